@@ -1,0 +1,42 @@
+# Everything from a fresh Debian 12: `make demo` and `make test` install what is missing, build and run.
+# Details of each step are in .deps/log. JOBS=N limits the compilers; ARGS is passed on, for example
+#   make demo ARGS="--set zero_optimization.stage=3"        make test ARGS="-L zero"
+
+.DEFAULT_GOAL := help
+.PHONY: help deps build demo test asan bench clean distclean
+SHELL := /bin/bash
+MAKEFLAGS += --no-print-directory
+NPROC ?= 2
+
+help:  ## lists these commands
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+
+deps:  ## installs what is missing: Debian packages (as root or with sudo) and libtorch, into .deps/
+	@scripts/setup.sh
+
+build: deps  ## builds the command, build/tessera
+	@scripts/build.sh release tessera
+
+demo: build  ## trains a CNN on Fashion-MNIST on 2 ranks (NPROC), ZeRO stage 2: about two minutes
+	@build/tessera train configs/fashion_mnist.json --nproc $(NPROC) $(ARGS)
+
+test:  ## builds everything and runs the whole suite with ctest
+	@scripts/setup.sh --python
+	@scripts/build.sh release
+	@scripts/test.sh release $(ARGS)
+
+asan:  ## the same under AddressSanitizer and UndefinedBehaviorSanitizer, in build-asan
+	@scripts/setup.sh --python
+	@scripts/build.sh asan
+	@scripts/test.sh asan $(ARGS)
+
+bench:  ## builds and runs the benchmarks
+	@scripts/setup.sh --python
+	@scripts/build.sh release
+	@set -e; for program in build/bench_*; do echo "== $$program"; $$program $(ARGS); done
+
+clean:  ## removes what was built
+	@rm -rf build build-debug build-asan
+
+distclean: clean  ## and what was installed into .deps/
+	@rm -rf .deps

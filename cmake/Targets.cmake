@@ -1,0 +1,52 @@
+# tessera_library(core SOURCES a.cc DEPS ...): one static library a folder, with the warnings we keep clean.
+# TORCH compiles it against libtorch with the shared precompiled header.
+function(tessera_compile_options target)
+  target_compile_features(${target} PUBLIC cxx_std_20)
+  target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wno-unused-parameter -ffp-contract=off>)
+  target_include_directories(${target} PUBLIC "${PROJECT_SOURCE_DIR}")
+  if(TESSERA_SANITIZE)
+    target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${TESSERA_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all>)
+    target_link_options(${target} PUBLIC -fsanitize=${TESSERA_SANITIZE})
+  endif()
+endfunction()
+
+function(tessera_use_torch target)
+  target_link_libraries(${target} PUBLIC tessera::torch)
+  target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-fpch-preprocess>)  # ccache needs it
+  target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-fPIC>)  # programs too, or the header is not reused
+  target_precompile_headers(${target} REUSE_FROM tessera_pch)
+endfunction()
+
+function(tessera_library name)
+  cmake_parse_arguments(ARG "TORCH" "" "SOURCES;DEPS" ${ARGN})
+  set(target tessera_${name})
+  add_library(${target} STATIC ${ARG_SOURCES})
+  add_library(tessera::${name} ALIAS ${target})
+  set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE ON)
+  tessera_compile_options(${target})
+  target_link_libraries(${target} PUBLIC ${ARG_DEPS})
+  if(ARG_TORCH)
+    tessera_use_torch(${target})
+  endif()
+endfunction()
+
+# tessera_test(name SOURCES a_test.cc DEPS ...): one GoogleTest binary; ctest runs it as one test, or with
+# DISCOVER each case alone (for suites whose cases need a process of their own).
+function(tessera_test name)
+  cmake_parse_arguments(ARG "TORCH;DISCOVER" "TIMEOUT" "SOURCES;DEPS" ${ARGN})
+  if(NOT ARG_TIMEOUT)
+    set(ARG_TIMEOUT 300)
+  endif()
+  add_executable(${name} ${ARG_SOURCES})
+  tessera_compile_options(${name})
+  target_link_libraries(${name} PRIVATE ${ARG_DEPS} GTest::gtest GTest::gmock GTest::gtest_main)
+  if(ARG_TORCH)
+    tessera_use_torch(${name})
+  endif()
+  if(ARG_DISCOVER)
+    gtest_discover_tests(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} DISCOVERY_TIMEOUT 60)
+  else()
+    add_test(NAME ${name} COMMAND ${name})
+    set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT})
+  endif()
+endfunction()

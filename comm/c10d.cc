@@ -1,0 +1,117 @@
+#include "comm/c10d.h"
+
+#include <ATen/ATen.h>
+
+#include <exception>
+
+#include "comm/c10d_group.h"
+#include "comm/self.h"
+#include "core/error.h"
+#include "core/str.h"
+
+namespace tessera::comm {
+namespace {
+
+constexpr std::chrono::milliseconds kFarewell{5000};
+constexpr std::chrono::milliseconds kFarewellAfterError{1000};
+
+Call call_of(const char* op, std::string_view label, const at::Tensor& buffer) {
+  return {.op = op, .label = std::string(label), .dtype = c10::toString(buffer.scalar_type()), .numel = buffer.numel()};
+}
+
+}  // namespace
+
+void Family::leave(std::string_view reason) {
+  {
+    std::lock_guard lock(mutex_);
+    if (left_) return;
+    left_ = true;
+  }
+  try {
+    store_.set(str("left/", rank_), std::string(reason));
+  } catch (const CommError&) {
+    // Nobody is left to tell.
+  }
+}
+
+Family::~Family() {
+  const bool in_order = !left_ && std::uncaught_exceptions() == 0;
+  leave(in_order ? kLeftInOrder : std::string_view("an error ended it"));
+  if (!serves_) return;
+  try {
+    store_.await_ranks("left/", size_, in_order ? kFarewell : kFarewellAfterError, [] {});
+  } catch (const CommError&) {
+  }
+}
+
+C10dCommunicator::C10dCommunicator(std::shared_ptr<Family> family, std::chrono::milliseconds timeout,
+                                   const MakeTransport& make)
+    : exceptions_at_birth_(std::uncaught_exceptions()) {
+  const GroupStore store = family->store().under("group");
+  group_ = std::make_shared<Group>(std::move(family), store, timeout);
+  group_->open(make);
+}
+
+C10dCommunicator::C10dCommunicator(std::shared_ptr<Group> group)
+    : group_(std::move(group)), exceptions_at_birth_(std::uncaught_exceptions()) {}
+
+C10dCommunicator::~C10dCommunicator() {
+  if (group_->failed()) {
+    group_->family().leave(kLeftByFault);
+  } else if (std::uncaught_exceptions() > exceptions_at_birth_) {
+    abort("an error ended it");
+  }
+}
+
+int C10dCommunicator::rank() const { return group_->family().rank(); }
+int C10dCommunicator::size() const { return group_->family().size(); }
+std::string_view C10dCommunicator::backend() const { return group_->transport().name(); }
+std::chrono::milliseconds C10dCommunicator::timeout() const { return group_->timeout(); }
+
+std::vector<std::string> C10dCommunicator::exchange(const std::string& value, std::string_view label,
+                                                    std::chrono::milliseconds timeout) {
+  return group_->exchange(value, label, timeout);
+}
+
+std::shared_ptr<Communicator> C10dCommunicator::duplicate(std::string_view name) {
+  return std::make_shared<C10dCommunicator>(group_->duplicate(name));
+}
+
+void C10dCommunicator::abort(std::string_view reason) {
+  group_->family().leave(group_->failed() ? kLeftByFault : reason);
+  group_->abort(reason);
+}
+
+WorkPtr C10dCommunicator::do_all_gather(const at::Tensor& full, const at::Tensor& shard, std::string_view label) {
+  if (full.numel() == 0) return finished_work();
+  return group_->run(call_of("all_gather", label, full), {full, shard},
+                     [&](Transport& transport, uint32_t tag) { return transport.all_gather(full, shard, tag); });
+}
+
+WorkPtr C10dCommunicator::do_reduce_scatter(const at::Tensor& full, std::string_view label) {
+  if (full.numel() == 0) return finished_work();
+  return group_->run(call_of("reduce_scatter", label, full), {full},
+                     [&](Transport& transport, uint32_t tag) { return transport.reduce_scatter(full, tag); });
+}
+
+WorkPtr C10dCommunicator::do_all_reduce(const at::Tensor& full, std::string_view label) {
+  if (full.numel() == 0) return finished_work();
+  return group_->run(call_of("all_reduce", label, full), {full},
+                     [&](Transport& transport, uint32_t tag) { return transport.all_reduce(full, tag); });
+}
+
+WorkPtr C10dCommunicator::do_broadcast(const at::Tensor& buffer, int root, std::string_view label) {
+  if (buffer.numel() == 0) return finished_work();
+  Call call = call_of("broadcast", label, buffer);
+  call.op += str(" from rank ", root);
+  return group_->run(std::move(call), {buffer},
+                     [&](Transport& transport, uint32_t tag) { return transport.broadcast(buffer, root, tag); });
+}
+
+void C10dCommunicator::do_barrier(std::string_view label) {
+  group_->run({.op = "barrier", .label = std::string(label), .dtype = "", .numel = 0}, {},
+              [](Transport& transport, uint32_t tag) { return transport.barrier(tag); })
+      ->wait();
+}
+
+}  // namespace tessera::comm

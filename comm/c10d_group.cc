@@ -1,0 +1,200 @@
+#include "comm/c10d_group.h"
+
+#include <algorithm>
+
+#include "comm/c10_words.h"
+#include "comm/self.h"
+#include "core/error.h"
+#include "core/str.h"
+
+namespace tessera::comm {
+namespace {
+
+using std::chrono::milliseconds;
+
+/// A wait longer than this compares lists of collectives, and again after every further such time.
+constexpr milliseconds kStall{5000};
+
+/// Gloo and NCCL say "Timed out", "timeout" in some form when the time ran out on this rank. Gloo's word for the other
+/// operations of a group one of whose operations ran out of time is "Application timeout".
+Fault fault_of(const std::string& cause) {
+  std::string lower = cause;
+  std::transform(lower.begin(), lower.end(), lower.begin(), [](unsigned char c) { return std::tolower(c); });
+  const bool timeout = lower.find("timed out") != lower.npos || lower.find("timeout") != lower.npos;
+  return timeout ? Fault::kTimeout : Fault::kClosed;
+}
+
+class FlightWork final : public Work {
+ public:
+  FlightWork(std::shared_ptr<C10dCommunicator::Group> group, std::shared_ptr<Flight> flight)
+      : group_(std::move(group)), flight_(std::move(flight)) {}
+
+  bool test() override { return flight_->finished(); }
+  void wait() override { group_->wait(*flight_); }
+
+ private:
+  std::shared_ptr<C10dCommunicator::Group> group_;
+  std::shared_ptr<Flight> flight_;
+};
+
+}  // namespace
+
+bool Flight::finished() const {
+  return std::all_of(parts.begin(), parts.end(), [](const C10dWork& part) { return part->isCompleted(); });
+}
+
+std::optional<std::string> Flight::failure() const {
+  for (const C10dWork& part : parts) {
+    if (!part->isCompleted()) continue;
+    if (const std::exception_ptr error = part->exception()) return words_of(error);
+  }
+  return std::nullopt;
+}
+
+C10dCommunicator::Group::Group(std::shared_ptr<Family> family, GroupStore store, milliseconds timeout)
+    : family_(std::move(family)),
+      store_(std::move(store)),
+      ledger_(std::make_shared<Ledger>(family_->rank(), family_->size(), store_, family_->store())),
+      timeout_(timeout) {}
+
+FailureHook C10dCommunicator::Group::failure_reporter() const {
+  return [ledger = ledger_](const std::string& cause) { ledger->report_fault(fault_of(cause)); };
+}
+
+void C10dCommunicator::Group::check_alive() const {
+  if (error_) throw CommError(*error_);
+}
+
+WorkPtr C10dCommunicator::Group::run(Call call, std::vector<at::Tensor> buffers, const Issue& issue) {
+  check_alive();
+  reap();
+  const uint32_t fingerprint = call.fingerprint();
+  auto flight = std::make_shared<Flight>();
+  flight->number = ledger_->record(std::move(call));
+  const uint32_t tag = (fingerprint << 16) | (next_tag_ & 0xffffu);  // [Note: tags] in gloo.cc
+  next_tag_ += static_cast<uint32_t>(family_->size());
+  try {
+    flight->parts = issue(*transport_, tag);
+  } catch (const std::exception& error) {
+    fail(flight->number, words_of(error), {}, timeout_);
+  }
+  flight->buffers = std::move(buffers);
+  in_flight_.push_back(flight);
+  return std::make_shared<FlightWork>(shared_from_this(), std::move(flight));
+}
+
+void C10dCommunicator::Group::reap() {
+  while (!in_flight_.empty() && in_flight_.front()->finished()) {
+    const std::shared_ptr<Flight> flight = in_flight_.front();
+    in_flight_.pop_front();
+    if (const auto cause = flight->failure()) fail(flight->number, *cause, {}, timeout_);
+  }
+}
+
+void C10dCommunicator::Group::wait(Flight& flight) {
+  if (error_ && !(flight.finished() && !flight.failure())) throw CommError(*error_);
+  for (const C10dWork& part : flight.parts) wait_for_part(flight, *part);
+  flight.buffers.clear();
+  // On CUDA the operation is only ordered: its parts stay, so that reap() can notice a later failure.
+  if (transport_->wait_blocks()) flight.parts.clear();
+}
+
+void C10dCommunicator::Group::wait_for_part(const Flight& flight, c10d::Work& part) {
+  const bool blocks = transport_->wait_blocks();
+  while (true) {
+    try {
+      part.wait(blocks ? std::min(kStall, std::max(timeout_ / 2, milliseconds(1))) : kNoTimeout);
+      if (!blocks && part.isCompleted() && part.exception()) std::rethrow_exception(part.exception());
+      return;
+    } catch (const std::exception& error) {
+      if (!blocks || part.isCompleted()) fail(flight.number, words_of(error), {}, timeout_);
+    }
+    check_stalled();
+  }
+}
+
+void C10dCommunicator::Group::check_stalled() {
+  if (auto difference = ledger_->compare_stalled()) {
+    ledger_->report_fault(Fault::kClosed);
+    fail_with(*std::move(difference));
+  }
+}
+
+std::vector<std::string> C10dCommunicator::Group::exchange(const std::string& value, std::string_view label,
+                                                           milliseconds timeout) {
+  check_alive();
+  const int64_t number = ledger_->record({.op = "exchange", .label = std::string(label), .dtype = "", .numel = 0});
+  const int size = family_->size();
+  const std::string prefix = str("exchange/", ++num_exchanges_, "/");
+  std::vector<std::string> values(static_cast<size_t>(size));
+  auto next_comparison = std::chrono::steady_clock::now() + std::min(kStall, timeout / 2);
+  const auto watch = [&] {
+    for (int r = 0; r < size; ++r) {
+      if (r != family_->rank() && ledger_->departure(r) && !store_.has(prefix + std::to_string(r))) {
+        fail(number, "a rank left", {}, timeout);
+      }
+    }
+    if (std::chrono::steady_clock::now() >= next_comparison) {
+      check_stalled();
+      next_comparison = std::chrono::steady_clock::now() + kStall;
+    }
+  };
+  try {
+    store_.set(prefix + std::to_string(family_->rank()), str(label, '\n', value));
+    const std::vector<int> missing = store_.await_ranks(prefix, size, timeout, watch);
+    if (!missing.empty()) fail(number, "timed out", missing, timeout);
+    for (int r = 0; r < size; ++r) {
+      std::string text = store_.get(prefix + std::to_string(r));
+      const size_t cut = text.find('\n');
+      if (text.substr(0, cut) != label) {
+        fail_with(str("rank ", family_->rank(), " exchanges \"", label, "\" but rank ", r, " exchanges \"",
+                      text.substr(0, cut), '"'));
+      }
+      values[static_cast<size_t>(r)] = text.substr(cut + 1);
+    }
+    // Everyone has come to this exchange, so everyone has read all of the one before.
+    if (num_exchanges_ > 1) store_.erase(str("exchange/", num_exchanges_ - 1, "/", family_->rank()));
+  } catch (const CommError& error) {
+    if (!error_) fail_with(error.what());
+    throw;
+  }
+  return values;
+}
+
+std::shared_ptr<C10dCommunicator::Group> C10dCommunicator::Group::duplicate(std::string_view name) {
+  exchange("", str("duplicate \"", name, '"'), timeout_);
+  auto group = std::make_shared<Group>(family_, store_.under(str("duplicate/", ++num_duplicates_)), timeout_);
+  try {
+    group->transport_ = transport_->duplicate(group->store_, group->failure_reporter());
+  } catch (const CommError& error) {
+    fail_with(error.what());
+  }
+  return group;
+}
+
+void C10dCommunicator::Group::abort(std::string_view reason) {
+  if (!error_) error_ = str("rank ", family_->rank(), " has left the group: ", reason);
+  if (transport_) transport_->abort();
+}
+
+void C10dCommunicator::Group::fail(int64_t number, const std::string& cause, const std::vector<int>& missing,
+                                   milliseconds timeout) {
+  ledger_->report_fault(fault_of(cause));
+  transport_->abort();
+  std::string message;
+  try {
+    message = ledger_->explain_failure(number, cause, missing, timeout);
+  } catch (const CommError& error) {
+    message = error.what();
+  }
+  fail_with(std::move(message));
+}
+
+void C10dCommunicator::Group::fail_with(std::string message) {
+  error_ = std::move(message);
+  transport_->abort();
+  in_flight_.clear();
+  throw CommError(*error_);
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,62 @@
+// C10dCommunicator::Group: the state of one group that its works share with its communicator, so that a Work may
+// outlive the communicator it came from.
+#pragma once
+
+#include "comm/c10d.h"
+
+namespace tessera::comm {
+
+/// One collective in flight. The buffers stay alive until it is done, whether or not anyone holds the Work.
+struct Flight {
+  int64_t number = 0;
+  std::vector<C10dWork> parts;
+  std::vector<at::Tensor> buffers;
+
+  bool finished() const;
+  /// The first part's failure, if any of them failed.
+  std::optional<std::string> failure() const;
+};
+
+/// Owns the transport. One thread at a time.
+class C10dCommunicator::Group : public std::enable_shared_from_this<Group> {
+ public:
+  Group(std::shared_ptr<Family> family, GroupStore store, std::chrono::milliseconds timeout);
+  void open(const MakeTransport& make) { transport_ = make(store_, failure_reporter()); }
+
+  Family& family() { return *family_; }
+  Transport& transport() { return *transport_; }
+  std::chrono::milliseconds timeout() const { return timeout_; }
+  bool failed() const { return error_.has_value(); }
+
+  using Issue = std::function<std::vector<C10dWork>(Transport&, uint32_t tag)>;
+  WorkPtr run(Call call, std::vector<at::Tensor> buffers, const Issue& issue);
+  std::vector<std::string> exchange(const std::string& value, std::string_view label, std::chrono::milliseconds timeout);
+  std::shared_ptr<Group> duplicate(std::string_view name);
+
+  void wait(Flight& flight);
+  void abort(std::string_view reason);
+
+ private:
+  FailureHook failure_reporter() const;
+  void check_alive() const;
+  /// Drops what has finished, and notices failures of works that nobody waits for.
+  void reap();
+  void wait_for_part(const Flight& flight, c10d::Work& part);
+  void check_stalled();
+  [[noreturn]] void fail(int64_t number, const std::string& cause, const std::vector<int>& missing,
+                         std::chrono::milliseconds timeout);
+  [[noreturn]] void fail_with(std::string message);
+
+  std::shared_ptr<Family> family_;
+  GroupStore store_;
+  std::shared_ptr<Ledger> ledger_;
+  std::chrono::milliseconds timeout_;
+  std::optional<std::string> error_;  ///< once set, every call throws it
+  std::deque<std::shared_ptr<Flight>> in_flight_;
+  uint32_t next_tag_ = 0;
+  int64_t num_exchanges_ = 0;
+  int64_t num_duplicates_ = 0;
+  std::unique_ptr<Transport> transport_;  ///< last: its threads use the ledger
+};
+
+}  // namespace tessera::comm

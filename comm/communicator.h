@@ -1,0 +1,102 @@
+// Communicator: the collectives the engine is built on, for one group of ranks.
+//
+// Every collective is in place on one flat, contiguous buffer of `size() * shard` elements, which is what
+// a unit is (zero/layout.h); so no implementation ever needs a second full-size buffer. Calls return at
+// once with a Work; the buffers must stay alive and untouched until wait() returns (on CUDA: until the
+// current stream has passed the wait). All ranks must issue the same collectives in the same order, with
+// the same labels: a label is part of what ranks compare when they disagree.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/error.h"
+
+namespace tessera::comm {
+
+/// A collective in flight. Not thread-safe. Dropping it waits for nothing.
+class Work {
+ public:
+  virtual ~Work() = default;
+  /// Local. True once the result is there (CPU), or the operation has left the device's queue (CUDA); true
+  /// as well once it has failed, so that whoever polls goes on to wait(), which throws.
+  virtual bool test() = 0;
+  /// Local. Blocks until the result is there (CPU), or makes the current stream wait for it (CUDA).
+  /// Throws CommError naming the collective, its label, and the ranks that have not arrived, after
+  /// the communicator's timeout or when a peer is gone.
+  virtual void wait() = 0;
+};
+using WorkPtr = std::shared_ptr<Work>;
+
+/// How often each collective was issued on this rank, and the bytes of the buffers given to it.
+struct Counts {
+  int64_t all_gathers = 0;
+  int64_t reduce_scatters = 0;
+  int64_t all_reduces = 0;
+  int64_t broadcasts = 0;
+  int64_t barriers = 0;
+  int64_t bytes = 0;
+};
+
+/// One rank's end of a group. One thread issues collectives on it at a time. Buffers are 1-D and contiguous, of
+/// fp64, fp32, bf16, fp16, int64, int32, int8, uint8 or bool; anything else is a std::logic_error. After a CommError
+/// every later call throws the same error.
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  /// "gloo", "nccl", "shm" …
+  virtual std::string_view backend() const = 0;
+  virtual std::chrono::milliseconds timeout() const = 0;
+
+  /// Collective. `full`: (size() * n) elements, `shard`: (n) elements of the same dtype; afterwards slice r of `full` is rank
+  /// r's `shard`. `shard` may be slice rank() of `full` itself. `label` names the buffer in errors; no line breaks.
+  WorkPtr all_gather(const at::Tensor& full, const at::Tensor& shard, std::string_view label);
+  /// Collective. `full`: (size() * n) elements; afterwards slice rank() of `full` is the sum over ranks of
+  /// that slice. The other slices are unspecified afterwards.
+  WorkPtr reduce_scatter(const at::Tensor& full, std::string_view label);
+  /// Collective. `full` becomes the sum over ranks.
+  WorkPtr all_reduce(const at::Tensor& full, std::string_view label);
+  /// Collective. `buffer` becomes rank `root`'s.
+  WorkPtr broadcast(const at::Tensor& buffer, int root, std::string_view label);
+  /// Collective. Returns when every rank has called it.
+  void barrier(std::string_view label);
+
+  /// Collective, over the rendezvous store rather than the network backend: every rank gives a short
+  /// string and receives all of them, in rank order. For agreement on plans and for error reports, not for data.
+  /// Throws CommError naming the ranks that did not answer within `timeout`.
+  virtual std::vector<std::string> exchange(const std::string& value, std::string_view label,
+                                            std::chrono::milliseconds timeout) = 0;
+  std::vector<std::string> exchange(const std::string& value, std::string_view label) {
+    return exchange(value, label, timeout());
+  }
+
+  /// Collective. An independent group over the same ranks, whose collectives need no common order with
+  /// this one's (c10d: a process group of its own).
+  virtual std::shared_ptr<Communicator> duplicate(std::string_view name) = 0;
+
+  const Counts& counts() const { return counts_; }
+  void reset_counts() { counts_ = {}; }
+
+ protected:
+  virtual WorkPtr do_all_gather(const at::Tensor& full, const at::Tensor& shard, std::string_view label) = 0;
+  virtual WorkPtr do_reduce_scatter(const at::Tensor& full, std::string_view label) = 0;
+  virtual WorkPtr do_all_reduce(const at::Tensor& full, std::string_view label) = 0;
+  virtual WorkPtr do_broadcast(const at::Tensor& buffer, int root, std::string_view label) = 0;
+  virtual void do_barrier(std::string_view label) = 0;
+
+ private:
+  Counts counts_;
+};
+
+using CommunicatorPtr = std::shared_ptr<Communicator>;
+
+}  // namespace tessera::comm

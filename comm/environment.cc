@@ -1,0 +1,82 @@
+#include <charconv>
+#include <cstdlib>
+#include <optional>
+
+#include "comm/init.h"
+#include "core/str.h"
+
+namespace tessera::comm {
+namespace {
+
+std::optional<std::string> variable(const char* name) {
+  const char* value = std::getenv(name);
+  if (value == nullptr) return std::nullopt;
+  return value;
+}
+
+int parse(const char* name, const std::string& text, int least, int most) {
+  int value = 0;
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, value);
+  if (error != std::errc() || stop != end || text.empty()) {
+    throw CommError(str(name, "='", text, "' is not an integer"));
+  }
+  if (value < least || value > most) {
+    throw CommError(str(name, "=", value, " is out of range: expected ", least, " to ", most));
+  }
+  return value;
+}
+
+int required(const char* name, const char* because, int least, int most) {
+  const auto text = variable(name);
+  if (!text) throw CommError(str(name, " is not set although ", because));
+  return parse(name, *text, least, most);
+}
+
+int optional(const char* name, int fallback, int least, int most) {
+  const auto text = variable(name);
+  return text ? parse(name, *text, least, most) : fallback;
+}
+
+constexpr int kMost = 1 << 20;  ///< ranks, restarts: anything above is a mistake
+
+void read_local(Environment& env) {
+  if (!variable("LOCAL_RANK") && !variable("LOCAL_WORLD_SIZE")) {  // one host
+    env.local_rank = env.rank;
+    env.local_world_size = env.world_size;
+    return;
+  }
+  env.local_world_size = optional("LOCAL_WORLD_SIZE", env.world_size, 1, env.world_size);
+  env.local_rank = required("LOCAL_RANK", "LOCAL_WORLD_SIZE is", 0, env.local_world_size - 1);
+}
+
+void read_rendezvous(Environment& env) {
+  const auto address = variable("MASTER_ADDR");
+  if (!address) throw CommError("MASTER_ADDR is not set although WORLD_SIZE is above 1: the address of rank 0's host");
+  if (address->empty()) throw CommError("MASTER_ADDR is empty: expected the address of rank 0's host");
+  env.master_addr = *address;
+  env.master_port = required("MASTER_PORT", "WORLD_SIZE is above 1", 1, 65535);
+  // torch's own test for it, letter by letter.
+  env.agent_store = variable("TORCHELASTIC_USE_AGENT_STORE") == "True";
+  env.restart_count = optional("TORCHELASTIC_RESTART_COUNT", 0, 0, kMost);
+  if (env.rank == 0 && !env.agent_store) env.store_fd = optional("TESSERA_STORE_FD", -1, 0, kMost);
+}
+
+}  // namespace
+
+Environment environment() {
+  Environment env;
+  const char* first_set = nullptr;
+  for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"}) {
+    if (first_set == nullptr && variable(name)) first_set = name;
+  }
+  if (first_set == nullptr) return env;
+  const std::string because = str(first_set, " is");
+  env.world_size = required("WORLD_SIZE", because.c_str(), 1, kMost);
+  env.rank = required("RANK", because.c_str(), 0, env.world_size - 1);
+  read_local(env);
+  if (env.world_size > 1) read_rendezvous(env);
+  return env;
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,113 @@
+#include "comm/explain.h"
+
+#include <algorithm>
+
+#include "core/str.h"
+
+namespace tessera::comm {
+namespace {
+
+const char* have(const std::vector<int>& ranks) { return ranks.size() == 1 ? "has" : "have"; }
+const char* are(const std::vector<int>& ranks) { return ranks.size() == 1 ? "is" : "are"; }
+
+/// Another rank issued something else under the same number.
+std::string difference(const Failure& failure, const History& own) {
+  for (size_t r = 0; r < failure.reports.size(); ++r) {
+    if (const auto number = first_difference(own, failure.reports[r].history)) {
+      return str("collective ", *number, " differs between ranks: rank ", failure.rank, " issued ",
+                 own.find(*number)->text(), ", rank ", r, " issued ",
+                 failure.reports[r].history.find(*number)->text());
+    }
+  }
+  return "";
+}
+
+std::string departures(const Failure& failure) {
+  std::string out;
+  for (size_t r = 0; r < failure.reports.size(); ++r) {
+    const std::string& left = failure.reports[r].left;
+    if (static_cast<int>(r) == failure.rank || left.empty()) continue;
+    out += str(out.empty() ? "" : "; ", "rank ", r, " left the group: ", left);
+  }
+  return out;
+}
+
+std::string absences(const Failure& failure) {
+  std::vector<int> absent = failure.missing;
+  std::vector<int> behind;
+  bool anyone_timed_out = !failure.missing.empty();
+  for (size_t r = 0; r < failure.reports.size(); ++r) {
+    const Report& report = failure.reports[r];
+    anyone_timed_out = anyone_timed_out || report.fault == Fault::kTimeout;
+    const int rank = static_cast<int>(r);
+    if (!failure.missing.empty() || rank == failure.rank) continue;
+    if (report.fault == Fault::kNone) {
+      absent.push_back(rank);
+    } else if (report.history.issued() < failure.number) {
+      behind.push_back(rank);
+    }
+  }
+  if (!anyone_timed_out) {
+    if (absent.empty()) return "";
+    return str(name_ranks(absent), " ", are(absent), " gone (connection closed)");
+  }
+  absent.insert(absent.end(), behind.begin(), behind.end());
+  std::sort(absent.begin(), absent.end());
+  if (absent.empty()) return "";
+  return str(name_ranks(absent), " ", have(absent), " not arrived within ", name_duration(failure.timeout));
+}
+
+/// All ranks came, yet it failed.
+std::string leftovers(const Failure& failure) {
+  std::vector<int> gave_up;
+  for (size_t r = 0; r < failure.reports.size(); ++r) {
+    if (failure.reports[r].fault == Fault::kTimeout) gave_up.push_back(static_cast<int>(r));
+  }
+  if (failure.reports[static_cast<size_t>(failure.rank)].fault == Fault::kTimeout) {
+    return str("all ranks arrived, but it was not done within ", name_duration(failure.timeout));
+  }
+  if (!gave_up.empty()) {
+    return str("rank ", failure.rank, " came too late: ", name_ranks(gave_up), " had given up after ",
+               name_duration(failure.timeout));
+  }
+  return str("a connection between ranks broke (", failure.cause, ")");
+}
+
+}  // namespace
+
+std::string explain(const Failure& failure) {
+  const History& own = failure.reports[static_cast<size_t>(failure.rank)].history;
+  if (std::string text = difference(failure, own); !text.empty()) return text;
+  const Call* call = own.find(failure.number);
+  std::string reason = departures(failure);
+  if (reason.empty()) reason = absences(failure);
+  if (reason.empty()) reason = leftovers(failure);
+  return str(call != nullptr ? call->text() : "a collective", ", collective ", failure.number, ": ", reason);
+}
+
+std::string name_ranks(const std::vector<int>& ranks) {
+  std::string out = ranks.size() == 1 ? "rank " : "ranks ";
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    if (i > 0) out += i + 1 == ranks.size() ? " and " : ", ";
+    out += std::to_string(ranks[i]);
+  }
+  return out;
+}
+
+std::string name_duration(std::chrono::milliseconds duration) {
+  if (duration >= std::chrono::minutes(2) && duration % std::chrono::minutes(1) == duration.zero()) {
+    return str(duration / std::chrono::minutes(1), " min");
+  }
+  return str(static_cast<double>(duration.count()) / 1000, " s");
+}
+
+std::string first_line(std::string_view text) {
+  text = text.substr(0, text.find('\n'));
+  // "[enforce fail at x.cc:1] message", "[../third_party/x.cc:1] message": where, then what.
+  if (!text.empty() && text.front() == '[') {
+    if (const size_t end = text.find("] "); end != text.npos) text.remove_prefix(end + 2);
+  }
+  return std::string(text);
+}
+
+}  // namespace tessera::comm

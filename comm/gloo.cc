@@ -1,0 +1,173 @@
+#include "comm/gloo.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/ivalue.h>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+
+#include <cstring>
+#include <sstream>
+
+#include "comm/c10_words.h"
+#include "core/error.h"
+#include "core/str.h"
+
+namespace tessera::comm {
+namespace {
+
+using std::chrono::milliseconds;
+
+/// c10d's process group with the two things it lacks: tags of our choice, and abort().
+class GlooGroup final : public c10d::ProcessGroupGloo {
+ public:
+  using c10d::ProcessGroupGloo::ProcessGroupGloo;
+
+  // [Note: tags] Gloo matches messages by tag, which c10d counts up with every collective. A tag of ours also carries a
+  // fingerprint of the collective (c10d.cc): two ranks that issue different things under one number never
+  // exchange a byte. With plain counting, buffers of different sizes would meet, and Gloo ends the process
+  // then, by an exception on its I/O thread.
+  void use_tag(uint32_t tag) { collectiveCounter_ = tag; }
+
+  // [Note: aborting Gloo] c10d has no abort for Gloo, and destroying a group waits for what is pending. But a
+  // receive that runs into its timeout makes Gloo fail all pending operations of the group and close its
+  // connections. So abort() posts one that nobody answers. On a connection that is already broken posting
+  // throws, hence the loop over peers. Each device has a context of its own, chosen by the tag.
+  void abort() override {
+    for (int tag = 0; tag < static_cast<int>(contexts_.size()); ++tag) {
+      for (int peer = 0; peer < getSize(); ++peer) {
+        if (peer == getRank()) continue;
+        try {
+          std::vector<at::Tensor> unanswered{scratch_};
+          recv(unanswered, peer, tag)->wait(milliseconds(1));
+        } catch (const std::exception&) {
+        }
+      }
+    }
+  }
+
+ private:
+  at::Tensor scratch_ = at::zeros({1}, at::kByte);
+};
+
+class GlooTransport final : public Transport {
+ public:
+  GlooTransport(const GroupStore& store, const GlooOptions& options,
+                std::vector<std::shared_ptr<::gloo::transport::Device>> devices, FailureHook on_failure)
+      : options_(options), devices_(std::move(devices)), on_failure_(std::move(on_failure)) {
+    auto group_options = c10d::ProcessGroupGloo::Options::create(options.connect_timeout);
+    group_options->devices = devices_;
+    group_options->group_name = "tessera";
+    try {
+      group_ = c10::make_intrusive<GlooGroup>(store.c10d_store(), options.rank, options.size, group_options);
+      group_->setTimeout(options.timeout);
+    } catch (const std::exception& error) {
+      throw CommError(str("rank ", options.rank, " cannot connect to the other ranks over ", bound_to(options), " (",
+                          words_of(error), ")"));
+    }
+  }
+
+  static std::string bound_to(const GlooOptions& options) {
+    return options.interfaces.empty() ? options.address : str("GLOO_SOCKET_IFNAME=", options.interfaces);
+  }
+
+  std::string_view name() const override { return "gloo"; }
+  bool wait_blocks() const override { return true; }
+
+  // [Note: all-gather over Gloo] c10d's own all-gather stages the result in a buffer of full size and copies it out with
+  // operators on a worker thread, under the thread-local state of the issuing thread: memory we do not have,
+  // and operators that a listener (zero/residency) would take for the model's. One broadcast a slice moves
+  // the same bytes straight to where they belong.
+  std::vector<C10dWork> all_gather(const at::Tensor& full, const at::Tensor& shard, uint32_t tag) override {
+    const int64_t shard_numel = shard.numel();
+    auto* own_slice = static_cast<char*>(full.data_ptr()) + static_cast<int64_t>(shard.nbytes()) * options_.rank;
+    if (own_slice != shard.data_ptr()) std::memcpy(own_slice, shard.data_ptr(), shard.nbytes());
+    std::vector<C10dWork> works;
+    for (int root = 0; root < options_.size; ++root) {
+      works.push_back(broadcast_one(plain_view(full, root * shard_numel, shard_numel), root, tag + static_cast<uint32_t>(root)));
+    }
+    return works;
+  }
+
+  // c10d's reduce-scatter for Gloo is a copy of the input, an all-reduce of that, and a copy out. The contract leaves the
+  // other slices unspecified, so an all-reduce in place does it.
+  std::vector<C10dWork> reduce_scatter(const at::Tensor& full, uint32_t tag) override { return all_reduce(full, tag); }
+
+  std::vector<C10dWork> all_reduce(const at::Tensor& full, uint32_t tag) override {
+    std::vector<at::Tensor> tensors{plain_view(full, 0, full.numel())};
+    group_->use_tag(tag);
+    return {observed(group_->allreduce(tensors))};
+  }
+
+  std::vector<C10dWork> broadcast(const at::Tensor& buffer, int root, uint32_t tag) override {
+    return {broadcast_one(plain_view(buffer, 0, buffer.numel()), root, tag)};
+  }
+
+  std::vector<C10dWork> barrier(uint32_t tag) override {
+    group_->use_tag(tag);
+    return {observed(group_->barrier())};
+  }
+
+  void abort() override { group_->abort(); }
+
+  std::unique_ptr<Transport> duplicate(const GroupStore& store, FailureHook on_failure) override {
+    // The devices, each an I/O thread with a listening socket, are shared; the connections are not.
+    return std::make_unique<GlooTransport>(store, options_, devices_, std::move(on_failure));
+  }
+
+ private:
+  C10dWork broadcast_one(const at::Tensor& buffer, int root, uint32_t tag) {
+    c10d::BroadcastOptions broadcast_options;
+    broadcast_options.rootRank = root;
+    std::vector<at::Tensor> tensors{buffer};
+    group_->use_tag(tag);
+    return observed(group_->broadcast(tensors, broadcast_options));
+  }
+
+  /// Reports a failure as it happens, even when this rank is busy elsewhere: the others wait for the report.
+  C10dWork observed(C10dWork work) const {
+    work->getFuture()->addCallback([on_failure = on_failure_](c10::ivalue::Future& future) {
+      if (future.hasError()) on_failure(words_of(future.exception_ptr()));
+    });
+    return work;
+  }
+
+  GlooOptions options_;
+  std::vector<std::shared_ptr<::gloo::transport::Device>> devices_;
+  FailureHook on_failure_;
+  c10::intrusive_ptr<GlooGroup> group_;
+};
+
+std::vector<std::shared_ptr<::gloo::transport::Device>> make_devices(const GlooOptions& options) {
+  std::vector<std::shared_ptr<::gloo::transport::Device>> devices;
+  try {
+    if (options.interfaces.empty()) {
+      devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(options.address));
+      return devices;
+    }
+    std::istringstream names(options.interfaces);
+    for (std::string name; std::getline(names, name, ',');) {
+      devices.push_back(c10d::ProcessGroupGloo::createDeviceForInterface(name));
+    }
+  } catch (const std::exception& error) {
+    throw CommError(
+        str("rank ", options.rank, " cannot listen on ", GlooTransport::bound_to(options), " (", words_of(error), ")"));
+  }
+  return devices;
+}
+
+}  // namespace
+
+std::unique_ptr<Transport> make_gloo_transport(const GroupStore& store, const GlooOptions& options,
+                                               FailureHook on_failure) {
+  return std::make_unique<GlooTransport>(store, options, make_devices(options), std::move(on_failure));
+}
+
+at::Tensor plain_view(const at::Tensor& buffer, int64_t begin, int64_t numel) {
+  char* data = static_cast<char*>(buffer.data_ptr()) + begin * static_cast<int64_t>(buffer.element_size());
+  return at::for_blob(data, {numel})
+      .deleter([buffer](void*) {})
+      .options(buffer.options().requires_grad(false))
+      .target_device(buffer.device())
+      .make_tensor();
+}
+
+}  // namespace tessera::comm

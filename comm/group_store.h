@@ -1,0 +1,49 @@
+// GroupStore: the rendezvous store (c10d's TCPStore or HashStore) as the rest of comm/ sees it: short texts under keys,
+// its errors turned into CommError, and waits that never hold the connection.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <chrono>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace tessera::comm {
+
+/// A handle: copies share the connection. Thread-safe as far as the c10d store is (TCPStore and HashStore are).
+/// Every call is local to this rank and the server, and throws CommError when the server is gone.
+class GroupStore {
+ public:
+  /// `where` names the server in errors: "rank 0 is gone: its store at 10.0.0.1:29500".
+  GroupStore(c10::intrusive_ptr<c10d::Store> store, std::string where)
+      : store_(std::move(store)), where_(std::move(where)) {}
+
+  void set(const std::string& key, const std::string& value) const;
+  /// The key must exist (has()).
+  std::string get(const std::string& key) const;
+  bool has(const std::string& key) const;
+  bool has_all(const std::vector<std::string>& keys) const;
+  void erase(const std::string& key) const;
+  /// Sets the key unless it exists; returns the value it then has.
+  std::string claim(const std::string& key, const std::string& value) const;
+
+  /// Waits for the keys `prefix`0 … `prefix`(size-1). Returns the ranks whose key did not appear in time.
+  /// Asks again at growing intervals instead of blocking on the server, so that other threads can use the
+  /// connection; `meanwhile` runs about every 100 ms and may throw.
+  std::vector<int> await_ranks(const std::string& prefix, int size, std::chrono::milliseconds timeout,
+                               const std::function<void()>& meanwhile) const;
+
+  /// The part of the store under `prefix`.
+  GroupStore under(const std::string& prefix) const;
+  const c10::intrusive_ptr<c10d::Store>& c10d_store() const { return store_; }
+
+ private:
+  template <class Function>
+  auto guarded(Function&& function) const;
+
+  c10::intrusive_ptr<c10d::Store> store_;
+  std::string where_;
+};
+
+}  // namespace tessera::comm

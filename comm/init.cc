@@ -1,0 +1,149 @@
+#include "comm/init.h"
+
+#include <c10/util/Logging.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <exception>
+#include <mutex>
+#include <thread>
+
+#include "comm/c10_words.h"
+#include "comm/c10d.h"
+#include "comm/explain.h"
+#include "comm/gloo.h"
+#include "comm/nccl.h"
+#include "comm/network.h"
+#include "comm/rendezvous.h"
+#include "comm/self.h"
+#include "core/check.h"
+#include "core/error.h"
+#include "core/str.h"
+
+namespace tessera::comm {
+namespace {
+
+using std::chrono::milliseconds;
+
+/// c10d logs every retry of a connection on stderr. Errors still show; TORCH_CPP_LOG_LEVEL overrides.
+void quieten_libtorch() {
+  if (std::getenv("TORCH_CPP_LOG_LEVEL") == nullptr) FLAGS_caffe2_log_level = c10::GLOG_ERROR;
+}
+
+bool uses_nccl(const Options& options) {
+  if (options.backend == "auto") return options.cuda;
+  if (options.backend == "gloo") {
+    if (options.cuda) throw CommError("backend \"gloo\" moves CPU tensors; CUDA tensors need \"nccl\"");
+    return false;
+  }
+  if (options.backend != "nccl") {
+    throw CommError(str("unknown backend \"", options.backend, "\": expected \"auto\", \"gloo\" or \"nccl\""));
+  }
+  if (!options.cuda) throw CommError("backend \"nccl\" moves CUDA tensors; CPU tensors need \"gloo\"");
+  return true;
+}
+
+GlooOptions gloo_options(const Environment& env, const Options& options, bool one_host) {
+  GlooOptions gloo;
+  gloo.rank = env.rank;
+  gloo.size = env.world_size;
+  gloo.timeout = options.timeout;
+  gloo.connect_timeout = options.rendezvous_timeout;
+  if (const char* interfaces = std::getenv("GLOO_SOCKET_IFNAME"); interfaces != nullptr && *interfaces != '\0') {
+    gloo.interfaces = interfaces;
+  } else if (!one_host) {
+    gloo.address = address_towards(env.master_addr, env.master_port);
+    if (is_loopback(gloo.address)) {
+      throw CommError(str("MASTER_ADDR=", env.master_addr, " is ", gloo.address, " on rank ", env.rank,
+                          "'s host, which ranks on other hosts cannot reach: give an address that is the same "
+                          "everywhere, or set GLOO_SOCKET_IFNAME"));
+    }
+  }
+  return gloo;
+}
+
+/// Runs one rank of run_threads(); what it throws is kept if it is the first.
+class ThreadRanks {
+ public:
+  ThreadRanks(int world_size, const Options& options) : world_size_(world_size), options_(options) {}
+
+  void run(int rank, const std::function<void(CommunicatorPtr)>& body) {
+    std::shared_ptr<C10dCommunicator> comm;
+    try {
+      comm = join(rank);
+      body(comm);
+    } catch (const std::exception& error) {
+      keep(std::current_exception());
+      if (comm) comm->abort(first_line(error.what()));
+    } catch (...) {
+      keep(std::current_exception());
+      if (comm) comm->abort("unknown error");
+    }
+  }
+
+  void rethrow() const {
+    if (first_) std::rethrow_exception(first_);
+  }
+
+ private:
+  std::shared_ptr<C10dCommunicator> join(int rank) {
+    const GroupStore store(store_, "the threads' store");
+    auto family = std::make_shared<Family>(store, rank, world_size_, /*serves=*/false);
+    GlooOptions gloo;
+    gloo.rank = rank;
+    gloo.size = world_size_;
+    gloo.timeout = options_.timeout;
+    gloo.connect_timeout = options_.rendezvous_timeout;
+    return std::make_shared<C10dCommunicator>(
+        std::move(family), options_.timeout, [&gloo](const GroupStore& group_store, FailureHook on_failure) {
+          return make_gloo_transport(group_store, gloo, std::move(on_failure));
+        });
+  }
+
+  void keep(std::exception_ptr error) {
+    std::lock_guard lock(mutex_);
+    if (!first_) first_ = std::move(error);
+  }
+
+  const int world_size_;
+  const Options options_;
+  c10::intrusive_ptr<c10d::Store> store_ = c10::make_intrusive<c10d::HashStore>();
+  std::mutex mutex_;  ///< guards first_
+  std::exception_ptr first_;
+};
+
+}  // namespace
+
+CommunicatorPtr connect(const Environment& env, const Options& options) {
+  TESSERA_CHECK(env.rank >= 0 && env.rank < env.world_size, "rank ", env.rank, " of ", env.world_size);
+  quieten_libtorch();
+  const bool nccl = uses_nccl(options);
+  if (nccl) prepare_cuda(env.local_rank, env.local_world_size);
+  if (env.world_size == 1) return std::make_shared<SelfCommunicator>(options.timeout);
+  const Meeting meeting = meet(env, options.rendezvous_timeout);
+  auto family = std::make_shared<Family>(meeting.store, env.rank, env.world_size, meeting.serves);
+  const MakeTransport make = [&](const GroupStore& store, FailureHook on_failure) {
+    if (nccl) return make_nccl_transport(store, env, options.timeout);
+    return make_gloo_transport(store, gloo_options(env, options, meeting.one_host), std::move(on_failure));
+  };
+  return std::make_shared<C10dCommunicator>(std::move(family), options.timeout, make);
+}
+
+void run_threads(int world_size, const Options& options, const std::function<void(CommunicatorPtr)>& body) {
+  TESSERA_CHECK(world_size >= 1, world_size, " ranks");
+  TESSERA_CHECK(!options.cuda, "ranks as threads are for CPU tensors");
+  if (world_size == 1) return body(std::make_shared<SelfCommunicator>(options.timeout));
+  quieten_libtorch();
+  ThreadRanks ranks(world_size, options);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < world_size; ++rank) {
+    threads.emplace_back([&ranks, &body, rank] { ranks.run(rank, body); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  ranks.rethrow();
+}
+
+}  // namespace tessera::comm

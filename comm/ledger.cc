@@ -1,0 +1,105 @@
+#include "comm/ledger.h"
+
+#include <thread>
+
+#include "core/error.h"
+#include "core/str.h"
+
+namespace tessera::comm {
+namespace {
+
+std::string fault_key(int rank) { return str("fault/", rank); }
+std::string stall_key(int rank) { return str("stall/", rank); }
+std::string left_key(int rank) { return str("left/", rank); }
+
+char fault_letter(Fault fault) { return fault == Fault::kTimeout ? 't' : 'c'; }
+
+}  // namespace
+
+int64_t Ledger::record(Call call) {
+  std::lock_guard lock(mutex_);
+  return history_.record(std::move(call));
+}
+
+std::string Ledger::encoded_history() const {
+  std::lock_guard lock(mutex_);
+  return history_.encode();
+}
+
+void Ledger::report_fault(Fault fault) {
+  std::string text;
+  {
+    std::lock_guard lock(mutex_);
+    if (fault_ != Fault::kNone) return;
+    fault_ = fault;
+    text = fault_letter(fault) + history_.encode();
+  }
+  try {
+    store_.set(fault_key(rank_), text);
+  } catch (const CommError&) {
+    // The store is gone, which explain_failure() will say.
+  }
+}
+
+std::optional<std::string> Ledger::compare_stalled() {
+  try {
+    store_.set(stall_key(rank_), encoded_history());
+    for (int r = 0; r < size_; ++r) {
+      if (r == rank_ || !store_.has(stall_key(r))) continue;
+      const History peer = History::decode(store_.get(stall_key(r)));
+      std::lock_guard lock(mutex_);
+      if (const auto number = first_difference(history_, peer)) {
+        return str("collective ", *number, " differs between ranks: rank ", rank_, " issued ",
+                   history_.find(*number)->text(), ", rank ", r, " issued ", peer.find(*number)->text());
+      }
+    }
+  } catch (const CommError&) {
+    // Nothing to compare with: if the store is really gone, the collective fails or times out by itself.
+  }
+  return std::nullopt;
+}
+
+std::optional<std::string> Ledger::departure(int rank) const {
+  if (!family_store_.has(left_key(rank))) return std::nullopt;
+  return family_store_.get(left_key(rank));
+}
+
+std::string Ledger::explain_failure(int64_t number, const std::string& cause, const std::vector<int>& missing,
+                                    std::chrono::milliseconds timeout) {
+  Failure failure;
+  failure.rank = rank_;
+  failure.number = number;
+  failure.cause = cause;
+  failure.timeout = timeout;
+  failure.missing = missing;
+  failure.reports.resize(static_cast<size_t>(size_));
+  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  bool complete = false;
+  while (!complete) {
+    const bool last_look = std::chrono::steady_clock::now() >= deadline;
+    complete = true;
+    for (int r = 0; r < size_; ++r) {
+      Report& report = failure.reports[static_cast<size_t>(r)];
+      if (r == rank_ || report.fault != Fault::kNone || !report.left.empty()) continue;
+      // Leaving comes first: whoever leaves aborts, which also looks like a fault.
+      if (const auto left = departure(r); left && *left != kLeftByFault) {
+        report.left = *left;
+      } else if (store_.has(fault_key(r))) {
+        const std::string text = store_.get(fault_key(r));
+        report.fault = text.front() == 't' ? Fault::kTimeout : Fault::kClosed;
+        report.history = History::decode(std::string_view(text).substr(1));
+      } else {
+        complete = false;
+      }
+    }
+    if (complete || last_look) break;
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  std::lock_guard lock(mutex_);
+  Report& own = failure.reports[static_cast<size_t>(rank_)];
+  own.fault = fault_;
+  own.history = history_;
+  return explain(failure);
+}
+
+}  // namespace tessera::comm

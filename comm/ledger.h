@@ -1,0 +1,60 @@
+// Ledger: one rank's account of a group, which it publishes in the store when something goes wrong, so that the others
+// can tell who is missing and who went another way.
+#pragma once
+
+#include <chrono>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/explain.h"
+#include "comm/group_store.h"
+#include "comm/history.h"
+
+namespace tessera::comm {
+
+/// The keys of a ledger: `fault/R` (a failure, with R's history), `stall/R` (R has waited for seconds, with its
+/// history) in the group's part of the store, `left/R` in the family's. Nothing is written while all goes well.
+/// Thread-safe: Gloo's threads report failures while the rank's own thread is elsewhere.
+class Ledger {
+ public:
+  Ledger(int rank, int size, GroupStore group_store, GroupStore family_store)
+      : rank_(rank), size_(size), store_(std::move(group_store)), family_store_(std::move(family_store)) {}
+
+  /// Local. The call's number.
+  int64_t record(Call call);
+
+  /// Local. Publishes that a collective failed on this rank; the first report stands. Never throws.
+  void report_fault(Fault fault);
+  /// Local. Publishes this rank's history and compares it with that of the others who wait. Returns what differs, if
+  /// anything does. Never throws: a store that is gone shows elsewhere.
+  std::optional<std::string> compare_stalled();
+
+  /// Local, takes up to kPatience: waits until all ranks have reported or left, and explains. Throws CommError when the
+  /// store is gone.
+  std::string explain_failure(int64_t number, const std::string& cause, const std::vector<int>& missing,
+                              std::chrono::milliseconds timeout);
+  /// Local. Why `rank` left the group; nothing while it is there.
+  std::optional<std::string> departure(int rank) const;
+
+  /// How long a rank that failed waits for the reports of the others.
+  static constexpr std::chrono::milliseconds kPatience{2000};
+
+ private:
+  std::string encoded_history() const;
+
+  const int rank_;
+  const int size_;
+  const GroupStore store_;
+  const GroupStore family_store_;
+  mutable std::mutex mutex_;  ///< guards history_, fault_
+  History history_;
+  Fault fault_ = Fault::kNone;
+};
+
+/// What a rank writes under `left/R` when a CommError took it out of the group: the reason is in its fault report.
+inline constexpr std::string_view kLeftByFault = "!";
+inline constexpr std::string_view kLeftInOrder = "it has finished";
+
+}  // namespace tessera::comm

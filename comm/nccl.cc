@@ -1,0 +1,105 @@
+#include "comm/nccl.h"
+
+#include <ATen/ATen.h>
+
+#include "comm/c10_words.h"
+#include "comm/nccl_plugin.h"
+#include "core/cuda_plugin.h"
+#include "core/error.h"
+#include "core/str.h"
+
+namespace tessera::comm {
+namespace {
+
+// [Note: streams] ProcessGroupNCCL runs collectives on a stream of its own. Issuing one makes that stream wait for the
+// current stream; a work's wait() makes the current stream wait for the collective, without blocking the
+// thread. Between the two it holds on to the tensors (and Flight does), so the caching allocator cannot give
+// their memory to anyone else; after the wait, reuse on the current stream is ordered behind the
+// collective.
+class NcclTransport final : public Transport {
+ public:
+  NcclTransport(const GroupStore& store, int rank, int size, int device, std::chrono::milliseconds timeout)
+      : rank_(rank), size_(size), device_(device), timeout_(timeout) {
+    const auto make = reinterpret_cast<decltype(&tessera_nccl_make_group)>(cuda_plugin_symbol("tessera_nccl_make_group"));
+    try {
+      make(&store.c10d_store(), rank, size, device, timeout.count(), &group_);
+    } catch (const std::exception& error) {
+      throw CommError(str("rank ", rank, " cannot set up NCCL on cuda:", device, " (", words_of(error), ")"));
+    }
+  }
+
+  std::string_view name() const override { return "nccl"; }
+  bool wait_blocks() const override { return false; }
+
+  // NCCL gathers in place when the input is the rank's own slice of the output.
+  std::vector<C10dWork> all_gather(const at::Tensor& full, const at::Tensor& shard, uint32_t) override {
+    at::Tensor output = plain_view(full, 0, full.numel());
+    at::Tensor input = plain_view(shard, 0, shard.numel());
+    return {group_->_allgather_base(output, input)};
+  }
+
+  // And it scatters in place when the output is the rank's own slice of the input.
+  std::vector<C10dWork> reduce_scatter(const at::Tensor& full, uint32_t) override {
+    const int64_t shard_numel = full.numel() / size_;
+    at::Tensor input = plain_view(full, 0, full.numel());
+    at::Tensor output = plain_view(full, rank_ * shard_numel, shard_numel);
+    return {group_->_reduce_scatter_base(output, input)};
+  }
+
+  std::vector<C10dWork> all_reduce(const at::Tensor& full, uint32_t) override {
+    std::vector<at::Tensor> tensors{plain_view(full, 0, full.numel())};
+    return {group_->allreduce(tensors)};
+  }
+
+  std::vector<C10dWork> broadcast(const at::Tensor& buffer, int root, uint32_t) override {
+    c10d::BroadcastOptions options;
+    options.rootRank = root;
+    std::vector<at::Tensor> tensors{plain_view(buffer, 0, buffer.numel())};
+    return {group_->broadcast(tensors, options)};
+  }
+
+  // The wait of a barrier blocks the thread, unlike any other work's.
+  std::vector<C10dWork> barrier(uint32_t) override {
+    c10d::BarrierOptions options;
+    options.device = at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(device_));
+    return {group_->barrier(options)};
+  }
+
+  void abort() override {
+    try {
+      group_->abort();
+    } catch (const std::exception&) {
+      // Whatever it was, the error that led here is the one to show.
+    }
+  }
+
+  std::unique_ptr<Transport> duplicate(const GroupStore& store, FailureHook) override {
+    return std::make_unique<NcclTransport>(store, rank_, size_, device_, timeout_);
+  }
+
+ private:
+  const int rank_;
+  const int size_;
+  const int device_;
+  const std::chrono::milliseconds timeout_;
+  c10::intrusive_ptr<c10d::Backend> group_;
+};
+
+}  // namespace
+
+void prepare_cuda(int local_rank, int local_world_size) {
+  const auto num_devices = reinterpret_cast<decltype(&tessera_cuda_num_devices)>(cuda_plugin_symbol("tessera_cuda_num_devices"))();
+  if (num_devices == 0) throw Error("CUDA was asked for, but this host has no usable CUDA device (no driver, or CUDA_VISIBLE_DEVICES hides them)");
+  if (num_devices < local_world_size) {
+    throw CommError(str(local_world_size, " ranks on this host, but ", num_devices,
+                        " CUDA device(s): NCCL needs one for each rank"));
+  }
+  reinterpret_cast<decltype(&tessera_cuda_set_device)>(cuda_plugin_symbol("tessera_cuda_set_device"))(local_rank);
+}
+
+std::unique_ptr<Transport> make_nccl_transport(const GroupStore& store, const Environment& env,
+                                               std::chrono::milliseconds timeout) {
+  return std::make_unique<NcclTransport>(store, env.rank, env.world_size, env.local_rank, timeout);
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,19 @@
+// The functions of libtessera_cuda.so that comm/ calls, by name and type. No CUDA type appears in them.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <cstdint>
+
+extern "C" {
+
+/// Devices this process can use; 0 without a driver.
+int tessera_cuda_num_devices();
+/// Makes `device` the calling thread's current device.
+void tessera_cuda_set_device(int device);
+/// A new ProcessGroupNCCL on `device` in `*backend`. Throws c10::Error.
+void tessera_nccl_make_group(const c10::intrusive_ptr<c10d::Store>* store, int rank, int size, int device,
+                             int64_t timeout_ms, c10::intrusive_ptr<c10d::Backend>* backend);
+
+}

@@ -1,0 +1,63 @@
+#include "core/log.h"
+
+#include <spdlog/sinks/basic_file_sink.h>
+#include <spdlog/sinks/stdout_sinks.h>
+#include <spdlog/spdlog.h>
+
+#include "core/error.h"
+#include "core/str.h"
+
+namespace tessera {
+namespace {
+
+spdlog::level::level_enum to_spdlog(LogLevel level) {
+  switch (level) {
+    case LogLevel::kDebug: return spdlog::level::debug;
+    case LogLevel::kInfo: return spdlog::level::info;
+    case LogLevel::kWarning: return spdlog::level::warn;
+    case LogLevel::kError: return spdlog::level::err;
+  }
+  return spdlog::level::info;
+}
+
+}  // namespace
+
+struct Logger::Sinks {
+  std::shared_ptr<spdlog::logger> terminal;
+  std::shared_ptr<spdlog::logger> file;
+};
+
+Logger::Logger(const LogOptions& options) : sinks_(std::make_shared<Sinks>()) {
+  if (options.terminal) {
+    auto sink = std::make_shared<spdlog::sinks::stderr_sink_mt>();
+    sinks_->terminal = std::make_shared<spdlog::logger>(options.name, sink);
+    sinks_->terminal->set_level(to_spdlog(options.level));
+    sinks_->terminal->set_pattern("%v");
+  }
+  if (!options.file.empty()) {
+    try {
+      auto sink = std::make_shared<spdlog::sinks::basic_file_sink_mt>(options.file);
+      sinks_->file = std::make_shared<spdlog::logger>(options.name, sink);
+    } catch (const spdlog::spdlog_ex& error) {
+      throw Error(str(options.file, ": cannot be opened as a log file (", error.what(), ")"));
+    }
+    sinks_->file->set_level(to_spdlog(options.level));
+    sinks_->file->set_pattern("%Y-%m-%d %H:%M:%S.%e [%n] [%l] %v");
+    sinks_->file->flush_on(spdlog::level::info);
+  }
+}
+
+void Logger::write(LogLevel level, const std::string& line) const {
+  if (!sinks_) return;
+  if (sinks_->terminal) {
+    // Information is the program's voice and stands bare; anything else says what it is.
+    const char* prefix = level == LogLevel::kWarning ? "warning: "
+                         : level == LogLevel::kError ? "error: "
+                                                     : "";
+    sinks_->terminal->log(to_spdlog(level), spdlog::string_view_t(prefix + line));
+    sinks_->terminal->flush();
+  }
+  if (sinks_->file) sinks_->file->log(to_spdlog(level), spdlog::string_view_t(line));
+}
+
+}  // namespace tessera

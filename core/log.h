@@ -1,0 +1,38 @@
+// Logger: where a run's messages go. A value that is handed down (no global logger): copies share the
+// sinks; a default-constructed one is silent. spdlog stays inside log.cc (its fmt differs from the one
+// in libtorch's wheel).
+#pragma once
+
+#include <memory>
+#include <string>
+
+namespace tessera {
+
+enum class LogLevel { kDebug, kInfo, kWarning, kError };
+
+struct LogOptions {
+  std::string name = "tessera";  ///< printed in front of each line in the file
+  bool terminal = true;          ///< also write to stderr, as "[warning] …" (info lines bare)
+  std::string file;              ///< also append to this file, with time and level; empty: none
+  LogLevel level = LogLevel::kInfo;
+};
+
+/// Thread-safe. Owns its sinks together with its copies.
+class Logger {
+ public:
+  Logger() = default;  ///< silent
+  /// Throws tessera::Error naming the file when it cannot be opened.
+  explicit Logger(const LogOptions& options);
+
+  void debug(const std::string& line) const { write(LogLevel::kDebug, line); }
+  void info(const std::string& line) const { write(LogLevel::kInfo, line); }
+  void warning(const std::string& line) const { write(LogLevel::kWarning, line); }
+  void error(const std::string& line) const { write(LogLevel::kError, line); }
+
+ private:
+  struct Sinks;
+  void write(LogLevel level, const std::string& line) const;
+  std::shared_ptr<Sinks> sinks_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,30 @@
+// str(...): one string out of anything that can be streamed. The wheel of libtorch ships a newer fmt
+// than Debian's, so neither may appear in our headers; messages are built with this instead.
+#pragma once
+
+#include <sstream>
+#include <string>
+
+namespace tessera {
+
+/// Local. Concatenates the arguments as `operator<<` prints them.
+template <class... Args>
+std::string str(const Args&... args) {
+  std::ostringstream out;
+  (out << ... << args);
+  return out.str();
+}
+
+/// Local. Items joined by a separator: join({"a", "b"}, ", ") is "a, b".
+template <class Range>
+std::string join(const Range& items, const char* separator) {
+  std::ostringstream out;
+  const char* sep = "";
+  for (const auto& item : items) {
+    out << sep << item;
+    sep = separator;
+  }
+  return out.str();
+}
+
+}  // namespace tessera

@@ -1,0 +1,24 @@
+// AutocastScope: torch.autocast(device_type, dtype) for the time it lives; does nothing when disabled.
+#pragma once
+
+#include <ATen/autocast_mode.h>
+
+#include "engine/config.h"
+
+namespace tessera {
+
+class AutocastScope {
+ public:
+  AutocastScope(const AutocastConfig& config, at::Device device);
+  ~AutocastScope();
+  AutocastScope(const AutocastScope&) = delete;
+
+ private:
+  bool enabled_;
+  at::DeviceType device_type_;
+  bool enabled_before_ = false;
+  at::ScalarType dtype_before_ = at::kFloat;
+  bool cache_before_ = false;
+};
+
+}  // namespace tessera

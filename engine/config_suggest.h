@@ -1,0 +1,22 @@
+// "Did you mean": the known name nearest to a mistyped one.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tessera::config {
+
+/// Local. Damerau-Levenshtein distance (optimal string alignment): insertions, deletions, substitutions
+/// and swaps of neighbours, case ignored.
+int edit_distance(std::string_view a, std::string_view b);
+
+/// Local. The nearest name if it is near enough to be a typing mistake (a third of its length, at least 1,
+/// at most 4 edits), or if it contains the mistyped one; else "".
+
+std::string nearest_name(std::string_view name, const std::vector<std::string>& known);
+
+/// Local. ` (did you mean "stage"?)`, or "".
+std::string did_you_mean(std::string_view name, const std::vector<std::string>& known);
+
+}  // namespace tessera::config

@@ -1,0 +1,45 @@
+// LossScaler: the factor the loss is multiplied with in fp16 training, so that small gradients do not vanish.
+// Follows DeepSpeed's DynamicLossScaler and LossScaler (deepspeed/runtime/fp16/loss_scaler.py): the scale halves
+// after `hysteresis` overflows and doubles after every `loss_scale_window` steps without one.
+#pragma once
+
+#include <cstdint>
+
+#include "engine/config.h"
+
+namespace tessera {
+
+/// Not thread-safe. Every rank has one and gives it the same answers, so all stay equal without communication.
+class LossScaler {
+ public:
+  /// What a checkpoint keeps; names as DeepSpeed's cur_scale, cur_iter, last_overflow_iter, cur_hysteresis.
+  struct State {
+    double scale = 1;
+    int64_t num_updates = 0;
+    int64_t last_overflow = -1;  ///< the update that overflowed last; -1: none
+    int64_t hysteresis = 1;      ///< overflows left before the scale is lowered, that one included
+    bool operator==(const State&) const = default;
+  };
+
+  /// Local. fp16 disabled: the scale is 1 for good. loss_scale > 0: that, for good. Otherwise dynamic, from
+  /// 2^initial_scale_power. Throws ConfigError naming fp16.KEY for values that cannot work.
+  explicit LossScaler(const Fp16Config& config);
+
+  double scale() const { return state_.scale; }
+  bool is_dynamic() const { return dynamic_; }
+
+  /// Local. After every optimizer step, with whether any rank's gradients were not finite (the step is then skipped).
+  /// Throws tessera::Error when the scale would have to go below fp16.min_loss_scale.
+  void update(bool overflow);
+
+  const State& state() const { return state_; }
+  /// Local. Continues from a checkpoint. A static scale keeps the configured value.
+  void set_state(const State& state);
+
+ private:
+  Fp16Config config_;
+  bool dynamic_ = false;
+  State state_;
+};
+
+}  // namespace tessera

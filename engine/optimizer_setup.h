@@ -1,0 +1,26 @@
+// From OptimizerConfig (names and numbers) to what the sharded optimizer takes: a formula and, for each param group,
+// its hyper-parameters.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "engine/config.h"
+#include "zero/kernels/kernels.h"
+
+namespace tessera {
+
+struct OptimizerSetup {
+  kernels::OptimizerKind kind;
+  std::vector<kernels::Hyper> groups;  ///< [0]: optimizer.params; [i + 1]: param_groups[i]
+  std::function<int(const std::string& parameter)> group_of;
+};
+
+/// Local. Throws ConfigError for a type or parameter the engine does not have.
+OptimizerSetup set_up_optimizer(const OptimizerConfig& config);
+
+/// Local. Shell-style: `*` any run of characters, `?` one.
+bool glob_match(const std::string& pattern, const std::string& name);
+
+}  // namespace tessera

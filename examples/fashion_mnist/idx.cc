@@ -1,0 +1,165 @@
+#include "examples/fashion_mnist/idx.h"
+
+#include <zlib.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+
+#include "core/error.h"
+#include "core/str.h"
+
+namespace tessera::examples {
+namespace {
+
+constexpr size_t kBlock_bytes = 1 << 18;
+constexpr int64_t kMaxValues = int64_t{1} << 32;  // 4 GiB: no set of this kind is near it
+constexpr uint8_t kUnsignedByte = 0x08;
+
+// The bytes of a file, decompressed when it starts as gzip does. zlib's own gzFile would ignore damage behind
+// the compressed stream, so the stream is driven here.
+class ByteSource {
+ public:
+  explicit ByteSource(const std::string& path) : path_(path), file_(std::fopen(path.c_str(), "rb"), &std::fclose) {
+    if (!file_) throw DataError(str(path, ": cannot be opened: ", std::strerror(errno), "; expected an IDX file (plain or .gz)"));
+    refill();
+    gzip_ = stream_.avail_in >= 2 && stream_.next_in[0] == 0x1f && stream_.next_in[1] == 0x8b;
+    if (gzip_ && inflateInit2(&stream_, 15 + 16) != Z_OK) throw DataError(str(path, ": zlib cannot start"));
+  }
+  ~ByteSource() {
+    if (gzip_) inflateEnd(&stream_);
+  }
+  ByteSource(const ByteSource&) = delete;
+  ByteSource& operator=(const ByteSource&) = delete;
+
+  bool gzip() const { return gzip_; }
+
+  // Fills `buffer` as far as the file goes; fewer bytes than asked for mean its end.
+  size_t read(uint8_t* buffer, size_t size) { return gzip_ ? read_gzip(buffer, size) : read_plain(buffer, size); }
+
+ private:
+  bool refill() {
+    stream_.avail_in = static_cast<uInt>(std::fread(block_.data(), 1, block_.size(), file_.get()));
+    stream_.next_in = block_.data();
+    if (std::ferror(file_.get()) != 0) throw DataError(str(path_, ": read failed: ", std::strerror(errno)));
+    return stream_.avail_in > 0;
+  }
+
+  size_t read_plain(uint8_t* buffer, size_t size) {
+    size_t done = 0;
+    while (done < size && (stream_.avail_in > 0 || refill())) {
+      const size_t part = std::min<size_t>(size - done, stream_.avail_in);
+      std::memcpy(buffer + done, stream_.next_in, part);
+      stream_.next_in += part;
+      stream_.avail_in -= static_cast<uInt>(part);
+      done += part;
+    }
+    return done;
+  }
+
+  size_t read_gzip(uint8_t* buffer, size_t size) {
+    stream_.next_out = buffer;
+    stream_.avail_out = static_cast<uInt>(size);
+    while (stream_.avail_out > 0 && !finished_) {
+      if (stream_.avail_in == 0 && !refill()) {
+        throw DataError(str(path_, ": truncated: the gzip stream ends in the middle, after ",
+                            stream_.total_out, " decompressed bytes"));
+      }
+      const int status = inflate(&stream_, Z_NO_FLUSH);
+      if (status == Z_STREAM_END) {
+        finished_ = true;
+        if (stream_.avail_in > 0 || refill()) {
+          throw DataError(str(path_, ": damaged: there are bytes after the end of the gzip stream"));
+        }
+      } else if (status != Z_OK && status != Z_BUF_ERROR) {
+        throw DataError(str(path_, ": damaged: not a valid gzip stream (zlib: ",
+                            stream_.msg != nullptr ? stream_.msg : "unknown error", ")"));
+      }
+    }
+    return size - stream_.avail_out;
+  }
+
+  std::string path_;
+  std::unique_ptr<std::FILE, int (*)(std::FILE*)> file_;
+  std::array<uint8_t, kBlock_bytes> block_;
+  z_stream stream_{};
+  bool gzip_ = false;
+  bool finished_ = false;
+};
+
+std::string shape_text(const std::vector<int64_t>& shape) {
+  std::string text;
+  for (int64_t size : shape) text += (text.empty() ? "" : " x ") + (size == kAnySize ? "N" : std::to_string(size));
+  return text;
+}
+
+// Reads the header and returns the shape it gives.
+std::vector<int64_t> read_header(ByteSource& source, const std::string& path, const std::vector<int64_t>& expected) {
+  const std::string wanted = str("expected an IDX file of unsigned bytes, ", shape_text(expected));
+  std::array<uint8_t, 4> magic{};
+  if (source.read(magic.data(), magic.size()) < magic.size()) {
+    throw DataError(str(path, ": truncated: the file ends before its 4-byte IDX header; ", wanted));
+  }
+  if (magic[0] != 0 || magic[1] != 0 || magic[2] != kUnsignedByte || magic[3] != expected.size()) {
+    char found[16];
+    std::snprintf(found, sizeof found, "0x%02x%02x%02x%02x", magic[0], magic[1], magic[2], magic[3]);
+    char correct[16];
+    std::snprintf(correct, sizeof correct, "0x0000%02x%02zx", kUnsignedByte, expected.size());
+    throw DataError(str(path, ": another kind of file: it starts with ", found, source.gzip() ? " (decompressed)" : "",
+                        ", not with ", correct, "; ", wanted));
+  }
+  std::vector<int64_t> shape;
+  for (size_t i = 0; i < expected.size(); ++i) {
+    std::array<uint8_t, 4> b{};
+    if (source.read(b.data(), b.size()) < b.size()) {
+      throw DataError(str(path, ": truncated: the file ends within its IDX header; ", wanted));
+    }
+    shape.push_back(int64_t{b[0]} << 24 | int64_t{b[1]} << 16 | int64_t{b[2]} << 8 | int64_t{b[3]});
+  }
+  return shape;
+}
+
+int64_t checked_numel(const std::string& path, const std::vector<int64_t>& shape, const std::vector<int64_t>& expected) {
+  int64_t numel = 1;
+  for (size_t i = 0; i < shape.size(); ++i) {
+    if (expected[i] != kAnySize && shape[i] != expected[i]) {
+      throw DataError(str(path, ": wrong shape: found ", shape_text(shape), ", expected ", shape_text(expected)));
+    }
+    if (shape[i] == 0 || shape[i] > kMaxValues / numel) {
+      throw DataError(str(path, ": impossible shape in the header: ", shape_text(shape), ", expected ",
+                          shape_text(expected), " with at least 1 and at most ", kMaxValues, " values"));
+    }
+    numel *= shape[i];
+  }
+  return numel;
+}
+
+}  // namespace
+
+IdxArray read_idx(const std::string& path, const std::vector<int64_t>& expected_shape) {
+  ByteSource source(path);
+  IdxArray array;
+  array.shape = read_header(source, path, expected_shape);
+  const auto numel = static_cast<size_t>(checked_numel(path, array.shape, expected_shape));
+  while (array.values.size() < numel) {
+    const size_t begin = array.values.size();
+    const size_t part = std::min(numel - begin, kBlock_bytes);
+    array.values.resize(begin + part);
+    const size_t found = source.read(array.values.data() + begin, part);
+    if (found < part) {
+      throw DataError(str(path, ": truncated: the header says ", shape_text(array.shape), ", expected ", numel,
+                          " bytes of values, found ", begin + found));
+    }
+  }
+  uint8_t extra = 0;
+  if (source.read(&extra, 1) != 0) {
+    throw DataError(str(path, ": trailing bytes: the header says ", shape_text(array.shape), ", expected ", numel,
+                        " bytes of values, found more"));
+  }
+  return array;
+}
+
+}  // namespace tessera::examples

@@ -1,0 +1,51 @@
+// The task `data.type: fashion_mnist`, `model.type: fashion_mnist_cnn`: images of ten kinds of clothing (or MNIST's digits).
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "examples/fashion_mnist/dataset.h"
+#include "examples/fashion_mnist/model.h"
+#include "train/registry.h"
+#include "train/task.h"
+
+namespace tessera::examples {
+
+struct FashionMnistOptions {
+  std::string path = "/usr/share/datasets/fashion-mnist";  ///< data.path: folder with the four IDX files
+  bool flip = false;                                       ///< data.flip: mirror training images at random
+  FashionCnnOptions model;
+};
+
+/// Local. From the sections `model` and `data`. Throws ConfigError.
+FashionMnistOptions read_options(const config::Section& model, const config::Section& data);
+
+class FashionMnist final : public train::Task {
+ public:
+  /// Local. Reads both splits. Throws DataError.
+  explicit FashionMnist(const FashionMnistOptions& options);
+
+  std::string_view name() const override { return "fashion_mnist"; }
+  int64_t train_size() const override { return train_.size(); }
+  int64_t eval_size() const override { return test_.size(); }
+  Engine& initialize(const EngineConfig& config, comm::CommunicatorPtr comm, const InitOptions& options) override;
+  train::Batch train_batch(const std::vector<int64_t>& indices) override;
+  train::Batch eval_batch(const std::vector<int64_t>& indices) override;
+  at::Tensor loss(const train::Batch& batch) override;
+  at::Tensor statistics(const train::Batch& batch) override;
+  train::Metrics metrics(const at::Tensor& total) const override;
+
+ private:
+  train::Batch make_batch(const LabelledImages& data, const std::vector<int64_t>& indices) const;
+
+  FashionMnistOptions options_;
+  LabelledImages train_;
+  LabelledImages test_;
+  PixelStatistics pixels_;  // of the training set
+  std::unique_ptr<TypedEngine<FashionCnnImpl>> engine_;
+};
+
+/// Local. Makes the task known under its names.
+void register_fashion_mnist(train::Registry& registry);
+
+}  // namespace tessera::examples

@@ -1,0 +1,140 @@
+#include "launcher/error_file.h"
+
+#include <fcntl.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <sstream>
+#include <string_view>
+#include <vector>
+
+#include "core/str.h"
+#include "launcher/file_descriptor.h"
+
+namespace tessera::launcher {
+namespace {
+
+constexpr size_t kMaxLineBytes = 500;
+constexpr std::streamoff kTailBytes = 64 * 1024;
+constexpr size_t kTailLines = 60;
+
+/// `text` on one line of bounded length, without control characters.
+std::string one_line(std::string_view text, size_t max_bytes) {
+  std::string line;
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (text[i] == '\x1b' && i + 1 < text.size() && text[i + 1] == '[') {  // ESC [ parameters letter
+      i += 2;
+      while (i < text.size() && (text[i] < '@' || text[i] > '~')) ++i;
+    } else if (text[i] == '\n' || text[i] == '\t') {
+      line += ' ';
+    } else if (static_cast<unsigned char>(text[i]) >= 0x20 && text[i] != 0x7f) {
+      line += text[i];
+    }
+  }
+  const size_t first = line.find_first_not_of(' '), last = line.find_last_not_of(' ');
+  line = first == std::string::npos ? "" : line.substr(first, last - first + 1);
+  if (line.size() <= max_bytes) return line;
+  size_t cut = max_bytes;
+  while (cut > 0 && (line[cut] & 0xC0) == 0x80) --cut;  // not inside a UTF-8 character
+  return line.substr(0, cut) + "...";
+}
+
+/// In ASCII alone: torchrun fails itself on a byte that its locale cannot decode.
+std::string json_string(const std::string& text) {
+  std::string out = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') out += '\\';
+    out += static_cast<unsigned char>(c) < 0x80 ? c : '?';
+  }
+  return out + '"';
+}
+
+/// Creates `path` with this content unless it exists already.
+void write_once(const std::string& path, const std::string& content) {
+  const std::string temporary = str(path, ".", ::getpid());
+  FileDescriptor fd(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
+  if (!fd) return;
+  size_t written = 0;
+  while (written < content.size()) {
+    const ssize_t n = ::write(fd.get(), content.data() + written, content.size() - written);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) break;
+    written += static_cast<size_t>(n);
+  }
+  fd.reset();
+  const bool whole = written == content.size();
+  // link() refuses an existing name, which keeps the first report. Some file systems have no links.
+  if (whole && ::link(temporary.c_str(), path.c_str()) != 0 && errno != EEXIST)
+    ::rename(temporary.c_str(), path.c_str());
+  ::unlink(temporary.c_str());
+}
+
+bool speaks_of_an_error(std::string_view line) {
+  static constexpr std::array<std::string_view, 9> kWords = {
+      "error", "exception", "what()", "terminate called", "fatal", "failed", "cannot", "not found", "assert"};
+  if (line.starts_with("frame #")) return false;  // a line of c10's stack trace
+  std::string lower(line);
+  std::transform(lower.begin(), lower.end(), lower.begin(), [](unsigned char c) { return std::tolower(c); });
+  return std::any_of(kWords.begin(), kWords.end(),
+                     [&](std::string_view word) { return lower.find(word) != std::string::npos; });
+}
+
+}  // namespace
+
+int64_t monotonic_ns() {
+  timespec now{};
+  ::clock_gettime(CLOCK_MONOTONIC, &now);
+  return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
+}
+
+void report_error(const std::string& message) noexcept {
+  try {
+    const int64_t now = monotonic_ns();
+    const std::string line = one_line(message, 4000);
+    if (const char* ours = std::getenv("TESSERA_ERROR_FILE"))
+      write_once(ours, str(now, "\n", line, "\n"));
+    else if (const char* torchrun = std::getenv("TORCHELASTIC_ERROR_FILE"))
+      // The format of torch.distributed.elastic.multiprocessing.errors.ErrorHandler.
+      write_once(torchrun, str("{\"message\": {\"message\": ", json_string(line),
+                               ", \"extraInfo\": {\"py_callstack\": \"\", \"timestamp\": \"", ::time(nullptr),
+                               "\"}}}"));
+  } catch (...) {
+    // Out of memory, say. The exit code still tells the launcher that this rank failed.
+  }
+}
+
+std::optional<ErrorReport> read_error_report(const std::string& path) {
+  std::ifstream file(path);
+  ErrorReport report;
+  if (!(file >> report.time_ns)) return std::nullopt;
+  file.ignore();
+  std::getline(file, report.message);
+  return report;
+}
+
+std::string last_error_line(const std::string& log_path) {
+  std::ifstream file(log_path, std::ios::binary);
+  if (!file) return {};
+  file.seekg(0, std::ios::end);
+  const std::streamoff size = file.tellg();
+  file.seekg(std::max<std::streamoff>(0, size - kTailBytes));
+  std::string tail{std::istreambuf_iterator<char>(file), {}};
+  std::replace(tail.begin(), tail.end(), '\r', '\n');  // a progress bar's lines
+
+  std::vector<std::string> lines;
+  std::istringstream stream(tail);
+  for (std::string raw; std::getline(stream, raw);)
+    if (std::string line = one_line(raw, kMaxLineBytes); !line.empty()) lines.push_back(std::move(line));
+  const size_t begin = lines.size() > kTailLines ? lines.size() - kTailLines : 0;
+  for (size_t i = lines.size(); i-- > begin;)
+    if (speaks_of_an_error(lines[i])) return lines[i];
+  return lines.empty() ? "" : lines.back();
+}
+
+}  // namespace tessera::launcher

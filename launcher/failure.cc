@@ -1,0 +1,71 @@
+#include "launcher/failure.h"
+
+#include <signal.h>
+#include <string.h>  // sigabbrev_np, sigdescr_np
+#include <sys/wait.h>
+
+#include <cctype>
+
+#include "core/str.h"
+
+namespace tessera::launcher {
+namespace {
+
+bool is_own_death(int signal) {
+  switch (signal) {
+    case SIGSEGV:
+    case SIGBUS:
+    case SIGILL:
+    case SIGFPE:
+    case SIGSYS:
+    case SIGTRAP:
+    case SIGKILL:
+      return true;
+    default:
+      return false;  // SIGABRT, too: it is what an uncaught "connection closed by peer" ends in
+  }
+}
+
+int64_t failure_time_ns(const RankExit& exit) {
+  if (exit.report) return exit.report->time_ns;
+  const bool own_death = WIFSIGNALED(exit.status) && is_own_death(WTERMSIG(exit.status));
+  return exit.time_ns - (own_death ? kSignalHeadStartNs : 0);
+}
+
+bool ended_by_launcher(const RankExit& exit) {
+  if (!exit.told_to_end || !WIFSIGNALED(exit.status)) return false;
+  return WTERMSIG(exit.status) == SIGTERM || WTERMSIG(exit.status) == SIGKILL;
+}
+
+}  // namespace
+
+const RankExit* root_cause(const std::vector<RankExit>& exits) {
+  const RankExit* first = nullptr;
+  for (const RankExit& exit : exits) {
+    if (exit.status == 0 || (exit.told_to_end && !exit.report)) continue;
+    if (!first || failure_time_ns(exit) < failure_time_ns(*first)) first = &exit;
+  }
+  return first;
+}
+
+int exit_code(const RankExit& exit) {
+  if (ended_by_launcher(exit)) return 1;
+  return WIFSIGNALED(exit.status) ? 128 + WTERMSIG(exit.status) : WEXITSTATUS(exit.status);
+}
+
+std::string describe_status(int status) {
+  if (WIFEXITED(status)) return str("exit code ", WEXITSTATUS(status));
+  const int signal = WTERMSIG(status);
+  const char* description = ::sigdescr_np(signal);
+  if (!description) return signal_name(signal);
+  std::string text = description;
+  text[0] = static_cast<char>(std::tolower(static_cast<unsigned char>(text[0])));
+  return str(signal_name(signal), " (", text, ")");
+}
+
+std::string signal_name(int signal) {
+  const char* name = ::sigabbrev_np(signal);
+  return name ? str("SIG", name) : str("signal ", signal);
+}
+
+}  // namespace tessera::launcher

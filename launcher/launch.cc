@@ -1,0 +1,228 @@
+#include "launcher/launch.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/prctl.h>
+#include <sys/random.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <optional>
+
+#include "core/error.h"
+#include "core/str.h"
+#include "launcher/environment.h"
+#include "launcher/failure.h"
+#include "launcher/file_descriptor.h"
+#include "launcher/guard.h"
+#include "launcher/host.h"
+#include "launcher/port.h"
+#include "launcher/process.h"
+#include "launcher/signals.h"
+#include "launcher/supervisor.h"
+
+namespace tessera::launcher {
+namespace {
+
+namespace fs = std::filesystem;
+
+void check(const Options& options) {
+  if (options.nproc < 1 || options.nproc > kMaxRanks)
+    throw ConfigError(str("--nproc ", options.nproc, ": expected 1 to ", kMaxRanks, " ranks on this host"));
+  if (options.master_port < 0 || options.master_port > 65535)
+    throw ConfigError(
+        str("--master-port ", options.master_port, ": expected 1 to 65535, or 0 for a free port"));
+  if (options.program.empty()) throw ConfigError("no program to launch was given");
+}
+
+/// Where the files of a run lie. The temporary folder is removed unless keep() was called.
+class RunFiles {
+ public:
+  explicit RunFiles(const std::string& log_dir) {
+    std::error_code error;
+    const fs::path parent = fs::temp_directory_path(error);
+    std::string name = ((error ? fs::path("/tmp") : parent) / "tessera_XXXXXX").string();
+    if (!::mkdtemp(name.data()))
+      throw CommError(str(name, ": the launcher's temporary folder cannot be made: ", std::strerror(errno)));
+    temporary_ = name;
+    log_dir_ = log_dir.empty() ? temporary_ : fs::path(log_dir);
+    if (log_dir.empty()) return;
+    fs::create_directories(log_dir_, error);
+    if (!error) return;
+    remove();
+    throw ConfigError(str("--log-dir ", log_dir, ": the folder cannot be made: ", error.message()));
+  }
+  RunFiles(const RunFiles&) = delete;
+  RunFiles& operator=(const RunFiles&) = delete;
+  ~RunFiles() {
+    if (!kept_) remove();
+  }
+
+  /// Leaves the logs where they are; for the user to read them.
+  void keep() { kept_ = log_dir_ == temporary_; }
+  std::string log(int rank) const { return (log_dir_ / name(rank, ".log")).string(); }
+  std::string error(int rank) const { return (temporary_ / name(rank, ".error")).string(); }
+
+ private:
+  static std::string name(int rank, const char* suffix) {
+    char text[32];
+    std::snprintf(text, sizeof(text), "rank_%05d%s", rank, suffix);
+    return text;
+  }
+  void remove() {
+    std::error_code ignored;
+    fs::remove_all(temporary_, ignored);
+  }
+  fs::path temporary_, log_dir_;
+  bool kept_ = false;
+};
+
+std::string new_run_id() {
+  unsigned char bytes[8] = {};
+  if (::getrandom(bytes, sizeof(bytes), 0) < 0) return std::to_string(monotonic_ns());
+  std::string id;
+  for (const unsigned char byte : bytes) {
+    char hex[3];
+    std::snprintf(hex, sizeof(hex), "%02x", byte);
+    id += hex;
+  }
+  return id;
+}
+
+FileDescriptor open_file(const std::string& path, int flags) {
+  FileDescriptor fd(::open(path.c_str(), flags | O_CLOEXEC, 0644));
+  if (!fd) throw ConfigError(str(path, ": cannot be opened: ", std::strerror(errno)));
+  return fd;
+}
+
+/// Descriptors 0 to 2 exist from here on, so that no file opened later takes their place by chance.
+void ensure_standard_files() {
+  int fd = 0;
+  do {
+    fd = ::open("/dev/null", O_RDWR);
+  } while (fd >= 0 && fd <= 2);
+  if (fd > 2) ::close(fd);
+}
+
+/// Orphans of the ranks become children of this process while it lives.
+class Subreaper {
+ public:
+  Subreaper() {
+    ::prctl(PR_GET_CHILD_SUBREAPER, &previous_);
+    ::prctl(PR_SET_CHILD_SUBREAPER, 1);
+  }
+  Subreaper(const Subreaper&) = delete;
+  Subreaper& operator=(const Subreaper&) = delete;
+  ~Subreaper() {
+    end_orphans();
+    ::prctl(PR_SET_CHILD_SUBREAPER, previous_);
+  }
+
+ private:
+  int previous_ = 0;
+};
+
+Process spawn_rank(const Options& options, const RankVariables& variables, const RunFiles& files,
+                   const FileDescriptor& null, const sigset_t& mask) {
+  SpawnOptions spawn;
+  spawn.program = options.program;
+  spawn.args = options.args;
+  spawn.environment = rank_environment(variables);
+  spawn.signal_mask = mask;
+  FileDescriptor log;
+  if (variables.rank > 0) {
+    log = open_file(files.log(variables.rank), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND);
+    spawn.stdout_fd = spawn.stderr_fd = log.get();
+  }
+  // A rank is a background job to the terminal and could not read from it; a pipe or a file is rank 0's.
+  if (variables.rank > 0 || ::isatty(STDIN_FILENO)) spawn.stdin_fd = null.get();
+  return Process::spawn(spawn);
+}
+
+std::string last_error(const RankExit& exit, const RunFiles& files) {
+  if (exit.report) return exit.report->message;
+  return exit.rank > 0 ? last_error_line(files.log(exit.rank))
+                       : "";  // rank 0's output is the user's, not ours to read
+}
+
+/// Why a rank that nobody here killed has died of SIGKILL.
+std::string memory_hint(const RankExit& exit, std::optional<int64_t> oom_kills_before) {
+  if (!WIFSIGNALED(exit.status) || WTERMSIG(exit.status) != SIGKILL || exit.told_to_end) return "";
+  const auto now = num_oom_kills();
+  if (!now || !oom_kills_before) return "; the usual reason is that the host ran out of memory";
+  return *now > *oom_kills_before ? "; the kernel killed it because memory ran out" : "";
+}
+
+/// Whether this is how ranks end when the user tells them to, so that there is nothing to report.
+bool is_answer_to(const RankExit& exit, std::optional<int> signal) {
+  if (!signal) return false;
+  return WIFSIGNALED(exit.status) || WEXITSTATUS(exit.status) == 128 + *signal ||
+         WEXITSTATUS(exit.status) == 128 + SIGTERM;  // what a SIGHUP is passed on as
+}
+
+std::string describe_failure(const RankExit& exit, int num_ranks, const RunFiles& files,
+                             std::optional<int64_t> oom_kills_before) {
+  const bool by_launcher = exit.told_to_end && WIFSIGNALED(exit.status);
+  const std::string error = last_error(exit, files);
+  const char* clause = !error.empty() ? "; last error: " : exit.rank == 0 ? "; its output is above" : "";
+  return str("rank ", exit.rank, " of ", num_ranks, " failed", num_ranks > 1 ? " first" : "", ": ",
+             by_launcher ? "it reported an error and was then ended" : describe_status(exit.status),
+             memory_hint(exit, oom_kills_before), clause, error);
+}
+
+std::string where_logs_are(int failed_rank, int num_ranks, const RunFiles& files) {
+  if (failed_rank > 0 || num_ranks == 2) {
+    const int rank = std::max(failed_rank, 1);
+    return str("the log of rank ", rank, " is ", files.log(rank));
+  }
+  return str("the logs of ranks 1 to ", num_ranks - 1, " are ", files.log(1), " and on");
+}
+
+}  // namespace
+
+int run(const Options& options, const Logger& log) {
+  check(options);
+  ensure_standard_files();
+  const auto oom_kills_before = num_oom_kills();
+  const PortReservation port(options.master_port);
+  RunFiles files(options.log_dir);
+  const FileDescriptor null = open_file("/dev/null", O_RDWR);
+
+  // In this order, so that the destructors end ranks, then their orphans and the guard, then take signals
+  // again.
+  SignalWatch signals;
+  Subreaper subreaper;
+  Guard guard;
+  std::vector<Process> ranks;
+  ranks.reserve(static_cast<size_t>(options.nproc));
+  SupervisorOptions supervision{options.stop_grace, options.save_grace, {}};
+  RankVariables variables{0, options.nproc, options.master_addr, port.port(), new_run_id(), ""};
+  for (int rank = 0; rank < options.nproc; ++rank) {
+    variables.rank = rank;
+    variables.error_file = files.error(rank);
+    supervision.error_files.push_back(variables.error_file);
+    ranks.push_back(spawn_rank(options, variables, files, null, signals.previous_mask()));
+    guard.watch(ranks.back().pid());
+  }
+  log.debug(str("started ", options.nproc, " ranks of ", options.program, ", rendezvous at ",
+                options.master_addr, ":", port.port()));
+
+  const Outcome outcome = Supervisor(ranks, guard, signals, supervision, log).supervise();
+  const RankExit* first = root_cause(outcome.exits);
+  if (!first && !outcome.interrupted_by) return 0;
+  if (first && !is_answer_to(*first, outcome.interrupted_by))
+    log.error(describe_failure(*first, options.nproc, files, oom_kills_before));
+  if (options.nproc > 1) {
+    files.keep();
+    log.info(where_logs_are(first ? first->rank : 0, options.nproc, files));
+  }
+  return outcome.interrupted_by ? 128 + *outcome.interrupted_by : exit_code(*first);
+}
+
+}  // namespace tessera::launcher

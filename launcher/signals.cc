@@ -1,0 +1,64 @@
+#include "launcher/signals.h"
+
+#include <algorithm>
+#include <cerrno>
+
+namespace tessera::launcher {
+namespace {
+
+bool is_ignored(int signal) {
+  struct sigaction action {};
+  return ::sigaction(signal, nullptr, &action) == 0 && action.sa_handler == SIG_IGN;
+}
+
+}  // namespace
+
+SignalWatch::SignalWatch() {
+  ::sigemptyset(&watched_);
+  // SIGINT even where it is ignored, as it is for a script's background job: it must still end every rank.
+  for (const int signal : {SIGCHLD, SIGINT, SIGTERM}) ::sigaddset(&watched_, signal);
+  for (const int signal : {SIGHUP, SIGTSTP})
+    if (!is_ignored(signal)) ::sigaddset(&watched_, signal);
+  ::pthread_sigmask(SIG_BLOCK, &watched_, &previous_mask_);
+  // An inherited SIG_IGN for SIGCHLD would make the kernel reap the ranks and lose their status.
+  struct sigaction action {};
+  action.sa_handler = SIG_DFL;
+  ::sigaction(SIGCHLD, &action, &previous_child_action_);
+}
+
+SignalWatch::~SignalWatch() {
+  const timespec now{};
+  while (::sigtimedwait(&watched_, nullptr, &now) > 0 || errno == EINTR) {
+  }
+  ::sigaction(SIGCHLD, &previous_child_action_, nullptr);
+  ::pthread_sigmask(SIG_SETMASK, &previous_mask_, nullptr);
+}
+
+std::optional<int> SignalWatch::wait(std::optional<std::chrono::steady_clock::time_point> deadline) {
+  using namespace std::chrono;
+  for (;;) {
+    int signal = 0;
+    if (deadline) {
+      const auto left = std::max(duration_cast<nanoseconds>(*deadline - steady_clock::now()), nanoseconds(0));
+      const timespec timeout{static_cast<time_t>(left.count() / 1'000'000'000),
+                             static_cast<long>(left.count() % 1'000'000'000)};
+      signal = ::sigtimedwait(&watched_, nullptr, &timeout);
+    } else {
+      signal = ::sigwaitinfo(&watched_, nullptr);
+    }
+    if (signal > 0) return signal;
+    if (errno != EINTR) return std::nullopt;  // EAGAIN: the deadline
+  }
+}
+
+void SignalWatch::stop_here() {
+  // The default action of SIGTSTP, not SIGSTOP: the kernel drops it where nobody could continue us.
+  sigset_t stop;
+  ::sigemptyset(&stop);
+  ::sigaddset(&stop, SIGTSTP);
+  ::raise(SIGTSTP);
+  ::pthread_sigmask(SIG_UNBLOCK, &stop, nullptr);
+  ::pthread_sigmask(SIG_BLOCK, &stop, nullptr);
+}
+
+}  // namespace tessera::launcher

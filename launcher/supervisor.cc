@@ -1,0 +1,182 @@
+#include "launcher/supervisor.h"
+
+#include <dirent.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <fstream>
+#include <utility>
+
+#include "core/str.h"
+
+namespace tessera::launcher {
+namespace {
+
+using std::chrono::milliseconds;
+
+/// After the first failure the others are left alone this long, so that those that fail by themselves say
+/// how.
+constexpr milliseconds kSettle{100};
+/// A second Ctrl-C within this time is the first one, sent twice: `timeout -s INT` signals its child and its
+/// group.
+constexpr milliseconds kSameInterrupt{200};
+
+/// The parent of a process out of /proc/PID/stat, "pid (name) state ppid ..."; 0 when it is gone.
+pid_t parent_of(const std::string& pid) {
+  std::ifstream file("/proc/" + pid + "/stat");
+  std::string line;
+  std::getline(file, line);
+  const size_t name_end = line.rfind(')');
+  if (name_end == std::string::npos || name_end + 4 > line.size()) return 0;
+  return std::atoi(line.c_str() + name_end + 4);
+}
+
+void kill_children() {
+  DIR* proc = ::opendir("/proc");
+  if (!proc) return;
+  while (const dirent* entry = ::readdir(proc)) {
+    const pid_t pid = std::atoi(entry->d_name);
+    if (pid > 0 && parent_of(entry->d_name) == ::getpid()) ::kill(pid, SIGKILL);
+  }
+  ::closedir(proc);
+}
+
+}  // namespace
+
+Supervisor::Supervisor(std::vector<Process>& ranks, Guard& guard, SignalWatch& signals,
+                       SupervisorOptions options, Logger log)
+    : ranks_(ranks),
+      guard_(guard),
+      signals_(signals),
+      options_(std::move(options)),
+      log_(std::move(log)),
+      num_running_(ranks.size()),
+      told_to_end_(ranks.size()) {}
+
+Outcome Supervisor::supervise() {
+  while (num_running_ > 0) {
+    if (const auto signal = signals_.wait(deadline_)) on_signal(*signal);
+    collect_ended();
+    if (deadline_ && Clock::now() >= *deadline_) on_deadline();
+  }
+  return std::move(outcome_);
+}
+
+void Supervisor::on_signal(int signal) {
+  if (signal == SIGCHLD) return;  // it only wakes us: one may stand for several
+  if (signal == SIGTSTP) return suspend();
+  if (phase_ == Phase::kRunning) return interrupt(signal);
+  if (signal != SIGINT || phase_ == Phase::kKilled) return;  // they are ending already
+  if (phase_ == Phase::kInterrupted && Clock::now() - interrupted_at_ < kSameInterrupt) return;
+  log_.warning(str("killing ", num_running_, " ranks"));
+  kill_all();
+}
+
+void Supervisor::interrupt(int signal) {
+  outcome_.interrupted_by = signal;
+  interrupted_at_ = Clock::now();
+  const int passed_on = signal == SIGHUP ? SIGTERM : signal;  // who handles SIGTERM saves; few handle SIGHUP
+  for (size_t rank = 0; rank < ranks_.size(); ++rank) tell(rank, passed_on);
+  enter(Phase::kInterrupted, options_.save_grace);
+  log_.warning(str(signal_name(signal), ": ", num_running_, " ranks have ",
+                   options_.save_grace.count() / 1000.0, " s to end; Ctrl-C",
+                   signal == SIGINT ? " again" : "", " kills them"));
+}
+
+void Supervisor::suspend() {
+  for (const Process& rank : ranks_) rank.signal(SIGTSTP);
+  const Clock::time_point stopped_at = Clock::now();
+  signals_.stop_here();
+  if (deadline_) *deadline_ += Clock::now() - stopped_at;
+  for (const Process& rank : ranks_) rank.signal(SIGCONT);
+}
+
+void Supervisor::on_deadline() {
+  deadline_.reset();
+  switch (phase_) {
+    case Phase::kSettling:
+      // A rank that has reported an error is ending by itself, and its own exit code says more than our
+      // signal.
+      for (size_t rank = 0; rank < ranks_.size(); ++rank)
+        if (::access(options_.error_files[rank].c_str(), F_OK) != 0) tell(rank, SIGTERM);
+      enter(Phase::kEnding, options_.stop_grace);
+      break;
+    case Phase::kInterrupted:
+      log_.warning(str(num_running_, " ranks did not end in time and are killed"));
+      kill_all();
+      break;
+    case Phase::kEnding:
+      kill_all();
+      break;
+    case Phase::kRunning:
+    case Phase::kKilled:
+      break;
+  }
+}
+
+void Supervisor::kill_all() {
+  for (size_t rank = 0; rank < ranks_.size(); ++rank) tell(rank, SIGKILL);
+  phase_ = Phase::kKilled;
+  deadline_.reset();
+}
+
+void Supervisor::tell(size_t rank, int signal) {
+  if (!ranks_[rank].running()) return;
+  told_to_end_[rank] = true;
+  ranks_[rank].signal(signal);
+}
+
+void Supervisor::enter(Phase phase, milliseconds limit) {
+  phase_ = phase;
+  deadline_ = Clock::now() + limit;
+}
+
+void Supervisor::collect_ended() {
+  for (;;) {
+    siginfo_t info{};  // WNOWAIT: see Process::collect
+    const int rc = ::waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT);
+    if (rc < 0 && errno == EINTR) continue;
+    if (rc < 0 || info.si_pid == 0) return;
+    const auto is_this = [&](const Process& rank) { return rank.running() && rank.pid() == info.si_pid; };
+    const auto rank = std::find_if(ranks_.begin(), ranks_.end(), is_this);
+    if (rank != ranks_.end())
+      on_rank_ended(static_cast<int>(rank - ranks_.begin()));
+    else
+      ::waitpid(info.si_pid, nullptr, 0);  // an orphan that came to us
+  }
+}
+
+void Supervisor::on_rank_ended(int rank) {
+  RankExit exit;
+  exit.rank = rank;
+  exit.time_ns = monotonic_ns();
+  exit.told_to_end = told_to_end_[rank];
+  exit.status = ranks_[rank].collect();
+  exit.report = read_error_report(options_.error_files[rank]);
+  guard_.forget(ranks_[rank].pid());
+  --num_running_;
+  outcome_.exits.push_back(exit);
+  if (exit.status == 0) return;
+  if (phase_ == Phase::kRunning) enter(Phase::kSettling, kSettle);
+  // One that crashes while saving leaves the others waiting for it: they won't come to an end by themselves.
+  const bool crashed =
+      WIFSIGNALED(exit.status) && WTERMSIG(exit.status) != SIGTERM && WTERMSIG(exit.status) != SIGINT;
+  if (phase_ == Phase::kInterrupted && crashed)
+    deadline_ = std::min(*deadline_, Clock::now() + options_.stop_grace);
+}
+
+void end_orphans() {
+  const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(2);
+  while (std::chrono::steady_clock::now() < give_up) {
+    const pid_t reaped = ::waitpid(-1, nullptr, WNOHANG);
+    if (reaped > 0) continue;
+    if (reaped < 0 && errno == ECHILD) return;
+    kill_children();  // each round brings the children of the last round's dead
+    ::usleep(1000);
+  }
+}
+
+}  // namespace tessera::launcher

@@ -1,0 +1,46 @@
+#!/bin/bash
+# Configures if needed, then builds:  scripts/build.sh PRESET [TARGET...]
+# PRESET is one of CMakePresets.json; without a TARGET everything is built. JOBS=N sets the number of compilers.
+# shellcheck source-path=SCRIPTDIR
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+(($# >= 1)) || fail "usage: scripts/build.sh release|debug|asan [TARGET...]"
+readonly PRESET="$1"
+shift
+case "$PRESET" in
+  release) readonly DIR=build ;;
+  debug | asan) readonly DIR="build-$PRESET" ;;
+  *) fail "unknown preset $PRESET; there are release, debug and asan" ;;
+esac
+
+# A file of libtorch C++ takes up to 2 GB to compile: no more compilers than cores, or than fit into memory.
+default_jobs() {
+  local cores memory_gb
+  cores=$(nproc)
+  memory_gb=$(awk '/^MemAvailable:/ { print int($2 / 1048576) }' /proc/meminfo)
+  local fitting=$((memory_gb / 2 > 1 ? memory_gb / 2 : 1))
+  echo $((cores < fitting ? cores : fitting))
+}
+
+# Ninja runs CMake again by itself when a CMakeLists.txt has changed, but knows nothing of presets, nor that
+# the tree has moved.
+configured() {
+  [[ -e $DIR/build.ninja && ! CMakePresets.json -nt $DIR/build.ninja ]] &&
+    grep -qxF "CMAKE_HOME_DIRECTORY:INTERNAL=$ROOT" "$DIR/CMakeCache.txt"
+}
+
+configure() {
+  cmake --preset "$PRESET" --fresh
+  touch "$DIR/build.ninja"
+}
+
+configured || step "Configure ($PRESET)" "configure-$PRESET" configure
+
+ninja_command=(ninja -C "$DIR" -j "${JOBS:-$(default_jobs)}" "$@")
+if [[ $("${ninja_command[@]}" -n) == *"no work to do"* ]]; then
+  exit 0
+elif [[ -t 1 ]]; then
+  "${ninja_command[@]}"  # shows its progress in one line
+else
+  step "Build ($PRESET)" "build-$PRESET" "${ninja_command[@]}"
+fi

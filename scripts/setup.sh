@@ -1,0 +1,108 @@
+#!/bin/bash
+# Installs what is missing: the Debian packages of packages.txt and PyPI packages of requirements.txt (into
+# .deps/venv). Safe to run again: done work costs a few hundredths of a second, interrupted work is redone.
+#
+#   scripts/setup.sh           all that building and training need (with CUDA too, where nvcc is found)
+#   scripts/setup.sh --python  and the Python packages of the tests and benchmarks
+#
+# TESSERA_SKIP_APT=1 leaves the system alone; CMake then names what is missing.
+# shellcheck source-path=SCRIPTDIR
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+readonly VENV="$ROOT/.deps/venv"
+readonly PYTHON=/usr/bin/python3  # Debian's: another python3 may come first in PATH
+readonly UNFINISHED="$ROOT/.deps/venv-unfinished"  # stands while pip works
+
+missing_packages() {
+  local listed installed
+  listed=$(sed 's/[[:space:]]*#.*//; /^$/d' packages.txt | sort)
+  # shellcheck disable=SC2086  # one word a package
+  installed=$(dpkg-query -W -f='${db:Status-Status} ${Package}\n' $listed 2>/dev/null |
+    sed -n 's/^installed //p' | sort -u || true)  # dpkg-query fails when one is unknown
+  comm -23 <(echo "$listed") <(echo "$installed")
+}
+
+apt_get() {
+  $SUDO env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300 "$@"
+}
+
+install_packages() {
+  # An unreachable source that has nothing to do with us must not stop the installation; if it matters, the
+  # next line fails and says why.
+  apt_get update || echo "apt-get update failed; going on with the package lists at hand"
+  apt_get install --yes --no-install-recommends "$@"
+}
+
+setup_debian() {
+  [[ ${TESSERA_SKIP_APT:-} == 1 ]] && return
+  if ! command -v apt-get dpkg-query >/dev/null; then
+    fail "no Debian system: install the equivalents of packages.txt and run again with TESSERA_SKIP_APT=1"
+  fi
+  local missing
+  missing=$(missing_packages)
+  [[ -z $missing ]] && return
+  SUDO=""
+  if ((EUID != 0)); then
+    # shellcheck disable=SC2086
+    command -v sudo >/dev/null || fail "missing Debian packages and neither root nor sudo to install them:" $missing
+    [[ -t 0 ]] && sudo --validate  # asks for the password here, where it can be seen
+    SUDO="sudo --non-interactive"
+  fi
+  # shellcheck disable=SC2086
+  step "Debian packages ($(wc -l <<<"$missing") missing)" apt install_packages $missing
+  missing=$(missing_packages)
+  # shellcheck disable=SC2086
+  [[ -z $missing ]] || fail "Debian packages still missing after apt-get install:" $missing
+}
+
+# requirements NAME: the pinned packages of that section of requirements.txt.
+requirements() {
+  awk -v section="[$1]" '/^# \[/ { active = ($2 == section) } active && /^[^#[:space:]]/' requirements.txt
+}
+
+# What is installed is right if all of this is unchanged. (A venv holds its own path, so it cannot be moved.)
+venv_state() {
+  { echo "$VENV" "$(readlink -f "$PYTHON")"; requirements "$1"; } | sha256sum
+}
+
+install_requirements() {
+  : >"$UNFINISHED"
+  if [[ ! -x $VENV/bin/pip ]] || ! grep -q "VIRTUAL_ENV=.*$VENV\"*\$" "$VENV/bin/activate"; then
+    "$PYTHON" -m venv --clear "$VENV"
+  fi
+  requirements "$1" >"$ROOT/.deps/requirements-$1.txt"
+  env -u PYTHONPATH -u PYTHONHOME -u PIP_USER -u PIP_TARGET -u PIP_PREFIX "$VENV/bin/python" -m pip install \
+    --no-input --disable-pip-version-check --no-deps --only-binary :all: \
+    --requirement "$ROOT/.deps/requirements-$1.txt"
+  rm "$UNFINISHED"
+}
+
+# setup_python SECTION LABEL
+setup_python() {
+  local stamp="$ROOT/.deps/venv-$1.sha256"
+  [[ -e $UNFINISHED ]] && rm -rf "$VENV" "$ROOT"/.deps/venv-*.sha256  # half-installed packages look whole to pip
+  if [[ -e $stamp && -x $VENV/bin/python && $(<"$stamp") == "$(venv_state "$1")" ]]; then
+    return
+  fi
+  [[ -x $PYTHON ]] || fail "$PYTHON not found: Debian package python3 brings it"
+  step "$2" "pip-$1" install_requirements "$1"
+  venv_state "$1" >"$stamp"
+}
+
+main() {
+  exec 9>"$ROOT/.deps/lock"
+  flock 9  # one set-up at a time, whoever else runs make here
+  setup_debian
+  setup_python build "libtorch from PyPI (about 0.6 GB to download)"
+  if [[ ${1:-} == --python ]] || command -v nvcc /usr/local/cuda/bin/nvcc >/dev/null; then
+    setup_python cuda "NVIDIA's libraries from PyPI (about 1.6 GB to download)"
+  fi
+  if [[ ${1:-} == --python ]]; then
+    setup_python python "Python packages of the tests"
+  fi
+}
+
+case "${1:-}" in
+  "" | --python) main "$@" ;;
+  *) fail "usage: scripts/setup.sh [--python]" ;;
+esac

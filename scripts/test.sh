@@ -1,0 +1,13 @@
+#!/bin/bash
+# Runs the suite of a finished build with ctest:  scripts/test.sh PRESET [CTEST ARGUMENT...]
+# The report ends with ctest's summary, which is kept in .deps/log/ctest-PRESET.log as well.
+# shellcheck source-path=SCRIPTDIR
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+(($# >= 1)) || fail "usage: scripts/test.sh release|debug|asan [CTEST ARGUMENT...]"
+readonly PRESET="$1"
+shift
+# Many tests start several ranks, so one test is given two cores.
+parallel=$(($(nproc) / 2 > 1 ? $(nproc) / 2 : 1))
+ctest --preset "$PRESET" --parallel "${CTEST_PARALLEL_LEVEL:-$parallel}" --no-tests=error "$@" 2>&1 </dev/null |
+  tee "$LOG_DIR/ctest-$PRESET.log"

@@ -1,0 +1,140 @@
+"""The tree keeps the rules of rules.py, and each rule catches a tree that breaks it."""
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+import rules
+from source_tree import code_of, project_files
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class TheTree(unittest.TestCase):
+    def test_keeps_every_rule(self):
+        for rule in rules.ALL_RULES:
+            with self.subTest(rule=rule.__name__):
+                complaints = rule(ROOT)
+                self.assertEqual(complaints, [], "\n" + "\n".join(complaints))
+
+    def test_is_looked_at(self):
+        self.assertTrue((ROOT / rules.STAGE_POLICY).is_file())
+        seen = {source.folder for source in rules.sources(ROOT)}
+        self.assertLessEqual({"core", "comm", "zero", "engine", "train", "examples", "launcher"}, seen)
+
+
+class EachRule(unittest.TestCase):
+    """`check` writes a small tree and gives it to one rule."""
+
+    def check(self, rule, files):
+        with tempfile.TemporaryDirectory() as folder:
+            for name, text in files.items():
+                path = Path(folder, name)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text, encoding="utf-8")
+            return rule(folder)
+
+    def assert_caught(self, rule, files, where):
+        complaints = self.check(rule, files)
+        self.assertEqual([complaint.split(": ")[0] for complaint in complaints], [where], complaints)
+
+    def assert_accepted(self, rule, files):
+        self.assertEqual(self.check(rule, files), [])
+
+    def include(self, source, target, text=None):
+        return {source: text or f'#pragma once\n#include "{target}"\n', target: ""}
+
+    def test_lower_folders_may_not_include_higher_ones(self):
+        for source, target in [("core/a.h", "comm/b.h"), ("comm/a.cc", "zero/b.h"), ("zero/k/a.cc", "engine/b.h"),
+                               ("zero/a.h", "checkpoint/b.h"), ("engine/a.h", "train/b.h"),
+                               ("train/a.cc", "examples/t/b.h"), ("launcher/a.cc", "comm/b.h"),
+                               ("engine/a.h", "launcher/b.h"), ("engine/a.h", "tools/b.h"), ("core/a.h", "tests/b.h"),
+                               ("checkpoint/a.cc", "comm/b.h"), ("checkpoint/a.cc", "zero/residency.h"),
+                               ("examples/t/model.h", "core/b.h"), ("examples/t/model.h", "examples/t/b.h")]:
+            with self.subTest(source=source, target=target):
+                self.assert_caught(rules.include_direction, self.include(source, target), f"{source}:2")
+
+    def test_angle_brackets_hide_nothing(self):
+        self.assert_caught(rules.include_direction, self.include("core/a.h", "comm/b.h", "#  include <comm/b.h>\n"),
+                           "core/a.h:1")
+
+    def test_higher_folders_may_include_lower_ones(self):
+        for source, target in [("comm/a.h", "core/b.h"), ("zero/a.h", "zero/k/b.h"), ("engine/a.h", "checkpoint/b.h"),
+                               ("checkpoint/a.h", "zero/layout.h"), ("examples/t/data.h", "train/b.h"),
+                               ("launcher/a.h", "core/b.h"), ("tools/a.cc", "launcher/b.h"),
+                               ("tests/core/a.cc", "tools/b.h")]:
+            with self.subTest(source=source, target=target):
+                self.assert_accepted(rules.include_direction, self.include(source, target))
+
+    def test_includes_are_paths_from_the_root(self):
+        self.assert_caught(rules.include_direction, {"core/a.h": '#include "b.h"\n', "core/b.h": ""}, "core/a.h:1")
+
+    def test_a_commented_include_is_none(self):
+        self.assert_accepted(rules.include_direction,
+                             {"core/a.h": '// #include "comm/b.h"\n/*\n#include "comm/b.h"\n*/\n', "comm/b.h": ""})
+
+    def test_a_new_folder_needs_a_place(self):
+        self.assert_caught(rules.include_direction, {"misc/a.cc": "int a;\n"}, "misc/a.cc:1")
+
+    def test_torch_stays_out_of_torch_free_files(self):
+        for source in ["core/a.h", "launcher/a.cc", "zero/layout.h", "zero/layout.cc"]:
+            with self.subTest(source=source):
+                self.assert_caught(rules.torch_headers, {source: "#include <ATen/ATen.h>\n"}, f"{source}:1")
+        self.assert_accepted(rules.torch_headers, {"zero/unit.h": "#include <ATen/ATen.h>\n"})
+
+    def test_slow_and_clashing_headers(self):
+        self.assert_caught(rules.torch_headers, {"engine/a.cc": "#include <torch/torch.h>\n"}, "engine/a.cc:1")
+        self.assert_caught(rules.torch_headers, {"engine/a.cc": "#include <spdlog/spdlog.h>\n"}, "engine/a.cc:1")
+        self.assert_accepted(rules.torch_headers, {"core/log.cc": "#include <spdlog/spdlog.h>\n"})
+
+    def test_stages_are_compared_in_one_file(self):
+        for line in ["if (stage == 3) {", "if (config.zero.stage >= 2)", "return stage_ != 0;", "x = 2 <= stage;",
+                     "switch (stage) {", "switch (config->stage) {", "stage() < 1 ? a : b", "if (stage>1)",
+                     "if (zero_stage > 1)"]:
+            with self.subTest(line=line):
+                self.assert_caught(rules.stage_comparisons, {"zero/a.cc": f"// x\n{line}\n"}, "zero/a.cc:2")
+                self.assert_accepted(rules.stage_comparisons, {rules.STAGE_POLICY: line + "\n"})
+                self.assert_accepted(rules.stage_comparisons, {"tests/zero/a.cc": line + "\n"})
+
+    def test_other_uses_of_stages_are_accepted(self):
+        for line in ["int stage = 3;", "// if (stage == 3)", 'fail("stage == 3 needs");', "out << stage << 1;",
+                     "sharding_of(config.stage)", "keys.stage3_max_live_parameters >= 2", "std::optional<int> stage;",
+                     "s << stage;", "const int n = 1'000; // 'stage == 1'", "for (int stage : kStages)"]:
+            with self.subTest(line=line):
+                self.assert_accepted(rules.stage_comparisons, {"zero/a.cc": line + "\n"})
+
+    def test_nothing_is_named_after_a_stage(self):
+        self.assert_caught(rules.stage_comparisons, {"zero/stage3.cc": "\n"}, "zero/stage3.cc:1")
+        self.assert_caught(rules.stage_comparisons, {"zero/a.h": "class Stage3Engine {};\n"}, "zero/a.h:1")
+
+    def test_long_files(self):
+        self.assert_caught(rules.file_lengths, {"core/a.cc": "\n" * 701}, "core/a.cc:701")
+        self.assert_accepted(rules.file_lengths, {"core/a.cc": "\n" * 700, "docs/a.md": "\n" * 2000})
+
+    def test_generated_files_are_not_ours(self):
+        self.assert_accepted(rules.file_lengths, {".deps/a.py": "\n" * 701, "build-asan/a.cc": "\n" * 701})
+
+
+class CodeOf(unittest.TestCase):
+    def test_blanks_comments_and_strings_and_keeps_lines(self):
+        text = 'a("x // y"); // c\n/* d\n e */ f(R"(g "\n)" , \'"\'); h\n'
+        self.assertEqual(code_of(text).split("\n")[0].rstrip(), "a(" + " " * 8 + ");")
+        self.assertEqual(code_of(text).count("\n"), text.count("\n"))
+        self.assertEqual("".join(code_of(text).split()), "a();f(,);h")
+
+    def test_keeps_includes(self):
+        self.assertEqual(code_of('#include "a.h"  // "b.h"\n').rstrip(), '#include "a.h"')
+
+
+class ProjectFiles(unittest.TestCase):
+    def test_without_git(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for name in ["core/a.h", "build/b.h", "tests/build/c.h", "runs/d", "tests/__pycache__/e"]:
+                Path(folder, name).parent.mkdir(parents=True, exist_ok=True)
+                Path(folder, name).write_text("")
+            self.assertEqual([path.as_posix() for path in project_files(folder)], ["core/a.h", "tests/build/c.h"])
+
+
+if __name__ == "__main__":
+    sys.dont_write_bytecode = True
+    unittest.main()

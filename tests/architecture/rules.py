@@ -1,0 +1,123 @@
+"""The rules of docs/architecture.md that a program can check. Each returns complaints: "file:line: what is wrong"."""
+import re
+from pathlib import Path, PurePosixPath
+
+from source_tree import CPP_SUFFIXES, code_of, project_files
+
+# Folder -> the folders it may include from, itself excepted. The order is the order of the layers.
+CHAIN = ["core", "comm", "zero", "checkpoint", "engine", "train", "examples"]
+MAY_INCLUDE = {folder: set(CHAIN[:i]) for i, folder in enumerate(CHAIN)}
+MAY_INCLUDE["checkpoint"] = {"core", "zero"}  # of zero only the layout: CHECKPOINT_FROM_ZERO
+MAY_INCLUDE["launcher"] = {"core"}
+MAY_INCLUDE["cmake"] = set()  # the precompiled header
+for top in ("tools", "tests", "benchmarks"):
+    MAY_INCLUDE[top] = set(MAY_INCLUDE) | {"tools", "tests", "benchmarks"}
+
+CHECKPOINT_FROM_ZERO = re.compile(r"zero/layout\w*\.h")
+# Files that must be usable, and testable, without libtorch.
+TORCH_FREE = re.compile(r"core/|launcher/|zero/layout\w*\.(h|cc)$|zero/stage\.h$")
+TORCH_HEADER = re.compile(r"(torch|ATen|c10|caffe2)/")
+
+STAGE_POLICY = "zero/stage.h"
+_STAGE = r"\b(?:\w+(?:\.|->|::))*(?:zero_)?stage_?(?:\(\))?"
+_COMPARISON = r"(?:==|!=|<=|>=|(?<!<)<(?!<)|(?<!>)>(?!>))"  # neither << nor >>
+_SPACED_COMPARISON = rf"(?<=\s){_COMPARISON}\s+"  # before a name, "<" and ">" are often a template's
+STAGE_COMPARED = re.compile(
+    rf"{_STAGE}\s*{_COMPARISON}|{_SPACED_COMPARISON}{_STAGE}(?![\w(])|\bswitch\s*\(\s*{_STAGE}\s*\)")
+STAGE_NAMED = re.compile(r"\b(?:class|struct|namespace)\s+\w*[sS]tage_?[0-3]\w*")
+
+MAX_LINES = 700
+LINE_LIMITED = CPP_SUFFIXES | {".py", ".sh", ".cmake"}
+
+_INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
+
+
+class Source:
+    """One C++ file: its path from the root, its code without comments and strings, its includes."""
+
+    def __init__(self, root, path):
+        self.path = path.as_posix()
+        self.folder = path.parts[0]
+        self.code = code_of((Path(root) / path).read_text(encoding="utf-8", errors="replace")).splitlines()
+        # (line number, '"' or '<', the included name)
+        self.includes = [(number, *match.groups()) for number, line in enumerate(self.code, 1)
+                         if (match := _INCLUDE.match(line))]
+
+
+def sources(root):
+    return [Source(root, path) for path in project_files(root) if path.suffix in CPP_SUFFIXES]
+
+
+def include_direction(root):
+    complaints = []
+    for source in sources(root):
+        if source.folder not in MAY_INCLUDE:
+            complaints.append(f"{source.path}:1: folder {source.folder}/ has no place in the include direction; "
+                              "give it one in tests/architecture/rules.py and docs/architecture.md")
+            continue
+        for number, bracket, name in source.includes:
+            complaint = _include_complaint(root, source, bracket, name)
+            if complaint:
+                complaints.append(f"{source.path}:{number}: {complaint}")
+    return complaints
+
+
+def _include_complaint(root, source, bracket, name):
+    target = PurePosixPath(name).parts[0]
+    ours = (Path(root) / name).is_file()
+    if bracket == '"' and not ours:
+        return f'"{name}" is no file of ours: our includes are paths from the root, those of others stand in <>'
+    if not ours:
+        return None
+    if re.fullmatch(r"examples/[^/]+/model\.h", source.path):
+        return f"includes {name}; a model.h includes nothing of ours: models need no change"
+    if target != source.folder and target not in MAY_INCLUDE[source.folder]:
+        allowed = ", ".join(sorted(MAY_INCLUDE[source.folder])) or "nothing"
+        return f"includes {name}; {source.folder}/ may include only {allowed}"
+    if source.folder == "checkpoint" and target == "zero" and not CHECKPOINT_FROM_ZERO.fullmatch(name):
+        return f"includes {name}; of zero/ the checkpoint knows only the layout"
+    return None
+
+
+def torch_headers(root):
+    complaints = []
+    for source in sources(root):
+        for number, _, name in source.includes:
+            if TORCH_FREE.match(source.path) and TORCH_HEADER.match(name):
+                complaints.append(f"{source.path}:{number}: includes {name}, but is to work without libtorch")
+            if name == "torch/torch.h":
+                complaints.append(f"{source.path}:{number}: torch/torch.h takes seconds to compile; "
+                                  "include what is used")
+            # The wheel's newer fmt/ breaks Debian's spdlog where both are on the include path.
+            if name.startswith(("spdlog/", "fmt/")) and source.path != "core/log.cc":
+                complaints.append(f"{source.path}:{number}: includes {name}; only core/log.cc does, see core/log.h")
+    return complaints
+
+
+def stage_comparisons(root):
+    complaints = []
+    for source in sources(root):
+        if re.search(r"stage_?[0-3]", source.path):
+            complaints.append(f"{source.path}:1: named after a stage; a stage is a value")
+        if source.path == STAGE_POLICY or source.folder in ("tests", "benchmarks"):
+            continue
+        for number, line in enumerate(source.code, 1):
+            if STAGE_COMPARED.search(line):
+                complaints.append(f"{source.path}:{number}: compares a stage; only {STAGE_POLICY} does, "
+                                  "others ask zero::Sharding")
+            if STAGE_NAMED.search(line):
+                complaints.append(f"{source.path}:{number}: a type named after a stage; a stage is a value")
+    return complaints
+
+
+def file_lengths(root):
+    complaints = []
+    for path in project_files(root):
+        if path.suffix in LINE_LIMITED or path.name == "CMakeLists.txt":
+            num_lines = (Path(root) / path).read_bytes().count(b"\n")
+            if num_lines > MAX_LINES:
+                complaints.append(f"{path.as_posix()}:{num_lines}: more than {MAX_LINES} lines")
+    return complaints
+
+
+ALL_RULES = [include_direction, torch_headers, stage_comparisons, file_lengths]

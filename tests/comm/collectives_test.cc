@@ -1,0 +1,275 @@
+// Every collective against sums and copies computed here, for worlds of 1 to 9 ranks and shards of odd lengths.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <tuple>
+
+#include "comm/init.h"
+#include "core/str.h"
+#include "tests/comm/comm_testing.h"
+
+namespace tessera::comm {
+namespace {
+
+using testing::element;
+using testing::filled;
+using testing::summed;
+
+Options quick() {
+  Options options;
+  options.timeout = std::chrono::seconds(30);
+  options.rendezvous_timeout = std::chrono::seconds(30);
+  return options;
+}
+
+constexpr int64_t kShardNumels[] = {1, 3, 64, 1001};
+
+class CollectivesTest : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Worlds, CollectivesTest, ::testing::Range(1, 10));
+
+TEST_P(CollectivesTest, AllGatherBringsEveryShardToItsSlice) {
+  const int size = GetParam();
+  run_threads(size, quick(), [&](CommunicatorPtr comm) {
+    for (const int64_t numel : kShardNumels) {
+      const at::Tensor shard = filled(comm->rank(), 0, numel, at::kFloat);
+      at::Tensor full = at::full({size * numel}, -1, at::kFloat);
+      comm->all_gather(full, shard, "apart")->wait();
+      at::Tensor in_place = at::full({size * numel}, -1, at::kFloat);
+      const at::Tensor slice = in_place.narrow(0, comm->rank() * numel, numel);
+      slice.copy_(shard);
+      comm->all_gather(in_place, slice, "in place")->wait();
+      for (int r = 0; r < size; ++r) {
+        const at::Tensor expected = filled(r, 0, numel, at::kFloat);
+        EXPECT_TRUE(at::equal(full.narrow(0, r * numel, numel), expected)) << "slice " << r << " of " << numel;
+        EXPECT_TRUE(at::equal(in_place.narrow(0, r * numel, numel), expected)) << "slice " << r << " of " << numel;
+      }
+      EXPECT_TRUE(at::equal(shard, filled(comm->rank(), 0, numel, at::kFloat))) << "the shard must stay as it is";
+    }
+  });
+}
+
+TEST_P(CollectivesTest, ReduceScatterSumsTheOwnSlice) {
+  const int size = GetParam();
+  run_threads(size, quick(), [&](CommunicatorPtr comm) {
+    for (const int64_t numel : kShardNumels) {
+      const at::Tensor full = filled(comm->rank(), 0, size * numel, at::kFloat);
+      comm->reduce_scatter(full, "gradients")->wait();
+      const int64_t begin = comm->rank() * numel;
+      EXPECT_TRUE(at::equal(full.narrow(0, begin, numel), summed(size, begin, numel, at::kFloat))) << numel;
+    }
+  });
+}
+
+TEST_P(CollectivesTest, AllReduceAndBroadcastInEveryDtype) {
+  const int size = GetParam();
+  run_threads(size, quick(), [&](CommunicatorPtr comm) {
+    for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf, at::kLong, at::kInt, at::kChar, at::kByte}) {
+      const at::Tensor buffer = filled(comm->rank(), 0, 37, dtype);
+      comm->all_reduce(buffer, "sum")->wait();
+      EXPECT_TRUE(at::equal(buffer, summed(size, 0, 37, dtype))) << dtype;
+      const int root = size - 1;
+      const at::Tensor copied = filled(comm->rank(), 5, 13, dtype);
+      comm->broadcast(copied, root, "copy")->wait();
+      EXPECT_TRUE(at::equal(copied, filled(root, 5, 13, dtype))) << dtype;
+    }
+    const at::Tensor flags = at::full({3}, comm->rank() == 0, at::kBool);
+    comm->broadcast(flags, 0, "flags")->wait();
+    EXPECT_TRUE(flags.all().item<bool>());
+  });
+}
+
+TEST_P(CollectivesTest, Bf16SumsStayWithinItsPrecision) {
+  const int size = GetParam();
+  run_threads(size, quick(), [&](CommunicatorPtr comm) {
+    const auto value = [](int rank, int64_t i) { return 1.0 + 0.01 * static_cast<double>(element(rank, i)); };
+    at::Tensor buffer = at::empty({101}, at::kFloat);
+    at::Tensor expected = at::zeros({101}, at::kDouble);
+    for (int64_t i = 0; i < 101; ++i) {
+      buffer.data_ptr<float>()[i] = static_cast<float>(value(comm->rank(), i));
+      for (int r = 0; r < size; ++r) expected.data_ptr<double>()[i] += value(r, i);
+    }
+    at::Tensor rounded = buffer.to(at::kBFloat16);
+    comm->all_reduce(rounded, "bf16")->wait();
+    // Each of the size - 1 additions and the inputs round to 8 bits.
+    const double tolerance = static_cast<double>(size) / 256;
+    EXPECT_TRUE(at::allclose(rounded.to(at::kDouble), expected, tolerance, 0));
+  });
+}
+
+TEST_P(CollectivesTest, ManyInFlightFinishInAnyOrderOfWaiting) {
+  const int size = GetParam();
+  run_threads(size, quick(), [&](CommunicatorPtr comm) {
+    constexpr int kBuffers = 12;
+    std::vector<at::Tensor> buffers;
+    std::vector<WorkPtr> works;
+    for (int b = 0; b < kBuffers; ++b) {
+      buffers.push_back(filled(comm->rank(), b, size * (b + 1), at::kFloat));
+      works.push_back(b % 2 == 0 ? comm->all_reduce(buffers.back(), str("buffer ", b))
+                                 : comm->reduce_scatter(buffers.back(), str("buffer ", b)));
+    }
+    for (int b = kBuffers - 1; b >= 0; --b) {
+      works[b]->wait();
+      EXPECT_TRUE(works[b]->test());
+      works[b]->wait();  // twice does no harm
+      const int64_t begin = comm->rank() * (b + 1);
+      EXPECT_TRUE(at::equal(buffers[b].narrow(0, begin, b + 1), summed(size, b + begin, b + 1, at::kFloat))) << b;
+    }
+  });
+}
+
+TEST_P(CollectivesTest, BarrierHoldsEveryoneBack) {
+  const int size = GetParam();
+  std::atomic<int> arrived{0};
+  run_threads(size, quick(), [&](CommunicatorPtr comm) {
+    for (int round = 1; round <= 3; ++round) {
+      ++arrived;
+      comm->barrier("all here");
+      EXPECT_GE(arrived.load(), round * size);
+      comm->barrier("next round");
+    }
+  });
+}
+
+TEST_P(CollectivesTest, ExchangeReturnsTheValuesInRankOrder) {
+  const int size = GetParam();
+  run_threads(size, quick(), [&](CommunicatorPtr comm) {
+    for (int round = 0; round < 5; ++round) {
+      const std::string value = str("rank ", comm->rank(), "\nround ", round, std::string(1, '\0'));
+      const std::vector<std::string> values = comm->exchange(value, "texts");
+      ASSERT_EQ(values.size(), static_cast<size_t>(size));
+      for (int r = 0; r < size; ++r) EXPECT_EQ(values[r], str("rank ", r, "\nround ", round, std::string(1, '\0')));
+    }
+    for (const std::string& value : comm->exchange("", "nothing")) EXPECT_EQ(value, "");
+  });
+}
+
+TEST_P(CollectivesTest, DuplicatesNeedNoCommonOrder) {
+  const int size = GetParam();
+  run_threads(size, quick(), [&](CommunicatorPtr comm) {
+    const auto first = comm->duplicate("first");
+    const auto second = first->duplicate("second");
+    EXPECT_EQ(second->rank(), comm->rank());
+    EXPECT_EQ(second->size(), size);
+    EXPECT_EQ(second->timeout(), comm->timeout());
+    at::Tensor a = filled(comm->rank(), 0, 100, at::kFloat);
+    at::Tensor b = filled(comm->rank(), 9, 70, at::kFloat);
+    WorkPtr work_a, work_b;
+    if (comm->rank() % 2 == 0) {
+      work_a = first->all_reduce(a, "a");
+      work_b = second->all_reduce(b, "b");
+      work_a->wait();
+      work_b->wait();
+    } else {
+      second->all_reduce(b, "b")->wait();
+      first->all_reduce(a, "a")->wait();
+    }
+    EXPECT_TRUE(at::equal(a, summed(size, 0, 100, at::kFloat)));
+    EXPECT_TRUE(at::equal(b, summed(size, 9, 70, at::kFloat)));
+  });
+}
+
+TEST_P(CollectivesTest, CountsCallsAndBytes) {
+  const int size = GetParam();
+  run_threads(size, quick(), [&](CommunicatorPtr comm) {
+    at::Tensor full = at::zeros({size * 10}, at::kFloat);
+    comm->all_gather(full, full.narrow(0, comm->rank() * 10, 10), "g")->wait();
+    comm->reduce_scatter(full, "r")->wait();
+    comm->reduce_scatter(full, "r")->wait();
+    comm->all_reduce(full, "a")->wait();
+    comm->broadcast(full, 0, "b")->wait();
+    comm->barrier("end");
+    const Counts& counts = comm->counts();
+    EXPECT_EQ(counts.all_gathers, 1);
+    EXPECT_EQ(counts.reduce_scatters, 2);
+    EXPECT_EQ(counts.all_reduces, 1);
+    EXPECT_EQ(counts.broadcasts, 1);
+    EXPECT_EQ(counts.barriers, 1);
+    EXPECT_EQ(counts.bytes, 5 * size * 10 * 4);
+    comm->reset_counts();
+    EXPECT_EQ(comm->counts().bytes, 0);
+  });
+}
+
+TEST_P(CollectivesTest, EmptyBuffersAreFine) {
+  run_threads(GetParam(), quick(), [&](CommunicatorPtr comm) {
+    at::Tensor none = at::zeros({0}, at::kFloat);
+    comm->all_gather(none, none, "g")->wait();
+    comm->reduce_scatter(none, "r")->wait();
+    comm->all_reduce(none, "a")->wait();
+    comm->broadcast(none, 0, "b")->wait();
+  });
+}
+
+TEST(CommunicatorTest, OneRankAloneIsImmediateAndLocal) {
+  const auto start = std::chrono::steady_clock::now();
+  const CommunicatorPtr comm = connect(Environment{}, Options{});
+  EXPECT_LT(testing::seconds_since(start), 0.05);
+  EXPECT_EQ(comm->rank(), 0);
+  EXPECT_EQ(comm->size(), 1);
+  EXPECT_EQ(comm->backend(), "self");
+}
+
+TEST(CommunicatorTest, BackendIsGloo) {
+  run_threads(2, quick(), [](CommunicatorPtr comm) { EXPECT_EQ(comm->backend(), "gloo"); });
+}
+
+TEST(CommunicatorTest, RefusesBuffersItCannotSend) {
+  run_threads(3, quick(), [](CommunicatorPtr comm) {
+    const at::Tensor good = at::zeros({6}, at::kFloat);
+    EXPECT_THROW(comm->all_reduce(at::Tensor(), "undefined"), std::logic_error);
+    EXPECT_THROW(comm->all_reduce(at::zeros({2, 3}), "2-D"), std::logic_error);
+    EXPECT_THROW(comm->all_reduce(at::zeros({6}).slice(0, 0, 6, 2), "strided"), std::logic_error);
+    EXPECT_THROW(comm->all_reduce(at::zeros({6}, at::kComplexFloat), "complex"), std::logic_error);
+    EXPECT_THROW(comm->reduce_scatter(at::zeros({7}), "7 by 3"), std::logic_error);
+    EXPECT_THROW(comm->all_gather(good, at::zeros({3}), "shard too long"), std::logic_error);
+    EXPECT_THROW(comm->all_gather(good, at::zeros({2}, at::kHalf), "other dtype"), std::logic_error);
+    EXPECT_THROW(comm->broadcast(good, 3, "root"), std::logic_error);
+    EXPECT_EQ(comm->counts().bytes, 0) << "what is refused does not count";
+    comm->all_reduce(good, "still works")->wait();
+  });
+}
+
+TEST(CommunicatorTest, ADroppedWorkKeepsItsBuffersAlive) {
+  run_threads(2, quick(), [](CommunicatorPtr comm) {
+    at::Tensor kept;
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage(c10::intrusive_ptr<c10::StorageImpl>{});
+    {
+      at::Tensor buffer = filled(comm->rank(), 0, 1 << 20, at::kFloat);
+      storage = c10::weak_intrusive_ptr<c10::StorageImpl>(buffer.storage().getWeakStorageImpl());
+      comm->all_reduce(buffer, "dropped");
+    }
+    if (comm->rank() == 0) {
+      // Rank 1 has not come yet (see the barrier's other side), so the collective cannot be done.
+      EXPECT_GT(storage.use_count(), 0u);
+    }
+    comm->barrier("after");
+    comm->all_reduce(at::ones({1}), "next")->wait();
+    for (int i = 0; i < 100 && storage.use_count() > 0; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      comm->all_reduce(at::ones({1}), "next")->wait();
+    }
+    EXPECT_EQ(storage.use_count(), 0u) << "and lets go of them afterwards";
+  });
+}
+
+TEST(CommunicatorTest, DoesNotDispatchOperators) {
+  // zero/residency listens to operators to learn which parameters are about to be read.
+  thread_local int num_operators = 0;
+  run_threads(2, quick(), [](CommunicatorPtr comm) {
+    at::Tensor full = at::ones({8});
+    at::Tensor shard = at::ones({4});
+    auto handle = at::addThreadLocalCallback(
+        at::RecordFunctionCallback([](const at::RecordFunction&) -> std::unique_ptr<at::ObserverContext> {
+          ++num_operators;
+          return nullptr;
+        }).scopes({at::RecordScope::FUNCTION}));
+    comm->all_gather(full, shard, "g")->wait();
+    comm->reduce_scatter(full, "r")->wait();
+    comm->broadcast(full, 1, "b")->wait();
+    at::removeCallback(handle);
+    EXPECT_EQ(num_operators, 0);
+  });
+}
+
+}  // namespace
+}  // namespace tessera::comm

@@ -1,0 +1,88 @@
+// Helpers of the comm tests: buffers whose sums are known, and child processes that are ranks.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace tessera::comm::testing {
+
+/// Element i of rank r's buffer: a small integer, so that sums over 9 ranks are exact in every dtype, uint8 and bf16
+/// included.
+inline int64_t element(int rank, int64_t i) { return (i * 3 + rank * 7) % 11; }
+
+inline int64_t sum_of_elements(int size, int64_t i) {
+  int64_t sum = 0;
+  for (int r = 0; r < size; ++r) sum += element(r, i);
+  return sum;
+}
+
+/// (numel) of `dtype`: element(rank, begin + i).
+inline at::Tensor filled(int rank, int64_t begin, int64_t numel, at::ScalarType dtype) {
+  at::Tensor values = at::empty({numel}, at::kLong);
+  for (int64_t i = 0; i < numel; ++i) values.data_ptr<int64_t>()[i] = element(rank, begin + i);
+  return values.to(dtype);
+}
+
+/// (numel) of `dtype`: what filled() sums to over all ranks.
+inline at::Tensor summed(int size, int64_t begin, int64_t numel, at::ScalarType dtype) {
+  at::Tensor values = at::empty({numel}, at::kLong);
+  for (int64_t i = 0; i < numel; ++i) values.data_ptr<int64_t>()[i] = sum_of_elements(size, begin + i);
+  return values.to(dtype);
+}
+
+/// What `body` throws as a tessera error: its line. Empty when it throws nothing.
+template <class Body>
+std::string error_of(Body&& body) {
+  try {
+    body();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "";
+}
+
+inline double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+using Variables = std::map<std::string, std::string>;
+
+/// A process of its own running the helper program `comm_test_rank`. Killed on destruction if it still runs.
+class RankProcess {
+ public:
+  /// The variables are the whole environment, beside PATH and LD_LIBRARY_PATH. `inherit_fd`: a descriptor to leave
+  /// open in the child under the same number; -1: none.
+  RankProcess(const std::vector<std::string>& arguments, const Variables& variables, int inherit_fd = -1);
+  ~RankProcess();
+  RankProcess(const RankProcess&) = delete;
+  RankProcess& operator=(const RankProcess&) = delete;
+
+  /// Reads output until `text` appears. False when the process ends or 30 s pass first.
+  bool await_output(const std::string& text);
+  void kill(int signal);
+  /// Reads until the end. Exit code, or 128 + signal.
+  int wait();
+  /// stdout and stderr together, as far as read.
+  const std::string& output() const { return output_; }
+
+ private:
+  bool read_some(std::chrono::milliseconds timeout);
+
+  int pid_ = -1;
+  int pipe_ = -1;
+  int status_ = -1;
+  std::string output_;
+};
+
+/// torchrun's variables for one rank on one host.
+Variables rank_variables(int rank, int world_size, int port);
+
+/// A port nobody listens on just now.
+int free_port();
+
+}  // namespace tessera::comm::testing

@@ -1,0 +1,138 @@
+// environment(): every variable, present, absent and wrong.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+#include "comm/init.h"
+#include "tests/comm/comm_testing.h"
+
+namespace tessera::comm {
+namespace {
+
+using testing::error_of;
+using testing::Variables;
+
+constexpr const char* kNames[] = {"RANK",        "WORLD_SIZE",  "LOCAL_RANK",       "LOCAL_WORLD_SIZE",
+                                  "MASTER_ADDR", "MASTER_PORT", "TESSERA_STORE_FD", "TORCHELASTIC_USE_AGENT_STORE",
+                                  "TORCHELASTIC_RESTART_COUNT"};
+
+class EnvironmentTest : public ::testing::Test {
+ protected:
+  EnvironmentTest() { clear(); }
+  ~EnvironmentTest() override { clear(); }
+
+  static void set(const Variables& variables) {
+    clear();
+    for (const auto& [name, value] : variables) setenv(name.c_str(), value.c_str(), 1);
+  }
+
+ private:
+  static void clear() {
+    for (const char* name : kNames) unsetenv(name);
+  }
+};
+
+const Variables kGood = {{"RANK", "3"},        {"WORLD_SIZE", "4"},        {"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "2"},
+                         {"MASTER_ADDR", "h"}, {"MASTER_PORT", "12345"}};
+
+TEST_F(EnvironmentTest, NothingSetIsOneRankAlone) {
+  const Environment env = environment();
+  EXPECT_EQ(env.rank, 0);
+  EXPECT_EQ(env.world_size, 1);
+  EXPECT_EQ(env.local_world_size, 1);
+  set({{"MASTER_ADDR", "left over"}, {"MASTER_PORT", "nonsense"}});
+  EXPECT_EQ(environment().world_size, 1) << "an address alone says nothing about a group";
+}
+
+TEST_F(EnvironmentTest, ReadsTorchrunsVariables) {
+  Variables variables = kGood;
+  variables["TORCHELASTIC_USE_AGENT_STORE"] = "True";
+  variables["TORCHELASTIC_RESTART_COUNT"] = "2";
+  set(variables);
+  const Environment env = environment();
+  EXPECT_EQ(env.rank, 3);
+  EXPECT_EQ(env.world_size, 4);
+  EXPECT_EQ(env.local_rank, 1);
+  EXPECT_EQ(env.local_world_size, 2);
+  EXPECT_EQ(env.master_addr, "h");
+  EXPECT_EQ(env.master_port, 12345);
+  EXPECT_TRUE(env.agent_store);
+  EXPECT_EQ(env.restart_count, 2);
+  EXPECT_EQ(env.store_fd, -1);
+}
+
+TEST_F(EnvironmentTest, TheLocalOnesDefaultToOneHost) {
+  set({{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "h"}, {"MASTER_PORT", "1"}});
+  EXPECT_EQ(environment().local_rank, 1);
+  EXPECT_EQ(environment().local_world_size, 2);
+  EXPECT_FALSE(environment().agent_store);
+}
+
+TEST_F(EnvironmentTest, OneRankNeedsNoAddress) {
+  set({{"RANK", "0"}, {"WORLD_SIZE", "1"}});
+  EXPECT_EQ(environment().world_size, 1);
+}
+
+TEST_F(EnvironmentTest, OnlyRankZeroTakesTheListeningSocket) {
+  Variables variables = kGood;
+  variables["TESSERA_STORE_FD"] = "7";
+  set(variables);
+  EXPECT_EQ(environment().store_fd, -1);
+  variables["RANK"] = "0";
+  set(variables);
+  EXPECT_EQ(environment().store_fd, 7);
+}
+
+TEST_F(EnvironmentTest, NamesTheVariableThatIsWrong) {
+  struct Case {
+    const char* name;
+    const char* value;  ///< null: unset
+    const char* error;
+  };
+  const Case cases[] = {
+      {"RANK", nullptr, "RANK is not set although WORLD_SIZE is"},
+      {"WORLD_SIZE", nullptr, "WORLD_SIZE is not set although RANK is"},
+      {"LOCAL_RANK", nullptr, "LOCAL_RANK is not set although LOCAL_WORLD_SIZE is"},
+      {"MASTER_ADDR", nullptr, "MASTER_ADDR is not set although WORLD_SIZE is above 1: the address of rank 0's host"},
+      {"MASTER_ADDR", "", "MASTER_ADDR is empty: expected the address of rank 0's host"},
+      {"MASTER_PORT", nullptr, "MASTER_PORT is not set although WORLD_SIZE is above 1"},
+      {"RANK", "", "RANK='' is not an integer"},
+      {"RANK", "one", "RANK='one' is not an integer"},
+      {"RANK", " 1", "RANK=' 1' is not an integer"},
+      {"RANK", "1.0", "RANK='1.0' is not an integer"},
+      {"RANK", "99999999999", "RANK='99999999999' is not an integer"},
+      {"RANK", "4", "RANK=4 is out of range: expected 0 to 3"},
+      {"RANK", "-1", "RANK=-1 is out of range: expected 0 to 3"},
+      {"WORLD_SIZE", "0", "WORLD_SIZE=0 is out of range: expected 1 to 1048576"},
+      {"WORLD_SIZE", "2x", "WORLD_SIZE='2x' is not an integer"},
+      {"LOCAL_RANK", "2", "LOCAL_RANK=2 is out of range: expected 0 to 1"},
+      {"LOCAL_WORLD_SIZE", "5", "LOCAL_WORLD_SIZE=5 is out of range: expected 1 to 4"},
+      {"MASTER_PORT", "0", "MASTER_PORT=0 is out of range: expected 1 to 65535"},
+      {"MASTER_PORT", "65536", "MASTER_PORT=65536 is out of range: expected 1 to 65535"},
+      {"MASTER_PORT", "http", "MASTER_PORT='http' is not an integer"},
+      {"TORCHELASTIC_RESTART_COUNT", "-2", "TORCHELASTIC_RESTART_COUNT=-2 is out of range: expected 0 to 1048576"},
+  };
+  for (const Case& wrong : cases) {
+    Variables variables = kGood;
+    variables.erase(wrong.name);
+    if (wrong.value != nullptr) variables[wrong.name] = wrong.value;
+    set(variables);
+    EXPECT_THROW(environment(), CommError) << wrong.error;
+    EXPECT_EQ(error_of([] { environment(); }), wrong.error);
+  }
+}
+
+TEST_F(EnvironmentTest, UnknownBackendsAreRefused) {
+  Options options;
+  options.backend = "mpi";
+  EXPECT_EQ(error_of([&] { connect(Environment{}, options); }),
+            "unknown backend \"mpi\": expected \"auto\", \"gloo\" or \"nccl\"");
+  options.backend = "nccl";
+  EXPECT_EQ(error_of([&] { connect(Environment{}, options); }), "backend \"nccl\" moves CUDA tensors; CPU tensors need \"gloo\"");
+  options.backend = "gloo";
+  options.cuda = true;
+  EXPECT_EQ(error_of([&] { connect(Environment{}, options); }), "backend \"gloo\" moves CPU tensors; CUDA tensors need \"nccl\"");
+}
+
+}  // namespace
+}  // namespace tessera::comm

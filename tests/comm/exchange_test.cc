@@ -1,0 +1,98 @@
+// exchange(): what it leaves in the store, and what it says when a rank does not come.
+#include <gtest/gtest.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+
+#include "comm/c10d.h"
+#include "comm/gloo.h"
+#include "comm/init.h"
+#include "core/str.h"
+#include "tests/comm/comm_testing.h"
+
+namespace tessera::comm {
+namespace {
+
+using testing::error_of;
+using ::testing::Test;
+
+Options with_timeout(std::chrono::milliseconds timeout) {
+  Options options;
+  options.timeout = timeout;
+  options.rendezvous_timeout = std::chrono::seconds(20);
+  return options;
+}
+
+TEST(ExchangeTest, TheStoreDoesNotGrow) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const GroupStore group_store(store, "the store");
+  std::vector<std::thread> threads;
+  std::vector<int64_t> num_keys_early(3), num_keys_late(3);
+  for (int rank = 0; rank < 3; ++rank) {
+    threads.emplace_back([&, rank] {
+      auto family = std::make_shared<Family>(group_store, rank, 3, false);
+      GlooOptions gloo;
+      gloo.rank = rank;
+      gloo.size = 3;
+      gloo.timeout = gloo.connect_timeout = std::chrono::seconds(20);
+      C10dCommunicator comm(family, gloo.timeout, [&](const GroupStore& under, FailureHook hook) {
+        return make_gloo_transport(under, gloo, std::move(hook));
+      });
+      for (int i = 0; i < 200; ++i) {
+        comm.exchange("value", "growth");
+        comm.barrier("everyone has tidied up");
+        if (i == 3) num_keys_early[rank] = store->getNumKeys();
+        comm.barrier("everyone has counted");
+      }
+      num_keys_late[rank] = store->getNumKeys();
+      comm.barrier("end");
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (int rank = 0; rank < 3; ++rank) EXPECT_EQ(num_keys_early[rank], num_keys_late[rank]);
+}
+
+TEST(ExchangeTest, NamesTheRanksThatDidNotCome) {
+  std::mutex mutex;
+  std::vector<std::string> errors(4);
+  run_threads(4, with_timeout(std::chrono::seconds(20)), [&](CommunicatorPtr comm) {
+    if (comm->rank() == 1 || comm->rank() == 3) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(2500));
+    }
+    const std::string error = error_of([&] { comm->exchange("x", "plan", std::chrono::milliseconds(500)); });
+    std::lock_guard lock(mutex);
+    errors[comm->rank()] = error;
+  });
+  for (const int rank : {0, 2}) {
+    EXPECT_EQ(errors[rank], "exchange of \"plan\", collective 1: ranks 1 and 3 have not arrived within 0.5 s");
+  }
+}
+
+TEST(ExchangeTest, DifferentLabelsAreAnError) {
+  std::mutex mutex;
+  std::vector<std::string> errors;
+  run_threads(2, with_timeout(std::chrono::seconds(20)), [&](CommunicatorPtr comm) {
+    const std::string error = error_of([&] { comm->exchange("x", comm->rank() == 0 ? "plan" : "report"); });
+    std::lock_guard lock(mutex);
+    errors.push_back(error);
+  });
+  for (const std::string& error : errors) {
+    EXPECT_NE(error.find("\"plan\""), error.npos) << error;
+    EXPECT_NE(error.find("\"report\""), error.npos) << error;
+  }
+}
+
+TEST(ExchangeTest, ARankThatLeftIsNoticedAtOnce) {
+  const auto start = std::chrono::steady_clock::now();
+  std::string error;
+  run_threads(2, with_timeout(std::chrono::seconds(60)), [&](CommunicatorPtr comm) {
+    if (comm->rank() == 0) error = error_of([&] { comm->exchange("x", "plan"); });
+  });
+  EXPECT_LT(testing::seconds_since(start), 5);
+  EXPECT_EQ(error, "exchange of \"plan\", collective 1: rank 1 left the group: it has finished");
+}
+
+}  // namespace
+}  // namespace tessera::comm

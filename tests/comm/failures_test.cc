@@ -1,0 +1,212 @@
+// What happens when ranks stay away, go another way, fail or leave: one line each, soon, on every rank.
+#include <gtest/gtest.h>
+
+#include <mutex>
+#include <thread>
+
+#include "comm/init.h"
+#include "core/str.h"
+#include "tests/comm/comm_testing.h"
+
+namespace tessera::comm {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using testing::error_of;
+using testing::seconds_since;
+using Clock = std::chrono::steady_clock;
+
+Options with_timeout(milliseconds timeout) {
+  Options options;
+  options.timeout = timeout;
+  options.rendezvous_timeout = seconds(20);
+  return options;
+}
+
+/// Runs `body` on every rank; returns what each threw.
+std::vector<std::string> errors_of(int size, milliseconds timeout, const std::function<void(CommunicatorPtr)>& body) {
+  std::mutex mutex;
+  std::vector<std::string> errors(static_cast<size_t>(size));
+  run_threads(size, with_timeout(timeout), [&](CommunicatorPtr comm) {
+    const std::string error = error_of([&] { body(comm); });
+    std::lock_guard lock(mutex);
+    errors[static_cast<size_t>(comm->rank())] = error;
+  });
+  return errors;
+}
+
+TEST(FailuresTest, ATimeoutNamesTheMissingRank) {
+  const auto start = Clock::now();
+  const auto errors = errors_of(3, seconds(1), [](CommunicatorPtr comm) {
+    at::Tensor buffer = at::ones({8});
+    comm->all_reduce(buffer, "unit 0")->wait();
+    if (comm->rank() == 2) std::this_thread::sleep_for(milliseconds(4500));
+    comm->all_reduce(buffer, "unit 1")->wait();
+  });
+  EXPECT_LT(seconds_since(start), 9);
+  for (const int rank : {0, 1}) {
+    EXPECT_EQ(errors[rank], "all_reduce of \"unit 1\" (8 x Float), collective 2: rank 2 has not arrived within 1 s");
+  }
+  EXPECT_EQ(errors[2].find("all_reduce of \"unit 1\" (8 x Float), collective 2: rank 2 came too late: "), 0u) << errors[2];
+  EXPECT_NE(errors[2].find("had given up after 1 s"), std::string::npos) << errors[2];
+}
+
+TEST(FailuresTest, ARankThatIsBusyButHasArrivedIsNotBlamed) {
+  const auto errors = errors_of(3, seconds(1), [](CommunicatorPtr comm) {
+    at::Tensor buffer = at::ones({8});
+    if (comm->rank() == 2) std::this_thread::sleep_for(milliseconds(4500));
+    const WorkPtr work = comm->all_reduce(buffer, "unit 0");
+    if (comm->rank() == 1) std::this_thread::sleep_for(milliseconds(4500));  // issued, then busy elsewhere
+    work->wait();
+  });
+  EXPECT_EQ(errors[0], "all_reduce of \"unit 0\" (8 x Float), collective 1: rank 2 has not arrived within 1 s");
+}
+
+TEST(FailuresTest, DifferentCollectivesAreAnErrorNotAHang) {
+  const auto start = Clock::now();
+  const auto errors = errors_of(2, seconds(3), [](CommunicatorPtr comm) {
+    at::Tensor buffer = at::ones({8});
+    comm->barrier("start");
+    if (comm->rank() == 0) {
+      comm->all_reduce(buffer, "unit 3")->wait();
+    } else {
+      comm->all_gather(at::zeros({64}), at::ones({32}), "unit 4")->wait();
+    }
+  });
+  EXPECT_LT(seconds_since(start), 6);
+  for (const std::string& error : errors) {
+    EXPECT_EQ(error.find("collective 2 differs between ranks: rank "), 0u) << error;
+    EXPECT_NE(error.find("all_reduce of \"unit 3\" (8 x Float)"), error.npos) << error;
+    EXPECT_NE(error.find("all_gather of \"unit 4\" (64 x Float)"), error.npos) << error;
+  }
+}
+
+TEST(FailuresTest, DifferentSizesAreAnErrorNotACrash) {
+  const auto errors = errors_of(2, seconds(3), [](CommunicatorPtr comm) {
+    comm->all_reduce(at::ones({comm->rank() == 0 ? 8 : 9}), "unit")->wait();
+  });
+  for (const std::string& error : errors) EXPECT_EQ(error.find("collective 1 differs between ranks"), 0u) << error;
+}
+
+TEST(FailuresTest, DifferentLabelsAreAnErrorNotAWrongSum) {
+  const auto errors = errors_of(2, seconds(3), [](CommunicatorPtr comm) {
+    comm->all_reduce(at::ones({8}), comm->rank() == 0 ? "unit 1" : "unit 2")->wait();
+  });
+  for (const std::string& error : errors) EXPECT_EQ(error.find("collective 1 differs between ranks"), 0u) << error;
+}
+
+TEST(FailuresTest, ACollectiveAgainstAnExchangeIsAnError) {
+  const auto errors = errors_of(2, seconds(4), [](CommunicatorPtr comm) {
+    if (comm->rank() == 0) {
+      comm->exchange("x", "plan");
+    } else {
+      comm->barrier("end");
+    }
+  });
+  for (const std::string& error : errors) EXPECT_EQ(error.find("collective 1 differs between ranks"), 0u) << error;
+}
+
+TEST(FailuresTest, TheFirstErrorOfAThreadIsRethrownAndEndsTheOthers) {
+  const auto start = Clock::now();
+  std::mutex mutex;
+  std::vector<std::string> others;
+  const std::string first = error_of([&] {
+    run_threads(4, with_timeout(seconds(60)), [&](CommunicatorPtr comm) {
+      at::Tensor buffer = at::ones({100});
+      comm->all_reduce(buffer, "unit 0")->wait();
+      if (comm->rank() == 1) throw std::runtime_error("boom\nand more");
+      try {
+        while (true) comm->all_reduce(buffer, "unit 1")->wait();
+      } catch (const CommError& error) {
+        std::lock_guard lock(mutex);
+        others.push_back(error.what());
+        throw;
+      }
+    });
+  });
+  EXPECT_EQ(first, "boom\nand more");
+  EXPECT_LT(seconds_since(start), 5);
+  ASSERT_EQ(others.size(), 3u);
+  for (const std::string& error : others) EXPECT_NE(error.find("rank 1 left the group: boom"), error.npos) << error;
+}
+
+TEST(FailuresTest, AnErrorWithACollectiveInFlightDoesNotHang) {
+  const auto start = Clock::now();
+  const std::string first = error_of([&] {
+    run_threads(3, with_timeout(seconds(60)), [&](CommunicatorPtr comm) {
+      const auto twin = comm->duplicate("twin");
+      if (comm->rank() == 2) {
+        const WorkPtr work = comm->all_reduce(at::ones({100}), "nobody else comes");
+        const WorkPtr twin_work = twin->all_reduce(at::ones({100}), "nor here");
+        throw std::runtime_error("boom");
+      }
+      twin->barrier("never");
+    });
+  });
+  EXPECT_EQ(first, "boom");
+  EXPECT_LT(seconds_since(start), 5);
+}
+
+TEST(FailuresTest, ARankThatReturnsEarlyIsNamed) {
+  const auto start = Clock::now();
+  const auto errors = errors_of(3, seconds(60), [](CommunicatorPtr comm) {
+    at::Tensor buffer = at::ones({100});
+    comm->all_reduce(buffer, "unit 0")->wait();
+    if (comm->rank() != 0) comm->all_reduce(buffer, "unit 1")->wait();
+  });
+  EXPECT_LT(seconds_since(start), 5);
+  EXPECT_EQ(errors[0], "");
+  for (const int rank : {1, 2}) {
+    EXPECT_EQ(errors[rank], "all_reduce of \"unit 1\" (100 x Float), collective 2: rank 0 left the group: it has finished");
+  }
+}
+
+TEST(FailuresTest, AnErrorStays) {
+  errors_of(2, milliseconds(500), [](CommunicatorPtr comm) {
+    at::Tensor buffer = at::ones({8});
+    if (comm->rank() == 1) {
+      std::this_thread::sleep_for(seconds(3));
+      return;
+    }
+    const WorkPtr second = comm->all_reduce(buffer, "unit 1");
+    const WorkPtr third = comm->all_reduce(buffer, "unit 2");
+    const std::string first = error_of([&] { second->wait(); });
+    EXPECT_NE(first, "");
+    EXPECT_EQ(error_of([&] { second->wait(); }), first);
+    EXPECT_EQ(error_of([&] { third->wait(); }), first);
+    EXPECT_TRUE(third->test()) << "a failed collective does not keep pollers waiting";
+    EXPECT_EQ(error_of([&] { comm->all_reduce(buffer, "later"); }), first);
+    EXPECT_EQ(error_of([&] { comm->barrier("later"); }), first);
+    EXPECT_EQ(error_of([&] { comm->exchange("", "later"); }), first);
+    EXPECT_EQ(error_of([&] { comm->duplicate("later"); }), first);
+  });
+}
+
+TEST(FailuresTest, TheFailureOfADroppedWorkIsNoticedAtTheNextCall) {
+  const auto errors = errors_of(2, milliseconds(500), [](CommunicatorPtr comm) {
+    if (comm->rank() == 1) {
+      std::this_thread::sleep_for(seconds(4));
+      return;
+    }
+    comm->all_reduce(at::ones({8}), "dropped");
+    std::this_thread::sleep_for(seconds(1));
+    comm->all_reduce(at::ones({8}), "next");
+  });
+  EXPECT_EQ(errors[0], "all_reduce of \"dropped\" (8 x Float), collective 1: rank 1 has not arrived within 0.5 s");
+}
+
+TEST(FailuresTest, TestPolls) {
+  run_threads(2, with_timeout(seconds(20)), [](CommunicatorPtr comm) {
+    if (comm->rank() == 1) std::this_thread::sleep_for(milliseconds(300));
+    at::Tensor buffer = at::ones({8});
+    const WorkPtr work = comm->all_reduce(buffer, "polled");
+    if (comm->rank() == 0) EXPECT_FALSE(work->test());
+    while (!work->test()) std::this_thread::sleep_for(milliseconds(1));
+    EXPECT_EQ(buffer[0].item<float>(), 2);
+    work->wait();
+  });
+}
+
+}  // namespace
+}  // namespace tessera::comm

@@ -1,0 +1,225 @@
+// Ranks as processes: the rendezvous, and deaths.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+#include <unistd.h>
+
+#include <memory>
+#include <thread>
+
+#include "comm/network.h"
+#include "core/str.h"
+#include "tests/comm/comm_testing.h"
+
+namespace tessera::comm {
+namespace {
+
+using testing::free_port;
+using testing::rank_variables;
+using testing::RankProcess;
+using testing::seconds_since;
+using testing::Variables;
+using Processes = std::vector<std::unique_ptr<RankProcess>>;
+using Clock = std::chrono::steady_clock;
+
+Processes start(const std::string& scenario, int world_size, const Variables& extra = {}) {
+  const int port = free_port();
+  Processes processes;
+  for (int rank = 0; rank < world_size; ++rank) {
+    Variables variables = rank_variables(rank, world_size, port);
+    for (const auto& [name, value] : extra) variables[name] = value;
+    processes.push_back(std::make_unique<RankProcess>(std::vector<std::string>{scenario}, variables));
+  }
+  return processes;
+}
+
+TEST(ProcessTest, RanksMeetAndAddUpWithNothingElseOnTheTerminal) {
+  for (const char* address : {"127.0.0.1", "localhost"}) {
+    for (const auto& process : start("sum", 3, {{"MASTER_ADDR", address}})) {
+      EXPECT_EQ(process->wait(), 0);
+      EXPECT_EQ(process->output(), "sum 3 backend gloo\n");
+    }
+  }
+}
+
+TEST(ProcessTest, RankZeroMayComeLast) {
+  const int port = free_port();
+  RankProcess one({"sum"}, rank_variables(1, 2, port));
+  std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+  RankProcess zero({"sum"}, rank_variables(0, 2, port));
+  EXPECT_EQ(one.wait(), 0);
+  EXPECT_EQ(one.output(), "sum 2 backend gloo\n");
+  EXPECT_EQ(zero.wait(), 0);
+}
+
+TEST(ProcessTest, AnAddressOfTheNetworkWorksToo) {
+  char name[256] = {};
+  ASSERT_EQ(gethostname(name, sizeof name - 1), 0);
+  for (const auto& process : start("sum", 2, {{"MASTER_ADDR", name}})) {
+    EXPECT_EQ(process->wait(), 0);
+    EXPECT_EQ(process->output(), "sum 2 backend gloo\n");
+  }
+}
+
+TEST(ProcessTest, GloosInterfaceCanBeChosen) {
+  for (const auto& process : start("sum", 2, {{"GLOO_SOCKET_IFNAME", "lo"}})) {
+    EXPECT_EQ(process->wait(), 0) << process->output();
+  }
+  for (const auto& process : start("sum", 2, {{"GLOO_SOCKET_IFNAME", "no-such-if"}, {"TEST_TIMEOUT_MS", "1000"}})) {
+    EXPECT_EQ(process->wait(), 3);
+    EXPECT_NE(process->output().find("cannot listen on GLOO_SOCKET_IFNAME=no-such-if"), std::string::npos)
+        << process->output();
+  }
+}
+
+TEST(ProcessTest, RankZeroServesOnASocketOfTheLaunchers) {
+  const int port = free_port();
+  const int fd = listen_for_store("127.0.0.1", port);
+  Variables first = rank_variables(0, 2, port);
+  first["TESSERA_STORE_FD"] = std::to_string(fd);
+  RankProcess zero({"sum"}, first, fd);
+  RankProcess one({"sum"}, rank_variables(1, 2, port));
+  ::close(fd);
+  EXPECT_EQ(zero.wait(), 0) << zero.output();
+  EXPECT_EQ(one.wait(), 0) << one.output();
+  Variables wrong = rank_variables(0, 2, free_port());
+  wrong["TESSERA_STORE_FD"] = "1";
+  RankProcess misled({"sum"}, wrong);
+  EXPECT_EQ(misled.wait(), 3);
+  EXPECT_EQ(misled.output(), "error: TESSERA_STORE_FD=1 is not a listening socket\n");
+}
+
+TEST(ProcessTest, TorchrunsAgentServesTheStoreAcrossRestarts) {
+  c10d::TCPStoreOptions options;
+  options.port = 0;
+  options.isServer = true;
+  options.waitWorkers = false;
+  const auto agent = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+  for (const char* restart : {"0", "1"}) {
+    for (const auto& process : start("sum", 2,
+                                     {{"MASTER_PORT", std::to_string(agent->getPort())},
+                                      {"TORCHELASTIC_USE_AGENT_STORE", "True"},
+                                      {"TORCHELASTIC_RESTART_COUNT", restart}})) {
+      EXPECT_EQ(process->wait(), 0);
+      EXPECT_EQ(process->output(), "sum 2 backend gloo\n");
+    }
+  }
+}
+
+TEST(ProcessTest, APortInUseIsOneLine) {
+  const int port = free_port();
+  const int fd = listen_for_store("127.0.0.1", port);
+  RankProcess zero({"sum"}, rank_variables(0, 2, port));
+  EXPECT_EQ(zero.wait(), 3);
+  EXPECT_EQ(zero.output(), str("error: the port of 127.0.0.1:", port,
+                               " is in use: rank 0 cannot serve the rendezvous there; set MASTER_PORT to a free port\n"));
+  ::close(fd);
+}
+
+TEST(ProcessTest, NobodyServing) {
+  Variables variables = rank_variables(1, 2, free_port());
+  variables["TEST_RENDEZVOUS_MS"] = "500";
+  RankProcess one({"sum"}, variables);
+  EXPECT_EQ(one.wait(), 3);
+  EXPECT_EQ(one.output().find("error: nobody serves the rendezvous at 127.0.0.1:"), 0u) << one.output();
+}
+
+TEST(ProcessTest, AnUnknownMasterAddress) {
+  Variables variables = rank_variables(1, 2, free_port());
+  variables["MASTER_ADDR"] = "no such host";
+  RankProcess one({"sum"}, variables);
+  EXPECT_EQ(one.wait(), 3);
+  EXPECT_EQ(one.output().find("error: MASTER_ADDR=no such host is no known host name or address"), 0u) << one.output();
+}
+
+TEST(ProcessTest, MissingRanksAreNamedAtTheRendezvous) {
+  const int port = free_port();
+  Processes processes;
+  for (const int rank : {0, 2}) {
+    Variables variables = rank_variables(rank, 5, port);
+    variables["TEST_RENDEZVOUS_MS"] = "1000";
+    processes.push_back(std::make_unique<RankProcess>(std::vector<std::string>{"sum"}, variables));
+  }
+  for (const auto& process : processes) {
+    EXPECT_EQ(process->wait(), 3);
+    EXPECT_EQ(process->output(), "error: ranks 1, 3 and 4 of 5 have not arrived at the rendezvous within 1 s\n");
+  }
+}
+
+TEST(ProcessTest, DifferentWorldSizes) {
+  const int port = free_port();
+  const auto begin = Clock::now();
+  RankProcess zero({"sum"}, rank_variables(0, 2, port));
+  RankProcess one({"sum"}, rank_variables(1, 3, port));
+  for (RankProcess* process : {&zero, &one}) {
+    EXPECT_EQ(process->wait(), 3);
+    EXPECT_EQ(process->output().find("error: WORLD_SIZE differs between ranks: it is "), 0u) << process->output();
+    EXPECT_NE(process->output().find("3 on rank 1"), std::string::npos) << process->output();
+    EXPECT_NE(process->output().find("2 on rank 0"), std::string::npos) << process->output();
+  }
+  EXPECT_LT(seconds_since(begin), 10);
+}
+
+TEST(ProcessTest, OneRankGivenToTwoProcesses) {
+  const int port = free_port();
+  Processes processes;
+  for (const int rank : {0, 1, 1}) {
+    processes.push_back(std::make_unique<RankProcess>(std::vector<std::string>{"sum"}, rank_variables(rank, 3, port)));
+  }
+  for (const auto& process : processes) {
+    EXPECT_EQ(process->wait(), 3);
+    EXPECT_EQ(process->output().find("error: RANK=1 is given to two processes: process "), 0u) << process->output();
+  }
+}
+
+TEST(ProcessTest, RankZeroWaitsForThoseWhoStillReadItsStore) {
+  for (int round = 0; round < 3; ++round) {
+    for (const auto& process : start("exchange", 3)) {
+      EXPECT_EQ(process->wait(), 0);
+      EXPECT_EQ(process->output(), "exchanged\n");
+    }
+  }
+}
+
+TEST(ProcessTest, AKilledRankIsNamedWithinSeconds) {
+  Processes processes = start("loop", 3);
+  for (const auto& process : processes) ASSERT_TRUE(process->await_output("running")) << process->output();
+  const auto begin = Clock::now();
+  processes[1]->kill(SIGKILL);
+  EXPECT_EQ(processes[1]->wait(), 128 + SIGKILL);
+  for (const int rank : {0, 2}) {
+    EXPECT_EQ(processes[rank]->wait(), 3);
+    EXPECT_NE(processes[rank]->output().find(": rank 1 is gone (connection closed)\n"), std::string::npos)
+        << processes[rank]->output();
+  }
+  EXPECT_LT(seconds_since(begin), 5);
+}
+
+TEST(ProcessTest, RankZeroKilledTakesTheStoreWithIt) {
+  Processes processes = start("loop", 3);
+  for (const auto& process : processes) ASSERT_TRUE(process->await_output("running")) << process->output();
+  const auto begin = Clock::now();
+  processes[0]->kill(SIGKILL);
+  for (const int rank : {1, 2}) {
+    EXPECT_EQ(processes[rank]->wait(), 3);
+    EXPECT_NE(processes[rank]->output().find("error: rank 0 is gone: its store at 127.0.0.1:"), std::string::npos)
+        << processes[rank]->output();
+  }
+  EXPECT_LT(seconds_since(begin), 5);
+}
+
+TEST(ProcessTest, AnErrorOfOneRankEndsTheOthers) {
+  const auto begin = Clock::now();
+  const Processes processes = start("fail", 3);
+  EXPECT_EQ(processes[1]->wait(), 3);
+  EXPECT_EQ(processes[1]->output(), "error: data/train: truncated\n");
+  for (const int rank : {0, 2}) {
+    EXPECT_EQ(processes[rank]->wait(), 3);
+    EXPECT_NE(processes[rank]->output().find("rank 1 left the group: an error ended it"), std::string::npos)
+        << processes[rank]->output();
+  }
+  EXPECT_LT(seconds_since(begin), 10);
+}
+
+}  // namespace
+}  // namespace tessera::comm

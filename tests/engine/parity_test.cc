@@ -1,0 +1,145 @@
+// Stages 0 to 3 against a plain libtorch loop on the same global batch, and against each other.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "core/str.h"
+#include "tests/support/parity.h"
+
+namespace tessera::testing {
+namespace {
+
+constexpr double kTolerance = 1e-5;
+
+const LossOf<MlpImpl> mlp_loss = [](MlpImpl& model, int step, int64_t first, int64_t num) {
+  const at::Tensor x = randn({64, 7}, 100 + step).narrow(0, first, num);
+  const at::Tensor y = randn({64, 3}, 200 + step).narrow(0, first, num);
+  return model.forward(x, y);
+};
+const LossOf<ZooImpl> zoo_loss = [](ZooImpl& model, int step, int64_t first, int64_t num) {
+  return model.forward(randint(17, {64, 6}, 300 + step).narrow(0, first, num), randint(4, {64}, 400 + step).narrow(0, first, num));
+};
+const LossOf<OddsImpl> odds_loss = [](OddsImpl& model, int step, int64_t first, int64_t num) {
+  return model.forward(randint(19, {64, 6}, 500 + step).narrow(0, first, num),
+                       randint(19, {64}, 600 + step).narrow(0, first, num), /*with_sometimes=*/step % 2 == 1);
+};
+
+void expect_same(const TrainingRun& run, const TrainingRun& plain, bool weights) {
+  ASSERT_EQ(run.losses.size(), plain.losses.size());
+  for (size_t step = 0; step < plain.losses.size(); ++step) {
+    EXPECT_NEAR(run.losses[step], plain.losses[step], kTolerance) << "step " << step;
+    EXPECT_NEAR(run.norms[step], plain.norms[step], kTolerance * (1 + plain.norms[step])) << "step " << step;
+    EXPECT_LT(largest_difference(run.gradients[step], plain.gradients[step]), kTolerance) << "step " << step;
+  }
+  if (weights) {
+    EXPECT_LT(largest_difference(run.weights, plain.weights), kTolerance);
+  }
+}
+
+/// Small units and a small cache, so that stage 3 really gathers and drops.
+Case small_units(int world, int stage) {
+  Case c;
+  c.world = world;
+  c.config.zero.stage = stage;
+  c.config.zero.unit_numel = 150;
+  c.config.zero.param_persistence_threshold = 0;
+  return c;
+}
+
+class Parity : public ::testing::TestWithParam<std::tuple<int, int>> {
+ protected:
+  int world() const { return std::get<0>(GetParam()); }
+  int stage() const { return std::get<1>(GetParam()); }
+};
+
+TEST_P(Parity, MlpSgd) {
+  Case c = small_units(world(), stage());
+  expect_same(engine_run<Mlp>(c, mlp_loss), plain_run<Mlp>(c, mlp_loss), /*weights=*/true);
+}
+
+TEST_P(Parity, MlpAdamWithAccumulationAndClipping) {
+  Case c = small_units(world(), stage());
+  c.optimizer = "AdamW";
+  c.accumulation = 3;
+  c.clipping = 0.05;
+  const TrainingRun plain = plain_run<Mlp>(c, mlp_loss);
+  EXPECT_GT(plain.norms.front(), c.clipping) << "the case must clip";
+  expect_same(engine_run<Mlp>(c, mlp_loss), plain, /*weights=*/false);
+}
+
+TEST_P(Parity, SgdWithAccumulationAndClipping) {
+  Case c = small_units(world(), stage());
+  c.accumulation = 2;
+  c.clipping = 0.05;
+  expect_same(engine_run<Mlp>(c, mlp_loss), plain_run<Mlp>(c, mlp_loss), /*weights=*/true);
+}
+
+TEST_P(Parity, EveryKindOfModule) {
+  Case c = small_units(world(), stage());
+  c.steps = 3;
+  expect_same(engine_run<Zoo>(c, zoo_loss), plain_run<Zoo>(c, zoo_loss), /*weights=*/true);
+}
+
+TEST_P(Parity, TiedFrozenUnusedAndSometimesUsed) {
+  Case c = small_units(world(), stage());
+  expect_same(engine_run<Odds>(c, odds_loss), plain_run<Odds>(c, odds_loss), /*weights=*/true);
+  c.optimizer = "AdamW";
+  c.accumulation = 2;
+  expect_same(engine_run<Odds>(c, odds_loss), plain_run<Odds>(c, odds_loss), /*weights=*/false);
+}
+
+INSTANTIATE_TEST_SUITE_P(WorldsAndStages, Parity,
+                         ::testing::Combine(::testing::Values(1, 2, 3, 4, 8), ::testing::Values(0, 1, 2, 3)),
+                         [](const auto& info) {
+                           return str("World", std::get<0>(info.param), "Stage", std::get<1>(info.param));
+                         });
+
+void expect_same_bits(const TrainingRun& a, const TrainingRun& b) {
+  EXPECT_EQ(a.losses, b.losses);
+  EXPECT_EQ(a.norms, b.norms);
+  for (size_t step = 0; step < a.gradients.size(); ++step) EXPECT_TRUE(bit_equal(a.gradients[step], b.gradients[step])) << step;
+  EXPECT_TRUE(bit_equal(a.weights, b.weights));
+}
+
+class SameBits : public ::testing::TestWithParam<int> {};
+
+TEST_P(SameBits, AtEveryStage) {
+  for (const bool bf16 : {false, true}) {
+    SCOPED_TRACE(bf16 ? "bf16" : "fp32");
+    std::vector<TrainingRun> runs;
+    for (int stage = 0; stage <= 3; ++stage) {
+      Case c = small_units(GetParam(), stage);
+      c.optimizer = "AdamW";
+      c.clipping = 0.05;
+      c.config.bf16 = bf16;
+      runs.push_back(engine_run<Mlp>(c, [&](MlpImpl& model, int step, int64_t first, int64_t num) {
+        const at::ScalarType type = bf16 ? at::kBFloat16 : at::kFloat;
+        return model.forward(randn({64, 7}, 100 + step).narrow(0, first, num).to(type),
+                             randn({64, 3}, 200 + step).narrow(0, first, num).to(type));
+      }));
+    }
+    for (int stage = 1; stage <= 3; ++stage) {
+      SCOPED_TRACE(stage);
+      expect_same_bits(runs[stage], runs[0]);
+    }
+  }
+}
+
+TEST_P(SameBits, WithAccumulationWithinPairsOfStages) {
+  for (const bool each : {false, true}) {
+    std::vector<TrainingRun> runs;
+    for (int stage = 0; stage <= 3; ++stage) {
+      Case c = small_units(GetParam(), stage);
+      c.accumulation = 3;
+      c.config.zero.reduce_each_micro_step = each;
+      runs.push_back(engine_run<Zoo>(c, zoo_loss));
+    }
+    expect_same_bits(runs[1], runs[0]);
+    expect_same_bits(runs[3], runs[2]);
+    if (each) expect_same_bits(runs[2], runs[0]);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Worlds, SameBits, ::testing::Values(1, 2));
+
+}  // namespace
+}  // namespace tessera::testing

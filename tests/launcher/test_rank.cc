@@ -1,0 +1,212 @@
+// A rank for the launcher's tests: test_rank FOLDER ACTION [ARGS...]. It leaves pid_RANK in FOLDER, then
+// acts.
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <termios.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <iostream>
+#include <iterator>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "core/str.h"
+#include "launcher/error_file.h"
+
+namespace {
+
+using tessera::str;
+using Args = std::vector<std::string>;
+
+std::string folder;
+int rank = 0, world_size = 1;
+std::atomic<int> num_interrupts{0};  // lock-free, so a handler may count with it
+std::atomic<bool> terminated{false};
+
+void leave(const std::string& name, const std::string& content) {
+  const std::string path = str(folder, "/", name), temporary = str(path, ".", ::getpid(), "~");
+  std::ofstream(temporary) << content;
+  std::filesystem::rename(temporary, path);
+}
+
+void sleep_ms(int ms) { ::usleep(static_cast<useconds_t>(ms) * 1000); }
+
+void wait_for_all() {
+  for (int r = 0; r < world_size; ++r)
+    while (!std::filesystem::exists(str(folder, "/pid_", r))) sleep_ms(2);
+}
+
+[[noreturn]] void sleep_for_ever() {
+  for (;;) ::pause();
+}
+
+void be_stubborn() {
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) ::signal(signal, SIG_IGN);
+}
+
+int ok(const Args&) {
+  std::cout << "out " << rank << std::endl;
+  std::cerr << "err " << rank << std::endl;
+  return 0;
+}
+
+int env(const Args&) {
+  std::string text;
+  for (char** entry = environ; *entry; ++entry) text += str(*entry, "\n");
+  leave(str("env_", rank), text);
+  return 0;
+}
+
+/// fail RANK CODE MESSAGE: reports the message; quiet: only prints it. The others end by force alone.
+int fail(const Args& args, bool quiet) {
+  be_stubborn();
+  leave(str("ready_", rank), "");
+  wait_for_all();
+  if (rank != std::stoi(args.at(0))) sleep_for_ever();
+  for (int r = 0; r < world_size; ++r)
+    while (!std::filesystem::exists(str(folder, "/ready_", r))) sleep_ms(2);
+  if (!quiet) tessera::launcher::report_error(args.at(2));
+  std::cerr << "error: " << args.at(2) << std::endl << "goodbye" << std::endl;
+  return std::stoi(args.at(1));
+}
+
+/// The rank named first reports its error and is slow to end; the others are quick to complain of it.
+int cascade(const Args& args) {
+  wait_for_all();
+  if (rank == std::stoi(args.at(0))) {
+    tessera::launcher::report_error("the real reason");
+    sleep_ms(400);
+    return 7;
+  }
+  sleep_ms(150);
+  tessera::launcher::report_error("connection closed by peer");
+  return 1;
+}
+
+int raise_signal(const Args& args) {
+  wait_for_all();
+  if (rank != std::stoi(args.at(0))) sleep_for_ever();
+  const rlimit none{0, 0};
+  ::setrlimit(RLIMIT_CORE, &none);
+  const int signal = std::stoi(args.at(1));
+  ::signal(signal, SIG_DFL);  // sanitizers have a handler of their own
+  ::raise(signal);
+  return 99;
+}
+
+int hang(const Args& args) {
+  if (!args.empty() && args[0] == "stubborn") be_stubborn();
+  leave(str("ready_", rank), "");
+  sleep_for_ever();
+}
+
+/// Needs a moment to end cleanly after SIGTERM, as one that saves a checkpoint does.
+int save(const Args& args) {
+  ::signal(SIGTERM, [](int) { terminated = true; });
+  leave(str("ready_", rank), "");
+  while (!terminated) sleep_ms(5);
+  sleep_ms(std::stoi(args.at(0)));
+  leave(str("saved_", rank), "");
+  return 0;
+}
+
+int count_interrupts(const Args&) {
+  ::signal(SIGINT, [](int) { ++num_interrupts; });
+  leave(str("ready_", rank), "");
+  while (num_interrupts == 0) sleep_ms(5);
+  sleep_ms(300);
+  leave(str("interrupts_", rank), std::to_string(num_interrupts.load()));
+  return 130;
+}
+
+/// Starts a child in its own group and one in a session of its own, neither of which ends by itself.
+int family(const Args& args) {
+  for (const bool daemon : {false, true}) {
+    if (::fork() != 0) continue;
+    if (daemon && (::setsid() < 0 || ::fork() != 0)) ::_exit(0);
+    be_stubborn();
+    leave(str(daemon ? "pid_daemon_" : "pid_child_", rank), std::to_string(::getpid()));
+    sleep_for_ever();
+  }
+  for (const char* name : {"pid_daemon_", "pid_child_"})
+    while (!std::filesystem::exists(str(folder, "/", name, rank))) sleep_ms(2);
+  leave(str("ready_", rank), "");
+  if (args.at(0) == "hang") sleep_for_ever();
+  return std::stoi(args.at(0));
+}
+
+/// Rank 0 serves on MASTER_PORT as c10d's store does; the others connect.
+int rendezvous(const Args&) {
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(std::atoi(std::getenv("MASTER_PORT"))));
+  address.sin_addr.s_addr = htonl(rank == 0 ? INADDR_ANY : INADDR_LOOPBACK);
+  const auto* to = reinterpret_cast<const sockaddr*>(&address);
+  for (int attempt = 0; attempt < 500; ++attempt) {
+    const int fd = ::socket(AF_INET, SOCK_STREAM, 0), on = 1;
+    if (rank > 0) {
+      if (::connect(fd, to, sizeof(address)) == 0) return 0;
+      ::close(fd);
+      sleep_ms(10);
+      continue;
+    }
+    ::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+    if (::bind(fd, to, sizeof(address)) != 0 || ::listen(fd, 128) != 0) return 2;
+    for (int peer = 1; peer < world_size; ++peer)
+      if (::accept(fd, nullptr, nullptr) < 0) return 3;
+    return 0;
+  }
+  return 4;
+}
+
+int read_stdin(const Args&) {
+  leave(str("stdin_", rank), std::string(std::istreambuf_iterator<char>(std::cin), {}));
+  return 0;
+}
+
+/// What a progress bar does with a terminal, then a read, which must fail rather than stop the rank.
+int use_terminal(const Args&) {
+  termios modes{};
+  const bool set = ::tcgetattr(1, &modes) == 0 && ::tcsetattr(1, TCSANOW, &modes) == 0;
+  std::cout << "hello from rank " << rank << std::endl;
+  const int tty = ::open("/dev/tty", O_RDWR);
+  char c = 0;
+  const bool read_fails = tty < 0 || ::read(tty, &c, 1) < 0;
+  leave(str("terminal_", rank), str(::isatty(1), ::isatty(2), set, read_fails));
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc < 3) return 98;
+  folder = argv[1];
+  rank = std::atoi(std::getenv("RANK"));
+  world_size = std::atoi(std::getenv("WORLD_SIZE"));
+  leave(str("pid_", rank), std::to_string(::getpid()));
+  const std::map<std::string, std::function<int(const Args&)>> actions = {
+      {"ok", ok},
+      {"env", env},
+      {"fail", [](const Args& args) { return fail(args, false); }},
+      {"fail_quietly", [](const Args& args) { return fail(args, true); }},
+      {"cascade", cascade},
+      {"raise", raise_signal},
+      {"hang", hang},
+      {"save", save},
+      {"count_interrupts", count_interrupts},
+      {"family", family},
+      {"rendezvous", rendezvous},
+      {"read_stdin", read_stdin},
+      {"use_terminal", use_terminal},
+  };
+  return actions.at(argv[2])({argv + 3, argv + argc});
+}

@@ -1,0 +1,55 @@
+// Drives the launcher as a process of its own, with a folder for what its ranks leave.
+#pragma once
+
+#include <sys/types.h>
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace tessera::launcher::testing {
+
+/// Owns a temporary folder.
+class Folder {
+ public:
+  Folder();
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  ~Folder();
+  std::string path(const std::string& name = "") const { return name.empty() ? path_ : path_ + "/" + name; }
+  bool has(const std::string& name) const { return std::filesystem::exists(path(name)); }
+  std::string read(const std::string& name) const;
+  /// Waits up to 20 s for NAME_0 to NAME_(count-1).
+  bool wait_for(const std::string& name, int count) const;
+  /// The processes named in all files pid_*.
+  std::vector<pid_t> pids() const;
+
+ private:
+  std::string path_;
+};
+
+/// True once none of these processes runs (zombies don't), within `seconds`.
+bool all_gone(const std::vector<pid_t>& pids, double seconds);
+
+/// A running launcher_test_tool; its stdout and stderr go to `folder`'s tool.out and tool.err. Killed if
+/// still there at the end.
+class Tool {
+ public:
+  Tool(const Folder& folder, const std::vector<std::string>& args,
+       const std::vector<std::string>& environment = {}, const std::string& stdin_path = "/dev/null");
+  Tool(const Tool&) = delete;
+  Tool& operator=(const Tool&) = delete;
+  ~Tool();
+  void signal(int signal) const;
+  /// Waits for the end: the exit code, 1000 + signal, or -1 after `seconds`.
+  int wait(double seconds = 30);
+
+ private:
+  pid_t pid_ = -1;
+};
+
+/// "launch -n N -- test_rank FOLDER ACTION...", the arguments of most tests.
+std::vector<std::string> launch_args(const Folder& folder, int nproc, const std::vector<std::string>& action,
+                                     const std::vector<std::string>& flags = {});
+
+}  // namespace tessera::launcher::testing

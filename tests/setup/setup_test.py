@@ -1,0 +1,174 @@
+"""The set-up fits together: package lists, CMake's messages, commands, presets; and the tree names no machine."""
+import json
+import os
+import re
+import subprocess
+import sys
+import unittest
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "architecture"))
+from source_tree import project_files  # noqa: E402
+
+# Built from parts, so that this file has none of them.
+MACHINE_PATH = re.compile(
+    r"(?<![\w.:/-])" + "/" + r"(?:work|root|home/\w+|Users/\w+|workspace|builds|opt/wheels)(?=/|\b)")
+PACKAGE_INDEX = re.compile(
+    "--(?:extra-)?index" + "-url|--find" + "-links|--trusted" + "-host|PIP_(?:INDEX|FIND)" + "_")
+PRIVATE_HOST = re.compile(
+    r"https?://(?:[^/\s\"'<>)]*@|(?!127\.)\d+\.\d+\.\d+\.\d+|[\w.-]+\.(?:internal|corp|lan|local)\b)")
+
+
+def read(name):
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def debian_packages(text):
+    """The names in packages.txt; a ValueError names a line that is not "name  # what needs it"."""
+    names = []
+    for line in text.splitlines():
+        if not line.strip() or line.startswith("#"):
+            continue
+        match = re.fullmatch(r"([a-z0-9][a-z0-9+.-]+) +# \S.*", line)
+        if not match:
+            raise ValueError(f'packages.txt: "{line}" is not "name  # what needs it"')
+        names.append(match.group(1))
+    return names
+
+
+def requirements(text):
+    """{section: {name: version}} of requirements.txt; a ValueError names a line that is not pinned exactly."""
+    sections, current = {}, None
+    for line in text.splitlines():
+        if match := re.match(r"# \[(\w+)\] \S", line):
+            current = sections.setdefault(match.group(1), {})
+        elif line.strip() and not line.startswith("#"):
+            match = re.fullmatch(r"([A-Za-z0-9._-]+)==([0-9][A-Za-z0-9.]*)", line)
+            if not match or current is None or any(match.group(1) in section for section in sections.values()):
+                raise ValueError(f'requirements.txt: "{line}" is not one "name==version" in a section')
+            current[match.group(1)] = match.group(2)
+    return sections
+
+
+def machine_names(text):
+    """(line number, what was found) of everything that holds on one machine only."""
+    return [(number, match.group()) for number, line in enumerate(text.splitlines(), 1)
+            for pattern in (MACHINE_PATH, PACKAGE_INDEX, PRIVATE_HOST) for match in pattern.finditer(line)]
+
+
+def cmake_files():
+    return [path for path in project_files(ROOT) if path.suffix == ".cmake" or path.name == "CMakeLists.txt"]
+
+
+class Packages(unittest.TestCase):
+    def test_lines_are_well_formed_and_unique(self):
+        names = debian_packages(read("packages.txt"))
+        self.assertGreater(len(names), 5)
+        self.assertEqual(len(names), len(set(names)))
+
+    def test_a_malformed_line_is_caught(self):
+        for line in ["cmake", "cmake ninja-build  # two", "Cmake  # upper case", "cmake  #", " cmake  # indented"]:
+            with self.subTest(line=line), self.assertRaises(ValueError):
+                debian_packages(line + "\n")
+
+    def test_what_cmake_asks_for_is_listed(self):
+        listed = set(debian_packages(read("packages.txt")))  # NVIDIA has packages of its own, for builds with CUDA
+        asked = re.findall(r"^\s*tessera_(?:use|require_file|missing)\([^)$]*?([a-z0-9+.-]+)\)",
+                           read("cmake/Packages.cmake"), re.MULTILINE)
+        self.assertGreaterEqual(len(asked), 8)
+        for path in cmake_files():
+            asked += re.findall(r"(?<!NVIDIA's )Debian package ([a-z0-9][a-z0-9+.-]*)", read(path))
+        self.assertEqual(set(asked) - listed, set(), "asked for by CMake, and not in packages.txt")
+
+
+class Requirements(unittest.TestCase):
+    def test_every_package_is_pinned(self):
+        sections = requirements(read("requirements.txt"))
+        self.assertEqual(list(sections), ["build", "cuda", "python"])
+        self.assertEqual(sorted(sections["build"]), ["nvidia-cuda-cupti", "nvidia-cuda-runtime", "torch"])
+
+    def test_an_inexact_line_is_caught(self):
+        for line in ["torch", "torch>=2.11", "torch==2.*", "torch==2.11.0 numpy==1.0", "https://host/torch.whl",
+                     "-r other.txt"]:
+            with self.subTest(line=line), self.assertRaises(ValueError):
+                requirements(f"# [build] x\n{line}\n")
+        for text in ["torch==2.11.0\n", "# [a] x\nn==1\n# [b] x\nn==1\n"]:
+            with self.subTest(text=text), self.assertRaises(ValueError):
+                requirements(text)
+
+    def test_cmake_asks_for_the_same_torch(self):
+        sections = requirements(read("requirements.txt"))
+        named = re.findall(r"PyPI package ([a-z0-9-]+)(?:==([0-9.]+[0-9]))?", read("cmake/Torch.cmake"))
+        self.assertIn(("torch", sections["build"]["torch"]), named)
+        for name, version in named:
+            self.assertIn(version or sections["build"][name], sections["build"][name])
+
+
+class Commands(unittest.TestCase):
+    def test_help_lists_every_command(self):
+        phony = re.search(r"^\.PHONY: (.*)$", read("Makefile"), re.MULTILINE).group(1).split()
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+        shown = subprocess.run(["make", "-s", "help"], cwd=ROOT, env=environment, capture_output=True, text=True,
+                               check=True).stdout
+        self.assertEqual(sorted(re.findall(r"^  make (\w+) +\S", shown, re.MULTILINE)), sorted(phony))
+        self.assertLessEqual({"deps", "build", "demo", "test", "asan", "bench", "clean", "help"}, set(phony))
+        targets = re.findall(r"^([a-z]+):", read("Makefile"), re.MULTILINE)
+        self.assertEqual(sorted(targets), sorted(phony))
+
+    def test_scripts_are_sound_bash(self):
+        scripts = [path for path in project_files(ROOT) if path.suffix == ".sh"] + [Path(".ci/run")]
+        self.assertGreaterEqual(len(scripts), 4)
+        for path in scripts:
+            with self.subTest(path=path):
+                result = subprocess.run(["bash", "-n", str(ROOT / path)], capture_output=True, text=True, check=False)
+                self.assertEqual((result.returncode, result.stderr), (0, ""))
+
+    def test_commands_are_executable(self):
+        for name in [".ci/run", "scripts/setup.sh", "scripts/build.sh", "scripts/test.sh"]:
+            self.assertTrue(os.access(ROOT / name, os.X_OK), name)
+
+    def test_ci_runs_make_test(self):
+        self.assertRegex(read(".ci/run"), r"(?m)^make test\b")
+
+    def test_presets_build_where_git_ignores(self):
+        presets = json.loads(read("CMakePresets.json"))
+        folders = {preset["name"]: preset["binaryDir"] for preset in presets["configurePresets"]}
+        self.assertEqual(folders, {name: "${sourceDir}/" + folder for name, folder in
+                                   {"release": "build", "debug": "build-debug", "asan": "build-asan"}.items()})
+        for kind in ("buildPresets", "testPresets"):
+            self.assertEqual({preset["configurePreset"] for preset in presets[kind]}, set(folders))
+        ignored = read(".gitignore").splitlines()
+        for pattern in ("/build*/", "/.deps/"):
+            self.assertIn(pattern, ignored)
+
+
+class NoMachineNames(unittest.TestCase):
+    def test_the_tree_holds_everywhere(self):
+        found, num_read = [], 0
+        for path in project_files(ROOT):
+            try:
+                text = read(path)
+            except UnicodeDecodeError:
+                continue  # a picture
+            num_read += 1
+            found += [f"{path}:{number}: {what}" for number, what in machine_names(text)]
+        self.assertGreater(num_read, 20)
+        self.assertEqual(found, [], "\n" + "\n".join(found))
+
+    def test_a_machine_name_is_caught(self):
+        for text in ["/" + "work/main/core", 'open("/' + 'root/.cache")', "cd /" + "home/someone/x",
+                     "pip --index" + "-url x", "http://" + "10.1.2.3/simple", "https://" + "pypi.corp/simple",
+                     "https://" + "me:secret@host/x"]:
+            with self.subTest(text=text):
+                self.assertEqual([number for number, _ in machine_names("\n" + text)], [2])
+
+    def test_other_paths_and_hosts_are_accepted(self):
+        for text in ["core/work/a.h", "https://arxiv.org/abs/1910.02054", "/usr/bin/python3", "/proc/self/maps",
+                     "../root/x", "$HOME/work/x", "http://127.0.0.1:29500"]:
+            with self.subTest(text=text):
+                self.assertEqual(machine_names(text), [])
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,123 @@
+// A task small enough for tests: points around four centres in the plane, told apart by a tiny network with batch
+// norm (so with buffers).
+#pragma once
+
+#include <ATen/ATen.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/linear.h>
+
+#include <limits>
+#include <memory>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "train/classification.h"
+#include "train/registry.h"
+#include "train/sampler.h"
+#include "train/task.h"
+
+namespace tessera::train {
+
+struct BlobsMlpImpl : torch::nn::Module {
+  explicit BlobsMlpImpl(int64_t hidden)
+      : first(register_module("first", torch::nn::Linear(2, hidden))),
+        norm(register_module("norm", torch::nn::BatchNorm1d(hidden))),
+        second(register_module("second", torch::nn::Linear(hidden, 4))) {}
+  at::Tensor forward(at::Tensor x) { return second(at::relu(norm(first(x)))); }
+
+  torch::nn::Linear first;
+  torch::nn::BatchNorm1d norm;
+  torch::nn::Linear second;
+};
+TORCH_MODULE(BlobsMlp);
+
+struct BlobsOptions {
+  int64_t hidden = 16;
+  int64_t train_size = 512;
+  int64_t eval_size = 101;
+  double nan_from_step = std::numeric_limits<double>::infinity();  ///< the loss is NaN from this micro-step on
+};
+
+class BlobsTask final : public Task {
+ public:
+  explicit BlobsTask(const BlobsOptions& options) : options_(options) {
+    std::tie(train_x_, train_y_) = points(options.train_size, 1);
+    std::tie(test_x_, test_y_) = points(options.eval_size, 2);
+  }
+
+  std::string_view name() const override { return "blobs"; }
+  int64_t train_size() const override { return options_.train_size; }
+  int64_t eval_size() const override { return options_.eval_size; }
+
+  Engine& initialize(const EngineConfig& config, comm::CommunicatorPtr comm, const InitOptions& init) override {
+    engine_ = tessera::initialize(BlobsMlp(options_.hidden), config, std::move(comm), init);
+    return *engine_;
+  }
+  Batch train_batch(const std::vector<int64_t>& indices) override {
+    seen_.insert(seen_.end(), indices.begin(), indices.end());
+    return rows(train_x_, train_y_, indices);
+  }
+  Batch eval_batch(const std::vector<int64_t>& indices) override { return rows(test_x_, test_y_, indices); }
+
+  at::Tensor loss(const Batch& batch) override {
+    const at::Tensor loss = at::cross_entropy_loss(engine_->forward(batch.inputs[0]).to(at::kFloat), batch.target);
+    return static_cast<double>(num_losses_++) >= options_.nan_from_step ? loss * std::numeric_limits<float>::quiet_NaN() : loss;
+  }
+  at::Tensor statistics(const Batch& batch) override {
+    num_evaluated_rows_ += batch.target.size(0);
+    return classification_statistics(engine_->forward(batch.inputs[0]), batch.target, batch.mask);
+  }
+  Metrics metrics(const at::Tensor& total) const override { return classification_metrics(total); }
+
+  const std::vector<int64_t>& seen() const { return seen_; }  ///< training samples of this rank, in order
+  int64_t num_evaluated_rows() const { return num_evaluated_rows_; }
+  TypedEngine<BlobsMlpImpl>& engine() { return *engine_; }
+
+ private:
+  // Points and their classes, without torch's generator: ranks as threads share that one.
+  static std::pair<at::Tensor, at::Tensor> points(int64_t count, uint64_t seed) {
+    const std::vector<int64_t> noise = shuffled_indices(2 * count, seed, 0);
+    at::Tensor x = at::empty({count, 2});
+    at::Tensor y = at::empty({count}, at::kLong);
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t label = i % 4;
+      const auto offset = [&](int64_t axis) {
+        return static_cast<double>(noise[static_cast<size_t>(2 * i + axis)]) / static_cast<double>(2 * count) - 0.5;
+      };
+      x[i][0] = (label % 2 == 0 ? 1.0 : -1.0) + offset(0);
+      x[i][1] = (label / 2 == 0 ? 1.0 : -1.0) + offset(1);
+      y[i] = label;
+    }
+    return {x, y};
+  }
+
+  static Batch rows(const at::Tensor& x, const at::Tensor& y, const std::vector<int64_t>& indices) {
+    const at::Tensor rows = at::tensor(indices, at::kLong);
+    Batch batch;
+    batch.inputs = {x.index_select(0, rows)};
+    batch.target = y.index_select(0, rows);
+    return batch;
+  }
+
+  BlobsOptions options_;
+  at::Tensor train_x_, train_y_, test_x_, test_y_;  // (N, 2) fp32, (N) int64
+  std::vector<int64_t> seen_;
+  int64_t num_losses_ = 0;
+  int64_t num_evaluated_rows_ = 0;
+  std::unique_ptr<TypedEngine<BlobsMlpImpl>> engine_;
+};
+
+inline void register_blobs(Registry& registry) {
+  registry.add("blobs", "mlp", [](const config::Section& model, const config::Section& data) {
+    BlobsOptions options;
+    options.hidden = model.integer("hidden", options.hidden, 1, 1024);
+    options.train_size = data.integer("train_size", options.train_size, 1, 1'000'000);
+    options.eval_size = data.integer("eval_size", options.eval_size, 0, 1'000'000);
+    model.finish();
+    data.finish();
+    return std::make_unique<BlobsTask>(options);
+  });
+}
+
+}  // namespace tessera::train

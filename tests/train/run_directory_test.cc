@@ -1,0 +1,78 @@
+#include "train/run_directory.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "core/error.h"
+
+namespace tessera::train {
+namespace {
+
+using testing::HasSubstr;
+namespace fs = std::filesystem;
+
+std::string content(const fs::path& path) {
+  std::ostringstream text;
+  text << std::ifstream(path).rdbuf();
+  return text.str();
+}
+
+class RunDirectoryTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    root_ = fs::path(testing::TempDir()) / ("run_directory_" + std::to_string(getpid()));
+    fs::remove_all(root_);
+  }
+  void TearDown() override { fs::remove_all(root_); }
+  fs::path root_;
+};
+
+TEST_F(RunDirectoryTest, WritesWholeFilesAndLines) {
+  RunDirectory directory(root_ / "a" / "b");
+  directory.write("config.json", "{}\n");
+  directory.append_metrics({{"step", 1}});
+  directory.append_metrics({{"step", 2}, {"loss", std::nan("")}});
+  EXPECT_EQ(content(root_ / "a/b/config.json"), "{}\n");
+  EXPECT_EQ(content(root_ / "a/b/metrics.jsonl"), "{\"step\":1}\n{\"step\":2,\"loss\":null}\n") << "readable while the run goes on";
+  size_t num_files = 0;
+  for ([[maybe_unused]] const auto& entry : fs::directory_iterator(root_ / "a/b")) ++num_files;
+  EXPECT_EQ(num_files, 2u) << "no temporary files stay";
+}
+
+TEST_F(RunDirectoryTest, EarlierResultsAreNotTakenForThisRuns) {
+  {
+    RunDirectory earlier(root_);
+    earlier.append_metrics({{"step", 1}});
+    earlier.write("all_results.json", "{}");
+  }
+  const RunDirectory directory(root_);
+  EXPECT_FALSE(fs::exists(root_ / "all_results.json"));
+  EXPECT_EQ(content(root_ / "metrics.jsonl"), "");
+}
+
+TEST_F(RunDirectoryTest, SaysWhyItCannotBeWritten) {
+  fs::create_directories(root_);
+  std::ofstream(root_ / "file") << "x";
+  for (const fs::path& folder : {root_ / "file", root_ / "file" / "below"}) {
+    try {
+      RunDirectory directory(folder);
+      FAIL() << folder << " accepted";
+    } catch (const ConfigError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("trainer.output_dir: " + folder.string()));
+      EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos);
+    }
+  }
+  if (geteuid() != 0) {  // root may write anywhere
+    fs::permissions(root_, fs::perms::owner_read | fs::perms::owner_exec);
+    EXPECT_THROW(RunDirectory(root_ / "new"), ConfigError);
+    fs::permissions(root_, fs::perms::owner_all);
+  }
+}
+
+}  // namespace
+}  // namespace tessera::train

@@ -1,0 +1,55 @@
+#include "train/evaluate.h"
+
+#include <ATen/ATen.h>
+
+#include <chrono>
+
+#include "core/check.h"
+#include "train/sampler.h"
+
+namespace tessera::train {
+namespace {
+
+// (B) bool: true for the rows that are samples.
+at::Tensor mask_of(const EvalBatch& batch, at::Device device) {
+  const auto size = static_cast<int64_t>(batch.indices.size());
+  return at::arange(size, at::TensorOptions(at::kLong).device(device)).lt(batch.num_valid);
+}
+
+}  // namespace
+
+Evaluation evaluate(Task& task, Engine& engine, int64_t batch_size, const Display& display) {
+  const auto start = std::chrono::steady_clock::now();
+  const EvalSampler sampler(task.eval_size(), batch_size, engine.world_size(), engine.rank());
+  ProgressBar bar(display,
+                  {.description = "evaluate",
+                   .total = sampler.num_batches(),
+                   .unit = "samples",
+                   .units_per_item = static_cast<double>(batch_size * engine.world_size())},
+                  /*keep=*/false);
+
+  engine.eval();
+  at::Tensor total;
+  for (int64_t i = 0; i < sampler.num_batches(); ++i) {
+    const EvalBatch part = sampler.batch(i);
+    Batch batch = task.eval_batch(part.indices);
+    batch.mask = mask_of(part, engine.device());
+    const at::NoGradGuard no_grad;
+    const at::Tensor sums = task.statistics(batch);
+    total = total.defined() ? total + sums : sums;
+    bar.update(i + 1);
+  }
+  engine.train();
+
+  engine.comm().all_reduce(total, "evaluation statistics")->wait();
+  total = total.cpu();
+  Evaluation result;
+  result.num_samples = total[0].item<int64_t>();
+  TESSERA_CHECK(result.num_samples == task.eval_size(), task.name(), " counted ", result.num_samples, " samples of ",
+                task.eval_size());
+  result.metrics = task.metrics(total);
+  result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return result;
+}
+
+}  // namespace tessera::train

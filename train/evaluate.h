@@ -1,0 +1,21 @@
+// evaluate: every test sample exactly once, over all ranks.
+#pragma once
+
+#include <cstdint>
+
+#include "train/progress.h"
+#include "train/task.h"
+
+namespace tessera::train {
+
+struct Evaluation {
+  int64_t num_samples = 0;
+  Metrics metrics;
+  double seconds = 0;
+};
+
+/// Collective. Puts the engine into evaluation mode, and back into training. `batch_size`: samples a rank sees at
+/// once. The result is equal on every rank. Shows a bar that vanishes at the end.
+Evaluation evaluate(Task& task, Engine& engine, int64_t batch_size, const Display& display);
+
+}  // namespace tessera::train

@@ -1,0 +1,127 @@
+#include "train/report.h"
+
+#include <cstdarg>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "core/str.h"
+
+namespace tessera::train {
+namespace {
+
+using nlohmann::ordered_json;
+
+__attribute__((format(printf, 1, 2))) std::string print(const char* format, ...) {
+  char text[128];
+  va_list arguments;
+  va_start(arguments, format);
+  std::vsnprintf(text, sizeof text, format, arguments);
+  va_end(arguments);
+  return text;
+}
+
+long long number(int64_t value) { return static_cast<long long>(value); }
+
+constexpr std::array<const char*, kNumPhases> kPhaseNames = {"data", "forward", "backward", "step"};
+
+// "eval_accuracy": 0.91, … with the number of samples and the time they took.
+void add_evaluation(const Evaluation& evaluation, ordered_json& record) {
+  for (const auto& [name, value] : evaluation.metrics) record["eval_" + name] = value;
+  record["eval_samples"] = evaluation.num_samples;
+  record["eval_runtime"] = evaluation.seconds;
+  record["eval_samples_per_second"] = static_cast<double>(evaluation.num_samples) / evaluation.seconds;
+}
+
+}  // namespace
+
+std::string format_count(int64_t value) {
+  std::string text = std::to_string(value);
+  for (int64_t at = static_cast<int64_t>(text.size()) - 3; at > (value < 0 ? 1 : 0); at -= 3) {
+    text.insert(static_cast<size_t>(at), ",");
+  }
+  return text;
+}
+
+std::string format_line(const StepReport& report) {
+  std::string line = print("step %lld/%lld | epoch %.2f | loss %.4f | lr %.1e | grad norm %.2f", number(report.step),
+                           number(report.total_steps), report.epoch, report.loss, report.learning_rate,
+                           report.gradient_norm);
+  if (report.loss_scale) line += print(" | loss scale %g", *report.loss_scale);
+  line += print(" | %.0f samples/s", report.samples_per_s);
+  if (report.skipped_steps > 0) line += print(" | skipped %lld", number(report.skipped_steps));
+  if (report.phase_ms) {
+    line += "\n  time (ms)";
+    for (size_t i = 0; i < kNumPhases; ++i) line += print(" | %s %.2f", kPhaseNames[i], (*report.phase_ms)[i]);
+  }
+  return line;
+}
+
+std::string format_postfix(const StepReport& report) {
+  std::string text = print("loss=%.3f, lr=%.1e", report.loss, report.learning_rate);
+  if (report.skipped_steps > 0) text += print(", skipped=%lld", number(report.skipped_steps));
+  return text;
+}
+
+std::string format_line(const Evaluation& evaluation, double epoch) {
+  std::string line = print("epoch %.2f", epoch);
+  for (const auto& [name, value] : evaluation.metrics) line += " | test " + name + print(" %.4f", value);
+  return line + " | " + format_count(evaluation.num_samples) + print(" samples in %.1f s", evaluation.seconds);
+}
+
+std::string format_summary(const Summary& summary) {
+  std::string text;
+  if (summary.evaluation) {
+    text += "test     ";
+    for (const auto& [name, value] : summary.evaluation->metrics) text += name + print(" %.4f, ", value);
+    text += "on " + format_count(summary.evaluation->num_samples) + " samples\n";
+  }
+  text += print("training %.1f s for ", summary.train_s) + format_count(summary.num_steps) +
+          print(" steps (%.4g epochs) on %d rank%s at ZeRO stage %d, ", summary.num_epochs, summary.world_size,
+                summary.world_size == 1 ? "" : "s", summary.stage) +
+          format_count(static_cast<int64_t>(summary.samples_per_s())) + " samples/s";
+  if (summary.skipped_steps > 0) text += ", " + format_count(summary.skipped_steps) + " steps skipped";
+  return text + "\nfiles    " + summary.folder + "/{config.json, metrics.jsonl, all_results.json}";
+}
+
+ordered_json to_json(const StepReport& report) {
+  ordered_json record;
+  record["step"] = report.step;
+  record["epoch"] = report.epoch;
+  record["loss"] = report.loss;
+  record["learning_rate"] = report.learning_rate;
+  record["grad_norm"] = report.gradient_norm;
+  if (report.loss_scale) record["loss_scale"] = *report.loss_scale;
+  record["samples_per_second"] = report.samples_per_s;
+  record["skipped_steps"] = report.skipped_steps;
+  if (report.phase_ms) {
+    for (size_t i = 0; i < kNumPhases; ++i) record[str(kPhaseNames[i], "_ms")] = (*report.phase_ms)[i];
+  }
+  return record;
+}
+
+ordered_json to_json(const Evaluation& evaluation, int64_t step, double epoch) {
+  ordered_json record;
+  record["step"] = step;
+  record["epoch"] = epoch;
+  add_evaluation(evaluation, record);
+  return record;
+}
+
+ordered_json to_json(const Summary& summary) {
+  ordered_json results;
+  results["task"] = summary.task;
+  results["epoch"] = summary.num_epochs;
+  results["train_steps"] = summary.num_steps;
+  results["train_samples"] = summary.num_samples;
+  results["train_loss"] = summary.train_loss;
+  results["train_runtime"] = summary.train_s;
+  results["train_samples_per_second"] = summary.samples_per_s();
+  results["train_steps_per_second"] = summary.train_s > 0 ? static_cast<double>(summary.num_steps) / summary.train_s : 0.0;
+  results["skipped_steps"] = summary.skipped_steps;
+  results["world_size"] = summary.world_size;
+  results["zero_stage"] = summary.stage;
+  if (summary.evaluation) add_evaluation(*summary.evaluation, results);
+  return results;
+}
+
+}  // namespace tessera::train

@@ -1,0 +1,65 @@
+// What a run tells its user and its files: the numbers, and how they are written. No state, no collectives.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include <nlohmann/json_fwd.hpp>
+
+#include "train/evaluate.h"
+#include "train/step_meter.h"
+
+namespace tessera::train {
+
+/// The steps since the last report.
+struct StepReport {
+  int64_t step = 0;         ///< optimizer steps done
+  int64_t total_steps = 0;
+  double epoch = 0;         ///< passes over the data done
+  double loss = 0;          ///< mean over the window and the ranks
+  double learning_rate = 0;  ///< of the first param group
+  double gradient_norm = 0;
+  double samples_per_s = 0;
+  int64_t skipped_steps = 0;                ///< since the beginning
+  std::optional<double> loss_scale;         ///< fp16 only
+  std::optional<std::array<double, kNumPhases>> phase_ms;  ///< wall_clock_breakdown only
+};
+
+/// The whole run. Training time leaves evaluations out.
+struct Summary {
+  std::string task;
+  int64_t num_steps = 0;
+  double num_epochs = 0;
+  int64_t num_samples = 0;  ///< seen in training, repetitions counted
+  double train_loss = 0;    ///< mean over all steps and ranks
+  double train_s = 0;
+  int64_t skipped_steps = 0;
+  int world_size = 1;
+  int stage = 0;
+  std::optional<Evaluation> evaluation;  ///< the last one; none without a test set
+  std::string folder;                    ///< where the files lie
+
+  double samples_per_s() const { return train_s > 0 ? static_cast<double>(num_samples) / train_s : 0.0; }
+};
+
+/// Local. 60000 as "60,000".
+std::string format_count(int64_t value);
+
+/// Local. "step 50/1404 | epoch 0.11 | loss 0.7421 | lr 3.6e-04 | grad norm 1.92 | 2310 samples/s", with the loss scale in
+/// fp16, skipped steps if there were any, and a second line for a breakdown.
+std::string format_line(const StepReport& report);
+/// Local. What follows a progress bar: "loss=0.742, lr=3.6e-04".
+std::string format_postfix(const StepReport& report);
+/// Local. "epoch 1.00 | test accuracy 0.8912 | test loss 0.3012 | 10,000 samples in 1.2 s".
+std::string format_line(const Evaluation& evaluation, double epoch);
+/// Local. A few lines for the end of a run.
+std::string format_summary(const Summary& summary);
+
+/// Local. Records of metrics.jsonl, and all_results.json, under the names of Hugging Face's Trainer.
+nlohmann::ordered_json to_json(const StepReport& report);
+nlohmann::ordered_json to_json(const Evaluation& evaluation, int64_t step, double epoch);
+nlohmann::ordered_json to_json(const Summary& summary);
+
+}  // namespace tessera::train

@@ -1,0 +1,77 @@
+#include "train/run.h"
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <filesystem>
+#include <thread>
+#include <utility>
+
+#include "comm/nccl_plugin.h"
+#include "core/cuda_plugin.h"
+#include "core/error.h"
+#include "core/str.h"
+
+namespace tessera::train {
+namespace {
+
+// Throws Error where there is no plugin, or no CUDA library it could use.
+int num_cuda_devices() {
+  return reinterpret_cast<decltype(&tessera_cuda_num_devices)>(cuda_plugin_symbol("tessera_cuda_num_devices"))();
+}
+
+bool has_cuda_for(const comm::Environment& environment) {
+  try {
+    return num_cuda_devices() >= environment.local_world_size;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+void log_report(const RunConfig& run, const Logger& logger) {
+  for (const std::string& line : run.report.warnings) logger.warning(line);
+  for (const std::string& line : run.report.resolved) logger.info(line);
+}
+
+}  // namespace
+
+at::Device choose_device(const TrainerConfig& trainer, const comm::Environment& environment) {
+  if (trainer.device == "cpu" || (trainer.device == "auto" && trainer.backend == "gloo")) return at::kCPU;
+  const at::Device cuda(at::kCUDA, static_cast<c10::DeviceIndex>(environment.local_rank));
+  if (trainer.device == "auto") return has_cuda_for(environment) ? cuda : at::Device(at::kCPU);
+  try {
+    const int num_devices = num_cuda_devices();
+    if (num_devices >= environment.local_world_size) return cuda;
+    throw Error(str("this host has ", num_devices, " CUDA devices for ", environment.local_world_size, " ranks"));
+  } catch (const Error& error) {
+    throw ConfigError(str("trainer.device: found \"cuda\", but ", error.what(), "; expected \"cpu\" or \"auto\" here"));
+  }
+}
+
+int choose_num_threads(const TrainerConfig& trainer, const comm::Environment& environment) {
+  if (trainer.num_threads > 0) return static_cast<int>(trainer.num_threads);
+  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / std::max(1, environment.local_world_size));
+}
+
+Summary run(RunConfig run, const Registry& registry, const comm::Environment& environment, const TrainerOutput& output) {
+  if (environment.rank == 0) log_report(run, output.logger);
+  at::set_num_threads(choose_num_threads(run.trainer, environment));
+  const at::Device device = choose_device(run.trainer, environment);
+  const std::unique_ptr<Task> task = registry.make(run.model, run.data);
+
+  comm::Options options;
+  options.backend = run.trainer.backend;
+  options.cuda = device.is_cuda();
+  options.timeout = std::chrono::milliseconds(std::llround(run.trainer.timeout_s * 1e3));
+  const comm::CommunicatorPtr comm = comm::connect(environment, options);
+
+  InitOptions init;
+  init.device = device;
+  init.local_rank = environment.local_rank;
+  Trainer trainer(std::move(run), *task, comm, init, output);
+  return trainer.run();
+}
+
+}  // namespace tessera::train

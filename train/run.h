@@ -1,0 +1,22 @@
+// run: from a configuration to a trained model, for one rank. What `tessera train` does after its command line is read.
+#pragma once
+
+#include "comm/init.h"
+#include "train/registry.h"
+#include "train/trainer.h"
+
+namespace tessera::train {
+
+/// Collective. Loads the data, joins the group `environment` describes, trains and evaluates. `run` was read for
+/// environment.world_size ranks. Ranks other than 0 write nothing to output.display; their logger is used.
+/// Throws ConfigError, DataError or CommError, each one line.
+Summary run(RunConfig run, const Registry& registry, const comm::Environment& environment, const TrainerOutput& output);
+
+/// Local. The device of this rank: trainer.device, where "auto" is CUDA if this host has a device for each of its ranks.
+/// Throws ConfigError when CUDA is asked for and not there.
+at::Device choose_device(const TrainerConfig& trainer, const comm::Environment& environment);
+
+/// Local. trainer.num_threads, or this host's cores (as far as this process may use them) over its ranks; at least 1.
+int choose_num_threads(const TrainerConfig& trainer, const comm::Environment& environment);
+
+}  // namespace tessera::train

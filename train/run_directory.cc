@@ -1,0 +1,60 @@
+#include "train/run_directory.h"
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <system_error>
+
+#include "core/error.h"
+#include "core/str.h"
+
+namespace tessera::train {
+namespace {
+
+constexpr const char* kMetrics = "metrics.jsonl";
+constexpr const char* kResults = "all_results.json";
+
+[[noreturn]] void fail(const std::filesystem::path& path, const std::string& reason) {
+  throw ConfigError(str("trainer.output_dir: ", path.string(), " cannot be written: ", reason));
+}
+
+}  // namespace
+
+RunDirectory::RunDirectory(const std::filesystem::path& folder) : folder_(folder) {
+  std::error_code error;
+  std::filesystem::create_directories(folder_, error);
+  if (error) fail(folder_, error.message());
+  if (!std::filesystem::is_directory(folder_, error)) fail(folder_, "it is not a folder");
+  std::filesystem::remove(folder_ / kResults, error);
+  if (error) fail(folder_ / kResults, error.message());
+  errno = 0;
+  metrics_.open(folder_ / kMetrics, std::ios::trunc);
+  if (!metrics_) fail(folder_ / kMetrics, std::strerror(errno));
+}
+
+void RunDirectory::write(const std::string& name, const std::string& content) const {
+  const std::filesystem::path path = folder_ / name;
+  const std::filesystem::path temporary = folder_ / str(".", name, ".", getpid());
+  errno = 0;
+  std::ofstream file(temporary, std::ios::trunc | std::ios::binary);
+  file << content;
+  file.close();
+  std::error_code error;
+  if (!file) {
+    const std::string reason = std::strerror(errno);
+    std::filesystem::remove(temporary, error);
+    throw Error(str(path.string(), " cannot be written: ", reason));
+  }
+  std::filesystem::rename(temporary, path, error);
+  if (error) throw Error(str(path.string(), " cannot be written: ", error.message()));
+}
+
+void RunDirectory::append_metrics(const nlohmann::ordered_json& record) {
+  errno = 0;
+  metrics_ << record.dump() + "\n" << std::flush;
+  if (!metrics_) throw Error(str((folder_ / kMetrics).string(), " cannot be written: ", std::strerror(errno)));
+}
+
+}  // namespace tessera::train

@@ -1,0 +1,80 @@
+// StepMeter: what happened since the last report: the mean loss over all ranks, throughput, and where time went.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <type_traits>
+
+#include "comm/communicator.h"
+
+namespace tessera::train {
+
+/// Parts of a training step, timed with wall_clock_breakdown.
+enum class Phase { kData, kForward, kBackward, kStep };
+inline constexpr size_t kNumPhases = 4;
+
+/// Sums of one window of steps.
+struct StepWindow {
+  double loss = 0;         ///< mean over micro-steps and ranks; not a number when any of them was not
+  int64_t num_steps = 0;   ///< optimizer steps
+  double seconds = 0;      ///< evaluation not counted
+  std::array<double, kNumPhases> phase_ms{};  ///< per optimizer step, of this rank; zero without a breakdown
+};
+
+/// Owns the running sums; the loss is summed on the device, so that a step never waits for it. Not thread-safe.
+class StepMeter {
+ public:
+  /// `breakdown`: measure phases, which on CUDA costs a synchronisation each.
+  StepMeter(at::Device device, bool breakdown);
+
+  /// Runs `body`, and times it when there is a breakdown. Returns what it returns.
+  template <class Body>
+  auto time(Phase phase, Body&& body) {
+    if (!breakdown_) return body();
+    synchronize();
+    const auto start = Clock::now();
+    if constexpr (std::is_void_v<decltype(body())>) {
+      body();
+      add_time(phase, start);
+    } else {
+      auto result = body();
+      add_time(phase, start);
+      return result;
+    }
+  }
+
+  /// Local. The loss of one micro-step (a scalar).
+  void add_loss(const at::Tensor& loss);
+  /// Local. One optimizer step is done.
+  void count_step() { ++window_.num_steps; }
+  /// Local. The time from pause() to resume() (an evaluation) is not counted.
+  void pause();
+  void resume();
+
+  /// Collective. The window that ends now; a new one begins. Adds it to the totals.
+  StepWindow finish_window(comm::Communicator& comm);
+
+  /// Mean loss and training time over all finished windows.
+  double total_loss() const { return total_count_ > 0 ? total_loss_sum_ / total_count_ : 0.0; }
+  double total_seconds() const { return total_s_; }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  void synchronize() const;
+  void add_time(Phase phase, Clock::time_point start);
+
+  at::Device device_;
+  bool breakdown_;
+  StepWindow window_;
+  at::Tensor loss_sum_;  // (2) fp64 on the device: sum of losses, number of micro-steps
+  Clock::time_point window_start_;
+  Clock::time_point pause_start_;
+  double total_loss_sum_ = 0;
+  double total_count_ = 0;
+  double total_s_ = 0;
+};
+
+}  // namespace tessera::train

@@ -1,0 +1,62 @@
+// Task: what a Trainer trains. A new example implements this class and nothing else.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "engine/config.h"
+#include "engine/engine.h"
+
+namespace tessera::train {
+
+/// Samples of one micro-step, on the engine's device. B is the number of samples.
+struct Batch {
+  std::vector<at::Tensor> inputs;  ///< what the model's forward takes, each (B, …)
+  at::Tensor target;               ///< (B, …)
+  /// (B) bool, evaluation only: false for padding, which a task must not count. Undefined in training, where every
+  /// row is a sample.
+  at::Tensor mask;
+};
+
+/// Results by name ("accuracy", "loss" …), in the order in which they are shown.
+using Metrics = std::vector<std::pair<std::string, double>>;
+
+/// A data set and the model that is trained on it. Owns both, and the engine once initialize() was called. One
+/// thread uses it.
+///
+/// Evaluation is a sum: statistics() turns a batch into a vector of numbers that may be added over batches and over
+/// ranks (counts, sums, a confusion matrix), and metrics() turns the grand total into results. So every
+/// metric is exact, whatever the number of ranks.
+class Task {
+ public:
+  virtual ~Task() = default;
+
+  virtual std::string_view name() const = 0;
+  /// Local. Samples of the training set and of the test set.
+  virtual int64_t train_size() const = 0;
+  virtual int64_t eval_size() const = 0;
+
+  /// Collective. Builds the model and wraps it (tessera::initialize), once; the engine lives as long as the task.
+  virtual Engine& initialize(const EngineConfig& config, comm::CommunicatorPtr comm, const InitOptions& options) = 0;
+
+  /// Local. The samples of these numbers; random augmentation draws from torch's generator.
+  virtual Batch train_batch(const std::vector<int64_t>& indices) = 0;
+  /// Local. As above, from the test set; without a mask.
+  virtual Batch eval_batch(const std::vector<int64_t>& indices) = 0;
+
+  /// Collective at stage 3. Forward pass; the scalar loss, averaged over the batch.
+  virtual at::Tensor loss(const Batch& batch) = 0;
+  /// Collective at stage 3. Forward pass without gradients; (K) fp64 on the engine's device, K always the same.
+  /// Element 0 is the number of samples counted.
+  virtual at::Tensor statistics(const Batch& batch) = 0;
+  /// Local. From the sum of all statistics, (K) fp64 on the CPU. Contains "loss" where that makes sense.
+  virtual Metrics metrics(const at::Tensor& total) const = 0;
+};
+
+}  // namespace tessera::train

@@ -1,0 +1,203 @@
+#include "train/trainer.h"
+
+#include <ATen/ATen.h>
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "core/check.h"
+#include "core/error.h"
+#include "core/str.h"
+
+namespace tessera::train {
+namespace {
+
+BatchShape shape_of(const EngineConfig& config, const comm::Communicator& comm) {
+  return {config.train_micro_batch_size_per_gpu, config.gradient_accumulation_steps, comm.size(), comm.rank()};
+}
+
+int64_t total_steps(const TrainerConfig& trainer, const TrainSampler& sampler) {
+  return trainer.max_steps > 0 ? trainer.max_steps : trainer.epochs * sampler.steps_per_epoch();
+}
+
+// "fp32", "bf16", or "fp32 under bf16 autocast".
+std::string precision_of(const EngineConfig& config) {
+  std::string text(name_of(config.compute_dtype()));
+  if (config.autocast.enabled) text += str(" under ", name_of(config.autocast.dtype), " autocast");
+  return text;
+}
+
+}  // namespace
+
+Trainer::Trainer(RunConfig run, Task& task, comm::CommunicatorPtr comm, const InitOptions& init, const TrainerOutput& output)
+    : config_(std::move(run)),
+      task_(task),
+      comm_(std::move(comm)),
+      output_(comm_->rank() == 0 ? output : TrainerOutput{}),
+      sampler_(task.train_size(), shape_of(config_.engine, *comm_), static_cast<uint64_t>(config_.engine.seed)),
+      total_steps_(total_steps(config_.trainer, sampler_)) {
+  fill_in_schedule();
+  open_run_directory();
+  at::manual_seed(static_cast<uint64_t>(config_.engine.seed));
+  InitOptions options = init;
+  options.log = output_.logger;
+  options.steps_per_epoch = sampler_.steps_per_epoch();
+  engine_ = &task_.initialize(config_.engine, comm_, options);
+  // From here on ranks draw different numbers: dropout and augmentation differ between them.
+  at::manual_seed(static_cast<uint64_t>(config_.engine.seed + comm_->rank()));
+}
+
+Summary Trainer::run() {
+  TESSERA_CHECK(steps_done_ == 0, "run() was called before");
+  announce();
+  meter_.emplace(engine_->device(), config_.engine.wall_clock_breakdown);
+  bar_ = std::make_unique<ProgressBar>(output_.display,
+                                       BarState{.description = "train",
+                                                .total = total_steps_,
+                                                .unit = "samples",
+                                                .units_per_item = static_cast<double>(config_.engine.train_batch_size)},
+                                       /*keep=*/true);
+  for (int64_t epoch = 0; steps_done_ < total_steps_; ++epoch) {
+    sampler_.set_epoch(epoch);
+    for (int64_t step = 0; step < sampler_.steps_per_epoch() && steps_done_ < total_steps_; ++step) {
+      train_step(step);
+      if (report_due()) report();
+      if (evaluation_due()) evaluate();
+      bar_->update(steps_done_);
+    }
+  }
+  bar_->close();
+  return finish();
+}
+
+void Trainer::train_step(int64_t step_of_epoch) {
+  learning_rate_ = engine_->learning_rates().front();
+  for (int64_t micro_step = 0; micro_step < config_.engine.gradient_accumulation_steps; ++micro_step) {
+    const Batch batch =
+        meter_->time(Phase::kData, [&] { return task_.train_batch(sampler_.indices(step_of_epoch, micro_step)); });
+    const at::Tensor loss = meter_->time(Phase::kForward, [&] { return task_.loss(batch); });
+    meter_->time(Phase::kBackward, [&] { engine_->backward(loss); });
+    meter_->time(Phase::kStep, [&] { engine_->step(); });
+    meter_->add_loss(loss);
+  }
+  meter_->count_step();
+  ++steps_done_;
+}
+
+// ------------------------------------------------------------------------------------- before the loop
+
+void Trainer::open_run_directory() {
+  std::string error;
+  if (comm_->rank() == 0) {
+    try {
+      directory_.emplace(config_.trainer.output_dir);
+      directory_->write("config.json", dump_resolved(config_));
+    } catch (const Error& caught) {
+      error = caught.what();
+    }
+  }
+  error = comm_->exchange(error, "output folder").front();
+  if (!error.empty()) throw ConfigError(error);
+}
+
+// total_num_steps of a schedule that ends with the run is the run's, unless it was given.
+void Trainer::fill_in_schedule() {
+  SchedulerConfig& scheduler = config_.engine.scheduler;
+  if (scheduler.type != "WarmupDecayLR" && scheduler.type != "WarmupCosineLR") return;
+  scheduler.params.try_emplace("total_num_steps", 1, static_cast<double>(total_steps_));
+}
+
+void Trainer::announce() {
+  if (output_.display.out == nullptr) return;
+  const EngineConfig& engine = config_.engine;
+  ProgressBar(output_.display, {}, /*keep=*/false)
+      .print(str(task_.name(), ": ", format_count(task_.train_size()), " training and ", format_count(task_.eval_size()),
+                 " test samples, ", format_count(total_steps_), " steps of ", engine.train_batch_size, " (",
+                 engine.train_micro_batch_size_per_gpu, " x ", engine.gradient_accumulation_steps, " accumulated x ",
+                 comm_->size(), comm_->size() == 1 ? " rank" : " ranks", "), ZeRO stage ", engine.zero.stage, ", ",
+                 precision_of(engine), " on ", engine_->device().is_cpu() ? "cpu" : "cuda"));
+}
+
+// ---------------------------------------------------------------------------------- reports on the way
+
+bool Trainer::report_due() const {
+  const int64_t every = config_.engine.steps_per_print;
+  return every > 0 && steps_done_ % every == 0;
+}
+
+bool Trainer::evaluation_due() const {
+  const TrainerConfig& trainer = config_.trainer;
+  if (task_.eval_size() == 0) return false;
+  if (steps_done_ == total_steps_) return true;
+  const int64_t epoch_steps = trainer.eval_every_epochs * sampler_.steps_per_epoch();
+  return (trainer.eval_every_steps > 0 && steps_done_ % trainer.eval_every_steps == 0) ||
+         (epoch_steps > 0 && steps_done_ % epoch_steps == 0);
+}
+
+void Trainer::report() {
+  const StepWindow window = meter_->finish_window(*comm_);
+  StepReport report;
+  report.step = steps_done_;
+  report.total_steps = total_steps_;
+  report.epoch = epochs_done();
+  report.loss = window.loss;
+  report.learning_rate = learning_rate_;
+  report.gradient_norm = engine_->gradient_norm();
+  report.samples_per_s = static_cast<double>(window.num_steps * config_.engine.train_batch_size) / window.seconds;
+  report.skipped_steps = engine_->skipped_steps();
+  if (config_.engine.fp16.enabled) report.loss_scale = engine_->loss_scale();
+  if (config_.engine.wall_clock_breakdown) report.phase_ms = window.phase_ms;
+
+  warn_of_loss(window.loss);
+  if (directory_) directory_->append_metrics(to_json(report));
+  bar_->set_postfix(format_postfix(report));
+  if (!output_.display.is_terminal || report.phase_ms) bar_->print(format_line(report));
+}
+
+// With loss scaling an overflow is part of the search for the scale; without, something is wrong.
+void Trainer::warn_of_loss(double loss) {
+  const bool finite = std::isfinite(loss);
+  if (!finite && loss_was_finite_ && !config_.engine.fp16.enabled) {
+    bar_->hide();
+    output_.logger.warning(str("the training loss is ", loss, " at step ", steps_done_,
+                               ": the learning rate may be too high, or the data hold values that are not finite"));
+  }
+  loss_was_finite_ = finite;
+}
+
+void Trainer::evaluate() {
+  bar_->hide();
+  meter_->pause();
+  last_evaluation_ = train::evaluate(task_, *engine_, config_.trainer.eval_batch_size, output_.display);
+  meter_->resume();
+  if (directory_) directory_->append_metrics(to_json(*last_evaluation_, steps_done_, epochs_done()));
+  bar_->print(format_line(*last_evaluation_, epochs_done()));
+}
+
+// -------------------------------------------------------------------------------------- after the loop
+
+Summary Trainer::finish() {
+  warn_of_loss(meter_->finish_window(*comm_).loss);
+  Summary summary;
+  summary.task = task_.name();
+  summary.num_steps = steps_done_;
+  summary.num_epochs = epochs_done();
+  summary.num_samples = steps_done_ * config_.engine.train_batch_size;
+  summary.train_loss = meter_->total_loss();
+  summary.train_s = meter_->total_seconds();
+  summary.skipped_steps = engine_->skipped_steps();
+  summary.world_size = comm_->size();
+  summary.stage = config_.engine.zero.stage;
+  summary.evaluation = last_evaluation_;
+  summary.folder = config_.trainer.output_dir;
+  if (directory_) directory_->write("all_results.json", to_json(summary).dump(2) + "\n");
+  bar_->print(format_summary(summary));
+  return summary;
+}
+
+double Trainer::epochs_done() const {
+  return static_cast<double>(steps_done_) / static_cast<double>(sampler_.steps_per_epoch());
+}
+
+}  // namespace tessera::train

@@ -1,0 +1,66 @@
+// Trainer: the training loop. Runs one Task for some epochs or steps, evaluates it, reports, and writes the run's files.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "comm/communicator.h"
+#include "core/log.h"
+#include "train/progress.h"
+#include "train/report.h"
+#include "train/run_directory.h"
+#include "train/sampler.h"
+#include "train/step_meter.h"
+#include "train/task.h"
+#include "train/trainer_config.h"
+
+namespace tessera::train {
+
+/// Where a Trainer talks. Ranks other than 0 stay silent, whatever is given.
+struct TrainerOutput {
+  Display display;  ///< progress and results
+  Logger logger;    ///< warnings
+};
+
+/// Owns the run's output; borrows the task, which must outlive it. One thread uses it.
+class Trainer {
+ public:
+  /// Collective. Creates the output folder, seeds torch's generator and initializes the task's engine (`init`: device
+  /// and local rank; the rest is filled in). Throws
+  /// ConfigError (on every rank alike) when the folder cannot be written or the data are fewer than one batch.
+  Trainer(RunConfig run, Task& task, comm::CommunicatorPtr comm, const InitOptions& init, const TrainerOutput& output);
+
+  /// Collective. Trains to the end, once. The summary is equal on every rank, but for times.
+  Summary run();
+
+ private:
+  void open_run_directory();
+  void fill_in_schedule();
+  void announce();
+  void train_step(int64_t step_of_epoch);
+  bool report_due() const;
+  bool evaluation_due() const;
+  void report();
+  void evaluate();
+  void warn_of_loss(double loss);
+  Summary finish();
+  double epochs_done() const;
+
+  RunConfig config_;
+  Task& task_;
+  comm::CommunicatorPtr comm_;
+  TrainerOutput output_;
+  TrainSampler sampler_;
+  int64_t total_steps_;
+  std::optional<RunDirectory> directory_;  // rank 0
+  Engine* engine_ = nullptr;               // the task's
+  std::optional<StepMeter> meter_;
+  std::unique_ptr<ProgressBar> bar_;
+  std::optional<Evaluation> last_evaluation_;
+  int64_t steps_done_ = 0;
+  double learning_rate_ = 0;  // of the last step
+  bool loss_was_finite_ = true;
+};
+
+}  // namespace tessera::train

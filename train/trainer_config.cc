@@ -1,0 +1,155 @@
+#include "train/trainer_config.h"
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "core/str.h"
+#include "engine/config_bind.h"
+#include "engine/config_keys.h"
+#include "engine/config_parse.h"
+
+namespace tessera::train {
+namespace {
+
+using config::Binding;
+using config::Document;
+using nlohmann::json;
+using nlohmann::ordered_json;
+
+constexpr double kMaxCount = 9e15;
+
+#define TESSERA_FIELD(member) [](auto& config) -> auto& { return config.member; }
+
+/// The keys of `trainer` that stand for themselves; epochs, max_steps, name, output_dir and eval_batch_size have
+/// defaults that depend on others.
+std::vector<Binding<TrainerConfig>> trainer_bindings() {
+  using namespace config;
+  return {
+      bind<TrainerConfig>(integer("trainer.eval_every_epochs").range(0, kMaxCount).says(
+                              "Epochs between two evaluations; 0: only by steps and at the end"),
+                          TESSERA_FIELD(eval_every_epochs)),
+      bind<TrainerConfig>(integer("trainer.eval_every_steps").range(0, kMaxCount).says(
+                              "Optimizer steps between two evaluations; 0: only by epochs and at the end"),
+                          TESSERA_FIELD(eval_every_steps)),
+      bind<TrainerConfig>(word("trainer.device", {"auto", "cpu", "cuda"}).says("Where the model runs; auto: cuda when the machine has it"),
+                          TESSERA_FIELD(device)),
+      bind<TrainerConfig>(word("trainer.backend", {"auto", "gloo", "nccl"}).says(
+                              "What carries the collectives; auto: the best one for the device"),
+                          TESSERA_FIELD(backend)),
+      bind<TrainerConfig>(integer("trainer.num_threads").range(0, 4096).says(
+                              "CPU threads of one rank; 0: the machine's cores divided by the ranks on it"),
+                          TESSERA_FIELD(num_threads)),
+      bind<TrainerConfig>(number("trainer.timeout_s").above(0).says("Seconds after which a waiting collective fails"),
+                          TESSERA_FIELD(timeout_s)),
+  };
+}
+
+#undef TESSERA_FIELD
+
+std::vector<config::Key> sections() {
+  using namespace config;
+  return {
+      free_section("model").says("The model; its further keys are its own and are read just as strictly"),
+      text("model.type").must().says("Name of a registered model"),
+      free_section("data").says("The data; its further keys are the task's own and are read just as strictly"),
+      text("data.type").must().says("Name of a registered data set"),
+      section("trainer").says("How long, how often, where to"),
+      text("trainer.name").or_null().says("Name of the run; null: the configuration file's name"),
+      text("trainer.output_dir").or_null().says("Folder for logs, the resolved configuration and results; null: `runs/NAME`"),
+      integer("trainer.epochs").range(1, kMaxCount).or_null().says("Passes over the training data; null: 1, or none with `max_steps`"),
+      integer("trainer.max_steps").range(1, kMaxCount).or_null().says("Optimizer steps, in place of `epochs`"),
+      integer("trainer.eval_batch_size").range(1, 1e9).or_null().says(
+          "Samples of one evaluation pass on one rank; null: train_micro_batch_size_per_gpu"),
+  };
+}
+
+/// The value of a key, unless it is absent or null.
+const json* given(const Document& document, const char* path) {
+  const json* value = config::value_at(*document.json, path);
+  return value && !value->is_null() ? value : nullptr;
+}
+
+TrainerConfig read_trainer(const Document& document, const EngineConfig& engine, config::Report* report) {
+  TrainerConfig trainer;
+  config::read_bindings(trainer_bindings(), document, trainer, report);
+  const json* epochs = given(document, "trainer.epochs");
+  const json* max_steps = given(document, "trainer.max_steps");
+  if (epochs && max_steps)
+    document.fail("trainer.max_steps", str("found ", *max_steps, " beside trainer.epochs ", *epochs, "; expected one of the two"));
+  trainer.epochs = max_steps ? 0 : 1;
+  if (epochs) config::read_field(*epochs, trainer.epochs);
+  if (max_steps) config::read_field(*max_steps, trainer.max_steps);
+
+  trainer.name = std::filesystem::path(document.origins.source()).stem().string();
+  if (const json* name = given(document, "trainer.name")) trainer.name = name->get<std::string>();
+  if (trainer.name.empty() || trainer.name.find('/') != std::string::npos || trainer.name == "." || trainer.name == "..")
+    document.fail("trainer.name", str("found ", config::describe_value(trainer.name), "; expected a name that can be a folder's"));
+  trainer.output_dir = "runs/" + trainer.name;
+  if (const json* folder = given(document, "trainer.output_dir")) trainer.output_dir = folder->get<std::string>();
+  if (trainer.output_dir.empty()) document.fail("trainer.output_dir", "found \"\" (a string); expected a folder");
+
+  trainer.eval_batch_size = engine.train_micro_batch_size_per_gpu;
+  if (const json* size = given(document, "trainer.eval_batch_size")) config::read_field(*size, trainer.eval_batch_size);
+  return trainer;
+}
+
+RunConfig parse(Document document, int world_size, const std::vector<std::string>& overrides) {
+  RunConfig run;
+  config::KeyTable table = run_keys();
+  config::apply_overrides(document, overrides);
+  config::normalise_engine(document, table, &run.report);
+  config::check(document, table, &run.report);
+  run.engine = config::read_engine_config(document, world_size, &run.report);
+  run.trainer = read_trainer(document, run.engine, &run.report);
+  auto free_section = [&](const char* name) {
+    const json* value = given(document, name);
+    config::Section section(value ? *value : json::object(), name, document.origins);
+    return section;
+  };
+  run.model = free_section("model");
+  run.data = free_section("data");
+  return run;
+}
+
+ordered_json write_trainer(const TrainerConfig& trainer) {
+  ordered_json out;
+  out["name"] = trainer.name;
+  out["output_dir"] = trainer.output_dir;
+  out["epochs"] = trainer.epochs > 0 ? ordered_json(trainer.epochs) : ordered_json(nullptr);
+  out["max_steps"] = trainer.max_steps > 0 ? ordered_json(trainer.max_steps) : ordered_json(nullptr);
+  out["eval_batch_size"] = trainer.eval_batch_size;
+  ordered_json bound;
+  config::write_bindings(trainer_bindings(), trainer, bound);
+  for (const auto& [name, value] : bound["trainer"].items()) out[name] = value;
+  return out;
+}
+
+}  // namespace
+
+config::KeyTable run_keys() {
+  config::KeyTable table = config::engine_keys();
+  table.add(sections());
+  for (const auto& binding : trainer_bindings()) table.add(binding.key);
+  return table;
+}
+
+RunConfig load_run_config(const std::string& file, int world_size, const std::vector<std::string>& overrides) {
+  return parse(config::read_document(file), world_size, overrides);
+}
+
+RunConfig parse_run_config(std::string_view json_text, const std::string& source, int world_size,
+                           const std::vector<std::string>& overrides) {
+  return parse(config::parse_document(json_text, source), world_size, overrides);
+}
+
+std::string dump_resolved(const RunConfig& run) {
+  ordered_json out;
+  if (!run.model.resolved().empty()) out["model"] = run.model.resolved();
+  if (!run.data.resolved().empty()) out["data"] = run.data.resolved();
+  out["trainer"] = write_trainer(run.trainer);
+  ordered_json engine = config::write_engine_config(run.engine);
+  for (const auto& [name, value] : engine.items()) out[name] = value;
+  return out.dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n";
+}
+
+}  // namespace tessera::train

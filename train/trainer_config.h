@@ -1,0 +1,54 @@
+// RunConfig: everything one configuration file says about a run. The engine's keys, the `trainer` section, and
+// `model` and `data`, whose inside is read by the task that is named there.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "engine/config.h"
+#include "engine/config_check.h"
+#include "engine/config_key.h"
+#include "engine/config_section.h"
+
+namespace tessera::train {
+
+/// The `trainer` section.
+struct TrainerConfig {
+  std::string name;        ///< of the run; default: the configuration file's name without folder and ending
+  std::string output_dir;  ///< default: runs/NAME
+  int64_t epochs = 1;      ///< passes over the training data; 0 when max_steps counts instead
+  int64_t max_steps = 0;   ///< optimizer steps; 0: epochs count
+  int64_t eval_every_epochs = 1;  ///< 0: not by epochs
+  int64_t eval_every_steps = 0;   ///< optimizer steps; 0: not by steps
+  int64_t eval_batch_size = 0;    ///< samples of one forward pass on one rank; once read never 0
+  std::string device = "auto";    ///< auto: cuda when the machine has it; cpu; cuda
+  std::string backend = "auto";   ///< of the collectives: auto, gloo or nccl
+  int64_t num_threads = 0;        ///< CPU threads of one rank; 0: the machine's cores over the ranks on it
+  double timeout_s = 1800;        ///< a collective that waits longer fails
+  bool operator==(const TrainerConfig&) const = default;
+};
+
+struct RunConfig {
+  EngineConfig engine;
+  TrainerConfig trainer;
+  config::Section model;  ///< `model`, to be read by the model's factory
+  config::Section data;   ///< `data`, to be read by the task
+  config::Report report;  ///< warnings, and what became of "auto"
+};
+
+/// Local. The engine's keys and the trainer's.
+config::KeyTable run_keys();
+
+/// Local. Reads a configuration file for a run on `world_size` ranks; `overrides` as given to --set. Throws ConfigError.
+RunConfig load_run_config(const std::string& file, int world_size, const std::vector<std::string>& overrides = {});
+
+/// Local. The same from text; `source` names it in errors and gives the run its name.
+RunConfig parse_run_config(std::string_view json_text, const std::string& source, int world_size,
+                           const std::vector<std::string>& overrides = {});
+
+/// Local. The resolved configuration as indented JSON: every key filled in (model and data as far as they have been
+/// read), which parses to the same values again.
+std::string dump_resolved(const RunConfig& run);
+
+}  // namespace tessera::train

@@ -1,0 +1,41 @@
+#include "zero/buffer_pool.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+
+namespace tessera::zero {
+
+at::Tensor BufferPool::acquire(int64_t bytes) {
+  // The smallest free buffer that is large enough, unless it would waste half of itself.
+  auto best = free_.end();
+  for (auto it = free_.begin(); it != free_.end(); ++it) {
+    const auto size = static_cast<int64_t>(it->nbytes());
+    if (size >= bytes && size <= 2 * bytes && (best == free_.end() || it->nbytes() < best->nbytes())) best = it;
+  }
+  at::Tensor buffer;
+  if (best != free_.end()) {
+    buffer = std::move(*best);
+    free_.erase(best);
+    free_bytes_ -= buffer.nbytes();
+  } else {
+    // The sizes wanted have changed: let the oldest unused one go rather than own more and more.
+    if (!free_.empty()) {
+      free_bytes_ -= free_.front().nbytes();
+      free_.erase(free_.begin());
+    }
+    buffer = at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(device_));
+  }
+  lent_bytes_ += buffer.nbytes();
+  peak_bytes_ = std::max(peak_bytes_, lent_bytes_ + free_bytes_);
+  return buffer;
+}
+
+void BufferPool::give_back(at::Tensor buffer) {
+  lent_bytes_ -= buffer.nbytes();
+  if (static_cast<int>(free_.size()) >= max_free_) return;
+  free_bytes_ += buffer.nbytes();
+  free_.push_back(std::move(buffer));
+}
+
+}  // namespace tessera::zero

@@ -1,0 +1,51 @@
+// CastTracker: under torch_autocast, autograd saves low-precision copies of the parameters rather than views of the
+// units. Without care each would keep 2 unsharded bytes a parameter alive from forward to backward. So copies that
+// cover a piece of a unit are remembered (weakly), released together with the unit, and cast anew when it is gathered.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <vector>
+
+#include "zero/unit_memory.h"
+
+namespace tessera::zero {
+
+/// A dense piece of a unit that an operator is about to copy.
+struct CastSource {
+  UnitHandle* handle = nullptr;
+  int64_t offset = 0;  ///< elements
+  int64_t numel = 0;
+  std::vector<int64_t> strides;
+};
+
+/// Local. The piece `tensor` covers, when it is dense in memory (whatever its strides).
+CastSource cast_source(UnitHandle* handle, const at::Tensor& tensor);
+/// Local. The unit that `storage`, itself a tracked cast, was cast from, or null.
+UnitHandle* find_cast(const c10::StorageImpl& storage);
+
+/// The living casts of one rank's units. Not thread-safe.
+class CastTracker {
+ public:
+  /// `copy`: what the operator made of `source`. Ignored unless it is a plain cast to another floating type.
+  void add(const CastSource& source, const at::Tensor& copy);
+  /// The unit's memory goes: drop the memory of its casts, keep their shapes.
+  void release(int unit);
+  /// The unit is readable again: fill the casts that are still alive.
+  void recast(int unit, const at::Tensor& full);
+
+  int64_t live_bytes() const;  ///< memory held by tracked casts now
+
+ private:
+  struct Cast {
+    int unit;
+    CastSource source;
+    at::ScalarType dtype;
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+    bool released = false;
+  };
+  std::vector<Cast> casts_;
+};
+
+}  // namespace tessera::zero

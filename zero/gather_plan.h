@@ -1,0 +1,56 @@
+// GatherPlan: when to gather and when to drop units, for an order of use that is known. Pure arithmetic.
+//
+// [Note: residency is a cache]
+// The first pass (forward + backward) records the order in which operators touch units. From then on the future is
+// known, so units are fetched ahead within a budget, and the unit dropped is the one used farthest in the future
+// (Belady 1966); a prefetch may only drop a unit whose next use lies behind the prefetched one's, which keeps
+// Belady's number of fetches (Cao, Felten, Karlin, Li 1995). Every rank makes the same plan from the same
+// trace, so the gathers, which are collectives, stand in the same order everywhere.
+#pragma once
+
+#include <cstdint>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace tessera::zero {
+
+/// A stretch of the pass in which one unit is used. Operators are numbered by their outermost call: a unit stays
+/// pinned until the outermost operator that touched it has ended.
+struct Touch {
+  int unit = 0;
+  int64_t first_operator = 0;
+  int64_t last_operator = 0;
+  bool operator==(const Touch&) const = default;
+};
+using Trace = std::vector<Touch>;
+
+std::string serialize(const Trace& trace);
+/// Throws std::logic_error on text that serialize() did not write.
+Trace parse_trace(const std::string& text);
+
+struct PlanBudget {
+  int capacity_units = 3;                     ///< units resident at once, persistent ones not counted
+  int64_t capacity_numel = 1'000'000'000;     ///< stage3_max_live_parameters
+  int64_t prefetch_numel = 50'000'000;        ///< stage3_prefetch_bucket_size; 0: no prefetch
+  std::vector<int64_t> unit_numel;            ///< by unit
+  std::vector<bool> persistent;               ///< by unit: stays resident once gathered
+};
+
+struct PlanAction {
+  enum Kind { kGather, kRelease } kind;
+  int unit;
+  bool operator==(const PlanAction&) const = default;
+};
+
+/// actions[p]: what to do on arriving at trace[p], in order, before its operator runs.
+struct GatherPlan {
+  std::vector<std::vector<PlanAction>> actions;
+  int num_gathers = 0;
+};
+
+/// Local. `resident`: the units already there when the pass starts. The budget is exceeded only where one
+/// operator needs more units than it allows.
+GatherPlan make_plan(const Trace& trace, std::set<int> resident, const PlanBudget& budget);
+
+}  // namespace tessera::zero

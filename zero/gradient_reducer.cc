@@ -1,0 +1,335 @@
+#include "zero/gradient_reducer.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <sstream>
+
+#include "core/check.h"
+#include "zero/operator_listener.h"
+
+namespace tessera::zero {
+
+/// Runs after autograd has accumulated into `p.grad`; a hook that was there before runs first.
+class GradientReducer::Hook : public torch::autograd::PostAccumulateGradHook {
+ public:
+  Hook(GradientReducer* reducer, int parameter) : reducer_(reducer), parameter_(parameter) {}
+
+  void operator()(const torch::autograd::Variable& variable) override {
+    if (previous_) (*previous_)(variable);
+    if (reducer_ != nullptr) reducer_->on_gradient(parameter_);
+  }
+
+  static void install(GradientReducer* reducer, int parameter, const at::Tensor& tensor) {
+    auto hook = std::make_unique<Hook>(reducer, parameter);
+    hook->previous_ = std::move(torch::autograd::impl::post_acc_grad_hooks(tensor));
+    torch::autograd::impl::set_post_acc_grad_hooks(tensor, std::move(hook));
+  }
+
+  static void remove(const at::Tensor& tensor) {
+    auto& installed = torch::autograd::impl::post_acc_grad_hooks(tensor);
+    auto* hook = dynamic_cast<Hook*>(installed.get());
+    if (hook == nullptr) return;
+    std::unique_ptr<torch::autograd::PostAccumulateGradHook> previous = std::move(hook->previous_);
+    installed = std::move(previous);
+  }
+
+ private:
+  GradientReducer* reducer_;
+  int parameter_;
+  std::unique_ptr<torch::autograd::PostAccumulateGradHook> previous_;
+};
+
+GradientReducer::GradientReducer(const Layout& layout, std::vector<at::Tensor> parameters, comm::CommunicatorPtr comm,
+                                 const ReducerOptions& options)
+    : layout_(layout),
+      parameters_(std::move(parameters)),
+      comm_(std::move(comm)),
+      options_(options),
+      units_(layout.num_units()),
+      works_(layout.num_units()),
+      fired_(parameters_.size(), 0),
+      expected_(parameters_.size(), 1),
+      staged_(parameters_.size(), false),
+      used_(parameters_.size(), false) {
+  TESSERA_CHECK(options_.num_slots >= 1);
+  const double world = comm_->size();
+  prescale_ = options_.prescale ? 1 / world : 1 / options_.predivide_factor;
+  postscale_ = options_.prescale ? 1 : options_.predivide_factor / world;
+  slots_.resize(options_.num_slots);
+  for (int unit = layout_.num_units() - 1; unit >= 0; --unit) {
+    if (!layout_.units()[unit].trainable) continue;
+    const at::TensorOptions like = parameters_[layout_.units()[unit].parameters.front()].options();
+    const int64_t numel = options_.sharding.gradients ? layout_.shard_numel(unit) : layout_.units()[unit].numel;
+    units_[unit].accumulator = at::zeros({numel}, like.dtype(options_.accumulate_dtype).requires_grad(false));
+    units_[unit].place = static_cast<int>(order_.size());
+    order_.push_back(unit);
+    for (int parameter : layout_.units()[unit].parameters) {
+      parameters_[parameter].mutable_grad().reset();
+      Hook::install(this, parameter, parameters_[parameter]);
+    }
+  }
+}
+
+GradientReducer::~GradientReducer() {
+  for (int unit : order_)
+    for (int parameter : layout_.units()[unit].parameters) Hook::remove(parameters_[parameter]);
+}
+
+void GradientReducer::begin_backward(bool first, bool boundary) {
+  first_ = first;
+  boundary_ = boundary;
+  in_backward_ = true;
+  next_issue_ = next_complete_ = 0;
+  std::fill(fired_.begin(), fired_.end(), 0);
+  if (first) std::fill(used_.begin(), used_.end(), false);
+  for (int unit : order_) {
+    units_[unit].num_missing = static_cast<int>(layout_.units()[unit].parameters.size());
+    units_[unit].late = false;  // what came late is still in p.grad, and goes with this micro-step
+  }
+}
+
+/// Stages 0 and 1 sum micro-steps locally, and reduce that sum in place when no cast lies between.
+bool GradientReducer::through_slots() const {
+  return options_.sharding.gradients || options_.reduce_each_micro_step ||
+         options_.accumulate_dtype != options_.communicate_dtype;
+}
+
+void GradientReducer::on_gradient(int parameter) {
+  if (!in_backward_) return;  // a backward of the user's own, e.g. torch::autograd::grad on the side
+  if (check) check();
+  const Unheard our_own_operators;
+  const at::NoGradGuard no_grad;
+  const int unit = layout_.slot(parameter).unit;
+  UnitState& state = units_[unit];
+  used_[parameter] = true;
+  if (late(unit)) {
+    state.late = true;
+    return;
+  }
+  if (!options_.sharding.gradients && !options_.reduce_each_micro_step) {
+    accumulate_locally(parameter);
+  } else if (claim_slot(unit, /*wait=*/false)) {
+    stage(parameter);
+  }
+  if (++fired_[parameter] == expected_[parameter] && --state.num_missing == 0) {
+    if (!order_agreed_) finished_.push_back(unit);
+    if (reducing()) issue_ready(/*at_end=*/false);
+  }
+}
+
+at::Tensor GradientReducer::take_grad(int parameter) {
+  at::Tensor grad = std::exchange(parameters_[parameter].mutable_grad(), at::Tensor());
+  return (grad.is_sparse() ? grad.to_dense() : grad).reshape(-1);
+}
+
+void GradientReducer::accumulate_locally(int parameter) {
+  const zero::Slot& slot = layout_.slot(parameter);
+  const at::Tensor target = units_[slot.unit].accumulator.narrow(0, slot.offset, slot.numel);
+  const at::Tensor grad = take_grad(parameter);
+  if (first_ && fired_[parameter] == 0) {
+    target.copy_(grad);
+  } else {
+    target.add_(grad);
+  }
+}
+
+bool GradientReducer::claim_slot(int unit, bool wait) {
+  UnitState& state = units_[unit];
+  if (state.in_slot) return true;
+  while (state.place >= next_complete_ + options_.num_slots) {
+    const int before = next_complete_;
+    if (next_complete_ < next_issue_) complete_next(wait);
+    if (next_complete_ == before) return false;
+  }
+  at::Tensor& buffer = slots_[state.place % options_.num_slots];
+  if (!buffer.defined()) {
+    int64_t largest = 0;
+    for (int other : order_) largest = std::max(largest, layout_.units()[other].numel);
+    buffer = at::empty({largest}, units_[unit].accumulator.options().dtype(options_.communicate_dtype));
+  }
+  state.in_slot = true;
+  max_slots_in_use_ = std::max(
+      max_slots_in_use_, static_cast<int>(std::count_if(units_.begin(), units_.end(), [](const UnitState& u) { return u.in_slot; })));
+  return true;
+}
+
+at::Tensor GradientReducer::slot_view(int unit) {
+  return slots_[units_[unit].place % options_.num_slots].narrow(0, 0, layout_.units()[unit].numel);
+}
+
+void GradientReducer::stage(int parameter) {
+  const zero::Slot& slot = layout_.slot(parameter);
+  const at::Tensor target = slot_view(slot.unit).narrow(0, slot.offset, slot.numel);
+  const at::Tensor grad = take_grad(parameter);
+  if (staged_[parameter]) {
+    target.add_(grad, prescale_);
+  } else {
+    target.copy_(grad);
+    if (prescale_ != 1) target.mul_(prescale_);
+  }
+  staged_[parameter] = true;
+}
+
+void GradientReducer::stage_rest(int unit) {
+  for (int parameter : layout_.units()[unit].parameters)
+    if (parameters_[parameter].grad().defined()) stage(parameter);
+}
+
+/// `came`: by parameter. Zeroes the gaps between parameters too: slots are shared by units of other shapes.
+void GradientReducer::zero_what_never_came(const at::Tensor& flat, int unit, const std::vector<bool>& came) {
+  int64_t end = 0;
+  const auto zero_up_to = [&](int64_t begin) {
+    if (begin > end) flat.narrow(0, end, begin - end).zero_();
+  };
+  for (int parameter : layout_.units()[unit].parameters) {
+    if (!came[parameter]) continue;
+    zero_up_to(layout_.slot(parameter).offset);
+    end = layout_.slot(parameter).range().end;
+  }
+  zero_up_to(flat.numel());
+}
+
+void GradientReducer::issue_ready(bool at_end) {
+  while (next_issue_ < static_cast<int>(order_.size())) {
+    const int unit = order_[next_issue_];
+    if (!at_end && units_[unit].num_missing > 0) return;
+    if (through_slots() && !claim_slot(unit, /*wait=*/at_end)) return;
+    issue(unit);
+    ++next_issue_;
+    if (!options_.overlap) complete_next(/*wait=*/true);
+  }
+}
+
+void GradientReducer::issue(int unit) {
+  UnitState& state = units_[unit];
+  at::Tensor flat;
+  if (!options_.sharding.gradients && !options_.reduce_each_micro_step) {
+    for (int parameter : layout_.units()[unit].parameters)
+      if (parameters_[parameter].grad().defined()) accumulate_locally(parameter);
+    if (first_) zero_what_never_came(state.accumulator, unit, used_);
+    flat = state.accumulator;
+    if (through_slots()) {
+      flat = slot_view(unit);
+      flat.copy_(state.accumulator);
+    }
+    if (prescale_ != 1) flat.mul_(prescale_);
+  } else {
+    stage_rest(unit);
+    flat = slot_view(unit);
+    zero_what_never_came(flat, unit, staged_);
+  }
+  works_[unit] = options_.sharding.optimizer ? comm_->reduce_scatter(flat, layout_.describe(unit))
+                                                     : comm_->all_reduce(flat, layout_.describe(unit));
+}
+
+void GradientReducer::complete_next(bool wait) {
+  const int unit = order_[next_complete_];
+  comm::WorkPtr& work = works_[unit];
+  if (!wait && !work->test()) return;
+  work->wait();
+  work.reset();
+  take_result(unit, through_slots() ? slot_view(unit) : units_[unit].accumulator);
+  units_[unit].in_slot = false;
+  for (int parameter : layout_.units()[unit].parameters) staged_[parameter] = false;
+  ++next_complete_;
+}
+
+void GradientReducer::take_result(int unit, const at::Tensor& buffer) {
+  const bool whole = !options_.sharding.optimizer;
+  const Range mine = layout_.shard(unit, comm_->rank());
+  const at::Tensor result = whole ? buffer : buffer.narrow(0, mine.begin, mine.numel());
+  const at::Tensor target = whole ? units_[unit].accumulator : shard(unit);
+  const bool summed_locally = !options_.sharding.gradients && !options_.reduce_each_micro_step;
+  if (result.data_ptr() == target.data_ptr()) {
+    if (postscale_ != 1) target.mul_(postscale_);
+  } else if (first_ || summed_locally) {
+    target.copy_(result);
+    if (postscale_ != 1) target.mul_(postscale_);
+  } else {
+    target.add_(result, postscale_);
+  }
+}
+
+void GradientReducer::finish_backward() {
+  const Unheard our_own_operators;
+  const at::NoGradGuard no_grad;
+  TESSERA_CHECK(in_backward_);
+  if (reducing()) {
+    issue_ready(/*at_end=*/true);
+    while (next_complete_ < next_issue_) complete_next(/*wait=*/true);
+    if (!order_agreed_) agree_on_order();
+  } else if (first_) {
+    for (int unit : order_) zero_what_never_came(units_[unit].accumulator, unit, used_);
+  }
+  in_backward_ = false;
+}
+
+void GradientReducer::agree_on_order() {
+  for (int unit : order_)
+    if (std::find(finished_.begin(), finished_.end(), unit) == finished_.end()) finished_.push_back(unit);
+  std::istringstream agreed(comm_->exchange(join(finished_, " "), "order of gradient reduction").front());
+  order_.clear();
+  for (int unit; agreed >> unit;) {
+    units_[unit].place = static_cast<int>(order_.size());
+    order_.push_back(unit);
+  }
+  for (size_t parameter = 0; parameter < expected_.size(); ++parameter) expected_[parameter] = std::max(1, fired_[parameter]);
+  order_agreed_ = true;
+}
+
+std::vector<bool> GradientReducer::late_units() const {
+  std::vector<bool> late;
+  for (const UnitState& unit : units_) late.push_back(unit.late);
+  return late;
+}
+
+void GradientReducer::reduce_late(const std::vector<int>& units) {
+  const Unheard our_own_operators;
+  const at::NoGradGuard no_grad;
+  for (int unit : units) {
+    next_issue_ = next_complete_ = units_[unit].place;
+    TESSERA_CHECK(claim_slot(unit, /*wait=*/false));
+    stage_rest(unit);
+    const at::Tensor flat = slot_view(unit);
+    zero_what_never_came(flat, unit, staged_);
+    (options_.sharding.optimizer ? comm_->reduce_scatter(flat, layout_.describe(unit))
+                                 : comm_->all_reduce(flat, layout_.describe(unit)))
+        ->wait();
+    const Range mine = layout_.shard(unit, comm_->rank());
+    if (options_.sharding.optimizer) {
+      shard(unit).add_(flat.narrow(0, mine.begin, mine.numel()), postscale_);
+    } else {
+      units_[unit].accumulator.add_(flat, postscale_);
+    }
+    units_[unit].in_slot = units_[unit].late = false;
+    for (int parameter : layout_.units()[unit].parameters) staged_[parameter] = false;
+  }
+  next_issue_ = next_complete_ = 0;
+}
+
+at::Tensor GradientReducer::shard(int unit) const {
+  const at::Tensor& accumulator = units_[unit].accumulator;
+  if (options_.sharding.gradients) return accumulator;
+  const Range mine = layout_.shard(unit, comm_->rank());
+  return accumulator.narrow(0, mine.begin, mine.numel());
+}
+
+int64_t GradientReducer::accumulator_bytes() const {
+  int64_t bytes = 0;
+  for (int unit : order_) bytes += units_[unit].accumulator.nbytes();
+  return bytes;
+}
+
+int64_t GradientReducer::slot_bytes() const {
+  int64_t bytes = 0;
+  for (const at::Tensor& slot : slots_)
+    if (slot.defined()) bytes += slot.nbytes();
+  return bytes;
+}
+
+}  // namespace tessera::zero

@@ -1,0 +1,122 @@
+// GradientReducer: takes each parameter's gradient as autograd finishes it, and leaves the sum over ranks (and
+// micro-steps) in flat accumulators: a whole unit at stages 0 and 1, this rank's shard at stages 2 and 3.
+//
+// [Note: one order of reductions]
+// Reductions are collectives, but gradients finish in an order that may differ between ranks (unused parameters,
+// branches). So units are reduced in one agreed order: at first the reverse of registration, then the order in which rank
+// 0's first backward completed them. A unit is issued when it and all units before it are complete; whatever
+// is left is issued at the end of backward, with zeros for gradients that never came.
+//
+// [Note: a ring of slots]
+// Gradients wait for their reduction in a few unit-sized slots. The unit at place q of the order uses slot q modulo N, and
+// only once the unit at place q - N has been reduced; so the unit whose turn it is always has a slot, and nothing can
+// run dry. A gradient without a slot stays in `p.grad`, where it costs memory but is safe.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "zero/layout.h"
+#include "zero/stage.h"
+
+namespace tessera::zero {
+
+struct ReducerOptions {
+  Sharding sharding;
+  at::ScalarType accumulate_dtype = at::kFloat;
+  at::ScalarType communicate_dtype = at::kFloat;
+  bool reduce_each_micro_step = false;  ///< at stages 0 and 1 too
+  bool overlap = true;
+  int num_slots = 3;
+  double predivide_factor = 1;  ///< DeepSpeed's gradient_predivide_factor
+  bool prescale = false;        ///< DeepSpeed's prescale_gradients: divide by the world size before summing
+};
+
+/// Used by the thread that runs backward. `parameters[i]` is Layout parameter i.
+class GradientReducer {
+ public:
+  GradientReducer(const Layout& layout, std::vector<at::Tensor> parameters, comm::CommunicatorPtr comm,
+                  const ReducerOptions& options);
+  ~GradientReducer();
+
+  /// Local. `first`: the accumulators start anew. `boundary`: the last micro-step before an update.
+  void begin_backward(bool first, bool boundary);
+  /// Collective. Issues and waits for whatever is left. Throws CommError.
+  void finish_backward();
+
+  /// Local. Units that received gradients after their reduction had been issued (a parameter used again by re-entrant
+  /// recomputation), one flag each. Ranks agree on them and then all call reduce_late with the same units.
+  std::vector<bool> late_units() const;
+  /// Collective.
+  void reduce_late(const std::vector<int>& units);
+
+  /// (shard_numel) accumulate dtype: this rank's part of the reduced sum. Valid after a boundary's
+  /// finish_backward, until the next begin_backward.
+  at::Tensor shard(int unit) const;
+  /// What is accumulated here: (unit numel) at stages 0 and 1, (shard_numel) at 2 and 3.
+  const at::Tensor& accumulator(int unit) const { return units_[unit].accumulator; }
+  /// Whether a gradient came for the parameter on this rank since the accumulators started anew.
+  const std::vector<bool>& used() const { return used_; }
+
+  int64_t accumulator_bytes() const;
+  int64_t slot_bytes() const;
+  const std::vector<int>& order() const { return order_; }
+  int max_slots_in_use() const { return max_slots_in_use_; }
+  /// Called at the start of every hook: failures kept elsewhere surface here, inside backward.
+  std::function<void()> check;
+
+ private:
+  class Hook;
+  struct UnitState {
+    at::Tensor accumulator;
+    int place = 0;         // in order_
+    int num_missing = 0;   // parameters that have not fired as often as expected
+    bool in_slot = false;
+    bool late = false;
+  };
+
+  void on_gradient(int parameter);
+  bool reducing() const { return options_.sharding.gradients || options_.reduce_each_micro_step || boundary_; }
+  bool through_slots() const;
+  bool late(int unit) const { return reducing() && units_[unit].place < next_issue_; }
+
+  void accumulate_locally(int parameter);
+  bool claim_slot(int unit, bool wait);
+  void stage(int parameter);
+  void stage_rest(int unit);
+  void issue_ready(bool at_end);
+  void issue(int unit);
+  void complete_next(bool wait);
+  void take_result(int unit, const at::Tensor& buffer);
+  void zero_what_never_came(const at::Tensor& flat, int unit, const std::vector<bool>& came);
+  void agree_on_order();
+  at::Tensor slot_view(int unit);
+  at::Tensor take_grad(int parameter);
+
+  const Layout& layout_;
+  std::vector<at::Tensor> parameters_;
+  comm::CommunicatorPtr comm_;
+  ReducerOptions options_;
+  double prescale_ = 1, postscale_ = 1;
+
+  std::vector<UnitState> units_;
+  std::vector<at::Tensor> slots_;     // each (largest unit) communicate dtype, made when first needed
+  std::vector<comm::WorkPtr> works_;  // by unit, in flight
+  std::vector<int> order_;                    // trainable units
+  std::vector<int> finished_;                 // the first backward's order of completion
+  bool order_agreed_ = false;
+  int next_issue_ = 0;     // place in order_
+  int next_complete_ = 0;  // place in order_: reductions before it have been taken
+
+  bool first_ = true, boundary_ = true, in_backward_ = false;
+  std::vector<int> fired_, expected_;  // by parameter, in this backward
+  std::vector<bool> staged_;           // by parameter: its gradient is in the slot
+  std::vector<bool> used_;
+  int max_slots_in_use_ = 0;
+};
+
+}  // namespace tessera::zero

@@ -1,0 +1,200 @@
+// The CPU loops. Data moves through blocks that stay in the L1 cache: a block of the gradient is read as fp32, one
+// simple loop applies the rule, and the new weights are cast out. So there is one loop an optimizer, not one for each
+// combination of dtypes, and g++ vectorises all of them (CMakeLists.txt sets what it needs for that).
+//
+// [Note: one build for every instruction set] With -ffp-contract=off an element's operations are IEEE-rounded one by
+// one, and sums go through kLanes fixed lanes, so SSE2, AVX2 and AVX-512 give the same bits. The loops wait for memory
+// even with the SSE2 of plain x86-64. Should that change: compile this file once more with -mavx2 into a namespace of
+// its own, and choose in kernels.cc, where the cpu:: functions are called.
+#include <cmath>
+#include <variant>
+
+#include "zero/kernels/passes.h"
+
+namespace tessera::kernels::cpu {
+namespace {
+
+constexpr int64_t kBlock = 1024;  // elements; a multiple of kLanes
+constexpr int kLanes = 16;
+static_assert(kBlock % kLanes == 0);
+
+struct Block {
+  alignas(64) float values[kBlock];
+};
+
+void convert_in(const void* data, DType dtype, int64_t begin, int64_t n, float* __restrict out) {
+  if (dtype == DType::kBFloat16) {
+    const auto* in = static_cast<const uint16_t*>(data) + begin;
+    for (int64_t i = 0; i < n; ++i) out[i] = float_of_bf16(in[i]);
+  } else if (dtype == DType::kFloat16) {
+    const auto* in = static_cast<const uint16_t*>(data) + begin;
+    for (int64_t i = 0; i < n; ++i) out[i] = float_of_fp16(in[i]);
+  } else {
+    const auto* in = static_cast<const float*>(data) + begin;
+    for (int64_t i = 0; i < n; ++i) out[i] = in[i];
+  }
+}
+
+void convert_out(const float* __restrict in, int64_t n, void* data, DType dtype, int64_t begin) {
+  if (dtype == DType::kBFloat16) {
+    auto* out = static_cast<uint16_t*>(data) + begin;
+    for (int64_t i = 0; i < n; ++i) out[i] = bf16_of_float(in[i]);
+  } else if (dtype == DType::kFloat16) {
+    auto* out = static_cast<uint16_t*>(data) + begin;
+    for (int64_t i = 0; i < n; ++i) out[i] = fp16_of_float(in[i]);
+  } else {
+    auto* out = static_cast<float*>(data) + begin;
+    for (int64_t i = 0; i < n; ++i) out[i] = in[i];
+  }
+}
+
+/// Elements [begin, begin + n) as fp32: in place where they are fp32 already.
+const float* as_float(const ConstSpan& span, int64_t begin, int64_t n, Block& block) {
+  if (span.dtype == DType::kFloat32) return static_cast<const float*>(span.data) + begin;
+  convert_in(span.data, span.dtype, begin, n, block.values);
+  return block.values;
+}
+
+/// The same of the gradient, times grad_scale.
+const float* scaled_grad(const UpdateArgs& args, int64_t begin, int64_t n, Block& block) {
+  const float* grad = as_float({args.grad, args.grad_dtype, args.numel}, begin, n, block);
+  if (args.grad_scale == 1.0f) return grad;
+  for (int64_t i = 0; i < n; ++i) block.values[i] = grad[i] * args.grad_scale;
+  return block.values;
+}
+
+/// Calls visit(begin, n) for each block.
+template <class Visit>
+void for_blocks(int64_t numel, const Visit& visit) {
+  for (int64_t begin = 0; begin < numel; begin += kBlock) visit(begin, numel - begin < kBlock ? numel - begin : kBlock);
+}
+
+/// Sum of squares in fp64 over kLanes interleaved lanes, added up in one fixed order at the end.
+class Lanes {
+ public:
+  void add_squares(const float* x, int64_t n) {
+    int64_t i = 0;
+    for (; i + kLanes <= n; i += kLanes) {
+      for (int lane = 0; lane < kLanes; ++lane) add(lane, x[i + lane]);
+    }
+    for (int lane = 0; i + lane < n; ++lane) add(lane, x[i + lane]);
+  }
+
+  double total() const {
+    double sum = 0;
+    for (double lane : sums_) sum += lane;
+    return sum;
+  }
+
+ private:
+  void add(int lane, float x) { sums_[lane] += static_cast<double>(x) * static_cast<double>(x); }
+  double sums_[kLanes] = {};
+};
+
+/// Slow path of squared_norm: the finite elements in the same lanes (a zero adds nothing), the others counted.
+NormPart squared_norm_of_finite(const ConstSpan& grad) {
+  Block block;
+  Lanes lanes;
+  NormPart part;
+  for_blocks(grad.numel, [&](int64_t begin, int64_t n) {
+    convert_in(grad.data, grad.dtype, begin, n, block.values);
+    for (int64_t i = 0; i < n; ++i) {
+      const bool finite = is_finite(block.values[i]);
+      part.num_nonfinite += finite ? 0 : 1;
+      block.values[i] = finite ? block.values[i] : 0.0f;
+    }
+    lanes.add_squares(block.values, n);
+  });
+  part.sum_of_squares = lanes.total();
+  return part;
+}
+
+template <class RuleType>
+void update_block(const RuleType rule, int64_t n, float* __restrict weights, const float* __restrict grad,
+                  float* __restrict state0, float* __restrict state1) {
+  for (int64_t i = 0; i < n; ++i) {
+    float s0 = 0;
+    float s1 = 0;
+    if constexpr (RuleType::kNumStates > 0) s0 = state0[i];
+    if constexpr (RuleType::kNumStates > 1) s1 = state1[i];
+    weights[i] = rule.step(weights[i], grad[i], s0, s1);
+    if constexpr (RuleType::kNumStates > 0) state0[i] = s0;
+    if constexpr (RuleType::kNumStates > 1) state1[i] = s1;
+  }
+}
+
+template <class RuleType>
+void update_all(const RuleType& rule, const UpdateArgs& args) {
+  Block block;
+  for_blocks(args.numel, [&](int64_t begin, int64_t n) {
+    float* weights = args.master + begin;
+    update_block(rule, n, weights, scaled_grad(args, begin, n, block),
+                 RuleType::kNumStates > 0 ? args.state0 + begin : nullptr,
+                 RuleType::kNumStates > 1 ? args.state1 + begin : nullptr);
+    if (args.param != nullptr) convert_out(weights, n, args.param, args.param_dtype, begin);
+  });
+}
+
+void lamb_advance_block(const LambRule rule, int64_t n, const float* __restrict weights, const float* __restrict grad,
+                        float* __restrict exp_avg, float* __restrict exp_avg_sq, float* __restrict direction) {
+  for (int64_t i = 0; i < n; ++i) {
+    float m = exp_avg[i];
+    float v = exp_avg_sq[i];
+    rule.advance(grad[i], m, v);
+    exp_avg[i] = m;
+    exp_avg_sq[i] = v;
+    direction[i] = rule.direction(weights[i], m, v);
+  }
+}
+
+void lamb_apply_block(const LambRule rule, float step_size, int64_t n, float* __restrict weights,
+                      const float* __restrict exp_avg, const float* __restrict exp_avg_sq) {
+  for (int64_t i = 0; i < n; ++i)
+    weights[i] = weights[i] - step_size * rule.direction(weights[i], exp_avg[i], exp_avg_sq[i]);
+}
+
+}  // namespace
+
+NormPart squared_norm(const ConstSpan& grad) {
+  Block block;
+  Lanes lanes;
+  for_blocks(grad.numel, [&](int64_t begin, int64_t n) { lanes.add_squares(as_float(grad, begin, n, block), n); });
+  // Squares of fp32 cannot overflow in fp64, so a sum that is not finite means an element that is not.
+  const double sum = lanes.total();
+  return std::isfinite(sum) ? NormPart{sum, 0} : squared_norm_of_finite(grad);
+}
+
+int64_t first_nonfinite(const ConstSpan& grad) {
+  for (int64_t i = 0; i < grad.numel; ++i)
+    if (!is_finite(load_element(grad.data, grad.dtype, i))) return i;
+  return -1;
+}
+
+void update(const Rule& rule, const UpdateArgs& args) {
+  std::visit([&](const auto& chosen) { update_all(chosen, args); }, rule);
+}
+
+LambPart lamb_norms(const LambRule& rule, const UpdateArgs& args) {
+  Block block;
+  Block direction;
+  Lanes weight_lanes;
+  Lanes update_lanes;
+  for_blocks(args.numel, [&](int64_t begin, int64_t n) {
+    const float* weights = args.master + begin;
+    lamb_advance_block(rule, n, weights, scaled_grad(args, begin, n, block), args.state0 + begin, args.state1 + begin,
+                       direction.values);
+    weight_lanes.add_squares(weights, n);
+    update_lanes.add_squares(direction.values, n);
+  });
+  return {weight_lanes.total(), update_lanes.total()};
+}
+
+void lamb_apply(const LambRule& rule, float step_size, const UpdateArgs& args) {
+  for_blocks(args.numel, [&](int64_t begin, int64_t n) {
+    float* weights = args.master + begin;
+    lamb_apply_block(rule, step_size, n, weights, args.state0 + begin, args.state1 + begin);
+    if (args.param != nullptr) convert_out(weights, n, args.param, args.param_dtype, begin);
+  });
+}
+
+}  // namespace tessera::kernels::cpu

@@ -1,0 +1,39 @@
+// What an optimizer is, without libtorch: its kind, its hyper-parameters, the states it keeps.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "zero/kernels/sums.h"
+
+namespace tessera::kernels {
+
+enum class OptimizerKind : uint8_t { kAdam, kAdamW, kSGD, kAdagrad, kLion, kLamb };
+
+/// Hyper-parameters of one param group; each optimizer reads the ones its formula has.
+struct Hyper {
+  double lr = 1e-3;
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double eps = 1e-8;
+  double weight_decay = 0.0;
+  double momentum = 0.0;        ///< SGD
+  double dampening = 0.0;       ///< SGD
+  bool nesterov = false;        ///< SGD
+  double lr_decay = 0.0;        ///< Adagrad
+  bool bias_correction = true;  ///< Adam, AdamW, LAMB
+  double max_coeff = 10.0;      ///< LAMB: bounds of the trust ratio, as DeepSpeed's keys
+  double min_coeff = 0.01;
+  bool operator==(const Hyper&) const = default;
+};
+
+/// Local. Names of the fp32 state tensors an optimizer keeps for each element, in order, torch.optim's:
+/// Adam, AdamW, LAMB {"exp_avg", "exp_avg_sq"}; SGD {"momentum_buffer"}, or none without momentum; Adagrad {"sum"};
+/// Lion {"exp_avg"}. Every state starts at zero.
+std::vector<std::string_view> state_names(OptimizerKind kind, const Hyper& hyper);
+
+/// Local. |weights| / |update| within [min_coeff, max_coeff]; 1 when either norm is zero.
+double lamb_trust_ratio(const Hyper& hyper, const LambPart& total);
+
+}  // namespace tessera::kernels

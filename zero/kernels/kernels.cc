@@ -1,0 +1,172 @@
+#include "zero/kernels/kernels.h"
+
+#include <algorithm>
+#include <array>
+#include <type_traits>
+#include <variant>
+
+#include "core/check.h"
+#include "zero/kernels/cuda.h"
+#include "zero/kernels/make_rule.h"
+#include "zero/kernels/parallel.h"
+#include "zero/kernels/passes.h"
+
+namespace tessera::kernels {
+namespace {
+
+// What one thread does at a time. Sums are per chunk, so this number is part of their order: changing it changes bits.
+constexpr int64_t kChunkNumel = 16384;
+
+DType dtype_of(const at::Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case at::kFloat: return DType::kFloat32;
+    case at::kBFloat16: return DType::kBFloat16;
+    case at::kHalf: return DType::kFloat16;
+    default: break;
+  }
+  TESSERA_CHECK(false, "dtype ", c10::toString(tensor.scalar_type()), ", expected fp32, bf16 or fp16");
+  return DType::kFloat32;
+}
+
+void check_flat(const at::Tensor& tensor, const char* name, int64_t numel, at::Device device) {
+  TESSERA_CHECK(tensor.defined() && tensor.dim() == 1 && tensor.is_contiguous(), name);
+  TESSERA_CHECK(tensor.numel() == numel, name, " has ", tensor.numel(), " elements, expected ", numel);
+  TESSERA_CHECK(tensor.device() == device, name, " is on ", tensor.device().str(), ", expected ", device.str());
+}
+
+float* fp32_data(const at::Tensor& tensor, const char* name, int64_t numel, at::Device device) {
+  check_flat(tensor, name, numel, device);
+  TESSERA_CHECK(tensor.scalar_type() == at::kFloat, name, " is ", c10::toString(tensor.scalar_type()));
+  return static_cast<float*>(tensor.data_ptr());
+}
+
+ConstSpan span_of(const at::Tensor& grad) {
+  TESSERA_CHECK(grad.defined());
+  check_flat(grad, "grad", grad.numel(), grad.device());
+  return {grad.const_data_ptr(), dtype_of(grad), grad.numel()};
+}
+
+/// `reads_grad`: LAMB's second pass does not.
+UpdateArgs args_of(const Segment& segment, size_t num_states, double grad_scale, bool reads_grad) {
+  TESSERA_CHECK(segment.master.defined());
+  const int64_t numel = segment.master.numel();
+  const at::Device device = segment.master.device();
+  UpdateArgs args;
+  args.numel = numel;
+  args.master = fp32_data(segment.master, "master", numel, device);
+  args.grad_scale = static_cast<float>(grad_scale);
+  TESSERA_CHECK(segment.state.size() == num_states, "found ", segment.state.size(), " states, expected ", num_states);
+  if (num_states > 0) args.state0 = fp32_data(segment.state[0], "first state", numel, device);
+  if (num_states > 1) args.state1 = fp32_data(segment.state[1], "second state", numel, device);
+  if (reads_grad) {
+    check_flat(segment.grad, "grad", numel, device);
+    args.grad = segment.grad.const_data_ptr();
+    args.grad_dtype = dtype_of(segment.grad);
+  }
+  if (segment.param.defined()) {
+    check_flat(segment.param, "param", numel, device);
+    args.param = segment.param.data_ptr();
+    args.param_dtype = dtype_of(segment.param);
+  }
+  return args;
+}
+
+template <class Void>
+Void* advanced(Void* data, DType dtype, int64_t begin) {
+  using Byte = std::conditional_t<std::is_const_v<Void>, const char, char>;
+  return data == nullptr ? nullptr : static_cast<Byte*>(data) + begin * size_bytes(dtype);
+}
+
+ConstSpan slice(const ConstSpan& span, int64_t begin, int64_t end) {
+  return {advanced(span.data, span.dtype, begin), span.dtype, end - begin};
+}
+
+UpdateArgs slice(const UpdateArgs& args, int64_t begin, int64_t end) {
+  UpdateArgs part = args;
+  part.numel = end - begin;
+  part.master = args.master + begin;
+  part.state0 = args.state0 == nullptr ? nullptr : args.state0 + begin;
+  part.state1 = args.state1 == nullptr ? nullptr : args.state1 + begin;
+  part.grad = advanced(args.grad, args.grad_dtype, begin);
+  part.param = advanced(args.param, args.param_dtype, begin);
+  return part;
+}
+
+int64_t num_chunks(int64_t numel) { return (numel + kChunkNumel - 1) / kChunkNumel; }
+
+/// Calls visit(begin, end) with ranges of elements that cover [0, numel), on several threads. For passes whose
+/// elements do not depend on each other.
+template <class Visit>
+void for_ranges(int64_t numel, const Visit& visit) {
+  parallel_chunks(num_chunks(numel), [&](int64_t first, int64_t last) {
+    visit(first * kChunkNumel, std::min(last * kChunkNumel, numel));
+  });
+}
+
+NormPart operator+(const NormPart& a, const NormPart& b) {
+  return {a.sum_of_squares + b.sum_of_squares, a.num_nonfinite + b.num_nonfinite};
+}
+LambPart operator+(const LambPart& a, const LambPart& b) {
+  return {a.weight_sq + b.weight_sq, a.update_sq + b.update_sq};
+}
+
+/// part_of(begin, end) for every chunk, on several threads, added up in the chunks' order.
+template <class Part, class PartOf>
+Part sum_chunks(int64_t numel, const PartOf& part_of) {
+  constexpr int64_t kBatch = 512;  // chunks whose parts wait on the stack
+  std::array<Part, kBatch> parts;
+  Part total;
+  for (int64_t batch = 0; batch < num_chunks(numel); batch += kBatch) {
+    const int64_t count = std::min(kBatch, num_chunks(numel) - batch);
+    parallel_chunks(count, [&](int64_t first, int64_t last) {
+      for (int64_t i = first; i < last; ++i) {
+        const int64_t begin = (batch + i) * kChunkNumel;
+        parts[static_cast<size_t>(i)] = part_of(begin, std::min(begin + kChunkNumel, numel));
+      }
+    });
+    for (int64_t i = 0; i < count; ++i) total = total + parts[static_cast<size_t>(i)];
+  }
+  return total;
+}
+
+}  // namespace
+
+NormPart squared_norm(const at::Tensor& grad) {
+  const ConstSpan span = span_of(grad);
+  if (grad.is_cuda()) return cuda::squared_norm(span, grad.device());
+  return sum_chunks<NormPart>(span.numel, [&](int64_t begin, int64_t end) {
+    return cpu::squared_norm(slice(span, begin, end));
+  });
+}
+
+int64_t first_nonfinite(const at::Tensor& grad) {
+  const ConstSpan span = span_of(grad);
+  return grad.is_cuda() ? cuda::first_nonfinite(span, grad.device()) : cpu::first_nonfinite(span);
+}
+
+void update(OptimizerKind kind, const Hyper& hyper, int64_t step, double grad_scale, const Segment& segment) {
+  const Rule rule = make_rule(kind, hyper, step);
+  const size_t num_states = std::visit([](const auto& chosen) { return static_cast<size_t>(chosen.kNumStates); }, rule);
+  const UpdateArgs args = args_of(segment, num_states, grad_scale, /*reads_grad=*/true);
+  if (segment.master.is_cuda()) return cuda::update(rule, args, segment.master.device());
+  for_ranges(args.numel, [&](int64_t begin, int64_t end) { cpu::update(rule, slice(args, begin, end)); });
+}
+
+LambPart lamb_norms(const Hyper& hyper, int64_t step, double grad_scale, const Segment& segment) {
+  const LambRule rule = make_lamb_rule(hyper, step);
+  const UpdateArgs args = args_of(segment, 2, grad_scale, /*reads_grad=*/true);
+  if (segment.master.is_cuda()) return cuda::lamb_norms(rule, args, segment.master.device());
+  return sum_chunks<LambPart>(args.numel, [&](int64_t begin, int64_t end) {
+    return cpu::lamb_norms(rule, slice(args, begin, end));
+  });
+}
+
+void lamb_apply(const Hyper& hyper, int64_t step, double trust_ratio, const Segment& segment) {
+  const LambRule rule = make_lamb_rule(hyper, step);
+  const UpdateArgs args = args_of(segment, 2, /*grad_scale=*/1.0, /*reads_grad=*/false);
+  const auto step_size = static_cast<float>(hyper.lr * trust_ratio);
+  if (segment.master.is_cuda()) return cuda::lamb_apply(rule, step_size, args, segment.master.device());
+  for_ranges(args.numel, [&](int64_t begin, int64_t end) { cpu::lamb_apply(rule, step_size, slice(args, begin, end)); });
+}
+
+}  // namespace tessera::kernels

@@ -1,0 +1,15 @@
+// torch's intra-op threads over chunks of an array. A file of its own because at::parallel_for is a header that only
+// uses threads when it is compiled with OpenMP.
+#pragma once
+
+#include <c10/util/FunctionRef.h>
+
+#include <cstdint>
+
+namespace tessera::kernels {
+
+/// Local. Calls visit(first, last) so that the ranges cover chunks [0, num_chunks) once each, concurrently when torch
+/// has more than one intra-op thread (at::set_num_threads, OMP_NUM_THREADS) and there is enough to share.
+void parallel_chunks(int64_t num_chunks, c10::function_ref<void(int64_t first, int64_t last)> visit);
+
+}  // namespace tessera::kernels

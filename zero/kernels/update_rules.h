@@ -1,0 +1,102 @@
+// Each optimizer's formula for one element, once: the CPU loops (cpu.cc) and the CUDA kernels (cuda.cu) both call it.
+// Scalars such as bias corrections are computed in fp64 when a rule is made (make_rule.h); elements are fp32, in
+// torch::optim's order of operations. A rule is plain data and can be passed to a kernel by value.
+//
+// step(w, g, s0, s1): w is the fp32 weight, g the gradient after scaling, s0 and s1 the states in state_names() order
+// (those beyond kNumStates are not used); updates the states and returns the new weight.
+#pragma once
+
+#include <cmath>
+#include <variant>
+
+#include "zero/kernels/float_bits.h"
+
+namespace tessera::kernels {
+
+/// Kingma and Ba, arXiv:1412.6980; AdamW: Loshchilov and Hutter, arXiv:1711.05101. They differ in where the weight
+/// decay goes: Adam has l2 = weight_decay and keep = 1, AdamW l2 = 0 and keep = 1 - lr * weight_decay.
+struct AdamRule {
+  static constexpr int kNumStates = 2;
+  float beta1, one_minus_beta1, beta2, one_minus_beta2;
+  float l2, keep, eps;
+  float inv_sqrt_correction2;  ///< 1 / sqrt(1 - beta2^step)
+  float step_size;             ///< lr / (1 - beta1^step)
+
+  TESSERA_HD float step(float w, float g, float& exp_avg, float& exp_avg_sq) const {
+    g = g + l2 * w;
+    exp_avg = exp_avg * beta1 + g * one_minus_beta1;
+    exp_avg_sq = exp_avg_sq * beta2 + g * g * one_minus_beta2;
+    const float denominator = sqrtf(exp_avg_sq) * inv_sqrt_correction2 + eps;
+    return w * keep - step_size * exp_avg / denominator;
+  }
+};
+
+/// SGD without momentum.
+struct SgdRule {
+  static constexpr int kNumStates = 0;
+  float lr, l2;
+
+  TESSERA_HD float step(float w, float g, float&, float&) const { return w - lr * (g + l2 * w); }
+};
+
+/// The first step takes the gradient itself as the buffer, without dampening, as torch does: carry = 0, take = 1.
+struct MomentumRule {
+  static constexpr int kNumStates = 1;
+  float lr, l2, momentum;
+  float carry, take;  ///< buffer = carry * buffer + take * g
+  bool nesterov;
+
+  TESSERA_HD float step(float w, float g, float& buffer, float&) const {
+    g = g + l2 * w;
+    buffer = buffer * carry + g * take;
+    const float direction = nesterov ? g + momentum * buffer : buffer;
+    return w - lr * direction;
+  }
+};
+
+/// Duchi et al., JMLR 12 (2011).
+struct AdagradRule {
+  static constexpr int kNumStates = 1;
+  float l2, eps;
+  float step_size;  ///< lr / (1 + (step - 1) * lr_decay)
+
+  TESSERA_HD float step(float w, float g, float& sum, float&) const {
+    g = g + l2 * w;
+    sum = sum + g * g;
+    return w - step_size * g / (sqrtf(sum) + eps);
+  }
+};
+
+struct LionRule {
+  static constexpr int kNumStates = 1;
+  float lr, beta1, one_minus_beta1, beta2, one_minus_beta2;
+  float keep;  ///< 1 - lr * weight_decay
+
+  TESSERA_HD float step(float w, float g, float& exp_avg, float&) const {
+    const float mixed = exp_avg * beta1 + g * one_minus_beta1;
+    const float sign = static_cast<float>(mixed > 0.0f) - static_cast<float>(mixed < 0.0f);
+    exp_avg = exp_avg * beta2 + g * one_minus_beta2;
+    return w * keep - lr * sign;
+  }
+};
+
+using Rule = std::variant<AdamRule, SgdRule, MomentumRule, AdagradRule, LionRule>;
+
+/// LAMB in its two halves. Bias correction divides the moments, as in the paper (so it does not touch the decay).
+struct LambRule {
+  float beta1, one_minus_beta1, beta2, one_minus_beta2;
+  float weight_decay, eps;
+  float inv_correction1;       ///< 1 / (1 - beta1^step)
+  float inv_sqrt_correction2;  ///< 1 / sqrt(1 - beta2^step)
+
+  TESSERA_HD void advance(float g, float& exp_avg, float& exp_avg_sq) const {
+    exp_avg = exp_avg * beta1 + g * one_minus_beta1;
+    exp_avg_sq = exp_avg_sq * beta2 + g * g * one_minus_beta2;
+  }
+
+  TESSERA_HD float direction(float w, float exp_avg, float exp_avg_sq) const {
+    return exp_avg * inv_correction1 / (sqrtf(exp_avg_sq) * inv_sqrt_correction2 + eps) + weight_decay * w;
+  }
+};
+
+}  // namespace tessera::kernels

@@ -1,0 +1,82 @@
+#include "zero/model_view.h"
+
+#include <ATen/MemoryOverlap.h>
+#include <torch/csrc/jit/api/module.h>
+#include <torch/nn/module.h>
+
+#include <unordered_map>
+
+#include "core/check.h"
+#include "core/error.h"
+
+namespace tessera::zero {
+namespace {
+
+void check_can_be_sharded(const NamedTensor& parameter) {
+  const at::Tensor& tensor = parameter.tensor;
+  const auto refuse = [&](const std::string& why) {
+    throw ConfigError(str("parameter ", parameter.name, " ", why));
+  };
+  if (tensor.is_sparse() || !tensor.has_storage()) refuse("is not a dense tensor and cannot be sharded");
+  if (!tensor.is_floating_point() || tensor.scalar_type() == at::kDouble || at::isFloat8Type(tensor.scalar_type()))
+    refuse(str("is ", c10::toString(tensor.scalar_type()), "; parameters must be fp32, bf16 or fp16: call model->to(torch::kFloat32)"));
+  if (!tensor.is_non_overlapping_and_dense())
+    refuse("is an expanded or strided view; register a contiguous tensor (tensor.contiguous())");
+}
+
+/// Two different parameters in the same memory: an update of one would change the other in plain libtorch, and
+/// not any more once they live in units.
+void check_no_overlap(const std::vector<NamedTensor>& parameters) {
+  std::unordered_map<const void*, std::vector<const NamedTensor*>> by_storage;
+  for (const NamedTensor& parameter : parameters) {
+    for (const NamedTensor* other : by_storage[parameter.tensor.storage().data()]) {
+      if (other->tensor.unsafeGetTensorImpl() == parameter.tensor.unsafeGetTensorImpl()) continue;
+      if (at::get_overlap_status(parameter.tensor, other->tensor) != at::MemOverlapStatus::No)
+        throw ConfigError(str("parameters ", other->name, " and ", parameter.name,
+                              " share memory without being the same tensor; tie them by registering one tensor twice"));
+    }
+    if (parameter.tensor.numel() > 0) by_storage[parameter.tensor.storage().data()].push_back(&parameter);
+  }
+}
+
+}  // namespace
+
+ModelView view_of(const torch::nn::Module& model) {
+  ModelView view;
+  for (const auto& item : model.named_parameters())
+    if (item.value().defined()) view.parameters.push_back({item.key(), item.value()});
+  for (const auto& item : model.named_buffers())
+    if (item.value().defined()) view.buffers.push_back({item.key(), item.value()});
+  return view;
+}
+
+ModelView view_of(const torch::jit::Module& model) {
+  ModelView view;
+  for (const auto& item : model.named_parameters()) view.parameters.push_back({item.name, item.value});
+  for (const auto& item : model.named_buffers()) view.buffers.push_back({item.name, item.value});
+  return view;
+}
+
+ParameterList list_parameters(const ModelView& model, DType compute_dtype) {
+  ParameterList list;
+  std::unordered_map<const at::TensorImpl*, size_t> known;
+  for (const NamedTensor& parameter : model.parameters) check_can_be_sharded(parameter);
+  check_no_overlap(model.parameters);
+  for (const NamedTensor& parameter : model.parameters) {
+    const auto [entry, is_new] = known.emplace(parameter.tensor.unsafeGetTensorImpl(), list.specs.size());
+    if (!is_new) {
+      list.specs[entry->second].aliases.push_back(parameter.name);
+      continue;
+    }
+    list.specs.push_back({.name = parameter.name,
+                          .shape = parameter.tensor.sizes().vec(),
+                          .dtype = compute_dtype,
+                          .trainable = parameter.tensor.requires_grad(),
+                          .group = 0,
+                          .aliases = {}});
+    list.tensors.push_back(parameter.tensor);
+  }
+  return list;
+}
+
+}  // namespace tessera::zero

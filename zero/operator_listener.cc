@@ -1,0 +1,122 @@
+#include "zero/operator_listener.h"
+
+#include <ATen/core/ivalue.h>
+
+#include <algorithm>
+#include <cstring>
+#include <unordered_map>
+#include <vector>
+
+#include "zero/cast_tracker.h"
+#include "zero/residency.h"
+#include "zero/unit_memory.h"
+
+namespace tessera::zero {
+namespace {
+
+/// What this thread is in the middle of. Operators nest within a thread, so this cannot be anything but thread-local.
+struct ThreadState {
+  int num_listeners = 0;
+  bool casts = false;
+  at::CallbackHandle callback = 0;
+  int depth = 0;                      // operators begun and not ended
+  std::vector<Residency*> residencies;  // touched since depth was 0
+  /// By the address of an operator's name, which its schema owns: the arguments it writes, one bit each.
+  std::unordered_map<const char*, uint64_t> written_arguments;
+};
+thread_local ThreadState thread_state;
+
+/// Marks an operator that counts for the nesting depth.
+struct Nested : at::ObserverContext {
+  CastSource cast;  // what an aten::_to_copy is about to copy
+};
+
+uint64_t written_arguments(const at::RecordFunction& function) {
+  const auto [entry, is_new] = thread_state.written_arguments.try_emplace(function.name(), 0);
+  if (!is_new) return entry->second;
+  if (const auto schema = function.operator_schema()) {
+    const auto& arguments = schema->arguments();
+    for (size_t i = 0; i < arguments.size() && i < 64; ++i)
+      if (const auto* alias = arguments[i].alias_info(); alias && alias->isWrite()) entry->second |= uint64_t{1} << i;
+  }
+  return entry->second;
+}
+
+/// Returns the handle when `tensor` is (a view of) a parameter, null for casts of one and for anything else.
+UnitHandle* hear(const at::RecordFunction& function, const at::Tensor& tensor, size_t argument) {
+  if (!tensor.defined() || !tensor.has_storage()) return nullptr;
+  const c10::StorageImpl& storage = *tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+  UnitHandle* const parameter = find_unit(storage);
+  UnitHandle* const handle = parameter != nullptr ? parameter : find_cast(storage);
+  if (handle == nullptr || handle->residency == nullptr) return nullptr;
+  Residency& residency = *handle->residency;
+  const Unheard our_own_operators;
+  auto& heard = thread_state.residencies;
+  if (std::find(heard.begin(), heard.end(), &residency) == heard.end()) heard.push_back(&residency);
+  residency.touch(handle->unit, function.name());
+  if (argument < 64 && (written_arguments(function) >> argument & 1) != 0) residency.on_write(handle->unit, function.name());
+  return parameter;
+}
+
+void release_pins() {
+  const Unheard our_own_operators;
+  for (Residency* residency : thread_state.residencies) residency->operator_ended();
+  thread_state.residencies.clear();
+}
+
+std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& function) {
+  // Tensor::backward() is an operator too, and everything in backward would be nested in it.
+  if (std::strcmp(function.name(), "aten::_backward") == 0) return nullptr;
+  ++thread_state.depth;
+  auto nested = std::make_unique<Nested>();
+  size_t argument = 0;
+  for (const c10::IValue& value : function.inputs()) {
+    if (value.isTensor()) {
+      UnitHandle* parameter = hear(function, value.toTensor(), argument);
+      if (parameter != nullptr && thread_state.casts && parameter->residency->sharded() &&
+          std::strcmp(function.name(), "aten::_to_copy") == 0)
+        nested->cast = cast_source(parameter, value.toTensor());
+    } else if (value.isList()) {  // Tensor[] and Tensor?[]
+      for (const c10::IValue& item : value.toListRef()) {
+        if (item.isTensor()) {
+          hear(function, item.toTensor(), argument);
+        } else if (!item.isNone()) {
+          break;
+        }
+      }
+    }
+    ++argument;
+  }
+  return nested;
+}
+
+void on_end(const at::RecordFunction& function, at::ObserverContext* context) {
+  if (context == nullptr) return;
+  const CastSource& cast = static_cast<Nested*>(context)->cast;
+  if (cast.handle != nullptr && cast.handle->residency != nullptr && !function.outputs().empty() &&
+      function.outputs().front().isTensor()) {
+    const Unheard our_own_operators;
+    cast.handle->residency->casts().add(cast, function.outputs().front().toTensor());
+  }
+  if (--thread_state.depth == 0 && !thread_state.residencies.empty()) release_pins();
+}
+
+}  // namespace
+
+OperatorListener::OperatorListener(bool casts) {
+  const bool callback_serves = thread_state.num_listeners++ > 0 && (thread_state.casts || !casts);
+  if (callback_serves) return;
+  if (thread_state.num_listeners > 1) at::removeCallback(thread_state.callback);
+  thread_state.casts = casts;
+  thread_state.callback = at::addThreadLocalCallback(at::RecordFunctionCallback(on_start, on_end)
+                                                         .needsInputs(true)
+                                                         .needsOutputs(casts)
+                                                         .scopes({at::RecordScope::FUNCTION}));
+}
+
+OperatorListener::~OperatorListener() {
+  if (thread_state.num_listeners == 0) return;  // made on another thread: its callback finds no unit of ours any more
+  if (--thread_state.num_listeners == 0) at::removeCallback(thread_state.callback);
+}
+
+}  // namespace tessera::zero

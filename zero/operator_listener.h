@@ -1,0 +1,30 @@
+// OperatorListener: hears of every operator before it runs and tells the Residency which units it is about to read
+// or write. libtorch's C++ modules have no forward hooks; the dispatcher's at::RecordFunction is the one place all of
+// them, forward and backward, C++ and TorchScript, pass through.
+//
+// [Note: pinned until the outermost operator ends]
+// Composite operators (linear, lstm, convolution, layer_norm …) read several tensors inside. Units touched by
+// an operator, or by the operators it calls, stay resident until the outermost call has returned.
+#pragma once
+
+#include <ATen/record_function.h>
+
+namespace tessera::zero {
+
+/// While one lives, operators called on this thread (and on the autograd threads that inherit its state) are heard.
+/// Several may live on a thread: they share one callback.
+class OperatorListener {
+ public:
+  /// `casts`: also track low-precision copies of parameters (needed under autocast with sharded parameters;
+  /// costs a little more an operator).
+  explicit OperatorListener(bool casts);
+  ~OperatorListener();
+  OperatorListener(const OperatorListener&) = delete;
+  OperatorListener& operator=(const OperatorListener&) = delete;
+
+};
+
+/// While one lives, this thread's operators are not heard: the engine's own copies and collectives.
+using Unheard = at::DisableRecordFunctionGuard;
+
+}  // namespace tessera::zero

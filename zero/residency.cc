@@ -1,0 +1,335 @@
+#include "zero/residency.h"
+
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+
+#include "core/check.h"
+
+namespace tessera::zero {
+
+Residency::Residency(const Layout& layout, std::vector<UnitMemory>& units, std::vector<at::Tensor>& shards,
+                     comm::CommunicatorPtr comm, const ResidencyOptions& options)
+    : layout_(layout),
+      units_(units),
+      shards_(shards),
+      comm_(std::move(comm)),
+      options_(options),
+      pool_(units.empty() ? at::Device(at::kCPU) : units.front().full().device(), options.capacity_units),
+      states_(units.size()) {
+  TESSERA_CHECK(options_.capacity_units >= 1);
+  budget_.capacity_units = options_.capacity_units;
+  budget_.capacity_numel = options_.max_live_numel;
+  budget_.prefetch_numel = options_.overlap ? options_.prefetch_numel : 0;
+  for (int unit = 0; unit < layout_.num_units(); ++unit) {
+    budget_.unit_numel.push_back(layout_.units()[unit].numel);
+    budget_.persistent.push_back(persistent(unit));
+    states_[unit].resident = units_[unit].bound();
+    units_[unit].set_residency(this);
+  }
+  counts_.gathers.resize(units.size());
+  previous_counts_ = counts_;
+}
+
+Residency::~Residency() {
+  for (UnitMemory& unit : units_) unit.set_residency(nullptr);
+}
+
+// ---------------------------------------------------------------------------------------- operators
+
+void Residency::touch(int unit, const char* operator_name) noexcept {
+  State& state = states_[unit];
+  if (!state.by_operator) {
+    state.by_operator = true;
+    touched_.push_back(unit);
+  }
+  state.last_use = operator_count_;
+  try {
+    if (in_pass_ && mode_ == Mode::kRecord) record(unit);
+    if (in_pass_ && mode_ == Mode::kReplay && options_.sharded && !failure_) replay(unit, operator_name);
+    ensure_resident(unit, operator_name);
+  } catch (...) {
+    fail(unit);
+  }
+}
+
+void Residency::operator_ended() noexcept {
+  ++operator_count_;
+  for (int unit : touched_) states_[unit].by_operator = false;
+  touched_.clear();
+  if (deferred_.empty() || failure_) return;
+  try {
+    std::vector<int> waiting;
+    for (int unit : std::exchange(deferred_, {})) {
+      if (pinned(states_[unit])) {
+        waiting.push_back(unit);
+      } else if (states_[unit].resident) {
+        release(unit);
+      }
+    }
+    deferred_ = std::move(waiting);
+  } catch (...) {
+    failure_ = std::current_exception();
+  }
+}
+
+void Residency::on_write(int unit, const char* operator_name) noexcept {
+  if (states_[unit].writable > 0 || failure_) return;
+  failure_ = std::make_exception_ptr(
+      Error(str(operator_name, " writes into ", layout_.describe(unit),
+                ", whose values are kept in shards. Write inside a GatheredParameters with modifier_rank set.")));
+}
+
+void Residency::ensure_resident(int unit, const char* operator_name) {
+  State& state = states_[unit];
+  if (state.resident) {
+    if (state.gather) finish_gather(unit);
+    return;
+  }
+  if (failure_) return fail(unit);
+  agree_on(unit, operator_name);
+  make_room(unit);
+  issue_gather(unit);
+  ++counts_.agreed_gathers;
+  finish_gather(unit);
+}
+
+void Residency::record(int unit) {
+  if (!recorded_.empty() && recorded_.back().unit == unit) {
+    recorded_.back().last_operator = operator_count_;
+  } else {
+    recorded_.push_back({unit, operator_count_, operator_count_});
+  }
+}
+
+void Residency::replay(int unit, const char* operator_name) {
+  const Trace& trace = *recording().trace;
+  if (trace[position_].unit == unit) return;
+  if (position_ + 1 < trace.size() && trace[position_ + 1].unit == unit) return advance_to(position_ + 1);
+  if (states_[unit].resident) return;
+  for (size_t p = position_ + 2; p < trace.size(); ++p) {
+    if (trace[p].unit == unit) return advance_to(p);  // this rank skips what lies between
+  }
+  finish_plan();
+  options_.log.debug(str(operator_name, " reads ", layout_.describe(unit), " outside of the recorded order"));
+  mode_ = Mode::kOnDemand;
+  record_anew_ = true;
+}
+
+void Residency::advance_to(size_t position) {
+  while (position_ < position) run_actions(++position_);
+}
+
+void Residency::run_actions(size_t position) {
+  for (const PlanAction& action : plan_->actions[position]) {
+    State& state = states_[action.unit];
+    if (action.kind == PlanAction::kGather) {
+      std::erase(deferred_, action.unit);
+      issue_gather(action.unit);
+    } else if (pinned(state)) {
+      deferred_.push_back(action.unit);
+    } else if (state.resident) {
+      release(action.unit);
+    }
+  }
+}
+
+void Residency::finish_plan() {
+  if (in_pass_ && mode_ == Mode::kReplay && options_.sharded) advance_to(recording().trace->size() - 1);
+}
+
+void Residency::agree_on(int unit, const std::string& why) {
+  if (comm_->size() == 1) return;
+  const std::string label = str("gather of ", layout_.describe(unit), " for ", why);
+  const std::vector<std::string> wanted = comm_->exchange(std::to_string(unit), label, options_.agreement_timeout);
+  for (int rank = 0; rank < comm_->size(); ++rank) {
+    if (wanted[rank] == std::to_string(unit)) continue;
+    const int other = std::atoi(wanted[rank].c_str());
+    throw CommError(str("rank ", comm_->rank(), " needs ", layout_.describe(unit), " for ", why, ", but rank ", rank,
+                        " needs ", layout_.describe(other),
+                        ": every rank must run the same operators over sharded parameters"));
+  }
+}
+
+void Residency::make_room(int unit) {
+  if (persistent(unit)) return;
+  while (true) {
+    int live = 0, victim = -1;
+    int64_t live_numel = 0;
+    for (int other = 0; other < layout_.num_units(); ++other) {
+      const State& state = states_[other];
+      if (!state.resident || persistent(other)) continue;
+      ++live;
+      live_numel += budget_.unit_numel[other];
+      if (!pinned(state) && (victim < 0 || state.last_use < states_[victim].last_use)) victim = other;
+    }
+    const bool fits = live + 1 <= budget_.capacity_units && live_numel + budget_.unit_numel[unit] <= budget_.capacity_numel;
+    if (fits || victim < 0) return;
+    release(victim);
+  }
+}
+
+void Residency::issue_gather(int unit) {
+  State& state = states_[unit];
+  if (state.gather) finish_gather(unit);
+  if (!units_[unit].bound()) units_[unit].bind(pool_.acquire(units_[unit].bytes()));
+  state.resident = true;
+  max_resident_ = std::max(max_resident_, num_resident());
+  ++counts_.gathers[unit];
+  state.gather = comm_->all_gather(units_[unit].full(), shards_[unit], layout_.describe(unit));
+  if (!options_.overlap) finish_gather(unit);
+}
+
+void Residency::finish_gather(int unit) {
+  const comm::WorkPtr work = std::exchange(states_[unit].gather, nullptr);
+  if (!work) return;
+  work->wait();
+  casts_.recast(unit, units_[unit].full());
+}
+
+void Residency::release(int unit) {
+  finish_gather(unit);
+  casts_.release(unit);
+  pool_.give_back(units_[unit].release());
+  states_[unit].resident = false;
+}
+
+// libtorch swallows what a callback throws and runs the operator anyway: give it zeros to read, keep the error.
+void Residency::fail(int unit) noexcept {
+  if (!failure_) failure_ = std::current_exception();
+  State& state = states_[unit];
+  state.gather = nullptr;
+  if (!units_[unit].bound())
+    units_[unit].bind(at::zeros({units_[unit].bytes()}, at::TensorOptions().dtype(at::kByte).device(units_[unit].full().device())));
+  state.resident = true;
+}
+
+// ------------------------------------------------------------------------------------------- engine
+
+void Residency::begin_pass(Pass pass) {
+  drop_pass();
+  pass_ = pass;
+  in_pass_ = true;
+  position_ = 0;
+  record_anew_ = false;
+  previous_counts_ = std::exchange(counts_, ResidencyCounts{std::vector<int>(units_.size()), 0});
+  Recording& recording = this->recording();
+  mode_ = recording.trace ? Mode::kReplay : Mode::kRecord;
+  recorded_.clear();
+  if (mode_ != Mode::kReplay || !options_.sharded) return;
+  const std::set<int> resident = resident_units();
+  auto found = recording.plans.find(resident);
+  if (found == recording.plans.end())
+    found = recording.plans.emplace(resident, make_plan(*recording.trace, resident, budget_)).first;
+  plan_ = &found->second;
+  run_actions(0);
+}
+
+void Residency::drop_pass() {
+  rethrow();
+  if (!in_pass_) return;
+  // Ranks may stand at different places of the plan.
+  const std::vector<std::string> positions = comm_->exchange(std::to_string(position_), "end of an unfinished pass");
+  if (std::any_of(positions.begin(), positions.end(), [](const std::string& p) { return p != "0"; })) finish_plan();
+  in_pass_ = false;
+}
+
+void Residency::end_pass() {
+  rethrow();
+  if (!in_pass_) return;
+  finish_plan();
+  if (mode_ == Mode::kRecord) {
+    // Ranks may have re-read resident units in another order; rank 0's trace serves all.
+    const std::vector<std::string> traces = comm_->exchange(serialize(recorded_), "order of use");
+    Trace trace = parse_trace(traces.front());
+    if (!trace.empty()) recording() = {std::move(trace), {}};
+  } else if (record_anew_) {
+    recording() = {};
+  }
+  in_pass_ = false;
+}
+
+void Residency::parameters_updated() {
+  TESSERA_CHECK(!in_pass_);
+  max_resident_ = 0;
+  if (options_.sharded) {
+    for (int unit = 0; unit < layout_.num_units(); ++unit) {
+      State& state = states_[unit];
+      if (!layout_.units()[unit].trainable || !state.resident) continue;
+      if (state.pins > 0) throw Error(str("step() while a GatheredParameters holds ", layout_.describe(unit)));
+      release(unit);
+    }
+    return;
+  }
+  // In the order the next forward reads them, so that it can start on the first while the rest arrive.
+  std::vector<int> order;
+  std::vector<bool> listed(units_.size(), false);
+  const auto add = [&](int unit) {
+    if (!listed[unit] && layout_.units()[unit].trainable) order.push_back(unit);
+    listed[unit] = true;
+  };
+  const Recording& train = recordings_[static_cast<int>(Pass::kTrain)];
+  if (train.trace)
+    for (const Touch& touch : *train.trace) add(touch.unit);
+  for (int unit = 0; unit < layout_.num_units(); ++unit) add(unit);
+  for (int unit : order) issue_gather(unit);
+}
+
+void Residency::rethrow() {
+  if (failure_) std::rethrow_exception(failure_);
+}
+
+// ------------------------------------------------------------------------------------------ pinning
+
+void Residency::pin(const std::vector<int>& units, bool writable) {
+  rethrow();
+  if (options_.sharded) {
+    std::vector<int> missing;
+    for (int unit : units)
+      if (!states_[unit].resident) missing.push_back(unit);
+    if (comm_->size() > 1) {
+      const std::string mine = join(missing, " ");
+      const std::vector<std::string> wanted = comm_->exchange(mine, "GatheredParameters", options_.agreement_timeout);
+      for (int rank = 0; rank < comm_->size(); ++rank) {
+        if (wanted[rank] != mine)
+          throw CommError(str("GatheredParameters: rank ", comm_->rank(), " needs units [", mine, "], rank ", rank,
+                              " needs [", wanted[rank], "]: every rank must gather the same parameters"));
+      }
+    }
+    for (int unit : missing) {
+      issue_gather(unit);
+      deferred_.push_back(unit);  // goes when unpinned, unless the plan takes it over
+    }
+  }
+  for (int unit : units) {
+    ++states_[unit].pins;
+    if (writable) ++states_[unit].writable;
+    if (states_[unit].gather) finish_gather(unit);
+  }
+}
+
+void Residency::unpin(const std::vector<int>& units) {
+  for (int unit : units) {
+    State& state = states_[unit];
+    --state.pins;
+    if (state.writable > state.pins) state.writable = state.pins;
+    if (!pinned(state) && std::erase(deferred_, unit) > 0) release(unit);
+  }
+}
+
+void Residency::wait_all() {
+  for (int unit = 0; unit < layout_.num_units(); ++unit) finish_gather(unit);
+}
+
+int Residency::num_resident() const {
+  return static_cast<int>(std::count_if(states_.begin(), states_.end(), [](const State& s) { return s.resident; }));
+}
+
+std::set<int> Residency::resident_units() const {
+  std::set<int> resident;
+  for (int unit = 0; unit < layout_.num_units(); ++unit)
+    if (states_[unit].resident && std::find(deferred_.begin(), deferred_.end(), unit) == deferred_.end()) resident.insert(unit);
+  return resident;
+}
+
+}  // namespace tessera::zero

@@ -1,0 +1,214 @@
+#include "zero/sharded_model.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include "core/error.h"
+#include "zero/torch_dtype.h"
+
+namespace tessera::zero {
+
+ShardedModel::ShardedModel(const ModelView& model, comm::CommunicatorPtr comm, const ShardedModelOptions& options)
+    : options_(options), comm_(std::move(comm)) {
+  const Unheard our_own_operators;
+  const at::NoGradGuard no_grad;
+  ParameterList list = list_parameters(model, options_.compute_dtype);
+  if (list.specs.empty()) throw ConfigError("the model has no parameters");
+  if (options_.group_of)
+    for (ParameterSpec& spec : list.specs) spec.group = options_.group_of(spec.name);
+  layout_ = std::make_unique<Layout>(list.specs, LayoutOptions{comm_->size(), options_.unit_numel});
+  check_same_model_everywhere();
+  parameters_ = list.tensors;
+  move_into_units(list.tensors);
+  adopt_buffers(model);
+
+  options_.residency.sharded = options_.sharding.parameters;
+  residency_ = std::make_unique<Residency>(*layout_, units_, shards_, comm_->duplicate("gather"), options_.residency);
+  options_.reducer.sharding = options_.sharding;
+  gradients_ = std::make_unique<GradientReducer>(*layout_, parameters_, comm_->duplicate("reduce"), options_.reducer);
+  gradients_->check = [this] { residency_->rethrow(); };
+  std::vector<at::Tensor> values;
+  for (int unit = 0; unit < layout_->num_units(); ++unit)
+    values.push_back(options_.sharding.optimizer ? shards_[unit] : units_[unit].full());
+  optimizer_ = std::make_unique<ShardedOptimizer>(
+      *layout_, std::move(values), masters_, comm_,
+      ShardedOptimizer::Options{options_.sharding, options_.optimizer, options_.groups});
+  if (options_.sharding.optimizer) listener_.emplace(options_.track_casts);
+}
+
+ShardedModel::~ShardedModel() = default;
+
+void ShardedModel::check_same_model_everywhere() const {
+  int64_t numel = 0;
+  for (const ParameterSpec& spec : layout_->parameters()) numel += spec.numel();
+  const std::string mine = str(layout_->parameters().size(), " parameters of ", numel, " elements, digest ", std::hex,
+                               layout_->digest());
+  const std::vector<std::string> all = comm_->exchange(mine, "model layout");
+  for (int rank = 0; rank < comm_->size(); ++rank)
+    if (all[rank] != mine)
+      throw CommError(str("rank ", comm_->rank(), "'s model has ", mine, "; rank ", rank, "'s has ", all[rank],
+                          ": all ranks must build the same model"));
+}
+
+at::Tensor ShardedModel::region(int unit, const at::Tensor& flat) const {
+  if (!options_.sharding.optimizer) return flat;
+  const Range mine = layout_->shard(unit, comm_->rank());
+  return flat.narrow(0, mine.begin, mine.numel());
+}
+
+void ShardedModel::move_into_units(const std::vector<at::Tensor>& tensors) {
+  shards_.resize(layout_->num_units());
+  masters_.resize(layout_->num_units());
+  units_.reserve(layout_->num_units());
+  for (int unit = 0; unit < layout_->num_units(); ++unit) move_unit(unit, tensors);
+}
+
+// Unit by unit, so that never more than one unit exists twice.
+void ShardedModel::move_unit(int unit, const std::vector<at::Tensor>& tensors) {
+  const Unit& spec = layout_->units()[unit];
+  const at::ScalarType dtype = to_torch(spec.dtype);
+  units_.emplace_back(UnitMemory::Options{unit, spec.numel, dtype, options_.device, layout_->describe(unit)});
+  UnitMemory& memory = units_.back();
+  memory.bind(at::empty({memory.bytes()}, at::TensorOptions().dtype(at::kByte).device(options_.device)));
+  const at::Tensor& full = memory.full();
+
+  // Initial values travel in fp32, so that masters start from what the model had before the cast.
+  at::Tensor flat = dtype == at::kFloat ? full : at::empty({spec.numel}, full.options().dtype(at::kFloat));
+  flat.zero_();
+  for (int parameter : spec.parameters) {
+    const zero::Slot& slot = layout_->slot(parameter);
+    flat.narrow(0, slot.offset, slot.numel).copy_(tensors[parameter].reshape(-1));
+  }
+  if (comm_->size() > 1) comm_->broadcast(flat, 0, layout_->describe(unit))->wait();
+  if (flat.data_ptr() != full.data_ptr()) full.copy_(flat);
+
+  for (int parameter : spec.parameters) {
+    const zero::Slot& slot = layout_->slot(parameter);
+    at::Tensor tensor = tensors[parameter];
+    tensor.set_data(full.narrow(0, slot.offset, slot.numel).view(layout_->parameters()[parameter].shape));
+  }
+  const Range mine = layout_->shard(unit, comm_->rank());
+  shards_[unit] = full.narrow(0, mine.begin, mine.numel());
+  if (options_.sharding.parameters) {
+    shards_[unit] = shards_[unit].clone();
+    memory.release();
+  }
+  if (!spec.trainable) return;
+  if (dtype == at::kFloat) {
+    masters_[unit] = options_.sharding.optimizer ? shards_[unit] : full;
+  } else {
+    masters_[unit] = region(unit, flat).clone();
+  }
+}
+
+void ShardedModel::adopt_buffers(const ModelView& model) {
+  for (const NamedTensor& buffer : model.buffers) {
+    at::Tensor tensor = buffer.tensor;
+    const bool cast = tensor.is_floating_point() && options_.compute_dtype != DType::kFloat32;
+    const at::ScalarType dtype = cast ? to_torch(options_.compute_dtype) : tensor.scalar_type();
+    if (dtype != tensor.scalar_type() || options_.device != tensor.device())
+      tensor.set_data(tensor.to(options_.device, dtype));
+    buffers_.push_back(tensor);
+  }
+  broadcast_buffers();
+}
+
+void ShardedModel::broadcast_buffers() {
+  if (comm_->size() == 1) return;
+  const Unheard our_own_operators;
+  const at::NoGradGuard no_grad;
+  for (at::Tensor& buffer : buffers_) {
+    at::Tensor flat = buffer.reshape(-1).contiguous();
+    if (flat.numel() == 0) continue;
+    if (flat.scalar_type() == at::kBool) flat = flat.to(at::kByte);
+    comm_->broadcast(flat, 0, "buffers")->wait();
+    buffer.copy_(flat.view(buffer.sizes()));
+  }
+}
+
+void ShardedModel::update(double grad_scale, const std::vector<bool>& used) {
+  const Unheard our_own_operators;
+  residency_->wait_all();
+  optimizer_->step(*gradients_, grad_scale, used);
+  for (size_t parameter = 0; parameter < parameters_.size(); ++parameter)
+    if (used[parameter]) torch::autograd::impl::bump_version(parameters_[parameter]);
+  if (options_.sharding.optimizer) residency_->parameters_updated();
+}
+
+int ShardedModel::find(const std::string& name) const {
+  const int parameter = layout_->find(name);
+  if (parameter < 0) throw Error(str("the model has no parameter named ", name));
+  return parameter;
+}
+
+/// `mine`: (unit numel) if `whole`, else this rank's shard of the parameter's unit. Returns an fp32 copy of the parameter.
+at::Tensor ShardedModel::gather_parameter(int parameter, const at::Tensor& mine, bool whole, std::string_view what) {
+  const Unheard our_own_operators;
+  const at::NoGradGuard no_grad;
+  const zero::Slot& slot = layout_->slot(parameter);
+  at::Tensor full = mine;
+  if (!whole) {
+    full = at::empty({layout_->units()[slot.unit].numel}, mine.options());
+    comm_->all_gather(full, mine, str(what, " of ", layout_->describe(slot.unit)))->wait();
+  }
+  return full.narrow(0, slot.offset, slot.numel).to(at::kFloat, /*non_blocking=*/false, /*copy=*/true).view(
+      layout_->parameters()[parameter].shape);
+}
+
+at::Tensor ShardedModel::full_parameter(const std::string& name) {
+  const int parameter = find(name);
+  const int unit = layout_->slot(parameter).unit;
+  residency_->wait_all();
+  const bool trainable = layout_->units()[unit].trainable;
+  const bool whole = trainable ? !options_.sharding.optimizer : !options_.sharding.parameters;
+  const at::Tensor& mine = trainable ? masters_[unit] : whole ? units_[unit].full() : shards_[unit];
+  return gather_parameter(parameter, mine, whole, "parameters");
+}
+
+at::Tensor ShardedModel::full_gradient(const std::string& name) {
+  const int parameter = find(name);
+  const int unit = layout_->slot(parameter).unit;
+  if (!layout_->units()[unit].trainable) throw Error(str("parameter ", name, " is frozen and has no gradient"));
+  if (!options_.sharding.optimizer) return gather_parameter(parameter, gradients_->accumulator(unit), true, "gradient");
+  return gather_parameter(parameter, gradients_->shard(unit), false, "gradient");
+}
+
+void ShardedModel::unpin(const std::vector<int>& units, int modifier_rank) {
+  const Unheard our_own_operators;
+  const at::NoGradGuard no_grad;
+  if (modifier_rank >= 0) {
+    for (int unit : units) {
+      const at::Tensor& full = units_[unit].full();
+      if (comm_->size() > 1) comm_->broadcast(full, modifier_rank, layout_->describe(unit))->wait();
+      const Range mine = layout_->shard(unit, comm_->rank());
+      if (options_.sharding.parameters) shards_[unit].copy_(full.narrow(0, mine.begin, mine.numel()));
+      at::Tensor& master = masters_[unit];
+      if (!master.defined() || full.scalar_type() == at::kFloat) continue;
+      // Keep the fp32 digits of what was not written.
+      const at::Tensor value = region(unit, full);
+      master.copy_(at::where(master.to(value.scalar_type()) == value, master, value.to(at::kFloat)));
+    }
+  }
+  residency_->unpin(units);
+}
+
+StateBytes ShardedModel::measured_bytes() const {
+  StateBytes bytes;
+  for (size_t unit = 0; unit < units_.size(); ++unit)
+    bytes.parameters += options_.sharding.parameters ? static_cast<int64_t>(shards_[unit].storage().nbytes()) : units_[unit].bytes();
+  bytes.gradients = gradients_->accumulator_bytes();
+  bytes.master = optimizer_->master_bytes();
+  bytes.optimizer = optimizer_->state_bytes();
+  return bytes;
+}
+
+StateBytes ShardedModel::formula_bytes() const {
+  return model_state_bytes(*layout_, {.sharding = options_.sharding,
+                                      .accumulate_dtype = from_torch(options_.reducer.accumulate_dtype),
+                                      .num_states = static_cast<int>(optimizer_->state_names().size())});
+}
+
+}  // namespace tessera::zero

@@ -1,0 +1,110 @@
+// ShardedModel: a model whose parameters have moved into units, with everything that keeps them there. Construction
+// leaves the model's own tensors as views of the units; the model itself is not touched otherwise.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "core/log.h"
+#include "zero/gradient_reducer.h"
+#include "zero/layout.h"
+#include "zero/memory_model.h"
+#include "zero/model_view.h"
+#include "zero/operator_listener.h"
+#include "zero/residency.h"
+#include "zero/sharded_optimizer.h"
+#include "zero/stage.h"
+
+namespace tessera::zero {
+
+struct ShardedModelOptions {
+  Sharding sharding;
+  DType compute_dtype = DType::kFloat32;
+  at::Device device = at::kCPU;
+  int64_t unit_numel = 4'000'000;
+  bool track_casts = false;  ///< the model runs under autocast
+  ReducerOptions reducer;    ///< `sharding` is filled in
+  ResidencyOptions residency;  ///< `sharded` is filled in
+  kernels::OptimizerKind optimizer = kernels::OptimizerKind::kAdamW;
+  std::vector<kernels::Hyper> groups{kernels::Hyper{}};
+  std::function<int(const std::string& name)> group_of;  ///< index into `groups`; unset: 0
+};
+
+class ShardedModel {
+ public:
+  /// Collective. Values and buffers of rank 0 become every rank's. Throws ConfigError for parameters that cannot be
+  /// sharded, CommError when the ranks' models differ.
+  ShardedModel(const ModelView& model, comm::CommunicatorPtr comm, const ShardedModelOptions& options);
+  ~ShardedModel();
+  ShardedModel(const ShardedModel&) = delete;
+
+  const Layout& layout() const { return *layout_; }
+  const Sharding& sharding() const { return options_.sharding; }
+  at::Device device() const { return options_.device; }
+  comm::Communicator& comm() { return *comm_; }
+  Residency& residency() { return *residency_; }
+  GradientReducer& gradients() { return *gradients_; }
+  ShardedOptimizer& optimizer() { return *optimizer_; }
+
+  /// Collective. fp32 copies of a whole parameter (its master weights) and of its accumulated gradient; shape as
+  /// in the model. Throws Error for an unknown name or, for gradients, a frozen parameter.
+  at::Tensor full_parameter(const std::string& name);
+  at::Tensor full_gradient(const std::string& name);
+
+  /// Collective. Buffers become rank 0's (as DistributedDataParallel's broadcast_buffers, but when asked).
+  void broadcast_buffers();
+
+  /// Collective. One optimizer step with the accumulated gradients times `grad_scale`; starts the gathers
+  /// of the new values.
+  void update(double grad_scale, const std::vector<bool>& used);
+
+  /// Collective where parameters are gathered (stages 1 to 3), otherwise nothing: see Residency.
+  void begin_pass(Pass pass) {
+    if (listener_) residency_->begin_pass(pass);
+  }
+  void end_pass() {
+    if (listener_) residency_->end_pass();
+  }
+  void drop_pass() {
+    if (listener_) residency_->drop_pass();
+  }
+
+  /// Collective. For GatheredParameters: makes whole units readable (and, with `modifier_rank`, writable).
+  void pin(const std::vector<int>& units, bool writable) { residency_->pin(units, writable); }
+  /// Collective. Takes over what `modifier_rank` wrote (-1: nothing) and lets the units go.
+  void unpin(const std::vector<int>& units, int modifier_rank);
+
+  /// Local. Bytes this rank holds, measured from the tensors.
+  StateBytes measured_bytes() const;
+  /// Local. What the layout's arithmetic says it should hold.
+  StateBytes formula_bytes() const;
+
+ private:
+  void check_same_model_everywhere() const;
+  void move_into_units(const std::vector<at::Tensor>& tensors);
+  void move_unit(int unit, const std::vector<at::Tensor>& tensors);
+  void adopt_buffers(const ModelView& model);
+  at::Tensor region(int unit, const at::Tensor& flat) const;
+  int find(const std::string& name) const;
+  at::Tensor gather_parameter(int parameter, const at::Tensor& mine, bool whole, std::string_view what);
+
+  ShardedModelOptions options_;
+  comm::CommunicatorPtr comm_;
+  std::vector<at::Tensor> parameters_, buffers_;
+  std::unique_ptr<Layout> layout_;
+  std::vector<UnitMemory> units_;
+  std::vector<at::Tensor> shards_;   // by unit; slice of full() where parameters are not sharded
+  std::vector<at::Tensor> masters_;  // by unit; what this rank updates, fp32
+  std::unique_ptr<Residency> residency_;
+  std::unique_ptr<GradientReducer> gradients_;
+  std::unique_ptr<ShardedOptimizer> optimizer_;
+  std::optional<OperatorListener> listener_;
+};
+
+}  // namespace tessera::zero

@@ -1,0 +1,70 @@
+// UnitMemory: where one unit's parameters live. The parameters of the model are views into `full()`, whose storage
+// can be bound to a buffer (resident) or released (kept as shapes over guarded address space). Autograd's
+// saved views share that storage, so they become valid again when the unit is bound anew.
+//
+// [Note: finding the unit of a tensor]
+// The storage's DataPtr carries a UnitHandle as its context and a deleter of ours, so "does this tensor
+// belong to a unit, and to whose?" is one pointer comparison and works on any thread, for any number of
+// engines in the process, without a table.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <atomic>
+#include <memory>
+#include <string>
+
+#include "zero/guarded_memory.h"
+
+namespace tessera::zero {
+
+class Residency;
+
+/// What a storage of ours points back to. Counted by the DataPtrs that carry it (and by UnitMemory).
+struct UnitHandle {
+  Residency* residency = nullptr;  ///< null once the engine is gone
+  int unit = -1;
+  std::atomic<int> references{1};
+  at::Tensor buffer;  ///< what the storage is bound to; undefined: released
+  std::unique_ptr<GuardedMemory> guard;
+  int64_t bytes = 0;
+};
+
+/// Local. The handle of the unit whose memory `storage` is, or null.
+UnitHandle* find_unit(const c10::StorageImpl& storage);
+/// Local. Counts one more owner of the handle, for as long as the result lives.
+at::DataPtr share(UnitHandle* handle);
+
+/// Owns the storage binding of one unit. Not thread-safe.
+class UnitMemory {
+ public:
+  struct Options {
+    int unit = -1;
+    int64_t numel = 0;
+    at::ScalarType dtype = at::kFloat;
+    at::Device device = at::kCPU;
+    std::string description;  ///< for the message of a fault
+  };
+  explicit UnitMemory(const Options& options);
+  ~UnitMemory();
+  UnitMemory(UnitMemory&&) noexcept;
+  UnitMemory(const UnitMemory&) = delete;
+
+  /// (numel) view of the storage; readable only while bound.
+  const at::Tensor& full() const { return full_; }
+  bool bound() const { return handle_->buffer.defined(); }
+  int64_t bytes() const { return full_.numel() * full_.element_size(); }
+
+  /// `buffer`: at least bytes() of memory on the same device, as a uint8 tensor.
+  void bind(at::Tensor buffer);
+  /// Releases the memory and returns the buffer it was bound to.
+  at::Tensor release();
+
+  void set_residency(Residency* residency) { handle_->residency = residency; }
+
+ private:
+  UnitHandle* handle_;
+  at::Tensor full_;
+};
+
+}  // namespace tessera::zero
