@@ -58,7 +58,9 @@ C10dCommunicator::Group::Group(std::shared_ptr<Family> family, GroupStore store,
       timeout_(timeout) {}
 
 FailureHook C10dCommunicator::Group::failure_reporter() const {
-  return [ledger = ledger_](const std::string& cause) { ledger->report_fault(fault_of(cause)); };
+  return [ledger = ledger_](const std::string& cause, uint32_t tag) {
+    ledger->report_fault(fault_of(cause), ledger->number_of_tag(tag));
+  };
 }
 
 void C10dCommunicator::Group::check_alive() const {
@@ -68,10 +70,9 @@ void C10dCommunicator::Group::check_alive() const {
 WorkPtr C10dCommunicator::Group::run(Call call, std::vector<at::Tensor> buffers, const Issue& issue) {
   check_alive();
   reap();
-  const uint32_t fingerprint = call.fingerprint();
+  const uint32_t tag = (call.fingerprint() << 16) | (next_tag_ & 0xffffu);  // [Note: tags] in gloo.cc
   auto flight = std::make_shared<Flight>();
-  flight->number = ledger_->record(std::move(call));
-  const uint32_t tag = (fingerprint << 16) | (next_tag_ & 0xffffu);  // [Note: tags] in gloo.cc
+  flight->number = ledger_->record(std::move(call), tag);
   next_tag_ += static_cast<uint32_t>(family_->size());
   try {
     flight->parts = issue(*transport_, tag);
@@ -109,13 +110,13 @@ void C10dCommunicator::Group::wait_for_part(const Flight& flight, c10d::Work& pa
     } catch (const std::exception& error) {
       if (!blocks || part.isCompleted()) fail(flight.number, words_of(error), {}, timeout_);
     }
-    check_stalled();
+    check_stalled(flight.number);
   }
 }
 
-void C10dCommunicator::Group::check_stalled() {
+void C10dCommunicator::Group::check_stalled(int64_t number) {
   if (auto difference = ledger_->compare_stalled()) {
-    ledger_->report_fault(Fault::kClosed);
+    ledger_->report_fault(Fault::kClosed, number);
     fail_with(*std::move(difference));
   }
 }
@@ -124,39 +125,51 @@ std::vector<std::string> C10dCommunicator::Group::exchange(const std::string& va
                                                            milliseconds timeout) {
   check_alive();
   const int64_t number = ledger_->record({.op = "exchange", .label = std::string(label), .dtype = "", .numel = 0});
-  const int size = family_->size();
   const std::string prefix = str("exchange/", ++num_exchanges_, "/");
-  std::vector<std::string> values(static_cast<size_t>(size));
+  try {
+    store_.set(prefix + std::to_string(family_->rank()), str(label, '\n', value));
+    await_exchange(prefix, number, timeout);
+    std::vector<std::string> values = read_exchange(prefix, label);
+    // Everyone has come to this exchange, so everyone has read all of the one before.
+    if (num_exchanges_ > 1) store_.erase(str("exchange/", num_exchanges_ - 1, "/", family_->rank()));
+    return values;
+  } catch (const CommError& error) {
+    if (!error_) fail_with(error.what());
+    throw CommError(*error_);
+  }
+}
+
+void C10dCommunicator::Group::await_exchange(const std::string& prefix, int64_t number, milliseconds timeout) {
+  const auto give_up = [&](const char* cause, const std::vector<int>& missing) {
+    // Whoever comes from now on must not take this exchange for a success.
+    store_.erase(prefix + std::to_string(family_->rank()));
+    fail(number, cause, missing, timeout);
+  };
   auto next_comparison = std::chrono::steady_clock::now() + std::min(kStall, timeout / 2);
   const auto watch = [&] {
-    for (int r = 0; r < size; ++r) {
-      if (r != family_->rank() && ledger_->departure(r) && !store_.has(prefix + std::to_string(r))) {
-        fail(number, "a rank left", {}, timeout);
-      }
+    for (int r = 0; r < family_->size(); ++r) {
+      if (r == family_->rank() || store_.has(prefix + std::to_string(r))) continue;
+      if (ledger_->has_failed(r) || ledger_->departure(r)) give_up("a rank left", {});
     }
     if (std::chrono::steady_clock::now() >= next_comparison) {
-      check_stalled();
+      check_stalled(number);
       next_comparison = std::chrono::steady_clock::now() + kStall;
     }
   };
-  try {
-    store_.set(prefix + std::to_string(family_->rank()), str(label, '\n', value));
-    const std::vector<int> missing = store_.await_ranks(prefix, size, timeout, watch);
-    if (!missing.empty()) fail(number, "timed out", missing, timeout);
-    for (int r = 0; r < size; ++r) {
-      std::string text = store_.get(prefix + std::to_string(r));
-      const size_t cut = text.find('\n');
-      if (text.substr(0, cut) != label) {
-        fail_with(str("rank ", family_->rank(), " exchanges \"", label, "\" but rank ", r, " exchanges \"",
-                      text.substr(0, cut), '"'));
-      }
-      values[static_cast<size_t>(r)] = text.substr(cut + 1);
+  const std::vector<int> missing = store_.await_ranks(prefix, family_->size(), timeout, watch);
+  if (!missing.empty()) give_up("timed out", missing);
+}
+
+std::vector<std::string> C10dCommunicator::Group::read_exchange(const std::string& prefix, std::string_view label) {
+  std::vector<std::string> values;
+  for (int r = 0; r < family_->size(); ++r) {
+    const std::string text = store_.get(prefix + std::to_string(r));
+    const size_t cut = text.find('\n');
+    if (std::string_view(text).substr(0, cut) != label) {
+      fail_with(str("rank ", family_->rank(), " exchanges \"", label, "\" but rank ", r, " exchanges \"",
+                    text.substr(0, cut), '"'));
     }
-    // Everyone has come to this exchange, so everyone has read all of the one before.
-    if (num_exchanges_ > 1) store_.erase(str("exchange/", num_exchanges_ - 1, "/", family_->rank()));
-  } catch (const CommError& error) {
-    if (!error_) fail_with(error.what());
-    throw;
+    values.push_back(text.substr(cut + 1));
   }
   return values;
 }
@@ -179,7 +192,7 @@ void C10dCommunicator::Group::abort(std::string_view reason) {
 
 void C10dCommunicator::Group::fail(int64_t number, const std::string& cause, const std::vector<int>& missing,
                                    milliseconds timeout) {
-  ledger_->report_fault(fault_of(cause));
+  ledger_->report_fault(fault_of(cause), number);
   transport_->abort();
   std::string message;
   try {

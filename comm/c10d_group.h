@@ -42,7 +42,10 @@ class C10dCommunicator::Group : public std::enable_shared_from_this<Group> {
   /// Drops what has finished, and notices failures of works that nobody waits for.
   void reap();
   void wait_for_part(const Flight& flight, c10d::Work& part);
-  void check_stalled();
+  /// Compares lists of collectives with the other ranks that wait.
+  void check_stalled(int64_t number);
+  void await_exchange(const std::string& prefix, int64_t number, std::chrono::milliseconds timeout);
+  std::vector<std::string> read_exchange(const std::string& prefix, std::string_view label);
   [[noreturn]] void fail(int64_t number, const std::string& cause, const std::vector<int>& missing,
                          std::chrono::milliseconds timeout);
   [[noreturn]] void fail_with(std::string message);

@@ -41,9 +41,11 @@ std::string absences(const Failure& failure) {
     anyone_timed_out = anyone_timed_out || report.fault == Fault::kTimeout;
     const int rank = static_cast<int>(r);
     if (!failure.missing.empty() || rank == failure.rank) continue;
+    // A rank that comes after the others have given up finds its connections closed at once.
+    const bool late = report.fault == Fault::kClosed && report.waited < failure.timeout / 10;
     if (report.fault == Fault::kNone) {
       absent.push_back(rank);
-    } else if (report.history.issued() < failure.number) {
+    } else if (report.history.issued() < failure.number || late) {
       behind.push_back(rank);
     }
   }

@@ -21,8 +21,9 @@ enum class Fault {
 /// What is known of one rank after a failure.
 struct Report {
   Fault fault = Fault::kNone;
-  History history;   ///< empty without a report
-  std::string left;  ///< why it left the group; empty: it has not said so
+  std::chrono::milliseconds waited{0};  ///< how long its collective was in flight when it failed
+  History history;                      ///< empty without a report
+  std::string left;                     ///< why it left the group; empty: it has not said so
 };
 
 struct Failure {

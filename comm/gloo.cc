@@ -82,7 +82,9 @@ class GlooTransport final : public Transport {
     if (own_slice != shard.data_ptr()) std::memcpy(own_slice, shard.data_ptr(), shard.nbytes());
     std::vector<C10dWork> works;
     for (int root = 0; root < options_.size; ++root) {
-      works.push_back(broadcast_one(plain_view(full, root * shard_numel, shard_numel), root, tag + static_cast<uint32_t>(root)));
+      works.push_back(observed(broadcast_one(plain_view(full, root * shard_numel, shard_numel), root,
+                                             tag + static_cast<uint32_t>(root)),
+                               tag));
     }
     return works;
   }
@@ -94,16 +96,16 @@ class GlooTransport final : public Transport {
   std::vector<C10dWork> all_reduce(const at::Tensor& full, uint32_t tag) override {
     std::vector<at::Tensor> tensors{plain_view(full, 0, full.numel())};
     group_->use_tag(tag);
-    return {observed(group_->allreduce(tensors))};
+    return {observed(group_->allreduce(tensors), tag)};
   }
 
   std::vector<C10dWork> broadcast(const at::Tensor& buffer, int root, uint32_t tag) override {
-    return {broadcast_one(plain_view(buffer, 0, buffer.numel()), root, tag)};
+    return {observed(broadcast_one(plain_view(buffer, 0, buffer.numel()), root, tag), tag)};
   }
 
   std::vector<C10dWork> barrier(uint32_t tag) override {
     group_->use_tag(tag);
-    return {observed(group_->barrier())};
+    return {observed(group_->barrier(), tag)};
   }
 
   void abort() override { group_->abort(); }
@@ -119,13 +121,13 @@ class GlooTransport final : public Transport {
     broadcast_options.rootRank = root;
     std::vector<at::Tensor> tensors{buffer};
     group_->use_tag(tag);
-    return observed(group_->broadcast(tensors, broadcast_options));
+    return group_->broadcast(tensors, broadcast_options);
   }
 
   /// Reports a failure as it happens, even when this rank is busy elsewhere: the others wait for the report.
-  C10dWork observed(C10dWork work) const {
-    work->getFuture()->addCallback([on_failure = on_failure_](c10::ivalue::Future& future) {
-      if (future.hasError()) on_failure(words_of(future.exception_ptr()));
+  C10dWork observed(C10dWork work, uint32_t tag) const {
+    work->getFuture()->addCallback([on_failure = on_failure_, tag](c10::ivalue::Future& future) {
+      if (future.hasError()) on_failure(words_of(future.exception_ptr()), tag);
     });
     return work;
   }

@@ -28,9 +28,15 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// c10d logs every retry of a connection on stderr. Errors still show; TORCH_CPP_LOG_LEVEL overrides.
-void quieten_libtorch() {
+// [Note: libtorch's settings] Two of libtorch's process-wide settings are changed unless the user has set them:
+//  - c10d logs every retry of a connection on stderr; only errors remain (TORCH_CPP_LOG_LEVEL).
+//  - Its flight recorder notes down each collective, in a map that groups on several threads write to without a
+//    lock, and for an all-gather allocates a full-size buffer only to note its shape; it is turned off
+//    (TORCH_FR_BUFFER_SIZE). Ledger keeps what we need.
+// Both must happen before the first process group, and while no other thread reads the environment.
+void prepare_libtorch() {
   if (std::getenv("TORCH_CPP_LOG_LEVEL") == nullptr) FLAGS_caffe2_log_level = c10::GLOG_ERROR;
+  setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/0);
 }
 
 bool uses_nccl(const Options& options) {
@@ -119,7 +125,7 @@ class ThreadRanks {
 
 CommunicatorPtr connect(const Environment& env, const Options& options) {
   TESSERA_CHECK(env.rank >= 0 && env.rank < env.world_size, "rank ", env.rank, " of ", env.world_size);
-  quieten_libtorch();
+  prepare_libtorch();
   const bool nccl = uses_nccl(options);
   if (nccl) prepare_cuda(env.local_rank, env.local_world_size);
   if (env.world_size == 1) return std::make_shared<SelfCommunicator>(options.timeout);
@@ -136,7 +142,7 @@ void run_threads(int world_size, const Options& options, const std::function<voi
   TESSERA_CHECK(world_size >= 1, world_size, " ranks");
   TESSERA_CHECK(!options.cuda, "ranks as threads are for CPU tensors");
   if (world_size == 1) return body(std::make_shared<SelfCommunicator>(options.timeout));
-  quieten_libtorch();
+  prepare_libtorch();
   ThreadRanks ranks(world_size, options);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < world_size; ++rank) {

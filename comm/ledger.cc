@@ -1,5 +1,6 @@
 #include "comm/ledger.h"
 
+#include <cstdlib>
 #include <thread>
 
 #include "core/error.h"
@@ -16,23 +17,43 @@ char fault_letter(Fault fault) { return fault == Fault::kTimeout ? 't' : 'c'; }
 
 }  // namespace
 
-int64_t Ledger::record(Call call) {
+int64_t Ledger::record(Call call, uint32_t tag) {
   std::lock_guard lock(mutex_);
+  issues_.push_back({tag, std::chrono::steady_clock::now()});
+  if (issues_.size() > History::kWindow) issues_.pop_front();
   return history_.record(std::move(call));
 }
+
+int64_t Ledger::number_of_tag(uint32_t tag) const {
+  std::lock_guard lock(mutex_);
+  int64_t number = history_.issued();
+  for (auto issue = issues_.rbegin(); issue != issues_.rend(); ++issue, --number) {
+    if (issue->tag == tag) return number;
+  }
+  return history_.issued();
+}
+
+std::chrono::milliseconds Ledger::age(int64_t number) const {
+  const int64_t back = history_.issued() - number;  // 0: the newest
+  if (back < 0 || back >= static_cast<int64_t>(issues_.size())) return {};
+  const auto issued = issues_[issues_.size() - 1 - static_cast<size_t>(back)].time;
+  return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - issued);
+}
+
+bool Ledger::has_failed(int rank) const { return store_.has(fault_key(rank)); }
 
 std::string Ledger::encoded_history() const {
   std::lock_guard lock(mutex_);
   return history_.encode();
 }
 
-void Ledger::report_fault(Fault fault) {
+void Ledger::report_fault(Fault fault, int64_t number) {
   std::string text;
   {
     std::lock_guard lock(mutex_);
     if (fault_ != Fault::kNone) return;
     fault_ = fault;
-    text = fault_letter(fault) + history_.encode();
+    text = str(fault_letter(fault), age(number).count(), '\n', history_.encode());
   }
   try {
     store_.set(fault_key(rank_), text);
@@ -87,7 +108,8 @@ std::string Ledger::explain_failure(int64_t number, const std::string& cause, co
       } else if (store_.has(fault_key(r))) {
         const std::string text = store_.get(fault_key(r));
         report.fault = text.front() == 't' ? Fault::kTimeout : Fault::kClosed;
-        report.history = History::decode(std::string_view(text).substr(1));
+        report.waited = std::chrono::milliseconds(std::strtoll(text.c_str() + 1, nullptr, 10));
+        report.history = History::decode(std::string_view(text).substr(text.find('\n') + 1));
       } else {
         complete = false;
       }

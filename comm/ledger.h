@@ -3,6 +3,7 @@
 #pragma once
 
 #include <chrono>
+#include <deque>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -22,11 +23,15 @@ class Ledger {
   Ledger(int rank, int size, GroupStore group_store, GroupStore family_store)
       : rank_(rank), size_(size), store_(std::move(group_store)), family_store_(std::move(family_store)) {}
 
-  /// Local. The call's number.
-  int64_t record(Call call);
+  /// Local. Notes a call that goes out under `tag`. Returns its number.
+  int64_t record(Call call, uint32_t tag = 0);
+  /// Local. Of a call noted not long ago; else the last one's.
+  int64_t number_of_tag(uint32_t tag) const;
 
-  /// Local. Publishes that a collective failed on this rank; the first report stands. Never throws.
-  void report_fault(Fault fault);
+  /// Local. Publishes that collective `number` failed on this rank; the first report stands. Never throws.
+  void report_fault(Fault fault, int64_t number);
+  /// Local. Whether `rank` has reported one.
+  bool has_failed(int rank) const;
   /// Local. Publishes this rank's history and compares it with that of the others who wait. Returns what differs, if
   /// anything does. Never throws: a store that is gone shows elsewhere.
   std::optional<std::string> compare_stalled();
@@ -42,14 +47,22 @@ class Ledger {
   static constexpr std::chrono::milliseconds kPatience{2000};
 
  private:
+  struct Issue {
+    uint32_t tag;
+    std::chrono::steady_clock::time_point time;
+  };
+
   std::string encoded_history() const;
+  /// mutex_ must be held.
+  std::chrono::milliseconds age(int64_t number) const;
 
   const int rank_;
   const int size_;
   const GroupStore store_;
   const GroupStore family_store_;
-  mutable std::mutex mutex_;  ///< guards history_, fault_
+  mutable std::mutex mutex_;  ///< guards what follows
   History history_;
+  std::deque<Issue> issues_;  ///< of the last calls, the newest at the back
   Fault fault_ = Fault::kNone;
 };
 

@@ -16,8 +16,9 @@
 namespace tessera::comm {
 
 using C10dWork = c10::intrusive_ptr<c10d::Work>;
-/// Called with the backend's words when a collective fails, maybe on a thread of the backend's. Must not throw.
-using FailureHook = std::function<void(const std::string& cause)>;
+/// Called with the backend's words and the collective's tag when it fails, maybe on a thread of the backend's. Must not
+/// throw.
+using FailureHook = std::function<void(const std::string& cause, uint32_t tag)>;
 
 /// One process group of one backend. Collectives return the c10d works that make them up; all must finish. Owns its
 /// connections; used by one thread at a time, but for abort().

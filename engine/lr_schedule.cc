@@ -162,7 +162,8 @@ class OneCycle : public LrSchedule::Formula {
 
   double momentum(int64_t num_steps, size_t group) const {
     if (num_steps == 0) return min_momentum_[group];
-    if (in_cycle(num_steps)) return max_momentum_[group] - (max_momentum_[group] - min_momentum_[group]) * height(num_steps);
+    if (in_cycle(num_steps))
+      return max_momentum_[group] - (max_momentum_[group] - min_momentum_[group]) * height(num_steps);
     if (decay_size_ == 0 || momentum_decay_rate_ == 0) return max_momentum_[group];
     return max_momentum_[group] * (1 + momentum_decay_rate_ * decay_interval(num_steps));
   }

@@ -37,7 +37,7 @@ void add_evaluation(const Evaluation& evaluation, ordered_json& record) {
 std::string format_count(int64_t value) {
   std::string text = std::to_string(value);
   for (int64_t at = static_cast<int64_t>(text.size()) - 3; at > (value < 0 ? 1 : 0); at -= 3) {
-    text.insert(static_cast<size_t>(at), ",");
+    text.insert(static_cast<size_t>(at), 1, ',');
   }
   return text;
 }

@@ -117,8 +117,9 @@ void GradientReducer::on_gradient(int parameter) {
     stage(parameter);
   }
   if (++fired_[parameter] == expected_[parameter] && --state.num_missing == 0) {
+    if (!reducing()) return;
     if (!order_agreed_) finished_.push_back(unit);
-    if (reducing()) issue_ready(/*at_end=*/false);
+    issue_ready(/*at_end=*/false);
   }
 }
 

@@ -35,6 +35,11 @@ class EnvironmentTest : public ::testing::Test {
 const Variables kGood = {{"RANK", "3"},        {"WORLD_SIZE", "4"},        {"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "2"},
                          {"MASTER_ADDR", "h"}, {"MASTER_PORT", "12345"}};
 
+Variables good_but(Variables changes) {
+  changes.insert(kGood.begin(), kGood.end());  // what is there already stays
+  return changes;
+}
+
 TEST_F(EnvironmentTest, NothingSetIsOneRankAlone) {
   const Environment env = environment();
   EXPECT_EQ(env.rank, 0);
@@ -45,10 +50,7 @@ TEST_F(EnvironmentTest, NothingSetIsOneRankAlone) {
 }
 
 TEST_F(EnvironmentTest, ReadsTorchrunsVariables) {
-  Variables variables = kGood;
-  variables["TORCHELASTIC_USE_AGENT_STORE"] = "True";
-  variables["TORCHELASTIC_RESTART_COUNT"] = "2";
-  set(variables);
+  set(good_but({{"TORCHELASTIC_USE_AGENT_STORE", "True"}, {"TORCHELASTIC_RESTART_COUNT", "2"}}));
   const Environment env = environment();
   EXPECT_EQ(env.rank, 3);
   EXPECT_EQ(env.world_size, 4);
@@ -74,12 +76,9 @@ TEST_F(EnvironmentTest, OneRankNeedsNoAddress) {
 }
 
 TEST_F(EnvironmentTest, OnlyRankZeroTakesTheListeningSocket) {
-  Variables variables = kGood;
-  variables["TESSERA_STORE_FD"] = "7";
-  set(variables);
+  set(good_but({{"TESSERA_STORE_FD", "7"}}));
   EXPECT_EQ(environment().store_fd, -1);
-  variables["RANK"] = "0";
-  set(variables);
+  set(good_but({{"TESSERA_STORE_FD", "7"}, {"RANK", "0"}}));
   EXPECT_EQ(environment().store_fd, 7);
 }
 
@@ -115,7 +114,7 @@ TEST_F(EnvironmentTest, NamesTheVariableThatIsWrong) {
   for (const Case& wrong : cases) {
     Variables variables = kGood;
     variables.erase(wrong.name);
-    if (wrong.value != nullptr) variables[wrong.name] = wrong.value;
+    if (wrong.value != nullptr) variables.emplace(wrong.name, wrong.value);
     set(variables);
     EXPECT_THROW(environment(), CommError) << wrong.error;
     EXPECT_EQ(error_of([] { environment(); }), wrong.error);

@@ -75,6 +75,9 @@ TEST(ExplainTest, NamesWhoHasNotArrived) {
             std::string(kSecond) + "ranks 2 and 3 have not arrived within 2 s");
   EXPECT_EQ(explain(failure(Fault::kClosed, 2, {report(Fault::kTimeout, 2), Report{}})),
             std::string(kSecond) + "rank 2 has not arrived within 2 s");
+  Report late = report(Fault::kClosed, 2);
+  late.waited = std::chrono::milliseconds(1);
+  EXPECT_EQ(explain(failure(Fault::kTimeout, 2, {late})), std::string(kSecond) + "rank 1 has not arrived within 2 s");
 }
 
 TEST(ExplainTest, NamesWhoIsGone) {

@@ -83,7 +83,7 @@ TEST(ProcessTest, RankZeroServesOnASocketOfTheLaunchers) {
   EXPECT_EQ(zero.wait(), 0) << zero.output();
   EXPECT_EQ(one.wait(), 0) << one.output();
   Variables wrong = rank_variables(0, 2, free_port());
-  wrong["TESSERA_STORE_FD"] = "1";
+  wrong.emplace("TESSERA_STORE_FD", "1");
   RankProcess misled({"sum"}, wrong);
   EXPECT_EQ(misled.wait(), 3);
   EXPECT_EQ(misled.output(), "error: TESSERA_STORE_FD=1 is not a listening socket\n");
@@ -118,7 +118,7 @@ TEST(ProcessTest, APortInUseIsOneLine) {
 
 TEST(ProcessTest, NobodyServing) {
   Variables variables = rank_variables(1, 2, free_port());
-  variables["TEST_RENDEZVOUS_MS"] = "500";
+  variables.emplace("TEST_RENDEZVOUS_MS", "500");
   RankProcess one({"sum"}, variables);
   EXPECT_EQ(one.wait(), 3);
   EXPECT_EQ(one.output().find("error: nobody serves the rendezvous at 127.0.0.1:"), 0u) << one.output();
@@ -126,7 +126,7 @@ TEST(ProcessTest, NobodyServing) {
 
 TEST(ProcessTest, AnUnknownMasterAddress) {
   Variables variables = rank_variables(1, 2, free_port());
-  variables["MASTER_ADDR"] = "no such host";
+  variables.insert_or_assign("MASTER_ADDR", std::string("no such host"));
   RankProcess one({"sum"}, variables);
   EXPECT_EQ(one.wait(), 3);
   EXPECT_EQ(one.output().find("error: MASTER_ADDR=no such host is no known host name or address"), 0u) << one.output();
@@ -137,7 +137,7 @@ TEST(ProcessTest, MissingRanksAreNamedAtTheRendezvous) {
   Processes processes;
   for (const int rank : {0, 2}) {
     Variables variables = rank_variables(rank, 5, port);
-    variables["TEST_RENDEZVOUS_MS"] = "1000";
+    variables.emplace("TEST_RENDEZVOUS_MS", "1000");
     processes.push_back(std::make_unique<RankProcess>(std::vector<std::string>{"sum"}, variables));
   }
   for (const auto& process : processes) {

@@ -349,7 +349,8 @@ TEST(LrSchedule, EveryTypeIsAcceptedAndListed) {
   for (std::string_view type : LrSchedule::types())
     EXPECT_THAT(error_of(make_config(std::string(type), {})),
                 ::testing::Not(HasSubstr("unknown schedule")));
-  EXPECT_THAT(error_of(make_config("WarmupRL", {})), AllOf(HasSubstr("scheduler.type"), HasSubstr("WarmupLR, WarmupDecayLR")));
+  EXPECT_THAT(error_of(make_config("WarmupRL", {})),
+              AllOf(HasSubstr("scheduler.type"), HasSubstr("WarmupLR, WarmupDecayLR")));
 }
 
 TEST(LrSchedule, ErrorsNameTheKey) {
@@ -364,7 +365,8 @@ TEST(LrSchedule, ErrorsNameTheKey) {
   EXPECT_THAT(error_of(make_config("WarmupLR", {{"warmup_type", {1}}})), HasSubstr("log, linear"));
   EXPECT_THAT(error_of(make_config("WarmupLR", {{"warmup_max_lr", {1, 2, 3}}}), 2), HasSubstr("one number or 2"));
   EXPECT_THAT(error_of(make_config("WarmupDecayLR", {})), HasSubstr("scheduler.params.total_num_steps: is missing"));
-  EXPECT_THAT(error_of(make_config("OneCycle", {{"cycle_min_lr", {1}}})), HasSubstr("scheduler.params.cycle_max_lr: is missing"));
+  EXPECT_THAT(error_of(make_config("OneCycle", {{"cycle_min_lr", {1}}})),
+              HasSubstr("scheduler.params.cycle_max_lr: is missing"));
   EXPECT_THAT(error_of(make_config("OneCycle", one_cycle({{"cycle_momentum", {2}}}))), HasSubstr("true or false"));
   EXPECT_THAT(error_of(make_config("LRRangeTest", {{"last_batch_iteration", {10}}})), HasSubstr("expected -1"));
   EXPECT_EQ(error_of(make_config("LRRangeTest", {{"last_batch_iteration", {-1}}})), "no error");

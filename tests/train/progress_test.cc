@@ -2,7 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstdio>
 #include <sstream>
+#include <string>
+#include <vector>
 
 namespace tessera::train {
 namespace {
@@ -54,15 +58,15 @@ struct FakeTerminal {
 TEST(FormatBar, LooksAsTqdms) {
   const BarState state{.description = "train", .done = 590, .total = 1404, .elapsed_s = 17.5, .unit = "samples",
                        .units_per_item = 128, .postfix = "loss=0.412, lr=1.2e-03"};
-  EXPECT_EQ(format_bar(state, 90), "train:  42%|████▌      | 590/1404 [00:17<00:24, 4315 samples/s, loss=0.412, lr=1.2e-03]");
+  EXPECT_EQ(format_bar(state, 90), "train:  42%|█████▉        | 590/1404 [00:17<00:24, 4315 samples/s, loss=0.412, lr=1.2e-03]");
   EXPECT_EQ(format_bar(state, 90, /*ascii=*/true),
-            "train:  42%|####       | 590/1404 [00:17<00:24, 4315 samples/s, loss=0.412, lr=1.2e-03]");
+            "train:  42%|#####         | 590/1404 [00:17<00:24, 4315 samples/s, loss=0.412, lr=1.2e-03]");
 }
 
 TEST(FormatBar, Ends) {
-  EXPECT_EQ(format_bar({.done = 0, .total = 8}, 40), "  0%|               | 0/8 [00:00<?, ? it/s]");
-  EXPECT_EQ(format_bar({.done = 8, .total = 8, .elapsed_s = 4}, 43), "100%|██████████| 8/8 [00:04<00:00, 2.00 it/s]");
-  EXPECT_EQ(format_bar({.done = 0, .total = 0}, 36), "  0%|     | 0/0 [00:00<?, ? it/s]");
+  EXPECT_EQ(format_bar({.done = 0, .total = 8}, 40), "  0%|            | 0/8 [00:00<?, ? it/s]");
+  EXPECT_EQ(format_bar({.done = 8, .total = 8, .elapsed_s = 4}, 43), "100%|████████| 8/8 [00:04<00:00, 2.00 it/s]");
+  EXPECT_EQ(format_bar({.done = 0, .total = 0}, 36), "  0%|        | 0/0 [00:00<?, ? it/s]");
 }
 
 TEST(FormatBar, IsNeverWiderThanTheTerminal) {

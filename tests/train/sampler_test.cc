@@ -44,8 +44,8 @@ TEST(ShuffledIndices, ArePermutationsThatDependOnSeedAndEpochOnly) {
 
 // The order is part of what makes a run reproducible: it may never change with a compiler or a library.
 TEST(ShuffledIndices, AreTheSameEverywhereAndForever) {
-  EXPECT_THAT(shuffled_indices(10, 42, 0), ElementsAre(SHUFFLE_42_0));
-  EXPECT_THAT(shuffled_indices(10, 42, 1), ElementsAre(SHUFFLE_42_1));
+  EXPECT_THAT(shuffled_indices(10, 42, 0), ElementsAre(2, 0, 4, 7, 8, 3, 5, 1, 9, 6));
+  EXPECT_THAT(shuffled_indices(10, 42, 1), ElementsAre(2, 8, 7, 3, 6, 4, 0, 9, 5, 1));
 }
 
 TEST(ShuffledIndices, AreUniform) {

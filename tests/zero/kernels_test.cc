@@ -272,9 +272,11 @@ TEST(FloatBits, EveryHalfPrecisionNumberReadsAsTorchReadsIt) {
 /// Floats all over the range, plus the neighbourhood of every half-precision number and of every tie between two.
 std::vector<float> floats_to_round() {
   std::vector<float> values;
-  for (uint64_t bits = 0; bits < (uint64_t{1} << 32); bits += 2'003) values.push_back(float_of(static_cast<uint32_t>(bits)));
+  for (uint64_t bits = 0; bits < (uint64_t{1} << 32); bits += 2'003)
+    values.push_back(float_of(static_cast<uint32_t>(bits)));
   for (uint32_t high = 0; high < 65'536; ++high)
-    for (uint32_t low : {0x0000u, 0x0001u, 0x7FFFu, 0x8000u, 0x8001u, 0xFFFFu}) values.push_back(float_of(high << 16 | low));
+    for (uint32_t low : {0x0000u, 0x0001u, 0x7FFFu, 0x8000u, 0x8001u, 0xFFFFu})
+      values.push_back(float_of(high << 16 | low));
   for (uint32_t half = 0; half < 65'536; ++half) {
     const uint32_t bits = bits_of(float_of_fp16(static_cast<uint16_t>(half)));
     for (uint32_t low : {0u, 1u, 0x0FFFu, 0x1000u, 0x1001u}) values.push_back(float_of(bits + low));

@@ -1,6 +1,7 @@
 // Every optimizer over 20 steps against torch::optim, or, for those that torch does not have, against the paper's
 // formula in fp64 tensor operations.
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
@@ -16,6 +17,13 @@
 namespace tessera::kernels {
 namespace {
 
+/// Short operations on many threads are slower than on one; tests about threads set their own number.
+class OneThread : public ::testing::Environment {
+ public:
+  void SetUp() override { at::set_num_threads(1); }
+};
+[[maybe_unused]] const auto* const kOneThread = ::testing::AddGlobalTestEnvironment(new OneThread);
+
 constexpr int64_t kNumel = 40'007;  // odd, several chunks, with a tail in every block and lane
 constexpr int64_t kNumSteps = 20;
 
@@ -30,7 +38,7 @@ struct Scenario {
   std::vector<at::Tensor> grads;
 };
 
-Scenario make_run() {
+Scenario make_scenario() {
   at::manual_seed(7);
   Scenario run;
   run.weights = at::randn({kNumel});
@@ -76,7 +84,7 @@ Hyper adam_hyper(double weight_decay) {
 }
 
 TEST(Optimizers, AdamEqualsTorch) {
-  const Scenario run = make_run();
+  const Scenario run = make_scenario();
   for (double weight_decay : {0.0, 0.1}) {
     const auto options = torch::optim::AdamOptions(0.1).betas({0.9, 0.99}).weight_decay(weight_decay);
     const auto expected = run_torch<torch::optim::Adam>(options, run);
@@ -87,7 +95,7 @@ TEST(Optimizers, AdamEqualsTorch) {
 }
 
 TEST(Optimizers, AdamWEqualsTorch) {
-  const Scenario run = make_run();
+  const Scenario run = make_scenario();
   for (double weight_decay : {0.0, 0.1}) {
     const auto options = torch::optim::AdamWOptions(0.1).betas({0.9, 0.99}).weight_decay(weight_decay);
     const auto expected = run_torch<torch::optim::AdamW>(options, run);
@@ -97,14 +105,14 @@ TEST(Optimizers, AdamWEqualsTorch) {
 }
 
 TEST(Optimizers, AdamAndAdamWPlaceTheDecayDifferently) {
-  const Scenario run = make_run();
+  const Scenario run = make_scenario();
   const auto adam = run_ours(OptimizerKind::kAdam, adam_hyper(0.1), run);
   const auto adamw = run_ours(OptimizerKind::kAdamW, adam_hyper(0.1), run);
   EXPECT_GT(max_error(adam.master, adamw.master), 1e-2);
 }
 
 TEST(Optimizers, AdamWithoutBiasCorrection) {
-  const Scenario run = make_run();
+  const Scenario run = make_scenario();
   Hyper hyper = adam_hyper(0.0);
   hyper.bias_correction = false;
   const auto ours = run_ours(OptimizerKind::kAdam, hyper, run);
@@ -123,9 +131,9 @@ TEST(Optimizers, SgdEqualsTorch) {
     double momentum, dampening, weight_decay;
     bool nesterov;
   };
-  const Scenario run = make_run();
-  for (const Case& c : {Case{0, 0, 0, false}, Case{0, 0, 0.1, false}, Case{0.9, 0, 0, false}, Case{0.9, 0.3, 0.1, false},
-                        Case{0.9, 0, 0.1, true}}) {
+  const Scenario run = make_scenario();
+  for (const Case& c : {Case{0, 0, 0, false}, Case{0, 0, 0.1, false}, Case{0.9, 0, 0, false},
+                        Case{0.9, 0.3, 0.1, false}, Case{0.9, 0, 0.1, true}}) {
     Hyper hyper;
     hyper.lr = 0.05;
     hyper.momentum = c.momentum;
@@ -145,7 +153,7 @@ TEST(Optimizers, SgdEqualsTorch) {
 }
 
 TEST(Optimizers, AdagradEqualsTorch) {
-  const Scenario run = make_run();
+  const Scenario run = make_scenario();
   for (double weight_decay : {0.0, 0.1}) {
     for (double lr_decay : {0.0, 0.05}) {
       Hyper hyper;
@@ -162,7 +170,7 @@ TEST(Optimizers, AdagradEqualsTorch) {
 }
 
 TEST(Optimizers, LionEqualsItsPaper) {
-  const Scenario run = make_run();
+  const Scenario run = make_scenario();
   for (double weight_decay : {0.0, 0.1}) {
     Hyper hyper;
     hyper.lr = 0.05;
@@ -221,7 +229,7 @@ at::Tensor run_lamb_in_shards(const Hyper& hyper, const Scenario& run) {
 }
 
 TEST(Optimizers, LambEqualsItsPaper) {
-  const Scenario run = make_run();
+  const Scenario run = make_scenario();
   for (double weight_decay : {0.0, 0.1}) {
     for (bool bias_correction : {true, false}) {
       Hyper hyper = adam_hyper(weight_decay);
@@ -240,7 +248,7 @@ TEST(Optimizers, LambTrustRatioIsBounded) {
   EXPECT_EQ(lamb_trust_ratio(hyper, {0, 1}), 1.0);
   EXPECT_EQ(lamb_trust_ratio(hyper, {1, 0}), 1.0);
 
-  const Scenario run = make_run();
+  const Scenario run = make_scenario();
   hyper = adam_hyper(0.0);
   hyper.max_coeff = 0.2;
   EXPECT_LT(max_error(run_lamb_in_shards(hyper, run), lamb_of_the_paper(hyper, run)), 1e-6);

@@ -44,7 +44,7 @@ TESSERA_HD uint16_t fp16_of_float(float x) {
   const uint32_t bits = bits_of(x);
   const uint32_t sign = (bits >> 16) & 0x8000u;
   const uint32_t magnitude = bits & 0x7FFFFFFFu;
-  // Normal: rebias, round to nearest even on bit 13; a carry into the exponent gives infinity from 65520 up, as it must.
+  // Normal: rebias, round to nearest even on bit 13; a carry into the exponent gives infinity from 65520 up.
   const uint32_t normal = (magnitude - (112u << 23) + 0xFFFu + ((magnitude >> 13) & 1u)) >> 13;
   // Below 2^-14: adding 0.5 leaves exactly the subnormal's bits in the mantissa, rounded by the hardware.
   const uint32_t subnormal = bits_of(float_of(magnitude) + 0.5f) - 0x3F000000u;

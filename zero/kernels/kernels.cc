@@ -166,7 +166,9 @@ void lamb_apply(const Hyper& hyper, int64_t step, double trust_ratio, const Segm
   const UpdateArgs args = args_of(segment, 2, /*grad_scale=*/1.0, /*reads_grad=*/false);
   const auto step_size = static_cast<float>(hyper.lr * trust_ratio);
   if (segment.master.is_cuda()) return cuda::lamb_apply(rule, step_size, args, segment.master.device());
-  for_ranges(args.numel, [&](int64_t begin, int64_t end) { cpu::lamb_apply(rule, step_size, slice(args, begin, end)); });
+  for_ranges(args.numel, [&](int64_t begin, int64_t end) {
+    cpu::lamb_apply(rule, step_size, slice(args, begin, end));
+  });
 }
 
 }  // namespace tessera::kernels

@@ -1,0 +1,68 @@
+// Writers of IDX files, whole and damaged ones.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+#include <zlib.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+namespace tessera::examples {
+
+using Bytes = std::vector<uint8_t>;
+
+/// The header and `values` as an IDX file has them.
+inline Bytes idx_bytes(const std::vector<uint32_t>& shape, const Bytes& values, uint8_t type = 0x08) {
+  Bytes bytes = {0, 0, type, static_cast<uint8_t>(shape.size())};
+  for (uint32_t size : shape) {
+    for (int shift = 24; shift >= 0; shift -= 8) bytes.push_back(static_cast<uint8_t>(size >> shift));
+  }
+  bytes.insert(bytes.end(), values.begin(), values.end());
+  return bytes;
+}
+
+/// 0, 1, 2 … modulo `modulus`.
+inline Bytes counting(size_t count, int modulus = 256) {
+  Bytes bytes(count);
+  for (size_t i = 0; i < count; ++i) bytes[i] = static_cast<uint8_t>(i % static_cast<size_t>(modulus));
+  return bytes;
+}
+
+inline Bytes gzipped(const Bytes& bytes) {
+  z_stream stream{};
+  EXPECT_EQ(deflateInit2(&stream, 6, Z_DEFLATED, 15 + 16, 8, Z_DEFAULT_STRATEGY), Z_OK);
+  Bytes out(deflateBound(&stream, bytes.size()) + 64);
+  stream.next_in = const_cast<uint8_t*>(bytes.data());
+  stream.avail_in = static_cast<uInt>(bytes.size());
+  stream.next_out = out.data();
+  stream.avail_out = static_cast<uInt>(out.size());
+  EXPECT_EQ(deflate(&stream, Z_FINISH), Z_STREAM_END);
+  out.resize(stream.total_out);
+  deflateEnd(&stream);
+  return out;
+}
+
+/// A folder of its own for each test, removed afterwards.
+class TemporaryFolder : public testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = std::filesystem::path(testing::TempDir()) / ("tessera_idx_" + std::to_string(getpid()));
+    std::filesystem::remove_all(folder_);
+    std::filesystem::create_directories(folder_);
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+
+  std::string write(const std::string& name, const Bytes& bytes) const {
+    const std::filesystem::path path = folder_ / name;
+    std::ofstream(path, std::ios::binary).write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+    return path.string();
+  }
+
+  std::filesystem::path folder_;
+};
+
+}  // namespace tessera::examples

@@ -1,0 +1,331 @@
+#include "train/trainer.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
+
+#include "comm/init.h"
+#include "core/error.h"
+#include "tests/train/blobs_task.h"
+#include "train/run.h"
+
+namespace tessera::train {
+namespace {
+
+using nlohmann::json;
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::Not;
+namespace fs = std::filesystem;
+
+std::string content(const fs::path& path) {
+  std::ostringstream text;
+  text << std::ifstream(path).rdbuf();
+  return text.str();
+}
+
+std::vector<json> json_lines(const fs::path& path) {
+  std::vector<json> records;
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) records.push_back(json::parse(line));
+  return records;
+}
+
+class TrainerTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = fs::path(testing::TempDir()) / ("trainer_" + std::to_string(getpid())) /
+              testing::UnitTest::GetInstance()->current_test_info()->name();
+    fs::remove_all(folder_);
+  }
+  void TearDown() override { fs::remove_all(folder_.parent_path()); }
+
+  // 48 samples a step, 10 steps an epoch.
+  json base_config(int stage = 2) const {
+    return {{"model", {{"type", "mlp"}}},
+            {"data", {{"type", "blobs"}}},
+            {"trainer", {{"epochs", 3}, {"output_dir", folder_.string()}, {"device", "cpu"}, {"eval_batch_size", 16}}},
+            {"train_batch_size", 48},
+            {"gradient_accumulation_steps", 2},
+            {"steps_per_print", 4},
+            {"optimizer", {{"type", "AdamW"}, {"params", {{"lr", 0.01}}}}},
+            {"zero_optimization", {{"stage", stage}}}};
+  }
+
+  struct Result {
+    Summary summary;
+    std::vector<std::vector<int64_t>> seen;  // by rank
+    std::string output;
+    std::string log;
+  };
+
+  Result train(const json& config, int world_size, const BlobsOptions& options = {}, bool is_terminal = false) const {
+    Result result;
+    result.seen.resize(static_cast<size_t>(world_size));
+    std::ostringstream out;
+    fs::create_directories(folder_.parent_path());
+    const fs::path log = folder_.parent_path() / "log";
+    fs::remove(log);
+    const Logger logger(LogOptions{.terminal = false, .file = log.string()});
+    const Display display{.out = &out, .is_terminal = is_terminal, .width = [] { return 120; }, .now_s = {}};
+    comm::Options comm_options;
+    comm_options.timeout = std::chrono::seconds(60);
+    comm::run_threads(world_size, comm_options, [&](comm::CommunicatorPtr comm) {
+      BlobsTask task(options);
+      Trainer trainer(parse_run_config(config.dump(), "blobs.json", world_size), task, comm, {}, {display, logger});
+      const Summary summary = trainer.run();
+      if (comm->rank() == 0) result.summary = summary;
+      result.seen[static_cast<size_t>(comm->rank())] = task.seen();
+    });
+    result.output = out.str();
+    result.log = content(log);
+    return result;
+  }
+
+  std::string error_of(const json& config, int world_size, const BlobsOptions& options = {}) const {
+    try {
+      train(config, world_size, options);
+    } catch (const ConfigError& error) {
+      return error.what();
+    }
+    return "no ConfigError";
+  }
+
+  fs::path folder_;
+};
+
+TEST_F(TrainerTest, LearnsAndCountsEverySampleOnceInEveryWorld) {
+  for (int world_size : {1, 2, 3}) {
+    SCOPED_TRACE(testing::Message() << world_size << " ranks");
+    const Result result = train(base_config(), world_size);
+    EXPECT_EQ(result.summary.num_steps, 30);
+    EXPECT_EQ(result.summary.num_samples, 30 * 48);
+    EXPECT_EQ(result.summary.num_epochs, 3);
+    EXPECT_EQ(result.summary.world_size, world_size);
+    ASSERT_TRUE(result.summary.evaluation);
+    EXPECT_EQ(result.summary.evaluation->num_samples, 101) << "101 is divisible by none of the worlds";
+    EXPECT_GT(result.summary.evaluation->metrics[0].second, 0.95);
+
+    const auto records = json_lines(folder_ / "metrics.jsonl");
+    ASSERT_GE(records.size(), 2u);
+    EXPECT_LT(records[records.size() - 2].at("loss").get<double>(), 0.5 * records[0].at("loss").get<double>());
+  }
+}
+
+TEST_F(TrainerTest, EveryWorldTrainsOnTheSameSamplesAtEveryStep) {
+  std::map<int, std::vector<std::set<int64_t>>> steps_of_world;
+  for (int world_size : {1, 2, 3}) {
+    const Result result = train(base_config(), world_size);
+    std::vector<std::set<int64_t>> steps(30);
+    for (const auto& seen : result.seen) {
+      const size_t share = 48 / static_cast<size_t>(world_size);  // of both micro-steps together
+      ASSERT_EQ(seen.size(), 30 * share);
+      for (size_t i = 0; i < seen.size(); ++i) steps[i / share].insert(seen[i]);
+    }
+    for (const auto& step : steps) EXPECT_EQ(step.size(), 48u);
+    steps_of_world[world_size] = steps;
+  }
+  EXPECT_EQ(steps_of_world[2], steps_of_world[1]);
+  EXPECT_EQ(steps_of_world[3], steps_of_world[1]);
+}
+
+TEST_F(TrainerTest, StagesGiveTheSameNumbers) {
+  std::map<int, double> losses;
+  std::map<int, double> test_losses;
+  for (int stage : {0, 1, 2, 3}) {
+    json config = base_config(stage);
+    config["gradient_accumulation_steps"] = 1;
+    const Summary summary = train(config, 2).summary;
+    EXPECT_EQ(summary.stage, stage);
+    losses[stage] = summary.train_loss;
+    test_losses[stage] = summary.evaluation->metrics[1].second;
+  }
+  for (int stage : {1, 2, 3}) {
+    EXPECT_EQ(losses[stage], losses[0]) << "stage " << stage;
+    EXPECT_EQ(test_losses[stage], test_losses[0]) << "stage " << stage;
+  }
+}
+
+TEST_F(TrainerTest, WritesItsFiles) {
+  json config = base_config();
+  config["scheduler"] = {{"type", "WarmupDecayLR"}, {"params", {{"warmup_num_steps", 5}}}};
+  const Result result = train(config, 2);
+
+  const json resolved = json::parse(content(folder_ / "config.json"));
+  EXPECT_EQ(resolved.at("scheduler").at("params").at("total_num_steps"), 30) << "filled in from the length of the run";
+  EXPECT_EQ(resolved.at("train_micro_batch_size_per_gpu"), 12);
+  EXPECT_NO_THROW(parse_run_config(content(folder_ / "config.json"), "config.json", 2)) << "the run can be repeated from it";
+
+  const auto records = json_lines(folder_ / "metrics.jsonl");
+  std::vector<int64_t> steps, evaluations;
+  for (const json& record : records) (record.contains("eval_loss") ? evaluations : steps).push_back(record.at("step"));
+  EXPECT_THAT(steps, testing::ElementsAre(4, 8, 12, 16, 20, 24, 28));
+  EXPECT_THAT(evaluations, testing::ElementsAre(10, 20, 30));
+  for (const char* key : {"epoch", "loss", "learning_rate", "grad_norm", "samples_per_second"}) {
+    EXPECT_TRUE(records[0].at(key).is_number()) << key;
+  }
+
+  const json results = json::parse(content(folder_ / "all_results.json"));
+  EXPECT_EQ(results.at("train_loss"), result.summary.train_loss);
+  EXPECT_EQ(results.at("eval_accuracy"), result.summary.evaluation->metrics[0].second);
+  EXPECT_EQ(results.at("eval_samples"), 101);
+  EXPECT_GT(results.at("train_runtime"), 0);
+}
+
+TEST_F(TrainerTest, PlainOutputIsLines) {
+  const std::string output = train(base_config(), 2).output;
+  EXPECT_EQ(output.find('\r'), std::string::npos);
+  EXPECT_THAT(output, AllOf(HasSubstr("blobs: 512 training and 101 test samples, 30 steps of 48 (12 x 2 accumulated x 2 ranks)"),
+                            HasSubstr("\nstep 4/30 | epoch 0.40 | loss "), HasSubstr("\nepoch 1.00 | test accuracy "),
+                            HasSubstr(" on 101 samples\n"), HasSubstr("30 steps (3 epochs) on 2 ranks at ZeRO stage 2"),
+                            HasSubstr("files    " + folder_.string())));
+}
+
+TEST_F(TrainerTest, TerminalHasABar) {
+  const std::string output = train(base_config(), 2, {}, /*is_terminal=*/true).output;
+  EXPECT_THAT(output, AllOf(HasSubstr("\rtrain: 100%|"), HasSubstr("| 30/30 ["), HasSubstr("samples/s, loss="),
+                            HasSubstr("\repoch 1.00 | test accuracy "), Not(HasSubstr("step 4/30 |"))));
+}
+
+TEST_F(TrainerTest, MaxStepsAndEvaluationBySteps) {
+  json config = base_config();
+  config["trainer"].erase("epochs");
+  config["trainer"]["max_steps"] = 13;
+  config["trainer"]["eval_every_epochs"] = 0;
+  config["trainer"]["eval_every_steps"] = 5;
+  const Summary summary = train(config, 1).summary;
+  EXPECT_EQ(summary.num_steps, 13);
+  EXPECT_DOUBLE_EQ(summary.num_epochs, 1.3);
+  std::vector<int64_t> evaluations;
+  for (const json& record : json_lines(folder_ / "metrics.jsonl")) {
+    if (record.contains("eval_loss")) evaluations.push_back(record.at("step"));
+  }
+  EXPECT_THAT(evaluations, testing::ElementsAre(5, 10, 13)) << "and once at the end";
+}
+
+TEST_F(TrainerTest, WithoutATestSet) {
+  const Result result = train(base_config(), 2, {.eval_size = 0});
+  EXPECT_FALSE(result.summary.evaluation);
+  EXPECT_FALSE(json::parse(content(folder_ / "all_results.json")).contains("eval_loss"));
+}
+
+TEST_F(TrainerTest, RunsAreReproducible) {
+  const double loss = train(base_config(), 2).summary.train_loss;
+  EXPECT_EQ(train(base_config(), 2).summary.train_loss, loss);
+  json other = base_config();
+  other["seed"] = 43;
+  EXPECT_NE(train(other, 2).summary.train_loss, loss);
+}
+
+TEST_F(TrainerTest, WarnsOnceOfALossThatIsNotFinite) {
+  const Result result = train(base_config(), 2, {.nan_from_step = 20});
+  const std::string words = "the training loss is nan at step 12";
+  ASSERT_THAT(result.log, HasSubstr(words));
+  EXPECT_THAT(result.log.substr(result.log.find(words) + 1), Not(HasSubstr("the training loss is")));
+  EXPECT_EQ(result.summary.skipped_steps, 20) << "from step 11 on no gradient is finite";
+  EXPECT_THAT(result.output, HasSubstr("| skipped 2\n"));
+  EXPECT_THAT(result.output, HasSubstr("20 steps skipped"));
+  EXPECT_TRUE(std::isfinite(result.summary.evaluation->metrics[1].second)) << "the weights stayed as they were";
+}
+
+TEST_F(TrainerTest, Fp16ShowsTheLossScale) {
+  json config = base_config();
+  config["fp16"] = {{"enabled", true}, {"initial_scale_power", 10}};
+  const Result result = train(config, 2);
+  EXPECT_THAT(result.output, HasSubstr("| loss scale 1024 |"));
+  EXPECT_EQ(json_lines(folder_ / "metrics.jsonl")[0].at("loss_scale"), 1024);
+  EXPECT_GT(result.summary.evaluation->metrics[0].second, 0.9);
+}
+
+TEST_F(TrainerTest, BreakdownOfTime) {
+  json config = base_config();
+  config["wall_clock_breakdown"] = true;
+  const Result result = train(config, 1);
+  EXPECT_THAT(result.output, HasSubstr("\n  time (ms) | data "));
+  const json record = json_lines(folder_ / "metrics.jsonl")[0];
+  for (const char* phase : {"data_ms", "forward_ms", "backward_ms", "step_ms"}) EXPECT_GT(record.at(phase), 0) << phase;
+}
+
+TEST_F(TrainerTest, UnwritableFolderStopsEveryRankBeforeTraining) {
+  fs::create_directories(folder_.parent_path());
+  std::ofstream(folder_) << "a file where the folder should be";
+  for (int world_size : {1, 3}) {
+    EXPECT_THAT(error_of(base_config(), world_size),
+                AllOf(HasSubstr("trainer.output_dir: " + folder_.string()), Not(HasSubstr("\n"))));
+  }
+  fs::remove(folder_);
+}
+
+TEST_F(TrainerTest, TooFewSamplesForOneBatch) {
+  EXPECT_THAT(error_of(base_config(), 2, {.train_size = 47}), HasSubstr("train_batch_size: 48"));
+}
+
+TEST_F(TrainerTest, EvaluationPadsShortRanks) {
+  // 3 ranks and 7 samples in batches of 2: two rounds, in the second of which ranks 1 and 2 have only padding.
+  comm::run_threads(3, {}, [](comm::CommunicatorPtr comm) {
+    BlobsTask task({.eval_size = 7});
+    EngineConfig config;
+    config.train_batch_size = 3;
+    config.train_micro_batch_size_per_gpu = 1;
+    config.zero.stage = 3;
+    Engine& engine = task.initialize(config, comm, {});
+    const Evaluation evaluation = evaluate(task, engine, 2, Display{});
+    EXPECT_EQ(evaluation.num_samples, 7);
+    EXPECT_EQ(task.num_evaluated_rows(), 4) << "every rank calls forward equally often";
+  });
+}
+
+TEST_F(TrainerTest, RunJoinsLoadsAndTrains) {
+  Registry registry;
+  register_blobs(registry);
+  std::ostringstream out;
+  const TrainerOutput output{{.out = &out, .now_s = {}}, Logger()};
+  const json config = base_config();
+  const Summary summary = run(parse_run_config(config.dump(), "blobs.json", 1), registry, comm::Environment{}, output);
+  EXPECT_EQ(summary.evaluation->num_samples, 101);
+  EXPECT_THAT(out.str(), HasSubstr("on 101 samples"));
+  EXPECT_EQ(json::parse(content(folder_ / "config.json")).at("model").at("hidden"), 16) << "defaults are written out";
+
+  json unknown = config;
+  unknown["data"]["type"] = "blob";
+  EXPECT_THROW(run(parse_run_config(unknown.dump(), "blobs.json", 1), registry, comm::Environment{}, output), ConfigError);
+}
+
+TEST(ChooseDevice, Cpu) {
+  TrainerConfig trainer;
+  trainer.device = "cpu";
+  EXPECT_TRUE(choose_device(trainer, {}).is_cpu());
+  trainer.device = "auto";
+  comm::Environment crowded;
+  crowded.local_world_size = 4096;  // more ranks than any host has devices
+  EXPECT_TRUE(choose_device(trainer, crowded).is_cpu());
+  trainer.device = "cuda";
+  try {
+    choose_device(trainer, crowded);
+    FAIL() << "accepted";
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("trainer.device"), Not(HasSubstr("\n"))));
+  }
+}
+
+TEST(ChooseNumThreads, SharesTheCores) {
+  TrainerConfig trainer;
+  trainer.num_threads = 3;
+  EXPECT_EQ(choose_num_threads(trainer, {}), 3);
+  trainer.num_threads = 0;
+  comm::Environment crowded;
+  crowded.local_world_size = 4096;
+  EXPECT_EQ(choose_num_threads(trainer, crowded), 1);
+  EXPECT_GE(choose_num_threads(trainer, {}), 1);
+}
+
+}  // namespace
+}  // namespace tessera::train
