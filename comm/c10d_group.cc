@@ -141,8 +141,7 @@ std::vector<std::string> C10dCommunicator::Group::exchange(const std::string& va
 
 void C10dCommunicator::Group::await_exchange(const std::string& prefix, int64_t number, milliseconds timeout) {
   const auto give_up = [&](const char* cause, const std::vector<int>& missing) {
-    // Whoever comes from now on must not take this exchange for a success.
-    store_.erase(prefix + std::to_string(family_->rank()));
+    store_.set(prefix + "failed", "");  // whoever comes from now on must not take this exchange for a success
     fail(number, cause, missing, timeout);
   };
   auto next_comparison = std::chrono::steady_clock::now() + std::min(kStall, timeout / 2);
@@ -158,6 +157,7 @@ void C10dCommunicator::Group::await_exchange(const std::string& prefix, int64_t 
   };
   const std::vector<int> missing = store_.await_ranks(prefix, family_->size(), timeout, watch);
   if (!missing.empty()) give_up("timed out", missing);
+  if (store_.has(prefix + "failed")) fail(number, "others gave up", {}, timeout);
 }
 
 std::vector<std::string> C10dCommunicator::Group::read_exchange(const std::string& prefix, std::string_view label) {

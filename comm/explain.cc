@@ -32,6 +32,11 @@ std::string departures(const Failure& failure) {
   return out;
 }
 
+/// A rank that comes after the others have given up finds its connections closed at once.
+bool came_late(const Report& report, const Failure& failure) {
+  return report.fault == Fault::kClosed && report.waited < failure.timeout / 10;
+}
+
 std::string absences(const Failure& failure) {
   std::vector<int> absent = failure.missing;
   std::vector<int> behind;
@@ -41,14 +46,13 @@ std::string absences(const Failure& failure) {
     anyone_timed_out = anyone_timed_out || report.fault == Fault::kTimeout;
     const int rank = static_cast<int>(r);
     if (!failure.missing.empty() || rank == failure.rank) continue;
-    // A rank that comes after the others have given up finds its connections closed at once.
-    const bool late = report.fault == Fault::kClosed && report.waited < failure.timeout / 10;
     if (report.fault == Fault::kNone) {
       absent.push_back(rank);
-    } else if (report.history.issued() < failure.number || late) {
+    } else if (report.history.issued() < failure.number || came_late(report, failure)) {
       behind.push_back(rank);
     }
   }
+  if (anyone_timed_out && came_late(failure.reports[static_cast<size_t>(failure.rank)], failure)) return "";
   if (!anyone_timed_out) {
     if (absent.empty()) return "";
     return str(name_ranks(absent), " ", are(absent), " gone (connection closed)");

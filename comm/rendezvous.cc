@@ -17,6 +17,8 @@ namespace {
 
 using std::chrono::milliseconds;
 
+constexpr milliseconds kLinger{500};
+
 std::string host_name() {
   std::array<char, 256> name{};
   gethostname(name.data(), name.size() - 1);
@@ -46,31 +48,29 @@ c10::intrusive_ptr<c10d::Store> open_store(const Environment& env, const std::st
   }
 }
 
-/// Tells the ranks that wait that the group cannot come about, and throws the same.
-[[noreturn]] void refuse(const GroupStore& store, const std::string& why) {
-  const std::string first = store.claim("refused", why);
-  // If this process serves the store, it must last until those who wait have asked again (group_store.cc).
-  std::this_thread::sleep_for(milliseconds(300));
-  throw CommError(first);
-}
+/// Tells the ranks that wait that the group cannot come about. Returns what to throw: the first such word.
+CommError refusal(const GroupStore& store, const std::string& why) { return CommError(store.claim("refused", why)); }
 
 /// Returns whether all ranks share a loopback interface.
 bool register_rank(const GroupStore& store, const Environment& env, milliseconds timeout) {
   const std::string claimed = store.claim("world", str(env.world_size, " on rank ", env.rank));
   if (claimed.substr(0, claimed.find(' ')) != std::to_string(env.world_size)) {
-    refuse(store, str("WORLD_SIZE differs between ranks: it is ", env.world_size, " on rank ", env.rank, " and ", claimed));
+    throw refusal(store, str("WORLD_SIZE differs between ranks: it is ", env.world_size, " on rank ", env.rank,
+                             " and ", claimed));
   }
   const std::string domain = loopback_domain();
   const std::string me = str("process ", getpid(), " on ", host_name());
   const std::string holder = store.claim(str("rank/", env.rank), str(domain, '\n', me));
   const std::string other = holder.substr(holder.find('\n') + 1);
-  if (other != me) refuse(store, str("RANK=", env.rank, " is given to two processes: ", other, " and ", me));
+  if (other != me) {
+    throw refusal(store, str("RANK=", env.rank, " is given to two processes: ", other, " and ", me));
+  }
   const std::vector<int> missing = store.await_ranks("rank/", env.world_size, timeout, [&] {
     if (store.has("refused")) throw CommError(store.get("refused"));
   });
   if (!missing.empty()) {
-    refuse(store, str(name_ranks(missing), " of ", env.world_size, missing.size() == 1 ? " has" : " have",
-                      " not arrived at the rendezvous within ", name_duration(timeout)));
+    throw refusal(store, str(name_ranks(missing), " of ", env.world_size, missing.size() == 1 ? " has" : " have",
+                             " not arrived at the rendezvous within ", name_duration(timeout)));
   }
   bool one_host = true;
   for (int r = 0; r < env.world_size; ++r) {
@@ -91,7 +91,13 @@ Meeting meet(const Environment& env, milliseconds timeout) {
   const std::string prefix = env.agent_store ? str("tessera/attempt_", env.restart_count) : "tessera";
   Meeting meeting{GroupStore(open_store(env, host, timeout), where).under(prefix)};
   meeting.serves = env.rank == 0 && !env.agent_store;
-  meeting.one_host = register_rank(meeting.store, env, timeout);
+  try {
+    meeting.one_host = register_rank(meeting.store, env, timeout);
+  } catch (const CommError&) {
+    // The store must last until those who wait have asked again (GroupStore::await_ranks).
+    if (meeting.serves) std::this_thread::sleep_for(kLinger);
+    throw;
+  }
   return meeting;
 }
 

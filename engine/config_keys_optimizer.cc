@@ -118,8 +118,8 @@ std::vector<Key> cycle_keys() {
 
 std::vector<Key> torch_schedule_keys() {
   return {
-      word("scheduler.params.interval", {"epoch", "step"}).fallback("\"epoch\"").of({"StepLR", "CosineAnnealingLR"}).says(
-          "Our own key: what step_size and T_max count"),
+      word("scheduler.params.interval", {"epoch", "step"}).fallback("\"step\"").of({"StepLR", "CosineAnnealingLR"}).says(
+          "Our own key: what step_size and T_max count. DeepSpeed steps torch's schedulers at every optimizer step"),
       schedule(integer, "step_size").must().range(1, 1e15).of({"StepLR"}).says("Intervals between two decays"),
       schedule(number, "gamma").fallback("0.1").range(0).of({"StepLR"}).says("Factor of each decay"),
       schedule(integer, "T_max").must().range(1, 1e15).of({"CosineAnnealingLR"}).says("Intervals from the highest to the lowest learning rate"),

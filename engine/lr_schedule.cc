@@ -218,12 +218,12 @@ class LrRangeTest : public LrSchedule::Formula {
   bool staircase_;
 };
 
-/// torch users call scheduler.step() once an epoch, so that is the unit of step_size and T_max unless
-/// "interval": "step" (our own key) says otherwise.
+/// DeepSpeed's engine calls a torch scheduler's step() after every optimizer step, so that is the unit of step_size and
+/// T_max, unless "interval": "epoch" (our own key) says otherwise.
 class Interval {
  public:
   Interval(ScheduleParams& params, int64_t steps_per_epoch) {
-    if (params.word("interval", "epoch", {"step", "epoch"}) == "step") return;
+    if (params.word("interval", "step", {"step", "epoch"}) == "step") return;
     if (steps_per_epoch <= 0)
       params.fail("interval", "counts epochs, but the number of steps in an epoch is not known; expected \"step\"");
     steps_ = steps_per_epoch;

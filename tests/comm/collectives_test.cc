@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
-#include <tuple>
+#include <thread>
 
 #include "comm/init.h"
 #include "core/str.h"
@@ -231,23 +231,19 @@ TEST(CommunicatorTest, RefusesBuffersItCannotSend) {
 
 TEST(CommunicatorTest, ADroppedWorkKeepsItsBuffersAlive) {
   run_threads(2, quick(), [](CommunicatorPtr comm) {
-    at::Tensor kept;
     c10::weak_intrusive_ptr<c10::StorageImpl> storage(c10::intrusive_ptr<c10::StorageImpl>{});
+    if (comm->rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(200));  // so that rank 0's lasts
     {
       at::Tensor buffer = filled(comm->rank(), 0, 1 << 20, at::kFloat);
       storage = c10::weak_intrusive_ptr<c10::StorageImpl>(buffer.storage().getWeakStorageImpl());
       comm->all_reduce(buffer, "dropped");
     }
     if (comm->rank() == 0) {
-      // Rank 1 has not come yet (see the barrier's other side), so the collective cannot be done.
       EXPECT_GT(storage.use_count(), 0u);
     }
     comm->barrier("after");
     comm->all_reduce(at::ones({1}), "next")->wait();
-    for (int i = 0; i < 100 && storage.use_count() > 0; ++i) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(10));
-      comm->all_reduce(at::ones({1}), "next")->wait();
-    }
+    for (int i = 0; i < 1000 && storage.use_count() > 0; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     EXPECT_EQ(storage.use_count(), 0u) << "and lets go of them afterwards";
   });
 }

@@ -18,7 +18,9 @@ History history(int num_calls) {
   return history;
 }
 
-Report report(Fault fault, int num_calls) { return {.fault = fault, .history = history(num_calls), .left = ""}; }
+Report report(Fault fault, int num_calls) {
+  return {.fault = fault, .waited = std::chrono::seconds(2), .history = history(num_calls), .left = ""};
+}
 
 Failure failure(Fault own, int number, std::vector<Report> others) {
   Failure failure;
@@ -78,6 +80,9 @@ TEST(ExplainTest, NamesWhoHasNotArrived) {
   Report late = report(Fault::kClosed, 2);
   late.waited = std::chrono::milliseconds(1);
   EXPECT_EQ(explain(failure(Fault::kTimeout, 2, {late})), std::string(kSecond) + "rank 1 has not arrived within 2 s");
+  Failure own_lateness = failure(Fault::kClosed, 2, {report(Fault::kTimeout, 2), late});
+  own_lateness.reports[0].waited = std::chrono::milliseconds(1);
+  EXPECT_EQ(explain(own_lateness), std::string(kSecond) + "rank 0 came too late: rank 1 had given up after 2 s");
 }
 
 TEST(ExplainTest, NamesWhoIsGone) {

@@ -34,11 +34,9 @@ Processes start(const std::string& scenario, int world_size, const Variables& ex
 }
 
 TEST(ProcessTest, RanksMeetAndAddUpWithNothingElseOnTheTerminal) {
-  for (const char* address : {"127.0.0.1", "localhost"}) {
-    for (const auto& process : start("sum", 3, {{"MASTER_ADDR", address}})) {
-      EXPECT_EQ(process->wait(), 0);
-      EXPECT_EQ(process->output(), "sum 3 backend gloo\n");
-    }
+  for (const auto& process : start("sum", 3, {{"MASTER_ADDR", "localhost"}})) {
+    EXPECT_EQ(process->wait(), 0);
+    EXPECT_EQ(process->output(), "sum 3 backend gloo\n");
   }
 }
 
@@ -173,8 +171,8 @@ TEST(ProcessTest, OneRankGivenToTwoProcesses) {
 }
 
 TEST(ProcessTest, RankZeroWaitsForThoseWhoStillReadItsStore) {
-  for (int round = 0; round < 3; ++round) {
-    for (const auto& process : start("exchange", 3)) {
+  for (int round = 0; round < 2; ++round) {
+    for (const auto& process : start("exchange", 2)) {
       EXPECT_EQ(process->wait(), 0);
       EXPECT_EQ(process->output(), "exchanged\n");
     }

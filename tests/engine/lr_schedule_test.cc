@@ -303,10 +303,10 @@ TEST(LrSchedule, StepLrCountsEpochsOrSteps) {
   const Table by_count = {{0, {0.1, 0.02}},  {2, {0.1, 0.02}},     {3, {0.05, 0.01}},
                           {5, {0.05, 0.01}}, {6, {0.025, 0.005}},  {9, {0.0125, 0.0025}},
                           {30, {9.765625e-05, 1.953125e-05}}};
-  auto config = make_config("StepLR", {{"step_size", {3}}, {"gamma", {0.5}}}, {{"interval", "step"}});
+  auto config = make_config("StepLR", {{"step_size", {3}}, {"gamma", {0.5}}});
   expect_rates(LrSchedule(config, {0.1, 0.02}), by_count);
 
-  config.words.clear();
+  config.words["interval"] = "epoch";
   Table by_epoch = by_count;
   for (Row& row : by_epoch) row.step *= 100;
   const LrSchedule epochs(config, {0.1, 0.02}, /*steps_per_epoch=*/100);
@@ -319,7 +319,7 @@ TEST(LrSchedule, StepLrCountsEpochsOrSteps) {
 
 TEST(LrSchedule, CosineAnnealingLrGoesOnBeyondTMax) {
   const auto config =
-      make_config("CosineAnnealingLR", {{"T_max", {5}}, {"eta_min", {0.01}}}, {{"interval", "step"}});
+      make_config("CosineAnnealingLR", {{"T_max", {5}}, {"eta_min", {0.01}}});
   expect_rates(LrSchedule(config, {0.1, 0.02}), {{0, {0.1, 0.02}},
                                                 {1, {0.09140576474687263, 0.019045084971874737}},
                                                 {2, {0.06890576474687263, 0.016545084971874735}},
@@ -331,7 +331,7 @@ TEST(LrSchedule, CosineAnnealingLrGoesOnBeyondTMax) {
                                                 {11, {0.09140576474687272, 0.019045084971874748}},
                                                 {15, {0.01, 0.01}},
                                                 {23, {0.04109423525312742, 0.013454915028125274}}});
-  const LrSchedule epochs(make_config("CosineAnnealingLR", {{"T_max", {5}}}), {0.1}, /*steps_per_epoch=*/10);
+  const LrSchedule epochs(make_config("CosineAnnealingLR", {{"T_max", {5}}}, {{"interval", "epoch"}}), {0.1}, /*steps_per_epoch=*/10);
   EXPECT_EQ(epochs.lr(19), epochs.lr(10));
   EXPECT_LT(epochs.lr(20), epochs.lr(19));
 }
@@ -370,7 +370,7 @@ TEST(LrSchedule, ErrorsNameTheKey) {
   EXPECT_THAT(error_of(make_config("OneCycle", one_cycle({{"cycle_momentum", {2}}}))), HasSubstr("true or false"));
   EXPECT_THAT(error_of(make_config("LRRangeTest", {{"last_batch_iteration", {10}}})), HasSubstr("expected -1"));
   EXPECT_EQ(error_of(make_config("LRRangeTest", {{"last_batch_iteration", {-1}}})), "no error");
-  EXPECT_THAT(error_of(make_config("StepLR", {{"step_size", {3}}})), HasSubstr("scheduler.params.interval"));
+  EXPECT_THAT(error_of(make_config("StepLR", {{"step_size", {3}}}, {{"interval", "epoch"}})), HasSubstr("scheduler.params.interval"));
   EXPECT_EQ(error_of(make_config("StepLR", {{"step_size", {3}}, {"last_epoch", {-1}}}), 1, 10), "no error");
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/linear.h>
 
@@ -51,7 +52,9 @@ class BlobsTask final : public Task {
   int64_t eval_size() const override { return options_.eval_size; }
 
   Engine& initialize(const EngineConfig& config, comm::CommunicatorPtr comm, const InitOptions& init) override {
-    engine_ = tessera::initialize(BlobsMlp(options_.hidden), config, std::move(comm), init);
+    BlobsMlp model(options_.hidden);
+    fill(*model, static_cast<uint64_t>(config.seed));
+    engine_ = tessera::initialize(model, config, std::move(comm), init);
     return *engine_;
   }
   Batch train_batch(const std::vector<int64_t>& indices) override {
@@ -75,7 +78,21 @@ class BlobsTask final : public Task {
   TypedEngine<BlobsMlpImpl>& engine() { return *engine_; }
 
  private:
-  // Points and their classes, without torch's generator: ranks as threads share that one.
+  // The values depend on the seed alone; torch's own generator is one for all ranks when these are threads.
+  static void fill(torch::nn::Module& model, uint64_t seed) {
+    const at::NoGradGuard no_grad;
+    for (auto& item : model.named_parameters()) {
+      at::Tensor& parameter = item.value();
+      if (parameter.dim() == 2) {
+        const at::Generator generator = at::make_generator<at::CPUGeneratorImpl>(++seed);
+        parameter.copy_(at::randn(parameter.sizes(), generator, at::TensorOptions()) * 0.5);
+      } else if (item.key() != "norm.weight") {
+        parameter.zero_();
+      }
+    }
+  }
+
+  // Points and their classes, for the same reason without torch's generator.
   static std::pair<at::Tensor, at::Tensor> points(int64_t count, uint64_t seed) {
     const std::vector<int64_t> noise = shuffled_indices(2 * count, seed, 0);
     at::Tensor x = at::empty({count, 2});

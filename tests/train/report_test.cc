@@ -76,8 +76,8 @@ TEST(Report, JsonUsesHuggingFacesNames) {
   EXPECT_EQ(results.at("eval_samples"), 10000);
   EXPECT_EQ(results.at("eval_samples_per_second"), 8000);
   EXPECT_EQ(results.at("train_runtime"), 44.928);
-  EXPECT_EQ(results.at("train_samples_per_second"), 4000);
-  EXPECT_EQ(results.at("train_steps_per_second"), 31.25);
+  EXPECT_DOUBLE_EQ(results.at("train_samples_per_second"), 4000);
+  EXPECT_DOUBLE_EQ(results.at("train_steps_per_second"), 31.25);
   EXPECT_EQ(results.at("train_loss"), 0.3);
   EXPECT_EQ(results.at("epoch"), 3);
 

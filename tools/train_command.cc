@@ -1,0 +1,58 @@
+#include "tools/train_command.h"
+
+#include <unistd.h>
+
+#include <iostream>
+#include <memory>
+
+#include "core/log.h"
+#include "examples/fashion_mnist/task.h"
+#include "launcher/environment.h"
+#include "tools/launch_command.h"
+#include "train/run.h"
+
+namespace tessera::tools {
+namespace {
+
+struct TrainFlags {
+  std::string config;
+  std::vector<std::string> overrides;
+  LaunchFlags launch;
+};
+
+train::Registry tasks() {
+  train::Registry registry;
+  examples::register_fashion_mnist(registry);
+  return registry;
+}
+
+int train(const TrainFlags& flags, const std::vector<std::string>& args) {
+  const Logger log{LogOptions{}};
+  if (launcher::should_start_ranks(flags.launch.nproc)) {
+    // A mistake in the configuration is one line here, not one from every rank.
+    train::load_run_config(flags.config, *flags.launch.nproc, flags.overrides);
+    return start_ranks_of_self(flags.launch, args, log).value();
+  }
+  const comm::Environment environment = comm::environment();
+  train::RunConfig run = train::load_run_config(flags.config, environment.world_size, flags.overrides);
+  train::run(std::move(run), tasks(), environment, {train::display_for(std::cout, STDOUT_FILENO), log});
+  return 0;
+}
+
+}  // namespace
+
+void add_train_command(CLI::App& app, const std::vector<std::string>& args, int& exit_code) {
+  CLI::App* command = app.add_subcommand("train", "Train what a JSON configuration describes");
+  const auto flags = std::make_shared<TrainFlags>();
+  command->add_option("config", flags->config, "JSON file: DeepSpeed's keys, and model, data, trainer")->required();
+  command->add_option("--set", flags->overrides, "Override a key, e.g. --set zero_optimization.stage=3 (repeatable)")
+      ->type_name("KEY=VALUE")
+      ->expected(1)
+      ->take_all();
+  add_launch_flags(*command, flags->launch);
+  command->footer("Under torchrun, or with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set, it is one rank.\n"
+                  "Keys: docs/configuration.md. Starting, logs, exit codes: docs/launching.md.");
+  command->callback([flags, args, &exit_code] { exit_code = train(*flags, args); });
+}
+
+}  // namespace tessera::tools
