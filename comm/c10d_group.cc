@@ -14,6 +14,8 @@ using std::chrono::milliseconds;
 
 /// A wait longer than this compares lists of collectives, and again after every further such time.
 constexpr milliseconds kStall{5000};
+/// Connecting is a matter of seconds once all ranks have met; this is for a rank that dies in the middle of it.
+constexpr milliseconds kOpening = std::chrono::minutes(2);
 
 /// Gloo and NCCL say "Timed out", "timeout" in some form when the time ran out on this rank. Gloo's word for the other
 /// operations of a group one of whose operations ran out of time is "Application timeout".
@@ -56,6 +58,24 @@ C10dCommunicator::Group::Group(std::shared_ptr<Family> family, GroupStore store,
       store_(std::move(store)),
       ledger_(std::make_shared<Ledger>(family_->rank(), family_->size(), store_, family_->store())),
       timeout_(timeout) {}
+
+void C10dCommunicator::Group::open(const MakeTransport& make) {
+  transport_ = make(store_, failure_reporter());
+  store_.set(str("open/", family_->rank()), "");
+  const auto watch = [&] {
+    for (int r = 0; r < family_->size(); ++r) {
+      const auto departure = ledger_->departure(r);
+      if (departure && !store_.has(str("open/", r))) {
+        throw CommError(str("rank ", r, " left the group while it was set up: ", *departure));
+      }
+    }
+  };
+  const std::vector<int> missing = store_.await_ranks("open/", family_->size(), kOpening, watch);
+  if (!missing.empty()) {
+    throw CommError(str(name_ranks(missing), missing.size() == 1 ? " has" : " have", " not connected within ",
+                        name_duration(kOpening)));
+  }
+}
 
 FailureHook C10dCommunicator::Group::failure_reporter() const {
   return [ledger = ledger_](const std::string& cause, uint32_t tag) {
@@ -178,7 +198,9 @@ std::shared_ptr<C10dCommunicator::Group> C10dCommunicator::Group::duplicate(std:
   exchange("", str("duplicate \"", name, '"'), timeout_);
   auto group = std::make_shared<Group>(family_, store_.under(str("duplicate/", ++num_duplicates_)), timeout_);
   try {
-    group->transport_ = transport_->duplicate(group->store_, group->failure_reporter());
+    group->open([this](const GroupStore& store, FailureHook on_failure) {
+      return transport_->duplicate(store, std::move(on_failure));
+    });
   } catch (const CommError& error) {
     fail_with(error.what());
   }

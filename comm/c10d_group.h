@@ -21,7 +21,9 @@ struct Flight {
 class C10dCommunicator::Group : public std::enable_shared_from_this<Group> {
  public:
   Group(std::shared_ptr<Family> family, GroupStore store, std::chrono::milliseconds timeout);
-  void open(const MakeTransport& make) { transport_ = make(store_, failure_reporter()); }
+  /// Collective. Connects, and returns when all ranks have: a rank that is done early must not leave while others still
+  /// connect to each other.
+  void open(const MakeTransport& make);
 
   Family& family() { return *family_; }
   Transport& transport() { return *transport_; }

@@ -108,12 +108,15 @@ std::string name_duration(std::chrono::milliseconds duration) {
 }
 
 std::string first_line(std::string_view text) {
-  text = text.substr(0, text.find('\n'));
-  // "[enforce fail at x.cc:1] message", "[../third_party/x.cc:1] message": where, then what.
-  if (!text.empty() && text.front() == '[') {
-    if (const size_t end = text.find("] "); end != text.npos) text.remove_prefix(end + 2);
+  std::string line(text.substr(0, text.find('\n')));
+  // "[enforce fail at x.cc:1] message", "failed with [/src/x.h:1] message": no need to know where in the library.
+  for (const char* extension : {".cc:", ".cpp:", ".h:", ".hpp:"}) {
+    const size_t at = line.find(extension);
+    const size_t begin = at == line.npos ? at : line.rfind('[', at);
+    const size_t end = at == line.npos ? at : line.find("] ", at);
+    if (begin != line.npos && end != line.npos) line.erase(begin, end + 2 - begin);
   }
-  return std::string(text);
+  return line;
 }
 
 }  // namespace tessera::comm

@@ -4,6 +4,7 @@
 #include <ATen/core/ivalue.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
+#include <algorithm>
 #include <cstring>
 #include <sstream>
 
@@ -53,7 +54,8 @@ class GlooTransport final : public Transport {
   GlooTransport(const GroupStore& store, const GlooOptions& options,
                 std::vector<std::shared_ptr<::gloo::transport::Device>> devices, FailureHook on_failure)
       : options_(options), devices_(std::move(devices)), on_failure_(std::move(on_failure)) {
-    auto group_options = c10d::ProcessGroupGloo::Options::create(options.connect_timeout);
+    // Gloo waits five times its timeout for a connection.
+    auto group_options = c10d::ProcessGroupGloo::Options::create(std::max(options.connect_timeout / 5, milliseconds(1000)));
     group_options->devices = devices_;
     group_options->group_name = "tessera";
     try {

@@ -2,8 +2,6 @@
 
 #include <c10/util/Logging.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -57,7 +55,8 @@ GlooOptions gloo_options(const Environment& env, const Options& options, bool on
   gloo.rank = env.rank;
   gloo.size = env.world_size;
   gloo.timeout = options.timeout;
-  gloo.connect_timeout = options.rendezvous_timeout;
+  // All ranks have just been at the rendezvous: connecting takes seconds, or never ends.
+  gloo.connect_timeout = std::min<milliseconds>(options.rendezvous_timeout, std::chrono::minutes(1));
   if (const char* interfaces = std::getenv("GLOO_SOCKET_IFNAME"); interfaces != nullptr && *interfaces != '\0') {
     gloo.interfaces = interfaces;
   } else if (!one_host) {
@@ -81,17 +80,21 @@ class ThreadRanks {
     try {
       comm = join(rank);
       body(comm);
+    } catch (const CommError& error) {
+      keep(first_comm_error_);
+      if (comm) comm->abort(first_line(error.what()));
     } catch (const std::exception& error) {
-      keep(std::current_exception());
+      keep(first_error_);
       if (comm) comm->abort(first_line(error.what()));
     } catch (...) {
-      keep(std::current_exception());
+      keep(first_error_);
       if (comm) comm->abort("unknown error");
     }
   }
 
   void rethrow() const {
-    if (first_) std::rethrow_exception(first_);
+    if (first_error_) std::rethrow_exception(first_error_);
+    if (first_comm_error_) std::rethrow_exception(first_comm_error_);
   }
 
  private:
@@ -109,16 +112,17 @@ class ThreadRanks {
         });
   }
 
-  void keep(std::exception_ptr error) {
+  void keep(std::exception_ptr& place) {
     std::lock_guard lock(mutex_);
-    if (!first_) first_ = std::move(error);
+    if (!place) place = std::current_exception();
   }
 
   const int world_size_;
   const Options options_;
   c10::intrusive_ptr<c10d::Store> store_ = c10::make_intrusive<c10d::HashStore>();
-  std::mutex mutex_;  ///< guards first_
-  std::exception_ptr first_;
+  std::mutex mutex_;  ///< guards what follows
+  std::exception_ptr first_error_;
+  std::exception_ptr first_comm_error_;  ///< mostly the consequence of another rank's error
 };
 
 }  // namespace

@@ -51,7 +51,8 @@ CommunicatorPtr connect(const Environment& env, const Options& options);
 
 /// Runs `body(comm)` on `world_size` threads, each a rank of one group over c10d's HashStore, and returns when
 /// all have ended. When one throws, its group is aborted: the others' collectives fail at once, naming the
-/// rank and its error. The first exception by time is rethrown.
+/// rank and its error. The first exception by time is rethrown; a CommError, mostly the consequence of another
+/// rank's error, only when there is no other.
 /// Ranks as threads share the process's default random generator.
 void run_threads(int world_size, const Options& options, const std::function<void(CommunicatorPtr)>& body);
 

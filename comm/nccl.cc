@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include <utility>
+
 #include "comm/c10_words.h"
 #include "comm/nccl_plugin.h"
 #include "core/cuda_plugin.h"
@@ -25,6 +27,18 @@ class NcclTransport final : public Transport {
       make(&store.c10d_store(), rank, size, device, timeout.count(), &group_);
     } catch (const std::exception& error) {
       throw CommError(str("rank ", rank, " cannot set up NCCL on cuda:", device, " (", words_of(error), ")"));
+    }
+  }
+
+  NcclTransport(const NcclTransport&) = delete;
+  NcclTransport& operator=(const NcclTransport&) = delete;
+  /// c10d wants to be told; else it warns, and aborts.
+  ~NcclTransport() override {
+    if (aborted_) return;
+    try {
+      group_->shutdown();
+    } catch (const std::exception&) {
+      // There is nobody to tell: everything that was waited for has succeeded.
     }
   }
 
@@ -66,6 +80,7 @@ class NcclTransport final : public Transport {
   }
 
   void abort() override {
+    if (std::exchange(aborted_, true)) return;
     try {
       group_->abort();
     } catch (const std::exception&) {
@@ -83,6 +98,7 @@ class NcclTransport final : public Transport {
   const int device_;
   const std::chrono::milliseconds timeout_;
   c10::intrusive_ptr<c10d::Backend> group_;
+  bool aborted_ = false;
 };
 
 }  // namespace

@@ -2,12 +2,15 @@
 
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/jit/api/module.h>
 
 #include <algorithm>
 #include <limits>
+#include <sstream>
 
 #include "core/error.h"
 #include "core/str.h"
+#include "engine/config_parse.h"
 #include "engine/optimizer_setup.h"
 #include "zero/torch_dtype.h"
 
@@ -20,12 +23,25 @@ std::vector<double> rates_of(const std::vector<kernels::Hyper>& groups) {
   return rates;
 }
 
-void check_batch(const EngineConfig& config, int world_size) {
-  const int64_t product = config.train_micro_batch_size_per_gpu * config.gradient_accumulation_steps * world_size;
-  if (config.train_batch_size != product || product <= 0)
-    throw ConfigError(str("train_batch_size ", config.train_batch_size, " is not micro batch ",
-                          config.train_micro_batch_size_per_gpu, " x accumulation ", config.gradient_accumulation_steps,
-                          " x world ", world_size, " = ", product, ": was the config read for another world size?"));
+EngineConfig completed(EngineConfig config, const InitOptions& options, int world_size) {
+  std::vector<ParamGroupConfig>& groups = config.optimizer.param_groups;
+  groups.insert(groups.end(), options.param_groups.begin(), options.param_groups.end());
+  return validated(config, world_size);
+}
+
+std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+
+/// The first line in which two texts differ, of `mine` and of `other`.
+std::pair<std::string, std::string> first_difference(const std::string& mine, const std::string& other) {
+  std::istringstream a(mine), b(other);
+  const auto trimmed = [](const std::string& line) {
+    const size_t begin = line.find_first_not_of(' ');
+    return begin == std::string::npos ? std::string("nothing") : line.substr(begin, line.find_last_not_of(", ") + 1 - begin);
+  };
+  for (std::string line_a, line_b;; line_a.clear(), line_b.clear()) {
+    const bool more = static_cast<bool>(std::getline(a, line_a)) | static_cast<bool>(std::getline(b, line_b));
+    if (!more || line_a != line_b) return {trimmed(line_a), trimmed(line_b)};
+  }
 }
 
 zero::ShardedModelOptions sharding_options(const EngineConfig& config, const InitOptions& init, const OptimizerSetup& optimizer) {
@@ -59,13 +75,15 @@ zero::ShardedModelOptions sharding_options(const EngineConfig& config, const Ini
 }  // namespace
 
 Engine::Engine(const zero::ModelView& model, const EngineConfig& config, comm::CommunicatorPtr comm, const InitOptions& options)
-    : config_(config),
+    : config_(completed(config, options, comm->size())),
       comm_(std::move(comm)),
       options_(options),
-      scaler_(config.fp16),
-      base_groups_(set_up_optimizer(config.optimizer).groups),
-      schedule_(config.scheduler, rates_of(base_groups_), options.steps_per_epoch) {
-  check_batch(config_, comm_->size());
+      scaler_(config_.fp16),
+      base_groups_(set_up_optimizer(config_.optimizer).groups),
+      schedule_(config_.scheduler, rates_of(base_groups_), options.steps_per_epoch),
+      parameters_(model.parameters) {
+  check_same_config_everywhere();
+  warn_of_idle_patterns();
   sharded_ = std::make_unique<zero::ShardedModel>(model, comm_,
                                                   sharding_options(config_, options_, set_up_optimizer(config_.optimizer)));
   sharded_->begin_pass(zero::Pass::kTrain);
@@ -73,41 +91,105 @@ Engine::Engine(const zero::ModelView& model, const EngineConfig& config, comm::C
 
 Engine::~Engine() = default;
 
+/// Ranks that reduce other units, or in another dtype, would hang or add up nonsense.
+void Engine::check_same_config_everywhere() const {
+  if (comm_->size() == 1) return;
+  EngineConfig shared = config_;
+  shared.seed = 0;
+  shared.steps_per_print = 0;
+  shared.wall_clock_breakdown = false;
+  const std::string mine = dump_resolved(shared);
+  const std::vector<std::string> digests = comm_->exchange(std::to_string(std::hash<std::string>()(mine)), "config digest");
+  if (std::equal(digests.begin() + 1, digests.end(), digests.begin())) return;
+  const std::vector<std::string> all = comm_->exchange(mine, "config");
+  const int self = rank();
+  for (int rank = 0; rank < comm_->size(); ++rank) {
+    if (all[rank] == mine) continue;
+    const auto [here, there] = first_difference(mine, all[rank]);
+    throw ConfigError(str("rank ", self, "'s config has ", here, ", rank ", rank, "'s has ", there,
+                          ": all ranks must be given the same config"));
+  }
+  throw ConfigError("the ranks' configs differ: all ranks must be given the same config");
+}
+
+/// A pattern that matches nothing is most often a typing mistake.
+void Engine::warn_of_idle_patterns() const {
+  if (rank() != 0) return;
+  for (const ParamGroupConfig& group : config_.optimizer.param_groups)
+    for (const std::string& pattern : group.match)
+      if (std::none_of(parameters_.begin(), parameters_.end(),
+                       [&](const zero::NamedTensor& parameter) { return glob_match(pattern, parameter.name); }))
+        options_.log.warning(str("optimizer.param_groups: no parameter of the model matches \"", pattern, "\""));
+}
+
+void Engine::check_usable() const {
+  sharded_->residency().rethrow();
+  if (!failure_) return;
+  try {
+    std::rethrow_exception(failure_);
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    throw Error(str("an earlier backward() failed and left the gradients incomplete: ", first_line(error.what())));
+  }
+}
+
+/// Between backward passes the reducer has taken every gradient, except those of units it knows to be late.
+void Engine::check_gradients_are_ours() const {
+  const std::vector<bool> late = sharded_->gradients().late_units();
+  const zero::Layout& layout = sharded_->layout();
+  for (const zero::NamedTensor& parameter : parameters_) {
+    if (!parameter.tensor.grad().defined() || late[layout.slot(layout.find(parameter.name)).unit]) continue;
+    throw Error(str("parameter ", parameter.name, " has a gradient that did not come from engine->backward(loss), which takes "
+                    "the place of loss.backward(); if it was meant for something else, call model->zero_grad() first"));
+  }
+}
+
 // ----------------------------------------------------------------------------------------- the step
 
 void Engine::backward(const at::Tensor& loss) {
-  sharded_->residency().rethrow();
+  check_usable();
   if (!loss.defined() || loss.numel() != 1)
     throw Error(str("backward() needs a scalar loss, found ",
                     loss.defined() ? str("a tensor of ", loss.numel(), " elements") : std::string("an undefined tensor"),
                     ": reduce it first, e.g. with mean()"));
+  if (!loss.requires_grad())
+    throw Error("backward() needs a loss that depends on the parameters; was it computed under NoGradGuard, or detached?");
   if (!training_) throw Error("backward() in evaluation mode: call train() first");
   if (at_boundary()) throw Error("backward() at the accumulation boundary: call step() after the last backward()");
-  at::Tensor scaled = loss;
-  if (config_.gradient_accumulation_steps > 1) scaled = scaled / config_.gradient_accumulation_steps;
+  check_gradients_are_ours();
   gradient_scale_ = scaler_.scale();
-  if (gradient_scale_ != 1) scaled = scaled.to(at::kFloat) * gradient_scale_;
+  // One factor, applied in fp32: in fp16, 2^16 alone would overflow.
+  const double factor = gradient_scale_ / static_cast<double>(config_.gradient_accumulation_steps);
+  at::Tensor scaled = loss;
+  if (factor != 1) scaled = (at::isReducedFloatingType(loss.scalar_type()) ? loss.to(at::kFloat) : loss) * factor;
 
   const bool first = micro_steps_in_window_ == 0;
   ++micro_steps_;
   ++micro_steps_in_window_;
   stepped_ = false;
-  zero::GradientReducer& gradients = sharded_->gradients();
-  gradients.begin_backward(first, at_boundary());
-  torch::autograd::backward({scaled}, {});
-  sharded_->residency().rethrow();
-  gradients.finish_backward();
-  sharded_->end_pass();
-  if (!at_boundary()) sharded_->begin_pass(zero::Pass::kTrain);
+  try {
+    zero::GradientReducer& gradients = sharded_->gradients();
+    gradients.begin_backward(first, at_boundary());
+    torch::autograd::backward({scaled}, {});
+    sharded_->residency().rethrow();
+    gradients.finish_backward();
+    sharded_->end_pass();
+    if (!at_boundary()) sharded_->begin_pass(zero::Pass::kTrain);
+  } catch (...) {
+    failure_ = std::current_exception();
+    throw;
+  }
 }
 
 bool Engine::is_gradient_accumulation_boundary() const {
   // Between backward() and step() the micro-step just done is meant, otherwise the one to come.
-  return micro_steps_in_window_ + (stepped_ ? 1 : 0) == config_.gradient_accumulation_steps;
+  return at_boundary() || (stepped_ && micro_steps_in_window_ + 1 == config_.gradient_accumulation_steps);
 }
 
 void Engine::step() {
-  sharded_->residency().rethrow();
+  check_usable();
+  check_gradients_are_ours();
   stepped_ = true;
   if (!at_boundary()) return;
   zero::GradientReducer& gradients = sharded_->gradients();
@@ -116,17 +198,17 @@ void Engine::step() {
     gradients.reduce_late(summary.late_units);
     summary = sharded_->optimizer().summarize(gradients);
   }
-  gradient_norm_ = summary.num_nonfinite > 0 ? std::numeric_limits<double>::infinity() : summary.norm / gradient_scale_;
+  const bool overflow = summary.num_nonfinite > 0;
+  gradient_norm_ = overflow ? std::numeric_limits<double>::infinity() : summary.norm / gradient_scale_;
   micro_steps_in_window_ = 0;
   ++global_steps_;
-  if (summary.num_nonfinite > 0) {
-    skip_step(summary);
-  } else {
+  if (!overflow) {
     set_rates();
     sharded_->update(clip_coefficient(gradient_norm_) / gradient_scale_, summary.used);
     scaler_.update(/*overflow=*/false);
   }
   sharded_->begin_pass(zero::Pass::kTrain);
+  if (overflow) skip_step(summary);
 }
 
 /// torch.nn.utils.clip_grad_norm_'s.
@@ -137,10 +219,14 @@ double Engine::clip_coefficient(double norm) const {
 
 void Engine::skip_step(const zero::GradientSummary& summary) {
   ++skipped_steps_;
-  const double scale_before = scaler_.scale();
-  scaler_.update(/*overflow=*/true);
   std::string line = str("step ", global_steps_, " skipped: ", summary.num_nonfinite,
                          " gradient elements are not finite, first in ", summary.first_nonfinite);
+  const double scale_before = scaler_.scale();
+  try {
+    scaler_.update(/*overflow=*/true);
+  } catch (const Error& at_minimum) {
+    throw Error(str(line, "; ", at_minimum.what()));
+  }
   if (scaler_.scale() != scale_before) line += str("; loss scale ", scale_before, " -> ", scaler_.scale());
   if (rank() == 0) options_.log.warning(line);
 }
@@ -165,6 +251,10 @@ std::vector<double> Engine::learning_rates() const {
 }
 
 at::Tensor Engine::full_gradient(const std::string& name) {
+  check_usable();
+  if (micro_steps_ == 0 || (micro_steps_in_window_ != 0 && !at_boundary()))
+    throw Error(str("full_gradient(\"", name, "\"): gradients are reduced at the accumulation boundary; after ",
+                    micro_steps_in_window_, " of ", config_.gradient_accumulation_steps, " backward() calls there is none yet"));
   const at::NoGradGuard no_grad;
   at::Tensor gradient = sharded_->full_gradient(name);
   return gradient_scale_ == 1 ? gradient : gradient.div_(gradient_scale_);
@@ -173,6 +263,7 @@ at::Tensor Engine::full_gradient(const std::string& name) {
 // ------------------------------------------------------------------------------- modes and forward
 
 void Engine::train() {
+  check_usable();
   set_training(true);
   if (training_) return;
   training_ = true;
@@ -180,6 +271,7 @@ void Engine::train() {
 }
 
 void Engine::eval() {
+  check_usable();
   set_training(false);
   sharded_->broadcast_buffers();
   if (training_) sharded_->drop_pass();
@@ -187,7 +279,7 @@ void Engine::eval() {
 }
 
 Engine::ForwardScope::ForwardScope(Engine& engine) : engine_(engine), autocast_(engine.config_.autocast, engine.options_.device) {
-  engine_.sharded_->residency().rethrow();
+  engine_.check_usable();
   if (engine_.training_) {
     engine_.stepped_ = true;  // a new micro-step begins, whether or not step() was called after the last
   } else {
@@ -200,17 +292,16 @@ void Engine::ForwardScope::finish() {
   if (!engine_.training_) engine_.sharded_->end_pass();
 }
 
-at::Tensor Engine::prepare(const at::Tensor& input) const {
-  if (!input.defined()) return input;
+at::Tensor Engine::prepare_tensor(const at::Tensor& input) const {
   const DType compute = config_.compute_dtype();
   const bool cast = input.is_floating_point() && compute != DType::kFloat32;
   return input.to(options_.device, cast ? zero::to_torch(compute) : input.scalar_type());
 }
 
-std::vector<c10::IValue> Engine::prepare(std::vector<c10::IValue> inputs) const {
-  for (c10::IValue& input : inputs)
-    if (input.isTensor()) input = prepare(input.toTensor());
-  return inputs;
+std::unique_ptr<TypedEngine<torch::jit::Module>> initialize(const torch::jit::Module& model, const EngineConfig& config,
+                                                            comm::CommunicatorPtr comm, const InitOptions& options) {
+  // A jit::Module is a handle: the copy is the same module.
+  return initialize(std::make_shared<torch::jit::Module>(model), config, std::move(comm), options);
 }
 
 }  // namespace tessera

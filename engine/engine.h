@@ -14,6 +14,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 
+#include <exception>
 #include <memory>
 #include <string>
 #include <type_traits>
@@ -23,6 +24,7 @@
 #include "core/log.h"
 #include "engine/autocast.h"
 #include "engine/config.h"
+#include "engine/inputs.h"
 #include "engine/loss_scaler.h"
 #include "engine/lr_schedule.h"
 #include "zero/sharded_model.h"
@@ -32,44 +34,60 @@ class Module;
 template <typename Contained>
 class ModuleHolder;
 }
+namespace torch::jit {
+struct Module;
+}
 
 namespace tessera {
 
 struct InitOptions {
   at::Device device = at::kCPU;  ///< where the units live; inputs of forward() are moved there
-  Logger log;                    ///< rank 0's messages: skipped steps and the like
+  Logger log = {};               ///< rank 0's messages: skipped steps and the like
   int local_rank = 0;
   int64_t steps_per_epoch = 0;  ///< optimizer steps an epoch; only schedulers that count epochs need it
+  /// torch::optim's param groups, by the parameters' names: what matches one of a group's patterns takes the group's
+  /// values in place of optimizer.params'. They stand behind the config's own param_groups; the first match wins.
+  ///   {.param_groups = {{.match = {"*.bias", "norm*"}, .params = {{"weight_decay", 0.0}}}}}
+  std::vector<ParamGroupConfig> param_groups = {};
 };
 
 /// One rank's engine. Used by one thread. Calls marked Collective must be made by all ranks, in the same order.
+///
+/// The model's parameters belong to the engine: at stage 3 they cannot be read any more once it is gone. A backward()
+/// that fails leaves gradients incomplete, so every later call throws too; other errors leave the engine as it was.
 class Engine {
  public:
   virtual ~Engine();
   Engine(const Engine&) = delete;
 
   /// Collective at stage >= 2 and at the accumulation boundary. Multiplies the loss (a scalar) by loss scale /
-  /// accumulation steps, runs backward, and reduces. Throws CommError; Error when the loss is not a scalar.
+  /// accumulation steps, runs backward, and reduces. Takes the place of loss.backward(), whose gradients nobody would
+  /// reduce: they are refused here and in step(). Throws CommError; Error when the loss is not a scalar or needs no
+  /// gradient, in evaluation mode, and when step() is overdue.
   void backward(const at::Tensor& loss);
   /// Collective. At the accumulation boundary: clips, updates, advances the schedule; otherwise does nothing.
-  /// A step whose gradients are not finite is skipped on all ranks alike, and logged. Throws CommError.
+  /// A step whose gradients are not finite is skipped on all ranks alike, and logged. Throws CommError; Error when
+  /// that happens at the smallest loss scale allowed.
   void step();
-  /// Whether the micro-step under way is the last one before an update.
+  /// Whether the micro-step under way is the last one before an update. It begins with engine->forward() (or with
+  /// step(), for those who call step() after every backward) and stays under way until the next one begins.
   bool is_gradient_accumulation_boundary() const;
 
-  /// Collective. eval() makes rank 0's buffers everybody's; both set the module's mode.
+  /// Collective. eval() makes rank 0's buffers everybody's; both set the mode of the module and all in it.
   void train();
   void eval();
 
-  /// Collective. fp32 copy of a whole parameter / of the gradient accumulated for it (unscaled, before clipping), by the
-  /// model's name. Throws Error for an unknown name.
+  /// Collective. fp32 copy of a whole parameter (its master weights) / of the gradient accumulated for it (mean over the
+  /// global batch, unscaled, before clipping), by the model's name. Gradients can be had from the backward() at the
+  /// accumulation boundary until the next backward(). Throws Error for an unknown name, or when there is no gradient.
   at::Tensor full_parameter(const std::string& name) { return sharded_->full_parameter(name); }
   at::Tensor full_gradient(const std::string& name);
 
   int64_t global_steps() const { return global_steps_; }    ///< optimizer steps taken or skipped
   int64_t skipped_steps() const { return skipped_steps_; }  ///< of these, skipped for non-finite gradients
   int64_t micro_steps() const { return micro_steps_; }      ///< calls of backward()
-  std::vector<double> learning_rates() const;               ///< of the next step, by param group
+  /// Of the next step, by param group: [0] for parameters in no group, then the config's groups, then InitOptions'.
+  std::vector<double> learning_rates() const;
   double loss_scale() const { return scaler_.scale(); }
   double gradient_norm() const { return gradient_norm_; }  ///< global L2 norm at the last step, unscaled, before clipping
 
@@ -96,19 +114,23 @@ class Engine {
     AutocastScope autocast_;
   };
 
-  /// Tensors go to the device, floating ones in the compute dtype; everything else stays as it is.
-  at::Tensor prepare(const at::Tensor& input) const;
-  std::vector<c10::IValue> prepare(std::vector<c10::IValue> inputs) const;
+  /// Tensors go to the device, floating ones in the compute dtype when that is bf16 or fp16; those in standard
+  /// containers and IValues too. Everything else stays as it is.
+  at::Tensor prepare_tensor(const at::Tensor& input) const;
   template <class T>
-  decltype(auto) prepare(T&& other) const {
-    if constexpr (std::is_same_v<std::decay_t<T>, at::Tensor>) {
-      return prepare(static_cast<const at::Tensor&>(other));
+  decltype(auto) prepare(T&& input) const {
+    if constexpr (HoldsTensors<std::decay_t<T>>::value) {
+      return convert_tensors(std::as_const(input), [this](const at::Tensor& tensor) { return prepare_tensor(tensor); });
     } else {
-      return std::forward<T>(other);
+      return std::forward<T>(input);
     }
   }
 
  private:
+  void check_usable() const;
+  void check_same_config_everywhere() const;
+  void check_gradients_are_ours() const;
+  void warn_of_idle_patterns() const;
   bool at_boundary() const { return micro_steps_in_window_ == config_.gradient_accumulation_steps; }
   void set_rates();
   double clip_coefficient(double norm) const;
@@ -120,7 +142,9 @@ class Engine {
   LossScaler scaler_;
   std::vector<kernels::Hyper> base_groups_;
   LrSchedule schedule_;
+  std::vector<zero::NamedTensor> parameters_;
   std::unique_ptr<zero::ShardedModel> sharded_;
+  std::exception_ptr failure_;  ///< of a backward() that got stuck half-way
 
   bool training_ = true;
   bool stepped_ = true;  ///< step() was called after the last backward()
@@ -136,15 +160,16 @@ class TypedEngine final : public Engine {
  public:
   TypedEngine(std::shared_ptr<Model> model, const EngineConfig& config, comm::CommunicatorPtr comm, const InitOptions& options)
       : Engine(zero::view_of(*model), config, std::move(comm), options), model_(std::move(model)) {
-    set_training(true);
+    if (!model_->is_training()) set_training(true);  // otherwise submodules put into evaluation mode stay there
   }
 
-  /// Collective at stage 3. The model's own forward, under autocast when configured. In evaluation all ranks must
-  /// call it equally often. Throws CommError.
+  /// Collective at stage 3. The model's own forward, under autocast when configured; tensors among the arguments are
+  /// moved to the device, and cast to the compute dtype when they are floating. A TorchScript module takes its arguments
+  /// one by one or as a std::vector<c10::IValue>. In evaluation all ranks must call it equally often. Throws CommError.
   template <class... Args>
   auto forward(Args&&... args) {
     ForwardScope scope(*this);
-    auto result = model_->forward(prepare(std::forward<Args>(args))...);
+    auto result = call(prepare(std::forward<Args>(args))...);
     scope.finish();
     return result;
   }
@@ -152,6 +177,17 @@ class TypedEngine final : public Engine {
   Model& module() { return *model_; }
 
  private:
+  template <class... Args>
+  auto call(Args&&... args) {
+    if constexpr (!std::is_same_v<Model, torch::jit::Module>) {
+      return model_->forward(std::forward<Args>(args)...);
+    } else if constexpr (sizeof...(Args) == 1 && (std::is_same_v<std::decay_t<Args>, std::vector<c10::IValue>> && ...)) {
+      return model_->forward(std::forward<Args>(args)...);
+    } else {
+      return model_->forward(std::vector<c10::IValue>{c10::IValue(std::forward<Args>(args))...});
+    }
+  }
+
   void set_training(bool training) override { model_->train(training); }
   std::shared_ptr<Model> model_;
 };
@@ -169,5 +205,8 @@ std::unique_ptr<TypedEngine<Contained>> initialize(const torch::nn::ModuleHolder
                                                    const InitOptions& options = {}) {
   return initialize(model.ptr(), config, std::move(comm), options);
 }
+/// TorchScript. Include torch/csrc/jit/api/module.h (or torch/script.h) where it is used.
+std::unique_ptr<TypedEngine<torch::jit::Module>> initialize(const torch::jit::Module& model, const EngineConfig& config,
+                                                            comm::CommunicatorPtr comm, const InitOptions& options = {});
 
 }  // namespace tessera

@@ -1,10 +1,12 @@
 #include "tools/launch_command.h"
 
 #include <algorithm>
+#include <charconv>
 #include <chrono>
 #include <filesystem>
 #include <memory>
 #include <string_view>
+#include <type_traits>
 
 #include "core/error.h"
 #include "core/str.h"
@@ -13,6 +15,8 @@
 
 namespace tessera::tools {
 namespace {
+
+constexpr double kMaxGrace_s = 86400;
 
 launcher::Options options_of(const LaunchFlags& flags) {
   launcher::Options options;
@@ -23,24 +27,38 @@ launcher::Options options_of(const LaunchFlags& flags) {
   return options;
 }
 
+/// An option whose value is a number. CLI11's own would take "" for no value, and says neither what was found nor what
+/// is accepted.
+template <class Number>
+void add_number(CLI::App& command, const std::string& names, const char* type_name, const std::string& expected,
+                Number& target, const std::string& description) {
+  const std::string name = names.substr(names.find("--"), names.find(',', names.find("--")) - names.find("--"));
+  const auto store = [name, expected, &target](const std::string& text) {
+    using Value = std::conditional_t<std::is_same_v<Number, double>, double, int>;
+    Value value{};
+    const char* end = text.data() + text.size();
+    const auto [stop, error] = std::from_chars(text.data(), end, value);
+    const bool in_range = std::is_same_v<Value, int> || (value >= 0 && value <= kMaxGrace_s);  // no NaN either
+    if (error != std::errc() || stop != end || !in_range)
+      throw ConfigError(str(name, " ", text.empty() ? "''" : text, ": expected ", expected));
+    target = value;
+  };
+  command.add_option_function<std::string>(names, store, description)->type_name(type_name);
+}
+
 }  // namespace
 
 void add_launch_flags(CLI::App& command, LaunchFlags& flags) {
+  add_number(command, "-n,--nproc,--nproc-per-node,--nproc_per_node", "N", str("1 to ", launcher::kMaxRanks, " ranks"),
+             flags.nproc, "Ranks to start on this host");
+  add_number(command, "--master-port,--master_port", "PORT", "1 to 65535, or 0 for a free port", flags.master_port,
+             "Port of the rendezvous (default: a free one)");
   command
-      .add_option("-n,--nproc,--nproc-per-node,--nproc_per_node", flags.nproc, "Ranks to start on this host")
-      ->type_name("N");
-  command
-      .add_option("--master-port,--master_port", flags.master_port, "Port of the rendezvous; 0: a free one")
-      ->type_name("PORT");
-  command
-      .add_option(
-          "--log-dir,--log_dir", flags.log_dir,
-          "Folder for the output of ranks 1 and on (default: a temporary one, kept when a rank fails)")
+      .add_option("--log-dir,--log_dir", flags.log_dir,
+                  "Folder for the output of ranks 1 and on (default: a temporary one, kept when a rank fails)")
       ->type_name("DIR");
-  command.add_option("--save-grace", flags.save_grace_s, "Seconds ranks have to end after Ctrl-C or SIGTERM")
-      ->type_name("S")
-      ->check(CLI::Range(0.0, 86400.0))
-      ->capture_default_str();
+  add_number(command, "--save-grace", "S", "seconds from 0 to 86400", flags.save_grace_s,
+             "Seconds ranks have to end after Ctrl-C or SIGTERM (default: 30)");
 }
 
 std::vector<std::string> take_program(int& argc, char** argv) {

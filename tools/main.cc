@@ -1,16 +1,29 @@
 // The `tessera` command.
+#include <unistd.h>
+
+#include <cstdlib>
 #include <iostream>
+#include <string_view>
 
 #include "core/error.h"
 #include "launcher/error_file.h"
+#include "tools/command_line.h"
 #include "tools/launch_command.h"
 #include "tools/train_command.h"
 
 namespace {
 
-int fail(const char* message) {
+// Rank 0 shares the launcher's terminal, and the launcher shows what the rank reported: saying it here as well would
+// show every mistake twice. The other ranks' words go to their logs.
+bool launcher_speaks_for_us() {
+  const char* rank = std::getenv("RANK");
+  const char* report = std::getenv("TESSERA_ERROR_FILE");
+  return rank && report && std::string_view(rank) == "0" && ::access(report, F_OK) == 0;
+}
+
+int fail(const std::string& message) {
   tessera::launcher::report_error(message);
-  std::cerr << "error: " << message << '\n';
+  if (!launcher_speaks_for_us()) std::cerr << "error: " << message << '\n';
   return 1;
 }
 
@@ -20,7 +33,8 @@ int main(int argc, char** argv) {
   using namespace tessera;
   const std::vector<std::string> program = tools::take_program(argc, argv);
   CLI::App app("Tessera: ZeRO-style sharded training on libtorch", "tessera");
-  app.set_version_flag("--version", TESSERA_VERSION);
+  app.formatter(std::make_shared<tools::HelpFormatter>());  // commands added from here on inherit it
+  app.set_version_flag("--version", TESSERA_VERSION, "Print the version and exit");
   app.require_subcommand(1);
   int exit_code = 0;
   const Logger log{LogOptions{}};
@@ -28,8 +42,10 @@ int main(int argc, char** argv) {
   tools::add_launch_command(app, program, log, exit_code);
   try {
     app.parse(argc, argv);
+  } catch (const CLI::Success& asked) {  // --help, --version
+    return app.exit(asked);
   } catch (const CLI::ParseError& error) {
-    return app.exit(error);
+    return fail(tools::describe_mistake(app, error, argc, argv));
   } catch (const std::exception& error) {
     return fail(error.what());
   }

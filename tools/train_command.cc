@@ -5,6 +5,7 @@
 #include <iostream>
 #include <memory>
 
+#include "core/error.h"
 #include "core/log.h"
 #include "examples/fashion_mnist/task.h"
 #include "launcher/environment.h"
@@ -28,6 +29,7 @@ train::Registry tasks() {
 
 int train(const TrainFlags& flags, const std::vector<std::string>& args) {
   const Logger log{LogOptions{}};
+  if (flags.config.empty()) throw ConfigError("CONFIG is empty; expected the name of a JSON file");
   if (launcher::should_start_ranks(flags.launch.nproc)) {
     // A mistake in the configuration is one line here, not one from every rank.
     train::load_run_config(flags.config, *flags.launch.nproc, flags.overrides);
@@ -44,14 +46,18 @@ int train(const TrainFlags& flags, const std::vector<std::string>& args) {
 void add_train_command(CLI::App& app, const std::vector<std::string>& args, int& exit_code) {
   CLI::App* command = app.add_subcommand("train", "Train what a JSON configuration describes");
   const auto flags = std::make_shared<TrainFlags>();
-  command->add_option("config", flags->config, "JSON file: DeepSpeed's keys, and model, data, trainer")->required();
+  command->add_option("CONFIG", flags->config, "JSON file: DeepSpeed's keys, and model, data, trainer")
+      ->required()
+      ->type_name("")
+      ->option_text(" ");
   command->add_option("--set", flags->overrides, "Override a key, e.g. --set zero_optimization.stage=3 (repeatable)")
       ->type_name("KEY=VALUE")
       ->expected(1)
       ->take_all();
   add_launch_flags(*command, flags->launch);
-  command->footer("Under torchrun, or with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set, it is one rank.\n"
-                  "Keys: docs/configuration.md. Starting, logs, exit codes: docs/launching.md.");
+  command->footer("Under torchrun, or with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set,\n"
+                  "it is one rank. Keys: docs/configuration.md. Starting, logs, exit codes:\n"
+                  "docs/launching.md.");
   command->callback([flags, args, &exit_code] { exit_code = train(*flags, args); });
 }
 

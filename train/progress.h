@@ -57,6 +57,8 @@ class ProgressBar {
   void update(int64_t done);
   /// Local. Shown at the next redraw.
   void set_postfix(std::string postfix) { state_.postfix = std::move(postfix); }
+  /// Local. These seconds (an evaluation in between) count neither as elapsed nor for the rate.
+  void exclude_time(double seconds) { start_s_ += seconds; }
   /// Local. Removes the bar from the screen until the next update, so that others can write.
   void hide();
   /// Local. Writes a whole line, above the bar where there is one.

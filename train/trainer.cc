@@ -18,7 +18,13 @@ BatchShape shape_of(const EngineConfig& config, const comm::Communicator& comm) 
 }
 
 int64_t total_steps(const TrainerConfig& trainer, const TrainSampler& sampler) {
-  return trainer.max_steps > 0 ? trainer.max_steps : trainer.epochs * sampler.steps_per_epoch();
+  if (trainer.max_steps > 0) return trainer.max_steps;
+  int64_t steps = 0;
+  if (__builtin_mul_overflow(trainer.epochs, sampler.steps_per_epoch(), &steps)) {
+    throw ConfigError(str("trainer.epochs: found ", trainer.epochs, ", which at ", sampler.steps_per_epoch(),
+                          " steps an epoch is more than can be counted; expected fewer"));
+  }
+  return steps;
 }
 
 // "fp32", "bf16", or "fp32 under bf16 autocast".
@@ -109,6 +115,7 @@ void Trainer::fill_in_schedule() {
 }
 
 void Trainer::announce() {
+  output_.logger.debug(str("resolved configuration: ", dump_resolved(config_)));
   if (output_.display.out == nullptr) return;
   const EngineConfig& engine = config_.engine;
   ProgressBar(output_.display, {}, /*keep=*/false)
@@ -171,6 +178,7 @@ void Trainer::evaluate() {
   meter_->pause();
   last_evaluation_ = train::evaluate(task_, *engine_, config_.trainer.eval_batch_size, output_.display);
   meter_->resume();
+  bar_->exclude_time(last_evaluation_->seconds);
   if (directory_) directory_->append_metrics(to_json(*last_evaluation_, steps_done_, epochs_done()));
   bar_->print(format_line(*last_evaluation_, epochs_done()));
 }

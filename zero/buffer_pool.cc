@@ -20,18 +20,20 @@ at::Tensor BufferPool::acquire(int64_t bytes) {
     free_bytes_ -= buffer.nbytes();
   } else {
     // The sizes wanted have changed: let the oldest unused one go rather than own more and more.
-    if (!free_.empty()) {
+    if (!free_.empty() && num_lent_ + static_cast<int>(free_.size()) >= max_free_) {
       free_bytes_ -= free_.front().nbytes();
       free_.erase(free_.begin());
     }
     buffer = at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(device_));
   }
+  ++num_lent_;
   lent_bytes_ += buffer.nbytes();
   peak_bytes_ = std::max(peak_bytes_, lent_bytes_ + free_bytes_);
   return buffer;
 }
 
 void BufferPool::give_back(at::Tensor buffer) {
+  --num_lent_;
   lent_bytes_ -= buffer.nbytes();
   if (static_cast<int>(free_.size()) >= max_free_) return;
   free_bytes_ += buffer.nbytes();

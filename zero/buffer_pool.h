@@ -18,7 +18,6 @@ class BufferPool {
   /// Local. A uint8 tensor of at least `bytes`; contents unspecified.
   at::Tensor acquire(int64_t bytes);
   void give_back(at::Tensor buffer);
-  void clear() { free_.clear(); }
 
   int64_t lent_bytes() const { return lent_bytes_; }
   int64_t peak_bytes() const { return peak_bytes_; }  ///< most bytes owned and lent together
@@ -26,6 +25,7 @@ class BufferPool {
  private:
   at::Device device_;
   int max_free_;
+  int num_lent_ = 0;
   std::vector<at::Tensor> free_;
   int64_t lent_bytes_ = 0;
   int64_t free_bytes_ = 0;

@@ -1,6 +1,9 @@
 #include "zero/cast_tracker.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
 
 #include "core/check.h"
 
@@ -24,7 +27,7 @@ at::DataPtr pointer_to(UnitHandle* handle, void* data, at::DataPtr memory, at::D
 
 CastSource cast_source(UnitHandle* handle, const at::Tensor& tensor) {
   if (!tensor.is_non_overlapping_and_dense()) return {};
-  return {handle, tensor.storage_offset(), tensor.numel(), tensor.strides().vec()};
+  return {handle, tensor.storage_offset(), tensor.numel(), tensor.scalar_type(), tensor.strides().vec()};
 }
 
 UnitHandle* find_cast(const c10::StorageImpl& storage) {
@@ -33,10 +36,13 @@ UnitHandle* find_cast(const c10::StorageImpl& storage) {
 }
 
 void CastTracker::add(const CastSource& source, const at::Tensor& copy) {
-  const bool plain = copy.is_floating_point() && copy.numel() == source.numel && copy.strides() == source.strides &&
-                     copy.storage_offset() == 0 &&
-                     copy.storage().nbytes() == static_cast<size_t>(copy.numel() * copy.element_size());
+  // A cast must not be larger than its unit, whose guarded address space serves it too.
+  const bool plain = copy.is_floating_point() && copy.scalar_type() != source.dtype && copy.numel() == source.numel &&
+                     copy.strides() == source.strides && copy.storage_offset() == 0 &&
+                     copy.storage().nbytes() == static_cast<size_t>(copy.numel() * copy.element_size()) &&
+                     static_cast<int64_t>(copy.storage().nbytes()) <= source.handle->bytes;
   if (!plain) return;
+  if (casts_.size() >= prune_at_) prune();
   c10::StorageImpl* storage = copy.storage().unsafeGetStorageImpl();
   at::DataPtr memory = storage->set_data_ptr(at::DataPtr());
   void* data = memory.get();
@@ -44,14 +50,17 @@ void CastTracker::add(const CastSource& source, const at::Tensor& copy) {
   casts_.push_back({source.handle->unit, source, copy.scalar_type(), copy.storage().getWeakStorageImpl()});
 }
 
-void CastTracker::release(int unit) {
+void CastTracker::prune() {
   std::erase_if(casts_, [](const Cast& cast) { return cast.storage.expired(); });
+  prune_at_ = std::max<size_t>(64, 2 * casts_.size());
+}
+
+void CastTracker::release(int unit) {
+  prune();
   for (Cast& cast : casts_) {
     if (cast.unit != unit || cast.released) continue;
     const auto storage = cast.storage.lock();
-    // A cast is smaller than its unit, so the unit's guarded address space serves it too.
-    const auto bytes = static_cast<int64_t>(storage->nbytes());
-    TESSERA_CHECK(bytes <= cast.source.handle->bytes);
+    if (!storage) continue;
     storage->set_data_ptr_noswap(
         pointer_to(cast.source.handle, cast.source.handle->guard->data(), at::DataPtr(), storage->device()));
     cast.released = true;
@@ -70,6 +79,23 @@ void CastTracker::recast(int unit, const at::Tensor& full) {
     storage->set_data_ptr_noswap(pointer_to(cast.source.handle, data, std::move(memory), full.device()));
     cast.released = false;
   }
+}
+
+void CastTracker::forget(int unit) {
+  std::erase_if(casts_, [&](const Cast& cast) { return cast.unit == unit; });
+}
+
+bool CastTracker::readable(const c10::StorageImpl& cast) {
+  const UnitHandle* handle = find_cast(cast);
+  return handle == nullptr || cast.data() != handle->guard->data();
+}
+
+void CastTracker::bind_zeros(c10::StorageImpl& cast) {
+  const auto bytes = static_cast<int64_t>(cast.nbytes());
+  const at::Tensor zeros = at::zeros({bytes}, at::TensorOptions().dtype(at::kByte).device(cast.device()));
+  at::DataPtr memory = zeros.storage().unsafeGetStorageImpl()->set_data_ptr(at::DataPtr());
+  void* data = memory.get();
+  cast.set_data_ptr_noswap(pointer_to(find_cast(cast), data, std::move(memory), cast.device()));
 }
 
 int64_t CastTracker::live_bytes() const {

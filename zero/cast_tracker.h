@@ -17,6 +17,7 @@ struct CastSource {
   UnitHandle* handle = nullptr;
   int64_t offset = 0;  ///< elements
   int64_t numel = 0;
+  at::ScalarType dtype = at::kFloat;
   std::vector<int64_t> strides;
 };
 
@@ -34,8 +35,16 @@ class CastTracker {
   void release(int unit);
   /// The unit is readable again: fill the casts that are still alive.
   void recast(int unit, const at::Tensor& full);
+  /// The unit gets new values. Casts of the old ones that were released cannot come back: see readable().
+  void forget(int unit);
+
+  /// Local. False for a tracked cast whose memory has gone.
+  static bool readable(const c10::StorageImpl& cast);
+  /// Local. Gives such a cast zeros to be read in place of its values.
+  static void bind_zeros(c10::StorageImpl& cast);
 
   int64_t live_bytes() const;  ///< memory held by tracked casts now
+  size_t num_tracked() const { return casts_.size(); }  ///< some may be gone
 
  private:
   struct Cast {
@@ -45,7 +54,10 @@ class CastTracker {
     c10::weak_intrusive_ptr<c10::StorageImpl> storage;
     bool released = false;
   };
+  void prune();
+
   std::vector<Cast> casts_;
+  size_t prune_at_ = 64;  // entries of casts long gone are dropped when there are so many
 };
 
 }  // namespace tessera::zero

@@ -24,6 +24,8 @@ class Planner {
       if (!resident_.count(unit)) {
         make_room(unit, /*needed_at=*/position_, /*must=*/true);
         gather(unit);
+      } else {
+        shrink();
       }
       prefetch();
     }
@@ -63,16 +65,7 @@ class Planner {
       }
     };
     while (!fits(unit)) {
-      int victim = -1;
-      size_t farthest = must ? 0 : needed_at;
-      for (int candidate : resident_) {
-        if (budget_.persistent[candidate] || pinned(candidate)) continue;
-        const size_t use = next_use(candidate);
-        if (use > farthest) {
-          farthest = use;
-          victim = candidate;
-        }
-      }
+      const int victim = farthest_behind(must ? 0 : needed_at);
       if (victim < 0) {
         if (!must) {
           restore();
@@ -84,11 +77,37 @@ class Planner {
       resident_.erase(victim);
       count(victim, -1);
     }
-    for (int victim : victims) {
-      plan_.actions[position_].push_back({PlanAction::kRelease, victim});
-      scan_ = std::min(scan_, next_use(victim));
-    }
+    for (int victim : victims) plan_release(victim);
     return true;
+  }
+
+  /// An operator before this one may have needed more than the budget: drops what is too much.
+  void shrink() {
+    while (num_live_ > budget_.capacity_units || live_numel_ > budget_.capacity_numel) {
+      const int victim = farthest_behind(0);
+      if (victim < 0) return;
+      resident_.erase(victim);
+      count(victim, -1);
+      plan_release(victim);
+    }
+  }
+
+  /// The unit used farthest in the future, and behind `position`, among those that may go; -1: none.
+  int farthest_behind(size_t position) const {
+    int found = -1;
+    for (int candidate : resident_) {
+      if (budget_.persistent[candidate] || pinned(candidate)) continue;
+      const size_t use = next_use(candidate);
+      if (use <= position) continue;
+      position = use;
+      found = candidate;
+    }
+    return found;
+  }
+
+  void plan_release(int victim) {
+    plan_.actions[position_].push_back({PlanAction::kRelease, victim});
+    scan_ = std::min(scan_, next_use(victim));
   }
 
   void gather(int unit) {

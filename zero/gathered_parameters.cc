@@ -30,9 +30,13 @@ GatheredParameters::GatheredParameters(ShardedModel& model, const std::vector<st
 
 GatheredParameters::~GatheredParameters() {
   if (!open_) return;
-  if (std::uncaught_exceptions() > exceptions_before_) modifier_rank_ = -1;  // only let go, which is local
   try {
-    close();
+    if (std::uncaught_exceptions() > exceptions_before_) {
+      const Unheard our_own_operators;
+      model_.residency().unpin(units_, /*writable=*/modifier_rank_ >= 0);
+    } else {
+      close();
+    }
   } catch (...) {
     model_.residency().keep_failure(std::current_exception());
   }

@@ -10,6 +10,7 @@
 #include <sstream>
 
 #include "core/check.h"
+#include "core/error.h"
 #include "zero/operator_listener.h"
 
 namespace tessera::zero {
@@ -21,7 +22,7 @@ class GradientReducer::Hook : public torch::autograd::PostAccumulateGradHook {
 
   void operator()(const torch::autograd::Variable& variable) override {
     if (previous_) (*previous_)(variable);
-    if (reducer_ != nullptr) reducer_->on_gradient(parameter_);
+    reducer_->on_gradient(parameter_);
   }
 
   static void install(GradientReducer* reducer, int parameter, const at::Tensor& tensor) {
@@ -30,12 +31,17 @@ class GradientReducer::Hook : public torch::autograd::PostAccumulateGradHook {
     torch::autograd::impl::set_post_acc_grad_hooks(tensor, std::move(hook));
   }
 
-  static void remove(const at::Tensor& tensor) {
-    auto& installed = torch::autograd::impl::post_acc_grad_hooks(tensor);
-    auto* hook = dynamic_cast<Hook*>(installed.get());
-    if (hook == nullptr) return;
-    std::unique_ptr<torch::autograd::PostAccumulateGradHook> previous = std::move(hook->previous_);
-    installed = std::move(previous);
+  /// Takes the reducer's hook out of the chain, wherever in it.
+  static void remove(const GradientReducer* reducer, const at::Tensor& tensor) {
+    auto* link = &torch::autograd::impl::post_acc_grad_hooks(tensor);
+    while (auto* hook = dynamic_cast<Hook*>(link->get())) {
+      if (hook->reducer_ == reducer) {
+        std::unique_ptr<torch::autograd::PostAccumulateGradHook> previous = std::move(hook->previous_);
+        *link = std::move(previous);
+        return;
+      }
+      link = &hook->previous_;
+    }
   }
 
  private:
@@ -77,10 +83,11 @@ GradientReducer::GradientReducer(const Layout& layout, std::vector<at::Tensor> p
 
 GradientReducer::~GradientReducer() {
   for (int unit : order_)
-    for (int parameter : layout_.units()[unit].parameters) Hook::remove(parameters_[parameter]);
+    for (int parameter : layout_.units()[unit].parameters) Hook::remove(this, parameters_[parameter]);
 }
 
 void GradientReducer::begin_backward(bool first, bool boundary) {
+  if (in_backward_) throw Error("the backward pass before this one failed half-way, and its gradients are lost");
   first_ = first;
   boundary_ = boundary;
   in_backward_ = true;
@@ -108,6 +115,7 @@ void GradientReducer::on_gradient(int parameter) {
   UnitState& state = units_[unit];
   used_[parameter] = true;
   if (late(unit)) {
+    ++fired_[parameter];
     state.late = true;
     return;
   }
@@ -124,6 +132,7 @@ void GradientReducer::on_gradient(int parameter) {
 }
 
 at::Tensor GradientReducer::take_grad(int parameter) {
+  used_[parameter] = true;  // also one left in p.grad by a backward of the user's own
   at::Tensor grad = std::exchange(parameters_[parameter].mutable_grad(), at::Tensor());
   return (grad.is_sparse() ? grad.to_dense() : grad).reshape(-1);
 }
@@ -202,7 +211,8 @@ void GradientReducer::issue_ready(bool at_end) {
     if (through_slots() && !claim_slot(unit, /*wait=*/at_end)) return;
     issue(unit);
     ++next_issue_;
-    if (!options_.overlap) complete_next(/*wait=*/true);
+    // With sharded parameters another rank may, before it comes here, wait for a gather that this one has not issued yet.
+    if (!options_.overlap && !options_.sharding.parameters) complete_next(/*wait=*/true);
   }
 }
 
@@ -260,6 +270,7 @@ void GradientReducer::finish_backward() {
   const Unheard our_own_operators;
   const at::NoGradGuard no_grad;
   TESSERA_CHECK(in_backward_);
+  if (before_waiting) before_waiting();
   if (reducing()) {
     issue_ready(/*at_end=*/true);
     while (next_complete_ < next_issue_) complete_next(/*wait=*/true);

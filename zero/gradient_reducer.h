@@ -30,7 +30,7 @@ struct ReducerOptions {
   at::ScalarType accumulate_dtype = at::kFloat;
   at::ScalarType communicate_dtype = at::kFloat;
   bool reduce_each_micro_step = false;  ///< at stages 0 and 1 too
-  bool overlap = true;
+  bool overlap = true;  ///< false: wait for each reduction where it is issued, unless parameters are sharded
   int num_slots = 3;
   double predivide_factor = 1;  ///< DeepSpeed's gradient_predivide_factor
   bool prescale = false;        ///< DeepSpeed's prescale_gradients: divide by the world size before summing
@@ -68,6 +68,8 @@ class GradientReducer {
   int max_slots_in_use() const { return max_slots_in_use_; }
   /// Called at the start of every hook: failures kept elsewhere surface here, inside backward.
   std::function<void()> check;
+  /// Called before finish_backward waits for other ranks: whatever they may be waiting for has to be issued first.
+  std::function<void()> before_waiting;
 
  private:
   class Hook;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -42,10 +43,20 @@ uint64_t written_arguments(const at::RecordFunction& function) {
   return entry->second;
 }
 
+/// Tensor::backward() is an operator too, and everything in backward would be nested in it; so it would in the
+/// blocks that code marks for profilers (RECORD_FUNCTION), autograd's own around each node of the graph among them:
+/// a checkpointed segment would stay resident as a whole.
+bool is_operator(const at::RecordFunction& function) {
+  constexpr std::string_view kAten = "aten::";
+  if (std::strncmp(function.name(), kAten.data(), kAten.size()) == 0)
+    return std::strcmp(function.name() + kAten.size(), "_backward") != 0;
+  return function.operator_name().has_value();
+}
+
 /// Returns the handle when `tensor` is (a view of) a parameter, null for casts of one and for anything else.
 UnitHandle* hear(const at::RecordFunction& function, const at::Tensor& tensor, size_t argument) {
   if (!tensor.defined() || !tensor.has_storage()) return nullptr;
-  const c10::StorageImpl& storage = *tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+  c10::StorageImpl& storage = *tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
   UnitHandle* const parameter = find_unit(storage);
   UnitHandle* const handle = parameter != nullptr ? parameter : find_cast(storage);
   if (handle == nullptr || handle->residency == nullptr) return nullptr;
@@ -54,6 +65,7 @@ UnitHandle* hear(const at::RecordFunction& function, const at::Tensor& tensor, s
   auto& heard = thread_state.residencies;
   if (std::find(heard.begin(), heard.end(), &residency) == heard.end()) heard.push_back(&residency);
   residency.touch(handle->unit, function.name());
+  if (parameter == nullptr) residency.on_cast_read(handle->unit, storage, function.name());
   if (argument < 64 && (written_arguments(function) >> argument & 1) != 0) residency.on_write(handle->unit, function.name());
   return parameter;
 }
@@ -65,15 +77,15 @@ void release_pins() {
 }
 
 std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& function) {
-  // Tensor::backward() is an operator too, and everything in backward would be nested in it.
-  if (std::strcmp(function.name(), "aten::_backward") == 0) return nullptr;
+  if (!is_operator(function)) return nullptr;
   ++thread_state.depth;
   auto nested = std::make_unique<Nested>();
   size_t argument = 0;
   for (const c10::IValue& value : function.inputs()) {
     if (value.isTensor()) {
       UnitHandle* parameter = hear(function, value.toTensor(), argument);
-      if (parameter != nullptr && thread_state.casts && parameter->residency->sharded() &&
+      // Autocast casts inside an operator (linear > to > _to_copy); a cast that the model makes itself is its own.
+      if (parameter != nullptr && thread_state.casts && thread_state.depth >= 3 && parameter->residency->sharded() &&
           std::strcmp(function.name(), "aten::_to_copy") == 0)
         nested->cast = cast_source(parameter, value.toTensor());
     } else if (value.isList()) {  // Tensor[] and Tensor?[]

@@ -80,6 +80,16 @@ void Residency::on_write(int unit, const char* operator_name) noexcept {
                 ", whose values are kept in shards. Write inside a GatheredParameters with modifier_rank set.")));
 }
 
+// Its unit was gathered and the cast was not: it is one of values from before an update, or something has failed.
+void Residency::on_cast_read(int unit, c10::StorageImpl& cast, const char* operator_name) noexcept {
+  if (CastTracker::readable(cast)) return;
+  if (!failure_)
+    failure_ = std::make_exception_ptr(
+        Error(str(operator_name, " reads a cast of ", layout_.describe(unit),
+                  " that autocast made before the last step(), and that is not kept: run forward again before backward")));
+  CastTracker::bind_zeros(cast);
+}
+
 void Residency::ensure_resident(int unit, const char* operator_name) {
   State& state = states_[unit];
   if (state.resident) {
@@ -125,7 +135,8 @@ void Residency::run_actions(size_t position) {
     State& state = states_[action.unit];
     if (action.kind == PlanAction::kGather) {
       std::erase(deferred_, action.unit);
-      issue_gather(action.unit);
+      // Held by a GatheredParameters, on all ranks: it is there already, and may have been written.
+      if (state.pins == 0 || !state.resident) issue_gather(action.unit);
     } else if (pinned(state)) {
       deferred_.push_back(action.unit);
     } else if (state.resident) {
@@ -255,7 +266,9 @@ void Residency::parameters_updated() {
   if (options_.sharded) {
     for (int unit = 0; unit < layout_.num_units(); ++unit) {
       State& state = states_[unit];
-      if (!layout_.units()[unit].trainable || !state.resident) continue;
+      if (!layout_.units()[unit].trainable) continue;
+      casts_.forget(unit);
+      if (!state.resident) continue;
       if (state.pins > 0) throw Error(str("step() while a GatheredParameters holds ", layout_.describe(unit)));
       release(unit);
     }
@@ -283,6 +296,7 @@ void Residency::rethrow() {
 
 void Residency::pin(const std::vector<int>& units, bool writable) {
   rethrow();
+  align("start of GatheredParameters");
   if (options_.sharded) {
     std::vector<int> missing;
     for (int unit : units)
@@ -308,11 +322,19 @@ void Residency::pin(const std::vector<int>& units, bool writable) {
   }
 }
 
-void Residency::unpin(const std::vector<int>& units) {
+void Residency::align(const char* why) {
+  if (!options_.sharded || !in_pass_ || comm_->size() == 1) return;
+  size_t farthest = 0;
+  for (const std::string& position : comm_->exchange(std::to_string(position_), why, options_.agreement_timeout))
+    farthest = std::max<size_t>(farthest, std::stoull(position));
+  if (mode_ == Mode::kReplay) advance_to(farthest);
+}
+
+void Residency::unpin(const std::vector<int>& units, bool writable) {
   for (int unit : units) {
     State& state = states_[unit];
     --state.pins;
-    if (state.writable > state.pins) state.writable = state.pins;
+    if (writable) --state.writable;
     if (!pinned(state) && std::erase(deferred_, unit) > 0) release(unit);
   }
 }

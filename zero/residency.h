@@ -66,11 +66,17 @@ class Residency {
   /// An operator is about to write into a unit. Refused (rethrow() throws) outside of GatheredParameters.
   void on_write(int unit, const char* operator_name) noexcept;
 
+  /// An operator is about to read a cast of a unit (a tracked one), after touch().
+  void on_cast_read(int unit, c10::StorageImpl& cast, const char* operator_name) noexcept;
+
   // -- for the engine --
   /// Collective at stage 3 (prefetch). Starts recording or replaying the order of use.
   void begin_pass(Pass pass);
   /// Collective. Leaves a pass that will not be finished: evaluation begins.
   void drop_pass();
+  /// Collective. The pass will touch nothing more: issues what the plan still holds. To be called before waiting for
+  /// anything else of the other ranks, which may stand in an operator that needs those gathers.
+  void finish_gathers() { finish_plan(); }
   /// Collective. Issues what the plan still holds; adopts the trace after a recorded pass.
   void end_pass();
   /// Collective. The shards have new values: resident copies are stale.
@@ -85,7 +91,10 @@ class Residency {
   // -- for GatheredParameters and whole-model access --
   /// Collective. Makes units resident and pinned until unpin(); all ranks with the same units. Throws CommError.
   void pin(const std::vector<int>& units, bool writable);
-  void unpin(const std::vector<int>& units);
+  /// Local, unless the gathers of a pass go on: then align() comes first.
+  void unpin(const std::vector<int>& units, bool writable);
+  /// Collective. Brings all ranks to the same place of the plan, so that what changes it changes it alike.
+  void align(const char* why);
   /// Local. Waits for gathers in flight.
   void wait_all();
 

@@ -30,6 +30,7 @@ ShardedModel::ShardedModel(const ModelView& model, comm::CommunicatorPtr comm, c
   options_.reducer.sharding = options_.sharding;
   gradients_ = std::make_unique<GradientReducer>(*layout_, parameters_, comm_->duplicate("reduce"), options_.reducer);
   gradients_->check = [this] { residency_->rethrow(); };
+  gradients_->before_waiting = [this] { residency_->finish_gathers(); };
   std::vector<at::Tensor> values;
   for (int unit = 0; unit < layout_->num_units(); ++unit)
     values.push_back(options_.sharding.optimizer ? shards_[unit] : units_[unit].full());
@@ -121,10 +122,9 @@ void ShardedModel::broadcast_buffers() {
   const Unheard our_own_operators;
   const at::NoGradGuard no_grad;
   for (at::Tensor& buffer : buffers_) {
-    at::Tensor flat = buffer.reshape(-1).contiguous();
+    const at::Tensor flat = buffer.reshape(-1).contiguous();
     if (flat.numel() == 0) continue;
-    if (flat.scalar_type() == at::kBool) flat = flat.to(at::kByte);
-    comm_->broadcast(flat, 0, "buffers")->wait();
+    comm_->broadcast(flat.view(at::kByte), 0, "buffers")->wait();  // of any dtype
     buffer.copy_(flat.view(buffer.sizes()));
   }
 }
@@ -179,6 +179,7 @@ at::Tensor ShardedModel::full_gradient(const std::string& name) {
 void ShardedModel::unpin(const std::vector<int>& units, int modifier_rank) {
   const Unheard our_own_operators;
   const at::NoGradGuard no_grad;
+  residency_->align("end of GatheredParameters");
   if (modifier_rank >= 0) {
     for (int unit : units) {
       const at::Tensor& full = units_[unit].full();
@@ -192,7 +193,7 @@ void ShardedModel::unpin(const std::vector<int>& units, int modifier_rank) {
       master.copy_(at::where(master.to(value.scalar_type()) == value, master, value.to(at::kFloat)));
     }
   }
-  residency_->unpin(units);
+  residency_->unpin(units, /*writable=*/modifier_rank >= 0);
 }
 
 StateBytes ShardedModel::measured_bytes() const {

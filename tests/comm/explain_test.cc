@@ -119,6 +119,7 @@ TEST(ExplainTest, Words) {
   EXPECT_EQ(name_ranks({1, 2, 5}), "ranks 1, 2 and 5");
   EXPECT_EQ(name_duration(std::chrono::minutes(30)), "30 min");
   EXPECT_EQ(name_duration(std::chrono::milliseconds(1500)), "1.5 s");
+  EXPECT_EQ(first_line("failed with [/src/pair.h:311] Connect timeout [127.0.0.1]:1"), "failed with Connect timeout [127.0.0.1]:1");
   EXPECT_EQ(first_line("[../x.cc:12] Timed out\nException raised from"), "Timed out");
 }
 

@@ -3,25 +3,12 @@
 #include <gtest/gtest.h>
 
 #include "core/str.h"
-#include "tests/support/parity.h"
+#include "tests/support/losses.h"
 
 namespace tessera::testing {
 namespace {
 
 constexpr double kTolerance = 1e-5;
-
-const LossOf<MlpImpl> mlp_loss = [](MlpImpl& model, int step, int64_t first, int64_t num) {
-  const at::Tensor x = randn({64, 7}, 100 + step).narrow(0, first, num);
-  const at::Tensor y = randn({64, 3}, 200 + step).narrow(0, first, num);
-  return model.forward(x, y);
-};
-const LossOf<ZooImpl> zoo_loss = [](ZooImpl& model, int step, int64_t first, int64_t num) {
-  return model.forward(randint(17, {64, 6}, 300 + step).narrow(0, first, num), randint(4, {64}, 400 + step).narrow(0, first, num));
-};
-const LossOf<OddsImpl> odds_loss = [](OddsImpl& model, int step, int64_t first, int64_t num) {
-  return model.forward(randint(19, {64, 6}, 500 + step).narrow(0, first, num),
-                       randint(19, {64}, 600 + step).narrow(0, first, num), /*with_sometimes=*/step % 2 == 1);
-};
 
 void expect_same(const TrainingRun& run, const TrainingRun& plain, bool weights) {
   ASSERT_EQ(run.losses.size(), plain.losses.size());
@@ -33,16 +20,6 @@ void expect_same(const TrainingRun& run, const TrainingRun& plain, bool weights)
   if (weights) {
     EXPECT_LT(largest_difference(run.weights, plain.weights), kTolerance);
   }
-}
-
-/// Small units and a small cache, so that stage 3 really gathers and drops.
-Case small_units(int world, int stage) {
-  Case c;
-  c.world = world;
-  c.config.zero.stage = stage;
-  c.config.zero.unit_numel = 150;
-  c.config.zero.param_persistence_threshold = 0;
-  return c;
 }
 
 class Parity : public ::testing::TestWithParam<std::tuple<int, int>> {
@@ -111,11 +88,7 @@ TEST_P(SameBits, AtEveryStage) {
       c.optimizer = "AdamW";
       c.clipping = 0.05;
       c.config.bf16 = bf16;
-      runs.push_back(engine_run<Mlp>(c, [&](MlpImpl& model, int step, int64_t first, int64_t num) {
-        const at::ScalarType type = bf16 ? at::kBFloat16 : at::kFloat;
-        return model.forward(randn({64, 7}, 100 + step).narrow(0, first, num).to(type),
-                             randn({64, 3}, 200 + step).narrow(0, first, num).to(type));
-      }));
+      runs.push_back(engine_run<Mlp>(c, mlp_loss));
     }
     for (int stage = 1; stage <= 3; ++stage) {
       SCOPED_TRACE(stage);

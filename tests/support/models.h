@@ -6,6 +6,7 @@
 #include <torch/nn/module.h>
 #include <torch/enum.h>
 #include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/conv.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
@@ -14,6 +15,7 @@
 #include <torch/nn/modules/transformerlayer.h>
 #include <torch/nn/pimpl.h>
 
+#include <cmath>
 #include <vector>
 
 namespace tessera::testing {
@@ -126,5 +128,53 @@ struct OddsImpl : torch::nn::Module {
   at::Tensor decoder_weight;
 };
 TORCH_MODULE(Odds);
+
+/// A loss without data: every rank's gradient is the same to the bit, and of ordinary size everywhere, so that
+/// optimizers that magnify rounding (Adam) or look at signs only (Lion) can be compared across worlds.
+struct BowlImpl : torch::nn::Module {
+  BowlImpl() {
+    weight = register_parameter("weight", at::zeros({9, 23}));
+    norm_weight = register_parameter("norm_weight", at::zeros({37}));
+    matrix = register_parameter("matrix", at::zeros({13, 11}));
+    bias = register_parameter("bias", at::zeros({5}));
+  }
+  at::Tensor forward() {
+    at::Tensor loss = at::zeros({});
+    uint64_t seed = 40;
+    for (const at::Tensor& parameter : parameters()) {
+      const at::Tensor distance = parameter - randn(parameter.sizes(), ++seed);
+      loss = loss + (distance.square() * (0.5 + randn(parameter.sizes(), ++seed).abs())).sum();
+    }
+    return loss;
+  }
+  at::Tensor weight, norm_weight, matrix, bias;
+};
+TORCH_MODULE(Bowl);
+
+/// Batch statistics in training, running ones in evaluation.
+struct NormNetImpl : torch::nn::Module {
+  NormNetImpl() {
+    fc1 = register_module("fc1", torch::nn::Linear(6, 24));
+    norm = register_module("norm", torch::nn::BatchNorm1d(24));
+    fc2 = register_module("fc2", torch::nn::Linear(24, 3));
+  }
+  at::Tensor forward(const at::Tensor& x) { return fc2->forward(at::relu(norm->forward(fc1->forward(x)))); }
+  torch::nn::Linear fc1{nullptr}, fc2{nullptr};
+  torch::nn::BatchNorm1d norm{nullptr};
+};
+TORCH_MODULE(NormNet);
+
+struct DropoutNetImpl : torch::nn::Module {
+  DropoutNetImpl() {
+    fc1 = register_module("fc1", torch::nn::Linear(7, 40));
+    fc2 = register_module("fc2", torch::nn::Linear(40, 3));
+  }
+  at::Tensor forward(const at::Tensor& x, const at::Tensor& target) {
+    const at::Tensor h = at::dropout(at::relu(fc1->forward(x)), 0.5, is_training());
+    return at::mse_loss(fc2->forward(h), target);
+  }
+  torch::nn::Linear fc1{nullptr}, fc2{nullptr};
+};
+TORCH_MODULE(DropoutNet);
 
 }  // namespace tessera::testing

@@ -34,7 +34,7 @@ struct Case {
   int micro_batch = 2;
   int steps = 4;
   double clipping = 0;
-  std::string optimizer = "SGD";  // or "AdamW"
+  std::string optimizer = "SGD";  // or "AdamW" (plain_run() knows no other)
   EngineConfig config;            // zero.*, precision; the rest is filled in
 };
 

@@ -58,7 +58,8 @@ struct FakeTerminal {
 TEST(FormatBar, LooksAsTqdms) {
   const BarState state{.description = "train", .done = 590, .total = 1404, .elapsed_s = 17.5, .unit = "samples",
                        .units_per_item = 128, .postfix = "loss=0.412, lr=1.2e-03"};
-  EXPECT_EQ(format_bar(state, 90), "train:  42%|█████▉        | 590/1404 [00:17<00:24, 4315 samples/s, loss=0.412, lr=1.2e-03]");
+  EXPECT_EQ(format_bar(state, 90),
+            "train:  42%|█████▉        | 590/1404 [00:17<00:24, 4315 samples/s, loss=0.412, lr=1.2e-03]");
   EXPECT_EQ(format_bar(state, 90, /*ascii=*/true),
             "train:  42%|#####         | 590/1404 [00:17<00:24, 4315 samples/s, loss=0.412, lr=1.2e-03]");
 }
@@ -120,6 +121,16 @@ TEST(ProgressBar, KeptBarEndsItsLine) {
   ASSERT_EQ(rows.size(), 2u);
   EXPECT_EQ(rows[0], "100%|████████| 8/8 [00:04<00:00, 2.00 it/s]");
   EXPECT_EQ(rows[1], "");
+}
+
+TEST(ProgressBar, ExcludedTimeDoesNotCount) {
+  FakeTerminal terminal;
+  terminal.width = 44;
+  ProgressBar bar(terminal.display(), {.total = 8}, /*keep=*/true);
+  terminal.now_s += 64;
+  bar.exclude_time(60);
+  bar.update(8);
+  EXPECT_EQ(screen(terminal.out.str()).back(), "100%|████████| 8/8 [00:04<00:00, 2.00 it/s]");
 }
 
 TEST(ProgressBar, OtherBarLeavesNothing) {

@@ -49,7 +49,7 @@ TEST(Registry, UnknownNamesListTheKnownAndTheNearest) {
               AllOf(HasSubstr("data.type: unknown data set \"blob\""), HasSubstr("did you mean \"blobs\"?"),
                     HasSubstr("known: blobs, fashion_mnist"), Not(HasSubstr("\n"))));
   EXPECT_THAT(error_of({{"type", "fashion_mnist_cn"}}, {{"type", "fashion_mnist"}}),
-              AllOf(HasSubstr("model.type: unknown model for data.type \"fashion_mnist\" \"fashion_mnist_cn\""),
+              AllOf(HasSubstr("model.type: unknown model \"fashion_mnist_cn\" for data.type \"fashion_mnist\""),
                     HasSubstr("did you mean \"fashion_mnist_cnn\"?"), Not(HasSubstr("mlp"))));
   EXPECT_THAT(error_of({{"type", "mlp"}}, {{"type", "entirely different"}}), Not(HasSubstr("did you mean")));
 }

@@ -268,6 +268,14 @@ TEST_F(TrainerTest, TooFewSamplesForOneBatch) {
   EXPECT_THAT(error_of(base_config(), 2, {.train_size = 47}), HasSubstr("train_batch_size: 48"));
 }
 
+TEST_F(TrainerTest, MoreEpochsThanCanBeCounted) {
+  json config = base_config();
+  config["trainer"]["epochs"] = 9e15;
+  config["train_batch_size"] = 1;
+  config["gradient_accumulation_steps"] = 1;
+  EXPECT_THAT(error_of(config, 1, {.train_size = 100'000}), HasSubstr("trainer.epochs: found 9000000000000000"));
+}
+
 TEST_F(TrainerTest, EvaluationPadsShortRanks) {
   // 3 ranks and 7 samples in batches of 2: two rounds, in the second of which ranks 1 and 2 have only padding.
   comm::run_threads(3, {}, [](comm::CommunicatorPtr comm) {

@@ -1,0 +1,199 @@
+// What the listener's callback costs an operator (zero/operator_listener.h). Every benchmark runs the same operators in
+// turns, unheard and heard, within one measurement: `added_ns` is the difference for one call of the callback. The
+// iteration's time is the heard turn's.
+#include <ATen/ATen.h>
+#include <ATen/record_function.h>
+#include <benchmark/benchmark.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/nn/modules/linear.h>
+
+#include <chrono>
+#include <functional>
+
+#include "comm/self.h"
+#include "engine/autocast.h"
+#include "engine/config_parse.h"
+#include "engine/engine.h"
+#include "zero/operator_listener.h"
+
+namespace tessera::benchmarks {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Body = std::function<void()>;
+
+constexpr int kTurn = 200;  // calls of the body in a turn
+
+int64_t num_calls = 0;  // of count_call, on this single-threaded program's thread
+std::unique_ptr<at::ObserverContext> count_call(const at::RecordFunction&) {
+  ++num_calls;
+  return nullptr;
+}
+
+/// What libtorch charges for boxing the inputs and calling anybody at all.
+std::unique_ptr<at::ObserverContext> do_nothing(const at::RecordFunction&) { return nullptr; }
+
+/// A thread-local callback while it lives.
+class Callback {
+ public:
+  explicit Callback(at::RecordFunctionCallback::StartCallback start)
+      : handle_(at::addThreadLocalCallback(
+            at::RecordFunctionCallback(start).needsInputs(true).scopes({at::RecordScope::FUNCTION}))) {}
+  ~Callback() { at::removeCallback(handle_); }
+  Callback(const Callback&) = delete;
+
+ private:
+  at::CallbackHandle handle_;
+};
+
+int64_t callbacks_in(const Body& body) {
+  const Callback counter(&count_call);
+  num_calls = 0;
+  body();
+  return num_calls;
+}
+
+double seconds_of_turn(const Body& body) {
+  const auto start = Clock::now();
+  for (int i = 0; i < kTurn; ++i) body();
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+/// Whoever is to hear the body's operators must be alive already.
+void compare(benchmark::State& state, const Body& body) {
+  const int64_t num_callbacks = callbacks_in(body);
+  for (int i = 0; i < kTurn; ++i) body();
+  double unheard_s = 0, heard_s = 0;
+  for (auto _ : state) {
+    {
+      const zero::Unheard unheard;
+      unheard_s += seconds_of_turn(body);
+    }
+    const double heard = seconds_of_turn(body);
+    heard_s += heard;
+    state.SetIterationTime(heard / kTurn);
+  }
+  const double calls = static_cast<double>(state.iterations()) * kTurn;
+  state.counters["callbacks"] = static_cast<double>(num_callbacks);
+  state.counters["unheard_ns"] = 1e9 * unheard_s / calls;
+  state.counters["heard_ns"] = 1e9 * heard_s / calls;
+  state.counters["added_ns"] = 1e9 * (heard_s - unheard_s) / calls / static_cast<double>(num_callbacks);
+}
+
+/// One tiny Linear under an engine of one rank, after a training step, so that the order of use is known.
+class TinyEngine {
+ public:
+  explicit TinyEngine(int stage, bool autocast = false) {
+    EngineConfig config;
+    config.train_micro_batch_size_per_gpu = 4;
+    config.zero.stage = stage;
+    config.autocast.enabled = autocast;
+    engine = initialize(model, validated(config, 1), std::make_shared<comm::SelfCommunicator>(std::chrono::minutes(1)));
+    train_step();
+  }
+
+  void train_step() {
+    engine->backward(engine->forward(x).sum());
+    engine->step();
+  }
+
+  torch::nn::Linear model{8, 8};
+  at::Tensor x = at::ones({4, 8});
+  std::unique_ptr<TypedEngine<torch::nn::LinearImpl>> engine;
+};
+
+const at::Tensor& tiny() {
+  static const at::Tensor tensor = at::ones({8});
+  return tensor;
+}
+
+void add_tiny() {
+  const at::NoGradGuard no_grad;
+  benchmark::DoNotOptimize(at::add(tiny(), tiny()));
+}
+
+void forward_backward(torch::nn::LinearImpl& model, const at::Tensor& x) {
+  torch::autograd::backward({model.forward(x).sum()}, {});
+}
+
+// ---------------------------------------------------------------------------- one operator
+
+void add_callback_that_does_nothing(benchmark::State& state) {
+  const Callback callback(&do_nothing);
+  compare(state, add_tiny);
+}
+
+void add_no_unit(benchmark::State& state) {
+  const zero::OperatorListener listener(/*casts=*/false);
+  compare(state, add_tiny);
+}
+
+void add_no_unit_casts_tracked(benchmark::State& state) {
+  const zero::OperatorListener listener(/*casts=*/true);
+  compare(state, add_tiny);
+}
+
+void add_resident_unit(benchmark::State& state) {
+  const TinyEngine tiny_engine(zero::kMaxStage);
+  const at::Tensor bias = tiny_engine.model->bias;
+  compare(state, [&] {
+    const at::NoGradGuard no_grad;
+    benchmark::DoNotOptimize(at::add(bias, tiny()));
+  });
+}
+
+// ------------------------------------------------------------- a Linear, forward and backward
+
+void linear_no_unit(benchmark::State& state) {
+  const zero::OperatorListener listener(/*casts=*/false);
+  torch::nn::Linear model(8, 8);
+  const at::Tensor x = at::ones({4, 8});
+  compare(state, [&] { forward_backward(*model, x); });
+}
+
+void linear_resident_unit(benchmark::State& state) {
+  // backward() of our own, not the engine's: gradients stay in p.grad, as without an engine.
+  TinyEngine tiny_engine(zero::kMaxStage);
+  compare(state, [&] { forward_backward(*tiny_engine.model, tiny_engine.x); });
+}
+
+void linear_resident_unit_autocast(benchmark::State& state) {
+  TinyEngine tiny_engine(zero::kMaxStage, /*autocast=*/true);
+  compare(state, [&] {
+    const AutocastScope autocast({.enabled = true}, at::kCPU);
+    forward_backward(*tiny_engine.model, tiny_engine.x);
+  });
+}
+
+// ------------------------------------------------------------------ the engine's fixed costs
+
+/// A whole training step of a tiny model: nothing but the engine's fixed costs, at stage state.range(0).
+void engine_step(benchmark::State& state) {
+  TinyEngine tiny_engine(static_cast<int>(state.range(0)));
+  for (auto _ : state) tiny_engine.train_step();
+}
+
+/// The listener's, with all reported values in nanoseconds.
+void report(benchmark::internal::Benchmark* benchmark) {
+  benchmark->UseManualTime()->Unit(benchmark::kNanosecond)->MinTime(0.002);
+}
+
+BENCHMARK(add_callback_that_does_nothing)->Apply(report);
+BENCHMARK(add_no_unit)->Apply(report);
+BENCHMARK(add_no_unit_casts_tracked)->Apply(report);
+BENCHMARK(add_resident_unit)->Apply(report);
+BENCHMARK(linear_no_unit)->Apply(report);
+BENCHMARK(linear_resident_unit)->Apply(report);
+BENCHMARK(linear_resident_unit_autocast)->Apply(report);
+BENCHMARK(engine_step)->ArgName("stage")->DenseRange(0, zero::kMaxStage)->Unit(benchmark::kMicrosecond);
+
+}  // namespace
+}  // namespace tessera::benchmarks
+
+int main(int argc, char** argv) {
+  at::set_num_threads(1);
+  benchmark::Initialize(&argc, argv);
+  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 2;
+  benchmark::RunSpecifiedBenchmarks();
+  return 0;
+}

@@ -1,0 +1,139 @@
+// The bytes of model state a rank holds: by formula, as the tensors measure them, and as the allocator saw them.
+#include <gtest/gtest.h>
+#include <torch/nn/modules/container/sequential.h>
+
+#include "core/str.h"
+#include "tests/support/live_bytes.h"
+#include "tests/support/losses.h"
+
+namespace tessera::testing {
+namespace {
+
+enum class Precision { kFp32, kBf16, kFp16, kBf16Accumulating };
+
+EngineConfig with_precision(EngineConfig config, Precision precision) {
+  config.bf16 = precision == Precision::kBf16 || precision == Precision::kBf16Accumulating;
+  config.fp16.enabled = precision == Precision::kFp16;
+  if (precision == Precision::kBf16Accumulating) config.grad_accum_dtype = DType::kBFloat16;
+  return config;
+}
+
+/// The table in README.md, written out: bytes of one rank from the sizes of the units alone.
+zero::StateBytes table(const zero::Layout& layout, int stage, Precision precision, int num_states) {
+  zero::StateBytes bytes;
+  const int64_t parameter = precision == Precision::kFp32 ? 4 : 2;
+  const int64_t gradient = precision == Precision::kBf16Accumulating ? 2 : 4;
+  const int64_t world = layout.world_size();
+  for (const zero::Unit& unit : layout.units()) {
+    bytes.parameters += parameter * unit.numel / (stage >= 3 ? world : 1);
+    if (!unit.trainable) continue;
+    bytes.gradients += gradient * unit.numel / (stage >= 2 ? world : 1);
+    const int64_t mine = unit.numel / (stage >= 1 ? world : 1);
+    if (parameter == 2) bytes.master += 4 * mine;
+    bytes.optimizer += 4 * num_states * mine;
+  }
+  return bytes;
+}
+
+void expect_equal(const zero::StateBytes& found, const zero::StateBytes& expected) {
+  EXPECT_EQ(found.parameters, expected.parameters);
+  EXPECT_EQ(found.gradients, expected.gradients);
+  EXPECT_EQ(found.master, expected.master);
+  EXPECT_EQ(found.optimizer, expected.optimizer);
+}
+
+class StateBytesOf : public ::testing::TestWithParam<int> {};  // world
+
+TEST_P(StateBytesOf, EveryStagePrecisionAndOptimizer) {
+  const int world = GetParam();
+  on_ranks(world, [&](comm::CommunicatorPtr comm) {
+    for (int stage = 0; stage <= 3; ++stage)
+      for (const Precision precision : {Precision::kFp32, Precision::kBf16, Precision::kFp16, Precision::kBf16Accumulating})
+        for (const auto& [optimizer, num_states] : {std::pair<std::string, int>{"AdamW", 2}, {"SGD", 1}, {"Lion", 1}}) {
+          SCOPED_TRACE(str("stage ", stage, " precision ", static_cast<int>(precision), " ", optimizer));
+          Case c = small_units(world, stage);
+          c.optimizer = optimizer;
+          c.config = with_precision(c.config, precision);
+          Odds model;
+          auto engine = initialize(model, engine_config(c), comm);
+          for (int step = 0; step < 2; ++step) {
+            engine->backward(odds_loss(*model, step, 0, 2));
+            engine->step();
+          }
+          zero::ShardedModel& sharded = engine->sharded_model();
+          expect_equal(sharded.measured_bytes(), table(sharded.layout(), stage, precision, num_states));
+          expect_equal(sharded.formula_bytes(), sharded.measured_bytes());
+        }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Worlds, StateBytesOf, ::testing::Values(1, 2, 3, 4), [](const auto& info) { return str("World", info.param); });
+
+/// Twelve layers of 64 x 64, about 50,000 parameters: big beside everything else the process holds.
+torch::nn::Sequential stack() {
+  torch::nn::Sequential model;
+  for (int layer = 0; layer < 12; ++layer) model->push_back(torch::nn::Linear(64, 64));
+  return model;
+}
+
+constexpr int64_t kLayerNumel = 64 * 64 + 64;
+constexpr int64_t kSmallThings = 24 << 10;  // activations of 2 samples, loss, norms, counters
+
+/// What one rank holds after a few steps, and the most it held during the last one.
+void check_allocations(comm::CommunicatorPtr comm, int stage, Precision precision) {
+  LiveBytes live;
+  EngineConfig config;
+  config.train_micro_batch_size_per_gpu = 2;
+  config.optimizer.params = {{"lr", 0.001}};
+  config.zero.stage = stage;
+  config.zero.unit_numel = kLayerNumel;
+  config.zero.param_persistence_threshold = 0;
+  config = with_precision(config, precision);
+  torch::nn::Sequential model = stack();
+  auto engine = initialize(model, config, comm);
+  for (int step = 0; step < 4; ++step) {
+    if (step == 3) live.reset_peak();
+    engine->backward(engine->forward(randn({2, 64}, step)).square().mean());
+    engine->step();
+  }
+  zero::ShardedModel& sharded = engine->sharded_model();
+  const int64_t state = sharded.measured_bytes().total();
+  const int64_t pool = sharded.residency().pool().peak_bytes();
+  const int64_t slots = sharded.gradients().slot_bytes();
+  const int64_t unit_bytes = sharded.layout().units()[0].numel * 4;
+  ASSERT_EQ(sharded.layout().num_units(), 12);
+  const int buffers = engine->config().zero.communication_buffers;
+  EXPECT_LE(pool, stage == 3 ? buffers * unit_bytes : 0);
+  EXPECT_LE(slots, buffers * unit_bytes);
+  EXPECT_GE(live.now(), state) << "every byte of state comes from the allocator";
+  EXPECT_LE(live.now(), state + pool + slots + kSmallThings);
+  // During the step: one layer's gradient on its way (twice, while it is transposed), casts of one unit.
+  EXPECT_LE(live.peak(), state + pool + slots + 3 * unit_bytes + kSmallThings);
+}
+
+class Allocations : public ::testing::TestWithParam<int> {};  // world
+
+TEST_P(Allocations, NothingElseOfTheModelsSizeIsAlive) {
+  on_ranks(GetParam(), [](comm::CommunicatorPtr comm) {
+    for (int stage = 0; stage <= 3; ++stage)
+      for (const Precision precision : {Precision::kFp32, Precision::kBf16}) {
+        SCOPED_TRACE(str("stage ", stage, " precision ", static_cast<int>(precision), " rank ", comm->rank()));
+        check_allocations(comm, stage, precision);
+      }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Worlds, Allocations, ::testing::Values(1, 2, 4), [](const auto& info) { return str("World", info.param); });
+
+TEST(LiveBytesOfAThread, SeesAllocationsAndFrees) {
+  LiveBytes live;
+  {
+    const at::Tensor tensor = at::empty({1000});
+    EXPECT_GE(live.now(), 4000);
+  }
+  EXPECT_EQ(live.now(), 0);
+  EXPECT_GE(live.peak(), 4000);
+}
+
+}  // namespace
+}  // namespace tessera::testing

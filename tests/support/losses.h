@@ -1,0 +1,53 @@
+// Batches for the models of models.h: `loss(model, step, first, num)` as parity.h's LossOf wants it.
+#pragma once
+
+#include "tests/support/parity.h"
+
+namespace tessera::testing {
+
+/// Inputs are given in the dtype of the model, as Engine::forward would.
+inline at::Tensor mlp_loss(MlpImpl& model, int step, int64_t first, int64_t num) {
+  const at::ScalarType dtype = model.fc1->weight.scalar_type();
+  return model.forward(randn({64, 7}, 100 + step).narrow(0, first, num).to(dtype),
+                       randn({64, 3}, 200 + step).narrow(0, first, num).to(dtype));
+}
+
+inline at::Tensor zoo_loss(ZooImpl& model, int step, int64_t first, int64_t num) {
+  return model.forward(randint(17, {64, 6}, 300 + step).narrow(0, first, num), randint(4, {64}, 400 + step).narrow(0, first, num));
+}
+
+inline at::Tensor odds_loss(OddsImpl& model, int step, int64_t first, int64_t num) {
+  return model.forward(randint(19, {64, 6}, 500 + step).narrow(0, first, num),
+                       randint(19, {64}, 600 + step).narrow(0, first, num), /*with_sometimes=*/step % 2 == 1);
+}
+
+/// Small units and a small cache, so that stage 3 really gathers and drops.
+inline Case small_units(int world, int stage) {
+  Case c;
+  c.world = world;
+  c.config.zero.stage = stage;
+  c.config.zero.unit_numel = 150;
+  c.config.zero.param_persistence_threshold = 0;
+  return c;
+}
+
+/// `body(comm)` on `world` ranks as threads, with one libtorch thread each.
+inline void on_ranks(int world, const std::function<void(comm::CommunicatorPtr)>& body) {
+  comm::run_threads(world, {.timeout = std::chrono::seconds(60)}, [&](comm::CommunicatorPtr comm) {
+    at::set_num_threads(1);
+    body(std::move(comm));
+  });
+}
+
+/// What `body` throws as a tessera::Error: its line; "" when it throws nothing.
+template <class ErrorType = Error, class Body>
+std::string error_of(Body&& body) {
+  try {
+    body();
+  } catch (const ErrorType& error) {
+    return error.what();
+  }
+  return "";
+}
+
+}  // namespace tessera::testing

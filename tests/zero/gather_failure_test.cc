@@ -1,0 +1,101 @@
+// A gather that fails inside an operator. libtorch swallows what a callback throws and runs the operator anyway: it
+// must have something to read, and the error must come out of the next call.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <ATen/autocast_mode.h>
+
+#include "tests/zero/zero_testing.h"
+
+namespace tessera::zero::testing {
+namespace {
+
+struct MixedImpl : torch::nn::Module {
+  MixedImpl() {
+    table = register_module("table", torch::nn::Embedding(11, kWidth));
+    lstm = register_module("lstm", torch::nn::LSTM(torch::nn::LSTMOptions(kWidth, kWidth)));
+    head = register_module("head", torch::nn::Linear(kWidth, kWidth));
+    fill_parameters(*this, 1);
+  }
+  at::Tensor forward(const at::Tensor& tokens) {
+    return head->forward(std::get<0>(lstm->forward(table->forward(tokens)))).square().mean();
+  }
+  torch::nn::Embedding table{nullptr};
+  torch::nn::LSTM lstm{nullptr};
+  torch::nn::Linear head{nullptr};
+};
+TORCH_MODULE(Mixed);
+
+struct Variant {
+  bool in_wait = false;
+  bool overlap = true;
+  bool autocast = false;
+};
+
+/// Two steps, one recorded and one replayed. Returns the error; `plan.count`: all-gathers reached.
+std::string train(const std::shared_ptr<FailurePlan>& plan, const comm::CommunicatorPtr& comm, const Variant& variant) {
+  Mixed model;
+  std::string error;
+  Rig rig(*model, std::make_shared<FailingCommunicator>(comm, plan), 3, [&](ShardedModelOptions& options) {
+    options.unit_numel = 64;
+    options.track_casts = variant.autocast;
+    options.residency.overlap = variant.overlap;
+  });
+  error = error_of([&] {
+    for (int step = 0; step < 2; ++step) {
+      at::autocast::set_autocast_enabled(at::kCPU, variant.autocast);
+      at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
+      at::Tensor loss;
+      const std::string inside = error_of([&] { loss = model->forward(randint(11, {4, 2}, step)); });
+      at::autocast::clear_cache();
+      at::autocast::set_autocast_enabled(at::kCPU, false);
+      EXPECT_EQ(inside, "") << "forward itself does not fail";
+      rig.step(loss);
+    }
+  });
+  if (error.empty()) return error;
+  EXPECT_EQ(error_of([&] { rig.residency().rethrow(); }), error) << "every later call says so again";
+  EXPECT_EQ(error_of([&] { model->forward(randint(11, {4, 2}, 9)); }), "") << "operators go on with zeros";
+  return error;
+}
+
+void fail_everywhere(const Variant& variant) {
+  auto plan = std::make_shared<FailurePlan>();
+  ASSERT_EQ(train(plan, alone(), variant), "");
+  const int num_gathers = plan->count;
+  ASSERT_GT(num_gathers, 10);
+  for (int at = 0; at < num_gathers; ++at) {
+    SCOPED_TRACE(at);
+    plan = std::make_shared<FailurePlan>();
+    plan->at = at;
+    plan->in_wait = variant.in_wait;
+    EXPECT_EQ(train(plan, alone(), variant), "the cable was pulled");
+  }
+}
+
+TEST(GatherFailure, AtEveryGather) { fail_everywhere({}); }
+TEST(GatherFailure, AtEveryWait) { fail_everywhere({.in_wait = true}); }
+TEST(GatherFailure, WithoutOverlap) { fail_everywhere({.overlap = false}); }
+TEST(GatherFailure, UnderAutocast) { fail_everywhere({.autocast = true}); }
+TEST(GatherFailure, InTheWaitUnderAutocast) { fail_everywhere({.in_wait = true, .autocast = true}); }
+
+TEST(GatherFailure, OnOneRankEndsTheOthers) {
+  for (int at : {0, 3, 12}) {
+    SCOPED_TRACE(at);
+    const auto start = std::chrono::steady_clock::now();
+    const std::string error = error_of([&] {
+      run_ranks(2, [&](comm::CommunicatorPtr comm) {
+        auto plan = std::make_shared<FailurePlan>();
+        plan->at = comm->rank() == 1 ? at : -1;
+        const std::string mine = train(plan, comm, {});
+        EXPECT_NE(mine, "") << "rank " << comm->rank();
+        if (!mine.empty()) throw CommError(mine);
+      });
+    });
+    EXPECT_EQ(error, "the cable was pulled") << "the first to fail";
+    EXPECT_LT(seconds_since(start), 10);
+  }
+}
+
+}  // namespace
+}  // namespace tessera::zero::testing

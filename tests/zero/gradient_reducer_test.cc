@@ -1,0 +1,398 @@
+// Gradients on their way: through hooks into slots, over the ranks, into accumulators.
+#include "zero/gradient_reducer.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+
+#include "tests/zero/zero_testing.h"
+
+namespace tessera::zero::testing {
+namespace {
+
+constexpr int64_t kNumel = 48;
+
+/// Vectors, each a unit of its own, and their reducer.
+struct Vectors {
+  Vectors(int num, const comm::CommunicatorPtr& comm, const ReducerOptions& options) {
+    at::set_num_threads(1);
+    std::vector<ParameterSpec> specs;
+    for (int i = 0; i < num; ++i) {
+      specs.push_back({.name = str("m", i, ".p"), .shape = {kNumel}, .dtype = DType::kFloat32, .trainable = true, .group = 0, .aliases = {}});
+      parameters.push_back(at::ones({kNumel}).requires_grad_());
+    }
+    layout = std::make_unique<Layout>(specs, LayoutOptions{comm->size(), kNumel});
+    reducer = std::make_unique<GradientReducer>(*layout, parameters, comm, options);
+  }
+  /// Gradient of vector i is factors[i] everywhere; 0: the vector is not used. Finished in the order of `order`.
+  void backward(const std::vector<double>& factors, std::vector<int> order = {}, bool first = true, bool boundary = true) {
+    if (order.empty())
+      for (int i = static_cast<int>(factors.size()) - 1; i >= 0; --i) order.push_back(i);
+    reducer->begin_backward(first, boundary);
+    at::Tensor sum = at::zeros({});
+    // Autograd runs what came last first.
+    for (auto i = order.rbegin(); i != order.rend(); ++i)
+      if (factors[*i] != 0) sum = sum + (parameters[*i] * factors[*i]).sum();
+    if (sum.requires_grad()) sum.backward();
+    reducer->finish_backward();
+  }
+  /// The value this rank's shard of each unit has throughout.
+  std::vector<double> results() const {
+    std::vector<double> values;
+    for (int unit = 0; unit < layout->num_units(); ++unit) {
+      const at::Tensor shard = reducer->shard(unit).to(at::kFloat);
+      // Units are padded, so that a shard may be padding altogether.
+      const int64_t numel = layout->owned(unit, 0).numel();
+      EXPECT_TRUE(shard.narrow(0, 0, std::min(numel, layout->owned(unit, 0).numel())).eq(shard[0]).all().item<bool>());
+      values.push_back(shard[0].item<double>());
+    }
+    return values;
+  }
+  std::vector<at::Tensor> parameters;
+  std::unique_ptr<Layout> layout;
+  std::unique_ptr<GradientReducer> reducer;
+};
+
+/// kNumel is 3 x 64 bytes: at worlds 1 and 3 there is no padding.
+constexpr int kWorlds[] = {1, 3};
+
+ReducerOptions at_stage(int stage) {
+  ReducerOptions options;
+  options.sharding = sharding_of(stage);
+  return options;
+}
+
+TEST(Reducer, TheMeanOverRanks) {
+  for (int world : kWorlds) {
+    for (int stage = 0; stage <= 3; ++stage) {
+      for (bool overlap : {true, false}) {
+        run_ranks(world, [&](comm::CommunicatorPtr comm) {
+          ReducerOptions options = at_stage(stage);
+          options.overlap = overlap;
+          Vectors vectors(4, comm, options);
+          const double rank = comm->rank();
+          for (int step = 0; step < 2; ++step) {  // the second in the agreed order
+            vectors.backward({1 + rank, 2, 3 * rank + 1, 4});
+            const double mean_rank = (world - 1) / 2.0;
+            EXPECT_EQ(vectors.results(), (std::vector<double>{1 + mean_rank, 2, 3 * mean_rank + 1, 4})) << "stage " << stage;
+          }
+        });
+      }
+    }
+  }
+}
+
+TEST(Reducer, MicroStepsAdd) {
+  for (int stage = 0; stage <= 3; ++stage) {
+    for (bool each : {true, false}) {
+      run_ranks(3, [&](comm::CommunicatorPtr comm) {
+        ReducerOptions options = at_stage(stage);
+        options.reduce_each_micro_step = each;
+        Vectors vectors(3, comm, options);
+        for (int window = 0; window < 2; ++window) {
+          vectors.backward({1, 0, 4}, {}, /*first=*/true, /*boundary=*/false);
+          vectors.backward({0, 0, 8}, {}, false, false);
+          vectors.backward({2, 0, 16}, {}, false, true);
+          EXPECT_EQ(vectors.results(), (std::vector<double>{3, 0, 28})) << "stage " << stage << " each " << each;
+          EXPECT_EQ(vectors.reducer->used(), (std::vector<bool>{true, false, true}));
+        }
+      });
+    }
+  }
+}
+
+TEST(Reducer, PredivideAndPrescaleGiveTheMean) {
+  for (const auto& [predivide, prescale] : {std::pair{1.0, false}, std::pair{2.0, false}, std::pair{1.0, true}, std::pair{4.0, true}}) {
+    for (int stage = 0; stage <= 3; ++stage) {
+      run_ranks(3, [&, predivide = predivide, prescale = prescale](comm::CommunicatorPtr comm) {
+        ReducerOptions options = at_stage(stage);
+        options.predivide_factor = predivide;
+        options.prescale = prescale;
+        Vectors vectors(2, comm, options);
+        for (int step = 0; step < 2; ++step) {
+          vectors.backward({3.0 * (comm->rank() + 1), 9}, {}, true, false);
+          vectors.backward({3, 0}, {}, false, true);
+          const std::vector<double> found = vectors.results();
+          EXPECT_NEAR(found[0], 9, 1e-5) << "stage " << stage << " predivide " << predivide << " prescale " << prescale;
+          EXPECT_NEAR(found[1], 9, 1e-5);
+        }
+      });
+    }
+  }
+}
+
+/// Sees what goes over the network.
+class Spy final : public comm::Communicator {
+ public:
+  explicit Spy(comm::CommunicatorPtr inner) : inner_(std::move(inner)) {}
+  int rank() const override { return inner_->rank(); }
+  int size() const override { return inner_->size(); }
+  std::string_view backend() const override { return inner_->backend(); }
+  std::chrono::milliseconds timeout() const override { return inner_->timeout(); }
+  std::vector<std::string> exchange(const std::string& value, std::string_view label, std::chrono::milliseconds timeout) override {
+    return inner_->exchange(value, label, timeout);
+  }
+  std::shared_ptr<Communicator> duplicate(std::string_view name) override { return inner_->duplicate(name); }
+  std::vector<double> sent;  // first element of each buffer
+  at::ScalarType dtype = at::kByte;
+
+ protected:
+  comm::WorkPtr do_all_gather(const at::Tensor& full, const at::Tensor& shard, std::string_view label) override { return inner_->all_gather(full, shard, label); }
+  comm::WorkPtr do_reduce_scatter(const at::Tensor& full, std::string_view label) override {
+    note(full);
+    return inner_->reduce_scatter(full, label);
+  }
+  comm::WorkPtr do_all_reduce(const at::Tensor& full, std::string_view label) override {
+    note(full);
+    return inner_->all_reduce(full, label);
+  }
+  comm::WorkPtr do_broadcast(const at::Tensor& buffer, int root, std::string_view label) override { return inner_->broadcast(buffer, root, label); }
+  void do_barrier(std::string_view label) override { inner_->barrier(label); }
+
+ private:
+  void note(const at::Tensor& full) {
+    sent.push_back(full[0].item<double>());
+    dtype = full.scalar_type();
+  }
+  comm::CommunicatorPtr inner_;
+};
+
+// DeepSpeed: with prescale_gradients each rank divides by the world before the sum; otherwise by
+// gradient_predivide_factor before it, and by world / factor after it.
+TEST(Reducer, ScalesBeforeTheSumAsDeepSpeedDoes) {
+  run_ranks(3, [](comm::CommunicatorPtr comm) {
+    for (int stage = 0; stage <= 3; ++stage) {
+      const auto sent = [&](double predivide, bool prescale) {
+        auto spy = std::make_shared<Spy>(comm);
+        ReducerOptions options = at_stage(stage);
+        options.predivide_factor = predivide;
+        options.prescale = prescale;
+        Vectors(1, spy, options).backward({6});
+        return spy->sent.at(0);
+      };
+      EXPECT_EQ(sent(1, false), 6) << "stage " << stage;
+      EXPECT_EQ(sent(2, false), 3) << "stage " << stage;
+      EXPECT_NEAR(sent(1, true), 2, 1e-6) << "stage " << stage;
+    }
+  });
+}
+
+TEST(Reducer, TypesOfCommunicationAndAccumulation) {
+  for (int stage = 0; stage <= 3; ++stage) {
+    run_ranks(3, [&](comm::CommunicatorPtr comm) {
+      auto spy = std::make_shared<Spy>(comm);
+      ReducerOptions options = at_stage(stage);
+      options.communicate_dtype = at::kBFloat16;
+      Vectors vectors(2, spy, options);
+      vectors.backward({0.1 * (comm->rank() + 1), 1.7}, {}, true, false);
+      vectors.backward({0.3, 1.7}, {}, false, true);
+      EXPECT_EQ(spy->dtype, at::kBFloat16);
+      EXPECT_EQ(vectors.reducer->accumulator(0).scalar_type(), at::kFloat);
+      EXPECT_NEAR(vectors.results()[0], 0.5, 0.5 / 64);
+      EXPECT_NEAR(vectors.results()[1], 3.4, 3.4 / 64);
+
+      options.communicate_dtype = options.accumulate_dtype = at::kBFloat16;
+      Vectors low(2, comm, options);
+      low.backward({1, 2});
+      EXPECT_EQ(low.reducer->accumulator(0).scalar_type(), at::kBFloat16);
+      EXPECT_EQ(low.results(), (std::vector<double>{1, 2}));
+      EXPECT_EQ(low.reducer->accumulator_bytes(), 2 * 2 * kNumel / (stage >= 2 ? 3 : 1));
+    });
+  }
+}
+
+TEST(Reducer, TheOrderIsRankZeros) {
+  run_ranks(3, [](comm::CommunicatorPtr comm) {
+    Vectors vectors(4, comm, at_stage(2));
+    EXPECT_EQ(vectors.reducer->order(), (std::vector<int>{3, 2, 1, 0})) << "at first the reverse of registration";
+    const std::vector<int> order = comm->rank() == 0 ? std::vector<int>{1, 3, 0, 2} : std::vector<int>{2, 0, 1, 3};
+    for (int step = 0; step < 3; ++step) {
+      vectors.backward({1, 2, 3, 4}, order);
+      EXPECT_EQ(vectors.reducer->order(), (std::vector<int>{1, 3, 0, 2})) << "rank " << comm->rank();
+      EXPECT_EQ(vectors.results(), (std::vector<double>{1, 2, 3, 4}));
+    }
+  });
+}
+
+TEST(Reducer, AnUnusedFirstUnitBlocksNothing) {
+  for (int num_slots : {1, 2, 3}) {
+    for (int stage = 0; stage <= 3; ++stage) {
+      run_ranks(3, [&](comm::CommunicatorPtr comm) {
+        ReducerOptions options = at_stage(stage);
+        options.num_slots = num_slots;
+        Vectors vectors(6, comm, options);
+        for (int step = 0; step < 3; ++step) {
+          vectors.backward({1, 2, 3, 4, 5, 0});  // the last is the first in the order
+          EXPECT_EQ(vectors.results(), (std::vector<double>{1, 2, 3, 4, 5, 0})) << "slots " << num_slots << " stage " << stage;
+          EXPECT_LE(vectors.reducer->max_slots_in_use(), num_slots);
+          EXPECT_LE(vectors.reducer->slot_bytes(), num_slots * kNumel * 4);
+          EXPECT_EQ(vectors.reducer->slot_bytes() > 0, stage >= 2) << "stages 0 and 1 reduce in place";
+          for (const at::Tensor& parameter : vectors.parameters) EXPECT_FALSE(parameter.grad().defined());
+        }
+      });
+    }
+  }
+}
+
+TEST(Reducer, DifferentUnusedParametersOnDifferentRanks) {
+  for (int stage = 0; stage <= 3; ++stage) {
+    for (int num_slots : {1, 3}) {
+      run_ranks(3, [&](comm::CommunicatorPtr comm) {
+        ReducerOptions options = at_stage(stage);
+        options.num_slots = num_slots;
+        Vectors vectors(4, comm, options);
+        for (int step = 0; step < 4; ++step) {
+          std::vector<double> factors{3, 3, 3, 3};
+          factors[(comm->rank() + step) % 4] = 0;
+          vectors.backward(factors);
+          std::vector<double> expected(4, 2);
+          expected[(step + 3) % 4] = 3;  // the one that every rank has used
+          EXPECT_EQ(vectors.results(), expected) << "stage " << stage << " step " << step;
+          EXPECT_EQ(vectors.reducer->used()[(comm->rank() + step) % 4], false);
+        }
+      });
+    }
+  }
+}
+
+TEST(Reducer, GradientsAreFreedAsTheyAreReduced) {
+  for (int stage : {0, 2}) {
+    Vectors vectors(12, alone(), at_stage(stage));
+    long most = 0;
+    vectors.reducer->check = [&] {
+      const long alive = std::count_if(vectors.parameters.begin(), vectors.parameters.end(), [](const at::Tensor& p) { return p.grad().defined(); });
+      most = std::max(most, alive);
+    };
+    for (int step = 0; step < 2; ++step) vectors.backward(std::vector<double>(12, 1));
+    EXPECT_EQ(most, 1) << "stage " << stage;
+  }
+}
+
+struct CountingHook : torch::autograd::PostAccumulateGradHook {
+  explicit CountingHook(int* count) : count_(count) {}
+  void operator()(const torch::autograd::Variable& variable) override {
+    ++*count_;
+    variable.mutable_grad().mul_(2);  // ours must see what it leaves
+  }
+  int* count_;
+};
+
+TEST(Reducer, ChainsToAHookThatWasThereAndPutsItBack) {
+  int count = 0;
+  Chain model(1);
+  const at::Tensor bias = model->layers[0]->bias;
+  torch::autograd::impl::set_post_acc_grad_hooks(bias, std::make_unique<CountingHook>(&count));
+  {
+    Rig rig(*model, alone(), 2);
+    rig.backward((bias * 3).sum());
+    EXPECT_EQ(count, 1);
+    EXPECT_TRUE(at::equal(rig.sharded->full_gradient("fc0.bias"), at::full({kWidth}, 6)));
+  }
+  (bias * 3).sum().backward();
+  EXPECT_EQ(count, 2);
+  EXPECT_TRUE(at::equal(bias.grad(), at::full({kWidth}, 6))) << "a plain parameter again";
+}
+
+TEST(Reducer, TwoOnTheSameParametersGoInAnyOrder) {
+  for (bool first_goes_first : {true, false}) {
+    Vectors one(1, alone(), at_stage(0));
+    auto two = std::make_unique<GradientReducer>(*one.layout, one.parameters, alone(), at_stage(0));
+    if (first_goes_first) {
+      one.reducer.reset();
+      two->begin_backward(true, true);
+      (one.parameters[0] * 5).sum().backward();
+      two->finish_backward();
+      EXPECT_EQ(two->accumulator(0)[0].item<double>(), 5);
+    } else {
+      two.reset();
+      one.backward({5});
+      EXPECT_EQ(one.results(), (std::vector<double>{5}));
+    }
+  }
+}
+
+struct SparseImpl : torch::nn::Module {
+  SparseImpl() {
+    table = register_module("table", torch::nn::Embedding(torch::nn::EmbeddingOptions(7, kWidth).sparse(true)));
+    head = register_module("head", torch::nn::Linear(kWidth, kWidth));
+    fill_parameters(*this, 1);
+  }
+  at::Tensor forward(const at::Tensor& tokens) { return head->forward(table->forward(tokens)).square().sum(); }
+  torch::nn::Embedding table{nullptr};
+  torch::nn::Linear head{nullptr};
+};
+TORCH_MODULE(Sparse);
+
+TEST(Reducer, SparseGradientsAreDensified) {
+  const at::Tensor tokens = at::tensor({1, 3, 3, 6}, at::kLong);
+  Sparse plain;
+  const std::vector<at::Tensor> expected = plain_gradients(*plain, plain->forward(tokens));
+  for (int stage = 0; stage <= 3; ++stage) {
+    Sparse model;
+    Rig rig(*model, alone(), stage);
+    rig.backward(model->forward(tokens));
+    EXPECT_LT(largest_difference(rig.gradients(), expected), 1e-6) << "stage " << stage;
+  }
+}
+
+/// A checkpointed Linear: backward runs a backward inside, so a layer in two segments gets its gradient in two parts.
+struct Segment : torch::autograd::Function<Segment> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, torch::nn::LinearImpl* layer) {
+    context->save_for_backward({x});
+    context->saved_data["layer"] = reinterpret_cast<int64_t>(layer);
+    return layer->forward(x);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context, torch::autograd::variable_list grads) {
+    auto* layer = reinterpret_cast<torch::nn::LinearImpl*>(context->saved_data["layer"].toInt());
+    const at::AutoGradMode with_grad(true);
+    const at::Tensor x = context->get_saved_variables()[0].detach().requires_grad_();
+    torch::autograd::backward({layer->forward(x)}, {grads[0]});
+    return {x.grad(), at::Tensor()};
+  }
+};
+
+TEST(Reducer, HooksThatFireTwiceInOneBackward) {
+  const auto checkpointed = [](ChainImpl& model, const at::Tensor& input) {
+    at::Tensor x = Segment::apply(input, model.layers[0].get());
+    x = at::tanh(model.layers[1]->forward(x));
+    return Segment::apply(x, model.layers[0].get()).square().sum();
+  };
+  const auto plainly = [](ChainImpl& model, const at::Tensor& input) {
+    return model.layers[0]->forward(at::tanh(model.layers[1]->forward(model.layers[0]->forward(input)))).square().sum();
+  };
+  const auto input = [](int rank) { return randn({3, kWidth}, 4'000 + rank).requires_grad_(); };
+  for (int world : {1, 2}) {
+    Chain plain(2);
+    at::Tensor mean = at::zeros({});
+    for (int rank = 0; rank < world; ++rank) mean = mean + plainly(*plain, input(rank)) / world;
+    const std::vector<at::Tensor> expected = plain_gradients(*plain, mean);
+    for (int stage = 0; stage <= 3; ++stage) {
+      for (int micro_steps : {1, 2}) {
+        SCOPED_TRACE(str("world ", world, " stage ", stage, " micro-steps ", micro_steps));
+        run_ranks(world, [&](comm::CommunicatorPtr comm) {
+          Chain model(2);
+          Rig rig(*model, comm, stage, [](ShardedModelOptions& options) { options.groups[0].lr = 0; });
+          for (int step = 0; step < 3; ++step) {
+            for (int micro = 0; micro < micro_steps; ++micro)
+              rig.backward(checkpointed(*model, input(comm->rank())) / micro_steps, micro == 0, micro == micro_steps - 1);
+            rig.update();
+            EXPECT_LT(largest_difference(rig.gradients(), expected), 1e-4) << "step " << step;
+            if (step == 0 && micro_steps == 1) {
+              EXPECT_EQ(rig.num_late, 1u) << "the first step cannot know";
+            }
+            if (step > 0) {
+              EXPECT_EQ(rig.num_late, 0u) << "the others do";
+            }
+          }
+        });
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera::zero::testing

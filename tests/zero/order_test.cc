@@ -1,0 +1,236 @@
+// The order of gathers: recorded, replayed, and what happens when ranks or passes differ from it.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+
+#include "tests/zero/zero_testing.h"
+
+namespace tessera::zero::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+at::Tensor batch(int rank, int step) { return randn({3, kWidth}, 1'000 + 10 * step + rank); }
+
+/// Runs `body` on two ranks that are expected to fail. Returns their errors.
+std::array<std::string, 2> errors_of_two(const std::function<void(comm::CommunicatorPtr)>& body) {
+  std::array<std::string, 2> errors;
+  const auto start = std::chrono::steady_clock::now();
+  error_of([&] {
+    run_ranks(2, [&](comm::CommunicatorPtr comm) {
+      try {
+        body(comm);
+      } catch (const CommError& error) {
+        errors[comm->rank()] = error.what();
+        throw;
+      }
+    });
+  });
+  EXPECT_LT(seconds_since(start), 12);
+  return errors;
+}
+
+void short_agreement(ShardedModelOptions& options) { options.residency.agreement_timeout = std::chrono::milliseconds(1'000); }
+
+TEST(Order, EachUnitIsGatheredTwiceAStep) {
+  for (int world : {1, 2}) {
+    run_ranks(world, [&](comm::CommunicatorPtr comm) {
+      Chain model(6);
+      Rig rig(*model, comm, 3);
+      for (int step = 0; step < 4; ++step) {
+        rig.backward(model->forward(batch(comm->rank(), step)).sum());
+        const ResidencyCounts& counts = rig.residency().counts();
+        for (int unit = 0; unit < 6; ++unit) EXPECT_LE(counts.gathers[unit], 2) << "step " << step << " unit " << unit;
+        EXPECT_EQ(counts.gathers[6], 0) << "nobody uses it";
+        EXPECT_EQ(rig.num_gathers(), step == 0 ? rig.num_gathers() : 10) << "the last two of forward stay for backward";
+        if (step > 0) EXPECT_EQ(counts.agreed_gathers, 0) << "step " << step;
+        EXPECT_LE(rig.residency().max_resident(), 2);
+        EXPECT_LE(rig.residency().pool().peak_bytes(), 2 * kLinearNumel * 4);
+        rig.update();
+      }
+    });
+  }
+}
+
+TEST(Order, PersistentUnitsAreGatheredOnceAStep) {
+  Chain model(5);
+  Rig rig(*model, alone(), 3, [](ShardedModelOptions& options) { options.residency.persistence_numel = kLinearNumel; });
+  for (int step = 0; step < 3; ++step) {
+    rig.step(model->forward(batch(0, step)).sum());
+    EXPECT_EQ(rig.residency().previous_counts().gathers, (std::vector<int>{1, 1, 1, 1, 1, 0})) << "step " << step;
+  }
+}
+
+TEST(Order, WithoutOverlapTheResultsAreTheSame) {
+  std::vector<at::Tensor> with;
+  for (bool overlap : {true, false}) {
+    run_ranks(2, [&](comm::CommunicatorPtr comm) {
+      Chain model(5);
+      Rig rig(*model, comm, 3, [&](ShardedModelOptions& options) { options.residency.overlap = options.reducer.overlap = overlap; });
+      for (int step = 0; step < 3; ++step) rig.step(model->forward(batch(comm->rank(), step)).sum());
+      const std::vector<at::Tensor> weights = rig.weights();
+      if (comm->rank() != 0) return;
+      if (overlap) with = weights;
+      EXPECT_TRUE(same_bits(weights, with));
+    });
+  }
+}
+
+TEST(Order, RanksThatDifferInTheFirstPassAreNamed) {
+  const auto errors = errors_of_two([](comm::CommunicatorPtr comm) {
+    Chain model(2);
+    Rig rig(*model, comm, 3, short_agreement);
+    at::Tensor x = batch(0, 0);
+    for (int i : comm->rank() == 0 ? std::vector<int>{0, 1} : std::vector<int>{1, 0}) x = model->layers[i]->forward(x);
+    rig.backward(x.sum());
+  });
+  for (const std::string& error : errors)
+    EXPECT_THAT(error, AllOf(HasSubstr("rank 0"), HasSubstr("rank 1"), HasSubstr("unit 0 (fc0.weight, fc0.bias)"), HasSubstr("unit 1 (fc1.weight, fc1.bias)")));
+}
+
+TEST(Order, ARankThatStopsInTheFirstPassIsNamed) {
+  const auto errors = errors_of_two([](comm::CommunicatorPtr comm) {
+    Chain model(2);
+    Rig rig(*model, comm, 3, short_agreement);
+    if (comm->rank() == 1) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1'500));
+      throw CommError("late");
+    }
+    rig.backward(model->forward(batch(0, 0)).sum());
+  });
+  EXPECT_THAT(errors[0], AllOf(HasSubstr("rank 1"), HasSubstr("unit 0 (fc0.weight, fc0.bias)")));
+}
+
+TEST(Order, ARankThatNeedsAnotherUnitInReplayIsNamed) {
+  const auto errors = errors_of_two([](comm::CommunicatorPtr comm) {
+    Chain model(3);
+    Rig rig(*model, comm, 3, short_agreement);
+    for (int step = 0; step < 3; ++step) {
+      at::Tensor y = model->forward(batch(comm->rank(), step));
+      if (step == 2 && comm->rank() == 1) y = model->extra->forward(y);
+      rig.step(y.sum());
+    }
+  });
+  EXPECT_THAT(errors[1], AllOf(HasSubstr("unit 3 (extra.weight, extra.bias)"), HasSubstr("rank 0")));
+  EXPECT_THAT(errors[0], HasSubstr("rank 1"));
+}
+
+/// Layers `used` only. Gradients of the mean over ranks, from plain autograd.
+at::Tensor through(ChainImpl& model, const std::vector<int>& used, at::Tensor x) {
+  for (int i : used) x = at::tanh(model.layers[i]->forward(x));
+  return x.square().sum();
+}
+
+void expect_skipping_works(const std::vector<int>& rank_1_uses, bool overlap) {
+  const std::vector<int> all{0, 1, 2, 3, 4, 5};
+  Chain plain(6);
+  const std::vector<at::Tensor> expected =
+      plain_gradients(*plain, (through(*plain, all, batch(0, 9)) + through(*plain, rank_1_uses, batch(1, 9))) / 2);
+  const auto start = std::chrono::steady_clock::now();
+  run_ranks(2, [&](comm::CommunicatorPtr comm) {
+    Chain model(6);
+    Rig rig(*model, comm, 3, [&](ShardedModelOptions& options) { options.residency.overlap = options.reducer.overlap = overlap; });
+    for (int step = 0; step < 4; ++step) {
+      rig.backward(through(*model, step > 0 && comm->rank() == 1 ? rank_1_uses : all, batch(comm->rank(), 9)));
+      if (step > 0) EXPECT_LT(largest_difference(rig.gradients(), expected), 1e-5) << "step " << step;
+      EXPECT_EQ(rig.residency().counts().agreed_gathers > 0, step == 0) << "step " << step;
+      rig.sharded->begin_pass(Pass::kTrain);
+    }
+  });
+  EXPECT_LT(seconds_since(start), 10) << "ranks waited for each other in vain";
+}
+
+TEST(Order, ARankMaySkipUnitsInReplay) {
+  for (bool overlap : {true, false}) {
+    expect_skipping_works({0, 2, 3, 5}, overlap);
+    expect_skipping_works({0, 1, 2}, overlap);
+    expect_skipping_works({3, 4, 5}, overlap);  // the tail of its backward: others wait for its gathers
+    expect_skipping_works({}, overlap);
+  }
+}
+
+TEST(Order, AnOrderThatChangesOnAllRanksIsRecordedAnew) {
+  const auto loss_of = [](ChainImpl& model, int rank, int step) {
+    at::Tensor y = model.forward(batch(rank, step));
+    if (step >= 2) y = at::tanh(model.extra->forward(y));
+    if (step >= 4) y = model.layers[0]->forward(y);  // known to the plan, at another place
+    return y.square().sum();
+  };
+  for (int capacity : {1, 2, 3, 9}) {
+    SCOPED_TRACE(capacity);
+    run_ranks(2, [&](comm::CommunicatorPtr comm) {
+      Chain model(4), reference(4);
+      Rig rig(*model, comm, 3, [&](ShardedModelOptions& options) { options.residency.capacity_units = capacity; });
+      Rig stage_0(*reference, comm, 0);
+      std::vector<bool> agreed;
+      for (int step = 0; step < 7; ++step) {
+        rig.step(loss_of(*model, comm->rank(), step));
+        stage_0.step(loss_of(*reference, comm->rank(), step));
+        agreed.push_back(rig.residency().previous_counts().agreed_gathers > 0);
+      }
+      EXPECT_TRUE(same_bits(rig.weights(), stage_0.weights()));
+      EXPECT_EQ(agreed, (std::vector<bool>{true, false, true, true, agreed[4], agreed[5], false})) << "found out, recorded, replayed";
+    });
+  }
+}
+
+TEST(Order, EvaluationBetweenTrainingSteps) {
+  run_ranks(2, [](comm::CommunicatorPtr comm) {
+    Chain model(5), reference(5);
+    Rig rig(*model, comm, 3);
+    Rig stage_0(*reference, comm, 0);
+    for (int step = 0; step < 4; ++step) {
+      // In the middle of an accumulation window and after an update, in another order than training's.
+      const at::Tensor x = batch(comm->rank(), step);
+      rig.backward(model->forward(x).square().sum(), /*first=*/true, /*boundary=*/false);
+      stage_0.backward(reference->forward(x).square().sum(), true, false);
+      rig.sharded->drop_pass();
+      for (int i = 0; i < 2; ++i) {
+        const at::NoGradGuard no_grad;
+        rig.sharded->begin_pass(Pass::kEvaluation);
+        const at::Tensor found = model->layers[1]->forward(model->extra->forward(model->forward(x)));
+        rig.sharded->end_pass();
+        EXPECT_TRUE(at::equal(found, reference->layers[1]->forward(reference->extra->forward(reference->forward(x)))));
+        if (step + i > 0) EXPECT_EQ(rig.residency().counts().agreed_gathers, 0);
+      }
+      rig.sharded->begin_pass(Pass::kTrain);
+      rig.backward(model->forward(-x).square().sum(), false, true);
+      stage_0.backward(reference->forward(-x).square().sum(), false, true);
+      rig.update(0.1);
+      stage_0.update(0.1);
+    }
+    EXPECT_LT(largest_difference(rig.weights(), stage_0.weights()), 1e-6);
+  });
+}
+
+TEST(Order, APassMayBeLeftHalfWay) {
+  run_ranks(2, [](comm::CommunicatorPtr comm) {
+    Chain model(5), reference(5);
+    Rig rig(*model, comm, 3);
+    Rig stage_0(*reference, comm, 0);
+    for (int step = 0; step < 4; ++step) {
+      const at::Tensor x = batch(comm->rank(), step);
+      at::tanh(model->layers[0]->forward(x));
+      if (step > 0 && comm->rank() == 1) model->layers[1]->forward(x);  // further than the other
+      rig.sharded->drop_pass();
+      rig.sharded->begin_pass(Pass::kTrain);
+      rig.step(model->forward(x).square().sum());
+      stage_0.step(reference->forward(x).square().sum());
+    }
+    EXPECT_TRUE(same_bits(rig.weights(), stage_0.weights()));
+  });
+}
+
+TEST(Order, ABackwardThatFailsHalfWayIsNotForgotten) {
+  Chain model(2);
+  Rig rig(*model, alone(), 2);
+  rig.sharded->gradients().check = [] { throw Error("out of luck"); };
+  EXPECT_THAT(error_of([&] { rig.backward(model->forward(batch(0, 0)).sum()); }), HasSubstr("out of luck"));
+  rig.sharded->gradients().check = {};
+  EXPECT_THAT(error_of([&] { rig.backward(model->forward(batch(0, 0)).sum()); }), HasSubstr("failed half-way"));
+}
+
+}  // namespace
+}  // namespace tessera::zero::testing

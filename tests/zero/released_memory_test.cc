@@ -1,0 +1,109 @@
+// Memory of released units: shapes stay readable, values do not, and writes are refused.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/nn/init.h>
+
+#include "tests/zero/zero_testing.h"
+
+namespace tessera::zero::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(ReleasedMemory, ShapesStayReadable) {
+  Chain model(2);
+  Rig rig(*model, alone(), 3);
+  EXPECT_EQ(rig.residency().num_resident(), 0);
+  const at::Tensor& weight = model->layers[1]->weight;
+  EXPECT_EQ(weight.sizes(), (std::vector<int64_t>{kWidth, kWidth}));
+  EXPECT_EQ(weight.strides(), (std::vector<int64_t>{kWidth, 1}));
+  EXPECT_EQ(weight.storage_offset(), 0);
+  EXPECT_EQ(model->layers[1]->bias.storage_offset(), kWidth * kWidth);
+  EXPECT_TRUE(weight.requires_grad());
+  EXPECT_EQ(rig.residency().num_resident(), 0) << "looking at shapes gathers nothing";
+}
+
+volatile float sink;
+
+TEST(ReleasedMemoryDeathTest, ReadingARawPointerNamesTheUnit) {
+  ::testing::GTEST_FLAG(death_test_style) = "threadsafe";
+  Chain model(2);
+  Rig rig(*model, alone(), 3);
+  const auto* values = static_cast<const float*>(model->layers[1]->bias.data_ptr());
+  EXPECT_DEATH(sink = values[1], "memory of released unit 1 \\(fc1.weight, fc1.bias\\).*GatheredParameters");
+  EXPECT_DEATH(const_cast<float*>(values)[0] = 1, "released unit 1");
+}
+
+TEST(ReleasedMemoryDeathTest, AfterTheEngineToo) {
+  ::testing::GTEST_FLAG(death_test_style) = "threadsafe";
+  Chain model(2);
+  { const Rig rig(*model, alone(), 3); }
+  EXPECT_EQ(model->layers[0]->weight.numel(), kWidth * kWidth);
+  EXPECT_DEATH(sink = static_cast<const float*>(model->layers[0]->weight.data_ptr())[0], "released unit 0");
+}
+
+TEST(ReleasedMemory, ModelAndEngineMayGoInEitherOrder) {
+  for (int stage = 0; stage <= 3; ++stage) {
+    auto model = std::make_unique<Chain>(3);
+    const at::Tensor x = randn({2, kWidth}, 3);
+    {
+      Rig rig(**model, alone(), stage);
+      rig.step((*model)->forward(x).sum());
+      const at::Tensor alive = (*model)->layers[0]->weight;  // outlives model and engine
+      model.reset();
+      rig.sharded.reset();
+      EXPECT_EQ(alive.numel(), kWidth * kWidth);
+    }
+    Chain second(3);
+    { Rig(*second, alone(), stage).step(second->forward(x).sum()); }
+    if (stage < 3) {
+      EXPECT_TRUE(second->forward(x).isfinite().all().item<bool>()) << "a plain model again";
+    }
+  }
+}
+
+/// The error of a write, in a fresh model at each stage that shards anything.
+void expect_refused(const std::string& operator_name, const std::function<void(ChainImpl&)>& write) {
+  for (int stage : {1, 2, 3}) {
+    Chain model(2);
+    Rig rig(*model, alone(), stage);
+    {
+      const at::NoGradGuard no_grad;
+      write(*model);
+    }
+    const std::string error = error_of([&] { rig.residency().rethrow(); });
+    EXPECT_THAT(error, HasSubstr(operator_name + " writes into unit 1 (fc1.weight, fc1.bias)")) << "stage " << stage;
+    EXPECT_THAT(error, HasSubstr("GatheredParameters"));
+    EXPECT_EQ(error_of([&] { rig.backward(randn({1}, 1).requires_grad_().sum()); }), error);
+  }
+}
+
+TEST(ReleasedMemory, WritesAreRefusedByName) {
+  expect_refused("aten::zero_", [](ChainImpl& model) { model.layers[1]->weight.zero_(); });
+  expect_refused("aten::add_", [](ChainImpl& model) { model.layers[1]->bias += 1; });
+  expect_refused("aten::copy_", [](ChainImpl& model) { model.layers[1]->weight.copy_(at::ones({kWidth, kWidth})); });
+  expect_refused("aten::fill_", [](ChainImpl& model) { model.layers[1]->weight.detach()[3].fill_(2); });
+}
+
+TEST(ReleasedMemory, OutArgumentsAreWrites) {
+  expect_refused("aten::mul", [](ChainImpl& model) { at::mul_out(model.layers[1]->bias, at::ones({kWidth}), at::ones({kWidth})); });
+}
+
+TEST(ReleasedMemory, InitFunctionsAreWrites) {
+  expect_refused("aten::normal_", [](ChainImpl& model) { torch::nn::init::normal_(model.layers[1]->weight); });
+  expect_refused("aten::uniform_", [](ChainImpl& model) { torch::nn::init::xavier_uniform_(model.layers[1]->weight); });
+}
+
+TEST(ReleasedMemory, ListsOfTensorsAreWrites) {
+  expect_refused("aten::_foreach_mul_", [](ChainImpl& model) { at::_foreach_mul_({model.layers[1]->weight}, 2.0); });
+}
+
+TEST(ReleasedMemory, ReadsAreNot) {
+  Chain model(2);
+  Rig rig(*model, alone(), 3);
+  EXPECT_GT(model->layers[1]->weight.square().sum().item<double>(), 0);
+  EXPECT_EQ(error_of([&] { rig.residency().rethrow(); }), "");
+}
+
+}  // namespace
+}  // namespace tessera::zero::testing

@@ -1,0 +1,196 @@
+// The optimizer over shards: norms of the whole, non-finite gradients by name, and updates that do not depend on how
+// the parameters are cut.
+#include "zero/sharded_optimizer.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "tests/zero/zero_testing.h"
+
+namespace tessera::zero::testing {
+namespace {
+
+using kernels::OptimizerKind;
+
+/// Three vectors of odd sizes; their gradients are what `factors` says (0: unused).
+struct VectorsImpl : torch::nn::Module {
+  VectorsImpl() {
+    for (int i = 0; i < 3; ++i) vectors.push_back(register_parameter(str("v", i), randn({17 + 10 * i}, i)));
+  }
+  at::Tensor forward(const std::vector<double>& factors) {
+    at::Tensor sum = at::zeros({}).requires_grad_();
+    for (int i = 0; i < 3; ++i)
+      if (factors[i] != 0) sum = sum + (vectors[i] * randn(vectors[i].sizes(), 100 + i) * factors[i]).sum();
+    return sum;
+  }
+  std::vector<at::Tensor> vectors;
+};
+TORCH_MODULE(Vectors);
+
+Change with(OptimizerKind kind, int64_t unit_numel = 1'000) {
+  return [=](ShardedModelOptions& options) {
+    options.optimizer = kind;
+    options.unit_numel = unit_numel;
+    options.groups[0] = {};
+    options.groups[0].lr = 0.1;
+    options.groups[0].weight_decay = 0.1;
+  };
+}
+
+TEST(ShardedOptimizer, TheNormIsThatOfTheWhole) {
+  Vectors plain;
+  double sum_of_squares = 0;
+  for (const at::Tensor& gradient : plain_gradients(*plain, plain->forward({1, -2, 0.5}))) sum_of_squares += gradient.square().sum().item<double>();
+  for (int world = 1; world <= 4; ++world) {
+    std::vector<double> norms;
+    for (int stage = 0; stage <= 3; ++stage) {
+      for (int64_t unit_numel : {16, 1'000}) {
+        run_ranks(world, [&](comm::CommunicatorPtr comm) {
+          Vectors model;
+          Rig rig(*model, comm, stage, with(OptimizerKind::kSGD, unit_numel));
+          rig.backward(model->forward({1, -2, 0.5}));
+          const GradientSummary summary = rig.sharded->optimizer().summarize(rig.sharded->gradients());
+          EXPECT_NEAR(summary.norm, std::sqrt(sum_of_squares), 1e-4) << "world " << world << " stage " << stage;
+          EXPECT_EQ(summary.num_nonfinite, 0);
+          EXPECT_EQ(summary.first_nonfinite, "");
+          if (comm->rank() == 0 && unit_numel == 1'000) norms.push_back(summary.norm);
+        });
+      }
+    }
+    for (double norm : norms) EXPECT_EQ(norm, norms[0]) << "to the bit, world " << world;
+  }
+}
+
+TEST(ShardedOptimizer, NamesTheFirstNonFiniteGradient) {
+  for (int world = 1; world <= 4; ++world) {
+    for (int stage = 0; stage <= 3; ++stage) {
+      for (int bad = 0; bad < 3; ++bad) {
+        run_ranks(world, [&](comm::CommunicatorPtr comm) {
+          Vectors model;
+          Rig rig(*model, comm, stage, with(OptimizerKind::kSGD));
+          const bool guilty = comm->rank() == world - 1;
+          const double inf = std::numeric_limits<double>::infinity();
+          at::Tensor loss = model->forward({1, 1, 1});
+          if (guilty)  // its last elements, and those of all vectors behind it
+            for (int i = bad; i < 3; ++i) loss = loss + (model->vectors[i].slice(0, -2) * inf).sum();
+          rig.backward(loss);
+          const GradientSummary summary = rig.sharded->optimizer().summarize(rig.sharded->gradients());
+          EXPECT_EQ(summary.first_nonfinite, str("v", bad)) << "world " << world << " stage " << stage;
+          EXPECT_EQ(summary.num_nonfinite, 2 * (3 - bad));
+          EXPECT_TRUE(std::isfinite(summary.norm));
+        });
+      }
+    }
+  }
+}
+
+TEST(ShardedOptimizer, UnusedParametersAreLeftAlone) {
+  for (int stage = 0; stage <= 3; ++stage) {
+    run_ranks(2, [&](comm::CommunicatorPtr comm) {
+      Vectors model, before;
+      Rig rig(*model, comm, stage, with(OptimizerKind::kAdamW));
+      // v1, in the middle of the unit, has no gradient; v2 has one on rank 1 alone.
+      const std::vector<double> factors{1, 0, comm->rank() == 1 ? 1.0 : 0.0};
+      for (int step = 0; step < 3; ++step) {
+        rig.backward(model->forward(factors));
+        EXPECT_EQ(rig.update().used, (std::vector<bool>{true, false, true}));
+      }
+      EXPECT_EQ(rig.sharded->optimizer().steps(0), 3);
+      EXPECT_EQ(rig.sharded->optimizer().steps(1), 0);
+      EXPECT_EQ(rig.sharded->optimizer().steps(2), 3);
+      const std::vector<at::Tensor> weights = rig.weights();
+      EXPECT_FALSE(at::equal(weights[0], before->vectors[0]));
+      EXPECT_TRUE(at::equal(weights[1], before->vectors[1])) << "not even decayed, stage " << stage;
+      EXPECT_FALSE(at::equal(weights[2], before->vectors[2]));
+    });
+  }
+}
+
+TEST(ShardedOptimizer, ParametersThatStartLaterCountTheirOwnSteps) {
+  for (OptimizerKind kind : {OptimizerKind::kAdamW, OptimizerKind::kLamb}) {
+    Vectors late, fresh;
+    Rig rig(*late, alone(), 1, with(kind)), reference(*fresh, alone(), 1, with(kind));
+    for (int step = 0; step < 3; ++step) rig.step(late->forward({1, 0, 1}));
+    rig.step(late->forward({0, 1, 0}));
+    reference.step(fresh->forward({0, 1, 0}));
+    EXPECT_TRUE(at::equal(rig.weights()[1], reference.weights()[1])) << "its bias correction starts at its first step";
+  }
+}
+
+/// The weights after some steps; the same on every rank.
+std::vector<at::Tensor> trained(int world, int stage, const Change& change) {
+  std::vector<at::Tensor> result;
+  run_ranks(world, [&](comm::CommunicatorPtr comm) {
+    Vectors model;
+    Rig rig(*model, comm, stage, change);
+    for (int step = 0; step < 4; ++step) rig.step(model->forward({1.0 + step, step == 2 ? 0.0 : -1.0, 0.5}));
+    const std::vector<at::Tensor> weights = rig.weights();
+    if (comm->rank() == 0) result = weights;
+  });
+  return result;
+}
+
+class EveryOptimizer : public ::testing::TestWithParam<OptimizerKind> {};
+
+TEST_P(EveryOptimizer, DoesNotDependOnTheCut) {
+  const std::vector<at::Tensor> expected = trained(1, 0, with(GetParam()));
+  const Vectors initial;
+  for (size_t i = 0; i < 3; ++i) EXPECT_GT((expected[i] - initial->vectors[i]).abs().max().item<double>(), 1e-3) << "it must have moved";
+  for (int world : {2, 3, 4}) {
+    std::vector<at::Tensor> at_stage_0;
+    for (int stage = 0; stage <= 3; ++stage) {
+      SCOPED_TRACE(str("world ", world, " stage ", stage));
+      const std::vector<at::Tensor> found = trained(world, stage, with(GetParam()));
+      EXPECT_LT(largest_difference(found, expected), 1e-5);
+      if (stage == 0) at_stage_0 = found;
+      EXPECT_TRUE(same_bits(found, at_stage_0)) << "to the bit between stages";
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, EveryOptimizer,
+                         ::testing::Values(OptimizerKind::kAdam, OptimizerKind::kAdamW, OptimizerKind::kSGD,
+                                           OptimizerKind::kAdagrad, OptimizerKind::kLion, OptimizerKind::kLamb));
+
+TEST(ShardedOptimizer, GroupsHaveTheirOwnHyperParameters) {
+  for (int stage = 0; stage <= 3; ++stage) {
+    run_ranks(2, [&](comm::CommunicatorPtr comm) {
+      Vectors model, before;
+      Rig rig(*model, comm, stage, [](ShardedModelOptions& options) {
+        with(OptimizerKind::kSGD)(options);
+        options.groups[0].weight_decay = 0;
+        options.groups.push_back(options.groups[0]);
+        options.groups[1].lr = 0;
+        options.group_of = [](const std::string& name) { return name == "v1" ? 1 : 0; };
+      });
+      rig.step(model->forward({1, 1, 1}));
+      const std::vector<at::Tensor> weights = rig.weights(), gradients = plain_gradients(*before, before->forward({1, 1, 1}));
+      for (int i : {0, 2}) EXPECT_LT((weights[i] - (before->vectors[i] - 0.1 * gradients[i])).abs().max().item<double>(), 1e-5);
+      EXPECT_TRUE(at::equal(weights[1], before->vectors[1])) << "stage " << stage;
+    });
+  }
+}
+
+TEST(ShardedOptimizer, BytesAreTheFormulas) {
+  for (int world : {1, 3}) {
+    for (int stage = 0; stage <= 3; ++stage) {
+      for (DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+        run_ranks(world, [&](comm::CommunicatorPtr comm) {
+          Vectors model;
+          Rig rig(*model, comm, stage, [&](ShardedModelOptions& options) {
+            with(OptimizerKind::kAdamW, 32)(options);
+            options.compute_dtype = dtype;
+          });
+          EXPECT_EQ(rig.sharded->measured_bytes(), rig.sharded->formula_bytes()) << "world " << world << " stage " << stage;
+          EXPECT_GT(rig.sharded->measured_bytes().optimizer, 0);
+        });
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera::zero::testing

@@ -1,0 +1,93 @@
+#include "tools/command_line.h"
+
+#include <algorithm>
+#include <sstream>
+#include <string_view>
+#include <vector>
+
+#include "core/str.h"
+#include "engine/config_suggest.h"
+
+namespace tessera::tools {
+namespace {
+
+constexpr size_t kColumns = 80;
+constexpr size_t kNameColumns = 26;
+
+std::string wrapped(const std::string& text, size_t width) {
+  std::istringstream words(text);
+  std::string out;
+  size_t column = 0;
+  for (std::string word; words >> word; column += word.size()) {
+    if (column > 0 && column + 1 + word.size() > width) {
+      out += '\n';
+      column = 0;
+    } else if (column > 0) {
+      out += ' ';
+      ++column;
+    }
+    out += word;
+  }
+  return out;
+}
+
+std::vector<std::string> commands_of(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::App* command : app.get_subcommands({})) names.push_back(command->get_name());
+  return names;
+}
+
+std::vector<std::string> options_of(const CLI::App& command) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : command.get_options())
+    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+  return names;
+}
+
+std::string unknown_command(const CLI::App& app, const std::string& word) {
+  const std::vector<std::string> known = commands_of(app);
+  const bool is_option = word.starts_with('-');
+  return str(word.empty() ? std::string("no command was given")
+                          : str("unknown ", is_option ? "option '" : "command '", word, "'",
+                                config::did_you_mean(word, is_option ? options_of(app) : known)),
+             "; expected ", app.get_name(), " ", join(known, " or "), " (", app.get_name(), " --help)");
+}
+
+}  // namespace
+
+HelpFormatter::HelpFormatter() { column_width(kNameColumns); }
+
+std::string HelpFormatter::make_description(const CLI::App* app) const { return app->get_description() + "\n"; }
+
+std::string HelpFormatter::make_option_name(const CLI::Option* option, bool is_positional) const {
+  if (is_positional) return option->get_name(true, false);
+  std::vector<std::string> names;
+  for (const std::string& name : option->get_snames()) names.push_back("-" + name);
+  for (const std::string& name : option->get_lnames())
+    if (name.find('_') == name.npos) names.push_back("--" + name);
+  return join(names, ", ");
+}
+
+std::string HelpFormatter::make_option_desc(const CLI::Option* option) const {
+  return wrapped(option->get_description(), kColumns - kNameColumns);
+}
+
+std::string HelpFormatter::make_subcommand(const CLI::App* command) const {
+  std::ostringstream out;
+  CLI::detail::format_help(out, command->get_name(), wrapped(command->get_description(), kColumns - kNameColumns),
+                           kNameColumns);
+  return out.str();
+}
+
+std::string describe_mistake(const CLI::App& app, const CLI::ParseError& error, int argc, const char* const* argv) {
+  const std::vector<CLI::App*> parsed = app.get_subcommands();
+  if (parsed.empty()) return unknown_command(app, argc > 1 ? argv[1] : "");
+  const CLI::App& command = *parsed.front();
+  const std::vector<std::string> extras = app.remaining(/*recurse=*/true);
+  std::string what = extras.empty() ? error.what()
+                                    : str("unexpected '", extras[0], "'", config::did_you_mean(extras[0], options_of(command)));
+  std::replace(what.begin(), what.end(), '\n', ' ');
+  return str(command.get_name(), ": ", what, " (", app.get_name(), " ", command.get_name(), " --help)");
+}
+
+}  // namespace tessera::tools

@@ -1,0 +1,24 @@
+// The face of the command line: help that fits a terminal of 80 columns, and mistakes told in one line.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <string>
+
+namespace tessera::tools {
+
+/// CLI11's help, with descriptions broken into lines of at most 80 columns. Of an option's names the spellings with
+/// underscores (torchrun's) are understood but not shown.
+class HelpFormatter : public CLI::Formatter {
+ public:
+  HelpFormatter();
+  std::string make_description(const CLI::App* app) const override;
+  std::string make_option_name(const CLI::Option* option, bool is_positional) const override;
+  std::string make_option_desc(const CLI::Option* option) const override;
+  std::string make_subcommand(const CLI::App* command) const override;
+};
+
+/// Local. What is wrong with a command line, in one line that names the nearest command or option; `error` is what the
+/// parse of it has thrown.
+std::string describe_mistake(const CLI::App& app, const CLI::ParseError& error, int argc, const char* const* argv);
+
+}  // namespace tessera::tools
