@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/ivalue.h>
+#include <net/if.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include <algorithm>
@@ -16,6 +17,9 @@ namespace tessera::comm {
 namespace {
 
 using std::chrono::milliseconds;
+
+// Gloo's headers (Debian's) are older than the Gloo inside libtorch, and some of its classes differ. So nothing here
+// touches a Gloo object; pointers to them are only passed along. (ProcessGroupGloo::setTimeout, inline, would.)
 
 /// c10d's process group with the two things it lacks: tags of our choice, and abort().
 class GlooGroup final : public c10d::ProcessGroupGloo {
@@ -54,13 +58,12 @@ class GlooTransport final : public Transport {
   GlooTransport(const GroupStore& store, const GlooOptions& options,
                 std::vector<std::shared_ptr<::gloo::transport::Device>> devices, FailureHook on_failure)
       : options_(options), devices_(std::move(devices)), on_failure_(std::move(on_failure)) {
-    // Gloo waits five times its timeout for a connection.
+    // Gloo waits five times this for a connection. Collectives give their own timeout.
     auto group_options = c10d::ProcessGroupGloo::Options::create(std::max(options.connect_timeout / 5, milliseconds(1000)));
     group_options->devices = devices_;
     group_options->group_name = "tessera";
     try {
       group_ = c10::make_intrusive<GlooGroup>(store.c10d_store(), options.rank, options.size, group_options);
-      group_->setTimeout(options.timeout);
     } catch (const std::exception& error) {
       throw CommError(str("rank ", options.rank, " cannot connect to the other ranks over ", bound_to(options), " (",
                           words_of(error), ")"));
@@ -96,9 +99,11 @@ class GlooTransport final : public Transport {
   std::vector<C10dWork> reduce_scatter(const at::Tensor& full, uint32_t tag) override { return all_reduce(full, tag); }
 
   std::vector<C10dWork> all_reduce(const at::Tensor& full, uint32_t tag) override {
+    c10d::AllreduceOptions allreduce_options;
+    allreduce_options.timeout = options_.timeout;
     std::vector<at::Tensor> tensors{plain_view(full, 0, full.numel())};
     group_->use_tag(tag);
-    return {observed(group_->allreduce(tensors), tag)};
+    return {observed(group_->allreduce(tensors, allreduce_options), tag)};
   }
 
   std::vector<C10dWork> broadcast(const at::Tensor& buffer, int root, uint32_t tag) override {
@@ -106,8 +111,10 @@ class GlooTransport final : public Transport {
   }
 
   std::vector<C10dWork> barrier(uint32_t tag) override {
+    c10d::BarrierOptions barrier_options;
+    barrier_options.timeout = options_.timeout;
     group_->use_tag(tag);
-    return {observed(group_->barrier(), tag)};
+    return {observed(group_->barrier(barrier_options), tag)};
   }
 
   void abort() override { group_->abort(); }
@@ -121,6 +128,7 @@ class GlooTransport final : public Transport {
   C10dWork broadcast_one(const at::Tensor& buffer, int root, uint32_t tag) {
     c10d::BroadcastOptions broadcast_options;
     broadcast_options.rootRank = root;
+    broadcast_options.timeout = options_.timeout;
     std::vector<at::Tensor> tensors{buffer};
     group_->use_tag(tag);
     return group_->broadcast(tensors, broadcast_options);
@@ -149,8 +157,13 @@ std::vector<std::shared_ptr<::gloo::transport::Device>> make_devices(const GlooO
     }
     std::istringstream names(options.interfaces);
     for (std::string name; std::getline(names, name, ',');) {
+      if (if_nametoindex(name.c_str()) == 0) {
+        throw CommError(str("GLOO_SOCKET_IFNAME=", options.interfaces, ": this host has no network interface '", name, "'"));
+      }
       devices.push_back(c10d::ProcessGroupGloo::createDeviceForInterface(name));
     }
+  } catch (const CommError&) {
+    throw;
   } catch (const std::exception& error) {
     throw CommError(
         str("rank ", options.rank, " cannot listen on ", GlooTransport::bound_to(options), " (", words_of(error), ")"));

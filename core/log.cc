@@ -3,6 +3,7 @@
 #include <spdlog/sinks/basic_file_sink.h>
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
+#include <unistd.h>
 
 #include "core/error.h"
 #include "core/str.h"
@@ -25,6 +26,7 @@ spdlog::level::level_enum to_spdlog(LogLevel level) {
 struct Logger::Sinks {
   std::shared_ptr<spdlog::logger> terminal;
   std::shared_ptr<spdlog::logger> file;
+  bool is_terminal = false;
 };
 
 Logger::Logger(const LogOptions& options) : sinks_(std::make_shared<Sinks>()) {
@@ -33,6 +35,7 @@ Logger::Logger(const LogOptions& options) : sinks_(std::make_shared<Sinks>()) {
     sinks_->terminal = std::make_shared<spdlog::logger>(options.name, sink);
     sinks_->terminal->set_level(to_spdlog(options.level));
     sinks_->terminal->set_pattern("%v");
+    sinks_->is_terminal = isatty(STDERR_FILENO) == 1;
   }
   if (!options.file.empty()) {
     try {
@@ -54,7 +57,9 @@ void Logger::write(LogLevel level, const std::string& line) const {
     const char* prefix = level == LogLevel::kWarning ? "warning: "
                          : level == LogLevel::kError ? "error: "
                                                      : "";
-    sinks_->terminal->log(to_spdlog(level), spdlog::string_view_t(prefix + line));
+    // A progress bar may stand on the line: it is redrawn below.
+    const char* clear = sinks_->is_terminal ? "\r\x1b[K" : "";
+    sinks_->terminal->log(to_spdlog(level), spdlog::string_view_t(clear + (prefix + line)));
     sinks_->terminal->flush();
   }
   if (sinks_->file) sinks_->file->log(to_spdlog(level), spdlog::string_view_t(line));

@@ -22,7 +22,7 @@ class Planner {
     for (position_ = 0; position_ < trace_.size(); ++position_) {
       const int unit = trace_[position_].unit;
       if (!resident_.count(unit)) {
-        make_room(unit, /*needed_at=*/position_, /*must=*/true);
+        make_room(unit, position_);
         gather(unit);
       } else {
         shrink();
@@ -33,16 +33,18 @@ class Planner {
   }
 
  private:
-  size_t next_use(int unit) const {
+  /// Position of the unit's first use behind `position`; the trace's end when there is none.
+  size_t next_use(int unit, size_t position) const {
     const std::vector<size_t>& uses = uses_[unit];
-    const auto found = std::upper_bound(uses.begin(), uses.end(), position_);
+    const auto found = std::upper_bound(uses.begin(), uses.end(), position);
     return found == uses.end() ? trace_.size() : *found;
   }
+  size_t next_use(int unit) const { return next_use(unit, position_); }
 
-  bool pinned(int unit) const {
-    // Touched by the operator that runs at this position: itself, or an earlier stretch that reaches into it.
-    const int64_t current = trace_[position_].first_operator;
-    for (size_t p = position_ + 1; p-- > 0;) {
+  /// Touched by the operator that runs at `position`: itself, or an earlier stretch that reaches into it.
+  bool pinned(int unit, size_t position) const {
+    const int64_t current = trace_[position].first_operator;
+    for (size_t p = position + 1; p-- > 0;) {
       if (trace_[p].last_operator < current) break;
       if (trace_[p].unit == unit) return true;
     }
@@ -54,25 +56,41 @@ class Planner {
                                         live_numel_ + budget_.unit_numel[unit] <= budget_.capacity_numel);
   }
 
-  /// Drops the units used farthest in the future until `unit` fits. Without `must`, only units whose next
-  /// use lies behind `needed_at`.
-  bool make_room(int unit, size_t needed_at, bool must) {
+  bool over_budget() const { return num_live_ > budget_.capacity_units || live_numel_ > budget_.capacity_numel; }
+
+  /// Not used from now until `position`: can go as well now as then.
+  bool idle_until(int unit, size_t position) const { return !pinned(unit, position_) && next_use(unit) >= position; }
+
+  /// The unit that has to go at `position`: of those that may, the one used farthest in the future; of those never
+  /// used again one that is idle. -1: none may.
+  int victim_at(size_t position) const {
+    int victim = -1;
+    std::pair<size_t, bool> best{0, false};
+    for (int candidate : resident_) {
+      if (budget_.persistent[candidate] || pinned(candidate, position)) continue;
+      const std::pair<size_t, bool> rank{next_use(candidate, position), idle_until(candidate, position)};
+      if (rank <= best) continue;
+      best = rank;
+      victim = candidate;
+    }
+    return victim;
+  }
+
+  /// Drops units until `unit`, needed at `needed_at`, fits. Everything used until then is resident already. A prefetch
+  /// drops what would have to go then, and only if it is not used until then; otherwise returns false.
+  bool make_room(int unit, size_t needed_at) {
+    const bool prefetch = needed_at > position_;
     std::vector<int> victims;
-    const auto restore = [&] {
-      for (int victim : victims) {
-        resident_.insert(victim);
-        count(victim, +1);
-      }
-    };
     while (!fits(unit)) {
-      const int victim = farthest_behind(must ? 0 : needed_at);
-      if (victim < 0) {
-        if (!must) {
-          restore();
-          return false;
+      const int victim = victim_at(needed_at);
+      if (prefetch && (victim < 0 || !idle_until(victim, needed_at))) {
+        for (int taken : victims) {
+          resident_.insert(taken);
+          count(taken, +1);
         }
-        break;  // one operator needs more than the budget: correctness first
+        return false;
       }
+      if (victim < 0) break;  // one operator needs more than the budget: correctness first
       victims.push_back(victim);
       resident_.erase(victim);
       count(victim, -1);
@@ -83,26 +101,13 @@ class Planner {
 
   /// An operator before this one may have needed more than the budget: drops what is too much.
   void shrink() {
-    while (num_live_ > budget_.capacity_units || live_numel_ > budget_.capacity_numel) {
-      const int victim = farthest_behind(0);
+    while (over_budget()) {
+      const int victim = victim_at(position_);
       if (victim < 0) return;
       resident_.erase(victim);
       count(victim, -1);
       plan_release(victim);
     }
-  }
-
-  /// The unit used farthest in the future, and behind `position`, among those that may go; -1: none.
-  int farthest_behind(size_t position) const {
-    int found = -1;
-    for (int candidate : resident_) {
-      if (budget_.persistent[candidate] || pinned(candidate)) continue;
-      const size_t use = next_use(candidate);
-      if (use <= position) continue;
-      position = use;
-      found = candidate;
-    }
-    return found;
   }
 
   void plan_release(int victim) {
@@ -118,6 +123,7 @@ class Planner {
   }
 
   void prefetch() {
+    if (over_budget()) return;
     scan_ = std::max(scan_, position_ + 1);
     fetched_ahead_.erase(trace_[position_].unit);
     int64_t ahead_numel = 0;  // gathered but not used yet
@@ -129,7 +135,7 @@ class Planner {
       if (resident_.count(unit)) continue;
       ahead_numel += budget_.unit_numel[unit];
       if (ahead_numel > budget_.prefetch_numel) return;
-      if (!make_room(unit, scan_, /*must=*/false)) return;
+      if (!make_room(unit, scan_)) return;
       gather(unit);
       fetched_ahead_.insert(unit);
     }

@@ -3,8 +3,8 @@
 // [Note: residency is a cache]
 // The first pass (forward + backward) records the order in which operators touch units. From then on the future is
 // known, so units are fetched ahead within a budget, and the unit dropped is the one used farthest in the future
-// (Belady 1966); a prefetch may only drop a unit whose next use lies behind the prefetched one's, which keeps
-// Belady's number of fetches (Cao, Felten, Karlin, Li 1995). Every rank makes the same plan from the same
+// (Belady 1966). A prefetch drops the very unit that would have to go if one waited, and waits if that one is used in
+// between: so fetching ahead never costs a gather. Every rank makes the same plan from the same
 // trace, so the gathers, which are collectives, stand in the same order everywhere.
 #pragma once
 

@@ -187,14 +187,24 @@ void Residency::issue_gather(int unit) {
   state.resident = true;
   max_resident_ = std::max(max_resident_, num_resident());
   ++counts_.gathers[unit];
-  state.gather = comm_->all_gather(units_[unit].full(), shards_[unit], layout_.describe(unit));
+  try {
+    state.gather = comm_->all_gather(units_[unit].full(), shards_[unit], layout_.describe(unit));
+  } catch (...) {
+    keep_failure(std::current_exception());
+    throw;
+  }
   if (!options_.overlap) finish_gather(unit);
 }
 
 void Residency::finish_gather(int unit) {
   const comm::WorkPtr work = std::exchange(states_[unit].gather, nullptr);
   if (!work) return;
-  work->wait();
+  try {
+    work->wait();
+  } catch (...) {
+    keep_failure(std::current_exception());
+    throw;
+  }
   casts_.recast(unit, units_[unit].full());
 }
 

@@ -267,6 +267,7 @@ TEST(Autocast, CastsOfReleasedUnitsAreReleased) {
   on_ranks(2, [](comm::CommunicatorPtr comm) {
     Case c = small_units(2, 3);
     c.config.autocast.enabled = true;
+    c.config.zero.unit_numel = 170;  // one linear layer each
     c.config.zero.communication_buffers = 1;
     Mlp model;
     fill_parameters(*model, 1);
@@ -276,6 +277,7 @@ TEST(Autocast, CastsOfReleasedUnitsAreReleased) {
       if (item.value().dim() == 2) weights += item.value().numel();
     for (const zero::Unit& unit : engine->sharded_model().layout().units()) largest_unit = std::max(largest_unit, unit.numel);
     ASSERT_GT(weights, largest_unit);
+    ASSERT_EQ(engine->sharded_model().layout().num_units(), 3);
     for (int step = 0; step < 3; ++step) {
       const at::Tensor loss = engine->forward(randn({2, 7}, step), randn({2, 3}, step));
       EXPECT_LE(engine->sharded_model().residency().casts().live_bytes(), 2 * largest_unit) << "of " << 2 * weights;

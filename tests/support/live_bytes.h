@@ -1,42 +1,91 @@
-// LiveBytes: how much CPU memory tensors made on this thread hold, now and at most, from libtorch's own allocator.
+// LiveBytes: how much CPU memory the tensors made on this thread hold, now and at most, from an allocator of our own
+// around libtorch's. A tensor counts for the thread that made it, whoever frees it (Gloo's threads do).
 #pragma once
 
-#include <c10/core/Allocator.h>
-#include <c10/util/ThreadLocalDebugInfo.h>
+#include <c10/core/CPUAllocator.h>
 
-#include <algorithm>
+#include <atomic>
 #include <memory>
+#include <mutex>
 #include <unordered_map>
 
 namespace tessera::testing {
 
+struct ByteCounter {
+  std::atomic<int64_t> now{0}, peak{0};
+  void add(int64_t bytes) {
+    const int64_t sum = now += bytes;
+    for (int64_t seen = peak; sum > seen && !peak.compare_exchange_weak(seen, sum);) {
+    }
+  }
+};
+
+/// Installed for good by the first LiveBytes; allocations of threads that count nothing pass through.
+class CountingAllocator : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t bytes) override {
+    void* data = inner_->raw_allocate(bytes);
+    if (data != nullptr && counter()) {
+      const std::lock_guard lock(mutex_);
+      blocks_[data] = {counter(), static_cast<int64_t>(bytes)};
+      counter()->add(static_cast<int64_t>(bytes));
+    }
+    return {data, data, &free, c10::Device(c10::kCPU)};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &free; }
+  void copy_data(void* destination, const void* source, size_t bytes) const override {
+    default_copy_data(destination, source, bytes);
+  }
+
+  /// This thread's.
+  static std::shared_ptr<ByteCounter>& counter() {
+    static thread_local std::shared_ptr<ByteCounter> counter;
+    return counter;
+  }
+  static CountingAllocator& instance() {
+    static CountingAllocator& allocator = *new CountingAllocator;  // outlives every tensor
+    static const bool installed = (c10::SetCPUAllocator(&allocator, /*priority=*/100), true);
+    (void)installed;
+    return allocator;
+  }
+
+ private:
+  struct Block {
+    std::shared_ptr<ByteCounter> counter;
+    int64_t bytes;
+  };
+  static void free(void* data) {
+    CountingAllocator& self = instance();
+    if (data != nullptr) {
+      const std::lock_guard lock(self.mutex_);
+      if (const auto found = self.blocks_.find(data); found != self.blocks_.end()) {
+        found->second.counter->add(-found->second.bytes);
+        self.blocks_.erase(found);
+      }
+    }
+    self.inner_->raw_deleter()(data);
+  }
+  c10::Allocator* inner_ = c10::GetCPUAllocator();
+  std::mutex mutex_;  ///< guards blocks_
+  std::unordered_map<void*, Block> blocks_;
+};
+
 /// Counts allocations between construction and destruction, on the thread that made it.
 class LiveBytes {
  public:
-  LiveBytes() : report_(std::make_shared<Report>()), guard_(c10::DebugInfoKind::PROFILER_STATE, report_) {}
+  LiveBytes() {
+    CountingAllocator::instance();
+    CountingAllocator::counter() = counter_;
+  }
+  ~LiveBytes() { CountingAllocator::counter() = nullptr; }
+  LiveBytes(const LiveBytes&) = delete;
 
-  int64_t now() const { return report_->now; }
-  int64_t peak() const { return report_->peak; }
-  void reset_peak() { report_->peak = report_->now; }
+  int64_t now() const { return counter_->now; }
+  int64_t peak() const { return counter_->peak; }
+  void reset_peak() { counter_->peak = counter_->now.load(); }
 
  private:
-  struct Report : c10::MemoryReportingInfoBase {
-    void reportMemoryUsage(void* pointer, int64_t size, size_t, size_t, c10::Device) override {
-      if (size > 0) {
-        sizes[pointer] = size;
-        now += size;
-      } else if (const auto found = sizes.find(pointer); found != sizes.end()) {
-        now -= found->second;
-        sizes.erase(found);
-      }
-      peak = std::max(peak, now);
-    }
-    bool memoryProfilingEnabled() const override { return true; }
-    std::unordered_map<void*, int64_t> sizes;
-    int64_t now = 0, peak = 0;
-  };
-  std::shared_ptr<Report> report_;
-  c10::DebugInfoGuard guard_;
+  std::shared_ptr<ByteCounter> counter_ = std::make_shared<ByteCounter>();
 };
 
 }  // namespace tessera::testing

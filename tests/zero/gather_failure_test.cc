@@ -52,6 +52,7 @@ std::string train(const std::shared_ptr<FailurePlan>& plan, const comm::Communic
       EXPECT_EQ(inside, "") << "forward itself does not fail";
       rig.step(loss);
     }
+    rig.residency().wait_all();  // for the first gathers of a third step
   });
   if (error.empty()) return error;
   EXPECT_EQ(error_of([&] { rig.residency().rethrow(); }), error) << "every later call says so again";

@@ -203,6 +203,18 @@ TEST(GatherPlan, FetchesAheadWithinItsBudget) {
   EXPECT_EQ(make_plan(trace, {}, budget_of(6, 10, 0)).actions[0], (Actions{{PlanAction::kGather, 0}}));
 }
 
+TEST(GatherPlan, BackwardIsFetchedAheadToo) {
+  // With room for three, one is in use, and the next is on its way: only the turn finds units that are there.
+  const Trace trace = one_by_one(forward_backward(8));
+  const GatherPlan plan = make_plan(trace, {}, budget_of(8, 3, 1000));
+  for (size_t p = 1; p < trace.size(); ++p) {
+    for (const PlanAction& action : plan.actions[p]) {
+      const bool too_late = action.kind == PlanAction::kGather && action.unit == trace[p].unit;
+      EXPECT_FALSE(too_late) << "at " << p;
+    }
+  }
+}
+
 TEST(GatherPlan, PersistentUnitsAreGatheredOnce) {
   const std::vector<int> units = forward_backward(6);
   const Trace trace = one_by_one(units);

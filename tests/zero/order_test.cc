@@ -44,10 +44,11 @@ TEST(Order, EachUnitIsGatheredTwiceAStep) {
         const ResidencyCounts& counts = rig.residency().counts();
         for (int unit = 0; unit < 6; ++unit) EXPECT_LE(counts.gathers[unit], 2) << "step " << step << " unit " << unit;
         EXPECT_EQ(counts.gathers[6], 0) << "nobody uses it";
-        EXPECT_EQ(rig.num_gathers(), step == 0 ? rig.num_gathers() : 10) << "the last two of forward stay for backward";
-        if (step > 0) EXPECT_EQ(counts.agreed_gathers, 0) << "step " << step;
+        EXPECT_EQ(counts.agreed_gathers > 0, step == 0) << "step " << step;
+        // Replay: 6 forward; the last 2 stay for backward, and the first layer's backward needs no weight.
+        EXPECT_EQ(step == 0 ? 9 : rig.num_gathers(), 9) << "step " << step;
         EXPECT_LE(rig.residency().max_resident(), 2);
-        EXPECT_LE(rig.residency().pool().peak_bytes(), 2 * kLinearNumel * 4);
+        EXPECT_LE(rig.residency().pool().peak_bytes(), 2 * rig.sharded->layout().units()[0].numel * 4);
         rig.update();
       }
     });
@@ -134,7 +135,7 @@ void expect_skipping_works(const std::vector<int>& rank_1_uses, bool overlap) {
     Rig rig(*model, comm, 3, [&](ShardedModelOptions& options) { options.residency.overlap = options.reducer.overlap = overlap; });
     for (int step = 0; step < 4; ++step) {
       rig.backward(through(*model, step > 0 && comm->rank() == 1 ? rank_1_uses : all, batch(comm->rank(), 9)));
-      if (step > 0) EXPECT_LT(largest_difference(rig.gradients(), expected), 1e-5) << "step " << step;
+      EXPECT_LT(step == 0 ? 0 : largest_difference(rig.gradients(), expected), 1e-5) << "step " << step;
       EXPECT_EQ(rig.residency().counts().agreed_gathers > 0, step == 0) << "step " << step;
       rig.sharded->begin_pass(Pass::kTrain);
     }
@@ -147,7 +148,7 @@ TEST(Order, ARankMaySkipUnitsInReplay) {
     expect_skipping_works({0, 2, 3, 5}, overlap);
     expect_skipping_works({0, 1, 2}, overlap);
     expect_skipping_works({3, 4, 5}, overlap);  // the tail of its backward: others wait for its gathers
-    expect_skipping_works({}, overlap);
+    expect_skipping_works({2}, overlap);
   }
 }
 
@@ -180,12 +181,12 @@ TEST(Order, EvaluationBetweenTrainingSteps) {
   run_ranks(2, [](comm::CommunicatorPtr comm) {
     Chain model(5), reference(5);
     Rig rig(*model, comm, 3);
-    Rig stage_0(*reference, comm, 0);
+    Rig stage_2(*reference, comm, 2);
     for (int step = 0; step < 4; ++step) {
       // In the middle of an accumulation window and after an update, in another order than training's.
       const at::Tensor x = batch(comm->rank(), step);
       rig.backward(model->forward(x).square().sum(), /*first=*/true, /*boundary=*/false);
-      stage_0.backward(reference->forward(x).square().sum(), true, false);
+      stage_2.backward(reference->forward(x).square().sum(), true, false);
       rig.sharded->drop_pass();
       for (int i = 0; i < 2; ++i) {
         const at::NoGradGuard no_grad;
@@ -193,15 +194,15 @@ TEST(Order, EvaluationBetweenTrainingSteps) {
         const at::Tensor found = model->layers[1]->forward(model->extra->forward(model->forward(x)));
         rig.sharded->end_pass();
         EXPECT_TRUE(at::equal(found, reference->layers[1]->forward(reference->extra->forward(reference->forward(x)))));
-        if (step + i > 0) EXPECT_EQ(rig.residency().counts().agreed_gathers, 0);
+        EXPECT_EQ(rig.residency().counts().agreed_gathers > 0, step + i == 0);
       }
       rig.sharded->begin_pass(Pass::kTrain);
       rig.backward(model->forward(-x).square().sum(), false, true);
-      stage_0.backward(reference->forward(-x).square().sum(), false, true);
+      stage_2.backward(reference->forward(-x).square().sum(), false, true);
       rig.update(0.1);
-      stage_0.update(0.1);
+      stage_2.update(0.1);
     }
-    EXPECT_LT(largest_difference(rig.weights(), stage_0.weights()), 1e-6);
+    EXPECT_TRUE(same_bits(rig.weights(), stage_2.weights()));
   });
 }
 

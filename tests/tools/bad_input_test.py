@@ -1,0 +1,168 @@
+"""Every mistake is one line that says what and where, and a non-zero exit; nothing is left behind."""
+import shutil
+import socket
+import unittest
+
+from tool import ToolTest
+
+
+class ConfigurationTest(ToolTest):
+    """What is wrong with the configuration is found before any rank is started."""
+
+    def expect(self, config, *parts, args=("--nproc", "2")):
+        with self.subTest(parts=parts):
+            name = self.write("config.json", config)
+            self.assert_one_error(self.run_tool("train", name, *args), *parts)
+
+    def test_keys(self):
+        self.expect(self.config(train_batch_sise=12), "config.json:1: train_batch_sise",
+                    'did you mean "train_batch_size"?', "found 12", "expected")
+        self.expect(self.config(zero_optimization={"stge": 2}), "zero_optimization.stge", 'did you mean "stage"?')
+        self.expect(self.config(zero_optimization={"offload_optimizer": {"device": "cpu"}}),
+                    "zero_optimization.offload_optimizer", "does not do")
+
+    def test_values(self):
+        self.expect(self.config(train_batch_size="many"), 'train_batch_size: found "many"', "expected an integer")
+        self.expect(self.config(zero_optimization={"stage": 7}), "stage: found 7", "from 0 to 3")
+        self.expect(self.config(optimizer={"type": "Adan"}), "optimizer.type", '"Adan"', '"AdamW"', "did you mean")
+        self.expect(self.config(fp16={"enabled": True}, bf16={"enabled": True}), "fp16.enabled", "bf16.enabled")
+
+    def test_batch_triple(self):
+        triple = {"train_batch_size": 30, "train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": 2}
+        self.expect(self.config(**triple), "train_batch_size 30", "8 x gradient_accumulation_steps 2 x world size 2 = 32",
+                    "would do")
+        self.expect(self.config(train_batch_size=13), "train_batch_size 13", "12 or 14 would do")
+
+    def test_text(self):
+        self.expect('{"train_batch_size": 4,\n "train_batch_size": 8}', "config.json:2", "train_batch_size", "twice")
+        self.expect('{"train_batch_size": 4} and more', "config.json:1", "found 'and", "after the end")
+        self.expect('{"train_batch_size": 4', "config.json:1", "ends too early")
+        self.expect('{"train_batch_size": }', "config.json:1")
+        self.expect("", "config.json", "is empty", "expected a JSON object")
+        self.expect("[1]", "config.json", "found [1]", "expected an object")
+        (self.folder / "binary.json").write_bytes(bytes(range(256)))
+        self.assert_one_error(self.run_tool("train", "binary.json"), "binary.json:1:1")
+
+    def test_file(self):
+        self.assert_one_error(self.run_tool("train", "no.json", "-n", "2"), "no.json: cannot be opened", "No such file")
+        self.assert_one_error(self.run_tool("train", self.folder, "-n", "2"), f"{self.folder}: is a folder")
+        self.assert_one_error(self.run_tool("train", "", "-n", "2"), "CONFIG is empty")
+
+    def test_overrides(self):
+        good = self.config()
+        self.expect(good, "--set: zero_optimization.stag", 'did you mean "stage"?',
+                    args=("--set", "zero_optimization.stag=3"))
+        self.expect(good, "stage: found 9", args=("-n", "2", "--set", "zero_optimization.stage=9"))
+        self.expect(good, "--set zero_optimization.stage: expected PATH=VALUE", args=("--set", "zero_optimization.stage"))
+        self.expect(good, "--set", "required", args=("--set",))
+
+
+class TaskTest(ToolTest):
+    """The ranks find these mistakes. Alone, and on two ranks, where they are told once as well."""
+
+    def expect(self, overrides, *parts):
+        name = self.write("config.json", self.config())
+        flags = [word for override in overrides for word in ("--set", override)]
+        for ranks in (1, 2):
+            with self.subTest(overrides=overrides, ranks=ranks):
+                outcome = self.run_tool("train", name, "--nproc", ranks, *flags)
+                self.assert_one_error(outcome, *parts, ranks_started=ranks > 1)
+
+    def copy_of_data(self):
+        shutil.copytree(self.data, self.folder / "copy")
+        return self.folder / "copy"
+
+    def test_names(self):
+        self.expect(["model.type=resnet50"], "model.type", '"resnet50"', "known: fashion_mnist_cnn")
+        self.expect(["data.type=fashion_mnits"], "data.type", '"fashion_mnits"', 'did you mean "fashion_mnist"?')
+        self.expect(["model.chanels=3"], "model.chanels", 'did you mean "channels"?')
+        self.expect(["model.channels=-3"], "model.channels", "found -3", "expected an integer")
+
+    def test_missing_data(self):
+        self.expect(["data.path=/nowhere"], "/nowhere/train-images", "not found", "data.path", "dataset-fashion-mnist")
+
+    def test_truncated_data(self):
+        images = self.copy_of_data() / "train-images-idx3-ubyte.gz"
+        images.write_bytes(images.read_bytes()[:5000])
+        self.expect(["data.path=copy"], "copy/train-images-idx3-ubyte.gz", "truncated")
+
+    def test_foreign_data(self):
+        labels = self.copy_of_data() / "t10k-labels-idx1-ubyte.gz"
+        labels.write_bytes(b"<!DOCTYPE html>\n" * 20)
+        self.expect(["data.path=copy"], "copy/t10k-labels-idx1-ubyte.gz", "another kind of file", "expected an IDX file")
+
+    def test_folder_for_a_file(self):
+        images = self.copy_of_data() / "train-images-idx3-ubyte.gz"
+        images.unlink()
+        images.mkdir()
+        self.expect(["data.path=copy"], "copy/train-images-idx3-ubyte.gz", "directory")
+
+    def test_too_few_samples(self):
+        self.expect(["train_batch_size=1000"], "train_batch_size", "1000", "203")
+
+    def test_output_folder(self):
+        self.write("taken", "")
+        self.expect(["trainer.output_dir=taken"], "trainer.output_dir", "taken", "cannot be written")
+        self.expect(["trainer.output_dir=taken/run"], "trainer.output_dir", "taken/run", "cannot be written")
+        self.assertEqual((self.folder / "taken").read_text(), "")
+
+    def test_backend(self):
+        self.expect(["trainer.backend=nccl"], "nccl", "CPU")
+
+
+class RanksTest(ToolTest):
+    """Wrong numbers, ports and groups."""
+
+    def setUp(self):
+        super().setUp()
+        self.name = self.write("config.json", self.config())
+
+    def refused(self, *flags):
+        return self.run_tool("train", self.name, *flags)
+
+    def test_number_of_ranks(self):
+        for value in ("0", "-1", "5000", "abc", "2.5", "", "99999999999"):
+            with self.subTest(value=value):
+                self.assert_one_error(self.refused("--nproc", value), f"--nproc {value or chr(39) * 2}",
+                                      "expected 1 to 4096 ranks")
+
+    def test_other_flags(self):
+        self.assert_one_error(self.refused("-n", "2", "--master-port", "70000"), "--master-port 70000", "65535")
+        self.assert_one_error(self.refused("-n", "2", "--master-port", "http"), "--master-port http", "65535")
+        self.assert_one_error(self.refused("-n", "2", "--save-grace", "soon"), "--save-grace soon", "seconds")
+        self.assert_one_error(self.refused("-n", "2", "--save-grace", "nan"), "--save-grace nan", "seconds")
+        self.write("taken", "")
+        self.assert_one_error(self.refused("-n", "2", "--log-dir", "taken"), "--log-dir taken")
+
+    def test_port_in_use(self):
+        with socket.socket() as server:
+            server.bind(("127.0.0.1", 0))
+            server.listen()
+            port = server.getsockname()[1]
+            self.assert_one_error(self.refused("-n", "2", "--master-port", port), f"port {port}", "in use",
+                                  "--master-port")
+            by_hand = {"RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            self.assert_one_error(self.run_tool("train", self.name, env=by_hand), f":{port}", "in use", "MASTER_PORT")
+
+    def test_variables(self):
+        there = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 23456}
+        for variables, *parts in (
+                ({"WORLD_SIZE": 2}, "RANK is not set", "WORLD_SIZE"),
+                ({"RANK": 0}, "WORLD_SIZE is not set", "RANK"),
+                ({"RANK": 2, "WORLD_SIZE": 2, **there}, "RANK=2", "expected 0 to 1"),
+                ({"RANK": "x", "WORLD_SIZE": 2, **there}, "RANK='x'", "integer"),
+                ({"RANK": 0, "WORLD_SIZE": 0, **there}, "WORLD_SIZE=0", "expected 1"),
+                ({"RANK": 0, "WORLD_SIZE": 2}, "MASTER_ADDR is not set"),
+                ({"RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1"}, "MASTER_PORT is not set")):
+            with self.subTest(variables=variables):
+                self.assert_one_error(self.run_tool("train", self.name, env=variables), *parts)
+        inside = {"RANK": 0, "WORLD_SIZE": 2, **there}
+        self.assert_one_error(self.run_tool("train", self.name, "--nproc", 3, env=inside), "--nproc 3", "WORLD_SIZE=2")
+
+    def test_world_sizes_differ(self):
+        for process in self.start_by_hand([2, 3], "train", self.name):
+            self.assert_one_error(self.finish(process), "WORLD_SIZE differs", "2 on rank 0", "3 on rank 1")
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,50 @@
+"""The command's face: help, version, and mistakes in typing."""
+import re
+import unittest
+
+from tool import ROOT, ToolTest
+
+
+class CommandLineTest(ToolTest):
+    def test_version(self):
+        outcome = self.run_tool("--version")
+        self.assert_succeeded(outcome)
+        project = re.search(r"project\(tessera VERSION (\S+)", (ROOT / "CMakeLists.txt").read_text())
+        self.assertEqual(outcome.out, project.group(1) + "\n")
+
+    def test_help_fits_a_terminal(self):
+        for command, parts in (((), ("train", "launch", "--version")),
+                               (("train",), ("CONFIG", "--set KEY=VALUE", "-n, --nproc, --nproc-per-node N")),
+                               (("launch",), ("--master-port PORT", "--log-dir DIR", "-- PROGRAM ARGS"))):
+            with self.subTest(command=command):
+                outcome = self.run_tool(*command, "--help")
+                self.assert_succeeded(outcome)
+                for part in parts:
+                    self.assertIn(part, outcome.out)
+                self.assertLessEqual(max(map(len, outcome.out.splitlines())), 80, outcome)
+                self.assertNotRegex(outcome.out, r" \n|--\w+_")
+
+    def test_underscores_of_torchrun(self):
+        outcome = self.run_tool("launch", "--nproc_per_node", 2, "--master_port", 0, "--", "true")
+        self.assert_succeeded(outcome)
+
+    def test_mistakes(self):
+        name = self.write("config.json", self.config())
+        for args, *parts in (
+                ((), "no command was given", "train or launch"),
+                (("trian", name), "unknown command 'trian'", 'did you mean "train"?'),
+                (("--verison",), "unknown option '--verison'", 'did you mean "--version"?'),
+                (("train",), "train: CONFIG is required", "tessera train --help"),
+                (("train", name, "second.json"), "train: unexpected 'second.json'"),
+                (("train", name, "--nporc", "2"), "train: unexpected '--nporc'", 'did you mean "--nproc"?'),
+                (("train", name, "--nproc"), "train: --nproc", "missing"),
+                (("launch", "-n", "2"), "no program was given", "-- PROGRAM"),
+                (("launch", "-n", "2", "true"), "unexpected 'true'", "-- PROGRAM"),
+                (("launch", "-n", "x", "--", "true"), "--nproc x", "expected 1 to 4096 ranks"),
+                (("launch", "-n", "2", "--", "/no/such/program"), "/no/such/program", "No such file")):
+            with self.subTest(args=args):
+                self.assert_one_error(self.run_tool(*args), *parts)
+
+
+if __name__ == "__main__":
+    unittest.main()

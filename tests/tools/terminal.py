@@ -1,0 +1,59 @@
+"""A terminal in little: runs a command on a pseudo terminal and renders what it wrote, as a screen would show it."""
+import fcntl
+import os
+import pty
+import select
+import struct
+import termios
+import time
+
+
+def run_on_terminal(start, columns, timeout_s):
+    """`start(stdin=, stdout=, stderr=)` starts the process. Returns it, ended, and the bytes it wrote."""
+    ours, theirs = pty.openpty()
+    try:
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 24, columns, 0, 0))
+        process = start(stdin=theirs, stdout=theirs, stderr=theirs)
+    finally:
+        os.close(theirs)
+    written = b""
+    give_up = time.monotonic() + timeout_s
+    try:
+        while time.monotonic() < give_up:
+            if not select.select([ours], [], [], 0.2)[0]:
+                continue
+            try:
+                part = os.read(ours, 65536)
+            except OSError:  # EIO: the other side is closed
+                break
+            if not part:
+                break
+            written += part
+        process.wait(timeout=max(1, give_up - time.monotonic()))
+    finally:
+        os.close(ours)
+    return process, written
+
+
+def render(written, columns):
+    """The lines of the screen, without trailing blanks. Knows \\r, \\n and the break at the last column; any other
+    control character is a ValueError, since a bar that needs more than \\r would not run everywhere."""
+    lines, row, column = [[]], 0, 0
+    for character in written.decode():
+        if character == "\r":
+            column = 0
+        elif character == "\n":
+            row += 1
+        elif ord(character) < 32:
+            raise ValueError(f"control character {character!r}")
+        else:
+            if column == columns:
+                row, column = row + 1, 0
+            while len(lines) <= row:
+                lines.append([])
+            lines[row] += [" "] * (column - len(lines[row]))
+            lines[row][column:column + 1] = character
+            column += 1
+        while len(lines) <= row:
+            lines.append([])
+    return ["".join(line).rstrip() for line in lines]
