@@ -9,6 +9,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <iostream>
 #include <map>
@@ -119,22 +120,20 @@ void register_benchmark(Contestant& contestant, const Options& options) {
 
 void print_table(std::vector<Contestant>& contestants) {
   const Contestant& plain = contestants.front();
-  std::printf("\nmilliseconds, medians over all steps of the slowest rank; MB (1e6 bytes) of the largest rank\n");
-  std::printf("%-13s %8s %8s %9s %9s %9s %9s %10s %10s\n", "", "step", "min", "x plain", "forward", "backward", "update",
-              "state MB", "peak MB");
+  std::printf("\nmilliseconds, medians over all steps of the slowest rank; CPU: used by all its threads; MB (1e6 bytes) of the largest rank\n");
+  std::printf("%-13s %8s %8s %8s %9s %8s %8s %9s %8s %9s %9s\n", "", "step", "min", "x plain", "forward", "backward", "update",
+              "CPU", "x plain", "state MB", "peak MB");
   for (Contestant& contestant : contestants) {
     if (!contestant.measured()) continue;
-    const double step = contestant.median_ms(&StepTimes::step_s);
+    const auto ratio = [&](double StepTimes::*phase) {
+      return plain.measured() ? contestant.median_ms(phase) / plain.median_ms(phase) : std::nan("");
+    };
     const Footprint footprint = contestant.footprint();
-    std::printf("%-13s %8.1f %8.1f ", name_of(contestant.mode()).c_str(), step, contestant.min_ms());
-    if (plain.measured()) {
-      std::printf("%9.3f ", step / plain.median_ms(&StepTimes::step_s));
-    } else {
-      std::printf("%9s ", "");
-    }
-    std::printf("%9.1f %9.1f %9.1f %10.1f %10.1f\n", contestant.median_ms(&StepTimes::forward_s),
-                contestant.median_ms(&StepTimes::backward_s), contestant.median_ms(&StepTimes::update_s), footprint.state_mb,
-                footprint.peak_mb);
+    std::printf("%-13s %8.1f %8.1f %8.3f %9.1f %8.1f %8.1f %9.1f %8.3f %9.1f %9.1f\n", name_of(contestant.mode()).c_str(),
+                contestant.median_ms(&StepTimes::step_s), contestant.min_ms(), ratio(&StepTimes::step_s),
+                contestant.median_ms(&StepTimes::forward_s), contestant.median_ms(&StepTimes::backward_s),
+                contestant.median_ms(&StepTimes::update_s), contestant.median_ms(&StepTimes::cpu_s), ratio(&StepTimes::cpu_s),
+                footprint.state_mb, footprint.peak_mb);
   }
 }
 

@@ -40,7 +40,8 @@ void serve(const Task& task) {
     }
     for (int i = 0; i < num_steps; ++i) {
       const StepTimes times = trainee->step();
-      std::cout << times.step_s << ' ' << times.forward_s << ' ' << times.backward_s << ' ' << times.update_s << ' ';
+      std::cout << times.step_s << ' ' << times.forward_s << ' ' << times.backward_s << ' ' << times.update_s << ' '
+                << times.cpu_s << ' ';
     }
     std::cout << std::endl;
   }

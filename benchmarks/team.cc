@@ -32,7 +32,7 @@ bool trains_alone(Mode mode) { return mode == Mode::kPlain || mode == Mode::kEng
 
 StepTimes slower_of(const StepTimes& a, const StepTimes& b) {
   return {std::max(a.step_s, b.step_s), std::max(a.forward_s, b.forward_s), std::max(a.backward_s, b.backward_s),
-          std::max(a.update_s, b.update_s)};
+          std::max(a.update_s, b.update_s), std::max(a.cpu_s, b.cpu_s)};
 }
 
 }  // namespace
@@ -90,7 +90,7 @@ std::vector<StepTimes> Team::turn(int num_steps) {
     std::istringstream numbers(answer_of(rank));
     for (StepTimes& times : slowest) {
       StepTimes mine;
-      if (!(numbers >> mine.step_s >> mine.forward_s >> mine.backward_s >> mine.update_s))
+      if (!(numbers >> mine.step_s >> mine.forward_s >> mine.backward_s >> mine.update_s >> mine.cpu_s))
         throw Error(str("rank ", rank, " of ", name_, " answered \"", numbers.str(), '"'));
       times = slower_of(times, mine);
     }

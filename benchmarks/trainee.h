@@ -28,6 +28,7 @@ struct StepTimes {
   double forward_s = 0;
   double backward_s = 0;
   double update_s = 0;  ///< Engine::step: norm, clipping, optimizer
+  double cpu_s = 0;     ///< what all threads of the rank used up: unlike the others, hardly disturbed by a busy machine
 };
 
 class Trainee {

@@ -1,6 +1,6 @@
 # Target tessera::torch: libtorch out of the PyPI wheel, without its CMake package (which demands a CUDA
 # toolkit when the wheel has CUDA, and links everything). Only libtorch_cpu and libc10 are linked; the
-# CUDA half is opened at run time by a plugin (comm/cuda_plugin.h), so CPU runs never load it.
+# CUDA half is opened at run time by a plugin (core/cuda_plugin.h), so CPU runs never load it.
 set(TESSERA_TORCH_DIR "" CACHE PATH "Folder `torch` of an installed torch==2.11.0 wheel (default: the one in .deps/)")
 if(NOT TESSERA_TORCH_DIR)
   file(GLOB _torch_dirs "${PROJECT_SOURCE_DIR}/.deps/venv/lib/python3*/site-packages/torch")

@@ -16,7 +16,10 @@ constexpr std::chrono::milliseconds kFarewell{5000};
 constexpr std::chrono::milliseconds kFarewellAfterError{1000};
 
 Call call_of(const char* op, std::string_view label, const at::Tensor& buffer) {
-  return {.op = op, .label = std::string(label), .dtype = c10::toString(buffer.scalar_type()), .numel = buffer.numel()};
+  return {.op = op,
+          .label = std::string(label),
+          .dtype = c10::toString(buffer.scalar_type()),
+          .numel = buffer.numel()};
 }
 
 }  // namespace
@@ -82,10 +85,12 @@ void C10dCommunicator::abort(std::string_view reason) {
   group_->abort(reason);
 }
 
-WorkPtr C10dCommunicator::do_all_gather(const at::Tensor& full, const at::Tensor& shard, std::string_view label) {
+WorkPtr C10dCommunicator::do_all_gather(const at::Tensor& full, const at::Tensor& shard,
+                                        std::string_view label) {
   if (full.numel() == 0) return finished_work();
-  return group_->run(call_of("all_gather", label, full), {full, shard},
-                     [&](Transport& transport, uint32_t tag) { return transport.all_gather(full, shard, tag); });
+  return group_->run(
+      call_of("all_gather", label, full), {full, shard},
+      [&](Transport& transport, uint32_t tag) { return transport.all_gather(full, shard, tag); });
 }
 
 WorkPtr C10dCommunicator::do_reduce_scatter(const at::Tensor& full, std::string_view label) {
@@ -104,13 +109,15 @@ WorkPtr C10dCommunicator::do_broadcast(const at::Tensor& buffer, int root, std::
   if (buffer.numel() == 0) return finished_work();
   Call call = call_of("broadcast", label, buffer);
   call.op += str(" from rank ", root);
-  return group_->run(std::move(call), {buffer},
-                     [&](Transport& transport, uint32_t tag) { return transport.broadcast(buffer, root, tag); });
+  return group_->run(std::move(call), {buffer}, [&](Transport& transport, uint32_t tag) {
+    return transport.broadcast(buffer, root, tag);
+  });
 }
 
 void C10dCommunicator::do_barrier(std::string_view label) {
-  group_->run({.op = "barrier", .label = std::string(label), .dtype = "", .numel = 0}, {},
-              [](Transport& transport, uint32_t tag) { return transport.barrier(tag); })
+  group_
+      ->run({.op = "barrier", .label = std::string(label), .dtype = "", .numel = 0}, {},
+            [](Transport& transport, uint32_t tag) { return transport.barrier(tag); })
       ->wait();
 }
 

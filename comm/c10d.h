@@ -1,8 +1,9 @@
-// C10dCommunicator: a Communicator over libtorch's process groups (Gloo for CPU tensors, NCCL for CUDA tensors) and their
-// store. It numbers the collectives, keeps buffers alive, and explains failures; a Transport moves the bytes.
+// C10dCommunicator: a Communicator over libtorch's process groups (Gloo for CPU tensors, NCCL for CUDA
+// tensors) and their store. It numbers the collectives, keeps buffers alive, and explains failures; a
+// Transport moves the bytes.
 //
-// [Note: failures] A collective that fails on one rank should end the run on all of them, soon, with one line that
-// names who is to blame:
+// [Note: failures] A collective that fails on one rank should end the run on all of them, soon, with one line
+// that names who is to blame:
 //  1. The rank reports its fault in the store (Ledger), also from Gloo's threads while it is busy elsewhere.
 //  2. It aborts its transport, which closes its connections; the others' pending collectives fail in turn.
 //  3. It waits up to 2 s for the others' reports, compares the lists of collectives, and names the ranks that
@@ -61,7 +62,8 @@ class C10dCommunicator final : public Communicator {
   class Group;
 
   /// Collective.
-  C10dCommunicator(std::shared_ptr<Family> family, std::chrono::milliseconds timeout, const MakeTransport& make);
+  C10dCommunicator(std::shared_ptr<Family> family, std::chrono::milliseconds timeout,
+                   const MakeTransport& make);
   explicit C10dCommunicator(std::shared_ptr<Group> group);
   /// Waits for what is in flight; while an exception unwinds, aborts it instead.
   ~C10dCommunicator() override;
@@ -77,8 +79,8 @@ class C10dCommunicator final : public Communicator {
   using Communicator::exchange;
   std::shared_ptr<Communicator> duplicate(std::string_view name) override;
 
-  /// Local. Leaves the group at once: everything pending fails, here and on the other ranks, whose errors give the
-  /// reason. (Duplicates do so when an exception destroys them.) Never throws.
+  /// Local. Leaves the group at once: everything pending fails, here and on the other ranks, whose errors
+  /// give the reason. (Duplicates do so when an exception destroys them.) Never throws.
   void abort(std::string_view reason);
 
  protected:

@@ -14,11 +14,12 @@ using std::chrono::milliseconds;
 
 /// A wait longer than this compares lists of collectives, and again after every further such time.
 constexpr milliseconds kStall{5000};
-/// Connecting is a matter of seconds once all ranks have met; this is for a rank that dies in the middle of it.
+/// Connecting is a matter of seconds once all ranks have met; this is for a rank that dies in the middle of
+/// it.
 constexpr milliseconds kOpening = std::chrono::minutes(2);
 
-/// Gloo and NCCL say "Timed out", "timeout" in some form when the time ran out on this rank. Gloo's word for the other
-/// operations of a group one of whose operations ran out of time is "Application timeout".
+/// Gloo and NCCL say "Timed out", "timeout" in some form when the time ran out on this rank. Gloo's word for
+/// the other operations of a group one of whose operations ran out of time is "Application timeout".
 Fault fault_of(const std::string& cause) {
   std::string lower = cause;
   std::transform(lower.begin(), lower.end(), lower.begin(), [](unsigned char c) { return std::tolower(c); });
@@ -144,7 +145,8 @@ void C10dCommunicator::Group::check_stalled(int64_t number) {
 std::vector<std::string> C10dCommunicator::Group::exchange(const std::string& value, std::string_view label,
                                                            milliseconds timeout) {
   check_alive();
-  const int64_t number = ledger_->record({.op = "exchange", .label = std::string(label), .dtype = "", .numel = 0});
+  const int64_t number =
+      ledger_->record({.op = "exchange", .label = std::string(label), .dtype = "", .numel = 0});
   const std::string prefix = str("exchange/", ++num_exchanges_, "/");
   try {
     store_.set(prefix + std::to_string(family_->rank()), str(label, '\n', value));
@@ -159,7 +161,8 @@ std::vector<std::string> C10dCommunicator::Group::exchange(const std::string& va
   }
 }
 
-void C10dCommunicator::Group::await_exchange(const std::string& prefix, int64_t number, milliseconds timeout) {
+void C10dCommunicator::Group::await_exchange(const std::string& prefix, int64_t number,
+                                             milliseconds timeout) {
   const auto give_up = [&](const char* cause, const std::vector<int>& missing) {
     store_.set(prefix + "failed", "");  // whoever comes from now on must not take this exchange for a success
     fail(number, cause, missing, timeout);
@@ -180,7 +183,8 @@ void C10dCommunicator::Group::await_exchange(const std::string& prefix, int64_t 
   if (store_.has(prefix + "failed")) fail(number, "others gave up", {}, timeout);
 }
 
-std::vector<std::string> C10dCommunicator::Group::read_exchange(const std::string& prefix, std::string_view label) {
+std::vector<std::string> C10dCommunicator::Group::read_exchange(const std::string& prefix,
+                                                                std::string_view label) {
   std::vector<std::string> values;
   for (int r = 0; r < family_->size(); ++r) {
     const std::string text = store_.get(prefix + std::to_string(r));

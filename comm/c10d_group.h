@@ -1,5 +1,5 @@
-// C10dCommunicator::Group: the state of one group that its works share with its communicator, so that a Work may
-// outlive the communicator it came from.
+// C10dCommunicator::Group: the state of one group that its works share with its communicator, so that a Work
+// may outlive the communicator it came from.
 #pragma once
 
 #include "comm/c10d.h"
@@ -21,8 +21,8 @@ struct Flight {
 class C10dCommunicator::Group : public std::enable_shared_from_this<Group> {
  public:
   Group(std::shared_ptr<Family> family, GroupStore store, std::chrono::milliseconds timeout);
-  /// Collective. Connects, and returns when all ranks have: a rank that is done early must not leave while others still
-  /// connect to each other.
+  /// Collective. Connects, and returns when all ranks have: a rank that is done early must not leave while
+  /// others still connect to each other.
   void open(const MakeTransport& make);
 
   Family& family() { return *family_; }
@@ -32,7 +32,8 @@ class C10dCommunicator::Group : public std::enable_shared_from_this<Group> {
 
   using Issue = std::function<std::vector<C10dWork>(Transport&, uint32_t tag)>;
   WorkPtr run(Call call, std::vector<at::Tensor> buffers, const Issue& issue);
-  std::vector<std::string> exchange(const std::string& value, std::string_view label, std::chrono::milliseconds timeout);
+  std::vector<std::string> exchange(const std::string& value, std::string_view label,
+                                    std::chrono::milliseconds timeout);
   std::shared_ptr<Group> duplicate(std::string_view name);
 
   void wait(Flight& flight);

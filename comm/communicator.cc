@@ -17,8 +17,10 @@ bool supported(at::ScalarType dtype) {
     case at::kInt:
     case at::kChar:
     case at::kByte:
-    case at::kBool: return true;
-    default: return false;
+    case at::kBool:
+      return true;
+    default:
+      return false;
   }
 }
 
@@ -38,7 +40,8 @@ WorkPtr Communicator::all_gather(const at::Tensor& full, const at::Tensor& shard
   check_buffer(full, label);
   check_buffer(shard, label);
   check_divisible(full, size(), label);
-  TESSERA_CHECK(shard.numel() * size() == full.numel(), label, ": a shard of ", shard.numel(), " for ", full.numel());
+  TESSERA_CHECK(shard.numel() * size() == full.numel(), label, ": a shard of ", shard.numel(), " for ",
+                full.numel());
   TESSERA_CHECK(shard.scalar_type() == full.scalar_type() && shard.device() == full.device(), label);
   ++counts_.all_gathers;
   counts_.bytes += static_cast<int64_t>(full.nbytes());

@@ -44,9 +44,9 @@ struct Counts {
   int64_t bytes = 0;
 };
 
-/// One rank's end of a group. One thread issues collectives on it at a time. Buffers are 1-D and contiguous, of
-/// fp64, fp32, bf16, fp16, int64, int32, int8, uint8 or bool; anything else is a std::logic_error. After a CommError
-/// every later call throws the same error.
+/// One rank's end of a group. One thread issues collectives on it at a time. Buffers are 1-D and contiguous,
+/// of fp64, fp32, bf16, fp16, int64, int32, int8, uint8 or bool; anything else is a std::logic_error. After a
+/// CommError every later call throws the same error.
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -57,8 +57,9 @@ class Communicator {
   virtual std::string_view backend() const = 0;
   virtual std::chrono::milliseconds timeout() const = 0;
 
-  /// Collective. `full`: (size() * n) elements, `shard`: (n) elements of the same dtype; afterwards slice r of `full` is rank
-  /// r's `shard`. `shard` may be slice rank() of `full` itself. `label` names the buffer in errors; no line breaks.
+  /// Collective. `full`: (size() * n) elements, `shard`: (n) elements of the same dtype; afterwards slice r
+  /// of `full` is rank r's `shard`. `shard` may be slice rank() of `full` itself. `label` names the buffer in
+  /// errors; no line breaks.
   WorkPtr all_gather(const at::Tensor& full, const at::Tensor& shard, std::string_view label);
   /// Collective. `full`: (size() * n) elements; afterwards slice rank() of `full` is the sum over ranks of
   /// that slice. The other slices are unspecified afterwards.
@@ -71,8 +72,8 @@ class Communicator {
   void barrier(std::string_view label);
 
   /// Collective, over the rendezvous store rather than the network backend: every rank gives a short
-  /// string and receives all of them, in rank order. For agreement on plans and for error reports, not for data.
-  /// Throws CommError naming the ranks that did not answer within `timeout`.
+  /// string and receives all of them, in rank order. For agreement on plans and for error reports, not for
+  /// data. Throws CommError naming the ranks that did not answer within `timeout`.
   virtual std::vector<std::string> exchange(const std::string& value, std::string_view label,
                                             std::chrono::milliseconds timeout) = 0;
   std::vector<std::string> exchange(const std::string& value, std::string_view label) {

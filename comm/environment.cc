@@ -52,7 +52,8 @@ void read_local(Environment& env) {
 
 void read_rendezvous(Environment& env) {
   const auto address = variable("MASTER_ADDR");
-  if (!address) throw CommError("MASTER_ADDR is not set although WORLD_SIZE is above 1: the address of rank 0's host");
+  if (!address)
+    throw CommError("MASTER_ADDR is not set although WORLD_SIZE is above 1: the address of rank 0's host");
   if (address->empty()) throw CommError("MASTER_ADDR is empty: expected the address of rank 0's host");
   env.master_addr = *address;
   env.master_port = required("MASTER_PORT", "WORLD_SIZE is above 1", 1, 65535);

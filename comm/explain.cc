@@ -109,7 +109,8 @@ std::string name_duration(std::chrono::milliseconds duration) {
 
 std::string first_line(std::string_view text) {
   std::string line(text.substr(0, text.find('\n')));
-  // "[enforce fail at x.cc:1] message", "failed with [/src/x.h:1] message": no need to know where in the library.
+  // "[enforce fail at x.cc:1] message", "failed with [/src/x.h:1] message": no need to know where in the
+  // library.
   for (const char* extension : {".cc:", ".cpp:", ".h:", ".hpp:"}) {
     const size_t at = line.find(extension);
     const size_t begin = at == line.npos ? at : line.rfind('[', at);

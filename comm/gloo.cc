@@ -18,18 +18,19 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// Gloo's headers (Debian's) are older than the Gloo inside libtorch, and some of its classes differ. So nothing here
-// touches a Gloo object; pointers to them are only passed along. (ProcessGroupGloo::setTimeout, inline, would.)
+// Gloo's headers (Debian's) are older than the Gloo inside libtorch, and some of its classes differ. So
+// nothing here touches a Gloo object; pointers to them are only passed along. (ProcessGroupGloo::setTimeout,
+// inline, would.)
 
 /// c10d's process group with the two things it lacks: tags of our choice, and abort().
 class GlooGroup final : public c10d::ProcessGroupGloo {
  public:
   using c10d::ProcessGroupGloo::ProcessGroupGloo;
 
-  // [Note: tags] Gloo matches messages by tag, which c10d counts up with every collective. A tag of ours also carries a
-  // fingerprint of the collective (c10d.cc): two ranks that issue different things under one number never
-  // exchange a byte. With plain counting, buffers of different sizes would meet, and Gloo ends the process
-  // then, by an exception on its I/O thread.
+  // [Note: tags] Gloo matches messages by tag, which c10d counts up with every collective. A tag of ours also
+  // carries a fingerprint of the collective (c10d_group.cc): two ranks that issue different things under one number
+  // never exchange a byte. With plain counting, buffers of different sizes would meet, and Gloo ends the
+  // process then, by an exception on its I/O thread.
   void use_tag(uint32_t tag) { collectiveCounter_ = tag; }
 
   // [Note: aborting Gloo] c10d has no abort for Gloo, and destroying a group waits for what is pending. But a
@@ -59,14 +60,15 @@ class GlooTransport final : public Transport {
                 std::vector<std::shared_ptr<::gloo::transport::Device>> devices, FailureHook on_failure)
       : options_(options), devices_(std::move(devices)), on_failure_(std::move(on_failure)) {
     // Gloo waits five times this for a connection. Collectives give their own timeout.
-    auto group_options = c10d::ProcessGroupGloo::Options::create(std::max(options.connect_timeout / 5, milliseconds(1000)));
+    auto group_options =
+        c10d::ProcessGroupGloo::Options::create(std::max(options.connect_timeout / 5, milliseconds(1000)));
     group_options->devices = devices_;
     group_options->group_name = "tessera";
     try {
       group_ = c10::make_intrusive<GlooGroup>(store.c10d_store(), options.rank, options.size, group_options);
     } catch (const std::exception& error) {
-      throw CommError(str("rank ", options.rank, " cannot connect to the other ranks over ", bound_to(options), " (",
-                          words_of(error), ")"));
+      throw CommError(str("rank ", options.rank, " cannot connect to the other ranks over ",
+                          bound_to(options), " (", words_of(error), ")"));
     }
   }
 
@@ -77,13 +79,14 @@ class GlooTransport final : public Transport {
   std::string_view name() const override { return "gloo"; }
   bool wait_blocks() const override { return true; }
 
-  // [Note: all-gather over Gloo] c10d's own all-gather stages the result in a buffer of full size and copies it out with
-  // operators on a worker thread, under the thread-local state of the issuing thread: memory we do not have,
-  // and operators that a listener (zero/residency) would take for the model's. One broadcast a slice moves
-  // the same bytes straight to where they belong.
+  // [Note: all-gather over Gloo] c10d's own all-gather stages the result in a buffer of full size and copies
+  // it out with operators on a worker thread, under the thread-local state of the issuing thread: memory we
+  // do not have, and operators that a listener (zero/residency) would take for the model's. One broadcast a
+  // slice moves the same bytes straight to where they belong.
   std::vector<C10dWork> all_gather(const at::Tensor& full, const at::Tensor& shard, uint32_t tag) override {
     const int64_t shard_numel = shard.numel();
-    auto* own_slice = static_cast<char*>(full.data_ptr()) + static_cast<int64_t>(shard.nbytes()) * options_.rank;
+    auto* own_slice =
+        static_cast<char*>(full.data_ptr()) + static_cast<int64_t>(shard.nbytes()) * options_.rank;
     if (own_slice != shard.data_ptr()) std::memcpy(own_slice, shard.data_ptr(), shard.nbytes());
     std::vector<C10dWork> works;
     for (int root = 0; root < options_.size; ++root) {
@@ -94,9 +97,11 @@ class GlooTransport final : public Transport {
     return works;
   }
 
-  // c10d's reduce-scatter for Gloo is a copy of the input, an all-reduce of that, and a copy out. The contract leaves the
-  // other slices unspecified, so an all-reduce in place does it.
-  std::vector<C10dWork> reduce_scatter(const at::Tensor& full, uint32_t tag) override { return all_reduce(full, tag); }
+  // c10d's reduce-scatter for Gloo is a copy of the input, an all-reduce of that, and a copy out. The
+  // contract leaves the other slices unspecified, so an all-reduce in place does it.
+  std::vector<C10dWork> reduce_scatter(const at::Tensor& full, uint32_t tag) override {
+    return all_reduce(full, tag);
+  }
 
   std::vector<C10dWork> all_reduce(const at::Tensor& full, uint32_t tag) override {
     c10d::AllreduceOptions allreduce_options;
@@ -158,15 +163,16 @@ std::vector<std::shared_ptr<::gloo::transport::Device>> make_devices(const GlooO
     std::istringstream names(options.interfaces);
     for (std::string name; std::getline(names, name, ',');) {
       if (if_nametoindex(name.c_str()) == 0) {
-        throw CommError(str("GLOO_SOCKET_IFNAME=", options.interfaces, ": this host has no network interface '", name, "'"));
+        throw CommError(str("GLOO_SOCKET_IFNAME=", options.interfaces,
+                            ": this host has no network interface '", name, "'"));
       }
       devices.push_back(c10d::ProcessGroupGloo::createDeviceForInterface(name));
     }
   } catch (const CommError&) {
     throw;
   } catch (const std::exception& error) {
-    throw CommError(
-        str("rank ", options.rank, " cannot listen on ", GlooTransport::bound_to(options), " (", words_of(error), ")"));
+    throw CommError(str("rank ", options.rank, " cannot listen on ", GlooTransport::bound_to(options), " (",
+                        words_of(error), ")"));
   }
   return devices;
 }

@@ -1,5 +1,5 @@
-// GroupStore: the rendezvous store (c10d's TCPStore or HashStore) as the rest of comm/ sees it: short texts under keys,
-// its errors turned into CommError, and waits that never hold the connection.
+// GroupStore: the rendezvous store (c10d's TCPStore or HashStore) as the rest of comm/ sees it: short texts
+// under keys, its errors turned into CommError, and waits that never hold the connection.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -11,8 +11,8 @@
 
 namespace tessera::comm {
 
-/// A handle: copies share the connection. Thread-safe as far as the c10d store is (TCPStore and HashStore are).
-/// Every call is local to this rank and the server, and throws CommError when the server is gone.
+/// A handle: copies share the connection. Thread-safe as far as the c10d store is (TCPStore and HashStore
+/// are). Every call is local to this rank and the server, and throws CommError when the server is gone.
 class GroupStore {
  public:
   /// `where` names the server in errors: "rank 0 is gone: its store at 10.0.0.1:29500".

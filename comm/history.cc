@@ -43,8 +43,8 @@ uint32_t Call::fingerprint() const {
 }
 
 int64_t History::record(Call call) {
-  std::replace_if(call.label.begin(), call.label.end(),
-                  [](unsigned char c) { return c < 0x20 || c == 0x7f; }, ' ');
+  std::replace_if(
+      call.label.begin(), call.label.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, ' ');
   calls_.push_back(std::move(call));
   if (calls_.size() > kWindow) calls_.pop_front();
   return ++issued_;

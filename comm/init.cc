@@ -26,9 +26,11 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// [Note: libtorch's settings] Two of libtorch's process-wide settings are changed unless the user has set them:
+// [Note: libtorch's settings] Two of libtorch's process-wide settings are changed unless the user has set
+// them:
 //  - c10d logs every retry of a connection on stderr; only errors remain (TORCH_CPP_LOG_LEVEL).
-//  - Its flight recorder notes down each collective, in a map that groups on several threads write to without a
+//  - Its flight recorder notes down each collective, in a map that groups on several threads write to without
+//  a
 //    lock, and for an all-gather allocates a full-size buffer only to note its shape; it is turned off
 //    (TORCH_FR_BUFFER_SIZE). Ledger keeps what we need.
 // Both must happen before the first process group, and while no other thread reads the environment.
@@ -44,7 +46,8 @@ bool uses_nccl(const Options& options) {
     return false;
   }
   if (options.backend != "nccl") {
-    throw CommError(str("unknown backend \"", options.backend, "\": expected \"auto\", \"gloo\" or \"nccl\""));
+    throw CommError(
+        str("unknown backend \"", options.backend, "\": expected \"auto\", \"gloo\" or \"nccl\""));
   }
   if (!options.cuda) throw CommError("backend \"nccl\" moves CUDA tensors; CPU tensors need \"gloo\"");
   return true;
@@ -57,14 +60,16 @@ GlooOptions gloo_options(const Environment& env, const Options& options, bool on
   gloo.timeout = options.timeout;
   // All ranks have just been at the rendezvous: connecting takes seconds, or never ends.
   gloo.connect_timeout = std::min<milliseconds>(options.rendezvous_timeout, std::chrono::minutes(1));
-  if (const char* interfaces = std::getenv("GLOO_SOCKET_IFNAME"); interfaces != nullptr && *interfaces != '\0') {
+  if (const char* interfaces = std::getenv("GLOO_SOCKET_IFNAME");
+      interfaces != nullptr && *interfaces != '\0') {
     gloo.interfaces = interfaces;
   } else if (!one_host) {
     gloo.address = address_towards(env.master_addr, env.master_port);
     if (is_loopback(gloo.address)) {
-      throw CommError(str("MASTER_ADDR=", env.master_addr, " is ", gloo.address, " on rank ", env.rank,
-                          "'s host, which ranks on other hosts cannot reach: give an address that is the same "
-                          "everywhere, or set GLOO_SOCKET_IFNAME"));
+      throw CommError(
+          str("MASTER_ADDR=", env.master_addr, " is ", gloo.address, " on rank ", env.rank,
+              "'s host, which ranks on other hosts cannot reach: give an address that is the same "
+              "everywhere, or set GLOO_SOCKET_IFNAME"));
     }
   }
   return gloo;

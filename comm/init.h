@@ -42,18 +42,18 @@ struct Options {
 /// Throws CommError in one line: port in use (with the address), ranks missing (which), WORLD_SIZE differing
 /// between ranks, one RANK given to two processes.
 ///
-/// With `options.cuda` it also loads libtorch's CUDA half (core/cuda_plugin.h) and makes `local_rank` the current device;
-/// call it before anything else touches libtorch, which otherwise settles for having no CUDA.
+/// With `options.cuda` it also loads libtorch's CUDA half (core/cuda_plugin.h) and makes `local_rank` the
+/// current device; call it before anything else touches libtorch, which otherwise settles for having no CUDA.
 ///
 /// Destroying the last communicator of the group on rank 0 waits up to 5 s for the others to do the same,
 /// because rank 0 serves the store they may still be reading.
 CommunicatorPtr connect(const Environment& env, const Options& options);
 
-/// Runs `body(comm)` on `world_size` threads, each a rank of one group over c10d's HashStore, and returns when
-/// all have ended. When one throws, its group is aborted: the others' collectives fail at once, naming the
-/// rank and its error. The first exception by time is rethrown; a CommError, mostly the consequence of another
-/// rank's error, only when there is no other.
-/// Ranks as threads share the process's default random generator.
+/// Runs `body(comm)` on `world_size` threads, each a rank of one group over c10d's HashStore, and returns
+/// when all have ended. When one throws, its group is aborted: the others' collectives fail at once, naming
+/// the rank and its error. The first exception by time is rethrown; a CommError, mostly the consequence of
+/// another rank's error, only when there is no other. Ranks as threads share the process's default random
+/// generator.
 void run_threads(int world_size, const Options& options, const std::function<void(CommunicatorPtr)>& body);
 
 }  // namespace tessera::comm

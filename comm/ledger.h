@@ -1,5 +1,5 @@
-// Ledger: one rank's account of a group, which it publishes in the store when something goes wrong, so that the others
-// can tell who is missing and who went another way.
+// Ledger: one rank's account of a group, which it publishes in the store when something goes wrong, so that
+// the others can tell who is missing and who went another way.
 #pragma once
 
 #include <chrono>
@@ -15,9 +15,9 @@
 
 namespace tessera::comm {
 
-/// The keys of a ledger: `fault/R` (a failure, with R's history), `stall/R` (R has waited for seconds, with its
-/// history) in the group's part of the store, `left/R` in the family's. Nothing is written while all goes well.
-/// Thread-safe: Gloo's threads report failures while the rank's own thread is elsewhere.
+/// The keys of a ledger: `fault/R` (a failure, with R's history), `stall/R` (R has waited for seconds, with
+/// its history) in the group's part of the store, `left/R` in the family's. Nothing is written while all goes
+/// well. Thread-safe: Gloo's threads report failures while the rank's own thread is elsewhere.
 class Ledger {
  public:
   Ledger(int rank, int size, GroupStore group_store, GroupStore family_store)
@@ -32,12 +32,12 @@ class Ledger {
   void report_fault(Fault fault, int64_t number);
   /// Local. Whether `rank` has reported one.
   bool has_failed(int rank) const;
-  /// Local. Publishes this rank's history and compares it with that of the others who wait. Returns what differs, if
-  /// anything does. Never throws: a store that is gone shows elsewhere.
+  /// Local. Publishes this rank's history and compares it with that of the others who wait. Returns what
+  /// differs, if anything does. Never throws: a store that is gone shows elsewhere.
   std::optional<std::string> compare_stalled();
 
-  /// Local, takes up to kPatience: waits until all ranks have reported or left, and explains. Throws CommError when the
-  /// store is gone.
+  /// Local, takes up to kPatience: waits until all ranks have reported or left, and explains. Throws
+  /// CommError when the store is gone.
   std::string explain_failure(int64_t number, const std::string& cause, const std::vector<int>& missing,
                               std::chrono::milliseconds timeout);
   /// Local. Why `rank` left the group; nothing while it is there.
@@ -66,7 +66,8 @@ class Ledger {
   Fault fault_ = Fault::kNone;
 };
 
-/// What a rank writes under `left/R` when a CommError took it out of the group: the reason is in its fault report.
+/// What a rank writes under `left/R` when a CommError took it out of the group: the reason is in its fault
+/// report.
 inline constexpr std::string_view kLeftByFault = "!";
 inline constexpr std::string_view kLeftInOrder = "it has finished";
 

@@ -13,16 +13,17 @@
 namespace tessera::comm {
 namespace {
 
-// [Note: streams] ProcessGroupNCCL runs collectives on a stream of its own. Issuing one makes that stream wait for the
-// current stream; a work's wait() makes the current stream wait for the collective, without blocking the
-// thread. Between the two it holds on to the tensors (and Flight does), so the caching allocator cannot give
-// their memory to anyone else; after the wait, reuse on the current stream is ordered behind the
+// [Note: streams] ProcessGroupNCCL runs collectives on a stream of its own. Issuing one makes that stream
+// wait for the current stream; a work's wait() makes the current stream wait for the collective, without
+// blocking the thread. Between the two it holds on to the tensors (and Flight does), so the caching allocator
+// cannot give their memory to anyone else; after the wait, reuse on the current stream is ordered behind the
 // collective.
 class NcclTransport final : public Transport {
  public:
   NcclTransport(const GroupStore& store, int rank, int size, int device, std::chrono::milliseconds timeout)
       : rank_(rank), size_(size), device_(device), timeout_(timeout) {
-    const auto make = reinterpret_cast<decltype(&tessera_nccl_make_group)>(cuda_plugin_symbol("tessera_nccl_make_group"));
+    const auto make =
+        reinterpret_cast<decltype(&tessera_nccl_make_group)>(cuda_plugin_symbol("tessera_nccl_make_group"));
     try {
       make(&store.c10d_store(), rank, size, device, timeout.count(), &group_);
     } catch (const std::exception& error) {
@@ -104,13 +105,18 @@ class NcclTransport final : public Transport {
 }  // namespace
 
 void prepare_cuda(int local_rank, int local_world_size) {
-  const auto num_devices = reinterpret_cast<decltype(&tessera_cuda_num_devices)>(cuda_plugin_symbol("tessera_cuda_num_devices"))();
-  if (num_devices == 0) throw Error("CUDA was asked for, but this host has no usable CUDA device (no driver, or CUDA_VISIBLE_DEVICES hides them)");
+  const auto num_devices =
+      reinterpret_cast<decltype(&tessera_cuda_num_devices)>(cuda_plugin_symbol("tessera_cuda_num_devices"))();
+  if (num_devices == 0)
+    throw Error(
+        "CUDA was asked for, but this host has no usable CUDA device (no driver, or CUDA_VISIBLE_DEVICES "
+        "hides them)");
   if (num_devices < local_world_size) {
     throw CommError(str(local_world_size, " ranks on this host, but ", num_devices,
                         " CUDA device(s): NCCL needs one for each rank"));
   }
-  reinterpret_cast<decltype(&tessera_cuda_set_device)>(cuda_plugin_symbol("tessera_cuda_set_device"))(local_rank);
+  reinterpret_cast<decltype(&tessera_cuda_set_device)>(cuda_plugin_symbol("tessera_cuda_set_device"))(
+      local_rank);
 }
 
 std::unique_ptr<Transport> make_nccl_transport(const GroupStore& store, const Environment& env,

@@ -1,4 +1,5 @@
-// NCCL for CUDA tensors, through libtorch's ProcessGroupNCCL, which lives in the CUDA plugin (core/cuda_plugin.h).
+// NCCL for CUDA tensors, through libtorch's ProcessGroupNCCL, which lives in the CUDA plugin
+// (core/cuda_plugin.h).
 #pragma once
 
 #include <chrono>
@@ -9,8 +10,8 @@
 
 namespace tessera::comm {
 
-/// Local. Loads the plugin and makes `local_rank` the current CUDA device. Throws Error when there is no CUDA, CommError
-/// when the host has fewer devices than ranks (NCCL refuses two ranks on one device).
+/// Local. Loads the plugin and makes `local_rank` the current CUDA device. Throws Error when there is no
+/// CUDA, CommError when the host has fewer devices than ranks (NCCL refuses two ranks on one device).
 void prepare_cuda(int local_rank, int local_world_size);
 
 /// Collective. The ranks meet under `store` at the first collective. prepare_cuda() must have been called.

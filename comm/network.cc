@@ -44,17 +44,20 @@ Addresses resolve(const std::string& host, int port, int socket_type, const char
   addrinfo* found = nullptr;
   const int status = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
   if (status != 0) {
-    throw CommError(str(variable, "=", host, " is no known host name or address (", gai_strerror(status), ")"));
+    throw CommError(
+        str(variable, "=", host, " is no known host name or address (", gai_strerror(status), ")"));
   }
   return Addresses(found, &freeaddrinfo);
 }
 
 [[noreturn]] void cannot_listen(const std::string& host, int port, int error) {
   if (error == EADDRINUSE) {
-    throw CommError(str("the port of ", endpoint(host, port),
-                        " is in use: rank 0 cannot serve the rendezvous there; set MASTER_PORT to a free port"));
+    throw CommError(
+        str("the port of ", endpoint(host, port),
+            " is in use: rank 0 cannot serve the rendezvous there; set MASTER_PORT to a free port"));
   }
-  throw CommError(str("rank 0 cannot serve the rendezvous at ", endpoint(host, port), " (", std::strerror(error), ")"));
+  throw CommError(
+      str("rank 0 cannot serve the rendezvous at ", endpoint(host, port), " (", std::strerror(error), ")"));
 }
 
 int bind_and_listen(int family, const sockaddr* address, socklen_t length) {
@@ -126,7 +129,8 @@ void await_server(const std::string& host, int port, std::chrono::milliseconds t
       error = errno;
     }
     if (std::chrono::steady_clock::now() + interval > deadline) {
-      throw CommError(str("nobody serves the rendezvous at ", endpoint(host, port), " (", std::strerror(error),
+      throw CommError(str("nobody serves the rendezvous at ", endpoint(host, port), " (",
+                          std::strerror(error),
                           "): rank 0 has not arrived, or MASTER_ADDR and MASTER_PORT point elsewhere"));
     }
     std::this_thread::sleep_for(interval);
@@ -146,7 +150,8 @@ std::string address_towards(const std::string& host, int port) {
       continue;
     }
     char text[NI_MAXHOST] = {};
-    if (getnameinfo(reinterpret_cast<sockaddr*>(&local), length, text, sizeof text, nullptr, 0, NI_NUMERICHOST) == 0) {
+    if (getnameinfo(reinterpret_cast<sockaddr*>(&local), length, text, sizeof text, nullptr, 0,
+                    NI_NUMERICHOST) == 0) {
       return text;
     }
   }

@@ -1,4 +1,5 @@
-// The meeting of all ranks at the store, before any backend exists: who is there, and does everyone mean the same group.
+// The meeting of all ranks at the store, before any backend exists: who is there, and does everyone mean the
+// same group.
 #pragma once
 
 #include <chrono>
@@ -14,8 +15,9 @@ struct Meeting {
   bool one_host = false;  ///< all ranks reach each other over the loopback interface
 };
 
-/// Collective. Rank 0 serves the store (torchrun's agent, with env.agent_store), everyone else connects. Throws CommError:
-/// port in use, nobody serving, ranks missing (which), WORLD_SIZE differing, one RANK given twice.
+/// Collective. Rank 0 serves the store (torchrun's agent, with env.agent_store), everyone else connects.
+/// Throws CommError: port in use, nobody serving, ranks missing (which), WORLD_SIZE differing, one RANK given
+/// twice.
 Meeting meet(const Environment& env, std::chrono::milliseconds timeout);
 
 }  // namespace tessera::comm

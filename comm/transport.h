@@ -16,12 +16,12 @@
 namespace tessera::comm {
 
 using C10dWork = c10::intrusive_ptr<c10d::Work>;
-/// Called with the backend's words and the collective's tag when it fails, maybe on a thread of the backend's. Must not
-/// throw.
+/// Called with the backend's words and the collective's tag when it fails, maybe on a thread of the
+/// backend's. Must not throw.
 using FailureHook = std::function<void(const std::string& cause, uint32_t tag)>;
 
-/// One process group of one backend. Collectives return the c10d works that make them up; all must finish. Owns its
-/// connections; used by one thread at a time, but for abort().
+/// One process group of one backend. Collectives return the c10d works that make them up; all must finish.
+/// Owns its connections; used by one thread at a time, but for abort().
 class Transport {
  public:
   virtual ~Transport() = default;
@@ -40,9 +40,9 @@ class Transport {
   virtual std::unique_ptr<Transport> duplicate(const GroupStore& store, FailureHook on_failure) = 0;
 };
 
-/// Local. Elements [begin, begin + numel) of a 1-D contiguous tensor as a tensor of its own, which keeps `buffer`
-/// alive. No operator is dispatched and the storage is another one: whoever listens to operators on the
-/// model's storages (zero/residency) does not hear of communication.
+/// Local. Elements [begin, begin + numel) of a 1-D contiguous tensor as a tensor of its own, which keeps
+/// `buffer` alive. No operator is dispatched and the storage is another one: whoever listens to operators on
+/// the model's storages (zero/residency) does not hear of communication.
 at::Tensor plain_view(const at::Tensor& buffer, int64_t begin, int64_t numel);
 
 }  // namespace tessera::comm

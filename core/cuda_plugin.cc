@@ -18,7 +18,8 @@ std::string advice(const std::string& path, const std::string& reason) {
   const size_t cut = reason.find(": cannot open shared object file");
   const std::string missing = cut == reason.npos ? "" : reason.substr(0, cut);
   if (!missing.empty() && missing != path) {
-    return str("CUDA was asked for, but ", missing, ", which libtorch_cuda.so needs, is not installed: "
+    return str("CUDA was asked for, but ", missing,
+               ", which libtorch_cuda.so needs, is not installed: "
                "the PyPI packages nvidia-*, dependencies of torch==2.11.0, bring it "
                "(pip install torch==2.11.0, with its dependencies)");
   }
@@ -46,14 +47,16 @@ void* load() {
 std::string cuda_plugin_path() {
   if (const char* path = std::getenv("TESSERA_CUDA_PLUGIN"); path != nullptr && *path != '\0') return path;
   std::error_code ignored;
-  return (std::filesystem::read_symlink("/proc/self/exe", ignored).parent_path() / "libtessera_cuda.so").string();
+  return (std::filesystem::read_symlink("/proc/self/exe", ignored).parent_path() / "libtessera_cuda.so")
+      .string();
 }
 
 void* cuda_plugin_symbol(const char* name) {
   static void* const handle = load();  // never unloaded: libtorch keeps pointers into it
   void* symbol = dlsym(handle, name);
   if (symbol == nullptr) {
-    throw Error(str(cuda_plugin_path(), " has no function ", name, ": it belongs to another version of this program"));
+    throw Error(str(cuda_plugin_path(), " has no function ", name,
+                    ": it belongs to another version of this program"));
   }
   return symbol;
 }

@@ -1,15 +1,15 @@
-// The CUDA half of Tessera is a plugin, libtessera_cuda.so: NCCL groups (comm/nccl_plugin.cc) and fused kernels. It links
-// libtorch_cuda.so, so a program that never asks for CUDA loads none of that, and the same binary runs on hosts
-// without it.
+// The CUDA half of Tessera is a plugin, libtessera_cuda.so: NCCL groups (comm/nccl_plugin.cc) and fused
+// kernels. It links libtorch_cuda.so, so a program that never asks for CUDA loads none of that, and the same
+// binary runs on hosts without it.
 #pragma once
 
 #include <string>
 
 namespace tessera {
 
-/// Local. The address of an `extern "C"` function of the plugin, which is loaded at the first call: from TESSERA_CUDA_PLUGIN
-/// (a path) if set, else from the program's own folder. Thread-safe. Never null. Throws Error in one line: built
-/// without CUDA, a library of the CUDA wheels missing (which), no such function.
+/// Local. The address of an `extern "C"` function of the plugin, which is loaded at the first call: from
+/// TESSERA_CUDA_PLUGIN (a path) if set, else from the program's own folder. Thread-safe. Never null. Throws
+/// Error in one line: built without CUDA, a library of the CUDA wheels missing (which), no such function.
 void* cuda_plugin_symbol(const char* name);
 
 /// Local. The path the plugin is looked for at.

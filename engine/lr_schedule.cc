@@ -41,7 +41,7 @@ class Constant : public LrSchedule::Formula {
 class Warmup {
  public:
   explicit Warmup(ScheduleParams& params)
-      : num_steps_(std::max<int64_t>(2, params.integer("warmup_num_steps", 1000, 1))),
+      : num_steps_(std::max<int64_t>(2, params.integer("warmup_num_steps", 1000, 0))),
         linear_(params.word("warmup_type", "log", {"log", "linear"}) == "linear"),
         inverse_log_(1.0 / std::log(static_cast<double>(num_steps_))) {}
 

@@ -102,7 +102,7 @@ void report_error(const std::string& message) noexcept {
     else if (const char* torchrun = std::getenv("TORCHELASTIC_ERROR_FILE"))
       // The format of torch.distributed.elastic.multiprocessing.errors.ErrorHandler.
       write_once(torchrun, str("{\"message\": {\"message\": ", json_string(line),
-                               ", \"extraInfo\": {\"py_callstack\": \"\", \"timestamp\": \"", ::time(nullptr),
+                               ", \"extraInfo\": {\"timestamp\": \"", ::time(nullptr),
                                "\"}}}"));
   } catch (...) {
     // Out of memory, say. The exit code still tells the launcher that this rank failed.

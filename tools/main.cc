@@ -2,10 +2,10 @@
 #include <unistd.h>
 
 #include <cstdlib>
-#include <iostream>
 #include <string_view>
 
 #include "core/error.h"
+#include "core/log.h"
 #include "launcher/error_file.h"
 #include "tools/command_line.h"
 #include "tools/launch_command.h"
@@ -21,9 +21,9 @@ bool launcher_speaks_for_us() {
   return rank && report && std::string_view(rank) == "0" && ::access(report, F_OK) == 0;
 }
 
-int fail(const std::string& message) {
+int fail(const tessera::Logger& log, const std::string& message) {
   tessera::launcher::report_error(message);
-  if (!launcher_speaks_for_us()) std::cerr << "error: " << message << '\n';
+  if (!launcher_speaks_for_us()) log.error(message);
   return 1;
 }
 
@@ -45,9 +45,9 @@ int main(int argc, char** argv) {
   } catch (const CLI::Success& asked) {  // --help, --version
     return app.exit(asked);
   } catch (const CLI::ParseError& error) {
-    return fail(tools::describe_mistake(app, error, argc, argv));
+    return fail(log, tools::describe_mistake(app, error, argc, argv));
   } catch (const std::exception& error) {
-    return fail(error.what());
+    return fail(log, error.what());
   }
   return exit_code;
 }

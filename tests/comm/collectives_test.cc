@@ -1,4 +1,5 @@
-// Every collective against sums and copies computed here, for worlds of 1 to 9 ranks and shards of odd lengths.
+// Every collective against sums and copies computed here, for worlds of 1 to 9 ranks and shards of odd
+// lengths.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -40,10 +41,13 @@ TEST_P(CollectivesTest, AllGatherBringsEveryShardToItsSlice) {
       comm->all_gather(in_place, slice, "in place")->wait();
       for (int r = 0; r < size; ++r) {
         const at::Tensor expected = filled(r, 0, numel, at::kFloat);
-        EXPECT_TRUE(at::equal(full.narrow(0, r * numel, numel), expected)) << "slice " << r << " of " << numel;
-        EXPECT_TRUE(at::equal(in_place.narrow(0, r * numel, numel), expected)) << "slice " << r << " of " << numel;
+        EXPECT_TRUE(at::equal(full.narrow(0, r * numel, numel), expected))
+            << "slice " << r << " of " << numel;
+        EXPECT_TRUE(at::equal(in_place.narrow(0, r * numel, numel), expected))
+            << "slice " << r << " of " << numel;
       }
-      EXPECT_TRUE(at::equal(shard, filled(comm->rank(), 0, numel, at::kFloat))) << "the shard must stay as it is";
+      EXPECT_TRUE(at::equal(shard, filled(comm->rank(), 0, numel, at::kFloat)))
+          << "the shard must stay as it is";
     }
   });
 }
@@ -63,7 +67,8 @@ TEST_P(CollectivesTest, ReduceScatterSumsTheOwnSlice) {
 TEST_P(CollectivesTest, AllReduceAndBroadcastInEveryDtype) {
   const int size = GetParam();
   run_threads(size, quick(), [&](CommunicatorPtr comm) {
-    for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf, at::kLong, at::kInt, at::kChar, at::kByte}) {
+    for (const auto dtype :
+         {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf, at::kLong, at::kInt, at::kChar, at::kByte}) {
       const at::Tensor buffer = filled(comm->rank(), 0, 37, dtype);
       comm->all_reduce(buffer, "sum")->wait();
       EXPECT_TRUE(at::equal(buffer, summed(size, 0, 37, dtype))) << dtype;
@@ -112,7 +117,8 @@ TEST_P(CollectivesTest, ManyInFlightFinishInAnyOrderOfWaiting) {
       EXPECT_TRUE(works[b]->test());
       works[b]->wait();  // twice does no harm
       const int64_t begin = comm->rank() * (b + 1);
-      EXPECT_TRUE(at::equal(buffers[b].narrow(0, begin, b + 1), summed(size, b + begin, b + 1, at::kFloat))) << b;
+      EXPECT_TRUE(at::equal(buffers[b].narrow(0, begin, b + 1), summed(size, b + begin, b + 1, at::kFloat)))
+          << b;
     }
   });
 }
@@ -137,7 +143,8 @@ TEST_P(CollectivesTest, ExchangeReturnsTheValuesInRankOrder) {
       const std::string value = str("rank ", comm->rank(), "\nround ", round, std::string(1, '\0'));
       const std::vector<std::string> values = comm->exchange(value, "texts");
       ASSERT_EQ(values.size(), static_cast<size_t>(size));
-      for (int r = 0; r < size; ++r) EXPECT_EQ(values[r], str("rank ", r, "\nround ", round, std::string(1, '\0')));
+      for (int r = 0; r < size; ++r)
+        EXPECT_EQ(values[r], str("rank ", r, "\nround ", round, std::string(1, '\0')));
     }
     for (const std::string& value : comm->exchange("", "nothing")) EXPECT_EQ(value, "");
   });
@@ -232,7 +239,8 @@ TEST(CommunicatorTest, RefusesBuffersItCannotSend) {
 TEST(CommunicatorTest, ADroppedWorkKeepsItsBuffersAlive) {
   run_threads(2, quick(), [](CommunicatorPtr comm) {
     c10::weak_intrusive_ptr<c10::StorageImpl> storage(c10::intrusive_ptr<c10::StorageImpl>{});
-    if (comm->rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(200));  // so that rank 0's lasts
+    if (comm->rank() == 1)
+      std::this_thread::sleep_for(std::chrono::milliseconds(200));  // so that rank 0's lasts
     {
       at::Tensor buffer = filled(comm->rank(), 0, 1 << 20, at::kFloat);
       storage = c10::weak_intrusive_ptr<c10::StorageImpl>(buffer.storage().getWeakStorageImpl());
@@ -243,7 +251,8 @@ TEST(CommunicatorTest, ADroppedWorkKeepsItsBuffersAlive) {
     }
     comm->barrier("after");
     comm->all_reduce(at::ones({1}), "next")->wait();
-    for (int i = 0; i < 1000 && storage.use_count() > 0; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    for (int i = 0; i < 1000 && storage.use_count() > 0; ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
     EXPECT_EQ(storage.use_count(), 0u) << "and lets go of them afterwards";
   });
 }

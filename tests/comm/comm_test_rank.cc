@@ -3,7 +3,8 @@
 //   comm_test_rank loop      adds up until something fails; prints "running" after the first time
 //   comm_test_rank exchange  exchanges texts many times, then leaves at once
 //   comm_test_rank fail      joins, then rank 1 ends by an error of its own while the others add up
-// TEST_RENDEZVOUS_MS and TEST_TIMEOUT_MS set the timeouts. A tessera::Error is printed as "error: LINE"; exit code 3.
+// TEST_RENDEZVOUS_MS and TEST_TIMEOUT_MS set the timeouts. A tessera::Error is printed as "error: LINE"; exit
+// code 3.
 #include <ATen/ATen.h>
 
 #include <cstdio>

@@ -18,11 +18,13 @@ namespace tessera::comm::testing {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-RankProcess::RankProcess(const std::vector<std::string>& arguments, const Variables& variables, int inherit_fd) {
+RankProcess::RankProcess(const std::vector<std::string>& arguments, const Variables& variables,
+                         int inherit_fd) {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) throw std::runtime_error("pipe2");
   pipe_ = ends[0];
-  std::vector<std::string> words{(std::filesystem::read_symlink("/proc/self/exe").parent_path() / "comm_test_rank").string()};
+  std::vector<std::string> words{
+      (std::filesystem::read_symlink("/proc/self/exe").parent_path() / "comm_test_rank").string()};
   words.insert(words.end(), arguments.begin(), arguments.end());
   std::vector<std::string> settings;
   for (const auto& [name, value] : variables) settings.push_back(name + "=" + value);
@@ -40,7 +42,8 @@ RankProcess::RankProcess(const std::vector<std::string>& arguments, const Variab
   posix_spawn_file_actions_init(&actions);
   posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
   posix_spawn_file_actions_adddup2(&actions, ends[1], STDERR_FILENO);
-  if (inherit_fd >= 0) posix_spawn_file_actions_adddup2(&actions, inherit_fd, inherit_fd);  // clears close-on-exec
+  if (inherit_fd >= 0)
+    posix_spawn_file_actions_adddup2(&actions, inherit_fd, inherit_fd);  // clears close-on-exec
   const int error = posix_spawn(&pid_, argv[0], &actions, nullptr, argv.data(), envp.data());
   posix_spawn_file_actions_destroy(&actions);
   ::close(ends[1]);
@@ -84,9 +87,12 @@ int RankProcess::wait() {
 }
 
 Variables rank_variables(int rank, int world_size, int port) {
-  return {{"RANK", std::to_string(rank)},       {"WORLD_SIZE", std::to_string(world_size)},
-          {"LOCAL_RANK", std::to_string(rank)}, {"LOCAL_WORLD_SIZE", std::to_string(world_size)},
-          {"MASTER_ADDR", "127.0.0.1"},         {"MASTER_PORT", std::to_string(port)},
+  return {{"RANK", std::to_string(rank)},
+          {"WORLD_SIZE", std::to_string(world_size)},
+          {"LOCAL_RANK", std::to_string(rank)},
+          {"LOCAL_WORLD_SIZE", std::to_string(world_size)},
+          {"MASTER_ADDR", "127.0.0.1"},
+          {"MASTER_PORT", std::to_string(port)},
           {"OMP_NUM_THREADS", "1"}};
 }
 

@@ -11,8 +11,8 @@
 
 namespace tessera::comm::testing {
 
-/// Element i of rank r's buffer: a small integer, so that sums over 9 ranks are exact in every dtype, uint8 and bf16
-/// included.
+/// Element i of rank r's buffer: a small integer, so that sums over 9 ranks are exact in every dtype, uint8
+/// and bf16 included.
 inline int64_t element(int rank, int64_t i) { return (i * 3 + rank * 7) % 11; }
 
 inline int64_t sum_of_elements(int size, int64_t i) {
@@ -55,8 +55,8 @@ using Variables = std::map<std::string, std::string>;
 /// A process of its own running the helper program `comm_test_rank`. Killed on destruction if it still runs.
 class RankProcess {
  public:
-  /// The variables are the whole environment, beside PATH and LD_LIBRARY_PATH. `inherit_fd`: a descriptor to leave
-  /// open in the child under the same number; -1: none.
+  /// The variables are the whole environment, beside PATH and LD_LIBRARY_PATH. `inherit_fd`: a descriptor to
+  /// leave open in the child under the same number; -1: none.
   RankProcess(const std::vector<std::string>& arguments, const Variables& variables, int inherit_fd = -1);
   ~RankProcess();
   RankProcess(const RankProcess&) = delete;

@@ -21,7 +21,8 @@ TEST(CudaPluginTest, SaysWhyItCannotBeLoaded) {
   setenv("TESSERA_CUDA_PLUGIN", "/nowhere/libtessera_cuda.so", 1);
   EXPECT_EQ(cuda_plugin_path(), "/nowhere/libtessera_cuda.so");
   EXPECT_EQ(comm::testing::error_of([] { cuda_plugin_symbol("any"); }),
-            "CUDA was asked for, but this program was built without it (/nowhere/libtessera_cuda.so does not exist): "
+            "CUDA was asked for, but this program was built without it (/nowhere/libtessera_cuda.so does not "
+            "exist): "
             "build where nvcc is installed, with -DTESSERA_CUDA=ON");
 
   // A failure is not remembered: the next attempt looks again.

@@ -12,8 +12,14 @@ namespace {
 using testing::error_of;
 using testing::Variables;
 
-constexpr const char* kNames[] = {"RANK",        "WORLD_SIZE",  "LOCAL_RANK",       "LOCAL_WORLD_SIZE",
-                                  "MASTER_ADDR", "MASTER_PORT", "TESSERA_STORE_FD", "TORCHELASTIC_USE_AGENT_STORE",
+constexpr const char* kNames[] = {"RANK",
+                                  "WORLD_SIZE",
+                                  "LOCAL_RANK",
+                                  "LOCAL_WORLD_SIZE",
+                                  "MASTER_ADDR",
+                                  "MASTER_PORT",
+                                  "TESSERA_STORE_FD",
+                                  "TORCHELASTIC_USE_AGENT_STORE",
                                   "TORCHELASTIC_RESTART_COUNT"};
 
 class EnvironmentTest : public ::testing::Test {
@@ -32,7 +38,8 @@ class EnvironmentTest : public ::testing::Test {
   }
 };
 
-const Variables kGood = {{"RANK", "3"},        {"WORLD_SIZE", "4"},        {"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "2"},
+const Variables kGood = {{"RANK", "3"},        {"WORLD_SIZE", "4"},
+                         {"LOCAL_RANK", "1"},  {"LOCAL_WORLD_SIZE", "2"},
                          {"MASTER_ADDR", "h"}, {"MASTER_PORT", "12345"}};
 
 Variables good_but(Variables changes) {
@@ -92,7 +99,8 @@ TEST_F(EnvironmentTest, NamesTheVariableThatIsWrong) {
       {"RANK", nullptr, "RANK is not set although WORLD_SIZE is"},
       {"WORLD_SIZE", nullptr, "WORLD_SIZE is not set although RANK is"},
       {"LOCAL_RANK", nullptr, "LOCAL_RANK is not set although LOCAL_WORLD_SIZE is"},
-      {"MASTER_ADDR", nullptr, "MASTER_ADDR is not set although WORLD_SIZE is above 1: the address of rank 0's host"},
+      {"MASTER_ADDR", nullptr,
+       "MASTER_ADDR is not set although WORLD_SIZE is above 1: the address of rank 0's host"},
       {"MASTER_ADDR", "", "MASTER_ADDR is empty: expected the address of rank 0's host"},
       {"MASTER_PORT", nullptr, "MASTER_PORT is not set although WORLD_SIZE is above 1"},
       {"RANK", "", "RANK='' is not an integer"},
@@ -109,7 +117,8 @@ TEST_F(EnvironmentTest, NamesTheVariableThatIsWrong) {
       {"MASTER_PORT", "0", "MASTER_PORT=0 is out of range: expected 1 to 65535"},
       {"MASTER_PORT", "65536", "MASTER_PORT=65536 is out of range: expected 1 to 65535"},
       {"MASTER_PORT", "http", "MASTER_PORT='http' is not an integer"},
-      {"TORCHELASTIC_RESTART_COUNT", "-2", "TORCHELASTIC_RESTART_COUNT=-2 is out of range: expected 0 to 1048576"},
+      {"TORCHELASTIC_RESTART_COUNT", "-2",
+       "TORCHELASTIC_RESTART_COUNT=-2 is out of range: expected 0 to 1048576"},
   };
   for (const Case& wrong : cases) {
     Variables variables = kGood;
@@ -127,10 +136,12 @@ TEST_F(EnvironmentTest, UnknownBackendsAreRefused) {
   EXPECT_EQ(error_of([&] { connect(Environment{}, options); }),
             "unknown backend \"mpi\": expected \"auto\", \"gloo\" or \"nccl\"");
   options.backend = "nccl";
-  EXPECT_EQ(error_of([&] { connect(Environment{}, options); }), "backend \"nccl\" moves CUDA tensors; CPU tensors need \"gloo\"");
+  EXPECT_EQ(error_of([&] { connect(Environment{}, options); }),
+            "backend \"nccl\" moves CUDA tensors; CPU tensors need \"gloo\"");
   options.backend = "gloo";
   options.cuda = true;
-  EXPECT_EQ(error_of([&] { connect(Environment{}, options); }), "backend \"gloo\" moves CPU tensors; CUDA tensors need \"nccl\"");
+  EXPECT_EQ(error_of([&] { connect(Environment{}, options); }),
+            "backend \"gloo\" moves CPU tensors; CUDA tensors need \"nccl\"");
 }
 
 }  // namespace

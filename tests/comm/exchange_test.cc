@@ -66,7 +66,8 @@ TEST(ExchangeTest, NamesTheRanksThatDidNotCome) {
     errors[comm->rank()] = error;
   });
   for (const int rank : {0, 2}) {
-    EXPECT_EQ(errors[rank], "exchange of \"plan\", collective 1: ranks 1 and 3 have not arrived within 0.5 s");
+    EXPECT_EQ(errors[rank],
+              "exchange of \"plan\", collective 1: ranks 1 and 3 have not arrived within 0.5 s");
   }
   for (const int rank : {1, 3}) {
     EXPECT_NE(errors[rank].find(str("rank ", rank, " came too late: ")), std::string::npos) << errors[rank];

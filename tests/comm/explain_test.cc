@@ -73,16 +73,19 @@ TEST(HistoryTest, FingerprintsTellCallsApart) {
 }
 
 TEST(ExplainTest, NamesWhoHasNotArrived) {
-  EXPECT_EQ(explain(failure(Fault::kTimeout, 2, {report(Fault::kTimeout, 2), Report{}, report(Fault::kClosed, 1)})),
-            std::string(kSecond) + "ranks 2 and 3 have not arrived within 2 s");
+  EXPECT_EQ(
+      explain(failure(Fault::kTimeout, 2, {report(Fault::kTimeout, 2), Report{}, report(Fault::kClosed, 1)})),
+      std::string(kSecond) + "ranks 2 and 3 have not arrived within 2 s");
   EXPECT_EQ(explain(failure(Fault::kClosed, 2, {report(Fault::kTimeout, 2), Report{}})),
             std::string(kSecond) + "rank 2 has not arrived within 2 s");
   Report late = report(Fault::kClosed, 2);
   late.waited = std::chrono::milliseconds(1);
-  EXPECT_EQ(explain(failure(Fault::kTimeout, 2, {late})), std::string(kSecond) + "rank 1 has not arrived within 2 s");
+  EXPECT_EQ(explain(failure(Fault::kTimeout, 2, {late})),
+            std::string(kSecond) + "rank 1 has not arrived within 2 s");
   Failure own_lateness = failure(Fault::kClosed, 2, {report(Fault::kTimeout, 2), late});
   own_lateness.reports[0].waited = std::chrono::milliseconds(1);
-  EXPECT_EQ(explain(own_lateness), std::string(kSecond) + "rank 0 came too late: rank 1 had given up after 2 s");
+  EXPECT_EQ(explain(own_lateness),
+            std::string(kSecond) + "rank 0 came too late: rank 1 had given up after 2 s");
 }
 
 TEST(ExplainTest, NamesWhoIsGone) {
@@ -119,7 +122,8 @@ TEST(ExplainTest, Words) {
   EXPECT_EQ(name_ranks({1, 2, 5}), "ranks 1, 2 and 5");
   EXPECT_EQ(name_duration(std::chrono::minutes(30)), "30 min");
   EXPECT_EQ(name_duration(std::chrono::milliseconds(1500)), "1.5 s");
-  EXPECT_EQ(first_line("failed with [/src/pair.h:311] Connect timeout [127.0.0.1]:1"), "failed with Connect timeout [127.0.0.1]:1");
+  EXPECT_EQ(first_line("failed with [/src/pair.h:311] Connect timeout [127.0.0.1]:1"),
+            "failed with Connect timeout [127.0.0.1]:1");
   EXPECT_EQ(first_line("[../x.cc:12] Timed out\nException raised from"), "Timed out");
 }
 

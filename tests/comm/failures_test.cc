@@ -25,7 +25,8 @@ Options with_timeout(milliseconds timeout) {
 }
 
 /// Runs `body` on every rank; returns what each threw.
-std::vector<std::string> errors_of(int size, milliseconds timeout, const std::function<void(CommunicatorPtr)>& body) {
+std::vector<std::string> errors_of(int size, milliseconds timeout,
+                                   const std::function<void(CommunicatorPtr)>& body) {
   std::mutex mutex;
   std::vector<std::string> errors(static_cast<size_t>(size));
   run_threads(size, with_timeout(timeout), [&](CommunicatorPtr comm) {
@@ -46,9 +47,11 @@ TEST(FailuresTest, ATimeoutNamesTheMissingRank) {
   });
   EXPECT_LT(seconds_since(start), 6);
   for (const int rank : {0, 1}) {
-    EXPECT_EQ(errors[rank], "all_reduce of \"unit 1\" (8 x Float), collective 2: rank 2 has not arrived within 1 s");
+    EXPECT_EQ(errors[rank],
+              "all_reduce of \"unit 1\" (8 x Float), collective 2: rank 2 has not arrived within 1 s");
   }
-  EXPECT_EQ(errors[2].find("all_reduce of \"unit 1\" (8 x Float), collective 2: rank 2 came too late: "), 0u) << errors[2];
+  EXPECT_EQ(errors[2].find("all_reduce of \"unit 1\" (8 x Float), collective 2: rank 2 came too late: "), 0u)
+      << errors[2];
   EXPECT_NE(errors[2].find("had given up after 1 s"), std::string::npos) << errors[2];
 }
 
@@ -75,7 +78,8 @@ TEST(FailuresTest, ARankThatIsBusyButHasArrivedIsNotBlamed) {
     if (comm->rank() == 1) std::this_thread::sleep_for(milliseconds(1200));  // issued, then busy elsewhere
     work->wait();
   });
-  EXPECT_EQ(errors[0], "all_reduce of \"unit 0\" (8 x Float), collective 1: rank 2 has not arrived within 0.5 s");
+  EXPECT_EQ(errors[0],
+            "all_reduce of \"unit 0\" (8 x Float), collective 1: rank 2 has not arrived within 0.5 s");
 }
 
 TEST(FailuresTest, DifferentCollectivesAreAnErrorNotAHang) {
@@ -101,14 +105,16 @@ TEST(FailuresTest, DifferentSizesAreAnErrorNotACrash) {
   const auto errors = errors_of(2, seconds(2), [](CommunicatorPtr comm) {
     comm->all_reduce(at::ones({comm->rank() == 0 ? 8 : 9}), "unit")->wait();
   });
-  for (const std::string& error : errors) EXPECT_EQ(error.find("collective 1 differs between ranks"), 0u) << error;
+  for (const std::string& error : errors)
+    EXPECT_EQ(error.find("collective 1 differs between ranks"), 0u) << error;
 }
 
 TEST(FailuresTest, DifferentLabelsAreAnErrorNotAWrongSum) {
   const auto errors = errors_of(2, seconds(2), [](CommunicatorPtr comm) {
     comm->all_reduce(at::ones({8}), comm->rank() == 0 ? "unit 1" : "unit 2")->wait();
   });
-  for (const std::string& error : errors) EXPECT_EQ(error.find("collective 1 differs between ranks"), 0u) << error;
+  for (const std::string& error : errors)
+    EXPECT_EQ(error.find("collective 1 differs between ranks"), 0u) << error;
 }
 
 TEST(FailuresTest, ACollectiveAgainstAnExchangeIsAnError) {
@@ -119,7 +125,8 @@ TEST(FailuresTest, ACollectiveAgainstAnExchangeIsAnError) {
       comm->barrier("end");
     }
   });
-  for (const std::string& error : errors) EXPECT_EQ(error.find("collective 1 differs between ranks"), 0u) << error;
+  for (const std::string& error : errors)
+    EXPECT_EQ(error.find("collective 1 differs between ranks"), 0u) << error;
 }
 
 TEST(FailuresTest, TheFirstErrorOfAThreadIsRethrownAndEndsTheOthers) {
@@ -143,7 +150,8 @@ TEST(FailuresTest, TheFirstErrorOfAThreadIsRethrownAndEndsTheOthers) {
   EXPECT_EQ(first, "boom\nand more");
   EXPECT_LT(seconds_since(start), 5);
   ASSERT_EQ(others.size(), 3u);
-  for (const std::string& error : others) EXPECT_NE(error.find("rank 1 left the group: boom"), error.npos) << error;
+  for (const std::string& error : others)
+    EXPECT_NE(error.find("rank 1 left the group: boom"), error.npos) << error;
 }
 
 TEST(FailuresTest, AnErrorWithACollectiveInFlightDoesNotHang) {
@@ -173,7 +181,8 @@ TEST(FailuresTest, ARankThatReturnsEarlyIsNamed) {
   EXPECT_LT(seconds_since(start), 5);
   EXPECT_EQ(errors[0], "");
   for (const int rank : {1, 2}) {
-    EXPECT_EQ(errors[rank], "all_reduce of \"unit 1\" (100 x Float), collective 2: rank 0 left the group: it has finished");
+    EXPECT_EQ(errors[rank],
+              "all_reduce of \"unit 1\" (100 x Float), collective 2: rank 0 left the group: it has finished");
   }
 }
 
@@ -209,7 +218,8 @@ TEST(FailuresTest, TheFailureOfADroppedWorkIsNoticedAtTheNextCall) {
     std::this_thread::sleep_for(seconds(1));
     comm->all_reduce(at::ones({8}), "next");
   });
-  EXPECT_EQ(errors[0], "all_reduce of \"dropped\" (8 x Float), collective 1: rank 1 has not arrived within 0.5 s");
+  EXPECT_EQ(errors[0],
+            "all_reduce of \"dropped\" (8 x Float), collective 1: rank 1 has not arrived within 0.5 s");
 }
 
 TEST(FailuresTest, TestPolls) {

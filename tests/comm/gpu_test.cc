@@ -1,4 +1,5 @@
-// NCCL on real devices, one rank a device, as threads; with one device, a group of one. Skipped without a device.
+// NCCL on real devices, one rank a device, as threads; with one device, a group of one. Skipped without a
+// device.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -42,7 +43,8 @@ void check_collectives(Communicator& comm, at::Device device) {
 TEST(GpuTest, NcclCollectives) {
   int num_devices = 0;
   try {
-    num_devices = reinterpret_cast<decltype(&tessera_cuda_num_devices)>(cuda_plugin_symbol("tessera_cuda_num_devices"))();
+    num_devices = reinterpret_cast<decltype(&tessera_cuda_num_devices)>(
+        cuda_plugin_symbol("tessera_cuda_num_devices"))();
   } catch (const Error& error) {
     GTEST_SKIP() << error.what();
   }

@@ -1,8 +1,8 @@
 // Ranks as processes: the rendezvous, and deaths.
 #include <gtest/gtest.h>
 #include <signal.h>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <unistd.h>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <memory>
 #include <thread>
@@ -63,7 +63,8 @@ TEST(ProcessTest, GloosInterfaceCanBeChosen) {
   for (const auto& process : start("sum", 2, {{"GLOO_SOCKET_IFNAME", "lo"}})) {
     EXPECT_EQ(process->wait(), 0) << process->output();
   }
-  for (const auto& process : start("sum", 2, {{"GLOO_SOCKET_IFNAME", "no-such-if"}, {"TEST_TIMEOUT_MS", "1000"}})) {
+  for (const auto& process :
+       start("sum", 2, {{"GLOO_SOCKET_IFNAME", "no-such-if"}, {"TEST_TIMEOUT_MS", "1000"}})) {
     EXPECT_EQ(process->wait(), 3);
     EXPECT_EQ(process->output(),
               "error: GLOO_SOCKET_IFNAME=no-such-if: this host has no network interface 'no-such-if'\n");
@@ -109,8 +110,9 @@ TEST(ProcessTest, APortInUseIsOneLine) {
   const int fd = listen_for_store("127.0.0.1", port);
   RankProcess zero({"sum"}, rank_variables(0, 2, port));
   EXPECT_EQ(zero.wait(), 3);
-  EXPECT_EQ(zero.output(), str("error: the port of 127.0.0.1:", port,
-                               " is in use: rank 0 cannot serve the rendezvous there; set MASTER_PORT to a free port\n"));
+  EXPECT_EQ(zero.output(),
+            str("error: the port of 127.0.0.1:", port,
+                " is in use: rank 0 cannot serve the rendezvous there; set MASTER_PORT to a free port\n"));
   ::close(fd);
 }
 
@@ -127,7 +129,8 @@ TEST(ProcessTest, AnUnknownMasterAddress) {
   variables.insert_or_assign("MASTER_ADDR", std::string("no such host"));
   RankProcess one({"sum"}, variables);
   EXPECT_EQ(one.wait(), 3);
-  EXPECT_EQ(one.output().find("error: MASTER_ADDR=no such host is no known host name or address"), 0u) << one.output();
+  EXPECT_EQ(one.output().find("error: MASTER_ADDR=no such host is no known host name or address"), 0u)
+      << one.output();
 }
 
 TEST(ProcessTest, MissingRanksAreNamedAtTheRendezvous) {
@@ -140,7 +143,8 @@ TEST(ProcessTest, MissingRanksAreNamedAtTheRendezvous) {
   }
   for (const auto& process : processes) {
     EXPECT_EQ(process->wait(), 3);
-    EXPECT_EQ(process->output(), "error: ranks 1, 3 and 4 of 5 have not arrived at the rendezvous within 1 s\n");
+    EXPECT_EQ(process->output(),
+              "error: ranks 1, 3 and 4 of 5 have not arrived at the rendezvous within 1 s\n");
   }
 }
 
@@ -151,7 +155,8 @@ TEST(ProcessTest, DifferentWorldSizes) {
   RankProcess one({"sum"}, rank_variables(1, 3, port));
   for (RankProcess* process : {&zero, &one}) {
     EXPECT_EQ(process->wait(), 3);
-    EXPECT_EQ(process->output().find("error: WORLD_SIZE differs between ranks: it is "), 0u) << process->output();
+    EXPECT_EQ(process->output().find("error: WORLD_SIZE differs between ranks: it is "), 0u)
+        << process->output();
     EXPECT_NE(process->output().find("3 on rank 1"), std::string::npos) << process->output();
     EXPECT_NE(process->output().find("2 on rank 0"), std::string::npos) << process->output();
   }
@@ -162,11 +167,13 @@ TEST(ProcessTest, OneRankGivenToTwoProcesses) {
   const int port = free_port();
   Processes processes;
   for (const int rank : {0, 1, 1}) {
-    processes.push_back(std::make_unique<RankProcess>(std::vector<std::string>{"sum"}, rank_variables(rank, 3, port)));
+    processes.push_back(
+        std::make_unique<RankProcess>(std::vector<std::string>{"sum"}, rank_variables(rank, 3, port)));
   }
   for (const auto& process : processes) {
     EXPECT_EQ(process->wait(), 3);
-    EXPECT_EQ(process->output().find("error: RANK=1 is given to two processes: process "), 0u) << process->output();
+    EXPECT_EQ(process->output().find("error: RANK=1 is given to two processes: process "), 0u)
+        << process->output();
   }
 }
 
@@ -200,7 +207,8 @@ TEST(ProcessTest, RankZeroKilledTakesTheStoreWithIt) {
   processes[0]->kill(SIGKILL);
   for (const int rank : {1, 2}) {
     EXPECT_EQ(processes[rank]->wait(), 3);
-    EXPECT_NE(processes[rank]->output().find("error: rank 0 is gone: its store at 127.0.0.1:"), std::string::npos)
+    EXPECT_NE(processes[rank]->output().find("error: rank 0 is gone: its store at 127.0.0.1:"),
+              std::string::npos)
         << processes[rank]->output();
   }
   EXPECT_LT(seconds_since(begin), 5);

@@ -356,8 +356,8 @@ TEST(LrSchedule, EveryTypeIsAcceptedAndListed) {
 TEST(LrSchedule, ErrorsNameTheKey) {
   EXPECT_THAT(error_of(make_config("WarmupLR", {{"warmup_steps", {10}}})),
               AllOf(HasSubstr("scheduler.params.warmup_steps: unknown key"), HasSubstr("warmup_num_steps")));
-  EXPECT_THAT(error_of(make_config("WarmupLR", {{"warmup_num_steps", {0}}})),
-              AllOf(HasSubstr("scheduler.params.warmup_num_steps"), HasSubstr("found 0"), HasSubstr("at least 1")));
+  EXPECT_THAT(error_of(make_config("WarmupLR", {{"warmup_num_steps", {-1}}})),
+              AllOf(HasSubstr("scheduler.params.warmup_num_steps"), HasSubstr("found -1"), HasSubstr("at least 0")));
   EXPECT_THAT(error_of(make_config("WarmupLR", {{"warmup_num_steps", {2.5}}})), HasSubstr("whole number"));
   EXPECT_THAT(error_of(make_config("WarmupLR", {}, {{"warmup_type", "cosine"}})),
               AllOf(HasSubstr("scheduler.params.warmup_type"), HasSubstr("log, linear")));

@@ -13,6 +13,7 @@ namespace {
 constexpr int kSteps = 20;
 
 struct Algorithm {
+  friend void PrintTo(const Algorithm& algorithm, std::ostream* out) { *out << algorithm.name; }
   std::string name;
   std::string type;
   std::map<std::string, double> params;
@@ -125,7 +126,7 @@ TEST_P(Optimizer, EqualsThePlainOneAndItselfEverywhere) {
   for (const auto& item : model->named_parameters()) before[item.key()] = item.value().detach().clone();
   GetParam().plain(*model);
   for (const auto& item : model->named_parameters()) plain[item.key()] = item.value().detach();
-  ASSERT_GT(largest_difference(before, plain), 0.05) << "it must have moved";
+  ASSERT_GT(largest_difference(before, plain), 0.03) << "it must have moved";
   const Tensors one = engine_weights(GetParam(), 1, 0);
   EXPECT_LT(largest_difference(one, plain), 1e-6);
   for (int world = 1; world <= 3; ++world)

@@ -20,7 +20,7 @@ class RenderTest(unittest.TestCase):
 class TerminalTest(ToolTest):
     def train(self, *args, **variables):
         name = self.write("config.json", self.config(
-            trainer={"max_steps": 40, "eval_every_steps": 16, "eval_batch_size": 4, "output_dir": "run", "device": "cpu"}))
+            trainer={"max_steps": 40, "eval_every_steps": 10, "eval_batch_size": 4, "output_dir": "run", "device": "cpu"}))
         process, written = run_on_terminal(
             lambda **files: self.start("train", name, *args, env=variables, **files), COLUMNS, TIMEOUT_S)
         self.assertEqual(process.returncode, 0, written.decode())
@@ -41,7 +41,7 @@ class TerminalTest(ToolTest):
         self.assertEqual(len(bars), 1, screen)
         self.assertRegex(bars[0], r"^train: 100%\|.*\| 40/40 \[\d\d:\d\d<00:00, \d.*samples/s, loss=\d.*, lr=.*\]$")
         evaluations = [line for line in screen if line.startswith("epoch ")]
-        self.assertEqual(len(evaluations), 4, screen)  # after steps 16 and 32, after epoch 2 (34 steps), and at the end
+        self.assertEqual(len(evaluations), 6, screen)  # every 10 steps, and after 16 and 32: the epochs
         for line in evaluations:
             self.assertRegex(line, r"^epoch \d\.\d\d \| test accuracy 0\.\d{4} \| test loss \d\.\d{4} \| 101 samples in .* s$")
         self.assertEqual(screen[-1], "")  # the shell's prompt starts on a line of its own
