@@ -3,6 +3,7 @@
 #include <spdlog/sinks/basic_file_sink.h>
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include "core/error.h"
@@ -19,6 +20,13 @@ spdlog::level::level_enum to_spdlog(LogLevel level) {
     case LogLevel::kError: return spdlog::level::err;
   }
   return spdlog::level::info;
+}
+
+/// Overwrites the line the cursor is on, with no more than \r, and goes back to its start.
+std::string blank_line() {
+  winsize size{};
+  const int columns = ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 1 ? size.ws_col : 80;
+  return "\r" + std::string(columns - 1, ' ') + "\r";
 }
 
 }  // namespace
@@ -58,8 +66,8 @@ void Logger::write(LogLevel level, const std::string& line) const {
                          : level == LogLevel::kError ? "error: "
                                                      : "";
     // A progress bar may stand on the line: it is redrawn below.
-    const char* clear = sinks_->is_terminal ? "\r\x1b[K" : "";
-    sinks_->terminal->log(to_spdlog(level), spdlog::string_view_t(clear + (prefix + line)));
+    const std::string clear = sinks_->is_terminal ? blank_line() : "";
+    sinks_->terminal->log(to_spdlog(level), spdlog::string_view_t(clear + prefix + line));
     sinks_->terminal->flush();
   }
   if (sinks_->file) sinks_->file->log(to_spdlog(level), spdlog::string_view_t(line));

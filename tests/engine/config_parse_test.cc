@@ -187,7 +187,7 @@ TEST(ConfigParse, SchedulersAndTheirDefaults) {
     expect_round_trip(config, 1);
   }
   EXPECT_EQ(parse(R"("scheduler": {"type": "WarmupLR", "params": {"warmup_type": "LINEAR"}})").scheduler.words.at("warmup_type"), "linear");
-  EXPECT_EQ(parse(R"("scheduler": {"type": "StepLR", "params": {"step_size": 3}})").scheduler.words.at("interval"), "epoch");
+  EXPECT_EQ(parse(R"("scheduler": {"type": "StepLR", "params": {"step_size": 3}})").scheduler.words.at("interval"), "step");
   EXPECT_EQ(parse(R"("scheduler": {"type": null})").scheduler, SchedulerConfig{});
   config::Report report;
   parse(R"("scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 10}})", &report);
