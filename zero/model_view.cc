@@ -52,6 +52,7 @@ ModelView view_of(const torch::nn::Module& model) {
 
 ModelView view_of(const torch::jit::Module& model) {
   ModelView view;
+  view.scripted = true;
   for (const auto& item : model.named_parameters()) view.parameters.push_back({item.name, item.value});
   for (const auto& item : model.named_buffers()) view.buffers.push_back({item.name, item.value});
   return view;

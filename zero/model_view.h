@@ -25,6 +25,7 @@ struct NamedTensor {
 struct ModelView {
   std::vector<NamedTensor> parameters;  ///< registration order; tied ones once a name
   std::vector<NamedTensor> buffers;
+  bool scripted = false;  ///< TorchScript
 };
 
 /// Local.

@@ -5,6 +5,7 @@
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/variable.h>
+#include <torch/csrc/jit/passes/tensorexpr_fuser.h>
 
 #include "core/error.h"
 #include "zero/torch_dtype.h"
@@ -21,6 +22,8 @@ ShardedModel::ShardedModel(const ModelView& model, comm::CommunicatorPtr comm, c
     for (ParameterSpec& spec : list.specs) spec.group = options_.group_of(spec.name);
   layout_ = std::make_unique<Layout>(list.specs, LayoutOptions{comm_->size(), options_.unit_numel});
   check_same_model_everywhere();
+  // TorchScript's fuser hands raw pointers to compiled kernels, which no listener hears of. (A switch of the process.)
+  if (model.scripted && options_.sharding.parameters) torch::jit::setTensorExprFuserEnabled(false);
   parameters_ = list.tensors;
   move_into_units(list.tensors);
   adopt_buffers(model);

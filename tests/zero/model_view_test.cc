@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/jit/api/module.h>
+#include <torch/csrc/jit/passes/tensorexpr_fuser.h>
 
 #include "tests/zero/zero_testing.h"
 
@@ -122,6 +123,9 @@ TEST(ModelView, TorchScriptTrainsTheSameAtStage3) {
           options.residency.capacity_units = 1;
         });
         EXPECT_EQ(rig.sharded->layout().find("inner.weight") >= 0, true);
+        if (stage == 3) {
+          EXPECT_FALSE(torch::jit::tensorExprFuserEnabled()) << "it would read released units by raw pointer";
+        }
         for (int step = 0; step < 4; ++step)  // past the profiling runs of the graph executor
           rig.step(model.forward({randn({3, kWidth}, 10 * step + comm->rank())}).toTensor().square().mean());
         const std::vector<at::Tensor> weights = rig.weights();
