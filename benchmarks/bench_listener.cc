@@ -15,7 +15,7 @@
 
 #include "comm/self.h"
 #include "engine/autocast.h"
-#include "engine/config_parse.h"
+#include "engine/config/parse.h"
 #include "engine/engine.h"
 #include "zero/operator_listener.h"
 

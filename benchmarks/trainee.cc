@@ -13,7 +13,7 @@
 #include "comm/init.h"
 #include "comm/self.h"
 #include "core/str.h"
-#include "engine/config_parse.h"
+#include "engine/config/parse.h"
 #include "engine/engine.h"
 
 namespace tessera::benchmarks {

@@ -3,7 +3,7 @@
 
 #include <ATen/autocast_mode.h>
 
-#include "engine/config.h"
+#include "engine/config/config.h"
 
 namespace tessera {
 

@@ -10,7 +10,7 @@
 
 #include "core/error.h"
 #include "core/str.h"
-#include "engine/config_parse.h"
+#include "engine/config/parse.h"
 #include "engine/optimizer_setup.h"
 #include "zero/torch_dtype.h"
 
@@ -60,6 +60,7 @@ zero::ShardedModelOptions sharding_options(const EngineConfig& config, const Ini
   options.reducer.num_slots = zero.communication_buffers;
   options.reducer.predivide_factor = config.gradient_predivide_factor;
   options.reducer.prescale = config.prescale_gradients;
+  options.reducer.log = init.log;
   options.residency.overlap = zero.overlap_comm;
   options.residency.capacity_units = zero.communication_buffers;
   options.residency.max_live_numel = zero.max_live_parameters;

@@ -23,7 +23,7 @@
 #include "comm/communicator.h"
 #include "core/log.h"
 #include "engine/autocast.h"
-#include "engine/config.h"
+#include "engine/config/config.h"
 #include "engine/inputs.h"
 #include "engine/loss_scaler.h"
 #include "engine/lr_schedule.h"

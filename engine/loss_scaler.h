@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "engine/config.h"
+#include "engine/config/config.h"
 
 namespace tessera {
 

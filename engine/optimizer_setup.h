@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/config.h"
+#include "engine/config/config.h"
 #include "zero/kernels/kernels.h"
 
 namespace tessera {

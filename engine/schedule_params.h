@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "engine/config.h"
+#include "engine/config/config.h"
 
 namespace tessera {
 

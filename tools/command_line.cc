@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "core/str.h"
-#include "engine/config_suggest.h"
+#include "engine/config/suggest.h"
 
 namespace tessera::tools {
 namespace {

@@ -9,7 +9,7 @@
 #include <memory>
 #include <string>
 
-#include "engine/config_section.h"
+#include "engine/config/section.h"
 #include "train/task.h"
 
 namespace tessera::train {

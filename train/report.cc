@@ -76,10 +76,10 @@ std::string format_summary(const Summary& summary) {
     text += "on " + format_count(summary.evaluation->num_samples) + " samples\n";
   }
   text += print("training %.1f s for ", summary.train_s) + format_count(summary.num_steps) +
-          print(" steps (%.4g epochs) on %d rank%s at ZeRO stage %d, ", summary.num_epochs, summary.world_size,
-                summary.world_size == 1 ? "" : "s", summary.stage) +
+          print(" steps (%.4g epochs), ", summary.num_epochs) +
           format_count(static_cast<int64_t>(summary.samples_per_s())) + " samples/s";
-  if (summary.skipped_steps > 0) text += ", " + format_count(summary.skipped_steps) + " steps skipped";
+  if (summary.skipped_steps > 0) text += ", " + format_count(summary.skipped_steps) + " skipped";
+  text += print("\nranks    %d, ZeRO stage %d", summary.world_size, summary.stage);
   return text + "\nfiles    " + summary.folder + "/{config.json, metrics.jsonl, all_results.json}";
 }
 

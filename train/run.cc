@@ -35,6 +35,15 @@ void log_report(const RunConfig& run, const Logger& logger) {
   for (const std::string& line : run.report.resolved) logger.info(line);
 }
 
+void check_backend(const TrainerConfig& trainer, at::Device device) {
+  if (trainer.backend == "nccl" && device.is_cpu())
+    throw ConfigError("trainer.backend: found \"nccl\", which moves CUDA tensors, but the ranks train on the CPU; "
+                      "expected \"gloo\" or \"auto\"");
+  if (trainer.backend == "gloo" && !device.is_cpu())
+    throw ConfigError("trainer.backend: found \"gloo\", which moves CPU tensors, but trainer.device is \"cuda\"; "
+                      "expected \"nccl\" or \"auto\"");
+}
+
 }  // namespace
 
 at::Device choose_device(const TrainerConfig& trainer, const comm::Environment& environment) {
@@ -59,6 +68,7 @@ Summary run(RunConfig run, const Registry& registry, const comm::Environment& en
   if (environment.rank == 0) log_report(run, output.logger);
   at::set_num_threads(choose_num_threads(run.trainer, environment));
   const at::Device device = choose_device(run.trainer, environment);
+  check_backend(run.trainer, device);
   const std::unique_ptr<Task> task = registry.make(run.model, run.data);
 
   comm::Options options;

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
-#include "engine/config.h"
+#include "engine/config/config.h"
 #include "engine/engine.h"
 
 namespace tessera::train {

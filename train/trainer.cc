@@ -120,9 +120,9 @@ void Trainer::announce() {
   const EngineConfig& engine = config_.engine;
   ProgressBar(output_.display, {}, /*keep=*/false)
       .print(str(task_.name(), ": ", format_count(task_.train_size()), " training and ", format_count(task_.eval_size()),
-                 " test samples, ", format_count(total_steps_), " steps of ", engine.train_batch_size, " (",
+                 " test samples, ", format_count(total_steps_), " steps\nbatch ", engine.train_batch_size, " = ",
                  engine.train_micro_batch_size_per_gpu, " x ", engine.gradient_accumulation_steps, " accumulated x ",
-                 comm_->size(), comm_->size() == 1 ? " rank" : " ranks", "), ZeRO stage ", engine.zero.stage, ", ",
+                 comm_->size(), comm_->size() == 1 ? " rank" : " ranks", ", ZeRO stage ", engine.zero.stage, ", ",
                  precision_of(engine), " on ", engine_->device().is_cpu() ? "cpu" : "cuda"));
 }
 

@@ -4,9 +4,9 @@
 #include <nlohmann/json.hpp>
 
 #include "core/str.h"
-#include "engine/config_bind.h"
-#include "engine/config_keys.h"
-#include "engine/config_parse.h"
+#include "engine/config/bind.h"
+#include "engine/config/keys.h"
+#include "engine/config/parse.h"
 
 namespace tessera::train {
 namespace {
@@ -36,7 +36,7 @@ std::vector<Binding<TrainerConfig>> trainer_bindings() {
       bind<TrainerConfig>(word("trainer.backend", {"auto", "gloo", "nccl"}).says(
                               "What carries the collectives; auto: the best one for the device"),
                           TESSERA_FIELD(backend)),
-      bind<TrainerConfig>(integer("trainer.num_threads").range(0, 4096).says(
+      bind<TrainerConfig>(integer("trainer.num_threads").range(0, 1024).says(
                               "CPU threads of one rank; 0: the machine's cores divided by the ranks on it"),
                           TESSERA_FIELD(num_threads)),
       bind<TrainerConfig>(number("trainer.timeout_s").above(0).says("Seconds after which a waiting collective fails"),

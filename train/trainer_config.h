@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
-#include "engine/config.h"
-#include "engine/config_check.h"
-#include "engine/config_key.h"
-#include "engine/config_section.h"
+#include "engine/config/config.h"
+#include "engine/config/check.h"
+#include "engine/config/key.h"
+#include "engine/config/section.h"
 
 namespace tessera::train {
 

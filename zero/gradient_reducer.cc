@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <sstream>
+#include <thread>
 
 #include "core/check.h"
 #include "core/error.h"
@@ -91,6 +92,7 @@ void GradientReducer::begin_backward(bool first, bool boundary) {
   first_ = first;
   boundary_ = boundary;
   in_backward_ = true;
+  if (impatient_passes_ > 0) --impatient_passes_;
   next_issue_ = next_complete_ = 0;
   std::fill(fired_.begin(), fired_.end(), 0);
   if (first) std::fill(used_.begin(), used_.end(), false);
@@ -121,7 +123,7 @@ void GradientReducer::on_gradient(int parameter) {
   }
   if (!options_.sharding.gradients && !options_.reduce_each_micro_step) {
     accumulate_locally(parameter);
-  } else if (claim_slot(unit, /*wait=*/false)) {
+  } else if (claim_slot(unit, in_hook())) {
     stage(parameter);
   }
   if (++fired_[parameter] == expected_[parameter] && --state.num_missing == 0) {
@@ -148,13 +150,16 @@ void GradientReducer::accumulate_locally(int parameter) {
   }
 }
 
-bool GradientReducer::claim_slot(int unit, bool wait) {
+GradientReducer::Wait GradientReducer::in_hook() const {
+  if (!options_.sharding.parameters) return Wait::kUntilDone;  // the other ranks need nothing of this one to get there
+  return waits_in_hooks() ? Wait::kPatiently : Wait::kNo;
+}
+
+bool GradientReducer::claim_slot(int unit, Wait wait) {
   UnitState& state = units_[unit];
   if (state.in_slot) return true;
   while (state.place >= next_complete_ + options_.num_slots) {
-    const int before = next_complete_;
-    if (next_complete_ < next_issue_) complete_next(wait);
-    if (next_complete_ == before) return false;
+    if (next_complete_ == next_issue_ || !complete_next(wait)) return false;
   }
   at::Tensor& buffer = slots_[state.place % options_.num_slots];
   if (!buffer.defined()) {
@@ -208,11 +213,11 @@ void GradientReducer::issue_ready(bool at_end) {
   while (next_issue_ < static_cast<int>(order_.size())) {
     const int unit = order_[next_issue_];
     if (!at_end && units_[unit].num_missing > 0) return;
-    if (through_slots() && !claim_slot(unit, /*wait=*/at_end)) return;
+    const Wait wait = at_end ? Wait::kUntilDone : in_hook();
+    if (through_slots() && !claim_slot(unit, wait)) return;
     issue(unit);
     ++next_issue_;
-    // With sharded parameters another rank may, before it comes here, wait for a gather that this one has not issued yet.
-    if (!options_.overlap && !options_.sharding.parameters) complete_next(/*wait=*/true);
+    if (!options_.overlap) complete_next(wait);
   }
 }
 
@@ -238,16 +243,39 @@ void GradientReducer::issue(int unit) {
                                                      : comm_->all_reduce(flat, layout_.describe(unit));
 }
 
-void GradientReducer::complete_next(bool wait) {
+/// False when the oldest reduction has not arrived, and `wait` lets it be.
+bool GradientReducer::complete_next(Wait wait) {
   const int unit = order_[next_complete_];
   comm::WorkPtr& work = works_[unit];
-  if (!wait && !work->test()) return;
+  if (wait == Wait::kNo && !work->test()) return false;
+  if (wait == Wait::kPatiently && !patiently(*work)) return false;
   work->wait();
   work.reset();
   take_result(unit, through_slots() ? slot_view(unit) : units_[unit].accumulator);
   units_[unit].in_slot = false;
   for (int parameter : layout_.units()[unit].parameters) staged_[parameter] = false;
   ++next_complete_;
+  return true;
+}
+
+bool GradientReducer::patiently(comm::Work& work) {
+  using std::chrono::microseconds;
+  const auto deadline = std::chrono::steady_clock::now() + options_.patience;
+  for (microseconds pause(10); !work.test(); pause = std::min(pause * 2, microseconds(500))) {
+    if (std::chrono::steady_clock::now() > deadline) {
+      const bool first_time = next_impatient_passes_ == 8;
+      impatient_passes_ = next_impatient_passes_;
+      next_impatient_passes_ = std::min(next_impatient_passes_ * 2, 1 << 20);
+      if (!first_time) return false;
+      options_.log.warning(str("rank ", comm_->rank(), " waited ", options_.patience.count() / 1000.0,
+                               " s during backward for the gradients of ", layout_.describe(order_[next_complete_]),
+                               ": the ranks seem to use different parameters. Results don't change, but gradients then wait in "
+                               "p.grad, in memory that stage 3 does not bound"));
+      return false;
+    }
+    std::this_thread::sleep_for(pause);
+  }
+  return true;
 }
 
 void GradientReducer::take_result(int unit, const at::Tensor& buffer) {
@@ -273,7 +301,7 @@ void GradientReducer::finish_backward() {
   if (before_waiting) before_waiting();
   if (reducing()) {
     issue_ready(/*at_end=*/true);
-    while (next_complete_ < next_issue_) complete_next(/*wait=*/true);
+    while (next_complete_ < next_issue_) complete_next(Wait::kUntilDone);
     if (!order_agreed_) agree_on_order();
   } else if (first_) {
     for (int unit : order_) zero_what_never_came(units_[unit].accumulator, unit, used_);
@@ -305,7 +333,7 @@ void GradientReducer::reduce_late(const std::vector<int>& units) {
   const at::NoGradGuard no_grad;
   for (int unit : units) {
     next_issue_ = next_complete_ = units_[unit].place;
-    TESSERA_CHECK(claim_slot(unit, /*wait=*/false));
+    TESSERA_CHECK(claim_slot(unit, Wait::kNo));
     stage_rest(unit);
     const at::Tensor flat = slot_view(unit);
     zero_what_never_came(flat, unit, staged_);

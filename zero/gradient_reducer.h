@@ -10,16 +10,27 @@
 // [Note: a ring of slots]
 // Gradients wait for their reduction in a few unit-sized slots. The unit at place q of the order uses slot q modulo N, and
 // only once the unit at place q - N has been reduced; so the unit whose turn it is always has a slot, and nothing can
-// run dry. A gradient without a slot stays in `p.grad`, where it costs memory but is safe.
+// run dry. Where communication is slower than backward, a hook waits for that reduction: this is what bounds the memory
+// of gradients. A gradient stays in `p.grad` only while its unit's turn cannot come, because a unit before it still
+// lacks gradients on this rank (an order of use that differs from the agreed one).
+//
+// [Note: patience]
+// With sharded parameters that wait could last for ever: the other rank may lack a gradient that only the end of
+// its backward will declare missing, and on the way there stand in a gather that this rank has not come to. That takes
+// ranks which use different parameters. So such a wait has a limit. Once it is reached, hooks don't wait for the next
+// 8 passes (then 16, 32 …: a model that is so by nature loses a few seconds in all), gradients stay in `p.grad`, and a
+// warning says so: the results are the same, the memory of gradients is not bounded in those passes.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <vector>
 
 #include "comm/communicator.h"
+#include "core/log.h"
 #include "zero/layout.h"
 #include "zero/stage.h"
 
@@ -30,10 +41,12 @@ struct ReducerOptions {
   at::ScalarType accumulate_dtype = at::kFloat;
   at::ScalarType communicate_dtype = at::kFloat;
   bool reduce_each_micro_step = false;  ///< at stages 0 and 1 too
-  bool overlap = true;  ///< false: wait for each reduction where it is issued, unless parameters are sharded
+  bool overlap = true;  ///< false: wait for each reduction where it is issued
   int num_slots = 3;
   double predivide_factor = 1;  ///< DeepSpeed's gradient_predivide_factor
   bool prescale = false;        ///< DeepSpeed's prescale_gradients: divide by the world size before summing
+  std::chrono::milliseconds patience = std::chrono::seconds(1);  ///< see [Note: patience]
+  Logger log;
 };
 
 /// Used by the thread that runs backward. `parameters[i]` is Layout parameter i.
@@ -66,6 +79,8 @@ class GradientReducer {
   int64_t slot_bytes() const;
   const std::vector<int>& order() const { return order_; }
   int max_slots_in_use() const { return max_slots_in_use_; }
+  /// False for some passes once a wait has lasted longer than the patience.
+  bool waits_in_hooks() const { return impatient_passes_ == 0; }
   /// Called at the start of every hook: failures kept elsewhere surface here, inside backward.
   std::function<void()> check;
   /// Called before finish_backward waits for other ranks: whatever they may be waiting for has to be issued first.
@@ -81,18 +96,22 @@ class GradientReducer {
     bool late = false;
   };
 
+  enum class Wait { kNo, kPatiently, kUntilDone };
+
   void on_gradient(int parameter);
+  Wait in_hook() const;
   bool reducing() const { return options_.sharding.gradients || options_.reduce_each_micro_step || boundary_; }
   bool through_slots() const;
   bool late(int unit) const { return reducing() && units_[unit].place < next_issue_; }
 
   void accumulate_locally(int parameter);
-  bool claim_slot(int unit, bool wait);
+  bool claim_slot(int unit, Wait wait);
   void stage(int parameter);
   void stage_rest(int unit);
   void issue_ready(bool at_end);
   void issue(int unit);
-  void complete_next(bool wait);
+  bool complete_next(Wait wait);
+  bool patiently(comm::Work& work);
   void take_result(int unit, const at::Tensor& buffer);
   void zero_what_never_came(const at::Tensor& flat, int unit, const std::vector<bool>& came);
   void agree_on_order();
@@ -119,6 +138,8 @@ class GradientReducer {
   std::vector<bool> staged_;           // by parameter: its gradient is in the slot
   std::vector<bool> used_;
   int max_slots_in_use_ = 0;
+  int impatient_passes_ = 0;  // this backward and those after it that do not wait in hooks
+  int next_impatient_passes_ = 8;
 };
 
 }  // namespace tessera::zero

@@ -98,7 +98,7 @@ std::string shape_text(const std::vector<int64_t>& shape) {
 
 // Reads the header and returns the shape it gives.
 std::vector<int64_t> read_header(ByteSource& source, const std::string& path, const std::vector<int64_t>& expected) {
-  const std::string wanted = str("expected an IDX file of unsigned bytes, ", shape_text(expected));
+  const std::string wanted = str("expected an IDX file of unsigned bytes of shape ", shape_text(expected));
   std::array<uint8_t, 4> magic{};
   if (source.read(magic.data(), magic.size()) < magic.size()) {
     throw DataError(str(path, ": truncated: the file ends before its 4-byte IDX header; ", wanted));

@@ -4,7 +4,7 @@
 #include <iostream>
 
 #include "comm/init.h"
-#include "engine/config_parse.h"
+#include "engine/config/parse.h"
 #include "engine/engine.h"
 
 struct NetImpl : torch::nn::Module {  // any torch::nn::Module, as it is

@@ -88,7 +88,7 @@ TEST_F(IdxTest, TrailingBytes) {
 TEST_F(IdxTest, OtherKindsOfFiles) {
   const std::string text = "<!DOCTYPE html><html>404</html>";
   EXPECT_THAT(error_of(Bytes(text.begin(), text.end())),
-              AllOf(HasSubstr("starts with 0x3c21444f, not with 0x00000803"), HasSubstr("unsigned bytes, N x 28 x 28")));
+              AllOf(HasSubstr("starts with 0x3c21444f, not with 0x00000803"), HasSubstr("unsigned bytes of shape N x 28 x 28")));
   EXPECT_THAT(error_of(gzipped(Bytes(text.begin(), text.end()))), HasSubstr("(decompressed)"));
   EXPECT_THAT(error_of(idx_bytes({4}, counting(4))), HasSubstr("0x00000801, not with 0x00000803")) << "labels for images";
   EXPECT_THAT(error_of(images(2), {kAnySize}), HasSubstr("0x00000803, not with 0x00000801")) << "images for labels";

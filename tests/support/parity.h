@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "comm/init.h"
-#include "engine/config.h"
-#include "engine/config_parse.h"
+#include "engine/config/config.h"
+#include "engine/config/parse.h"
 #include "engine/engine.h"
 #include "tests/support/models.h"
 

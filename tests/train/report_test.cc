@@ -65,7 +65,8 @@ TEST(Report, EvaluationLine) {
 TEST(Report, SummaryText) {
   EXPECT_EQ(format_summary(summary()),
             "test     accuracy 0.9123, loss 0.2500, on 10,000 samples\n"
-            "training 44.9 s for 1,404 steps (3 epochs) on 2 ranks at ZeRO stage 2, 4,000 samples/s\n"
+            "training 44.9 s for 1,404 steps (3 epochs), 4,000 samples/s\n"
+            "ranks    2, ZeRO stage 2\n"
             "files    runs/fashion_mnist/{config.json, metrics.jsonl, all_results.json}");
 }
 

@@ -9,8 +9,8 @@
 #include <set>
 #include <sstream>
 
-#include "engine/config_schema.h"
-#include "tests/engine/config_errors.h"
+#include "engine/config/schema.h"
+#include "tests/engine/config/errors.h"
 
 namespace tessera::train {
 namespace {

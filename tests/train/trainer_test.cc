@@ -183,9 +183,9 @@ TEST_F(TrainerTest, WritesItsFiles) {
 TEST_F(TrainerTest, PlainOutputIsLines) {
   const std::string output = train(base_config(), 2).output;
   EXPECT_EQ(output.find('\r'), std::string::npos);
-  EXPECT_THAT(output, AllOf(HasSubstr("blobs: 512 training and 101 test samples, 30 steps of 48 (12 x 2 accumulated x 2 ranks)"),
+  EXPECT_THAT(output, AllOf(HasSubstr("blobs: 512 training and 101 test samples, 30 steps\nbatch 48 = 12 x 2 accumulated x 2 ranks, "),
                             HasSubstr("\nstep 4/30 | epoch 0.40 | loss "), HasSubstr("\nepoch 1.00 | test accuracy "),
-                            HasSubstr(" on 101 samples\n"), HasSubstr("30 steps (3 epochs) on 2 ranks at ZeRO stage 2"),
+                            HasSubstr(" on 101 samples\n"), HasSubstr("30 steps (3 epochs), "), HasSubstr("\nranks    2, ZeRO stage 2\n"),
                             HasSubstr("files    " + folder_.string())));
 }
 
@@ -232,7 +232,7 @@ TEST_F(TrainerTest, WarnsOnceOfALossThatIsNotFinite) {
   EXPECT_THAT(result.log.substr(result.log.find(words) + 1), Not(HasSubstr("the training loss is")));
   EXPECT_EQ(result.summary.skipped_steps, 20) << "from step 11 on no gradient is finite";
   EXPECT_THAT(result.output, HasSubstr("| skipped 2\n"));
-  EXPECT_THAT(result.output, HasSubstr("20 steps skipped"));
+  EXPECT_THAT(result.output, HasSubstr("samples/s, 20 skipped\n"));
   EXPECT_TRUE(std::isfinite(result.summary.evaluation->metrics[1].second)) << "the weights stayed as they were";
 }
 

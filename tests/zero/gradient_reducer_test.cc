@@ -272,6 +272,110 @@ TEST(Reducer, GradientsAreFreedAsTheyAreReduced) {
   }
 }
 
+/// A network slower than backward: a reduction is there only once somebody waits for it, or after a while.
+class Slow final : public comm::Communicator {
+ public:
+  Slow(comm::CommunicatorPtr inner, std::chrono::milliseconds delay) : inner_(std::move(inner)), delay_(delay) {}
+  void set_delay(std::chrono::milliseconds delay) { delay_ = delay; }
+  int rank() const override { return inner_->rank(); }
+  int size() const override { return inner_->size(); }
+  std::string_view backend() const override { return inner_->backend(); }
+  std::chrono::milliseconds timeout() const override { return inner_->timeout(); }
+  std::vector<std::string> exchange(const std::string& value, std::string_view label, std::chrono::milliseconds timeout) override {
+    return inner_->exchange(value, label, timeout);
+  }
+  std::shared_ptr<Communicator> duplicate(std::string_view name) override { return inner_->duplicate(name); }
+
+ protected:
+  struct SlowWork final : comm::Work {
+    SlowWork(comm::WorkPtr inner, std::chrono::milliseconds delay)
+        : inner(std::move(inner)), ready(std::chrono::steady_clock::now() + delay) {}
+    bool test() override { return std::chrono::steady_clock::now() >= ready && inner->test(); }
+    void wait() override { inner->wait(); }
+    comm::WorkPtr inner;
+    std::chrono::steady_clock::time_point ready;
+  };
+  comm::WorkPtr do_all_gather(const at::Tensor& full, const at::Tensor& shard, std::string_view label) override { return inner_->all_gather(full, shard, label); }
+  comm::WorkPtr do_reduce_scatter(const at::Tensor& full, std::string_view label) override {
+    return std::make_shared<SlowWork>(inner_->reduce_scatter(full, label), delay_);
+  }
+  comm::WorkPtr do_all_reduce(const at::Tensor& full, std::string_view label) override { return inner_->all_reduce(full, label); }
+  comm::WorkPtr do_broadcast(const at::Tensor& buffer, int root, std::string_view label) override { return inner_->broadcast(buffer, root, label); }
+  void do_barrier(std::string_view label) override { inner_->barrier(label); }
+
+ private:
+  comm::CommunicatorPtr inner_;
+  std::chrono::milliseconds delay_;
+};
+
+/// The most gradients alive in p.grad at any hook of a few backward passes.
+long most_waiting(Vectors& vectors) {
+  long most = 0;
+  vectors.reducer->check = [&] {
+    const long alive = std::count_if(vectors.parameters.begin(), vectors.parameters.end(), [](const at::Tensor& p) { return p.grad().defined(); });
+    most = std::max(most, alive);
+  };
+  for (int step = 0; step < 2; ++step) {
+    vectors.backward(std::vector<double>(12, step + 1));
+    EXPECT_EQ(vectors.results(), std::vector<double>(12, step + 1));
+  }
+  return most;
+}
+
+TEST(Reducer, ASlowNetworkSlowsBackwardInsteadOfFillingMemory) {
+  for (int stage : {2, 3}) {
+    for (bool overlap : {true, false}) {
+      run_ranks(3, [&](comm::CommunicatorPtr comm) {
+        ReducerOptions options = at_stage(stage);
+        options.overlap = overlap;
+        Vectors vectors(12, std::make_shared<Slow>(comm, std::chrono::milliseconds(5)), options);
+        EXPECT_EQ(most_waiting(vectors), 1) << "stage " << stage;
+        EXPECT_LE(vectors.reducer->max_slots_in_use(), overlap ? options.num_slots : 1);
+        EXPECT_TRUE(vectors.reducer->waits_in_hooks());
+      });
+    }
+  }
+}
+
+TEST(Reducer, PatienceEnds) {
+  run_ranks(3, [&](comm::CommunicatorPtr comm) {
+    ReducerOptions options = at_stage(3);
+    options.patience = std::chrono::milliseconds(20);
+    const auto network = std::make_shared<Slow>(comm, std::chrono::hours(1));
+    Vectors vectors(12, network, options);
+    EXPECT_EQ(most_waiting(vectors), 12 - options.num_slots) << "they stay where autograd put them";
+    network->set_delay(std::chrono::milliseconds(0));
+    int passes = 2;
+    for (; !vectors.reducer->waits_in_hooks(); ++passes) vectors.backward(std::vector<double>(12, 1));
+    EXPECT_EQ(passes, 9) << "the first, eight more without waiting; then it tries again";
+  });
+}
+
+// Rank 1 never completes the unit that rank 0 waits for, and on its way to the end of backward needs gathers that
+// rank 0 has not come to: without an end to patience both would stand still.
+TEST(Reducer, RanksThatUseDifferentParametersOfAUnitDoNotDeadlock) {
+  std::vector<at::Tensor> found[2];
+  run_ranks(2, [&](comm::CommunicatorPtr comm) {
+    Chain model(8);
+    Rig rig(*model, comm, 3, [](ShardedModelOptions& options) {
+      options.reducer.patience = std::chrono::milliseconds(50);
+      options.residency.prefetch_numel = 0;
+    });
+    for (int step = 0; step < 3; ++step) {
+      at::Tensor x = randn({2, kWidth}, step);
+      for (size_t i = 0; i < model->layers.size(); ++i) {
+        torch::nn::Linear& layer = model->layers[i];
+        const bool with_bias = comm->rank() == 0 || i != 7;  // the first unit that backward completes
+        x = at::tanh(at::linear(x, layer->weight, with_bias ? layer->bias : at::Tensor()));
+      }
+      rig.step(x.square().sum());
+    }
+    EXPECT_EQ(rig.sharded->gradients().waits_in_hooks(), comm->rank() == 1) << "rank " << comm->rank();
+    found[comm->rank()] = rig.weights();
+  });
+  EXPECT_TRUE(same_bits(found[0], found[1]));
+}
+
 struct CountingHook : torch::autograd::PostAccumulateGradHook {
   explicit CountingHook(int* count) : count_(count) {}
   void operator()(const torch::autograd::Variable& variable) override {

@@ -1,0 +1,77 @@
+#include "engine/config/batch.h"
+
+#include <vector>
+
+#include "core/error.h"
+#include "core/str.h"
+
+namespace tessera::config {
+namespace {
+
+constexpr const char* kTrain = "train_batch_size";
+constexpr const char* kMicro = "train_micro_batch_size_per_gpu";
+constexpr const char* kAccumulation = "gradient_accumulation_steps";
+
+[[noreturn]] void fail(const std::string& source, const std::string& what) {
+  throw ConfigError(str(source, ": ", what));
+}
+
+int64_t product(int64_t a, int64_t b, int64_t world_size, const std::string& source) {
+  int64_t ab = 0, all = 0;
+  if (__builtin_mul_overflow(a, b, &ab) || __builtin_mul_overflow(ab, world_size, &all))
+    fail(source, str(kMicro, " x ", kAccumulation, " x world size = ", a, " x ", b, " x ", world_size, " is too large"));
+  return all;
+}
+
+/// "train_batch_size 16 or 32": the multiples of `unit` on both sides of `value`.
+std::string neighbours(const char* name, int64_t value, int64_t unit) {
+  int64_t low = value / unit * unit;
+  return low == 0 ? str(name, " ", unit) : str(name, " ", low, " or ", low + unit);
+}
+
+/// All three are given: they must multiply.
+void check_triple(const Batch& batch, int64_t world, const std::string& source) {
+  int64_t expected = product(batch.micro, batch.accumulation, world, source);
+  if (batch.train == expected) return;
+  std::vector<std::string> would_do = {str(kTrain, " ", expected)};
+  int64_t per_micro = batch.accumulation * world, per_step = batch.micro * world;
+  if (batch.train % per_micro == 0) would_do.push_back(str(kMicro, " ", batch.train / per_micro));
+  if (batch.train % per_step == 0) would_do.push_back(str(kAccumulation, " ", batch.train / per_step));
+  fail(source, str(kTrain, " ", batch.train, " != ", kMicro, " ", batch.micro, " x ", kAccumulation, " ", batch.accumulation,
+                   " x world size ", world, " = ", expected, "; ", join(would_do, ", or "), " would do"));
+}
+
+/// train / (other x world), which must leave no remainder.
+int64_t divide(int64_t train, const char* other_name, int64_t other, int64_t world, const char* wanted,
+               const std::string& source) {
+  int64_t unit = product(other, 1, world, source);
+  if (train % unit != 0)
+    fail(source, str(kTrain, " ", train, " is no multiple of ", other_name, " ", other, " x world size ", world, " = ", unit,
+                     ", so that no ", wanted, " fits; ", neighbours(kTrain, train, unit), " would do"));
+  return train / unit;
+}
+
+}  // namespace
+
+Batch resolve_batch(const GivenBatch& given, int world_size, const std::string& source) {
+  int64_t world = world_size;
+  if (world < 1) fail(source, str("world size ", world, "; expected at least 1"));
+  Batch batch;
+  if (given.train && given.micro && given.accumulation) {
+    batch = {*given.train, *given.micro, *given.accumulation};
+    check_triple(batch, world, source);
+  } else if (given.train && given.micro) {
+    batch = {*given.train, *given.micro, divide(*given.train, kMicro, *given.micro, world, kAccumulation, source)};
+  } else if (given.train) {
+    int64_t steps = given.accumulation.value_or(1);
+    batch = {*given.train, divide(*given.train, kAccumulation, steps, world, kMicro, source), steps};
+  } else if (given.micro || given.any_auto) {
+    int64_t micro = given.micro.value_or(kAutoMicroBatch), steps = given.accumulation.value_or(1);
+    batch = {product(micro, steps, world, source), micro, steps};
+  } else {
+    fail(source, str("neither ", kTrain, " nor ", kMicro, " is given; expected at least one of them"));
+  }
+  return batch;
+}
+
+}  // namespace tessera::config

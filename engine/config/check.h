@@ -1,0 +1,27 @@
+// Checking a Document against the key tables: unknown keys, wrong types, values out of range, keys with no
+// effect, and keys that are refused.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "engine/config/document.h"
+#include "engine/config/key.h"
+
+namespace tessera::config {
+
+/// What a reader of the configuration ought to be told, beside errors. One line each.
+struct Report {
+  std::vector<std::string> warnings;
+  std::vector<std::string> resolved;  ///< `optimizer.params.lr: "auto" is 5e-05`
+};
+
+/// Local. Brings a document into one form: other names of a key become the name itself, words their
+/// canonical spelling. Throws ConfigError when a key stands there under two names.
+void normalise(Document& document, const KeyTable& table);
+
+/// Local. Checks every key. Throws ConfigError on the first that is unknown, has the wrong type or range, or
+/// is refused; adds one warning that lists the keys without effect. The document must be normalised.
+void check(const Document& document, const KeyTable& table, Report* report);
+
+}  // namespace tessera::config

@@ -1,0 +1,110 @@
+// EngineConfig: DeepSpeed's ds_config.json keys, with DeepSpeed's names, meaning and defaults, as plain values.
+// Reading is in parse.h; the keys are declared in keys.cc and its neighbours, and
+// docs/configuration.md lists every one (a test holds it to that).
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/dtype.h"
+
+namespace tessera {
+
+/// optimizer.param_groups[i] (our own key): parameters whose name matches one of `match` (glob: `*`, `?`)
+/// use these values in place of optimizer.params'. The first group that matches wins.
+struct ParamGroupConfig {
+  std::vector<std::string> match;
+  std::map<std::string, double> params;  ///< only what the group sets, under the names of OptimizerConfig::params
+  bool operator==(const ParamGroupConfig&) const = default;
+};
+
+struct OptimizerConfig {
+  /// The formula: Adam (L2 penalty), AdamW (decoupled weight decay), SGD, Adagrad, Lion or LAMB. In JSON,
+  /// "Adam" means AdamW unless adam_w_mode is false, as in DeepSpeed.
+  std::string type = "AdamW";
+  /// lr, beta1, beta2 (from "betas"), eps, weight_decay, momentum, dampening, nesterov (0/1), lr_decay,
+  /// bias_correction (0/1), max_coeff, min_coeff: every one the type has, once parsed; one that is
+  /// absent has its default.
+  std::map<std::string, double> params;
+  std::vector<ParamGroupConfig> param_groups;
+  bool operator==(const OptimizerConfig&) const = default;
+};
+
+struct SchedulerConfig {
+  /// WarmupLR, WarmupDecayLR, WarmupCosineLR, OneCycle, LRRangeTest, StepLR or CosineAnnealingLR; empty: constant lr
+  std::string type;
+  /// Scalars as one element (lists have one for every param group); booleans 0/1. Every parameter the type
+  /// has, once parsed, but for those that mean "as the other": warmup_max_lr (the optimizer's lr),
+  /// cycle_second_step_size and cycle_second_stair_count (the first's), and total_num_steps while
+  /// needs_total_num_steps().
+  std::map<std::string, std::vector<double>> params;
+  std::map<std::string, std::string> words;  ///< warmup_type: "log" or "linear"
+
+  /// True while the schedule's length is "auto": whoever knows the number of optimizer steps sets
+  /// params["total_num_steps"] = {steps}.
+  bool needs_total_num_steps() const {
+    return (type == "WarmupDecayLR" || type == "WarmupCosineLR") && !params.count("total_num_steps");
+  }
+  bool operator==(const SchedulerConfig&) const = default;
+};
+
+struct ZeroConfig {
+  int stage = 0;
+  int64_t unit_numel = 4'000'000;          ///< our own key: elements a unit aims at
+  int64_t reduce_bucket_size = 500'000'000;     ///< caps unit_numel
+  int64_t allgather_bucket_size = 500'000'000;  ///< caps unit_numel
+  bool overlap_comm = true;                ///< false: every collective is waited for where it is issued
+  bool reduce_each_micro_step = false;     ///< our own key: reduce at every micro-step at stages 0 and 1 too
+  int communication_buffers = 3;           ///< our own key: units whose buffers exist at once (gradients; gathered at stage 3)
+  int64_t prefetch_bucket_size = 50'000'000;          ///< stage3_prefetch_bucket_size, elements
+  int64_t param_persistence_threshold = 100'000;      ///< stage3_param_persistence_threshold, elements
+  int64_t max_live_parameters = 1'000'000'000;        ///< stage3_max_live_parameters, elements
+  bool operator==(const ZeroConfig&) const = default;
+};
+
+struct Fp16Config {
+  bool enabled = false;
+  double loss_scale = 0;  ///< 0: dynamic
+  int initial_scale_power = 16;
+  int64_t loss_scale_window = 1000;
+  int hysteresis = 2;
+  bool consecutive_hysteresis = false;
+  double min_loss_scale = 1;
+  bool operator==(const Fp16Config&) const = default;
+};
+
+struct AutocastConfig {
+  bool enabled = false;
+  DType dtype = DType::kBFloat16;
+  bool operator==(const AutocastConfig&) const = default;
+};
+
+struct EngineConfig {
+  int64_t train_batch_size = 0;  ///< = micro_batch * accumulation * world once parsed; 0: not given
+  int64_t train_micro_batch_size_per_gpu = 0;  ///< 0: not given
+  int64_t gradient_accumulation_steps = 1;
+  double gradient_clipping = 0;  ///< largest global norm; 0: none
+  OptimizerConfig optimizer;
+  SchedulerConfig scheduler;
+  ZeroConfig zero;
+  Fp16Config fp16;
+  bool bf16 = false;
+  AutocastConfig autocast;
+  std::optional<DType> grad_accum_dtype;     ///< data_types.grad_accum_dtype; unset: fp32
+  std::optional<DType> communication_dtype;  ///< communication_data_type; unset: grad_accum_dtype
+  double gradient_predivide_factor = 1;
+  bool prescale_gradients = false;
+  int64_t steps_per_print = 10;  ///< 0: never
+  bool wall_clock_breakdown = false;
+  int64_t seed = 42;
+
+  DType compute_dtype() const {
+    return bf16 ? DType::kBFloat16 : fp16.enabled ? DType::kFloat16 : DType::kFloat32;
+  }
+  bool operator==(const EngineConfig&) const = default;
+};
+
+}  // namespace tessera

@@ -1,0 +1,125 @@
+#include "engine/config/document.h"
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "core/error.h"
+#include "core/str.h"
+#include "engine/config/json.h"
+
+namespace tessera::config {
+
+using nlohmann::json;
+
+namespace {
+
+constexpr size_t kMaxFileBytes = 16 << 20;
+
+/// True when `path` is `prefix` or lies below it.
+bool is_below(const std::string& path, const std::string& prefix) {
+  return path.compare(0, prefix.size(), prefix) == 0 &&
+         (path.size() == prefix.size() || path[prefix.size()] == '.' || path[prefix.size()] == '[');
+}
+
+std::string read_text(const std::string& file) {
+  std::error_code ignored;
+  if (std::filesystem::is_directory(file, ignored))
+    throw ConfigError(str(file, ": is a folder; expected a JSON file"));
+  errno = 0;
+  std::ifstream in(file, std::ios::binary);
+  if (!in) throw ConfigError(str(file, ": cannot be opened (", std::strerror(errno), ")"));
+  std::string text(kMaxFileBytes + 1, '\0');
+  in.read(text.data(), static_cast<std::streamsize>(text.size()));
+  if (in.bad()) throw ConfigError(str(file, ": cannot be read (", std::strerror(errno), ")"));
+  text.resize(static_cast<size_t>(in.gcount()));
+  if (text.size() > kMaxFileBytes)
+    throw ConfigError(str(file, ": is larger than 16 MiB; expected a JSON configuration"));
+  return text;
+}
+
+}  // namespace
+
+void Origins::rename(const std::string& from, const std::string& to) {
+  std::map<std::string, int> renamed;
+  for (const auto& [path, line] : lines_)
+    renamed[is_below(path, from) ? to + path.substr(from.size()) : path] = line;
+  lines_ = std::move(renamed);
+}
+
+std::string Origins::where(const std::string& path) const {
+  // The nearest enclosing key that was written: a key that is missing belongs to its section's line.
+  for (std::string prefix = path; !prefix.empty();) {
+    if (auto it = lines_.find(prefix); it != lines_.end())
+      return it->second == kOverride ? "--set" : str(source_, ":", it->second);
+    size_t cut = prefix.find_last_of(".[");
+    prefix.resize(cut == std::string::npos ? 0 : cut);
+  }
+  return source_;
+}
+
+Document::Document() : json(std::make_unique<nlohmann::json>(nlohmann::json::object())) {}
+Document::Document(Document&&) noexcept = default;
+Document& Document::operator=(Document&&) noexcept = default;
+Document::~Document() = default;
+
+void Document::fail(const std::string& path, const std::string& text) const {
+  throw ConfigError(str(origins.where(path), ": ", printable(path), ": ", text));
+}
+
+Document parse_document(std::string_view text, const std::string& source) {
+  Document document;
+  document.origins = Origins(source);
+  *document.json = parse_json(text, source, &document.origins);
+  if (!document.json->is_object())
+    throw ConfigError(str(source, ": found ", describe_value(*document.json), "; expected an object {…} of configuration keys"));
+  return document;
+}
+
+Document read_document(const std::string& file) { return parse_document(read_text(file), file); }
+
+nlohmann::json parse_value(std::string_view text, const std::string& source) {
+  return parse_json(text, source, nullptr);
+}
+
+std::string describe_value(const json& value) {
+  std::string text = value.dump(-1, ' ', /*ensure_ascii=*/false, json::error_handler_t::replace);
+  if (text.size() > 60) {
+    size_t cut = 57;
+    while (cut > 0 && (static_cast<unsigned char>(text[cut]) & 0xC0) == 0x80) --cut;  // not inside a UTF-8 character
+    text.resize(cut);
+    text += "...";
+  }
+  switch (value.type()) {
+    case json::value_t::null: return "null";
+    case json::value_t::boolean: return text + " (a boolean)";
+    case json::value_t::string: return text + " (a string)";
+    case json::value_t::array: return text + " (a list)";
+    case json::value_t::object: return text + " (a section)";
+    default: return text + " (a number)";
+  }
+}
+
+std::string printable(std::string_view path) {
+  std::string out;
+  for (char c : path) {
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
+      char escaped[8];
+      std::snprintf(escaped, sizeof escaped, "\\x%02x", static_cast<unsigned char>(c));
+      out += escaped;
+    } else {
+      out += c;
+    }
+  }
+  return out;
+}
+
+std::string child_path(const std::string& parent, const std::string& name) {
+  return parent.empty() ? name : str(parent, ".", name);
+}
+std::string child_path(const std::string& parent, size_t index) { return str(parent, "[", index, "]"); }
+
+}  // namespace tessera::config

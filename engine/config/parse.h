@@ -1,0 +1,52 @@
+// Reading an EngineConfig from JSON, strictly, and writing it back in full.
+//
+//   auto config = tessera::load_engine_config("ds_config.json", {.world_size = comm->size()});
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <nlohmann/json_fwd.hpp>
+
+#include "engine/config/config.h"
+#include "engine/config/check.h"
+
+namespace tessera {
+
+struct ConfigOptions {
+  int world_size = 1;
+  std::vector<std::string> overrides = {};       ///< `zero_optimization.stage=3`, as given to --set
+  std::vector<std::string> other_sections = {};  ///< top-level sections that belong to the caller, not looked at
+  config::Report* report = nullptr;         ///< receives warnings and what became of "auto"; may be null
+};
+
+/// Local. A DeepSpeed ds_config.json. Throws ConfigError: one line with file, line, JSON path, what was found
+/// and what was expected.
+EngineConfig load_engine_config(const std::string& file, const ConfigOptions& options = {});
+
+/// Local. The same from text; `source` names it in errors.
+EngineConfig parse_engine_config(std::string_view json_text, const ConfigOptions& options = {},
+                                 const std::string& source = "config");
+
+/// Local. A config built or changed in C++, checked as strictly as a file, with the batch triple resolved
+/// (0: not given) and the optimizer's parameters filled in. Throws ConfigError.
+EngineConfig validated(const EngineConfig& config, int world_size);
+
+/// Local. Every used key as indented JSON text, which parses to the same values again.
+std::string dump_resolved(const EngineConfig& config);
+
+namespace config {
+
+/// The pieces, for those who read sections of their own from the same file (train/trainer_config.h):
+/// normalise, check the union of the tables, then read each part.
+
+/// Local. Normalises the engine's keys, old forms included.
+void normalise_engine(Document& document, const KeyTable& table, Report* report);
+/// Local. The engine's part of a normalised and checked document.
+EngineConfig read_engine_config(const Document& document, int world_size, Report* report);
+/// Local. The engine's part of the resolved configuration.
+nlohmann::ordered_json write_engine_config(const EngineConfig& config);
+
+}  // namespace config
+}  // namespace tessera

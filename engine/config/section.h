@@ -1,0 +1,66 @@
+// Section: reads one free-form object (model, data, and what they hold) as strictly as the key tables read
+// the rest: every getter names what it accepts, and finish() refuses keys that nobody asked for.
+//
+//   config::Section options = run.model;              // {"type": "mlp", "hidden": 128, "dropout": 0.1}
+//   int64_t hidden = options.integer("hidden", 256, 1, 65536);
+//   double dropout = options.number("dropout", 0.0, 0.0, 1.0);
+//   options.finish();                                 // "ds.json:7: model.hiden: unknown key (did you mean "hidden"?) …"
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json_fwd.hpp>
+
+#include "engine/config/document.h"
+
+namespace tessera::config {
+
+/// A value: copies share what has been asked for. Not thread-safe. Every getter throws ConfigError "<file>:<line>: <path>: …"
+/// when the value has another type or is out of range (both ends included).
+class Section {
+ public:
+  Section();  ///< an empty section
+  Section(const nlohmann::json& object, std::string path, Origins origins);
+
+  bool has(const std::string& name) const;
+
+  bool boolean(const std::string& name, bool fallback) const;
+  int64_t integer(const std::string& name, int64_t fallback, int64_t min, int64_t max) const;
+  double number(const std::string& name, double fallback, double min, double max) const;
+  std::string text(const std::string& name, const std::string& fallback) const;
+  /// One of `words`, in any case; returned as it stands in `words`.
+  std::string word(const std::string& name, const std::string& fallback, const std::vector<std::string>& words) const;
+  std::vector<int64_t> integers(const std::string& name, const std::vector<int64_t>& fallback, int64_t min, int64_t max) const;
+  std::vector<double> numbers(const std::string& name, const std::vector<double>& fallback, double min, double max) const;
+  std::vector<std::string> texts(const std::string& name, const std::vector<std::string>& fallback) const;
+  /// A section inside this one; empty when it is absent. Has its own finish().
+  Section section(const std::string& name) const;
+
+  /// The same for keys without a default: an absent one is a ConfigError.
+  int64_t required_integer(const std::string& name, int64_t min, int64_t max) const;
+  double required_number(const std::string& name, double min, double max) const;
+  std::string required_text(const std::string& name) const;
+
+  /// Throws ConfigError for a key that no getter was called for, with the nearest that one was.
+  void finish() const;
+
+  /// ConfigError about one of this section's keys, for checks of the caller's own.
+  [[noreturn]] void fail(const std::string& name, const std::string& text) const;
+
+  /// The section as it is written.
+  const nlohmann::json& json() const;
+  /// The section with every key that has been asked for filled in.
+  const nlohmann::json& resolved() const;
+  const std::string& path() const;
+
+ private:
+  struct State;
+  const nlohmann::json* ask(const std::string& name, const nlohmann::json& fallback) const;
+  const nlohmann::json& require(const std::string& name, const std::string& accepted) const;
+  std::shared_ptr<State> state_;
+};
+
+}  // namespace tessera::config

@@ -1,0 +1,64 @@
+#include "engine/config/suggest.h"
+
+#include <algorithm>
+#include <cctype>
+
+#include "core/str.h"
+
+namespace tessera::config {
+namespace {
+
+std::string lower(std::string_view text) {
+  std::string out(text);
+  std::transform(out.begin(), out.end(), out.begin(), [](unsigned char c) { return std::tolower(c); });
+  return out;
+}
+
+}  // namespace
+
+int edit_distance(std::string_view first, std::string_view second) {
+  std::string a = lower(first), b = lower(second);
+  std::vector<std::vector<int>> d(a.size() + 1, std::vector<int>(b.size() + 1));
+  for (size_t i = 0; i <= a.size(); ++i) d[i][0] = static_cast<int>(i);
+  for (size_t j = 0; j <= b.size(); ++j) d[0][j] = static_cast<int>(j);
+  for (size_t i = 1; i <= a.size(); ++i) {
+    for (size_t j = 1; j <= b.size(); ++j) {
+      int replace = d[i - 1][j - 1] + (a[i - 1] != b[j - 1]);
+      d[i][j] = std::min({d[i - 1][j] + 1, d[i][j - 1] + 1, replace});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+        d[i][j] = std::min(d[i][j], d[i - 2][j - 2] + 1);
+    }
+  }
+  return d[a.size()][b.size()];
+}
+
+std::string nearest_name(std::string_view name, const std::vector<std::string>& known) {
+  constexpr size_t kLongestName = 64;  // of a real key; a longer word is no typing mistake
+  if (name.empty() || name.size() > kLongestName) return "";
+  std::string best;
+  int best_distance = 1 << 20;
+  for (const std::string& candidate : known) {
+    int distance = edit_distance(name, candidate);
+    if (distance < best_distance) {
+      best_distance = distance;
+      best = candidate;
+    }
+  }
+  int allowed = std::clamp(static_cast<int>(best.size()) / 3, 1, 4);
+  if (best_distance <= allowed) return best;
+  // "warmup_steps" for "warmup_num_steps" is near enough already; "micro_batch" for
+  // "train_micro_batch_size_per_gpu" is a part of it.
+  std::string part = lower(name);
+  for (const std::string& candidate : known) {
+    std::string whole = lower(candidate);
+    if (part.size() >= 4 && whole.find(part) != std::string::npos) return candidate;
+  }
+  return "";
+}
+
+std::string did_you_mean(std::string_view name, const std::vector<std::string>& known) {
+  std::string best = nearest_name(name, known);
+  return best.empty() ? "" : str(" (did you mean \"", best, "\"?)");
+}
+
+}  // namespace tessera::config

@@ -1,0 +1,139 @@
+// Strict JSON: syntax errors with positions, duplicate keys, comments, UTF-8, nesting, files that are none.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "engine/config/document.h"
+#include "engine/config/json.h"
+#include "tests/engine/config/errors.h"
+
+namespace tessera::config {
+namespace {
+
+using nlohmann::json;
+
+std::string error_in(std::string_view text) {
+  return config_error([&] { parse_document(text, "c.json"); });
+}
+
+TEST(ConfigJson, SyntaxErrorsNamePositionAndCause) {
+  struct Case {
+    std::string text, message;
+  };
+  const std::vector<Case> cases = {
+      {"", "c.json: is empty; expected a JSON object"},
+      {" \n\t ", "c.json: is empty; expected a JSON object"},
+      {"[1]", "c.json: found [1] (a list); expected an object {…} of configuration keys"},
+      {"3", "c.json: found 3 (a number); expected an object {…} of configuration keys"},
+      {"{\"a\": 1} x", "c.json:1:10: found 'x' after the end of the configuration"},
+      {"{\"a\": 1}\n{", "c.json:2:1: found '{' after the end of the configuration"},
+      {"{\"a\": 1,}", "c.json:1:9: found '}' after a comma; a trailing comma is not JSON"},
+      {"{\"a\": [1,\n ]}", "c.json:2:2: found ']' after a comma; a trailing comma is not JSON"},
+      {"{'a': 1}", "c.json:1:2: found '; JSON strings stand in double quotes"},
+      {"{a: 1}", "c.json:1:2: found 'a'; expected a key in double quotes"},
+      {"{\"a\" 1}", "c.json:1:6: found '1'; expected ':' after a key"},
+      {"{\"a\": 1 \"b\": 2}", "c.json:1:9: found '\"b\"'; expected ',' or '}'"},
+      {"{\"a\": [1 2]}", "c.json:1:10: found '2'; expected ',' or ']'"},
+      {"{\"a\": 01}", "c.json:1:7: found '01'; expected ',' or '}'"},
+      {"{\"a\": 1. }", "c.json:1:7: found '1.', which is no JSON number"},
+      {"{\"a\": 1e999}", "c.json:1:7: found '1e999', a number too large for a double"},
+      {"{\"a\": True}",
+       "c.json:1:7: found 'True'; expected a JSON value (true, false, null, a number, \"text\", [list], {section})"},
+      {"{\"a\": 1", "c.json:1:8: the text ends too early; a '}' or ']' is missing"},
+      {"{\"a\": \"b", "c.json:1:9: the text ends inside a string"},
+      {"{\"a\": \"b\n\"}", "c.json:1:9: a string is not closed on its line; a '\"' is missing"},
+      {"{\"a\": \"\\q\"}",
+       "c.json:1:9: invalid escape in a string; JSON knows \\\" \\\\ \\/ \\b \\f \\n \\r \\t \\uXXXX"},
+      {"{\"a\": 1 /* }", "c.json:1:13: the text ends inside a comment"},
+      {"{\"a\": \xff}", "c.json:1:7: byte 0xff is not valid UTF-8; expected a JSON text"},
+      {"{\"a\": \"\xed\xa0\x80\"}", "c.json:1:8: byte 0xed is not valid UTF-8; expected a JSON text"},
+      {"{\"a\": \"\xc0\xaf\"}", "c.json:1:8: byte 0xc0 is not valid UTF-8; expected a JSON text"},
+      {std::string("{\"a\": 1}\0{", 10), "c.json:1:9: control character 0x00; expected a JSON text"},
+      {"{\"a\": 1,\n \"b\": 2,\n \"a\": 3}", "c.json:3:4: a: this key is given twice; expected it once"},
+      {"{\"a\": {\"b\": 1, \"b\": 2}}", "c.json:1:18: a.b: this key is given twice; expected it once"},
+      {"{\"a\": [{}, {\"x\": 1, \"x\": 2}]}", "c.json:1:23: a[1].x: this key is given twice; expected it once"},
+  };
+  for (const Case& c : cases) EXPECT_EQ(error_in(c.text), c.message) << c.text;
+}
+
+TEST(ConfigJson, NestingIsLimitedNotOverflowing) {
+  std::string deepest(kMaxJsonDepth - 1, '[');
+  EXPECT_EQ(error_in("{\"a\": " + deepest + std::string(kMaxJsonDepth - 1, ']') + "}"), "");
+  EXPECT_EQ(error_in("{\"a\": [" + deepest + std::string(kMaxJsonDepth, ']') + "}"), "c.json:1:70: nested deeper than 64 levels");
+  EXPECT_EQ(error_in(std::string(3'000'000, '[')), "c.json:1:65: nested deeper than 64 levels");
+  std::string objects;
+  for (int i = 0; i < 100'000; ++i) objects += "{\"a\":";
+  EXPECT_EQ(error_in(objects), "c.json:1:321: nested deeper than 64 levels");
+}
+
+TEST(ConfigJson, CommentsAndByteOrderMarkAreAllowed) {
+  Document document = parse_document("\xef\xbb\xbf// head\n{ /* one */ \"a\": 1, // two\n  \"b\": \"/* no // comment */\" }\n// tail", "c.json");
+  EXPECT_EQ(*document.json, json({{"a", 1}, {"b", "/* no // comment */"}}));
+  EXPECT_EQ(document.origins.where("a"), "c.json:2");
+  EXPECT_EQ(document.origins.where("b"), "c.json:3");
+}
+
+TEST(ConfigJson, OriginsKnowTheLineOfEveryKey) {
+  Document document = parse_document("{\n\"a\": {\n\"b\": [1, {\n\"c\": 1}]},\n\"d\": 2}", "c.json");
+  EXPECT_EQ(document.origins.where("a"), "c.json:2");
+  EXPECT_EQ(document.origins.where("a.b"), "c.json:3");
+  EXPECT_EQ(document.origins.where("a.b[1].c"), "c.json:4");
+  EXPECT_EQ(document.origins.where("a.b[0]"), "c.json:3");  // an element stands with its list
+  EXPECT_EQ(document.origins.where("a.x.y"), "c.json:2");   // a missing key with its section
+  EXPECT_EQ(document.origins.where("d"), "c.json:5");
+  EXPECT_EQ(document.origins.where("x"), "c.json");
+}
+
+TEST(ConfigJson, FilesThatCannotBeRead) {
+  auto folder = std::filesystem::path(testing::TempDir()) / "config_json_test";
+  std::filesystem::create_directories(folder);
+  auto file = [&](const char* name) { return (folder / name).string(); };
+  std::ofstream(file("empty.json"));
+  std::ofstream(file("large.json")) << std::string((16 << 20) + 1, ' ');
+  std::ofstream(file("good.json")) << "{\"seed\": 1}";
+  EXPECT_EQ(config_error([&] { read_document(folder.string()); }), folder.string() + ": is a folder; expected a JSON file");
+  EXPECT_EQ(config_error([&] { read_document(file("none.json")); }), file("none.json") + ": cannot be opened (No such file or directory)");
+  EXPECT_EQ(config_error([&] { read_document(file("empty.json")); }), file("empty.json") + ": is empty; expected a JSON object");
+  EXPECT_EQ(config_error([&] { read_document(file("large.json")); }), file("large.json") + ": is larger than 16 MiB; expected a JSON configuration");
+  EXPECT_EQ(*read_document(file("good.json")).json, json({{"seed", 1}}));
+  std::filesystem::remove_all(folder);
+}
+
+TEST(ConfigJson, OverridesSetValuesAndCreateSections) {
+  Document document = parse_document(R"({"a": {"b": 1}, "list": [{"x": 1}, 2], "none": null})", "c.json");
+  apply_overrides(document, {"a.b=3", "a.c.d=true", "word=cpu", "text=a=b", "list[0].x=[1, 2]", "list[1]=null", "none.k=1.5", "quoted=\"7\"", "bad={x", "empty="});
+  EXPECT_EQ(*document.json, json({{"a", {{"b", 3}, {"c", {{"d", true}}}}},
+                                  {"list", {{{"x", {1, 2}}}, nullptr}},
+                                  {"none", {{"k", 1.5}}},
+                                  {"word", "cpu"},
+                                  {"text", "a=b"},
+                                  {"quoted", "7"},
+                                  {"bad", "{x"},
+                                  {"empty", ""}}));
+  EXPECT_EQ(document.origins.where("a.b"), "--set");
+  EXPECT_EQ(document.origins.where("a.c"), "--set") << "a section that only the command line has";
+  EXPECT_EQ(document.origins.where("a"), "c.json:1");
+}
+
+TEST(ConfigJson, OverridesThatCannotBe) {
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {"seed", "--set seed: expected PATH=VALUE, e.g. --set zero_optimization.stage=3"},
+      {"=3", "--set =3: expected PATH=VALUE, e.g. --set zero_optimization.stage=3"},
+      {"a..b=1", "--set a..b=1: expected PATH=VALUE with a path like zero_optimization.stage"},
+      {"a.=1", "--set a.=1: expected PATH=VALUE with a path like zero_optimization.stage"},
+      {"a[x]=1", "--set a[x]=1: expected PATH=VALUE with a path like zero_optimization.stage"},
+      {"a[0=1", "--set a[0=1: expected PATH=VALUE with a path like zero_optimization.stage"},
+      {"n.x=1", "--set n.x=1: n is 3 (a number), not a section with keys"},
+      {"l[1]=1", "--set l[1]=1: l is [0] (a list), which has no element 1"},
+      {"n[0]=1", "--set n[0]=1: n is 3 (a number), which has no element 0"},
+  };
+  for (const auto& [text, message] : cases) {
+    Document document = parse_document(R"({"n": 3, "l": [0]})", "c.json");
+    EXPECT_EQ(config_error([&] { apply_overrides(document, {text}); }), message);
+  }
+}
+
+}  // namespace
+}  // namespace tessera::config

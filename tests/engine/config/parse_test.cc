@@ -1,0 +1,226 @@
+// From JSON to EngineConfig and back: values, defaults, "auto", other names, optimizers and schedulers.
+#include "engine/config/parse.h"
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "tests/engine/config/errors.h"
+
+namespace tessera {
+namespace {
+
+using nlohmann::json;
+using Params = std::map<std::string, double>;
+
+EngineConfig parse(const std::string& keys, config::Report* report = nullptr) {
+  return parse_engine_config("{\"train_batch_size\": 8, " + keys + "}", {.report = report}, "c.json");
+}
+
+void expect_round_trip(const EngineConfig& config, int world_size) {
+  std::string text = dump_resolved(config);
+  EngineConfig again = parse_engine_config(text, {.world_size = world_size}, "resolved");
+  EXPECT_EQ(again, config) << text;
+  EXPECT_EQ(dump_resolved(again), text);
+}
+
+TEST(ConfigParse, DefaultsAreTheStructsOwn) {
+  EngineConfig expected;
+  expected.train_batch_size = 8;
+  expected.train_micro_batch_size_per_gpu = 8;
+  expected.optimizer.params = {{"lr", 1e-3}, {"beta1", 0.9}, {"beta2", 0.999}, {"eps", 1e-8}, {"weight_decay", 0}, {"bias_correction", 1}};
+  EXPECT_EQ(parse("\"seed\": 42"), expected);
+}
+
+TEST(ConfigParse, EveryKeyReachesItsField) {
+  EngineConfig config = parse_engine_config(R"({
+      "train_batch_size": 64, "gradient_accumulation_steps": 4, "gradient_clipping": 0.5, "communication_data_type": "bf16",
+      "prescale_gradients": true, "gradient_predivide_factor": 2, "steps_per_print": null, "wall_clock_breakdown": true, "seed": 7,
+      "fp16": {"enabled": true, "loss_scale": 128, "initial_scale_power": 12, "loss_scale_window": 500, "hysteresis": 4,
+               "consecutive_hysteresis": true, "min_loss_scale": 0.5},
+      "torch_autocast": {"enabled": false, "dtype": "torch.float16"}, "data_types": {"grad_accum_dtype": "half"},
+      "zero_optimization": {"stage": 3, "unit_numel": 1e6, "reduce_bucket_size": 5e7, "allgather_bucket_size": 6e7, "overlap_comm": false,
+          "reduce_each_micro_step": true, "communication_buffers": 5, "stage3_prefetch_bucket_size": 1, "stage3_param_persistence_threshold": 2,
+          "stage3_max_live_parameters": 3}})",
+                                            {.world_size = 2});
+  EXPECT_EQ(config.train_batch_size, 64);
+  EXPECT_EQ(config.train_micro_batch_size_per_gpu, 8);
+  EXPECT_EQ(config.gradient_accumulation_steps, 4);
+  EXPECT_EQ(config.gradient_clipping, 0.5);
+  EXPECT_EQ(config.communication_dtype, DType::kBFloat16);
+  EXPECT_TRUE(config.prescale_gradients);
+  EXPECT_EQ(config.gradient_predivide_factor, 2);
+  EXPECT_EQ(config.steps_per_print, 0);
+  EXPECT_TRUE(config.wall_clock_breakdown);
+  EXPECT_EQ(config.seed, 7);
+  EXPECT_EQ(config.fp16, (Fp16Config{true, 128, 12, 500, 4, true, 0.5}));
+  EXPECT_EQ(config.autocast, (AutocastConfig{false, DType::kFloat16}));
+  EXPECT_EQ(config.grad_accum_dtype, DType::kFloat16);
+  EXPECT_EQ(config.zero, (ZeroConfig{3, 1'000'000, 50'000'000, 60'000'000, false, true, 5, 1, 2, 3}));
+  EXPECT_EQ(config.compute_dtype(), DType::kFloat16);
+  expect_round_trip(config, 2);
+}
+
+TEST(ConfigParse, OtherNamesAndOldForms) {
+  config::Report report;
+  EngineConfig config = parse(R"("bfloat16": {"enabled": true}, "gradient_accumulation_dtype": "float32",
+      "zero_optimization": {"stage": 3, "prefetch_bucket_size": 11, "param_persistence_threshold": 12, "max_live_parameters": 13})", &report);
+  EXPECT_TRUE(config.bf16);
+  EXPECT_EQ(config.grad_accum_dtype, DType::kFloat32);
+  EXPECT_EQ(config.zero.prefetch_bucket_size, 11);
+  EXPECT_EQ(config.zero.param_persistence_threshold, 12);
+  EXPECT_EQ(config.zero.max_live_parameters, 13);
+  EXPECT_TRUE(report.warnings.empty());
+  EXPECT_EQ(parse("\"zero_optimization\": true", &report).zero.stage, 1);
+  EXPECT_EQ(parse("\"zero_optimization\": false").zero.stage, 0);
+  ASSERT_EQ(report.warnings.size(), 1u);
+  EXPECT_EQ(report.warnings[0], "c.json:1: zero_optimization: true and false are DeepSpeed's old form; read as {\"stage\": 1}");
+  EXPECT_EQ(config_error([] { parse(R"("bf16": {}, "bfloat16": {})"); }),
+            "c.json:1: bf16: is also given under its other name \"bfloat16\"; expected one of the two");
+}
+
+TEST(ConfigParse, AutoIsResolvedAndListed) {
+  config::Report report;
+  EngineConfig config = load_engine_config(TESSERA_SOURCE_DIR "/configs/ds_config_zero2.json", {.world_size = 4, .report = &report});
+  EXPECT_EQ(config.train_batch_size, 32);
+  EXPECT_EQ(config.train_micro_batch_size_per_gpu, 8);
+  EXPECT_EQ(config.gradient_clipping, 1.0);
+  EXPECT_FALSE(config.bf16);
+  EXPECT_EQ(config.optimizer.params.at("lr"), 5e-5);
+  EXPECT_TRUE(config.scheduler.needs_total_num_steps());
+  EXPECT_EQ(config.scheduler.params.count("warmup_max_lr"), 0u);  // the optimizer's
+  EXPECT_EQ(config.scheduler.params.at("warmup_num_steps"), std::vector<double>{0});
+  EXPECT_EQ(config.zero.reduce_bucket_size, 200'000'000);
+  EXPECT_EQ(report.warnings.size(), 1u);
+  const std::vector<std::string> resolved = {"train_batch_size: \"auto\" is 32",
+                                             "train_micro_batch_size_per_gpu: \"auto\" is 8",
+                                             "gradient_accumulation_steps: \"auto\" is 1",
+                                             "gradient_clipping: \"auto\" is 1.0",
+                                             "bf16.enabled: \"auto\" is false",
+                                             "optimizer.params.lr: \"auto\" is 5e-05",
+                                             "optimizer.params.betas: \"auto\" is [0.9, 0.999]",
+                                             "optimizer.params.eps: \"auto\" is 1e-08",
+                                             "optimizer.params.weight_decay: \"auto\" is 0.0",
+                                             "scheduler.params.total_num_steps: \"auto\" is the steps of the run",
+                                             "scheduler.params.warmup_min_lr: \"auto\" is 0.0",
+                                             "scheduler.params.warmup_max_lr: \"auto\" is the optimizer's lr",
+                                             "scheduler.params.warmup_num_steps: \"auto\" is 0"};
+  EXPECT_EQ(report.resolved, resolved);
+  expect_round_trip(config, 4);
+  config.scheduler.params["total_num_steps"] = {500};
+  EXPECT_FALSE(config.scheduler.needs_total_num_steps());
+  expect_round_trip(config, 4);
+}
+
+TEST(ConfigParse, OptimizersAndTheirDefaults) {
+  struct Case {
+    std::string written, type;
+    Params params;
+  };
+  const Params adam = {{"lr", 1e-3}, {"beta1", 0.9}, {"beta2", 0.999}, {"eps", 1e-8}, {"weight_decay", 0}, {"bias_correction", 1}};
+  Params torch_adamw = adam, lamb = adam;
+  torch_adamw["weight_decay"] = 0.01;
+  lamb["max_coeff"] = 10;
+  lamb["min_coeff"] = 0.01;
+  const Params lion = {{"lr", 1e-3}, {"beta1", 0.9}, {"beta2", 0.999}, {"weight_decay", 0}};
+  const Params sgd = {{"lr", 1e-3}, {"momentum", 0}, {"dampening", 0}, {"nesterov", 0}, {"weight_decay", 0}};
+  const Params adagrad = {{"lr", 1e-2}, {"eps", 1e-10}, {"lr_decay", 0}, {"weight_decay", 0}};
+  const std::vector<Case> cases = {
+      {R"({"type": "Adam"})", "AdamW", adam},  // DeepSpeed's: adam_w_mode is true
+      {R"({"type": "adam", "params": {"adam_w_mode": false}})", "Adam", adam},
+      {R"({"type": "FusedAdam", "params": {"adam_w_mode": false, "torch_adam": true}})", "Adam", adam},
+      {R"({"type": "DeepSpeedCPUAdam"})", "AdamW", adam},
+      {R"({"type": "ADAMW", "params": {"adam_w_mode": false}})", "AdamW", adam},
+      {R"({"type": "AdamW", "params": {"torch_adam": true}})", "AdamW", torch_adamw},
+      {R"({"type": "AdamW", "params": {"torch_adam": true, "weight_decay": 0}})", "AdamW", adam},
+      {R"({"type": null})", "AdamW", adam},
+      {R"({"type": "Lamb"})", "LAMB", lamb},
+      {R"({"type": "lion"})", "Lion", lion},
+      {R"({"type": "SGD"})", "SGD", sgd},
+      {R"({"type": "adagrad"})", "Adagrad", adagrad},
+  };
+  for (const Case& c : cases) {
+    EngineConfig config = parse("\"optimizer\": " + c.written);
+    EXPECT_EQ(config.optimizer.type, c.type) << c.written;
+    EXPECT_EQ(config.optimizer.params, c.params) << c.written;
+    expect_round_trip(config, 1);
+  }
+}
+
+TEST(ConfigParse, ParamGroups) {
+  EngineConfig config = parse(R"("optimizer": {"type": "SGD", "params": {"momentum": 0.9},
+      "param_groups": [{"match": "*.bias", "weight_decay": 0, "lr": "auto"}, {"match": ["a", "b*"], "nesterov": true}]})");
+  ASSERT_EQ(config.optimizer.param_groups.size(), 2u);
+  EXPECT_EQ(config.optimizer.param_groups[0], (ParamGroupConfig{{"*.bias"}, {{"weight_decay", 0}, {"lr", 5e-5}}}));
+  EXPECT_EQ(config.optimizer.param_groups[1], (ParamGroupConfig{{"a", "b*"}, {{"nesterov", 1}}}));
+  expect_round_trip(config, 1);
+  config = parse(R"("optimizer": {"param_groups": [{"match": "x", "betas": [0.5, 0.6]}]}, "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": [1, 2]}})");
+  EXPECT_EQ(config.optimizer.param_groups[0].params, (Params{{"beta1", 0.5}, {"beta2", 0.6}}));
+  EXPECT_EQ(config.scheduler.params.at("warmup_max_lr"), (std::vector<double>{1, 2}));
+  expect_round_trip(config, 1);
+  EXPECT_EQ(config_error([] { parse(R"("optimizer": {"type": "SGD", "param_groups": [{"match": "x", "nesterov": true}]})"); }),
+            "c.json:1: optimizer.param_groups[0].nesterov: found true with momentum 0 and dampening 0; expected a momentum above 0 and dampening 0");
+}
+
+TEST(ConfigParse, SchedulersAndTheirDefaults) {
+  using Lists = std::map<std::string, std::vector<double>>;
+  struct Case {
+    std::string written;
+    Lists params;
+  };
+  const std::vector<Case> cases = {
+      {R"({"type": "WarmupLR"})", {{"warmup_min_lr", {0}}, {"warmup_num_steps", {1000}}}},
+      {R"({"type": "WarmupDecayLR", "params": {"total_num_steps": 5e3}})",
+       {{"warmup_min_lr", {0}}, {"warmup_max_lr", {1e-3}}, {"warmup_num_steps", {1000}}, {"total_num_steps", {5000}}}},
+      {R"({"type": "warmupcosinelr"})", {{"warmup_min_ratio", {0}}, {"cos_min_ratio", {1e-4}}, {"warmup_num_steps", {1000}}}},
+      {R"({"type": "OneCycle", "params": {"cycle_min_lr": 0.1, "cycle_max_lr": 1}})",
+       {{"cycle_min_lr", {0.1}}, {"cycle_max_lr", {1}}, {"decay_lr_rate", {0}}, {"cycle_first_step_size", {2000}}, {"cycle_first_stair_count", {0}},
+        {"decay_step_size", {0}}, {"cycle_momentum", {1}}, {"cycle_min_mom", {0.8}}, {"cycle_max_mom", {0.9}}, {"decay_mom_rate", {0}}}},
+      {R"({"type": "LRRangeTest", "params": {"last_batch_iteration": -1}})",
+       {{"lr_range_test_min_lr", {1e-3}}, {"lr_range_test_step_size", {2000}}, {"lr_range_test_step_rate", {1}}, {"lr_range_test_staircase", {0}}}},
+      {R"({"type": "StepLR", "params": {"step_size": 3, "interval": "step"}})", {{"step_size", {3}}, {"gamma", {0.1}}}},
+      {R"({"type": "CosineAnnealingLR", "params": {"T_max": 10}})", {{"T_max", {10}}, {"eta_min", {0}}}},
+  };
+  for (const Case& c : cases) {
+    EngineConfig config = parse("\"scheduler\": " + c.written);
+    EXPECT_EQ(config.scheduler.params, c.params) << c.written;
+    expect_round_trip(config, 1);
+  }
+  EXPECT_EQ(parse(R"("scheduler": {"type": "WarmupLR", "params": {"warmup_type": "LINEAR"}})").scheduler.words.at("warmup_type"), "linear");
+  EXPECT_EQ(parse(R"("scheduler": {"type": "StepLR", "params": {"step_size": 3}})").scheduler.words.at("interval"), "step");
+  EXPECT_EQ(parse(R"("scheduler": {"type": null})").scheduler, SchedulerConfig{});
+  config::Report report;
+  parse(R"("scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 10}})", &report);
+  ASSERT_EQ(report.warnings.size(), 1u);
+  EXPECT_EQ(report.warnings[0], "c.json:1: scheduler.params.total_num_steps 10 is less than warmup_num_steps 1000: the run ends before the warm-up does");
+}
+
+TEST(ConfigParse, ConfigsBuiltInCppAreCheckedTheSame) {
+  EngineConfig config;
+  config.train_micro_batch_size_per_gpu = 4;
+  config.optimizer.type = "sgd";
+  config.optimizer.params = {{"lr", 0.1}, {"momentum", 0.9}};
+  EngineConfig checked = validated(config, 3);
+  EXPECT_EQ(checked.train_batch_size, 12);
+  EXPECT_EQ(checked.optimizer.type, "SGD");
+  EXPECT_EQ(checked.optimizer.params.at("weight_decay"), 0);
+  EXPECT_EQ(validated(checked, 3), checked);
+  config.zero.stage = 5;
+  EXPECT_EQ(config_error([&] { validated(config, 1); }),
+            "EngineConfig:1: zero_optimization.stage: found 5 (a number); expected an integer from 0 to 3, or \"auto\"");
+  config.zero.stage = 0;
+  config.optimizer.params["learning_rate"] = 1;
+  EXPECT_NE(config_error([&] { validated(config, 1); }).find("optimizer.params.learning_rate: unknown key"), std::string::npos);
+  EngineConfig adam;
+  adam.train_batch_size = 8;
+  adam.optimizer.type = "Adam";  // in C++ the formula itself: L2
+  EXPECT_EQ(validated(adam, 1).optimizer.type, "Adam");
+}
+
+TEST(ConfigParse, SectionsOfTheCallersOwn) {
+  EXPECT_EQ(config_error([] { parse_engine_config(R"({"train_batch_size": 8, "mine": {"x": [1]}})", {.other_sections = {"mine"}}); }), "");
+  EXPECT_NE(config_error([] { parse_engine_config(R"({"train_batch_size": 8, "mine": 3})", {.other_sections = {"mine"}}); }), "");
+}
+
+}  // namespace
+}  // namespace tessera
