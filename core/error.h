@@ -25,6 +25,12 @@ class CommError : public Error {
   using Error::Error;
 };
 
+/// A checkpoint that cannot be written, or cannot be trusted: the message names the file, parameter or tag.
+class CheckpointError : public Error {
+ public:
+  using Error::Error;
+};
+
 /// Input data that is missing, truncated or of another kind: the message names the file or record.
 class DataError : public Error {
  public:
