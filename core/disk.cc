@@ -117,6 +117,11 @@ void Disk::exchange(const fs::path& a, const fs::path& b) const {
   done("exchange", b);
 }
 
+void Disk::link(const fs::path& from, const fs::path& to) const {
+  if (::link(from.c_str(), to.c_str()) != 0) fail(str("link ", from.string(), " as").c_str(), to, errno);
+  done("link", to);
+}
+
 void Disk::remove_all(const fs::path& path) const {
   std::error_code error;
   fs::remove_all(path, error);

@@ -81,6 +81,8 @@ class Disk {
   void rename(const std::filesystem::path& from, const std::filesystem::path& to) const;
   /// Swaps two names in one step (RENAME_EXCHANGE).
   void exchange(const std::filesystem::path& a, const std::filesystem::path& b) const;
+  /// Gives a file a second name in the same file system (a hard link; of a symbolic link, a second one).
+  void link(const std::filesystem::path& from, const std::filesystem::path& to) const;
   /// A file or a whole directory; not an error when it is absent.
   void remove_all(const std::filesystem::path& path) const;
   /// Makes the names in a directory durable.
