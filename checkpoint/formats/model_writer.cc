@@ -17,8 +17,8 @@ namespace {
 
 void check_name(const std::string& name, std::set<std::string_view>& seen) {
   if (name.empty()) throw CheckpointError("a tensor has an empty name");
-  if (!is_utf8(name)) throw CheckpointError(str("tensor ", quoted(name), ": its name is not UTF-8"));
-  if (!seen.insert(name).second) throw CheckpointError(str("tensor ", quoted(name), " occurs twice"));
+  if (!is_utf8(name)) throw CheckpointError(str("tensor ", quoted_name(name), ": its name is not UTF-8"));
+  if (!seen.insert(name).second) throw CheckpointError(str("tensor ", quoted_name(name), " occurs twice"));
 }
 
 // With the copies a format may need for tied names.
@@ -26,11 +26,11 @@ int64_t checked_bytes(const ModelTensor& tensor) {
   int64_t bytes = size_bytes(tensor.type);
   bool overflow = false;
   for (const int64_t size : tensor.shape) {
-    if (size < 0) throw CheckpointError(str("tensor ", quoted(tensor.name), " has a negative size, ", size));
+    if (size < 0) throw CheckpointError(str("tensor ", quoted_name(tensor.name), " has a negative size, ", size));
     overflow = overflow || __builtin_mul_overflow(bytes, size, &bytes);
   }
   overflow = overflow || __builtin_mul_overflow(bytes, static_cast<int64_t>(1 + tensor.aliases.size()), &bytes);
-  if (overflow) throw CheckpointError(str("tensor ", quoted(tensor.name), " has more bytes than 63 bits can count"));
+  if (overflow) throw CheckpointError(str("tensor ", quoted_name(tensor.name), " has more bytes than 63 bits can count"));
   return bytes;
 }
 

@@ -90,5 +90,6 @@ struct ModelWriterOptions {
 /// Local. Checks the list, makes the temporary output and reserves its room on disk. `disk` must outlive the writer.
 /// Throws CheckpointError for what the format cannot hold, DiskError.
 std::unique_ptr<ModelWriter> open_model_writer(const Disk& disk, ModelWriterOptions options);
+std::unique_ptr<ModelWriter> open_model_writer(const Disk&& disk, ModelWriterOptions options) = delete;
 
 }  // namespace tessera::checkpoint

@@ -38,7 +38,7 @@ bool is_utf8(std::string_view text) {
   return true;
 }
 
-std::string quoted(std::string_view name) {
+std::string quoted_name(std::string_view name) {
   std::string out = "'";
   while (!name.empty()) {
     const size_t length = sequence_length(name);

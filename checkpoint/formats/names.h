@@ -10,6 +10,6 @@ namespace tessera::checkpoint {
 bool is_utf8(std::string_view text);
 
 /// Local. "'encoder.weight'" for an error message: one line whatever the name holds, at most 200 bytes of it.
-std::string quoted(std::string_view name);
+std::string quoted_name(std::string_view name);
 
 }  // namespace tessera::checkpoint

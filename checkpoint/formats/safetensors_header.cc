@@ -71,7 +71,7 @@ class HeaderBuilder : public nlohmann::json_sax<nlohmann::json> {
     switch (place_) {
       case Place::kTop: return top_key(name);
       case Place::kMetadataKeys:
-        if (header_.metadata.contains(name)) fail(str(kMetadata, " has ", quoted(name), " twice"));
+        if (header_.metadata.contains(name)) fail(str(kMetadata, " has ", quoted_name(name), " twice"));
         metadata_key_ = name;
         return go(Place::kMetadataValue);
       default: return tensor_key(name);
@@ -81,7 +81,7 @@ class HeaderBuilder : public nlohmann::json_sax<nlohmann::json> {
   bool end_object() override {
     if (place_ == Place::kTensorKeys) {
       for (size_t i = 0; i < kFields.size(); ++i)
-        if (!fields_[i]) fail(str("tensor ", quoted(tensor_.name), " has no \"", kFields[i], "\""));
+        if (!fields_[i]) fail(str("tensor ", quoted_name(tensor_.name), " has no \"", kFields[i], "\""));
       tensor_.offset = offsets_[0];
       tensor_.bytes = offsets_[1] - offsets_[0];
       header_.tensors.push_back(std::move(tensor_));
@@ -97,7 +97,7 @@ class HeaderBuilder : public nlohmann::json_sax<nlohmann::json> {
 
   bool end_array() override {
     if (place_ == Place::kOffsetItems && (offsets_.size() != 2 || offsets_[0] > offsets_[1]))
-      fail(str("tensor ", quoted(tensor_.name), ": data_offsets is [", join(offsets_, ", "), "], expected [BEGIN, END]"));
+      fail(str("tensor ", quoted_name(tensor_.name), ": data_offsets is [", join(offsets_, ", "), "], expected [BEGIN, END]"));
     return go(Place::kTensorKeys);
   }
 
@@ -106,9 +106,9 @@ class HeaderBuilder : public nlohmann::json_sax<nlohmann::json> {
       header_.metadata.emplace(std::move(metadata_key_), value);
       return go(Place::kMetadataKeys);
     }
-    if (place_ != Place::kType) return unexpected(quoted(value));
+    if (place_ != Place::kType) return unexpected(quoted_name(value));
     const std::optional<ElementType> type = parse_type(value);
-    if (!type) fail(str("tensor ", quoted(tensor_.name), ": dtype is ", quoted(value), ", expected one of ", type_words()));
+    if (!type) fail(str("tensor ", quoted_name(tensor_.name), ": dtype is ", quoted_name(value), ", expected one of ", type_words()));
     tensor_.type = *type;
     return go(Place::kTensorKeys);
   }
@@ -117,18 +117,18 @@ class HeaderBuilder : public nlohmann::json_sax<nlohmann::json> {
     const bool is_shape = place_ == Place::kShapeItems;
     if (!is_shape && place_ != Place::kOffsetItems) return unexpected(str(value));
     if (value > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()))
-      fail(str("tensor ", quoted(tensor_.name), ": ", is_shape ? "shape" : "data_offsets", " has ", value, ", expected less than 2^63"));
+      fail(str("tensor ", quoted_name(tensor_.name), ": ", is_shape ? "shape" : "data_offsets", " has ", value, ", expected less than 2^63"));
     std::vector<int64_t>& numbers = is_shape ? tensor_.shape : offsets_;
     numbers.push_back(static_cast<int64_t>(value));
     if (is_shape && numbers.size() > kMaxDimensions)
-      fail(str("tensor ", quoted(tensor_.name), " has more than ", kMaxDimensions, " dimensions"));
+      fail(str("tensor ", quoted_name(tensor_.name), " has more than ", kMaxDimensions, " dimensions"));
     if (!is_shape && numbers.size() > 2)
-      fail(str("tensor ", quoted(tensor_.name), ": data_offsets has more than two numbers, expected [BEGIN, END]"));
+      fail(str("tensor ", quoted_name(tensor_.name), ": data_offsets has more than two numbers, expected [BEGIN, END]"));
     return true;
   }
 
   bool number_integer(number_integer_t value) override { return unexpected(str(value)); }
-  bool number_float(number_float_t, const string_t& text) override { return unexpected(quoted(text)); }
+  bool number_float(number_float_t, const string_t& text) override { return unexpected(quoted_name(text)); }
   bool boolean(bool value) override { return unexpected(value ? "true" : "false"); }
   bool null() override { return unexpected("null"); }
   bool binary(binary_t&) override { return unexpected("binary data"); }
@@ -154,7 +154,7 @@ class HeaderBuilder : public nlohmann::json_sax<nlohmann::json> {
       has_metadata_ = true;
       return go(Place::kMetadata);
     }
-    if (!names_.insert(name).second) fail(str("tensor ", quoted(name), " occurs twice"));
+    if (!names_.insert(name).second) fail(str("tensor ", quoted_name(name), " occurs twice"));
     tensor_ = {};
     tensor_.name = name;
     return go(Place::kTensor);
@@ -163,8 +163,8 @@ class HeaderBuilder : public nlohmann::json_sax<nlohmann::json> {
   bool tensor_key(const string_t& name) {
     const auto field = static_cast<size_t>(std::find(kFields.begin(), kFields.end(), name) - kFields.begin());
     if (field == kFields.size())
-      fail(str("tensor ", quoted(tensor_.name), " has the key ", quoted(name), ", expected dtype, shape and data_offsets"));
-    if (fields_[field]) fail(str("tensor ", quoted(tensor_.name), " has \"", kFields[field], "\" twice"));
+      fail(str("tensor ", quoted_name(tensor_.name), " has the key ", quoted_name(name), ", expected dtype, shape and data_offsets"));
+    if (fields_[field]) fail(str("tensor ", quoted_name(tensor_.name), " has \"", kFields[field], "\" twice"));
     fields_[field] = true;
     if (field == 2) offsets_.clear();
     return go(std::array{Place::kType, Place::kShape, Place::kOffsets}[field]);
@@ -174,12 +174,12 @@ class HeaderBuilder : public nlohmann::json_sax<nlohmann::json> {
     switch (place_) {
       case Place::kStart: fail(str("the header is ", found, ", expected an object"));
       case Place::kMetadata: fail(str(kMetadata, " is ", found, ", expected an object"));
-      case Place::kMetadataValue: fail(str(kMetadata, ": ", quoted(metadata_key_), " is ", found, ", expected a string"));
-      case Place::kTensor: fail(str("tensor ", quoted(tensor_.name), " is ", found, ", expected an object"));
-      case Place::kType: fail(str("tensor ", quoted(tensor_.name), ": dtype is ", found, ", expected a string"));
+      case Place::kMetadataValue: fail(str(kMetadata, ": ", quoted_name(metadata_key_), " is ", found, ", expected a string"));
+      case Place::kTensor: fail(str("tensor ", quoted_name(tensor_.name), " is ", found, ", expected an object"));
+      case Place::kType: fail(str("tensor ", quoted_name(tensor_.name), ": dtype is ", found, ", expected a string"));
       case Place::kShape:
-      case Place::kShapeItems: fail(str("tensor ", quoted(tensor_.name), ": shape has ", found, ", expected a list of sizes"));
-      default: fail(str("tensor ", quoted(tensor_.name), ": data_offsets has ", found, ", expected [BEGIN, END]"));
+      case Place::kShapeItems: fail(str("tensor ", quoted_name(tensor_.name), ": shape has ", found, ", expected a list of sizes"));
+      default: fail(str("tensor ", quoted_name(tensor_.name), ": data_offsets has ", found, ", expected [BEGIN, END]"));
     }
   }
 
@@ -201,7 +201,7 @@ void check_size(const SafetensorsTensor& tensor, const std::string& file) {
   bool overflow = false;
   for (const int64_t size : tensor.shape) overflow = overflow || __builtin_mul_overflow(bytes, size, &bytes);
   if (overflow || bytes != tensor.bytes)
-    throw CheckpointError(str(file, ": tensor ", quoted(tensor.name), " has ", tensor.bytes, " bytes of data, expected ",
+    throw CheckpointError(str(file, ": tensor ", quoted_name(tensor.name), " has ", tensor.bytes, " bytes of data, expected ",
                               overflow ? std::string("more than 2^63") : str(bytes), " for ", kTypes[rank_of(tensor.type)].word,
                               " and shape [", join(tensor.shape, ", "), "]"));
 }
@@ -258,7 +258,7 @@ SafetensorsHeader parse_safetensors_header(std::string_view text, int64_t data_b
   for (const SafetensorsTensor& tensor : header.tensors) {
     check_size(tensor, file);
     if (tensor.offset != end)
-      throw CheckpointError(str(file, ": tensor ", quoted(tensor.name), " starts at byte ", tensor.offset, " of the data, expected ", end,
+      throw CheckpointError(str(file, ": tensor ", quoted_name(tensor.name), " starts at byte ", tensor.offset, " of the data, expected ", end,
                                 tensor.offset < end ? " (it overlaps another)" : " (there is a hole)"));
     end += tensor.bytes;
   }

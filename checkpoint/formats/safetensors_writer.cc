@@ -5,7 +5,6 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <optional>
-#include <regex>
 
 #include "checkpoint/formats/pending_output.h"
 #include "checkpoint/formats/safetensors_header.h"
@@ -43,9 +42,12 @@ class SafetensorsFileWriter : public ModelWriter {
   PendingFile file_;
 };
 
+// Names that shard_file_name() gives, and the index's.
 bool is_weights_file(const std::string& name) {
-  static const std::regex pattern(R"(model(-\d{5,}-of-\d{5,})?\.safetensors|model\.safetensors\.index\.json)");
-  return std::regex_match(name, pattern);
+  unsigned long shard = 0, num_shards = 0;
+  if (name == shard_file_name(0, 1) || name == kIndexName) return true;
+  return std::sscanf(name.c_str(), "model-%lu-of-%lu.safetensors", &shard, &num_shards) == 2 && shard > 0 && num_shards > 1 &&
+         name == shard_file_name(shard - 1, num_shards);
 }
 
 class SafetensorsShardsWriter : public ModelWriter {
