@@ -40,7 +40,6 @@ class BlockHasher {
   ~BlockHasher();
 
   void update(std::span<const std::byte> bytes);
-  void update_zeros(int64_t num_bytes);
   int64_t bytes() const { return bytes_; }
   /// Ends the last block; to be called once, as the last.
   std::vector<uint64_t> finish();

@@ -81,6 +81,8 @@ class Hdf5Builder {
   void add_virtual(const Hdf5Dataset& dataset, std::span<const Hdf5Source> sources);
   /// A further name (hard link) of what add() or add_virtual() made.
   void add_link(const std::string& existing, const std::string& path);
+  /// A name that leads to a dataset of another file, relative to the folder of the file being built.
+  void add_external_link(const std::string& file, const std::string& dataset, const std::string& path);
   /// To a group or dataset there is.
   void set_attribute(const std::string& path, const Hdf5Attribute& attribute);
   /// Ends the file; to be called once, as the last.

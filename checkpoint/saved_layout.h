@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "checkpoint/element_type.h"
@@ -55,5 +56,7 @@ SavedLayout saved_layout(const zero::Layout& layout);
 std::string weights_dataset(const SavedLayout& layout, int unit);
 /// Local. "/exp_avg/unit_00003", fp32; of trainable units.
 std::string state_dataset(const std::string& state_name, int unit);
+/// Local. Letters, digits and _, and not the name of another group of the file.
+bool is_state_name(const std::string& name);
 
 }  // namespace tessera::checkpoint

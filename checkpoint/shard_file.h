@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstddef>
+#include <filesystem>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "checkpoint/element_type.h"
@@ -45,9 +47,11 @@ struct ShardContent {
 
 /// Local. "rank_00003.h5".
 std::string rank_file_name(int rank);
-/// Local. HDF5 path of a whole tensor, "/buffers/NAME", and of a blob, "/blobs/NAME".
+/// Local. HDF5 path of a whole tensor, "/buffers/NAME", and of a blob, "/blobs/NAME" (see hdf5_name()).
 std::string tensor_dataset(const std::string& name);
 std::string blob_dataset(const std::string& name);
+bool is_tensor_dataset(std::string_view dataset);
+bool is_blob_dataset(std::string_view dataset);
 
 /// Local. Throws CheckpointError for names, shapes or spans that do not fit the layout, naming them: before any file exists.
 void check_content(const ShardContent& content);

@@ -26,6 +26,13 @@ tessera_use(CLI11 libcli11-dev)
 tessera_use(ZLIB zlib1g-dev)
 tessera_require_file(TESSERA_XXHASH_INCLUDE_DIR xxhash.h libxxhash-dev)
 tessera_require_file(TESSERA_GLOO_INCLUDE_DIR gloo/context.h libgloo-dev)
+# Not find_package(HDF5): that one compiles C programs, and C is no language of this project.
+find_path(TESSERA_HDF5_INCLUDE_DIR NAMES hdf5.h PATH_SUFFIXES hdf5/serial)
+tessera_require_file(TESSERA_HDF5_INCLUDE_DIR hdf5.h libhdf5-dev)
+find_library(TESSERA_HDF5_LIBRARY NAMES hdf5_serial hdf5 PATH_SUFFIXES hdf5/serial)
+if(NOT TESSERA_HDF5_LIBRARY)
+  tessera_missing("the library hdf5" libhdf5-dev)
+endif()
 
 if(TESSERA_BUILD_TESTS)
   tessera_require_file(TESSERA_GMOCK_INCLUDE_DIR gmock/gmock.h libgmock-dev)
