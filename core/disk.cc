@@ -141,10 +141,15 @@ void Disk::sync_directory(const fs::path& path) const {
 void Disk::replace_file(const fs::path& path, std::string_view content) const {
   fs::path temporary = path;
   temporary += ".tmp";
-  OutputFile file = create(temporary);
-  file.append(content);
-  file.close();
-  rename(temporary, path);
+  try {
+    OutputFile file = create(temporary);
+    file.append(content);
+    file.close();
+    rename(temporary, path);
+  } catch (...) {
+    ::unlink(temporary.c_str());
+    throw;
+  }
   sync_directory(path.has_parent_path() ? path.parent_path() : fs::path("."));
 }
 

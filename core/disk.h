@@ -87,7 +87,7 @@ class Disk {
   void remove_all(const std::filesystem::path& path) const;
   /// Makes the names in a directory durable.
   void sync_directory(const std::filesystem::path& path) const;
-  /// Writes a small file whole-or-absent: temporary name, sync, rename, directory sync.
+  /// Writes a small file whole-or-absent: temporary name ("NAME.tmp"), sync, rename, directory sync.
   void replace_file(const std::filesystem::path& path, std::string_view content) const;
 
  private:
