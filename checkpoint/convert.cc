@@ -35,25 +35,23 @@ uint16_t to_bf16(float value) {
   return static_cast<uint16_t>((bits & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : rounded);
 }
 
-template <class Source, class Target, Target (*kConvert)(Source)>
-void convert_all(std::span<const std::byte> from, std::span<std::byte> to) {
+template <class Source, class Finish>
+void convert_all(std::span<const std::byte> from, std::span<std::byte> to, Finish finish) {
+  using Target = decltype(finish(Source{}));
   const size_t numel = from.size() / sizeof(Source);
   for (size_t i = 0; i < numel; ++i) {
-    const Target value = kConvert(load<Source>(from.data() + i * sizeof(Source)));
+    const Target value = finish(load<Source>(from.data() + i * sizeof(Source)));
     std::memcpy(to.data() + i * sizeof(Target), &value, sizeof value);
   }
 }
 
-float narrow(double value) { return static_cast<float>(value); }
-float keep(float value) { return value; }
-
-template <class Target, Target (*kFinish)(float)>
-void convert_from(std::span<const std::byte> from, ElementType from_type, std::span<std::byte> to) {
+template <class Finish>
+void convert_from(std::span<const std::byte> from, ElementType from_type, std::span<std::byte> to, Finish finish) {
   switch (from_type) {
-    case ElementType::kFloat64: return convert_all<double, Target, [](double value) { return kFinish(narrow(value)); }>(from, to);
-    case ElementType::kFloat32: return convert_all<float, Target, [](float value) { return kFinish(value); }>(from, to);
-    case ElementType::kBFloat16: return convert_all<uint16_t, Target, [](uint16_t bits) { return kFinish(from_bf16(bits)); }>(from, to);
-    case ElementType::kFloat16: return convert_all<uint16_t, Target, [](uint16_t bits) { return kFinish(from_fp16(bits)); }>(from, to);
+    case ElementType::kFloat64: return convert_all<double>(from, to, [=](double value) { return finish(static_cast<float>(value)); });
+    case ElementType::kFloat32: return convert_all<float>(from, to, finish);
+    case ElementType::kBFloat16: return convert_all<uint16_t>(from, to, [=](uint16_t bits) { return finish(from_bf16(bits)); });
+    case ElementType::kFloat16: return convert_all<uint16_t>(from, to, [=](uint16_t bits) { return finish(from_fp16(bits)); });
     default: TESSERA_CHECK(false, "no conversion from ", name_of(from_type));
   }
 }
@@ -63,8 +61,8 @@ void convert_from(std::span<const std::byte> from, ElementType from_type, std::s
 void convert(std::span<const std::byte> from, ElementType from_type, std::span<std::byte> to, ElementType to_type) {
   TESSERA_CHECK(static_cast<int64_t>(from.size()) / size_bytes(from_type) == static_cast<int64_t>(to.size()) / size_bytes(to_type));
   switch (to_type) {
-    case ElementType::kFloat32: return convert_from<float, keep>(from, from_type, to);
-    case ElementType::kBFloat16: return convert_from<uint16_t, to_bf16>(from, from_type, to);
+    case ElementType::kFloat32: return convert_from(from, from_type, to, [](float value) { return value; });
+    case ElementType::kBFloat16: return convert_from(from, from_type, to, to_bf16);
     default: TESSERA_CHECK(false, "no conversion to ", name_of(to_type));
   }
 }

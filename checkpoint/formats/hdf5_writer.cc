@@ -2,11 +2,12 @@
 
 #include "checkpoint/formats/pending_output.h"
 #include "checkpoint/hdf5_image.h"
+#include "core/str.h"
 
 namespace tessera::checkpoint {
 namespace {
 
-std::string dataset_path(const std::string& name) { return "/" + hdf5_name(name); }
+std::string dataset_path(const std::string& name) { return str("/", hdf5_name(name)); }
 
 class Hdf5FileWriter : public ModelWriter {
  public:
