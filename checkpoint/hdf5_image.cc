@@ -300,7 +300,9 @@ void Hdf5Builder::set_attribute(const std::string& path, const Hdf5Attribute& at
 
 Hdf5Image Hdf5Builder::finish() {
   Handles& handles = *handles_;
-  handles.check(handles.file.close(), "closing");
+  errno = 0;  // a limit on the size of files (ulimit -f) shows here first, and HDF5 doesn't pass the reason on
+  const herr_t closed = handles.file.close();
+  handles.check(closed, errno == 0 ? "closing" : str("closing: ", std::strerror(errno)));
   Hdf5Image image{.file_bytes = handles.check(handles.memory.bytes(), "its length"), .metadata = {}, .offsets = handles.offsets};
   std::sort(handles.data.begin(), handles.data.end());
   handles.data.emplace_back(image.file_bytes, image.file_bytes);

@@ -31,10 +31,12 @@ std::vector<Segment> segments_of(const Hdf5Image& image, std::span<const std::sp
 
 FileRecord write_image_file(const Disk& disk, const std::filesystem::path& path, const Hdf5Image& image,
                             std::span<const std::span<const std::byte>> data) {
+  constexpr int64_t kStartSyncBytes = 8 * kBlockBytes;  // the device works while we copy: a third less time to be synced
   TESSERA_CHECK(data.size() == image.offsets.size());
   OutputFile file = disk.create(path);
   file.reserve(image.file_bytes);
   BlockHasher hasher;
+  int64_t started = 0;
   for (auto [offset, bytes] : segments_of(image, data)) {
     while (!bytes.empty()) {
       const auto room = static_cast<size_t>(kBlockBytes - offset % kBlockBytes);
@@ -43,6 +45,9 @@ FileRecord write_image_file(const Disk& disk, const std::filesystem::path& path,
       file.write_at(offset, piece);
       offset += static_cast<int64_t>(piece.size());
       bytes = bytes.subspan(piece.size());
+      if (offset - started < kStartSyncBytes) continue;
+      file.start_sync(started, offset - started);
+      started = offset;
     }
   }
   file.close();

@@ -82,7 +82,15 @@ class Save {
 
  private:
   bool is_first() const { return request_.rank == 0; }
-  std::string what() const { return str("cannot save checkpoint ", (request_.directory / request_.tag).string(), ": "); }
+  std::string what() const {
+    fs::path path = request_.directory;
+    try {
+      check_tag(request_.tag);
+      path /= request_.tag;
+    } catch (const CheckpointError&) {  // such a tag may not be fit to be shown
+    }
+    return str("cannot save checkpoint ", path.string(), ": ");
+  }
 
   /// Does this rank's part and exchanges outcomes: an error of one rank is an error of all, in the same words.
   template <class Part>
@@ -190,7 +198,7 @@ class Save {
   /// The folder's name now belongs to the checkpoint that was replaced, if there was one.
   std::string remove_replaced() const {
     try {
-      disk_.remove_all(folder_);
+      if (fs::exists(folder_)) disk_.remove_all(folder_);
       return "";
     } catch (const std::exception& error) {
       return str("the checkpoint that ", request_.tag, " replaced is left over, to be removed by the next save: ", error.what());

@@ -76,6 +76,11 @@ void OutputFile::append(std::span<const std::byte> data) {
   appended_ += static_cast<int64_t>(data.size());
 }
 
+void OutputFile::start_sync(int64_t offset, int64_t bytes) {
+  // A hint: where a file system doesn't know it, close() does all the work.
+  if (disk_->options_.sync) static_cast<void>(::sync_file_range(descriptor_, offset, bytes, SYNC_FILE_RANGE_WRITE));
+}
+
 void OutputFile::close() {
   if (disk_->options_.sync) {
     if (::fsync(descriptor_) != 0) fail("sync", path_, errno);

@@ -48,6 +48,8 @@ class OutputFile {
   /// Local. Writes all of `data` behind what append() wrote before.
   void append(std::span<const std::byte> data);
   void append(std::string_view text) { append(std::as_bytes(std::span(text))); }
+  /// Local. Where close() will sync: has the device start on these bytes now, so that close() waits less. Waits for nothing.
+  void start_sync(int64_t offset, int64_t bytes);
   /// Local. Syncs (unless the Disk skips that) and closes; to be called once.
   void close();
 
