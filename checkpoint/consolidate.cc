@@ -51,7 +51,8 @@ SavedTensor saved_parameter(const Checkpoint& checkpoint, const SavedParameter& 
   for (int64_t next = parameter.offset, end = next + parameter.numel(); next < end;) {
     const auto rank = static_cast<int>(next / shard_numel);
     const int64_t stop = std::min(end, (rank + int64_t{1}) * shard_numel);
-    saved.sources.push_back({rank, &checkpoint.dataset(rank, dataset), (next - rank * shard_numel) * element_bytes, (stop - next) * element_bytes});
+    saved.sources.push_back({rank, &checkpoint.dataset(rank, dataset), (next - rank * shard_numel) * element_bytes,
+                             (stop - next) * element_bytes});
     next = stop;
   }
   return saved;
@@ -62,7 +63,8 @@ Model model_of(const Checkpoint& checkpoint, DType dtype) {
   Model model;
   for (const SavedParameter& parameter : manifest.layout.parameters) {
     model.saved.push_back(saved_parameter(checkpoint, parameter));
-    model.tensors.push_back({parameter.name, parameter.shape, output_type(model.saved.back().type, dtype), parameter.aliases});
+    model.tensors.push_back(
+        {parameter.name, parameter.shape, output_type(model.saved.back().type, dtype), parameter.aliases});
   }
   for (const TensorRecord& record : manifest.tensors) {
     const DatasetRecord& dataset = checkpoint.dataset(0, record.dataset);
@@ -123,8 +125,8 @@ class Cutter {
   int64_t taken_ = 0;  // bytes of the source
 };
 
-/// Reads ahead on a thread of its own. Owns the thread and the batches; a batch belongs to the reader or to the caller, never
-/// to both. What the reader throws comes out of next().
+/// Reads ahead on a thread of its own. Owns the thread and the batches; a batch belongs to the reader or to the caller,
+/// never to both. What the reader throws comes out of next().
 class BatchReader {
  public:
   BatchReader(const Checkpoint& checkpoint, const std::vector<SavedTensor>& saved)
@@ -199,12 +201,12 @@ class BatchReader {
   }
 
   const Checkpoint& checkpoint_;
-  Cutter cutter_;                            // the thread's
+  Cutter cutter_;  // the thread's
   std::array<Batch, kNumBatches> batches_;
-  std::mutex mutex_;                         // guards what follows
+  std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
-  size_t num_read_ = 0;                      // written by the thread alone
-  size_t num_taken_ = 0;                     // given back by the caller
+  size_t num_read_ = 0;   // written by the thread alone
+  size_t num_taken_ = 0;  // given back by the caller
   bool holding_ = false;
   bool stop_ = false;
   bool ended_ = false;
@@ -215,7 +217,8 @@ class BatchReader {
 /// Writes batches, converted. Owns its scratch memory.
 class BatchWriter {
  public:
-  BatchWriter(ModelWriter& writer, const std::vector<SavedTensor>& saved) : writer_(writer), saved_(saved), scratch_(kConvertNumel * 4) {}
+  BatchWriter(ModelWriter& writer, const std::vector<SavedTensor>& saved)
+      : writer_(writer), saved_(saved), scratch_(kConvertNumel * 4) {}
 
   /// Returns the bytes written.
   int64_t write(const Batch& batch) {

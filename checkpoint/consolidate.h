@@ -39,8 +39,8 @@ struct ConsolidateResult {
   int64_t bytes = 0;                 ///< of them, as written
 };
 
-/// Local. Writes all parameters (trainable and frozen, under each of their names) and persistent buffers. Every block read is
-/// verified. The output is whole or absent. Memory: 64 MiB and tables in proportion to the number of tensors. Throws
+/// Local. Writes all parameters (trainable and frozen, under each of their names) and persistent buffers. Every block read
+/// is verified. The output is whole or absent. Memory: 64 MiB and tables in proportion to the number of tensors. Throws
 /// CheckpointError (what Checkpoint::open and read throw, and what open_model_writer does) and DiskError.
 ConsolidateResult consolidate(const ConsolidateOptions& options);
 

@@ -48,10 +48,13 @@ void convert_all(std::span<const std::byte> from, std::span<std::byte> to, Finis
 template <class Finish>
 void convert_from(std::span<const std::byte> from, ElementType from_type, std::span<std::byte> to, Finish finish) {
   switch (from_type) {
-    case ElementType::kFloat64: return convert_all<double>(from, to, [=](double value) { return finish(static_cast<float>(value)); });
+    case ElementType::kFloat64:
+      return convert_all<double>(from, to, [=](double value) { return finish(static_cast<float>(value)); });
     case ElementType::kFloat32: return convert_all<float>(from, to, finish);
-    case ElementType::kBFloat16: return convert_all<uint16_t>(from, to, [=](uint16_t bits) { return finish(from_bf16(bits)); });
-    case ElementType::kFloat16: return convert_all<uint16_t>(from, to, [=](uint16_t bits) { return finish(from_fp16(bits)); });
+    case ElementType::kBFloat16:
+      return convert_all<uint16_t>(from, to, [=](uint16_t bits) { return finish(from_bf16(bits)); });
+    case ElementType::kFloat16:
+      return convert_all<uint16_t>(from, to, [=](uint16_t bits) { return finish(from_fp16(bits)); });
     default: TESSERA_CHECK(false, "no conversion from ", name_of(from_type));
   }
 }
@@ -59,7 +62,8 @@ void convert_from(std::span<const std::byte> from, ElementType from_type, std::s
 }  // namespace
 
 void convert(std::span<const std::byte> from, ElementType from_type, std::span<std::byte> to, ElementType to_type) {
-  TESSERA_CHECK(static_cast<int64_t>(from.size()) / size_bytes(from_type) == static_cast<int64_t>(to.size()) / size_bytes(to_type));
+  TESSERA_CHECK(static_cast<int64_t>(from.size()) / size_bytes(from_type) ==
+                static_cast<int64_t>(to.size()) / size_bytes(to_type));
   switch (to_type) {
     case ElementType::kFloat32: return convert_from(from, from_type, to, [](float value) { return value; });
     case ElementType::kBFloat16: return convert_from(from, from_type, to, to_bf16);

@@ -40,8 +40,9 @@ int64_t parse_size(const std::string& text) {
     std::string_view name;
     double bytes;
   };
-  static constexpr std::array kUnits = {Unit{"", 1},      Unit{"B", 1},       Unit{"KB", 1e3},    Unit{"MB", 1e6},   Unit{"GB", 1e9},
-                                        Unit{"TB", 1e12}, Unit{"KIB", 0x1p10}, Unit{"MIB", 0x1p20}, Unit{"GIB", 0x1p30}, Unit{"TIB", 0x1p40}};
+  static constexpr std::array kUnits = {Unit{"", 1},         Unit{"B", 1},       Unit{"KB", 1e3},     Unit{"MB", 1e6},
+                                        Unit{"GB", 1e9},     Unit{"TB", 1e12},   Unit{"KIB", 0x1p10}, Unit{"MIB", 0x1p20},
+                                        Unit{"GIB", 0x1p30}, Unit{"TIB", 0x1p40}};
   double value = 0;
   const char* end = text.data() + text.size();
   const auto [stop, error] = std::from_chars(text.data(), end, value, std::chars_format::fixed);
@@ -85,7 +86,8 @@ void choose_output(const ConsolidateFlags& flags, checkpoint::ConsolidateOptions
       throw ConfigError(str(flags.output, " is the name of a file; expected a folder for the shards of --max-shard-size"));
   } else if (!flags.format.empty()) {
     options.format = parse_format(flags.format);
-    if (options.format == ModelFormat::kSafetensors && names_a_folder(options.output)) options.max_shard_bytes = parse_size(kDefaultShardSize);
+    if (options.format == ModelFormat::kSafetensors && names_a_folder(options.output))
+      options.max_shard_bytes = parse_size(kDefaultShardSize);
   } else if (by_ending) {
     options.format = *by_ending;
   } else if (names_a_folder(options.output)) {
@@ -119,23 +121,27 @@ void run(const ConsolidateFlags& flags) {
   std::unique_ptr<train::ProgressBar> bar;
   options.progress = [&](int64_t done, int64_t total) {
     const train::BarState start{.description = "consolidate", .total = (total + kMegabyte - 1) / kMegabyte, .unit = "MB"};
-    if (!bar) bar = std::make_unique<train::ProgressBar>(train::display_for(std::cout, STDOUT_FILENO), start, /*keep=*/false);
+    if (!bar)
+      bar = std::make_unique<train::ProgressBar>(train::display_for(std::cout, STDOUT_FILENO), start, /*keep=*/false);
     bar->update(done == total ? start.total : done / kMegabyte);
   };
   const checkpoint::ConsolidateResult result = checkpoint::consolidate(options);
   bar.reset();
-  std::cout << flags.output << ": " << result.num_names << " tensors, " << format_short(static_cast<double>(result.numel)) << " elements, "
-            << name_of(options.dtype) << ", from " << result.checkpoint.string() << std::endl;
+  std::cout << flags.output << ": " << result.num_names << " tensors, " << format_short(static_cast<double>(result.numel))
+            << " elements, " << name_of(options.dtype) << ", from " << result.checkpoint.string() << std::endl;
 }
 
 }  // namespace
 
 void add_consolidate_command(CLI::App& app) {
-  CLI::App* command = app.add_subcommand("consolidate", "Write a sharded checkpoint as one model, for other programs to load");
+  CLI::App* command =
+      app.add_subcommand("consolidate", "Write a sharded checkpoint as one model, for other programs to load");
   const auto flags = std::make_shared<ConsolidateFlags>();
   command->add_option("DIR", flags->directory, "Folder of the checkpoints")->required()->type_name("")->option_text(" ");
   command
-      ->add_option("OUT", flags->output, "File: NAME.safetensors, NAME.h5, NAME.pt or NAME.bin; or a folder, for safetensors in shards and an index")
+      ->add_option(
+          "OUT", flags->output,
+          "File: NAME.safetensors, NAME.h5, NAME.pt or NAME.bin; or a folder, for safetensors in shards and an index")
       ->required()
       ->type_name("")
       ->option_text(" ");

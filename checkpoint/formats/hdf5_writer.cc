@@ -12,7 +12,9 @@ std::string dataset_path(const std::string& name) { return str("/", hdf5_name(na
 class Hdf5FileWriter : public ModelWriter {
  public:
   Hdf5FileWriter(const Disk& disk, ModelWriterOptions options)
-      : ModelWriter(std::move(options.tensors)), image_(build(options.path.filename().string(), tensors())), file_(disk, options.path) {
+      : ModelWriter(std::move(options.tensors)),
+        image_(build(options.path.filename().string(), tensors())),
+        file_(disk, options.path) {
     file_.file().reserve(image_.file_bytes);
   }
 
@@ -31,7 +33,8 @@ class Hdf5FileWriter : public ModelWriter {
   }
 
   void publish() override {
-    for (const Hdf5Image::Piece& piece : image_.metadata) file_.file().write_at(piece.offset, std::as_bytes(std::span(piece.bytes)));
+    for (const Hdf5Image::Piece& piece : image_.metadata)
+      file_.file().write_at(piece.offset, std::as_bytes(std::span(piece.bytes)));
     file_.publish();
   }
 

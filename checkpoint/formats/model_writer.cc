@@ -108,8 +108,10 @@ std::unique_ptr<ModelWriter> open_model_writer(const Disk& disk, ModelWriterOpti
     case ModelFormat::kHdf5: break;
   }
   if (options.max_shard_bytes > 0)
-    throw CheckpointError(str(options.path.string(), ": only safetensors can be cut into shards, not ", name_of(options.format)));
-  return options.format == ModelFormat::kTorch ? open_torch_file(disk, std::move(options)) : open_hdf5_file(disk, std::move(options));
+    throw CheckpointError(
+        str(options.path.string(), ": only safetensors can be cut into shards, not ", name_of(options.format)));
+  return options.format == ModelFormat::kTorch ? open_torch_file(disk, std::move(options))
+                                               : open_hdf5_file(disk, std::move(options));
 }
 
 }  // namespace tessera::checkpoint

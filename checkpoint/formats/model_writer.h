@@ -74,7 +74,7 @@ class ModelWriter {
  private:
   std::vector<ModelTensor> tensors_;
   int64_t total_bytes_ = 0;
-  size_t current_ = 0;  // the tensor the next byte belongs to
+  size_t current_ = 0;   // the tensor the next byte belongs to
   int64_t written_ = 0;  // of its bytes
 };
 

@@ -17,11 +17,15 @@ size_t sequence_length(std::string_view text) {
   if (first < 0x80) return 1;
   if (first >= 0xc2 && first <= 0xdf) return follows(1) ? 2 : 0;
   if (first >= 0xe0 && first <= 0xef) {
-    const bool second = first == 0xe0 ? byte(1) >= 0xa0 && byte(1) <= 0xbf : first == 0xed ? byte(1) >= 0x80 && byte(1) <= 0x9f : follows(1);
+    const bool second = first == 0xe0   ? byte(1) >= 0xa0 && byte(1) <= 0xbf
+                        : first == 0xed ? byte(1) >= 0x80 && byte(1) <= 0x9f
+                                        : follows(1);
     return second && follows(2) ? 3 : 0;
   }
   if (first >= 0xf0 && first <= 0xf4) {
-    const bool second = first == 0xf0 ? byte(1) >= 0x90 && byte(1) <= 0xbf : first == 0xf4 ? byte(1) >= 0x80 && byte(1) <= 0x8f : follows(1);
+    const bool second = first == 0xf0   ? byte(1) >= 0x90 && byte(1) <= 0xbf
+                        : first == 0xf4 ? byte(1) >= 0x80 && byte(1) <= 0x8f
+                                        : follows(1);
     return second && follows(2) && follows(3) ? 4 : 0;
   }
   return 0;

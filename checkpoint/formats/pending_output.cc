@@ -64,7 +64,8 @@ void remove_quietly(const Disk& disk, const fs::path& path) {
 
 OutputFile create_file(const Disk& disk, const fs::path& path, const fs::path& temporary) {
   std::error_code ignored;
-  if (fs::is_directory(path, ignored)) throw CheckpointError(str(path.string(), " is a folder; expected the name of a file"));
+  if (fs::is_directory(path, ignored))
+    throw CheckpointError(str(path.string(), " is a folder; expected the name of a file"));
   remove_leftovers(disk, path);
   try {
     return disk.create(temporary);
@@ -110,7 +111,8 @@ void PendingDirectory::check_entries() const {
   std::error_code error;
   const fs::file_status status = fs::status(path_, error);
   if (!fs::exists(status)) return;
-  if (!fs::is_directory(status)) throw CheckpointError(str(path_.string(), " is a file; expected a folder, or a name that is free"));
+  if (!fs::is_directory(status))
+    throw CheckpointError(str(path_.string(), " is a file; expected a folder, or a name that is free"));
   for (const fs::directory_entry& entry : fs::directory_iterator(path_, error))
     if (entry.is_directory() && !entry.is_symlink())
       throw CheckpointError(str(path_.string(), " holds a folder, ", entry.path().filename().string(),

@@ -24,14 +24,15 @@ struct TypeWord {
 
 // In the order in which the reference implementation writes them, last to first.
 constexpr std::array kTypes = {
-    TypeWord{ElementType::kBool, "BOOL"},    TypeWord{ElementType::kUInt8, "U8"},   TypeWord{ElementType::kInt8, "I8"},
-    TypeWord{ElementType::kInt16, "I16"},    TypeWord{ElementType::kFloat16, "F16"}, TypeWord{ElementType::kBFloat16, "BF16"},
-    TypeWord{ElementType::kInt32, "I32"},    TypeWord{ElementType::kFloat32, "F32"}, TypeWord{ElementType::kFloat64, "F64"},
+    TypeWord{ElementType::kBool, "BOOL"}, TypeWord{ElementType::kUInt8, "U8"},    TypeWord{ElementType::kInt8, "I8"},
+    TypeWord{ElementType::kInt16, "I16"}, TypeWord{ElementType::kFloat16, "F16"}, TypeWord{ElementType::kBFloat16, "BF16"},
+    TypeWord{ElementType::kInt32, "I32"}, TypeWord{ElementType::kFloat32, "F32"}, TypeWord{ElementType::kFloat64, "F64"},
     TypeWord{ElementType::kInt64, "I64"},
 };
 
 size_t rank_of(ElementType type) {
-  return static_cast<size_t>(std::find_if(kTypes.begin(), kTypes.end(), [&](const TypeWord& t) { return t.type == type; }) - kTypes.begin());
+  return static_cast<size_t>(std::find_if(kTypes.begin(), kTypes.end(), [&](const TypeWord& t) { return t.type == type; }) -
+                             kTypes.begin());
 }
 
 std::optional<ElementType> parse_type(std::string_view word) {
@@ -60,9 +61,7 @@ class HeaderBuilder : public nlohmann::json_sax<nlohmann::json> {
     switch (place_) {
       case Place::kStart: return go(Place::kTop);
       case Place::kMetadata: return go(Place::kMetadataKeys);
-      case Place::kTensor:
-        fields_ = {};
-        return go(Place::kTensorKeys);
+      case Place::kTensor: fields_ = {}; return go(Place::kTensorKeys);
       default: return unexpected("an object");
     }
   }
@@ -97,7 +96,8 @@ class HeaderBuilder : public nlohmann::json_sax<nlohmann::json> {
 
   bool end_array() override {
     if (place_ == Place::kOffsetItems && (offsets_.size() != 2 || offsets_[0] > offsets_[1]))
-      fail(str("tensor ", quoted_name(tensor_.name), ": data_offsets is [", join(offsets_, ", "), "], expected [BEGIN, END]"));
+      fail(str("tensor ", quoted_name(tensor_.name), ": data_offsets is [", join(offsets_, ", "),
+               "], expected [BEGIN, END]"));
     return go(Place::kTensorKeys);
   }
 
@@ -108,7 +108,8 @@ class HeaderBuilder : public nlohmann::json_sax<nlohmann::json> {
     }
     if (place_ != Place::kType) return unexpected(quoted_name(value));
     const std::optional<ElementType> type = parse_type(value);
-    if (!type) fail(str("tensor ", quoted_name(tensor_.name), ": dtype is ", quoted_name(value), ", expected one of ", type_words()));
+    if (!type)
+      fail(str("tensor ", quoted_name(tensor_.name), ": dtype is ", quoted_name(value), ", expected one of ", type_words()));
     tensor_.type = *type;
     return go(Place::kTensorKeys);
   }
@@ -117,7 +118,8 @@ class HeaderBuilder : public nlohmann::json_sax<nlohmann::json> {
     const bool is_shape = place_ == Place::kShapeItems;
     if (!is_shape && place_ != Place::kOffsetItems) return unexpected(str(value));
     if (value > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()))
-      fail(str("tensor ", quoted_name(tensor_.name), ": ", is_shape ? "shape" : "data_offsets", " has ", value, ", expected less than 2^63"));
+      fail(str("tensor ", quoted_name(tensor_.name), ": ", is_shape ? "shape" : "data_offsets", " has ", value,
+               ", expected less than 2^63"));
     std::vector<int64_t>& numbers = is_shape ? tensor_.shape : offsets_;
     numbers.push_back(static_cast<int64_t>(value));
     if (is_shape && numbers.size() > kMaxDimensions)
@@ -139,7 +141,19 @@ class HeaderBuilder : public nlohmann::json_sax<nlohmann::json> {
 
  private:
   enum class Place {
-    kStart, kTop, kMetadata, kMetadataKeys, kMetadataValue, kTensor, kTensorKeys, kType, kShape, kShapeItems, kOffsets, kOffsetItems, kEnd
+    kStart,
+    kTop,
+    kMetadata,
+    kMetadataKeys,
+    kMetadataValue,
+    kTensor,
+    kTensorKeys,
+    kType,
+    kShape,
+    kShapeItems,
+    kOffsets,
+    kOffsetItems,
+    kEnd
   };
   static constexpr std::array<std::string_view, 3> kFields = {"dtype", "shape", "data_offsets"};
 
@@ -163,7 +177,8 @@ class HeaderBuilder : public nlohmann::json_sax<nlohmann::json> {
   bool tensor_key(const string_t& name) {
     const auto field = static_cast<size_t>(std::find(kFields.begin(), kFields.end(), name) - kFields.begin());
     if (field == kFields.size())
-      fail(str("tensor ", quoted_name(tensor_.name), " has the key ", quoted_name(name), ", expected dtype, shape and data_offsets"));
+      fail(str("tensor ", quoted_name(tensor_.name), " has the key ", quoted_name(name),
+               ", expected dtype, shape and data_offsets"));
     if (fields_[field]) fail(str("tensor ", quoted_name(tensor_.name), " has \"", kFields[field], "\" twice"));
     fields_[field] = true;
     if (field == 2) offsets_.clear();
@@ -174,11 +189,13 @@ class HeaderBuilder : public nlohmann::json_sax<nlohmann::json> {
     switch (place_) {
       case Place::kStart: fail(str("the header is ", found, ", expected an object"));
       case Place::kMetadata: fail(str(kMetadata, " is ", found, ", expected an object"));
-      case Place::kMetadataValue: fail(str(kMetadata, ": ", quoted_name(metadata_key_), " is ", found, ", expected a string"));
+      case Place::kMetadataValue:
+        fail(str(kMetadata, ": ", quoted_name(metadata_key_), " is ", found, ", expected a string"));
       case Place::kTensor: fail(str("tensor ", quoted_name(tensor_.name), " is ", found, ", expected an object"));
       case Place::kType: fail(str("tensor ", quoted_name(tensor_.name), ": dtype is ", found, ", expected a string"));
       case Place::kShape:
-      case Place::kShapeItems: fail(str("tensor ", quoted_name(tensor_.name), ": shape has ", found, ", expected a list of sizes"));
+      case Place::kShapeItems:
+        fail(str("tensor ", quoted_name(tensor_.name), ": shape has ", found, ", expected a list of sizes"));
       default: fail(str("tensor ", quoted_name(tensor_.name), ": data_offsets has ", found, ", expected [BEGIN, END]"));
     }
   }
@@ -201,9 +218,9 @@ void check_size(const SafetensorsTensor& tensor, const std::string& file) {
   bool overflow = false;
   for (const int64_t size : tensor.shape) overflow = overflow || __builtin_mul_overflow(bytes, size, &bytes);
   if (overflow || bytes != tensor.bytes)
-    throw CheckpointError(str(file, ": tensor ", quoted_name(tensor.name), " has ", tensor.bytes, " bytes of data, expected ",
-                              overflow ? std::string("more than 2^63") : str(bytes), " for ", kTypes[rank_of(tensor.type)].word,
-                              " and shape [", join(tensor.shape, ", "), "]"));
+    throw CheckpointError(str(file, ": tensor ", quoted_name(tensor.name), " has ", tensor.bytes,
+                              " bytes of data, expected ", overflow ? std::string("more than 2^63") : str(bytes), " for ",
+                              kTypes[rank_of(tensor.type)].word, " and shape [", join(tensor.shape, ", "), "]"));
 }
 
 }  // namespace
@@ -230,7 +247,8 @@ std::string format_safetensors_header(const SafetensorsHeader& header, const std
     separator = ",";
   }
   for (const SafetensorsTensor& tensor : header.tensors) {
-    if (tensor.name == kMetadata) throw CheckpointError(str(file, ": a safetensors file cannot hold a tensor named ", kMetadata));
+    if (tensor.name == kMetadata)
+      throw CheckpointError(str(file, ": a safetensors file cannot hold a tensor named ", kMetadata));
     json += str(separator, json_string(tensor.name), ":{\"dtype\":\"", kTypes[rank_of(tensor.type)].word, "\",\"shape\":[",
                 join(tensor.shape, ","), "],\"data_offsets\":[", tensor.offset, ",", tensor.offset + tensor.bytes, "]}");
     separator = ",";
@@ -238,7 +256,8 @@ std::string format_safetensors_header(const SafetensorsHeader& header, const std
   json += "}";
   json.resize((json.size() + 7) / 8 * 8, ' ');
   if (static_cast<int64_t>(json.size()) > kMaxSafetensorsHeaderBytes)
-    throw CheckpointError(str(file, ": the header has ", json.size(), " bytes, and readers take ", kMaxSafetensorsHeaderBytes,
+    throw CheckpointError(str(file, ": the header has ", json.size(), " bytes, and readers take ",
+                              kMaxSafetensorsHeaderBytes,
                               " at most; the model has too many tensors for one file, shards can hold it"));
   std::string out(8, '\0');
   for (size_t i = 0; i < 8; ++i) out[i] = static_cast<char>(json.size() >> (8 * i) & 0xff);
@@ -258,7 +277,8 @@ SafetensorsHeader parse_safetensors_header(std::string_view text, int64_t data_b
   for (const SafetensorsTensor& tensor : header.tensors) {
     check_size(tensor, file);
     if (tensor.offset != end)
-      throw CheckpointError(str(file, ": tensor ", quoted_name(tensor.name), " starts at byte ", tensor.offset, " of the data, expected ", end,
+      throw CheckpointError(str(file, ": tensor ", quoted_name(tensor.name), " starts at byte ", tensor.offset,
+                                " of the data, expected ", end,
                                 tensor.offset < end ? " (it overlaps another)" : " (there is a hole)"));
     end += tensor.bytes;
   }

@@ -58,9 +58,12 @@ class IndexReader : public nlohmann::json_sax<nlohmann::json> {
 
   bool string(string_t& text) override {
     if (!in_weight_map_) return value(quoted_name(text));
-    const bool is_name = !text.empty() && text != "." && text != ".." && text.find_first_of(std::string_view("/\\\0", 3)) == text.npos;
-    if (!is_name) fail(str("tensor ", quoted_name(name_), " is in ", quoted_name(text), ", expected a file in the index's own folder"));
-    if (!files_.emplace(std::move(name_), text).second) fail(str("has a tensor twice, in ", quoted_name(text), " the second time"));
+    const bool is_name =
+        !text.empty() && text != "." && text != ".." && text.find_first_of(std::string_view("/\\\0", 3)) == text.npos;
+    if (!is_name)
+      fail(str("tensor ", quoted_name(name_), " is in ", quoted_name(text), ", expected a file in the index's own folder"));
+    if (!files_.emplace(std::move(name_), text).second)
+      fail(str("has a tensor twice, in ", quoted_name(text), " the second time"));
     return true;
   }
 
@@ -87,7 +90,7 @@ class IndexReader : public nlohmann::json_sax<nlohmann::json> {
 
   const std::string& file_;
   std::map<std::string, std::string> files_;
-  int64_t depth_ = 0;  // objects and lists that are open
+  int64_t depth_ = 0;           // objects and lists that are open
   bool at_weight_map_ = false;  // the last key of the outermost object
   bool in_weight_map_ = false;
   bool seen_ = false;

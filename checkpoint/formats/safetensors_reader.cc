@@ -19,7 +19,8 @@ constexpr int64_t kMaxIndexBytes = 100'000'000;
 
 SafetensorsHeader read_header(const InputFile& input) {
   const std::string file = input.path().string();
-  if (input.bytes() < 8) throw CheckpointError(str(file, ": no safetensors file: it has ", input.bytes(), " bytes, expected 8 at least"));
+  if (input.bytes() < 8)
+    throw CheckpointError(str(file, ": no safetensors file: it has ", input.bytes(), " bytes, expected 8 at least"));
   unsigned char length[8];
   input.read_at(0, std::as_writable_bytes(std::span(length)));
   uint64_t header_bytes = 0;
@@ -59,8 +60,8 @@ const SafetensorsTensor* SafetensorsFile::find(std::string_view name) const {
 
 void SafetensorsFile::read(const SafetensorsTensor& tensor, int64_t begin, std::span<std::byte> destination) const {
   const auto bytes = static_cast<int64_t>(destination.size());
-  TESSERA_CHECK(begin >= 0 && begin <= tensor.bytes && bytes <= tensor.bytes - begin, "bytes ", begin, " to ", begin + bytes, " of ",
-                tensor.name, ", which has ", tensor.bytes);
+  TESSERA_CHECK(begin >= 0 && begin <= tensor.bytes && bytes <= tensor.bytes - begin, "bytes ", begin, " to ", begin + bytes,
+                " of ", tensor.name, ", which has ", tensor.bytes);
   input_.read_at(tensor.offset + begin, destination);
 }
 
@@ -79,11 +80,13 @@ SafetensorsModel::SafetensorsModel(const fs::path& path) : path_(entry_point(pat
   for (const auto& [name, file_name] : weight_map) {
     const auto place = places_.find(name);
     if (place == places_.end() || place->second.file->path().filename() != file_name)
-      throw CheckpointError(str(path_.string(), ": tensor ", quoted_name(name), " is not in ", file_name, ", where the index has it"));
+      throw CheckpointError(
+          str(path_.string(), ": tensor ", quoted_name(name), " is not in ", file_name, ", where the index has it"));
   }
   for (const auto& [name, place] : places_)
     if (!weight_map.contains(name))
-      throw CheckpointError(str(path_.string(), ": tensor ", quoted_name(name), " of ", place.file->path().filename().string(), " is not in the index"));
+      throw CheckpointError(str(path_.string(), ": tensor ", quoted_name(name), " of ",
+                                place.file->path().filename().string(), " is not in the index"));
 }
 
 void SafetensorsModel::add_tensors() {
@@ -91,7 +94,8 @@ void SafetensorsModel::add_tensors() {
     for (const SafetensorsTensor& tensor : file.tensors())
       if (const auto [other, is_new] = places_.try_emplace(tensor.name, Place{&file, &tensor}); !is_new)
         throw CheckpointError(str(path_.string(), ": tensor ", quoted_name(tensor.name), " is both in ",
-                                  other->second.file->path().filename().string(), " and in ", file.path().filename().string()));
+                                  other->second.file->path().filename().string(), " and in ",
+                                  file.path().filename().string()));
 }
 
 std::vector<std::string> SafetensorsModel::names() const {

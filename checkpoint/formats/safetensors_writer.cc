@@ -21,7 +21,9 @@ void write_copies(OutputFile& file, const std::vector<int64_t>& positions, int64
 class SafetensorsFileWriter : public ModelWriter {
  public:
   SafetensorsFileWriter(const Disk& disk, ModelWriterOptions options)
-      : ModelWriter(std::move(options.tensors)), layout_(tensors(), all_of(tensors()), options.path.string()), file_(disk, options.path) {
+      : ModelWriter(std::move(options.tensors)),
+        layout_(tensors(), all_of(tensors()), options.path.string()),
+        file_(disk, options.path) {
     file_.file().reserve(layout_.file_bytes());
     file_.file().append(layout_.head());
   }
@@ -46,14 +48,17 @@ class SafetensorsFileWriter : public ModelWriter {
 bool is_weights_file(const std::string& name) {
   unsigned long shard = 0, num_shards = 0;
   if (name == shard_file_name(0, 1) || name == kIndexName) return true;
-  return std::sscanf(name.c_str(), "model-%lu-of-%lu.safetensors", &shard, &num_shards) == 2 && shard > 0 && num_shards > 1 &&
-         name == shard_file_name(shard - 1, num_shards);
+  return std::sscanf(name.c_str(), "model-%lu-of-%lu.safetensors", &shard, &num_shards) == 2 && shard > 0 &&
+         num_shards > 1 && name == shard_file_name(shard - 1, num_shards);
 }
 
 class SafetensorsShardsWriter : public ModelWriter {
  public:
   SafetensorsShardsWriter(const Disk& disk, ModelWriterOptions options)
-      : ModelWriter(std::move(options.tensors)), disk_(disk), shard_of_(tensors().size()), folder_(disk, options.path, is_weights_file) {
+      : ModelWriter(std::move(options.tensors)),
+        disk_(disk),
+        shard_of_(tensors().size()),
+        folder_(disk, options.path, is_weights_file) {
     std::vector<std::vector<size_t>> plan = plan_shards(tensors(), options.max_shard_bytes);
     if (plan.empty()) plan.emplace_back();  // a model without tensors is a file too
     for (const std::vector<size_t>& chosen : plan) {
@@ -64,7 +69,7 @@ class SafetensorsShardsWriter : public ModelWriter {
         shard_of_[index] = shard;
         bytes += tensors()[index].bytes();
       }
-      shards_.push_back({name, SafetensorsLayout(tensors(), chosen, (options.path / name).string()), bytes, std::nullopt});
+      shards_.push_back({name, SafetensorsLayout(tensors(), chosen, (options.path / name).string()), bytes});
     }
   }
 
@@ -73,7 +78,8 @@ class SafetensorsShardsWriter : public ModelWriter {
     std::string file_name;
     SafetensorsLayout layout;
     int64_t bytes_left;  // to be given to write()
-    std::optional<OutputFile> file;
+    bool begun = false;
+    std::optional<OutputFile> file = std::nullopt;
   };
 
   // A large tensor has a shard of its own without ending the one before it: two files may be open, never more.
@@ -86,6 +92,7 @@ class SafetensorsShardsWriter : public ModelWriter {
   }
 
   void open(Shard& shard) {
+    shard.begun = true;
     shard.file.emplace(disk_.create(folder_.temporary() / shard.file_name));
     shard.file->reserve(shard.layout.file_bytes());
     shard.file->append(shard.layout.head());
@@ -100,10 +107,9 @@ class SafetensorsShardsWriter : public ModelWriter {
     nlohmann::json weight_map = nlohmann::json::object();
     int64_t total_size = 0;
     for (Shard& shard : shards_) {
-      if (shard.layout.file_bytes() > 0 && shard.bytes_left == 0 && !shard.file && !exists(shard)) {  // nothing but empty tensors
-        open(shard);
-        close(shard);
-      }
+      if (shard.begun) continue;  // this one has nothing but empty tensors
+      open(shard);
+      close(shard);
     }
     for (size_t i = 0; i < tensors().size(); ++i) {
       const ModelTensor& tensor = tensors()[i];
@@ -121,8 +127,6 @@ class SafetensorsShardsWriter : public ModelWriter {
     folder_.publish();
   }
 
-  bool exists(const Shard& shard) const { return std::filesystem::exists(folder_.temporary() / shard.file_name); }
-
   const Disk& disk_;
   std::vector<size_t> shard_of_;  // by tensor
   std::vector<Shard> shards_;
@@ -131,7 +135,8 @@ class SafetensorsShardsWriter : public ModelWriter {
 
 }  // namespace
 
-SafetensorsLayout::SafetensorsLayout(const std::vector<ModelTensor>& tensors, const std::vector<size_t>& chosen, const std::string& file) {
+SafetensorsLayout::SafetensorsLayout(const std::vector<ModelTensor>& tensors, const std::vector<size_t>& chosen,
+                                     const std::string& file) {
   SafetensorsHeader header;
   header.metadata = {{"format", "pt"}};  // transformers refuses files without it
   std::map<std::string_view, size_t> index_of;

@@ -35,9 +35,10 @@ class Pickle {
   Pickle& global(std::string_view module, std::string_view name) { return op("c").op(module).op("\n").op(name).op("\n"); }
   Pickle& text(std::string_view value) { return op("X").little_endian(value.size(), 4).op(value); }  // BINUNICODE
   Pickle& number(int64_t value) {
-    if (value <= 0xff) return op("K").little_endian(static_cast<uint64_t>(value), 1);  // BININT1
+    if (value <= 0xff) return op("K").little_endian(static_cast<uint64_t>(value), 1);    // BININT1
     if (value <= 0xffff) return op("M").little_endian(static_cast<uint64_t>(value), 2);  // BININT2
-    if (value <= std::numeric_limits<int32_t>::max()) return op("J").little_endian(static_cast<uint64_t>(value), 4);  // BININT
+    if (value <= std::numeric_limits<int32_t>::max())
+      return op("J").little_endian(static_cast<uint64_t>(value), 4);       // BININT
     return op("\x8a\x08").little_endian(static_cast<uint64_t>(value), 8);  // LONG1
   }
   Pickle& tuple(const std::vector<int64_t>& values) {

@@ -19,7 +19,10 @@ class TorchFileWriter : public ModelWriter {
  public:
   TorchFileWriter(const Disk& disk, ModelWriterOptions options)
       : ModelWriter(std::move(options.tensors)), zip_("archive"), file_(disk, options.path) {
-    texts_ = {{"data.pkl", state_dict_pickle(tensors())}, {".format_version", "1"}, {".storage_alignment", "64"}, {"byteorder", "little"}};
+    texts_ = {{"data.pkl", state_dict_pickle(tensors())},
+              {".format_version", "1"},
+              {".storage_alignment", "64"},
+              {"byteorder", "little"}};
     for (const auto& [name, text] : texts_) zip_.add(name, static_cast<int64_t>(text.size()));
     for (size_t i = 0; i < tensors().size(); ++i) zip_.add("data/" + std::to_string(i), tensors()[i].bytes());
     zip_.add("version", static_cast<int64_t>(kVersion.size()));

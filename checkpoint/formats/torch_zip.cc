@@ -10,7 +10,7 @@ constexpr int64_t kLimit32 = 0xffffffff;
 constexpr int64_t kLocalHeaderBytes = 30;
 constexpr int64_t kPaddingFieldBytes = 4;
 constexpr uint16_t kZip64Field = 0x0001;
-constexpr uint16_t kVersion = 20;         // folders
+constexpr uint16_t kVersion = 20;  // folders
 constexpr uint16_t kVersionZip64 = 45;
 constexpr uint16_t kUtf8Name = 1 << 11;
 constexpr uint16_t kHasDescriptor = 1 << 3;
@@ -64,8 +64,8 @@ size_t TorchZip::add(const std::string& name, int64_t bytes) {
   entry.header_offset = first_offset_;
   if (!entries_.empty())
     entry.header_offset = data_end(entries_.size() - 1) + static_cast<int64_t>(descriptor(entries_.back(), 0).size());
-  const int64_t fixed = entry.header_offset + kLocalHeaderBytes + static_cast<int64_t>(entry.name.size() + zip64_field(entry).size()) +
-                        kPaddingFieldBytes;
+  const int64_t fixed = entry.header_offset + kLocalHeaderBytes +
+                        static_cast<int64_t>(entry.name.size() + zip64_field(entry).size()) + kPaddingFieldBytes;
   entry.data_offset = (fixed + kAlignment - 1) / kAlignment * kAlignment;
   entries_.push_back(std::move(entry));
   return entries_.size() - 1;
@@ -73,7 +73,8 @@ size_t TorchZip::add(const std::string& name, int64_t bytes) {
 
 std::string TorchZip::local_header(const Entry& entry) const {
   const std::string zip64 = zip64_field(entry);
-  const int64_t extra_bytes = entry.data_offset - entry.header_offset - kLocalHeaderBytes - static_cast<int64_t>(entry.name.size());
+  const int64_t extra_bytes =
+      entry.data_offset - entry.header_offset - kLocalHeaderBytes - static_cast<int64_t>(entry.name.size());
   const int64_t padding = extra_bytes - static_cast<int64_t>(zip64.size()) - kPaddingFieldBytes;
   Fields fields;
   fields.text("PK\3\4").u16(version_of(entry)).u16(flags_of(entry)).u16(0).u16(0).u16(kDate);

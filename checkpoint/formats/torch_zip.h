@@ -4,8 +4,9 @@
 // Of the many ways to write a zip (PKWARE's APPNOTE.TXT 6.3.10) this is exactly torch's, because torch.load can be told to
 // compute where data lies instead of reading every local header (torch.utils.serialization.config.load.
 // calculate_storage_offsets): sizes and CRC-32 in a data descriptor behind the data (24 bytes where the entry needs
-// zip64, else 16; none behind an empty entry), a local zip64 field from 4 GiB on that holds the header's offset too, and then a
-// field "FB" whose length brings the data to its boundary. The end of central directory is always written in zip64 as well.
+// zip64, else 16; none behind an empty entry), a local zip64 field from 4 GiB on that holds the header's offset too, and
+// then a field "FB" whose length brings the data to its boundary. The end of central directory is always written in zip64 as
+// well.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +26,8 @@ class TorchZip {
   };
 
   /// All entries are in the folder `archive`. The archive starts at byte `first_offset` of the file.
-  explicit TorchZip(std::string archive, int64_t first_offset = 0) : archive_(std::move(archive)), first_offset_(first_offset) {}
+  explicit TorchZip(std::string archive, int64_t first_offset = 0)
+      : archive_(std::move(archive)), first_offset_(first_offset) {}
 
   /// Local. Places an entry behind the others; returns its index. `name`: "data.pkl", at most 60,000 bytes.
   size_t add(const std::string& name, int64_t bytes);

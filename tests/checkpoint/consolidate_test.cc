@@ -21,10 +21,10 @@ namespace tessera::checkpoint {
 namespace {
 
 using testing::Bytes;
-using testing::SampleModel;
-using testing::TemporaryFolder;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using testing::SampleModel;
+using testing::TemporaryFolder;
 using ::testing::ThrowsMessage;
 
 // -------------------------------------------------------------------------------------------- conversion
@@ -45,7 +45,8 @@ std::vector<To> converted(const std::vector<From>& values, ElementType from, Ele
 double value_of_half(uint16_t bits) {
   const double sign = bits & 0x8000 ? -1 : 1;
   const int exponent = bits >> 10 & 0x1f, mantissa = bits & 0x3ff;
-  if (exponent == 0x1f) return mantissa ? std::numeric_limits<double>::quiet_NaN() : sign * std::numeric_limits<double>::infinity();
+  if (exponent == 0x1f)
+    return mantissa ? std::numeric_limits<double>::quiet_NaN() : sign * std::numeric_limits<double>::infinity();
   return sign * (exponent == 0 ? std::ldexp(mantissa, -24) : std::ldexp(1024 + mantissa, exponent - 25));
 }
 
@@ -73,15 +74,17 @@ TEST(Convert, EveryBf16IsExactInFp32AndComesBack) {
     uint32_t bits;
     std::memcpy(&bits, &floats[i], 4);
     ASSERT_EQ(bits, static_cast<uint32_t>(i) << 16);
-    if (std::isnan(floats[i])) ASSERT_EQ(back[i] & 0x7fc0, 0x7fc0);
-    else ASSERT_EQ(back[i], all[i]);
+    if (std::isnan(floats[i]))
+      ASSERT_EQ(back[i] & 0x7fc0, 0x7fc0);
+    else
+      ASSERT_EQ(back[i], all[i]);
   }
 }
 
 TEST(Convert, RoundsToTheNearestBf16AndTiesToEven) {
   std::mt19937 source(1);
-  std::vector<uint32_t> bits = {0, 0x80000000, 0x00000001, 0x00008000, 0x00008001, 0x3f808000, 0x3f818000, 0x3f807fff, 0x3f808001,
-                                0x7f7fffff, 0x7f7f7fff, 0x7f7f8000, 0x7f800000, 0xff800000};
+  std::vector<uint32_t> bits = {0,          0x80000000, 0x00000001, 0x00008000, 0x00008001, 0x3f808000, 0x3f818000,
+                                0x3f807fff, 0x3f808001, 0x7f7fffff, 0x7f7f7fff, 0x7f7f8000, 0x7f800000, 0xff800000};
   for (int i = 0; i < 200'000; ++i) bits.push_back(source() % 3 ? source() : source() << 15);
   std::vector<float> values(bits.size());
   std::memcpy(values.data(), bits.data(), bits.size() * 4);
@@ -107,18 +110,23 @@ TEST(Convert, RoundsToTheNearestBf16AndTiesToEven) {
 }
 
 TEST(Convert, Fp64GoesByWayOfFp32) {
-  const std::vector<double> values = {1.0, -0.0, 0.1, 1e300, -1e300, 1e-300, 1.0 + 0x1p-8 + 0x1p-30, std::numeric_limits<double>::infinity()};
+  const std::vector<double> values = {
+      1.0, -0.0, 0.1, 1e300, -1e300, 1e-300, 1.0 + 0x1p-8 + 0x1p-30, std::numeric_limits<double>::infinity()};
   const auto floats = converted<float>(values, ElementType::kFloat64, ElementType::kFloat32);
   for (size_t i = 0; i < values.size(); ++i) EXPECT_EQ(floats[i], static_cast<float>(values[i]));
   EXPECT_TRUE(std::signbit(floats[1]));
-  EXPECT_EQ(converted<uint16_t>(values, ElementType::kFloat64, ElementType::kBFloat16)[6], 0x3f80) << "a tie in fp32, so to even";
+  EXPECT_EQ(converted<uint16_t>(values, ElementType::kFloat64, ElementType::kBFloat16)[6], 0x3f80)
+      << "a tie in fp32, so to even";
 }
 
 TEST(Convert, OtherTypesAreMistakesOfOurs) {
   std::vector<std::byte> data(8);
-  EXPECT_THROW(convert(std::span(data).first(4), ElementType::kInt32, std::span(data).last(4), ElementType::kFloat32), std::logic_error);
-  EXPECT_THROW(convert(std::span(data).first(4), ElementType::kFloat32, std::span(data).last(2), ElementType::kFloat16), std::logic_error);
-  EXPECT_THROW(convert(std::span(data).first(4), ElementType::kFloat32, std::span(data).last(4), ElementType::kBFloat16), std::logic_error);
+  EXPECT_THROW(convert(std::span(data).first(4), ElementType::kInt32, std::span(data).last(4), ElementType::kFloat32),
+               std::logic_error);
+  EXPECT_THROW(convert(std::span(data).first(4), ElementType::kFloat32, std::span(data).last(2), ElementType::kFloat16),
+               std::logic_error);
+  EXPECT_THROW(convert(std::span(data).first(4), ElementType::kFloat32, std::span(data).last(4), ElementType::kBFloat16),
+               std::logic_error);
 }
 
 // ----------------------------------------------------------------------------------------- consolidation
@@ -173,8 +181,11 @@ void expect_holds(const std::filesystem::path& path, const std::map<std::string,
 class Consolidate : public ::testing::Test {
  protected:
   ConsolidateOptions options() const {
-    return {.directory = folder_.path() / "checkpoints", .tag = "", .output = folder_.path() / "model.safetensors",
-            .disk = {.sync = false, .probe = {}}, .progress = {}};
+    return {.directory = folder_.path() / "checkpoints",
+            .tag = "",
+            .output = folder_.path() / "model.safetensors",
+            .disk = {.sync = false, .probe = {}},
+            .progress = {}};
   }
   void save(const SampleModel& model, const std::string& tag = "step") {
     for (const std::string& error : testing::save_all(model, folder_.path() / "checkpoints", tag)) ASSERT_EQ(error, "");
@@ -226,10 +237,12 @@ TEST_F(Consolidate, IntoShards) {
   expect_holds(shards.output, expected_of(model, ElementType::kFloat32));
 }
 
-// Larger than the buffers, in sizes that fit nothing: pieces begin and end everywhere, and a byte tensor shifts what follows.
+// Larger than the buffers, in sizes that fit nothing: pieces begin and end everywhere, and a byte tensor shifts what
+// follows.
 TEST_F(Consolidate, LargeTensorsOfOddSizes) {
   const auto spec = [](const std::string& name, int64_t numel, DType dtype, bool trainable) {
-    return zero::ParameterSpec{.name = name, .shape = {numel}, .dtype = dtype, .trainable = trainable, .group = 0, .aliases = {}};
+    return zero::ParameterSpec{
+        .name = name, .shape = {numel}, .dtype = dtype, .trainable = trainable, .group = 0, .aliases = {}};
   };
   const SampleModel model({spec("a", 5'000'001, DType::kFloat32, true), spec("b", 3, DType::kFloat32, true),
                            spec("frozen", 7'000'003, DType::kFloat16, false), spec("c", 3'333'333, DType::kBFloat16, true)},
@@ -264,7 +277,8 @@ TEST_F(Consolidate, TagsAreChosen) {
   consolidate(chosen);
   expect_holds(options().output, expected_of(first, ElementType::kFloat32));
   chosen.tag = "three";
-  EXPECT_THAT([&] { consolidate(chosen); }, ThrowsMessage<CheckpointError>(HasSubstr("has no checkpoint three; it has one, two")));
+  EXPECT_THAT([&] { consolidate(chosen); },
+              ThrowsMessage<CheckpointError>(HasSubstr("has no checkpoint three; it has one, two")));
 }
 
 TEST_F(Consolidate, WhatItReadsIsVerified) {

@@ -33,7 +33,12 @@ void save(const checkpoint::testing::SampleModel& model, const std::string& dire
 void save_layers(const std::string& directory, int world, int count) {
   std::vector<zero::ParameterSpec> specs;
   for (int i = 0; i < count; ++i)
-    specs.push_back({.name = str("layers.", i, ".weight"), .shape = {1'000, 1'000}, .dtype = DType::kFloat32, .trainable = true, .group = 0, .aliases = {}});
+    specs.push_back({.name = str("layers.", i, ".weight"),
+                     .shape = {1'000, 1'000},
+                     .dtype = DType::kFloat32,
+                     .trainable = true,
+                     .group = 0,
+                     .aliases = {}});
   save({specs, {.world_size = world}, 1, {}}, directory);
 }
 
@@ -55,10 +60,14 @@ void consolidate(const std::vector<std::string>& args) {
 int main(int argc, char** argv) {
   const std::vector<std::string> args(argv + 1, argv + argc);
   try {
-    if (args.size() == 3 && args[0] == "sample") save(checkpoint::testing::sample_model(std::stoi(args[2]), 1), args[1]);
-    else if (args.size() == 4 && args[0] == "layers") save_layers(args[1], std::stoi(args[2]), std::stoi(args[3]));
-    else if (args.size() >= 5 && args[0] == "consolidate") consolidate(args);
-    else throw Error("see the top of consolidate_tool.cc");
+    if (args.size() == 3 && args[0] == "sample")
+      save(checkpoint::testing::sample_model(std::stoi(args[2]), 1), args[1]);
+    else if (args.size() == 4 && args[0] == "layers")
+      save_layers(args[1], std::stoi(args[2]), std::stoi(args[3]));
+    else if (args.size() >= 5 && args[0] == "consolidate")
+      consolidate(args);
+    else
+      throw Error("see the top of consolidate_tool.cc");
     return 0;
   } catch (const std::exception& error) {
     std::cerr << error.what() << "\n";

@@ -76,9 +76,9 @@ inline std::vector<std::byte> random_bytes(int64_t count, uint64_t seed) {
 
 /// A few tensors: tied, empty, 0-dim, of several types.
 inline std::vector<ModelTensor> small_model() {
-  return {{"a.weight", {3, 5}, ElementType::kFloat32, {}},     {"a.bias", {5}, ElementType::kBFloat16, {}},
-          {"none", {0, 7}, ElementType::kInt64, {}},           {"embed", {9, 4}, ElementType::kFloat32, {"head", "decoder"}},
-          {"scalar", {}, ElementType::kFloat64, {}},           {"flags", {13}, ElementType::kUInt8, {}},
+  return {{"a.weight", {3, 5}, ElementType::kFloat32, {}}, {"a.bias", {5}, ElementType::kBFloat16, {}},
+          {"none", {0, 7}, ElementType::kInt64, {}},       {"embed", {9, 4}, ElementType::kFloat32, {"head", "decoder"}},
+          {"scalar", {}, ElementType::kFloat64, {}},       {"flags", {13}, ElementType::kUInt8, {}},
           {"b.weight", {11, 3}, ElementType::kFloat16, {}}};
 }
 

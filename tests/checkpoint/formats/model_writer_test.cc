@@ -27,7 +27,8 @@ TEST(ModelFormat, FromAWordOrAnEnding) {
   EXPECT_EQ(model_format_of("a/b.safetensors"), ModelFormat::kSafetensors);
   for (const char* name : {"m.pt", "m.pth", "pytorch_model.bin"}) EXPECT_EQ(model_format_of(name), ModelFormat::kTorch);
   for (const char* name : {"m.h5", "m.hdf5"}) EXPECT_EQ(model_format_of(name), ModelFormat::kHdf5);
-  for (const char* name : {"m", "m.pt/", "m.PT2", ".h5", "m.safetensors.index.json", ""}) EXPECT_EQ(model_format_of(name), std::nullopt) << name;
+  for (const char* name : {"m", "m.pt/", "m.PT2", ".h5", "m.safetensors.index.json", ""})
+    EXPECT_EQ(model_format_of(name), std::nullopt) << name;
 }
 
 TEST(ModelWriter, RefusesListsNoFormatCanHold) {
@@ -46,7 +47,8 @@ TEST(ModelWriter, RefusesListsNoFormatCanHold) {
       {{tensor("a", {2, -1})}, "tensor 'a' has a negative size, -1"},
       {{tensor("a", {huge, huge})}, "tensor 'a' has more bytes than 63 bits can count"},
       {{tensor("a", {int64_t{1} << 59}, {"b", "c", "d", "e"})}, "tensor 'a' has more bytes than 63 bits can count"},
-      {{tensor("a", {int64_t{1} << 59}), tensor("b", {int64_t{1} << 59})}, "the model has more bytes than 62 bits can count"},
+      {{tensor("a", {int64_t{1} << 59}), tensor("b", {int64_t{1} << 59})},
+       "the model has more bytes than 62 bits can count"},
   };
   TestFolder folder;
   const Disk disk;
@@ -62,10 +64,12 @@ TEST(ModelWriter, TooManyOrTooFewBytesAreMistakesOfOurs) {
   const Disk disk;
   for (const ModelFormat format : kFormats) {
     const std::vector<std::byte> data(100);
-    auto writer = open_model_writer(disk, {.format = format, .path = folder / "out", .tensors = {tensor("a", {3}), tensor("b", {4})}});
+    auto writer =
+        open_model_writer(disk, {.format = format, .path = folder / "out", .tensors = {tensor("a", {3}), tensor("b", {4})}});
     EXPECT_EQ(writer->total_bytes(), 28);
     EXPECT_THROW(writer->append(std::span(data).first(29)), std::logic_error);
-    writer = open_model_writer(disk, {.format = format, .path = folder / "out", .tensors = {tensor("a", {3}), tensor("b", {4})}});
+    writer =
+        open_model_writer(disk, {.format = format, .path = folder / "out", .tensors = {tensor("a", {3}), tensor("b", {4})}});
     writer->append(std::span(data).first(20));
     EXPECT_THROW(writer->finish(), std::logic_error);
     writer.reset();
@@ -87,9 +91,11 @@ TEST(ModelWriter, PiecesOfAnySizeGiveTheSameFile) {
 }
 
 TEST(PlanShards, CutsWhereTheNextTensorWouldNotFit) {
-  const std::vector<ModelTensor> tensors = {tensor("a", {6}), tensor("b", {6}), tensor("c", {2}), tensor("d", {6}), tensor("e", {2}), tensor("f", {2})};
+  const std::vector<ModelTensor> tensors = {tensor("a", {6}), tensor("b", {6}), tensor("c", {2}),
+                                            tensor("d", {6}), tensor("e", {2}), tensor("f", {2})};
   EXPECT_THAT(plan_shards(tensors, 40), ElementsAre(ElementsAre(0), ElementsAre(1, 2), ElementsAre(3, 4, 5)));
-  EXPECT_THAT(plan_shards(tensors, 24), ElementsAre(ElementsAre(0), ElementsAre(1), ElementsAre(2), ElementsAre(3), ElementsAre(4, 5)));
+  EXPECT_THAT(plan_shards(tensors, 24),
+              ElementsAre(ElementsAre(0), ElementsAre(1), ElementsAre(2), ElementsAre(3), ElementsAre(4, 5)));
   EXPECT_THAT(plan_shards(tensors, 1'000), ElementsAre(ElementsAre(0, 1, 2, 3, 4, 5)));
   EXPECT_TRUE(plan_shards({}, 100).empty());
 }
@@ -112,9 +118,11 @@ TEST(PlanShards, FileNames) {
 }
 
 TEST(Names, Utf8IsWhatUnicodeSays) {
-  for (const char* good : {"", "a", "\xc2\x80", "\xdf\xbf", "\xe0\xa0\x80", "\xed\x9f\xbf", "\xee\x80\x80", "\xef\xbf\xbf", "\xf0\x90\x80\x80", "\xf4\x8f\xbf\xbf", "größe.重み🙂"})
+  for (const char* good : {"", "a", "\xc2\x80", "\xdf\xbf", "\xe0\xa0\x80", "\xed\x9f\xbf", "\xee\x80\x80", "\xef\xbf\xbf",
+                           "\xf0\x90\x80\x80", "\xf4\x8f\xbf\xbf", "größe.重み🙂"})
     EXPECT_TRUE(is_utf8(good)) << good;
-  for (const char* bad : {"\x80", "\xc0\x80", "\xc1\xbf", "\xc2", "\xe0\x9f\xbf", "\xed\xa0\x80", "\xe2\x82", "\xf0\x8f\xbf\xbf", "\xf4\x90\x80\x80", "\xf5\x80\x80\x80", "\xff", "a\xc3("})
+  for (const char* bad : {"\x80", "\xc0\x80", "\xc1\xbf", "\xc2", "\xe0\x9f\xbf", "\xed\xa0\x80", "\xe2\x82",
+                          "\xf0\x8f\xbf\xbf", "\xf4\x90\x80\x80", "\xf5\x80\x80\x80", "\xff", "a\xc3("})
     EXPECT_FALSE(is_utf8(bad)) << bad;
   EXPECT_TRUE(is_utf8(std::string_view("\0", 1)));
 }

@@ -59,7 +59,8 @@ TEST(SafetensorsHeader, WhatIsWrongIsSaid) {
       {R"({"a":{"shape":[],"shape":[]}})", 4, R"(tensor 'a' has "shape" twice)"},
       {R"({"a":{"kind":"F32"}})", 4, "tensor 'a' has the key 'kind', expected dtype, shape and data_offsets"},
       {R"({"a":{"dtype":7}})", 4, "tensor 'a': dtype is 7, expected a string"},
-      {R"({"a":{"dtype":"F8_E4M3"}})", 4, "tensor 'a': dtype is 'F8_E4M3', expected one of BOOL, U8, I8, I16, F16, BF16, I32, F32, F64, I64"},
+      {R"({"a":{"dtype":"F8_E4M3"}})", 4,
+       "tensor 'a': dtype is 'F8_E4M3', expected one of BOOL, U8, I8, I16, F16, BF16, I32, F32, F64, I64"},
       {R"({"a":{"dtype":{}}})", 4, "tensor 'a': dtype is an object, expected a string"},
       {R"({"a":{"shape":3}})", 4, "tensor 'a': shape has 3, expected a list of sizes"},
       {R"({"a":{"shape":[-1]}})", 4, "tensor 'a': shape has -1, expected a list of sizes"},
@@ -68,24 +69,30 @@ TEST(SafetensorsHeader, WhatIsWrongIsSaid) {
       {R"({"a":{"shape":[[1]]}})", 4, "tensor 'a': shape has an array, expected a list of sizes"},
       {R"({"a":{"shape":["1"]}})", 4, "tensor 'a': shape has '1', expected a list of sizes"},
       {R"({"a":{"shape":[9223372036854775808]}})", 4, "tensor 'a': shape has 9223372036854775808, expected less than 2^63"},
-      {R"({"a":{"shape":[99999999999999999999]}})", 4, "tensor 'a': shape has '99999999999999999999', expected a list of sizes"},
+      {R"({"a":{"shape":[99999999999999999999]}})", 4,
+       "tensor 'a': shape has '99999999999999999999', expected a list of sizes"},
       {R"({"a":{"data_offsets":[0]}})", 4, "tensor 'a': data_offsets is [0], expected [BEGIN, END]"},
       {R"({"a":{"data_offsets":[4,0]}})", 4, "tensor 'a': data_offsets is [4, 0], expected [BEGIN, END]"},
       {R"({"a":{"data_offsets":[0,1,2]}})", 4, "tensor 'a': data_offsets has more than two numbers, expected [BEGIN, END]"},
       {R"({"a":{"data_offsets":{}}})", 4, "tensor 'a': data_offsets has an object, expected [BEGIN, END]"},
-      {R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}})", 4, "tensor 'a' has 4 bytes of data, expected 8 for F32 and shape [2]"},
+      {R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}})", 4,
+       "tensor 'a' has 4 bytes of data, expected 8 for F32 and shape [2]"},
       {R"({"a":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,0]}})", 0,
        "tensor 'a' has 0 bytes of data, expected more than 2^63 for F32 and shape [4294967296, 4294967296]"},
-      {R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}})", 3, "tensor 'a' starts at byte 1 of the data, expected 0 (there is a hole)"},
+      {R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}})", 3,
+       "tensor 'a' starts at byte 1 of the data, expected 0 (there is a hole)"},
       {R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}})", 3,
        "tensor 'b' starts at byte 1 of the data, expected 2 (it overlaps another)"},
       {R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}})", 2,
        "tensor 'b' starts at byte 0 of the data, expected 2 (it overlaps another)"},
       {R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"e":{"dtype":"U8","shape":[0],"data_offsets":[9,9]}})", 2,
        "tensor 'e' starts at byte 9 of the data, expected 2 (there is a hole)"},
-      {R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}})", 3, "the file has 3 bytes of data, expected 2 (something follows the last tensor)"},
-      {R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}})", 1, "the file has 1 bytes of data, expected 2 (it is truncated)"},
-      {R"({"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}})", 0, "tensor 'a' occurs twice"},
+      {R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}})", 3,
+       "the file has 3 bytes of data, expected 2 (something follows the last tensor)"},
+      {R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}})", 1,
+       "the file has 1 bytes of data, expected 2 (it is truncated)"},
+      {R"({"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}})", 0,
+       "tensor 'a' occurs twice"},
       {R"({"__metadata__":7})", 0, "__metadata__ is 7, expected an object"},
       {R"({"__metadata__":{"k":7}})", 0, "__metadata__: 'k' is 7, expected a string"},
       {R"({"__metadata__":{"k":{}}})", 0, "__metadata__: 'k' is an object, expected a string"},
@@ -94,7 +101,8 @@ TEST(SafetensorsHeader, WhatIsWrongIsSaid) {
       {R"({"line\nbreak":7})", 0, R"(tensor 'line\x0abreak' is 7, expected an object)"},
   };
   for (const Mistake& mistake : mistakes)
-    EXPECT_EQ(header_error(mistake.header, mistake.data_bytes), std::string("m.safetensors: ") + mistake.message) << mistake.header;
+    EXPECT_EQ(header_error(mistake.header, mistake.data_bytes), std::string("m.safetensors: ") + mistake.message)
+        << mistake.header;
   std::string deep = R"({"a":{"shape":[1)";
   for (int i = 0; i < 64; ++i) deep += ",1";
   EXPECT_EQ(header_error(deep + "]}}", 1), "m.safetensors: tensor 'a' has more than 64 dimensions");
@@ -103,7 +111,8 @@ TEST(SafetensorsHeader, WhatIsWrongIsSaid) {
 TEST(SafetensorsHeader, IsReadAsItWasWritten) {
   SafetensorsHeader header;
   header.metadata = {{"format", "pt"}, {"note", "two\nlines \"and\" quotes"}};
-  for (const ElementType type : kElementTypes) header.tensors.push_back({"t." + std::string(name_of(type)), {3, 1, 5}, type, 0, 0});
+  for (const ElementType type : kElementTypes)
+    header.tensors.push_back({"t." + std::string(name_of(type)), {3, 1, 5}, type, 0, 0});
   header.tensors.push_back({"重み", {}, ElementType::kInt8, 0, 0});
   header.tensors.push_back({"empty", {4, 0}, ElementType::kFloat32, 0, 0});
   place_tensors(header.tensors);
@@ -114,9 +123,11 @@ TEST(SafetensorsHeader, IsReadAsItWasWritten) {
   EXPECT_EQ(read.metadata, header.metadata);
   ASSERT_EQ(read.tensors.size(), header.tensors.size());
   for (const SafetensorsTensor& tensor : header.tensors) {
-    const auto found = std::find_if(read.tensors.begin(), read.tensors.end(), [&](const auto& other) { return other.name == tensor.name; });
+    const auto found =
+        std::find_if(read.tensors.begin(), read.tensors.end(), [&](const auto& other) { return other.name == tensor.name; });
     ASSERT_NE(found, read.tensors.end());
-    EXPECT_EQ(std::tie(found->shape, found->type, found->offset, found->bytes), std::tie(tensor.shape, tensor.type, tensor.offset, tensor.bytes));
+    EXPECT_EQ(std::tie(found->shape, found->type, found->offset, found->bytes),
+              std::tie(tensor.shape, tensor.type, tensor.offset, tensor.bytes));
     EXPECT_EQ(tensor.offset % size_bytes(tensor.type), 0) << "tensors are aligned";
   }
 }
@@ -132,21 +143,29 @@ TEST(SafetensorsFile, HeaderLengths) {
   };
   EXPECT_EQ(error(""), ": no safetensors file: it has 0 bytes, expected 8 at least");
   EXPECT_EQ(error("1234567"), ": no safetensors file: it has 7 bytes, expected 8 at least");
-  EXPECT_EQ(error(std::string("\3\0\0\0\0\0\0\0{}", 10)), ": the header's length is 3, expected at most 2 (what the file has left)");
-  EXPECT_EQ(error(std::string(8, '\xff') + "{}"), ": the header's length is 18446744073709551615, expected at most 2 (what the file has left)");
-  EXPECT_EQ(error(std::string("\0\0\0\0\0\0\0\x80{}", 10)), ": the header's length is 9223372036854775808, expected at most 2 (what the file has left)");
+  EXPECT_EQ(error(std::string("\3\0\0\0\0\0\0\0{}", 10)),
+            ": the header's length is 3, expected at most 2 (what the file has left)");
+  EXPECT_EQ(error(std::string(8, '\xff') + "{}"),
+            ": the header's length is 18446744073709551615, expected at most 2 (what the file has left)");
+  EXPECT_EQ(error(std::string("\0\0\0\0\0\0\0\x80{}", 10)),
+            ": the header's length is 9223372036854775808, expected at most 2 (what the file has left)");
   EXPECT_EQ(error(std::string(8, '\0')), ": no safetensors file: its header does not start with '{'");
   EXPECT_EQ(error(file_of("{}", "x")), ": the file has 1 bytes of data, expected 0 (something follows the last tensor)");
   std::filesystem::resize_file(path, 200'000'000);  // sparse
   std::ofstream(path, std::ios::binary | std::ios::in).write("\1\xe1\xf5\5\0\0\0\0{", 9);
-  EXPECT_THAT(error_of([&] { SafetensorsFile{path}; }), HasSubstr("the header's length is 100000001, expected at most 100000000"));
+  EXPECT_THAT(error_of([&] { SafetensorsFile{path}; }),
+              HasSubstr("the header's length is 100000001, expected at most 100000000"));
   EXPECT_THAT(error_of([&] { SafetensorsFile{folder / "none"}; }), HasSubstr("No such file"));
   EXPECT_THAT(error_of([&] { SafetensorsFile{folder.path()}; }), HasSubstr("Is a directory"));
 }
 
 TEST(SafetensorsFile, ReadsRanges) {
   TestFolder folder;
-  write_text(folder / "m.safetensors", file_of(R"({"b":{"dtype":"I16","shape":[2],"data_offsets":[3,7]},"a":{"dtype":"U8","shape":[3],"data_offsets":[0,3]}}  )", "abcdefg"));
+  write_text(
+      folder / "m.safetensors",
+      file_of(
+          R"({"b":{"dtype":"I16","shape":[2],"data_offsets":[3,7]},"a":{"dtype":"U8","shape":[3],"data_offsets":[0,3]}}  )",
+          "abcdefg"));
   const SafetensorsFile file(folder / "m.safetensors");
   ASSERT_EQ(file.tensors().size(), 2u);
   ASSERT_NE(file.find("b"), nullptr);
@@ -181,7 +200,8 @@ TEST(SafetensorsIndex, WhatIsWrongIsSaid) {
   };
   for (const auto& [text, message] : mistakes)
     EXPECT_EQ(error_of([&] { parse_safetensors_index(text, "i.json"); }), "i.json: " + message) << text;
-  const auto good = parse_safetensors_index(R"({"metadata":{"total_size":7,"x":[{"weight_map":[1]}]},"weight_map":{"a":"f","b":"g"},"more":null})", "i.json");
+  const auto good = parse_safetensors_index(
+      R"({"metadata":{"total_size":7,"x":[{"weight_map":[1]}]},"weight_map":{"a":"f","b":"g"},"more":null})", "i.json");
   EXPECT_EQ(good, (std::map<std::string, std::string>{{"a", "f"}, {"b", "g"}}));
 }
 
@@ -206,12 +226,16 @@ TEST_F(SafetensorsModelTest, IndexAndFilesMustAgree) {
   EXPECT_THAT(error_with_index(R"({"a":"one","b":"three"})"), HasSubstr("three: No such file"));
   write_text(folder_ / "two", file_of(R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})", "B"));
   EXPECT_THAT(error_with_index(R"({"a":"one","b":"two"})"), HasSubstr("tensor 'a' is both in one and in two"));
-  write_text(folder_ / "two", file_of(R"({"b":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"c":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})", "B"));
+  write_text(
+      folder_ / "two",
+      file_of(R"({"b":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"c":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})",
+              "B"));
   EXPECT_THAT(error_with_index(R"({"a":"one","b":"two"})"), HasSubstr("tensor 'c' of two is not in the index"));
 }
 
 TEST_F(SafetensorsModelTest, AFolderWithoutWeights) {
-  EXPECT_THAT(error_of([&] { SafetensorsModel{folder_.path()}; }), HasSubstr("holds neither model.safetensors nor model.safetensors.index.json"));
+  EXPECT_THAT(error_of([&] { SafetensorsModel{folder_.path()}; }),
+              HasSubstr("holds neither model.safetensors nor model.safetensors.index.json"));
 }
 
 TEST_F(SafetensorsModelTest, Reads) {
@@ -246,13 +270,15 @@ TEST(Mutations, OfAFileNeverDoHarm) {
   write_model(Disk(), {.format = ModelFormat::kSafetensors, .path = folder / "m", .tensors = small_model()}, 3);
   const std::string original = read_text(folder / "m");
   uint64_t header_bytes = 0;
-  for (int i = 7; i >= 0; --i) header_bytes = header_bytes << 8 | static_cast<unsigned char>(original[static_cast<size_t>(i)]);
+  for (int i = 7; i >= 0; --i)
+    header_bytes = header_bytes << 8 | static_cast<unsigned char>(original[static_cast<size_t>(i)]);
   std::mt19937_64 source(11);
   int num_read = 0, num_refused = 0;
   for (int i = 0; i < 10'000; ++i) {
     // Half of them with a length that fits the header again, or the length would be all that is ever found wrong.
-    const std::string content = i % 2 == 0 ? mutated(original, source)
-                                           : file_of(mutated(original.substr(8, header_bytes), source), original.substr(8 + header_bytes));
+    const std::string content =
+        i % 2 == 0 ? mutated(original, source)
+                   : file_of(mutated(original.substr(8, header_bytes), source), original.substr(8 + header_bytes));
     write_text(folder / "x", content);
     try {
       const SafetensorsFile file(folder / "x");
@@ -278,7 +304,8 @@ TEST(Mutations, OfAnIndexNeverDoHarm) {
   int num_read = 0;
   for (int i = 0; i < 10'000; ++i) {
     try {
-      for (const auto& [name, file] : parse_safetensors_index(mutated(original, source), "i.json")) EXPECT_EQ(file.find('/'), file.npos);
+      for (const auto& [name, file] : parse_safetensors_index(mutated(original, source), "i.json"))
+        EXPECT_EQ(file.find('/'), file.npos);
       ++num_read;
     } catch (const CheckpointError& error) {
       EXPECT_THAT(error.what(), StartsWith("i.json: "));

@@ -18,7 +18,8 @@ uint64_t number(std::string_view text, size_t at, size_t num_bytes) {
 TEST(TorchZip, PiecesMeetWithoutGapOrOverlap) {
   for (const int64_t first : {int64_t{0}, kLimit - 100, kLimit + 100}) {
     TorchZip zip("archive", first);
-    for (const int64_t bytes : {int64_t{1}, int64_t{0}, int64_t{63}, int64_t{64}, kLimit - 1, kLimit, int64_t{0}, kLimit * 5, int64_t{7}})
+    for (const int64_t bytes :
+         {int64_t{1}, int64_t{0}, int64_t{63}, int64_t{64}, kLimit - 1, kLimit, int64_t{0}, kLimit * 5, int64_t{7}})
       zip.add("data/" + std::to_string(zip.entries().size()), bytes);
     const std::vector<uint32_t> crcs(zip.entries().size(), 0xabcdef01);
     int64_t position = first;

@@ -26,7 +26,10 @@ void PrintTo(const Case& which, std::ostream* out) { *out << which.name; }
 class WholeOrAbsent : public ::testing::TestWithParam<Case> {
  protected:
   ModelWriterOptions options() const {
-    return {.format = GetParam().format, .path = folder_ / "out", .tensors = small_model(), .max_shard_bytes = GetParam().max_shard_bytes};
+    return {.format = GetParam().format,
+            .path = folder_ / "out",
+            .tensors = small_model(),
+            .max_shard_bytes = GetParam().max_shard_bytes};
   }
 
   std::string written(uint64_t seed) {
@@ -37,7 +40,8 @@ class WholeOrAbsent : public ::testing::TestWithParam<Case> {
   // The operations of one write, in order.
   std::vector<std::string> operations() {
     std::vector<std::string> names;
-    write_model(Disk({.sync = true, .probe = [&](std::string_view name, const auto&) { names.emplace_back(name); }}), options(), 1);
+    write_model(Disk({.sync = true, .probe = [&](std::string_view name, const auto&) { names.emplace_back(name); }}),
+                options(), 1);
     return names;
   }
 
@@ -88,9 +92,11 @@ TEST_P(WholeOrAbsent, KilledAfterEachOperation) {
     ASSERT_GE(child, 0);
     if (child == 0) {
       size_t count = 0;
-      write_model(Disk({.sync = true, .probe = [&](std::string_view, const auto&) {
-                          if (count++ == fatal) ::kill(::getpid(), SIGKILL);
-                        }}),
+      write_model(Disk({.sync = true,
+                        .probe =
+                            [&](std::string_view, const auto&) {
+                              if (count++ == fatal) ::kill(::getpid(), SIGKILL);
+                            }}),
                   options(), 2);
       ::_exit(0);
     }
@@ -163,8 +169,8 @@ TEST_P(WholeOrAbsent, AFolderThatIsNotThere) {
 
 INSTANTIATE_TEST_SUITE_P(Formats, WholeOrAbsent,
                          ::testing::Values(Case{"safetensors", ModelFormat::kSafetensors, 0},
-                                           Case{"shards", ModelFormat::kSafetensors, 150}, Case{"pt", ModelFormat::kTorch, 0},
-                                           Case{"h5", ModelFormat::kHdf5, 0}),
+                                           Case{"shards", ModelFormat::kSafetensors, 150},
+                                           Case{"pt", ModelFormat::kTorch, 0}, Case{"h5", ModelFormat::kHdf5, 0}),
                          [](const auto& info) { return std::string(info.param.name); });
 
 TEST(ShardFolder, ThroughASymbolicLink) {
@@ -172,7 +178,10 @@ TEST(ShardFolder, ThroughASymbolicLink) {
   std::filesystem::create_directory(folder / "real");
   write_text(folder / "real/config.json", "{}");
   std::filesystem::create_directory_symlink("real", folder / "link");
-  write_model(Disk(), {.format = ModelFormat::kSafetensors, .path = folder / "link", .tensors = small_model(), .max_shard_bytes = 1'000'000}, 1);
+  write_model(
+      Disk(),
+      {.format = ModelFormat::kSafetensors, .path = folder / "link", .tensors = small_model(), .max_shard_bytes = 1'000'000},
+      1);
   EXPECT_TRUE(std::filesystem::is_symlink(folder / "link"));
   EXPECT_TRUE(std::filesystem::exists(folder / "real/model.safetensors"));
   EXPECT_EQ(read_text(folder / "real/config.json"), "{}");
@@ -182,7 +191,12 @@ TEST(ShardFolder, ThroughASymbolicLink) {
 TEST(ShardFolder, WithAFinalSlash) {
   TestFolder folder;
   for (int i = 0; i < 2; ++i)
-    write_model(Disk(), {.format = ModelFormat::kSafetensors, .path = folder / "out/", .tensors = small_model(), .max_shard_bytes = 1'000'000}, 1);
+    write_model(Disk(),
+                {.format = ModelFormat::kSafetensors,
+                 .path = folder / "out/",
+                 .tensors = small_model(),
+                 .max_shard_bytes = 1'000'000},
+                1);
   EXPECT_TRUE(std::filesystem::exists(folder / "out/model.safetensors"));
   EXPECT_THAT(folder.names(), UnorderedElementsAre("out"));
 }
@@ -190,7 +204,8 @@ TEST(ShardFolder, WithAFinalSlash) {
 TEST(ShardFolder, AFileInTheWay) {
   TestFolder folder;
   write_text(folder / "out", "x");
-  const ModelWriterOptions options{.format = ModelFormat::kSafetensors, .path = folder / "out", .tensors = small_model(), .max_shard_bytes = 100};
+  const ModelWriterOptions options{
+      .format = ModelFormat::kSafetensors, .path = folder / "out", .tensors = small_model(), .max_shard_bytes = 100};
   const Disk disk;
   EXPECT_THROW(open_model_writer(disk, options), CheckpointError);
   EXPECT_EQ(read_text(folder / "out"), "x");
