@@ -72,7 +72,8 @@ void check_tag(const std::string& tag) {
   const bool has_control = std::any_of(tag.begin(), tag.end(), [](unsigned char c) { return c < 32 || c == 127 || c == '/'; });
   if (tag.empty() || tag.size() > kMaxTagBytes || has_control || tag == "." || tag == ".." || !is_utf8(tag))
     throw CheckpointError(str("checkpoint tag \"", is_utf8(tag) && !has_control ? tag.substr(0, kMaxTagBytes) : "?",
-                              "\": expected a folder's name of 1 to ", kMaxTagBytes, " bytes without / and control characters"));
+                              "\": expected a folder's name of 1 to ", kMaxTagBytes,
+                              " bytes without / and control characters"));
   if (tag == kLatestName || tag == latest_temporary_name() || is_temporary_name(tag))
     throw CheckpointError(str("checkpoint tag ", tag, ": the name is one Tessera gives to a file of its own"));
 }
@@ -110,7 +111,9 @@ std::optional<std::string> read_latest(const fs::path& directory) {
 std::vector<std::string> keep_last(const fs::path& directory, const KeepLast& keep, const Disk& disk) {
   if (keep.num < 1) throw CheckpointError(str("cannot keep the last ", keep.num, " checkpoints; expected at least 1"));
   std::vector<std::string> tags = list_checkpoints(directory);
-  std::erase_if(tags, [&](const std::string& tag) { return std::find(keep.spare.begin(), keep.spare.end(), tag) != keep.spare.end(); });
+  std::erase_if(tags, [&](const std::string& tag) {
+    return std::find(keep.spare.begin(), keep.spare.end(), tag) != keep.spare.end();
+  });
   const std::optional<std::string> latest = read_latest(directory);
   std::vector<std::string> deleted;
   const size_t num_delete = tags.size() - std::min(tags.size(), static_cast<size_t>(keep.num));

@@ -1,4 +1,5 @@
-// ElementType: the element types of tensors in files: what parameters can have (core/dtype.h) and what buffers can have besides.
+// ElementType: the element types of tensors in files: what parameters can have (core/dtype.h) and what buffers can have
+// besides.
 #pragma once
 
 #include <array>

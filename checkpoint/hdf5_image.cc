@@ -93,7 +93,8 @@ struct Box {
   int64_t numel = 0;
 };
 
-void add_boxes(std::span<const int64_t> shape, std::vector<hsize_t> start, int64_t begin, int64_t end, std::vector<Box>& boxes) {
+void add_boxes(std::span<const int64_t> shape, std::vector<hsize_t> start, int64_t begin, int64_t end,
+               std::vector<Box>& boxes) {
   if (begin >= end) return;
   const size_t dim = start.size();
   int64_t inner = 1;  // positions one step along this dimension spans
@@ -164,7 +165,8 @@ void Hdf5Builder::Handles::create(Hdf5Readers readers) {
   // The stdio driver, because the usual one asks for the file's real path, which a file in memory has none of.
   check(H5Pset_fapl_stdio(access), "file access");
   check(H5Pset_fclose_degree(access, H5F_CLOSE_STRONG), "file access");
-  check(H5Pset_libver_bounds(access, H5F_LIBVER_V18, readers == Hdf5Readers::kSince1_8 ? H5F_LIBVER_V18 : H5F_LIBVER_V110), "versions");
+  check(H5Pset_libver_bounds(access, H5F_LIBVER_V18, readers == Hdf5Readers::kSince1_8 ? H5F_LIBVER_V18 : H5F_LIBVER_V110),
+        "versions");
   check(H5Pset_alignment(access, kAlignmentBytes, kAlignmentBytes), "alignment");
   const Id creation = own(H5Pcreate(H5P_FILE_CREATE), H5Pclose, "file creation");
   check(H5Pset_obj_track_times(creation, false), "file creation");  // same content, same bytes
@@ -274,7 +276,8 @@ void Hdf5Builder::add_virtual(const Hdf5Dataset& dataset, std::span<const Hdf5So
     for (const Box& box : boxes) {
       const Id extent = handles_->space(dataset.shape, path);
       if (!box.start.empty())
-        handles_->check(H5Sselect_hyperslab(extent, H5S_SELECT_SET, box.start.data(), nullptr, box.count.data(), nullptr), path);
+        handles_->check(H5Sselect_hyperslab(extent, H5S_SELECT_SET, box.start.data(), nullptr, box.count.data(), nullptr),
+                        path);
       const Id shown = handles_->space({source.dataset_numel}, path);
       const auto count = static_cast<hsize_t>(box.numel);
       handles_->check(H5Sselect_hyperslab(shown, H5S_SELECT_SET, &next, nullptr, &count, nullptr), path);
@@ -286,11 +289,13 @@ void Hdf5Builder::add_virtual(const Hdf5Dataset& dataset, std::span<const Hdf5So
 }
 
 void Hdf5Builder::add_link(const std::string& existing, const std::string& path) {
-  handles_->check(H5Lcreate_hard(handles_->file, existing.c_str(), handles_->file, path.c_str(), handles_->links, H5P_DEFAULT), path);
+  handles_->check(
+      H5Lcreate_hard(handles_->file, existing.c_str(), handles_->file, path.c_str(), handles_->links, H5P_DEFAULT), path);
 }
 
 void Hdf5Builder::add_external_link(const std::string& file, const std::string& dataset, const std::string& path) {
-  handles_->check(H5Lcreate_external(file.c_str(), dataset.c_str(), handles_->file, path.c_str(), handles_->links, H5P_DEFAULT), path);
+  handles_->check(
+      H5Lcreate_external(file.c_str(), dataset.c_str(), handles_->file, path.c_str(), handles_->links, H5P_DEFAULT), path);
 }
 
 void Hdf5Builder::set_attribute(const std::string& path, const Hdf5Attribute& attribute) {
@@ -303,7 +308,8 @@ Hdf5Image Hdf5Builder::finish() {
   errno = 0;  // a limit on the size of files (ulimit -f) shows here first, and HDF5 doesn't pass the reason on
   const herr_t closed = handles.file.close();
   handles.check(closed, errno == 0 ? "closing" : str("closing: ", std::strerror(errno)));
-  Hdf5Image image{.file_bytes = handles.check(handles.memory.bytes(), "its length"), .metadata = {}, .offsets = handles.offsets};
+  Hdf5Image image{
+      .file_bytes = handles.check(handles.memory.bytes(), "its length"), .metadata = {}, .offsets = handles.offsets};
   std::sort(handles.data.begin(), handles.data.end());
   handles.data.emplace_back(image.file_bytes, image.file_bytes);
   int64_t covered = 0;

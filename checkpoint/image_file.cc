@@ -14,7 +14,8 @@ using Segment = std::pair<int64_t, std::span<const std::byte>>;  // where, what
 /// Metadata and data from the file's first byte to its last.
 std::vector<Segment> segments_of(const Hdf5Image& image, std::span<const std::span<const std::byte>> data) {
   std::vector<Segment> segments;
-  for (const Hdf5Image::Piece& piece : image.metadata) segments.emplace_back(piece.offset, std::as_bytes(std::span(piece.bytes)));
+  for (const Hdf5Image::Piece& piece : image.metadata)
+    segments.emplace_back(piece.offset, std::as_bytes(std::span(piece.bytes)));
   for (size_t i = 0; i < data.size(); ++i)
     if (!data[i].empty()) segments.emplace_back(image.offsets[i], data[i]);
   std::sort(segments.begin(), segments.end(), [](const Segment& a, const Segment& b) { return a.first < b.first; });

@@ -17,10 +17,12 @@ using nlohmann::ordered_json;  // keys as documented, so that people can read th
 
 /// Throws for what JSON would silently turn into something else.
 void check_state(const json& value, const std::string& path, int depth) {
-  if (depth > kMaxJsonDepth - 2) throw CheckpointError(str("cannot save ", path, ": nested deeper than ", kMaxJsonDepth - 2, " levels"));
+  if (depth > kMaxJsonDepth - 2)
+    throw CheckpointError(str("cannot save ", path, ": nested deeper than ", kMaxJsonDepth - 2, " levels"));
   if (value.is_number_float() && !std::isfinite(value.get<double>()))
     throw CheckpointError(str("cannot save ", path, ": found ", value.get<double>(), "; expected a finite number"));
-  if (value.is_binary() || value.is_discarded()) throw CheckpointError(str("cannot save ", path, ": expected a value JSON knows"));
+  if (value.is_binary() || value.is_discarded())
+    throw CheckpointError(str("cannot save ", path, ": expected a value JSON knows"));
   if (value.is_object())
     for (const auto& [key, member] : value.items()) check_state(member, str(path, ".", key), depth + 1);
   if (value.is_array())
@@ -37,7 +39,11 @@ std::string dump(const Json& value, const std::string& what) {
 }
 
 ordered_json to_json(const DatasetRecord& dataset) {
-  return {{"name", dataset.name}, {"type", name_of(dataset.type)}, {"shape", dataset.shape}, {"offset", dataset.offset}, {"bytes", dataset.bytes}};
+  return {{"name", dataset.name},
+          {"type", name_of(dataset.type)},
+          {"shape", dataset.shape},
+          {"offset", dataset.offset},
+          {"bytes", dataset.bytes}};
 }
 
 ordered_json to_json(const SavedUnit& unit) {
@@ -93,12 +99,14 @@ std::string file_record_to_text(const FileRecord& record) {
 std::string Manifest::to_text() const {
   if (!state.is_object()) throw CheckpointError("cannot save state: expected an object");
   check_state(state, "state", 1);
-  std::string text = str("{\n\"format\": \"", kFormatName, "\",\n\"version\": ", kFormatVersion, ",\n\"tag\": ", dump(json(tag), "the tag"),
-                         ",\n\"world_size\": ", layout.world_size, ",\n\"stage\": ", stage, ",\n\"block_bytes\": ", kBlockBytes,
-                         ",\n\"state_names\": ", dump(json(state_names), "state names"));
+  std::string text =
+      str("{\n\"format\": \"", kFormatName, "\",\n\"version\": ", kFormatVersion, ",\n\"tag\": ", dump(json(tag), "the tag"),
+          ",\n\"world_size\": ", layout.world_size, ",\n\"stage\": ", stage, ",\n\"block_bytes\": ", kBlockBytes,
+          ",\n\"state_names\": ", dump(json(state_names), "state names"));
   const auto add = [&](const char* key, const std::string& value) { text += str(",\n\"", key, "\": ", value); };
   add("units", lines(layout.units, [](const SavedUnit& unit) { return to_json(unit).dump(); }));
-  add("parameters", lines(layout.parameters, [](const SavedParameter& one) { return dump(to_json(one), "a parameter's name"); }));
+  add("parameters",
+      lines(layout.parameters, [](const SavedParameter& one) { return dump(to_json(one), "a parameter's name"); }));
   add("files", lines(files, file_record_to_text));
   add("tensors", lines(tensors, [](const TensorRecord& one) { return dump(to_json(one), "a buffer's name"); }));
   add("state", dump(state, "state"));

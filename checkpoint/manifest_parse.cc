@@ -98,7 +98,8 @@ DatasetRecord parse_dataset(const JsonField& field, int64_t file_bytes) {
   field.expect_keys({"name", "type", "shape", "offset", "bytes"});
   const auto type = parse_element_type(field["type"].text());
   if (!type) field["type"].fail("an element type such as fp32, bf16 or int64");
-  DatasetRecord dataset{.name = field["name"].text(), .type = *type, .shape = parse_shape(field["shape"]), .offset = 0, .bytes = 0};
+  DatasetRecord dataset{
+      .name = field["name"].text(), .type = *type, .shape = parse_shape(field["shape"]), .offset = 0, .bytes = 0};
   const int64_t bytes = numel_of(dataset.shape) * size_bytes(*type);
   dataset.bytes = field["bytes"].integer(0, kMaxBytes);
   if (dataset.bytes != bytes) field["bytes"].fail(str(bytes, ", as type and shape have it"));
@@ -110,7 +111,8 @@ DatasetRecord parse_dataset(const JsonField& field, int64_t file_bytes) {
 
 FileRecord parse_file(const JsonField& field) {
   field.expect_keys({"name", "bytes", "blocks", "datasets"});
-  FileRecord file{.name = field["name"].text(255), .bytes = field["bytes"].integer(0, kMaxBytes), .block_hashes = {}, .datasets = {}};
+  FileRecord file{
+      .name = field["name"].text(255), .bytes = field["bytes"].integer(0, kMaxBytes), .block_hashes = {}, .datasets = {}};
   const auto hashes = hashes_from_hex(field["blocks"].text(kMaxManifestBytes, /*may_be_empty=*/true));
   if (!hashes || static_cast<int64_t>(hashes->size()) != num_blocks(file.bytes))
     field["blocks"].complain(str("expected 16 lower-case hexadecimal digits for each of ", num_blocks(file.bytes), " blocks"));
@@ -143,8 +145,8 @@ void check_rank_file(const Manifest& manifest, int rank, const JsonField& field)
     const auto found = left.find(name);
     if (found == left.end()) field.complain(str("dataset ", name, " is missing"));
     if (found->second->type != type || found->second->shape != std::vector{numel})
-      field.complain(str("dataset ", name, ": found ", name_of(found->second->type), " [", join(found->second->shape, ", "), "]; expected ",
-                         name_of(type), " [", numel, "]"));
+      field.complain(str("dataset ", name, ": found ", name_of(found->second->type), " [", join(found->second->shape, ", "),
+                         "]; expected ", name_of(type), " [", numel, "]"));
     left.erase(found);
   };
   for (int unit = 0; unit < layout.num_units(); ++unit) {
@@ -194,7 +196,8 @@ void check_digest(std::string_view text, const std::string& source) {
     throw CheckpointError(str(source, ": is damaged: it does not end with its digest"));
   const std::string_view found = text.substr(text.size() - kDigestEnd.size() - kDigits, kDigits);
   const std::string expected = text_digest(text.substr(0, text.size() - kDigestEnd.size() - kDigits));
-  if (found != expected) throw CheckpointError(str(source, ": is damaged: its bytes have digest ", expected, ", it says ", found));
+  if (found != expected)
+    throw CheckpointError(str(source, ": is damaged: its bytes have digest ", expected, ", it says ", found));
 }
 
 }  // namespace
@@ -211,9 +214,10 @@ Manifest Manifest::parse(std::string_view text, const std::string& source) {
   if (field["format"].text() != kFormatName) field["format"].fail(str("\"", kFormatName, "\""));
   const int64_t version = field["version"].integer(1);
   if (version > kFormatVersion)
-    throw CheckpointError(str(source, ": has format version ", version, ", written by a newer Tessera; this one reads up to version ", kFormatVersion));
-  field.expect_keys({"format", "version", "tag", "world_size", "stage", "block_bytes", "state_names", "units", "parameters", "files",
-                     "tensors", "state", "digest"});
+    throw CheckpointError(str(source, ": has format version ", version,
+                              ", written by a newer Tessera; this one reads up to version ", kFormatVersion));
+  field.expect_keys({"format", "version", "tag", "world_size", "stage", "block_bytes", "state_names", "units", "parameters",
+                     "files", "tensors", "state", "digest"});
   Manifest manifest;
   manifest.tag = field["tag"].text(200);
   manifest.stage = static_cast<int>(field["stage"].integer(0, kMaxStage));

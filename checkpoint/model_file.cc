@@ -38,13 +38,17 @@ FileRecord write_model_file(const Disk& disk, const std::filesystem::path& path,
   builder.set_attribute("/", {"format", "tessera-checkpoint"});
   builder.set_attribute("/", {"format_version", int64_t{kFormatVersion}});
   for (const SavedParameter& parameter : layout.parameters) {
-    const Hdf5Dataset dataset{.path = model_dataset(parameter.name), .type = layout.weights_type(parameter.unit), .shape = parameter.shape, .attributes = {}};
+    const Hdf5Dataset dataset{.path = model_dataset(parameter.name),
+                              .type = layout.weights_type(parameter.unit),
+                              .shape = parameter.shape,
+                              .attributes = {}};
     // HDF5 makes no virtual dataset of no elements.
     if (parameter.numel() == 0) builder.add(dataset);
     else builder.add_virtual(dataset, sources_of(layout, parameter));
     for (const std::string& alias : parameter.aliases) builder.add_link(dataset.path, model_dataset(alias));
   }
-  for (const std::string& name : buffers) builder.add_external_link(rank_file_name(0), tensor_dataset(name), model_dataset(name));
+  for (const std::string& name : buffers)
+    builder.add_external_link(rank_file_name(0), tensor_dataset(name), model_dataset(name));
   const Hdf5Image image = builder.finish();
   const std::vector<std::span<const std::byte>> no_data(image.offsets.size());
   return write_image_file(disk, path, image, no_data);

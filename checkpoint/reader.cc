@@ -49,8 +49,10 @@ fs::path find_checkpoint(const fs::path& directory, const std::string& tag) {
     const std::optional<std::string> latest = read_latest(directory);
     if (!latest) {
       if (fs::exists(directory / kManifestName, error))
-        throw CheckpointError(str(directory.string(), ": is a checkpoint itself; expected the directory it is in, and its name as the tag"));
-      throw CheckpointError(str(directory.string(), ": has no file \"", kLatestName, "\" that names a checkpoint; ", tags_there_are(directory)));
+        throw CheckpointError(
+            str(directory.string(), ": is a checkpoint itself; expected the directory it is in, and its name as the tag"));
+      throw CheckpointError(str(directory.string(), ": has no file \"", kLatestName, "\" that names a checkpoint; ",
+                                tags_there_are(directory)));
     }
     wanted = *latest;
   } else {
@@ -58,8 +60,8 @@ fs::path find_checkpoint(const fs::path& directory, const std::string& tag) {
   }
   const fs::path folder = directory / wanted;
   if (!fs::is_directory(folder, error))
-    throw CheckpointError(str(directory.string(), ": has no checkpoint ", wanted, tag.empty() ? ", which \"latest\" names; " : "; ",
-                              tags_there_are(directory)));
+    throw CheckpointError(str(directory.string(), ": has no checkpoint ", wanted,
+                              tag.empty() ? ", which \"latest\" names; " : "; ", tags_there_are(directory)));
   return folder;
 }
 
@@ -100,13 +102,15 @@ struct Checkpoint::Impl {
     const uint64_t expected = record.block_hashes[block], found = hash_block(into);
     if (found != expected)
       throw CheckpointError(str(input.path().string(), ": ", describe_block(record, block), ", dataset ", dataset.name,
-                                ", is damaged: found hash ", hashes_to_hex({&found, 1}), "; expected ", hashes_to_hex({&expected, 1})));
+                                ", is damaged: found hash ", hashes_to_hex({&found, 1}), "; expected ",
+                                hashes_to_hex({&expected, 1})));
   }
 
   /// Part of a block.
   void copy_from_block(int rank, const DatasetRecord& dataset, int64_t block, int64_t skip, std::span<std::byte> into) {
     const std::lock_guard lock(cache_mutex);
-    auto cached = std::find_if(cache.begin(), cache.end(), [&](const CachedBlock& one) { return one.rank == rank && one.block == block; });
+    auto cached = std::find_if(cache.begin(), cache.end(),
+                               [&](const CachedBlock& one) { return one.rank == rank && one.block == block; });
     if (cached == cache.end()) {
       cached = std::min_element(cache.begin(), cache.end(), [](const auto& a, const auto& b) { return a.used < b.used; });
       cached->rank = -1;  // should reading fail
@@ -134,7 +138,8 @@ Checkpoint Checkpoint::open(const fs::path& directory, const std::string& tag) {
     const uintmax_t bytes = fs::file_size(impl->path / file.name, error);
     if (error) throw CheckpointError(str((impl->path / file.name).string(), ": cannot be read: ", error.message()));
     if (bytes != static_cast<uintmax_t>(file.bytes))
-      throw CheckpointError(str((impl->path / file.name).string(), ": found ", bytes, " bytes; expected ", file.bytes, ", as saved"));
+      throw CheckpointError(
+          str((impl->path / file.name).string(), ": found ", bytes, " bytes; expected ", file.bytes, ", as saved"));
     auto& datasets = impl->datasets.emplace_back();
     for (const DatasetRecord& dataset : file.datasets) datasets.emplace(dataset.name, &dataset);
   }
@@ -149,7 +154,8 @@ int64_t Checkpoint::bytes_read() const { return impl_->bytes_read; }
 const DatasetRecord& Checkpoint::dataset(int rank, const std::string& name) const {
   const FileRecord& file = impl_->manifest.rank_file(rank);
   const auto found = impl_->datasets[rank].find(name);
-  if (found == impl_->datasets[rank].end()) throw CheckpointError(str((impl_->path / file.name).string(), ": has no dataset ", name));
+  if (found == impl_->datasets[rank].end())
+    throw CheckpointError(str((impl_->path / file.name).string(), ": has no dataset ", name));
   return *found->second;
 }
 

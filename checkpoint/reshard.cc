@@ -20,7 +20,8 @@ std::string describe_shape(const std::vector<int64_t>& shape) { return str("[", 
 void describe_list(const std::vector<std::string>& names, const char* what, std::string& text) {
   if (names.empty()) return;
   constexpr size_t kShown = 5;
-  const std::vector<std::string> shown(names.begin(), names.begin() + static_cast<std::ptrdiff_t>(std::min(names.size(), kShown)));
+  const std::vector<std::string> shown(names.begin(),
+                                       names.begin() + static_cast<std::ptrdiff_t>(std::min(names.size(), kShown)));
   text += str(text.empty() ? "" : "; ", names.size(), " ", what, ": ", join(shown, ", "));
   if (names.size() > kShown) text += str(" and ", names.size() - kShown, " more");
 }
@@ -29,7 +30,8 @@ void describe_list(const std::vector<std::string>& names, const char* what, std:
 bool is_padding(int64_t numel, int64_t element_bytes) { return numel >= 0 && numel * element_bytes < kAlignmentBytes; }
 
 /// Appends the pieces of one parameter's elements that a rank wants.
-void add_pieces(const SavedLayout& saved, const SavedParameter& from, const zero::Slot& to, Range wanted, std::vector<Piece>& pieces) {
+void add_pieces(const SavedLayout& saved, const SavedParameter& from, const zero::Slot& to, Range wanted,
+                std::vector<Piece>& pieces) {
   const Range current = intersect(to.range(), wanted);
   const int64_t shift = from.offset - to.offset;  // from the current unit's elements to the saved one's
   const int64_t shard_numel = saved.shard_numel(from.unit);
@@ -68,7 +70,8 @@ Comparison compare(const SavedLayout& saved, const zero::Layout& current) {
   for (int i = 0; i < static_cast<int>(current.parameters().size()); ++i) {
     const zero::ParameterSpec& spec = current.parameters()[i];
     auto found = by_name.find(spec.name);
-    for (size_t alias = 0; found == by_name.end() && alias < spec.aliases.size(); ++alias) found = by_name.find(spec.aliases[alias]);
+    for (size_t alias = 0; found == by_name.end() && alias < spec.aliases.size(); ++alias)
+      found = by_name.find(spec.aliases[alias]);
     if (found == by_name.end()) {
       result.missing.push_back(spec.name);
       continue;
@@ -76,8 +79,8 @@ Comparison compare(const SavedLayout& saved, const zero::Layout& current) {
     const SavedParameter& parameter = saved.parameters[found->second];
     used[found->second] = true;
     if (parameter.shape != spec.shape) {
-      result.reshaped.push_back(
-          str(spec.name, ": ", describe_shape(parameter.shape), " in the checkpoint, ", describe_shape(spec.shape), " in the model"));
+      result.reshaped.push_back(str(spec.name, ": ", describe_shape(parameter.shape), " in the checkpoint, ",
+                                    describe_shape(spec.shape), " in the model"));
       continue;
     }
     result.matches.push_back({.saved = found->second, .current = i});
@@ -109,7 +112,8 @@ std::vector<Piece> plan_reads(const SavedLayout& saved, const zero::Layout& curr
     add_pieces(saved, saved.parameters[match.saved], slot, wanted[slot.unit], pieces);
   }
   std::sort(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) {
-    return std::tie(a.file, a.saved_unit, a.saved_begin, a.unit, a.begin) < std::tie(b.file, b.saved_unit, b.saved_begin, b.unit, b.begin);
+    return std::tie(a.file, a.saved_unit, a.saved_begin, a.unit, a.begin) <
+           std::tie(b.file, b.saved_unit, b.saved_begin, b.unit, b.begin);
   });
   std::vector<Piece> joined;
   for (const Piece& piece : pieces) {
@@ -117,7 +121,8 @@ std::vector<Piece> plan_reads(const SavedLayout& saved, const zero::Layout& curr
       Piece& last = joined.back();
       const int64_t gap = piece.begin - (last.begin + last.numel);
       const int64_t saved_gap = piece.saved_begin - (last.saved_begin + last.numel);
-      const bool neighbours = piece.file == last.file && piece.saved_unit == last.saved_unit && piece.unit == last.unit && gap == saved_gap;
+      const bool neighbours =
+          piece.file == last.file && piece.saved_unit == last.saved_unit && piece.unit == last.unit && gap == saved_gap;
       if (neighbours && is_padding(gap, size_bytes(current.units()[piece.unit].dtype)) &&
           is_padding(gap, size_bytes(saved.units[piece.saved_unit].dtype))) {
         last.numel += gap + piece.numel;

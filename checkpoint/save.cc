@@ -34,8 +34,10 @@ std::string encode(const Outcome& outcome) {
 
 Outcome decode(const std::string& text) {
   const json message = json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (message.is_object() && message.contains("error") && message["error"].is_string()) return {.error = message["error"], .facts = {}};
-  if (message.is_object() && message.contains("facts") && message["facts"].is_object()) return {.error = "", .facts = message["facts"]};
+  if (message.is_object() && message.contains("error") && message["error"].is_string())
+    return {.error = message["error"], .facts = {}};
+  if (message.is_object() && message.contains("facts") && message["facts"].is_object())
+    return {.error = "", .facts = message["facts"]};
   return {.error = "sent something that is no outcome of a save", .facts = {}};
 }
 
@@ -144,7 +146,8 @@ class Save {
     for (const char* key : {"tag", "stage", "states", "layout"})
       for (int rank = 1; rank < layout_.world_size; ++rank) {
         const json &first = outcomes_[0].facts[key], &other = outcomes_[rank].facts[key];
-        if (other != first) throw CheckpointError(str(what(), key, " ", other.dump(), " on rank ", rank, ", ", first.dump(), " on rank 0"));
+        if (other != first)
+          throw CheckpointError(str(what(), key, " ", other.dump(), " on rank ", rank, ", ", first.dump(), " on rank 0"));
       }
   }
 
@@ -201,7 +204,8 @@ class Save {
       if (fs::exists(folder_)) disk_.remove_all(folder_);
       return "";
     } catch (const std::exception& error) {
-      return str("the checkpoint that ", request_.tag, " replaced is left over, to be removed by the next save: ", error.what());
+      return str("the checkpoint that ", request_.tag,
+                 " replaced is left over, to be removed by the next save: ", error.what());
     }
   }
 

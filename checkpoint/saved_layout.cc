@@ -41,7 +41,9 @@ std::string weights_dataset(const SavedLayout& layout, int unit) {
 std::string state_dataset(const std::string& state_name, int unit) { return str("/", state_name, "/", unit_name(unit)); }
 
 bool is_state_name(const std::string& name) {
-  const auto allowed = [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_'; };
+  const auto allowed = [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
+  };
   constexpr std::array<std::string_view, 4> kTaken{"master", "parameter", "buffers", "blobs"};
   return !name.empty() && name.size() <= 100 && std::all_of(name.begin(), name.end(), allowed) &&
          std::find(kTaken.begin(), kTaken.end(), name) == kTaken.end();

@@ -49,14 +49,16 @@ void check_bytes(std::span<const std::byte> data, int64_t expected, const std::s
 void check_units(const ShardContent& content) {
   const SavedLayout& layout = *content.layout;
   if (static_cast<int>(content.units.size()) != layout.num_units())
-    throw CheckpointError(str("cannot save rank ", content.rank, ": found data of ", content.units.size(), " units; expected ", layout.num_units()));
+    throw CheckpointError(str("cannot save rank ", content.rank, ": found data of ", content.units.size(),
+                              " units; expected ", layout.num_units()));
   for (int unit = 0; unit < layout.num_units(); ++unit) {
     const UnitData& data = content.units[unit];
     const int64_t numel = layout.shard_numel(unit);
     check_bytes(data.weights, numel * size_bytes(layout.weights_type(unit)), weights_dataset(layout, unit));
     const size_t num_states = layout.units[unit].trainable ? content.state_names.size() : 0;
     if (data.states.size() != num_states)
-      throw CheckpointError(str("cannot save unit ", unit, ": found ", data.states.size(), " optimizer states; expected ", num_states));
+      throw CheckpointError(
+          str("cannot save unit ", unit, ": found ", data.states.size(), " optimizer states; expected ", num_states));
     for (size_t i = 0; i < num_states; ++i)
       check_bytes(data.states[i], numel * size_bytes(ElementType::kFloat32), state_dataset(content.state_names[i], unit));
   }
@@ -71,9 +73,11 @@ Contents contents_of(const ShardContent& content) {
         {"unit", int64_t{unit}}, {"unit_numel", layout.units[unit].numel}, {"first_element", content.rank * numel}};
     contents.add({weights_dataset(layout, unit), layout.weights_type(unit), {numel}, attributes}, content.units[unit].weights);
     for (size_t i = 0; i < content.units[unit].states.size(); ++i)
-      contents.add({state_dataset(content.state_names[i], unit), ElementType::kFloat32, {numel}, attributes}, content.units[unit].states[i]);
+      contents.add({state_dataset(content.state_names[i], unit), ElementType::kFloat32, {numel}, attributes},
+                   content.units[unit].states[i]);
   }
-  for (const WholeTensor& tensor : content.tensors) contents.add({tensor_dataset(tensor.name), tensor.type, tensor.shape, {}}, tensor.data);
+  for (const WholeTensor& tensor : content.tensors)
+    contents.add({tensor_dataset(tensor.name), tensor.type, tensor.shape, {}}, tensor.data);
   for (const Blob& blob : content.blobs)
     contents.add({blob_dataset(blob.name), ElementType::kUInt8, {static_cast<int64_t>(blob.data.size())}, {}}, blob.data);
   return contents;
@@ -108,18 +112,21 @@ void check_content(const ShardContent& content) {
   std::set<std::string> state_names, names, blob_names;
   for (const std::string& state : content.state_names)
     if (!is_state_name(state) || !state_names.insert(state).second)
-      throw CheckpointError(str("cannot save optimizer state ", state, ": expected a name of letters, digits and _, used once and by nothing else"));
+      throw CheckpointError(str("cannot save optimizer state ", state,
+                                ": expected a name of letters, digits and _, used once and by nothing else"));
   for (const SavedParameter& parameter : content.layout->parameters) {
     check_name(parameter.name, "parameter", names);
     for (const std::string& alias : parameter.aliases) check_name(alias, "parameter", names);
     if (parameter.shape.size() > kMaxDims)
-      throw CheckpointError(str("cannot save parameter ", parameter.name, ": it has ", parameter.shape.size(), " dimensions; HDF5 holds ", kMaxDims));
+      throw CheckpointError(str("cannot save parameter ", parameter.name, ": it has ", parameter.shape.size(),
+                                " dimensions; HDF5 holds ", kMaxDims));
   }
   check_units(content);
   for (const WholeTensor& tensor : content.tensors) {
     check_name(tensor.name, "buffer", names);
     if (tensor.shape.size() > kMaxDims)
-      throw CheckpointError(str("cannot save buffer ", tensor.name, ": it has ", tensor.shape.size(), " dimensions; HDF5 holds ", kMaxDims));
+      throw CheckpointError(
+          str("cannot save buffer ", tensor.name, ": it has ", tensor.shape.size(), " dimensions; HDF5 holds ", kMaxDims));
     int64_t numel = 1;
     for (int64_t size : tensor.shape) numel *= size;
     check_bytes(tensor.data, numel * size_bytes(tensor.type), "buffer " + tensor.name);

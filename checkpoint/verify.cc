@@ -55,10 +55,12 @@ class Verifier {
       ++report_.num_blocks;
       report_.bytes += end - begin;
       if (hash_block(bytes) != file.block_hashes[block] && ++num_bad <= kMaxProblemsPerFile)
-        report_.problems.push_back(str(file.name, ": block ", block, " (bytes ", begin, " to ", end, datasets_in(file, begin, end), ") is damaged"));
+        report_.problems.push_back(str(file.name, ": block ", block, " (bytes ", begin, " to ", end,
+                                       datasets_in(file, begin, end), ") is damaged"));
       if (progress_) progress_(report_.bytes, manifest_.total_bytes());
     }
-    if (num_bad > kMaxProblemsPerFile) report_.problems.push_back(str(file.name, ": ", num_bad - kMaxProblemsPerFile, " more damaged blocks"));
+    if (num_bad > kMaxProblemsPerFile)
+      report_.problems.push_back(str(file.name, ": ", num_bad - kMaxProblemsPerFile, " more damaged blocks"));
   }
 
   fs::path folder_;

@@ -13,7 +13,8 @@ struct VerifyReport {
   int64_t num_files = 0;
   int64_t num_blocks = 0;
   int64_t bytes = 0;                  ///< that were read
-  std::vector<std::string> problems;  ///< "rank_00001.h5: block 7 (bytes 7340032 to 8388608, /exp_avg/unit_00002) is damaged: …"
+  std::vector<std::string>
+      problems;  ///< "rank_00001.h5: block 7 (bytes 7340032 to 8388608, /exp_avg/unit_00002) is damaged: …"
   bool ok() const { return problems.empty(); }
 };
 

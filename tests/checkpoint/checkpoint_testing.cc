@@ -1,6 +1,7 @@
 #include "tests/checkpoint/checkpoint_testing.h"
 
 #include <stdlib.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <barrier>
@@ -55,7 +56,11 @@ class Hub {
 }  // namespace
 
 TemporaryFolder::TemporaryFolder() {
-  std::string name = (fs::temp_directory_path() / "tessera-checkpoint-XXXXXX").string();
+  // In memory where there is such a place: these tests kill processes, not machines, and thousands of syncs take minutes
+  // on a busy disk.
+  const fs::path memory = "/dev/shm";
+  const fs::path parent = ::access(memory.c_str(), W_OK | X_OK) == 0 ? memory : fs::temp_directory_path();
+  std::string name = (parent / "tessera-checkpoint-XXXXXX").string();
   if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("cannot make " + name);
   path_ = name;
 }
@@ -85,7 +90,10 @@ SampleModel::SampleModel(std::vector<zero::ParameterSpec> specs, const zero::Lay
   }
   for (int rank = 0; rank < layout_.world_size(); ++rank) blobs_[rank] = random_bytes(mix(seed, str("blob", rank)), 100 + rank);
   make_tensors();
-  state_ = {{"global_step", seed}, {"scale", 65536.0}, {"third", 1.0 / 3}, {"client", {{"note", "für später"}, {"list", {1, nullptr, true}}}}};
+  state_ = {{"global_step", seed},
+            {"scale", 65536.0},
+            {"third", 1.0 / 3},
+            {"client", {{"note", "für später"}, {"list", {1, nullptr, true}}}}};
 }
 
 Bytes SampleModel::fill(int unit, const std::string& dataset, ElementType type) const {
@@ -117,8 +125,18 @@ void SampleModel::make_tensors() {
 }
 
 SaveRequest SampleModel::request(const fs::path& directory, const std::string& tag, int rank) const {
-  SaveRequest request{.directory = directory, .tag = tag, .rank = rank, .stage = 2, .layout = &layout_, .state_names = state_names_,
-                      .units = {}, .tensors = {}, .blobs = {}, .state = nlohmann::json::object(), .replace = true, .disk = {}};
+  SaveRequest request{.directory = directory,
+                      .tag = tag,
+                      .rank = rank,
+                      .stage = 2,
+                      .layout = &layout_,
+                      .state_names = state_names_,
+                      .units = {},
+                      .tensors = {},
+                      .blobs = {},
+                      .state = nlohmann::json::object(),
+                      .replace = true,
+                      .disk = {}};
   const auto slice = [&](const Bytes& whole) {
     const size_t bytes = whole.size() / layout_.world_size();
     return std::span(whole).subspan(rank * bytes, bytes);
@@ -154,10 +172,12 @@ std::string SampleModel::difference(const Checkpoint& checkpoint) const {
     const auto read = [&](const std::string& name, Bytes& into) {
       const DatasetRecord& dataset = checkpoint.dataset(piece.file, name);
       const int64_t size = size_bytes(dataset.type);
-      checkpoint.read(piece.file, dataset, piece.saved_begin * size, std::span(into).subspan(piece.begin * size, piece.numel * size));
+      checkpoint.read(piece.file, dataset, piece.saved_begin * size,
+                      std::span(into).subspan(piece.begin * size, piece.numel * size));
     };
     read(weights_dataset(saved, piece.saved_unit), weights[piece.unit]);
-    for (size_t i = 0; i < states[piece.unit].size(); ++i) read(state_dataset(state_names_[i], piece.saved_unit), states[piece.unit][i]);
+    for (size_t i = 0; i < states[piece.unit].size(); ++i)
+      read(state_dataset(state_names_[i], piece.saved_unit), states[piece.unit][i]);
   }
   for (int unit = 0; unit < layout_.num_units(); ++unit) {
     if (weights[unit] != weights_[unit]) return "weights differ in " + layout_.describe(unit);
@@ -169,16 +189,19 @@ std::string SampleModel::difference(const Checkpoint& checkpoint) const {
     if (record == nullptr) return tensor.name + " is missing";
     const DatasetRecord& dataset = checkpoint.dataset(0, record->dataset);
     const Bytes found = checkpoint.read_all(0, dataset);
-    if (dataset.type != tensor.type || dataset.shape != tensor.shape || !std::ranges::equal(found, tensor.data)) return tensor.name + " differs";
+    if (dataset.type != tensor.type || dataset.shape != tensor.shape || !std::ranges::equal(found, tensor.data))
+      return tensor.name + " differs";
   }
   for (int rank = 0; rank < manifest.world_size() && rank < layout_.world_size(); ++rank)
-    if (checkpoint.read_all(rank, checkpoint.dataset(rank, blob_dataset("rng/cpu"))) != blobs_[rank]) return str("blob differs on rank ", rank);
+    if (checkpoint.read_all(rank, checkpoint.dataset(rank, blob_dataset("rng/cpu"))) != blobs_[rank])
+      return str("blob differs on rank ", rank);
   return "";
 }
 
 std::vector<zero::ParameterSpec> sample_specs() {
   const auto spec = [](const std::string& name, std::vector<int64_t> shape, DType dtype, bool trainable) {
-    return zero::ParameterSpec{.name = name, .shape = std::move(shape), .dtype = dtype, .trainable = trainable, .group = 0, .aliases = {}};
+    return zero::ParameterSpec{
+        .name = name, .shape = std::move(shape), .dtype = dtype, .trainable = trainable, .group = 0, .aliases = {}};
   };
   std::vector<zero::ParameterSpec> specs{
       spec("embedding.weight", {11, 7}, DType::kFloat32, true),  spec("frozen.weight", {9, 5}, DType::kBFloat16, false),

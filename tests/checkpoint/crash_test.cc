@@ -113,7 +113,8 @@ TEST(Crash, OfTheFirstSaveLeavesNothingOrAll) {
     const bool killed = save_and_die(model, folder.path() / "new", {.kill_after = kill_after, .fail_at = -1, .tag = "a"});
     if (read_latest(folder.path() / "new")) expect_whole(folder.path() / "new", model, model);
     else EXPECT_TRUE(killed);
-    for (const std::string& tag : list_checkpoints(folder.path() / "new")) EXPECT_EQ(model.difference(Checkpoint::open(folder.path() / "new", tag)), "");
+    for (const std::string& tag : list_checkpoints(folder.path() / "new"))
+      EXPECT_EQ(model.difference(Checkpoint::open(folder.path() / "new", tag)), "");
     if (!killed || HasFailure()) break;
   }
 }
@@ -127,11 +128,13 @@ TEST(Crash, WhileUndoing) {
     {
       const TemporaryFolder folder;
       save_all(before, folder.path(), "a");
-      save_all(after, folder.path(), tag, [&](int) { return DiskOptions{.sync = true, .probe = [&](auto, const auto&) { ++num_operations; }}; });
+      save_all(after, folder.path(), tag,
+               [&](int) { return DiskOptions{.sync = true, .probe = [&](auto, const auto&) { ++num_operations; }}; });
     }
     for (int fail_at = num_operations - 12; fail_at <= num_operations; ++fail_at)
       for (int kill_after = 1;; ++kill_after) {
-        SCOPED_TRACE(str("tag ", tag, ", operation ", fail_at, " of ", num_operations, " failed, killed ", kill_after, " later"));
+        SCOPED_TRACE(
+            str("tag ", tag, ", operation ", fail_at, " of ", num_operations, " failed, killed ", kill_after, " later"));
         const TemporaryFolder folder;
         save_all(before, folder.path(), "a");
         const bool killed = save_and_die(after, folder.path(), {.kill_after = kill_after, .fail_at = fail_at, .tag = tag});

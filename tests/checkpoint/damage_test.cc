@@ -47,7 +47,8 @@ bool verifies(const fs::path& directory) {
 
 SampleModel model_of_several_blocks() {
   std::vector<zero::ParameterSpec> specs = sample_specs();
-  specs.push_back({.name = "big", .shape = {130'000, 7}, .dtype = DType::kFloat32, .trainable = true, .group = 0, .aliases = {}});
+  specs.push_back(
+      {.name = "big", .shape = {130'000, 7}, .dtype = DType::kFloat32, .trainable = true, .group = 0, .aliases = {}});
   return {specs, {.world_size = 2, .unit_numel = 1'000'000}, 5};
 }
 
@@ -99,8 +100,10 @@ TEST_F(DamagedFile, IsNamedWithBlockAndDataset) {
   ASSERT_NE(dataset, nullptr);
   const int64_t byte = dataset->offset + 1'500'000, block = byte / (1 << 20);
   flip_bit(file("rank_00001.h5"), byte, 3);
-  EXPECT_THAT(load(), AllOf(HasSubstr(str("rank_00001.h5: block ", block, " (bytes ")), HasSubstr("dataset " + dataset->name), HasSubstr("is damaged: found hash ")));
-  EXPECT_THAT(problems(), ElementsAre(AllOf(HasSubstr(str("rank_00001.h5: block ", block, " (bytes ")), HasSubstr(dataset->name), HasSubstr("is damaged"))));
+  EXPECT_THAT(load(), AllOf(HasSubstr(str("rank_00001.h5: block ", block, " (bytes ")),
+                            HasSubstr("dataset " + dataset->name), HasSubstr("is damaged: found hash ")));
+  EXPECT_THAT(problems(), ElementsAre(AllOf(HasSubstr(str("rank_00001.h5: block ", block, " (bytes ")),
+                                            HasSubstr(dataset->name), HasSubstr("is damaged"))));
   // Another dataset of the same file is still good.
   const Checkpoint checkpoint = Checkpoint::open(folder_.path());
   EXPECT_NO_THROW(checkpoint.read_all(1, checkpoint.dataset(1, "/parameter/unit_00001")));
@@ -117,7 +120,9 @@ TEST_F(DamagedFile, CutOffOrLonger) {
   const auto bytes = fs::file_size(file("rank_00000.h5"));
   fs::resize_file(file("rank_00000.h5"), bytes - 1);
   EXPECT_THAT(load(), HasSubstr(str("rank_00000.h5: found ", bytes - 1, " bytes; expected ", bytes, ", as saved")));
-  EXPECT_THAT(problems(), ElementsAre(HasSubstr(str("rank_00000.h5: found ", bytes - 1, " bytes; expected ", bytes, ": it is cut off"))));
+  EXPECT_THAT(
+      problems(),
+      ElementsAre(HasSubstr(str("rank_00000.h5: found ", bytes - 1, " bytes; expected ", bytes, ": it is cut off"))));
   fs::resize_file(file("rank_00000.h5"), bytes + 1);
   EXPECT_THAT(load(), HasSubstr(str("found ", bytes + 1, " bytes")));
   EXPECT_THAT(problems(), ::testing::Contains(HasSubstr("bytes were added at its end")));

@@ -26,8 +26,8 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::StartsWith;
 
-std::vector<std::string> save_with_fault(const SampleModel& model, const fs::path& directory, const std::string& tag, int faulty_rank, int fail_at,
-                                         bool& failed) {
+std::vector<std::string> save_with_fault(const SampleModel& model, const fs::path& directory, const std::string& tag,
+                                         int faulty_rank, int fail_at, bool& failed) {
   int num_done = 0;
   return save_all(model, directory, tag, [&](int rank) {
     DiskOptions options;
@@ -59,7 +59,8 @@ void fail_everywhere(int world, int faulty_rank, const std::string& tag) {
     }
     ++num_failures;
     const std::string rank = str("rank ", faulty_rank, ": ");
-    EXPECT_THAT(errors, Each(AllOf(StartsWith(str("cannot save checkpoint ", (folder.path() / tag).string(), ": ", rank)), HasSubstr("No space left"))));
+    EXPECT_THAT(errors, Each(AllOf(StartsWith(str("cannot save checkpoint ", (folder.path() / tag).string(), ": ", rank)),
+                                   HasSubstr("No space left"))));
     EXPECT_THAT(names_in(folder.path()), ElementsAre("a", "latest"));
     EXPECT_EQ(before.difference(Checkpoint::open(folder.path())), "");
     EXPECT_THAT(verify(folder.path(), "").problems, IsEmpty());
@@ -135,7 +136,9 @@ std::string in_child(const std::function<std::string()>& action) {
 }
 
 SampleModel big_model(uint64_t seed) {
-  return {{{.name = "big", .shape = {300'000}, .dtype = DType::kFloat32, .trainable = true, .group = 0, .aliases = {}}}, {.world_size = 2}, seed};
+  return {{{.name = "big", .shape = {300'000}, .dtype = DType::kFloat32, .trainable = true, .group = 0, .aliases = {}}},
+          {.world_size = 2},
+          seed};
 }
 
 constexpr const char* kNotPossible = "not possible here";
@@ -145,7 +148,8 @@ TEST(Fault, AFullDisk) {
   const std::string result = in_child([&]() -> std::string {
     if (::geteuid() != 0 && ::unshare(CLONE_NEWUSER) != 0) return kNotPossible;
     if (::unshare(CLONE_NEWNS) != 0 || ::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0) return kNotPossible;
-    if (::mount("tmpfs", folder.path().c_str(), "tmpfs", 0, "size=6m") != 0) return kNotPossible;  // one checkpoint takes 3.6 MB
+    if (::mount("tmpfs", folder.path().c_str(), "tmpfs", 0, "size=6m") != 0)
+      return kNotPossible;  // one checkpoint takes 3.6 MB
     const SampleModel before = big_model(1), after = big_model(2);
     std::string text = join(save_all(before, folder.path(), "a"), "|") + "\n";
     text += join(save_all(after, folder.path(), "a"), "|") + "\n";
@@ -153,7 +157,9 @@ TEST(Fault, AFullDisk) {
     return text;
   });
   if (result == kNotPossible) GTEST_SKIP() << "mounting a small tmpfs is not allowed here";
-  EXPECT_THAT(result, AllOf(StartsWith("|\ncannot save checkpoint "), HasSubstr(": No space left on device"), HasSubstr("\n\na latest"))) << result;
+  EXPECT_THAT(result, AllOf(StartsWith("|\ncannot save checkpoint "), HasSubstr(": No space left on device"),
+                            HasSubstr("\n\na latest")))
+      << result;
 }
 
 TEST(Fault, AFileSizeLimit) {

@@ -1,4 +1,5 @@
-// Loading into another world, unit size or packing: which ranges are read, that their bits arrive, and no more bytes than needed.
+// Loading into another world, unit size or packing: which ranges are read, that their bits arrive, and no more bytes than
+// needed.
 #include "checkpoint/reshard.h"
 
 #include <gmock/gmock.h>
@@ -91,7 +92,8 @@ TEST(Reshard, TheSameLayoutIsReadInOnePieceAUnit) {
   const SavedLayout saved = saved_layout(model.layout());
   for (int rank = 0; rank < 4; ++rank) {
     std::vector<int> num_pieces(model.layout().num_units(), 0);
-    for (const Piece& piece : plan_reads(saved, model.layout(), compare(saved, model.layout()).matches, wanted_shards(model.layout(), rank))) {
+    for (const Piece& piece :
+         plan_reads(saved, model.layout(), compare(saved, model.layout()).matches, wanted_shards(model.layout(), rank))) {
       EXPECT_EQ(piece.file, rank);
       EXPECT_LE(++num_pieces[piece.unit], 1);
     }
@@ -157,7 +159,8 @@ TEST(Reshard, ABlockReadBeforeIsNotReadAgain) {
 }
 
 TEST(Compare, ListsWhatDoesNotFit) {
-  const SavedLayout saved = saved_layout(Layout({spec("a", {2, 3}), spec("b", {4}), spec("c", {5}), spec("f", {6}, DType::kFloat32, false)}, {}));
+  const SavedLayout saved =
+      saved_layout(Layout({spec("a", {2, 3}), spec("b", {4}), spec("c", {5}), spec("f", {6}, DType::kFloat32, false)}, {}));
   const Layout current({spec("a", {3, 2}), spec("b", {4}), spec("d", {5}), spec("f", {6})}, {});
   const Comparison found = compare(saved, current);
   EXPECT_THAT(found.missing, ElementsAre("d"));
@@ -166,11 +169,14 @@ TEST(Compare, ListsWhatDoesNotFit) {
   EXPECT_THAT(found.thawed, ElementsAre("f"));
   EXPECT_THAT(found.matches, ElementsAre(Match{1, 1}, Match{3, 3}));
   EXPECT_FALSE(found.exact());
-  EXPECT_EQ(found.describe(),
-            "1 of the model's parameters are not in the checkpoint: d; 1 of the checkpoint's parameters are not in the model: c; "
-            "1 have another shape: a: [2, 3] in the checkpoint, [3, 2] in the model; "
-            "1 are trainable now but were saved frozen, without optimizer state: f");
-  const Layout same({spec("a", {2, 3}), spec("b", {4}, DType::kBFloat16), spec("c", {5}, DType::kFloat32, false), spec("f", {6}, DType::kBFloat16, false)}, {});
+  EXPECT_EQ(
+      found.describe(),
+      "1 of the model's parameters are not in the checkpoint: d; 1 of the checkpoint's parameters are not in the model: c; "
+      "1 have another shape: a: [2, 3] in the checkpoint, [3, 2] in the model; "
+      "1 are trainable now but were saved frozen, without optimizer state: f");
+  const Layout same({spec("a", {2, 3}), spec("b", {4}, DType::kBFloat16), spec("c", {5}, DType::kFloat32, false),
+                     spec("f", {6}, DType::kBFloat16, false)},
+                    {});
   EXPECT_TRUE(compare(saved, same).exact()) << "other dtypes and newly frozen parameters are no obstacle";
   EXPECT_EQ(compare(saved, same).describe(), "");
 }

@@ -21,17 +21,22 @@ std::string hex(std::span<const std::byte> bytes) {
 }
 
 nlohmann::json expected(SampleModel& model) {
-  nlohmann::json all{{"parameters", nlohmann::json::object()}, {"buffers", nlohmann::json::object()}, {"units", nlohmann::json::array()}};
+  nlohmann::json all{
+      {"parameters", nlohmann::json::object()}, {"buffers", nlohmann::json::object()}, {"units", nlohmann::json::array()}};
   const SavedLayout saved = saved_layout(model.layout());
   for (const SavedParameter& parameter : saved.parameters) {
     const ElementType type = saved.weights_type(parameter.unit);
-    const auto bytes = std::span(model.weights(parameter.unit)).subspan(parameter.offset * size_bytes(type), parameter.numel() * size_bytes(type));
-    all["parameters"][parameter.name] = {{"type", name_of(type)}, {"shape", parameter.shape}, {"aliases", parameter.aliases}, {"hex", hex(bytes)}};
+    const auto bytes = std::span(model.weights(parameter.unit))
+                           .subspan(parameter.offset * size_bytes(type), parameter.numel() * size_bytes(type));
+    all["parameters"][parameter.name] = {
+        {"type", name_of(type)}, {"shape", parameter.shape}, {"aliases", parameter.aliases}, {"hex", hex(bytes)}};
   }
   for (const WholeTensor& tensor : model.tensors())
     all["buffers"][tensor.name] = {{"type", name_of(tensor.type)}, {"shape", tensor.shape}, {"hex", hex(tensor.data)}};
   for (int unit = 0; unit < saved.num_units(); ++unit) {
-    nlohmann::json one{{"weights", hex(model.weights(unit))}, {"trainable", saved.units[unit].trainable}, {"type", name_of(saved.weights_type(unit))}};
+    nlohmann::json one{{"weights", hex(model.weights(unit))},
+                       {"trainable", saved.units[unit].trainable},
+                       {"type", name_of(saved.weights_type(unit))}};
     for (size_t i = 0; saved.units[unit].trainable && i < model.state_names().size(); ++i)
       one["states"][model.state_names()[i]] = hex(model.state(unit, static_cast<int>(i)));
     all["units"].push_back(one);

@@ -71,7 +71,8 @@ TEST(Save, AModelWithoutParametersOrState) {
 
 TEST(Save, LargeUnitsSpanBlocks) {
   const TemporaryFolder folder;
-  const zero::ParameterSpec big{.name = "big", .shape = {700, 1001}, .dtype = DType::kFloat32, .trainable = true, .group = 0, .aliases = {}};
+  const zero::ParameterSpec big{
+      .name = "big", .shape = {700, 1001}, .dtype = DType::kFloat32, .trainable = true, .group = 0, .aliases = {}};
   const SampleModel model({big}, {.world_size = 2}, 3);
   EXPECT_THAT(save_all(model, folder.path(), "a"), Each(IsEmpty()));
   const Checkpoint checkpoint = Checkpoint::open(folder.path());
@@ -101,13 +102,16 @@ TEST(Save, ReportsBytes) {
   const TemporaryFolder folder;
   const SampleModel model = sample_model(2, 1);
   std::vector<SaveResult> results(2);
-  run_ranks(2, [&](int rank, const Exchange& exchange) { results[rank] = save(model.request(folder.path(), "a", rank), exchange); });
+  run_ranks(2, [&](int rank, const Exchange& exchange) {
+    results[rank] = save(model.request(folder.path(), "a", rank), exchange);
+  });
   const Manifest manifest = read_manifest(folder.path() / "a");
   for (int rank : {0, 1}) {
     EXPECT_EQ(results[rank].rank_bytes, manifest.rank_file(rank).bytes);
     EXPECT_EQ(results[rank].total_bytes, manifest.total_bytes());
     EXPECT_EQ(results[rank].path, folder.path() / "a");
-    EXPECT_EQ(static_cast<uintmax_t>(results[rank].rank_bytes), std::filesystem::file_size(folder.path() / "a" / rank_file_name(rank)));
+    EXPECT_EQ(static_cast<uintmax_t>(results[rank].rank_bytes),
+              std::filesystem::file_size(folder.path() / "a" / rank_file_name(rank)));
   }
 }
 
@@ -118,7 +122,9 @@ TEST(Save, RanksThatDisagreeAreNamed) {
     save((rank == 0 ? model : other).request(folder.path(), "a", rank), exchange);
   });
   EXPECT_THAT(errors, Each(AllOf(HasSubstr("layout \""), HasSubstr("on rank 1"))));
-  errors = run_ranks(2, [&](int rank, const Exchange& exchange) { save(model.request(folder.path(), rank == 0 ? "a" : "b", rank), exchange); });
+  errors = run_ranks(2, [&](int rank, const Exchange& exchange) {
+    save(model.request(folder.path(), rank == 0 ? "a" : "b", rank), exchange);
+  });
   EXPECT_THAT(errors[0], HasSubstr("tag \"b\" on rank 1, \"a\" on rank 0"));
   EXPECT_THAT(names_in(folder.path()), IsEmpty());
 }
@@ -142,7 +148,8 @@ TEST(Save, RefusesWhatCannotBeSavedBeforeAnyFileExists) {
   EXPECT_THAT(with([](SaveRequest& r) { r.units[0].states.pop_back(); }), HasSubstr("found 1 optimizer states; expected 2"));
   EXPECT_THAT(with([](SaveRequest& r) { r.state_names[0] = "exp/avg"; }), HasSubstr("cannot save optimizer state exp/avg"));
   EXPECT_THAT(with([](SaveRequest& r) { r.state_names[0] = "master"; }), HasSubstr("cannot save optimizer state master"));
-  EXPECT_THAT(with([](SaveRequest& r) { r.blobs.push_back(r.blobs[0]); }), HasSubstr("cannot save blob rng/cpu: the name is used twice"));
+  EXPECT_THAT(with([](SaveRequest& r) { r.blobs.push_back(r.blobs[0]); }),
+              HasSubstr("cannot save blob rng/cpu: the name is used twice"));
   EXPECT_THAT(with([](SaveRequest& r) { r.blobs[0].name = "\xff"; }), HasSubstr("UTF-8"));
 }
 
@@ -168,9 +175,9 @@ TEST(Save, RefusesAStateThatJsonWouldChange) {
 TEST(Save, TagsThatCannotBe) {
   const TemporaryFolder folder;
   const SampleModel model = sample_model(1, 1);
-  for (const std::string& tag : {std::string(), std::string("a/b"), std::string(".."), std::string("."), std::string("a\n"), std::string("latest"),
-                                 std::string("latest.tmp"), std::string("a.tmp-0123456789abcdef"), std::string(201, 'a'), std::string("\xff"),
-                                 std::string("a\0b", 3)})
+  for (const std::string& tag : {std::string(), std::string("a/b"), std::string(".."), std::string("."), std::string("a\n"),
+                                 std::string("latest"), std::string("latest.tmp"), std::string("a.tmp-0123456789abcdef"),
+                                 std::string(201, 'a'), std::string("\xff"), std::string("a\0b", 3)})
     EXPECT_THAT(save_all(model, folder.path(), tag)[0], HasSubstr("checkpoint tag ")) << tag;
   EXPECT_THAT(names_in(folder.path()), IsEmpty());
   EXPECT_EQ(save_all(model, folder.path(), "schön, wirklich")[0], "");
@@ -192,7 +199,8 @@ TEST(Open, SaysWhatThereIs) {
   const TemporaryFolder folder;
   const auto directory = folder.path();
   const auto open = [&](const std::string& tag) { return error_of([&] { Checkpoint::open(directory, tag); }); };
-  EXPECT_EQ(error_of([&] { Checkpoint::open(directory / "none"); }), "no checkpoint directory " + (directory / "none").string());
+  EXPECT_EQ(error_of([&] { Checkpoint::open(directory / "none"); }),
+            "no checkpoint directory " + (directory / "none").string());
   EXPECT_THAT(open(""), HasSubstr("has no file \"latest\" that names a checkpoint; it has no checkpoints"));
   const SampleModel model = sample_model(1, 1);
   save_all(model, directory, "step9");
