@@ -1,49 +1,26 @@
 // What the tests of model files share.
 #pragma once
 
-#include <unistd.h>
-
+#include <algorithm>
 #include <cstdint>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <random>
-#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "checkpoint/formats/model_writer.h"
+#include "tests/checkpoint/checkpoint_testing.h"
 
 namespace tessera::checkpoint {
 
 /// A folder of its own for a test, gone with it.
-class TestFolder {
+class TestFolder : public testing::TemporaryFolder {
  public:
-  TestFolder() {
-    std::string name = (std::filesystem::temp_directory_path() / "tessera_formats_XXXXXX").string();
-    if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp failed for " + name);
-    path_ = name;
-  }
-  ~TestFolder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  TestFolder(const TestFolder&) = delete;
-  TestFolder& operator=(const TestFolder&) = delete;
-
-  const std::filesystem::path& path() const { return path_; }
-  std::filesystem::path operator/(const std::string& name) const { return path_ / name; }
-
-  std::vector<std::string> names() const {
-    std::vector<std::string> names;
-    for (const auto& entry : std::filesystem::directory_iterator(path_)) names.push_back(entry.path().filename().string());
-    return names;
-  }
-
- private:
-  std::filesystem::path path_;
+  std::filesystem::path operator/(const std::string& name) const { return path() / name; }
+  std::vector<std::string> names() const { return testing::names_in(path()); }
 };
 
 inline std::string read_text(const std::filesystem::path& path) {
