@@ -13,7 +13,8 @@ class CommandLineTest(ToolTest):
         self.assertEqual(outcome.out, project.group(1) + "\n")
 
     def test_help_fits_a_terminal(self):
-        for command, parts in (((), ("train", "launch", "--version")),
+        for command, parts in (((), ("train", "launch", "consolidate", "--version")),
+                               (("consolidate",), ("DIR", "OUT", "--max-shard-size SIZE", "zero_to_fp32")),
                                (("train",), ("CONFIG", "--set KEY=VALUE", "-n, --nproc, --nproc-per-node N")),
                                (("launch",), ("--master-port PORT", "--log-dir DIR", "-- PROGRAM ARGS"))):
             with self.subTest(command=command):
