@@ -25,6 +25,9 @@ inline GptShape small_gpt() { return {}; }
 /// 33.7 million parameters: the shape that published comparisons on small machines use.
 inline GptShape gpt_33m() { return {.dim = 512, .layers = 8, .heads = 8, .vocabulary = 8192, .sequence = 128}; }
 
+/// 110 million parameters.
+inline GptShape gpt_110m() { return {.dim = 768, .layers = 12, .heads = 12, .vocabulary = 16384, .sequence = 128}; }
+
 struct GptBlockImpl : torch::nn::Module {
   explicit GptBlockImpl(const GptShape& shape) : heads(shape.heads) {
     const int64_t dim = shape.dim;

@@ -10,6 +10,7 @@
 
 #include "core/error.h"
 #include "core/str.h"
+#include "engine/checkpoint_writer.h"
 #include "engine/config/parse.h"
 #include "engine/optimizer_setup.h"
 #include "zero/torch_dtype.h"
@@ -88,6 +89,7 @@ Engine::Engine(const zero::ModelView& model, const EngineConfig& config, comm::C
   sharded_ = std::make_unique<zero::ShardedModel>(model, comm_,
                                                   sharding_options(config_, options_, set_up_optimizer(config_.optimizer)));
   sharded_->begin_pass(zero::Pass::kTrain);
+  if (config_.checkpoint.async) checkpoint_writer();
 }
 
 Engine::~Engine() = default;
@@ -194,7 +196,9 @@ void Engine::step() {
   stepped_ = true;
   if (!at_boundary()) return;
   zero::GradientReducer& gradients = sharded_->gradients();
-  zero::GradientSummary summary = sharded_->optimizer().summarize(gradients);
+  if (checkpoint_writer_) checkpoint_writer_->report();
+  zero::GradientSummary summary = sharded_->optimizer().summarize(gradients, stop_requested_);
+  should_stop_ = summary.flag_raised;
   if (!summary.late_units.empty()) {
     gradients.reduce_late(summary.late_units);
     summary = sharded_->optimizer().summarize(gradients);

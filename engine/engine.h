@@ -16,6 +16,7 @@
 
 #include <exception>
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -39,6 +40,10 @@ struct Module;
 }
 
 namespace tessera {
+
+class CheckpointWriter;
+struct LoadedCheckpoint;  // engine/checkpointing.h
+struct LoadOptions;
 
 struct InitOptions {
   at::Device device = at::kCPU;  ///< where the units live; inputs of forward() are moved there
@@ -82,6 +87,31 @@ class Engine {
   /// accumulation boundary until the next backward(). Throws Error for an unknown name, or when there is no gradient.
   at::Tensor full_parameter(const std::string& name) { return sharded_->full_parameter(name); }
   at::Tensor full_gradient(const std::string& name);
+
+  /// Collective. Saves all that training needs to go on to DIRECTORY/TAG, a folder all ranks share (tag: "global_step" and the
+  /// number of steps taken), and names it in DIRECTORY/latest: whole, or not at all. Only after a step() that updates. With
+  /// `checkpoint.async` it returns after a copy, and a failed write is logged at a later step. `client_state`: rank 0's is
+  /// kept. Returns DIRECTORY/TAG. Throws CheckpointError, the same on all ranks; the engine and older checkpoints are as before.
+  std::string save_checkpoint(const std::string& directory, const std::string& tag = "");
+  std::string save_checkpoint(const std::string& directory, const std::string& tag, const nlohmann::json& client_state);
+  /// Collective. Loads DIRECTORY/TAG (default: what DIRECTORY/latest names), whatever the stage, number of ranks, unit size
+  /// and precision it was saved with. Each rank reads what it needs. Random numbers continue on the ranks that the saving run
+  /// had, too. Throws CheckpointError on all ranks alike, before anything has changed. LoadOptions and
+  /// LoadedCheckpoint are in engine/checkpointing.h.
+  LoadedCheckpoint load_checkpoint(const std::string& directory, const std::string& tag = "");
+  LoadedCheckpoint load_checkpoint(const std::string& directory, const std::string& tag, const LoadOptions& options);
+  /// Collective. Parameters and buffers from a .safetensors file, or a folder or index of them, whoever wrote it; in any precision.
+  /// Tied parameters need one of their names. Throws CheckpointError on all ranks alike, before anything has changed.
+  void load_weights(const std::string& path);
+  /// Local. Waits for an asynchronous save. Throws the CheckpointError it ended in, the same on all ranks.
+  void finish_checkpoint();
+  /// Local. Tags that `checkpoint.keep_last` neither counts nor deletes from now on.
+  void keep_checkpoints(const std::vector<std::string>& tags);
+
+  /// Local. Asks all ranks to stop; they learn it from each other in the next step() that updates, at no cost.
+  void request_stop() { stop_requested_ = true; }
+  /// Equal on all ranks: whether some rank had called request_stop() before the last step() that updates.
+  bool should_stop() const { return should_stop_; }
 
   int64_t global_steps() const { return global_steps_; }    ///< optimizer steps taken or skipped
   int64_t skipped_steps() const { return skipped_steps_; }  ///< of these, skipped for non-finite gradients
@@ -135,6 +165,7 @@ class Engine {
   void set_rates();
   double clip_coefficient(double norm) const;
   void skip_step(const zero::GradientSummary& summary);
+  CheckpointWriter& checkpoint_writer();
 
   EngineConfig config_;
   comm::CommunicatorPtr comm_;
@@ -144,12 +175,14 @@ class Engine {
   LrSchedule schedule_;
   std::vector<zero::NamedTensor> parameters_;
   std::unique_ptr<zero::ShardedModel> sharded_;
+  std::unique_ptr<CheckpointWriter> checkpoint_writer_;  ///< refers to sharded_
   std::exception_ptr failure_;  ///< of a backward() that got stuck half-way
 
   bool training_ = true;
   bool stepped_ = true;  ///< step() was called after the last backward()
   int64_t micro_steps_ = 0, micro_steps_in_window_ = 0;
   int64_t global_steps_ = 0, skipped_steps_ = 0;
+  bool stop_requested_ = false, should_stop_ = false;
   double gradient_norm_ = 0;
   double gradient_scale_ = 1;  ///< loss scale the accumulated gradients carry
 };

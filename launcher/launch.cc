@@ -215,7 +215,8 @@ int run(const Options& options, const Logger& log) {
 
   const Outcome outcome = Supervisor(ranks, guard, signals, supervision, log).supervise();
   const RankExit* first = root_cause(outcome.exits);
-  if (!first && !outcome.interrupted_by) return 0;
+  // Also when told to end: all ranks have taken the signal, saved, and say that all is well.
+  if (std::all_of(outcome.exits.begin(), outcome.exits.end(), [](const RankExit& exit) { return exit.status == 0; })) return 0;
   if (first && !is_answer_to(*first, outcome.interrupted_by))
     log.error(describe_failure(*first, options.nproc, files, oom_kills_before));
   if (options.nproc > 1) {

@@ -21,8 +21,8 @@ struct Options {
   std::chrono::milliseconds save_grace{30000};  ///< from a passed-on SIGINT or SIGTERM to SIGKILL
 };
 
-/// Local. Runs the ranks to their end and returns 0 when all returned 0; else the code of the rank that
-/// failed first (128 + signal if a signal killed it), or 128 + the signal that ended the launcher. Messages
+/// Local. Runs the ranks to their end and returns 0 when all returned 0; else 128 + the signal that ended the
+/// launcher, or the code of the rank that failed first (128 + signal if a signal killed it). Messages
 /// go to `log`. Rank 0 has the launcher's stdout and stderr, and its stdin unless that is a terminal; the
 /// others read /dev/null and write to their log files. No process that a rank has started is left when it
 /// returns.

@@ -79,6 +79,16 @@ std::string HelpFormatter::make_subcommand(const CLI::App* command) const {
   return out.str();
 }
 
+std::vector<char*> with_command(int argc, char** argv) {
+  std::vector<char*> arguments(argv, argv + argc);
+  const std::string_view path = argc > 0 ? argv[0] : "";
+  const std::string_view name = path.substr(path.rfind('/') + 1);
+  if (name == "zero_to_fp32" || name == "zero_to_fp32.py") 
+    arguments.insert(arguments.begin() + 1, const_cast<char*>("consolidate"));  // nobody writes into argv
+  arguments.push_back(nullptr);
+  return arguments;
+}
+
 std::string describe_mistake(const CLI::App& app, const CLI::ParseError& error, int argc, const char* const* argv) {
   const std::vector<CLI::App*> parsed = app.get_subcommands();
   if (parsed.empty()) return unknown_command(app, argc > 1 ? argv[1] : "");

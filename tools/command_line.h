@@ -3,6 +3,7 @@
 
 #include <CLI/CLI.hpp>
 #include <string>
+#include <vector>
 
 namespace tessera::tools {
 
@@ -16,6 +17,10 @@ class HelpFormatter : public CLI::Formatter {
   std::string make_option_desc(const CLI::Option* option) const override;
   std::string make_subcommand(const CLI::App* command) const override;
 };
+
+/// Local. The program's arguments, null-terminated, with the command that another name of the program stands for: `zero_to_fp32
+/// DIR OUT` is `tessera consolidate DIR OUT`.
+std::vector<char*> with_command(int argc, char** argv);
 
 /// Local. What is wrong with a command line, in one line that names the nearest command or option; `error` is what the
 /// parse of it has thrown.

@@ -8,6 +8,8 @@
 #include "core/log.h"
 #include "launcher/error_file.h"
 #include "tools/command_line.h"
+#include "tools/consolidate_command.h"
+#include "tools/inspect_command.h"
 #include "tools/launch_command.h"
 #include "tools/train_command.h"
 
@@ -29,8 +31,11 @@ int fail(const tessera::Logger& log, const std::string& message) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
+int main(int num_given, char** given) {
   using namespace tessera;
+  std::vector<char*> arguments = tools::with_command(num_given, given);
+  int argc = static_cast<int>(arguments.size()) - 1;
+  char** argv = arguments.data();
   const std::vector<std::string> program = tools::take_program(argc, argv);
   CLI::App app("Tessera: ZeRO-style sharded training on libtorch", "tessera");
   app.formatter(std::make_shared<tools::HelpFormatter>());  // commands added from here on inherit it
@@ -40,6 +45,8 @@ int main(int argc, char** argv) {
   const Logger log{LogOptions{}};
   tools::add_train_command(app, {argv + 1, argv + argc}, exit_code);
   tools::add_launch_command(app, program, log, exit_code);
+  tools::add_consolidate_command(app);
+  tools::add_inspect_command(app, exit_code);
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& asked) {  // --help, --version

@@ -1,7 +1,9 @@
 #include "tools/train_command.h"
 
+#include <signal.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <iostream>
 #include <memory>
 
@@ -19,7 +21,20 @@ struct TrainFlags {
   std::string config;
   std::vector<std::string> overrides;
   LaunchFlags launch;
+  bool resume = false;
+  std::string init;
 };
+
+/// Set by SIGINT and SIGTERM: the run saves and ends after the step under way. A handler can reach nothing but a global.
+volatile std::sig_atomic_t stop_requested = 0;
+
+/// The first signal asks; the same signal again ends the process as if nobody had listened.
+void ask_to_stop_on_signals() {
+  struct sigaction action {};
+  action.sa_handler = [](int) { stop_requested = 1; };
+  action.sa_flags = SA_RESTART | SA_RESETHAND;
+  for (int signal : {SIGINT, SIGTERM}) ::sigaction(signal, &action, nullptr);
+}
 
 train::Registry tasks() {
   train::Registry registry;
@@ -37,7 +52,9 @@ int train(const TrainFlags& flags, const std::vector<std::string>& args) {
   }
   const comm::Environment environment = comm::environment();
   train::RunConfig run = train::load_run_config(flags.config, environment.world_size, flags.overrides);
-  train::run(std::move(run), tasks(), environment, {train::display_for(std::cout, STDOUT_FILENO), log});
+  ask_to_stop_on_signals();
+  train::run(std::move(run), tasks(), environment, {train::display_for(std::cout, STDOUT_FILENO), log},
+             {.resume = flags.resume, .init = flags.init, .stop = [] { return stop_requested != 0; }});
   return 0;
 }
 
@@ -54,6 +71,8 @@ void add_train_command(CLI::App& app, const std::vector<std::string>& args, int&
       ->type_name("KEY=VALUE")
       ->expected(1)
       ->take_all();
+  command->add_flag("--resume", flags->resume, "Go on from the latest checkpoint in the run's folder");
+  command->add_option("--init", flags->init, "Start from the weights of a .safetensors file (or a folder of them)")->type_name("FILE");
   add_launch_flags(*command, flags->launch);
   command->footer("Under torchrun, or with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set,\n"
                   "it is one rank. Keys: docs/configuration.md. Starting, logs, exit codes:\n"

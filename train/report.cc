@@ -80,6 +80,10 @@ std::string format_summary(const Summary& summary) {
           format_count(static_cast<int64_t>(summary.samples_per_s())) + " samples/s";
   if (summary.skipped_steps > 0) text += ", " + format_count(summary.skipped_steps) + " skipped";
   text += print("\nranks    %d, ZeRO stage %d", summary.world_size, summary.stage);
+  if (!summary.interrupted.empty())
+    return text + "\nstopped  saved in " + summary.interrupted + "\n         go on with: the same command and --resume";
+  if (!summary.model.empty())
+    text += "\nmodel    " + summary.folder + "/" + summary.model + (summary.model_metric.empty() ? "" : " (" + summary.model_metric + ")");
   return text + "\nfiles    " + summary.folder + "/{config.json, metrics.jsonl, all_results.json}";
 }
 

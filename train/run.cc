@@ -64,7 +64,8 @@ int choose_num_threads(const TrainerConfig& trainer, const comm::Environment& en
   return std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / std::max(1, environment.local_world_size));
 }
 
-Summary run(RunConfig run, const Registry& registry, const comm::Environment& environment, const TrainerOutput& output) {
+Summary run(RunConfig run, const Registry& registry, const comm::Environment& environment, const TrainerOutput& output,
+            TrainerStart start) {
   if (environment.rank == 0) log_report(run, output.logger);
   at::set_num_threads(choose_num_threads(run.trainer, environment));
   const at::Device device = choose_device(run.trainer, environment);
@@ -80,7 +81,7 @@ Summary run(RunConfig run, const Registry& registry, const comm::Environment& en
   InitOptions init;
   init.device = device;
   init.local_rank = environment.local_rank;
-  Trainer trainer(std::move(run), *task, comm, init, output);
+  Trainer trainer(std::move(run), *task, comm, init, output, std::move(start));
   return trainer.run();
 }
 

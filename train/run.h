@@ -10,7 +10,8 @@ namespace tessera::train {
 /// Collective. Loads the data, joins the group `environment` describes, trains and evaluates. `run` was read for
 /// environment.world_size ranks. Ranks other than 0 write nothing to output.display; their logger is used.
 /// Throws ConfigError, DataError or CommError, each one line.
-Summary run(RunConfig run, const Registry& registry, const comm::Environment& environment, const TrainerOutput& output);
+Summary run(RunConfig run, const Registry& registry, const comm::Environment& environment, const TrainerOutput& output,
+            TrainerStart start = {});
 
 /// Local. The device of this rank: trainer.device, where "auto" is CUDA if this host has a device for each of its ranks.
 /// Throws ConfigError when CUDA is asked for and not there.

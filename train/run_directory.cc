@@ -22,7 +22,9 @@ constexpr const char* kResults = "all_results.json";
 
 }  // namespace
 
-RunDirectory::RunDirectory(const std::filesystem::path& folder) : folder_(folder) {
+RunDirectory::RunDirectory(const std::filesystem::path& folder) : RunDirectory(folder, /*anew=*/true) {}
+
+RunDirectory::RunDirectory(const std::filesystem::path& folder, bool anew) : folder_(folder) {
   std::error_code error;
   std::filesystem::create_directories(folder_, error);
   if (error) fail(folder_, error.message());
@@ -30,7 +32,7 @@ RunDirectory::RunDirectory(const std::filesystem::path& folder) : folder_(folder
   std::filesystem::remove(folder_ / kResults, error);
   if (error) fail(folder_ / kResults, error.message());
   errno = 0;
-  metrics_.open(folder_ / kMetrics, std::ios::trunc);
+  metrics_.open(folder_ / kMetrics, anew ? std::ios::trunc : std::ios::app);
   if (!metrics_) fail(folder_ / kMetrics, std::strerror(errno));
 }
 
@@ -54,6 +56,19 @@ void RunDirectory::write(const std::string& name, const std::string& content) co
 void RunDirectory::append_metrics(const nlohmann::ordered_json& record) {
   errno = 0;
   metrics_ << record.dump() + "\n" << std::flush;
+  if (!metrics_) throw Error(str((folder_ / kMetrics).string(), " cannot be written: ", std::strerror(errno)));
+}
+
+void RunDirectory::rewind_metrics(int64_t step) {
+  metrics_.close();
+  std::ifstream old(folder_ / kMetrics);
+  std::string kept;
+  for (std::string line; std::getline(old, line);) {
+    const auto record = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);  // a killed run's last line may be half
+    if (record.is_object() && record.value("step", int64_t{0}) <= step) kept += line + "\n";
+  }
+  write(kMetrics, kept);
+  metrics_.open(folder_ / kMetrics, std::ios::app);
   if (!metrics_) throw Error(str((folder_ / kMetrics).string(), " cannot be written: ", std::strerror(errno)));
 }
 

@@ -18,14 +18,20 @@ class RunDirectory {
   /// Local. Creates the folder, removes an earlier run's results from it and starts metrics.jsonl anew. Throws
   /// ConfigError naming the folder and the reason when it cannot be written.
   explicit RunDirectory(const std::filesystem::path& folder);
+  /// Local. The same for a run that goes on: what is in metrics.jsonl stays.
+  static RunDirectory continued(const std::filesystem::path& folder) { return RunDirectory(folder, /*anew=*/false); }
 
   const std::filesystem::path& folder() const { return folder_; }
   /// Local. Replaces a file as a whole: who reads it sees the old content or the new one. Throws tessera::Error.
   void write(const std::string& name, const std::string& content) const;
   /// Local. Appends one record and hands it to the system at once, so that a killed run keeps what it wrote.
   void append_metrics(const nlohmann::ordered_json& record);
+  /// Local. Removes the records of later steps, which a run that goes on from a checkpoint writes anew. Throws tessera::Error.
+  void rewind_metrics(int64_t step);
 
  private:
+  RunDirectory(const std::filesystem::path& folder, bool anew);
+
   std::filesystem::path folder_;
   std::ofstream metrics_;
 };

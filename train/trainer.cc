@@ -36,13 +36,15 @@ std::string precision_of(const EngineConfig& config) {
 
 }  // namespace
 
-Trainer::Trainer(RunConfig run, Task& task, comm::CommunicatorPtr comm, const InitOptions& init, const TrainerOutput& output)
+Trainer::Trainer(RunConfig run, Task& task, comm::CommunicatorPtr comm, const InitOptions& init, const TrainerOutput& output,
+                 TrainerStart start)
     : config_(std::move(run)),
       task_(task),
       comm_(std::move(comm)),
       output_(comm_->rank() == 0 ? output : TrainerOutput{}),
       sampler_(task.train_size(), shape_of(config_.engine, *comm_), static_cast<uint64_t>(config_.engine.seed)),
-      total_steps_(total_steps(config_.trainer, sampler_)) {
+      total_steps_(total_steps(config_.trainer, sampler_)),
+      start_(std::move(start)) {
   fill_in_schedule();
   open_run_directory();
   at::manual_seed(static_cast<uint64_t>(config_.engine.seed));
@@ -50,12 +52,15 @@ Trainer::Trainer(RunConfig run, Task& task, comm::CommunicatorPtr comm, const In
   options.log = output_.logger;
   options.steps_per_epoch = sampler_.steps_per_epoch();
   engine_ = &task_.initialize(config_.engine, comm_, options);
+  if (!start_.init.empty()) engine_->load_weights(start_.init);
   // From here on ranks draw different numbers: dropout and augmentation differ between them.
   at::manual_seed(static_cast<uint64_t>(config_.engine.seed + comm_->rank()));
+  checkpoints_.emplace(config_.trainer, *engine_, output_.logger);
+  if (start_.resume) go_on_from_checkpoint();
 }
 
 Summary Trainer::run() {
-  TESSERA_CHECK(steps_done_ == 0, "run() was called before");
+  TESSERA_CHECK(!bar_, "run() was called before");
   announce();
   meter_.emplace(engine_->device(), config_.engine.wall_clock_breakdown);
   bar_ = std::make_unique<ProgressBar>(output_.display,
@@ -64,14 +69,17 @@ Summary Trainer::run() {
                                                 .unit = "samples",
                                                 .units_per_item = static_cast<double>(config_.engine.train_batch_size)},
                                        /*keep=*/true);
-  for (int64_t epoch = 0; steps_done_ < total_steps_; ++epoch) {
-    sampler_.set_epoch(epoch);
-    for (int64_t step = 0; step < sampler_.steps_per_epoch() && steps_done_ < total_steps_; ++step) {
-      train_step(step);
+  for (; steps_done_ < total_steps_ && !engine_->should_stop(); ++epoch_, step_of_epoch_ = 0) {
+    sampler_.set_epoch(epoch_);
+    while (step_of_epoch_ < sampler_.steps_per_epoch() && steps_done_ < total_steps_ && !engine_->should_stop()) {
+      if (start_.stop && start_.stop()) engine_->request_stop();
+      train_step(step_of_epoch_);
       if (report_due()) report();
       if (evaluation_due()) evaluate();
+      if (checkpoints_->due(steps_done_, sampler_.steps_per_epoch(), total_steps_)) save(/*must_succeed=*/false);
       bar_->update(steps_done_);
     }
+    if (engine_->should_stop()) break;
   }
   bar_->close();
   return finish();
@@ -89,6 +97,7 @@ void Trainer::train_step(int64_t step_of_epoch) {
   }
   meter_->count_step();
   ++steps_done_;
+  ++step_of_epoch_;
 }
 
 // ------------------------------------------------------------------------------------- before the loop
@@ -97,7 +106,11 @@ void Trainer::open_run_directory() {
   std::string error;
   if (comm_->rank() == 0) {
     try {
-      directory_.emplace(config_.trainer.output_dir);
+      if (start_.resume) {
+        directory_.emplace(RunDirectory::continued(config_.trainer.output_dir));
+      } else {
+        directory_.emplace(config_.trainer.output_dir);
+      }
       directory_->write("config.json", dump_resolved(config_));
     } catch (const Error& caught) {
       error = caught.what();
@@ -106,6 +119,18 @@ void Trainer::open_run_directory() {
   error = comm_->exchange(error, "output folder").front();
   if (!error.empty()) throw ConfigError(error);
 }
+
+// The order of an epoch does not depend on the number of ranks or the batch size, so a run can go on with others.
+void Trainer::go_on_from_checkpoint() {
+  const Position position = checkpoints_->resume();
+  const int64_t batch = config_.engine.train_batch_size;
+  steps_done_ = first_step_ = position.steps_done;
+  epoch_ = position.epoch;
+  step_of_epoch_ = (position.samples_into_epoch + batch - 1) / batch;
+  if (directory_) directory_->rewind_metrics(steps_done_);
+}
+
+Position Trainer::position() const { return {steps_done_, epoch_, step_of_epoch_ * config_.engine.train_batch_size}; }
 
 // total_num_steps of a schedule that ends with the run is the run's, unless it was given.
 void Trainer::fill_in_schedule() {
@@ -124,6 +149,9 @@ void Trainer::announce() {
                  engine.train_micro_batch_size_per_gpu, " x ", engine.gradient_accumulation_steps, " accumulated x ",
                  comm_->size(), comm_->size() == 1 ? " rank" : " ranks", ", ZeRO stage ", engine.zero.stage, ", ",
                  precision_of(engine), " on ", engine_->device().is_cpu() ? "cpu" : "cuda"));
+  if (start_.resume)
+    ProgressBar(output_.display, {}, /*keep=*/false)
+        .print(str("going on after step ", format_count(steps_done_), ", from ", (checkpoints_->folder() / checkpoints_->last_tag()).string()));
 }
 
 // ---------------------------------------------------------------------------------- reports on the way
@@ -181,6 +209,14 @@ void Trainer::evaluate() {
   bar_->exclude_time(last_evaluation_->seconds);
   if (directory_) directory_->append_metrics(to_json(*last_evaluation_, steps_done_, epochs_done()));
   bar_->print(format_line(*last_evaluation_, epochs_done()));
+  if (checkpoints_->is_best(*last_evaluation_, steps_done_)) save(/*must_succeed=*/false);
+}
+
+void Trainer::save(bool must_succeed) {
+  bar_->hide();
+  meter_->pause();
+  checkpoints_->save(position(), must_succeed);
+  meter_->resume();
 }
 
 // -------------------------------------------------------------------------------------- after the loop
@@ -188,10 +224,20 @@ void Trainer::evaluate() {
 Summary Trainer::finish() {
   warn_of_loss(meter_->finish_window(*comm_).loss);
   Summary summary;
+  const bool interrupted = steps_done_ < total_steps_;
+  if (interrupted || checkpoints_->saves()) save(/*must_succeed=*/true);
+  checkpoints_->finish();
+  if (interrupted) {
+    summary.interrupted = (checkpoints_->folder() / checkpoints_->last_tag()).string();
+  } else if (checkpoints_->saves() && config_.trainer.export_model) {
+    summary.model = checkpoints_->export_model(config_.trainer.output_dir).filename().string();
+    if (const auto& best = checkpoints_->best())
+      summary.model_metric = str(config_.trainer.metric_for_best, " ", best->value, " at step ", format_count(best->step));
+  }
   summary.task = task_.name();
   summary.num_steps = steps_done_;
   summary.num_epochs = epochs_done();
-  summary.num_samples = steps_done_ * config_.engine.train_batch_size;
+  summary.num_samples = (steps_done_ - first_step_) * config_.engine.train_batch_size;
   summary.train_loss = meter_->total_loss();
   summary.train_s = meter_->total_seconds();
   summary.skipped_steps = engine_->skipped_steps();
@@ -199,7 +245,7 @@ Summary Trainer::finish() {
   summary.stage = config_.engine.zero.stage;
   summary.evaluation = last_evaluation_;
   summary.folder = config_.trainer.output_dir;
-  if (directory_) directory_->write("all_results.json", to_json(summary).dump(2) + "\n");
+  if (directory_ && !interrupted) directory_->write("all_results.json", to_json(summary).dump(2) + "\n");
   bar_->print(format_summary(summary));
   return summary;
 }

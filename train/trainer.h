@@ -1,6 +1,7 @@
 // Trainer: the training loop. Runs one Task for some epochs or steps, evaluates it, reports, and writes the run's files.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -9,6 +10,7 @@
 #include "core/log.h"
 #include "train/progress.h"
 #include "train/report.h"
+#include "train/run_checkpoints.h"
 #include "train/run_directory.h"
 #include "train/sampler.h"
 #include "train/step_meter.h"
@@ -23,19 +25,28 @@ struct TrainerOutput {
   Logger logger;    ///< warnings
 };
 
+/// How a run begins and ends.
+struct TrainerStart {
+  bool resume = false;          ///< from the latest checkpoint in its folder
+  std::string init;             ///< weights to start from: a .safetensors file, or a folder with one; empty: the model's own
+  std::function<bool()> stop;   ///< asked before each step on each rank; true on any of them: save and end. May be unset
+};
+
 /// Owns the run's output; borrows the task, which must outlive it. One thread uses it.
 class Trainer {
  public:
   /// Collective. Creates the output folder, seeds torch's generator and initializes the task's engine (`init`: device
   /// and local rank; the rest is filled in). Throws
   /// ConfigError (on every rank alike) when the folder cannot be written or the data are fewer than one batch.
-  Trainer(RunConfig run, Task& task, comm::CommunicatorPtr comm, const InitOptions& init, const TrainerOutput& output);
+  Trainer(RunConfig run, Task& task, comm::CommunicatorPtr comm, const InitOptions& init, const TrainerOutput& output,
+          TrainerStart start = {});
 
-  /// Collective. Trains to the end, once. The summary is equal on every rank, but for times.
+  /// Collective. Trains to the end, or until told to stop, once. The summary is equal on every rank, but for times.
   Summary run();
 
  private:
   void open_run_directory();
+  void go_on_from_checkpoint();
   void fill_in_schedule();
   void announce();
   void train_step(int64_t step_of_epoch);
@@ -43,6 +54,8 @@ class Trainer {
   bool evaluation_due() const;
   void report();
   void evaluate();
+  void save(bool must_succeed);
+  Position position() const;
   void warn_of_loss(double loss);
   Summary finish();
   double epochs_done() const;
@@ -58,7 +71,11 @@ class Trainer {
   std::optional<StepMeter> meter_;
   std::unique_ptr<ProgressBar> bar_;
   std::optional<Evaluation> last_evaluation_;
+  TrainerStart start_;
+  std::optional<RunCheckpoints> checkpoints_;
   int64_t steps_done_ = 0;
+  int64_t first_step_ = 0;  // done before this process began
+  int64_t epoch_ = 0, step_of_epoch_ = 0;
   double learning_rate_ = 0;  // of the last step
   bool loss_was_finite_ = true;
 };

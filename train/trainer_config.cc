@@ -31,6 +31,21 @@ std::vector<Binding<TrainerConfig>> trainer_bindings() {
       bind<TrainerConfig>(integer("trainer.eval_every_steps").range(0, kMaxCount).says(
                               "Optimizer steps between two evaluations; 0: only by epochs and at the end"),
                           TESSERA_FIELD(eval_every_steps)),
+      bind<TrainerConfig>(integer("trainer.save_every_epochs").range(0, kMaxCount).says(
+                              "Epochs between two checkpoints in `output_dir`/checkpoints; 0: only by steps (with both 0: none at all)"),
+                          TESSERA_FIELD(save_every_epochs)),
+      bind<TrainerConfig>(integer("trainer.save_every_steps").range(0, kMaxCount).says(
+                              "Optimizer steps between two checkpoints; 0: only by epochs"),
+                          TESSERA_FIELD(save_every_steps)),
+      bind<TrainerConfig>(text("trainer.metric_for_best").also("trainer.metric_for_best_model").says(
+                              "The metric by which the best checkpoint is chosen; it is kept whatever `checkpoint.keep_last` says"),
+                          TESSERA_FIELD(metric_for_best)),
+      bind<TrainerConfig>(word("trainer.best_is", {"auto", "greatest", "least"}).says(
+                              "Which value of the metric is best; auto: the least of a loss or perplexity, the greatest of any other"),
+                          TESSERA_FIELD(best_is)),
+      bind<TrainerConfig>(boolean("trainer.export_model").says(
+                              "Writes the best checkpoint (the last, where nothing is evaluated) as `output_dir`/model.safetensors at the end"),
+                          TESSERA_FIELD(export_model)),
       bind<TrainerConfig>(word("trainer.device", {"auto", "cpu", "cuda"}).says("Where the model runs; auto: cuda when the machine has it"),
                           TESSERA_FIELD(device)),
       bind<TrainerConfig>(word("trainer.backend", {"auto", "gloo", "nccl"}).says(

@@ -22,10 +22,19 @@ struct TrainerConfig {
   int64_t eval_every_epochs = 1;  ///< 0: not by epochs
   int64_t eval_every_steps = 0;   ///< optimizer steps; 0: not by steps
   int64_t eval_batch_size = 0;    ///< samples of one forward pass on one rank; once read never 0
+  int64_t save_every_epochs = 1;  ///< 0: not by epochs
+  int64_t save_every_steps = 0;   ///< optimizer steps; 0: not by steps
+  std::string metric_for_best = "loss";  ///< by which evaluation the best checkpoint is chosen
+  std::string best_is = "auto";          ///< "greatest", "least", or by the metric's name: losses are to be low
+  bool export_model = true;              ///< writes model.safetensors at the end
   std::string device = "auto";    ///< auto: cuda when the machine has it; cpu; cuda
   std::string backend = "auto";   ///< of the collectives: auto, gloo or nccl
   int64_t num_threads = 0;        ///< CPU threads of one rank; 0: the machine's cores over the ranks on it
   double timeout_s = 1800;        ///< a collective that waits longer fails
+  /// As Hugging Face's Trainer: a metric whose name ends in "loss" is better when it is lower. So is perplexity.
+  bool greater_is_better() const {
+    return best_is == "auto" ? !metric_for_best.ends_with("loss") && metric_for_best != "perplexity" : best_is == "greatest";
+  }
   bool operator==(const TrainerConfig&) const = default;
 };
 

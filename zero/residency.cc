@@ -270,13 +270,13 @@ void Residency::end_pass() {
   in_pass_ = false;
 }
 
-void Residency::parameters_updated() {
+void Residency::parameters_updated(bool frozen_too) {
   TESSERA_CHECK(!in_pass_);
   max_resident_ = 0;
   if (options_.sharded) {
     for (int unit = 0; unit < layout_.num_units(); ++unit) {
       State& state = states_[unit];
-      if (!layout_.units()[unit].trainable) continue;
+      if (!layout_.units()[unit].trainable && !frozen_too) continue;
       casts_.forget(unit);
       if (!state.resident) continue;
       if (state.pins > 0) throw Error(str("step() while a GatheredParameters holds ", layout_.describe(unit)));

@@ -79,8 +79,8 @@ class Residency {
   void finish_gathers() { finish_plan(); }
   /// Collective. Issues what the plan still holds; adopts the trace after a recorded pass.
   void end_pass();
-  /// Collective. The shards have new values: resident copies are stale.
-  void parameters_updated();
+  /// Collective. The shards of trainable units (`frozen_too`: and of frozen ones) have new values: resident copies are stale.
+  void parameters_updated(bool frozen_too = false);
   /// Local. Throws the first failure met inside an operator.
   void rethrow();
   /// Local. For failures met where nothing may be thrown.

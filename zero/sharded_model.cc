@@ -115,7 +115,7 @@ void ShardedModel::adopt_buffers(const ModelView& model) {
     const at::ScalarType dtype = cast ? to_torch(options_.compute_dtype) : tensor.scalar_type();
     if (dtype != tensor.scalar_type() || options_.device != tensor.device())
       tensor.set_data(tensor.to(options_.device, dtype));
-    buffers_.push_back(tensor);
+    buffers_.push_back({buffer.name, tensor});
   }
   broadcast_buffers();
 }
@@ -124,11 +124,11 @@ void ShardedModel::broadcast_buffers() {
   if (comm_->size() == 1) return;
   const Unheard our_own_operators;
   const at::NoGradGuard no_grad;
-  for (at::Tensor& buffer : buffers_) {
-    const at::Tensor flat = buffer.reshape(-1).contiguous();
+  for (NamedTensor& buffer : buffers_) {
+    const at::Tensor flat = buffer.tensor.reshape(-1).contiguous();
     if (flat.numel() == 0) continue;
     comm_->broadcast(flat.view(at::kByte), 0, "buffers")->wait();  // of any dtype
-    buffer.copy_(flat.view(buffer.sizes()));
+    buffer.tensor.copy_(flat.view(buffer.tensor.sizes()));
   }
 }
 
@@ -197,6 +197,44 @@ void ShardedModel::unpin(const std::vector<int>& units, int modifier_rank) {
     }
   }
   residency_->unpin(units, /*writable=*/modifier_rank >= 0);
+}
+
+ShardedModel::Held ShardedModel::held(int unit) const {
+  const bool trainable = layout_->units()[unit].trainable;
+  const bool sharded = trainable ? options_.sharding.optimizer : options_.sharding.parameters;
+  Held held;
+  held.range = sharded ? layout_->shard(unit, comm_->rank()) : Range{0, layout_->units()[unit].numel};
+  held.weights = trainable ? masters_[unit] : sharded ? shards_[unit] : units_[unit].full();
+  for (size_t i = 0; trainable && i < optimizer_->state_names().size(); ++i)
+    held.states.push_back(optimizer_->state(unit, static_cast<int>(i)));
+  return held;
+}
+
+ShardedModel::Held ShardedModel::shard_of(int unit) const {
+  Held part = held(unit);
+  const Range mine = layout_->shard(unit, comm_->rank());
+  const auto cut = [&](at::Tensor& tensor) { tensor = tensor.narrow(0, mine.begin - part.range.begin, mine.numel()); };
+  cut(part.weights);
+  for (at::Tensor& state : part.states) cut(state);
+  part.range = mine;
+  return part;
+}
+
+void ShardedModel::begin_replacing() {
+  drop_pass();
+  residency_->wait_all();
+}
+
+void ShardedModel::end_replacing() {
+  const Unheard our_own_operators;
+  const at::NoGradGuard no_grad;
+  for (int unit = 0; unit < layout_->num_units(); ++unit) {
+    if (!layout_->units()[unit].trainable || layout_->units()[unit].dtype == DType::kFloat32) continue;
+    at::Tensor value = options_.sharding.optimizer ? shards_[unit] : units_[unit].full();
+    value.copy_(masters_[unit]);
+  }
+  for (const at::Tensor& parameter : parameters_) torch::autograd::impl::bump_version(parameter);
+  if (options_.sharding.optimizer) residency_->parameters_updated(/*frozen_too=*/true);
 }
 
 StateBytes ShardedModel::measured_bytes() const {

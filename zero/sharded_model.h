@@ -80,6 +80,22 @@ class ShardedModel {
   /// Collective. Takes over what `modifier_rank` wrote (-1: nothing) and lets the units go.
   void unpin(const std::vector<int>& units, int modifier_rank);
 
+  /// Views of what this rank keeps of a unit for good.
+  struct Held {
+    Range range;                     ///< in the unit's elements
+    at::Tensor weights;              ///< (range) fp32 masters of a trainable unit, compute dtype of a frozen one
+    std::vector<at::Tensor> states;  ///< (range) fp32 each, in the order of optimizer().state_names(); frozen: none
+  };
+  /// Local. All of it: the unit, or this rank's shard, as the stage says.
+  Held held(int unit) const;
+  /// Local. This rank's shard of it, at every stage alike: what a checkpoint holds of this rank.
+  Held shard_of(int unit) const;
+  /// Collective. Around writes into what held() gives, on all ranks: ends the pass under way and waits for gathers; then
+  /// makes parameters follow the new weights. Not while a GatheredParameters is open.
+  void begin_replacing();
+  void end_replacing();
+  const std::vector<NamedTensor>& buffers() const { return buffers_; }
+
   /// Local. Bytes this rank holds, measured from the tensors.
   StateBytes measured_bytes() const;
   /// Local. What the layout's arithmetic says it should hold.
@@ -96,7 +112,8 @@ class ShardedModel {
 
   ShardedModelOptions options_;
   comm::CommunicatorPtr comm_;
-  std::vector<at::Tensor> parameters_, buffers_;
+  std::vector<at::Tensor> parameters_;
+  std::vector<NamedTensor> buffers_;
   std::unique_ptr<Layout> layout_;
   std::vector<UnitMemory> units_;
   std::vector<at::Tensor> shards_;   // by unit; slice of full() where parameters are not sharded

@@ -56,13 +56,13 @@ std::vector<std::vector<double>> ShardedOptimizer::all_gather(const std::vector<
   return parts;
 }
 
-GradientSummary ShardedOptimizer::summarize(const GradientReducer& gradients) {
+GradientSummary ShardedOptimizer::summarize(const GradientReducer& gradients, bool raise_flag) {
   const Unheard our_own_operators;
   const at::NoGradGuard no_grad;
   const int num_units = layout_.num_units();
   const auto num_parameters = static_cast<int>(layout_.parameters().size());
-  // {sum of squares, non-finite elements, first parameter with one or -1} {late, by unit} {used, by parameter}
-  std::vector<double> mine{0, 0, -1};
+  // {sum of squares, non-finite elements, first parameter with one or -1, flag} {late, by unit} {used, by parameter}
+  std::vector<double> mine{0, 0, -1, raise_flag ? 1.0 : 0.0};
   for (int unit = 0; unit < num_units; ++unit) {
     if (!layout_.units()[unit].trainable) continue;
     const at::Tensor shard = gradients.shard(unit);
@@ -87,10 +87,11 @@ GradientSummary ShardedOptimizer::summarize(const GradientReducer& gradients) {
     sum_of_squares += part[0];
     summary.num_nonfinite += static_cast<int64_t>(part[1]);
     if (part[2] >= 0) first_nonfinite = std::min(first_nonfinite, static_cast<int>(part[2]));
+    if (part[3] != 0) summary.flag_raised = true;
     for (int unit = 0; unit < num_units; ++unit)
-      if (part[3 + unit] != 0) late[unit] = true;
+      if (part[4 + unit] != 0) late[unit] = true;
     for (int parameter = 0; parameter < num_parameters; ++parameter)
-      if (part[3 + num_units + parameter] != 0) summary.used[parameter] = true;
+      if (part[4 + num_units + parameter] != 0) summary.used[parameter] = true;
   }
   summary.norm = std::sqrt(sum_of_squares);
   if (first_nonfinite < num_parameters) summary.first_nonfinite = layout_.parameters()[first_nonfinite].name;

@@ -30,6 +30,7 @@ struct GradientSummary {
   std::string first_nonfinite;  ///< name of the first parameter with such an element
   std::vector<bool> used;       ///< by parameter: some rank had a gradient
   std::vector<int> late_units;  ///< see GradientReducer::late_units
+  bool flag_raised = false;     ///< some rank raised its flag
 };
 
 class ShardedOptimizer {
@@ -45,8 +46,8 @@ class ShardedOptimizer {
   ShardedOptimizer(const Layout& layout, std::vector<at::Tensor> values, std::vector<at::Tensor> masters,
                    comm::CommunicatorPtr comm, const Options& options);
 
-  /// Collective (one small all-gather).
-  GradientSummary summarize(const GradientReducer& gradients);
+  /// Collective (one small all-gather). `raise_flag`: see GradientSummary::flag_raised.
+  GradientSummary summarize(const GradientReducer& gradients, bool raise_flag = false);
   /// Local; Collective for LAMB, whose trust ratios need each parameter's norms over all shards. Updates values and masters;
   /// `grad_scale` multiplies the gradients first.
   void step(const GradientReducer& gradients, double grad_scale, const std::vector<bool>& used);
@@ -58,6 +59,8 @@ class ShardedOptimizer {
   const std::vector<std::string_view>& state_names() const { return state_names_; }
   /// Updates a parameter has had (Adam's step count).
   int64_t steps(int parameter) const { return steps_[parameter]; }
+  /// Local. Continues from a checkpoint.
+  void set_steps(int parameter, int64_t steps) { steps_[parameter] = steps; }
 
   int64_t master_bytes() const;  ///< masters kept beside the parameters (0 in fp32)
   int64_t state_bytes() const;

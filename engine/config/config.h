@@ -82,6 +82,13 @@ struct AutocastConfig {
   bool operator==(const AutocastConfig&) const = default;
 };
 
+struct CheckpointConfig {
+  bool async = false;     ///< our own key: save_checkpoint() returns after a copy; a thread writes it
+  int64_t keep_last = 0;  ///< our own key: checkpoints to keep; 0: all
+  bool fsync = true;      ///< our own key: survive a loss of power, too
+  bool operator==(const CheckpointConfig&) const = default;
+};
+
 struct EngineConfig {
   int64_t train_batch_size = 0;  ///< = micro_batch * accumulation * world once parsed; 0: not given
   int64_t train_micro_batch_size_per_gpu = 0;  ///< 0: not given
@@ -99,6 +106,7 @@ struct EngineConfig {
   bool prescale_gradients = false;
   int64_t steps_per_print = 10;  ///< 0: never
   bool wall_clock_breakdown = false;
+  CheckpointConfig checkpoint;
   int64_t seed = 42;
 
   DType compute_dtype() const {

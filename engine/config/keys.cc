@@ -109,6 +109,20 @@ Bindings zero_bindings() {
   };
 }
 
+Bindings checkpoint_bindings() {
+  return {
+      bind<EngineConfig>(boolean("checkpoint.async").says(
+                             "Our own key: saving returns after a copy (in memory set aside for it), and a thread writes the files"),
+                         TESSERA_FIELD(checkpoint.async)),
+      bind<EngineConfig>(integer("checkpoint.keep_last").range(0, 1e6).or_null().says(
+                             "Our own key: checkpoints to keep, the oldest are deleted once a newer one is complete; 0 or null: all"),
+                         TESSERA_FIELD(checkpoint.keep_last)),
+      bind<EngineConfig>(boolean("checkpoint.fsync").says(
+                             "Our own key: waits until files are on the disk, so that a checkpoint also survives a loss of power"),
+                         TESSERA_FIELD(checkpoint.fsync)),
+  };
+}
+
 #undef TESSERA_FIELD
 
 /// DeepSpeed drops any "auto" in its sub-sections, which leaves the default.
@@ -132,7 +146,7 @@ std::vector<Key> batch_keys() {
 
 Bindings engine_bindings() {
   Bindings bindings = training_bindings();
-  for (Bindings more : {precision_bindings(), zero_bindings()}) {
+  for (Bindings more : {precision_bindings(), zero_bindings(), checkpoint_bindings()}) {
     accept_auto(more);
     bindings.insert(bindings.end(), more.begin(), more.end());
   }
@@ -162,6 +176,9 @@ KeyTable engine_keys() {
   table.add(section("zero_optimization").says("Sharding. The old form `true` (stage 1) or `false` is understood"));
   add_bound("zero_optimization");
   table.add(zero_keys_without_effect());
+  table.add(section("checkpoint").says("Saving and loading"));
+  add_bound("checkpoint");
+  table.add(checkpoint_keys_without_effect());
   table.add(other_deepspeed_keys());
   return table;
 }

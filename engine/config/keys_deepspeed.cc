@@ -31,6 +31,16 @@ std::vector<Key> zero_refused_keys() {
 
 }  // namespace
 
+std::vector<Key> checkpoint_keys_without_effect() {
+  return {
+      word("checkpoint.tag_validation", {"Ignore", "Warn", "Fail"}).no_effect("ranks that save under different tags always fail"),
+      boolean("checkpoint.load_universal").no_effect("a checkpoint loads at any world size"),
+      open_section("checkpoint.parallel_write").no_effect("every rank writes its own file"),
+      open_section("checkpoint.writer").no_effect("`checkpoint.async` says how files are written"),
+      boolean("checkpoint.use_node_local_storage").refused("all ranks write into one folder they share", {"false"}),
+  };
+}
+
 std::vector<Key> zero_keys_without_effect() {
   std::vector<Key> keys = {
       zero(boolean, "contiguous_gradients").no_effect("gradients always go into contiguous units"),
@@ -122,7 +132,6 @@ std::vector<Key> other_deepspeed_keys() {
       open_section("activation_checkpointing").no_effect("recomputation is the model's own matter"),
       open_section("aio").no_effect("nothing is offloaded to disk"),
       open_section("timers").no_effect("`wall_clock_breakdown` decides what is timed"),
-      open_section("checkpoint").no_effect("checkpoints are Tessera's own: sharded, verified, loadable at any world size"),
       word("seq_parallel_communication_data_type", {"fp32", "fp16", "bf16"}).or_null().no_effect("there is no sequence parallelism"),
       boolean("zero_allow_untested_optimizer").no_effect("every optimizer here is tested with every stage"),
       boolean("zero_force_ds_cpu_optimizer").no_effect("the optimizer runs where its shard is"),

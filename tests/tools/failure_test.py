@@ -46,23 +46,32 @@ class FailureTest(ToolTest):
     def test_rank_0_is_killed(self):
         self.check_killed(0, 3)
 
-    def check_told_to_end(self, number, code):
+    def check_told_to_end(self, number):
+        """It finishes the step, saves, says how to go on, and goes on from there when asked."""
         launcher, _ = self.start_training()
         launcher.send_signal(number)
         outcome = self.finish(launcher)
         self.assertLess(outcome.seconds, 5)
-        self.assertEqual(outcome.code, code, outcome)
+        self.assertEqual(outcome.code, 0, outcome)
         self.assertNotIn("error:", outcome.err)
+        self.assertRegex(outcome.out, r"stopped  saved in run/checkpoints/global_step\d+\n +go on with: .*--resume")
+        last_step = self.lines_of_metrics()[-1]["step"]
+        resumed = self.run_tool("train", self.name, "--nproc", 2, "--resume", "--set", f"trainer.max_steps={last_step + 20}")
+        self.assertEqual(resumed.code, 0, resumed)
+        self.assertIn("going on after step ", resumed.out)
+        steps = [record["step"] for record in self.lines_of_metrics() if "loss" in record]
+        self.assertEqual(steps, list(range(1, last_step + 21)))
+        (self.folder / "run" / "all_results.json").unlink()
         self.assertNotRegex(outcome.err, NOISE, outcome)
         self.assertGreaterEqual(len(self.lines_of_metrics()), 3)  # what was done stays written, in whole lines
         self.assertFalse((self.folder / "run" / "all_results.json").exists())
         self.assert_nothing_runs()
 
     def test_interrupt(self):
-        self.check_told_to_end(signal.SIGINT, 130)
+        self.check_told_to_end(signal.SIGINT)
 
     def test_terminate(self):
-        self.check_told_to_end(signal.SIGTERM, 143)
+        self.check_told_to_end(signal.SIGTERM)
 
     def test_launcher_is_killed(self):
         launcher, _ = self.start_training()

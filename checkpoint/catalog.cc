@@ -1,0 +1,152 @@
+#include "checkpoint/catalog.h"
+
+#include <algorithm>
+#include <cctype>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <tuple>
+
+#include "checkpoint/checkpoint_error.h"
+#include "checkpoint/manifest_text.h"
+#include "core/error.h"
+#include "core/str.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kTemporary = ".tmp-";
+constexpr size_t kNonceDigits = 16;
+constexpr size_t kMaxTagBytes = 200;
+
+bool is_temporary_name(const std::string& name) {
+  const size_t tail = kTemporary.size() + kNonceDigits;
+  if (name.size() <= tail || name.compare(name.size() - tail, kTemporary.size(), kTemporary) != 0) return false;
+  const auto is_digit = [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); };
+  return std::all_of(name.end() - kNonceDigits, name.end(), is_digit);
+}
+
+std::string latest_temporary_name() { return str(kLatestName, ".tmp"); }  // Disk::replace_file's
+
+bool is_utf8(const std::string& text) {
+  try {
+    static_cast<void>(nlohmann::json(text).dump());
+    return true;
+  } catch (const nlohmann::json::exception&) {
+    return false;
+  }
+}
+
+bool has_manifest(const fs::path& folder) {
+  const std::string start = str("{\n\"format\": \"", kFormatName, "\"");
+  try {
+    const InputFile file(folder / kManifestName);
+    std::string found(start.size(), '\0');
+    if (file.bytes() < static_cast<int64_t>(found.size())) return false;
+    file.read_at(0, std::as_writable_bytes(std::span(found)));
+    return found == start;
+  } catch (const DiskError&) {
+    return false;
+  }
+}
+
+/// The step at a tag's end, so that two saves within one tick of the file system's clock have an order.
+std::string trailing_number(const std::string& tag) {
+  size_t begin = tag.size();
+  while (begin > 0 && std::isdigit(static_cast<unsigned char>(tag[begin - 1]))) --begin;
+  begin = std::min(tag.find_first_not_of('0', begin), tag.size());
+  return tag.substr(begin);
+}
+
+/// Names in a directory; none when it cannot be read.
+std::vector<fs::directory_entry> entries(const fs::path& directory) {
+  std::error_code error;
+  std::vector<fs::directory_entry> found;
+  for (fs::directory_iterator next(directory, error), end; !error && next != end; next.increment(error)) found.push_back(*next);
+  return found;
+}
+
+}  // namespace
+
+void check_tag(const std::string& tag) {
+  const bool has_control = std::any_of(tag.begin(), tag.end(), [](unsigned char c) { return c < 32 || c == 127 || c == '/'; });
+  if (tag.empty() || tag.size() > kMaxTagBytes || has_control || tag == "." || tag == ".." || !is_utf8(tag))
+    throw CheckpointError(str("checkpoint tag \"", is_utf8(tag) && !has_control ? tag.substr(0, kMaxTagBytes) : "?",
+                              "\": expected a folder's name of 1 to ", kMaxTagBytes,
+                              " bytes without / and control characters"));
+  if (tag == kLatestName || tag == latest_temporary_name() || is_temporary_name(tag))
+    throw CheckpointError(str("checkpoint tag ", tag, ": the name is one Tessera gives to a file of its own"));
+}
+
+std::vector<std::string> list_checkpoints(const fs::path& directory) {
+  std::vector<std::tuple<fs::file_time_type, size_t, std::string, std::string>> found;
+  for (const fs::directory_entry& entry : entries(directory)) {
+    const std::string tag = entry.path().filename().string();
+    if (is_temporary_name(tag) || !has_manifest(entry.path())) continue;
+    std::error_code error;
+    const fs::file_time_type time = fs::last_write_time(entry.path() / kManifestName, error);
+    const std::string number = trailing_number(tag);
+    if (!error) found.emplace_back(time, number.size(), number, tag);
+  }
+  std::sort(found.begin(), found.end());
+  std::vector<std::string> tags;
+  for (const auto& [time, digits, number, tag] : found) tags.push_back(tag);
+  return tags;
+}
+
+std::optional<std::string> read_latest(const fs::path& directory) {
+  const fs::path path = directory / kLatestName;
+  std::error_code error;
+  if (fs::status(path, error).type() == fs::file_type::not_found) return std::nullopt;
+  try {
+    std::string tag = InputFile(path).read_all(kMaxTagBytes + 1);
+    if (tag.ends_with('\n')) tag.pop_back();
+    check_tag(tag);
+    return tag;
+  } catch (const Error& found) {
+    throw CheckpointError(str(path.string(), ": does not name a checkpoint: ", found.what()));
+  }
+}
+
+std::vector<std::string> keep_last(const fs::path& directory, const KeepLast& keep, const Disk& disk) {
+  if (keep.num < 1) throw CheckpointError(str("cannot keep the last ", keep.num, " checkpoints; expected at least 1"));
+  std::vector<std::string> tags = list_checkpoints(directory);
+  std::erase_if(tags, [&](const std::string& tag) {
+    return std::find(keep.spare.begin(), keep.spare.end(), tag) != keep.spare.end();
+  });
+  const std::optional<std::string> latest = read_latest(directory);
+  std::vector<std::string> deleted;
+  const size_t num_delete = tags.size() - std::min(tags.size(), static_cast<size_t>(keep.num));
+  try {
+    for (size_t i = 0; deleted.size() < num_delete && i < tags.size(); ++i) {
+      if (tags[i] == latest) continue;
+      const fs::path away = directory / temporary_name(tags[i]);
+      disk.rename(directory / tags[i], away);  // so that no half-deleted checkpoint looks whole
+      disk.remove_all(away);
+      deleted.push_back(tags[i]);
+    }
+  } catch (const DiskError& error) {
+    throw CheckpointError(str("cannot delete an old checkpoint: ", error.what()));
+  }
+  return deleted;
+}
+
+std::string temporary_name(const std::string& tag) {
+  constexpr std::string_view kHex = "0123456789abcdef";
+  std::random_device random;
+  std::string name = tag + std::string(kTemporary);
+  for (size_t i = 0; i < kNonceDigits; ++i) name += kHex[random() % kHex.size()];
+  return name;
+}
+
+void remove_leftovers(const fs::path& directory, const Disk& disk) {
+  for (const fs::directory_entry& entry : entries(directory)) {
+    const std::string name = entry.path().filename().string();
+    std::error_code error;
+    const bool is_folder = entry.symlink_status(error).type() == fs::file_type::directory;
+    if ((is_temporary_name(name) && is_folder) || name == latest_temporary_name()) disk.remove_all(entry.path());
+  }
+}
+
+}  // namespace tessera::checkpoint

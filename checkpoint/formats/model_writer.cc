@@ -1,0 +1,118 @@
+#include "checkpoint/formats/model_writer.h"
+
+#include <algorithm>
+#include <limits>
+#include <set>
+
+#include "checkpoint/checkpoint_error.h"
+#include "checkpoint/formats/hdf5_writer.h"
+#include "checkpoint/formats/names.h"
+#include "checkpoint/formats/safetensors_writer.h"
+#include "checkpoint/formats/torch_writer.h"
+#include "core/check.h"
+#include "core/error.h"
+#include "core/str.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+void check_name(const std::string& name, std::set<std::string_view>& seen) {
+  if (name.empty()) throw CheckpointError("a tensor has an empty name");
+  if (!is_utf8(name)) throw CheckpointError(str("tensor ", quoted_name(name), ": its name is not UTF-8"));
+  if (!seen.insert(name).second) throw CheckpointError(str("tensor ", quoted_name(name), " occurs twice"));
+}
+
+// With the copies a format may need for tied names.
+int64_t checked_bytes(const ModelTensor& tensor) {
+  int64_t bytes = size_bytes(tensor.type);
+  bool overflow = false;
+  for (const int64_t size : tensor.shape) {
+    if (size < 0) throw CheckpointError(str("tensor ", quoted_name(tensor.name), " has a negative size, ", size));
+    overflow = overflow || __builtin_mul_overflow(bytes, size, &bytes);
+  }
+  overflow = overflow || __builtin_mul_overflow(bytes, static_cast<int64_t>(1 + tensor.aliases.size()), &bytes);
+  if (overflow) throw CheckpointError(str("tensor ", quoted_name(tensor.name), " has more bytes than 63 bits can count"));
+  return bytes;
+}
+
+}  // namespace
+
+int64_t ModelTensor::bytes() const {
+  int64_t bytes = size_bytes(type);
+  for (const int64_t size : shape) bytes *= size;
+  return bytes;
+}
+
+std::string_view name_of(ModelFormat format) {
+  switch (format) {
+    case ModelFormat::kSafetensors: return "safetensors";
+    case ModelFormat::kTorch: return "pt";
+    case ModelFormat::kHdf5: return "h5";
+  }
+  return "?";
+}
+
+std::optional<ModelFormat> parse_model_format(std::string_view word) {
+  for (const ModelFormat format : {ModelFormat::kSafetensors, ModelFormat::kTorch, ModelFormat::kHdf5})
+    if (word == name_of(format)) return format;
+  return std::nullopt;
+}
+
+std::optional<ModelFormat> model_format_of(const std::filesystem::path& path) {
+  const std::string ending = path.extension().string();
+  if (ending == ".safetensors") return ModelFormat::kSafetensors;
+  if (ending == ".pt" || ending == ".pth" || ending == ".bin") return ModelFormat::kTorch;
+  if (ending == ".h5" || ending == ".hdf5") return ModelFormat::kHdf5;
+  return std::nullopt;
+}
+
+ModelWriter::ModelWriter(std::vector<ModelTensor> tensors) : tensors_(std::move(tensors)) {
+  std::set<std::string_view> seen;
+  int64_t room = std::numeric_limits<int64_t>::max() / 2;  // the rest is for headers and padding
+  for (const ModelTensor& tensor : tensors_) {
+    check_name(tensor.name, seen);
+    for (const std::string& alias : tensor.aliases) check_name(alias, seen);
+    const int64_t bytes = checked_bytes(tensor);
+    if (bytes > room) throw CheckpointError("the model has more bytes than 62 bits can count");
+    room -= bytes;
+    total_bytes_ += tensor.bytes();
+  }
+}
+
+void ModelWriter::append(std::span<const std::byte> data) {
+  while (!data.empty()) {
+    while (current_ < tensors_.size() && written_ == tensors_[current_].bytes()) {
+      ++current_;
+      written_ = 0;
+    }
+    TESSERA_CHECK(current_ < tensors_.size(), data.size(), " bytes more than the tensors have");
+    const int64_t left = tensors_[current_].bytes() - written_;
+    const auto piece = data.first(std::min(data.size(), static_cast<size_t>(left)));
+    write(current_, written_, piece);
+    written_ += static_cast<int64_t>(piece.size());
+    data = data.subspan(piece.size());
+  }
+}
+
+void ModelWriter::finish() {
+  for (; current_ < tensors_.size(); ++current_, written_ = 0)
+    TESSERA_CHECK(written_ == tensors_[current_].bytes(), "tensor ", tensors_[current_].name, " is incomplete");
+  publish();
+}
+
+std::unique_ptr<ModelWriter> open_model_writer(const Disk& disk, ModelWriterOptions options) {
+  switch (options.format) {
+    case ModelFormat::kSafetensors:
+      if (options.max_shard_bytes > 0) return open_safetensors_shards(disk, std::move(options));
+      return open_safetensors_file(disk, std::move(options));
+    case ModelFormat::kTorch:
+    case ModelFormat::kHdf5: break;
+  }
+  if (options.max_shard_bytes > 0)
+    throw CheckpointError(
+        str(options.path.string(), ": only safetensors can be cut into shards, not ", name_of(options.format)));
+  return options.format == ModelFormat::kTorch ? open_torch_file(disk, std::move(options))
+                                               : open_hdf5_file(disk, std::move(options));
+}
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,67 @@
+#include "checkpoint/formats/names.h"
+
+#include <cstdint>
+#include <cstdio>
+
+namespace tessera::checkpoint {
+namespace {
+
+constexpr size_t kLongestQuoted = 200;
+
+// Bytes of the UTF-8 sequence that `text` starts with, or 0 (the table of well-formed sequences in The Unicode Standard,
+// chapter 3: the range of the second byte depends on the first).
+size_t sequence_length(std::string_view text) {
+  const auto byte = [&](size_t i) { return i < text.size() ? static_cast<uint8_t>(text[i]) : uint8_t{0}; };
+  const auto follows = [&](size_t i) { return byte(i) >= 0x80 && byte(i) <= 0xbf; };
+  const uint8_t first = byte(0);
+  if (first < 0x80) return 1;
+  if (first >= 0xc2 && first <= 0xdf) return follows(1) ? 2 : 0;
+  if (first >= 0xe0 && first <= 0xef) {
+    const bool second = first == 0xe0   ? byte(1) >= 0xa0 && byte(1) <= 0xbf
+                        : first == 0xed ? byte(1) >= 0x80 && byte(1) <= 0x9f
+                                        : follows(1);
+    return second && follows(2) ? 3 : 0;
+  }
+  if (first >= 0xf0 && first <= 0xf4) {
+    const bool second = first == 0xf0   ? byte(1) >= 0x90 && byte(1) <= 0xbf
+                        : first == 0xf4 ? byte(1) >= 0x80 && byte(1) <= 0x8f
+                                        : follows(1);
+    return second && follows(2) && follows(3) ? 4 : 0;
+  }
+  return 0;
+}
+
+}  // namespace
+
+bool is_utf8(std::string_view text) {
+  while (!text.empty()) {
+    const size_t length = sequence_length(text);
+    if (length == 0) return false;
+    text.remove_prefix(length);
+  }
+  return true;
+}
+
+std::string quoted_name(std::string_view name) {
+  std::string out = "'";
+  while (!name.empty()) {
+    const size_t length = sequence_length(name);
+    const auto first = static_cast<uint8_t>(name[0]);
+    if (out.size() > kLongestQuoted) {
+      out += "…";
+      break;
+    }
+    if (length == 0 || first < 0x20 || first == 0x7f) {  // no UTF-8, or it would break the line
+      char escape[5];
+      std::snprintf(escape, sizeof escape, "\\x%02x", first);
+      out += escape;
+      name.remove_prefix(1);
+    } else {
+      out += name.substr(0, length);
+      name.remove_prefix(length);
+    }
+  }
+  return out + "'";
+}
+
+}  // namespace tessera::checkpoint

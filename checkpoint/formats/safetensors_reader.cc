@@ -1,0 +1,119 @@
+#include "checkpoint/formats/safetensors_reader.h"
+
+#include <set>
+
+#include "checkpoint/checkpoint_error.h"
+#include "checkpoint/formats/names.h"
+#include "checkpoint/formats/safetensors_index.h"
+#include "core/check.h"
+#include "core/error.h"
+#include "core/str.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kFileName = "model.safetensors";
+constexpr const char* kIndexName = "model.safetensors.index.json";
+constexpr int64_t kMaxIndexBytes = 100'000'000;
+
+SafetensorsHeader read_header(const InputFile& input) {
+  const std::string file = input.path().string();
+  if (input.bytes() < 8)
+    throw CheckpointError(str(file, ": no safetensors file: it has ", input.bytes(), " bytes, expected 8 at least"));
+  unsigned char length[8];
+  input.read_at(0, std::as_writable_bytes(std::span(length)));
+  uint64_t header_bytes = 0;
+  for (int i = 7; i >= 0; --i) header_bytes = header_bytes << 8 | length[i];
+  const auto room = static_cast<uint64_t>(input.bytes() - 8);
+  if (header_bytes > kMaxSafetensorsHeaderBytes || header_bytes > room)
+    throw CheckpointError(str(file, ": the header's length is ", header_bytes, ", expected at most ",
+                              std::min<uint64_t>(room, kMaxSafetensorsHeaderBytes),
+                              header_bytes > room ? " (what the file has left)" : ""));
+  std::string text(header_bytes, '\0');
+  input.read_at(8, std::as_writable_bytes(std::span(text)));
+  const auto data_begin = static_cast<int64_t>(8 + header_bytes);
+  SafetensorsHeader header = parse_safetensors_header(text, input.bytes() - data_begin, file);
+  for (SafetensorsTensor& tensor : header.tensors) tensor.offset += data_begin;
+  return header;
+}
+
+// The file or index that `path` means.
+fs::path entry_point(const fs::path& path) {
+  std::error_code error;
+  if (!fs::is_directory(path, error)) return path;
+  for (const char* name : {kFileName, kIndexName})
+    if (fs::exists(path / name, error)) return path / name;
+  throw CheckpointError(str(path.string(), " holds neither ", kFileName, " nor ", kIndexName));
+}
+
+}  // namespace
+
+SafetensorsFile::SafetensorsFile(const fs::path& path) : input_(path), header_(read_header(input_)) {
+  for (const SafetensorsTensor& tensor : header_.tensors) by_name_[tensor.name] = &tensor;
+}
+
+const SafetensorsTensor* SafetensorsFile::find(std::string_view name) const {
+  const auto found = by_name_.find(name);
+  return found == by_name_.end() ? nullptr : found->second;
+}
+
+void SafetensorsFile::read(const SafetensorsTensor& tensor, int64_t begin, std::span<std::byte> destination) const {
+  const auto bytes = static_cast<int64_t>(destination.size());
+  TESSERA_CHECK(begin >= 0 && begin <= tensor.bytes && bytes <= tensor.bytes - begin, "bytes ", begin, " to ", begin + bytes,
+                " of ", tensor.name, ", which has ", tensor.bytes);
+  input_.read_at(tensor.offset + begin, destination);
+}
+
+SafetensorsModel::SafetensorsModel(const fs::path& path) : path_(entry_point(path)) {
+  if (path_.extension() != ".json") {
+    files_.emplace_back(path_);
+    add_tensors();
+    return;
+  }
+  const auto weight_map = parse_safetensors_index(InputFile(path_).read_all(kMaxIndexBytes), path_.string());
+  std::set<std::string> file_names;
+  for (const auto& [name, file_name] : weight_map) file_names.insert(file_name);
+  files_.reserve(file_names.size());
+  for (const std::string& file_name : file_names) files_.emplace_back(path_.parent_path() / file_name);
+  add_tensors();
+  for (const auto& [name, file_name] : weight_map) {
+    const auto place = places_.find(name);
+    if (place == places_.end() || place->second.file->path().filename() != file_name)
+      throw CheckpointError(
+          str(path_.string(), ": tensor ", quoted_name(name), " is not in ", file_name, ", where the index has it"));
+  }
+  for (const auto& [name, place] : places_)
+    if (!weight_map.contains(name))
+      throw CheckpointError(str(path_.string(), ": tensor ", quoted_name(name), " of ",
+                                place.file->path().filename().string(), " is not in the index"));
+}
+
+void SafetensorsModel::add_tensors() {
+  for (const SafetensorsFile& file : files_)
+    for (const SafetensorsTensor& tensor : file.tensors())
+      if (const auto [other, is_new] = places_.try_emplace(tensor.name, Place{&file, &tensor}); !is_new)
+        throw CheckpointError(str(path_.string(), ": tensor ", quoted_name(tensor.name), " is both in ",
+                                  other->second.file->path().filename().string(), " and in ",
+                                  file.path().filename().string()));
+}
+
+std::vector<std::string> SafetensorsModel::names() const {
+  std::vector<std::string> names;
+  for (const auto& [name, place] : places_) names.push_back(name);
+  return names;
+}
+
+const SafetensorsTensor* SafetensorsModel::find(std::string_view name) const {
+  const auto place = places_.find(name);
+  return place == places_.end() ? nullptr : place->second.tensor;
+}
+
+void SafetensorsModel::read(std::string_view name, int64_t begin, std::span<std::byte> destination) const {
+  const auto place = places_.find(name);
+  if (place == places_.end()) throw CheckpointError(str(path_.string(), " has no tensor ", quoted_name(name)));
+  place->second.file->read(*place->second.tensor, begin, destination);
+}
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,69 @@
+// Reads safetensors: one file, or a model in shards. Nothing in a file is trusted.
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "checkpoint/formats/safetensors_header.h"
+#include "core/disk.h"
+
+namespace tessera::checkpoint {
+
+/// One file. Immutable; thread-safe.
+class SafetensorsFile {
+ public:
+  /// Local. Opens the file and checks all of its header: what stands in tensors() can be read. Throws CheckpointError and
+  /// DiskError, naming the file (and tensor).
+  explicit SafetensorsFile(const std::filesystem::path& path);
+
+  const std::filesystem::path& path() const { return input_.path(); }
+  /// By offset, which is that in the file.
+  const std::vector<SafetensorsTensor>& tensors() const { return header_.tensors; }
+  const std::map<std::string, std::string>& metadata() const { return header_.metadata; }
+  /// nullptr when there is none.
+  const SafetensorsTensor* find(std::string_view name) const;
+  /// Local. Fills `destination` from byte `begin` of a tensor of this file on. Throws DiskError when the file has become
+  /// shorter, std::logic_error for a range outside of the tensor.
+  void read(const SafetensorsTensor& tensor, int64_t begin, std::span<std::byte> destination) const;
+
+ private:
+  InputFile input_;
+  SafetensorsHeader header_;
+  std::map<std::string_view, const SafetensorsTensor*> by_name_;
+};
+
+/// A whole model: a .safetensors file, an index (….safetensors.index.json), or a folder that holds model.safetensors or
+/// model.safetensors.index.json. Immutable; thread-safe.
+class SafetensorsModel {
+ public:
+  /// Local. Opens every file of the model. Throws as SafetensorsFile; CheckpointError for an index that is no JSON of the
+  /// form {"weight_map": {NAME: FILE}}, names files elsewhere, or differs from what its files hold.
+  explicit SafetensorsModel(const std::filesystem::path& path);
+
+  /// Names of all tensors, sorted.
+  std::vector<std::string> names() const;
+  /// nullptr when there is none. Its offset is that in its file.
+  const SafetensorsTensor* find(std::string_view name) const;
+  /// Local. Fills `destination` from byte `begin` of the tensor on. Throws CheckpointError when there is none of that name;
+  /// otherwise as SafetensorsFile.
+  void read(std::string_view name, int64_t begin, std::span<std::byte> destination) const;
+  /// The files, in the order of their names.
+  const std::vector<SafetensorsFile>& files() const { return files_; }
+
+ private:
+  struct Place {
+    const SafetensorsFile* file;
+    const SafetensorsTensor* tensor;
+  };
+  void add_tensors();
+
+  std::filesystem::path path_;
+  std::vector<SafetensorsFile> files_;
+  std::map<std::string, Place, std::less<>> places_;
+};
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,198 @@
+#include "checkpoint/formats/safetensors_writer.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <optional>
+
+#include "checkpoint/formats/pending_output.h"
+#include "checkpoint/formats/safetensors_header.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+constexpr const char* kIndexName = "model.safetensors.index.json";
+
+void write_copies(OutputFile& file, const std::vector<int64_t>& positions, int64_t offset, std::span<const std::byte> data) {
+  for (const int64_t position : positions) file.write_at(position + offset, data);
+}
+
+class SafetensorsFileWriter : public ModelWriter {
+ public:
+  SafetensorsFileWriter(const Disk& disk, ModelWriterOptions options)
+      : ModelWriter(std::move(options.tensors)),
+        layout_(tensors(), all_of(tensors()), options.path.string()),
+        file_(disk, options.path) {
+    file_.file().reserve(layout_.file_bytes());
+    file_.file().append(layout_.head());
+  }
+
+ private:
+  static std::vector<size_t> all_of(const std::vector<ModelTensor>& tensors) {
+    std::vector<size_t> indices(tensors.size());
+    std::iota(indices.begin(), indices.end(), size_t{0});
+    return indices;
+  }
+
+  void write(size_t index, int64_t offset, std::span<const std::byte> data) override {
+    write_copies(file_.file(), layout_.positions(index), offset, data);
+  }
+  void publish() override { file_.publish(); }
+
+  SafetensorsLayout layout_;
+  PendingFile file_;
+};
+
+// Names that shard_file_name() gives, and the index's.
+bool is_weights_file(const std::string& name) {
+  unsigned long shard = 0, num_shards = 0;
+  if (name == shard_file_name(0, 1) || name == kIndexName) return true;
+  return std::sscanf(name.c_str(), "model-%lu-of-%lu.safetensors", &shard, &num_shards) == 2 && shard > 0 &&
+         num_shards > 1 && name == shard_file_name(shard - 1, num_shards);
+}
+
+class SafetensorsShardsWriter : public ModelWriter {
+ public:
+  SafetensorsShardsWriter(const Disk& disk, ModelWriterOptions options)
+      : ModelWriter(std::move(options.tensors)),
+        disk_(disk),
+        shard_of_(tensors().size()),
+        folder_(disk, options.path, is_weights_file) {
+    std::vector<std::vector<size_t>> plan = plan_shards(tensors(), options.max_shard_bytes);
+    if (plan.empty()) plan.emplace_back();  // a model without tensors is a file too
+    for (const std::vector<size_t>& chosen : plan) {
+      const size_t shard = shards_.size();
+      const std::string name = shard_file_name(shard, plan.size());
+      int64_t bytes = 0;
+      for (const size_t index : chosen) {
+        shard_of_[index] = shard;
+        bytes += tensors()[index].bytes();
+      }
+      shards_.push_back({name, SafetensorsLayout(tensors(), chosen, (options.path / name).string()), bytes});
+    }
+  }
+
+ private:
+  struct Shard {
+    std::string file_name;
+    SafetensorsLayout layout;
+    int64_t bytes_left;  // to be given to write()
+    bool begun = false;
+    std::optional<OutputFile> file = std::nullopt;
+  };
+
+  // A large tensor has a shard of its own without ending the one before it: two files may be open, never more.
+  void write(size_t index, int64_t offset, std::span<const std::byte> data) override {
+    Shard& shard = shards_[shard_of_[index]];
+    if (!shard.file) open(shard);
+    write_copies(*shard.file, shard.layout.positions(index), offset, data);
+    shard.bytes_left -= static_cast<int64_t>(data.size());
+    if (shard.bytes_left == 0) close(shard);
+  }
+
+  void open(Shard& shard) {
+    shard.begun = true;
+    shard.file.emplace(disk_.create(folder_.temporary() / shard.file_name));
+    shard.file->reserve(shard.layout.file_bytes());
+    shard.file->append(shard.layout.head());
+  }
+
+  static void close(Shard& shard) {
+    shard.file->close();
+    shard.file.reset();
+  }
+
+  void publish() override {
+    nlohmann::json weight_map = nlohmann::json::object();
+    int64_t total_size = 0;
+    for (Shard& shard : shards_) {
+      if (shard.begun) continue;  // this one has nothing but empty tensors
+      open(shard);
+      close(shard);
+    }
+    for (size_t i = 0; i < tensors().size(); ++i) {
+      const ModelTensor& tensor = tensors()[i];
+      const std::string& file_name = shards_[shard_of_[i]].file_name;
+      weight_map[tensor.name] = file_name;
+      for (const std::string& alias : tensor.aliases) weight_map[alias] = file_name;
+      total_size += tensor.bytes() * static_cast<int64_t>(1 + tensor.aliases.size());
+    }
+    if (shards_.size() > 1) {
+      const nlohmann::json index = {{"metadata", {{"total_size", total_size}}}, {"weight_map", weight_map}};
+      OutputFile file = disk_.create(folder_.temporary() / kIndexName);
+      file.append(index.dump(2, ' ', /*ensure_ascii=*/true) + "\n");  // what Python's json.dumps(indent=2) writes
+      file.close();
+    }
+    folder_.publish();
+  }
+
+  const Disk& disk_;
+  std::vector<size_t> shard_of_;  // by tensor
+  std::vector<Shard> shards_;
+  PendingDirectory folder_;
+};
+
+}  // namespace
+
+SafetensorsLayout::SafetensorsLayout(const std::vector<ModelTensor>& tensors, const std::vector<size_t>& chosen,
+                                     const std::string& file) {
+  SafetensorsHeader header;
+  header.metadata = {{"format", "pt"}};  // transformers refuses files without it
+  std::map<std::string_view, size_t> index_of;
+  const auto add = [&](const std::string& name, size_t index) {
+    header.tensors.push_back({name, tensors[index].shape, tensors[index].type, 0, 0});
+    index_of[name] = index;
+  };
+  for (const size_t index : chosen) {
+    add(tensors[index].name, index);
+    for (const std::string& alias : tensors[index].aliases) add(alias, index);
+  }
+  place_tensors(header.tensors);
+  head_ = format_safetensors_header(header, file);
+  const auto data_begin = static_cast<int64_t>(head_.size());
+  file_bytes_ = data_begin;
+  for (const SafetensorsTensor& tensor : header.tensors) {
+    positions_[index_of.at(tensor.name)].push_back(data_begin + tensor.offset);
+    file_bytes_ += tensor.bytes;
+  }
+}
+
+std::vector<std::vector<size_t>> plan_shards(const std::vector<ModelTensor>& tensors, int64_t max_bytes) {
+  std::vector<std::vector<size_t>> shards;
+  std::vector<size_t> current;
+  int64_t current_bytes = 0;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const int64_t bytes = tensors[i].bytes() * static_cast<int64_t>(1 + tensors[i].aliases.size());
+    if (bytes > max_bytes) {
+      shards.push_back({i});
+      continue;
+    }
+    if (bytes > max_bytes - current_bytes) {
+      shards.push_back(std::move(current));
+      current.clear();
+      current_bytes = 0;
+    }
+    current.push_back(i);
+    current_bytes += bytes;
+  }
+  if (!current.empty()) shards.push_back(std::move(current));
+  return shards;
+}
+
+std::string shard_file_name(size_t shard, size_t num_shards) {
+  if (num_shards == 1) return "model.safetensors";
+  char name[64];
+  std::snprintf(name, sizeof name, "model-%05zu-of-%05zu.safetensors", shard + 1, num_shards);
+  return name;
+}
+
+std::unique_ptr<ModelWriter> open_safetensors_file(const Disk& disk, ModelWriterOptions options) {
+  return std::make_unique<SafetensorsFileWriter>(disk, std::move(options));
+}
+
+std::unique_ptr<ModelWriter> open_safetensors_shards(const Disk& disk, ModelWriterOptions options) {
+  return std::make_unique<SafetensorsShardsWriter>(disk, std::move(options));
+}
+
+}  // namespace tessera::checkpoint

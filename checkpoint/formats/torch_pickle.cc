@@ -1,0 +1,99 @@
+#include "checkpoint/formats/torch_pickle.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <string_view>
+
+namespace tessera::checkpoint {
+namespace {
+
+const char* storage_class(ElementType type) {
+  switch (type) {
+    case ElementType::kFloat64: return "DoubleStorage";
+    case ElementType::kFloat32: return "FloatStorage";
+    case ElementType::kBFloat16: return "BFloat16Storage";
+    case ElementType::kFloat16: return "HalfStorage";
+    case ElementType::kInt64: return "LongStorage";
+    case ElementType::kInt32: return "IntStorage";
+    case ElementType::kInt16: return "ShortStorage";
+    case ElementType::kInt8: return "CharStorage";
+    case ElementType::kUInt8: return "ByteStorage";
+    case ElementType::kBool: return "BoolStorage";
+  }
+  return "?";
+}
+
+// Opcodes of Python's pickle.py. Nothing is memoized: a reader needs no memo, and a state_dict's pickle is small.
+class Pickle {
+ public:
+  Pickle& op(std::string_view opcode) {
+    bytes_ += opcode;
+    return *this;
+  }
+  Pickle& proto() { return op("\x80\x02"); }
+  Pickle& global(std::string_view module, std::string_view name) { return op("c").op(module).op("\n").op(name).op("\n"); }
+  Pickle& text(std::string_view value) { return op("X").little_endian(value.size(), 4).op(value); }  // BINUNICODE
+  Pickle& number(int64_t value) {
+    if (value <= 0xff) return op("K").little_endian(static_cast<uint64_t>(value), 1);    // BININT1
+    if (value <= 0xffff) return op("M").little_endian(static_cast<uint64_t>(value), 2);  // BININT2
+    if (value <= std::numeric_limits<int32_t>::max())
+      return op("J").little_endian(static_cast<uint64_t>(value), 4);       // BININT
+    return op("\x8a\x08").little_endian(static_cast<uint64_t>(value), 8);  // LONG1
+  }
+  Pickle& tuple(const std::vector<int64_t>& values) {
+    if (values.empty()) return op(")");  // EMPTY_TUPLE
+    op("(");                             // MARK
+    for (const int64_t value : values) number(value);
+    return op("t");  // TUPLE
+  }
+  Pickle& ordered_dict() { return global("collections", "OrderedDict").op(")R"); }  // EMPTY_TUPLE REDUCE
+
+  std::string take() { return std::move(bytes_); }
+
+ private:
+  Pickle& little_endian(uint64_t value, int num_bytes) {
+    for (int i = 0; i < num_bytes; ++i) bytes_ += static_cast<char>(value >> (8 * i) & 0xff);
+    return *this;
+  }
+  std::string bytes_;
+};
+
+// As torch counts them: a size of zero counts as one.
+std::vector<int64_t> strides_of(const std::vector<int64_t>& shape) {
+  std::vector<int64_t> strides(shape.size());
+  int64_t stride = 1;
+  for (size_t i = shape.size(); i-- > 0;) {
+    strides[i] = stride;
+    if (__builtin_mul_overflow(stride, std::max<int64_t>(shape[i], 1), &stride)) stride = 1;  // only where a size is zero
+  }
+  return strides;
+}
+
+// torch._utils._rebuild_tensor_v2(storage, offset, size, stride, requires_grad, backward_hooks)
+void rebuild_tensor(Pickle& pickle, const ModelTensor& tensor, size_t index) {
+  pickle.global("torch._utils", "_rebuild_tensor_v2").op("(");
+  pickle.op("(").text("storage").global("torch", storage_class(tensor.type)).text(std::to_string(index)).text("cpu");
+  pickle.number(tensor.bytes() / size_bytes(tensor.type)).op("tQ");  // TUPLE BINPERSID
+  pickle.number(0).tuple(tensor.shape).tuple(strides_of(tensor.shape));
+  pickle.op("\x89").ordered_dict().op("tR");  // NEWFALSE; TUPLE REDUCE
+}
+
+}  // namespace
+
+std::string state_dict_pickle(const std::vector<ModelTensor>& tensors) {
+  Pickle pickle;
+  pickle.proto().ordered_dict().op("(");
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    pickle.text(tensors[i].name);
+    rebuild_tensor(pickle, tensors[i], i);
+    for (const std::string& alias : tensors[i].aliases) {
+      pickle.text(alias);
+      rebuild_tensor(pickle, tensors[i], i);
+    }
+  }
+  pickle.op("u.");  // SETITEMS STOP
+  return pickle.take();
+}
+
+}  // namespace tessera::checkpoint

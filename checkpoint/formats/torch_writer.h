@@ -1,0 +1,14 @@
+// Writes what torch.save writes for a state_dict, for torch.load with weights_only=True, with mmap=True too.
+#pragma once
+
+#include <memory>
+
+#include "checkpoint/formats/model_writer.h"
+
+namespace tessera::checkpoint {
+
+/// Local. See open_model_writer. The archive: archive/data.pkl (torch_pickle.h), .format_version, .storage_alignment,
+/// byteorder, data/0, data/1, …, version; see torch_zip.h. Source: torch/serialization.py of torch 2.11.
+std::unique_ptr<ModelWriter> open_torch_file(const Disk& disk, ModelWriterOptions options);
+
+}  // namespace tessera::checkpoint

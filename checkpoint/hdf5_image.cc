@@ -1,0 +1,324 @@
+#include "checkpoint/hdf5_image.h"
+
+#include <hdf5.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <mutex>
+#include <utility>
+
+#include "checkpoint/checkpoint_error.h"
+#include "core/error.h"
+#include "core/str.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+constexpr hsize_t kAlignmentBytes = 4096;  // a page: data can be mapped, and read or written past the page cache
+
+std::mutex& library_mutex() {
+  static std::mutex mutex;  // the library is one a process, so is its lock
+  return mutex;
+}
+
+/// The innermost reason of the last HDF5 failure on this thread.
+std::string last_reason() {
+  std::string reason;
+  const auto keep = [](unsigned, const H5E_error2_t* error, void* into) -> herr_t {
+    if (error->desc != nullptr && *error->desc != '\0') *static_cast<std::string*>(into) = error->desc;
+    return 0;
+  };
+  H5Ewalk2(H5E_DEFAULT, H5E_WALK_DOWNWARD, keep, &reason);
+  return reason.empty() ? "HDF5 gives no reason" : reason;
+}
+
+/// An identifier of HDF5, closed by the function that fits its kind.
+class Id {
+ public:
+  using Close = herr_t (*)(hid_t);
+  Id() = default;
+  Id(hid_t id, Close close) : id_(id), close_(close) {}
+  Id(Id&& other) noexcept : id_(std::exchange(other.id_, -1)), close_(other.close_) {}
+  Id& operator=(Id&& other) noexcept {
+    std::swap(id_, other.id_);
+    std::swap(close_, other.close_);
+    return *this;
+  }
+  ~Id() {
+    if (id_ >= 0) close_(id_);
+  }
+  operator hid_t() const { return id_; }  // NOLINT: what HDF5's functions take
+  herr_t close() { return close_(std::exchange(id_, -1)); }
+
+ private:
+  hid_t id_ = -1;
+  Close close_ = nullptr;
+};
+
+class AnonymousFile {
+ public:
+  AnonymousFile() : descriptor_(::memfd_create("tessera-hdf5", MFD_CLOEXEC)) {
+    if (descriptor_ < 0) throw CheckpointError(str("cannot create a file in memory: ", std::strerror(errno)));
+  }
+  AnonymousFile(const AnonymousFile&) = delete;
+  AnonymousFile& operator=(const AnonymousFile&) = delete;
+  ~AnonymousFile() { ::close(descriptor_); }
+
+  std::string path() const { return str("/proc/self/fd/", descriptor_); }
+  int64_t bytes() const {
+    struct stat status {};
+    return ::fstat(descriptor_, &status) == 0 ? status.st_size : -1;
+  }
+  std::string read(int64_t begin, int64_t end) const {
+    std::string bytes(static_cast<size_t>(end - begin), '\0');
+    for (size_t got = 0; got < bytes.size();) {
+      const ssize_t n = ::pread(descriptor_, bytes.data() + got, bytes.size() - got, begin + static_cast<int64_t>(got));
+      if (n < 0 && errno == EINTR) continue;
+      if (n <= 0) throw CheckpointError(str("cannot read a file in memory: ", n < 0 ? std::strerror(errno) : "it ends early"));
+      got += static_cast<size_t>(n);
+    }
+    return bytes;
+  }
+
+ private:
+  int descriptor_;
+};
+
+/// A range of positions, counted row by row, as blocks that HDF5 can select, in order. At most 2 x rank - 1 of them.
+struct Box {
+  std::vector<hsize_t> start, count;
+  int64_t numel = 0;
+};
+
+void add_boxes(std::span<const int64_t> shape, std::vector<hsize_t> start, int64_t begin, int64_t end,
+               std::vector<Box>& boxes) {
+  if (begin >= end) return;
+  const size_t dim = start.size();
+  int64_t inner = 1;  // positions one step along this dimension spans
+  for (size_t i = dim + 1; i < shape.size(); ++i) inner *= shape[i];
+  int64_t first = begin / inner;
+  const int64_t last = (end - 1) / inner;
+  const auto descend = [&](int64_t row, int64_t from, int64_t to) {
+    std::vector<hsize_t> below = start;
+    below.push_back(static_cast<hsize_t>(row));
+    add_boxes(shape, std::move(below), from, to, boxes);
+  };
+  if (first == last && end - begin < inner) return descend(first, begin % inner, begin % inner + (end - begin));
+  if (begin % inner != 0) descend(first++, begin % inner, inner);
+  const int64_t full_end = end / inner;
+  if (full_end > first) {
+    Box box{.start = start, .count = std::vector<hsize_t>(dim, 1), .numel = (full_end - first) * inner};
+    box.start.push_back(static_cast<hsize_t>(first));
+    box.count.push_back(static_cast<hsize_t>(full_end - first));
+    for (size_t i = dim + 1; i < shape.size(); ++i) {
+      box.start.push_back(0);
+      box.count.push_back(static_cast<hsize_t>(shape[i]));
+    }
+    boxes.push_back(std::move(box));
+  }
+  if (end % inner != 0) descend(full_end, 0, end % inner);
+}
+
+}  // namespace
+
+std::string hdf5_name(std::string_view name) {
+  if (name == ".") return "%2E";
+  std::string link;
+  for (char c : name) {
+    if (c == '/') link += "%2F";
+    else if (c == '%') link += "%25";
+    else link += c;
+  }
+  return link;
+}
+
+struct Hdf5Builder::Handles {
+  // Held until everything below is closed: members are destroyed from the last to the first.
+  std::unique_lock<std::mutex> lock{library_mutex()};
+  const std::string* purpose = nullptr;
+  AnonymousFile memory;
+  Id file, links;
+  std::vector<std::pair<int64_t, int64_t>> data;  // byte ranges of the datasets
+  std::vector<int64_t> offsets;
+
+  template <class Result>
+  Result check(Result result, const std::string& what) const {
+    if (result < 0) throw CheckpointError(str("cannot lay out ", *purpose, ": ", what, ": ", last_reason()));
+    return result;
+  }
+  Id own(hid_t id, Id::Close close, const std::string& what) const { return {check(id, what), close}; }
+
+  void create(Hdf5Readers readers);
+  Id type(ElementType type, const std::string& path) const;
+  Id space(const std::vector<int64_t>& shape, const std::string& path) const;
+  Id dataset(const Hdf5Dataset& dataset, hid_t creation) const;
+  Id creation_properties(const std::string& path) const;
+  void attribute(hid_t object, const Hdf5Attribute& attribute, const std::string& path) const;
+};
+
+void Hdf5Builder::Handles::create(Hdf5Readers readers) {
+  H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);  // of this thread; errors are exceptions here
+  const Id access = own(H5Pcreate(H5P_FILE_ACCESS), H5Pclose, "file access");
+  // The stdio driver, because the usual one asks for the file's real path, which a file in memory has none of.
+  check(H5Pset_fapl_stdio(access), "file access");
+  check(H5Pset_fclose_degree(access, H5F_CLOSE_STRONG), "file access");
+  check(H5Pset_libver_bounds(access, H5F_LIBVER_V18, readers == Hdf5Readers::kSince1_8 ? H5F_LIBVER_V18 : H5F_LIBVER_V110),
+        "versions");
+  check(H5Pset_alignment(access, kAlignmentBytes, kAlignmentBytes), "alignment");
+  const Id creation = own(H5Pcreate(H5P_FILE_CREATE), H5Pclose, "file creation");
+  check(H5Pset_obj_track_times(creation, false), "file creation");  // same content, same bytes
+  file = own(H5Fcreate(memory.path().c_str(), H5F_ACC_TRUNC, creation, access), H5Fclose, "file");
+  links = own(H5Pcreate(H5P_LINK_CREATE), H5Pclose, "links");
+  check(H5Pset_create_intermediate_group(links, 1), "links");
+  check(H5Pset_char_encoding(links, H5T_CSET_UTF8), "links");
+}
+
+Id Hdf5Builder::Handles::type(ElementType type, const std::string& path) const {
+  const auto standard = [&](hid_t id) { return own(H5Tcopy(id), H5Tclose, path); };
+  switch (type) {
+    case ElementType::kFloat64: return standard(H5T_IEEE_F64LE);
+    case ElementType::kFloat32: return standard(H5T_IEEE_F32LE);
+    case ElementType::kInt64: return standard(H5T_STD_I64LE);
+    case ElementType::kInt32: return standard(H5T_STD_I32LE);
+    case ElementType::kInt16: return standard(H5T_STD_I16LE);
+    case ElementType::kInt8: return standard(H5T_STD_I8LE);
+    case ElementType::kUInt8: return standard(H5T_STD_U8LE);
+    case ElementType::kBFloat16:
+    case ElementType::kFloat16: {
+      const size_t mantissa_bits = type == ElementType::kBFloat16 ? 7 : 10;
+      Id half = standard(H5T_IEEE_F32LE);
+      check(H5Tset_fields(half, 15, mantissa_bits, 15 - mantissa_bits, 0, mantissa_bits), path);
+      check(H5Tset_size(half, 2), path);
+      check(H5Tset_ebias(half, type == ElementType::kBFloat16 ? 127 : 15), path);
+      return half;
+    }
+    case ElementType::kBool: {
+      Id boolean = own(H5Tenum_create(H5T_STD_I8LE), H5Tclose, path);
+      for (signed char value : {0, 1}) check(H5Tenum_insert(boolean, value == 0 ? "FALSE" : "TRUE", &value), path);
+      return boolean;
+    }
+  }
+  throw CheckpointError(str("cannot lay out ", *purpose, ": ", path, ": unknown element type"));
+}
+
+Id Hdf5Builder::Handles::space(const std::vector<int64_t>& shape, const std::string& path) const {
+  if (shape.empty()) return own(H5Screate(H5S_SCALAR), H5Sclose, path);
+  const std::vector<hsize_t> sizes(shape.begin(), shape.end());
+  return own(H5Screate_simple(static_cast<int>(sizes.size()), sizes.data(), nullptr), H5Sclose, path);
+}
+
+Id Hdf5Builder::Handles::creation_properties(const std::string& path) const {
+  Id creation = own(H5Pcreate(H5P_DATASET_CREATE), H5Pclose, path);
+  check(H5Pset_obj_track_times(creation, false), path);
+  return creation;
+}
+
+Id Hdf5Builder::Handles::dataset(const Hdf5Dataset& dataset, hid_t creation) const {
+  const Id element = type(dataset.type, dataset.path);
+  const Id extent = space(dataset.shape, dataset.path);
+  Id made = own(H5Dcreate2(file, dataset.path.c_str(), element, extent, links, creation, H5P_DEFAULT), H5Dclose, dataset.path);
+  for (const Hdf5Attribute& one : dataset.attributes) attribute(made, one, dataset.path);
+  return made;
+}
+
+void Hdf5Builder::Handles::attribute(hid_t object, const Hdf5Attribute& attribute, const std::string& path) const {
+  const std::string what = str(path, ": attribute ", attribute.name);
+  const Id scalar = own(H5Screate(H5S_SCALAR), H5Sclose, what);
+  const auto write = [&](hid_t stored, hid_t given, const void* value) {
+    const Id made = own(H5Acreate2(object, attribute.name.c_str(), stored, scalar, H5P_DEFAULT, H5P_DEFAULT), H5Aclose, what);
+    check(H5Awrite(made, given, value), what);
+  };
+  if (const int64_t* number = std::get_if<int64_t>(&attribute.value)) return write(H5T_STD_I64LE, H5T_NATIVE_INT64, number);
+  const Id text = own(H5Tcopy(H5T_C_S1), H5Tclose, what);
+  check(H5Tset_size(text, H5T_VARIABLE), what);
+  check(H5Tset_cset(text, H5T_CSET_UTF8), what);
+  const char* value = std::get<std::string>(attribute.value).c_str();
+  write(text, text, &value);
+}
+
+Hdf5Builder::Hdf5Builder(std::string purpose, Hdf5Readers readers)
+    : purpose_(std::move(purpose)), handles_(std::make_unique<Handles>()) {
+  handles_->purpose = &purpose_;
+  handles_->create(readers);
+}
+
+Hdf5Builder::~Hdf5Builder() = default;
+
+int Hdf5Builder::add(const Hdf5Dataset& dataset) {
+  const Id creation = handles_->creation_properties(dataset.path);
+  handles_->check(H5Pset_layout(creation, H5D_CONTIGUOUS), dataset.path);
+  handles_->check(H5Pset_alloc_time(creation, H5D_ALLOC_TIME_EARLY), dataset.path);
+  handles_->check(H5Pset_fill_time(creation, H5D_FILL_TIME_NEVER), dataset.path);
+  const Id made = handles_->dataset(dataset, creation);
+  const auto bytes = static_cast<int64_t>(H5Dget_storage_size(made));
+  int64_t offset = 0;
+  if (bytes > 0) {
+    const haddr_t address = H5Dget_offset(made);
+    handles_->check(address == HADDR_UNDEF ? -1 : 0, dataset.path);
+    offset = static_cast<int64_t>(address);
+    handles_->data.emplace_back(offset, offset + bytes);
+  }
+  handles_->offsets.push_back(offset);
+  return static_cast<int>(handles_->offsets.size()) - 1;
+}
+
+void Hdf5Builder::add_virtual(const Hdf5Dataset& dataset, std::span<const Hdf5Source> sources) {
+  const std::string& path = dataset.path;
+  const Id creation = handles_->creation_properties(path);
+  for (const Hdf5Source& source : sources) {
+    std::vector<Box> boxes;
+    if (dataset.shape.empty()) boxes.push_back({.start = {}, .count = {}, .numel = source.numel});
+    else add_boxes(dataset.shape, {}, source.begin, source.begin + source.numel, boxes);
+    auto next = static_cast<hsize_t>(source.dataset_begin);
+    for (const Box& box : boxes) {
+      const Id extent = handles_->space(dataset.shape, path);
+      if (!box.start.empty())
+        handles_->check(H5Sselect_hyperslab(extent, H5S_SELECT_SET, box.start.data(), nullptr, box.count.data(), nullptr),
+                        path);
+      const Id shown = handles_->space({source.dataset_numel}, path);
+      const auto count = static_cast<hsize_t>(box.numel);
+      handles_->check(H5Sselect_hyperslab(shown, H5S_SELECT_SET, &next, nullptr, &count, nullptr), path);
+      handles_->check(H5Pset_virtual(creation, extent, source.file.c_str(), source.dataset.c_str(), shown), path);
+      next += count;
+    }
+  }
+  handles_->dataset(dataset, creation);
+}
+
+void Hdf5Builder::add_link(const std::string& existing, const std::string& path) {
+  handles_->check(
+      H5Lcreate_hard(handles_->file, existing.c_str(), handles_->file, path.c_str(), handles_->links, H5P_DEFAULT), path);
+}
+
+void Hdf5Builder::add_external_link(const std::string& file, const std::string& dataset, const std::string& path) {
+  handles_->check(
+      H5Lcreate_external(file.c_str(), dataset.c_str(), handles_->file, path.c_str(), handles_->links, H5P_DEFAULT), path);
+}
+
+void Hdf5Builder::set_attribute(const std::string& path, const Hdf5Attribute& attribute) {
+  const Id object = handles_->own(H5Oopen(handles_->file, path.c_str(), H5P_DEFAULT), H5Oclose, path);
+  handles_->attribute(object, attribute, path);
+}
+
+Hdf5Image Hdf5Builder::finish() {
+  Handles& handles = *handles_;
+  errno = 0;  // a limit on the size of files (ulimit -f) shows here first, and HDF5 doesn't pass the reason on
+  const herr_t closed = handles.file.close();
+  handles.check(closed, errno == 0 ? "closing" : str("closing: ", std::strerror(errno)));
+  Hdf5Image image{
+      .file_bytes = handles.check(handles.memory.bytes(), "its length"), .metadata = {}, .offsets = handles.offsets};
+  std::sort(handles.data.begin(), handles.data.end());
+  handles.data.emplace_back(image.file_bytes, image.file_bytes);
+  int64_t covered = 0;
+  for (const auto& [begin, end] : handles.data) {
+    if (begin > covered) image.metadata.push_back({.offset = covered, .bytes = handles.memory.read(covered, begin)});
+    covered = std::max(covered, end);
+  }
+  return image;
+}
+
+}  // namespace tessera::checkpoint

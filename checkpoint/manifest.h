@@ -1,0 +1,79 @@
+// Manifest: what a checkpoint holds and where: layout as saved, files with their block hashes and datasets, and the
+// engine's own state. The file manifest.json; a folder without a good one is no checkpoint.
+//
+// Format: docs/checkpoint_format.md. JSON (RFC 8259) whose last member is the XXH3-128 of all bytes before its value.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "checkpoint/element_type.h"
+#include "checkpoint/saved_layout.h"
+
+namespace tessera::checkpoint {
+
+inline constexpr int kFormatVersion = 1;
+inline constexpr int64_t kMaxManifestBytes = int64_t{1} << 30;
+
+/// A contiguous, row-major, little-endian tensor within a file.
+struct DatasetRecord {
+  std::string name;  ///< its HDF5 path
+  ElementType type = ElementType::kFloat32;
+  std::vector<int64_t> shape;
+  int64_t offset = 0;  ///< in the file's bytes
+  int64_t bytes = 0;
+  bool operator==(const DatasetRecord&) const = default;
+};
+
+struct FileRecord {
+  std::string name;  ///< "rank_00000.h5"; no folders
+  int64_t bytes = 0;
+  std::vector<uint64_t> block_hashes;   ///< see block_hashes.h
+  std::vector<DatasetRecord> datasets;  ///< by offset as created; none for model.h5
+
+  /// nullptr when there is none.
+  const DatasetRecord* find(std::string_view dataset) const;
+  bool operator==(const FileRecord&) const = default;
+};
+
+/// A tensor that is not sharded (a buffer of the model), held by rank 0's file.
+struct TensorRecord {
+  std::string name;  ///< as the model calls it
+  std::string dataset;
+  bool operator==(const TensorRecord&) const = default;
+};
+
+struct Manifest {
+  std::string tag;
+  int stage = 0;
+  SavedLayout layout;
+  std::vector<std::string> state_names;  ///< "exp_avg", …
+  std::vector<FileRecord> files;         ///< rank 0's, rank 1's, …; then model.h5
+  std::vector<TensorRecord> tensors;
+  nlohmann::json state = nlohmann::json::object();  ///< the engine's: counters, schedule, config, client state
+
+  int world_size() const { return layout.world_size; }
+  const FileRecord& rank_file(int rank) const { return files[rank]; }
+  /// nullptr when there is none.
+  const TensorRecord* find_tensor(std::string_view name) const;
+  /// Bytes of all files the manifest lists.
+  int64_t total_bytes() const;
+
+  /// Local. The text of manifest.json. Throws CheckpointError for a state that JSON cannot hold (a number that is not
+  /// finite, text that is not UTF-8), naming the key.
+  std::string to_text() const;
+  /// Local. The inverse. Trusts nothing: types, ranges, sums, names and their agreement with each other are checked, so that
+  /// what is returned can be used without further checks. Throws CheckpointError naming `source`, key, what was found
+  /// and expected; a newer format version is named as such.
+  static Manifest parse(std::string_view text, const std::string& source);
+  bool operator==(const Manifest&) const = default;
+};
+
+/// Local. A file's record as text and back, as ranks hand it to rank 0. Throws as Manifest::parse does.
+std::string file_record_to_text(const FileRecord& record);
+FileRecord parse_file_record(std::string_view text, const std::string& source);
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,24 @@
+// model.h5: every parameter under its name (and each alias) as an HDF5 virtual dataset over the ranks' files, and every
+// buffer as an external link, so that the sharded checkpoint opens as one model: h5py.File("model.h5")["encoder.weight"][:].
+//
+// HDF5 reads what is missing in a source file as zeros, without an error: this file is for looking; our own readers take
+// the manifest's word for where data lies, and verify it.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "checkpoint/manifest.h"
+#include "core/disk.h"
+
+namespace tessera::checkpoint {
+
+inline constexpr std::string_view kModelFileName = "model.h5";
+
+/// Local. `buffers`: names of rank 0's whole tensors. Throws DiskError, CheckpointError.
+FileRecord write_model_file(const Disk& disk, const std::filesystem::path& path, const SavedLayout& layout,
+                            const std::vector<std::string>& buffers);
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,91 @@
+#include "checkpoint/publish.h"
+
+#include <sys/stat.h>
+
+#include <optional>
+#include <utility>
+
+#include "checkpoint/catalog.h"
+#include "checkpoint/checkpoint_error.h"
+#include "core/error.h"
+#include "core/str.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+
+using Identity = std::pair<dev_t, ino_t>;
+
+/// Which folder stands under a name: an operation that failed may have had its effect all the same.
+std::optional<Identity> identity(const fs::path& path) {
+  struct stat status {};
+  if (::lstat(path.c_str(), &status) != 0) return std::nullopt;
+  return Identity{status.st_dev, status.st_ino};
+}
+
+std::optional<std::string> content_of(const fs::path& path) {
+  if (!identity(path)) return std::nullopt;
+  return InputFile(path).read_all(1 << 16);
+}
+
+class Publisher {
+ public:
+  Publisher(const Publication& publication, const Disk& disk)
+      : disk_(disk),
+        directory_(publication.directory),
+        folder_(directory_ / publication.temporary),
+        target_(directory_ / publication.tag),
+        latest_(directory_ / kLatestName),
+        tag_(publication.tag),
+        ours_(identity(folder_)),
+        replaces_(identity(target_).has_value()),
+        old_latest_(content_of(latest_)) {}
+
+  void publish() {
+    if (replaces_) disk_.exchange(folder_, target_);
+    else disk_.rename(folder_, target_);
+    disk_.sync_directory(directory_);
+    disk_.replace_file(latest_, tag_ + "\n");
+  }
+
+  /// In the reverse order: at every moment `latest` names a whole checkpoint.
+  void undo() {
+    if (content_of(latest_) != old_latest_) {
+      if (old_latest_) disk_.replace_file(latest_, *old_latest_);
+      else disk_.remove_all(latest_);
+    }
+    if (identity(target_) == ours_) {
+      if (replaces_) disk_.exchange(folder_, target_);
+      else disk_.rename(target_, folder_);
+    }
+    disk_.sync_directory(directory_);
+  }
+
+ private:
+  const Disk& disk_;
+  fs::path directory_, folder_, target_, latest_;
+  std::string tag_;
+  std::optional<Identity> ours_;
+  bool replaces_;
+  std::optional<std::string> old_latest_;
+};
+
+}  // namespace
+
+void publish(const Publication& publication, const Disk& disk) {
+  Publisher publisher(publication, disk);
+  try {
+    publisher.publish();
+  } catch (const std::exception& error) {
+    const std::string reason = error.what();
+    try {
+      publisher.undo();
+    } catch (const std::exception& second) {
+      throw CheckpointError(str(reason, "; and undoing it failed: ", second.what()));
+    }
+    throw CheckpointError(reason);
+  }
+}
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,211 @@
+#include "checkpoint/reader.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <mutex>
+#include <optional>
+#include <string_view>
+#include <unordered_map>
+
+#include "checkpoint/block_hashes.h"
+#include "checkpoint/catalog.h"
+#include "checkpoint/checkpoint_error.h"
+#include "core/check.h"
+#include "core/error.h"
+#include "core/str.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string tags_there_are(const fs::path& directory) {
+  const std::vector<std::string> tags = list_checkpoints(directory);
+  return tags.empty() ? "it has no checkpoints" : "it has " + join(tags, ", ");
+}
+
+int64_t block_bytes(const FileRecord& file, int64_t block) { return std::min(kBlockBytes, file.bytes - block * kBlockBytes); }
+
+std::string describe_block(const FileRecord& file, int64_t block) {
+  const int64_t begin = block * kBlockBytes;
+  return str("block ", block, " (bytes ", begin, " to ", begin + block_bytes(file, block), ")");
+}
+
+/// A block read before, for ranges that begin or end within it. Datasets are often read side by side, so there are a few.
+struct CachedBlock {
+  int rank = -1;
+  int64_t block = -1;
+  uint64_t used = 0;
+  std::vector<std::byte> bytes;
+};
+
+}  // namespace
+
+fs::path find_checkpoint(const fs::path& directory, const std::string& tag) {
+  std::error_code error;
+  if (!fs::is_directory(directory, error)) throw CheckpointError(str("no checkpoint directory ", directory.string()));
+  std::string wanted = tag;
+  if (tag.empty()) {
+    const std::optional<std::string> latest = read_latest(directory);
+    if (!latest) {
+      if (fs::exists(directory / kManifestName, error))
+        throw CheckpointError(
+            str(directory.string(), ": is a checkpoint itself; expected the directory it is in, and its name as the tag"));
+      throw CheckpointError(str(directory.string(), ": has no file \"", kLatestName, "\" that names a checkpoint; ",
+                                tags_there_are(directory)));
+    }
+    wanted = *latest;
+  } else {
+    check_tag(tag);
+  }
+  const fs::path folder = directory / wanted;
+  if (!fs::is_directory(folder, error))
+    throw CheckpointError(str(directory.string(), ": has no checkpoint ", wanted,
+                              tag.empty() ? ", which \"latest\" names; " : "; ", tags_there_are(directory)));
+  return folder;
+}
+
+Manifest read_manifest(const fs::path& folder) {
+  const fs::path path = folder / kManifestName;
+  try {
+    return Manifest::parse(InputFile(path).read_all(kMaxManifestBytes), path.string());
+  } catch (const DiskError& error) {
+    throw CheckpointError(str(folder.string(), ": is no whole checkpoint: ", error.what()));
+  }
+}
+
+struct Checkpoint::Impl {
+  fs::path path;
+  Manifest manifest;
+  std::vector<std::unordered_map<std::string_view, const DatasetRecord*>> datasets;  // by rank, by name
+  std::atomic<int64_t> bytes_read = 0;
+
+  std::mutex files_mutex;
+  std::vector<std::optional<InputFile>> files;  // by rank; opened when first read
+
+  std::mutex checked_mutex;
+  std::vector<std::vector<bool>> checked;  // by rank and block
+  std::vector<std::byte> scratch;
+
+  std::mutex cache_mutex;
+  std::array<CachedBlock, 4> cache;
+  uint64_t clock = 0;
+
+  const InputFile& file(int rank) {
+    const std::lock_guard lock(files_mutex);
+    if (!files[rank]) files[rank].emplace(path / manifest.rank_file(rank).name);
+    return *files[rank];
+  }
+
+  /// Fills `into`, which has the block's length, and verifies it.
+  void read_block(int rank, const DatasetRecord& dataset, int64_t block, std::span<std::byte> into) {
+    const FileRecord& record = manifest.rank_file(rank);
+    const InputFile& input = file(rank);
+    input.read_at(block * kBlockBytes, into);
+    bytes_read += static_cast<int64_t>(into.size());
+    const uint64_t expected = record.block_hashes[block], found = hash_block(into);
+    if (found != expected)
+      throw CheckpointError(str(input.path().string(), ": ", describe_block(record, block), ", dataset ", dataset.name,
+                                ", is damaged: found hash ", hashes_to_hex({&found, 1}), "; expected ",
+                                hashes_to_hex({&expected, 1})));
+  }
+
+  /// Part of a block.
+  void copy_from_block(int rank, const DatasetRecord& dataset, int64_t block, int64_t skip, std::span<std::byte> into) {
+    const std::lock_guard lock(cache_mutex);
+    auto cached = std::find_if(cache.begin(), cache.end(),
+                               [&](const CachedBlock& one) { return one.rank == rank && one.block == block; });
+    if (cached == cache.end()) {
+      cached = std::min_element(cache.begin(), cache.end(), [](const auto& a, const auto& b) { return a.used < b.used; });
+      cached->rank = -1;  // should reading fail
+      cached->bytes.resize(static_cast<size_t>(block_bytes(manifest.rank_file(rank), block)));
+      read_block(rank, dataset, block, cached->bytes);
+      cached->rank = rank;
+      cached->block = block;
+    }
+    cached->used = ++clock;
+    std::memcpy(into.data(), cached->bytes.data() + skip, into.size());
+  }
+};
+
+Checkpoint::Checkpoint(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Checkpoint::Checkpoint(Checkpoint&&) noexcept = default;
+Checkpoint::~Checkpoint() = default;
+
+Checkpoint Checkpoint::open(const fs::path& directory, const std::string& tag) {
+  auto impl = std::make_unique<Impl>();
+  impl->path = find_checkpoint(directory, tag);
+  impl->manifest = read_manifest(impl->path);
+  for (int rank = 0; rank < impl->manifest.world_size(); ++rank) {
+    const FileRecord& file = impl->manifest.rank_file(rank);
+    std::error_code error;
+    const uintmax_t bytes = fs::file_size(impl->path / file.name, error);
+    if (error) throw CheckpointError(str((impl->path / file.name).string(), ": cannot be read: ", error.message()));
+    if (bytes != static_cast<uintmax_t>(file.bytes))
+      throw CheckpointError(
+          str((impl->path / file.name).string(), ": found ", bytes, " bytes; expected ", file.bytes, ", as saved"));
+    auto& datasets = impl->datasets.emplace_back();
+    for (const DatasetRecord& dataset : file.datasets) datasets.emplace(dataset.name, &dataset);
+  }
+  impl->files.resize(impl->manifest.world_size());
+  impl->checked.resize(impl->manifest.world_size());
+  return Checkpoint(std::move(impl));
+}
+
+const Manifest& Checkpoint::manifest() const { return impl_->manifest; }
+const fs::path& Checkpoint::path() const { return impl_->path; }
+int64_t Checkpoint::bytes_read() const { return impl_->bytes_read; }
+
+const DatasetRecord& Checkpoint::dataset(int rank, const std::string& name) const {
+  const FileRecord& file = impl_->manifest.rank_file(rank);
+  const auto found = impl_->datasets[rank].find(name);
+  if (found == impl_->datasets[rank].end())
+    throw CheckpointError(str((impl_->path / file.name).string(), ": has no dataset ", name));
+  return *found->second;
+}
+
+void Checkpoint::read(int rank, const DatasetRecord& dataset, int64_t begin, std::span<std::byte> destination) const {
+  const FileRecord& file = impl_->manifest.rank_file(rank);
+  TESSERA_CHECK(begin >= 0 && static_cast<int64_t>(destination.size()) <= dataset.bytes - begin, dataset.name);
+  try {
+    for (int64_t next = dataset.offset + begin; !destination.empty();) {
+      const int64_t block = next / kBlockBytes, skip = next % kBlockBytes, in_block = block_bytes(file, block);
+      const auto part = destination.first(static_cast<size_t>(std::min<int64_t>(in_block - skip, destination.size())));
+      if (static_cast<int64_t>(part.size()) == in_block) impl_->read_block(rank, dataset, block, part);
+      else impl_->copy_from_block(rank, dataset, block, skip, part);
+      next += static_cast<int64_t>(part.size());
+      destination = destination.subspan(part.size());
+    }
+  } catch (const DiskError& error) {
+    throw CheckpointError(error.what());
+  }
+}
+
+void Checkpoint::check(int rank, const DatasetRecord& dataset, int64_t begin, int64_t bytes) const {
+  const FileRecord& file = impl_->manifest.rank_file(rank);
+  TESSERA_CHECK(begin >= 0 && bytes <= dataset.bytes - begin, dataset.name);
+  if (bytes == 0) return;
+  const std::lock_guard lock(impl_->checked_mutex);
+  std::vector<bool>& checked = impl_->checked[rank];
+  checked.resize(file.block_hashes.size());
+  const int64_t first = (dataset.offset + begin) / kBlockBytes, last = (dataset.offset + begin + bytes - 1) / kBlockBytes;
+  try {
+    for (int64_t block = first; block <= last; ++block) {
+      if (checked[block]) continue;
+      impl_->scratch.resize(static_cast<size_t>(block_bytes(file, block)));
+      impl_->read_block(rank, dataset, block, impl_->scratch);
+      checked[block] = true;
+    }
+  } catch (const DiskError& error) {
+    throw CheckpointError(error.what());
+  }
+}
+
+std::vector<std::byte> Checkpoint::read_all(int rank, const DatasetRecord& dataset) const {
+  std::vector<std::byte> bytes(static_cast<size_t>(dataset.bytes));
+  read(rank, dataset, 0, bytes);
+  return bytes;
+}
+
+}  // namespace tessera::checkpoint

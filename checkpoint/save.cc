@@ -1,0 +1,236 @@
+#include "checkpoint/save.h"
+
+#include <exception>
+#include <utility>
+
+#include "checkpoint/block_hashes.h"
+#include "checkpoint/catalog.h"
+#include "checkpoint/checkpoint_error.h"
+#include "checkpoint/manifest.h"
+#include "checkpoint/model_file.h"
+#include "checkpoint/publish.h"
+#include "core/check.h"
+#include "core/error.h"
+#include "core/str.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+/// A file record travels from its rank to rank 0 as a file of this name: it can be too long for an exchange.
+fs::path record_path(const fs::path& folder, int rank) { return folder / str(rank_file_name(rank), ".json"); }
+
+/// What save() says has happened on a rank, as the others hear it.
+struct Outcome {
+  std::string error;  // empty: done
+  json facts = json::object();
+};
+
+std::string encode(const Outcome& outcome) {
+  const json message = outcome.error.empty() ? json{{"facts", outcome.facts}} : json{{"error", outcome.error}};
+  return message.dump(-1, ' ', false, json::error_handler_t::replace);  // paths need not be UTF-8
+}
+
+Outcome decode(const std::string& text) {
+  const json message = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (message.is_object() && message.contains("error") && message["error"].is_string())
+    return {.error = message["error"], .facts = {}};
+  if (message.is_object() && message.contains("facts") && message["facts"].is_object())
+    return {.error = "", .facts = message["facts"]};
+  return {.error = "sent something that is no outcome of a save", .facts = {}};
+}
+
+DiskOptions without_sync(DiskOptions options) {
+  options.sync = false;
+  return options;
+}
+
+/// The folders that making `directory` would make, from the innermost.
+std::vector<fs::path> missing_folders(const fs::path& directory) {
+  std::vector<fs::path> missing;
+  std::error_code error;
+  for (fs::path next = fs::absolute(directory); !fs::exists(next, error) && next.has_relative_path(); next = next.parent_path())
+    if (next.has_filename()) missing.push_back(next);
+  return missing;
+}
+
+class Save {
+ public:
+  Save(const SaveRequest& request, const Exchange& exchange)
+      : request_(request), exchange_(exchange), disk_(request.disk), scratch_(without_sync(request.disk)) {
+    TESSERA_CHECK(request.layout != nullptr);
+    layout_ = saved_layout(*request.layout);
+  }
+
+  SaveResult run() {
+    try {
+      agree([&] { return begin(); });
+      check_same_save();
+      folder_ = request_.directory / outcomes_[0].facts.value("folder", std::string());
+      agree([&] { return write(); });
+      agree([&] { return is_first() ? commit() : json::object(); });
+    } catch (...) {
+      discard();
+      throw;
+    }
+    SaveResult result{.path = request_.directory / request_.tag,
+                      .rank_bytes = mine_.bytes,
+                      .total_bytes = outcomes_[0].facts.value("total_bytes", int64_t{0}),
+                      .warning = ""};
+    if (is_first()) result.warning = remove_replaced();
+    return result;
+  }
+
+ private:
+  bool is_first() const { return request_.rank == 0; }
+  std::string what() const {
+    fs::path path = request_.directory;
+    try {
+      check_tag(request_.tag);
+      path /= request_.tag;
+    } catch (const CheckpointError&) {  // such a tag may not be fit to be shown
+    }
+    return str("cannot save checkpoint ", path.string(), ": ");
+  }
+
+  /// Does this rank's part and exchanges outcomes: an error of one rank is an error of all, in the same words.
+  template <class Part>
+  void agree(const Part& part) {
+    Outcome mine;
+    try {
+      mine.facts = part();
+    } catch (const std::exception& error) {
+      mine.error = error.what();
+    }
+    outcomes_.clear();
+    for (const std::string& text : exchange_(encode(mine))) outcomes_.push_back(decode(text));
+    TESSERA_CHECK(static_cast<int>(outcomes_.size()) == layout_.world_size, "the exchange gave ", outcomes_.size(), " strings");
+    std::string errors;
+    for (int rank = 0; rank < layout_.world_size; ++rank)
+      if (!outcomes_[rank].error.empty()) errors += str(errors.empty() ? "" : "; ", "rank ", rank, ": ", outcomes_[rank].error);
+    if (!errors.empty()) throw CheckpointError(what() + errors);
+  }
+
+  ShardContent content() const {
+    return {.tag = request_.tag,
+            .rank = request_.rank,
+            .layout = &layout_,
+            .state_names = request_.state_names,
+            .units = request_.units,
+            .tensors = is_first() ? request_.tensors : std::vector<WholeTensor>{},
+            .blobs = request_.blobs};
+  }
+
+  json begin() {
+    check_tag(request_.tag);
+    check_content(content());
+    json facts{{"tag", request_.tag}, {"stage", request_.stage}, {"states", join(request_.state_names, ", ")},
+               {"layout", str(std::hex, request_.layout->digest())}};
+    if (!is_first()) return facts;
+    const fs::path& directory = request_.directory;
+    if (!request_.replace && fs::exists(directory / request_.tag))
+      throw CheckpointError("there is one of that tag, and it is not to be replaced");
+    const std::vector<fs::path> made = missing_folders(directory);
+    disk_.create_directories(directory);
+    for (const fs::path& folder : made) disk_.sync_directory(folder.parent_path());
+    remove_leftovers(directory, disk_);
+    const std::string name = temporary_name(request_.tag);
+    folder_ = directory / name;
+    disk_.create_directories(folder_);
+    facts["folder"] = name;
+    return facts;
+  }
+
+  void check_same_save() const {
+    for (const char* key : {"tag", "stage", "states", "layout"})
+      for (int rank = 1; rank < layout_.world_size; ++rank) {
+        const json &first = outcomes_[0].facts[key], &other = outcomes_[rank].facts[key];
+        if (other != first)
+          throw CheckpointError(str(what(), key, " ", other.dump(), " on rank ", rank, ", ", first.dump(), " on rank 0"));
+      }
+  }
+
+  json write() {
+    const fs::path path = folder_ / rank_file_name(request_.rank);
+    if (!fs::is_directory(folder_))
+      throw CheckpointError(str(folder_.string(), ", which rank 0 made, is not here: all ranks must share the file system of ",
+                                request_.directory.string()));
+    mine_ = write_shard_file(disk_, path, content());
+    if (is_first()) {
+      std::vector<std::string> buffers;
+      for (const WholeTensor& tensor : request_.tensors) buffers.push_back(tensor.name);
+      model_ = write_model_file(disk_, folder_ / kModelFileName, layout_, buffers);
+      return json::object();
+    }
+    const std::string text = file_record_to_text(mine_);
+    OutputFile file = scratch_.create(record_path(folder_, request_.rank));
+    file.append(text);
+    file.close();
+    return {{"record", text_digest(text)}};
+  }
+
+  FileRecord take_record(int rank) const {
+    const fs::path path = record_path(folder_, rank);
+    const std::string text = InputFile(path).read_all(kMaxManifestBytes);
+    if (text_digest(text) != outcomes_[rank].facts.value("record", std::string()))
+      throw CheckpointError(str(path.string(), ": is not what rank ", rank, " wrote"));
+    FileRecord record = parse_file_record(text, path.string());
+    scratch_.remove_all(path);
+    return record;
+  }
+
+  /// Rank 0: the checkpoint counts when this returns.
+  json commit() {
+    Manifest manifest{.tag = request_.tag, .stage = request_.stage, .layout = layout_, .state_names = request_.state_names,
+                      .files = {}, .tensors = {}, .state = request_.state};
+    for (int rank = 0; rank < layout_.world_size; ++rank) manifest.files.push_back(rank == 0 ? mine_ : take_record(rank));
+    manifest.files.push_back(model_);
+    for (const WholeTensor& tensor : request_.tensors) manifest.tensors.push_back({tensor.name, tensor_dataset(tensor.name)});
+    const fs::path path = folder_ / kManifestName;
+    const std::string text = manifest.to_text();
+    Manifest::parse(text, path.string());  // what is committed can be opened, whatever the request was
+    OutputFile file = disk_.create(path);
+    file.append(text);
+    file.close();
+    disk_.sync_directory(folder_);
+    publish({.directory = request_.directory, .tag = request_.tag, .temporary = folder_.filename().string()}, disk_);
+    return {{"total_bytes", manifest.total_bytes()}};
+  }
+
+  /// The folder's name now belongs to the checkpoint that was replaced, if there was one.
+  std::string remove_replaced() const {
+    try {
+      if (fs::exists(folder_)) disk_.remove_all(folder_);
+      return "";
+    } catch (const std::exception& error) {
+      return str("the checkpoint that ", request_.tag,
+                 " replaced is left over, to be removed by the next save: ", error.what());
+    }
+  }
+
+  /// After an error. Ranks that agreed on it have stopped writing.
+  void discard() const noexcept {
+    if (!is_first() || folder_.empty()) return;
+    try {
+      disk_.remove_all(folder_);
+    } catch (const std::exception&) {
+      // The error that led here says more; the next save removes the folder.
+    }
+  }
+
+  const SaveRequest& request_;
+  const Exchange& exchange_;
+  Disk disk_, scratch_;  // what scratch_ writes does not outlive the save
+  SavedLayout layout_;
+  fs::path folder_;
+  FileRecord mine_, model_;
+  std::vector<Outcome> outcomes_;  // of the last exchange, by rank
+};
+
+}  // namespace
+
+SaveResult save(const SaveRequest& request, const Exchange& exchange) { return Save(request, exchange).run(); }
+
+}  // namespace tessera::checkpoint

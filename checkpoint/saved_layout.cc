@@ -1,0 +1,52 @@
+#include "checkpoint/saved_layout.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+
+#include "core/str.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+std::string unit_name(int unit) {
+  char digits[16];
+  std::snprintf(digits, sizeof digits, "unit_%05d", unit);
+  return digits;
+}
+
+}  // namespace
+
+int64_t SavedParameter::numel() const {
+  int64_t product = 1;
+  for (int64_t size : shape) product *= size;
+  return product;
+}
+
+SavedLayout saved_layout(const zero::Layout& layout) {
+  SavedLayout saved{.world_size = layout.world_size(), .units = {}, .parameters = {}};
+  for (const zero::Unit& unit : layout.units()) saved.units.push_back({unit.dtype, unit.trainable, unit.numel});
+  for (size_t i = 0; i < layout.parameters().size(); ++i) {
+    const zero::ParameterSpec& spec = layout.parameters()[i];
+    const zero::Slot& slot = layout.slot(static_cast<int>(i));
+    saved.parameters.push_back({spec.name, spec.shape, spec.group, spec.aliases, slot.unit, slot.offset});
+  }
+  return saved;
+}
+
+std::string weights_dataset(const SavedLayout& layout, int unit) {
+  return str(layout.units[unit].trainable ? "/master/" : "/parameter/", unit_name(unit));
+}
+
+std::string state_dataset(const std::string& state_name, int unit) { return str("/", state_name, "/", unit_name(unit)); }
+
+bool is_state_name(const std::string& name) {
+  const auto allowed = [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
+  };
+  constexpr std::array<std::string_view, 4> kTaken{"master", "parameter", "buffers", "blobs"};
+  return !name.empty() && name.size() <= 100 && std::all_of(name.begin(), name.end(), allowed) &&
+         std::find(kTaken.begin(), kTaken.end(), name) == kTaken.end();
+}
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,62 @@
+// SavedLayout: how the parameters of a checkpoint lie in its files: the part of a zero::Layout that readers need. A
+// checkpoint may have been written by another world, unit size or version, so this is data, not the packing rule.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "checkpoint/element_type.h"
+#include "core/dtype.h"
+#include "zero/layout.h"
+
+namespace tessera::checkpoint {
+
+struct SavedUnit {
+  DType dtype = DType::kFloat32;  ///< compute dtype
+  bool trainable = true;
+  int64_t numel = 0;  ///< a multiple of the world size; rank r's file holds the r-th slice
+  bool operator==(const SavedUnit&) const = default;
+};
+
+struct SavedParameter {
+  std::string name;
+  std::vector<int64_t> shape;
+  int group = 0;                     ///< index of its param group
+  std::vector<std::string> aliases;  ///< further names of the same (tied) parameter
+  int unit = 0;
+  int64_t offset = 0;  ///< first element within the unit; a multiple of 64 bytes of the unit's dtype
+
+  int64_t numel() const;
+  zero::Range range() const { return {offset, offset + numel()}; }
+  bool operator==(const SavedParameter&) const = default;
+};
+
+struct SavedLayout {
+  int world_size = 1;
+  std::vector<SavedUnit> units;
+  std::vector<SavedParameter> parameters;
+
+  int num_units() const { return static_cast<int>(units.size()); }
+  int64_t shard_numel(int unit) const { return units[unit].numel / world_size; }
+  /// Type of the weights in the files: fp32 masters of trainable units, the compute dtype of frozen ones.
+  ElementType weights_type(int unit) const {
+    return units[unit].trainable ? ElementType::kFloat32 : element_type_of(units[unit].dtype);
+  }
+  bool operator==(const SavedLayout&) const = default;
+};
+
+/// Local.
+SavedLayout saved_layout(const zero::Layout& layout);
+
+// Datasets of a rank's file, each one-dimensional, (shard_numel).
+
+/// Local. "/master/unit_00003" for a trainable unit, fp32; "/parameter/unit_00003" for a frozen one, its compute dtype.
+std::string weights_dataset(const SavedLayout& layout, int unit);
+/// Local. "/exp_avg/unit_00003", fp32; of trainable units.
+std::string state_dataset(const std::string& state_name, int unit);
+/// Local. Letters, digits and _, and not the name of another group of the file.
+bool is_state_name(const std::string& name);
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,62 @@
+// Writes one rank's file of a checkpoint: the rank's slice of every unit, and what only this rank has.
+#pragma once
+
+#include <cstddef>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "checkpoint/element_type.h"
+#include "checkpoint/manifest.h"
+#include "checkpoint/saved_layout.h"
+#include "core/disk.h"
+
+namespace tessera::checkpoint {
+
+/// This rank's slice of one unit, (shard_numel) each. The memory is the caller's.
+struct UnitData {
+  std::span<const std::byte> weights;              ///< fp32 master of a trainable unit; compute dtype of a frozen one
+  std::vector<std::span<const std::byte>> states;  ///< fp32, in the order of the state names; none for a frozen unit
+};
+
+/// A tensor that is not sharded: contiguous, row-major. The memory is the caller's.
+struct WholeTensor {
+  std::string name;
+  ElementType type = ElementType::kFloat32;
+  std::vector<int64_t> shape;
+  std::span<const std::byte> data;
+};
+
+/// Bytes only this rank has, such as the state of its random number generator. The memory is the caller's.
+struct Blob {
+  std::string name;
+  std::span<const std::byte> data;
+};
+
+struct ShardContent {
+  std::string tag;
+  int rank = 0;
+  const SavedLayout* layout = nullptr;
+  std::vector<std::string> state_names;
+  std::vector<UnitData> units;  ///< by unit
+  std::vector<WholeTensor> tensors;
+  std::vector<Blob> blobs;
+};
+
+/// Local. "rank_00003.h5".
+std::string rank_file_name(int rank);
+/// Local. HDF5 path of a whole tensor, "/buffers/NAME", and of a blob, "/blobs/NAME" (see hdf5_name()).
+std::string tensor_dataset(const std::string& name);
+std::string blob_dataset(const std::string& name);
+bool is_tensor_dataset(std::string_view dataset);
+bool is_blob_dataset(std::string_view dataset);
+
+/// Local. Throws CheckpointError for names, shapes or spans that do not fit the layout, naming them: before any file exists.
+void check_content(const ShardContent& content);
+/// Local. Writes `path` in one pass over the memory, hashing on the way, and syncs it as `disk` says. Throws DiskError,
+/// and CheckpointError as check_content() does.
+FileRecord write_shard_file(const Disk& disk, const std::filesystem::path& path, const ShardContent& content);
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,151 @@
+#include "engine/checkpoint_loader.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+
+#include "checkpoint/checkpoint_error.h"
+#include "checkpoint/shard_file.h"
+#include "core/check.h"
+#include "core/error.h"
+#include "core/str.h"
+#include "engine/checkpoint_types.h"
+#include "zero/operator_listener.h"
+
+namespace tessera {
+namespace {
+
+using checkpoint::DatasetRecord;
+using checkpoint::Piece;
+
+std::string shape_text(at::IntArrayRef shape) { return str("[", join(shape.vec(), ", "), "]"); }
+
+}  // namespace
+
+CheckpointLoader::CheckpointLoader(const std::string& directory, const std::string& tag, zero::ShardedModel& model,
+                                   const LoadOptions& options)
+    : checkpoint_(checkpoint::Checkpoint::open(directory, tag)), model_(model), options_(options) {
+  const checkpoint::SavedLayout& saved = checkpoint_.manifest().layout;
+  comparison_ = checkpoint::compare(saved, model_.layout());
+  std::vector<zero::Range> wanted;
+  for (int unit = 0; unit < model_.layout().num_units(); ++unit) {
+    held_.push_back(model_.held(unit));
+    wanted.push_back(held_.back().range);
+  }
+  pieces_ = checkpoint::plan_reads(saved, model_.layout(), comparison_.matches, wanted);
+}
+
+void CheckpointLoader::compare_parameters() {
+  if (comparison_.exact()) return;
+  if (options_.strict)
+    throw CheckpointError(str(checkpoint_.path().string(), ": ", comparison_.describe(), "; load what fits with strict = false"));
+  for (const std::string& name : comparison_.missing) not_loaded_.push_back(str("parameter ", name, ": not in the checkpoint"));
+  for (const std::string& name : comparison_.extra) not_loaded_.push_back(str("parameter ", name, ": not in the model"));
+  for (const std::string& what : comparison_.reshaped) not_loaded_.push_back(str("parameter ", what));
+  for (const std::string& name : comparison_.thawed)
+    not_loaded_.push_back(str("parameter ", name, ": frozen when saved, so without optimizer state"));
+}
+
+void CheckpointLoader::compare_optimizers(const std::string& saved, const std::string& current) const {
+  if (!with_states()) return;
+  const std::vector<std::string>& found = checkpoint_.manifest().state_names;
+  const auto& wanted = model_.optimizer().state_names();
+  if (std::equal(found.begin(), found.end(), wanted.begin(), wanted.end())) return;
+  const auto described = [](const auto& names) { return names.empty() ? std::string("no state") : join(names, ", "); };
+  throw CheckpointError(str(checkpoint_.path().string(), ": optimizer ", saved, " was saved with ", described(found), "; ", current,
+                            " needs ", described(wanted), ": use the same optimizer, or load_optimizer_states = false"));
+}
+
+void CheckpointLoader::match_buffers() {
+  const checkpoint::Manifest& manifest = checkpoint_.manifest();
+  std::vector<std::string> problems;
+  std::vector<std::string> names;
+  for (const zero::NamedTensor& buffer : model_.buffers()) {
+    names.push_back(buffer.name);
+    const checkpoint::TensorRecord* record = manifest.find_tensor(buffer.name);
+    if (record == nullptr) {
+      problems.push_back(str("buffer ", buffer.name, ": not in the checkpoint"));
+      continue;
+    }
+    const DatasetRecord& dataset = checkpoint_.dataset(0, record->dataset);
+    if (buffer.tensor.sizes() != at::IntArrayRef(dataset.shape)) {
+      problems.push_back(str("buffer ", buffer.name, ": ", shape_text(dataset.shape), " in the checkpoint, ",
+                             shape_text(buffer.tensor.sizes()), " in the model"));
+      continue;
+    }
+    buffers_.push_back({buffer.tensor, &dataset});
+  }
+  for (const checkpoint::TensorRecord& record : manifest.tensors)
+    if (std::find(names.begin(), names.end(), record.name) == names.end())
+      problems.push_back(str("buffer ", record.name, ": not in the model"));
+  if (problems.empty()) return;
+  if (options_.strict)
+    throw CheckpointError(str(checkpoint_.path().string(), ": ", join(problems, "; "), "; load what fits with strict = false"));
+  not_loaded_.insert(not_loaded_.end(), problems.begin(), problems.end());
+}
+
+/// Of kind 0 the weights, of kind i + 1 the i-th optimizer state, or null where there is none to load.
+const DatasetRecord* CheckpointLoader::dataset(const Piece& piece, int kind) const {
+  const checkpoint::Manifest& manifest = checkpoint_.manifest();
+  if (kind == 0) return &checkpoint_.dataset(piece.file, checkpoint::weights_dataset(manifest.layout, piece.saved_unit));
+  const bool both = manifest.layout.units[piece.saved_unit].trainable && model_.layout().units()[piece.unit].trainable;
+  if (!both) return nullptr;
+  return &checkpoint_.dataset(piece.file, checkpoint::state_dataset(manifest.state_names[kind - 1], piece.saved_unit));
+}
+
+void CheckpointLoader::check(const std::string& saved_optimizer, const std::string& optimizer) {
+  compare_parameters();
+  compare_optimizers(saved_optimizer, optimizer);
+  match_buffers();
+  for (int kind = 0; kind < num_kinds(); ++kind)
+    for (const Piece& piece : pieces_)
+      if (const DatasetRecord* found = dataset(piece, kind)) {
+        const int64_t size = size_bytes(found->type);
+        checkpoint_.check(piece.file, *found, piece.saved_begin * size, piece.numel * size);
+      }
+  for (const Buffer& buffer : buffers_) checkpoint_.check(0, *buffer.dataset, 0, buffer.dataset->bytes);
+}
+
+void CheckpointLoader::load_piece(const Piece& piece, int kind, const DatasetRecord& dataset) const {
+  const zero::ShardedModel::Held& held = held_[piece.unit];
+  const at::Tensor& whole = kind == 0 ? held.weights : held.states[kind - 1];
+  const at::Tensor target = whole.narrow(0, piece.begin - held.range.begin, piece.numel);
+  const at::ScalarType saved_type = to_torch(dataset.type);
+  const int64_t begin = piece.saved_begin * size_bytes(dataset.type);
+  if (target.is_cpu() && target.scalar_type() == saved_type) {
+    checkpoint_.read(piece.file, dataset, begin, bytes_of(target));
+    return;
+  }
+  const at::Tensor read = at::empty({piece.numel}, saved_type);
+  checkpoint_.read(piece.file, dataset, begin, bytes_of(read));
+  target.copy_(read);
+}
+
+void CheckpointLoader::load(const std::vector<int64_t>& steps) {
+  const zero::Unheard our_own_operators;
+  const at::NoGradGuard no_grad;
+  for (int kind = 0; kind < num_kinds(); ++kind)
+    for (const Piece& piece : pieces_)
+      if (const DatasetRecord* found = dataset(piece, kind)) load_piece(piece, kind, *found);
+  for (const Buffer& buffer : buffers_) {
+    const at::Tensor read = at::empty(buffer.dataset->shape, to_torch(buffer.dataset->type));
+    checkpoint_.read(0, *buffer.dataset, 0, bytes_of(read));
+    at::Tensor tensor = buffer.tensor;
+    tensor.copy_(read);
+  }
+  if (!with_states()) return;
+  for (const checkpoint::Match& match : comparison_.matches) model_.optimizer().set_steps(match.current, steps[match.saved]);
+}
+
+at::Tensor CheckpointLoader::blob(const std::string& name) const {
+  const int rank = model_.comm().rank();
+  if (rank >= checkpoint_.manifest().world_size()) return {};
+  const DatasetRecord* dataset = checkpoint_.manifest().rank_file(rank).find(checkpoint::blob_dataset(name));
+  if (dataset == nullptr) return {};
+  const at::Tensor bytes = at::empty({dataset->bytes}, at::kByte);
+  checkpoint_.read(rank, *dataset, 0, bytes_of(bytes));
+  return bytes;
+}
+
+}  // namespace tessera

@@ -1,0 +1,58 @@
+// CheckpointLoader: brings a checkpoint, saved on any number of ranks, into one rank's part of a sharded model.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "checkpoint/reader.h"
+#include "checkpoint/reshard.h"
+#include "engine/checkpointing.h"
+#include "zero/sharded_model.h"
+
+namespace tessera {
+
+/// All members are local.
+class CheckpointLoader {
+ public:
+  /// Opens the checkpoint and plans what to read. Throws CheckpointError.
+  CheckpointLoader(const std::string& directory, const std::string& tag, zero::ShardedModel& model, const LoadOptions& options);
+
+  /// Compares the checkpoint with the model and verifies all that load() will read. Throws CheckpointError.
+  void check(const std::string& saved_optimizer, const std::string& optimizer);
+  /// Overwrites weights, optimizer state and buffers; between ShardedModel::begin_replacing() and end_replacing(). `steps`:
+  /// updates each of the checkpoint's parameters has had.
+  void load(const std::vector<int64_t>& steps);
+  /// This rank's blob as it was saved, (n) uint8 on the CPU; undefined when the checkpoint has none for this rank.
+  at::Tensor blob(const std::string& name) const;
+
+  const checkpoint::Checkpoint& checkpoint() const { return checkpoint_; }
+  const std::vector<std::string>& not_loaded() const { return not_loaded_; }
+
+ private:
+  struct Buffer {
+    at::Tensor tensor;
+    const checkpoint::DatasetRecord* dataset;
+  };
+  /// Whether optimizer state is loaded; the checkpoint has no other names than the model then.
+  bool with_states() const { return options_.load_optimizer_states && !options_.load_module_only; }
+  void compare_parameters();
+  void compare_optimizers(const std::string& saved, const std::string& current) const;
+  void match_buffers();
+  int num_kinds() const { return with_states() ? 1 + static_cast<int>(model_.optimizer().state_names().size()) : 1; }
+  const checkpoint::DatasetRecord* dataset(const checkpoint::Piece& piece, int kind) const;
+  void load_piece(const checkpoint::Piece& piece, int kind, const checkpoint::DatasetRecord& dataset) const;
+
+  checkpoint::Checkpoint checkpoint_;
+  zero::ShardedModel& model_;
+  LoadOptions options_;
+  checkpoint::Comparison comparison_;
+  std::vector<zero::ShardedModel::Held> held_;  // by unit
+  std::vector<checkpoint::Piece> pieces_;
+  std::vector<Buffer> buffers_;
+  std::vector<std::string> not_loaded_;
+};
+
+}  // namespace tessera

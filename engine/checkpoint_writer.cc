@@ -1,0 +1,151 @@
+#include "engine/checkpoint_writer.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include <filesystem>
+
+#include "checkpoint/catalog.h"
+#include "core/check.h"
+#include "core/error.h"
+#include "core/str.h"
+#include "engine/checkpoint_types.h"
+#include "zero/operator_listener.h"
+
+namespace tessera {
+struct CheckpointWriter::Job {
+  std::vector<at::Tensor> tensors;
+  checkpoint::SaveRequest request;
+  std::vector<std::string> spare;
+};
+
+CheckpointWriter::CheckpointWriter(zero::ShardedModel& model, int stage, const CheckpointConfig& config, Logger log)
+    : model_(model), stage_(stage), config_(config), log_(std::move(log)) {
+  if (!config_.async) return;
+  own_comm_ = model_.comm().duplicate("checkpoint");
+  snapshot_ = at::zeros({bytes_to_copy()}, at::kByte);
+}
+
+CheckpointWriter::~CheckpointWriter() { join(); }
+
+int64_t CheckpointWriter::bytes_to_copy() const {
+  int64_t bytes = 0;
+  for (int unit = 0; unit < model_.layout().num_units(); ++unit) {
+    const zero::ShardedModel::Held mine = model_.shard_of(unit);
+    bytes += static_cast<int64_t>(mine.weights.nbytes());
+    for (const at::Tensor& state : mine.states) bytes += static_cast<int64_t>(state.nbytes());
+  }
+  return bytes;
+}
+
+/// The tensor as contiguous memory of this host; `copy`: that later steps do not write to.
+at::Tensor CheckpointWriter::on_host(const at::Tensor& tensor, bool copy) {
+  if (!copy && tensor.is_cpu()) return tensor.contiguous();
+  const auto bytes = static_cast<int64_t>(tensor.nbytes());
+  at::Tensor place;
+  if (copy && snapshot_used_ + bytes <= snapshot_bytes()) {
+    place = snapshot_.narrow(0, snapshot_used_, bytes).view(tensor.scalar_type()).view(tensor.sizes());
+    snapshot_used_ += bytes;
+  } else {
+    place = at::empty(tensor.sizes(), at::TensorOptions().dtype(tensor.scalar_type()));
+  }
+  return place.copy_(tensor);
+}
+
+std::unique_ptr<CheckpointWriter::Job> CheckpointWriter::prepare(const CheckpointContent& content, bool copy) {
+  const zero::Unheard our_own_operators;
+  const at::NoGradGuard no_grad;
+  snapshot_used_ = 0;
+  auto job = std::make_unique<Job>();
+  const auto keep = [&](const at::Tensor& tensor) {
+    job->tensors.push_back(on_host(tensor, copy));
+    return std::span<const std::byte>(bytes_of(job->tensors.back()));
+  };
+  checkpoint::SaveRequest& request = job->request;
+  request.directory = content.directory;
+  request.tag = content.tag;
+  request.rank = model_.comm().rank();
+  request.stage = stage_;
+  request.layout = &model_.layout();
+  for (std::string_view name : model_.optimizer().state_names()) request.state_names.emplace_back(name);
+  for (int unit = 0; unit < model_.layout().num_units(); ++unit) {
+    const zero::ShardedModel::Held mine = model_.shard_of(unit);
+    checkpoint::UnitData& data = request.units.emplace_back();
+    data.weights = keep(mine.weights);
+    for (const at::Tensor& state : mine.states) data.states.push_back(keep(state));
+  }
+  for (const zero::NamedTensor& buffer : content.buffers)
+    request.tensors.push_back({buffer.name, element_type_of(buffer.tensor, buffer.name), buffer.tensor.sizes().vec(),
+                               keep(buffer.tensor)});
+  for (const zero::NamedTensor& blob : content.blobs) request.blobs.push_back({blob.name, keep(blob.tensor)});
+  request.state = content.state;
+  request.disk.sync = config_.fsync;
+  job->spare = spare_;
+  return job;
+}
+
+void CheckpointWriter::write(const Job& job, comm::Communicator& comm) const {
+  const checkpoint::SaveResult result =
+      checkpoint::save(job.request, [&](const std::string& mine) { return comm.exchange(mine, "checkpoint " + job.request.tag); });
+  if (!result.warning.empty()) log_.warning(result.warning);
+  if (config_.keep_last == 0 || comm.rank() != 0) return;
+  try {
+    checkpoint::keep_last(job.request.directory, {.num = static_cast<int>(config_.keep_last), .spare = job.spare}, Disk(job.request.disk));
+  } catch (const Error& error) {
+    log_.warning(str("checkpoint.keep_last: ", error.what()));
+  }
+}
+
+std::string CheckpointWriter::save(const CheckpointContent& content) {
+  report();
+  if (std::exception_ptr failure = join()) log_failure(failure);
+  std::unique_ptr<Job> job = prepare(content, /*copy=*/config_.async);
+  const std::string path = (job->request.directory / job->request.tag).string();
+  if (!config_.async) {
+    write(*job, model_.comm());
+    return path;
+  }
+  done_ = false;
+  thread_ = std::thread([this, job = std::move(job)] {
+    std::exception_ptr failure;
+    try {
+      write(*job, *own_comm_);
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    const std::lock_guard lock(mutex_);
+    failure_ = failure;
+    done_ = true;
+  });
+  return path;
+}
+
+void CheckpointWriter::log_failure(const std::exception_ptr& failure) const {
+  try {
+    std::rethrow_exception(failure);
+  } catch (const std::exception& error) {
+    log_.warning(str("a checkpoint was not written: ", error.what()));
+  }
+}
+
+void CheckpointWriter::report() {
+  std::exception_ptr failure;
+  {
+    const std::lock_guard lock(mutex_);
+    if (done_) failure = std::exchange(failure_, nullptr);
+  }
+  if (failure) log_failure(failure);
+}
+
+/// Waits for the thread; what went wrong, unless it was reported.
+std::exception_ptr CheckpointWriter::join() {
+  if (thread_.joinable()) thread_.join();
+  return std::exchange(failure_, nullptr);
+}
+
+void CheckpointWriter::finish() {
+  if (std::exception_ptr failure = join()) std::rethrow_exception(failure);
+}
+
+}  // namespace tessera

@@ -1,0 +1,134 @@
+// Engine::save_checkpoint and load_checkpoint.
+#include "engine/checkpointing.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
+
+#include "checkpoint/catalog.h"
+#include "checkpoint/reader.h"
+#include "core/error.h"
+#include "core/str.h"
+#include "engine/checkpoint_loader.h"
+#include "engine/checkpoint_state.h"
+#include "engine/checkpoint_types.h"
+#include "engine/checkpoint_writer.h"
+#include "engine/config/parse.h"
+#include "engine/engine.h"
+
+namespace tessera {
+namespace {
+
+using nlohmann::json;
+
+at::Generator generator_of(at::Device device) {
+  return device.is_cpu() ? at::detail::getDefaultCPUGenerator() : at::globalContext().defaultGenerator(device);
+}
+
+constexpr const char* kCpuGenerator = "rng_cpu";
+constexpr const char* kCudaGenerator = "rng_cuda";
+
+}  // namespace
+
+CheckpointWriter& Engine::checkpoint_writer() {
+  if (!checkpoint_writer_)
+    checkpoint_writer_ = std::make_unique<CheckpointWriter>(*sharded_, config_.zero.stage, config_.checkpoint, options_.log);
+  return *checkpoint_writer_;
+}
+
+// ---------------------------------------------------------------------------------------------------- save
+
+std::string Engine::save_checkpoint(const std::string& directory, const std::string& tag) {
+  return save_checkpoint(directory, tag, json::object());
+}
+
+std::string Engine::save_checkpoint(const std::string& directory, const std::string& tag, const json& client_state) {
+  check_usable();
+  if (micro_steps_in_window_ != 0)
+    throw Error(str("save_checkpoint() after ", micro_steps_in_window_, " of ", config_.gradient_accumulation_steps,
+                    " backward() calls: gradients are not saved; save after a step() that updates"));
+  sharded_->broadcast_buffers();
+
+  CheckpointState state;
+  state.global_steps = global_steps_;
+  state.skipped_steps = skipped_steps_;
+  state.micro_steps = micro_steps_;
+  state.gradient_norm = gradient_norm_;
+  state.loss_scaler = scaler_.state();
+  state.optimizer = config_.optimizer.type;
+  const auto num_parameters = static_cast<int>(sharded_->layout().parameters().size());
+  for (int parameter = 0; parameter < num_parameters; ++parameter)
+    state.parameter_steps.push_back(sharded_->optimizer().steps(parameter));
+  state.config = json::parse(dump_resolved(config_));
+  state.client_state = client_state;
+
+  CheckpointContent content;
+  content.directory = directory;
+  content.tag = tag.empty() ? str("global_step", global_steps_) : tag;
+  content.buffers = sharded_->buffers();
+  content.blobs.push_back({kCpuGenerator, generator_of(at::kCPU).get_state()});
+  if (!device().is_cpu()) content.blobs.push_back({kCudaGenerator, generator_of(device()).get_state()});
+  content.state = to_json(state);
+  return checkpoint_writer().save(content);
+}
+
+void Engine::finish_checkpoint() {
+  if (checkpoint_writer_) checkpoint_writer_->finish();
+}
+
+void Engine::keep_checkpoints(const std::vector<std::string>& tags) { checkpoint_writer().spare(tags); }
+
+// ---------------------------------------------------------------------------------------------------- load
+
+LoadedCheckpoint Engine::load_checkpoint(const std::string& directory, const std::string& tag) {
+  return load_checkpoint(directory, tag, LoadOptions{});
+}
+
+// [Note: loading changes everything or nothing] Every rank reads and verifies what it will need, and compares it with the
+// model; only once all have found it good does anything in memory change. So the data are read twice, rather than held twice.
+LoadedCheckpoint Engine::load_checkpoint(const std::string& directory, const std::string& tag, const LoadOptions& options) {
+  check_usable();
+  if (micro_steps_in_window_ != 0)
+    throw Error("load_checkpoint() between backward() and the step() that updates: gradients would meet other weights");
+  finish_checkpoint();
+  const std::string chosen = from_rank_0(*comm_, "checkpoint to load", [&] {
+    return checkpoint::find_checkpoint(directory, tag).filename().string();
+  });
+
+  std::unique_ptr<CheckpointLoader> loader;
+  CheckpointState state;
+  on_all_ranks(*comm_, "verified checkpoint", [&] {
+    loader = std::make_unique<CheckpointLoader>(directory, chosen, *sharded_, options);
+    const checkpoint::Manifest& manifest = loader->checkpoint().manifest();
+    state = parse_checkpoint_state(manifest.state, manifest.layout.parameters.size(), loader->checkpoint().path().string());
+    loader->check(state.optimizer, config_.optimizer.type);
+  });
+
+  failure_ = std::make_exception_ptr(Error("load_checkpoint() failed half-way, and the parameters are neither old nor new"));
+  sharded_->begin_replacing();
+  on_all_ranks(*comm_, "loaded checkpoint", [&] { loader->load(state.parameter_steps); });
+  sharded_->end_replacing();
+  if (training_) sharded_->begin_pass(zero::Pass::kTrain);
+  failure_ = nullptr;
+
+  if (!options.load_module_only) {
+    global_steps_ = state.global_steps;
+    skipped_steps_ = state.skipped_steps;
+    micro_steps_ = state.micro_steps;
+    gradient_norm_ = state.gradient_norm;
+    scaler_.set_state(state.loss_scaler);
+    if (const auto bytes = loader->blob(kCpuGenerator); bytes.defined()) generator_of(at::kCPU).set_state(bytes);
+    if (!device().is_cpu())
+      if (const auto bytes = loader->blob(kCudaGenerator); bytes.defined()) generator_of(device()).set_state(bytes);
+  }
+  stepped_ = true;
+  LoadedCheckpoint loaded;
+  loaded.path = loader->checkpoint().path().string();
+  loaded.tag = chosen;
+  loaded.client_state = state.client_state;
+  loaded.saved_world_size = loader->checkpoint().manifest().world_size();
+  loaded.not_loaded = loader->not_loaded();
+  loaded.bytes_read = loader->checkpoint().bytes_read();
+  return loaded;
+}
+
+}  // namespace tessera

@@ -1,0 +1,82 @@
+// What the checkpoint's tests share: a model whose every element is known by parameter name and index, ranks as threads,
+// and the comparison of what a checkpoint holds with what it should.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/reader.h"
+#include "checkpoint/save.h"
+#include "zero/layout.h"
+
+namespace tessera::checkpoint::testing {
+
+/// A folder of this test's own, removed at the end.
+class TemporaryFolder {
+ public:
+  TemporaryFolder();
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  ~TemporaryFolder();
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+/// Names in a folder, sorted.
+std::vector<std::string> names_in(const std::filesystem::path& folder);
+
+using Bytes = std::vector<std::byte>;
+
+/// A model in training: what all ranks together hold. Values depend on (seed, dataset, parameter, element) alone, so
+/// models of any layout with the same seed hold the same.
+class SampleModel {
+ public:
+  SampleModel(std::vector<zero::ParameterSpec> specs, const zero::LayoutOptions& options, uint64_t seed,
+              std::vector<std::string> state_names = {"exp_avg", "exp_avg_sq"});
+
+  const zero::Layout& layout() const { return layout_; }
+  const std::vector<std::string>& state_names() const { return state_names_; }
+  /// The whole unit's weights as saved, padding zero.
+  const Bytes& weights(int unit) const { return weights_[unit]; }
+  const Bytes& state(int unit, int i) const { return states_[unit][i]; }
+  const std::vector<WholeTensor>& tensors() const { return tensors_; }
+  Bytes& blob(int rank) { return blobs_[rank]; }
+
+  SaveRequest request(const std::filesystem::path& directory, const std::string& tag, int rank) const;
+  /// What differs between the checkpoint and this model, whatever the checkpoint's layout; empty when nothing does.
+  std::string difference(const Checkpoint& checkpoint) const;
+
+ private:
+  Bytes fill(int unit, const std::string& dataset, ElementType type) const;
+  void make_tensors();
+
+  uint64_t seed_;
+  zero::Layout layout_;
+  std::vector<std::string> state_names_;
+  std::vector<Bytes> weights_;              // by unit
+  std::vector<std::vector<Bytes>> states_;  // by unit, by state
+  std::vector<Bytes> tensor_data_;
+  std::vector<WholeTensor> tensors_;
+  std::vector<Bytes> blobs_;  // by rank
+  nlohmann::json state_;
+};
+
+/// Trainable fp32 and bf16, frozen, tied, 0-dim and empty parameters; a name with '/', one that is not ASCII.
+std::vector<zero::ParameterSpec> sample_specs();
+/// The above over `world` ranks in small units.
+SampleModel sample_model(int world, uint64_t seed);
+
+/// Runs `rank_main` for each rank on a thread of its own. Returns what each threw (what()), empty for nothing.
+std::vector<std::string> run_ranks(int world, const std::function<void(int rank, const Exchange&)>& rank_main);
+
+/// Saves by all ranks. `disk` gives each rank's options. Returns each rank's error.
+std::vector<std::string> save_all(const SampleModel& model, const std::filesystem::path& directory, const std::string& tag,
+                                  const std::function<DiskOptions(int rank)>& disk = {});
+
+}  // namespace tessera::checkpoint::testing

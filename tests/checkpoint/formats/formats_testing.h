@@ -1,0 +1,71 @@
+// What the tests of model files share.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <random>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "checkpoint/formats/model_writer.h"
+#include "tests/checkpoint/checkpoint_testing.h"
+
+namespace tessera::checkpoint {
+
+/// A folder of its own for a test, gone with it.
+class TestFolder : public testing::TemporaryFolder {
+ public:
+  std::filesystem::path operator/(const std::string& name) const { return path() / name; }
+  std::vector<std::string> names() const { return testing::names_in(path()); }
+};
+
+inline std::string read_text(const std::filesystem::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+inline void write_text(const std::filesystem::path& path, std::string_view text) {
+  std::ofstream(path, std::ios::binary) << text;
+}
+
+/// A file's content, or that of all files of a folder, by name; "" for what is not there.
+inline std::string content_of(const std::filesystem::path& path) {
+  if (!std::filesystem::is_directory(path)) return read_text(path);
+  std::vector<std::string> parts;
+  for (const auto& entry : std::filesystem::directory_iterator(path))
+    parts.push_back(entry.path().filename().string() + "\n" + read_text(entry.path()));
+  std::sort(parts.begin(), parts.end());
+  std::string all;
+  for (const std::string& part : parts) all += part;
+  return all;
+}
+
+inline std::vector<std::byte> random_bytes(int64_t count, uint64_t seed) {
+  std::mt19937_64 source(seed);
+  std::vector<std::byte> bytes(static_cast<size_t>(count));
+  for (std::byte& byte : bytes) byte = static_cast<std::byte>(source());
+  return bytes;
+}
+
+/// A few tensors: tied, empty, 0-dim, of several types.
+inline std::vector<ModelTensor> small_model() {
+  return {{"a.weight", {3, 5}, ElementType::kFloat32, {}}, {"a.bias", {5}, ElementType::kBFloat16, {}},
+          {"none", {0, 7}, ElementType::kInt64, {}},       {"embed", {9, 4}, ElementType::kFloat32, {"head", "decoder"}},
+          {"scalar", {}, ElementType::kFloat64, {}},       {"flags", {13}, ElementType::kUInt8, {}},
+          {"b.weight", {11, 3}, ElementType::kFloat16, {}}};
+}
+
+/// Writes a model whose bytes follow from `seed`.
+inline void write_model(const Disk& disk, ModelWriterOptions options, uint64_t seed, size_t piece_bytes = 50) {
+  const auto writer = open_model_writer(disk, std::move(options));
+  const std::vector<std::byte> data = random_bytes(writer->total_bytes(), seed);
+  for (size_t begin = 0; begin < data.size(); begin += piece_bytes)
+    writer->append(std::span(data).subspan(begin, std::min(piece_bytes, data.size() - begin)));
+  writer->finish();
+}
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,140 @@
+// What is the same in all formats: names, sizes, the order of bytes.
+#include "checkpoint/checkpoint_error.h"
+#include "checkpoint/formats/model_writer.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "checkpoint/formats/names.h"
+#include "checkpoint/formats/safetensors_writer.h"
+#include "tests/checkpoint/formats/formats_testing.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+
+constexpr std::array kFormats = {ModelFormat::kSafetensors, ModelFormat::kTorch, ModelFormat::kHdf5};
+
+ModelTensor tensor(const std::string& name, std::vector<int64_t> shape, std::vector<std::string> aliases = {}) {
+  return {name, std::move(shape), ElementType::kFloat32, std::move(aliases)};
+}
+
+TEST(ModelFormat, FromAWordOrAnEnding) {
+  for (const ModelFormat format : kFormats) EXPECT_EQ(parse_model_format(name_of(format)), format);
+  EXPECT_EQ(parse_model_format("bin"), std::nullopt);
+  EXPECT_EQ(model_format_of("a/b.safetensors"), ModelFormat::kSafetensors);
+  for (const char* name : {"m.pt", "m.pth", "pytorch_model.bin"}) EXPECT_EQ(model_format_of(name), ModelFormat::kTorch);
+  for (const char* name : {"m.h5", "m.hdf5"}) EXPECT_EQ(model_format_of(name), ModelFormat::kHdf5);
+  for (const char* name : {"m", "m.pt/", "m.PT2", ".h5", "m.safetensors.index.json", ""})
+    EXPECT_EQ(model_format_of(name), std::nullopt) << name;
+}
+
+TEST(ModelWriter, RefusesListsNoFormatCanHold) {
+  struct Mistake {
+    std::vector<ModelTensor> tensors;
+    const char* message;
+  };
+  const int64_t huge = int64_t{1} << 40;
+  const std::vector<Mistake> mistakes = {
+      {{tensor("a", {1}), tensor("b", {1}), tensor("a", {2})}, "tensor 'a' occurs twice"},
+      {{tensor("a", {1}), tensor("b", {1}, {"c", "a"})}, "tensor 'a' occurs twice"},
+      {{tensor("a", {1}, {"a"})}, "tensor 'a' occurs twice"},
+      {{tensor("", {1})}, "a tensor has an empty name"},
+      {{tensor("x", {1}, {""})}, "a tensor has an empty name"},
+      {{tensor("b\xff", {1})}, "tensor 'b\\xff': its name is not UTF-8"},
+      {{tensor("a", {2, -1})}, "tensor 'a' has a negative size, -1"},
+      {{tensor("a", {huge, huge})}, "tensor 'a' has more bytes than 63 bits can count"},
+      {{tensor("a", {int64_t{1} << 59}, {"b", "c", "d", "e"})}, "tensor 'a' has more bytes than 63 bits can count"},
+      {{tensor("a", {int64_t{1} << 59}), tensor("b", {int64_t{1} << 59})},
+       "the model has more bytes than 62 bits can count"},
+  };
+  TestFolder folder;
+  const Disk disk;
+  for (const ModelFormat format : kFormats)
+    for (const Mistake& mistake : mistakes)
+      EXPECT_THAT([&] { open_model_writer(disk, {.format = format, .path = folder / "out", .tensors = mistake.tensors}); },
+                  ThrowsMessage<CheckpointError>(mistake.message));
+  EXPECT_TRUE(folder.names().empty());
+}
+
+TEST(ModelWriter, TooManyOrTooFewBytesAreMistakesOfOurs) {
+  TestFolder folder;
+  const Disk disk;
+  for (const ModelFormat format : kFormats) {
+    const std::vector<std::byte> data(100);
+    auto writer =
+        open_model_writer(disk, {.format = format, .path = folder / "out", .tensors = {tensor("a", {3}), tensor("b", {4})}});
+    EXPECT_EQ(writer->total_bytes(), 28);
+    EXPECT_THROW(writer->append(std::span(data).first(29)), std::logic_error);
+    writer =
+        open_model_writer(disk, {.format = format, .path = folder / "out", .tensors = {tensor("a", {3}), tensor("b", {4})}});
+    writer->append(std::span(data).first(20));
+    EXPECT_THROW(writer->finish(), std::logic_error);
+    writer.reset();
+    EXPECT_TRUE(folder.names().empty());
+  }
+}
+
+TEST(ModelWriter, PiecesOfAnySizeGiveTheSameFile) {
+  TestFolder folder;
+  for (const ModelFormat format : kFormats) {
+    const ModelWriterOptions options{.format = format, .path = folder / "out", .tensors = small_model()};
+    write_model(Disk(), options, 7, 1'000'000);
+    const std::string expected = content_of(folder / "out");
+    for (const size_t piece_bytes : {1, 2, 3, 7, 64, 100}) {
+      write_model(Disk(), options, 7, piece_bytes);
+      EXPECT_TRUE(content_of(folder / "out") == expected) << name_of(format) << ", " << piece_bytes;
+    }
+  }
+}
+
+TEST(PlanShards, CutsWhereTheNextTensorWouldNotFit) {
+  const std::vector<ModelTensor> tensors = {tensor("a", {6}), tensor("b", {6}), tensor("c", {2}),
+                                            tensor("d", {6}), tensor("e", {2}), tensor("f", {2})};
+  EXPECT_THAT(plan_shards(tensors, 40), ElementsAre(ElementsAre(0), ElementsAre(1, 2), ElementsAre(3, 4, 5)));
+  EXPECT_THAT(plan_shards(tensors, 24),
+              ElementsAre(ElementsAre(0), ElementsAre(1), ElementsAre(2), ElementsAre(3), ElementsAre(4, 5)));
+  EXPECT_THAT(plan_shards(tensors, 1'000), ElementsAre(ElementsAre(0, 1, 2, 3, 4, 5)));
+  EXPECT_TRUE(plan_shards({}, 100).empty());
+}
+
+TEST(PlanShards, ATensorThatNeverFitsStandsAloneAndEndsNoShard) {
+  const std::vector<ModelTensor> tensors = {tensor("a", {2}), tensor("big", {100}), tensor("b", {2})};
+  EXPECT_THAT(plan_shards(tensors, 40), ElementsAre(ElementsAre(1), ElementsAre(0, 2)));
+}
+
+TEST(PlanShards, TiedNamesCountTogether) {
+  const std::vector<ModelTensor> tensors = {tensor("a", {2}), tensor("tied", {4}, {"t2", "t3"}), tensor("b", {2})};
+  EXPECT_THAT(plan_shards(tensors, 48), ElementsAre(ElementsAre(0), ElementsAre(1), ElementsAre(2)));
+  EXPECT_THAT(plan_shards(tensors, 56), ElementsAre(ElementsAre(0, 1), ElementsAre(2)));
+}
+
+TEST(PlanShards, FileNames) {
+  EXPECT_EQ(shard_file_name(0, 1), "model.safetensors");
+  EXPECT_EQ(shard_file_name(1, 3), "model-00002-of-00003.safetensors");
+  EXPECT_EQ(shard_file_name(99'999, 123'456), "model-100000-of-123456.safetensors");
+}
+
+TEST(Names, Utf8IsWhatUnicodeSays) {
+  for (const char* good : {"", "a", "\xc2\x80", "\xdf\xbf", "\xe0\xa0\x80", "\xed\x9f\xbf", "\xee\x80\x80", "\xef\xbf\xbf",
+                           "\xf0\x90\x80\x80", "\xf4\x8f\xbf\xbf", "größe.重み🙂"})
+    EXPECT_TRUE(is_utf8(good)) << good;
+  for (const char* bad : {"\x80", "\xc0\x80", "\xc1\xbf", "\xc2", "\xe0\x9f\xbf", "\xed\xa0\x80", "\xe2\x82",
+                          "\xf0\x8f\xbf\xbf", "\xf4\x90\x80\x80", "\xf5\x80\x80\x80", "\xff", "a\xc3("})
+    EXPECT_FALSE(is_utf8(bad)) << bad;
+  EXPECT_TRUE(is_utf8(std::string_view("\0", 1)));
+}
+
+TEST(Names, QuotedIsOneShortLine) {
+  EXPECT_EQ(quoted_name("encoder.weight"), "'encoder.weight'");
+  EXPECT_EQ(quoted_name("重み\n\x7f\xff"), "'重み\\x0a\\x7f\\xff'");
+  const std::string quoted = quoted_name(std::string(10'000, 'x'));
+  EXPECT_LT(quoted.size(), 210u);
+  EXPECT_TRUE(quoted.ends_with("…'"));
+}
+
+}  // namespace
+}  // namespace tessera::checkpoint

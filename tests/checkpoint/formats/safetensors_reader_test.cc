@@ -1,0 +1,326 @@
+// Safetensors files of others: what is wrong with one is said, and nothing in it can do harm.
+#include "checkpoint/checkpoint_error.h"
+#include "checkpoint/formats/safetensors_reader.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "checkpoint/formats/safetensors_index.h"
+#include "tests/checkpoint/formats/formats_testing.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+std::string file_of(const std::string& header, const std::string& data) {
+  std::string length(8, '\0');
+  for (size_t i = 0; i < 8; ++i) length[i] = static_cast<char>(header.size() >> (8 * i) & 0xff);
+  return length + header + data;
+}
+
+std::string error_of(const std::function<void()>& function) {
+  try {
+    function();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+std::string header_error(const std::string& header, int64_t data_bytes) {
+  return error_of([&] { parse_safetensors_header(header, data_bytes, "m.safetensors"); });
+}
+
+TEST(SafetensorsHeader, WhatIsWrongIsSaid) {
+  struct Mistake {
+    const char* header;
+    int64_t data_bytes;
+    const char* message;
+  };
+  const std::vector<Mistake> mistakes = {
+      {"", 0, "no safetensors file: its header does not start with '{'"},
+      {" {}", 0, "no safetensors file: its header does not start with '{'"},
+      {"[]", 0, "no safetensors file: its header does not start with '{'"},
+      {"{", 0, "no JSON at byte 2 of the header"},
+      {"{} x", 0, "no JSON at byte 4 of the header"},
+      {"{}{}", 0, "no JSON at byte 3 of the header"},
+      {"{\"a\xff\":1}", 0, "no JSON at byte 4 of the header"},
+      {R"({"a":1})", 0, "tensor 'a' is 1, expected an object"},
+      {R"({"a":null})", 0, "tensor 'a' is null, expected an object"},
+      {R"({"a":[[[]]]})", 0, "tensor 'a' is an array, expected an object"},
+      {R"({"a":{}})", 0, R"(tensor 'a' has no "dtype")"},
+      {R"({"a":{"dtype":"F32","shape":[]}})", 4, R"(tensor 'a' has no "data_offsets")"},
+      {R"({"a":{"dtype":"F32","data_offsets":[0,4]}})", 4, R"(tensor 'a' has no "shape")"},
+      {R"({"a":{"dtype":"F32","dtype":"F32"}})", 4, R"(tensor 'a' has "dtype" twice)"},
+      {R"({"a":{"shape":[],"shape":[]}})", 4, R"(tensor 'a' has "shape" twice)"},
+      {R"({"a":{"kind":"F32"}})", 4, "tensor 'a' has the key 'kind', expected dtype, shape and data_offsets"},
+      {R"({"a":{"dtype":7}})", 4, "tensor 'a': dtype is 7, expected a string"},
+      {R"({"a":{"dtype":"F8_E4M3"}})", 4,
+       "tensor 'a': dtype is 'F8_E4M3', expected one of BOOL, U8, I8, I16, F16, BF16, I32, F32, F64, I64"},
+      {R"({"a":{"dtype":{}}})", 4, "tensor 'a': dtype is an object, expected a string"},
+      {R"({"a":{"shape":3}})", 4, "tensor 'a': shape has 3, expected a list of sizes"},
+      {R"({"a":{"shape":[-1]}})", 4, "tensor 'a': shape has -1, expected a list of sizes"},
+      {R"({"a":{"shape":[1.5]}})", 4, "tensor 'a': shape has '1.5', expected a list of sizes"},
+      {R"({"a":{"shape":[true]}})", 4, "tensor 'a': shape has true, expected a list of sizes"},
+      {R"({"a":{"shape":[[1]]}})", 4, "tensor 'a': shape has an array, expected a list of sizes"},
+      {R"({"a":{"shape":["1"]}})", 4, "tensor 'a': shape has '1', expected a list of sizes"},
+      {R"({"a":{"shape":[9223372036854775808]}})", 4, "tensor 'a': shape has 9223372036854775808, expected less than 2^63"},
+      {R"({"a":{"shape":[99999999999999999999]}})", 4,
+       "tensor 'a': shape has '99999999999999999999', expected a list of sizes"},
+      {R"({"a":{"data_offsets":[0]}})", 4, "tensor 'a': data_offsets is [0], expected [BEGIN, END]"},
+      {R"({"a":{"data_offsets":[4,0]}})", 4, "tensor 'a': data_offsets is [4, 0], expected [BEGIN, END]"},
+      {R"({"a":{"data_offsets":[0,1,2]}})", 4, "tensor 'a': data_offsets has more than two numbers, expected [BEGIN, END]"},
+      {R"({"a":{"data_offsets":{}}})", 4, "tensor 'a': data_offsets has an object, expected [BEGIN, END]"},
+      {R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}})", 4,
+       "tensor 'a' has 4 bytes of data, expected 8 for F32 and shape [2]"},
+      {R"({"a":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,0]}})", 0,
+       "tensor 'a' has 0 bytes of data, expected more than 2^63 for F32 and shape [4294967296, 4294967296]"},
+      {R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}})", 3,
+       "tensor 'a' starts at byte 1 of the data, expected 0 (there is a hole)"},
+      {R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}})", 3,
+       "tensor 'b' starts at byte 1 of the data, expected 2 (it overlaps another)"},
+      {R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}})", 2,
+       "tensor 'b' starts at byte 0 of the data, expected 2 (it overlaps another)"},
+      {R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"e":{"dtype":"U8","shape":[0],"data_offsets":[9,9]}})", 2,
+       "tensor 'e' starts at byte 9 of the data, expected 2 (there is a hole)"},
+      {R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}})", 3,
+       "the file has 3 bytes of data, expected 2 (something follows the last tensor)"},
+      {R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}})", 1,
+       "the file has 1 bytes of data, expected 2 (it is truncated)"},
+      {R"({"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}})", 0,
+       "tensor 'a' occurs twice"},
+      {R"({"__metadata__":7})", 0, "__metadata__ is 7, expected an object"},
+      {R"({"__metadata__":{"k":7}})", 0, "__metadata__: 'k' is 7, expected a string"},
+      {R"({"__metadata__":{"k":{}}})", 0, "__metadata__: 'k' is an object, expected a string"},
+      {R"({"__metadata__":{"k":"a","k":"b"}})", 0, "__metadata__ has 'k' twice"},
+      {R"({"__metadata__":{},"__metadata__":{}})", 0, "__metadata__ occurs twice"},
+      {R"({"line\nbreak":7})", 0, R"(tensor 'line\x0abreak' is 7, expected an object)"},
+  };
+  for (const Mistake& mistake : mistakes)
+    EXPECT_EQ(header_error(mistake.header, mistake.data_bytes), std::string("m.safetensors: ") + mistake.message)
+        << mistake.header;
+  std::string deep = R"({"a":{"shape":[1)";
+  for (int i = 0; i < 64; ++i) deep += ",1";
+  EXPECT_EQ(header_error(deep + "]}}", 1), "m.safetensors: tensor 'a' has more than 64 dimensions");
+}
+
+TEST(SafetensorsHeader, IsReadAsItWasWritten) {
+  SafetensorsHeader header;
+  header.metadata = {{"format", "pt"}, {"note", "two\nlines \"and\" quotes"}};
+  for (const ElementType type : kElementTypes)
+    header.tensors.push_back({"t." + std::string(name_of(type)), {3, 1, 5}, type, 0, 0});
+  header.tensors.push_back({"重み", {}, ElementType::kInt8, 0, 0});
+  header.tensors.push_back({"empty", {4, 0}, ElementType::kFloat32, 0, 0});
+  place_tensors(header.tensors);
+  const std::string head = format_safetensors_header(header, "x");
+  EXPECT_EQ(head.size() % 8, 0u);
+  const SafetensorsTensor& last = header.tensors.back();
+  const SafetensorsHeader read = parse_safetensors_header(std::string_view(head).substr(8), last.offset + last.bytes, "x");
+  EXPECT_EQ(read.metadata, header.metadata);
+  ASSERT_EQ(read.tensors.size(), header.tensors.size());
+  for (const SafetensorsTensor& tensor : header.tensors) {
+    const auto found =
+        std::find_if(read.tensors.begin(), read.tensors.end(), [&](const auto& other) { return other.name == tensor.name; });
+    ASSERT_NE(found, read.tensors.end());
+    EXPECT_EQ(std::tie(found->shape, found->type, found->offset, found->bytes),
+              std::tie(tensor.shape, tensor.type, tensor.offset, tensor.bytes));
+    EXPECT_EQ(tensor.offset % size_bytes(tensor.type), 0) << "tensors are aligned";
+  }
+}
+
+TEST(SafetensorsFile, HeaderLengths) {
+  TestFolder folder;
+  const auto path = folder / "m.safetensors";
+  const auto error = [&](const std::string& content) {
+    write_text(path, content);
+    const std::string message = error_of([&] { SafetensorsFile{path}; });
+    EXPECT_THAT(message, StartsWith(path.string()));
+    return message.substr(path.string().size());
+  };
+  EXPECT_EQ(error(""), ": no safetensors file: it has 0 bytes, expected 8 at least");
+  EXPECT_EQ(error("1234567"), ": no safetensors file: it has 7 bytes, expected 8 at least");
+  EXPECT_EQ(error(std::string("\3\0\0\0\0\0\0\0{}", 10)),
+            ": the header's length is 3, expected at most 2 (what the file has left)");
+  EXPECT_EQ(error(std::string(8, '\xff') + "{}"),
+            ": the header's length is 18446744073709551615, expected at most 2 (what the file has left)");
+  EXPECT_EQ(error(std::string("\0\0\0\0\0\0\0\x80{}", 10)),
+            ": the header's length is 9223372036854775808, expected at most 2 (what the file has left)");
+  EXPECT_EQ(error(std::string(8, '\0')), ": no safetensors file: its header does not start with '{'");
+  EXPECT_EQ(error(file_of("{}", "x")), ": the file has 1 bytes of data, expected 0 (something follows the last tensor)");
+  std::filesystem::resize_file(path, 200'000'000);  // sparse
+  std::ofstream(path, std::ios::binary | std::ios::in).write("\1\xe1\xf5\5\0\0\0\0{", 9);
+  EXPECT_THAT(error_of([&] { SafetensorsFile{path}; }),
+              HasSubstr("the header's length is 100000001, expected at most 100000000"));
+  EXPECT_THAT(error_of([&] { SafetensorsFile{folder / "none"}; }), HasSubstr("No such file"));
+  EXPECT_THAT(error_of([&] { SafetensorsFile{folder.path()}; }), HasSubstr("Is a directory"));
+}
+
+TEST(SafetensorsFile, ReadsRanges) {
+  TestFolder folder;
+  write_text(
+      folder / "m.safetensors",
+      file_of(
+          R"({"b":{"dtype":"I16","shape":[2],"data_offsets":[3,7]},"a":{"dtype":"U8","shape":[3],"data_offsets":[0,3]}}  )",
+          "abcdefg"));
+  const SafetensorsFile file(folder / "m.safetensors");
+  ASSERT_EQ(file.tensors().size(), 2u);
+  ASSERT_NE(file.find("b"), nullptr);
+  EXPECT_EQ(file.find("c"), nullptr);
+  std::string text(3, ' ');
+  file.read(*file.find("b"), 1, std::as_writable_bytes(std::span(text)));
+  EXPECT_EQ(text, "efg");
+  EXPECT_THROW(file.read(*file.find("b"), 2, std::as_writable_bytes(std::span(text))), std::logic_error);
+  EXPECT_THROW(file.read(*file.find("b"), -1, std::as_writable_bytes(std::span(text))), std::logic_error);
+}
+
+TEST(SafetensorsIndex, WhatIsWrongIsSaid) {
+  const std::vector<std::pair<std::string, std::string>> mistakes = {
+      {"", "is no JSON at byte 1"},
+      {"[]", "is a list, expected an object"},
+      {"7", "is 7, expected an object"},
+      {"{}", R"(has no "weight_map"; expected {"weight_map": {NAME: FILE}})"},
+      {R"({"metadata":{"weight_map":{"a":"b"}}})", R"(has no "weight_map"; expected {"weight_map": {NAME: FILE}})"},
+      {R"({"weight_map":[]})", R"("weight_map" is a list, expected an object)"},
+      {R"({"weight_map":null})", R"("weight_map" is null, expected an object)"},
+      {R"({"weight_map":{},"weight_map":{}})", R"(has "weight_map" twice)"},
+      {R"({"weight_map":{"a":1}})", "tensor 'a' is in 1, expected the name of a file"},
+      {R"({"weight_map":{"a":{"b":"c"}}})", "tensor 'a' is in an object, expected the name of a file"},
+      {R"({"weight_map":{"a":["c"]}})", "tensor 'a' is in a list, expected the name of a file"},
+      {R"({"weight_map":{"a":"../x"}})", "tensor 'a' is in '../x', expected a file in the index's own folder"},
+      {R"({"weight_map":{"a":"/etc/passwd"}})", "tensor 'a' is in '/etc/passwd', expected a file in the index's own folder"},
+      {R"({"weight_map":{"a":".."}})", "tensor 'a' is in '..', expected a file in the index's own folder"},
+      {R"({"weight_map":{"a":""}})", "tensor 'a' is in '', expected a file in the index's own folder"},
+      {R"({"weight_map":{"a":"x\u0000y"}})", R"(tensor 'a' is in 'x\x00y', expected a file in the index's own folder)"},
+      {R"({"weight_map":{"a":"f","a":"f"}})", "has a tensor twice, in 'f' the second time"},
+      {R"({"weight_map":{"a":"f"}} {})", "is no JSON at byte 26"},
+  };
+  for (const auto& [text, message] : mistakes)
+    EXPECT_EQ(error_of([&] { parse_safetensors_index(text, "i.json"); }), "i.json: " + message) << text;
+  const auto good = parse_safetensors_index(
+      R"({"metadata":{"total_size":7,"x":[{"weight_map":[1]}]},"weight_map":{"a":"f","b":"g"},"more":null})", "i.json");
+  EXPECT_EQ(good, (std::map<std::string, std::string>{{"a", "f"}, {"b", "g"}}));
+}
+
+class SafetensorsModelTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    write_text(folder_ / "one", file_of(R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})", "A"));
+    write_text(folder_ / "two", file_of(R"({"b":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})", "B"));
+  }
+  std::string error_with_index(const std::string& weight_map) {
+    write_text(folder_ / "model.safetensors.index.json", R"({"weight_map":)" + weight_map + "}");
+    return error_of([&] { SafetensorsModel{folder_.path()}; });
+  }
+  TestFolder folder_;
+};
+
+TEST_F(SafetensorsModelTest, IndexAndFilesMustAgree) {
+  EXPECT_EQ(error_with_index(R"({"a":"one","b":"two"})"), "no error");
+  EXPECT_THAT(error_with_index(R"({"a":"one","b":"one"})"), HasSubstr("tensor 'b' is not in one, where the index has it"));
+  EXPECT_THAT(error_with_index(R"({"a":"two","b":"one"})"), HasSubstr("tensor 'a' is not in two, where the index has it"));
+  EXPECT_THAT(error_with_index(R"({"b":"two","c":"one"})"), HasSubstr("tensor 'c' is not in one, where the index has it"));
+  EXPECT_THAT(error_with_index(R"({"a":"one","b":"three"})"), HasSubstr("three: No such file"));
+  write_text(folder_ / "two", file_of(R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})", "B"));
+  EXPECT_THAT(error_with_index(R"({"a":"one","b":"two"})"), HasSubstr("tensor 'a' is both in one and in two"));
+  write_text(
+      folder_ / "two",
+      file_of(R"({"b":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"c":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})",
+              "B"));
+  EXPECT_THAT(error_with_index(R"({"a":"one","b":"two"})"), HasSubstr("tensor 'c' of two is not in the index"));
+}
+
+TEST_F(SafetensorsModelTest, AFolderWithoutWeights) {
+  EXPECT_THAT(error_of([&] { SafetensorsModel{folder_.path()}; }),
+              HasSubstr("holds neither model.safetensors nor model.safetensors.index.json"));
+}
+
+TEST_F(SafetensorsModelTest, Reads) {
+  error_with_index(R"({"a":"one","b":"two"})");
+  const SafetensorsModel model(folder_.path());
+  EXPECT_THAT(model.names(), ElementsAre("a", "b"));
+  char byte = 0;
+  model.read("b", 0, std::as_writable_bytes(std::span(&byte, 1)));
+  EXPECT_EQ(byte, 'B');
+  EXPECT_THAT(error_of([&] { model.read("c", 0, {}); }), HasSubstr("has no tensor 'c'"));
+}
+
+// One to five places of a text changed: bytes replaced, removed, doubled, or digits of another number.
+std::string mutated(std::string text, std::mt19937_64& source) {
+  static constexpr std::string_view kLikely = "0123456789,:[]{}\" -.eE\\utn";
+  for (uint64_t i = source() % 5; i != ~uint64_t{0} && !text.empty(); --i) {
+    const size_t at = source() % text.size();
+    switch (source() % 6) {
+      case 0: text[at] = static_cast<char>(source()); break;
+      case 1: text[at] = kLikely[source() % kLikely.size()]; break;
+      case 2: text.erase(at, 1 + source() % 20); break;
+      case 3: text.insert(at, text.substr(source() % text.size(), 1 + source() % 60)); break;
+      case 4: text.insert(at, std::to_string(source())); break;
+      case 5: text.insert(at, 1 + source() % 300, kLikely[source() % kLikely.size()]); break;
+    }
+  }
+  return text;
+}
+
+TEST(Mutations, OfAFileNeverDoHarm) {
+  TestFolder folder;
+  write_model(Disk(), {.format = ModelFormat::kSafetensors, .path = folder / "m", .tensors = small_model()}, 3);
+  const std::string original = read_text(folder / "m");
+  uint64_t header_bytes = 0;
+  for (int i = 7; i >= 0; --i)
+    header_bytes = header_bytes << 8 | static_cast<unsigned char>(original[static_cast<size_t>(i)]);
+  std::mt19937_64 source(11);
+  int num_read = 0, num_refused = 0;
+  for (int i = 0; i < 10'000; ++i) {
+    // Half of them with a length that fits the header again, or the length would be all that is ever found wrong.
+    const std::string content =
+        i % 2 == 0 ? mutated(original, source)
+                   : file_of(mutated(original.substr(8, header_bytes), source), original.substr(8 + header_bytes));
+    write_text(folder / "x", content);
+    try {
+      const SafetensorsFile file(folder / "x");
+      for (const SafetensorsTensor& tensor : file.tensors()) {
+        std::vector<std::byte> data(static_cast<size_t>(tensor.bytes));
+        file.read(tensor, 0, data);
+      }
+      ++num_read;
+    } catch (const Error& error) {
+      ++num_refused;
+      EXPECT_THAT(error.what(), StartsWith((folder / "x").string()));
+      EXPECT_EQ(std::string_view(error.what()).find('\n'), std::string_view::npos);
+    }
+  }
+  EXPECT_GT(num_read, 50);
+  EXPECT_GT(num_refused, 5'000);
+}
+
+TEST(Mutations, OfAnIndexNeverDoHarm) {
+  const std::string original =
+      R"({"metadata":{"total_size":12345,"note":["x",{"y":1.5e3}]},"weight_map":{"a.weight":"model-00001-of-00002.safetensors","b":"model-00002-of-00002.safetensors"}})";
+  std::mt19937_64 source(12);
+  int num_read = 0;
+  for (int i = 0; i < 10'000; ++i) {
+    try {
+      for (const auto& [name, file] : parse_safetensors_index(mutated(original, source), "i.json"))
+        EXPECT_EQ(file.find('/'), file.npos);
+      ++num_read;
+    } catch (const CheckpointError& error) {
+      EXPECT_THAT(error.what(), StartsWith("i.json: "));
+    }
+  }
+  EXPECT_GT(num_read, 50);
+  EXPECT_LT(num_read, 9'000);
+}
+
+TEST(Mutations, DeepNestingIsNoTrouble) {
+  const std::string brackets(1'000'000, '[');
+  EXPECT_THAT(header_error(R"({"a":)" + brackets, 0), HasSubstr("tensor 'a' is an array, expected an object"));
+  EXPECT_THAT(error_of([&] { parse_safetensors_index(R"({"x":)" + brackets, "i.json"); }), HasSubstr("is no JSON at byte"));
+}
+
+}  // namespace
+}  // namespace tessera::checkpoint

@@ -1,0 +1,216 @@
+// Whatever happens while a model is written, its name stands for the old model or for the new one, whole.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+
+#include <algorithm>
+
+#include "checkpoint/checkpoint_error.h"
+#include "tests/checkpoint/formats/formats_testing.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::UnorderedElementsAre;
+
+struct Case {
+  const char* name;
+  ModelFormat format;
+  int64_t max_shard_bytes;
+};
+
+void PrintTo(const Case& which, std::ostream* out) { *out << which.name; }
+
+class WholeOrAbsent : public ::testing::TestWithParam<Case> {
+ protected:
+  ModelWriterOptions options() const {
+    return {.format = GetParam().format,
+            .path = folder_ / "out",
+            .tensors = small_model(),
+            .max_shard_bytes = GetParam().max_shard_bytes};
+  }
+
+  std::string written(uint64_t seed) {
+    write_model(Disk(), options(), seed);
+    return content_of(folder_ / "out");
+  }
+
+  // The operations of one write, in order.
+  std::vector<std::string> operations() {
+    std::vector<std::string> names;
+    write_model(Disk({.sync = true, .probe = [&](std::string_view name, const auto&) { names.emplace_back(name); }}),
+                options(), 1);
+    return names;
+  }
+
+  TestFolder folder_;
+};
+
+TEST_P(WholeOrAbsent, EachOperationFails) {
+  const size_t num_operations = operations().size();
+  ASSERT_GT(num_operations, 15u);
+  for (const bool exists : {false, true}) {
+    for (size_t fatal = 0; fatal < num_operations; ++fatal) {
+      std::filesystem::remove_all(folder_ / "out");
+      const std::string new_model = written(2);
+      std::filesystem::remove_all(folder_ / "out");
+      const std::string old_model = exists ? written(1) : "";
+      size_t count = 0;
+      std::string failed;
+      const Disk disk({.sync = true, .probe = [&](std::string_view name, const std::filesystem::path&) {
+                         if (count++ != fatal) return;
+                         failed = name;
+                         throw DiskError("No space left on device");
+                       }});
+      try {
+        write_model(disk, options(), 2);
+        ASSERT_EQ(failed, "remove") << "only tidying up may fail unheard";
+        EXPECT_TRUE(content_of(folder_ / "out") == new_model);
+      } catch (const DiskError& error) {
+        EXPECT_THAT(error.what(), HasSubstr("No space left"));
+        const std::string content = content_of(folder_ / "out");
+        EXPECT_TRUE(content == old_model || content == new_model) << fatal << ": " << failed;
+      }
+      if (std::filesystem::exists(folder_ / "out")) {
+        EXPECT_THAT(folder_.names(), UnorderedElementsAre("out")) << fatal << ": " << failed;
+      } else {
+        EXPECT_THAT(folder_.names(), UnorderedElementsAre()) << fatal << ": " << failed;
+      }
+    }
+  }
+}
+
+TEST_P(WholeOrAbsent, KilledAfterEachOperation) {
+  const size_t num_operations = operations().size();
+  for (size_t fatal = 0; fatal < num_operations; ++fatal) {
+    std::filesystem::remove_all(folder_ / "out");
+    const std::string new_model = written(2);
+    const std::string old_model = written(1);
+    const pid_t child = ::fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      size_t count = 0;
+      write_model(Disk({.sync = true,
+                        .probe =
+                            [&](std::string_view, const auto&) {
+                              if (count++ == fatal) ::kill(::getpid(), SIGKILL);
+                            }}),
+                  options(), 2);
+      ::_exit(0);
+    }
+    int status = 0;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    ASSERT_TRUE(WIFSIGNALED(status)) << "operation " << fatal;
+    const std::string content = content_of(folder_ / "out");
+    EXPECT_TRUE(content == old_model || content == new_model) << fatal;
+    EXPECT_TRUE(written(2) == new_model);
+    EXPECT_THAT(folder_.names(), UnorderedElementsAre("out")) << "what the dead have left is removed";
+  }
+}
+
+TEST_P(WholeOrAbsent, AbandonedWritersLeaveNothing) {
+  const Disk disk;
+  open_model_writer(disk, options());
+  EXPECT_TRUE(folder_.names().empty());
+}
+
+TEST_P(WholeOrAbsent, AFileThatCannotGrow) {
+  const std::string old_model = written(1);
+  int report[2];
+  ASSERT_EQ(::pipe(report), 0);
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {  // RLIMIT_FSIZE is for good
+    ::signal(SIGXFSZ, SIG_IGN);
+    const rlimit limit{200, 200};
+    ::setrlimit(RLIMIT_FSIZE, &limit);
+    std::string outcome = "no error";
+    try {
+      write_model(Disk(), options(), 2);
+    } catch (const Error& error) {
+      outcome = error.what();
+    } catch (...) {
+      outcome = "something else";
+    }
+    ::_exit(::write(report[1], outcome.data(), outcome.size()) > 0 ? 0 : 1);
+  }
+  ::close(report[1]);
+  std::string outcome(1'000, '\0');
+  const ssize_t length = ::read(report[0], outcome.data(), outcome.size());
+  ::close(report[0]);
+  outcome.resize(static_cast<size_t>(std::max<ssize_t>(length, 0)));
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  // HDF5 lays its file out in memory, which has the same limit, and keeps to itself what stopped it.
+  EXPECT_THAT(outcome, HasSubstr(GetParam().format == ModelFormat::kHdf5 ? "cannot lay out out: " : "File too large"));
+  EXPECT_TRUE(content_of(folder_ / "out") == old_model);
+  EXPECT_THAT(folder_.names(), UnorderedElementsAre("out"));
+}
+
+TEST_P(WholeOrAbsent, WhatOtherProcessesWriteStays) {
+  const std::string mine = "out." + std::to_string(::getppid()) + ".tmp";  // a process that lives
+  for (const std::string& name : {mine, std::string("out.tmp"), std::string("out.x.tmp"), std::string("another.1.tmp")})
+    write_text(folder_ / name, "x");
+  written(1);
+  EXPECT_THAT(folder_.names(), UnorderedElementsAre("out", mine, "out.tmp", "out.x.tmp", "another.1.tmp"));
+}
+
+TEST_P(WholeOrAbsent, AFolderThatIsNotThere) {
+  ModelWriterOptions elsewhere = options();
+  elsewhere.path = folder_ / "file" / "out";
+  write_text(folder_ / "file", "x");
+  const Disk disk;
+  EXPECT_THROW(open_model_writer(disk, elsewhere), Error);
+  EXPECT_THAT(folder_.names(), UnorderedElementsAre("file"));
+}
+
+INSTANTIATE_TEST_SUITE_P(Formats, WholeOrAbsent,
+                         ::testing::Values(Case{"safetensors", ModelFormat::kSafetensors, 0},
+                                           Case{"shards", ModelFormat::kSafetensors, 150},
+                                           Case{"pt", ModelFormat::kTorch, 0}, Case{"h5", ModelFormat::kHdf5, 0}),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+TEST(ShardFolder, ThroughASymbolicLink) {
+  TestFolder folder;
+  std::filesystem::create_directory(folder / "real");
+  write_text(folder / "real/config.json", "{}");
+  std::filesystem::create_directory_symlink("real", folder / "link");
+  write_model(
+      Disk(),
+      {.format = ModelFormat::kSafetensors, .path = folder / "link", .tensors = small_model(), .max_shard_bytes = 1'000'000},
+      1);
+  EXPECT_TRUE(std::filesystem::is_symlink(folder / "link"));
+  EXPECT_TRUE(std::filesystem::exists(folder / "real/model.safetensors"));
+  EXPECT_EQ(read_text(folder / "real/config.json"), "{}");
+  EXPECT_THAT(folder.names(), UnorderedElementsAre("real", "link"));
+}
+
+TEST(ShardFolder, WithAFinalSlash) {
+  TestFolder folder;
+  for (int i = 0; i < 2; ++i)
+    write_model(Disk(),
+                {.format = ModelFormat::kSafetensors,
+                 .path = folder / "out/",
+                 .tensors = small_model(),
+                 .max_shard_bytes = 1'000'000},
+                1);
+  EXPECT_TRUE(std::filesystem::exists(folder / "out/model.safetensors"));
+  EXPECT_THAT(folder.names(), UnorderedElementsAre("out"));
+}
+
+TEST(ShardFolder, AFileInTheWay) {
+  TestFolder folder;
+  write_text(folder / "out", "x");
+  const ModelWriterOptions options{
+      .format = ModelFormat::kSafetensors, .path = folder / "out", .tensors = small_model(), .max_shard_bytes = 100};
+  const Disk disk;
+  EXPECT_THROW(open_model_writer(disk, options), CheckpointError);
+  EXPECT_EQ(read_text(folder / "out"), "x");
+}
+
+}  // namespace
+}  // namespace tessera::checkpoint

@@ -1,0 +1,136 @@
+"""Checkpoints through the command: resuming, exporting, starting from weights, inspecting. Ranks are processes here."""
+import json
+import struct
+import unittest
+
+from tool import ToolTest
+
+
+def read_safetensors(path):
+    """name -> (dtype, shape, bytes), by the format's description."""
+    data = path.read_bytes()
+    length = struct.unpack("<Q", data[:8])[0]
+    header = json.loads(data[8:8 + length])
+    header.pop("__metadata__", None)
+    start = 8 + length
+    return {name: (entry["dtype"], tuple(entry["shape"]), data[start + entry["data_offsets"][0]:start + entry["data_offsets"][1]])
+            for name, entry in header.items()}
+
+
+class CheckpointTest(ToolTest):
+    def run_config(self, name, max_steps, **changes):
+        """`name` is the folder; 16 steps an epoch, dropout and mirrored images on."""
+        trainer = {"max_steps": max_steps, "save_every_epochs": 0, "save_every_steps": 10, "output_dir": name, "device": "cpu",
+                   "eval_batch_size": 16}
+        config = self.config(trainer=trainer, checkpoint={"fsync": False}, **changes)
+        config["model"]["dropout"] = 0.5
+        config["data"]["flip"] = True
+        return self.write(f"{name}.json", config)
+
+    def train(self, config, ranks, *args):
+        outcome = self.run_tool("train", config, "--nproc", ranks, *args)
+        self.assert_succeeded(outcome)
+        return outcome
+
+    def consolidated(self, folder, tag):
+        """The weights after a step, as the command writes them."""
+        out = self.folder / f"{folder}_{tag}.safetensors"
+        outcome = self.run_tool("consolidate", f"{folder}/checkpoints", out, "--tag", tag)
+        self.assertEqual(outcome.code, 0, outcome)
+        return read_safetensors(out)
+
+    def check_resumed(self, ranks, stage, precision):
+        """24 steps at a stretch; 20 steps, then 4 more by another process: same losses and weights, mid-epoch."""
+        changes = {"zero_optimization": {"stage": stage}, **precision}
+        self.train(self.run_config("whole", 24, **changes), ranks)
+        self.train(self.run_config("parts", 20, **changes), ranks)
+        outcome = self.train(self.run_config("parts", 24, **changes), ranks, "--resume")
+        self.assertIn("going on after step 20, from parts/checkpoints/global_step20", outcome.out)
+        self.assertEqual(self.losses("whole"), self.losses("parts"))
+        self.assertEqual(len(self.losses("parts")), 24)
+        self.assertEqual(self.consolidated("whole", "global_step24"), self.consolidated("parts", "global_step24"))
+
+    def test_resumed_run_is_the_uninterrupted_one(self):
+        for stage in range(4):
+            with self.subTest(stage=stage):
+                self.check_resumed(2, stage, {})
+
+    def test_resumed_in_bf16_and_fp16(self):
+        for precision in ("bf16", "fp16"):
+            with self.subTest(precision=precision):
+                self.check_resumed(2, 3, {precision: {"enabled": True}})
+
+    def test_resumed_from_an_asynchronous_save(self):
+        self.train(self.run_config("whole", 24), 2)
+        parts = self.run_config("parts", 20)
+        self.train(parts, 2, "--set", "checkpoint.async=true")
+        self.train(self.run_config("parts", 24), 2, "--resume")
+        self.assertEqual(self.losses("whole"), self.losses("parts"))
+
+    def test_another_number_of_ranks_and_stage_goes_on(self):
+        self.train(self.run_config("run", 20, zero_optimization={"stage": 3}), 3)
+        outcome = self.train(self.run_config("run", 24, zero_optimization={"stage": 1}), 2, "--resume")
+        self.assertIn("going on after step 20", outcome.out)
+        self.assertEqual(len(self.losses("run")), 24)
+
+    def test_nothing_to_resume(self):
+        outcome = self.run_tool("train", self.run_config("run", 20), "--nproc", 2, "--resume")
+        self.assertEqual(outcome.code, 1, outcome)
+        self.assertIn("run/checkpoints", outcome.err)
+
+    def test_exports_the_best(self):
+        outcome = self.train(self.run_config("run", 20), 2)
+        self.assertRegex(outcome.out, r"\nmodel    run/model.safetensors \(loss \d\.\d+ at step \d+\)\n")
+        step = int(outcome.out.split("at step ")[1].split(")")[0])
+        self.assertEqual(read_safetensors(self.folder / "run" / "model.safetensors"), self.consolidated("run", f"global_step{step}"))
+
+    def test_starts_from_weights(self):
+        """A run from exported weights evaluates as the run that exported them did."""
+        self.train(self.run_config("first", 20), 2)
+        first = self.results("first")
+        config = self.run_config("second", 1, optimizer={"type": "SGD", "params": {"lr": 0.0}}, zero_optimization={"stage": 3})
+        self.train(config, 2, "--init", "first/model.safetensors")
+        best = min(record["eval_loss"] for record in self.lines_of_metrics("first") if "eval_loss" in record)
+        self.assertAlmostEqual(self.results("second")["eval_loss"], best, places=6)
+        self.assertEqual(first["eval_samples"], self.results("second")["eval_samples"])
+
+    def test_weights_of_another_model(self):
+        self.train(self.run_config("first", 10), 2)
+        config = self.run_config("second", 1)
+        outcome = self.run_tool("train", config, "--nproc", 2, "--set", "model.hidden=17", "--init", "first/model.safetensors")
+        self.assertEqual(outcome.code, 1, outcome)
+        self.assertIn("first/model.safetensors: does not fit the model: ", outcome.err)
+        self.assertIn("in the file, [17", outcome.err)
+
+    def test_inspect(self):
+        self.train(self.run_config("run", 10, zero_optimization={"stage": 2}), 2)
+        outcome = self.run_tool("inspect", "run/checkpoints", "--verify")
+        self.assertEqual(outcome.code, 0, outcome)
+        self.assertIn("saved by    2 ranks at ZeRO stage 2\n", outcome.out)
+        self.assertRegex(outcome.out, r"verified: \d+ blocks, ")
+        shown = json.loads(self.run_tool("inspect", "run/checkpoints", "--json").out)
+        self.assertEqual((shown["global_steps"], shown["world_size"], shown["optimizer"]), (10, 2, "AdamW"))
+        damaged = self.folder / "run" / "checkpoints" / "global_step10" / "rank_00001.h5"
+        data = bytearray(damaged.read_bytes())
+        data[len(data) // 2] ^= 1
+        damaged.write_bytes(data)
+        outcome = self.run_tool("inspect", "run/checkpoints", "--verify")
+        self.assertEqual(outcome.code, 1, outcome)
+        self.assertIn("damaged: rank_00001.h5", outcome.out)
+        outcome = self.run_tool("train", self.run_config("run", 20), "--nproc", 2, "--resume")
+        self.assertEqual(outcome.code, 1, outcome)
+        self.assertIn("rank_00001.h5", outcome.err)
+
+    def test_a_folder_that_cannot_be_written_does_not_stop_training(self):
+        config = self.run_config("run", 20)
+        (self.folder / "run").mkdir()
+        (self.folder / "run" / "checkpoints").write_text("in the way")
+        outcome = self.run_tool("train", config, "--nproc", 2)
+        self.assertIn("no checkpoint at step 10, training goes on: ", outcome.err)
+        self.assertEqual(len(self.losses("run")), 20)
+        self.assertEqual(outcome.code, 1, outcome)  # but the last one is missed
+        self.assertIn("run/checkpoints", outcome.err)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,127 @@
+"""`tessera consolidate`: what OUT means, sizes, mistakes, the bar. What is in the files is tests/checkpoint's matter."""
+import json
+import os
+import re
+import struct
+import subprocess
+import unittest
+from pathlib import Path
+
+from terminal import render, run_on_terminal
+from tool import TESSERA, TIMEOUT_S, ToolTest
+
+CONSOLIDATE_TOOL = os.environ.get("CONSOLIDATE_TOOL", "")
+ZERO_TO_FP32 = str(Path(TESSERA).with_name("zero_to_fp32"))
+
+
+def header(path):
+    """Of a safetensors file."""
+    content = path.read_bytes()
+    return json.loads(content[8:8 + struct.unpack("<Q", content[:8])[0]])
+
+
+class ConsolidateTest(ToolTest):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.checkpoints = cls.shared / "checkpoints"
+        subprocess.run([CONSOLIDATE_TOOL, "sample", str(cls.checkpoints), "3"], check=True)
+
+    def consolidate(self, *args, program=TESSERA, **options):
+        command = ("consolidate",) if program == TESSERA else ()
+        return self.run_tool(*command, *args, program=program, **options)
+
+    def test_the_format_follows_the_ending(self):
+        for name, magic in (("m.safetensors", None), ("m.h5", b"\x89HDF"), ("m.hdf5", b"\x89HDF"), ("m.pt", b"PK\3\4"), ("m.bin", b"PK\3\4")):
+            outcome = self.consolidate(self.checkpoints, name)
+            self.assert_succeeded(outcome)
+            self.assertRegex(outcome.out, rf"^{re.escape(name)}: \d+ tensors, [\d.]+k? elements, fp32, from .*/checkpoints/step\n$")
+            content = (self.folder / name).read_bytes()
+            self.assertTrue(content.startswith(magic) if magic else "embedding.weight" in header(self.folder / name))
+
+    def test_or_the_option(self):
+        self.assert_succeeded(self.consolidate(self.checkpoints, "weights", "--format", "pt"))
+        self.assertTrue((self.folder / "weights").read_bytes().startswith(b"PK\3\4"))
+        self.assert_succeeded(self.consolidate(self.checkpoints, "weights.pt", "--format=h5"))
+        self.assertTrue((self.folder / "weights.pt").read_bytes().startswith(b"\x89HDF"))
+
+    def test_dtype(self):
+        for dtype, word in (("fp32", "F32"), ("bf16", "BF16")):
+            self.assert_succeeded(self.consolidate(self.checkpoints, "m.safetensors", "--dtype", dtype))
+            self.assertEqual(header(self.folder / "m.safetensors")["fc.weight"]["dtype"], word)
+
+    def test_folders_get_shards(self):
+        for number, (args, num_files) in enumerate(((("out/",), 1), (("out",), 1), (("model",), 1), (("out", "--format", "safetensors"), 1),
+                                                    (("out", "--max-shard-size", "800"), None), (("new", "--max_shard_size", "0.8KB"), None),
+                                                    (("dotted.v2", "--max-shard-size", "5gib"), 1))):
+            with self.subTest(args=args, number=number):
+                self.assert_succeeded(self.consolidate(self.checkpoints, *args))
+                names = sorted(path.name for path in (self.folder / args[0]).iterdir())
+                if num_files:
+                    self.assertEqual(names, ["model.safetensors"])
+                else:
+                    self.assertIn("model.safetensors.index.json", names)
+                    self.assertGreater(len(names), 3)
+                    index = json.loads((self.folder / args[0] / "model.safetensors.index.json").read_text())
+                    self.assertEqual(sorted(set(index["weight_map"].values())), names[:-1])
+
+    def test_tag(self):
+        outcome = self.consolidate(self.checkpoints, "m.safetensors", "--tag", "step")
+        self.assert_succeeded(outcome)
+        self.assert_one_error(self.consolidate(self.checkpoints, "n.pt", "-t", "stepp"), "has no checkpoint stepp; it has step")
+
+    def test_zero_to_fp32(self):
+        outcome = self.consolidate(self.checkpoints, "pytorch_model.bin", program=ZERO_TO_FP32)
+        self.assert_succeeded(outcome)
+        self.assertTrue((self.folder / "pytorch_model.bin").exists())
+        self.assert_one_error(self.consolidate(self.checkpoints, program=ZERO_TO_FP32), "consolidate: OUT is required")
+
+    def test_mistakes(self):
+        (self.folder / "folder.pt").mkdir()
+        for args, *parts in (
+                ((), "consolidate: DIR is required"),
+                ((self.checkpoints,), "OUT is required"),
+                ((self.checkpoints, ""), "OUT is empty"),
+                (("", "m.pt"), "DIR is empty"),
+                (("nowhere", "m.pt"), "no checkpoint directory nowhere"),
+                ((self.checkpoints / "step", "m.pt"), "expected the directory it is in, and its name as the tag"),
+                ((self.checkpoints, "m.onnx"), "m.onnx: no format has the ending .onnx", "expected .safetensors, .h5, .pt or .bin"),
+                ((self.checkpoints, "m.pt", "--format", "onnx"), "--format onnx: expected safetensors, h5 or pt"),
+                ((self.checkpoints, "m.pt", "--dtype", "fp16"), "--dtype fp16: expected fp32 or bf16"),
+                ((self.checkpoints, "m.pt", "--max-shard-size", "1GB"), "m.pt is the name of a file; expected a folder"),
+                ((self.checkpoints, "m", "--format", "pt", "--max-shard-size", "1GB"), "only safetensors can be cut into shards"),
+                ((self.checkpoints, "folder.pt"), "folder.pt is a folder; expected the name of a file"),
+                ((self.checkpoints, "no/such/folder/m.pt"), "no/such/folder/m.pt", "No such file or directory"),
+                ((self.checkpoints, "m.pt", "--fromat", "h5"), "unexpected '--fromat'", 'did you mean "--format"?')):
+            with self.subTest(args=args):
+                self.assert_one_error(self.consolidate(*args), *parts)
+        for size in ("x", "0", "-1GB", "5XB", "5 G B", "1e400GB", "nan", "inf", "0.1", "99999999TB"):
+            with self.subTest(size=size):
+                self.assert_one_error(self.consolidate(self.checkpoints, "m", f"--max-shard-size={size}"), "expected a size such as 5GB")
+        self.assertEqual([path.name for path in self.folder.iterdir() if path.name != "tmp"], ["folder.pt"])
+
+    def test_damage_is_reported_and_leaves_nothing(self):
+        copy = self.folder / "checkpoints"
+        subprocess.run(["cp", "-r", str(self.checkpoints), str(copy)], check=True)
+        path = copy / "step" / "rank_00001.h5"
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 4
+        path.write_bytes(content)
+        self.assert_one_error(self.consolidate(copy, "m.pt"), "rank_00001.h5: block 0", "is damaged")
+        self.assertEqual(sorted(path.name for path in self.folder.iterdir()), ["checkpoints", "tmp"])
+
+    def test_the_bar_is_gone_at_the_end(self):
+        subprocess.run([CONSOLIDATE_TOOL, "layers", str(self.folder / "large"), "2", "12"], check=True)
+        process, written = run_on_terminal(lambda **files: self.start("consolidate", "large", "m.pt", **files), 80, TIMEOUT_S)
+        self.assertEqual(process.returncode, 0)
+        drawn = [part for part in re.split(r"[\r\n]", written.decode()) if part.startswith("consolidate: ")]
+        self.assertRegex(drawn[-1], r"^consolidate: 100%\|█+\| (\d+)/\1 \[\d\d:\d\d<00:00, \d+ MB/s\]$")
+        for part in drawn:
+            self.assertLess(len(part), 80)
+        screen = render(written, 80)
+        self.assertEqual(len(screen), 2, screen)
+        self.assertRegex(screen[0], r"^m\.pt: \d+ tensors, 12M elements, fp32, from large/step$")
+
+
+if __name__ == "__main__":
+    unittest.main()

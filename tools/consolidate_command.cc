@@ -1,0 +1,159 @@
+#include "tools/consolidate_command.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cstdio>
+#include <filesystem>
+#include <iostream>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "checkpoint/consolidate.h"
+#include "core/error.h"
+#include "core/str.h"
+#include "train/progress.h"
+
+namespace tessera::tools {
+namespace {
+
+using checkpoint::ModelFormat;
+
+constexpr const char* kDefaultShardSize = "5GB";  // transformers' and DeepSpeed's
+constexpr const char* kExpectedSize = "a size such as 5GB (10^9 bytes), 500MB, 2GiB (2^30) or a number of bytes";
+
+struct ConsolidateFlags {
+  std::string directory;
+  std::string output;
+  std::string tag;
+  std::string format;
+  std::string dtype = "fp32";
+  std::string max_shard_size;
+};
+
+// Sizes as transformers and DeepSpeed take them: GB is decimal, GiB binary.
+int64_t parse_size(const std::string& text) {
+  struct Unit {
+    std::string_view name;
+    double bytes;
+  };
+  static constexpr std::array kUnits = {Unit{"", 1},         Unit{"B", 1},       Unit{"KB", 1e3},     Unit{"MB", 1e6},
+                                        Unit{"GB", 1e9},     Unit{"TB", 1e12},   Unit{"KIB", 0x1p10}, Unit{"MIB", 0x1p20},
+                                        Unit{"GIB", 0x1p30}, Unit{"TIB", 0x1p40}};
+  double value = 0;
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, value, std::chars_format::fixed);
+  std::string name(std::find_if(stop, end, [](char c) { return c != ' '; }), end);
+  std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
+  const auto unit = std::find_if(kUnits.begin(), kUnits.end(), [&](const Unit& one) { return one.name == name; });
+  const double bytes = unit == kUnits.end() ? 0 : value * unit->bytes;
+  if (error != std::errc() || !(bytes >= 1 && bytes < 0x1p62))
+    throw ConfigError(str("--max-shard-size ", text.empty() ? "''" : text, ": expected ", kExpectedSize));
+  return static_cast<int64_t>(bytes);
+}
+
+ModelFormat parse_format(const std::string& word) {
+  if (const auto format = checkpoint::parse_model_format(word)) return *format;
+  throw ConfigError(str("--format ", word.empty() ? "''" : word, ": expected safetensors, h5 or pt"));
+}
+
+DType parse_output_dtype(const std::string& word) {
+  const auto dtype = parse_dtype(word);
+  if (dtype == DType::kFloat32 || dtype == DType::kBFloat16) return *dtype;
+  throw ConfigError(str("--dtype ", word.empty() ? "''" : word, ": expected fp32 or bf16"));
+}
+
+// A name that can only mean a folder: one there is, or one that ends in a slash or has no ending.
+bool names_a_folder(const std::filesystem::path& path) {
+  std::error_code error;
+  return std::filesystem::is_directory(path, error) || !path.has_filename() || !path.has_extension();
+}
+
+// What OUT means: a file of a format, or a folder of shards.
+void choose_output(const ConsolidateFlags& flags, checkpoint::ConsolidateOptions& options) {
+  options.output = flags.output;
+  const auto by_ending = checkpoint::model_format_of(options.output);
+  if (!flags.max_shard_size.empty()) {
+    options.max_shard_bytes = parse_size(flags.max_shard_size);
+    options.format = flags.format.empty() ? ModelFormat::kSafetensors : parse_format(flags.format);
+    if (options.format != ModelFormat::kSafetensors)
+      throw ConfigError(str("--max-shard-size with --format ", flags.format, ": only safetensors can be cut into shards"));
+    std::error_code error;
+    if (by_ending && !std::filesystem::is_directory(options.output, error))
+      throw ConfigError(str(flags.output, " is the name of a file; expected a folder for the shards of --max-shard-size"));
+  } else if (!flags.format.empty()) {
+    options.format = parse_format(flags.format);
+    if (options.format == ModelFormat::kSafetensors && names_a_folder(options.output))
+      options.max_shard_bytes = parse_size(kDefaultShardSize);
+  } else if (by_ending) {
+    options.format = *by_ending;
+  } else if (names_a_folder(options.output)) {
+    options.max_shard_bytes = parse_size(kDefaultShardSize);
+  } else {
+    throw ConfigError(str(flags.output, ": no format has the ending ", options.output.extension().string(),
+                          "; expected .safetensors, .h5, .pt or .bin, --format, or a folder (", flags.output, "/)"));
+  }
+}
+
+// "33.7M", "1.2B": as model sizes are told.
+std::string format_short(double value) {
+  const char* const suffixes[] = {"", "k", "M", "B", "T"};
+  size_t suffix = 0;
+  for (; value >= 999.5 && suffix < 4; ++suffix) value /= 1000;
+  char text[32];
+  std::snprintf(text, sizeof text, suffix == 0 ? "%.0f%s" : "%.3g%s", value, suffixes[suffix]);
+  return text;
+}
+
+void run(const ConsolidateFlags& flags) {
+  if (flags.directory.empty()) throw ConfigError("DIR is empty; expected the folder of the checkpoints");
+  if (flags.output.empty()) throw ConfigError("OUT is empty; expected the name of a file or folder");
+  checkpoint::ConsolidateOptions options;
+  options.directory = flags.directory;
+  options.tag = flags.tag;
+  options.dtype = parse_output_dtype(flags.dtype);
+  choose_output(flags, options);
+
+  constexpr int64_t kMegabyte = 1'000'000;
+  std::unique_ptr<train::ProgressBar> bar;
+  options.progress = [&](int64_t done, int64_t total) {
+    const train::BarState start{.description = "consolidate", .total = (total + kMegabyte - 1) / kMegabyte, .unit = "MB"};
+    if (!bar)
+      bar = std::make_unique<train::ProgressBar>(train::display_for(std::cout, STDOUT_FILENO), start, /*keep=*/false);
+    bar->update(done == total ? start.total : done / kMegabyte);
+  };
+  const checkpoint::ConsolidateResult result = checkpoint::consolidate(options);
+  bar.reset();
+  std::cout << flags.output << ": " << result.num_names << " tensors, " << format_short(static_cast<double>(result.numel))
+            << " elements, " << name_of(options.dtype) << ", from " << result.checkpoint.string() << std::endl;
+}
+
+}  // namespace
+
+void add_consolidate_command(CLI::App& app) {
+  CLI::App* command =
+      app.add_subcommand("consolidate", "Write a sharded checkpoint as one model, for other programs to load");
+  const auto flags = std::make_shared<ConsolidateFlags>();
+  command->add_option("DIR", flags->directory, "Folder of the checkpoints")->required()->type_name("")->option_text(" ");
+  command
+      ->add_option(
+          "OUT", flags->output,
+          "File: NAME.safetensors, NAME.h5, NAME.pt or NAME.bin; or a folder, for safetensors in shards and an index")
+      ->required()
+      ->type_name("")
+      ->option_text(" ");
+  command->add_option("-t,--tag", flags->tag, "The checkpoint (default: the one DIR/latest names)")->type_name("TAG");
+  command->add_option("--format", flags->format, "safetensors, h5 or pt (default: by OUT's ending)")->type_name("FORMAT");
+  command->add_option("--dtype", flags->dtype, "fp32 or bf16 (default: fp32, the master weights)")->type_name("TYPE");
+  command
+      ->add_option("--max-shard-size,--max_shard_size", flags->max_shard_size,
+                   str("Shards of at most this size, e.g. 500MB (default for a folder: ", kDefaultShardSize, ")"))
+      ->type_name("SIZE");
+  command->footer("The program is also called zero_to_fp32: zero_to_fp32 DIR OUT");
+  command->callback([flags] { run(*flags); });
+}
+
+}  // namespace tessera::tools

@@ -1,0 +1,136 @@
+#include "tools/inspect_command.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+
+#include "checkpoint/catalog.h"
+#include "checkpoint/reader.h"
+#include "checkpoint/verify.h"
+#include "core/str.h"
+
+namespace tessera::tools {
+namespace {
+
+using checkpoint::Manifest;
+using nlohmann::ordered_json;
+
+struct InspectFlags {
+  std::string directory;
+  std::string tag;
+  bool verify = false;
+  bool json = false;
+};
+
+/// 33722880 as "33,722,880".
+std::string count(int64_t value) {
+  std::string text = std::to_string(value);
+  for (int64_t at = static_cast<int64_t>(text.size()) - 3; at > 0; at -= 3) text.insert(static_cast<size_t>(at), 1, ',');
+  return text;
+}
+
+std::string mebibytes(int64_t bytes) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f MiB", static_cast<double>(bytes) / (1 << 20));
+  return text;
+}
+
+std::string shape_text(const std::vector<int64_t>& shape) { return "[" + join(shape, ", ") + "]"; }
+
+/// A number of the engine's state; -1 when it has none of that name.
+int64_t state_number(const Manifest& manifest, const char* name) {
+  const auto found = manifest.state.find(name);
+  return found != manifest.state.end() && found->is_number_integer() ? found->get<int64_t>() : -1;
+}
+
+std::string optimizer_of(const Manifest& manifest) {
+  const auto found = manifest.state.find("optimizer");
+  return found != manifest.state.end() && found->is_object() ? found->value("type", std::string("?")) : "?";
+}
+
+int64_t num_elements(const Manifest& manifest) {
+  int64_t sum = 0;
+  for (const auto& parameter : manifest.layout.parameters) sum += parameter.numel();
+  return sum;
+}
+
+ordered_json to_json(const checkpoint::Checkpoint& saved, const checkpoint::VerifyReport* report) {
+  const Manifest& manifest = saved.manifest();
+  ordered_json out;
+  out["path"] = saved.path().string();
+  out["tag"] = manifest.tag;
+  out["format_version"] = checkpoint::kFormatVersion;
+  out["global_steps"] = state_number(manifest, "global_steps");
+  out["world_size"] = manifest.world_size();
+  out["zero_stage"] = manifest.stage;
+  out["optimizer"] = optimizer_of(manifest);
+  out["optimizer_states"] = manifest.state_names;
+  out["num_parameters"] = num_elements(manifest);
+  out["bytes"] = manifest.total_bytes();
+  for (const auto& file : manifest.files) out["files"].push_back({{"name", file.name}, {"bytes", file.bytes}});
+  for (const auto& parameter : manifest.layout.parameters)
+    out["parameters"].push_back({{"name", parameter.name},
+                                 {"shape", parameter.shape},
+                                 {"dtype", name_of(manifest.layout.units[parameter.unit].dtype)},
+                                 {"trainable", manifest.layout.units[parameter.unit].trainable},
+                                 {"aliases", parameter.aliases}});
+  for (const auto& tensor : manifest.tensors) out["buffers"].push_back(tensor.name);
+  if (report) out["verified"] = {{"ok", report->ok()}, {"blocks", report->num_blocks}, {"bytes", report->bytes}, {"problems", report->problems}};
+  return out;
+}
+
+void print(const checkpoint::Checkpoint& saved) {
+  const Manifest& manifest = saved.manifest();
+  std::cout << saved.path().string() << '\n'
+            << "step        " << count(state_number(manifest, "global_steps")) << '\n'
+            << "saved by    " << manifest.world_size() << (manifest.world_size() == 1 ? " rank" : " ranks") << " at ZeRO stage " << manifest.stage << '\n'
+            << "optimizer   " << optimizer_of(manifest) << (manifest.state_names.empty() ? "" : ": " + join(manifest.state_names, ", ")) << '\n'
+            << "parameters  " << count(num_elements(manifest)) << " in " << manifest.layout.parameters.size() << " tensors\n"
+            << "buffers     " << manifest.tensors.size() << '\n'
+            << "on disk     " << mebibytes(manifest.total_bytes()) << " in " << manifest.files.size() << " files\n\n";
+  size_t width = 0;
+  for (const auto& parameter : manifest.layout.parameters) width = std::max(width, parameter.name.size());
+  for (const auto& parameter : manifest.layout.parameters) {
+    const auto& unit = manifest.layout.units[parameter.unit];
+    std::cout << "  " << parameter.name << std::string(width - parameter.name.size() + 2, ' ') << name_of(unit.dtype) << "  "
+              << shape_text(parameter.shape) << (unit.trainable ? "" : "  frozen")
+              << (parameter.aliases.empty() ? "" : "  tied: " + join(parameter.aliases, ", ")) << '\n';
+  }
+}
+
+int inspect(const InspectFlags& flags) {
+  // Damage first: a checkpoint whose files are short cannot be opened, but can be told about.
+  std::optional<checkpoint::VerifyReport> report;
+  if (flags.verify) report = checkpoint::verify(flags.directory, flags.tag);
+  const bool ok = !report || report->ok();
+  if (!ok && !flags.json) {
+    for (const std::string& problem : report->problems) std::cout << "damaged: " << problem << '\n';
+    return 1;
+  }
+  const checkpoint::Checkpoint saved = checkpoint::Checkpoint::open(flags.directory, flags.tag);
+  if (flags.json) {
+    std::cout << to_json(saved, report ? &*report : nullptr).dump(2) << '\n';
+  } else {
+    print(saved);
+    if (report) std::cout << "\nverified: " << count(report->num_blocks) << " blocks, " << mebibytes(report->bytes) << ", every hash as saved\n";
+  }
+  return ok ? 0 : 1;
+}
+
+}  // namespace
+
+void add_inspect_command(CLI::App& app, int& exit_code) {
+  CLI::App* command = app.add_subcommand("inspect", "Show what a checkpoint holds");
+  const auto flags = std::make_shared<InspectFlags>();
+  command->add_option("DIR", flags->directory, "Folder of checkpoints, e.g. runs/NAME/checkpoints")->required()->type_name("")->option_text(" ");
+  command->add_option("--tag", flags->tag, "Which one (default: the latest)")->type_name("TAG");
+  command->add_flag("--verify", flags->verify, "Read everything and compare with the hashes it was saved with");
+  command->add_flag("--json", flags->json, "Print JSON");
+  command->callback([flags, &exit_code] { exit_code = inspect(*flags); });
+}
+
+}  // namespace tessera::tools

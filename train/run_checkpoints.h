@@ -1,0 +1,67 @@
+// RunCheckpoints: which checkpoints a run saves and keeps, and where it goes on after loading one.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+
+#include "core/log.h"
+#include "engine/engine.h"
+#include "train/evaluate.h"
+#include "train/trainer_config.h"
+
+namespace tessera::train {
+
+/// Where in the training data a run stands.
+struct Position {
+  int64_t steps_done = 0;          ///< optimizer steps
+  int64_t epoch = 0;               ///< from 0
+  int64_t samples_into_epoch = 0;  ///< of the epoch's order, over all ranks
+  bool operator==(const Position&) const = default;
+};
+
+/// The best evaluation so far, by trainer.metric_for_best.
+struct Best {
+  double value = 0;
+  int64_t step = 0;
+  std::string tag;  ///< of its checkpoint
+  bool operator==(const Best&) const = default;
+};
+
+/// One rank's end of the run's checkpoints, in OUTPUT_DIR/checkpoints/. Used by one thread; equal on all ranks.
+class RunCheckpoints {
+ public:
+  RunCheckpoints(const TrainerConfig& config, Engine& engine, Logger log);
+
+  /// Local. Whether the run is to be saved after this step, by trainer.save_every_steps and save_every_epochs.
+  bool due(int64_t steps_done, int64_t steps_per_epoch, int64_t total_steps) const;
+  /// Local. Takes note of an evaluation; true when it is the best so far, and should be saved.
+  bool is_best(const Evaluation& evaluation, int64_t steps_done);
+  /// Collective. Saves, once a step. A failure is logged, and training goes on; with `must_succeed` it is thrown (CheckpointError).
+  void save(const Position& position, bool must_succeed);
+  /// Collective. Continues from the latest checkpoint. Throws CheckpointError when there is none, or it doesn't fit.
+  Position resume();
+  /// Collective. Waits for an asynchronous save. Throws CheckpointError.
+  void finish() { engine_.finish_checkpoint(); }
+  /// Collective. Writes OUTPUT_DIR/model.safetensors, the full fp32 model of the best checkpoint, or of the last where nothing
+  /// was evaluated, and returns its path. Throws CheckpointError.
+  std::filesystem::path export_model(const std::filesystem::path& output_dir);
+
+  const std::filesystem::path& folder() const { return folder_; }
+  const std::optional<Best>& best() const { return best_; }
+  bool saves() const { return config_.save_every_epochs > 0 || config_.save_every_steps > 0; }
+  const std::string& last_tag() const { return last_tag_; }
+
+ private:
+  TrainerConfig config_;
+  Engine& engine_;
+  Logger log_;
+  std::filesystem::path folder_;
+  std::optional<Best> best_, best_before_;
+  std::string last_tag_;
+  int64_t saved_at_step_ = -1;
+  bool warned_of_metric_ = false;
+};
+
+}  // namespace tessera::train
