@@ -7,8 +7,6 @@
 
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/shard_file.h"
-#include "core/check.h"
-#include "core/error.h"
 #include "core/str.h"
 #include "engine/checkpoint_types.h"
 #include "zero/operator_listener.h"
@@ -85,25 +83,29 @@ void CheckpointLoader::match_buffers() {
   not_loaded_.insert(not_loaded_.end(), problems.begin(), problems.end());
 }
 
-/// Of kind 0 the weights, of kind i + 1 the i-th optimizer state, or null where there is none to load.
-const DatasetRecord* CheckpointLoader::dataset(const Piece& piece, int kind) const {
+template <class Visit>
+void CheckpointLoader::for_each_read(const Visit& visit) const {
   const checkpoint::Manifest& manifest = checkpoint_.manifest();
-  if (kind == 0) return &checkpoint_.dataset(piece.file, checkpoint::weights_dataset(manifest.layout, piece.saved_unit));
-  const bool both = manifest.layout.units[piece.saved_unit].trainable && model_.layout().units()[piece.unit].trainable;
-  if (!both) return nullptr;
-  return &checkpoint_.dataset(piece.file, checkpoint::state_dataset(manifest.state_names[kind - 1], piece.saved_unit));
+  const int num_states = with_states() ? static_cast<int>(manifest.state_names.size()) : 0;
+  for (int kind = 0; kind <= num_states; ++kind) {
+    for (const Piece& piece : pieces_) {
+      const bool has_states = manifest.layout.units[piece.saved_unit].trainable && model_.layout().units()[piece.unit].trainable;
+      if (kind > 0 && !has_states) continue;
+      const std::string name = kind == 0 ? checkpoint::weights_dataset(manifest.layout, piece.saved_unit)
+                                         : checkpoint::state_dataset(manifest.state_names[kind - 1], piece.saved_unit);
+      visit(piece, kind, checkpoint_.dataset(piece.file, name));
+    }
+  }
 }
 
 void CheckpointLoader::check(const std::string& saved_optimizer, const std::string& optimizer) {
   compare_parameters();
   compare_optimizers(saved_optimizer, optimizer);
   match_buffers();
-  for (int kind = 0; kind < num_kinds(); ++kind)
-    for (const Piece& piece : pieces_)
-      if (const DatasetRecord* found = dataset(piece, kind)) {
-        const int64_t size = size_bytes(found->type);
-        checkpoint_.check(piece.file, *found, piece.saved_begin * size, piece.numel * size);
-      }
+  for_each_read([&](const Piece& piece, int, const DatasetRecord& dataset) {
+    const int64_t size = size_bytes(dataset.type);
+    checkpoint_.check(piece.file, dataset, piece.saved_begin * size, piece.numel * size);
+  });
   for (const Buffer& buffer : buffers_) checkpoint_.check(0, *buffer.dataset, 0, buffer.dataset->bytes);
 }
 
@@ -125,9 +127,7 @@ void CheckpointLoader::load_piece(const Piece& piece, int kind, const DatasetRec
 void CheckpointLoader::load(const std::vector<int64_t>& steps) {
   const zero::Unheard our_own_operators;
   const at::NoGradGuard no_grad;
-  for (int kind = 0; kind < num_kinds(); ++kind)
-    for (const Piece& piece : pieces_)
-      if (const DatasetRecord* found = dataset(piece, kind)) load_piece(piece, kind, *found);
+  for_each_read([&](const Piece& piece, int kind, const DatasetRecord& dataset) { load_piece(piece, kind, dataset); });
   for (const Buffer& buffer : buffers_) {
     const at::Tensor read = at::empty(buffer.dataset->shape, to_torch(buffer.dataset->type));
     checkpoint_.read(0, *buffer.dataset, 0, bytes_of(read));

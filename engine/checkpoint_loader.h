@@ -25,7 +25,8 @@ class CheckpointLoader {
   /// Overwrites weights, optimizer state and buffers; between ShardedModel::begin_replacing() and end_replacing(). `steps`:
   /// updates each of the checkpoint's parameters has had.
   void load(const std::vector<int64_t>& steps);
-  /// This rank's blob as it was saved, (n) uint8 on the CPU; undefined when the checkpoint has none for this rank.
+  /// This rank's blob as it was saved, (n) uint8 on the CPU; undefined when the checkpoint has none for this rank. Read where
+  /// nothing has changed yet. Throws CheckpointError.
   at::Tensor blob(const std::string& name) const;
 
   const checkpoint::Checkpoint& checkpoint() const { return checkpoint_; }
@@ -41,8 +42,10 @@ class CheckpointLoader {
   void compare_parameters();
   void compare_optimizers(const std::string& saved, const std::string& current) const;
   void match_buffers();
-  int num_kinds() const { return with_states() ? 1 + static_cast<int>(model_.optimizer().state_names().size()) : 1; }
-  const checkpoint::DatasetRecord* dataset(const checkpoint::Piece& piece, int kind) const;
+  /// Calls `visit(piece, kind, dataset)` for all that is to be read: of kind 0 weights, of kind i + 1 the i-th optimizer state;
+  /// kind by kind, in the order of the files.
+  template <class Visit>
+  void for_each_read(const Visit& visit) const;
   void load_piece(const checkpoint::Piece& piece, int kind, const checkpoint::DatasetRecord& dataset) const;
 
   checkpoint::Checkpoint checkpoint_;

@@ -96,11 +96,14 @@ LoadedCheckpoint Engine::load_checkpoint(const std::string& directory, const std
 
   std::unique_ptr<CheckpointLoader> loader;
   CheckpointState state;
+  at::Tensor cpu_generator, cuda_generator;
   on_all_ranks(*comm_, "verified checkpoint", [&] {
     loader = std::make_unique<CheckpointLoader>(directory, chosen, *sharded_, options);
     const checkpoint::Manifest& manifest = loader->checkpoint().manifest();
     state = parse_checkpoint_state(manifest.state, manifest.layout.parameters.size(), loader->checkpoint().path().string());
     loader->check(state.optimizer, config_.optimizer.type);
+    cpu_generator = loader->blob(kCpuGenerator);
+    if (!device().is_cpu()) cuda_generator = loader->blob(kCudaGenerator);
   });
 
   failure_ = std::make_exception_ptr(Error("load_checkpoint() failed half-way, and the parameters are neither old nor new"));
@@ -116,9 +119,8 @@ LoadedCheckpoint Engine::load_checkpoint(const std::string& directory, const std
     micro_steps_ = state.micro_steps;
     gradient_norm_ = state.gradient_norm;
     scaler_.set_state(state.loss_scaler);
-    if (const auto bytes = loader->blob(kCpuGenerator); bytes.defined()) generator_of(at::kCPU).set_state(bytes);
-    if (!device().is_cpu())
-      if (const auto bytes = loader->blob(kCudaGenerator); bytes.defined()) generator_of(device()).set_state(bytes);
+    if (cpu_generator.defined()) generator_of(at::kCPU).set_state(cpu_generator);
+    if (cuda_generator.defined()) generator_of(device()).set_state(cuda_generator);
   }
   stepped_ = true;
   LoadedCheckpoint loaded;

@@ -245,6 +245,28 @@ TEST(Load, AnotherOptimizersStateIsRefusedOrLeftOut) {
   });
 }
 
+struct WideImpl : torch::nn::Module {
+  explicit WideImpl(int64_t rows) { register_parameter("weight", at::ones({rows, 1 << 20}) * 0.5); }  // 4 MiB of fp32 a row
+};
+
+std::unique_ptr<TypedEngine<WideImpl>> wide_engine(int64_t rows, comm::CommunicatorPtr comm, int stage) {
+  Case c;
+  c.world = comm->size();
+  c.optimizer = "AdamW";
+  c.config.zero.stage = stage;
+  c.config.checkpoint.fsync = false;
+  return initialize(std::make_shared<WideImpl>(rows), engine_config(c), comm);
+}
+
+void flip_bit(const checkpoint::Checkpoint& saved, int rank, const std::string& dataset) {
+  std::fstream file(saved.path() / str("rank_0000", rank, ".h5"), std::ios::in | std::ios::out | std::ios::binary);
+  const int64_t place = saved.dataset(rank, dataset).offset + 5;
+  file.seekg(place);
+  const char byte = static_cast<char>(file.get() ^ 4);
+  file.seekp(place);
+  file.put(byte);
+}
+
 // Damage in one rank's file that only one of the loading ranks reads: all of them must refuse, unchanged.
 TEST(Load, DamageIsFoundBeforeAnythingChanges) {
   const TestFolder folder("damage");
@@ -253,14 +275,7 @@ TEST(Load, DamageIsFoundBeforeAnythingChanges) {
     for (int i = 0; i < 2; ++i) trained.step();
     trained.engine->save_checkpoint(folder.string());
     comm->barrier("saved");
-    if (comm->rank() == 0) {
-      const checkpoint::Checkpoint saved = checkpoint::Checkpoint::open(folder.string());
-      std::fstream file(saved.path() / "rank_00001.h5", std::ios::in | std::ios::out | std::ios::binary);
-      file.seekg(saved.dataset(1, "/exp_avg_sq/unit_00000").offset + 5);
-      const char byte = static_cast<char>(file.get() ^ 4);
-      file.seekp(saved.dataset(1, "/exp_avg_sq/unit_00000").offset + 5);
-      file.put(byte);
-    }
+    if (comm->rank() == 0) flip_bit(checkpoint::Checkpoint::open(folder.string()), 1, "/exp_avg_sq/unit_00000");
     comm->barrier("damaged");
     Trained other({.world = 2, .stage = 2, .seed = 8}, comm);
     const Tensors before = whole_state(*other.engine);
@@ -268,6 +283,22 @@ TEST(Load, DamageIsFoundBeforeAnythingChanges) {
                 AllOf(HasSubstr("rank_00001.h5"), HasSubstr("damaged")));
     EXPECT_TRUE(bit_equal(whole_state(*other.engine), before));
     EXPECT_TRUE(std::isfinite(other.step()));
+  });
+}
+
+// The weights are sound; the random numbers, blocks away from them and read by one rank alone, are not.
+TEST(Load, DamagedRandomNumbersAreFoundBeforeAnythingChangesToo) {
+  const TestFolder folder("damaged_rng");
+  on_ranks(2, [&](comm::CommunicatorPtr comm) {
+    wide_engine(4, comm, 2)->save_checkpoint(folder.string());
+    comm->barrier("saved");
+    if (comm->rank() == 0) flip_bit(checkpoint::Checkpoint::open(folder.string()), 1, "/blobs/rng_cpu");
+    comm->barrier("damaged");
+    auto other = wide_engine(4, comm, 3);
+    EXPECT_THAT(error_of<CheckpointError>([&] { other->load_checkpoint(folder.string(), "", {.load_optimizer_states = false}); }),
+                AllOf(HasSubstr("rank_00001.h5"), HasSubstr("/blobs/rng_cpu"), HasSubstr("damaged")));
+    EXPECT_EQ(other->global_steps(), 0);
+    EXPECT_EQ(other->full_parameter("weight").max().item<float>(), 0.5f) << "and the engine goes on";
   });
 }
 
@@ -362,19 +393,9 @@ TEST(AsyncSave, AFailureIsReportedAndTrainingGoesOn) {
 // -------------------------------------------------------------------------------------------- bytes, stop
 
 TEST(Load, EachRankReadsItsPartOnly) {
-  struct WideImpl : torch::nn::Module {
-    WideImpl() { register_parameter("weight", at::ones({24, 1 << 20}) * 0.5); }  // 96 MiB of fp32
-  };
   constexpr int64_t kStateBytes = int64_t{24 << 20} * 3 * 4;
   const TestFolder folder("bytes");
-  const auto engine_of = [&](comm::CommunicatorPtr comm, int stage) {
-    Case c;
-    c.world = comm->size();
-    c.optimizer = "AdamW";
-    c.config.zero.stage = stage;
-    c.config.checkpoint.fsync = false;
-    return initialize(std::make_shared<WideImpl>(), engine_config(c), comm);
-  };
+  const auto engine_of = [&](comm::CommunicatorPtr comm, int stage) { return wide_engine(24, comm, stage); };
   on_ranks(3, [&](comm::CommunicatorPtr comm) { engine_of(comm, 3)->save_checkpoint(folder.string()); });
   on_ranks(4, [&](comm::CommunicatorPtr comm) {
     for (int stage : {0, 3}) {
