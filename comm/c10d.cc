@@ -93,16 +93,37 @@ WorkPtr C10dCommunicator::do_all_gather(const at::Tensor& full, const at::Tensor
       [&](Transport& transport, uint32_t tag) { return transport.all_gather(full, shard, tag); });
 }
 
-WorkPtr C10dCommunicator::do_reduce_scatter(const at::Tensor& full, std::string_view label) {
+WorkPtr C10dCommunicator::do_reduce_scatter(const at::Tensor& full, const ReduceInto& into, std::string_view label) {
   if (full.numel() == 0) return finished_work();
-  return group_->run(call_of("reduce_scatter", label, full), {full},
-                     [&](Transport& transport, uint32_t tag) { return transport.reduce_scatter(full, tag); });
+  std::function<void()> finish;
+  if (!group_->transport().reduces_into()) {
+    const int64_t numel = into.shard.numel();
+    const at::Tensor sum = plain_view(full, rank() * numel, numel);
+    if (sum.data_ptr() != into.shard.data_ptr() || into.scale != 1) finish = [sum, into] { write_result(sum, into); };
+  }
+  return group_->run(
+      call_of("reduce_scatter", label, full), {full, into.shard},
+      [&](Transport& transport, uint32_t tag) { return transport.reduce_scatter(full, into, tag); }, std::move(finish));
 }
 
-WorkPtr C10dCommunicator::do_all_reduce(const at::Tensor& full, std::string_view label) {
+WorkPtr C10dCommunicator::do_all_reduce(const at::Tensor& full, double scale, std::string_view label) {
   if (full.numel() == 0) return finished_work();
-  return group_->run(call_of("all_reduce", label, full), {full},
-                     [&](Transport& transport, uint32_t tag) { return transport.all_reduce(full, tag); });
+  std::function<void()> finish;
+  if (!group_->transport().reduces_into() && scale != 1) finish = [full, scale] { write_result(full, {full, scale}); };
+  return group_->run(
+      call_of("all_reduce", label, full), {full},
+      [&](Transport& transport, uint32_t tag) { return transport.all_reduce(full, scale, tag); }, std::move(finish));
+}
+
+at::Tensor C10dCommunicator::allocate_symmetric(int64_t bytes, at::Device device, std::string_view label) {
+  const at::Tensor memory = group_->allocate({.op = "allocate_symmetric", .label = std::string(label), .dtype = "", .numel = bytes},
+                                             [&](Transport& transport) { return transport.allocate_symmetric(bytes); });
+  return memory.defined() ? memory : Communicator::allocate_symmetric(bytes, device, label);
+}
+
+at::Tensor C10dCommunicator::allocate_shared(int64_t bytes, std::string_view label) {
+  return group_->allocate({.op = "allocate_shared", .label = std::string(label), .dtype = "", .numel = bytes},
+                          [&](Transport& transport) { return transport.allocate_shared(bytes); });
 }
 
 WorkPtr C10dCommunicator::do_broadcast(const at::Tensor& buffer, int root, std::string_view label) {

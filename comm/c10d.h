@@ -1,5 +1,5 @@
-// C10dCommunicator: a Communicator over libtorch's process groups (Gloo for CPU tensors, NCCL for CUDA
-// tensors) and their store. It numbers the collectives, keeps buffers alive, and explains failures; a
+// C10dCommunicator: a Communicator over a Transport (libtorch's process groups, Gloo for CPU tensors and NCCL for CUDA
+// tensors, or shared memory) and c10d's store. It numbers the collectives, keeps buffers alive, and explains failures; a
 // Transport moves the bytes.
 //
 // [Note: failures] A collective that fails on one rank should end the run on all of them, soon, with one line
@@ -78,6 +78,8 @@ class C10dCommunicator final : public Communicator {
                                     std::chrono::milliseconds timeout) override;
   using Communicator::exchange;
   std::shared_ptr<Communicator> duplicate(std::string_view name) override;
+  at::Tensor allocate_symmetric(int64_t bytes, at::Device device, std::string_view label) override;
+  at::Tensor allocate_shared(int64_t bytes, std::string_view label) override;
 
   /// Local. Leaves the group at once: everything pending fails, here and on the other ranks, whose errors
   /// give the reason. (Duplicates do so when an exception destroys them.) Never throws.
@@ -85,8 +87,8 @@ class C10dCommunicator final : public Communicator {
 
  protected:
   WorkPtr do_all_gather(const at::Tensor& full, const at::Tensor& shard, std::string_view label) override;
-  WorkPtr do_reduce_scatter(const at::Tensor& full, std::string_view label) override;
-  WorkPtr do_all_reduce(const at::Tensor& full, std::string_view label) override;
+  WorkPtr do_reduce_scatter(const at::Tensor& full, const ReduceInto& into, std::string_view label) override;
+  WorkPtr do_all_reduce(const at::Tensor& full, double scale, std::string_view label) override;
   WorkPtr do_broadcast(const at::Tensor& buffer, int root, std::string_view label) override;
   void do_barrier(std::string_view label) override;
 

@@ -88,7 +88,8 @@ void C10dCommunicator::Group::check_alive() const {
   if (error_) throw CommError(*error_);
 }
 
-WorkPtr C10dCommunicator::Group::run(Call call, std::vector<at::Tensor> buffers, const Issue& issue) {
+WorkPtr C10dCommunicator::Group::run(Call call, std::vector<at::Tensor> buffers, const Issue& issue,
+                                     std::function<void()> finish) {
   check_alive();
   reap();
   const uint32_t tag = (call.fingerprint() << 16) | (next_tag_ & 0xffffu);  // [Note: tags] in gloo.cc
@@ -101,8 +102,19 @@ WorkPtr C10dCommunicator::Group::run(Call call, std::vector<at::Tensor> buffers,
     fail(flight->number, words_of(error), {}, timeout_);
   }
   flight->buffers = std::move(buffers);
+  flight->finish = std::move(finish);
   in_flight_.push_back(flight);
   return std::make_shared<FlightWork>(shared_from_this(), std::move(flight));
+}
+
+at::Tensor C10dCommunicator::Group::allocate(Call call, const Allocate& allocate) {
+  check_alive();
+  const int64_t number = ledger_->record(std::move(call));
+  try {
+    return allocate(*transport_);
+  } catch (const std::exception& error) {
+    fail(number, words_of(error), {}, timeout_);
+  }
 }
 
 void C10dCommunicator::Group::reap() {
@@ -116,6 +128,7 @@ void C10dCommunicator::Group::reap() {
 void C10dCommunicator::Group::wait(Flight& flight) {
   if (error_ && !(flight.finished() && !flight.failure())) throw CommError(*error_);
   for (const C10dWork& part : flight.parts) wait_for_part(flight, *part);
+  if (flight.finish) std::exchange(flight.finish, nullptr)();
   flight.buffers.clear();
   // On CUDA the operation is only ordered: its parts stay, so that reap() can notice a later failure.
   if (transport_->wait_blocks()) flight.parts.clear();

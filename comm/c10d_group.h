@@ -11,6 +11,7 @@ struct Flight {
   int64_t number = 0;
   std::vector<C10dWork> parts;
   std::vector<at::Tensor> buffers;
+  std::function<void()> finish;  ///< what is left for wait() to do with the result
 
   bool finished() const;
   /// The first part's failure, if any of them failed.
@@ -31,7 +32,9 @@ class C10dCommunicator::Group : public std::enable_shared_from_this<Group> {
   bool failed() const { return error_.has_value(); }
 
   using Issue = std::function<std::vector<C10dWork>(Transport&, uint32_t tag)>;
-  WorkPtr run(Call call, std::vector<at::Tensor> buffers, const Issue& issue);
+  WorkPtr run(Call call, std::vector<at::Tensor> buffers, const Issue& issue, std::function<void()> finish = {});
+  using Allocate = std::function<at::Tensor(Transport&)>;
+  at::Tensor allocate(Call call, const Allocate& allocate);
   std::vector<std::string> exchange(const std::string& value, std::string_view label,
                                     std::chrono::milliseconds timeout);
   std::shared_ptr<Group> duplicate(std::string_view name);

@@ -1,7 +1,9 @@
 #include "comm/communicator.h"
 
 #include <ATen/ATen.h>
+#include <ATen/record_function.h>
 
+#include "comm/transport.h"
 #include "core/check.h"
 
 namespace tessera::comm {
@@ -34,7 +36,23 @@ void check_divisible(const at::Tensor& full, int size, std::string_view label) {
   TESSERA_CHECK(full.numel() % size == 0, label, ": ", full.numel(), " elements for ", size, " ranks");
 }
 
+bool sums_in_fp32(const at::Tensor& tensor) {
+  return tensor.scalar_type() == at::kFloat || tensor.scalar_type() == at::kBFloat16 || tensor.scalar_type() == at::kHalf;
+}
+
 }  // namespace
+
+void write_result(const at::Tensor& sum, const ReduceInto& into) {
+  const at::DisableRecordFunctionGuard silent;
+  const at::NoGradGuard no_grad;
+  at::Tensor shard = into.shard;
+  if (into.add) {
+    shard.add_(sum, into.scale);
+    return;
+  }
+  if (shard.data_ptr() != sum.data_ptr()) shard.copy_(sum);
+  if (into.scale != 1) shard.mul_(into.scale);
+}
 
 WorkPtr Communicator::all_gather(const at::Tensor& full, const at::Tensor& shard, std::string_view label) {
   check_buffer(full, label);
@@ -48,20 +66,40 @@ WorkPtr Communicator::all_gather(const at::Tensor& full, const at::Tensor& shard
   return do_all_gather(full, shard, label);
 }
 
+WorkPtr Communicator::reduce_scatter(const at::Tensor& full, const ReduceInto& into, std::string_view label) {
+  check_buffer(full, label);
+  check_buffer(into.shard, label);
+  check_divisible(full, size(), label);
+  TESSERA_CHECK(into.shard.numel() * size() == full.numel(), label, ": a shard of ", into.shard.numel(), " for ", full.numel());
+  TESSERA_CHECK(into.shard.scalar_type() == full.scalar_type() || (sums_in_fp32(full) && sums_in_fp32(into.shard)), label, ": ",
+                full.scalar_type(), " into ", into.shard.scalar_type());
+  TESSERA_CHECK(into.shard.device() == full.device(), label);
+  TESSERA_CHECK(into.scale == 1 || full.is_floating_point(), label, " is scaled");
+  ++counts_.reduce_scatters;
+  counts_.bytes += static_cast<int64_t>(full.nbytes());
+  return do_reduce_scatter(full, into, label);
+}
+
 WorkPtr Communicator::reduce_scatter(const at::Tensor& full, std::string_view label) {
   check_buffer(full, label);
   check_divisible(full, size(), label);
-  ++counts_.reduce_scatters;
-  counts_.bytes += static_cast<int64_t>(full.nbytes());
-  return do_reduce_scatter(full, label);
+  const int64_t numel = full.numel() / size();
+  return reduce_scatter(full, {plain_view(full, rank() * numel, numel)}, label);
 }
 
-WorkPtr Communicator::all_reduce(const at::Tensor& full, std::string_view label) {
+WorkPtr Communicator::all_reduce(const at::Tensor& full, std::string_view label, double scale) {
   check_buffer(full, label);
+  TESSERA_CHECK(scale == 1 || full.is_floating_point(), label, " is scaled");
   ++counts_.all_reduces;
   counts_.bytes += static_cast<int64_t>(full.nbytes());
-  return do_all_reduce(full, label);
+  return do_all_reduce(full, scale, label);
 }
+
+at::Tensor Communicator::allocate_symmetric(int64_t bytes, at::Device device, std::string_view) {
+  return at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(device));
+}
+
+at::Tensor Communicator::allocate_shared(int64_t, std::string_view) { return {}; }
 
 WorkPtr Communicator::broadcast(const at::Tensor& buffer, int root, std::string_view label) {
   check_buffer(buffer, label);

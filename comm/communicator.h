@@ -27,7 +27,7 @@ class Work {
   /// Local. True once the result is there (CPU), or the operation has left the device's queue (CUDA); true
   /// as well once it has failed, so that whoever polls goes on to wait(), which throws.
   virtual bool test() = 0;
-  /// Local. Blocks until the result is there (CPU), or makes the current stream wait for it (CUDA).
+  /// Local. To be called once. Blocks until the result is there (CPU), or makes the current stream wait for it (CUDA).
   /// Throws CommError naming the collective, its label, and the ranks that have not arrived, after
   /// the communicator's timeout or when a peer is gone.
   virtual void wait() = 0;
@@ -42,6 +42,13 @@ struct Counts {
   int64_t broadcasts = 0;
   int64_t barriers = 0;
   int64_t bytes = 0;
+};
+
+/// Where a reduce-scatter leaves its result, and how: shard = scale * sum [+ shard].
+struct ReduceInto {
+  at::Tensor shard;  ///< (n) elements; fp32, bf16 or fp16 of a sum of any of these, else of the sum's dtype
+  double scale = 1;  ///< for floating point
+  bool add = false;
 };
 
 /// One rank's end of a group. One thread issues collectives on it at a time. Buffers are 1-D and contiguous,
@@ -61,15 +68,24 @@ class Communicator {
   /// of `full` is rank r's `shard`. `shard` may be slice rank() of `full` itself. `label` names the buffer in
   /// errors; no line breaks.
   WorkPtr all_gather(const at::Tensor& full, const at::Tensor& shard, std::string_view label);
-  /// Collective. `full`: (size() * n) elements; afterwards slice rank() of `full` is the sum over ranks of
-  /// that slice. The other slices are unspecified afterwards.
+  /// Collective. `full`: (size() * n) elements; the sum over ranks of slice rank() goes to `into`, whose shard may be that
+  /// slice itself. The other slices are unspecified afterwards.
+  WorkPtr reduce_scatter(const at::Tensor& full, const ReduceInto& into, std::string_view label);
+  /// The same, into slice rank() of `full`.
   WorkPtr reduce_scatter(const at::Tensor& full, std::string_view label);
-  /// Collective. `full` becomes the sum over ranks.
-  WorkPtr all_reduce(const at::Tensor& full, std::string_view label);
+  /// Collective. `full` becomes scale * the sum over ranks (scale: for floating point).
+  WorkPtr all_reduce(const at::Tensor& full, std::string_view label, double scale = 1);
   /// Collective. `buffer` becomes rank `root`'s.
   WorkPtr broadcast(const at::Tensor& buffer, int root, std::string_view label);
   /// Collective. Returns when every rank has called it.
   void barrier(std::string_view label);
+
+  /// Collective. (bytes) uint8, for buffers that are often given to collectives: where ranks share memory, the others read
+  /// them in place; elsewhere any memory. Not initialised. Throws CommError when there is no room.
+  virtual at::Tensor allocate_symmetric(int64_t bytes, at::Device device, std::string_view label);
+  /// Collective. (bytes) uint8 zeros: one memory, which all ranks have mapped and may read and write. An all-gather into it
+  /// moves nothing. Undefined where ranks share no memory. Throws CommError when there is no room.
+  virtual at::Tensor allocate_shared(int64_t bytes, std::string_view label);
 
   /// Collective, over the rendezvous store rather than the network backend: every rank gives a short
   /// string and receives all of them, in rank order. For agreement on plans and for error reports, not for
@@ -89,14 +105,18 @@ class Communicator {
 
  protected:
   virtual WorkPtr do_all_gather(const at::Tensor& full, const at::Tensor& shard, std::string_view label) = 0;
-  virtual WorkPtr do_reduce_scatter(const at::Tensor& full, std::string_view label) = 0;
-  virtual WorkPtr do_all_reduce(const at::Tensor& full, std::string_view label) = 0;
+  virtual WorkPtr do_reduce_scatter(const at::Tensor& full, const ReduceInto& into, std::string_view label) = 0;
+  virtual WorkPtr do_all_reduce(const at::Tensor& full, double scale, std::string_view label) = 0;
   virtual WorkPtr do_broadcast(const at::Tensor& buffer, int root, std::string_view label) = 0;
   virtual void do_barrier(std::string_view label) = 0;
 
  private:
   Counts counts_;
 };
+
+/// Local. For backends whose reductions only sum: `sum` (this rank's slice, or the whole of an all-reduce) to where and how it is
+/// wanted. Not heard by whoever listens to operators.
+void write_result(const at::Tensor& sum, const ReduceInto& into);
 
 using CommunicatorPtr = std::shared_ptr<Communicator>;
 

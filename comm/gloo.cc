@@ -99,11 +99,11 @@ class GlooTransport final : public Transport {
 
   // c10d's reduce-scatter for Gloo is a copy of the input, an all-reduce of that, and a copy out. The
   // contract leaves the other slices unspecified, so an all-reduce in place does it.
-  std::vector<C10dWork> reduce_scatter(const at::Tensor& full, uint32_t tag) override {
-    return all_reduce(full, tag);
+  std::vector<C10dWork> reduce_scatter(const at::Tensor& full, const ReduceInto&, uint32_t tag) override {
+    return all_reduce(full, 1, tag);
   }
 
-  std::vector<C10dWork> all_reduce(const at::Tensor& full, uint32_t tag) override {
+  std::vector<C10dWork> all_reduce(const at::Tensor& full, double, uint32_t tag) override {
     c10d::AllreduceOptions allreduce_options;
     allreduce_options.timeout = options_.timeout;
     std::vector<at::Tensor> tensors{plain_view(full, 0, full.numel())};

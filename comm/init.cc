@@ -17,6 +17,8 @@
 #include "comm/network.h"
 #include "comm/rendezvous.h"
 #include "comm/self.h"
+#include "comm/shm.h"
+#include "comm/shm/shared_memory.h"
 #include "core/check.h"
 #include "core/error.h"
 #include "core/str.h"
@@ -39,18 +41,44 @@ void prepare_libtorch() {
   setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/0);
 }
 
-bool uses_nccl(const Options& options) {
-  if (options.backend == "auto") return options.cuda;
-  if (options.backend == "gloo") {
-    if (options.cuda) throw CommError("backend \"gloo\" moves CPU tensors; CUDA tensors need \"nccl\"");
-    return false;
+/// Throws CommError for a word that is none, or that cannot move such tensors.
+void check_backend(const Options& options) {
+  const std::string& backend = options.backend;
+  if (backend != "auto" && backend != "shm" && backend != "gloo" && backend != "nccl")
+    throw CommError(str("unknown backend \"", backend, "\": expected \"auto\", \"shm\", \"gloo\" or \"nccl\""));
+  if ((backend == "shm" || backend == "gloo") && options.cuda)
+    throw CommError(str("backend \"", backend, "\" moves CPU tensors; CUDA tensors need \"nccl\""));
+  if (backend == "nccl" && !options.cuda) throw CommError("backend \"nccl\" moves CUDA tensors; CPU tensors need \"shm\" or \"gloo\"");
+}
+
+/// Collective. Whether all ranks can have shared memory; if not, why.
+std::string obstacle_to_shared_memory(const Meeting& meeting, const Environment& env, milliseconds timeout) {
+  if (!meeting.one_host) return "the ranks are on several hosts, or in several network namespaces";
+  std::string mine;
+  try {
+    shm::SharedMemory::create(1 << 20);
+  } catch (const CommError& error) {
+    mine = error.what();
   }
-  if (options.backend != "nccl") {
-    throw CommError(
-        str("unknown backend \"", options.backend, "\": expected \"auto\", \"gloo\" or \"nccl\""));
-  }
-  if (!options.cuda) throw CommError("backend \"nccl\" moves CUDA tensors; CPU tensors need \"gloo\"");
-  return true;
+  const GroupStore store = meeting.store.under("shm_probe");
+  store.set(std::to_string(env.rank), mine);
+  const std::vector<int> missing = store.await_ranks("", env.world_size, timeout, [] {});
+  if (!missing.empty()) throw CommError(str(name_ranks(missing), " left during the rendezvous"));
+  for (int rank = 0; rank < env.world_size; ++rank)
+    if (const std::string theirs = store.get(std::to_string(rank)); !theirs.empty()) return str("rank ", rank, ": ", theirs);
+  return "";
+}
+
+/// Collective. "shm", "gloo" or "nccl".
+std::string choose_backend(const Meeting& meeting, const Environment& env, const Options& options) {
+  if (options.cuda) return "nccl";
+  if (options.backend == "gloo") return "gloo";
+  const std::string obstacle = obstacle_to_shared_memory(meeting, env, options.rendezvous_timeout);
+  if (obstacle.empty()) return "shm";
+  if (options.backend == "shm") throw CommError(str("backend \"shm\" cannot be used: ", obstacle));
+  if (meeting.one_host && env.rank == 0)
+    options.log.warning(str("the ranks share a host, but not memory, and use Gloo, which is slower: ", obstacle));
+  return "gloo";
 }
 
 GlooOptions gloo_options(const Environment& env, const Options& options, bool one_host) {
@@ -112,7 +140,9 @@ class ThreadRanks {
     gloo.timeout = options_.timeout;
     gloo.connect_timeout = options_.rendezvous_timeout;
     return std::make_shared<C10dCommunicator>(
-        std::move(family), options_.timeout, [&gloo](const GroupStore& group_store, FailureHook on_failure) {
+        std::move(family), options_.timeout, [&](const GroupStore& group_store, FailureHook on_failure) {
+          if (options_.backend == "shm")
+            return make_shm_transport(group_store, rank, world_size_, options_.timeout, options_.rendezvous_timeout);
           return make_gloo_transport(group_store, gloo, std::move(on_failure));
         });
   }
@@ -135,13 +165,15 @@ class ThreadRanks {
 CommunicatorPtr connect(const Environment& env, const Options& options) {
   TESSERA_CHECK(env.rank >= 0 && env.rank < env.world_size, "rank ", env.rank, " of ", env.world_size);
   prepare_libtorch();
-  const bool nccl = uses_nccl(options);
-  if (nccl) prepare_cuda(env.local_rank, env.local_world_size);
+  check_backend(options);
+  if (options.cuda) prepare_cuda(env.local_rank, env.local_world_size);
   if (env.world_size == 1) return std::make_shared<SelfCommunicator>(options.timeout);
   const Meeting meeting = meet(env, options.rendezvous_timeout);
   auto family = std::make_shared<Family>(meeting.store, env.rank, env.world_size, meeting.serves);
+  const std::string backend = choose_backend(meeting, env, options);
   const MakeTransport make = [&](const GroupStore& store, FailureHook on_failure) {
-    if (nccl) return make_nccl_transport(store, env, options.timeout);
+    if (backend == "shm") return make_shm_transport(store, env.rank, env.world_size, options.timeout, options.rendezvous_timeout);
+    if (backend == "nccl") return make_nccl_transport(store, env, options.timeout);
     return make_gloo_transport(store, gloo_options(env, options, meeting.one_host), std::move(on_failure));
   };
   return std::make_shared<C10dCommunicator>(std::move(family), options.timeout, make);

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "comm/communicator.h"
+#include "core/log.h"
 
 namespace tessera::comm {
 
@@ -32,10 +33,13 @@ struct Environment {
 Environment environment();
 
 struct Options {
-  std::string backend = "auto";  ///< "gloo", "nccl", or "auto": nccl for CUDA tensors, gloo for CPU
+  /// "nccl" for CUDA tensors; "shm" (all ranks on one host) or "gloo" for CPU tensors; "auto": nccl, shm or gloo, the first that
+  /// can be. Ranks as threads: "auto" is gloo.
+  std::string backend = "auto";
   bool cuda = false;             ///< the buffers will be CUDA tensors on device `local_rank`
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
   std::chrono::milliseconds rendezvous_timeout = std::chrono::minutes(5);
+  Logger log;  ///< says when "auto" has to do without shared memory
 };
 
 /// Collective. Joins the group described by `env` over c10d's TCPStore (one rank alone: no network at all).

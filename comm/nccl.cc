@@ -54,14 +54,14 @@ class NcclTransport final : public Transport {
   }
 
   // And it scatters in place when the output is the rank's own slice of the input.
-  std::vector<C10dWork> reduce_scatter(const at::Tensor& full, uint32_t) override {
+  std::vector<C10dWork> reduce_scatter(const at::Tensor& full, const ReduceInto&, uint32_t) override {
     const int64_t shard_numel = full.numel() / size_;
     at::Tensor input = plain_view(full, 0, full.numel());
     at::Tensor output = plain_view(full, rank_ * shard_numel, shard_numel);
     return {group_->_reduce_scatter_base(output, input)};
   }
 
-  std::vector<C10dWork> all_reduce(const at::Tensor& full, uint32_t) override {
+  std::vector<C10dWork> all_reduce(const at::Tensor& full, double, uint32_t) override {
     std::vector<at::Tensor> tensors{plain_view(full, 0, full.numel())};
     return {group_->allreduce(tensors)};
   }

@@ -35,8 +35,16 @@ WorkPtr SelfCommunicator::do_all_gather(const at::Tensor& full, const at::Tensor
   return finished_work();
 }
 
-WorkPtr SelfCommunicator::do_reduce_scatter(const at::Tensor&, std::string_view) { return finished_work(); }
-WorkPtr SelfCommunicator::do_all_reduce(const at::Tensor&, std::string_view) { return finished_work(); }
+WorkPtr SelfCommunicator::do_reduce_scatter(const at::Tensor& full, const ReduceInto& into, std::string_view) {
+  write_result(full, into);
+  return finished_work();
+}
+
+WorkPtr SelfCommunicator::do_all_reduce(const at::Tensor& full, double scale, std::string_view) {
+  write_result(full, {full, scale});
+  return finished_work();
+}
+
 WorkPtr SelfCommunicator::do_broadcast(const at::Tensor&, int, std::string_view) { return finished_work(); }
 void SelfCommunicator::do_barrier(std::string_view) {}
 

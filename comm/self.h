@@ -20,8 +20,8 @@ class SelfCommunicator final : public Communicator {
 
  protected:
   WorkPtr do_all_gather(const at::Tensor& full, const at::Tensor& shard, std::string_view label) override;
-  WorkPtr do_reduce_scatter(const at::Tensor& full, std::string_view label) override;
-  WorkPtr do_all_reduce(const at::Tensor& full, std::string_view label) override;
+  WorkPtr do_reduce_scatter(const at::Tensor& full, const ReduceInto& into, std::string_view label) override;
+  WorkPtr do_all_reduce(const at::Tensor& full, double scale, std::string_view label) override;
   WorkPtr do_broadcast(const at::Tensor& buffer, int root, std::string_view label) override;
   void do_barrier(std::string_view label) override;
 

@@ -1,4 +1,4 @@
-// Transport: which c10d calls each collective becomes. C10dCommunicator (c10d.h) does everything else.
+// Transport: what each collective becomes, in c10d's terms. C10dCommunicator (c10d.h) does everything else.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "comm/communicator.h"
 #include "comm/group_store.h"
 
 namespace tessera::comm {
@@ -30,8 +31,14 @@ class Transport {
   virtual bool wait_blocks() const = 0;
   /// c10d works a collective may consist of are issued under consecutive tags from `tag` on.
   virtual std::vector<C10dWork> all_gather(const at::Tensor& full, const at::Tensor& shard, uint32_t tag) = 0;
-  virtual std::vector<C10dWork> reduce_scatter(const at::Tensor& full, uint32_t tag) = 0;
-  virtual std::vector<C10dWork> all_reduce(const at::Tensor& full, uint32_t tag) = 0;
+  /// The sum of slice rank() goes to that slice, or, where reduces_into(), to `into`.
+  virtual std::vector<C10dWork> reduce_scatter(const at::Tensor& full, const ReduceInto& into, uint32_t tag) = 0;
+  virtual std::vector<C10dWork> all_reduce(const at::Tensor& full, double scale, uint32_t tag) = 0;
+  /// True when reductions write, scale and add what they are told to; else they only sum, in place.
+  virtual bool reduces_into() const { return false; }
+  /// Collective. See Communicator; undefined: no such memory.
+  virtual at::Tensor allocate_symmetric(int64_t) { return {}; }
+  virtual at::Tensor allocate_shared(int64_t) { return {}; }
   virtual std::vector<C10dWork> broadcast(const at::Tensor& buffer, int root, uint32_t tag) = 0;
   virtual std::vector<C10dWork> barrier(uint32_t tag) = 0;
   /// Makes everything pending fail, here and, by closing the connections, on the other ranks. Never throws.

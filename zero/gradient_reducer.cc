@@ -51,6 +51,12 @@ class GradientReducer::Hook : public torch::autograd::PostAccumulateGradHook {
   std::unique_ptr<torch::autograd::PostAccumulateGradHook> previous_;
 };
 
+/// Collective. (numel) in memory that the other ranks can read, where there is such memory.
+static at::Tensor symmetric_zeros(comm::Communicator& comm, int64_t numel, const at::TensorOptions& like, const std::string& label) {
+  const int64_t bytes = numel * static_cast<int64_t>(like.dtype().itemsize());
+  return comm.allocate_symmetric(bytes, like.device(), label).view(like.dtype().toScalarType()).zero_();
+}
+
 GradientReducer::GradientReducer(const Layout& layout, std::vector<at::Tensor> parameters, comm::CommunicatorPtr comm,
                                  const ReducerOptions& options)
     : layout_(layout),
@@ -67,12 +73,13 @@ GradientReducer::GradientReducer(const Layout& layout, std::vector<at::Tensor> p
   const double world = comm_->size();
   prescale_ = options_.prescale ? 1 / world : 1 / options_.predivide_factor;
   postscale_ = options_.prescale ? 1 : options_.predivide_factor / world;
-  slots_.resize(options_.num_slots);
   for (int unit = layout_.num_units() - 1; unit >= 0; --unit) {
     if (!layout_.units()[unit].trainable) continue;
     const at::TensorOptions like = parameters_[layout_.units()[unit].parameters.front()].options();
     const int64_t numel = options_.sharding.gradients ? layout_.shard_numel(unit) : layout_.units()[unit].numel;
-    units_[unit].accumulator = at::zeros({numel}, like.dtype(options_.accumulate_dtype).requires_grad(false));
+    units_[unit].accumulator =
+        through_slots() ? at::zeros({numel}, like.dtype(options_.accumulate_dtype).requires_grad(false))
+                        : symmetric_zeros(*comm_, numel, like.dtype(options_.accumulate_dtype), layout_.describe(unit));
     units_[unit].place = static_cast<int>(order_.size());
     order_.push_back(unit);
     for (int parameter : layout_.units()[unit].parameters) {
@@ -80,6 +87,18 @@ GradientReducer::GradientReducer(const Layout& layout, std::vector<at::Tensor> p
       Hook::install(this, parameter, parameters_[parameter]);
     }
   }
+  if (through_slots()) make_slots();
+}
+
+// Collective: all of them at once, because ranks come to their first use at different times.
+void GradientReducer::make_slots() {
+  int64_t largest = 0;
+  for (int unit : order_) largest = std::max(largest, layout_.units()[unit].numel);
+  if (order_.empty()) return;
+  const at::TensorOptions like = units_[order_.front()].accumulator.options().dtype(options_.communicate_dtype);
+  options_.num_slots = std::min(options_.num_slots, static_cast<int>(order_.size()));
+  for (int slot = 0; slot < options_.num_slots; ++slot)
+    slots_.push_back(symmetric_zeros(*comm_, largest, like, str("gradient buffer ", slot)));
 }
 
 GradientReducer::~GradientReducer() {
@@ -131,6 +150,7 @@ void GradientReducer::on_gradient(int parameter) {
     if (!order_agreed_) finished_.push_back(unit);
     issue_ready(/*at_end=*/false);
   }
+  complete_what_has_arrived();
 }
 
 at::Tensor GradientReducer::take_grad(int parameter) {
@@ -160,12 +180,6 @@ bool GradientReducer::claim_slot(int unit, Wait wait) {
   if (state.in_slot) return true;
   while (state.place >= next_complete_ + options_.num_slots) {
     if (next_complete_ == next_issue_ || !complete_next(wait)) return false;
-  }
-  at::Tensor& buffer = slots_[state.place % options_.num_slots];
-  if (!buffer.defined()) {
-    int64_t largest = 0;
-    for (int other : order_) largest = std::max(largest, layout_.units()[other].numel);
-    buffer = at::empty({largest}, units_[unit].accumulator.options().dtype(options_.communicate_dtype));
   }
   state.in_slot = true;
   max_slots_in_use_ = std::max(
@@ -239,8 +253,12 @@ void GradientReducer::issue(int unit) {
     flat = slot_view(unit);
     zero_what_never_came(flat, unit, staged_);
   }
-  works_[unit] = options_.sharding.optimizer ? comm_->reduce_scatter(flat, layout_.describe(unit))
-                                                     : comm_->all_reduce(flat, layout_.describe(unit));
+  const std::string label = layout_.describe(unit);
+  const bool summed_locally = !options_.sharding.gradients && !options_.reduce_each_micro_step;
+  const bool in_place = !through_slots();
+  works_[unit] = in_place && !options_.sharding.optimizer
+                     ? comm_->all_reduce(flat, label, postscale_)
+                     : comm_->reduce_scatter(flat, {shard(unit), postscale_, /*add=*/!first_ && !summed_locally}, label);
 }
 
 /// False when the oldest reduction has not arrived, and `wait` lets it be.
@@ -251,7 +269,6 @@ bool GradientReducer::complete_next(Wait wait) {
   if (wait == Wait::kPatiently && !patiently(*work)) return false;
   work->wait();
   work.reset();
-  take_result(unit, through_slots() ? slot_view(unit) : units_[unit].accumulator);
   units_[unit].in_slot = false;
   for (int parameter : layout_.units()[unit].parameters) staged_[parameter] = false;
   ++next_complete_;
@@ -278,20 +295,17 @@ bool GradientReducer::patiently(comm::Work& work) {
   return true;
 }
 
-void GradientReducer::take_result(int unit, const at::Tensor& buffer) {
-  const bool whole = !options_.sharding.optimizer;
-  const Range mine = layout_.shard(unit, comm_->rank());
-  const at::Tensor result = whole ? buffer : buffer.narrow(0, mine.begin, mine.numel());
-  const at::Tensor target = whole ? units_[unit].accumulator : shard(unit);
-  const bool summed_locally = !options_.sharding.gradients && !options_.reduce_each_micro_step;
-  if (result.data_ptr() == target.data_ptr()) {
-    if (postscale_ != 1) target.mul_(postscale_);
-  } else if (first_ || summed_locally) {
-    target.copy_(result);
-    if (postscale_ != 1) target.mul_(postscale_);
-  } else {
-    target.add_(result, postscale_);
+/// Frees slots early; where ranks reduce in each other's memory (comm/shm), it is also this rank's part of the work.
+void GradientReducer::complete_what_has_arrived() {
+  while (next_complete_ < next_issue_ && complete_next(Wait::kNo)) {
   }
+}
+
+/// Collective. What was reduced through slots is here in this rank's shard only; stage 0 wants all of it.
+void GradientReducer::gather_results() {
+  if (options_.sharding.optimizer || !through_slots() || !boundary_) return;
+  for (int unit : order_) works_[unit] = comm_->all_gather(units_[unit].accumulator, shard(unit), layout_.describe(unit));
+  for (int unit : order_) std::exchange(works_[unit], nullptr)->wait();
 }
 
 void GradientReducer::finish_backward() {
@@ -302,6 +316,7 @@ void GradientReducer::finish_backward() {
   if (reducing()) {
     issue_ready(/*at_end=*/true);
     while (next_complete_ < next_issue_) complete_next(Wait::kUntilDone);
+    gather_results();
     if (!order_agreed_) agree_on_order();
   } else if (first_) {
     for (int unit : order_) zero_what_never_came(units_[unit].accumulator, unit, used_);
@@ -331,21 +346,16 @@ std::vector<bool> GradientReducer::late_units() const {
 void GradientReducer::reduce_late(const std::vector<int>& units) {
   const Unheard our_own_operators;
   const at::NoGradGuard no_grad;
+  if (slots_.empty()) make_slots();
   for (int unit : units) {
     next_issue_ = next_complete_ = units_[unit].place;
     TESSERA_CHECK(claim_slot(unit, Wait::kNo));
     stage_rest(unit);
     const at::Tensor flat = slot_view(unit);
     zero_what_never_came(flat, unit, staged_);
-    (options_.sharding.optimizer ? comm_->reduce_scatter(flat, layout_.describe(unit))
-                                 : comm_->all_reduce(flat, layout_.describe(unit)))
-        ->wait();
-    const Range mine = layout_.shard(unit, comm_->rank());
-    if (options_.sharding.optimizer) {
-      shard(unit).add_(flat.narrow(0, mine.begin, mine.numel()), postscale_);
-    } else {
-      units_[unit].accumulator.add_(flat, postscale_);
-    }
+    const std::string label = layout_.describe(unit);
+    comm_->reduce_scatter(flat, {shard(unit), postscale_, /*add=*/true}, label)->wait();
+    if (!options_.sharding.optimizer) comm_->all_gather(units_[unit].accumulator, shard(unit), label)->wait();
     units_[unit].in_slot = units_[unit].late = false;
     for (int parameter : layout_.units()[unit].parameters) staged_[parameter] = false;
   }

@@ -111,8 +111,10 @@ class GradientReducer {
   void issue_ready(bool at_end);
   void issue(int unit);
   bool complete_next(Wait wait);
+  void complete_what_has_arrived();
+  void gather_results();
+  void make_slots();
   bool patiently(comm::Work& work);
-  void take_result(int unit, const at::Tensor& buffer);
   void zero_what_never_came(const at::Tensor& flat, int unit, const std::vector<bool>& came);
   void agree_on_order();
   at::Tensor slot_view(int unit);
@@ -125,7 +127,7 @@ class GradientReducer {
   double prescale_ = 1, postscale_ = 1;
 
   std::vector<UnitState> units_;
-  std::vector<at::Tensor> slots_;     // each (largest unit) communicate dtype, made when first needed
+  std::vector<at::Tensor> slots_;     // each (largest unit) communicate dtype
   std::vector<comm::WorkPtr> works_;  // by unit, in flight
   std::vector<int> order_;                    // trainable units
   std::vector<int> finished_;                 // the first backward's order of completion

@@ -22,6 +22,7 @@ struct StateBytes {
 struct StateModel {
   Sharding sharding;
   DType accumulate_dtype = DType::kFloat32;  ///< gradients
+  bool one_copy_a_host = false;  ///< ranks share memory: trainable parameters exist once as soon as the optimizer is sharded
   int num_states = 2;                        ///< fp32 moments an element (Adam: 2)
 };
 
@@ -31,7 +32,8 @@ inline StateBytes model_state_bytes(const Layout& layout, const StateModel& mode
   for (int unit = 0; unit < layout.num_units(); ++unit) {
     const Unit& whole = layout.units()[unit];
     const auto held = [&](bool sharded) { return sharded ? layout.shard_numel(unit) : whole.numel; };
-    bytes.parameters += held(model.sharding.parameters) * size_bytes(whole.dtype);
+    const bool parted = model.sharding.parameters || (model.one_copy_a_host && model.sharding.optimizer && whole.trainable);
+    bytes.parameters += held(parted) * size_bytes(whole.dtype);
     if (!whole.trainable) continue;
     bytes.gradients += held(model.sharding.gradients) * size_bytes(model.accumulate_dtype);
     const int64_t fp32_bytes = held(model.sharding.optimizer) * size_bytes(DType::kFloat32);

@@ -3,6 +3,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <cstring>
 
 #include "core/check.h"
 
@@ -288,7 +289,8 @@ void Residency::parameters_updated(bool frozen_too) {
   std::vector<int> order;
   std::vector<bool> listed(units_.size(), false);
   const auto add = [&](int unit) {
-    if (!listed[unit] && layout_.units()[unit].trainable) order.push_back(unit);
+    const bool updated = layout_.units()[unit].trainable || (frozen_too && shared(unit));
+    if (!listed[unit] && updated) order.push_back(unit);
     listed[unit] = true;
   };
   const Recording& train = recordings_[static_cast<int>(Pass::kTrain)];
@@ -327,9 +329,25 @@ void Residency::pin(const std::vector<int>& units, bool writable) {
   }
   for (int unit : units) {
     ++states_[unit].pins;
-    if (writable) ++states_[unit].writable;
     if (states_[unit].gather) finish_gather(unit);
+    if (writable && states_[unit].writable++ == 0) begin_writing(unit);
   }
+}
+
+// Until the writes of one rank are everybody's, each rank sees its own: in a memory of its own.
+void Residency::begin_writing(int unit) {
+  if (!shared(unit)) return;
+  State& state = states_[unit];
+  at::Tensor buffer = pool_.acquire(units_[unit].bytes());
+  std::memcpy(buffer.data_ptr(), units_[unit].full().data_ptr(), static_cast<size_t>(units_[unit].bytes()));
+  state.shared = units_[unit].release();
+  units_[unit].bind(std::move(buffer));
+}
+
+void Residency::end_writing(int unit) {
+  if (!states_[unit].shared.defined()) return;
+  pool_.give_back(units_[unit].release());
+  units_[unit].bind(std::exchange(states_[unit].shared, at::Tensor()));
 }
 
 void Residency::align(const char* why) {
@@ -344,7 +362,7 @@ void Residency::unpin(const std::vector<int>& units, bool writable) {
   for (int unit : units) {
     State& state = states_[unit];
     --state.pins;
-    if (writable) --state.writable;
+    if (writable && --state.writable == 0) end_writing(unit);
     if (!pinned(state) && std::erase(deferred_, unit) > 0) release(unit);
   }
 }

@@ -31,7 +31,8 @@
 namespace tessera::zero {
 
 struct ResidencyOptions {
-  bool sharded = false;  ///< parameters are sharded (stage 3)
+  bool sharded = false;  ///< parameters are sharded (stage 3), and a gather moves them
+  std::vector<bool> shared;  ///< by unit (empty: none): one memory for all ranks, see [Note: one copy on a host] in sharded_model.h
   bool overlap = true;   ///< false: wait for each gather where it is issued, prefetch nothing
   int capacity_units = 3;
   int64_t max_live_numel = 1'000'000'000;
@@ -113,6 +114,7 @@ class Residency {
     bool by_operator = false;  // touched by the operator that runs
     int pins = 0;
     int writable = 0;
+    at::Tensor shared;  // what the unit is bound to when it is not being written
     int64_t last_use = 0;
   };
   enum class Mode { kRecord, kReplay, kOnDemand };
@@ -130,10 +132,13 @@ class Residency {
   void agree_on(int unit, const std::string& why);
   void make_room(int unit);
   void issue_gather(int unit);
+  void begin_writing(int unit);
+  void end_writing(int unit);
   void finish_gather(int unit);
   void release(int unit);
   void fail(int unit) noexcept;
   bool pinned(const State& state) const { return state.by_operator || state.pins > 0; }
+  bool shared(int unit) const { return !options_.shared.empty() && options_.shared[unit]; }
   bool persistent(int unit) const { return layout_.units()[unit].numel <= options_.persistence_numel; }
   std::set<int> resident_units() const;
   Recording& recording() { return recordings_[static_cast<int>(pass_)]; }

@@ -25,12 +25,15 @@ ShardedModel::ShardedModel(const ModelView& model, comm::CommunicatorPtr comm, c
   // TorchScript's fuser hands raw pointers to compiled kernels, which no listener hears of. (A switch of the process.)
   if (model.scripted && options_.sharding.parameters) torch::jit::setTensorExprFuserEnabled(false);
   parameters_ = list.tensors;
+  gather_comm_ = comm_->duplicate("gather");
   move_into_units(list.tensors);
   adopt_buffers(model);
 
-  options_.residency.sharded = options_.sharding.parameters;
-  residency_ = std::make_unique<Residency>(*layout_, units_, shards_, comm_->duplicate("gather"), options_.residency);
+  options_.residency.shared = shared_;
+  options_.residency.sharded = options_.sharding.parameters && !any_shared();
+  residency_ = std::make_unique<Residency>(*layout_, units_, shards_, gather_comm_, options_.residency);
   options_.reducer.sharding = options_.sharding;
+  options_.reducer.sharding.parameters = options_.residency.sharded;  // whether a rank may stand in a gather
   gradients_ = std::make_unique<GradientReducer>(*layout_, parameters_, comm_->duplicate("reduce"), options_.reducer);
   gradients_->check = [this] { residency_->rethrow(); };
   gradients_->before_waiting = [this] { residency_->finish_gathers(); };
@@ -70,24 +73,40 @@ void ShardedModel::move_into_units(const std::vector<at::Tensor>& tensors) {
   for (int unit = 0; unit < layout_->num_units(); ++unit) move_unit(unit, tensors);
 }
 
+at::Tensor ShardedModel::allocate_unit(int unit) {
+  const int64_t bytes = units_[unit].bytes();
+  const bool sharded = layout_->units()[unit].trainable ? options_.sharding.optimizer : options_.sharding.parameters;
+  at::Tensor memory;
+  if (sharded) memory = gather_comm_->allocate_shared(bytes, layout_->describe(unit));
+  shared_.push_back(memory.defined());
+  return memory.defined() ? memory : at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(options_.device));
+}
+
 // Unit by unit, so that never more than one unit exists twice.
 void ShardedModel::move_unit(int unit, const std::vector<at::Tensor>& tensors) {
   const Unit& spec = layout_->units()[unit];
   const at::ScalarType dtype = to_torch(spec.dtype);
   units_.emplace_back(UnitMemory::Options{unit, spec.numel, dtype, options_.device, layout_->describe(unit)});
   UnitMemory& memory = units_.back();
-  memory.bind(at::empty({memory.bytes()}, at::TensorOptions().dtype(at::kByte).device(options_.device)));
+  const at::Tensor buffer = allocate_unit(unit);
+  memory.bind(buffer);
   const at::Tensor& full = memory.full();
+  const bool shared = shared_[unit];
+  const bool writes = !shared || comm_->rank() == 0;
 
   // Initial values travel in fp32, so that masters start from what the model had before the cast.
-  at::Tensor flat = dtype == at::kFloat ? full : at::empty({spec.numel}, full.options().dtype(at::kFloat));
-  flat.zero_();
-  for (int parameter : spec.parameters) {
-    const zero::Slot& slot = layout_->slot(parameter);
-    flat.narrow(0, slot.offset, slot.numel).copy_(tensors[parameter].reshape(-1));
+  const bool cast = dtype != at::kFloat;
+  at::Tensor flat = cast ? at::empty({spec.numel}, full.options().dtype(at::kFloat)) : full;
+  if (cast || writes) {
+    flat.zero_();
+    for (int parameter : spec.parameters) {
+      const zero::Slot& slot = layout_->slot(parameter);
+      flat.narrow(0, slot.offset, slot.numel).copy_(tensors[parameter].reshape(-1));
+    }
   }
-  if (comm_->size() > 1) comm_->broadcast(flat, 0, layout_->describe(unit))->wait();
-  if (flat.data_ptr() != full.data_ptr()) full.copy_(flat);
+  if (comm_->size() > 1) gather_comm_->broadcast(flat, 0, layout_->describe(unit))->wait();
+  if (cast && writes) at::Tensor(full).copy_(flat);
+  if (cast && shared) gather_comm_->barrier(layout_->describe(unit));
 
   for (int parameter : spec.parameters) {
     const zero::Slot& slot = layout_->slot(parameter);
@@ -95,8 +114,8 @@ void ShardedModel::move_unit(int unit, const std::vector<at::Tensor>& tensors) {
     tensor.set_data(full.narrow(0, slot.offset, slot.numel).view(layout_->parameters()[parameter].shape));
   }
   const Range mine = layout_->shard(unit, comm_->rank());
-  shards_[unit] = full.narrow(0, mine.begin, mine.numel());
-  if (options_.sharding.parameters) {
+  shards_[unit] = (shared ? buffer.view(dtype) : full).narrow(0, mine.begin, mine.numel());
+  if (options_.sharding.parameters && !shared) {
     shards_[unit] = shards_[unit].clone();
     memory.release();
   }
@@ -188,7 +207,7 @@ void ShardedModel::unpin(const std::vector<int>& units, int modifier_rank) {
       const at::Tensor& full = units_[unit].full();
       if (comm_->size() > 1) comm_->broadcast(full, modifier_rank, layout_->describe(unit))->wait();
       const Range mine = layout_->shard(unit, comm_->rank());
-      if (options_.sharding.parameters) shards_[unit].copy_(full.narrow(0, mine.begin, mine.numel()));
+      if (options_.sharding.parameters || shared_[unit]) shards_[unit].copy_(full.narrow(0, mine.begin, mine.numel()));
       at::Tensor& master = masters_[unit];
       if (!master.defined() || full.scalar_type() == at::kFloat) continue;
       // Keep the fp32 digits of what was not written.
@@ -196,6 +215,7 @@ void ShardedModel::unpin(const std::vector<int>& units, int modifier_rank) {
       master.copy_(at::where(master.to(value.scalar_type()) == value, master, value.to(at::kFloat)));
     }
   }
+  if (modifier_rank >= 0 && any_shared()) gather_comm_->barrier("end of GatheredParameters");
   residency_->unpin(units, /*writable=*/modifier_rank >= 0);
 }
 
@@ -240,7 +260,9 @@ void ShardedModel::end_replacing() {
 StateBytes ShardedModel::measured_bytes() const {
   StateBytes bytes;
   for (size_t unit = 0; unit < units_.size(); ++unit)
-    bytes.parameters += options_.sharding.parameters ? static_cast<int64_t>(shards_[unit].storage().nbytes()) : units_[unit].bytes();
+    bytes.parameters += shared_[unit]                  ? static_cast<int64_t>(shards_[unit].nbytes())
+                        : options_.sharding.parameters ? static_cast<int64_t>(shards_[unit].storage().nbytes())
+                                                       : units_[unit].bytes();
   bytes.gradients = gradients_->accumulator_bytes();
   bytes.master = optimizer_->master_bytes();
   bytes.optimizer = optimizer_->state_bytes();
@@ -250,6 +272,7 @@ StateBytes ShardedModel::measured_bytes() const {
 StateBytes ShardedModel::formula_bytes() const {
   return model_state_bytes(*layout_, {.sharding = options_.sharding,
                                       .accumulate_dtype = from_torch(options_.reducer.accumulate_dtype),
+                                      .one_copy_a_host = any_shared(),
                                       .num_states = static_cast<int>(optimizer_->state_names().size())});
 }
 

@@ -1,9 +1,17 @@
 // ShardedModel: a model whose parameters have moved into units, with everything that keeps them there. Construction
 // leaves the model's own tensors as views of the units; the model itself is not touched otherwise.
+//
+// [Note: one copy on a host]
+// Where all ranks share memory (Communicator::allocate_shared), units whose values are sharded (stages 1 to 3; frozen ones at
+// stage 3) are one memory for all ranks: each rank updates its shard of it, and reads all of it in place. Nothing is ever
+// gathered or released; what is left of a gather is to wait until everybody has updated. Nobody updates before everybody's
+// backward has ended, because the gradients' norm, which comes first, takes all ranks. So stages 1 and 2 hold no more
+// parameters a rank than stage 3 does, and measured_bytes() counts this rank's shard.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -30,7 +38,7 @@ struct ShardedModelOptions {
   int64_t unit_numel = 4'000'000;
   bool track_casts = false;  ///< the model runs under autocast
   ReducerOptions reducer;    ///< `sharding` is filled in
-  ResidencyOptions residency;  ///< `sharded` is filled in
+  ResidencyOptions residency;  ///< `sharded` and `shared` are filled in
   kernels::OptimizerKind optimizer = kernels::OptimizerKind::kAdamW;
   std::vector<kernels::Hyper> groups{kernels::Hyper{}};
   std::function<int(const std::string& name)> group_of;  ///< index into `groups`; unset: 0
@@ -106,17 +114,21 @@ class ShardedModel {
   void move_into_units(const std::vector<at::Tensor>& tensors);
   void move_unit(int unit, const std::vector<at::Tensor>& tensors);
   void adopt_buffers(const ModelView& model);
+  at::Tensor allocate_unit(int unit);
+  bool any_shared() const { return std::find(shared_.begin(), shared_.end(), true) != shared_.end(); }
   at::Tensor region(int unit, const at::Tensor& flat) const;
   int find(const std::string& name) const;
   at::Tensor gather_parameter(int parameter, const at::Tensor& mine, bool whole, std::string_view what);
 
   ShardedModelOptions options_;
   comm::CommunicatorPtr comm_;
+  comm::CommunicatorPtr gather_comm_;  // its gathers need no common order with the reductions
+  std::vector<bool> shared_;           // by unit, see [Note: one copy on a host]
   std::vector<at::Tensor> parameters_;
   std::vector<NamedTensor> buffers_;
   std::unique_ptr<Layout> layout_;
   std::vector<UnitMemory> units_;
-  std::vector<at::Tensor> shards_;   // by unit; slice of full() where parameters are not sharded
+  std::vector<at::Tensor> shards_;   // by unit; slice of full() where parameters are not sharded, or shared
   std::vector<at::Tensor> masters_;  // by unit; what this rank updates, fp32
   std::unique_ptr<Residency> residency_;
   std::unique_ptr<GradientReducer> gradients_;

@@ -9,7 +9,7 @@
 #include <stdexcept>
 #include <vector>
 
-#include "zero/kernels/float_bits.h"
+#include "core/float_bits.h"
 
 namespace tessera::kernels {
 namespace {

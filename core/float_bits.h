@@ -10,7 +10,7 @@
 #define TESSERA_HD inline
 #endif
 
-namespace tessera::kernels {
+namespace tessera {
 
 TESSERA_HD uint32_t bits_of(float x) { return __builtin_bit_cast(uint32_t, x); }
 TESSERA_HD float float_of(uint32_t bits) { return __builtin_bit_cast(float, bits); }
@@ -53,4 +53,4 @@ TESSERA_HD uint16_t fp16_of_float(float x) {
   return static_cast<uint16_t>(sign | result);
 }
 
-}  // namespace tessera::kernels
+}  // namespace tessera

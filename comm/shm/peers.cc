@@ -1,0 +1,185 @@
+#include "comm/shm/peers.h"
+
+#include <poll.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
+
+#include "comm/explain.h"
+#include "core/error.h"
+#include "core/str.h"
+
+namespace tessera::comm::shm {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+/// Closes a descriptor unless it is taken.
+class Socket {
+ public:
+  explicit Socket(int fd) : fd_(fd) {}
+  ~Socket() {
+    if (fd_ >= 0) close(fd_);
+  }
+  Socket(const Socket&) = delete;
+  Socket& operator=(const Socket&) = delete;
+  int get() const { return fd_; }
+  int take() { return std::exchange(fd_, -1); }
+
+ private:
+  int fd_;
+};
+
+CommError failed(const char* what) { return CommError(str("shared memory between the ranks: ", what, ": ", std::strerror(errno))); }
+
+Socket new_socket() {
+  const int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+  if (fd < 0) throw failed("socket");
+  return Socket(fd);
+}
+
+std::string random_word() {
+  unsigned char bytes[16];
+  if (getrandom(bytes, sizeof bytes, 0) != sizeof bytes) throw failed("getrandom");
+  std::string word;
+  for (unsigned char byte : bytes) {
+    word += "0123456789abcdef"[byte >> 4];
+    word += "0123456789abcdef"[byte & 15];
+  }
+  return word;
+}
+
+/// A name that begins with NUL lives in the kernel's table only.
+std::pair<sockaddr_un, socklen_t> address_of(const std::string& word) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  const std::string name = "tessera-" + word;
+  std::memcpy(address.sun_path + 1, name.data(), name.size());
+  return {address, static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size())};
+}
+
+/// True when the descriptor can be read before the deadline.
+bool await_readable(int fd, steady_clock::time_point deadline) {
+  while (true) {
+    const auto left = std::chrono::duration_cast<milliseconds>(deadline - steady_clock::now());
+    pollfd poll_fd{fd, POLLIN, 0};
+    const int ready = poll(&poll_fd, 1, static_cast<int>(std::max<int64_t>(0, left.count())));
+    if (ready > 0) return true;
+    if (ready == 0) return false;
+    if (errno != EINTR) throw failed("poll");
+  }
+}
+
+struct Greeting {
+  char word[32];
+  int32_t rank;
+};
+
+}  // namespace
+
+Peers::Peers(const GroupStore& store, int rank, int size, milliseconds timeout) : rank_(rank), sockets_(size, -1) {
+  const auto deadline = steady_clock::now() + timeout;
+  const Socket listener = new_socket();
+  const std::string mine = random_word();
+  const auto [address, length] = address_of(mine);
+  if (bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0) throw failed("bind");
+  if (listen(listener.get(), size) != 0) throw failed("listen");
+  store.set(str("socket/", rank), mine);
+  const std::vector<int> missing = store.await_ranks("socket/", size, timeout, [] {});
+  if (!missing.empty()) throw CommError(str(name_ranks(missing), " did not set up shared memory within ", name_duration(timeout)));
+
+  try {
+    for (int lower = 0; lower < rank; ++lower) {
+      Socket out = new_socket();
+      const std::string word = store.get(str("socket/", lower));
+      const auto [theirs, theirs_length] = address_of(word);
+      if (connect(out.get(), reinterpret_cast<const sockaddr*>(&theirs), theirs_length) != 0)
+        throw CommError(str("rank ", rank, " cannot reach rank ", lower, " over a Unix socket: ", std::strerror(errno)));
+      Greeting greeting{};
+      std::memcpy(greeting.word, word.data(), sizeof greeting.word);
+      greeting.rank = rank;
+      if (::send(out.get(), &greeting, sizeof greeting, MSG_NOSIGNAL) != sizeof greeting) throw failed("send");
+      sockets_[lower] = out.take();
+    }
+    for (int num_expected = size - 1 - rank; num_expected > 0;) {
+      if (!await_readable(listener.get(), deadline))
+        throw CommError(str("a rank above ", rank, " did not connect over a Unix socket within ", name_duration(timeout)));
+      Socket in(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+      if (in.get() < 0) throw failed("accept");
+      Greeting greeting{};
+      if (!await_readable(in.get(), deadline) || recv(in.get(), &greeting, sizeof greeting, 0) != sizeof greeting) continue;
+      const bool known = std::memcmp(greeting.word, mine.data(), sizeof greeting.word) == 0;
+      if (!known || greeting.rank <= rank || greeting.rank >= size || sockets_[greeting.rank] >= 0) continue;  // a stranger
+      sockets_[greeting.rank] = in.take();
+      --num_expected;
+    }
+  } catch (...) {
+    for (int fd : sockets_)
+      if (fd >= 0) close(fd);
+    throw;
+  }
+}
+
+Peers::~Peers() {
+  for (int fd : sockets_)
+    if (fd >= 0) close(fd);
+}
+
+void Peers::send(int to, int fd, int64_t number) {
+  iovec data{&number, sizeof number};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  msghdr message{};
+  message.msg_iov = &data;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof control;
+  cmsghdr* header = CMSG_FIRSTHDR(&message);
+  header->cmsg_level = SOL_SOCKET;
+  header->cmsg_type = SCM_RIGHTS;
+  header->cmsg_len = CMSG_LEN(sizeof(int));
+  std::memcpy(CMSG_DATA(header), &fd, sizeof fd);
+  ssize_t sent = 0;
+  do {
+    sent = sendmsg(sockets_[to], &message, MSG_NOSIGNAL);
+  } while (sent < 0 && errno == EINTR);
+  if (sent != sizeof number) throw CommError(str("rank ", to, " is gone: its Unix socket is closed"));
+}
+
+Peers::Received Peers::receive(int from, milliseconds timeout) {
+  if (!await_readable(sockets_[from], steady_clock::now() + timeout))
+    throw CommError(str("rank ", from, " sent no shared memory within ", name_duration(timeout)));
+  Received received{-1, 0};
+  iovec data{&received.number, sizeof received.number};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  msghdr message{};
+  message.msg_iov = &data;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof control;
+  ssize_t got = 0;
+  do {
+    got = recvmsg(sockets_[from], &message, MSG_CMSG_CLOEXEC);
+  } while (got < 0 && errno == EINTR);
+  if (got != sizeof received.number) throw CommError(str("rank ", from, " is gone: its Unix socket is closed"));
+  for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr; header = CMSG_NXTHDR(&message, header))
+    if (header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS) std::memcpy(&received.fd, CMSG_DATA(header), sizeof(int));
+  if (received.fd < 0) throw CommError(str("rank ", from, "'s shared memory did not arrive: too many open files (ulimit -n)"));
+  return received;
+}
+
+std::optional<int> Peers::gone() const {
+  for (size_t rank = 0; rank < sockets_.size(); ++rank) {
+    if (sockets_[rank] < 0) continue;
+    pollfd poll_fd{sockets_[rank], POLLRDHUP, 0};
+    if (poll(&poll_fd, 1, 0) > 0 && (poll_fd.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0) return static_cast<int>(rank);
+  }
+  return std::nullopt;
+}
+
+}  // namespace tessera::comm::shm

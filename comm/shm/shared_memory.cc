@@ -1,0 +1,70 @@
+#include "comm/shm/shared_memory.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "core/error.h"
+#include "core/str.h"
+
+namespace tessera::comm::shm {
+namespace {
+
+CommError no_memory(int64_t bytes, const char* step, int error) {
+  return CommError(str("no ", (bytes + (1 << 20) - 1) >> 20, " MiB of shared memory (", step, ": ", std::strerror(error),
+                       "); raise the container's memory limit, or set comm.backend to \"gloo\""));
+}
+
+}  // namespace
+
+SharedMemory SharedMemory::create(int64_t bytes) {
+  const int fd = memfd_create("tessera", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  if (fd < 0) throw no_memory(bytes, "memfd_create", errno);
+  SharedMemory memory(fd, bytes);
+  int error = 0;
+  do {
+    error = posix_fallocate(fd, 0, bytes);
+  } while (error == EINTR);
+  if (error != 0) throw no_memory(bytes, "fallocate", error);
+  if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) throw no_memory(bytes, "F_ADD_SEALS", errno);
+  memory.map();
+  return memory;
+}
+
+SharedMemory SharedMemory::adopt(int fd, int64_t bytes) {
+  SharedMemory memory(fd, bytes);
+  memory.map();
+  return memory;
+}
+
+// Populated at once: a training step must not meet a page fault for every 4 KiB.
+void SharedMemory::map() {
+  void* data = mmap(nullptr, static_cast<size_t>(bytes_), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd_, 0);
+  if (data == MAP_FAILED) throw no_memory(bytes_, "mmap", errno);
+  data_ = static_cast<std::byte*>(data);
+}
+
+SharedMemory::SharedMemory(SharedMemory&& other) noexcept
+    : fd_(std::exchange(other.fd_, -1)), bytes_(std::exchange(other.bytes_, 0)), data_(std::exchange(other.data_, nullptr)) {}
+
+SharedMemory& SharedMemory::operator=(SharedMemory&& other) noexcept {
+  std::swap(fd_, other.fd_);
+  std::swap(bytes_, other.bytes_);
+  std::swap(data_, other.data_);
+  return *this;
+}
+
+SharedMemory::~SharedMemory() {
+  if (data_ != nullptr) munmap(data_, static_cast<size_t>(bytes_));
+  close_fd();
+}
+
+void SharedMemory::close_fd() {
+  if (fd_ >= 0) close(std::exchange(fd_, -1));
+}
+
+}  // namespace tessera::comm::shm
