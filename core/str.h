@@ -2,6 +2,8 @@
 // than Debian's, so neither may appear in our headers; messages are built with this instead.
 #pragma once
 
+#include <cstdint>
+#include <span>
 #include <sstream>
 #include <string>
 
@@ -26,5 +28,8 @@ std::string join(const Range& items, const char* separator) {
   }
   return out.str();
 }
+
+/// Local. "[3, 4]"; "[]" for a scalar.
+inline std::string describe_shape(std::span<const int64_t> shape) { return str("[", join(shape, ", "), "]"); }
 
 }  // namespace tessera

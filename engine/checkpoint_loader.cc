@@ -12,14 +12,9 @@
 #include "zero/operator_listener.h"
 
 namespace tessera {
-namespace {
 
 using checkpoint::DatasetRecord;
 using checkpoint::Piece;
-
-std::string shape_text(at::IntArrayRef shape) { return str("[", join(shape.vec(), ", "), "]"); }
-
-}  // namespace
 
 CheckpointLoader::CheckpointLoader(const std::string& directory, const std::string& tag, zero::ShardedModel& model,
                                    const LoadOptions& options)
@@ -68,8 +63,8 @@ void CheckpointLoader::match_buffers() {
     }
     const DatasetRecord& dataset = checkpoint_.dataset(0, record->dataset);
     if (buffer.tensor.sizes() != at::IntArrayRef(dataset.shape)) {
-      problems.push_back(str("buffer ", buffer.name, ": ", shape_text(dataset.shape), " in the checkpoint, ",
-                             shape_text(buffer.tensor.sizes()), " in the model"));
+      problems.push_back(str("buffer ", buffer.name, ": ", describe_shape(dataset.shape), " in the checkpoint, ",
+                             describe_shape(buffer.tensor.sizes()), " in the model"));
       continue;
     }
     buffers_.push_back({buffer.tensor, &dataset});

@@ -39,8 +39,6 @@ std::string mebibytes(int64_t bytes) {
   return text;
 }
 
-std::string shape_text(const std::vector<int64_t>& shape) { return "[" + join(shape, ", ") + "]"; }
-
 /// A number of the engine's state; -1 when it has none of that name.
 int64_t state_number(const Manifest& manifest, const char* name) {
   const auto found = manifest.state.find(name);
@@ -97,7 +95,7 @@ void print(const checkpoint::Checkpoint& saved) {
   for (const auto& parameter : manifest.layout.parameters) {
     const auto& unit = manifest.layout.units[parameter.unit];
     std::cout << "  " << parameter.name << std::string(width - parameter.name.size() + 2, ' ') << name_of(unit.dtype) << "  "
-              << shape_text(parameter.shape) << (unit.trainable ? "" : "  frozen")
+              << describe_shape(parameter.shape) << (unit.trainable ? "" : "  frozen")
               << (parameter.aliases.empty() ? "" : "  tied: " + join(parameter.aliases, ", ")) << '\n';
   }
 }
