@@ -26,13 +26,6 @@ struct InspectFlags {
   bool json = false;
 };
 
-/// 33722880 as "33,722,880".
-std::string count(int64_t value) {
-  std::string text = std::to_string(value);
-  for (int64_t at = static_cast<int64_t>(text.size()) - 3; at > 0; at -= 3) text.insert(static_cast<size_t>(at), 1, ',');
-  return text;
-}
-
 std::string mebibytes(int64_t bytes) {
   char text[32];
   std::snprintf(text, sizeof text, "%.1f MiB", static_cast<double>(bytes) / (1 << 20));
@@ -84,10 +77,10 @@ ordered_json to_json(const checkpoint::Checkpoint& saved, const checkpoint::Veri
 void print(const checkpoint::Checkpoint& saved) {
   const Manifest& manifest = saved.manifest();
   std::cout << saved.path().string() << '\n'
-            << "step        " << count(state_number(manifest, "global_steps")) << '\n'
+            << "step        " << format_count(state_number(manifest, "global_steps")) << '\n'
             << "saved by    " << manifest.world_size() << (manifest.world_size() == 1 ? " rank" : " ranks") << " at ZeRO stage " << manifest.stage << '\n'
             << "optimizer   " << optimizer_of(manifest) << (manifest.state_names.empty() ? "" : ": " + join(manifest.state_names, ", ")) << '\n'
-            << "parameters  " << count(num_elements(manifest)) << " in " << manifest.layout.parameters.size() << " tensors\n"
+            << "parameters  " << format_count(num_elements(manifest)) << " in " << manifest.layout.parameters.size() << " tensors\n"
             << "buffers     " << manifest.tensors.size() << '\n'
             << "on disk     " << mebibytes(manifest.total_bytes()) << " in " << manifest.files.size() << " files\n\n";
   size_t width = 0;
@@ -114,7 +107,7 @@ int inspect(const InspectFlags& flags) {
     std::cout << to_json(saved, report ? &*report : nullptr).dump(2) << '\n';
   } else {
     print(saved);
-    if (report) std::cout << "\nverified: " << count(report->num_blocks) << " blocks, " << mebibytes(report->bytes) << ", every hash as saved\n";
+    if (report) std::cout << "\nverified: " << format_count(report->num_blocks) << " blocks, " << mebibytes(report->bytes) << ", every hash as saved\n";
   }
   return ok ? 0 : 1;
 }
