@@ -4,6 +4,7 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <tuple>
 
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/shard_file.h"
@@ -80,6 +81,13 @@ void CheckpointLoader::match_buffers() {
 
 template <class Visit>
 void CheckpointLoader::for_each_read(const Visit& visit) const {
+  struct Read {
+    const Piece* piece;
+    int kind;
+    const DatasetRecord* dataset;
+    int64_t offset;  // in the file
+  };
+  std::vector<Read> reads;
   const checkpoint::Manifest& manifest = checkpoint_.manifest();
   const int num_states = with_states() ? static_cast<int>(manifest.state_names.size()) : 0;
   for (int kind = 0; kind <= num_states; ++kind) {
@@ -88,9 +96,14 @@ void CheckpointLoader::for_each_read(const Visit& visit) const {
       if (kind > 0 && !has_states) continue;
       const std::string name = kind == 0 ? checkpoint::weights_dataset(manifest.layout, piece.saved_unit)
                                          : checkpoint::state_dataset(manifest.state_names[kind - 1], piece.saved_unit);
-      visit(piece, kind, checkpoint_.dataset(piece.file, name));
+      const DatasetRecord& dataset = checkpoint_.dataset(piece.file, name);
+      reads.push_back({&piece, kind, &dataset, dataset.offset + piece.saved_begin * size_bytes(dataset.type)});
     }
   }
+  std::sort(reads.begin(), reads.end(), [](const Read& a, const Read& b) {
+    return std::tie(a.piece->file, a.offset) < std::tie(b.piece->file, b.offset);
+  });
+  for (const Read& read : reads) visit(*read.piece, read.kind, *read.dataset);
 }
 
 void CheckpointLoader::check(const std::string& saved_optimizer, const std::string& optimizer) {
