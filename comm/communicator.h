@@ -27,7 +27,7 @@ class Work {
   /// Local. True once the result is there (CPU), or the operation has left the device's queue (CUDA); true
   /// as well once it has failed, so that whoever polls goes on to wait(), which throws.
   virtual bool test() = 0;
-  /// Local. To be called once. Blocks until the result is there (CPU), or makes the current stream wait for it (CUDA).
+  /// Local. Blocks until the result is there (CPU), or makes the current stream wait for it (CUDA).
   /// Throws CommError naming the collective, its label, and the ranks that have not arrived, after
   /// the communicator's timeout or when a peer is gone.
   virtual void wait() = 0;

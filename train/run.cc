@@ -37,17 +37,17 @@ void log_report(const RunConfig& run, const Logger& logger) {
 
 void check_backend(const TrainerConfig& trainer, at::Device device) {
   if (trainer.backend == "nccl" && device.is_cpu())
-    throw ConfigError("trainer.backend: found \"nccl\", which moves CUDA tensors, but the ranks train on the CPU; "
-                      "expected \"gloo\" or \"auto\"");
-  if (trainer.backend == "gloo" && !device.is_cpu())
-    throw ConfigError("trainer.backend: found \"gloo\", which moves CPU tensors, but trainer.device is \"cuda\"; "
-                      "expected \"nccl\" or \"auto\"");
+    throw ConfigError("comm.backend: found \"nccl\", which moves CUDA tensors, but the ranks train on the CPU; "
+                      "expected \"auto\", \"shm\" or \"gloo\"");
+  if ((trainer.backend == "gloo" || trainer.backend == "shm") && !device.is_cpu())
+    throw ConfigError(str("comm.backend: found \"", trainer.backend, "\", which moves CPU tensors, but trainer.device is \"cuda\"; "
+                          "expected \"auto\" or \"nccl\""));
 }
 
 }  // namespace
 
 at::Device choose_device(const TrainerConfig& trainer, const comm::Environment& environment) {
-  if (trainer.device == "cpu" || (trainer.device == "auto" && trainer.backend == "gloo")) return at::kCPU;
+  if (trainer.device == "cpu" || (trainer.device == "auto" && (trainer.backend == "gloo" || trainer.backend == "shm"))) return at::kCPU;
   const at::Device cuda(at::kCUDA, static_cast<c10::DeviceIndex>(environment.local_rank));
   if (trainer.device == "auto") return has_cuda_for(environment) ? cuda : at::Device(at::kCPU);
   try {
@@ -75,6 +75,7 @@ Summary run(RunConfig run, const Registry& registry, const comm::Environment& en
   comm::Options options;
   options.backend = run.trainer.backend;
   options.cuda = device.is_cuda();
+  options.log = output.logger;
   options.timeout = std::chrono::milliseconds(std::llround(run.trainer.timeout_s * 1e3));
   const comm::CommunicatorPtr comm = comm::connect(environment, options);
 

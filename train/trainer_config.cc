@@ -48,13 +48,13 @@ std::vector<Binding<TrainerConfig>> trainer_bindings() {
                           TESSERA_FIELD(export_model)),
       bind<TrainerConfig>(word("trainer.device", {"auto", "cpu", "cuda"}).says("Where the model runs; auto: cuda when the machine has it"),
                           TESSERA_FIELD(device)),
-      bind<TrainerConfig>(word("trainer.backend", {"auto", "gloo", "nccl"}).says(
-                              "What carries the collectives; auto: the best one for the device"),
+      bind<TrainerConfig>(word("comm.backend", {"auto", "shm", "gloo", "nccl"}).says(
+                              "What carries the collectives; auto: nccl for CUDA; shared memory for ranks on one host's CPUs, gloo for others"),
                           TESSERA_FIELD(backend)),
       bind<TrainerConfig>(integer("trainer.num_threads").range(0, 1024).says(
                               "CPU threads of one rank; 0: the machine's cores divided by the ranks on it"),
                           TESSERA_FIELD(num_threads)),
-      bind<TrainerConfig>(number("trainer.timeout_s").above(0).says("Seconds after which a waiting collective fails"),
+      bind<TrainerConfig>(number("comm.timeout_s").above(0).says("Seconds after which a waiting collective fails"),
                           TESSERA_FIELD(timeout_s)),
   };
 }
@@ -68,6 +68,7 @@ std::vector<config::Key> sections() {
       text("model.type").must().says("Name of a registered model"),
       free_section("data").says("The data; its further keys are the task's own and are read just as strictly"),
       text("data.type").must().says("Name of a registered data set"),
+      section("comm").says("How ranks talk to each other"),
       section("trainer").says("How long, how often, where to"),
       text("trainer.name").or_null().says("Name of the run; null: the configuration file's name"),
       text("trainer.output_dir").or_null().says("Folder for logs, the resolved configuration and results; null: `runs/NAME`"),
@@ -126,8 +127,10 @@ RunConfig parse(Document document, int world_size, const std::vector<std::string
   return run;
 }
 
+/// Sections "trainer" and "comm".
 ordered_json write_trainer(const TrainerConfig& trainer) {
-  ordered_json out;
+  ordered_json sections;
+  ordered_json& out = sections["trainer"];
   out["name"] = trainer.name;
   out["output_dir"] = trainer.output_dir;
   out["epochs"] = trainer.epochs > 0 ? ordered_json(trainer.epochs) : ordered_json(nullptr);
@@ -136,7 +139,8 @@ ordered_json write_trainer(const TrainerConfig& trainer) {
   ordered_json bound;
   config::write_bindings(trainer_bindings(), trainer, bound);
   for (const auto& [name, value] : bound["trainer"].items()) out[name] = value;
-  return out;
+  sections["comm"] = bound["comm"];
+  return sections;
 }
 
 }  // namespace
@@ -161,7 +165,7 @@ std::string dump_resolved(const RunConfig& run) {
   ordered_json out;
   if (!run.model.resolved().empty()) out["model"] = run.model.resolved();
   if (!run.data.resolved().empty()) out["data"] = run.data.resolved();
-  out["trainer"] = write_trainer(run.trainer);
+  out.update(write_trainer(run.trainer));
   ordered_json engine = config::write_engine_config(run.engine);
   for (const auto& [name, value] : engine.items()) out[name] = value;
   return out.dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n";

@@ -28,7 +28,7 @@ struct TrainerConfig {
   std::string best_is = "auto";          ///< "greatest", "least", or by the metric's name: losses are to be low
   bool export_model = true;              ///< writes model.safetensors at the end
   std::string device = "auto";    ///< auto: cuda when the machine has it; cpu; cuda
-  std::string backend = "auto";   ///< of the collectives: auto, gloo or nccl
+  std::string backend = "auto";   ///< comm.backend: auto, shm, gloo or nccl
   int64_t num_threads = 0;        ///< CPU threads of one rank; 0: the machine's cores over the ranks on it
   double timeout_s = 1800;        ///< a collective that waits longer fails
   /// As Hugging Face's Trainer: a metric whose name ends in "loss" is better when it is lower. So is perplexity.

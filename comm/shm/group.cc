@@ -73,6 +73,7 @@ void copy(void* to, const void* from, int64_t bytes) {
 Group::Group(std::shared_ptr<Peers> peers, milliseconds timeout) : peers_(std::move(peers)), timeout_(timeout) {
   board_memory_ = share(*peers_, whole_pages(Board::bytes(size())), timeout_);
   board_.emplace(board_memory_.data(), rank(), size());
+  allocate(2 * kHalfMailbox, /*common=*/false);
 }
 
 Group::~Group() = default;
@@ -188,14 +189,10 @@ uint64_t Group::broadcast(void* buffer, int64_t bytes, int root, uint32_t tag) {
 uint64_t Group::barrier(uint32_t tag) { return post({}, tag); }
 
 uint64_t Group::post_from_mailbox(Operation operation, const void* data, int64_t bytes, uint32_t tag) {
-  if (mailbox_ < 0) {
-    allocate(2 * kHalfMailbox, /*common=*/false);
-    mailbox_ = static_cast<int>(regions_.size()) - 1;
-  }
   const int half = std::exchange(next_half_, 1 - next_half_);
   await_all_done(mailbox_used_[half]);
-  operation.place = {mailbox_, half * kHalfMailbox, false};
-  if (bytes > 0) std::memcpy(regions_[mailbox_]->of(rank()) + operation.place.offset, data, static_cast<size_t>(bytes));
+  operation.place = {kMailbox, half * kHalfMailbox, false};
+  if (bytes > 0) std::memcpy(regions_[kMailbox]->of(rank()) + operation.place.offset, data, static_cast<size_t>(bytes));
   return mailbox_used_[half] = post(operation, tag);
 }
 

@@ -57,7 +57,8 @@ class Group {
     int64_t stride = 0;
     std::byte* of(int rank) const { return memory.data() + rank * stride; }
   };
-  /// Collective. `bytes` a rank, zeros, from a page boundary on (`common`: the same bytes for all ranks).
+  /// Collective, in one order over this group and all it was duplicated from. `bytes` a rank, zeros, from a page boundary on
+  /// (`common`: the same bytes for all ranks).
   std::shared_ptr<Region> allocate(int64_t bytes, bool common);
 
   // Collective. Each returns the number of the operation to wait for. Pointers must stay valid until finished(number).
@@ -112,7 +113,6 @@ class Group {
   bool all_posted(uint64_t number) const;
   bool finished(uint64_t number) const;
   void check_alive() const;
-  std::byte* mailbox(int half);
   uint64_t post_from_mailbox(Operation operation, const void* data, int64_t bytes, uint32_t tag);
 
   std::shared_ptr<Peers> peers_;
@@ -120,7 +120,7 @@ class Group {
   SharedMemory board_memory_;
   std::optional<Board> board_;
   std::vector<std::shared_ptr<Region>> regions_;
-  int mailbox_ = -1;  // region
+  static constexpr int kMailbox = 0;  // region
   std::array<uint64_t, 2> mailbox_used_{};  // the last operation that read each half
   int next_half_ = 0;
   std::array<Operation, kMaxUnderWay> operations_;

@@ -16,8 +16,9 @@ using testing::element;
 using testing::filled;
 using testing::summed;
 
-Options quick() {
+Options quick(const std::string& backend) {
   Options options;
+  options.backend = backend;
   options.timeout = std::chrono::seconds(30);
   options.rendezvous_timeout = std::chrono::seconds(30);
   return options;
@@ -25,12 +26,29 @@ Options quick() {
 
 constexpr int64_t kShardNumels[] = {1, 3, 64, 1001};
 
-class CollectivesTest : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Worlds, CollectivesTest, ::testing::Range(1, 10));
+using Param = std::tuple<int, std::string>;  // ranks, backend
+
+std::string name_of_param(const ::testing::TestParamInfo<Param>& info) {
+  return std::get<1>(info.param) + "_" + std::to_string(std::get<0>(info.param));
+}
+
+class CollectivesTest : public ::testing::TestWithParam<Param> {
+ protected:
+  int size() const { return std::get<0>(GetParam()); }
+  Options options() const { return quick(std::get<1>(GetParam())); }
+};
+INSTANTIATE_TEST_SUITE_P(Worlds, CollectivesTest,
+                         ::testing::Combine(::testing::Range(1, 10), ::testing::Values("gloo", "shm")), name_of_param);
+
+class CommunicatorTest : public ::testing::TestWithParam<std::string> {
+ protected:
+  Options options() const { return quick(GetParam()); }
+};
+INSTANTIATE_TEST_SUITE_P(Backends, CommunicatorTest, ::testing::Values("gloo", "shm"), [](const auto& info) { return info.param; });
 
 TEST_P(CollectivesTest, AllGatherBringsEveryShardToItsSlice) {
-  const int size = GetParam();
-  run_threads(size, quick(), [&](CommunicatorPtr comm) {
+  const int size = this->size();
+  run_threads(size, options(), [&](CommunicatorPtr comm) {
     for (const int64_t numel : kShardNumels) {
       const at::Tensor shard = filled(comm->rank(), 0, numel, at::kFloat);
       at::Tensor full = at::full({size * numel}, -1, at::kFloat);
@@ -53,8 +71,8 @@ TEST_P(CollectivesTest, AllGatherBringsEveryShardToItsSlice) {
 }
 
 TEST_P(CollectivesTest, ReduceScatterSumsTheOwnSlice) {
-  const int size = GetParam();
-  run_threads(size, quick(), [&](CommunicatorPtr comm) {
+  const int size = this->size();
+  run_threads(size, options(), [&](CommunicatorPtr comm) {
     for (const int64_t numel : kShardNumels) {
       const at::Tensor full = filled(comm->rank(), 0, size * numel, at::kFloat);
       comm->reduce_scatter(full, "gradients")->wait();
@@ -65,8 +83,8 @@ TEST_P(CollectivesTest, ReduceScatterSumsTheOwnSlice) {
 }
 
 TEST_P(CollectivesTest, AllReduceAndBroadcastInEveryDtype) {
-  const int size = GetParam();
-  run_threads(size, quick(), [&](CommunicatorPtr comm) {
+  const int size = this->size();
+  run_threads(size, options(), [&](CommunicatorPtr comm) {
     for (const auto dtype :
          {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf, at::kLong, at::kInt, at::kChar, at::kByte}) {
       const at::Tensor buffer = filled(comm->rank(), 0, 37, dtype);
@@ -84,8 +102,8 @@ TEST_P(CollectivesTest, AllReduceAndBroadcastInEveryDtype) {
 }
 
 TEST_P(CollectivesTest, Bf16SumsStayWithinItsPrecision) {
-  const int size = GetParam();
-  run_threads(size, quick(), [&](CommunicatorPtr comm) {
+  const int size = this->size();
+  run_threads(size, options(), [&](CommunicatorPtr comm) {
     const auto value = [](int rank, int64_t i) { return 1.0 + 0.01 * static_cast<double>(element(rank, i)); };
     at::Tensor buffer = at::empty({101}, at::kFloat);
     at::Tensor expected = at::zeros({101}, at::kDouble);
@@ -102,8 +120,8 @@ TEST_P(CollectivesTest, Bf16SumsStayWithinItsPrecision) {
 }
 
 TEST_P(CollectivesTest, ManyInFlightFinishInAnyOrderOfWaiting) {
-  const int size = GetParam();
-  run_threads(size, quick(), [&](CommunicatorPtr comm) {
+  const int size = this->size();
+  run_threads(size, options(), [&](CommunicatorPtr comm) {
     constexpr int kBuffers = 12;
     std::vector<at::Tensor> buffers;
     std::vector<WorkPtr> works;
@@ -124,9 +142,9 @@ TEST_P(CollectivesTest, ManyInFlightFinishInAnyOrderOfWaiting) {
 }
 
 TEST_P(CollectivesTest, BarrierHoldsEveryoneBack) {
-  const int size = GetParam();
+  const int size = this->size();
   std::atomic<int> arrived{0};
-  run_threads(size, quick(), [&](CommunicatorPtr comm) {
+  run_threads(size, options(), [&](CommunicatorPtr comm) {
     for (int round = 1; round <= 3; ++round) {
       ++arrived;
       comm->barrier("all here");
@@ -137,8 +155,8 @@ TEST_P(CollectivesTest, BarrierHoldsEveryoneBack) {
 }
 
 TEST_P(CollectivesTest, ExchangeReturnsTheValuesInRankOrder) {
-  const int size = GetParam();
-  run_threads(size, quick(), [&](CommunicatorPtr comm) {
+  const int size = this->size();
+  run_threads(size, options(), [&](CommunicatorPtr comm) {
     for (int round = 0; round < 5; ++round) {
       const std::string value = str("rank ", comm->rank(), "\nround ", round, std::string(1, '\0'));
       const std::vector<std::string> values = comm->exchange(value, "texts");
@@ -151,8 +169,8 @@ TEST_P(CollectivesTest, ExchangeReturnsTheValuesInRankOrder) {
 }
 
 TEST_P(CollectivesTest, DuplicatesNeedNoCommonOrder) {
-  const int size = GetParam();
-  run_threads(size, quick(), [&](CommunicatorPtr comm) {
+  const int size = this->size();
+  run_threads(size, options(), [&](CommunicatorPtr comm) {
     const auto first = comm->duplicate("first");
     const auto second = first->duplicate("second");
     EXPECT_EQ(second->rank(), comm->rank());
@@ -176,8 +194,8 @@ TEST_P(CollectivesTest, DuplicatesNeedNoCommonOrder) {
 }
 
 TEST_P(CollectivesTest, CountsCallsAndBytes) {
-  const int size = GetParam();
-  run_threads(size, quick(), [&](CommunicatorPtr comm) {
+  const int size = this->size();
+  run_threads(size, options(), [&](CommunicatorPtr comm) {
     at::Tensor full = at::zeros({size * 10}, at::kFloat);
     comm->all_gather(full, full.narrow(0, comm->rank() * 10, 10), "g")->wait();
     comm->reduce_scatter(full, "r")->wait();
@@ -198,7 +216,7 @@ TEST_P(CollectivesTest, CountsCallsAndBytes) {
 }
 
 TEST_P(CollectivesTest, EmptyBuffersAreFine) {
-  run_threads(GetParam(), quick(), [&](CommunicatorPtr comm) {
+  run_threads(size(), options(), [&](CommunicatorPtr comm) {
     at::Tensor none = at::zeros({0}, at::kFloat);
     comm->all_gather(none, none, "g")->wait();
     comm->reduce_scatter(none, "r")->wait();
@@ -207,7 +225,7 @@ TEST_P(CollectivesTest, EmptyBuffersAreFine) {
   });
 }
 
-TEST(CommunicatorTest, OneRankAloneIsImmediateAndLocal) {
+TEST_P(CommunicatorTest, OneRankAloneIsImmediateAndLocal) {
   const auto start = std::chrono::steady_clock::now();
   const CommunicatorPtr comm = connect(Environment{}, Options{});
   EXPECT_LT(testing::seconds_since(start), 0.05);
@@ -216,12 +234,12 @@ TEST(CommunicatorTest, OneRankAloneIsImmediateAndLocal) {
   EXPECT_EQ(comm->backend(), "self");
 }
 
-TEST(CommunicatorTest, BackendIsGloo) {
-  run_threads(2, quick(), [](CommunicatorPtr comm) { EXPECT_EQ(comm->backend(), "gloo"); });
+TEST_P(CommunicatorTest, SaysWhatItIs) {
+  run_threads(2, options(), [&](CommunicatorPtr comm) { EXPECT_EQ(comm->backend(), GetParam()); });
 }
 
-TEST(CommunicatorTest, RefusesBuffersItCannotSend) {
-  run_threads(3, quick(), [](CommunicatorPtr comm) {
+TEST_P(CommunicatorTest, RefusesBuffersItCannotSend) {
+  run_threads(3, options(), [](CommunicatorPtr comm) {
     const at::Tensor good = at::zeros({6}, at::kFloat);
     EXPECT_THROW(comm->all_reduce(at::Tensor(), "undefined"), std::logic_error);
     EXPECT_THROW(comm->all_reduce(at::zeros({2, 3}), "2-D"), std::logic_error);
@@ -236,8 +254,8 @@ TEST(CommunicatorTest, RefusesBuffersItCannotSend) {
   });
 }
 
-TEST(CommunicatorTest, ADroppedWorkKeepsItsBuffersAlive) {
-  run_threads(2, quick(), [](CommunicatorPtr comm) {
+TEST_P(CommunicatorTest, ADroppedWorkKeepsItsBuffersAlive) {
+  run_threads(2, options(), [](CommunicatorPtr comm) {
     c10::weak_intrusive_ptr<c10::StorageImpl> storage(c10::intrusive_ptr<c10::StorageImpl>{});
     if (comm->rank() == 1)
       std::this_thread::sleep_for(std::chrono::milliseconds(200));  // so that rank 0's lasts
@@ -257,10 +275,10 @@ TEST(CommunicatorTest, ADroppedWorkKeepsItsBuffersAlive) {
   });
 }
 
-TEST(CommunicatorTest, DoesNotDispatchOperators) {
+TEST_P(CommunicatorTest, DoesNotDispatchOperators) {
   // zero/residency listens to operators to learn which parameters are about to be read.
   thread_local int num_operators = 0;
-  run_threads(2, quick(), [](CommunicatorPtr comm) {
+  run_threads(2, options(), [](CommunicatorPtr comm) {
     at::Tensor full = at::ones({8});
     at::Tensor shard = at::ones({4});
     auto handle = at::addThreadLocalCallback(

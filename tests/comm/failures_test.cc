@@ -17,8 +17,17 @@ using testing::error_of;
 using testing::seconds_since;
 using Clock = std::chrono::steady_clock;
 
+std::string backend;  // of the test that runs
+
+class FailuresTest : public ::testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override { backend = GetParam(); }
+};
+INSTANTIATE_TEST_SUITE_P(Backends, FailuresTest, ::testing::Values("gloo", "shm"), [](const auto& info) { return info.param; });
+
 Options with_timeout(milliseconds timeout) {
   Options options;
+  options.backend = backend;
   options.timeout = timeout;
   options.rendezvous_timeout = seconds(20);
   return options;
@@ -37,7 +46,7 @@ std::vector<std::string> errors_of(int size, milliseconds timeout,
   return errors;
 }
 
-TEST(FailuresTest, ATimeoutNamesTheMissingRank) {
+TEST_P(FailuresTest, ATimeoutNamesTheMissingRank) {
   const auto start = Clock::now();
   const auto errors = errors_of(3, seconds(1), [](CommunicatorPtr comm) {
     at::Tensor buffer = at::ones({8});
@@ -55,7 +64,7 @@ TEST(FailuresTest, ATimeoutNamesTheMissingRank) {
   EXPECT_NE(errors[2].find("had given up after 1 s"), std::string::npos) << errors[2];
 }
 
-TEST(FailuresTest, EveryCollectiveHasTheTimeout) {
+TEST_P(FailuresTest, EveryCollectiveHasTheTimeout) {
   for (const std::string op : {"all_gather", "reduce_scatter", "broadcast", "barrier"}) {
     const auto errors = errors_of(2, milliseconds(300), [&](CommunicatorPtr comm) {
       at::Tensor full = at::ones({8});
@@ -70,7 +79,7 @@ TEST(FailuresTest, EveryCollectiveHasTheTimeout) {
   }
 }
 
-TEST(FailuresTest, ARankThatIsBusyButHasArrivedIsNotBlamed) {
+TEST_P(FailuresTest, ARankThatIsBusyButHasArrivedIsNotBlamed) {
   const auto errors = errors_of(3, milliseconds(500), [](CommunicatorPtr comm) {
     at::Tensor buffer = at::ones({8});
     if (comm->rank() == 2) std::this_thread::sleep_for(milliseconds(1200));
@@ -82,7 +91,7 @@ TEST(FailuresTest, ARankThatIsBusyButHasArrivedIsNotBlamed) {
             "all_reduce of \"unit 0\" (8 x Float), collective 1: rank 2 has not arrived within 0.5 s");
 }
 
-TEST(FailuresTest, DifferentCollectivesAreAnErrorNotAHang) {
+TEST_P(FailuresTest, DifferentCollectivesAreAnErrorNotAHang) {
   const auto start = Clock::now();
   const auto errors = errors_of(2, seconds(2), [](CommunicatorPtr comm) {
     at::Tensor buffer = at::ones({8});
@@ -101,7 +110,7 @@ TEST(FailuresTest, DifferentCollectivesAreAnErrorNotAHang) {
   }
 }
 
-TEST(FailuresTest, DifferentSizesAreAnErrorNotACrash) {
+TEST_P(FailuresTest, DifferentSizesAreAnErrorNotACrash) {
   const auto errors = errors_of(2, seconds(2), [](CommunicatorPtr comm) {
     comm->all_reduce(at::ones({comm->rank() == 0 ? 8 : 9}), "unit")->wait();
   });
@@ -109,7 +118,7 @@ TEST(FailuresTest, DifferentSizesAreAnErrorNotACrash) {
     EXPECT_EQ(error.find("collective 1 differs between ranks"), 0u) << error;
 }
 
-TEST(FailuresTest, DifferentLabelsAreAnErrorNotAWrongSum) {
+TEST_P(FailuresTest, DifferentLabelsAreAnErrorNotAWrongSum) {
   const auto errors = errors_of(2, seconds(2), [](CommunicatorPtr comm) {
     comm->all_reduce(at::ones({8}), comm->rank() == 0 ? "unit 1" : "unit 2")->wait();
   });
@@ -117,7 +126,7 @@ TEST(FailuresTest, DifferentLabelsAreAnErrorNotAWrongSum) {
     EXPECT_EQ(error.find("collective 1 differs between ranks"), 0u) << error;
 }
 
-TEST(FailuresTest, ACollectiveAgainstAnExchangeIsAnError) {
+TEST_P(FailuresTest, ACollectiveAgainstAnExchangeIsAnError) {
   const auto errors = errors_of(2, seconds(2), [](CommunicatorPtr comm) {
     if (comm->rank() == 0) {
       comm->exchange("x", "plan");
@@ -129,7 +138,7 @@ TEST(FailuresTest, ACollectiveAgainstAnExchangeIsAnError) {
     EXPECT_EQ(error.find("collective 1 differs between ranks"), 0u) << error;
 }
 
-TEST(FailuresTest, TheFirstErrorOfAThreadIsRethrownAndEndsTheOthers) {
+TEST_P(FailuresTest, TheFirstErrorOfAThreadIsRethrownAndEndsTheOthers) {
   const auto start = Clock::now();
   std::mutex mutex;
   std::vector<std::string> others;
@@ -154,7 +163,7 @@ TEST(FailuresTest, TheFirstErrorOfAThreadIsRethrownAndEndsTheOthers) {
     EXPECT_NE(error.find("rank 1 left the group: boom"), error.npos) << error;
 }
 
-TEST(FailuresTest, AnErrorWithACollectiveInFlightDoesNotHang) {
+TEST_P(FailuresTest, AnErrorWithACollectiveInFlightDoesNotHang) {
   const auto start = Clock::now();
   const std::string first = error_of([&] {
     run_threads(3, with_timeout(seconds(60)), [&](CommunicatorPtr comm) {
@@ -171,7 +180,7 @@ TEST(FailuresTest, AnErrorWithACollectiveInFlightDoesNotHang) {
   EXPECT_LT(seconds_since(start), 5);
 }
 
-TEST(FailuresTest, ARankThatReturnsEarlyIsNamed) {
+TEST_P(FailuresTest, ARankThatReturnsEarlyIsNamed) {
   const auto start = Clock::now();
   const auto errors = errors_of(3, seconds(60), [](CommunicatorPtr comm) {
     at::Tensor buffer = at::ones({100});
@@ -186,7 +195,7 @@ TEST(FailuresTest, ARankThatReturnsEarlyIsNamed) {
   }
 }
 
-TEST(FailuresTest, AnErrorStays) {
+TEST_P(FailuresTest, AnErrorStays) {
   errors_of(2, milliseconds(500), [](CommunicatorPtr comm) {
     at::Tensor buffer = at::ones({8});
     if (comm->rank() == 1) {
@@ -207,7 +216,7 @@ TEST(FailuresTest, AnErrorStays) {
   });
 }
 
-TEST(FailuresTest, TheFailureOfADroppedWorkIsNoticedAtTheNextCall) {
+TEST_P(FailuresTest, TheFailureOfADroppedWorkIsNoticedAtTheNextCall) {
   const auto errors = errors_of(2, milliseconds(500), [](CommunicatorPtr comm) {
     if (comm->rank() == 1) {
       std::this_thread::sleep_for(milliseconds(1500));
@@ -222,7 +231,7 @@ TEST(FailuresTest, TheFailureOfADroppedWorkIsNoticedAtTheNextCall) {
             "all_reduce of \"dropped\" (8 x Float), collective 1: rank 1 has not arrived within 0.5 s");
 }
 
-TEST(FailuresTest, TestPolls) {
+TEST_P(FailuresTest, TestPolls) {
   run_threads(2, with_timeout(seconds(20)), [](CommunicatorPtr comm) {
     if (comm->rank() == 1) std::this_thread::sleep_for(milliseconds(300));
     at::Tensor buffer = at::ones({8});

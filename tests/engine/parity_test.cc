@@ -22,19 +22,23 @@ void expect_same(const TrainingRun& run, const TrainingRun& plain, bool weights)
   }
 }
 
-class Parity : public ::testing::TestWithParam<std::tuple<int, int>> {
+class Parity : public ::testing::TestWithParam<std::tuple<std::string, int, int>> {
  protected:
-  int world() const { return std::get<0>(GetParam()); }
-  int stage() const { return std::get<1>(GetParam()); }
+  int world() const { return std::get<1>(GetParam()); }
+  Case make_case() const {
+    Case c = small_units(world(), std::get<2>(GetParam()));
+    c.backend = std::get<0>(GetParam());
+    return c;
+  }
 };
 
 TEST_P(Parity, MlpSgd) {
-  Case c = small_units(world(), stage());
+  Case c = make_case();
   expect_same(engine_run<Mlp>(c, mlp_loss), plain_run<Mlp>(c, mlp_loss), /*weights=*/true);
 }
 
 TEST_P(Parity, MlpAdamWithAccumulationAndClipping) {
-  Case c = small_units(world(), stage());
+  Case c = make_case();
   c.optimizer = "AdamW";
   c.accumulation = 3;
   c.clipping = 0.05;
@@ -44,32 +48,37 @@ TEST_P(Parity, MlpAdamWithAccumulationAndClipping) {
 }
 
 TEST_P(Parity, SgdWithAccumulationAndClipping) {
-  Case c = small_units(world(), stage());
+  Case c = make_case();
   c.accumulation = 2;
   c.clipping = 0.05;
   expect_same(engine_run<Mlp>(c, mlp_loss), plain_run<Mlp>(c, mlp_loss), /*weights=*/true);
 }
 
 TEST_P(Parity, EveryKindOfModule) {
-  Case c = small_units(world(), stage());
+  Case c = make_case();
   c.steps = world() > 2 ? 2 : 3;
   if (world() > 2) c.config.zero.unit_numel = 600;  // a third of the collectives: eight ranks share two cores
   expect_same(engine_run<Zoo>(c, zoo_loss), plain_run<Zoo>(c, zoo_loss), /*weights=*/true);
 }
 
 TEST_P(Parity, TiedFrozenUnusedAndSometimesUsed) {
-  Case c = small_units(world(), stage());
+  Case c = make_case();
   expect_same(engine_run<Odds>(c, odds_loss), plain_run<Odds>(c, odds_loss), /*weights=*/true);
   c.optimizer = "AdamW";
   c.accumulation = 2;
   expect_same(engine_run<Odds>(c, odds_loss), plain_run<Odds>(c, odds_loss), /*weights=*/false);
 }
 
+std::string name_of_case(const ::testing::TestParamInfo<std::tuple<std::string, int, int>>& info) {
+  return str(std::get<0>(info.param), "World", std::get<1>(info.param), "Stage", std::get<2>(info.param));
+}
+
 INSTANTIATE_TEST_SUITE_P(WorldsAndStages, Parity,
-                         ::testing::Combine(::testing::Values(1, 2, 3, 4, 8), ::testing::Values(0, 1, 2, 3)),
-                         [](const auto& info) {
-                           return str("World", std::get<0>(info.param), "Stage", std::get<1>(info.param));
-                         });
+                         ::testing::Combine(::testing::Values("gloo"), ::testing::Values(1, 2, 3, 4, 8), ::testing::Values(0, 1, 2, 3)),
+                         name_of_case);
+INSTANTIATE_TEST_SUITE_P(InSharedMemory, Parity,
+                         ::testing::Combine(::testing::Values("shm"), ::testing::Values(2, 3, 4, 8), ::testing::Values(0, 1, 2, 3)),
+                         name_of_case);
 
 void expect_same_bits(const TrainingRun& a, const TrainingRun& b) {
   EXPECT_EQ(a.losses, b.losses);
@@ -78,14 +87,21 @@ void expect_same_bits(const TrainingRun& a, const TrainingRun& b) {
   EXPECT_TRUE(bit_equal(a.weights, b.weights));
 }
 
-class SameBits : public ::testing::TestWithParam<int> {};
+class SameBits : public ::testing::TestWithParam<std::tuple<std::string, int>> {
+ protected:
+  Case make_case(int stage) const {
+    Case c = small_units(std::get<1>(GetParam()), stage);
+    c.backend = std::get<0>(GetParam());
+    return c;
+  }
+};
 
 TEST_P(SameBits, AtEveryStage) {
   for (const bool bf16 : {false, true}) {
     SCOPED_TRACE(bf16 ? "bf16" : "fp32");
     std::vector<TrainingRun> runs;
     for (int stage = 0; stage <= 3; ++stage) {
-      Case c = small_units(GetParam(), stage);
+      Case c = make_case(stage);
       c.optimizer = "AdamW";
       c.clipping = 0.05;
       c.config.bf16 = bf16;
@@ -102,7 +118,7 @@ TEST_P(SameBits, WithAccumulationWithinPairsOfStages) {
   for (const bool each : {false, true}) {
     std::vector<TrainingRun> runs;
     for (int stage = 0; stage <= 3; ++stage) {
-      Case c = small_units(GetParam(), stage);
+      Case c = make_case(stage);
       c.accumulation = 3;
       c.steps = 3;
       c.config.zero.unit_numel = 400;
@@ -115,7 +131,9 @@ TEST_P(SameBits, WithAccumulationWithinPairsOfStages) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, SameBits, ::testing::Values(1, 2));
+// Gloo chooses its own order of summation beyond two ranks.
+INSTANTIATE_TEST_SUITE_P(Worlds, SameBits, ::testing::Combine(::testing::Values("gloo"), ::testing::Values(1, 2)));
+INSTANTIATE_TEST_SUITE_P(InSharedMemory, SameBits, ::testing::Combine(::testing::Values("shm"), ::testing::Values(2, 3, 4, 8)));
 
 }  // namespace
 }  // namespace tessera::testing

@@ -27,15 +27,21 @@ class ForwardingCommunicator : public comm::Communicator {
     return inner_->exchange(value, label, timeout);
   }
   comm::CommunicatorPtr duplicate(std::string_view name) override { return inner_->duplicate(name); }
+  at::Tensor allocate_symmetric(int64_t bytes, at::Device device, std::string_view label) override {
+    return inner_->allocate_symmetric(bytes, device, label);
+  }
+  at::Tensor allocate_shared(int64_t bytes, std::string_view label) override { return inner_->allocate_shared(bytes, label); }
 
  protected:
   comm::WorkPtr do_all_gather(const at::Tensor& full, const at::Tensor& shard, std::string_view label) override {
     return inner_->all_gather(full, shard, label);
   }
-  comm::WorkPtr do_reduce_scatter(const at::Tensor& full, std::string_view label) override {
-    return inner_->reduce_scatter(full, label);
+  comm::WorkPtr do_reduce_scatter(const at::Tensor& full, const comm::ReduceInto& into, std::string_view label) override {
+    return inner_->reduce_scatter(full, into, label);
   }
-  comm::WorkPtr do_all_reduce(const at::Tensor& full, std::string_view label) override { return inner_->all_reduce(full, label); }
+  comm::WorkPtr do_all_reduce(const at::Tensor& full, double scale, std::string_view label) override {
+    return inner_->all_reduce(full, label, scale);
+  }
   comm::WorkPtr do_broadcast(const at::Tensor& buffer, int root, std::string_view label) override {
     return inner_->broadcast(buffer, root, label);
   }

@@ -34,6 +34,7 @@ struct Case {
   int micro_batch = 2;
   int steps = 4;
   double clipping = 0;
+  std::string backend = "gloo";
   std::string optimizer = "SGD";  // or "AdamW" (plain_run() knows no other)
   EngineConfig config;            // zero.*, precision; the rest is filled in
 };
@@ -142,7 +143,7 @@ template <class Holder>
 TrainingRun engine_run(const Case& c, const LossOf<typename Holder::Impl>& loss_of,
                const std::function<void(Engine&, int step)>& inspect = {}) {
   TrainingRun run;
-  comm::run_threads(c.world, {.timeout = std::chrono::seconds(60)}, [&](comm::CommunicatorPtr comm) {
+  comm::run_threads(c.world, {.backend = c.backend, .timeout = std::chrono::seconds(60)}, [&](comm::CommunicatorPtr comm) {
     at::set_num_threads(1);
     TrainingRun mine = rank_run<Holder>(c, comm, loss_of, inspect);
     if (comm->rank() == 0) run = std::move(mine);

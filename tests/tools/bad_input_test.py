@@ -107,7 +107,7 @@ class TaskTest(ToolTest):
         self.assertEqual((self.folder / "taken").read_text(), "")
 
     def test_backend(self):
-        self.expect(["trainer.backend=nccl"], "nccl", "CPU")
+        self.expect(["comm.backend=nccl"], "comm.backend", "nccl", "CPU")
 
 
 class RanksTest(ToolTest):
