@@ -3,13 +3,13 @@
 #   make demo ARGS="--set zero_optimization.stage=3"        make test ARGS="-L zero"
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build demo test asan bench clean distclean
+.PHONY: help deps build demo test asan bench bench-peers clean distclean
 SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 NPROC ?= 2
 
 help:  ## lists these commands
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
 
 deps:  ## installs what is missing: Debian packages (as root or with sudo) and libtorch, into .deps/
 	@scripts/setup.sh
@@ -34,6 +34,12 @@ bench:  ## builds and runs the benchmarks
 	@scripts/setup.sh --python
 	@scripts/build.sh release
 	@set -e; for program in build/bench_*; do echo "== $$program"; $$program $(ARGS); done
+
+bench-peers:  ## runs PyTorch's own ways, DeepSpeed and Tessera side by side: training steps, then checkpoints
+	@scripts/setup.sh --peers
+	@scripts/build.sh release tessera step_rank checkpoint_rank
+	@.deps/venv/bin/python -B benchmarks/peers/train_step.py $(ARGS)
+	@.deps/venv/bin/python -B benchmarks/peers/checkpoint.py
 
 clean:  ## removes what was built
 	@rm -rf build build-debug build-asan

@@ -7,6 +7,7 @@ Everybody starts from one file of weights and trains on one file of tokens, on C
 (all peers: torch's fused one) and clipping at norm 1. In bf16, DDP and ZeroRedundancyOptimizer keep fp32 weights and
 run under autocast; the others keep bf16 weights and fp32 masters. Peers have their default settings, but for views into
 buckets in DDP, which are faster. FSDP2 and DeepSpeed (stages 2 and 3) reduce in every micro-step, as Tessera does.
+DeepSpeed's stage 0 can sum bf16 gradients only in bf16, so that its loss is further off.
 
 ms       median over all rounds of a step of the slowest rank
 ratio    to the ranks that train side by side without communication: median over the rounds, each with its own

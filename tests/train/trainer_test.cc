@@ -137,6 +137,28 @@ TEST_F(TrainerTest, EveryWorldTrainsOnTheSameSamplesAtEveryStep) {
   EXPECT_EQ(steps_of_world[3], steps_of_world[1]);
 }
 
+TEST_F(TrainerTest, ARunThatGoesOnSeesWhatAnUninterruptedOneDoes) {
+  json config = base_config();
+  config["trainer"]["save_every_epochs"] = 1;
+  config["checkpoint"]["fsync"] = false;
+  const std::vector<int64_t> whole = train(config, 1).seen[0];
+  for (int64_t stop_at : {4, 10}) {  // within an epoch, at its end
+    fs::remove_all(folder_);
+    std::vector<int64_t> seen;
+    for (bool resume : {false, true}) {
+      int64_t num_asked = 0;
+      comm::run_threads(1, {}, [&](comm::CommunicatorPtr comm) {
+        BlobsTask task({});
+        TrainerStart start{.resume = resume, .init = {}, .stop = [&] { return !resume && ++num_asked == stop_at; }};
+        const Summary summary = Trainer(parse_run_config(config.dump(), "blobs.json", 1), task, comm, {}, {}, start).run();
+        EXPECT_EQ(summary.num_steps, resume ? 30 : stop_at);
+        seen.insert(seen.end(), task.seen().begin(), task.seen().end());
+      });
+    }
+    EXPECT_TRUE(seen == whole) << "stopped after step " << stop_at;
+  }
+}
+
 TEST_F(TrainerTest, StagesGiveTheSameNumbers) {
   std::map<int, double> losses;
   std::map<int, double> test_losses;
