@@ -41,11 +41,11 @@ class ShmWork final : public c10d::Work {
     if (finished_ || error_) return true;
     try {
       finished_ = group_->test(number_);
-      return finished_;
+      if (!finished_) check_deadline();
     } catch (...) {
       error_ = std::current_exception();
-      return true;
     }
+    return finished_ || error_;
   }
   bool isSuccess() const override { return !error_; }
   std::exception_ptr exception() const override { return error_; }
@@ -57,7 +57,7 @@ class ShmWork final : public c10d::Work {
     const auto left = std::max(milliseconds(0), std::chrono::duration_cast<milliseconds>(deadline_ - steady_clock::now()));
     try {
       finished_ = group_->wait(number_, limit == kNoTimeout ? left : std::min(limit, left));
-      if (!finished_ && steady_clock::now() >= deadline_) throw CommError(str("timed out after ", name_duration(timeout_)));
+      if (!finished_) check_deadline();
     } catch (...) {
       error_ = std::current_exception();
       throw;
@@ -67,6 +67,10 @@ class ShmWork final : public c10d::Work {
   }
 
  private:
+  void check_deadline() const {
+    if (steady_clock::now() >= deadline_) throw CommError(str("timed out after ", name_duration(timeout_)));
+  }
+
   const std::shared_ptr<shm::Group> group_;
   const uint64_t number_;
   const milliseconds timeout_;

@@ -197,6 +197,7 @@ uint64_t Group::post_from_mailbox(Operation operation, const void* data, int64_t
 }
 
 uint64_t Group::post(const Operation& operation, uint32_t tag) {
+  check_alive();  // whoever gave up on this rank must not be taken for a partner, though its input is there
   const uint64_t number = posted_ + 1;
   if (number > kMaxUnderWay) await_all_done(number - kMaxUnderWay);
   operations_[number % kMaxUnderWay] = operation;

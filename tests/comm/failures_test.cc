@@ -168,12 +168,13 @@ TEST_P(FailuresTest, AnErrorWithACollectiveInFlightDoesNotHang) {
   const std::string first = error_of([&] {
     run_threads(3, with_timeout(seconds(60)), [&](CommunicatorPtr comm) {
       const auto twin = comm->duplicate("twin");
+      const auto third = comm->duplicate("third");
       if (comm->rank() == 2) {
         const WorkPtr work = comm->all_reduce(at::ones({100}), "nobody else comes");
         const WorkPtr twin_work = twin->all_reduce(at::ones({100}), "nor here");
         throw std::runtime_error("boom");
       }
-      twin->barrier("never");
+      third->barrier("never");
     });
   });
   EXPECT_EQ(first, "boom");
