@@ -394,7 +394,9 @@ TEST(AsyncSave, AFailureIsReportedAndTrainingGoesOn) {
     trained.engine->save_checkpoint(folder / "a_file", "bad");
     std::this_thread::sleep_for(std::chrono::milliseconds(300));
     for (int i = 0; i < 3; ++i) EXPECT_TRUE(std::isfinite(trained.step()));
-    if (comm->rank() == 0) EXPECT_EQ(num_warnings(log_file), 1) << "at a step, without being asked, and once";
+    if (comm->rank() == 0) {
+      EXPECT_EQ(num_warnings(log_file), 1) << "at a step, without being asked, and once";
+    }
     trained.engine->save_checkpoint(folder.string(), "better");
     trained.engine->finish_checkpoint();  // of the last save; the one that failed was logged
     trained.engine->save_checkpoint(folder / "a_file", "bad");
