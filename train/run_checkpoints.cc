@@ -169,6 +169,21 @@ Position RunCheckpoints::resume() {
 void RunCheckpoints::finish() {
   engine_.finish_checkpoint();
   settle();
+  tidy();
+}
+
+/// What a killed process had not deleted yet is deleted by the next save; here for a run that has no more to save.
+void RunCheckpoints::tidy() const {
+  const auto num = static_cast<int>(engine_.config().checkpoint.keep_last);
+  if (engine_.rank() != 0 || whole_tag_.empty()) return;
+  const Disk disk({.sync = false, .probe = {}});
+  try {
+    checkpoint::remove_leftovers(folder_, disk);
+    if (num > 0)
+      checkpoint::keep_last(folder_, {.num = num, .spare = best_ ? std::vector{best_->tag} : std::vector<std::string>{}}, disk);
+  } catch (const Error& caught) {
+    log_.warning(str("old checkpoints are left over: ", caught.what()));
+  }
 }
 
 std::filesystem::path RunCheckpoints::export_model(const std::filesystem::path& output_dir) {

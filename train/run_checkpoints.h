@@ -65,6 +65,7 @@ class RunCheckpoints {
  private:
   void settle();
   void remove_previous() const;
+  void tidy() const;
 
   TrainerConfig config_;
   Engine& engine_;

@@ -113,7 +113,10 @@ class CheckpointTest(ToolTest):
         whole, metrics = self.results(), self.lines_of_metrics()
         for name in ("all_results.json", "model.safetensors"):
             (self.folder / "run" / name).unlink()
+        before = self.checkpoints()
+        shutil.copytree(self.folder / "run/checkpoints/global_step10", self.folder / "run/checkpoints/global_step2.tmp-0123456789abcdef")
         self.train(config, 2, "--resume")
+        self.assertEqual(self.checkpoints(), before)  # no save comes any more that would clean up
         for key in ("eval_loss", "eval_accuracy", "eval_samples", "train_steps"):
             self.assertEqual(self.results()[key], whole[key])
         self.assertEqual(self.lines_of_metrics(), metrics)

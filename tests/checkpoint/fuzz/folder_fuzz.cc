@@ -66,9 +66,9 @@ class Target {
       if (!model_.difference(Checkpoint::open(folder_.path())).empty()) __builtin_trap();
     } catch (const Error&) {
     }
-    bool changed = false;
+    bool changed = false;  // the checkpoint itself; `latest` is not part of it
     for (const auto& [path, content] : damaged_)
-      changed = changed || !fs::exists(path) || (content != files_.at(path) && path.filename() != "latest");
+      changed = changed || (path.filename() != "latest" && (!fs::exists(path) || content != files_.at(path)));
     try {
       if (verify(folder_.path(), "step7").ok() == changed) __builtin_trap();
     } catch (const Error&) {

@@ -20,7 +20,9 @@ seeds() {
 
 mkdir -p corpus/{manifest,safetensors,folder}_fuzz crashes
 seeds
-export TMPDIR=${TMPDIR:-/dev/shm}  # folder_fuzz rewrites its files for every input
+TMPDIR=$(mktemp -d -p /dev/shm tessera_fuzz_XXXXXX)  # folder_fuzz rewrites its files for every input, and a crash leaves them
+export TMPDIR
+trap 'rm -r "$TMPDIR"' EXIT
 for fuzzer in manifest_fuzz safetensors_fuzz folder_fuzz; do
   printf '%s ... ' "$fuzzer"
   if ! "./$fuzzer" -max_total_time="${SECONDS_EACH:-20}" -rss_limit_mb=4096 -dict="$fuzzer.dict" -artifact_prefix="crashes/$fuzzer-" \
