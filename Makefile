@@ -3,7 +3,7 @@
 #   make demo ARGS="--set zero_optimization.stage=3"        make test ARGS="-L zero"
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build demo test asan bench bench-peers clean distclean
+.PHONY: help deps build demo test asan bench bench-peers soak fuzz clean distclean
 SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 NPROC ?= 2
@@ -41,8 +41,18 @@ bench-peers:  ## runs PyTorch's own ways, DeepSpeed and Tessera side by side: tr
 	@.deps/venv/bin/python -B benchmarks/peers/train_step.py $(ARGS)
 	@.deps/venv/bin/python -B benchmarks/peers/checkpoint.py
 
+soak: build  ## kills training runs at random moments 200 times, and saves to slow and failing disks: about 15 minutes
+	@scripts/build.sh release async_soak
+	@nice build/async_soak
+	@nice python3 -B tests/soak/crash_soak.py $(ARGS)
+
+fuzz: deps  ## feeds damaged checkpoints to what reads them; needs clang++; SECONDS_EACH=60 for longer
+	@command -v clang++ >/dev/null || { echo "error: clang++ not found: Debian package clang brings it" >&2; exit 1; }
+	@scripts/build.sh fuzz fuzzers
+	@tests/checkpoint/fuzz/run.sh
+
 clean:  ## removes what was built
-	@rm -rf build build-debug build-asan
+	@rm -rf build build-debug build-asan build-fuzz
 
 distclean: clean  ## and what was installed into .deps/
 	@rm -rf .deps

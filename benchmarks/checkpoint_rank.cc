@@ -42,7 +42,7 @@ double write_plainly(comm::Communicator& comm, const std::string& directory, int
   const std::vector<std::byte> data(static_cast<size_t>(bytes), std::byte{7});
   const std::string path = str(directory, "/plain_", comm.rank());
   const double seconds = timed(comm, [&] {
-    const Disk disk({.sync = sync});
+    const Disk disk({.sync = sync, .probe = {}});
     OutputFile file = disk.create(path);
     file.write_at(0, data);
     file.close();

@@ -36,7 +36,7 @@ std::vector<std::string> keep_last(const std::filesystem::path& directory, const
 
 /// Local. "TAG.tmp-0123456789abcdef": a name no other save has.
 std::string temporary_name(const std::string& tag);
-/// Local. Removes temporary folders and files of saves that died.
+/// Local. Removes temporary folders and files of saves that died; no save into the directory may be under way.
 void remove_leftovers(const std::filesystem::path& directory, const Disk& disk);
 
 }  // namespace tessera::checkpoint

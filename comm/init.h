@@ -39,7 +39,7 @@ struct Options {
   bool cuda = false;             ///< the buffers will be CUDA tensors on device `local_rank`
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
   std::chrono::milliseconds rendezvous_timeout = std::chrono::minutes(5);
-  Logger log;  ///< says when "auto" has to do without shared memory
+  Logger log{};  ///< says when "auto" has to do without shared memory
 };
 
 /// Collective. Joins the group described by `env` over c10d's TCPStore (one rank alone: no network at all).

@@ -27,7 +27,13 @@ CheckpointWriter::CheckpointWriter(zero::ShardedModel& model, int stage, const C
   snapshot_ = at::zeros({bytes_to_copy()}, at::kByte);
 }
 
-CheckpointWriter::~CheckpointWriter() { join(); }
+CheckpointWriter::~CheckpointWriter() {
+  try {
+    last_failed();
+  } catch (const std::exception&) {
+    // The log could not be written either.
+  }
+}
 
 int64_t CheckpointWriter::bytes_to_copy() const {
   int64_t bytes = 0;
@@ -80,7 +86,7 @@ std::unique_ptr<CheckpointWriter::Job> CheckpointWriter::prepare(const Checkpoin
                                keep(buffer.tensor)});
   for (const zero::NamedTensor& blob : content.blobs) request.blobs.push_back({blob.name, keep(blob.tensor)});
   request.state = content.state;
-  request.disk.sync = config_.fsync;
+  request.disk = {.sync = config_.fsync, .probe = content.probe};
   job->spare = spare_;
   return job;
 }
@@ -98,15 +104,15 @@ void CheckpointWriter::write(const Job& job, comm::Communicator& comm) const {
 }
 
 std::string CheckpointWriter::save(const CheckpointContent& content) {
-  report();
-  if (std::exception_ptr failure = join()) log_failure(failure);
+  last_failed();
+  failure_ = nullptr;
+  logged_ = false;
   std::unique_ptr<Job> job = prepare(content, /*copy=*/config_.async);
   const std::string path = (job->request.directory / job->request.tag).string();
   if (!config_.async) {
     write(*job, model_.comm());
     return path;
   }
-  done_ = false;
   thread_ = std::thread([this, job = std::move(job)] {
     std::exception_ptr failure;
     try {
@@ -116,7 +122,6 @@ std::string CheckpointWriter::save(const CheckpointContent& content) {
     }
     const std::lock_guard lock(mutex_);
     failure_ = failure;
-    done_ = true;
   });
   return path;
 }
@@ -133,19 +138,20 @@ void CheckpointWriter::report() {
   std::exception_ptr failure;
   {
     const std::lock_guard lock(mutex_);
-    if (done_) failure = std::exchange(failure_, nullptr);
+    if (failure_ && !std::exchange(logged_, true)) failure = failure_;
   }
   if (failure) log_failure(failure);
 }
 
-/// Waits for the thread; what went wrong, unless it was reported.
-std::exception_ptr CheckpointWriter::join() {
+bool CheckpointWriter::last_failed() {
   if (thread_.joinable()) thread_.join();
-  return std::exchange(failure_, nullptr);
+  report();
+  return failure_ != nullptr;
 }
 
 void CheckpointWriter::finish() {
-  if (std::exception_ptr failure = join()) std::rethrow_exception(failure);
+  if (thread_.joinable()) thread_.join();
+  if (std::exception_ptr failure = std::exchange(failure_, nullptr)) std::rethrow_exception(failure);
 }
 
 }  // namespace tessera

@@ -4,6 +4,10 @@
 // What a step changes is copied first, into one block of memory that is set aside and touched beforehand: that copy is
 // all that training waits for. The thread then runs the same save() as always, over a communicator of its own, so that its
 // exchanges cannot mix with the training's. One save is in flight at a time.
+//
+// [Note: a failure stays until all ranks take it] save() fails on all ranks alike, but their threads end at different times, so
+// one rank may hear of it steps before another. report() therefore only logs. What the program acts upon comes from
+// last_failed(), finish() and the next save(), which wait and so find the same on all ranks.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,6 +23,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
+#include "core/disk.h"
 #include "core/log.h"
 #include "engine/config/config.h"
 #include "zero/model_view.h"
@@ -33,6 +38,7 @@ struct CheckpointContent {
   std::vector<zero::NamedTensor> buffers;  ///< rank 0's are written
   std::vector<zero::NamedTensor> blobs;    ///< each rank's own, (n) uint8
   nlohmann::json state;
+  decltype(DiskOptions::probe) probe = {};  ///< hears of every file operation; tests make disks slow and broken with it
 };
 
 /// Used by one thread.
@@ -40,15 +46,17 @@ class CheckpointWriter {
  public:
   /// Collective when `config.async`: makes the second group, and sets the memory aside.
   CheckpointWriter(zero::ShardedModel& model, int stage, const CheckpointConfig& config, Logger log);
-  /// Waits for a save in flight.
+  /// Waits for a save in flight; logs that it failed.
   ~CheckpointWriter();
 
-  /// Collective. Saves, or copies and returns. A save in flight is waited for first. Returns DIR/TAG. Throws CheckpointError,
-  /// on all ranks alike.
+  /// Collective. Saves, or copies and returns. A save in flight is waited for first; that it failed is logged, and then the
+  /// past. Returns DIR/TAG. Throws this save's CheckpointError, on all ranks alike.
   std::string save(const CheckpointContent& content);
-  /// Local. Logs a warning when a save in flight has ended in an error. Never waits.
+  /// Local. Logs a warning, once, when the last asynchronous save has ended in an error. Never waits, changes nothing else.
   void report();
-  /// Collective as far as it waits. Throws the CheckpointError of the save in flight.
+  /// Collective as far as it waits. Whether the last asynchronous save has failed, which is logged then; equal on all ranks.
+  bool last_failed();
+  /// Collective as far as it waits. Throws what the last asynchronous save ended in, logged or not, on all ranks alike; once.
   void finish();
   /// Local (rank 0). Tags that checkpoint.keep_last neither counts nor deletes, from the next save on.
   void spare(std::vector<std::string> tags) { spare_ = std::move(tags); }
@@ -62,7 +70,6 @@ class CheckpointWriter {
   int64_t bytes_to_copy() const;
   void write(const Job& job, comm::Communicator& comm) const;
   void log_failure(const std::exception_ptr& failure) const;
-  std::exception_ptr join();
 
   zero::ShardedModel& model_;
   int stage_;
@@ -75,8 +82,8 @@ class CheckpointWriter {
 
   std::thread thread_;
   std::mutex mutex_;  // guards what follows
-  bool done_ = false;
-  std::exception_ptr failure_;
+  std::exception_ptr failure_;  // of the last save, once it has ended
+  bool logged_ = false;
 };
 
 }  // namespace tessera

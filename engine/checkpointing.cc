@@ -75,6 +75,8 @@ void Engine::finish_checkpoint() {
   if (checkpoint_writer_) checkpoint_writer_->finish();
 }
 
+bool Engine::last_save_failed() { return checkpoint_writer_ && checkpoint_writer_->last_failed(); }
+
 void Engine::keep_checkpoints(const std::vector<std::string>& tags) { checkpoint_writer().spare(tags); }
 
 // ---------------------------------------------------------------------------------------------------- load
@@ -89,7 +91,7 @@ LoadedCheckpoint Engine::load_checkpoint(const std::string& directory, const std
   check_usable();
   if (micro_steps_in_window_ != 0)
     throw Error("load_checkpoint() between backward() and the step() that updates: gradients would meet other weights");
-  finish_checkpoint();
+  last_save_failed();  // waits; a save that failed is no reason not to load
   const std::string chosen = from_rank_0(*comm_, "checkpoint to load", [&] {
     return checkpoint::find_checkpoint(directory, tag).filename().string();
   });

@@ -103,8 +103,11 @@ class Engine {
   /// Collective. Parameters and buffers from a .safetensors file, or a folder or index of them, whoever wrote it; in any precision.
   /// Tied parameters need one of their names. Throws CheckpointError on all ranks alike, before anything has changed.
   void load_weights(const std::string& path);
-  /// Local. Waits for an asynchronous save. Throws the CheckpointError it ended in, the same on all ranks.
+  /// Local. Waits for an asynchronous save. Throws the CheckpointError that the last one ended in, whether it was logged before
+  /// or not, the same on all ranks; once.
   void finish_checkpoint();
+  /// Local. Waits for an asynchronous save. Whether the last one has failed, which is logged then; equal on all ranks.
+  bool last_save_failed();
   /// Local. Tags that `checkpoint.keep_last` neither counts nor deletes from now on.
   void keep_checkpoints(const std::vector<std::string>& tags);
 

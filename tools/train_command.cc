@@ -13,6 +13,7 @@
 #include "launcher/environment.h"
 #include "tools/launch_command.h"
 #include "train/run.h"
+#include "train/run_checkpoints.h"
 
 namespace tessera::tools {
 namespace {
@@ -47,7 +48,8 @@ int train(const TrainFlags& flags, const std::vector<std::string>& args) {
   if (flags.config.empty()) throw ConfigError("CONFIG is empty; expected the name of a JSON file");
   if (launcher::should_start_ranks(flags.launch.nproc)) {
     // A mistake in the configuration is one line here, not one from every rank.
-    train::load_run_config(flags.config, *flags.launch.nproc, flags.overrides);
+    const train::RunConfig run = train::load_run_config(flags.config, *flags.launch.nproc, flags.overrides);
+    if (!flags.resume) train::check_may_start_anew(run.trainer);
     return start_ranks_of_self(flags.launch, args, log).value();
   }
   const comm::Environment environment = comm::environment();

@@ -32,6 +32,13 @@ void add_evaluation(const Evaluation& evaluation, ordered_json& record) {
   record["eval_samples_per_second"] = static_cast<double>(evaluation.num_samples) / evaluation.seconds;
 }
 
+// "training 59.5 s for 1,404 steps (3 epochs), 3,019 samples/s"
+std::string training_line(const Summary& summary) {
+  return print("training %.1f s for ", summary.train_s) + format_count(summary.num_steps) +
+         print(" steps (%.4g epochs), ", summary.num_epochs) + format_count(static_cast<int64_t>(summary.samples_per_s())) +
+         " samples/s";
+}
+
 }  // namespace
 
 std::string format_line(const StepReport& report) {
@@ -67,9 +74,12 @@ std::string format_summary(const Summary& summary) {
     for (const auto& [name, value] : summary.evaluation->metrics) text += name + print(" %.4f, ", value);
     text += "on " + format_count(summary.evaluation->num_samples) + " samples\n";
   }
-  text += print("training %.1f s for ", summary.train_s) + format_count(summary.num_steps) +
-          print(" steps (%.4g epochs), ", summary.num_epochs) +
-          format_count(static_cast<int64_t>(summary.samples_per_s())) + " samples/s";
+  if (summary.was_finished) {
+    text += "finished before, after " + format_count(summary.num_steps) +
+            print(" steps (%.4g epochs); to train on, raise trainer.epochs or trainer.max_steps", summary.num_epochs);
+  } else {
+    text += training_line(summary);
+  }
   if (summary.skipped_steps > 0) text += ", " + format_count(summary.skipped_steps) + " skipped";
   text += print("\nranks    %d, ZeRO stage %d", summary.world_size, summary.stage);
   if (!summary.interrupted.empty())

@@ -42,6 +42,7 @@ struct Summary {
   std::string folder;                    ///< where the files lie
   std::string model;                     ///< the exported model, within the folder; empty: none
   std::string model_metric;              ///< "accuracy 0.9183 at step 1404"; empty: it is the last
+  bool was_finished = false;             ///< before it was resumed: nothing was trained
   std::string interrupted;               ///< the checkpoint from which a run that was ended early goes on; else empty
 
   double samples_per_s() const { return train_s > 0 ? static_cast<double>(num_samples) / train_s : 0.0; }

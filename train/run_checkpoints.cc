@@ -4,16 +4,21 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "checkpoint/catalog.h"
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/consolidate.h"
+#include "core/disk.h"
+#include "core/error.h"
 #include "core/str.h"
 #include "engine/checkpoint_types.h"
 #include "engine/checkpointing.h"
+#include "train/run_directory.h"
 
 namespace tessera::train {
 namespace {
 
 using nlohmann::json;
+namespace fs = std::filesystem;
 
 json to_json(const Position& position, const std::optional<Best>& best) {
   json state;
@@ -37,10 +42,48 @@ std::optional<Best> best_of(const json& client_state) {
   return Best{best.at("value").get<double>(), best.at("step").get<int64_t>(), best.at("tag").get<std::string>()};
 }
 
+// [Note: a new run in an old folder] A run's checkpoints/ holds its own alone: what a run before has left there goes to
+// checkpoints/previous first, `latest` ahead of the rest, so that a new run killed before its first save is not resumed as
+// the old one. It goes from there when the new run has a whole checkpoint, so one is there all the time. On the way a crash
+// leaves checkpoints without `latest`, and the next run puts those aside too.
+constexpr const char* kPrevious = "previous";
+
+fs::path folder_of(const fs::path& output_dir) { return output_dir / "checkpoints"; }
+
 }  // namespace
 
+fs::path previous_checkpoints(const fs::path& output_dir) { return folder_of(output_dir) / kPrevious; }
+
+void check_may_start_anew(const TrainerConfig& config) {
+  const fs::path folder = folder_of(config.output_dir);
+  std::error_code error;
+  if (config.overwrite_output_dir || fs::exists(fs::path(config.output_dir) / kResultsName, error)) return;
+  if (!fs::exists(folder / checkpoint::kLatestName, error)) return;
+  const std::vector<std::string> tags = checkpoint::list_checkpoints(folder);
+  if (tags.empty()) return;
+  throw ConfigError(str("trainer.output_dir: ", config.output_dir, " has checkpoints of a run that has not finished (the last: ", tags.back(),
+                        "); expected --resume to go on with it, --set trainer.overwrite_output_dir=true to start anew in its "
+                        "place, or another folder"));
+}
+
+void set_aside_checkpoints(const fs::path& output_dir) {
+  const fs::path folder = folder_of(output_dir), previous = previous_checkpoints(output_dir);
+  const std::vector<std::string> tags = checkpoint::list_checkpoints(folder);
+  if (tags.empty()) return;
+  const Disk disk({.sync = false, .probe = {}});
+  std::error_code error;
+  const bool counts = fs::exists(folder / checkpoint::kLatestName, error);
+  if (counts) disk.remove_all(previous);
+  disk.create_directories(previous);
+  if (counts) disk.rename(folder / checkpoint::kLatestName, previous / checkpoint::kLatestName);
+  for (const std::string& tag : tags) {
+    disk.remove_all(previous / tag);
+    disk.rename(folder / tag, previous / tag);
+  }
+}
+
 RunCheckpoints::RunCheckpoints(const TrainerConfig& config, Engine& engine, Logger log)
-    : config_(config), engine_(engine), log_(std::move(log)), folder_(std::filesystem::path(config.output_dir) / "checkpoints") {}
+    : config_(config), engine_(engine), log_(std::move(log)), folder_(folder_of(config.output_dir)) {}
 
 bool RunCheckpoints::due(int64_t steps_done, int64_t steps_per_epoch, int64_t total_steps) const {
   if (!saves()) return false;
@@ -63,19 +106,47 @@ bool RunCheckpoints::is_best(const Evaluation& evaluation, int64_t steps_done) {
   }
   const double value = found->second;
   if (!std::isfinite(value)) return false;
+  if (best_ && best_->step == saved_at_step_) settle();  // what was not written is not to be beaten
   if (best_ && !(config_.greater_is_better() ? value > best_->value : value < best_->value)) return false;
   best_before_ = best_;
   best_ = Best{value, steps_done, str("global_step", engine_.global_steps())};
   return true;
 }
 
+/// Takes note of how the last save has ended, which for an asynchronous one is known late. Equal on all ranks.
+void RunCheckpoints::settle() {
+  if (engine_.last_save_failed()) {
+    if (best_ && best_->step == saved_at_step_) best_ = best_before_;
+    last_tag_ = whole_tag_;
+    saved_at_step_ = -1;
+  }
+  whole_tag_ = last_tag_;
+  if (!whole_tag_.empty()) remove_previous();
+}
+
+void RunCheckpoints::remove_previous() const {
+  const fs::path previous = previous_checkpoints(config_.output_dir);
+  std::error_code error;
+  if (engine_.rank() != 0 || !fs::exists(previous, error)) return;
+  const Disk disk({.sync = false, .probe = {}});
+  try {
+    const fs::path away = folder_ / checkpoint::temporary_name(kPrevious);
+    disk.rename(previous, away);  // so that no half-deleted checkpoint looks whole
+    disk.remove_all(away);
+  } catch (const Error& caught) {
+    log_.warning(str("the checkpoints of the run before are left over: ", caught.what()));
+  }
+}
+
 void RunCheckpoints::save(const Position& position, bool must_succeed) {
+  if (must_succeed || saved_at_step_ != position.steps_done) settle();
   if (saved_at_step_ == position.steps_done) return;
   try {
     if (best_) engine_.keep_checkpoints({best_->tag});
     const std::string path = engine_.save_checkpoint(folder_.string(), "", to_json(position, best_));
     last_tag_ = std::filesystem::path(path).filename().string();
     saved_at_step_ = position.steps_done;
+    if (!engine_.config().checkpoint.async) settle();
   } catch (const CheckpointError& error) {
     if (must_succeed) throw;
     log_.warning(str("no checkpoint at step ", position.steps_done, ", training goes on: ", error.what()));
@@ -85,7 +156,7 @@ void RunCheckpoints::save(const Position& position, bool must_succeed) {
 
 Position RunCheckpoints::resume() {
   const LoadedCheckpoint loaded = engine_.load_checkpoint(folder_.string());
-  last_tag_ = loaded.tag;
+  last_tag_ = whole_tag_ = loaded.tag;
   try {
     best_ = best_of(loaded.client_state);
     const Position position = position_of(loaded.client_state);
@@ -96,12 +167,32 @@ Position RunCheckpoints::resume() {
   }
 }
 
+void RunCheckpoints::finish() {
+  engine_.finish_checkpoint();
+  settle();
+  tidy();
+}
+
+/// What a killed process had not deleted yet is deleted by the next save; here for a run that has no more to save.
+void RunCheckpoints::tidy() const {
+  const auto num = static_cast<int>(engine_.config().checkpoint.keep_last);
+  if (engine_.rank() != 0 || whole_tag_.empty()) return;
+  const Disk disk({.sync = false, .probe = {}});
+  try {
+    checkpoint::remove_leftovers(folder_, disk);
+    if (num > 0)
+      checkpoint::keep_last(folder_, {.num = num, .spare = best_ ? std::vector{best_->tag} : std::vector<std::string>{}}, disk);
+  } catch (const Error& caught) {
+    log_.warning(str("old checkpoints are left over: ", caught.what()));
+  }
+}
+
 std::filesystem::path RunCheckpoints::export_model(const std::filesystem::path& output_dir) {
   return from_rank_0(engine_.comm(), "exported model", [&] {
     checkpoint::ConsolidateOptions options;
     options.directory = folder_;
     options.tag = best_ ? best_->tag : last_tag_;
-    options.output = output_dir / "model.safetensors";
+    options.output = output_dir / kModelName;
     options.disk.sync = engine_.config().checkpoint.fsync;
     checkpoint::consolidate(options);
     return options.output.string();

@@ -29,6 +29,14 @@ struct Best {
   bool operator==(const Best&) const = default;
 };
 
+/// Local (rank 0). Where set_aside_checkpoints() puts the checkpoints of the run before: a checkpoint directory itself.
+std::filesystem::path previous_checkpoints(const std::filesystem::path& output_dir);
+/// Local (rank 0). Throws ConfigError where starting anew in this folder would discard a run that has not finished.
+void check_may_start_anew(const TrainerConfig& config);
+/// Local (rank 0). Makes way for a run that starts anew: the checkpoints of the run before are put aside, so that there is
+/// nothing of it to resume, and removed once the new run has one of its own. Throws tessera::Error.
+void set_aside_checkpoints(const std::filesystem::path& output_dir);
+
 /// One rank's end of the run's checkpoints, in OUTPUT_DIR/checkpoints/. Used by one thread; equal on all ranks.
 class RunCheckpoints {
  public:
@@ -36,14 +44,15 @@ class RunCheckpoints {
 
   /// Local. Whether the run is to be saved after this step, by trainer.save_every_steps and save_every_epochs.
   bool due(int64_t steps_done, int64_t steps_per_epoch, int64_t total_steps) const;
-  /// Local. Takes note of an evaluation; true when it is the best so far, and should be saved.
+  /// Local. Takes note of an evaluation; true when it is the best so far, and should be saved. Waits for an asynchronous save
+  /// only where that is the best one's.
   bool is_best(const Evaluation& evaluation, int64_t steps_done);
   /// Collective. Saves, once a step. A failure is logged, and training goes on; with `must_succeed` it is thrown (CheckpointError).
   void save(const Position& position, bool must_succeed);
   /// Collective. Continues from the latest checkpoint. Throws CheckpointError when there is none, or it doesn't fit.
   Position resume();
   /// Collective. Waits for an asynchronous save. Throws CheckpointError.
-  void finish() { engine_.finish_checkpoint(); }
+  void finish();
   /// Collective. Writes OUTPUT_DIR/model.safetensors, the full fp32 model of the best checkpoint, or of the last where nothing
   /// was evaluated, and returns its path. Throws CheckpointError.
   std::filesystem::path export_model(const std::filesystem::path& output_dir);
@@ -54,12 +63,17 @@ class RunCheckpoints {
   const std::string& last_tag() const { return last_tag_; }
 
  private:
+  void settle();
+  void remove_previous() const;
+  void tidy() const;
+
   TrainerConfig config_;
   Engine& engine_;
   Logger log_;
   std::filesystem::path folder_;
   std::optional<Best> best_, best_before_;
-  std::string last_tag_;
+  std::string last_tag_;   // of the last save, which may be under way
+  std::string whole_tag_;  // of the last one known to be complete
   int64_t saved_at_step_ = -1;
   bool warned_of_metric_ = false;
 };

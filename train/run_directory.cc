@@ -13,7 +13,6 @@ namespace tessera::train {
 namespace {
 
 constexpr const char* kMetrics = "metrics.jsonl";
-constexpr const char* kResults = "all_results.json";
 
 [[noreturn]] void fail(const std::filesystem::path& path, const std::string& reason) {
   throw ConfigError(str("trainer.output_dir: ", path.string(), " cannot be written: ", reason));
@@ -21,18 +20,32 @@ constexpr const char* kResults = "all_results.json";
 
 }  // namespace
 
-RunDirectory::RunDirectory(const std::filesystem::path& folder) : RunDirectory(folder, /*anew=*/true) {}
-
-RunDirectory::RunDirectory(const std::filesystem::path& folder, bool anew) : folder_(folder) {
+RunDirectory::RunDirectory(const std::filesystem::path& folder) : folder_(folder) {
   std::error_code error;
   std::filesystem::create_directories(folder_, error);
   if (error) fail(folder_, error.message());
   if (!std::filesystem::is_directory(folder_, error)) fail(folder_, "it is not a folder");
-  std::filesystem::remove(folder_ / kResults, error);
-  if (error) fail(folder_ / kResults, error.message());
   errno = 0;
-  metrics_.open(folder_ / kMetrics, anew ? std::ios::trunc : std::ios::app);
+  metrics_.open(folder_ / kMetrics, std::ios::app);
   if (!metrics_) fail(folder_ / kMetrics, std::strerror(errno));
+}
+
+bool RunDirectory::has_results() const {
+  std::error_code error;
+  return std::filesystem::exists(folder_ / kResultsName, error);
+}
+
+void RunDirectory::begin() { replace_metrics(""); }
+
+void RunDirectory::replace_metrics(const std::string& content) {
+  std::error_code error;
+  std::filesystem::remove(folder_ / kResultsName, error);  // first: results are never beside another run's metrics
+  if (error) throw Error(str((folder_ / kResultsName).string(), " cannot be removed: ", error.message()));
+  metrics_.close();
+  write(kMetrics, content);
+  errno = 0;
+  metrics_.open(folder_ / kMetrics, std::ios::app);
+  if (!metrics_) throw Error(str((folder_ / kMetrics).string(), " cannot be written: ", std::strerror(errno)));
 }
 
 // Not synced: that would protect against power failures only.
@@ -46,17 +59,14 @@ void RunDirectory::append_metrics(const nlohmann::ordered_json& record) {
   if (!metrics_) throw Error(str((folder_ / kMetrics).string(), " cannot be written: ", std::strerror(errno)));
 }
 
-void RunDirectory::rewind_metrics(int64_t step) {
-  metrics_.close();
+void RunDirectory::go_on(int64_t step) {
   std::ifstream old(folder_ / kMetrics);
   std::string kept;
   for (std::string line; std::getline(old, line);) {
     const auto record = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);  // a killed run's last line may be half
     if (record.is_object() && record.value("step", int64_t{0}) <= step) kept += line + "\n";
   }
-  write(kMetrics, kept);
-  metrics_.open(folder_ / kMetrics, std::ios::app);
-  if (!metrics_) throw Error(str((folder_ / kMetrics).string(), " cannot be written: ", std::strerror(errno)));
+  replace_metrics(kept);
 }
 
 }  // namespace tessera::train

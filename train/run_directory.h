@@ -12,25 +12,31 @@
 
 namespace tessera::train {
 
+inline constexpr const char* kResultsName = "all_results.json";
+inline constexpr const char* kModelName = "model.safetensors";
+
 /// Writes from one rank (rank 0). Owns the open metrics file. Not thread-safe.
 class RunDirectory {
  public:
-  /// Local. Creates the folder, removes an earlier run's results from it and starts metrics.jsonl anew. Throws
-  /// ConfigError naming the folder and the reason when it cannot be written.
+  /// Local. Creates the folder and opens metrics.jsonl, but leaves what an earlier run has written: begin() or go_on() follows
+  /// once it is certain that this run will train. Throws ConfigError naming the folder and the reason when it cannot be written.
   explicit RunDirectory(const std::filesystem::path& folder);
-  /// Local. The same for a run that goes on: what is in metrics.jsonl stays.
-  static RunDirectory continued(const std::filesystem::path& folder) { return RunDirectory(folder, /*anew=*/false); }
+  /// Local. Removes an earlier run's results, and starts metrics.jsonl anew. Throws tessera::Error.
+  void begin();
+  /// Local. For a run that goes on after `step`: removes the results and the records of later steps, which it writes anew.
+  /// Throws tessera::Error.
+  void go_on(int64_t step);
+  /// Local. Whether the results of a run that came to its end are there.
+  bool has_results() const;
 
   const std::filesystem::path& folder() const { return folder_; }
   /// Local. Replaces a file as a whole: who reads it sees the old content or the new one. Throws tessera::Error.
   void write(const std::string& name, const std::string& content) const;
   /// Local. Appends one record and hands it to the system at once, so that a killed run keeps what it wrote.
   void append_metrics(const nlohmann::ordered_json& record);
-  /// Local. Removes the records of later steps, which a run that goes on from a checkpoint writes anew. Throws tessera::Error.
-  void rewind_metrics(int64_t step);
 
  private:
-  RunDirectory(const std::filesystem::path& folder, bool anew);
+  void replace_metrics(const std::string& content);
 
   std::filesystem::path folder_;
   std::ofstream metrics_;

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <cmath>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -57,11 +58,13 @@ Trainer::Trainer(RunConfig run, Task& task, comm::CommunicatorPtr comm, const In
   at::manual_seed(static_cast<uint64_t>(config_.engine.seed + comm_->rank()));
   checkpoints_.emplace(config_.trainer, *engine_, output_.logger);
   if (start_.resume) go_on_from_checkpoint();
+  if (!was_finished_) take_over_directory();
 }
 
 Summary Trainer::run() {
   TESSERA_CHECK(!bar_, "run() was called before");
   announce();
+  if (was_finished_) return report_finished();
   meter_.emplace(engine_->device(), config_.engine.wall_clock_breakdown);
   bar_ = std::make_unique<ProgressBar>(output_.display,
                                        BarState{.description = "train",
@@ -103,16 +106,32 @@ void Trainer::train_step() {
 
 // ------------------------------------------------------------------------------------- before the loop
 
+// Whether the folder can be written is found out before the model is made; what it holds stays until the model is there.
 void Trainer::open_run_directory() {
+  on_rank_0([this] {
+    if (!start_.resume) check_may_start_anew(config_.trainer);
+    directory_.emplace(config_.trainer.output_dir);
+  });
+}
+
+void Trainer::take_over_directory() {
+  on_rank_0([this] {
+    if (start_.resume) {
+      directory_->go_on(steps_done_);
+    } else {
+      set_aside_checkpoints(config_.trainer.output_dir);
+      directory_->begin();
+    }
+    directory_->write("config.json", dump_resolved(config_));
+  });
+}
+
+// What goes wrong there ends all ranks.
+void Trainer::on_rank_0(const std::function<void()>& part) {
   std::string error;
   if (comm_->rank() == 0) {
     try {
-      if (start_.resume) {
-        directory_.emplace(RunDirectory::continued(config_.trainer.output_dir));
-      } else {
-        directory_.emplace(config_.trainer.output_dir);
-      }
-      directory_->write("config.json", dump_resolved(config_));
+      part();
     } catch (const Error& caught) {
       error = caught.what();
     }
@@ -128,7 +147,9 @@ void Trainer::go_on_from_checkpoint() {
   steps_done_ = first_step_ = position.steps_done;
   epoch_ = position.epoch;
   step_of_epoch_ = (position.samples_into_epoch + batch - 1) / batch;
-  if (directory_) directory_->rewind_metrics(steps_done_);
+  // A run that was killed after its last checkpoint has no results yet, and still has to evaluate and to export.
+  const std::string results = directory_ && directory_->has_results() ? "there" : "";
+  was_finished_ = steps_done_ >= total_steps_ && !comm_->exchange(results, "results").front().empty();
 }
 
 Position Trainer::position() const { return {steps_done_, epoch_, step_of_epoch_ * config_.engine.train_batch_size}; }
@@ -202,13 +223,13 @@ void Trainer::warn_of_loss(double loss) {
   loss_was_finite_ = finite;
 }
 
-void Trainer::evaluate() {
+void Trainer::evaluate(bool record) {
   bar_->hide();
   meter_->pause();
   last_evaluation_ = train::evaluate(task_, *engine_, config_.trainer.eval_batch_size, output_.display);
   meter_->resume();
   bar_->exclude_time(last_evaluation_->seconds);
-  if (directory_) directory_->append_metrics(to_json(*last_evaluation_, steps_done_, epochs_done()));
+  if (directory_ && record) directory_->append_metrics(to_json(*last_evaluation_, steps_done_, epochs_done()));
   bar_->print(format_line(*last_evaluation_, epochs_done()));
   if (checkpoints_->is_best(*last_evaluation_, steps_done_)) save(/*must_succeed=*/false);
 }
@@ -224,31 +245,57 @@ void Trainer::save(bool must_succeed) {
 
 Summary Trainer::finish() {
   warn_of_loss(meter_->finish_window(*comm_).loss);
-  Summary summary;
   const bool interrupted = steps_done_ < total_steps_;
+  // Killed after the last checkpoint, which the last evaluation's record precedes; its numbers are wanted in the results too.
+  if (!interrupted && !last_evaluation_ && task_.eval_size() > 0) evaluate(/*record=*/false);
+  Summary summary = outline();
   if (interrupted || checkpoints_->saves()) save(/*must_succeed=*/true);
   checkpoints_->finish();
   if (interrupted) {
     summary.interrupted = (checkpoints_->folder() / checkpoints_->last_tag()).string();
   } else if (checkpoints_->saves() && config_.trainer.export_model) {
-    summary.model = checkpoints_->export_model(config_.trainer.output_dir).filename().string();
-    if (const auto& best = checkpoints_->best())
-      summary.model_metric = str(config_.trainer.metric_for_best, " ", best->value, " at step ", format_count(best->step));
+    checkpoints_->export_model(config_.trainer.output_dir);
+    name_model(summary);
   }
-  summary.task = task_.name();
-  summary.num_steps = steps_done_;
-  summary.num_epochs = epochs_done();
   summary.num_samples = (steps_done_ - first_step_) * config_.engine.train_batch_size;
   summary.train_loss = meter_->total_loss();
   summary.train_s = meter_->total_seconds();
-  summary.skipped_steps = engine_->skipped_steps();
-  summary.world_size = comm_->size();
-  summary.stage = config_.engine.zero.stage;
   summary.evaluation = last_evaluation_;
-  summary.folder = config_.trainer.output_dir;
   if (directory_ && !interrupted) directory_->write("all_results.json", to_json(summary).dump(2) + "\n");
   bar_->print(format_summary(summary));
   return summary;
+}
+
+/// --resume of a run that had come to its end: its files stay as they are, and a model that was taken away is exported again.
+Summary Trainer::report_finished() {
+  Summary summary = outline();
+  summary.was_finished = true;
+  if (checkpoints_->saves() && config_.trainer.export_model) {
+    const bool is_there = comm_->rank() == 0 && std::filesystem::exists(directory_->folder() / kModelName);
+    if (comm_->exchange(is_there ? "there" : "", "model").front().empty()) checkpoints_->export_model(config_.trainer.output_dir);
+    name_model(summary);
+  }
+  if (output_.display.out != nullptr) ProgressBar(output_.display, {}, /*keep=*/false).print(format_summary(summary));
+  return summary;
+}
+
+/// What is known of a run without training.
+Summary Trainer::outline() const {
+  Summary summary;
+  summary.task = task_.name();
+  summary.num_steps = steps_done_;
+  summary.num_epochs = epochs_done();
+  summary.skipped_steps = engine_->skipped_steps();
+  summary.world_size = comm_->size();
+  summary.stage = config_.engine.zero.stage;
+  summary.folder = config_.trainer.output_dir;
+  return summary;
+}
+
+void Trainer::name_model(Summary& summary) const {
+  summary.model = kModelName;
+  if (const auto& best = checkpoints_->best())
+    summary.model_metric = str(config_.trainer.metric_for_best, " ", best->value, " at step ", format_count(best->step));
 }
 
 double Trainer::epochs_done() const {

@@ -37,15 +37,18 @@ class Trainer {
  public:
   /// Collective. Creates the output folder, seeds torch's generator and initializes the task's engine (`init`: device
   /// and local rank; the rest is filled in). Throws
-  /// ConfigError (on every rank alike) when the folder cannot be written or the data are fewer than one batch.
+  /// ConfigError (on every rank alike) when the folder cannot be written, has checkpoints of a run that has not finished (unless
+  /// this one resumes it, or trainer.overwrite_output_dir is true), or the data are fewer than one batch.
   Trainer(RunConfig run, Task& task, comm::CommunicatorPtr comm, const InitOptions& init, const TrainerOutput& output,
           TrainerStart start = {});
 
-  /// Collective. Trains to the end, or until told to stop, once. The summary is equal on every rank, but for times.
+  /// Collective. Trains to the end, or until told to stop, once; a resumed run that had finished stays as it is. The summary is equal on every rank, but for times.
   Summary run();
 
  private:
   void open_run_directory();
+  void take_over_directory();
+  void on_rank_0(const std::function<void()>& part);
   void go_on_from_checkpoint();
   void fill_in_schedule();
   void announce();
@@ -53,11 +56,14 @@ class Trainer {
   bool report_due() const;
   bool evaluation_due() const;
   void report();
-  void evaluate();
+  void evaluate(bool record = true);
   void save(bool must_succeed);
   Position position() const;
   void warn_of_loss(double loss);
   Summary finish();
+  Summary report_finished();
+  Summary outline() const;
+  void name_model(Summary& summary) const;
   double epochs_done() const;
 
   RunConfig config_;
@@ -75,6 +81,7 @@ class Trainer {
   std::optional<RunCheckpoints> checkpoints_;
   int64_t steps_done_ = 0;
   int64_t first_step_ = 0;  // done before this process began
+  bool was_finished_ = false;  // by an earlier process, results included
   int64_t epoch_ = 0, step_of_epoch_ = 0;
   double learning_rate_ = 0;  // of the last step
   bool loss_was_finite_ = true;

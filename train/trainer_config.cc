@@ -25,6 +25,9 @@ constexpr double kMaxCount = 9e15;
 std::vector<Binding<TrainerConfig>> trainer_bindings() {
   using namespace config;
   return {
+      bind<TrainerConfig>(boolean("trainer.overwrite_output_dir").says(
+                              "Starts anew in a folder with the checkpoints of a run that has not finished, in place of an error"),
+                          TESSERA_FIELD(overwrite_output_dir)),
       bind<TrainerConfig>(integer("trainer.eval_every_epochs").range(0, kMaxCount).says(
                               "Epochs between two evaluations; 0: only by steps and at the end"),
                           TESSERA_FIELD(eval_every_epochs)),

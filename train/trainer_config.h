@@ -17,6 +17,7 @@ namespace tessera::train {
 struct TrainerConfig {
   std::string name;        ///< of the run; default: the configuration file's name without folder and ending
   std::string output_dir;  ///< default: runs/NAME
+  bool overwrite_output_dir = false;  ///< replaces a run in output_dir that has not finished
   int64_t epochs = 1;      ///< passes over the training data; 0 when max_steps counts instead
   int64_t max_steps = 0;   ///< optimizer steps; 0: epochs count
   int64_t eval_every_epochs = 1;  ///< 0: not by epochs

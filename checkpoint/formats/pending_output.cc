@@ -5,6 +5,7 @@
 
 #include <cerrno>
 #include <charconv>
+#include <fstream>
 #include <string>
 #include <string_view>
 
@@ -29,6 +30,19 @@ fs::path folder_path(const fs::path& path) {
   return error ? plain : real;
 }
 
+// A process that was killed keeps its PID until its parent asks how it ended, which some never do: so do many a container's
+// first process and a few others that orphans are given to. Such a process writes nothing any more.
+bool is_running(pid_t pid) {
+  if (::kill(pid, 0) != 0 && errno == ESRCH) return false;
+  std::ifstream file(str("/proc/", pid, "/stat"));
+  std::string line;
+  std::getline(file, line);
+  const size_t name_end = line.rfind(") ");  // the name may hold anything
+  if (name_end == std::string::npos || name_end + 2 >= line.size()) return true;
+  const char state = line[name_end + 2];
+  return state != 'Z' && state != 'X';
+}
+
 bool is_left_by_the_dead(std::string_view file_name, const std::string& name) {
   const std::string prefix = name + ".";
   const std::string_view suffix = ".tmp";
@@ -38,7 +52,7 @@ bool is_left_by_the_dead(std::string_view file_name, const std::string& name) {
   const char* end = file_name.data() + file_name.size() - suffix.size();
   pid_t pid = 0;
   const auto [stop, error] = std::from_chars(begin, end, pid);
-  return error == std::errc() && stop == end && pid > 0 && ::kill(pid, 0) != 0 && errno == ESRCH;
+  return error == std::errc() && stop == end && pid > 0 && !is_running(pid);
 }
 
 void remove_leftovers(const Disk& disk, const fs::path& path) {

@@ -1,5 +1,6 @@
 """Checkpoints through the command: resuming, exporting, starting from weights, inspecting. Ranks are processes here."""
 import json
+import shutil
 import struct
 import unittest
 
@@ -31,6 +32,15 @@ class CheckpointTest(ToolTest):
         outcome = self.run_tool("train", config, "--nproc", ranks, *args)
         self.assert_succeeded(outcome)
         return outcome
+
+    def fails(self, *args):
+        """What a run that must not succeed says."""
+        outcome = self.run_tool("train", *args)
+        self.assertEqual(outcome.code, 1, outcome)
+        self.assert_nothing_runs()
+        for kept in self.tmp.glob("tessera_*"):  # the logs of its ranks
+            shutil.rmtree(kept)
+        return outcome.err
 
     def consolidated(self, folder, tag):
         """The weights after a step, as the command writes them."""
@@ -77,6 +87,77 @@ class CheckpointTest(ToolTest):
         outcome = self.run_tool("train", self.run_config("run", 20), "--nproc", 2, "--resume")
         self.assertEqual(outcome.code, 1, outcome)
         self.assertIn("run/checkpoints", outcome.err)
+
+    def files_of(self, folder):
+        """name -> bytes of all files below a folder."""
+        return {str(path.relative_to(self.folder)): path.read_bytes() for path in (self.folder / folder).rglob("*") if path.is_file()}
+
+    def test_resuming_a_finished_run_changes_nothing(self):
+        config = self.run_config("run", 20)
+        self.train(config, 2)
+        before = self.files_of("run")
+        outcome = self.train(config, 2, "--resume")
+        self.assertIn("\nfinished before, after 20 steps (1.25 epochs); to train on, raise ", outcome.out)
+        self.assertRegex(outcome.out, r"\nmodel    run/model.safetensors \(loss \d\.\d+ at step \d+\)\n")
+        self.assertNotIn("training ", outcome.out.split("going on")[1])
+        self.assertEqual(self.files_of("run"), before)
+        (self.folder / "run" / "model.safetensors").unlink()
+        self.train(config, 2, "--resume")
+        self.assertEqual(self.files_of("run"), before)  # the model is there again
+        self.train(self.run_config("run", 24), 2, "--resume")
+        self.assertEqual(len(self.losses()), 24)
+
+    def test_a_run_killed_after_its_last_checkpoint_is_brought_to_its_end(self):
+        config = self.run_config("run", 20)
+        self.train(config, 2)
+        whole, metrics = self.results(), self.lines_of_metrics()
+        for name in ("all_results.json", "model.safetensors"):
+            (self.folder / "run" / name).unlink()
+        before = self.checkpoints()
+        shutil.copytree(self.folder / "run/checkpoints/global_step10", self.folder / "run/checkpoints/global_step2.tmp-0123456789abcdef")
+        self.train(config, 2, "--resume")
+        self.assertEqual(self.checkpoints(), before)  # no save comes any more that would clean up
+        for key in ("eval_loss", "eval_accuracy", "eval_samples", "train_steps"):
+            self.assertEqual(self.results()[key], whole[key])
+        self.assertEqual(self.lines_of_metrics(), metrics)
+        self.assertTrue((self.folder / "run" / "model.safetensors").exists())
+
+    def checkpoints(self, folder="run"):
+        return sorted(path.name for path in (self.folder / folder / "checkpoints").iterdir())
+
+    def test_a_new_run_takes_the_place_of_a_finished_one(self):
+        self.train(self.run_config("run", 30), 2)
+        self.train(self.run_config("run", 10, seed=7), 2)
+        self.assertEqual(self.checkpoints(), ["global_step10", "latest"])
+        self.assertEqual(len(self.losses()), 10)
+
+    def test_a_new_run_that_saves_nothing_leaves_the_checkpoints_before_it_aside(self):
+        """Nor is the old run resumed as the new one; a start that fails leaves everything as it was."""
+        self.train(self.run_config("run", 20), 2)
+        before, kept = self.files_of("run"), self.checkpoints()
+        self.assertIn("nowhere.safetensors", self.fails(self.run_config("run", 20), "--nproc", 2, "--init", "nowhere.safetensors"))
+        self.assertEqual(self.files_of("run"), before)
+        self.train(self.run_config("run", 5), 2, "--set", "trainer.save_every_steps=0")
+        self.assertEqual(self.checkpoints(), ["previous"])
+        self.assertEqual(sorted(path.name for path in (self.folder / "run/checkpoints/previous").iterdir()), kept)
+        self.assertIn("run/checkpoints", self.fails(self.run_config("run", 20), "--nproc", 2, "--resume"))
+        self.assertEqual(self.run_tool("inspect", "run/checkpoints/previous", "--verify").code, 0)
+        self.train(self.run_config("run", 10), 2)
+        self.assertEqual(self.checkpoints(), ["global_step10", "latest"])
+
+    def test_an_unfinished_run_is_not_discarded_by_mistake(self):
+        config = self.run_config("run", 20)
+        self.train(config, 2)
+        (self.folder / "run" / "all_results.json").unlink()  # as if it had been killed
+        before = self.files_of("run")
+        said = self.fails(config, "--nproc", 2)
+        self.assertEqual(len(said.splitlines()), 1, said)
+        for part in ("error: trainer.output_dir: run has checkpoints of a run that has not finished (the last: global_step20)",
+                     "--resume", "trainer.overwrite_output_dir=true"):
+            self.assertIn(part, said)
+        self.assertEqual(self.files_of("run"), before)
+        self.train(self.run_config("run", 10), 2, "--set", "trainer.overwrite_output_dir=true")
+        self.assertEqual(self.checkpoints(), ["global_step10", "latest"])
 
     def test_exports_the_best(self):
         outcome = self.train(self.run_config("run", 20), 2)

@@ -34,6 +34,7 @@ class RunDirectoryTest : public testing::Test {
 
 TEST_F(RunDirectoryTest, WritesWholeFilesAndLines) {
   RunDirectory directory(root_ / "a" / "b");
+  directory.begin();
   directory.write("config.json", "{}\n");
   directory.append_metrics({{"step", 1}});
   directory.append_metrics({{"step", 2}, {"loss", std::nan("")}});
@@ -47,12 +48,19 @@ TEST_F(RunDirectoryTest, WritesWholeFilesAndLines) {
 TEST_F(RunDirectoryTest, EarlierResultsAreNotTakenForThisRuns) {
   {
     RunDirectory earlier(root_);
-    earlier.append_metrics({{"step", 1}});
+    earlier.begin();
+    for (int step : {1, 2, 3}) earlier.append_metrics({{"step", step}});
     earlier.write("all_results.json", "{}");
   }
-  const RunDirectory directory(root_);
-  EXPECT_FALSE(fs::exists(root_ / "all_results.json"));
-  EXPECT_EQ(content(root_ / "metrics.jsonl"), "");
+  RunDirectory directory(root_);
+  EXPECT_TRUE(directory.has_results()) << "opening it changes nothing yet";
+  EXPECT_EQ(content(root_ / "metrics.jsonl"), "{\"step\":1}\n{\"step\":2}\n{\"step\":3}\n");
+  directory.go_on(2);
+  EXPECT_FALSE(directory.has_results());
+  EXPECT_EQ(content(root_ / "metrics.jsonl"), "{\"step\":1}\n{\"step\":2}\n");
+  directory.begin();
+  directory.append_metrics({{"step", 7}});
+  EXPECT_EQ(content(root_ / "metrics.jsonl"), "{\"step\":7}\n");
 }
 
 TEST_F(RunDirectoryTest, SaysWhyItCannotBeWritten) {

@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 #include <sstream>
+#include <thread>
 
 #include "comm/init.h"
 #include "core/error.h"
@@ -67,7 +68,8 @@ class TrainerTest : public testing::Test {
     std::string log;
   };
 
-  Result train(const json& config, int world_size, const BlobsOptions& options = {}, bool is_terminal = false) const {
+  Result train(const json& config, int world_size, const BlobsOptions& options = {}, bool is_terminal = false,
+               const TrainerStart& start = {}) const {
     Result result;
     result.seen.resize(static_cast<size_t>(world_size));
     std::ostringstream out;
@@ -80,7 +82,7 @@ class TrainerTest : public testing::Test {
     comm_options.timeout = std::chrono::seconds(60);
     comm::run_threads(world_size, comm_options, [&](comm::CommunicatorPtr comm) {
       BlobsTask task(options);
-      Trainer trainer(parse_run_config(config.dump(), "blobs.json", world_size), task, comm, {}, {display, logger});
+      Trainer trainer(parse_run_config(config.dump(), "blobs.json", world_size), task, comm, {}, {display, logger}, start);
       const Summary summary = trainer.run();
       if (comm->rank() == 0) result.summary = summary;
       result.seen[static_cast<size_t>(comm->rank())] = task.seen();
@@ -311,6 +313,30 @@ TEST_F(TrainerTest, EvaluationPadsShortRanks) {
     EXPECT_EQ(evaluation.num_samples, 7);
     EXPECT_EQ(task.num_evaluated_rows(), 4) << "every rank calls forward equally often";
   });
+}
+
+// The best checkpoint is written in the background, and fails there: then it is not the best any more.
+TEST_F(TrainerTest, AnAsynchronousSaveThatFailsIsForgotten) {
+  json config = base_config();
+  config["checkpoint"] = {{"async", true}, {"fsync", false}};
+  config["trainer"]["best_is"] = "greatest";  // of the loss: the evaluation after the first epoch
+  const fs::path checkpoints = folder_ / "checkpoints";
+  int64_t step = 0;
+  TrainerStart start;
+  start.stop = [&, done = int64_t{0}]() mutable {  // before each step, on one rank
+    if (done == 5) std::ofstream(checkpoints) << "in the way";
+    if (done == 15) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(300));  // the save of step 10 has failed by now
+      fs::remove(checkpoints);
+    }
+    step = ++done;
+    return false;
+  };
+  const Result result = train(config, 1, {}, false, start);
+  EXPECT_EQ(step, 30);
+  EXPECT_THAT(result.log, HasSubstr("a checkpoint was not written"));
+  EXPECT_THAT(result.summary.model_metric, HasSubstr("at step 20"));
+  EXPECT_TRUE(fs::exists(folder_ / "model.safetensors"));
 }
 
 TEST_F(TrainerTest, RunJoinsLoadsAndTrains) {

@@ -159,6 +159,19 @@ TEST_P(WholeOrAbsent, WhatOtherProcessesWriteStays) {
   EXPECT_THAT(folder_.names(), UnorderedElementsAre("out", mine, "out.tmp", "out.x.tmp", "another.1.tmp"));
 }
 
+// Whose parent has not asked yet how it ended: kill(pid, 0) takes it for alive.
+TEST_P(WholeOrAbsent, WhatAZombieHasLeftIsRemoved) {
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) ::_exit(0);
+  siginfo_t info{};
+  ASSERT_EQ(::waitid(P_PID, static_cast<id_t>(child), &info, WEXITED | WNOWAIT), 0);
+  write_text(folder_ / ("out." + std::to_string(child) + ".tmp"), "x");
+  written(1);
+  EXPECT_THAT(folder_.names(), UnorderedElementsAre("out"));
+  ASSERT_EQ(::waitpid(child, nullptr, 0), child);
+}
+
 TEST_P(WholeOrAbsent, AFolderThatIsNotThere) {
   ModelWriterOptions elsewhere = options();
   elsewhere.path = folder_ / "file" / "out";

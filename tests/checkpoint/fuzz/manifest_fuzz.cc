@@ -1,6 +1,4 @@
 // libFuzzer's entry: bytes between a manifest's frame go to the parser, which must refuse or accept them, never crash.
-//   cmake -B build-fuzz -DCMAKE_CXX_COMPILER=clang++ && cmake --build build-fuzz --target manifest_fuzz
-//   build-fuzz/manifest_fuzz -max_total_time=60 CORPUS     (CORPUS: a folder with manifest.json files to start from)
 #include <cstddef>
 #include <cstdint>
 #include <string>

@@ -1,0 +1,315 @@
+"""Training runs that go forward by crashes alone: killed at random moments, resumed, killed again, until they are done.
+
+    make soak ARGS="--kills 200 --seed 1"
+
+After each kill: no process is left, `latest` verifies, no temporary folder but the one of the unfinished save. The next start
+takes another ZeRO stage, synchronous or asynchronous saves, with or without fsync. A run that has come to its end this
+way must equal the uninterrupted one to the bit: exported model, weights of the last step, every loss. Needs the
+standard library only, and one core; a seed draws the same plan again, though not the same microseconds.
+"""
+import argparse
+import collections
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
+from tool import MARKER, ROOT, TESSERA, make_data, process_environment  # noqa: E402
+
+MAX_STEPS, SAVE_EVERY = 64, 2  # 16 steps an epoch
+KEEP_LAST = 2
+GONE_WITHIN_S = 10.0
+LIMIT_S = 300.0  # of one start
+RUN_FILES = {"config.json", "metrics.jsonl", "checkpoints", "model.safetensors", "all_results.json"}
+
+
+class Fault(Exception):
+    """What must not happen has happened."""
+
+
+def expect(condition, *what):
+    if not condition:
+        raise Fault(" ".join(map(str, what)))
+
+
+def names(folder):
+    try:
+        return sorted(os.listdir(folder))
+    except FileNotFoundError:
+        return []
+
+
+class Run:
+    """One output folder: a command to start it, and what is in it."""
+
+    def __init__(self, base, name, precision):
+        self.base, self.folder, self.precision = base, base / name, precision
+        self.checkpoints = self.folder / "checkpoints"
+        self.tmp = base / "tmp"
+        self.tmp.mkdir(exist_ok=True)
+        self.marker = uuid.uuid4().hex
+
+    def environment(self):
+        return {**os.environ, "TMPDIR": str(self.tmp), MARKER: self.marker}
+
+    def start(self, stage=2, asynchronous=False, fsync=False, resume=False):
+        settings = {
+            "data.path": self.base / "data", "data.flip": "true", "model.channels": 8, "model.hidden": 32, "model.dropout": 0.3,
+            "trainer.output_dir": self.folder, "trainer.device": "cpu", "trainer.epochs": "null", "trainer.max_steps": MAX_STEPS,
+            "trainer.eval_batch_size": 51, "trainer.save_every_epochs": 0, "trainer.save_every_steps": SAVE_EVERY,
+            "train_batch_size": 12, "steps_per_print": 1, "zero_optimization.stage": stage,
+            "checkpoint.async": str(asynchronous).lower(), "checkpoint.fsync": str(fsync).lower(),
+            "checkpoint.keep_last": KEEP_LAST}
+        if self.precision == "bf16":
+            settings["bf16.enabled"] = "true"
+        args = [TESSERA, "train", ROOT / "configs/fashion_mnist.json", "--nproc", 2]
+        for key, value in settings.items():
+            args += ["--set", f"{key}={value}"]
+        args += ["--resume"] if resume else []
+        self.log = open(self.base / "log", "w+", encoding="utf-8", errors="replace")
+        return subprocess.Popen(list(map(str, args)), env=self.environment(), stdin=subprocess.DEVNULL, stdout=self.log,
+                                stderr=subprocess.STDOUT, cwd=self.base, start_new_session=True)
+
+    def output(self):
+        self.log.seek(0)
+        return self.log.read()
+
+    def tool(self, *args):
+        """A command that must succeed."""
+        done = subprocess.run([TESSERA, *map(str, args)], env=self.environment(), capture_output=True, text=True, cwd=self.base)
+        expect(done.returncode == 0, args, "failed:", done.stdout, done.stderr)
+        return done.stdout
+
+    def processes(self):
+        """The ones that have our mark: pid -> environment."""
+        found = {}
+        for entry in names("/proc"):
+            if entry.isdigit() and (environment := process_environment(entry)).get(MARKER) == self.marker:
+                found[int(entry)] = environment
+        return found
+
+    def kill(self, pids):
+        for pid in pids:
+            try:
+                os.kill(pid, 9)
+            except ProcessLookupError:
+                pass
+
+    def latest(self):
+        path = self.checkpoints / "latest"
+        return int(path.read_text().strip().removeprefix("global_step")) if path.exists() else 0
+
+    def temporary(self):
+        return [name for name in names(self.checkpoints) if ".tmp" in name]
+
+    def num_records(self):
+        path = self.folder / "metrics.jsonl"
+        return path.read_bytes().count(b"\n") if path.exists() else 0
+
+    def losses(self):
+        records = [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
+        return [(r["step"], r["loss"], r["grad_norm"]) for r in records if "loss" in r]
+
+    def results(self):
+        """What a test set says of the last weights; times differ."""
+        results = json.loads((self.folder / "all_results.json").read_text())
+        return {key: results.get(key) for key in ("train_steps", "eval_loss", "eval_accuracy", "eval_samples")}
+
+    def weights(self):
+        """(bytes of the exported model, bytes of the last step's weights)"""
+        out = self.base / "last.safetensors"
+        self.tool("consolidate", self.checkpoints, out, "--tag", f"global_step{MAX_STEPS}")
+        return (self.folder / "model.safetensors").read_bytes(), out.read_bytes()
+
+
+class Moment:
+    """When a start is to be killed; due() is asked again and again."""
+
+    def __init__(self, run, source, whole_s):
+        self.run, self.kind = run, source.choices(("time", "step", "save", "end"), self.weights(run))[0]
+        self.begin, self.last_temporary, self.saves = time.monotonic(), set(run.temporary()), 0
+        self.at = self.begin + source.uniform(0, (0.6 if run.latest() else 0.4) * whole_s) if self.kind == "time" else None
+        self.records = run.num_records() + source.randint(1, 7)
+        self.saves_before = source.randint(1, 4)
+        self.delay = source.uniform(0, {"time": 0, "step": 0.05, "save": 0.02, "end": 0.3}[self.kind])
+
+    @staticmethod
+    def weights(run):
+        """A first start is to be killed before its first checkpoint more often, and not every run to end at once."""
+        if not run.latest():
+            return 5, 1, 4, 0
+        return 3, 4, 7, int(run.latest() > MAX_STEPS // 2)
+
+    def happens(self):
+        if self.kind == "step":
+            return self.run.num_records() >= self.records
+        if self.kind == "end":
+            return self.run.latest() == MAX_STEPS
+        now = set(self.run.temporary())
+        self.saves += bool(now - self.last_temporary)
+        self.last_temporary = now
+        return self.saves >= self.saves_before
+
+    def due(self):
+        if self.at is None and self.happens():
+            self.at = time.monotonic() + self.delay
+        return self.at is not None and time.monotonic() >= self.at
+
+
+class Soak:
+    def __init__(self, base, seed, num_kills):
+        self.base, self.source, self.num_kills = base, random.Random(seed), num_kills
+        self.counts = collections.Counter()
+        self.worst = collections.Counter()
+        make_data(base / "data")
+        self.expected = {}
+        for precision in ("fp32", "bf16"):
+            run = Run(base, f"whole_{precision}", precision)
+            begin = time.monotonic()
+            process = run.start()
+            expect(process.wait(LIMIT_S) == 0, run.output())
+            self.whole_s = time.monotonic() - begin
+            self.expected[precision] = (*run.weights(), run.losses(), run.results())
+
+    def go(self):
+        number = 0
+        while self.counts["kills"] < self.num_kills:
+            run = Run(self.base, f"run_{number}", ("fp32", "bf16")[number % 2])
+            number += 1
+            while self.counts["kills"] < self.num_kills and not self.start_and_kill(run):
+                pass
+            if self.counts["kills"] >= self.num_kills:  # nobody kills the last start
+                if run.latest() < MAX_STEPS or not (run.folder / "all_results.json").exists():
+                    process = self.start(run)
+                    expect(process.wait(LIMIT_S) == 0, run.output())
+            self.check_finished(run)
+            shutil.rmtree(run.folder)
+            print(f"run {number} ({run.precision}): the same bits after {self.counts['kills']} kills in all, "
+                  f"{dict(self.counts)}", flush=True)
+
+    def start(self, run):
+        source = self.source
+        return run.start(source.randrange(4), source.random() < 0.5, source.random() < 0.5, resume=run.latest() > 0)
+
+    def start_and_kill(self, run):
+        """Whether the run came to its end before it was killed."""
+        step, records, before = run.latest(), run.num_records(), run.temporary()
+        moment = Moment(run, self.source, self.whole_s)
+        victim = self.source.choice(("rank", "all", "launcher"))
+        rank = self.source.randrange(2)
+        process = self.start(run)
+        while not moment.due() and process.poll() is None:
+            expect(time.monotonic() - moment.begin < LIMIT_S, "it hangs:", run.output())
+            time.sleep(0.001)
+        if process.poll() is None:
+            victim = self.kill(run, process, victim, rank)
+        else:
+            victim = None
+        code = process.wait(LIMIT_S)
+        self.expect_gone(run)
+        if code == 0:
+            return True
+        expect(victim is not None, "it failed by itself:", run.output())
+        if victim == "rank":
+            expect(code == 137 and "SIGKILL" in run.output(), code, run.output())
+        self.count(run, victim, step, records)
+        self.check_folders(run, step, before)
+        return False
+
+    def kill(self, run, process, victim, rank):
+        processes = run.processes()
+        ranks = [pid for pid, environment in processes.items() if environment.get("RANK") == str(rank)]
+        if victim == "rank" and not ranks:
+            victim = "launcher"  # there are no ranks yet
+        run.kill({"rank": ranks, "all": processes, "launcher": [process.pid]}[victim])
+        return victim
+
+    def expect_gone(self, run):
+        begin = time.monotonic()
+        while left := run.processes():
+            expect(time.monotonic() - begin < GONE_WITHIN_S, "left behind:", left.keys())
+            time.sleep(0.01)
+
+    def count(self, run, victim, step, records):
+        self.counts["kills"] += 1
+        self.counts[f"of {victim}"] += 1
+        if run.temporary():
+            self.counts["while saving"] += 1
+        elif run.latest() == MAX_STEPS:
+            self.counts["at the end"] += 1
+        elif run.num_records() == records and run.latest() == step:
+            self.counts["while starting"] += 1
+        else:
+            self.counts["while training"] += 1
+        if not run.latest():
+            self.counts["before the first checkpoint"] += 1
+
+    def check_folders(self, run, step, before):
+        left = run.temporary()
+        self.worst["temporary folders"] = max(self.worst["temporary folders"], len(left))
+        expect(len([name for name in left if name != "latest.tmp"]) <= 1, "temporary folders pile up:", left)
+        if run.latest() != step:
+            stayed = set(before) & set(left) - {"latest.tmp"}  # that one has no name of its own: it may be another one
+            expect(not stayed, "a save has left what was there before it:", stayed)
+        whole = [name for name in names(run.checkpoints) if name not in left + ["latest", "previous"]]
+        expect(all(name.removeprefix("global_step").isdigit() for name in whole), whole)
+        self.worst["checkpoints"] = max(self.worst["checkpoints"], len(whole))
+        odd = set(names(run.folder)) - RUN_FILES
+        self.worst["other files"] = max(self.worst["other files"], len(odd))
+        expect(len(odd) <= 2, "files pile up:", odd)
+        logs = names(run.tmp)
+        expect(len(logs) <= 1, "log folders of one launch:", logs)  # kept after a failure; a killed launcher cannot remove its own
+        for name in logs:
+            shutil.rmtree(run.tmp / name)
+        if run.latest():
+            expect(run.latest() >= step, "latest went back from", step, "to", run.latest())
+            run.tool("inspect", run.checkpoints, "--verify")
+            self.counts["verified"] += 1
+        else:
+            expect(step == 0, "latest is gone")
+
+    def check_finished(self, run):
+        self.counts["runs"] += 1
+        model, last, losses, results = self.expected[run.precision]
+        expect(run.losses() == losses, "losses differ:", [(a, b) for a, b in zip(run.losses(), losses) if a != b][:3])
+        expect(run.results() == results, "results differ:", run.results(), results)
+        found_model, found_last = run.weights()
+        expect(found_last == last, "the weights of the last step differ")
+        expect(found_model == model, "the exported models differ")
+        expect(set(names(run.folder)) == RUN_FILES, "the run's folder has", names(run.folder))
+        expect(not run.temporary(), "left over:", run.temporary())
+        expect("previous" not in names(run.checkpoints), "what a start before the first checkpoint had put aside is left over")
+        whole = [name for name in names(run.checkpoints) if name != "latest"]
+        expect(len(whole) <= KEEP_LAST + 1, "keep_last and the best, but there are", whole)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=1)
+    flags = parser.parse_args()
+    base = Path(tempfile.mkdtemp(prefix="tessera_soak_"))
+    begin = time.monotonic()
+    soak = None
+    try:
+        soak = Soak(base, flags.seed, flags.kills)
+        soak.go()
+    except Fault as fault:
+        print(f"FAILED with --seed {flags.seed}: {fault}\nthe folders are in {base}\n{soak and dict(soak.counts)}")
+        return 1
+    shutil.rmtree(base)
+    counts = ", ".join(f"{number} {what}" for what, number in soak.counts.items())
+    worst = ", ".join(f"{number} {what}" for what, number in soak.worst.items())
+    print(f"{counts}\nat most {worst}\n{time.monotonic() - begin:.0f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
