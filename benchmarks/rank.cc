@@ -2,25 +2,17 @@
 
 #include <ATen/Parallel.h>
 
-#include <fstream>
 #include <iostream>
 #include <sstream>
 #include <string>
+
+#include "benchmarks/process_memory.h"
 
 namespace tessera::benchmarks {
 namespace {
 
 constexpr int kWarmUpSteps = 3;  // the first records the order of use, the second allocates what replaying needs
 constexpr double kMb = 1e6;
-
-/// Of this process, in bytes.
-double peak_resident_bytes() {
-  std::ifstream status("/proc/self/status");
-  for (std::string line; std::getline(status, line);) {
-    if (line.rfind("VmHWM:", 0) == 0) return 1024 * std::stod(line.substr(6));
-  }
-  return 0;
-}
 
 }  // namespace
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cctype>
-#include <nlohmann/json.hpp>
 #include <random>
 #include <tuple>
 
@@ -10,6 +9,7 @@
 #include "checkpoint/manifest_text.h"
 #include "core/error.h"
 #include "core/str.h"
+#include "core/utf8.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -28,15 +28,6 @@ bool is_temporary_name(const std::string& name) {
 }
 
 std::string latest_temporary_name() { return str(kLatestName, ".tmp"); }  // Disk::replace_file's
-
-bool is_utf8(const std::string& text) {
-  try {
-    static_cast<void>(nlohmann::json(text).dump());
-    return true;
-  } catch (const nlohmann::json::exception&) {
-    return false;
-  }
-}
 
 bool has_manifest(const fs::path& folder) {
   const std::string start = str("{\n\"format\": \"", kFormatName, "\"");

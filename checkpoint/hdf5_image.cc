@@ -25,6 +25,10 @@ std::mutex& library_mutex() {
   return mutex;
 }
 
+/// HDF5 would close at exit what is still open, and crashes over a file it could not write (a limit on the size of files).
+/// Nothing of ours is left to close. To be called before any other function of HDF5; where a host program has, it decides.
+void leave_exit_alone() { [[maybe_unused]] static const herr_t once = H5dont_atexit(); }
+
 /// The innermost reason of the last HDF5 failure on this thread.
 std::string last_reason() {
   std::string reason;
@@ -161,6 +165,7 @@ struct Hdf5Builder::Handles {
 };
 
 void Hdf5Builder::Handles::create(Hdf5Readers readers) {
+  leave_exit_alone();
   H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);  // of this thread; errors are exceptions here
   const Id access = own(H5Pcreate(H5P_FILE_ACCESS), H5Pclose, "file access");
   // The stdio driver, because the usual one asks for the file's real path, which a file in memory has none of.

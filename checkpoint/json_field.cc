@@ -89,6 +89,11 @@ int64_t JsonField::integer(int64_t least, int64_t greatest) const {
   return number;
 }
 
+double JsonField::number() const {
+  if (!value_->is_number()) fail("a number");
+  return value_->get<double>();
+}
+
 bool JsonField::boolean() const {
   if (!value_->is_boolean()) fail("true or false");
   return value_->get<bool>();

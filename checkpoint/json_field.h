@@ -36,6 +36,7 @@ class JsonField {
   size_t list_size() const;
 
   int64_t integer(int64_t least, int64_t greatest = std::numeric_limits<int64_t>::max()) const;
+  double number() const;
   bool boolean() const;
   /// Text without NUL, at most `max_bytes` long; empty only where allowed.
   const std::string& text(size_t max_bytes = 4096, bool may_be_empty = false) const;

@@ -146,8 +146,8 @@ void check_rank_file(const Manifest& manifest, int rank, const JsonField& field)
     const auto found = left.find(name);
     if (found == left.end()) field.complain(str("dataset ", name, " is missing"));
     if (found->second->type != type || found->second->shape != std::vector{numel})
-      field.complain(str("dataset ", name, ": found ", name_of(found->second->type), " [", join(found->second->shape, ", "),
-                         "]; expected ", name_of(type), " [", numel, "]"));
+      field.complain(str("dataset ", name, ": found ", name_of(found->second->type), " ", describe_shape(found->second->shape),
+                         "; expected ", name_of(type), " [", numel, "]"));
     left.erase(found);
   };
   for (int unit = 0; unit < layout.num_units(); ++unit) {

@@ -14,8 +14,6 @@ using zero::Range;
 
 constexpr int64_t kAlignmentBytes = 64;  // each parameter starts at such a boundary, saved or current
 
-std::string describe_shape(const std::vector<int64_t>& shape) { return str("[", join(shape, ", "), "]"); }
-
 /// "2 parameters that …: a, b".
 void describe_list(const std::vector<std::string>& names, const char* what, std::string& text) {
   if (names.empty()) return;

@@ -1,7 +1,6 @@
 #include "checkpoint/shard_file.h"
 
 #include <cstdio>
-#include <nlohmann/json.hpp>
 #include <set>
 
 #include "checkpoint/checkpoint_error.h"
@@ -9,6 +8,7 @@
 #include "checkpoint/image_file.h"
 #include "core/error.h"
 #include "core/str.h"
+#include "core/utf8.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -30,14 +30,8 @@ struct Contents {
 };
 
 void check_name(const std::string& name, std::string_view kind, std::set<std::string>& names) {
-  bool is_utf8 = true;
-  try {
-    static_cast<void>(nlohmann::json(name).dump());
-  } catch (const nlohmann::json::exception&) {
-    is_utf8 = false;
-  }
-  if (name.empty() || name.size() > kMaxNameBytes || name.find('\0') != std::string::npos || !is_utf8)
-    throw CheckpointError(str("cannot save ", kind, " \"", is_utf8 ? name.substr(0, 100) : "?",
+  if (name.empty() || name.size() > kMaxNameBytes || name.find('\0') != std::string::npos || !is_utf8(name))
+    throw CheckpointError(str("cannot save ", kind, " \"", is_utf8(name) ? name.substr(0, 100) : "?",
                               "\": expected a name of 1 to ", kMaxNameBytes, " bytes of UTF-8 without NUL"));
   if (!names.insert(name).second) throw CheckpointError(str("cannot save ", kind, " ", name, ": the name is used twice"));
 }

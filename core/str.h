@@ -1,7 +1,10 @@
 // str(...): one string out of anything that can be streamed. The wheel of libtorch ships a newer fmt
-// than Debian's, so neither may appear in our headers; messages are built with this instead.
+// than Debian's, so neither may appear in our headers; messages are built with this instead. And the few forms that
+// messages share.
 #pragma once
 
+#include <cstdint>
+#include <span>
 #include <sstream>
 #include <string>
 
@@ -25,6 +28,17 @@ std::string join(const Range& items, const char* separator) {
     sep = separator;
   }
   return out.str();
+}
+
+/// Local. "[3, 4]"; "[]" for a scalar.
+inline std::string describe_shape(std::span<const int64_t> shape) { return str("[", join(shape, ", "), "]"); }
+
+/// Local. 60000 as "60,000".
+inline std::string format_count(int64_t value) {
+  std::string text = std::to_string(value);
+  for (int64_t at = static_cast<int64_t>(text.size()) - 3; at > (value < 0 ? 1 : 0); at -= 3)
+    text.insert(static_cast<size_t>(at), 1, ',');
+  return text;
 }
 
 }  // namespace tessera

@@ -4,6 +4,7 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <tuple>
 
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/shard_file.h"
@@ -12,14 +13,9 @@
 #include "zero/operator_listener.h"
 
 namespace tessera {
-namespace {
 
 using checkpoint::DatasetRecord;
 using checkpoint::Piece;
-
-std::string shape_text(at::IntArrayRef shape) { return str("[", join(shape.vec(), ", "), "]"); }
-
-}  // namespace
 
 CheckpointLoader::CheckpointLoader(const std::string& directory, const std::string& tag, zero::ShardedModel& model,
                                    const LoadOptions& options)
@@ -68,8 +64,8 @@ void CheckpointLoader::match_buffers() {
     }
     const DatasetRecord& dataset = checkpoint_.dataset(0, record->dataset);
     if (buffer.tensor.sizes() != at::IntArrayRef(dataset.shape)) {
-      problems.push_back(str("buffer ", buffer.name, ": ", shape_text(dataset.shape), " in the checkpoint, ",
-                             shape_text(buffer.tensor.sizes()), " in the model"));
+      problems.push_back(str("buffer ", buffer.name, ": ", describe_shape(dataset.shape), " in the checkpoint, ",
+                             describe_shape(buffer.tensor.sizes()), " in the model"));
       continue;
     }
     buffers_.push_back({buffer.tensor, &dataset});
@@ -85,6 +81,13 @@ void CheckpointLoader::match_buffers() {
 
 template <class Visit>
 void CheckpointLoader::for_each_read(const Visit& visit) const {
+  struct Read {
+    const Piece* piece;
+    int kind;
+    const DatasetRecord* dataset;
+    int64_t offset;  // in the file
+  };
+  std::vector<Read> reads;
   const checkpoint::Manifest& manifest = checkpoint_.manifest();
   const int num_states = with_states() ? static_cast<int>(manifest.state_names.size()) : 0;
   for (int kind = 0; kind <= num_states; ++kind) {
@@ -93,9 +96,14 @@ void CheckpointLoader::for_each_read(const Visit& visit) const {
       if (kind > 0 && !has_states) continue;
       const std::string name = kind == 0 ? checkpoint::weights_dataset(manifest.layout, piece.saved_unit)
                                          : checkpoint::state_dataset(manifest.state_names[kind - 1], piece.saved_unit);
-      visit(piece, kind, checkpoint_.dataset(piece.file, name));
+      const DatasetRecord& dataset = checkpoint_.dataset(piece.file, name);
+      reads.push_back({&piece, kind, &dataset, dataset.offset + piece.saved_begin * size_bytes(dataset.type)});
     }
   }
+  std::sort(reads.begin(), reads.end(), [](const Read& a, const Read& b) {
+    return std::tie(a.piece->file, a.offset) < std::tie(b.piece->file, b.offset);
+  });
+  for (const Read& read : reads) visit(*read.piece, read.kind, *read.dataset);
 }
 
 void CheckpointLoader::check(const std::string& saved_optimizer, const std::string& optimizer) {

@@ -43,7 +43,7 @@ class CheckpointLoader {
   void compare_optimizers(const std::string& saved, const std::string& current) const;
   void match_buffers();
   /// Calls `visit(piece, kind, dataset)` for all that is to be read: of kind 0 weights, of kind i + 1 the i-th optimizer state;
-  /// kind by kind, in the order of the files.
+  /// in the order of the files, so that a block that holds slices of many units and kinds is read once.
   template <class Visit>
   void for_each_read(const Visit& visit) const;
   void load_piece(const checkpoint::Piece& piece, int kind, const checkpoint::DatasetRecord& dataset) const;

@@ -4,10 +4,10 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
-#include <filesystem>
+#include <span>
 
 #include "checkpoint/catalog.h"
-#include "core/check.h"
+#include "checkpoint/save.h"
 #include "core/error.h"
 #include "core/str.h"
 #include "engine/checkpoint_types.h"

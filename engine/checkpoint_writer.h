@@ -12,16 +12,16 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <exception>
 #include <memory>
 #include <mutex>
-#include <optional>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
-#include "checkpoint/save.h"
 #include "comm/communicator.h"
 #include "core/disk.h"
 #include "core/log.h"

@@ -26,8 +26,6 @@ struct Taken {
   at::Tensor buffer;
 };
 
-std::string shape_text(const std::vector<int64_t>& shape) { return str("[", join(shape, ", "), "]"); }
-
 /// Every parameter and buffer of the model with its tensor, by name or one of its aliases. Throws CheckpointError naming those without,
 /// those of another shape, and tensors the model has no place for.
 std::vector<Taken> match(const SafetensorsModel& file, const std::string& path, zero::ShardedModel& model) {
@@ -38,7 +36,8 @@ std::vector<Taken> match(const SafetensorsModel& file, const std::string& path, 
     known.insert(known.end(), names.begin(), names.end());
     for (const std::string& name : names)
       if (const SafetensorsTensor* tensor = file.find(name)) {
-        if (tensor->shape != shape) problems.push_back(str(name, ": ", shape_text(tensor->shape), " in the file, ", shape_text(shape), " in the model"));
+        if (tensor->shape != shape)
+          problems.push_back(str(name, ": ", describe_shape(tensor->shape), " in the file, ", describe_shape(shape), " in the model"));
         place.tensor = tensor;
         return taken.push_back(place);
       }

@@ -4,6 +4,7 @@
 #
 #   scripts/setup.sh           all that building and training need (with CUDA too, where nvcc is found)
 #   scripts/setup.sh --python  and the Python packages of the tests and benchmarks
+#   scripts/setup.sh --peers   and the engines that benchmarks/peers compares with
 #
 # TESSERA_SKIP_APT=1 leaves the system alone; CMake then names what is missing.
 # shellcheck source-path=SCRIPTDIR
@@ -71,8 +72,10 @@ install_requirements() {
     "$PYTHON" -m venv --clear "$VENV"
   fi
   requirements "$1" >"$ROOT/.deps/requirements-$1.txt"
-  env -u PYTHONPATH -u PYTHONHOME -u PIP_USER -u PIP_TARGET -u PIP_PREFIX "$VENV/bin/python" -m pip install \
-    --no-input --disable-pip-version-check --no-deps --only-binary :all: \
+  # DeepSpeed alone comes as source; without its operators (DS_BUILD_OPS=0) there is nothing in it to compile.
+  env -u PYTHONPATH -u PYTHONHOME -u PIP_USER -u PIP_TARGET -u PIP_PREFIX DS_BUILD_OPS=0 \
+    "$VENV/bin/python" -m pip install \
+    --no-input --disable-pip-version-check --no-deps --only-binary :all: --no-binary deepspeed \
     --requirement "$ROOT/.deps/requirements-$1.txt"
   rm "$UNFINISHED"
 }
@@ -94,15 +97,18 @@ main() {
   flock 9  # one set-up at a time, whoever else runs make here
   setup_debian
   setup_python build "libtorch from PyPI (about 0.6 GB to download)"
-  if [[ ${1:-} == --python ]] || command -v nvcc /usr/local/cuda/bin/nvcc >/dev/null; then
+  if [[ -n ${1:-} ]] || command -v nvcc /usr/local/cuda/bin/nvcc >/dev/null; then
     setup_python cuda "NVIDIA's libraries from PyPI (about 1.6 GB to download)"
   fi
-  if [[ ${1:-} == --python ]]; then
+  if [[ -n ${1:-} ]]; then
     setup_python python "Python packages of the tests"
+  fi
+  if [[ ${1:-} == --peers ]]; then
+    setup_python peers "DeepSpeed from PyPI"
   fi
 }
 
 case "${1:-}" in
-  "" | --python) main "$@" ;;
-  *) fail "usage: scripts/setup.sh [--python]" ;;
+  "" | --python | --peers) main "$@" ;;
+  *) fail "usage: scripts/setup.sh [--python | --peers]" ;;
 esac

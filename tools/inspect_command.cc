@@ -26,20 +26,11 @@ struct InspectFlags {
   bool json = false;
 };
 
-/// 33722880 as "33,722,880".
-std::string count(int64_t value) {
-  std::string text = std::to_string(value);
-  for (int64_t at = static_cast<int64_t>(text.size()) - 3; at > 0; at -= 3) text.insert(static_cast<size_t>(at), 1, ',');
-  return text;
-}
-
 std::string mebibytes(int64_t bytes) {
   char text[32];
   std::snprintf(text, sizeof text, "%.1f MiB", static_cast<double>(bytes) / (1 << 20));
   return text;
 }
-
-std::string shape_text(const std::vector<int64_t>& shape) { return "[" + join(shape, ", ") + "]"; }
 
 /// A number of the engine's state; -1 when it has none of that name.
 int64_t state_number(const Manifest& manifest, const char* name) {
@@ -86,10 +77,10 @@ ordered_json to_json(const checkpoint::Checkpoint& saved, const checkpoint::Veri
 void print(const checkpoint::Checkpoint& saved) {
   const Manifest& manifest = saved.manifest();
   std::cout << saved.path().string() << '\n'
-            << "step        " << count(state_number(manifest, "global_steps")) << '\n'
+            << "step        " << format_count(state_number(manifest, "global_steps")) << '\n'
             << "saved by    " << manifest.world_size() << (manifest.world_size() == 1 ? " rank" : " ranks") << " at ZeRO stage " << manifest.stage << '\n'
             << "optimizer   " << optimizer_of(manifest) << (manifest.state_names.empty() ? "" : ": " + join(manifest.state_names, ", ")) << '\n'
-            << "parameters  " << count(num_elements(manifest)) << " in " << manifest.layout.parameters.size() << " tensors\n"
+            << "parameters  " << format_count(num_elements(manifest)) << " in " << manifest.layout.parameters.size() << " tensors\n"
             << "buffers     " << manifest.tensors.size() << '\n'
             << "on disk     " << mebibytes(manifest.total_bytes()) << " in " << manifest.files.size() << " files\n\n";
   size_t width = 0;
@@ -97,7 +88,7 @@ void print(const checkpoint::Checkpoint& saved) {
   for (const auto& parameter : manifest.layout.parameters) {
     const auto& unit = manifest.layout.units[parameter.unit];
     std::cout << "  " << parameter.name << std::string(width - parameter.name.size() + 2, ' ') << name_of(unit.dtype) << "  "
-              << shape_text(parameter.shape) << (unit.trainable ? "" : "  frozen")
+              << describe_shape(parameter.shape) << (unit.trainable ? "" : "  frozen")
               << (parameter.aliases.empty() ? "" : "  tied: " + join(parameter.aliases, ", ")) << '\n';
   }
 }
@@ -116,7 +107,7 @@ int inspect(const InspectFlags& flags) {
     std::cout << to_json(saved, report ? &*report : nullptr).dump(2) << '\n';
   } else {
     print(saved);
-    if (report) std::cout << "\nverified: " << count(report->num_blocks) << " blocks, " << mebibytes(report->bytes) << ", every hash as saved\n";
+    if (report) std::cout << "\nverified: " << format_count(report->num_blocks) << " blocks, " << mebibytes(report->bytes) << ", every hash as saved\n";
   }
   return ok ? 0 : 1;
 }

@@ -41,14 +41,6 @@ std::string training_line(const Summary& summary) {
 
 }  // namespace
 
-std::string format_count(int64_t value) {
-  std::string text = std::to_string(value);
-  for (int64_t at = static_cast<int64_t>(text.size()) - 3; at > (value < 0 ? 1 : 0); at -= 3) {
-    text.insert(static_cast<size_t>(at), 1, ',');
-  }
-  return text;
-}
-
 std::string format_line(const StepReport& report) {
   std::string line = print("step %lld/%lld | epoch %.2f | loss %.4f | lr %.1e | grad norm %.2f", number(report.step),
                            number(report.total_steps), report.epoch, report.loss, report.learning_rate,

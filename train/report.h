@@ -48,9 +48,6 @@ struct Summary {
   double samples_per_s() const { return train_s > 0 ? static_cast<double>(num_samples) / train_s : 0.0; }
 };
 
-/// Local. 60000 as "60,000".
-std::string format_count(int64_t value);
-
 /// Local. "step 50/1404 | epoch 0.11 | loss 0.7421 | lr 3.6e-04 | grad norm 1.92 | 2310 samples/s", with the loss scale in
 /// fp16, skipped steps if there were any, and a second line for a breakdown.
 std::string format_line(const StepReport& report);

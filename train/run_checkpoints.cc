@@ -10,6 +10,7 @@
 #include "core/disk.h"
 #include "core/error.h"
 #include "core/str.h"
+#include "engine/checkpoint_types.h"
 #include "engine/checkpointing.h"
 #include "train/run_directory.h"
 
@@ -187,23 +188,15 @@ void RunCheckpoints::tidy() const {
 }
 
 std::filesystem::path RunCheckpoints::export_model(const std::filesystem::path& output_dir) {
-  const std::filesystem::path path = output_dir / kModelName;
-  std::string error;
-  if (engine_.rank() == 0) {
-    try {
-      checkpoint::ConsolidateOptions options;
-      options.directory = folder_;
-      options.tag = best_ ? best_->tag : last_tag_;
-      options.output = path;
-      options.disk.sync = engine_.config().checkpoint.fsync;
-      checkpoint::consolidate(options);
-    } catch (const Error& caught) {
-      error = caught.what();
-    }
-  }
-  error = engine_.comm().exchange(error, "exported model").front();
-  if (!error.empty()) throw CheckpointError(error);
-  return path;
+  return from_rank_0(engine_.comm(), "exported model", [&] {
+    checkpoint::ConsolidateOptions options;
+    options.directory = folder_;
+    options.tag = best_ ? best_->tag : last_tag_;
+    options.output = output_dir / kModelName;
+    options.disk.sync = engine_.config().checkpoint.fsync;
+    checkpoint::consolidate(options);
+    return options.output.string();
+  });
 }
 
 }  // namespace tessera::train

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <system_error>
 
+#include "core/disk.h"
 #include "core/error.h"
 #include "core/str.h"
 
@@ -47,21 +48,9 @@ void RunDirectory::replace_metrics(const std::string& content) {
   if (!metrics_) throw Error(str((folder_ / kMetrics).string(), " cannot be written: ", std::strerror(errno)));
 }
 
+// Not synced: that would protect against power failures only.
 void RunDirectory::write(const std::string& name, const std::string& content) const {
-  const std::filesystem::path path = folder_ / name;
-  const std::filesystem::path temporary = folder_ / str(".", name, ".tmp");  // one name, or killed runs would leave many
-  errno = 0;
-  std::ofstream file(temporary, std::ios::trunc | std::ios::binary);
-  file << content;
-  file.close();
-  std::error_code error;
-  if (!file) {
-    const std::string reason = std::strerror(errno);
-    std::filesystem::remove(temporary, error);
-    throw Error(str(path.string(), " cannot be written: ", reason));
-  }
-  std::filesystem::rename(temporary, path, error);
-  if (error) throw Error(str(path.string(), " cannot be written: ", error.message()));
+  Disk({.sync = false, .probe = {}}).replace_file(folder_ / name, content);
 }
 
 void RunDirectory::append_metrics(const nlohmann::ordered_json& record) {

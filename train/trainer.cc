@@ -72,27 +72,28 @@ Summary Trainer::run() {
                                                 .unit = "samples",
                                                 .units_per_item = static_cast<double>(config_.engine.train_batch_size)},
                                        /*keep=*/true);
-  for (; steps_done_ < total_steps_ && !engine_->should_stop(); ++epoch_, step_of_epoch_ = 0) {
-    sampler_.set_epoch(epoch_);
-    while (step_of_epoch_ < sampler_.steps_per_epoch() && steps_done_ < total_steps_ && !engine_->should_stop()) {
-      if (start_.stop && start_.stop()) engine_->request_stop();
-      train_step(step_of_epoch_);
-      if (report_due()) report();
-      if (evaluation_due()) evaluate();
-      if (checkpoints_->due(steps_done_, sampler_.steps_per_epoch(), total_steps_)) save(/*must_succeed=*/false);
-      bar_->update(steps_done_);
+  sampler_.set_epoch(epoch_);
+  while (steps_done_ < total_steps_ && !engine_->should_stop()) {
+    if (step_of_epoch_ >= sampler_.steps_per_epoch()) {  // more: a checkpoint of another batch size
+      step_of_epoch_ = 0;
+      sampler_.set_epoch(++epoch_);
     }
-    if (engine_->should_stop()) break;
+    if (start_.stop && start_.stop()) engine_->request_stop();
+    train_step();
+    if (report_due()) report();
+    if (evaluation_due()) evaluate();
+    if (checkpoints_->due(steps_done_, sampler_.steps_per_epoch(), total_steps_)) save(/*must_succeed=*/false);
+    bar_->update(steps_done_);
   }
   bar_->close();
   return finish();
 }
 
-void Trainer::train_step(int64_t step_of_epoch) {
+void Trainer::train_step() {
   learning_rate_ = engine_->learning_rates().front();
   for (int64_t micro_step = 0; micro_step < config_.engine.gradient_accumulation_steps; ++micro_step) {
     const Batch batch =
-        meter_->time(Phase::kData, [&] { return task_.train_batch(sampler_.indices(step_of_epoch, micro_step)); });
+        meter_->time(Phase::kData, [&] { return task_.train_batch(sampler_.indices(step_of_epoch_, micro_step)); });
     const at::Tensor loss = meter_->time(Phase::kForward, [&] { return task_.loss(batch); });
     meter_->time(Phase::kBackward, [&] { engine_->backward(loss); });
     meter_->time(Phase::kStep, [&] { engine_->step(); });

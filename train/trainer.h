@@ -52,7 +52,7 @@ class Trainer {
   void go_on_from_checkpoint();
   void fill_in_schedule();
   void announce();
-  void train_step(int64_t step_of_epoch);
+  void train_step();
   bool report_due() const;
   bool evaluation_due() const;
   void report();

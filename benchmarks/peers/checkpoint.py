@@ -2,87 +2,71 @@
 
     .deps/venv/bin/python benchmarks/peers/checkpoint.py [--size 33m|110m] [--repeats 5] [--rounds 2] [--folder DIR]
 
-Prints one table (medians; seconds) and saves it as JSON. Peers that are not installed are left out and named.
+Prints one table, medians in seconds; --json FILE keeps every number.
+
+full   one file with the whole model in fp32, made on rank 0: consolidate, zero_to_fp32, dcp_to_torch_save (which
+       converts the optimizer's state too)
+plain  as many bytes written by each rank, plainly: what the disk needs
+MB     of the checkpoint, in files
+Only "with fsync" is on the disk when it says so; the others, and all peers, leave that to the kernel.
 """
 import argparse
-import importlib.util
 import json
-import os
+import re
 import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-BUILD = HERE.parents[1] / "build"
-FULL_NAMES = {"nosync": "without fsync", "fsync": "with fsync", "async": "asynchronous"}
+import ranks
+
+MODES = {"nosync": "without fsync", "fsync": "with fsync", "async": "asynchronous"}
+COLUMNS = {"save": "save_s", "load": "load_s", "full": "consolidate_s", "plain": "plain_write_s"}
 
 
-def environment():
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PATH": path, "DS_ACCELERATOR": "cpu"}
-
-
-def run_tessera(folder, size, stage, mode, repeats):
-    shutil.rmtree(folder, ignore_errors=True)
-    done = subprocess.run([BUILD / "tessera", "launch", "-n", "2", "--", BUILD / "checkpoint_rank", folder, size, str(stage), mode,
-                           str(repeats)], env=environment(), capture_output=True, text=True)
-    if done.returncode != 0:
-        raise SystemExit(f"Tessera stage {stage} {mode} failed: {done.stderr[-2000:]}")
-    return json.loads(done.stdout.strip().splitlines()[-1])
-
-
-def run_peer(peer, folder, size, stage, repeats):
-    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0",
-                           "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", HERE / "checkpoint_peer.py", peer, folder, size,
-                           str(stage), str(repeats)], env=environment(), capture_output=True, text=True)
-    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-    if done.returncode != 0 or not lines:
-        raise SystemExit(f"{peer} stage {stage} failed: {done.stderr[-2000:]}")
-    return json.loads(lines[-1][len("RESULT "):])
-
-
-def rows(installed):
+def rows(args, folder):
+    """(name, command) of every row."""
     for stage in (2, 3):
-        for mode in ("nosync", "fsync", "async"):
-            yield f"Tessera stage {stage}, {FULL_NAMES[mode]}", lambda *a, s=stage, m=mode: run_tessera(a[0], a[1], s, m, a[2])
-    if "deepspeed" in installed:
-        for stage in (2, 3):
-            yield f"DeepSpeed stage {stage}", lambda *a, s=stage: run_peer("deepspeed", a[0], a[1], s, a[2])
-    yield "torch.distributed.checkpoint (FSDP2)", lambda *a: run_peer("dcp", a[0], a[1], 0, a[2])
+        for mode, name in MODES.items():
+            yield f"Tessera stage {stage}, {name}", ranks.own("checkpoint_rank", folder, args.size, stage, mode, args.repeats)
+    for stage in (2, 3):
+        yield f"DeepSpeed stage {stage}", ranks.peer("checkpoint_peer.py", "deepspeed", folder, args.size, stage, args.repeats)
+    yield "torch.distributed.checkpoint (FSDP2)", ranks.peer("checkpoint_peer.py", "dcp", folder, args.size, 0, args.repeats)
 
 
-def main():
+def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--size", default="33m", choices=("33m", "110m"))
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=2, help="each row is measured in every round, so that noise hits all alike")
-    parser.add_argument("--folder", default=None)
-    parser.add_argument("--json", default=None, help="where the numbers go")
-    args = parser.parse_args()
-    installed = [name for name in ("deepspeed",) if importlib.util.find_spec(name)]
-    if "deepspeed" not in installed:
-        print("DeepSpeed is not installed and left out: scripts/setup.sh --peers installs it", file=sys.stderr)
-    base = Path(args.folder or tempfile.mkdtemp(prefix="checkpoint_bench_"))
-    measured = {}
-    for _ in range(args.rounds):
-        for name, run in rows(installed):
-            result = run(base / "work", args.size, args.repeats)
-            into = measured.setdefault(name, {})
-            for key, value in result.items():
-                into.setdefault(key, []).extend(value if isinstance(value, list) else [value])
-    shutil.rmtree(base, ignore_errors=True)
+    parser.add_argument("--folder", help="on the disk to measure (default: the temporary folder)")
+    parser.add_argument("--only", default="", metavar="REGEX", help="rows whose names match")
+    parser.add_argument("--json", metavar="FILE", help="where the numbers go")
+    return parser.parse_args()
+
+
+def main():
+    args = parse_arguments()
+    base = Path(tempfile.mkdtemp(prefix="checkpoint_bench_", dir=args.folder))
+    commands = {name: command for name, command in rows(args, base / "work") if re.search(args.only, name)}
+
+    def measure(name):
+        shutil.rmtree(base / "work", ignore_errors=True)
+        return ranks.run(2, commands[name])[0]
+
+    try:
+        rounds = ranks.take_turns(commands, args.rounds, measure)
+    finally:
+        shutil.rmtree(base, ignore_errors=True)
+    measured = {name: {key: sum((result.get(key, []) for result in results), []) for key in COLUMNS.values()}
+                for name, results in rounds.items()}
     print(f"GPT {args.size}, 2 ranks, fp32, AdamW; medians of {args.repeats * args.rounds}; seconds\n")
-    print(f"{'':38}{'save':>8}{'load':>8}{'full':>8}{'plain':>8}{'MB':>8}")
+    print(f"{'':38}" + "".join(f"{column:>8}" for column in COLUMNS) + f"{'MB':>8}")
     for name, result in measured.items():
-        cells = [statistics.median(result[key]) if result.get(key) else None
-                 for key in ("save_s", "load_s", "consolidate_s", "plain_write_s")]
-        text = "".join(f"{cell:8.3f}" if cell is not None else f"{'':8}" for cell in cells)
-        print(f"{name:38}{text}{result['bytes'][-1] / 1e6:8.0f}")
+        cells = [f"{statistics.median(seconds):8.3f}" if seconds else f"{'':8}" for seconds in result.values()]
+        print(f"{name:38}{''.join(cells)}{rounds[name][-1]['bytes'] / 1e6:8.0f}")
     if args.json:
-        Path(args.json).write_text(json.dumps({"size": args.size, "rows": measured}, indent=1) + "\n")
+        Path(args.json).write_text(json.dumps({**vars(args), "rounds": rounds}, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -6,12 +6,12 @@
 
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/formats/hdf5_writer.h"
-#include "checkpoint/formats/names.h"
 #include "checkpoint/formats/safetensors_writer.h"
 #include "checkpoint/formats/torch_writer.h"
 #include "core/check.h"
 #include "core/error.h"
 #include "core/str.h"
+#include "core/utf8.h"
 
 namespace tessera::checkpoint {
 namespace {

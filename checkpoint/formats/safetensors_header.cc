@@ -8,9 +8,9 @@
 #include <set>
 
 #include "checkpoint/checkpoint_error.h"
-#include "checkpoint/formats/names.h"
 #include "core/error.h"
 #include "core/str.h"
+#include "core/utf8.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -221,7 +221,7 @@ void check_size(const SafetensorsTensor& tensor, const std::string& file) {
   if (overflow || bytes != tensor.bytes)
     throw CheckpointError(str(file, ": tensor ", quoted_name(tensor.name), " has ", tensor.bytes,
                               " bytes of data, expected ", overflow ? std::string("more than 2^63") : str(bytes), " for ",
-                              kTypes[rank_of(tensor.type)].word, " and shape [", join(tensor.shape, ", "), "]"));
+                              kTypes[rank_of(tensor.type)].word, " and shape ", describe_shape(tensor.shape)));
 }
 
 }  // namespace

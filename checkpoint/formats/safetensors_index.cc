@@ -3,9 +3,9 @@
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/checkpoint_error.h"
-#include "checkpoint/formats/names.h"
 #include "core/error.h"
 #include "core/str.h"
+#include "core/utf8.h"
 
 namespace tessera::checkpoint {
 namespace {

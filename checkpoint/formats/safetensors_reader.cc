@@ -3,11 +3,11 @@
 #include <set>
 
 #include "checkpoint/checkpoint_error.h"
-#include "checkpoint/formats/names.h"
 #include "checkpoint/formats/safetensors_index.h"
 #include "core/check.h"
 #include "core/error.h"
 #include "core/str.h"
+#include "core/utf8.h"
 
 namespace tessera::checkpoint {
 namespace {

@@ -2,6 +2,7 @@
 // reading, the defaults in the table and the resolved configuration cannot disagree. For .cc files only.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -56,20 +57,6 @@ Binding<Config> bind(Key key, Access access) {
   key.default_json = write_field(access(defaults)).dump();
   return {std::move(key), [access](const nlohmann::json& value, Config& config) { read_field(value, access(config)); },
           [access](const Config& config) { return write_field(access(config)); }};
-}
-
-/// The value at a dotted path, or null.
-inline const nlohmann::json* value_at(const nlohmann::json& root, const std::string& path) {
-  const nlohmann::json* at = &root;
-  for (size_t start = 0; start <= path.size();) {
-    size_t dot = std::min(path.find('.', start), path.size());
-    if (!at->is_object()) return nullptr;
-    auto it = at->find(path.substr(start, dot - start));
-    if (it == at->end()) return nullptr;
-    at = &*it;
-    start = dot + 1;
-  }
-  return at;
 }
 
 /// A checked document's values into a config. "auto" becomes what the table says, and is reported.

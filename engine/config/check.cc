@@ -12,33 +12,19 @@ namespace {
 
 using nlohmann::json;
 
-/// The value at a dotted path, or null.
-json* find_value(json& root, const std::string& path) {
-  json* at = &root;
-  for (size_t start = 0; start <= path.size();) {
-    size_t dot = std::min(path.find('.', start), path.size());
-    if (!at->is_object()) return nullptr;
-    auto it = at->find(path.substr(start, dot - start));
-    if (it == at->end()) return nullptr;
-    at = &*it;
-    start = dot + 1;
-  }
-  return at;
-}
-
 void rename_key(Document& document, const std::string& from, const std::string& to) {
-  json* value = find_value(*document.json, from);
+  json* value = value_at(*document.json, from);
   if (!value) return;
-  if (find_value(*document.json, to))
+  if (value_at(*document.json, to))
     document.fail(to, str("is also given under its other name \"", from, "\"; expected one of the two"));
   json moved = std::move(*value);
   auto parent_of = [&](const std::string& path) -> json* {
     size_t dot = path.rfind('.');
     if (dot == std::string::npos) return document.json.get();
     std::string parent = path.substr(0, dot);
-    if (!find_value(*document.json, parent) && parent.find('.') == std::string::npos)
+    if (!value_at(*document.json, parent) && parent.find('.') == std::string::npos)
       (*document.json)[parent] = json::object();
-    json* found = find_value(*document.json, parent);
+    json* found = value_at(*document.json, parent);
     if (!found || !found->is_object()) document.fail(parent, str("expected a section {…} to hold ", from));
     return found;
   };
@@ -123,12 +109,12 @@ class Checker {
   void check_required() {
     for (const Key& key : table_.keys()) {
       if (!key.required || key.path.find("[]") != std::string::npos) continue;
-      json* section = find_value(*document_.json, key.parent());
+      json* section = value_at(*document_.json, key.parent());
       if (key.parent().empty()) section = document_.json.get();
       const Key* parent = table_.find_any(key.parent());
       std::string variant = parent ? variant_of(*parent) : "";
       bool belongs = table_.find(key.path, variant) == &key && (section || (parent && !variant.empty()));
-      if (belongs && !find_value(*document_.json, key.path))
+      if (belongs && !value_at(*document_.json, key.path))
         document_.fail(key.path, str("is missing", variant.empty() ? "" : ", and " + variant + " needs it",
                                      "; expected ", accepted(key)));
     }
@@ -138,7 +124,7 @@ class Checker {
   std::string variant_of(const Key& section) const {
     if (section.variant_of.empty()) return "";
     const Key* discriminator = table_.find_any(section.variant_of);
-    const json* written = find_value(*document_.json, section.variant_of);
+    const json* written = value_at(*document_.json, section.variant_of);
     json value = written && !written->is_null() ? *written : json::parse(discriminator->default_json);
     return value.is_string() ? canonical_word(*discriminator, value.get<std::string>()) : "";
   }
@@ -232,7 +218,7 @@ class Checker {
 void spell_words(Document& document, const KeyTable& table) {
   for (const Key& key : table.keys()) {
     if (key.type != Type::kWord || key.use != Use::kUsed) continue;
-    json* value = find_value(*document.json, key.path);
+    json* value = value_at(*document.json, key.path);
     if (!value || !value->is_string()) continue;
     if (std::string word = canonical_word(key, value->get<std::string>()); !word.empty()) *value = word;
   }

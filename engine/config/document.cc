@@ -1,5 +1,6 @@
 #include "engine/config/document.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -39,6 +40,20 @@ std::string read_text(const std::string& file) {
   if (text.size() > kMaxFileBytes)
     throw ConfigError(str(file, ": is larger than 16 MiB; expected a JSON configuration"));
   return text;
+}
+
+template <class Json>
+Json* find_value(Json& root, const std::string& path) {
+  Json* at = &root;
+  for (size_t start = 0; start <= path.size();) {
+    const size_t dot = std::min(path.find('.', start), path.size());
+    if (!at->is_object()) return nullptr;
+    const auto it = at->find(path.substr(start, dot - start));
+    if (it == at->end()) return nullptr;
+    at = &*it;
+    start = dot + 1;
+  }
+  return at;
 }
 
 }  // namespace
@@ -84,6 +99,9 @@ Document read_document(const std::string& file) { return parse_document(read_tex
 nlohmann::json parse_value(std::string_view text, const std::string& source) {
   return parse_json(text, source, nullptr);
 }
+
+const json* value_at(const json& root, const std::string& path) { return find_value(root, path); }
+json* value_at(json& root, const std::string& path) { return find_value(root, path); }
 
 std::string describe_value(const json& value) {
   std::string text = value.dump(-1, ' ', /*ensure_ascii=*/false, json::error_handler_t::replace);

@@ -60,6 +60,10 @@ nlohmann::json parse_value(std::string_view text, const std::string& source);
 /// absent are created; `name[2]` is an existing element of a list. Later ones win. Throws ConfigError.
 void apply_overrides(Document& document, const std::vector<std::string>& overrides);
 
+/// Local. The value at a dotted path, or null.
+const nlohmann::json* value_at(const nlohmann::json& root, const std::string& path);
+nlohmann::json* value_at(nlohmann::json& root, const std::string& path);
+
 /// Local. A value for an error message: JSON on one line, cut after 60 characters, with its type:
 /// `"two" (a string)`.
 std::string describe_value(const nlohmann::json& value);

@@ -10,6 +10,7 @@
 
 #include "core/error.h"
 #include "core/str.h"
+#include "core/utf8.h"
 #include "engine/config/document.h"
 
 namespace tessera::config {
@@ -31,27 +32,12 @@ std::string position(std::string_view text, size_t offset) {
   throw ConfigError(str(source, ":", position(text, offset), ": ", what));
 }
 
-/// Length of the valid UTF-8 character at `offset`, or 0.
-size_t utf8_length(std::string_view text, size_t offset) {
-  auto byte = [&](size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u; };
-  unsigned first = byte(offset);
-  if (first < 0x80) return 1;
-  size_t length = first >= 0xF0 ? 4 : first >= 0xE0 ? 3 : 2;
-  if (first < 0xC2 || first > 0xF4) return 0;
-  for (size_t i = 1; i < length; ++i)
-    if ((byte(offset + i) & 0xC0) != 0x80) return 0;
-  unsigned second = byte(offset + 1);
-  bool overlong = (first == 0xE0 && second < 0xA0) || (first == 0xF0 && second < 0x90);
-  bool beyond = (first == 0xED && second > 0x9F) || (first == 0xF4 && second > 0x8F);
-  return overlong || beyond ? 0 : length;
-}
-
 /// nlohmann takes a NUL byte for the end of the input and does not look inside comments, so bytes are
 /// checked first.
 void check_bytes(std::string_view text, const std::string& source) {
   for (size_t i = 0; i < text.size();) {
     auto c = static_cast<unsigned char>(text[i]);
-    size_t length = utf8_length(text, i);
+    size_t length = utf8_length(text.substr(i));
     char hex[8];
     std::snprintf(hex, sizeof hex, "0x%02x", c);
     if (length == 0) fail(text, source, i, str("byte ", hex, " is not valid UTF-8; expected a JSON text"));
@@ -174,7 +160,7 @@ std::string token_at(std::string_view text, size_t start) {
   else if (text[start] == '"')
     while (end < text.size() && text[end - 1] != '\n' && (end == start + 1 || text[end - 1] != '"')) ++end;
   else
-    end = start + std::max<size_t>(1, utf8_length(text, start));
+    end = start + std::max<size_t>(1, utf8_length(text.substr(start)));
   std::string token(text.substr(start, std::min<size_t>(end - start, 40)));
   return str("'", printable(token), "'");
 }

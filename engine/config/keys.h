@@ -14,8 +14,8 @@ KeyTable engine_keys();
 
 std::vector<Key> optimizer_keys();
 std::vector<Key> scheduler_keys();
-std::vector<Key> zero_keys_without_effect();
-std::vector<Key> checkpoint_keys_without_effect();  ///< inside zero_optimization
+std::vector<Key> zero_keys_without_effect();  ///< inside zero_optimization
+std::vector<Key> checkpoint_keys_without_effect();
 std::vector<Key> precision_keys_without_effect();  ///< inside fp16, bf16, torch_autocast, data_types
 std::vector<Key> other_deepspeed_keys();
 

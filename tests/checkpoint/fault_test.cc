@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <functional>
 
 #include "checkpoint/catalog.h"
@@ -175,6 +176,19 @@ TEST(Fault, AFileSizeLimit) {
   EXPECT_THAT(result, AllOf(HasSubstr("rank 0: cannot "), HasSubstr("rank 1: cannot "), HasSubstr("File too large"))) << result;
   EXPECT_THAT(names_in(folder.path()), ElementsAre("a", "latest"));
   EXPECT_EQ(before.difference(Checkpoint::open(folder.path())), "");
+}
+
+// HDF5 keeps a file it could not write open, and would come back to it when the process ends.
+TEST(Fault, AProcessWithAFileSizeLimitEndsByItself) {
+  const TemporaryFolder folder;
+  const SampleModel model = sample_model(1, 1);
+  const auto save_and_exit = [&] {
+    ::signal(SIGXFSZ, SIG_IGN);
+    const rlimit limit{1000, 1000};
+    ::setrlimit(RLIMIT_FSIZE, &limit);
+    std::exit(save_all(model, folder.path(), "a").front().empty() ? 1 : 0);
+  };
+  EXPECT_EXIT(save_and_exit(), ::testing::ExitedWithCode(0), "");
 }
 
 TEST(Fault, AReadOnlyDirectory) {

@@ -451,6 +451,31 @@ TEST(Load, EachRankReadsItsPartOnly) {
   });
 }
 
+struct ManyImpl : torch::nn::Module {
+  ManyImpl() {
+    for (int i = 0; i < 24; ++i) register_parameter(str("p", i), at::ones({1 << 16}));  // 256 KiB, a unit each
+  }
+};
+
+// On many ranks a slice of a unit is far smaller than the 1 MiB that is verified at a time.
+TEST(Load, ABlockWithManySlicesIsReadOnce) {
+  const TestFolder folder("slices");
+  on_ranks(2, [&](comm::CommunicatorPtr comm) {
+    Case c;
+    c.world = 2;
+    c.optimizer = "AdamW";
+    c.config.zero.stage = 3;
+    c.config.zero.unit_numel = 1 << 16;
+    c.config.checkpoint.fsync = false;
+    const auto engine = initialize(std::make_shared<ManyImpl>(), engine_config(c), comm);
+    engine->save_checkpoint(folder.string());
+    const LoadedCheckpoint loaded = engine->load_checkpoint(folder.string());
+    const int64_t file_bytes = checkpoint::Checkpoint::open(folder.string()).manifest().rank_file(comm->rank()).bytes;
+    EXPECT_GE(file_bytes, int64_t{9 << 20});
+    EXPECT_LE(loaded.bytes_read, 2 * file_bytes + (int64_t{2} << 20)) << "verified, then read";
+  });
+}
+
 TEST(Stop, ReachesAllRanksInTheSameStep) {
   for (int stage : {0, 3})
     on_ranks(3, [&](comm::CommunicatorPtr comm) {

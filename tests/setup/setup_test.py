@@ -85,7 +85,7 @@ class Packages(unittest.TestCase):
 class Requirements(unittest.TestCase):
     def test_every_package_is_pinned(self):
         sections = requirements(read("requirements.txt"))
-        self.assertEqual(list(sections), ["build", "cuda", "python"])
+        self.assertEqual(list(sections), ["build", "cuda", "python", "peers"])
         self.assertEqual(sorted(sections["build"]), ["nvidia-cuda-cupti", "nvidia-cuda-runtime", "torch"])
 
     def test_an_inexact_line_is_caught(self):
@@ -111,9 +111,9 @@ class Commands(unittest.TestCase):
         environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
         shown = subprocess.run(["make", "-s", "help"], cwd=ROOT, env=environment, capture_output=True, text=True,
                                check=True).stdout
-        self.assertEqual(sorted(re.findall(r"^  make (\w+) +\S", shown, re.MULTILINE)), sorted(phony))
+        self.assertEqual(sorted(re.findall(r"^  make ([\w-]+) +\S", shown, re.MULTILINE)), sorted(phony))
         self.assertLessEqual({"deps", "build", "demo", "test", "asan", "bench", "clean", "help"}, set(phony))
-        targets = re.findall(r"^([a-z]+):", read("Makefile"), re.MULTILINE)
+        targets = re.findall(r"^([a-z-]+):", read("Makefile"), re.MULTILINE)
         self.assertEqual(sorted(targets), sorted(phony))
 
     def test_scripts_are_sound_bash(self):

@@ -2,30 +2,29 @@
 #pragma once
 
 #include <memory>
+#include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "comm/communicator.h"
+#include "tests/support/forwarding_communicator.h"
 
 namespace tessera::testing {
 
-/// Forwards to `inner`. Its counts(), and those of its duplicates, are what the engine asked for.
-class WatchedCommunicator : public comm::Communicator {
+/// Its counts(), and those of its duplicates, are what the engine asked for.
+class WatchedCommunicator : public ForwardingCommunicator {
  public:
   explicit WatchedCommunicator(comm::CommunicatorPtr inner, std::string name = "main")
-      : inner_(std::move(inner)), name_(std::move(name)) {}
+      : ForwardingCommunicator(std::move(inner)), name_(std::move(name)) {}
 
-  int rank() const override { return inner_->rank(); }
-  int size() const override { return inner_->size(); }
-  std::string_view backend() const override { return inner_->backend(); }
-  std::chrono::milliseconds timeout() const override { return inner_->timeout(); }
   using Communicator::exchange;
   std::vector<std::string> exchange(const std::string& value, std::string_view label, std::chrono::milliseconds timeout) override {
     ++num_exchanges_;
-    return inner_->exchange(value, label, timeout);
+    return ForwardingCommunicator::exchange(value, label, timeout);
   }
   comm::CommunicatorPtr duplicate(std::string_view name) override {
-    duplicates_.push_back(std::make_shared<WatchedCommunicator>(inner_->duplicate(name), std::string(name)));
+    duplicates_.push_back(
+        std::make_shared<WatchedCommunicator>(ForwardingCommunicator::duplicate(name), std::string(name)));
     return duplicates_.back();
   }
 
@@ -42,21 +41,7 @@ class WatchedCommunicator : public comm::Communicator {
     return sum;
   }
 
- protected:
-  comm::WorkPtr do_all_gather(const at::Tensor& full, const at::Tensor& shard, std::string_view label) override {
-    return inner_->all_gather(full, shard, label);
-  }
-  comm::WorkPtr do_reduce_scatter(const at::Tensor& full, std::string_view label) override {
-    return inner_->reduce_scatter(full, label);
-  }
-  comm::WorkPtr do_all_reduce(const at::Tensor& full, std::string_view label) override { return inner_->all_reduce(full, label); }
-  comm::WorkPtr do_broadcast(const at::Tensor& buffer, int root, std::string_view label) override {
-    return inner_->broadcast(buffer, root, label);
-  }
-  void do_barrier(std::string_view label) override { inner_->barrier(label); }
-
  private:
-  comm::CommunicatorPtr inner_;
   std::string name_;
   int num_exchanges_ = 0;
   std::vector<std::shared_ptr<WatchedCommunicator>> duplicates_;

@@ -5,6 +5,8 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "core/str.h"
+
 namespace tessera::train {
 namespace {
 

@@ -126,39 +126,27 @@ TEST(Reducer, PredivideAndPrescaleGiveTheMean) {
 }
 
 /// Sees what goes over the network.
-class Spy final : public comm::Communicator {
+class Spy final : public tessera::testing::ForwardingCommunicator {
  public:
-  explicit Spy(comm::CommunicatorPtr inner) : inner_(std::move(inner)) {}
-  int rank() const override { return inner_->rank(); }
-  int size() const override { return inner_->size(); }
-  std::string_view backend() const override { return inner_->backend(); }
-  std::chrono::milliseconds timeout() const override { return inner_->timeout(); }
-  std::vector<std::string> exchange(const std::string& value, std::string_view label, std::chrono::milliseconds timeout) override {
-    return inner_->exchange(value, label, timeout);
-  }
-  std::shared_ptr<Communicator> duplicate(std::string_view name) override { return inner_->duplicate(name); }
+  using ForwardingCommunicator::ForwardingCommunicator;
   std::vector<double> sent;  // first element of each buffer
   at::ScalarType dtype = at::kByte;
 
  protected:
-  comm::WorkPtr do_all_gather(const at::Tensor& full, const at::Tensor& shard, std::string_view label) override { return inner_->all_gather(full, shard, label); }
   comm::WorkPtr do_reduce_scatter(const at::Tensor& full, std::string_view label) override {
     note(full);
-    return inner_->reduce_scatter(full, label);
+    return ForwardingCommunicator::do_reduce_scatter(full, label);
   }
   comm::WorkPtr do_all_reduce(const at::Tensor& full, std::string_view label) override {
     note(full);
-    return inner_->all_reduce(full, label);
+    return ForwardingCommunicator::do_all_reduce(full, label);
   }
-  comm::WorkPtr do_broadcast(const at::Tensor& buffer, int root, std::string_view label) override { return inner_->broadcast(buffer, root, label); }
-  void do_barrier(std::string_view label) override { inner_->barrier(label); }
 
  private:
   void note(const at::Tensor& full) {
     sent.push_back(full[0].item<double>());
     dtype = full.scalar_type();
   }
-  comm::CommunicatorPtr inner_;
 };
 
 // DeepSpeed: with prescale_gradients each rank divides by the world before the sum; otherwise by
@@ -273,18 +261,10 @@ TEST(Reducer, GradientsAreFreedAsTheyAreReduced) {
 }
 
 /// A network slower than backward: a reduction is there only once somebody waits for it, or after a while.
-class Slow final : public comm::Communicator {
+class Slow final : public tessera::testing::ForwardingCommunicator {
  public:
-  Slow(comm::CommunicatorPtr inner, std::chrono::milliseconds delay) : inner_(std::move(inner)), delay_(delay) {}
+  Slow(comm::CommunicatorPtr inner, std::chrono::milliseconds delay) : ForwardingCommunicator(std::move(inner)), delay_(delay) {}
   void set_delay(std::chrono::milliseconds delay) { delay_ = delay; }
-  int rank() const override { return inner_->rank(); }
-  int size() const override { return inner_->size(); }
-  std::string_view backend() const override { return inner_->backend(); }
-  std::chrono::milliseconds timeout() const override { return inner_->timeout(); }
-  std::vector<std::string> exchange(const std::string& value, std::string_view label, std::chrono::milliseconds timeout) override {
-    return inner_->exchange(value, label, timeout);
-  }
-  std::shared_ptr<Communicator> duplicate(std::string_view name) override { return inner_->duplicate(name); }
 
  protected:
   struct SlowWork final : comm::Work {
@@ -295,16 +275,11 @@ class Slow final : public comm::Communicator {
     comm::WorkPtr inner;
     std::chrono::steady_clock::time_point ready;
   };
-  comm::WorkPtr do_all_gather(const at::Tensor& full, const at::Tensor& shard, std::string_view label) override { return inner_->all_gather(full, shard, label); }
   comm::WorkPtr do_reduce_scatter(const at::Tensor& full, std::string_view label) override {
-    return std::make_shared<SlowWork>(inner_->reduce_scatter(full, label), delay_);
+    return std::make_shared<SlowWork>(ForwardingCommunicator::do_reduce_scatter(full, label), delay_);
   }
-  comm::WorkPtr do_all_reduce(const at::Tensor& full, std::string_view label) override { return inner_->all_reduce(full, label); }
-  comm::WorkPtr do_broadcast(const at::Tensor& buffer, int root, std::string_view label) override { return inner_->broadcast(buffer, root, label); }
-  void do_barrier(std::string_view label) override { inner_->barrier(label); }
 
  private:
-  comm::CommunicatorPtr inner_;
   std::chrono::milliseconds delay_;
 };
 

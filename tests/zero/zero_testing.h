@@ -15,6 +15,7 @@
 #include "comm/init.h"
 #include "core/error.h"
 #include "core/str.h"
+#include "tests/support/forwarding_communicator.h"
 #include "tests/support/models.h"
 #include "zero/gathered_parameters.h"
 #include "zero/sharded_model.h"
@@ -168,21 +169,14 @@ struct FailurePlan {
   std::atomic<int> count{0};
 };
 
-/// Passes everything on, and throws at one all-gather.
-class FailingCommunicator final : public comm::Communicator {
+/// Throws at one all-gather.
+class FailingCommunicator final : public tessera::testing::ForwardingCommunicator {
  public:
   FailingCommunicator(comm::CommunicatorPtr inner, std::shared_ptr<FailurePlan> plan)
-      : inner_(std::move(inner)), plan_(std::move(plan)) {}
+      : ForwardingCommunicator(std::move(inner)), plan_(std::move(plan)) {}
 
-  int rank() const override { return inner_->rank(); }
-  int size() const override { return inner_->size(); }
-  std::string_view backend() const override { return inner_->backend(); }
-  std::chrono::milliseconds timeout() const override { return inner_->timeout(); }
-  std::vector<std::string> exchange(const std::string& value, std::string_view label, std::chrono::milliseconds timeout) override {
-    return inner_->exchange(value, label, timeout);
-  }
-  std::shared_ptr<Communicator> duplicate(std::string_view name) override {
-    return std::make_shared<FailingCommunicator>(inner_->duplicate(name), plan_);
+  comm::CommunicatorPtr duplicate(std::string_view name) override {
+    return std::make_shared<FailingCommunicator>(ForwardingCommunicator::duplicate(name), plan_);
   }
 
  protected:
@@ -195,15 +189,10 @@ class FailingCommunicator final : public comm::Communicator {
       if (plan_->in_wait) return std::make_shared<FailingWork>();
       throw CommError("the cable was pulled");
     }
-    return inner_->all_gather(full, shard, label);
+    return ForwardingCommunicator::do_all_gather(full, shard, label);
   }
-  comm::WorkPtr do_reduce_scatter(const at::Tensor& full, std::string_view label) override { return inner_->reduce_scatter(full, label); }
-  comm::WorkPtr do_all_reduce(const at::Tensor& full, std::string_view label) override { return inner_->all_reduce(full, label); }
-  comm::WorkPtr do_broadcast(const at::Tensor& buffer, int root, std::string_view label) override { return inner_->broadcast(buffer, root, label); }
-  void do_barrier(std::string_view label) override { inner_->barrier(label); }
 
  private:
-  comm::CommunicatorPtr inner_;
   std::shared_ptr<FailurePlan> plan_;
 };
 

@@ -1,16 +1,12 @@
-#include "checkpoint/formats/names.h"
+#include "core/utf8.h"
 
 #include <cstdint>
 #include <cstdio>
 
-namespace tessera::checkpoint {
-namespace {
+namespace tessera {
 
-constexpr size_t kLongestQuoted = 200;
-
-// Bytes of the UTF-8 sequence that `text` starts with, or 0 (the table of well-formed sequences in The Unicode Standard,
-// chapter 3: the range of the second byte depends on the first).
-size_t sequence_length(std::string_view text) {
+// The table of well-formed sequences in The Unicode Standard, chapter 3: the range of the second byte depends on the first.
+size_t utf8_length(std::string_view text) {
   const auto byte = [&](size_t i) { return i < text.size() ? static_cast<uint8_t>(text[i]) : uint8_t{0}; };
   const auto follows = [&](size_t i) { return byte(i) >= 0x80 && byte(i) <= 0xbf; };
   const uint8_t first = byte(0);
@@ -31,11 +27,9 @@ size_t sequence_length(std::string_view text) {
   return 0;
 }
 
-}  // namespace
-
 bool is_utf8(std::string_view text) {
   while (!text.empty()) {
-    const size_t length = sequence_length(text);
+    const size_t length = utf8_length(text);
     if (length == 0) return false;
     text.remove_prefix(length);
   }
@@ -43,9 +37,10 @@ bool is_utf8(std::string_view text) {
 }
 
 std::string quoted_name(std::string_view name) {
+  constexpr size_t kLongestQuoted = 200;
   std::string out = "'";
   while (!name.empty()) {
-    const size_t length = sequence_length(name);
+    const size_t length = utf8_length(name);
     const auto first = static_cast<uint8_t>(name[0]);
     if (out.size() > kLongestQuoted) {
       out += "…";
@@ -64,4 +59,4 @@ std::string quoted_name(std::string_view name) {
   return out + "'";
 }
 
-}  // namespace tessera::checkpoint
+}  // namespace tessera

@@ -1,0 +1,20 @@
+// Text from others: names of tensors, tags, configurations. It goes into error messages and into files of others.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+namespace tessera {
+
+/// Local. Bytes of the well-formed UTF-8 character that `text`, which is not empty, starts with; 0 when there is none: an overlong
+/// form, a surrogate, something beyond U+10FFFF or cut off.
+size_t utf8_length(std::string_view text);
+
+/// Local. Well-formed UTF-8 throughout.
+bool is_utf8(std::string_view text);
+
+/// Local. "'encoder.weight'" for an error message: one line whatever the name holds, at most 200 bytes of it.
+std::string quoted_name(std::string_view name);
+
+}  // namespace tessera

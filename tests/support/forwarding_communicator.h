@@ -1,0 +1,48 @@
+// A communicator for tests that passes everything on to another one; they override what they want to see or to spoil.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "comm/communicator.h"
+
+namespace tessera::testing {
+
+/// Forwards to `inner`. What is duplicated from it is the inner one's, unless duplicate() is overridden too. The virtual members
+/// of Communicator are all here, so a new one has one place to be forwarded in.
+class ForwardingCommunicator : public comm::Communicator {
+ public:
+  explicit ForwardingCommunicator(comm::CommunicatorPtr inner) : inner_(std::move(inner)) {}
+
+  int rank() const override { return inner_->rank(); }
+  int size() const override { return inner_->size(); }
+  std::string_view backend() const override { return inner_->backend(); }
+  std::chrono::milliseconds timeout() const override { return inner_->timeout(); }
+  using Communicator::exchange;
+  std::vector<std::string> exchange(const std::string& value, std::string_view label, std::chrono::milliseconds timeout) override {
+    return inner_->exchange(value, label, timeout);
+  }
+  comm::CommunicatorPtr duplicate(std::string_view name) override { return inner_->duplicate(name); }
+
+ protected:
+  comm::WorkPtr do_all_gather(const at::Tensor& full, const at::Tensor& shard, std::string_view label) override {
+    return inner_->all_gather(full, shard, label);
+  }
+  comm::WorkPtr do_reduce_scatter(const at::Tensor& full, std::string_view label) override {
+    return inner_->reduce_scatter(full, label);
+  }
+  comm::WorkPtr do_all_reduce(const at::Tensor& full, std::string_view label) override { return inner_->all_reduce(full, label); }
+  comm::WorkPtr do_broadcast(const at::Tensor& buffer, int root, std::string_view label) override {
+    return inner_->broadcast(buffer, root, label);
+  }
+  void do_barrier(std::string_view label) override { inner_->barrier(label); }
+
+ private:
+  comm::CommunicatorPtr inner_;
+};
+
+}  // namespace tessera::testing
