@@ -142,7 +142,10 @@ void C10dCommunicator::Group::wait_for_part(const Flight& flight, c10d::Work& pa
       if (!blocks && part.isCompleted() && part.exception()) std::rethrow_exception(part.exception());
       return;
     } catch (const std::exception& error) {
-      if (!blocks || part.isCompleted()) fail(flight.number, words_of(error), {}, timeout_);
+      if (!blocks || part.isCompleted()) {
+        const std::exception_ptr failure = part.exception();  // `error` may just have said that it takes longer
+        fail(flight.number, failure ? words_of(failure) : words_of(error), {}, timeout_);
+      }
     }
     check_stalled(flight.number);
   }

@@ -53,7 +53,8 @@ void Ledger::report_fault(Fault fault, int64_t number) {
     std::lock_guard lock(mutex_);
     if (fault_ != Fault::kNone) return;
     fault_ = fault;
-    text = str(fault_letter(fault), age(number).count(), '\n', history_.encode());
+    waited_ = age(number);
+    text = str(fault_letter(fault), waited_.count(), '\n', history_.encode());
   }
   try {
     store_.set(fault_key(rank_), text);
@@ -120,6 +121,7 @@ std::string Ledger::explain_failure(int64_t number, const std::string& cause, co
   std::lock_guard lock(mutex_);
   Report& own = failure.reports[static_cast<size_t>(rank_)];
   own.fault = fault_;
+  own.waited = waited_;
   own.history = history_;
   return explain(failure);
 }

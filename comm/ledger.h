@@ -64,6 +64,7 @@ class Ledger {
   History history_;
   std::deque<Issue> issues_;  ///< of the last calls, the newest at the back
   Fault fault_ = Fault::kNone;
+  std::chrono::milliseconds waited_{0};  ///< how long what failed had been in flight
 };
 
 /// What a rank writes under `left/R` when a CommError took it out of the group: the reason is in its fault

@@ -6,22 +6,29 @@
 
 #include <cerrno>
 #include <cstring>
+#include <string>
 #include <utility>
 
+#include "comm/shm/available_memory.h"
 #include "core/error.h"
 #include "core/str.h"
 
 namespace tessera::comm::shm {
 namespace {
 
-CommError no_memory(int64_t bytes, const char* step, int error) {
-  return CommError(str("no ", (bytes + (1 << 20) - 1) >> 20, " MiB of shared memory (", step, ": ", std::strerror(error),
-                       "); raise the container's memory limit, or set comm.backend to \"gloo\""));
+int64_t mebibytes(int64_t bytes) { return (bytes + (1 << 20) - 1) >> 20; }
+
+CommError no_memory(int64_t bytes, const std::string& why) {
+  return CommError(str("no ", mebibytes(bytes), " MiB of shared memory: ", why));
 }
+
+CommError no_memory(int64_t bytes, const char* step, int error) { return no_memory(bytes, str(step, ": ", std::strerror(error))); }
 
 }  // namespace
 
 SharedMemory SharedMemory::create(int64_t bytes) {
+  if (const int64_t available = available_memory(); bytes > available)
+    throw no_memory(bytes, str("the machine or the container has ", mebibytes(available), " MiB left"));
   const int fd = memfd_create("tessera", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (fd < 0) throw no_memory(bytes, "memfd_create", errno);
   SharedMemory memory(fd, bytes);

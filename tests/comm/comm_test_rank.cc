@@ -3,7 +3,7 @@
 //   comm_test_rank loop      adds up until something fails; prints "running" after the first time
 //   comm_test_rank exchange  exchanges texts many times, then leaves at once
 //   comm_test_rank fail      joins, then rank 1 ends by an error of its own while the others add up
-// TEST_RENDEZVOUS_MS and TEST_TIMEOUT_MS set the timeouts. A tessera::Error is printed as "error: LINE"; exit
+// TEST_RENDEZVOUS_MS and TEST_TIMEOUT_MS set the timeouts, TEST_BACKEND the backend. A tessera::Error is printed as "error: LINE"; exit
 // code 3.
 #include <ATen/ATen.h>
 
@@ -64,6 +64,7 @@ void run(const std::string& scenario, const CommunicatorPtr& comm) {
 int main(int argc, char** argv) {
   try {
     tessera::comm::Options options;
+    if (const char* backend = std::getenv("TEST_BACKEND")) options.backend = backend;
     options.timeout = setting("TEST_TIMEOUT_MS", 60000);
     options.rendezvous_timeout = setting("TEST_RENDEZVOUS_MS", 30000);
     run(argc > 1 ? argv[1] : "sum", tessera::comm::connect(tessera::comm::environment(), options));

@@ -134,10 +134,10 @@ TEST_F(EnvironmentTest, UnknownBackendsAreRefused) {
   Options options;
   options.backend = "mpi";
   EXPECT_EQ(error_of([&] { connect(Environment{}, options); }),
-            "unknown backend \"mpi\": expected \"auto\", \"gloo\" or \"nccl\"");
+            "unknown backend \"mpi\": expected \"auto\", \"shm\", \"gloo\" or \"nccl\"");
   options.backend = "nccl";
   EXPECT_EQ(error_of([&] { connect(Environment{}, options); }),
-            "backend \"nccl\" moves CUDA tensors; CPU tensors need \"gloo\"");
+            "backend \"nccl\" moves CUDA tensors; CPU tensors need \"shm\" or \"gloo\"");
   options.backend = "gloo";
   options.cuda = true;
   EXPECT_EQ(error_of([&] { connect(Environment{}, options); }),

@@ -36,7 +36,7 @@ Processes start(const std::string& scenario, int world_size, const Variables& ex
 TEST(ProcessTest, RanksMeetAndAddUpWithNothingElseOnTheTerminal) {
   for (const auto& process : start("sum", 3, {{"MASTER_ADDR", "localhost"}})) {
     EXPECT_EQ(process->wait(), 0);
-    EXPECT_EQ(process->output(), "sum 3 backend gloo\n");
+    EXPECT_EQ(process->output(), "sum 3 backend shm\n");
   }
 }
 
@@ -46,7 +46,7 @@ TEST(ProcessTest, RankZeroMayComeLast) {
   std::this_thread::sleep_for(std::chrono::milliseconds(700));
   RankProcess zero({"sum"}, rank_variables(0, 2, port));
   EXPECT_EQ(one.wait(), 0);
-  EXPECT_EQ(one.output(), "sum 2 backend gloo\n");
+  EXPECT_EQ(one.output(), "sum 2 backend shm\n");
   EXPECT_EQ(zero.wait(), 0);
 }
 
@@ -55,16 +55,16 @@ TEST(ProcessTest, AnAddressOfTheNetworkWorksToo) {
   ASSERT_EQ(gethostname(name, sizeof name - 1), 0);
   for (const auto& process : start("sum", 2, {{"MASTER_ADDR", name}})) {
     EXPECT_EQ(process->wait(), 0);
-    EXPECT_EQ(process->output(), "sum 2 backend gloo\n");
+    EXPECT_EQ(process->output(), "sum 2 backend shm\n");
   }
 }
 
 TEST(ProcessTest, GloosInterfaceCanBeChosen) {
-  for (const auto& process : start("sum", 2, {{"GLOO_SOCKET_IFNAME", "lo"}})) {
+  for (const auto& process : start("sum", 2, {{"TEST_BACKEND", "gloo"}, {"GLOO_SOCKET_IFNAME", "lo"}})) {
     EXPECT_EQ(process->wait(), 0) << process->output();
   }
   for (const auto& process :
-       start("sum", 2, {{"GLOO_SOCKET_IFNAME", "no-such-if"}, {"TEST_TIMEOUT_MS", "1000"}})) {
+       start("sum", 2, {{"TEST_BACKEND", "gloo"}, {"GLOO_SOCKET_IFNAME", "no-such-if"}, {"TEST_TIMEOUT_MS", "1000"}})) {
     EXPECT_EQ(process->wait(), 3);
     EXPECT_EQ(process->output(),
               "error: GLOO_SOCKET_IFNAME=no-such-if: this host has no network interface 'no-such-if'\n");
@@ -100,7 +100,7 @@ TEST(ProcessTest, TorchrunsAgentServesTheStoreAcrossRestarts) {
                                       {"TORCHELASTIC_USE_AGENT_STORE", "True"},
                                       {"TORCHELASTIC_RESTART_COUNT", restart}})) {
       EXPECT_EQ(process->wait(), 0);
-      EXPECT_EQ(process->output(), "sum 2 backend gloo\n");
+      EXPECT_EQ(process->output(), "sum 2 backend shm\n");
     }
   }
 }
@@ -186,8 +186,11 @@ TEST(ProcessTest, RankZeroWaitsForThoseWhoStillReadItsStore) {
   }
 }
 
-TEST(ProcessTest, AKilledRankIsNamedWithinSeconds) {
-  Processes processes = start("loop", 3);
+class OnEachBackend : public ::testing::TestWithParam<std::string> {};
+INSTANTIATE_TEST_SUITE_P(Backends, OnEachBackend, ::testing::Values("shm", "gloo"), [](const auto& info) { return info.param; });
+
+TEST_P(OnEachBackend, AKilledRankIsNamedWithinSeconds) {
+  Processes processes = start("loop", 3, {{"TEST_BACKEND", GetParam()}});
   for (const auto& process : processes) ASSERT_TRUE(process->await_output("running")) << process->output();
   const auto begin = Clock::now();
   processes[1]->kill(SIGKILL);
@@ -200,8 +203,8 @@ TEST(ProcessTest, AKilledRankIsNamedWithinSeconds) {
   EXPECT_LT(seconds_since(begin), 5);
 }
 
-TEST(ProcessTest, RankZeroKilledTakesTheStoreWithIt) {
-  Processes processes = start("loop", 3);
+TEST_P(OnEachBackend, RankZeroKilledTakesTheStoreWithIt) {
+  Processes processes = start("loop", 3, {{"TEST_BACKEND", GetParam()}});
   for (const auto& process : processes) ASSERT_TRUE(process->await_output("running")) << process->output();
   const auto begin = Clock::now();
   processes[0]->kill(SIGKILL);
@@ -214,9 +217,9 @@ TEST(ProcessTest, RankZeroKilledTakesTheStoreWithIt) {
   EXPECT_LT(seconds_since(begin), 5);
 }
 
-TEST(ProcessTest, AnErrorOfOneRankEndsTheOthers) {
+TEST_P(OnEachBackend, AnErrorOfOneRankEndsTheOthers) {
   const auto begin = Clock::now();
-  const Processes processes = start("fail", 3);
+  const Processes processes = start("fail", 3, {{"TEST_BACKEND", GetParam()}});
   EXPECT_EQ(processes[1]->wait(), 3);
   EXPECT_EQ(processes[1]->output(), "error: data/train: truncated\n");
   for (const int rank : {0, 2}) {

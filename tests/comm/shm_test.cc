@@ -1,0 +1,223 @@
+// Shared memory: what only this backend has (the rest is in collectives_test and failures_test, for both).
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <unistd.h>
+
+#include <array>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <random>
+#include <thread>
+
+#include "comm/init.h"
+#include "comm/shm/available_memory.h"
+#include "comm/shm/shared_memory.h"
+#include "comm/shm/sum.h"
+#include "core/str.h"
+#include "tests/comm/comm_testing.h"
+
+namespace tessera::comm {
+namespace {
+
+using testing::element;
+using testing::error_of;
+using testing::filled;
+
+Options on(const std::string& backend) {
+  Options options;
+  options.backend = backend;
+  options.timeout = std::chrono::seconds(30);
+  return options;
+}
+
+at::Tensor symmetric(Communicator& comm, int64_t numel, at::ScalarType dtype) {
+  return comm.allocate_symmetric(numel * static_cast<int64_t>(at::elementSize(dtype)), at::kCPU, "buffer").view(dtype);
+}
+
+// ------------------------------------------------------------------------------------------------ sums
+
+using Inputs = std::vector<at::Tensor>;
+
+/// Element by element in fp32, as add_up() promises.
+float expected_sum(const Inputs& inputs, int64_t i, float scale, const at::Tensor* added) {
+  float sum = inputs[0][i].item<float>();
+  for (size_t r = 1; r < inputs.size(); ++r) sum = sum + inputs[r][i].item<float>();
+  sum = sum * scale;
+  return added == nullptr ? sum : sum + (*added)[i].item<float>();
+}
+
+shm::Element element_of(at::ScalarType dtype) {
+  return dtype == at::kFloat ? shm::Element::kFloat32 : dtype == at::kBFloat16 ? shm::Element::kBFloat16 : shm::Element::kFloat16;
+}
+
+TEST(Sum, IsTakenInOrderInFp32AndRoundedOnce) {
+  std::mt19937 random(1);
+  std::normal_distribution<float> normal;
+  for (const auto in : {at::kFloat, at::kBFloat16, at::kHalf})
+    for (const auto out : {at::kFloat, at::kBFloat16, at::kHalf})
+      for (const int num : {1, 2, 3, 5})
+        for (const bool add : {false, true}) {
+          SCOPED_TRACE(str(c10::toString(in), " x ", num, " into ", c10::toString(out), add ? ", added" : ""));
+          constexpr int64_t kNumel = 1029;  // more than a block, and odd
+          Inputs inputs;
+          std::vector<const void*> pointers;
+          for (int r = 0; r < num; ++r) {
+            at::Tensor values = at::empty({kNumel});
+            for (int64_t i = 0; i < kNumel; ++i) values.data_ptr<float>()[i] = normal(random) * std::exp2(static_cast<float>(r * 3));
+            inputs.push_back(values.to(in));
+            pointers.push_back(inputs.back().data_ptr());
+          }
+          at::Tensor result = at::full({kNumel}, 0.75, out);
+          const at::Tensor before = result.clone();
+          const float scale = num == 3 ? 1.0f / 3 : 1.0f;
+          shm::add_up({.element = element_of(in),
+                       .inputs = pointers.data(),
+                       .num_inputs = num,
+                       .numel = kNumel,
+                       .output = result.data_ptr(),
+                       .output_element = element_of(out),
+                       .scale = scale,
+                       .add = add});
+          at::Tensor expected = at::empty({kNumel});
+          for (int64_t i = 0; i < kNumel; ++i)
+            expected.data_ptr<float>()[i] = expected_sum(inputs, i, scale, add ? &before : nullptr);
+          EXPECT_TRUE(at::equal(result, expected.to(out)));
+        }
+}
+
+// -------------------------------------------------------------------------------------------- reductions
+
+class ReduceIntoTest : public ::testing::TestWithParam<std::tuple<int, std::string>> {};
+INSTANTIATE_TEST_SUITE_P(Worlds, ReduceIntoTest,
+                         ::testing::Combine(::testing::Values(1, 2, 3, 4, 8), ::testing::Values("gloo", "shm")),
+                         [](const auto& info) { return str(std::get<1>(info.param), "_", std::get<0>(info.param)); });
+
+TEST_P(ReduceIntoTest, ScalesAddsAndCasts) {
+  const int size = std::get<0>(GetParam());
+  run_threads(size, on(std::get<1>(GetParam())), [&](CommunicatorPtr comm) {
+    for (const bool in_place : {true, false})  // memory the others can read, or not
+      for (const int64_t numel : {int64_t{1}, int64_t{64}, int64_t{1001}, int64_t{300'000}}) {
+        const at::Tensor values = filled(comm->rank(), 0, size * numel, at::kBFloat16);
+        at::Tensor full = in_place ? symmetric(*comm, size * numel, at::kBFloat16) : at::empty_like(values);
+        full.copy_(values);
+        const at::Tensor shard = at::full({numel}, 3.0f);
+        comm->reduce_scatter(full, {shard, 0.5, /*add=*/true}, "gradients")->wait();
+        const at::Tensor sum = testing::summed(size, comm->rank() * numel, numel, at::kFloat);
+        EXPECT_TRUE(at::equal(shard, 3 + sum / 2)) << numel;
+        at::Tensor whole = in_place ? symmetric(*comm, numel, at::kFloat) : at::empty({numel});
+        whole.copy_(filled(comm->rank(), 5, numel, at::kFloat));
+        comm->all_reduce(whole, "whole", 0.25)->wait();
+        EXPECT_TRUE(at::equal(whole, testing::summed(size, 5, numel, at::kFloat) / 4)) << numel;
+      }
+  });
+}
+
+// Ranks of different speeds share a few buffers: none may be written before everybody has read it.
+TEST(SharedMemoryGroup, BuffersAreFreeOnlyWhenEverybodyHasRead) {
+  constexpr int kSize = 3, kSlots = 3, kRounds = 400;
+  constexpr int64_t kNumel = 4096;
+  run_threads(kSize, on("shm"), [&](CommunicatorPtr comm) {
+    std::mt19937 random(static_cast<unsigned>(comm->rank()));
+    std::vector<at::Tensor> slots;
+    for (int slot = 0; slot < kSlots; ++slot) slots.push_back(symmetric(*comm, kSize * kNumel, at::kFloat));
+    std::vector<at::Tensor> results(kSlots, at::Tensor());
+    std::vector<WorkPtr> works(kSlots);
+    const auto check = [&](int round) {
+      const int slot = round % kSlots;
+      if (random() % 3 == 0) {
+        while (!works[slot]->test()) std::this_thread::yield();
+      }
+      works[slot]->wait();
+      ASSERT_TRUE(at::equal(results[slot], at::full({kNumel}, 3.0f * static_cast<float>(round) + 3))) << round;
+    };
+    for (int round = 0; round < kRounds; ++round) {
+      const int slot = round % kSlots;
+      if (works[slot]) check(round - kSlots);
+      slots[slot].fill_(static_cast<float>(round + comm->rank()));
+      results[slot] = at::empty({kNumel});
+      works[slot] = comm->reduce_scatter(slots[slot], {results[slot]}, "slot");
+      if (random() % 16 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 500));
+    }
+    for (int round = kRounds - kSlots; round < kRounds; ++round) check(round);
+  });
+}
+
+TEST(SharedMemoryGroup, MoreUnderWayThanItCanHoldWaits) {
+  run_threads(2, on("shm"), [&](CommunicatorPtr comm) {
+    std::vector<at::Tensor> buffers;
+    std::vector<WorkPtr> works;
+    for (int i = 0; i < 200; ++i) {
+      buffers.push_back(filled(comm->rank(), i, 8, at::kFloat));
+      works.push_back(comm->all_reduce(buffers.back(), str("buffer ", i)));
+    }
+    for (int i = 0; i < 200; ++i) {
+      works[i]->wait();
+      EXPECT_TRUE(at::equal(buffers[i], testing::summed(2, i, 8, at::kFloat))) << i;
+    }
+  });
+}
+
+TEST(SharedMemoryGroup, WhatIsSharedIsOneMemory) {
+  run_threads(3, on("shm"), [&](CommunicatorPtr comm) {
+    const at::Tensor full = comm->allocate_shared(3 * 1000 * 4, "unit").view(at::kFloat);
+    EXPECT_EQ(full.abs().max().item<float>(), 0) << "new memory is zeros";
+    comm->barrier("looked");
+    const at::Tensor mine = full.narrow(0, comm->rank() * 1000, 1000);
+    mine.fill_(comm->rank() + 1);
+    comm->all_gather(full, mine, "unit")->wait();
+    for (int r = 0; r < 3; ++r) EXPECT_TRUE(full.narrow(0, r * 1000, 1000).eq(r + 1).all().item<bool>()) << r;
+    comm->barrier("read");
+    if (comm->rank() == 1) full[7] = 42;
+    comm->broadcast(full, 1, "unit")->wait();
+    EXPECT_EQ(full[7].item<float>(), 42);
+  });
+}
+
+TEST(SharedMemoryGroup, OtherBackendsShareNothing) {
+  run_threads(2, on("gloo"), [&](CommunicatorPtr comm) {
+    EXPECT_FALSE(comm->allocate_shared(64, "unit").defined());
+    EXPECT_EQ(comm->allocate_symmetric(64, at::kCPU, "buffer").numel(), 64);
+  });
+}
+
+// ------------------------------------------------------------------------------------------------ memory
+
+TEST(SharedMemory, TooMuchIsOneLine) {
+  EXPECT_EQ(error_of([] { shm::SharedMemory::create(int64_t{1} << 60); }).find("no 1099511627776 MiB of shared memory: the machine"), 0u);
+  std::array<std::string, 2> errors;
+  run_threads(2, on("shm"), [&](CommunicatorPtr comm) {
+    errors[comm->rank()] = error_of([&] { comm->allocate_shared(int64_t{1} << 60, "unit 0"); });
+  });
+  for (const std::string& error : errors) {
+    EXPECT_NE(error.find("unit 0"), error.npos) << error;
+    EXPECT_NE(error.find("MiB of shared memory"), error.npos) << error;
+    EXPECT_EQ(error.find('\n'), error.npos);
+  }
+}
+
+TEST(SharedMemory, LimitsOfContainersCount) {
+  const std::filesystem::path root = std::filesystem::temp_directory_path() / str("tessera_limits_", getpid());
+  const auto write = [&](const std::string& name, const std::string& text) {
+    std::filesystem::create_directories((root / name).parent_path());
+    std::ofstream(root / name) << text;
+  };
+  write("proc/meminfo", "MemTotal: 9000 kB\nMemFree: 1 kB\nMemAvailable:    8000 kB\n");
+  EXPECT_EQ(shm::available_memory(root), 8000 * 1024);
+  write("proc/self/cgroup", "0::/a/b\n");
+  write("sys/fs/cgroup/a/b/memory.max", "max\n");
+  write("sys/fs/cgroup/a/b/memory.current", "100\n");
+  EXPECT_EQ(shm::available_memory(root), 8000 * 1024);
+  write("sys/fs/cgroup/a/memory.max", "5000\n");
+  write("sys/fs/cgroup/a/memory.current", "2000\n");
+  EXPECT_EQ(shm::available_memory(root), 3000) << "a group above";
+  write("proc/self/cgroup", "9:cpu,memory:/docker/c\n");
+  write("sys/fs/cgroup/memory/docker/c/memory.limit_in_bytes", "700\n");
+  write("sys/fs/cgroup/memory/docker/c/memory.usage_in_bytes", "800\n");
+  EXPECT_EQ(shm::available_memory(root), 0) << "cgroup v1";
+  std::filesystem::remove_all(root);
+}
+
+}  // namespace
+}  // namespace tessera::comm
