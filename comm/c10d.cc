@@ -121,6 +121,8 @@ at::Tensor C10dCommunicator::allocate_symmetric(int64_t bytes, at::Device device
   return memory.defined() ? memory : Communicator::allocate_symmetric(bytes, device, label);
 }
 
+at::Tensor C10dCommunicator::peer_view(const at::Tensor& mine, int rank) { return group_->transport().peer_view(mine, rank); }
+
 at::Tensor C10dCommunicator::allocate_shared(int64_t bytes, std::string_view label) {
   return group_->allocate({.op = "allocate_shared", .label = std::string(label), .dtype = "", .numel = bytes},
                           [&](Transport& transport) { return transport.allocate_shared(bytes); });

@@ -99,6 +99,8 @@ at::Tensor Communicator::allocate_symmetric(int64_t bytes, at::Device device, st
   return at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(device));
 }
 
+at::Tensor Communicator::peer_view(const at::Tensor&, int) { return {}; }
+
 at::Tensor Communicator::allocate_shared(int64_t, std::string_view) { return {}; }
 
 WorkPtr Communicator::broadcast(const at::Tensor& buffer, int root, std::string_view label) {

@@ -83,6 +83,9 @@ class Communicator {
   /// Collective. (bytes) uint8, for buffers that are often given to collectives: where ranks share memory, the others read
   /// them in place; elsewhere any memory. Not initialised. Throws CommError when there is no room.
   virtual at::Tensor allocate_symmetric(int64_t bytes, at::Device device, std::string_view label);
+  /// Local. The same part of rank `rank`'s buffer as `mine` is of this rank's, where `mine` lies in memory from
+  /// allocate_symmetric(): for reading. Undefined where ranks don't see each other's memory.
+  virtual at::Tensor peer_view(const at::Tensor& mine, int rank);
   /// Collective. (bytes) uint8 zeros: one memory, which all ranks have mapped and may read and write. An all-gather into it
   /// moves nothing. Undefined where ranks share no memory. Throws CommError when there is no room.
   virtual at::Tensor allocate_shared(int64_t bytes, std::string_view label);

@@ -110,6 +110,12 @@ class ShmTransport final : public Transport {
   at::Tensor allocate_symmetric(int64_t bytes) override { return allocate(bytes, /*common=*/false); }
   at::Tensor allocate_shared(int64_t bytes) override { return allocate(bytes, /*common=*/true); }
 
+  at::Tensor peer_view(const at::Tensor& mine, int rank) override {
+    const void* theirs = group_->peer_address(mine.data_ptr(), static_cast<int64_t>(mine.nbytes()), rank);
+    if (theirs == nullptr) return {};
+    return at::for_blob(const_cast<void*>(theirs), mine.sizes()).deleter([mine](void*) {}).options(mine.options()).make_tensor();
+  }
+
   void abort() override { group_->abort(); }
 
   std::unique_ptr<Transport> duplicate(const GroupStore&, FailureHook) override {

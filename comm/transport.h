@@ -39,6 +39,8 @@ class Transport {
   /// Collective. See Communicator; undefined: no such memory.
   virtual at::Tensor allocate_symmetric(int64_t) { return {}; }
   virtual at::Tensor allocate_shared(int64_t) { return {}; }
+  /// Local. See Communicator.
+  virtual at::Tensor peer_view(const at::Tensor&, int) { return {}; }
   virtual std::vector<C10dWork> broadcast(const at::Tensor& buffer, int root, uint32_t tag) = 0;
   virtual std::vector<C10dWork> barrier(uint32_t tag) = 0;
   /// Makes everything pending fail, here and, by closing the connections, on the other ranks. Never throws.

@@ -88,6 +88,8 @@ GradientReducer::GradientReducer(const Layout& layout, std::vector<at::Tensor> p
     }
   }
   if (through_slots()) make_slots();
+  const bool whole_in_place = !options_.sharding.optimizer && !through_slots();
+  reads_peers_ = whole_in_place && !order_.empty() && comm_->peer_view(units_[order_.front()].accumulator, 0).defined();
 }
 
 // Collective: all of them at once, because ranks come to their first use at different times.
@@ -111,6 +113,7 @@ void GradientReducer::begin_backward(bool first, bool boundary) {
   first_ = first;
   boundary_ = boundary;
   in_backward_ = true;
+  if (all_have_read_) std::exchange(all_have_read_, nullptr)->wait();
   if (impatient_passes_ > 0) --impatient_passes_;
   next_issue_ = next_complete_ = 0;
   std::fill(fired_.begin(), fired_.end(), 0);
@@ -256,7 +259,7 @@ void GradientReducer::issue(int unit) {
   const std::string label = layout_.describe(unit);
   const bool summed_locally = !options_.sharding.gradients && !options_.reduce_each_micro_step;
   const bool in_place = !through_slots();
-  works_[unit] = in_place && !options_.sharding.optimizer
+  works_[unit] = in_place && !options_.sharding.optimizer && !reads_peers_
                      ? comm_->all_reduce(flat, label, postscale_)
                      : comm_->reduce_scatter(flat, {shard(unit), postscale_, /*add=*/!first_ && !summed_locally}, label);
 }
@@ -367,6 +370,21 @@ at::Tensor GradientReducer::shard(int unit) const {
   if (options_.sharding.gradients) return accumulator;
   const Range mine = layout_.shard(unit, comm_->rank());
   return accumulator.narrow(0, mine.begin, mine.numel());
+}
+
+at::Tensor GradientReducer::reduced(int unit, Range range) const {
+  if (options_.sharding.gradients) {
+    return units_[unit].accumulator.narrow(0, range.begin - layout_.shard(unit, comm_->rank()).begin, range.numel());
+  }
+  const at::Tensor mine = units_[unit].accumulator.narrow(0, range.begin, range.numel());
+  const int owner = static_cast<int>(range.begin / layout_.shard_numel(unit));
+  return reads_peers_ && owner != comm_->rank() ? comm_->peer_view(mine, owner) : mine;
+}
+
+void GradientReducer::done_reading() {
+  if (!reads_peers_) return;
+  const at::Tensor token = at::zeros({1}, units_[order_.front()].accumulator.options());
+  all_have_read_ = comm_->all_reduce(token, "gradients have been read");
 }
 
 int64_t GradientReducer::accumulator_bytes() const {

@@ -70,10 +70,20 @@ class GradientReducer {
   /// (shard_numel) accumulate dtype: this rank's part of the reduced sum. Valid after a boundary's
   /// finish_backward, until the next begin_backward.
   at::Tensor shard(int unit) const;
-  /// What is accumulated here: (unit numel) at stages 0 and 1, (shard_numel) at 2 and 3.
+  /// What is accumulated here: (unit numel) at stages 0 and 1, (shard_numel) at 2 and 3. At stage 0 it is the whole sum after a
+  /// boundary, unless reads_peers().
   const at::Tensor& accumulator(int unit) const { return units_[unit].accumulator; }
   /// Whether a gradient came for the parameter on this rank since the accumulators started anew.
   const std::vector<bool>& used() const { return used_; }
+
+  /// [Note: sums are left where they are]
+  /// At stage 0 every rank needs the whole sum, to be read once, by the update. Where ranks see each other's memory each sums its
+  /// slice, and the others read it there: reduced() instead of an all-gather. done_reading() then says when all have read.
+  bool reads_peers() const { return reads_peers_; }
+  /// Local. The reduced sum of `range` (in the unit's elements, within one rank's shard); as shard() otherwise.
+  at::Tensor reduced(int unit, Range range) const;
+  /// Collective, does not wait. This rank has read what it wanted of reduced().
+  void done_reading();
 
   int64_t accumulator_bytes() const;
   int64_t slot_bytes() const;
@@ -125,6 +135,8 @@ class GradientReducer {
   comm::CommunicatorPtr comm_;
   ReducerOptions options_;
   double prescale_ = 1, postscale_ = 1;
+  bool reads_peers_ = false;
+  comm::WorkPtr all_have_read_;
 
   std::vector<UnitState> units_;
   std::vector<at::Tensor> slots_;     // each (largest unit) communicate dtype

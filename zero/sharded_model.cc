@@ -155,6 +155,7 @@ void ShardedModel::update(double grad_scale, const std::vector<bool>& used) {
   const Unheard our_own_operators;
   residency_->wait_all();
   optimizer_->step(*gradients_, grad_scale, used);
+  gradients_->done_reading();
   for (size_t parameter = 0; parameter < parameters_.size(); ++parameter)
     if (used[parameter]) torch::autograd::impl::bump_version(parameters_[parameter]);
   if (options_.sharding.optimizer) residency_->parameters_updated();
@@ -194,7 +195,8 @@ at::Tensor ShardedModel::full_gradient(const std::string& name) {
   const int parameter = find(name);
   const int unit = layout_->slot(parameter).unit;
   if (!layout_->units()[unit].trainable) throw Error(str("parameter ", name, " is frozen and has no gradient"));
-  if (!options_.sharding.optimizer) return gather_parameter(parameter, gradients_->accumulator(unit), true, "gradient");
+  if (!options_.sharding.optimizer && !gradients_->reads_peers())
+    return gather_parameter(parameter, gradients_->accumulator(unit), true, "gradient");
   return gather_parameter(parameter, gradients_->shard(unit), false, "gradient");
 }
 

@@ -101,7 +101,7 @@ GradientSummary ShardedOptimizer::summarize(const GradientReducer& gradients, bo
 }
 
 /// The parts of a unit this rank updates. Neighbours with one group and step count become one piece, padding
-/// between them included (zeros stay zeros under every optimizer); `by_parameter` keeps them apart and cuts at shards.
+/// between them included (zeros stay zeros under every optimizer); `by_parameter` keeps them apart. Cut at shards.
 std::vector<ShardedOptimizer::Piece> ShardedOptimizer::pieces(int unit, const std::vector<bool>& used,
                                                               bool by_parameter) const {
   std::vector<Piece> found;
@@ -110,10 +110,7 @@ std::vector<ShardedOptimizer::Piece> ShardedOptimizer::pieces(int unit, const st
     const Range range = intersect(layout_.slot(parameter).range(), region);
     if (range.numel() == 0 || !used[parameter]) continue;
     if (by_parameter) {
-      for (int rank = 0; rank < layout_.world_size(); ++rank) {
-        const Range part = intersect(range, layout_.shard(unit, rank));
-        if (part.numel() > 0) found.push_back({unit, parameter, part});
-      }
+      found.push_back({unit, parameter, range});
       continue;
     }
     const bool follows = !found.empty() && steps_[found.back().parameter] == steps_[parameter] &&
@@ -123,6 +120,20 @@ std::vector<ShardedOptimizer::Piece> ShardedOptimizer::pieces(int unit, const st
       found.back().range.end = range.end;
     } else {
       found.push_back({unit, parameter, range});
+    }
+  }
+  return cut_at_shards(found);
+}
+
+/// Gradients come from the rank that owns the shard, and so do norms. (Beyond stage 0 nothing is cut: the region is one shard.)
+std::vector<ShardedOptimizer::Piece> ShardedOptimizer::cut_at_shards(const std::vector<Piece>& pieces) const {
+  std::vector<Piece> found;
+  for (const Piece& piece : pieces) {
+    const int64_t shard_numel = layout_.shard_numel(piece.unit);
+    for (int64_t begin = piece.range.begin; begin < piece.range.end;) {
+      const int64_t end = std::min(piece.range.end, (begin / shard_numel + 1) * shard_numel);
+      found.push_back({piece.unit, piece.parameter, {begin, end}});
+      begin = end;
     }
   }
   return found;
@@ -142,7 +153,7 @@ kernels::Segment ShardedOptimizer::segment(const Piece& piece, const GradientRed
   };
   kernels::Segment segment;
   segment.master = cut(unit.master);
-  segment.grad = cut(sharding_.optimizer ? gradients.shard(piece.unit) : gradients.accumulator(piece.unit));
+  segment.grad = gradients.reduced(piece.unit, piece.range);
   for (const at::Tensor& state : unit.states) segment.state.push_back(cut(state));
   if (unit.value.data_ptr() != unit.master.data_ptr()) segment.param = cut(unit.value);
   return segment;

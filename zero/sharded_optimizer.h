@@ -78,6 +78,7 @@ class ShardedOptimizer {
   };
 
   std::vector<Piece> pieces(int unit, const std::vector<bool>& used, bool by_parameter) const;
+  std::vector<Piece> cut_at_shards(const std::vector<Piece>& pieces) const;
   bool no_parameter_between(int unit, int64_t begin, int64_t end) const;
   kernels::Segment segment(const Piece& piece, const GradientReducer& gradients) const;
   void step_lamb(const GradientReducer& gradients, double grad_scale, const std::vector<bool>& used);

@@ -101,6 +101,11 @@ std::optional<Group::Place> Group::find(const void* begin, int64_t bytes) const 
 
 const std::byte* Group::input(const Place& place, int rank) const { return regions_[place.region]->of(rank) + place.offset; }
 
+const void* Group::peer_address(const void* mine, int64_t bytes, int rank) const {
+  const auto place = find(mine, bytes);
+  return place && !place->common ? input(*place, rank) : nullptr;
+}
+
 // ------------------------------------------------------------------------------------------ issuing
 
 uint64_t Group::reduce_scatter(const void* full, Element element, int64_t numel, const Into& into, uint32_t tag) {

@@ -61,6 +61,9 @@ class Group {
   /// (`common`: the same bytes for all ranks).
   std::shared_ptr<Region> allocate(int64_t bytes, bool common);
 
+  /// Local. Where `rank` has what this rank has at `mine`; null when that is not in a region with memory for each.
+  const void* peer_address(const void* mine, int64_t bytes, int rank) const;
+
   // Collective. Each returns the number of the operation to wait for. Pointers must stay valid until finished(number).
 
   /// Slice rank() of the sum over ranks of `full`, (size() * numel), to `into`.

@@ -30,6 +30,7 @@ class ForwardingCommunicator : public comm::Communicator {
   at::Tensor allocate_symmetric(int64_t bytes, at::Device device, std::string_view label) override {
     return inner_->allocate_symmetric(bytes, device, label);
   }
+  at::Tensor peer_view(const at::Tensor& mine, int rank) override { return inner_->peer_view(mine, rank); }
   at::Tensor allocate_shared(int64_t bytes, std::string_view label) override { return inner_->allocate_shared(bytes, label); }
 
  protected:
