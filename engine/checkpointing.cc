@@ -75,6 +75,12 @@ void Engine::finish_checkpoint() {
   if (checkpoint_writer_) checkpoint_writer_->finish();
 }
 
+zero::StateBytes Engine::measured_bytes() const {
+  zero::StateBytes bytes = sharded_->measured_bytes();
+  if (checkpoint_writer_) bytes.snapshot = checkpoint_writer_->snapshot_bytes();
+  return bytes;
+}
+
 bool Engine::last_save_failed() { return checkpoint_writer_ && checkpoint_writer_->last_failed(); }
 
 void Engine::keep_checkpoints(const std::vector<std::string>& tags) { checkpoint_writer().spare(tags); }

@@ -129,6 +129,9 @@ class Engine {
   int world_size() const { return comm_->size(); }
   at::Device device() const { return options_.device; }
   const EngineConfig& config() const { return config_; }
+  /// Local. Bytes this rank holds for good: measured from its tensors, and what the formula says.
+  zero::StateBytes measured_bytes() const;
+  zero::StateBytes formula_bytes() const { return sharded_->formula_bytes(config_.checkpoint.async); }
   comm::Communicator& comm() { return *comm_; }
   zero::ShardedModel& sharded_model() { return *sharded_; }
 

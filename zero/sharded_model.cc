@@ -271,11 +271,12 @@ StateBytes ShardedModel::measured_bytes() const {
   return bytes;
 }
 
-StateBytes ShardedModel::formula_bytes() const {
+StateBytes ShardedModel::formula_bytes(bool async_checkpoints) const {
   return model_state_bytes(*layout_, {.sharding = options_.sharding,
                                       .accumulate_dtype = from_torch(options_.reducer.accumulate_dtype),
                                       .one_copy_a_host = any_shared(),
-                                      .num_states = static_cast<int>(optimizer_->state_names().size())});
+                                      .num_states = static_cast<int>(optimizer_->state_names().size()),
+                                      .async_checkpoints = async_checkpoints});
 }
 
 }  // namespace tessera::zero

@@ -106,8 +106,8 @@ class ShardedModel {
 
   /// Local. Bytes this rank holds, measured from the tensors.
   StateBytes measured_bytes() const;
-  /// Local. What the layout's arithmetic says it should hold.
-  StateBytes formula_bytes() const;
+  /// Local. What the layout's arithmetic says it should hold; `async_checkpoints`: with the copy they are written from.
+  StateBytes formula_bytes(bool async_checkpoints = false) const;
 
  private:
   void check_same_model_everywhere() const;

@@ -42,6 +42,26 @@ void expect_equal(const zero::StateBytes& found, const zero::StateBytes& expecte
   EXPECT_EQ(found.optimizer, expected.optimizer);
 }
 
+// Weights and moments in fp32, and frozen weights as they are: this rank's shards, at every stage alike.
+TEST(StateBytes, AsynchronousCheckpointsSetMemoryAside) {
+  for (int stage = 0; stage <= 3; ++stage) {
+    SCOPED_TRACE(stage);
+    on_ranks(2, [&](comm::CommunicatorPtr comm) {
+      Case c = small_units(2, stage);
+      c.optimizer = "AdamW";
+      c.config.bf16 = true;
+      c.config.checkpoint.async = true;
+      Odds model;
+      auto engine = initialize(model, engine_config(c), comm);
+      int64_t expected = 0;
+      for (const zero::Unit& unit : engine->sharded_model().layout().units()) expected += unit.numel / 2 * (unit.trainable ? 12 : 2);
+      EXPECT_EQ(engine->measured_bytes().snapshot, expected);
+      EXPECT_EQ(engine->formula_bytes(), engine->measured_bytes());
+      EXPECT_EQ(engine->measured_bytes().total() - engine->sharded_model().measured_bytes().total(), expected);
+    });
+  }
+}
+
 class StateBytesOf : public ::testing::TestWithParam<int> {};  // world
 
 TEST_P(StateBytesOf, EveryStagePrecisionAndOptimizer) {
