@@ -109,11 +109,13 @@ WorkPtr C10dCommunicator::Group::run(Call call, std::vector<at::Tensor> buffers,
 
 at::Tensor C10dCommunicator::Group::allocate(Call call, const Allocate& allocate) {
   check_alive();
+  const std::string label = call.label;
   const int64_t number = ledger_->record(std::move(call));
   try {
     return allocate(*transport_);
-  } catch (const std::exception& error) {
-    fail(number, words_of(error), {}, timeout_);
+  } catch (const CommError& error) {  // says all there is to say
+    ledger_->report_fault(fault_of(error.what()), number);
+    fail_with(str("memory for ", label, ": ", error.what()));
   }
 }
 
@@ -143,7 +145,9 @@ void C10dCommunicator::Group::wait_for_part(const Flight& flight, c10d::Work& pa
       return;
     } catch (const std::exception& error) {
       if (!blocks || part.isCompleted()) {
-        const std::exception_ptr failure = part.exception();  // `error` may just have said that it takes longer
+        // `error` may have said no more than that it takes longer, and by now it is done.
+        const std::exception_ptr failure = part.exception();
+        if (blocks && !failure) return;
         fail(flight.number, failure ? words_of(failure) : words_of(error), {}, timeout_);
       }
     }

@@ -2,7 +2,8 @@
 //
 // Every collective is in place on one flat, contiguous buffer of `size() * shard` elements, which is what
 // a unit is (zero/layout.h); so no implementation ever needs a second full-size buffer. Calls return at
-// once with a Work; the buffers must stay alive and untouched until wait() returns (on CUDA: until the
+// once with a Work (over shared memory, calls with a large buffer from elsewhere than allocate_symmetric() or
+// allocate_shared() wait for the other ranks); the buffers must stay alive and untouched until wait() returns (on CUDA: until the
 // current stream has passed the wait). All ranks must issue the same collectives in the same order, with
 // the same labels: a label is part of what ranks compare when they disagree.
 #pragma once
@@ -24,7 +25,7 @@ namespace tessera::comm {
 class Work {
  public:
   virtual ~Work() = default;
-  /// Local. True once the result is there (CPU), or the operation has left the device's queue (CUDA); true
+  /// Local. True once wait() would not block: the result is there after wait() (CPU), or the operation has left the device's queue (CUDA); true
   /// as well once it has failed, so that whoever polls goes on to wait(), which throws.
   virtual bool test() = 0;
   /// Local. Blocks until the result is there (CPU), or makes the current stream wait for it (CUDA).
@@ -81,7 +82,8 @@ class Communicator {
   void barrier(std::string_view label);
 
   /// Collective. (bytes) uint8, for buffers that are often given to collectives: where ranks share memory, the others read
-  /// them in place; elsewhere any memory. Not initialised. Throws CommError when there is no room.
+  /// them in place, and it lasts as long as this group does; elsewhere any memory. Not initialised. Throws CommError when there is no
+  /// room.
   virtual at::Tensor allocate_symmetric(int64_t bytes, at::Device device, std::string_view label);
   /// Local. The same part of rank `rank`'s buffer as `mine` is of this rank's, where `mine` lies in memory from
   /// allocate_symmetric(): for reading. Undefined where ranks don't see each other's memory.

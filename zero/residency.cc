@@ -297,6 +297,8 @@ void Residency::parameters_updated(bool frozen_too) {
   if (train.trace)
     for (const Touch& touch : *train.trace) add(touch.unit);
   for (int unit = 0; unit < layout_.num_units(); ++unit) add(unit);
+  for (int unit : order)
+    if (shared(unit) && states_[unit].pins > 0) throw Error(str("step() while a GatheredParameters holds ", layout_.describe(unit)));
   for (int unit : order) issue_gather(unit);
 }
 

@@ -7,6 +7,8 @@
 #include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/jit/passes/tensorexpr_fuser.h>
 
+#include <exception>
+
 #include "core/error.h"
 #include "zero/torch_dtype.h"
 
@@ -46,7 +48,16 @@ ShardedModel::ShardedModel(const ModelView& model, comm::CommunicatorPtr comm, c
   if (options_.sharding.optimizer) listener_.emplace(options_.track_casts);
 }
 
-ShardedModel::~ShardedModel() = default;
+// The model may be read once its engine is gone, and then nobody waits for the last updates any more: those of other ranks, where
+// memory is shared.
+ShardedModel::~ShardedModel() {
+  if (!any_shared() || !residency_ || std::uncaught_exceptions() > 0) return;
+  try {
+    residency_->wait_all();
+  } catch (const std::exception&) {
+    // Whoever else failed says so itself.
+  }
+}
 
 void ShardedModel::check_same_model_everywhere() const {
   int64_t numel = 0;

@@ -6,7 +6,8 @@
 // stage 3) are one memory for all ranks: each rank updates its shard of it, and reads all of it in place. Nothing is ever
 // gathered or released; what is left of a gather is to wait until everybody has updated. Nobody updates before everybody's
 // backward has ended, because the gradients' norm, which comes first, takes all ranks. So stages 1 and 2 hold no more
-// parameters a rank than stage 3 does, and measured_bytes() counts this rank's shard.
+// parameters a rank than stage 3 does, and measured_bytes() counts this rank's shard. The model still reads that memory when its
+// engine is gone; then nothing keeps a rank from writing into what is everybody's.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -33,14 +33,28 @@ int64_t machine(const fs::path& root) {
   return kUnlimited;
 }
 
+/// Of what a group uses, the cache of files, which the kernel gives up when memory is wanted. (Not shared memory: that is neither.)
+int64_t cache_in(const fs::path& stat_file, const std::string& prefix) {
+  std::ifstream in(stat_file);
+  int64_t cache = 0, bytes = 0;
+  for (std::string name; in >> name >> bytes;)
+    if (name == prefix + "inactive_file" || name == prefix + "active_file") cache += bytes;
+  return cache;
+}
+
+struct Names {
+  const char *limit, *used, *cache_prefix;
+};
+
 /// What is left in `group` below `base` and in all above it.
-int64_t left_in(const fs::path& base, fs::path group, const char* limit_name, const char* used_name) {
+int64_t left_in(const fs::path& base, fs::path group, const Names& names) {
   int64_t left = kUnlimited;
   group = group.relative_path();
   while (true) {
-    const auto limit = number_in(base / group / limit_name);
-    const auto used = number_in(base / group / used_name);
-    if (limit && used) left = std::min(left, std::max<int64_t>(0, *limit - *used));
+    const auto limit = number_in(base / group / names.limit);
+    const auto used = number_in(base / group / names.used);
+    if (limit && used)
+      left = std::min(left, std::max<int64_t>(0, *limit - *used + cache_in(base / group / "memory.stat", names.cache_prefix)));
     if (group.empty()) return left;
     group = group.parent_path();
   }
@@ -58,9 +72,9 @@ int64_t available_memory(const fs::path& root) {
     const std::string controllers = line.substr(first + 1, second - first - 1);
     const fs::path group = line.substr(second + 1);
     if (controllers.empty())
-      available = std::min(available, left_in(root / "sys/fs/cgroup", group, "memory.max", "memory.current"));
+      available = std::min(available, left_in(root / "sys/fs/cgroup", group, {"memory.max", "memory.current", ""}));
     else if (controllers.find("memory") != controllers.npos)
-      available = std::min(available, left_in(root / "sys/fs/cgroup/memory", group, "memory.limit_in_bytes", "memory.usage_in_bytes"));
+      available = std::min(available, left_in(root / "sys/fs/cgroup/memory", group, {"memory.limit_in_bytes", "memory.usage_in_bytes", "total_"}));
   }
   return available;
 }

@@ -1,10 +1,10 @@
 #include "comm/shm/group.h"
 
-#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <thread>
 
 #include "comm/explain.h"
@@ -30,32 +30,34 @@ int64_t whole_pages(int64_t bytes) {
   return (bytes + page - 1) / page * page;
 }
 
-/// Collective. Rank 0 makes it, the others receive it.
-SharedMemory share(Peers& peers, int64_t bytes, milliseconds timeout) {
-  constexpr int64_t kFailed = -1;
+/// Collective. Rank 0 makes it, the others receive it. `watch` throws when there is no use in waiting any longer.
+SharedMemory share(Peers& peers, int64_t bytes, milliseconds timeout, const std::function<void()>& watch) {
   if (peers.rank() == 0) {
     SharedMemory memory;
     try {
       memory = SharedMemory::create(bytes);
     } catch (const CommError&) {
-      const int nothing = open("/dev/null", O_RDONLY | O_CLOEXEC);
-      for (int other = 1; other < peers.size(); ++other) peers.send(other, nothing, kFailed);
-      close(nothing);
+      for (int other = 1; other < peers.size(); ++other) peers.send(other, -1, bytes, timeout);
       throw;
     }
-    for (int other = 1; other < peers.size(); ++other) peers.send(other, memory.fd(), bytes);
+    for (int other = 1; other < peers.size(); ++other) peers.send(other, memory.fd(), bytes, timeout);
     memory.close_fd();
     return memory;
   }
-  const Peers::Received received = peers.receive(0, timeout);
+  const Peers::Received received = peers.receive(0, timeout, watch);
   if (received.number != bytes) {
-    close(received.fd);
-    if (received.number == kFailed) throw CommError(str("rank 0 found no ", (bytes + (1 << 20) - 1) >> 20, " MiB of shared memory"));
+    if (received.fd >= 0) close(received.fd);
     throw CommError(str("rank ", peers.rank(), " expects ", bytes, " bytes of shared memory, rank 0 made ", received.number));
   }
-  SharedMemory memory = SharedMemory::adopt(received.fd, bytes);
-  memory.close_fd();
-  return memory;
+  if (received.fd < 0) throw CommError(str("rank 0 found no ", (bytes + (1 << 20) - 1) >> 20, " MiB of shared memory"));
+  try {
+    SharedMemory memory = SharedMemory::adopt(received.fd, bytes);
+    memory.close_fd();
+    return memory;
+  } catch (const CommError&) {
+    peers.break_off();  // rank 0 believes that this rank has it
+    throw;
+  }
 }
 
 Into at_offset(const Into& into, int64_t numel) {
@@ -71,7 +73,7 @@ void copy(void* to, const void* from, int64_t bytes) {
 }  // namespace
 
 Group::Group(std::shared_ptr<Peers> peers, milliseconds timeout) : peers_(std::move(peers)), timeout_(timeout) {
-  board_memory_ = share(*peers_, whole_pages(Board::bytes(size())), timeout_);
+  board_memory_ = share(*peers_, whole_pages(Board::bytes(size())), timeout_, [] {});
   board_.emplace(board_memory_.data(), rank(), size());
   allocate(2 * kHalfMailbox, /*common=*/false);
 }
@@ -80,9 +82,11 @@ Group::~Group() = default;
 
 std::shared_ptr<Group::Region> Group::allocate(int64_t bytes, bool common) {
   check_alive();
+  const int64_t pages = whole_pages(std::max<int64_t>(bytes, 1));
   auto region = std::make_shared<Region>();
-  region->stride = common ? 0 : whole_pages(bytes);
-  region->memory = share(*peers_, common ? whole_pages(bytes) : size() * region->stride, timeout_);
+  region->common = common;
+  region->stride = common ? 0 : pages;
+  region->memory = share(*peers_, common ? pages : size() * pages, timeout_, [this] { check_alive(); });
   regions_.push_back(region);
   return region;
 }
@@ -91,7 +95,7 @@ std::optional<Group::Place> Group::find(const void* begin, int64_t bytes) const 
   const auto* first = static_cast<const std::byte*>(begin);
   for (size_t i = 0; i < regions_.size(); ++i) {
     const Region& region = *regions_[i];
-    const bool common = region.stride == 0;
+    const bool common = region.common;
     const std::byte* base = region.of(rank());
     if (first >= base && first + bytes <= base + (common ? region.memory.bytes() : region.stride))
       return Place{static_cast<int>(i), first - base, common};
@@ -224,6 +228,8 @@ bool Group::all_posted(uint64_t number) const {
 }
 
 bool Group::move_on() {
+  // After a failure the callers' buffers may be gone.
+  if (board_->has_left(rank())) throw CommError(str("rank ", rank(), " has left the group"));
   bool moved = false;
   while (served_ < posted_ && serve(served_ + 1)) {
     board_->set(Counter::kServed, ++served_);
@@ -341,7 +347,7 @@ bool Group::await(const Arrived& arrived, milliseconds limit) {
     board_->sleep(seen, std::min<std::chrono::microseconds>(kNap, std::chrono::ceil<std::chrono::microseconds>(deadline - now)));
     if (steady_clock::now() < now + kNap) continue;
     const auto gone = peers_->gone();
-    if (gone && !arrived()) throw CommError(str("rank ", *gone, " is gone: its process has ended"));
+    if (gone && !arrived()) throw CommError(str("rank ", *gone, " is gone: its socket is closed"));
   }
 }
 

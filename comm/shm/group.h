@@ -51,10 +51,11 @@ class Group {
   int size() const { return peers_->size(); }
   const std::shared_ptr<Peers>& peers() const { return peers_; }
 
-  /// Memory that every rank has mapped: `stride` bytes for each (0: the same for all).
+  /// Memory that every rank has mapped: `stride` bytes for each (0, common: the same for all).
   struct Region {
     SharedMemory memory;
     int64_t stride = 0;
+    bool common = false;
     std::byte* of(int rank) const { return memory.data() + rank * stride; }
   };
   /// Collective, in one order over this group and all it was duplicated from. `bytes` a rank, zeros, from a page boundary on

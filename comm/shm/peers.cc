@@ -6,9 +6,12 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
+#include <thread>
+#include <utility>
 
 #include "comm/explain.h"
 #include "core/error.h"
@@ -77,19 +80,31 @@ bool await_readable(int fd, steady_clock::time_point deadline) {
 }
 
 struct Greeting {
-  char word[32];
+  char secret[32];
   int32_t rank;
 };
+
+/// What travels: a number, and whether a descriptor travels with it.
+struct Message {
+  int64_t number;
+  int64_t has_fd;
+};
+
+/// A stranger that connects and says nothing must not hold up the others.
+constexpr milliseconds kGreetingTime{1000};
+constexpr milliseconds kSlice{20};
 
 }  // namespace
 
 Peers::Peers(const GroupStore& store, int rank, int size, milliseconds timeout) : rank_(rank), sockets_(size, -1) {
   const auto deadline = steady_clock::now() + timeout;
   const Socket listener = new_socket();
-  const std::string mine = random_word();
+  const std::string mine = random_word();    // the name, which everybody on this host can see
+  const std::string secret = random_word();  // is known to who has the store
   const auto [address, length] = address_of(mine);
   if (bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0) throw failed("bind");
   if (listen(listener.get(), size) != 0) throw failed("listen");
+  store.set(str("secret/", rank), secret);
   store.set(str("socket/", rank), mine);
   const std::vector<int> missing = store.await_ranks("socket/", size, timeout, [] {});
   if (!missing.empty()) throw CommError(str(name_ranks(missing), " did not set up shared memory within ", name_duration(timeout)));
@@ -102,19 +117,25 @@ Peers::Peers(const GroupStore& store, int rank, int size, milliseconds timeout) 
       if (connect(out.get(), reinterpret_cast<const sockaddr*>(&theirs), theirs_length) != 0)
         throw CommError(str("rank ", rank, " cannot reach rank ", lower, " over a Unix socket: ", std::strerror(errno)));
       Greeting greeting{};
-      std::memcpy(greeting.word, word.data(), sizeof greeting.word);
+      const std::string theirs_secret = store.get(str("secret/", lower));
+      std::memcpy(greeting.secret, theirs_secret.data(), sizeof greeting.secret);
       greeting.rank = rank;
       if (::send(out.get(), &greeting, sizeof greeting, MSG_NOSIGNAL) != sizeof greeting) throw failed("send");
       sockets_[lower] = out.take();
     }
     for (int num_expected = size - 1 - rank; num_expected > 0;) {
-      if (!await_readable(listener.get(), deadline))
-        throw CommError(str("a rank above ", rank, " did not connect over a Unix socket within ", name_duration(timeout)));
+      if (!await_readable(listener.get(), deadline)) {
+        std::vector<int> absent;
+        for (int higher = rank + 1; higher < size; ++higher)
+          if (sockets_[higher] < 0) absent.push_back(higher);
+        throw CommError(str(name_ranks(absent), " did not connect to rank ", rank, " over a Unix socket within ", name_duration(timeout)));
+      }
       Socket in(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
       if (in.get() < 0) throw failed("accept");
       Greeting greeting{};
-      if (!await_readable(in.get(), deadline) || recv(in.get(), &greeting, sizeof greeting, 0) != sizeof greeting) continue;
-      const bool known = std::memcmp(greeting.word, mine.data(), sizeof greeting.word) == 0;
+      if (!await_readable(in.get(), std::min(deadline, steady_clock::now() + kGreetingTime))) continue;
+      if (recv(in.get(), &greeting, sizeof greeting, 0) != sizeof greeting) continue;
+      const bool known = std::memcmp(greeting.secret, secret.data(), sizeof greeting.secret) == 0;
       if (!known || greeting.rank <= rank || greeting.rank >= size || sockets_[greeting.rank] >= 0) continue;  // a stranger
       sockets_[greeting.rank] = in.take();
       --num_expected;
@@ -131,34 +152,49 @@ Peers::~Peers() {
     if (fd >= 0) close(fd);
 }
 
-void Peers::send(int to, int fd, int64_t number) {
-  iovec data{&number, sizeof number};
+void Peers::send(int to, int fd, int64_t number, milliseconds timeout) {
+  Message data{number, fd >= 0};
+  iovec part{&data, sizeof data};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
   msghdr message{};
-  message.msg_iov = &data;
+  message.msg_iov = &part;
   message.msg_iovlen = 1;
-  message.msg_control = control;
-  message.msg_controllen = sizeof control;
-  cmsghdr* header = CMSG_FIRSTHDR(&message);
-  header->cmsg_level = SOL_SOCKET;
-  header->cmsg_type = SCM_RIGHTS;
-  header->cmsg_len = CMSG_LEN(sizeof(int));
-  std::memcpy(CMSG_DATA(header), &fd, sizeof fd);
-  ssize_t sent = 0;
-  do {
-    sent = sendmsg(sockets_[to], &message, MSG_NOSIGNAL);
-  } while (sent < 0 && errno == EINTR);
-  if (sent != sizeof number) throw CommError(str("rank ", to, " is gone: its Unix socket is closed"));
+  if (fd >= 0) {
+    message.msg_control = control;
+    message.msg_controllen = sizeof control;
+    cmsghdr* header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(sizeof(int));
+    std::memcpy(CMSG_DATA(header), &fd, sizeof fd);
+  }
+  const auto deadline = steady_clock::now() + timeout;
+  while (sendmsg(sockets_[to], &message, MSG_NOSIGNAL | MSG_DONTWAIT) != sizeof data) {
+    const int error = errno;
+    if (error == EPIPE || error == ECONNRESET) throw CommError(str("rank ", to, " is gone: its socket is closed"));
+    // A queue that is full, or too many descriptors under way: the receiver is behind.
+    if (error != EINTR && error != EAGAIN && error != ETOOMANYREFS && error != ENOBUFS)
+      throw CommError(str("shared memory cannot be handed to rank ", to, ": ", std::strerror(error)));
+    if (steady_clock::now() > deadline) throw CommError(str("timed out after ", name_duration(timeout), ": rank ", to, " takes no shared memory"));
+    pollfd poll_fd{sockets_[to], POLLOUT, 0};
+    poll(&poll_fd, 1, static_cast<int>(kSlice.count()));
+    if (error == ETOOMANYREFS) std::this_thread::sleep_for(kSlice);
+  }
 }
 
-Peers::Received Peers::receive(int from, milliseconds timeout) {
-  if (!await_readable(sockets_[from], steady_clock::now() + timeout))
-    throw CommError(str("rank ", from, " sent no shared memory within ", name_duration(timeout)));
-  Received received{-1, 0};
-  iovec data{&received.number, sizeof received.number};
+Peers::Received Peers::receive(int from, milliseconds timeout, const std::function<void()>& watch) {
+  const auto deadline = steady_clock::now() + timeout;
+  while (!await_readable(sockets_[from], steady_clock::now() + kSlice)) {
+    watch();
+    if (const auto left = gone()) throw CommError(str("rank ", *left, " is gone: its socket is closed"));
+    if (steady_clock::now() > deadline)
+      throw CommError(str("timed out after ", name_duration(timeout), ": rank ", from, " has sent no shared memory"));
+  }
+  Message data{};
+  iovec part{&data, sizeof data};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
   msghdr message{};
-  message.msg_iov = &data;
+  message.msg_iov = &part;
   message.msg_iovlen = 1;
   message.msg_control = control;
   message.msg_controllen = sizeof control;
@@ -166,11 +202,20 @@ Peers::Received Peers::receive(int from, milliseconds timeout) {
   do {
     got = recvmsg(sockets_[from], &message, MSG_CMSG_CLOEXEC);
   } while (got < 0 && errno == EINTR);
-  if (got != sizeof received.number) throw CommError(str("rank ", from, " is gone: its Unix socket is closed"));
+  if (got != sizeof data) throw CommError(str("rank ", from, " is gone: its socket is closed"));
+  Received received{-1, data.number};
   for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr; header = CMSG_NXTHDR(&message, header))
     if (header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS) std::memcpy(&received.fd, CMSG_DATA(header), sizeof(int));
-  if (received.fd < 0) throw CommError(str("rank ", from, "'s shared memory did not arrive: too many open files (ulimit -n)"));
+  if (received.fd < 0 && data.has_fd != 0) {
+    break_off();
+    throw CommError(str("rank ", from, "'s shared memory did not arrive: too many open files (ulimit -n)"));
+  }
   return received;
+}
+
+void Peers::break_off() {
+  for (int fd : sockets_)
+    if (fd >= 0) shutdown(fd, SHUT_RDWR);
 }
 
 std::optional<int> Peers::gone() const {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -15,7 +16,7 @@ namespace tessera::comm::shm {
 class Peers {
  public:
   /// Collective. The ranks meet under `store`. Sockets are abstract ones, without a file: every user of this network
-  /// namespace can connect, so a word from the store is asked for first. Throws CommError naming the rank.
+  /// namespace sees them and can connect, so a secret from the store is asked for first. Throws CommError naming the ranks.
   Peers(const GroupStore& store, int rank, int size, std::chrono::milliseconds timeout);
   ~Peers();
   Peers(const Peers&) = delete;
@@ -24,13 +25,16 @@ class Peers {
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(sockets_.size()); }
 
-  /// Local; the receiver calls receive(). A descriptor and a number. Throws CommError.
-  void send(int to, int fd, int64_t number);
+  /// Local; the receiver calls receive(). A number, and a descriptor unless `fd` is -1. Throws CommError.
+  void send(int to, int fd, int64_t number, std::chrono::milliseconds timeout);
   struct Received {
-    int fd;
+    int fd;  ///< the caller's from here on; -1: none was sent
     int64_t number;
   };
-  Received receive(int from, std::chrono::milliseconds timeout);
+  /// `watch` is called every few milliseconds and may throw.
+  Received receive(int from, std::chrono::milliseconds timeout, const std::function<void()>& watch);
+  /// Local. For when ranks are out of step: to all of them this rank is gone.
+  void break_off();
 
   /// Local, a system call. A rank whose process has closed its end.
   std::optional<int> gone() const;

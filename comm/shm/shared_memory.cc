@@ -19,7 +19,7 @@ namespace {
 int64_t mebibytes(int64_t bytes) { return (bytes + (1 << 20) - 1) >> 20; }
 
 CommError no_memory(int64_t bytes, const std::string& why) {
-  return CommError(str("no ", mebibytes(bytes), " MiB of shared memory: ", why));
+  return CommError(str("no ", mebibytes(bytes), " MiB of shared memory: ", why, "; backend \"gloo\" does without"));
 }
 
 CommError no_memory(int64_t bytes, const char* step, int error) { return no_memory(bytes, str(step, ": ", std::strerror(error))); }

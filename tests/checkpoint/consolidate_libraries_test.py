@@ -17,6 +17,7 @@ import safetensors.torch
 import torch
 
 TOOL = os.environ["CONSOLIDATE_TOOL"]
+SANITIZED = b"__asan_init" in Path(TOOL).read_bytes()  # then red zones and shadow count as the program's memory
 OUTPUTS = {"safetensors": "model.safetensors", "pt": "pytorch_model.bin", "h5": "model.h5"}
 
 
@@ -106,7 +107,8 @@ class ConsolidateTest(unittest.TestCase):
                 self.assertGreater(report["bytes"], count * 4_000_000 - 1)
                 peaks.append(report["peak_kib"])
                 out.unlink()
-            self.assertLess(max(peaks), 64 << 10, format_name)
+            if not SANITIZED:
+                self.assertLess(max(peaks), 64 << 10, format_name)
             self.assertLess(peaks[1] - peaks[0], 4 << 10, format_name)
 
 

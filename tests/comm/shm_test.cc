@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -182,6 +183,32 @@ TEST(SharedMemoryGroup, OtherBackendsShareNothing) {
   });
 }
 
+TEST(SharedMemoryGroup, NothingIsMemoryToo) {
+  run_threads(2, on("shm"), [&](CommunicatorPtr comm) {
+    EXPECT_EQ(comm->allocate_shared(0, "an empty unit").numel(), 0);
+    EXPECT_EQ(comm->allocate_symmetric(0, at::kCPU, "buffer").numel(), 0);
+  });
+}
+
+// A failure here must not be blamed on the network, and what was under way must not write any more.
+TEST(SharedMemoryGroup, AfterAFailureNothingIsWritten) {
+  std::atomic<bool> issued = false;
+  run_threads(2, on("shm"), [&](CommunicatorPtr comm) {
+    if (comm->rank() == 1) {
+      while (!issued) std::this_thread::yield();
+      EXPECT_NE(error_of([&] { comm->barrier("something else"); }), "");
+      return;
+    }
+    const at::Tensor buffer = at::ones({8});
+    const WorkPtr work = comm->all_reduce(buffer, "sum");
+    issued = true;
+    EXPECT_NE(error_of([&] { work->wait(); }), "");
+    EXPECT_TRUE(work->test()) << "it will never be more finished than this";
+    EXPECT_NE(error_of([&] { work->wait(); }), "");
+    EXPECT_TRUE(buffer.eq(1).all().item<bool>());
+  });
+}
+
 // ------------------------------------------------------------------------------------------------ memory
 
 TEST(SharedMemory, TooMuchIsOneLine) {
@@ -212,10 +239,14 @@ TEST(SharedMemory, LimitsOfContainersCount) {
   write("sys/fs/cgroup/a/memory.max", "5000\n");
   write("sys/fs/cgroup/a/memory.current", "2000\n");
   EXPECT_EQ(shm::available_memory(root), 3000) << "a group above";
+  write("sys/fs/cgroup/a/memory.stat", "anon 100\nfile 1900\nshmem 400\ninactive_file 1000\nactive_file 500\n");
+  EXPECT_EQ(shm::available_memory(root), 4500) << "the cache of files is given up when memory is wanted";
   write("proc/self/cgroup", "9:cpu,memory:/docker/c\n");
   write("sys/fs/cgroup/memory/docker/c/memory.limit_in_bytes", "700\n");
   write("sys/fs/cgroup/memory/docker/c/memory.usage_in_bytes", "800\n");
   EXPECT_EQ(shm::available_memory(root), 0) << "cgroup v1";
+  write("sys/fs/cgroup/memory/docker/c/memory.stat", "inactive_file 1\ntotal_inactive_file 150\ntotal_active_file 50\n");
+  EXPECT_EQ(shm::available_memory(root), 100);
   std::filesystem::remove_all(root);
 }
 
