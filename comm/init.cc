@@ -4,6 +4,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include <algorithm>
+#include <csignal>
 #include <cstdlib>
 #include <exception>
 #include <mutex>
@@ -28,17 +29,20 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// [Note: libtorch's settings] Two of libtorch's process-wide settings are changed unless the user has set
-// them:
+// [Note: libtorch's settings] Three process-wide settings are changed unless the user has set them:
 //  - c10d logs every retry of a connection on stderr; only errors remain (TORCH_CPP_LOG_LEVEL).
 //  - Its flight recorder notes down each collective, in a map that groups on several threads write to without
 //  a
 //    lock, and for an all-gather allocates a full-size buffer only to note its shape; it is turned off
 //    (TORCH_FR_BUFFER_SIZE). Ledger keeps what we need.
-// Both must happen before the first process group, and while no other thread reads the environment.
+//  - Gloo and the store's client write to connections whose other end may be gone, and count on what Python does for its
+//    programs: SIGPIPE is ignored, so that the write fails with an error instead of ending the process.
+// All must happen before the first process group, and while no other thread reads the environment.
 void prepare_libtorch() {
   if (std::getenv("TORCH_CPP_LOG_LEVEL") == nullptr) FLAGS_caffe2_log_level = c10::GLOG_ERROR;
   setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/0);
+  struct sigaction pipe {};
+  if (sigaction(SIGPIPE, nullptr, &pipe) == 0 && pipe.sa_handler == SIG_DFL) signal(SIGPIPE, SIG_IGN);
 }
 
 /// Throws CommError for a word that is none, or that cannot move such tensors.
