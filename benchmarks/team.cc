@@ -15,7 +15,6 @@
 namespace tessera::benchmarks {
 namespace {
 
-using launcher::FileDescriptor;
 
 struct Pipe {
   FileDescriptor read, write;

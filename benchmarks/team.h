@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "benchmarks/trainee.h"
-#include "launcher/file_descriptor.h"
+#include "core/file_descriptor.h"
 #include "launcher/port.h"
 #include "launcher/process.h"
 
@@ -33,8 +33,8 @@ class Team {
  private:
   struct Rank {
     launcher::Process process;
-    launcher::FileDescriptor to;
-    launcher::FileDescriptor from;
+    FileDescriptor to;
+    FileDescriptor from;
     std::string read;  ///< received and not yet used
   };
 

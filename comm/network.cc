@@ -12,28 +12,13 @@
 #include <fstream>
 #include <memory>
 #include <thread>
-#include <utility>
 
 #include "core/error.h"
+#include "core/file_descriptor.h"
 #include "core/str.h"
 
 namespace tessera::comm {
 namespace {
-
-class Socket {
- public:
-  explicit Socket(int fd) : fd_(fd) {}
-  ~Socket() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  Socket(const Socket&) = delete;
-  Socket& operator=(const Socket&) = delete;
-  int fd() const { return fd_; }
-  int release() { return std::exchange(fd_, -1); }
-
- private:
-  int fd_;
-};
 
 using Addresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
 
@@ -61,20 +46,20 @@ Addresses resolve(const std::string& host, int port, int socket_type, const char
 }
 
 int bind_and_listen(int family, const sockaddr* address, socklen_t length) {
-  Socket socket(::socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  if (socket.fd() < 0) return -1;
+  FileDescriptor socket(::socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (!socket) return -1;
   const int on = 1;
   const int off = 0;
-  setsockopt(socket.fd(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-  if (family == AF_INET6) setsockopt(socket.fd(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
-  if (::bind(socket.fd(), address, length) != 0 || ::listen(socket.fd(), 1024) != 0) return -1;
+  setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  if (family == AF_INET6) setsockopt(socket.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
+  if (::bind(socket.get(), address, length) != 0 || ::listen(socket.get(), 1024) != 0) return -1;
   return socket.release();
 }
 
 /// True when the connection was made; the error is left in errno otherwise.
 bool try_connect(const addrinfo& address) {
-  Socket socket(::socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  return socket.fd() >= 0 && ::connect(socket.fd(), address.ai_addr, address.ai_addrlen) == 0;
+  FileDescriptor socket(::socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  return socket && ::connect(socket.get(), address.ai_addr, address.ai_addrlen) == 0;
 }
 
 }  // namespace
@@ -142,11 +127,11 @@ std::string address_towards(const std::string& host, int port) {
   const Addresses addresses = resolve(host, port, SOCK_DGRAM, "MASTER_ADDR");
   for (const addrinfo* address = addresses.get(); address != nullptr; address = address->ai_next) {
     // Connecting a datagram socket sends nothing; it only looks up the route.
-    Socket socket(::socket(address->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+    FileDescriptor socket(::socket(address->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
     sockaddr_storage local{};
     socklen_t length = sizeof local;
-    if (socket.fd() < 0 || ::connect(socket.fd(), address->ai_addr, address->ai_addrlen) != 0 ||
-        getsockname(socket.fd(), reinterpret_cast<sockaddr*>(&local), &length) != 0) {
+    if (!socket || ::connect(socket.get(), address->ai_addr, address->ai_addrlen) != 0 ||
+        getsockname(socket.get(), reinterpret_cast<sockaddr*>(&local), &length) != 0) {
       continue;
     }
     char text[NI_MAXHOST] = {};

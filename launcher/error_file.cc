@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "core/str.h"
-#include "launcher/file_descriptor.h"
+#include "core/file_descriptor.h"
 
 namespace tessera::launcher {
 namespace {

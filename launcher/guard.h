@@ -3,7 +3,7 @@
 
 #include <sys/types.h>
 
-#include "launcher/file_descriptor.h"
+#include "core/file_descriptor.h"
 
 namespace tessera::launcher {
 

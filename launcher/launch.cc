@@ -19,7 +19,7 @@
 #include "core/str.h"
 #include "launcher/environment.h"
 #include "launcher/failure.h"
-#include "launcher/file_descriptor.h"
+#include "core/file_descriptor.h"
 #include "launcher/guard.h"
 #include "launcher/host.h"
 #include "launcher/port.h"

@@ -1,7 +1,7 @@
 // PortReservation: the port of the ranks' rendezvous (MASTER_PORT), held while they run.
 #pragma once
 
-#include "launcher/file_descriptor.h"
+#include "core/file_descriptor.h"
 
 namespace tessera::launcher {
 

@@ -11,7 +11,7 @@
 
 #include "core/error.h"
 #include "core/str.h"
-#include "launcher/file_descriptor.h"
+#include "core/file_descriptor.h"
 
 namespace tessera::launcher {
 namespace {

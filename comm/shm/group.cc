@@ -44,14 +44,12 @@ SharedMemory share(Peers& peers, int64_t bytes, milliseconds timeout, const std:
     memory.close_fd();
     return memory;
   }
-  const Peers::Received received = peers.receive(0, timeout, watch);
-  if (received.number != bytes) {
-    if (received.fd >= 0) close(received.fd);
+  Peers::Received received = peers.receive(0, timeout, watch);
+  if (received.number != bytes)
     throw CommError(str("rank ", peers.rank(), " expects ", bytes, " bytes of shared memory, rank 0 made ", received.number));
-  }
-  if (received.fd < 0) throw CommError(str("rank 0 found no ", (bytes + (1 << 20) - 1) >> 20, " MiB of shared memory"));
+  if (!received.fd) throw CommError(str("rank 0 found no ", mebibytes(bytes), " MiB of shared memory"));
   try {
-    SharedMemory memory = SharedMemory::adopt(received.fd, bytes);
+    SharedMemory memory = SharedMemory::adopt(std::move(received.fd), bytes);
     memory.close_fd();
     return memory;
   } catch (const CommError&) {
@@ -64,6 +62,15 @@ Into at_offset(const Into& into, int64_t numel) {
   Into moved = into;
   if (into.output != nullptr) moved.output = static_cast<std::byte*>(into.output) + numel * size_of(into.element);
   return moved;
+}
+
+/// Cuts [0, numel) into what the mailbox takes at a time; post_piece(begin, count) posts each. Returns the last one's number.
+template <class PostPiece>
+uint64_t in_pieces(int64_t numel, int64_t element_bytes, const PostPiece& post_piece) {
+  const int64_t piece = kHalfMailbox / element_bytes;
+  uint64_t last = 0;
+  for (int64_t begin = 0; begin < numel; begin += piece) last = post_piece(begin, std::min(piece, numel - begin));
+  return last;
 }
 
 void copy(void* to, const void* from, int64_t bytes) {
@@ -84,7 +91,6 @@ std::shared_ptr<Group::Region> Group::allocate(int64_t bytes, bool common) {
   check_alive();
   const int64_t pages = whole_pages(std::max<int64_t>(bytes, 1));
   auto region = std::make_shared<Region>();
-  region->common = common;
   region->stride = common ? 0 : pages;
   region->memory = share(*peers_, common ? pages : size() * pages, timeout_, [this] { check_alive(); });
   regions_.push_back(region);
@@ -95,10 +101,9 @@ std::optional<Group::Place> Group::find(const void* begin, int64_t bytes) const 
   const auto* first = static_cast<const std::byte*>(begin);
   for (size_t i = 0; i < regions_.size(); ++i) {
     const Region& region = *regions_[i];
-    const bool common = region.common;
     const std::byte* base = region.of(rank());
-    if (first >= base && first + bytes <= base + (common ? region.memory.bytes() : region.stride))
-      return Place{static_cast<int>(i), first - base, common};
+    if (first >= base && first + bytes <= base + (region.common() ? region.memory.bytes() : region.stride))
+      return Place{static_cast<int>(i), first - base, region.common()};
   }
   return std::nullopt;
 }
@@ -117,41 +122,33 @@ uint64_t Group::reduce_scatter(const void* full, Element element, int64_t numel,
   Operation operation{.kind = Kind::kReduceScatter, .place = {}, .element = element, .numel = numel, .into = into};
   if (const auto place = find(full, size() * bytes)) {
     TESSERA_CHECK(!place->common);
-    operation.place = *place;
-    operation.buffer_is_input = true;
-    return post(operation, tag);
+    return post_in_place(operation, *place, tag);
   }
-  uint64_t last = 0;
   operation.kind = Kind::kSum;
-  const int64_t piece = kHalfMailbox / size_of(element);
+  uint64_t last = 0;
   for (int owner = 0; owner < size(); ++owner)
-    for (int64_t begin = 0; begin < numel; begin += piece) {
-      operation.numel = std::min(piece, numel - begin);
+    last = in_pieces(numel, size_of(element), [&](int64_t begin, int64_t count) {
+      operation.numel = count;
       operation.into = owner == rank() ? at_offset(into, begin) : Into{};
       const auto* data = static_cast<const std::byte*>(full) + owner * bytes + begin * size_of(element);
-      last = post_from_mailbox(operation, data, operation.numel * size_of(element), tag);
-    }
+      return post_from_mailbox(operation, data, count * size_of(element), tag);
+    });
   return last;
 }
 
 uint64_t Group::all_reduce(void* full, Element element, int64_t numel, double scale, uint32_t tag) {
-  const int64_t size_bytes = size_of(element);
-  Operation operation{.kind = Kind::kAllReduce, .place = {}, .element = element, .numel = numel, .into = {full, element, scale, false}};
-  if (const auto place = find(full, numel * size_bytes)) {
+  const Into into{full, element, scale, false};
+  Operation operation{.kind = Kind::kAllReduce, .place = {}, .element = element, .numel = numel, .into = into};
+  if (const auto place = find(full, numel * size_of(element))) {
     TESSERA_CHECK(!place->common);
-    operation.place = *place;
-    operation.buffer_is_input = true;
-    return post(operation, tag);
+    return post_in_place(operation, *place, tag);
   }
-  uint64_t last = 0;
   operation.kind = Kind::kSum;
-  const int64_t piece = kHalfMailbox / size_bytes;
-  for (int64_t begin = 0; begin < numel; begin += piece) {
-    operation.numel = std::min(piece, numel - begin);
-    operation.into = at_offset({full, element, scale, false}, begin);
-    last = post_from_mailbox(operation, operation.into.output, operation.numel * size_bytes, tag);
-  }
-  return last;
+  return in_pieces(numel, size_of(element), [&](int64_t begin, int64_t count) {
+    operation.numel = count;
+    operation.into = at_offset(into, begin);
+    return post_from_mailbox(operation, operation.into.output, count * size_of(element), tag);
+  });
 }
 
 uint64_t Group::all_gather(void* full, const void* shard, int64_t bytes, uint32_t tag) {
@@ -159,43 +156,36 @@ uint64_t Group::all_gather(void* full, const void* shard, int64_t bytes, uint32_
   copy(output + rank() * bytes, shard, bytes);
   Operation operation{.kind = Kind::kGather, .place = {}, .numel = bytes, .into = {output}, .into_stride = bytes};
   if (const auto place = find(full, size() * bytes)) {
-    operation.place = *place;
-    if (place->common) {
-      operation.kind = Kind::kBarrier;  // the others' slices are here already, once they have come
-    } else {
-      operation.input_stride = bytes;
-      operation.buffer_is_input = true;
-    }
-    return post(operation, tag);
+    operation.input_stride = bytes;
+    return post_in_place(operation, *place, tag);
   }
-  uint64_t last = 0;
-  for (int64_t begin = 0; begin < bytes; begin += kHalfMailbox) {
-    operation.numel = std::min(kHalfMailbox, bytes - begin);
+  return in_pieces(bytes, 1, [&](int64_t begin, int64_t count) {
+    operation.numel = count;
     operation.into.output = output + begin;
-    last = post_from_mailbox(operation, output + rank() * bytes + begin, operation.numel, tag);
-  }
-  return last;
+    return post_from_mailbox(operation, output + rank() * bytes + begin, count, tag);
+  });
 }
 
 uint64_t Group::broadcast(void* buffer, int64_t bytes, int root, uint32_t tag) {
   auto* output = static_cast<std::byte*>(buffer);
   Operation operation{.kind = Kind::kBroadcast, .place = {}, .numel = bytes, .into = {output}, .root = root};
-  if (const auto place = find(buffer, bytes)) {
-    operation.place = *place;
-    if (place->common) operation.kind = Kind::kBarrier;
-    operation.buffer_is_input = !place->common;
-    return post(operation, tag);
-  }
-  uint64_t last = 0;
-  for (int64_t begin = 0; begin < bytes; begin += kHalfMailbox) {
-    operation.numel = std::min(kHalfMailbox, bytes - begin);
+  if (const auto place = find(buffer, bytes)) return post_in_place(operation, *place, tag);
+  return in_pieces(bytes, 1, [&](int64_t begin, int64_t count) {
+    operation.numel = count;
     operation.into.output = output + begin;
-    last = post_from_mailbox(operation, output + begin, rank() == root ? operation.numel : 0, tag);
-  }
-  return last;
+    return post_from_mailbox(operation, output + begin, rank() == root ? count : 0, tag);
+  });
 }
 
 uint64_t Group::barrier(uint32_t tag) { return post({}, tag); }
+
+/// The others read the caller's own memory. What is common to all is there already, once they have come.
+uint64_t Group::post_in_place(Operation operation, const Place& place, uint32_t tag) {
+  operation.place = place;
+  operation.buffer_is_input = !place.common;
+  if (place.common) operation.kind = Kind::kBarrier;
+  return post(operation, tag);
+}
 
 uint64_t Group::post_from_mailbox(Operation operation, const void* data, int64_t bytes, uint32_t tag) {
   const int half = std::exchange(next_half_, 1 - next_half_);
@@ -227,19 +217,11 @@ bool Group::all_posted(uint64_t number) const {
   return true;
 }
 
-bool Group::move_on() {
+void Group::move_on() {
   // After a failure the callers' buffers may be gone.
   if (board_->has_left(rank())) throw CommError(str("rank ", rank(), " has left the group"));
-  bool moved = false;
-  while (served_ < posted_ && serve(served_ + 1)) {
-    board_->set(Counter::kServed, ++served_);
-    moved = true;
-  }
-  while (done_ < served_ && complete(done_ + 1)) {
-    board_->set(Counter::kDone, ++done_);
-    moved = true;
-  }
-  return moved;
+  while (served_ < posted_ && serve(served_ + 1)) board_->set(Counter::kServed, ++served_);
+  while (done_ < served_ && complete(done_ + 1)) board_->set(Counter::kDone, ++done_);
 }
 
 void Group::sum(const Operation& operation, int64_t begin, int64_t numel, const Into& into) const {
@@ -347,7 +329,7 @@ bool Group::await(const Arrived& arrived, milliseconds limit) {
     board_->sleep(seen, std::min<std::chrono::microseconds>(kNap, std::chrono::ceil<std::chrono::microseconds>(deadline - now)));
     if (steady_clock::now() < now + kNap) continue;
     const auto gone = peers_->gone();
-    if (gone && !arrived()) throw CommError(str("rank ", *gone, " is gone: its socket is closed"));
+    if (gone && !arrived()) throw rank_is_gone(*gone);
   }
 }
 

@@ -55,7 +55,7 @@ class Group {
   struct Region {
     SharedMemory memory;
     int64_t stride = 0;
-    bool common = false;
+    bool common() const { return stride == 0; }
     std::byte* of(int rank) const { return memory.data() + rank * stride; }
   };
   /// Collective, in one order over this group and all it was duplicated from. `bytes` a rank, zeros, from a page boundary on
@@ -107,7 +107,7 @@ class Group {
   std::optional<Place> find(const void* begin, int64_t bytes) const;
   const std::byte* input(const Place& place, int rank) const;
   uint64_t post(const Operation& operation, uint32_t tag);
-  bool move_on();
+  void move_on();
   bool serve(uint64_t number);
   bool complete(uint64_t number);
   void sum(const Operation& operation, int64_t begin, int64_t numel, const Into& into) const;
@@ -117,6 +117,7 @@ class Group {
   bool all_posted(uint64_t number) const;
   bool finished(uint64_t number) const;
   void check_alive() const;
+  uint64_t post_in_place(Operation operation, const Place& place, uint32_t tag);
   uint64_t post_from_mailbox(Operation operation, const void* data, int64_t bytes, uint32_t tag);
 
   std::shared_ptr<Peers> peers_;

@@ -4,7 +4,6 @@
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/un.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -23,28 +22,12 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-/// Closes a descriptor unless it is taken.
-class Socket {
- public:
-  explicit Socket(int fd) : fd_(fd) {}
-  ~Socket() {
-    if (fd_ >= 0) close(fd_);
-  }
-  Socket(const Socket&) = delete;
-  Socket& operator=(const Socket&) = delete;
-  int get() const { return fd_; }
-  int take() { return std::exchange(fd_, -1); }
-
- private:
-  int fd_;
-};
-
 CommError failed(const char* what) { return CommError(str("shared memory between the ranks: ", what, ": ", std::strerror(errno))); }
 
-Socket new_socket() {
-  const int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-  if (fd < 0) throw failed("socket");
-  return Socket(fd);
+FileDescriptor new_socket() {
+  FileDescriptor fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  if (!fd) throw failed("socket");
+  return fd;
 }
 
 std::string random_word() {
@@ -96,9 +79,11 @@ constexpr milliseconds kSlice{20};
 
 }  // namespace
 
-Peers::Peers(const GroupStore& store, int rank, int size, milliseconds timeout) : rank_(rank), sockets_(size, -1) {
+CommError rank_is_gone(int rank) { return CommError(str("rank ", rank, " is gone: its socket is closed")); }
+
+Peers::Peers(const GroupStore& store, int rank, int size, milliseconds timeout) : rank_(rank), sockets_(static_cast<size_t>(size)) {
   const auto deadline = steady_clock::now() + timeout;
-  const Socket listener = new_socket();
+  const FileDescriptor listener = new_socket();
   const std::string mine = random_word();    // the name, which everybody on this host can see
   const std::string secret = random_word();  // is known to who has the store
   const auto [address, length] = address_of(mine);
@@ -109,47 +94,36 @@ Peers::Peers(const GroupStore& store, int rank, int size, milliseconds timeout) 
   const std::vector<int> missing = store.await_ranks("socket/", size, timeout, [] {});
   if (!missing.empty()) throw CommError(str(name_ranks(missing), " did not set up shared memory within ", name_duration(timeout)));
 
-  try {
-    for (int lower = 0; lower < rank; ++lower) {
-      Socket out = new_socket();
-      const std::string word = store.get(str("socket/", lower));
-      const auto [theirs, theirs_length] = address_of(word);
-      if (connect(out.get(), reinterpret_cast<const sockaddr*>(&theirs), theirs_length) != 0)
-        throw CommError(str("rank ", rank, " cannot reach rank ", lower, " over a Unix socket: ", std::strerror(errno)));
-      Greeting greeting{};
-      const std::string theirs_secret = store.get(str("secret/", lower));
-      std::memcpy(greeting.secret, theirs_secret.data(), sizeof greeting.secret);
-      greeting.rank = rank;
-      if (::send(out.get(), &greeting, sizeof greeting, MSG_NOSIGNAL) != sizeof greeting) throw failed("send");
-      sockets_[lower] = out.take();
-    }
-    for (int num_expected = size - 1 - rank; num_expected > 0;) {
-      if (!await_readable(listener.get(), deadline)) {
-        std::vector<int> absent;
-        for (int higher = rank + 1; higher < size; ++higher)
-          if (sockets_[higher] < 0) absent.push_back(higher);
-        throw CommError(str(name_ranks(absent), " did not connect to rank ", rank, " over a Unix socket within ", name_duration(timeout)));
-      }
-      Socket in(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
-      if (in.get() < 0) throw failed("accept");
-      Greeting greeting{};
-      if (!await_readable(in.get(), std::min(deadline, steady_clock::now() + kGreetingTime))) continue;
-      if (recv(in.get(), &greeting, sizeof greeting, 0) != sizeof greeting) continue;
-      const bool known = std::memcmp(greeting.secret, secret.data(), sizeof greeting.secret) == 0;
-      if (!known || greeting.rank <= rank || greeting.rank >= size || sockets_[greeting.rank] >= 0) continue;  // a stranger
-      sockets_[greeting.rank] = in.take();
-      --num_expected;
-    }
-  } catch (...) {
-    for (int fd : sockets_)
-      if (fd >= 0) close(fd);
-    throw;
+  for (int lower = 0; lower < rank; ++lower) {
+    FileDescriptor out = new_socket();
+    const std::string word = store.get(str("socket/", lower));
+    const auto [theirs, theirs_length] = address_of(word);
+    if (connect(out.get(), reinterpret_cast<const sockaddr*>(&theirs), theirs_length) != 0)
+      throw CommError(str("rank ", rank, " cannot reach rank ", lower, " over a Unix socket: ", std::strerror(errno)));
+    Greeting greeting{};
+    const std::string theirs_secret = store.get(str("secret/", lower));
+    std::memcpy(greeting.secret, theirs_secret.data(), sizeof greeting.secret);
+    greeting.rank = rank;
+    if (::send(out.get(), &greeting, sizeof greeting, MSG_NOSIGNAL) != sizeof greeting) throw failed("send");
+    sockets_[lower] = std::move(out);
   }
-}
-
-Peers::~Peers() {
-  for (int fd : sockets_)
-    if (fd >= 0) close(fd);
+  for (int num_expected = size - 1 - rank; num_expected > 0;) {
+    if (!await_readable(listener.get(), deadline)) {
+      std::vector<int> absent;
+      for (int higher = rank + 1; higher < size; ++higher)
+        if (!sockets_[higher]) absent.push_back(higher);
+      throw CommError(str(name_ranks(absent), " did not connect to rank ", rank, " over a Unix socket within ", name_duration(timeout)));
+    }
+    FileDescriptor in(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    if (!in) throw failed("accept");
+    Greeting greeting{};
+    if (!await_readable(in.get(), std::min(deadline, steady_clock::now() + kGreetingTime))) continue;
+    if (recv(in.get(), &greeting, sizeof greeting, 0) != sizeof greeting) continue;
+    const bool known = std::memcmp(greeting.secret, secret.data(), sizeof greeting.secret) == 0;
+    if (!known || greeting.rank <= rank || greeting.rank >= size || sockets_[greeting.rank]) continue;  // a stranger
+    sockets_[greeting.rank] = std::move(in);
+    --num_expected;
+  }
 }
 
 void Peers::send(int to, int fd, int64_t number, milliseconds timeout) {
@@ -169,14 +143,14 @@ void Peers::send(int to, int fd, int64_t number, milliseconds timeout) {
     std::memcpy(CMSG_DATA(header), &fd, sizeof fd);
   }
   const auto deadline = steady_clock::now() + timeout;
-  while (sendmsg(sockets_[to], &message, MSG_NOSIGNAL | MSG_DONTWAIT) != sizeof data) {
+  while (sendmsg(sockets_[to].get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT) != sizeof data) {
     const int error = errno;
-    if (error == EPIPE || error == ECONNRESET) throw CommError(str("rank ", to, " is gone: its socket is closed"));
+    if (error == EPIPE || error == ECONNRESET) throw rank_is_gone(to);
     // A queue that is full, or too many descriptors under way: the receiver is behind.
     if (error != EINTR && error != EAGAIN && error != ETOOMANYREFS && error != ENOBUFS)
       throw CommError(str("shared memory cannot be handed to rank ", to, ": ", std::strerror(error)));
     if (steady_clock::now() > deadline) throw CommError(str("timed out after ", name_duration(timeout), ": rank ", to, " takes no shared memory"));
-    pollfd poll_fd{sockets_[to], POLLOUT, 0};
+    pollfd poll_fd{sockets_[to].get(), POLLOUT, 0};
     poll(&poll_fd, 1, static_cast<int>(kSlice.count()));
     if (error == ETOOMANYREFS) std::this_thread::sleep_for(kSlice);
   }
@@ -184,9 +158,9 @@ void Peers::send(int to, int fd, int64_t number, milliseconds timeout) {
 
 Peers::Received Peers::receive(int from, milliseconds timeout, const std::function<void()>& watch) {
   const auto deadline = steady_clock::now() + timeout;
-  while (!await_readable(sockets_[from], steady_clock::now() + kSlice)) {
+  while (!await_readable(sockets_[from].get(), steady_clock::now() + kSlice)) {
     watch();
-    if (const auto left = gone()) throw CommError(str("rank ", *left, " is gone: its socket is closed"));
+    if (const auto left = gone()) throw rank_is_gone(*left);
     if (steady_clock::now() > deadline)
       throw CommError(str("timed out after ", name_duration(timeout), ": rank ", from, " has sent no shared memory"));
   }
@@ -200,13 +174,15 @@ Peers::Received Peers::receive(int from, milliseconds timeout, const std::functi
   message.msg_controllen = sizeof control;
   ssize_t got = 0;
   do {
-    got = recvmsg(sockets_[from], &message, MSG_CMSG_CLOEXEC);
+    got = recvmsg(sockets_[from].get(), &message, MSG_CMSG_CLOEXEC);
   } while (got < 0 && errno == EINTR);
-  if (got != sizeof data) throw CommError(str("rank ", from, " is gone: its socket is closed"));
-  Received received{-1, data.number};
+  if (got != sizeof data) throw rank_is_gone(from);
+  Received received{{}, data.number};
+  int fd = -1;
   for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr; header = CMSG_NXTHDR(&message, header))
-    if (header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS) std::memcpy(&received.fd, CMSG_DATA(header), sizeof(int));
-  if (received.fd < 0 && data.has_fd != 0) {
+    if (header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS) std::memcpy(&fd, CMSG_DATA(header), sizeof fd);
+  received.fd = FileDescriptor(fd);
+  if (!received.fd && data.has_fd != 0) {
     break_off();
     throw CommError(str("rank ", from, "'s shared memory did not arrive: too many open files (ulimit -n)"));
   }
@@ -214,14 +190,14 @@ Peers::Received Peers::receive(int from, milliseconds timeout, const std::functi
 }
 
 void Peers::break_off() {
-  for (int fd : sockets_)
-    if (fd >= 0) shutdown(fd, SHUT_RDWR);
+  for (const FileDescriptor& socket : sockets_)
+    if (socket) shutdown(socket.get(), SHUT_RDWR);
 }
 
 std::optional<int> Peers::gone() const {
   for (size_t rank = 0; rank < sockets_.size(); ++rank) {
-    if (sockets_[rank] < 0) continue;
-    pollfd poll_fd{sockets_[rank], POLLRDHUP, 0};
+    if (!sockets_[rank]) continue;
+    pollfd poll_fd{sockets_[rank].get(), POLLRDHUP, 0};
     if (poll(&poll_fd, 1, 0) > 0 && (poll_fd.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0) return static_cast<int>(rank);
   }
   return std::nullopt;

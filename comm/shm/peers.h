@@ -9,8 +9,13 @@
 #include <vector>
 
 #include "comm/group_store.h"
+#include "core/error.h"
+#include "core/file_descriptor.h"
 
 namespace tessera::comm::shm {
+
+/// Local. What to throw when that rank's end of its socket is closed.
+CommError rank_is_gone(int rank);
 
 /// Owns the sockets. One thread at a time.
 class Peers {
@@ -18,9 +23,6 @@ class Peers {
   /// Collective. The ranks meet under `store`. Sockets are abstract ones, without a file: every user of this network
   /// namespace sees them and can connect, so a secret from the store is asked for first. Throws CommError naming the ranks.
   Peers(const GroupStore& store, int rank, int size, std::chrono::milliseconds timeout);
-  ~Peers();
-  Peers(const Peers&) = delete;
-  Peers& operator=(const Peers&) = delete;
 
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(sockets_.size()); }
@@ -28,7 +30,7 @@ class Peers {
   /// Local; the receiver calls receive(). A number, and a descriptor unless `fd` is -1. Throws CommError.
   void send(int to, int fd, int64_t number, std::chrono::milliseconds timeout);
   struct Received {
-    int fd;  ///< the caller's from here on; -1: none was sent
+    FileDescriptor fd;  ///< none, where none was sent
     int64_t number;
   };
   /// `watch` is called every few milliseconds and may throw.
@@ -41,7 +43,7 @@ class Peers {
 
  private:
   int rank_;
-  std::vector<int> sockets_;  // by rank; -1: this one
+  std::vector<FileDescriptor> sockets_;  // by rank; this one's: none
 };
 
 }  // namespace tessera::comm::shm

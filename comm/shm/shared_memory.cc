@@ -16,8 +16,6 @@
 namespace tessera::comm::shm {
 namespace {
 
-int64_t mebibytes(int64_t bytes) { return (bytes + (1 << 20) - 1) >> 20; }
-
 CommError no_memory(int64_t bytes, const std::string& why) {
   return CommError(str("no ", mebibytes(bytes), " MiB of shared memory: ", why, "; backend \"gloo\" does without"));
 }
@@ -29,34 +27,33 @@ CommError no_memory(int64_t bytes, const char* step, int error) { return no_memo
 SharedMemory SharedMemory::create(int64_t bytes) {
   if (const int64_t available = available_memory(); bytes > available)
     throw no_memory(bytes, str("the machine or the container has ", mebibytes(available), " MiB left"));
-  const int fd = memfd_create("tessera", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-  if (fd < 0) throw no_memory(bytes, "memfd_create", errno);
-  SharedMemory memory(fd, bytes);
+  SharedMemory memory(FileDescriptor(memfd_create("tessera", MFD_CLOEXEC | MFD_ALLOW_SEALING)), bytes);
+  if (memory.fd() < 0) throw no_memory(bytes, "memfd_create", errno);
   int error = 0;
   do {
-    error = posix_fallocate(fd, 0, bytes);
+    error = posix_fallocate(memory.fd(), 0, bytes);
   } while (error == EINTR);
   if (error != 0) throw no_memory(bytes, "fallocate", error);
-  if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) throw no_memory(bytes, "F_ADD_SEALS", errno);
+  if (fcntl(memory.fd(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) throw no_memory(bytes, "F_ADD_SEALS", errno);
   memory.map();
   return memory;
 }
 
-SharedMemory SharedMemory::adopt(int fd, int64_t bytes) {
-  SharedMemory memory(fd, bytes);
+SharedMemory SharedMemory::adopt(FileDescriptor fd, int64_t bytes) {
+  SharedMemory memory(std::move(fd), bytes);
   memory.map();
   return memory;
 }
 
 // Populated at once: a training step must not meet a page fault for every 4 KiB.
 void SharedMemory::map() {
-  void* data = mmap(nullptr, static_cast<size_t>(bytes_), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd_, 0);
+  void* data = mmap(nullptr, static_cast<size_t>(bytes_), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd(), 0);
   if (data == MAP_FAILED) throw no_memory(bytes_, "mmap", errno);
   data_ = static_cast<std::byte*>(data);
 }
 
 SharedMemory::SharedMemory(SharedMemory&& other) noexcept
-    : fd_(std::exchange(other.fd_, -1)), bytes_(std::exchange(other.bytes_, 0)), data_(std::exchange(other.data_, nullptr)) {}
+    : fd_(std::move(other.fd_)), bytes_(std::exchange(other.bytes_, 0)), data_(std::exchange(other.data_, nullptr)) {}
 
 SharedMemory& SharedMemory::operator=(SharedMemory&& other) noexcept {
   std::swap(fd_, other.fd_);
@@ -67,11 +64,6 @@ SharedMemory& SharedMemory::operator=(SharedMemory&& other) noexcept {
 
 SharedMemory::~SharedMemory() {
   if (data_ != nullptr) munmap(data_, static_cast<size_t>(bytes_));
-  close_fd();
-}
-
-void SharedMemory::close_fd() {
-  if (fd_ >= 0) close(std::exchange(fd_, -1));
 }
 
 }  // namespace tessera::comm::shm

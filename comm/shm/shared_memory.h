@@ -4,8 +4,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <utility>
+
+#include "core/file_descriptor.h"
 
 namespace tessera::comm::shm {
+
+/// Local. For messages; rounded up.
+constexpr int64_t mebibytes(int64_t bytes) { return (bytes + (1 << 20) - 1) >> 20; }
 
 /// Owns a memfd and its mapping. Move-only.
 class SharedMemory {
@@ -14,8 +20,8 @@ class SharedMemory {
   /// Local. `bytes` zeros, above 0. All pages are reserved here, because running out of them later is a SIGBUS; the size is
   /// sealed, so that no other process can shrink it under our feet. Throws CommError: no room, no descriptors.
   static SharedMemory create(int64_t bytes);
-  /// Local. Maps what another process created. Owns `fd` from here on. Throws CommError.
-  static SharedMemory adopt(int fd, int64_t bytes);
+  /// Local. Maps what another process created. Throws CommError.
+  static SharedMemory adopt(FileDescriptor fd, int64_t bytes);
 
   SharedMemory(SharedMemory&& other) noexcept;
   SharedMemory& operator=(SharedMemory&& other) noexcept;
@@ -23,15 +29,15 @@ class SharedMemory {
 
   std::byte* data() const { return data_; }
   int64_t bytes() const { return bytes_; }
-  int fd() const { return fd_; }
+  int fd() const { return fd_.get(); }
   /// Local. Lets the descriptor go, once everybody has it; the mapping stays.
-  void close_fd();
+  void close_fd() { fd_.reset(); }
 
  private:
-  SharedMemory(int fd, int64_t bytes) : fd_(fd), bytes_(bytes) {}
+  SharedMemory(FileDescriptor fd, int64_t bytes) : fd_(std::move(fd)), bytes_(bytes) {}
   void map();
 
-  int fd_ = -1;
+  FileDescriptor fd_;
   int64_t bytes_ = 0;
   std::byte* data_ = nullptr;
 };

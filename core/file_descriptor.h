@@ -5,7 +5,7 @@
 
 #include <utility>
 
-namespace tessera::launcher {
+namespace tessera {
 
 /// Move-only; -1 is "none". Not thread-safe.
 class FileDescriptor {
@@ -25,9 +25,11 @@ class FileDescriptor {
     if (fd_ >= 0) ::close(fd_);
     fd_ = -1;
   }
+  /// The caller's from here on.
+  int release() { return std::exchange(fd_, -1); }
 
  private:
   int fd_ = -1;
 };
 
-}  // namespace tessera::launcher
+}  // namespace tessera
