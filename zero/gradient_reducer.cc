@@ -88,8 +88,7 @@ GradientReducer::GradientReducer(const Layout& layout, std::vector<at::Tensor> p
     }
   }
   if (through_slots()) make_slots();
-  const bool whole_in_place = !options_.sharding.optimizer && !through_slots();
-  reads_peers_ = whole_in_place && !order_.empty() && comm_->peer_view(units_[order_.front()].accumulator, 0).defined();
+  reads_peers_ = whole_in_place() && !order_.empty() && comm_->peer_view(units_[order_.front()].accumulator, 0).defined();
 }
 
 // Collective: all of them at once, because ranks come to their first use at different times.
@@ -126,8 +125,7 @@ void GradientReducer::begin_backward(bool first, bool boundary) {
 
 /// Stages 0 and 1 sum micro-steps locally, and reduce that sum in place when no cast lies between.
 bool GradientReducer::through_slots() const {
-  return options_.sharding.gradients || options_.reduce_each_micro_step ||
-         options_.accumulate_dtype != options_.communicate_dtype;
+  return !sums_locally() || options_.accumulate_dtype != options_.communicate_dtype;
 }
 
 void GradientReducer::on_gradient(int parameter) {
@@ -143,7 +141,7 @@ void GradientReducer::on_gradient(int parameter) {
     state.late = true;
     return;
   }
-  if (!options_.sharding.gradients && !options_.reduce_each_micro_step) {
+  if (sums_locally()) {
     accumulate_locally(parameter);
   } else if (claim_slot(unit, in_hook())) {
     stage(parameter);
@@ -241,7 +239,7 @@ void GradientReducer::issue_ready(bool at_end) {
 void GradientReducer::issue(int unit) {
   UnitState& state = units_[unit];
   at::Tensor flat;
-  if (!options_.sharding.gradients && !options_.reduce_each_micro_step) {
+  if (sums_locally()) {
     for (int parameter : layout_.units()[unit].parameters)
       if (parameters_[parameter].grad().defined()) accumulate_locally(parameter);
     if (first_) zero_what_never_came(state.accumulator, unit, used_);
@@ -257,11 +255,14 @@ void GradientReducer::issue(int unit) {
     zero_what_never_came(flat, unit, staged_);
   }
   const std::string label = layout_.describe(unit);
-  const bool summed_locally = !options_.sharding.gradients && !options_.reduce_each_micro_step;
-  const bool in_place = !through_slots();
-  works_[unit] = in_place && !options_.sharding.optimizer && !reads_peers_
+  works_[unit] = whole_in_place() && !reads_peers_
                      ? comm_->all_reduce(flat, label, postscale_)
-                     : comm_->reduce_scatter(flat, {shard(unit), postscale_, /*add=*/!first_ && !summed_locally}, label);
+                     : comm_->reduce_scatter(flat, {shard(unit), postscale_, /*add=*/!first_ && !sums_locally()}, label);
+}
+
+void GradientReducer::free_slot(int unit) {
+  units_[unit].in_slot = false;
+  for (int parameter : layout_.units()[unit].parameters) staged_[parameter] = false;
 }
 
 /// False when the oldest reduction has not arrived, and `wait` lets it be.
@@ -272,8 +273,7 @@ bool GradientReducer::complete_next(Wait wait) {
   if (wait == Wait::kPatiently && !patiently(*work)) return false;
   work->wait();
   work.reset();
-  units_[unit].in_slot = false;
-  for (int parameter : layout_.units()[unit].parameters) staged_[parameter] = false;
+  free_slot(unit);
   ++next_complete_;
   return true;
 }
@@ -359,8 +359,8 @@ void GradientReducer::reduce_late(const std::vector<int>& units) {
     const std::string label = layout_.describe(unit);
     comm_->reduce_scatter(flat, {shard(unit), postscale_, /*add=*/true}, label)->wait();
     if (!options_.sharding.optimizer) comm_->all_gather(units_[unit].accumulator, shard(unit), label)->wait();
-    units_[unit].in_slot = units_[unit].late = false;
-    for (int parameter : layout_.units()[unit].parameters) staged_[parameter] = false;
+    units_[unit].late = false;
+    free_slot(unit);
   }
   next_issue_ = next_complete_ = 0;
 }

@@ -111,7 +111,9 @@ class GradientReducer {
   void on_gradient(int parameter);
   Wait in_hook() const;
   bool reducing() const { return options_.sharding.gradients || options_.reduce_each_micro_step || boundary_; }
+  bool sums_locally() const { return !options_.sharding.gradients && !options_.reduce_each_micro_step; }
   bool through_slots() const;
+  bool whole_in_place() const { return !options_.sharding.optimizer && !through_slots(); }
   bool late(int unit) const { return reducing() && units_[unit].place < next_issue_; }
 
   void accumulate_locally(int parameter);
@@ -119,6 +121,7 @@ class GradientReducer {
   void stage(int parameter);
   void stage_rest(int unit);
   void issue_ready(bool at_end);
+  void free_slot(int unit);
   void issue(int unit);
   bool complete_next(Wait wait);
   void complete_what_has_arrived();

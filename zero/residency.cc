@@ -280,7 +280,7 @@ void Residency::parameters_updated(bool frozen_too) {
       if (!layout_.units()[unit].trainable && !frozen_too) continue;
       casts_.forget(unit);
       if (!state.resident) continue;
-      if (state.pins > 0) throw Error(str("step() while a GatheredParameters holds ", layout_.describe(unit)));
+      refuse_if_held(unit);
       release(unit);
     }
     return;
@@ -298,8 +298,12 @@ void Residency::parameters_updated(bool frozen_too) {
     for (const Touch& touch : *train.trace) add(touch.unit);
   for (int unit = 0; unit < layout_.num_units(); ++unit) add(unit);
   for (int unit : order)
-    if (shared(unit) && states_[unit].pins > 0) throw Error(str("step() while a GatheredParameters holds ", layout_.describe(unit)));
+    if (shared(unit)) refuse_if_held(unit);
   for (int unit : order) issue_gather(unit);
+}
+
+void Residency::refuse_if_held(int unit) const {
+  if (states_[unit].pins > 0) throw Error(str("step() while a GatheredParameters holds ", layout_.describe(unit)));
 }
 
 void Residency::rethrow() {

@@ -134,6 +134,7 @@ class Residency {
   void issue_gather(int unit);
   void begin_writing(int unit);
   void end_writing(int unit);
+  void refuse_if_held(int unit) const;
   void finish_gather(int unit);
   void release(int unit);
   void fail(int unit) noexcept;

@@ -86,9 +86,8 @@ void ShardedModel::move_into_units(const std::vector<at::Tensor>& tensors) {
 
 at::Tensor ShardedModel::allocate_unit(int unit) {
   const int64_t bytes = units_[unit].bytes();
-  const bool sharded = layout_->units()[unit].trainable ? options_.sharding.optimizer : options_.sharding.parameters;
   at::Tensor memory;
-  if (sharded) memory = gather_comm_->allocate_shared(bytes, layout_->describe(unit));
+  if (sharded(unit)) memory = gather_comm_->allocate_shared(bytes, layout_->describe(unit));
   shared_.push_back(memory.defined());
   return memory.defined() ? memory : at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(options_.device));
 }
@@ -197,7 +196,7 @@ at::Tensor ShardedModel::full_parameter(const std::string& name) {
   const int unit = layout_->slot(parameter).unit;
   residency_->wait_all();
   const bool trainable = layout_->units()[unit].trainable;
-  const bool whole = trainable ? !options_.sharding.optimizer : !options_.sharding.parameters;
+  const bool whole = !sharded(unit);
   const at::Tensor& mine = trainable ? masters_[unit] : whole ? units_[unit].full() : shards_[unit];
   return gather_parameter(parameter, mine, whole, "parameters");
 }
@@ -234,10 +233,9 @@ void ShardedModel::unpin(const std::vector<int>& units, int modifier_rank) {
 
 ShardedModel::Held ShardedModel::held(int unit) const {
   const bool trainable = layout_->units()[unit].trainable;
-  const bool sharded = trainable ? options_.sharding.optimizer : options_.sharding.parameters;
   Held held;
-  held.range = sharded ? layout_->shard(unit, comm_->rank()) : Range{0, layout_->units()[unit].numel};
-  held.weights = trainable ? masters_[unit] : sharded ? shards_[unit] : units_[unit].full();
+  held.range = sharded(unit) ? layout_->shard(unit, comm_->rank()) : Range{0, layout_->units()[unit].numel};
+  held.weights = trainable ? masters_[unit] : sharded(unit) ? shards_[unit] : units_[unit].full();
   for (size_t i = 0; trainable && i < optimizer_->state_names().size(); ++i)
     held.states.push_back(optimizer_->state(unit, static_cast<int>(i)));
   return held;

@@ -115,6 +115,10 @@ class ShardedModel {
   void move_into_units(const std::vector<at::Tensor>& tensors);
   void move_unit(int unit, const std::vector<at::Tensor>& tensors);
   void adopt_buffers(const ModelView& model);
+  /// Whether this rank keeps the values of just a shard of the unit up to date.
+  bool sharded(int unit) const {
+    return layout_->units()[unit].trainable ? options_.sharding.optimizer : options_.sharding.parameters;
+  }
   at::Tensor allocate_unit(int unit);
   bool any_shared() const { return std::find(shared_.begin(), shared_.end(), true) != shared_.end(); }
   at::Tensor region(int unit, const at::Tensor& flat) const;
