@@ -14,15 +14,8 @@ namespace {
 
 using testing::element;
 using testing::filled;
+using testing::quick_options;
 using testing::summed;
-
-Options quick(const std::string& backend) {
-  Options options;
-  options.backend = backend;
-  options.timeout = std::chrono::seconds(30);
-  options.rendezvous_timeout = std::chrono::seconds(30);
-  return options;
-}
 
 constexpr int64_t kShardNumels[] = {1, 3, 64, 1001};
 
@@ -35,14 +28,14 @@ std::string name_of_param(const ::testing::TestParamInfo<Param>& info) {
 class CollectivesTest : public ::testing::TestWithParam<Param> {
  protected:
   int size() const { return std::get<0>(GetParam()); }
-  Options options() const { return quick(std::get<1>(GetParam())); }
+  Options options() const { return quick_options(std::get<1>(GetParam())); }
 };
 INSTANTIATE_TEST_SUITE_P(Worlds, CollectivesTest,
                          ::testing::Combine(::testing::Range(1, 10), ::testing::Values("gloo", "shm")), name_of_param);
 
 class CommunicatorTest : public ::testing::TestWithParam<std::string> {
  protected:
-  Options options() const { return quick(GetParam()); }
+  Options options() const { return quick_options(GetParam()); }
 };
 INSTANTIATE_TEST_SUITE_P(Backends, CommunicatorTest, ::testing::Values("gloo", "shm"), [](const auto& info) { return info.param; });
 

@@ -9,7 +9,18 @@
 #include <string>
 #include <vector>
 
+#include "comm/init.h"
+
 namespace tessera::comm::testing {
+
+/// A backend by name, with time limits that a test can wait for.
+inline Options quick_options(const std::string& backend) {
+  Options options;
+  options.backend = backend;
+  options.timeout = std::chrono::seconds(30);
+  options.rendezvous_timeout = std::chrono::seconds(30);
+  return options;
+}
 
 /// Element i of rank r's buffer: a small integer, so that sums over 9 ranks are exact in every dtype, uint8
 /// and bf16 included.

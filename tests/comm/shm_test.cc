@@ -25,13 +25,7 @@ namespace {
 using testing::element;
 using testing::error_of;
 using testing::filled;
-
-Options on(const std::string& backend) {
-  Options options;
-  options.backend = backend;
-  options.timeout = std::chrono::seconds(30);
-  return options;
-}
+using testing::quick_options;
 
 at::Tensor symmetric(Communicator& comm, int64_t numel, at::ScalarType dtype) {
   return comm.allocate_symmetric(numel * static_cast<int64_t>(at::elementSize(dtype)), at::kCPU, "buffer").view(dtype);
@@ -97,7 +91,7 @@ INSTANTIATE_TEST_SUITE_P(Worlds, ReduceIntoTest,
 
 TEST_P(ReduceIntoTest, ScalesAddsAndCasts) {
   const int size = std::get<0>(GetParam());
-  run_threads(size, on(std::get<1>(GetParam())), [&](CommunicatorPtr comm) {
+  run_threads(size, quick_options(std::get<1>(GetParam())), [&](CommunicatorPtr comm) {
     for (const bool in_place : {true, false})  // memory the others can read, or not
       for (const int64_t numel : {int64_t{1}, int64_t{64}, int64_t{1001}, int64_t{300'000}}) {
         const at::Tensor values = filled(comm->rank(), 0, size * numel, at::kBFloat16);
@@ -119,7 +113,7 @@ TEST_P(ReduceIntoTest, ScalesAddsAndCasts) {
 TEST(SharedMemoryGroup, BuffersAreFreeOnlyWhenEverybodyHasRead) {
   constexpr int kSize = 3, kSlots = 3, kRounds = 400;
   constexpr int64_t kNumel = 4096;
-  run_threads(kSize, on("shm"), [&](CommunicatorPtr comm) {
+  run_threads(kSize, quick_options("shm"), [&](CommunicatorPtr comm) {
     std::mt19937 random(static_cast<unsigned>(comm->rank()));
     std::vector<at::Tensor> slots;
     for (int slot = 0; slot < kSlots; ++slot) slots.push_back(symmetric(*comm, kSize * kNumel, at::kFloat));
@@ -146,7 +140,7 @@ TEST(SharedMemoryGroup, BuffersAreFreeOnlyWhenEverybodyHasRead) {
 }
 
 TEST(SharedMemoryGroup, MoreUnderWayThanItCanHoldWaits) {
-  run_threads(2, on("shm"), [&](CommunicatorPtr comm) {
+  run_threads(2, quick_options("shm"), [&](CommunicatorPtr comm) {
     std::vector<at::Tensor> buffers;
     std::vector<WorkPtr> works;
     for (int i = 0; i < 200; ++i) {
@@ -161,7 +155,7 @@ TEST(SharedMemoryGroup, MoreUnderWayThanItCanHoldWaits) {
 }
 
 TEST(SharedMemoryGroup, WhatIsSharedIsOneMemory) {
-  run_threads(3, on("shm"), [&](CommunicatorPtr comm) {
+  run_threads(3, quick_options("shm"), [&](CommunicatorPtr comm) {
     const at::Tensor full = comm->allocate_shared(3 * 1000 * 4, "unit").view(at::kFloat);
     EXPECT_EQ(full.abs().max().item<float>(), 0) << "new memory is zeros";
     comm->barrier("looked");
@@ -177,14 +171,14 @@ TEST(SharedMemoryGroup, WhatIsSharedIsOneMemory) {
 }
 
 TEST(SharedMemoryGroup, OtherBackendsShareNothing) {
-  run_threads(2, on("gloo"), [&](CommunicatorPtr comm) {
+  run_threads(2, quick_options("gloo"), [&](CommunicatorPtr comm) {
     EXPECT_FALSE(comm->allocate_shared(64, "unit").defined());
     EXPECT_EQ(comm->allocate_symmetric(64, at::kCPU, "buffer").numel(), 64);
   });
 }
 
 TEST(SharedMemoryGroup, NothingIsMemoryToo) {
-  run_threads(2, on("shm"), [&](CommunicatorPtr comm) {
+  run_threads(2, quick_options("shm"), [&](CommunicatorPtr comm) {
     EXPECT_EQ(comm->allocate_shared(0, "an empty unit").numel(), 0);
     EXPECT_EQ(comm->allocate_symmetric(0, at::kCPU, "buffer").numel(), 0);
   });
@@ -193,7 +187,7 @@ TEST(SharedMemoryGroup, NothingIsMemoryToo) {
 // A failure here must not be blamed on the network, and what was under way must not write any more.
 TEST(SharedMemoryGroup, AfterAFailureNothingIsWritten) {
   std::atomic<bool> issued = false;
-  run_threads(2, on("shm"), [&](CommunicatorPtr comm) {
+  run_threads(2, quick_options("shm"), [&](CommunicatorPtr comm) {
     if (comm->rank() == 1) {
       while (!issued) std::this_thread::yield();
       EXPECT_NE(error_of([&] { comm->barrier("something else"); }), "");
@@ -214,7 +208,7 @@ TEST(SharedMemoryGroup, AfterAFailureNothingIsWritten) {
 TEST(SharedMemory, TooMuchIsOneLine) {
   EXPECT_EQ(error_of([] { shm::SharedMemory::create(int64_t{1} << 60); }).find("no 1099511627776 MiB of shared memory: the machine"), 0u);
   std::array<std::string, 2> errors;
-  run_threads(2, on("shm"), [&](CommunicatorPtr comm) {
+  run_threads(2, quick_options("shm"), [&](CommunicatorPtr comm) {
     errors[comm->rank()] = error_of([&] { comm->allocate_shared(int64_t{1} << 60, "unit 0"); });
   });
   for (const std::string& error : errors) {
