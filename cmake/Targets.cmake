@@ -10,11 +10,25 @@ function(tessera_compile_options target)
   endif()
 endfunction()
 
+# A header that is compiled once, cmake/NAME.h, for tessera_use_torch.
+function(tessera_precompiled_header name)
+  add_library(tessera_${name} STATIC EXCLUDE_FROM_ALL cmake/empty.cc)
+  tessera_compile_options(tessera_${name})
+  target_link_libraries(tessera_${name} PUBLIC tessera::torch)
+  target_compile_options(tessera_${name} PRIVATE -fPIC -fpch-preprocess)
+  target_precompile_headers(tessera_${name} PRIVATE cmake/${name}.h)
+endfunction()
+
+# libtorch, with the precompiled header torch_pch, or nn_pch for what uses torch::nn.
 function(tessera_use_torch target)
+  set(header torch_pch)
+  if("NN" IN_LIST ARGN)
+    set(header nn_pch)
+  endif()
   target_link_libraries(${target} PUBLIC tessera::torch)
   target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-fpch-preprocess>)  # ccache needs it
   target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-fPIC>)  # programs too, or the header is not reused
-  target_precompile_headers(${target} REUSE_FROM tessera_pch)
+  target_precompile_headers(${target} REUSE_FROM tessera_${header})
 endfunction()
 
 function(tessera_library name)
@@ -30,10 +44,24 @@ function(tessera_library name)
   endif()
 endfunction()
 
+# Helpers of several tests.
+function(tessera_test_library name)
+  cmake_parse_arguments(ARG "NN" "" "SOURCES;DEPS" ${ARGN})
+  add_library(${name} STATIC EXCLUDE_FROM_ALL ${ARG_SOURCES})
+  tessera_compile_options(${name})
+  target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:-O1>)
+  target_link_libraries(${name} PUBLIC ${ARG_DEPS})
+  if(ARG_NN)
+    tessera_use_torch(${name} NN)
+  else()
+    tessera_use_torch(${name})
+  endif()
+endfunction()
+
 # tessera_test(name SOURCES a_test.cc DEPS ...): one GoogleTest binary; ctest runs it as one test, or with
 # DISCOVER each case alone (for suites whose cases need a process of their own).
 function(tessera_test name)
-  cmake_parse_arguments(ARG "TORCH;DISCOVER" "TIMEOUT" "SOURCES;DEPS" ${ARGN})
+  cmake_parse_arguments(ARG "TORCH;NN;DISCOVER" "TIMEOUT" "SOURCES;DEPS" ${ARGN})
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 300)
   endif()
@@ -42,8 +70,11 @@ function(tessera_test name)
   endif()
   add_executable(${name} ${ARG_SOURCES})
   tessera_compile_options(${name})
+  target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:-O1>)  # less to compile; what is tested has -O2
   target_link_libraries(${name} PRIVATE ${ARG_DEPS} GTest::gtest GTest::gmock GTest::gtest_main)
-  if(ARG_TORCH)
+  if(ARG_NN)
+    tessera_use_torch(${name} NN)
+  elseif(ARG_TORCH)
     tessera_use_torch(${name})
   endif()
   if(ARG_DISCOVER)

@@ -1,4 +1,5 @@
-// What every file that touches libtorch needs, compiled once. (torch/torch.h costs about 17 s a file.)
+// What most files that touch libtorch need, compiled once. Without torch/nn: every file that includes this pays
+// 2 s for what torch::nn's headers leave to be instantiated, and the engine sees models as lists of tensors.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -6,8 +7,6 @@
 #include <c10/core/StorageImpl.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/variable.h>
-#include <torch/nn/module.h>
-#include <torch/nn/pimpl.h>
 
 #include <algorithm>
 #include <cstdint>

@@ -1,6 +1,7 @@
 #include "comm/self.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
 
 namespace tessera::comm {

@@ -53,7 +53,7 @@ std::string from_rank_0(comm::Communicator& comm, const char* label, const std::
   std::string mine;
   if (comm.rank() == 0) {
     try {
-      mine = "+" + answer();
+      mine = str("+", answer());
     } catch (const Error& error) {
       mine = str("-", error.what());
     }

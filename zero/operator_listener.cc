@@ -1,5 +1,6 @@
 #include "zero/operator_listener.h"
 
+#include <ATen/core/function_schema.h>
 #include <ATen/core/ivalue.h>
 
 #include <algorithm>

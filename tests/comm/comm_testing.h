@@ -10,8 +10,12 @@
 #include <vector>
 
 #include "comm/init.h"
+#include "tests/support/errors.h"
 
 namespace tessera::comm::testing {
+
+using tessera::testing::error_of;
+using tessera::testing::seconds_since;
 
 /// A backend by name, with time limits that a test can wait for.
 inline Options quick_options(const std::string& backend) {
@@ -44,21 +48,6 @@ inline at::Tensor summed(int size, int64_t begin, int64_t numel, at::ScalarType 
   at::Tensor values = at::empty({numel}, at::kLong);
   for (int64_t i = 0; i < numel; ++i) values.data_ptr<int64_t>()[i] = sum_of_elements(size, begin + i);
   return values.to(dtype);
-}
-
-/// What `body` throws as a tessera error: its line. Empty when it throws nothing.
-template <class Body>
-std::string error_of(Body&& body) {
-  try {
-    body();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "";
-}
-
-inline double seconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
 using Variables = std::map<std::string, std::string>;

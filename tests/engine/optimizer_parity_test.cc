@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
 
 #include "core/str.h"
 #include "tests/support/losses.h"

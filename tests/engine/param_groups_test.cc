@@ -1,6 +1,8 @@
 // Param groups by name pattern, from JSON and from C++, against torch::optim's; learning rates with a schedule.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
 
 #include <filesystem>
 #include <fstream>

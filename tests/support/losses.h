@@ -1,6 +1,7 @@
 // Batches for the models of models.h: `loss(model, step, first, num)` as parity.h's LossOf wants it.
 #pragma once
 
+#include "tests/support/errors.h"
 #include "tests/support/parity.h"
 
 namespace tessera::testing {
@@ -39,15 +40,5 @@ inline void on_ranks(int world, const std::function<void(comm::CommunicatorPtr)>
   });
 }
 
-/// What `body` throws as a tessera::Error: its line; "" when it throws nothing.
-template <class ErrorType = Error, class Body>
-std::string error_of(Body&& body) {
-  try {
-    body();
-  } catch (const ErrorType& error) {
-    return error.what();
-  }
-  return "";
-}
 
 }  // namespace tessera::testing

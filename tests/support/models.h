@@ -1,54 +1,28 @@
 // Models and data for the tests: deterministic from a seed on any thread, whatever the default generator does.
 #pragma once
 
-#include <ATen/ATen.h>
-#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
-#include <torch/enum.h>
-#include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/batchnorm.h>
-#include <torch/nn/modules/conv.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
-#include <torch/nn/modules/rnn.h>
-#include <torch/nn/modules/transformerlayer.h>
 #include <torch/nn/pimpl.h>
 
-#include <cmath>
-#include <vector>
+#include <memory>
 
 namespace tessera::testing {
 
-inline at::Tensor randn(at::IntArrayRef sizes, uint64_t seed) {
-  return at::randn(sizes, at::make_generator<at::CPUGeneratorImpl>(seed), at::TensorOptions());
-}
-inline at::Tensor randint(int64_t high, at::IntArrayRef sizes, uint64_t seed) {
-  return at::randint(high, sizes, at::make_generator<at::CPUGeneratorImpl>(seed), at::TensorOptions().dtype(at::kLong));
-}
+at::Tensor randn(at::IntArrayRef sizes, uint64_t seed);
+at::Tensor randint(int64_t high, at::IntArrayRef sizes, uint64_t seed);
 
 /// Overwrites every parameter with small values that depend on its place and `seed` alone.
-inline void fill_parameters(torch::nn::Module& model, uint64_t seed) {
-  const at::NoGradGuard no_grad;
-  for (auto& parameter : model.parameters()) {
-    parameter.copy_(randn(parameter.sizes(), ++seed) * 0.2);
-    if (parameter.dim() > 1) parameter.mul_(1.0 / std::sqrt(static_cast<double>(parameter.size(1))) * 3);
-  }
-}
+void fill_parameters(torch::nn::Module& model, uint64_t seed);
 
 /// Odd sizes everywhere, so that units need padding and shards cut through parameters.
 struct MlpImpl : torch::nn::Module {
-  MlpImpl() {
-    fc1 = register_module("fc1", torch::nn::Linear(7, 13));
-    norm = register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({13})));
-    fc2 = register_module("fc2", torch::nn::Linear(13, 11));
-    fc3 = register_module("fc3", torch::nn::Linear(11, 3));
-  }
-  at::Tensor forward(const at::Tensor& x, const at::Tensor& target) {
-    at::Tensor h = at::gelu(norm->forward(fc1->forward(x)));
-    h = at::tanh(fc2->forward(h));
-    return at::mse_loss(fc3->forward(h), target);
-  }
+  MlpImpl();
+  at::Tensor forward(const at::Tensor& x, const at::Tensor& target);
   torch::nn::Linear fc1{nullptr}, fc2{nullptr}, fc3{nullptr};
   torch::nn::LayerNorm norm{nullptr};
 };
@@ -56,73 +30,17 @@ TORCH_MODULE(Mlp);
 
 /// One of every kind of module whose gradients do not depend on how the batch is divided (no batch statistics).
 struct ZooImpl : torch::nn::Module {
-  ZooImpl() {
-    embedding = register_module("embedding", torch::nn::Embedding(17, 12));
-    bag = register_module("bag", torch::nn::EmbeddingBag(torch::nn::EmbeddingBagOptions(17, 12).mode(torch::kSum)));
-    conv1d = register_module("conv1d", torch::nn::Conv1d(torch::nn::Conv1dOptions(12, 12, 3).padding(1)));
-    conv2d = register_module("conv2d", torch::nn::Conv2d(torch::nn::Conv2dOptions(1, 3, 3).padding(1)));
-    transposed = register_module("transposed", torch::nn::ConvTranspose1d(torch::nn::ConvTranspose1dOptions(12, 12, 3).padding(1)));
-    group_norm = register_module("group_norm", torch::nn::GroupNorm(torch::nn::GroupNormOptions(3, 12)));
-    layer_norm = register_module("layer_norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({12})));
-    lstm = register_module("lstm", torch::nn::LSTM(torch::nn::LSTMOptions(12, 6).bidirectional(true).batch_first(true).num_layers(2)));
-    gru = register_module("gru", torch::nn::GRU(torch::nn::GRUOptions(12, 12).batch_first(true)));
-    attention = register_module("attention", torch::nn::MultiheadAttention(torch::nn::MultiheadAttentionOptions(12, 3)));
-    encoder = register_module("encoder", torch::nn::TransformerEncoderLayer(torch::nn::TransformerEncoderLayerOptions(12, 2).dim_feedforward(20).dropout(0.0)));
-    decoder = register_module("decoder", torch::nn::TransformerDecoderLayer(torch::nn::TransformerDecoderLayerOptions(12, 2).dim_feedforward(20).dropout(0.0)));
-    prelu = register_module("prelu", torch::nn::PReLU(torch::nn::PReLUOptions().num_parameters(12)));
-    bilinear = register_module("bilinear", torch::nn::Bilinear(torch::nn::BilinearOptions(12, 12, 5)));
-    head = register_module("head", torch::nn::Linear(5, 4));
-  }
-  at::Tensor forward(const at::Tensor& tokens, const at::Tensor& target) {  // (B, T) int64, (B) int64
-    at::Tensor x = embedding->forward(tokens) + bag->forward(tokens).unsqueeze(1);
-    at::Tensor c = x.transpose(1, 2);
-    c = group_norm->forward(transposed->forward(at::relu(conv1d->forward(c))));
-    c = c + conv2d->forward(c.unsqueeze(1)).mean(1);
-    x = layer_norm->forward(c.transpose(1, 2));
-    x = std::get<0>(lstm->forward(x));
-    x = std::get<0>(gru->forward(x));
-    at::Tensor s = x.transpose(0, 1);
-    s = s + std::get<0>(attention->forward(s, s, s));
-    const at::Tensor memory = encoder->forward(s);
-    s = decoder->forward(s, memory);
-    const at::Tensor pooled = prelu->forward(s.mean(0));
-    return at::cross_entropy_loss(head->forward(bilinear->forward(pooled, memory.mean(0))), target);
-  }
-  torch::nn::Embedding embedding{nullptr};
-  torch::nn::EmbeddingBag bag{nullptr};
-  torch::nn::Conv1d conv1d{nullptr};
-  torch::nn::Conv2d conv2d{nullptr};
-  torch::nn::ConvTranspose1d transposed{nullptr};
-  torch::nn::GroupNorm group_norm{nullptr};
-  torch::nn::LayerNorm layer_norm{nullptr};
-  torch::nn::LSTM lstm{nullptr};
-  torch::nn::GRU gru{nullptr};
-  torch::nn::MultiheadAttention attention{nullptr};
-  torch::nn::TransformerEncoderLayer encoder{nullptr};
-  torch::nn::TransformerDecoderLayer decoder{nullptr};
-  torch::nn::PReLU prelu{nullptr};
-  torch::nn::Bilinear bilinear{nullptr};
-  torch::nn::Linear head{nullptr};
+  ZooImpl();
+  at::Tensor forward(const at::Tensor& tokens, const at::Tensor& target);  // (B, T) int64, (B) int64
+  struct Layers;
+  std::shared_ptr<Layers> layers;
 };
 TORCH_MODULE(Zoo);
 
 /// A tied, a frozen and an unused parameter, and one that is used by every other batch only.
 struct OddsImpl : torch::nn::Module {
-  OddsImpl() {
-    table = register_module("table", torch::nn::Embedding(19, 9));
-    frozen = register_module("frozen", torch::nn::Linear(9, 9));
-    for (auto& parameter : frozen->parameters()) parameter.set_requires_grad(false);
-    middle = register_module("middle", torch::nn::Linear(9, 9));
-    sometimes = register_module("sometimes", torch::nn::Linear(9, 9));
-    unused = register_module("unused", torch::nn::Linear(5, 31));
-    decoder_weight = register_parameter("decoder_weight", table->weight);
-  }
-  at::Tensor forward(const at::Tensor& tokens, const at::Tensor& target, bool with_sometimes) {
-    at::Tensor h = frozen->forward(table->forward(tokens));
-    h = at::tanh(middle->forward(h));
-    if (with_sometimes) h = h + sometimes->forward(h);
-    return at::cross_entropy_loss(at::matmul(h.mean(1), decoder_weight.t()), target);
-  }
+  OddsImpl();
+  at::Tensor forward(const at::Tensor& tokens, const at::Tensor& target, bool with_sometimes);
   torch::nn::Embedding table{nullptr};
   torch::nn::Linear frozen{nullptr}, middle{nullptr}, sometimes{nullptr}, unused{nullptr};
   at::Tensor decoder_weight;
@@ -132,47 +50,24 @@ TORCH_MODULE(Odds);
 /// A loss without data: every rank's gradient is the same to the bit, and of ordinary size everywhere, so that
 /// optimizers that magnify rounding (Adam) or look at signs only (Lion) can be compared across worlds.
 struct BowlImpl : torch::nn::Module {
-  BowlImpl() {
-    weight = register_parameter("weight", at::zeros({9, 23}));
-    norm_weight = register_parameter("norm_weight", at::zeros({37}));
-    matrix = register_parameter("matrix", at::zeros({13, 11}));
-    bias = register_parameter("bias", at::zeros({5}));
-  }
-  at::Tensor forward() {
-    at::Tensor loss = at::zeros({});
-    uint64_t seed = 40;
-    for (const at::Tensor& parameter : parameters()) {
-      const at::Tensor distance = parameter - randn(parameter.sizes(), ++seed);
-      loss = loss + (distance.square() * (0.5 + randn(parameter.sizes(), ++seed).abs())).sum();
-    }
-    return loss;
-  }
+  BowlImpl();
+  at::Tensor forward();
   at::Tensor weight, norm_weight, matrix, bias;
 };
 TORCH_MODULE(Bowl);
 
 /// Batch statistics in training, running ones in evaluation.
 struct NormNetImpl : torch::nn::Module {
-  NormNetImpl() {
-    fc1 = register_module("fc1", torch::nn::Linear(6, 24));
-    norm = register_module("norm", torch::nn::BatchNorm1d(24));
-    fc2 = register_module("fc2", torch::nn::Linear(24, 3));
-  }
-  at::Tensor forward(const at::Tensor& x) { return fc2->forward(at::relu(norm->forward(fc1->forward(x)))); }
+  NormNetImpl();
+  at::Tensor forward(const at::Tensor& x);
   torch::nn::Linear fc1{nullptr}, fc2{nullptr};
   torch::nn::BatchNorm1d norm{nullptr};
 };
 TORCH_MODULE(NormNet);
 
 struct DropoutNetImpl : torch::nn::Module {
-  DropoutNetImpl() {
-    fc1 = register_module("fc1", torch::nn::Linear(7, 40));
-    fc2 = register_module("fc2", torch::nn::Linear(40, 3));
-  }
-  at::Tensor forward(const at::Tensor& x, const at::Tensor& target) {
-    const at::Tensor h = at::dropout(at::relu(fc1->forward(x)), 0.5, is_training());
-    return at::mse_loss(fc2->forward(h), target);
-  }
+  DropoutNetImpl();
+  at::Tensor forward(const at::Tensor& x, const at::Tensor& target);
   torch::nn::Linear fc1{nullptr}, fc2{nullptr};
 };
 TORCH_MODULE(DropoutNet);

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <ATen/autocast_mode.h>
+#include <torch/nn/modules/rnn.h>
 
 #include "tests/zero/zero_testing.h"
 

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/rnn.h>
 
 #include "tests/zero/zero_testing.h"
 

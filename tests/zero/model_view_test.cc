@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/jit/api/module.h>
 #include <torch/csrc/jit/passes/tensorexpr_fuser.h>
+#include <torch/nn/modules/conv.h>
 
 #include "tests/zero/zero_testing.h"
 

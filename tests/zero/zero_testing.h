@@ -15,6 +15,7 @@
 #include "comm/init.h"
 #include "core/error.h"
 #include "core/str.h"
+#include "tests/support/errors.h"
 #include "tests/support/forwarding_communicator.h"
 #include "tests/support/models.h"
 #include "zero/gathered_parameters.h"
@@ -22,9 +23,11 @@
 
 namespace tessera::zero::testing {
 
+using tessera::testing::error_of;
 using tessera::testing::fill_parameters;
 using tessera::testing::randint;
 using tessera::testing::randn;
+using tessera::testing::seconds_since;
 
 constexpr int64_t kWidth = 8;
 /// A Linear(kWidth, kWidth), weight and bias: so every layer of a Chain is a unit.
@@ -32,16 +35,8 @@ constexpr int64_t kLinearNumel = kWidth * kWidth + 16;
 
 /// Linear layers one after another, and one more that only some passes use.
 struct ChainImpl : torch::nn::Module {
-  explicit ChainImpl(int num_layers, uint64_t seed = 1) {
-    for (int i = 0; i < num_layers; ++i)
-      layers.push_back(register_module(str("fc", i), torch::nn::Linear(kWidth, kWidth)));
-    extra = register_module("extra", torch::nn::Linear(kWidth, kWidth));
-    fill_parameters(*this, seed);
-  }
-  at::Tensor forward(at::Tensor x) {
-    for (auto& layer : layers) x = at::tanh(layer->forward(x));
-    return x;
-  }
+  explicit ChainImpl(int num_layers, uint64_t seed = 1);
+  at::Tensor forward(at::Tensor x);
   std::vector<torch::nn::Linear> layers;
   torch::nn::Linear extra{nullptr};
 };
@@ -51,116 +46,35 @@ using Change = std::function<void(ShardedModelOptions&)>;
 
 /// What Engine does, in few words.
 struct Rig {
-  Rig(const ModelView& view, comm::CommunicatorPtr comm, int stage, const Change& change = {}) {
-    at::set_num_threads(1);
-    ShardedModelOptions options;
-    options.sharding = sharding_of(stage);
-    options.unit_numel = kLinearNumel;
-    options.residency.capacity_units = 2;
-    options.residency.persistence_numel = 0;
-    options.residency.agreement_timeout = std::chrono::seconds(5);
-    options.optimizer = kernels::OptimizerKind::kSGD;
-    options.groups[0].lr = 0.5;
-    if (change) change(options);
-    sharded = std::make_unique<ShardedModel>(view, std::move(comm), options);
-    sharded->begin_pass(Pass::kTrain);
-  }
+  Rig(const ModelView& view, comm::CommunicatorPtr comm, int stage, const Change& change = {});
   Rig(const torch::nn::Module& model, comm::CommunicatorPtr comm, int stage, const Change& change = {})
       : Rig(view_of(model), std::move(comm), stage, change) {}
 
-  void backward(const at::Tensor& loss, bool first = true, bool boundary = true) {
-    sharded->residency().rethrow();
-    sharded->gradients().begin_backward(first, boundary);
-    torch::autograd::backward({loss}, {});
-    sharded->residency().rethrow();
-    sharded->gradients().finish_backward();
-    sharded->end_pass();
-    if (!boundary) sharded->begin_pass(Pass::kTrain);
-  }
-  GradientSummary update(double scale = 1) {
-    GradientSummary summary = sharded->optimizer().summarize(sharded->gradients());
-    num_late = summary.late_units.size();
-    if (num_late > 0) {
-      sharded->gradients().reduce_late(summary.late_units);
-      summary = sharded->optimizer().summarize(sharded->gradients());
-    }
-    sharded->update(scale, summary.used);
-    sharded->begin_pass(Pass::kTrain);
-    return summary;
-  }
+  void backward(const at::Tensor& loss, bool first = true, bool boundary = true);
+  GradientSummary update(double scale = 1);
   void step(const at::Tensor& loss) {
     backward(loss);
     update();
   }
   Residency& residency() { return sharded->residency(); }
-  std::vector<at::Tensor> weights() {
-    std::vector<at::Tensor> all;
-    for (const auto& spec : sharded->layout().parameters()) all.push_back(sharded->full_parameter(spec.name));
-    return all;
-  }
-  std::vector<at::Tensor> gradients() {
-    std::vector<at::Tensor> all;
-    for (const auto& spec : sharded->layout().parameters()) all.push_back(sharded->full_gradient(spec.name));
-    return all;
-  }
+  std::vector<at::Tensor> weights();
+  std::vector<at::Tensor> gradients();
   /// Sum over units of the gathers of the last pass.
-  int num_gathers() {
-    int sum = 0;
-    for (int gathers : residency().counts().gathers) sum += gathers;
-    return sum;
-  }
+  int num_gathers();
 
   std::unique_ptr<ShardedModel> sharded;
   size_t num_late = 0;
 };
 
-inline bool same_bits(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
-  if (a.size() != b.size()) return false;
-  for (size_t i = 0; i < a.size(); ++i)
-    if (!at::equal(a[i].detach().reshape(-1), b[i].detach().reshape(-1))) return false;
-  return true;
-}
+bool same_bits(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b);
 
-inline double largest_difference(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
-  double largest = a.size() == b.size() ? 0 : INFINITY;
-  for (size_t i = 0; i < a.size() && i < b.size(); ++i)
-    largest = std::max(largest, (a[i].detach().reshape(-1) - b[i].detach().reshape(-1)).abs().max().item<double>());
-  return largest;
-}
+double largest_difference(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b);
 
 /// Gradients by plain autograd, in registration order (zeros where there is none).
-inline std::vector<at::Tensor> plain_gradients(torch::nn::Module& model, const at::Tensor& loss) {
-  for (auto& parameter : model.parameters()) parameter.mutable_grad().reset();
-  loss.backward();
-  std::vector<at::Tensor> gradients;
-  for (const auto& parameter : model.parameters())
-    gradients.push_back(parameter.grad().defined() ? parameter.grad().to_dense() : at::zeros_like(parameter));
-  return gradients;
-}
+std::vector<at::Tensor> plain_gradients(torch::nn::Module& model, const at::Tensor& loss);
 
-inline void run_ranks(int world, const std::function<void(comm::CommunicatorPtr)>& body) {
-  comm::run_threads(world, {.timeout = std::chrono::seconds(20)}, body);
-}
-inline comm::CommunicatorPtr alone() {
-  comm::CommunicatorPtr result;
-  comm::run_threads(1, {}, [&](comm::CommunicatorPtr comm) { result = std::move(comm); });
-  return result;
-}
-
-/// The message of what `body` throws; empty: it throws nothing.
-template <class Body>
-std::string error_of(Body&& body) {
-  try {
-    body();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "";
-}
-
-inline double seconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
+void run_ranks(int world, const std::function<void(comm::CommunicatorPtr)>& body);
+comm::CommunicatorPtr alone();
 
 /// Which all-gather fails, counted over a communicator and its duplicates.
 struct FailurePlan {
