@@ -26,7 +26,9 @@ spdlog::level::level_enum to_spdlog(LogLevel level) {
 std::string blank_line() {
   winsize size{};
   const int columns = ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 1 ? size.ws_col : 80;
-  return "\r" + std::string(columns - 1, ' ') + "\r";
+  std::string line(columns + 1, ' ');
+  line.front() = line.back() = '\r';
+  return line;
 }
 
 }  // namespace

@@ -93,13 +93,35 @@ GradientReducer::GradientReducer(const Layout& layout, std::vector<at::Tensor> p
 
 // Collective: all of them at once, because ranks come to their first use at different times.
 void GradientReducer::make_slots() {
-  int64_t largest = 0;
-  for (int unit : order_) largest = std::max(largest, layout_.units()[unit].numel);
   if (order_.empty()) return;
+  int64_t largest = 0, sum = 0;
+  for (int unit : order_) {
+    largest = std::max(largest, layout_.units()[unit].numel);
+    sum += layout_.units()[unit].numel;
+  }
+  const auto num_units = static_cast<int64_t>(order_.size());
+  const int64_t few = std::min<int64_t>(options_.num_slots, num_units) * sum / num_units;
   const at::TensorOptions like = units_[order_.front()].accumulator.options().dtype(options_.communicate_dtype);
-  options_.num_slots = std::min(options_.num_slots, static_cast<int>(order_.size()));
-  for (int slot = 0; slot < options_.num_slots; ++slot)
-    slots_.push_back(symmetric_zeros(*comm_, largest, like, str("gradient buffer ", slot)));
+  slots_ = symmetric_zeros(*comm_, std::max(largest, few), like, "gradient buffer");
+  place_slots();
+}
+
+/// [Note: a ring of slots]
+void GradientReducer::place_slots() {
+  if (!slots_.defined()) return;
+  int64_t end = 0;
+  for (size_t place = 0; place < order_.size(); ++place) {
+    const int64_t numel = layout_.units()[order_[place]].numel;
+    UnitState& state = units_[order_[place]];
+    state.slot_offset = end + numel <= slots_.numel() ? end : 0;
+    end = state.slot_offset + numel;
+    const auto overlaps = [&](int before) {
+      const int64_t begin = units_[order_[before]].slot_offset;
+      return begin < end && state.slot_offset < begin + layout_.units()[order_[before]].numel;
+    };
+    state.after = static_cast<int>(place) - 1;
+    while (state.after >= 0 && !overlaps(state.after)) --state.after;
+  }
 }
 
 GradientReducer::~GradientReducer() {
@@ -179,7 +201,7 @@ GradientReducer::Wait GradientReducer::in_hook() const {
 bool GradientReducer::claim_slot(int unit, Wait wait) {
   UnitState& state = units_[unit];
   if (state.in_slot) return true;
-  while (state.place >= next_complete_ + options_.num_slots) {
+  while (state.after >= next_complete_) {
     if (next_complete_ == next_issue_ || !complete_next(wait)) return false;
   }
   state.in_slot = true;
@@ -189,7 +211,7 @@ bool GradientReducer::claim_slot(int unit, Wait wait) {
 }
 
 at::Tensor GradientReducer::slot_view(int unit) {
-  return slots_[units_[unit].place % options_.num_slots].narrow(0, 0, layout_.units()[unit].numel);
+  return slots_.narrow(0, units_[unit].slot_offset, layout_.units()[unit].numel);
 }
 
 void GradientReducer::stage(int parameter) {
@@ -338,6 +360,7 @@ void GradientReducer::agree_on_order() {
   }
   for (size_t parameter = 0; parameter < expected_.size(); ++parameter) expected_[parameter] = std::max(1, fired_[parameter]);
   order_agreed_ = true;
+  place_slots();
 }
 
 std::vector<bool> GradientReducer::late_units() const {
@@ -349,7 +372,7 @@ std::vector<bool> GradientReducer::late_units() const {
 void GradientReducer::reduce_late(const std::vector<int>& units) {
   const Unheard our_own_operators;
   const at::NoGradGuard no_grad;
-  if (slots_.empty()) make_slots();
+  if (!slots_.defined()) make_slots();
   for (int unit : units) {
     next_issue_ = next_complete_ = units_[unit].place;
     TESSERA_CHECK(claim_slot(unit, Wait::kNo));
@@ -393,11 +416,6 @@ int64_t GradientReducer::accumulator_bytes() const {
   return bytes;
 }
 
-int64_t GradientReducer::slot_bytes() const {
-  int64_t bytes = 0;
-  for (const at::Tensor& slot : slots_)
-    if (slot.defined()) bytes += slot.nbytes();
-  return bytes;
-}
+int64_t GradientReducer::slot_bytes() const { return slots_.defined() ? static_cast<int64_t>(slots_.nbytes()) : 0; }
 
 }  // namespace tessera::zero

@@ -8,9 +8,10 @@
 // is left is issued at the end of backward, with zeros for gradients that never came.
 //
 // [Note: a ring of slots]
-// Gradients wait for their reduction in a few unit-sized slots. The unit at place q of the order uses slot q modulo N, and
-// only once the unit at place q - N has been reduced; so the unit whose turn it is always has a slot, and nothing can
-// run dry. Where communication is slower than backward, a hook waits for that reduction: this is what bounds the memory
+// Gradients wait for their reduction in slots, one a unit, which lie one after another in one buffer, round and round in the
+// agreed order. A slot is free once the units that had the same memory before, all of them earlier in the order, have been
+// reduced; so the unit whose turn it is always gets its slot, and nothing can run dry. The buffer has room for a few units of
+// the mean size, and for the largest one. Where communication is slower than backward, a hook waits for that reduction: this is what bounds the memory
 // of gradients. A gradient stays in `p.grad` only while its unit's turn cannot come, because a unit before it still
 // lacks gradients on this rank (an order of use that differs from the agreed one).
 //
@@ -42,7 +43,7 @@ struct ReducerOptions {
   at::ScalarType communicate_dtype = at::kFloat;
   bool reduce_each_micro_step = false;  ///< at stages 0 and 1 too
   bool overlap = true;  ///< false: wait for each reduction where it is issued
-  int num_slots = 3;
+  int num_slots = 3;  ///< units of the mean size that gradients may wait in
   double predivide_factor = 1;  ///< DeepSpeed's gradient_predivide_factor
   bool prescale = false;        ///< DeepSpeed's prescale_gradients: divide by the world size before summing
   std::chrono::milliseconds patience = std::chrono::seconds(1);  ///< see [Note: patience]
@@ -101,6 +102,8 @@ class GradientReducer {
   struct UnitState {
     at::Tensor accumulator;
     int place = 0;         // in order_
+    int64_t slot_offset = 0;  // in slots_
+    int after = -1;           // the last place before this one whose slot overlaps this one's
     int num_missing = 0;   // parameters that have not fired as often as expected
     bool in_slot = false;
     bool late = false;
@@ -127,6 +130,7 @@ class GradientReducer {
   void complete_what_has_arrived();
   void gather_results();
   void make_slots();
+  void place_slots();
   bool patiently(comm::Work& work);
   void zero_what_never_came(const at::Tensor& flat, int unit, const std::vector<bool>& came);
   void agree_on_order();
@@ -142,7 +146,7 @@ class GradientReducer {
   comm::WorkPtr all_have_read_;
 
   std::vector<UnitState> units_;
-  std::vector<at::Tensor> slots_;     // each (largest unit) communicate dtype
+  at::Tensor slots_;                  // communicate dtype
   std::vector<comm::WorkPtr> works_;  // by unit, in flight
   std::vector<int> order_;                    // trainable units
   std::vector<int> finished_;                 // the first backward's order of completion

@@ -18,12 +18,14 @@ constexpr int64_t kNumel = 48;
 
 /// Vectors, each a unit of its own, and their reducer.
 struct Vectors {
-  Vectors(int num, const comm::CommunicatorPtr& comm, const ReducerOptions& options) {
+  Vectors(int num, const comm::CommunicatorPtr& comm, const ReducerOptions& options)
+      : Vectors(std::vector<int64_t>(num, kNumel), comm, options) {}
+  Vectors(const std::vector<int64_t>& numels, const comm::CommunicatorPtr& comm, const ReducerOptions& options) {
     at::set_num_threads(1);
     std::vector<ParameterSpec> specs;
-    for (int i = 0; i < num; ++i) {
-      specs.push_back({.name = str("m", i, ".p"), .shape = {kNumel}, .dtype = DType::kFloat32, .trainable = true, .group = 0, .aliases = {}});
-      parameters.push_back(at::ones({kNumel}).requires_grad_());
+    for (size_t i = 0; i < numels.size(); ++i) {
+      specs.push_back({.name = str("m", i, ".p"), .shape = {numels[i]}, .dtype = DType::kFloat32, .trainable = true, .group = 0, .aliases = {}});
+      parameters.push_back(at::ones({numels[i]}).requires_grad_());
     }
     layout = std::make_unique<Layout>(specs, LayoutOptions{comm->size(), kNumel});
     reducer = std::make_unique<GradientReducer>(*layout, parameters, comm, options);
@@ -221,6 +223,35 @@ TEST(Reducer, AnUnusedFirstUnitBlocksNothing) {
           EXPECT_EQ(vectors.reducer->slot_bytes() > 0, stage >= 2) << "stages 0 and 1 reduce in place";
           for (const at::Tensor& parameter : vectors.parameters) EXPECT_FALSE(parameter.grad().defined());
         }
+      });
+    }
+  }
+}
+
+TEST(Reducer, UnitsOfManySizesShareOneBuffer) {
+  const std::vector<int64_t> numels{96, 480, 64, 160, 64, 960, 96, 64, 256, 64};
+  const std::vector<std::vector<int>> orders{{9, 8, 7, 6, 5, 4, 3, 2, 1, 0}, {3, 7, 1, 9, 5, 0, 2, 4, 8, 6}, {5, 6, 0, 1, 2, 9, 8, 7, 3, 4}};
+  for (const char* backend : {"gloo", "shm"}) {
+    for (int num_slots : {1, 3, 6}) {
+      comm::run_threads(2, {.backend = backend, .timeout = std::chrono::seconds(20)}, [&](comm::CommunicatorPtr comm) {
+        ReducerOptions options = at_stage(2);
+        options.num_slots = num_slots;
+        Vectors vectors(numels, comm, options);
+        for (int step = 0; step < 9; ++step) {
+          std::vector<double> factors, expected;
+          for (int i = 0; i < 10; ++i) {
+            factors.push_back((i + 3 * step) % 10 == 0 ? 0 : 1 + i + 2 * step + 2 * comm->rank());
+            expected.push_back(factors.back() == 0 ? 0 : 2 + i + 2 * step);
+          }
+          vectors.backward(factors, orders[(step + comm->rank()) % 3]);
+          EXPECT_EQ(vectors.results(), expected) << backend << " step " << step << " slots " << num_slots;
+        }
+        int64_t largest = 0, sum = 0;
+        for (const Unit& unit : vectors.layout->units()) {
+          largest = std::max(largest, unit.numel);
+          sum += unit.numel;
+        }
+        EXPECT_EQ(vectors.reducer->slot_bytes(), 4 * std::max(largest, num_slots * sum / 10));
       });
     }
   }
