@@ -12,6 +12,7 @@
 
 #include "core/check.h"
 #include "core/error.h"
+#include "core/memory_use.h"
 #include "zero/operator_listener.h"
 
 namespace tessera::zero {
@@ -77,6 +78,7 @@ GradientReducer::GradientReducer(const Layout& layout, std::vector<at::Tensor> p
     if (!layout_.units()[unit].trainable) continue;
     const at::TensorOptions like = parameters_[layout_.units()[unit].parameters.front()].options();
     const int64_t numel = options_.sharding.gradients ? layout_.shard_numel(unit) : layout_.units()[unit].numel;
+    const MemoryFor use(MemoryUse::kGradients);
     units_[unit].accumulator =
         through_slots() ? at::zeros({numel}, like.dtype(options_.accumulate_dtype).requires_grad(false))
                         : symmetric_zeros(*comm_, numel, like.dtype(options_.accumulate_dtype), layout_.describe(unit));
@@ -102,6 +104,7 @@ void GradientReducer::make_slots() {
   const auto num_units = static_cast<int64_t>(order_.size());
   const int64_t few = std::min<int64_t>(options_.num_slots, num_units) * sum / num_units;
   const at::TensorOptions like = units_[order_.front()].accumulator.options().dtype(options_.communicate_dtype);
+  const MemoryFor use(MemoryUse::kCommunication);
   slots_ = symmetric_zeros(*comm_, std::max(largest, few), like, "gradient buffer");
   place_slots();
 }
@@ -201,6 +204,7 @@ GradientReducer::Wait GradientReducer::in_hook() const {
 bool GradientReducer::claim_slot(int unit, Wait wait) {
   UnitState& state = units_[unit];
   if (state.in_slot) return true;
+  if (state.after >= next_issue_) return false;  // whoever has the slot cannot be reduced yet
   while (state.after >= next_complete_) {
     if (next_complete_ == next_issue_ || !complete_next(wait)) return false;
   }
