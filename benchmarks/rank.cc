@@ -6,7 +6,7 @@
 #include <sstream>
 #include <string>
 
-#include "benchmarks/process_memory.h"
+#include "core/process_memory.h"
 
 namespace tessera::benchmarks {
 namespace {

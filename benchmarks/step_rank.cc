@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "benchmarks/gpt.h"
-#include "benchmarks/process_memory.h"
+#include "core/process_memory.h"
 #include "comm/init.h"
 #include "comm/self.h"
 #include "engine/config/parse.h"
@@ -35,7 +35,7 @@ at::Tensor read_tokens(const std::string& path, int64_t num_ranks, int64_t rank,
 
 class Training {
  public:
-  Training(const GptShape& shape, const EngineConfig& config, const comm::CommunicatorPtr& comm,
+  Training(const GptOptions& shape, const EngineConfig& config, const comm::CommunicatorPtr& comm,
            const std::string& weights, at::Tensor tokens)
       : engine_(initialize(Gpt(shape), config, comm)), tokens_(std::move(tokens)) {
     engine_->load_weights(weights);
@@ -64,7 +64,7 @@ class Training {
 };
 
 nlohmann::json train(const comm::CommunicatorPtr& group, bool alone, const std::string& folder,
-                     const GptShape& shape, int num_steps) {
+                     const GptOptions& shape, int num_steps) {
   const comm::CommunicatorPtr comm =
       alone ? std::make_shared<comm::SelfCommunicator>(std::chrono::minutes(1)) : group;
   const EngineConfig config = load_engine_config(folder + "/ds_config.json", {.world_size = comm->size()});
@@ -99,7 +99,7 @@ int main(int argc, char** argv) try {
   using namespace tessera;
   if (argc != 5) throw Error("usage: step_rank together|alone FOLDER 33m|110m STEPS");
   at::set_num_threads(1);
-  const benchmarks::GptShape shape =
+  const GptOptions shape =
       std::string(argv[3]) == "110m" ? benchmarks::gpt_110m() : benchmarks::gpt_33m();
   const auto group = comm::connect(comm::environment(), {});
   std::cout

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/ivalue.h>
 #include <net/if.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include <algorithm>
@@ -187,7 +188,10 @@ std::unique_ptr<Transport> make_gloo_transport(const GroupStore& store, const Gl
 at::Tensor plain_view(const at::Tensor& buffer, int64_t begin, int64_t numel) {
   char* data = static_cast<char*>(buffer.data_ptr()) + begin * static_cast<int64_t>(buffer.element_size());
   return at::for_blob(data, {numel})
-      .deleter([buffer](void*) {})
+      .deleter([kept = at::Tensor(buffer), info = c10::ThreadLocalDebugInfo::current()](void*) mutable {
+        const c10::DebugInfoGuard heard(info);  // Gloo's threads may be the last to let go, and whoever counts memory wants to hear of it
+        kept.reset();
+      })
       .options(buffer.options().requires_grad(false))
       .target_device(buffer.device())
       .make_tensor();

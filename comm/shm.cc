@@ -1,6 +1,7 @@
 #include "comm/shm.h"
 
 #include <ATen/ops/from_blob.h>
+#include <c10/core/Allocator.h>
 
 #include "comm/explain.h"
 #include "comm/shm/group.h"
@@ -29,6 +30,10 @@ shm::Element element_of(const at::Tensor& tensor) {
   }
   TESSERA_CHECK(false, tensor.scalar_type());
   return shm::Element::kUInt8;
+}
+
+void report_memory(void* data, int64_t bytes) {
+  if (c10::memoryProfilingEnabled()) c10::reportMemoryUsageToProfiler(data, bytes, 0, 0, c10::Device(c10::kCPU));
 }
 
 /// An operation under way. Nobody works on it but the ranks' own calls: testing it moves it on.
@@ -128,7 +133,10 @@ class ShmTransport final : public Transport {
   at::Tensor allocate(int64_t bytes, bool common) {
     auto region = group_->allocate(bytes, common);
     void* data = region->of(group_->rank());
-    return at::for_blob(data, {bytes}).deleter([region](void*) {}).options(at::TensorOptions().dtype(at::kByte)).make_tensor();
+    // libtorch's allocator knows nothing of it, but whoever counts memory wants to. What all share counts in parts.
+    const int64_t share = common ? (bytes + group_->size() - 1) / group_->size() : bytes;
+    report_memory(data, share);
+    return at::for_blob(data, {bytes}).deleter([region, share](void* freed) { report_memory(freed, -share); }).options(at::TensorOptions().dtype(at::kByte)).make_tensor();
   }
 
   const milliseconds timeout_;

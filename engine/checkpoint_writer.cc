@@ -9,6 +9,7 @@
 #include "checkpoint/catalog.h"
 #include "checkpoint/save.h"
 #include "core/error.h"
+#include "core/memory_use.h"
 #include "core/str.h"
 #include "engine/checkpoint_types.h"
 #include "zero/operator_listener.h"
@@ -24,6 +25,7 @@ CheckpointWriter::CheckpointWriter(zero::ShardedModel& model, int stage, const C
     : model_(model), stage_(stage), config_(config), log_(std::move(log)) {
   if (!config_.async) return;
   own_comm_ = model_.comm().duplicate("checkpoint");
+  const MemoryFor use(MemoryUse::kSnapshot);
   snapshot_ = at::zeros({bytes_to_copy()}, at::kByte);
 }
 

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "core/memory_use.h"
+
 namespace tessera::zero {
 
 at::Tensor BufferPool::acquire(int64_t bytes) {
@@ -24,6 +26,7 @@ at::Tensor BufferPool::acquire(int64_t bytes) {
       free_bytes_ -= free_.front().nbytes();
       free_.erase(free_.begin());
     }
+    const MemoryFor use(MemoryUse::kCommunication);
     buffer = at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(device_));
   }
   ++num_lent_;

@@ -19,6 +19,14 @@ struct StateBytes {
   int64_t snapshot = 0;   ///< the copy that asynchronous checkpoints are written from
   int64_t total() const { return parameters + gradients + master + optimizer + snapshot; }
   bool operator==(const StateBytes&) const = default;
+  StateBytes& operator+=(const StateBytes& other) {
+    parameters += other.parameters;
+    gradients += other.gradients;
+    master += other.master;
+    optimizer += other.optimizer;
+    snapshot += other.snapshot;
+    return *this;
+  }
 };
 
 struct StateModel {
@@ -29,25 +37,64 @@ struct StateModel {
   bool async_checkpoints = false;            ///< a copy of this rank's shards is set aside
 };
 
+/// So many elements of one dtype, of which a rank's shard is so many.
+struct StateElements {
+  int64_t numel = 0;
+  int64_t shard_numel = 0;
+  DType dtype = DType::kFloat32;
+  bool trainable = true;
+};
+
+/// Local. What a rank holds of them.
+inline StateBytes state_bytes(const StateElements& whole, const StateModel& model) {
+  StateBytes bytes;
+  const auto held = [&](bool sharded) { return sharded ? whole.shard_numel : whole.numel; };
+  const bool parted = model.sharding.parameters || (model.one_copy_a_host && model.sharding.optimizer && whole.trainable);
+  bytes.parameters = held(parted) * size_bytes(whole.dtype);
+  if (model.async_checkpoints) {
+    const int64_t element = whole.trainable ? (1 + model.num_states) * size_bytes(DType::kFloat32) : size_bytes(whole.dtype);
+    bytes.snapshot = whole.shard_numel * element;
+  }
+  if (!whole.trainable) return bytes;
+  bytes.gradients = held(model.sharding.gradients) * size_bytes(model.accumulate_dtype);
+  const int64_t fp32_bytes = held(model.sharding.optimizer) * size_bytes(DType::kFloat32);
+  if (whole.dtype != DType::kFloat32) bytes.master = fp32_bytes;
+  bytes.optimizer = model.num_states * fp32_bytes;
+  return bytes;
+}
+
 /// Local. Padding included, so it is exact.
 inline StateBytes model_state_bytes(const Layout& layout, const StateModel& model) {
   StateBytes bytes;
   for (int unit = 0; unit < layout.num_units(); ++unit) {
     const Unit& whole = layout.units()[unit];
-    const auto held = [&](bool sharded) { return sharded ? layout.shard_numel(unit) : whole.numel; };
-    const bool parted = model.sharding.parameters || (model.one_copy_a_host && model.sharding.optimizer && whole.trainable);
-    bytes.parameters += held(parted) * size_bytes(whole.dtype);
-    if (model.async_checkpoints) {
-      const int64_t element = whole.trainable ? (1 + model.num_states) * size_bytes(DType::kFloat32) : size_bytes(whole.dtype);
-      bytes.snapshot += layout.shard_numel(unit) * element;
-    }
-    if (!whole.trainable) continue;
-    bytes.gradients += held(model.sharding.gradients) * size_bytes(model.accumulate_dtype);
-    const int64_t fp32_bytes = held(model.sharding.optimizer) * size_bytes(DType::kFloat32);
-    if (whole.dtype != DType::kFloat32) bytes.master += fp32_bytes;
-    bytes.optimizer += model.num_states * fp32_bytes;
+    bytes += state_bytes({whole.numel, layout.shard_numel(unit), whole.dtype, whole.trainable}, model);
   }
   return bytes;
+}
+
+/// Local. For a model of which only the number of (trainable) parameters is known: without padding, which depends on the layout.
+/// With bf16, gradients accumulated in bf16 and Adam's two moments these are the numbers of Rajbhandari et al., "ZeRO: Memory
+/// Optimizations Toward Training Trillion Parameter Models" (2020), figure 1: 16 bytes a parameter.
+inline StateBytes estimate_state_bytes(int64_t num_parameters, int world_size, DType dtype, const StateModel& model) {
+  return state_bytes({num_parameters, (num_parameters + world_size - 1) / world_size, dtype, true}, model);
+}
+
+/// Local. The smallest world in which a rank's model state is at most `budget_bytes`; 0: in none, because what the stage does not
+/// shard is more.
+inline int64_t smallest_world(int64_t num_parameters, DType dtype, const StateModel& model, int64_t budget_bytes) {
+  const auto fits = [&](int64_t world) {
+    return estimate_state_bytes(num_parameters, static_cast<int>(world), dtype, model).total() <= budget_bytes;
+  };
+  int64_t high = 1;
+  while (!fits(high) && high < num_parameters && high < (int64_t{1} << 30)) high *= 2;
+  if (!fits(high)) return 0;
+  int64_t low = high / 2;  // does not fit, unless it is 0
+  while (high - low > 1) {
+    const int64_t middle = low + (high - low) / 2;
+    (fits(middle) ? high : low) = middle;
+  }
+  return high;
 }
 
 }  // namespace tessera::zero

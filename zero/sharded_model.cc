@@ -10,6 +10,7 @@
 #include <exception>
 
 #include "core/error.h"
+#include "core/memory_use.h"
 #include "zero/torch_dtype.h"
 
 namespace tessera::zero {
@@ -86,6 +87,7 @@ void ShardedModel::move_into_units(const std::vector<at::Tensor>& tensors) {
 
 at::Tensor ShardedModel::allocate_unit(int unit) {
   const int64_t bytes = units_[unit].bytes();
+  const MemoryFor use(MemoryUse::kParameters);
   at::Tensor memory;
   if (sharded(unit)) memory = gather_comm_->allocate_shared(bytes, layout_->describe(unit));
   shared_.push_back(memory.defined());
@@ -126,6 +128,7 @@ void ShardedModel::move_unit(int unit, const std::vector<at::Tensor>& tensors) {
   const Range mine = layout_->shard(unit, comm_->rank());
   shards_[unit] = (shared ? buffer.view(dtype) : full).narrow(0, mine.begin, mine.numel());
   if (options_.sharding.parameters && !shared) {
+    const MemoryFor use(MemoryUse::kParameters);
     shards_[unit] = shards_[unit].clone();
     memory.release();
   }
@@ -133,6 +136,7 @@ void ShardedModel::move_unit(int unit, const std::vector<at::Tensor>& tensors) {
   if (dtype == at::kFloat) {
     masters_[unit] = options_.sharding.optimizer ? shards_[unit] : full;
   } else {
+    const MemoryFor use(MemoryUse::kMaster);
     masters_[unit] = region(unit, flat).clone();
   }
 }

@@ -8,6 +8,7 @@
 #include <cmath>
 
 #include "core/check.h"
+#include "core/memory_use.h"
 #include "zero/operator_listener.h"
 
 namespace tessera::zero {
@@ -26,6 +27,7 @@ ShardedOptimizer::ShardedOptimizer(const Layout& layout, std::vector<at::Tensor>
     const auto names = kernels::state_names(kind_, hyper);
     if (names.size() > state_names_.size()) state_names_ = names;
   }
+  const MemoryFor use(MemoryUse::kOptimizer);
   for (int unit = 0; unit < layout_.num_units(); ++unit) {
     if (!layout_.units()[unit].trainable) continue;
     UnitState& state = units_[unit];

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 namespace tessera::zero {
 namespace {
 
@@ -53,6 +55,46 @@ TEST(MemoryModel, CountsPadding) {
   const Layout layout({{.name = "w", .shape = {1}, .dtype = DType::kFloat32, .trainable = true, .group = 0, .aliases = {}}}, {.world_size = 2});
   EXPECT_EQ(model_state_bytes(layout, {.sharding = sharding_of(0), .num_states = 0}), (StateBytes{128, 128, 0, 0}));
   EXPECT_EQ(model_state_bytes(layout, {.sharding = sharding_of(3), .num_states = 0}), (StateBytes{64, 64, 0, 0}));
+}
+
+// Rajbhandari et al. 2020, figure 1: 7.5 billion parameters, 64 ranks, mixed precision, Adam, in units of 1e9 bytes.
+TEST(MemoryModel, TheTableOfTheZeroPaper) {
+  const double expected[] = {120, 31.4, 16.6, 1.9};
+  for (int stage = 0; stage <= 3; ++stage) {
+    const StateBytes bytes = estimate_state_bytes(7'500'000'000, 64, DType::kBFloat16,
+                                                  {.sharding = sharding_of(stage), .accumulate_dtype = DType::kBFloat16});
+    EXPECT_EQ(std::round(bytes.total() / 1e8) / 10, expected[stage]) << "stage " << stage;
+  }
+}
+
+TEST(MemoryModel, AnEstimateIsTheLayoutsNumberButForPadding) {
+  const Layout layout = layout_of(DType::kBFloat16);
+  for (int stage = 0; stage <= 3; ++stage) {
+    const StateModel model{.sharding = sharding_of(stage)};
+    EXPECT_EQ(estimate_state_bytes(kNumel, kWorld, DType::kBFloat16, model), model_state_bytes(layout, model));
+  }
+}
+
+TEST(MemoryModel, TheSmallestWorldThatFits) {
+  constexpr int64_t kBudget = int64_t{80} << 30;
+  const auto smallest = [](int stage, int64_t budget) {
+    return smallest_world(7'500'000'000, DType::kBFloat16, {.sharding = sharding_of(stage), .accumulate_dtype = DType::kBFloat16}, budget);
+  };
+  EXPECT_EQ(smallest(0, kBudget), 0) << "120 GB in any world";
+  EXPECT_EQ(smallest(0, 120'000'000'000), 1);
+  for (int stage = 1; stage <= 3; ++stage) {
+    const int64_t world = smallest(stage, kBudget);
+    ASSERT_GT(world, 1);
+    const auto bytes_at = [&](int64_t size) {
+      return estimate_state_bytes(7'500'000'000, static_cast<int>(size), DType::kBFloat16,
+                                  {.sharding = sharding_of(stage), .accumulate_dtype = DType::kBFloat16})
+          .total();
+    };
+    EXPECT_LE(bytes_at(world), kBudget);
+    EXPECT_GT(bytes_at(world - 1), kBudget);
+  }
+  EXPECT_EQ(smallest(3, 1'875'000'000), 64);
+  EXPECT_EQ(smallest(1, 30'000'000'000), 0) << "parameters and gradients alone are as much";
 }
 
 }  // namespace

@@ -4,7 +4,7 @@
 #include <chrono>
 #include <functional>
 
-namespace tessera::benchmarks {
+namespace tessera {
 
 /// Local. VmHWM, in bytes: the most this process ever had resident, libtorch's code included.
 double peak_resident_bytes();
@@ -18,4 +18,4 @@ double own_bytes();
 double peak_own_bytes(const std::function<void()>& body,
                       std::chrono::milliseconds period = std::chrono::milliseconds(5));
 
-}  // namespace tessera::benchmarks
+}  // namespace tessera

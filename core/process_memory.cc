@@ -1,4 +1,4 @@
-#include "benchmarks/process_memory.h"
+#include "core/process_memory.h"
 
 #include <algorithm>
 #include <fstream>
@@ -8,7 +8,7 @@
 #include <string_view>
 #include <thread>
 
-namespace tessera::benchmarks {
+namespace tessera {
 namespace {
 
 /// The sum of these lines of a file in /proc, whose numbers are KiB.
@@ -43,4 +43,4 @@ double peak_own_bytes(const std::function<void()>& body, std::chrono::millisecon
   return peak;
 }
 
-}  // namespace tessera::benchmarks
+}  // namespace tessera
