@@ -17,7 +17,7 @@ std::string name_of(Mode mode);
 
 struct Task {
   Mode mode = Mode::kPlain;
-  GptShape shape;
+  GptOptions shape;
   int64_t micro_batch = 2;
   std::vector<std::string> overrides;  ///< of the engine's configuration, as for --set
 };

@@ -1,0 +1,81 @@
+#include "examples/language_model/task.h"
+
+#include <ATen/ATen.h>
+
+#include <cmath>
+#include <utility>
+
+#include "core/error.h"
+#include "core/str.h"
+
+namespace tessera::examples {
+
+LanguageModelOptions read_language_model_options(const config::Section& model, const config::Section& data) {
+  LanguageModelOptions options;
+  data.required_text("type");
+  options.path = data.required_text("path");
+  options.test_fraction = data.number("test_fraction", options.test_fraction, 0.0, 0.9);
+  data.finish();
+  GptOptions& gpt = options.model;
+  model.required_text("type");
+  gpt.dim = model.integer("dim", gpt.dim, 1, 65536);
+  gpt.layers = model.integer("layers", gpt.layers, 1, 1024);
+  gpt.heads = model.integer("heads", gpt.heads, 1, 1024);
+  gpt.vocabulary = model.integer("vocabulary", gpt.vocabulary, 256, 1'000'000);
+  gpt.sequence = model.integer("sequence", gpt.sequence, 1, 1'000'000);
+  model.finish();
+  if (gpt.dim % gpt.heads != 0)
+    throw ConfigError(str("model.heads: found ", gpt.heads, ", which does not divide model.dim, ", gpt.dim, "; expected a number that does"));
+  return options;
+}
+
+LanguageModel::LanguageModel(const LanguageModelOptions& options)
+    : options_(options),
+      text_(options.path, options.model.sequence),
+      num_test_(static_cast<int64_t>(options.test_fraction * static_cast<double>(text_.num_windows()))) {}
+
+Engine& LanguageModel::initialize(const EngineConfig& config, comm::CommunicatorPtr comm, const InitOptions& options) {
+  Gpt model(options_.model);
+  model->to(options.device);
+  engine_ = tessera::initialize(model, config, std::move(comm), options);
+  return *engine_;
+}
+
+train::Batch LanguageModel::make_batch(const std::vector<int64_t>& windows) const {
+  const at::Tensor rows = text_.windows(windows).to(engine_->device());
+  train::Batch batch;
+  batch.inputs = {rows.narrow(1, 0, options_.model.sequence)};  // (B, T)
+  batch.target = rows.narrow(1, 1, options_.model.sequence);    // (B, T)
+  return batch;
+}
+
+train::Batch LanguageModel::train_batch(const std::vector<int64_t>& indices) { return make_batch(indices); }
+
+train::Batch LanguageModel::eval_batch(const std::vector<int64_t>& indices) {
+  std::vector<int64_t> windows;
+  for (const int64_t index : indices) windows.push_back(train_size() + index);
+  return make_batch(windows);
+}
+
+at::Tensor LanguageModel::loss(const train::Batch& batch) { return engine_->forward(batch.inputs[0], batch.target); }
+
+// {samples, sum over samples of the mean loss of a token}
+at::Tensor LanguageModel::statistics(const train::Batch& batch) {
+  const at::Tensor logits = engine_->forward(batch.inputs[0]).to(at::kFloat);  // (B, T, vocabulary)
+  const at::Tensor token_loss = at::cross_entropy_loss(logits.flatten(0, 1), batch.target.flatten(), {}, at::Reduction::None);
+  const at::Tensor counted = batch.mask.to(at::kDouble);  // (B)
+  return at::stack({counted.sum(), (token_loss.view(batch.target.sizes()).to(at::kDouble).mean(1) * counted).sum()});
+}
+
+train::Metrics LanguageModel::metrics(const at::Tensor& total) const {
+  const double loss = total[1].item<double>() / total[0].item<double>();
+  return {{"loss", loss}, {"perplexity", std::exp(loss)}};
+}
+
+void register_language_model(train::Registry& registry) {
+  registry.add("text", "gpt", [](const config::Section& model, const config::Section& data) {
+    return std::make_unique<LanguageModel>(read_language_model_options(model, data));
+  });
+}
+
+}  // namespace tessera::examples

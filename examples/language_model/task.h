@@ -1,0 +1,50 @@
+// The task `data.type: text`, `model.type: gpt`: the next byte of a text file.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "examples/language_model/model.h"
+#include "examples/language_model/text.h"
+#include "train/registry.h"
+#include "train/task.h"
+
+namespace tessera::examples {
+
+struct LanguageModelOptions {
+  std::string path;            ///< data.path: a text file
+  double test_fraction = 0.1;  ///< data.test_fraction: of its end
+  GptOptions model;
+};
+
+/// Local. From the sections `model` and `data`. Throws ConfigError.
+LanguageModelOptions read_language_model_options(const config::Section& model, const config::Section& data);
+
+class LanguageModel final : public train::Task {
+ public:
+  /// Local. Reads the text. Throws DataError.
+  explicit LanguageModel(const LanguageModelOptions& options);
+
+  std::string_view name() const override { return "language_model"; }
+  int64_t train_size() const override { return text_.num_windows() - eval_size(); }
+  int64_t eval_size() const override { return num_test_; }
+  Engine& initialize(const EngineConfig& config, comm::CommunicatorPtr comm, const InitOptions& options) override;
+  train::Batch train_batch(const std::vector<int64_t>& indices) override;
+  train::Batch eval_batch(const std::vector<int64_t>& indices) override;
+  at::Tensor loss(const train::Batch& batch) override;
+  at::Tensor statistics(const train::Batch& batch) override;
+  train::Metrics metrics(const at::Tensor& total) const override;
+
+ private:
+  train::Batch make_batch(const std::vector<int64_t>& windows) const;
+
+  LanguageModelOptions options_;
+  ByteText text_;
+  int64_t num_test_;
+  std::unique_ptr<TypedEngine<GptImpl>> engine_;
+};
+
+/// Local. Makes the task known under its names.
+void register_language_model(train::Registry& registry);
+
+}  // namespace tessera::examples

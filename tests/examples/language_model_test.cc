@@ -1,0 +1,100 @@
+// Text as samples, and the task around them: windows, mistakes, and that it learns a text and counts every sample once.
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "comm/init.h"
+#include "core/error.h"
+#include "examples/language_model/task.h"
+#include "tests/support/errors.h"
+#include "train/evaluate.h"
+
+namespace tessera::examples {
+namespace {
+
+using tessera::testing::error_of;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+class LanguageModelTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    path_ = std::filesystem::path(::testing::TempDir()) / ("language_model_" + std::to_string(getpid()) + ".txt");
+  }
+  void TearDown() override { std::filesystem::remove(path_); }
+  std::string write(const std::string& text) const {
+    std::ofstream(path_, std::ios::binary) << text;
+    return path_.string();
+  }
+  std::filesystem::path path_;
+};
+
+TEST_F(LanguageModelTest, WindowsLieSideBySideAndKnowTheNextByte) {
+  const ByteText text(write("abcdefghij\xff"), 5);
+  EXPECT_EQ(text.num_windows(), 2);
+  const at::Tensor rows = text.windows({1, 0});
+  EXPECT_TRUE(at::equal(rows[1], at::tensor({'a', 'b', 'c', 'd', 'e', 'f'}, at::kLong)));
+  EXPECT_TRUE(at::equal(rows[0], at::tensor({102, 103, 104, 105, 106, 255}, at::kLong)));
+  EXPECT_EQ(ByteText(write("abcdef"), 5).num_windows(), 1);
+}
+
+TEST_F(LanguageModelTest, MistakesNameTheFile) {
+  EXPECT_THAT(error_of<DataError>([&] { ByteText(path_.string(), 4); }), AllOf(HasSubstr(path_.string() + ": cannot be read"), Not(HasSubstr("\n"))));
+  EXPECT_THAT(error_of<DataError>([&] { ByteText(path_.parent_path().string(), 4); }), HasSubstr("cannot be read"));
+  EXPECT_THAT(error_of<DataError>([&] { ByteText(write("abcd"), 4); }), HasSubstr("has 4 bytes; expected at least 5"));
+  EXPECT_THAT(error_of<DataError>([&] { ByteText(write(""), 4); }), HasSubstr("has 0 bytes"));
+}
+
+LanguageModelOptions small(const std::string& path) {
+  LanguageModelOptions options;
+  options.path = path;
+  options.test_fraction = 0.25;
+  options.model = {.dim = 16, .layers = 1, .heads = 2, .vocabulary = 256, .sequence = 8};
+  return options;
+}
+
+TEST_F(LanguageModelTest, LearnsATextAtEveryStage) {
+  std::string text;
+  for (int i = 0; i < 60; ++i) text += "abcdefgh";
+  write(text + "a");
+  for (int stage = 0; stage <= 3; ++stage) {
+    comm::run_threads(2, {}, [&](comm::CommunicatorPtr comm) {
+      at::set_num_threads(1);
+      LanguageModel task(small(path_.string()));
+      EXPECT_EQ(task.train_size(), 45);
+      EXPECT_EQ(task.eval_size(), 15);
+      EngineConfig config;
+      config.train_micro_batch_size_per_gpu = 5;
+      config.optimizer.params = {{"lr", 0.03}};
+      config.zero.stage = stage;
+      Engine& engine = task.initialize(config, comm, {});
+      double loss = 0;
+      for (int64_t step = 0; step < 40; ++step) {
+        std::vector<int64_t> rows;
+        for (int64_t i = 0; i < 5; ++i) rows.push_back((10 * step + 5 * comm->rank() + i) % task.train_size());
+        const at::Tensor tensor = task.loss(task.train_batch(rows));
+        loss = tensor.item<double>();
+        engine.backward(tensor);
+        engine.step();
+      }
+      EXPECT_LT(loss, 0.2) << "every byte follows from the one before";
+      const train::Evaluation evaluation = train::evaluate(task, engine, 4, {});
+      EXPECT_EQ(evaluation.num_samples, 15);
+      ASSERT_EQ(evaluation.metrics.size(), 2u);
+      EXPECT_EQ(evaluation.metrics[0].first, "loss");
+      EXPECT_LT(evaluation.metrics[0].second, 0.2);
+      EXPECT_EQ(evaluation.metrics[1].first, "perplexity");
+      EXPECT_NEAR(evaluation.metrics[1].second, std::exp(evaluation.metrics[0].second), 1e-9);
+    });
+  }
+}
+
+}  // namespace
+}  // namespace tessera::examples
