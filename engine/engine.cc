@@ -101,6 +101,7 @@ void Engine::check_same_config_everywhere() const {
   shared.seed = 0;
   shared.steps_per_print = 0;
   shared.wall_clock_breakdown = false;
+  shared.memory_breakdown = false;
   const std::string mine = dump_resolved(shared);
   const std::vector<std::string> digests = comm_->exchange(std::to_string(std::hash<std::string>()(mine)), "config digest");
   if (std::equal(digests.begin() + 1, digests.end(), digests.begin())) return;

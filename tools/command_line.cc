@@ -1,10 +1,14 @@
 #include "tools/command_line.h"
 
 #include <algorithm>
+#include <array>
+#include <cctype>
+#include <charconv>
 #include <sstream>
 #include <string_view>
 #include <vector>
 
+#include "core/error.h"
 #include "core/str.h"
 #include "engine/config/suggest.h"
 
@@ -98,6 +102,26 @@ std::string describe_mistake(const CLI::App& app, const CLI::ParseError& error, 
                                     : str("unexpected '", extras[0], "'", config::did_you_mean(extras[0], options_of(command)));
   std::replace(what.begin(), what.end(), '\n', ' ');
   return str(command.get_name(), ": ", what, " (", app.get_name(), " ", command.get_name(), " --help)");
+}
+
+int64_t parse_size(const std::string& option, const std::string& text) {
+  struct Unit {
+    std::string_view name;
+    double bytes;
+  };
+  static constexpr std::array kUnits = {Unit{"", 1},         Unit{"B", 1},       Unit{"KB", 1e3},     Unit{"MB", 1e6},
+                                        Unit{"GB", 1e9},     Unit{"TB", 1e12},   Unit{"KIB", 0x1p10}, Unit{"MIB", 0x1p20},
+                                        Unit{"GIB", 0x1p30}, Unit{"TIB", 0x1p40}};
+  double value = 0;
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, value, std::chars_format::fixed);
+  std::string name(std::find_if(stop, end, [](char c) { return c != ' '; }), end);
+  std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
+  const auto unit = std::find_if(kUnits.begin(), kUnits.end(), [&](const Unit& one) { return one.name == name; });
+  const double bytes = unit == kUnits.end() ? 0 : value * unit->bytes;
+  if (error != std::errc() || !(bytes >= 1 && bytes < 0x1p62))
+    throw ConfigError(str(option, " ", text.empty() ? "''" : text, ": expected a size such as 5GB (10^9 bytes), 500MB, 2GiB (2^30) or a number of bytes"));
+  return static_cast<int64_t>(bytes);
 }
 
 }  // namespace tessera::tools

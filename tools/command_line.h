@@ -2,6 +2,7 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,9 @@ class HelpFormatter : public CLI::Formatter {
 /// Local. The program's arguments, null-terminated, with the command that another name of the program stands for: `zero_to_fp32
 /// DIR OUT` is `tessera consolidate DIR OUT`.
 std::vector<char*> with_command(int argc, char** argv);
+
+/// Local. Bytes, as transformers and DeepSpeed write sizes: GB is decimal, GiB binary. Throws ConfigError naming `option`.
+int64_t parse_size(const std::string& option, const std::string& text);
 
 /// Local. What is wrong with a command line, in one line that names the nearest command or option; `error` is what the
 /// parse of it has thrown.

@@ -3,8 +3,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
-#include <charconv>
 #include <cstdio>
 #include <filesystem>
 #include <iostream>
@@ -15,6 +13,7 @@
 #include "checkpoint/consolidate.h"
 #include "core/error.h"
 #include "core/str.h"
+#include "tools/command_line.h"
 #include "train/progress.h"
 
 namespace tessera::tools {
@@ -22,8 +21,7 @@ namespace {
 
 using checkpoint::ModelFormat;
 
-constexpr const char* kDefaultShardSize = "5GB";  // transformers' and DeepSpeed's
-constexpr const char* kExpectedSize = "a size such as 5GB (10^9 bytes), 500MB, 2GiB (2^30) or a number of bytes";
+constexpr int64_t kDefaultShardBytes = 5'000'000'000;  // transformers' and DeepSpeed's
 
 struct ConsolidateFlags {
   std::string directory;
@@ -33,27 +31,6 @@ struct ConsolidateFlags {
   std::string dtype = "fp32";
   std::string max_shard_size;
 };
-
-// Sizes as transformers and DeepSpeed take them: GB is decimal, GiB binary.
-int64_t parse_size(const std::string& text) {
-  struct Unit {
-    std::string_view name;
-    double bytes;
-  };
-  static constexpr std::array kUnits = {Unit{"", 1},         Unit{"B", 1},       Unit{"KB", 1e3},     Unit{"MB", 1e6},
-                                        Unit{"GB", 1e9},     Unit{"TB", 1e12},   Unit{"KIB", 0x1p10}, Unit{"MIB", 0x1p20},
-                                        Unit{"GIB", 0x1p30}, Unit{"TIB", 0x1p40}};
-  double value = 0;
-  const char* end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, value, std::chars_format::fixed);
-  std::string name(std::find_if(stop, end, [](char c) { return c != ' '; }), end);
-  std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
-  const auto unit = std::find_if(kUnits.begin(), kUnits.end(), [&](const Unit& one) { return one.name == name; });
-  const double bytes = unit == kUnits.end() ? 0 : value * unit->bytes;
-  if (error != std::errc() || !(bytes >= 1 && bytes < 0x1p62))
-    throw ConfigError(str("--max-shard-size ", text.empty() ? "''" : text, ": expected ", kExpectedSize));
-  return static_cast<int64_t>(bytes);
-}
 
 ModelFormat parse_format(const std::string& word) {
   if (const auto format = checkpoint::parse_model_format(word)) return *format;
@@ -77,7 +54,7 @@ void choose_output(const ConsolidateFlags& flags, checkpoint::ConsolidateOptions
   options.output = flags.output;
   const auto by_ending = checkpoint::model_format_of(options.output);
   if (!flags.max_shard_size.empty()) {
-    options.max_shard_bytes = parse_size(flags.max_shard_size);
+    options.max_shard_bytes = parse_size("--max-shard-size", flags.max_shard_size);
     options.format = flags.format.empty() ? ModelFormat::kSafetensors : parse_format(flags.format);
     if (options.format != ModelFormat::kSafetensors)
       throw ConfigError(str("--max-shard-size with --format ", flags.format, ": only safetensors can be cut into shards"));
@@ -87,11 +64,11 @@ void choose_output(const ConsolidateFlags& flags, checkpoint::ConsolidateOptions
   } else if (!flags.format.empty()) {
     options.format = parse_format(flags.format);
     if (options.format == ModelFormat::kSafetensors && names_a_folder(options.output))
-      options.max_shard_bytes = parse_size(kDefaultShardSize);
+      options.max_shard_bytes = kDefaultShardBytes;
   } else if (by_ending) {
     options.format = *by_ending;
   } else if (names_a_folder(options.output)) {
-    options.max_shard_bytes = parse_size(kDefaultShardSize);
+    options.max_shard_bytes = kDefaultShardBytes;
   } else {
     throw ConfigError(str(flags.output, ": no format has the ending ", options.output.extension().string(),
                           "; expected .safetensors, .h5, .pt or .bin, --format, or a folder (", flags.output, "/)"));
@@ -150,7 +127,7 @@ void add_consolidate_command(CLI::App& app) {
   command->add_option("--dtype", flags->dtype, "fp32 or bf16 (default: fp32, the master weights)")->type_name("TYPE");
   command
       ->add_option("--max-shard-size,--max_shard_size", flags->max_shard_size,
-                   str("Shards of at most this size, e.g. 500MB (default for a folder: ", kDefaultShardSize, ")"))
+                   str("Shards of at most this size, e.g. 500MB (default for a folder: 5GB)"))
       ->type_name("SIZE");
   command->footer("The program is also called zero_to_fp32: zero_to_fp32 DIR OUT");
   command->callback([flags] { run(*flags); });

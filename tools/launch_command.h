@@ -39,4 +39,7 @@ void add_launch_command(CLI::App& app, const std::vector<std::string>& program, 
 std::optional<int> start_ranks_of_self(const LaunchFlags& flags, const std::vector<std::string>& args,
                                        const Logger& log);
 
+/// Local. Starts flags.nproc ranks of this program, one too, with `args` as argv[1] and on; returns the exit code. Throws as launcher::run.
+int run_ranks_of_self(const LaunchFlags& flags, const std::vector<std::string>& args, const Logger& log);
+
 }  // namespace tessera::tools

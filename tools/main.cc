@@ -11,6 +11,7 @@
 #include "tools/consolidate_command.h"
 #include "tools/inspect_command.h"
 #include "tools/launch_command.h"
+#include "tools/memory_command.h"
 #include "tools/train_command.h"
 
 namespace {
@@ -47,6 +48,7 @@ int main(int num_given, char** given) {
   tools::add_launch_command(app, program, log, exit_code);
   tools::add_consolidate_command(app);
   tools::add_inspect_command(app, exit_code);
+  tools::add_memory_command(app, {argv + 1, argv + argc}, exit_code);
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& asked) {  // --help, --version

@@ -10,6 +10,7 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "examples/fashion_mnist/task.h"
+#include "examples/language_model/task.h"
 #include "launcher/environment.h"
 #include "tools/launch_command.h"
 #include "train/run.h"
@@ -37,12 +38,6 @@ void ask_to_stop_on_signals() {
   for (int signal : {SIGINT, SIGTERM}) ::sigaction(signal, &action, nullptr);
 }
 
-train::Registry tasks() {
-  train::Registry registry;
-  examples::register_fashion_mnist(registry);
-  return registry;
-}
-
 int train(const TrainFlags& flags, const std::vector<std::string>& args) {
   const Logger log{LogOptions{}};
   if (flags.config.empty()) throw ConfigError("CONFIG is empty; expected the name of a JSON file");
@@ -61,6 +56,13 @@ int train(const TrainFlags& flags, const std::vector<std::string>& args) {
 }
 
 }  // namespace
+
+train::Registry tasks() {
+  train::Registry registry;
+  examples::register_fashion_mnist(registry);
+  examples::register_language_model(registry);
+  return registry;
+}
 
 void add_train_command(CLI::App& app, const std::vector<std::string>& args, int& exit_code) {
   CLI::App* command = app.add_subcommand("train", "Train what a JSON configuration describes");

@@ -52,7 +52,16 @@ std::string format_line(const StepReport& report) {
     line += "\n  time (ms)";
     for (size_t i = 0; i < kNumPhases; ++i) line += print(" | %s %.2f", kPhaseNames[i], (*report.phase_ms)[i]);
   }
+  if (report.memory_peak) line += "\n  memory at the peak (MB) | " + format_memory(*report.memory_peak);
   return line;
+}
+
+std::string format_memory(const MemoryBytes& bytes) {
+  std::string text;
+  for (size_t use = 0; use < kNumMemoryUses; ++use)
+    if (bytes.by_use[use] != 0)
+      text += std::string(name_of(static_cast<MemoryUse>(use))) + print(" %.1f | ", static_cast<double>(bytes.by_use[use]) / 1e6);
+  return text + print("total %.1f", static_cast<double>(bytes.total()) / 1e6);
 }
 
 std::string format_postfix(const StepReport& report) {
@@ -99,6 +108,11 @@ ordered_json to_json(const StepReport& report) {
   if (report.loss_scale) record["loss_scale"] = *report.loss_scale;
   record["samples_per_second"] = report.samples_per_s;
   record["skipped_steps"] = report.skipped_steps;
+  if (report.memory_peak) {
+    for (size_t use = 0; use < kNumMemoryUses; ++use)
+      record["memory_peak_bytes"][std::string(key_of(static_cast<MemoryUse>(use)))] = report.memory_peak->by_use[use];
+    record["memory_peak_bytes"]["total"] = report.memory_peak->total();
+  }
   if (report.phase_ms) {
     for (size_t i = 0; i < kNumPhases; ++i) record[str(kPhaseNames[i], "_ms")] = (*report.phase_ms)[i];
   }

@@ -8,6 +8,7 @@
 
 #include <nlohmann/json_fwd.hpp>
 
+#include "core/memory_use.h"
 #include "train/evaluate.h"
 #include "train/step_meter.h"
 
@@ -25,6 +26,7 @@ struct StepReport {
   int64_t skipped_steps = 0;                ///< since the beginning
   std::optional<double> loss_scale;         ///< fp16 only
   std::optional<std::array<double, kNumPhases>> phase_ms;  ///< wall_clock_breakdown only
+  std::optional<MemoryBytes> memory_peak;  ///< of this rank, since the last report; memory_breakdown only
 };
 
 /// The whole run. Training time leaves evaluations out.
@@ -49,8 +51,10 @@ struct Summary {
 };
 
 /// Local. "step 50/1404 | epoch 0.11 | loss 0.7421 | lr 3.6e-04 | grad norm 1.92 | 2310 samples/s", with the loss scale in
-/// fp16, skipped steps if there were any, and a second line for a breakdown.
+/// fp16, skipped steps if there were any, and a second line for each breakdown.
 std::string format_line(const StepReport& report);
+/// Local. "parameters 134.7 | gradients 67.4 | …", in MB (10^6 bytes), with the total; uses of which there is nothing left out.
+std::string format_memory(const MemoryBytes& bytes);
 /// Local. What follows a progress bar: "loss=0.742, lr=3.6e-04".
 std::string format_postfix(const StepReport& report);
 /// Local. "epoch 1.00 | test accuracy 0.8912 | test loss 0.3012 | 10,000 samples in 1.2 s".

@@ -64,6 +64,17 @@ int choose_num_threads(const TrainerConfig& trainer, const comm::Environment& en
   return std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / std::max(1, environment.local_world_size));
 }
 
+comm::CommunicatorPtr join_group(const TrainerConfig& trainer, const comm::Environment& environment, at::Device device,
+                                 const Logger& logger) {
+  check_backend(trainer, device);
+  comm::Options options;
+  options.backend = trainer.backend;
+  options.cuda = device.is_cuda();
+  options.log = logger;
+  options.timeout = std::chrono::milliseconds(std::llround(trainer.timeout_s * 1e3));
+  return comm::connect(environment, options);
+}
+
 Summary run(RunConfig run, const Registry& registry, const comm::Environment& environment, const TrainerOutput& output,
             TrainerStart start) {
   if (environment.rank == 0) log_report(run, output.logger);
@@ -71,13 +82,7 @@ Summary run(RunConfig run, const Registry& registry, const comm::Environment& en
   const at::Device device = choose_device(run.trainer, environment);
   check_backend(run.trainer, device);
   const std::unique_ptr<Task> task = registry.make(run.model, run.data);
-
-  comm::Options options;
-  options.backend = run.trainer.backend;
-  options.cuda = device.is_cuda();
-  options.log = output.logger;
-  options.timeout = std::chrono::milliseconds(std::llround(run.trainer.timeout_s * 1e3));
-  const comm::CommunicatorPtr comm = comm::connect(environment, options);
+  const comm::CommunicatorPtr comm = join_group(run.trainer, environment, device, output.logger);
 
   InitOptions init;
   init.device = device;

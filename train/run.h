@@ -17,6 +17,10 @@ Summary run(RunConfig run, const Registry& registry, const comm::Environment& en
 /// Throws ConfigError when CUDA is asked for and not there.
 at::Device choose_device(const TrainerConfig& trainer, const comm::Environment& environment);
 
+/// Collective. The group of `environment`, over comm.backend. Throws ConfigError when that cannot move tensors of `device`, CommError.
+comm::CommunicatorPtr join_group(const TrainerConfig& trainer, const comm::Environment& environment, at::Device device,
+                                 const Logger& logger);
+
 /// Local. trainer.num_threads, or this host's cores (as far as this process may use them) over its ranks; at least 1.
 int choose_num_threads(const TrainerConfig& trainer, const comm::Environment& environment);
 

@@ -1,6 +1,7 @@
 #include "train/trainer.h"
 
 #include <ATen/ATen.h>
+#include <c10/util/Exception.h>
 
 #include <cmath>
 #include <filesystem>
@@ -10,6 +11,7 @@
 #include "core/check.h"
 #include "core/error.h"
 #include "core/str.h"
+#include "zero/stage.h"
 
 namespace tessera::train {
 namespace {
@@ -28,14 +30,23 @@ int64_t total_steps(const TrainerConfig& trainer, const TrainSampler& sampler) {
   return steps;
 }
 
-// "fp32", "bf16", or "fp32 under bf16 autocast".
-std::string precision_of(const EngineConfig& config) {
-  std::string text(name_of(config.compute_dtype()));
-  if (config.autocast.enabled) text += str(" under ", name_of(config.autocast.dtype), " autocast");
-  return text;
+/// CUDA's allocator has a type for it, the CPU's a message.
+bool is_out_of_memory(const c10::Error& error) {
+  return dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr ||
+         std::string_view(error.what_without_backtrace()).find("can't allocate memory") != std::string_view::npos;
 }
 
 }  // namespace
+
+template <class Body>
+void Trainer::watching_memory(const std::string& when, const Body& body) {
+  try {
+    body();
+  } catch (const c10::Error& error) {
+    if (is_out_of_memory(error)) fail_for_memory(when, error.what_without_backtrace());
+    throw;
+  }
+}
 
 Trainer::Trainer(RunConfig run, Task& task, comm::CommunicatorPtr comm, const InitOptions& init, const TrainerOutput& output,
                  TrainerStart start)
@@ -46,13 +57,14 @@ Trainer::Trainer(RunConfig run, Task& task, comm::CommunicatorPtr comm, const In
       sampler_(task.train_size(), shape_of(config_.engine, *comm_), static_cast<uint64_t>(config_.engine.seed)),
       total_steps_(total_steps(config_.trainer, sampler_)),
       start_(std::move(start)) {
-  fill_in_schedule();
+  fill_in_schedule(config_.engine.scheduler, total_steps_);
   open_run_directory();
   at::manual_seed(static_cast<uint64_t>(config_.engine.seed));
   InitOptions options = init;
   options.log = output_.logger;
   options.steps_per_epoch = sampler_.steps_per_epoch();
-  engine_ = &task_.initialize(config_.engine, comm_, options);
+  if (config_.engine.memory_breakdown) memory_.emplace(init.device.type());
+  watching_memory("making the model", [&] { engine_ = &task_.initialize(config_.engine, comm_, options); });
   if (!start_.init.empty()) engine_->load_weights(start_.init);
   // From here on ranks draw different numbers: dropout and augmentation differ between them.
   at::manual_seed(static_cast<uint64_t>(config_.engine.seed + comm_->rank()));
@@ -73,13 +85,17 @@ Summary Trainer::run() {
                                                 .units_per_item = static_cast<double>(config_.engine.train_batch_size)},
                                        /*keep=*/true);
   sampler_.set_epoch(epoch_);
+  if (memory_) {
+    memory_->set_default_use(MemoryUse::kActivations);
+    memory_->reset_peak();
+  }
   while (steps_done_ < total_steps_ && !engine_->should_stop()) {
     if (step_of_epoch_ >= sampler_.steps_per_epoch()) {  // more: a checkpoint of another batch size
       step_of_epoch_ = 0;
       sampler_.set_epoch(++epoch_);
     }
     if (start_.stop && start_.stop()) engine_->request_stop();
-    train_step();
+    watching_memory(str("in step ", steps_done_ + 1), [this] { train_step(); });
     if (report_due()) report();
     if (evaluation_due()) evaluate();
     if (checkpoints_->due(steps_done_, sampler_.steps_per_epoch(), total_steps_)) save(/*must_succeed=*/false);
@@ -92,8 +108,10 @@ Summary Trainer::run() {
 void Trainer::train_step() {
   learning_rate_ = engine_->learning_rates().front();
   for (int64_t micro_step = 0; micro_step < config_.engine.gradient_accumulation_steps; ++micro_step) {
-    const Batch batch =
-        meter_->time(Phase::kData, [&] { return task_.train_batch(sampler_.indices(step_of_epoch_, micro_step)); });
+    const Batch batch = meter_->time(Phase::kData, [&] {
+      const MemoryFor data(MemoryUse::kOther);
+      return task_.train_batch(sampler_.indices(step_of_epoch_, micro_step));
+    });
     const at::Tensor loss = meter_->time(Phase::kForward, [&] { return task_.loss(batch); });
     meter_->time(Phase::kBackward, [&] { engine_->backward(loss); });
     meter_->time(Phase::kStep, [&] { engine_->step(); });
@@ -102,6 +120,22 @@ void Trainer::train_step() {
   meter_->count_step();
   ++steps_done_;
   ++step_of_epoch_;
+}
+
+/// One line: what was asked for, what was held, and what to change.
+void Trainer::fail_for_memory(const std::string& when, const std::string& what) const {
+  const EngineConfig& engine = config_.engine;
+  std::string held = "; memory_breakdown: true would say what it was for";
+  if (memory_) held = str("; held then (MB): ", format_memory(memory_->at_failure().value_or(memory_->peak())));
+  std::vector<std::string> advice;
+  if (!zero::sharding_of(engine.zero.stage).parameters && comm_->size() > 1)
+    advice.push_back(str("raise zero_optimization.stage (", engine.zero.stage, ")"));
+  if (engine.train_micro_batch_size_per_gpu > 1)
+    advice.push_back(str("lower train_micro_batch_size_per_gpu (", engine.train_micro_batch_size_per_gpu,
+                         ") and raise gradient_accumulation_steps (", engine.gradient_accumulation_steps, ") to match"));
+  advice.push_back(str("use more ranks than ", comm_->size()));
+  throw Error(str("out of memory ", when, " on rank ", comm_->rank(), ": ", what.substr(0, what.find('\n')), held, "; to change: ",
+                  join(advice, ", or ")));
 }
 
 // ------------------------------------------------------------------------------------- before the loop
@@ -154,13 +188,6 @@ void Trainer::go_on_from_checkpoint() {
 
 Position Trainer::position() const { return {steps_done_, epoch_, step_of_epoch_ * config_.engine.train_batch_size}; }
 
-// total_num_steps of a schedule that ends with the run is the run's, unless it was given.
-void Trainer::fill_in_schedule() {
-  SchedulerConfig& scheduler = config_.engine.scheduler;
-  if (scheduler.type != "WarmupDecayLR" && scheduler.type != "WarmupCosineLR") return;
-  scheduler.params.try_emplace("total_num_steps", 1, static_cast<double>(total_steps_));
-}
-
 void Trainer::announce() {
   output_.logger.debug(str("resolved configuration: ", dump_resolved(config_)));
   if (output_.display.out == nullptr) return;
@@ -205,11 +232,15 @@ void Trainer::report() {
   report.skipped_steps = engine_->skipped_steps();
   if (config_.engine.fp16.enabled) report.loss_scale = engine_->loss_scale();
   if (config_.engine.wall_clock_breakdown) report.phase_ms = window.phase_ms;
+  if (memory_) {
+    report.memory_peak = memory_->peak();
+    memory_->reset_peak();
+  }
 
   warn_of_loss(window.loss);
   if (directory_) directory_->append_metrics(to_json(report));
   bar_->set_postfix(format_postfix(report));
-  if (!output_.display.is_terminal || report.phase_ms) bar_->print(format_line(report));
+  if (!output_.display.is_terminal || report.phase_ms || report.memory_peak) bar_->print(format_line(report));
 }
 
 // With loss scaling an overflow is part of the search for the scale; without, something is wrong.
@@ -226,7 +257,9 @@ void Trainer::warn_of_loss(double loss) {
 void Trainer::evaluate(bool record) {
   bar_->hide();
   meter_->pause();
-  last_evaluation_ = train::evaluate(task_, *engine_, config_.trainer.eval_batch_size, output_.display);
+  watching_memory(str("in evaluation (trainer.eval_batch_size ", config_.trainer.eval_batch_size, ")"), [this] {
+    last_evaluation_ = train::evaluate(task_, *engine_, config_.trainer.eval_batch_size, output_.display);
+  });
   meter_->resume();
   bar_->exclude_time(last_evaluation_->seconds);
   if (directory_ && record) directory_->append_metrics(to_json(*last_evaluation_, steps_done_, epochs_done()));

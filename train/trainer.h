@@ -8,6 +8,7 @@
 
 #include "comm/communicator.h"
 #include "core/log.h"
+#include "engine/memory_meter.h"
 #include "train/progress.h"
 #include "train/report.h"
 #include "train/run_checkpoints.h"
@@ -50,9 +51,11 @@ class Trainer {
   void take_over_directory();
   void on_rank_0(const std::function<void()>& part);
   void go_on_from_checkpoint();
-  void fill_in_schedule();
   void announce();
   void train_step();
+  template <class Body>
+  void watching_memory(const std::string& when, const Body& body);
+  [[noreturn]] void fail_for_memory(const std::string& when, const std::string& what) const;
   bool report_due() const;
   bool evaluation_due() const;
   void report();
@@ -74,6 +77,7 @@ class Trainer {
   int64_t total_steps_;
   std::optional<RunDirectory> directory_;  // rank 0
   Engine* engine_ = nullptr;               // the task's
+  std::optional<MemoryMeter> memory_;      // memory_breakdown
   std::optional<StepMeter> meter_;
   std::unique_ptr<ProgressBar> bar_;
   std::optional<Evaluation> last_evaluation_;

@@ -174,4 +174,15 @@ std::string dump_resolved(const RunConfig& run) {
   return out.dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n";
 }
 
+void fill_in_schedule(SchedulerConfig& scheduler, int64_t total_steps) {
+  if (scheduler.type != "WarmupDecayLR" && scheduler.type != "WarmupCosineLR") return;
+  scheduler.params.try_emplace("total_num_steps", 1, static_cast<double>(total_steps));
+}
+
+std::string precision_of(const EngineConfig& config) {
+  std::string text(name_of(config.compute_dtype()));
+  if (config.autocast.enabled) text += str(" under ", name_of(config.autocast.dtype), " autocast");
+  return text;
+}
+
 }  // namespace tessera::train

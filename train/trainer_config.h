@@ -47,6 +47,12 @@ struct RunConfig {
   config::Report report;  ///< warnings, and what became of "auto"
 };
 
+/// Local. total_num_steps of a schedule that ends with the run, unless it was given.
+void fill_in_schedule(SchedulerConfig& scheduler, int64_t total_steps);
+
+/// Local. "fp32", "bf16", or "fp32 under bf16 autocast".
+std::string precision_of(const EngineConfig& config);
+
 /// Local. The engine's keys and the trainer's.
 config::KeyTable run_keys();
 

@@ -106,6 +106,7 @@ struct EngineConfig {
   bool prescale_gradients = false;
   int64_t steps_per_print = 10;  ///< 0: never
   bool wall_clock_breakdown = false;
+  bool memory_breakdown = false;
   CheckpointConfig checkpoint;
   int64_t seed = 42;
 

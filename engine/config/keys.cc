@@ -47,6 +47,8 @@ Bindings training_bindings() {
                          TESSERA_FIELD(steps_per_print)),
       bind<EngineConfig>(boolean("wall_clock_breakdown").says("Times forward, backward and step, and reports them with the progress"),
                          TESSERA_FIELD(wall_clock_breakdown)),
+      bind<EngineConfig>(boolean("memory_breakdown").says("Reports with the progress what memory was for at the peak, and when it runs out"),
+                         TESSERA_FIELD(memory_breakdown)),
       bind<EngineConfig>(integer("seed").range(0, kMaxNumel).says("Our own key: seed of initial weights, dropout and data order"),
                          TESSERA_FIELD(seed)),
   };

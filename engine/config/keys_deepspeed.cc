@@ -138,7 +138,6 @@ std::vector<Key> other_deepspeed_keys() {
       boolean("use_data_before_expert_parallelism").no_effect("there is no expert parallelism"),
       boolean("disable_allgather").no_effect("the stage decides what is gathered"),
       boolean("dump_state").no_effect("the resolved configuration is always logged and saved"),
-      boolean("memory_breakdown").no_effect("memory is not reported step by step"),
       boolean("graph_harvesting").no_effect("there is no graph capture"),
       boolean("dataloader_drop_last").no_effect("the trainer's sampler decides"),
       integer("vocabulary_size").or_null().no_effect("only a hint in DeepSpeed, too"),

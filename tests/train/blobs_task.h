@@ -38,6 +38,7 @@ struct BlobsOptions {
   int64_t train_size = 512;
   int64_t eval_size = 101;
   double nan_from_step = std::numeric_limits<double>::infinity();  ///< the loss is NaN from this micro-step on
+  int64_t greedy_from_step = std::numeric_limits<int64_t>::max();  ///< from this micro-step on the loss wants more memory than there is
 };
 
 class BlobsTask final : public Task {
@@ -65,6 +66,10 @@ class BlobsTask final : public Task {
 
   at::Tensor loss(const Batch& batch) override {
     const at::Tensor loss = at::cross_entropy_loss(engine_->forward(batch.inputs[0]).to(at::kFloat), batch.target);
+    if (num_losses_ >= options_.greedy_from_step) {
+      const at::Tensor activation = at::zeros({3'000'000}, at::kByte);
+      at::empty({int64_t{1} << 50}, at::kByte);
+    }
     return static_cast<double>(num_losses_++) >= options_.nan_from_step ? loss * std::numeric_limits<float>::quiet_NaN() : loss;
   }
   at::Tensor statistics(const Batch& batch) override {

@@ -278,6 +278,42 @@ TEST_F(TrainerTest, BreakdownOfTime) {
   for (const char* phase : {"data_ms", "forward_ms", "backward_ms", "step_ms"}) EXPECT_GT(record.at(phase), 0) << phase;
 }
 
+TEST_F(TrainerTest, BreakdownOfMemory) {
+  json config = base_config();
+  config["memory_breakdown"] = true;
+  config["zero_optimization"]["stage"] = 2;
+  const Result result = train(config, 2);
+  EXPECT_THAT(result.output, HasSubstr("\n  memory at the peak (MB) | parameters "));
+  const json bytes = json_lines(folder_ / "metrics.jsonl")[0].at("memory_peak_bytes");
+  // AdamW in fp32: two states a parameter, and the gradient's shard is as large as one of them.
+  EXPECT_GT(bytes.at("gradients"), 0);
+  EXPECT_EQ(bytes.at("optimizer"), 2 * bytes.at("gradients").get<int64_t>());
+  EXPECT_GT(bytes.at("activations"), 0);
+  int64_t sum = 0;
+  for (const auto& [use, value] : bytes.items())
+    if (use != "total") sum += value.get<int64_t>();
+  EXPECT_EQ(bytes.at("total"), sum);
+}
+
+TEST_F(TrainerTest, OutOfMemorySaysWhatWasHeldAndWhatToChange) {
+  for (const bool breakdown : {false, true}) {
+    json config = base_config();
+    config["memory_breakdown"] = breakdown;
+    std::string error;
+    try {
+      train(config, 2, {.greedy_from_step = 5});
+    } catch (const Error& caught) {
+      error = caught.what();
+    }
+    EXPECT_THAT(error, AllOf(HasSubstr("out of memory in step "), HasSubstr("to change: raise zero_optimization.stage (2), or lower train_micro_batch_size_per_gpu ("),
+                             Not(HasSubstr("\n"))));
+    EXPECT_THAT(error, HasSubstr(breakdown ? "; held then (MB): parameters 0.0 | " : "; memory_breakdown: true would say what it was for; "));
+    if (breakdown) {
+      EXPECT_THAT(error, HasSubstr("activations and temporaries 3.0 | ")) << "what was held then, not what is left now";
+    }
+  }
+}
+
 TEST_F(TrainerTest, UnwritableFolderStopsEveryRankBeforeTraining) {
   fs::create_directories(folder_.parent_path());
   std::ofstream(folder_) << "a file where the folder should be";

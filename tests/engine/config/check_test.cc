@@ -65,7 +65,7 @@ TEST(ConfigCheck, WrongValues) {
 TEST(ConfigCheck, UnknownKeys) {
   const std::string top =
       "; expected one of train_batch_size, train_micro_batch_size_per_gpu, gradient_accumulation_steps, gradient_clipping, "
-      "communication_data_type, prescale_gradients, gradient_predivide_factor, steps_per_print, wall_clock_breakdown, seed, optimizer, "
+      "communication_data_type, prescale_gradients, gradient_predivide_factor, steps_per_print, wall_clock_breakdown, memory_breakdown, seed, optimizer, "
       "scheduler, bf16, fp16, torch_autocast, data_types, zero_optimization, checkpoint";
   const std::vector<std::pair<std::string, std::string>> cases = {
       {R"("sede": 1)", "sede: unknown key (did you mean \"seed\"?), found 1 (a number)" + top},

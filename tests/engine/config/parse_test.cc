@@ -35,7 +35,7 @@ TEST(ConfigParse, DefaultsAreTheStructsOwn) {
 TEST(ConfigParse, EveryKeyReachesItsField) {
   EngineConfig config = parse_engine_config(R"({
       "train_batch_size": 64, "gradient_accumulation_steps": 4, "gradient_clipping": 0.5, "communication_data_type": "bf16",
-      "prescale_gradients": true, "gradient_predivide_factor": 2, "steps_per_print": null, "wall_clock_breakdown": true, "seed": 7,
+      "prescale_gradients": true, "gradient_predivide_factor": 2, "steps_per_print": null, "wall_clock_breakdown": true, "memory_breakdown": true, "seed": 7,
       "fp16": {"enabled": true, "loss_scale": 128, "initial_scale_power": 12, "loss_scale_window": 500, "hysteresis": 4,
                "consecutive_hysteresis": true, "min_loss_scale": 0.5},
       "torch_autocast": {"enabled": false, "dtype": "torch.float16"}, "data_types": {"grad_accum_dtype": "half"},
@@ -52,6 +52,7 @@ TEST(ConfigParse, EveryKeyReachesItsField) {
   EXPECT_EQ(config.gradient_predivide_factor, 2);
   EXPECT_EQ(config.steps_per_print, 0);
   EXPECT_TRUE(config.wall_clock_breakdown);
+  EXPECT_TRUE(config.memory_breakdown);
   EXPECT_EQ(config.seed, 7);
   EXPECT_EQ(config.fp16, (Fp16Config{true, 128, 12, 500, 4, true, 0.5}));
   EXPECT_EQ(config.autocast, (AutocastConfig{false, DType::kFloat16}));

@@ -1,0 +1,148 @@
+"""`tessera memory`: the table, its files, simulated worlds beside real ones, estimates, mistakes."""
+import csv
+import json
+import unittest
+import xml.etree.ElementTree as ElementTree
+
+from tool import ToolTest
+
+USES = ["parameters", "gradients", "master", "optimizer", "snapshot", "communication", "activations", "other"]
+STATE = USES[:5]
+
+
+class MeasuredTest(ToolTest):
+    def setUp(self):
+        super().setUp()
+        self.write("c.json", self.config(train_batch_size=None, train_micro_batch_size_per_gpu=4))
+
+    def memory(self, *args):
+        outcome = self.run_tool("memory", "c.json", "--steps", 2, *args)
+        self.assert_succeeded(outcome)
+        return outcome.out
+
+    def trials(self, *args):
+        self.memory("--out", "m", *args)
+        return json.loads((self.folder / "m" / "memory.json").read_text())["trials"]
+
+    def test_table(self):
+        out = self.memory("--nproc", 2)
+        lines = out.splitlines()
+        self.assertLessEqual(max(map(len, lines)), 80, out)
+        self.assertIn("2 ranks (shm), fp32, AdamW", lines[0])
+        self.assertRegex(out, r"\n +stage 0 +stage 1 +stage 2 +stage 3\n")
+        self.assertEqual(next(line for line in lines if "difference" in line).split(), ["difference"] + ["0.00", "%"] * 4)
+        for label in ("parameters", "gradients", "optimizer state", "activations and temporaries", "= allocator's peak", "a step, ms"):
+            self.assertTrue(any(line.startswith(label) for line in lines), label)
+        self.assertEqual(sorted(path.name for path in self.folder.iterdir()), ["c.json", "tmp"], "no files unless asked for")
+
+    def test_state_is_the_formula_at_every_stage_and_precision(self):
+        for changes in ({}, {"bf16": {"enabled": True}}, {"optimizer": {"type": "SGD", "params": {"lr": 0.1, "momentum": 0.9}}}):
+            self.write("c.json", self.config(train_batch_size=None, train_micro_batch_size_per_gpu=4, **changes))
+            for trial in self.trials("--nproc", 2, "--set", "comm.backend=gloo"):
+                for use in STATE:
+                    self.assertEqual(trial["held"][use], trial["formula"][use], (changes, trial["stage"], use))
+                self.assertEqual(trial["peak"]["total"], sum(trial["peak"][use] for use in USES))
+                self.assertEqual(trial["peak"]["total"], max(max(sum(row[1:]) for row in trial["timeline"]), trial["peak"]["total"]))
+                self.assertEqual(list(trial["phases"]), ["forward", "backward", "step"])
+                self.assertGreater(trial["step_ms"], 0)
+                self.assertGreater(trial["process_peak"], 0)
+
+    def test_files(self):
+        out = self.memory("--nproc", 3, "--stages", "0,3", "--out", "a/b")
+        folder = self.folder / "a" / "b"
+        self.assertIn("in a/b", out)
+        rows = list(csv.DictReader((folder / "memory.csv").read_text().splitlines()))
+        self.assertEqual({(row["stage"], row["rank"]) for row in rows}, {(stage, rank) for stage in "03" for rank in "012"})
+        trials = json.loads((folder / "memory.json").read_text())["trials"]
+        for row in rows:
+            if row["use"] == "process":
+                continue
+            trial = next(t for t in trials if (str(t["stage"]), str(t["rank"])) == (row["stage"], row["rank"]))
+            self.assertEqual(int(row["held_bytes"]), trial["held"][row["use"]])
+            self.assertEqual(row["formula_bytes"], str(trial["formula"][row["use"]]) if row["use"] in STATE else "")
+        root = ElementTree.parse(folder / "memory.svg").getroot()
+        words = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
+        for word in ("stage 0", "stage 3", "optimizer state", "model state by formula", "forward", "backward"):
+            self.assertIn(word, words)
+        self.assertNotIn("http", "".join(value for element in root.iter() for value in element.attrib.values()), "self-contained")
+
+    def test_a_simulated_rank_holds_what_a_real_one_does(self):
+        for backend in ("shm", "gloo"):
+            for world in (2, 4):
+                real = self.trials("--nproc", world, "--set", f"comm.backend={backend}")
+                for rank in (0, world - 1):
+                    for simulated in self.trials("--simulate-world", world, "--rank", rank, "--set", f"comm.backend={backend}"):
+                        match = next(t for t in real if (t["stage"], t["rank"]) == (simulated["stage"], rank))
+                        for use in STATE:
+                            self.assertEqual(simulated["held"][use], match["held"][use])
+                        self.assertAlmostEqual(simulated["peak"]["total"] / match["peak"]["total"], 1, delta=0.01,
+                                               msg=(backend, world, rank, simulated["stage"]))
+
+    def test_schedules_that_end_with_the_run(self):
+        for scheduler in ({"type": "WarmupDecayLR", "params": {"warmup_num_steps": 2}}, {"type": "StepLR", "params": {"step_size": 1, "interval": "epoch"}}):
+            self.write("c.json", self.config(scheduler=scheduler))
+            self.memory("--nproc", 2, "--stages", "2")
+
+    def test_a_large_simulated_world(self):
+        trials = self.trials("--simulate-world", 1000, "--rank", 999, "--stages", "3")
+        self.assertEqual(trials[0]["world_size"], 1000)
+        self.assertEqual(trials[0]["model_state"], trials[0]["formula"]["total"])
+
+
+class EstimateTest(ToolTest):
+    def estimate(self, *args):
+        outcome = self.run_tool("memory", "--estimate", *args)
+        self.assert_succeeded(outcome)
+        self.assertLessEqual(max(map(len, outcome.out.splitlines())), 80, outcome.out)
+        return outcome.out
+
+    def columns(self, out, column):
+        return [line.split()[column] for line in out.splitlines() if line.startswith("stage ")]
+
+    def test_the_zero_papers_table(self):
+        out = self.estimate("--params", "7.5e9", "--world", 64)
+        self.assertEqual(self.columns(out, -1), ["120.0", "31.4", "16.6", "1.9"], "gradients in bf16: the paper's 16 bytes a parameter")
+        self.assertEqual(self.columns(out, -2), ["135.0", "46.4", "16.9", "2.1"], "gradients in fp32, the default: 18 bytes")
+
+    def test_other_optimizers_and_fp32(self):
+        out = self.estimate("--params", "1B", "--world", 4, "--precision", "fp32", "--optimizer", "Lion")
+        self.assertEqual(self.columns(out, -1), ["12.0", "9.0", "6.0", "3.0"])
+
+    def test_fit(self):
+        out = self.estimate("--params", "7.5e9", "--world", 64, "--fit", "80GiB")
+        self.assertIn("stage 0  in no world", out)
+        self.assertRegex(out, r"stage 1  from \d+ ranks on")
+        self.assertIn("On 64 ranks the smallest stage that fits is 1.", out)
+
+
+class MistakesTest(ToolTest):
+    def expect(self, *parts, args):
+        with self.subTest(args=args):
+            self.assert_one_error(self.run_tool("memory", *args), *parts)
+
+    def test_mistakes(self):
+        name = self.write("c.json", self.config())
+        self.expect("CONFIG", "--estimate", args=())
+        self.expect("--stages 4", "from 0 to 3", args=(name, "--stages", "4"))
+        self.expect("--stages ''", args=(name, "--stages", ""))
+        self.expect("--rank 4", "0 to 3", args=(name, "--simulate-world", 4, "--rank", 4))
+        self.expect("--nproc", args=(name, "--simulate-world", 4, "--nproc", 2))
+        self.expect("--rank", "--simulate-world", args=(name, "--rank", 1))
+        self.expect("--fit", "--estimate", args=(name, "--fit", "80GiB"))
+        self.expect("--nproc 0", args=(name, "--nproc", 0))
+        self.expect("no.json", args=("no.json", "--nproc", 2))
+        self.expect("--params", args=("--estimate",))
+        self.expect("--params many", "7.5e9", args=("--estimate", "--params", "many", "--world", 2))
+        self.expect("--precision int8", "bf16", args=("--estimate", "--params", "1B", "--world", 2, "--precision", "int8"))
+        self.expect("--fit 80GX", "GiB", args=("--estimate", "--params", "1B", "--fit", "80GX"))
+        self.expect("Adan", args=("--estimate", "--params", "1B", "--world", 2, "--optimizer", "Adan"))
+        self.write("taken", "a file")
+        self.expect("--out taken", args=(name, "--nproc", 2, "--out", "taken"))
+
+    def test_a_failing_rank(self):
+        name = self.write("c.json", self.config(data={"type": "fashion_mnist", "path": "nowhere"}))
+        self.assert_one_error(self.run_tool("memory", name, "--nproc", 2), "nowhere", ranks_started=True)
+
+
+if __name__ == "__main__":
+    unittest.main()

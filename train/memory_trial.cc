@@ -1,0 +1,228 @@
+#include "train/memory_trial.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "comm/simulated.h"
+#include "core/process_memory.h"
+#include "core/str.h"
+#include "train/run.h"
+#include "train/sampler.h"
+
+namespace tessera::train {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr MemoryUse kModelState[] = {MemoryUse::kParameters, MemoryUse::kGradients, MemoryUse::kMaster, MemoryUse::kOptimizer,
+                                     MemoryUse::kSnapshot};
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+/// The task's training steps, one after another, epoch after epoch.
+class Steps {
+ public:
+  Steps(Task& task, Engine& engine, const BatchShape& shape, uint64_t seed)
+      : task_(task), engine_(engine), shape_(shape), sampler_(task.train_size(), shape, seed) {
+    sampler_.set_epoch(0);
+  }
+
+  /// `begins(phase)` is called as the phases of the last micro-step begin.
+  template <class Begins>
+  void run(const Begins& begins) {
+    if (step_ == sampler_.steps_per_epoch()) {
+      step_ = 0;
+      sampler_.set_epoch(++epoch_);
+    }
+    for (int64_t micro_step = 0; micro_step < shape_.accumulation_steps; ++micro_step) {
+      const Batch batch = [&] {
+        const MemoryFor data(MemoryUse::kOther);
+        return task_.train_batch(sampler_.indices(step_, micro_step));
+      }();
+      const bool last = micro_step + 1 == shape_.accumulation_steps;
+      if (last) begins("forward");
+      const at::Tensor loss = task_.loss(batch);
+      if (last) begins("backward");
+      engine_.backward(loss);
+      if (last) begins("step");
+      engine_.step();
+    }
+    ++step_;
+  }
+  void run() {
+    run([](const char*) {});
+  }
+
+ private:
+  Task& task_;
+  Engine& engine_;
+  BatchShape shape_;
+  TrainSampler sampler_;
+  int64_t epoch_ = 0, step_ = 0;
+};
+
+/// At most kMaxSamples: of each stretch of time the sample with most bytes, so that no peak is lost.
+std::vector<MemorySample> thinned(const std::vector<MemorySample>& all) {
+  if (all.size() <= MemoryTrial::kMaxSamples) return all;
+  const double end = all.back().seconds;
+  std::vector<MemorySample> few;
+  size_t bin = 0;
+  for (const MemorySample& sample : all) {
+    const auto its_bin = static_cast<size_t>(sample.seconds / end * (MemoryTrial::kMaxSamples - 1));
+    if (few.empty() || its_bin != bin) {
+      few.push_back(sample);
+    } else if (sample.bytes.total() > few.back().bytes.total()) {
+      few.back() = sample;
+    }
+    bin = its_bin;
+  }
+  return few;
+}
+
+}  // namespace
+
+int64_t MemoryTrial::model_state() const {
+  int64_t sum = 0;
+  for (const MemoryUse use : kModelState) sum += held[use];
+  return sum;
+}
+
+MemoryTrial run_memory_trial(RunConfig run, const Registry& registry, const comm::Environment& environment,
+                             const MemoryTrialOptions& options, const Logger& logger) {
+  comm::Environment place = environment;
+  if (options.simulate_world > 0) place.local_world_size = options.simulate_world;  // workspaces depend on the number of threads
+  at::set_num_threads(choose_num_threads(run.trainer, place));
+  const at::Device device = choose_device(run.trainer, environment);
+  const std::unique_ptr<Task> task = registry.make(run.model, run.data);
+  comm::CommunicatorPtr comm = join_group(run.trainer, environment, device, logger);  // of one rank, when the others are simulated
+  if (options.simulate_world > 0) {
+    const bool one_host = run.trainer.backend == "shm";
+    comm = std::make_shared<comm::SimulatedCommunicator>(
+        comm::SimulatedGroup{.rank = options.simulate_rank, .size = options.simulate_world, .one_host = one_host});
+  }
+
+  MemoryTrial trial;
+  const double idle_bytes = own_bytes();
+  MemoryMeter meter(device.type());
+  InitOptions init;
+  init.device = device;
+  init.local_rank = environment.local_rank;
+  init.log = logger;
+  init.steps_per_epoch = 1'000;  // memory does not depend on the schedule
+  fill_in_schedule(run.engine.scheduler, 1'000'000);
+  at::manual_seed(static_cast<uint64_t>(run.engine.seed));
+  Engine& engine = task->initialize(run.engine, comm, init);
+
+  // What a simulated rank trains on is not the question, and the whole group's batch may be more than the data.
+  BatchShape shape{run.engine.train_micro_batch_size_per_gpu, run.engine.gradient_accumulation_steps, comm->size(), comm->rank()};
+  if (options.simulate_world > 0) shape.world_size = 1, shape.rank = 0;
+  Steps steps(*task, engine, shape, static_cast<uint64_t>(run.engine.seed));
+  meter.set_default_use(MemoryUse::kActivations);
+  steps.run();  // the first step learns the order of units
+  steps.run();
+
+  meter.reset_peak();
+  std::vector<double> times;
+  for (int step = 0; step < options.num_steps; ++step) {
+    const auto start = Clock::now();
+    steps.run();
+    times.push_back(seconds_since(start) * 1e3);
+  }
+  trial.held = meter.now();
+  const auto start = Clock::now();
+  meter.record();
+  steps.run([&](const char* phase) { trial.phases.emplace_back(phase, seconds_since(start)); });
+  trial.timeline = thinned(meter.take_record());
+  trial.peak = meter.peak();
+  trial.process_peak = std::llround(peak_own_bytes([&] { steps.run(), steps.run(); }) - idle_bytes);
+
+  std::sort(times.begin(), times.end());
+  trial.step_ms = times.empty() ? 0 : times[times.size() / 2];
+  trial.stage = run.engine.zero.stage;
+  trial.rank = comm->rank();
+  trial.world_size = comm->size();
+  trial.device = device.is_cpu() ? "cpu" : "cuda";
+  trial.backend = comm->backend();
+  trial.precision = precision_of(run.engine);
+  trial.optimizer = run.engine.optimizer.type;
+  trial.formula = engine.formula_bytes();
+  if (!device.is_cpu()) trial.formula.snapshot = 0;  // in the host's memory, which is not what is counted
+  trial.peak_reserved = meter.peak_reserved();
+  return trial;
+}
+
+namespace {
+
+nlohmann::ordered_json bytes_json(const MemoryBytes& bytes) {
+  nlohmann::ordered_json json;
+  for (size_t use = 0; use < kNumMemoryUses; ++use) json[std::string(key_of(static_cast<MemoryUse>(use)))] = bytes.by_use[use];
+  json["total"] = bytes.total();
+  return json;
+}
+
+MemoryBytes bytes_of(const nlohmann::json& json) {
+  MemoryBytes bytes;
+  for (size_t use = 0; use < kNumMemoryUses; ++use) bytes.by_use[use] = json.at(std::string(key_of(static_cast<MemoryUse>(use))));
+  return bytes;
+}
+
+}  // namespace
+
+nlohmann::ordered_json to_json(const MemoryTrial& trial) {
+  nlohmann::ordered_json json;
+  json["stage"] = trial.stage;
+  json["rank"] = trial.rank;
+  json["world_size"] = trial.world_size;
+  json["device"] = trial.device;
+  json["backend"] = trial.backend;
+  json["precision"] = trial.precision;
+  json["optimizer"] = trial.optimizer;
+  json["formula"] = {{"parameters", trial.formula.parameters}, {"gradients", trial.formula.gradients}, {"master", trial.formula.master},
+                     {"optimizer", trial.formula.optimizer},   {"snapshot", trial.formula.snapshot},   {"total", trial.formula.total()}};
+  json["model_state"] = trial.model_state();
+  json["held"] = bytes_json(trial.held);
+  json["peak"] = bytes_json(trial.peak);
+  json["peak_reserved"] = trial.peak_reserved;
+  json["process_peak"] = trial.process_peak;
+  json["step_ms"] = trial.step_ms;
+  for (const auto& [phase, seconds] : trial.phases) json["phases"][phase] = seconds;
+  for (const MemorySample& sample : trial.timeline) {
+    nlohmann::ordered_json row = nlohmann::ordered_json::array({sample.seconds});
+    for (const int64_t bytes : sample.bytes.by_use) row.push_back(bytes);
+    json["timeline"].push_back(std::move(row));
+  }
+  return json;
+}
+
+MemoryTrial memory_trial_of(const nlohmann::json& json) {
+  MemoryTrial trial;
+  trial.stage = json.at("stage");
+  trial.rank = json.at("rank");
+  trial.world_size = json.at("world_size");
+  trial.device = json.at("device");
+  trial.backend = json.at("backend");
+  trial.precision = json.at("precision");
+  trial.optimizer = json.at("optimizer");
+  const nlohmann::json& formula = json.at("formula");
+  trial.formula = {formula.at("parameters"), formula.at("gradients"), formula.at("master"), formula.at("optimizer"), formula.at("snapshot")};
+  trial.held = bytes_of(json.at("held"));
+  trial.peak = bytes_of(json.at("peak"));
+  trial.peak_reserved = json.at("peak_reserved");
+  trial.process_peak = json.at("process_peak");
+  trial.step_ms = json.at("step_ms");
+  for (const auto& [phase, seconds] : json.at("phases").items()) trial.phases.emplace_back(phase, seconds.get<double>());
+  std::sort(trial.phases.begin(), trial.phases.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
+  for (const nlohmann::json& row : json.at("timeline")) {
+    MemorySample sample{row.at(0), {}};
+    for (size_t use = 0; use < kNumMemoryUses; ++use) sample.bytes.by_use[use] = row.at(1 + use);
+    trial.timeline.push_back(sample);
+  }
+  return trial;
+}
+
+}  // namespace tessera::train
