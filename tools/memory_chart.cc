@@ -47,7 +47,9 @@ Scale scale_for(const std::vector<const MemoryTrial*>& stages) {
 
 class Chart {
  public:
-  explicit Chart(const MemoryTrials& trials) : stages_(largest_by_stage(trials)), scale_(scale_for(stages_)) {}
+  explicit Chart(const MemoryTrials& trials) : stages_(largest_by_stage(trials)), scale_(scale_for(stages_)) {
+    for (const MemoryTrial* trial : stages_) largest_peak_ = std::max(largest_peak_, static_cast<double>(trial->peak.total()));
+  }
 
   std::string svg() {
     head();
@@ -114,7 +116,10 @@ class Chart {
   }
 
   bool is_used(size_t use) const {
-    return std::any_of(stages_.begin(), stages_.end(), [&](const MemoryTrial* trial) { return trial->peak.by_use[use] > 0; });
+    // What nobody could see in the picture has no place in the legend.
+    return std::any_of(stages_.begin(), stages_.end(), [&](const MemoryTrial* trial) {
+      return static_cast<double>(trial->peak.by_use[use]) > 0.002 * scale_.top;
+    });
   }
 
   void legend() {
@@ -149,7 +154,7 @@ class Chart {
     const double left = kLeft + slot * static_cast<double>(index), width = slot - 18, bottom = kPanelsTop + kPanelHeight;
     const double end = std::max(trial.timeline.back().seconds, 1e-9);
     const auto x_of = [&](double seconds) { return left + width * std::min(1.0, seconds / end); };
-    const auto y_of = [&](double bytes) { return bottom - kPanelHeight * bytes / scale_.top; };
+    const auto y_of = [&](double bytes) { return bottom - kPanelHeight * bytes / (1.12 * largest_peak_); };
     std::vector<double> below(trial.timeline.size(), 0);
     for (size_t use = 0; use < kNumMemoryUses; ++use) {
       std::string upper, lower;
@@ -168,7 +173,7 @@ class Chart {
     for (const auto& [phase, seconds] : trial.phases) {
       add("<line class=\"phase\" x1=\"", number(x_of(seconds)), "\" x2=\"", number(x_of(seconds)), "\" y1=\"", kPanelsTop, "\" y2=\"", bottom, "\"/>");
       const double room = width - (x_of(seconds) - left);
-      if (room > 30) words(x_of(seconds) + 3, kPanelsTop + 10, "faint", phase);
+      if (room > 24) words(x_of(seconds) + 3, kPanelsTop + 10, "faint", phase);
     }
     words(left, bottom + 18, "text", str("stage ", trial.stage, ": a step, ", number(end * 1e3), " ms"));
     words(left, bottom + 34, "faint", str("peak ", number(static_cast<double>(trial.peak.total()) / scale_.unit), " ", scale_.unit_name));
@@ -176,6 +181,7 @@ class Chart {
 
   std::vector<const MemoryTrial*> stages_;
   Scale scale_;
+  double largest_peak_ = 1;
   std::string out_;
 };
 

@@ -40,7 +40,7 @@ struct MemoryTrial {
   double step_ms = 0;            ///< median
   std::vector<MemorySample> timeline;                   ///< of one step; at most kMaxSamples, each the largest of its time
   std::vector<std::pair<std::string, double>> phases;   ///< "forward", "backward", "step": when they begin, seconds
-  static constexpr size_t kMaxSamples = 300;
+  static constexpr size_t kMaxSamples = 150;
 
   int64_t model_state() const;  ///< of `held`
 };
