@@ -13,10 +13,11 @@ class CommandLineTest(ToolTest):
         self.assertEqual(outcome.out, project.group(1) + "\n")
 
     def test_help_fits_a_terminal(self):
-        for command, parts in (((), ("train", "launch", "consolidate", "inspect", "--version")),
+        for command, parts in (((), ("train", "launch", "consolidate", "inspect", "memory", "--version")),
                                (("consolidate",), ("DIR", "OUT", "--max-shard-size SIZE", "zero_to_fp32")),
                                (("train",), ("CONFIG", "--set KEY=VALUE", "-n, --nproc, --nproc-per-node N")),
                                (("inspect",), ("DIR", "--tag TAG", "--verify", "--json")),
+                               (("memory",), ("--stages LIST", "--simulate-world N", "--estimate", "--fit SIZE", "--out DIR")),
                                (("launch",), ("--master-port PORT", "--log-dir DIR", "-- PROGRAM ARGS"))):
             with self.subTest(command=command):
                 outcome = self.run_tool(*command, "--help")
