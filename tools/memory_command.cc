@@ -261,16 +261,16 @@ void add_memory_command(CLI::App& app, const std::vector<std::string>& args, int
       ->option_text(" ");
   command->add_option("--set", flags->overrides, "Override a key (repeatable)")->type_name("KEY=VALUE")->expected(1)->take_all();
   command->add_option("--stages", flags->stages, "Which stages (default: 0,1,2,3)")->type_name("LIST");
-  command->add_option("--steps", flags->num_steps, "Timed training steps at each stage (default: 5)")->type_name("K")->check(CLI::Range(1, 1'000'000));
+  command->add_option("--steps", flags->num_steps, "Timed training steps at each stage (default: 5)")->type_name("K")->check(CLI::Range(1, 1'000'000).description(""));
   command->add_option("--out", flags->out, "Folder for memory.json, memory.csv and the chart, memory.svg")->type_name("DIR");
   command->add_option("--simulate-world", flags->simulate_world, "Hold what one rank of so many would hold, alone on this machine")
       ->type_name("N")
-      ->check(CLI::Range(1, 100'000));
-  command->add_option("--rank", flags->rank, "Which rank of --simulate-world (default: 0)")->type_name("R")->check(CLI::Range(0, 99'999));
+      ->check(CLI::Range(1, 100'000).description(""));
+  command->add_option("--rank", flags->rank, "Which rank of --simulate-world (default: 0)")->type_name("R")->check(CLI::Range(0, 99'999).description(""));
   add_launch_flags(*command, flags->launch);
   command->add_flag("--estimate", flags->estimate, "By formula alone, without a model: takes the options below");
   command->add_option("--params", flags->params, "Parameters of the model: 7.5e9, 7.5B, 350M")->type_name("P");
-  command->add_option("--world", flags->world, "Ranks")->type_name("N")->check(CLI::Range(1, 1 << 30));
+  command->add_option("--world", flags->world, "Ranks")->type_name("N")->check(CLI::Range(1, 1 << 30).description(""));
   command->add_option("--optimizer", flags->optimizer, "As in the configuration (default: AdamW)")->type_name("NAME");
   command->add_option("--precision", flags->precision, "fp32, bf16 or fp16 (default: bf16)")->type_name("DTYPE");
   command->add_option("--fit", flags->fit, "Smallest world at each stage for so much memory, e.g. 80GiB")->type_name("SIZE");
