@@ -32,7 +32,7 @@ asan:  ## the same under AddressSanitizer and UndefinedBehaviorSanitizer, in bui
 
 bench:  ## builds and runs the benchmarks
 	@scripts/setup.sh --python
-	@scripts/build.sh release
+	@scripts/build.sh release benchmarks
 	@set -e; for program in build/bench_*; do echo "== $$program"; $$program $(ARGS); done
 
 bench-peers:  ## runs PyTorch's own ways, DeepSpeed and Tessera side by side: training steps, then checkpoints

@@ -1,6 +1,6 @@
 #!/bin/bash
 # Configures if needed, then builds:  scripts/build.sh PRESET [TARGET...]
-# PRESET is one of CMakePresets.json; without a TARGET everything is built. JOBS=N sets the number of compilers.
+# PRESET is one of CMakePresets.json; without a TARGET everything but benchmarks and fuzzers is built. JOBS=N sets the number of compilers.
 # shellcheck source-path=SCRIPTDIR
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
