@@ -4,6 +4,8 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
 
+#include "comm/reported_memory.h"
+
 namespace tessera::comm {
 namespace {
 
@@ -17,27 +19,42 @@ class FinishedWork final : public Work {
 
 WorkPtr finished_work() { return std::make_shared<FinishedWork>(); }
 
-std::vector<std::string> SelfCommunicator::exchange(const std::string& value, std::string_view,
-                                                    std::chrono::milliseconds) {
-  return {value};
+std::string_view SelfCommunicator::backend() const {
+  if (group_.size == 1) return "self";
+  return group_.one_host ? "simulated shm" : "simulated network";
 }
 
-std::shared_ptr<Communicator> SelfCommunicator::duplicate(std::string_view) {
-  return std::make_shared<SelfCommunicator>(timeout_);
+at::Tensor SelfCommunicator::peer_view(const at::Tensor& mine, int) { return group_.one_host ? mine : at::Tensor(); }
+
+at::Tensor SelfCommunicator::allocate_shared(int64_t bytes, std::string_view) {
+  if (!group_.one_host) return {};
+  auto memory = std::shared_ptr<std::byte[]>(new std::byte[static_cast<size_t>(bytes)]());
+  void* data = memory.get();
+  return reported_memory(std::move(memory), data, bytes, group_.size);
 }
+
+std::vector<std::string> SelfCommunicator::exchange(const std::string& value, std::string_view, std::chrono::milliseconds) {
+  return std::vector<std::string>(static_cast<size_t>(group_.size), value);
+}
+
+std::shared_ptr<Communicator> SelfCommunicator::duplicate(std::string_view) { return std::make_shared<SelfCommunicator>(group_); }
 
 WorkPtr SelfCommunicator::do_all_gather(const at::Tensor& full, const at::Tensor& shard, std::string_view) {
-  if (full.data_ptr() != shard.data_ptr()) {
-    // The copy is ours, not the model's: whoever listens to operators (zero/residency) must not see it.
-    at::DisableRecordFunctionGuard silent;
-    at::NoGradGuard no_grad;
-    at::Tensor(full).copy_(shard);
-  }
+  // The copies are ours, not the model's: whoever listens to operators (zero/residency) must not see them.
+  const at::DisableRecordFunctionGuard silent;
+  const at::NoGradGuard no_grad;
+  const int64_t numel = shard.numel(), before = group_.rank, after = group_.size - group_.rank - 1;
+  at::Tensor mine = full.narrow(0, before * numel, numel);
+  if (mine.data_ptr() != shard.data_ptr()) mine.copy_(shard);
+  if (before > 0) full.narrow(0, 0, before * numel).view({before, numel}).copy_(shard);
+  if (after > 0) full.narrow(0, (before + 1) * numel, after * numel).view({after, numel}).copy_(shard);
   return finished_work();
 }
 
 WorkPtr SelfCommunicator::do_reduce_scatter(const at::Tensor& full, const ReduceInto& into, std::string_view) {
-  write_result(full, into);
+  const at::DisableRecordFunctionGuard silent;
+  const int64_t numel = into.shard.numel();
+  write_result(full.narrow(0, group_.rank * numel, numel), into);
   return finished_work();
 }
 

@@ -1,19 +1,34 @@
-// SelfCommunicator: the group of one rank. No network, no threads: every result is there at once.
+// SelfCommunicator: a group of which only this rank is here. No network, no threads: every result is there at once.
+//
+// Usually the group has one rank. It may also be one rank of many, to measure what that one would hold: every buffer has its
+// real size, and this rank's own data stands where the others' would be; what is computed is then worth nothing.
 #pragma once
 
 #include "comm/communicator.h"
 
 namespace tessera::comm {
 
+/// Which rank of which group this one plays.
+struct SimulatedGroup {
+  int rank = 0;
+  int size = 1;
+  bool one_host = false;  ///< as if all ranks shared memory (backend "shm"); else as over a network
+  std::chrono::milliseconds timeout = std::chrono::minutes(30);
+};
+
 /// Owns nothing. All calls are local.
 class SelfCommunicator final : public Communicator {
  public:
-  explicit SelfCommunicator(std::chrono::milliseconds timeout) : timeout_(timeout) {}
+  explicit SelfCommunicator(std::chrono::milliseconds timeout) : SelfCommunicator(SimulatedGroup{.timeout = timeout}) {}
+  explicit SelfCommunicator(const SimulatedGroup& group) : group_(group) {}
 
-  int rank() const override { return 0; }
-  int size() const override { return 1; }
-  std::string_view backend() const override { return "self"; }
-  std::chrono::milliseconds timeout() const override { return timeout_; }
+  int rank() const override { return group_.rank; }
+  int size() const override { return group_.size; }
+  /// "self"; "simulated shm" or "simulated network" for one of many.
+  std::string_view backend() const override;
+  std::chrono::milliseconds timeout() const override { return group_.timeout; }
+  at::Tensor peer_view(const at::Tensor& mine, int rank) override;
+  at::Tensor allocate_shared(int64_t bytes, std::string_view label) override;
   std::vector<std::string> exchange(const std::string& value, std::string_view label,
                                     std::chrono::milliseconds timeout) override;
   std::shared_ptr<Communicator> duplicate(std::string_view name) override;
@@ -26,7 +41,7 @@ class SelfCommunicator final : public Communicator {
   void do_barrier(std::string_view label) override;
 
  private:
-  std::chrono::milliseconds timeout_;
+  SimulatedGroup group_;
 };
 
 /// A Work whose result is already there.

@@ -1,9 +1,9 @@
 #include "comm/shm.h"
 
 #include <ATen/ops/from_blob.h>
-#include <c10/core/Allocator.h>
 
 #include "comm/explain.h"
+#include "comm/reported_memory.h"
 #include "comm/shm/group.h"
 #include "core/check.h"
 #include "core/error.h"
@@ -30,10 +30,6 @@ shm::Element element_of(const at::Tensor& tensor) {
   }
   TESSERA_CHECK(false, tensor.scalar_type());
   return shm::Element::kUInt8;
-}
-
-void report_memory(void* data, int64_t bytes) {
-  if (c10::memoryProfilingEnabled()) c10::reportMemoryUsageToProfiler(data, bytes, 0, 0, c10::Device(c10::kCPU));
 }
 
 /// An operation under way. Nobody works on it but the ranks' own calls: testing it moves it on.
@@ -133,10 +129,7 @@ class ShmTransport final : public Transport {
   at::Tensor allocate(int64_t bytes, bool common) {
     auto region = group_->allocate(bytes, common);
     void* data = region->of(group_->rank());
-    // libtorch's allocator knows nothing of it, but whoever counts memory wants to. What all share counts in parts.
-    const int64_t share = common ? (bytes + group_->size() - 1) / group_->size() : bytes;
-    report_memory(data, share);
-    return at::for_blob(data, {bytes}).deleter([region, share](void* freed) { report_memory(freed, -share); }).options(at::TensorOptions().dtype(at::kByte)).make_tensor();
+    return reported_memory(std::move(region), data, bytes, common ? group_->size() : 1);
   }
 
   const milliseconds timeout_;

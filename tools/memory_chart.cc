@@ -124,25 +124,23 @@ class Chart {
 
   void legend() {
     double x = kLeft, y = kBarsTop + kBarsHeight + 44;
-    const auto entry = [&](const std::string& name, const std::string& sign) {
-      const double width = 26 + 7.2 * static_cast<double>(name.size()) + 14;
+    const auto entry = [&](const std::string& name, const auto& draw_sign) {
+      const double width = 40 + 7.2 * static_cast<double>(name.size());
       if (x + width > kWidth) x = kLeft, y += 20;
-      out_ += sign;
+      draw_sign();
       words(x + 22, y, "text", name);
       x += width;
     };
-    const auto at = [&](const char* kind) {
-      return str("<line class=\"", kind, "\" x1=\"", number(x), "\" x2=\"", number(x + 16), "\" y1=\"", number(y - 4), "\" y2=\"", number(y - 4), "\"/>\n");
-    };
     for (size_t use = 0; use < kNumMemoryUses; ++use) {
       if (!is_used(use)) continue;
-      const std::string name(name_of(static_cast<MemoryUse>(use)));
-      if (x + 40 + 7.2 * static_cast<double>(name.size()) > kWidth) x = kLeft, y += 20;
-      entry(name, str("<rect class=\"u", use, "\" x=\"", number(x), "\" y=\"", number(y - 11), "\" width=\"14\" height=\"14\"/>\n"));
+      entry(std::string(name_of(static_cast<MemoryUse>(use))), [&] {
+        add("<rect class=\"u", use, "\" x=\"", number(x), "\" y=\"", number(y - 11), "\" width=\"14\" height=\"14\"/>");
+      });
     }
     for (const auto& [name, kind] : {std::pair{"model state by formula", "formula"}, {"process, over idle", "process"}}) {
-      if (x + 40 + 7.2 * static_cast<double>(std::string(name).size()) > kWidth) x = kLeft, y += 20;
-      entry(name, at(kind));
+      entry(name, [&, kind = kind] {
+        add("<line class=\"", kind, "\" x1=\"", number(x), "\" x2=\"", number(x + 16), "\" y1=\"", number(y - 4), "\" y2=\"", number(y - 4), "\"/>");
+      });
     }
   }
 

@@ -8,9 +8,10 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "comm/simulated.h"
+#include "comm/self.h"
 #include "core/process_memory.h"
 #include "core/str.h"
+#include "train/report.h"
 #include "train/run.h"
 #include "train/sampler.h"
 
@@ -102,7 +103,7 @@ MemoryTrial run_memory_trial(RunConfig run, const Registry& registry, const comm
   comm::CommunicatorPtr comm = join_group(run.trainer, environment, device, logger);  // of one rank, when the others are simulated
   if (options.simulate_world > 0) {
     const bool one_host = run.trainer.backend == "shm";
-    comm = std::make_shared<comm::SimulatedCommunicator>(
+    comm = std::make_shared<comm::SelfCommunicator>(
         comm::SimulatedGroup{.rank = options.simulate_rank, .size = options.simulate_world, .one_host = one_host});
   }
 
@@ -158,13 +159,6 @@ MemoryTrial run_memory_trial(RunConfig run, const Registry& registry, const comm
 
 namespace {
 
-nlohmann::ordered_json bytes_json(const MemoryBytes& bytes) {
-  nlohmann::ordered_json json;
-  for (size_t use = 0; use < kNumMemoryUses; ++use) json[std::string(key_of(static_cast<MemoryUse>(use)))] = bytes.by_use[use];
-  json["total"] = bytes.total();
-  return json;
-}
-
 MemoryBytes bytes_of(const nlohmann::json& json) {
   MemoryBytes bytes;
   for (size_t use = 0; use < kNumMemoryUses; ++use) bytes.by_use[use] = json.at(std::string(key_of(static_cast<MemoryUse>(use))));
@@ -185,8 +179,8 @@ nlohmann::ordered_json to_json(const MemoryTrial& trial) {
   json["formula"] = {{"parameters", trial.formula.parameters}, {"gradients", trial.formula.gradients}, {"master", trial.formula.master},
                      {"optimizer", trial.formula.optimizer},   {"snapshot", trial.formula.snapshot},   {"total", trial.formula.total()}};
   json["model_state"] = trial.model_state();
-  json["held"] = bytes_json(trial.held);
-  json["peak"] = bytes_json(trial.peak);
+  json["held"] = to_json(trial.held);
+  json["peak"] = to_json(trial.peak);
   json["peak_reserved"] = trial.peak_reserved;
   json["process_peak"] = trial.process_peak;
   json["step_ms"] = trial.step_ms;

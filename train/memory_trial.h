@@ -19,7 +19,7 @@ namespace tessera::train {
 
 struct MemoryTrialOptions {
   int num_steps = 5;       ///< timed ones; more are run to warm up, for the time line and to look at the process
-  int simulate_world = 0;  ///< above 0: this process is alone and holds what a rank of so many would (comm/simulated.h)
+  int simulate_world = 0;  ///< above 0: this process is alone and holds what a rank of so many would (comm/self.h)
   int simulate_rank = 0;
 };
 

@@ -98,6 +98,13 @@ std::string format_summary(const Summary& summary) {
   return text + "\nfiles    " + summary.folder + "/{config.json, metrics.jsonl, all_results.json}";
 }
 
+ordered_json to_json(const MemoryBytes& bytes) {
+  ordered_json json;
+  for (size_t use = 0; use < kNumMemoryUses; ++use) json[std::string(key_of(static_cast<MemoryUse>(use)))] = bytes.by_use[use];
+  json["total"] = bytes.total();
+  return json;
+}
+
 ordered_json to_json(const StepReport& report) {
   ordered_json record;
   record["step"] = report.step;
@@ -108,11 +115,7 @@ ordered_json to_json(const StepReport& report) {
   if (report.loss_scale) record["loss_scale"] = *report.loss_scale;
   record["samples_per_second"] = report.samples_per_s;
   record["skipped_steps"] = report.skipped_steps;
-  if (report.memory_peak) {
-    for (size_t use = 0; use < kNumMemoryUses; ++use)
-      record["memory_peak_bytes"][std::string(key_of(static_cast<MemoryUse>(use)))] = report.memory_peak->by_use[use];
-    record["memory_peak_bytes"]["total"] = report.memory_peak->total();
-  }
+  if (report.memory_peak) record["memory_peak_bytes"] = to_json(*report.memory_peak);
   if (report.phase_ms) {
     for (size_t i = 0; i < kNumPhases; ++i) record[str(kPhaseNames[i], "_ms")] = (*report.phase_ms)[i];
   }

@@ -64,6 +64,8 @@ std::string format_summary(const Summary& summary);
 
 /// Local. Records of metrics.jsonl, and all_results.json, under the names of Hugging Face's Trainer.
 nlohmann::ordered_json to_json(const StepReport& report);
+/// Local. Bytes by the uses' keys, and their total.
+nlohmann::ordered_json to_json(const MemoryBytes& bytes);
 nlohmann::ordered_json to_json(const Evaluation& evaluation, int64_t step, double epoch);
 nlohmann::ordered_json to_json(const Summary& summary);
 

@@ -46,7 +46,7 @@ void check_backend(const TrainerConfig& trainer, at::Device device) {
 
 }  // namespace
 
-at::Device choose_device(const TrainerConfig& trainer, const comm::Environment& environment) {
+static at::Device find_device(const TrainerConfig& trainer, const comm::Environment& environment) {
   if (trainer.device == "cpu" || (trainer.device == "auto" && (trainer.backend == "gloo" || trainer.backend == "shm"))) return at::kCPU;
   const at::Device cuda(at::kCUDA, static_cast<c10::DeviceIndex>(environment.local_rank));
   if (trainer.device == "auto") return has_cuda_for(environment) ? cuda : at::Device(at::kCPU);
@@ -59,6 +59,12 @@ at::Device choose_device(const TrainerConfig& trainer, const comm::Environment& 
   }
 }
 
+at::Device choose_device(const TrainerConfig& trainer, const comm::Environment& environment) {
+  const at::Device device = find_device(trainer, environment);
+  check_backend(trainer, device);
+  return device;
+}
+
 int choose_num_threads(const TrainerConfig& trainer, const comm::Environment& environment) {
   if (trainer.num_threads > 0) return static_cast<int>(trainer.num_threads);
   return std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / std::max(1, environment.local_world_size));
@@ -66,7 +72,6 @@ int choose_num_threads(const TrainerConfig& trainer, const comm::Environment& en
 
 comm::CommunicatorPtr join_group(const TrainerConfig& trainer, const comm::Environment& environment, at::Device device,
                                  const Logger& logger) {
-  check_backend(trainer, device);
   comm::Options options;
   options.backend = trainer.backend;
   options.cuda = device.is_cuda();
@@ -80,7 +85,6 @@ Summary run(RunConfig run, const Registry& registry, const comm::Environment& en
   if (environment.rank == 0) log_report(run, output.logger);
   at::set_num_threads(choose_num_threads(run.trainer, environment));
   const at::Device device = choose_device(run.trainer, environment);
-  check_backend(run.trainer, device);
   const std::unique_ptr<Task> task = registry.make(run.model, run.data);
   const comm::CommunicatorPtr comm = join_group(run.trainer, environment, device, output.logger);
 

@@ -14,10 +14,10 @@ Summary run(RunConfig run, const Registry& registry, const comm::Environment& en
             TrainerStart start = {});
 
 /// Local. The device of this rank: trainer.device, where "auto" is CUDA if this host has a device for each of its ranks.
-/// Throws ConfigError when CUDA is asked for and not there.
+/// Throws ConfigError when CUDA is asked for and not there, or comm.backend cannot move its tensors.
 at::Device choose_device(const TrainerConfig& trainer, const comm::Environment& environment);
 
-/// Collective. The group of `environment`, over comm.backend. Throws ConfigError when that cannot move tensors of `device`, CommError.
+/// Collective. The group of `environment`, over comm.backend, for tensors of choose_device(). Throws CommError.
 comm::CommunicatorPtr join_group(const TrainerConfig& trainer, const comm::Environment& environment, at::Device device,
                                  const Logger& logger);
 

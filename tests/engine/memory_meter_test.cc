@@ -9,7 +9,7 @@
 #include <optional>
 #include <thread>
 
-#include "comm/simulated.h"
+#include "comm/self.h"
 #include "core/str.h"
 #include "tests/support/live_bytes.h"
 #include "tests/support/losses.h"
@@ -133,7 +133,7 @@ TEST_P(MeteredTraining, UsesAreWhatTheTensorsSayAndSimulatedRanksHoldTheSame) {
         SCOPED_TRACE(str("rank ", rank));
         expect_state(real[rank]);
         const Measured simulated = train_measured(
-            c, std::make_shared<comm::SimulatedCommunicator>(comm::SimulatedGroup{rank, world, backend == "shm"}));
+            c, std::make_shared<comm::SelfCommunicator>(comm::SimulatedGroup{rank, world, backend == "shm"}));
         expect_state(simulated);
         EXPECT_EQ(simulated.state, real[rank].state);
         EXPECT_EQ(simulated.held[MemoryUse::kCommunication], real[rank].held[MemoryUse::kCommunication]);
@@ -152,7 +152,7 @@ INSTANTIATE_TEST_SUITE_P(Worlds, MeteredTraining,
 TEST(SimulatedGroup, OneOfAHundredThousandRanks) {
   const Case c = small_model(100'000, 3, Precision::kFp32, "gloo");
   const Measured measured =
-      train_measured(c, std::make_shared<comm::SimulatedCommunicator>(comm::SimulatedGroup{.rank = 99'999, .size = 100'000}));
+      train_measured(c, std::make_shared<comm::SelfCommunicator>(comm::SimulatedGroup{.rank = 99'999, .size = 100'000}));
   expect_state(measured);
 }
 

@@ -23,12 +23,7 @@ TrainingRun plain_mixed_run(const Case& c, at::ScalarType dtype, double scale) {
   std::vector<at::Tensor> masters;
   for (const at::Tensor& parameter : model->parameters()) masters.push_back(parameter.detach().clone().set_requires_grad(true));
   model->to(dtype);
-  std::unique_ptr<torch::optim::Optimizer> optimizer;
-  if (c.optimizer == "SGD") {
-    optimizer = std::make_unique<torch::optim::SGD>(masters, torch::optim::SGDOptions(0.1).momentum(0.9).weight_decay(0.01));
-  } else {
-    optimizer = std::make_unique<torch::optim::AdamW>(masters, torch::optim::AdamWOptions(0.01).weight_decay(0.1));
-  }
+  const auto optimizer = plain_optimizer(c, masters);
   TrainingRun run;
   for (int step = 0; step < c.steps; ++step) {
     for (at::Tensor& master : masters) master.mutable_grad() = at::zeros_like(master);

@@ -43,18 +43,19 @@ bool bit_equal(const Tensors& a, const Tensors& b) {
   return true;
 }
 
+std::unique_ptr<torch::optim::Optimizer> plain_optimizer(const Case& c, const std::vector<at::Tensor>& parameters) {
+  if (c.optimizer == "SGD")
+    return std::make_unique<torch::optim::SGD>(parameters, torch::optim::SGDOptions(0.1).momentum(0.9).weight_decay(0.01));
+  return std::make_unique<torch::optim::AdamW>(parameters, torch::optim::AdamWOptions(0.01).weight_decay(0.1));
+}
+
 TrainingRun plain_run(const Case& c, torch::nn::Module& model, const BatchLoss& loss_of) {
   std::vector<at::Tensor> trainable;
   for (const auto& parameter : model.parameters())
     if (parameter.requires_grad() &&
         std::none_of(trainable.begin(), trainable.end(), [&](const at::Tensor& t) { return t.is_same(parameter); }))
       trainable.push_back(parameter);
-  std::unique_ptr<torch::optim::Optimizer> optimizer;
-  if (c.optimizer == "SGD") {
-    optimizer = std::make_unique<torch::optim::SGD>(trainable, torch::optim::SGDOptions(0.1).momentum(0.9).weight_decay(0.01));
-  } else {
-    optimizer = std::make_unique<torch::optim::AdamW>(trainable, torch::optim::AdamWOptions(0.01).weight_decay(0.1));
-  }
+  const auto optimizer = plain_optimizer(c, trainable);
   TrainingRun run;
   for (int step = 0; step < c.steps; ++step) {
     optimizer->zero_grad();

@@ -1,8 +1,11 @@
 // Training a model with the engine on some ranks, and the same in a plain libtorch loop on the global batch.
 #pragma once
 
+#include <torch/optim/optimizer.h>
+
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -47,6 +50,9 @@ using BatchLoss = std::function<at::Tensor(int step, int64_t first, int64_t num)
 inline int64_t first_sample(const Case& c, int micro_step, int rank) {
   return (static_cast<int64_t>(micro_step) * c.world + rank) * c.micro_batch;
 }
+
+/// libtorch's own, of c.optimizer, with the numbers of engine_config().
+std::unique_ptr<torch::optim::Optimizer> plain_optimizer(const Case& c, const std::vector<at::Tensor>& parameters);
 
 /// The plain loop: one process, the whole batch of each micro-step at once.
 TrainingRun plain_run(const Case& c, torch::nn::Module& model, const BatchLoss& loss_of);

@@ -1,0 +1,24 @@
+#include "comm/reported_memory.h"
+
+#include <ATen/ops/from_blob.h>
+#include <c10/core/Allocator.h>
+
+namespace tessera::comm {
+namespace {
+
+void report(void* data, int64_t bytes) {
+  if (c10::memoryProfilingEnabled()) c10::reportMemoryUsageToProfiler(data, bytes, 0, 0, c10::Device(c10::kCPU));
+}
+
+}  // namespace
+
+at::Tensor reported_memory(std::shared_ptr<void> owner, void* data, int64_t bytes, int num_sharing) {
+  const int64_t share = (bytes + num_sharing - 1) / num_sharing;
+  report(data, share);
+  return at::for_blob(data, {bytes})
+      .deleter([owner = std::move(owner), share](void* freed) { report(freed, -share); })
+      .options(at::TensorOptions().dtype(at::kByte))
+      .make_tensor();
+}
+
+}  // namespace tessera::comm
