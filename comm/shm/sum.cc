@@ -6,14 +6,8 @@
 #include <cstddef>
 #include <type_traits>
 
+#include "core/every_cpu.h"
 #include "core/float_bits.h"
-
-// The best of these that the machine has is chosen when the program is loaded.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-#define TESSERA_EVERY_CPU __attribute__((target_clones("avx512f", "avx2", "default")))
-#else
-#define TESSERA_EVERY_CPU
-#endif
 
 namespace tessera::comm::shm {
 namespace {

@@ -2,14 +2,13 @@
 // simple loop applies the rule, and the new weights are cast out. So there is one loop an optimizer, not one for each
 // combination of dtypes, and g++ vectorises all of them (CMakeLists.txt sets what it needs for that).
 //
-// [Note: one build for every instruction set] With -ffp-contract=off an element's operations are IEEE-rounded one by
-// one, and sums go through kLanes fixed lanes, so SSE2, AVX2 and AVX-512 give the same bits. The loops wait for memory
-// even with the SSE2 of plain x86-64: AdamW in fp32 took 1.4 ns an element with each of them; only the cast to fp16 gains
-// (2.9 ns against 1.8 with AVX-512). To have that: compile this file once more into a namespace of its own, and choose in
-// kernels.cc, where the cpu:: functions are called.
+// [Note: the same bits on every CPU] With -ffp-contract=off an element's operations are IEEE-rounded one by one, and sums go
+// through kLanes fixed lanes, so SSE2, AVX2 and AVX-512 give the same bits: TESSERA_EVERY_CPU compiles the loops for each.
 #include <cmath>
+#include <cstring>
 #include <variant>
 
+#include "core/every_cpu.h"
 #include "zero/kernels/passes.h"
 
 namespace tessera::kernels::cpu {
@@ -23,44 +22,59 @@ struct Block {
   alignas(64) float values[kBlock];
 };
 
-void convert_in(const void* data, DType dtype, int64_t begin, int64_t n, float* __restrict out) {
-  if (dtype == DType::kBFloat16) {
-    const auto* in = static_cast<const uint16_t*>(data) + begin;
-    for (int64_t i = 0; i < n; ++i) out[i] = float_of_bf16(in[i]);
-  } else if (dtype == DType::kFloat16) {
-    const auto* in = static_cast<const uint16_t*>(data) + begin;
-    for (int64_t i = 0; i < n; ++i) out[i] = float_of_fp16(in[i]);
-  } else {
-    const auto* in = static_cast<const float*>(data) + begin;
-    for (int64_t i = 0; i < n; ++i) out[i] = in[i];
-  }
+TESSERA_EVERY_CPU void read_bf16(const uint16_t* __restrict in, int64_t n, float* __restrict out) {
+  for (int64_t i = 0; i < n; ++i) out[i] = float_of_bf16(in[i]);
 }
 
-void convert_out(const float* __restrict in, int64_t n, void* data, DType dtype, int64_t begin) {
-  if (dtype == DType::kBFloat16) {
-    auto* out = static_cast<uint16_t*>(data) + begin;
-    for (int64_t i = 0; i < n; ++i) out[i] = bf16_of_float(in[i]);
-  } else if (dtype == DType::kFloat16) {
-    auto* out = static_cast<uint16_t*>(data) + begin;
-    for (int64_t i = 0; i < n; ++i) out[i] = fp16_of_float(in[i]);
-  } else {
-    auto* out = static_cast<float*>(data) + begin;
-    for (int64_t i = 0; i < n; ++i) out[i] = in[i];
-  }
+TESSERA_EVERY_CPU void read_fp16(const uint16_t* __restrict in, int64_t n, float* __restrict out) {
+  for (int64_t i = 0; i < n; ++i) out[i] = float_of_fp16(in[i]);
+}
+
+TESSERA_EVERY_CPU void write_bf16(const float* __restrict in, int64_t n, uint16_t* __restrict out) {
+  for (int64_t i = 0; i < n; ++i) out[i] = bf16_of_float(in[i]);
+}
+
+TESSERA_EVERY_CPU void write_fp16(const float* __restrict in, int64_t n, uint16_t* __restrict out) {
+  for (int64_t i = 0; i < n; ++i) out[i] = fp16_of_float(in[i]);
+}
+
+void convert_in(const void* data, DType dtype, int64_t begin, int64_t n, float* out) {
+  if (dtype == DType::kBFloat16) return read_bf16(static_cast<const uint16_t*>(data) + begin, n, out);
+  if (dtype == DType::kFloat16) return read_fp16(static_cast<const uint16_t*>(data) + begin, n, out);
+  std::memcpy(out, static_cast<const float*>(data) + begin, static_cast<size_t>(n) * sizeof(float));
+}
+
+void convert_out(const float* in, int64_t n, void* data, DType dtype, int64_t begin) {
+  if (dtype == DType::kBFloat16) return write_bf16(in, n, static_cast<uint16_t*>(data) + begin);
+  if (dtype == DType::kFloat16) return write_fp16(in, n, static_cast<uint16_t*>(data) + begin);
+  std::memcpy(static_cast<float*>(data) + begin, in, static_cast<size_t>(n) * sizeof(float));
+}
+
+/// Asks for the block that follows the elements [begin, begin + n): the machine's own prefetcher stops at every 4 KiB.
+void prefetch_next(const void* data, DType dtype, int64_t begin, int64_t n, int64_t numel) {
+  if (begin + n + kBlock > numel) return;
+  const char* next = static_cast<const char*>(data) + (begin + n) * size_bytes(dtype);
+  for (int64_t byte = 0; byte < kBlock * size_bytes(dtype); byte += 64) __builtin_prefetch(next + byte);
 }
 
 /// Elements [begin, begin + n) as fp32: in place where they are fp32 already.
 const float* as_float(const ConstSpan& span, int64_t begin, int64_t n, Block& block) {
+  prefetch_next(span.data, span.dtype, begin, n, span.numel);
   if (span.dtype == DType::kFloat32) return static_cast<const float*>(span.data) + begin;
   convert_in(span.data, span.dtype, begin, n, block.values);
   return block.values;
+}
+
+TESSERA_EVERY_CPU void multiply(const float* in, float factor, int64_t n, float* out) {
+#pragma GCC ivdep
+  for (int64_t i = 0; i < n; ++i) out[i] = in[i] * factor;
 }
 
 /// The same of the gradient, times grad_scale.
 const float* scaled_grad(const UpdateArgs& args, int64_t begin, int64_t n, Block& block) {
   const float* grad = as_float({args.grad, args.grad_dtype, args.numel}, begin, n, block);
   if (args.grad_scale == 1.0f) return grad;
-  for (int64_t i = 0; i < n; ++i) block.values[i] = grad[i] * args.grad_scale;
+  multiply(grad, args.grad_scale, n, block.values);
   return block.values;
 }
 
@@ -70,16 +84,21 @@ void for_blocks(int64_t numel, const Visit& visit) {
   for (int64_t begin = 0; begin < numel; begin += kBlock) visit(begin, numel - begin < kBlock ? numel - begin : kBlock);
 }
 
-/// Sum of squares in fp64 over kLanes interleaved lanes, added up in one fixed order at the end.
+/// lanes[i % kLanes] += x[i] * x[i] in fp64.
+TESSERA_EVERY_CPU void add_squares(const float* x, int64_t n, double* lanes) {
+  double sums[kLanes];  // in registers, which `lanes` would not be
+  for (int lane = 0; lane < kLanes; ++lane) sums[lane] = lanes[lane];
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes)
+    for (int lane = 0; lane < kLanes; ++lane) sums[lane] += static_cast<double>(x[i + lane]) * static_cast<double>(x[i + lane]);
+  for (int lane = 0; i + lane < n; ++lane) sums[lane] += static_cast<double>(x[i + lane]) * static_cast<double>(x[i + lane]);
+  for (int lane = 0; lane < kLanes; ++lane) lanes[lane] = sums[lane];
+}
+
+/// Sum of squares over kLanes interleaved lanes, added up in one fixed order at the end.
 class Lanes {
  public:
-  void add_squares(const float* x, int64_t n) {
-    int64_t i = 0;
-    for (; i + kLanes <= n; i += kLanes) {
-      for (int lane = 0; lane < kLanes; ++lane) add(lane, x[i + lane]);
-    }
-    for (int lane = 0; i + lane < n; ++lane) add(lane, x[i + lane]);
-  }
+  void add(const float* x, int64_t n) { add_squares(x, n, sums_); }
 
   double total() const {
     double sum = 0;
@@ -88,7 +107,6 @@ class Lanes {
   }
 
  private:
-  void add(int lane, float x) { sums_[lane] += static_cast<double>(x) * static_cast<double>(x); }
   double sums_[kLanes] = {};
 };
 
@@ -104,14 +122,14 @@ NormPart squared_norm_of_finite(const ConstSpan& grad) {
       part.num_nonfinite += finite ? 0 : 1;
       block.values[i] = finite ? block.values[i] : 0.0f;
     }
-    lanes.add_squares(block.values, n);
+    lanes.add(block.values, n);
   });
   part.sum_of_squares = lanes.total();
   return part;
 }
 
 template <class RuleType>
-void update_block(const RuleType rule, int64_t n, float* __restrict weights, const float* __restrict grad,
+TESSERA_EVERY_CPU void update_block(const RuleType rule, int64_t n, float* __restrict weights, const float* __restrict grad,
                   float* __restrict state0, float* __restrict state1) {
   for (int64_t i = 0; i < n; ++i) {
     float s0 = 0;
@@ -136,7 +154,7 @@ void update_all(const RuleType& rule, const UpdateArgs& args) {
   });
 }
 
-void lamb_advance_block(const LambRule rule, int64_t n, const float* __restrict weights, const float* __restrict grad,
+TESSERA_EVERY_CPU void lamb_advance_block(const LambRule rule, int64_t n, const float* __restrict weights, const float* __restrict grad,
                         float* __restrict exp_avg, float* __restrict exp_avg_sq, float* __restrict direction) {
   for (int64_t i = 0; i < n; ++i) {
     float m = exp_avg[i];
@@ -148,7 +166,7 @@ void lamb_advance_block(const LambRule rule, int64_t n, const float* __restrict 
   }
 }
 
-void lamb_apply_block(const LambRule rule, float step_size, int64_t n, float* __restrict weights,
+TESSERA_EVERY_CPU void lamb_apply_block(const LambRule rule, float step_size, int64_t n, float* __restrict weights,
                       const float* __restrict exp_avg, const float* __restrict exp_avg_sq) {
   for (int64_t i = 0; i < n; ++i)
     weights[i] = weights[i] - step_size * rule.direction(weights[i], exp_avg[i], exp_avg_sq[i]);
@@ -159,7 +177,7 @@ void lamb_apply_block(const LambRule rule, float step_size, int64_t n, float* __
 NormPart squared_norm(const ConstSpan& grad) {
   Block block;
   Lanes lanes;
-  for_blocks(grad.numel, [&](int64_t begin, int64_t n) { lanes.add_squares(as_float(grad, begin, n, block), n); });
+  for_blocks(grad.numel, [&](int64_t begin, int64_t n) { lanes.add(as_float(grad, begin, n, block), n); });
   // Squares of fp32 cannot overflow in fp64, so a sum that is not finite means an element that is not.
   const double sum = lanes.total();
   return std::isfinite(sum) ? NormPart{sum, 0} : squared_norm_of_finite(grad);
@@ -184,8 +202,8 @@ LambPart lamb_norms(const LambRule& rule, const UpdateArgs& args) {
     const float* weights = args.master + begin;
     lamb_advance_block(rule, n, weights, scaled_grad(args, begin, n, block), args.state0 + begin, args.state1 + begin,
                        direction.values);
-    weight_lanes.add_squares(weights, n);
-    update_lanes.add_squares(direction.values, n);
+    weight_lanes.add(weights, n);
+    update_lanes.add(direction.values, n);
   });
   return {weight_lanes.total(), update_lanes.total()};
 }
