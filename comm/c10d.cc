@@ -95,24 +95,16 @@ WorkPtr C10dCommunicator::do_all_gather(const at::Tensor& full, const at::Tensor
 
 WorkPtr C10dCommunicator::do_reduce_scatter(const at::Tensor& full, const ReduceInto& into, std::string_view label) {
   if (full.numel() == 0) return finished_work();
-  std::function<void()> finish;
-  if (!group_->transport().reduces_into()) {
-    const int64_t numel = into.shard.numel();
-    const at::Tensor sum = plain_view(full, rank() * numel, numel);
-    if (sum.data_ptr() != into.shard.data_ptr() || into.scale != 1) finish = [sum, into] { write_result(sum, into); };
-  }
   return group_->run(
       call_of("reduce_scatter", label, full), {full, into.shard},
-      [&](Transport& transport, uint32_t tag) { return transport.reduce_scatter(full, into, tag); }, std::move(finish));
+      [&](Transport& transport, uint32_t tag) { return transport.reduce_scatter(full, into, tag); });
 }
 
 WorkPtr C10dCommunicator::do_all_reduce(const at::Tensor& full, double scale, std::string_view label) {
   if (full.numel() == 0) return finished_work();
-  std::function<void()> finish;
-  if (!group_->transport().reduces_into() && scale != 1) finish = [full, scale] { write_result(full, {full, scale}); };
   return group_->run(
       call_of("all_reduce", label, full), {full},
-      [&](Transport& transport, uint32_t tag) { return transport.all_reduce(full, scale, tag); }, std::move(finish));
+      [&](Transport& transport, uint32_t tag) { return transport.all_reduce(full, scale, tag); });
 }
 
 at::Tensor C10dCommunicator::allocate_symmetric(int64_t bytes, at::Device device, std::string_view label) {

@@ -88,8 +88,7 @@ void C10dCommunicator::Group::check_alive() const {
   if (error_) throw CommError(*error_);
 }
 
-WorkPtr C10dCommunicator::Group::run(Call call, std::vector<at::Tensor> buffers, const Issue& issue,
-                                     std::function<void()> finish) {
+WorkPtr C10dCommunicator::Group::run(Call call, std::vector<at::Tensor> buffers, const Issue& issue) {
   check_alive();
   reap();
   const uint32_t tag = (call.fingerprint() << 16) | (next_tag_ & 0xffffu);  // [Note: tags] in gloo.cc
@@ -97,12 +96,13 @@ WorkPtr C10dCommunicator::Group::run(Call call, std::vector<at::Tensor> buffers,
   flight->number = ledger_->record(std::move(call), tag);
   next_tag_ += static_cast<uint32_t>(family_->size());
   try {
-    flight->parts = issue(*transport_, tag);
+    Issued issued = issue(*transport_, tag);
+    flight->parts = std::move(issued.parts);
+    flight->finish = std::move(issued.finish);
   } catch (const std::exception& error) {
     fail(flight->number, words_of(error), {}, timeout_);
   }
   flight->buffers = std::move(buffers);
-  flight->finish = std::move(finish);
   in_flight_.push_back(flight);
   return std::make_shared<FlightWork>(shared_from_this(), std::move(flight));
 }

@@ -11,7 +11,7 @@ struct Flight {
   int64_t number = 0;
   std::vector<C10dWork> parts;
   std::vector<at::Tensor> buffers;
-  std::function<void()> finish;  ///< what is left for wait() to do with the result
+  std::function<void()> finish;  ///< of Issued
 
   bool finished() const;
   /// The first part's failure, if any of them failed.
@@ -31,8 +31,8 @@ class C10dCommunicator::Group : public std::enable_shared_from_this<Group> {
   std::chrono::milliseconds timeout() const { return timeout_; }
   bool failed() const { return error_.has_value(); }
 
-  using Issue = std::function<std::vector<C10dWork>(Transport&, uint32_t tag)>;
-  WorkPtr run(Call call, std::vector<at::Tensor> buffers, const Issue& issue, std::function<void()> finish = {});
+  using Issue = std::function<Issued(Transport&, uint32_t tag)>;
+  WorkPtr run(Call call, std::vector<at::Tensor> buffers, const Issue& issue);
   using Allocate = std::function<at::Tensor(Transport&)>;
   at::Tensor allocate(Call call, const Allocate& allocate);
   std::vector<std::string> exchange(const std::string& value, std::string_view label,

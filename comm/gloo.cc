@@ -3,7 +3,6 @@
 #include <ATen/ATen.h>
 #include <ATen/core/ivalue.h>
 #include <net/if.h>
-#include <c10/util/ThreadLocalDebugInfo.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include <algorithm>
@@ -11,6 +10,7 @@
 #include <sstream>
 
 #include "comm/c10_words.h"
+#include "comm/rank_order_sum.h"
 #include "core/error.h"
 #include "core/str.h"
 
@@ -84,7 +84,7 @@ class GlooTransport final : public Transport {
   // it out with operators on a worker thread, under the thread-local state of the issuing thread: memory we
   // do not have, and operators that a listener (zero/residency) would take for the model's. One broadcast a
   // slice moves the same bytes straight to where they belong.
-  std::vector<C10dWork> all_gather(const at::Tensor& full, const at::Tensor& shard, uint32_t tag) override {
+  Issued all_gather(const at::Tensor& full, const at::Tensor& shard, uint32_t tag) override {
     const int64_t shard_numel = shard.numel();
     auto* own_slice =
         static_cast<char*>(full.data_ptr()) + static_cast<int64_t>(shard.nbytes()) * options_.rank;
@@ -98,29 +98,40 @@ class GlooTransport final : public Transport {
     return works;
   }
 
-  // c10d's reduce-scatter for Gloo is a copy of the input, an all-reduce of that, and a copy out. The
-  // contract leaves the other slices unspecified, so an all-reduce in place does it.
-  std::vector<C10dWork> reduce_scatter(const at::Tensor& full, const ReduceInto&, uint32_t tag) override {
-    return all_reduce(full, 1, tag);
+  // [Note: reduce-scatter over Gloo] c10d's own is an all-reduce of a copy, which moves twice the bytes. Here each rank sends the
+  // others their slices, and adds up what it got in rank order: the bits of comm/shm, whatever the number of ranks. What it takes is
+  // a buffer for the slices while they are on their way. As bytes: Gloo need not know the type.
+  Issued reduce_scatter(const at::Tensor& full, const ReduceInto& into, uint32_t tag) override {
+    at::Tensor sent = plain_bytes(full);
+    const at::Tensor slices = reduction_buffer(full);
+    at::Tensor received = plain_bytes(slices);
+    std::vector<int64_t> equal;
+    c10d::AllToAllOptions all_to_all_options;
+    all_to_all_options.timeout = options_.timeout;
+    group_->use_tag(tag);
+    C10dWork work = observed(group_->alltoall_base(received, sent, equal, equal, all_to_all_options), tag);
+    return {{std::move(work)}, [slices, into, element = element_of(full), size = options_.size] {
+              sum_in_rank_order(slices.data_ptr(), element, size, into);
+            }};
   }
 
-  std::vector<C10dWork> all_reduce(const at::Tensor& full, double, uint32_t tag) override {
+  Issued all_reduce(const at::Tensor& full, double scale, uint32_t tag) override {
     c10d::AllreduceOptions allreduce_options;
     allreduce_options.timeout = options_.timeout;
     std::vector<at::Tensor> tensors{plain_view(full, 0, full.numel())};
     group_->use_tag(tag);
-    return {observed(group_->allreduce(tensors, allreduce_options), tag)};
+    return {{observed(group_->allreduce(tensors, allreduce_options), tag)}, taking_sum(full, {full, scale})};
   }
 
-  std::vector<C10dWork> broadcast(const at::Tensor& buffer, int root, uint32_t tag) override {
-    return {observed(broadcast_one(plain_view(buffer, 0, buffer.numel()), root, tag), tag)};
+  Issued broadcast(const at::Tensor& buffer, int root, uint32_t tag) override {
+    return {{observed(broadcast_one(plain_view(buffer, 0, buffer.numel()), root, tag), tag)}};
   }
 
-  std::vector<C10dWork> barrier(uint32_t tag) override {
+  Issued barrier(uint32_t tag) override {
     c10d::BarrierOptions barrier_options;
     barrier_options.timeout = options_.timeout;
     group_->use_tag(tag);
-    return {observed(group_->barrier(barrier_options), tag)};
+    return {{observed(group_->barrier(barrier_options), tag)}};
   }
 
   void abort() override { group_->abort(); }
@@ -183,18 +194,6 @@ std::vector<std::shared_ptr<::gloo::transport::Device>> make_devices(const GlooO
 std::unique_ptr<Transport> make_gloo_transport(const GroupStore& store, const GlooOptions& options,
                                                FailureHook on_failure) {
   return std::make_unique<GlooTransport>(store, options, make_devices(options), std::move(on_failure));
-}
-
-at::Tensor plain_view(const at::Tensor& buffer, int64_t begin, int64_t numel) {
-  char* data = static_cast<char*>(buffer.data_ptr()) + begin * static_cast<int64_t>(buffer.element_size());
-  return at::for_blob(data, {numel})
-      .deleter([kept = at::Tensor(buffer), info = c10::ThreadLocalDebugInfo::current()](void*) mutable {
-        const c10::DebugInfoGuard heard(info);  // Gloo's threads may be the last to let go, and whoever counts memory wants to hear of it
-        kept.reset();
-      })
-      .options(buffer.options().requires_grad(false))
-      .target_device(buffer.device())
-      .make_tensor();
 }
 
 }  // namespace tessera::comm

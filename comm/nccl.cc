@@ -47,37 +47,37 @@ class NcclTransport final : public Transport {
   bool wait_blocks() const override { return false; }
 
   // NCCL gathers in place when the input is the rank's own slice of the output.
-  std::vector<C10dWork> all_gather(const at::Tensor& full, const at::Tensor& shard, uint32_t) override {
+  Issued all_gather(const at::Tensor& full, const at::Tensor& shard, uint32_t) override {
     at::Tensor output = plain_view(full, 0, full.numel());
     at::Tensor input = plain_view(shard, 0, shard.numel());
-    return {group_->_allgather_base(output, input)};
+    return {{group_->_allgather_base(output, input)}};
   }
 
   // And it scatters in place when the output is the rank's own slice of the input.
-  std::vector<C10dWork> reduce_scatter(const at::Tensor& full, const ReduceInto&, uint32_t) override {
+  Issued reduce_scatter(const at::Tensor& full, const ReduceInto& into, uint32_t) override {
     const int64_t shard_numel = full.numel() / size_;
     at::Tensor input = plain_view(full, 0, full.numel());
     at::Tensor output = plain_view(full, rank_ * shard_numel, shard_numel);
-    return {group_->_reduce_scatter_base(output, input)};
+    return {{group_->_reduce_scatter_base(output, input)}, taking_sum(output, into)};
   }
 
-  std::vector<C10dWork> all_reduce(const at::Tensor& full, double, uint32_t) override {
+  Issued all_reduce(const at::Tensor& full, double scale, uint32_t) override {
     std::vector<at::Tensor> tensors{plain_view(full, 0, full.numel())};
-    return {group_->allreduce(tensors)};
+    return {{group_->allreduce(tensors)}, taking_sum(full, {full, scale})};
   }
 
-  std::vector<C10dWork> broadcast(const at::Tensor& buffer, int root, uint32_t) override {
+  Issued broadcast(const at::Tensor& buffer, int root, uint32_t) override {
     c10d::BroadcastOptions options;
     options.rootRank = root;
     std::vector<at::Tensor> tensors{plain_view(buffer, 0, buffer.numel())};
-    return {group_->broadcast(tensors, options)};
+    return {{group_->broadcast(tensors, options)}};
   }
 
   // The wait of a barrier blocks the thread, unlike any other work's.
-  std::vector<C10dWork> barrier(uint32_t) override {
+  Issued barrier(uint32_t) override {
     c10d::BarrierOptions options;
     options.device = at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(device_));
-    return {group_->barrier(options)};
+    return {{group_->barrier(options)}};
   }
 
   void abort() override {

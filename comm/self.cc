@@ -4,15 +4,21 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
 
+#include "comm/rank_order_sum.h"
 #include "comm/reported_memory.h"
 
 namespace tessera::comm {
 namespace {
 
+/// Keeps a buffer as long as it would be in use.
 class FinishedWork final : public Work {
  public:
+  explicit FinishedWork(at::Tensor buffer = {}) : buffer_(std::move(buffer)) {}
   bool test() override { return true; }
-  void wait() override {}
+  void wait() override { buffer_.reset(); }
+
+ private:
+  at::Tensor buffer_;
 };
 
 }  // namespace
@@ -55,7 +61,8 @@ WorkPtr SelfCommunicator::do_reduce_scatter(const at::Tensor& full, const Reduce
   const at::DisableRecordFunctionGuard silent;
   const int64_t numel = into.shard.numel();
   write_result(full.narrow(0, group_.rank * numel, numel), into);
-  return finished_work();
+  const bool over_gloo = group_.size > 1 && !group_.one_host && full.is_cpu();
+  return std::make_shared<FinishedWork>(over_gloo ? reduction_buffer(full) : at::Tensor());
 }
 
 WorkPtr SelfCommunicator::do_all_reduce(const at::Tensor& full, double scale, std::string_view) {

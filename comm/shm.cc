@@ -3,6 +3,7 @@
 #include <ATen/ops/from_blob.h>
 
 #include "comm/explain.h"
+#include "comm/rank_order_sum.h"
 #include "comm/reported_memory.h"
 #include "comm/shm/group.h"
 #include "core/check.h"
@@ -14,23 +15,6 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
-
-shm::Element element_of(const at::Tensor& tensor) {
-  switch (tensor.scalar_type()) {
-    case at::kDouble: return shm::Element::kFloat64;
-    case at::kFloat: return shm::Element::kFloat32;
-    case at::kBFloat16: return shm::Element::kBFloat16;
-    case at::kHalf: return shm::Element::kFloat16;
-    case at::kLong: return shm::Element::kInt64;
-    case at::kInt: return shm::Element::kInt32;
-    case at::kChar: return shm::Element::kInt8;
-    case at::kByte: return shm::Element::kUInt8;
-    case at::kBool: return shm::Element::kBool;
-    default: break;
-  }
-  TESSERA_CHECK(false, tensor.scalar_type());
-  return shm::Element::kUInt8;
-}
 
 /// An operation under way. Nobody works on it but the ranks' own calls: testing it moves it on.
 class ShmWork final : public c10d::Work {
@@ -87,26 +71,25 @@ class ShmTransport final : public Transport {
 
   std::string_view name() const override { return "shm"; }
   bool wait_blocks() const override { return true; }
-  bool reduces_into() const override { return true; }
 
-  std::vector<C10dWork> all_gather(const at::Tensor& full, const at::Tensor& shard, uint32_t tag) override {
+  Issued all_gather(const at::Tensor& full, const at::Tensor& shard, uint32_t tag) override {
     return work(group_->all_gather(full.data_ptr(), shard.data_ptr(), static_cast<int64_t>(shard.nbytes()), tag));
   }
 
-  std::vector<C10dWork> reduce_scatter(const at::Tensor& full, const ReduceInto& into, uint32_t tag) override {
+  Issued reduce_scatter(const at::Tensor& full, const ReduceInto& into, uint32_t tag) override {
     return work(group_->reduce_scatter(full.data_ptr(), element_of(full), into.shard.numel(),
                                        {into.shard.data_ptr(), element_of(into.shard), into.scale, into.add}, tag));
   }
 
-  std::vector<C10dWork> all_reduce(const at::Tensor& full, double scale, uint32_t tag) override {
+  Issued all_reduce(const at::Tensor& full, double scale, uint32_t tag) override {
     return work(group_->all_reduce(full.data_ptr(), element_of(full), full.numel(), scale, tag));
   }
 
-  std::vector<C10dWork> broadcast(const at::Tensor& buffer, int root, uint32_t tag) override {
+  Issued broadcast(const at::Tensor& buffer, int root, uint32_t tag) override {
     return work(group_->broadcast(buffer.data_ptr(), static_cast<int64_t>(buffer.nbytes()), root, tag));
   }
 
-  std::vector<C10dWork> barrier(uint32_t tag) override { return work(group_->barrier(tag)); }
+  Issued barrier(uint32_t tag) override { return work(group_->barrier(tag)); }
 
   at::Tensor allocate_symmetric(int64_t bytes) override { return allocate(bytes, /*common=*/false); }
   at::Tensor allocate_shared(int64_t bytes) override { return allocate(bytes, /*common=*/true); }

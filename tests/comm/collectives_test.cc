@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cmath>
 #include <thread>
 
 #include "comm/init.h"
@@ -71,6 +72,32 @@ TEST_P(CollectivesTest, ReduceScatterSumsTheOwnSlice) {
       comm->reduce_scatter(full, "gradients")->wait();
       const int64_t begin = comm->rank() * numel;
       EXPECT_TRUE(at::equal(full.narrow(0, begin, numel), summed(size, begin, numel, at::kFloat))) << numel;
+    }
+  });
+}
+
+/// Numbers whose sum depends on the order of addition.
+at::Tensor uneven(int rank, int64_t numel) {
+  at::Tensor values = at::empty({numel}, at::kFloat);
+  for (int64_t i = 0; i < numel; ++i)
+    values.data_ptr<float>()[i] = static_cast<float>(element(rank, i)) * std::ldexp(0.1f, static_cast<int>((i + 5 * rank) % 17));
+  return values;
+}
+
+TEST_P(CollectivesTest, ReduceScatterAddsInRankOrderInFp32) {
+  const int size = this->size();
+  run_threads(size, options(), [&](CommunicatorPtr comm) {
+    for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+      constexpr int64_t kNumel = 501;
+      const at::Tensor full = uneven(comm->rank(), size * kNumel).to(dtype);
+      const at::Tensor shard = at::zeros({kNumel});
+      comm->reduce_scatter(full, {shard}, "gradients")->wait();
+      at::Tensor expected = at::zeros({kNumel});
+      for (int r = 0; r < size; ++r) {
+        const at::Tensor theirs = uneven(r, size * kNumel).to(dtype).narrow(0, comm->rank() * kNumel, kNumel).to(at::kFloat);
+        expected = r == 0 ? theirs : expected + theirs;
+      }
+      EXPECT_TRUE(at::equal(shard, expected)) << dtype;
     }
   });
 }

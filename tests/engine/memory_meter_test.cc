@@ -103,10 +103,11 @@ Measured train_measured(const Case& c, comm::CommunicatorPtr comm) {
   EXPECT_TRUE(std::isfinite(engine->gradient_norm()));
   Measured measured{meter.now(), meter.peak(), engine->measured_bytes()};
   if (c.backend == "gloo") {
-    // Gloo's threads may still be about to let go of something small, and both see that, but not at one moment.
+    // Gloo's threads may still be about to let go of a buffer, and both see that, but not at one moment.
     const auto start = std::chrono::steady_clock::now();
     while (meter.now().total() != live.now() && seconds_since(start) < 5) std::this_thread::yield();
     EXPECT_EQ(meter.now().total(), live.now());
+    measured.held = meter.now();
     EXPECT_NEAR(static_cast<double>(measured.peak.total()), static_cast<double>(live.peak()), 4096);
   }
   return measured;

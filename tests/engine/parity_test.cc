@@ -94,6 +94,8 @@ class SameBits : public ::testing::TestWithParam<std::tuple<std::string, int>> {
     c.backend = std::get<0>(GetParam());
     return c;
   }
+  /// Of those whose sums have one order: stage 0's all-reduce is Gloo's own, with an order of its own beyond two ranks.
+  int first_stage() const { return std::get<0>(GetParam()) == "gloo" && std::get<1>(GetParam()) > 2 ? 1 : 0; }
 };
 
 TEST_P(SameBits, AtEveryStage) {
@@ -107,9 +109,9 @@ TEST_P(SameBits, AtEveryStage) {
       c.config.bf16 = bf16;
       runs.push_back(engine_run<Mlp>(c, mlp_loss));
     }
-    for (int stage = 1; stage <= 3; ++stage) {
+    for (int stage = first_stage() + 1; stage <= 3; ++stage) {
       SCOPED_TRACE(stage);
-      expect_same_bits(runs[stage], runs[0]);
+      expect_same_bits(runs[stage], runs[first_stage()]);
     }
   }
 }
@@ -125,14 +127,13 @@ TEST_P(SameBits, WithAccumulationWithinPairsOfStages) {
       c.config.zero.reduce_each_micro_step = each;
       runs.push_back(engine_run<Zoo>(c, zoo_loss));
     }
-    expect_same_bits(runs[1], runs[0]);
+    expect_same_bits(runs[1], runs[first_stage()]);
     expect_same_bits(runs[3], runs[2]);
-    if (each) expect_same_bits(runs[2], runs[0]);
+    if (each) expect_same_bits(runs[2], runs[1]);
   }
 }
 
-// Gloo chooses its own order of summation beyond two ranks.
-INSTANTIATE_TEST_SUITE_P(Worlds, SameBits, ::testing::Combine(::testing::Values("gloo"), ::testing::Values(1, 2)));
+INSTANTIATE_TEST_SUITE_P(Worlds, SameBits, ::testing::Combine(::testing::Values("gloo"), ::testing::Values(1, 2, 3, 4)));
 INSTANTIATE_TEST_SUITE_P(InSharedMemory, SameBits, ::testing::Combine(::testing::Values("shm"), ::testing::Values(2, 3, 4, 8)));
 
 }  // namespace

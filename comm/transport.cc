@@ -1,0 +1,37 @@
+#include "comm/transport.h"
+
+#include <ATen/ops/from_blob.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
+
+namespace tessera::comm {
+namespace {
+
+at::Tensor view_of(const at::Tensor& buffer, void* data, int64_t numel, at::ScalarType dtype) {
+  return at::for_blob(data, {numel})
+      .deleter([kept = at::Tensor(buffer), info = c10::ThreadLocalDebugInfo::current()](void*) mutable {
+        const c10::DebugInfoGuard heard(info);  // Gloo's threads may be the last to let go, and whoever counts memory wants to hear of it
+        kept.reset();
+      })
+      .options(buffer.options().dtype(dtype).requires_grad(false))
+      .target_device(buffer.device())
+      .make_tensor();
+}
+
+}  // namespace
+
+at::Tensor plain_view(const at::Tensor& buffer, int64_t begin, int64_t numel) {
+  char* data = static_cast<char*>(buffer.data_ptr()) + begin * static_cast<int64_t>(buffer.element_size());
+  return view_of(buffer, data, numel, buffer.scalar_type());
+}
+
+at::Tensor plain_bytes(const at::Tensor& buffer) {
+  return view_of(buffer, buffer.data_ptr(), static_cast<int64_t>(buffer.nbytes()), at::kByte);
+}
+
+std::function<void()> taking_sum(const at::Tensor& sum, const ReduceInto& into) {
+  const bool is_there = sum.data_ptr() == into.shard.data_ptr() && into.scale == 1 && !into.add;
+  if (is_there) return {};
+  return [sum, into] { write_result(sum, into); };
+}
+
+}  // namespace tessera::comm
