@@ -35,7 +35,12 @@ bool RunDirectory::has_results() const {
   return std::filesystem::exists(folder_ / kResultsName, error);
 }
 
-void RunDirectory::begin() { replace_metrics(""); }
+void RunDirectory::begin() {
+  std::error_code error;
+  std::filesystem::remove_all(folder_ / kSamplesName, error);
+  if (error) throw Error(str((folder_ / kSamplesName).string(), " cannot be removed: ", error.message()));
+  replace_metrics("");
+}
 
 void RunDirectory::replace_metrics(const std::string& content) {
   std::error_code error;

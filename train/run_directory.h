@@ -1,6 +1,7 @@
 // RunDirectory: the files a run leaves behind, OUTPUT_DIR/NAME/ with
 //   config.json       every key with the value it had
 //   metrics.jsonl     one JSON object a line, as training goes
+//   samples/          what the task draws at each evaluation, if it does (Task::write_samples)
 //   all_results.json  the final results, under Hugging Face's names; only there when the run came to its end
 #pragma once
 
@@ -14,6 +15,7 @@ namespace tessera::train {
 
 inline constexpr const char* kResultsName = "all_results.json";
 inline constexpr const char* kModelName = "model.safetensors";
+inline constexpr const char* kSamplesName = "samples";
 
 /// Writes from one rank (rank 0). Owns the open metrics file. Not thread-safe.
 class RunDirectory {

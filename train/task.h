@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <filesystem>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -57,6 +58,10 @@ class Task {
   virtual at::Tensor statistics(const Batch& batch) = 0;
   /// Local. From the sum of all statistics, (K) fp64 on the CPU. Contains "loss" where that makes sense.
   virtual Metrics metrics(const at::Tensor& total) const = 0;
+
+  /// Collective. Called after each evaluation: may write files for people to look at into `folder`, which need not exist yet, from rank
+  /// 0. Leaves the engine in training mode. A DataError that rank 0 throws once its collectives are done becomes a warning.
+  virtual void write_samples(const std::filesystem::path& folder, int64_t step) {}
 };
 
 }  // namespace tessera::train

@@ -259,12 +259,22 @@ void Trainer::evaluate(bool record) {
   meter_->pause();
   watching_memory(str("in evaluation (trainer.eval_batch_size ", config_.trainer.eval_batch_size, ")"), [this] {
     last_evaluation_ = train::evaluate(task_, *engine_, config_.trainer.eval_batch_size, output_.display);
+    write_samples();
   });
   meter_->resume();
   bar_->exclude_time(last_evaluation_->seconds);
   if (directory_ && record) directory_->append_metrics(to_json(*last_evaluation_, steps_done_, epochs_done()));
   bar_->print(format_line(*last_evaluation_, epochs_done()));
   if (checkpoints_->is_best(*last_evaluation_, steps_done_)) save(/*must_succeed=*/false);
+}
+
+// Pictures that cannot be written are no reason to end a run.
+void Trainer::write_samples() {
+  try {
+    task_.write_samples(std::filesystem::path(config_.trainer.output_dir) / kSamplesName, steps_done_);
+  } catch (const DataError& error) {
+    output_.logger.warning(error.what());
+  }
 }
 
 void Trainer::save(bool must_succeed) {

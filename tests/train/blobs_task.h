@@ -7,12 +7,16 @@
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/linear.h>
 
+#include <filesystem>
+#include <fstream>
 #include <limits>
 #include <memory>
+#include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
 
+#include "core/error.h"
 #include "train/classification.h"
 #include "train/registry.h"
 #include "train/sampler.h"
@@ -39,6 +43,7 @@ struct BlobsOptions {
   int64_t eval_size = 101;
   double nan_from_step = std::numeric_limits<double>::infinity();  ///< the loss is NaN from this micro-step on
   int64_t greedy_from_step = std::numeric_limits<int64_t>::max();  ///< from this micro-step on the loss wants more memory than there is
+  std::string samples_error = {};  ///< what write_samples() throws on rank 0; empty: it writes the step's number
 };
 
 class BlobsTask final : public Task {
@@ -77,6 +82,15 @@ class BlobsTask final : public Task {
     return classification_statistics(engine_->forward(batch.inputs[0]), batch.target, batch.mask);
   }
   Metrics metrics(const at::Tensor& total) const override { return classification_metrics(total); }
+
+  void write_samples(const std::filesystem::path& folder, int64_t step) override {
+    engine_->eval();
+    engine_->train();
+    if (engine_->rank() != 0) return;
+    if (!options_.samples_error.empty()) throw DataError(options_.samples_error);
+    std::filesystem::create_directories(folder);
+    std::ofstream(folder / std::to_string(step)) << "samples";
+  }
 
   const std::vector<int64_t>& seen() const { return seen_; }  ///< training samples of this rank, in order
   int64_t num_evaluated_rows() const { return num_evaluated_rows_; }

@@ -87,7 +87,7 @@ TEST(TrainerConfig, ModelAndDataAreHandedOn) {
 }
 
 TEST(TrainerConfig, ResolvedConfigurationReadsTheSame) {
-  for (const char* name : {"fashion_mnist.json", "ds_config_zero2.json"}) {
+  for (const char* name : {"fashion_mnist.json", "segmentation.json", "ds_config_zero2.json"}) {
     RunConfig run = load_run_config(std::string(TESSERA_SOURCE_DIR "/configs/") + name, 2, {"trainer.max_steps=null"});
     std::string text = dump_resolved(run);
     RunConfig again = parse_run_config(text, "resolved.json", 2);

@@ -235,6 +235,24 @@ TEST_F(TrainerTest, MaxStepsAndEvaluationBySteps) {
   EXPECT_THAT(evaluations, testing::ElementsAre(5, 10, 13)) << "and once at the end";
 }
 
+TEST_F(TrainerTest, SamplesAreWrittenAtEachEvaluation) {
+  train(base_config(), 2);
+  std::set<std::string> names;
+  for (const auto& entry : fs::directory_iterator(folder_ / "samples")) names.insert(entry.path().filename().string());
+  EXPECT_EQ(names, (std::set<std::string>{"10", "20", "30"}));
+  json shorter = base_config();
+  shorter["trainer"]["epochs"] = 1;
+  train(shorter, 2);
+  EXPECT_FALSE(fs::exists(folder_ / "samples" / "30")) << "those of an earlier run";
+  EXPECT_TRUE(fs::exists(folder_ / "samples" / "10"));
+}
+
+TEST_F(TrainerTest, SamplesThatCannotBeWrittenAreAWarning) {
+  const Result result = train(base_config(), 2, {.samples_error = "samples/10.png: the disk is full"});
+  EXPECT_THAT(result.log, HasSubstr("samples/10.png: the disk is full"));
+  EXPECT_EQ(result.summary.num_steps, 30);
+}
+
 TEST_F(TrainerTest, WithoutATestSet) {
   const Result result = train(base_config(), 2, {.eval_size = 0});
   EXPECT_FALSE(result.summary.evaluation);

@@ -1,0 +1,28 @@
+// What a segmentation is trained on: images, and for each of their pixels a class.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+namespace tessera::examples {
+
+/// All samples of a set have the same height and width. Contiguous, on the CPU.
+struct SegmentationSample {
+  at::Tensor image;  ///< (3, H, W) uint8, RGB
+  at::Tensor mask;   ///< (H, W) uint8, classes; 0 is the background
+};
+
+/// A set of samples, made or read when they are asked for. Thread-safe: asking changes nothing.
+class SegmentationData {
+ public:
+  virtual ~SegmentationData() = default;
+
+  virtual int64_t size() const = 0;
+  virtual int64_t height() const = 0;
+  virtual int64_t width() const = 0;
+  /// Local. The same at every call. Throws DataError.
+  virtual SegmentationSample sample(int64_t index) const = 0;
+};
+
+}  // namespace tessera::examples

@@ -1,0 +1,73 @@
+#include "examples/segmentation/image_file.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+
+#include "core/check.h"
+#include "core/disk.h"
+#include "core/error.h"
+#include "core/str.h"
+#include "examples/segmentation/codecs.h"
+
+namespace tessera::examples {
+namespace {
+
+constexpr std::array<uint8_t, 8> kPngSignature = {0x89, 'P', 'N', 'G', '\r', '\n', 0x1a, '\n'};
+constexpr std::array<uint8_t, 3> kJpegSignature = {0xff, 0xd8, 0xff};
+constexpr uintmax_t kMaxFile_bytes = uintmax_t{1} << 30;  // 67 million pixels, incompressible, are a quarter of it
+
+std::vector<uint8_t> read_file(const std::string& path) {
+  std::error_code error;
+  if (std::filesystem::exists(path, error) && !std::filesystem::is_regular_file(path, error))
+    throw DataError(str(path, ": is not a file; expected a PNG or JPEG image"));
+  errno = 0;
+  std::ifstream file(path, std::ios::binary);
+  const uintmax_t size = file ? std::filesystem::file_size(path, error) : 0;
+  if (!file || error)
+    throw DataError(str(path, ": cannot be opened: ", error ? error.message() : std::strerror(errno), "; expected a PNG or JPEG image"));
+  if (size > kMaxFile_bytes) throw DataError(str(path, ": has ", size, " bytes; expected an image of at most ", kMaxFile_bytes));
+  std::vector<uint8_t> bytes(size);
+  if (!file.read(reinterpret_cast<char*>(bytes.data()), static_cast<std::streamsize>(size)))
+    throw DataError(str(path, ": read failed after ", file.gcount(), " of ", size, " bytes"));
+  return bytes;
+}
+
+template <size_t kSize>
+bool starts_with(const std::vector<uint8_t>& bytes, const std::array<uint8_t, kSize>& signature) {
+  return bytes.size() >= kSize && std::equal(signature.begin(), signature.end(), bytes.begin());
+}
+
+Image decode(const std::string& path, Palette palette, bool pixels) {
+  const std::vector<uint8_t> bytes = read_file(path);
+  if (starts_with(bytes, kPngSignature)) return codecs::decode_png(path, bytes, palette, pixels);
+  if (starts_with(bytes, kJpegSignature)) return codecs::decode_jpeg(path, bytes, pixels);
+  throw DataError(str(path, bytes.empty() ? ": is empty" : ": is neither PNG nor JPEG by its first bytes", "; expected one of the two"));
+}
+
+}  // namespace
+
+void codecs::check_size(const std::string& path, uint64_t width, uint64_t height) {
+  if (width > 0 && height > 0 && width <= static_cast<uint64_t>(kMaxPixels) / height) return;
+  throw DataError(str(path, ": its header says ", width, " x ", height, " pixels; expected at least 1 and at most ", kMaxPixels));
+}
+
+Image read_image(const std::string& path, Palette palette) { return decode(path, palette, /*pixels=*/true); }
+
+Image read_image_header(const std::string& path, Palette palette) { return decode(path, palette, /*pixels=*/false); }
+
+void write_png(const std::string& path, const Image& image) {
+  TESSERA_CHECK(image.channels == 1 || image.channels == 3 || image.channels == 4);
+  TESSERA_CHECK(image.width > 0 && image.height > 0 && image.width * image.height * image.channels == static_cast<int64_t>(image.pixels.size()));
+  const std::vector<uint8_t> bytes = codecs::encode_png(path, image);
+  try {
+    Disk({.sync = false, .probe = {}}).replace_file(path, {reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+  } catch (const DiskError& error) {
+    throw DataError(error.what());
+  }
+}
+
+}  // namespace tessera::examples

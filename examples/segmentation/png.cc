@@ -1,0 +1,161 @@
+// PNG through libpng.
+#include <png.h>
+
+#include <algorithm>
+#include <csetjmp>
+#include <cstring>
+#include <string>
+
+#include "core/error.h"
+#include "core/str.h"
+#include "examples/segmentation/codecs.h"
+
+namespace tessera::examples::codecs {
+namespace {
+
+constexpr int64_t kMaxDeflateRatio = 1032;  // no deflate stream unpacks to more (RFC 1951: 258 bytes from 2 bits)
+
+/// What the callbacks see: the input and where it is, or the output; and the first error.
+struct Stream {
+  Bytes input;
+  size_t position = 0;
+  std::vector<uint8_t>* output = nullptr;
+  char message[200] = "";
+};
+
+void on_error(png_structp png, png_const_charp message) {
+  auto* stream = static_cast<Stream*>(png_get_error_ptr(png));
+  std::strncpy(stream->message, message, sizeof stream->message - 1);
+  png_longjmp(png, 1);
+}
+
+void on_warning(png_structp, png_const_charp) {}  // what is wrong with pixels is an error
+
+void read_bytes(png_structp png, png_bytep to, size_t size) {
+  auto* stream = static_cast<Stream*>(png_get_io_ptr(png));
+  if (size > stream->input.size() - stream->position) png_error(png, "the file ends too early");
+  std::memcpy(to, stream->input.data() + stream->position, size);
+  stream->position += size;
+}
+
+void write_bytes(png_structp png, png_bytep from, size_t size) {
+  auto* stream = static_cast<Stream*>(png_get_io_ptr(png));
+  try {
+    stream->output->insert(stream->output->end(), from, from + size);
+    return;
+  } catch (const std::bad_alloc&) {
+  }
+  png_error(png, "out of memory");  // outside of the handler, whose exception must be destroyed
+}
+
+/// libpng's two structs. Owns them.
+class Png {
+ public:
+  explicit Png(bool read, Stream& stream) : read_(read) {
+    png_ = read ? png_create_read_struct(PNG_LIBPNG_VER_STRING, &stream, on_error, on_warning)
+                : png_create_write_struct(PNG_LIBPNG_VER_STRING, &stream, on_error, on_warning);
+    if (png_ != nullptr) info_ = png_create_info_struct(png_);
+    if (info_ == nullptr) {
+      destroy();
+      throw DataError("libpng cannot start: out of memory, or another version than it was compiled with");
+    }
+  }
+  ~Png() { destroy(); }
+  Png(const Png&) = delete;
+  Png& operator=(const Png&) = delete;
+
+  png_structp png() const { return png_; }
+  png_infop info() const { return info_; }
+
+ private:
+  void destroy() {
+    if (read_) png_destroy_read_struct(&png_, &info_, nullptr);
+    else png_destroy_write_struct(&png_, &info_);
+  }
+
+  bool read_;
+  png_structp png_ = nullptr;
+  png_infop info_ = nullptr;
+};
+
+/// Whether `body`, in which nothing needs a destructor, ended without an error.
+template <class Body>
+[[gnu::noinline]] bool guarded(png_structp png, const Body& body) {
+  if (setjmp(png_jmpbuf(png)) != 0) return false;
+  body();
+  return true;
+}
+
+/// 8 bits a channel and 1, 3 or 4 channels, whatever the file has.
+void ask_for_bytes(png_structp png, png_infop info, Palette palette) {
+  const int type = png_get_color_type(png, info);
+  png_set_scale_16(png);
+  if (type == PNG_COLOR_TYPE_PALETTE && palette == Palette::kIndices) {
+    png_set_packing(png);
+  } else {
+    png_set_expand(png);  // palettes to colours, fewer bits to 8, tRNS to alpha
+    const bool has_alpha = (type & PNG_COLOR_MASK_ALPHA) != 0 || png_get_valid(png, info, PNG_INFO_tRNS) != 0;
+    if ((type & PNG_COLOR_MASK_COLOR) == 0 && has_alpha) png_set_gray_to_rgb(png);
+  }
+  png_set_interlace_handling(png);
+  png_read_update_info(png, info);
+}
+
+}  // namespace
+
+Image decode_png(const std::string& path, Bytes file, Palette palette, bool pixels) {
+  Stream stream{.input = file};
+  const Png reader(/*read=*/true, stream);
+  const png_structp png = reader.png();
+  const png_infop info = reader.info();
+  const auto damaged = [&] { return DataError(str(path, ": damaged PNG: ", stream.message)); };
+
+  const bool has_header = guarded(png, [&] {
+    png_set_read_fn(png, &stream, read_bytes);
+    png_set_keep_unknown_chunks(png, PNG_HANDLE_CHUNK_NEVER, nullptr, -1);  // texts and profiles, which may unpack to gigabytes
+    png_set_user_limits(png, PNG_UINT_31_MAX, PNG_UINT_31_MAX);  // check_size() has the last word
+    png_read_info(png, info);
+  });
+  if (!has_header) throw damaged();
+  check_size(path, png_get_image_width(png, info), png_get_image_height(png, info));
+  const auto packed_bytes = static_cast<int64_t>(png_get_rowbytes(png, info)) * png_get_image_height(png, info);
+  if (!guarded(png, [&] { ask_for_bytes(png, info, palette); })) throw damaged();
+
+  Image image{png_get_image_width(png, info), png_get_image_height(png, info), png_get_channels(png, info), {}};
+  if (!pixels) return image;
+  if (packed_bytes / kMaxDeflateRatio > static_cast<int64_t>(file.size()))
+    throw DataError(str(path, ": damaged PNG: its header says ", image.width, " x ", image.height, " pixels, more than ", file.size(),
+                        " compressed bytes can hold"));
+  const size_t row_bytes = png_get_rowbytes(png, info);
+  image.pixels.resize(row_bytes * static_cast<size_t>(image.height));
+  std::vector<png_bytep> rows(static_cast<size_t>(image.height));
+  for (size_t row = 0; row < rows.size(); ++row) rows[row] = image.pixels.data() + row * row_bytes;
+  const bool complete = guarded(png, [&] {
+    png_read_image(png, rows.data());
+    png_read_end(png, nullptr);
+  });
+  if (!complete) throw damaged();
+  return image;
+}
+
+std::vector<uint8_t> encode_png(const std::string& path, const Image& image) {
+  std::vector<uint8_t> bytes;
+  Stream stream{.input = {}, .output = &bytes};
+  const Png writer(/*read=*/false, stream);
+  const png_structp png = writer.png();
+  const size_t row_bytes = static_cast<size_t>(image.width * image.channels);
+  const int type = image.channels == 1 ? PNG_COLOR_TYPE_GRAY : image.channels == 3 ? PNG_COLOR_TYPE_RGB : PNG_COLOR_TYPE_RGBA;
+  const bool complete = guarded(png, [&] {
+    png_set_write_fn(png, &stream, write_bytes, nullptr);
+    png_set_IHDR(png, writer.info(), static_cast<png_uint_32>(image.width), static_cast<png_uint_32>(image.height), 8, type,
+                 PNG_INTERLACE_NONE, PNG_COMPRESSION_TYPE_DEFAULT, PNG_FILTER_TYPE_DEFAULT);
+    png_write_info(png, writer.info());
+    for (int64_t row = 0; row < image.height; ++row)
+      png_write_row(png, image.pixels.data() + static_cast<size_t>(row) * row_bytes);
+    png_write_end(png, nullptr);
+  });
+  if (!complete) throw DataError(str(path, ": cannot be written as PNG: ", stream.message));
+  return bytes;
+}
+
+}  // namespace tessera::examples::codecs
