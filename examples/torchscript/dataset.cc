@@ -50,8 +50,8 @@ TensorSet::TensorSet(const std::string& path, const std::vector<std::string>& in
   for (const std::string& name : names) {
     StoredTensor tensor = load(file, path, name);
     if (!inputs_.empty() && tensor.shape[0] != size())
-      throw DataError(str(name_in(path, name), " has ", format_count(tensor.shape[0]), " samples, but ", quoted_name(names.front()), " has ",
-                          format_count(size()), "; expected as many of each"));
+      throw DataError(str(name_in(path, name), " has ", format_count(tensor.shape[0]), " samples, but ", quoted_name(names.front()),
+                          " has ", format_count(size()), "; expected as many of each"));
     inputs_.push_back(std::move(tensor));
   }
   if (target.empty()) return;
@@ -78,10 +78,10 @@ void TensorSet::check_labels(int64_t num_classes, int64_t ignored) const {
     const at::Tensor part = target(numbers).to(at::kLong);
     const at::Tensor wrong = part.lt(0).logical_or_(part.ge(num_classes)).logical_and_(part.ne(ignored));
     if (!wrong.any().item<bool>()) continue;
-    const at::Tensor place = wrong.nonzero()[0];
-    throw DataError(str(target_name_, ": record ", begin + place[0].item<int64_t>(), " holds ", part.masked_select(wrong)[0].item<int64_t>(),
-                        "; expected 0 to ", num_classes - 1, ", as the model gives ", num_classes, num_classes == 1 ? " class" : " classes", " (or ",
-                        ignored, ", which is not counted)"));
+    const int64_t record = begin + wrong.nonzero()[0][0].item<int64_t>();
+    throw DataError(str(target_name_, ": record ", record, " holds ", part.masked_select(wrong)[0].item<int64_t>(), "; expected 0 to ",
+                        num_classes - 1, ", as the model gives ", num_classes, num_classes == 1 ? " class" : " classes", " (or ", ignored,
+                        ", which is not counted)"));
   }
 }
 

@@ -15,8 +15,8 @@ namespace tessera::examples {
 /// Owns the tensors, most of which are the file itself (tensor_file.h). Immutable; thread-safe.
 class TensorSet {
  public:
-  /// Local. `inputs`, at least one, and `target` (empty: none) are names in the file `path`. Throws DataError: the file or a tensor is missing
-  /// or damaged, a tensor has no dimension, or they count different numbers of samples, or none.
+  /// Local. `inputs`, at least one, and `target` (empty: none) are names in the file `path`. Throws DataError: the file or a
+  /// tensor is missing or damaged, a tensor has no dimension, or they count different numbers of samples, or none.
   TensorSet(const std::string& path, const std::vector<std::string>& inputs, const std::string& target);
 
   int64_t size() const { return inputs_.front().shape[0]; }

@@ -21,6 +21,8 @@ Loss loss_of(const std::string& name) {
   return static_cast<Loss>(found - names.begin());  // the enum's order
 }
 
+const std::string& name_of(Loss loss) { return loss_names()[static_cast<size_t>(loss)]; }
+
 std::string mismatch(Loss loss, const at::Tensor& output, const at::Tensor& target) {
   std::vector<int64_t> expected = output.sizes().vec();
   if (counts_classes(loss)) {
@@ -28,8 +30,8 @@ std::string mismatch(Loss loss, const at::Tensor& output, const at::Tensor& targ
     expected.erase(expected.begin() + 1);
   }
   if (target.sizes() == at::IntArrayRef(expected)) return "";
-  return str("the model gives ", describe_shape(output.sizes()), ", the target is ", describe_shape(target.sizes()), "; expected a target of ",
-             describe_shape(expected), counts_classes(loss) ? ", one class number for the scores along dimension 1" : "");
+  return str("the model gives ", describe_shape(output.sizes()), ", the target is ", describe_shape(target.sizes()),
+             "; expected a target of ", describe_shape(expected), counts_classes(loss) ? ", one class number for the scores along dimension 1" : "");
 }
 
 at::Tensor compute_loss(Loss loss, const at::Tensor& output, const at::Tensor& target, at::Reduction::Reduction reduction) {

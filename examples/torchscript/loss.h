@@ -26,11 +26,13 @@ inline constexpr int64_t kIgnoredLabel = -100;
 /// Local. "model", "cross_entropy", "nll", "mse", "l1", "smooth_l1", "bce_with_logits".
 const std::vector<std::string>& loss_names();
 Loss loss_of(const std::string& name);
+const std::string& name_of(Loss loss);
 
 /// Whether targets are class numbers.
 constexpr bool counts_classes(Loss loss) { return loss == Loss::kCrossEntropy || loss == Loss::kNll; }
 
-/// Local. What is wrong with the two's shapes, or nothing. Class numbers (B, …) belong to outputs (B, C, …); other targets have their output's shape.
+/// Local. What is wrong with the two's shapes, or nothing. Class numbers (B, …) belong to outputs (B, C, …); other targets have
+/// their output's shape.
 std::string mismatch(Loss loss, const at::Tensor& output, const at::Tensor& target);
 
 /// Local. Not for kModel. fp32, whatever the types are: () for Mean and Sum, the target's shape for None, where ignored labels give 0.

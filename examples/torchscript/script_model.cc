@@ -47,20 +47,22 @@ void check_trainable(const torch::jit::Module& model, const std::string& path) {
   }
   if (num_parameters == 0)
     throw DataError(str(path, ": the module has no parameters; expected one that torch.jit.freeze has not turned into constants"));
-  if (num_trainable == 0) throw DataError(str(path, ": none of the module's ", num_parameters, " parameters requires a gradient; nothing could be trained"));
+  if (num_trainable == 0)
+    throw DataError(str(path, ": none of the module's ", num_parameters, " parameters requires a gradient; nothing could be trained"));
 }
 
 }  // namespace
 
 std::shared_ptr<torch::jit::Module> load_script_model(const std::string& path) {
+  const std::string expected = "; expected a file that torch.jit.save wrote";
   std::error_code error;
-  if (std::filesystem::is_directory(path, error)) throw DataError(str(path, ": is a folder; expected a file that torch.jit.save wrote"));
-  if (!std::ifstream(path)) throw DataError(str(path, ": cannot be opened: ", std::strerror(errno), "; expected a file that torch.jit.save wrote"));
+  if (std::filesystem::is_directory(path, error)) throw DataError(str(path, ": is a folder", expected));
+  if (!std::ifstream(path)) throw DataError(str(path, ": cannot be opened: ", std::strerror(errno), expected));
   std::shared_ptr<torch::jit::Module> model;
   try {
     model = std::make_shared<torch::jit::Module>(torch::jit::load(path, c10::Device(at::kCPU)));
   } catch (const std::exception& caught) {
-    throw DataError(str(path, ": no TorchScript module: ", reason_of(caught), "; expected a file that torch.jit.save wrote"));
+    throw DataError(str(path, ": no TorchScript module: ", reason_of(caught), expected));
   }
   check_trainable(*model, path);
   return model;

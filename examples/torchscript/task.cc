@@ -23,8 +23,8 @@ std::unique_ptr<TensorSet> open_test_set(const TensorsOptions& options) {
 /// A loss function's targets can be told from their types; the model's own can not.
 void check_target_type(const TensorSet& set, Loss loss) {
   if (!counts_classes(loss) || at::isIntegralType(to_torch(set.target_type()), /*includeBool=*/false)) return;
-  throw DataError(str(set.target_name(), " is of type ", checkpoint::name_of(set.target_type()), "; expected class numbers, of an integer type, for model.loss ",
-                      loss_names()[static_cast<size_t>(loss)]));
+  throw DataError(str(set.target_name(), " is of type ", checkpoint::name_of(set.target_type()),
+                      "; expected class numbers, of an integer type, for model.loss ", name_of(loss)));
 }
 
 /// In the type layers expect: floating ones in fp32 (the engine makes them bf16 or fp16 where it computes in that).
@@ -52,7 +52,7 @@ TensorsOptions read_tensors_options(const config::Section& model, const config::
   data.finish();
   if (options.inputs.empty()) data.fail("inputs", "is missing; expected the names of the tensors that forward takes, such as [\"x\"]");
   if (options.target.empty() && options.loss != Loss::kModel)
-    data.fail("target", str("is missing; expected the name of a tensor, which model.loss ", loss_names()[static_cast<size_t>(options.loss)], " needs"));
+    data.fail("target", str("is missing; expected the name of a tensor, which model.loss ", name_of(options.loss), " needs"));
   if (!options.eval_path.empty() && options.eval_fraction > 0)
     data.fail("eval_fraction", str("found ", options.eval_fraction, " beside data.eval_path; expected one of the two"));
   return options;

@@ -26,8 +26,8 @@ struct TensorsOptions {
 /// Local. From the sections `model` and `data`. Throws ConfigError.
 TensorsOptions read_tensors_options(const config::Section& model, const config::Section& data);
 
-/// The metrics are the loss (mean over what the loss function counts: samples, pixels, tokens that are not -100) and, for class numbers, the
-/// accuracy. With the model's own loss, each batch of an evaluation counts with its number of samples.
+/// The metrics are the loss (mean over what the loss function counts: samples, pixels, tokens that are not -100) and, for class
+/// numbers, the accuracy. With the model's own loss, each batch of an evaluation counts with its number of samples.
 class TensorsTask final : public train::Task {
  public:
   /// Local. Opens model and data. Throws DataError, ConfigError.

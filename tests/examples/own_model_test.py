@@ -30,8 +30,9 @@ class OwnModelTest(ToolTest):
         blocks = [block for block in re.findall(r"^```sh\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE) if f"{model}.json" in block]
         self.assertEqual(len(blocks), 1)
         shown = []
+        environment = {"PATH": f"{self.bin}:{os.environ['PATH']}", "HF_HUB_OFFLINE": 1, "OMP_NUM_THREADS": 1}
         for command in blocks[0].splitlines():
-            outcome = self.run_tool("-c", command, program="/bin/sh", env={"PATH": f"{self.bin}:{os.environ['PATH']}", "HF_HUB_OFFLINE": 1, "OMP_NUM_THREADS": 1})
+            outcome = self.run_tool("-c", command, program="/bin/sh", env=environment)
             self.assertEqual(outcome.code, 0, outcome)
             shown.append(outcome.out)
         tessera = self.results(folder)
@@ -51,7 +52,8 @@ class OwnModelTest(ToolTest):
 
     def test_error_shown(self):
         self.run_tool("-B", "-W", "ignore", "export_bert.py", program=sys.executable)
-        change = "from safetensors.torch import *; d = load_file('texts.safetensors'); d['labels'][31] = 5; save_file(d, 'texts.safetensors')"
+        change = ("from safetensors.torch import *; d = load_file('texts.safetensors'); d['labels'][31] = 5; "
+                  "save_file(d, 'texts.safetensors')")
         self.run_tool("-c", change, program=sys.executable)
         outcome = self.run_tool("train", "bert.json", "--nproc", 1)
         self.assertEqual(outcome.err.strip(), re.search(r"^ *(error: texts.*)$", PAGE, re.MULTILINE)[1], outcome)

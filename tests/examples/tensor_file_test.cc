@@ -100,10 +100,12 @@ TEST_F(TensorFileTest, WhatIsNotAlignedIsMappedToo) {
 TEST_F(TensorFileTest, MistakesNameFileAndTensor) {
   for (const char* name : {"a.safetensors", "a.h5"}) {
     const fs::path path = write(name);
-    EXPECT_THAT(error_of<DataError>([&] { TensorFile(path).tensor("z"); }), HasSubstr(path.string() + ": has no tensor 'z'; it holds 'x', 'y'"));
+    EXPECT_THAT(error_of<DataError>([&] { TensorFile(path).tensor("z"); }),
+                HasSubstr(path.string() + ": has no tensor 'z'; it holds 'x', 'y'"));
     EXPECT_THAT(error_of<DataError>([&] { TensorFile(path).tensor(""); }), HasSubstr("has no tensor ''"));
     const fs::path missing = folder_ / "no" / name;
-    EXPECT_THAT(error_of<DataError>([&] { TensorFile{missing}; }), AllOf(HasSubstr(missing.string()), HasSubstr("No such file or directory")));
+    EXPECT_THAT(error_of<DataError>([&] { TensorFile{missing}; }),
+                AllOf(HasSubstr(missing.string()), HasSubstr("No such file or directory")));
     EXPECT_THAT(error_of<DataError>([&] { TensorFile{folder_}; }), HasSubstr("expected a .safetensors, .h5 or .hdf5 file"));
     fs::resize_file(path, 100);
     EXPECT_THAT(error_of<DataError>([&] { TensorFile{path}; }), HasSubstr(path.string()));

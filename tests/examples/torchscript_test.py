@@ -86,9 +86,9 @@ class TorchScriptTest(ToolTest):
 
 class ParityTest(TorchScriptTest):
     def losses_of_ddp(self):
-        port = free_port()
-        ranks = [subprocess.Popen([sys.executable, "-W", "ignore", str(Path(__file__).with_name("ddp_rank.py"))], stdout=subprocess.PIPE, text=True,
-                                  env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)})
+        place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        ranks = [subprocess.Popen([sys.executable, "-B", "-W", "ignore", str(Path(__file__).with_name("ddp_rank.py"))],
+                                  stdout=subprocess.PIPE, text=True, env={**os.environ, **place, "RANK": str(rank)})
                  for rank in range(2)]
         outputs = [rank.communicate(timeout=120)[0] for rank in ranks]
         self.assertEqual([rank.returncode for rank in ranks], [0, 0])
@@ -123,7 +123,8 @@ class ParityTest(TorchScriptTest):
         self.assertAlmostEqual(results["eval_loss"], test_loss, delta=1e-5)
         self.assertEqual("eval_accuracy" in results, accuracy is not None)
         if accuracy is not None:
-            self.assertAlmostEqual(results["eval_accuracy"], accuracy(model, {key: value[size:] for key, value in data.items()}), delta=1e-6)
+            test_set = {key: value[size:] for key, value in data.items()}
+            self.assertAlmostEqual(results["eval_accuracy"], accuracy(model, test_set), delta=1e-6)
 
     def test_classification_with_accumulation(self):
         def accuracy(model, data):
@@ -193,7 +194,8 @@ class DataTest(TorchScriptTest):
         self.assertEqual(self.train(data={"path": "moved.safetensors"}), self.expected)
 
     def test_test_set_of_its_own(self):
-        save_file({key: value[:7].clone() for key, value in load_file(self.folder / "train.safetensors").items()}, self.folder / "test.safetensors")
+        tensors = load_file(self.folder / "train.safetensors")
+        save_file({key: value[:7].clone() for key, value in tensors.items()}, self.folder / "test.safetensors")
         self.assertEqual(self.train(data={"eval_path": "test.safetensors"}), self.expected)
         self.assertEqual(self.results()["eval_samples"], 7)
         self.assertTrue(math.isfinite(self.results()["eval_loss"]))
@@ -274,7 +276,8 @@ class MistakesTest(TorchScriptTest):
         self.expect("few.safetensors: 'y' has 39 samples, but 'x' has 40", data=self.save("few.safetensors", y=self.data["y"][:39]))
         self.expect("none.safetensors: 'x' has no samples", data=self.save("none.safetensors", x=self.data["x"][:0]))
         self.expect("one.safetensors: 'y' is a single number", data=self.save("one.safetensors", y=torch.tensor(3)))
-        self.expect("float.safetensors: 'y' is of type fp32; expected class numbers", data=self.save("float.safetensors", y=self.data["y"].float()))
+        self.expect("float.safetensors: 'y' is of type fp32; expected class numbers",
+                    data=self.save("float.safetensors", y=self.data["y"].float()))
 
     def expect_of_model(self, *parts, **changes):
         self.expect(*parts, engine_made=True, **changes)
@@ -287,12 +290,13 @@ class MistakesTest(TorchScriptTest):
         wrong[31] = -1
         self.save("test.safetensors", y=wrong)
         self.expect_of_model("test.safetensors: 'y': record 31 holds -1; expected 0 to 4", data={"eval_path": "test.safetensors"})
-        self.expect_of_model("m.pt: forward failed: ", "channels",
-                             data=self.save("wide.safetensors", x=self.data["x"].repeat(1, 2, 1, 1)), ranks=2)
+        self.expect_of_model("m.pt: forward failed: ", "channels", ranks=2,
+                             data=self.save("wide.safetensors", x=self.data["x"].repeat(1, 2, 1, 1)))
         self.expect_of_model("m.pt: the model gives [12, 5], the target is [12, 2]; expected a target of [12]",
                              data=self.save("two.safetensors", y=self.data["y"].unsqueeze(1).repeat(1, 2)))
         self.expect_of_model("m.pt: the model gives [12, 5], the target is [12]; expected a target of [12, 5]", loss="mse")
-        self.expect_of_model("m.pt: forward failed: ", "Expected at most 2 argument(s) for operator 'forward', but received 3", inputs=["x", "x"])
+        self.expect_of_model("m.pt: forward failed: ", "Expected at most 2 argument(s) for operator 'forward', but received 3",
+                             inputs=["x", "x"])
         self.expect_of_model("m.pt: forward gives a loss of shape [12, 5]; expected one number", loss="model", data={"target": None})
         torch.jit.script(models.OwnLoss()).save(str(self.folder / "own.pt"))
         tokens = models.numbers(17, models.NUM_SAMPLES, 7, seed=2)

@@ -56,13 +56,14 @@ class InstallTest(unittest.TestCase):
 
     def test_page_shows_the_project(self):
         page = (ROOT / "docs/own_model.md").read_text(encoding="utf-8")
-        self.assertEqual(re.findall(r"^```cmake\n(.*?)^```$", page, re.DOTALL | re.MULTILINE), [(HERE / "project/CMakeLists.txt").read_text(encoding="utf-8")])
+        shown = re.findall(r"^```cmake\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+        self.assertEqual(shown, [(HERE / "project/CMakeLists.txt").read_text(encoding="utf-8")])
 
     def test_a_project_of_its_own(self):
         shutil.copytree(HERE / "project", self.folder / "project")
         build = self.folder / "project" / "build"
-        configure = (CMAKE, "-S", self.folder / "project", "-B", build, "-G", "Ninja", f"-DCMAKE_CXX_COMPILER={os.environ.get('CXX', 'c++')}",
-                     "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON", "-DCMAKE_CXX_FLAGS=-O1 -Wall -Wextra -Werror")
+        configure = (CMAKE, "-S", self.folder / "project", "-B", build, "-G", "Ninja",
+                     f"-DCMAKE_CXX_COMPILER={os.environ.get('CXX', 'c++')}", "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON", "-DCMAKE_CXX_FLAGS=-O1 -Wall -Wextra -Werror")
         missing = self.run_command(*configure, f"-DCMAKE_PREFIX_PATH={self.prefix}", code=1)
         self.assertIn("PyPI package torch==2.11.0", " ".join(missing.split()))
         # As find_package(Torch) is told; -DTESSERA_TORCH_DIR is the other way.
@@ -75,14 +76,16 @@ class InstallTest(unittest.TestCase):
         for stage in (0, 2):
             config = self.folder / f"stage{stage}.json"
             config.write_text(json.dumps({**CONFIG, "zero_optimization": {"stage": stage}}), encoding="utf-8")
-            lines[stage] = self.run_command(self.prefix / "bin/tessera", "launch", "-n", 2, "--", build / "app", config, OMP_NUM_THREADS="1")
+            lines[stage] = self.run_command(self.prefix / "bin/tessera", "launch", "-n", 2, "--", build / "app", config,
+                                            OMP_NUM_THREADS="1")
         accuracy = re.fullmatch(r"stage 2, 2 ranks, accuracy (\S+), weight \S+\n", lines[2])
         self.assertTrue(accuracy, lines)
         self.assertGreater(float(accuracy[1]), 0.8)
         self.assertEqual(lines[2].removeprefix("stage 2"), lines[0].removeprefix("stage 0"), "not the same bits")
         self.run_command(self.prefix / "bin/tessera", "consolidate", "checkpoints", "model.safetensors")
         self.assertGreater((self.folder / "model.safetensors").stat().st_size, 3000)
-        self.assertEqual(self.run_command(build / "app", "no.json", code=1), "error: no.json: cannot be opened (No such file or directory)\n")
+        self.assertEqual(self.run_command(build / "app", "no.json", code=1),
+                         "error: no.json: cannot be opened (No such file or directory)\n")
 
 
 if __name__ == "__main__":

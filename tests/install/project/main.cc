@@ -36,11 +36,10 @@ int main(int argc, char** argv) try {
   engine->save_checkpoint("checkpoints");
   engine->eval();
   const at::Tensor correct = engine->forward(points).argmax(1).eq(labels).to(at::kDouble).mean();
+  const double weight = engine->full_parameter("out.weight").sum().item<double>();  // every rank takes part
   if (engine->rank() == 0)
-    std::cout << "stage " << config.zero.stage << ", " << comm->size() << " ranks, accuracy " << std::setprecision(17) << correct.item<double>()
-              << ", weight " << engine->full_parameter("out.weight").sum().item<double>() << '\n';
-  else
-    engine->full_parameter("out.weight");
+    std::cout << "stage " << config.zero.stage << ", " << comm->size() << " ranks, accuracy " << std::setprecision(17)
+              << correct.item<double>() << ", weight " << weight << '\n';
 } catch (const std::exception& error) {
   std::cerr << "error: " << error.what() << '\n';
   return 1;
