@@ -1,6 +1,5 @@
 #include "checkpoint/hdf5_image.h"
 
-#include <hdf5.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -8,10 +7,10 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <mutex>
 #include <utility>
 
 #include "checkpoint/checkpoint_error.h"
+#include "checkpoint/hdf5_library.h"
 #include "core/error.h"
 #include "core/str.h"
 
@@ -19,49 +18,6 @@ namespace tessera::checkpoint {
 namespace {
 
 constexpr hsize_t kAlignmentBytes = 4096;  // a page: data can be mapped, and read or written past the page cache
-
-std::mutex& library_mutex() {
-  static std::mutex mutex;  // the library is one a process, so is its lock
-  return mutex;
-}
-
-/// HDF5 would close at exit what is still open, and crashes over a file it could not write (a limit on the size of files).
-/// Nothing of ours is left to close. To be called before any other function of HDF5; where a host program has, it decides.
-void leave_exit_alone() { [[maybe_unused]] static const herr_t once = H5dont_atexit(); }
-
-/// The innermost reason of the last HDF5 failure on this thread.
-std::string last_reason() {
-  std::string reason;
-  const auto keep = [](unsigned, const H5E_error2_t* error, void* into) -> herr_t {
-    if (error->desc != nullptr && *error->desc != '\0') *static_cast<std::string*>(into) = error->desc;
-    return 0;
-  };
-  H5Ewalk2(H5E_DEFAULT, H5E_WALK_DOWNWARD, keep, &reason);
-  return reason.empty() ? "HDF5 gives no reason" : reason;
-}
-
-/// An identifier of HDF5, closed by the function that fits its kind.
-class Id {
- public:
-  using Close = herr_t (*)(hid_t);
-  Id() = default;
-  Id(hid_t id, Close close) : id_(id), close_(close) {}
-  Id(Id&& other) noexcept : id_(std::exchange(other.id_, -1)), close_(other.close_) {}
-  Id& operator=(Id&& other) noexcept {
-    std::swap(id_, other.id_);
-    std::swap(close_, other.close_);
-    return *this;
-  }
-  ~Id() {
-    if (id_ >= 0) close_(id_);
-  }
-  operator hid_t() const { return id_; }  // NOLINT: what HDF5's functions take
-  herr_t close() { return close_(std::exchange(id_, -1)); }
-
- private:
-  hid_t id_ = -1;
-  Close close_ = nullptr;
-};
 
 class AnonymousFile {
  public:
@@ -142,39 +98,37 @@ std::string hdf5_name(std::string_view name) {
 
 struct Hdf5Builder::Handles {
   // Held until everything below is closed: members are destroyed from the last to the first.
-  std::unique_lock<std::mutex> lock{library_mutex()};
+  Hdf5Library library;
   const std::string* purpose = nullptr;
   AnonymousFile memory;
-  Id file, links;
+  Hdf5Id file, links;
   std::vector<std::pair<int64_t, int64_t>> data;  // byte ranges of the datasets
   std::vector<int64_t> offsets;
 
   template <class Result>
   Result check(Result result, const std::string& what) const {
-    if (result < 0) throw CheckpointError(str("cannot lay out ", *purpose, ": ", what, ": ", last_reason()));
+    if (result < 0) throw CheckpointError(str("cannot lay out ", *purpose, ": ", what, ": ", hdf5_reason()));
     return result;
   }
-  Id own(hid_t id, Id::Close close, const std::string& what) const { return {check(id, what), close}; }
+  Hdf5Id own(hid_t id, Hdf5Id::Close close, const std::string& what) const { return {check(id, what), close}; }
 
   void create(Hdf5Readers readers);
-  Id type(ElementType type, const std::string& path) const;
-  Id space(const std::vector<int64_t>& shape, const std::string& path) const;
-  Id dataset(const Hdf5Dataset& dataset, hid_t creation) const;
-  Id creation_properties(const std::string& path) const;
+  Hdf5Id type(ElementType type, const std::string& path) const;
+  Hdf5Id space(const std::vector<int64_t>& shape, const std::string& path) const;
+  Hdf5Id dataset(const Hdf5Dataset& dataset, hid_t creation) const;
+  Hdf5Id creation_properties(const std::string& path) const;
   void attribute(hid_t object, const Hdf5Attribute& attribute, const std::string& path) const;
 };
 
 void Hdf5Builder::Handles::create(Hdf5Readers readers) {
-  leave_exit_alone();
-  H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);  // of this thread; errors are exceptions here
-  const Id access = own(H5Pcreate(H5P_FILE_ACCESS), H5Pclose, "file access");
+  const Hdf5Id access = own(H5Pcreate(H5P_FILE_ACCESS), H5Pclose, "file access");
   // The stdio driver, because the usual one asks for the file's real path, which a file in memory has none of.
   check(H5Pset_fapl_stdio(access), "file access");
   check(H5Pset_fclose_degree(access, H5F_CLOSE_STRONG), "file access");
   check(H5Pset_libver_bounds(access, H5F_LIBVER_V18, readers == Hdf5Readers::kSince1_8 ? H5F_LIBVER_V18 : H5F_LIBVER_V110),
         "versions");
   check(H5Pset_alignment(access, kAlignmentBytes, kAlignmentBytes), "alignment");
-  const Id creation = own(H5Pcreate(H5P_FILE_CREATE), H5Pclose, "file creation");
+  const Hdf5Id creation = own(H5Pcreate(H5P_FILE_CREATE), H5Pclose, "file creation");
   check(H5Pset_obj_track_times(creation, false), "file creation");  // same content, same bytes
   file = own(H5Fcreate(memory.path().c_str(), H5F_ACC_TRUNC, creation, access), H5Fclose, "file");
   links = own(H5Pcreate(H5P_LINK_CREATE), H5Pclose, "links");
@@ -182,7 +136,7 @@ void Hdf5Builder::Handles::create(Hdf5Readers readers) {
   check(H5Pset_char_encoding(links, H5T_CSET_UTF8), "links");
 }
 
-Id Hdf5Builder::Handles::type(ElementType type, const std::string& path) const {
+Hdf5Id Hdf5Builder::Handles::type(ElementType type, const std::string& path) const {
   const auto standard = [&](hid_t id) { return own(H5Tcopy(id), H5Tclose, path); };
   switch (type) {
     case ElementType::kFloat64: return standard(H5T_IEEE_F64LE);
@@ -195,14 +149,14 @@ Id Hdf5Builder::Handles::type(ElementType type, const std::string& path) const {
     case ElementType::kBFloat16:
     case ElementType::kFloat16: {
       const size_t mantissa_bits = type == ElementType::kBFloat16 ? 7 : 10;
-      Id half = standard(H5T_IEEE_F32LE);
+      Hdf5Id half = standard(H5T_IEEE_F32LE);
       check(H5Tset_fields(half, 15, mantissa_bits, 15 - mantissa_bits, 0, mantissa_bits), path);
       check(H5Tset_size(half, 2), path);
       check(H5Tset_ebias(half, type == ElementType::kBFloat16 ? 127 : 15), path);
       return half;
     }
     case ElementType::kBool: {
-      Id boolean = own(H5Tenum_create(H5T_STD_I8LE), H5Tclose, path);
+      Hdf5Id boolean = own(H5Tenum_create(H5T_STD_I8LE), H5Tclose, path);
       for (signed char value : {0, 1}) check(H5Tenum_insert(boolean, value == 0 ? "FALSE" : "TRUE", &value), path);
       return boolean;
     }
@@ -210,35 +164,35 @@ Id Hdf5Builder::Handles::type(ElementType type, const std::string& path) const {
   throw CheckpointError(str("cannot lay out ", *purpose, ": ", path, ": unknown element type"));
 }
 
-Id Hdf5Builder::Handles::space(const std::vector<int64_t>& shape, const std::string& path) const {
+Hdf5Id Hdf5Builder::Handles::space(const std::vector<int64_t>& shape, const std::string& path) const {
   if (shape.empty()) return own(H5Screate(H5S_SCALAR), H5Sclose, path);
   const std::vector<hsize_t> sizes(shape.begin(), shape.end());
   return own(H5Screate_simple(static_cast<int>(sizes.size()), sizes.data(), nullptr), H5Sclose, path);
 }
 
-Id Hdf5Builder::Handles::creation_properties(const std::string& path) const {
-  Id creation = own(H5Pcreate(H5P_DATASET_CREATE), H5Pclose, path);
+Hdf5Id Hdf5Builder::Handles::creation_properties(const std::string& path) const {
+  Hdf5Id creation = own(H5Pcreate(H5P_DATASET_CREATE), H5Pclose, path);
   check(H5Pset_obj_track_times(creation, false), path);
   return creation;
 }
 
-Id Hdf5Builder::Handles::dataset(const Hdf5Dataset& dataset, hid_t creation) const {
-  const Id element = type(dataset.type, dataset.path);
-  const Id extent = space(dataset.shape, dataset.path);
-  Id made = own(H5Dcreate2(file, dataset.path.c_str(), element, extent, links, creation, H5P_DEFAULT), H5Dclose, dataset.path);
+Hdf5Id Hdf5Builder::Handles::dataset(const Hdf5Dataset& dataset, hid_t creation) const {
+  const Hdf5Id element = type(dataset.type, dataset.path);
+  const Hdf5Id extent = space(dataset.shape, dataset.path);
+  Hdf5Id made = own(H5Dcreate2(file, dataset.path.c_str(), element, extent, links, creation, H5P_DEFAULT), H5Dclose, dataset.path);
   for (const Hdf5Attribute& one : dataset.attributes) attribute(made, one, dataset.path);
   return made;
 }
 
 void Hdf5Builder::Handles::attribute(hid_t object, const Hdf5Attribute& attribute, const std::string& path) const {
   const std::string what = str(path, ": attribute ", attribute.name);
-  const Id scalar = own(H5Screate(H5S_SCALAR), H5Sclose, what);
+  const Hdf5Id scalar = own(H5Screate(H5S_SCALAR), H5Sclose, what);
   const auto write = [&](hid_t stored, hid_t given, const void* value) {
-    const Id made = own(H5Acreate2(object, attribute.name.c_str(), stored, scalar, H5P_DEFAULT, H5P_DEFAULT), H5Aclose, what);
+    const Hdf5Id made = own(H5Acreate2(object, attribute.name.c_str(), stored, scalar, H5P_DEFAULT, H5P_DEFAULT), H5Aclose, what);
     check(H5Awrite(made, given, value), what);
   };
   if (const int64_t* number = std::get_if<int64_t>(&attribute.value)) return write(H5T_STD_I64LE, H5T_NATIVE_INT64, number);
-  const Id text = own(H5Tcopy(H5T_C_S1), H5Tclose, what);
+  const Hdf5Id text = own(H5Tcopy(H5T_C_S1), H5Tclose, what);
   check(H5Tset_size(text, H5T_VARIABLE), what);
   check(H5Tset_cset(text, H5T_CSET_UTF8), what);
   const char* value = std::get<std::string>(attribute.value).c_str();
@@ -254,11 +208,11 @@ Hdf5Builder::Hdf5Builder(std::string purpose, Hdf5Readers readers)
 Hdf5Builder::~Hdf5Builder() = default;
 
 int Hdf5Builder::add(const Hdf5Dataset& dataset) {
-  const Id creation = handles_->creation_properties(dataset.path);
+  const Hdf5Id creation = handles_->creation_properties(dataset.path);
   handles_->check(H5Pset_layout(creation, H5D_CONTIGUOUS), dataset.path);
   handles_->check(H5Pset_alloc_time(creation, H5D_ALLOC_TIME_EARLY), dataset.path);
   handles_->check(H5Pset_fill_time(creation, H5D_FILL_TIME_NEVER), dataset.path);
-  const Id made = handles_->dataset(dataset, creation);
+  const Hdf5Id made = handles_->dataset(dataset, creation);
   const auto bytes = static_cast<int64_t>(H5Dget_storage_size(made));
   int64_t offset = 0;
   if (bytes > 0) {
@@ -273,18 +227,18 @@ int Hdf5Builder::add(const Hdf5Dataset& dataset) {
 
 void Hdf5Builder::add_virtual(const Hdf5Dataset& dataset, std::span<const Hdf5Source> sources) {
   const std::string& path = dataset.path;
-  const Id creation = handles_->creation_properties(path);
+  const Hdf5Id creation = handles_->creation_properties(path);
   for (const Hdf5Source& source : sources) {
     std::vector<Box> boxes;
     if (dataset.shape.empty()) boxes.push_back({.start = {}, .count = {}, .numel = source.numel});
     else add_boxes(dataset.shape, {}, source.begin, source.begin + source.numel, boxes);
     auto next = static_cast<hsize_t>(source.dataset_begin);
     for (const Box& box : boxes) {
-      const Id extent = handles_->space(dataset.shape, path);
+      const Hdf5Id extent = handles_->space(dataset.shape, path);
       if (!box.start.empty())
         handles_->check(H5Sselect_hyperslab(extent, H5S_SELECT_SET, box.start.data(), nullptr, box.count.data(), nullptr),
                         path);
-      const Id shown = handles_->space({source.dataset_numel}, path);
+      const Hdf5Id shown = handles_->space({source.dataset_numel}, path);
       const auto count = static_cast<hsize_t>(box.numel);
       handles_->check(H5Sselect_hyperslab(shown, H5S_SELECT_SET, &next, nullptr, &count, nullptr), path);
       handles_->check(H5Pset_virtual(creation, extent, source.file.c_str(), source.dataset.c_str(), shown), path);
@@ -305,7 +259,7 @@ void Hdf5Builder::add_external_link(const std::string& file, const std::string& 
 }
 
 void Hdf5Builder::set_attribute(const std::string& path, const Hdf5Attribute& attribute) {
-  const Id object = handles_->own(H5Oopen(handles_->file, path.c_str(), H5P_DEFAULT), H5Oclose, path);
+  const Hdf5Id object = handles_->own(H5Oopen(handles_->file, path.c_str(), H5P_DEFAULT), H5Oclose, path);
   handles_->attribute(object, attribute, path);
 }
 

@@ -6,8 +6,8 @@
 // comes back is the metadata and each dataset's offset; the real file is then written in one pass through core/disk.h, in
 // large pieces, hashed on the way, each operation probed, and a full disk is noticed where it can be reported.
 //
-// HDF5 may be called by one thread at a time only (Debian's build locks itself, others don't): a builder holds one
-// process-wide lock as long as it lives. HDF5's own error printing is off: errors are CheckpointErrors.
+// A builder holds the library's lock as long as it lives (hdf5_library.h). HDF5's own error printing is off: errors are
+// CheckpointErrors.
 //
 // Source: "HDF5 File Format Specification Version 3.0"; types as h5py names them (bool is an enum {FALSE, TRUE} of int8;
 // bf16 a 16-bit float with 8 bits of exponent, which h5py reads as float32).

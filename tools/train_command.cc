@@ -12,6 +12,7 @@
 #include "examples/fashion_mnist/task.h"
 #include "examples/language_model/task.h"
 #include "examples/segmentation/task.h"
+#include "examples/torchscript/task.h"
 #include "launcher/environment.h"
 #include "tools/launch_command.h"
 #include "train/run.h"
@@ -63,6 +64,7 @@ train::Registry tasks() {
   examples::register_fashion_mnist(registry);
   examples::register_language_model(registry);
   examples::register_segmentation(registry);
+  examples::register_torchscript(registry);
   return registry;
 }
 

@@ -1,0 +1,35 @@
+# `cmake --install build --prefix P`: the command, the configurations, and the libraries with their headers and a CMake package, so that a
+# project elsewhere needs find_package(tessera) and nothing of this tree (docs/own_model.md; tests/install builds one).
+include(GNUInstallDirs)
+include(CMakePackageConfigHelpers)
+set(_rooms core comm zero checkpoint engine train)  # what a program of one's own builds on
+set(_includes "${CMAKE_INSTALL_INCLUDEDIR}/tessera")
+set(_package "${CMAKE_INSTALL_LIBDIR}/cmake/tessera")
+
+get_property(_libraries GLOBAL PROPERTY TESSERA_LIBRARIES)
+foreach(_library IN LISTS _libraries)
+  get_target_property(_room ${_library} SOURCE_DIR)
+  file(RELATIVE_PATH _room "${PROJECT_SOURCE_DIR}" "${_room}")
+  string(REGEX REPLACE "/.*" "" _room "${_room}")
+  if(_room IN_LIST _rooms)
+    list(APPEND _installed ${_library})
+  endif()
+endforeach()
+add_library(tessera_everything INTERFACE)
+set_target_properties(tessera_everything PROPERTIES EXPORT_NAME tessera)
+target_link_libraries(tessera_everything INTERFACE tessera::train)
+
+install(TARGETS ${_installed} tessera_everything EXPORT tessera ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}/tessera")
+install(EXPORT tessera NAMESPACE tessera:: FILE tesseraTargets.cmake DESTINATION "${_package}")
+install(DIRECTORY ${_rooms} DESTINATION "${_includes}" FILES_MATCHING PATTERN "*.h")
+write_basic_package_version_file("${PROJECT_BINARY_DIR}/tesseraConfigVersion.cmake" COMPATIBILITY SameMinorVersion)
+install(FILES cmake/tesseraConfig.cmake cmake/Torch.cmake cmake/Hdf5.cmake "${PROJECT_BINARY_DIR}/tesseraConfigVersion.cmake"
+  DESTINATION "${_package}")
+
+install(TARGETS tessera RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}")
+install(FILES "${CMAKE_BINARY_DIR}/zero_to_fp32" DESTINATION "${CMAKE_INSTALL_BINDIR}")  # a link to the one beside it
+if(TARGET tessera_cuda)
+  install(TARGETS tessera_cuda LIBRARY DESTINATION "${CMAKE_INSTALL_BINDIR}")  # looked for beside the program
+endif()
+install(DIRECTORY configs/ DESTINATION "${CMAKE_INSTALL_DATADIR}/tessera/configs")
+install(FILES LICENSE DESTINATION "${CMAKE_INSTALL_DATADIR}/doc/tessera")

@@ -1,0 +1,30 @@
+// TorchScript files and what their modules give back.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+
+#include <exception>
+#include <memory>
+#include <string>
+
+namespace torch::jit {
+struct Module;
+}
+
+namespace tessera::examples {
+
+/// Local. Reads what torch.jit.save wrote, onto the CPU, with libtorch's own reader: its unpickler makes tensors and TorchScript
+/// values and runs no Python. (The TorchScript inside is a program all the same, and runs when the model does.) Throws DataError
+/// naming the file when it cannot be read, is something else (torch.save's files), or holds nothing to train.
+std::shared_ptr<torch::jit::Module> load_script_model(const std::string& path);
+
+/// Local. The tensor meant in what forward gave: itself; of a dictionary the entry `key`, or its only one; of a tuple or list
+/// the first. Throws DataError, starting with `path`, when there is none.
+at::Tensor tensor_of(const c10::IValue& value, const std::string& key, const std::string& path);
+
+/// To be called while handling an exception that came out of a model's forward. What the model did wrong (shapes, types, a raise)
+/// is thrown as a DataError of one line that starts with `path`; running out of memory as c10::OutOfMemoryError; all else as it is.
+[[noreturn]] void rethrow_of_model(const std::string& path);
+
+}  // namespace tessera::examples

@@ -1,0 +1,63 @@
+"""docs/own_model.md works as it stands: its files are written to a folder, its commands run there, and what they print agrees."""
+import os
+import re
+import sys
+import unittest
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
+from tool import ROOT, TESSERA, ToolTest  # noqa: E402
+
+PAGE = (ROOT / "docs" / "own_model.md").read_text(encoding="utf-8")
+
+
+class OwnModelTest(ToolTest):
+    def setUp(self):
+        super().setUp()
+        self.names = {}
+        for _, comment, name, body in re.findall(r"^```(python|json)\n(#|//) (\S+)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE):
+            self.assertNotIn(name, self.names)
+            self.names[name] = comment
+            self.write(name, body)
+        self.bin = self.folder / "bin"
+        self.bin.mkdir()
+        (self.bin / "tessera").symlink_to(TESSERA)
+        (self.bin / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" -B -W ignore "$@"\n', encoding="utf-8")
+        (self.bin / "python").chmod(0o755)
+
+    def walk(self, model, folder):
+        """Runs the commands of one section; what the training and the Python model say of the test set."""
+        blocks = [block for block in re.findall(r"^```sh\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE) if f"{model}.json" in block]
+        self.assertEqual(len(blocks), 1)
+        shown = []
+        environment = {"PATH": f"{self.bin}:{os.environ['PATH']}", "HF_HUB_OFFLINE": 1, "OMP_NUM_THREADS": 1}
+        for command in blocks[0].splitlines():
+            outcome = self.run_tool("-c", command, program="/bin/sh", env=environment)
+            self.assertEqual(outcome.code, 0, outcome)
+            shown.append(outcome.out)
+        tessera = self.results(folder)
+        accuracy, loss = re.fullmatch(r"accuracy (\S+), loss (\S+)\n", shown[-1]).groups()
+        self.assertAlmostEqual(float(accuracy), tessera["eval_accuracy"], delta=1e-4)
+        self.assertAlmostEqual(float(loss), tessera["eval_loss"], delta=1e-5)
+        losses = [loss for loss, _ in self.losses(folder)]
+        self.assertLess(losses[-1], losses[0])
+        self.assertGreater(tessera["eval_accuracy"], 0.9)
+        self.assertEqual((tessera["zero_stage"], tessera["world_size"]), (3, 2))
+
+    def test_bert(self):
+        self.walk("bert", "runs/bert")
+
+    def test_resnet(self):
+        self.walk("resnet", "runs/resnet")
+
+    def test_error_shown(self):
+        self.run_tool("-B", "-W", "ignore", "export_bert.py", program=sys.executable)
+        change = ("from safetensors.torch import *; d = load_file('texts.safetensors'); d['labels'][31] = 5; "
+                  "save_file(d, 'texts.safetensors')")
+        self.run_tool("-c", change, program=sys.executable)
+        outcome = self.run_tool("train", "bert.json", "--nproc", 1)
+        self.assertEqual(outcome.err.strip(), re.search(r"^ *(error: texts.*)$", PAGE, re.MULTILINE)[1], outcome)
+
+
+if __name__ == "__main__":
+    unittest.main()

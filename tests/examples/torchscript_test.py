@@ -1,0 +1,309 @@
+"""Models and data from Python: the same losses as PyTorch's own training, weights that go back, and mistakes in one line."""
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+import unittest
+from pathlib import Path
+
+import h5py
+import torch
+from safetensors.torch import load_file, save_file
+from torch.nn import functional as F
+
+import python_models as models
+from sampler import batches
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
+from tool import ToolTest, free_port  # noqa: E402
+
+LOSSES = {"cross_entropy": F.cross_entropy, "mse": F.mse_loss, "l1": F.l1_loss, "smooth_l1": F.smooth_l1_loss,
+          "bce_with_logits": F.binary_cross_entropy_with_logits, "nll": lambda x, y: F.nll_loss(x, y)}
+
+
+def output_of(given, key):
+    if isinstance(given, dict):
+        return given.get(key, next(iter(given.values())))
+    return given[0] if isinstance(given, tuple) else given
+
+
+def loss_of(model, data, inputs, name, rows):
+    arguments = [data[key][rows] for key in inputs]
+    if name == "model":
+        return output_of(model(*arguments, data["y"][rows]), "loss")
+    return LOSSES[name](output_of(model(*arguments), "logits"), data["y"][rows])
+
+
+def train_plainly(model, data, inputs, name, size, accumulation=1, world=2):
+    """PyTorch on the global batch: the mean over the micro-batches of all ranks, as DDP with accumulation gives it."""
+    optimizer, losses = models.optimizer(model), []
+    for rows in batches(size, models.BATCH, models.STEPS):
+        share = len(rows) // (world * accumulation)
+        parts = [rows[i:i + share] for i in range(0, len(rows), share)]
+        loss = sum(loss_of(model, data, inputs, name, part) for part in parts) / len(parts)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+class TorchScriptTest(ToolTest):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        torch.set_num_threads(1)
+
+    def run_config(self, loss="cross_entropy", inputs=("x",), model="m.pt", data=None, **changes):
+        model_section = {"type": "torchscript", "path": model, "loss": loss}
+        data_section = {"type": "tensors", "path": "train.safetensors", "inputs": list(inputs), "target": "y", **(data or {})}
+        return self.config(
+            model={key: value for key, value in model_section.items() if value is not None},
+            data={key: value for key, value in data_section.items() if value is not None},
+            train_batch_size=models.BATCH,
+            trainer={"max_steps": models.STEPS, "eval_every_epochs": 0, "eval_batch_size": 3, "output_dir": "run", "device": "cpu",
+                     "overwrite_output_dir": True},
+            optimizer={"type": "AdamW", "params": {"lr": models.LEARNING_RATE, "weight_decay": 0.01}}, **changes)
+
+    def export(self, case, script=torch.jit.script):
+        model, data = case
+        script(model).save(str(self.folder / "m.pt"))
+        save_file(data, self.folder / "train.safetensors")
+        return model, data
+
+    def train(self, *args, ranks=2, **changes):
+        name = self.write("config.json", self.run_config(**changes))
+        outcome = self.run_tool("train", name, "--nproc", ranks, *args)
+        self.assert_succeeded(outcome)
+        return [loss for loss, _ in self.losses()]
+
+    def assert_close(self, found, expected, limit=1e-5):
+        self.assertEqual(len(found), len(expected))
+        self.assertLess(max(abs(a - b) for a, b in zip(found, expected)), limit, (found, expected))
+
+
+class ParityTest(TorchScriptTest):
+    def losses_of_ddp(self):
+        place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        ranks = [subprocess.Popen([sys.executable, "-B", "-W", "ignore", str(Path(__file__).with_name("ddp_rank.py"))],
+                                  stdout=subprocess.PIPE, text=True, env={**os.environ, **place, "RANK": str(rank)})
+                 for rank in range(2)]
+        outputs = [rank.communicate(timeout=120)[0] for rank in ranks]
+        self.assertEqual([rank.returncode for rank in ranks], [0, 0])
+        return json.loads(outputs[0])
+
+    def test_equals_ddp_at_every_stage(self):
+        model, data = self.export(models.classification())
+        expected = self.losses_of_ddp()
+        self.assertGreater(expected[0] - expected[-1], 0.05)  # it has trained
+        self.assert_close(train_plainly(model, data, ["x"], "cross_entropy", models.NUM_SAMPLES), expected)
+        found = [self.train("--set", f"zero_optimization.stage={stage}", "--set", "zero_optimization.unit_numel=100",
+                            "--set", "zero_optimization.stage3_param_persistence_threshold=0") for stage in range(4)]
+        self.assert_close(found[0], expected)
+        for stage in (1, 2, 3):
+            self.assertEqual(found[stage], found[0], f"stage {stage}: not the same bits")
+
+    def check(self, case, inputs=("x",), loss="cross_entropy", accuracy=None, accumulation=1, **changes):
+        """Losses, weights and the evaluation of a run whose last 15 samples are the test set, against PyTorch's."""
+        model, data = case
+        size, num_test = models.NUM_SAMPLES - 15, 15
+        data_section = {"eval_fraction": num_test / models.NUM_SAMPLES + 1e-9, **changes.pop("data", {})}
+        found = self.train("--set", f"gradient_accumulation_steps={accumulation}", loss=loss, inputs=inputs, data=data_section,
+                           zero_optimization={"stage": 3}, **changes)
+        self.assert_close(found, train_plainly(model, data, inputs, loss, size, accumulation))
+
+        state = load_file(self.folder / "run" / "model.safetensors")
+        model.load_state_dict(state, strict=True)  # replaces what PyTorch has trained by what Tessera has
+        results = self.results()
+        self.assertEqual(results["eval_samples"], num_test)
+        with torch.no_grad():
+            test_loss = loss_of(model.eval(), data, inputs, loss, slice(size, None)).item()
+        self.assertAlmostEqual(results["eval_loss"], test_loss, delta=1e-5)
+        self.assertEqual("eval_accuracy" in results, accuracy is not None)
+        if accuracy is not None:
+            test_set = {key: value[size:] for key, value in data.items()}
+            self.assertAlmostEqual(results["eval_accuracy"], accuracy(model, test_set), delta=1e-6)
+
+    def test_classification_with_accumulation(self):
+        def accuracy(model, data):
+            return (model(data["x"]).argmax(1) == data["y"]).float().mean().item()
+        self.check(self.export(models.classification(), lambda model: torch.jit.trace(model, torch.ones(2, 3, 6, 6))),
+                   accuracy=accuracy, accumulation=3)
+
+    def test_segmentation_with_ignored_labels(self):
+        def accuracy(model, data):
+            counted = data["y"] != -100
+            return (model(data["x"])["out"].argmax(1) == data["y"])[counted].float().mean().item()
+        self.check(self.export(models.segmentation()), accuracy=accuracy)
+
+    def test_regression_losses_with_two_inputs(self):
+        for loss in ("mse", "l1", "smooth_l1"):
+            with self.subTest(loss=loss):
+                self.check(self.export(models.regression()), ("x", "w"), loss)
+        with self.subTest(loss="bce_with_logits"):
+            target = models.numbers(2, models.NUM_SAMPLES, 2, seed=5).float()
+            self.check(self.export(models.regression(target)), ("x", "w"), "bce_with_logits")
+
+    def test_loss_of_the_model(self):
+        self.check(self.export(models.own_loss()), loss="model")
+
+    def test_model_alone_is_the_loss_where_nothing_is_said(self):
+        self.export(models.own_loss())
+        self.assertEqual(self.train(loss=None), self.train(loss="model"))
+
+    def test_bf16(self):
+        """Inputs are cast; class numbers are not."""
+        model, data = self.export(models.classification())
+        expected = train_plainly(model, data, ["x"], "cross_entropy", models.NUM_SAMPLES)
+        self.assert_close(self.train(bf16={"enabled": True}, zero_optimization={"stage": 3}), expected, 0.05)
+
+
+class DataTest(TorchScriptTest):
+    """Ways to store the same samples give the same bits."""
+
+    def setUp(self):
+        super().setUp()
+        self.export(models.classification())
+        self.expected = self.train()
+
+    def test_hdf5(self):
+        tensors = load_file(self.folder / "train.safetensors")
+        x, y = tensors["x"].numpy(), tensors["y"].numpy()
+        ways = {"contiguous": ({}, {}), "chunked": ({"chunks": (7, 3, 6, 6), "compression": "gzip"}, {"chunks": (5,)}),
+                "big": ({"dtype": ">f4"}, {"dtype": ">i8"}), "small": ({"dtype": "f8"}, {"dtype": "u1"}), "int16": ({}, {"dtype": "i2"})}
+        for name, (of_x, of_y) in ways.items():
+            with self.subTest(name):
+                with h5py.File(self.folder / f"{name}.h5", "w") as file:
+                    file.create_dataset("set/x", data=x, **of_x)
+                    file.create_dataset("set/y", data=y, **of_y)
+                self.assertEqual(self.train(inputs=["set/x"], data={"path": f"{name}.h5", "target": "set/y"}), self.expected)
+
+    def test_types(self):
+        tensors = load_file(self.folder / "train.safetensors")
+        save_file({"x": tensors["x"].double(), "y": tensors["y"].to(torch.uint8), "odd": torch.zeros(3, dtype=torch.uint8)},
+                  self.folder / "types.safetensors")
+        self.assertEqual(self.train(data={"path": "types.safetensors"}), self.expected)
+
+    def test_not_aligned(self):
+        content = (self.folder / "train.safetensors").read_bytes()
+        length = int.from_bytes(content[:8], "little")
+        moved = (length + 1).to_bytes(8, "little") + content[8:8 + length] + b" " + content[8 + length:]
+        (self.folder / "moved.safetensors").write_bytes(moved)
+        self.assertEqual(self.train(data={"path": "moved.safetensors"}), self.expected)
+
+    def test_test_set_of_its_own(self):
+        tensors = load_file(self.folder / "train.safetensors")
+        save_file({key: value[:7].clone() for key, value in tensors.items()}, self.folder / "test.safetensors")
+        self.assertEqual(self.train(data={"eval_path": "test.safetensors"}), self.expected)
+        self.assertEqual(self.results()["eval_samples"], 7)
+        self.assertTrue(math.isfinite(self.results()["eval_loss"]))
+
+    def test_running_statistics_are_those_of_training(self):
+        """The look at the first samples before training leaves no trace, though a trace in training mode changes them in every pass."""
+        torch.manual_seed(1)
+        model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.BatchNorm1d(108), torch.nn.Linear(108, 5))
+        torch.jit.trace(model, torch.randn(6, 3, 6, 6), check_trace=False).save(str(self.folder / "m.pt"))
+        before = int(model[1].num_batches_tracked)
+        self.train(ranks=1)
+        state = load_file(self.folder / "run" / "model.safetensors")
+        self.assertEqual(int(state["1.num_batches_tracked"]) - before, models.STEPS)
+
+
+class MistakesTest(TorchScriptTest):
+    def setUp(self):
+        super().setUp()
+        self.model, self.data = self.export(models.classification())
+
+    def expect(self, *parts, ranks=1, engine_made=False, **changes):
+        """`engine_made`: found with the engine there, before the first step; the run's folder has been made, and nothing written."""
+        name = self.write("config.json", self.run_config(**changes))
+        with self.subTest(parts=parts, ranks=ranks):
+            outcome = self.run_tool("train", name, "--nproc", ranks)
+            if engine_made:
+                self.assertEqual([(path.name, path.stat().st_size) for path in (self.folder / "run").iterdir()], [("metrics.jsonl", 0)])
+                shutil.rmtree(self.folder / "run")
+            self.assert_one_error(outcome, *parts, ranks_started=ranks > 1)
+
+    def save(self, name, **changes):
+        save_file({key: value.contiguous() for key, value in {**self.data, **changes}.items() if value is not None}, self.folder / name)
+        return {"path": name}
+
+    def test_keys(self):
+        self.expect('model.loss: found "entropy"', 'did you mean "cross_entropy"?', loss="entropy")
+        self.expect("data.inputs: is missing", data={"inputs": None})
+        self.expect("data.target: is missing", "cross_entropy", data={"target": None})
+        self.expect("data.eval_fraction", "one of the two", data={"eval_fraction": 0.5, "eval_path": "train.safetensors"})
+        self.expect("data.pth", 'did you mean "path"?', data={"pth": "a"})
+
+    def test_model_files(self):
+        self.expect("no.pt: cannot be opened: No such file", model="no.pt")
+        self.expect(f"{self.folder}: is a folder", model=str(self.folder), ranks=2)
+        self.write("text.pt", "text")
+        self.expect("text.pt: no TorchScript module", "torch.jit.save", model="text.pt")
+        torch.save(self.model.state_dict(), self.folder / "state.pt")
+        self.expect("state.pt: no TorchScript module", "torch.jit.save", model="state.pt")
+        content = (self.folder / "m.pt").read_bytes()
+        (self.folder / "cut.pt").write_bytes(content[:len(content) // 2])
+        self.expect("cut.pt: no TorchScript module", model="cut.pt")
+        torch.jit.freeze(torch.jit.script(self.model.eval())).save(str(self.folder / "frozen.pt"))
+        self.expect("frozen.pt: the module has no parameters", "freeze", model="frozen.pt")
+        torch.jit.script(self.model.requires_grad_(False)).save(str(self.folder / "still.pt"))
+        self.expect("still.pt: none of the module's 8 parameters requires a gradient", model="still.pt")
+
+    def test_data_files(self):
+        self.expect("no.safetensors: No such file", data={"path": "no.safetensors"}, ranks=2)
+        self.expect("cannot open no.h5: No such file", data={"path": "no.h5"})
+        self.expect("m.pt: its name ends in '.pt'", ".safetensors, .h5", data={"path": "m.pt"})
+        self.expect("train.safetensors: has no tensor 'z'; it holds 'x', 'y'", inputs=["z"])
+        content = (self.folder / "train.safetensors").read_bytes()
+        (self.folder / "cut.safetensors").write_bytes(content[:-8])
+        self.expect("cut.safetensors", "truncated", data={"path": "cut.safetensors"})
+        self.write("text.h5", "text")
+        self.expect("cannot open text.h5: no HDF5 file", data={"path": "text.h5"})
+        with h5py.File(self.folder / "some.h5", "w") as file:
+            file["x"], file["y"], file["t"] = self.data["x"].numpy(), self.data["y"].numpy(), ["a", "b"]
+            file["u"] = self.data["y"].numpy().astype("u4")
+        self.expect("some.h5: has no tensor 'z'; it holds 't', 'u', 'x', 'y'", data={"path": "some.h5", "target": "z"})
+        self.expect("some.h5: 't' holds text", data={"path": "some.h5", "target": "t"})
+        self.expect("some.h5: 'u' holds an unsigned integer of 4 bytes", data={"path": "some.h5", "target": "u"})
+        cut = (self.folder / "some.h5").read_bytes()[:6000]
+        (self.folder / "cut.h5").write_bytes(cut)
+        self.expect("cut.h5", data={"path": "cut.h5"})
+
+    def test_samples(self):
+        self.expect("few.safetensors: 'y' has 39 samples, but 'x' has 40", data=self.save("few.safetensors", y=self.data["y"][:39]))
+        self.expect("none.safetensors: 'x' has no samples", data=self.save("none.safetensors", x=self.data["x"][:0]))
+        self.expect("one.safetensors: 'y' is a single number", data=self.save("one.safetensors", y=torch.tensor(3)))
+        self.expect("float.safetensors: 'y' is of type fp32; expected class numbers",
+                    data=self.save("float.safetensors", y=self.data["y"].float()))
+
+    def expect_of_model(self, *parts, **changes):
+        self.expect(*parts, engine_made=True, **changes)
+
+    def test_what_does_not_fit_the_model(self):
+        wrong = self.data["y"].clone()
+        wrong[31] = 5
+        self.expect_of_model("label.safetensors: 'y': record 31 holds 5; expected 0 to 4, as the model gives 5 classes",
+                             data=self.save("label.safetensors", y=wrong), ranks=2)
+        wrong[31] = -1
+        self.save("test.safetensors", y=wrong)
+        self.expect_of_model("test.safetensors: 'y': record 31 holds -1; expected 0 to 4", data={"eval_path": "test.safetensors"})
+        self.expect_of_model("m.pt: forward failed: ", "channels", ranks=2,
+                             data=self.save("wide.safetensors", x=self.data["x"].repeat(1, 2, 1, 1)))
+        self.expect_of_model("m.pt: the model gives [12, 5], the target is [12, 2]; expected a target of [12]",
+                             data=self.save("two.safetensors", y=self.data["y"].unsqueeze(1).repeat(1, 2)))
+        self.expect_of_model("m.pt: the model gives [12, 5], the target is [12]; expected a target of [12, 5]", loss="mse")
+        self.expect_of_model("m.pt: forward failed: ", "Expected at most 2 argument(s) for operator 'forward', but received 3",
+                             inputs=["x", "x"])
+        self.expect_of_model("m.pt: forward gives a loss of shape [12, 5]; expected one number", loss="model", data={"target": None})
+        torch.jit.script(models.OwnLoss()).save(str(self.folder / "own.pt"))
+        tokens = models.numbers(17, models.NUM_SAMPLES, 7, seed=2)
+        self.save("tokens.safetensors", x=tokens, y=tokens.clone())
+        self.expect_of_model("own.pt: forward failed: ", "missing value for argument 'labels'",
+                             model="own.pt", loss="cross_entropy", data={"path": "tokens.safetensors"})
+
+
+if __name__ == "__main__":
+    unittest.main()
