@@ -24,6 +24,7 @@ tessera_use(nlohmann_json nlohmann-json3-dev)
 tessera_use(spdlog libspdlog-dev)
 tessera_use(CLI11 libcli11-dev)
 tessera_use(ZLIB zlib1g-dev)
+tessera_use(CURL libcurl4-openssl-dev)
 tessera_require_file(TESSERA_XXHASH_INCLUDE_DIR xxhash.h libxxhash-dev)
 tessera_require_file(TESSERA_GLOO_INCLUDE_DIR gloo/context.h libgloo-dev)
 # Not find_package(HDF5): that one compiles C programs, and C is no language of this project.
