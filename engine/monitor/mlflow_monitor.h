@@ -4,7 +4,7 @@
 // What the run tells the monitor goes into a queue of bounded length, and a thread takes it to the server. A server that cannot be
 // reached, or is busy, is tried again after 1, 2, 4 … 60 seconds, for as long as the run lasts; the queue keeps the newest values meanwhile.
 // What the server refuses is left out. Whatever goes wrong, the log has one line about it, at its first occurrence. close() waits for what is
-// still in the queue, with a time limit, which is shorter where the server did not answer last time.
+// still in the queue, with a time limit, which is shorter where the server has not answered last time.
 #pragma once
 
 #include <atomic>
@@ -33,7 +33,7 @@ struct MlflowOptions {
   std::chrono::milliseconds request_timeout{30'000};
   std::chrono::milliseconds first_retry{1'000}, last_retry{60'000};
   std::chrono::milliseconds close_timeout{10'000};        ///< close() takes at most about a second more
-  std::chrono::milliseconds close_timeout_failing{2'000};  ///< of a server that did not answer last time
+  std::chrono::milliseconds close_timeout_failing{5'000};  ///< of a server that has not answered yet, or not the last time
   size_t max_queued = 1'000;  ///< calls of the monitor
 };
 
@@ -78,7 +78,7 @@ class MlflowMonitor final : public Monitor {
   std::deque<Work> queue_;
   bool is_closing_ = false;
   std::atomic<bool> gave_up_{false};
-  std::atomic<bool> is_failing_{false};  // the last request was not answered
+  std::atomic<bool> is_failing_{true};  // no request has been answered yet, or the last was not
   std::atomic<bool> has_warned_{false};
   std::atomic<Clock::rep> deadline_{Clock::time_point::max().time_since_epoch().count()};  // of close()
   std::thread thread_;

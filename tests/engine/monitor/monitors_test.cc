@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -19,6 +20,7 @@ namespace {
 
 using testing::ElementsAre;
 using testing::Pair;
+using namespace std::string_view_literals;
 
 /// Notes its calls; throws in its `throws_at`-th.
 class Recorder final : public Monitor {
@@ -100,7 +102,8 @@ TEST(EventFile, Crc32cOfKnownData) {
 
 TEST(EventFile, ProtocolBuffers) {
   const std::string data = ProtoMessage().integer(1, 150).bytes(2, "testing").real32(3, 1.0f).integer(16, -1).data();
-  EXPECT_EQ(data, std::string("\x08\x96\x01\x12\x07testing\x1d\x00\x00\x80\x3f\x80\x01\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", 30));
+  constexpr std::string_view kExpected = "\x08\x96\x01\x12\x07testing\x1d\x00\x00\x80\x3f\x80\x01\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"sv;
+  EXPECT_EQ(data, kExpected);
 }
 
 TEST(Mlflow, ParametersAreFlattened) {
