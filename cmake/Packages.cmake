@@ -48,7 +48,7 @@ if(TESSERA_BUILD_TESTS)
   # For tests that need PyPI packages of requirements.txt.
   find_program(TESSERA_VENV_PYTHON NAMES python3 PATHS "${PROJECT_SOURCE_DIR}/.deps/venv/bin" NO_DEFAULT_PATH)
   if(NOT TESSERA_VENV_PYTHON)
-    message(STATUS "Tests with h5py are left out: there is no .deps/venv (`make test` makes it)")
+    message(STATUS "Tests with PyPI packages are left out: there is no .deps/venv (`make test` makes it)")
   endif()
 endif()
 if(TESSERA_BUILD_BENCHMARKS)

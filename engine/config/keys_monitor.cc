@@ -31,7 +31,8 @@ Bindings mlflow_bindings() {
                              "Our own key: the server's address; \"\": the environment's MLFLOW_TRACKING_URI, else http://127.0.0.1:5000"),
                          TESSERA_FIELD(monitors.mlflow.tracking_uri)),
       bind<EngineConfig>(text("mlflow.experiment_name").says(
-                             "Our own key: the experiment, made where it is absent; \"\": the environment's MLFLOW_EXPERIMENT_NAME, else Default"),
+                             "Our own key: the experiment, made where it is absent; \"\": the environment's MLFLOW_EXPERIMENT_NAME, "
+                             "else Default"),
                          TESSERA_FIELD(monitors.mlflow.experiment_name)),
       bind<EngineConfig>(text("mlflow.run_name").says("Our own key: the run's name; \"\": `trainer.name`"),
                          TESSERA_FIELD(monitors.mlflow.run_name)),

@@ -43,7 +43,12 @@ LineFile& CsvMonitor::file_of(const std::string& name) {
   if (const auto found = files_.find(file); found != files_.end()) return found->second;
 
   std::function<bool(const std::string&)> keep;
-  if (resumed_after_) keep = [&](const std::string& line) { return line.starts_with("step,") || (step_of(line) && *step_of(line) <= *resumed_after_); };
+  if (resumed_after_) {
+    keep = [&](const std::string& line) {
+      const std::optional<int64_t> step = step_of(line);
+      return line.starts_with("step,") || (step && *step <= *resumed_after_);
+    };
+  }
   LineFile& made = files_.try_emplace(file, folder_ / (file + ".csv"), keep).first->second;
   if (made.is_new()) made.append(str("step,", csv_field(name.substr(name.rfind('/') + 1)), "\r"));
   return made;

@@ -10,7 +10,8 @@ namespace tessera {
 
 /// FOLDER/events.jsonl, an object a line, each with "time" (seconds since 1970):
 ///   {"step": 10, "time": …, "scalars": {"train/loss": 0.31, …}}            a value that is not finite is null
-///   {"step": 10, "time": …, "histogram": "NAME", "min": …, "max": …, "num": …, "sum": …, "sum_squares": …, "bucket_limit": […], "bucket": […]}
+///   {"step": 10, "time": …, "histogram": "NAME", "min": …, "max": …, "num": …, "sum": …, "sum_squares": …,
+///    "bucket_limit": […], "bucket": […]}                                   see engine/monitor/histogram.h
 ///   {"step": 10, "time": …, "image": "NAME", "width": 32, "height": 32, "file": "images/NAME_10.png"}
 ///   {"time": …, "params": {…}}    {"time": …, "artifact": "FILE"}    {"time": …, "status": "FINISHED"}
 /// Owns the open file.

@@ -116,16 +116,20 @@ json MlflowClient::call(const std::string& method, const std::string& path, cons
   check(server_, path.substr(0, path.find('?')), response);
   json answer = json::parse(response.body, nullptr, /*allow_exceptions=*/false);
   if (!answer.is_object())
-    throw MlflowError(str(server_, " answers ", path.substr(0, path.find('?')), " with something that is no JSON object; expected an MLflow server"),
+    throw MlflowError(str(server_, " answers ", path.substr(0, path.find('?')),
+                          " with something that is no JSON object; expected an MLflow server"),
                       /*is_temporary=*/false);
   return answer;
 }
 
 std::string MlflowClient::experiment_id(const std::string& name) {
   const auto find = [&] {
-    const json experiment = call("GET", "experiments/get-by-name?experiment_name=" + url_encoded(name), {}).value("experiment", json::object());
+    const json answer = call("GET", "experiments/get-by-name?experiment_name=" + url_encoded(name), {});
+    const json experiment = answer.value("experiment", json::object());
     if (experiment.value("lifecycle_stage", "") == "deleted")
-      throw MlflowError(str("the experiment ", quoted_name(name), " is deleted on ", server_, "; expected it to be restored, or another name"), false);
+      throw MlflowError(str("the experiment ", quoted_name(name), " is deleted on ", server_,
+                            "; expected it to be restored, or another name"),
+                        /*is_temporary=*/false);
     return experiment.value("experiment_id", "");
   };
   try {
@@ -175,7 +179,10 @@ bool MlflowClient::resume_run(const std::string& run_id) {
 void MlflowClient::log_metrics(const std::vector<MlflowMetric>& metrics) {
   json list = json::array();
   for (const MlflowMetric& metric : metrics)
-    list.push_back({{"key", accepted_name(metric.name)}, {"value", number(metric.value)}, {"timestamp", metric.timestamp_ms}, {"step", metric.step}});
+    list.push_back({{"key", accepted_name(metric.name)},
+                    {"value", number(metric.value)},
+                    {"timestamp", metric.timestamp_ms},
+                    {"step", metric.step}});
   call("POST", "runs/log-batch", {{"run_id", run_id_}, {"metrics", list}});
 }
 

@@ -19,7 +19,8 @@ class CsvTest(MonitorTest):
 
     def test_as_pythons_csv_module_writes_them(self):
         """DeepSpeed 0.19.8's csvMonitor.write_events, line by line."""
-        values = [(1, 0.1), (2, 1e-5), (3, 123456789.0), (4, 1 / 3), (5, 2.0), (6, 1e22), (7, -0.0), (2**53, math.nan), (9, math.inf), (10, -math.inf)]
+        values = [(1, 0.1), (2, 1e-5), (3, 123456789.0), (4, 1 / 3), (5, 2.0), (6, 1e22), (7, -0.0), (2**53, math.nan), (9, math.inf),
+                  (10, -math.inf)]
         calls = [["scalars", step, {"train/a loss": str(value) if not math.isfinite(value) else value, 'x,"y"': 1}] for step, value in values]
         _, warnings = self.monitor(self.config, *calls)
         self.assertEqual(warnings, [])

@@ -96,7 +96,8 @@ class TensorboardTest(MonitorTest):
 
     def test_an_image_of_another_size_is_a_warning(self):
         _, warnings = self.monitor(self.config, ["image", "x", 1, 2, 2, [0] * 11], ["scalars", 1, {"a": 1}])
-        self.assertEqual(warnings, ["warning: tensorboard: found 11 bytes for an RGB image of 2 x 2 pixels; expected 12; the run goes on without it"])
+        self.assertEqual(warnings, ["warning: tensorboard: found 11 bytes for an RGB image of 2 x 2 pixels; expected 12; "
+                                    "the run goes on without it"])
         self.assertEqual(read(self.logs).Tags()["scalars"], [])
 
     def test_parameters_are_shown_as_text(self):
