@@ -102,6 +102,7 @@ main() {
   fi
   if [[ -n ${1:-} ]]; then
     setup_python python "Python packages of the tests"
+    setup_python mlflow "MLflow's server, for the tests"
   fi
   if [[ ${1:-} == --peers ]]; then
     setup_python peers "DeepSpeed from PyPI"

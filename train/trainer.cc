@@ -11,6 +11,7 @@
 #include "core/check.h"
 #include "core/error.h"
 #include "core/str.h"
+#include "train/monitoring.h"
 #include "zero/stage.h"
 
 namespace tessera::train {
@@ -157,6 +158,7 @@ void Trainer::take_over_directory() {
       directory_->begin();
     }
     directory_->write("config.json", dump_resolved(config_));
+    monitors_ = open_monitors(config_, start_.resume ? std::optional(steps_done_) : std::nullopt, output_.logger);
   });
 }
 
@@ -219,6 +221,12 @@ bool Trainer::evaluation_due() const {
          (epoch_steps > 0 && steps_done_ % epoch_steps == 0);
 }
 
+void Trainer::record(const nlohmann::ordered_json& numbers) {
+  if (!directory_) return;
+  directory_->append_metrics(numbers);
+  monitors_.scalars(steps_done_, scalars_of(numbers));
+}
+
 void Trainer::report() {
   const StepWindow window = meter_->finish_window(*comm_);
   StepReport report;
@@ -238,7 +246,7 @@ void Trainer::report() {
   }
 
   warn_of_loss(window.loss);
-  if (directory_) directory_->append_metrics(to_json(report));
+  record(to_json(report));
   bar_->set_postfix(format_postfix(report));
   if (!output_.display.is_terminal || report.phase_ms || report.memory_peak) bar_->print(format_line(report));
 }
@@ -254,7 +262,7 @@ void Trainer::warn_of_loss(double loss) {
   loss_was_finite_ = finite;
 }
 
-void Trainer::evaluate(bool record) {
+void Trainer::evaluate(bool is_recorded) {
   bar_->hide();
   meter_->pause();
   watching_memory(str("in evaluation (trainer.eval_batch_size ", config_.trainer.eval_batch_size, ")"), [this] {
@@ -263,7 +271,7 @@ void Trainer::evaluate(bool record) {
   });
   meter_->resume();
   bar_->exclude_time(last_evaluation_->seconds);
-  if (directory_ && record) directory_->append_metrics(to_json(*last_evaluation_, steps_done_, epochs_done()));
+  if (is_recorded) record(to_json(*last_evaluation_, steps_done_, epochs_done()));
   bar_->print(format_line(*last_evaluation_, epochs_done()));
   if (checkpoints_->is_best(*last_evaluation_, steps_done_)) save(/*must_succeed=*/false);
 }
@@ -290,7 +298,7 @@ Summary Trainer::finish() {
   warn_of_loss(meter_->finish_window(*comm_).loss);
   const bool interrupted = steps_done_ < total_steps_;
   // Killed after the last checkpoint, which the last evaluation's record precedes; its numbers are wanted in the results too.
-  if (!interrupted && !last_evaluation_ && task_.eval_size() > 0) evaluate(/*record=*/false);
+  if (!interrupted && !last_evaluation_ && task_.eval_size() > 0) evaluate(/*is_recorded=*/false);
   Summary summary = outline();
   if (interrupted || checkpoints_->saves()) save(/*must_succeed=*/true);
   checkpoints_->finish();
@@ -304,8 +312,12 @@ Summary Trainer::finish() {
   summary.train_loss = meter_->total_loss();
   summary.train_s = meter_->total_seconds();
   summary.evaluation = last_evaluation_;
-  if (directory_ && !interrupted) directory_->write("all_results.json", to_json(summary).dump(2) + "\n");
+  if (directory_ && !interrupted) {
+    directory_->write(kResultsName, to_json(summary).dump(2) + "\n");
+    monitors_.artifact(directory_->folder() / kResultsName);
+  }
   bar_->print(format_summary(summary));
+  monitors_.close(interrupted ? RunStatus::kKilled : RunStatus::kFinished);
   return summary;
 }
 

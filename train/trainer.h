@@ -9,6 +9,7 @@
 #include "comm/communicator.h"
 #include "core/log.h"
 #include "engine/memory_meter.h"
+#include "engine/monitor/monitors.h"
 #include "train/progress.h"
 #include "train/report.h"
 #include "train/run_checkpoints.h"
@@ -58,8 +59,9 @@ class Trainer {
   [[noreturn]] void fail_for_memory(const std::string& when, const std::string& what) const;
   bool report_due() const;
   bool evaluation_due() const;
+  void record(const nlohmann::ordered_json& numbers);
   void report();
-  void evaluate(bool record = true);
+  void evaluate(bool is_recorded = true);
   void write_samples();
   void save(bool must_succeed);
   Position position() const;
@@ -77,6 +79,7 @@ class Trainer {
   TrainSampler sampler_;
   int64_t total_steps_;
   std::optional<RunDirectory> directory_;  // rank 0
+  Monitors monitors_;                      // rank 0; a run that ends by an exception closes them as failed
   Engine* engine_ = nullptr;               // the task's
   std::optional<MemoryMeter> memory_;      // memory_breakdown
   std::optional<StepMeter> meter_;

@@ -89,6 +89,38 @@ struct CheckpointConfig {
   bool operator==(const CheckpointConfig&) const = default;
 };
 
+/// A monitor that writes files: tensorboard, csv_monitor or jsonl_monitor (DeepSpeed's keys; jsonl_monitor is our own).
+struct FileMonitorConfig {
+  bool enabled = false;
+  std::string output_path;  ///< empty: the run's folder
+  std::string job_name;     ///< folder inside output_path; empty: the run's name
+  bool operator==(const FileMonitorConfig&) const = default;
+};
+
+/// The mlflow section (our own).
+struct MlflowConfig {
+  bool enabled = false;
+  std::string tracking_uri;     ///< http(s)://…; empty: $MLFLOW_TRACKING_URI, or http://127.0.0.1:5000
+  std::string experiment_name;  ///< empty: $MLFLOW_EXPERIMENT_NAME, or "Default"
+  std::string run_name;         ///< empty: the run's name
+  bool operator==(const MlflowConfig&) const = default;
+};
+
+/// Local. Whether `uri` can be a tracking server's address, "http://HOST…" or "https://HOST…"; MLflow's own client also knows folders and
+/// databases.
+inline bool is_mlflow_server(const std::string& uri) {
+  return (uri.starts_with("http://") && uri.size() > 7) || (uri.starts_with("https://") && uri.size() > 8);
+}
+
+/// Where a run's numbers go besides its own metrics.jsonl (engine/monitor/).
+struct MonitorConfig {
+  FileMonitorConfig tensorboard;
+  FileMonitorConfig csv;
+  FileMonitorConfig jsonl;
+  MlflowConfig mlflow;
+  bool operator==(const MonitorConfig&) const = default;
+};
+
 struct EngineConfig {
   int64_t train_batch_size = 0;  ///< = micro_batch * accumulation * world once parsed; 0: not given
   int64_t train_micro_batch_size_per_gpu = 0;  ///< 0: not given
@@ -108,6 +140,7 @@ struct EngineConfig {
   bool wall_clock_breakdown = false;
   bool memory_breakdown = false;
   CheckpointConfig checkpoint;
+  MonitorConfig monitors;
   int64_t seed = 42;
 
   DType compute_dtype() const {

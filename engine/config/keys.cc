@@ -148,7 +148,7 @@ std::vector<Key> batch_keys() {
 
 Bindings engine_bindings() {
   Bindings bindings = training_bindings();
-  for (Bindings more : {precision_bindings(), zero_bindings(), checkpoint_bindings()}) {
+  for (Bindings more : {precision_bindings(), zero_bindings(), checkpoint_bindings(), monitor_bindings()}) {
     accept_auto(more);
     bindings.insert(bindings.end(), more.begin(), more.end());
   }
@@ -181,6 +181,10 @@ KeyTable engine_keys() {
   table.add(section("checkpoint").says("Saving and loading"));
   add_bound("checkpoint");
   table.add(checkpoint_keys_without_effect());
+  for (const Key& monitor : monitor_sections()) {
+    table.add(monitor);
+    add_bound(monitor.path);
+  }
   table.add(other_deepspeed_keys());
   return table;
 }

@@ -1,5 +1,5 @@
-// The engine's key table, in three files: what the engine uses (keys.cc), optimizers and schedulers
-// (keys_optimizer.cc), and DeepSpeed's further keys, which have no effect here or are refused
+// The engine's key table, in four files: what the engine uses (keys.cc), optimizers and schedulers
+// (keys_optimizer.cc), monitors (keys_monitor.cc), and DeepSpeed's further keys, which have no effect here or are refused
 // (keys_deepspeed.cc).
 #pragma once
 
@@ -14,6 +14,7 @@ KeyTable engine_keys();
 
 std::vector<Key> optimizer_keys();
 std::vector<Key> scheduler_keys();
+std::vector<Key> monitor_sections();
 std::vector<Key> zero_keys_without_effect();  ///< inside zero_optimization
 std::vector<Key> checkpoint_keys_without_effect();
 std::vector<Key> precision_keys_without_effect();  ///< inside fp16, bf16, torch_autocast, data_types

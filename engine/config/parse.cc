@@ -61,6 +61,9 @@ void check_together(const Document& document, const EngineConfig& config) {
     document.fail("data_types.grad_accum_dtype",
                   str("found \"", name_of(*config.grad_accum_dtype), "\" with a model that computes in ", name_of(compute), "; expected \"fp32\"",
                       compute == DType::kFloat32 ? "" : str(" or \"", name_of(compute), "\"")));
+  const std::string& uri = config.monitors.mlflow.tracking_uri;
+  if (!uri.empty() && !is_mlflow_server(uri))
+    document.fail("mlflow.tracking_uri", str("found ", describe_value(uri), "; expected the address of a server, http://… or https://…"));
 }
 
 EngineConfig parse(Document document, const ConfigOptions& options) {

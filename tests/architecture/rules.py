@@ -15,7 +15,7 @@ for top in ("tools", "tests", "benchmarks"):
 
 CHECKPOINT_FROM_ZERO = re.compile(r"zero/layout\w*\.h")
 # Files that must be usable, and testable, without libtorch.
-TORCH_FREE = re.compile(r"core/|launcher/|checkpoint/|zero/layout\w*\.(h|cc)$|zero/stage\.h$")
+TORCH_FREE = re.compile(r"core/|launcher/|checkpoint/|engine/monitor/|zero/layout\w*\.(h|cc)$|zero/stage\.h$")
 TORCH_HEADER = re.compile(r"(torch|ATen|c10|caffe2)/")
 
 STAGE_POLICY = "zero/stage.h"

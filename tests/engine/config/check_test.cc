@@ -66,7 +66,7 @@ TEST(ConfigCheck, UnknownKeys) {
   const std::string top =
       "; expected one of train_batch_size, train_micro_batch_size_per_gpu, gradient_accumulation_steps, gradient_clipping, "
       "communication_data_type, prescale_gradients, gradient_predivide_factor, steps_per_print, wall_clock_breakdown, memory_breakdown, seed, optimizer, "
-      "scheduler, bf16, fp16, torch_autocast, data_types, zero_optimization, checkpoint";
+      "scheduler, bf16, fp16, torch_autocast, data_types, zero_optimization, checkpoint, tensorboard, csv_monitor, jsonl_monitor, mlflow";
   const std::vector<std::pair<std::string, std::string>> cases = {
       {R"("sede": 1)", "sede: unknown key (did you mean \"seed\"?), found 1 (a number)" + top},
       {R"("stage": 1)", "stage: unknown key (did you mean \"zero_optimization.stage\"?), found 1 (a number)" + top},

@@ -1,0 +1,31 @@
+// CsvMonitor: DeepSpeed's csv_monitor, one file a scalar.
+#pragma once
+
+#include <map>
+#include <optional>
+
+#include "engine/monitor/line_file.h"
+#include "engine/monitor/monitor.h"
+
+namespace tessera {
+
+/// FOLDER/train_loss.csv for train/loss: a line "step,loss" (what follows the name's last slash), then "10,0.31" and so on, byte for
+/// byte as DeepSpeed 0.19 writes them with Python's csv module (lines end in CR LF). Only scalars. Owns the open files.
+class CsvMonitor final : public Monitor {
+ public:
+  /// Local. Creates the folder; a file is made with its first value. `resumed_after`: rows of later steps are removed; unset: files start anew.
+  CsvMonitor(std::filesystem::path folder, std::optional<int64_t> resumed_after);
+
+  std::string_view name() const override { return "csv_monitor"; }
+  void scalars(int64_t step, const Scalars& scalars) override;
+  void close(RunStatus /*status*/) override { files_.clear(); }
+
+ private:
+  LineFile& file_of(const std::string& name);
+
+  std::filesystem::path folder_;
+  std::optional<int64_t> resumed_after_;
+  std::map<std::string, LineFile> files_;  // by file name
+};
+
+}  // namespace tessera

@@ -1,0 +1,50 @@
+// EventFile: what TensorBoard reads. Protocol buffers (tensorflow.Event) in the frames of a TFRecord file.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "core/disk.h"
+
+namespace tessera {
+
+/// A protocol buffer message being put together field by field (protobuf.dev/programming-guides/encoding). A value.
+class ProtoMessage {
+ public:
+  ProtoMessage& integer(int field, int64_t value);
+  ProtoMessage& real32(int field, float value);
+  ProtoMessage& real64(int field, double value);
+  ProtoMessage& real64s(int field, std::span<const double> values);  ///< repeated, packed
+  ProtoMessage& bytes(int field, std::string_view value);            ///< bytes and strings
+  ProtoMessage& message(int field, const ProtoMessage& value) { return bytes(field, value.data()); }
+  const std::string& data() const { return data_; }
+
+ private:
+  void varint(uint64_t value);
+  std::string data_;
+};
+
+/// Local. CRC-32C (Castagnoli; RFC 3720), as TFRecord masks it.
+uint32_t masked_crc32c(std::string_view data);
+
+/// FOLDER/events.out.tfevents.TIME.HOST.PID.NUMBER. Owns the open file. Not thread-safe. Members throw DiskError.
+class EventFile {
+ public:
+  /// Local. Creates a new file, which begins with its version.
+  explicit EventFile(const std::filesystem::path& folder);
+
+  /// Local. Appends a tensorflow.Event of now: `what` is its field `field` (5: Summary, 7: SessionLog). It is handed to the system at
+  /// once, so that TensorBoard sees it and a killed run keeps it.
+  void write(int64_t step, int field, const ProtoMessage& what);
+
+ private:
+  void write_event(const ProtoMessage& event);
+
+  Disk disk_{DiskOptions{.sync = false, .probe = {}}};
+  OutputFile file_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,59 @@
+// HttpClient: requests to one server, over libcurl.
+#pragma once
+
+#include <chrono>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "core/error.h"
+
+namespace tessera {
+
+/// No answer: the server is not there, does not answer in time, or the request was given up.
+class HttpError : public Error {
+ public:
+  using Error::Error;
+};
+
+struct HttpRequest {
+  std::string method = "GET";
+  std::string url = {};
+  std::string body = {};
+  std::string content_type = "application/json";
+  std::filesystem::path file = {};  ///< sent in place of the body
+};
+
+struct HttpResponse {
+  long status = 0;  ///< 200 …
+  std::string body;
+};
+
+struct HttpOptions {
+  std::chrono::milliseconds timeout{30'000};  ///< of a request without a file: to its end; with one: without any progress
+  std::function<bool()> give_up;              ///< asked at least about once a second during a request. May be unset
+  std::string user, password;                 ///< HTTP basic authentication; empty: none
+  std::string token;                          ///< bearer token; empty: none
+};
+
+/// Keeps its connection open between requests. One thread uses it. The environment's http_proxy, https_proxy and no_proxy count, as for curl.
+class HttpClient {
+ public:
+  explicit HttpClient(HttpOptions options);
+  HttpClient(HttpClient&&) = delete;
+  ~HttpClient();
+
+  /// Local. Any answer, whatever its status. Throws HttpError.
+  HttpResponse send(const HttpRequest& request);
+
+ private:
+  struct Curl;
+  HttpOptions options_;
+  std::unique_ptr<Curl> curl_;
+};
+
+/// Local. `text` with everything but letters, digits and "-_.~" as %XX.
+std::string url_encoded(const std::string& text);
+
+}  // namespace tessera

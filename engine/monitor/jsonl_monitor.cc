@@ -1,0 +1,87 @@
+#include "engine/monitor/jsonl_monitor.h"
+
+#include <nlohmann/json.hpp>
+
+#include "core/disk.h"
+#include "engine/monitor/histogram.h"
+#include "engine/monitor/png.h"
+#include "engine/monitor/wall_time.h"
+
+namespace tessera {
+namespace {
+
+using nlohmann::ordered_json;
+
+std::filesystem::path made(std::filesystem::path folder) {
+  Disk().create_directories(folder);
+  return folder;
+}
+
+std::function<bool(const std::string&)> keeps_until(std::optional<int64_t> step) {
+  if (!step) return {};
+  return [step](const std::string& line) {
+    const auto record = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+    return record.is_object() && (!record.contains("step") || (record["step"].is_number() && record["step"] <= *step));
+  };
+}
+
+ordered_json record_of(int64_t step) { return {{"step", step}, {"time", wall_time_s()}}; }
+ordered_json record_of() { return {{"time", wall_time_s()}}; }
+
+}  // namespace
+
+JsonlMonitor::JsonlMonitor(std::filesystem::path folder, std::optional<int64_t> resumed_after)
+    : folder_(made(std::move(folder))), file_(folder_ / "events.jsonl", keeps_until(resumed_after)) {}
+
+void JsonlMonitor::write(const ordered_json& record) { file_.append(record.dump(-1, ' ', false, ordered_json::error_handler_t::replace)); }
+
+void JsonlMonitor::scalars(int64_t step, const Scalars& scalars) {
+  ordered_json record = record_of(step);
+  ordered_json& values = record["scalars"] = ordered_json::object();
+  for (const auto& [name, value] : scalars) values[name] = value;
+  write(record);
+}
+
+void JsonlMonitor::histogram(const std::string& name, int64_t step, std::span<const float> values) {
+  const Histogram histogram = make_histogram(values);
+  ordered_json record = record_of(step);
+  record.update(ordered_json{{"histogram", name},
+                             {"min", histogram.min},
+                             {"max", histogram.max},
+                             {"num", histogram.num},
+                             {"sum", histogram.sum},
+                             {"sum_squares", histogram.sum_squares},
+                             {"bucket_limit", histogram.bucket_limit},
+                             {"bucket", histogram.bucket}});
+  write(record);
+}
+
+void JsonlMonitor::image(const std::string& name, int64_t step, const ImageView& image) {
+  const std::string file = image_file(name, step);
+  const std::string png = encode_png(image);
+  made(folder_ / "images");
+  Disk({.sync = false, .probe = {}}).replace_file(folder_ / file, png);
+  ordered_json record = record_of(step);
+  record.update(ordered_json{{"image", name}, {"width", image.width}, {"height", image.height}, {"file", file}});
+  write(record);
+}
+
+void JsonlMonitor::params(const ordered_json& params) {
+  ordered_json record = record_of();
+  record["params"] = params;
+  write(record);
+}
+
+void JsonlMonitor::artifact(const std::filesystem::path& file) {
+  ordered_json record = record_of();
+  record["artifact"] = file.string();
+  write(record);
+}
+
+void JsonlMonitor::close(RunStatus status) {
+  ordered_json record = record_of();
+  record["status"] = name_of(status);
+  write(record);
+}
+
+}  // namespace tessera

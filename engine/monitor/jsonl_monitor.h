@@ -1,0 +1,38 @@
+// JsonlMonitor: everything in one file of JSON lines, for programs of one's own.
+#pragma once
+
+#include <optional>
+
+#include "engine/monitor/line_file.h"
+#include "engine/monitor/monitor.h"
+
+namespace tessera {
+
+/// FOLDER/events.jsonl, an object a line, each with "time" (seconds since 1970):
+///   {"step": 10, "time": …, "scalars": {"train/loss": 0.31, …}}            a value that is not finite is null
+///   {"step": 10, "time": …, "histogram": "NAME", "min": …, "max": …, "num": …, "sum": …, "sum_squares": …,
+///    "bucket_limit": […], "bucket": […]}                                   see engine/monitor/histogram.h
+///   {"step": 10, "time": …, "image": "NAME", "width": 32, "height": 32, "file": "images/NAME_10.png"}
+///   {"time": …, "params": {…}}    {"time": …, "artifact": "FILE"}    {"time": …, "status": "FINISHED"}
+/// Owns the open file.
+class JsonlMonitor final : public Monitor {
+ public:
+  /// Local. Creates the folder and the file. `resumed_after`: lines of later steps are removed; unset: the file starts anew.
+  JsonlMonitor(std::filesystem::path folder, std::optional<int64_t> resumed_after);
+
+  std::string_view name() const override { return "jsonl_monitor"; }
+  void scalars(int64_t step, const Scalars& scalars) override;
+  void histogram(const std::string& name, int64_t step, std::span<const float> values) override;
+  void image(const std::string& name, int64_t step, const ImageView& image) override;
+  void params(const nlohmann::ordered_json& params) override;
+  void artifact(const std::filesystem::path& file) override;
+  void close(RunStatus status) override;
+
+ private:
+  void write(const nlohmann::ordered_json& record);
+
+  std::filesystem::path folder_;
+  LineFile file_;
+};
+
+}  // namespace tessera

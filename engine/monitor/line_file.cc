@@ -1,0 +1,32 @@
+#include "engine/monitor/line_file.h"
+
+#include <cerrno>
+#include <cstring>
+
+#include "core/disk.h"
+#include "core/error.h"
+#include "core/str.h"
+
+namespace tessera {
+
+LineFile::LineFile(std::filesystem::path path, const std::function<bool(const std::string& line)>& keep) : path_(std::move(path)) {
+  std::string kept;
+  if (keep) {
+    std::ifstream old(path_);
+    for (std::string line; std::getline(old, line);)
+      if (!old.eof() && keep(line)) kept += line + "\n";  // a killed run's last line may be half, and has no end
+  }
+  is_new_ = kept.empty();
+  Disk({.sync = false, .probe = {}}).replace_file(path_, kept);
+  errno = 0;
+  out_.open(path_, std::ios::app | std::ios::binary);
+  if (!out_) throw Error(str(path_.string(), " cannot be written: ", std::strerror(errno)));
+}
+
+void LineFile::append(const std::string& line) {
+  errno = 0;
+  out_ << line + "\n" << std::flush;
+  if (!out_) throw Error(str(path_.string(), " cannot be written: ", std::strerror(errno)));
+}
+
+}  // namespace tessera

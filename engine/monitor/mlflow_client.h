@@ -1,0 +1,88 @@
+// MlflowClient: one run on an MLflow tracking server, over its REST API (mlflow.org/docs/latest/api_reference/rest-api.html).
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <nlohmann/json_fwd.hpp>
+
+#include "engine/monitor/http_client.h"
+#include "engine/monitor/monitor.h"
+
+namespace tessera {
+
+/// What a tracking server refused, or did not answer.
+class MlflowError : public Error {
+ public:
+  MlflowError(const std::string& what, bool is_temporary) : Error(what), is_temporary_(is_temporary) {}
+  /// The same request may succeed later: the server is not there, or busy.
+  bool is_temporary() const { return is_temporary_; }
+
+ private:
+  bool is_temporary_;
+};
+
+struct MlflowMetric {
+  std::string name;
+  double value = 0;
+  int64_t step = 0;
+  int64_t timestamp_ms = 0;  ///< since 1970
+};
+
+/// Names and values.
+using MlflowParams = std::vector<std::pair<std::string, std::string>>;
+
+/// The server's limits.
+inline constexpr size_t kMlflowMetricsPerRequest = 1000;
+inline constexpr size_t kMlflowParamsPerRequest = 100;
+inline constexpr size_t kMlflowNameLength = 250;
+inline constexpr size_t kMlflowParamLength = 6000;  ///< characters
+
+/// Local. The leaves of an object of any depth: {"optimizer": {"params": {"lr": 1e-3}}} is {"optimizer.params.lr", "0.001"}; elements of
+/// a list that holds objects have their number in the name, another list is one value. Names and values as the server
+/// accepts them: other characters than letters, digits and "_-. :/" become "_", and what is too long is cut.
+MlflowParams flattened(const nlohmann::ordered_json& params);
+
+/// Owns nothing on the server; borrows the HttpClient. One thread uses it. All members wait for the server and throw MlflowError.
+class MlflowClient {
+ public:
+  /// `server`: "http://host:5000", with or without a slash at its end.
+  MlflowClient(HttpClient& http, std::string server);
+
+  const std::string& server() const { return server_; }
+  const std::string& run_id() const { return run_id_; }
+
+  /// Local. Starts a run; the experiment is made where it is absent. Everything below is about this run.
+  void start_run(const std::string& experiment, const std::string& name);
+  /// Local. Goes on with a run of an earlier process, whose parameters stay. False when the server has none of this id.
+  bool resume_run(const std::string& run_id);
+  /// Local. At most kMlflowMetricsPerRequest.
+  void log_metrics(const std::vector<MlflowMetric>& metrics);
+  /// Local. Any number. Those that a resumed run has already are left out, because a server refuses to change them.
+  void log_params(const MlflowParams& params);
+  /// Local. As `name` ("all_results.json", "images/a.png"): a file, or bytes. The server has to store artifacts itself (its
+  /// artifact scheme is mlflow-artifacts, which is a server's default).
+  void log_artifact(const std::string& name, const std::filesystem::path& file);
+  void log_artifact(const std::string& name, std::string content);
+  void end_run(RunStatus status);
+
+ private:
+  nlohmann::json call(const std::string& method, const std::string& path, const nlohmann::json& body);
+  std::string experiment_id(const std::string& name);
+  void take_run(const nlohmann::json& answer);
+  std::string artifact_url(const std::string& name) const;
+  void put(HttpRequest request);
+
+  HttpClient& http_;
+  std::string server_;
+  std::string run_id_;
+  std::string artifact_root_;
+  std::set<std::string> known_params_;
+};
+
+}  // namespace tessera

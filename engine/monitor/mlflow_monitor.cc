@@ -1,0 +1,184 @@
+#include "engine/monitor/mlflow_monitor.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <iterator>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "core/disk.h"
+#include "core/str.h"
+#include "engine/monitor/png.h"
+#include "engine/monitor/wall_time.h"
+
+namespace tessera {
+namespace {
+
+constexpr int64_t kLongestId = 256;
+
+std::string environment(const char* name) {
+  const char* value = std::getenv(name);
+  return value != nullptr ? value : "";
+}
+
+std::string first_of(const std::string& first, const std::string& second, const std::string& third) {
+  return !first.empty() ? first : !second.empty() ? second : third;
+}
+
+}  // namespace
+
+MlflowOptions mlflow_options(const MlflowConfig& config, const MonitoredRun& run) {
+  MlflowOptions options;
+  options.server = first_of(config.tracking_uri, environment("MLFLOW_TRACKING_URI"), options.server);
+  if (!is_mlflow_server(options.server))
+    throw ConfigError(str("MLFLOW_TRACKING_URI: found \"", options.server, "\"; expected the address of a server, http://… or https://…"));
+  options.experiment = first_of(config.experiment_name, environment("MLFLOW_EXPERIMENT_NAME"), options.experiment);
+  options.run_name = first_of(config.run_name, run.name, "");
+  if (!run.folder.empty()) options.id_file = run.folder / "mlflow_run_id";
+  options.resume = run.resumed_after.has_value();
+  options.log = run.log;
+  options.user = environment("MLFLOW_TRACKING_USERNAME");
+  options.password = environment("MLFLOW_TRACKING_PASSWORD");
+  options.token = environment("MLFLOW_TRACKING_TOKEN");
+  return options;
+}
+
+MlflowMonitor::MlflowMonitor(MlflowOptions options) : options_(std::move(options)) {
+  thread_ = std::thread([this] { run(); });
+}
+
+MlflowMonitor::~MlflowMonitor() {
+  if (!thread_.joinable()) return;
+  try {
+    close(RunStatus::kFailed);
+  } catch (const std::exception&) {  // of the log
+  }
+}
+
+// ---------------------------------------------------------------------------------- on the run's thread
+
+void MlflowMonitor::scalars(int64_t step, const Scalars& scalars) {
+  const int64_t now_ms = std::llround(wall_time_s() * 1e3);
+  Work work;
+  for (const auto& [name, value] : scalars) work.metrics.push_back({name, value, step, now_ms});
+  if (!work.metrics.empty()) push(std::move(work));
+}
+
+void MlflowMonitor::image(const std::string& name, int64_t step, const ImageView& image) {
+  push({.other = [file = image_file(name, step), png = encode_png(image)](MlflowClient& client) { client.log_artifact(file, png); }});
+}
+
+void MlflowMonitor::params(const nlohmann::ordered_json& params) {
+  push({.other = [flat = flattened(params)](MlflowClient& client) { client.log_params(flat); }});
+}
+
+void MlflowMonitor::artifact(const std::filesystem::path& file) {
+  push({.other = [file](MlflowClient& client) { client.log_artifact(file.filename().string(), file); }});
+}
+
+// A full queue loses its oldest metrics; what is not metrics is little, and is kept.
+void MlflowMonitor::push(Work work) {
+  if (gave_up_) return;
+  {
+    const std::lock_guard lock(mutex_);
+    if (queue_.size() >= options_.max_queued) {
+      const auto oldest = std::find_if(queue_.begin(), queue_.end(), [](const Work& queued) { return !queued.metrics.empty(); });
+      if (oldest == queue_.end()) return;
+      queue_.erase(oldest);
+    }
+    queue_.push_back(std::move(work));
+  }
+  changed_.notify_one();
+}
+
+void MlflowMonitor::close(RunStatus status) {
+  {
+    const std::lock_guard lock(mutex_);
+    queue_.push_back({.other = [status](MlflowClient& client) { client.end_run(status); }});
+    is_closing_ = true;
+    deadline_ = (Clock::now() + (is_failing_ ? options_.close_timeout_failing : options_.close_timeout)).time_since_epoch().count();
+  }
+  changed_.notify_one();
+  thread_.join();
+}
+
+// ------------------------------------------------------------------------------------- on its own thread
+
+void MlflowMonitor::run() {
+  try {
+    HttpClient http({.timeout = options_.request_timeout,
+                     .give_up = [this] { return past_deadline(); },
+                     .user = options_.user,
+                     .password = options_.password,
+                     .token = options_.token});
+    MlflowClient client(http, options_.server);
+    gave_up_ = !do_until_done(client, [&] { begin(client); }, /*is_vital=*/true);
+    for (Work work; !gave_up_ && take(work);) {
+      const auto send = [&] { work.metrics.empty() ? work.other(client) : client.log_metrics(work.metrics); };
+      gave_up_ = !do_until_done(client, send, /*is_vital=*/false);
+    }
+  } catch (const std::exception& error) {  // out of memory
+    gave_up_ = true;
+    warn(error.what());
+  }
+}
+
+/// The next of the queue, with the metrics that follow it; false: there is nothing more to come.
+bool MlflowMonitor::take(Work& work) {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return !queue_.empty() || is_closing_; });
+  if (queue_.empty()) return false;
+  work = std::move(queue_.front());
+  queue_.pop_front();
+  while (!work.metrics.empty() && !queue_.empty() && !queue_.front().metrics.empty() &&
+         work.metrics.size() + queue_.front().metrics.size() <= kMlflowMetricsPerRequest) {
+    std::move(queue_.front().metrics.begin(), queue_.front().metrics.end(), std::back_inserter(work.metrics));
+    queue_.pop_front();
+  }
+  return true;
+}
+
+/// Tries until `work` succeeds or is refused. False: give up, because the run is at its end or, without `work`, nothing else could succeed.
+bool MlflowMonitor::do_until_done(MlflowClient& client, const std::function<void()>& work, bool is_vital) {
+  for (auto time = options_.first_retry;; time = std::min(2 * time, options_.last_retry)) {
+    try {
+      if (past_deadline()) throw MlflowError("", /*is_temporary=*/true);
+      work();
+      is_failing_ = false;
+      return true;
+    } catch (const MlflowError& error) {
+      warn(past_deadline() ? str(client.server(), " has not taken everything in time") : error.what());
+      if (!error.is_temporary()) return !is_vital;
+    } catch (const std::exception& error) {  // an answer of another form
+      warn(str(client.server(), ": ", error.what()));
+      return !is_vital;
+    }
+    is_failing_ = true;
+    if (!pause(time)) return false;
+  }
+}
+
+/// False: close() was called before, so that this was the last attempt.
+bool MlflowMonitor::pause(std::chrono::milliseconds time) {
+  std::unique_lock lock(mutex_);
+  if (is_closing_) return false;
+  changed_.wait_for(lock, time, [this] { return is_closing_; });
+  return true;
+}
+
+void MlflowMonitor::begin(MlflowClient& client) const {
+  std::error_code error;
+  if (options_.resume && std::filesystem::exists(options_.id_file, error) &&
+      client.resume_run(InputFile(options_.id_file).read_all(kLongestId)))
+    return;
+  std::filesystem::remove(options_.id_file, error);  // of an earlier run
+  client.start_run(options_.experiment, options_.run_name);
+  if (!options_.id_file.empty()) Disk({.sync = false, .probe = {}}).replace_file(options_.id_file, client.run_id());
+}
+
+void MlflowMonitor::warn(const std::string& what) {
+  if (!has_warned_.exchange(true)) options_.log.warning(str("mlflow: ", what, "; the run does not wait for it"));
+}
+
+}  // namespace tessera

@@ -1,0 +1,87 @@
+// MlflowMonitor: a run on an MLflow tracking server, fed by a thread of its own.
+//
+// [Note: training never waits for the tracking server]
+// What the run tells the monitor goes into a queue of bounded length, and a thread takes it to the server. A server that cannot be
+// reached, or is busy, is tried again after 1, 2, 4 … 60 seconds, for as long as the run lasts; the queue keeps the newest values meanwhile.
+// What the server refuses is left out. Whatever goes wrong, the log has one line about it, at its first occurrence. close() waits for what is
+// still in the queue, with a time limit, which is shorter where the server has not answered last time.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <thread>
+
+#include "core/log.h"
+#include "engine/config/config.h"
+#include "engine/monitor/mlflow_client.h"
+#include "engine/monitor/monitors.h"
+
+namespace tessera {
+
+struct MlflowOptions {
+  std::string server = "http://127.0.0.1:5000";
+  std::string experiment = "Default";
+  std::string run_name;
+  std::filesystem::path id_file;  ///< where the run's id on the server is kept for a process that resumes it; empty: nowhere
+  bool resume = false;            ///< goes on with the run in id_file
+  Logger log;
+  std::string user, password, token;  ///< of the server's authentication
+  std::chrono::milliseconds request_timeout{30'000};
+  std::chrono::milliseconds first_retry{1'000}, last_retry{60'000};
+  std::chrono::milliseconds close_timeout{10'000};        ///< close() takes at most about a second more
+  std::chrono::milliseconds close_timeout_failing{5'000};  ///< of a server that has not answered yet, or not the last time
+  size_t max_queued = 1'000;  ///< calls of the monitor
+};
+
+/// Local. From the configuration, the run and the environment: MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME, MLFLOW_TRACKING_USERNAME,
+/// MLFLOW_TRACKING_PASSWORD and MLFLOW_TRACKING_TOKEN. Throws ConfigError when the environment names no http server.
+MlflowOptions mlflow_options(const MlflowConfig& config, const MonitoredRun& run);
+
+/// Owns the queue and the thread, which alone talks to the server. Members return at once and do not throw, but for close().
+/// A run has no place for histograms; images become artifacts, images/NAME_STEP.png. One thread uses it.
+class MlflowMonitor final : public Monitor {
+ public:
+  explicit MlflowMonitor(MlflowOptions options);
+  ~MlflowMonitor() override;  ///< closes as kFailed, unless it was closed
+
+  std::string_view name() const override { return "mlflow"; }
+  void scalars(int64_t step, const Scalars& scalars) override;
+  void image(const std::string& name, int64_t step, const ImageView& image) override;
+  void params(const nlohmann::ordered_json& params) override;
+  void artifact(const std::filesystem::path& file) override;  ///< is read later: the file has to stay
+  void close(RunStatus status) override;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  /// Metrics, which may be sent together with those of others, or something else.
+  struct Work {
+    std::vector<MlflowMetric> metrics = {};
+    std::function<void(MlflowClient&)> other = {};
+  };
+
+  void push(Work work);
+  void run();
+  bool take(Work& work);
+  bool do_until_done(MlflowClient& client, const std::function<void()>& work, bool is_vital);
+  bool pause(std::chrono::milliseconds time);
+  void begin(MlflowClient& client) const;
+  bool past_deadline() const { return Clock::now().time_since_epoch().count() > deadline_.load(); }
+  void warn(const std::string& what);
+
+  const MlflowOptions options_;
+  std::mutex mutex_;  // of the queue and is_closing_
+  std::condition_variable changed_;
+  std::deque<Work> queue_;
+  bool is_closing_ = false;
+  std::atomic<bool> gave_up_{false};
+  std::atomic<bool> is_failing_{true};  // no request has been answered yet, or the last was not
+  std::atomic<bool> has_warned_{false};
+  std::atomic<Clock::rep> deadline_{Clock::time_point::max().time_since_epoch().count()};  // of close()
+  std::thread thread_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,30 @@
+// TensorboardMonitor: event files for TensorBoard, as torch.utils.tensorboard writes them.
+#pragma once
+
+#include <optional>
+
+#include "engine/monitor/event_file.h"
+#include "engine/monitor/monitor.h"
+
+namespace tessera {
+
+/// One event file in FOLDER: scalars, histograms, images (PNG), and the parameters as text. What TensorBoard has of an earlier run in
+/// the folder disappears, of a resumed one the steps after `resumed_after` (the file says where it starts, as a
+/// SummaryWriter's purge_step does). Owns the open file.
+class TensorboardMonitor final : public Monitor {
+ public:
+  TensorboardMonitor(const std::filesystem::path& folder, std::optional<int64_t> resumed_after);
+
+  std::string_view name() const override { return "tensorboard"; }
+  void scalars(int64_t step, const Scalars& scalars) override;
+  void histogram(const std::string& name, int64_t step, std::span<const float> values) override;
+  void image(const std::string& name, int64_t step, const ImageView& image) override;
+  void params(const nlohmann::ordered_json& params) override;
+  void close(RunStatus /*status*/) override {}  // every event was handed to the system when it was written
+
+ private:
+  int64_t first_step_;
+  EventFile file_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,11 @@
+// The time of day, as monitors write it.
+#pragma once
+
+#include <chrono>
+
+namespace tessera {
+
+/// Local. Seconds since 1970.
+inline double wall_time_s() { return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(); }
+
+}  // namespace tessera

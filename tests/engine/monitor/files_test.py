@@ -1,0 +1,100 @@
+"""The files of csv_monitor and jsonl_monitor, and where they lie. With Python's standard library alone."""
+import csv
+import io
+import json
+import math
+import time
+import unittest
+
+from monitor_testing import MonitorTest
+
+
+class CsvTest(MonitorTest):
+    def setUp(self):
+        super().setUp()
+        self.config = {"csv_monitor": {"enabled": True, "output_path": str(self.folder / "csv"), "job_name": "job"}}
+
+    def content(self, name):
+        return (self.folder / "csv" / "job" / name).read_bytes().decode()
+
+    def test_as_pythons_csv_module_writes_them(self):
+        """DeepSpeed 0.19.8's csvMonitor.write_events, line by line."""
+        values = [(1, 0.1), (2, 1e-5), (3, 123456789.0), (4, 1 / 3), (5, 2.0), (6, 1e22), (7, -0.0), (2**53, math.nan), (9, math.inf),
+                  (10, -math.inf)]
+        calls = [["scalars", step, {"train/a loss": str(value) if not math.isfinite(value) else value, 'x,"y"': 1}] for step, value in values]
+        _, warnings = self.monitor(self.config, *calls)
+        self.assertEqual(warnings, [])
+        expected = io.StringIO(newline="")
+        writer = csv.writer(expected)
+        writer.writerow(["step", "a loss"])
+        for step, value in values:
+            writer.writerow([step, value])
+        self.assertEqual(self.content("train_a_loss.csv"), expected.getvalue())
+        self.assertEqual(self.content('x,"y".csv').splitlines()[:2], ['step,"x,""y"""', "1,1.0"])
+
+    def test_a_resumed_run_takes_back_later_steps(self):
+        self.monitor(self.config, *[["scalars", step, {"loss": step, "old": step}] for step in range(1, 5)])
+        with open(self.folder / "csv" / "job" / "loss.csv", "ab") as file:
+            file.write(b"5,0.")  # cut off when the run was killed
+        self.monitor(self.config, ["scalars", 3, {"loss": 7, "new": 1}], resumed_after=2)
+        self.assertEqual(self.content("loss.csv"), "step,loss\r\n1,1.0\r\n2,2.0\r\n3,7.0\r\n")
+        self.assertEqual(self.content("new.csv"), "step,new\r\n3,1.0\r\n")
+
+    def test_a_new_run_starts_anew(self):
+        for value in (1, 2):
+            self.monitor(self.config, ["scalars", 1, {"loss": value}])
+        self.assertEqual(self.content("loss.csv"), "step,loss\r\n1,2.0\r\n")
+
+    def test_a_file_that_cannot_be_written_is_one_warning_and_the_others_go_on(self):
+        folder = self.folder / "csv" / "job"
+        self.config["jsonl_monitor"] = {"enabled": True, "output_path": str(self.folder / "jsonl")}
+        folder.mkdir(parents=True)
+        (folder / "loss.csv.tmp").mkdir()  # the file cannot be written
+        _, warnings = self.monitor(self.config, ["scalars", 1, {"loss": 1}], ["scalars", 2, {"loss": 2}], ["close", "FINISHED"])
+        self.assertEqual(len(warnings), 1, warnings)
+        self.assertRegex(warnings[0], r"^warning: csv_monitor: .*loss\.csv.*; the run goes on without it$")
+        lines = (self.folder / "jsonl" / "the run" / "events.jsonl").read_text().splitlines()
+        self.assertEqual([json.loads(line).get("step") for line in lines], [1, 2, None])
+
+
+class JsonlTest(MonitorTest):
+    def lines(self):
+        return [json.loads(line) for line in (self.folder / "run" / "jsonl_monitor" / "events.jsonl").read_text().splitlines()]
+
+    def test_everything(self):
+        before = time.time()
+        (self.folder / "run").mkdir()
+        self.monitor({"jsonl_monitor": {"enabled": True}}, ["params", {"a": {"b": [1, 2]}}], ["scalars", 3, {"loss": 0.25, "worst": "nan"}],
+                     ["histogram", "weights", 3, [0.0, 1.0, 1.0]], ["image", "val/a b", 3, 1, 2, [1, 2, 3, 4, 5, 6]], ["artifact", "x/y.json"],
+                     ["close", "KILLED"])
+        lines = self.lines()
+        for line in lines:
+            self.assertTrue(before - 1 <= line.pop("time") <= time.time() + 1)
+        histogram = lines.pop(2)
+        self.assertEqual(lines, [{"params": {"a": {"b": [1, 2]}}}, {"step": 3, "scalars": {"loss": 0.25, "worst": None}},
+                                 {"step": 3, "image": "val/a b", "width": 1, "height": 2, "file": "images/val_a_b_3.png"},
+                                 {"artifact": "x/y.json"}, {"status": "KILLED"}])
+        self.assertEqual((self.folder / "run" / "jsonl_monitor" / "images" / "val_a_b_3.png").read_bytes()[:8], b"\x89PNG\r\n\x1a\n")
+        self.assertEqual([histogram[key] for key in ("step", "histogram", "min", "max", "num", "sum", "sum_squares")],
+                         [3, "weights", 0, 1, 3, 2, 2])
+        self.assertEqual([count for count in histogram["bucket"] if count], [1, 2])
+
+    def test_a_resumed_run_takes_back_later_steps(self):
+        config = {"jsonl_monitor": {"enabled": True}}
+        self.monitor(config, *[["scalars", step, {"loss": step}] for step in range(1, 5)])
+        self.monitor(config, ["scalars", 3, {"loss": 9}], resumed_after=2)
+        self.assertEqual([line["scalars"]["loss"] for line in self.lines() if "scalars" in line], [1, 2, 9])
+        self.assertEqual(self.lines()[-1]["status"], "FAILED")  # never closed
+
+    def test_where_the_files_lie(self):
+        for section, folder in [({}, "run/jsonl_monitor"), ({"job_name": "j"}, "run/jsonl_monitor/j"), ({"output_path": "out"}, "out/the run"),
+                                ({"output_path": "out", "job_name": "j"}, "out/j")]:
+            with self.subTest(section=section):
+                if "output_path" in section:
+                    section = {**section, "output_path": str(self.folder / section["output_path"])}
+                self.monitor({"jsonl_monitor": {"enabled": True, **section}}, ["close", "FINISHED"])
+                self.assertTrue((self.folder / folder / "events.jsonl").exists())
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,34 @@
+"""What the tests of monitors share: a folder for each, and the program that does with monitors what it is told."""
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import unittest
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+MONITOR_SCRIPT = os.environ.get("MONITOR_SCRIPT", str(ROOT / "build" / "monitor_script"))
+
+
+class MonitorTest(unittest.TestCase):
+    maxDiff = None
+
+    def setUp(self):
+        self.folder = Path(tempfile.mkdtemp(prefix="tessera_monitor_"))
+        self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
+
+    def monitor(self, config, *calls, env=None, **run):
+        """(what the program wrote, the seconds of every call, its warnings)"""
+        script = self.folder / "script.json"
+        run = {"name": "the run", "folder": str(self.folder / "run"), **run}
+        Path(run["folder"]).mkdir(exist_ok=True)
+        script.write_text(json.dumps({"config": config, "run": run, "calls": calls}))
+        environment = {name: value for name, value in os.environ.items()
+                       if not name.startswith("MLFLOW_") and not name.lower().endswith("_proxy")}
+        environment.update(env or {})
+        result = subprocess.run([MONITOR_SCRIPT, script], capture_output=True, text=True, timeout=120, env=environment)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        seconds = [float(line.split()[1]) for line in result.stdout.splitlines()]
+        self.assertEqual(len(seconds), len(calls))
+        return seconds, result.stderr.splitlines()

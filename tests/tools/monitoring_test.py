@@ -1,0 +1,136 @@
+"""Training runs with all monitors on, read back with TensorBoard's reader, Python's csv module and a real MLflow server."""
+import csv
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import unittest
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "engine" / "monitor"))
+
+import mlflow_server  # noqa: E402
+from mlflow_server import MlflowServer, free_port, params_of  # noqa: E402
+from tool import ToolTest  # noqa: E402
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # noqa: E402
+
+
+class MonitoringTest(ToolTest):
+    def environment(self, **changes):
+        environment = super().environment(**changes)
+        return {name: value for name, value in environment.items() if not name.startswith("MLFLOW_") and not name.lower().endswith("_proxy")}
+
+    def scalars(self):
+        """{name: [(step, value)]} of the run's metrics.jsonl, under the monitors' names"""
+        found = {}
+        for record in self.lines_of_metrics():
+            kind = "eval" if any(name.startswith("eval_") for name in record) else "train"
+            for name, value in record.items():
+                if name != "step":
+                    found.setdefault(f"{kind}/{name.removeprefix('eval_')}", []).append((record["step"], value))
+        return found
+
+
+class MonitorsTest(MonitoringTest):
+    def test_files(self):
+        """DeepSpeed's sections, and ours, with 2 ranks; the numbers are those of a run without monitors."""
+        job = {"enabled": True, "output_path": "output/ds_logs/", "job_name": "train_bert"}
+        name = self.write("config.json", self.config(tensorboard=job, csv_monitor=job, jsonl_monitor={"enabled": True}))
+        self.assert_succeeded(self.run_tool("train", name, "--nproc", 2))
+        expected = self.scalars()
+        self.assertIn("train/loss", expected)
+        self.assertIn("eval/accuracy", expected)
+        folder = self.folder / "output" / "ds_logs" / "train_bert"
+        events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
+        events.Reload()
+        self.assertEqual(sorted(events.Tags()["scalars"]), sorted(expected))
+        for scalar, values in expected.items():
+            found = [(event.step, event.value) for event in events.Scalars(scalar)]
+            self.assertEqual([step for step, _ in found], [step for step, _ in values])
+            for (_, value), (_, exact) in zip(found, values):
+                self.assertAlmostEqual(value, exact, delta=1e-6 * abs(exact))
+            with open(folder / (scalar.replace("/", "_") + ".csv"), newline="") as file:
+                rows = list(csv.reader(file))
+            self.assertEqual(rows[0], ["step", scalar.rpartition("/")[2]])
+            self.assertEqual([(int(step), float(value)) for step, value in rows[1:]], values)
+        lines = [json.loads(line) for line in (self.folder / "run" / "jsonl_monitor" / "events.jsonl").read_text().splitlines()]
+        self.assertEqual(lines[0]["params"], json.loads((self.folder / "run" / "config.json").read_text()))
+        self.assertEqual(lines[-1]["status"], "FINISHED")
+        losses = self.losses()
+        self.assert_succeeded(self.run_tool("train", self.write("config.json", self.config()), "--nproc", 2))
+        self.assertEqual(self.losses(), losses)
+
+    def test_a_dead_mlflow_server_is_one_warning(self):
+        uri = f"http://127.0.0.1:{free_port()}"
+        outcome = self.run_tool("train", self.write("config.json", self.config(mlflow={"enabled": True, "tracking_uri": uri})), "--nproc", 2)
+        self.assertEqual(outcome.code, 0, outcome)
+        self.assertEqual(outcome.err.count("\n"), 1, outcome)
+        self.assertIn(f"warning: mlflow: {uri} does not answer", outcome.err)
+        self.assertEqual(self.results()["train_steps"], 5)
+
+
+@unittest.skipIf(mlflow_server.MISSING, mlflow_server.REASON)
+class MlflowTrainingTest(MonitoringTest):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        folder = tempfile.mkdtemp(prefix="tessera_mlflow_")
+        cls.addClassCleanup(shutil.rmtree, folder, ignore_errors=True)
+        cls.server = MlflowServer(folder)
+        cls.addClassCleanup(cls.server.stop)
+
+    def setUp(self):
+        super().setUp()
+        self.mlflow = {"enabled": True, "tracking_uri": self.server.uri, "experiment_name": self.id()}
+
+    def run_of_this(self):
+        run, = self.server.runs(self.id())
+        return run
+
+    def start_long(self):
+        """A run of two ranks without end that has done some steps: its launcher, and the configuration's name."""
+        name = self.write("config.json", self.config(trainer={"max_steps": 1000000, "output_dir": "run", "device": "cpu"}, mlflow=self.mlflow))
+        launcher = self.start("train", name, "--nproc", 2)
+        give_up = time.monotonic() + 60
+        while not (self.folder / "run" / "mlflow_run_id").exists() or len(self.lines_of_metrics()) < 3:
+            self.assertIsNone(launcher.poll(), "the run has ended")
+            self.assertLess(time.monotonic(), give_up, "the run does not start")
+            time.sleep(0.05)
+        return launcher, name
+
+    def test_a_run(self):
+        name = self.write("config.json", self.config(mlflow=self.mlflow, trainer={"max_steps": 5, "output_dir": "run", "device": "cpu", "name": "r"}))
+        self.assert_succeeded(self.run_tool("train", name, "--nproc", 2))
+        run = self.run_of_this()
+        self.assertEqual((run["info"]["status"], run["info"]["run_name"]), ("FINISHED", "r"))
+        for scalar, values in self.scalars().items():
+            self.assertEqual([(step, value) for step, value, _ in self.server.history(run, scalar)], values)
+        params = params_of(run)
+        self.assertEqual((params["train_batch_size"], params["optimizer.type"], params["model.channels"]), ("12", "AdamW", "4"))
+        self.assertEqual(json.loads(self.server.artifact(run, "all_results.json")), self.results())
+
+    def test_interrupted_and_resumed(self):
+        launcher, name = self.start_long()
+        launcher.send_signal(signal.SIGINT)
+        self.assertEqual(self.finish(launcher).code, 0)
+        self.assertEqual(self.run_of_this()["info"]["status"], "KILLED")
+        last = self.lines_of_metrics()[-1]["step"]
+        outcome = self.run_tool("train", name, "--nproc", 2, "--resume", "--set", f"trainer.max_steps={last + 5}")
+        self.assert_succeeded(outcome)
+        run = self.run_of_this()
+        self.assertEqual(run["info"]["status"], "FINISHED")
+        self.assertEqual([step for step, *_ in self.server.history(run, "train/loss")], list(range(1, last + 6)))
+
+    def test_a_rank_is_killed(self):
+        launcher, _ = self.start_long()
+        rank_1, = (pid for pid, environment in self.marked().items() if environment.get("RANK") == "1")
+        os.kill(rank_1, signal.SIGKILL)
+        self.assertEqual(self.finish(launcher).code, 137)
+        self.assertEqual(self.run_of_this()["info"]["status"], "FAILED")
+
+
+if __name__ == "__main__":
+    unittest.main()
