@@ -49,8 +49,12 @@ std::string range_of(const std::vector<MemoryTrial>& ranks, double unit, const V
     least = std::min(least, value(trial));
     most = std::max(most, value(trial));
   }
-  const std::string low = fixed(least / unit, 1), high = fixed(most / unit, 1);
-  return low == high ? high : str(low, "-", high);
+  const auto text = [&](int digits) {
+    const std::string low = fixed(least / unit, digits), high = fixed(most / unit, digits);
+    return low == high ? high : str(low, "-", high);
+  };
+  const std::string exact = text(1);
+  return exact.size() < kCellWidth ? exact : text(0);  // a space between columns
 }
 
 class Table {

@@ -30,6 +30,14 @@ RunDirectory::RunDirectory(const std::filesystem::path& folder) : folder_(folder
   if (!metrics_) fail(folder_ / kMetrics, std::strerror(errno));
 }
 
+std::filesystem::path sample_path(const std::filesystem::path& folder, int64_t step, std::string_view ending) {
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  char name[32];
+  std::snprintf(name, sizeof name, "step_%08lld", static_cast<long long>(step));
+  return folder / str(name, ending);
+}
+
 bool RunDirectory::has_results() const {
   std::error_code error;
   return std::filesystem::exists(folder_ / kResultsName, error);

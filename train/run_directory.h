@@ -17,6 +17,9 @@ inline constexpr const char* kResultsName = "all_results.json";
 inline constexpr const char* kModelName = "model.safetensors";
 inline constexpr const char* kSamplesName = "samples";
 
+/// Local. FOLDER/step_00000100ENDING, for Task::write_samples. Makes the folder; a failure shows when the file is written.
+std::filesystem::path sample_path(const std::filesystem::path& folder, int64_t step, std::string_view ending);
+
 /// Writes from one rank (rank 0). Owns the open metrics file. Not thread-safe.
 class RunDirectory {
  public:

@@ -3,10 +3,12 @@
 #include <ATen/ATen.h>
 
 #include <cmath>
+#include <fstream>
 #include <utility>
 
 #include "core/error.h"
 #include "core/str.h"
+#include "train/run_directory.h"
 
 namespace tessera::examples {
 
@@ -15,7 +17,11 @@ LanguageModelOptions read_language_model_options(const config::Section& model, c
   data.required_text("type");
   options.path = data.required_text("path");
   options.test_fraction = data.number("test_fraction", options.test_fraction, 0.0, 0.9);
+  options.sample.prompt = data.text("prompt", options.sample.prompt);
+  options.sample.num_bytes = data.integer("sample_bytes", options.sample.num_bytes, 0, 1'000'000);
+  options.sample.temperature = data.number("temperature", options.sample.temperature, 0.0, 100.0);
   data.finish();
+  if (options.sample.prompt.empty()) data.fail("prompt", "found \"\"; expected at least one character to go on from");
   GptOptions& gpt = options.model;
   model.required_text("type");
   gpt.dim = model.integer("dim", gpt.dim, 1, 65536);
@@ -26,6 +32,7 @@ LanguageModelOptions read_language_model_options(const config::Section& model, c
   model.finish();
   if (gpt.dim % gpt.heads != 0)
     throw ConfigError(str("model.heads: found ", gpt.heads, ", which does not divide model.dim, ", gpt.dim, "; expected a number that does"));
+  options.sample.sequence = gpt.sequence;
   return options;
 }
 
@@ -70,6 +77,20 @@ at::Tensor LanguageModel::statistics(const train::Batch& batch) {
 train::Metrics LanguageModel::metrics(const at::Tensor& total) const {
   const double loss = total[1].item<double>() / total[0].item<double>();
   return {{"loss", loss}, {"perplexity", std::exp(loss)}};
+}
+
+void LanguageModel::write_samples(const std::filesystem::path& folder, int64_t step) {
+  if (options_.sample.num_bytes == 0) return;
+  engine_->eval();
+  const std::string drawn =
+      sample_text([this](const at::Tensor& bytes) { return engine_->forward(bytes.to(engine_->device())); }, options_.sample);
+  engine_->train();
+  if (engine_->rank() != 0) return;
+  const std::filesystem::path path = train::sample_path(folder, step, ".txt");
+  std::ofstream file(path, std::ios::binary);
+  file << options_.sample.prompt << drawn;
+  file.close();
+  if (!file) throw DataError(str(path.string(), ": cannot be written"));
 }
 
 void register_language_model(train::Registry& registry) {

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "examples/language_model/model.h"
+#include "examples/language_model/sample.h"
 #include "examples/language_model/text.h"
 #include "train/registry.h"
 #include "train/task.h"
@@ -14,6 +15,7 @@ namespace tessera::examples {
 struct LanguageModelOptions {
   std::string path;            ///< data.path: a text file
   double test_fraction = 0.1;  ///< data.test_fraction: of its end
+  SampleOptions sample;        ///< data.prompt, data.sample_bytes (0: none), data.temperature: the text drawn at each evaluation
   GptOptions model;
 };
 
@@ -34,6 +36,8 @@ class LanguageModel final : public train::Task {
   at::Tensor loss(const train::Batch& batch) override;
   at::Tensor statistics(const train::Batch& batch) override;
   train::Metrics metrics(const at::Tensor& total) const override;
+  /// step_00000100.txt: the prompt, and what the model makes of it.
+  void write_samples(const std::filesystem::path& folder, int64_t step) override;
 
  private:
   train::Batch make_batch(const std::vector<int64_t>& windows) const;

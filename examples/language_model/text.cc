@@ -17,9 +17,7 @@ ByteText::ByteText(const std::string& path, int64_t sequence) : sequence_(sequen
   if (error || !file || !std::filesystem::is_regular_file(path)) throw DataError(str(path, ": cannot be read; expected a text file (data.path)"));
   if (static_cast<int64_t>(size) < sequence + 1)
     throw DataError(str(path, ": has ", size, " bytes; expected at least ", sequence + 1, ", one sample (model.sequence and the byte after)"));
-  bytes_ = at::empty({static_cast<int64_t>(size)}, at::kByte);
-  if (!file.read(static_cast<char*>(bytes_.data_ptr()), static_cast<std::streamsize>(size)))
-    throw DataError(str(path, ": ends early; expected ", size, " bytes"));
+  bytes_ = at::from_file(path, /*shared=*/false, static_cast<int64_t>(size), at::kByte);
 }
 
 at::Tensor ByteText::windows(const std::vector<int64_t>& numbers) const {

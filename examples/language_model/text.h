@@ -9,7 +9,7 @@
 
 namespace tessera::examples {
 
-/// Owns the bytes.
+/// Owns a mapping of the file: ranks on one host share its bytes. The file must not shrink meanwhile.
 class ByteText {
  public:
   /// Local. Windows of `sequence` bytes and the byte after. Throws DataError: the file cannot be read, or has not one window.

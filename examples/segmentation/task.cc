@@ -3,14 +3,13 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <cstdio>
-#include <filesystem>
 #include <utility>
 
 #include "core/error.h"
 #include "core/str.h"
 #include "examples/segmentation/losses.h"
 #include "examples/segmentation/pictures.h"
+#include "train/run_directory.h"
 #include "train/sampler.h"
 
 namespace tessera::examples {
@@ -148,11 +147,7 @@ void Segmentation::write_samples(const std::filesystem::path& folder, int64_t st
   }
   engine_->train();
   if (engine_->rank() != 0) return;
-  std::error_code error;
-  std::filesystem::create_directories(folder, error);  // a failure shows when the file is written
-  char name[32];
-  std::snprintf(name, sizeof name, "step_%08lld.png", static_cast<long long>(step));
-  write_png((folder / name).string(), side_by_side(images, masks.to(at::kLong), predicted_mask(logits).cpu()));
+  write_png(train::sample_path(folder, step, ".png").string(), side_by_side(images, masks.to(at::kLong), predicted_mask(logits).cpu()));
 }
 
 void register_segmentation(train::Registry& registry) {

@@ -56,6 +56,7 @@ LanguageModelOptions small(const std::string& path) {
   LanguageModelOptions options;
   options.path = path;
   options.test_fraction = 0.25;
+  options.sample = {.prompt = "abcd", .num_bytes = 12, .sequence = 8, .temperature = 0};
   options.model = {.dim = 16, .layers = 1, .heads = 2, .vocabulary = 256, .sequence = 8};
   return options;
 }
@@ -92,8 +93,59 @@ TEST_F(LanguageModelTest, LearnsATextAtEveryStage) {
       EXPECT_LT(evaluation.metrics[0].second, 0.2);
       EXPECT_EQ(evaluation.metrics[1].first, "perplexity");
       EXPECT_NEAR(evaluation.metrics[1].second, std::exp(evaluation.metrics[0].second), 1e-9);
+      const std::filesystem::path samples = path_.string() + "_samples";
+      task.write_samples(samples, 40);
+      comm->barrier("written");
+      std::ifstream written(samples / "step_00000040.txt", std::ios::binary);
+      EXPECT_EQ(std::string(std::istreambuf_iterator<char>(written), {}), "abcdefghabcdefgh");
+      comm->barrier("read");
+      if (comm->rank() == 0) std::filesystem::remove_all(samples);
     });
   }
+}
+
+/// After a byte comes the next one, surely, or one of two with the odds given; bytes up to 255 of a vocabulary of 300.
+at::Tensor logits_of_next(const at::Tensor& bytes, double odds) {
+  at::Tensor logits = at::full({1, bytes.size(1), 300}, -100.0);
+  logits.narrow(2, 256, 44).fill_(100.0);  // no byte
+  for (int64_t k = 0; k < bytes.size(1); ++k) {
+    const int64_t next = (bytes[0][k].item<int64_t>() + 1) % 256;
+    logits[0][k][next] = std::log(odds);
+    logits[0][k][(next + 1) % 256] = std::log(1 - odds);
+  }
+  return logits;
+}
+
+TEST(SampleText, GoesOnFromThePromptWithinTheSequence) {
+  int64_t longest = 0;
+  const auto logits = [&](const at::Tensor& bytes) {
+    longest = std::max(longest, bytes.size(1));
+    return logits_of_next(bytes, 0.75);
+  };
+  EXPECT_EQ(sample_text(logits, {.prompt = "ab", .num_bytes = 6, .sequence = 4, .temperature = 0}), "cdefgh");
+  EXPECT_EQ(longest, 4);
+  EXPECT_EQ(sample_text(logits, {.prompt = "\xff", .num_bytes = 2, .temperature = 0}), std::string("\0\x01", 2));
+  EXPECT_EQ(sample_text(logits, {.num_bytes = 0}), "");
+}
+
+TEST(SampleText, DrawsWithTheModelsOdds) {
+  const auto share_of_ones = [](double temperature, uint64_t seed) {
+    const std::string text = sample_text([](const at::Tensor& bytes) { return logits_of_next(bytes, 0.75); },
+                                         {.prompt = "a", .num_bytes = 2000, .sequence = 1, .temperature = temperature, .seed = seed});
+    int ones = 0;
+    unsigned char last = 'a';
+    for (const char byte : text) {
+      const int step = static_cast<unsigned char>(static_cast<unsigned char>(byte) - last);
+      EXPECT_TRUE(step == 1 || step == 2);
+      ones += step == 1 ? 1 : 0;
+      last = static_cast<unsigned char>(byte);
+    }
+    return ones / 2000.0;
+  };
+  EXPECT_NEAR(share_of_ones(1.0, 1), 0.75, 0.04);  // 4 standard deviations
+  EXPECT_NEAR(share_of_ones(0.5, 2), 0.9, 0.03);   // odds of 3 to 1, squared
+  EXPECT_EQ(share_of_ones(1.0, 3), share_of_ones(1.0, 3));
+  EXPECT_NE(share_of_ones(1.0, 3), share_of_ones(1.0, 4));
 }
 
 }  // namespace
