@@ -11,6 +11,7 @@
 #include "core/log.h"
 #include "examples/fashion_mnist/task.h"
 #include "examples/language_model/task.h"
+#include "examples/text_classification/task.h"
 #include "launcher/environment.h"
 #include "tools/launch_command.h"
 #include "train/run.h"
@@ -61,6 +62,7 @@ train::Registry tasks() {
   train::Registry registry;
   examples::register_fashion_mnist(registry);
   examples::register_language_model(registry);
+  examples::register_text_classification(registry);
   return registry;
 }
 

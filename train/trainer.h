@@ -60,6 +60,7 @@ class Trainer {
   bool evaluation_due() const;
   void report();
   void evaluate(bool record = true);
+  Evaluation test();
   void save(bool must_succeed);
   Position position() const;
   void warn_of_loss(double loss);
