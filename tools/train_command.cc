@@ -13,6 +13,7 @@
 #include "examples/language_model/task.h"
 #include "examples/segmentation/task.h"
 #include "examples/torchscript/task.h"
+#include "examples/text_classification/task.h"
 #include "launcher/environment.h"
 #include "tools/launch_command.h"
 #include "train/run.h"
@@ -65,6 +66,7 @@ train::Registry tasks() {
   examples::register_language_model(registry);
   examples::register_segmentation(registry);
   examples::register_torchscript(registry);
+  examples::register_text_classification(registry);
   return registry;
 }
 

@@ -18,9 +18,11 @@ at::Tensor mask_of(const EvalBatch& batch, at::Device device) {
 
 }  // namespace
 
-Evaluation evaluate(Task& task, Engine& engine, int64_t batch_size, const Display& display) {
+Evaluation evaluate(Task& task, Engine& engine, int64_t batch_size, const Display& display, EvaluationSet set) {
   const auto start = std::chrono::steady_clock::now();
-  const EvalSampler sampler(task.eval_size(), batch_size, engine.world_size(), engine.rank());
+  const bool is_test = set == EvaluationSet::kTest;
+  const int64_t size = is_test ? task.test_size() : task.eval_size();
+  const EvalSampler sampler(size, batch_size, engine.world_size(), engine.rank());
   ProgressBar bar(display,
                   {.description = "evaluate",
                    .total = sampler.num_batches(),
@@ -32,7 +34,7 @@ Evaluation evaluate(Task& task, Engine& engine, int64_t batch_size, const Displa
   at::Tensor total;
   for (int64_t i = 0; i < sampler.num_batches(); ++i) {
     const EvalBatch part = sampler.batch(i);
-    Batch batch = task.eval_batch(part.indices);
+    Batch batch = is_test ? task.test_batch(part.indices) : task.eval_batch(part.indices);
     batch.mask = mask_of(part, engine.device());
     const at::NoGradGuard no_grad;
     const at::Tensor sums = task.statistics(batch);
@@ -45,9 +47,10 @@ Evaluation evaluate(Task& task, Engine& engine, int64_t batch_size, const Displa
   total = total.cpu();
   Evaluation result;
   result.num_samples = total[0].item<int64_t>();
-  TESSERA_CHECK(result.num_samples == task.eval_size(), task.name(), " counted ", result.num_samples, " samples of ",
-                task.eval_size());
+  TESSERA_CHECK(result.num_samples == size, task.name(), " counted ", result.num_samples, " samples of ", size);
   result.metrics = task.metrics(total);
+  result.set = is_test || task.test_size() == 0 ? "test" : "validation";
+  result.report = task.report(total);
   result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return result;
 }

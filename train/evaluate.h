@@ -1,7 +1,8 @@
-// evaluate: every test sample exactly once, over all ranks.
+// evaluate: every sample of a set exactly once, over all ranks.
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "train/progress.h"
 #include "train/task.h"
@@ -12,10 +13,18 @@ struct Evaluation {
   int64_t num_samples = 0;
   Metrics metrics;
   double seconds = 0;
+  std::string set = "test";  ///< "validation" on the way of a task that has a test set besides
+  std::string report = {};   ///< the task's
+};
+
+enum class EvaluationSet {
+  kOnTheWay,  ///< eval_size() samples
+  kTest,      ///< test_size() samples
 };
 
 /// Collective. Puts the engine into evaluation mode, and back into training. `batch_size`: samples a rank sees at
 /// once. The result is equal on every rank. Shows a bar that vanishes at the end.
-Evaluation evaluate(Task& task, Engine& engine, int64_t batch_size, const Display& display);
+Evaluation evaluate(Task& task, Engine& engine, int64_t batch_size, const Display& display,
+                    EvaluationSet set = EvaluationSet::kOnTheWay);
 
 }  // namespace tessera::train

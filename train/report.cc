@@ -25,11 +25,19 @@ long long number(int64_t value) { return static_cast<long long>(value); }
 constexpr std::array<const char*, kNumPhases> kPhaseNames = {"data", "forward", "backward", "step"};
 
 // "eval_accuracy": 0.91, … with the number of samples and the time they took.
-void add_evaluation(const Evaluation& evaluation, ordered_json& record) {
-  for (const auto& [name, value] : evaluation.metrics) record["eval_" + name] = value;
-  record["eval_samples"] = evaluation.num_samples;
-  record["eval_runtime"] = evaluation.seconds;
-  record["eval_samples_per_second"] = static_cast<double>(evaluation.num_samples) / evaluation.seconds;
+void add_evaluation(const Evaluation& evaluation, const std::string& prefix, ordered_json& record) {
+  for (const auto& [name, value] : evaluation.metrics) record[prefix + name] = value;
+  record[prefix + "samples"] = evaluation.num_samples;
+  record[prefix + "runtime"] = evaluation.seconds;
+  record[prefix + "samples_per_second"] = static_cast<double>(evaluation.num_samples) / evaluation.seconds;
+}
+
+// "test     accuracy 0.9123, loss 0.2500, on 10,000 samples", below the task's own report
+std::string evaluation_lines(const Evaluation& evaluation) {
+  std::string text = evaluation.report.empty() ? "" : evaluation.report + "\n";
+  text += print("%-9s", evaluation.set.c_str());
+  for (const auto& [name, value] : evaluation.metrics) text += name + print(" %.4f, ", value);
+  return text + "on " + format_count(evaluation.num_samples) + " samples\n";
 }
 
 // "training 59.5 s for 1,404 steps (3 epochs), 3,019 samples/s"
@@ -72,17 +80,13 @@ std::string format_postfix(const StepReport& report) {
 
 std::string format_line(const Evaluation& evaluation, double epoch) {
   std::string line = print("epoch %.2f", epoch);
-  for (const auto& [name, value] : evaluation.metrics) line += " | test " + name + print(" %.4f", value);
+  for (const auto& [name, value] : evaluation.metrics) line += " | " + evaluation.set + " " + name + print(" %.4f", value);
   return line + " | " + format_count(evaluation.num_samples) + print(" samples in %.1f s", evaluation.seconds);
 }
 
 std::string format_summary(const Summary& summary) {
   std::string text;
-  if (summary.evaluation) {
-    text += "test     ";
-    for (const auto& [name, value] : summary.evaluation->metrics) text += name + print(" %.4f, ", value);
-    text += "on " + format_count(summary.evaluation->num_samples) + " samples\n";
-  }
+  if (const auto& last = summary.test ? summary.test : summary.evaluation) text += evaluation_lines(*last);
   if (summary.was_finished) {
     text += "finished before, after " + format_count(summary.num_steps) +
             print(" steps (%.4g epochs); to train on, raise trainer.epochs or trainer.max_steps", summary.num_epochs);
@@ -126,7 +130,7 @@ ordered_json to_json(const Evaluation& evaluation, int64_t step, double epoch) {
   ordered_json record;
   record["step"] = step;
   record["epoch"] = epoch;
-  add_evaluation(evaluation, record);
+  add_evaluation(evaluation, "eval_", record);
   return record;
 }
 
@@ -143,7 +147,8 @@ ordered_json to_json(const Summary& summary) {
   results["skipped_steps"] = summary.skipped_steps;
   results["world_size"] = summary.world_size;
   results["zero_stage"] = summary.stage;
-  if (summary.evaluation) add_evaluation(*summary.evaluation, results);
+  if (summary.evaluation) add_evaluation(*summary.evaluation, "eval_", results);
+  if (summary.test) add_evaluation(*summary.test, "test_", results);
   return results;
 }
 

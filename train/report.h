@@ -40,7 +40,8 @@ struct Summary {
   int64_t skipped_steps = 0;
   int world_size = 1;
   int stage = 0;
-  std::optional<Evaluation> evaluation;  ///< the last one; none without a test set
+  std::optional<Evaluation> evaluation;  ///< the last one on the way; none without a set for it
+  std::optional<Evaluation> test;        ///< with the best weights, of a task that has a test set besides
   std::string folder;                    ///< where the files lie
   std::string model;                     ///< the exported model, within the folder; empty: none
   std::string model_metric;              ///< "accuracy 0.9183 at step 1404"; empty: it is the last

@@ -187,6 +187,13 @@ void RunCheckpoints::tidy() const {
   }
 }
 
+void RunCheckpoints::load_best() {
+  if (!best_ || best_->tag == last_tag_) return;
+  LoadOptions options;
+  options.load_module_only = true;
+  engine_.load_checkpoint(folder_.string(), best_->tag, options);
+}
+
 std::filesystem::path RunCheckpoints::export_model(const std::filesystem::path& output_dir) {
   return from_rank_0(engine_.comm(), "exported model", [&] {
     checkpoint::ConsolidateOptions options;

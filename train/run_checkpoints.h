@@ -53,6 +53,9 @@ class RunCheckpoints {
   Position resume();
   /// Collective. Waits for an asynchronous save. Throws CheckpointError.
   void finish();
+  /// Collective. Gives the engine the weights of the best checkpoint, or leaves it those it has where nothing was evaluated. Throws
+  /// CheckpointError.
+  void load_best();
   /// Collective. Writes OUTPUT_DIR/model.safetensors, the full fp32 model of the best checkpoint, or of the last where nothing
   /// was evaluated, and returns its path. Throws CheckpointError.
   std::filesystem::path export_model(const std::filesystem::path& output_dir);

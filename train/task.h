@@ -39,17 +39,21 @@ class Task {
   virtual ~Task() = default;
 
   virtual std::string_view name() const = 0;
-  /// Local. Samples of the training set and of the test set.
+  /// Local. Samples of the training set, and of the set that is evaluated on the way: the validation set, or, in a task
+  /// without one, the test set.
   virtual int64_t train_size() const = 0;
   virtual int64_t eval_size() const = 0;
+  /// Local. Samples of the test set of a task with a validation set: evaluated once, at the end, with the best weights. 0: none.
+  virtual int64_t test_size() const { return 0; }
 
   /// Collective. Builds the model and wraps it (tessera::initialize), once; the engine lives as long as the task.
   virtual Engine& initialize(const EngineConfig& config, comm::CommunicatorPtr comm, const InitOptions& options) = 0;
 
   /// Local. The samples of these numbers; random augmentation draws from torch's generator.
   virtual Batch train_batch(const std::vector<int64_t>& indices) = 0;
-  /// Local. As above, from the test set; without a mask.
+  /// Local. As above, from the sets of eval_size() and test_size(); without a mask.
   virtual Batch eval_batch(const std::vector<int64_t>& indices) = 0;
+  virtual Batch test_batch(const std::vector<int64_t>&) { return {}; }
 
   /// Collective at stage 3. Forward pass; the scalar loss, averaged over the batch.
   virtual at::Tensor loss(const Batch& batch) = 0;
@@ -58,6 +62,13 @@ class Task {
   virtual at::Tensor statistics(const Batch& batch) = 0;
   /// Local. From the sum of all statistics, (K) fp64 on the CPU. Contains "loss" where that makes sense.
   virtual Metrics metrics(const at::Tensor& total) const = 0;
+  /// Local. From the same sum: lines for the end of a run that say more than metrics do; empty: none.
+  virtual std::string report(const at::Tensor&) const { return {}; }
+
+  /// Local. Names and contents of files that belong beside the trained model, such as its vocabulary.
+  virtual std::vector<std::pair<std::string, std::string>> files() const { return {}; }
+  /// Local. How weights of others fit the model (`tessera train --init`).
+  virtual LoadWeightsOptions init_weights() const { return {}; }
 
   /// Collective. Called after each evaluation: may write files for people to look at into `folder`, which need not exist yet, from rank
   /// 0. Leaves the engine in training mode. A DataError that rank 0 throws once its collectives are done becomes a warning.

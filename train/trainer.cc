@@ -31,6 +31,13 @@ int64_t total_steps(const TrainerConfig& trainer, const TrainSampler& sampler) {
   return steps;
 }
 
+/// "60,000 training and 10,000 test"
+std::string describe_sizes(const Task& task) {
+  const std::string training = format_count(task.train_size()) + " training";
+  if (task.test_size() == 0) return str(training, " and ", format_count(task.eval_size()), " test");
+  return str(training, ", ", format_count(task.eval_size()), " validation and ", format_count(task.test_size()), " test");
+}
+
 /// CUDA's allocator has a type for it, the CPU's a message.
 bool is_out_of_memory(const c10::Error& error) {
   return dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr ||
@@ -66,7 +73,7 @@ Trainer::Trainer(RunConfig run, Task& task, comm::CommunicatorPtr comm, const In
   options.steps_per_epoch = sampler_.steps_per_epoch();
   if (config_.engine.memory_breakdown) memory_.emplace(init.device.type());
   watching_memory("making the model", [&] { engine_ = &task_.initialize(config_.engine, comm_, options); });
-  if (!start_.init.empty()) engine_->load_weights(start_.init);
+  if (!start_.init.empty()) engine_->load_weights(start_.init, task_.init_weights());
   // From here on ranks draw different numbers: dropout and augmentation differ between them.
   at::manual_seed(static_cast<uint64_t>(config_.engine.seed + comm_->rank()));
   checkpoints_.emplace(config_.trainer, *engine_, output_.logger);
@@ -159,6 +166,7 @@ void Trainer::take_over_directory() {
     }
     directory_->write("config.json", dump_resolved(config_));
     monitors_ = open_monitors(config_, start_.resume ? std::optional(steps_done_) : std::nullopt, output_.logger);
+    for (const auto& [name, content] : task_.files()) directory_->write(name, content);
   });
 }
 
@@ -195,8 +203,7 @@ void Trainer::announce() {
   if (output_.display.out == nullptr) return;
   const EngineConfig& engine = config_.engine;
   ProgressBar(output_.display, {}, /*keep=*/false)
-      .print(str(task_.name(), ": ", format_count(task_.train_size()), " training and ", format_count(task_.eval_size()),
-                 " test samples, ", format_count(total_steps_), " steps\nbatch ", engine.train_batch_size, " = ",
+      .print(str(task_.name(), ": ", describe_sizes(task_), " samples, ", format_count(total_steps_), " steps\nbatch ", engine.train_batch_size, " = ",
                  engine.train_micro_batch_size_per_gpu, " x ", engine.gradient_accumulation_steps, " accumulated x ",
                  comm_->size(), comm_->size() == 1 ? " rank" : " ranks", ", ZeRO stage ", engine.zero.stage, ", ",
                  precision_of(engine), " on ", engine_->device().is_cpu() ? "cpu" : "cuda"));
@@ -285,6 +292,13 @@ void Trainer::write_samples() {
   }
 }
 
+/// On samples that no decision has seen, with the weights that such decisions have chosen.
+Evaluation Trainer::test() {
+  checkpoints_->load_best();
+  bar_->hide();
+  return train::evaluate(task_, *engine_, config_.trainer.eval_batch_size, output_.display, EvaluationSet::kTest);
+}
+
 void Trainer::save(bool must_succeed) {
   bar_->hide();
   meter_->pause();
@@ -308,6 +322,7 @@ Summary Trainer::finish() {
     checkpoints_->export_model(config_.trainer.output_dir);
     name_model(summary);
   }
+  if (!interrupted && task_.test_size() > 0) summary.test = test();
   summary.num_samples = (steps_done_ - first_step_) * config_.engine.train_batch_size;
   summary.train_loss = meter_->total_loss();
   summary.train_s = meter_->total_seconds();

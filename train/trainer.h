@@ -63,6 +63,7 @@ class Trainer {
   void report();
   void evaluate(bool is_recorded = true);
   void write_samples();
+  Evaluation test();
   void save(bool must_succeed);
   Position position() const;
   void warn_of_loss(double loss);

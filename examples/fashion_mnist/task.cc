@@ -4,7 +4,9 @@
 
 #include <utility>
 
+#include "core/str.h"
 #include "train/classification.h"
+#include "train/classification_report.h"
 
 namespace tessera::examples {
 
@@ -13,6 +15,9 @@ FashionMnistOptions read_options(const config::Section& model, const config::Sec
   data.required_text("type");
   options.path = data.text("path", options.path);
   options.flip = data.boolean("flip", options.flip);
+  options.labels = data.texts("labels", options.labels);
+  if (!options.labels.empty() && static_cast<int64_t>(options.labels.size()) != kNumClasses)
+    data.fail("labels", str("found ", options.labels.size(), " names; expected ", kNumClasses, ", one a class, or none"));
   data.finish();
   model.required_text("type");
   options.model.channels = model.integer("channels", options.model.channels, 1, 4096);
@@ -67,6 +72,10 @@ at::Tensor FashionMnist::statistics(const train::Batch& batch) {
 }
 
 train::Metrics FashionMnist::metrics(const at::Tensor& total) const { return train::classification_metrics(total); }
+
+std::string FashionMnist::report(const at::Tensor& total) const {
+  return train::format_report(train::classification_report(train::confusion_matrix(total)), options_.labels);
+}
 
 void register_fashion_mnist(train::Registry& registry) {
   registry.add("fashion_mnist", "fashion_mnist_cnn", [](const config::Section& model, const config::Section& data) {

@@ -14,6 +14,7 @@ namespace tessera::examples {
 struct FashionMnistOptions {
   std::string path = "/usr/share/datasets/fashion-mnist";  ///< data.path: folder with the four IDX files
   bool flip = false;                                       ///< data.flip: mirror training images at random
+  std::vector<std::string> labels;                         ///< data.labels: names of the classes in the report; empty: "0" to "9"
   FashionCnnOptions model;
 };
 
@@ -34,6 +35,7 @@ class FashionMnist final : public train::Task {
   at::Tensor loss(const train::Batch& batch) override;
   at::Tensor statistics(const train::Batch& batch) override;
   train::Metrics metrics(const at::Tensor& total) const override;
+  std::string report(const at::Tensor& total) const override;
 
  private:
   train::Batch make_batch(const LabelledImages& data, const std::vector<int64_t>& indices) const;

@@ -97,6 +97,7 @@ TEST_F(FashionMnistTest, OptionsAreReadStrictly) {
   EXPECT_EQ(options.model.channels, 8);
   EXPECT_EQ(options.model.hidden, 16);
   EXPECT_EQ(options.model.dropout, 0.25);
+  EXPECT_THROW(read(model, {{"type", "fashion_mnist"}, {"labels", {"only", "two"}}}), ConfigError);
   EXPECT_THROW(read({{"type", "fashion_mnist_cnn"}, {"chanels", 8}}, {{"type", "fashion_mnist"}}), ConfigError);
   EXPECT_THROW(read({{"type", "fashion_mnist_cnn"}, {"dropout", 1.5}}, {{"type", "fashion_mnist"}}), ConfigError);
   EXPECT_THROW(read({{"type", "fashion_mnist_cnn"}}, {{"type", "fashion_mnist"}, {"root", "x"}}), ConfigError);
@@ -129,6 +130,7 @@ TEST_F(FashionMnistTest, BatchesAreNormalisedAndLossAndStatisticsAgree) {
     const at::Tensor sums = task.statistics(batch);
     EXPECT_EQ(sums[0].item<double>(), 5);
     EXPECT_NEAR(sums[1].item<double>() / 5, task.loss(batch).item<double>(), 1e-6);
+    EXPECT_THAT(task.report(sums), AllOf(HasSubstr("precision    recall  f1-score   support\n"), HasSubstr("\n           9 ")));
   });
 }
 

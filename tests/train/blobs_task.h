@@ -41,6 +41,7 @@ struct BlobsOptions {
   int64_t hidden = 16;
   int64_t train_size = 512;
   int64_t eval_size = 101;
+  int64_t test_size = 0;
   double nan_from_step = std::numeric_limits<double>::infinity();  ///< the loss is NaN from this micro-step on
   int64_t greedy_from_step = std::numeric_limits<int64_t>::max();  ///< from this micro-step on the loss wants more memory than there is
   std::string samples_error = {};  ///< what write_samples() throws on rank 0; empty: it writes the step's number
@@ -50,12 +51,14 @@ class BlobsTask final : public Task {
  public:
   explicit BlobsTask(const BlobsOptions& options) : options_(options) {
     std::tie(train_x_, train_y_) = points(options.train_size, 1);
-    std::tie(test_x_, test_y_) = points(options.eval_size, 2);
+    std::tie(eval_x_, eval_y_) = points(options.eval_size, 2);
+    std::tie(test_x_, test_y_) = points(options.test_size, 3);
   }
 
   std::string_view name() const override { return "blobs"; }
   int64_t train_size() const override { return options_.train_size; }
   int64_t eval_size() const override { return options_.eval_size; }
+  int64_t test_size() const override { return options_.test_size; }
 
   Engine& initialize(const EngineConfig& config, comm::CommunicatorPtr comm, const InitOptions& init) override {
     BlobsMlp model(options_.hidden);
@@ -67,7 +70,8 @@ class BlobsTask final : public Task {
     seen_.insert(seen_.end(), indices.begin(), indices.end());
     return rows(train_x_, train_y_, indices);
   }
-  Batch eval_batch(const std::vector<int64_t>& indices) override { return rows(test_x_, test_y_, indices); }
+  Batch eval_batch(const std::vector<int64_t>& indices) override { return rows(eval_x_, eval_y_, indices); }
+  Batch test_batch(const std::vector<int64_t>& indices) override { return rows(test_x_, test_y_, indices); }
 
   at::Tensor loss(const Batch& batch) override {
     const at::Tensor loss = at::cross_entropy_loss(engine_->forward(batch.inputs[0]).to(at::kFloat), batch.target);
@@ -82,6 +86,11 @@ class BlobsTask final : public Task {
     return classification_statistics(engine_->forward(batch.inputs[0]), batch.target, batch.mask);
   }
   Metrics metrics(const at::Tensor& total) const override { return classification_metrics(total); }
+  std::string report(const at::Tensor& total) const override { return options_.test_size > 0 ? "report of " + std::to_string(total[0].item<int64_t>()) : ""; }
+  std::vector<std::pair<std::string, std::string>> files() const override {
+    if (options_.test_size == 0) return {};
+    return {{"classes.txt", "four"}};
+  }
 
   void write_samples(const std::filesystem::path& folder, int64_t step) override {
     engine_->eval();
@@ -137,7 +146,7 @@ class BlobsTask final : public Task {
   }
 
   BlobsOptions options_;
-  at::Tensor train_x_, train_y_, test_x_, test_y_;  // (N, 2) fp32, (N) int64
+  at::Tensor train_x_, train_y_, eval_x_, eval_y_, test_x_, test_y_;  // (N, 2) fp32, (N) int64
   std::vector<int64_t> seen_;
   int64_t num_losses_ = 0;
   int64_t num_evaluated_rows_ = 0;

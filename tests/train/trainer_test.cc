@@ -259,6 +259,44 @@ TEST_F(TrainerTest, WithoutATestSet) {
   EXPECT_FALSE(json::parse(content(folder_ / "all_results.json")).contains("eval_loss"));
 }
 
+TEST_F(TrainerTest, TheTestSetIsEvaluatedOnceWithTheBestWeights) {
+  json config = base_config();
+  config["trainer"]["best_is"] = "greatest";  // of the losses: the first evaluation's weights
+  config["checkpoint"] = {{"keep_last", 1}, {"fsync", false}};
+  for (int world_size : {1, 2}) {
+    const Result result = train(config, world_size, {.test_size = 67});
+    EXPECT_THAT(result.output, AllOf(HasSubstr("blobs: 512 training, 101 validation and 67 test samples"),
+                                     HasSubstr("epoch 3.00 | validation accuracy"), Not(HasSubstr(" | test ")), HasSubstr("\nreport of 67\ntest     accuracy ")));
+    ASSERT_TRUE(result.summary.test);
+    EXPECT_EQ(result.summary.test->num_samples, 67);
+    EXPECT_EQ(result.summary.evaluation->num_samples, 101);
+    const double test_loss = result.summary.test->metrics[1].second;
+    EXPECT_GT(test_loss, 1.2 * result.summary.evaluation->metrics[1].second) << "those of the first epoch are the worse ones";
+
+    const json results = json::parse(content(folder_ / "all_results.json"));
+    EXPECT_EQ(results.at("test_loss"), test_loss);
+    EXPECT_EQ(results.at("test_samples"), 67);
+    EXPECT_EQ(results.at("eval_samples"), 101);
+    EXPECT_EQ(content(folder_ / "classes.txt"), "four");
+
+    comm::run_threads(1, {}, [&](comm::CommunicatorPtr comm) {  // the exported model gives the same
+      BlobsTask task({.test_size = 67});
+      Engine& engine = task.initialize(parse_run_config(config.dump(), "blobs.json", 1).engine, comm, {});
+      engine.load_weights((folder_ / "model.safetensors").string());
+      EXPECT_NEAR(evaluate(task, engine, 16, {}, EvaluationSet::kTest).metrics[1].second, test_loss, 1e-6);
+    });
+  }
+}
+
+TEST_F(TrainerTest, WithoutCheckpointsTheLastWeightsAreTested) {
+  json config = base_config();
+  config["trainer"]["save_every_epochs"] = 0;
+  config["trainer"]["best_is"] = "greatest";
+  const Summary summary = train(config, 2, {.test_size = 67}).summary;
+  ASSERT_TRUE(summary.test);
+  EXPECT_LT(summary.test->metrics[1].second, 2 * summary.evaluation->metrics[1].second);
+}
+
 TEST_F(TrainerTest, RunsAreReproducible) {
   const double loss = train(base_config(), 2).summary.train_loss;
   EXPECT_EQ(train(base_config(), 2).summary.train_loss, loss);

@@ -1,0 +1,18 @@
+// Text as words and punctuation marks, the way BERT's BasicTokenizer cuts it. Without libtorch.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tessera::examples {
+
+/// Local. Thread-safe. Words of `text`, which is UTF-8, as code points: control characters are dropped, white space separates, Chinese
+/// characters and punctuation marks stand alone. With `lower_case` letters lose their accents and case too (canonical
+/// decomposition without combining marks, then simple lower case). Equal to Hugging Face's BertNormalizer and BertPreTokenizer.
+std::vector<std::u32string> basic_tokens(std::string_view text, bool lower_case);
+
+/// Local. Thread-safe. Code points as UTF-8.
+std::string to_utf8(std::u32string_view text);
+
+}  // namespace tessera::examples

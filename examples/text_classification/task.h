@@ -1,0 +1,75 @@
+// The task `data.type: labelled_text`, `model.type: bert`: which of a few labels a text has.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "examples/text_classification/encoded_texts.h"
+#include "examples/text_classification/labelled_texts.h"
+#include "examples/text_classification/model.h"
+#include "examples/text_classification/tokenizer.h"
+#include "train/registry.h"
+#include "train/task.h"
+
+namespace tessera::examples {
+
+struct TextClassificationOptions {
+  std::string path;                                  ///< data.path: see read_labelled_texts
+  std::vector<std::string> labels = {"neg", "pos"};  ///< data.labels
+  std::string tokenizer = "character";               ///< data.tokenizer: "character" or "wordpiece"
+  std::string vocab;           ///< data.vocab: a vocab.txt; empty (characters only): made of the training part
+  bool lower_case = true;      ///< data.lower_case: without accents too
+  int64_t min_frequency = 1;   ///< data.min_frequency: of a character, to be in a vocabulary that is made
+  int64_t max_length = 128;    ///< data.max_length: tokens of a text, [CLS] and [SEP] included; the rest is left out. As read: at most the model's positions
+  bool deduplicate = true;     ///< data.deduplicate: see without_duplicates
+  PartsOptions parts;          ///< data.validation_fraction, data.test_fraction, data.split_seed
+  BertOptions model;           ///< vocab_size 0: that of the vocabulary
+};
+
+/// Local. From the sections `model` and `data`. Throws ConfigError.
+TextClassificationOptions read_text_classification_options(const config::Section& model, const config::Section& data);
+
+/// Local. Weights may be those of a BERT without a classifier of ours, without a pooler, or with heads for its own tasks.
+LoadWeightsOptions bert_init_weights();
+
+/// Owns the texts' tokens (not the texts), the model and its engine.
+class TextClassification final : public train::Task {
+ public:
+  /// Local. Reads, splits and tokenizes the texts. Throws DataError; ConfigError when model.vocab_size is too small.
+  explicit TextClassification(const TextClassificationOptions& options);
+
+  std::string_view name() const override { return "text_classification"; }
+  int64_t train_size() const override { return static_cast<int64_t>(parts_.train.size()); }
+  int64_t eval_size() const override { return static_cast<int64_t>(parts_.validation.size()); }
+  int64_t test_size() const override { return static_cast<int64_t>(parts_.test.size()); }
+  Engine& initialize(const EngineConfig& config, comm::CommunicatorPtr comm, const InitOptions& options) override;
+  train::Batch train_batch(const std::vector<int64_t>& indices) override { return make_batch(parts_.train, indices); }
+  train::Batch eval_batch(const std::vector<int64_t>& indices) override { return make_batch(parts_.validation, indices); }
+  train::Batch test_batch(const std::vector<int64_t>& indices) override { return make_batch(parts_.test, indices); }
+  at::Tensor loss(const train::Batch& batch) override;
+  at::Tensor statistics(const train::Batch& batch) override;
+  train::Metrics metrics(const at::Tensor& total) const override;
+  std::string report(const at::Tensor& total) const override;
+  std::vector<std::pair<std::string, std::string>> files() const override;
+  LoadWeightsOptions init_weights() const override { return bert_init_weights(); }
+
+  const Tokenizer& tokenizer() const { return *tokenizer_; }
+  TypedEngine<BertForSequenceClassificationImpl>& engine() { return *engine_; }
+
+ private:
+  std::unique_ptr<Tokenizer> make_tokenizer(const LabelledTexts& data) const;
+  train::Batch make_batch(const std::vector<int64_t>& part, const std::vector<int64_t>& indices) const;
+
+  TextClassificationOptions options_;
+  Parts parts_;
+  std::unique_ptr<Tokenizer> tokenizer_;
+  EncodedTexts texts_;
+  std::vector<int64_t> labels_;  // of texts_
+  std::unique_ptr<TypedEngine<BertForSequenceClassificationImpl>> engine_;
+};
+
+/// Local. Makes the task known under its names.
+void register_text_classification(train::Registry& registry);
+
+}  // namespace tessera::examples
