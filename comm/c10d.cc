@@ -115,6 +115,8 @@ at::Tensor C10dCommunicator::allocate_symmetric(int64_t bytes, at::Device device
 
 at::Tensor C10dCommunicator::peer_view(const at::Tensor& mine, int rank) { return group_->transport().peer_view(mine, rank); }
 
+bool C10dCommunicator::buffers_reductions() const { return group_->transport().buffers_reductions(); }
+
 at::Tensor C10dCommunicator::allocate_shared(int64_t bytes, std::string_view label) {
   return group_->allocate({.op = "allocate_shared", .label = std::string(label), .dtype = "", .numel = bytes},
                           [&](Transport& transport) { return transport.allocate_shared(bytes); });

@@ -80,6 +80,7 @@ class C10dCommunicator final : public Communicator {
   std::shared_ptr<Communicator> duplicate(std::string_view name) override;
   at::Tensor allocate_symmetric(int64_t bytes, at::Device device, std::string_view label) override;
   at::Tensor peer_view(const at::Tensor& mine, int rank) override;
+  bool buffers_reductions() const override;
   at::Tensor allocate_shared(int64_t bytes, std::string_view label) override;
 
   /// Local. Leaves the group at once: everything pending fails, here and on the other ranks, whose errors

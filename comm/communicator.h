@@ -88,6 +88,9 @@ class Communicator {
   /// Local. The same part of rank `rank`'s buffer as `mine` is of this rank's, where `mine` lies in memory from
   /// allocate_symmetric(): for reading. Undefined where ranks don't see each other's memory.
   virtual at::Tensor peer_view(const at::Tensor& mine, int rank);
+
+  /// Local. Whether a reduce_scatter under way takes memory of its buffer's size: whoever issues many should then wait for some.
+  virtual bool buffers_reductions() const { return false; }
   /// Collective. (bytes) uint8 zeros: one memory, which all ranks have mapped and may read and write. An all-gather into it
   /// moves nothing. Undefined where ranks share no memory. Throws CommError when there is no room.
   virtual at::Tensor allocate_shared(int64_t bytes, std::string_view label);

@@ -79,6 +79,7 @@ class GlooTransport final : public Transport {
 
   std::string_view name() const override { return "gloo"; }
   bool wait_blocks() const override { return true; }
+  bool buffers_reductions() const override { return true; }
 
   // [Note: all-gather over Gloo] c10d's own all-gather stages the result in a buffer of full size and copies
   // it out with operators on a worker thread, under the thread-local state of the issuing thread: memory we

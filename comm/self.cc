@@ -61,8 +61,7 @@ WorkPtr SelfCommunicator::do_reduce_scatter(const at::Tensor& full, const Reduce
   const at::DisableRecordFunctionGuard silent;
   const int64_t numel = into.shard.numel();
   write_result(full.narrow(0, group_.rank * numel, numel), into);
-  const bool over_gloo = group_.size > 1 && !group_.one_host && full.is_cpu();
-  return std::make_shared<FinishedWork>(over_gloo ? reduction_buffer(full) : at::Tensor());
+  return std::make_shared<FinishedWork>(buffers_reductions() && full.is_cpu() ? reduction_buffer(full) : at::Tensor());
 }
 
 WorkPtr SelfCommunicator::do_all_reduce(const at::Tensor& full, double scale, std::string_view) {

@@ -29,6 +29,7 @@ class SelfCommunicator final : public Communicator {
   std::chrono::milliseconds timeout() const override { return group_.timeout; }
   at::Tensor peer_view(const at::Tensor& mine, int rank) override;
   at::Tensor allocate_shared(int64_t bytes, std::string_view label) override;
+  bool buffers_reductions() const override { return group_.size > 1 && !group_.one_host; }
   std::vector<std::string> exchange(const std::string& value, std::string_view label,
                                     std::chrono::milliseconds timeout) override;
   std::shared_ptr<Communicator> duplicate(std::string_view name) override;

@@ -47,6 +47,7 @@ class Transport {
   virtual at::Tensor allocate_shared(int64_t) { return {}; }
   /// Local. See Communicator.
   virtual at::Tensor peer_view(const at::Tensor&, int) { return {}; }
+  virtual bool buffers_reductions() const { return false; }
   virtual Issued broadcast(const at::Tensor& buffer, int root, uint32_t tag) = 0;
   virtual Issued barrier(uint32_t tag) = 0;
   /// Makes everything pending fail, here and, by closing the connections, on the other ranks. Never throws.

@@ -256,10 +256,19 @@ void GradientReducer::issue_ready(bool at_end) {
     if (!at_end && units_[unit].num_missing > 0) return;
     const Wait wait = at_end ? Wait::kUntilDone : in_hook();
     if (through_slots() && !claim_slot(unit, wait)) return;
+    if (!has_room(wait)) return;
     issue(unit);
     ++next_issue_;
     if (!options_.overlap) complete_next(wait);
   }
+}
+
+/// Slots bound what is under way; where there are none, and the transport has buffers instead, this does.
+bool GradientReducer::has_room(Wait wait) {
+  if (through_slots() || !comm_->buffers_reductions()) return true;
+  while (next_issue_ - next_complete_ >= options_.num_slots)
+    if (!complete_next(wait)) return false;
+  return true;
 }
 
 void GradientReducer::issue(int unit) {

@@ -124,6 +124,7 @@ class GradientReducer {
   void stage(int parameter);
   void stage_rest(int unit);
   void issue_ready(bool at_end);
+  bool has_room(Wait wait);
   void free_slot(int unit);
   void issue(int unit);
   bool complete_next(Wait wait);
