@@ -47,7 +47,7 @@ void write_result(const at::Tensor& sum, const ReduceInto& into) {
   const at::NoGradGuard no_grad;
   at::Tensor shard = into.shard;
   if (into.add) {
-    shard.add_(sum, into.scale);
+    into.scale == 1 ? shard.add_(sum) : shard.add_(sum, into.scale);  // integers take no other scale
     return;
   }
   if (shard.data_ptr() != sum.data_ptr()) shard.copy_(sum);
@@ -75,6 +75,8 @@ WorkPtr Communicator::reduce_scatter(const at::Tensor& full, const ReduceInto& i
                 full.scalar_type(), " into ", into.shard.scalar_type());
   TESSERA_CHECK(into.shard.device() == full.device(), label);
   TESSERA_CHECK(into.scale == 1 || full.is_floating_point(), label, " is scaled");
+  const auto* own_slice = static_cast<const std::byte*>(full.const_data_ptr()) + rank() * static_cast<int64_t>(full.nbytes()) / size();
+  TESSERA_CHECK(!into.add || full.numel() == 0 || into.shard.const_data_ptr() != own_slice, label, " adds to what it reduces");
   ++counts_.reduce_scatters;
   counts_.bytes += static_cast<int64_t>(full.nbytes());
   return do_reduce_scatter(full, into, label);

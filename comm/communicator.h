@@ -1,7 +1,8 @@
 // Communicator: the collectives the engine is built on, for one group of ranks.
 //
 // Every collective is in place on one flat, contiguous buffer of `size() * shard` elements, which is what
-// a unit is (zero/layout.h); so no implementation ever needs a second full-size buffer. Calls return at
+// a unit is (zero/layout.h); so no implementation needs a second full-size buffer, but for Gloo's reduce_scatter
+// (buffers_reductions()). Calls return at
 // once with a Work (over shared memory, calls with a large buffer from elsewhere than allocate_symmetric() or
 // allocate_shared() wait for the other ranks); the buffers must stay alive and untouched until wait() returns (on CUDA: until the
 // current stream has passed the wait). All ranks must issue the same collectives in the same order, with
@@ -47,7 +48,7 @@ struct Counts {
 
 /// Where a reduce-scatter leaves its result, and how: shard = scale * sum [+ shard].
 struct ReduceInto {
-  at::Tensor shard;  ///< (n) elements; fp32, bf16 or fp16 of a sum of any of these, else of the sum's dtype
+  at::Tensor shard;  ///< (n) elements; fp32, bf16 or fp16 of a sum of any of these, else of the sum's dtype. With `add`, no part of the buffer
   double scale = 1;  ///< for floating point
   bool add = false;
 };

@@ -104,15 +104,16 @@ class GlooTransport final : public Transport {
   // a buffer for the slices while they are on their way. As bytes: Gloo need not know the type.
   Issued reduce_scatter(const at::Tensor& full, const ReduceInto& into, uint32_t tag) override {
     at::Tensor sent = plain_bytes(full);
-    const at::Tensor slices = reduction_buffer(full);
-    at::Tensor received = plain_bytes(slices);
+    const auto slices = std::make_shared<at::Tensor>(reduction_buffer(full));
+    at::Tensor received = plain_bytes(slices);  // Gloo's thread lets go of it when it comes to it
     std::vector<int64_t> equal;
     c10d::AllToAllOptions all_to_all_options;
     all_to_all_options.timeout = options_.timeout;
     group_->use_tag(tag);
     C10dWork work = observed(group_->alltoall_base(received, sent, equal, equal, all_to_all_options), tag);
     return {{std::move(work)}, [slices, into, element = element_of(full), size = options_.size] {
-              sum_in_rank_order(slices.data_ptr(), element, size, into);
+              sum_in_rank_order(slices->data_ptr(), element, size, into);
+              slices->reset();
             }};
   }
 

@@ -14,11 +14,12 @@ void report(void* data, int64_t bytes) {
 
 at::Tensor reported_memory(std::shared_ptr<void> owner, void* data, int64_t bytes, int num_sharing) {
   const int64_t share = (bytes + num_sharing - 1) / num_sharing;
+  at::Tensor memory = at::for_blob(data, {bytes})
+                          .deleter([owner = std::move(owner), share](void* freed) { report(freed, -share); })
+                          .options(at::TensorOptions().dtype(at::kByte))
+                          .make_tensor();
   report(data, share);
-  return at::for_blob(data, {bytes})
-      .deleter([owner = std::move(owner), share](void* freed) { report(freed, -share); })
-      .options(at::TensorOptions().dtype(at::kByte))
-      .make_tensor();
+  return memory;
 }
 
 }  // namespace tessera::comm

@@ -6,9 +6,10 @@
 namespace tessera::comm {
 namespace {
 
-at::Tensor view_of(const at::Tensor& buffer, void* data, int64_t numel, at::ScalarType dtype) {
+template <class Kept>
+at::Tensor view_of(const at::Tensor& buffer, void* data, int64_t numel, at::ScalarType dtype, Kept held) {
   return at::for_blob(data, {numel})
-      .deleter([kept = at::Tensor(buffer), info = c10::ThreadLocalDebugInfo::current()](void*) mutable {
+      .deleter([kept = std::move(held), info = c10::ThreadLocalDebugInfo::current()](void*) mutable {
         const c10::DebugInfoGuard heard(info);  // Gloo's threads may be the last to let go, and whoever counts memory wants to hear of it
         kept.reset();
       })
@@ -21,11 +22,16 @@ at::Tensor view_of(const at::Tensor& buffer, void* data, int64_t numel, at::Scal
 
 at::Tensor plain_view(const at::Tensor& buffer, int64_t begin, int64_t numel) {
   char* data = static_cast<char*>(buffer.data_ptr()) + begin * static_cast<int64_t>(buffer.element_size());
-  return view_of(buffer, data, numel, buffer.scalar_type());
+  return view_of(buffer, data, numel, buffer.scalar_type(), at::Tensor(buffer));
 }
 
 at::Tensor plain_bytes(const at::Tensor& buffer) {
-  return view_of(buffer, buffer.data_ptr(), static_cast<int64_t>(buffer.nbytes()), at::kByte);
+  return view_of(buffer, buffer.data_ptr(), static_cast<int64_t>(buffer.nbytes()), at::kByte, at::Tensor(buffer));
+}
+
+at::Tensor plain_bytes(std::shared_ptr<at::Tensor> buffer) {
+  const at::Tensor& tensor = *buffer;
+  return view_of(tensor, tensor.data_ptr(), static_cast<int64_t>(tensor.nbytes()), at::kByte, std::move(buffer));
 }
 
 std::function<void()> taking_sum(const at::Tensor& sum, const ReduceInto& into) {

@@ -62,6 +62,8 @@ class Transport {
 at::Tensor plain_view(const at::Tensor& buffer, int64_t begin, int64_t numel);
 /// Local. The same of all of it, as bytes.
 at::Tensor plain_bytes(const at::Tensor& buffer);
+/// Local. The same of a buffer that its owner lets go (buffer->reset()) when the work on it is done, whoever holds the view for longer.
+at::Tensor plain_bytes(std::shared_ptr<at::Tensor> buffer);
 
 /// Local. For Issued::finish of a backend that only adds up: takes `sum` to where it is wanted; unset when it is there.
 std::function<void()> taking_sum(const at::Tensor& sum, const ReduceInto& into);

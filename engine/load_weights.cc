@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <set>
 
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/formats/safetensors_reader.h"
@@ -36,33 +37,50 @@ bool matches_any(const std::vector<std::string>& patterns, const std::string& na
   return std::any_of(patterns.begin(), patterns.end(), [&](const std::string& pattern) { return glob_match(pattern, name); });
 }
 
-/// The names, and behind them those without the prefix.
-std::vector<std::string> with_base_names(std::vector<std::string> names, const std::string& prefix) {
-  if (prefix.empty()) return names;
-  for (size_t i = 0, num = names.size(); i < num; ++i)
-    if (names[i].starts_with(prefix)) names.push_back(names[i].substr(prefix.size()));
+constexpr size_t kMostShown = 5;
+
+std::string first_of(const std::vector<std::string>& lines, const char* separator) {
+  const size_t shown = std::min(lines.size(), kMostShown);
+  std::string text = join(std::vector<std::string>(lines.begin(), lines.begin() + static_cast<std::ptrdiff_t>(shown)), separator);
+  return shown < lines.size() ? str(text, separator, "and ", lines.size() - shown, " more") : text;
+}
+
+/// Every name the model has.
+std::set<std::string> names_of(zero::ShardedModel& model) {
+  std::set<std::string> names;
+  for (const auto& parameter : model.layout().parameters()) {
+    names.insert(parameter.name);
+    names.insert(parameter.aliases.begin(), parameter.aliases.end());
+  }
+  for (const zero::NamedTensor& buffer : model.buffers()) names.insert(buffer.name);
   return names;
 }
 
 /// Every parameter and buffer of the model with its tensor, by name or one of its aliases. Throws CheckpointError naming those without,
 /// those of another shape, and tensors the model has no place for.
 Match match(const SafetensorsModel& file, const std::string& path, zero::ShardedModel& model, const LoadWeightsOptions& options) {
+  const std::set<std::string> model_names = names_of(model);
   std::vector<std::string> problems;
-  std::vector<std::string> known;
+  std::set<std::string> known = model_names;  // names of the file that have a place
   Match found;
   std::vector<Taken>& taken = found.taken;
-  const auto take = [&](const std::vector<std::string>& model_names, const std::vector<int64_t>& shape, Taken place) {
-    const std::vector<std::string> names = with_base_names(model_names, options.base_model_prefix);
-    known.insert(known.end(), names.begin(), names.end());
+  // By one of these names, or, of the base model, without the prefix.
+  const auto take = [&](const std::vector<std::string>& own_names, const std::vector<int64_t>& shape, Taken place) {
+    std::vector<std::string> names = own_names;
+    if (const std::string& prefix = options.base_model_prefix; !prefix.empty())
+      for (const std::string& name : own_names)
+        if (name.starts_with(prefix) && !model_names.contains(name.substr(prefix.size()))) names.push_back(name.substr(prefix.size()));
     for (const std::string& name : names)
       if (const SafetensorsTensor* tensor = file.find(name)) {
+        known.insert(name);
         if (tensor->shape != shape)
           problems.push_back(str(name, ": ", describe_shape(tensor->shape), " in the file, ", describe_shape(shape), " in the model"));
         place.tensor = tensor;
         return taken.push_back(place);
       }
-    if (matches_any(options.ignore_missing, names.front())) return found.missing.push_back(names.front());
-    problems.push_back(names.front() + ": not in the file");
+    const auto may_be_missing = [&](const std::string& name) { return matches_any(options.ignore_missing, name); };
+    auto& missing = std::any_of(own_names.begin(), own_names.end(), may_be_missing) ? found.missing : problems;
+    missing.push_back(own_names.front() + (&missing == &problems ? ": not in the file" : ""));
   };
   const auto& parameters = model.layout().parameters();
   for (size_t i = 0; i < parameters.size(); ++i) {
@@ -71,15 +89,11 @@ Match match(const SafetensorsModel& file, const std::string& path, zero::Sharded
     take(names, parameters[i].shape, {nullptr, static_cast<int>(i), {}});
   }
   for (const zero::NamedTensor& buffer : model.buffers()) take({buffer.name}, buffer.tensor.sizes().vec(), {nullptr, -1, buffer.tensor});
-  std::sort(known.begin(), known.end());
   for (const std::string& name : file.names())
-    if (!std::binary_search(known.begin(), known.end(), name) && !matches_any(options.ignore_unexpected, name))
+    if (!known.contains(name) && !matches_any(options.ignore_unexpected, name))
       problems.push_back(name + ": not in the model");
   if (problems.empty()) return found;
-  const size_t shown = std::min<size_t>(problems.size(), 5);
-  std::string line = join(std::vector<std::string>(problems.begin(), problems.begin() + shown), "; ");
-  if (shown < problems.size()) line += str("; and ", problems.size() - shown, " more");
-  throw CheckpointError(str(path, ": does not fit the model: ", line));
+  throw CheckpointError(str(path, ": does not fit the model: ", first_of(problems, "; ")));
 }
 
 at::Tensor read(const SafetensorsModel& file, const SafetensorsTensor& tensor, int64_t begin, int64_t numel) {
@@ -122,7 +136,7 @@ void Engine::load_weights(const std::string& path, const LoadWeightsOptions& opt
   if (training_) sharded_->begin_pass(zero::Pass::kTrain);
   failure_ = nullptr;
   if (!found.missing.empty() && rank() == 0)
-    options_.log.warning(str(path, ": has no ", join(found.missing, ", "), ", which keep their initial values and have to be trained"));
+    options_.log.warning(str(path, ": has no ", first_of(found.missing, ", "), ", which stay as they were"));
 }
 
 }  // namespace tessera

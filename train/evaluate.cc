@@ -49,7 +49,7 @@ Evaluation evaluate(Task& task, Engine& engine, int64_t batch_size, const Displa
   result.num_samples = total[0].item<int64_t>();
   TESSERA_CHECK(result.num_samples == size, task.name(), " counted ", result.num_samples, " samples of ", size);
   result.metrics = task.metrics(total);
-  result.set = is_test || task.test_size() == 0 ? "test" : "validation";
+  result.set = is_test ? "test" : task.eval_set_name();
   result.report = task.report(total);
   result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return result;

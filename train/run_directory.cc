@@ -44,10 +44,21 @@ bool RunDirectory::has_results() const {
 }
 
 void RunDirectory::begin() {
-  std::error_code error;
-  std::filesystem::remove_all(folder_ / kSamplesName, error);
-  if (error) throw Error(str((folder_ / kSamplesName).string(), " cannot be removed: ", error.message()));
+  remove_samples();
   replace_metrics("");
+}
+
+/// What sample_path named, and nothing else: the folder may be somebody's.
+void RunDirectory::remove_samples() const {
+  const std::filesystem::path samples = folder_ / kSamplesName;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(samples, error)) {
+    const std::string stem = entry.path().stem().string();
+    const bool is_ours = stem.size() >= 13 && stem.starts_with("step_") && stem.find_first_not_of("0123456789", 5) == stem.npos;
+    if (is_ours && entry.is_regular_file(error)) std::filesystem::remove(entry.path(), error);
+    if (error) throw Error(str(entry.path().string(), " cannot be removed: ", error.message()));
+  }
+  std::filesystem::remove(samples, error);  // when nothing is left in it
 }
 
 void RunDirectory::replace_metrics(const std::string& content) {

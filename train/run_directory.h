@@ -41,6 +41,7 @@ class RunDirectory {
   void append_metrics(const nlohmann::ordered_json& record);
 
  private:
+  void remove_samples() const;
   void replace_metrics(const std::string& content);
 
   std::filesystem::path folder_;

@@ -45,6 +45,8 @@ class Task {
   virtual int64_t eval_size() const = 0;
   /// Local. Samples of the test set of a task with a validation set: evaluated once, at the end, with the best weights. 0: none.
   virtual int64_t test_size() const { return 0; }
+  /// Local. What the set of eval_size() is called: "validation" where it is part of what there was to train with.
+  virtual std::string_view eval_set_name() const { return test_size() > 0 ? "validation" : "test"; }
 
   /// Collective. Builds the model and wraps it (tessera::initialize), once; the engine lives as long as the task.
   virtual Engine& initialize(const EngineConfig& config, comm::CommunicatorPtr comm, const InitOptions& options) = 0;

@@ -34,7 +34,7 @@ int64_t total_steps(const TrainerConfig& trainer, const TrainSampler& sampler) {
 /// "60,000 training and 10,000 test"
 std::string describe_sizes(const Task& task) {
   const std::string training = format_count(task.train_size()) + " training";
-  if (task.test_size() == 0) return str(training, " and ", format_count(task.eval_size()), " test");
+  if (task.test_size() == 0) return str(training, " and ", format_count(task.eval_size()), " ", task.eval_set_name());
   return str(training, ", ", format_count(task.eval_size()), " validation and ", format_count(task.test_size()), " test");
 }
 
@@ -66,6 +66,7 @@ Trainer::Trainer(RunConfig run, Task& task, comm::CommunicatorPtr comm, const In
       total_steps_(total_steps(config_.trainer, sampler_)),
       start_(std::move(start)) {
   fill_in_schedule(config_.engine.scheduler, total_steps_);
+  check_same_data_everywhere();
   open_run_directory();
   at::manual_seed(static_cast<uint64_t>(config_.engine.seed));
   InitOptions options = init;
@@ -168,6 +169,16 @@ void Trainer::take_over_directory() {
     monitors_ = open_monitors(config_, start_.resume ? std::optional(steps_done_) : std::nullopt, output_.logger);
     for (const auto& [name, content] : task_.files()) directory_->write(name, content);
   });
+}
+
+// Ranks whose files differ would take different steps, and wait for each other.
+void Trainer::check_same_data_everywhere() const {
+  const std::string mine = str(task_.train_size(), " training, ", task_.eval_size(), " evaluation and ", task_.test_size(), " test");
+  const std::vector<std::string> sizes = comm_->exchange(mine, "data sizes");
+  for (size_t rank = 1; rank < sizes.size(); ++rank)
+    if (sizes[rank] != sizes[0])
+      throw ConfigError(str("data: rank 0 has ", sizes[0], " samples but rank ", rank, " has ", sizes[rank],
+                            "; expected the same data on all ranks"));
 }
 
 // What goes wrong there ends all ranks.
@@ -283,11 +294,12 @@ void Trainer::evaluate(bool is_recorded) {
   if (checkpoints_->is_best(*last_evaluation_, steps_done_)) save(/*must_succeed=*/false);
 }
 
-// Pictures that cannot be written are no reason to end a run.
+// Pictures that cannot be written are no reason to end a run. Anything else is, since other ranks would wait for this one.
 void Trainer::write_samples() {
   try {
     task_.write_samples(std::filesystem::path(config_.trainer.output_dir) / kSamplesName, steps_done_);
   } catch (const DataError& error) {
+    if (comm_->rank() != 0) throw;
     output_.logger.warning(error.what());
   }
 }
@@ -296,7 +308,11 @@ void Trainer::write_samples() {
 Evaluation Trainer::test() {
   checkpoints_->load_best();
   bar_->hide();
-  return train::evaluate(task_, *engine_, config_.trainer.eval_batch_size, output_.display, EvaluationSet::kTest);
+  Evaluation result;
+  watching_memory(str("in the final test (trainer.eval_batch_size ", config_.trainer.eval_batch_size, ")"), [&] {
+    result = train::evaluate(task_, *engine_, config_.trainer.eval_batch_size, output_.display, EvaluationSet::kTest);
+  });
+  return result;
 }
 
 void Trainer::save(bool must_succeed) {

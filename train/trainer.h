@@ -48,6 +48,7 @@ class Trainer {
   Summary run();
 
  private:
+  void check_same_data_everywhere() const;
   void open_run_directory();
   void take_over_directory();
   void on_rank_0(const std::function<void()>& part);

@@ -265,7 +265,7 @@ void GradientReducer::issue_ready(bool at_end) {
 
 /// Slots bound what is under way; where there are none, and the transport has buffers instead, this does.
 bool GradientReducer::has_room(Wait wait) {
-  if (through_slots() || !comm_->buffers_reductions()) return true;
+  if (through_slots() || whole_in_place() || !comm_->buffers_reductions()) return true;  // an all-reduce is in place
   while (next_issue_ - next_complete_ >= options_.num_slots)
     if (!complete_next(wait)) return false;
   return true;

@@ -43,7 +43,8 @@ struct ReducerOptions {
   at::ScalarType communicate_dtype = at::kFloat;
   bool reduce_each_micro_step = false;  ///< at stages 0 and 1 too
   bool overlap = true;  ///< false: wait for each reduction where it is issued
-  int num_slots = 3;  ///< units of the mean size that gradients may wait in
+  /// Units of the mean size that gradients may wait in. Where the transport buffers reductions (Gloo), as many are under way at once.
+  int num_slots = 3;
   double predivide_factor = 1;  ///< DeepSpeed's gradient_predivide_factor
   bool prescale = false;        ///< DeepSpeed's prescale_gradients: divide by the world size before summing
   std::chrono::milliseconds patience = std::chrono::seconds(1);  ///< see [Note: patience]

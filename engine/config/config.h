@@ -107,8 +107,9 @@ struct MlflowConfig {
 };
 
 /// Local. Whether `uri` can be a tracking server's address, "http://HOST…" or "https://HOST…"; MLflow's own client also knows folders and
-/// databases.
+/// databases. A password has no place in it (MLFLOW_TRACKING_USERNAME and _PASSWORD have): addresses are written into files and logs.
 inline bool is_mlflow_server(const std::string& uri) {
+  if (uri.find('@') != uri.npos) return false;
   return (uri.starts_with("http://") && uri.size() > 7) || (uri.starts_with("https://") && uri.size() > 8);
 }
 

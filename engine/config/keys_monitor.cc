@@ -16,7 +16,7 @@ Bindings file_monitor_bindings(const std::string& name, const std::string& what,
                          [config](auto& engine) -> auto& { return config(engine).enabled; }),
       bind<EngineConfig>(text(name + ".output_path").says(str("Folder for them; \"\": `trainer.output_dir`/", name)),
                          [config](auto& engine) -> auto& { return config(engine).output_path; }),
-      bind<EngineConfig>(text(name + ".job_name").says("Folder inside it; \"\": `trainer.name`, or none where `output_path` is \"\" too"),
+      bind<EngineConfig>(text(name + ".job_name").says("Folder inside it; \"\": the last part of `trainer.output_dir`, or none where `output_path` is \"\" too"),
                          [config](auto& engine) -> auto& { return config(engine).job_name; }),
   };
 }
@@ -45,7 +45,7 @@ std::vector<Key> monitor_sections() {
   return {
       section("tensorboard").says("TensorBoard event files"),
       section("csv_monitor").says("One CSV file a number"),
-      section("jsonl_monitor").says("Our own: one file of JSON lines, with histograms and images too"),
+      section("jsonl_monitor").says("Our own: one file of JSON lines"),
       section("mlflow").says("Our own: an MLflow tracking server"),
   };
 }

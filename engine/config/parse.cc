@@ -62,6 +62,8 @@ void check_together(const Document& document, const EngineConfig& config) {
                   str("found \"", name_of(*config.grad_accum_dtype), "\" with a model that computes in ", name_of(compute), "; expected \"fp32\"",
                       compute == DType::kFloat32 ? "" : str(" or \"", name_of(compute), "\"")));
   const std::string& uri = config.monitors.mlflow.tracking_uri;
+  if (uri.find('@') != uri.npos)
+    document.fail("mlflow.tracking_uri", "found an address with a user's name; expected it without: MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD are for that");
   if (!uri.empty() && !is_mlflow_server(uri))
     document.fail("mlflow.tracking_uri", str("found ", describe_value(uri), "; expected the address of a server, http://… or https://…"));
 }

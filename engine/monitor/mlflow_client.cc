@@ -170,8 +170,8 @@ bool MlflowClient::resume_run(const std::string& run_id) {
     take_run(call("GET", "runs/get?run_id=" + url_encoded(run_id), {}));
     call("POST", "runs/update", {{"run_id", run_id_}, {"status", "RUNNING"}});
   } catch (const Refused& error) {
-    if (error.is_temporary()) throw;
-    return false;
+    if (error.is("RESOURCE_DOES_NOT_EXIST") || error.is("INVALID_PARAMETER_VALUE")) return false;
+    throw;
   }
   return true;
 }

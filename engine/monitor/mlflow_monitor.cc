@@ -32,7 +32,8 @@ MlflowOptions mlflow_options(const MlflowConfig& config, const MonitoredRun& run
   MlflowOptions options;
   options.server = first_of(config.tracking_uri, environment("MLFLOW_TRACKING_URI"), options.server);
   if (!is_mlflow_server(options.server))
-    throw ConfigError(str("MLFLOW_TRACKING_URI: found \"", options.server, "\"; expected the address of a server, http://… or https://…"));
+    throw ConfigError(str("MLFLOW_TRACKING_URI: found ", options.server.find('@') == options.server.npos ? str("\"", options.server, "\"") : "a user's name in it",
+                          "; expected the address of a server, http://… or https://…"));
   options.experiment = first_of(config.experiment_name, environment("MLFLOW_EXPERIMENT_NAME"), options.experiment);
   options.run_name = first_of(config.run_name, run.name, "");
   if (!run.folder.empty()) options.id_file = run.folder / "mlflow_run_id";
@@ -97,7 +98,9 @@ void MlflowMonitor::close(RunStatus status) {
     const std::lock_guard lock(mutex_);
     queue_.push_back({.other = [status](MlflowClient& client) { client.end_run(status); }});
     is_closing_ = true;
-    deadline_ = (Clock::now() + (is_failing_ ? options_.close_timeout_failing : options_.close_timeout)).time_since_epoch().count();
+    // A launcher whose ranks fail gives the others two seconds.
+    const auto limit = status == RunStatus::kFinished ? std::chrono::milliseconds::max() : options_.close_timeout_failed;
+    deadline_ = (Clock::now() + std::min(limit, is_failing_ ? options_.close_timeout_failing : options_.close_timeout)).time_since_epoch().count();
   }
   changed_.notify_one();
   thread_.join();

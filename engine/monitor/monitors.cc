@@ -21,7 +21,9 @@ std::string_view name_of(RunStatus status) {
 
 std::filesystem::path monitor_folder(const FileMonitorConfig& config, std::string_view section, const MonitoredRun& run) {
   if (config.output_path.empty()) return run.folder / section / config.job_name;
-  return std::filesystem::path(config.output_path) / (config.job_name.empty() ? run.name : config.job_name);
+  if (!config.job_name.empty()) return std::filesystem::path(config.output_path) / config.job_name;
+  const std::string last = run.folder.filename().string();  // runs with folders of their own do not share one here
+  return std::filesystem::path(config.output_path) / (last.empty() || last == "." || last == ".." ? run.name : last);
 }
 
 static void warn(const Logger& log, std::string_view monitor, const std::exception& error) {

@@ -52,7 +52,7 @@ class Monitors {
 };
 
 /// Local. The folder of a monitor that writes files: output_path/job_name as in DeepSpeed, where an output_path of "" is the folder
-/// SECTION in the run's and a job_name of "" the run's name (in the run's folder: nothing).
+/// SECTION in the run's and a job_name of "" the last part of the run's folder (in the run's folder: nothing).
 std::filesystem::path monitor_folder(const FileMonitorConfig& config, std::string_view section, const MonitoredRun& run);
 
 }  // namespace tessera

@@ -138,7 +138,14 @@ train::Metrics Segmentation::metrics(const at::Tensor& total) const { return seg
 void Segmentation::write_samples(const std::filesystem::path& folder, int64_t step) {
   if (validation_.empty()) return;
   const std::vector<int64_t> samples(validation_.begin(), validation_.begin() + std::min(kNumPictures, eval_size()));
-  const auto [images, masks] = gather(samples);
+  // What cannot be read ends the run, as in an evaluation: the other ranks are about to take part in a forward pass.
+  const auto [images, masks] = [&] {
+    try {
+      return gather(samples);
+    } catch (const DataError& error) {
+      throw Error(error.what());
+    }
+  }();
   engine_->eval();
   at::Tensor logits;
   {

@@ -39,6 +39,7 @@ class Segmentation final : public train::Task {
   std::string_view name() const override { return "segmentation"; }
   int64_t train_size() const override { return static_cast<int64_t>(train_.size()); }
   int64_t eval_size() const override { return static_cast<int64_t>(validation_.size()); }
+  std::string_view eval_set_name() const override { return "validation"; }
   Engine& initialize(const EngineConfig& config, comm::CommunicatorPtr comm, const InitOptions& options) override;
   train::Batch train_batch(const std::vector<int64_t>& indices) override;
   train::Batch eval_batch(const std::vector<int64_t>& indices) override;

@@ -42,6 +42,7 @@ class TextClassification final : public train::Task {
   std::string_view name() const override { return "text_classification"; }
   int64_t train_size() const override { return static_cast<int64_t>(parts_.train.size()); }
   int64_t eval_size() const override { return static_cast<int64_t>(parts_.validation.size()); }
+  std::string_view eval_set_name() const override { return "validation"; }
   int64_t test_size() const override { return static_cast<int64_t>(parts_.test.size()); }
   Engine& initialize(const EngineConfig& config, comm::CommunicatorPtr comm, const InitOptions& options) override;
   train::Batch train_batch(const std::vector<int64_t>& indices) override { return make_batch(parts_.train, indices); }

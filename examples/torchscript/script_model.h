@@ -15,7 +15,7 @@ struct Module;
 namespace tessera::examples {
 
 /// Local. Reads what torch.jit.save wrote, onto the CPU, with libtorch's own reader: its unpickler makes tensors and TorchScript
-/// values and runs no Python. (The TorchScript inside is a program all the same, and runs when the model does.) Throws DataError
+/// values and runs no Python. (The TorchScript inside is a program all the same, and may run when it is loaded.) Throws DataError
 /// naming the file when it cannot be read, is something else (torch.save's files), or holds nothing to train.
 std::shared_ptr<torch::jit::Module> load_script_model(const std::string& path);
 

@@ -102,6 +102,30 @@ TEST_P(CollectivesTest, ReduceScatterAddsInRankOrderInFp32) {
   });
 }
 
+TEST_P(CollectivesTest, ReduceScatterInEveryDtype) {
+  const int size = this->size();
+  run_threads(size, options(), [&](CommunicatorPtr comm) {
+    constexpr int64_t kNumel = 37;
+    const int64_t begin = comm->rank() * kNumel;
+    for (const auto dtype :
+         {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf, at::kLong, at::kInt, at::kChar, at::kByte}) {
+      const at::Tensor full = filled(comm->rank(), 0, size * kNumel, dtype);
+      const at::Tensor shard = at::full({kNumel}, 3, dtype);
+      comm->reduce_scatter(full, {shard, 1, /*add=*/true}, "added")->wait();
+      EXPECT_TRUE(at::equal(shard, summed(size, begin, kNumel, dtype) + 3)) << dtype;
+      comm->reduce_scatter(full.clone(), {shard}, "replaced")->wait();
+      EXPECT_TRUE(at::equal(shard, summed(size, begin, kNumel, dtype))) << dtype;
+    }
+    const at::Tensor flags = at::zeros({size * 3}, at::kBool);
+    flags[3 * comm->rank()] = true;  // the first of one's own
+    const at::Tensor any = at::zeros({3}, at::kBool);
+    comm->reduce_scatter(flags, {any}, "flags")->wait();
+    EXPECT_TRUE(at::equal(any, at::tensor({1, 0, 0}).to(at::kBool)));
+    const at::Tensor own = at::ones({size * 2});
+    EXPECT_THROW(comm->reduce_scatter(own, {own.narrow(0, 2 * comm->rank(), 2), 1, /*add=*/true}, "itself"), std::logic_error);
+  });
+}
+
 TEST_P(CollectivesTest, AllReduceAndBroadcastInEveryDtype) {
   const int size = this->size();
   run_threads(size, options(), [&](CommunicatorPtr comm) {

@@ -56,8 +56,8 @@ class SegmentationTest(ToolTest):
 
     def test_pictures(self):
         outcome = self.train("run")
-        self.assertIn("segmentation: 28 training and 12 test samples", outcome.out)
-        self.assertIn("test dice 0.", outcome.out)
+        self.assertIn("segmentation: 28 training and 12 validation samples", outcome.out)
+        self.assertIn("validation dice 0.", outcome.out)
         pictures = sorted((self.folder / "run" / "samples").iterdir())
         self.assertEqual([path.name for path in pictures], ["step_00000004.png", "step_00000006.png"])
         for path in pictures:
@@ -75,7 +75,7 @@ class SegmentationTest(ToolTest):
             write_png(self.folder / "masks" / f"{i}_mask.png", [[(255, 255, 255) if item else (0, 0, 0) for item in row] for row in is_item])
         data = '{"type": "image_masks", "images": "images", "masks": "masks", "scale": 0.5, "validation_fraction": 0.25}'
         outcome = self.train("good", f"data={data}", "train_batch_size=2")
-        self.assertIn("segmentation: 9 training and 3 test samples", outcome.out)
+        self.assertIn("segmentation: 9 training and 3 validation samples", outcome.out)
         self.assertEqual(self.results("good")["eval_samples"], 3)
 
         damaged = self.folder / "images" / "7.png"

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "train/run_directory.h"
 #include "train/classification.h"
 #include "train/registry.h"
 #include "train/sampler.h"
@@ -97,8 +98,7 @@ class BlobsTask final : public Task {
     engine_->train();
     if (engine_->rank() != 0) return;
     if (!options_.samples_error.empty()) throw DataError(options_.samples_error);
-    std::filesystem::create_directories(folder);
-    std::ofstream(folder / std::to_string(step)) << "samples";
+    std::ofstream(sample_path(folder, step, ".txt")) << "samples";
   }
 
   const std::vector<int64_t>& seen() const { return seen_; }  ///< training samples of this rank, in order

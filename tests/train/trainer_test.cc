@@ -239,12 +239,14 @@ TEST_F(TrainerTest, SamplesAreWrittenAtEachEvaluation) {
   train(base_config(), 2);
   std::set<std::string> names;
   for (const auto& entry : fs::directory_iterator(folder_ / "samples")) names.insert(entry.path().filename().string());
-  EXPECT_EQ(names, (std::set<std::string>{"10", "20", "30"}));
+  EXPECT_EQ(names, (std::set<std::string>{"step_00000010.txt", "step_00000020.txt", "step_00000030.txt"}));
+  std::ofstream(folder_ / "samples" / "step_by_step.txt") << "somebody's own";
   json shorter = base_config();
   shorter["trainer"]["epochs"] = 1;
   train(shorter, 2);
-  EXPECT_FALSE(fs::exists(folder_ / "samples" / "30")) << "those of an earlier run";
-  EXPECT_TRUE(fs::exists(folder_ / "samples" / "10"));
+  EXPECT_TRUE(fs::exists(folder_ / "samples" / "step_by_step.txt"));
+  EXPECT_FALSE(fs::exists(folder_ / "samples" / "step_00000030.txt")) << "those of an earlier run";
+  EXPECT_TRUE(fs::exists(folder_ / "samples" / "step_00000010.txt"));
 }
 
 TEST_F(TrainerTest, SamplesThatCannotBeWrittenAreAWarning) {

@@ -53,7 +53,7 @@ class CsvTest(MonitorTest):
         _, warnings = self.monitor(self.config, ["scalars", 1, {"loss": 1}], ["scalars", 2, {"loss": 2}], ["close", "FINISHED"])
         self.assertEqual(len(warnings), 1, warnings)
         self.assertRegex(warnings[0], r"^warning: csv_monitor: .*loss\.csv.*; the run goes on without it$")
-        lines = (self.folder / "jsonl" / "the run" / "events.jsonl").read_text().splitlines()
+        lines = (self.folder / "jsonl" / "run" / "events.jsonl").read_text().splitlines()
         self.assertEqual([json.loads(line).get("step") for line in lines], [1, 2, None])
 
 
@@ -87,7 +87,7 @@ class JsonlTest(MonitorTest):
         self.assertEqual(self.lines()[-1]["status"], "FAILED")  # never closed
 
     def test_where_the_files_lie(self):
-        for section, folder in [({}, "run/jsonl_monitor"), ({"job_name": "j"}, "run/jsonl_monitor/j"), ({"output_path": "out"}, "out/the run"),
+        for section, folder in [({}, "run/jsonl_monitor"), ({"job_name": "j"}, "run/jsonl_monitor/j"), ({"output_path": "out"}, "out/run"),
                                 ({"output_path": "out", "job_name": "j"}, "out/j")]:
             with self.subTest(section=section):
                 if "output_path" in section:
