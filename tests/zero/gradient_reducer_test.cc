@@ -362,6 +362,47 @@ TEST(Reducer, PatienceEnds) {
   });
 }
 
+/// Reductions end when they are waited for, and not before; counts how many are under way.
+class Buffering final : public tessera::testing::ForwardingCommunicator {
+ public:
+  Buffering(comm::CommunicatorPtr inner, bool buffers) : ForwardingCommunicator(std::move(inner)), buffers_(buffers) {}
+  bool buffers_reductions() const override { return buffers_; }
+  int most_under_way = 0;
+
+ protected:
+  struct Counted final : comm::Work {
+    Counted(comm::WorkPtr work, int* count) : inner(std::move(work)), under_way(count) {}
+    bool test() override { return false; }
+    void wait() override {
+      inner->wait();
+      --*under_way;
+    }
+    comm::WorkPtr inner;
+    int* under_way;
+  };
+  comm::WorkPtr do_reduce_scatter(const at::Tensor& full, const comm::ReduceInto& into, std::string_view label) override {
+    most_under_way = std::max(most_under_way, ++under_way_);
+    return std::make_shared<Counted>(ForwardingCommunicator::do_reduce_scatter(full, into, label), &under_way_);
+  }
+
+ private:
+  bool buffers_;
+  int under_way_ = 0;
+};
+
+TEST(Reducer, WithoutSlotsFewReductionsAreUnderWayWhereTheyAreBuffered) {
+  for (const bool buffers : {true, false}) {
+    run_ranks(2, [&](comm::CommunicatorPtr comm) {
+      const ReducerOptions options = at_stage(1);
+      const auto network = std::make_shared<Buffering>(comm, buffers);
+      Vectors vectors(12, network, options);
+      vectors.backward(std::vector<double>(12, 1));
+      EXPECT_EQ(vectors.results(), std::vector<double>(12, 1));
+      EXPECT_EQ(network->most_under_way, buffers ? options.num_slots : 12);
+    });
+  }
+}
+
 // Rank 1 never completes the unit that rank 0 waits for, and on its way to the end of backward needs gathers that
 // rank 0 has not come to: without an end to patience both would stand still.
 TEST(Reducer, RanksThatUseDifferentParametersOfAUnitDoNotDeadlock) {
