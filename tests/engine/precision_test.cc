@@ -1,8 +1,6 @@
 // bf16, fp16 and autocast against the same done by hand in a plain loop; overflows; the dtypes of inputs.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <torch/optim/adamw.h>
-#include <torch/optim/sgd.h>
 
 #include <filesystem>
 #include <fstream>
