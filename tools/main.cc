@@ -9,9 +9,11 @@
 #include "launcher/error_file.h"
 #include "tools/command_line.h"
 #include "tools/consolidate_command.h"
+#include "tools/eval_command.h"
 #include "tools/inspect_command.h"
 #include "tools/launch_command.h"
 #include "tools/memory_command.h"
+#include "tools/predict_command.h"
 #include "tools/train_command.h"
 
 namespace {
@@ -45,6 +47,8 @@ int main(int num_given, char** given) {
   int exit_code = 0;
   const Logger log{LogOptions{}};
   tools::add_train_command(app, {argv + 1, argv + argc}, exit_code);
+  tools::add_eval_command(app, {argv + 1, argv + argc}, exit_code);
+  tools::add_predict_command(app);
   tools::add_launch_command(app, program, log, exit_code);
   tools::add_consolidate_command(app);
   tools::add_inspect_command(app, exit_code);

@@ -18,7 +18,7 @@
 #include "tools/command_line.h"
 #include "tools/launch_command.h"
 #include "tools/memory_report.h"
-#include "tools/train_command.h"
+#include "tools/tasks.h"
 #include "train/memory_trial.h"
 
 namespace tessera::tools {

@@ -9,13 +9,9 @@
 
 #include "core/error.h"
 #include "core/log.h"
-#include "examples/fashion_mnist/task.h"
-#include "examples/language_model/task.h"
-#include "examples/segmentation/task.h"
-#include "examples/torchscript/task.h"
-#include "examples/text_classification/task.h"
 #include "launcher/environment.h"
 #include "tools/launch_command.h"
+#include "tools/tasks.h"
 #include "train/run.h"
 #include "train/run_checkpoints.h"
 
@@ -59,16 +55,6 @@ int train(const TrainFlags& flags, const std::vector<std::string>& args) {
 }
 
 }  // namespace
-
-train::Registry tasks() {
-  train::Registry registry;
-  examples::register_fashion_mnist(registry);
-  examples::register_language_model(registry);
-  examples::register_segmentation(registry);
-  examples::register_torchscript(registry);
-  examples::register_text_classification(registry);
-  return registry;
-}
 
 void add_train_command(CLI::App& app, const std::vector<std::string>& args, int& exit_code) {
   CLI::App* command = app.add_subcommand("train", "Train what a JSON configuration describes");

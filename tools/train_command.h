@@ -5,12 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "train/registry.h"
-
 namespace tessera::tools {
-
-/// Local. The examples' tasks, by their names in a configuration.
-train::Registry tasks();
 
 /// Local. Adds `train` to `app`. Parsing it trains and stores the exit code in `exit_code`, which must outlive the parse;
 /// errors come out of the parse as tessera::Error. `args` is argv[1] and on, for the ranks it starts.

@@ -5,6 +5,7 @@
 #include <chrono>
 
 #include "core/check.h"
+#include "core/str.h"
 #include "train/sampler.h"
 
 namespace tessera::train {
@@ -17,6 +18,18 @@ at::Tensor mask_of(const EvalBatch& batch, at::Device device) {
 }
 
 }  // namespace
+
+std::optional<double> Evaluation::find(const std::string& name) const {
+  for (const auto& [metric, value] : metrics)
+    if (metric == name) return value;
+  return std::nullopt;
+}
+
+std::string Evaluation::metric_names() const {
+  std::vector<std::string> names;
+  for (const auto& [metric, value] : metrics) names.push_back(metric);
+  return join(names, ", ");
+}
 
 Evaluation evaluate(Task& task, Engine& engine, int64_t batch_size, const Display& display, EvaluationSet set) {
   const auto start = std::chrono::steady_clock::now();

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "train/progress.h"
@@ -15,6 +16,11 @@ struct Evaluation {
   double seconds = 0;
   std::string set = "test";  ///< "validation" on the way of a task that has a test set besides
   std::string report = {};   ///< the task's
+
+  /// Local. The metric of this name, if there is one.
+  std::optional<double> find(const std::string& name) const;
+  /// Local. "accuracy, loss": the metrics there are.
+  std::string metric_names() const;
 };
 
 enum class EvaluationSet {

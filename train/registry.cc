@@ -20,20 +20,38 @@ const auto& find(const Table& table, const config::Section& section, const std::
                            join(known, ", ")));
 }
 
+// The factory of data.type and model.type.
+template <class Table>
+const auto& find(const Table& table, const config::Section& model, const config::Section& data, const std::string& what) {
+  const auto& models = find(table, data, "data set", what);
+  return find(models, model, "model", str(" for data.type \"", data.required_text("type"), "\"", what));
+}
+
 }  // namespace
 
 Registry& Registry::add(const std::string& data_type, const std::string& model_type, TaskFactory factory) {
-  factories_[data_type][model_type] = std::move(factory);
+  tasks_[data_type][model_type] = std::move(factory);
+  return *this;
+}
+
+Registry& Registry::add_predictor(const std::string& data_type, const std::string& model_type, PredictorFactory factory) {
+  predictors_[data_type][model_type] = std::move(factory);
   return *this;
 }
 
 std::unique_ptr<Task> Registry::make(const config::Section& model, const config::Section& data) const {
-  const auto& models = find(factories_, data, "data set", "");
-  const TaskFactory& factory = find(models, model, "model", str(" for data.type \"", data.required_text("type"), "\""));
-  std::unique_ptr<Task> task = factory(model, data);
+  std::unique_ptr<Task> task = find(tasks_, model, data, "")(model, data);
   model.finish();
   data.finish();
   return task;
+}
+
+std::unique_ptr<Predictor> Registry::make_predictor(const config::Section& model, const config::Section& data,
+                                                    const std::filesystem::path& run) const {
+  std::unique_ptr<Predictor> predictor = find(predictors_, model, data, " to predict with")(model, data, run);
+  model.finish();
+  data.finish();
+  return predictor;
 }
 
 }  // namespace tessera::train

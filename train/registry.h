@@ -4,12 +4,14 @@
 // (tools/ adds the examples; a program of your own adds its own).
 #pragma once
 
+#include <filesystem>
 #include <functional>
 #include <map>
 #include <memory>
 #include <string>
 
 #include "engine/config/section.h"
+#include "train/predictor.h"
 #include "train/task.h"
 
 namespace tessera::train {
@@ -17,6 +19,11 @@ namespace tessera::train {
 /// Builds a task from the sections `model` and `data`. Reads the options first, calls finish() on both sections, and only
 /// then loads data, so that a typing mistake is found at once.
 using TaskFactory = std::function<std::unique_ptr<Task>(const config::Section& model, const config::Section& data)>;
+
+/// Builds a predictor from the same sections and the folder of the run, which has the task's files() beside the weights. Throws ConfigError,
+/// DataError.
+using PredictorFactory = std::function<std::unique_ptr<Predictor>(const config::Section& model, const config::Section& data,
+                                                                  const std::filesystem::path& run)>;
 
 /// A value. Reading it is thread-safe.
 class Registry {
@@ -28,8 +35,17 @@ class Registry {
   /// ones and the nearest; and whatever the factory throws (ConfigError, DataError).
   std::unique_ptr<Task> make(const config::Section& model, const config::Section& data) const;
 
+  /// Local. The same for tasks whose trained model answers for single texts.
+  Registry& add_predictor(const std::string& data_type, const std::string& model_type, PredictorFactory factory);
+  /// Local. Throws as make() does, also for a task without a predictor.
+  std::unique_ptr<Predictor> make_predictor(const config::Section& model, const config::Section& data, const std::filesystem::path& run) const;
+
  private:
-  std::map<std::string, std::map<std::string, TaskFactory>> factories_;  // data.type -> model.type -> factory
+  template <class Factory>
+  using ByType = std::map<std::string, std::map<std::string, Factory>>;  // data.type -> model.type -> factory
+
+  ByType<TaskFactory> tasks_;
+  ByType<PredictorFactory> predictors_;
 };
 
 }  // namespace tessera::train

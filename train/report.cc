@@ -24,22 +24,6 @@ long long number(int64_t value) { return static_cast<long long>(value); }
 
 constexpr std::array<const char*, kNumPhases> kPhaseNames = {"data", "forward", "backward", "step"};
 
-// "eval_accuracy": 0.91, … with the number of samples and the time they took.
-void add_evaluation(const Evaluation& evaluation, const std::string& prefix, ordered_json& record) {
-  for (const auto& [name, value] : evaluation.metrics) record[prefix + name] = value;
-  record[prefix + "samples"] = evaluation.num_samples;
-  record[prefix + "runtime"] = evaluation.seconds;
-  record[prefix + "samples_per_second"] = static_cast<double>(evaluation.num_samples) / evaluation.seconds;
-}
-
-// "test     accuracy 0.9123, loss 0.2500, on 10,000 samples", below the task's own report
-std::string evaluation_lines(const Evaluation& evaluation) {
-  std::string text = evaluation.report.empty() ? "" : evaluation.report + "\n";
-  text += print("%-9s", evaluation.set.c_str());
-  for (const auto& [name, value] : evaluation.metrics) text += name + print(" %.4f, ", value);
-  return text + "on " + format_count(evaluation.num_samples) + " samples\n";
-}
-
 // "training 59.5 s for 1,404 steps (3 epochs), 3,019 samples/s"
 std::string training_line(const Summary& summary) {
   return print("training %.1f s for ", summary.train_s) + format_count(summary.num_steps) +
@@ -84,22 +68,38 @@ std::string format_line(const Evaluation& evaluation, double epoch) {
   return line + " | " + format_count(evaluation.num_samples) + print(" samples in %.1f s", evaluation.seconds);
 }
 
+std::string format_result(const Evaluation& evaluation) {
+  std::string text = evaluation.report.empty() ? "" : evaluation.report + "\n";
+  text += print("%-8s ", evaluation.set.c_str());
+  for (const auto& [name, value] : evaluation.metrics) text += name + print(" %.4f, ", value);
+  return text + "on " + format_count(evaluation.num_samples) + " samples";
+}
+
 std::string format_summary(const Summary& summary) {
   std::string text;
-  if (const auto& last = summary.test ? summary.test : summary.evaluation) text += evaluation_lines(*last);
+  if (const auto& last = summary.test ? summary.test : summary.evaluation) text += format_result(*last) + "\n";
   if (summary.was_finished) {
     text += "finished before, after " + format_count(summary.num_steps) +
-            print(" steps (%.4g epochs); to train on, raise trainer.epochs or trainer.max_steps", summary.num_epochs);
+            print(" steps (%.4g epochs); to train on, raise %s", summary.num_epochs,
+                  summary.stopped_early.empty() ? "trainer.epochs or trainer.max_steps" : "trainer.early_stopping_patience");
   } else {
     text += training_line(summary);
   }
   if (summary.skipped_steps > 0) text += ", " + format_count(summary.skipped_steps) + " skipped";
+  if (!summary.stopped_early.empty()) text += "\nstopped  early: " + summary.stopped_early;
   text += print("\nranks    %d, ZeRO stage %d", summary.world_size, summary.stage);
   if (!summary.interrupted.empty())
     return text + "\nstopped  saved in " + summary.interrupted + "\n         go on with: the same command and --resume";
   if (!summary.model.empty())
     text += "\nmodel    " + summary.folder + "/" + summary.model + (summary.model_metric.empty() ? "" : " (" + summary.model_metric + ")");
   return text + "\nfiles    " + summary.folder + "/{config.json, metrics.jsonl, all_results.json}";
+}
+
+void add_evaluation(const Evaluation& evaluation, const std::string& prefix, ordered_json& record) {
+  for (const auto& [name, value] : evaluation.metrics) record[prefix + name] = value;
+  record[prefix + "samples"] = evaluation.num_samples;
+  record[prefix + "runtime"] = evaluation.seconds;
+  record[prefix + "samples_per_second"] = static_cast<double>(evaluation.num_samples) / evaluation.seconds;
 }
 
 ordered_json to_json(const MemoryBytes& bytes) {
@@ -145,6 +145,7 @@ ordered_json to_json(const Summary& summary) {
   results["train_samples_per_second"] = summary.samples_per_s();
   results["train_steps_per_second"] = summary.train_s > 0 ? static_cast<double>(summary.num_steps) / summary.train_s : 0.0;
   results["skipped_steps"] = summary.skipped_steps;
+  if (!summary.stopped_early.empty()) results["stopped_early"] = summary.stopped_early;
   results["world_size"] = summary.world_size;
   results["zero_stage"] = summary.stage;
   if (summary.evaluation) add_evaluation(*summary.evaluation, "eval_", results);

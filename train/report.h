@@ -46,6 +46,7 @@ struct Summary {
   std::string model;                     ///< the exported model, within the folder; empty: none
   std::string model_metric;              ///< "accuracy 0.9183 at step 1404"; empty: it is the last
   bool was_finished = false;             ///< before it was resumed: nothing was trained
+  std::string stopped_early;             ///< "no better accuracy in 3 evaluations"; empty: it was not
   std::string interrupted;               ///< the checkpoint from which a run that was ended early goes on; else empty
 
   double samples_per_s() const { return train_s > 0 ? static_cast<double>(num_samples) / train_s : 0.0; }
@@ -60,6 +61,8 @@ std::string format_memory(const MemoryBytes& bytes);
 std::string format_postfix(const StepReport& report);
 /// Local. "epoch 1.00 | test accuracy 0.8912 | test loss 0.3012 | 10,000 samples in 1.2 s".
 std::string format_line(const Evaluation& evaluation, double epoch);
+/// Local. The task's report, and "test     accuracy 0.9123, loss 0.2500, on 10,000 samples".
+std::string format_result(const Evaluation& evaluation);
 /// Local. A few lines for the end of a run.
 std::string format_summary(const Summary& summary);
 
@@ -68,6 +71,8 @@ nlohmann::ordered_json to_json(const StepReport& report);
 /// Local. Bytes by the uses' keys, and their total.
 nlohmann::ordered_json to_json(const MemoryBytes& bytes);
 nlohmann::ordered_json to_json(const Evaluation& evaluation, int64_t step, double epoch);
+/// Local. "eval_accuracy": 0.91 …, with the number of samples and the time they took; `prefix`: "eval_" or "test_".
+void add_evaluation(const Evaluation& evaluation, const std::string& prefix, nlohmann::ordered_json& record);
 nlohmann::ordered_json to_json(const Summary& summary);
 
 }  // namespace tessera::train

@@ -1,10 +1,12 @@
 #include "train/run.h"
 
+#include <ATen/Context.h>
 #include <ATen/Parallel.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstdlib>
 #include <filesystem>
 #include <thread>
 #include <utility>
@@ -80,9 +82,18 @@ comm::CommunicatorPtr join_group(const TrainerConfig& trainer, const comm::Envir
   return comm::connect(environment, options);
 }
 
+void make_deterministic() {
+  ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);  // cuBLAS reads it at its first use
+  at::Context& context = at::globalContext();
+  context.setDeterministicAlgorithms(true, /*warn_only=*/false);
+  context.setDeterministicCuDNN(true);
+  context.setBenchmarkCuDNN(false);
+}
+
 Summary run(RunConfig run, const Registry& registry, const comm::Environment& environment, const TrainerOutput& output,
             TrainerStart start) {
   if (environment.rank == 0) log_report(run, output.logger);
+  if (run.trainer.deterministic) make_deterministic();
   at::set_num_threads(choose_num_threads(run.trainer, environment));
   const at::Device device = choose_device(run.trainer, environment);
   const std::unique_ptr<Task> task = registry.make(run.model, run.data);

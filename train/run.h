@@ -21,6 +21,10 @@ at::Device choose_device(const TrainerConfig& trainer, const comm::Environment& 
 comm::CommunicatorPtr join_group(const TrainerConfig& trainer, const comm::Environment& environment, at::Device device,
                                  const Logger& logger);
 
+/// Local. For trainer.deterministic: as torch.use_deterministic_algorithms(True), for the whole process and for good. To be called
+/// before anything runs on CUDA.
+void make_deterministic();
+
 /// Local. trainer.num_threads, or this host's cores (as far as this process may use them) over its ranks; at least 1.
 int choose_num_threads(const TrainerConfig& trainer, const comm::Environment& environment);
 

@@ -26,13 +26,22 @@ json to_json(const Position& position, const std::optional<Best>& best) {
   state["epoch"] = position.epoch;
   state["samples_into_epoch"] = position.samples_into_epoch;
   if (best) state["best"] = {{"value", best->value}, {"step", best->step}, {"tag", best->tag}};
+  const EarlyStoppingState& stopping = position.early_stopping;
+  if (stopping != EarlyStoppingState{})
+    state["early_stopping"] = {{"best", stopping.best ? json(*stopping.best) : json(nullptr)}, {"num_stale", stopping.num_stale}};
   return {{"trainer", state}};
 }
 
 /// Throws json::exception for a client_state that is another program's.
 Position position_of(const json& client_state) {
   const json& state = client_state.at("trainer");
-  return {state.at("steps_done").get<int64_t>(), state.at("epoch").get<int64_t>(), state.at("samples_into_epoch").get<int64_t>()};
+  Position position{state.at("steps_done").get<int64_t>(), state.at("epoch").get<int64_t>(), state.at("samples_into_epoch").get<int64_t>(), {}};
+  if (state.contains("early_stopping")) {
+    const json& stopping = state.at("early_stopping");
+    if (stopping.at("best").is_number()) position.early_stopping.best = stopping.at("best").get<double>();
+    position.early_stopping.num_stale = stopping.at("num_stale").get<int64_t>();
+  }
+  return position;
 }
 
 std::optional<Best> best_of(const json& client_state) {
@@ -94,17 +103,14 @@ bool RunCheckpoints::due(int64_t steps_done, int64_t steps_per_epoch, int64_t to
 
 bool RunCheckpoints::is_best(const Evaluation& evaluation, int64_t steps_done) {
   if (!saves()) return false;
-  const auto& metrics = evaluation.metrics;
-  const auto found = std::find_if(metrics.begin(), metrics.end(), [&](const auto& metric) { return metric.first == config_.metric_for_best; });
-  if (found == metrics.end()) {
+  const std::optional<double> found = evaluation.find(config_.metric_for_best);
+  if (!found) {
     if (std::exchange(warned_of_metric_, true)) return false;
-    std::string names;
-    for (const auto& [name, value] : metrics) names += (names.empty() ? "" : ", ") + name;
-    log_.warning(str("trainer.metric_for_best: found \"", config_.metric_for_best, "\", which no evaluation has; expected one of ", names,
-                     "; the best checkpoint is not kept"));
+    log_.warning(str("trainer.metric_for_best: found \"", config_.metric_for_best, "\", which no evaluation has; expected one of ",
+                     evaluation.metric_names(), "; the best checkpoint is not kept"));
     return false;
   }
-  const double value = found->second;
+  const double value = *found;
   if (!std::isfinite(value)) return false;
   if (best_ && best_->step == saved_at_step_) settle();  // what was not written is not to be beaten
   if (best_ && !(config_.greater_is_better() ? value > best_->value : value < best_->value)) return false;
@@ -187,18 +193,18 @@ void RunCheckpoints::tidy() const {
   }
 }
 
-void RunCheckpoints::load_best() {
-  if (!best_ || best_->tag == last_tag_) return;
+void RunCheckpoints::load_chosen() {
+  if (chosen_tag() == last_tag_) return;
   LoadOptions options;
   options.load_module_only = true;
-  engine_.load_checkpoint(folder_.string(), best_->tag, options);
+  engine_.load_checkpoint(folder_.string(), chosen_tag(), options);
 }
 
 std::filesystem::path RunCheckpoints::export_model(const std::filesystem::path& output_dir) {
   return from_rank_0(engine_.comm(), "exported model", [&] {
     checkpoint::ConsolidateOptions options;
     options.directory = folder_;
-    options.tag = best_ ? best_->tag : last_tag_;
+    options.tag = chosen_tag();
     options.output = output_dir / kModelName;
     options.disk.sync = engine_.config().checkpoint.fsync;
     checkpoint::consolidate(options);

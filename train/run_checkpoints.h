@@ -8,16 +8,18 @@
 
 #include "core/log.h"
 #include "engine/engine.h"
+#include "train/early_stopping.h"
 #include "train/evaluate.h"
 #include "train/trainer_config.h"
 
 namespace tessera::train {
 
-/// Where in the training data a run stands.
+/// Where a run stands, but for what the engine knows.
 struct Position {
   int64_t steps_done = 0;          ///< optimizer steps
   int64_t epoch = 0;               ///< from 0
   int64_t samples_into_epoch = 0;  ///< of the epoch's order, over all ranks
+  EarlyStoppingState early_stopping;
   bool operator==(const Position&) const = default;
 };
 
@@ -53,11 +55,13 @@ class RunCheckpoints {
   Position resume();
   /// Collective. Waits for an asynchronous save. Throws CheckpointError.
   void finish();
-  /// Collective. Gives the engine the weights of the best checkpoint, or leaves it those it has where nothing was evaluated. Throws
+  /// Local. Whether the best checkpoint's weights are what the run ends with; else the last's: trainer.load_best_at_end is false, or
+  /// nothing was evaluated.
+  bool ends_with_best() const { return best_ && config_.load_best_at_end; }
+  /// Collective. Gives the engine the weights the run ends with. Throws CheckpointError.
+  void load_chosen();
+  /// Collective. Writes OUTPUT_DIR/model.safetensors, the full fp32 model the run ends with, and returns its path. Throws
   /// CheckpointError.
-  void load_best();
-  /// Collective. Writes OUTPUT_DIR/model.safetensors, the full fp32 model of the best checkpoint, or of the last where nothing
-  /// was evaluated, and returns its path. Throws CheckpointError.
   std::filesystem::path export_model(const std::filesystem::path& output_dir);
 
   const std::filesystem::path& folder() const { return folder_; }
@@ -66,6 +70,7 @@ class RunCheckpoints {
   const std::string& last_tag() const { return last_tag_; }
 
  private:
+  const std::string& chosen_tag() const { return ends_with_best() ? best_->tag : last_tag_; }
   void settle();
   void remove_previous() const;
   void tidy() const;

@@ -63,8 +63,10 @@ void RunDirectory::remove_samples() const {
 
 void RunDirectory::replace_metrics(const std::string& content) {
   std::error_code error;
-  std::filesystem::remove(folder_ / kResultsName, error);  // first: results are never beside another run's metrics
-  if (error) throw Error(str((folder_ / kResultsName).string(), " cannot be removed: ", error.message()));
+  for (const char* name : {kResultsName, kStateName, kEvalResultsName}) {  // first: results are never beside another run's metrics
+    std::filesystem::remove(folder_ / name, error);
+    if (error) throw Error(str((folder_ / name).string(), " cannot be removed: ", error.message()));
+  }
   metrics_.close();
   write(kMetrics, content);
   errno = 0;
@@ -81,6 +83,15 @@ void RunDirectory::append_metrics(const nlohmann::ordered_json& record) {
   errno = 0;
   metrics_ << record.dump() + "\n" << std::flush;
   if (!metrics_) throw Error(str((folder_ / kMetrics).string(), " cannot be written: ", std::strerror(errno)));
+}
+
+std::vector<nlohmann::ordered_json> RunDirectory::metrics() const {
+  std::vector<nlohmann::ordered_json> records;
+  std::ifstream file(folder_ / kMetrics);
+  for (std::string line; std::getline(file, line);)
+    if (auto record = nlohmann::ordered_json::parse(line, nullptr, /*allow_exceptions=*/false); record.is_object())
+      records.push_back(std::move(record));
+  return records;
 }
 
 void RunDirectory::go_on(int64_t step) {

@@ -1,6 +1,7 @@
 // RunDirectory: the files a run leaves behind, OUTPUT_DIR/NAME/ with
 //   config.json       every key with the value it had
 //   metrics.jsonl     one JSON object a line, as training goes
+//   trainer_state.json  where the run stands, at each checkpoint (train/trainer_state.h)
 //   samples/          what the task draws at each evaluation, if it does (Task::write_samples)
 //   all_results.json  the final results, under Hugging Face's names; only there when the run came to its end
 #pragma once
@@ -8,12 +9,15 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <vector>
 
 #include <nlohmann/json_fwd.hpp>
 
 namespace tessera::train {
 
 inline constexpr const char* kResultsName = "all_results.json";
+inline constexpr const char* kStateName = "trainer_state.json";
+inline constexpr const char* kEvalResultsName = "eval_results.json";  // of `tessera eval`
 inline constexpr const char* kModelName = "model.safetensors";
 inline constexpr const char* kSamplesName = "samples";
 
@@ -39,6 +43,8 @@ class RunDirectory {
   void write(const std::string& name, const std::string& content) const;
   /// Local. Appends one record and hands it to the system at once, so that a killed run keeps what it wrote.
   void append_metrics(const nlohmann::ordered_json& record);
+  /// Local. What append_metrics() was given, by this process and those before it that this one goes on from.
+  std::vector<nlohmann::ordered_json> metrics() const;
 
  private:
   void remove_samples() const;

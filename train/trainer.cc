@@ -12,6 +12,7 @@
 #include "core/error.h"
 #include "core/str.h"
 #include "train/monitoring.h"
+#include "train/trainer_state.h"
 #include "zero/stage.h"
 
 namespace tessera::train {
@@ -64,7 +65,11 @@ Trainer::Trainer(RunConfig run, Task& task, comm::CommunicatorPtr comm, const In
       output_(comm_->rank() == 0 ? output : TrainerOutput{}),
       sampler_(task.train_size(), shape_of(config_.engine, *comm_), static_cast<uint64_t>(config_.engine.seed)),
       total_steps_(total_steps(config_.trainer, sampler_)),
-      start_(std::move(start)) {
+      start_(std::move(start)),
+      early_stopping_(config_.trainer.early_stopping_patience, config_.trainer.early_stopping_threshold, config_.trainer.greater_is_better()) {
+  if (early_stopping_.enabled() && task_.eval_size() == 0)
+    throw ConfigError(str("trainer.early_stopping_patience: found ", config_.trainer.early_stopping_patience,
+                          ", but nothing is evaluated on the way; expected 0, or data with a part for it"));
   fill_in_schedule(config_.engine.scheduler, total_steps_);
   check_same_data_everywhere();
   open_run_directory();
@@ -98,7 +103,7 @@ Summary Trainer::run() {
     memory_->set_default_use(MemoryUse::kActivations);
     memory_->reset_peak();
   }
-  while (steps_done_ < total_steps_ && !engine_->should_stop()) {
+  while (steps_done_ < total_steps_ && !stopped_early() && !engine_->should_stop()) {
     if (step_of_epoch_ >= sampler_.steps_per_epoch()) {  // more: a checkpoint of another batch size
       step_of_epoch_ = 0;
       sampler_.set_epoch(++epoch_);
@@ -202,12 +207,16 @@ void Trainer::go_on_from_checkpoint() {
   steps_done_ = first_step_ = position.steps_done;
   epoch_ = position.epoch;
   step_of_epoch_ = (position.samples_into_epoch + batch - 1) / batch;
+  early_stopping_ = EarlyStopping(config_.trainer.early_stopping_patience, config_.trainer.early_stopping_threshold,
+                                  config_.trainer.greater_is_better(), position.early_stopping);
   // A run that was killed after its last checkpoint has no results yet, and still has to evaluate and to export.
   const std::string results = directory_ && directory_->has_results() ? "there" : "";
-  was_finished_ = steps_done_ >= total_steps_ && !comm_->exchange(results, "results").front().empty();
+  was_finished_ = (steps_done_ >= total_steps_ || stopped_early()) && !comm_->exchange(results, "results").front().empty();
 }
 
-Position Trainer::position() const { return {steps_done_, epoch_, step_of_epoch_ * config_.engine.train_batch_size}; }
+Position Trainer::position() const {
+  return {steps_done_, epoch_, step_of_epoch_ * config_.engine.train_batch_size, early_stopping_.state()};
+}
 
 void Trainer::announce() {
   output_.logger.debug(str("resolved configuration: ", dump_resolved(config_)));
@@ -291,7 +300,18 @@ void Trainer::evaluate(bool is_recorded) {
   bar_->exclude_time(last_evaluation_->seconds);
   if (is_recorded) record(to_json(*last_evaluation_, steps_done_, epochs_done()));
   bar_->print(format_line(*last_evaluation_, epochs_done()));
+  if (is_recorded) note_for_early_stopping();
   if (checkpoints_->is_best(*last_evaluation_, steps_done_)) save(/*must_succeed=*/false);
+}
+
+void Trainer::note_for_early_stopping() {
+  if (!early_stopping_.enabled()) return;
+  const std::string& metric = config_.trainer.metric_for_best;
+  const std::optional<double> value = last_evaluation_->find(metric);
+  if (!value)
+    throw ConfigError(str("trainer.metric_for_best: found \"", metric, "\", which no evaluation has; expected one of ",
+                          last_evaluation_->metric_names(), " (trainer.early_stopping_patience needs it)"));
+  early_stopping_.note(*value);
 }
 
 // Pictures that cannot be written are no reason to end a run. Anything else is, since other ranks would wait for this one.
@@ -306,7 +326,7 @@ void Trainer::write_samples() {
 
 /// On samples that no decision has seen, with the weights that such decisions have chosen.
 Evaluation Trainer::test() {
-  checkpoints_->load_best();
+  checkpoints_->load_chosen();
   bar_->hide();
   Evaluation result;
   watching_memory(str("in the final test (trainer.eval_batch_size ", config_.trainer.eval_batch_size, ")"), [&] {
@@ -319,19 +339,35 @@ void Trainer::save(bool must_succeed) {
   bar_->hide();
   meter_->pause();
   checkpoints_->save(position(), must_succeed);
+  write_state();
   meter_->resume();
+}
+
+void Trainer::write_state() {
+  if (!directory_) return;
+  TrainerState state;
+  state.global_step = steps_done_;
+  state.max_steps = total_steps_;
+  state.epoch = epochs_done();
+  state.num_train_epochs = static_cast<double>(total_steps_) / static_cast<double>(sampler_.steps_per_epoch());
+  state.logging_steps = config_.engine.steps_per_print;
+  state.best = checkpoints_->best();
+  state.checkpoints = checkpoints_->folder().string();
+  if (early_stopping_.enabled()) state.early_stopping = early_stopping_.state();
+  directory_->write(kStateName, to_json(state, directory_->metrics()).dump(2) + "\n");
 }
 
 // -------------------------------------------------------------------------------------- after the loop
 
 Summary Trainer::finish() {
   warn_of_loss(meter_->finish_window(*comm_).loss);
-  const bool interrupted = steps_done_ < total_steps_;
+  const bool interrupted = steps_done_ < total_steps_ && !stopped_early();
   // Killed after the last checkpoint, which the last evaluation's record precedes; its numbers are wanted in the results too.
   if (!interrupted && !last_evaluation_ && task_.eval_size() > 0) evaluate(/*is_recorded=*/false);
   Summary summary = outline();
   if (interrupted || checkpoints_->saves()) save(/*must_succeed=*/true);
   checkpoints_->finish();
+  write_state();
   if (interrupted) {
     summary.interrupted = (checkpoints_->folder() / checkpoints_->last_tag()).string();
   } else if (checkpoints_->saves() && config_.trainer.export_model) {
@@ -374,13 +410,15 @@ Summary Trainer::outline() const {
   summary.skipped_steps = engine_->skipped_steps();
   summary.world_size = comm_->size();
   summary.stage = config_.engine.zero.stage;
+  if (stopped_early())
+    summary.stopped_early = str("no better ", config_.trainer.metric_for_best, " in ", format_count(early_stopping_.state().num_stale), " evaluations");
   summary.folder = config_.trainer.output_dir;
   return summary;
 }
 
 void Trainer::name_model(Summary& summary) const {
   summary.model = kModelName;
-  if (const auto& best = checkpoints_->best())
+  if (const auto& best = checkpoints_->best(); best && checkpoints_->ends_with_best())
     summary.model_metric = str(config_.trainer.metric_for_best, " ", best->value, " at step ", format_count(best->step));
 }
 

@@ -10,6 +10,7 @@
 #include "core/log.h"
 #include "engine/memory_meter.h"
 #include "engine/monitor/monitors.h"
+#include "train/early_stopping.h"
 #include "train/progress.h"
 #include "train/report.h"
 #include "train/run_checkpoints.h"
@@ -40,7 +41,8 @@ class Trainer {
   /// Collective. Creates the output folder, seeds torch's generator and initializes the task's engine (`init`: device
   /// and local rank; the rest is filled in). Throws
   /// ConfigError (on every rank alike) when the folder cannot be written, has checkpoints of a run that has not finished (unless
-  /// this one resumes it, or trainer.overwrite_output_dir is true), or the data are fewer than one batch.
+  /// this one resumes it, or trainer.overwrite_output_dir is true), the data are fewer than one batch, or training is to stop early
+  /// without an evaluation.
   Trainer(RunConfig run, Task& task, comm::CommunicatorPtr comm, const InitOptions& init, const TrainerOutput& output,
           TrainerStart start = {});
 
@@ -63,7 +65,10 @@ class Trainer {
   void record(const nlohmann::ordered_json& numbers);
   void report();
   void evaluate(bool is_recorded = true);
+  void note_for_early_stopping();
   void write_samples();
+  void write_state();
+  bool stopped_early() const { return early_stopping_.should_stop(); }
   Evaluation test();
   void save(bool must_succeed);
   Position position() const;
@@ -93,6 +98,7 @@ class Trainer {
   int64_t first_step_ = 0;  // done before this process began
   bool was_finished_ = false;  // by an earlier process, results included
   int64_t epoch_ = 0, step_of_epoch_ = 0;
+  EarlyStopping early_stopping_;
   double learning_rate_ = 0;  // of the last step
   bool loss_was_finite_ = true;
 };

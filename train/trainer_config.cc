@@ -46,8 +46,17 @@ std::vector<Binding<TrainerConfig>> trainer_bindings() {
       bind<TrainerConfig>(word("trainer.best_is", {"auto", "greatest", "least"}).says(
                               "Which value of the metric is best; auto: the least of a loss or perplexity, the greatest of any other"),
                           TESSERA_FIELD(best_is)),
+      bind<TrainerConfig>(boolean("trainer.load_best_at_end").also("trainer.load_best_model_at_end").says(
+                              "The final test and the exported model are of the best checkpoint; false: of the last"),
+                          TESSERA_FIELD(load_best_at_end)),
+      bind<TrainerConfig>(integer("trainer.early_stopping_patience").range(0, kMaxCount).says(
+                              "Evaluations in a row without a better `metric_for_best` after which training ends; 0: it never ends early"),
+                          TESSERA_FIELD(early_stopping_patience)),
+      bind<TrainerConfig>(number("trainer.early_stopping_threshold").range(0, 1e30).says("By how much a better value must be better to count there"),
+                          TESSERA_FIELD(early_stopping_threshold)),
       bind<TrainerConfig>(boolean("trainer.export_model").says(
-                              "Writes the best checkpoint (the last, where nothing is evaluated) as `output_dir`/model.safetensors at the end"),
+                              "Writes the best checkpoint (see `load_best_at_end`; the last, where nothing is evaluated) as "
+                              "`output_dir`/model.safetensors at the end"),
                           TESSERA_FIELD(export_model)),
       bind<TrainerConfig>(word("trainer.device", {"auto", "cpu", "cuda"}).says("Where the model runs; auto: cuda when the machine has it"),
                           TESSERA_FIELD(device)),
@@ -57,6 +66,10 @@ std::vector<Binding<TrainerConfig>> trainer_bindings() {
       bind<TrainerConfig>(integer("trainer.num_threads").range(0, 1024).says(
                               "CPU threads of one rank; 0: the machine's cores divided by the ranks on it"),
                           TESSERA_FIELD(num_threads)),
+      bind<TrainerConfig>(boolean("trainer.deterministic").also("trainer.full_determinism").says(
+                              "As torch.use_deterministic_algorithms(True): operators give the same bits in every run, and one that cannot is "
+                              "an error"),
+                          TESSERA_FIELD(deterministic)),
       bind<TrainerConfig>(number("comm.timeout_s").above(0).says("Seconds after which a waiting collective fails"),
                           TESSERA_FIELD(timeout_s)),
   };

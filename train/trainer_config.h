@@ -27,10 +27,14 @@ struct TrainerConfig {
   int64_t save_every_steps = 0;   ///< optimizer steps; 0: not by steps
   std::string metric_for_best = "loss";  ///< by which evaluation the best checkpoint is chosen
   std::string best_is = "auto";          ///< "greatest", "least", or by the metric's name: losses are to be low
+  bool load_best_at_end = true;          ///< tests and exports the best checkpoint's weights; false: the last
+  int64_t early_stopping_patience = 0;   ///< evaluations without a better metric_for_best; 0: never stops early
+  double early_stopping_threshold = 0;   ///< by how much it is to be better
   bool export_model = true;              ///< writes model.safetensors at the end
   std::string device = "auto";    ///< auto: cuda when the machine has it; cpu; cuda
   std::string backend = "auto";   ///< comm.backend: auto, shm, gloo or nccl
   int64_t num_threads = 0;        ///< CPU threads of one rank; 0: the machine's cores over the ranks on it
+  bool deterministic = false;     ///< refuses operators whose result may differ from run to run
   double timeout_s = 1800;        ///< a collective that waits longer fails
   /// As Hugging Face's Trainer: a metric whose name ends in "loss" is better when it is lower. So is perplexity.
   bool greater_is_better() const {

@@ -8,6 +8,7 @@
 
 #include "core/error.h"
 #include "core/str.h"
+#include "examples/language_model/predictor.h"
 #include "train/run_directory.h"
 
 namespace tessera::examples {
@@ -96,6 +97,9 @@ void LanguageModel::write_samples(const std::filesystem::path& folder, int64_t s
 void register_language_model(train::Registry& registry) {
   registry.add("text", "gpt", [](const config::Section& model, const config::Section& data) {
     return std::make_unique<LanguageModel>(read_language_model_options(model, data));
+  });
+  registry.add_predictor("text", "gpt", [](const config::Section& model, const config::Section& data, const std::filesystem::path&) {
+    return std::make_unique<LanguageModelPredictor>(read_language_model_options(model, data));
   });
 }
 

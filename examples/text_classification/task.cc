@@ -8,6 +8,7 @@
 
 #include "core/error.h"
 #include "core/str.h"
+#include "examples/text_classification/predictor.h"
 #include "train/classification.h"
 #include "train/classification_report.h"
 
@@ -81,25 +82,30 @@ TextClassification::TextClassification(const TextClassificationOptions& options)
   LabelledTexts data = read_labelled_texts(options.path, options.labels);
   if (options.deduplicate) data = without_duplicates(data);
   parts_ = split_into_parts(data.size(), options.parts);
-  tokenizer_ = make_tokenizer(data);
-  BertOptions& bert = options_.model;
-  const Vocabulary& vocabulary = tokenizer_->vocabulary();
+  tokenizer_ = make_tokenizer(options_, vocabulary_for(data));
+  fit_to_vocabulary(options_.model, tokenizer_->vocabulary());
+  for (const std::string& text : data.texts) texts_.add(tokenizer_->encode(text, options.max_length));
+  labels_ = std::move(data.labels);
+}
+
+std::unique_ptr<Tokenizer> make_tokenizer(const TextClassificationOptions& options, Vocabulary vocabulary) {
+  if (options.tokenizer == "wordpiece") return std::make_unique<WordPieceTokenizer>(std::move(vocabulary), options.lower_case);
+  return std::make_unique<CharacterTokenizer>(std::move(vocabulary), options.lower_case);
+}
+
+Vocabulary TextClassification::vocabulary_for(const LabelledTexts& data) const {
+  if (!options_.vocab.empty()) return Vocabulary::read(options_.vocab);
+  std::vector<std::string_view> texts;
+  for (const int64_t index : parts_.train) texts.emplace_back(data.texts[static_cast<size_t>(index)]);
+  return character_vocabulary(texts, options_.lower_case, options_.min_frequency);
+}
+
+void fit_to_vocabulary(BertOptions& bert, const Vocabulary& vocabulary) {
   if (bert.vocab_size == 0) bert.vocab_size = vocabulary.size();
   if (bert.vocab_size < vocabulary.size())
     throw ConfigError(str("model.vocab_size: found ", bert.vocab_size, ", but the vocabulary has ", vocabulary.size(),
                           " tokens; expected at least as many, or no such key"));
   bert.pad_token_id = vocabulary.pad();
-  for (const std::string& text : data.texts) texts_.add(tokenizer_->encode(text, options.max_length));
-  labels_ = std::move(data.labels);
-}
-
-std::unique_ptr<Tokenizer> TextClassification::make_tokenizer(const LabelledTexts& data) const {
-  if (options_.tokenizer == "wordpiece")
-    return std::make_unique<WordPieceTokenizer>(Vocabulary::read(options_.vocab), options_.lower_case);
-  if (!options_.vocab.empty()) return std::make_unique<CharacterTokenizer>(Vocabulary::read(options_.vocab), options_.lower_case);
-  std::vector<std::string_view> texts;
-  for (const int64_t index : parts_.train) texts.emplace_back(data.texts[static_cast<size_t>(index)]);
-  return std::make_unique<CharacterTokenizer>(character_vocabulary(texts, options_.lower_case, options_.min_frequency), options_.lower_case);
 }
 
 Engine& TextClassification::initialize(const EngineConfig& config, comm::CommunicatorPtr comm, const InitOptions& options) {
@@ -143,12 +149,15 @@ std::string TextClassification::report(const at::Tensor& total) const {
 }
 
 std::vector<std::pair<std::string, std::string>> TextClassification::files() const {
-  return {{"vocab.txt", tokenizer_->vocabulary().text()}};
+  return {{kVocabularyName, tokenizer_->vocabulary().text()}};
 }
 
 void register_text_classification(train::Registry& registry) {
   registry.add("labelled_text", "bert", [](const config::Section& model, const config::Section& data) {
     return std::make_unique<TextClassification>(read_text_classification_options(model, data));
+  });
+  registry.add_predictor("labelled_text", "bert", [](const config::Section& model, const config::Section& data, const std::filesystem::path& run) {
+    return std::make_unique<TextClassificationPredictor>(read_text_classification_options(model, data), run / kVocabularyName);
   });
 }
 

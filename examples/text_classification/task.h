@@ -14,6 +14,9 @@
 
 namespace tessera::examples {
 
+/// Of the vocabulary, in the run's folder.
+inline constexpr const char* kVocabularyName = "vocab.txt";
+
 struct TextClassificationOptions {
   std::string path;                                  ///< data.path: see read_labelled_texts
   std::vector<std::string> labels = {"neg", "pos"};  ///< data.labels
@@ -29,6 +32,11 @@ struct TextClassificationOptions {
 
 /// Local. From the sections `model` and `data`. Throws ConfigError.
 TextClassificationOptions read_text_classification_options(const config::Section& model, const config::Section& data);
+
+/// Local. The tokenizer that the options name.
+std::unique_ptr<Tokenizer> make_tokenizer(const TextClassificationOptions& options, Vocabulary vocabulary);
+/// Local. Sets what the model takes from the vocabulary. Throws ConfigError when model.vocab_size is too small.
+void fit_to_vocabulary(BertOptions& bert, const Vocabulary& vocabulary);
 
 /// Local. Weights may be those of a BERT without a classifier of ours, without a pooler, or with heads for its own tasks.
 LoadWeightsOptions bert_init_weights();
@@ -59,7 +67,7 @@ class TextClassification final : public train::Task {
   TypedEngine<BertForSequenceClassificationImpl>& engine() { return *engine_; }
 
  private:
-  std::unique_ptr<Tokenizer> make_tokenizer(const LabelledTexts& data) const;
+  Vocabulary vocabulary_for(const LabelledTexts& data) const;
   train::Batch make_batch(const std::vector<int64_t>& part, const std::vector<int64_t>& indices) const;
 
   TextClassificationOptions options_;

@@ -13,9 +13,11 @@ class CommandLineTest(ToolTest):
         self.assertEqual(outcome.out, project.group(1) + "\n")
 
     def test_help_fits_a_terminal(self):
-        for command, parts in (((), ("train", "launch", "consolidate", "inspect", "memory", "--version")),
+        for command, parts in (((), ("train", "eval", "predict", "launch", "consolidate", "inspect", "memory", "--version")),
                                (("consolidate",), ("DIR", "OUT", "--max-shard-size SIZE", "zero_to_fp32")),
                                (("train",), ("CONFIG", "--set KEY=VALUE", "-n, --nproc, --nproc-per-node N")),
+                               (("eval",), ("RUN", "--tag TAG", "--set KEY=VALUE", "-n, --nproc")),
+                               (("predict",), ("RUN", "--text TEXT", "--file FILE", "--json")),
                                (("inspect",), ("DIR", "--tag TAG", "--verify", "--json")),
                                (("memory",), ("--stages LIST", "--simulate-world N", "--estimate", "--fit SIZE", "--out DIR")),
                                (("launch",), ("--master-port PORT", "--log-dir DIR", "-- PROGRAM ARGS"))):
@@ -34,7 +36,7 @@ class CommandLineTest(ToolTest):
     def test_mistakes(self):
         name = self.write("config.json", self.config())
         for args, *parts in (
-                ((), "no command was given", "train or launch"),
+                ((), "no command was given", "train or eval or predict or launch"),
                 (("trian", name), "unknown command 'trian'", 'did you mean "train"?'),
                 (("--verison",), "unknown option '--verison'", 'did you mean "--version"?'),
                 (("train",), "train: CONFIG is required", "tessera train --help"),

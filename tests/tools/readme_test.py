@@ -70,7 +70,7 @@ class ReadmeTest(ToolTest):
         self.assert_one_error(outcome, "no.json: cannot be opened")
 
     def test_commands_shown_exist(self):
-        helps = {name: self.run_tool(name, "--help").out for name in ("train", "launch", "inspect", "consolidate", "memory")}
+        helps = {name: self.run_tool(name, "--help").out for name in ("train", "eval", "predict", "launch", "inspect", "consolidate", "memory")}
         for name, rest in re.findall(r"build/tessera (\w+) (.*)$", README, re.MULTILINE):
             for flag in re.findall(r"(?<!\S)--?[a-z][\w-]*", rest.split(" -- ")[0]):
                 with self.subTest(command=name, flag=flag):

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -15,6 +16,7 @@
 
 #include "comm/init.h"
 #include "core/error.h"
+#include "core/str.h"
 #include "tests/train/blobs_task.h"
 #include "train/run.h"
 
@@ -235,6 +237,82 @@ TEST_F(TrainerTest, MaxStepsAndEvaluationBySteps) {
   EXPECT_THAT(evaluations, testing::ElementsAre(5, 10, 13)) << "and once at the end";
 }
 
+// At a learning rate of 0 the second evaluation is no better than the first, nor is the third.
+TEST_F(TrainerTest, StopsEarlyAndGoesOnWithMorePatience) {
+  json config = base_config();
+  config["optimizer"]["params"]["lr"] = 0;
+  config["trainer"]["epochs"] = 10;
+  config["trainer"]["metric_for_best"] = "accuracy";
+  config["checkpoint"]["fsync"] = false;
+  for (const int world_size : {1, 2}) {
+    fs::remove_all(folder_);
+    config["trainer"]["early_stopping_patience"] = 2;
+    const Result result = train(config, world_size);
+    EXPECT_EQ(result.summary.num_steps, 30);
+    EXPECT_THAT(result.output, HasSubstr("\nstopped  early: no better accuracy in 2 evaluations\n"));
+    EXPECT_TRUE(result.summary.interrupted.empty()) << "it has come to its end";
+    EXPECT_TRUE(fs::exists(folder_ / "model.safetensors"));
+    EXPECT_EQ(json::parse(content(folder_ / "all_results.json")).at("stopped_early"), "no better accuracy in 2 evaluations");
+
+    const Result again = train(config, world_size, {}, false, {.resume = true, .init = {}, .stop = {}});
+    EXPECT_TRUE(again.summary.was_finished);
+    EXPECT_THAT(again.output, HasSubstr("to train on, raise trainer.early_stopping_patience"));
+
+    config["trainer"]["early_stopping_patience"] = 4;
+    const Result more = train(config, world_size, {}, false, {.resume = true, .init = {}, .stop = {}});
+    EXPECT_EQ(more.summary.num_steps, 50);
+    EXPECT_EQ(more.seen[0].size(), 20u * 48u / static_cast<size_t>(world_size)) << "it goes on where it was";
+  }
+}
+
+TEST_F(TrainerTest, EarlyStoppingNeedsItsMetric) {
+  json config = base_config();
+  config["trainer"]["early_stopping_patience"] = 2;
+  EXPECT_THAT(error_of(config, 2, {.eval_size = 0}), AllOf(HasSubstr("trainer.early_stopping_patience: found 2"), HasSubstr("nothing is evaluated")));
+  config["trainer"]["metric_for_best"] = "f2";
+  config["trainer"]["overwrite_output_dir"] = true;
+  EXPECT_THAT(error_of(config, 2), AllOf(HasSubstr("trainer.metric_for_best: found \"f2\""), HasSubstr("accuracy, loss")));
+}
+
+TEST_F(TrainerTest, TheLastWeightsAreExportedAndTestedOnRequest) {
+  json config = base_config();
+  config["trainer"]["best_is"] = "greatest";  // of the losses: the first evaluation's
+  config["trainer"]["load_best_at_end"] = false;
+  config["checkpoint"]["fsync"] = false;
+  const Summary summary = train(config, 2, {.test_size = 67}).summary;
+  EXPECT_EQ(summary.model_metric, "") << "it is the last";
+  EXPECT_LT(summary.test->metrics[1].second, 1.1 * summary.evaluation->metrics[1].second);
+  const json state = json::parse(content(folder_ / "trainer_state.json"));
+  EXPECT_EQ(state.at("best_global_step"), 10) << "which is known all the same";
+}
+
+// Under the names of transformers' TrainerState.
+TEST_F(TrainerTest, TrainerState) {
+  json config = base_config();
+  config["trainer"]["early_stopping_patience"] = 5;
+  config["checkpoint"]["fsync"] = false;
+  int64_t num_asked = 0;
+  for (const bool resume : {false, true}) {
+    TrainerStart start{.resume = resume, .init = {}, .stop = [&] { return !resume && ++num_asked == 14; }};
+    train(config, 1, {}, false, start);
+    const json state = json::parse(content(folder_ / "trainer_state.json"));
+    EXPECT_EQ(state.at("global_step"), resume ? 30 : 14);
+    EXPECT_EQ(state.at("max_steps"), 30);
+    EXPECT_EQ(state.at("num_train_epochs"), 3);
+    EXPECT_DOUBLE_EQ(state.at("epoch"), resume ? 3 : 1.4);
+    const json& history = state.at("log_history");
+    const auto records = json_lines(folder_ / "metrics.jsonl");
+    ASSERT_EQ(history.size(), records.size());
+    EXPECT_TRUE(std::equal(history.begin(), history.end(), records.begin()));
+    double best = 1e9;
+    for (const json& record : records)
+      if (record.contains("eval_loss")) best = std::min(best, record.at("eval_loss").get<double>());
+    EXPECT_EQ(state.at("best_metric"), best);
+    EXPECT_EQ(state.at("best_model_checkpoint"), str(folder_.string(), "/checkpoints/global_step", state.at("best_global_step").get<int>()));
+    EXPECT_EQ(state.at("stateful_callbacks").at("EarlyStoppingCallback").at("attributes").at("early_stopping_patience_counter"), 0);
+  }
+}
+
 TEST_F(TrainerTest, SamplesAreWrittenAtEachEvaluation) {
   train(base_config(), 2);
   std::set<std::string> names;
@@ -447,6 +525,16 @@ TEST_F(TrainerTest, RunJoinsLoadsAndTrains) {
   json unknown = config;
   unknown["data"]["type"] = "blob";
   EXPECT_THROW(run(parse_run_config(unknown.dump(), "blobs.json", 1), registry, comm::Environment{}, output), ConfigError);
+}
+
+// As torch.use_deterministic_algorithms(True): put_ without accumulation has no deterministic form.
+TEST(MakeDeterministic, RefusesWhatIsNot) {
+  at::Tensor values = at::zeros({4});
+  const auto put = [&] { values.put_(at::tensor({1, 1}, at::kLong), at::tensor({1.0f, 2.0f})); };
+  EXPECT_NO_THROW(put());
+  make_deterministic();
+  EXPECT_THROW(put(), c10::Error);
+  at::globalContext().setDeterministicAlgorithms(false, false);
 }
 
 TEST(ChooseDevice, Cpu) {

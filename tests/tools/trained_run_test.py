@@ -1,0 +1,106 @@
+"""A trained model used again: `tessera eval` and `tessera predict`."""
+import json
+import unittest
+
+from tool import ToolTest
+
+LETTERS = "abcdefghij"
+
+
+class TrainedRunTest(ToolTest):
+    """A text is positive when it has a 好, and negative when it has a 坏; no two are alike."""
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.texts = cls.shared / "texts"
+        cls.texts.mkdir()
+        for label, sign in (("neg", "坏"), ("pos", "好")):
+            lines = [LETTERS[i % 10] * (i % 5) + sign + LETTERS[i // 10] * (1 + i % 3) + str(i) for i in range(100)]
+            (cls.texts / f"{label}.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+    def train_texts(self, **trainer):
+        name = self.write("texts.json", {
+            "model": {"type": "bert", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 24,
+                      "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
+            "data": {"type": "labelled_text", "path": str(self.texts)},
+            "trainer": {"epochs": 4, "output_dir": "run", "device": "cpu", "metric_for_best": "accuracy", **trainer},
+            "train_batch_size": 8, "optimizer": {"type": "AdamW", "params": {"lr": 5e-3}}, "checkpoint": {"fsync": False}})
+        outcome = self.run_tool("train", name, "--nproc", 2, "--set", "zero_optimization.stage=3")
+        self.assert_succeeded(outcome)
+        return outcome
+
+    def eval_results(self):
+        return json.loads((self.folder / "run" / "eval_results.json").read_text())
+
+    def test_eval_on_other_numbers_of_ranks(self):
+        trained = self.train_texts()
+        table = trained.out[trained.out.index("              precision"):trained.out.index("\ntraining ")]
+        for ranks in (1, 2, 3):
+            with self.subTest(ranks=ranks):
+                outcome = self.run_tool("eval", "run", *(["-n", ranks] if ranks > 1 else []))
+                self.assert_succeeded(outcome)
+                results = self.eval_results()
+                self.assertEqual((results["eval_samples"], results["test_samples"]), (20, 20))
+                self.assertEqual(results["test_accuracy"], self.results()["test_accuracy"])
+                self.assertAlmostEqual(results["test_loss"], self.results()["test_loss"], delta=1e-6)
+                self.assertTrue(outcome.out.startswith("              precision"), outcome)
+                self.assertIn(table[:-12], outcome.out)  # with the weights that were tested at the end of training
+                self.assertIn("\nvalidation accuracy ", outcome.out)
+                self.assertLessEqual(max(map(len, outcome.out.splitlines())), 80)
+
+    def test_predict(self):
+        self.train_texts()
+        self.assert_succeeded(self.run_tool("eval", "run"))
+        outcome = self.run_tool("predict", "run", "--text", "a好b", "--text", "cc坏d")
+        self.assert_succeeded(outcome)
+        self.assertRegex(outcome.out, r"^pos 0\.\d{4}\nneg 0\.\d{4}\n$")
+
+        # Everything there is, from a file and from a pipe: what the sets' accuracies allow, in the order of the lines.
+        for label in ("neg", "pos"):
+            outcome = self.run_tool("predict", "run", "--json", "--file", self.texts / f"{label}.txt")
+            self.assert_succeeded(outcome)
+            answers = [json.loads(line) for line in outcome.out.splitlines()]
+            self.assertEqual(len(answers), 100)
+            self.assertGreaterEqual(sum(answer["label"] == label for answer in answers), 95)
+            self.assertTrue(all(0.5 <= answer["score"] <= 1 for answer in answers))
+        first = self.run_tool("predict", "run", "--json", "--text", (self.texts / "pos.txt").read_text().splitlines()[0])
+        self.assertAlmostEqual(json.loads(first.out)["score"], answers[0]["score"], delta=1e-6)  # alone or in a batch
+
+    def test_predict_needs_no_data(self):
+        self.train_texts()
+        self.assert_succeeded(self.run_tool("predict", "run", "--set", "data.path=/nowhere", "--text", "好"))
+        (self.folder / "run" / "model.safetensors").unlink()
+        self.assert_succeeded(self.run_tool("predict", "run", "--set", "data.path=/nowhere", "--text", "好"))  # of the checkpoint
+
+    def test_a_language_model_goes_on(self):
+        (self.folder / "letters.txt").write_text("abcdefg" * 400)
+        name = self.write("gpt.json", {
+            "model": {"type": "gpt", "dim": 16, "layers": 1, "heads": 2, "sequence": 16},
+            "data": {"type": "text", "path": "letters.txt", "sample_bytes": 11, "temperature": 0.0},
+            "trainer": {"max_steps": 150, "output_dir": "run", "device": "cpu"},
+            "train_batch_size": 8, "optimizer": {"type": "AdamW", "params": {"lr": 1e-2}}, "checkpoint": {"fsync": False}})
+        self.assert_succeeded(self.run_tool("train", name))
+        outcome = self.run_tool("predict", "run", "--text", "cdefg", "--json")
+        self.assert_succeeded(outcome)
+        self.assertEqual(json.loads(outcome.out), {"generated_text": "cdefgabcdefgabcd"})
+        outcome = self.run_tool("eval", "run", "-n", 2)
+        self.assert_succeeded(outcome)
+        self.assertIn("perplexity", outcome.out)
+
+    def test_mistakes(self):
+        self.assert_one_error(self.run_tool("predict", "run", "--text", "x"), "run: has no config.json")
+        self.assert_one_error(self.run_tool("eval", "run", "-n", 2), "run: has no config.json")
+        self.assert_one_error(self.run_tool("predict", "run"), "nothing to predict", "--text TEXT")
+        self.assert_one_error(self.run_tool("predict", "run", "--file", "none.txt"), "none.txt: cannot be opened")
+        self.write("config.json", self.config())
+        outcome = self.run_tool("train", "config.json", "--set", "trainer.output_dir=images")
+        self.assert_succeeded(outcome)
+        self.assert_one_error(self.run_tool("predict", "images", "--text", "x"), "data.type", "fashion_mnist", "to predict with", "labelled_text, text")
+        self.assert_one_error(self.run_tool("eval", "images", "--tag", "global_step77"), "global_step77")
+        (self.folder / "images" / "model.safetensors").write_bytes(b"damaged")
+        self.assert_one_error(self.run_tool("eval", "images"), "images/model.safetensors")
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,55 @@
+#include "train/early_stopping.h"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <vector>
+
+namespace tessera::train {
+namespace {
+
+// The evaluation after which training stops, counted from 1; 0: never.
+int stops_after(EarlyStopping stopping, const std::vector<double>& values) {
+  for (size_t i = 0; i < values.size(); ++i) {
+    stopping.note(values[i]);
+    if (stopping.should_stop()) return static_cast<int>(i) + 1;
+  }
+  return 0;
+}
+
+TEST(EarlyStopping, StopsAfterSoManyWithoutABetterOne) {
+  EXPECT_EQ(stops_after({2, 0, true}, {0.5, 0.6, 0.6, 0.55, 0.9}), 4);
+  EXPECT_EQ(stops_after({3, 0, true}, {0.5, 0.6, 0.6, 0.55, 0.9}), 0);
+  EXPECT_EQ(stops_after({1, 0, true}, {0.5, 0.6, 0.6}), 3) << "an equal one is not better";
+  EXPECT_EQ(stops_after({2, 0, false}, {0.5, 0.6, 0.4, 0.5, 0.45}), 5);
+}
+
+TEST(EarlyStopping, NeverWithoutPatience) {
+  EXPECT_FALSE(EarlyStopping(0, 0, true).enabled());
+  EXPECT_EQ(stops_after({0, 0, true}, {3, 2, 1, 0}), 0);
+}
+
+// As transformers: what is better by less than the threshold is the value to beat from then on, but counts as stale.
+TEST(EarlyStopping, Threshold) {
+  EXPECT_EQ(stops_after({2, 0.1, true}, {0.5, 0.55, 0.58}), 3);
+  EXPECT_EQ(stops_after({2, 0.1, true}, {0.5, 0.55, 0.7, 0.71, 0.72}), 5);
+  EXPECT_EQ(stops_after({2, 0.1, true}, {0.5, 0.59, 0.62}), 3) << "0.62 is 0.12 above the first, but 0.03 above the best";
+}
+
+TEST(EarlyStopping, WhatIsNoNumberIsNoBetter) {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  EXPECT_EQ(stops_after({2, 0, false}, {nan, nan}), 2);
+  EXPECT_EQ(stops_after({2, 0, false}, {0.5, nan, 0.4, nan, nan}), 5);
+  EXPECT_EQ(stops_after({2, 0, true}, {nan, 0.1, 0.05}), 0) << "the first number is the first to beat";
+}
+
+TEST(EarlyStopping, GoesOnFromItsState) {
+  EarlyStopping first(3, 0, true);
+  for (const double value : {0.5, 0.7, 0.6}) first.note(value);
+  EXPECT_EQ(first.state(), (EarlyStoppingState{.best = 0.7, .num_stale = 1}));
+  EXPECT_EQ(stops_after({3, 0, true, first.state()}, {0.69, 0.68}), 2);
+  EXPECT_TRUE(EarlyStopping(1, 0, true, first.state()).should_stop()) << "by less patience it has stopped already";
+}
+
+}  // namespace
+}  // namespace tessera::train

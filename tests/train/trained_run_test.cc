@@ -1,0 +1,113 @@
+// A run's folder read back: another number of ranks, another stage, the exported model or a checkpoint.
+#include "train/trained_run.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "checkpoint/checkpoint_error.h"
+#include "core/error.h"
+#include "tests/support/errors.h"
+#include "tests/train/blobs_task.h"
+
+namespace tessera::train {
+namespace {
+
+using nlohmann::json;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using tessera::testing::error_of;
+namespace fs = std::filesystem;
+
+class TrainedRunTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = fs::path(::testing::TempDir()) / ("trained_run_" + std::to_string(getpid()));
+    fs::remove_all(folder_);
+    register_blobs(registry_);
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+
+  Summary train(bool export_model = true, const json& more = json::object()) {
+    json config = {{"model", {{"type", "mlp"}}},
+                   {"data", {{"type", "blobs"}}},
+                   {"trainer", {{"epochs", 3}, {"output_dir", folder_.string()}, {"device", "cpu"}, {"export_model", export_model}}},
+                   {"train_batch_size", 48},
+                   {"gradient_accumulation_steps", 2},
+                   {"optimizer", {{"type", "AdamW"}, {"params", {{"lr", 0.01}}}, {"param_groups", {{{"match", {"*.bias"}}, {"weight_decay", 0.0}}}}}},
+                   {"scheduler", {{"type", "WarmupDecayLR"}, {"params", {{"warmup_max_lr", 0.02}, {"warmup_num_steps", 3}}}}},
+                   {"zero_optimization", {{"stage", 2}}},
+                   {"checkpoint", {{"fsync", false}}}};
+    config.merge_patch(more);
+    return run(parse_run_config(config.dump(), "blobs.json", 1), registry_, comm::Environment{}, {});
+  }
+
+  std::vector<Evaluation> evaluate(const TrainedRun& run) {
+    out_.str("");
+    return evaluate_run(run, registry_, comm::Environment{}, {{.out = &out_, .now_s = {}}, Logger()});
+  }
+
+  fs::path folder_;
+  Registry registry_;
+  std::ostringstream out_;
+};
+
+TEST_F(TrainedRunTest, GivesWhatTheRunHadAtItsEnd) {
+  const Summary summary = train();
+  const auto expected = summary.evaluation->metrics;
+  for (const char* stage : {"zero_optimization.stage=0", "zero_optimization.stage=3"}) {
+    const std::vector<Evaluation> found = evaluate(open_run(folder_, 1, {stage}));
+    ASSERT_EQ(found.size(), 1u);
+    EXPECT_EQ(found[0].num_samples, 101);
+    EXPECT_NEAR(found[0].metrics[1].second, expected[1].second, 1e-6) << stage;
+    EXPECT_EQ(found[0].metrics[0].second, expected[0].second) << stage;
+  }
+  EXPECT_THAT(out_.str(), AllOf(HasSubstr("test     accuracy "), HasSubstr("on 101 samples\n")));
+  const json results = json::parse(std::ifstream(folder_ / "eval_results.json"));
+  EXPECT_EQ(results.at("eval_samples"), 101);
+  EXPECT_NEAR(results.at("eval_loss"), expected[1].second, 1e-6);
+  EXPECT_EQ(results.at("model"), (folder_ / "model.safetensors").string());
+}
+
+TEST_F(TrainedRunTest, EvaluatesCheckpointsToo) {
+  train(/*export_model=*/false);
+  const double last = evaluate(open_run(folder_, 1))[0].metrics[1].second;  // the latest, where there is no model
+  const double first = evaluate(open_run(folder_, 1, {}, "global_step10"))[0].metrics[1].second;
+  EXPECT_GT(first, 1.1 * last);
+  EXPECT_THAT(error_of<CheckpointError>([&] { evaluate(open_run(folder_, 1, {}, "global_step11")); }), HasSubstr("global_step11"));
+}
+
+TEST_F(TrainedRunTest, AnotherNumberOfRanksKeepsTheMicroBatch) {
+  train();
+  const TrainedRun run = open_run(folder_, 5);
+  EXPECT_EQ(run.config.engine.train_micro_batch_size_per_gpu, 24);
+  EXPECT_EQ(run.config.engine.train_batch_size, 5 * 24);
+  EXPECT_EQ(run.config.engine.optimizer.type, "SGD") << "without moments, which nobody needs";
+  EXPECT_TRUE(run.config.engine.optimizer.param_groups.empty());
+}
+
+TEST_F(TrainedRunTest, ANewRunTakesTheOldResultsAway) {
+  train();
+  evaluate(open_run(folder_, 1));
+  train();
+  EXPECT_FALSE(fs::exists(folder_ / "eval_results.json"));
+}
+
+TEST_F(TrainedRunTest, Mistakes) {
+  EXPECT_THAT(error_of<ConfigError>([&] { open_run(folder_, 1); }), AllOf(HasSubstr(folder_.string()), HasSubstr("has no config.json"), Not(HasSubstr("\n"))));
+  train(true, {{"trainer", {{"save_every_epochs", 0}}}});
+  EXPECT_THAT(error_of<ConfigError>([&] { open_run(folder_, 1); }), HasSubstr("has neither model.safetensors nor checkpoints"));
+  train();
+  EXPECT_THAT(error_of<ConfigError>([&] { open_run(folder_, 1, {"zero_optimization.stage=4"}); }), HasSubstr("zero_optimization.stage"));
+  EXPECT_THAT(error_of<ConfigError>([&] { load_predictor(open_run(folder_, 1), registry_, {}); }), HasSubstr("to predict with"));
+  EXPECT_THAT(error_of<ConfigError>([&] { evaluate(open_run(folder_, 1, {"data.eval_size=0"})); }), HasSubstr("has no samples to evaluate"));
+}
+
+}  // namespace
+}  // namespace tessera::train

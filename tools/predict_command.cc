@@ -1,0 +1,80 @@
+#include "tools/predict_command.h"
+
+#include <fstream>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "core/error.h"
+#include "core/log.h"
+#include "core/str.h"
+#include "core/utf8.h"
+#include "tools/tasks.h"
+#include "train/trained_run.h"
+
+namespace tessera::tools {
+namespace {
+
+struct PredictFlags {
+  std::string folder, tag, file;
+  std::vector<std::string> texts, overrides;
+  bool json = false;
+};
+
+/// A text a line.
+void read_lines(const std::string& name, std::vector<std::string>& texts) {
+  std::ifstream file;
+  if (name != "-") {
+    file.open(name);
+    if (!file) throw DataError(str(name, ": cannot be opened; expected a file with a text a line, or - for standard input"));
+  }
+  std::istream& in = name == "-" ? std::cin : file;
+  for (std::string line; std::getline(in, line);) {
+    if (line.ends_with('\r')) line.pop_back();
+    texts.push_back(line);
+  }
+  if (in.bad()) throw DataError(str(name, ": reading failed; expected a text a line"));
+}
+
+std::vector<std::string> texts_of(const PredictFlags& flags) {
+  std::vector<std::string> texts = flags.texts;
+  if (!flags.file.empty()) read_lines(flags.file, texts);
+  if (texts.empty()) throw ConfigError("nothing to predict; expected --text TEXT, or --file FILE with a text a line");
+  for (size_t i = 0; i < texts.size(); ++i)
+    if (!is_utf8(texts[i])) throw DataError(str("text ", i + 1, " is not UTF-8; expected UTF-8"));
+  return texts;
+}
+
+void predict(const PredictFlags& flags) {
+  const Logger log{LogOptions{}};
+  const std::vector<std::string> texts = texts_of(flags);
+  const train::TrainedRun run = train::open_run(flags.folder, 1, flags.overrides, flags.tag);
+  const std::unique_ptr<train::Predictor> predictor = train::load_predictor(run, tasks(), log);
+  for (const train::Prediction& prediction : predictor->predict(texts)) {
+    if (flags.json) {
+      using Json = nlohmann::ordered_json;
+      std::cout << prediction.answer.dump(-1, ' ', false, Json::error_handler_t::replace) << '\n';
+    } else {
+      std::cout << prediction.line << '\n';
+    }
+  }
+  std::cout.flush();
+}
+
+}  // namespace
+
+void add_predict_command(CLI::App& app) {
+  CLI::App* command = app.add_subcommand("predict", "Ask a trained model about texts of your own");
+  const auto flags = std::make_shared<PredictFlags>();
+  command->add_option("RUN", flags->folder, "Folder of a run, e.g. runs/NAME")->required()->type_name("")->option_text(" ");
+  command->add_option("--text", flags->texts, "A text (repeatable)")->type_name("TEXT")->expected(1)->take_all();
+  command->add_option("--file", flags->file, "A file with a text a line; - is standard input")->type_name("FILE");
+  command->add_flag("--json", flags->json, "Print a JSON object a text, as transformers' pipelines answer");
+  command->add_option("--tag", flags->tag, "A checkpoint of it (default: its model.safetensors, else the latest)")->type_name("TAG");
+  command->add_option("--set", flags->overrides, "Override a key of its config.json (repeatable)")->type_name("KEY=VALUE")->expected(1)->take_all();
+  command->footer("Texts are labelled or continued by what the run has trained:\n"
+                  "docs/text_classification.md, docs/language_model.md.");
+  command->callback([flags] { predict(*flags); });
+}
+
+}  // namespace tessera::tools

@@ -1,0 +1,11 @@
+// The tasks the `tessera` command knows.
+#pragma once
+
+#include "train/registry.h"
+
+namespace tessera::tools {
+
+/// Local. The examples' tasks and predictors, by their names in a configuration.
+train::Registry tasks();
+
+}  // namespace tessera::tools

@@ -1,0 +1,113 @@
+#include "train/trained_run.h"
+
+#include <ATen/Parallel.h>
+
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "checkpoint/catalog.h"
+#include "core/disk.h"
+#include "core/error.h"
+#include "core/str.h"
+#include "engine/checkpointing.h"
+#include "train/report.h"
+#include "train/run_directory.h"
+
+namespace tessera::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+fs::path checkpoints_of(const fs::path& folder) { return folder / "checkpoints"; }
+
+/// Weights alone: moments would take twice their memory.
+void forget_training(EngineConfig& config) {
+  config.optimizer = {.type = "SGD", .params = {{"lr", 0.0}}, .param_groups = {}};
+  config.scheduler = {};
+}
+
+/// The number of ranks may be another now: the micro-batch stays, and the global batch follows from it.
+std::vector<std::string> for_any_world(std::vector<std::string> overrides) {
+  overrides.insert(overrides.begin(), {"train_batch_size=auto", "gradient_accumulation_steps=1"});
+  return overrides;
+}
+
+void write_results(const TrainedRun& run, const std::vector<Evaluation>& evaluations) {
+  nlohmann::ordered_json results;
+  results["model"] = run.weights.empty() ? (checkpoints_of(run.folder) / run.tag).string() : run.weights.string();
+  for (size_t i = 0; i < evaluations.size(); ++i) add_evaluation(evaluations[i], i == 0 ? "eval_" : "test_", results);
+  Disk({.sync = false, .probe = {}}).replace_file(run.folder / kEvalResultsName, results.dump(2) + "\n");
+}
+
+}  // namespace
+
+TrainedRun open_run(const fs::path& folder, int world_size, const std::vector<std::string>& overrides, const std::string& tag) {
+  std::error_code error;
+  const fs::path config = folder / "config.json";
+  if (!fs::is_regular_file(config, error))
+    throw ConfigError(str(folder.string(), ": has no config.json; expected the folder of a run of `tessera train` (trainer.output_dir)"));
+  TrainedRun run{.folder = folder, .config = load_run_config(config.string(), world_size, for_any_world(overrides)), .weights = {}, .tag = tag};
+  run.config.trainer.output_dir = folder.string();
+  run.config.report = {};  // was said when it was trained
+  forget_training(run.config.engine);
+  if (!tag.empty()) return run;
+  if (fs::exists(folder / kModelName, error)) {
+    run.weights = folder / kModelName;
+  } else if (const std::optional<std::string> latest = checkpoint::read_latest(checkpoints_of(folder))) {
+    run.tag = *latest;
+  } else {
+    throw ConfigError(str(folder.string(), ": has neither ", kModelName, " nor checkpoints; expected a run that has saved one (trainer.save_every_epochs)"));
+  }
+  return run;
+}
+
+void load_trained_weights(const TrainedRun& run, Engine& engine) {
+  if (!run.weights.empty()) return engine.load_weights(run.weights.string());
+  LoadOptions options;
+  options.load_module_only = true;
+  engine.load_checkpoint(checkpoints_of(run.folder).string(), run.tag, options);
+}
+
+std::vector<Evaluation> evaluate_run(const TrainedRun& run, const Registry& registry, const comm::Environment& environment,
+                                     const TrainerOutput& output) {
+  const TrainerConfig& trainer = run.config.trainer;
+  at::set_num_threads(choose_num_threads(trainer, environment));
+  if (trainer.deterministic) make_deterministic();
+  const at::Device device = choose_device(trainer, environment);
+  const std::unique_ptr<Task> task = registry.make(run.config.model, run.config.data);
+  const comm::CommunicatorPtr comm = join_group(trainer, environment, device, output.logger);
+  InitOptions init;
+  init.device = device;
+  init.log = comm->rank() == 0 ? output.logger : Logger{};
+  init.local_rank = environment.local_rank;
+  Engine& engine = task->initialize(run.config.engine, comm, init);
+  load_trained_weights(run, engine);
+
+  const Display display = comm->rank() == 0 ? output.display : Display{};
+  std::vector<Evaluation> evaluations;
+  for (const EvaluationSet set : {EvaluationSet::kOnTheWay, EvaluationSet::kTest}) {
+    if ((set == EvaluationSet::kTest ? task->test_size() : task->eval_size()) == 0) continue;
+    evaluations.push_back(evaluate(*task, engine, trainer.eval_batch_size, display, set));
+    if (display.out != nullptr) *display.out << format_result(evaluations.back()) << std::endl;
+  }
+  if (evaluations.empty()) throw ConfigError(str(run.folder.string(), ": ", task->name(), " has no samples to evaluate; expected a part for it in data"));
+  if (comm->rank() == 0) write_results(run, evaluations);
+  return evaluations;
+}
+
+std::unique_ptr<Predictor> load_predictor(const TrainedRun& run, const Registry& registry, const Logger& logger) {
+  const comm::Environment alone;
+  at::set_num_threads(choose_num_threads(run.config.trainer, alone));
+  std::unique_ptr<Predictor> predictor = registry.make_predictor(run.config.model, run.config.data, run.folder);
+  InitOptions init;
+  init.device = choose_device(run.config.trainer, alone);
+  init.log = logger;
+  EngineConfig config = run.config.engine;
+  config.zero.stage = 0;  // one rank has it all
+  Engine& engine = predictor->initialize(config, join_group(run.config.trainer, alone, init.device, logger), init);
+  load_trained_weights(run, engine);
+  engine.eval();
+  return predictor;
+}
+
+}  // namespace tessera::train
