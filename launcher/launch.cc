@@ -17,6 +17,7 @@
 
 #include "core/error.h"
 #include "core/str.h"
+#include "core/temporary_folder.h"
 #include "launcher/environment.h"
 #include "launcher/failure.h"
 #include "core/file_descriptor.h"
@@ -45,29 +46,18 @@ void check(const Options& options) {
 class RunFiles {
  public:
   explicit RunFiles(const std::string& log_dir) {
+    log_dir_ = log_dir.empty() ? temporary_.path() : fs::path(log_dir);
     std::error_code error;
-    const fs::path parent = fs::temp_directory_path(error);
-    std::string name = ((error ? fs::path("/tmp") : parent) / "tessera_XXXXXX").string();
-    if (!::mkdtemp(name.data()))
-      throw CommError(str(name, ": the launcher's temporary folder cannot be made: ", std::strerror(errno)));
-    temporary_ = name;
-    log_dir_ = log_dir.empty() ? temporary_ : fs::path(log_dir);
-    if (log_dir.empty()) return;
     fs::create_directories(log_dir_, error);
-    if (!error) return;
-    remove();
-    throw ConfigError(str("--log-dir ", log_dir, ": the folder cannot be made: ", error.message()));
-  }
-  RunFiles(const RunFiles&) = delete;
-  RunFiles& operator=(const RunFiles&) = delete;
-  ~RunFiles() {
-    if (!kept_) remove();
+    if (error) throw ConfigError(str("--log-dir ", log_dir, ": the folder cannot be made: ", error.message()));
   }
 
   /// Leaves the logs where they are; for the user to read them.
-  void keep() { kept_ = log_dir_ == temporary_; }
+  void keep() {
+    if (log_dir_ == temporary_.path()) temporary_.keep();
+  }
   std::string log(int rank) const { return (log_dir_ / name(rank, ".log")).string(); }
-  std::string error(int rank) const { return (temporary_ / name(rank, ".error")).string(); }
+  std::string error(int rank) const { return (temporary_.path() / name(rank, ".error")).string(); }
 
  private:
   static std::string name(int rank, const char* suffix) {
@@ -75,12 +65,8 @@ class RunFiles {
     std::snprintf(text, sizeof(text), "rank_%05d%s", rank, suffix);
     return text;
   }
-  void remove() {
-    std::error_code ignored;
-    fs::remove_all(temporary_, ignored);
-  }
-  fs::path temporary_, log_dir_;
-  bool kept_ = false;
+  TemporaryFolder temporary_{"tessera"};
+  fs::path log_dir_;
 };
 
 std::string new_run_id() {

@@ -13,8 +13,10 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "core/str.h"
+#include "core/temporary_folder.h"
 #include "engine/optimizer_setup.h"
 #include "launcher/environment.h"
+#include "tools/columns.h"
 #include "tools/command_line.h"
 #include "tools/launch_command.h"
 #include "tools/memory_report.h"
@@ -49,26 +51,6 @@ struct MemoryFlags {
 };
 
 // ------------------------------------------------------------------------------------------ measuring
-
-/// A folder of its own, removed with it.
-class TemporaryFolder {
- public:
-  TemporaryFolder() {
-    std::string name = (fs::temp_directory_path() / "tessera_memory_XXXXXX").string();
-    if (::mkdtemp(name.data()) == nullptr) throw Error(str("no temporary folder can be made in ", fs::temp_directory_path().string()));
-    path_ = name;
-  }
-  ~TemporaryFolder() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-  }
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-  const fs::path& path() const { return path_; }
-
- private:
-  fs::path path_;
-};
 
 std::vector<int> parse_stages(const std::string& text) {
   std::vector<int> stages;
@@ -135,7 +117,7 @@ int measure(const MemoryFlags& flags, const std::vector<std::string>& args, cons
     if (error) throw ConfigError(str("--out ", flags.out, ": cannot be made: ", error.message()));
   }
 
-  const TemporaryFolder folder;
+  const TemporaryFolder folder("tessera_memory");
   MemoryTrials trials;
   for (const int stage : stages) {
     if (::isatty(STDERR_FILENO) != 0) std::cerr << "\rstage " << stage << " ..." << std::flush;
@@ -193,11 +175,8 @@ int num_states_of(const std::string& name) {
   return static_cast<int>(kernels::state_names(setup.kind, setup.groups.front()).size());
 }
 
-std::string cell(double value, int width, const char* format = "%.1f") {
-  char text[64];
-  std::snprintf(text, sizeof text, format, value);
-  return std::string(std::max<int>(0, width - static_cast<int>(std::char_traits<char>::length(text))), ' ') + text;
-}
+// 10^9 bytes
+std::string gigabytes(int64_t bytes, size_t width) { return padded_left(fixed(static_cast<double>(bytes) / 1e9, 1), width); }
 
 int estimate(const MemoryFlags& flags) {
   if (flags.params.empty()) throw ConfigError("--estimate: expected --params too, e.g. --params 7.5e9");
@@ -219,12 +198,10 @@ int estimate(const MemoryFlags& flags) {
               << "          parameters  gradients  master  optimizer     total" << (two ? "   " + gradients : "") << '\n';
     for (const int stage : {0, 1, 2, 3}) {
       const zero::StateBytes bytes = zero::estimate_state_bytes(num_parameters, flags.world, dtype, model(stage, DType::kFloat32));
-      std::cout << "stage " << stage << "  " << cell(static_cast<double>(bytes.parameters) / 1e9, 11) << cell(static_cast<double>(bytes.gradients) / 1e9, 11)
-                << cell(static_cast<double>(bytes.master) / 1e9, 8) << cell(static_cast<double>(bytes.optimizer) / 1e9, 11)
-                << cell(static_cast<double>(bytes.total()) / 1e9, 10);
+      std::cout << "stage " << stage << "  " << gigabytes(bytes.parameters, 11) << gigabytes(bytes.gradients, 11) << gigabytes(bytes.master, 8)
+                << gigabytes(bytes.optimizer, 11) << gigabytes(bytes.total(), 10);
       if (two)
-        std::cout << cell(static_cast<double>(zero::estimate_state_bytes(num_parameters, flags.world, dtype, model(stage, dtype)).total()) / 1e9,
-                          static_cast<int>(gradients.size()) + 3);
+        std::cout << gigabytes(zero::estimate_state_bytes(num_parameters, flags.world, dtype, model(stage, dtype)).total(), gradients.size() + 3);
       std::cout << '\n';
     }
   }

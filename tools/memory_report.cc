@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "core/str.h"
+#include "tools/columns.h"
 
 namespace tessera::tools {
 namespace {
@@ -18,15 +19,6 @@ constexpr size_t kLabelWidth = 28;
 constexpr size_t kCellWidth = 13;
 constexpr size_t kBarWidth = 50;
 constexpr const char* kBarMarks[kNumMemoryUses] = {"█", "▓", "▚", "▒", "▞", "≡", "░", "·"};
-
-std::string padded_left(const std::string& text, size_t width) { return std::string(width > text.size() ? width - text.size() : 0, ' ') + text; }
-std::string padded_right(const std::string& text, size_t width) { return text + std::string(width > text.size() ? width - text.size() : 0, ' '); }
-
-std::string fixed(double value, int digits) {
-  char text[64];
-  std::snprintf(text, sizeof text, "%.*f", digits, value);
-  return text;
-}
 
 struct UnitOfBytes {
   double bytes;

@@ -32,9 +32,11 @@ std::vector<std::string> for_any_world(std::vector<std::string> overrides) {
   return overrides;
 }
 
+std::string model_of(const TrainedRun& run) { return (run.weights.empty() ? checkpoints_of(run.folder) / run.tag : run.weights).string(); }
+
 void write_results(const TrainedRun& run, const std::vector<Evaluation>& evaluations) {
   nlohmann::ordered_json results;
-  results["model"] = run.weights.empty() ? (checkpoints_of(run.folder) / run.tag).string() : run.weights.string();
+  results["model"] = model_of(run);
   for (size_t i = 0; i < evaluations.size(); ++i) add_evaluation(evaluations[i], i == 0 ? "eval_" : "test_", results);
   Disk({.sync = false, .probe = {}}).replace_file(run.folder / kEvalResultsName, results.dump(2) + "\n");
 }
@@ -91,6 +93,7 @@ std::vector<Evaluation> evaluate_run(const TrainedRun& run, const Registry& regi
     if (display.out != nullptr) *display.out << format_result(evaluations.back()) << std::endl;
   }
   if (evaluations.empty()) throw ConfigError(str(run.folder.string(), ": ", task->name(), " has no samples to evaluate; expected a part for it in data"));
+  if (display.out != nullptr) *display.out << "model    " << model_of(run) << std::endl;
   if (comm->rank() == 0) write_results(run, evaluations);
   return evaluations;
 }

@@ -71,6 +71,7 @@ Trainer::Trainer(RunConfig run, Task& task, comm::CommunicatorPtr comm, const In
     throw ConfigError(str("trainer.early_stopping_patience: found ", config_.trainer.early_stopping_patience,
                           ", but nothing is evaluated on the way; expected 0, or data with a part for it"));
   fill_in_schedule(config_.engine.scheduler, total_steps_);
+  if (const std::string doubt = doubt_about(config_.engine.scheduler, total_steps_); !doubt.empty()) output_.logger.warning(doubt);
   check_same_data_everywhere();
   open_run_directory();
   at::manual_seed(static_cast<uint64_t>(config_.engine.seed));

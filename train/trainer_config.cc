@@ -1,5 +1,6 @@
 #include "train/trainer_config.h"
 
+#include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
@@ -190,6 +191,16 @@ std::string dump_resolved(const RunConfig& run) {
 void fill_in_schedule(SchedulerConfig& scheduler, int64_t total_steps) {
   if (scheduler.type != "WarmupDecayLR" && scheduler.type != "WarmupCosineLR") return;
   scheduler.params.try_emplace("total_num_steps", 1, static_cast<double>(total_steps));
+}
+
+// PyTorch's examples step StepLR once an epoch, DeepSpeed at every optimizer step.
+std::string doubt_about(const SchedulerConfig& scheduler, int64_t total_steps) {
+  if (scheduler.type != "StepLR" || (scheduler.words.contains("interval") && scheduler.words.at("interval") != "step")) return "";
+  const double step_size = scheduler.params.at("step_size").front(), gamma = scheduler.params.at("gamma").front();
+  constexpr double kNothing = 1e-6;
+  if (std::pow(gamma, std::floor(static_cast<double>(total_steps) / step_size)) >= kNothing) return "";
+  return str("scheduler.params.step_size: found ", step_size, ", which counts optimizer steps: long before the last of ", format_count(total_steps),
+             " the learning rate is 0; \"interval\": \"epoch\" counts epochs");
 }
 
 std::string precision_of(const EngineConfig& config) {

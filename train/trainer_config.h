@@ -54,6 +54,9 @@ struct RunConfig {
 /// Local. total_num_steps of a schedule that ends with the run, unless it was given.
 void fill_in_schedule(SchedulerConfig& scheduler, int64_t total_steps);
 
+/// Local. What is probably not meant by this schedule in a run of so many optimizer steps; empty: nothing.
+std::string doubt_about(const SchedulerConfig& scheduler, int64_t total_steps);
+
 /// Local. "fp32", "bf16", or "fp32 under bf16 autocast".
 std::string precision_of(const EngineConfig& config);
 

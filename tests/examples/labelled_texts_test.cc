@@ -3,13 +3,13 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
 
 #include "core/error.h"
+#include "core/temporary_folder.h"
 #include "tests/support/errors.h"
 
 namespace tessera::examples {
@@ -26,12 +26,6 @@ const std::vector<std::string> kLabels = {"neg", "pos"};
 
 class LabelledTextsTest : public ::testing::Test {
  protected:
-  void SetUp() override {
-    folder_ = fs::path(::testing::TempDir()) / ("labelled_texts_" + std::to_string(getpid()));
-    fs::remove_all(folder_);
-    fs::create_directories(folder_);
-  }
-  void TearDown() override { fs::remove_all(folder_); }
   std::string write(const std::string& name, const std::string& content) const {
     std::ofstream(folder_ / name, std::ios::binary) << content;
     return (folder_ / name).string();
@@ -41,7 +35,8 @@ class LabelledTextsTest : public ::testing::Test {
     EXPECT_THAT(line, Not(HasSubstr("\n")));
     return line;
   }
-  fs::path folder_;
+  const TemporaryFolder temporary_{"labelled_texts"};
+  const std::filesystem::path folder_ = temporary_.path();
 };
 
 TEST_F(LabelledTextsTest, AFolderWithAFileALabel) {

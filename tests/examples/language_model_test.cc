@@ -11,6 +11,7 @@
 
 #include "comm/init.h"
 #include "core/error.h"
+#include "core/temporary_folder.h"
 #include "examples/language_model/task.h"
 #include "tests/support/errors.h"
 #include "train/evaluate.h"
@@ -25,15 +26,12 @@ using ::testing::Not;
 
 class LanguageModelTest : public ::testing::Test {
  protected:
-  void SetUp() override {
-    path_ = std::filesystem::path(::testing::TempDir()) / ("language_model_" + std::to_string(getpid()) + ".txt");
-  }
-  void TearDown() override { std::filesystem::remove(path_); }
   std::string write(const std::string& text) const {
     std::ofstream(path_, std::ios::binary) << text;
     return path_.string();
   }
-  std::filesystem::path path_;
+  const TemporaryFolder folder_{"language_model"};
+  const std::filesystem::path path_ = folder_.path() / "text.txt";
 };
 
 TEST_F(LanguageModelTest, WindowsLieSideBySideAndKnowTheNextByte) {

@@ -1,7 +1,6 @@
 // Tensors of files: what is mapped, what is read, and mistakes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <cstring>
 #include <filesystem>
@@ -10,6 +9,7 @@
 
 #include "checkpoint/formats/model_writer.h"
 #include "core/error.h"
+#include "core/temporary_folder.h"
 #include "examples/torchscript/tensor_file.h"
 #include "tests/support/errors.h"
 
@@ -24,12 +24,6 @@ using ::testing::HasSubstr;
 
 class TensorFileTest : public ::testing::Test {
  protected:
-  void SetUp() override {
-    folder_ = fs::path(::testing::TempDir()) / ("tensor_file_" + std::to_string(getpid()));
-    fs::create_directories(folder_);
-  }
-  void TearDown() override { fs::remove_all(folder_); }
-
   /// "x": (5, 3) fp32, 0 to 14; "y": (5) int64, 100 to 104.
   fs::path write(const std::string& name) const {
     std::vector<float> x(15);
@@ -48,7 +42,8 @@ class TensorFileTest : public ::testing::Test {
     return folder_ / name;
   }
 
-  fs::path folder_;
+  const TemporaryFolder temporary_{"tensor_file"};
+  const std::filesystem::path folder_ = temporary_.path();
 };
 
 template <class T>

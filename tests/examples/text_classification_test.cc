@@ -5,7 +5,6 @@
 #include <ATen/Parallel.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -14,6 +13,7 @@
 
 #include "comm/init.h"
 #include "core/error.h"
+#include "core/temporary_folder.h"
 #include "tests/support/errors.h"
 #include "train/classification.h"
 #include "train/evaluate.h"
@@ -29,13 +29,6 @@ using nlohmann::json;
 
 class TextClassificationTest : public ::testing::Test {
  protected:
-  void SetUp() override {
-    folder_ = fs::path(::testing::TempDir()) / ("text_classification_" + std::to_string(getpid()));
-    fs::remove_all(folder_);
-    fs::create_directories(folder_);
-  }
-  void TearDown() override { fs::remove_all(folder_); }
-
   // A text is positive when 好 is in it, somewhere among other characters; no two are alike.
   TextClassificationOptions small() const {
     std::ofstream negative(folder_ / "neg.txt"), positive(folder_ / "pos.txt");
@@ -61,7 +54,8 @@ class TextClassificationTest : public ::testing::Test {
     return config;
   }
 
-  fs::path folder_;
+  const TemporaryFolder temporary_{"text_classification"};
+  const std::filesystem::path folder_ = temporary_.path();
 };
 
 TEST_F(TextClassificationTest, BatchesArePaddedToTheirLongest) {

@@ -3,12 +3,12 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
 
 #include "core/error.h"
+#include "core/temporary_folder.h"
 #include "examples/text_classification/basic_tokens.h"
 #include "tests/support/errors.h"
 
@@ -89,13 +89,12 @@ TEST(Characters, VocabularyIsSortedByFrequencyThenCodePoint) {
 
 class VocabularyTest : public ::testing::Test {
  protected:
-  void SetUp() override { path_ = std::filesystem::path(::testing::TempDir()) / ("vocab_" + std::to_string(getpid()) + ".txt"); }
-  void TearDown() override { std::filesystem::remove(path_); }
   std::string error_with(const std::string& content) const {
     std::ofstream(path_, std::ios::binary) << content;
     return error_of<DataError>([&] { Vocabulary::read(path_.string()); });
   }
-  std::filesystem::path path_;
+  const TemporaryFolder folder_{"vocabulary"};
+  const std::filesystem::path path_ = folder_.path() / "vocab.txt";
 };
 
 TEST_F(VocabularyTest, ReadsWhatItWrites) {

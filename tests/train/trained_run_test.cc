@@ -3,7 +3,6 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -12,6 +11,7 @@
 
 #include "checkpoint/checkpoint_error.h"
 #include "core/error.h"
+#include "core/temporary_folder.h"
 #include "tests/support/errors.h"
 #include "tests/train/blobs_task.h"
 
@@ -27,12 +27,7 @@ namespace fs = std::filesystem;
 
 class TrainedRunTest : public ::testing::Test {
  protected:
-  void SetUp() override {
-    folder_ = fs::path(::testing::TempDir()) / ("trained_run_" + std::to_string(getpid()));
-    fs::remove_all(folder_);
-    register_blobs(registry_);
-  }
-  void TearDown() override { fs::remove_all(folder_); }
+  void SetUp() override { register_blobs(registry_); }
 
   Summary train(bool export_model = true, const json& more = json::object()) {
     json config = {{"model", {{"type", "mlp"}}},
@@ -53,7 +48,8 @@ class TrainedRunTest : public ::testing::Test {
     return evaluate_run(run, registry_, comm::Environment{}, {{.out = &out_, .now_s = {}}, Logger()});
   }
 
-  fs::path folder_;
+  const TemporaryFolder temporary_{"trained_run"};
+  const fs::path folder_ = temporary_.path() / "run";
   Registry registry_;
   std::ostringstream out_;
 };

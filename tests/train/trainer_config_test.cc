@@ -119,6 +119,19 @@ TEST(TrainerConfig, FashionMnistIsStageTwo) {
   EXPECT_EQ(load_run_config(TESSERA_SOURCE_DIR "/configs/fashion_mnist.json", 1, {"zero_optimization.stage=3"}).engine.zero.stage, 3);
 }
 
+TEST(TrainerConfig, DoubtsAScheduleThatEndsAtNothing) {
+  const auto doubt = [](double step_size, double gamma, const char* interval) {
+    return doubt_about({.type = "StepLR", .params = {{"step_size", {step_size}}, {"gamma", {gamma}}}, .words = {{"interval", interval}}}, 1000);
+  };
+  EXPECT_EQ(doubt(1, 0.5, "step"),
+            "scheduler.params.step_size: found 1, which counts optimizer steps: long before the last of 1,000 the learning rate is 0; "
+            "\"interval\": \"epoch\" counts epochs");
+  EXPECT_EQ(doubt(1, 0.5, "epoch"), "");
+  EXPECT_EQ(doubt(100, 0.5, "step"), "");
+  EXPECT_EQ(doubt(1, 0.999, "step"), "");
+  EXPECT_EQ(doubt_about({.type = "WarmupLR", .params = {}, .words = {}}, 1000), "");
+}
+
 TEST(TrainerConfig, SchemaIsTheTables) {
   std::string expected = config::schema_text(run_keys());
   const std::string fresh = TESSERA_BUILD_DIR "/schema.json";

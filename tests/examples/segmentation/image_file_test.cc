@@ -3,7 +3,6 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <cstdlib>
 #include <filesystem>
@@ -11,6 +10,7 @@
 #include <random>
 
 #include "core/error.h"
+#include "core/temporary_folder.h"
 #include "tests/examples/segmentation/image_bytes.h"
 #include "tests/support/errors.h"
 
@@ -25,12 +25,6 @@ using ::testing::StartsWith;
 
 class ImageFileTest : public ::testing::Test {
  protected:
-  void SetUp() override {
-    folder_ = std::filesystem::path(::testing::TempDir()) / ("image_file_" + std::to_string(getpid()));
-    std::filesystem::create_directories(folder_);
-  }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
-
   std::string write(const Bytes& bytes, const std::string& name = "image") const {
     const std::string path = (folder_ / name).string();
     std::filesystem::remove(path);
@@ -44,7 +38,8 @@ class ImageFileTest : public ::testing::Test {
     EXPECT_THAT(error, Not(HasSubstr("\n")));
     return error;
   }
-  std::filesystem::path folder_;
+  const TemporaryFolder temporary_{"image_file"};
+  const std::filesystem::path folder_ = temporary_.path();
 };
 
 Bytes counting(size_t count) {

@@ -4,12 +4,12 @@
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
 
 #include "core/error.h"
+#include "core/temporary_folder.h"
 #include "tests/examples/segmentation/image_bytes.h"
 #include "tests/support/errors.h"
 
@@ -25,14 +25,11 @@ using ::testing::Not;
 class ImageFolderTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    folder_ = std::filesystem::path(::testing::TempDir()) / ("image_folder_" + std::to_string(getpid()));
-    std::filesystem::remove_all(folder_);
     for (const char* name : {"images", "masks"}) std::filesystem::create_directories(folder_ / name);
     options_.images = (folder_ / "images").string();
     options_.masks = (folder_ / "masks").string();
     options_.scale = 1;
   }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
 
   void add(const std::string& name, int64_t width, int64_t height, int64_t channels, const Bytes& pixels) const {
     write_png((folder_ / name).string(), {width, height, channels, pixels});
@@ -46,7 +43,8 @@ class ImageFolderTest : public ::testing::Test {
   }
   std::string error() const { return error_of<DataError>([&] { ImageFolder{options_}; }); }
 
-  std::filesystem::path folder_;
+  const TemporaryFolder temporary_{"image_folder"};
+  const std::filesystem::path folder_ = temporary_.path();
   ImageFolderOptions options_;
 };
 
