@@ -48,7 +48,8 @@ struct Summary {
   bool was_finished = false;             ///< before it was resumed: nothing was trained
   std::string interrupted;               ///< the checkpoint from which a run that was ended early goes on; else empty
 
-  double samples_per_s() const { return train_s > 0 ? static_cast<double>(num_samples) / train_s : 0.0; }
+  double samples_per_s() const { return train_s > 0 ? static_cast<double>(num_samples) / train_s : 0.0; }  ///< over all ranks
+  double samples_per_s_per_rank() const { return samples_per_s() / world_size; }
 };
 
 /// Local. "step 50/1404 | epoch 0.11 | loss 0.7421 | lr 3.6e-04 | grad norm 1.92 | 2310 samples/s", with the loss scale in
@@ -67,7 +68,8 @@ std::string format_summary(const Summary& summary);
 nlohmann::ordered_json to_json(const StepReport& report);
 /// Local. Bytes by the uses' keys, and their total.
 nlohmann::ordered_json to_json(const MemoryBytes& bytes);
-nlohmann::ordered_json to_json(const Evaluation& evaluation, int64_t step, double epoch);
+/// `prefix`: "eval_" on the way, "test_" for the final test.
+nlohmann::ordered_json to_json(const Evaluation& evaluation, int64_t step, double epoch, const std::string& prefix = "eval_");
 nlohmann::ordered_json to_json(const Summary& summary);
 
 }  // namespace tessera::train

@@ -297,7 +297,8 @@ void Trainer::evaluate(bool is_recorded) {
 // Pictures that cannot be written are no reason to end a run. Anything else is, since other ranks would wait for this one.
 void Trainer::write_samples() {
   try {
-    task_.write_samples(std::filesystem::path(config_.trainer.output_dir) / kSamplesName, steps_done_);
+    for (const SampleFile& sample : task_.write_samples(std::filesystem::path(config_.trainer.output_dir) / kSamplesName, steps_done_))
+      monitors_.sample(str(kSamplesName, "/", sample.name), steps_done_, sample.file);
   } catch (const DataError& error) {
     if (comm_->rank() != 0) throw;
     output_.logger.warning(error.what());
@@ -312,6 +313,7 @@ Evaluation Trainer::test() {
   watching_memory(str("in the final test (trainer.eval_batch_size ", config_.trainer.eval_batch_size, ")"), [&] {
     result = train::evaluate(task_, *engine_, config_.trainer.eval_batch_size, output_.display, EvaluationSet::kTest);
   });
+  record(to_json(result, steps_done_, epochs_done(), "test_"));
   return result;
 }
 
