@@ -281,14 +281,13 @@ void Trainer::warn_of_loss(double loss) {
 }
 
 void Trainer::evaluate(bool is_recorded) {
-  bar_->hide();
+  bar_->update(steps_done_);
   meter_->pause();
   watching_memory(str("in evaluation (trainer.eval_batch_size ", config_.trainer.eval_batch_size, ")"), [this] {
-    last_evaluation_ = train::evaluate(task_, *engine_, config_.trainer.eval_batch_size, output_.display);
+    last_evaluation_ = train::evaluate(task_, *engine_, config_.trainer.eval_batch_size, bar_->below());
     write_samples();
   });
-  meter_->resume();
-  bar_->exclude_time(last_evaluation_->seconds);
+  bar_->exclude_time(meter_->resume());
   if (is_recorded) record(to_json(*last_evaluation_, steps_done_, epochs_done()));
   bar_->print(format_line(*last_evaluation_, epochs_done()));
   if (checkpoints_->is_best(*last_evaluation_, steps_done_)) save(/*must_succeed=*/false);
@@ -321,7 +320,7 @@ void Trainer::save(bool must_succeed) {
   bar_->hide();
   meter_->pause();
   checkpoints_->save(position(), must_succeed);
-  meter_->resume();
+  bar_->exclude_time(meter_->resume());
 }
 
 // -------------------------------------------------------------------------------------- after the loop
