@@ -11,6 +11,7 @@
 #include "core/check.h"
 #include "core/error.h"
 #include "core/str.h"
+#include "train/histograms.h"
 #include "train/monitoring.h"
 #include "zero/stage.h"
 
@@ -106,6 +107,7 @@ Summary Trainer::run() {
     if (start_.stop && start_.stop()) engine_->request_stop();
     watching_memory(str("in step ", steps_done_ + 1), [this] { train_step(); });
     if (report_due()) report();
+    if (histograms_due()) send_histograms();
     if (evaluation_due()) evaluate();
     if (checkpoints_->due(steps_done_, sampler_.steps_per_epoch(), total_steps_)) save(/*must_succeed=*/false);
     bar_->update(steps_done_);
@@ -239,6 +241,12 @@ bool Trainer::evaluation_due() const {
          (epoch_steps > 0 && steps_done_ % epoch_steps == 0);
 }
 
+bool Trainer::histograms_due() const {
+  const int64_t every = config_.trainer.histograms_every_steps;
+  const MonitorConfig& monitors = config_.engine.monitors;
+  return every > 0 && steps_done_ % every == 0 && (monitors.tensorboard.enabled || monitors.jsonl.enabled);  // others have no place for them
+}
+
 void Trainer::record(const nlohmann::ordered_json& numbers) {
   if (!directory_) return;
   directory_->append_metrics(numbers);
@@ -267,6 +275,12 @@ void Trainer::report() {
   record(to_json(report));
   bar_->set_postfix(format_postfix(report));
   if (!output_.display.is_terminal || report.phase_ms || report.memory_peak) bar_->print(format_line(report));
+}
+
+void Trainer::send_histograms() {
+  meter_->pause();
+  for (const NamedHistogram& one : histograms_of(*engine_)) monitors_.histogram(one.name, steps_done_, one.histogram);
+  bar_->exclude_time(meter_->resume());
 }
 
 // With loss scaling an overflow is part of the search for the scale; without, something is wrong.
