@@ -35,7 +35,7 @@ void add_evaluation(const Evaluation& evaluation, const std::string& prefix, ord
 // "test     accuracy 0.9123, loss 0.2500, on 10,000 samples", below the task's own report
 std::string evaluation_lines(const Evaluation& evaluation) {
   std::string text = evaluation.report.empty() ? "" : evaluation.report + "\n";
-  text += print("%-9s", evaluation.set.c_str());
+  text += print("%-8s ", evaluation.set.c_str());
   for (const auto& [name, value] : evaluation.metrics) text += name + print(" %.4f, ", value);
   return text + "on " + format_count(evaluation.num_samples) + " samples\n";
 }
