@@ -8,6 +8,7 @@
 
 #include "core/error.h"
 #include "core/str.h"
+#include "core/terminal.h"
 
 namespace tessera {
 namespace {
@@ -22,8 +23,9 @@ spdlog::level::level_enum to_spdlog(LogLevel level) {
   return spdlog::level::info;
 }
 
-/// Overwrites the line the cursor is on, with no more than \r, and goes back to its start.
-std::string blank_line() {
+/// Empties the line the cursor is on, where a bar may stand, and what is below, where a second one may; goes to the line's start.
+std::string blank() {
+  if (terminal_knows_sequences()) return "\r\x1b[J";
   winsize size{};
   const int columns = ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 1 ? size.ws_col : 80;
   std::string line(columns + 1, ' ');
@@ -67,8 +69,8 @@ void Logger::write(LogLevel level, const std::string& line) const {
     const char* prefix = level == LogLevel::kWarning ? "warning: "
                          : level == LogLevel::kError ? "error: "
                                                      : "";
-    // A progress bar may stand on the line: it is redrawn below.
-    const std::string clear = sinks_->is_terminal ? blank_line() : "";
+    // Progress bars are redrawn below.
+    const std::string clear = sinks_->is_terminal ? blank() : "";
     sinks_->terminal->log(to_spdlog(level), spdlog::string_view_t(clear + prefix + line));
     sinks_->terminal->flush();
   }

@@ -36,6 +36,18 @@ bool is_utf8(std::string_view text) {
   return true;
 }
 
+std::string as_utf8(std::string_view text) {
+  constexpr std::string_view kReplacement = "\uFFFD";
+  std::string out;
+  out.reserve(text.size());
+  while (!text.empty()) {
+    const size_t length = utf8_length(text);
+    out += length == 0 ? kReplacement : text.substr(0, length);
+    text.remove_prefix(length == 0 ? 1 : length);
+  }
+  return out;
+}
+
 std::string quoted_name(std::string_view name) {
   constexpr size_t kLongestQuoted = 200;
   std::string out = "'";

@@ -14,6 +14,9 @@ size_t utf8_length(std::string_view text);
 /// Local. Well-formed UTF-8 throughout.
 bool is_utf8(std::string_view text);
 
+/// Local. `text` with U+FFFD in place of each byte that belongs to no well-formed character.
+std::string as_utf8(std::string_view text);
+
 /// Local. "'encoder.weight'" for an error message: one line whatever the name holds, at most 200 bytes of it.
 std::string quoted_name(std::string_view name);
 

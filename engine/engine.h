@@ -132,6 +132,7 @@ class Engine {
   /// Of the next step, by param group: [0] for parameters in no group, then the config's groups, then InitOptions'.
   std::vector<double> learning_rates() const;
   double loss_scale() const { return scaler_.scale(); }
+  double gradient_scale() const { return gradient_scale_; }  ///< what the accumulated gradients carry: the last backward()'s loss scale
   double gradient_norm() const { return gradient_norm_; }  ///< global L2 norm at the last step, unscaled, before clipping
 
   int rank() const { return comm_->rank(); }

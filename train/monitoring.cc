@@ -1,18 +1,25 @@
 #include "train/monitoring.h"
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
+
+#include "core/str.h"
 
 namespace tessera::train {
 namespace {
 
 using nlohmann::ordered_json;
 
-constexpr std::string_view kEvaluation = "eval_";
+/// "eval" of "eval_accuracy", "test" of "test_accuracy"; else "".
+std::string evaluation_of(const std::string& name) {
+  for (const char* set : {"eval", "test"})
+    if (name.starts_with(str(set, "_"))) return set;
+  return "";
+}
 
 void add(const ordered_json& section, const std::string& prefix, Scalars& scalars) {
   for (const auto& [name, value] : section.items()) {
-    const std::string plain = name.starts_with(kEvaluation) ? name.substr(kEvaluation.size()) : name;
+    const std::string set = evaluation_of(name);
+    const std::string plain = set.empty() ? name : name.substr(set.size() + 1);
     if (value.is_object()) add(value, prefix + plain + "/", scalars);
     if (value.is_number()) scalars.emplace_back(prefix + plain, value.get<double>());
   }
@@ -23,10 +30,11 @@ void add(const ordered_json& section, const std::string& prefix, Scalars& scalar
 Scalars scalars_of(const ordered_json& record) {
   ordered_json numbers = record;
   numbers.erase("step");
-  const auto items = numbers.items();
-  const bool is_evaluation = std::any_of(items.begin(), items.end(), [](const auto& item) { return item.key().starts_with(kEvaluation); });
+  std::string kind = "train";
+  for (const auto& item : numbers.items())
+    if (const std::string set = evaluation_of(item.key()); !set.empty()) kind = set;
   Scalars scalars;
-  add(numbers, is_evaluation ? "eval/" : "train/", scalars);
+  add(numbers, kind + "/", scalars);
   return scalars;
 }
 

@@ -13,7 +13,7 @@
 namespace tessera::train {
 
 /// Local. A record of metrics.jsonl under the names Hugging Face's Trainer gives to TensorBoard: {"loss": …} is train/loss and
-/// {"eval_accuracy": …} eval/accuracy; an evaluation's "epoch" is eval/epoch; numbers in a section are train/SECTION/NAME. Without the step.
+/// {"eval_accuracy": …} eval/accuracy, {"test_accuracy": …} test/accuracy; an evaluation's "epoch" is eval/epoch; numbers in a section are train/SECTION/NAME. Without the step.
 Scalars scalars_of(const nlohmann::ordered_json& record);
 
 /// Local. The configuration's monitors, told the resolved configuration. For rank 0. `resumed_after`: the step after which

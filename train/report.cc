@@ -24,11 +24,12 @@ long long number(int64_t value) { return static_cast<long long>(value); }
 
 constexpr std::array<const char*, kNumPhases> kPhaseNames = {"data", "forward", "backward", "step"};
 
-// "training 59.5 s for 1,404 steps (3 epochs), 3,019 samples/s"
+// "training 59.5 s for 1,404 steps (3 epochs), 3,019 samples/s (1,509 a rank)"
 std::string training_line(const Summary& summary) {
-  return print("training %.1f s for ", summary.train_s) + format_count(summary.num_steps) +
-         print(" steps (%.4g epochs), ", summary.num_epochs) + format_count(static_cast<int64_t>(summary.samples_per_s())) +
-         " samples/s";
+  const std::string line = print("training %.1f s for ", summary.train_s) + format_count(summary.num_steps) +
+                           print(" steps (%.4g epochs), ", summary.num_epochs) + format_count(static_cast<int64_t>(summary.samples_per_s())) +
+                           " samples/s";
+  return summary.world_size == 1 ? line : line + " (" + format_count(static_cast<int64_t>(summary.samples_per_s_per_rank())) + " a rank)";
 }
 
 }  // namespace
@@ -126,11 +127,11 @@ ordered_json to_json(const StepReport& report) {
   return record;
 }
 
-ordered_json to_json(const Evaluation& evaluation, int64_t step, double epoch) {
+ordered_json to_json(const Evaluation& evaluation, int64_t step, double epoch, const std::string& prefix) {
   ordered_json record;
   record["step"] = step;
   record["epoch"] = epoch;
-  add_evaluation(evaluation, "eval_", record);
+  add_evaluation(evaluation, prefix, record);
   return record;
 }
 
@@ -143,6 +144,7 @@ ordered_json to_json(const Summary& summary) {
   results["train_loss"] = summary.train_loss;
   results["train_runtime"] = summary.train_s;
   results["train_samples_per_second"] = summary.samples_per_s();
+  results["train_samples_per_second_per_rank"] = summary.samples_per_s_per_rank();
   results["train_steps_per_second"] = summary.train_s > 0 ? static_cast<double>(summary.num_steps) / summary.train_s : 0.0;
   results["skipped_steps"] = summary.skipped_steps;
   if (!summary.stopped_early.empty()) results["stopped_early"] = summary.stopped_early;

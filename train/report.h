@@ -49,7 +49,8 @@ struct Summary {
   std::string stopped_early;             ///< "no better accuracy in 3 evaluations"; empty: it was not
   std::string interrupted;               ///< the checkpoint from which a run that was ended early goes on; else empty
 
-  double samples_per_s() const { return train_s > 0 ? static_cast<double>(num_samples) / train_s : 0.0; }
+  double samples_per_s() const { return train_s > 0 ? static_cast<double>(num_samples) / train_s : 0.0; }  ///< over all ranks
+  double samples_per_s_per_rank() const { return samples_per_s() / world_size; }
 };
 
 /// Local. "step 50/1404 | epoch 0.11 | loss 0.7421 | lr 3.6e-04 | grad norm 1.92 | 2310 samples/s", with the loss scale in
@@ -70,7 +71,8 @@ std::string format_summary(const Summary& summary);
 nlohmann::ordered_json to_json(const StepReport& report);
 /// Local. Bytes by the uses' keys, and their total.
 nlohmann::ordered_json to_json(const MemoryBytes& bytes);
-nlohmann::ordered_json to_json(const Evaluation& evaluation, int64_t step, double epoch);
+/// `prefix`: "eval_" on the way, "test_" for the final test.
+nlohmann::ordered_json to_json(const Evaluation& evaluation, int64_t step, double epoch, const std::string& prefix = "eval_");
 /// Local. "eval_accuracy": 0.91 …, with the number of samples and the time they took; `prefix`: "eval_" or "test_".
 void add_evaluation(const Evaluation& evaluation, const std::string& prefix, nlohmann::ordered_json& record);
 nlohmann::ordered_json to_json(const Summary& summary);

@@ -36,7 +36,11 @@ void StepMeter::add_loss(const at::Tensor& loss) {
 
 void StepMeter::pause() { pause_start_ = Clock::now(); }
 
-void StepMeter::resume() { window_start_ += Clock::now() - pause_start_; }
+double StepMeter::resume() {
+  const auto now = Clock::now();
+  window_start_ += now - pause_start_;
+  return seconds_between(pause_start_, now);
+}
 
 StepWindow StepMeter::finish_window(comm::Communicator& comm) {
   comm.all_reduce(loss_sum_, "training loss")->wait();

@@ -50,9 +50,9 @@ class StepMeter {
   void add_loss(const at::Tensor& loss);
   /// Local. One optimizer step is done.
   void count_step() { ++window_.num_steps; }
-  /// Local. The time from pause() to resume() (an evaluation) is not counted.
+  /// Local. The time from pause() to resume() (an evaluation) is not counted. resume() returns these seconds.
   void pause();
-  void resume();
+  double resume();
 
   /// Collective. The window that ends now; a new one begins. Adds it to the totals.
   StepWindow finish_window(comm::Communicator& comm);

@@ -28,6 +28,12 @@ struct Batch {
 /// Results by name ("accuracy", "loss" …), in the order in which they are shown.
 using Metrics = std::vector<std::pair<std::string, double>>;
 
+/// A file that a task has written for people to look at.
+struct SampleFile {
+  std::string name;  ///< of what it shows, the same at each step: "predictions"
+  std::filesystem::path file;
+};
+
 /// A data set and the model that is trained on it. Owns both, and the engine once initialize() was called. One
 /// thread uses it.
 ///
@@ -73,8 +79,9 @@ class Task {
   virtual LoadWeightsOptions init_weights() const { return {}; }
 
   /// Collective. Called after each evaluation: may write files for people to look at into `folder`, which need not exist yet, from rank
-  /// 0. Leaves the engine in training mode. A DataError that rank 0 throws once its collectives are done becomes a warning.
-  virtual void write_samples(const std::filesystem::path& folder, int64_t step) {}
+  /// 0. Returns what it has written there, for the monitors: pictures as .png, texts as .txt. Leaves the engine in training mode. A DataError
+  /// that rank 0 throws once its collectives are done becomes a warning.
+  virtual std::vector<SampleFile> write_samples(const std::filesystem::path&, int64_t /*step*/) { return {}; }
 };
 
 }  // namespace tessera::train

@@ -11,6 +11,7 @@
 #include "core/check.h"
 #include "core/error.h"
 #include "core/str.h"
+#include "train/histograms.h"
 #include "train/monitoring.h"
 #include "train/trainer_state.h"
 #include "zero/stage.h"
@@ -112,6 +113,7 @@ Summary Trainer::run() {
     if (start_.stop && start_.stop()) engine_->request_stop();
     watching_memory(str("in step ", steps_done_ + 1), [this] { train_step(); });
     if (report_due()) report();
+    if (histograms_due()) send_histograms();
     if (evaluation_due()) evaluate();
     if (checkpoints_->due(steps_done_, sampler_.steps_per_epoch(), total_steps_)) save(/*must_succeed=*/false);
     bar_->update(steps_done_);
@@ -249,6 +251,12 @@ bool Trainer::evaluation_due() const {
          (epoch_steps > 0 && steps_done_ % epoch_steps == 0);
 }
 
+bool Trainer::histograms_due() const {
+  const int64_t every = config_.trainer.histograms_every_steps;
+  const MonitorConfig& monitors = config_.engine.monitors;
+  return every > 0 && steps_done_ % every == 0 && (monitors.tensorboard.enabled || monitors.jsonl.enabled);  // others have no place for them
+}
+
 void Trainer::record(const nlohmann::ordered_json& numbers) {
   if (!directory_) return;
   directory_->append_metrics(numbers);
@@ -279,6 +287,12 @@ void Trainer::report() {
   if (!output_.display.is_terminal || report.phase_ms || report.memory_peak) bar_->print(format_line(report));
 }
 
+void Trainer::send_histograms() {
+  meter_->pause();
+  for (const NamedHistogram& one : histograms_of(*engine_)) monitors_.histogram(one.name, steps_done_, one.histogram);
+  bar_->exclude_time(meter_->resume());
+}
+
 // With loss scaling an overflow is part of the search for the scale; without, something is wrong.
 void Trainer::warn_of_loss(double loss) {
   const bool finite = std::isfinite(loss);
@@ -291,14 +305,13 @@ void Trainer::warn_of_loss(double loss) {
 }
 
 void Trainer::evaluate(bool is_recorded) {
-  bar_->hide();
+  bar_->update(steps_done_);
   meter_->pause();
   watching_memory(str("in evaluation (trainer.eval_batch_size ", config_.trainer.eval_batch_size, ")"), [this] {
-    last_evaluation_ = train::evaluate(task_, *engine_, config_.trainer.eval_batch_size, output_.display);
+    last_evaluation_ = train::evaluate(task_, *engine_, config_.trainer.eval_batch_size, bar_->below());
     write_samples();
   });
-  meter_->resume();
-  bar_->exclude_time(last_evaluation_->seconds);
+  bar_->exclude_time(meter_->resume());
   if (is_recorded) record(to_json(*last_evaluation_, steps_done_, epochs_done()));
   bar_->print(format_line(*last_evaluation_, epochs_done()));
   if (is_recorded) note_for_early_stopping();
@@ -318,7 +331,8 @@ void Trainer::note_for_early_stopping() {
 // Pictures that cannot be written are no reason to end a run. Anything else is, since other ranks would wait for this one.
 void Trainer::write_samples() {
   try {
-    task_.write_samples(std::filesystem::path(config_.trainer.output_dir) / kSamplesName, steps_done_);
+    for (const SampleFile& sample : task_.write_samples(std::filesystem::path(config_.trainer.output_dir) / kSamplesName, steps_done_))
+      monitors_.sample(str(kSamplesName, "/", sample.name), steps_done_, sample.file);
   } catch (const DataError& error) {
     if (comm_->rank() != 0) throw;
     output_.logger.warning(error.what());
@@ -333,6 +347,7 @@ Evaluation Trainer::test() {
   watching_memory(str("in the final test (trainer.eval_batch_size ", config_.trainer.eval_batch_size, ")"), [&] {
     result = train::evaluate(task_, *engine_, config_.trainer.eval_batch_size, output_.display, EvaluationSet::kTest);
   });
+  record(to_json(result, steps_done_, epochs_done(), "test_"));
   return result;
 }
 
@@ -341,7 +356,7 @@ void Trainer::save(bool must_succeed) {
   meter_->pause();
   checkpoints_->save(position(), must_succeed);
   write_state();
-  meter_->resume();
+  bar_->exclude_time(meter_->resume());
 }
 
 void Trainer::write_state() {

@@ -62,8 +62,10 @@ class Trainer {
   [[noreturn]] void fail_for_memory(const std::string& when, const std::string& what) const;
   bool report_due() const;
   bool evaluation_due() const;
+  bool histograms_due() const;
   void record(const nlohmann::ordered_json& numbers);
   void report();
+  void send_histograms();
   void evaluate(bool is_recorded = true);
   void note_for_early_stopping();
   void write_samples();

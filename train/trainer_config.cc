@@ -35,6 +35,9 @@ std::vector<Binding<TrainerConfig>> trainer_bindings() {
       bind<TrainerConfig>(integer("trainer.eval_every_steps").range(0, kMaxCount).says(
                               "Optimizer steps between two evaluations; 0: only by epochs and at the end"),
                           TESSERA_FIELD(eval_every_steps)),
+      bind<TrainerConfig>(integer("trainer.histograms_every_steps").range(0, kMaxCount).says(
+                              "Optimizer steps between two histograms of each parameter and its gradient, for `tensorboard` and `jsonl_monitor`; 0: none"),
+                          TESSERA_FIELD(histograms_every_steps)),
       bind<TrainerConfig>(integer("trainer.save_every_epochs").range(0, kMaxCount).says(
                               "Epochs between two checkpoints in `output_dir`/checkpoints; 0: only by steps (with both 0: none at all)"),
                           TESSERA_FIELD(save_every_epochs)),

@@ -23,6 +23,7 @@ struct TrainerConfig {
   int64_t eval_every_epochs = 1;  ///< 0: not by epochs
   int64_t eval_every_steps = 0;   ///< optimizer steps; 0: not by steps
   int64_t eval_batch_size = 0;    ///< samples of one forward pass on one rank; once read never 0
+  int64_t histograms_every_steps = 0;  ///< optimizer steps; 0: none
   int64_t save_every_epochs = 1;  ///< 0: not by epochs
   int64_t save_every_steps = 0;   ///< optimizer steps; 0: not by steps
   std::string metric_for_best = "loss";  ///< by which evaluation the best checkpoint is chosen

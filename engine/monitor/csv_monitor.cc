@@ -2,13 +2,18 @@
 
 #include <charconv>
 #include <cmath>
+#include <fstream>
 #include <nlohmann/json.hpp>
+#include <string_view>
+#include <vector>
 
 #include "core/disk.h"
 #include "core/str.h"
 
 namespace tessera {
 namespace {
+
+constexpr std::string_view kHead = "step,";  // of a file of ours
 
 /// As Python's csv module (QUOTE_MINIMAL) and its repr of a float.
 std::string csv_field(const std::string& text) {
@@ -31,9 +36,25 @@ std::optional<int64_t> step_of(const std::string& row) {
 
 }  // namespace
 
-CsvMonitor::CsvMonitor(std::filesystem::path folder, std::optional<int64_t> resumed_after)
-    : folder_(std::move(folder)), resumed_after_(resumed_after) {
+CsvMonitor::CsvMonitor(std::filesystem::path folder, std::optional<int64_t> resumed_after) : folder_(std::move(folder)) {
   Disk().create_directories(folder_);
+  if (resumed_after) take_back(*resumed_after);
+}
+
+void CsvMonitor::take_back(int64_t resumed_after) {
+  std::vector<std::filesystem::path> ours;
+  for (const auto& entry : std::filesystem::directory_iterator(folder_)) {
+    if (entry.path().extension() != ".csv" || !entry.is_regular_file()) continue;
+    std::string head(kHead.size(), '\0');
+    if (std::ifstream(entry.path()).read(head.data(), static_cast<std::streamsize>(head.size())) && head == kHead) ours.push_back(entry.path());
+  }
+  for (const std::filesystem::path& path : ours) {
+    const auto kept = files_.try_emplace(path.stem().string(), path, [&](const std::string& line) {
+      const std::optional<int64_t> step = step_of(line);
+      return line.starts_with(kHead) || (step && *step <= resumed_after);
+    }).first;
+    if (kept->second.is_new()) files_.erase(kept);  // killed within its first line
+  }
 }
 
 LineFile& CsvMonitor::file_of(const std::string& name) {
@@ -41,16 +62,8 @@ LineFile& CsvMonitor::file_of(const std::string& name) {
   for (char& c : file)
     if (c == '/' || c == ' ') c = '_';
   if (const auto found = files_.find(file); found != files_.end()) return found->second;
-
-  std::function<bool(const std::string&)> keep;
-  if (resumed_after_) {
-    keep = [&](const std::string& line) {
-      const std::optional<int64_t> step = step_of(line);
-      return line.starts_with("step,") || (step && *step <= *resumed_after_);
-    };
-  }
-  LineFile& made = files_.try_emplace(file, folder_ / (file + ".csv"), keep).first->second;
-  if (made.is_new()) made.append(str("step,", csv_field(name.substr(name.rfind('/') + 1)), "\r"));
+  LineFile& made = files_.try_emplace(file, folder_ / (file + ".csv"), nullptr).first->second;
+  made.append(str(kHead, csv_field(name.substr(name.rfind('/') + 1)), "\r"));
   return made;
 }
 

@@ -13,7 +13,8 @@ namespace tessera {
 /// byte as DeepSpeed 0.19 writes them with Python's csv module (lines end in CR LF). Only scalars. Owns the open files.
 class CsvMonitor final : public Monitor {
  public:
-  /// Local. Creates the folder; a file is made with its first value. `resumed_after`: rows of later steps are removed; unset: files start anew.
+  /// Local. Creates the folder; a file is made, or starts anew, with its first value. `resumed_after`: rows of later steps are removed from all
+  /// files there, whether new ones come or not.
   CsvMonitor(std::filesystem::path folder, std::optional<int64_t> resumed_after);
 
   std::string_view name() const override { return "csv_monitor"; }
@@ -21,10 +22,10 @@ class CsvMonitor final : public Monitor {
   void close(RunStatus /*status*/) override { files_.clear(); }
 
  private:
+  void take_back(int64_t resumed_after);
   LineFile& file_of(const std::string& name);
 
   std::filesystem::path folder_;
-  std::optional<int64_t> resumed_after_;
   std::map<std::string, LineFile> files_;  // by file name
 };
 

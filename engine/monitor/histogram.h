@@ -15,7 +15,21 @@ struct Histogram {
   std::vector<double> bucket;
 };
 
-/// Local. Of the finite ones of `values`; without any, num is 0 and there are no buckets.
+/// Counts of every bucket there is, and what else a Histogram is made of: for values that come in parts, in any order. A value.
+struct HistogramCounts {
+  HistogramCounts();
+
+  /// Local. The finite ones of `values`.
+  void add(std::span<const float> values);
+  /// Local. Without any values, num is 0 and there are no buckets.
+  Histogram histogram() const;
+
+  double min, max;  ///< +inf and -inf without values
+  double num = 0, sum = 0, sum_squares = 0;
+  std::vector<double> counts;  ///< always equally many
+};
+
+/// Local. Of the finite ones of `values`.
 Histogram make_histogram(std::span<const float> values);
 
 }  // namespace tessera

@@ -3,8 +3,6 @@
 #include <nlohmann/json.hpp>
 
 #include "core/disk.h"
-#include "engine/monitor/histogram.h"
-#include "engine/monitor/png.h"
 #include "engine/monitor/wall_time.h"
 
 namespace tessera {
@@ -42,8 +40,7 @@ void JsonlMonitor::scalars(int64_t step, const Scalars& scalars) {
   write(record);
 }
 
-void JsonlMonitor::histogram(const std::string& name, int64_t step, std::span<const float> values) {
-  const Histogram histogram = make_histogram(values);
+void JsonlMonitor::histogram(const std::string& name, int64_t step, const Histogram& histogram) {
   ordered_json record = record_of(step);
   record.update(ordered_json{{"histogram", name},
                              {"min", histogram.min},
@@ -56,13 +53,21 @@ void JsonlMonitor::histogram(const std::string& name, int64_t step, std::span<co
   write(record);
 }
 
-void JsonlMonitor::image(const std::string& name, int64_t step, const ImageView& image) {
-  const std::string file = image_file(name, step);
-  const std::string png = encode_png(image);
-  made(folder_ / "images");
-  Disk({.sync = false, .probe = {}}).replace_file(folder_ / file, png);
+void JsonlMonitor::image(const std::string& name, int64_t step, const PngView& png) {
+  std::string file = png.file.string();
+  if (file.empty()) {
+    file = step_file("images", name, step, ".png");
+    made(folder_ / "images");
+    Disk({.sync = false, .probe = {}}).replace_file(folder_ / file, png.bytes);
+  }
   ordered_json record = record_of(step);
-  record.update(ordered_json{{"image", name}, {"width", image.width}, {"height", image.height}, {"file", file}});
+  record.update(ordered_json{{"image", name}, {"width", png.width}, {"height", png.height}, {"file", file}});
+  write(record);
+}
+
+void JsonlMonitor::text(const std::string& name, int64_t step, const std::string& text) {
+  ordered_json record = record_of(step);
+  record.update(ordered_json{{"text", name}, {"content", text}});
   write(record);
 }
 

@@ -13,6 +13,8 @@ namespace tessera {
 ///   {"step": 10, "time": …, "histogram": "NAME", "min": …, "max": …, "num": …, "sum": …, "sum_squares": …,
 ///    "bucket_limit": […], "bucket": […]}                                   see engine/monitor/histogram.h
 ///   {"step": 10, "time": …, "image": "NAME", "width": 32, "height": 32, "file": "images/NAME_10.png"}
+///                                                                         or the file it was in already, as it was given
+///   {"step": 10, "time": …, "text": "NAME", "content": "…"}
 ///   {"time": …, "params": {…}}    {"time": …, "artifact": "FILE"}    {"time": …, "status": "FINISHED"}
 /// Owns the open file.
 class JsonlMonitor final : public Monitor {
@@ -22,8 +24,9 @@ class JsonlMonitor final : public Monitor {
 
   std::string_view name() const override { return "jsonl_monitor"; }
   void scalars(int64_t step, const Scalars& scalars) override;
-  void histogram(const std::string& name, int64_t step, std::span<const float> values) override;
-  void image(const std::string& name, int64_t step, const ImageView& image) override;
+  void histogram(const std::string& name, int64_t step, const Histogram& histogram) override;
+  void image(const std::string& name, int64_t step, const PngView& png) override;
+  void text(const std::string& name, int64_t step, const std::string& text) override;
   void params(const nlohmann::ordered_json& params) override;
   void artifact(const std::filesystem::path& file) override;
   void close(RunStatus status) override;

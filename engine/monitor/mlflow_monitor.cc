@@ -9,7 +9,6 @@
 
 #include "core/disk.h"
 #include "core/str.h"
-#include "engine/monitor/png.h"
 #include "engine/monitor/wall_time.h"
 
 namespace tessera {
@@ -26,7 +25,16 @@ std::string first_of(const std::string& first, const std::string& second, const 
   return !first.empty() ? first : !second.empty() ? second : third;
 }
 
+std::filesystem::path id_file_of(const MonitoredRun& run) { return run.folder.empty() ? "" : run.folder / "mlflow_run_id"; }
+
 }  // namespace
+
+void forget_mlflow_run(const MonitoredRun& run) {
+  const std::filesystem::path file = id_file_of(run);
+  std::error_code error;
+  if (!file.empty()) std::filesystem::remove(file, error);
+  if (error) throw Error(str(file.string(), " cannot be removed: ", error.message()));
+}
 
 MlflowOptions mlflow_options(const MlflowConfig& config, const MonitoredRun& run) {
   MlflowOptions options;
@@ -36,7 +44,7 @@ MlflowOptions mlflow_options(const MlflowConfig& config, const MonitoredRun& run
                           "; expected the address of a server, http://… or https://…"));
   options.experiment = first_of(config.experiment_name, environment("MLFLOW_EXPERIMENT_NAME"), options.experiment);
   options.run_name = first_of(config.run_name, run.name, "");
-  if (!run.folder.empty()) options.id_file = run.folder / "mlflow_run_id";
+  options.id_file = id_file_of(run);
   options.resume = run.resumed_after.has_value();
   options.log = run.log;
   options.user = environment("MLFLOW_TRACKING_USERNAME");
@@ -66,8 +74,16 @@ void MlflowMonitor::scalars(int64_t step, const Scalars& scalars) {
   if (!work.metrics.empty()) push(std::move(work));
 }
 
-void MlflowMonitor::image(const std::string& name, int64_t step, const ImageView& image) {
-  push({.other = [file = image_file(name, step), png = encode_png(image)](MlflowClient& client) { client.log_artifact(file, png); }});
+void MlflowMonitor::image(const std::string& name, int64_t step, const PngView& png) {
+  const std::string place = step_file("images", name, step, ".png");
+  if (png.file.empty())
+    push({.other = [place, bytes = std::string(png.bytes)](MlflowClient& client) { client.log_artifact(place, bytes); }});
+  else
+    push({.other = [place, file = png.file](MlflowClient& client) { client.log_artifact(place, file); }});
+}
+
+void MlflowMonitor::text(const std::string& name, int64_t step, const std::string& text) {
+  push({.other = [place = step_file("texts", name, step, ".txt"), text](MlflowClient& client) { client.log_artifact(place, text); }});
 }
 
 void MlflowMonitor::params(const nlohmann::ordered_json& params) {

@@ -42,8 +42,12 @@ struct MlflowOptions {
 /// MLFLOW_TRACKING_PASSWORD and MLFLOW_TRACKING_TOKEN. Throws ConfigError when the environment names no http server.
 MlflowOptions mlflow_options(const MlflowConfig& config, const MonitoredRun& run);
 
+/// Local. Has a later process forget the run of an earlier one in the same folder, which a new run takes the place of, with MLflow or without.
+/// Throws tessera::Error.
+void forget_mlflow_run(const MonitoredRun& run);
+
 /// Owns the queue and the thread, which alone talks to the server. Members return at once and do not throw, but for close().
-/// A run has no place for histograms; images become artifacts, images/NAME_STEP.png. One thread uses it.
+/// A run has no place for histograms; images and texts become artifacts, images/NAME_STEP.png and texts/NAME_STEP.txt. One thread uses it.
 class MlflowMonitor final : public Monitor {
  public:
   explicit MlflowMonitor(MlflowOptions options);
@@ -51,7 +55,8 @@ class MlflowMonitor final : public Monitor {
 
   std::string_view name() const override { return "mlflow"; }
   void scalars(int64_t step, const Scalars& scalars) override;
-  void image(const std::string& name, int64_t step, const ImageView& image) override;
+  void image(const std::string& name, int64_t step, const PngView& png) override;  ///< a file's is read later, as an artifact is
+  void text(const std::string& name, int64_t step, const std::string& text) override;
   void params(const nlohmann::ordered_json& params) override;
   void artifact(const std::filesystem::path& file) override;  ///< is read later: the file has to stay
   void close(RunStatus status) override;

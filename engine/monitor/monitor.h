@@ -3,13 +3,15 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include <nlohmann/json_fwd.hpp>
+
+#include "engine/monitor/histogram.h"
+#include "engine/monitor/png.h"
 
 namespace tessera {
 
@@ -26,15 +28,9 @@ enum class RunStatus {
 /// Local. MLflow's words: "FINISHED", "FAILED", "KILLED".
 std::string_view name_of(RunStatus status);
 
-/// An image. Borrows its pixels.
-struct ImageView {
-  int width = 0, height = 0;
-  std::span<const uint8_t> rgb;  ///< (height, width, 3), 3 * width * height bytes
-};
-
 /// Owns its files or connection. One thread uses it; what it does in the background is its own matter. All members are local (rank 0
 /// has monitors, others have none) and throw tessera::Error, after which it is not used any more, close() included. A monitor that has no
-/// place for a histogram, an image, parameters or a file leaves them out.
+/// place for a histogram, an image, a text, parameters or a file leaves them out.
 class Monitor {
  public:
   virtual ~Monitor() = default;
@@ -42,8 +38,10 @@ class Monitor {
   /// The name of its section in the configuration.
   virtual std::string_view name() const = 0;
   virtual void scalars(int64_t step, const Scalars& scalars) = 0;
-  virtual void histogram(const std::string& /*name*/, int64_t /*step*/, std::span<const float> /*values*/) {}
-  virtual void image(const std::string& /*name*/, int64_t /*step*/, const ImageView& /*image*/) {}
+  virtual void histogram(const std::string& /*name*/, int64_t /*step*/, const Histogram& /*histogram*/) {}
+  virtual void image(const std::string& /*name*/, int64_t /*step*/, const PngView& /*png*/) {}
+  /// UTF-8.
+  virtual void text(const std::string& /*name*/, int64_t /*step*/, const std::string& /*text*/) {}
   /// What the run was configured with, an object of any depth.
   virtual void params(const nlohmann::ordered_json& /*params*/) {}
   /// A file the run has written.

@@ -2,7 +2,9 @@
 
 #include <exception>
 
+#include "core/disk.h"
 #include "core/str.h"
+#include "core/utf8.h"
 #include "engine/monitor/csv_monitor.h"
 #include "engine/monitor/jsonl_monitor.h"
 #include "engine/monitor/mlflow_monitor.h"
@@ -47,6 +49,13 @@ Monitors::Monitors(const MonitorConfig& config, const MonitoredRun& run) : log_(
        [&] { return std::make_unique<CsvMonitor>(folder(config.csv, "csv_monitor"), run.resumed_after); });
   open(config.jsonl.enabled, "jsonl_monitor",
        [&] { return std::make_unique<JsonlMonitor>(folder(config.jsonl, "jsonl_monitor"), run.resumed_after); });
+  if (!run.resumed_after) {
+    try {
+      forget_mlflow_run(run);
+    } catch (const std::exception& error) {
+      log_.warning(str("mlflow: ", error.what()));
+    }
+  }
   open(config.mlflow.enabled, "mlflow", [&] { return std::make_unique<MlflowMonitor>(mlflow_options(config.mlflow, run)); });
 }
 
@@ -79,12 +88,45 @@ void Monitors::scalars(int64_t step, const Scalars& scalars) {
   tell([&](Monitor& monitor) { monitor.scalars(step, scalars); });
 }
 
+void Monitors::histogram(const std::string& name, int64_t step, const Histogram& histogram) {
+  tell([&](Monitor& monitor) { monitor.histogram(name, step, histogram); });
+}
+
 void Monitors::histogram(const std::string& name, int64_t step, std::span<const float> values) {
-  tell([&](Monitor& monitor) { monitor.histogram(name, step, values); });
+  if (!empty()) histogram(name, step, make_histogram(values));
+}
+
+/// What is wrong with one image is no fault of the monitors.
+void Monitors::or_warn(const std::string& name, const std::function<void()>& what) {
+  if (empty()) return;
+  try {
+    what();
+  } catch (const std::exception& error) {
+    log_.warning(str("monitors: ", name, " is left out: ", error.what()));
+  }
 }
 
 void Monitors::image(const std::string& name, int64_t step, const ImageView& image) {
-  tell([&](Monitor& monitor) { monitor.image(name, step, image); });
+  or_warn(name, [&] {
+    const std::string png = encode_png(image);
+    tell([&, view = png_view(png)](Monitor& monitor) { monitor.image(name, step, view); });
+  });
+}
+
+void Monitors::text(const std::string& name, int64_t step, const std::string& text) {
+  const std::string valid = as_utf8(text);
+  tell([&](Monitor& monitor) { monitor.text(name, step, valid); });
+}
+
+void Monitors::sample(const std::string& name, int64_t step, const std::filesystem::path& file) {
+  constexpr int64_t kLongestFile = int64_t{1} << 28;
+  or_warn(name, [&] {
+    const std::string content = InputFile(file).read_all(kLongestFile);
+    if (file.extension() != ".png") return text(name, step, content);
+    PngView png = png_view(content);
+    png.file = file;
+    tell([&](Monitor& monitor) { monitor.image(name, step, png); });
+  });
 }
 
 void Monitors::params(const nlohmann::ordered_json& params) {

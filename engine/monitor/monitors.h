@@ -38,14 +38,21 @@ class Monitors {
   bool empty() const { return monitors_.empty(); }
   /// Local. Each as in Monitor.
   void scalars(int64_t step, const Scalars& scalars);
+  void histogram(const std::string& name, int64_t step, const Histogram& histogram);
   void histogram(const std::string& name, int64_t step, std::span<const float> values);
+  /// Encoded once, for all. An image that cannot be encoded is left out with a warning.
   void image(const std::string& name, int64_t step, const ImageView& image);
+  void text(const std::string& name, int64_t step, const std::string& text);
+  /// A file for people to look at: the image in a .png, as it is, and anything else as text. One that cannot be read is left out with a
+  /// warning. It has to stay where it is.
+  void sample(const std::string& name, int64_t step, const std::filesystem::path& file);
   void params(const nlohmann::ordered_json& params);
   void artifact(const std::filesystem::path& file);
   void close(RunStatus status);
 
  private:
   void tell(const std::function<void(Monitor&)>& what);
+  void or_warn(const std::string& name, const std::function<void()>& what);
 
   std::vector<std::unique_ptr<Monitor>> monitors_;
   Logger log_;

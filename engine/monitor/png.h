@@ -1,16 +1,37 @@
-// PNG files (ISO/IEC 15948), for images in monitors.
+// PNG files (ISO/IEC 15948): written, and their headers read.
 #pragma once
 
+#include <cstdint>
+#include <filesystem>
+#include <span>
 #include <string>
-
-#include "engine/monitor/monitor.h"
+#include <string_view>
 
 namespace tessera {
 
-/// Local. The bytes of a PNG file, 8 bits a channel. Throws tessera::Error when the size is not positive or does not fit the pixels.
+/// An image. Borrows its pixels.
+struct ImageView {
+  int width = 0, height = 0;
+  int channels = 3;                 ///< 1 is grey, 3 RGB, 4 RGBA
+  std::span<const uint8_t> pixels;  ///< (height, width, channels)
+};
+
+/// A PNG file's content. Borrows it.
+struct PngView {
+  int width = 0, height = 0;
+  int channels = 0;         ///< 1 is grey, 2 grey with alpha, 3 RGB (palettes too), 4 RGBA
+  std::string_view bytes;
+  std::filesystem::path file = {};  ///< where it lies, and stays; empty: nowhere
+};
+
+/// Local. The bytes of a PNG file, 8 bits a channel. Throws tessera::Error when there are other channels, the size is not positive or does
+/// not fit the pixels.
 std::string encode_png(const ImageView& image);
 
-/// Local. "images/val_mask_300.png" for val/mask at step 300.
-std::string image_file(std::string name, int64_t step);
+/// Local. What the header says; the rest is not looked at. Throws tessera::Error when there is none.
+PngView png_view(std::string_view bytes);
+
+/// Local. "images/val_mask_300.png" for "images", val/mask at step 300 and ".png".
+std::string step_file(std::string_view folder, std::string name, int64_t step, std::string_view ending);
 
 }  // namespace tessera

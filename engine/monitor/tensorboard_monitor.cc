@@ -1,10 +1,9 @@
 #include "engine/monitor/tensorboard_monitor.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "core/str.h"
-#include "engine/monitor/histogram.h"
-#include "engine/monitor/png.h"
 
 namespace tessera {
 namespace {
@@ -33,9 +32,16 @@ ProtoMessage histogram_proto(const Histogram& histogram) {
       .real64s(7, histogram.bucket);
 }
 
-ProtoMessage image_proto(const ImageView& image) {
-  constexpr int kRgb = 3;
-  return ProtoMessage().integer(1, image.height).integer(2, image.width).integer(3, kRgb).bytes(4, encode_png(image));
+ProtoMessage image_proto(const PngView& png) {
+  return ProtoMessage().integer(1, png.height).integer(2, png.width).integer(3, png.channels).bytes(4, png.bytes);
+}
+
+/// TensorBoard shows text as Markdown: this is what shows it as it is.
+std::string fenced(const std::string& language, const std::string& text) {
+  size_t longest = 2, length = 0;
+  for (const char c : text) longest = std::max(longest, length = c == '`' ? length + 1 : 0);
+  const std::string fence(longest + 1, '`');
+  return str(fence, language, "\n", text, "\n", fence);
 }
 
 /// A tensor of one string, and the metadata that has it shown by TensorBoard's text plugin.
@@ -61,24 +67,29 @@ void TensorboardMonitor::scalars(int64_t step, const Scalars& scalars) {
   file_.write(step, kEventSummary, summary);
 }
 
-void TensorboardMonitor::histogram(const std::string& name, int64_t step, std::span<const float> values) {
+void TensorboardMonitor::histogram(const std::string& name, int64_t step, const Histogram& histogram) {
   ProtoMessage summary;
-  add(summary, name, ProtoMessage().message(value::kHistogram, histogram_proto(make_histogram(values))));
+  add(summary, name, ProtoMessage().message(value::kHistogram, histogram_proto(histogram)));
   file_.write(step, kEventSummary, summary);
 }
 
-void TensorboardMonitor::image(const std::string& name, int64_t step, const ImageView& image) {
+void TensorboardMonitor::image(const std::string& name, int64_t step, const PngView& png) {
   ProtoMessage summary;
-  add(summary, name, ProtoMessage().message(value::kImage, image_proto(image)));
+  add(summary, name, ProtoMessage().message(value::kImage, image_proto(png)));
   file_.write(step, kEventSummary, summary);
 }
 
-// TensorBoard shows text as Markdown.
+// Named as a SummaryWriter's add_text does.
+void TensorboardMonitor::text(const std::string& name, int64_t step, const std::string& text) {
+  ProtoMessage summary;
+  add(summary, name + "/text_summary", text_value(fenced("", text)));
+  file_.write(step, kEventSummary, summary);
+}
+
 void TensorboardMonitor::params(const nlohmann::ordered_json& params) {
   using nlohmann::ordered_json;
   ProtoMessage summary;
-  add(summary, "params/text_summary",
-      text_value(str("```json\n", params.dump(2, ' ', false, ordered_json::error_handler_t::replace), "\n```")));
+  add(summary, "params/text_summary", text_value(fenced("json", params.dump(2, ' ', false, ordered_json::error_handler_t::replace))));
   file_.write(first_step_, kEventSummary, summary);
 }
 

@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-/// One event file in FOLDER: scalars, histograms, images (PNG), and the parameters as text. What TensorBoard has of an earlier run in
+/// One event file in FOLDER: scalars, histograms, images (PNG), texts, and the parameters as one. What TensorBoard has of an earlier run in
 /// the folder disappears, of a resumed one the steps after `resumed_after` (the file says where it starts, as a
 /// SummaryWriter's purge_step does). Owns the open file.
 class TensorboardMonitor final : public Monitor {
@@ -17,8 +17,9 @@ class TensorboardMonitor final : public Monitor {
 
   std::string_view name() const override { return "tensorboard"; }
   void scalars(int64_t step, const Scalars& scalars) override;
-  void histogram(const std::string& name, int64_t step, std::span<const float> values) override;
-  void image(const std::string& name, int64_t step, const ImageView& image) override;
+  void histogram(const std::string& name, int64_t step, const Histogram& histogram) override;
+  void image(const std::string& name, int64_t step, const PngView& png) override;
+  void text(const std::string& name, int64_t step, const std::string& text) override;
   void params(const nlohmann::ordered_json& params) override;
   void close(RunStatus /*status*/) override {}  // every event was handed to the system when it was written
 

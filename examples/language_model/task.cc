@@ -80,18 +80,19 @@ train::Metrics LanguageModel::metrics(const at::Tensor& total) const {
   return {{"loss", loss}, {"perplexity", std::exp(loss)}};
 }
 
-void LanguageModel::write_samples(const std::filesystem::path& folder, int64_t step) {
-  if (options_.sample.num_bytes == 0) return;
+std::vector<train::SampleFile> LanguageModel::write_samples(const std::filesystem::path& folder, int64_t step) {
+  if (options_.sample.num_bytes == 0) return {};
   engine_->eval();
   const std::string drawn =
       sample_text([this](const at::Tensor& bytes) { return engine_->forward(bytes.to(engine_->device())); }, options_.sample);
   engine_->train();
-  if (engine_->rank() != 0) return;
+  if (engine_->rank() != 0) return {};
   const std::filesystem::path path = train::sample_path(folder, step, ".txt");
   std::ofstream file(path, std::ios::binary);
   file << options_.sample.prompt << drawn;
   file.close();
   if (!file) throw DataError(str(path.string(), ": cannot be written"));
+  return {{"text", path}};
 }
 
 void register_language_model(train::Registry& registry) {

@@ -37,7 +37,7 @@ class LanguageModel final : public train::Task {
   at::Tensor statistics(const train::Batch& batch) override;
   train::Metrics metrics(const at::Tensor& total) const override;
   /// step_00000100.txt: the prompt, and what the model makes of it.
-  void write_samples(const std::filesystem::path& folder, int64_t step) override;
+  std::vector<train::SampleFile> write_samples(const std::filesystem::path& folder, int64_t step) override;
 
  private:
   train::Batch make_batch(const std::vector<int64_t>& windows) const;

@@ -18,9 +18,6 @@ using Bytes = std::span<const uint8_t>;
 Image decode_png(const std::string& path, Bytes file, Palette palette, bool pixels);
 Image decode_jpeg(const std::string& path, Bytes file, bool pixels);
 
-/// Local. Throws DataError.
-std::vector<uint8_t> encode_png(const std::string& path, const Image& image);
-
 /// Local. Throws DataError when the image has too many pixels (or none).
 void check_size(const std::string& path, uint64_t width, uint64_t height);
 

@@ -11,6 +11,7 @@
 #include "core/disk.h"
 #include "core/error.h"
 #include "core/str.h"
+#include "engine/monitor/png.h"
 #include "examples/segmentation/codecs.h"
 
 namespace tessera::examples {
@@ -62,11 +63,14 @@ Image read_image_header(const std::string& path, Palette palette) { return decod
 void write_png(const std::string& path, const Image& image) {
   TESSERA_CHECK(image.channels == 1 || image.channels == 3 || image.channels == 4);
   TESSERA_CHECK(image.width > 0 && image.height > 0 && image.width * image.height * image.channels == static_cast<int64_t>(image.pixels.size()));
-  const std::vector<uint8_t> bytes = codecs::encode_png(path, image);
+  const ImageView view{.width = static_cast<int>(image.width), .height = static_cast<int>(image.height),
+                       .channels = static_cast<int>(image.channels), .pixels = image.pixels};
   try {
-    Disk({.sync = false, .probe = {}}).replace_file(path, {reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+    Disk({.sync = false, .probe = {}}).replace_file(path, encode_png(view));
   } catch (const DiskError& error) {
     throw DataError(error.what());
+  } catch (const Error& error) {
+    throw DataError(str(path, ": cannot be written as PNG: ", error.what()));
   }
 }
 

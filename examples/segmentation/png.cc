@@ -1,4 +1,4 @@
-// PNG through libpng.
+// Reading PNG through libpng.
 #include <png.h>
 
 #include <algorithm>
@@ -15,11 +15,10 @@ namespace {
 
 constexpr int64_t kMaxDeflateRatio = 1032;  // no deflate stream unpacks to more (RFC 1951: 258 bytes from 2 bits)
 
-/// What the callbacks see: the input and where it is, or the output; and the first error.
+/// What the callbacks see: the input and where it is, and the first error.
 struct Stream {
   Bytes input;
   size_t position = 0;
-  std::vector<uint8_t>* output = nullptr;
   char message[200] = "";
 };
 
@@ -38,42 +37,23 @@ void read_bytes(png_structp png, png_bytep to, size_t size) {
   stream->position += size;
 }
 
-void write_bytes(png_structp png, png_bytep from, size_t size) {
-  auto* stream = static_cast<Stream*>(png_get_io_ptr(png));
-  try {
-    stream->output->insert(stream->output->end(), from, from + size);
-    return;
-  } catch (const std::bad_alloc&) {
-  }
-  png_error(png, "out of memory");  // outside of the handler, whose exception must be destroyed
-}
-
 /// libpng's two structs. Owns them.
-class Png {
+class Reader {
  public:
-  explicit Png(bool read, Stream& stream) : read_(read) {
-    png_ = read ? png_create_read_struct(PNG_LIBPNG_VER_STRING, &stream, on_error, on_warning)
-                : png_create_write_struct(PNG_LIBPNG_VER_STRING, &stream, on_error, on_warning);
+  explicit Reader(Stream& stream) : png_(png_create_read_struct(PNG_LIBPNG_VER_STRING, &stream, on_error, on_warning)) {
     if (png_ != nullptr) info_ = png_create_info_struct(png_);
-    if (info_ == nullptr) {
-      destroy();
-      throw DataError("libpng cannot start: out of memory, or another version than it was compiled with");
-    }
+    if (info_ != nullptr) return;
+    png_destroy_read_struct(&png_, nullptr, nullptr);
+    throw DataError("libpng cannot start: out of memory, or another version than it was compiled with");
   }
-  ~Png() { destroy(); }
-  Png(const Png&) = delete;
-  Png& operator=(const Png&) = delete;
+  ~Reader() { png_destroy_read_struct(&png_, &info_, nullptr); }
+  Reader(const Reader&) = delete;
+  Reader& operator=(const Reader&) = delete;
 
   png_structp png() const { return png_; }
   png_infop info() const { return info_; }
 
  private:
-  void destroy() {
-    if (read_) png_destroy_read_struct(&png_, &info_, nullptr);
-    else png_destroy_write_struct(&png_, &info_);
-  }
-
-  bool read_;
   png_structp png_ = nullptr;
   png_infop info_ = nullptr;
 };
@@ -105,7 +85,7 @@ void ask_for_bytes(png_structp png, png_infop info, Palette palette) {
 
 Image decode_png(const std::string& path, Bytes file, Palette palette, bool pixels) {
   Stream stream{.input = file};
-  const Png reader(/*read=*/true, stream);
+  const Reader reader(stream);
   const png_structp png = reader.png();
   const png_infop info = reader.info();
   const auto damaged = [&] { return DataError(str(path, ": damaged PNG: ", stream.message)); };
@@ -136,26 +116,6 @@ Image decode_png(const std::string& path, Bytes file, Palette palette, bool pixe
   });
   if (!complete) throw damaged();
   return image;
-}
-
-std::vector<uint8_t> encode_png(const std::string& path, const Image& image) {
-  std::vector<uint8_t> bytes;
-  Stream stream{.input = {}, .output = &bytes};
-  const Png writer(/*read=*/false, stream);
-  const png_structp png = writer.png();
-  const size_t row_bytes = static_cast<size_t>(image.width * image.channels);
-  const int type = image.channels == 1 ? PNG_COLOR_TYPE_GRAY : image.channels == 3 ? PNG_COLOR_TYPE_RGB : PNG_COLOR_TYPE_RGBA;
-  const bool complete = guarded(png, [&] {
-    png_set_write_fn(png, &stream, write_bytes, nullptr);
-    png_set_IHDR(png, writer.info(), static_cast<png_uint_32>(image.width), static_cast<png_uint_32>(image.height), 8, type,
-                 PNG_INTERLACE_NONE, PNG_COMPRESSION_TYPE_DEFAULT, PNG_FILTER_TYPE_DEFAULT);
-    png_write_info(png, writer.info());
-    for (int64_t row = 0; row < image.height; ++row)
-      png_write_row(png, image.pixels.data() + static_cast<size_t>(row) * row_bytes);
-    png_write_end(png, nullptr);
-  });
-  if (!complete) throw DataError(str(path, ": cannot be written as PNG: ", stream.message));
-  return bytes;
 }
 
 }  // namespace tessera::examples::codecs

@@ -135,8 +135,8 @@ at::Tensor Segmentation::statistics(const train::Batch& batch) {
 
 train::Metrics Segmentation::metrics(const at::Tensor& total) const { return segmentation_metrics(total); }
 
-void Segmentation::write_samples(const std::filesystem::path& folder, int64_t step) {
-  if (validation_.empty()) return;
+std::vector<train::SampleFile> Segmentation::write_samples(const std::filesystem::path& folder, int64_t step) {
+  if (validation_.empty()) return {};
   const std::vector<int64_t> samples(validation_.begin(), validation_.begin() + std::min(kNumPictures, eval_size()));
   // What cannot be read ends the run, as in an evaluation: the other ranks are about to take part in a forward pass.
   const auto [images, masks] = [&] {
@@ -153,8 +153,10 @@ void Segmentation::write_samples(const std::filesystem::path& folder, int64_t st
     logits = engine_->forward(make_batch(images, masks).inputs[0]);
   }
   engine_->train();
-  if (engine_->rank() != 0) return;
-  write_png(train::sample_path(folder, step, ".png").string(), side_by_side(images, masks.to(at::kLong), predicted_mask(logits).cpu()));
+  if (engine_->rank() != 0) return {};
+  const std::filesystem::path path = train::sample_path(folder, step, ".png");
+  write_png(path.string(), side_by_side(images, masks.to(at::kLong), predicted_mask(logits).cpu()));
+  return {{"predictions", path}};
 }
 
 void register_segmentation(train::Registry& registry) {

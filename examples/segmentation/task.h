@@ -47,7 +47,7 @@ class Segmentation final : public train::Task {
   at::Tensor statistics(const train::Batch& batch) override;
   train::Metrics metrics(const at::Tensor& total) const override;
   /// step_00000100.png: the first validation samples with their masks and predictions.
-  void write_samples(const std::filesystem::path& folder, int64_t step) override;
+  std::vector<train::SampleFile> write_samples(const std::filesystem::path& folder, int64_t step) override;
 
   const std::vector<int64_t>& validation_indices() const { return validation_; }  ///< samples of the data, in the order of evaluation
 

@@ -1,7 +1,9 @@
 """Training runs with all monitors on, read back with TensorBoard's reader, Python's csv module and a real MLflow server."""
 import csv
 import json
+import math
 import os
+import re
 import shutil
 import signal
 import sys
@@ -15,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "engine" / "monitor
 import mlflow_server  # noqa: E402
 from mlflow_server import MlflowServer, free_port, params_of  # noqa: E402
 from tool import ToolTest  # noqa: E402
+from safetensors.torch import load_file  # noqa: E402
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # noqa: E402
 
 
@@ -27,14 +30,61 @@ class MonitoringTest(ToolTest):
         """{name: [(step, value)]} of the run's metrics.jsonl, under the monitors' names"""
         found = {}
         for record in self.lines_of_metrics():
-            kind = "eval" if any(name.startswith("eval_") for name in record) else "train"
+            kind = next((kind for kind in ("eval", "test") if any(name.startswith(kind + "_") for name in record)), "train")
             for name, value in record.items():
                 if name != "step":
-                    found.setdefault(f"{kind}/{name.removeprefix('eval_')}", []).append((record["step"], value))
+                    found.setdefault(f"{kind}/{name.removeprefix(kind + '_')}", []).append((record["step"], value))
         return found
 
 
+def read_events(folder):
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0, "histograms": 0, "images": 0, "tensors": 0})
+    events.Reload()
+    return events
+
+
+def decoded(data):
+    """The characters of `data`, each byte that belongs to none as U+FFFD."""
+    while data:
+        for length in (1, 2, 3, 4):
+            try:
+                yield data[:length].decode()
+                break
+            except UnicodeDecodeError:
+                continue
+        else:
+            length = 1
+            yield "\ufffd"
+        data = data[length:]
+
+
 class MonitorsTest(MonitoringTest):
+    def test_histograms_of_the_whole_model(self):
+        """What ranks count of their shards is the model, the same at each stage."""
+        seen = []
+        for stage in (3, 0):
+            self.assert_succeeded(self.run_tool("train", self.write("config.json", self.config(
+                trainer={"max_steps": 4, "histograms_every_steps": 2, "output_dir": f"run{stage}", "device": "cpu"},
+                tensorboard={"enabled": True}, zero_optimization={"stage": stage})), "--nproc", 2))
+            events = read_events(self.folder / f"run{stage}" / "tensorboard")
+            model = load_file(self.folder / f"run{stage}" / "model.safetensors")
+            self.assertEqual(sorted(events.Tags()["histograms"]), sorted(f"{kind}/{name}" for kind in ("parameters", "gradients") for name in model))
+            for name, tensor in model.items():
+                self.assertEqual([event.step for event in events.Histograms("gradients/" + name)], [2, 4])
+                last = events.Histograms("parameters/" + name)[-1].histogram_value
+                values = tensor.double()
+                self.assertEqual((last.num, last.min, last.max), (tensor.numel(), values.min().item(), values.max().item()))
+                self.assertAlmostEqual(last.sum_squares, (values * values).sum().item(), delta=1e-9 * last.sum_squares)
+                self.assertEqual(sum(last.bucket), tensor.numel())
+            # The mean gradient of the batch has the norm that was clipped by and reported.
+            gradients = {name: events.Histograms("gradients/" + name)[-1].histogram_value for name in model}
+            squares = sum(gradient.sum_squares for gradient in gradients.values())
+            reported = self.lines_of_metrics(f"run{stage}")
+            norm = next(record["grad_norm"] for record in reported if record["step"] == 4 and "grad_norm" in record)
+            self.assertAlmostEqual(math.sqrt(squares), norm, delta=1e-5 * norm)
+            seen.append(gradients)
+        self.assertEqual(seen[0], seen[1])
+
     def test_files(self):
         """DeepSpeed's sections, and ours, with 2 ranks; the numbers are those of a run without monitors."""
         job = {"enabled": True, "output_path": "output/ds_logs/", "job_name": "train_bert"}
@@ -62,6 +112,22 @@ class MonitorsTest(MonitoringTest):
         losses = self.losses()
         self.assert_succeeded(self.run_tool("train", self.write("config.json", self.config()), "--nproc", 2))
         self.assertEqual(self.losses(), losses)
+
+    def test_what_the_task_draws(self):
+        (self.folder / "text.txt").write_text("the quick brown fox jumps over the lazy dog. " * 40)
+        name = self.write("config.json", self.config(
+            model={"type": "gpt", "dim": 16, "layers": 1, "heads": 2, "vocabulary": 256, "sequence": 16},
+            data={"type": "text", "path": "text.txt", "prompt": "the", "sample_bytes": 24, "test_fraction": 0.3},
+            trainer={"max_steps": 4, "eval_every_steps": 2, "eval_batch_size": 4, "output_dir": "run", "device": "cpu"}, tensorboard={"enabled": True}))
+        self.assert_succeeded(self.run_tool("train", name, "--nproc", 2))
+        drawn = read_events(self.folder / "run" / "tensorboard").Tensors("samples/text/text_summary")
+        self.assertEqual([event.step for event in drawn], [2, 4])
+        for event in drawn:
+            written = (self.folder / "run" / "samples" / f"step_{event.step:08}.txt").read_bytes()
+            self.assertEqual(len(written), 3 + 24)
+            shown = event.tensor_proto.string_val[0].decode()
+            fence = re.match("`{3,}", shown)[0]
+            self.assertEqual(shown, f"{fence}\n{''.join(decoded(written))}\n{fence}")
 
     def test_a_dead_mlflow_server_is_one_warning(self):
         uri = f"http://127.0.0.1:{free_port()}"

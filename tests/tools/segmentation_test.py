@@ -1,4 +1,5 @@
 """The segmentation example from one command: the same bits at every stage, pictures of predictions, and mistakes in one line."""
+import json
 import struct
 import unittest
 import zlib
@@ -55,7 +56,7 @@ class SegmentationTest(ToolTest):
             self.assertEqual(models[1], models[0], f"autocast {precision}")
 
     def test_pictures(self):
-        outcome = self.train("run")
+        outcome = self.train("run", "jsonl_monitor.enabled=true")
         self.assertIn("segmentation: 28 training and 12 validation samples", outcome.out)
         self.assertIn("validation dice 0.", outcome.out)
         pictures = sorted((self.folder / "run" / "samples").iterdir())
@@ -63,6 +64,9 @@ class SegmentationTest(ToolTest):
         for path in pictures:
             header = path.read_bytes()[:24]
             self.assertEqual((header[:8], struct.unpack(">2I", header[16:])), (b"\x89PNG\r\n\x1a\n", (3 * 168, 4 * 168)))
+        told = map(json.loads, (self.folder / "run" / "jsonl_monitor" / "events.jsonl").read_text().splitlines())
+        self.assertEqual([(line["step"], line["image"], line["width"], line["file"]) for line in told if "image" in line],
+                         [(step, "samples/predictions", 3 * 168, f"run/samples/step_{step:08}.png") for step in (4, 6)])
         self.train("run", "trainer.eval_every_steps=0")
         self.assertEqual([path.name for path in (self.folder / "run" / "samples").iterdir()], ["step_00000006.png"], "an earlier run's are gone")
 

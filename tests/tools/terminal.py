@@ -2,6 +2,7 @@
 import fcntl
 import os
 import pty
+import re
 import select
 import struct
 import termios
@@ -36,15 +37,21 @@ def run_on_terminal(start, columns, timeout_s):
 
 
 def render(written, columns):
-    """The lines of the screen, without trailing blanks. Knows \\r, \\n and the break at the last column; any other
-    control character is a ValueError, since a bar that needs more than \\r would not run everywhere."""
+    """The lines of the screen, without trailing blanks. Knows \\r, \\n, the break at the last column, and of the control sequences a line up,
+    and the rest of the line or the screen erased; anything else is a ValueError, since it would not run everywhere."""
     lines, row, column = [[]], 0, 0
-    for character in written.decode():
-        if character == "\r":
+    for character in re.findall(r"\x1b\[\d*[A-Za-z]|.", written.decode(), re.DOTALL):
+        if character == "\x1b[A":
+            row = max(row - 1, 0)
+        elif character in ("\x1b[K", "\x1b[J"):
+            del lines[row][column:]
+            if character == "\x1b[J":
+                del lines[row + 1:]
+        elif character == "\r":
             column = 0
         elif character == "\n":
             row += 1
-        elif ord(character) < 32:
+        elif ord(character[0]) < 32:
             raise ValueError(f"control character {character!r}")
         else:
             if column == columns:

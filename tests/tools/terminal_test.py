@@ -13,23 +13,26 @@ class RenderTest(unittest.TestCase):
         self.assertEqual(render(b"abc\rX\r\nlast", 80), ["Xbc", "last"])
         self.assertEqual(render(b"abcdef", 4), ["abcd", "ef"])
         self.assertEqual(render("▌█\rab".encode(), 4), ["ab"])
+        self.assertEqual(render(b"a\r\nb\x1b[A\rxyz", 80), ["xyz", "b"])
+        self.assertEqual(render(b"abc\r\ndef\x1b[A\ra\x1b[K", 80), ["a", "def"])
+        self.assertEqual(render(b"abc\r\ndef\x1b[A\r\x1b[Jnew\r\n", 80), ["new", ""])
         with self.assertRaises(ValueError):
             render(b"\x1b[2K", 80)
 
 
 class TerminalTest(ToolTest):
-    def train(self, *args, **variables):
+    def train(self, *args, TERM="xterm", **variables):
         name = self.write("config.json", self.config(
             trainer={"max_steps": 40, "eval_every_steps": 10, "eval_batch_size": 4, "output_dir": "run", "device": "cpu"}))
         process, written = run_on_terminal(
-            lambda **files: self.start("train", name, *args, env=variables, **files), COLUMNS, TIMEOUT_S)
+            lambda **files: self.start("train", name, *args, env={"TERM": TERM, **variables}, **files), COLUMNS, TIMEOUT_S)
         self.assertEqual(process.returncode, 0, written.decode())
         self.assert_nothing_runs()
         return written
 
     def check(self, written):
         text = written.decode()
-        drawn = [part for part in re.split(r"[\r\n]", text) if re.match(r"(train|evaluate): ", part)]
+        drawn = [part for part in re.split(r"[\r\n]", re.sub(r"\x1b\[[AJK]", "", text)) if re.match(r"(train|evaluate): ", part)]
         self.assertTrue(any(part.startswith("train: ") for part in drawn))
         self.assertTrue(any(part.startswith("evaluate: ") for part in drawn))
         for part in drawn:
@@ -61,6 +64,31 @@ class TerminalTest(ToolTest):
         self.check(written)
         self.assertTrue(written.isascii())
         self.assertIn(b"#", written)
+
+    def test_the_training_bar_stays_during_evaluations(self):
+        written = self.train()
+        screens = [render(written[:match.end()], COLUMNS) for match in re.finditer(rb"\x1b\[K\x1b\[A\r", written)]
+        self.assertGreaterEqual(len(screens), 12)  # at the begin and at the end of each evaluation
+        for screen in screens:
+            bars = [line[:line.index(":")] for line in screen if re.match(r"(train|evaluate): ", line)]
+            self.assertEqual(bars, ["train", "evaluate"], screen)
+            self.assertRegex(screen[-1], r"^evaluate: .*samples/s\]$")
+            self.assertRegex(screen[-2], r"^train: .*\]$")
+        self.assertRegex(screens[0][-2], r"\| 10/40 \[")
+
+    def test_log_lines_stand_above_the_bar(self):
+        written = self.train("--set", "fp16.enabled=true", "--set", "fp16.initial_scale_power=30")
+        self.assertIn(b"\r\x1b[J", written)
+        skipped = [line for line in render(written, 10000) if "overflow" in line or "skip" in line.split("samples/s")[0]]
+        self.assertGreaterEqual(len(skipped), 2)
+        for line in skipped:
+            self.assertNotRegex(line, "train:|evaluate:")
+
+    def test_a_terminal_that_knows_nothing(self):
+        for term in ("dumb", ""):
+            written = self.train(TERM=term)
+            self.check(written)
+            self.assertNotIn(b"\x1b", written)
 
     def test_error_stands_on_its_own_line(self):
         name = self.write("config.json", self.config())

@@ -45,6 +45,7 @@ struct BlobsOptions {
   int64_t test_size = 0;
   double nan_from_step = std::numeric_limits<double>::infinity();  ///< the loss is NaN from this micro-step on
   int64_t greedy_from_step = std::numeric_limits<int64_t>::max();  ///< from this micro-step on the loss wants more memory than there is
+  std::string test_error = {};     ///< what test_batch() throws; empty: nothing
   std::string samples_error = {};  ///< what write_samples() throws on rank 0; empty: it writes the step's number
 };
 
@@ -72,7 +73,10 @@ class BlobsTask final : public Task {
     return rows(train_x_, train_y_, indices);
   }
   Batch eval_batch(const std::vector<int64_t>& indices) override { return rows(eval_x_, eval_y_, indices); }
-  Batch test_batch(const std::vector<int64_t>& indices) override { return rows(test_x_, test_y_, indices); }
+  Batch test_batch(const std::vector<int64_t>& indices) override {
+    if (!options_.test_error.empty()) throw DataError(options_.test_error);
+    return rows(test_x_, test_y_, indices);
+  }
 
   at::Tensor loss(const Batch& batch) override {
     const at::Tensor loss = at::cross_entropy_loss(engine_->forward(batch.inputs[0]).to(at::kFloat), batch.target);
@@ -93,12 +97,14 @@ class BlobsTask final : public Task {
     return {{"classes.txt", "four"}};
   }
 
-  void write_samples(const std::filesystem::path& folder, int64_t step) override {
+  std::vector<SampleFile> write_samples(const std::filesystem::path& folder, int64_t step) override {
     engine_->eval();
     engine_->train();
-    if (engine_->rank() != 0) return;
+    if (engine_->rank() != 0) return {};
     if (!options_.samples_error.empty()) throw DataError(options_.samples_error);
-    std::ofstream(sample_path(folder, step, ".txt")) << "samples";
+    const std::filesystem::path path = sample_path(folder, step, ".txt");
+    std::ofstream(path) << "samples";
+    return {{"words", path}};
   }
 
   const std::vector<int64_t>& seen() const { return seen_; }  ///< training samples of this rank, in order

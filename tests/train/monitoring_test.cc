@@ -31,6 +31,8 @@ TEST(Monitoring, NamesAreHuggingFaces) {
                           Pair("train/memory_peak_bytes/parameters", 64), Pair("train/memory_peak_bytes/total", 128)));
   const auto evaluation = ordered_json::parse(R"({"step": 10, "epoch": 1.0, "eval_accuracy": 0.75, "eval_samples": 101})");
   EXPECT_THAT(scalars_of(evaluation), ElementsAre(Pair("eval/epoch", 1.0), Pair("eval/accuracy", 0.75), Pair("eval/samples", 101)));
+  const auto test = ordered_json::parse(R"({"step": 10, "epoch": 1.0, "test_accuracy": 0.75})");
+  EXPECT_THAT(scalars_of(test), ElementsAre(Pair("test/epoch", 1.0), Pair("test/accuracy", 0.75)));
 }
 
 class MonitoredRunTest : public testing::Test {
@@ -70,8 +72,13 @@ class MonitoredRunTest : public testing::Test {
 };
 
 TEST_F(MonitoredRunTest, EverythingInMetricsAndTheConfigurationAndTheResults) {
-  const std::vector<json> lines = train(config());
-  ASSERT_EQ(lines.size(), 7u);
+  std::vector<json> lines = train(config(), {.test_size = 67});
+  ASSERT_EQ(lines.size(), 9u);
+  const auto sample = lines.begin() + 4;  // before its evaluation's numbers
+  EXPECT_EQ(sample->at("text"), "samples/words");
+  EXPECT_EQ(sample->at("content"), "samples");
+  EXPECT_EQ(sample->at("step"), 6);
+  lines.erase(sample);
   json resolved;
   std::ifstream(folder_ / "config.json") >> resolved;
   EXPECT_EQ(lines.front().at("params"), resolved);
@@ -84,9 +91,29 @@ TEST_F(MonitoredRunTest, EverythingInMetricsAndTheConfigurationAndTheResults) {
     for (const auto& [name, value] : scalars_of(record)) expected[name] = value;
     EXPECT_EQ(lines.at(at).at("scalars"), expected);
   }
-  EXPECT_EQ(at, 5u) << "three reports and an evaluation";
-  EXPECT_EQ(lines.at(5).at("artifact"), (folder_ / "all_results.json").string());
-  EXPECT_EQ(lines.at(6).at("status"), "FINISHED");
+  EXPECT_EQ(at, 6u) << "three reports, an evaluation and the test";
+  json results;
+  std::ifstream(folder_ / "all_results.json") >> results;
+  const json& test = lines.at(5).at("scalars");
+  for (const char* name : {"accuracy", "loss", "samples", "runtime", "samples_per_second"})
+    EXPECT_EQ(test.at(std::string("test/") + name), results.at(std::string("test_") + name)) << name;
+  EXPECT_EQ(test.at("test/samples"), 67);
+  EXPECT_EQ(lines.at(6).at("artifact"), (folder_ / "all_results.json").string());
+  EXPECT_EQ(lines.at(7).at("status"), "FINISHED");
+}
+
+// The results stand for a run that came to its end. Without them --resume has just the test to do.
+TEST_F(MonitoredRunTest, AFailedTestIsDoneAgainByAResumedRun) {
+  EXPECT_EQ(train(config(), {.test_size = 67, .test_error = "test.csv:3: damaged"}, {}, 1).back().at("status"), "FAILED");
+  EXPECT_FALSE(fs::exists(folder_ / "all_results.json"));
+  EXPECT_TRUE(fs::exists(folder_ / "model.safetensors")) << "the model does not depend on the test";
+  TrainerStart start;
+  start.resume = true;
+  EXPECT_EQ(train(config(), {.test_size = 67}, start, 1).back().at("status"), "FINISHED");
+  json results;
+  std::ifstream(folder_ / "all_results.json") >> results;
+  EXPECT_EQ(results.at("test_samples"), 67);
+  EXPECT_EQ(results.at("eval_samples"), 101);
 }
 
 TEST_F(MonitoredRunTest, AnInterruptedRunIsKilledAndGoesOn) {

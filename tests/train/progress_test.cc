@@ -17,11 +17,22 @@ int columns(const std::string& text) {
   return count;
 }
 
-// What a terminal of this width shows after the bytes: one string a row. \r and \n only, as promised.
+// What a terminal shows after the bytes: one string a row. Knows \r, \n, and of control sequences those of [Note: two bars].
 std::vector<std::string> screen(const std::string& bytes) {
   std::vector<std::vector<std::string>> rows(1);
-  size_t column = 0;
+  size_t row = 0, column = 0;
   for (size_t i = 0; i < bytes.size();) {
+    if (const std::string sequence = bytes.substr(i, 3); sequence.starts_with("\x1b[")) {
+      i += sequence.size();
+      if (sequence == "\x1b[A") {
+        row -= row > 0;
+      } else {
+        EXPECT_TRUE(sequence == "\x1b[K" || sequence == "\x1b[J") << sequence;
+        rows[row].resize(std::min(rows[row].size(), column));
+        if (sequence == "\x1b[J") rows.resize(row + 1);
+      }
+      continue;
+    }
     size_t length = 1;
     while (i + length < bytes.size() && (static_cast<unsigned char>(bytes[i + length]) & 0xc0) == 0x80) ++length;
     const std::string character = bytes.substr(i, length);
@@ -29,11 +40,11 @@ std::vector<std::string> screen(const std::string& bytes) {
     if (character == "\r") {
       column = 0;
     } else if (character == "\n") {
-      rows.emplace_back();
+      if (++row == rows.size()) rows.emplace_back();
       column = 0;
     } else {
-      if (rows.back().size() <= column) rows.back().resize(column + 1, " ");
-      rows.back()[column++] = character;
+      if (rows[row].size() <= column) rows[row].resize(column + 1, " ");
+      rows[row][column++] = character;
     }
   }
   std::vector<std::string> text;
@@ -169,6 +180,81 @@ TEST(ProgressBar, ShorterLineLeavesNoRemains) {
   other.set_postfix("");
   other.hide();
   EXPECT_EQ(terminal.out.str().find('\033'), std::string::npos) << "no escape sequences";
+}
+
+struct TwoBars : testing::Test {
+  TwoBars() { upper_display.has_sequences = true; }
+  std::vector<std::string> rows() const { return screen(terminal.out.str()); }
+
+  FakeTerminal terminal;
+  Display upper_display = terminal.display();
+};
+
+TEST_F(TwoBars, TheLowerOneVanishesAndTheUpperOneGoesOn) {
+  ProgressBar upper(upper_display, {.description = "train", .total = 4}, /*keep=*/true);
+  upper.update(2);
+  {
+    ProgressBar lower(upper.below(), {.description = "evaluate", .total = 9}, /*keep=*/false);
+    ASSERT_EQ(rows().size(), 2u);
+    EXPECT_EQ(rows()[0].substr(0, 11), "train:  50%");
+    EXPECT_EQ(rows()[1].substr(0, 14), "evaluate:   0%");
+    terminal.now_s += 1;
+    lower.update(3);
+    ASSERT_EQ(rows().size(), 2u);
+    EXPECT_EQ(rows()[0].substr(0, 11), "train:  50%");
+    EXPECT_EQ(rows()[1].substr(0, 14), "evaluate:  33%");
+  }
+  EXPECT_EQ(rows()[0].substr(0, 11), "train:  50%");
+  EXPECT_EQ(rows()[1], "");
+  upper.print("epoch 1.00");
+  upper.update(3);
+  ASSERT_EQ(rows().size(), 2u);
+  EXPECT_EQ(rows()[0], "epoch 1.00");
+  EXPECT_EQ(rows()[1].substr(0, 11), "train:  75%");
+}
+
+TEST_F(TwoBars, ALogLineStandsAboveBoth) {
+  ProgressBar upper(upper_display, {.description = "train", .total = 4}, /*keep=*/true);
+  {
+    ProgressBar lower(upper.below(), {.description = "evaluate", .total = 9}, /*keep=*/false);
+    terminal.out << "\r\x1b[J" << "warning: something\n";  // as core/log.cc does
+    ASSERT_EQ(rows(), (std::vector<std::string>{"warning: something", ""}));
+    terminal.now_s += 1;
+    lower.update(3);
+    ASSERT_EQ(rows().size(), 3u);
+    EXPECT_EQ(rows()[0], "warning: something");
+    EXPECT_EQ(rows()[1].substr(0, 6), "train:");
+    EXPECT_EQ(rows()[2].substr(0, 9), "evaluate:");
+    terminal.out << "\r\x1b[J" << "warning: again\n";
+  }
+  upper.print("epoch 1.00");
+  upper.close();
+  ASSERT_EQ(rows().size(), 5u);
+  EXPECT_EQ(rows()[1], "warning: again");
+  EXPECT_EQ(rows()[2], "epoch 1.00");
+  EXPECT_EQ(rows()[3].substr(0, 6), "train:");
+  EXPECT_EQ(rows()[4], "");
+}
+
+TEST_F(TwoBars, TheLowerOneTakesTheUpperOnesPlaceWhereThereIsNoRoom) {
+  for (const bool is_narrow : {true, false}) {
+    terminal.out.str("");
+    terminal.width = is_narrow ? 39 : 80;
+    upper_display.has_sequences = is_narrow;
+    ProgressBar upper(upper_display, {.description = "train", .total = 4}, /*keep=*/true);
+    ProgressBar lower(upper.below(), {.description = "evaluate", .total = 9}, /*keep=*/false);
+    ASSERT_EQ(rows().size(), 1u);
+    EXPECT_EQ(rows()[0].substr(0, 9), "evaluate:");
+    EXPECT_EQ(terminal.out.str().find('\033'), std::string::npos);
+  }
+}
+
+TEST_F(TwoBars, OfAClosedBarOnlyTheOtherIsDrawn) {
+  ProgressBar upper(upper_display, {.description = "train", .total = 4}, /*keep=*/true);
+  upper.close();
+  ProgressBar lower(upper.below(), {.description = "evaluate", .total = 9}, /*keep=*/false);
+  ASSERT_EQ(rows().size(), 2u);
+  EXPECT_EQ(rows()[1].substr(0, 9), "evaluate:");
 }
 
 TEST(ProgressBar, PlainOutputHasLinesOnly) {

@@ -67,15 +67,19 @@ TEST(Report, EvaluationLine) {
 TEST(Report, SummaryText) {
   EXPECT_EQ(format_summary(summary()),
             "test     accuracy 0.9123, loss 0.2500, on 10,000 samples\n"
-            "training 44.9 s for 1,404 steps (3 epochs), 4,000 samples/s\n"
+            "training 44.9 s for 1,404 steps (3 epochs), 4,000 samples/s (2,000 a rank)\n"
             "ranks    2, ZeRO stage 2\n"
             "files    runs/fashion_mnist/{config.json, metrics.jsonl, all_results.json}");
+  Summary alone = summary();
+  alone.world_size = 1;
+  EXPECT_NE(format_summary(alone).find("(3 epochs), 4,000 samples/s\nranks    1,"), std::string::npos);
 }
 
 TEST(Report, ATestSetStandsInPlaceOfTheValidation) {
   Summary tested = summary();
   tested.evaluation->set = "validation";
   EXPECT_EQ(format_line(*tested.evaluation, 3), "epoch 3.00 | validation accuracy 0.9123 | validation loss 0.2500 | 10,000 samples in 1.2 s");
+  EXPECT_TRUE(format_summary(tested).starts_with("validation accuracy 0.9123, ")) << format_summary(tested);
   tested.test = Evaluation{500, {{"accuracy", 0.5}}, 0.5, "test", "a table\nof two lines"};
   EXPECT_EQ(format_summary(tested).rfind("a table\nof two lines\ntest     accuracy 0.5000, on 500 samples\ntraining ", 0), 0u) << format_summary(tested);
   const auto results = to_json(tested);
@@ -92,6 +96,7 @@ TEST(Report, JsonUsesHuggingFacesNames) {
   EXPECT_EQ(results.at("eval_samples_per_second"), 8000);
   EXPECT_EQ(results.at("train_runtime"), 44.928);
   EXPECT_DOUBLE_EQ(results.at("train_samples_per_second"), 4000);
+  EXPECT_DOUBLE_EQ(results.at("train_samples_per_second_per_rank"), 2000);
   EXPECT_DOUBLE_EQ(results.at("train_steps_per_second"), 31.25);
   EXPECT_EQ(results.at("train_loss"), 0.3);
   EXPECT_EQ(results.at("epoch"), 3);

@@ -69,7 +69,7 @@ TEST(TrainerConfig, Errors) {
       {R"("output_dir": "")", "trainer.output_dir: found \"\" (a string); expected a folder"},
       {R"("epoch": 2)",
        "trainer.epoch: unknown key (did you mean \"epochs\"?), found 2 (a number); expected one of name, output_dir, epochs, max_steps, "
-       "eval_batch_size, overwrite_output_dir, eval_every_epochs, eval_every_steps, save_every_epochs, save_every_steps, metric_for_best, best_is, load_best_at_end, early_stopping_patience, early_stopping_threshold, export_model, device, num_threads, deterministic"},
+       "eval_batch_size, overwrite_output_dir, eval_every_epochs, eval_every_steps, histograms_every_steps, save_every_epochs, save_every_steps, metric_for_best, best_is, load_best_at_end, early_stopping_patience, early_stopping_threshold, export_model, device, num_threads, deterministic"},
   };
   for (const auto& [keys, message] : cases) EXPECT_EQ(error_for(keys), "folder/my_run.json:1: " + message) << keys;
   EXPECT_EQ(config_error([] { parse_run_config(R"({"train_batch_size": 8, "model": {"hidden": 3}})", "c.json", 1); }),

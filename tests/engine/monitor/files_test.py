@@ -5,6 +5,7 @@ import json
 import math
 import time
 import unittest
+from pathlib import Path
 
 from monitor_testing import MonitorTest
 
@@ -39,6 +40,14 @@ class CsvTest(MonitorTest):
         self.monitor(self.config, ["scalars", 3, {"loss": 7, "new": 1}], resumed_after=2)
         self.assertEqual(self.content("loss.csv"), "step,loss\r\n1,1.0\r\n2,2.0\r\n3,7.0\r\n")
         self.assertEqual(self.content("new.csv"), "step,new\r\n3,1.0\r\n")
+        self.assertEqual(self.content("old.csv"), "step,old\r\n1,1.0\r\n2,2.0\r\n", "without a new value too")
+
+    def test_a_resumed_run_leaves_the_files_of_others(self):
+        folder = self.folder / "csv" / "job"
+        folder.mkdir(parents=True)
+        (folder / "mine.csv").write_text("name,value\n9,9\n")
+        self.monitor(self.config, ["scalars", 3, {"loss": 7}], resumed_after=2)
+        self.assertEqual(self.content("mine.csv"), "name,value\n9,9\n")
 
     def test_a_new_run_starts_anew(self):
         for value in (1, 2):
@@ -57,6 +66,16 @@ class CsvTest(MonitorTest):
         self.assertEqual([json.loads(line).get("step") for line in lines], [1, 2, None])
 
 
+class MlflowIdTest(MonitorTest):
+    def test_a_new_run_without_mlflow_takes_the_place_of_one_with(self):
+        run = self.folder / "run"
+        run.mkdir()
+        for resumed_after, expected in ((2, True), (None, False)):
+            (run / "mlflow_run_id").write_text("0123")
+            self.monitor({}, ["scalars", 3, {"loss": 1}], **({} if resumed_after is None else {"resumed_after": resumed_after}))
+            self.assertEqual((run / "mlflow_run_id").exists(), expected)
+
+
 class JsonlTest(MonitorTest):
     def lines(self):
         return [json.loads(line) for line in (self.folder / "run" / "jsonl_monitor" / "events.jsonl").read_text().splitlines()]
@@ -65,7 +84,8 @@ class JsonlTest(MonitorTest):
         before = time.time()
         (self.folder / "run").mkdir()
         self.monitor({"jsonl_monitor": {"enabled": True}}, ["params", {"a": {"b": [1, 2]}}], ["scalars", 3, {"loss": 0.25, "worst": "nan"}],
-                     ["histogram", "weights", 3, [0.0, 1.0, 1.0]], ["image", "val/a b", 3, 1, 2, [1, 2, 3, 4, 5, 6]], ["artifact", "x/y.json"],
+                     ["histogram", "weights", 3, [0.0, 1.0, 1.0]], ["image", "val/a b", 3, 1, 2, [1, 2, 3, 4, 5, 6]], ["sample", "t", 4, __file__],
+                     ["artifact", "x/y.json"],
                      ["close", "KILLED"])
         lines = self.lines()
         for line in lines:
@@ -73,11 +93,20 @@ class JsonlTest(MonitorTest):
         histogram = lines.pop(2)
         self.assertEqual(lines, [{"params": {"a": {"b": [1, 2]}}}, {"step": 3, "scalars": {"loss": 0.25, "worst": None}},
                                  {"step": 3, "image": "val/a b", "width": 1, "height": 2, "file": "images/val_a_b_3.png"},
+                                 {"step": 4, "text": "t", "content": Path(__file__).read_text()},
                                  {"artifact": "x/y.json"}, {"status": "KILLED"}])
         self.assertEqual((self.folder / "run" / "jsonl_monitor" / "images" / "val_a_b_3.png").read_bytes()[:8], b"\x89PNG\r\n\x1a\n")
         self.assertEqual([histogram[key] for key in ("step", "histogram", "min", "max", "num", "sum", "sum_squares")],
                          [3, "weights", 0, 1, 3, 2, 2])
         self.assertEqual([count for count in histogram["bucket"] if count], [1, 2])
+
+    def test_a_picture_that_is_a_file_stays_where_it_is(self):
+        self.monitor({"jsonl_monitor": {"enabled": True}}, ["image", "one", 1, 1, 1, [1, 2, 3]])
+        picture = self.folder / "picture.png"
+        (self.folder / "run" / "jsonl_monitor" / "images" / "one_1.png").rename(picture)
+        self.monitor({"jsonl_monitor": {"enabled": True}}, ["sample", "samples/a", 2, str(picture)])
+        self.assertEqual([line["file"] for line in self.lines() if "image" in line], [str(picture)])
+        self.assertEqual(list((self.folder / "run" / "jsonl_monitor" / "images").iterdir()), [])
 
     def test_a_resumed_run_takes_back_later_steps(self):
         config = {"jsonl_monitor": {"enabled": True}}

@@ -1,4 +1,5 @@
 """What arrives at a real MLflow tracking server."""
+import base64
 import json
 import shutil
 import tempfile
@@ -33,9 +34,12 @@ class MlflowTest(MonitorTest):
         before = time.time() * 1e3
         results = self.folder / "all results.json"
         results.write_text('{"eval_accuracy": 0.5}')
+        picture = self.folder / "picture.png"
+        picture.write_bytes(base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGNgZGIGAAAOAAfXb+R4AAAAAElFTkSuQmCC"))
         self.send(["params", {"optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "betas": [0.9, 0.999]}}, "fp16": {"enabled": False}}],
                   ["scalars", 10, {"train/loss": 0.3125, "eval/f1 (macro)": 1e-300}], ["scalars", 20, {"train/loss": "nan"}],
                   ["scalars", 30, {"train/loss": 1}], ["image", "val/mask", 7, 1, 1, [1, 2, 3]], ["histogram", "weights", 1, [1.0]],
+                  ["sample", "samples/predictions", 8, str(picture)], ["text", "samples/text", 8, "größe"],
                   ["artifact", str(results)], ["close", "FINISHED"])
         run, = self.server.runs(self.experiment)
         self.assertEqual((run["info"]["status"], run["info"]["run_name"]), ("FINISHED", "the run"))
@@ -50,6 +54,8 @@ class MlflowTest(MonitorTest):
         self.assertEqual([value for _, value, _ in self.server.history(run, "eval/f1 _macro_")], [1e-300])
         self.assertEqual(json.loads(self.server.artifact(run, "all results.json")), {"eval_accuracy": 0.5})
         self.assertEqual(self.server.artifact(run, "images/val_mask_7.png")[:4], b"\x89PNG")
+        self.assertEqual(self.server.artifact(run, "images/samples_predictions_8.png"), picture.read_bytes())
+        self.assertEqual(self.server.artifact(run, "texts/samples_text_8.txt").decode(), "größe")
         self.assertEqual((self.folder / "run" / "mlflow_run_id").read_text(), run["info"]["run_id"])
 
     def test_other_ends(self):

@@ -1,7 +1,8 @@
 // Does with monitors what a JSON file says, so that tests in Python can read the outcome with other programs:
 //   monitor_script SCRIPT.json
 // {"config": {"tensorboard": {…}, …}, "run": {"name": "r", "folder": "F", "resumed_after": 3}, "calls": [
-//   ["scalars", STEP, {NAME: NUMBER}], ["histogram", NAME, STEP, [NUMBER, …]], ["image", NAME, STEP, WIDTH, HEIGHT, [BYTE, …]],
+//   ["scalars", STEP, {NAME: NUMBER}], ["histogram", NAME, STEP, [NUMBER, …]], ["image", NAME, STEP, WIDTH, HEIGHT, [BYTE, …], CHANNELS],
+//   ["text", NAME, STEP, TEXT], ["sample", NAME, STEP, FILE],
 //   ["params", {…}], ["artifact", FILE], ["sleep", SECONDS], ["close", "FINISHED"]]}
 // "nan", "inf" and "-inf" are numbers too. Prints a line a call with the seconds it took; warnings go to stderr.
 #include <chrono>
@@ -46,8 +47,13 @@ void call(Monitors& monitors, const ordered_json& call) {
     for (const ordered_json& value : call.at(3)) values.push_back(static_cast<float>(number(value)));
     monitors.histogram(call.at(1), call.at(2), values);
   } else if (what == "image") {
-    const auto rgb = call.at(5).get<std::vector<uint8_t>>();
-    monitors.image(call.at(1), call.at(2), {.width = call.at(3), .height = call.at(4), .rgb = rgb});
+    const auto pixels = call.at(5).get<std::vector<uint8_t>>();
+    monitors.image(call.at(1), call.at(2),
+                   {.width = call.at(3), .height = call.at(4), .channels = call.size() > 6 ? call.at(6).get<int>() : 3, .pixels = pixels});
+  } else if (what == "text") {
+    monitors.text(call.at(1), call.at(2), call.at(3));
+  } else if (what == "sample") {
+    monitors.sample(call.at(1), call.at(2), call.at(3).get<std::string>());
   } else if (what == "params") {
     monitors.params(call.at(1));
   } else if (what == "artifact") {

@@ -94,11 +94,41 @@ class TensorboardTest(MonitorTest):
         self.assertEqual((image.step, image.width, image.height), (7, 21, 13))
         np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(image.encoded_image_string))), pixels)
 
-    def test_an_image_of_another_size_is_a_warning(self):
+    def test_images_of_any_kind_are_small_and_right(self):
+        ramp = np.add.outer(np.arange(64) * 2, np.arange(96)).astype(np.uint8)  # what filters are for
+        for channels, mode in ((1, "L"), (3, "RGB"), (4, "RGBA")):
+            with self.subTest(mode=mode):
+                pixels = np.repeat(ramp[..., None], channels, axis=2)
+                self.monitor(self.config, ["image", mode, 1, 96, 64, pixels.reshape(-1).tolist(), channels])
+                image, = read(self.logs).Images(mode)
+                decoded = Image.open(io.BytesIO(image.encoded_image_string))
+                self.assertEqual(decoded.mode, mode)
+                np.testing.assert_array_equal(np.asarray(decoded).reshape(pixels.shape), pixels)
+                pillow = io.BytesIO()
+                Image.fromarray(pixels[..., 0] if channels == 1 else pixels).save(pillow, "png")
+                self.assertLess(len(image.encoded_image_string), 1.2 * len(pillow.getvalue()))
+
+    def test_files_to_look_at(self):
+        picture, words, broken = self.folder / "step_1.png", self.folder / "step_1.txt", self.folder / "broken.png"
+        Image.fromarray(np.arange(24, dtype=np.uint8).reshape(4, 6)).save(picture)
+        words.write_bytes("größe ``` \n#not a title\xff".encode("latin-1"))
+        broken.write_bytes(b"no picture, but a text that is longer than the header of one")
+        _, warnings = self.monitor(self.config, ["sample", "samples/predictions", 3, str(picture)], ["sample", "samples/text", 3, str(words)],
+                                   ["sample", "x", 3, str(broken)], ["sample", "y", 3, str(self.folder / "none.png")])
+        events = read(self.logs)
+        image, = events.Images("samples/predictions")
+        self.assertEqual(image.encoded_image_string, picture.read_bytes())
+        self.assertEqual((image.step, image.width, image.height), (3, 6, 4))
+        text = events.Tensors("samples/text/text_summary")[0].tensor_proto.string_val[0].decode()
+        self.assertEqual(text, "````\ngr\ufffd\ufffde ``` \n#not a title\ufffd\n````")
+        self.assertEqual(len(warnings), 2)
+        self.assertEqual(warnings[0], "warning: monitors: x is left out: found no PNG header; expected a PNG file")
+        self.assertRegex(warnings[1], r"^warning: monitors: y is left out: .*none\.png")
+
+    def test_an_image_of_another_size_is_left_out(self):
         _, warnings = self.monitor(self.config, ["image", "x", 1, 2, 2, [0] * 11], ["scalars", 1, {"a": 1}])
-        self.assertEqual(warnings, ["warning: tensorboard: found 11 bytes for an RGB image of 2 x 2 pixels; expected 12; "
-                                    "the run goes on without it"])
-        self.assertEqual(read(self.logs).Tags()["scalars"], [])
+        self.assertEqual(warnings, ["warning: monitors: x is left out: found 11 bytes for an image of 2 x 2 pixels and 3 channels; expected 12"])
+        self.assertEqual(read(self.logs).Tags()["scalars"], ["a"])
 
     def test_parameters_are_shown_as_text(self):
         self.monitor(self.config, ["params", {"optimizer": {"params": {"lr": 1e-3}}, "größe": "ü"}])
