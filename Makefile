@@ -3,7 +3,7 @@
 #   make demo ARGS="--set zero_optimization.stage=3"        make test ARGS="-L zero"
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build demo data test asan bench bench-peers soak fuzz clean distclean
+.PHONY: help deps build demo data test asan bench bench-peers methods soak fuzz clean distclean
 SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 NPROC ?= 2
@@ -43,6 +43,12 @@ bench-peers:  ## runs PyTorch's own ways, DeepSpeed and Tessera side by side: tr
 	@scripts/build.sh release tessera step_rank checkpoint_rank
 	@.deps/venv/bin/python -B benchmarks/peers/train_step.py $(ARGS)
 	@.deps/venv/bin/python -B benchmarks/peers/checkpoint.py
+
+methods:  ## text classification every way, Tessera's and Python's: minutes and test accuracy, about an hour
+	@scripts/setup.sh --peers
+	@scripts/data.sh
+	@scripts/build.sh release tessera
+	@.deps/venv/bin/python -B benchmarks/methods/methods.py $(ARGS)
 
 soak: build  ## kills training runs at random moments 200 times, and saves to slow and failing disks: about 15 minutes
 	@scripts/build.sh release async_soak
