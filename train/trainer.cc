@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -11,6 +12,7 @@
 #include "core/check.h"
 #include "core/error.h"
 #include "core/str.h"
+#include "train/data_digest.h"
 #include "train/monitoring.h"
 #include "zero/stage.h"
 
@@ -44,6 +46,12 @@ bool is_out_of_memory(const c10::Error& error) {
          std::string_view(error.what_without_backtrace()).find("can't allocate memory") != std::string_view::npos;
 }
 
+/// A low-precision loss is weighted in fp32, as the engine scales it.
+at::Tensor weighted(const at::Tensor& loss, double weight) {
+  if (weight == 1) return loss;
+  return (at::isReducedFloatingType(loss.scalar_type()) ? loss.to(at::kFloat) : loss) * weight;
+}
+
 }  // namespace
 
 template <class Body>
@@ -62,11 +70,12 @@ Trainer::Trainer(RunConfig run, Task& task, comm::CommunicatorPtr comm, const In
       task_(task),
       comm_(std::move(comm)),
       output_(comm_->rank() == 0 ? output : TrainerOutput{}),
-      sampler_(task.train_size(), shape_of(config_.engine, *comm_), static_cast<uint64_t>(config_.engine.seed)),
+      sampler_(task.train_size(), shape_of(config_.engine, *comm_), static_cast<uint64_t>(config_.engine.seed),
+               config_.trainer.dataloader_drop_last),
       total_steps_(total_steps(config_.trainer, sampler_)),
       start_(std::move(start)) {
   fill_in_schedule(config_.engine.scheduler, total_steps_);
-  check_same_data_everywhere();
+  check_same_data(task_, *comm_);
   open_run_directory();
   at::manual_seed(static_cast<uint64_t>(config_.engine.seed));
   InitOptions options = init;
@@ -75,7 +84,7 @@ Trainer::Trainer(RunConfig run, Task& task, comm::CommunicatorPtr comm, const In
   if (config_.engine.memory_breakdown) memory_.emplace(init.device.type());
   watching_memory("making the model", [&] { engine_ = &task_.initialize(config_.engine, comm_, options); });
   if (!start_.init.empty()) engine_->load_weights(start_.init, task_.init_weights());
-  // From here on ranks draw different numbers: dropout and augmentation differ between them.
+  // From here on ranks draw different numbers: dropout differs between them.
   at::manual_seed(static_cast<uint64_t>(config_.engine.seed + comm_->rank()));
   checkpoints_.emplace(config_.trainer, *engine_, output_.logger);
   if (start_.resume) go_on_from_checkpoint();
@@ -93,16 +102,12 @@ Summary Trainer::run() {
                                                 .unit = "samples",
                                                 .units_per_item = static_cast<double>(config_.engine.train_batch_size)},
                                        /*keep=*/true);
-  sampler_.set_epoch(epoch_);
+  loader_ = std::make_unique<TrainLoader>(task_, sampler_, start_position_, std::max<int64_t>(total_steps_ - steps_done_, 0), loader_options());
   if (memory_) {
     memory_->set_default_use(MemoryUse::kActivations);
     memory_->reset_peak();
   }
   while (steps_done_ < total_steps_ && !engine_->should_stop()) {
-    if (step_of_epoch_ >= sampler_.steps_per_epoch()) {  // more: a checkpoint of another batch size
-      step_of_epoch_ = 0;
-      sampler_.set_epoch(++epoch_);
-    }
     if (start_.stop && start_.stop()) engine_->request_stop();
     watching_memory(str("in step ", steps_done_ + 1), [this] { train_step(); });
     if (report_due()) report();
@@ -116,19 +121,18 @@ Summary Trainer::run() {
 
 void Trainer::train_step() {
   learning_rate_ = engine_->learning_rates().front();
-  for (int64_t micro_step = 0; micro_step < config_.engine.gradient_accumulation_steps; ++micro_step) {
-    const Batch batch = meter_->time(Phase::kData, [&] {
-      const MemoryFor data(MemoryUse::kOther);
-      return task_.train_batch(sampler_.indices(step_of_epoch_, micro_step));
-    });
-    const at::Tensor loss = meter_->time(Phase::kForward, [&] { return task_.loss(batch); });
-    meter_->time(Phase::kBackward, [&] { engine_->backward(loss); });
+  const EngineConfig& engine = config_.engine;
+  int64_t step_size = 0;
+  for (int64_t micro_step = 0; micro_step < engine.gradient_accumulation_steps; ++micro_step) {
+    const TrainBatch part = meter_->time(Phase::kData, [&] { return loader_->next(); });
+    const at::Tensor loss = meter_->time(Phase::kForward, [&] { return task_.loss(part.batch); });
+    meter_->time(Phase::kBackward, [&] { engine_->backward(weighted(loss, part.weight)); });
     meter_->time(Phase::kStep, [&] { engine_->step(); });
-    meter_->add_loss(loss);
+    meter_->add_loss(loss, static_cast<double>(part.num_samples) / static_cast<double>(engine.train_micro_batch_size_per_gpu));
+    step_size = part.step_size;
   }
-  meter_->count_step();
+  meter_->count_step(step_size);
   ++steps_done_;
-  ++step_of_epoch_;
 }
 
 /// One line: what was asked for, what was held, and what to change.
@@ -171,16 +175,6 @@ void Trainer::take_over_directory() {
   });
 }
 
-// Ranks whose files differ would take different steps, and wait for each other.
-void Trainer::check_same_data_everywhere() const {
-  const std::string mine = str(task_.train_size(), " training, ", task_.eval_size(), " evaluation and ", task_.test_size(), " test");
-  const std::vector<std::string> sizes = comm_->exchange(mine, "data sizes");
-  for (size_t rank = 1; rank < sizes.size(); ++rank)
-    if (sizes[rank] != sizes[0])
-      throw ConfigError(str("data: rank 0 has ", sizes[0], " samples but rank ", rank, " has ", sizes[rank],
-                            "; expected the same data on all ranks"));
-}
-
 // What goes wrong there ends all ranks.
 void Trainer::on_rank_0(const std::function<void()>& part) {
   std::string error;
@@ -198,16 +192,22 @@ void Trainer::on_rank_0(const std::function<void()>& part) {
 // The order of an epoch does not depend on the number of ranks or the batch size, so a run can go on with others.
 void Trainer::go_on_from_checkpoint() {
   const Position position = checkpoints_->resume();
-  const int64_t batch = config_.engine.train_batch_size;
   steps_done_ = first_step_ = position.steps_done;
-  epoch_ = position.epoch;
-  step_of_epoch_ = (position.samples_into_epoch + batch - 1) / batch;
+  start_position_ = {position.epoch, position.samples_into_epoch};
   // A run that was killed after its last checkpoint has no results yet, and still has to evaluate and to export.
   const std::string results = directory_ && directory_->has_results() ? "there" : "";
   was_finished_ = steps_done_ >= total_steps_ && !comm_->exchange(results, "results").front().empty();
 }
 
-Position Trainer::position() const { return {steps_done_, epoch_, step_of_epoch_ * config_.engine.train_batch_size}; }
+Position Trainer::position() const { return {steps_done_, loader_->position().epoch, loader_->position().samples_into_epoch}; }
+
+DataLoaderOptions Trainer::loader_options() const {
+  const TrainerConfig& trainer = config_.trainer;
+  return {.num_workers = trainer.dataloader_num_workers,
+          .prefetch_factor = trainer.dataloader_prefetch_factor,
+          .pin_memory = trainer.dataloader_pin_memory,
+          .device = engine_->device()};
+}
 
 void Trainer::announce() {
   output_.logger.debug(str("resolved configuration: ", dump_resolved(config_)));
@@ -254,7 +254,7 @@ void Trainer::report() {
   report.loss = window.loss;
   report.learning_rate = learning_rate_;
   report.gradient_norm = engine_->gradient_norm();
-  report.samples_per_s = static_cast<double>(window.num_steps * config_.engine.train_batch_size) / window.seconds;
+  report.samples_per_s = static_cast<double>(window.num_samples) / window.seconds;
   report.skipped_steps = engine_->skipped_steps();
   if (config_.engine.fp16.enabled) report.loss_scale = engine_->loss_scale();
   if (config_.engine.wall_clock_breakdown) report.phase_ms = window.phase_ms;
@@ -284,7 +284,8 @@ void Trainer::evaluate(bool is_recorded) {
   bar_->hide();
   meter_->pause();
   watching_memory(str("in evaluation (trainer.eval_batch_size ", config_.trainer.eval_batch_size, ")"), [this] {
-    last_evaluation_ = train::evaluate(task_, *engine_, config_.trainer.eval_batch_size, output_.display);
+    last_evaluation_ = train::evaluate(task_, *engine_, config_.trainer.eval_batch_size, output_.display, EvaluationSet::kOnTheWay,
+                                       loader_options());
     write_samples();
   });
   meter_->resume();
@@ -310,7 +311,8 @@ Evaluation Trainer::test() {
   bar_->hide();
   Evaluation result;
   watching_memory(str("in the final test (trainer.eval_batch_size ", config_.trainer.eval_batch_size, ")"), [&] {
-    result = train::evaluate(task_, *engine_, config_.trainer.eval_batch_size, output_.display, EvaluationSet::kTest);
+    result = train::evaluate(task_, *engine_, config_.trainer.eval_batch_size, output_.display, EvaluationSet::kTest,
+                             loader_options());
   });
   return result;
 }
@@ -339,7 +341,7 @@ Summary Trainer::finish() {
     name_model(summary);
   }
   if (!interrupted && task_.test_size() > 0) summary.test = test();
-  summary.num_samples = (steps_done_ - first_step_) * config_.engine.train_batch_size;
+  summary.num_samples = meter_->total_samples();
   summary.train_loss = meter_->total_loss();
   summary.train_s = meter_->total_seconds();
   summary.evaluation = last_evaluation_;

@@ -17,6 +17,7 @@
 #include "train/sampler.h"
 #include "train/step_meter.h"
 #include "train/task.h"
+#include "train/train_loader.h"
 #include "train/trainer_config.h"
 
 namespace tessera::train {
@@ -48,7 +49,6 @@ class Trainer {
   Summary run();
 
  private:
-  void check_same_data_everywhere() const;
   void open_run_directory();
   void take_over_directory();
   void on_rank_0(const std::function<void()>& part);
@@ -67,6 +67,7 @@ class Trainer {
   Evaluation test();
   void save(bool must_succeed);
   Position position() const;
+  DataLoaderOptions loader_options() const;
   void warn_of_loss(double loss);
   Summary finish();
   Summary report_finished();
@@ -92,7 +93,8 @@ class Trainer {
   int64_t steps_done_ = 0;
   int64_t first_step_ = 0;  // done before this process began
   bool was_finished_ = false;  // by an earlier process, results included
-  int64_t epoch_ = 0, step_of_epoch_ = 0;
+  EpochPosition start_position_;         // where this process begins
+  std::unique_ptr<TrainLoader> loader_;  // of run()
   double learning_rate_ = 0;  // of the last step
   bool loss_was_finite_ = true;
 };
