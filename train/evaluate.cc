@@ -12,9 +12,20 @@ namespace tessera::train {
 namespace {
 
 // (B) bool: true for the rows that are samples.
-at::Tensor mask_of(const EvalBatch& batch, at::Device device) {
-  const auto size = static_cast<int64_t>(batch.indices.size());
-  return at::arange(size, at::TensorOptions(at::kLong).device(device)).lt(batch.num_valid);
+at::Tensor mask_of(const EvalBatch& batch) {
+  return at::arange(static_cast<int64_t>(batch.indices.size()), at::kLong).lt(batch.num_valid);
+}
+
+/// The batches of this rank, in order.
+DataLoader::Plan batches(const Task& task, const EvalSampler& sampler, bool is_test) {
+  return [&task, sampler, is_test, next = int64_t{0}]() mutable -> DataLoader::Make {
+    if (next == sampler.num_batches()) return {};
+    return [&task, is_test, part = sampler.batch(next++)] {
+      Batch batch = is_test ? task.test_batch(part.indices) : task.eval_batch(part.indices);
+      batch.mask = mask_of(part);
+      return batch;
+    };
+  };
 }
 
 }  // namespace
@@ -31,7 +42,8 @@ std::string Evaluation::metric_names() const {
   return join(names, ", ");
 }
 
-Evaluation evaluate(Task& task, Engine& engine, int64_t batch_size, const Display& display, EvaluationSet set) {
+Evaluation evaluate(Task& task, Engine& engine, int64_t batch_size, const Display& display, EvaluationSet set,
+                    DataLoaderOptions data) {
   const auto start = std::chrono::steady_clock::now();
   const bool is_test = set == EvaluationSet::kTest;
   const int64_t size = is_test ? task.test_size() : task.eval_size();
@@ -43,16 +55,16 @@ Evaluation evaluate(Task& task, Engine& engine, int64_t batch_size, const Displa
                    .units_per_item = static_cast<double>(batch_size * engine.world_size())},
                   /*keep=*/false);
 
+  data.device = engine.device();
+  DataLoader loader(data, batches(task, sampler, is_test));
   engine.eval();
   at::Tensor total;
-  for (int64_t i = 0; i < sampler.num_batches(); ++i) {
-    const EvalBatch part = sampler.batch(i);
-    Batch batch = is_test ? task.test_batch(part.indices) : task.eval_batch(part.indices);
-    batch.mask = mask_of(part, engine.device());
+  int64_t num_done = 0;
+  while (const std::optional<Batch> batch = loader.next()) {
     const at::NoGradGuard no_grad;
-    const at::Tensor sums = task.statistics(batch);
+    const at::Tensor sums = task.statistics(*batch);
     total = total.defined() ? total + sums : sums;
-    bar.update(i + 1);
+    bar.update(++num_done);
   }
   engine.train();
 

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 
+#include "train/data_loader.h"
 #include "train/progress.h"
 #include "train/task.h"
 
@@ -29,8 +30,8 @@ enum class EvaluationSet {
 };
 
 /// Collective. Puts the engine into evaluation mode, and back into training. `batch_size`: samples a rank sees at
-/// once. The result is equal on every rank. Shows a bar that vanishes at the end.
+/// once. The result is equal on every rank. Shows a bar that vanishes at the end. `data`: how batches are made; the device is the engine's.
 Evaluation evaluate(Task& task, Engine& engine, int64_t batch_size, const Display& display,
-                    EvaluationSet set = EvaluationSet::kOnTheWay);
+                    EvaluationSet set = EvaluationSet::kOnTheWay, DataLoaderOptions data = {});
 
 }  // namespace tessera::train

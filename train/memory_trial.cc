@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "comm/self.h"
@@ -13,7 +14,7 @@
 #include "core/str.h"
 #include "train/report.h"
 #include "train/run.h"
-#include "train/sampler.h"
+#include "train/train_loader.h"
 
 namespace tessera::train {
 namespace {
@@ -28,32 +29,25 @@ double seconds_since(Clock::time_point start) { return std::chrono::duration<dou
 /// The task's training steps, one after another, epoch after epoch.
 class Steps {
  public:
-  Steps(Task& task, Engine& engine, const BatchShape& shape, uint64_t seed)
-      : task_(task), engine_(engine), shape_(shape), sampler_(task.train_size(), shape, seed) {
-    sampler_.set_epoch(0);
-  }
+  Steps(Task& task, Engine& engine, TrainSampler sampler, const DataLoaderOptions& data)
+      : task_(task),
+        engine_(engine),
+        accumulation_steps_(sampler.shape().accumulation_steps),
+        loader_(task, std::move(sampler), {}, std::numeric_limits<int64_t>::max(), data) {}
 
   /// `begins(phase)` is called as the phases of the last micro-step begin.
   template <class Begins>
   void run(const Begins& begins) {
-    if (step_ == sampler_.steps_per_epoch()) {
-      step_ = 0;
-      sampler_.set_epoch(++epoch_);
-    }
-    for (int64_t micro_step = 0; micro_step < shape_.accumulation_steps; ++micro_step) {
-      const Batch batch = [&] {
-        const MemoryFor data(MemoryUse::kOther);
-        return task_.train_batch(sampler_.indices(step_, micro_step));
-      }();
-      const bool last = micro_step + 1 == shape_.accumulation_steps;
+    for (int64_t micro_step = 0; micro_step < accumulation_steps_; ++micro_step) {
+      const TrainBatch part = loader_.next();
+      const bool last = micro_step + 1 == accumulation_steps_;
       if (last) begins("forward");
-      const at::Tensor loss = task_.loss(batch);
+      const at::Tensor loss = task_.loss(part.batch);
       if (last) begins("backward");
       engine_.backward(loss);
       if (last) begins("step");
       engine_.step();
     }
-    ++step_;
   }
   void run() {
     run([](const char*) {});
@@ -62,9 +56,8 @@ class Steps {
  private:
   Task& task_;
   Engine& engine_;
-  BatchShape shape_;
-  TrainSampler sampler_;
-  int64_t epoch_ = 0, step_ = 0;
+  int64_t accumulation_steps_;
+  TrainLoader loader_;
 };
 
 /// At most kMaxSamples: of each stretch of time the sample with most bytes, so that no peak is lost.
@@ -122,7 +115,11 @@ MemoryTrial run_memory_trial(RunConfig run, const Registry& registry, const comm
   // What a simulated rank trains on is not the question, and the whole group's batch may be more than the data.
   BatchShape shape{run.engine.train_micro_batch_size_per_gpu, run.engine.gradient_accumulation_steps, comm->size(), comm->rank()};
   if (options.simulate_world > 0) shape.world_size = 1, shape.rank = 0;
-  Steps steps(*task, engine, shape, static_cast<uint64_t>(run.engine.seed));
+  Steps steps(*task, engine, TrainSampler(task->train_size(), shape, static_cast<uint64_t>(run.engine.seed)),
+              {.num_workers = run.trainer.dataloader_num_workers,
+               .prefetch_factor = run.trainer.dataloader_prefetch_factor,
+               .pin_memory = run.trainer.dataloader_pin_memory,
+               .device = device});
   meter.set_default_use(MemoryUse::kActivations);
   steps.run();  // the first step learns the order of units
   steps.run();

@@ -39,23 +39,54 @@ std::vector<int64_t> shuffled_indices(int64_t size, uint64_t seed, int64_t epoch
   return order;
 }
 
-TrainSampler::TrainSampler(int64_t num_samples, const BatchShape& shape, uint64_t seed)
-    : num_samples_(num_samples), shape_(shape), seed_(seed) {
-  if (num_samples < shape.global_batch()) {
-    throw ConfigError(str("train_batch_size: ", shape.global_batch(), " samples a step, but the training set has only ",
-                          num_samples, "; it must hold at least one global batch"));
-  }
-  set_epoch(0);
+Parts split_into_parts(int64_t size, const PartsOptions& options) {
+  const std::vector<int64_t> order = shuffled_indices(size, options.seed, 0);
+  const auto share = [&](double fraction) { return static_cast<int64_t>(fraction * static_cast<double>(size)); };
+  const auto test = order.begin() + share(options.test_fraction);
+  const auto validation = test + share(options.validation_fraction);
+  return {.train = {validation, order.end()}, .validation = {test, validation}, .test = {order.begin(), test}};
+}
+
+uint64_t augmentation_seed(uint64_t seed, int64_t epoch, int64_t first, int64_t micro_step, int rank) {
+  uint64_t mixed = mix(seed);
+  for (const int64_t number : {epoch, first, micro_step, static_cast<int64_t>(rank)}) mixed = mix(mixed ^ static_cast<uint64_t>(number));
+  return mixed;
+}
+
+TrainSampler::TrainSampler(int64_t num_samples, const BatchShape& shape, uint64_t seed, bool drop_last)
+    : num_samples_(num_samples), shape_(shape), seed_(seed), drop_last_(drop_last) {
+  if (step_size(0) > 0) return;
+  if (num_samples == 0) throw ConfigError("data: the training set is empty; expected at least one sample");
+  throw ConfigError(str("train_batch_size: ", shape.global_batch(), " samples a step, but the training set has only ", num_samples,
+                        "; it must hold at least one global batch (or trainer.dataloader_drop_last be false)"));
+}
+
+int64_t TrainSampler::steps_per_epoch() const {
+  const int64_t batch = shape_.global_batch();
+  return num_samples_ / batch + (!drop_last_ && num_samples_ % batch != 0 ? 1 : 0);
+}
+
+int64_t TrainSampler::step_size(int64_t first) const {
+  const int64_t left = std::max<int64_t>(num_samples_ - first, 0), batch = shape_.global_batch();
+  if (left >= batch) return batch;
+  return drop_last_ ? 0 : left;
 }
 
 void TrainSampler::set_epoch(int64_t epoch) { order_ = shuffled_indices(num_samples_, seed_, epoch); }
 
-std::vector<int64_t> TrainSampler::indices(int64_t step, int64_t micro_step) const {
-  TESSERA_CHECK(step >= 0 && step < steps_per_epoch(), "step ", step);
+TrainSlice TrainSampler::slice(int64_t first, int64_t micro_step) const {
+  const int64_t size = step_size(first);
+  TESSERA_CHECK(!order_.empty() && first >= 0 && size > 0, "step at sample ", first);
   TESSERA_CHECK(micro_step >= 0 && micro_step < shape_.accumulation_steps, "micro-step ", micro_step);
-  const int64_t slice = micro_step * shape_.world_size + shape_.rank;
-  const auto begin = order_.begin() + step * shape_.global_batch() + slice * shape_.micro_batch;
-  return {begin, begin + shape_.micro_batch};
+  const int64_t num_slices = shape_.accumulation_steps * shape_.world_size;
+  const int64_t number = micro_step * shape_.world_size + shape_.rank;
+  const int64_t begin = number * size / num_slices, end = (number + 1) * size / num_slices;
+  TrainSlice slice;
+  slice.num_samples = end - begin;
+  slice.weight = static_cast<double>(slice.num_samples * num_slices) / static_cast<double>(size);
+  const auto samples = order_.begin() + first + begin;  // begin is below size, so there is one even for a slice without
+  slice.indices = {samples, samples + std::max<int64_t>(slice.num_samples, 1)};
+  return slice;
 }
 
 EvalSampler::EvalSampler(int64_t num_samples, int64_t batch_size, int world_size, int rank)

@@ -16,6 +16,21 @@ namespace tessera::train {
 /// machine and compiler (Fisher-Yates over std::mt19937_64; std::shuffle's order is up to the library).
 std::vector<int64_t> shuffled_indices(int64_t size, uint64_t seed, int64_t epoch);
 
+/// Samples of each part of a set, by number.
+struct Parts {
+  std::vector<int64_t> train, validation, test;
+};
+
+struct PartsOptions {
+  double validation_fraction = 0.1;
+  double test_fraction = 0.1;
+  uint64_t seed = 0;
+};
+
+/// Local. The numbers 0 .. size-1 in three parts, in the random order of shuffled_indices: equal on every machine. Fractions are
+/// rounded down.
+Parts split_into_parts(int64_t size, const PartsOptions& options);
+
 /// How a global batch is cut.
 struct BatchShape {
   int64_t micro_batch = 1;         ///< samples a rank sees in one micro-step
@@ -26,23 +41,40 @@ struct BatchShape {
   int64_t global_batch() const { return micro_batch * accumulation_steps * world_size; }
 };
 
-/// Training order. The samples left over after the last whole global batch of an epoch are dropped (another
-/// shuffle drops others). Owns one permutation; not thread-safe.
+/// What one rank sees in one micro-step.
+struct TrainSlice {
+  std::vector<int64_t> indices;  ///< never empty: a slice without a sample has one that counts with weight 0
+  int64_t num_samples = 0;       ///< that count
+  double weight = 1;             ///< of its mean loss: the mean of all weighted slices of a step is the mean over the step's samples
+};
+
+/// Local. Seed of what is random about one rank's samples of a micro-step: depends on these numbers alone. `first`: as in
+/// TrainSampler, the step.
+uint64_t augmentation_seed(uint64_t seed, int64_t epoch, int64_t first, int64_t micro_step, int rank);
+
+/// Training order. A step is named by how many samples of its epoch come before it, so that a run can go on with another batch size
+/// where it stopped. The samples left over after the last whole global batch of an epoch are dropped (another shuffle drops
+/// others), or without drop_last make a step of their own, cut evenly over all slices. Owns one permutation; not thread-safe.
 class TrainSampler {
  public:
-  /// Local. Throws ConfigError when the set is smaller than one global batch.
-  TrainSampler(int64_t num_samples, const BatchShape& shape, uint64_t seed);
+  /// Local. Throws ConfigError when the set has no step: fewer samples than one global batch, or without drop_last none.
+  TrainSampler(int64_t num_samples, const BatchShape& shape, uint64_t seed, bool drop_last = true);
 
-  int64_t steps_per_epoch() const { return num_samples_ / shape_.global_batch(); }
-  /// Local. Shuffles for this epoch, counted from 0.
+  const BatchShape& shape() const { return shape_; }
+  uint64_t seed() const { return seed_; }
+  int64_t steps_per_epoch() const;
+  /// Local. Samples, over all ranks, of the step behind the epoch's `first` samples; 0: the epoch has no further step.
+  int64_t step_size(int64_t first) const;
+  /// Local. Shuffles for this epoch, counted from 0; to be called before slice().
   void set_epoch(int64_t epoch);
-  /// Local. This rank's samples at `micro_step` of optimizer step `step` of the epoch: micro_batch indices.
-  std::vector<int64_t> indices(int64_t step, int64_t micro_step) const;
+  /// Local. This rank's part of `micro_step` of that step.
+  TrainSlice slice(int64_t first, int64_t micro_step) const;
 
  private:
   int64_t num_samples_;
   BatchShape shape_;
   uint64_t seed_;
+  bool drop_last_;
   std::vector<int64_t> order_;
 };
 

@@ -29,9 +29,10 @@ void StepMeter::add_time(Phase phase, Clock::time_point start) {
   window_.phase_ms[static_cast<size_t>(phase)] += 1e3 * seconds_between(start, Clock::now());
 }
 
-void StepMeter::add_loss(const at::Tensor& loss) {
-  loss_sum_[0].add_(loss.detach().to(at::kDouble));
-  loss_sum_[1].add_(1);
+void StepMeter::add_loss(const at::Tensor& loss, double share) {
+  if (share == 0) return;
+  loss_sum_[0].add_(loss.detach().to(at::kDouble), share);
+  loss_sum_[1].add_(share);
 }
 
 void StepMeter::pause() { pause_start_ = Clock::now(); }

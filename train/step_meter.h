@@ -18,8 +18,9 @@ inline constexpr size_t kNumPhases = 4;
 
 /// Sums of one window of steps.
 struct StepWindow {
-  double loss = 0;         ///< mean over micro-steps and ranks; not a number when any of them was not
+  double loss = 0;         ///< mean over samples, of all ranks; not a number when any micro-step's was not
   int64_t num_steps = 0;   ///< optimizer steps
+  int64_t num_samples = 0; ///< of these, over all ranks
   double seconds = 0;      ///< evaluation not counted
   std::array<double, kNumPhases> phase_ms{};  ///< per optimizer step, of this rank; zero without a breakdown
 };
@@ -46,10 +47,15 @@ class StepMeter {
     }
   }
 
-  /// Local. The loss of one micro-step (a scalar).
-  void add_loss(const at::Tensor& loss);
-  /// Local. One optimizer step is done.
-  void count_step() { ++window_.num_steps; }
+  /// Local. The mean loss of one micro-step (a scalar), which counts `share` times: its samples, as a part of those of a full one. 0: not
+  /// at all.
+  void add_loss(const at::Tensor& loss, double share = 1);
+  /// Local. One optimizer step is done, of so many samples over all ranks.
+  void count_step(int64_t num_samples) {
+    ++window_.num_steps;
+    window_.num_samples += num_samples;
+    total_samples_ += num_samples;
+  }
   /// Local. The time from pause() to resume() (an evaluation) is not counted. resume() returns these seconds.
   void pause();
   double resume();
@@ -60,6 +66,7 @@ class StepMeter {
   /// Mean loss and training time over all finished windows.
   double total_loss() const { return total_count_ > 0 ? total_loss_sum_ / total_count_ : 0.0; }
   double total_seconds() const { return total_s_; }
+  int64_t total_samples() const { return total_samples_; }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -69,12 +76,13 @@ class StepMeter {
   at::Device device_;
   bool breakdown_;
   StepWindow window_;
-  at::Tensor loss_sum_;  // (2) fp64 on the device: sum of losses, number of micro-steps
+  at::Tensor loss_sum_;  // (2) fp64 on the device: sum of losses, how many full micro-steps that is
   Clock::time_point window_start_;
   Clock::time_point pause_start_;
   double total_loss_sum_ = 0;
   double total_count_ = 0;
   double total_s_ = 0;
+  int64_t total_samples_ = 0;
 };
 
 }  // namespace tessera::train

@@ -1,6 +1,7 @@
 // Task: what a Trainer trains. A new example implements this class and nothing else.
 #pragma once
 
+#include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
@@ -16,7 +17,7 @@
 
 namespace tessera::train {
 
-/// Samples of one micro-step, on the engine's device. B is the number of samples.
+/// Samples of one micro-step: on the CPU as a task makes them, on the engine's device as it is given them. B is the number of samples.
 struct Batch {
   std::vector<at::Tensor> inputs;  ///< what the model's forward takes, each (B, …)
   at::Tensor target;               ///< (B, …)
@@ -35,7 +36,8 @@ struct SampleFile {
 };
 
 /// A data set and the model that is trained on it. Owns both, and the engine once initialize() was called. One
-/// thread uses it.
+/// thread uses it, but for the const train_batch(), eval_batch() and test_batch(), which workers of a DataLoader call at any time,
+/// several at once.
 ///
 /// Evaluation is a sum: statistics() turns a batch into a vector of numbers that may be added over batches and over
 /// ranks (counts, sums, a confusion matrix), and metrics() turns the grand total into results. So every
@@ -57,11 +59,12 @@ class Task {
   /// Collective. Builds the model and wraps it (tessera::initialize), once; the engine lives as long as the task.
   virtual Engine& initialize(const EngineConfig& config, comm::CommunicatorPtr comm, const InitOptions& options) = 0;
 
-  /// Local. The samples of these numbers; random augmentation draws from torch's generator.
-  virtual Batch train_batch(const std::vector<int64_t>& indices) = 0;
-  /// Local. As above, from the sets of eval_size() and test_size(); without a mask.
-  virtual Batch eval_batch(const std::vector<int64_t>& indices) = 0;
-  virtual Batch test_batch(const std::vector<int64_t>&) { return {}; }
+  /// Local, thread-safe. The samples of these numbers, on the CPU. What is random about them (augmentation) is drawn from `generator`,
+  /// a CPU generator of this batch's own, and from nothing else: then the batch is the same whoever makes it, and when. Throws DataError.
+  virtual Batch train_batch(const std::vector<int64_t>& indices, at::Generator generator) const = 0;
+  /// Local, thread-safe. From the sets of eval_size() and test_size(): on the CPU, without a mask, the same at every call. Throw DataError.
+  virtual Batch eval_batch(const std::vector<int64_t>& indices) const = 0;
+  virtual Batch test_batch(const std::vector<int64_t>&) const { return {}; }
 
   /// Collective at stage 3. Forward pass; the scalar loss, averaged over the batch.
   virtual at::Tensor loss(const Batch& batch) = 0;

@@ -89,7 +89,7 @@ std::vector<Evaluation> evaluate_run(const TrainedRun& run, const Registry& regi
   std::vector<Evaluation> evaluations;
   for (const EvaluationSet set : {EvaluationSet::kOnTheWay, EvaluationSet::kTest}) {
     if ((set == EvaluationSet::kTest ? task->test_size() : task->eval_size()) == 0) continue;
-    evaluations.push_back(evaluate(*task, engine, trainer.eval_batch_size, display, set));
+    evaluations.push_back(evaluate(*task, engine, trainer.eval_batch_size, display, set, data_loader_options(trainer, device)));
     if (display.out != nullptr) *display.out << format_result(evaluations.back()) << std::endl;
   }
   if (evaluations.empty()) throw ConfigError(str(run.folder.string(), ": ", task->name(), " has no samples to evaluate; expected a part for it in data"));

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -11,6 +12,7 @@
 #include "core/check.h"
 #include "core/error.h"
 #include "core/str.h"
+#include "train/data_digest.h"
 #include "train/histograms.h"
 #include "train/monitoring.h"
 #include "train/trainer_state.h"
@@ -46,6 +48,12 @@ bool is_out_of_memory(const c10::Error& error) {
          std::string_view(error.what_without_backtrace()).find("can't allocate memory") != std::string_view::npos;
 }
 
+/// A low-precision loss is weighted in fp32, as the engine scales it.
+at::Tensor weighted(const at::Tensor& loss, double weight) {
+  if (weight == 1) return loss;
+  return (at::isReducedFloatingType(loss.scalar_type()) ? loss.to(at::kFloat) : loss) * weight;
+}
+
 }  // namespace
 
 template <class Body>
@@ -64,7 +72,8 @@ Trainer::Trainer(RunConfig run, Task& task, comm::CommunicatorPtr comm, const In
       task_(task),
       comm_(std::move(comm)),
       output_(comm_->rank() == 0 ? output : TrainerOutput{}),
-      sampler_(task.train_size(), shape_of(config_.engine, *comm_), static_cast<uint64_t>(config_.engine.seed)),
+      sampler_(task.train_size(), shape_of(config_.engine, *comm_), static_cast<uint64_t>(config_.engine.seed),
+               config_.trainer.dataloader_drop_last),
       total_steps_(total_steps(config_.trainer, sampler_)),
       start_(std::move(start)),
       early_stopping_(config_.trainer.early_stopping_patience, config_.trainer.early_stopping_threshold, config_.trainer.greater_is_better()) {
@@ -73,7 +82,7 @@ Trainer::Trainer(RunConfig run, Task& task, comm::CommunicatorPtr comm, const In
                           ", but nothing is evaluated on the way; expected 0, or data with a part for it"));
   fill_in_schedule(config_.engine.scheduler, total_steps_);
   if (const std::string doubt = doubt_about(config_.engine.scheduler, total_steps_); !doubt.empty()) output_.logger.warning(doubt);
-  check_same_data_everywhere();
+  check_same_data(task_, *comm_);
   open_run_directory();
   at::manual_seed(static_cast<uint64_t>(config_.engine.seed));
   InitOptions options = init;
@@ -82,7 +91,7 @@ Trainer::Trainer(RunConfig run, Task& task, comm::CommunicatorPtr comm, const In
   if (config_.engine.memory_breakdown) memory_.emplace(init.device.type());
   watching_memory("making the model", [&] { engine_ = &task_.initialize(config_.engine, comm_, options); });
   if (!start_.init.empty()) engine_->load_weights(start_.init, task_.init_weights());
-  // From here on ranks draw different numbers: dropout and augmentation differ between them.
+  // From here on ranks draw different numbers: dropout differs between them.
   at::manual_seed(static_cast<uint64_t>(config_.engine.seed + comm_->rank()));
   checkpoints_.emplace(config_.trainer, *engine_, output_.logger);
   if (start_.resume) go_on_from_checkpoint();
@@ -100,16 +109,12 @@ Summary Trainer::run() {
                                                 .unit = "samples",
                                                 .units_per_item = static_cast<double>(config_.engine.train_batch_size)},
                                        /*keep=*/true);
-  sampler_.set_epoch(epoch_);
+  loader_ = std::make_unique<TrainLoader>(task_, sampler_, start_position_, std::max<int64_t>(total_steps_ - steps_done_, 0), data_loader_options(config_.trainer, engine_->device()));
   if (memory_) {
     memory_->set_default_use(MemoryUse::kActivations);
     memory_->reset_peak();
   }
   while (steps_done_ < total_steps_ && !stopped_early() && !engine_->should_stop()) {
-    if (step_of_epoch_ >= sampler_.steps_per_epoch()) {  // more: a checkpoint of another batch size
-      step_of_epoch_ = 0;
-      sampler_.set_epoch(++epoch_);
-    }
     if (start_.stop && start_.stop()) engine_->request_stop();
     watching_memory(str("in step ", steps_done_ + 1), [this] { train_step(); });
     if (report_due()) report();
@@ -124,19 +129,18 @@ Summary Trainer::run() {
 
 void Trainer::train_step() {
   learning_rate_ = engine_->learning_rates().front();
-  for (int64_t micro_step = 0; micro_step < config_.engine.gradient_accumulation_steps; ++micro_step) {
-    const Batch batch = meter_->time(Phase::kData, [&] {
-      const MemoryFor data(MemoryUse::kOther);
-      return task_.train_batch(sampler_.indices(step_of_epoch_, micro_step));
-    });
-    const at::Tensor loss = meter_->time(Phase::kForward, [&] { return task_.loss(batch); });
-    meter_->time(Phase::kBackward, [&] { engine_->backward(loss); });
+  const EngineConfig& engine = config_.engine;
+  int64_t step_size = 0;
+  for (int64_t micro_step = 0; micro_step < engine.gradient_accumulation_steps; ++micro_step) {
+    const TrainBatch part = meter_->time(Phase::kData, [&] { return loader_->next(); });
+    const at::Tensor loss = meter_->time(Phase::kForward, [&] { return task_.loss(part.batch); });
+    meter_->time(Phase::kBackward, [&] { engine_->backward(weighted(loss, part.weight)); });
     meter_->time(Phase::kStep, [&] { engine_->step(); });
-    meter_->add_loss(loss);
+    meter_->add_loss(loss, static_cast<double>(part.num_samples) / static_cast<double>(engine.train_micro_batch_size_per_gpu));
+    step_size = part.step_size;
   }
-  meter_->count_step();
+  meter_->count_step(step_size);
   ++steps_done_;
-  ++step_of_epoch_;
 }
 
 /// One line: what was asked for, what was held, and what to change.
@@ -179,16 +183,6 @@ void Trainer::take_over_directory() {
   });
 }
 
-// Ranks whose files differ would take different steps, and wait for each other.
-void Trainer::check_same_data_everywhere() const {
-  const std::string mine = str(task_.train_size(), " training, ", task_.eval_size(), " evaluation and ", task_.test_size(), " test");
-  const std::vector<std::string> sizes = comm_->exchange(mine, "data sizes");
-  for (size_t rank = 1; rank < sizes.size(); ++rank)
-    if (sizes[rank] != sizes[0])
-      throw ConfigError(str("data: rank 0 has ", sizes[0], " samples but rank ", rank, " has ", sizes[rank],
-                            "; expected the same data on all ranks"));
-}
-
 // What goes wrong there ends all ranks.
 void Trainer::on_rank_0(const std::function<void()>& part) {
   std::string error;
@@ -206,10 +200,8 @@ void Trainer::on_rank_0(const std::function<void()>& part) {
 // The order of an epoch does not depend on the number of ranks or the batch size, so a run can go on with others.
 void Trainer::go_on_from_checkpoint() {
   const Position position = checkpoints_->resume();
-  const int64_t batch = config_.engine.train_batch_size;
   steps_done_ = first_step_ = position.steps_done;
-  epoch_ = position.epoch;
-  step_of_epoch_ = (position.samples_into_epoch + batch - 1) / batch;
+  start_position_ = {position.epoch, position.samples_into_epoch};
   early_stopping_ = EarlyStopping(config_.trainer.early_stopping_patience, config_.trainer.early_stopping_threshold,
                                   config_.trainer.greater_is_better(), position.early_stopping);
   // A run that was killed after its last checkpoint has no results yet, and still has to evaluate and to export.
@@ -218,7 +210,7 @@ void Trainer::go_on_from_checkpoint() {
 }
 
 Position Trainer::position() const {
-  return {steps_done_, epoch_, step_of_epoch_ * config_.engine.train_batch_size, early_stopping_.state()};
+  return {steps_done_, loader_->position().epoch, loader_->position().samples_into_epoch, early_stopping_.state()};
 }
 
 void Trainer::announce() {
@@ -272,7 +264,7 @@ void Trainer::report() {
   report.loss = window.loss;
   report.learning_rate = learning_rate_;
   report.gradient_norm = engine_->gradient_norm();
-  report.samples_per_s = static_cast<double>(window.num_steps * config_.engine.train_batch_size) / window.seconds;
+  report.samples_per_s = static_cast<double>(window.num_samples) / window.seconds;
   report.skipped_steps = engine_->skipped_steps();
   if (config_.engine.fp16.enabled) report.loss_scale = engine_->loss_scale();
   if (config_.engine.wall_clock_breakdown) report.phase_ms = window.phase_ms;
@@ -308,7 +300,8 @@ void Trainer::evaluate(bool is_recorded) {
   bar_->update(steps_done_);
   meter_->pause();
   watching_memory(str("in evaluation (trainer.eval_batch_size ", config_.trainer.eval_batch_size, ")"), [this] {
-    last_evaluation_ = train::evaluate(task_, *engine_, config_.trainer.eval_batch_size, bar_->below());
+    last_evaluation_ = train::evaluate(task_, *engine_, config_.trainer.eval_batch_size, bar_->below(), EvaluationSet::kOnTheWay,
+                                       data_loader_options(config_.trainer, engine_->device()));
     write_samples();
   });
   bar_->exclude_time(meter_->resume());
@@ -345,7 +338,8 @@ Evaluation Trainer::test() {
   bar_->hide();
   Evaluation result;
   watching_memory(str("in the final test (trainer.eval_batch_size ", config_.trainer.eval_batch_size, ")"), [&] {
-    result = train::evaluate(task_, *engine_, config_.trainer.eval_batch_size, output_.display, EvaluationSet::kTest);
+    result = train::evaluate(task_, *engine_, config_.trainer.eval_batch_size, output_.display, EvaluationSet::kTest,
+                             data_loader_options(config_.trainer, engine_->device()));
   });
   record(to_json(result, steps_done_, epochs_done(), "test_"));
   return result;
@@ -391,7 +385,7 @@ Summary Trainer::finish() {
     name_model(summary);
   }
   if (!interrupted && task_.test_size() > 0) summary.test = test();
-  summary.num_samples = (steps_done_ - first_step_) * config_.engine.train_batch_size;
+  summary.num_samples = meter_->total_samples();
   summary.train_loss = meter_->total_loss();
   summary.train_s = meter_->total_seconds();
   summary.evaluation = last_evaluation_;

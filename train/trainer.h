@@ -18,6 +18,7 @@
 #include "train/sampler.h"
 #include "train/step_meter.h"
 #include "train/task.h"
+#include "train/train_loader.h"
 #include "train/trainer_config.h"
 
 namespace tessera::train {
@@ -50,7 +51,6 @@ class Trainer {
   Summary run();
 
  private:
-  void check_same_data_everywhere() const;
   void open_run_directory();
   void take_over_directory();
   void on_rank_0(const std::function<void()>& part);
@@ -99,7 +99,8 @@ class Trainer {
   int64_t steps_done_ = 0;
   int64_t first_step_ = 0;  // done before this process began
   bool was_finished_ = false;  // by an earlier process, results included
-  int64_t epoch_ = 0, step_of_epoch_ = 0;
+  EpochPosition start_position_;         // where this process begins
+  std::unique_ptr<TrainLoader> loader_;  // of run()
   EarlyStopping early_stopping_;
   double learning_rate_ = 0;  // of the last step
   bool loss_was_finite_ = true;

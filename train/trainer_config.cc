@@ -74,6 +74,18 @@ std::vector<Binding<TrainerConfig>> trainer_bindings() {
                               "As torch.use_deterministic_algorithms(True): operators give the same bits in every run, and one that cannot is "
                               "an error"),
                           TESSERA_FIELD(deterministic)),
+      bind<TrainerConfig>(integer("trainer.dataloader_num_workers").range(0, 1024).also("trainer.num_workers").says(
+                              "Threads of one rank that make the next batches while it computes; 0: batches are made when they are needed"),
+                          TESSERA_FIELD(dataloader_num_workers)),
+      bind<TrainerConfig>(integer("trainer.dataloader_prefetch_factor").range(1, 1024).also("trainer.prefetch_factor").says(
+                              "Batches made ahead, for each of these threads"),
+                          TESSERA_FIELD(dataloader_prefetch_factor)),
+      bind<TrainerConfig>(boolean("trainer.dataloader_pin_memory").also("trainer.pin_memory").says(
+                              "CUDA: batches go to the device through page-locked memory, without waiting"),
+                          TESSERA_FIELD(dataloader_pin_memory)),
+      bind<TrainerConfig>(boolean("trainer.dataloader_drop_last").also("trainer.drop_last").also("dataloader_drop_last").says(
+                              "Drops what an epoch has over after its last whole batch; false: a smaller step with each of these samples once"),
+                          TESSERA_FIELD(dataloader_drop_last)),
       bind<TrainerConfig>(number("comm.timeout_s").above(0).says("Seconds after which a waiting collective fails"),
                           TESSERA_FIELD(timeout_s)),
   };
@@ -166,7 +178,10 @@ ordered_json write_trainer(const TrainerConfig& trainer) {
 }  // namespace
 
 config::KeyTable run_keys() {
-  config::KeyTable table = config::engine_keys();
+  config::KeyTable table;
+  const config::KeyTable engine = config::engine_keys();
+  for (const config::Key& key : engine.keys())
+    if (key.path != "dataloader_drop_last") table.add(key);  // without effect for an engine alone, which loads no data
   table.add(sections());
   for (const auto& binding : trainer_bindings()) table.add(binding.key);
   return table;

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstring>
 #include <filesystem>
 #include <vector>
 
@@ -28,10 +27,9 @@ std::string find_file(const std::string& directory, const std::string& name) {
                       "dataset-fashion-mnist brings them) or of MNIST"));
 }
 
+// Read-only: it may be the file.
 at::Tensor to_tensor(const IdxArray& array, at::IntArrayRef shape) {
-  at::Tensor tensor = at::empty(shape, at::kByte);
-  std::memcpy(tensor.data_ptr<uint8_t>(), array.values.data(), array.values.size());
-  return tensor;
+  return at::from_blob(const_cast<uint8_t*>(array.values.data()), shape, [storage = array.storage](void*) {}, at::kByte);
 }
 
 }  // namespace

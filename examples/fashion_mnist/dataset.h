@@ -11,7 +11,8 @@ namespace tessera::examples {
 inline constexpr int64_t kImageSize = 28;
 inline constexpr int64_t kNumClasses = 10;
 
-/// One split, kept as bytes (47 MB for the training set); batches are converted as they are needed.
+/// One split, kept as bytes (47 MB for the training set), which are the file itself where that is not compressed: read-only. Batches
+/// are converted as they are needed.
 struct LabelledImages {
   at::Tensor images;  ///< (N, 1, 28, 28) uint8
   at::Tensor labels;  ///< (N) uint8, below kNumClasses

@@ -7,9 +7,11 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <memory>
 
 #include "core/error.h"
+#include "core/mapped_file.h"
 #include "core/str.h"
 
 namespace tessera::examples {
@@ -137,27 +139,47 @@ int64_t checked_numel(const std::string& path, const std::vector<int64_t>& shape
   return numel;
 }
 
+/// "truncated" and "trailing bytes": `found` values where `numel` are said to be.
+[[noreturn]] void fail_for_size(const std::string& path, const IdxArray& array, int64_t numel, int64_t found) {
+  throw DataError(str(path, found < numel ? ": truncated" : ": trailing bytes", ": the header says ", shape_text(array.shape), ", expected ", numel,
+                      " bytes of values, found ", found < numel ? std::to_string(found) : "more"));
+}
+
+void map_values(const std::string& path, int64_t numel, IdxArray& array) {
+  const auto file = std::make_shared<const MappedFile>(path);
+  const int64_t header_bytes = 4 + 4 * static_cast<int64_t>(array.shape.size());
+  if (file->bytes() - header_bytes != numel) fail_for_size(path, array, numel, file->bytes() - header_bytes);
+  array.values = {reinterpret_cast<const uint8_t*>(file->data()) + header_bytes, static_cast<size_t>(numel)};
+  array.storage = file;
+}
+
+void read_values(ByteSource& source, const std::string& path, int64_t numel, IdxArray& array) {
+  const auto values = std::make_shared<std::vector<uint8_t>>();
+  while (static_cast<int64_t>(values->size()) < numel) {
+    const size_t begin = values->size();
+    const size_t part = std::min(static_cast<size_t>(numel) - begin, kBlock_bytes);
+    values->resize(begin + part);
+    const size_t found = source.read(values->data() + begin, part);
+    if (found < part) fail_for_size(path, array, numel, static_cast<int64_t>(begin + found));
+  }
+  uint8_t extra = 0;
+  if (source.read(&extra, 1) != 0) fail_for_size(path, array, numel, numel + 1);
+  array.values = *values;
+  array.storage = values;
+}
+
 }  // namespace
 
 IdxArray read_idx(const std::string& path, const std::vector<int64_t>& expected_shape) {
   ByteSource source(path);
   IdxArray array;
   array.shape = read_header(source, path, expected_shape);
-  const auto numel = static_cast<size_t>(checked_numel(path, array.shape, expected_shape));
-  while (array.values.size() < numel) {
-    const size_t begin = array.values.size();
-    const size_t part = std::min(numel - begin, kBlock_bytes);
-    array.values.resize(begin + part);
-    const size_t found = source.read(array.values.data() + begin, part);
-    if (found < part) {
-      throw DataError(str(path, ": truncated: the header says ", shape_text(array.shape), ", expected ", numel,
-                          " bytes of values, found ", begin + found));
-    }
-  }
-  uint8_t extra = 0;
-  if (source.read(&extra, 1) != 0) {
-    throw DataError(str(path, ": trailing bytes: the header says ", shape_text(array.shape), ", expected ", numel,
-                        " bytes of values, found more"));
+  const int64_t numel = checked_numel(path, array.shape, expected_shape);
+  std::error_code error;
+  if (!source.gzip() && std::filesystem::is_regular_file(path, error)) {
+    map_values(path, numel, array);
+  } else {
+    read_values(source, path, numel, array);
   }
   return array;
 }

@@ -4,21 +4,25 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
 namespace tessera::examples {
 
-/// Unsigned bytes of any shape.
+/// Unsigned bytes of any shape. Read-only; copies share the bytes.
 struct IdxArray {
   std::vector<int64_t> shape;
-  std::vector<uint8_t> values;  ///< row-major, product(shape) of them
+  std::span<const uint8_t> values;      ///< row-major, product(shape) of them
+  std::shared_ptr<const void> storage;  ///< what holds them: this process's memory, or the file itself
 };
 
 /// Dimension of an expected shape that may be anything.
 inline constexpr int64_t kAnySize = -1;
 
-/// Local. Reads `path` completely and checks it against `expected_shape`. Throws DataError naming the file, what
+/// Local. Reads `path` and checks it against `expected_shape`. A plain file is mapped, so that the ranks of a host share its bytes: it
+/// must not be shortened meanwhile. A compressed one is read completely. Throws DataError naming the file, what
 /// was found and what was expected, when it is missing, damaged, truncated, longer than its header says, of another
 /// type or of another shape. Memory is taken as the values arrive, so a header that lies costs nothing.
 IdxArray read_idx(const std::string& path, const std::vector<int64_t>& expected_shape);

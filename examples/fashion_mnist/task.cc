@@ -41,26 +41,25 @@ Engine& FashionMnist::initialize(const EngineConfig& config, comm::CommunicatorP
 }
 
 train::Batch FashionMnist::make_batch(const LabelledImages& data, const std::vector<int64_t>& indices) const {
-  const at::Device device = engine_->device();
   const at::Tensor rows = at::tensor(indices, at::kLong);
-  const at::Tensor images = data.images.index_select(0, rows).to(device).to(at::kFloat);
+  const at::Tensor images = data.images.index_select(0, rows).to(at::kFloat);
   train::Batch batch;
-  batch.inputs = {images.div_(255).sub_(pixels_.mean).div_(pixels_.std)};       // (B, 1, 28, 28)
-  batch.target = data.labels.index_select(0, rows).to(device).to(at::kLong);    // (B)
+  batch.inputs = {images.div_(255).sub_(pixels_.mean).div_(pixels_.std)};  // (B, 1, 28, 28)
+  batch.target = data.labels.index_select(0, rows).to(at::kLong);          // (B)
   return batch;
 }
 
-train::Batch FashionMnist::train_batch(const std::vector<int64_t>& indices) {
+train::Batch FashionMnist::train_batch(const std::vector<int64_t>& indices, at::Generator generator) const {
   train::Batch batch = make_batch(train_, indices);
   if (options_.flip) {
     at::Tensor& images = batch.inputs[0];
-    const at::Tensor mirrored = at::rand({images.size(0), 1, 1, 1}, images.options()) < 0.5;
+    const at::Tensor mirrored = at::rand({images.size(0), 1, 1, 1}, std::move(generator)) < 0.5;
     images = at::where(mirrored, images.flip(3), images);
   }
   return batch;
 }
 
-train::Batch FashionMnist::eval_batch(const std::vector<int64_t>& indices) { return make_batch(test_, indices); }
+train::Batch FashionMnist::eval_batch(const std::vector<int64_t>& indices) const { return make_batch(test_, indices); }
 
 at::Tensor FashionMnist::loss(const train::Batch& batch) {
   const at::Tensor logits = engine_->forward(batch.inputs[0]);  // (B, 10)

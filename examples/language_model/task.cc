@@ -50,16 +50,16 @@ Engine& LanguageModel::initialize(const EngineConfig& config, comm::Communicator
 }
 
 train::Batch LanguageModel::make_batch(const std::vector<int64_t>& windows) const {
-  const at::Tensor rows = text_.windows(windows).to(engine_->device());
+  const at::Tensor rows = text_.windows(windows);
   train::Batch batch;
   batch.inputs = {rows.narrow(1, 0, options_.model.sequence)};  // (B, T)
   batch.target = rows.narrow(1, 1, options_.model.sequence);    // (B, T)
   return batch;
 }
 
-train::Batch LanguageModel::train_batch(const std::vector<int64_t>& indices) { return make_batch(indices); }
+train::Batch LanguageModel::train_batch(const std::vector<int64_t>& indices, at::Generator) const { return make_batch(indices); }
 
-train::Batch LanguageModel::eval_batch(const std::vector<int64_t>& indices) {
+train::Batch LanguageModel::eval_batch(const std::vector<int64_t>& indices) const {
   std::vector<int64_t> windows;
   for (const int64_t index : indices) windows.push_back(train_size() + index);
   return make_batch(windows);

@@ -76,10 +76,10 @@ Segmentation::Segmentation(const SegmentationOptions& options, std::unique_ptr<S
   if (data_->height() < smallest || data_->width() < smallest)
     throw ConfigError(str("model.depth: found ", options.model.depth, ", which needs images of at least ", smallest, " x ", smallest,
                           " pixels, but the data have ", data_->width(), " x ", data_->height(), "; expected less, or larger images"));
-  train_ = train::shuffled_indices(data_->size(), options.seed, /*epoch=*/0);
-  const auto num_validation = static_cast<int64_t>(options.validation_fraction * static_cast<double>(data_->size()));
-  validation_.assign(train_.begin(), train_.begin() + num_validation);
-  train_.erase(train_.begin(), train_.begin() + num_validation);
+  train::Parts parts = train::split_into_parts(
+      data_->size(), {.validation_fraction = options.validation_fraction, .test_fraction = 0, .seed = options.seed});
+  train_ = std::move(parts.train);
+  validation_ = std::move(parts.validation);
 }
 
 Engine& Segmentation::initialize(const EngineConfig& config, comm::CommunicatorPtr comm, const InitOptions& options) {
@@ -100,27 +100,26 @@ std::pair<at::Tensor, at::Tensor> Segmentation::gather(const std::vector<int64_t
 }
 
 train::Batch Segmentation::make_batch(const at::Tensor& images, const at::Tensor& masks) const {
-  const at::Device device = engine_->device();
-  at::Tensor input = images.to(device).to(at::kFloat).div_(255);  // (B, 3, H, W)
+  at::Tensor input = images.to(at::kFloat).div_(255);  // (B, 3, H, W)
   if (options_.model.in_channels == 1)  // grey, as ITU-R BT.601 and Pillow weigh it
     input = (input * at::tensor({0.299, 0.587, 0.114}, input.options()).view({1, 3, 1, 1})).sum(1, /*keepdim=*/true);
   train::Batch batch;
-  batch.inputs = {input};                             // (B, in_channels, H, W)
-  batch.target = masks.to(device).to(at::kLong);      // (B, H, W)
+  batch.inputs = {input};             // (B, in_channels, H, W)
+  batch.target = masks.to(at::kLong);  // (B, H, W)
   return batch;
 }
 
-train::Batch Segmentation::train_batch(const std::vector<int64_t>& indices) {
+train::Batch Segmentation::train_batch(const std::vector<int64_t>& indices, at::Generator generator) const {
   auto [images, masks] = gather(picked(train_, indices));
   if (options_.flip) {
-    const at::Tensor mirrored = at::rand({images.size(0), 1, 1}) < 0.5;
+    const at::Tensor mirrored = at::rand({images.size(0), 1, 1}, std::move(generator)) < 0.5;
     images = at::where(mirrored.unsqueeze(1), images.flip(3), images);
     masks = at::where(mirrored, masks.flip(2), masks);
   }
   return make_batch(images, masks);
 }
 
-train::Batch Segmentation::eval_batch(const std::vector<int64_t>& indices) {
+train::Batch Segmentation::eval_batch(const std::vector<int64_t>& indices) const {
   const auto [images, masks] = gather(picked(validation_, indices));
   return make_batch(images, masks);
 }

@@ -41,8 +41,8 @@ class Segmentation final : public train::Task {
   int64_t eval_size() const override { return static_cast<int64_t>(validation_.size()); }
   std::string_view eval_set_name() const override { return "validation"; }
   Engine& initialize(const EngineConfig& config, comm::CommunicatorPtr comm, const InitOptions& options) override;
-  train::Batch train_batch(const std::vector<int64_t>& indices) override;
-  train::Batch eval_batch(const std::vector<int64_t>& indices) override;
+  train::Batch train_batch(const std::vector<int64_t>& indices, at::Generator generator) const override;
+  train::Batch eval_batch(const std::vector<int64_t>& indices) const override;
   at::Tensor loss(const train::Batch& batch) override;
   at::Tensor statistics(const train::Batch& batch) override;
   train::Metrics metrics(const at::Tensor& total) const override;

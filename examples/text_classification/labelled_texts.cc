@@ -13,7 +13,6 @@
 #include "core/error.h"
 #include "core/str.h"
 #include "core/utf8.h"
-#include "train/sampler.h"
 
 namespace tessera::examples {
 namespace {
@@ -115,14 +114,6 @@ LabelledTexts without_duplicates(const LabelledTexts& data) {
     label_of.erase(place);
   }
   return kept;
-}
-
-Parts split_into_parts(int64_t size, const PartsOptions& options) {
-  const std::vector<int64_t> order = train::shuffled_indices(size, options.seed, 0);
-  const auto share = [&](double fraction) { return static_cast<int64_t>(fraction * static_cast<double>(size)); };
-  const auto test = order.begin() + share(options.test_fraction);
-  const auto validation = test + share(options.validation_fraction);
-  return {.train = {validation, order.end()}, .validation = {test, validation}, .test = {order.begin(), test}};
 }
 
 }  // namespace tessera::examples

@@ -1,4 +1,4 @@
-// Texts with labels, read from files, and their three parts. Without libtorch.
+// Texts with labels, read from files. Without libtorch.
 #pragma once
 
 #include <cstdint>
@@ -22,20 +22,5 @@ LabelledTexts read_labelled_texts(const std::string& path, const std::vector<std
 
 /// Local. Each text once, at its first place. One that stands under several labels is left out.
 LabelledTexts without_duplicates(const LabelledTexts& data);
-
-/// Samples of each part, by number.
-struct Parts {
-  std::vector<int64_t> train, validation, test;
-};
-
-struct PartsOptions {
-  double validation_fraction = 0.1;
-  double test_fraction = 0.1;
-  uint64_t seed = 0;
-};
-
-/// Local. The numbers 0 .. size-1 in three parts, in a random order that is equal on every machine (train/sampler.h); fractions
-/// are rounded down.
-Parts split_into_parts(int64_t size, const PartsOptions& options);
 
 }  // namespace tessera::examples

@@ -81,7 +81,7 @@ LoadWeightsOptions bert_init_weights() {
 TextClassification::TextClassification(const TextClassificationOptions& options) : options_(options) {
   LabelledTexts data = read_labelled_texts(options.path, options.labels);
   if (options.deduplicate) data = without_duplicates(data);
-  parts_ = split_into_parts(data.size(), options.parts);
+  parts_ = train::split_into_parts(data.size(), options.parts);
   tokenizer_ = make_tokenizer(options_, vocabulary_for(data));
   fit_to_vocabulary(options_.model, tokenizer_->vocabulary());
   for (const std::string& text : data.texts) texts_.add(tokenizer_->encode(text, options.max_length));
@@ -121,11 +121,10 @@ train::Batch TextClassification::make_batch(const std::vector<int64_t>& part, co
     texts.push_back(part[static_cast<size_t>(index)]);
     labels.push_back(labels_[static_cast<size_t>(texts.back())]);
   }
-  const at::Device device = engine_->device();
   const PaddedTexts rows = texts_.batch(texts, tokenizer_->vocabulary().pad(), options_.max_length);
   train::Batch batch;
-  batch.inputs = {rows.input_ids.to(device), rows.attention_mask.to(device)};  // (B, T), (B, T)
-  batch.target = at::tensor(labels, at::kLong).to(device);                     // (B)
+  batch.inputs = {rows.input_ids, rows.attention_mask};  // (B, T), (B, T)
+  batch.target = at::tensor(labels, at::kLong);          // (B)
   return batch;
 }
 

@@ -10,6 +10,7 @@
 #include "examples/text_classification/model.h"
 #include "examples/text_classification/tokenizer.h"
 #include "train/registry.h"
+#include "train/sampler.h"
 #include "train/task.h"
 
 namespace tessera::examples {
@@ -26,7 +27,7 @@ struct TextClassificationOptions {
   int64_t min_frequency = 1;   ///< data.min_frequency: of a character, to be in a vocabulary that is made
   int64_t max_length = 128;    ///< data.max_length: tokens of a text, [CLS] and [SEP] included; the rest is left out. As read: at most the model's positions
   bool deduplicate = true;     ///< data.deduplicate: see without_duplicates
-  PartsOptions parts;          ///< data.validation_fraction, data.test_fraction, data.split_seed
+  train::PartsOptions parts;          ///< data.validation_fraction, data.test_fraction, data.split_seed
   BertOptions model;           ///< vocab_size 0: that of the vocabulary
 };
 
@@ -53,9 +54,9 @@ class TextClassification final : public train::Task {
   std::string_view eval_set_name() const override { return "validation"; }
   int64_t test_size() const override { return static_cast<int64_t>(parts_.test.size()); }
   Engine& initialize(const EngineConfig& config, comm::CommunicatorPtr comm, const InitOptions& options) override;
-  train::Batch train_batch(const std::vector<int64_t>& indices) override { return make_batch(parts_.train, indices); }
-  train::Batch eval_batch(const std::vector<int64_t>& indices) override { return make_batch(parts_.validation, indices); }
-  train::Batch test_batch(const std::vector<int64_t>& indices) override { return make_batch(parts_.test, indices); }
+  train::Batch train_batch(const std::vector<int64_t>& indices, at::Generator) const override { return make_batch(parts_.train, indices); }
+  train::Batch eval_batch(const std::vector<int64_t>& indices) const override { return make_batch(parts_.validation, indices); }
+  train::Batch test_batch(const std::vector<int64_t>& indices) const override { return make_batch(parts_.test, indices); }
   at::Tensor loss(const train::Batch& batch) override;
   at::Tensor statistics(const train::Batch& batch) override;
   train::Metrics metrics(const at::Tensor& total) const override;
@@ -71,7 +72,7 @@ class TextClassification final : public train::Task {
   train::Batch make_batch(const std::vector<int64_t>& part, const std::vector<int64_t>& indices) const;
 
   TextClassificationOptions options_;
-  Parts parts_;
+  train::Parts parts_;
   std::unique_ptr<Tokenizer> tokenizer_;
   EncodedTexts texts_;
   std::vector<int64_t> labels_;  // of texts_

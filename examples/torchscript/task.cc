@@ -11,6 +11,7 @@
 #include "core/str.h"
 #include "engine/checkpoint_types.h"
 #include "examples/torchscript/script_model.h"
+#include "train/data_loader.h"
 
 namespace tessera::examples {
 namespace {
@@ -83,7 +84,7 @@ void TensorsTask::try_out(int64_t batch_size) {
   std::vector<int64_t> rows(static_cast<size_t>(batch_size));
   std::iota(rows.begin(), rows.end(), 0);
   engine_->eval();
-  const train::Batch batch = make_batch(train_, rows);
+  const train::Batch batch = train::to_device(make_batch(train_, rows), engine_->device());
   const at::Tensor output = forward(batch);
   if (options_.loss != Loss::kModel) {
     if (const std::string wrong = mismatch(options_.loss, output, batch.target); !wrong.empty())
@@ -102,14 +103,14 @@ void TensorsTask::try_out(int64_t batch_size) {
 
 train::Batch TensorsTask::make_batch(const TensorSet& set, const std::vector<int64_t>& rows) const {
   train::Batch batch;
-  for (const at::Tensor& input : set.inputs(rows)) batch.inputs.push_back(for_layers(input).to(engine_->device()));
-  if (const at::Tensor target = set.target(rows); target.defined()) batch.target = for_losses(target).to(engine_->device());
+  for (const at::Tensor& input : set.inputs(rows)) batch.inputs.push_back(for_layers(input));
+  if (const at::Tensor target = set.target(rows); target.defined()) batch.target = for_losses(target);
   return batch;
 }
 
-train::Batch TensorsTask::train_batch(const std::vector<int64_t>& indices) { return make_batch(train_, indices); }
+train::Batch TensorsTask::train_batch(const std::vector<int64_t>& indices, at::Generator) const { return make_batch(train_, indices); }
 
-train::Batch TensorsTask::eval_batch(const std::vector<int64_t>& indices) {
+train::Batch TensorsTask::eval_batch(const std::vector<int64_t>& indices) const {
   if (test_) return make_batch(*test_, indices);
   std::vector<int64_t> rows = indices;
   for (int64_t& row : rows) row += num_train_;

@@ -38,8 +38,8 @@ class TensorsTask final : public train::Task {
   int64_t eval_size() const override { return test_ ? test_->size() : train_.size() - num_train_; }
   /// Also runs the model once, in evaluation, on the first samples: what does not fit is found before training. Throws DataError.
   Engine& initialize(const EngineConfig& config, comm::CommunicatorPtr comm, const InitOptions& options) override;
-  train::Batch train_batch(const std::vector<int64_t>& indices) override;
-  train::Batch eval_batch(const std::vector<int64_t>& indices) override;
+  train::Batch train_batch(const std::vector<int64_t>& indices, at::Generator) const override;
+  train::Batch eval_batch(const std::vector<int64_t>& indices) const override;
   at::Tensor loss(const train::Batch& batch) override;
   at::Tensor statistics(const train::Batch& batch) override;
   train::Metrics metrics(const at::Tensor& total) const override;

@@ -1,18 +1,12 @@
 #include "examples/torchscript/tensor_file.h"
 
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <optional>
 
 #include "checkpoint/formats/safetensors_reader.h"
 #include "checkpoint/hdf5_reader.h"
 #include "core/error.h"
-#include "core/file_descriptor.h"
+#include "core/mapped_file.h"
 #include "core/str.h"
 #include "core/utf8.h"
 
@@ -22,31 +16,6 @@ namespace {
 namespace fs = std::filesystem;
 using checkpoint::Hdf5File;
 using checkpoint::SafetensorsFile;
-
-/// The whole file as memory that is only read.
-class Mapping {
- public:
-  explicit Mapping(const fs::path& path) {
-    const FileDescriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-    struct stat status {};
-    if (file.get() < 0 || ::fstat(file.get(), &status) != 0) fail(path);
-    bytes_ = status.st_size;
-    memory_ = ::mmap(nullptr, static_cast<size_t>(bytes_), PROT_READ, MAP_SHARED, file.get(), 0);
-    if (memory_ == MAP_FAILED) fail(path);
-  }
-  Mapping(const Mapping&) = delete;
-  Mapping& operator=(const Mapping&) = delete;
-  ~Mapping() { ::munmap(memory_, static_cast<size_t>(bytes_)); }
-
-  const std::byte* data() const { return static_cast<const std::byte*>(memory_); }
-  int64_t bytes() const { return bytes_; }
-
- private:
-  [[noreturn]] static void fail(const fs::path& path) { throw DataError(str("cannot map ", path.string(), ": ", std::strerror(errno))); }
-
-  void* memory_ = MAP_FAILED;
-  int64_t bytes_ = 0;
-};
 
 std::string names_there_are(const std::vector<std::string>& names) {
   constexpr size_t kShown = 10;
@@ -61,7 +30,7 @@ std::string names_there_are(const std::vector<std::string>& names) {
 struct TensorFile::Source {
   std::optional<SafetensorsFile> safetensors;
   std::optional<Hdf5File> hdf5;
-  std::shared_ptr<const Mapping> mapping;
+  std::shared_ptr<const MappedFile> mapping;
 
   std::vector<std::string> names() const {
     if (hdf5) return hdf5->names();
@@ -83,7 +52,7 @@ TensorFile::TensorFile(const fs::path& path) : path_(path), source_(std::make_un
   } catch (const Error& error) {
     throw DataError(error.what());
   }
-  source_->mapping = std::make_shared<Mapping>(path);  // neither kind of file is ever empty
+  source_->mapping = std::make_shared<MappedFile>(path);  // neither kind of file is ever empty
 }
 
 TensorFile::~TensorFile() = default;
@@ -108,7 +77,7 @@ StoredTensor TensorFile::tensor(const std::string& name) const try {
 
 StoredTensor TensorFile::take(const std::string& name, StoredTensor tensor, int64_t bytes, std::optional<int64_t> offset,
                               const std::function<void(std::span<std::byte>)>& read) const {
-  const std::shared_ptr<const Mapping>& mapping = source_->mapping;
+  const std::shared_ptr<const MappedFile>& mapping = source_->mapping;
   if (offset && *offset > mapping->bytes() - bytes)
     throw DataError(str(path_.string(), ": ", quoted_name(name), " ends behind the end of the file (it is truncated)"));
   if (offset) {

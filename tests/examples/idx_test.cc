@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <fstream>
 #include <random>
 
 #include "core/error.h"
@@ -40,10 +41,23 @@ TEST_F(IdxTest, ReadsPlainAndCompressed) {
     for (const Bytes& bytes : {images(count), gzipped(images(count))}) {
       const IdxArray array = read_idx(write("file", bytes), kShape);
       EXPECT_EQ(array.shape, (std::vector<int64_t>{count, 28, 28}));
-      EXPECT_EQ(array.values, counting(count * 784));
+      EXPECT_EQ(Bytes(array.values.begin(), array.values.end()), counting(count * 784));
     }
   }
-  EXPECT_EQ(read_idx(write("labels", idx_bytes({5}, {9, 8, 7, 6, 5})), {kAnySize}).values, (Bytes{9, 8, 7, 6, 5}));
+  const IdxArray labels = read_idx(write("labels", idx_bytes({5}, {9, 8, 7, 6, 5})), {kAnySize});
+  EXPECT_THAT(labels.values, testing::ElementsAre(9, 8, 7, 6, 5));
+}
+
+TEST_F(IdxTest, APlainFileIsSharedAndACompressedOneRead) {
+  const std::string plain = write("plain", images(3)), compressed = write("compressed", gzipped(images(3)));
+  const IdxArray mapped = read_idx(plain, kShape), read = read_idx(compressed, kShape);
+  for (const std::string& path : {plain, compressed}) {
+    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(16);
+    file.put(77);
+  }
+  EXPECT_EQ(mapped.values[0], 77) << "the file itself";
+  EXPECT_EQ(read.values[0], counting(1)[0]);
 }
 
 TEST_F(IdxTest, Missing) {

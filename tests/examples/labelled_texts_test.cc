@@ -81,25 +81,6 @@ TEST_F(LabelledTextsTest, DuplicatesStayOnceAndContradictionsNot) {
   EXPECT_THAT(kept.labels, ElementsAre(0, 1, 1));
 }
 
-TEST(Parts, AreTheSameEverywhereAndHoldEverySampleOnce) {
-  const Parts parts = split_into_parts(17, {.validation_fraction = 0.2, .test_fraction = 0.1, .seed = 0});
-  EXPECT_EQ(parts.test.size(), 1u);
-  EXPECT_EQ(parts.validation.size(), 3u);
-  EXPECT_EQ(parts.train.size(), 13u);
-  EXPECT_THAT(parts.test, ElementsAre(15)) << "on every machine";
-  EXPECT_THAT(parts.validation, ElementsAre(2, 5, 7));
-  std::vector<int64_t> all = parts.train;
-  all.insert(all.end(), parts.validation.begin(), parts.validation.end());
-  all.insert(all.end(), parts.test.begin(), parts.test.end());
-  std::sort(all.begin(), all.end());
-  for (int64_t i = 0; i < 17; ++i) EXPECT_EQ(all.at(static_cast<size_t>(i)), i);
-
-  EXPECT_NE(split_into_parts(17, {.seed = 1}).train, split_into_parts(17, {.seed = 0}).train);
-  const Parts whole = split_into_parts(5, {.validation_fraction = 0, .test_fraction = 0});
-  EXPECT_EQ(whole.train.size(), 5u);
-  EXPECT_TRUE(whole.validation.empty() && whole.test.empty());
-}
-
 // The real set, where `make data` has fetched it.
 TEST(Reviews, AreAsPublished) {
   const fs::path path = fs::path(TESSERA_SOURCE_DIR) / "data/reviews";

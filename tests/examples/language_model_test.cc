@@ -78,7 +78,7 @@ TEST_F(LanguageModelTest, LearnsATextAtEveryStage) {
       for (int64_t step = 0; step < 40; ++step) {
         std::vector<int64_t> rows;
         for (int64_t i = 0; i < 5; ++i) rows.push_back((10 * step + 5 * comm->rank() + i) % task.train_size());
-        const at::Tensor tensor = task.loss(task.train_batch(rows));
+        const at::Tensor tensor = task.loss(task.train_batch(rows, {}));
         loss = tensor.item<double>();
         engine.backward(tensor);
         engine.step();

@@ -117,7 +117,7 @@ TEST_F(TextClassificationTest, LearnsAtEveryStage) {
         std::vector<int64_t> rows(10);
         std::iota(rows.begin(), rows.end(), 20 * step + 10 * comm->rank());
         for (int64_t& row : rows) row %= task.train_size();
-        loss = task.loss(task.train_batch(rows));
+        loss = task.loss(task.train_batch(rows, {}));
         engine.backward(loss);
         engine.step();
       }

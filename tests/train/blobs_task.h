@@ -9,6 +9,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <string>
@@ -26,14 +27,18 @@
 namespace tessera::train {
 
 struct BlobsMlpImpl : torch::nn::Module {
-  explicit BlobsMlpImpl(int64_t hidden)
+  explicit BlobsMlpImpl(int64_t hidden, bool with_norm = true)
       : first(register_module("first", torch::nn::Linear(2, hidden))),
-        norm(register_module("norm", torch::nn::BatchNorm1d(hidden))),
-        second(register_module("second", torch::nn::Linear(hidden, 4))) {}
-  at::Tensor forward(at::Tensor x) { return second(at::relu(norm(first(x)))); }
+        second(register_module("second", torch::nn::Linear(hidden, 4))) {
+    if (with_norm) norm = register_module("norm", torch::nn::BatchNorm1d(hidden));
+  }
+  at::Tensor forward(at::Tensor x) {
+    x = first(x);
+    return second(at::relu(norm ? norm(x) : x));
+  }
 
   torch::nn::Linear first;
-  torch::nn::BatchNorm1d norm;
+  torch::nn::BatchNorm1d norm{nullptr};
   torch::nn::Linear second;
 };
 TORCH_MODULE(BlobsMlp);
@@ -46,6 +51,10 @@ struct BlobsOptions {
   double nan_from_step = std::numeric_limits<double>::infinity();  ///< the loss is NaN from this micro-step on
   int64_t greedy_from_step = std::numeric_limits<int64_t>::max();  ///< from this micro-step on the loss wants more memory than there is
   std::string test_error = {};     ///< what test_batch() throws; empty: nothing
+  bool norm = true;        ///< without batch norm a sample's gradient does not depend on the others of its batch
+  double noise = 0;        ///< of training points, drawn anew each time
+  int64_t broken_record = -1;  ///< of the training set: cannot be read
+  std::function<void(at::Tensor& x, at::Tensor& y)> change_training = {}, change_evaluation = {}, change_test = {};  ///< of the sets
   std::string samples_error = {};  ///< what write_samples() throws on rank 0; empty: it writes the step's number
 };
 
@@ -55,6 +64,9 @@ class BlobsTask final : public Task {
     std::tie(train_x_, train_y_) = points(options.train_size, 1);
     std::tie(eval_x_, eval_y_) = points(options.eval_size, 2);
     std::tie(test_x_, test_y_) = points(options.test_size, 3);
+    if (options.change_training) options.change_training(train_x_, train_y_);
+    if (options.change_evaluation) options.change_evaluation(eval_x_, eval_y_);
+    if (options.change_test) options.change_test(test_x_, test_y_);
   }
 
   std::string_view name() const override { return "blobs"; }
@@ -63,22 +75,29 @@ class BlobsTask final : public Task {
   int64_t test_size() const override { return options_.test_size; }
 
   Engine& initialize(const EngineConfig& config, comm::CommunicatorPtr comm, const InitOptions& init) override {
-    BlobsMlp model(options_.hidden);
+    BlobsMlp model(options_.hidden, options_.norm);
     fill(*model, static_cast<uint64_t>(config.seed));
     engine_ = tessera::initialize(model, config, std::move(comm), init);
     return *engine_;
   }
-  Batch train_batch(const std::vector<int64_t>& indices) override {
-    seen_.insert(seen_.end(), indices.begin(), indices.end());
-    return rows(train_x_, train_y_, indices);
+  Batch train_batch(const std::vector<int64_t>& indices, at::Generator generator) const override {
+    for (const int64_t index : indices)
+      if (index == options_.broken_record) throw DataError("blobs: record " + std::to_string(index) + " is broken");
+    Batch batch = rows(train_x_, train_y_, indices);
+    if (options_.noise > 0) batch.inputs[0] = batch.inputs[0] + options_.noise * at::randn(batch.inputs[0].sizes(), generator, at::TensorOptions());
+    batch.inputs.push_back(at::tensor(indices, at::kLong));  // for seen()
+    return batch;
   }
-  Batch eval_batch(const std::vector<int64_t>& indices) override { return rows(eval_x_, eval_y_, indices); }
-  Batch test_batch(const std::vector<int64_t>& indices) override {
+  Batch eval_batch(const std::vector<int64_t>& indices) const override { return rows(eval_x_, eval_y_, indices); }
+  Batch test_batch(const std::vector<int64_t>& indices) const override {
     if (!options_.test_error.empty()) throw DataError(options_.test_error);
     return rows(test_x_, test_y_, indices);
   }
 
   at::Tensor loss(const Batch& batch) override {
+    const at::Tensor& numbers = batch.inputs[1];
+    seen_.insert(seen_.end(), numbers.const_data_ptr<int64_t>(), numbers.const_data_ptr<int64_t>() + numbers.numel());
+    seen_points_.push_back(batch.inputs[0]);
     const at::Tensor loss = at::cross_entropy_loss(engine_->forward(batch.inputs[0]).to(at::kFloat), batch.target);
     if (num_losses_ >= options_.greedy_from_step) {
       const at::Tensor activation = at::zeros({3'000'000}, at::kByte);
@@ -108,10 +127,10 @@ class BlobsTask final : public Task {
   }
 
   const std::vector<int64_t>& seen() const { return seen_; }  ///< training samples of this rank, in order
+  at::Tensor seen_points() const { return at::cat(seen_points_); }  ///< these samples as they were given, (N, 2)
   int64_t num_evaluated_rows() const { return num_evaluated_rows_; }
   TypedEngine<BlobsMlpImpl>& engine() { return *engine_; }
 
- private:
   // The values depend on the seed alone; torch's own generator is one for all ranks when these are threads.
   static void fill(torch::nn::Module& model, uint64_t seed) {
     const at::NoGradGuard no_grad;
@@ -126,6 +145,7 @@ class BlobsTask final : public Task {
     }
   }
 
+ private:
   // Points and their classes, for the same reason without torch's generator.
   static std::pair<at::Tensor, at::Tensor> points(int64_t count, uint64_t seed) {
     const std::vector<int64_t> noise = shuffled_indices(2 * count, seed, 0);
@@ -154,6 +174,7 @@ class BlobsTask final : public Task {
   BlobsOptions options_;
   at::Tensor train_x_, train_y_, eval_x_, eval_y_, test_x_, test_y_;  // (N, 2) fp32, (N) int64
   std::vector<int64_t> seen_;
+  std::vector<at::Tensor> seen_points_;
   int64_t num_losses_ = 0;
   int64_t num_evaluated_rows_ = 0;
   std::unique_ptr<TypedEngine<BlobsMlpImpl>> engine_;

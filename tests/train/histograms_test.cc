@@ -39,7 +39,7 @@ void compare(const std::string& precision, int stage, int world_size) {
     for (int64_t first : {0, 8, 16, 24}) {
       std::vector<int64_t> samples(8);
       for (size_t i = 0; i < 8; ++i) samples[i] = first + static_cast<int64_t>(i) + 32 * comm->rank();
-      engine.backward(task.loss(task.train_batch(samples)));
+      engine.backward(task.loss(task.train_batch(samples, {})));
       engine.step();
     }
     const std::vector<NamedHistogram> histograms = histograms_of(engine);

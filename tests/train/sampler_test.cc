@@ -23,9 +23,11 @@ std::vector<int64_t> global_batch(int64_t num_samples, BatchShape shape, int64_t
     for (shape.rank = 0; shape.rank < shape.world_size; ++shape.rank) {
       TrainSampler sampler(num_samples, shape, 7);
       sampler.set_epoch(epoch);
-      const auto part = sampler.indices(step, micro_step);
-      EXPECT_EQ(static_cast<int64_t>(part.size()), shape.micro_batch);
-      all.insert(all.end(), part.begin(), part.end());
+      const TrainSlice part = sampler.slice(step * shape.global_batch(), micro_step);
+      EXPECT_EQ(static_cast<int64_t>(part.indices.size()), shape.micro_batch);
+      EXPECT_EQ(part.num_samples, shape.micro_batch);
+      EXPECT_EQ(part.weight, 1);
+      all.insert(all.end(), part.indices.begin(), part.indices.end());
     }
   }
   return all;
@@ -95,6 +97,72 @@ TEST(TrainSampler, RefusesFewerSamplesThanOneBatch) {
     EXPECT_THAT(error.what(), HasSubstr("train_batch_size: 12"));
     EXPECT_THAT(error.what(), HasSubstr("only 11"));
   }
+}
+
+// Weighted means of slices are the mean of the step; each sample once, in the order of the epoch, also from within it.
+TEST(TrainSampler, TheRestOfAnEpochIsAStepOfItsOwn) {
+  for (int64_t num_samples : {1, 2, 5, 12, 23, 24, 25, 29, 100}) {
+    for (BatchShape shape : std::vector<BatchShape>{{12, 1, 1, 0}, {3, 2, 2, 0}, {1, 3, 4, 0}, {4, 1, 3, 0}}) {
+      SCOPED_TRACE(testing::Message() << num_samples << " samples, " << shape.accumulation_steps << " x " << shape.world_size);
+      EXPECT_EQ(TrainSampler(num_samples, shape, 7, /*drop_last=*/false).steps_per_epoch(), (num_samples + 11) / 12);
+      for (const int64_t start : {int64_t{0}, num_samples / 2}) {
+        std::vector<int64_t> seen;
+        int64_t size = 0;
+        for (int64_t first = start;; first += size) {
+          size = TrainSampler(num_samples, shape, 7, false).step_size(first);
+          if (size == 0) break;
+          EXPECT_EQ(size, std::min<int64_t>(12, num_samples - first));
+          double weights = 0;
+          for (int64_t micro_step = 0; micro_step < shape.accumulation_steps; ++micro_step) {
+            for (shape.rank = 0; shape.rank < shape.world_size; ++shape.rank) {
+              TrainSampler sampler(num_samples, shape, 7, false);
+              sampler.set_epoch(2);
+              const TrainSlice slice = sampler.slice(first, micro_step);
+              ASSERT_EQ(static_cast<int64_t>(slice.indices.size()), std::max<int64_t>(slice.num_samples, 1));
+              EXPECT_LE(slice.num_samples, shape.micro_batch);
+              EXPECT_DOUBLE_EQ(slice.weight * static_cast<double>(size), static_cast<double>(slice.num_samples * shape.accumulation_steps * shape.world_size));
+              weights += slice.weight;
+              seen.insert(seen.end(), slice.indices.begin(), slice.indices.begin() + slice.num_samples);
+            }
+          }
+          EXPECT_DOUBLE_EQ(weights, static_cast<double>(shape.accumulation_steps * shape.world_size));
+        }
+        const std::vector<int64_t> order = shuffled_indices(num_samples, 7, 2);
+        EXPECT_EQ(seen, std::vector<int64_t>(order.begin() + start, order.end()));
+      }
+    }
+  }
+  EXPECT_THROW(TrainSampler(0, {3, 2, 2, 0}, 7, false), ConfigError);
+}
+
+TEST(AugmentationSeed, IsAnotherForEveryMicroStepOfEveryRank) {
+  std::set<uint64_t> seeds;
+  for (uint64_t seed : {0, 1, 42})
+    for (int64_t epoch : {0, 1})
+      for (int64_t first : {0, 48, 96})
+        for (int64_t micro_step : {0, 1, 2})
+          for (int rank : {0, 1, 2}) seeds.insert(augmentation_seed(seed, epoch, first, micro_step, rank));
+  EXPECT_EQ(seeds.size(), 3u * 2 * 3 * 3 * 3);
+  EXPECT_EQ(augmentation_seed(42, 1, 48, 1, 2), augmentation_seed(42, 1, 48, 1, 2));
+}
+
+TEST(Parts, AreTheSameEverywhereAndHoldEverySampleOnce) {
+  const Parts parts = split_into_parts(17, {.validation_fraction = 0.2, .test_fraction = 0.1, .seed = 0});
+  EXPECT_EQ(parts.test.size(), 1u);
+  EXPECT_EQ(parts.validation.size(), 3u);
+  EXPECT_EQ(parts.train.size(), 13u);
+  EXPECT_THAT(parts.test, ElementsAre(15)) << "on every machine";
+  EXPECT_THAT(parts.validation, ElementsAre(2, 5, 7));
+  std::vector<int64_t> all = parts.train;
+  all.insert(all.end(), parts.validation.begin(), parts.validation.end());
+  all.insert(all.end(), parts.test.begin(), parts.test.end());
+  std::sort(all.begin(), all.end());
+  for (int64_t i = 0; i < 17; ++i) EXPECT_EQ(all.at(static_cast<size_t>(i)), i);
+
+  EXPECT_NE(split_into_parts(17, {.seed = 1}).train, split_into_parts(17, {.seed = 0}).train);
+  const Parts whole = split_into_parts(5, {.validation_fraction = 0, .test_fraction = 0});
+  EXPECT_EQ(whole.train.size(), 5u);
+  EXPECT_TRUE(whole.validation.empty() && whole.test.empty());
 }
 
 TEST(EvalSampler, EachSampleOnceWhateverTheWorld) {

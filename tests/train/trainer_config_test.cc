@@ -56,6 +56,11 @@ TEST(TrainerConfig, EveryKeyReachesItsField) {
   RunConfig run = parse(R"("name": "n", "output_dir": "/tmp/o", "max_steps": 1e2, "eval_every_epochs": 0, "eval_every_steps": 50,
       "eval_batch_size": 7, "device": "CPU", "num_threads": 2}, "comm": {"backend": "gloo", "timeout_s": 1.5)");
   EXPECT_EQ(run.trainer, expected);
+  const TrainerConfig data = parse(R"("num_workers": 3, "prefetch_factor": 5, "pin_memory": false}, "dataloader_drop_last": false, "comm": {)").trainer;
+  EXPECT_EQ(data.dataloader_num_workers, 3);
+  EXPECT_EQ(data.dataloader_prefetch_factor, 5);
+  EXPECT_FALSE(data.dataloader_pin_memory);
+  EXPECT_FALSE(data.dataloader_drop_last) << "DeepSpeed's key";
   EXPECT_EQ(parse(R"("name": "n")").trainer.output_dir, "runs/n");
   EXPECT_EQ(parse(R"("epochs": 3)").trainer.epochs, 3);
 }
@@ -69,7 +74,8 @@ TEST(TrainerConfig, Errors) {
       {R"("output_dir": "")", "trainer.output_dir: found \"\" (a string); expected a folder"},
       {R"("epoch": 2)",
        "trainer.epoch: unknown key (did you mean \"epochs\"?), found 2 (a number); expected one of name, output_dir, epochs, max_steps, "
-       "eval_batch_size, overwrite_output_dir, eval_every_epochs, eval_every_steps, histograms_every_steps, save_every_epochs, save_every_steps, metric_for_best, best_is, load_best_at_end, early_stopping_patience, early_stopping_threshold, export_model, device, num_threads, deterministic"},
+       "eval_batch_size, overwrite_output_dir, eval_every_epochs, eval_every_steps, histograms_every_steps, save_every_epochs, save_every_steps, metric_for_best, best_is, load_best_at_end, early_stopping_patience, early_stopping_threshold, export_model, device, num_threads, deterministic, "
+       "dataloader_num_workers, dataloader_prefetch_factor, dataloader_pin_memory, dataloader_drop_last"},
   };
   for (const auto& [keys, message] : cases) EXPECT_EQ(error_for(keys), "folder/my_run.json:1: " + message) << keys;
   EXPECT_EQ(config_error([] { parse_run_config(R"({"train_batch_size": 8, "model": {"hidden": 3}})", "c.json", 1); }),

@@ -12,4 +12,8 @@ namespace tessera::kernels {
 /// has more than one intra-op thread (at::set_num_threads, OMP_NUM_THREADS) and there is enough to share.
 void parallel_chunks(int64_t num_chunks, c10::function_ref<void(int64_t first, int64_t last)> visit);
 
+/// Local. What the calling thread asks of torch runs on it alone from here on. Other threads keep their number, which
+/// at::set_num_threads would change for all that begin later.
+void use_one_thread();
+
 }  // namespace tessera::kernels

@@ -1,0 +1,28 @@
+// MappedFile: a file's bytes as memory that is only read. All processes of a host that map it read the same pages of the page
+// cache, which come and go with use.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+
+namespace tessera {
+
+/// Owns the mapping. Immutable; thread-safe. The file must not be shortened meanwhile.
+class MappedFile {
+ public:
+  /// Local. Throws DataError: the file cannot be opened or mapped.
+  explicit MappedFile(const std::filesystem::path& path);
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+  ~MappedFile();
+
+  const std::byte* data() const { return data_; }  ///< null for an empty file
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  const std::byte* data_ = nullptr;
+  int64_t bytes_ = 0;
+};
+
+}  // namespace tessera
