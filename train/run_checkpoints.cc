@@ -7,6 +7,7 @@
 #include "checkpoint/catalog.h"
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/consolidate.h"
+#include "checkpoint/reader.h"
 #include "core/disk.h"
 #include "core/error.h"
 #include "core/str.h"
@@ -60,6 +61,14 @@ constexpr const char* kPrevious = "previous";
 fs::path folder_of(const fs::path& output_dir) { return output_dir / "checkpoints"; }
 
 }  // namespace
+
+std::optional<Position> saved_position(const fs::path& output_dir) try {
+  return position_of(checkpoint::read_manifest(checkpoint::find_checkpoint(folder_of(output_dir), "")).state.at("client_state"));
+} catch (const Error&) {
+  return std::nullopt;
+} catch (const json::exception&) {
+  return std::nullopt;
+}
 
 fs::path previous_checkpoints(const fs::path& output_dir) { return folder_of(output_dir) / kPrevious; }
 

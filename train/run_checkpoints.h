@@ -23,6 +23,9 @@ struct Position {
   bool operator==(const Position&) const = default;
 };
 
+/// Local. Where the latest checkpoint of the run in this folder stands; nothing where none can be read: loading it says why.
+std::optional<Position> saved_position(const std::filesystem::path& output_dir);
+
 /// The best evaluation so far, by trainer.metric_for_best.
 struct Best {
   double value = 0;

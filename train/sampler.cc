@@ -61,10 +61,12 @@ TrainSampler::TrainSampler(int64_t num_samples, const BatchShape& shape, uint64_
                         "; it must hold at least one global batch (or trainer.dataloader_drop_last be false)"));
 }
 
-int64_t TrainSampler::steps_per_epoch() const {
-  const int64_t batch = shape_.global_batch();
-  return num_samples_ / batch + (!drop_last_ && num_samples_ % batch != 0 ? 1 : 0);
+int64_t TrainSampler::steps_behind(int64_t first) const {
+  const int64_t left = std::max<int64_t>(num_samples_ - first, 0), batch = shape_.global_batch();
+  return left / batch + (!drop_last_ && left % batch != 0 ? 1 : 0);
 }
+
+int64_t TrainSampler::samples_per_epoch() const { return drop_last_ ? steps_per_epoch() * shape_.global_batch() : num_samples_; }
 
 int64_t TrainSampler::step_size(int64_t first) const {
   const int64_t left = std::max<int64_t>(num_samples_ - first, 0), batch = shape_.global_batch();

@@ -62,7 +62,11 @@ class TrainSampler {
 
   const BatchShape& shape() const { return shape_; }
   uint64_t seed() const { return seed_; }
-  int64_t steps_per_epoch() const;
+  int64_t steps_per_epoch() const { return steps_behind(0); }
+  /// Local. Steps of an epoch behind its `first` samples.
+  int64_t steps_behind(int64_t first) const;
+  /// Samples of an epoch that are trained on.
+  int64_t samples_per_epoch() const;
   /// Local. Samples, over all ranks, of the step behind the epoch's `first` samples; 0: the epoch has no further step.
   int64_t step_size(int64_t first) const;
   /// Local. Shuffles for this epoch, counted from 0; to be called before slice().

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <utility>
 
 #include "core/check.h"
@@ -80,6 +81,7 @@ Trainer::Trainer(RunConfig run, Task& task, comm::CommunicatorPtr comm, const In
   if (early_stopping_.enabled() && task_.eval_size() == 0)
     throw ConfigError(str("trainer.early_stopping_patience: found ", config_.trainer.early_stopping_patience,
                           ", but nothing is evaluated on the way; expected 0, or data with a part for it"));
+  if (start_.resume && config_.trainer.epochs > 0) count_steps_left();
   fill_in_schedule(config_.engine.scheduler, total_steps_);
   if (const std::string doubt = doubt_about(config_.engine.scheduler, total_steps_); !doubt.empty()) output_.logger.warning(doubt);
   check_same_data(task_, *comm_);
@@ -195,6 +197,20 @@ void Trainer::on_rank_0(const std::function<void()>& part) {
   }
   error = comm_->exchange(error, "output folder").front();
   if (!error.empty()) throw ConfigError(error);
+}
+
+// Epochs are passes over the data: with another batch size than before, what is left of them is another number of steps.
+void Trainer::count_steps_left() {
+  std::string saved;
+  if (comm_->rank() == 0)
+    if (const std::optional<Position> position = saved_position(config_.trainer.output_dir))
+      saved = str(position->steps_done, " ", position->epoch, " ", position->samples_into_epoch);
+  Position position;
+  std::istringstream text(comm_->exchange(saved, "position in the data").front());
+  if (!(text >> position.steps_done >> position.epoch >> position.samples_into_epoch)) return;  // loading it will say what is wrong
+  const int64_t epochs_left = config_.trainer.epochs - position.epoch - 1;
+  total_steps_ = position.steps_done;
+  if (epochs_left >= 0) total_steps_ += sampler_.steps_behind(position.samples_into_epoch) + epochs_left * sampler_.steps_per_epoch();
 }
 
 // The order of an epoch does not depend on the number of ranks or the batch size, so a run can go on with others.
@@ -433,7 +449,8 @@ void Trainer::name_model(Summary& summary) const {
 }
 
 double Trainer::epochs_done() const {
-  return static_cast<double>(steps_done_) / static_cast<double>(sampler_.steps_per_epoch());
+  const EpochPosition& position = loader_ ? loader_->position() : start_position_;
+  return static_cast<double>(position.epoch) + static_cast<double>(position.samples_into_epoch) / static_cast<double>(sampler_.samples_per_epoch());
 }
 
 }  // namespace tessera::train

@@ -54,6 +54,7 @@ class Trainer {
   void open_run_directory();
   void take_over_directory();
   void on_rank_0(const std::function<void()>& part);
+  void count_steps_left();
   void go_on_from_checkpoint();
   void announce();
   void train_step();

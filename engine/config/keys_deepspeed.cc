@@ -137,7 +137,7 @@ std::vector<Key> other_deepspeed_keys() {
       boolean("disable_allgather").no_effect("the stage decides what is gathered"),
       boolean("dump_state").no_effect("the resolved configuration is always logged and saved"),
       boolean("graph_harvesting").no_effect("there is no graph capture"),
-      boolean("dataloader_drop_last").no_effect("the trainer's sampler decides"),
+      boolean("dataloader_drop_last").no_effect("an engine loads no data; `tessera train` takes it for trainer.dataloader_drop_last"),
       integer("vocabulary_size").or_null().no_effect("only a hint in DeepSpeed, too"),
       text("log_level").or_null().no_effect("rank 0 talks, the others log to files"),
   };

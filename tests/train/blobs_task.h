@@ -127,7 +127,7 @@ class BlobsTask final : public Task {
   }
 
   const std::vector<int64_t>& seen() const { return seen_; }  ///< training samples of this rank, in order
-  at::Tensor seen_points() const { return at::cat(seen_points_); }  ///< these samples as they were given, (N, 2)
+  at::Tensor seen_points() const { return seen_points_.empty() ? at::empty({0, 2}) : at::cat(seen_points_); }  ///< these samples as they were given, (N, 2)
   int64_t num_evaluated_rows() const { return num_evaluated_rows_; }
   TypedEngine<BlobsMlpImpl>& engine() { return *engine_; }
 

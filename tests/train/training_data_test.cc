@@ -5,8 +5,10 @@
 #include <torch/optim/sgd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <filesystem>
+#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -177,6 +179,35 @@ TEST_F(TrainingData, AnotherBatchSizeOnResumingLeavesNoSampleOut) {
   const std::vector<int64_t> second = shuffled_indices(50, 42, 1);
   expected.insert(expected.end(), second.begin(), second.end());
   EXPECT_EQ(seen, expected);
+}
+
+// Two epochs stay two epochs, and the schedule ends with them.
+TEST_F(TrainingData, AnotherBatchSizeOnResumingCountsEpochsOfData) {
+  for (const int64_t batch : {5, 24}) {
+    for (const int64_t stop_at : {3, 5, 7}) {  // of 2 x 5 steps
+      SCOPED_TRACE(testing::Message() << "batch " << batch << " after step " << stop_at);
+      fs::remove_all(folder_);
+      int64_t num_asked = 0;
+      TrainerStart start;
+      start.stop = [&] { return ++num_asked == stop_at; };
+      json run = config(12, 1, {{"epochs", 2}, {"dataloader_drop_last", false}, {"save_every_epochs", 1}});
+      run["scheduler"] = {{"type", "WarmupDecayLR"}, {"params", {{"warmup_num_steps", 2}, {"warmup_max_lr", 0.1}}}};
+      const BlobsOptions options{.train_size = 50, .norm = false};
+      std::vector<int64_t> seen = train(run, 1, options, start).seen[0];
+      run["train_batch_size"] = batch;
+      const Outcome rest = train(run, 1, options, {.resume = true, .init = {}, .stop = {}});
+      seen.insert(seen.end(), rest.seen[0].begin(), rest.seen[0].end());
+      std::sort(seen.begin(), seen.end());
+      ASSERT_EQ(seen.size(), 100u);
+      for (int64_t i = 0; i < 100; ++i) EXPECT_EQ(seen[static_cast<size_t>(i)], i / 2);
+      EXPECT_EQ(rest.summary.num_epochs, 2);
+      const auto left = [&](int64_t samples) { return (samples + batch - 1) / batch; };
+      EXPECT_EQ(rest.summary.num_steps, stop_at + (stop_at > 5 ? left(50 - 12 * (stop_at - 5)) : left(std::max<int64_t>(50 - 12 * stop_at, 0)) + left(50)));
+      const json written = json::parse(std::ifstream(folder_ / "config.json"));
+      EXPECT_EQ(written.at("scheduler").at("params").at("total_num_steps"), rest.summary.num_steps);
+      EXPECT_TRUE(train(run, 1, options, {.resume = true, .init = {}, .stop = {}}).summary.was_finished);
+    }
+  }
 }
 
 TEST_F(TrainingData, ARecordThatCannotBeReadEndsTheRunWhereItIsNeeded) {
