@@ -77,6 +77,9 @@ install_requirements() {
     "$VENV/bin/python" -m pip install \
     --no-input --disable-pip-version-check --no-deps --only-binary :all: --no-binary deepspeed \
     --requirement "$ROOT/.deps/requirements-$1.txt"
+  if [[ $1 == peers ]]; then  # pip does that for wheels
+    "$VENV/bin/python" -m compileall -q "$VENV"/lib/python3*/site-packages/deepspeed >/dev/null || true
+  fi
   rm "$UNFINISHED"
 }
 

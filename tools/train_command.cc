@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <cstdio>
 #include <iostream>
 #include <memory>
 
@@ -29,11 +30,23 @@ struct TrainFlags {
 /// Set by SIGINT and SIGTERM: the run saves and ends after the step under way. A handler can reach nothing but a global.
 volatile std::sig_atomic_t stop_requested = 0;
 
-/// The first signal asks; the same signal again ends the process as if nobody had listened.
+/// Of each signal, whether it was there before: SIGINT, SIGTERM.
+volatile std::sig_atomic_t came_before[2] = {0, 0};
+
+/// The first signal asks; the same signal again ends the process, below its progress bars, as if nobody had listened.
 void ask_to_stop_on_signals() {
   struct sigaction action {};
-  action.sa_handler = [](int) { stop_requested = 1; };
-  action.sa_flags = SA_RESTART | SA_RESETHAND;
+  action.sa_handler = [](int signal) {
+    stop_requested = 1;
+    volatile std::sig_atomic_t& before = came_before[signal == SIGINT ? 0 : 1];
+    if (before) {
+      if (::isatty(STDOUT_FILENO)) (void)!::write(STDOUT_FILENO, "\n\n", 2);
+      ::signal(signal, SIG_DFL);
+      ::raise(signal);  // is delivered when this handler returns
+    }
+    before = 1;
+  };
+  action.sa_flags = SA_RESTART;
   for (int signal : {SIGINT, SIGTERM}) ::sigaction(signal, &action, nullptr);
 }
 
@@ -49,6 +62,7 @@ int train(const TrainFlags& flags, const std::vector<std::string>& args) {
   const comm::Environment environment = comm::environment();
   train::RunConfig run = train::load_run_config(flags.config, environment.world_size, flags.overrides);
   ask_to_stop_on_signals();
+  std::setvbuf(stdout, nullptr, _IOFBF, 1 << 16);  // two bars are drawn by one write, which no other line can cut in two
   train::run(std::move(run), tasks(), environment, {train::display_for(std::cout, STDOUT_FILENO), log},
              {.resume = flags.resume, .init = flags.init, .stop = [] { return stop_requested != 0; }});
   return 0;

@@ -188,6 +188,7 @@ void ProgressBar::hide() {
 void ProgressBar::print(const std::string& line) {
   if (display_.out == nullptr) return;
   hide();
+  if (display_.above != nullptr) *display_.out << "\r\x1b[J";  // in place of both bars
   *display_.out << line << '\n' << std::flush;
 }
 

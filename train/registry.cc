@@ -39,8 +39,8 @@ Registry& Registry::add_predictor(const std::string& data_type, const std::strin
   return *this;
 }
 
-std::unique_ptr<Task> Registry::make(const config::Section& model, const config::Section& data) const {
-  std::unique_ptr<Task> task = find(tasks_, model, data, "")(model, data);
+std::unique_ptr<Task> Registry::make(const config::Section& model, const config::Section& data, const std::filesystem::path& run) const {
+  std::unique_ptr<Task> task = find(tasks_, model, data, "")(model, data, run);
   model.finish();
   data.finish();
   return task;

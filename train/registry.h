@@ -17,8 +17,10 @@
 namespace tessera::train {
 
 /// Builds a task from the sections `model` and `data`. Reads the options first, calls finish() on both sections, and only
-/// then loads data, so that a typing mistake is found at once.
-using TaskFactory = std::function<std::unique_ptr<Task>(const config::Section& model, const config::Section& data)>;
+/// then loads data, so that a typing mistake is found at once. `run`: the folder of the run whose model is evaluated again, which has the
+/// task's files(); empty: a model is trained. Throws ConfigError, DataError.
+using TaskFactory =
+    std::function<std::unique_ptr<Task>(const config::Section& model, const config::Section& data, const std::filesystem::path& run)>;
 
 /// Builds a predictor from the same sections and the folder of the run, which has the task's files() beside the weights. Throws ConfigError,
 /// DataError.
@@ -33,7 +35,7 @@ class Registry {
 
   /// Local. The task these sections ask for. Throws ConfigError for an unknown data.type or model.type, with the known
   /// ones and the nearest; and whatever the factory throws (ConfigError, DataError).
-  std::unique_ptr<Task> make(const config::Section& model, const config::Section& data) const;
+  std::unique_ptr<Task> make(const config::Section& model, const config::Section& data, const std::filesystem::path& run = {}) const;
 
   /// Local. The same for tasks whose trained model answers for single texts.
   Registry& add_predictor(const std::string& data_type, const std::string& model_type, PredictorFactory factory);

@@ -21,11 +21,15 @@ namespace {
 using nlohmann::json;
 namespace fs = std::filesystem;
 
-json to_json(const Position& position, const std::optional<Best>& best) {
+/// "accuracy, greatest"
+std::string metric_of(const TrainerConfig& config) { return str(config.metric_for_best, config.greater_is_better() ? ", greatest" : ", least"); }
+
+json to_json(const Position& position, const std::optional<Best>& best, const TrainerConfig& config) {
   json state;
   state["steps_done"] = position.steps_done;
   state["epoch"] = position.epoch;
   state["samples_into_epoch"] = position.samples_into_epoch;
+  state["metric"] = metric_of(config);  // that `best` and early_stopping are of
   if (best) state["best"] = {{"value", best->value}, {"step", best->step}, {"tag", best->tag}};
   const EarlyStoppingState& stopping = position.early_stopping;
   if (stopping != EarlyStoppingState{})
@@ -103,11 +107,11 @@ void set_aside_checkpoints(const fs::path& output_dir) {
 RunCheckpoints::RunCheckpoints(const TrainerConfig& config, Engine& engine, Logger log)
     : config_(config), engine_(engine), log_(std::move(log)), folder_(folder_of(config.output_dir)) {}
 
-bool RunCheckpoints::due(int64_t steps_done, int64_t steps_per_epoch, int64_t total_steps) const {
+bool RunCheckpoints::due(int64_t steps_done, int64_t epochs_ended, int64_t total_steps) const {
   if (!saves()) return false;
   if (steps_done == total_steps) return true;
   if (config_.save_every_steps > 0 && steps_done % config_.save_every_steps == 0) return true;
-  return config_.save_every_epochs > 0 && steps_done % (config_.save_every_epochs * steps_per_epoch) == 0;
+  return config_.save_every_epochs > 0 && epochs_ended > 0 && epochs_ended % config_.save_every_epochs == 0;
 }
 
 bool RunCheckpoints::is_best(const Evaluation& evaluation, int64_t steps_done) {
@@ -158,7 +162,7 @@ void RunCheckpoints::save(const Position& position, bool must_succeed) {
   if (saved_at_step_ == position.steps_done) return;
   try {
     if (best_) engine_.keep_checkpoints({best_->tag});
-    const std::string path = engine_.save_checkpoint(folder_.string(), "", to_json(position, best_));
+    const std::string path = engine_.save_checkpoint(folder_.string(), "", to_json(position, best_, config_));
     last_tag_ = std::filesystem::path(path).filename().string();
     saved_at_step_ = position.steps_done;
     if (!engine_.config().checkpoint.async) settle();
@@ -174,7 +178,11 @@ Position RunCheckpoints::resume() {
   last_tag_ = whole_tag_ = loaded.tag;
   try {
     best_ = best_of(loaded.client_state);
-    const Position position = position_of(loaded.client_state);
+    Position position = position_of(loaded.client_state);
+    if (loaded.client_state.at("trainer").value("metric", metric_of(config_)) != metric_of(config_)) {  // values of another cannot be compared
+      best_.reset();
+      position.early_stopping = {};
+    }
     saved_at_step_ = position.steps_done;
     return position;
   } catch (const json::exception&) {

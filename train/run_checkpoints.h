@@ -48,7 +48,8 @@ class RunCheckpoints {
   RunCheckpoints(const TrainerConfig& config, Engine& engine, Logger log);
 
   /// Local. Whether the run is to be saved after this step, by trainer.save_every_steps and save_every_epochs.
-  bool due(int64_t steps_done, int64_t steps_per_epoch, int64_t total_steps) const;
+  /// `epochs_ended`: where this step is the last of an epoch, the number of epochs done; else 0.
+  bool due(int64_t steps_done, int64_t epochs_ended, int64_t total_steps) const;
   /// Local. Takes note of an evaluation; true when it is the best so far, and should be saved. Waits for an asynchronous save
   /// only where that is the best one's.
   bool is_best(const Evaluation& evaluation, int64_t steps_done);

@@ -63,7 +63,7 @@ void RunDirectory::remove_samples() const {
 
 void RunDirectory::replace_metrics(const std::string& content) {
   std::error_code error;
-  for (const char* name : {kResultsName, kStateName, kEvalResultsName}) {  // first: results are never beside another run's metrics
+  for (const char* name : {kResultsName, kStateName, kEvalResultsName, kModelName}) {  // first: results are never beside another run's metrics
     std::filesystem::remove(folder_ / name, error);
     if (error) throw Error(str((folder_ / name).string(), " cannot be removed: ", error.message()));
   }
@@ -99,7 +99,8 @@ void RunDirectory::go_on(int64_t step) {
   std::string kept;
   for (std::string line; std::getline(old, line);) {
     const auto record = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);  // a killed run's last line may be half
-    if (record.is_object() && record.value("step", int64_t{0}) <= step) kept += line + "\n";
+    const bool has_step = record.is_object() && record.contains("step") && record["step"].is_number_integer();
+    if (has_step && record["step"].get<int64_t>() <= step) kept += line + "\n";
   }
   replace_metrics(kept);
 }

@@ -82,11 +82,13 @@ TrainSlice TrainSampler::slice(int64_t first, int64_t micro_step) const {
   TESSERA_CHECK(micro_step >= 0 && micro_step < shape_.accumulation_steps, "micro-step ", micro_step);
   const int64_t num_slices = shape_.accumulation_steps * shape_.world_size;
   const int64_t number = micro_step * shape_.world_size + shape_.rank;
-  const int64_t begin = number * size / num_slices, end = (number + 1) * size / num_slices;
+  // Rounded up: of a step smaller than its slices the last are empty, and rank 0, whose buffers are everybody's, trains on samples that count.
+  const auto edge = [&](int64_t slice) { return (slice * size + num_slices - 1) / num_slices; };
+  const int64_t begin = edge(number), end = edge(number + 1);
   TrainSlice slice;
   slice.num_samples = end - begin;
   slice.weight = static_cast<double>(slice.num_samples * num_slices) / static_cast<double>(size);
-  const auto samples = order_.begin() + first + begin;  // begin is below size, so there is one even for a slice without
+  const auto samples = order_.begin() + first + std::min(begin, size - 1);  // so that there is one even for a slice without
   slice.indices = {samples, samples + std::max<int64_t>(slice.num_samples, 1)};
   return slice;
 }

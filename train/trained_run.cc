@@ -10,6 +10,7 @@
 #include "core/error.h"
 #include "core/str.h"
 #include "engine/checkpointing.h"
+#include "train/data_digest.h"
 #include "train/report.h"
 #include "train/run_directory.h"
 
@@ -24,6 +25,7 @@ fs::path checkpoints_of(const fs::path& folder) { return folder / "checkpoints";
 void forget_training(EngineConfig& config) {
   config.optimizer = {.type = "SGD", .params = {{"lr", 0.0}}, .param_groups = {}};
   config.scheduler = {};
+  config.checkpoint.async = false;  // which would set aside memory for a copy
 }
 
 /// The number of ranks may be another now: the micro-batch stays, and the global batch follows from it.
@@ -34,10 +36,10 @@ std::vector<std::string> for_any_world(std::vector<std::string> overrides) {
 
 std::string model_of(const TrainedRun& run) { return (run.weights.empty() ? checkpoints_of(run.folder) / run.tag : run.weights).string(); }
 
-void write_results(const TrainedRun& run, const std::vector<Evaluation>& evaluations) {
+void write_results(const TrainedRun& run, const nlohmann::ordered_json& numbers) {
   nlohmann::ordered_json results;
   results["model"] = model_of(run);
-  for (size_t i = 0; i < evaluations.size(); ++i) add_evaluation(evaluations[i], i == 0 ? "eval_" : "test_", results);
+  results.update(numbers);
   Disk({.sync = false, .probe = {}}).replace_file(run.folder / kEvalResultsName, results.dump(2) + "\n");
 }
 
@@ -76,8 +78,9 @@ std::vector<Evaluation> evaluate_run(const TrainedRun& run, const Registry& regi
   at::set_num_threads(choose_num_threads(trainer, environment));
   if (trainer.deterministic) make_deterministic();
   const at::Device device = choose_device(trainer, environment);
-  const std::unique_ptr<Task> task = registry.make(run.config.model, run.config.data);
+  const std::unique_ptr<Task> task = registry.make(run.config.model, run.config.data, run.folder);
   const comm::CommunicatorPtr comm = join_group(trainer, environment, device, output.logger);
+  check_same_data(*task, *comm);
   InitOptions init;
   init.device = device;
   init.log = comm->rank() == 0 ? output.logger : Logger{};
@@ -87,14 +90,17 @@ std::vector<Evaluation> evaluate_run(const TrainedRun& run, const Registry& regi
 
   const Display display = comm->rank() == 0 ? output.display : Display{};
   std::vector<Evaluation> evaluations;
+  nlohmann::ordered_json numbers;
   for (const EvaluationSet set : {EvaluationSet::kOnTheWay, EvaluationSet::kTest}) {
-    if ((set == EvaluationSet::kTest ? task->test_size() : task->eval_size()) == 0) continue;
+    const bool is_test = set == EvaluationSet::kTest;
+    if ((is_test ? task->test_size() : task->eval_size()) == 0) continue;
     evaluations.push_back(evaluate(*task, engine, trainer.eval_batch_size, display, set, data_loader_options(trainer, device)));
+    add_evaluation(evaluations.back(), is_test ? "test_" : "eval_", numbers);
     if (display.out != nullptr) *display.out << format_result(evaluations.back()) << std::endl;
   }
   if (evaluations.empty()) throw ConfigError(str(run.folder.string(), ": ", task->name(), " has no samples to evaluate; expected a part for it in data"));
   if (display.out != nullptr) *display.out << "model    " << model_of(run) << std::endl;
-  if (comm->rank() == 0) write_results(run, evaluations);
+  if (comm->rank() == 0) write_results(run, numbers);
   return evaluations;
 }
 

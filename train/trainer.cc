@@ -15,9 +15,8 @@
 #include "core/str.h"
 #include "train/data_digest.h"
 #include "train/histograms.h"
-#include "train/monitoring.h"
-#include "train/trainer_state.h"
-#include "zero/stage.h"
+#include "train/out_of_memory.h"
+#include "train/run_length.h"
 
 namespace tessera::train {
 namespace {
@@ -26,27 +25,11 @@ BatchShape shape_of(const EngineConfig& config, const comm::Communicator& comm) 
   return {config.train_micro_batch_size_per_gpu, config.gradient_accumulation_steps, comm.size(), comm.rank()};
 }
 
-int64_t total_steps(const TrainerConfig& trainer, const TrainSampler& sampler) {
-  if (trainer.max_steps > 0) return trainer.max_steps;
-  int64_t steps = 0;
-  if (__builtin_mul_overflow(trainer.epochs, sampler.steps_per_epoch(), &steps)) {
-    throw ConfigError(str("trainer.epochs: found ", trainer.epochs, ", which at ", sampler.steps_per_epoch(),
-                          " steps an epoch is more than can be counted; expected fewer"));
-  }
-  return steps;
-}
-
 /// "60,000 training and 10,000 test"
 std::string describe_sizes(const Task& task) {
   const std::string training = format_count(task.train_size()) + " training";
   if (task.test_size() == 0) return str(training, " and ", format_count(task.eval_size()), " ", task.eval_set_name());
   return str(training, ", ", format_count(task.eval_size()), " validation and ", format_count(task.test_size()), " test");
-}
-
-/// CUDA's allocator has a type for it, the CPU's a message.
-bool is_out_of_memory(const c10::Error& error) {
-  return dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr ||
-         std::string_view(error.what_without_backtrace()).find("can't allocate memory") != std::string_view::npos;
 }
 
 /// A low-precision loss is weighted in fp32, as the engine scales it.
@@ -62,7 +45,7 @@ void Trainer::watching_memory(const std::string& when, const Body& body) {
   try {
     body();
   } catch (const c10::Error& error) {
-    if (is_out_of_memory(error)) fail_for_memory(when, error.what_without_backtrace());
+    if (is_out_of_memory(error)) fail_for_memory(error, when, config_.engine, *comm_, memory_);
     throw;
   }
 }
@@ -73,19 +56,18 @@ Trainer::Trainer(RunConfig run, Task& task, comm::CommunicatorPtr comm, const In
       task_(task),
       comm_(std::move(comm)),
       output_(comm_->rank() == 0 ? output : TrainerOutput{}),
-      sampler_(task.train_size(), shape_of(config_.engine, *comm_), static_cast<uint64_t>(config_.engine.seed),
+      sampler_((check_same_data(task, *comm_), task.train_size()), shape_of(config_.engine, *comm_), static_cast<uint64_t>(config_.engine.seed),
                config_.trainer.dataloader_drop_last),
-      total_steps_(total_steps(config_.trainer, sampler_)),
       start_(std::move(start)),
+      total_steps_(total_steps(config_.trainer, sampler_, start_.resume ? saved_position() : std::nullopt)),
+      record_(*comm_, output_.logger),
       early_stopping_(config_.trainer.early_stopping_patience, config_.trainer.early_stopping_threshold, config_.trainer.greater_is_better()) {
   if (early_stopping_.enabled() && task_.eval_size() == 0)
     throw ConfigError(str("trainer.early_stopping_patience: found ", config_.trainer.early_stopping_patience,
                           ", but nothing is evaluated on the way; expected 0, or data with a part for it"));
-  if (start_.resume && config_.trainer.epochs > 0) count_steps_left();
   fill_in_schedule(config_.engine.scheduler, total_steps_);
   if (const std::string doubt = doubt_about(config_.engine.scheduler, total_steps_); !doubt.empty()) output_.logger.warning(doubt);
-  check_same_data(task_, *comm_);
-  open_run_directory();
+  record_.open(config_.trainer, start_.resume);
   at::manual_seed(static_cast<uint64_t>(config_.engine.seed));
   InitOptions options = init;
   options.log = output_.logger;
@@ -97,7 +79,7 @@ Trainer::Trainer(RunConfig run, Task& task, comm::CommunicatorPtr comm, const In
   at::manual_seed(static_cast<uint64_t>(config_.engine.seed + comm_->rank()));
   checkpoints_.emplace(config_.trainer, *engine_, output_.logger);
   if (start_.resume) go_on_from_checkpoint();
-  if (!was_finished_) take_over_directory();
+  if (!was_finished_) record_.begin(config_, start_.resume ? std::optional(steps_done_) : std::nullopt, task_.files());
 }
 
 Summary Trainer::run() {
@@ -111,7 +93,8 @@ Summary Trainer::run() {
                                                 .unit = "samples",
                                                 .units_per_item = static_cast<double>(config_.engine.train_batch_size)},
                                        /*keep=*/true);
-  loader_ = std::make_unique<TrainLoader>(task_, sampler_, start_position_, std::max<int64_t>(total_steps_ - steps_done_, 0), data_loader_options(config_.trainer, engine_->device()));
+  loader_ = std::make_unique<TrainLoader>(task_, sampler_, start_position_, std::max<int64_t>(total_steps_ - steps_done_, 0),
+                                          data_loader_options(config_.trainer, engine_->device()));
   if (memory_) {
     memory_->set_default_use(MemoryUse::kActivations);
     memory_->reset_peak();
@@ -122,7 +105,7 @@ Summary Trainer::run() {
     if (report_due()) report();
     if (histograms_due()) send_histograms();
     if (evaluation_due()) evaluate();
-    if (checkpoints_->due(steps_done_, sampler_.steps_per_epoch(), total_steps_)) save(/*must_succeed=*/false);
+    if (checkpoints_->due(steps_done_, epochs_ended(), total_steps_)) save(/*must_succeed=*/false);
     bar_->update(steps_done_);
   }
   bar_->close();
@@ -145,84 +128,34 @@ void Trainer::train_step() {
   ++steps_done_;
 }
 
-/// One line: what was asked for, what was held, and what to change.
-void Trainer::fail_for_memory(const std::string& when, const std::string& what) const {
-  const EngineConfig& engine = config_.engine;
-  std::string held = "; memory_breakdown: true would say what it was for";
-  if (memory_) held = str("; held then (MB): ", format_memory(memory_->at_failure().value_or(memory_->peak())));
-  std::vector<std::string> advice;
-  if (!zero::sharding_of(engine.zero.stage).parameters && comm_->size() > 1)
-    advice.push_back(str("raise zero_optimization.stage (", engine.zero.stage, ")"));
-  if (engine.train_micro_batch_size_per_gpu > 1)
-    advice.push_back(str("lower train_micro_batch_size_per_gpu (", engine.train_micro_batch_size_per_gpu,
-                         ") and raise gradient_accumulation_steps (", engine.gradient_accumulation_steps, ") to match"));
-  advice.push_back(str("use more ranks than ", comm_->size()));
-  throw Error(str("out of memory ", when, " on rank ", comm_->rank(), ": ", what.substr(0, what.find('\n')), held, "; to change: ",
-                  join(advice, ", or ")));
-}
-
 // ------------------------------------------------------------------------------------- before the loop
 
-// Whether the folder can be written is found out before the model is made; what it holds stays until the model is there.
-void Trainer::open_run_directory() {
-  on_rank_0([this] {
-    if (!start_.resume) check_may_start_anew(config_.trainer);
-    directory_.emplace(config_.trainer.output_dir);
-  });
-}
-
-void Trainer::take_over_directory() {
-  on_rank_0([this] {
-    if (start_.resume) {
-      directory_->go_on(steps_done_);
-    } else {
-      set_aside_checkpoints(config_.trainer.output_dir);
-      directory_->begin();
-    }
-    directory_->write("config.json", dump_resolved(config_));
-    monitors_ = open_monitors(config_, start_.resume ? std::optional(steps_done_) : std::nullopt, output_.logger);
-    for (const auto& [name, content] : task_.files()) directory_->write(name, content);
-  });
-}
-
-// What goes wrong there ends all ranks.
-void Trainer::on_rank_0(const std::function<void()>& part) {
-  std::string error;
-  if (comm_->rank() == 0) {
-    try {
-      part();
-    } catch (const Error& caught) {
-      error = caught.what();
-    }
-  }
-  error = comm_->exchange(error, "output folder").front();
-  if (!error.empty()) throw ConfigError(error);
-}
-
-// Epochs are passes over the data: with another batch size than before, what is left of them is another number of steps.
-void Trainer::count_steps_left() {
+// Where the latest checkpoint stands, before there is an engine to load it: the schedule needs to know how long the run is.
+std::optional<Position> Trainer::saved_position() const {
   std::string saved;
   if (comm_->rank() == 0)
-    if (const std::optional<Position> position = saved_position(config_.trainer.output_dir))
+    if (const std::optional<Position> position = train::saved_position(config_.trainer.output_dir))
       saved = str(position->steps_done, " ", position->epoch, " ", position->samples_into_epoch);
   Position position;
   std::istringstream text(comm_->exchange(saved, "position in the data").front());
-  if (!(text >> position.steps_done >> position.epoch >> position.samples_into_epoch)) return;  // loading it will say what is wrong
-  const int64_t epochs_left = config_.trainer.epochs - position.epoch - 1;
-  total_steps_ = position.steps_done;
-  if (epochs_left >= 0) total_steps_ += sampler_.steps_behind(position.samples_into_epoch) + epochs_left * sampler_.steps_per_epoch();
+  if (!(text >> position.steps_done >> position.epoch >> position.samples_into_epoch)) return std::nullopt;  // loading it will say what is wrong
+  return position;
 }
 
 // The order of an epoch does not depend on the number of ranks or the batch size, so a run can go on with others.
 void Trainer::go_on_from_checkpoint() {
   const Position position = checkpoints_->resume();
-  steps_done_ = first_step_ = position.steps_done;
+  steps_done_ = position.steps_done;
   start_position_ = {position.epoch, position.samples_into_epoch};
+  const auto& words = config_.engine.scheduler.words;
+  if (const int64_t epoch = steps_done_ / sampler_.steps_per_epoch();
+      words.contains("interval") && words.at("interval") == "epoch" && std::abs(epoch - position.epoch) > 1)
+    output_.logger.warning(str("scheduler.params.interval: \"epoch\" counts optimizer steps of this batch size, and it was another before: the ",
+                               "learning rate goes on as in epoch ", epoch, ", not ", position.epoch));
   early_stopping_ = EarlyStopping(config_.trainer.early_stopping_patience, config_.trainer.early_stopping_threshold,
                                   config_.trainer.greater_is_better(), position.early_stopping);
   // A run that was killed after its last checkpoint has no results yet, and still has to evaluate and to export.
-  const std::string results = directory_ && directory_->has_results() ? "there" : "";
-  was_finished_ = (steps_done_ >= total_steps_ || stopped_early()) && !comm_->exchange(results, "results").front().empty();
+  was_finished_ = (steps_done_ >= total_steps_ || stopped_early()) && record_.has_results();
 }
 
 Position Trainer::position() const {
@@ -254,21 +187,14 @@ bool Trainer::evaluation_due() const {
   const TrainerConfig& trainer = config_.trainer;
   if (task_.eval_size() == 0) return false;
   if (steps_done_ == total_steps_) return true;
-  const int64_t epoch_steps = trainer.eval_every_epochs * sampler_.steps_per_epoch();
   return (trainer.eval_every_steps > 0 && steps_done_ % trainer.eval_every_steps == 0) ||
-         (epoch_steps > 0 && steps_done_ % epoch_steps == 0);
+         (trainer.eval_every_epochs > 0 && epochs_ended() > 0 && epochs_ended() % trainer.eval_every_epochs == 0);
 }
 
 bool Trainer::histograms_due() const {
   const int64_t every = config_.trainer.histograms_every_steps;
   const MonitorConfig& monitors = config_.engine.monitors;
   return every > 0 && steps_done_ % every == 0 && (monitors.tensorboard.enabled || monitors.jsonl.enabled);  // others have no place for them
-}
-
-void Trainer::record(const nlohmann::ordered_json& numbers) {
-  if (!directory_) return;
-  directory_->append_metrics(numbers);
-  monitors_.scalars(steps_done_, scalars_of(numbers));
 }
 
 void Trainer::report() {
@@ -290,14 +216,14 @@ void Trainer::report() {
   }
 
   warn_of_loss(window.loss);
-  record(to_json(report));
+  record_.numbers(steps_done_, to_json(report));
   bar_->set_postfix(format_postfix(report));
   if (!output_.display.is_terminal || report.phase_ms || report.memory_peak) bar_->print(format_line(report));
 }
 
 void Trainer::send_histograms() {
   meter_->pause();
-  for (const NamedHistogram& one : histograms_of(*engine_)) monitors_.histogram(one.name, steps_done_, one.histogram);
+  record_.histograms(steps_done_, histograms_of(*engine_));
   bar_->exclude_time(meter_->resume());
 }
 
@@ -315,13 +241,13 @@ void Trainer::warn_of_loss(double loss) {
 void Trainer::evaluate(bool is_recorded) {
   bar_->update(steps_done_);
   meter_->pause();
-  watching_memory(str("in evaluation (trainer.eval_batch_size ", config_.trainer.eval_batch_size, ")"), [this] {
+  watching_memory(str("in evaluation (trainer.eval_batch_size ", config_.trainer.eval_batch_size, ")"), [&] {
     last_evaluation_ = train::evaluate(task_, *engine_, config_.trainer.eval_batch_size, bar_->below(), EvaluationSet::kOnTheWay,
                                        data_loader_options(config_.trainer, engine_->device()));
-    write_samples();
+    write_samples(is_recorded);
   });
   bar_->exclude_time(meter_->resume());
-  if (is_recorded) record(to_json(*last_evaluation_, steps_done_, epochs_done()));
+  if (is_recorded) record_.numbers(steps_done_, to_json(*last_evaluation_, steps_done_, epochs_done()));
   bar_->print(format_line(*last_evaluation_, epochs_done()));
   if (is_recorded) note_for_early_stopping();
   if (checkpoints_->is_best(*last_evaluation_, steps_done_)) save(/*must_succeed=*/false);
@@ -338,10 +264,10 @@ void Trainer::note_for_early_stopping() {
 }
 
 // Pictures that cannot be written are no reason to end a run. Anything else is, since other ranks would wait for this one.
-void Trainer::write_samples() {
+void Trainer::write_samples(bool is_recorded) {
   try {
-    for (const SampleFile& sample : task_.write_samples(std::filesystem::path(config_.trainer.output_dir) / kSamplesName, steps_done_))
-      monitors_.sample(str(kSamplesName, "/", sample.name), steps_done_, sample.file);
+    const auto samples = task_.write_samples(std::filesystem::path(config_.trainer.output_dir) / kSamplesName, steps_done_);
+    if (is_recorded) record_.samples(steps_done_, samples);
   } catch (const DataError& error) {
     if (comm_->rank() != 0) throw;
     output_.logger.warning(error.what());
@@ -357,7 +283,7 @@ Evaluation Trainer::test() {
     result = train::evaluate(task_, *engine_, config_.trainer.eval_batch_size, output_.display, EvaluationSet::kTest,
                              data_loader_options(config_.trainer, engine_->device()));
   });
-  record(to_json(result, steps_done_, epochs_done(), "test_"));
+  record_.numbers(steps_done_, to_json(result, steps_done_, epochs_done(), "test_"));
   return result;
 }
 
@@ -370,17 +296,17 @@ void Trainer::save(bool must_succeed) {
 }
 
 void Trainer::write_state() {
-  if (!directory_) return;
   TrainerState state;
   state.global_step = steps_done_;
   state.max_steps = total_steps_;
   state.epoch = epochs_done();
-  state.num_train_epochs = static_cast<double>(total_steps_) / static_cast<double>(sampler_.steps_per_epoch());
+  state.num_train_epochs = config_.trainer.epochs > 0 ? static_cast<double>(config_.trainer.epochs)
+                                                      : static_cast<double>(total_steps_) / static_cast<double>(sampler_.steps_per_epoch());
   state.logging_steps = config_.engine.steps_per_print;
   state.best = checkpoints_->best();
   state.checkpoints = checkpoints_->folder().string();
   if (early_stopping_.enabled()) state.early_stopping = early_stopping_.state();
-  directory_->write(kStateName, to_json(state, directory_->metrics()).dump(2) + "\n");
+  record_.state(state);
 }
 
 // -------------------------------------------------------------------------------------- after the loop
@@ -405,12 +331,9 @@ Summary Trainer::finish() {
   summary.train_loss = meter_->total_loss();
   summary.train_s = meter_->total_seconds();
   summary.evaluation = last_evaluation_;
-  if (directory_ && !interrupted) {
-    directory_->write(kResultsName, to_json(summary).dump(2) + "\n");
-    monitors_.artifact(directory_->folder() / kResultsName);
-  }
+  if (!interrupted) record_.results(summary);
   bar_->print(format_summary(summary));
-  monitors_.close(interrupted ? RunStatus::kKilled : RunStatus::kFinished);
+  record_.close(interrupted ? RunStatus::kKilled : RunStatus::kFinished);
   return summary;
 }
 
@@ -419,8 +342,7 @@ Summary Trainer::report_finished() {
   Summary summary = outline();
   summary.was_finished = true;
   if (checkpoints_->saves() && config_.trainer.export_model) {
-    const bool is_there = comm_->rank() == 0 && std::filesystem::exists(directory_->folder() / kModelName);
-    if (comm_->exchange(is_there ? "there" : "", "model").front().empty()) checkpoints_->export_model(config_.trainer.output_dir);
+    if (!record_.has_model()) checkpoints_->export_model(config_.trainer.output_dir);
     name_model(summary);
   }
   if (output_.display.out != nullptr) ProgressBar(output_.display, {}, /*keep=*/false).print(format_summary(summary));
@@ -446,6 +368,12 @@ void Trainer::name_model(Summary& summary) const {
   summary.model = kModelName;
   if (const auto& best = checkpoints_->best(); best && checkpoints_->ends_with_best())
     summary.model_metric = str(config_.trainer.metric_for_best, " ", best->value, " at step ", format_count(best->step));
+}
+
+/// Where the step before was the last of an epoch, the number of epochs done; else 0. (Steps would not tell after another batch size.)
+int64_t Trainer::epochs_ended() const {
+  const EpochPosition& at = loader_->position();
+  return sampler_.step_size(at.samples_into_epoch) == 0 ? at.epoch + 1 : 0;
 }
 
 double Trainer::epochs_done() const {

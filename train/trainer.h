@@ -9,12 +9,11 @@
 #include "comm/communicator.h"
 #include "core/log.h"
 #include "engine/memory_meter.h"
-#include "engine/monitor/monitors.h"
 #include "train/early_stopping.h"
 #include "train/progress.h"
 #include "train/report.h"
 #include "train/run_checkpoints.h"
-#include "train/run_directory.h"
+#include "train/run_record.h"
 #include "train/sampler.h"
 #include "train/step_meter.h"
 #include "train/task.h"
@@ -51,25 +50,20 @@ class Trainer {
   Summary run();
 
  private:
-  void open_run_directory();
-  void take_over_directory();
-  void on_rank_0(const std::function<void()>& part);
-  void count_steps_left();
+  std::optional<Position> saved_position() const;
   void go_on_from_checkpoint();
   void announce();
   void train_step();
   template <class Body>
   void watching_memory(const std::string& when, const Body& body);
-  [[noreturn]] void fail_for_memory(const std::string& when, const std::string& what) const;
   bool report_due() const;
   bool evaluation_due() const;
   bool histograms_due() const;
-  void record(const nlohmann::ordered_json& numbers);
   void report();
   void send_histograms();
   void evaluate(bool is_recorded = true);
   void note_for_early_stopping();
-  void write_samples();
+  void write_samples(bool is_recorded);
   void write_state();
   bool stopped_early() const { return early_stopping_.should_stop(); }
   Evaluation test();
@@ -80,6 +74,7 @@ class Trainer {
   Summary report_finished();
   Summary outline() const;
   void name_model(Summary& summary) const;
+  int64_t epochs_ended() const;
   double epochs_done() const;
 
   RunConfig config_;
@@ -87,18 +82,16 @@ class Trainer {
   comm::CommunicatorPtr comm_;
   TrainerOutput output_;
   TrainSampler sampler_;
+  TrainerStart start_;
   int64_t total_steps_;
-  std::optional<RunDirectory> directory_;  // rank 0
-  Monitors monitors_;                      // rank 0; a run that ends by an exception closes them as failed
+  RunRecord record_;
   Engine* engine_ = nullptr;               // the task's
   std::optional<MemoryMeter> memory_;      // memory_breakdown
   std::optional<StepMeter> meter_;
   std::unique_ptr<ProgressBar> bar_;
   std::optional<Evaluation> last_evaluation_;
-  TrainerStart start_;
   std::optional<RunCheckpoints> checkpoints_;
   int64_t steps_done_ = 0;
-  int64_t first_step_ = 0;  // done before this process began
   bool was_finished_ = false;  // by an earlier process, results included
   EpochPosition start_position_;         // where this process begins
   std::unique_ptr<TrainLoader> loader_;  // of run()

@@ -144,7 +144,8 @@ TrainerConfig read_trainer(const Document& document, const EngineConfig& engine,
 RunConfig parse(Document document, int world_size, const std::vector<std::string>& overrides) {
   RunConfig run;
   config::KeyTable table = run_keys();
-  config::apply_overrides(document, overrides);
+  config::normalise_engine(document, table, &run.report);
+  config::apply_overrides(document, config::under_own_names(overrides, table));
   config::normalise_engine(document, table, &run.report);
   config::check(document, table, &run.report);
   run.engine = config::read_engine_config(document, world_size, &run.report);

@@ -37,11 +37,18 @@ def read_recipe(args):
         trainer = recipe["trainer"]
     except (OSError, ValueError, KeyError) as error:
         raise SystemExit(f"error: {args.config}: cannot be read as a run's configuration: {error!r}") from error
+    schedule, params = recipe.get("scheduler", {}), recipe.get("scheduler", {}).get("params", {})
+    if not (recipe.get("optimizer", {}).get("type") == "AdamW" and schedule.get("type") == "WarmupDecayLR" and params.get("warmup_type") == "linear"
+            and not params.get("warmup_min_lr") and recipe.get("gradient_accumulation_steps", 1) == 1 and trainer.get("dataloader_drop_last", True)
+            and not any(recipe.get(key, {}).get("enabled") for key in ("fp16", "bf16", "torch_autocast"))):
+        raise SystemExit(f"error: {args.config}: expected AdamW, a linear WarmupDecayLR down to 0, fp32, no accumulation and drop_last: "
+                         "Python's ways have no other")
     trainer.update(device="cpu", overwrite_output_dir=True)
     if args.max_steps:
         trainer.pop("epochs", None)
         trainer["max_steps"] = args.max_steps
     elif args.epochs:
+        trainer.pop("max_steps", None)
         trainer["epochs"] = args.epochs
     return recipe
 
@@ -103,7 +110,12 @@ class Runs:
     def measure(self, row, seed):
         name = f"{row.name}_{seed}"
         log, run_folder = self.folder / f"{name}.log", self.folder / name
+        marker = run_folder / ".methods"
+        if run_folder.exists() and not marker.exists():
+            raise RanksFailed(f"{run_folder} is there and not of this benchmark; expected another --folder")
         shutil.rmtree(run_folder, ignore_errors=True)
+        run_folder.mkdir()
+        marker.touch()
         files = {"{recipe}": self.write_recipe(name, seed), "{weights}": self.weights(seed)}
         wall_s = start([files.get(word, word) for word in row.command], row.processes, log)
         result = self.own_result(run_folder, seed) if row.is_ours else report(log.read_text(encoding="utf-8", errors="replace"))
@@ -177,7 +189,7 @@ def run_all(runs, rows, seeds, reasons):
                 try:
                     result = runs.measure(row, seed)
                     print(f"{row.title:35} seed {seed}: {result['wall_s']:.1f} s, accuracy {result['test_accuracy']:.4f}", flush=True)
-                except (RanksFailed, OSError, KeyError) as error:
+                except (RanksFailed, OSError, KeyError, ValueError, TypeError) as error:  # also what a row reports may be odd
                     reasons[row.name], ok = f"failed with seed {seed}: {error}", False
                     print(f"error: {row.name}: {reasons[row.name]}", file=sys.stderr, flush=True)
     return ok

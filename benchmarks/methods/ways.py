@@ -61,8 +61,11 @@ def data_parallel(run):
     return plain(run, torch.nn.DataParallel)
 
 
+DDP_OPTIONS = {"gradient_as_bucket_view": True, "broadcast_buffers": False}
+
+
 def distributed(model):
-    return torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True, broadcast_buffers=False)
+    return torch.nn.parallel.DistributedDataParallel(model, **DDP_OPTIONS)
 
 
 def ddp(run):
@@ -89,7 +92,8 @@ def spawned(rank, run, world, port):
 
 def accelerate(run):
     from accelerate import Accelerator
-    accelerator = Accelerator(cpu=True)
+    from accelerate.utils import DistributedDataParallelKwargs
+    accelerator = Accelerator(cpu=True, kwargs_handlers=[DistributedDataParallelKwargs(**DDP_OPTIONS)])
     order = run.order(0, 1)  # of all samples: prepare() deals batches out to the ranks
     loader = torch.utils.data.DataLoader(run.reviews.parts["train"], batch_size=run.batch_size // run.world, sampler=order, drop_last=True,
                                          collate_fn=run.reviews.collate)
@@ -157,7 +161,7 @@ def hf_trainer(run):
         per_device_eval_batch_size=trainer["eval_batch_size"],
         max_steps=trainer.get("max_steps", -1), num_train_epochs=trainer.get("epochs", 1),
         logging_steps=run.recipe["steps_per_print"], eval_strategy="epoch", save_strategy="epoch", load_best_model_at_end=True,
-        metric_for_best_model="accuracy",
+        metric_for_best_model="accuracy", ddp_find_unused_parameters=False, ddp_broadcast_buffers=False,
         # Otherwise the loss is multiplied by the number of ranks, for models that divide it by all ranks' items. BERT does not.
         average_tokens_across_devices=False)
     model = run.model()

@@ -226,6 +226,17 @@ void spell_words(Document& document, const KeyTable& table) {
 
 }  // namespace
 
+std::vector<std::string> under_own_names(std::vector<std::string> overrides, const KeyTable& table) {
+  const auto rename = [&](std::string& text) {
+    const std::string path = text.substr(0, text.find('='));
+    for (const Key& key : table.keys())
+      for (const std::string& other : key.other_names)
+        if (path == other || path.starts_with(other + ".")) return static_cast<void>(text.replace(0, other.size(), key.path));
+  };
+  for (std::string& text : overrides) rename(text);
+  return overrides;
+}
+
 void normalise(Document& document, const KeyTable& table) {
   for (const Key& key : table.keys())
     for (const std::string& other : key.other_names) rename_key(document, other, key.path);

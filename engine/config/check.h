@@ -20,6 +20,9 @@ struct Report {
 /// canonical spelling. Throws ConfigError when a key stands there under two names.
 void normalise(Document& document, const KeyTable& table);
 
+/// Local. Overrides (PATH=VALUE) whose path is another name of a key, under the name itself: the document may have either.
+std::vector<std::string> under_own_names(std::vector<std::string> overrides, const KeyTable& table);
+
 /// Local. Checks every key. Throws ConfigError on the first that is unknown, has the wrong type or range, or
 /// is refused; adds one warning that lists the keys without effect. The document must be normalised.
 void check(const Document& document, const KeyTable& table, Report* report);

@@ -71,7 +71,8 @@ void check_together(const Document& document, const EngineConfig& config) {
 EngineConfig parse(Document document, const ConfigOptions& options) {
   KeyTable table = engine_keys();
   for (const std::string& name : options.other_sections) table.add(free_section(name));
-  apply_overrides(document, options.overrides);
+  normalise_engine(document, table, options.report);
+  apply_overrides(document, under_own_names(options.overrides, table));
   normalise_engine(document, table, options.report);
   check(document, table, options.report);
   return read_engine_config(document, options.world_size, options.report);

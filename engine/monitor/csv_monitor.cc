@@ -34,6 +34,16 @@ std::optional<int64_t> step_of(const std::string& row) {
   return error == std::errc() && end != row.data() + row.size() && *end == ',' ? std::optional(step) : std::nullopt;
 }
 
+/// Written by a CSV monitor: its head ends in CR LF and names what the file's name ends with (quoted, where there is a comma in it).
+bool is_ours(const std::filesystem::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::string head;
+  if (!std::getline(file, head) || file.eof() || !head.starts_with(kHead) || !head.ends_with('\r')) return false;
+  std::string name = head.substr(kHead.size(), head.size() - kHead.size() - 1);
+  std::replace(name.begin(), name.end(), ' ', '_');
+  return name.starts_with('"') || path.stem().string().ends_with(name);
+}
+
 }  // namespace
 
 CsvMonitor::CsvMonitor(std::filesystem::path folder, std::optional<int64_t> resumed_after) : folder_(std::move(folder)) {
@@ -44,9 +54,7 @@ CsvMonitor::CsvMonitor(std::filesystem::path folder, std::optional<int64_t> resu
 void CsvMonitor::take_back(int64_t resumed_after) {
   std::vector<std::filesystem::path> ours;
   for (const auto& entry : std::filesystem::directory_iterator(folder_)) {
-    if (entry.path().extension() != ".csv" || !entry.is_regular_file()) continue;
-    std::string head(kHead.size(), '\0');
-    if (std::ifstream(entry.path()).read(head.data(), static_cast<std::streamsize>(head.size())) && head == kHead) ours.push_back(entry.path());
+    if (entry.path().extension() == ".csv" && entry.is_regular_file() && is_ours(entry.path())) ours.push_back(entry.path());
   }
   for (const std::filesystem::path& path : ours) {
     const auto kept = files_.try_emplace(path.stem().string(), path, [&](const std::string& line) {

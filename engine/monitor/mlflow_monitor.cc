@@ -87,20 +87,20 @@ void MlflowMonitor::text(const std::string& name, int64_t step, const std::strin
 }
 
 void MlflowMonitor::params(const nlohmann::ordered_json& params) {
-  push({.other = [flat = flattened(params)](MlflowClient& client) { client.log_params(flat); }});
+  push({.metrics = {}, .other = [flat = flattened(params)](MlflowClient& client) { client.log_params(flat); }, .may_be_lost = false});
 }
 
 void MlflowMonitor::artifact(const std::filesystem::path& file) {
-  push({.other = [file](MlflowClient& client) { client.log_artifact(file.filename().string(), file); }});
+  push({.metrics = {}, .other = [file](MlflowClient& client) { client.log_artifact(file.filename().string(), file); }, .may_be_lost = false});
 }
 
-// A full queue loses its oldest metrics; what is not metrics is little, and is kept.
+// A full queue loses its oldest metrics, images and texts; parameters and results are few, and are kept.
 void MlflowMonitor::push(Work work) {
   if (gave_up_) return;
   {
     const std::lock_guard lock(mutex_);
     if (queue_.size() >= options_.max_queued) {
-      const auto oldest = std::find_if(queue_.begin(), queue_.end(), [](const Work& queued) { return !queued.metrics.empty(); });
+      const auto oldest = std::find_if(queue_.begin(), queue_.end(), [](const Work& queued) { return queued.may_be_lost; });
       if (oldest == queue_.end()) return;
       queue_.erase(oldest);
     }
@@ -112,10 +112,13 @@ void MlflowMonitor::push(Work work) {
 void MlflowMonitor::close(RunStatus status) {
   {
     const std::lock_guard lock(mutex_);
-    queue_.push_back({.other = [status](MlflowClient& client) { client.end_run(status); }});
+    Work end{.metrics = {}, .other = [status](MlflowClient& client) { client.end_run(status); }, .may_be_lost = false};
+    // A launcher whose ranks fail gives the others two seconds. So how a failed run ended goes first; the server takes the rest of its
+    // numbers afterwards too.
+    const bool has_failed = status == RunStatus::kFailed;
+    has_failed ? queue_.push_front(std::move(end)) : queue_.push_back(std::move(end));
     is_closing_ = true;
-    // A launcher whose ranks fail gives the others two seconds.
-    const auto limit = status == RunStatus::kFinished ? std::chrono::milliseconds::max() : options_.close_timeout_failed;
+    const auto limit = has_failed ? options_.close_timeout_failed : std::chrono::milliseconds::max();
     deadline_ = (Clock::now() + std::min(limit, is_failing_ ? options_.close_timeout_failing : options_.close_timeout)).time_since_epoch().count();
   }
   changed_.notify_one();

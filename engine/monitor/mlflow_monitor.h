@@ -33,7 +33,7 @@ struct MlflowOptions {
   std::chrono::milliseconds request_timeout{30'000};
   std::chrono::milliseconds first_retry{1'000}, last_retry{60'000};
   std::chrono::milliseconds close_timeout{10'000};        ///< close() takes at most about a second more
-  std::chrono::milliseconds close_timeout_failed{1'500};   ///< of a run that failed or was killed
+  std::chrono::milliseconds close_timeout_failed{1'500};   ///< of a run that failed
   std::chrono::milliseconds close_timeout_failing{5'000};  ///< of a server that has not answered yet, or not the last time
   size_t max_queued = 1'000;  ///< calls of the monitor
 };
@@ -67,6 +67,7 @@ class MlflowMonitor final : public Monitor {
   struct Work {
     std::vector<MlflowMetric> metrics = {};
     std::function<void(MlflowClient&)> other = {};
+    bool may_be_lost = true;  // where the queue is full
   };
 
   void push(Work work);

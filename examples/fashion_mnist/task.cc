@@ -77,7 +77,7 @@ std::string FashionMnist::report(const at::Tensor& total) const {
 }
 
 void register_fashion_mnist(train::Registry& registry) {
-  registry.add("fashion_mnist", "fashion_mnist_cnn", [](const config::Section& model, const config::Section& data) {
+  registry.add("fashion_mnist", "fashion_mnist_cnn", [](const config::Section& model, const config::Section& data, const std::filesystem::path&) {
     return std::make_unique<FashionMnist>(read_options(model, data));
   });
 }

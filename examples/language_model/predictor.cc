@@ -3,8 +3,13 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/str.h"
 
 namespace tessera::examples {
+
+LanguageModelPredictor::LanguageModelPredictor(const LanguageModelOptions& options) : options_(options) {
+  if (options.sample.num_bytes == 0) throw ConfigError("data.sample_bytes: found 0, so that nothing would be drawn; expected more (--set data.sample_bytes=100)");
+}
 
 Engine& LanguageModelPredictor::initialize(const EngineConfig& config, comm::CommunicatorPtr comm, const InitOptions& options) {
   Gpt model(options_.model);
@@ -14,9 +19,10 @@ Engine& LanguageModelPredictor::initialize(const EngineConfig& config, comm::Com
 }
 
 std::vector<train::Prediction> LanguageModelPredictor::predict(const std::vector<std::string>& texts) {
+  for (size_t i = 0; i < texts.size(); ++i)  // before the work begins
+    if (texts[i].empty()) throw DataError(str("text ", i + 1, " is empty; expected at least one character to go on from"));
   std::vector<train::Prediction> predictions;
   for (const std::string& text : texts) {
-    if (text.empty()) throw DataError("a text is empty; expected at least one character to go on from");
     SampleOptions sample = options_.sample;
     sample.prompt = text;
     const std::string drawn = sample_text([this](const at::Tensor& bytes) { return engine_->forward(bytes.to(engine_->device())); }, sample);

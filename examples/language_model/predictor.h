@@ -14,7 +14,8 @@ namespace tessera::examples {
 /// bytes that are no UTF-8 become U+FFFD.
 class LanguageModelPredictor final : public train::Predictor {
  public:
-  explicit LanguageModelPredictor(const LanguageModelOptions& options) : options_(options) {}
+  /// Local. Throws ConfigError where data.sample_bytes is 0.
+  explicit LanguageModelPredictor(const LanguageModelOptions& options);
 
   Engine& initialize(const EngineConfig& config, comm::CommunicatorPtr comm, const InitOptions& options) override;
   std::vector<train::Prediction> predict(const std::vector<std::string>& texts) override;

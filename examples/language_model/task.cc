@@ -96,7 +96,7 @@ std::vector<train::SampleFile> LanguageModel::write_samples(const std::filesyste
 }
 
 void register_language_model(train::Registry& registry) {
-  registry.add("text", "gpt", [](const config::Section& model, const config::Section& data) {
+  registry.add("text", "gpt", [](const config::Section& model, const config::Section& data, const std::filesystem::path&) {
     return std::make_unique<LanguageModel>(read_language_model_options(model, data));
   });
   registry.add_predictor("text", "gpt", [](const config::Section& model, const config::Section& data, const std::filesystem::path&) {

@@ -159,7 +159,7 @@ std::vector<train::SampleFile> Segmentation::write_samples(const std::filesystem
 }
 
 void register_segmentation(train::Registry& registry) {
-  registry.add("fashion_composites", "unet", [](const config::Section& model, const config::Section& data) {
+  registry.add("fashion_composites", "unet", [](const config::Section& model, const config::Section& data, const std::filesystem::path&) {
     const SegmentationOptions options = read_segmentation_options(model, data);
     const CompositesOptions composites = read_composites_options(data);
     if (options.model.num_classes > 2)
@@ -167,7 +167,7 @@ void register_segmentation(train::Registry& registry) {
                                     ", but data.type fashion_composites has background and clothing; expected 2 or 1"));
     return std::make_unique<Segmentation>(options, std::make_unique<FashionComposites>(composites));
   });
-  registry.add("image_masks", "unet", [](const config::Section& model, const config::Section& data) {
+  registry.add("image_masks", "unet", [](const config::Section& model, const config::Section& data, const std::filesystem::path&) {
     const SegmentationOptions options = read_segmentation_options(model, data);
     ImageFolderOptions folder = read_image_folder_options(data);
     folder.num_classes = std::max<int64_t>(options.model.num_classes, 2);

@@ -152,8 +152,10 @@ std::vector<std::pair<std::string, std::string>> TextClassification::files() con
 }
 
 void register_text_classification(train::Registry& registry) {
-  registry.add("labelled_text", "bert", [](const config::Section& model, const config::Section& data) {
-    return std::make_unique<TextClassification>(read_text_classification_options(model, data));
+  registry.add("labelled_text", "bert", [](const config::Section& model, const config::Section& data, const std::filesystem::path& run) {
+    TextClassificationOptions options = read_text_classification_options(model, data);
+    if (!run.empty()) options.vocab = (run / kVocabularyName).string();  // the one its model knows, whatever the data are now
+    return std::make_unique<TextClassification>(options);
   });
   registry.add_predictor("labelled_text", "bert", [](const config::Section& model, const config::Section& data, const std::filesystem::path& run) {
     return std::make_unique<TextClassificationPredictor>(read_text_classification_options(model, data), run / kVocabularyName);

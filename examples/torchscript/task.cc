@@ -169,7 +169,7 @@ train::Metrics TensorsTask::metrics(const at::Tensor& total) const {
 }
 
 void register_torchscript(train::Registry& registry) {
-  registry.add("tensors", "torchscript", [](const config::Section& model, const config::Section& data) {
+  registry.add("tensors", "torchscript", [](const config::Section& model, const config::Section& data, const std::filesystem::path&) {
     return std::make_unique<TensorsTask>(read_tensors_options(model, data));
   });
 }

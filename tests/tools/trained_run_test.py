@@ -49,6 +49,20 @@ class TrainedRunTest(ToolTest):
                 self.assertIn("\nvalidation accuracy ", outcome.out)
                 self.assertLessEqual(max(map(len, outcome.out.splitlines())), 80)
 
+    def test_eval_on_other_data_keeps_the_vocabulary(self):
+        self.train_texts()
+        self.assert_succeeded(self.run_tool("eval", "run"))
+        before = self.eval_results()
+        others = self.folder / "others"
+        others.mkdir()
+        for label in ("neg", "pos"):  # the same texts behind others, whose characters are more frequent
+            (others / f"{label}.txt").write_text("\n".join(f"{chr(0x4e00 + i)}{chr(0x4e00 + i)}{label}" for i in range(60)) + "\n" +
+                                                 (self.texts / f"{label}.txt").read_text(encoding="utf-8"), encoding="utf-8")
+        self.assert_succeeded(self.run_tool("eval", "run", "--set", f"data.path={others}", "--set", "trainer.num_workers=1"))
+        self.assertGreater(self.eval_results()["eval_samples"], before["eval_samples"])
+        self.assert_succeeded(self.run_tool("eval", "run"))
+        self.assertEqual(self.eval_results()["test_loss"], before["test_loss"])
+
     def test_predict(self):
         self.train_texts()
         self.assert_succeeded(self.run_tool("eval", "run"))

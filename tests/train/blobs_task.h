@@ -181,7 +181,7 @@ class BlobsTask final : public Task {
 };
 
 inline void register_blobs(Registry& registry) {
-  registry.add("blobs", "mlp", [](const config::Section& model, const config::Section& data) {
+  registry.add("blobs", "mlp", [](const config::Section& model, const config::Section& data, const std::filesystem::path&) {
     BlobsOptions options;
     options.hidden = model.integer("hidden", options.hidden, 1, 1024);
     options.train_size = data.integer("train_size", options.train_size, 1, 1'000'000);

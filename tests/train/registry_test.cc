@@ -19,7 +19,7 @@ using testing::Not;
 Registry registry() {
   Registry registry;
   register_blobs(registry);
-  registry.add("fashion_mnist", "fashion_mnist_cnn", [](const config::Section&, const config::Section&) { return nullptr; });
+  registry.add("fashion_mnist", "fashion_mnist_cnn", [](const config::Section&, const config::Section&, const std::filesystem::path&) { return nullptr; });
   return registry;
 }
 

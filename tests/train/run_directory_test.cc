@@ -50,11 +50,12 @@ TEST_F(RunDirectoryTest, EarlierResultsAreNotTakenForThisRuns) {
     RunDirectory earlier(root_);
     earlier.begin();
     for (int step : {1, 2, 3}) earlier.append_metrics({{"step", step}});
+    earlier.append_metrics({{"step", "three"}});  // nobody's
     earlier.write("all_results.json", "{}");
   }
   RunDirectory directory(root_);
   EXPECT_TRUE(directory.has_results()) << "opening it changes nothing yet";
-  EXPECT_EQ(content(root_ / "metrics.jsonl"), "{\"step\":1}\n{\"step\":2}\n{\"step\":3}\n");
+  EXPECT_EQ(content(root_ / "metrics.jsonl"), "{\"step\":1}\n{\"step\":2}\n{\"step\":3}\n{\"step\":\"three\"}\n");
   directory.go_on(2);
   EXPECT_FALSE(directory.has_results());
   EXPECT_EQ(content(root_ / "metrics.jsonl"), "{\"step\":1}\n{\"step\":2}\n");

@@ -135,6 +135,22 @@ TEST(TrainSampler, TheRestOfAnEpochIsAStepOfItsOwn) {
   EXPECT_THROW(TrainSampler(0, {3, 2, 2, 0}, 7, false), ConfigError);
 }
 
+// Rank 0's buffers are everybody's: its batch norm must not see a sample that does not count, as long as there are some.
+TEST(TrainSampler, WithoutEnoughSamplesTheLastSlicesAreEmpty) {
+  for (const int64_t rest : {1, 2, 3, 5}) {
+    std::vector<int64_t> counts;
+    for (const int64_t micro_step : {0, 1})
+      for (const int rank : {0, 1, 2}) {
+        TrainSampler sampler(12 + rest, {.micro_batch = 2, .accumulation_steps = 2, .world_size = 3, .rank = rank}, 1, /*drop_last=*/false);
+        sampler.set_epoch(0);
+        counts.push_back(sampler.slice(12, micro_step).num_samples);
+      }
+    EXPECT_EQ(counts.front(), 1);
+    EXPECT_EQ(std::accumulate(counts.begin(), counts.end(), int64_t{0}), rest);
+    EXPECT_EQ(counts.back(), 0) << rest << " samples in 6 slices";
+  }
+}
+
 TEST(AugmentationSeed, IsAnotherForEveryMicroStepOfEveryRank) {
   std::set<uint64_t> seeds;
   for (uint64_t seed : {0, 1, 42})

@@ -86,6 +86,13 @@ TEST_F(TrainedRunTest, AnotherNumberOfRanksKeepsTheMicroBatch) {
   EXPECT_EQ(run.config.engine.train_batch_size, 5 * 24);
   EXPECT_EQ(run.config.engine.optimizer.type, "SGD") << "without moments, which nobody needs";
   EXPECT_TRUE(run.config.engine.optimizer.param_groups.empty());
+  EXPECT_FALSE(run.config.engine.checkpoint.async);
+}
+
+// config.json has every key under its own name.
+TEST_F(TrainedRunTest, OverridesMayUseOtherNames) {
+  train();
+  EXPECT_EQ(open_run(folder_, 1, {"trainer.num_workers=2"}).config.trainer.dataloader_num_workers, 2);
 }
 
 TEST_F(TrainedRunTest, ANewRunTakesTheOldResultsAway) {
@@ -93,6 +100,10 @@ TEST_F(TrainedRunTest, ANewRunTakesTheOldResultsAway) {
   evaluate(open_run(folder_, 1));
   train();
   EXPECT_FALSE(fs::exists(folder_ / "eval_results.json"));
+  train(/*export_model=*/false);
+  const TrainedRun run = open_run(folder_, 1);
+  EXPECT_TRUE(run.weights.empty()) << "not the model of the run before";
+  EXPECT_EQ(run.tag, "global_step30");
 }
 
 TEST_F(TrainedRunTest, Mistakes) {

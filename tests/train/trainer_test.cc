@@ -265,6 +265,32 @@ TEST_F(TrainerTest, StopsEarlyAndGoesOnWithMorePatience) {
   }
 }
 
+TEST_F(TrainerTest, TheBestOfAnotherMetricIsForgotten) {
+  json config = base_config();
+  config["trainer"]["metric_for_best"] = "loss";
+  config["trainer"]["best_is"] = "greatest";  // no accuracy is above it
+  config["trainer"]["early_stopping_patience"] = 9;
+  config["checkpoint"]["fsync"] = false;
+  train(config, 1);
+  EXPECT_EQ(json::parse(content(folder_ / "trainer_state.json")).at("best_global_step"), 10);
+  config["trainer"]["metric_for_best"] = "accuracy";
+  config["trainer"]["epochs"] = 4;
+  train(config, 1, {}, false, {.resume = true, .init = {}, .stop = {}});
+  const json state = json::parse(content(folder_ / "trainer_state.json"));
+  EXPECT_EQ(state.at("best_global_step"), 40);
+  EXPECT_LE(state.at("best_metric"), 1);
+}
+
+TEST_F(TrainerTest, AStateThatCannotBeWrittenIsAWarning) {
+  const fs::path state = folder_ / "trainer_state.json";
+  TrainerStart start;
+  start.stop = [&] { return fs::create_directories(state / "in the way"), false; };
+  const Result result = train(base_config(), 2, {}, false, start);
+  EXPECT_THAT(result.log, HasSubstr(state.string()));
+  EXPECT_EQ(result.summary.num_steps, 30);
+  EXPECT_TRUE(fs::exists(folder_ / "all_results.json"));
+}
+
 TEST_F(TrainerTest, EarlyStoppingNeedsItsMetric) {
   json config = base_config();
   config["trainer"]["early_stopping_patience"] = 2;

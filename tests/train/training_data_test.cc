@@ -210,6 +210,23 @@ TEST_F(TrainingData, AnotherBatchSizeOnResumingCountsEpochsOfData) {
   }
 }
 
+TEST_F(TrainingData, AnotherBatchSizeOnResumingEvaluatesAtTheEndsOfEpochs) {
+  TrainerStart start;
+  int64_t num_asked = 0;
+  start.stop = [&] { return ++num_asked == 5; };
+  json run = config(12, 1, {{"epochs", 3}});  // 4 steps an epoch
+  const BlobsOptions options{.train_size = 50, .norm = false};
+  train(run, 1, options, start);
+  run["train_batch_size"] = 6;  // 38 samples left: 6 steps, then 8 an epoch
+  const Outcome rest = train(run, 1, options, {.resume = true, .init = {}, .stop = {}});
+  EXPECT_EQ(rest.summary.num_steps, 5 + 6 + 8);
+  std::vector<int64_t> evaluations;
+  std::ifstream file(folder_ / "metrics.jsonl");
+  for (std::string line; std::getline(file, line);)
+    if (const json record = json::parse(line); record.contains("eval_loss")) evaluations.push_back(record.at("step"));
+  EXPECT_EQ(evaluations, (std::vector<int64_t>{4, 11, 19}));
+}
+
 TEST_F(TrainingData, ARecordThatCannotBeReadEndsTheRunWhereItIsNeeded) {
   const std::vector<int64_t> order = shuffled_indices(60, 42, 0);
   for (const int64_t num_workers : {0, 2}) {

@@ -13,7 +13,7 @@ namespace tessera::kernels {
 void parallel_chunks(int64_t num_chunks, c10::function_ref<void(int64_t first, int64_t last)> visit);
 
 /// Local. What the calling thread asks of torch runs on it alone from here on. Other threads keep their number, which
-/// at::set_num_threads would change for all that begin later.
+/// at::set_num_threads would change for all that begin later. (OpenMP's threads; MKL may keep a number of its own for matrix products.)
 void use_one_thread();
 
 }  // namespace tessera::kernels

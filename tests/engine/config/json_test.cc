@@ -5,6 +5,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "engine/config/check.h"
 #include "engine/config/document.h"
 #include "engine/config/json.h"
 #include "tests/engine/config/errors.h"
@@ -115,6 +116,15 @@ TEST(ConfigJson, OverridesSetValuesAndCreateSections) {
   EXPECT_EQ(document.origins.where("a.b"), "--set");
   EXPECT_EQ(document.origins.where("a.c"), "--set") << "a section that only the command line has";
   EXPECT_EQ(document.origins.where("a"), "c.json:1");
+}
+
+TEST(ConfigJson, OverridesUnderOtherNamesOfAKey) {
+  KeyTable table;
+  table.add(section("a"));
+  table.add(integer("a.b").also("a.bee").also("old_b"));
+  table.add(section("c").also("sea"));
+  EXPECT_EQ(under_own_names({"a.bee=1", "old_b=a.bee", "sea.x=2", "seaside=3", "a.b=4", "none"}, table),
+            (std::vector<std::string>{"a.b=1", "a.b=a.bee", "c.x=2", "seaside=3", "a.b=4", "none"}));
 }
 
 TEST(ConfigJson, OverridesThatCannotBe) {

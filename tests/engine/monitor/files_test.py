@@ -46,8 +46,10 @@ class CsvTest(MonitorTest):
         folder = self.folder / "csv" / "job"
         folder.mkdir(parents=True)
         (folder / "mine.csv").write_text("name,value\n9,9\n")
+        (folder / "notes.csv").write_text("step,note\n9,x\n")
         self.monitor(self.config, ["scalars", 3, {"loss": 7}], resumed_after=2)
         self.assertEqual(self.content("mine.csv"), "name,value\n9,9\n")
+        self.assertEqual(self.content("notes.csv"), "step,note\n9,x\n")
 
     def test_a_new_run_starts_anew(self):
         for value in (1, 2):

@@ -1,0 +1,47 @@
+#include "train/run_length.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "core/error.h"
+#include "tests/support/errors.h"
+
+namespace tessera::train {
+namespace {
+
+using ::testing::HasSubstr;
+using tessera::testing::error_of;
+
+TrainerConfig epochs(int64_t count) {
+  TrainerConfig trainer;
+  trainer.epochs = count;
+  return trainer;
+}
+
+// 50 samples in batches of 12: 4 steps an epoch, or 5 with the rest.
+TrainSampler sampler(bool drop_last, int64_t batch = 12) { return TrainSampler(50, {.micro_batch = batch}, 1, drop_last); }
+
+TEST(RunLength, OfEpochsOrOfSteps) {
+  EXPECT_EQ(total_steps(epochs(3), sampler(true)), 12);
+  EXPECT_EQ(total_steps(epochs(3), sampler(false)), 15);
+  TrainerConfig steps = epochs(0);
+  steps.max_steps = 7;
+  EXPECT_EQ(total_steps(steps, sampler(true)), 7);
+  EXPECT_EQ(total_steps(steps, sampler(true), Position{.steps_done = 9, .epoch = 1, .samples_into_epoch = 0, .early_stopping = {}}), 7);
+}
+
+TEST(RunLength, AnotherBatchSizeLeavesOtherSteps) {
+  const Position begun{.steps_done = 6, .epoch = 1, .samples_into_epoch = 24, .early_stopping = {}};  // at 12 samples a step
+  EXPECT_EQ(total_steps(epochs(3), sampler(true), begun), 6 + 2 + 4) << "as it would have been";
+  EXPECT_EQ(total_steps(epochs(3), sampler(true, 5), begun), 6 + 5 + 10);
+  EXPECT_EQ(total_steps(epochs(3), sampler(false, 20), begun), 6 + 2 + 3);
+  EXPECT_EQ(total_steps(epochs(2), sampler(true, 5), begun), 6 + 5);
+  EXPECT_EQ(total_steps(epochs(1), sampler(true, 5), begun), 6) << "of fewer epochs there is nothing left";
+}
+
+TEST(RunLength, MoreThanCanBeCounted) {
+  EXPECT_THAT(error_of<ConfigError>([] { total_steps(epochs(9'000'000'000'000'000'000), sampler(true)); }), HasSubstr("trainer.epochs: found 9000000000000000000"));
+}
+
+}  // namespace
+}  // namespace tessera::train
