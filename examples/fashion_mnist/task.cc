@@ -35,7 +35,6 @@ FashionMnist::FashionMnist(const FashionMnistOptions& options)
 
 Engine& FashionMnist::initialize(const EngineConfig& config, comm::CommunicatorPtr comm, const InitOptions& options) {
   FashionCnn model(options_.model);
-  model->to(options.device);
   engine_ = tessera::initialize(model, config, std::move(comm), options);
   return *engine_;
 }

@@ -13,7 +13,6 @@ LanguageModelPredictor::LanguageModelPredictor(const LanguageModelOptions& optio
 
 Engine& LanguageModelPredictor::initialize(const EngineConfig& config, comm::CommunicatorPtr comm, const InitOptions& options) {
   Gpt model(options_.model);
-  model->to(options.device);
   engine_ = tessera::initialize(model, config, std::move(comm), options);
   return *engine_;
 }
@@ -25,7 +24,7 @@ std::vector<train::Prediction> LanguageModelPredictor::predict(const std::vector
   for (const std::string& text : texts) {
     SampleOptions sample = options_.sample;
     sample.prompt = text;
-    const std::string drawn = sample_text([this](const at::Tensor& bytes) { return engine_->forward(bytes.to(engine_->device())); }, sample);
+    const std::string drawn = sample_text([this](const at::Tensor& bytes) { return engine_->forward(bytes); }, sample);
     predictions.push_back({text + drawn, {{"generated_text", text + drawn}}});
   }
   return predictions;

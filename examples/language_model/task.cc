@@ -3,9 +3,9 @@
 #include <ATen/ATen.h>
 
 #include <cmath>
-#include <fstream>
 #include <utility>
 
+#include "core/disk.h"
 #include "core/error.h"
 #include "core/str.h"
 #include "examples/language_model/predictor.h"
@@ -44,7 +44,6 @@ LanguageModel::LanguageModel(const LanguageModelOptions& options)
 
 Engine& LanguageModel::initialize(const EngineConfig& config, comm::CommunicatorPtr comm, const InitOptions& options) {
   Gpt model(options_.model);
-  model->to(options.device);
   engine_ = tessera::initialize(model, config, std::move(comm), options);
   return *engine_;
 }
@@ -83,15 +82,15 @@ train::Metrics LanguageModel::metrics(const at::Tensor& total) const {
 std::vector<train::SampleFile> LanguageModel::write_samples(const std::filesystem::path& folder, int64_t step) {
   if (options_.sample.num_bytes == 0) return {};
   engine_->eval();
-  const std::string drawn =
-      sample_text([this](const at::Tensor& bytes) { return engine_->forward(bytes.to(engine_->device())); }, options_.sample);
+  const std::string drawn = sample_text([this](const at::Tensor& bytes) { return engine_->forward(bytes); }, options_.sample);
   engine_->train();
   if (engine_->rank() != 0) return {};
   const std::filesystem::path path = train::sample_path(folder, step, ".txt");
-  std::ofstream file(path, std::ios::binary);
-  file << options_.sample.prompt << drawn;
-  file.close();
-  if (!file) throw DataError(str(path.string(), ": cannot be written"));
+  try {
+    Disk({.sync = false, .probe = {}}).replace_file(path, options_.sample.prompt + drawn);  // whole or absent, whenever the run is killed
+  } catch (const DiskError& error) {
+    throw DataError(error.what());
+  }
   return {{"text", path}};
 }
 

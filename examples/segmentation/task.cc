@@ -84,7 +84,6 @@ Segmentation::Segmentation(const SegmentationOptions& options, std::unique_ptr<S
 
 Engine& Segmentation::initialize(const EngineConfig& config, comm::CommunicatorPtr comm, const InitOptions& options) {
   UNet model(options_.model);
-  model->to(options.device);
   engine_ = tessera::initialize(model, config, std::move(comm), options);
   return *engine_;
 }

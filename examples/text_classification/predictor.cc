@@ -19,7 +19,6 @@ TextClassificationPredictor::TextClassificationPredictor(const TextClassificatio
 
 Engine& TextClassificationPredictor::initialize(const EngineConfig& config, comm::CommunicatorPtr comm, const InitOptions& options) {
   BertForSequenceClassification model(options_.model);
-  model->to(options.device);
   engine_ = tessera::initialize(model, config, std::move(comm), options);
   return *engine_;
 }

@@ -110,7 +110,6 @@ void fit_to_vocabulary(BertOptions& bert, const Vocabulary& vocabulary) {
 
 Engine& TextClassification::initialize(const EngineConfig& config, comm::CommunicatorPtr comm, const InitOptions& options) {
   BertForSequenceClassification model(options_.model);
-  model->to(options.device);
   engine_ = tessera::initialize(model, config, std::move(comm), options);
   return *engine_;
 }

@@ -84,7 +84,7 @@ at::Tensor tensor_of(const c10::IValue& value, const std::string& key, const std
   throw DataError(str(path, ": forward gives a ", value.tagKind(), "; expected a tensor, or a tuple or dictionary of them"));
 }
 
-void rethrow_of_model(const std::string& path) {
+void rethrow_of_model(const std::string& path, const std::string& origin) {
   try {
     throw;
   } catch (const Error&) {
@@ -93,7 +93,7 @@ void rethrow_of_model(const std::string& path) {
     throw;
   } catch (const std::exception& error) {
     if (is_out_of_memory(error)) throw c10::OutOfMemoryError({__func__, __FILE__, __LINE__}, reason_of(error));
-    throw DataError(str(path, ": forward failed: ", reason_of(error)));
+    throw DataError(str(origin, ": ", path, ": forward failed: ", reason_of(error)));
   }
 }
 

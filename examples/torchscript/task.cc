@@ -28,6 +28,17 @@ void check_target_type(const TensorSet& set, Loss loss) {
                       "; expected class numbers, of an integer type, for model.loss ", name_of(loss)));
 }
 
+/// Where a batch comes from, for messages. A device that has failed does not tell its records any more.
+std::string origin_of(const train::Batch& batch, const TensorSet& set) {
+  std::vector<int64_t> records;
+  try {
+    const at::Tensor numbers = batch.inputs.back().cpu();
+    records.assign(numbers.const_data_ptr<int64_t>(), numbers.const_data_ptr<int64_t>() + numbers.numel());
+  } catch (const c10::Error&) {
+  }
+  return set.describe_records(records);
+}
+
 /// In the type layers expect: floating ones in fp32 (the engine makes them bf16 or fp16 where it computes in that).
 at::Tensor for_layers(const at::Tensor& tensor) { return tensor.is_floating_point() ? tensor.to(at::kFloat) : tensor; }
 
@@ -66,11 +77,12 @@ TensorsTask::TensorsTask(const TensorsOptions& options)
       num_train_(train_.size() - static_cast<int64_t>(options.eval_fraction * static_cast<double>(train_.size()))),
       model_(load_script_model(options.model_path)) {
   check_target_type(train_, options_.loss);
-  if (test_) check_target_type(*test_, options_.loss);
+  if (!test_) return;
+  check_target_type(*test_, options_.loss);
+  test_->check_like(train_);
 }
 
 Engine& TensorsTask::initialize(const EngineConfig& config, comm::CommunicatorPtr comm, const InitOptions& options) {
-  model_->to(options.device);
   engine_ = tessera::initialize(model_, config, std::move(comm), options);
   try_out(std::min(config.train_micro_batch_size_per_gpu, train_size()));
   return *engine_;
@@ -85,14 +97,7 @@ void TensorsTask::try_out(int64_t batch_size) {
   std::iota(rows.begin(), rows.end(), 0);
   engine_->eval();
   const train::Batch batch = train::to_device(make_batch(train_, rows), engine_->device());
-  const at::Tensor output = forward(batch);
-  if (options_.loss != Loss::kModel) {
-    if (const std::string wrong = mismatch(options_.loss, output, batch.target); !wrong.empty())
-      throw DataError(str(options_.model_path, ": ", wrong, " (", train_.target_name(), ")"));
-  } else if (output.numel() != 1) {
-    throw DataError(str(options_.model_path, ": forward gives a loss of shape ", describe_shape(output.sizes()),
-                        "; expected one number, or a model.loss to be computed of it"));
-  }
+  const at::Tensor output = forward(batch, train_);
   if (counts_classes(options_.loss)) {
     train_.check_labels(output.size(1), kIgnoredLabel);
     if (test_) test_->check_labels(output.size(1), kIgnoredLabel);
@@ -101,9 +106,11 @@ void TensorsTask::try_out(int64_t batch_size) {
   for (const auto& [buffer, before] : buffers) buffer.copy_(before);
 }
 
+/// What forward takes, and behind it the records' numbers, (B) int64, for messages.
 train::Batch TensorsTask::make_batch(const TensorSet& set, const std::vector<int64_t>& rows) const {
   train::Batch batch;
   for (const at::Tensor& input : set.inputs(rows)) batch.inputs.push_back(for_layers(input));
+  batch.inputs.push_back(at::tensor(rows, at::kLong));
   if (const at::Tensor target = set.target(rows); target.defined()) batch.target = for_losses(target);
   return batch;
 }
@@ -111,26 +118,40 @@ train::Batch TensorsTask::make_batch(const TensorSet& set, const std::vector<int
 train::Batch TensorsTask::train_batch(const std::vector<int64_t>& indices, at::Generator) const { return make_batch(train_, indices); }
 
 train::Batch TensorsTask::eval_batch(const std::vector<int64_t>& indices) const {
-  if (test_) return make_batch(*test_, indices);
   std::vector<int64_t> rows = indices;
-  for (int64_t& row : rows) row += num_train_;
-  return make_batch(train_, rows);
+  if (!test_)
+    for (int64_t& row : rows) row += num_train_;
+  return make_batch(eval_set(), rows);
 }
 
 /// What the model gives: its loss, or what a loss is computed of.
-at::Tensor TensorsTask::forward(const train::Batch& batch) {
+at::Tensor TensorsTask::forward(const train::Batch& batch, const TensorSet& set) {
   const bool own_loss = options_.loss == Loss::kModel;
-  std::vector<c10::IValue> arguments(batch.inputs.begin(), batch.inputs.end());
+  std::vector<c10::IValue> arguments(batch.inputs.begin(), batch.inputs.end() - 1);
   if (own_loss && batch.target.defined()) arguments.emplace_back(batch.target);
+  at::Tensor output;
   try {
-    return tensor_of(engine_->forward(arguments), own_loss ? "loss" : "logits", options_.model_path);
+    output = tensor_of(engine_->forward(arguments), own_loss ? "loss" : "logits", options_.model_path);
   } catch (...) {
-    rethrow_of_model(options_.model_path);
+    rethrow_of_model(options_.model_path, origin_of(batch, set));
   }
+  check_output(output, batch, set);
+  return output;
+}
+
+/// Looks at shapes alone, and so waits for no device. A loss function would broadcast (B, 1) and (B) to (B, B), and nobody would know.
+void TensorsTask::check_output(const at::Tensor& output, const train::Batch& batch, const TensorSet& set) const {
+  if (options_.loss == Loss::kModel) {
+    if (output.numel() == 1) return;
+    throw DataError(str(options_.model_path, ": forward gives a loss of shape ", describe_shape(output.sizes()),
+                        "; expected one number, or a model.loss to be computed of it"));
+  }
+  if (const std::string wrong = mismatch(options_.loss, output, batch.target); !wrong.empty())
+    throw DataError(str(options_.model_path, ": ", wrong, " (", set.target_name(), ")"));
 }
 
 at::Tensor TensorsTask::loss(const train::Batch& batch) {
-  const at::Tensor output = forward(batch);
+  const at::Tensor output = forward(batch, train_);
   if (options_.loss == Loss::kModel) return output;
   return compute_loss(options_.loss, output, batch.target, at::Reduction::Mean);
 }
@@ -144,10 +165,10 @@ at::Tensor TensorsTask::statistics(const train::Batch& batch) {
     train::Batch counted = batch;
     for (at::Tensor& input : counted.inputs) input = input.narrow(0, 0, std::max<int64_t>(num_valid, 1));
     if (counted.target.defined()) counted.target = counted.target.narrow(0, 0, std::max<int64_t>(num_valid, 1));
-    const at::Tensor loss = forward(counted).to(at::kDouble).reshape({});
+    const at::Tensor loss = forward(counted, eval_set()).to(at::kDouble).reshape({});
     return at::stack({valid, num_valid > 0 ? loss * valid : at::zeros_like(loss), valid, at::zeros_like(loss)});
   }
-  const at::Tensor output = forward(batch);
+  const at::Tensor output = forward(batch, eval_set());
   const at::Tensor losses = compute_loss(options_.loss, output, batch.target, at::Reduction::None);
   std::vector<int64_t> row(static_cast<size_t>(losses.dim()), 1);
   row[0] = losses.size(0);

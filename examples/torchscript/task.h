@@ -30,7 +30,7 @@ TensorsOptions read_tensors_options(const config::Section& model, const config::
 /// numbers, the accuracy. With the model's own loss, each batch of an evaluation counts with its number of samples.
 class TensorsTask final : public train::Task {
  public:
-  /// Local. Opens model and data. Throws DataError, ConfigError.
+  /// Local. Opens model and data, whose test set must have samples like those of training. Throws DataError, ConfigError.
   explicit TensorsTask(const TensorsOptions& options);
 
   std::string_view name() const override { return "torchscript"; }
@@ -46,7 +46,9 @@ class TensorsTask final : public train::Task {
 
  private:
   train::Batch make_batch(const TensorSet& set, const std::vector<int64_t>& rows) const;
-  at::Tensor forward(const train::Batch& batch);
+  const TensorSet& eval_set() const { return test_ ? *test_ : train_; }
+  at::Tensor forward(const train::Batch& batch, const TensorSet& set);
+  void check_output(const at::Tensor& output, const train::Batch& batch, const TensorSet& set) const;
   void try_out(int64_t batch_size);
 
   TensorsOptions options_;

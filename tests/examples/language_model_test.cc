@@ -102,6 +102,27 @@ TEST_F(LanguageModelTest, LearnsATextAtEveryStage) {
   }
 }
 
+TEST_F(LanguageModelTest, SamplesAreWholeOrAbsent) {
+  write(std::string(100, 'a'));
+  comm::run_threads(1, {}, [&](comm::CommunicatorPtr comm) {
+    LanguageModel task(small(path_.string()));
+    EngineConfig config;
+    config.train_micro_batch_size_per_gpu = 1;
+    task.initialize(config, comm, {});
+    const std::filesystem::path samples = folder_.path() / "samples", file = samples / "step_00000001.txt";
+    std::filesystem::create_directory(samples);
+    std::ofstream(file) << "before";
+    std::filesystem::create_hard_link(file, folder_.path() / "kept");
+    ASSERT_EQ(task.write_samples(samples, 1).size(), 1u);
+    EXPECT_EQ(std::filesystem::file_size(file), 8u);
+    EXPECT_EQ(std::filesystem::file_size(folder_.path() / "kept"), 6u) << "written in place, where a kill leaves half of it";
+    EXPECT_EQ(std::distance(std::filesystem::directory_iterator(samples), {}), 1);
+    std::filesystem::create_directory(samples / "step_00000002.txt");
+    EXPECT_THAT(error_of<DataError>([&] { task.write_samples(samples, 2); }), HasSubstr("step_00000002.txt"));
+    EXPECT_EQ(std::distance(std::filesystem::directory_iterator(samples), {}), 2);
+  });
+}
+
 /// After a byte comes the next one, surely, or one of two with the odds given; bytes up to 255 of a vocabulary of 300.
 at::Tensor logits_of_next(const at::Tensor& bytes, double odds) {
   at::Tensor logits = at::full({1, bytes.size(1), 300}, -100.0);

@@ -1,0 +1,166 @@
+"""Models and data from Python that do not fit, or break off: one line each that says what, where and what was expected."""
+import shutil
+import unittest
+
+import h5py
+import torch
+from safetensors.torch import save_file
+
+import python_models as models
+from torchscript_test import TorchScriptTest
+
+
+class Moody(torch.nn.Module):
+    """Its output has another shape in training than in evaluation."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(6, 1)
+
+    def forward(self, x):
+        scores = self.linear(x)
+        return scores if self.training else scores.squeeze(1)
+
+
+class MistakesTest(TorchScriptTest):
+    def setUp(self):
+        super().setUp()
+        self.model, self.data = self.export(models.classification())
+
+    def expect(self, *parts, ranks=1, engine_made=False, **changes):
+        """`engine_made`: found with the engine there, before the first step; the run's folder has been made, and nothing written."""
+        name = self.write("config.json", self.run_config(**changes))
+        with self.subTest(parts=parts, ranks=ranks):
+            outcome = self.run_tool("train", name, "--nproc", ranks)
+            if engine_made:
+                self.assertEqual([(path.name, path.stat().st_size) for path in (self.folder / "run").iterdir()], [("metrics.jsonl", 0)])
+                shutil.rmtree(self.folder / "run")
+            self.assert_one_error(outcome, *parts, ranks_started=ranks > 1)
+
+    def save(self, name, **changes):
+        save_file({key: value.contiguous() for key, value in {**self.data, **changes}.items() if value is not None}, self.folder / name)
+        return {"path": name}
+
+    def test_keys(self):
+        self.expect('model.loss: found "entropy"', 'did you mean "cross_entropy"?', loss="entropy")
+        self.expect("data.inputs: is missing", data={"inputs": None})
+        self.expect("data.target: is missing", "cross_entropy", data={"target": None})
+        self.expect("data.eval_fraction", "one of the two", data={"eval_fraction": 0.5, "eval_path": "train.safetensors"})
+        self.expect("data.pth", 'did you mean "path"?', data={"pth": "a"})
+
+    def test_model_files(self):
+        self.expect("no.pt: cannot be opened: No such file", model="no.pt")
+        self.expect(f"{self.folder}: is a folder", model=str(self.folder), ranks=2)
+        self.write("text.pt", "text")
+        self.expect("text.pt: no TorchScript module", "torch.jit.save", model="text.pt")
+        torch.save(self.model.state_dict(), self.folder / "state.pt")
+        self.expect("state.pt: no TorchScript module", "torch.jit.save", model="state.pt")
+        content = (self.folder / "m.pt").read_bytes()
+        (self.folder / "cut.pt").write_bytes(content[:len(content) // 2])
+        self.expect("cut.pt: no TorchScript module", model="cut.pt")
+        torch.jit.freeze(torch.jit.script(self.model.eval())).save(str(self.folder / "frozen.pt"))
+        self.expect("frozen.pt: the module has no parameters", "freeze", model="frozen.pt")
+        torch.jit.script(self.model.requires_grad_(False)).save(str(self.folder / "still.pt"))
+        self.expect("still.pt: none of the module's 8 parameters requires a gradient", model="still.pt")
+
+    def test_data_files(self):
+        self.expect("no.safetensors: No such file", data={"path": "no.safetensors"}, ranks=2)
+        self.expect("cannot open no.h5: No such file", data={"path": "no.h5"})
+        self.expect("m.pt: its name ends in '.pt'", ".safetensors, .h5", data={"path": "m.pt"})
+        self.expect("train.safetensors: has no tensor 'z'; it holds 'x', 'y'", inputs=["z"])
+        content = (self.folder / "train.safetensors").read_bytes()
+        (self.folder / "cut.safetensors").write_bytes(content[:-8])
+        self.expect("cut.safetensors", "truncated", data={"path": "cut.safetensors"})
+        self.write("text.h5", "text")
+        self.expect("cannot open text.h5: no HDF5 file", data={"path": "text.h5"})
+        with h5py.File(self.folder / "some.h5", "w") as file:
+            file["x"], file["y"], file["t"] = self.data["x"].numpy(), self.data["y"].numpy(), ["a", "b"]
+            file["u"] = self.data["y"].numpy().astype("u4")
+        self.expect("some.h5: has no tensor 'z'; it holds 't', 'u', 'x', 'y'", data={"path": "some.h5", "target": "z"})
+        self.expect("some.h5: 't' holds text", data={"path": "some.h5", "target": "t"})
+        self.expect("some.h5: 'u' holds an unsigned integer of 4 bytes", data={"path": "some.h5", "target": "u"})
+        cut = (self.folder / "some.h5").read_bytes()[:6000]
+        (self.folder / "cut.h5").write_bytes(cut)
+        self.expect("cut.h5", data={"path": "cut.h5"})
+
+    def test_samples(self):
+        self.expect("few.safetensors: 'y' has 39 samples, but 'x' has 40", data=self.save("few.safetensors", y=self.data["y"][:39]))
+        self.expect("none.safetensors: 'x' has no samples", data=self.save("none.safetensors", x=self.data["x"][:0]))
+        self.expect("one.safetensors: 'y' is a single number", data=self.save("one.safetensors", y=torch.tensor(3)))
+        self.expect("float.safetensors: 'y' is of type fp32; expected class numbers",
+                    data=self.save("float.safetensors", y=self.data["y"].float()))
+
+    def test_test_set_unlike_the_training_set(self):
+        def check(*parts, loss="cross_entropy", **changes):
+            self.save("test.safetensors", **changes)
+            self.expect(*parts, loss=loss, data={"eval_path": "test.safetensors"})
+        x, y = self.data["x"], self.data["y"]
+        check("test.safetensors: 'x' has samples of shape [3, 6, 5]; expected [3, 6, 6], as in train.safetensors", x=x[..., :5])
+        check("test.safetensors: 'x' is of type int64; expected fp32, as in train.safetensors", x=x.long())
+        check("test.safetensors: 'y' has samples of shape [1]; expected [], as in train.safetensors", y=y.unsqueeze(1))
+        check("test.safetensors: has no tensor 'y'; it holds 'x'", y=None)
+
+    def expect_of_model(self, *parts, **changes):
+        self.expect(*parts, engine_made=True, **changes)
+
+    def test_what_does_not_fit_the_model(self):
+        wrong = self.data["y"].clone()
+        wrong[31] = 5
+        self.expect_of_model("label.safetensors: 'y': record 31 holds 5; expected 0 to 4, as the model gives 5 classes",
+                             data=self.save("label.safetensors", y=wrong), ranks=2)
+        wrong[31] = -1
+        self.save("test.safetensors", y=wrong)
+        self.expect_of_model("test.safetensors: 'y': record 31 holds -1; expected 0 to 4", data={"eval_path": "test.safetensors"})
+        self.expect_of_model("wide.safetensors: records 0 to 5: m.pt: forward failed: ", "channels", ranks=2,
+                             data=self.save("wide.safetensors", x=self.data["x"].repeat(1, 2, 1, 1)))
+        self.expect_of_model("m.pt: the model gives [12, 5], the target is [12, 2]; expected a target of [12]",
+                             data=self.save("two.safetensors", y=self.data["y"].unsqueeze(1).repeat(1, 2)))
+        self.expect_of_model("m.pt: the model gives [12, 5], the target is [12]; expected a target of [12, 5]", loss="mse")
+        self.expect_of_model("m.pt: forward failed: ", "Expected at most 2 argument(s) for operator 'forward', but received 3",
+                             inputs=["x", "x"])
+        self.expect_of_model("m.pt: forward gives a loss of shape [12, 5]; expected one number", loss="model", data={"target": None})
+        torch.jit.script(models.OwnLoss()).save(str(self.folder / "own.pt"))
+        tokens = models.numbers(17, models.NUM_SAMPLES, 7, seed=2)
+        self.save("tokens.safetensors", x=tokens, y=tokens.clone())
+        self.expect_of_model("own.pt: forward failed: ", "missing value for argument 'labels'",
+                             model="own.pt", loss="cross_entropy", data={"path": "tokens.safetensors"})
+
+
+class RunsThatBreakOffTest(TorchScriptTest):
+    """What no look at the files and the first samples can find."""
+
+    def error(self, **changes):
+        outcome = self.run_tool("train", self.write("config.json", self.run_config(**changes)))
+        self.assertEqual(outcome.code, 1, outcome)
+        self.assertEqual(len(outcome.err.splitlines()), 1, outcome)
+        return outcome.err
+
+    def test_numbers_outside_of_an_embedding(self):
+        model, data = self.export(models.own_loss())
+        self.assertEqual(model.embed.num_embeddings, 17)
+        reason = "m.pt: forward failed: index out of range in self\n"
+        tokens = data["x"].clone()
+        tokens[31, 4] = 17
+        save_file({**data, "x": tokens}, self.folder / "bad.safetensors")
+        error = self.error(loss="model", data={"path": "bad.safetensors"})
+        self.assertRegex(error, r"^error: bad\.safetensors: records (\d+, )*31(, \d+)*: " + reason)
+        self.assertEqual(error.count(", "), models.BATCH - 1, error)
+        self.assertEqual(self.error(loss="model", data={"eval_path": "bad.safetensors"}),
+                         "error: bad.safetensors: records 30 to 32: " + reason)
+        self.assertEqual(self.error(loss="model", data={"path": "bad.safetensors", "eval_fraction": 0.2501}),
+                         "error: bad.safetensors: records 30 to 32: " + reason, "the last 10 are the test set")
+        tokens[3, 0] = -1
+        save_file({**data, "x": tokens}, self.folder / "bad.safetensors")
+        self.assertEqual(self.error(loss="model", data={"path": "bad.safetensors"}), "error: bad.safetensors: records 0 to 11: " + reason)
+
+    def test_another_shape_in_training(self):
+        """(B, 1) beside (B) would be broadcast to (B, B): a loss, but nobody's."""
+        torch.jit.script(Moody()).save(str(self.folder / "m.pt"))
+        save_file({"x": models.random(models.NUM_SAMPLES, 6, seed=2), "y": models.random(models.NUM_SAMPLES, seed=3)},
+                  self.folder / "train.safetensors")
+        self.assertEqual(self.error(loss="mse"), "error: m.pt: the model gives [12, 1], the target is [12]; expected a target of [12, 1] "
+                                                 "(train.safetensors: 'y')\n")
+
+
+if __name__ == "__main__":
+    unittest.main()
