@@ -1,6 +1,5 @@
 #include "train/progress.h"
 
-#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -21,7 +20,6 @@ namespace tessera::train {
 namespace {
 
 constexpr double kRedraw_s = 0.1;
-constexpr int kDefaultWidth = 80;
 constexpr int kNarrow = 40;  // columns with room for one bar only
 constexpr std::array<std::string_view, 8> kEighths = {"", "▏", "▎", "▍", "▌", "▋", "▊", "▉"};
 constexpr std::string_view kFullBlock = "█";
@@ -61,12 +59,6 @@ bool locale_is_utf8() {
     return locale.find("UTF-8") != locale.npos || locale.find("utf8") != locale.npos;
   }
   return false;
-}
-
-int terminal_width(int fd) {
-  winsize size{};
-  if (ioctl(fd, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) return size.ws_col;
-  return kDefaultWidth;
 }
 
 }  // namespace
