@@ -73,6 +73,10 @@ Display display_for(std::ostream& out, int fd) {
   return display;
 }
 
+void print_line(const Display& display, const std::string& line) {
+  if (display.out != nullptr) *display.out << line << '\n' << std::flush;
+}
+
 std::string format_duration(double seconds) {
   if (!std::isfinite(seconds) || seconds < 0) return "?";
   const int64_t total = static_cast<int64_t>(seconds);
@@ -169,10 +173,9 @@ void ProgressBar::hide() {
 }
 
 void ProgressBar::print(const std::string& line) {
-  if (display_.out == nullptr) return;
   hide();
   if (display_.above != nullptr) *display_.out << "\r\x1b[J";  // in place of both bars
-  *display_.out << line << '\n' << std::flush;
+  print_line(display_, line);
 }
 
 void ProgressBar::close() {
