@@ -66,7 +66,7 @@ void write_png(const std::string& path, const Image& image) {
   const ImageView view{.width = static_cast<int>(image.width), .height = static_cast<int>(image.height),
                        .channels = static_cast<int>(image.channels), .pixels = image.pixels};
   try {
-    Disk({.sync = false, .probe = {}}).replace_file(path, encode_png(view));
+    replace_file(path, encode_png(view));
   } catch (const DiskError& error) {
     throw DataError(error.what());
   } catch (const Error& error) {
