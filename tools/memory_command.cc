@@ -230,7 +230,7 @@ void add_memory_command(CLI::App& app, const std::vector<std::string>& args, int
   command->add_option("CONFIG", flags->config, "JSON file as `tessera train` takes it: trained for a few steps at each stage")
       ->type_name("")
       ->option_text(" ");
-  command->add_option("--set", flags->overrides, "Override a key (repeatable)")->type_name("KEY=VALUE")->expected(1)->take_all();
+  add_overrides(*command, flags->overrides, "Override a key (repeatable)");
   command->add_option("--stages", flags->stages, "Which stages (default: 0,1,2,3)")->type_name("LIST");
   command->add_option("--steps", flags->num_steps, "Timed training steps at each stage (default: 5)")->type_name("K")->check(CLI::Range(1, 1'000'000).description(""));
   command->add_option("--out", flags->out, "Folder for memory.json, memory.csv and the chart, memory.svg")->type_name("DIR");

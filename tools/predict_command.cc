@@ -9,6 +9,7 @@
 #include "core/log.h"
 #include "core/str.h"
 #include "core/utf8.h"
+#include "tools/command_line.h"
 #include "tools/tasks.h"
 #include "train/trained_run.h"
 
@@ -66,12 +67,11 @@ void predict(const PredictFlags& flags) {
 void add_predict_command(CLI::App& app) {
   CLI::App* command = app.add_subcommand("predict", "Ask a trained model about texts of your own");
   const auto flags = std::make_shared<PredictFlags>();
-  command->add_option("RUN", flags->folder, "Folder of a run, e.g. runs/NAME")->required()->type_name("")->option_text(" ");
   command->add_option("--text", flags->texts, "A text (repeatable)")->type_name("TEXT")->expected(1)->take_all();
   command->add_option("--file", flags->file, "A file with a text a line; - is standard input")->type_name("FILE");
   command->add_flag("--json", flags->json, "Print a JSON object a text, as transformers' pipelines answer");
-  command->add_option("--tag", flags->tag, "A checkpoint of it (default: its model.safetensors, else the latest)")->type_name("TAG");
-  command->add_option("--set", flags->overrides, "Override a key of its config.json (repeatable)")->type_name("KEY=VALUE")->expected(1)->take_all();
+  add_run(*command, flags->folder, flags->tag);
+  add_overrides(*command, flags->overrides, "Override a key of its config.json (repeatable)");
   command->footer("Texts are labelled or continued by what the run has trained:\n"
                   "docs/text_classification.md, docs/language_model.md.");
   command->callback([flags] { predict(*flags); });

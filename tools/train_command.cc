@@ -11,6 +11,7 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "launcher/environment.h"
+#include "tools/command_line.h"
 #include "tools/launch_command.h"
 #include "tools/tasks.h"
 #include "train/run.h"
@@ -77,10 +78,7 @@ void add_train_command(CLI::App& app, const std::vector<std::string>& args, int&
       ->required()
       ->type_name("")
       ->option_text(" ");
-  command->add_option("--set", flags->overrides, "Override a key, e.g. --set zero_optimization.stage=3 (repeatable)")
-      ->type_name("KEY=VALUE")
-      ->expected(1)
-      ->take_all();
+  add_overrides(*command, flags->overrides, "Override a key, e.g. --set zero_optimization.stage=3 (repeatable)");
   command->add_flag("--resume", flags->resume, "Go on from the latest checkpoint in the run's folder");
   command->add_option("--init", flags->init, "Start from the weights of a .safetensors file (or a folder of them)")->type_name("FILE");
   add_launch_flags(*command, flags->launch);
