@@ -25,7 +25,7 @@ int eval(const EvalFlags& flags, const std::vector<std::string>& args) {
   const Logger log{LogOptions{}};
   if (launcher::should_start_ranks(flags.launch.nproc)) {
     train::open_run(flags.folder, *flags.launch.nproc, flags.overrides, flags.tag);  // a mistake is one line here, not one from every rank
-    return start_ranks_of_self(flags.launch, args, log).value();
+    return run_ranks_of_self(flags.launch, args, log);
   }
   const comm::Environment environment = comm::environment();
   const train::TrainedRun run = train::open_run(flags.folder, environment.world_size, flags.overrides, flags.tag);

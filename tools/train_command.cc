@@ -58,7 +58,7 @@ int train(const TrainFlags& flags, const std::vector<std::string>& args) {
     // A mistake in the configuration is one line here, not one from every rank.
     const train::RunConfig run = train::load_run_config(flags.config, *flags.launch.nproc, flags.overrides);
     if (!flags.resume) train::check_may_start_anew(run.trainer);
-    return start_ranks_of_self(flags.launch, args, log).value();
+    return run_ranks_of_self(flags.launch, args, log);
   }
   const comm::Environment environment = comm::environment();
   train::RunConfig run = train::load_run_config(flags.config, environment.world_size, flags.overrides);
