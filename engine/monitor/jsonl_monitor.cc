@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/disk.h"
+#include "engine/monitor/file_name.h"
 #include "engine/monitor/wall_time.h"
 
 namespace tessera {

@@ -9,6 +9,7 @@
 
 #include "core/disk.h"
 #include "core/str.h"
+#include "engine/monitor/file_name.h"
 #include "engine/monitor/wall_time.h"
 
 namespace tessera {
