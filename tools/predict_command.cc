@@ -30,19 +30,24 @@ void read_lines(const std::string& name, std::vector<std::string>& texts) {
     if (!file) throw DataError(str(name, ": cannot be opened; expected a file with a text a line, or - for standard input"));
   }
   std::istream& in = name == "-" ? std::cin : file;
+  const std::string shown = name == "-" ? "standard input" : name;
+  int64_t num_lines = 0;
   for (std::string line; std::getline(in, line);) {
+    ++num_lines;
+    if (!is_utf8(line)) throw DataError(str(shown, ": line ", num_lines, " is not UTF-8; expected UTF-8"));
     if (line.ends_with('\r')) line.pop_back();
     texts.push_back(line);
   }
-  if (in.bad()) throw DataError(str(name, ": reading failed; expected a text a line"));
+  if (in.bad()) throw DataError(str(shown, ": reading failed; expected a text a line"));
+  if (num_lines == 0) throw DataError(str(shown, ": has no lines; expected a text a line"));
 }
 
 std::vector<std::string> texts_of(const PredictFlags& flags) {
   std::vector<std::string> texts = flags.texts;
+  for (size_t i = 0; i < texts.size(); ++i)
+    if (!is_utf8(texts[i])) throw DataError(str("--text ", i + 1, ": is not UTF-8; expected UTF-8"));
   if (!flags.file.empty()) read_lines(flags.file, texts);
   if (texts.empty()) throw ConfigError("nothing to predict; expected --text TEXT, or --file FILE with a text a line");
-  for (size_t i = 0; i < texts.size(); ++i)
-    if (!is_utf8(texts[i])) throw DataError(str("text ", i + 1, " is not UTF-8; expected UTF-8"));
   return texts;
 }
 
