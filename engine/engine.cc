@@ -80,7 +80,7 @@ Engine::Engine(const zero::ModelView& model, const EngineConfig& config, comm::C
     : config_(completed(config, options, comm->size())),
       comm_(std::move(comm)),
       options_(options),
-      scaler_(config_.fp16),
+      scaler_(config_),
       base_groups_(set_up_optimizer(config_.optimizer).groups),
       schedule_(config_.scheduler, rates_of(base_groups_), options.steps_per_epoch),
       parameters_(model.parameters) {

@@ -18,8 +18,9 @@ void require(bool ok, const char* key, double found, const char* expected) {
 
 }  // namespace
 
-LossScaler::LossScaler(const Fp16Config& config) : config_(config) {
-  if (!config.enabled) return;
+LossScaler::LossScaler(const EngineConfig& engine) : config_(engine.fp16) {
+  if (!engine.scales_loss()) return;
+  const Fp16Config& config = config_;
   require(std::isfinite(config.loss_scale) && config.loss_scale >= 0, "loss_scale", config.loss_scale,
           "0 (dynamic) or a positive number");
   if (config.loss_scale > 0) {

@@ -21,9 +21,9 @@ class LossScaler {
     bool operator==(const State&) const = default;
   };
 
-  /// Local. fp16 disabled: the scale is 1 for good. loss_scale > 0: that, for good. Otherwise dynamic, from
+  /// Local. Where nothing is computed in fp16 the scale is 1 for good. fp16.loss_scale > 0: that, for good. Otherwise dynamic, from
   /// 2^initial_scale_power. Throws ConfigError naming fp16.KEY for values that cannot work.
-  explicit LossScaler(const Fp16Config& config);
+  explicit LossScaler(const EngineConfig& config);
 
   double scale() const { return state_.scale; }
   bool is_dynamic() const { return dynamic_; }

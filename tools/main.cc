@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <string_view>
 
+#include "comm/c10_words.h"
 #include "core/error.h"
 #include "core/log.h"
 #include "launcher/error_file.h"
@@ -59,8 +60,10 @@ int main(int num_given, char** given) {
     return app.exit(asked);
   } catch (const CLI::ParseError& error) {
     return fail(log, tools::describe_mistake(app, error, argc, argv));
-  } catch (const std::exception& error) {
+  } catch (const Error& error) {
     return fail(log, error.what());
+  } catch (const std::exception& error) {
+    return fail(log, comm::words_of(error));  // libtorch's hold back-traces
   }
   return exit_code;
 }

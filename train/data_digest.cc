@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "checkpoint/block_hashes.h"
 #include "core/error.h"
@@ -26,7 +28,8 @@ std::string digest_of(const at::Tensor& tensor) {
              checkpoint::text_digest({static_cast<const char*>(bytes.const_data_ptr()), bytes.nbytes()}));
 }
 
-SetDigest digest_set(std::string_view name, int64_t size, const std::function<Batch(const std::vector<int64_t>&)>& make) {
+/// [name, samples, digest]
+json digest_set(std::string_view name, int64_t size, const std::function<Batch(const std::vector<int64_t>&)>& make) {
   std::string text;
   const int64_t count = std::min(size, kMaxSamples);
   for (int64_t i = 0; i < count; ++i) {
@@ -34,34 +37,28 @@ SetDigest digest_set(std::string_view name, int64_t size, const std::function<Ba
     for (const at::Tensor& input : batch.inputs) text += digest_of(input) + "\n";
     text += digest_of(batch.target) + "\n\n";
   }
-  return {std::string(name), size, checkpoint::text_digest(text)};
+  return json::array({name, size, checkpoint::text_digest(text)});
 }
 
 /// What this rank tells the others: its sets, or why it has none.
-json describe_sets(const Task& task) try {
-  json sets = json::array();
-  for (const SetDigest& set : digest_sets(task)) sets.push_back({set.name, set.size, set.digest});
-  return sets;
+json digest_sets(const Task& task) try {
+  const auto train = [&](const std::vector<int64_t>& indices) {
+    return task.train_batch(indices, at::make_generator<at::CPUGeneratorImpl>(uint64_t{0}));
+  };
+  const auto eval = [&](const std::vector<int64_t>& indices) { return task.eval_batch(indices); };
+  const auto test = [&](const std::vector<int64_t>& indices) { return task.test_batch(indices); };
+  return json::array({digest_set("training", task.train_size(), train), digest_set("evaluation", task.eval_size(), eval),
+                      digest_set("test", task.test_size(), test)});
 } catch (const Error& error) {
   return error.what();
 }
 
 }  // namespace
 
-std::vector<SetDigest> digest_sets(const Task& task) {
-  const auto train = [&](const std::vector<int64_t>& indices) {
-    return task.train_batch(indices, at::make_generator<at::CPUGeneratorImpl>(uint64_t{0}));
-  };
-  const auto eval = [&](const std::vector<int64_t>& indices) { return task.eval_batch(indices); };
-  const auto test = [&](const std::vector<int64_t>& indices) { return task.test_batch(indices); };
-  return {digest_set("training", task.train_size(), train), digest_set("evaluation", task.eval_size(), eval),
-          digest_set("test", task.test_size(), test)};
-}
-
 void check_same_data(const Task& task, comm::Communicator& comm) {
   if (comm.size() == 1) return;
   std::vector<json> ranks;
-  for (const std::string& text : comm.exchange(describe_sets(task).dump(-1, ' ', true, json::error_handler_t::replace), "data"))
+  for (const std::string& text : comm.exchange(digest_sets(task).dump(-1, ' ', true, json::error_handler_t::replace), "data"))
     ranks.push_back(json::parse(text));
   for (size_t rank = 0; rank < ranks.size(); ++rank)
     if (ranks[rank].is_string()) throw DataError(str("rank ", rank, ": ", ranks[rank].get<std::string>()));

@@ -17,14 +17,16 @@ struct EarlyStoppingState {
 class EarlyStopping {
  public:
   /// `patience`: of these evaluations, after which training ends; 0: never.
-  EarlyStopping(int64_t patience, double threshold, bool greater_is_better, EarlyStoppingState state = {})
-      : patience_(patience), threshold_(threshold), sign_(greater_is_better ? 1 : -1), state_(state) {}
+  EarlyStopping(int64_t patience, double threshold, bool greater_is_better)
+      : patience_(patience), threshold_(threshold), sign_(greater_is_better ? 1 : -1) {}
 
   bool enabled() const { return patience_ > 0; }
   /// Local. The metric's value at the next evaluation; one that is no number is not better.
   void note(double value);
   bool should_stop() const { return enabled() && state_.num_stale >= patience_; }
   const EarlyStoppingState& state() const { return state_; }
+  /// Local. Continues from a checkpoint.
+  void set_state(const EarlyStoppingState& state) { state_ = state; }
 
  private:
   int64_t patience_;

@@ -6,6 +6,7 @@
 
 #include "core/check.h"
 #include "core/str.h"
+#include "train/data_loader.h"
 #include "train/sampler.h"
 
 namespace tessera::train {
@@ -42,21 +43,19 @@ std::string Evaluation::metric_names() const {
   return join(names, ", ");
 }
 
-Evaluation evaluate(Task& task, Engine& engine, int64_t batch_size, const Display& display, EvaluationSet set,
-                    DataLoaderOptions data) {
+Evaluation evaluate(Task& task, Engine& engine, const TrainerConfig& trainer, const Display& display, EvaluationSet set) {
   const auto start = std::chrono::steady_clock::now();
   const bool is_test = set == EvaluationSet::kTest;
   const int64_t size = is_test ? task.test_size() : task.eval_size();
-  const EvalSampler sampler(size, batch_size, engine.world_size(), engine.rank());
+  const EvalSampler sampler(size, trainer.eval_batch_size, engine.world_size(), engine.rank());
   ProgressBar bar(display,
                   {.description = "evaluate",
                    .total = sampler.num_batches(),
                    .unit = "samples",
-                   .units_per_item = static_cast<double>(batch_size * engine.world_size())},
+                   .units_per_item = static_cast<double>(trainer.eval_batch_size * engine.world_size())},
                   /*keep=*/false);
 
-  data.device = engine.device();
-  DataLoader loader(data, batches(task, sampler, is_test));
+  DataLoader loader(data_loader_options(trainer, engine.device()), batches(task, sampler, is_test));
   engine.eval();
   at::Tensor total;
   int64_t num_done = 0;
@@ -74,6 +73,7 @@ Evaluation evaluate(Task& task, Engine& engine, int64_t batch_size, const Displa
   result.num_samples = total[0].item<int64_t>();
   TESSERA_CHECK(result.num_samples == size, task.name(), " counted ", result.num_samples, " samples of ", size);
   result.metrics = task.metrics(total);
+  result.of = set;
   result.set = is_test ? "test" : task.eval_set_name();
   result.report = task.report(total);
   result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

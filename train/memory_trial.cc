@@ -88,10 +88,12 @@ int64_t MemoryTrial::model_state() const {
 
 MemoryTrial run_memory_trial(RunConfig run, const Registry& registry, const comm::Environment& environment,
                              const MemoryTrialOptions& options, const Logger& logger) {
-  comm::Environment place = environment;
-  if (options.simulate_world > 0) place.local_world_size = options.simulate_world;  // workspaces depend on the number of threads
-  at::set_num_threads(choose_num_threads(run.trainer, place));
-  const at::Device device = choose_device(run.trainer, environment);
+  const at::Device device = set_up_process(run.trainer, environment);
+  if (options.simulate_world > 0) {  // workspaces depend on the number of threads
+    comm::Environment simulated = environment;
+    simulated.local_world_size = options.simulate_world;
+    at::set_num_threads(choose_num_threads(run.trainer, simulated));
+  }
   const std::unique_ptr<Task> task = registry.make(run.model, run.data);
   comm::CommunicatorPtr comm = join_group(run.trainer, environment, device, logger);  // of one rank, when the others are simulated
   if (options.simulate_world > 0) {
@@ -113,13 +115,9 @@ MemoryTrial run_memory_trial(RunConfig run, const Registry& registry, const comm
   Engine& engine = task->initialize(run.engine, comm, init);
 
   // What a simulated rank trains on is not the question, and the whole group's batch may be more than the data.
-  BatchShape shape{run.engine.train_micro_batch_size_per_gpu, run.engine.gradient_accumulation_steps, comm->size(), comm->rank()};
-  if (options.simulate_world > 0) shape.world_size = 1, shape.rank = 0;
-  Steps steps(*task, engine, TrainSampler(task->train_size(), shape, static_cast<uint64_t>(run.engine.seed)),
-              {.num_workers = run.trainer.dataloader_num_workers,
-               .prefetch_factor = run.trainer.dataloader_prefetch_factor,
-               .pin_memory = run.trainer.dataloader_pin_memory,
-               .device = device});
+  const bool alone = options.simulate_world > 0;
+  Steps steps(*task, engine, train_sampler(run, task->train_size(), alone ? 1 : comm->size(), alone ? 0 : comm->rank()),
+              data_loader_options(run.trainer, device));
   meter.set_default_use(MemoryUse::kActivations);
   steps.run();  // the first step learns the order of units
   steps.run();

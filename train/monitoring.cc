@@ -41,7 +41,7 @@ Scalars scalars_of(const ordered_json& record) {
 Monitors open_monitors(const RunConfig& run, std::optional<int64_t> resumed_after, const Logger& log) {
   Monitors monitors(run.engine.monitors,
                     {.name = run.trainer.name, .folder = run.trainer.output_dir, .resumed_after = resumed_after, .log = log});
-  if (!monitors.empty()) monitors.params(ordered_json::parse(dump_resolved(run)));
+  if (!monitors.empty()) monitors.params(resolved(run));
   return monitors;
 }
 

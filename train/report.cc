@@ -96,7 +96,8 @@ std::string format_summary(const Summary& summary) {
   return text + "\nfiles    " + summary.folder + "/{config.json, metrics.jsonl, all_results.json}";
 }
 
-void add_evaluation(const Evaluation& evaluation, const std::string& prefix, ordered_json& record) {
+void add_evaluation(const Evaluation& evaluation, ordered_json& record) {
+  const std::string prefix = evaluation.of == EvaluationSet::kTest ? "test_" : "eval_";
   for (const auto& [name, value] : evaluation.metrics) record[prefix + name] = value;
   record[prefix + "samples"] = evaluation.num_samples;
   record[prefix + "runtime"] = evaluation.seconds;
@@ -119,6 +120,7 @@ ordered_json to_json(const StepReport& report) {
   record["grad_norm"] = report.gradient_norm;
   if (report.loss_scale) record["loss_scale"] = *report.loss_scale;
   record["samples_per_second"] = report.samples_per_s;
+  record["samples_per_second_per_rank"] = report.samples_per_s / report.world_size;
   record["skipped_steps"] = report.skipped_steps;
   if (report.memory_peak) record["memory_peak_bytes"] = to_json(*report.memory_peak);
   if (report.phase_ms) {
@@ -127,11 +129,11 @@ ordered_json to_json(const StepReport& report) {
   return record;
 }
 
-ordered_json to_json(const Evaluation& evaluation, int64_t step, double epoch, const std::string& prefix) {
+ordered_json to_json(const Evaluation& evaluation, int64_t step, double epoch) {
   ordered_json record;
   record["step"] = step;
   record["epoch"] = epoch;
-  add_evaluation(evaluation, prefix, record);
+  add_evaluation(evaluation, record);
   return record;
 }
 
@@ -150,8 +152,8 @@ ordered_json to_json(const Summary& summary) {
   if (!summary.stopped_early.empty()) results["stopped_early"] = summary.stopped_early;
   results["world_size"] = summary.world_size;
   results["zero_stage"] = summary.stage;
-  if (summary.evaluation) add_evaluation(*summary.evaluation, "eval_", results);
-  if (summary.test) add_evaluation(*summary.test, "test_", results);
+  if (summary.evaluation) add_evaluation(*summary.evaluation, results);
+  if (summary.test) add_evaluation(*summary.test, results);
   return results;
 }
 

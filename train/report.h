@@ -22,9 +22,10 @@ struct StepReport {
   double loss = 0;          ///< mean over the window and the ranks
   double learning_rate = 0;  ///< of the first param group
   double gradient_norm = 0;
-  double samples_per_s = 0;
+  double samples_per_s = 0;  ///< over all ranks
+  int world_size = 1;
   int64_t skipped_steps = 0;                ///< since the beginning
-  std::optional<double> loss_scale;         ///< fp16 only
+  std::optional<double> loss_scale;         ///< fp16 only, autocast included
   std::optional<std::array<double, kNumPhases>> phase_ms;  ///< wall_clock_breakdown only
   std::optional<MemoryBytes> memory_peak;  ///< of this rank, since the last report; memory_breakdown only
 };
@@ -71,10 +72,9 @@ std::string format_summary(const Summary& summary);
 nlohmann::ordered_json to_json(const StepReport& report);
 /// Local. Bytes by the uses' keys, and their total.
 nlohmann::ordered_json to_json(const MemoryBytes& bytes);
-/// `prefix`: "eval_" on the way, "test_" for the final test.
-nlohmann::ordered_json to_json(const Evaluation& evaluation, int64_t step, double epoch, const std::string& prefix = "eval_");
-/// Local. "eval_accuracy": 0.91 …, with the number of samples and the time they took; `prefix`: "eval_" or "test_".
-void add_evaluation(const Evaluation& evaluation, const std::string& prefix, nlohmann::ordered_json& record);
+nlohmann::ordered_json to_json(const Evaluation& evaluation, int64_t step, double epoch);
+/// Local. "eval_accuracy": 0.91 …, of the test set "test_accuracy" …, with the number of samples and the time they took.
+void add_evaluation(const Evaluation& evaluation, nlohmann::ordered_json& record);
 nlohmann::ordered_json to_json(const Summary& summary);
 
 }  // namespace tessera::train

@@ -90,12 +90,16 @@ void make_deterministic() {
   context.setBenchmarkCuDNN(false);
 }
 
+at::Device set_up_process(const TrainerConfig& trainer, const comm::Environment& environment) {
+  if (trainer.deterministic) make_deterministic();
+  at::set_num_threads(choose_num_threads(trainer, environment));
+  return choose_device(trainer, environment);
+}
+
 Summary run(RunConfig run, const Registry& registry, const comm::Environment& environment, const TrainerOutput& output,
             TrainerStart start) {
   if (environment.rank == 0) log_report(run, output.logger);
-  if (run.trainer.deterministic) make_deterministic();
-  at::set_num_threads(choose_num_threads(run.trainer, environment));
-  const at::Device device = choose_device(run.trainer, environment);
+  const at::Device device = set_up_process(run.trainer, environment);
   const std::unique_ptr<Task> task = registry.make(run.model, run.data);
   const comm::CommunicatorPtr comm = join_group(run.trainer, environment, device, output.logger);
 

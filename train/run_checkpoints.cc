@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/catalog.h"
@@ -14,6 +15,7 @@
 #include "engine/checkpoint_types.h"
 #include "engine/checkpointing.h"
 #include "train/run_directory.h"
+#include "train/run_length.h"
 
 namespace tessera::train {
 namespace {
@@ -27,8 +29,10 @@ std::string metric_of(const TrainerConfig& config) { return str(config.metric_fo
 json to_json(const Position& position, const std::optional<Best>& best, const TrainerConfig& config) {
   json state;
   state["steps_done"] = position.steps_done;
-  state["epoch"] = position.epoch;
-  state["samples_into_epoch"] = position.samples_into_epoch;
+  state["epoch"] = position.data.epoch;
+  state["samples_into_epoch"] = position.data.samples_into_epoch;
+  const TrainTotals& totals = position.totals;
+  state["totals"] = {{"loss_sum", std::isfinite(totals.loss_sum) ? json(totals.loss_sum) : json(nullptr)}, {"loss_count", totals.loss_count}, {"seconds", totals.seconds}, {"num_samples", totals.num_samples}};
   state["metric"] = metric_of(config);  // that `best` and early_stopping are of
   if (best) state["best"] = {{"value", best->value}, {"step", best->step}, {"tag", best->tag}};
   const EarlyStoppingState& stopping = position.early_stopping;
@@ -40,7 +44,17 @@ json to_json(const Position& position, const std::optional<Best>& best, const Tr
 /// Throws json::exception for a client_state that is another program's.
 Position position_of(const json& client_state) {
   const json& state = client_state.at("trainer");
-  Position position{state.at("steps_done").get<int64_t>(), state.at("epoch").get<int64_t>(), state.at("samples_into_epoch").get<int64_t>(), {}};
+  Position position;
+  position.steps_done = state.at("steps_done");
+  position.data = {state.at("epoch"), state.at("samples_into_epoch")};
+  if (state.contains("totals")) {  // checkpoints of older versions have none
+    const json& totals = state.at("totals");
+    const json& loss_sum = totals.at("loss_sum");  // null: not a number
+    position.totals = {.loss_sum = loss_sum.is_number() ? loss_sum.get<double>() : std::numeric_limits<double>::quiet_NaN(),
+                       .loss_count = totals.at("loss_count"),
+                       .seconds = totals.at("seconds"),
+                       .num_samples = totals.at("num_samples")};
+  }
   if (state.contains("early_stopping")) {
     const json& stopping = state.at("early_stopping");
     if (stopping.at("best").is_number()) position.early_stopping.best = stopping.at("best").get<double>();
@@ -62,19 +76,23 @@ std::optional<Best> best_of(const json& client_state) {
 // leaves checkpoints without `latest`, and the next run puts those aside too.
 constexpr const char* kPrevious = "previous";
 
-fs::path folder_of(const fs::path& output_dir) { return output_dir / "checkpoints"; }
+fs::path folder_of(const fs::path& output_dir) { return output_dir / kCheckpointsName; }
+fs::path previous_checkpoints(const fs::path& output_dir) { return folder_of(output_dir) / kPrevious; }
 
 }  // namespace
 
-std::optional<Position> saved_position(const fs::path& output_dir) try {
-  return position_of(checkpoint::read_manifest(checkpoint::find_checkpoint(folder_of(output_dir), "")).state.at("client_state"));
-} catch (const Error&) {
-  return std::nullopt;
-} catch (const json::exception&) {
-  return std::nullopt;
+std::optional<Position> saved_position(const fs::path& output_dir, comm::Communicator& comm) {
+  std::string mine;
+  if (comm.rank() == 0) try {
+    mine = checkpoint::read_manifest(checkpoint::find_checkpoint(folder_of(output_dir), "")).state.at("client_state").dump();
+  } catch (const std::exception&) {  // no answer is one
+  }
+  try {
+    return position_of(json::parse(comm.exchange(mine, "position in the data").front()));
+  } catch (const json::exception&) {
+    return std::nullopt;
+  }
 }
-
-fs::path previous_checkpoints(const fs::path& output_dir) { return folder_of(output_dir) / kPrevious; }
 
 void check_may_start_anew(const TrainerConfig& config) {
   const fs::path folder = folder_of(config.output_dir);
@@ -110,8 +128,7 @@ RunCheckpoints::RunCheckpoints(const TrainerConfig& config, Engine& engine, Logg
 bool RunCheckpoints::due(int64_t steps_done, int64_t epochs_ended, int64_t total_steps) const {
   if (!saves()) return false;
   if (steps_done == total_steps) return true;
-  if (config_.save_every_steps > 0 && steps_done % config_.save_every_steps == 0) return true;
-  return config_.save_every_epochs > 0 && epochs_ended > 0 && epochs_ended % config_.save_every_epochs == 0;
+  return is_due(steps_done, config_.save_every_steps) || is_due(epochs_ended, config_.save_every_epochs);
 }
 
 bool RunCheckpoints::is_best(const Evaluation& evaluation, int64_t steps_done) {
@@ -157,19 +174,21 @@ void RunCheckpoints::remove_previous() const {
   }
 }
 
-void RunCheckpoints::save(const Position& position, bool must_succeed) {
+bool RunCheckpoints::save(const Position& position, bool must_succeed) {
   if (must_succeed || saved_at_step_ != position.steps_done) settle();
-  if (saved_at_step_ == position.steps_done) return;
+  if (saved_at_step_ == position.steps_done) return false;
   try {
     if (best_) engine_.keep_checkpoints({best_->tag});
     const std::string path = engine_.save_checkpoint(folder_.string(), "", to_json(position, best_, config_));
     last_tag_ = std::filesystem::path(path).filename().string();
     saved_at_step_ = position.steps_done;
     if (!engine_.config().checkpoint.async) settle();
+    return true;
   } catch (const CheckpointError& error) {
     if (must_succeed) throw;
     log_.warning(str("no checkpoint at step ", position.steps_done, ", training goes on: ", error.what()));
     if (best_ && best_->step == position.steps_done) best_ = best_before_;
+    return false;
   }
 }
 

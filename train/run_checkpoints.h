@@ -10,21 +10,24 @@
 #include "engine/engine.h"
 #include "train/early_stopping.h"
 #include "train/evaluate.h"
+#include "train/sampler.h"
+#include "train/step_meter.h"
 #include "train/trainer_config.h"
 
 namespace tessera::train {
 
 /// Where a run stands, but for what the engine knows.
 struct Position {
-  int64_t steps_done = 0;          ///< optimizer steps
-  int64_t epoch = 0;               ///< from 0
-  int64_t samples_into_epoch = 0;  ///< of the epoch's order, over all ranks
+  int64_t steps_done = 0;  ///< optimizer steps
+  EpochPosition data;
+  TrainTotals totals;      ///< of these steps
   EarlyStoppingState early_stopping;
   bool operator==(const Position&) const = default;
 };
 
-/// Local. Where the latest checkpoint of the run in this folder stands; nothing where none can be read: loading it says why.
-std::optional<Position> saved_position(const std::filesystem::path& output_dir);
+/// Collective. Where the latest checkpoint of the run in this folder, which rank 0 reads, stands; nothing where none can be read: loading it
+/// says why.
+std::optional<Position> saved_position(const std::filesystem::path& output_dir, comm::Communicator& comm);
 
 /// The best evaluation so far, by trainer.metric_for_best.
 struct Best {
@@ -34,12 +37,11 @@ struct Best {
   bool operator==(const Best&) const = default;
 };
 
-/// Local (rank 0). Where set_aside_checkpoints() puts the checkpoints of the run before: a checkpoint directory itself.
-std::filesystem::path previous_checkpoints(const std::filesystem::path& output_dir);
 /// Local (rank 0). Throws ConfigError where starting anew in this folder would discard a run that has not finished.
 void check_may_start_anew(const TrainerConfig& config);
 /// Local (rank 0). Makes way for a run that starts anew: the checkpoints of the run before are put aside, so that there is
-/// nothing of it to resume, and removed once the new run has one of its own. Throws tessera::Error.
+/// nothing of it to resume (in checkpoints/previous, a checkpoint directory itself), and removed once the new run has one of its own. Throws
+/// tessera::Error.
 void set_aside_checkpoints(const std::filesystem::path& output_dir);
 
 /// One rank's end of the run's checkpoints, in OUTPUT_DIR/checkpoints/. Used by one thread; equal on all ranks.
@@ -53,8 +55,9 @@ class RunCheckpoints {
   /// Local. Takes note of an evaluation; true when it is the best so far, and should be saved. Waits for an asynchronous save
   /// only where that is the best one's.
   bool is_best(const Evaluation& evaluation, int64_t steps_done);
-  /// Collective. Saves, once a step. A failure is logged, and training goes on; with `must_succeed` it is thrown (CheckpointError).
-  void save(const Position& position, bool must_succeed);
+  /// Collective. Saves, once a step; false where there was nothing to save, or it failed. A failure is logged, and training goes on; with
+  /// `must_succeed` it is thrown (CheckpointError).
+  bool save(const Position& position, bool must_succeed);
   /// Collective. Continues from the latest checkpoint. Throws CheckpointError when there is none, or it doesn't fit.
   Position resume();
   /// Collective. Waits for an asynchronous save. Throws CheckpointError.

@@ -2,6 +2,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <system_error>
 
@@ -18,39 +19,8 @@ constexpr const char* kMetrics = "metrics.jsonl";
   throw ConfigError(str("trainer.output_dir: ", path.string(), " cannot be written: ", reason));
 }
 
-}  // namespace
-
-RunDirectory::RunDirectory(const std::filesystem::path& folder) : folder_(folder) {
-  std::error_code error;
-  std::filesystem::create_directories(folder_, error);
-  if (error) fail(folder_, error.message());
-  if (!std::filesystem::is_directory(folder_, error)) fail(folder_, "it is not a folder");
-  errno = 0;
-  metrics_.open(folder_ / kMetrics, std::ios::app);
-  if (!metrics_) fail(folder_ / kMetrics, std::strerror(errno));
-}
-
-std::filesystem::path sample_path(const std::filesystem::path& folder, int64_t step, std::string_view ending) {
-  std::error_code error;
-  std::filesystem::create_directories(folder, error);
-  char name[32];
-  std::snprintf(name, sizeof name, "step_%08lld", static_cast<long long>(step));
-  return folder / str(name, ending);
-}
-
-bool RunDirectory::has_results() const {
-  std::error_code error;
-  return std::filesystem::exists(folder_ / kResultsName, error);
-}
-
-void RunDirectory::begin() {
-  remove_samples();
-  replace_metrics("");
-}
-
 /// What sample_path named, and nothing else: the folder may be somebody's.
-void RunDirectory::remove_samples() const {
-  const std::filesystem::path samples = folder_ / kSamplesName;
+void remove_samples(const std::filesystem::path& samples) {
   std::error_code error;
   for (const auto& entry : std::filesystem::directory_iterator(samples, error)) {
     const std::string stem = entry.path().stem().string();
@@ -61,17 +31,46 @@ void RunDirectory::remove_samples() const {
   std::filesystem::remove(samples, error);  // when nothing is left in it
 }
 
-void RunDirectory::replace_metrics(const std::string& content) {
+}  // namespace
+
+RunDirectory::RunDirectory(const std::filesystem::path& folder) : folder_(folder) {
   std::error_code error;
-  for (const char* name : {kResultsName, kStateName, kEvalResultsName, kModelName}) {  // first: results are never beside another run's metrics
+  std::filesystem::create_directories(folder_, error);
+  if (error) fail(folder_, error.message());
+  if (!std::filesystem::is_directory(folder_, error)) fail(folder_, "it is not a folder");
+  errno = 0;
+  if (!std::ofstream(folder_ / kMetrics, std::ios::app)) fail(folder_ / kMetrics, std::strerror(errno));
+}
+
+std::filesystem::path sample_path(const std::filesystem::path& folder, int64_t step, std::string_view ending) {
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  char name[32];
+  std::snprintf(name, sizeof name, "step_%08lld", static_cast<long long>(step));
+  return folder / str(name, ending);
+}
+
+void RunDirectory::begin() {
+  remove_samples(folder_ / kSamplesName);
+  remove_outdated();
+  metrics_.emplace(folder_ / kMetrics, nullptr);
+}
+
+void RunDirectory::go_on(int64_t step) {
+  remove_outdated();
+  metrics_.emplace(folder_ / kMetrics, [step](const std::string& line) {
+    const auto record = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+    return record.is_object() && record.contains("step") && record["step"].is_number_integer() && record["step"].get<int64_t>() <= step;
+  });
+}
+
+/// First of all: results are never beside another run's metrics.
+void RunDirectory::remove_outdated() const {
+  std::error_code error;
+  for (const char* name : {kResultsName, kStateName, kEvalResultsName, kModelName}) {
     std::filesystem::remove(folder_ / name, error);
     if (error) throw Error(str((folder_ / name).string(), " cannot be removed: ", error.message()));
   }
-  metrics_.close();
-  write(kMetrics, content);
-  errno = 0;
-  metrics_.open(folder_ / kMetrics, std::ios::app);
-  if (!metrics_) throw Error(str((folder_ / kMetrics).string(), " cannot be written: ", std::strerror(errno)));
 }
 
 // Not synced: that would protect against power failures only.
@@ -79,11 +78,7 @@ void RunDirectory::write(const std::string& name, const std::string& content) co
   Disk({.sync = false, .probe = {}}).replace_file(folder_ / name, content);
 }
 
-void RunDirectory::append_metrics(const nlohmann::ordered_json& record) {
-  errno = 0;
-  metrics_ << record.dump() + "\n" << std::flush;
-  if (!metrics_) throw Error(str((folder_ / kMetrics).string(), " cannot be written: ", std::strerror(errno)));
-}
+void RunDirectory::append_metrics(const nlohmann::ordered_json& record) { metrics_.value().append(record.dump()); }
 
 std::vector<nlohmann::ordered_json> RunDirectory::metrics() const {
   std::vector<nlohmann::ordered_json> records;
@@ -92,17 +87,6 @@ std::vector<nlohmann::ordered_json> RunDirectory::metrics() const {
     if (auto record = nlohmann::ordered_json::parse(line, nullptr, /*allow_exceptions=*/false); record.is_object())
       records.push_back(std::move(record));
   return records;
-}
-
-void RunDirectory::go_on(int64_t step) {
-  std::ifstream old(folder_ / kMetrics);
-  std::string kept;
-  for (std::string line; std::getline(old, line);) {
-    const auto record = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);  // a killed run's last line may be half
-    const bool has_step = record.is_object() && record.contains("step") && record["step"].is_number_integer();
-    if (has_step && record["step"].get<int64_t>() <= step) kept += line + "\n";
-  }
-  replace_metrics(kept);
 }
 
 }  // namespace tessera::train

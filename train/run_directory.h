@@ -7,14 +7,18 @@
 #pragma once
 
 #include <filesystem>
-#include <fstream>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include <nlohmann/json_fwd.hpp>
 
+#include "core/line_file.h"
+
 namespace tessera::train {
 
+inline constexpr const char* kConfigName = "config.json";
+inline constexpr const char* kCheckpointsName = "checkpoints";
 inline constexpr const char* kResultsName = "all_results.json";
 inline constexpr const char* kStateName = "trainer_state.json";
 inline constexpr const char* kEvalResultsName = "eval_results.json";  // of `tessera eval`
@@ -27,7 +31,7 @@ std::filesystem::path sample_path(const std::filesystem::path& folder, int64_t s
 /// Writes from one rank (rank 0). Owns the open metrics file. Not thread-safe.
 class RunDirectory {
  public:
-  /// Local. Creates the folder and opens metrics.jsonl, but leaves what an earlier run has written: begin() or go_on() follows
+  /// Local. Creates the folder and finds out whether files can be written there, but leaves what an earlier run has written: begin() or go_on() follows
   /// once it is certain that this run will train. Throws ConfigError naming the folder and the reason when it cannot be written.
   explicit RunDirectory(const std::filesystem::path& folder);
   /// Local. Removes an earlier run's results, and starts metrics.jsonl anew. Throws tessera::Error.
@@ -35,23 +39,20 @@ class RunDirectory {
   /// Local. For a run that goes on after `step`: removes the results and the records of later steps, which it writes anew.
   /// Throws tessera::Error.
   void go_on(int64_t step);
-  /// Local. Whether the results of a run that came to its end are there.
-  bool has_results() const;
 
   const std::filesystem::path& folder() const { return folder_; }
   /// Local. Replaces a file as a whole: who reads it sees the old content or the new one. Throws tessera::Error.
   void write(const std::string& name, const std::string& content) const;
-  /// Local. Appends one record and hands it to the system at once, so that a killed run keeps what it wrote.
+  /// Local. Appends one record; a killed run keeps what it wrote. Throws tessera::Error.
   void append_metrics(const nlohmann::ordered_json& record);
   /// Local. What append_metrics() was given, by this process and those before it that this one goes on from.
   std::vector<nlohmann::ordered_json> metrics() const;
 
  private:
-  void remove_samples() const;
-  void replace_metrics(const std::string& content);
+  void remove_outdated() const;
 
   std::filesystem::path folder_;
-  std::ofstream metrics_;
+  std::optional<LineFile> metrics_;  // from begin() or go_on() on
 };
 
 }  // namespace tessera::train

@@ -13,9 +13,9 @@ int64_t total_steps(const TrainerConfig& trainer, const TrainSampler& sampler, c
                           " steps an epoch is more than can be counted; expected fewer"));
   }
   if (!begun) return steps;
-  const int64_t epochs_left = trainer.epochs - begun->epoch - 1;
+  const int64_t epochs_left = trainer.epochs - begun->data.epoch - 1;
   if (epochs_left < 0) return begun->steps_done;
-  return begun->steps_done + sampler.steps_behind(begun->samples_into_epoch) + epochs_left * sampler.steps_per_epoch();
+  return begun->steps_done + sampler.steps_behind(begun->data.samples_into_epoch) + epochs_left * sampler.steps_per_epoch();
 }
 
 }  // namespace tessera::train

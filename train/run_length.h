@@ -1,4 +1,4 @@
-// How many optimizer steps a run has.
+// How many optimizer steps a run has, and after which of them something is due.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +9,9 @@
 #include "train/trainer_config.h"
 
 namespace tessera::train {
+
+/// Whether what happens every so many steps or epochs is to happen after the `count`th; `every` 0: never.
+inline bool is_due(int64_t count, int64_t every) { return every > 0 && count > 0 && count % every == 0; }
 
 /// Local. trainer.max_steps, or the steps of trainer.epochs. `begun`: where a run that goes on stands. Epochs are passes over the data, so
 /// with another batch size than before what is left of them is another number of steps. Throws ConfigError for more than can be counted.

@@ -38,7 +38,7 @@ void RunRecord::begin(const RunConfig& run, std::optional<int64_t> resumed_after
       set_aside_checkpoints(run.trainer.output_dir);
       directory_->begin();
     }
-    directory_->write("config.json", dump_resolved(run));
+    directory_->write(kConfigName, dump_resolved(run));
     monitors_ = open_monitors(run, resumed_after, log_);
     for (const auto& [name, content] : files) directory_->write(name, content);
   });
@@ -53,10 +53,10 @@ bool RunRecord::is_there(const char* name) const {
 bool RunRecord::has_results() const { return is_there(kResultsName); }
 bool RunRecord::has_model() const { return is_there(kModelName); }
 
-void RunRecord::numbers(int64_t step, const nlohmann::ordered_json& record) {
+void RunRecord::numbers(const nlohmann::ordered_json& record) {
   if (!directory_) return;
   directory_->append_metrics(record);
-  monitors_.scalars(step, scalars_of(record));
+  monitors_.scalars(record.at("step"), scalars_of(record));
 }
 
 void RunRecord::state(const TrainerState& state) {

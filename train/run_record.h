@@ -40,7 +40,7 @@ class RunRecord {
   bool has_model() const;
 
   // Local. These two throw tessera::Error when the folder cannot be written.
-  void numbers(int64_t step, const nlohmann::ordered_json& record);
+  void numbers(const nlohmann::ordered_json& record);  ///< of its "step"
   void results(const Summary& summary);
   // Local. What goes wrong here is a warning.
   void state(const TrainerState& state);

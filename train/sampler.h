@@ -31,6 +31,13 @@ struct PartsOptions {
 /// rounded down.
 Parts split_into_parts(int64_t size, const PartsOptions& options);
 
+/// Where the training order stands.
+struct EpochPosition {
+  int64_t epoch = 0;               ///< from 0
+  int64_t samples_into_epoch = 0;  ///< of the epoch's order, over all ranks
+  bool operator==(const EpochPosition&) const = default;
+};
+
 /// How a global batch is cut.
 struct BatchShape {
   int64_t micro_batch = 1;         ///< samples a rank sees in one micro-step

@@ -4,6 +4,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace tessera::train {
 namespace {
@@ -14,11 +15,12 @@ double seconds_between(std::chrono::steady_clock::time_point start, std::chrono:
 
 }  // namespace
 
-StepMeter::StepMeter(at::Device device, bool breakdown)
+StepMeter::StepMeter(at::Device device, bool breakdown, const TrainTotals& before)
     : device_(device),
       breakdown_(breakdown),
       loss_sum_(at::zeros({2}, at::TensorOptions(at::kDouble).device(device))),
-      window_start_(Clock::now()) {}
+      window_start_(Clock::now()),
+      totals_(before) {}
 
 void StepMeter::synchronize() const {
   if (!device_.is_cpu()) c10::impl::VirtualGuardImpl(device_.type()).synchronizeDevice(device_.index());
@@ -39,27 +41,36 @@ void StepMeter::pause() { pause_start_ = Clock::now(); }
 
 double StepMeter::resume() {
   const auto now = Clock::now();
-  window_start_ += now - pause_start_;
-  return seconds_between(pause_start_, now);
+  const double paused_s = seconds_between(pause_start_.value(), now);
+  window_start_ += now - *pause_start_;
+  pause_start_.reset();
+  return paused_s;
+}
+
+TrainTotals StepMeter::under_way(comm::Communicator& comm) const {
+  at::Tensor sums = loss_sum_.clone();
+  comm.all_reduce(sums, "training loss")->wait();
+  sums = sums.cpu();
+  return {.loss_sum = sums[0].item<double>(),
+          .loss_count = sums[1].item<double>(),
+          .seconds = seconds_between(window_start_, pause_start_.value_or(Clock::now())),
+          .num_samples = window_.num_samples};
+}
+
+TrainTotals StepMeter::totals(comm::Communicator& comm) const {
+  TrainTotals totals = totals_;
+  totals += under_way(comm);
+  return totals;
 }
 
 StepWindow StepMeter::finish_window(comm::Communicator& comm) {
-  comm.all_reduce(loss_sum_, "training loss")->wait();
-  const at::Tensor sums = loss_sum_.cpu();
-  const double loss_sum = sums[0].item<double>();
-  const double count = sums[1].item<double>();
-
-  StepWindow window = window_;
-  window.loss = count > 0 ? loss_sum / count : 0.0;
+  const TrainTotals ended = under_way(comm);
+  totals_ += ended;
+  StepWindow window = std::exchange(window_, {});
+  window.loss = ended.mean_loss();
+  window.seconds = ended.seconds;
   for (double& ms : window.phase_ms) ms /= static_cast<double>(std::max<int64_t>(1, window.num_steps));
-  const auto now = Clock::now();
-  window.seconds = seconds_between(window_start_, now);
-
-  total_loss_sum_ += loss_sum;
-  total_count_ += count;
-  total_s_ += window.seconds;
-  window_ = {};
-  window_start_ = now;
+  window_start_ = Clock::now();
   loss_sum_.zero_();
   return window;
 }

@@ -6,6 +6,7 @@
 #include <array>
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <type_traits>
 
 #include "comm/communicator.h"
@@ -25,11 +26,26 @@ struct StepWindow {
   std::array<double, kNumPhases> phase_ms{};  ///< per optimizer step, of this rank; zero without a breakdown
 };
 
+/// Sums of a whole run, which a resumed one goes on with.
+struct TrainTotals {
+  double loss_sum = 0;       ///< over full micro-steps of all ranks
+  double loss_count = 0;     ///< how many these are; a smaller one counts as its part
+  double seconds = 0;        ///< evaluation not counted
+  int64_t num_samples = 0;   ///< over all ranks, repetitions counted
+  TrainTotals& operator+=(const TrainTotals& more) {
+    loss_sum += more.loss_sum, loss_count += more.loss_count, seconds += more.seconds, num_samples += more.num_samples;
+    return *this;
+  }
+  double mean_loss() const { return loss_count > 0 ? loss_sum / loss_count : 0.0; }
+  bool operator==(const TrainTotals&) const = default;
+};
+
 /// Owns the running sums; the loss is summed on the device, so that a step never waits for it. Not thread-safe.
 class StepMeter {
  public:
   /// `breakdown`: measure phases, which on CUDA costs a synchronisation each.
-  StepMeter(at::Device device, bool breakdown);
+  /// `before`: what the processes of this run before have counted.
+  StepMeter(at::Device device, bool breakdown, const TrainTotals& before = {});
 
   /// Runs `body`, and times it when there is a breakdown. Returns what it returns.
   template <class Body>
@@ -54,7 +70,6 @@ class StepMeter {
   void count_step(int64_t num_samples) {
     ++window_.num_steps;
     window_.num_samples += num_samples;
-    total_samples_ += num_samples;
   }
   /// Local. The time from pause() to resume() (an evaluation) is not counted. resume() returns these seconds.
   void pause();
@@ -63,26 +78,22 @@ class StepMeter {
   /// Collective. The window that ends now; a new one begins. Adds it to the totals.
   StepWindow finish_window(comm::Communicator& comm);
 
-  /// Mean loss and training time over all finished windows.
-  double total_loss() const { return total_count_ > 0 ? total_loss_sum_ / total_count_ : 0.0; }
-  double total_seconds() const { return total_s_; }
-  int64_t total_samples() const { return total_samples_; }
+  /// Collective. Of all windows, the one under way too.
+  TrainTotals totals(comm::Communicator& comm) const;
 
  private:
   using Clock = std::chrono::steady_clock;
   void synchronize() const;
   void add_time(Phase phase, Clock::time_point start);
+  TrainTotals under_way(comm::Communicator& comm) const;
 
   at::Device device_;
   bool breakdown_;
   StepWindow window_;
   at::Tensor loss_sum_;  // (2) fp64 on the device: sum of losses, how many full micro-steps that is
   Clock::time_point window_start_;
-  Clock::time_point pause_start_;
-  double total_loss_sum_ = 0;
-  double total_count_ = 0;
-  double total_s_ = 0;
-  int64_t total_samples_ = 0;
+  std::optional<Clock::time_point> pause_start_;  // while paused
+  TrainTotals totals_;  // of the windows that have ended
 };
 
 }  // namespace tessera::train

@@ -8,6 +8,11 @@
 
 namespace tessera::train {
 
+TrainSampler train_sampler(const RunConfig& run, int64_t num_samples, int world_size, int rank) {
+  const BatchShape shape{run.engine.train_micro_batch_size_per_gpu, run.engine.gradient_accumulation_steps, world_size, rank};
+  return TrainSampler(num_samples, shape, static_cast<uint64_t>(run.engine.seed), run.trainer.dataloader_drop_last);
+}
+
 TrainLoader::TrainLoader(const Task& task, TrainSampler sampler, const EpochPosition& start, int64_t num_steps,
                          const DataLoaderOptions& options)
     : task_(task),

@@ -10,12 +10,8 @@
 
 namespace tessera::train {
 
-/// Where an epoch stands.
-struct EpochPosition {
-  int64_t epoch = 0;               ///< from 0
-  int64_t samples_into_epoch = 0;  ///< of the epoch's order, over all ranks
-  bool operator==(const EpochPosition&) const = default;
-};
+/// Local. The training order of the configuration's batches, for one rank of so many. Throws as TrainSampler.
+TrainSampler train_sampler(const RunConfig& run, int64_t num_samples, int world_size, int rank);
 
 /// One rank's part of a micro-step.
 struct TrainBatch {

@@ -1,7 +1,5 @@
 #include "train/trained_run.h"
 
-#include <ATen/Parallel.h>
-
 #include <nlohmann/json.hpp>
 #include <optional>
 
@@ -19,7 +17,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-fs::path checkpoints_of(const fs::path& folder) { return folder / "checkpoints"; }
+fs::path checkpoints_of(const fs::path& folder) { return folder / kCheckpointsName; }
 
 /// Weights alone: moments would take twice their memory.
 void forget_training(EngineConfig& config) {
@@ -47,7 +45,7 @@ void write_results(const TrainedRun& run, const nlohmann::ordered_json& numbers)
 
 TrainedRun open_run(const fs::path& folder, int world_size, const std::vector<std::string>& overrides, const std::string& tag) {
   std::error_code error;
-  const fs::path config = folder / "config.json";
+  const fs::path config = folder / kConfigName;
   if (!fs::is_regular_file(config, error))
     throw ConfigError(str(folder.string(), ": has no config.json; expected the folder of a run of `tessera train` (trainer.output_dir)"));
   TrainedRun run{.folder = folder, .config = load_run_config(config.string(), world_size, for_any_world(overrides)), .weights = {}, .tag = tag};
@@ -75,9 +73,7 @@ void load_trained_weights(const TrainedRun& run, Engine& engine) {
 std::vector<Evaluation> evaluate_run(const TrainedRun& run, const Registry& registry, const comm::Environment& environment,
                                      const TrainerOutput& output) {
   const TrainerConfig& trainer = run.config.trainer;
-  at::set_num_threads(choose_num_threads(trainer, environment));
-  if (trainer.deterministic) make_deterministic();
-  const at::Device device = choose_device(trainer, environment);
+  const at::Device device = set_up_process(trainer, environment);
   const std::unique_ptr<Task> task = registry.make(run.config.model, run.config.data, run.folder);
   const comm::CommunicatorPtr comm = join_group(trainer, environment, device, output.logger);
   check_same_data(*task, *comm);
@@ -92,10 +88,9 @@ std::vector<Evaluation> evaluate_run(const TrainedRun& run, const Registry& regi
   std::vector<Evaluation> evaluations;
   nlohmann::ordered_json numbers;
   for (const EvaluationSet set : {EvaluationSet::kOnTheWay, EvaluationSet::kTest}) {
-    const bool is_test = set == EvaluationSet::kTest;
-    if ((is_test ? task->test_size() : task->eval_size()) == 0) continue;
-    evaluations.push_back(evaluate(*task, engine, trainer.eval_batch_size, display, set, data_loader_options(trainer, device)));
-    add_evaluation(evaluations.back(), is_test ? "test_" : "eval_", numbers);
+    if ((set == EvaluationSet::kTest ? task->test_size() : task->eval_size()) == 0) continue;
+    evaluations.push_back(evaluate(*task, engine, trainer, display, set));
+    add_evaluation(evaluations.back(), numbers);
     if (display.out != nullptr) *display.out << format_result(evaluations.back()) << std::endl;
   }
   if (evaluations.empty()) throw ConfigError(str(run.folder.string(), ": ", task->name(), " has no samples to evaluate; expected a part for it in data"));
@@ -106,11 +101,10 @@ std::vector<Evaluation> evaluate_run(const TrainedRun& run, const Registry& regi
 
 std::unique_ptr<Predictor> load_predictor(const TrainedRun& run, const Registry& registry, const Logger& logger) {
   const comm::Environment alone;
-  at::set_num_threads(choose_num_threads(run.config.trainer, alone));
-  std::unique_ptr<Predictor> predictor = registry.make_predictor(run.config.model, run.config.data, run.folder);
   InitOptions init;
-  init.device = choose_device(run.config.trainer, alone);
+  init.device = set_up_process(run.config.trainer, alone);
   init.log = logger;
+  std::unique_ptr<Predictor> predictor = registry.make_predictor(run.config.model, run.config.data, run.folder);
   EngineConfig config = run.config.engine;
   config.zero.stage = 0;  // one rank has it all
   Engine& engine = predictor->initialize(config, join_group(run.config.trainer, alone, init.device, logger), init);

@@ -7,7 +7,6 @@
 #include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
-#include <sstream>
 #include <utility>
 
 #include "core/check.h"
@@ -21,8 +20,10 @@
 namespace tessera::train {
 namespace {
 
-BatchShape shape_of(const EngineConfig& config, const comm::Communicator& comm) {
-  return {config.train_micro_batch_size_per_gpu, config.gradient_accumulation_steps, comm.size(), comm.rank()};
+/// After the comparison of the ranks' data: one that has fewer would find out alone.
+TrainSampler checked_sampler(const RunConfig& run, const Task& task, comm::Communicator& comm) {
+  check_same_data(task, comm);
+  return train_sampler(run, task.train_size(), comm.size(), comm.rank());
 }
 
 /// "60,000 training and 10,000 test"
@@ -56,12 +57,13 @@ Trainer::Trainer(RunConfig run, Task& task, comm::CommunicatorPtr comm, const In
       task_(task),
       comm_(std::move(comm)),
       output_(comm_->rank() == 0 ? output : TrainerOutput{}),
-      sampler_((check_same_data(task, *comm_), task.train_size()), shape_of(config_.engine, *comm_), static_cast<uint64_t>(config_.engine.seed),
-               config_.trainer.dataloader_drop_last),
+      sampler_(checked_sampler(config_, task, *comm_)),
       start_(std::move(start)),
-      total_steps_(total_steps(config_.trainer, sampler_, start_.resume ? saved_position() : std::nullopt)),
+      total_steps_(total_steps(config_.trainer, sampler_, start_.resume ? saved_position(config_.trainer.output_dir, *comm_) : std::nullopt)),
       record_(*comm_, output_.logger),
       early_stopping_(config_.trainer.early_stopping_patience, config_.trainer.early_stopping_threshold, config_.trainer.greater_is_better()) {
+  if (start_.resume && !start_.init.empty())
+    throw ConfigError(str("--init: found ", start_.init, " beside --resume, whose checkpoint has the weights; expected one of the two"));
   if (early_stopping_.enabled() && task_.eval_size() == 0)
     throw ConfigError(str("trainer.early_stopping_patience: found ", config_.trainer.early_stopping_patience,
                           ", but nothing is evaluated on the way; expected 0, or data with a part for it"));
@@ -86,14 +88,14 @@ Summary Trainer::run() {
   TESSERA_CHECK(!bar_, "run() was called before");
   announce();
   if (was_finished_) return report_finished();
-  meter_.emplace(engine_->device(), config_.engine.wall_clock_breakdown);
+  meter_.emplace(engine_->device(), config_.engine.wall_clock_breakdown, start_position_.totals);
   bar_ = std::make_unique<ProgressBar>(output_.display,
                                        BarState{.description = "train",
                                                 .total = total_steps_,
                                                 .unit = "samples",
                                                 .units_per_item = static_cast<double>(config_.engine.train_batch_size)},
                                        /*keep=*/true);
-  loader_ = std::make_unique<TrainLoader>(task_, sampler_, start_position_, std::max<int64_t>(total_steps_ - steps_done_, 0),
+  loader_ = std::make_unique<TrainLoader>(task_, sampler_, start_position_.data, std::max<int64_t>(total_steps_ - steps_done_, 0),
                                           data_loader_options(config_.trainer, engine_->device()));
   if (memory_) {
     memory_->set_default_use(MemoryUse::kActivations);
@@ -105,7 +107,7 @@ Summary Trainer::run() {
     if (report_due()) report();
     if (histograms_due()) send_histograms();
     if (evaluation_due()) evaluate();
-    if (checkpoints_->due(steps_done_, epochs_ended(), total_steps_)) save(/*must_succeed=*/false);
+    if (checkpoints_->due(steps_done_, epochs_ended(), total_steps_)) save();
     bar_->update(steps_done_);
   }
   bar_->close();
@@ -130,37 +132,22 @@ void Trainer::train_step() {
 
 // ------------------------------------------------------------------------------------- before the loop
 
-// Where the latest checkpoint stands, before there is an engine to load it: the schedule needs to know how long the run is.
-std::optional<Position> Trainer::saved_position() const {
-  std::string saved;
-  if (comm_->rank() == 0)
-    if (const std::optional<Position> position = train::saved_position(config_.trainer.output_dir))
-      saved = str(position->steps_done, " ", position->epoch, " ", position->samples_into_epoch);
-  Position position;
-  std::istringstream text(comm_->exchange(saved, "position in the data").front());
-  if (!(text >> position.steps_done >> position.epoch >> position.samples_into_epoch)) return std::nullopt;  // loading it will say what is wrong
-  return position;
-}
-
 // The order of an epoch does not depend on the number of ranks or the batch size, so a run can go on with others.
 void Trainer::go_on_from_checkpoint() {
-  const Position position = checkpoints_->resume();
-  steps_done_ = position.steps_done;
-  start_position_ = {position.epoch, position.samples_into_epoch};
+  start_position_ = checkpoints_->resume();
+  steps_done_ = start_position_.steps_done;
   const auto& words = config_.engine.scheduler.words;
   if (const int64_t epoch = steps_done_ / sampler_.steps_per_epoch();
-      words.contains("interval") && words.at("interval") == "epoch" && std::abs(epoch - position.epoch) > 1)
+      words.contains("interval") && words.at("interval") == "epoch" && std::abs(epoch - start_position_.data.epoch) > 1)
     output_.logger.warning(str("scheduler.params.interval: \"epoch\" counts optimizer steps of this batch size, and it was another before: the ",
-                               "learning rate goes on as in epoch ", epoch, ", not ", position.epoch));
-  early_stopping_ = EarlyStopping(config_.trainer.early_stopping_patience, config_.trainer.early_stopping_threshold,
-                                  config_.trainer.greater_is_better(), position.early_stopping);
+                               "learning rate goes on as in epoch ", epoch, ", not ", start_position_.data.epoch));
+  early_stopping_.set_state(start_position_.early_stopping);
   // A run that was killed after its last checkpoint has no results yet, and still has to evaluate and to export.
   was_finished_ = (steps_done_ >= total_steps_ || stopped_early()) && record_.has_results();
 }
 
-Position Trainer::position() const {
-  return {steps_done_, loader_->position().epoch, loader_->position().samples_into_epoch, early_stopping_.state()};
-}
+/// Collective.
+Position Trainer::position() { return {steps_done_, loader_->position(), meter_->totals(*comm_), early_stopping_.state()}; }
 
 void Trainer::announce() {
   output_.logger.debug(str("resolved configuration: ", dump_resolved(config_)));
@@ -178,23 +165,18 @@ void Trainer::announce() {
 
 // ---------------------------------------------------------------------------------- reports on the way
 
-bool Trainer::report_due() const {
-  const int64_t every = config_.engine.steps_per_print;
-  return every > 0 && steps_done_ % every == 0;
-}
+bool Trainer::report_due() const { return is_due(steps_done_, config_.engine.steps_per_print); }
 
 bool Trainer::evaluation_due() const {
   const TrainerConfig& trainer = config_.trainer;
   if (task_.eval_size() == 0) return false;
   if (steps_done_ == total_steps_) return true;
-  return (trainer.eval_every_steps > 0 && steps_done_ % trainer.eval_every_steps == 0) ||
-         (trainer.eval_every_epochs > 0 && epochs_ended() > 0 && epochs_ended() % trainer.eval_every_epochs == 0);
+  return is_due(steps_done_, trainer.eval_every_steps) || is_due(epochs_ended(), trainer.eval_every_epochs);
 }
 
 bool Trainer::histograms_due() const {
-  const int64_t every = config_.trainer.histograms_every_steps;
   const MonitorConfig& monitors = config_.engine.monitors;
-  return every > 0 && steps_done_ % every == 0 && (monitors.tensorboard.enabled || monitors.jsonl.enabled);  // others have no place for them
+  return is_due(steps_done_, config_.trainer.histograms_every_steps) && (monitors.tensorboard.enabled || monitors.jsonl.enabled);  // others have no place for them
 }
 
 void Trainer::report() {
@@ -207,8 +189,9 @@ void Trainer::report() {
   report.learning_rate = learning_rate_;
   report.gradient_norm = engine_->gradient_norm();
   report.samples_per_s = static_cast<double>(window.num_samples) / window.seconds;
+  report.world_size = comm_->size();
   report.skipped_steps = engine_->skipped_steps();
-  if (config_.engine.fp16.enabled) report.loss_scale = engine_->loss_scale();
+  if (config_.engine.scales_loss()) report.loss_scale = engine_->loss_scale();
   if (config_.engine.wall_clock_breakdown) report.phase_ms = window.phase_ms;
   if (memory_) {
     report.memory_peak = memory_->peak();
@@ -216,7 +199,7 @@ void Trainer::report() {
   }
 
   warn_of_loss(window.loss);
-  record_.numbers(steps_done_, to_json(report));
+  record_.numbers(to_json(report));
   bar_->set_postfix(format_postfix(report));
   if (!output_.display.is_terminal || report.phase_ms || report.memory_peak) bar_->print(format_line(report));
 }
@@ -230,7 +213,7 @@ void Trainer::send_histograms() {
 // With loss scaling an overflow is part of the search for the scale; without, something is wrong.
 void Trainer::warn_of_loss(double loss) {
   const bool finite = std::isfinite(loss);
-  if (!finite && loss_was_finite_ && !config_.engine.fp16.enabled) {
+  if (!finite && loss_was_finite_ && !config_.engine.scales_loss()) {
     bar_->hide();
     output_.logger.warning(str("the training loss is ", loss, " at step ", steps_done_,
                                ": the learning rate may be too high, or the data hold values that are not finite"));
@@ -242,15 +225,14 @@ void Trainer::evaluate(bool is_recorded) {
   bar_->update(steps_done_);
   meter_->pause();
   watching_memory(str("in evaluation (trainer.eval_batch_size ", config_.trainer.eval_batch_size, ")"), [&] {
-    last_evaluation_ = train::evaluate(task_, *engine_, config_.trainer.eval_batch_size, bar_->below(), EvaluationSet::kOnTheWay,
-                                       data_loader_options(config_.trainer, engine_->device()));
+    last_evaluation_ = train::evaluate(task_, *engine_, config_.trainer, bar_->below());
     write_samples(is_recorded);
   });
   bar_->exclude_time(meter_->resume());
-  if (is_recorded) record_.numbers(steps_done_, to_json(*last_evaluation_, steps_done_, epochs_done()));
+  if (is_recorded) record_.numbers(to_json(*last_evaluation_, steps_done_, epochs_done()));
   bar_->print(format_line(*last_evaluation_, epochs_done()));
   if (is_recorded) note_for_early_stopping();
-  if (checkpoints_->is_best(*last_evaluation_, steps_done_)) save(/*must_succeed=*/false);
+  if (checkpoints_->is_best(*last_evaluation_, steps_done_)) save();
 }
 
 void Trainer::note_for_early_stopping() {
@@ -280,18 +262,17 @@ Evaluation Trainer::test() {
   bar_->hide();
   Evaluation result;
   watching_memory(str("in the final test (trainer.eval_batch_size ", config_.trainer.eval_batch_size, ")"), [&] {
-    result = train::evaluate(task_, *engine_, config_.trainer.eval_batch_size, output_.display, EvaluationSet::kTest,
-                             data_loader_options(config_.trainer, engine_->device()));
+    result = train::evaluate(task_, *engine_, config_.trainer, output_.display, EvaluationSet::kTest);
   });
-  record_.numbers(steps_done_, to_json(result, steps_done_, epochs_done(), "test_"));
+  record_.numbers(to_json(result, steps_done_, epochs_done()));
   return result;
 }
 
-void Trainer::save(bool must_succeed) {
+// A failure is a warning: the next one may succeed.
+void Trainer::save() {
   bar_->hide();
   meter_->pause();
-  checkpoints_->save(position(), must_succeed);
-  write_state();
+  if (checkpoints_->save(position(), /*must_succeed=*/false)) write_state();
   bar_->exclude_time(meter_->resume());
 }
 
@@ -316,8 +297,9 @@ Summary Trainer::finish() {
   const bool interrupted = steps_done_ < total_steps_ && !stopped_early();
   // Killed after the last checkpoint, which the last evaluation's record precedes; its numbers are wanted in the results too.
   if (!interrupted && !last_evaluation_ && task_.eval_size() > 0) evaluate(/*is_recorded=*/false);
+  if (!interrupted && task_.eval_size() == 0) write_samples(/*is_recorded=*/true);  // which evaluations do, where there are any
   Summary summary = outline();
-  if (interrupted || checkpoints_->saves()) save(/*must_succeed=*/true);
+  if (interrupted || checkpoints_->saves()) checkpoints_->save(position(), /*must_succeed=*/true);
   checkpoints_->finish();
   write_state();
   if (interrupted) {
@@ -327,9 +309,10 @@ Summary Trainer::finish() {
     name_model(summary);
   }
   if (!interrupted && task_.test_size() > 0) summary.test = test();
-  summary.num_samples = meter_->total_samples();
-  summary.train_loss = meter_->total_loss();
-  summary.train_s = meter_->total_seconds();
+  const TrainTotals totals = meter_->totals(*comm_);
+  summary.num_samples = totals.num_samples;
+  summary.train_loss = totals.mean_loss();
+  summary.train_s = totals.seconds;
   summary.evaluation = last_evaluation_;
   if (!interrupted) record_.results(summary);
   bar_->print(format_summary(summary));
@@ -358,7 +341,7 @@ Summary Trainer::outline() const {
   summary.skipped_steps = engine_->skipped_steps();
   summary.world_size = comm_->size();
   summary.stage = config_.engine.zero.stage;
-  if (stopped_early())
+  if (stopped_early() && steps_done_ < total_steps_)
     summary.stopped_early = str("no better ", config_.trainer.metric_for_best, " in ", format_count(early_stopping_.state().num_stale), " evaluations");
   summary.folder = config_.trainer.output_dir;
   return summary;
@@ -377,7 +360,7 @@ int64_t Trainer::epochs_ended() const {
 }
 
 double Trainer::epochs_done() const {
-  const EpochPosition& position = loader_ ? loader_->position() : start_position_;
+  const EpochPosition& position = loader_ ? loader_->position() : start_position_.data;
   return static_cast<double>(position.epoch) + static_cast<double>(position.samples_into_epoch) / static_cast<double>(sampler_.samples_per_epoch());
 }
 

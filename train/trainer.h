@@ -31,7 +31,7 @@ struct TrainerOutput {
 /// How a run begins and ends.
 struct TrainerStart {
   bool resume = false;          ///< from the latest checkpoint in its folder
-  std::string init;             ///< weights to start from: a .safetensors file, or a folder with one; empty: the model's own
+  std::string init;             ///< weights to start from, of a run that is not resumed: a .safetensors file, or a folder with one; empty: the model's own
   std::function<bool()> stop;   ///< asked before each step on each rank; true on any of them: save and end. May be unset
 };
 
@@ -50,7 +50,6 @@ class Trainer {
   Summary run();
 
  private:
-  std::optional<Position> saved_position() const;
   void go_on_from_checkpoint();
   void announce();
   void train_step();
@@ -67,8 +66,8 @@ class Trainer {
   void write_state();
   bool stopped_early() const { return early_stopping_.should_stop(); }
   Evaluation test();
-  void save(bool must_succeed);
-  Position position() const;
+  void save();
+  Position position();
   void warn_of_loss(double loss);
   Summary finish();
   Summary report_finished();
@@ -93,7 +92,7 @@ class Trainer {
   std::optional<RunCheckpoints> checkpoints_;
   int64_t steps_done_ = 0;
   bool was_finished_ = false;  // by an earlier process, results included
-  EpochPosition start_position_;         // where this process begins
+  Position start_position_;              // where this process begins
   std::unique_ptr<TrainLoader> loader_;  // of run()
   EarlyStopping early_stopping_;
   double learning_rate_ = 0;  // of the last step

@@ -144,10 +144,7 @@ TrainerConfig read_trainer(const Document& document, const EngineConfig& engine,
 RunConfig parse(Document document, int world_size, const std::vector<std::string>& overrides) {
   RunConfig run;
   config::KeyTable table = run_keys();
-  config::normalise_engine(document, table, &run.report);
-  config::apply_overrides(document, config::under_own_names(overrides, table));
-  config::normalise_engine(document, table, &run.report);
-  config::check(document, table, &run.report);
+  config::prepare(document, table, overrides, &run.report);
   run.engine = config::read_engine_config(document, world_size, &run.report);
   run.trainer = read_trainer(document, run.engine, &run.report);
   auto free_section = [&](const char* name) {
@@ -197,15 +194,17 @@ RunConfig parse_run_config(std::string_view json_text, const std::string& source
   return parse(config::parse_document(json_text, source), world_size, overrides);
 }
 
-std::string dump_resolved(const RunConfig& run) {
+ordered_json resolved(const RunConfig& run) {
   ordered_json out;
   if (!run.model.resolved().empty()) out["model"] = run.model.resolved();
   if (!run.data.resolved().empty()) out["data"] = run.data.resolved();
   out.update(write_trainer(run.trainer));
   ordered_json engine = config::write_engine_config(run.engine);
   for (const auto& [name, value] : engine.items()) out[name] = value;
-  return out.dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n";
+  return out;
 }
+
+std::string dump_resolved(const RunConfig& run) { return resolved(run).dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n"; }
 
 void fill_in_schedule(SchedulerConfig& scheduler, int64_t total_steps) {
   if (scheduler.type != "WarmupDecayLR" && scheduler.type != "WarmupCosineLR") return;

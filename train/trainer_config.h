@@ -15,8 +15,8 @@ namespace tessera::train {
 
 /// The `trainer` section.
 struct TrainerConfig {
-  std::string name;        ///< of the run; default: the configuration file's name without folder and ending
-  std::string output_dir;  ///< default: runs/NAME
+  std::string name = {};        ///< of the run; default: the configuration file's name without folder and ending
+  std::string output_dir = {};  ///< default: runs/NAME
   bool overwrite_output_dir = false;  ///< replaces a run in output_dir that has not finished
   int64_t epochs = 1;      ///< passes over the training data; 0 when max_steps counts instead
   int64_t max_steps = 0;   ///< optimizer steps; 0: epochs count
@@ -75,8 +75,10 @@ RunConfig load_run_config(const std::string& file, int world_size, const std::ve
 RunConfig parse_run_config(std::string_view json_text, const std::string& source, int world_size,
                            const std::vector<std::string>& overrides = {});
 
-/// Local. The resolved configuration as indented JSON: every key filled in (model and data as far as they have been
+/// Local. The resolved configuration: every key filled in (model and data as far as they have been
 /// read), which parses to the same values again.
+nlohmann::ordered_json resolved(const RunConfig& run);
+/// Local. That as indented text, for files.
 std::string dump_resolved(const RunConfig& run);
 
 }  // namespace tessera::train

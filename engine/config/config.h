@@ -65,6 +65,7 @@ struct ZeroConfig {
   bool operator==(const ZeroConfig&) const = default;
 };
 
+/// How the loss is scaled is also for torch_autocast in fp16.
 struct Fp16Config {
   bool enabled = false;
   double loss_scale = 0;  ///< 0: dynamic
@@ -144,6 +145,8 @@ struct EngineConfig {
   MonitorConfig monitors;
   int64_t seed = 42;
 
+  /// The gradients that float16 gives, of the whole model or of operators under autocast, need their loss scaled.
+  bool scales_loss() const { return fp16.enabled || (autocast.enabled && autocast.dtype == DType::kFloat16); }
   DType compute_dtype() const {
     return bf16 ? DType::kBFloat16 : fp16.enabled ? DType::kFloat16 : DType::kFloat32;
   }

@@ -71,7 +71,7 @@ Bindings precision_bindings() {
       bind<EngineConfig>(number("fp16.min_loss_scale").above(0).says("Smallest dynamic scale"), TESSERA_FIELD(fp16.min_loss_scale)),
       bind<EngineConfig>(boolean("torch_autocast.enabled").says("Keeps the model in fp32 and runs operators under torch.autocast"),
                          TESSERA_FIELD(autocast.enabled)),
-      bind<EngineConfig>(dtype("torch_autocast.dtype", {"bf16", "fp16"}).says("The type autocast casts to"), TESSERA_FIELD(autocast.dtype)),
+      bind<EngineConfig>(dtype("torch_autocast.dtype", {"bf16", "fp16"}).says("The type autocast casts to; fp16 scales the loss as `fp16` says"), TESSERA_FIELD(autocast.dtype)),
       bind<EngineConfig>(dtype("data_types.grad_accum_dtype", kDTypes).or_null().also("gradient_accumulation_dtype").says(
                              "Type gradients are accumulated in: fp32, or the type the model computes in; null: fp32 (DeepSpeed: the model's)"),
                          TESSERA_FIELD(grad_accum_dtype)),
@@ -168,7 +168,7 @@ KeyTable engine_keys() {
   table.add(scheduler_keys());
   table.add(section("bf16").also("bfloat16").says("bfloat16 training"));
   add_bound("bf16");
-  table.add(section("fp16").says("float16 training"));
+  table.add(section("fp16").says("float16 training; its loss scale is also for `torch_autocast` in fp16"));
   add_bound("fp16");
   table.add(section("torch_autocast").says("Mixed precision operator by operator"));
   add_bound("torch_autocast");

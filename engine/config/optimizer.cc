@@ -154,6 +154,12 @@ SchedulerConfig read_scheduler(const Document& document, const KeyTable& table, 
     report->warnings.push_back(str(document.origins.where("scheduler.params.total_num_steps"), ": scheduler.params.total_num_steps ",
                                    total->second[0], " is less than warmup_num_steps ", warmup->second[0],
                                    ": the run ends before the warm-up does"));
+  // DeepSpeed's default, and a trap for who knows other schedules: those scale the optimizer's lr.
+  const json* lr = value_at(root, "optimizer.params.lr");
+  if (report && config.type == "WarmupDecayLR" && lr && lr->is_number() && *lr != 0.001 && !value_at(root, "scheduler.params.warmup_max_lr"))
+    report->warnings.push_back(str(document.origins.where("optimizer.params.lr"), ": optimizer.params.lr ", lr->get<double>(),
+                                   " is not used: WarmupDecayLR rises to scheduler.params.warmup_max_lr, which is 0.001 where it is not given; ",
+                                   "\"auto\" there takes the optimizer's"));
   return config;
 }
 

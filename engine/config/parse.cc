@@ -68,18 +68,6 @@ void check_together(const Document& document, const EngineConfig& config) {
     document.fail("mlflow.tracking_uri", str("found ", describe_value(uri), "; expected the address of a server, http://… or https://…"));
 }
 
-EngineConfig parse(Document document, const ConfigOptions& options) {
-  KeyTable table = engine_keys();
-  for (const std::string& name : options.other_sections) table.add(free_section(name));
-  normalise_engine(document, table, options.report);
-  apply_overrides(document, under_own_names(options.overrides, table));
-  normalise_engine(document, table, options.report);
-  check(document, table, options.report);
-  return read_engine_config(document, options.world_size, options.report);
-}
-
-}  // namespace
-
 void normalise_engine(Document& document, const KeyTable& table, Report* report) {
   auto zero = document.json->find("zero_optimization");
   if (zero != document.json->end() && zero->is_boolean()) {
@@ -90,6 +78,22 @@ void normalise_engine(Document& document, const KeyTable& table, Report* report)
                                      ": zero_optimization: true and false are DeepSpeed's old form; read as {\"stage\": ", stage, "}"));
   }
   normalise(document, table);
+}
+
+EngineConfig parse(Document document, const ConfigOptions& options) {
+  KeyTable table = engine_keys();
+  for (const std::string& name : options.other_sections) table.add(free_section(name));
+  prepare(document, table, options.overrides, options.report);
+  return read_engine_config(document, options.world_size, options.report);
+}
+
+}  // namespace
+
+void prepare(Document& document, const KeyTable& table, const std::vector<std::string>& overrides, Report* report) {
+  normalise_engine(document, table, report);  // so that overrides meet keys under their own names
+  apply_overrides(document, under_own_names(overrides, table));
+  normalise_engine(document, table, report);  // and what they have brought
+  check(document, table, report);
 }
 
 EngineConfig read_engine_config(const Document& document, int world_size, Report* report) {

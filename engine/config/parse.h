@@ -39,11 +39,11 @@ std::string dump_resolved(const EngineConfig& config);
 namespace config {
 
 /// The pieces, for those who read sections of their own from the same file (train/trainer_config.h):
-/// normalise, check the union of the tables, then read each part.
+/// prepare by the union of the tables, then read each part.
 
-/// Local. Normalises the engine's keys, old forms included.
-void normalise_engine(Document& document, const KeyTable& table, Report* report);
-/// Local. The engine's part of a normalised and checked document.
+/// Local. Puts every key under its own name, old forms included, applies the overrides, and checks it all. Throws ConfigError.
+void prepare(Document& document, const KeyTable& table, const std::vector<std::string>& overrides, Report* report);
+/// Local. The engine's part of a prepared document.
 EngineConfig read_engine_config(const Document& document, int world_size, Report* report);
 /// Local. The engine's part of the resolved configuration.
 nlohmann::ordered_json write_engine_config(const EngineConfig& config);

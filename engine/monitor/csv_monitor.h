@@ -4,7 +4,7 @@
 #include <map>
 #include <optional>
 
-#include "engine/monitor/line_file.h"
+#include "core/line_file.h"
 #include "engine/monitor/monitor.h"
 
 namespace tessera {

@@ -3,7 +3,7 @@
 
 #include <optional>
 
-#include "engine/monitor/line_file.h"
+#include "core/line_file.h"
 #include "engine/monitor/monitor.h"
 
 namespace tessera {

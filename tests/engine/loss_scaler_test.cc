@@ -18,15 +18,19 @@ struct After {
   int64_t hysteresis;
 };
 
-Fp16Config dynamic(int power, int64_t window, double minimum, int hysteresis, bool consecutive = false) {
-  Fp16Config config;
-  config.enabled = true;
-  config.initial_scale_power = power;
-  config.loss_scale_window = window;
-  config.min_loss_scale = minimum;
-  config.hysteresis = hysteresis;
-  config.consecutive_hysteresis = consecutive;
+EngineConfig with(const Fp16Config& fp16) {
+  EngineConfig config;
+  config.fp16 = fp16;
   return config;
+}
+
+EngineConfig dynamic(int power, int64_t window, double minimum, int hysteresis, bool consecutive = false) {
+  return with({.enabled = true,
+               .initial_scale_power = power,
+               .loss_scale_window = window,
+               .hysteresis = hysteresis,
+               .consecutive_hysteresis = consecutive,
+               .min_loss_scale = minimum});
 }
 
 void expect_table(LossScaler scaler, const std::string& pattern, const std::vector<After>& table) {
@@ -82,10 +86,10 @@ TEST(LossScaler, TheMinimumNeedNotBeAPowerOfTwo) {
 }
 
 TEST(LossScaler, StaticAndDisabledStayPut) {
-  Fp16Config config = dynamic(16, 1, 1, 1);
-  config.loss_scale = 128;
+  EngineConfig config = dynamic(16, 1, 1, 1);
+  config.fp16.loss_scale = 128;
   LossScaler fixed(config);
-  config.enabled = false;
+  config.fp16.enabled = false;
   LossScaler disabled(config);
   for (bool overflow : {true, true, false, false, false}) {
     fixed.update(overflow);
@@ -94,6 +98,17 @@ TEST(LossScaler, StaticAndDisabledStayPut) {
   EXPECT_FALSE(fixed.is_dynamic());
   EXPECT_EQ(fixed.scale(), 128);
   EXPECT_EQ(disabled.scale(), 1);
+}
+
+TEST(LossScaler, ScalesUnderAutocastInFp16AsTheFp16SectionSays) {
+  EngineConfig config = with({.enabled = false, .initial_scale_power = 8});
+  config.autocast = {.enabled = true, .dtype = DType::kFloat16};
+  EXPECT_EQ(LossScaler(config).scale(), 256);
+  EXPECT_TRUE(LossScaler(config).is_dynamic());
+  config.autocast.dtype = DType::kBFloat16;
+  EXPECT_EQ(LossScaler(config).scale(), 1);
+  config.autocast = {.enabled = false, .dtype = DType::kFloat16};
+  EXPECT_EQ(LossScaler(config).scale(), 1);
 }
 
 TEST(LossScaler, ContinuesFromItsState) {
@@ -111,7 +126,7 @@ TEST(LossScaler, ContinuesFromItsState) {
 }
 
 TEST(LossScaler, RefusesImpossibleSettings) {
-  const auto error_of = [](const Fp16Config& config) -> std::string {
+  const auto error_of = [](const EngineConfig& config) -> std::string {
     try {
       LossScaler scaler(config);
     } catch (const ConfigError& error) {
@@ -124,8 +139,8 @@ TEST(LossScaler, RefusesImpossibleSettings) {
   EXPECT_THAT(error_of(dynamic(16, 10, 0, 2)), ::testing::HasSubstr("fp16.min_loss_scale"));
   EXPECT_THAT(error_of(dynamic(16, 10, 1, 0)), ::testing::HasSubstr("fp16.hysteresis"));
   EXPECT_THAT(error_of(dynamic(-1, 10, 1, 1)), ::testing::HasSubstr("fp16.initial_scale_power"));
-  Fp16Config negative = dynamic(16, 10, 1, 1);
-  negative.loss_scale = -2;
+  EngineConfig negative = dynamic(16, 10, 1, 1);
+  negative.fp16.loss_scale = -2;
   EXPECT_THAT(error_of(negative), ::testing::HasSubstr("fp16.loss_scale: found -2"));
 }
 

@@ -241,6 +241,49 @@ TEST(Autocast, EqualsAPlainLoopUnderAutocastToTheBit) {
   for (int stage = 1; stage <= 3; ++stage) EXPECT_EQ(losses_of_stage[stage], losses_of_stage[0]);
 }
 
+/// torch.autocast in float16 with torch.amp.GradScaler, by hand.
+TEST(Autocast, InFp16ScalesTheLossAsAPlainLoopWithAScalerDoes) {
+  constexpr double kSmall = 1e-6;  // of a loss, whose gradients fp16 would round to nothing
+  constexpr double kScale = 65536;
+  const auto x = randn({4, 7}, 100), y = randn({4, 3}, 200);
+  const auto gradients = [&](double scale) {
+    Mlp model;
+    fill_parameters(*model, 1);
+    at::Tensor loss;
+    {
+      const AutocastScope scope({.enabled = true, .dtype = DType::kFloat16}, at::kCPU);
+      loss = model->forward(x, y).to(at::kFloat) * kSmall;
+    }
+    (loss * scale).backward();
+    Tensors result;
+    for (const auto& item : model->named_parameters()) result[item.key()] = item.value().grad() / scale;
+    return result;
+  };
+  const Tensors scaled = gradients(kScale), unscaled = gradients(1);
+  ASSERT_GT(scaled.at("fc1.weight").abs().max().item<double>(), 0);
+  ASSERT_FALSE(bit_equal(scaled, unscaled)) << "without a scale gradients must be lost here";
+
+  for (int stage = 0; stage <= 3; ++stage)
+    on_ranks(1, [&](comm::CommunicatorPtr comm) {
+      Case c = small_units(1, stage);
+      c.micro_batch = 4;
+      c.config.autocast = {.enabled = true, .dtype = DType::kFloat16};
+      c.config.fp16.loss_scale_window = 2;
+      Mlp model;
+      fill_parameters(*model, 1);
+      auto engine = initialize(model, engine_config(c), comm);
+      EXPECT_EQ(engine->loss_scale(), kScale);
+      for (int step = 0; step < 4; ++step) {
+        engine->backward(engine->forward(x, y).to(at::kFloat) * kSmall);
+        for (const auto& [name, gradient] : step == 0 ? scaled : Tensors()) EXPECT_TRUE(at::equal(engine->full_gradient(name), gradient)) << stage << name;
+        engine->step();
+      }
+      EXPECT_EQ(engine->skipped_steps(), 0);
+      EXPECT_EQ(engine->loss_scale(), 2 * kScale) << "after three steps without an overflow, as in fp16";
+      for (const zero::Unit& unit : engine->sharded_model().layout().units()) EXPECT_EQ(unit.dtype, DType::kFloat32);
+    });
+}
+
 TEST(Autocast, CastsOfReleasedUnitsAreReleased) {
   on_ranks(2, [](comm::CommunicatorPtr comm) {
     Case c = small_units(2, 3);

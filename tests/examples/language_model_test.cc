@@ -85,7 +85,7 @@ TEST_F(LanguageModelTest, LearnsATextAtEveryStage) {
         engine.step();
       }
       EXPECT_LT(loss, 0.2) << "every byte follows from the one before";
-      const train::Evaluation evaluation = train::evaluate(task, engine, 4, {});
+      const train::Evaluation evaluation = train::evaluate(task, engine, {.eval_batch_size = 4}, {});
       EXPECT_EQ(evaluation.num_samples, 15);
       ASSERT_EQ(evaluation.metrics.size(), 2u);
       EXPECT_EQ(evaluation.metrics[0].first, "loss");

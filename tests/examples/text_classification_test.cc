@@ -121,10 +121,10 @@ TEST_F(TextClassificationTest, LearnsAtEveryStage) {
         engine.backward(loss);
         engine.step();
       }
-      const train::Evaluation on_the_way = train::evaluate(task, engine, 5, {});
+      const train::Evaluation on_the_way = train::evaluate(task, engine, {.eval_batch_size = 5}, {});
       EXPECT_EQ(on_the_way.num_samples, 24);
       EXPECT_EQ(on_the_way.set, "validation");
-      const train::Evaluation test = train::evaluate(task, engine, 5, {}, train::EvaluationSet::kTest);
+      const train::Evaluation test = train::evaluate(task, engine, {.eval_batch_size = 5}, {}, train::EvaluationSet::kTest);
       EXPECT_EQ(test.num_samples, 12);
       ASSERT_EQ(test.metrics.size(), 3u);
       EXPECT_EQ(test.metrics[0], std::pair(std::string("accuracy"), 1.0)) << "one character says it";

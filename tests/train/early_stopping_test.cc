@@ -47,8 +47,11 @@ TEST(EarlyStopping, GoesOnFromItsState) {
   EarlyStopping first(3, 0, true);
   for (const double value : {0.5, 0.7, 0.6}) first.note(value);
   EXPECT_EQ(first.state(), (EarlyStoppingState{.best = 0.7, .num_stale = 1}));
-  EXPECT_EQ(stops_after({3, 0, true, first.state()}, {0.69, 0.68}), 2);
-  EXPECT_TRUE(EarlyStopping(1, 0, true, first.state()).should_stop()) << "by less patience it has stopped already";
+  EarlyStopping second(3, 0, true), less_patient(1, 0, true);
+  second.set_state(first.state());
+  less_patient.set_state(first.state());
+  EXPECT_EQ(stops_after(second, {0.69, 0.68}), 2);
+  EXPECT_TRUE(less_patient.should_stop()) << "by less patience it has stopped already";
 }
 
 }  // namespace

@@ -80,7 +80,7 @@ TEST(Report, ATestSetStandsInPlaceOfTheValidation) {
   tested.evaluation->set = "validation";
   EXPECT_EQ(format_line(*tested.evaluation, 3), "epoch 3.00 | validation accuracy 0.9123 | validation loss 0.2500 | 10,000 samples in 1.2 s");
   EXPECT_TRUE(format_summary(tested).starts_with("validation accuracy 0.9123, ")) << format_summary(tested);
-  tested.test = Evaluation{500, {{"accuracy", 0.5}}, 0.5, "test", "a table\nof two lines"};
+  tested.test = Evaluation{500, {{"accuracy", 0.5}}, 0.5, EvaluationSet::kTest, "test", "a table\nof two lines"};
   EXPECT_EQ(format_summary(tested).rfind("a table\nof two lines\ntest     accuracy 0.5000, on 500 samples\ntraining ", 0), 0u) << format_summary(tested);
   const auto results = to_json(tested);
   EXPECT_EQ(results.at("test_accuracy"), 0.5);

@@ -44,10 +44,10 @@ TEST_F(RunDirectoryTest, EarlierResultsAreNotTakenForThisRuns) {
     earlier.write("all_results.json", "{}");
   }
   RunDirectory directory(root_);
-  EXPECT_TRUE(directory.has_results()) << "opening it changes nothing yet";
+  EXPECT_TRUE(fs::exists(root_ / kResultsName)) << "opening it changes nothing yet";
   EXPECT_EQ(read_text(root_ / "metrics.jsonl"), "{\"step\":1}\n{\"step\":2}\n{\"step\":3}\n{\"step\":\"three\"}\n");
   directory.go_on(2);
-  EXPECT_FALSE(directory.has_results());
+  EXPECT_FALSE(fs::exists(root_ / kResultsName));
   EXPECT_EQ(read_text(root_ / "metrics.jsonl"), "{\"step\":1}\n{\"step\":2}\n");
   directory.begin();
   directory.append_metrics({{"step", 7}});

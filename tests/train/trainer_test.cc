@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <mutex>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <sstream>
@@ -87,9 +88,9 @@ class TrainerTest : public testing::Test {
     return result;
   }
 
-  std::string error_of(const json& config, int world_size, const BlobsOptions& options = {}) const {
+  std::string error_of(const json& config, int world_size, const BlobsOptions& options = {}, const TrainerStart& start = {}) const {
     try {
-      train(config, world_size, options);
+      train(config, world_size, options, false, start);
     } catch (const ConfigError& error) {
       return error.what();
     }
@@ -259,6 +260,65 @@ TEST_F(TrainerTest, StopsEarlyAndGoesOnWithMorePatience) {
   }
 }
 
+// The last evaluations of a run that does all its steps may well be no better.
+TEST_F(TrainerTest, WhoHasDoneAllStepsHasNotStoppedEarly) {
+  json config = base_config();
+  config["optimizer"]["params"]["lr"] = 0;
+  config["trainer"]["early_stopping_patience"] = 2;
+  config["checkpoint"]["fsync"] = false;
+  const Result result = train(config, 1);
+  EXPECT_EQ(result.summary.num_steps, 30);
+  EXPECT_EQ(result.summary.stopped_early, "");
+  EXPECT_FALSE(json::parse(content(folder_ / "all_results.json")).contains("stopped_early"));
+  EXPECT_THAT(train(config, 1, {}, false, {.resume = true, .init = {}, .stop = {}}).output, HasSubstr("raise trainer.epochs"));
+}
+
+TEST_F(TrainerTest, ResultsAreOfTheWholeRunHoweverOftenItWasResumed) {
+  for (const int world_size : {1, 2}) {
+    json config = base_config();
+    config["checkpoint"]["fsync"] = false;
+    fs::remove_all(folder_);
+    train(config, world_size);
+    const json whole = json::parse(content(folder_ / "all_results.json"));
+    fs::remove_all(folder_);
+    double seconds = 0;
+    for (const int64_t stop_at : {7, 16, 30}) {  // between reports
+      int64_t num_asked = stop_at < 30 ? 0 : -1000, begun = stop_at == 7 ? 0 : 7;
+      if (stop_at == 30) begun = 16;
+      std::mutex mutex;
+      TrainerStart start{.resume = begun > 0, .init = {}, .stop = [&] {
+                           const std::lock_guard lock(mutex);
+                           return ++num_asked > (stop_at - begun - 1) * world_size;
+                         }};
+      const Summary summary = train(config, world_size, {}, false, start).summary;
+      EXPECT_EQ(summary.num_steps, stop_at);
+      EXPECT_EQ(summary.num_samples, stop_at * 48);
+      EXPECT_GT(summary.train_s, seconds);
+      seconds = summary.train_s;
+    }
+    // Killed before the results were written, with nothing left to train.
+    for (const bool again : {false, true}) {
+      if (again) {
+        fs::remove(folder_ / "all_results.json");
+        train(config, world_size, {}, false, {.resume = true, .init = {}, .stop = {}});
+      }
+      const json results = json::parse(content(folder_ / "all_results.json"));
+      EXPECT_EQ(results.at("train_samples"), whole.at("train_samples"));
+      EXPECT_NEAR(results.at("train_loss").get<double>(), whole.at("train_loss").get<double>(), 1e-6);
+      EXPECT_NEAR(results.at("train_runtime").get<double>(), seconds, 0.2 * seconds);
+      EXPECT_EQ(results.at("eval_loss"), whole.at("eval_loss"));
+    }
+  }
+}
+
+TEST_F(TrainerTest, WeightsToStartFromHaveNoPlaceInARunThatGoesOn) {
+  json config = base_config();
+  config["checkpoint"]["fsync"] = false;
+  train(config, 1);
+  EXPECT_THAT(error_of(config, 2, {}, {.resume = true, .init = "w.safetensors", .stop = {}}),
+              AllOf(HasSubstr("--init: found w.safetensors beside --resume"), HasSubstr("expected one of the two")));
+}
+
 TEST_F(TrainerTest, TheBestOfAnotherMetricIsForgotten) {
   json config = base_config();
   config["trainer"]["metric_for_best"] = "loss";
@@ -383,7 +443,7 @@ TEST_F(TrainerTest, TheTestSetIsEvaluatedOnceWithTheBestWeights) {
       BlobsTask task({.test_size = 67});
       Engine& engine = task.initialize(parse_run_config(config.dump(), "blobs.json", 1).engine, comm, {});
       engine.load_weights((folder_ / "model.safetensors").string());
-      EXPECT_NEAR(evaluate(task, engine, 16, {}, EvaluationSet::kTest).metrics[1].second, test_loss, 1e-6);
+      EXPECT_NEAR(evaluate(task, engine, {.eval_batch_size = 16}, {}, EvaluationSet::kTest).metrics[1].second, test_loss, 1e-6);
     });
   }
 }
@@ -501,7 +561,7 @@ TEST_F(TrainerTest, EvaluationPadsShortRanks) {
     config.train_micro_batch_size_per_gpu = 1;
     config.zero.stage = 3;
     Engine& engine = task.initialize(config, comm, {});
-    const Evaluation evaluation = evaluate(task, engine, 2, Display{});
+    const Evaluation evaluation = evaluate(task, engine, {.eval_batch_size = 2}, {});
     EXPECT_EQ(evaluation.num_samples, 7);
     EXPECT_EQ(task.num_evaluated_rows(), 4) << "every rank calls forward equally often";
   });

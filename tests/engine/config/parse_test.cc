@@ -196,6 +196,26 @@ TEST(ConfigParse, SchedulersAndTheirDefaults) {
   EXPECT_EQ(report.warnings[0], "c.json:1: scheduler.params.total_num_steps 10 is less than warmup_num_steps 1000: the run ends before the warm-up does");
 }
 
+// DeepSpeed's default of 0.001 in place of the optimizer's rate surprises who comes from other schedules.
+TEST(ConfigParse, WarnsOfALearningRateThatWarmupDecayLrDoesNotUse) {
+  const std::string rate = R"("optimizer": {"type": "AdamW", "params": {"lr": 5e-5}}, )";
+  const auto warnings = [&](const std::string& keys) {
+    config::Report report;
+    parse(keys, &report);
+    return report.warnings;
+  };
+  const auto schedule = [](const std::string& type, const std::string& top) {
+    return R"("scheduler": {"type": ")" + type + R"(", "params": {"warmup_num_steps": 5)" + top + "}}";
+  };
+  EXPECT_EQ(warnings(rate + schedule("WarmupDecayLR", "")),
+            (std::vector<std::string>{"c.json:1: optimizer.params.lr 5e-05 is not used: WarmupDecayLR rises to scheduler.params.warmup_max_lr, which is "
+                                      "0.001 where it is not given; \"auto\" there takes the optimizer's"}));
+  EXPECT_TRUE(warnings(rate + schedule("WarmupDecayLR", R"(, "warmup_max_lr": 5e-5)")).empty());
+  EXPECT_TRUE(warnings(rate + schedule("WarmupDecayLR", R"(, "warmup_max_lr": "auto")")).empty());
+  EXPECT_TRUE(warnings(rate + schedule("WarmupLR", "")).empty());
+  EXPECT_TRUE(warnings(schedule("WarmupDecayLR", "")).empty());
+}
+
 TEST(ConfigParse, ConfigsBuiltInCppAreCheckedTheSame) {
   EngineConfig config;
   config.train_micro_batch_size_per_gpu = 4;

@@ -173,7 +173,7 @@ TEST_F(TrainedSegmentation, EvaluationIsThatOfOneRankOnAnyNumber) {
         train_steps(task, engine, 5, 4);
         engine.save_checkpoint(folder_.string());
       }
-      const train::Evaluation evaluation = train::evaluate(task, engine, 2, {});
+      const train::Evaluation evaluation = train::evaluate(task, engine, {.eval_batch_size = 2}, {});
       EXPECT_EQ(evaluation.num_samples, 13);
       if (comm->rank() == 0)
         found[std::to_string(world_size) + (from_checkpoint ? " loaded" : "")] = {evaluation.metrics[0].second, evaluation.metrics[1].second};
@@ -200,7 +200,7 @@ TEST_F(TrainedSegmentation, LearnsAndDrawsWhatItFinds) {
       Segmentation task(options, std::make_unique<Squares>(60));
       Engine& engine = task.initialize(engine_config(3, 8), comm, {});
       train_steps(task, engine, 60, 8);
-      const train::Evaluation evaluation = train::evaluate(task, engine, 8, {});
+      const train::Evaluation evaluation = train::evaluate(task, engine, {.eval_batch_size = 8}, {});
       EXPECT_EQ(evaluation.metrics[0].first, "dice");
       EXPECT_GT(evaluation.metrics[0].second, 0.95);
       task.write_samples(folder_ / "samples", 60);

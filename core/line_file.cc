@@ -1,4 +1,4 @@
-#include "engine/monitor/line_file.h"
+#include "core/line_file.h"
 
 #include <cerrno>
 #include <cstring>
