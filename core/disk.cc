@@ -158,6 +158,8 @@ void Disk::replace_file(const fs::path& path, std::string_view content) const {
   sync_directory(path.has_parent_path() ? path.parent_path() : fs::path("."));
 }
 
+void replace_file(const fs::path& path, std::string_view content) { Disk({.sync = false, .probe = {}}).replace_file(path, content); }
+
 // -------------------------------------------------------------------------------------------- InputFile
 
 InputFile::InputFile(fs::path path) : path_(std::move(path)), descriptor_(open_or_fail(path_, O_RDONLY, "open")) {

@@ -101,6 +101,9 @@ class Disk {
   DiskOptions options_;
 };
 
+/// Local. Writes a small file whole-or-absent, but not synced: what only a power failure could take. Throws DiskError.
+void replace_file(const std::filesystem::path& path, std::string_view content);
+
 /// A file being read. Thread-safe.
 class InputFile {
  public:

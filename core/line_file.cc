@@ -17,7 +17,7 @@ LineFile::LineFile(std::filesystem::path path, const std::function<bool(const st
       if (!old.eof() && keep(line)) kept += line + "\n";  // a killed run's last line may be half, and has no end
   }
   is_new_ = kept.empty();
-  Disk({.sync = false, .probe = {}}).replace_file(path_, kept);
+  replace_file(path_, kept);
   errno = 0;
   out_.open(path_, std::ios::app | std::ios::binary);
   if (!out_) throw Error(str(path_.string(), " cannot be written: ", std::strerror(errno)));

@@ -3,7 +3,6 @@
 #include <spdlog/sinks/basic_file_sink.h>
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
-#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include "core/error.h"
@@ -26,9 +25,7 @@ spdlog::level::level_enum to_spdlog(LogLevel level) {
 /// Empties the line the cursor is on, where a bar may stand, and what is below, where a second one may; goes to the line's start.
 std::string blank() {
   if (terminal_knows_sequences()) return "\r\x1b[J";
-  winsize size{};
-  const int columns = ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 1 ? size.ws_col : 80;
-  std::string line(columns + 1, ' ');
+  std::string line(static_cast<size_t>(terminal_width(STDERR_FILENO)) + 1, ' ');
   line.front() = line.back() = '\r';
   return line;
 }

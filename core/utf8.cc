@@ -1,5 +1,6 @@
 #include "core/utf8.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 
@@ -46,6 +47,18 @@ std::string as_utf8(std::string_view text) {
     text.remove_prefix(length == 0 ? 1 : length);
   }
   return out;
+}
+
+size_t num_characters(std::string_view text) {
+  size_t count = 0;
+  for (; !text.empty(); ++count) text.remove_prefix(std::max<size_t>(1, utf8_length(text)));
+  return count;
+}
+
+std::string_view first_characters(std::string_view text, size_t count) {
+  size_t end = 0;
+  for (; count > 0 && end < text.size(); --count) end += std::max<size_t>(1, utf8_length(text.substr(end)));
+  return text.substr(0, end);
 }
 
 std::string quoted_name(std::string_view name) {

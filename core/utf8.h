@@ -17,6 +17,13 @@ bool is_utf8(std::string_view text);
 /// Local. `text` with U+FFFD in place of each byte that belongs to no well-formed character.
 std::string as_utf8(std::string_view text);
 
+/// Local. Characters of `text`; each byte that belongs to no well-formed one counts as one. In print they are columns, except for
+/// wide and combining ones.
+size_t num_characters(std::string_view text);
+
+/// Local. The first `count` of them; all where there are no more.
+std::string_view first_characters(std::string_view text, size_t count);
+
 /// Local. "'encoder.weight'" for an error message: one line whatever the name holds, at most 200 bytes of it.
 std::string quoted_name(std::string_view name);
 

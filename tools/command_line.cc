@@ -83,6 +83,15 @@ std::string HelpFormatter::make_subcommand(const CLI::App* command) const {
   return out.str();
 }
 
+void add_overrides(CLI::App& command, std::vector<std::string>& overrides, const std::string& description) {
+  command.add_option("--set", overrides, description)->type_name("KEY=VALUE")->expected(1)->take_all();
+}
+
+void add_run(CLI::App& command, std::string& folder, std::string& tag) {
+  command.add_option("RUN", folder, "Folder of a run, e.g. runs/NAME")->required()->type_name("")->option_text(" ");
+  command.add_option("--tag", tag, "A checkpoint of it (default: its model.safetensors, else the latest)")->type_name("TAG");
+}
+
 std::vector<char*> with_command(int argc, char** argv) {
   std::vector<char*> arguments(argv, argv + argc);
   const std::string_view path = argc > 0 ? argv[0] : "";

@@ -1,4 +1,4 @@
-// The face of the command line: help that fits a terminal of 80 columns, and mistakes told in one line.
+// The face of the command line: help that fits a terminal of 80 columns, what several commands take, and mistakes told in one line.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -18,6 +18,11 @@ class HelpFormatter : public CLI::Formatter {
   std::string make_option_desc(const CLI::Option* option) const override;
   std::string make_subcommand(const CLI::App* command) const override;
 };
+
+/// Local. Adds --set KEY=VALUE (repeatable) to `command`. `overrides` must outlive the parse.
+void add_overrides(CLI::App& command, std::vector<std::string>& overrides, const std::string& description);
+/// Local. Adds RUN, the folder of a finished run, and --tag, a checkpoint in it, to `command`. Both must outlive the parse.
+void add_run(CLI::App& command, std::string& folder, std::string& tag);
 
 /// Local. The program's arguments, null-terminated, with the command that another name of the program stands for: `zero_to_fp32
 /// DIR OUT` is `tessera consolidate DIR OUT`.

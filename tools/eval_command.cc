@@ -7,6 +7,7 @@
 
 #include "core/log.h"
 #include "launcher/environment.h"
+#include "tools/command_line.h"
 #include "tools/launch_command.h"
 #include "tools/tasks.h"
 #include "train/trained_run.h"
@@ -24,7 +25,7 @@ int eval(const EvalFlags& flags, const std::vector<std::string>& args) {
   const Logger log{LogOptions{}};
   if (launcher::should_start_ranks(flags.launch.nproc)) {
     train::open_run(flags.folder, *flags.launch.nproc, flags.overrides, flags.tag);  // a mistake is one line here, not one from every rank
-    return start_ranks_of_self(flags.launch, args, log).value();
+    return run_ranks_of_self(flags.launch, args, log);
   }
   const comm::Environment environment = comm::environment();
   const train::TrainedRun run = train::open_run(flags.folder, environment.world_size, flags.overrides, flags.tag);
@@ -37,12 +38,8 @@ int eval(const EvalFlags& flags, const std::vector<std::string>& args) {
 void add_eval_command(CLI::App& app, const std::vector<std::string>& args, int& exit_code) {
   CLI::App* command = app.add_subcommand("eval", "Evaluate a trained model on its validation and test data");
   const auto flags = std::make_shared<EvalFlags>();
-  command->add_option("RUN", flags->folder, "Folder of a run, e.g. runs/NAME")->required()->type_name("")->option_text(" ");
-  command->add_option("--tag", flags->tag, "A checkpoint of it (default: its model.safetensors, else the latest)")->type_name("TAG");
-  command->add_option("--set", flags->overrides, "Override a key of its config.json, e.g. --set data.path=DIR (repeatable)")
-      ->type_name("KEY=VALUE")
-      ->expected(1)
-      ->take_all();
+  add_run(*command, flags->folder, flags->tag);
+  add_overrides(*command, flags->overrides, "Override a key of its config.json, e.g. --set data.path=DIR (repeatable)");
   add_launch_flags(*command, flags->launch);
   command->footer("The results are in RUN/eval_results.json too.");
   command->callback([flags, args, &exit_code] { exit_code = eval(*flags, args); });

@@ -1,7 +1,6 @@
 #include "tools/inspect_command.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -12,6 +11,7 @@
 #include "checkpoint/reader.h"
 #include "checkpoint/verify.h"
 #include "core/str.h"
+#include "tools/columns.h"
 
 namespace tessera::tools {
 namespace {
@@ -26,11 +26,7 @@ struct InspectFlags {
   bool json = false;
 };
 
-std::string mebibytes(int64_t bytes) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.1f MiB", static_cast<double>(bytes) / (1 << 20));
-  return text;
-}
+std::string mebibytes(int64_t bytes) { return fixed(static_cast<double>(bytes) / (1 << 20), 1) + " MiB"; }
 
 /// A number of the engine's state; -1 when it has none of that name.
 int64_t state_number(const Manifest& manifest, const char* name) {

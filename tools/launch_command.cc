@@ -91,12 +91,6 @@ void add_launch_command(CLI::App& app, const std::vector<std::string>& program, 
   });
 }
 
-std::optional<int> start_ranks_of_self(const LaunchFlags& flags, const std::vector<std::string>& args,
-                                       const Logger& log) {
-  if (!launcher::should_start_ranks(flags.nproc)) return std::nullopt;
-  return run_ranks_of_self(flags, args, log);
-}
-
 int run_ranks_of_self(const LaunchFlags& flags, const std::vector<std::string>& args, const Logger& log) {
   launcher::Options options = options_of(flags);
   options.program = std::filesystem::read_symlink("/proc/self/exe").string();

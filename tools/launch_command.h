@@ -32,14 +32,8 @@ std::vector<std::string> take_program(int& argc, char** argv);
 void add_launch_command(CLI::App& app, const std::vector<std::string>& program, const Logger& log,
                         int& exit_code);
 
-/// Local. For a command such as `tessera train CONFIG --nproc N`: starts N ranks of this very program with
-/// the same arguments and returns the exit code; none when this process is a rank itself (alone, or in a
-/// group that a launcher has made), and should do the work. `args` is argv[1] and on. Throws as
-/// launcher::run, and ConfigError when --nproc contradicts the group this process is in.
-std::optional<int> start_ranks_of_self(const LaunchFlags& flags, const std::vector<std::string>& args,
-                                       const Logger& log);
-
-/// Local. Starts flags.nproc ranks of this program, one too, with `args` as argv[1] and on; returns the exit code. Throws as launcher::run.
+/// Local. For a command such as `tessera train CONFIG --nproc N`, where launcher::should_start_ranks says so: starts N ranks of this very
+/// program (unset: one), with `args` as argv[1] and on, and returns the exit code. Throws as launcher::run.
 int run_ranks_of_self(const LaunchFlags& flags, const std::vector<std::string>& args, const Logger& log);
 
 }  // namespace tessera::tools

@@ -1,9 +1,9 @@
 // The chart of memory_report.h. Colours are Okabe and Ito's, told apart by the colour-blind too.
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 
 #include "core/str.h"
+#include "tools/columns.h"
 #include "tools/memory_report.h"
 
 namespace tessera::tools {
@@ -14,11 +14,7 @@ using train::MemoryTrial;
 constexpr double kWidth = 960, kLeft = 64, kRight = 16, kBarsTop = 64, kBarsHeight = 280, kPanelsTop = 452, kPanelHeight = 150;
 constexpr const char* kColours[kNumMemoryUses] = {"#0072b2", "#56b4e9", "#cc79a7", "#e69f00", "#999999", "#009e73", "#d55e00", "#b8b8b8"};
 
-std::string number(double value) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.1f", value);
-  return text;
-}
+std::string number(double value) { return fixed(value, 1); }
 
 /// A round number of at least `value`: 1, 2, 2.5 or 5 times a power of ten, for a scale of `steps` steps.
 double round_step(double value, int steps) {

@@ -2,14 +2,15 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <charconv>
-#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "core/disk.h"
 #include "core/error.h"
 #include "core/log.h"
 #include "core/str.h"
@@ -66,13 +67,6 @@ std::vector<int> parse_stages(const std::string& text) {
   return stages;
 }
 
-void write_file(const fs::path& path, const std::string& text) {
-  std::ofstream file(path, std::ios::binary);
-  file << text;
-  file.close();
-  if (!file) throw Error(str(path.string(), " cannot be written"));
-}
-
 train::RunConfig run_config(const MemoryFlags& flags, int world_size, int stage) {
   std::vector<std::string> overrides = flags.overrides;
   overrides.push_back(str("zero_optimization.stage=", stage));
@@ -86,7 +80,7 @@ int run_trial(const MemoryFlags& flags, const Logger& log) {
   const train::MemoryTrial trial =
       train::run_memory_trial(run_config(flags, world_size, flags.trial_stage), tasks(), environment,
                               {.num_steps = flags.num_steps, .simulate_world = flags.simulate_world, .simulate_rank = flags.rank}, log);
-  write_file(fs::path(flags.trial_folder) / str("stage", trial.stage, "_rank", trial.rank, ".json"), to_json(trial).dump());
+  replace_file(fs::path(flags.trial_folder) / str("stage", trial.stage, "_rank", trial.rank, ".json"), to_json(trial).dump());
   return 0;
 }
 
@@ -137,9 +131,9 @@ int measure(const MemoryFlags& flags, const std::vector<std::string>& args, cons
   std::cout << memory_table(trials);
   if (!flags.out.empty()) {
     const fs::path out = flags.out;
-    write_file(out / "memory.json", memory_json(trials).dump(1) + "\n");
-    write_file(out / "memory.csv", memory_csv(trials));
-    write_file(out / "memory.svg", memory_chart(trials));
+    replace_file(out / "memory.json", memory_json(trials).dump(1) + "\n");
+    replace_file(out / "memory.csv", memory_csv(trials));
+    replace_file(out / "memory.svg", memory_chart(trials));
     std::cout << "\nwritten: memory.json, memory.csv and memory.svg (the chart) in " << out.string() << '\n';
   }
   return 0;
@@ -236,7 +230,7 @@ void add_memory_command(CLI::App& app, const std::vector<std::string>& args, int
   command->add_option("CONFIG", flags->config, "JSON file as `tessera train` takes it: trained for a few steps at each stage")
       ->type_name("")
       ->option_text(" ");
-  command->add_option("--set", flags->overrides, "Override a key (repeatable)")->type_name("KEY=VALUE")->expected(1)->take_all();
+  add_overrides(*command, flags->overrides, "Override a key (repeatable)");
   command->add_option("--stages", flags->stages, "Which stages (default: 0,1,2,3)")->type_name("LIST");
   command->add_option("--steps", flags->num_steps, "Timed training steps at each stage (default: 5)")->type_name("K")->check(CLI::Range(1, 1'000'000).description(""));
   command->add_option("--out", flags->out, "Folder for memory.json, memory.csv and the chart, memory.svg")->type_name("DIR");

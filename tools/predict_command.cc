@@ -9,6 +9,7 @@
 #include "core/log.h"
 #include "core/str.h"
 #include "core/utf8.h"
+#include "tools/command_line.h"
 #include "tools/tasks.h"
 #include "train/trained_run.h"
 
@@ -29,19 +30,24 @@ void read_lines(const std::string& name, std::vector<std::string>& texts) {
     if (!file) throw DataError(str(name, ": cannot be opened; expected a file with a text a line, or - for standard input"));
   }
   std::istream& in = name == "-" ? std::cin : file;
+  const std::string shown = name == "-" ? "standard input" : name;
+  int64_t num_lines = 0;
   for (std::string line; std::getline(in, line);) {
+    ++num_lines;
+    if (!is_utf8(line)) throw DataError(str(shown, ": line ", num_lines, " is not UTF-8; expected UTF-8"));
     if (line.ends_with('\r')) line.pop_back();
     texts.push_back(line);
   }
-  if (in.bad()) throw DataError(str(name, ": reading failed; expected a text a line"));
+  if (in.bad()) throw DataError(str(shown, ": reading failed; expected a text a line"));
+  if (num_lines == 0) throw DataError(str(shown, ": has no lines; expected a text a line"));
 }
 
 std::vector<std::string> texts_of(const PredictFlags& flags) {
   std::vector<std::string> texts = flags.texts;
+  for (size_t i = 0; i < texts.size(); ++i)
+    if (!is_utf8(texts[i])) throw DataError(str("--text ", i + 1, ": is not UTF-8; expected UTF-8"));
   if (!flags.file.empty()) read_lines(flags.file, texts);
   if (texts.empty()) throw ConfigError("nothing to predict; expected --text TEXT, or --file FILE with a text a line");
-  for (size_t i = 0; i < texts.size(); ++i)
-    if (!is_utf8(texts[i])) throw DataError(str("text ", i + 1, " is not UTF-8; expected UTF-8"));
   return texts;
 }
 
@@ -66,12 +72,11 @@ void predict(const PredictFlags& flags) {
 void add_predict_command(CLI::App& app) {
   CLI::App* command = app.add_subcommand("predict", "Ask a trained model about texts of your own");
   const auto flags = std::make_shared<PredictFlags>();
-  command->add_option("RUN", flags->folder, "Folder of a run, e.g. runs/NAME")->required()->type_name("")->option_text(" ");
   command->add_option("--text", flags->texts, "A text (repeatable)")->type_name("TEXT")->expected(1)->take_all();
   command->add_option("--file", flags->file, "A file with a text a line; - is standard input")->type_name("FILE");
   command->add_flag("--json", flags->json, "Print a JSON object a text, as transformers' pipelines answer");
-  command->add_option("--tag", flags->tag, "A checkpoint of it (default: its model.safetensors, else the latest)")->type_name("TAG");
-  command->add_option("--set", flags->overrides, "Override a key of its config.json (repeatable)")->type_name("KEY=VALUE")->expected(1)->take_all();
+  add_run(*command, flags->folder, flags->tag);
+  add_overrides(*command, flags->overrides, "Override a key of its config.json (repeatable)");
   command->footer("Texts are labelled or continued by what the run has trained:\n"
                   "docs/text_classification.md, docs/language_model.md.");
   command->callback([flags] { predict(*flags); });

@@ -11,6 +11,7 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "launcher/environment.h"
+#include "tools/command_line.h"
 #include "tools/launch_command.h"
 #include "tools/tasks.h"
 #include "train/run.h"
@@ -57,7 +58,7 @@ int train(const TrainFlags& flags, const std::vector<std::string>& args) {
     // A mistake in the configuration is one line here, not one from every rank.
     const train::RunConfig run = train::load_run_config(flags.config, *flags.launch.nproc, flags.overrides);
     if (!flags.resume) train::check_may_start_anew(run.trainer);
-    return start_ranks_of_self(flags.launch, args, log).value();
+    return run_ranks_of_self(flags.launch, args, log);
   }
   const comm::Environment environment = comm::environment();
   train::RunConfig run = train::load_run_config(flags.config, environment.world_size, flags.overrides);
@@ -77,10 +78,7 @@ void add_train_command(CLI::App& app, const std::vector<std::string>& args, int&
       ->required()
       ->type_name("")
       ->option_text(" ");
-  command->add_option("--set", flags->overrides, "Override a key, e.g. --set zero_optimization.stage=3 (repeatable)")
-      ->type_name("KEY=VALUE")
-      ->expected(1)
-      ->take_all();
+  add_overrides(*command, flags->overrides, "Override a key, e.g. --set zero_optimization.stage=3 (repeatable)");
   command->add_flag("--resume", flags->resume, "Go on from the latest checkpoint in the run's folder");
   command->add_option("--init", flags->init, "Start from the weights of a .safetensors file (or a folder of them)")->type_name("FILE");
   add_launch_flags(*command, flags->launch);

@@ -31,15 +31,8 @@ ClassScores average(const std::vector<ClassScores>& classes, const std::vector<d
   return mean;
 }
 
-/// In characters.
-size_t width_of(const std::string& text) {
-  size_t width = 0;
-  for (size_t at = 0; at < text.size(); ++width) at += std::max<size_t>(1, utf8_length(std::string_view(text).substr(at)));
-  return width;
-}
-
 std::string right_aligned(const std::string& text, size_t width) {
-  return std::string(width - std::min(width, width_of(text)), ' ') + text;
+  return std::string(width - std::min(width, num_characters(text)), ' ') + text;
 }
 
 }  // namespace
@@ -76,7 +69,7 @@ std::string format_report(const ClassificationReport& report, const std::vector<
   TESSERA_CHECK(names.empty() || names.size() == report.classes.size(), names.size(), " names for ", report.classes.size(), " classes");
   const auto name_of = [&](size_t i) { return names.empty() ? std::to_string(i) : names[i]; };
   auto width = std::max<size_t>(std::string_view("weighted avg").size(), static_cast<size_t>(digits));
-  for (size_t i = 0; i < report.classes.size(); ++i) width = std::max(width, width_of(name_of(i)));
+  for (size_t i = 0; i < report.classes.size(); ++i) width = std::max(width, num_characters(name_of(i)));
 
   std::ostringstream out;
   out << std::fixed << std::setprecision(digits);

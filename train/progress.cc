@@ -1,6 +1,5 @@
 #include "train/progress.h"
 
-#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,30 +14,20 @@
 
 #include "core/str.h"
 #include "core/terminal.h"
+#include "core/utf8.h"
 
 namespace tessera::train {
 namespace {
 
 constexpr double kRedraw_s = 0.1;
-constexpr int kDefaultWidth = 80;
 constexpr int kNarrow = 40;  // columns with room for one bar only
 constexpr std::array<std::string_view, 8> kEighths = {"", "▏", "▎", "▍", "▌", "▋", "▊", "▉"};
 constexpr std::string_view kFullBlock = "█";
 
-bool starts_character(char byte) { return (static_cast<unsigned char>(byte) & 0xc0) != 0x80; }
+// One a character: wide ones do not occur in what we print.
+int columns(std::string_view text) { return static_cast<int>(num_characters(text)); }
 
-// Columns of a UTF-8 string, one a character (wide characters do not occur in what we print).
-int columns(std::string_view text) {
-  return static_cast<int>(std::count_if(text.begin(), text.end(), starts_character));
-}
-
-std::string cut(const std::string& text, int width) {
-  int seen = 0;
-  for (size_t i = 0; i < text.size(); ++i) {
-    if (starts_character(text[i]) && ++seen > width) return text.substr(0, i);
-  }
-  return text;
-}
+std::string_view cut(std::string_view text, int width) { return first_characters(text, static_cast<size_t>(std::max(0, width))); }
 
 std::string bar_of(double fraction, int width, bool ascii) {
   const int eighths = static_cast<int>(fraction * width * 8);
@@ -72,12 +61,6 @@ bool locale_is_utf8() {
   return false;
 }
 
-int terminal_width(int fd) {
-  winsize size{};
-  if (ioctl(fd, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) return size.ws_col;
-  return kDefaultWidth;
-}
-
 }  // namespace
 
 Display display_for(std::ostream& out, int fd) {
@@ -88,6 +71,10 @@ Display display_for(std::ostream& out, int fd) {
   display.has_sequences = display.is_terminal && terminal_knows_sequences();
   display.width = [fd] { return terminal_width(fd); };
   return display;
+}
+
+void print_line(const Display& display, const std::string& line) {
+  if (display.out != nullptr) *display.out << line << '\n' << std::flush;
 }
 
 std::string format_duration(double seconds) {
@@ -119,7 +106,7 @@ std::string format_bar(const BarState& state, int width, bool ascii) {
   right += (state.postfix.empty() ? "" : ", " + state.postfix) + "]";
 
   const int bar_width = std::max(0, width - columns(left) - columns(right));
-  return cut(left + bar_of(fraction, bar_width, ascii) + right, width);
+  return std::string(cut(left + bar_of(fraction, bar_width, ascii) + right, width));
 }
 
 ProgressBar::ProgressBar(const Display& display, BarState start, bool keep)
@@ -186,10 +173,9 @@ void ProgressBar::hide() {
 }
 
 void ProgressBar::print(const std::string& line) {
-  if (display_.out == nullptr) return;
   hide();
   if (display_.above != nullptr) *display_.out << "\r\x1b[J";  // in place of both bars
-  *display_.out << line << '\n' << std::flush;
+  print_line(display_, line);
 }
 
 void ProgressBar::close() {

@@ -35,6 +35,9 @@ struct Display {
 /// wide it is (again at every redraw; 80 where unknown), what it can do, and whether the locale speaks UTF-8.
 Display display_for(std::ostream& out, int fd);
 
+/// Local. Writes a whole line where no bar stands (where one does: ProgressBar::print).
+void print_line(const Display& display, const std::string& line);
+
 /// What a bar shows at one moment.
 struct BarState {
   std::string description = {};

@@ -9,6 +9,7 @@
 
 #include "core/disk.h"
 #include "core/str.h"
+#include "engine/monitor/file_name.h"
 
 namespace tessera {
 namespace {
@@ -39,9 +40,8 @@ bool is_ours(const std::filesystem::path& path) {
   std::ifstream file(path, std::ios::binary);
   std::string head;
   if (!std::getline(file, head) || file.eof() || !head.starts_with(kHead) || !head.ends_with('\r')) return false;
-  std::string name = head.substr(kHead.size(), head.size() - kHead.size() - 1);
-  std::replace(name.begin(), name.end(), ' ', '_');
-  return name.starts_with('"') || path.stem().string().ends_with(name);
+  const std::string name = head.substr(kHead.size(), head.size() - kHead.size() - 1);
+  return name.starts_with('"') || path.stem().string().ends_with(file_name_of(name));
 }
 
 }  // namespace
@@ -66,9 +66,7 @@ void CsvMonitor::take_back(int64_t resumed_after) {
 }
 
 LineFile& CsvMonitor::file_of(const std::string& name) {
-  std::string file = name;
-  for (char& c : file)
-    if (c == '/' || c == ' ') c = '_';
+  const std::string file = file_name_of(name);
   if (const auto found = files_.find(file); found != files_.end()) return found->second;
   LineFile& made = files_.try_emplace(file, folder_ / (file + ".csv"), nullptr).first->second;
   made.append(str(kHead, csv_field(name.substr(name.rfind('/') + 1)), "\r"));

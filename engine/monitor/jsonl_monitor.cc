@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/disk.h"
+#include "engine/monitor/file_name.h"
 #include "engine/monitor/wall_time.h"
 
 namespace tessera {
@@ -58,7 +59,7 @@ void JsonlMonitor::image(const std::string& name, int64_t step, const PngView& p
   if (file.empty()) {
     file = step_file("images", name, step, ".png");
     made(folder_ / "images");
-    Disk({.sync = false, .probe = {}}).replace_file(folder_ / file, png.bytes);
+    replace_file(folder_ / file, png.bytes);
   }
   ordered_json record = record_of(step);
   record.update(ordered_json{{"image", name}, {"width", png.width}, {"height", png.height}, {"file", file}});

@@ -22,17 +22,6 @@ constexpr const char* kArtifactScheme = "mlflow-artifacts:";
 
 int64_t now_ms() { return std::llround(wall_time_s() * 1e3); }
 
-/// The first `limit` characters.
-std::string cut(std::string_view text, size_t limit) {
-  std::string out;
-  for (size_t count = 0; count < limit && !text.empty(); ++count) {
-    const size_t length = std::max<size_t>(1, utf8_length(text));
-    out += text.substr(0, length);
-    text.remove_prefix(length);
-  }
-  return out;
-}
-
 std::string accepted_name(std::string name) {
   for (char& c : name)
     if (!std::isalnum(static_cast<unsigned char>(c)) && std::string_view("_-. :/").find(c) == std::string_view::npos) c = '_';
@@ -45,7 +34,7 @@ void flatten(const ordered_json& value, const std::string& path, MlflowParams& o
                                                }));
   if (!has_parts) {
     const std::string text = value.is_string() ? value.get<std::string>() : value.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
-    out.emplace_back(accepted_name(path), cut(text, kMlflowParamLength));
+    out.emplace_back(accepted_name(path), first_characters(text, kMlflowParamLength));
     return;
   }
   for (const auto& [name, item] : value.items()) flatten(item, path.empty() ? name : path + "." + name, out);

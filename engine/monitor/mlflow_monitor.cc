@@ -9,6 +9,7 @@
 
 #include "core/disk.h"
 #include "core/str.h"
+#include "engine/monitor/file_name.h"
 #include "engine/monitor/wall_time.h"
 
 namespace tessera {
@@ -196,7 +197,7 @@ void MlflowMonitor::begin(MlflowClient& client) const {
     return;
   std::filesystem::remove(options_.id_file, error);  // of an earlier run
   client.start_run(options_.experiment, options_.run_name);
-  if (!options_.id_file.empty()) Disk({.sync = false, .probe = {}}).replace_file(options_.id_file, client.run_id());
+  if (!options_.id_file.empty()) replace_file(options_.id_file, client.run_id());
 }
 
 void MlflowMonitor::warn(const std::string& what) {

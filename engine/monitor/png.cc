@@ -112,10 +112,4 @@ PngView png_view(std::string_view bytes) {
   return view;
 }
 
-std::string step_file(std::string_view folder, std::string name, int64_t step, std::string_view ending) {
-  for (char& c : name)
-    if (c == '/' || c == ' ') c = '_';
-  return str(folder, "/", name, "_", step, ending);
-}
-
 }  // namespace tessera

@@ -31,7 +31,4 @@ std::string encode_png(const ImageView& image);
 /// Local. What the header says; the rest is not looked at. Throws tessera::Error when there is none.
 PngView png_view(std::string_view bytes);
 
-/// Local. "images/val_mask_300.png" for "images", val/mask at step 300 and ".png".
-std::string step_file(std::string_view folder, std::string name, int64_t step, std::string_view ending);
-
 }  // namespace tessera

@@ -7,7 +7,6 @@
 #include <filesystem>
 #include <fstream>
 
-#include "core/check.h"
 #include "core/disk.h"
 #include "core/error.h"
 #include "core/str.h"
@@ -61,12 +60,10 @@ Image read_image(const std::string& path, Palette palette) { return decode(path,
 Image read_image_header(const std::string& path, Palette palette) { return decode(path, palette, /*pixels=*/false); }
 
 void write_png(const std::string& path, const Image& image) {
-  TESSERA_CHECK(image.channels == 1 || image.channels == 3 || image.channels == 4);
-  TESSERA_CHECK(image.width > 0 && image.height > 0 && image.width * image.height * image.channels == static_cast<int64_t>(image.pixels.size()));
   const ImageView view{.width = static_cast<int>(image.width), .height = static_cast<int>(image.height),
                        .channels = static_cast<int>(image.channels), .pixels = image.pixels};
   try {
-    Disk({.sync = false, .probe = {}}).replace_file(path, encode_png(view));
+    replace_file(path, encode_png(view));
   } catch (const DiskError& error) {
     throw DataError(error.what());
   } catch (const Error& error) {

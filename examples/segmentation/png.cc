@@ -1,7 +1,6 @@
 // Reading PNG through libpng.
 #include <png.h>
 
-#include <algorithm>
 #include <csetjmp>
 #include <cstring>
 #include <string>

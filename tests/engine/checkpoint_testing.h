@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/str.h"
+#include "core/temporary_folder.h"
 #include "engine/checkpointing.h"
 #include "tests/support/losses.h"
 
@@ -39,17 +40,12 @@ Tensors buffers_of(Engine& engine);
 /// A folder for one test, removed with it.
 class TestFolder {
  public:
-  explicit TestFolder(const std::string& name)
-      : path_(std::filesystem::temp_directory_path() / str("tessera_", name, "_", ::getpid())) {
-    std::filesystem::remove_all(path_);
-    std::filesystem::create_directories(path_);
-  }
-  ~TestFolder() { std::filesystem::remove_all(path_); }
-  std::string operator/(const std::string& name) const { return (path_ / name).string(); }
-  std::string string() const { return path_.string(); }
+  explicit TestFolder(const std::string& name) : folder_("tessera_" + name) {}
+  std::string operator/(const std::string& name) const { return (folder_.path() / name).string(); }
+  std::string string() const { return folder_.path().string(); }
 
  private:
-  std::filesystem::path path_;
+  TemporaryFolder folder_;
 };
 
 }  // namespace tessera::testing

@@ -4,11 +4,9 @@
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
-#include <filesystem>
-#include <fstream>
-
 #include "core/str.h"
 #include "engine/optimizer_setup.h"
+#include "tests/support/log_file.h"
 #include "tests/support/losses.h"
 
 namespace tessera::testing {
@@ -125,16 +123,14 @@ TEST(ParamGroups, WrongOnesAreNamed) {
 }
 
 TEST(ParamGroups, APatternThatMatchesNothingIsReported) {
-  const auto path = std::filesystem::temp_directory_path() / str("tessera_param_groups_test_", ::getpid(), ".log");
+  const LogFile log;
   on_ranks(2, [&](comm::CommunicatorPtr comm) {
     Bowl model;
     initialize(model, bowl_config(1), comm,
-               {.log = Logger({.terminal = false, .file = path.string()}),
+               {.log = log.logger(),
                 .param_groups = {{.match = {"bias", "biases"}, .params = {{"lr", 0.1}}}}});
   });
-  std::ifstream in(path);
-  const std::string text{std::istreambuf_iterator<char>(in), {}};
-  std::filesystem::remove(path);
+  const std::string text = log.text();
   EXPECT_THAT(text, HasSubstr("no parameter of the model matches \"biases\"\n"));
   EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 1);
 }

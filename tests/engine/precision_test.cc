@@ -2,11 +2,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <filesystem>
-#include <fstream>
 #include <sstream>
 
 #include "core/str.h"
+#include "tests/support/log_file.h"
 #include "tests/support/losses.h"
 
 namespace tessera::testing {
@@ -84,22 +83,6 @@ INSTANTIATE_TEST_SUITE_P(WorldsAndStages, Mixed, ::testing::Combine(::testing::V
 
 // -------------------------------------------------------------------------------- non-finite gradients
 
-class LogFile {
- public:
-  LogFile() : path_(std::filesystem::temp_directory_path() / str("tessera_precision_test_", ::getpid(), ".log")) {
-    std::filesystem::remove(path_);
-  }
-  ~LogFile() { std::filesystem::remove(path_); }
-  Logger logger() const { return Logger({.terminal = false, .file = path_.string()}); }
-  std::string text() const {
-    std::ifstream in(path_);
-    return {std::istreambuf_iterator<char>(in), {}};
-  }
-
- private:
-  std::filesystem::path path_;
-};
-
 Tensors all_parameters(Engine& engine) {
   Tensors tensors;
   for (const auto& spec : engine.sharded_model().layout().parameters()) tensors[spec.name] = engine.full_parameter(spec.name);
@@ -117,7 +100,7 @@ void train_step(TypedEngine<MlpImpl>& engine, int step, bool overflow) {
 class Overflow : public ::testing::TestWithParam<int> {};  // stage
 
 TEST_P(Overflow, OnOneRankSkipsTheStepOnAll) {
-  LogFile log;
+  const LogFile log;
   on_ranks(2, [&](comm::CommunicatorPtr comm) {
     Case c = small_units(2, GetParam());
     c.optimizer = "AdamW";

@@ -19,7 +19,7 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::Not;
 
-class FashionMnistTest : public TemporaryFolder {
+class FashionMnistTest : public IdxFolderTest {
  protected:
   // A small set in the same files: `count` images, labels 0..9 in turn.
   void write_set(uint32_t num_train = 40, uint32_t num_test = 20) const {

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 #include <zlib.h>
 
 #include <cstdint>
@@ -10,6 +9,8 @@
 #include <fstream>
 #include <string>
 #include <vector>
+
+#include "core/temporary_folder.h"
 
 namespace tessera::examples {
 
@@ -47,15 +48,8 @@ inline Bytes gzipped(const Bytes& bytes) {
 }
 
 /// A folder of its own for each test, removed afterwards.
-class TemporaryFolder : public testing::Test {
+class IdxFolderTest : public ::testing::Test {
  protected:
-  void SetUp() override {
-    folder_ = std::filesystem::path(testing::TempDir()) / ("tessera_idx_" + std::to_string(getpid()));
-    std::filesystem::remove_all(folder_);
-    std::filesystem::create_directories(folder_);
-  }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
-
   std::string write(const std::string& name, const Bytes& bytes) const {
     const std::filesystem::path path = folder_ / name;
     std::filesystem::remove(path);  // some file systems wait for the disk when a file is overwritten
@@ -63,7 +57,8 @@ class TemporaryFolder : public testing::Test {
     return path.string();
   }
 
-  std::filesystem::path folder_;
+  const TemporaryFolder temporary_{"tessera_idx"};
+  const std::filesystem::path folder_ = temporary_.path();
 };
 
 }  // namespace tessera::examples

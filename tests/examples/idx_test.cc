@@ -18,7 +18,7 @@ using testing::Not;
 
 const std::vector<int64_t> kShape = {kAnySize, 28, 28};
 
-class IdxTest : public TemporaryFolder {
+class IdxTest : public IdxFolderTest {
  protected:
   std::string error_of(const Bytes& bytes, const std::vector<int64_t>& shape = kShape) const {
     const std::string path = write("file", bytes);

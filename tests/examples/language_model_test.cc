@@ -14,6 +14,7 @@
 #include "core/temporary_folder.h"
 #include "examples/language_model/task.h"
 #include "tests/support/errors.h"
+#include "tests/support/files.h"
 #include "train/evaluate.h"
 
 namespace tessera::examples {
@@ -94,8 +95,7 @@ TEST_F(LanguageModelTest, LearnsATextAtEveryStage) {
       const std::filesystem::path samples = path_.string() + "_samples";
       task.write_samples(samples, 40);
       comm->barrier("written");
-      std::ifstream written(samples / "step_00000040.txt", std::ios::binary);
-      EXPECT_EQ(std::string(std::istreambuf_iterator<char>(written), {}), "abcdefgh");
+      EXPECT_EQ(read_text(samples / "step_00000040.txt"), "abcdefgh");
       comm->barrier("read");
       if (comm->rank() == 0) std::filesystem::remove_all(samples);
     });

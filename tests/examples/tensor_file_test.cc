@@ -12,6 +12,7 @@
 #include "core/temporary_folder.h"
 #include "examples/torchscript/tensor_file.h"
 #include "tests/support/errors.h"
+#include "tests/support/files.h"
 
 namespace tessera::examples {
 namespace {
@@ -79,8 +80,7 @@ TEST_F(TensorFileTest, BothFormatsAreMappedAndOutliveTheFile) {
 
 TEST_F(TensorFileTest, WhatIsNotAlignedIsMappedToo) {
   const fs::path path = write("a.safetensors");
-  std::ifstream input(path, std::ios::binary);
-  std::string content((std::istreambuf_iterator<char>(input)), {});
+  std::string content = read_text(path);
   uint64_t length = 0;
   std::memcpy(&length, content.data(), sizeof length);
   content.insert(8 + length, " ");  // one more byte of header

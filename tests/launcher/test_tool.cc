@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "core/str.h"
+#include "launcher/environment.h"
 #include "launcher/error_file.h"
 #include "tools/launch_command.h"
 
@@ -22,10 +23,12 @@ int main(int argc, char** argv) {
   self->add_option("folder", folder)->required();
   tools::add_launch_flags(*self, flags);
   self->callback([&] {
-    const auto code = tools::start_ranks_of_self(flags, {argv + 1, argv + argc}, log);
-    const char* rank = std::getenv("RANK");
-    if (!code) std::ofstream(str(folder, "/self_", rank ? rank : "alone")) << "done";
-    exit_code = code.value_or(0);
+    if (launcher::should_start_ranks(flags.nproc)) {
+      exit_code = tools::run_ranks_of_self(flags, {argv + 1, argv + argc}, log);
+    } else {
+      const char* rank = std::getenv("RANK");
+      std::ofstream(str(folder, "/self_", rank ? rank : "alone")) << "done";
+    }
   });
   try {
     app.parse(argc, argv);

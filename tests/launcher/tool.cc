@@ -9,9 +9,9 @@
 #include <chrono>
 #include <cstdlib>
 #include <fstream>
-#include <iterator>
 
 #include "core/str.h"
+#include "tests/support/files.h"
 
 namespace tessera::launcher::testing {
 namespace {
@@ -34,19 +34,7 @@ bool runs(pid_t pid) {
 
 }  // namespace
 
-Folder::Folder() : path_((fs::temp_directory_path() / "launcher_test_XXXXXX").string()) {
-  if (!::mkdtemp(path_.data())) throw std::runtime_error("mkdtemp failed for " + path_);
-}
-
-Folder::~Folder() {
-  std::error_code ignored;
-  fs::remove_all(path_, ignored);
-}
-
-std::string Folder::read(const std::string& name) const {
-  std::ifstream file(path(name));
-  return {std::istreambuf_iterator<char>(file), {}};
-}
+std::string Folder::read(const std::string& name) const { return read_text(path(name)); }
 
 bool Folder::wait_for(const std::string& name, int count) const {
   const auto deadline = after(20);
@@ -60,7 +48,7 @@ bool Folder::wait_for(const std::string& name, int count) const {
 
 std::vector<pid_t> Folder::pids() const {
   std::vector<pid_t> pids;
-  for (const auto& entry : fs::directory_iterator(path_)) {
+  for (const auto& entry : fs::directory_iterator(path())) {
     const std::string name = entry.path().filename().string();
     if (name.starts_with("pid_") && !name.ends_with("~")) pids.push_back(std::stoi(read(name)));
   }

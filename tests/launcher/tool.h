@@ -7,16 +7,14 @@
 #include <string>
 #include <vector>
 
+#include "core/temporary_folder.h"
+
 namespace tessera::launcher::testing {
 
 /// Owns a temporary folder.
 class Folder {
  public:
-  Folder();
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  ~Folder();
-  std::string path(const std::string& name = "") const { return name.empty() ? path_ : path_ + "/" + name; }
+  std::string path(const std::string& name = "") const { return (name.empty() ? folder_.path() : folder_.path() / name).string(); }
   bool has(const std::string& name) const { return std::filesystem::exists(path(name)); }
   std::string read(const std::string& name) const;
   /// Waits up to 20 s for NAME_0 to NAME_(count-1).
@@ -25,7 +23,7 @@ class Folder {
   std::vector<pid_t> pids() const;
 
  private:
-  std::string path_;
+  TemporaryFolder folder_{"launcher_test"};
 };
 
 /// True once none of these processes runs (zombies don't), within `seconds`.

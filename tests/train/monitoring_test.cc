@@ -3,7 +3,6 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -11,6 +10,7 @@
 
 #include "comm/init.h"
 #include "core/error.h"
+#include "core/temporary_folder.h"
 #include "tests/train/blobs_task.h"
 #include "train/trainer.h"
 
@@ -37,12 +37,6 @@ TEST(Monitoring, NamesAreHuggingFaces) {
 
 class MonitoredRunTest : public testing::Test {
  protected:
-  void SetUp() override {
-    folder_ = fs::path(testing::TempDir()) / ("monitored_" + std::to_string(getpid()));
-    fs::remove_all(folder_);
-  }
-  void TearDown() override { fs::remove_all(folder_); }
-
   json config() const {
     return {{"model", {{"type", "mlp"}}},
             {"data", {{"type", "blobs"}}},
@@ -68,7 +62,8 @@ class MonitoredRunTest : public testing::Test {
     return lines;
   }
 
-  fs::path folder_;
+  const TemporaryFolder temporary_{"monitored"};
+  const fs::path folder_ = temporary_.path() / "run";
 };
 
 TEST_F(MonitoredRunTest, EverythingInMetricsAndTheConfigurationAndTheResults) {

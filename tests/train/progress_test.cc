@@ -268,6 +268,13 @@ TEST(ProgressBar, PlainOutputHasLinesOnly) {
   EXPECT_EQ(terminal.out.str(), "step 2/4\n");
 }
 
+TEST(PrintLine, IsTheLineAndNoBar) {
+  FakeTerminal terminal;
+  print_line(terminal.display(), "a line");
+  EXPECT_EQ(terminal.out.str(), "a line\n");
+  print_line(Display{}, "nobody hears this");
+}
+
 TEST(ProgressBar, SilentDisplayWritesNowhere) {
   ProgressBar bar(Display{}, {.total = 4}, /*keep=*/true);
   bar.update(4);

@@ -2,13 +2,13 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "core/error.h"
+#include "core/temporary_folder.h"
+#include "tests/support/files.h"
 
 namespace tessera::train {
 namespace {
@@ -16,20 +16,10 @@ namespace {
 using testing::HasSubstr;
 namespace fs = std::filesystem;
 
-std::string content(const fs::path& path) {
-  std::ostringstream text;
-  text << std::ifstream(path).rdbuf();
-  return text.str();
-}
-
 class RunDirectoryTest : public testing::Test {
  protected:
-  void SetUp() override {
-    root_ = fs::path(testing::TempDir()) / ("run_directory_" + std::to_string(getpid()));
-    fs::remove_all(root_);
-  }
-  void TearDown() override { fs::remove_all(root_); }
-  fs::path root_;
+  const TemporaryFolder temporary_{"run_directory"};
+  const fs::path root_ = temporary_.path() / "run";
 };
 
 TEST_F(RunDirectoryTest, WritesWholeFilesAndLines) {
@@ -38,8 +28,8 @@ TEST_F(RunDirectoryTest, WritesWholeFilesAndLines) {
   directory.write("config.json", "{}\n");
   directory.append_metrics({{"step", 1}});
   directory.append_metrics({{"step", 2}, {"loss", std::nan("")}});
-  EXPECT_EQ(content(root_ / "a/b/config.json"), "{}\n");
-  EXPECT_EQ(content(root_ / "a/b/metrics.jsonl"), "{\"step\":1}\n{\"step\":2,\"loss\":null}\n") << "readable while the run goes on";
+  EXPECT_EQ(read_text(root_ / "a/b/config.json"), "{}\n");
+  EXPECT_EQ(read_text(root_ / "a/b/metrics.jsonl"), "{\"step\":1}\n{\"step\":2,\"loss\":null}\n") << "readable while the run goes on";
   size_t num_files = 0;
   for ([[maybe_unused]] const auto& entry : fs::directory_iterator(root_ / "a/b")) ++num_files;
   EXPECT_EQ(num_files, 2u) << "no temporary files stay";
@@ -55,13 +45,13 @@ TEST_F(RunDirectoryTest, EarlierResultsAreNotTakenForThisRuns) {
   }
   RunDirectory directory(root_);
   EXPECT_TRUE(fs::exists(root_ / kResultsName)) << "opening it changes nothing yet";
-  EXPECT_EQ(content(root_ / "metrics.jsonl"), "{\"step\":1}\n{\"step\":2}\n{\"step\":3}\n{\"step\":\"three\"}\n");
+  EXPECT_EQ(read_text(root_ / "metrics.jsonl"), "{\"step\":1}\n{\"step\":2}\n{\"step\":3}\n{\"step\":\"three\"}\n");
   directory.go_on(2);
   EXPECT_FALSE(fs::exists(root_ / kResultsName));
-  EXPECT_EQ(content(root_ / "metrics.jsonl"), "{\"step\":1}\n{\"step\":2}\n");
+  EXPECT_EQ(read_text(root_ / "metrics.jsonl"), "{\"step\":1}\n{\"step\":2}\n");
   directory.begin();
   directory.append_metrics({{"step", 7}});
-  EXPECT_EQ(content(root_ / "metrics.jsonl"), "{\"step\":7}\n");
+  EXPECT_EQ(read_text(root_ / "metrics.jsonl"), "{\"step\":7}\n");
 }
 
 TEST_F(RunDirectoryTest, SaysWhyItCannotBeWritten) {

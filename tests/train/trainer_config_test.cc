@@ -12,18 +12,12 @@
 #include "engine/config/keys.h"
 #include "engine/config/schema.h"
 #include "tests/engine/config/errors.h"
+#include "tests/support/files.h"
 
 namespace tessera::train {
 namespace {
 
 using nlohmann::json;
-
-std::string read_file(const std::string& path) {
-  std::ifstream in(path);
-  std::stringstream text;
-  text << in.rdbuf();
-  return text.str();
-}
 
 RunConfig parse(const std::string& trainer, int world_size = 1) {
   return parse_run_config("{\"train_batch_size\": 8, \"trainer\": {" + trainer + "}}", "folder/my_run.json", world_size);
@@ -148,7 +142,7 @@ TEST(TrainerConfig, DoubtsAScheduleThatEndsAtNothing) {
 TEST(TrainerConfig, SchemaIsTheTables) {
   std::string expected = config::schema_text(run_keys());
   const std::string fresh = TESSERA_BUILD_DIR "/schema.json";
-  if (read_file(TESSERA_SOURCE_DIR "/configs/schema.json") != expected) {
+  if (read_text(TESSERA_SOURCE_DIR "/configs/schema.json") != expected) {
     std::ofstream(fresh) << expected;
     FAIL() << "configs/schema.json is not what the key tables say; the right one is in " << fresh;
   }

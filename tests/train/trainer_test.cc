@@ -2,7 +2,6 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -18,6 +17,7 @@
 #include "comm/init.h"
 #include "core/error.h"
 #include "core/str.h"
+#include "core/temporary_folder.h"
 #include "tests/train/blobs_task.h"
 #include "train/run.h"
 
@@ -45,13 +45,6 @@ std::vector<json> json_lines(const fs::path& path) {
 
 class TrainerTest : public testing::Test {
  protected:
-  void SetUp() override {
-    folder_ = fs::path(testing::TempDir()) / ("trainer_" + std::to_string(getpid())) /
-              testing::UnitTest::GetInstance()->current_test_info()->name();
-    fs::remove_all(folder_);
-  }
-  void TearDown() override { fs::remove_all(folder_.parent_path()); }
-
   // 48 samples a step, 10 steps an epoch.
   json base_config(int stage = 2) const {
     return {{"model", {{"type", "mlp"}}},
@@ -104,7 +97,8 @@ class TrainerTest : public testing::Test {
     return "no ConfigError";
   }
 
-  fs::path folder_;
+  const TemporaryFolder temporary_{"trainer"};
+  const fs::path folder_ = temporary_.path() / "run";
 };
 
 TEST_F(TrainerTest, LearnsAndCountsEverySampleOnceInEveryWorld) {

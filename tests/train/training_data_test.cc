@@ -3,7 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/optim/sgd.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -15,6 +14,7 @@
 
 #include "comm/init.h"
 #include "core/error.h"
+#include "core/temporary_folder.h"
 #include "tests/train/blobs_task.h"
 #include "train/run.h"
 
@@ -33,13 +33,6 @@ struct Outcome {
 
 class TrainingData : public testing::Test {
  protected:
-  void SetUp() override {
-    folder_ = fs::path(testing::TempDir()) / ("training_data_" + std::to_string(getpid())) /
-              testing::UnitTest::GetInstance()->current_test_info()->name();
-    fs::remove_all(folder_);
-  }
-  void TearDown() override { fs::remove_all(folder_.parent_path()); }
-
   json config(int64_t batch, int64_t accumulation, const json& trainer) const {
     json config = {{"model", {{"type", "mlp"}}},
                    {"data", {{"type", "blobs"}}},
@@ -73,7 +66,8 @@ class TrainingData : public testing::Test {
     return outcome;
   }
 
-  fs::path folder_;
+  const TemporaryFolder temporary_{"training_data"};
+  const fs::path folder_ = temporary_.path() / "run";
 };
 
 TEST_F(TrainingData, WorkersChangeNothing) {

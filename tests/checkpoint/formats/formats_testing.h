@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <random>
 #include <string>
 #include <string_view>
@@ -13,6 +12,7 @@
 
 #include "checkpoint/formats/model_writer.h"
 #include "tests/checkpoint/checkpoint_testing.h"
+#include "tests/support/files.h"
 
 namespace tessera::checkpoint {
 
@@ -22,11 +22,6 @@ class TestFolder : public testing::TemporaryFolder {
   std::filesystem::path operator/(const std::string& name) const { return path() / name; }
   std::vector<std::string> names() const { return testing::names_in(path()); }
 };
-
-inline std::string read_text(const std::filesystem::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
 
 inline void write_text(const std::filesystem::path& path, std::string_view text) {
   std::ofstream(path, std::ios::binary) << text;

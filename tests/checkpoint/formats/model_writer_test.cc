@@ -6,7 +6,6 @@
 #include <gtest/gtest.h>
 
 #include "checkpoint/formats/safetensors_writer.h"
-#include "core/utf8.h"
 #include "tests/checkpoint/formats/formats_testing.h"
 
 namespace tessera::checkpoint {
@@ -116,24 +115,6 @@ TEST(PlanShards, FileNames) {
   EXPECT_EQ(shard_file_name(0, 1), "model.safetensors");
   EXPECT_EQ(shard_file_name(1, 3), "model-00002-of-00003.safetensors");
   EXPECT_EQ(shard_file_name(99'999, 123'456), "model-100000-of-123456.safetensors");
-}
-
-TEST(Names, Utf8IsWhatUnicodeSays) {
-  for (const char* good : {"", "a", "\xc2\x80", "\xdf\xbf", "\xe0\xa0\x80", "\xed\x9f\xbf", "\xee\x80\x80", "\xef\xbf\xbf",
-                           "\xf0\x90\x80\x80", "\xf4\x8f\xbf\xbf", "größe.重み🙂"})
-    EXPECT_TRUE(is_utf8(good)) << good;
-  for (const char* bad : {"\x80", "\xc0\x80", "\xc1\xbf", "\xc2", "\xe0\x9f\xbf", "\xed\xa0\x80", "\xe2\x82",
-                          "\xf0\x8f\xbf\xbf", "\xf4\x90\x80\x80", "\xf5\x80\x80\x80", "\xff", "a\xc3("})
-    EXPECT_FALSE(is_utf8(bad)) << bad;
-  EXPECT_TRUE(is_utf8(std::string_view("\0", 1)));
-}
-
-TEST(Names, QuotedIsOneShortLine) {
-  EXPECT_EQ(quoted_name("encoder.weight"), "'encoder.weight'");
-  EXPECT_EQ(quoted_name("重み\n\x7f\xff"), "'重み\\x0a\\x7f\\xff'");
-  const std::string quoted = quoted_name(std::string(10'000, 'x'));
-  EXPECT_LT(quoted.size(), 210u);
-  EXPECT_TRUE(quoted.ends_with("…'"));
 }
 
 }  // namespace

@@ -7,12 +7,12 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
-#include <sstream>
 #include <string>
 
 #include "checkpoint/verify.h"
 #include "core/error.h"
 #include "tests/checkpoint/checkpoint_testing.h"
+#include "tests/support/files.h"
 
 namespace {
 
@@ -29,10 +29,7 @@ class Target {
   Target() : model_(sample_model(2, 7)) {
     save_all(model_, folder_.path(), "step7", [](int) { return DiskOptions{.sync = false, .probe = {}}; });
     for (const auto& entry : fs::recursive_directory_iterator(folder_.path())) {
-      if (!entry.is_regular_file()) continue;
-      std::ostringstream text;
-      text << std::ifstream(entry.path(), std::ios::binary).rdbuf();
-      files_[entry.path()] = text.str();
+      if (entry.is_regular_file()) files_[entry.path()] = read_text(entry.path());
     }
   }
 

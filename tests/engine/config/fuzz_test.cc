@@ -1,22 +1,14 @@
 // Broken files: whatever bytes a configuration is damaged by, reading ends in a value or in one line of ConfigError.
 #include <gtest/gtest.h>
 
-#include <fstream>
 #include <random>
-#include <sstream>
 
 #include "engine/config/parse.h"
 #include "tests/engine/config/errors.h"
+#include "tests/support/files.h"
 
 namespace tessera {
 namespace {
-
-std::string read_file(const std::string& path) {
-  std::ifstream in(path);
-  std::stringstream text;
-  text << in.rdbuf();
-  return text.str();
-}
 
 /// One edit: a byte replaced, inserted or dropped, a piece copied elsewhere, or the end cut off.
 std::string mutate(std::string text, std::mt19937& random) {
@@ -35,7 +27,7 @@ std::string mutate(std::string text, std::mt19937& random) {
 }
 
 TEST(ConfigFuzz, RandomMutationsEndInAValueOrAConfigError) {
-  const std::string original = read_file(TESSERA_SOURCE_DIR "/configs/ds_config_zero2.json");
+  const std::string original = read_text(TESSERA_SOURCE_DIR "/configs/ds_config_zero2.json");
   ASSERT_FALSE(original.empty());
   std::mt19937 random(20240607);
   int num_good = 0, num_bad = 0;

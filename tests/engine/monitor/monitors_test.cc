@@ -5,15 +5,14 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "core/error.h"
 #include "core/str.h"
 #include "engine/monitor/event_file.h"
 #include "engine/monitor/http_client.h"
 #include "engine/monitor/mlflow_client.h"
+#include "tests/support/log_file.h"
 
 namespace tessera {
 namespace {
@@ -42,18 +41,6 @@ class Recorder final : public Monitor {
   int num_calls_ = 0;
 };
 
-struct Log {
-  std::string path = testing::TempDir() + "monitors_test_" + std::to_string(testing::UnitTest::GetInstance()->random_seed()) + ".log";
-  Log() { std::remove(path.c_str()); }
-  ~Log() { std::remove(path.c_str()); }
-  Logger logger() const { return Logger(LogOptions{.terminal = false, .file = path}); }
-  std::string text() const {
-    std::ostringstream out;
-    out << std::ifstream(path).rdbuf();
-    return out.str();
-  }
-};
-
 std::vector<std::unique_ptr<Monitor>> two(std::vector<std::string>& calls, int first_throws_at) {
   std::vector<std::unique_ptr<Monitor>> monitors;
   monitors.push_back(std::make_unique<Recorder>("a", calls, first_throws_at));
@@ -63,7 +50,7 @@ std::vector<std::unique_ptr<Monitor>> two(std::vector<std::string>& calls, int f
 
 TEST(Monitors, AFailingOneIsDroppedWithOneWarning) {
   std::vector<std::string> calls;
-  const Log log;
+  const LogFile log;
   Monitors monitors(two(calls, 2), log.logger());
   for (int64_t step : {1, 2, 3}) monitors.scalars(step, {{"x", 1.0}});
   monitors.close(RunStatus::kFinished);

@@ -15,7 +15,7 @@ namespace {
 using tessera::testing::error_of;
 using ::testing::HasSubstr;
 
-class CompositesTest : public TemporaryFolder {
+class CompositesTest : public IdxFolderTest {
  protected:
   /// Fashion-MNIST with `items` (N x 784).
   CompositesOptions options_for(const Bytes& items) const {

@@ -64,6 +64,8 @@ TEST_F(ImageFileTest, WhatIsWrittenIsRead) {
     EXPECT_TRUE(header.pixels.empty());
   }
   EXPECT_THAT(error_of<DataError>([&] { write_png((folder_ / "no" / "where.png").string(), {1, 1, 1, {0}}); }), HasSubstr("where.png"));
+  EXPECT_THAT(error_of<DataError>([&] { write_png((folder_ / "grey_alpha.png").string(), {1, 1, 2, {0, 0}}); }),
+              AllOf(HasSubstr("grey_alpha.png"), HasSubstr("2 channels; expected 1, 3 or 4")));
 }
 
 TEST_F(ImageFileTest, PalettesAsColoursOrIndices) {

@@ -1,0 +1,44 @@
+#include "core/utf8.h"
+
+#include <gtest/gtest.h>
+
+namespace tessera {
+namespace {
+
+TEST(Utf8, IsWhatUnicodeSays) {
+  for (const char* good : {"", "a", "\xc2\x80", "\xdf\xbf", "\xe0\xa0\x80", "\xed\x9f\xbf", "\xee\x80\x80", "\xef\xbf\xbf",
+                           "\xf0\x90\x80\x80", "\xf4\x8f\xbf\xbf", "größe.重み🙂"})
+    EXPECT_TRUE(is_utf8(good)) << good;
+  for (const char* bad : {"\x80", "\xc0\x80", "\xc1\xbf", "\xc2", "\xe0\x9f\xbf", "\xed\xa0\x80", "\xe2\x82",
+                          "\xf0\x8f\xbf\xbf", "\xf4\x90\x80\x80", "\xf5\x80\x80\x80", "\xff", "a\xc3("})
+    EXPECT_FALSE(is_utf8(bad)) << bad;
+  EXPECT_TRUE(is_utf8(std::string_view("\0", 1)));
+}
+
+TEST(Utf8, CharactersAreCounted) {
+  EXPECT_EQ(num_characters(""), 0u);
+  EXPECT_EQ(num_characters("größe"), 5u);
+  EXPECT_EQ(num_characters("█▏🙂"), 3u);
+  EXPECT_EQ(num_characters("a\xff\xe2\x82"), 4u) << "each byte of no character is one";
+}
+
+TEST(Utf8, CutsBetweenCharacters) {
+  EXPECT_EQ(first_characters("größe", 0), "");
+  EXPECT_EQ(first_characters("größe", 3), "grö");
+  EXPECT_EQ(first_characters("größe", 5), "größe");
+  EXPECT_EQ(first_characters("größe", 99), "größe");
+  EXPECT_EQ(first_characters("█▏🙂", 2), "█▏");
+  EXPECT_EQ(first_characters("\xff\xe2\x82z", 2), "\xff\xe2");
+  EXPECT_EQ(first_characters("", 1), "");
+}
+
+TEST(Utf8, QuotedIsOneShortLine) {
+  EXPECT_EQ(quoted_name("encoder.weight"), "'encoder.weight'");
+  EXPECT_EQ(quoted_name("重み\n\x7f\xff"), "'重み\\x0a\\x7f\\xff'");
+  const std::string quoted = quoted_name(std::string(10'000, 'x'));
+  EXPECT_LT(quoted.size(), 210u);
+  EXPECT_TRUE(quoted.ends_with("…'"));
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,24 @@
+// What was logged.
+#pragma once
+
+#include <filesystem>
+#include <string>
+
+#include "core/log.h"
+#include "core/temporary_folder.h"
+#include "tests/support/files.h"
+
+namespace tessera {
+
+/// Owns a log as a file, gone with this.
+class LogFile {
+ public:
+  Logger logger() const { return Logger({.terminal = false, .file = path_.string()}); }
+  std::string text() const { return read_text(path_); }
+
+ private:
+  const TemporaryFolder folder_{"log"};
+  const std::filesystem::path path_ = folder_.path() / "log";
+};
+
+}  // namespace tessera
