@@ -5,7 +5,9 @@
 #include <ATen/Context.h>
 
 #include "checkpoint/catalog.h"
+#include "checkpoint/checkpoint_error.h"
 #include "checkpoint/reader.h"
+#include "comm/agreement.h"
 #include "core/error.h"
 #include "core/str.h"
 #include "engine/checkpoint_loader.h"
@@ -98,14 +100,14 @@ LoadedCheckpoint Engine::load_checkpoint(const std::string& directory, const std
   if (micro_steps_in_window_ != 0)
     throw Error("load_checkpoint() between backward() and the step() that updates: gradients would meet other weights");
   last_save_failed();  // waits; a save that failed is no reason not to load
-  const std::string chosen = from_rank_0(*comm_, "checkpoint to load", [&] {
+  const std::string chosen = comm::from_rank_0<CheckpointError>(*comm_, "checkpoint to load", [&] {
     return checkpoint::find_checkpoint(directory, tag).filename().string();
   });
 
   std::unique_ptr<CheckpointLoader> loader;
   CheckpointState state;
   at::Tensor cpu_generator, cuda_generator;
-  on_all_ranks(*comm_, "verified checkpoint", [&] {
+  comm::on_all_ranks<CheckpointError>(*comm_, "verified checkpoint", [&] {
     loader = std::make_unique<CheckpointLoader>(directory, chosen, *sharded_, options);
     const checkpoint::Manifest& manifest = loader->checkpoint().manifest();
     state = parse_checkpoint_state(manifest.state, manifest.layout.parameters.size(), loader->checkpoint().path().string());
@@ -116,7 +118,7 @@ LoadedCheckpoint Engine::load_checkpoint(const std::string& directory, const std
 
   failure_ = std::make_exception_ptr(Error("load_checkpoint() failed half-way, and the parameters are neither old nor new"));
   sharded_->begin_replacing();
-  on_all_ranks(*comm_, "loaded checkpoint", [&] { loader->load(state.parameter_steps); });
+  comm::on_all_ranks<CheckpointError>(*comm_, "loaded checkpoint", [&] { loader->load(state.parameter_steps); });
   sharded_->end_replacing();
   if (training_) sharded_->begin_pass(zero::Pass::kTrain);
   failure_ = nullptr;

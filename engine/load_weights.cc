@@ -8,6 +8,7 @@
 
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/formats/safetensors_reader.h"
+#include "comm/agreement.h"
 #include "core/error.h"
 #include "core/str.h"
 #include "engine/checkpoint_types.h"
@@ -109,13 +110,13 @@ void Engine::load_weights(const std::string& path, const LoadWeightsOptions& opt
   if (micro_steps_in_window_ != 0) throw Error("load_weights() between backward() and the step() that updates");
   std::optional<SafetensorsModel> file;
   Match found;
-  on_all_ranks(*comm_, "weights to load", [&] {
+  comm::on_all_ranks<CheckpointError>(*comm_, "weights to load", [&] {
     file.emplace(path);
     found = match(*file, path, *sharded_, options);
   });
   failure_ = std::make_exception_ptr(Error("load_weights() failed half-way, and the parameters are neither old nor new"));
   sharded_->begin_replacing();
-  on_all_ranks(*comm_, "loaded weights", [&] {
+  comm::on_all_ranks<CheckpointError>(*comm_, "loaded weights", [&] {
     const zero::Unheard our_own_operators;
     const at::NoGradGuard no_grad;
     for (const Taken& one : found.taken) {

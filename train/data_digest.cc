@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "checkpoint/block_hashes.h"
+#include "comm/agreement.h"
 #include "core/error.h"
 #include "core/str.h"
 
@@ -19,7 +20,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int64_t kMaxSamples = 16;
+constexpr int64_t kMaxSamples = 16;  // of a set
 
 std::string digest_of(const at::Tensor& tensor) {
   if (!tensor.defined()) return "none";
@@ -40,8 +41,8 @@ json digest_set(std::string_view name, int64_t size, const std::function<Batch(c
   return json::array({name, size, checkpoint::text_digest(text)});
 }
 
-/// What this rank tells the others: its sets, or why it has none.
-json digest_sets(const Task& task) try {
+/// Of each set.
+json digest_sets(const Task& task) {
   const auto train = [&](const std::vector<int64_t>& indices) {
     return task.train_batch(indices, at::make_generator<at::CPUGeneratorImpl>(uint64_t{0}));
   };
@@ -49,19 +50,16 @@ json digest_sets(const Task& task) try {
   const auto test = [&](const std::vector<int64_t>& indices) { return task.test_batch(indices); };
   return json::array({digest_set("training", task.train_size(), train), digest_set("evaluation", task.eval_size(), eval),
                       digest_set("test", task.test_size(), test)});
-} catch (const Error& error) {
-  return error.what();
 }
 
 }  // namespace
 
 void check_same_data(const Task& task, comm::Communicator& comm) {
   if (comm.size() == 1) return;
+  std::string mine;
+  comm::on_all_ranks<DataError>(comm, "data", [&] { mine = digest_sets(task).dump(); });
   std::vector<json> ranks;
-  for (const std::string& text : comm.exchange(digest_sets(task).dump(-1, ' ', true, json::error_handler_t::replace), "data"))
-    ranks.push_back(json::parse(text));
-  for (size_t rank = 0; rank < ranks.size(); ++rank)
-    if (ranks[rank].is_string()) throw DataError(str("rank ", rank, ": ", ranks[rank].get<std::string>()));
+  for (const std::string& sets : comm.exchange(mine, "data")) ranks.push_back(json::parse(sets));
   for (size_t rank = 1; rank < ranks.size(); ++rank) {
     for (size_t set = 0; set < ranks[0].size(); ++set) {
       const json &first = ranks[0][set], &mine = ranks[rank][set];

@@ -65,7 +65,6 @@ Evaluation evaluate(Task& task, Engine& engine, const TrainerConfig& trainer, co
     total = total.defined() ? total + sums : sums;
     bar.update(++num_done);
   }
-  engine.train();
 
   engine.comm().all_reduce(total, "evaluation statistics")->wait();
   total = total.cpu();

@@ -30,7 +30,7 @@ struct Evaluation {
   std::string metric_names() const;
 };
 
-/// Collective. Puts the engine into evaluation mode, and back into training. By trainer.eval_batch_size and dataloader_*. The result is equal on
+/// Collective. Puts the engine into evaluation mode, and leaves it there. By trainer.eval_batch_size and dataloader_*. The result is equal on
 /// every rank. Shows a bar that vanishes at the end.
 Evaluation evaluate(Task& task, Engine& engine, const TrainerConfig& trainer, const Display& display,
                     EvaluationSet set = EvaluationSet::kOnTheWay);

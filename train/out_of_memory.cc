@@ -1,8 +1,11 @@
 #include "train/out_of_memory.h"
 
+#include <c10/util/Exception.h>
+
 #include <string_view>
 #include <vector>
 
+#include "comm/c10_words.h"
 #include "core/error.h"
 #include "core/str.h"
 #include "train/report.h"
@@ -10,14 +13,14 @@
 
 namespace tessera::train {
 
-bool is_out_of_memory(const c10::Error& error) {
-  return dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr ||
-         std::string_view(error.what_without_backtrace()).find("can't allocate memory") != std::string_view::npos;
+bool is_out_of_memory(const std::exception& error) {
+  const std::string_view text = error.what();
+  return dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr || text.find("can't allocate memory") != text.npos ||
+         text.find("CUDA out of memory") != text.npos;
 }
 
-void fail_for_memory(const c10::Error& error, const std::string& when, const EngineConfig& config, const comm::Communicator& comm,
+void fail_for_memory(const std::exception& error, const std::string& when, const EngineConfig& config, const comm::Communicator& comm,
                      const std::optional<MemoryMeter>& meter) {
-  const std::string what = error.what_without_backtrace();
   std::string held = "; memory_breakdown: true would say what it was for";
   if (meter) held = str("; held then (MB): ", format_memory(meter->at_failure().value_or(meter->peak())));
   std::vector<std::string> advice;
@@ -27,7 +30,7 @@ void fail_for_memory(const c10::Error& error, const std::string& when, const Eng
     advice.push_back(str("lower train_micro_batch_size_per_gpu (", config.train_micro_batch_size_per_gpu,
                          ") and raise gradient_accumulation_steps (", config.gradient_accumulation_steps, ") to match"));
   advice.push_back(str("use more ranks than ", comm.size()));
-  throw Error(str("out of memory ", when, " on rank ", comm.rank(), ": ", what.substr(0, what.find('\n')), held, "; to change: ",
+  throw Error(str("out of memory ", when, " on rank ", comm.rank(), ": ", comm::words_of(error), held, "; to change: ",
                   join(advice, ", or ")));
 }
 

@@ -9,10 +9,10 @@
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/consolidate.h"
 #include "checkpoint/reader.h"
+#include "comm/agreement.h"
 #include "core/disk.h"
 #include "core/error.h"
 #include "core/str.h"
-#include "engine/checkpoint_types.h"
 #include "engine/checkpointing.h"
 #include "train/run_directory.h"
 #include "train/run_length.h"
@@ -32,7 +32,10 @@ json to_json(const Position& position, const std::optional<Best>& best, const Tr
   state["epoch"] = position.data.epoch;
   state["samples_into_epoch"] = position.data.samples_into_epoch;
   const TrainTotals& totals = position.totals;
-  state["totals"] = {{"loss_sum", std::isfinite(totals.loss_sum) ? json(totals.loss_sum) : json(nullptr)}, {"loss_count", totals.loss_count}, {"seconds", totals.seconds}, {"num_samples", totals.num_samples}};
+  state["totals"] = {{"loss_sum", std::isfinite(totals.loss_sum) ? json(totals.loss_sum) : json(nullptr)},
+                     {"loss_count", totals.loss_count},
+                     {"seconds", totals.seconds},
+                     {"num_samples", totals.num_samples}};
   state["metric"] = metric_of(config);  // that `best` and early_stopping are of
   if (best) state["best"] = {{"value", best->value}, {"step", best->step}, {"tag", best->tag}};
   const EarlyStoppingState& stopping = position.early_stopping;
@@ -237,7 +240,7 @@ void RunCheckpoints::load_chosen() {
 }
 
 std::filesystem::path RunCheckpoints::export_model(const std::filesystem::path& output_dir) {
-  return from_rank_0(engine_.comm(), "exported model", [&] {
+  return comm::from_rank_0<CheckpointError>(engine_.comm(), "exported model", [&] {
     checkpoint::ConsolidateOptions options;
     options.directory = folder_;
     options.tag = chosen_tag();

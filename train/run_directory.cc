@@ -75,7 +75,7 @@ void RunDirectory::remove_outdated() const {
 
 // Not synced: that would protect against power failures only.
 void RunDirectory::write(const std::string& name, const std::string& content) const {
-  Disk({.sync = false, .probe = {}}).replace_file(folder_ / name, content);
+  replace_file(folder_ / name, content);
 }
 
 void RunDirectory::append_metrics(const nlohmann::ordered_json& record) { metrics_.value().append(record.dump()); }

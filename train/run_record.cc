@@ -2,6 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "comm/agreement.h"
 #include "core/error.h"
 #include "core/str.h"
 #include "train/monitoring.h"
@@ -9,18 +10,8 @@
 
 namespace tessera::train {
 
-// What goes wrong there ends all ranks.
 void RunRecord::on_rank_0(const std::function<void()>& part) {
-  std::string error;
-  if (comm_.rank() == 0) {
-    try {
-      part();
-    } catch (const std::exception& caught) {
-      error = caught.what();
-    }
-  }
-  error = comm_.exchange(error, "output folder").front();
-  if (!error.empty()) throw ConfigError(error);
+  comm::from_rank_0<ConfigError>(comm_, "output folder", [&] { return part(), ""; });
 }
 
 void RunRecord::open(const TrainerConfig& config, bool resume) {

@@ -38,7 +38,7 @@ void write_results(const TrainedRun& run, const nlohmann::ordered_json& numbers)
   nlohmann::ordered_json results;
   results["model"] = model_of(run);
   results.update(numbers);
-  Disk({.sync = false, .probe = {}}).replace_file(run.folder / kEvalResultsName, results.dump(2) + "\n");
+  replace_file(run.folder / kEvalResultsName, results.dump(2) + "\n");
 }
 
 }  // namespace
@@ -91,10 +91,10 @@ std::vector<Evaluation> evaluate_run(const TrainedRun& run, const Registry& regi
     if ((set == EvaluationSet::kTest ? task->test_size() : task->eval_size()) == 0) continue;
     evaluations.push_back(evaluate(*task, engine, trainer, display, set));
     add_evaluation(evaluations.back(), numbers);
-    if (display.out != nullptr) *display.out << format_result(evaluations.back()) << std::endl;
+    print_line(display, format_result(evaluations.back()));
   }
   if (evaluations.empty()) throw ConfigError(str(run.folder.string(), ": ", task->name(), " has no samples to evaluate; expected a part for it in data"));
-  if (display.out != nullptr) *display.out << "model    " << model_of(run) << std::endl;
+  print_line(display, str("model    ", model_of(run)));
   if (comm->rank() == 0) write_results(run, numbers);
   return evaluations;
 }

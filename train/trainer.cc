@@ -45,7 +45,7 @@ template <class Body>
 void Trainer::watching_memory(const std::string& when, const Body& body) {
   try {
     body();
-  } catch (const c10::Error& error) {
+  } catch (const std::exception& error) {
     if (is_out_of_memory(error)) fail_for_memory(error, when, config_.engine, *comm_, memory_);
     throw;
   }
@@ -153,14 +153,12 @@ void Trainer::announce() {
   output_.logger.debug(str("resolved configuration: ", dump_resolved(config_)));
   if (output_.display.out == nullptr) return;
   const EngineConfig& engine = config_.engine;
-  ProgressBar(output_.display, {}, /*keep=*/false)
-      .print(str(task_.name(), ": ", describe_sizes(task_), " samples, ", format_count(total_steps_), " steps\nbatch ", engine.train_batch_size, " = ",
+  print_line(output_.display, str(task_.name(), ": ", describe_sizes(task_), " samples, ", format_count(total_steps_), " steps\nbatch ", engine.train_batch_size, " = ",
                  engine.train_micro_batch_size_per_gpu, " x ", engine.gradient_accumulation_steps, " accumulated x ",
                  comm_->size(), comm_->size() == 1 ? " rank" : " ranks", ", ZeRO stage ", engine.zero.stage, ", ",
                  precision_of(engine), " on ", engine_->device().is_cpu() ? "cpu" : "cuda"));
   if (start_.resume)
-    ProgressBar(output_.display, {}, /*keep=*/false)
-        .print(str("going on after step ", format_count(steps_done_), ", from ", (checkpoints_->folder() / checkpoints_->last_tag()).string()));
+    print_line(output_.display, str("going on after step ", format_count(steps_done_), ", from ", (checkpoints_->folder() / checkpoints_->last_tag()).string()));
 }
 
 // ---------------------------------------------------------------------------------- reports on the way
@@ -227,6 +225,7 @@ void Trainer::evaluate(bool is_recorded) {
   watching_memory(str("in evaluation (trainer.eval_batch_size ", config_.trainer.eval_batch_size, ")"), [&] {
     last_evaluation_ = train::evaluate(task_, *engine_, config_.trainer, bar_->below());
     write_samples(is_recorded);
+    engine_->train();
   });
   bar_->exclude_time(meter_->resume());
   if (is_recorded) record_.numbers(to_json(*last_evaluation_, steps_done_, epochs_done()));
@@ -297,7 +296,10 @@ Summary Trainer::finish() {
   const bool interrupted = steps_done_ < total_steps_ && !stopped_early();
   // Killed after the last checkpoint, which the last evaluation's record precedes; its numbers are wanted in the results too.
   if (!interrupted && !last_evaluation_ && task_.eval_size() > 0) evaluate(/*is_recorded=*/false);
-  if (!interrupted && task_.eval_size() == 0) write_samples(/*is_recorded=*/true);  // which evaluations do, where there are any
+  if (!interrupted && task_.eval_size() == 0) {  // else an evaluation does it
+    engine_->eval();
+    write_samples(/*is_recorded=*/true);
+  }
   Summary summary = outline();
   if (interrupted || checkpoints_->saves()) checkpoints_->save(position(), /*must_succeed=*/true);
   checkpoints_->finish();
@@ -328,7 +330,7 @@ Summary Trainer::report_finished() {
     if (!record_.has_model()) checkpoints_->export_model(config_.trainer.output_dir);
     name_model(summary);
   }
-  if (output_.display.out != nullptr) ProgressBar(output_.display, {}, /*keep=*/false).print(format_summary(summary));
+  print_line(output_.display, format_summary(summary));
   return summary;
 }
 

@@ -81,13 +81,11 @@ train::Metrics LanguageModel::metrics(const at::Tensor& total) const {
 
 std::vector<train::SampleFile> LanguageModel::write_samples(const std::filesystem::path& folder, int64_t step) {
   if (options_.sample.num_bytes == 0) return {};
-  engine_->eval();
   const std::string drawn = sample_text([this](const at::Tensor& bytes) { return engine_->forward(bytes); }, options_.sample);
-  engine_->train();
   if (engine_->rank() != 0) return {};
   const std::filesystem::path path = train::sample_path(folder, step, ".txt");
   try {
-    Disk({.sync = false, .probe = {}}).replace_file(path, options_.sample.prompt + drawn);  // whole or absent, whenever the run is killed
+    replace_file(path, options_.sample.prompt + drawn);  // whole or absent, whenever the run is killed
   } catch (const DiskError& error) {
     throw DataError(error.what());
   }

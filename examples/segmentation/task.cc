@@ -144,13 +144,11 @@ std::vector<train::SampleFile> Segmentation::write_samples(const std::filesystem
       throw Error(error.what());
     }
   }();
-  engine_->eval();
   at::Tensor logits;
   {
     const at::NoGradGuard no_grad;
     logits = engine_->forward(make_batch(images, masks).inputs[0]);
   }
-  engine_->train();
   if (engine_->rank() != 0) return {};
   const std::filesystem::path path = train::sample_path(folder, step, ".png");
   write_png(path.string(), side_by_side(images, masks.to(at::kLong), predicted_mask(logits).cpu()));

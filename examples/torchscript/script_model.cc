@@ -15,6 +15,7 @@
 #include "core/error.h"
 #include "core/str.h"
 #include "core/utf8.h"
+#include "train/out_of_memory.h"
 
 namespace tessera::examples {
 namespace {
@@ -31,12 +32,6 @@ std::string reason_of(std::string_view text) {
 std::string reason_of(const std::exception& error) {
   const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
   return reason_of(torch_error != nullptr ? torch_error->what_without_backtrace() : error.what());
-}
-
-bool is_out_of_memory(const std::exception& error) {
-  const std::string_view text = error.what();  // TorchScript forgets the exception's type
-  return dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr || text.find("can't allocate memory") != std::string_view::npos ||
-         text.find("CUDA out of memory") != std::string_view::npos;
 }
 
 void check_trainable(const torch::jit::Module& model, const std::string& path) {
@@ -92,7 +87,7 @@ void rethrow_of_model(const std::string& path, const std::string& origin) {
   } catch (const std::logic_error&) {
     throw;
   } catch (const std::exception& error) {
-    if (is_out_of_memory(error)) throw c10::OutOfMemoryError({__func__, __FILE__, __LINE__}, reason_of(error));
+    if (train::is_out_of_memory(error)) throw c10::OutOfMemoryError({__func__, __FILE__, __LINE__}, reason_of(error));
     throw DataError(str(origin, ": ", path, ": forward failed: ", reason_of(error)));
   }
 }

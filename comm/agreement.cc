@@ -1,0 +1,47 @@
+#include "comm/agreement.h"
+
+#include <algorithm>
+
+#include "comm/c10_words.h"
+#include "core/error.h"
+#include "core/str.h"
+
+namespace tessera::comm {
+namespace {
+
+/// Never empty.
+std::string message_of(const std::exception& error) {
+  const std::string words = words_of(error);
+  return words.empty() ? "unknown error" : words;
+}
+
+}  // namespace
+
+std::string failure_on_any(Communicator& comm, const char* label, const std::function<void()>& function) {
+  std::string error;
+  try {
+    function();
+  } catch (const std::exception& caught) {
+    error = message_of(caught);
+  }
+  const std::vector<std::string> errors = comm.exchange(error, label);
+  const auto first = std::find_if(errors.begin(), errors.end(), [](const std::string& one) { return !one.empty(); });
+  if (first == errors.end()) return "";
+  const bool same = std::all_of(errors.begin(), errors.end(), [&](const std::string& other) { return other == *first; });
+  return same ? *first : str("rank ", first - errors.begin(), ": ", *first);
+}
+
+Answer ask_rank_0(Communicator& comm, const char* label, const std::function<std::string()>& answer) {
+  Answer mine;
+  if (comm.rank() == 0) {
+    try {
+      mine.text = answer();
+    } catch (const std::exception& error) {
+      mine = {.is_failure = true, .text = message_of(error)};
+    }
+  }
+  const std::string text = comm.exchange(str(mine.is_failure ? '-' : '+', mine.text), label).front();
+  return {.is_failure = text.front() == '-', .text = text.substr(1)};
+}
+
+}  // namespace tessera::comm
