@@ -6,7 +6,6 @@
 #include <ATen/Parallel.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <map>
@@ -16,6 +15,7 @@
 
 #include "comm/init.h"
 #include "core/error.h"
+#include "core/temporary_folder.h"
 #include "engine/checkpointing.h"
 #include "examples/segmentation/image_file.h"
 #include "tests/support/errors.h"
@@ -151,12 +151,8 @@ TEST(Segmentation, FlipMirrorsImagesAndMasksAlike) {
 
 class TrainedSegmentation : public ::testing::Test {
  protected:
-  void SetUp() override {
-    folder_ = std::filesystem::path(::testing::TempDir()) / ("segmentation_" + std::to_string(getpid()));
-    std::filesystem::remove_all(folder_);
-  }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
-  std::filesystem::path folder_;
+  const TemporaryFolder temporary_{"segmentation"};
+  const std::filesystem::path folder_ = temporary_.path() / "run";
 };
 
 // Two ranks see other samples, so their batch statistics differ: an evaluation must use one rank's, and a checkpoint have the same.
