@@ -1,8 +1,5 @@
 #include "engine/checkpoint_types.h"
 
-#include <algorithm>
-#include <vector>
-
 #include "checkpoint/checkpoint_error.h"
 #include "core/error.h"
 #include "core/str.h"

@@ -81,7 +81,7 @@ class Task {
   /// Local. How weights of others fit the model (`tessera train --init`).
   virtual LoadWeightsOptions init_weights() const { return {}; }
 
-  /// Collective. Called after each evaluation: may write files for people to look at into `folder`, which need not exist yet, from rank
+  /// Collective. Called after each evaluation, or at the end of a run that has none: may write files for people to look at into `folder`, which need not exist yet, from rank
   /// 0. Returns what it has written there, for the monitors: pictures as .png, texts as .txt. To be called in evaluation mode. A DataError
   /// that rank 0 throws once its collectives are done becomes a warning.
   virtual std::vector<SampleFile> write_samples(const std::filesystem::path&, int64_t /*step*/) { return {}; }

@@ -108,7 +108,7 @@ TEST_F(LanguageModelTest, SamplesAreWholeOrAbsent) {
     LanguageModel task(small(path_.string()));
     EngineConfig config;
     config.train_micro_batch_size_per_gpu = 1;
-    task.initialize(config, comm, {});
+    task.initialize(config, comm, {}).eval();
     const std::filesystem::path samples = folder_.path() / "samples", file = samples / "step_00000001.txt";
     std::filesystem::create_directory(samples);
     std::ofstream(file) << "before";

@@ -117,7 +117,7 @@ class BlobsTask final : public Task {
   }
 
   std::vector<SampleFile> write_samples(const std::filesystem::path& folder, int64_t step) override {
-    engine_->forward(eval_x_.narrow(0, 0, 1));  // a collective at stage 3
+    engine_->forward(train_x_.narrow(0, 0, 1));  // a collective at stage 3
     if (engine_->rank() != 0) return {};
     if (!options_.samples_error.empty()) throw DataError(options_.samples_error);
     const std::filesystem::path path = sample_path(folder, step, ".txt");

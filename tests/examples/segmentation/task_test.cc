@@ -200,6 +200,7 @@ TEST_F(TrainedSegmentation, LearnsAndDrawsWhatItFinds) {
       EXPECT_EQ(evaluation.metrics[0].first, "dice");
       EXPECT_GT(evaluation.metrics[0].second, 0.95);
       task.write_samples(folder_ / "samples", 60);
+      engine.train();
       train_steps(task, engine, 1, 8);  // goes on
     });
     const Image picture = read_image((folder_ / "samples" / "step_00000060.png").string());
@@ -224,7 +225,9 @@ TEST_F(TrainedSegmentation, PicturesThatCannotBeWrittenNameTheirPlace) {
   comm::run_threads(1, {}, [&](comm::CommunicatorPtr comm) {
     Segmentation task(small_options(), std::make_unique<Squares>(12));
     Engine& engine = task.initialize(engine_config(0, 4), comm, {});
+    engine.eval();
     EXPECT_THAT(error_of<DataError>([&] { task.write_samples(folder_ / "samples", 1); }), HasSubstr("step_00000001.png"));
+    engine.train();
     train_steps(task, engine, 1, 4);
   });
 }
