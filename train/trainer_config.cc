@@ -32,7 +32,7 @@ std::vector<Binding<TrainerConfig>> trainer_bindings() {
       bind<TrainerConfig>(integer("trainer.eval_every_epochs").range(0, kMaxCount).says(
                               "Epochs between two evaluations; 0: only by steps and at the end"),
                           TESSERA_FIELD(eval_every_epochs)),
-      bind<TrainerConfig>(integer("trainer.eval_every_steps").range(0, kMaxCount).says(
+      bind<TrainerConfig>(integer("trainer.eval_every_steps").range(0, kMaxCount).also("trainer.eval_steps").says(
                               "Optimizer steps between two evaluations; 0: only by epochs and at the end"),
                           TESSERA_FIELD(eval_every_steps)),
       bind<TrainerConfig>(integer("trainer.histograms_every_steps").range(0, kMaxCount).says(
@@ -41,7 +41,7 @@ std::vector<Binding<TrainerConfig>> trainer_bindings() {
       bind<TrainerConfig>(integer("trainer.save_every_epochs").range(0, kMaxCount).says(
                               "Epochs between two checkpoints in `output_dir`/checkpoints; 0: only by steps (with both 0: none at all)"),
                           TESSERA_FIELD(save_every_epochs)),
-      bind<TrainerConfig>(integer("trainer.save_every_steps").range(0, kMaxCount).says(
+      bind<TrainerConfig>(integer("trainer.save_every_steps").range(0, kMaxCount).also("trainer.save_steps").says(
                               "Optimizer steps between two checkpoints; 0: only by epochs"),
                           TESSERA_FIELD(save_every_steps)),
       bind<TrainerConfig>(text("trainer.metric_for_best").also("trainer.metric_for_best_model").says(
@@ -102,11 +102,11 @@ std::vector<config::Key> sections() {
       text("data.type").must().says("Name of a registered data set"),
       section("comm").says("How ranks talk to each other"),
       section("trainer").says("How long, how often, where to"),
-      text("trainer.name").or_null().says("Name of the run; null: the configuration file's name"),
+      text("trainer.name").or_null().also("trainer.run_name").says("Name of the run; null: the configuration file's name"),
       text("trainer.output_dir").or_null().says("Folder for logs, the resolved configuration and results; null: `runs/NAME`"),
-      integer("trainer.epochs").range(1, kMaxCount).or_null().says("Passes over the training data; null: 1, or none with `max_steps`"),
+      integer("trainer.epochs").range(1, kMaxCount).or_null().also("trainer.num_train_epochs").says("Passes over the training data; null: 1, or none with `max_steps`"),
       integer("trainer.max_steps").range(1, kMaxCount).or_null().says("Optimizer steps, in place of `epochs`"),
-      integer("trainer.eval_batch_size").range(1, 1e9).or_null().says(
+      integer("trainer.eval_batch_size").range(1, 1e9).or_null().also("trainer.per_device_eval_batch_size").says(
           "Samples of one evaluation pass on one rank; null: train_micro_batch_size_per_gpu"),
   };
 }

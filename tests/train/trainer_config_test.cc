@@ -77,6 +77,24 @@ TEST(TrainerConfig, Errors) {
             "c.json:1: model.type: is missing; expected a string");
 }
 
+TEST(TrainerConfig, TakesHuggingFacesNames) {
+  const std::string names = R"({"run_name": "r", "num_train_epochs": 2, "per_device_eval_batch_size": 3, "eval_steps": 4, "save_steps": 5,
+      "metric_for_best_model": "f1", "load_best_model_at_end": false, "full_determinism": true, "dataloader_num_workers": 6})";
+  const TrainerConfig trainer = parse_run_config("{\"train_batch_size\": 8, \"trainer\": " + names + "}", "c.json", 1, {"trainer.eval_steps=7"}).trainer;
+  TrainerConfig expected;
+  expected.name = "r";
+  expected.output_dir = "runs/r";
+  expected.epochs = 2;
+  expected.eval_batch_size = 3;
+  expected.eval_every_steps = 7;
+  expected.save_every_steps = 5;
+  expected.metric_for_best = "f1";
+  expected.load_best_at_end = false;
+  expected.deterministic = true;
+  expected.dataloader_num_workers = 6;
+  EXPECT_EQ(trainer, expected);
+}
+
 TEST(TrainerConfig, ModelAndDataAreHandedOn) {
   RunConfig run = parse_run_config("{\"train_batch_size\": 8,\n\"model\": {\"type\": \"mlp\",\n\"hiden\": 3}, \"data\": {\"type\": \"d\", \"a.b\": 1}}", "c.json", 1);
   EXPECT_EQ(run.model.required_text("type"), "mlp");
