@@ -293,6 +293,7 @@ void Trainer::write_state() {
 
 Summary Trainer::finish() {
   warn_of_loss(meter_->finish_window(*comm_).loss);
+  const TrainTotals totals = meter_->totals(*comm_);  // now: what follows is no training
   const bool interrupted = steps_done_ < total_steps_ && !stopped_early();
   // Killed after the last checkpoint, which the last evaluation's record precedes; its numbers are wanted in the results too.
   if (!interrupted && !last_evaluation_ && task_.eval_size() > 0) evaluate(/*is_recorded=*/false);
@@ -311,7 +312,6 @@ Summary Trainer::finish() {
     name_model(summary);
   }
   if (!interrupted && task_.test_size() > 0) summary.test = test();
-  const TrainTotals totals = meter_->totals(*comm_);
   summary.num_samples = totals.num_samples;
   summary.train_loss = totals.mean_loss();
   summary.train_s = totals.seconds;

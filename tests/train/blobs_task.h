@@ -7,12 +7,14 @@
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/linear.h>
 
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <functional>
 #include <limits>
 #include <memory>
 #include <string>
+#include <thread>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -50,6 +52,7 @@ struct BlobsOptions {
   int64_t test_size = 0;
   double nan_from_step = std::numeric_limits<double>::infinity();  ///< the loss is NaN from this micro-step on
   int64_t greedy_from_step = std::numeric_limits<int64_t>::max();  ///< from this micro-step on the loss wants more memory than there is
+  double test_delay_s = 0;         ///< that test_batch() takes
   std::string test_error = {};     ///< what test_batch() throws; empty: nothing
   bool norm = true;        ///< without batch norm a sample's gradient does not depend on the others of its batch
   double noise = 0;        ///< of training points, drawn anew each time
@@ -91,6 +94,7 @@ class BlobsTask final : public Task {
   Batch eval_batch(const std::vector<int64_t>& indices) const override { return rows(eval_x_, eval_y_, indices); }
   Batch test_batch(const std::vector<int64_t>& indices) const override {
     if (!options_.test_error.empty()) throw DataError(options_.test_error);
+    std::this_thread::sleep_for(std::chrono::duration<double>(options_.test_delay_s));
     return rows(test_x_, test_y_, indices);
   }
 

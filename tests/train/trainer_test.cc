@@ -261,6 +261,18 @@ TEST_F(TrainerTest, StopsEarlyAndGoesOnWithMorePatience) {
 }
 
 // The last evaluations of a run that does all its steps may well be no better.
+TEST_F(TrainerTest, TrainingTimeEndsWithTheLastStep) {
+  json config = base_config();
+  config["trainer"]["max_steps"] = 2;
+  config["trainer"].erase("epochs");
+  BlobsOptions slow;
+  slow.test_size = 32;
+  slow.test_delay_s = 0.5;  // a batch, of which there are two
+  const Summary summary = train(config, 1, slow).summary;
+  EXPECT_GT(summary.test->seconds, 0.9);
+  EXPECT_LT(summary.train_s, 0.9) << "the final test is none of it";
+}
+
 TEST_F(TrainerTest, WhoHasDoneAllStepsHasNotStoppedEarly) {
   json config = base_config();
   config["optimizer"]["params"]["lr"] = 0;
