@@ -65,7 +65,9 @@ void LossScaler::update(bool overflow) {
 }
 
 void LossScaler::set_state(const State& state) {
-  if (dynamic_) state_ = state;
+  if (!dynamic_ || state.num_updates == 0) return;
+  state_ = state;
+  state_.scale = std::max(state_.scale, config_.min_loss_scale);
 }
 
 }  // namespace tessera

@@ -33,7 +33,8 @@ class LossScaler {
   void update(bool overflow);
 
   const State& state() const { return state_; }
-  /// Local. Continues from a checkpoint. A static scale keeps the configured value.
+  /// Local. Continues from a checkpoint. A static scale keeps the configured value, and so does a dynamic one after a run that had none
+  /// (which has counted no updates).
   void set_state(const State& state);
 
  private:

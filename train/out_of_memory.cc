@@ -14,6 +14,7 @@
 namespace tessera::train {
 
 bool is_out_of_memory(const std::exception& error) {
+  if (dynamic_cast<const Error*>(&error) != nullptr) return false;  // which may quote another rank's
   const std::string_view text = error.what();
   return dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr || text.find("can't allocate memory") != text.npos ||
          text.find("CUDA out of memory") != text.npos;

@@ -23,7 +23,9 @@ constexpr const char* kMetrics = "metrics.jsonl";
 void remove_samples(const std::filesystem::path& samples) {
   std::error_code error;
   for (const auto& entry : std::filesystem::directory_iterator(samples, error)) {
-    const std::string stem = entry.path().stem().string();
+    std::filesystem::path name = entry.path().filename();
+    if (name.extension() == ".tmp") name = name.stem();  // which a killed run had not finished
+    const std::string stem = name.stem().string();
     const bool is_ours = stem.size() >= 13 && stem.starts_with("step_") && stem.find_first_not_of("0123456789", 5) == stem.npos;
     if (is_ours && entry.is_regular_file(error)) std::filesystem::remove(entry.path(), error);
     if (error) throw Error(str(entry.path().string(), " cannot be removed: ", error.message()));

@@ -2,7 +2,7 @@
 //   config.json       every key with the value it had
 //   metrics.jsonl     one JSON object a line, as training goes
 //   trainer_state.json  where the run stands, at each checkpoint (train/trainer_state.h)
-//   samples/          what the task draws at each evaluation, if it does (Task::write_samples)
+//   samples/          what the task draws at each evaluation, or at the end of a run that has none, if it does (Task::write_samples)
 //   all_results.json  the final results, under Hugging Face's names; only there when the run came to its end
 #pragma once
 

@@ -62,8 +62,6 @@ Trainer::Trainer(RunConfig run, Task& task, comm::CommunicatorPtr comm, const In
       total_steps_(total_steps(config_.trainer, sampler_, start_.resume ? saved_position(config_.trainer.output_dir, *comm_) : std::nullopt)),
       record_(*comm_, output_.logger),
       early_stopping_(config_.trainer.early_stopping_patience, config_.trainer.early_stopping_threshold, config_.trainer.greater_is_better()) {
-  if (start_.resume && !start_.init.empty())
-    throw ConfigError(str("--init: found ", start_.init, " beside --resume, whose checkpoint has the weights; expected one of the two"));
   if (early_stopping_.enabled() && task_.eval_size() == 0)
     throw ConfigError(str("trainer.early_stopping_patience: found ", config_.trainer.early_stopping_patience,
                           ", but nothing is evaluated on the way; expected 0, or data with a part for it"));
@@ -76,7 +74,7 @@ Trainer::Trainer(RunConfig run, Task& task, comm::CommunicatorPtr comm, const In
   options.steps_per_epoch = sampler_.steps_per_epoch();
   if (config_.engine.memory_breakdown) memory_.emplace(init.device.type());
   watching_memory("making the model", [&] { engine_ = &task_.initialize(config_.engine, comm_, options); });
-  if (!start_.init.empty()) engine_->load_weights(start_.init, task_.init_weights());
+  if (!start_.init.empty() && !start_.resume) engine_->load_weights(start_.init, task_.init_weights());
   // From here on ranks draw different numbers: dropout differs between them.
   at::manual_seed(static_cast<uint64_t>(config_.engine.seed + comm_->rank()));
   checkpoints_.emplace(config_.trainer, *engine_, output_.logger);
@@ -298,8 +296,10 @@ Summary Trainer::finish() {
   // Killed after the last checkpoint, which the last evaluation's record precedes; its numbers are wanted in the results too.
   if (!interrupted && !last_evaluation_ && task_.eval_size() > 0) evaluate(/*is_recorded=*/false);
   if (!interrupted && task_.eval_size() == 0) {  // else an evaluation does it
-    engine_->eval();
-    write_samples(/*is_recorded=*/true);
+    watching_memory("drawing samples", [this] {
+      engine_->eval();
+      write_samples(/*is_recorded=*/steps_done_ > start_position_.steps_done);
+    });
   }
   Summary summary = outline();
   if (interrupted || checkpoints_->saves()) checkpoints_->save(position(), /*must_succeed=*/true);

@@ -31,7 +31,7 @@ struct TrainerOutput {
 /// How a run begins and ends.
 struct TrainerStart {
   bool resume = false;          ///< from the latest checkpoint in its folder
-  std::string init;             ///< weights to start from, of a run that is not resumed: a .safetensors file, or a folder with one; empty: the model's own
+  std::string init;             ///< weights to start from, unless the run is resumed: a .safetensors file, or a folder with one; empty: the model's own
   std::function<bool()> stop;   ///< asked before each step on each rank; true on any of them: save and end. May be unset
 };
 

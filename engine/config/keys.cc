@@ -39,9 +39,10 @@ Bindings training_bindings() {
                              "Type gradients are sent in; null: the type they are accumulated in"),
                          TESSERA_FIELD(communication_dtype)),
       bind<EngineConfig>(boolean("prescale_gradients").says(
-                             "Divides gradients by `gradient_predivide_factor` before they are summed over the ranks, and by the rest after"),
+                             "Divides gradients by the number of ranks before they are summed, not after"),
                          TESSERA_FIELD(prescale_gradients)),
-      bind<EngineConfig>(number("gradient_predivide_factor").above(0).says("The factor for `prescale_gradients`"),
+      bind<EngineConfig>(number("gradient_predivide_factor").above(0).says(
+                             "Divides gradients by this before they are summed over the ranks, and by the rest after; of no effect with `prescale_gradients`"),
                          TESSERA_FIELD(gradient_predivide_factor)),
       bind<EngineConfig>(integer("steps_per_print").range(0, 1e15).or_null().says("Optimizer steps between two progress lines; 0 or null: none"),
                          TESSERA_FIELD(steps_per_print)),

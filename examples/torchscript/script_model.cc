@@ -9,9 +9,9 @@
 #include <filesystem>
 #include <fstream>
 #include <stdexcept>
-#include <string_view>
 #include <vector>
 
+#include "comm/c10_words.h"
 #include "core/error.h"
 #include "core/str.h"
 #include "core/utf8.h"
@@ -20,18 +20,9 @@
 namespace tessera::examples {
 namespace {
 
-/// What an operator said, out of libtorch's many lines: TorchScript puts it behind a traceback, as "RuntimeError: …".
-std::string reason_of(std::string_view text) {
-  if (const size_t marker = text.rfind("Error: "); marker != std::string_view::npos) text.remove_prefix(marker + std::strlen("Error: "));
-  const size_t begin = text.find_first_not_of(" \n\t");
-  if (begin == std::string_view::npos) return "unknown error";
-  text.remove_prefix(begin);
-  return std::string(text.substr(0, text.find('\n')));
-}
-
 std::string reason_of(const std::exception& error) {
-  const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
-  return reason_of(torch_error != nullptr ? torch_error->what_without_backtrace() : error.what());
+  const std::string words = comm::words_of(error);
+  return words.empty() ? "unknown error" : words;
 }
 
 void check_trainable(const torch::jit::Module& model, const std::string& path) {
@@ -79,7 +70,7 @@ at::Tensor tensor_of(const c10::IValue& value, const std::string& key, const std
   throw DataError(str(path, ": forward gives a ", value.tagKind(), "; expected a tensor, or a tuple or dictionary of them"));
 }
 
-void rethrow_of_model(const std::string& path, const std::string& origin) {
+void rethrow_of_model(const std::string& path, const std::function<std::string()>& origin) {
   try {
     throw;
   } catch (const Error&) {
@@ -88,7 +79,7 @@ void rethrow_of_model(const std::string& path, const std::string& origin) {
     throw;
   } catch (const std::exception& error) {
     if (train::is_out_of_memory(error)) throw c10::OutOfMemoryError({__func__, __FILE__, __LINE__}, reason_of(error));
-    throw DataError(str(origin, ": ", path, ": forward failed: ", reason_of(error)));
+    throw DataError(str(origin(), ": ", path, ": forward failed: ", reason_of(error)));
   }
 }
 

@@ -5,6 +5,7 @@
 #include <ATen/core/ivalue.h>
 
 #include <exception>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -24,8 +25,8 @@ std::shared_ptr<torch::jit::Module> load_script_model(const std::string& path);
 at::Tensor tensor_of(const c10::IValue& value, const std::string& key, const std::string& path);
 
 /// To be called while handling an exception that came out of a model's forward. What the model did wrong (shapes, types, a raise)
-/// is thrown as a DataError of one line: `origin`, which is where its arguments come from, `path`, and the reason; running out of
+/// is thrown as a DataError of one line: `origin()`, which is where its arguments come from, `path`, and the reason; running out of
 /// memory as c10::OutOfMemoryError; all else as it is.
-[[noreturn]] void rethrow_of_model(const std::string& path, const std::string& origin);
+[[noreturn]] void rethrow_of_model(const std::string& path, const std::function<std::string()>& origin);
 
 }  // namespace tessera::examples

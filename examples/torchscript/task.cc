@@ -133,7 +133,7 @@ at::Tensor TensorsTask::forward(const train::Batch& batch, const TensorSet& set)
   try {
     output = tensor_of(engine_->forward(arguments), own_loss ? "loss" : "logits", options_.model_path);
   } catch (...) {
-    rethrow_of_model(options_.model_path, origin_of(batch, set));
+    rethrow_of_model(options_.model_path, [&] { return origin_of(batch, set); });
   }
   check_output(output, batch, set);
   return output;

@@ -125,6 +125,25 @@ TEST(LossScaler, ContinuesFromItsState) {
   EXPECT_EQ(after.state(), whole.state());
 }
 
+TEST(LossScaler, GoesOnFromARunWithoutOneAsFromTheBeginning) {
+  LossScaler without(EngineConfig{}), fixed(with({.enabled = true, .loss_scale = 4}));
+  for (LossScaler* scaler : {&without, &fixed}) {
+    for (int i = 0; i < 3; ++i) scaler->update(false);
+    LossScaler dynamic_one(dynamic(16, 4, 1, 2));
+    dynamic_one.set_state(scaler->state());
+    EXPECT_EQ(dynamic_one.state(), LossScaler(dynamic(16, 4, 1, 2)).state());
+  }
+}
+
+TEST(LossScaler, ARaisedMinimumHoldsForAnOlderScale) {
+  LossScaler before(dynamic(3, 4, 1, 1));
+  before.update(true);
+  ASSERT_EQ(before.scale(), 4);
+  LossScaler after(dynamic(16, 4, 32, 1));
+  after.set_state(before.state());
+  EXPECT_EQ(after.scale(), 32);
+}
+
 TEST(LossScaler, RefusesImpossibleSettings) {
   const auto error_of = [](const EngineConfig& config) -> std::string {
     try {
