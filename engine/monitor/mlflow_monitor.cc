@@ -15,6 +15,9 @@
 namespace tessera {
 namespace {
 
+/// A quarter of what a server takes in one request: how a failed run ended waits for the request under way, and has two seconds.
+constexpr size_t kMetricsTogether = kMlflowMetricsPerRequest / 4;
+
 constexpr int64_t kLongestId = 256;
 
 std::string environment(const char* name) {
@@ -155,7 +158,7 @@ bool MlflowMonitor::take(Work& work) {
   work = std::move(queue_.front());
   queue_.pop_front();
   while (!work.metrics.empty() && !queue_.empty() && !queue_.front().metrics.empty() &&
-         work.metrics.size() + queue_.front().metrics.size() <= kMlflowMetricsPerRequest) {
+         work.metrics.size() + queue_.front().metrics.size() <= kMetricsTogether) {
     std::move(queue_.front().metrics.begin(), queue_.front().metrics.end(), std::back_inserter(work.metrics));
     queue_.pop_front();
   }
