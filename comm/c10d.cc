@@ -37,6 +37,15 @@ void Family::leave(std::string_view reason) {
   }
 }
 
+std::chrono::steady_clock::time_point Family::patience_ends() {
+  // Half of the two seconds that a launcher gives it to end (a rank that was killed never reports): the rest is for what it still has to say,
+  // to MLflow's server for one.
+  constexpr std::chrono::milliseconds kPatience{1000};
+  const std::lock_guard lock(mutex_);
+  if (!patience_ends_) patience_ends_ = std::chrono::steady_clock::now() + kPatience;
+  return *patience_ends_;
+}
+
 Family::~Family() {
   const bool in_order = !left_ && std::uncaught_exceptions() == 0;
   leave(in_order ? kLeftInOrder : std::string_view("an error ended it"));

@@ -6,12 +6,13 @@
 // that names who is to blame:
 //  1. The rank reports its fault in the store (Ledger), also from Gloo's threads while it is busy elsewhere.
 //  2. It aborts its transport, which closes its connections; the others' pending collectives fail in turn.
-//  3. It waits up to 2 s for the others' reports, compares the lists of collectives, and names the ranks that
+//  3. It waits up to 1 s, once for all its groups, for the others' reports, compares the lists of collectives, and names the ranks that
 //     went another way, left the group, are behind, or have said nothing.
 // A wait() that lasts also compares lists every few seconds: ranks that issue different collectives would
 // otherwise wait for the timeout, 30 minutes by default.
 #pragma once
 
+#include <chrono>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -41,6 +42,9 @@ class Family {
   int rank() const { return rank_; }
   int size() const { return size_; }
 
+  /// Local. Until when this rank waits for the reports of the others: for a time after its first failure, in whichever group that was.
+  std::chrono::steady_clock::time_point patience_ends();
+
   /// Local. Tells the other ranks why this one leaves; the first reason stands. Never throws.
   void leave(std::string_view reason);
 
@@ -49,8 +53,9 @@ class Family {
   const int rank_;
   const int size_;
   const bool serves_;
-  std::mutex mutex_;  ///< guards left_
+  std::mutex mutex_;  ///< guards what follows
   bool left_ = false;
+  std::optional<std::chrono::steady_clock::time_point> patience_ends_;
 };
 
 /// Makes the transport of a group whose ranks meet under the given store.

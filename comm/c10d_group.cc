@@ -193,6 +193,9 @@ void C10dCommunicator::Group::await_exchange(const std::string& prefix, int64_t 
       if (r == family_->rank() || store_.has(prefix + std::to_string(r))) continue;
       if (ledger_->has_failed(r) || ledger_->departure(r)) give_up("a rank left", {});
     }
+    // One that was killed has said nothing. (Whoever has come to the exchange may go.)
+    const std::optional<int> gone = transport_ ? transport_->gone() : std::nullopt;
+    if (gone && !store_.has(prefix + std::to_string(*gone))) give_up(str("rank ", *gone, " is gone: its socket is closed").c_str(), {});
     if (std::chrono::steady_clock::now() >= next_comparison) {
       check_stalled(number);
       next_comparison = std::chrono::steady_clock::now() + kStall;
@@ -242,7 +245,7 @@ void C10dCommunicator::Group::fail(int64_t number, const std::string& cause, con
   transport_->abort();
   std::string message;
   try {
-    message = ledger_->explain_failure(number, cause, missing, timeout);
+    message = ledger_->explain_failure(number, cause, missing, timeout, family_->patience_ends());
   } catch (const CommError& error) {
     message = error.what();
   }

@@ -87,7 +87,7 @@ std::optional<std::string> Ledger::departure(int rank) const {
 }
 
 std::string Ledger::explain_failure(int64_t number, const std::string& cause, const std::vector<int>& missing,
-                                    std::chrono::milliseconds timeout) {
+                                    std::chrono::milliseconds timeout, std::chrono::steady_clock::time_point give_up) {
   Failure failure;
   failure.rank = rank_;
   failure.number = number;
@@ -95,10 +95,9 @@ std::string Ledger::explain_failure(int64_t number, const std::string& cause, co
   failure.timeout = timeout;
   failure.missing = missing;
   failure.reports.resize(static_cast<size_t>(size_));
-  const auto deadline = std::chrono::steady_clock::now() + kPatience;
   bool complete = false;
   while (!complete) {
-    const bool last_look = std::chrono::steady_clock::now() >= deadline;
+    const bool last_look = std::chrono::steady_clock::now() >= give_up;
     complete = true;
     for (int r = 0; r < size_; ++r) {
       Report& report = failure.reports[static_cast<size_t>(r)];

@@ -36,15 +36,12 @@ class Ledger {
   /// differs, if anything does. Never throws: a store that is gone shows elsewhere.
   std::optional<std::string> compare_stalled();
 
-  /// Local, takes up to kPatience: waits until all ranks have reported or left, and explains. Throws
+  /// Local. Waits until all ranks have reported or left, at the longest until `give_up`, and explains. Throws
   /// CommError when the store is gone.
   std::string explain_failure(int64_t number, const std::string& cause, const std::vector<int>& missing,
-                              std::chrono::milliseconds timeout);
+                              std::chrono::milliseconds timeout, std::chrono::steady_clock::time_point give_up);
   /// Local. Why `rank` left the group; nothing while it is there.
   std::optional<std::string> departure(int rank) const;
-
-  /// How long a rank that failed waits for the reports of the others.
-  static constexpr std::chrono::milliseconds kPatience{2000};
 
  private:
   struct Issue {

@@ -51,6 +51,11 @@ void run(const std::string& scenario, const CommunicatorPtr& comm) {
       }
     }
     say("exchanged");
+  } else if (scenario == "exchange_loop") {
+    for (bool first = true;; first = false) {
+      comm->exchange("", "texts");
+      if (first) say("running");
+    }
   } else if (scenario == "fail") {
     if (comm->rank() == 1) throw tessera::DataError("data/train: truncated");
     add_up(comm, buffer);

@@ -186,6 +186,19 @@ TEST(ProcessTest, RankZeroWaitsForThoseWhoStillReadItsStore) {
   }
 }
 
+// Which goes through the store: no connection of its own closes. (Gloo's ranks notice at the next collective.)
+TEST(ProcessTest, AKilledRankIsNoticedInAnExchange) {
+  Processes processes = start("exchange_loop", 3, {{"TEST_BACKEND", "shm"}});
+  for (const auto& process : processes) ASSERT_TRUE(process->await_output("running")) << process->output();
+  const auto begin = Clock::now();
+  processes[1]->kill(SIGKILL);
+  for (const int rank : {0, 2}) {
+    EXPECT_EQ(processes[rank]->wait(), 3);
+    EXPECT_NE(processes[rank]->output().find("rank 1 is gone (connection closed)"), std::string::npos) << processes[rank]->output();
+  }
+  EXPECT_LT(seconds_since(begin), 5);
+}
+
 class OnEachBackend : public ::testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(Backends, OnEachBackend, ::testing::Values("shm", "gloo"), [](const auto& info) { return info.param; });
 
