@@ -7,22 +7,13 @@
 #include "core/str.h"
 
 namespace tessera::comm {
-namespace {
-
-/// Never empty.
-std::string message_of(const std::exception& error) {
-  const std::string words = words_of(error);
-  return words.empty() ? "unknown error" : words;
-}
-
-}  // namespace
 
 std::string failure_on_any(Communicator& comm, const char* label, const std::function<void()>& function) {
   std::string error;
   try {
     function();
   } catch (const std::exception& caught) {
-    error = message_of(caught);
+    error = words_of(caught);
   }
   const std::vector<std::string> errors = comm.exchange(error, label);
   const auto first = std::find_if(errors.begin(), errors.end(), [](const std::string& one) { return !one.empty(); });
@@ -37,7 +28,7 @@ Answer ask_rank_0(Communicator& comm, const char* label, const std::function<std
     try {
       mine.text = answer();
     } catch (const std::exception& error) {
-      mine = {.is_failure = true, .text = message_of(error)};
+      mine = {.is_failure = true, .text = words_of(error)};
     }
   }
   const std::string text = comm.exchange(str(mine.is_failure ? '-' : '+', mine.text), label).front();

@@ -23,7 +23,8 @@ std::string_view without_traceback(std::string_view text) {
 
 std::string words_of(const std::exception& error) {
   const auto* c10_error = dynamic_cast<const c10::Error*>(&error);
-  return first_line(without_traceback(c10_error != nullptr ? c10_error->what_without_backtrace() : error.what()));
+  const std::string words = first_line(without_traceback(c10_error != nullptr ? c10_error->what_without_backtrace() : error.what()));
+  return words.empty() ? "unknown error" : words;
 }
 
 std::string words_of(const std::exception_ptr& error) {

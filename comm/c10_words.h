@@ -6,7 +6,7 @@
 
 namespace tessera::comm {
 
-/// Local.
+/// Local. Never empty: "unknown error" where it says nothing.
 std::string words_of(const std::exception& error);
 /// Local. Of a captured exception.
 std::string words_of(const std::exception_ptr& error);

@@ -183,7 +183,7 @@ std::vector<std::string> C10dCommunicator::Group::exchange(const std::string& va
 
 void C10dCommunicator::Group::await_exchange(const std::string& prefix, int64_t number,
                                              milliseconds timeout) {
-  const auto give_up = [&](const char* cause, const std::vector<int>& missing) {
+  const auto give_up = [&](const std::string& cause, const std::vector<int>& missing) {
     store_.set(prefix + "failed", "");  // whoever comes from now on must not take this exchange for a success
     fail(number, cause, missing, timeout);
   };
@@ -194,8 +194,8 @@ void C10dCommunicator::Group::await_exchange(const std::string& prefix, int64_t 
       if (ledger_->has_failed(r) || ledger_->departure(r)) give_up("a rank left", {});
     }
     // One that was killed has said nothing. (Whoever has come to the exchange may go.)
-    const std::optional<int> gone = transport_ ? transport_->gone() : std::nullopt;
-    if (gone && !store_.has(prefix + std::to_string(*gone))) give_up(str("rank ", *gone, " is gone: its socket is closed").c_str(), {});
+    const std::optional<int> gone = transport_->gone();
+    if (gone && !store_.has(prefix + std::to_string(*gone))) give_up(str("rank ", *gone, " is gone: its socket is closed"), {});
     if (std::chrono::steady_clock::now() >= next_comparison) {
       check_stalled(number);
       next_comparison = std::chrono::steady_clock::now() + kStall;

@@ -84,17 +84,13 @@ fs::path previous_checkpoints(const fs::path& output_dir) { return folder_of(out
 
 }  // namespace
 
-std::optional<Position> saved_position(const fs::path& output_dir, comm::Communicator& comm) {
-  std::string mine;
-  if (comm.rank() == 0) try {
-    mine = checkpoint::read_manifest(checkpoint::find_checkpoint(folder_of(output_dir), "")).state.at("client_state").dump();
-  } catch (const std::exception&) {  // no answer is one
-  }
-  try {
-    return position_of(json::parse(comm.exchange(mine, "position in the data").front()));
-  } catch (const json::exception&) {
-    return std::nullopt;
-  }
+std::optional<Position> saved_position(const fs::path& output_dir, comm::Communicator& comm) try {
+  const comm::Answer state = comm::ask_rank_0(comm, "position in the data", [&] {
+    return checkpoint::read_manifest(checkpoint::find_checkpoint(folder_of(output_dir), "")).state.at("client_state").dump();
+  });
+  return state.is_failure ? std::nullopt : std::optional(position_of(json::parse(state.text)));
+} catch (const json::exception&) {
+  return std::nullopt;
 }
 
 void check_may_start_anew(const TrainerConfig& config) {

@@ -75,7 +75,6 @@ void RunDirectory::remove_outdated() const {
   }
 }
 
-// Not synced: that would protect against power failures only.
 void RunDirectory::write(const std::string& name, const std::string& content) const {
   replace_file(folder_ / name, content);
 }

@@ -20,11 +20,6 @@
 namespace tessera::examples {
 namespace {
 
-std::string reason_of(const std::exception& error) {
-  const std::string words = comm::words_of(error);
-  return words.empty() ? "unknown error" : words;
-}
-
 void check_trainable(const torch::jit::Module& model, const std::string& path) {
   int64_t num_parameters = 0, num_trainable = 0;
   for (const at::Tensor& parameter : model.parameters()) {
@@ -48,7 +43,7 @@ std::shared_ptr<torch::jit::Module> load_script_model(const std::string& path) {
   try {
     model = std::make_shared<torch::jit::Module>(torch::jit::load(path, c10::Device(at::kCPU)));
   } catch (const std::exception& caught) {
-    throw DataError(str(path, ": no TorchScript module: ", reason_of(caught), expected));
+    throw DataError(str(path, ": no TorchScript module: ", comm::words_of(caught), expected));
   }
   check_trainable(*model, path);
   return model;
@@ -78,8 +73,8 @@ void rethrow_of_model(const std::string& path, const std::function<std::string()
   } catch (const std::logic_error&) {
     throw;
   } catch (const std::exception& error) {
-    if (train::is_out_of_memory(error)) throw c10::OutOfMemoryError({__func__, __FILE__, __LINE__}, reason_of(error));
-    throw DataError(str(origin(), ": ", path, ": forward failed: ", reason_of(error)));
+    if (train::is_out_of_memory(error)) throw c10::OutOfMemoryError({__func__, __FILE__, __LINE__}, comm::words_of(error));
+    throw DataError(str(origin(), ": ", path, ": forward failed: ", comm::words_of(error)));
   }
 }
 

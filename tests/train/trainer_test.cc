@@ -18,6 +18,7 @@
 #include "core/error.h"
 #include "core/str.h"
 #include "core/temporary_folder.h"
+#include "tests/support/files.h"
 #include "tests/train/blobs_task.h"
 #include "train/run.h"
 
@@ -29,12 +30,6 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::Not;
 namespace fs = std::filesystem;
-
-std::string content(const fs::path& path) {
-  std::ostringstream text;
-  text << std::ifstream(path).rdbuf();
-  return text.str();
-}
 
 std::vector<json> json_lines(const fs::path& path) {
   std::vector<json> records;
@@ -84,7 +79,7 @@ class TrainerTest : public testing::Test {
       result.seen[static_cast<size_t>(comm->rank())] = task.seen();
     });
     result.output = out.str();
-    result.log = content(log);
+    result.log = read_text(log);
     return result;
   }
 
@@ -180,10 +175,10 @@ TEST_F(TrainerTest, WritesItsFiles) {
   config["scheduler"] = {{"type", "WarmupDecayLR"}, {"params", {{"warmup_num_steps", 5}}}};
   const Result result = train(config, 2);
 
-  const json resolved = json::parse(content(folder_ / "config.json"));
+  const json resolved = json::parse(read_text(folder_ / "config.json"));
   EXPECT_EQ(resolved.at("scheduler").at("params").at("total_num_steps"), 30) << "filled in from the length of the run";
   EXPECT_EQ(resolved.at("train_micro_batch_size_per_gpu"), 12);
-  EXPECT_NO_THROW(parse_run_config(content(folder_ / "config.json"), "config.json", 2)) << "the run can be repeated from it";
+  EXPECT_NO_THROW(parse_run_config(read_text(folder_ / "config.json"), "config.json", 2)) << "the run can be repeated from it";
 
   const auto records = json_lines(folder_ / "metrics.jsonl");
   std::vector<int64_t> steps, evaluations;
@@ -194,7 +189,7 @@ TEST_F(TrainerTest, WritesItsFiles) {
     EXPECT_TRUE(records[0].at(key).is_number()) << key;
   }
 
-  const json results = json::parse(content(folder_ / "all_results.json"));
+  const json results = json::parse(read_text(folder_ / "all_results.json"));
   EXPECT_EQ(results.at("train_loss"), result.summary.train_loss);
   EXPECT_EQ(results.at("eval_accuracy"), result.summary.evaluation->metrics[0].second);
   EXPECT_EQ(results.at("eval_samples"), 101);
@@ -247,7 +242,7 @@ TEST_F(TrainerTest, StopsEarlyAndGoesOnWithMorePatience) {
     EXPECT_THAT(result.output, HasSubstr("\nstopped  early: no better accuracy in 2 evaluations\n"));
     EXPECT_TRUE(result.summary.interrupted.empty()) << "it has come to its end";
     EXPECT_TRUE(fs::exists(folder_ / "model.safetensors"));
-    EXPECT_EQ(json::parse(content(folder_ / "all_results.json")).at("stopped_early"), "no better accuracy in 2 evaluations");
+    EXPECT_EQ(json::parse(read_text(folder_ / "all_results.json")).at("stopped_early"), "no better accuracy in 2 evaluations");
 
     const Result again = train(config, world_size, {}, false, {.resume = true, .init = {}, .stop = {}});
     EXPECT_TRUE(again.summary.was_finished);
@@ -281,7 +276,7 @@ TEST_F(TrainerTest, WhoHasDoneAllStepsHasNotStoppedEarly) {
   const Result result = train(config, 1);
   EXPECT_EQ(result.summary.num_steps, 30);
   EXPECT_EQ(result.summary.stopped_early, "");
-  EXPECT_FALSE(json::parse(content(folder_ / "all_results.json")).contains("stopped_early"));
+  EXPECT_FALSE(json::parse(read_text(folder_ / "all_results.json")).contains("stopped_early"));
   EXPECT_THAT(train(config, 1, {}, false, {.resume = true, .init = {}, .stop = {}}).output, HasSubstr("raise trainer.epochs"));
 }
 
@@ -291,7 +286,7 @@ TEST_F(TrainerTest, ResultsAreOfTheWholeRunHoweverOftenItWasResumed) {
     config["checkpoint"]["fsync"] = false;
     fs::remove_all(folder_);
     train(config, world_size);
-    const json whole = json::parse(content(folder_ / "all_results.json"));
+    const json whole = json::parse(read_text(folder_ / "all_results.json"));
     fs::remove_all(folder_);
     double seconds = 0;
     for (const int64_t stop_at : {7, 16, 30}) {  // between reports
@@ -314,7 +309,7 @@ TEST_F(TrainerTest, ResultsAreOfTheWholeRunHoweverOftenItWasResumed) {
         fs::remove(folder_ / "all_results.json");
         train(config, world_size, {}, false, {.resume = true, .init = {}, .stop = {}});
       }
-      const json results = json::parse(content(folder_ / "all_results.json"));
+      const json results = json::parse(read_text(folder_ / "all_results.json"));
       EXPECT_EQ(results.at("train_samples"), whole.at("train_samples"));
       EXPECT_NEAR(results.at("train_loss").get<double>(), whole.at("train_loss").get<double>(), 1e-6);
       EXPECT_NEAR(results.at("train_runtime").get<double>(), seconds, 0.2 * seconds);
@@ -339,11 +334,11 @@ TEST_F(TrainerTest, TheBestOfAnotherMetricIsForgotten) {
   config["trainer"]["early_stopping_patience"] = 9;
   config["checkpoint"]["fsync"] = false;
   train(config, 1);
-  EXPECT_EQ(json::parse(content(folder_ / "trainer_state.json")).at("best_global_step"), 10);
+  EXPECT_EQ(json::parse(read_text(folder_ / "trainer_state.json")).at("best_global_step"), 10);
   config["trainer"]["metric_for_best"] = "accuracy";
   config["trainer"]["epochs"] = 4;
   train(config, 1, {}, false, {.resume = true, .init = {}, .stop = {}});
-  const json state = json::parse(content(folder_ / "trainer_state.json"));
+  const json state = json::parse(read_text(folder_ / "trainer_state.json"));
   EXPECT_EQ(state.at("best_global_step"), 40);
   EXPECT_LE(state.at("best_metric"), 1);
 }
@@ -375,7 +370,7 @@ TEST_F(TrainerTest, TheLastWeightsAreExportedAndTestedOnRequest) {
   const Summary summary = train(config, 2, {.test_size = 67}).summary;
   EXPECT_EQ(summary.model_metric, "") << "it is the last";
   EXPECT_LT(summary.test->metrics[1].second, 1.1 * summary.evaluation->metrics[1].second);
-  const json state = json::parse(content(folder_ / "trainer_state.json"));
+  const json state = json::parse(read_text(folder_ / "trainer_state.json"));
   EXPECT_EQ(state.at("best_global_step"), 10) << "which is known all the same";
 }
 
@@ -388,7 +383,7 @@ TEST_F(TrainerTest, TrainerState) {
   for (const bool resume : {false, true}) {
     TrainerStart start{.resume = resume, .init = {}, .stop = [&] { return !resume && ++num_asked == 14; }};
     train(config, 1, {}, false, start);
-    const json state = json::parse(content(folder_ / "trainer_state.json"));
+    const json state = json::parse(read_text(folder_ / "trainer_state.json"));
     EXPECT_EQ(state.at("global_step"), resume ? 30 : 14);
     EXPECT_EQ(state.at("max_steps"), 30);
     EXPECT_EQ(state.at("num_train_epochs"), 3);
@@ -429,7 +424,7 @@ TEST_F(TrainerTest, SamplesThatCannotBeWrittenAreAWarning) {
 TEST_F(TrainerTest, WithoutATestSet) {
   const Result result = train(base_config(), 2, {.eval_size = 0});
   EXPECT_FALSE(result.summary.evaluation);
-  EXPECT_FALSE(json::parse(content(folder_ / "all_results.json")).contains("eval_loss"));
+  EXPECT_FALSE(json::parse(read_text(folder_ / "all_results.json")).contains("eval_loss"));
 }
 
 TEST_F(TrainerTest, TheTestSetIsEvaluatedOnceWithTheBestWeights) {
@@ -446,11 +441,11 @@ TEST_F(TrainerTest, TheTestSetIsEvaluatedOnceWithTheBestWeights) {
     const double test_loss = result.summary.test->metrics[1].second;
     EXPECT_GT(test_loss, 1.2 * result.summary.evaluation->metrics[1].second) << "those of the first epoch are the worse ones";
 
-    const json results = json::parse(content(folder_ / "all_results.json"));
+    const json results = json::parse(read_text(folder_ / "all_results.json"));
     EXPECT_EQ(results.at("test_loss"), test_loss);
     EXPECT_EQ(results.at("test_samples"), 67);
     EXPECT_EQ(results.at("eval_samples"), 101);
-    EXPECT_EQ(content(folder_ / "classes.txt"), "four");
+    EXPECT_EQ(read_text(folder_ / "classes.txt"), "four");
 
     comm::run_threads(1, {}, [&](comm::CommunicatorPtr comm) {  // the exported model gives the same
       BlobsTask task({.test_size = 67});
@@ -613,7 +608,7 @@ TEST_F(TrainerTest, RunJoinsLoadsAndTrains) {
   const Summary summary = run(parse_run_config(config.dump(), "blobs.json", 1), registry, comm::Environment{}, output);
   EXPECT_EQ(summary.evaluation->num_samples, 101);
   EXPECT_THAT(out.str(), HasSubstr("on 101 samples"));
-  EXPECT_EQ(json::parse(content(folder_ / "config.json")).at("model").at("hidden"), 16) << "defaults are written out";
+  EXPECT_EQ(json::parse(read_text(folder_ / "config.json")).at("model").at("hidden"), 16) << "defaults are written out";
 
   json unknown = config;
   unknown["data"]["type"] = "blob";
