@@ -32,4 +32,5 @@ if(TARGET tessera_cuda)
   install(TARGETS tessera_cuda LIBRARY DESTINATION "${CMAKE_INSTALL_BINDIR}")  # looked for beside the program
 endif()
 install(DIRECTORY configs/ DESTINATION "${CMAKE_INSTALL_DATADIR}/tessera/configs")
+install(DIRECTORY examples/project/ DESTINATION "${CMAKE_INSTALL_DATADIR}/tessera/project")
 install(FILES LICENSE DESTINATION "${CMAKE_INSTALL_DATADIR}/doc/tessera")

@@ -30,10 +30,12 @@ CheckpointLoader::CheckpointLoader(const std::string& directory, const std::stri
   pieces_ = checkpoint::plan_reads(saved, model_.layout(), comparison_.matches, wanted);
 }
 
+std::string CheckpointLoader::advice(const char* otherwise) const { return options_.advice.empty() ? otherwise : options_.advice; }
+
 void CheckpointLoader::compare_parameters() {
   if (comparison_.exact()) return;
   if (options_.strict)
-    throw CheckpointError(str(checkpoint_.path().string(), ": ", comparison_.describe(), "; load what fits with strict = false"));
+    throw CheckpointError(str(checkpoint_.path().string(), ": ", comparison_.describe(), "; ", advice("load what fits with strict = false")));
   for (const std::string& name : comparison_.missing) not_loaded_.push_back(str("parameter ", name, ": not in the checkpoint"));
   for (const std::string& name : comparison_.extra) not_loaded_.push_back(str("parameter ", name, ": not in the model"));
   for (const std::string& what : comparison_.reshaped) not_loaded_.push_back(str("parameter ", what));
@@ -48,7 +50,7 @@ void CheckpointLoader::compare_optimizers(const std::string& saved, const std::s
   if (std::equal(found.begin(), found.end(), wanted.begin(), wanted.end())) return;
   const auto described = [](const auto& names) { return names.empty() ? std::string("no state") : join(names, ", "); };
   throw CheckpointError(str(checkpoint_.path().string(), ": optimizer ", saved, " was saved with ", described(found), "; ", current,
-                            " needs ", described(wanted), ": use the same optimizer, or load_optimizer_states = false"));
+                            " needs ", described(wanted), "; ", advice("use the same optimizer, or load_optimizer_states = false")));
 }
 
 void CheckpointLoader::match_buffers() {
@@ -75,7 +77,7 @@ void CheckpointLoader::match_buffers() {
       problems.push_back(str("buffer ", record.name, ": not in the model"));
   if (problems.empty()) return;
   if (options_.strict)
-    throw CheckpointError(str(checkpoint_.path().string(), ": ", join(problems, "; "), "; load what fits with strict = false"));
+    throw CheckpointError(str(checkpoint_.path().string(), ": ", join(problems, "; "), "; ", advice("load what fits with strict = false")));
   not_loaded_.insert(not_loaded_.end(), problems.begin(), problems.end());
 }
 

@@ -39,6 +39,7 @@ class CheckpointLoader {
   };
   /// Whether optimizer state is loaded; the checkpoint has no other names than the model then.
   bool with_states() const { return options_.load_optimizer_states && !options_.load_module_only; }
+  std::string advice(const char* otherwise) const;
   void compare_parameters();
   void compare_optimizers(const std::string& saved, const std::string& current) const;
   void match_buffers();

@@ -14,6 +14,8 @@ struct LoadOptions {
   bool load_optimizer_states = true;  ///< false: moments and step counts start anew
   /// True: parameters and buffers only; optimizer, counters, loss scale and random numbers stay as they are.
   bool load_module_only = false;
+  /// Stands at the end of the error of a checkpoint that does not fit: what can be done where the engine is used. Empty: these options' names.
+  std::string advice = {};
 };
 
 struct LoadedCheckpoint {

@@ -19,6 +19,7 @@
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "comm/communicator.h"
@@ -64,6 +65,14 @@ struct LoadWeightsOptions {
   std::vector<std::string> ignore_missing = {};
   /// Globs, by the file's names: of these what the model has no place for is left out.
   std::vector<std::string> ignore_unexpected = {};
+  /// Globs, by the model's names: of these what has another shape in the file keeps the values it has, with a warning. Hugging Face's
+  /// ignore_mismatched_sizes.
+  std::vector<std::string> ignore_mismatched = {};
+  /// {"module.", ""}: what begins with the one in the file begins with the other in the model. The first that fits counts; ignore_unexpected
+  /// and base_model_prefix see the new names.
+  std::vector<std::pair<std::string, std::string>> renamed_prefixes = {};
+  /// Stands at the end of the error of names that do not match: how these options are given where the engine is used.
+  std::string advice = {};
 };
 
 /// One rank's engine. Used by one thread. Calls marked Collective must be made by all ranks, in the same order.

@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <map>
 #include <optional>
 #include <set>
 
@@ -31,7 +32,7 @@ struct Taken {
 
 struct Match {
   std::vector<Taken> taken;
-  std::vector<std::string> missing;  // those that may be
+  std::vector<std::string> missing;  // those that may be, and why
 };
 
 bool matches_any(const std::vector<std::string>& patterns, const std::string& name) {
@@ -57,11 +58,64 @@ std::set<std::string> names_of(zero::ShardedModel& model) {
   return names;
 }
 
+/// The file's tensors by the names that the model would have for them.
+class NamedInFile {
+ public:
+  NamedInFile(const SafetensorsModel& file, const LoadWeightsOptions& options, std::vector<std::string>& problems) : file_(file) {
+    for (const std::string& name : file.names()) {
+      const auto [other, is_new] = names_.try_emplace(renamed(name, options), name);
+      if (!is_new) problems.push_back(str(name, ": is ", other->first, " in the model, as ", other->second, " is"));
+    }
+  }
+
+  const SafetensorsTensor* find(const std::string& name) const {
+    const auto found = names_.find(name);
+    return found == names_.end() ? nullptr : file_.find(found->second);
+  }
+  const std::map<std::string, std::string>& names() const { return names_; }  // to the file's own
+
+ private:
+  static std::string renamed(const std::string& name, const LoadWeightsOptions& options) {
+    for (const auto& [from, to] : options.renamed_prefixes)
+      if (name.starts_with(from)) return to + name.substr(from.size());
+    return name;
+  }
+
+  const SafetensorsModel& file_;
+  std::map<std::string, std::string> names_;
+};
+
+/// What stands in front of nearly all the names of one side on the other, and only there.
+std::string prefix_between(const std::vector<std::string>& without, const std::set<std::string>& with) {
+  if (without.empty()) return "";
+  for (const std::string& name : with) {
+    if (!name.ends_with("." + without.front())) continue;
+    const std::string prefix = name.substr(0, name.size() - without.front().size());
+    const auto num = std::count_if(without.begin(), without.end(), [&](const std::string& one) { return with.contains(prefix + one); });
+    if (2 * static_cast<size_t>(num) > without.size()) return prefix;
+  }
+  return "";
+}
+
+/// What both sides hold, and by which prefix they differ.
+std::string describe_names(const SafetensorsModel& file, const std::set<std::string>& model_names, const LoadWeightsOptions& options) {
+  const std::vector<std::string> in_file = file.names(), in_model(model_names.begin(), model_names.end());
+  std::string text = str("; the file holds ", format_count(static_cast<int64_t>(in_file.size())), " tensors (", first_of(in_file, ", "), "), the model ",
+                         format_count(static_cast<int64_t>(in_model.size())), " (", first_of(in_model, ", "), ")");
+  if (const std::string prefix = prefix_between(in_model, {in_file.begin(), in_file.end()}); !prefix.empty())
+    text += str("; the file's begin with \"", prefix, "\", the model's don't");
+  else if (const std::string other = prefix_between(in_file, model_names); !other.empty())
+    text += str("; the model's begin with \"", other, "\", the file's don't");
+  return text + (options.advice.empty() ? "" : "; " + options.advice);
+}
+
 /// Every parameter and buffer of the model with its tensor, by name or one of its aliases. Throws CheckpointError naming those without,
 /// those of another shape, and tensors the model has no place for.
 Match match(const SafetensorsModel& file, const std::string& path, zero::ShardedModel& model, const LoadWeightsOptions& options) {
   const std::set<std::string> model_names = names_of(model);
   std::vector<std::string> problems;
+  const NamedInFile in_file(file, options, problems);
+  bool names_differ = !problems.empty();
   std::set<std::string> known = model_names;  // names of the file that have a place
   Match found;
   std::vector<Taken>& taken = found.taken;
@@ -71,17 +125,21 @@ Match match(const SafetensorsModel& file, const std::string& path, zero::Sharded
     if (const std::string& prefix = options.base_model_prefix; !prefix.empty())
       for (const std::string& name : own_names)
         if (name.starts_with(prefix) && !model_names.contains(name.substr(prefix.size()))) names.push_back(name.substr(prefix.size()));
+    const auto are_among = [&](const std::vector<std::string>& patterns) {
+      return std::any_of(own_names.begin(), own_names.end(), [&](const std::string& name) { return matches_any(patterns, name); });
+    };
     for (const std::string& name : names)
-      if (const SafetensorsTensor* tensor = file.find(name)) {
+      if (const SafetensorsTensor* tensor = in_file.find(name)) {
         known.insert(name);
-        if (tensor->shape != shape)
-          problems.push_back(str(name, ": ", describe_shape(tensor->shape), " in the file, ", describe_shape(shape), " in the model"));
+        const std::string differs = str(name, ": ", describe_shape(tensor->shape), " in the file, ", describe_shape(shape), " in the model");
+        if (tensor->shape != shape && are_among(options.ignore_mismatched)) return found.missing.push_back(differs);
+        if (tensor->shape != shape) problems.push_back(differs);
         place.tensor = tensor;
         return taken.push_back(place);
       }
-    const auto may_be_missing = [&](const std::string& name) { return matches_any(options.ignore_missing, name); };
-    auto& missing = std::any_of(own_names.begin(), own_names.end(), may_be_missing) ? found.missing : problems;
-    missing.push_back(own_names.front() + (&missing == &problems ? ": not in the file" : ""));
+    if (are_among(options.ignore_missing)) return found.missing.push_back(own_names.front() + ": not in the file");
+    names_differ = true;
+    problems.push_back(own_names.front() + ": not in the file");
   };
   const auto& parameters = model.layout().parameters();
   for (size_t i = 0; i < parameters.size(); ++i) {
@@ -90,11 +148,14 @@ Match match(const SafetensorsModel& file, const std::string& path, zero::Sharded
     take(names, parameters[i].shape, {nullptr, static_cast<int>(i), {}});
   }
   for (const zero::NamedTensor& buffer : model.buffers()) take({buffer.name}, buffer.tensor.sizes().vec(), {nullptr, -1, buffer.tensor});
-  for (const std::string& name : file.names())
-    if (!known.contains(name) && !matches_any(options.ignore_unexpected, name))
-      problems.push_back(name + ": not in the model");
+  for (const auto& [name, own_name] : in_file.names())
+    if (!known.contains(name) && !matches_any(options.ignore_unexpected, name)) {
+      names_differ = true;
+      problems.push_back(own_name + ": not in the model");
+    }
   if (problems.empty()) return found;
-  throw CheckpointError(str(path, ": does not fit the model: ", first_of(problems, "; ")));
+  throw CheckpointError(str(path, ": does not fit the model: ", first_of(problems, "; "),
+                            names_differ ? describe_names(file, model_names, options) : options.advice.empty() ? "" : "; " + options.advice));
 }
 
 at::Tensor read(const SafetensorsModel& file, const SafetensorsTensor& tensor, int64_t begin, int64_t numel) {
@@ -137,7 +198,7 @@ void Engine::load_weights(const std::string& path, const LoadWeightsOptions& opt
   if (training_) sharded_->begin_pass(zero::Pass::kTrain);
   failure_ = nullptr;
   if (!found.missing.empty() && rank() == 0)
-    options_.log.warning(str(path, ": has no ", first_of(found.missing, ", "), ", which stay as they were"));
+    options_.log.warning(str(path, ": these stay as they were: ", first_of(found.missing, "; ")));
 }
 
 }  // namespace tessera

@@ -15,6 +15,7 @@
 #include "core/str.h"
 #include "tools/command_line.h"
 #include "train/progress.h"
+#include "train/run_path.h"
 
 namespace tessera::tools {
 namespace {
@@ -54,7 +55,7 @@ void choose_output(const ConsolidateFlags& flags, checkpoint::ConsolidateOptions
   options.output = flags.output;
   const auto by_ending = checkpoint::model_format_of(options.output);
   if (!flags.max_shard_size.empty()) {
-    options.max_shard_bytes = parse_size("--max-shard-size", flags.max_shard_size);
+    options.max_shard_bytes = parse_size("--max-shard-size", flags.max_shard_size, /*bare_bytes=*/true);
     options.format = flags.format.empty() ? ModelFormat::kSafetensors : parse_format(flags.format);
     if (options.format != ModelFormat::kSafetensors)
       throw ConfigError(str("--max-shard-size with --format ", flags.format, ": only safetensors can be cut into shards"));
@@ -89,8 +90,9 @@ void run(const ConsolidateFlags& flags) {
   if (flags.directory.empty()) throw ConfigError("DIR is empty; expected the folder of the checkpoints");
   if (flags.output.empty()) throw ConfigError("OUT is empty; expected the name of a file or folder");
   checkpoint::ConsolidateOptions options;
-  options.directory = flags.directory;
-  options.tag = flags.tag;
+  const train::RunPath path = train::find_run(flags.directory, flags.tag);
+  options.directory = path.checkpoints;
+  options.tag = path.tag;
   options.dtype = parse_output_dtype(flags.dtype);
   choose_output(flags, options);
 
@@ -114,7 +116,7 @@ void add_consolidate_command(CLI::App& app) {
   CLI::App* command =
       app.add_subcommand("consolidate", "Write a sharded checkpoint as one model, for other programs to load");
   const auto flags = std::make_shared<ConsolidateFlags>();
-  command->add_option("DIR", flags->directory, "Folder of the checkpoints")->required()->type_name("")->option_text(" ");
+  command->add_option("DIR", flags->directory, "Folder of a run, of its checkpoints, or of one of them")->required()->type_name("")->option_text(" ");
   command
       ->add_option(
           "OUT", flags->output,

@@ -12,6 +12,7 @@
 #include "checkpoint/verify.h"
 #include "core/str.h"
 #include "tools/columns.h"
+#include "train/run_path.h"
 
 namespace tessera::tools {
 namespace {
@@ -89,7 +90,11 @@ void print(const checkpoint::Checkpoint& saved) {
   }
 }
 
-int inspect(const InspectFlags& flags) {
+int inspect(const InspectFlags& given) {
+  InspectFlags flags = given;
+  const train::RunPath path = train::find_run(given.directory, given.tag);
+  flags.directory = path.checkpoints.string();
+  flags.tag = path.tag;
   // Damage first: a checkpoint whose files are short cannot be opened, but can be told about.
   std::optional<checkpoint::VerifyReport> report;
   if (flags.verify) report = checkpoint::verify(flags.directory, flags.tag);
@@ -113,7 +118,7 @@ int inspect(const InspectFlags& flags) {
 void add_inspect_command(CLI::App& app, int& exit_code) {
   CLI::App* command = app.add_subcommand("inspect", "Show what a checkpoint holds");
   const auto flags = std::make_shared<InspectFlags>();
-  command->add_option("DIR", flags->directory, "Folder of checkpoints, e.g. runs/NAME/checkpoints")->required()->type_name("")->option_text(" ");
+  command->add_option("DIR", flags->directory, "Folder of a run, of its checkpoints, or of one of them")->required()->type_name("")->option_text(" ");
   command->add_option("--tag", flags->tag, "Which one (default: the latest)")->type_name("TAG");
   command->add_flag("--verify", flags->verify, "Read everything and compare with the hashes it was saved with");
   command->add_flag("--json", flags->json, "Print JSON");

@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <sstream>
 #include <string_view>
 
 #include "comm/c10_words.h"
@@ -29,7 +30,9 @@ bool launcher_speaks_for_us() {
 
 int fail(const tessera::Logger& log, const std::string& message) {
   tessera::launcher::report_error(message);
-  if (!launcher_speaks_for_us()) log.error(message);
+  if (launcher_speaks_for_us()) return 1;
+  std::istringstream lines(message);  // a configuration's mistakes have one each
+  for (std::string line; std::getline(lines, line);) log.error(line);
   return 1;
 }
 

@@ -1,6 +1,7 @@
 // The chart of memory_report.h. Colours are Okabe and Ito's, told apart by the colour-blind too.
 #include <algorithm>
 #include <cmath>
+#include <string_view>
 
 #include "core/str.h"
 #include "tools/columns.h"
@@ -13,6 +14,35 @@ using train::MemoryTrial;
 
 constexpr double kWidth = 960, kLeft = 64, kRight = 16, kBarsTop = 64, kBarsHeight = 280, kPanelsTop = 452, kPanelHeight = 150;
 constexpr const char* kColours[kNumMemoryUses] = {"#0072b2", "#56b4e9", "#cc79a7", "#e69f00", "#999999", "#009e73", "#d55e00", "#b8b8b8"};
+
+/// How a kind of words or lines looks: the colour on a light page and on a dark one, and the other attributes.
+struct Look {
+  std::string_view name;
+  bool is_line;
+  const char* light;
+  const char* dark;
+  const char* attributes;
+};
+constexpr const char* kInk[] = {"#1f2328", "#f0f6fc"};
+constexpr const char* kFaint[] = {"#59636e", "#9198a1"};
+constexpr Look kLooks[] = {
+    {"page", false, "#ffffff", "#0d1117", ""},
+    {"title", false, kInk[0], kInk[1], "font-size=\"18\" font-weight=\"600\""},
+    {"text", false, kInk[0], kInk[1], "font-size=\"13\""},
+    {"middle", false, kInk[0], kInk[1], "font-size=\"13\" text-anchor=\"middle\""},
+    {"axis", false, kFaint[0], kFaint[1], "font-size=\"12\" text-anchor=\"end\""},
+    {"faint", false, kFaint[0], kFaint[1], "font-size=\"12\""},
+    {"grid", true, "#d1d9e0", "#3d444d", "stroke-width=\"1\""},
+    {"formula", true, kInk[0], kInk[1], "stroke-width=\"2.5\""},
+    {"process", true, kInk[0], kInk[1], "stroke-width=\"1.5\" stroke-dasharray=\"4 3\""},
+    {"phase", true, kFaint[0], kFaint[1], "stroke-width=\"1\" stroke-dasharray=\"2 3\""},
+};
+
+std::string look_of(std::string_view name) {
+  const Look& look = *std::find_if(std::begin(kLooks), std::end(kLooks), [&](const Look& one) { return one.name == name; });
+  return str("class=\"", name, "\" ", look.is_line ? "stroke" : "fill", "=\"", look.light, "\"", *look.attributes == 0 ? "" : " ", look.attributes);
+}
+std::string fill_of(size_t use) { return str("fill=\"", kColours[use], "\""); }
 
 std::string number(double value) { return fixed(value, 1); }
 
@@ -62,20 +92,17 @@ class Chart {
     out_ += str(args..., "\n");
   }
   void words(double x, double y, const char* kind, const std::string& text) {
-    add("<text x=\"", number(x), "\" y=\"", number(y), "\" class=\"", kind, "\">", text, "</text>");
+    add("<text x=\"", number(x), "\" y=\"", number(y), "\" ", look_of(kind), ">", text, "</text>");
   }
 
   void head() {
     const MemoryTrial& any = *stages_.front();
     add("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 ", kWidth, " ", kPanelsTop + kPanelHeight + 44, "\" font-family=\"sans-serif\">");
-    add("<style>\n:root{--page:#ffffff;--ink:#1f2328;--faint:#59636e;--grid:#d1d9e0}\n"
-        "@media(prefers-color-scheme:dark){:root{--page:#0d1117;--ink:#f0f6fc;--faint:#9198a1;--grid:#3d444d}}\n"
-        ".page{fill:var(--page)}.title{fill:var(--ink);font-size:18px;font-weight:600}.text{fill:var(--ink);font-size:13px}\n"
-        ".middle{fill:var(--ink);font-size:13px;text-anchor:middle}.axis{fill:var(--faint);font-size:12px;text-anchor:end}\n"
-        ".faint{fill:var(--faint);font-size:12px}.grid{stroke:var(--grid);stroke-width:1}.formula{stroke:var(--ink);stroke-width:2.5}\n"
-        ".process{stroke:var(--ink);stroke-width:1.5;stroke-dasharray:4 3}.phase{stroke:var(--faint);stroke-width:1;stroke-dasharray:2 3}");
-    for (size_t use = 0; use < kNumMemoryUses; ++use) out_ += str(".u", use, "{fill:", kColours[use], "}");
-    add("\n</style>\n<rect class=\"page\" width=\"100%\" height=\"100%\"/>");
+    // The colours of a light page stand in attributes, which every program draws; style sheets come before attributes where there
+    // are any, and have what changes on a dark page. Programs that know no var() or @media would draw all in black.
+    add("<style>@media(prefers-color-scheme:dark){");
+    for (const Look& look : kLooks) add(".", look.name, "{", look.is_line ? "stroke" : "fill", ":", look.dark, "}");
+    add("}</style>\n<rect ", look_of("page"), " width=\"100%\" height=\"100%\"/>");
     words(kLeft, 30, "title", str("Memory of a rank at the peak of a step, ", scale_.unit_name));
     words(kLeft, 50, "faint", str(any.world_size, any.world_size == 1 ? " rank" : " ranks", " (", any.backend, "), ", any.precision, ", ", any.optimizer));
   }
@@ -84,7 +111,7 @@ class Chart {
 
   void bars() {
     for (double bytes = 0; bytes <= scale_.top * 1.001; bytes += scale_.step) {
-      add("<line class=\"grid\" x1=\"", kLeft, "\" x2=\"", kWidth - kRight, "\" y1=\"", number(bar_y(bytes)), "\" y2=\"", number(bar_y(bytes)), "\"/>");
+      add("<line ", look_of("grid"), " x1=\"", kLeft, "\" x2=\"", kWidth - kRight, "\" y1=\"", number(bar_y(bytes)), "\" y2=\"", number(bar_y(bytes)), "\"/>");
       words(kLeft - 8, bar_y(bytes) + 4, "axis", scale_.label(bytes));
     }
     const double slot = (kWidth - kLeft - kRight) / static_cast<double>(stages_.size()), width = std::min(110.0, slot * 0.6);
@@ -95,7 +122,7 @@ class Chart {
       for (size_t use = 0; use < kNumMemoryUses; ++use) {
         const auto bytes = static_cast<double>(trial.peak.by_use[use]);
         if (bytes == 0) continue;
-        add("<rect class=\"u", use, "\" x=\"", number(x), "\" y=\"", number(bar_y(below + bytes)), "\" width=\"", number(width), "\" height=\"",
+        add("<rect ", fill_of(use), " x=\"", number(x), "\" y=\"", number(bar_y(below + bytes)), "\" width=\"", number(width), "\" height=\"",
             number(bar_y(below) - bar_y(below + bytes)), "\"><title>", name_of(static_cast<MemoryUse>(use)), ": ", number(bytes / scale_.unit), " ",
             scale_.unit_name, "</title></rect>");
         below += bytes;
@@ -107,7 +134,7 @@ class Chart {
     }
   }
   void mark(double x, double width, double bytes, const char* kind) {
-    add("<line class=\"", kind, "\" x1=\"", number(x - 10), "\" x2=\"", number(x + width + 10), "\" y1=\"", number(bar_y(bytes)), "\" y2=\"",
+    add("<line ", look_of(kind), " x1=\"", number(x - 10), "\" x2=\"", number(x + width + 10), "\" y1=\"", number(bar_y(bytes)), "\" y2=\"",
         number(bar_y(bytes)), "\"/>");
   }
 
@@ -130,12 +157,12 @@ class Chart {
     for (size_t use = 0; use < kNumMemoryUses; ++use) {
       if (!is_used(use)) continue;
       entry(std::string(name_of(static_cast<MemoryUse>(use))), [&] {
-        add("<rect class=\"u", use, "\" x=\"", number(x), "\" y=\"", number(y - 11), "\" width=\"14\" height=\"14\"/>");
+        add("<rect ", fill_of(use), " x=\"", number(x), "\" y=\"", number(y - 11), "\" width=\"14\" height=\"14\"/>");
       });
     }
     for (const auto& [name, kind] : {std::pair{"model state by formula", "formula"}, {"process, over idle", "process"}}) {
       entry(name, [&, kind = kind] {
-        add("<line class=\"", kind, "\" x1=\"", number(x), "\" x2=\"", number(x + 16), "\" y1=\"", number(y - 4), "\" y2=\"", number(y - 4), "\"/>");
+        add("<line ", look_of(kind), " x1=\"", number(x), "\" x2=\"", number(x + 16), "\" y1=\"", number(y - 4), "\" y2=\"", number(y - 4), "\"/>");
       });
     }
   }
@@ -161,11 +188,11 @@ class Chart {
         below[i] += bytes;
         any = any || bytes > 0;
       }
-      if (any) add("<polygon class=\"u", use, "\" points=\"", upper, lower, "\"/>");
+      if (any) add("<polygon ", fill_of(use), " points=\"", upper, lower, "\"/>");
     }
-    add("<line class=\"grid\" x1=\"", number(left), "\" x2=\"", number(left + width), "\" y1=\"", bottom, "\" y2=\"", bottom, "\"/>");
+    add("<line ", look_of("grid"), " x1=\"", number(left), "\" x2=\"", number(left + width), "\" y1=\"", bottom, "\" y2=\"", bottom, "\"/>");
     for (const auto& [phase, seconds] : trial.phases) {
-      add("<line class=\"phase\" x1=\"", number(x_of(seconds)), "\" x2=\"", number(x_of(seconds)), "\" y1=\"", kPanelsTop, "\" y2=\"", bottom, "\"/>");
+      add("<line ", look_of("phase"), " x1=\"", number(x_of(seconds)), "\" x2=\"", number(x_of(seconds)), "\" y1=\"", kPanelsTop, "\" y2=\"", bottom, "\"/>");
       const double room = width - (x_of(seconds) - left);
       if (room > 24) words(x_of(seconds) + 3, kPanelsTop + 10, "faint", phase);
     }

@@ -10,6 +10,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "comm/self.h"
 #include "core/disk.h"
 #include "core/error.h"
 #include "core/log.h"
@@ -42,8 +43,8 @@ struct MemoryFlags {
   bool estimate = false;
   std::string params;
   int world = 0;
-  std::string optimizer = "AdamW";
-  std::string precision = "bf16";
+  std::string optimizer;  // empty: AdamW
+  std::string precision;  // empty: bf16
   std::string fit;
 
   // From the command to its ranks.
@@ -93,7 +94,7 @@ int measure(const MemoryFlags& flags, const std::vector<std::string>& args, cons
   if (flags.config.empty()) throw ConfigError("memory: expected CONFIG, the name of a JSON file, or --estimate");
   if (launcher::in_group()) throw ConfigError("memory: starts ranks of its own; expected to be run without a launcher, with --nproc");
   if (!flags.params.empty() || !flags.fit.empty() || flags.world > 0)
-    throw ConfigError("--params, --world and --fit are for --estimate; expected that too, and no CONFIG");
+    throw ConfigError("--params, --world and --fit are for --estimate; expected that too");
   if (flags.simulate_world == 0 && flags.rank > 0) throw ConfigError("--rank is for --simulate-world; expected that too");
   if (flags.simulate_world > 0 && flags.launch.nproc)
     throw ConfigError("--simulate-world is about one process alone; leave --nproc out");
@@ -169,57 +170,125 @@ int num_states_of(const std::string& name) {
   return static_cast<int>(kernels::state_names(setup.kind, setup.groups.front()).size());
 }
 
-// 10^9 bytes
-std::string gigabytes(int64_t bytes, size_t width) { return padded_left(fixed(static_cast<double>(bytes) / 1e9, 1), width); }
+/// What an estimate is made of.
+struct Estimated {
+  int64_t num_trainable = 0, num_frozen = 0;
+  DType dtype = DType::kFloat32;
+  DType accumulate_dtype = DType::kFloat32;
+  int num_states = 0;
+  std::string precision, optimizer;  // in words
 
-int estimate(const MemoryFlags& flags) {
-  if (flags.params.empty()) throw ConfigError("--estimate: expected --params too, e.g. --params 7.5e9");
-  if (flags.world < 1 && flags.fit.empty()) throw ConfigError("--estimate: expected --world, the number of ranks, or --fit, a size");
-  const int64_t num_parameters = parse_count(flags.params);
-  const DType dtype = parse_precision(flags.precision);
-  const int num_states = num_states_of(flags.optimizer);
-  const int64_t budget = flags.fit.empty() ? 0 : parse_size("--fit", flags.fit);
-  // The paper accumulates gradients in the model's own dtype; Tessera in fp32, unless data_types.grad_accum_dtype says otherwise.
-  const auto model = [&](int stage, DType accumulate) {
-    return zero::StateModel{.sharding = zero::sharding_of(stage), .accumulate_dtype = accumulate, .num_states = num_states};
-  };
-  const bool two = dtype != DType::kFloat32;
-  const std::string gradients = two ? str("gradients in ", name_of(dtype)) : "";
-  std::cout << "Model state of " << format_count(num_parameters) << " parameters, " << flags.precision << ", " << flags.optimizer
-            << ", by formula.\nActivations and buffers come on top: measure them (tessera memory CONFIG).\n";
-  if (flags.world > 0) {
-    std::cout << "\nGB (10^9 bytes) a rank on " << flags.world << (flags.world == 1 ? " rank" : " ranks") << "\n\n"
-              << "          parameters  gradients  master  optimizer     total" << (two ? "   " + gradients : "") << '\n';
-    for (const int stage : {0, 1, 2, 3}) {
-      const zero::StateBytes bytes = zero::estimate_state_bytes(num_parameters, flags.world, dtype, model(stage, DType::kFloat32));
-      std::cout << "stage " << stage << "  " << gigabytes(bytes.parameters, 11) << gigabytes(bytes.gradients, 11) << gigabytes(bytes.master, 8)
-                << gigabytes(bytes.optimizer, 11) << gigabytes(bytes.total(), 10);
-      if (two)
-        std::cout << gigabytes(zero::estimate_state_bytes(num_parameters, flags.world, dtype, model(stage, dtype)).total(), gradients.size() + 3);
-      std::cout << '\n';
-    }
+  zero::StateBytes bytes(int stage, int64_t world, DType accumulate) const {
+    const zero::StateModel model{.sharding = zero::sharding_of(stage), .accumulate_dtype = accumulate, .num_states = num_states};
+    zero::StateBytes sum = zero::estimate_state_bytes(num_trainable, static_cast<int>(world), dtype, model);
+    return sum += zero::state_bytes({num_frozen, (num_frozen + world - 1) / world, dtype, false}, model);
   }
-  if (flags.fit.empty()) return 0;
-  std::cout << "\nTo fit into " << flags.fit << " a rank\n\n";
+  /// As zero::smallest_world.
+  int64_t smallest_world(int stage, int64_t budget_bytes) const {
+    const auto fits = [&](int64_t world) { return bytes(stage, world, accumulate_dtype).total() <= budget_bytes; };
+    int64_t high = 1;
+    while (!fits(high) && high < num_trainable + num_frozen && high < (int64_t{1} << 30)) high *= 2;
+    if (!fits(high)) return 0;
+    int64_t low = high / 2;  // does not fit, unless it is 0
+    while (high - low > 1) {
+      const int64_t middle = low + (high - low) / 2;
+      (fits(middle) ? high : low) = middle;
+    }
+    return high;
+  }
+};
+
+Estimated estimated_of_flags(const MemoryFlags& flags) {
+  Estimated estimated;
+  estimated.num_trainable = parse_count(flags.params);
+  estimated.precision = flags.precision.empty() ? "bf16" : flags.precision;
+  estimated.dtype = parse_precision(estimated.precision);
+  estimated.optimizer = flags.optimizer.empty() ? "AdamW" : flags.optimizer;
+  estimated.num_states = num_states_of(estimated.optimizer);
+  return estimated;
+}
+
+/// Makes the configuration's model, in this process and on the CPU, to count it; nothing is trained.
+Estimated estimated_of_config(const MemoryFlags& flags, const Logger& log) {
+  std::vector<std::string> overrides = {"train_batch_size=auto", "gradient_accumulation_steps=1"};  // for any world
+  overrides.insert(overrides.end(), flags.overrides.begin(), flags.overrides.end());
+  overrides.insert(overrides.end(), {"zero_optimization.stage=0", "trainer.device=cpu"});
+  const train::RunConfig run = train::load_run_config(flags.config, 1, overrides);
+  Estimated estimated;
+  estimated.dtype = run.engine.compute_dtype();
+  estimated.accumulate_dtype = run.engine.grad_accum_dtype.value_or(DType::kFloat32);
+  estimated.precision = train::precision_of(run.engine);
+  estimated.optimizer = run.engine.optimizer.type;
+  const OptimizerSetup setup = set_up_optimizer(run.engine.optimizer);
+  estimated.num_states = static_cast<int>(kernels::state_names(setup.kind, setup.groups.front()).size());
+  EngineConfig alone = run.engine;
+  alone.optimizer = {.type = "SGD", .params = {{"lr", 0.0}}, .param_groups = {}};
+  alone.scheduler = {};
+  alone.checkpoint.async = false;
+  const std::unique_ptr<train::Task> task = tasks().make(run.model, run.data);
+  Engine& engine = task->initialize(alone, std::make_shared<comm::SelfCommunicator>(comm::SimulatedGroup{}), {.log = log});
+  const zero::Layout& layout = engine.sharded_model().layout();
+  for (int i = 0; i < static_cast<int>(layout.parameters().size()); ++i)
+    (layout.units()[layout.slot(i).unit].trainable ? estimated.num_trainable : estimated.num_frozen) += layout.parameters()[i].numel();
+  return estimated;
+}
+
+// 10^9 bytes; of small models 10^6
+std::string in_unit(int64_t bytes, double unit, size_t width) { return padded_left(fixed(static_cast<double>(bytes) / unit, 1), width); }
+
+void print_stages(const Estimated& estimated, int world) {
+  const double unit = estimated.bytes(0, 1, DType::kFloat32).total() >= 10'000'000'000 ? 1e9 : 1e6;
+  // The paper accumulates gradients in the model's own dtype; Tessera in fp32, unless data_types.grad_accum_dtype says otherwise.
+  const bool two = estimated.dtype != DType::kFloat32 && estimated.accumulate_dtype != estimated.dtype;
+  const std::string gradients = two ? str("gradients in ", name_of(estimated.dtype)) : "";
+  std::cout << (unit == 1e9 ? "\nGB (10^9 bytes) a rank on " : "\nMB (10^6 bytes) a rank on ") << world << (world == 1 ? " rank" : " ranks") << "\n\n"
+            << "          parameters  gradients  master  optimizer     total" << (two ? "   " + gradients : "") << '\n';
+  for (const int stage : {0, 1, 2, 3}) {
+    const zero::StateBytes bytes = estimated.bytes(stage, world, estimated.accumulate_dtype);
+    std::cout << "stage " << stage << "  " << in_unit(bytes.parameters, unit, 11) << in_unit(bytes.gradients, unit, 11) << in_unit(bytes.master, unit, 8)
+              << in_unit(bytes.optimizer, unit, 11) << in_unit(bytes.total(), unit, 10);
+    if (two) std::cout << in_unit(estimated.bytes(stage, world, estimated.dtype).total(), unit, gradients.size() + 3);
+    std::cout << '\n';
+  }
+}
+
+void print_fit(const Estimated& estimated, const std::string& size, int given_world) {
+  const int64_t budget = parse_size("--fit", size, /*bare_bytes=*/false);
+  std::cout << "\nTo fit into " << size << " a rank\n\n";
   int smallest_stage = -1;
   for (const int stage : {0, 1, 2, 3}) {
-    const int64_t world = zero::smallest_world(num_parameters, dtype, model(stage, DType::kFloat32), budget);
+    const int64_t world = estimated.smallest_world(stage, budget);
     std::cout << "stage " << stage << "  " << (world == 0 ? "in no world: what it does not shard is more" : str("from ", format_count(world), world == 1 ? " rank on" : " ranks on"))
               << '\n';
-    const int64_t wanted = flags.world > 0 ? flags.world : INT64_MAX;
+    const int64_t wanted = given_world > 0 ? given_world : INT64_MAX;
     if (smallest_stage < 0 && world > 0 && world <= wanted) smallest_stage = stage;
   }
-  if (flags.world > 0)
-    std::cout << '\n'
-              << (smallest_stage < 0 ? str("On ", flags.world, " ranks no stage fits.") : str("On ", flags.world, " ranks the smallest stage that fits is ", smallest_stage, "."))
-              << '\n';
+  if (given_world == 0) return;
+  std::cout << '\n'
+            << (smallest_stage < 0 ? str("On ", given_world, " ranks no stage fits.") : str("On ", given_world, " ranks the smallest stage that fits is ", smallest_stage, "."))
+            << '\n';
+}
+
+int estimate(const MemoryFlags& flags, const Logger& log) {
+  if (flags.params.empty() == flags.config.empty())
+    throw ConfigError("--estimate: expected CONFIG, or the size of a model, e.g. --params 7.5e9");
+  if (!flags.config.empty() && !(flags.precision.empty() && flags.optimizer.empty()))
+    throw ConfigError("--precision and --optimizer are for --params: CONFIG has its own; expected --set for its keys");
+  if (flags.world < 1 && flags.fit.empty()) throw ConfigError("--estimate: expected --world, the number of ranks, or --fit, a size");
+  if (!flags.fit.empty()) parse_size("--fit", flags.fit, /*bare_bytes=*/false);
+  const Estimated estimated = flags.config.empty() ? estimated_of_flags(flags) : estimated_of_config(flags, log);
+  std::cout << "Model state of " << format_count(estimated.num_trainable) << (estimated.num_frozen > 0 ? str(" trainable and ", format_count(estimated.num_frozen), " frozen") : "")
+            << " parameters, " << estimated.precision << ", " << estimated.optimizer
+            << ", by formula.\nActivations and buffers come on top: measure them (tessera memory CONFIG).\n";
+  if (flags.world > 0) print_stages(estimated, flags.world);
+  if (!flags.fit.empty()) print_fit(estimated, flags.fit, flags.world);
   return 0;
 }
 
 int memory(const MemoryFlags& flags, const std::vector<std::string>& args) {
   const Logger log{LogOptions{}};
   if (flags.trial_stage >= 0) return run_trial(flags, log);
-  return flags.estimate ? estimate(flags) : measure(flags, args, log);
+  return flags.estimate ? estimate(flags, log) : measure(flags, args, log);
 }
 
 }  // namespace
@@ -239,12 +308,12 @@ void add_memory_command(CLI::App& app, const std::vector<std::string>& args, int
       ->check(CLI::Range(1, 100'000).description(""));
   command->add_option("--rank", flags->rank, "Which rank of --simulate-world (default: 0)")->type_name("R")->check(CLI::Range(0, 99'999).description(""));
   add_launch_flags(*command, flags->launch);
-  command->add_flag("--estimate", flags->estimate, "By formula alone, without a model: takes the options below");
+  command->add_flag("--estimate", flags->estimate, "By formula alone, of CONFIG's model or of --params, with the options below");
   command->add_option("--params", flags->params, "Parameters of the model: 7.5e9, 7.5B, 350M")->type_name("P");
   command->add_option("--world", flags->world, "Ranks")->type_name("N")->check(CLI::Range(1, 1 << 30).description(""));
   command->add_option("--optimizer", flags->optimizer, "As in the configuration (default: AdamW)")->type_name("NAME");
   command->add_option("--precision", flags->precision, "fp32, bf16 or fp16 (default: bf16)")->type_name("DTYPE");
-  command->add_option("--fit", flags->fit, "Smallest world at each stage for so much memory, e.g. 80GiB")->type_name("SIZE");
+  command->add_option("--fit", flags->fit, "Smallest world at each stage for so much memory, e.g. 80GiB or 80GB")->type_name("SIZE");
   command->add_option("--trial-stage", flags->trial_stage)->group("");
   command->add_option("--trial-folder", flags->trial_folder)->group("");
   command->footer("docs/memory.md says what is counted, and how.");

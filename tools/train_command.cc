@@ -5,17 +5,23 @@
 
 #include <csignal>
 #include <cstdio>
+#include <filesystem>
 #include <iostream>
 #include <memory>
+#include <optional>
+#include <utility>
 
 #include "core/error.h"
 #include "core/log.h"
+#include "core/str.h"
 #include "launcher/environment.h"
 #include "tools/command_line.h"
 #include "tools/launch_command.h"
 #include "tools/tasks.h"
 #include "train/run.h"
 #include "train/run_checkpoints.h"
+#include "train/run_directory.h"
+#include "train/run_path.h"
 
 namespace tessera::tools {
 namespace {
@@ -24,8 +30,10 @@ struct TrainFlags {
   std::string config;
   std::vector<std::string> overrides;
   LaunchFlags launch;
-  bool resume = false;
+  std::optional<std::string> resume;   // a tag; empty: the latest
+  std::filesystem::path resume_from;  // the checkpoints' folder, where --resume was given a checkpoint's
   std::string init;
+  std::vector<std::string> init_prefixes, init_ignore;
 };
 
 /// Set by SIGINT and SIGTERM: the run saves and ends after the step under way. A handler can reach nothing but a global.
@@ -51,21 +59,68 @@ void ask_to_stop_on_signals() {
   for (int signal : {SIGINT, SIGTERM}) ::sigaction(signal, &action, nullptr);
 }
 
+constexpr const char* kLatest = "latest";  // the name of a file of ours, and so of no checkpoint
+
+/// `--resume CONFIG`: the word behind --resume is its tag only where there is another for CONFIG. A checkpoint's folder stands for its tag.
+void read_resume(TrainFlags& flags, bool has_config) {
+  if (!has_config) {
+    if (!flags.resume || *flags.resume == kLatest) throw CLI::RequiredError("CONFIG");
+    flags.config = std::exchange(*flags.resume, kLatest);
+  }
+  if (flags.resume && *flags.resume == kLatest) flags.resume = "";
+  if (!flags.resume || flags.resume->find('/') == std::string::npos) return;
+  const train::RunPath path = train::find_run(*flags.resume, "");
+  flags.resume_from = path.checkpoints;
+  flags.resume = path.tag;
+}
+
+/// Throws ConfigError for a checkpoint of another run.
+void check_resume(const TrainFlags& flags, const train::TrainerConfig& trainer) {
+  std::error_code error;
+  const std::filesystem::path own = std::filesystem::path(trainer.output_dir) / train::kCheckpointsName;
+  if (flags.resume_from.empty() || std::filesystem::equivalent(flags.resume_from, own, error)) return;
+  throw ConfigError(str("--resume: found a checkpoint in ", flags.resume_from.string(), "; expected one of this run's, in ", own.string(),
+                        " (tessera consolidate makes a file of another's weights for --init)"));
+}
+
+/// Throws ConfigError.
+LoadWeightsOptions init_options(const TrainFlags& flags) {
+  if (flags.init.empty() && !(flags.init_prefixes.empty() && flags.init_ignore.empty()))
+    throw ConfigError("--init-prefix and --init-ignore are for --init; expected that too");
+  LoadWeightsOptions options;
+  for (const std::string& mapping : flags.init_prefixes) {
+    const size_t equals = mapping.find('=');
+    if (equals == mapping.npos || mapping.size() == 1)
+      throw ConfigError(str("--init-prefix ", mapping, ": expected OLD=NEW, e.g. module.= for names that begin with \"module.\" in the file alone"));
+    options.renamed_prefixes.emplace_back(mapping.substr(0, equals), mapping.substr(equals + 1));
+  }
+  options.ignore_missing = options.ignore_unexpected = options.ignore_mismatched = flags.init_ignore;
+  options.advice = "--init-prefix OLD=NEW renames, --init-ignore GLOB leaves out";
+  return options;
+}
+
 int train(const TrainFlags& flags, const std::vector<std::string>& args) {
   const Logger log{LogOptions{}};
+  const LoadWeightsOptions weights = init_options(flags);
   if (flags.config.empty()) throw ConfigError("CONFIG is empty; expected the name of a JSON file");
   if (launcher::should_start_ranks(flags.launch.nproc)) {
     // A mistake in the configuration is one line here, not one from every rank.
     const train::RunConfig run = train::load_run_config(flags.config, *flags.launch.nproc, flags.overrides);
+    check_resume(flags, run.trainer);
     if (!flags.resume) train::check_may_start_anew(run.trainer);
     return run_ranks_of_self(flags.launch, args, log);
   }
   const comm::Environment environment = comm::environment();
   train::RunConfig run = train::load_run_config(flags.config, environment.world_size, flags.overrides);
+  check_resume(flags, run.trainer);
   ask_to_stop_on_signals();
   std::setvbuf(stdout, nullptr, _IOFBF, 1 << 16);  // two bars are drawn by one write, which no other line can cut in two
   train::run(std::move(run), tasks(), environment, {train::display_for(std::cout, STDOUT_FILENO), log},
-             {.resume = flags.resume, .init = flags.init, .stop = [] { return stop_requested != 0; }});
+             {.resume = flags.resume.has_value(),
+              .resume_tag = flags.resume.value_or(""),
+              .init = flags.init,
+              .init_options = weights,
+              .stop = [] { return stop_requested != 0; }});
   return 0;
 }
 
@@ -75,17 +130,30 @@ void add_train_command(CLI::App& app, const std::vector<std::string>& args, int&
   CLI::App* command = app.add_subcommand("train", "Train what a JSON configuration describes");
   const auto flags = std::make_shared<TrainFlags>();
   command->add_option("CONFIG", flags->config, "JSON file: DeepSpeed's keys, and model, data, trainer")
-      ->required()
       ->type_name("")
       ->option_text(" ");
   add_overrides(*command, flags->overrides, "Override a key, e.g. --set zero_optimization.stage=3 (repeatable)");
-  command->add_flag("--resume", flags->resume, "Go on from the latest checkpoint in the run's folder");
+  command->add_option("--resume", flags->resume, "Go on from the latest checkpoint in the run's folder, or from this one")
+      ->expected(0, 1)
+      ->default_str(kLatest)  // without a word behind it
+      ->option_text("[TAG]");
   command->add_option("--init", flags->init, "Start from the weights of a .safetensors file (or a folder of them)")->type_name("FILE");
+  command->add_option("--init-prefix", flags->init_prefixes, "Names that begin with OLD in that file begin with NEW in the model (repeatable)")
+      ->type_name("OLD=NEW")
+      ->expected(1)
+      ->take_all();
+  command->add_option("--init-ignore", flags->init_ignore, "What is missing, left over or of another shape among these names is left out (repeatable)")
+      ->type_name("GLOB")
+      ->expected(1)
+      ->take_all();
   add_launch_flags(*command, flags->launch);
   command->footer("Under torchrun, or with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set,\n"
                   "it is one rank. Keys: docs/configuration.md. Starting, logs, exit codes:\n"
                   "docs/launching.md.");
-  command->callback([flags, args, &exit_code] { exit_code = train(*flags, args); });
+  command->callback([command, flags, args, &exit_code] {
+    read_resume(*flags, command->get_option("CONFIG")->count() > 0);
+    exit_code = train(*flags, args);
+  });
 }
 
 }  // namespace tessera::tools

@@ -84,9 +84,9 @@ fs::path previous_checkpoints(const fs::path& output_dir) { return folder_of(out
 
 }  // namespace
 
-std::optional<Position> saved_position(const fs::path& output_dir, comm::Communicator& comm) try {
+std::optional<Position> saved_position(const fs::path& output_dir, const std::string& tag, comm::Communicator& comm) try {
   const comm::Answer state = comm::ask_rank_0(comm, "position in the data", [&] {
-    return checkpoint::read_manifest(checkpoint::find_checkpoint(folder_of(output_dir), "")).state.at("client_state").dump();
+    return checkpoint::read_manifest(checkpoint::find_checkpoint(folder_of(output_dir), tag)).state.at("client_state").dump();
   });
   return state.is_failure ? std::nullopt : std::optional(position_of(json::parse(state.text)));
 } catch (const json::exception&) {
@@ -191,8 +191,10 @@ bool RunCheckpoints::save(const Position& position, bool must_succeed) {
   }
 }
 
-Position RunCheckpoints::resume() {
-  const LoadedCheckpoint loaded = engine_.load_checkpoint(folder_.string());
+Position RunCheckpoints::resume(const std::string& tag) {
+  LoadOptions options;
+  options.advice = "to start from its weights alone, tessera consolidate makes a file of them for --init";
+  const LoadedCheckpoint loaded = engine_.load_checkpoint(folder_.string(), tag, options);
   last_tag_ = whole_tag_ = loaded.tag;
   try {
     best_ = best_of(loaded.client_state);
@@ -201,11 +203,18 @@ Position RunCheckpoints::resume() {
       best_.reset();
       position.early_stopping = {};
     }
+    if (best_ && best_->tag != loaded.tag && !is_there(best_->tag)) best_.reset();  // a later best had taken its place
     saved_at_step_ = position.steps_done;
     return position;
   } catch (const json::exception&) {
     throw CheckpointError(str(loaded.path, ": was not saved by `tessera train`: its client_state has no position in the data"));
   }
+}
+
+/// Collective.
+bool RunCheckpoints::is_there(const std::string& tag) const {
+  const comm::Answer found = comm::ask_rank_0(engine_.comm(), "best checkpoint", [&] { return checkpoint::find_checkpoint(folder_, tag).string(); });
+  return !found.is_failure;
 }
 
 void RunCheckpoints::finish() {

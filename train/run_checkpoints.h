@@ -25,9 +25,9 @@ struct Position {
   bool operator==(const Position&) const = default;
 };
 
-/// Collective. Where the latest checkpoint of the run in this folder, which rank 0 reads, stands; nothing where none can be read: loading it
-/// says why.
-std::optional<Position> saved_position(const std::filesystem::path& output_dir, comm::Communicator& comm);
+/// Collective. Where the checkpoint `tag` (empty: the latest) of the run in this folder, which rank 0 reads, stands; nothing where none can be
+/// read: loading it says why.
+std::optional<Position> saved_position(const std::filesystem::path& output_dir, const std::string& tag, comm::Communicator& comm);
 
 /// The best evaluation so far, by trainer.metric_for_best.
 struct Best {
@@ -58,8 +58,8 @@ class RunCheckpoints {
   /// Collective. Saves, once a step; false where there was nothing to save, or it failed. A failure is logged, and training goes on; with
   /// `must_succeed` it is thrown (CheckpointError).
   bool save(const Position& position, bool must_succeed);
-  /// Collective. Continues from the latest checkpoint. Throws CheckpointError when there is none, or it doesn't fit.
-  Position resume();
+  /// Collective. Continues from the checkpoint `tag`; empty: the latest. Throws CheckpointError when there is none, or it doesn't fit.
+  Position resume(const std::string& tag);
   /// Collective. Waits for an asynchronous save. Throws CheckpointError.
   void finish();
   /// Local. Whether the best checkpoint's weights are what the run ends with; else the last's: trainer.load_best_at_end is false, or
@@ -78,6 +78,7 @@ class RunCheckpoints {
 
  private:
   const std::string& chosen_tag() const { return ends_with_best() ? best_->tag : last_tag_; }
+  bool is_there(const std::string& tag) const;
   void settle();
   void remove_previous() const;
   void tidy() const;

@@ -11,6 +11,7 @@
 #include "train/data_digest.h"
 #include "train/report.h"
 #include "train/run_directory.h"
+#include "train/run_path.h"
 
 namespace tessera::train {
 namespace {
@@ -43,22 +44,25 @@ void write_results(const TrainedRun& run, const nlohmann::ordered_json& numbers)
 
 }  // namespace
 
-TrainedRun open_run(const fs::path& folder, int world_size, const std::vector<std::string>& overrides, const std::string& tag) {
+TrainedRun open_run(const fs::path& given, int world_size, const std::vector<std::string>& overrides, const std::string& tag) {
+  const RunPath path = find_run(given, tag);
+  const fs::path& folder = path.run;
   std::error_code error;
   const fs::path config = folder / kConfigName;
   if (!fs::is_regular_file(config, error))
-    throw ConfigError(str(folder.string(), ": has no config.json; expected the folder of a run of `tessera train` (trainer.output_dir)"));
-  TrainedRun run{.folder = folder, .config = load_run_config(config.string(), world_size, for_any_world(overrides)), .weights = {}, .tag = tag};
+    throw ConfigError(str(given.string(), ": has no config.json; expected the folder of a run of `tessera train` (trainer.output_dir), or of its checkpoints"));
+  TrainedRun run{.folder = folder, .config = load_run_config(config.string(), world_size, for_any_world(overrides)), .weights = {}, .tag = path.tag};
   run.config.trainer.output_dir = folder.string();
   run.config.report = {};  // was said when it was trained
   forget_training(run.config.engine);
-  if (!tag.empty()) return run;
-  if (fs::exists(folder / kModelName, error)) {
+  if (!run.tag.empty()) return run;
+  const bool whole_run = path.checkpoints != given;
+  if (whole_run && fs::exists(folder / kModelName, error)) {
     run.weights = folder / kModelName;
   } else if (const std::optional<std::string> latest = checkpoint::read_latest(checkpoints_of(folder))) {
     run.tag = *latest;
   } else {
-    throw ConfigError(str(folder.string(), ": has neither ", kModelName, " nor checkpoints; expected a run that has saved one (trainer.save_every_epochs)"));
+    throw ConfigError(str(given.string(), ": has neither ", kModelName, " nor checkpoints; expected a run that has saved one (trainer.save_every_epochs)"));
   }
   return run;
 }

@@ -15,14 +15,15 @@
 namespace tessera::train {
 
 struct TrainedRun {
-  std::filesystem::path folder;
+  std::filesystem::path folder;  ///< of the run
   RunConfig config;            ///< config.json's, but for what only training needs: the optimizer has no state, there is no schedule
   std::filesystem::path weights;  ///< folder/model.safetensors; empty: a checkpoint's
   std::string tag;                ///< of the checkpoint
 };
 
-/// Local. For `world_size` ranks, however many have trained; `overrides` as given to --set. The weights are those of the checkpoint `tag`; without
-/// one the exported model, which is the best; without that the latest checkpoint. Throws ConfigError: no folder of a run, or one that
+/// Local. `folder`: of the run, of its checkpoints, or of one of them (train/run_path.h). For `world_size` ranks, however many have trained;
+/// `overrides` as given to --set. The weights are those of the checkpoint `tag`; without
+/// one, given the run, the exported model, which is the best; without that the latest checkpoint. Throws ConfigError: no folder of a run, or one that
 /// has neither; CheckpointError.
 TrainedRun open_run(const std::filesystem::path& folder, int world_size, const std::vector<std::string>& overrides = {}, const std::string& tag = "");
 

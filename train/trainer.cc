@@ -33,6 +33,17 @@ std::string describe_sizes(const Task& task) {
   return str(training, ", ", format_count(task.eval_size()), " validation and ", format_count(task.test_size()), " test");
 }
 
+/// The task's options, and the user's behind them.
+LoadWeightsOptions joined(LoadWeightsOptions options, const LoadWeightsOptions& more) {
+  const auto append = [](auto& list, const auto& others) { list.insert(list.end(), others.begin(), others.end()); };
+  append(options.ignore_missing, more.ignore_missing);
+  append(options.ignore_unexpected, more.ignore_unexpected);
+  append(options.ignore_mismatched, more.ignore_mismatched);
+  append(options.renamed_prefixes, more.renamed_prefixes);
+  options.advice = more.advice;
+  return options;
+}
+
 /// A low-precision loss is weighted in fp32, as the engine scales it.
 at::Tensor weighted(const at::Tensor& loss, double weight) {
   if (weight == 1) return loss;
@@ -59,7 +70,7 @@ Trainer::Trainer(RunConfig run, Task& task, comm::CommunicatorPtr comm, const In
       output_(comm_->rank() == 0 ? output : TrainerOutput{}),
       sampler_(checked_sampler(config_, task, *comm_)),
       start_(std::move(start)),
-      total_steps_(total_steps(config_.trainer, sampler_, start_.resume ? saved_position(config_.trainer.output_dir, *comm_) : std::nullopt)),
+      total_steps_(total_steps(config_.trainer, sampler_, start_.resume ? saved_position(config_.trainer.output_dir, start_.resume_tag, *comm_) : std::nullopt)),
       record_(*comm_, output_.logger),
       early_stopping_(config_.trainer.early_stopping_patience, config_.trainer.early_stopping_threshold, config_.trainer.greater_is_better()) {
   if (early_stopping_.enabled() && task_.eval_size() == 0)
@@ -74,7 +85,7 @@ Trainer::Trainer(RunConfig run, Task& task, comm::CommunicatorPtr comm, const In
   options.steps_per_epoch = sampler_.steps_per_epoch();
   if (config_.engine.memory_breakdown) memory_.emplace(init.device.type());
   watching_memory("making the model", [&] { engine_ = &task_.initialize(config_.engine, comm_, options); });
-  if (!start_.init.empty() && !start_.resume) engine_->load_weights(start_.init, task_.init_weights());
+  if (!start_.init.empty() && !start_.resume) engine_->load_weights(start_.init, joined(task_.init_weights(), start_.init_options));
   // From here on ranks draw different numbers: dropout differs between them.
   at::manual_seed(static_cast<uint64_t>(config_.engine.seed + comm_->rank()));
   checkpoints_.emplace(config_.trainer, *engine_, output_.logger);
@@ -132,7 +143,7 @@ void Trainer::train_step() {
 
 // The order of an epoch does not depend on the number of ranks or the batch size, so a run can go on with others.
 void Trainer::go_on_from_checkpoint() {
-  start_position_ = checkpoints_->resume();
+  start_position_ = checkpoints_->resume(start_.resume_tag);
   steps_done_ = start_position_.steps_done;
   const auto& words = config_.engine.scheduler.words;
   if (const int64_t epoch = steps_done_ / sampler_.steps_per_epoch();

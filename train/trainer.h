@@ -30,8 +30,10 @@ struct TrainerOutput {
 
 /// How a run begins and ends.
 struct TrainerStart {
-  bool resume = false;          ///< from the latest checkpoint in its folder
-  std::string init;             ///< weights to start from, unless the run is resumed: a .safetensors file, or a folder with one; empty: the model's own
+  bool resume = false;          ///< from a checkpoint in its folder
+  std::string resume_tag = {};  ///< which; empty: the latest
+  std::string init = {};        ///< weights to start from, unless the run is resumed: a .safetensors file, or a folder with one; empty: the model's own
+  LoadWeightsOptions init_options = {};  ///< how they fit, besides what the task says
   std::function<bool()> stop;   ///< asked before each step on each rank; true on any of them: save and end. May be unset
 };
 

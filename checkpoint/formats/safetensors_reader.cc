@@ -1,6 +1,9 @@
 #include "checkpoint/formats/safetensors_reader.h"
 
+#include <algorithm>
 #include <set>
+#include <span>
+#include <string_view>
 
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/formats/safetensors_index.h"
@@ -18,6 +21,19 @@ constexpr const char* kFileName = "model.safetensors";
 constexpr const char* kIndexName = "model.safetensors.index.json";
 constexpr int64_t kMaxIndexBytes = 100'000'000;
 
+/// What else a file may be, by its first bytes; "" for nothing known.
+std::string other_kind(const InputFile& input, std::span<const unsigned char, 8> start) {
+  const std::string_view text(reinterpret_cast<const char*>(start.data()), start.size());
+  const auto begins_with = [&](std::string_view bytes) { return text.starts_with(bytes); };
+  const std::string converted = fs::path(input.path()).replace_extension(".safetensors").string();
+  if (begins_with("PK\3\4") || (begins_with("\x80") && start[1] >= 2 && start[1] <= 5))
+    return str("it is what torch.save wrote; to convert a state dict: python -c \"import torch, safetensors.torch as s; s.save_file({k: v.clone() for k, v in torch.load('",
+               input.path().string(), "', map_location='cpu').items()}, '", converted, "')\"");
+  if (begins_with("\x89HDF")) return "it is an HDF5 file";
+  if (begins_with("version ")) return "it is a Git LFS pointer: git lfs pull brings the file itself";
+  return "";
+}
+
 SafetensorsHeader read_header(const InputFile& input) {
   const std::string file = input.path().string();
   if (input.bytes() < 8)
@@ -27,10 +43,12 @@ SafetensorsHeader read_header(const InputFile& input) {
   uint64_t header_bytes = 0;
   for (int i = 7; i >= 0; --i) header_bytes = header_bytes << 8 | length[i];
   const auto room = static_cast<uint64_t>(input.bytes() - 8);
-  if (header_bytes > kMaxSafetensorsHeaderBytes || header_bytes > room)
+  if (header_bytes > kMaxSafetensorsHeaderBytes || header_bytes > room) {
+    if (const std::string kind = other_kind(input, length); !kind.empty()) throw CheckpointError(str(file, ": is not safetensors: ", kind));
     throw CheckpointError(str(file, ": the header's length is ", header_bytes, ", expected at most ",
                               std::min<uint64_t>(room, kMaxSafetensorsHeaderBytes),
                               header_bytes > room ? " (what the file has left)" : ""));
+  }
   std::string text(header_bytes, '\0');
   input.read_at(8, std::as_writable_bytes(std::span(text)));
   const auto data_begin = static_cast<int64_t>(8 + header_bytes);
@@ -45,6 +63,8 @@ fs::path entry_point(const fs::path& path) {
   if (!fs::is_directory(path, error)) return path;
   for (const char* name : {kFileName, kIndexName})
     if (fs::exists(path / name, error)) return path / name;
+  // Hugging Face's older name; its reading says how it is converted.
+  if (fs::exists(path / "pytorch_model.bin", error)) return path / "pytorch_model.bin";
   throw CheckpointError(str(path.string(), " holds neither ", kFileName, " nor ", kIndexName));
 }
 

@@ -49,6 +49,29 @@ std::shared_ptr<torch::jit::Module> load_script_model(const std::string& path) {
   return model;
 }
 
+void check_arguments(const torch::jit::Module& model, const std::string& path, const CallOfForward& call) {
+  const auto forward = model.find_method("forward");
+  if (!forward) throw DataError(str(path, ": the module has no forward; expected one"));
+  const std::vector<c10::Argument>& arguments = forward->function().getSchema().arguments();
+  std::vector<std::string> names;
+  size_t num_required = 0;
+  for (size_t i = 1; i < arguments.size(); ++i) {  // behind self
+    names.push_back(arguments[i].name());
+    if (!arguments[i].default_value()) num_required = i;
+  }
+  const bool with_target = !call.target.empty();
+  const size_t num_given = call.inputs.size() + (with_target ? 1 : 0);
+  if (num_given >= num_required && num_given <= names.size()) return;
+  const std::string takes = str(path, ": forward takes ", num_required < names.size() ? str(num_required, " to ") : "", names.size(),
+                                names.size() == 1 ? " argument" : " arguments", names.empty() ? "" : str(" (", join(names, ", "), ")"));
+  if (with_target && call.inputs.size() >= num_required && call.inputs.size() <= names.size())
+    throw DataError(str(takes, ", the inputs alone, and so gives scores and no loss; expected model.loss, such as \"cross_entropy\", to be computed of them and ",
+                        quoted_name(call.target), " (\"model\", the default, calls forward with the inputs and then the target)"));
+  throw DataError(str(takes, ", and is given ", num_given, ": ", join(call.inputs, ", "), with_target ? str(" of data.inputs, then ", call.target, " of data.target") : " of data.inputs",
+                      "; expected ", num_required == names.size() ? "as many" : "so many", " names there",
+                      !with_target && call.inputs.size() < num_required ? ", or model.loss \"model\" where forward takes the target last and gives the loss" : ""));
+}
+
 at::Tensor tensor_of(const c10::IValue& value, const std::string& key, const std::string& path) {
   if (value.isTensor()) return value.toTensor();
   if (value.isTuple() && !value.toTupleRef().elements().empty()) return tensor_of(value.toTupleRef().elements()[0], key, path);

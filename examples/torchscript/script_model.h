@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 namespace torch::jit {
 struct Module;
@@ -19,6 +20,14 @@ namespace tessera::examples {
 /// values and runs no Python. (The TorchScript inside is a program all the same, and may run when it is loaded.) Throws DataError
 /// naming the file when it cannot be read, is something else (torch.save's files), or holds nothing to train.
 std::shared_ptr<torch::jit::Module> load_script_model(const std::string& path);
+
+/// What a forward is to be called with, by the names that a configuration has for it.
+struct CallOfForward {
+  std::vector<std::string> inputs;  ///< data.inputs
+  std::string target;               ///< data.target, where forward takes it last and gives the loss; empty: it takes the inputs alone
+};
+/// Local. Throws DataError, starting with `path`, where forward takes another number of arguments, and names the key that says otherwise.
+void check_arguments(const torch::jit::Module& model, const std::string& path, const CallOfForward& call);
 
 /// Local. The tensor meant in what forward gave: itself; of a dictionary the entry `key`, or its only one; of a tuple or list
 /// the first. Throws DataError, starting with `path`, when there is none.

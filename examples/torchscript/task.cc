@@ -76,6 +76,7 @@ TensorsTask::TensorsTask(const TensorsOptions& options)
       test_(open_test_set(options)),
       num_train_(train_.size() - static_cast<int64_t>(options.eval_fraction * static_cast<double>(train_.size()))),
       model_(load_script_model(options.model_path)) {
+  check_arguments(*model_, options_.model_path, {.inputs = options_.inputs, .target = options_.loss == Loss::kModel ? options_.target : ""});
   check_target_type(train_, options_.loss);
   if (!test_) return;
   check_target_type(*test_, options_.loss);

@@ -116,14 +116,16 @@ class MistakesTest(TorchScriptTest):
         self.expect_of_model("m.pt: the model gives [12, 5], the target is [12, 2]; expected a target of [12]",
                              data=self.save("two.safetensors", y=self.data["y"].unsqueeze(1).repeat(1, 2)))
         self.expect_of_model("m.pt: the model gives [12, 5], the target is [12]; expected a target of [12, 5]", loss="mse")
-        self.expect_of_model("m.pt: forward failed: ", "Expected at most 2 argument(s) for operator 'forward', but received 3",
-                             inputs=["x", "x"])
+        self.expect("m.pt: forward takes 1 argument (images), and is given 2: x, x of data.inputs; expected as many names there", inputs=["x", "x"])
+        for loss in (None, "model"):  # left out, and its default by name
+            self.expect("m.pt: forward takes 1 argument (images), the inputs alone, and so gives scores and no loss; expected model.loss, such as",
+                        '"cross_entropy"', "'y'", loss=loss, ranks=1)
         self.expect_of_model("m.pt: forward gives a loss of shape [12, 5]; expected one number", loss="model", data={"target": None})
         torch.jit.script(models.OwnLoss()).save(str(self.folder / "own.pt"))
         tokens = models.numbers(17, models.NUM_SAMPLES, 7, seed=2)
         self.save("tokens.safetensors", x=tokens, y=tokens.clone())
-        self.expect_of_model("own.pt: forward failed: ", "missing value for argument 'labels'",
-                             model="own.pt", loss="cross_entropy", data={"path": "tokens.safetensors"})
+        self.expect("own.pt: forward takes 2 arguments (", "labels), and is given 1: x of data.inputs", 'model.loss "model"',
+                    model="own.pt", loss="cross_entropy", data={"path": "tokens.safetensors"})
 
 
 class RunsThatBreakOffTest(TorchScriptTest):

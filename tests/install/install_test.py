@@ -11,13 +11,10 @@ import tempfile
 import unittest
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 BUILD = Path(os.environ.get("BUILD_DIR", ROOT / "build"))
 TORCH = os.environ.get("TORCH_DIR") or str(next(ROOT.glob(".deps/venv/lib/python3*/site-packages/torch")))
 CMAKE = os.environ.get("CMAKE", "cmake")
-CONFIG = {"train_micro_batch_size_per_gpu": 32, "gradient_accumulation_steps": 1,
-          "optimizer": {"type": "AdamW", "params": {"lr": 1e-2}}, "zero_optimization": {"stage": 2}}
 
 
 class InstallTest(unittest.TestCase):
@@ -40,7 +37,8 @@ class InstallTest(unittest.TestCase):
 
     def test_what_is_there(self):
         for name in ("bin/tessera", "bin/zero_to_fp32", "include/tessera/engine/engine.h", "include/tessera/train/task.h",
-                     "share/tessera/configs/minimal.json"):
+                     "share/tessera/configs/minimal.json", "share/tessera/project/CMakeLists.txt", "share/tessera/project/main.cc",
+                     "share/tessera/project/config.json"):
             self.assertTrue((self.prefix / name).exists(), name)
         self.assertFalse((self.prefix / "include/tessera/tests").exists())
         self.assertRegex(self.run_command(self.prefix / "bin/tessera", "--version"), r"^\d+\.\d+\.\d+$")
@@ -57,10 +55,11 @@ class InstallTest(unittest.TestCase):
     def test_page_shows_the_project(self):
         page = (ROOT / "docs/own_model.md").read_text(encoding="utf-8")
         shown = re.findall(r"^```cmake\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
-        self.assertEqual(shown, [(HERE / "project/CMakeLists.txt").read_text(encoding="utf-8")])
+        self.assertEqual(shown, [(self.prefix / "share/tessera/project/CMakeLists.txt").read_text(encoding="utf-8")])
 
     def test_a_project_of_its_own(self):
-        shutil.copytree(HERE / "project", self.folder / "project")
+        shutil.copytree(self.prefix / "share/tessera/project", self.folder / "project")
+        settings = json.loads((self.folder / "project/config.json").read_text(encoding="utf-8"))
         build = self.folder / "project" / "build"
         configure = (CMAKE, "-S", self.folder / "project", "-B", build, "-G", "Ninja",
                      f"-DCMAKE_CXX_COMPILER={os.environ.get('CXX', 'c++')}", "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON", "-DCMAKE_CXX_FLAGS=-O1 -Wall -Wextra -Werror")
@@ -75,7 +74,7 @@ class InstallTest(unittest.TestCase):
         lines = {}
         for stage in (0, 2):
             config = self.folder / f"stage{stage}.json"
-            config.write_text(json.dumps({**CONFIG, "zero_optimization": {"stage": stage}}), encoding="utf-8")
+            config.write_text(json.dumps({**settings, "zero_optimization": {"stage": stage}}), encoding="utf-8")
             lines[stage] = self.run_command(self.prefix / "bin/tessera", "launch", "-n", 2, "--", build / "app", config,
                                             OMP_NUM_THREADS="1")
         accuracy = re.fullmatch(r"stage 2, 2 ranks, accuracy (\S+), weight \S+\n", lines[2])

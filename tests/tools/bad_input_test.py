@@ -21,6 +21,24 @@ class ConfigurationTest(ToolTest):
         self.expect(self.config(zero_optimization={"offload_optimizer": {"device": "cpu"}}),
                     "zero_optimization.offload_optimizer", "does not do")
 
+    def test_all_mistakes_of_a_file_in_its_order(self):
+        name = self.write("config.json", """{
+  "trainer": {"epoch": 3, "output_dir": "run"},
+  "train_batch_size": 12,
+  "zero_optimization": {"stage": 7},
+  "optimizer": {"params": {"lr": "fast"}}
+}""")
+        outcome = self.run_tool("train", name, "--nproc", 2, "--set", "bf16.enabled=2")
+        self.assertEqual(outcome.code, 1, outcome)
+        starts = ["config.json:2: trainer.epoch: unknown key", "config.json:4: zero_optimization.stage: found 7",
+                  'config.json:5: optimizer.params.lr: found "fast"', "--set: bf16.enabled: found 2"]
+        lines = outcome.err.splitlines()
+        self.assertEqual(len(lines), len(starts), outcome)
+        for line, start in zip(lines, starts):
+            self.assertTrue(line.startswith("error: " + start), line)
+            self.assertLess(len(line), 250, line)
+        self.assertEqual(outcome.out, "")
+
     def test_values(self):
         self.expect(self.config(train_batch_size="many"), 'train_batch_size: found "many"', "expected an integer")
         self.expect(self.config(zero_optimization={"stage": 7}), "stage: found 7", "from 0 to 3")

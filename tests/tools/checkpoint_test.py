@@ -183,6 +183,119 @@ class CheckpointTest(ToolTest):
         self.assertIn("first/model.safetensors: does not fit the model: ", outcome.err)
         self.assertIn("in the file, [17", outcome.err)
 
+    def test_weights_under_other_names(self):
+        """As another framework's wrapper names them, and with a head of another size."""
+        self.train(self.run_config("first", 10), 1)
+        tensors = read_safetensors(self.folder / "first" / "model.safetensors")
+        names = sorted(tensors)
+        head = next(name for name in names if tensors[name][1] == (10,))[:-len("bias")]  # the layer that gives ten scores
+
+        def write(name, renamed):
+            header, data, at = {}, b"", 0
+            for tensor, (dtype, shape, content) in renamed.items():
+                header[tensor] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + len(content)]}
+                data, at = data + content, at + len(content)
+            text = json.dumps(header).encode()
+            (self.folder / name).write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+        def evaluated(*args):
+            config = self.run_config("second", 1, optimizer={"type": "SGD", "params": {"lr": 0.0}}, zero_optimization={"stage": 3})
+            shutil.rmtree(self.folder / "second", ignore_errors=True)
+            outcome = self.run_tool("train", config, "--nproc", 2, *args)
+            self.assertEqual(outcome.code, 0, outcome)
+            return self.results("second")["eval_loss"], outcome.err
+
+        best = evaluated("--init", "first/model.safetensors")[0]
+        write("wrapped.safetensors", {f"module.{name}": tensor for name, tensor in tensors.items()})
+        config = self.run_config("second", 1)
+        error = self.fails(config, "--init", "wrapped.safetensors")
+        self.assertEqual(len(error.splitlines()), 1)
+        for part in ("does not fit the model: conv1.weight: not in the file; ", f"the file holds {len(names)} tensors (module.{names[0]}, ", f"the model {len(names)} ({names[0]}, ",
+                     'the file\'s begin with "module.", the model\'s don\'t', "--init-prefix OLD=NEW", "--init-ignore GLOB"):
+            self.assertIn(part, error)
+        self.assertEqual(evaluated("--init", "wrapped.safetensors", "--init-prefix", "module.="), (best, ""))
+
+        write("other_head.safetensors", {name: (("F32", (3,), b"\0" * 12) if name == head + "bias" else tensor) for name, tensor in tensors.items()
+                                         if name != head + "weight"} | {"pooler.weight": ("F32", (1,), b"\0" * 4)})
+        error = self.fails(config, "--init", "other_head.safetensors")
+        self.assertIn(head + "bias: [3] in the file, [10] in the model", error)
+        loss, warning = evaluated("--init", "other_head.safetensors", "--init-ignore", head + "*", "--init-ignore", "pooler.*")
+        self.assertNotEqual(loss, best, "the head is a new one")
+        self.assertIn(f"other_head.safetensors: these stay as they were: {head}", warning)
+        self.assertIn("not in the file", warning)
+        self.assertIn("[3] in the file, [10] in the model", warning)
+        self.assertIn("--init-prefix x: expected OLD=NEW", self.fails(config, "--init", "other_head.safetensors", "--init-prefix", "x"))
+        self.assertIn("expected that too", self.fails(config, "--init-ignore", "x"))
+
+    def test_weights_that_are_not_safetensors(self):
+        config = self.run_config("run", 1)
+        (self.folder / "hub").mkdir()
+        for name, start, said in (("pytorch_model.bin", b"PK\3\4\0\0\x08\x08" + b"\0" * 99, "is not safetensors: it is what torch.save wrote; to convert"),
+                                  ("old.bin", b"\x80\x02\x8a\x0al\xfc\x9cF" + b"\0" * 99, "is not safetensors: it is what torch.save wrote"),
+                                  ("hub/pytorch_model.bin", b"PK\3\4\0\0\x08\x08" + b"\0" * 99, "is not safetensors"),
+                                  ("model.h5", b"\x89HDF\r\n\x1a\n" + b"\0" * 99, "is not safetensors: it is an HDF5 file"),
+                                  ("lfs.safetensors", b"version https://git-lfs.github.com/spec/v1\n" + b"\0" * 99, "git lfs pull")):
+            (self.folder / name).write_bytes(start)
+            with self.subTest(name):
+                error = self.fails(config, "--init", "hub" if name.startswith("hub/") else name)
+                self.assertTrue(error.startswith(f"error: {name}: "), error)
+                self.assertIn(said, error)
+                self.assertNotRegex(error, r"\d{15}")
+
+    def test_folders_of_a_run_are_taken_alike(self):
+        self.train(self.run_config("run", 20), 2)
+        last = "run/checkpoints/global_step20"
+        for folder in ("run", "run/", "run/checkpoints", "run/checkpoints/", last, last + "/"):
+            with self.subTest(folder):
+                shown = json.loads(self.run_tool("inspect", folder, "--json", "--verify").out)
+                self.assertEqual((shown["path"], shown["tag"], shown["verified"]["ok"]), (last, "global_step20", True))
+                outcome = self.run_tool("consolidate", folder, "out.safetensors")
+                self.assertEqual(outcome.code, 0, outcome)
+                self.assertIn(f"from {last}\n", outcome.out)
+                outcome = self.run_tool("eval", folder)
+                self.assert_succeeded(outcome)
+                weights = "run/model.safetensors" if folder.rstrip("/") == "run" else last
+                self.assertIn(f"model    {weights}\n", outcome.out)
+        for folder in ("run", "run/checkpoints", "run/checkpoints/global_step10"):
+            self.assertEqual(json.loads(self.run_tool("inspect", folder, "--tag", "global_step10", "--json").out)["global_steps"], 10)
+        outcome = self.run_tool("inspect", last, "--tag", "global_step10")
+        self.assertEqual((outcome.code, len(outcome.err.splitlines())), (1, 1), outcome)
+        self.assertIn("--tag global_step10: found the folder of the checkpoint global_step20 beside it", outcome.err)
+        shutil.copytree(self.folder / last, self.folder / "alone")  # a checkpoint by itself has no run
+        (self.folder / "alone" / "latest").write_text("global_step20\n")
+        self.assertIn("has no config.json", self.run_tool("eval", "run/checkpoints/latest").err)
+
+    def test_resumes_a_checkpoint_by_its_tag(self):
+        """The run goes on from there, as if what came after had not been."""
+        self.train(self.run_config("run", 30), 2)
+        whole, results = self.losses("run"), self.results("run")
+        config = self.run_config("run", 30)
+        for tag in ("global_step10", "run/checkpoints/global_step10"):
+            with self.subTest(tag):
+                outcome = self.train(config, 2, "--resume", tag)
+                self.assertIn("going on after step 10, from run/checkpoints/global_step10", outcome.out)
+                self.assertEqual(self.losses("run"), whole)
+                self.assertEqual(self.results("run")["eval_loss"], results["eval_loss"])
+        self.assertIn("has no checkpoint global_step7; it has global_step10, ", self.fails(config, "--nproc", 2, "--resume", "global_step7"))
+        shutil.copytree(self.folder / "run", self.folder / "other")
+        self.assertIn("expected one of this run's, in run/checkpoints", self.fails(config, "--resume", "other/checkpoints/global_step10"))
+        outcome = self.run_tool("train", "--resume", config, "--nproc", 2)  # the word behind it is CONFIG
+        self.assert_succeeded(outcome)
+        self.assertIn("finished before", outcome.out)
+        shutil.rmtree(self.folder / "run/checkpoints/global_step30")
+        self.train(config, 2, "--resume=global_step20")
+        self.assertEqual(self.losses("run"), whole)
+
+    def test_the_model_of_another_configuration_is_not_resumed(self):
+        self.train(self.run_config("run", 10), 1)
+        error = self.fails(self.run_config("run", 20), "--resume", "--set", "model.hidden=17")
+        self.assertIn("tessera consolidate", error)
+        self.assertIn("--init", error)
+        self.assertNotRegex(error, "strict|load_optimizer_states")
+        error = self.fails(self.run_config("run", 20), "--resume", "--set", "optimizer.type=SGD")
+        self.assertIn("--init", error)
+        self.assertNotRegex(error, "strict|load_optimizer_states")
+
     def test_inspect(self):
         self.train(self.run_config("run", 10, zero_optimization={"stage": 2}), 2)
         outcome = self.run_tool("inspect", "run/checkpoints", "--verify")

@@ -4,7 +4,7 @@ import json
 import unittest
 import xml.etree.ElementTree as ElementTree
 
-from tool import ToolTest
+from tool import ROOT, ToolTest
 
 USES = ["parameters", "gradients", "master", "optimizer", "snapshot", "communication", "activations", "other"]
 STATE = USES[:5]
@@ -64,7 +64,23 @@ class MeasuredTest(ToolTest):
         words = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
         for word in ("stage 0", "stage 3", "optimizer state", "model state by formula", "forward", "backward"):
             self.assertIn(word, words)
+        self.assert_every_colour_is_literal(root)
         self.assertNotIn("http", "".join(value for element in root.iter() for value in element.attrib.values()), "self-contained")
+
+    def assert_every_colour_is_literal(self, root):
+        """Programs that know no style sheets, or no variables in them, draw what has no colour of its own in black."""
+        drawn = [element for element in root.iter() if element.tag.split("}")[1] in ("rect", "polygon", "line", "text")]
+        self.assertGreater(len(drawn), 30)
+        for element in drawn:
+            colour = element.get("stroke" if element.tag.endswith("line") else "fill", "")
+            self.assertRegex(colour, "^#[0-9a-f]{6}$", ElementTree.tostring(element))
+        self.assertEqual(drawn[0].get("fill"), "#ffffff", "the page")
+        style = "".join(element.text for element in root.iter() if element.tag.endswith("style"))
+        self.assertNotIn("var(", style)
+        self.assertIn("prefers-color-scheme:dark", style)
+
+    def test_the_chart_of_the_docs(self):
+        self.assert_every_colour_is_literal(ElementTree.parse(ROOT / "docs" / "memory.svg").getroot())
 
     def test_a_simulated_rank_holds_what_a_real_one_does(self):
         for backend in ("shm", "gloo"):
@@ -108,6 +124,23 @@ class EstimateTest(ToolTest):
         out = self.estimate("--params", "1B", "--world", 4, "--precision", "fp32", "--optimizer", "Lion")
         self.assertEqual(self.columns(out, -1), ["12.0", "9.0", "6.0", "3.0"])
 
+    def test_of_a_configuration(self):
+        """As much as the same model's state is measured to be."""
+        name = self.write("c.json", self.config(model={"type": "fashion_mnist_cnn", "channels": 16, "hidden": 256}, train_batch_size=10))
+        for changes in ([], ["--set", "bf16.enabled=true"], ["--set", "optimizer.type=SGD", "--set", "data_types.grad_accum_dtype=fp32"]):
+            changes = [*changes, "--set", "comm.backend=gloo"]
+            self.assert_succeeded(self.run_tool("memory", name, "--steps", 1, "--nproc", 2, "--stages", "0,3", "--out", "m", *changes))
+            measured = {trial["stage"]: trial["held"] for trial in json.loads((self.folder / "m" / "memory.json").read_text())["trials"]}
+            out = self.estimate(name, "--world", 2, *changes)
+            self.assertIn("MB (10^6 bytes) a rank on 2 ranks", out)
+            lines = {int(line.split()[1]): [float(word) for word in line.split()[2:7]] for line in out.splitlines() if line.startswith("stage ")}
+            for stage, held in measured.items():
+                expected = [held[use] / 1e6 for use in ("parameters", "gradients", "master", "optimizer")]
+                for shown, wanted in zip(lines[stage], [*expected, sum(expected)]):
+                    self.assertAlmostEqual(shown, wanted, delta=0.06, msg=(changes, stage, out))  # a digit, and padding
+        out = self.estimate(name, "--fit", "1GB")
+        self.assertRegex(out, r"stage 0 +from 1 rank on")
+
     def test_fit(self):
         out = self.estimate("--params", "7.5e9", "--world", 64, "--fit", "80GiB")
         self.assertIn("stage 0  in no world", out)
@@ -132,6 +165,9 @@ class MistakesTest(ToolTest):
         self.expect("--nproc 0", args=(name, "--nproc", 0))
         self.expect("no.json", args=("no.json", "--nproc", 2))
         self.expect("--params", args=("--estimate",))
+        self.expect("CONFIG", "--params", args=(name, "--estimate", "--params", "1B", "--world", 2))
+        self.expect("--precision", "--set", args=(name, "--estimate", "--world", 2, "--precision", "bf16"))
+        self.expect("--fit 80: expected a size with its unit, such as 5GB", args=("--estimate", "--params", "1B", "--fit", "80"))
         self.expect("--params many", "7.5e9", args=("--estimate", "--params", "many", "--world", 2))
         self.expect("--precision int8", "bf16", args=("--estimate", "--params", "1B", "--world", 2, "--precision", "int8"))
         self.expect("--fit 80GX", "GiB", args=("--estimate", "--params", "1B", "--fit", "80GX"))

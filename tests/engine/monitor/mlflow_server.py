@@ -2,6 +2,8 @@
 import importlib.util
 import json
 import os
+import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -28,11 +30,14 @@ class MlflowServer:
         self.log = Path(folder, "server.log")
         self.opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW_", "GUNICORN_"))}
-        environment.update(HOME=str(folder), MLFLOW_SERVER_ENABLE_JOB_EXECUTION="false", MLFLOW_DISABLE_TELEMETRY="true",
-                           DO_NOT_TRACK="true", PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+        environment.update(HOME=str(folder), MLFLOW_DISABLE_TELEMETRY="true", DO_NOT_TRACK="true", PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+        # As docs/monitoring.md has it, on a port and in a folder of its own.
+        page = (Path(__file__).resolve().parents[3] / "docs" / "monitoring.md").read_text(encoding="utf-8")
+        variable, options = re.search(r"^(\w+=\S+) mlflow server --port 5000 (.*) &$", page, re.MULTILINE).groups()
+        environment.update([variable.split("=")])
         command = [sys.executable, "-m", "mlflow", "server", "--port", self.uri.rpartition(":")[2], "--workers", "1",
                    "--backend-store-uri", f"sqlite:///{folder}/mlflow.sqlite", "--artifacts-destination", str(Path(folder, "artifacts")),
-                   "--gunicorn-opts", "--threads 2"]  # gunicorn serves the tracking API alone
+                   *shlex.split(options)]
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log, start_new_session=True)
         give_up = time.monotonic() + 90
