@@ -26,7 +26,7 @@ ShardedModel::ShardedModel(const ModelView& model, comm::CommunicatorPtr comm, c
   layout_ = std::make_unique<Layout>(list.specs, LayoutOptions{comm_->size(), options_.unit_numel});
   check_same_model_everywhere();
   // TorchScript's fuser hands raw pointers to compiled kernels, which no listener hears of. (A switch of the process.)
-  if (model.scripted && options_.sharding.parameters) torch::jit::setTensorExprFuserEnabled(false);
+  if (model.scripted && options_.sharding.optimizer) torch::jit::setTensorExprFuserEnabled(false);
   parameters_ = list.tensors;
   gather_comm_ = comm_->duplicate("gather");
   move_into_units(list.tensors);
@@ -34,6 +34,7 @@ ShardedModel::ShardedModel(const ModelView& model, comm::CommunicatorPtr comm, c
 
   options_.residency.shared = shared_;
   options_.residency.sharded = options_.sharding.parameters && !any_shared();
+  options_.residency.track_casts = options_.track_casts;
   residency_ = std::make_unique<Residency>(*layout_, units_, shards_, gather_comm_, options_.residency);
   options_.reducer.sharding = options_.sharding;
   options_.reducer.sharding.parameters = options_.residency.sharded;  // whether a rank may stand in a gather
@@ -49,10 +50,10 @@ ShardedModel::ShardedModel(const ModelView& model, comm::CommunicatorPtr comm, c
   if (options_.sharding.optimizer) listener_.emplace(options_.track_casts);
 }
 
-// The model may be read once its engine is gone, and then nobody waits for the last updates any more: those of other ranks, where
-// memory is shared.
+// The model may be read once its engine is gone (unless its parameters are sharded), and then nobody waits for the last
+// updates any more.
 ShardedModel::~ShardedModel() {
-  if (!any_shared() || !residency_ || std::uncaught_exceptions() > 0) return;
+  if (!residency_ || residency_->sharded() || std::uncaught_exceptions() > 0) return;
   try {
     residency_->wait_all();
   } catch (const std::exception&) {
@@ -126,7 +127,7 @@ void ShardedModel::move_unit(int unit, const std::vector<at::Tensor>& tensors) {
     tensor.set_data(full.narrow(0, slot.offset, slot.numel).view(layout_->parameters()[parameter].shape));
   }
   const Range mine = layout_->shard(unit, comm_->rank());
-  shards_[unit] = (shared ? buffer.view(dtype) : full).narrow(0, mine.begin, mine.numel());
+  shards_[unit] = (options_.sharding.optimizer ? memory.contents() : full).narrow(0, mine.begin, mine.numel());
   if (options_.sharding.parameters && !shared) {
     const MemoryFor use(MemoryUse::kParameters);
     shards_[unit] = shards_[unit].clone();
@@ -167,7 +168,7 @@ void ShardedModel::broadcast_buffers() {
 
 void ShardedModel::update(double grad_scale, const std::vector<bool>& used) {
   const Unheard our_own_operators;
-  residency_->wait_all();
+  if (options_.sharding.optimizer) residency_->begin_update();
   optimizer_->step(*gradients_, grad_scale, used);
   gradients_->done_reading();
   for (size_t parameter = 0; parameter < parameters_.size(); ++parameter)

@@ -32,8 +32,6 @@ std::array<std::string, 2> errors_of_two(const std::function<void(comm::Communic
   return errors;
 }
 
-void short_agreement(ShardedModelOptions& options) { options.residency.agreement_timeout = std::chrono::milliseconds(1'000); }
-
 TEST(Order, EachUnitIsGatheredTwiceAStep) {
   for (int world : {1, 2}) {
     run_ranks(world, [&](comm::CommunicatorPtr comm) {
@@ -82,7 +80,7 @@ TEST(Order, WithoutOverlapTheResultsAreTheSame) {
 TEST(Order, RanksThatDifferInTheFirstPassAreNamed) {
   const auto errors = errors_of_two([](comm::CommunicatorPtr comm) {
     Chain model(2);
-    Rig rig(*model, comm, 3, short_agreement);
+    Rig rig(*model, comm, 3);
     at::Tensor x = batch(0, 0);
     for (int i : comm->rank() == 0 ? std::vector<int>{0, 1} : std::vector<int>{1, 0}) x = model->layers[i]->forward(x);
     rig.backward(x.sum());
@@ -94,7 +92,7 @@ TEST(Order, RanksThatDifferInTheFirstPassAreNamed) {
 TEST(Order, ARankThatStopsInTheFirstPassIsNamed) {
   const auto errors = errors_of_two([](comm::CommunicatorPtr comm) {
     Chain model(2);
-    Rig rig(*model, comm, 3, short_agreement);
+    Rig rig(*model, comm, 3);
     if (comm->rank() == 1) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1'500));
       throw CommError("late");
@@ -107,7 +105,7 @@ TEST(Order, ARankThatStopsInTheFirstPassIsNamed) {
 TEST(Order, ARankThatNeedsAnotherUnitInReplayIsNamed) {
   const auto errors = errors_of_two([](comm::CommunicatorPtr comm) {
     Chain model(3);
-    Rig rig(*model, comm, 3, short_agreement);
+    Rig rig(*model, comm, 3);
     for (int step = 0; step < 3; ++step) {
       at::Tensor y = model->forward(batch(comm->rank(), step));
       if (step == 2 && comm->rank() == 1) y = model->extra->forward(y);

@@ -28,7 +28,6 @@ Rig::Rig(const ModelView& view, comm::CommunicatorPtr comm, int stage, const Cha
   options.unit_numel = kLinearNumel;
   options.residency.capacity_units = 2;
   options.residency.persistence_numel = 0;
-  options.residency.agreement_timeout = std::chrono::seconds(5);
   options.optimizer = kernels::OptimizerKind::kSGD;
   options.groups[0].lr = 0.5;
   if (change) change(options);
