@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <sstream>
 
 #include "core/check.h"
 
@@ -135,7 +136,7 @@ void Residency::record(int unit) {
   if (!recorded_.empty() && recorded_.back().unit == unit) {
     recorded_.back().last_operator = operator_count_;
   } else {
-    recorded_.push_back({unit, operator_count_, operator_count_});
+    recorded_.push_back({unit, operator_count_, operator_count_, reductions_ ? reductions_->num_ready() : 0});
   }
 }
 
@@ -145,7 +146,21 @@ void Residency::replay(int unit, const char* operator_name) {
   if (position_ + 1 < trace.size() && trace[position_ + 1].unit == unit) return advance_to(position_ + 1);
   if (states_[unit].resident) return;
   for (size_t p = position_ + 2; p < trace.size(); ++p) {
+    if (reductions_ && trace[p].reductions > 0 && !reductions_->under_way()) break;  // a use in backward only
     if (trace[p].unit == unit) return advance_to(p);  // this rank skips what lies between
+  }
+  leave_plan(unit, operator_name);
+}
+
+void Residency::leave_plan(int unit, const char* operator_name) {
+  if (reductions_ && comm_->size() > 1) {
+    // Whether the rest of the plan has reductions in it must be the same everywhere.
+    const std::string mine = reductions_->under_way() ? "backward" : "forward";
+    const std::vector<std::string> where = comm_->exchange(mine, str(layout_.describe(unit), " outside of the recorded order"));
+    for (int rank = 0; rank < comm_->size(); ++rank)
+      if (where[rank] != mine)
+        throw CommError(str("rank ", comm_->rank(), " needs ", layout_.describe(unit), " outside of the recorded order in ", mine,
+                            ", rank ", rank, " in ", where[rank], ": every rank must run the same operators over sharded parameters"));
   }
   finish_plan();
   options_.log.debug(str(operator_name, " reads ", layout_.describe(unit), " outside of the recorded order"));
@@ -154,7 +169,11 @@ void Residency::replay(int unit, const char* operator_name) {
 }
 
 void Residency::advance_to(size_t position) {
-  while (position_ < position) run_actions(++position_);
+  while (position_ < position) {
+    ++position_;
+    issue_reductions((*recording().trace)[position_].reductions);
+    run_actions(position_);
+  }
 }
 
 void Residency::run_actions(size_t position) {
@@ -179,14 +198,23 @@ void Residency::finish_plan() {
 void Residency::agree_on(int unit, const std::string& why) {
   if (comm_->size() == 1) return;
   const std::string label = str("gather of ", layout_.describe(unit), " for ", why);
-  const std::vector<std::string> wanted = comm_->exchange(std::to_string(unit), label);
+  const std::vector<std::string> all = comm_->exchange(str(unit, ' ', num_reductions_issued()), label);
+  int farthest = 0;
   for (int rank = 0; rank < comm_->size(); ++rank) {
-    if (wanted[rank] == std::to_string(unit)) continue;
-    const int other = std::atoi(wanted[rank].c_str());
-    throw CommError(str("rank ", comm_->rank(), " needs ", layout_.describe(unit), " for ", why, ", but rank ", rank,
-                        " needs ", layout_.describe(other),
-                        ": every rank must run the same operators over sharded parameters"));
+    int wanted = -1, issued = 0;
+    std::istringstream(all[rank]) >> wanted >> issued;
+    if (wanted != unit)
+      throw CommError(str("rank ", comm_->rank(), " needs ", layout_.describe(unit), " for ", why, ", but rank ", rank,
+                          " needs ", layout_.describe(wanted),
+                          ": every rank must run the same operators over sharded parameters"));
+    farthest = std::max(farthest, issued);
   }
+  issue_reductions(farthest);
+}
+
+bool Residency::follows_recorded_order() {
+  const Lock lock(mutex_);
+  return in_pass_ && mode_ == Mode::kReplay && options_.sharded;
 }
 
 void Residency::make_room(int unit) {
@@ -353,8 +381,7 @@ void Residency::parameters_updated(bool frozen_too) {
   if (train.trace)
     for (const Touch& touch : *train.trace) add(touch.unit);
   for (int unit = 0; unit < layout_.num_units(); ++unit) add(unit);
-  for (int unit : order)
-    if (shared(unit)) refuse_if_held(unit);
+  for (int unit : order) refuse_if_held(unit);
   for (int unit : order) issue_gather(unit);
 }
 
@@ -418,9 +445,16 @@ void Residency::align(const char* why) {
   const Lock lock = enter(why);
   if (!options_.sharded || !in_pass_ || comm_->size() == 1) return;
   size_t farthest = 0;
-  for (const std::string& position : comm_->exchange(std::to_string(position_), why))
-    farthest = std::max<size_t>(farthest, std::stoull(position));
+  int most_issued = 0;
+  for (const std::string& theirs : comm_->exchange(str(position_, ' ', num_reductions_issued()), why)) {
+    size_t position = 0;
+    int issued = 0;
+    std::istringstream(theirs) >> position >> issued;
+    farthest = std::max(farthest, position);
+    most_issued = std::max(most_issued, issued);
+  }
   if (mode_ == Mode::kReplay) advance_to(farthest);
+  issue_reductions(most_issued);
 }
 
 void Residency::unpin(const std::vector<int>& units, bool writable) {

@@ -12,6 +12,16 @@
 // when it moves on, or at the end of the pass; a rank that needs a unit the plan does not have first issues the rest
 // of the plan, then asks the others as in the first pass, and the next pass records anew.
 //
+// [Note: one order on a device]
+// On CUDA a wait only orders streams, and NCCL's collectives are kernels that wait for each other on the device. Kernels of
+// two communicators that ranks start in different orders can wait for each other for ever; so can those of one whose
+// start waits, by streams, for the other's. So where waits don't block (Communicator::wait_blocks), gathers and gradient
+// reductions go through one group and in one order: with each place of the recorded order of use stands how many
+// reductions rank 0 had ready there, and a rank that comes to it issues as many, with zeros for gradients that it lacks (what comes
+// later still is reduced after backward: GradientReducer::reduce_late). While there is no recorded order, hooks
+// issue reductions, and before an agreed gather all ranks issue as many as the one that is ahead. (Over CPU backends no wait
+// of one group holds up another: there the reductions have a group of their own, and are issued when they are ready.)
+//
 // [Note: one thread at a time]
 // Any thread may run the model, and another one the next step: operators are heard on all of them. But what an operator
 // touches is pinned until it ends, and the order of use is one order; so only one thread may be inside an operator over the units at a
@@ -23,6 +33,7 @@
 
 #include <chrono>
 #include <exception>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -55,6 +66,14 @@ struct ResidencyOptions {
 
 enum class Pass { kTrain, kEvaluation };
 
+/// The gradient reductions of a pass, in their agreed order: see [Note: one order on a device]. All Local but issue_until.
+struct Reductions {
+  std::function<bool()> under_way;  ///< a backward is
+  std::function<int()> num_ready;
+  std::function<int()> num_issued;
+  std::function<void(int count)> issue_until;  ///< Collective. Issues until so many have been; outside of backward nothing
+};
+
 /// Counters of the pass in progress and the one before (for tests, metrics and the curious).
 struct ResidencyCounts {
   std::vector<int> gathers;  ///< by unit
@@ -83,6 +102,10 @@ class Residency {
   void on_cast_read(int unit, c10::StorageImpl& cast, const char* operator_name) noexcept;
 
   // -- for the engine --
+  /// Local. From now on the reductions' order is that of the gathers.
+  void share_order_with(Reductions reductions) { reductions_ = std::move(reductions); }
+  /// Local. Whether the order is a recorded one now, so that reductions are issued by it.
+  bool follows_recorded_order();
   /// Collective at stage 3 (prefetch). Starts recording or replaying the order of use.
   void begin_pass(Pass pass);
   /// Collective. Leaves a pass that will not be finished: evaluation begins.
@@ -147,6 +170,11 @@ class Residency {
   void make_readable(int unit);
   void record(int unit);
   void replay(int unit, const char* operator_name);
+  void leave_plan(int unit, const char* operator_name);
+  void issue_reductions(int count) {
+    if (reductions_) reductions_->issue_until(count);
+  }
+  int num_reductions_issued() const { return reductions_ ? reductions_->num_issued() : 0; }
   void advance_to(size_t position);
   void run_actions(size_t position);
   void finish_plan();
@@ -173,6 +201,7 @@ class Residency {
   BufferPool pool_;
   CastTracker casts_;
   PlanBudget budget_;
+  std::optional<Reductions> reductions_;
 
   std::recursive_mutex mutex_;  // guards what follows, and the binding of units; held while a gather is waited for
   std::vector<State> states_;

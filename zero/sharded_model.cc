@@ -25,6 +25,9 @@ ShardedModel::ShardedModel(const ModelView& model, comm::CommunicatorPtr comm, c
     for (ParameterSpec& spec : list.specs) spec.group = options_.group_of(spec.name);
   layout_ = std::make_unique<Layout>(list.specs, LayoutOptions{comm_->size(), options_.unit_numel});
   check_same_model_everywhere();
+  if (options_.sharding.parameters && !model.forks_in.empty())
+    throw ConfigError(str("the model's ", model.forks_in, " uses torch.jit.fork: at stage 3 one thread at a time may run the model. Export "
+                          "it without fork, or use stage 2"));
   // TorchScript's fuser hands raw pointers to compiled kernels, which no listener hears of. (A switch of the process.)
   if (model.scripted && options_.sharding.optimizer) torch::jit::setTensorExprFuserEnabled(false);
   parameters_ = list.tensors;
@@ -38,7 +41,16 @@ ShardedModel::ShardedModel(const ModelView& model, comm::CommunicatorPtr comm, c
   residency_ = std::make_unique<Residency>(*layout_, units_, shards_, gather_comm_, options_.residency);
   options_.reducer.sharding = options_.sharding;
   options_.reducer.sharding.parameters = options_.residency.sharded;  // whether a rank may stand in a gather
-  gradients_ = std::make_unique<GradientReducer>(*layout_, parameters_, comm_->duplicate("reduce"), options_.reducer);
+  const bool one_order = !gather_comm_->wait_blocks();  // [Note: one order on a device] in residency.h
+  gradients_ = std::make_unique<GradientReducer>(*layout_, parameters_, one_order ? gather_comm_ : comm_->duplicate("reduce"),
+                                                 options_.reducer);
+  if (one_order && options_.residency.sharded) {
+    residency_->share_order_with({.under_way = [this] { return gradients_->under_way(); },
+                                  .num_ready = [this] { return gradients_->num_ready(); },
+                                  .num_issued = [this] { return gradients_->num_issued(); },
+                                  .issue_until = [this](int count) { gradients_->issue_until(count); }});
+    gradients_->issued_from_outside = [this] { return residency_->follows_recorded_order(); };
+  }
   gradients_->check = [this] { residency_->rethrow(); };
   gradients_->before_waiting = [this] { residency_->finish_gathers(); };
   std::vector<at::Tensor> values;
