@@ -34,7 +34,7 @@ std::optional<at::Tensor> raw_values(const at::Tensor& tensor) {
 /// step(), in which rank 1's shards are late; returns at once on the others.
 void update_with_rank_1_late(Rig& rig) {
   const GradientSummary summary = rig.sharded->optimizer().summarize(rig.sharded->gradients());
-  if (rig.sharded->comm().rank() == 1) std::this_thread::sleep_for(milliseconds(150));
+  if (rig.sharded->comm().rank() == 1) std::this_thread::sleep_for(milliseconds(60));
   rig.sharded->update(1, summary.used);
   rig.sharded->begin_pass(Pass::kTrain);
 }
@@ -149,7 +149,7 @@ TEST_P(GuardedValues, FrozenUnitsFollowALoad) {
           rig.step(model->forward(batch(comm->rank(), step)).square().sum());
           model->forward(batch(comm->rank(), step));  // every unit has been read, and may be resident
           rig.sharded->begin_replacing();
-          if (comm->rank() == 1) std::this_thread::sleep_for(milliseconds(100));
+          if (comm->rank() == 1) std::this_thread::sleep_for(milliseconds(40));
           for (int unit = 0; unit < rig.sharded->layout().num_units(); ++unit) {
             const at::NoGradGuard no_grad;
             const Unheard as_the_loader;
