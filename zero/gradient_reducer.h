@@ -23,6 +23,12 @@
 // warning says so: the results are the same, the memory of gradients is not bounded in those passes.
 // A wait that only orders streams (CUDA) holds up no thread, and needs none of this: how far the device is behind says nothing about
 // the other ranks.
+//
+// [Note: gradients in parts]
+// Re-entrant recomputation gives a parameter its gradient in parts, a hook each. Where slots round (another dtype than the
+// accumulators', or a scale before the sum) the parts are added up in the accumulators' dtype first, as stages 0 and 1 do, and the
+// sum goes into the slot once: so all stages round alike. How many parts there are the first backward shows; a part beyond
+// those expected is late at every stage, and reduced on its own. A parameter with one part needs no memory for that.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -131,12 +137,14 @@ class GradientReducer {
   bool sums_locally() const { return !options_.sharding.gradients && !options_.reduce_each_micro_step; }
   bool through_slots() const;
   bool whole_in_place() const { return !options_.sharding.optimizer && !through_slots(); }
-  bool late(int unit) const { return reducing() && units_[unit].place < next_issue_; }
+  bool late(int parameter) const;
 
   void accumulate_locally(int parameter);
+  void take_part(int parameter);
   bool claim_slot(int unit, Wait wait);
   void stage(int parameter);
   void stage_rest(int unit);
+  bool has_grad(int parameter) const;
   void issue_ready(bool at_end);
   bool issue_next(Wait wait);
   bool has_room(Wait wait);
@@ -158,6 +166,7 @@ class GradientReducer {
   comm::CommunicatorPtr comm_;
   ReducerOptions options_;
   double prescale_ = 1, postscale_ = 1;
+  bool slots_round_ = false;  // see [Note: gradients in parts]
   bool reads_peers_ = false;
   comm::WorkPtr all_have_read_;
 
@@ -173,6 +182,7 @@ class GradientReducer {
   bool first_ = true, boundary_ = true, in_backward_ = false;
   std::vector<int> fired_, expected_;  // by parameter, in this backward
   std::vector<bool> staged_;           // by parameter: its gradient is in the slot
+  std::vector<at::Tensor> parts_;      // by parameter: the sum of those so far; undefined where none waits
   std::vector<bool> used_;
   int max_slots_in_use_ = 0;
   int impatient_passes_ = 0;  // this backward and those after it that do not wait in hooks
