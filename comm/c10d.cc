@@ -3,6 +3,8 @@
 #include <ATen/ATen.h>
 
 #include <exception>
+#include <numeric>
+#include <vector>
 
 #include "comm/c10d_group.h"
 #include "comm/self.h"
@@ -91,9 +93,18 @@ Family::~Family() {
   const bool in_order = !left_ && std::uncaught_exceptions() == 0;
   leave(in_order ? kLeftInOrder : std::string_view("an error ended it"));
   if (!serves_) return;
-  try {
-    store_.await_ranks("left/", size_, in_order ? kFarewell : kFarewellAfterError, [] {});
-  } catch (const CommError&) {
+  const auto deadline = std::chrono::steady_clock::now() + (in_order ? kFarewell : kFarewellAfterError);
+  std::vector<int> others(static_cast<size_t>(size_));
+  std::iota(others.begin(), others.end(), 0);
+  while (std::chrono::steady_clock::now() < deadline) {
+    try {
+      store_.await_ranks("left/", others, std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now()), [] {});
+      return;
+    } catch (const RankIsGone& gone) {
+      std::erase(others, gone.rank());
+    } catch (const CommError&) {
+      return;
+    }
   }
 }
 

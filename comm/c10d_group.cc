@@ -14,8 +14,9 @@ using std::chrono::milliseconds;
 
 /// A wait longer than this compares lists of collectives, and again after every further such time.
 constexpr milliseconds kStall{5000};
-/// Connecting is a matter of seconds once all ranks have met; this is for a rank that dies in the middle of
-/// it.
+/// And one longer than this looks whether all ranks are alive, and again after every further such time.
+constexpr milliseconds kLook{500};
+/// Connecting is a matter of seconds once all ranks have met; this is for a rank that hangs in the middle of it.
 constexpr milliseconds kOpening = std::chrono::minutes(2);
 
 /// Gloo and NCCL say "Timed out", "timeout" in some form when the time ran out on this rank. Gloo's word for
@@ -142,9 +143,11 @@ void C10dCommunicator::Group::wait(Flight& flight) {
 
 void C10dCommunicator::Group::wait_for_part(const Flight& flight, c10d::Work& part) {
   const bool blocks = transport_->wait_blocks();
+  const milliseconds stall = std::min(kStall, std::max(timeout_ / 2, milliseconds(1)));
+  auto next_comparison = std::chrono::steady_clock::now() + stall;
   while (true) {
     try {
-      part.wait(blocks ? std::min(kStall, std::max(timeout_ / 2, milliseconds(1))) : kNoTimeout);
+      part.wait(blocks ? std::min(kLook, stall) : kNoTimeout);
       if (!blocks && part.isCompleted() && part.exception()) std::rethrow_exception(part.exception());
       return;
     } catch (const std::exception& error) {
@@ -155,7 +158,20 @@ void C10dCommunicator::Group::wait_for_part(const Flight& flight, c10d::Work& pa
         fail(flight.number, failure ? words_of(failure) : words_of(error), {}, timeout_);
       }
     }
+    check_all_alive(flight.number);
+    if (std::chrono::steady_clock::now() < next_comparison) continue;
     check_stalled(flight.number);
+    next_comparison = std::chrono::steady_clock::now() + stall;
+  }
+}
+
+void C10dCommunicator::Group::check_all_alive(int64_t number) {
+  try {
+    for (const int rank : store_.gone())
+      // One that has left in order has done its part, which may still be on its way.
+      if (ledger_->departure(rank) != kLeftInOrder) throw RankIsGone(rank);
+  } catch (const CommError& error) {  // or rank 0, with its store
+    fail(number, error.what(), {}, timeout_);
   }
 }
 
@@ -200,15 +216,17 @@ void C10dCommunicator::Group::await_exchange(const std::string& prefix, int64_t 
       if (r == family_->rank() || store_.has(prefix + std::to_string(r))) continue;
       if (ledger_->has_failed(r) || ledger_->departure(r)) give_up("a rank left", {});
     }
-    // One that was killed has said nothing. (Whoever has come to the exchange may go.)
-    const std::optional<int> gone = transport_->gone();
-    if (gone && !store_.has(prefix + std::to_string(*gone))) give_up(str("rank ", *gone, " is gone: its socket is closed"), {});
     if (std::chrono::steady_clock::now() >= next_comparison) {
       check_stalled(number);
       next_comparison = std::chrono::steady_clock::now() + kStall;
     }
   };
-  const std::vector<int> missing = store_.await_ranks(prefix, family_->size(), timeout, watch);
+  std::vector<int> missing;
+  try {
+    missing = store_.await_ranks(prefix, family_->size(), timeout, watch);
+  } catch (const RankIsGone& gone) {
+    give_up(gone.what(), {});
+  }
   if (!missing.empty()) give_up("timed out", missing);
   if (store_.has(prefix + "failed")) fail(number, "others gave up", {}, timeout);
 }

@@ -49,6 +49,8 @@ class C10dCommunicator::Group : public std::enable_shared_from_this<Group> {
   /// Drops what has finished, and notices failures of works that nobody waits for.
   void reap();
   void wait_for_part(const Flight& flight, c10d::Work& part);
+  /// Fails when a rank's process has ended that had not left in order.
+  void check_all_alive(int64_t number);
   /// Compares with the other ranks that wait: lists of collectives, and who waits for whom.
   void check_stalled(int64_t number);
   void await_exchange(const std::string& prefix, int64_t number, std::chrono::milliseconds timeout);

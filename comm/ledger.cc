@@ -120,9 +120,11 @@ std::string Ledger::explain_failure(int64_t number, const std::string& cause, co
         report.left = *left;
       } else if (store_.has(fault_key(r))) {
         const std::string text = store_.get(fault_key(r));
-        report.fault = text.front() == 't' ? Fault::kTimeout : Fault::kClosed;
+        report.fault = text.starts_with('t') ? Fault::kTimeout : Fault::kClosed;
+        const size_t line_end = text.find('\n');
+        if (text.empty() || line_end == text.npos) throw CommError(str("rank ", r, "'s report of its failure cannot be read"));
         report.waited = std::chrono::milliseconds(std::strtoll(text.c_str() + 1, nullptr, 10));
-        report.history = History::decode(std::string_view(text).substr(text.find('\n') + 1));
+        report.history = History::decode(std::string_view(text).substr(line_end + 1));
       } else {
         complete = false;
       }
