@@ -3,7 +3,7 @@
 #   make demo ARGS="--set zero_optimization.stage=3"        make test ARGS="-L zero"
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build demo data test asan bench bench-peers methods soak fuzz clean distclean
+.PHONY: help deps build demo data test asan bench bench-peers methods soak fuzz mutants clean distclean
 SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 NPROC ?= 2
@@ -60,8 +60,12 @@ fuzz: deps  ## feeds damaged checkpoints to what reads them; needs clang++; SECO
 	@scripts/build.sh fuzz fuzzers
 	@tests/checkpoint/fuzz/run.sh
 
+mutants:  ## puts realistic bugs into a copy, one at a time, and counts those that the tests notice: about an hour
+	@scripts/setup.sh --python
+	@nice python3 -B tests/mutants/mutants.py $(ARGS)
+
 clean:  ## removes what was built
-	@rm -rf build build-debug build-asan build-fuzz
+	@rm -rf build build-debug build-asan build-fuzz build-mutants
 
 distclean: clean  ## and what was installed into .deps/
 	@rm -rf .deps
