@@ -77,13 +77,15 @@ class Copy:
                 continue
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(source, target)
-        for path in self.tree.rglob("*"):
-            relative = path.relative_to(self.tree)
-            if relative.parts[0] not in ("build", ".deps") and path.is_file() and str(relative) not in tracked:
-                path.unlink()
-        deps = self.tree / ".deps"
-        if not deps.is_symlink():
-            deps.symlink_to(ROOT / ".deps")
+        for folder, folders, files in os.walk(self.tree):
+            relative = pathlib.Path(folder).relative_to(self.tree)
+            if relative == pathlib.Path():
+                folders[:] = [name for name in folders if name not in ("build", ".deps", ".git")]
+            for name in files:
+                if str(relative / name) not in tracked:
+                    (self.tree / relative / name).unlink()
+        if not (self.tree / ".deps").exists():
+            (self.tree / ".deps").symlink_to(ROOT / ".deps")
 
     def configure(self):
         if not (self.build / "build.ninja").exists():
@@ -110,14 +112,14 @@ class Copy:
         return self.run(["ninja", "-C", str(self.build), "-j", str(jobs), *sorted(targets)])
 
     def run_tests(self, names, timeout_s):
-        """The first test that fails and whether it was by its time limit; or (None, False)."""
+        """The first test that fails, whether it was by its time limit, and what it printed; or (None, False, "")."""
         pattern = "^(" + "|".join(re.escape(name) for name in names) + ")$"
-        output = self.run(["ctest", "--test-dir", str(self.build), "--stop-on-failure", "--timeout", str(timeout_s), "-R", pattern]).stdout
+        output = self.run(["ctest", "--test-dir", str(self.build), "--stop-on-failure", "--output-on-failure", "--timeout", str(timeout_s), "-R", pattern]).stdout
         for line in output.splitlines():
             failed = re.search(r"Test +#\d+: (\S+) .*\*\*\*(\S+)", line)
             if failed and failed[2] not in ("Skipped",):
-                return failed[1], failed[2].startswith("Timeout")
-        return None, False
+                return failed[1], failed[2].startswith("Timeout"), output
+        return None, False, ""
 
 
 def try_mutant(copy, mutant, programs, args):
@@ -137,7 +139,7 @@ def try_mutant(copy, mutant, programs, args):
             return "invalid", "does not compile: " + (errors or ["?"])[0], time.monotonic() - start
         # The quickest first: a bug is mostly noticed by the test next to it.
         for name in sorted(names, key=lambda name: (name.startswith(("tools_", "examples_")), name)):
-            failed, late = copy.run_tests([name], args.timeout)
+            failed, late, _ = copy.run_tests([name], args.timeout)
             if failed:
                 return ("timeout" if late else "noticed"), failed, time.monotonic() - start
         return "survived", ", ".join(names), time.monotonic() - start
@@ -185,9 +187,9 @@ def main():
     built = copy.build_targets(set().union(*(programs[name] for name in needed)), args.jobs)
     if built.returncode != 0:
         fail("the build fails without a bug:\n" + built.stdout[-2000:])
-    failed, _ = copy.run_tests(sorted(needed), args.timeout)
+    failed, _, output = copy.run_tests(sorted(needed), args.timeout)
     if failed:
-        fail(f"{failed} fails without a bug")
+        fail(f"{failed} fails without a bug:\n{output[-4000:]}")
 
     verdicts = {}
     for number, mutant in enumerate(mutants, 1):
