@@ -49,7 +49,7 @@ std::vector<Binding<TrainerConfig>> trainer_bindings() {
                               "The metric by which the best checkpoint is chosen; it is kept whatever `checkpoint.keep_last` says"),
                           TESSERA_FIELD(metric_for_best)),
       bind<TrainerConfig>(word("trainer.best_is", {"auto", "greatest", "least"}).says(
-                              "Which value of the metric is best; auto: the least of a loss or perplexity, the greatest of any other"),
+                              "Which value of the metric is best; auto: the least of a loss, error (mse, rmse, mae) or perplexity, the greatest of any other"),
                           TESSERA_FIELD(best_is)),
       bind<TrainerConfig>(boolean("trainer.load_best_at_end").also_argument("load_best_model_at_end").says(
                               "The final test and the exported model are of the best checkpoint; false: of the last"),

@@ -192,7 +192,7 @@ const Place kPlaces[] = {
     {"hub_model_id", kNoHub},
     {"hub_token", kNoHub},
     {"label_names", "here it is data.target"},
-    {"label_smoothing_factor", "here the loss is the model's: see its own keys"},
+    {"label_smoothing_factor", "here it is model.label_smoothing, of models from Python with \"cross_entropy\""},
     {"local_rank", "here the launcher says it: --nproc on the command line, or torchrun"},
     {"log_with", "here it is report_to, or the sections tensorboard, csv_monitor, jsonl_monitor and mlflow"},
     {"logging_dir", "here it is tensorboard.output_path"},

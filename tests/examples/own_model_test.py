@@ -51,6 +51,9 @@ class OwnModelTest(ToolTest):
     def test_resnet(self):
         self.walk("resnet", "runs/resnet")
 
+    def test_gpt2(self):
+        self.walk("gpt2", "runs/gpt2")
+
     def test_exports_print_what_is_said(self):
         """The page shows where the trace warns; nothing else does that is not a matter of names that change."""
         outcome = self.run_tool("-B", "export_bert.py", program=sys.executable)
