@@ -86,9 +86,11 @@ Engine::Engine(const zero::ModelView& model, const EngineConfig& config, comm::C
       parameters_(model.parameters) {
   check_same_config_everywhere();
   warn_of_idle_patterns();
+  refuse_unscaled_fp16();
   sharded_ = std::make_unique<zero::ShardedModel>(model, comm_,
                                                   sharding_options(config_, options_, set_up_optimizer(config_.optimizer)));
   sharded_->begin_pass(zero::Pass::kTrain);
+  input_dtype_ = input_dtype();
   if (config_.checkpoint.async) checkpoint_writer();
 }
 
@@ -126,15 +128,33 @@ void Engine::warn_of_idle_patterns() const {
         options_.log.warning(str("optimizer.param_groups: no parameter of the model matches \"", pattern, "\""));
 }
 
+/// Where neither bf16 nor fp16 is enabled, parameters keep their dtypes ([Note: dtypes] in zero/sharded_model.h).
+void Engine::refuse_unscaled_fp16() const {
+  if (config_.scales_loss() || config_.bf16) return;
+  for (const zero::NamedTensor& parameter : parameters_)
+    if (parameter.tensor.requires_grad() && parameter.tensor.scalar_type() == at::kHalf)
+      throw ConfigError(str("parameter ", parameter.name, " is trainable and fp16, whose gradients need a loss scale: enable fp16, or "
+                            "make it fp32 or bf16 before initialize()"));
+}
+
+std::optional<at::ScalarType> Engine::input_dtype() const {
+  if (config_.compute_dtype() != DType::kFloat32) return zero::to_torch(config_.compute_dtype());
+  const std::vector<zero::Unit>& units = sharded_->layout().units();
+  const DType first = units.front().dtype;
+  const bool all_alike = std::all_of(units.begin(), units.end(), [&](const zero::Unit& unit) { return unit.dtype == first; });
+  if (first == DType::kFloat32 || !all_alike || config_.autocast.enabled) return std::nullopt;
+  return zero::to_torch(first);
+}
+
 void Engine::check_usable() const {
   sharded_->residency().rethrow();
-  if (!failure_) return;
+  if (!failure_) return sharded_->check_parameters();
   try {
     std::rethrow_exception(failure_);
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
-    throw Error(str("an earlier backward() failed and left the gradients incomplete: ", first_line(error.what())));
+    throw Error(str("an earlier backward() or step() failed and left gradients or parameters incomplete: ", first_line(error.what())));
   }
 }
 
@@ -147,6 +167,28 @@ void Engine::check_gradients_are_ours() const {
     throw Error(str("parameter ", parameter.name, " has a gradient that did not come from engine->backward(loss), which takes "
                     "the place of loss.backward(); if it was meant for something else, call model->zero_grad() first"));
   }
+}
+
+/// The module may have been given other tensors, which nobody would train.
+void Engine::check_same_parameters() const {
+  using zero::NamedTensor;
+  const auto changed = changed_parameters(parameters_);
+  if (!changed) return;
+  const std::vector<NamedTensor>& now = *changed;
+  const auto named = [](const std::vector<NamedTensor>& list, const std::string& name) {
+    return std::find_if(list.begin(), list.end(), [&](const NamedTensor& parameter) { return parameter.name == name; });
+  };
+  const auto refuse = [](const std::string& name, const char* what) {
+    throw Error(str("parameter ", name, " ", what, " after initialize(), and would not be trained: call initialize() on the model in its "
+                    "final form. Give values with load_weights(), or inside a GatheredParameters with modifier_rank set"));
+  };
+  for (const NamedTensor& before : parameters_) {
+    const auto found = named(now, before.name);
+    if (found == now.end()) refuse(before.name, "was removed from the model");
+    if (!found->tensor.is_same(before.tensor)) refuse(before.name, "was replaced by another tensor");
+  }
+  for (const NamedTensor& parameter : now)
+    if (named(parameters_, parameter.name) == parameters_.end()) refuse(parameter.name, "was registered");
 }
 
 // ----------------------------------------------------------------------------------------- the step
@@ -169,6 +211,7 @@ void Engine::backward(const at::Tensor& loss) {
   if (factor != 1) scaled = (at::isReducedFloatingType(loss.scalar_type()) ? loss.to(at::kFloat) : loss) * factor;
 
   const bool first = micro_steps_in_window_ == 0;
+  if (first) check_same_parameters();
   ++micro_steps_;
   ++micro_steps_in_window_;
   stepped_ = false;
@@ -196,8 +239,20 @@ void Engine::step() {
   check_gradients_are_ours();
   stepped_ = true;
   if (!at_boundary()) return;
-  zero::GradientReducer& gradients = sharded_->gradients();
   if (checkpoint_writer_) checkpoint_writer_->report();
+  zero::GradientSummary summary;
+  try {
+    summary = update();
+  } catch (...) {
+    failure_ = std::current_exception();
+    throw;
+  }
+  if (summary.num_nonfinite > 0) skip_step(summary);
+}
+
+/// Collective. What step() does with the gradients. Half of it leaves parameters that are neither old nor new.
+zero::GradientSummary Engine::update() {
+  zero::GradientReducer& gradients = sharded_->gradients();
   zero::GradientSummary summary = sharded_->optimizer().summarize(gradients, stop_requested_);
   should_stop_ = summary.flag_raised;
   if (!summary.late_units.empty()) {
@@ -214,7 +269,7 @@ void Engine::step() {
     scaler_.update(/*overflow=*/false);
   }
   sharded_->begin_pass(zero::Pass::kTrain);
-  if (overflow) skip_step(summary);
+  return summary;
 }
 
 /// torch.nn.utils.clip_grad_norm_'s.
@@ -299,9 +354,7 @@ void Engine::ForwardScope::finish() {
 }
 
 at::Tensor Engine::prepare_tensor(const at::Tensor& input) const {
-  const DType compute = config_.compute_dtype();
-  const bool cast = input.is_floating_point() && compute != DType::kFloat32;
-  return input.to(options_.device, cast ? zero::to_torch(compute) : input.scalar_type());
+  return input.to(options_.device, input.is_floating_point() ? input_dtype_.value_or(input.scalar_type()) : input.scalar_type());
 }
 
 std::unique_ptr<TypedEngine<torch::jit::Module>> initialize(const torch::jit::Module& model, const EngineConfig& config,

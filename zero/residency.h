@@ -106,6 +106,8 @@ class Residency {
   const BufferPool& pool() const { return pool_; }
   CastTracker& casts() { return casts_; }
   bool sharded() const { return options_.sharded; }
+  /// Whether a GatheredParameters with a modifier_rank holds the unit.
+  bool writable(int unit) const { return states_[unit].writable > 0; }
 
  private:
   struct State {
