@@ -185,7 +185,7 @@ void GradientReducer::on_gradient(int parameter) {
   if (++fired_[parameter] == expected_[parameter] && --state.num_missing == 0) {
     if (!reducing()) return;
     if (!order_agreed_) finished_.push_back(unit);
-    issue_ready(/*at_end=*/false);
+    if (!issued_from_outside || !issued_from_outside()) issue_ready(/*at_end=*/false);
   }
   complete_what_has_arrived();
 }
@@ -220,6 +220,7 @@ void GradientReducer::take_part(int parameter) {
 
 GradientReducer::Wait GradientReducer::in_hook() const {
   if (!options_.sharding.parameters) return Wait::kUntilDone;  // the other ranks need nothing of this one to get there
+  if (!comm_->wait_blocks()) return Wait::kUntilDone;          // it blocks no thread; see [Note: patience]
   return waits_in_hooks() ? Wait::kPatiently : Wait::kNo;
 }
 
@@ -280,15 +281,35 @@ void GradientReducer::zero_what_never_came(const at::Tensor& flat, int unit, con
 
 void GradientReducer::issue_ready(bool at_end) {
   while (next_issue_ < static_cast<int>(order_.size())) {
-    const int unit = order_[next_issue_];
-    if (!at_end && units_[unit].num_missing > 0) return;
-    const Wait wait = at_end ? Wait::kUntilDone : in_hook();
-    if (through_slots() && !claim_slot(unit, wait)) return;
-    if (!has_room(wait)) return;
-    issue(unit);
-    ++next_issue_;
-    if (!options_.overlap) complete_next(wait);
+    if (!at_end && units_[order_[next_issue_]].num_missing > 0) return;
+    if (!issue_next(at_end ? Wait::kUntilDone : in_hook())) return;
   }
+}
+
+/// False when that takes a wait which `wait` does not allow.
+bool GradientReducer::issue_next(Wait wait) {
+  const int unit = order_[next_issue_];
+  if (through_slots() && !claim_slot(unit, wait)) return false;
+  if (!has_room(wait)) return false;
+  issue(unit);
+  ++next_issue_;
+  if (!options_.overlap) complete_next(wait);
+  return true;
+}
+
+int GradientReducer::num_ready() const {
+  if (!in_backward_) return 0;
+  if (!order_agreed_) return static_cast<int>(finished_.size());
+  int ready = next_issue_;
+  while (ready < static_cast<int>(order_.size()) && units_[order_[ready]].num_missing == 0) ++ready;
+  return ready;
+}
+
+void GradientReducer::issue_until(int count) {
+  if (!in_backward_ || !reducing()) return;
+  const Unheard our_own_operators;
+  const at::NoGradGuard no_grad;
+  while (next_issue_ < count) TESSERA_CHECK(issue_next(Wait::kUntilDone));
 }
 
 /// Slots bound what is under way; where there are none, and the transport has buffers instead, this does.

@@ -21,6 +21,8 @@
 // ranks which use different parameters. So such a wait has a limit. Once it is reached, hooks don't wait for the next
 // 8 passes (then 16, 32 …: a model that is so by nature loses a few seconds in all), gradients stay in `p.grad`, and a
 // warning says so: the results are the same, the memory of gradients is not bounded in those passes.
+// A wait that only orders streams (CUDA) holds up no thread, and needs none of this: how far the device is behind says nothing about
+// the other ranks.
 //
 // [Note: gradients in parts]
 // Re-entrant recomputation gives a parameter its gradient in parts, a hook each. Where slots round (another dtype than the
@@ -93,6 +95,17 @@ class GradientReducer {
   /// Collective, does not wait. This rank has read what it wanted of reduced().
   void done_reading();
 
+  // Where the reductions' order is not this class's alone: see [Note: one order on a device] in residency.h.
+  bool under_way() const { return in_backward_; }
+  /// Local. Of the backward under way: reductions that could be issued, in the agreed order (before there is one: in the order that
+  /// will be), and those that have been.
+  int num_ready() const;
+  int num_issued() const { return in_backward_ ? next_issue_ : 0; }
+  /// Collective. Issues reductions until `count` have been, with zeros for gradients that have not come. Outside of backward nothing.
+  void issue_until(int count);
+  /// Whether hooks are to issue nothing, because issue_until() does.
+  std::function<bool()> issued_from_outside;
+
   int64_t accumulator_bytes() const;
   int64_t slot_bytes() const;
   const std::vector<int>& order() const { return order_; }
@@ -133,6 +146,7 @@ class GradientReducer {
   void stage_rest(int unit);
   bool has_grad(int parameter) const;
   void issue_ready(bool at_end);
+  bool issue_next(Wait wait);
   bool has_room(Wait wait);
   void free_slot(int unit);
   void issue(int unit);
