@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <string>
 
 #include "train/data_loader.h"
 #include "train/sampler.h"
@@ -13,6 +14,32 @@ namespace tessera::train {
 /// Local. The training order of the configuration's batches, for one rank of so many. Throws as TrainSampler.
 TrainSampler train_sampler(const RunConfig& run, int64_t num_samples, int world_size, int rank);
 
+/// One rank's samples, micro-step after micro-step, epoch after epoch. A value.
+class TrainOrder {
+ public:
+  struct MicroStep {
+    TrainSlice slice;
+    uint64_t seed = 0;       ///< of what is random about them
+    int64_t step_size = 0;   ///< samples of the whole step, over all micro-steps and ranks
+    bool ends_step = false;
+    EpochPosition behind;    ///< where the order stands then, if it ends the step
+  };
+
+  /// Local. Begins with the step at `start`.
+  TrainOrder(TrainSampler sampler, const EpochPosition& start);
+  /// Local. There is always one more.
+  MicroStep next();
+
+ private:
+  TrainSampler sampler_;
+  EpochPosition position_;
+  int64_t micro_step_ = 0;
+};
+
+/// Local. For messages: what is known of the samples that `micro_step` gave a loss of which is not finite, such as "of samples 7, 123 and 10 more of the
+/// training data: sample 123 holds a value that is not finite".
+std::string describe_samples(const Task& task, const TrainOrder::MicroStep& micro_step);
+
 /// One rank's part of a micro-step.
 struct TrainBatch {
   Batch batch;               ///< on the device
@@ -21,7 +48,7 @@ struct TrainBatch {
   int64_t step_size = 0;     ///< samples of the whole step, over all micro-steps and ranks
 };
 
-/// Owns sampler and loader; borrows the task, which must outlive it. Used by one thread.
+/// Owns order and loader; borrows the task, which must outlive it. Used by one thread.
 class TrainLoader {
  public:
   /// Local. Begins at `start`, and ends after `num_steps` steps, so that nothing is made for nobody. Throws Error.
@@ -42,10 +69,9 @@ class TrainLoader {
   };
 
   const Task& task_;
-  TrainSampler sampler_;
+  TrainOrder order_;        // of what is planned
   EpochPosition position_;  // of what was handed over
-  EpochPosition planned_;   // of what was planned
-  int64_t micro_step_ = 0, steps_left_;
+  int64_t steps_left_;
   std::deque<Planned> ahead_;
   DataLoader loader_;  // refers to this
 };

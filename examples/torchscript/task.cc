@@ -182,6 +182,11 @@ at::Tensor TensorsTask::statistics(const train::Batch& batch) {
   return at::stack({valid, sum, counted.sum().to(at::kDouble), correct});
 }
 
+std::vector<std::string> TensorsTask::metric_names() const {
+  if (counts_classes(options_.loss)) return {"accuracy", "loss"};
+  return {"loss"};
+}
+
 train::Metrics TensorsTask::metrics(const at::Tensor& total) const {
   const double* sums = total.const_data_ptr<double>();
   const double loss = sums[1] / sums[2];
