@@ -16,6 +16,7 @@ constexpr std::pair<const char*, const char*> kRanksOwn[] = {
     {"data", "masks"},
     {"data", "vocab"},
     {"model", "path"},
+    {"model", "eval_path"},
     // How a rank makes its batches, which are the same in any case.
     {"trainer", "num_threads"},
     {"trainer", "dataloader_num_workers"},

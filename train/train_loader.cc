@@ -11,18 +11,20 @@
 
 namespace tessera::train {
 
-TrainSampler train_sampler(const RunConfig& run, int64_t num_samples, int world_size, int rank) {
+TrainSampler train_sampler(const RunConfig& run, const Task& task, int world_size, int rank) {
   const BatchShape shape{run.engine.train_micro_batch_size_per_gpu, run.engine.gradient_accumulation_steps, world_size, rank};
-  return TrainSampler(num_samples, shape, static_cast<uint64_t>(run.engine.seed), run.trainer.dataloader_drop_last);
+  TrainOrder order = task.train_order();
+  order.drop_last = run.trainer.dataloader_drop_last;
+  return TrainSampler(task.train_size(), shape, static_cast<uint64_t>(run.engine.seed), std::move(order));
 }
 
-// ------------------------------------------------------------------------------------------- the order
+// ------------------------------------------------------------------------------------------- the plan
 
-TrainOrder::TrainOrder(TrainSampler sampler, const EpochPosition& start) : sampler_(std::move(sampler)), position_(start) {
+TrainPlan::TrainPlan(TrainSampler sampler, const EpochPosition& start) : sampler_(std::move(sampler)), position_(start) {
   sampler_.set_epoch(start.epoch);
 }
 
-TrainOrder::MicroStep TrainOrder::next() {
+TrainPlan::MicroStep TrainPlan::next() {
   int64_t& first = position_.samples_into_epoch;
   if (micro_step_ == 0 && sampler_.step_size(first) == 0) {
     sampler_.set_epoch(++position_.epoch);
@@ -73,7 +75,7 @@ std::vector<int64_t> broken_samples(const Batch& batch, const std::vector<int64_
 
 }  // namespace
 
-std::string describe_samples(const Task& task, const TrainOrder::MicroStep& micro_step) {
+std::string describe_samples(const Task& task, const TrainPlan::MicroStep& micro_step) {
   const std::vector<int64_t>& indices = micro_step.slice.indices;
   const std::string all = str("of ", list_samples(indices), " of the training data: ");
   try {
@@ -89,7 +91,7 @@ std::string describe_samples(const Task& task, const TrainOrder::MicroStep& micr
 
 TrainLoader::TrainLoader(const Task& task, TrainSampler sampler, const EpochPosition& start, int64_t num_steps,
                          const DataLoaderOptions& options)
-    : task_(task), order_(std::move(sampler), start), position_(start), steps_left_(num_steps), loader_(options, [this] { return plan(); }) {}
+    : task_(task), plan_(std::move(sampler), start), position_(start), steps_left_(num_steps), loader_(options, [this] { return plan(); }) {}
 
 TrainBatch TrainLoader::next() {
   std::optional<Batch> batch = loader_.next();
@@ -104,9 +106,9 @@ TrainBatch TrainLoader::next() {
 
 DataLoader::Make TrainLoader::plan() {
   if (steps_left_ == 0) return {};
-  TrainOrder::MicroStep next = order_.next();
+  TrainPlan::MicroStep next = plan_.next();
   if (next.ends_step) --steps_left_;
-  ahead_.push_back({.outline = {.batch = {}, .num_samples = next.slice.num_samples, .weight = next.slice.weight, .step_size = next.step_size},
+  ahead_.push_back({.outline = {.batch = {}, .weight = next.slice.weight, .step_size = next.step_size},
                     .ends_step = next.ends_step,
                     .behind = next.behind});
   return [this, indices = std::move(next.slice.indices), seed = next.seed] { return make_batch(task_, indices, seed); };

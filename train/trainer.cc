@@ -29,7 +29,7 @@ namespace {
 TrainSampler checked_sampler(const RunConfig& run, const TrainerStart& start, const Task& task, comm::Communicator& comm) {
   check_same_run(run, comm, {{"--resume", start.resume}, {"--init", !start.init.empty()}});
   check_same_data(task, comm);
-  return train_sampler(run, task.train_size(), comm.size(), comm.rank());
+  return train_sampler(run, task, comm.size(), comm.rank());
 }
 
 /// "60,000 training and 10,000 test"
@@ -151,7 +151,7 @@ void Trainer::train_step() {
     const at::Tensor loss = meter_->time(Phase::kForward, [&] { return task_.loss(part.batch); });
     meter_->time(Phase::kBackward, [&] { engine_->backward(weighted(loss, part.weight)); });
     meter_->time(Phase::kStep, [&] { engine_->step(); });
-    meter_->add_loss(loss, static_cast<double>(part.num_samples) / static_cast<double>(engine.train_micro_batch_size_per_gpu));
+    meter_->add_loss(loss, part.weight * static_cast<double>(part.step_size) / static_cast<double>(engine.train_batch_size));
     step_size = part.step_size;
   }
   meter_->count_step(step_size);
@@ -259,9 +259,9 @@ void Trainer::warn_of_loss(const StepWindow& window) {
 std::string Trainer::describe_loss(const StepWindow& window) {
   std::string mine;
   if (window.not_finite) {
-    TrainOrder order(sampler_, window_position_);
-    TrainOrder::MicroStep micro_step = order.next();
-    for (int64_t i = 0; i < *window.not_finite; ++i) micro_step = order.next();
+    TrainPlan plan(sampler_, window_position_);
+    TrainPlan::MicroStep micro_step = plan.next();
+    for (int64_t i = 0; i < *window.not_finite; ++i) micro_step = plan.next();
     mine = str(*window.not_finite, " ", describe_samples(task_, micro_step));
   }
   int64_t first = std::numeric_limits<int64_t>::max();
