@@ -6,13 +6,14 @@
 
 #include <algorithm>
 #include <limits>
-#include <sstream>
+#include <nlohmann/json.hpp>
 
 #include "core/error.h"
 #include "core/str.h"
 #include "engine/checkpoint_writer.h"
 #include "engine/config/parse.h"
 #include "engine/optimizer_setup.h"
+#include "engine/same_config.h"
 #include "zero/torch_dtype.h"
 
 namespace tessera {
@@ -31,19 +32,6 @@ EngineConfig completed(EngineConfig config, const InitOptions& options, int worl
 }
 
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
-
-/// The first line in which two texts differ, of `mine` and of `other`.
-std::pair<std::string, std::string> first_difference(const std::string& mine, const std::string& other) {
-  std::istringstream a(mine), b(other);
-  const auto trimmed = [](const std::string& line) {
-    const size_t begin = line.find_first_not_of(' ');
-    return begin == std::string::npos ? std::string("nothing") : line.substr(begin, line.find_last_not_of(", ") + 1 - begin);
-  };
-  for (std::string line_a, line_b;; line_a.clear(), line_b.clear()) {
-    const bool more = static_cast<bool>(std::getline(a, line_a)) | static_cast<bool>(std::getline(b, line_b));
-    if (!more || line_a != line_b) return {trimmed(line_a), trimmed(line_b)};
-  }
-}
 
 zero::ShardedModelOptions sharding_options(const EngineConfig& config, const InitOptions& init, const OptimizerSetup& optimizer) {
   const ZeroConfig& zero = config.zero;
@@ -96,26 +84,11 @@ Engine::Engine(const zero::ModelView& model, const EngineConfig& config, comm::C
 
 Engine::~Engine() = default;
 
-/// Ranks that reduce other units, or in another dtype, would hang or add up nonsense.
+/// All but what a rank may have to itself as long as the engine alone reads it.
 void Engine::check_same_config_everywhere() const {
-  if (comm_->size() == 1) return;
-  EngineConfig shared = config_;
-  shared.seed = 0;
-  shared.steps_per_print = 0;
-  shared.wall_clock_breakdown = false;
-  shared.memory_breakdown = false;
-  const std::string mine = dump_resolved(shared);
-  const std::vector<std::string> digests = comm_->exchange(std::to_string(std::hash<std::string>()(mine)), "config digest");
-  if (std::equal(digests.begin() + 1, digests.end(), digests.begin())) return;
-  const std::vector<std::string> all = comm_->exchange(mine, "config");
-  const int self = rank();
-  for (int rank = 0; rank < comm_->size(); ++rank) {
-    if (all[rank] == mine) continue;
-    const auto [here, there] = first_difference(mine, all[rank]);
-    throw ConfigError(str("rank ", self, "'s config has ", here, ", rank ", rank, "'s has ", there,
-                          ": all ranks must be given the same config"));
-  }
-  throw ConfigError("the ranks' configs differ: all ranks must be given the same config");
+  nlohmann::ordered_json shared = config::write_engine_config(config_);
+  for (const char* key : {"seed", "steps_per_print", "wall_clock_breakdown", "memory_breakdown"}) shared.erase(key);
+  check_same_config(*comm_, shared);
 }
 
 /// A pattern that matches nothing is most often a typing mistake.

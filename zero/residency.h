@@ -85,8 +85,10 @@ struct ResidencyCounts {
 /// sharded.
 class Residency {
  public:
+  /// `comm`: for gathers, and agreements on the next one. `calls`: for agreements between ranks that make the same call, but may
+  /// have issued different numbers of gathers: in `comm`'s list of collectives these would stand at different places.
   Residency(const Layout& layout, std::vector<UnitMemory>& units, std::vector<at::Tensor>& shards,
-            comm::CommunicatorPtr comm, const ResidencyOptions& options);
+            comm::CommunicatorPtr comm, comm::CommunicatorPtr calls, const ResidencyOptions& options);
   ~Residency();
 
   // -- for operators (OperatorListener) --
@@ -198,7 +200,7 @@ class Residency {
   const Layout& layout_;
   std::vector<UnitMemory>& units_;
   std::vector<at::Tensor>& shards_;
-  comm::CommunicatorPtr comm_;
+  comm::CommunicatorPtr comm_, calls_;
   ResidencyOptions options_;
   BufferPool pool_;
   CastTracker casts_;

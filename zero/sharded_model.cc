@@ -38,7 +38,7 @@ ShardedModel::ShardedModel(const ModelView& model, comm::CommunicatorPtr comm, c
   options_.residency.shared = shared_;
   options_.residency.sharded = options_.sharding.parameters && !any_shared();
   options_.residency.track_casts = options_.track_casts;
-  residency_ = std::make_unique<Residency>(*layout_, units_, shards_, gather_comm_, options_.residency);
+  residency_ = std::make_unique<Residency>(*layout_, units_, shards_, gather_comm_, comm_, options_.residency);
   options_.reducer.sharding = options_.sharding;
   options_.reducer.sharding.parameters = options_.residency.sharded;  // whether a rank may stand in a gather
   const bool one_order = !gather_comm_->wait_blocks();  // [Note: one order on a device] in residency.h
