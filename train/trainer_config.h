@@ -60,7 +60,7 @@ struct RunConfig {
   config::Report report;  ///< warnings, and what became of "auto"
 };
 
-/// Local. total_num_steps of a schedule that ends with the run, unless it was given.
+/// Local. total_num_steps of a schedule that ends with the run, unless it was given, and warmup_num_steps in place of warmup_ratio.
 void fill_in_schedule(SchedulerConfig& scheduler, int64_t total_steps);
 
 /// Local. What is probably not meant by this schedule in a run of so many optimizer steps; empty: nothing.

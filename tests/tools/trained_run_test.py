@@ -46,7 +46,7 @@ class TrainedRunTest(ToolTest):
                 self.assertAlmostEqual(results["test_loss"], self.results()["test_loss"], delta=1e-6)
                 self.assertTrue(outcome.out.startswith("              precision"), outcome)
                 self.assertIn(table[:-12], outcome.out)  # with the weights that were tested at the end of training
-                self.assertIn("\nvalidation accuracy ", outcome.out)
+                self.assertRegex(outcome.out, r"\neval     accuracy .*, on 20 validation samples\n")
                 self.assertLessEqual(max(map(len, outcome.out.splitlines())), 80)
 
     def test_eval_on_other_data_keeps_the_vocabulary(self):
