@@ -114,7 +114,7 @@ class TrainedRunTest(ToolTest):
         self.write("config.json", self.config())
         outcome = self.run_tool("train", "config.json", "--set", "trainer.output_dir=images")
         self.assert_succeeded(outcome)
-        self.assert_one_error(self.run_tool("predict", "images", "--text", "x"), "data.type", "fashion_mnist", "to predict with", "labelled_text, text")
+        self.assert_one_error(self.run_tool("predict", "images", "--text", "x"), "data.type", "fashion_mnist", "to predict with", "labelled_text, tensors, text")
         self.assert_one_error(self.run_tool("eval", "images", "--tag", "global_step77"), "global_step77")
         (self.folder / "images" / "model.safetensors").write_bytes(b"damaged")
         self.assert_one_error(self.run_tool("eval", "images"), "images/model.safetensors")
