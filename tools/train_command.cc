@@ -3,10 +3,12 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
 #include <iostream>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -21,6 +23,7 @@
 #include "train/run.h"
 #include "train/run_checkpoints.h"
 #include "train/run_directory.h"
+#include "train/run_lock.h"
 #include "train/run_path.h"
 
 namespace tessera::tools {
@@ -36,18 +39,22 @@ struct TrainFlags {
   std::vector<std::string> init_prefixes, init_ignore;
 };
 
-/// Set by SIGINT and SIGTERM: the run saves and ends after the step under way. A handler can reach nothing but a global.
+/// What asks a run to save and to end after the step under way. SIGHUP: its terminal is gone.
+constexpr int kStopSignals[] = {SIGINT, SIGTERM, SIGHUP};
+
+/// Set by one of them. A handler can reach nothing but a global.
 volatile std::sig_atomic_t stop_requested = 0;
 
-/// Of each signal, whether it was there before: SIGINT, SIGTERM.
-volatile std::sig_atomic_t came_before[2] = {0, 0};
+/// Of each, whether it was there before.
+volatile std::sig_atomic_t came_before[std::size(kStopSignals)] = {};
 
-/// The first signal asks; the same signal again ends the process, below its progress bars, as if nobody had listened.
+/// The first signal asks; the same signal again ends the process, below its progress bars, as if nobody had listened. A SIGHUP that is ignored (nohup)
+/// stays so.
 void ask_to_stop_on_signals() {
   struct sigaction action {};
   action.sa_handler = [](int signal) {
     stop_requested = 1;
-    volatile std::sig_atomic_t& before = came_before[signal == SIGINT ? 0 : 1];
+    volatile std::sig_atomic_t& before = came_before[std::find(std::begin(kStopSignals), std::end(kStopSignals), signal) - kStopSignals];
     if (before) {
       if (::isatty(STDOUT_FILENO)) (void)!::write(STDOUT_FILENO, "\n\n", 2);
       ::signal(signal, SIG_DFL);
@@ -56,7 +63,11 @@ void ask_to_stop_on_signals() {
     before = 1;
   };
   action.sa_flags = SA_RESTART;
-  for (int signal : {SIGINT, SIGTERM}) ::sigaction(signal, &action, nullptr);
+  for (const int signal : kStopSignals) {
+    struct sigaction before {};
+    if (signal == SIGHUP && ::sigaction(signal, nullptr, &before) == 0 && before.sa_handler == SIG_IGN) continue;
+    ::sigaction(signal, &action, nullptr);
+  }
 }
 
 constexpr const char* kLatest = "latest";  // the name of a file of ours, and so of no checkpoint
@@ -107,6 +118,7 @@ int train(const TrainFlags& flags, const std::vector<std::string>& args) {
     // A mistake in the configuration is one line here, not one from every rank.
     const train::RunConfig run = train::load_run_config(flags.config, *flags.launch.nproc, flags.overrides);
     check_resume(flags, run.trainer);
+    train::check_not_in_use(run.trainer.output_dir);
     if (!flags.resume) train::check_may_start_anew(run.trainer);
     return run_ranks_of_self(flags.launch, args, log);
   }

@@ -23,6 +23,7 @@ struct StepWindow {
   int64_t num_steps = 0;   ///< optimizer steps
   int64_t num_samples = 0; ///< of these, over all ranks
   double seconds = 0;      ///< evaluation not counted
+  std::optional<int64_t> not_finite;  ///< this rank's first micro-step, from 0, whose loss is not finite
   std::array<double, kNumPhases> phase_ms{};  ///< per optimizer step, of this rank; zero without a breakdown
 };
 
@@ -90,7 +91,7 @@ class StepMeter {
   at::Device device_;
   bool breakdown_;
   StepWindow window_;
-  at::Tensor loss_sum_;  // (2) fp64 on the device: sum of losses, how many full micro-steps that is
+  at::Tensor loss_sum_;  // (3) fp64 on the device: sum of losses, how many full micro-steps that is, micro-steps before the first loss that is not finite
   Clock::time_point window_start_;
   std::optional<Clock::time_point> pause_start_;  // while paused
   TrainTotals totals_;  // of the windows that have ended

@@ -76,6 +76,8 @@ class Task {
   /// Collective at stage 3. Forward pass without gradients; (K) fp64 on the engine's device, K always the same.
   /// Element 0 is the number of samples counted.
   virtual at::Tensor statistics(const Batch& batch) = 0;
+  /// Local. The names of metrics(), known before anything is evaluated: trainer.metric_for_best is one of them.
+  virtual std::vector<std::string> metric_names() const = 0;
   /// Local. From the sum of all statistics, (K) fp64 on the CPU. Contains "loss" where that makes sense.
   virtual Metrics metrics(const at::Tensor& total) const = 0;
   /// Local. From the same sum: lines for the end of a run that say more than metrics do; empty: none.

@@ -46,7 +46,7 @@ std::vector<Binding<TrainerConfig>> trainer_bindings() {
                               "Optimizer steps between two checkpoints; 0: only by epochs"),
                           TESSERA_FIELD(save_every_steps)),
       bind<TrainerConfig>(text("trainer.metric_for_best").also_argument("metric_for_best_model").says(
-                              "The metric by which the best checkpoint is chosen; it is kept whatever `checkpoint.keep_last` says"),
+                              "The metric by which the best checkpoint is chosen, one of the task's (`eval_loss` is `loss`); the checkpoint is kept whatever `checkpoint.keep_last` says"),
                           TESSERA_FIELD(metric_for_best)),
       bind<TrainerConfig>(word("trainer.best_is", {"auto", "greatest", "least"}).says(
                               "Which value of the metric is best; auto: the least of a loss, error (mse, rmse, mae) or perplexity, the greatest of any other"),
@@ -151,6 +151,9 @@ TrainerConfig read_trainer(const Document& document, const EngineConfig& engine,
   problems.collect([&] {
     if (trainer.output_dir.empty()) document.fail("trainer.output_dir", "found \"\" (a string); expected a folder");
   });
+
+  // Hugging Face's Trainer knows its metrics by this prefix.
+  if (constexpr std::string_view kPrefix = "eval_"; trainer.metric_for_best.starts_with(kPrefix)) trainer.metric_for_best.erase(0, kPrefix.size());
 
   trainer.eval_batch_size = engine.train_micro_batch_size_per_gpu;
   if (const json* size = given(document, "trainer.eval_batch_size")) config::read_field(*size, trainer.eval_batch_size);

@@ -10,6 +10,7 @@
 
 #include "core/check.h"
 #include "core/error.h"
+#include "zero/torch_dtype.h"
 
 namespace tessera::zero {
 namespace {
@@ -75,12 +76,62 @@ std::string forking_method(const torch::jit::Module& model) {
   return "";
 }
 
+/// Gives access to a module's own list: all that libtorch offers to others copies it, with names.
+struct ParametersOf : torch::nn::Module {
+  static const torch::OrderedDict<std::string, at::Tensor>& list(const torch::nn::Module& module) {
+    return module.*(&ParametersOf::parameters_);
+  }
+};
+
+/// Compares tensors one by one with those of a list.
+class Comparison {
+ public:
+  explicit Comparison(const std::vector<NamedTensor>& list) : list_(list) {}
+  void next(const at::Tensor& tensor) {
+    if (!tensor.defined()) return;
+    same_ = same_ && next_ < list_.size() && list_[next_].tensor.is_same(tensor);
+    ++next_;
+  }
+  bool same() const { return same_ && next_ == list_.size(); }
+
+ private:
+  const std::vector<NamedTensor>& list_;
+  size_t next_ = 0;
+  bool same_ = true;
+};
+
 }  // namespace
+
+bool holds(const torch::nn::Module& model, const std::vector<NamedTensor>& parameters) {
+  Comparison comparison(parameters);
+  model.apply([&](const torch::nn::Module& module) {
+    for (const auto& item : ParametersOf::list(module)) comparison.next(item.value());
+  });
+  return comparison.same();
+}
+
+bool holds(const torch::jit::Module& model, const std::vector<NamedTensor>& parameters) {
+  Comparison comparison(parameters);
+  for (const at::Tensor& tensor : model.parameters()) comparison.next(tensor);
+  return comparison.same();
+}
+
+std::vector<NamedTensor> parameters_of(const torch::nn::Module& model) {
+  std::vector<NamedTensor> parameters;
+  for (const auto& item : model.named_parameters())
+    if (item.value().defined()) parameters.push_back({item.key(), item.value()});
+  return parameters;
+}
+
+std::vector<NamedTensor> parameters_of(const torch::jit::Module& model) {
+  std::vector<NamedTensor> parameters;
+  for (const auto& item : model.named_parameters()) parameters.push_back({item.name, item.value});
+  return parameters;
+}
 
 ModelView view_of(const torch::nn::Module& model) {
   ModelView view;
-  for (const auto& item : model.named_parameters())
-    if (item.value().defined()) view.parameters.push_back({item.key(), item.value()});
+  view.parameters = parameters_of(model);
   for (const auto& item : model.named_buffers())
     if (item.value().defined()) view.buffers.push_back({item.key(), item.value()});
   return view;
@@ -90,7 +141,7 @@ ModelView view_of(const torch::jit::Module& model) {
   ModelView view;
   view.scripted = true;
   view.forks_in = forking_method(model);
-  for (const auto& item : model.named_parameters()) view.parameters.push_back({item.name, item.value});
+  view.parameters = parameters_of(model);
   for (const auto& item : model.named_buffers()) view.buffers.push_back({item.name, item.value});
   return view;
 }
@@ -108,7 +159,7 @@ ParameterList list_parameters(const ModelView& model, DType compute_dtype) {
     }
     list.specs.push_back({.name = parameter.name,
                           .shape = parameter.tensor.sizes().vec(),
-                          .dtype = compute_dtype,
+                          .dtype = compute_dtype == DType::kFloat32 ? from_torch(parameter.tensor.scalar_type()) : compute_dtype,
                           .trainable = parameter.tensor.requires_grad(),
                           .group = 0,
                           .aliases = {}});

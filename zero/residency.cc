@@ -11,11 +11,12 @@
 namespace tessera::zero {
 
 Residency::Residency(const Layout& layout, std::vector<UnitMemory>& units, std::vector<at::Tensor>& shards,
-                     comm::CommunicatorPtr comm, const ResidencyOptions& options)
+                     comm::CommunicatorPtr comm, comm::CommunicatorPtr calls, const ResidencyOptions& options)
     : layout_(layout),
       units_(units),
       shards_(shards),
       comm_(std::move(comm)),
+      calls_(std::move(calls)),
       options_(options),
       pool_(units.empty() ? at::Device(at::kCPU) : units.front().full().device(), options.capacity_units),
       states_(units.size()) {
@@ -321,7 +322,7 @@ void Residency::drop_pass() {
   rethrow();
   if (!in_pass_) return;
   // Ranks may stand at different places of the plan.
-  const std::vector<std::string> positions = comm_->exchange(std::to_string(position_), "end of an unfinished pass");
+  const std::vector<std::string> positions = calls_->exchange(std::to_string(position_), "end of an unfinished pass");
   if (std::any_of(positions.begin(), positions.end(), [](const std::string& p) { return p != "0"; })) finish_plan();
   in_pass_ = false;
 }
@@ -446,7 +447,7 @@ void Residency::align(const char* why) {
   if (!options_.sharded || !in_pass_ || comm_->size() == 1) return;
   size_t farthest = 0;
   int most_issued = 0;
-  for (const std::string& theirs : comm_->exchange(str(position_, ' ', num_reductions_issued()), why)) {
+  for (const std::string& theirs : calls_->exchange(str(position_, ' ', num_reductions_issued()), why)) {
     size_t position = 0;
     int issued = 0;
     std::istringstream(theirs) >> position >> issued;

@@ -85,8 +85,10 @@ struct ResidencyCounts {
 /// sharded.
 class Residency {
  public:
+  /// `comm`: for gathers, and agreements on the next one. `calls`: for agreements between ranks that make the same call, but may
+  /// have issued different numbers of gathers: in `comm`'s list of collectives these would stand at different places.
   Residency(const Layout& layout, std::vector<UnitMemory>& units, std::vector<at::Tensor>& shards,
-            comm::CommunicatorPtr comm, const ResidencyOptions& options);
+            comm::CommunicatorPtr comm, comm::CommunicatorPtr calls, const ResidencyOptions& options);
   ~Residency();
 
   // -- for operators (OperatorListener) --
@@ -144,6 +146,8 @@ class Residency {
   const BufferPool& pool() const { return pool_; }
   CastTracker& casts() { return casts_; }
   bool sharded() const { return options_.sharded; }
+  /// Whether a GatheredParameters with a modifier_rank holds the unit.
+  bool writable(int unit) const { return states_[unit].writable > 0; }
   bool tracks_casts() const { return options_.sharded && options_.track_casts; }
 
  private:
@@ -196,7 +200,7 @@ class Residency {
   const Layout& layout_;
   std::vector<UnitMemory>& units_;
   std::vector<at::Tensor>& shards_;
-  comm::CommunicatorPtr comm_;
+  comm::CommunicatorPtr comm_, calls_;
   ResidencyOptions options_;
   BufferPool pool_;
   CastTracker casts_;

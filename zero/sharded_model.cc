@@ -38,7 +38,7 @@ ShardedModel::ShardedModel(const ModelView& model, comm::CommunicatorPtr comm, c
   options_.residency.shared = shared_;
   options_.residency.sharded = options_.sharding.parameters && !any_shared();
   options_.residency.track_casts = options_.track_casts;
-  residency_ = std::make_unique<Residency>(*layout_, units_, shards_, gather_comm_, options_.residency);
+  residency_ = std::make_unique<Residency>(*layout_, units_, shards_, gather_comm_, comm_, options_.residency);
   options_.reducer.sharding = options_.sharding;
   options_.reducer.sharding.parameters = options_.residency.sharded;  // whether a rank may stand in a gather
   const bool one_order = !gather_comm_->wait_blocks();  // [Note: one order on a device] in residency.h
@@ -60,6 +60,8 @@ ShardedModel::ShardedModel(const ModelView& model, comm::CommunicatorPtr comm, c
       *layout_, std::move(values), masters_, comm_,
       ShardedOptimizer::Options{options_.sharding, options_.optimizer, options_.groups});
   if (options_.sharding.optimizer) listener_.emplace(options_.track_casts);
+  versions_.resize(parameters_.size());
+  for (size_t parameter = 0; parameter < parameters_.size(); ++parameter) note_version(parameter);
 }
 
 // The model may be read once its engine is gone (unless its parameters are sharded), and then nobody waits for the last
@@ -119,8 +121,8 @@ void ShardedModel::move_unit(int unit, const std::vector<at::Tensor>& tensors) {
   const bool shared = shared_[unit];
   const bool writes = !shared || comm_->rank() == 0;
 
-  // Initial values travel in fp32, so that masters start from what the model had before the cast.
-  const bool cast = dtype != at::kFloat;
+  // Initial values of trainable parameters travel in fp32, so that masters start from what the model had before the cast.
+  const bool cast = spec.trainable && dtype != at::kFloat;
   at::Tensor flat = cast ? at::empty({spec.numel}, full.options().dtype(at::kFloat)) : full;
   if (cast || writes) {
     flat.zero_();
@@ -183,9 +185,39 @@ void ShardedModel::update(double grad_scale, const std::vector<bool>& used) {
   if (options_.sharding.optimizer) residency_->begin_update();
   optimizer_->step(*gradients_, grad_scale, used);
   gradients_->done_reading();
-  for (size_t parameter = 0; parameter < parameters_.size(); ++parameter)
-    if (used[parameter]) torch::autograd::impl::bump_version(parameters_[parameter]);
+  for (size_t parameter = 0; parameter < parameters_.size(); ++parameter) {
+    if (!used[parameter]) continue;
+    torch::autograd::impl::bump_version(parameters_[parameter]);
+    note_version(parameter);
+  }
   if (options_.sharding.optimizer) residency_->parameters_updated();
+}
+
+static uint32_t version_of(const at::Tensor& tensor) {
+  const c10::VariableVersion& counter = torch::autograd::impl::version_counter(tensor);
+  return counter.enabled() ? counter.current_version() : 0;
+}
+
+void ShardedModel::note_version(size_t parameter) { versions_[parameter] = version_of(parameters_[parameter]); }
+
+void ShardedModel::check_parameters() const {
+  for (size_t parameter = 0; parameter < parameters_.size(); ++parameter) {
+    const at::Tensor& tensor = parameters_[parameter];
+    const ParameterSpec& spec = layout_->parameters()[parameter];
+    const int unit = layout_->slot(static_cast<int>(parameter)).unit;
+    if (!tensor.is_alias_of(units_[unit].full())) {
+      const at::ScalarType before = to_torch(spec.dtype), now = tensor.scalar_type();
+      throw Error(str("parameter ", spec.name, " is not in the engine's memory any more: model->to(), set_data() or torch::load() has "
+                      "replaced its memory",
+                      before == now ? "" : str(", of ", c10::toString(before), ", by one of ", c10::toString(now)),
+                      ", and it would not be trained. Choose dtype (by the config) and device before initialize(); give values with "
+                      "load_weights(), or inside a GatheredParameters with modifier_rank set"));
+    }
+    if (version_of(tensor) != versions_[parameter] && !residency_->writable(unit))
+      throw Error(str("parameter ", spec.name, " was written in place outside of a GatheredParameters: the values would be lost, or "
+                      "differ between ranks. Write inside a GatheredParameters with modifier_rank set, or give values with "
+                      "load_weights()"));
+  }
 }
 
 int ShardedModel::find(const std::string& name) const {
@@ -233,6 +265,7 @@ void ShardedModel::unpin(const std::vector<int>& units, int modifier_rank) {
   residency_->align("end of GatheredParameters");
   if (modifier_rank >= 0) {
     for (int unit : units) {
+      for (int parameter : layout_->units()[unit].parameters) note_version(parameter);
       const at::Tensor& full = units_[unit].full();
       if (comm_->size() > 1) comm_->broadcast(full, modifier_rank, layout_->describe(unit))->wait();
       const Range mine = layout_->shard(unit, comm_->rank());
@@ -281,7 +314,10 @@ void ShardedModel::end_replacing() {
     at::Tensor value = options_.sharding.optimizer ? shards_[unit] : units_[unit].full();
     value.copy_(masters_[unit]);
   }
-  for (const at::Tensor& parameter : parameters_) torch::autograd::impl::bump_version(parameter);
+  for (size_t parameter = 0; parameter < parameters_.size(); ++parameter) {
+    torch::autograd::impl::bump_version(parameters_[parameter]);
+    note_version(parameter);
+  }
   if (options_.sharding.optimizer) residency_->parameters_updated(/*frozen_too=*/true);
 }
 

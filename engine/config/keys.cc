@@ -70,7 +70,7 @@ Bindings precision_bindings() {
       bind<EngineConfig>(boolean("fp16.consecutive_hysteresis").says("A step without overflow refills the hysteresis"),
                          TESSERA_FIELD(fp16.consecutive_hysteresis)),
       bind<EngineConfig>(number("fp16.min_loss_scale").above(0).says("Smallest dynamic scale"), TESSERA_FIELD(fp16.min_loss_scale)),
-      bind<EngineConfig>(boolean("torch_autocast.enabled").says("Keeps the model in fp32 and runs operators under torch.autocast"),
+      bind<EngineConfig>(boolean("torch_autocast.enabled").says("Keeps the model's types and runs operators under torch.autocast"),
                          TESSERA_FIELD(autocast.enabled)),
       bind<EngineConfig>(dtype("torch_autocast.dtype", {"bf16", "fp16"}).says("The type autocast casts to; fp16 scales the loss as `fp16` says"), TESSERA_FIELD(autocast.dtype)),
       bind<EngineConfig>(dtype("data_types.grad_accum_dtype", kDTypes).or_null().also("gradient_accumulation_dtype").says(

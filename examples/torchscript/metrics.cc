@@ -146,6 +146,12 @@ double MetricSet::value_of(const std::string& name, const at::Tensor& sums, doub
   return name == "accuracy" ? report.accuracy : score_of(report, name);
 }
 
+std::vector<std::string> MetricSet::names() const {
+  std::vector<std::string> names = names_;
+  std::erase(names, kReport);
+  return names;
+}
+
 train::Metrics MetricSet::metrics(const at::Tensor& sums, double loss) const {
   train::Metrics metrics;
   for (const std::string& name : names_)

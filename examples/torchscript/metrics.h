@@ -36,6 +36,8 @@ class MetricSet {
   /// Local. scikit-learn's classification_report, where it is among the names.
   std::string report(const at::Tensor& sums) const;
 
+  /// Local. Of metrics(): all but the report.
+  std::vector<std::string> names() const;
   bool wants(const std::string& name) const;
   /// Local. (…) one sample's target: r2's sums of squares are taken around it, so that few digits cancel. The same on all ranks, and on the
   /// device of the outputs. Needed for r2 alone.

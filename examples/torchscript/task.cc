@@ -206,6 +206,12 @@ at::Tensor TensorsTask::statistics_of_own_loss(const train::Batch& batch) {
   return at::stack({valid, num_valid > 0 ? loss * valid : at::zeros_like(loss), valid});
 }
 
+std::vector<std::string> TensorsTask::metric_names() const {
+  std::vector<std::string> names = metrics_.names();
+  names.push_back("loss");
+  return names;
+}
+
 train::Metrics TensorsTask::metrics(const at::Tensor& total) const {
   const double* sums = total.const_data_ptr<double>();
   const double loss = sums[1] / sums[2];

@@ -33,6 +33,7 @@ class TensorsTask final : public train::Task {
   train::Batch eval_batch(const std::vector<int64_t>& indices) const override;
   at::Tensor loss(const train::Batch& batch) override;
   at::Tensor statistics(const train::Batch& batch) override;
+  std::vector<std::string> metric_names() const override;
   train::Metrics metrics(const at::Tensor& total) const override;
   std::string report(const at::Tensor& total) const override;
 
