@@ -62,10 +62,9 @@ int train(const TrainFlags& flags, const std::vector<std::string>& args) {
   }
   const comm::Environment environment = comm::environment();
   train::RunConfig run = train::load_run_config(flags.config, environment.world_size, flags.overrides);
-  ask_to_stop_on_signals();
   std::setvbuf(stdout, nullptr, _IOFBF, 1 << 16);  // two bars are drawn by one write, which no other line can cut in two
   train::run(std::move(run), tasks(), environment, {train::display_for(std::cout, STDOUT_FILENO), log},
-             {.resume = flags.resume, .init = flags.init, .stop = [] { return stop_requested != 0; }});
+             {.resume = flags.resume, .init = flags.init, .joined = ask_to_stop_on_signals, .stop = [] { return stop_requested != 0; }});
   return 0;
 }
 

@@ -32,6 +32,7 @@ struct TrainerOutput {
 struct TrainerStart {
   bool resume = false;          ///< from the latest checkpoint in its folder
   std::string init;             ///< weights to start from, unless the run is resumed: a .safetensors file, or a folder with one; empty: the model's own
+  std::function<void()> joined = {};  ///< called when all ranks have met: from then on `stop` is asked, and what interrupts a wait is the program's. May be unset
   std::function<bool()> stop;   ///< asked before each step on each rank; true on any of them: save and end. May be unset
 };
 
