@@ -55,11 +55,14 @@ std::optional<std::string> Flight::failure() const {
   return std::nullopt;
 }
 
-C10dCommunicator::Group::Group(std::shared_ptr<Family> family, GroupStore store, milliseconds timeout)
+C10dCommunicator::Group::Group(std::shared_ptr<Family> family, GroupStore store, milliseconds timeout, std::string name)
     : family_(std::move(family)),
       store_(std::move(store)),
       ledger_(std::make_shared<Ledger>(family_->rank(), family_->size(), store_, family_->store())),
-      timeout_(timeout) {}
+      timeout_(timeout),
+      name_(std::move(name)) {
+  family_->enroll(name_, ledger_);
+}
 
 void C10dCommunicator::Group::open(const MakeTransport& make) {
   transport_ = make(store_, failure_reporter());
@@ -131,6 +134,7 @@ void C10dCommunicator::Group::reap() {
 void C10dCommunicator::Group::wait(Flight& flight) {
   if (error_ && !(flight.finished() && !flight.failure())) throw CommError(*error_);
   for (const C10dWork& part : flight.parts) wait_for_part(flight, *part);
+  family_->stop_waiting();
   if (flight.finish) std::exchange(flight.finish, nullptr)();
   flight.buffers.clear();
   // On CUDA the operation is only ordered: its parts stay, so that reap() can notice a later failure.
@@ -172,7 +176,9 @@ void C10dCommunicator::Group::check_all_alive(int64_t number) {
 }
 
 void C10dCommunicator::Group::check_stalled(int64_t number) {
-  if (auto difference = ledger_->compare_stalled()) {
+  auto difference = ledger_->compare_stalled();
+  if (!difference) difference = family_->compare_waits(name_, number);
+  if (difference) {
     ledger_->report_fault(Fault::kClosed, number);
     fail_with(*std::move(difference));
   }
@@ -187,6 +193,7 @@ std::vector<std::string> C10dCommunicator::Group::exchange(const std::string& va
   try {
     store_.set(prefix + std::to_string(family_->rank()), str(label, '\n', value));
     await_exchange(prefix, number, timeout);
+    family_->stop_waiting();
     std::vector<std::string> values = read_exchange(prefix, label);
     // Everyone has come to this exchange, so everyone has read all of the one before.
     if (num_exchanges_ > 1) store_.erase(str("exchange/", num_exchanges_ - 1, "/", family_->rank()));
@@ -241,7 +248,9 @@ std::vector<std::string> C10dCommunicator::Group::read_exchange(const std::strin
 
 std::shared_ptr<C10dCommunicator::Group> C10dCommunicator::Group::duplicate(std::string_view name) {
   exchange("", str("duplicate \"", name, '"'), timeout_);
-  auto group = std::make_shared<Group>(family_, store_.under(str("duplicate/", ++num_duplicates_)), timeout_);
+  ++num_duplicates_;
+  auto group = std::make_shared<Group>(family_, store_.under(str("duplicate/", num_duplicates_)), timeout_,
+                                       str(name_, "/", num_duplicates_, " ", name));
   try {
     group->open([this](const GroupStore& store, FailureHook on_failure) {
       return transport_->duplicate(store, std::move(on_failure));
@@ -261,6 +270,7 @@ void C10dCommunicator::Group::fail(int64_t number, const std::string& cause, con
                                    milliseconds timeout) {
   ledger_->report_fault(fault_of(cause), number);
   transport_->abort();
+  if (auto circle = family_->compare_waits(name_, number)) fail_with(*std::move(circle));
   std::string message;
   try {
     message = ledger_->explain_failure(number, cause, missing, timeout, family_->patience_ends());

@@ -20,6 +20,7 @@ char fault_letter(Fault fault) { return fault == Fault::kTimeout ? 't' : 'c'; }
 
 int64_t Ledger::record(Call call, uint32_t tag) {
   std::lock_guard lock(mutex_);
+  issuer_ = std::this_thread::get_id();
   issues_.push_back({tag, std::chrono::steady_clock::now()});
   if (issues_.size() > History::kWindow) issues_.pop_front();
   return history_.record(std::move(call));
@@ -32,6 +33,18 @@ int64_t Ledger::number_of_tag(uint32_t tag) const {
     if (issue->tag == tag) return number;
   }
   return history_.issued();
+}
+
+std::optional<int64_t> Ledger::issued_by_this_thread() const {
+  std::lock_guard lock(mutex_);
+  if (issuer_ != std::this_thread::get_id()) return std::nullopt;
+  return history_.issued();
+}
+
+std::string Ledger::text_of(int64_t number) const {
+  std::lock_guard lock(mutex_);
+  const Call* call = history_.find(number);
+  return call != nullptr ? call->text() : str("collective ", number);
 }
 
 std::chrono::milliseconds Ledger::age(int64_t number) const {

@@ -4,7 +4,6 @@
 #include <cstring>
 
 #include "core/disk.h"
-#include "core/error.h"
 #include "core/str.h"
 
 namespace tessera {
@@ -20,13 +19,13 @@ LineFile::LineFile(std::filesystem::path path, const std::function<bool(const st
   replace_file(path_, kept);
   errno = 0;
   out_.open(path_, std::ios::app | std::ios::binary);
-  if (!out_) throw Error(str(path_.string(), " cannot be written: ", std::strerror(errno)));
+  if (!out_) throw DiskError(str(path_.string(), " cannot be written: ", std::strerror(errno)));
 }
 
 void LineFile::append(const std::string& line) {
   errno = 0;
   out_ << line + "\n" << std::flush;
-  if (!out_) throw Error(str(path_.string(), " cannot be written: ", std::strerror(errno)));
+  if (!out_) throw DiskError(str(path_.string(), " cannot be written: ", std::strerror(errno)));
 }
 
 }  // namespace tessera

@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-/// Owns the open file. Not thread-safe. Members throw tessera::Error naming the file.
+/// Owns the open file. Not thread-safe. Members throw DiskError naming the file.
 class LineFile {
  public:
   /// Local. Starts the file anew; with `keep`, with those of the lines it had that `keep` is true for (without their end of line, "\n").

@@ -66,9 +66,10 @@ void Logger::write(LogLevel level, const std::string& line) const {
     const char* prefix = level == LogLevel::kWarning ? "warning: "
                          : level == LogLevel::kError ? "error: "
                                                      : "";
+    std::string shown = prefix + line;
     // Progress bars are redrawn below.
-    const std::string clear = sinks_->is_terminal ? blank() : "";
-    sinks_->terminal->log(to_spdlog(level), spdlog::string_view_t(clear + prefix + line));
+    if (sinks_->is_terminal) shown = blank() + wrap_words(shown, terminal_width(STDERR_FILENO) - 1, 2);
+    sinks_->terminal->log(to_spdlog(level), spdlog::string_view_t(shown));
     sinks_->terminal->flush();
   }
   if (sinks_->file) sinks_->file->log(to_spdlog(level), spdlog::string_view_t(line));

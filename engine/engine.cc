@@ -6,13 +6,14 @@
 
 #include <algorithm>
 #include <limits>
-#include <sstream>
+#include <nlohmann/json.hpp>
 
 #include "core/error.h"
 #include "core/str.h"
 #include "engine/checkpoint_writer.h"
 #include "engine/config/parse.h"
 #include "engine/optimizer_setup.h"
+#include "engine/same_config.h"
 #include "zero/torch_dtype.h"
 
 namespace tessera {
@@ -31,19 +32,6 @@ EngineConfig completed(EngineConfig config, const InitOptions& options, int worl
 }
 
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
-
-/// The first line in which two texts differ, of `mine` and of `other`.
-std::pair<std::string, std::string> first_difference(const std::string& mine, const std::string& other) {
-  std::istringstream a(mine), b(other);
-  const auto trimmed = [](const std::string& line) {
-    const size_t begin = line.find_first_not_of(' ');
-    return begin == std::string::npos ? std::string("nothing") : line.substr(begin, line.find_last_not_of(", ") + 1 - begin);
-  };
-  for (std::string line_a, line_b;; line_a.clear(), line_b.clear()) {
-    const bool more = static_cast<bool>(std::getline(a, line_a)) | static_cast<bool>(std::getline(b, line_b));
-    if (!more || line_a != line_b) return {trimmed(line_a), trimmed(line_b)};
-  }
-}
 
 zero::ShardedModelOptions sharding_options(const EngineConfig& config, const InitOptions& init, const OptimizerSetup& optimizer) {
   const ZeroConfig& zero = config.zero;
@@ -86,34 +74,21 @@ Engine::Engine(const zero::ModelView& model, const EngineConfig& config, comm::C
       parameters_(model.parameters) {
   check_same_config_everywhere();
   warn_of_idle_patterns();
+  refuse_unscaled_fp16();
   sharded_ = std::make_unique<zero::ShardedModel>(model, comm_,
                                                   sharding_options(config_, options_, set_up_optimizer(config_.optimizer)));
   sharded_->begin_pass(zero::Pass::kTrain);
+  input_dtype_ = input_dtype();
   if (config_.checkpoint.async) checkpoint_writer();
 }
 
 Engine::~Engine() = default;
 
-/// Ranks that reduce other units, or in another dtype, would hang or add up nonsense.
+/// All but what a rank may have to itself as long as the engine alone reads it.
 void Engine::check_same_config_everywhere() const {
-  if (comm_->size() == 1) return;
-  EngineConfig shared = config_;
-  shared.seed = 0;
-  shared.steps_per_print = 0;
-  shared.wall_clock_breakdown = false;
-  shared.memory_breakdown = false;
-  const std::string mine = dump_resolved(shared);
-  const std::vector<std::string> digests = comm_->exchange(std::to_string(std::hash<std::string>()(mine)), "config digest");
-  if (std::equal(digests.begin() + 1, digests.end(), digests.begin())) return;
-  const std::vector<std::string> all = comm_->exchange(mine, "config");
-  const int self = rank();
-  for (int rank = 0; rank < comm_->size(); ++rank) {
-    if (all[rank] == mine) continue;
-    const auto [here, there] = first_difference(mine, all[rank]);
-    throw ConfigError(str("rank ", self, "'s config has ", here, ", rank ", rank, "'s has ", there,
-                          ": all ranks must be given the same config"));
-  }
-  throw ConfigError("the ranks' configs differ: all ranks must be given the same config");
+  nlohmann::ordered_json shared = config::write_engine_config(config_);
+  for (const char* key : {"seed", "steps_per_print", "wall_clock_breakdown", "memory_breakdown"}) shared.erase(key);
+  check_same_config(*comm_, shared);
 }
 
 /// A pattern that matches nothing is most often a typing mistake.
@@ -126,15 +101,33 @@ void Engine::warn_of_idle_patterns() const {
         options_.log.warning(str("optimizer.param_groups: no parameter of the model matches \"", pattern, "\""));
 }
 
+/// Where neither bf16 nor fp16 is enabled, parameters keep their dtypes ([Note: dtypes] in zero/sharded_model.h).
+void Engine::refuse_unscaled_fp16() const {
+  if (config_.scales_loss() || config_.bf16) return;
+  for (const zero::NamedTensor& parameter : parameters_)
+    if (parameter.tensor.requires_grad() && parameter.tensor.scalar_type() == at::kHalf)
+      throw ConfigError(str("parameter ", parameter.name, " is trainable and fp16, whose gradients need a loss scale: enable fp16, or "
+                            "make it fp32 or bf16 before initialize()"));
+}
+
+std::optional<at::ScalarType> Engine::input_dtype() const {
+  if (config_.compute_dtype() != DType::kFloat32) return zero::to_torch(config_.compute_dtype());
+  const std::vector<zero::Unit>& units = sharded_->layout().units();
+  const DType first = units.front().dtype;
+  const bool all_alike = std::all_of(units.begin(), units.end(), [&](const zero::Unit& unit) { return unit.dtype == first; });
+  if (first == DType::kFloat32 || !all_alike || config_.autocast.enabled) return std::nullopt;
+  return zero::to_torch(first);
+}
+
 void Engine::check_usable() const {
   sharded_->residency().rethrow();
-  if (!failure_) return;
+  if (!failure_) return sharded_->check_parameters();
   try {
     std::rethrow_exception(failure_);
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
-    throw Error(str("an earlier backward() failed and left the gradients incomplete: ", first_line(error.what())));
+    throw Error(str("an earlier backward() or step() failed and left gradients or parameters incomplete: ", first_line(error.what())));
   }
 }
 
@@ -147,6 +140,28 @@ void Engine::check_gradients_are_ours() const {
     throw Error(str("parameter ", parameter.name, " has a gradient that did not come from engine->backward(loss), which takes "
                     "the place of loss.backward(); if it was meant for something else, call model->zero_grad() first"));
   }
+}
+
+/// The module may have been given other tensors, which nobody would train.
+void Engine::check_same_parameters() const {
+  using zero::NamedTensor;
+  const auto changed = changed_parameters(parameters_);
+  if (!changed) return;
+  const std::vector<NamedTensor>& now = *changed;
+  const auto named = [](const std::vector<NamedTensor>& list, const std::string& name) {
+    return std::find_if(list.begin(), list.end(), [&](const NamedTensor& parameter) { return parameter.name == name; });
+  };
+  const auto refuse = [](const std::string& name, const char* what) {
+    throw Error(str("parameter ", name, " ", what, " after initialize(), and would not be trained: call initialize() on the model in its "
+                    "final form. Give values with load_weights(), or inside a GatheredParameters with modifier_rank set"));
+  };
+  for (const NamedTensor& before : parameters_) {
+    const auto found = named(now, before.name);
+    if (found == now.end()) refuse(before.name, "was removed from the model");
+    if (!found->tensor.is_same(before.tensor)) refuse(before.name, "was replaced by another tensor");
+  }
+  for (const NamedTensor& parameter : now)
+    if (named(parameters_, parameter.name) == parameters_.end()) refuse(parameter.name, "was registered");
 }
 
 // ----------------------------------------------------------------------------------------- the step
@@ -169,6 +184,7 @@ void Engine::backward(const at::Tensor& loss) {
   if (factor != 1) scaled = (at::isReducedFloatingType(loss.scalar_type()) ? loss.to(at::kFloat) : loss) * factor;
 
   const bool first = micro_steps_in_window_ == 0;
+  if (first) check_same_parameters();
   ++micro_steps_;
   ++micro_steps_in_window_;
   stepped_ = false;
@@ -196,8 +212,20 @@ void Engine::step() {
   check_gradients_are_ours();
   stepped_ = true;
   if (!at_boundary()) return;
-  zero::GradientReducer& gradients = sharded_->gradients();
   if (checkpoint_writer_) checkpoint_writer_->report();
+  zero::GradientSummary summary;
+  try {
+    summary = update();
+  } catch (...) {
+    failure_ = std::current_exception();
+    throw;
+  }
+  if (summary.num_nonfinite > 0) skip_step(summary);
+}
+
+/// Collective. What step() does with the gradients. Half of it leaves parameters that are neither old nor new.
+zero::GradientSummary Engine::update() {
+  zero::GradientReducer& gradients = sharded_->gradients();
   zero::GradientSummary summary = sharded_->optimizer().summarize(gradients, stop_requested_);
   should_stop_ = summary.flag_raised;
   if (!summary.late_units.empty()) {
@@ -214,7 +242,7 @@ void Engine::step() {
     scaler_.update(/*overflow=*/false);
   }
   sharded_->begin_pass(zero::Pass::kTrain);
-  if (overflow) skip_step(summary);
+  return summary;
 }
 
 /// torch.nn.utils.clip_grad_norm_'s.
@@ -299,9 +327,7 @@ void Engine::ForwardScope::finish() {
 }
 
 at::Tensor Engine::prepare_tensor(const at::Tensor& input) const {
-  const DType compute = config_.compute_dtype();
-  const bool cast = input.is_floating_point() && compute != DType::kFloat32;
-  return input.to(options_.device, cast ? zero::to_torch(compute) : input.scalar_type());
+  return input.to(options_.device, input.is_floating_point() ? input_dtype_.value_or(input.scalar_type()) : input.scalar_type());
 }
 
 std::unique_ptr<TypedEngine<torch::jit::Module>> initialize(const torch::jit::Module& model, const EngineConfig& config,

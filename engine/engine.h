@@ -17,6 +17,7 @@
 #include <exception>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -68,8 +69,11 @@ struct LoadWeightsOptions {
 
 /// One rank's engine. Used by one thread. Calls marked Collective must be made by all ranks, in the same order.
 ///
-/// The model's parameters belong to the engine: at stage 3 they cannot be read any more once it is gone. A backward()
-/// that fails leaves gradients incomplete, so every later call throws too; other errors leave the engine as it was.
+/// The model's parameters belong to the engine: at stage 3 they cannot be read any more once it is gone. Each call checks that they
+/// are still views of its memory, with the values it left there, and throws Error naming the first that is not: see [Note: who writes
+/// parameters] in zero/sharded_model.h. A backward()
+/// or an update that fails leaves gradients or parameters incomplete, so every later call throws too; other errors leave the engine
+/// as it was.
 class Engine {
  public:
   virtual ~Engine();
@@ -149,6 +153,8 @@ class Engine {
  protected:
   Engine(const zero::ModelView& model, const EngineConfig& config, comm::CommunicatorPtr comm, const InitOptions& options);
   virtual void set_training(bool training) = 0;
+  /// Local. The parameters the model has now; unset when they are the tensors of `before`.
+  virtual std::optional<std::vector<zero::NamedTensor>> changed_parameters(const std::vector<zero::NamedTensor>& before) const = 0;
 
   /// Around the model's forward: autocast, and the order of use in evaluation.
   class ForwardScope {
@@ -161,8 +167,8 @@ class Engine {
     AutocastScope autocast_;
   };
 
-  /// Tensors go to the device, floating ones in the compute dtype when that is bf16 or fp16; those in standard
-  /// containers and IValues too. Everything else stays as it is.
+  /// Tensors go to the device, floating ones in the compute dtype when that is bf16 or fp16 (or the parameters all are); those in
+  /// standard containers and IValues too. Everything else stays as it is.
   at::Tensor prepare_tensor(const at::Tensor& input) const;
   template <class T>
   decltype(auto) prepare(T&& input) const {
@@ -177,9 +183,13 @@ class Engine {
   void check_usable() const;
   void check_same_config_everywhere() const;
   void check_gradients_are_ours() const;
+  void check_same_parameters() const;
+  void refuse_unscaled_fp16() const;
+  std::optional<at::ScalarType> input_dtype() const;
   void warn_of_idle_patterns() const;
   bool at_boundary() const { return micro_steps_in_window_ == config_.gradient_accumulation_steps; }
   void set_rates();
+  zero::GradientSummary update();
   double clip_coefficient(double norm) const;
   void skip_step(const zero::GradientSummary& summary);
   CheckpointWriter& checkpoint_writer();
@@ -193,7 +203,8 @@ class Engine {
   std::vector<zero::NamedTensor> parameters_;
   std::unique_ptr<zero::ShardedModel> sharded_;
   std::unique_ptr<CheckpointWriter> checkpoint_writer_;  ///< refers to sharded_
-  std::exception_ptr failure_;  ///< of a backward() that got stuck half-way
+  std::optional<at::ScalarType> input_dtype_;  ///< of forward()'s floating inputs; unset: they stay as they are
+  std::exception_ptr failure_;  ///< of a backward() or step() that got stuck half-way
 
   bool training_ = true;
   bool stepped_ = true;  ///< step() was called after the last backward()
@@ -239,6 +250,10 @@ class TypedEngine final : public Engine {
   }
 
   void set_training(bool training) override { model_->train(training); }
+  std::optional<std::vector<zero::NamedTensor>> changed_parameters(const std::vector<zero::NamedTensor>& before) const override {
+    if (zero::holds(*model_, before)) return std::nullopt;
+    return zero::parameters_of(*model_);
+  }
   std::shared_ptr<Model> model_;
 };
 

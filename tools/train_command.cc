@@ -3,9 +3,11 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <cstdio>
 #include <iostream>
+#include <iterator>
 #include <memory>
 
 #include "core/error.h"
@@ -16,6 +18,7 @@
 #include "tools/tasks.h"
 #include "train/run.h"
 #include "train/run_checkpoints.h"
+#include "train/run_lock.h"
 
 namespace tessera::tools {
 namespace {
@@ -28,18 +31,22 @@ struct TrainFlags {
   std::string init;
 };
 
-/// Set by SIGINT and SIGTERM: the run saves and ends after the step under way. A handler can reach nothing but a global.
+/// What asks a run to save and to end after the step under way. SIGHUP: its terminal is gone.
+constexpr int kStopSignals[] = {SIGINT, SIGTERM, SIGHUP};
+
+/// Set by one of them. A handler can reach nothing but a global.
 volatile std::sig_atomic_t stop_requested = 0;
 
-/// Of each signal, whether it was there before: SIGINT, SIGTERM.
-volatile std::sig_atomic_t came_before[2] = {0, 0};
+/// Of each, whether it was there before.
+volatile std::sig_atomic_t came_before[std::size(kStopSignals)] = {};
 
-/// The first signal asks; the same signal again ends the process, below its progress bars, as if nobody had listened.
+/// The first signal asks; the same signal again ends the process, below its progress bars, as if nobody had listened. A SIGHUP that is ignored (nohup)
+/// stays so.
 void ask_to_stop_on_signals() {
   struct sigaction action {};
   action.sa_handler = [](int signal) {
     stop_requested = 1;
-    volatile std::sig_atomic_t& before = came_before[signal == SIGINT ? 0 : 1];
+    volatile std::sig_atomic_t& before = came_before[std::find(std::begin(kStopSignals), std::end(kStopSignals), signal) - kStopSignals];
     if (before) {
       if (::isatty(STDOUT_FILENO)) (void)!::write(STDOUT_FILENO, "\n\n", 2);
       ::signal(signal, SIG_DFL);
@@ -48,7 +55,11 @@ void ask_to_stop_on_signals() {
     before = 1;
   };
   action.sa_flags = SA_RESTART;
-  for (int signal : {SIGINT, SIGTERM}) ::sigaction(signal, &action, nullptr);
+  for (const int signal : kStopSignals) {
+    struct sigaction before {};
+    if (signal == SIGHUP && ::sigaction(signal, nullptr, &before) == 0 && before.sa_handler == SIG_IGN) continue;
+    ::sigaction(signal, &action, nullptr);
+  }
 }
 
 int train(const TrainFlags& flags, const std::vector<std::string>& args) {
@@ -57,6 +68,7 @@ int train(const TrainFlags& flags, const std::vector<std::string>& args) {
   if (launcher::should_start_ranks(flags.launch.nproc)) {
     // A mistake in the configuration is one line here, not one from every rank.
     const train::RunConfig run = train::load_run_config(flags.config, *flags.launch.nproc, flags.overrides);
+    train::check_not_in_use(run.trainer.output_dir);
     if (!flags.resume) train::check_may_start_anew(run.trainer);
     return run_ranks_of_self(flags.launch, args, log);
   }

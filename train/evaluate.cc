@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <chrono>
 
 #include "core/check.h"
@@ -37,12 +38,6 @@ std::optional<double> Evaluation::find(const std::string& name) const {
   return std::nullopt;
 }
 
-std::string Evaluation::metric_names() const {
-  std::vector<std::string> names;
-  for (const auto& [metric, value] : metrics) names.push_back(metric);
-  return join(names, ", ");
-}
-
 Evaluation evaluate(Task& task, Engine& engine, const TrainerConfig& trainer, const Display& display, EvaluationSet set) {
   const auto start = std::chrono::steady_clock::now();
   const bool is_test = set == EvaluationSet::kTest;
@@ -72,6 +67,10 @@ Evaluation evaluate(Task& task, Engine& engine, const TrainerConfig& trainer, co
   result.num_samples = total[0].item<int64_t>();
   TESSERA_CHECK(result.num_samples == size, task.name(), " counted ", result.num_samples, " samples of ", size);
   result.metrics = task.metrics(total);
+  const std::vector<std::string> declared = task.metric_names();
+  TESSERA_CHECK(std::equal(declared.begin(), declared.end(), result.metrics.begin(), result.metrics.end(),
+                           [](const std::string& name, const auto& metric) { return name == metric.first; }),
+                task.name(), ": metrics() are not those of metric_names(), ", join(declared, ", "));
   result.of = set;
   result.set = is_test ? "test" : task.eval_set_name();
   result.report = task.report(total);

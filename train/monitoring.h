@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <optional>
+#include <vector>
 
 #include <nlohmann/json_fwd.hpp>
 
@@ -19,5 +21,8 @@ Scalars scalars_of(const nlohmann::ordered_json& record);
 /// Local. The configuration's monitors, told the resolved configuration. For rank 0. `resumed_after`: the step after which
 /// the run goes on. Never throws for a monitor's sake: one that cannot be opened is left out, with a warning.
 Monitors open_monitors(const RunConfig& run, std::optional<int64_t> resumed_after, const Logger& log);
+
+/// Local. Where those of the configuration's monitors that write files have them.
+std::vector<std::filesystem::path> monitor_paths(const RunConfig& run);
 
 }  // namespace tessera::train

@@ -73,8 +73,9 @@ Display display_for(std::ostream& out, int fd) {
   return display;
 }
 
-void print_line(const Display& display, const std::string& line) {
-  if (display.out != nullptr) *display.out << line << '\n' << std::flush;
+void print_line(const Display& display, const std::string& line, int indent) {
+  if (display.out == nullptr) return;
+  *display.out << (display.is_terminal ? wrap_words(line, display.width() - 1, indent) : line) << '\n' << std::flush;
 }
 
 std::string format_duration(double seconds) {
@@ -103,7 +104,13 @@ std::string format_bar(const BarState& state, int width, bool ascii) {
                ? format_duration(static_cast<double>(state.total - state.done) / items_per_s) + ", " +
                      format_rate(items_per_s * state.units_per_item, state.unit)
                : "?, ? " + state.unit + "/s";
-  right += (state.postfix.empty() ? "" : ", " + state.postfix) + "]";
+  std::string postfix = state.postfix;
+  const auto text_columns = [&] { return columns(left) + columns(right) + (postfix.empty() ? 0 : 2 + columns(postfix)) + 1; };
+  while (!postfix.empty() && text_columns() > width) {  // its last parts are left out
+    const size_t comma = postfix.rfind(", ");
+    postfix.resize(comma == postfix.npos ? 0 : comma);
+  }
+  right += (postfix.empty() ? "" : ", " + postfix) + "]";
 
   const int bar_width = std::max(0, width - columns(left) - columns(right));
   return std::string(cut(left + bar_of(fraction, bar_width, ascii) + right, width));
@@ -172,10 +179,10 @@ void ProgressBar::hide() {
   drawn_columns_ = 0;
 }
 
-void ProgressBar::print(const std::string& line) {
+void ProgressBar::print(const std::string& line, int indent) {
   hide();
   if (display_.above != nullptr) *display_.out << "\r\x1b[J";  // in place of both bars
-  print_line(display_, line);
+  print_line(display_, line, indent);
 }
 
 void ProgressBar::close() {

@@ -35,8 +35,9 @@ struct Display {
 /// wide it is (again at every redraw; 80 where unknown), what it can do, and whether the locale speaks UTF-8.
 Display display_for(std::ostream& out, int fd);
 
-/// Local. Writes a whole line where no bar stands (where one does: ProgressBar::print).
-void print_line(const Display& display, const std::string& line);
+/// Local. Writes a whole line where no bar stands (where one does: ProgressBar::print). On a terminal that is narrower it is broken between
+/// words, and set in by `indent` from there on.
+void print_line(const Display& display, const std::string& line, int indent = 2);
 
 /// What a bar shows at one moment.
 struct BarState {
@@ -49,8 +50,8 @@ struct BarState {
   std::string postfix = {};   ///< "loss=0.412, lr=1.2e-03"
 };
 
-/// Local. One line of at most `width` columns: the bar takes what the text leaves, and where the text alone is too
-/// long it is cut.
+/// Local. One line of at most `width` columns: the bar takes what the text leaves; where the text alone is too long,
+/// the postfix loses its last parts, and what is still too long is cut.
 std::string format_bar(const BarState& state, int width, bool ascii = false);
 /// Local. tqdm's durations: "00:07", "12:34", "1:02:03"; "?" for what is not known.
 std::string format_duration(double seconds);
@@ -75,8 +76,8 @@ class ProgressBar {
   Display below();
   /// Local. Removes the bar from the screen until the next update, so that others can write.
   void hide();
-  /// Local. Writes a whole line, above the bar where there is one.
-  void print(const std::string& line);
+  /// Local. Writes a whole line, above the bar where there is one, as print_line().
+  void print(const std::string& line, int indent = 2);
   /// Local. Draws the end state and moves to a new line (`keep`), or removes the bar. Called by the destructor too.
   void close();
 

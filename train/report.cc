@@ -24,15 +24,23 @@ long long number(int64_t value) { return static_cast<long long>(value); }
 
 constexpr std::array<const char*, kNumPhases> kPhaseNames = {"data", "forward", "backward", "step"};
 
-// "training 59.5 s for 1,404 steps (3 epochs), 3,019 samples/s (1,509 a rank)"
-std::string training_line(const Summary& summary) {
-  const std::string line = print("training %.1f s for ", summary.train_s) + format_count(summary.num_steps) +
-                           print(" steps (%.4g epochs), ", summary.num_epochs) + format_count(static_cast<int64_t>(summary.samples_per_s())) +
-                           " samples/s";
-  return summary.world_size == 1 ? line : line + " (" + format_count(static_cast<int64_t>(summary.samples_per_s_per_rank())) + " a rank)";
+// "1,404 steps (3 epochs)"
+std::string length_of(const Summary& summary) {
+  const std::string epochs = print("%.4g", summary.num_epochs);
+  return counted(summary.num_steps, "step") + " (" + epochs + (epochs == "1" ? " epoch)" : " epochs)");
+}
+
+// "training loss 0.3012 over 1,404 steps (3 epochs) in 59.5 s" and, below, "speed    3,019 samples/s (1,509 a rank)"
+std::string training_lines(const Summary& summary) {
+  std::string text = print("training loss %.4f over ", summary.train_loss) + length_of(summary) + print(" in %.1f s", summary.train_s);
+  if (summary.skipped_steps > 0) text += ", " + format_count(summary.skipped_steps) + " skipped";
+  text += "\nspeed    " + format_count(static_cast<int64_t>(summary.samples_per_s())) + " samples/s";
+  return summary.world_size == 1 ? text : text + " (" + format_count(static_cast<int64_t>(summary.samples_per_s_per_rank())) + " a rank)";
 }
 
 }  // namespace
+
+std::string counted(int64_t count, const char* noun) { return format_count(count) + " " + noun + (count == 1 ? "" : "s"); }
 
 std::string format_line(const StepReport& report) {
   std::string line = print("step %lld/%lld | epoch %.2f | loss %.4f | lr %.1e | grad norm %.2f", number(report.step),
@@ -65,39 +73,38 @@ std::string format_postfix(const StepReport& report) {
 
 std::string format_line(const Evaluation& evaluation, double epoch) {
   std::string line = print("epoch %.2f", epoch);
-  for (const auto& [name, value] : evaluation.metrics) line += " | " + evaluation.set + " " + name + print(" %.4f", value);
-  return line + " | " + format_count(evaluation.num_samples) + print(" samples in %.1f s", evaluation.seconds);
+  for (const auto& [name, value] : evaluation.metrics) line += str(" | ", evaluation.name(), " ", name, print(" %.4f", value));
+  return line + " | " + counted(evaluation.num_samples, "sample") + print(" in %.1f s", evaluation.seconds);
 }
 
 std::string format_result(const Evaluation& evaluation) {
   std::string text = evaluation.report.empty() ? "" : evaluation.report + "\n";
-  text += print("%-8s ", evaluation.set.c_str());
+  text += print("%-8s ", evaluation.name());
   for (const auto& [name, value] : evaluation.metrics) text += name + print(" %.4f, ", value);
-  return text + "on " + format_count(evaluation.num_samples) + " samples";
+  return text + "on " + counted(evaluation.num_samples, (evaluation.set + " sample").c_str());
 }
 
 std::string format_summary(const Summary& summary) {
   std::string text;
   if (const auto& last = summary.test ? summary.test : summary.evaluation) text += format_result(*last) + "\n";
   if (summary.was_finished) {
-    text += "finished before, after " + format_count(summary.num_steps) +
-            print(" steps (%.4g epochs); to train on, raise %s", summary.num_epochs,
-                  summary.stopped_early.empty() ? "trainer.epochs or trainer.max_steps" : "trainer.early_stopping_patience");
+    text += "finished before, after " + length_of(summary) + "; to train on, raise " +
+            (summary.stopped_early.empty() ? "trainer.epochs or trainer.max_steps" : "trainer.early_stopping_patience");
+    if (summary.skipped_steps > 0) text += ", " + format_count(summary.skipped_steps) + " skipped";
   } else {
-    text += training_line(summary);
+    text += training_lines(summary);
   }
-  if (summary.skipped_steps > 0) text += ", " + format_count(summary.skipped_steps) + " skipped";
   if (!summary.stopped_early.empty()) text += "\nstopped  early: " + summary.stopped_early;
   text += print("\nranks    %d, ZeRO stage %d", summary.world_size, summary.stage);
   if (!summary.interrupted.empty())
     return text + "\nstopped  saved in " + summary.interrupted + "\n         go on with: the same command and --resume";
   if (!summary.model.empty())
     text += "\nmodel    " + summary.folder + "/" + summary.model + (summary.model_metric.empty() ? "" : " (" + summary.model_metric + ")");
-  return text + "\nfiles    " + summary.folder + "/{config.json, metrics.jsonl, all_results.json}";
+  return text + "\nfiles    " + summary.folder + "/{" + join(summary.files, ", ") + "}";
 }
 
 void add_evaluation(const Evaluation& evaluation, ordered_json& record) {
-  const std::string prefix = evaluation.of == EvaluationSet::kTest ? "test_" : "eval_";
+  const std::string prefix = str(evaluation.name(), "_");
   for (const auto& [name, value] : evaluation.metrics) record[prefix + name] = value;
   record[prefix + "samples"] = evaluation.num_samples;
   record[prefix + "runtime"] = evaluation.seconds;
@@ -152,6 +159,7 @@ ordered_json to_json(const Summary& summary) {
   if (!summary.stopped_early.empty()) results["stopped_early"] = summary.stopped_early;
   results["world_size"] = summary.world_size;
   results["zero_stage"] = summary.stage;
+  if (summary.model_step) results["model_step"] = *summary.model_step;
   if (summary.evaluation) add_evaluation(*summary.evaluation, results);
   if (summary.test) add_evaluation(*summary.test, results);
   return results;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <nlohmann/json_fwd.hpp>
 
@@ -41,9 +42,11 @@ struct Summary {
   int64_t skipped_steps = 0;
   int world_size = 1;
   int stage = 0;
-  std::optional<Evaluation> evaluation;  ///< the last one on the way; none without a set for it
-  std::optional<Evaluation> test;        ///< with the best weights, of a task that has a test set besides
+  std::optional<Evaluation> evaluation;  ///< of the set that is evaluated on the way, with the weights the run ends with; none without one
+  std::optional<Evaluation> test;        ///< the same of a task that has a test set besides
+  std::optional<int64_t> model_step;     ///< whose weights these are of, which are those that the run ends with; none where nothing was measured
   std::string folder;                    ///< where the files lie
+  std::vector<std::string> files;        ///< in it, the model left out: "config.json", "samples/" …; elsewhere: the whole path. Known to rank 0
   std::string model;                     ///< the exported model, within the folder; empty: none
   std::string model_metric;              ///< "accuracy 0.9183 at step 1404"; empty: it is the last
   bool was_finished = false;             ///< before it was resumed: nothing was trained
@@ -61,10 +64,13 @@ std::string format_line(const StepReport& report);
 std::string format_memory(const MemoryBytes& bytes);
 /// Local. What follows a progress bar: "loss=0.742, lr=3.6e-04".
 std::string format_postfix(const StepReport& report);
-/// Local. "epoch 1.00 | test accuracy 0.8912 | test loss 0.3012 | 10,000 samples in 1.2 s".
+/// Local. "1 step", "1,404 steps".
+std::string counted(int64_t count, const char* noun);
+/// Local. "epoch 1.00 | eval accuracy 0.8912 | eval loss 0.3012 | 10,000 samples in 1.2 s".
 std::string format_line(const Evaluation& evaluation, double epoch);
-/// Local. The task's report, and "test     accuracy 0.9123, loss 0.2500, on 10,000 samples".
+/// Local. The task's report, and "eval     accuracy 0.9123, loss 0.2500, on 10,000 test samples".
 std::string format_result(const Evaluation& evaluation);
+inline constexpr int kSummaryIndent = 9;  ///< behind the word that a line of format_summary() begins with
 /// Local. A few lines for the end of a run.
 std::string format_summary(const Summary& summary);
 

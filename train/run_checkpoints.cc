@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "checkpoint/catalog.h"
 #include "checkpoint/checkpoint_error.h"
@@ -132,14 +133,7 @@ bool RunCheckpoints::due(int64_t steps_done, int64_t epochs_ended, int64_t total
 
 bool RunCheckpoints::is_best(const Evaluation& evaluation, int64_t steps_done) {
   if (!saves()) return false;
-  const std::optional<double> found = evaluation.find(config_.metric_for_best);
-  if (!found) {
-    if (std::exchange(warned_of_metric_, true)) return false;
-    log_.warning(str("trainer.metric_for_best: found \"", config_.metric_for_best, "\", which no evaluation has; expected one of ",
-                     evaluation.metric_names(), "; the best checkpoint is not kept"));
-    return false;
-  }
-  const double value = *found;
+  const double value = evaluation.find(config_.metric_for_best).value();  // the Trainer has seen that there is such a metric
   if (!std::isfinite(value)) return false;
   if (best_ && best_->step == saved_at_step_) settle();  // what was not written is not to be beaten
   if (best_ && !(config_.greater_is_better() ? value > best_->value : value < best_->value)) return false;
@@ -182,10 +176,12 @@ bool RunCheckpoints::save(const Position& position, bool must_succeed) {
     last_tag_ = std::filesystem::path(path).filename().string();
     saved_at_step_ = position.steps_done;
     if (!engine_.config().checkpoint.async) settle();
+    if (std::exchange(is_failing_, false)) log_.info(str("checkpoints are saved again: ", path));
     return true;
   } catch (const CheckpointError& error) {
     if (must_succeed) throw;
-    log_.warning(str("no checkpoint at step ", position.steps_done, ", training goes on: ", error.what()));
+    if (!std::exchange(is_failing_, true))  // once: a full disk stays full
+      log_.warning(str("no checkpoint at step ", position.steps_done, ", training goes on and tries again at each save: ", error.what(), "; ", what_is_safe()));
     if (best_ && best_->step == position.steps_done) best_ = best_before_;
     return false;
   }
@@ -206,6 +202,11 @@ Position RunCheckpoints::resume() {
   } catch (const json::exception&) {
     throw CheckpointError(str(loaded.path, ": was not saved by `tessera train`: its client_state has no position in the data"));
   }
+}
+
+std::string RunCheckpoints::what_is_safe() const {
+  if (whole_tag_.empty()) return "there is no checkpoint of this run yet";
+  return str((folder_ / whole_tag_).string(), " is whole: the same command and --resume go on from it");
 }
 
 void RunCheckpoints::finish() {

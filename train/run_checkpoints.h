@@ -55,8 +55,8 @@ class RunCheckpoints {
   /// Local. Takes note of an evaluation; true when it is the best so far, and should be saved. Waits for an asynchronous save
   /// only where that is the best one's.
   bool is_best(const Evaluation& evaluation, int64_t steps_done);
-  /// Collective. Saves, once a step; false where there was nothing to save, or it failed. A failure is logged, and training goes on; with
-  /// `must_succeed` it is thrown (CheckpointError).
+  /// Collective. Saves, once a step; false where there was nothing to save, or it failed. A failure is logged, the first of several in a row, and
+  /// training goes on; with `must_succeed` it is thrown (CheckpointError).
   bool save(const Position& position, bool must_succeed);
   /// Collective. Continues from the latest checkpoint. Throws CheckpointError when there is none, or it doesn't fit.
   Position resume();
@@ -75,6 +75,8 @@ class RunCheckpoints {
   const std::optional<Best>& best() const { return best_; }
   bool saves() const { return config_.save_every_epochs > 0 || config_.save_every_steps > 0; }
   const std::string& last_tag() const { return last_tag_; }
+  /// Local. For an error that ends the run: the checkpoint that is left, and how to go on from it.
+  std::string what_is_safe() const;
 
  private:
   const std::string& chosen_tag() const { return ends_with_best() ? best_->tag : last_tag_; }
@@ -90,7 +92,7 @@ class RunCheckpoints {
   std::string last_tag_;   // of the last save, which may be under way
   std::string whole_tag_;  // of the last one known to be complete
   int64_t saved_at_step_ = -1;
-  bool warned_of_metric_ = false;
+  bool is_failing_ = false;  // the last save, which was logged
 };
 
 }  // namespace tessera::train

@@ -13,8 +13,6 @@
 namespace tessera::train {
 namespace {
 
-constexpr const char* kMetrics = "metrics.jsonl";
-
 [[noreturn]] void fail(const std::filesystem::path& path, const std::string& reason) {
   throw ConfigError(str("trainer.output_dir: ", path.string(), " cannot be written: ", reason));
 }
@@ -40,8 +38,9 @@ RunDirectory::RunDirectory(const std::filesystem::path& folder) : folder_(folder
   std::filesystem::create_directories(folder_, error);
   if (error) fail(folder_, error.message());
   if (!std::filesystem::is_directory(folder_, error)) fail(folder_, "it is not a folder");
+  lock_.emplace(folder_);
   errno = 0;
-  if (!std::ofstream(folder_ / kMetrics, std::ios::app)) fail(folder_ / kMetrics, std::strerror(errno));
+  if (!std::ofstream(folder_ / kMetricsName, std::ios::app)) fail(folder_ / kMetricsName, std::strerror(errno));
 }
 
 std::filesystem::path sample_path(const std::filesystem::path& folder, int64_t step, std::string_view ending) {
@@ -55,12 +54,12 @@ std::filesystem::path sample_path(const std::filesystem::path& folder, int64_t s
 void RunDirectory::begin() {
   remove_samples(folder_ / kSamplesName);
   remove_outdated();
-  metrics_.emplace(folder_ / kMetrics, nullptr);
+  metrics_.emplace(folder_ / kMetricsName, nullptr);
 }
 
 void RunDirectory::go_on(int64_t step) {
   remove_outdated();
-  metrics_.emplace(folder_ / kMetrics, [step](const std::string& line) {
+  metrics_.emplace(folder_ / kMetricsName, [step](const std::string& line) {
     const auto record = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
     return record.is_object() && record.contains("step") && record["step"].is_number_integer() && record["step"].get<int64_t>() <= step;
   });
@@ -83,7 +82,7 @@ void RunDirectory::append_metrics(const nlohmann::ordered_json& record) { metric
 
 std::vector<nlohmann::ordered_json> RunDirectory::metrics() const {
   std::vector<nlohmann::ordered_json> records;
-  std::ifstream file(folder_ / kMetrics);
+  std::ifstream file(folder_ / kMetricsName);
   for (std::string line; std::getline(file, line);)
     if (auto record = nlohmann::ordered_json::parse(line, nullptr, /*allow_exceptions=*/false); record.is_object())
       records.push_back(std::move(record));

@@ -2,6 +2,7 @@
 //   config.json       every key with the value it had
 //   metrics.jsonl     one JSON object a line, as training goes
 //   trainer_state.json  where the run stands, at each checkpoint (train/trainer_state.h)
+//   .lock             while the run lives (train/run_lock.h)
 //   samples/          what the task draws at each evaluation, or at the end of a run that has none, if it does (Task::write_samples)
 //   all_results.json  the final results, under Hugging Face's names; only there when the run came to its end
 #pragma once
@@ -14,10 +15,12 @@
 #include <nlohmann/json_fwd.hpp>
 
 #include "core/line_file.h"
+#include "train/run_lock.h"
 
 namespace tessera::train {
 
 inline constexpr const char* kConfigName = "config.json";
+inline constexpr const char* kMetricsName = "metrics.jsonl";
 inline constexpr const char* kCheckpointsName = "checkpoints";
 inline constexpr const char* kResultsName = "all_results.json";
 inline constexpr const char* kStateName = "trainer_state.json";
@@ -28,11 +31,12 @@ inline constexpr const char* kSamplesName = "samples";
 /// Local. FOLDER/step_00000100ENDING, for Task::write_samples. Makes the folder; a failure shows when the file is written.
 std::filesystem::path sample_path(const std::filesystem::path& folder, int64_t step, std::string_view ending);
 
-/// Writes from one rank (rank 0). Owns the open metrics file. Not thread-safe.
+/// Writes from one rank (rank 0). Owns the folder's lock and the open metrics file. Not thread-safe.
 class RunDirectory {
  public:
-  /// Local. Creates the folder and finds out whether files can be written there, but leaves what an earlier run has written: begin() or go_on() follows
-  /// once it is certain that this run will train. Throws ConfigError naming the folder and the reason when it cannot be written.
+  /// Local. Creates the folder, takes its lock, and finds out whether files can be written there, but leaves what an earlier run has written:
+  /// begin() or go_on() follows once it is certain that this run will train. Throws ConfigError naming the folder and the reason when it cannot be
+  /// written, and as RunLock.
   explicit RunDirectory(const std::filesystem::path& folder);
   /// Local. Removes an earlier run's results, and starts metrics.jsonl anew. Throws tessera::Error.
   void begin();
@@ -41,6 +45,7 @@ class RunDirectory {
   void go_on(int64_t step);
 
   const std::filesystem::path& folder() const { return folder_; }
+  const RunLock& lock() const { return lock_.value(); }
   /// Local. Replaces a file as a whole: who reads it sees the old content or the new one. Throws tessera::Error.
   void write(const std::string& name, const std::string& content) const;
   /// Local. Appends one record; a killed run keeps what it wrote. Throws tessera::Error.
@@ -52,6 +57,7 @@ class RunDirectory {
   void remove_outdated() const;
 
   std::filesystem::path folder_;
+  std::optional<RunLock> lock_;      // from the constructor's end on
   std::optional<LineFile> metrics_;  // from begin() or go_on() on
 };
 

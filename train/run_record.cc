@@ -16,8 +16,10 @@ void RunRecord::on_rank_0(const std::function<void()>& part) {
 
 void RunRecord::open(const TrainerConfig& config, bool resume) {
   on_rank_0([&] {
+    directory_.emplace(config.output_dir);  // the lock first: what a run that lives has written is not looked at
     if (!resume) check_may_start_anew(config);
-    directory_.emplace(config.output_dir);
+    if (const std::string& missing = directory_->lock().missing(); !missing.empty())
+      log_.warning(str("trainer.output_dir: ", config.output_dir, " cannot be locked (", missing, "): a second run there would not be noticed"));
   });
 }
 
@@ -33,6 +35,27 @@ void RunRecord::begin(const RunConfig& run, std::optional<int64_t> resumed_after
     monitors_ = open_monitors(run, resumed_after, log_);
     for (const auto& [name, content] : files) directory_->write(name, content);
   });
+}
+
+std::vector<std::string> RunRecord::files(const RunConfig& run, const std::vector<std::pair<std::string, std::string>>& task_files) const {
+  if (!directory_) return {};
+  const std::filesystem::path& folder = directory_->folder();
+  std::vector<std::filesystem::path> paths;
+  for (const char* name : {kConfigName, kMetricsName, kStateName, kResultsName}) paths.push_back(folder / name);
+  for (const auto& [name, content] : task_files) paths.push_back(folder / name);
+  for (const char* name : {kCheckpointsName, kSamplesName}) paths.push_back(folder / name);
+  for (const std::filesystem::path& path : monitor_paths(run)) paths.push_back(path);
+
+  std::vector<std::string> files;
+  std::error_code error;
+  for (const std::filesystem::path& path : paths) {
+    if (!std::filesystem::exists(path, error)) continue;
+    const std::filesystem::path inside = path.lexically_relative(folder);
+    std::string name = (inside.empty() || inside.native().starts_with("..") ? path : inside).string();
+    if (std::filesystem::is_directory(path, error) && !name.ends_with('/')) name += "/";
+    files.push_back(std::move(name));
+  }
+  return files;
 }
 
 bool RunRecord::is_there(const char* name) const {

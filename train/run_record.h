@@ -47,6 +47,8 @@ class RunRecord {
   void histograms(int64_t step, const std::vector<NamedHistogram>& histograms);
   void samples(int64_t step, const std::vector<SampleFile>& samples);
   void close(RunStatus status) { monitors_.close(status); }
+  /// Local. What the run has left in its folder but for the model, in the order of Summary::files.
+  std::vector<std::string> files(const RunConfig& run, const std::vector<std::pair<std::string, std::string>>& task_files) const;
 
  private:
   void on_rank_0(const std::function<void()>& part);

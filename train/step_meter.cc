@@ -4,6 +4,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 namespace tessera::train {
@@ -18,7 +19,7 @@ double seconds_between(std::chrono::steady_clock::time_point start, std::chrono:
 StepMeter::StepMeter(at::Device device, bool breakdown, const TrainTotals& before)
     : device_(device),
       breakdown_(breakdown),
-      loss_sum_(at::zeros({2}, at::TensorOptions(at::kDouble).device(device))),
+      loss_sum_(at::zeros({3}, at::TensorOptions(at::kDouble).device(device))),
       window_start_(Clock::now()),
       totals_(before) {}
 
@@ -32,9 +33,12 @@ void StepMeter::add_time(Phase phase, Clock::time_point start) {
 }
 
 void StepMeter::add_loss(const at::Tensor& loss, double share) {
-  if (share == 0) return;
-  loss_sum_[0].add_(loss.detach().to(at::kDouble), share);
-  loss_sum_[1].add_(share);
+  at::Tensor sum = loss_sum_[0];
+  if (share != 0) {
+    sum.add_(loss.detach().to(at::kDouble), share);
+    loss_sum_[1].add_(share);
+  }
+  loss_sum_[2].add_(sum.sub(sum).eq(0));  // a sum that is not finite stays so: from there on nothing is counted
 }
 
 void StepMeter::pause() { pause_start_ = Clock::now(); }
@@ -68,6 +72,10 @@ StepWindow StepMeter::finish_window(comm::Communicator& comm) {
   totals_ += ended;
   StepWindow window = std::exchange(window_, {});
   window.loss = ended.mean_loss();
+  if (!std::isfinite(window.loss)) {
+    const at::Tensor mine = loss_sum_.cpu();
+    if (!std::isfinite(mine[0].item<double>())) window.not_finite = static_cast<int64_t>(mine[2].item<double>());
+  }
   window.seconds = ended.seconds;
   for (double& ms : window.phase_ms) ms /= static_cast<double>(std::max<int64_t>(1, window.num_steps));
   window_start_ = Clock::now();

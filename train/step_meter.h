@@ -23,6 +23,7 @@ struct StepWindow {
   int64_t num_steps = 0;   ///< optimizer steps
   int64_t num_samples = 0; ///< of these, over all ranks
   double seconds = 0;      ///< evaluation not counted
+  std::optional<int64_t> not_finite;  ///< this rank's first micro-step, from 0, whose loss is not finite
   std::array<double, kNumPhases> phase_ms{};  ///< per optimizer step, of this rank; zero without a breakdown
 };
 
@@ -63,7 +64,7 @@ class StepMeter {
     }
   }
 
-  /// Local. The mean loss of one micro-step (a scalar), which counts `share` times: its samples, as a part of those of a full one. 0: not
+  /// Local. The mean loss of one micro-step (a scalar), which counts `share` times: what counts of it, as a part of that of a full one. 0: not
   /// at all.
   void add_loss(const at::Tensor& loss, double share = 1);
   /// Local. One optimizer step is done, of so many samples over all ranks.
@@ -90,7 +91,7 @@ class StepMeter {
   at::Device device_;
   bool breakdown_;
   StepWindow window_;
-  at::Tensor loss_sum_;  // (2) fp64 on the device: sum of losses, how many full micro-steps that is
+  at::Tensor loss_sum_;  // (3) fp64 on the device: sum of losses, how many full micro-steps that is, micro-steps before the first loss that is not finite
   Clock::time_point window_start_;
   std::optional<Clock::time_point> pause_start_;  // while paused
   TrainTotals totals_;  // of the windows that have ended

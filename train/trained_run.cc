@@ -11,6 +11,7 @@
 #include "train/data_digest.h"
 #include "train/report.h"
 #include "train/run_directory.h"
+#include "train/same_run.h"
 
 namespace tessera::train {
 namespace {
@@ -76,6 +77,7 @@ std::vector<Evaluation> evaluate_run(const TrainedRun& run, const Registry& regi
   const at::Device device = set_up_process(trainer, environment);
   const std::unique_ptr<Task> task = registry.make(run.config.model, run.config.data, run.folder);
   const comm::CommunicatorPtr comm = join_group(trainer, environment, device, output.logger);
+  check_same_run(run.config, *comm);
   check_same_data(*task, *comm);
   InitOptions init;
   init.device = device;
@@ -91,10 +93,10 @@ std::vector<Evaluation> evaluate_run(const TrainedRun& run, const Registry& regi
     if ((set == EvaluationSet::kTest ? task->test_size() : task->eval_size()) == 0) continue;
     evaluations.push_back(evaluate(*task, engine, trainer, display, set));
     add_evaluation(evaluations.back(), numbers);
-    print_line(display, format_result(evaluations.back()));
+    print_line(display, format_result(evaluations.back()), kSummaryIndent);
   }
   if (evaluations.empty()) throw ConfigError(str(run.folder.string(), ": ", task->name(), " has no samples to evaluate; expected a part for it in data"));
-  print_line(display, str("model    ", model_of(run)));
+  print_line(display, str("model    ", model_of(run)), kSummaryIndent);
   if (comm->rank() == 0) write_results(run, numbers);
   return evaluations;
 }

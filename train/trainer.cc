@@ -6,24 +6,30 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "checkpoint/checkpoint_error.h"
 #include "core/check.h"
+#include "core/disk.h"
 #include "core/error.h"
 #include "core/str.h"
+#include "engine/config/suggest.h"
 #include "train/data_digest.h"
 #include "train/histograms.h"
 #include "train/out_of_memory.h"
 #include "train/run_length.h"
+#include "train/same_run.h"
 
 namespace tessera::train {
 namespace {
 
-/// After the comparison of the ranks' data: one that has fewer would find out alone.
-TrainSampler checked_sampler(const RunConfig& run, const Task& task, comm::Communicator& comm) {
+/// After the comparison of the ranks: one that has fewer data would find out alone.
+TrainSampler checked_sampler(const RunConfig& run, const TrainerStart& start, const Task& task, comm::Communicator& comm) {
+  check_same_run(run, comm, {{"--resume", start.resume}, {"--init", !start.init.empty()}});
   check_same_data(task, comm);
-  return train_sampler(run, task.train_size(), comm.size(), comm.rank());
+  return train_sampler(run, task, comm.size(), comm.rank());
 }
 
 /// "60,000 training and 10,000 test"
@@ -57,17 +63,19 @@ Trainer::Trainer(RunConfig run, Task& task, comm::CommunicatorPtr comm, const In
       task_(task),
       comm_(std::move(comm)),
       output_(comm_->rank() == 0 ? output : TrainerOutput{}),
-      sampler_(checked_sampler(config_, task, *comm_)),
+      sampler_(checked_sampler(config_, start, task, *comm_)),
       start_(std::move(start)),
-      total_steps_(total_steps(config_.trainer, sampler_, start_.resume ? saved_position(config_.trainer.output_dir, *comm_) : std::nullopt)),
+      total_steps_(total_steps(config_.trainer, sampler_)),
       record_(*comm_, output_.logger),
       early_stopping_(config_.trainer.early_stopping_patience, config_.trainer.early_stopping_threshold, config_.trainer.greater_is_better()) {
   if (early_stopping_.enabled() && task_.eval_size() == 0)
     throw ConfigError(str("trainer.early_stopping_patience: found ", config_.trainer.early_stopping_patience,
                           ", but nothing is evaluated on the way; expected 0, or data with a part for it"));
+  check_metric();
+  record_.open(config_.trainer, start_.resume);
+  if (start_.resume) total_steps_ = total_steps(config_.trainer, sampler_, saved_position(config_.trainer.output_dir, *comm_));
   fill_in_schedule(config_.engine.scheduler, total_steps_);
   if (const std::string doubt = doubt_about(config_.engine.scheduler, total_steps_); !doubt.empty()) output_.logger.warning(doubt);
-  record_.open(config_.trainer, start_.resume);
   at::manual_seed(static_cast<uint64_t>(config_.engine.seed));
   InitOptions options = init;
   options.log = output_.logger;
@@ -82,11 +90,33 @@ Trainer::Trainer(RunConfig run, Task& task, comm::CommunicatorPtr comm, const In
   if (!was_finished_) record_.begin(config_, start_.resume ? std::optional(steps_done_) : std::nullopt, task_.files());
 }
 
+/// Before anything is trained: the best model would be lost after the first evaluation.
+void Trainer::check_metric() const {
+  if (task_.eval_size() == 0) return;
+  const std::string& metric = config_.trainer.metric_for_best;
+  const std::vector<std::string> known = task_.metric_names();
+  if (std::find(known.begin(), known.end(), metric) == known.end())
+    throw ConfigError(str("trainer.metric_for_best: found \"", metric, "\", which no evaluation of ", task_.name(), " has",
+                          config::did_you_mean(metric, known), "; expected one of ", join(known, ", ")));
+}
+
 Summary Trainer::run() {
   TESSERA_CHECK(!bar_, "run() was called before");
+  try {
+    return train();
+  } catch (const CheckpointError& error) {
+    throw CheckpointError(str(error.what(), "; ", checkpoints_->what_is_safe()));
+  } catch (const DiskError& error) {
+    throw DiskError(str(error.what(), "; ", checkpoints_->what_is_safe()));
+  }
+}
+
+Summary Trainer::train() {
   announce();
   if (was_finished_) return report_finished();
   meter_.emplace(engine_->device(), config_.engine.wall_clock_breakdown, start_position_.totals);
+  window_start_ = steps_done_;
+  window_position_ = start_position_.data;
   bar_ = std::make_unique<ProgressBar>(output_.display,
                                        BarState{.description = "train",
                                                 .total = total_steps_,
@@ -121,7 +151,7 @@ void Trainer::train_step() {
     const at::Tensor loss = meter_->time(Phase::kForward, [&] { return task_.loss(part.batch); });
     meter_->time(Phase::kBackward, [&] { engine_->backward(weighted(loss, part.weight)); });
     meter_->time(Phase::kStep, [&] { engine_->step(); });
-    meter_->add_loss(loss, static_cast<double>(part.num_samples) / static_cast<double>(engine.train_micro_batch_size_per_gpu));
+    meter_->add_loss(loss, part.weight * static_cast<double>(part.step_size) / static_cast<double>(engine.train_batch_size));
     step_size = part.step_size;
   }
   meter_->count_step(step_size);
@@ -151,7 +181,7 @@ void Trainer::announce() {
   output_.logger.debug(str("resolved configuration: ", dump_resolved(config_)));
   if (output_.display.out == nullptr) return;
   const EngineConfig& engine = config_.engine;
-  print_line(output_.display, str(task_.name(), ": ", describe_sizes(task_), " samples, ", format_count(total_steps_), " steps\nbatch ", engine.train_batch_size, " = ",
+  print_line(output_.display, str(task_.name(), ": ", describe_sizes(task_), " samples, ", counted(total_steps_, "step"), "\nbatch ", engine.train_batch_size, " = ",
                  engine.train_micro_batch_size_per_gpu, " x ", engine.gradient_accumulation_steps, " accumulated x ",
                  comm_->size(), comm_->size() == 1 ? " rank" : " ranks", ", ZeRO stage ", engine.zero.stage, ", ",
                  precision_of(engine), " on ", engine_->device().is_cpu() ? "cpu" : "cuda"));
@@ -176,7 +206,7 @@ bool Trainer::histograms_due() const {
 }
 
 void Trainer::report() {
-  const StepWindow window = meter_->finish_window(*comm_);
+  const StepWindow window = finish_window();
   StepReport report;
   report.step = steps_done_;
   report.total_steps = total_steps_;
@@ -194,7 +224,6 @@ void Trainer::report() {
     memory_->reset_peak();
   }
 
-  warn_of_loss(window.loss);
   record_.numbers(to_json(report));
   bar_->set_postfix(format_postfix(report));
   if (!output_.display.is_terminal || report.phase_ms || report.memory_peak) bar_->print(format_line(report));
@@ -206,40 +235,83 @@ void Trainer::send_histograms() {
   bar_->exclude_time(meter_->resume());
 }
 
+/// Collective.
+StepWindow Trainer::finish_window() {
+  const StepWindow window = meter_->finish_window(*comm_);
+  warn_of_loss(window);
+  window_start_ = steps_done_;
+  window_position_ = loader_->position();
+  return window;
+}
+
 // With loss scaling an overflow is part of the search for the scale; without, something is wrong.
-void Trainer::warn_of_loss(double loss) {
-  const bool finite = std::isfinite(loss);
+void Trainer::warn_of_loss(const StepWindow& window) {
+  const bool finite = std::isfinite(window.loss);
   if (!finite && loss_was_finite_ && !config_.engine.scales_loss()) {
+    const std::string words = describe_loss(window);
     bar_->hide();
-    output_.logger.warning(str("the training loss is ", loss, " at step ", steps_done_,
-                               ": the learning rate may be too high, or the data hold values that are not finite"));
+    output_.logger.warning(words);
   }
   loss_was_finite_ = finite;
 }
 
-void Trainer::evaluate(bool is_recorded) {
+/// Collective. Where the window's loss was not finite for the first time: which step, which rank, which samples.
+std::string Trainer::describe_loss(const StepWindow& window) {
+  std::string mine;
+  if (window.not_finite) {
+    TrainPlan plan(sampler_, window_position_);
+    TrainPlan::MicroStep micro_step = plan.next();
+    for (int64_t i = 0; i < *window.not_finite; ++i) micro_step = plan.next();
+    mine = str(*window.not_finite, " ", describe_samples(task_, micro_step));
+  }
+  int64_t first = std::numeric_limits<int64_t>::max();
+  std::string where;
+  const std::vector<std::string> ranks = comm_->exchange(mine, "samples of a loss that is not finite");
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    if (ranks[rank].empty()) continue;
+    const size_t space = ranks[rank].find(' ');
+    const int64_t micro_step = std::stoll(ranks[rank].substr(0, space));
+    if (micro_step >= first) continue;
+    first = micro_step;
+    where = str(" on rank ", rank, ", ", ranks[rank].substr(space + 1));
+  }
+  const std::string loss = std::isnan(window.loss) ? "nan" : str(window.loss);
+  if (where.empty()) return str("the training loss is ", loss, " at step ", steps_done_);  // the sum over the ranks alone is beyond all numbers
+  return str("the training loss is ", loss, " at step ", window_start_ + first / config_.engine.gradient_accumulation_steps + 1, where);
+}
+
+/// Once, until one is finite again.
+void Trainer::warn_of(const Evaluation& evaluation) {
+  std::vector<std::string> parts;
+  for (const auto& [name, value] : evaluation.metrics)
+    if (!std::isfinite(value)) parts.push_back(str("the ", evaluation.name(), " ", name, " is ", std::isnan(value) ? "nan" : str(value)));
+  bool& was_finite = evaluation.of == EvaluationSet::kTest ? test_was_finite_ : evaluation_was_finite_;
+  if (!parts.empty() && was_finite) {
+    bar_->hide();
+    output_.logger.warning(str(join(parts, ", "), " at step ", steps_done_, ": the model's outputs for the ", evaluation.set,
+                               " data, or these data, hold values that are not finite"));
+  }
+  was_finite = parts.empty();
+}
+
+void Trainer::evaluate() {
   bar_->update(steps_done_);
   meter_->pause();
   watching_memory(str("in evaluation (trainer.eval_batch_size ", config_.trainer.eval_batch_size, ")"), [&] {
     last_evaluation_ = train::evaluate(task_, *engine_, config_.trainer, bar_->below());
-    write_samples(is_recorded);
+    write_samples();
     engine_->train();
   });
   bar_->exclude_time(meter_->resume());
-  if (is_recorded) record_.numbers(to_json(*last_evaluation_, steps_done_, epochs_done()));
+  record_.numbers(to_json(*last_evaluation_, steps_done_, epochs_done()));
   bar_->print(format_line(*last_evaluation_, epochs_done()));
-  if (is_recorded) note_for_early_stopping();
+  warn_of(*last_evaluation_);
+  note_for_early_stopping();
   if (checkpoints_->is_best(*last_evaluation_, steps_done_)) save();
 }
 
 void Trainer::note_for_early_stopping() {
-  if (!early_stopping_.enabled()) return;
-  const std::string& metric = config_.trainer.metric_for_best;
-  const std::optional<double> value = last_evaluation_->find(metric);
-  if (!value)
-    throw ConfigError(str("trainer.metric_for_best: found \"", metric, "\", which no evaluation has; expected one of ",
-                          last_evaluation_->metric_names(), " (trainer.early_stopping_patience needs it)"));
-  early_stopping_.note(*value);
+  if (early_stopping_.enabled()) early_stopping_.note(last_evaluation_->find(config_.trainer.metric_for_best).value());
 }
 
 // Pictures that cannot be written are no reason to end a run. Anything else is, since other ranks would wait for this one.
@@ -253,15 +325,25 @@ void Trainer::write_samples(bool is_recorded) {
   }
 }
 
-/// On samples that no decision has seen, with the weights that such decisions have chosen.
-Evaluation Trainer::test() {
+/// Of the weights the run ends with, which are those that are exported: what was evaluated on the way was the last step's.
+void Trainer::measure(Summary& summary) {
   checkpoints_->load_chosen();
   bar_->hide();
+  const int64_t model_step = checkpoints_->ends_with_best() ? checkpoints_->best()->step : steps_done_;
+  if (task_.eval_size() > 0)
+    summary.evaluation = last_evaluation_ && model_step == steps_done_ ? last_evaluation_ : measure(EvaluationSet::kOnTheWay);
+  if (task_.test_size() > 0) {  // samples that no decision has seen
+    summary.test = measure(EvaluationSet::kTest);
+    record_.numbers(to_json(*summary.test, steps_done_, epochs_done()));
+  }
+  if (summary.evaluation || summary.test) summary.model_step = model_step;
+}
+
+Evaluation Trainer::measure(EvaluationSet set) {
   Evaluation result;
-  watching_memory(str("in the final test (trainer.eval_batch_size ", config_.trainer.eval_batch_size, ")"), [&] {
-    result = train::evaluate(task_, *engine_, config_.trainer, output_.display, EvaluationSet::kTest);
-  });
-  record_.numbers(to_json(result, steps_done_, epochs_done()));
+  watching_memory(str("in the final evaluation (trainer.eval_batch_size ", config_.trainer.eval_batch_size, ")"),
+                  [&] { result = train::evaluate(task_, *engine_, config_.trainer, output_.display, set); });
+  warn_of(result);
   return result;
 }
 
@@ -290,11 +372,9 @@ void Trainer::write_state() {
 // -------------------------------------------------------------------------------------- after the loop
 
 Summary Trainer::finish() {
-  warn_of_loss(meter_->finish_window(*comm_).loss);
+  finish_window();
   const TrainTotals totals = meter_->totals(*comm_);  // now: what follows is no training
   const bool interrupted = steps_done_ < total_steps_ && !stopped_early();
-  // Killed after the last checkpoint, which the last evaluation's record precedes; its numbers are wanted in the results too.
-  if (!interrupted && !last_evaluation_ && task_.eval_size() > 0) evaluate(/*is_recorded=*/false);
   if (!interrupted && task_.eval_size() == 0) {  // else an evaluation does it
     watching_memory("drawing samples", [this] {
       engine_->eval();
@@ -311,13 +391,13 @@ Summary Trainer::finish() {
     checkpoints_->export_model(config_.trainer.output_dir);
     name_model(summary);
   }
-  if (!interrupted && task_.test_size() > 0) summary.test = test();
+  if (!interrupted) measure(summary);
   summary.num_samples = totals.num_samples;
   summary.train_loss = totals.mean_loss();
   summary.train_s = totals.seconds;
-  summary.evaluation = last_evaluation_;
   if (!interrupted) record_.results(summary);
-  bar_->print(format_summary(summary));
+  summary.files = record_.files(config_, task_.files());
+  bar_->print(format_summary(summary), kSummaryIndent);
   record_.close(interrupted ? RunStatus::kKilled : RunStatus::kFinished);
   return summary;
 }
@@ -330,7 +410,8 @@ Summary Trainer::report_finished() {
     if (!record_.has_model()) checkpoints_->export_model(config_.trainer.output_dir);
     name_model(summary);
   }
-  print_line(output_.display, format_summary(summary));
+  summary.files = record_.files(config_, task_.files());
+  print_line(output_.display, format_summary(summary), kSummaryIndent);
   return summary;
 }
 
@@ -344,7 +425,7 @@ Summary Trainer::outline() const {
   summary.world_size = comm_->size();
   summary.stage = config_.engine.zero.stage;
   if (stopped_early() && steps_done_ < total_steps_)
-    summary.stopped_early = str("no better ", config_.trainer.metric_for_best, " in ", format_count(early_stopping_.state().num_stale), " evaluations");
+    summary.stopped_early = str("no better ", config_.trainer.metric_for_best, " in ", counted(early_stopping_.state().num_stale, "evaluation"));
   summary.folder = config_.trainer.output_dir;
   return summary;
 }

@@ -39,18 +39,21 @@ struct TrainerStart {
 /// Owns the run's output; borrows the task, which must outlive it. One thread uses it.
 class Trainer {
  public:
-  /// Collective. Creates the output folder, seeds torch's generator and initializes the task's engine (`init`: device
+  /// Collective. Compares the ranks' configurations and data, creates and locks the output folder, seeds torch's generator and initializes the task's engine (`init`: device
   /// and local rank; the rest is filled in). Throws
-  /// ConfigError (on every rank alike) when the folder cannot be written, has checkpoints of a run that has not finished (unless
+  /// ConfigError (on every rank alike) when ranks are to do different things, the metric is none of the task's, the folder cannot be written, is another
+  /// run's that lives, has checkpoints of a run that has not finished (unless
   /// this one resumes it, or trainer.overwrite_output_dir is true), the data are fewer than one batch, or training is to stop early
   /// without an evaluation.
   Trainer(RunConfig run, Task& task, comm::CommunicatorPtr comm, const InitOptions& init, const TrainerOutput& output,
           TrainerStart start = {});
 
-  /// Collective. Trains to the end, or until told to stop, once; a resumed run that had finished stays as it is. The summary is equal on every rank, but for times.
+  /// Collective. Trains to the end, or until told to stop, once; a resumed run that had finished stays as it is. The summary is equal on every rank, but for times
+  /// and files.
   Summary run();
 
  private:
+  Summary train();
   void go_on_from_checkpoint();
   void announce();
   void train_step();
@@ -61,15 +64,20 @@ class Trainer {
   bool histograms_due() const;
   void report();
   void send_histograms();
-  void evaluate(bool is_recorded = true);
+  void evaluate();
   void note_for_early_stopping();
-  void write_samples(bool is_recorded);
+  void write_samples(bool is_recorded = true);
   void write_state();
   bool stopped_early() const { return early_stopping_.should_stop(); }
-  Evaluation test();
+  void measure(Summary& summary);
+  Evaluation measure(EvaluationSet set);
   void save();
   Position position();
-  void warn_of_loss(double loss);
+  StepWindow finish_window();
+  void warn_of_loss(const StepWindow& window);
+  std::string describe_loss(const StepWindow& window);
+  void warn_of(const Evaluation& evaluation);
+  void check_metric() const;
   Summary finish();
   Summary report_finished();
   Summary outline() const;
@@ -83,7 +91,7 @@ class Trainer {
   TrainerOutput output_;
   TrainSampler sampler_;
   TrainerStart start_;
-  int64_t total_steps_;
+  int64_t total_steps_ = 0;
   RunRecord record_;
   Engine* engine_ = nullptr;               // the task's
   std::optional<MemoryMeter> memory_;      // memory_breakdown
@@ -97,7 +105,10 @@ class Trainer {
   std::unique_ptr<TrainLoader> loader_;  // of run()
   EarlyStopping early_stopping_;
   double learning_rate_ = 0;  // of the last step
+  int64_t window_start_ = 0;               // steps done where the meter's window begins
+  EpochPosition window_position_;          // and where the data stood
   bool loss_was_finite_ = true;
+  bool evaluation_was_finite_ = true, test_was_finite_ = true;
 };
 
 }  // namespace tessera::train

@@ -1,13 +1,16 @@
 #include "zero/model_view.h"
 
 #include <ATen/MemoryOverlap.h>
+#include <torch/csrc/jit/api/function_impl.h>
 #include <torch/csrc/jit/api/module.h>
+#include <torch/csrc/jit/ir/ir.h>
 #include <torch/nn/module.h>
 
 #include <unordered_map>
 
 #include "core/check.h"
 #include "core/error.h"
+#include "zero/torch_dtype.h"
 
 namespace tessera::zero {
 namespace {
@@ -39,12 +42,96 @@ void check_no_overlap(const std::vector<NamedTensor>& parameters) {
   }
 }
 
+bool forks(const torch::jit::Block& block);
+
+bool forks(torch::jit::Function& function) {
+  const auto* graph_function = torch::jit::tryToGraphFunction(function);
+  return graph_function != nullptr && forks(*graph_function->graph()->block());
+}
+
+/// Whether the code, or free functions and methods of script classes that it calls, has a torch.jit.fork. (Methods of submodules
+/// are looked at by whoever goes through the modules.)
+bool forks(const torch::jit::Block& block) {
+  namespace prim = at::prim;
+  for (const torch::jit::Node* node : block.nodes()) {
+    if (node->kind() == prim::fork || node->kind() == prim::forkClosure) return true;
+    if (node->hasAttribute(at::attr::Subgraph) && forks(*node->g(at::attr::Subgraph)->block())) return true;
+    for (const torch::jit::Block* inner : node->blocks())
+      if (forks(*inner)) return true;
+    if (node->kind() == prim::CallFunction) {
+      if (forks(*node->input(0)->type()->expectRef<at::FunctionType>().function())) return true;
+    } else if (node->kind() == prim::CallMethod) {
+      const auto type = node->input(0)->type()->cast<at::ClassType>();
+      if (!type || type->is_module()) continue;
+      if (auto* method = type->findMethod(node->s(at::attr::name)); method != nullptr && forks(*method)) return true;
+    }
+  }
+  return false;
+}
+
+std::string forking_method(const torch::jit::Module& model) {
+  for (const torch::jit::Module& module : model.modules())
+    for (const torch::jit::Method& method : module.get_methods())
+      if (forks(method.function())) return method.function().qualname().qualifiedName();
+  return "";
+}
+
+/// Gives access to a module's own list: all that libtorch offers to others copies it, with names.
+struct ParametersOf : torch::nn::Module {
+  static const torch::OrderedDict<std::string, at::Tensor>& list(const torch::nn::Module& module) {
+    return module.*(&ParametersOf::parameters_);
+  }
+};
+
+/// Compares tensors one by one with those of a list.
+class Comparison {
+ public:
+  explicit Comparison(const std::vector<NamedTensor>& list) : list_(list) {}
+  void next(const at::Tensor& tensor) {
+    if (!tensor.defined()) return;
+    same_ = same_ && next_ < list_.size() && list_[next_].tensor.is_same(tensor);
+    ++next_;
+  }
+  bool same() const { return same_ && next_ == list_.size(); }
+
+ private:
+  const std::vector<NamedTensor>& list_;
+  size_t next_ = 0;
+  bool same_ = true;
+};
+
 }  // namespace
+
+bool holds(const torch::nn::Module& model, const std::vector<NamedTensor>& parameters) {
+  Comparison comparison(parameters);
+  model.apply([&](const torch::nn::Module& module) {
+    for (const auto& item : ParametersOf::list(module)) comparison.next(item.value());
+  });
+  return comparison.same();
+}
+
+bool holds(const torch::jit::Module& model, const std::vector<NamedTensor>& parameters) {
+  Comparison comparison(parameters);
+  for (const at::Tensor& tensor : model.parameters()) comparison.next(tensor);
+  return comparison.same();
+}
+
+std::vector<NamedTensor> parameters_of(const torch::nn::Module& model) {
+  std::vector<NamedTensor> parameters;
+  for (const auto& item : model.named_parameters())
+    if (item.value().defined()) parameters.push_back({item.key(), item.value()});
+  return parameters;
+}
+
+std::vector<NamedTensor> parameters_of(const torch::jit::Module& model) {
+  std::vector<NamedTensor> parameters;
+  for (const auto& item : model.named_parameters()) parameters.push_back({item.name, item.value});
+  return parameters;
+}
 
 ModelView view_of(const torch::nn::Module& model) {
   ModelView view;
-  for (const auto& item : model.named_parameters())
-    if (item.value().defined()) view.parameters.push_back({item.key(), item.value()});
+  view.parameters = parameters_of(model);
   for (const auto& item : model.named_buffers())
     if (item.value().defined()) view.buffers.push_back({item.key(), item.value()});
   return view;
@@ -53,7 +140,8 @@ ModelView view_of(const torch::nn::Module& model) {
 ModelView view_of(const torch::jit::Module& model) {
   ModelView view;
   view.scripted = true;
-  for (const auto& item : model.named_parameters()) view.parameters.push_back({item.name, item.value});
+  view.forks_in = forking_method(model);
+  view.parameters = parameters_of(model);
   for (const auto& item : model.named_buffers()) view.buffers.push_back({item.name, item.value});
   return view;
 }
@@ -71,7 +159,7 @@ ParameterList list_parameters(const ModelView& model, DType compute_dtype) {
     }
     list.specs.push_back({.name = parameter.name,
                           .shape = parameter.tensor.sizes().vec(),
-                          .dtype = compute_dtype,
+                          .dtype = compute_dtype == DType::kFloat32 ? from_torch(parameter.tensor.scalar_type()) : compute_dtype,
                           .trainable = parameter.tensor.requires_grad(),
                           .group = 0,
                           .aliases = {}});

@@ -26,20 +26,28 @@ struct ModelView {
   std::vector<NamedTensor> parameters;  ///< registration order; tied ones once a name
   std::vector<NamedTensor> buffers;
   bool scripted = false;  ///< TorchScript
+  std::string forks_in;   ///< the TorchScript method that runs parts of itself on other threads (torch.jit.fork); empty: none
 };
 
 /// Local.
 ModelView view_of(const torch::nn::Module& model);
 ModelView view_of(const torch::jit::Module& model);
+/// Local. The view's parameters alone.
+std::vector<NamedTensor> parameters_of(const torch::nn::Module& model);
+std::vector<NamedTensor> parameters_of(const torch::jit::Module& model);
+/// Local. Whether these are the model's parameters still, the same tensors in the same order. Cheap enough for every step: names are
+/// not looked at.
+bool holds(const torch::nn::Module& model, const std::vector<NamedTensor>& parameters);
+bool holds(const torch::jit::Module& model, const std::vector<NamedTensor>& parameters);
 
 /// The distinct parameters of a model: tied ones once, with their aliases.
 struct ParameterList {
-  std::vector<ParameterSpec> specs;  ///< `dtype` is `compute_dtype`, `group` is 0
+  std::vector<ParameterSpec> specs;  ///< `group` is 0
   std::vector<at::Tensor> tensors;   ///< specs[i]'s
 };
 
 /// Local. Throws ConfigError naming the parameter that cannot be sharded: fp64 or complex, sparse, expanded, or overlapping
-/// the memory of another one.
+/// the memory of another one. `compute_dtype` is every parameter's; with fp32 they keep the dtypes they have.
 ParameterList list_parameters(const ModelView& model, DType compute_dtype);
 
 }  // namespace tessera::zero

@@ -25,8 +25,11 @@ ShardedModel::ShardedModel(const ModelView& model, comm::CommunicatorPtr comm, c
     for (ParameterSpec& spec : list.specs) spec.group = options_.group_of(spec.name);
   layout_ = std::make_unique<Layout>(list.specs, LayoutOptions{comm_->size(), options_.unit_numel});
   check_same_model_everywhere();
+  if (options_.sharding.parameters && !model.forks_in.empty())
+    throw ConfigError(str("the model's ", model.forks_in, " uses torch.jit.fork: at stage 3 one thread at a time may run the model. Export "
+                          "it without fork, or use stage 2"));
   // TorchScript's fuser hands raw pointers to compiled kernels, which no listener hears of. (A switch of the process.)
-  if (model.scripted && options_.sharding.parameters) torch::jit::setTensorExprFuserEnabled(false);
+  if (model.scripted && options_.sharding.optimizer) torch::jit::setTensorExprFuserEnabled(false);
   parameters_ = list.tensors;
   gather_comm_ = comm_->duplicate("gather");
   move_into_units(list.tensors);
@@ -34,10 +37,20 @@ ShardedModel::ShardedModel(const ModelView& model, comm::CommunicatorPtr comm, c
 
   options_.residency.shared = shared_;
   options_.residency.sharded = options_.sharding.parameters && !any_shared();
-  residency_ = std::make_unique<Residency>(*layout_, units_, shards_, gather_comm_, options_.residency);
+  options_.residency.track_casts = options_.track_casts;
+  residency_ = std::make_unique<Residency>(*layout_, units_, shards_, gather_comm_, comm_, options_.residency);
   options_.reducer.sharding = options_.sharding;
   options_.reducer.sharding.parameters = options_.residency.sharded;  // whether a rank may stand in a gather
-  gradients_ = std::make_unique<GradientReducer>(*layout_, parameters_, comm_->duplicate("reduce"), options_.reducer);
+  const bool one_order = !gather_comm_->wait_blocks();  // [Note: one order on a device] in residency.h
+  gradients_ = std::make_unique<GradientReducer>(*layout_, parameters_, one_order ? gather_comm_ : comm_->duplicate("reduce"),
+                                                 options_.reducer);
+  if (one_order && options_.residency.sharded) {
+    residency_->share_order_with({.under_way = [this] { return gradients_->under_way(); },
+                                  .num_ready = [this] { return gradients_->num_ready(); },
+                                  .num_issued = [this] { return gradients_->num_issued(); },
+                                  .issue_until = [this](int count) { gradients_->issue_until(count); }});
+    gradients_->issued_from_outside = [this] { return residency_->follows_recorded_order(); };
+  }
   gradients_->check = [this] { residency_->rethrow(); };
   gradients_->before_waiting = [this] { residency_->finish_gathers(); };
   std::vector<at::Tensor> values;
@@ -47,12 +60,14 @@ ShardedModel::ShardedModel(const ModelView& model, comm::CommunicatorPtr comm, c
       *layout_, std::move(values), masters_, comm_,
       ShardedOptimizer::Options{options_.sharding, options_.optimizer, options_.groups});
   if (options_.sharding.optimizer) listener_.emplace(options_.track_casts);
+  versions_.resize(parameters_.size());
+  for (size_t parameter = 0; parameter < parameters_.size(); ++parameter) note_version(parameter);
 }
 
-// The model may be read once its engine is gone, and then nobody waits for the last updates any more: those of other ranks, where
-// memory is shared.
+// The model may be read once its engine is gone (unless its parameters are sharded), and then nobody waits for the last
+// updates any more.
 ShardedModel::~ShardedModel() {
-  if (!any_shared() || !residency_ || std::uncaught_exceptions() > 0) return;
+  if (!residency_ || residency_->sharded() || std::uncaught_exceptions() > 0) return;
   try {
     residency_->wait_all();
   } catch (const std::exception&) {
@@ -106,8 +121,8 @@ void ShardedModel::move_unit(int unit, const std::vector<at::Tensor>& tensors) {
   const bool shared = shared_[unit];
   const bool writes = !shared || comm_->rank() == 0;
 
-  // Initial values travel in fp32, so that masters start from what the model had before the cast.
-  const bool cast = dtype != at::kFloat;
+  // Initial values of trainable parameters travel in fp32, so that masters start from what the model had before the cast.
+  const bool cast = spec.trainable && dtype != at::kFloat;
   at::Tensor flat = cast ? at::empty({spec.numel}, full.options().dtype(at::kFloat)) : full;
   if (cast || writes) {
     flat.zero_();
@@ -126,7 +141,7 @@ void ShardedModel::move_unit(int unit, const std::vector<at::Tensor>& tensors) {
     tensor.set_data(full.narrow(0, slot.offset, slot.numel).view(layout_->parameters()[parameter].shape));
   }
   const Range mine = layout_->shard(unit, comm_->rank());
-  shards_[unit] = (shared ? buffer.view(dtype) : full).narrow(0, mine.begin, mine.numel());
+  shards_[unit] = (options_.sharding.optimizer ? memory.contents() : full).narrow(0, mine.begin, mine.numel());
   if (options_.sharding.parameters && !shared) {
     const MemoryFor use(MemoryUse::kParameters);
     shards_[unit] = shards_[unit].clone();
@@ -167,12 +182,42 @@ void ShardedModel::broadcast_buffers() {
 
 void ShardedModel::update(double grad_scale, const std::vector<bool>& used) {
   const Unheard our_own_operators;
-  residency_->wait_all();
+  if (options_.sharding.optimizer) residency_->begin_update();
   optimizer_->step(*gradients_, grad_scale, used);
   gradients_->done_reading();
-  for (size_t parameter = 0; parameter < parameters_.size(); ++parameter)
-    if (used[parameter]) torch::autograd::impl::bump_version(parameters_[parameter]);
+  for (size_t parameter = 0; parameter < parameters_.size(); ++parameter) {
+    if (!used[parameter]) continue;
+    torch::autograd::impl::bump_version(parameters_[parameter]);
+    note_version(parameter);
+  }
   if (options_.sharding.optimizer) residency_->parameters_updated();
+}
+
+static uint32_t version_of(const at::Tensor& tensor) {
+  const c10::VariableVersion& counter = torch::autograd::impl::version_counter(tensor);
+  return counter.enabled() ? counter.current_version() : 0;
+}
+
+void ShardedModel::note_version(size_t parameter) { versions_[parameter] = version_of(parameters_[parameter]); }
+
+void ShardedModel::check_parameters() const {
+  for (size_t parameter = 0; parameter < parameters_.size(); ++parameter) {
+    const at::Tensor& tensor = parameters_[parameter];
+    const ParameterSpec& spec = layout_->parameters()[parameter];
+    const int unit = layout_->slot(static_cast<int>(parameter)).unit;
+    if (!tensor.is_alias_of(units_[unit].full())) {
+      const at::ScalarType before = to_torch(spec.dtype), now = tensor.scalar_type();
+      throw Error(str("parameter ", spec.name, " is not in the engine's memory any more: model->to(), set_data() or torch::load() has "
+                      "replaced its memory",
+                      before == now ? "" : str(", of ", c10::toString(before), ", by one of ", c10::toString(now)),
+                      ", and it would not be trained. Choose dtype (by the config) and device before initialize(); give values with "
+                      "load_weights(), or inside a GatheredParameters with modifier_rank set"));
+    }
+    if (version_of(tensor) != versions_[parameter] && !residency_->writable(unit))
+      throw Error(str("parameter ", spec.name, " was written in place outside of a GatheredParameters: the values would be lost, or "
+                      "differ between ranks. Write inside a GatheredParameters with modifier_rank set, or give values with "
+                      "load_weights()"));
+  }
 }
 
 int ShardedModel::find(const std::string& name) const {
@@ -220,6 +265,7 @@ void ShardedModel::unpin(const std::vector<int>& units, int modifier_rank) {
   residency_->align("end of GatheredParameters");
   if (modifier_rank >= 0) {
     for (int unit : units) {
+      for (int parameter : layout_->units()[unit].parameters) note_version(parameter);
       const at::Tensor& full = units_[unit].full();
       if (comm_->size() > 1) comm_->broadcast(full, modifier_rank, layout_->describe(unit))->wait();
       const Range mine = layout_->shard(unit, comm_->rank());
@@ -268,7 +314,10 @@ void ShardedModel::end_replacing() {
     at::Tensor value = options_.sharding.optimizer ? shards_[unit] : units_[unit].full();
     value.copy_(masters_[unit]);
   }
-  for (const at::Tensor& parameter : parameters_) torch::autograd::impl::bump_version(parameter);
+  for (size_t parameter = 0; parameter < parameters_.size(); ++parameter) {
+    torch::autograd::impl::bump_version(parameters_[parameter]);
+    note_version(parameter);
+  }
   if (options_.sharding.optimizer) residency_->parameters_updated(/*frozen_too=*/true);
 }
 

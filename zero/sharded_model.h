@@ -8,6 +8,18 @@
 // backward has ended, because the gradients' norm, which comes first, takes all ranks. So stages 1 and 2 hold no more
 // parameters a rank than stage 3 does, and measured_bytes() counts this rank's shard. The model still reads that memory when its
 // engine is gone; then nothing keeps a rank from writing into what is everybody's.
+//
+// [Note: dtypes]
+// A unit has one dtype, so a model may have parameters of several: they lie in units of their own. Trainable parameters of 16 bits
+// have fp32 masters, wherever their dtype comes from; fp32 ones are their own masters; frozen ones have none. So a frozen bf16 base
+// stays 2 bytes an element beside fp32 adapters, at every stage.
+//
+// [Note: who writes parameters]
+// Masters, shards and what other ranks hold follow a write only inside a GatheredParameters with a modifier_rank, or when a
+// checkpoint or weights are loaded. Any other write would be undone by the next update (16 bits), be this rank's alone (stage 0),
+// or be gathered away (stages 1 to 3). So it is refused at every stage and in every dtype: by the operator that writes, where
+// operators are heard (stages 1 to 3), and by the parameters' version counters at the next call. Neither sees a write through a raw
+// pointer; at stage 0 the counters do not see one through tensor.data() either.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -34,6 +46,7 @@ namespace tessera::zero {
 
 struct ShardedModelOptions {
   Sharding sharding;
+  /// bf16, fp16: that of all parameters and floating buffers. fp32: each keeps its own, see [Note: dtypes].
   DType compute_dtype = DType::kFloat32;
   at::Device device = at::kCPU;
   int64_t unit_numel = 4'000'000;
@@ -65,6 +78,11 @@ class ShardedModel {
   /// in the model. Throws Error for an unknown name or, for gradients, a frozen parameter.
   at::Tensor full_parameter(const std::string& name);
   at::Tensor full_gradient(const std::string& name);
+
+  /// Local. That the model's parameters are still views of the units, with the values the engine left there. A few loads a
+  /// parameter. Throws Error naming the first one whose memory was replaced (model->to(), set_data()), or that was written
+  /// against [Note: who writes parameters].
+  void check_parameters() const;
 
   /// Collective. Buffers become rank 0's (as DistributedDataParallel's broadcast_buffers, but when asked).
   void broadcast_buffers();
@@ -123,6 +141,7 @@ class ShardedModel {
   bool any_shared() const { return std::find(shared_.begin(), shared_.end(), true) != shared_.end(); }
   at::Tensor region(int unit, const at::Tensor& flat) const;
   int find(const std::string& name) const;
+  void note_version(size_t parameter);
   at::Tensor gather_parameter(int parameter, const at::Tensor& mine, bool whole, std::string_view what);
 
   ShardedModelOptions options_;
@@ -130,6 +149,7 @@ class ShardedModel {
   comm::CommunicatorPtr gather_comm_;  // its gathers need no common order with the reductions
   std::vector<bool> shared_;           // by unit, see [Note: one copy on a host]
   std::vector<at::Tensor> parameters_;
+  std::vector<uint32_t> versions_;  // by parameter: its version counter after the last write that is allowed
   std::vector<NamedTensor> buffers_;
   std::unique_ptr<Layout> layout_;
   std::vector<UnitMemory> units_;

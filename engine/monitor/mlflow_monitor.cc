@@ -29,7 +29,7 @@ std::string first_of(const std::string& first, const std::string& second, const 
   return !first.empty() ? first : !second.empty() ? second : third;
 }
 
-std::filesystem::path id_file_of(const MonitoredRun& run) { return run.folder.empty() ? "" : run.folder / "mlflow_run_id"; }
+std::filesystem::path id_file_of(const MonitoredRun& run) { return run.folder.empty() ? "" : run.folder / kMlflowRunIdName; }
 
 }  // namespace
 

@@ -22,6 +22,8 @@
 
 namespace tessera {
 
+inline constexpr const char* kMlflowRunIdName = "mlflow_run_id";  // in the run's folder: the run's id on the server
+
 struct MlflowOptions {
   std::string server = "http://127.0.0.1:5000";
   std::string experiment = "Default";

@@ -34,6 +34,7 @@ class FashionMnist final : public train::Task {
   train::Batch eval_batch(const std::vector<int64_t>& indices) const override;
   at::Tensor loss(const train::Batch& batch) override;
   at::Tensor statistics(const train::Batch& batch) override;
+  std::vector<std::string> metric_names() const override { return {"accuracy", "loss"}; }
   train::Metrics metrics(const at::Tensor& total) const override;
   std::string report(const at::Tensor& total) const override;
 

@@ -35,6 +35,7 @@ class LanguageModel final : public train::Task {
   train::Batch eval_batch(const std::vector<int64_t>& indices) const override;
   at::Tensor loss(const train::Batch& batch) override;
   at::Tensor statistics(const train::Batch& batch) override;
+  std::vector<std::string> metric_names() const override { return {"loss", "perplexity"}; }
   train::Metrics metrics(const at::Tensor& total) const override;
   /// step_00000100.txt: the prompt, and what the model makes of it.
   std::vector<train::SampleFile> write_samples(const std::filesystem::path& folder, int64_t step) override;

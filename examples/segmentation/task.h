@@ -45,6 +45,7 @@ class Segmentation final : public train::Task {
   train::Batch eval_batch(const std::vector<int64_t>& indices) const override;
   at::Tensor loss(const train::Batch& batch) override;
   at::Tensor statistics(const train::Batch& batch) override;
+  std::vector<std::string> metric_names() const override { return {"dice", "loss"}; }
   train::Metrics metrics(const at::Tensor& total) const override;
   /// step_00000100.png: the first validation samples with their masks and predictions.
   std::vector<train::SampleFile> write_samples(const std::filesystem::path& folder, int64_t step) override;

@@ -59,6 +59,7 @@ class TextClassification final : public train::Task {
   train::Batch test_batch(const std::vector<int64_t>& indices) const override { return make_batch(parts_.test, indices); }
   at::Tensor loss(const train::Batch& batch) override;
   at::Tensor statistics(const train::Batch& batch) override;
+  std::vector<std::string> metric_names() const override { return {"accuracy", "f1", "loss"}; }
   train::Metrics metrics(const at::Tensor& total) const override;
   std::string report(const at::Tensor& total) const override;
   std::vector<std::pair<std::string, std::string>> files() const override;

@@ -26,5 +26,25 @@ TEST(TerminalWidth, Is80WhereUnknown) {
   EXPECT_EQ(terminal_width(terminal.get()), 80);
 }
 
+TEST(WrapWords, BreaksAtSpacesAndSetsIn) {
+  EXPECT_EQ(wrap_words("one two three", 13, 2), "one two three");
+  EXPECT_EQ(wrap_words("one two three", 12, 2), "one two\n  three");
+  EXPECT_EQ(wrap_words("one two three", 7, 2), "one two\n  three");
+  EXPECT_EQ(wrap_words("one two three", 6, 2), "one\n  two\n  three");
+  EXPECT_EQ(wrap_words("label    one two three", 16, 9), "label    one two\n         three");
+  EXPECT_EQ(wrap_words("a\none two\n", 5, 1), "a\none\n two\n");
+  EXPECT_EQ(wrap_words("", 5, 1), "");
+  EXPECT_EQ(wrap_words("ää ää ää", 5, 0), "ää ää\nää") << "columns, not bytes";
+}
+
+TEST(WrapWords, ALongWordStaysWhole) {
+  EXPECT_EQ(wrap_words("see /a/very/long/path now", 10, 2), "see\n  /a/very/long/path\n  now");
+  EXPECT_EQ(wrap_words("/a/very/long/path now", 10, 2), "/a/very/long/path\n  now");
+  EXPECT_EQ(wrap_words("    indented words", 10, 6), "    indented\n      words");
+  EXPECT_EQ(wrap_words("unbroken", 3, 2), "unbroken");
+  EXPECT_EQ(wrap_words("one two", 0, 2), "one\n  two");
+  EXPECT_EQ(wrap_words("one two      ", 7, 2), "one two");
+}
+
 }  // namespace
 }  // namespace tessera

@@ -129,6 +129,7 @@ TEST_P(Overflow, OnOneRankSkipsTheStepOnAll) {
   EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 2) << "rank 0 alone talks: " << text;
 }
 
+// The schedule moves with the steps that are applied: a skipped one must not change the rate of those after it.
 TEST_P(Overflow, InFp32AndBf16TooAndTrainingGoesOnAsIfNothingHadBeen) {
   for (const bool bf16 : {false, true}) {
     Tensors with, without;
@@ -139,7 +140,9 @@ TEST_P(Overflow, InFp32AndBf16TooAndTrainingGoesOnAsIfNothingHadBeen) {
         c.config.bf16 = bf16;
         Mlp model;
         fill_parameters(*model, 1);
-        auto engine = initialize(model, engine_config(c), comm);
+        EngineConfig config = engine_config(c);
+        config.scheduler = {.type = "WarmupLR", .params = {{"warmup_min_lr", {1e-4}}, {"warmup_max_lr", {0.05}}, {"warmup_num_steps", {10}}}, .words = {}};
+        auto engine = initialize(model, config, comm);
         for (int step = 0; step < 4; ++step) {
           if (step == 2 && overflow) train_step(*engine, 77, comm->rank() == 0);
           train_step(*engine, step, false);
@@ -185,6 +188,23 @@ TEST(LossScale, AStaticOneStaysPutAndDoesNotChangeTheNumbers) {
   EXPECT_LT(largest_difference(runs[0].gradients[0], runs[1].gradients[0]), 2e-3) << "gradients are reported unscaled";
   EXPECT_NEAR(runs[0].norms[0], runs[1].norms[0], 2e-3);
   EXPECT_LT(largest_difference(runs[0].weights, runs[1].weights), 2e-3);
+}
+
+TEST(LossScale, ClippingIsOfTheUnscaledNorm) {
+  const auto run = [](double clipping, bool fp16) {
+    Case c = small_units(2, 2);
+    c.clipping = clipping;
+    c.config.fp16 = {.enabled = fp16, .loss_scale = 1024};
+    return fp16 ? engine_run<Mlp>(c, mlp_loss) : plain_run<Mlp>(c, mlp_loss);
+  };
+  for (const double clipping : {0.05, 100.0}) {
+    SCOPED_TRACE(clipping);
+    const TrainingRun plain = run(clipping, false), scaled = run(clipping, true);
+    EXPECT_EQ(plain.norms.front() > clipping, clipping < 1) << "the one is to clip, the other is not, though the scaled norm is above it";
+    EXPECT_GT(1024 * plain.norms.front(), clipping);
+    EXPECT_LT(largest_difference(scaled.weights, plain.weights), 3e-3);
+  }
+  EXPECT_GT(largest_difference(run(0.05, false).weights, run(100, false).weights), 0.02) << "or the test shows nothing";
 }
 
 TEST(LossScale, OfTwoToTheSixteenDoesNotItselfOverflowAnFp16LossUnderAccumulation) {

@@ -27,7 +27,8 @@ MAX_STEPS, SAVE_EVERY = 64, 2  # 16 steps an epoch
 KEEP_LAST = 2
 GONE_WITHIN_S = 10.0
 LIMIT_S = 300.0  # of one start
-RUN_FILES = {"config.json", "metrics.jsonl", "checkpoints", "model.safetensors", "all_results.json"}
+RUN_FILES = {"config.json", "metrics.jsonl", "trainer_state.json", "checkpoints", "model.safetensors", "all_results.json"}
+LOCK = ".lock"  # stays behind a killed run, and stands in nobody's way
 
 
 class Fault(Exception):
@@ -261,7 +262,7 @@ class Soak:
         whole = [name for name in names(run.checkpoints) if name not in left + ["latest", "previous"]]
         expect(all(name.removeprefix("global_step").isdigit() for name in whole), whole)
         self.worst["checkpoints"] = max(self.worst["checkpoints"], len(whole))
-        odd = set(names(run.folder)) - RUN_FILES
+        odd = set(names(run.folder)) - RUN_FILES - {LOCK}
         self.worst["other files"] = max(self.worst["other files"], len(odd))
         expect(len(odd) <= 2, "files pile up:", odd)
         logs = names(run.tmp)

@@ -33,7 +33,7 @@ inline Case small_units(int world, int stage) {
 }
 
 /// `body(comm)` on `world` ranks as threads, with one libtorch thread each.
-inline void on_ranks(int world, const std::function<void(comm::CommunicatorPtr)>& body, const std::string& backend = "gloo") {
+inline void on_ranks(int world, const std::function<void(comm::CommunicatorPtr)>& body, const std::string& backend = default_backend()) {
   comm::run_threads(world, {.backend = backend, .timeout = std::chrono::seconds(60)}, [&](comm::CommunicatorPtr comm) {
     at::set_num_threads(1);
     body(std::move(comm));

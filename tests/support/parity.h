@@ -13,6 +13,7 @@
 #include "engine/config/config.h"
 #include "engine/config/parse.h"
 #include "engine/engine.h"
+#include "tests/support/backend.h"
 #include "tests/support/models.h"
 
 namespace tessera::testing {
@@ -33,7 +34,7 @@ struct Case {
   int micro_batch = 2;
   int steps = 4;
   double clipping = 0;
-  std::string backend = "gloo";
+  std::string backend = default_backend();
   std::string optimizer = "SGD";  // or "AdamW" (plain_run() knows no other)
   EngineConfig config;            // zero.*, precision; the rest is filled in
 };

@@ -3,7 +3,7 @@ import shutil
 import socket
 import unittest
 
-from tool import ToolTest
+from tool import ToolTest, free_port
 
 
 class ConfigurationTest(ToolTest):
@@ -158,6 +158,16 @@ class RanksTest(ToolTest):
                 self.assert_one_error(self.run_tool("train", self.name, env=variables), *parts)
         inside = {"RANK": 0, "WORLD_SIZE": 2, **there}
         self.assert_one_error(self.run_tool("train", self.name, "--nproc", 3, env=inside), "--nproc 3", "WORLD_SIZE=2")
+
+    def test_configurations_differ(self):
+        """Ranks started by hand with other commands: the same error on both, before anything is written."""
+        port = free_port()
+        by_hand = {"WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        processes = [self.start("train", self.name, "--set", f"seed={7 + rank}", "--set", f"trainer.max_steps={5 + rank}", env={"RANK": rank, "LOCAL_RANK": rank, **by_hand})
+                     for rank in range(2)]
+        for outcome in [self.finish(process) for process in processes]:
+            self.assert_one_error(outcome, "seed is 7 on rank 0, but 8 on rank 1", "trainer.max_steps is 5 on rank 0, but 6 on rank 1",
+                                  "expected the same on all ranks")
 
     def test_world_sizes_differ(self):
         for process in self.start_by_hand([2, 3], "train", self.name):

@@ -207,7 +207,7 @@ class CheckpointTest(ToolTest):
         (self.folder / "run").mkdir()
         (self.folder / "run" / "checkpoints").write_text("in the way")
         outcome = self.run_tool("train", config, "--nproc", 2)
-        self.assertIn("no checkpoint at step 10, training goes on: ", outcome.err)
+        self.assertIn("no checkpoint at step 10, training goes on and tries again at each save: ", outcome.err)
         self.assertEqual(len(self.losses("run")), 20)
         self.assertEqual(outcome.code, 1, outcome)  # but the last one is missed
         self.assertIn("run/checkpoints", outcome.err)

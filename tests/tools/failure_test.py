@@ -1,10 +1,15 @@
 """Ranks that die and launchers that are told to end, in the middle of training."""
 import os
+import pty
+import re
+import select
+import shutil
 import signal
+import socket
 import time
 import unittest
 
-from tool import NOISE, ToolTest, free_port
+from tool import NOISE, TESSERA, ToolTest, free_port
 
 
 class FailureTest(ToolTest):
@@ -13,15 +18,21 @@ class FailureTest(ToolTest):
         self.name = self.write("config.json", self.config(
             trainer={"max_steps": 1000000, "output_dir": "run", "device": "cpu"}, zero_optimization={"stage": 2}))
 
+    def wait_for_steps(self, process, num_more=3):
+        """Until the run has reported some more."""
+        metrics = self.folder / "run" / "metrics.jsonl"
+        give_up, start = time.monotonic() + 60, None
+        while start is None or metrics.read_text().count("\n") < start + num_more:
+            if start is None and metrics.exists():
+                start = metrics.read_text().count("\n")
+            self.assertIsNone(process.poll(), "the run has ended")
+            self.assertLess(time.monotonic(), give_up, "the run does not start")
+            time.sleep(0.02)
+
     def start_training(self, num_ranks=2):
         """The launcher, once its ranks have done some steps, and the ranks' process ids."""
         launcher = self.start("train", self.name, "--nproc", num_ranks)
-        metrics = self.folder / "run" / "metrics.jsonl"
-        give_up = time.monotonic() + 60
-        while not metrics.exists() or metrics.read_text().count("\n") < 3:
-            self.assertIsNone(launcher.poll(), "the run has ended")
-            self.assertLess(time.monotonic(), give_up, "the run does not start")
-            time.sleep(0.02)
+        self.wait_for_steps(launcher)
         ranks = {int(environment["RANK"]): pid for pid, environment in self.marked().items() if "RANK" in environment}
         self.assertEqual(sorted(ranks), list(range(num_ranks)))
         return launcher, ranks
@@ -97,6 +108,93 @@ class FailureTest(ToolTest):
                 process.send_signal(signal.SIGTERM)
                 self.assertEqual(process.wait(10), -signal.SIGTERM)
                 self.assertLess(time.monotonic() - begin, 2)
+
+    def resume_after_stop(self):
+        """What a run without a launcher has saved when it was told to stop is gone on with."""
+        last_step = self.lines_of_metrics()[-1]["step"]
+        resumed = self.run_tool("train", self.name, "--resume", "--set", f"trainer.max_steps={last_step + 5}")
+        self.assertEqual(resumed.code, 0, resumed)
+        steps = [record["step"] for record in self.lines_of_metrics() if "loss" in record]
+        self.assertEqual(steps, list(range(1, last_step + 6)))  # none is lost, none is done again
+
+    def test_hang_up_without_a_launcher(self):
+        process = self.start("train", self.name)
+        self.wait_for_steps(process)
+        process.send_signal(signal.SIGHUP)
+        outcome = self.finish(process)
+        self.assertEqual(outcome.code, 0, outcome)
+        self.assertIn("stopped  saved in run/checkpoints/global_step", outcome.out)
+        self.resume_after_stop()
+
+    def test_the_terminal_is_closed(self):
+        """The window of a run is closed: its shell's terminal is gone, and nothing can be printed any more."""
+        pid, terminal = pty.fork()
+        if pid == 0:
+            os.chdir(self.folder)
+            os.execve(TESSERA, [TESSERA, "train", self.name], self.environment())
+        metrics = self.folder / "run" / "metrics.jsonl"
+        give_up = time.monotonic() + 60
+        while not metrics.exists() or metrics.read_text().count("\n") < 3:
+            self.assertLess(time.monotonic(), give_up, "the run does not start")
+            if select.select([terminal], [], [], 0.02)[0]:
+                os.read(terminal, 65536)
+        os.close(terminal)  # the kernel sends SIGHUP
+        os.waitpid(pid, 0)
+        self.resume_after_stop()
+
+    def test_nohup(self):
+        process = self.start("train", self.name, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+        self.wait_for_steps(process)
+        process.send_signal(signal.SIGHUP)
+        self.wait_for_steps(process)
+        process.terminate()
+        self.assertEqual(self.finish(process).code, 0)
+
+    def check_refused(self, first_pid, *args):
+        before = (self.folder / "run" / "config.json").read_bytes()
+        outcome = self.run_tool("train", self.name, *args)
+        self.assertEqual(outcome.code, 1, outcome)
+        errors = [line for line in outcome.err.splitlines() if line.startswith("error: ")]
+        self.assertEqual(len(errors), 1, outcome)
+        for part in ("trainer.output_dir: run is in use", f"process {first_pid} on {socket.gethostname()}", "another folder"):
+            self.assertIn(part, errors[0])
+        self.assertEqual((self.folder / "run" / "config.json").read_bytes(), before)
+
+    def test_a_second_run_in_the_folder(self):
+        """Is refused while the first one lives, stopped or not, and may go on once it was killed."""
+        _, ranks = self.start_training()
+        self.check_refused(ranks[0])
+        os.kill(ranks[0], signal.SIGSTOP)
+        for args in (["--resume"], ["--set", "trainer.overwrite_output_dir=true"], ["-n", 2], ["-n", 2, "--resume"]):
+            self.check_refused(ranks[0], *args)
+        for command in (["inspect", "run/checkpoints"], ["eval", "run"]):
+            outcome = self.run_tool(*command)
+            self.assertNotIn("in use", outcome.err)  # looking is allowed; there may be no checkpoint yet
+        os.kill(ranks[0], signal.SIGKILL)
+        shutil.rmtree(self.folder / "run" / "checkpoints", ignore_errors=True)
+        self.assertTrue((self.folder / "run" / ".lock").exists())
+        outcome = self.run_tool("train", self.name, "--set", "trainer.max_steps=5")
+        self.assertEqual(outcome.code, 0, outcome)
+        self.assertFalse((self.folder / "run" / ".lock").exists())
+
+    def test_a_full_disk(self):
+        """Is said once, with what is safe; with more room the run goes on from there."""
+        (self.folder / "run").mkdir()
+        train = f"'{TESSERA}' train {self.name} --nproc 2 --set trainer.max_steps=60 --set trainer.save_every_steps=4 --set steps_per_print=20"
+        script = f"mount -t tmpfs -o size=700k tmpfs run || exit 77; {train}; echo code $?; mount -o remount,size=50m run && exec {train} --resume"
+        outcome = self.run_tool("-m", "sh", "-c", script, program="unshare")
+        if outcome.code == 77 or "unshare" in outcome.err:
+            self.skipTest("mounting a small tmpfs is not allowed here")
+        self.assertEqual(outcome.code, 0, outcome)
+        first, resumed = outcome.out.split("code 1\n")
+        lines = [line for line in outcome.err.splitlines() if "No space left on device" in line]
+        self.assertEqual([line.split(": ")[0] for line in lines], ["warning", "error"], outcome)
+        for line in lines:
+            safe = re.search(r"; (run/checkpoints/global_step\d+) is whole: the same command and --resume go on from it$", line)
+            self.assertTrue(safe, outcome)
+        self.assertIn(f"from {safe[1]}\n", resumed)
+        for log in self.tmp.glob("tessera_*"):
+            shutil.rmtree(log)
 
     def test_launcher_is_killed(self):
         launcher, _ = self.start_training()

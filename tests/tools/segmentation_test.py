@@ -58,7 +58,7 @@ class SegmentationTest(ToolTest):
     def test_pictures(self):
         outcome = self.train("run", "jsonl_monitor.enabled=true")
         self.assertIn("segmentation: 28 training and 12 validation samples", outcome.out)
-        self.assertIn("validation dice 0.", outcome.out)
+        self.assertRegex(outcome.out, r"\neval     dice 0.*, on 12 validation samples\n")
         pictures = sorted((self.folder / "run" / "samples").iterdir())
         self.assertEqual([path.name for path in pictures], ["step_00000004.png", "step_00000006.png"])
         for path in pictures:

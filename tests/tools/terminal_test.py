@@ -21,11 +21,11 @@ class RenderTest(unittest.TestCase):
 
 
 class TerminalTest(ToolTest):
-    def train(self, *args, TERM="xterm", **variables):
+    def train(self, *args, TERM="xterm", columns=COLUMNS, **variables):
         name = self.write("config.json", self.config(
             trainer={"max_steps": 40, "eval_every_steps": 10, "eval_batch_size": 4, "output_dir": "run", "device": "cpu"}))
         process, written = run_on_terminal(
-            lambda **files: self.start("train", name, *args, env={"TERM": TERM, **variables}, **files), COLUMNS, TIMEOUT_S)
+            lambda **files: self.start("train", name, *args, env={"TERM": TERM, **variables}, **files), columns, TIMEOUT_S)
         self.assertEqual(process.returncode, 0, written.decode())
         self.assert_nothing_runs()
         return written
@@ -46,9 +46,9 @@ class TerminalTest(ToolTest):
         evaluations = [line for line in screen if line.startswith("epoch ")]
         self.assertEqual(len(evaluations), 6, screen)  # every 10 steps, and after 16 and 32: the epochs
         for line in evaluations:
-            self.assertRegex(line, r"^epoch \d\.\d\d \| test accuracy 0\.\d{4} \| test loss \d\.\d{4} \| 101 samples in .* s$")
+            self.assertRegex(line, r"^epoch \d\.\d\d \| eval accuracy 0\.\d{4} \| eval loss \d\.\d{4} \| 101 samples in .* s$")
         self.assertEqual(screen[-1], "")  # the shell's prompt starts on a line of its own
-        self.assertRegex(screen[-2], r"^files    run/")
+        self.assertEqual(screen[-3:-1], ["files    run/{config.json, metrics.jsonl, trainer_state.json, all_results.json,", "         checkpoints/}"])
         self.assertGreater(screen.index(evaluations[-1]), 0)
 
     def test_alone(self):
@@ -89,6 +89,26 @@ class TerminalTest(ToolTest):
             written = self.train(TERM=term)
             self.check(written)
             self.assertNotIn(b"\x1b", written)
+
+    def test_a_narrow_terminal(self):
+        """Lines are broken between words, by us: the terminal never has to break one."""
+        written = self.train("--set", "scheduler.type=StepLR", "--set", "scheduler.params.step_size=1", "--set", "scheduler.params.gamma=0.1",
+                             "-n", 2, columns=60)
+        screen = render(written, 60)
+        self.assertEqual(screen, render(written, 10000))
+        words = " ".join(" ".join(screen).split())
+        for text in ("warning: scheduler.params.step_size: found 1, which counts optimizer steps: long before the last of 40 the learning rate is 0;",
+                     "fashion_mnist: 203 training and 101 test samples, 40 steps", "101 samples in ", "training loss ",
+                     "files run/{config.json, metrics.jsonl, trainer_state.json, all_results.json, checkpoints/}"):
+            self.assertIn(text, words)
+        bars = [line for line in screen if line.startswith("train: ")]
+        self.assertRegex(bars[0], r"^train: 100%\|.*40/40")
+        _, written = run_on_terminal(
+            lambda **files: self.start("train", "config.json", "--set", "trainer.output_dir=again", "--set", "data.path=/nowhere at all/in a long way", **files), 60, TIMEOUT_S)
+        screen = render(written, 60)
+        self.assertEqual(screen, render(written, 10000))
+        self.assertGreater(len(screen), 2)
+        self.assertTrue(screen[0].startswith("error: /nowhere"), screen)
 
     def test_error_stands_on_its_own_line(self):
         name = self.write("config.json", self.config())

@@ -53,7 +53,7 @@ class TrainingTest(ToolTest):
                 lines = outcome.out.splitlines()
                 self.assertIn(f"{NUM_TRAIN} training and {NUM_TEST} test samples", outcome.out)
                 self.assertEqual(sum(line.startswith("step ") for line in lines), 5, outcome)
-                self.assertIn(f"on {NUM_TEST} samples", outcome.out)
+                self.assertIn(f"on {NUM_TEST} test samples", outcome.out)
                 self.assertNotIn("\r", outcome.out)  # stdout is no terminal: whole lines, no bar
                 self.assertNotIn("\x1b", outcome.out)
 
@@ -124,7 +124,7 @@ class StartingTest(ToolTest):
         outcome = self.run_tool("--no-python", "--nproc-per-node", 2, "--master-port", free_port(), TESSERA, *self.again,
                                 program=program)
         self.assertEqual(outcome.code, 0, outcome)
-        self.assertEqual(outcome.out.count("test     accuracy"), 1, outcome)  # rank 0 alone talks
+        self.assertEqual(outcome.out.count("eval     accuracy"), 1, outcome)  # rank 0 alone talks
         self.check()
         failed = self.run_tool("--no-python", "--nproc-per-node", 2, "--master-port", free_port(), TESSERA, *self.again,
                                "--set", "data.path=/nowhere", program=program)

@@ -113,6 +113,7 @@ class BlobsTask final : public Task {
     num_evaluated_rows_ += batch.target.size(0);
     return classification_statistics(engine_->forward(batch.inputs[0]), batch.target, batch.mask);
   }
+  std::vector<std::string> metric_names() const override { return {"accuracy", "loss"}; }
   Metrics metrics(const at::Tensor& total) const override { return classification_metrics(total); }
   std::string report(const at::Tensor& total) const override { return options_.test_size > 0 ? "report of " + std::to_string(total[0].item<int64_t>()) : ""; }
   std::vector<std::pair<std::string, std::string>> files() const override {

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/str.h"
+#include "train/monitoring.h"
 
 namespace tessera::train {
 namespace {
@@ -33,6 +34,7 @@ Summary summary() {
   summary.world_size = 2;
   summary.stage = 2;
   summary.folder = "runs/fashion_mnist";
+  summary.files = {"config.json", "metrics.jsonl", "samples/"};
   summary.evaluation = Evaluation{10000, {{"accuracy", 0.9123}, {"loss", 0.25}}, 1.25};
   return summary;
 }
@@ -61,27 +63,55 @@ TEST(Report, StepLine) {
 
 TEST(Report, EvaluationLine) {
   EXPECT_EQ(format_line(*summary().evaluation, 3),
-            "epoch 3.00 | test accuracy 0.9123 | test loss 0.2500 | 10,000 samples in 1.2 s");
+            "epoch 3.00 | eval accuracy 0.9123 | eval loss 0.2500 | 10,000 samples in 1.2 s");
 }
 
 TEST(Report, SummaryText) {
   EXPECT_EQ(format_summary(summary()),
-            "test     accuracy 0.9123, loss 0.2500, on 10,000 samples\n"
-            "training 44.9 s for 1,404 steps (3 epochs), 4,000 samples/s (2,000 a rank)\n"
+            "eval     accuracy 0.9123, loss 0.2500, on 10,000 test samples\n"
+            "training loss 0.3000 over 1,404 steps (3 epochs) in 44.9 s\n"
+            "speed    4,000 samples/s (2,000 a rank)\n"
             "ranks    2, ZeRO stage 2\n"
-            "files    runs/fashion_mnist/{config.json, metrics.jsonl, all_results.json}");
+            "files    runs/fashion_mnist/{config.json, metrics.jsonl, samples/}");
   Summary alone = summary();
   alone.world_size = 1;
-  EXPECT_NE(format_summary(alone).find("(3 epochs), 4,000 samples/s\nranks    1,"), std::string::npos);
+  EXPECT_NE(format_summary(alone).find("\nspeed    4,000 samples/s\nranks    1,"), std::string::npos);
+}
+
+TEST(Report, OneIsNotMany) {
+  Summary one = summary();
+  one.num_steps = 1;
+  one.num_epochs = 1;
+  one.evaluation->num_samples = 1;
+  EXPECT_TRUE(format_summary(one).starts_with("eval     accuracy 0.9123, loss 0.2500, on 1 test sample\ntraining loss 0.3000 over 1 step (1 epoch) in "))
+      << format_summary(one);
+  EXPECT_NE(format_line(*one.evaluation, 1).find("| 1 sample in "), std::string::npos);
+  one.was_finished = true;
+  EXPECT_NE(format_summary(one).find("finished before, after 1 step (1 epoch); "), std::string::npos);
+  one.num_epochs = 0.5;
+  EXPECT_NE(format_summary(one).find("1 step (0.5 epochs)"), std::string::npos);
+}
+
+// Numbers and pictures go to TensorBoard under the same word.
+TEST(Report, ASetHasOneName) {
+  Evaluation evaluation = *summary().evaluation;
+  for (const EvaluationSet of : {EvaluationSet::kOnTheWay, EvaluationSet::kTest}) {
+    evaluation.of = of;
+    const std::string name = of == EvaluationSet::kTest ? "test" : "eval";
+    EXPECT_NE(format_line(evaluation, 1).find("| " + name + " accuracy "), std::string::npos);
+    EXPECT_TRUE(format_result(evaluation).starts_with(name + "     accuracy "));
+    EXPECT_TRUE(to_json(evaluation, 1, 1).contains(name + "_accuracy"));
+    EXPECT_EQ(scalars_of(to_json(evaluation, 1, 1))[1].first, name + "/accuracy");
+  }
 }
 
 TEST(Report, ATestSetStandsInPlaceOfTheValidation) {
   Summary tested = summary();
   tested.evaluation->set = "validation";
-  EXPECT_EQ(format_line(*tested.evaluation, 3), "epoch 3.00 | validation accuracy 0.9123 | validation loss 0.2500 | 10,000 samples in 1.2 s");
-  EXPECT_TRUE(format_summary(tested).starts_with("validation accuracy 0.9123, ")) << format_summary(tested);
+  EXPECT_EQ(format_line(*tested.evaluation, 3), "epoch 3.00 | eval accuracy 0.9123 | eval loss 0.2500 | 10,000 samples in 1.2 s");
+  EXPECT_TRUE(format_summary(tested).starts_with("eval     accuracy 0.9123, loss 0.2500, on 10,000 validation samples\n")) << format_summary(tested);
   tested.test = Evaluation{500, {{"accuracy", 0.5}}, 0.5, EvaluationSet::kTest, "test", "a table\nof two lines"};
-  EXPECT_EQ(format_summary(tested).rfind("a table\nof two lines\ntest     accuracy 0.5000, on 500 samples\ntraining ", 0), 0u) << format_summary(tested);
+  EXPECT_EQ(format_summary(tested).rfind("a table\nof two lines\ntest     accuracy 0.5000, on 500 test samples\ntraining ", 0), 0u) << format_summary(tested);
   const auto results = to_json(tested);
   EXPECT_EQ(results.at("test_accuracy"), 0.5);
   EXPECT_EQ(results.at("test_samples"), 500);

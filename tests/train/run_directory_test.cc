@@ -32,7 +32,7 @@ TEST_F(RunDirectoryTest, WritesWholeFilesAndLines) {
   EXPECT_EQ(read_text(root_ / "a/b/metrics.jsonl"), "{\"step\":1}\n{\"step\":2,\"loss\":null}\n") << "readable while the run goes on";
   size_t num_files = 0;
   for ([[maybe_unused]] const auto& entry : fs::directory_iterator(root_ / "a/b")) ++num_files;
-  EXPECT_EQ(num_files, 2u) << "no temporary files stay";
+  EXPECT_EQ(num_files, 3u) << "with .lock; no temporary files stay";
 }
 
 TEST_F(RunDirectoryTest, EarlierResultsAreNotTakenForThisRuns) {

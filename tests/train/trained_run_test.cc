@@ -64,7 +64,7 @@ TEST_F(TrainedRunTest, GivesWhatTheRunHadAtItsEnd) {
     EXPECT_NEAR(found[0].metrics[1].second, expected[1].second, 1e-6) << stage;
     EXPECT_EQ(found[0].metrics[0].second, expected[0].second) << stage;
   }
-  EXPECT_THAT(out_.str(), AllOf(HasSubstr("test     accuracy "), HasSubstr("on 101 samples\n")));
+  EXPECT_THAT(out_.str(), AllOf(HasSubstr("eval     accuracy "), HasSubstr("on 101 test samples\n")));
   const json results = json::parse(std::ifstream(folder_ / "eval_results.json"));
   EXPECT_EQ(results.at("eval_samples"), 101);
   EXPECT_NEAR(results.at("eval_loss"), expected[1].second, 1e-6);

@@ -1,100 +1,22 @@
 #include "train/trainer.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
-#include <fstream>
 #include <map>
 #include <mutex>
-#include <nlohmann/json.hpp>
 #include <set>
-#include <sstream>
 #include <thread>
 
-#include "comm/init.h"
-#include "core/error.h"
 #include "core/str.h"
-#include "core/temporary_folder.h"
-#include "tests/support/files.h"
-#include "tests/train/blobs_task.h"
+#include "tests/train/trainer_testing.h"
 #include "train/run.h"
 
 namespace tessera::train {
 namespace {
 
-using nlohmann::json;
 using testing::AllOf;
 using testing::HasSubstr;
 using testing::Not;
-namespace fs = std::filesystem;
-
-std::vector<json> json_lines(const fs::path& path) {
-  std::vector<json> records;
-  std::ifstream file(path);
-  for (std::string line; std::getline(file, line);) records.push_back(json::parse(line));
-  return records;
-}
-
-class TrainerTest : public testing::Test {
- protected:
-  // 48 samples a step, 10 steps an epoch.
-  json base_config(int stage = 2) const {
-    return {{"model", {{"type", "mlp"}}},
-            {"data", {{"type", "blobs"}}},
-            {"trainer", {{"epochs", 3}, {"output_dir", folder_.string()}, {"device", "cpu"}, {"eval_batch_size", 16}}},
-            {"train_batch_size", 48},
-            {"gradient_accumulation_steps", 2},
-            {"steps_per_print", 4},
-            {"optimizer", {{"type", "AdamW"}, {"params", {{"lr", 0.01}}}}},
-            {"zero_optimization", {{"stage", stage}}}};
-  }
-
-  struct Result {
-    Summary summary;
-    std::vector<std::vector<int64_t>> seen;  // by rank
-    std::string output;
-    std::string log;
-  };
-
-  Result train(const json& config, int world_size, const BlobsOptions& options = {}, bool is_terminal = false,
-               const TrainerStart& start = {}) const {
-    Result result;
-    result.seen.resize(static_cast<size_t>(world_size));
-    std::ostringstream out;
-    fs::create_directories(folder_.parent_path());
-    const fs::path log = folder_.parent_path() / "log";
-    fs::remove(log);
-    const Logger logger(LogOptions{.terminal = false, .file = log.string()});
-    const Display display{.out = &out, .is_terminal = is_terminal, .width = [] { return 120; }, .now_s = {}};
-    comm::Options comm_options;
-    comm_options.timeout = std::chrono::seconds(60);
-    comm::run_threads(world_size, comm_options, [&](comm::CommunicatorPtr comm) {
-      BlobsTask task(options);
-      Trainer trainer(parse_run_config(config.dump(), "blobs.json", world_size), task, comm, {}, {display, logger}, start);
-      const Summary summary = trainer.run();
-      if (comm->rank() == 0) result.summary = summary;
-      result.seen[static_cast<size_t>(comm->rank())] = task.seen();
-    });
-    result.output = out.str();
-    result.log = read_text(log);
-    return result;
-  }
-
-  std::string error_of(const json& config, int world_size, const BlobsOptions& options = {}) const {
-    try {
-      train(config, world_size, options);
-    } catch (const ConfigError& error) {
-      return error.what();
-    }
-    return "no ConfigError";
-  }
-
-  const TemporaryFolder temporary_{"trainer"};
-  const fs::path folder_ = temporary_.path() / "run";
-};
 
 TEST_F(TrainerTest, LearnsAndCountsEverySampleOnceInEveryWorld) {
   for (int world_size : {1, 2, 3}) {
@@ -200,15 +122,15 @@ TEST_F(TrainerTest, PlainOutputIsLines) {
   const std::string output = train(base_config(), 2).output;
   EXPECT_EQ(output.find('\r'), std::string::npos);
   EXPECT_THAT(output, AllOf(HasSubstr("blobs: 512 training and 101 test samples, 30 steps\nbatch 48 = 12 x 2 accumulated x 2 ranks, "),
-                            HasSubstr("\nstep 4/30 | epoch 0.40 | loss "), HasSubstr("\nepoch 1.00 | test accuracy "),
-                            HasSubstr(" on 101 samples\n"), HasSubstr("30 steps (3 epochs), "), HasSubstr("\nranks    2, ZeRO stage 2\n"),
-                            HasSubstr("files    " + folder_.string())));
+                            HasSubstr("\nstep 4/30 | epoch 0.40 | loss "), HasSubstr("\nepoch 1.00 | eval accuracy "),
+                            HasSubstr(" on 101 test samples\n"), HasSubstr("30 steps (3 epochs) in "), HasSubstr("\nranks    2, ZeRO stage 2\n"),
+                            HasSubstr("\nfiles    " + folder_.string() + "/{config.json, metrics.jsonl, trainer_state.json, all_results.json, checkpoints/, samples/}\n")));
 }
 
 TEST_F(TrainerTest, TerminalHasABar) {
   const std::string output = train(base_config(), 2, {}, /*is_terminal=*/true).output;
   EXPECT_THAT(output, AllOf(HasSubstr("\rtrain: 100%|"), HasSubstr("| 30/30 ["), HasSubstr("samples/s, loss="),
-                            HasSubstr("\repoch 1.00 | test accuracy "), Not(HasSubstr("step 4/30 |"))));
+                            HasSubstr("\repoch 1.00 | eval accuracy "), Not(HasSubstr("step 4/30 |"))));
 }
 
 TEST_F(TrainerTest, MaxStepsAndEvaluationBySteps) {
@@ -434,12 +356,15 @@ TEST_F(TrainerTest, TheTestSetIsEvaluatedOnceWithTheBestWeights) {
   for (int world_size : {1, 2}) {
     const Result result = train(config, world_size, {.test_size = 67});
     EXPECT_THAT(result.output, AllOf(HasSubstr("blobs: 512 training, 101 validation and 67 test samples"),
-                                     HasSubstr("epoch 3.00 | validation accuracy"), Not(HasSubstr(" | test ")), HasSubstr("\nreport of 67\ntest     accuracy ")));
+                                     HasSubstr("epoch 3.00 | eval accuracy"), Not(HasSubstr(" | test ")), HasSubstr("\nreport of 67\ntest     accuracy ")));
     ASSERT_TRUE(result.summary.test);
     EXPECT_EQ(result.summary.test->num_samples, 67);
     EXPECT_EQ(result.summary.evaluation->num_samples, 101);
     const double test_loss = result.summary.test->metrics[1].second;
-    EXPECT_GT(test_loss, 1.2 * result.summary.evaluation->metrics[1].second) << "those of the first epoch are the worse ones";
+    double last = 0;
+    for (const json& record : json_lines(folder_ / "metrics.jsonl"))
+      if (record.contains("eval_loss")) last = record.at("eval_loss");
+    EXPECT_GT(test_loss, 1.2 * last) << "those of the first epoch are the worse ones";
 
     const json results = json::parse(read_text(folder_ / "all_results.json"));
     EXPECT_EQ(results.at("test_loss"), test_loss);
@@ -475,12 +400,12 @@ TEST_F(TrainerTest, RunsAreReproducible) {
 
 TEST_F(TrainerTest, WarnsOnceOfALossThatIsNotFinite) {
   const Result result = train(base_config(), 2, {.nan_from_step = 20});
-  const std::string words = "the training loss is nan at step 12";
+  const std::string words = "the training loss is nan at step 11 on rank 0";
   ASSERT_THAT(result.log, HasSubstr(words));
   EXPECT_THAT(result.log.substr(result.log.find(words) + 1), Not(HasSubstr("the training loss is")));
   EXPECT_EQ(result.summary.skipped_steps, 20) << "from step 11 on no gradient is finite";
   EXPECT_THAT(result.output, HasSubstr("| skipped 2\n"));
-  EXPECT_THAT(result.output, HasSubstr(" a rank), 20 skipped\n"));
+  EXPECT_THAT(result.output, HasSubstr(" s, 20 skipped\n"));
   EXPECT_TRUE(std::isfinite(result.summary.evaluation->metrics[1].second)) << "the weights stayed as they were";
 }
 
@@ -607,7 +532,7 @@ TEST_F(TrainerTest, RunJoinsLoadsAndTrains) {
   const json config = base_config();
   const Summary summary = run(parse_run_config(config.dump(), "blobs.json", 1), registry, comm::Environment{}, output);
   EXPECT_EQ(summary.evaluation->num_samples, 101);
-  EXPECT_THAT(out.str(), HasSubstr("on 101 samples"));
+  EXPECT_THAT(out.str(), HasSubstr("on 101 test samples"));
   EXPECT_EQ(json::parse(read_text(folder_ / "config.json")).at("model").at("hidden"), 16) << "defaults are written out";
 
   json unknown = config;

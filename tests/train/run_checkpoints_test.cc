@@ -1,0 +1,86 @@
+// Which checkpoint is the best one, and stays it, whatever goes wrong with others.
+#include "train/run_checkpoints.h"
+
+#include "tests/train/trainer_testing.h"
+
+namespace tessera::train {
+namespace {
+
+using testing::HasSubstr;
+
+class RunCheckpointsTest : public TrainerTest {
+ protected:
+  fs::path checkpoints() const { return folder_ / "checkpoints"; }
+  /// While they are hidden, no save succeeds.
+  void hide() const {
+    fs::rename(checkpoints(), folder_ / "aside");
+    std::ofstream(checkpoints()) << "in the way";
+  }
+  void show() const {
+    fs::remove(checkpoints());
+    fs::rename(folder_ / "aside", checkpoints());
+  }
+  static Evaluation with_loss(double loss) { return {.num_samples = 1, .metrics = {{"loss", loss}}}; }
+};
+
+// The older best one is what later evaluations are compared with, what cleaning up leaves alone, and what is exported.
+TEST_F(RunCheckpointsTest, ASaveOfANewBestThatFailsLeavesTheOlderOneTheBest) {
+  for (const bool async : {false, true}) {
+    SCOPED_TRACE(async ? "async" : "sync");
+    fs::remove_all(folder_);
+    fs::create_directories(folder_);
+    json json_config = base_config();
+    json_config["gradient_accumulation_steps"] = 1;
+    json_config["checkpoint"] = {{"keep_last", 1}, {"fsync", false}, {"async", async}};
+    comm::run_threads(1, {}, [&](comm::CommunicatorPtr comm) {
+      const RunConfig config = parse_run_config(json_config.dump(), "blobs.json", 1);
+      BlobsTask task({});
+      Engine& engine = task.initialize(config.engine, comm, {});
+      RunCheckpoints run(config.trainer, engine, {});
+      int64_t steps = 0;
+      const auto step = [&] {
+        engine.backward(task.loss(task.train_batch({0, 1, 2, 3}, at::Generator())));
+        engine.step();
+        return Position{.steps_done = ++steps, .data = {}, .totals = {}, .early_stopping = {}};
+      };
+      const auto saved = [&](const Position& position) {
+        const bool begun = run.save(position, /*must_succeed=*/false);
+        return begun && !engine.last_save_failed();
+      };
+
+      const Position first = step();
+      ASSERT_TRUE(run.is_best(with_loss(0.5), 1));
+      ASSERT_TRUE(saved(first));
+      const at::Tensor best_weights = engine.full_parameter("second.weight").clone();
+
+      const Position second = step();
+      hide();
+      EXPECT_TRUE(run.is_best(with_loss(0.4), 2));
+      EXPECT_FALSE(saved(second));
+      show();
+
+      const Position third = step();
+      EXPECT_FALSE(run.is_best(with_loss(0.6), 3)) << "0.5 is known still";
+      ASSERT_TRUE(run.best());
+      EXPECT_EQ(*run.best(), (Best{0.5, 1, "global_step1"}));
+      EXPECT_TRUE(saved(third));  // of which only the last one and the best are kept
+      const Position fourth = step();
+      EXPECT_TRUE(run.save(fourth, /*must_succeed=*/true));
+      run.finish();
+      EXPECT_TRUE(fs::exists(checkpoints() / "global_step1"));
+      EXPECT_FALSE(fs::exists(checkpoints() / "global_step3"));
+
+      run.export_model(folder_);
+      BlobsTask other({});
+      Engine& exported = other.initialize(config.engine, comm, {});
+      exported.load_weights((folder_ / "model.safetensors").string());
+      EXPECT_TRUE(at::equal(exported.full_parameter("second.weight"), best_weights));
+
+      step();
+      EXPECT_TRUE(run.is_best(with_loss(0.45), 5)) << "which the lost one would have beaten";
+    });
+  }
+}
+
+}  // namespace
+}  // namespace tessera::train

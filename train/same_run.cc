@@ -1,0 +1,42 @@
+#include "train/same_run.h"
+
+#include <nlohmann/json.hpp>
+
+#include "engine/same_config.h"
+
+namespace tessera::train {
+namespace {
+
+/// The keys that may differ between ranks; everything else must not.
+constexpr std::pair<const char*, const char*> kRanksOwn[] = {
+    // Where files lie. What is in them is compared: the data by check_same_data(), the model by its layout, and its weights are rank 0's.
+    {"data", "path"},
+    {"data", "eval_path"},
+    {"data", "images"},
+    {"data", "masks"},
+    {"data", "vocab"},
+    {"model", "path"},
+    {"model", "eval_path"},
+    // How a rank makes its batches, which are the same in any case.
+    {"trainer", "num_threads"},
+    {"trainer", "dataloader_num_workers"},
+    {"trainer", "dataloader_prefetch_factor"},
+    {"trainer", "dataloader_pin_memory"},
+    // What rank 0 alone uses: by default the name of the rank's configuration file.
+    {"trainer", "name"},
+    // What comm/ has compared when the ranks joined, or is over by then.
+    {"comm", "backend"},
+    {"comm", "rendezvous_timeout_s"},
+};
+
+}  // namespace
+
+void check_same_run(const RunConfig& run, comm::Communicator& comm, const std::vector<std::pair<std::string, bool>>& flags) {
+  nlohmann::ordered_json mine = resolved(run);
+  for (const auto& [section, key] : kRanksOwn)
+    if (mine.contains(section)) mine[section].erase(key);
+  for (const auto& [name, value] : flags) mine[name] = value;
+  check_same_config(comm, mine);
+}
+
+}  // namespace tessera::train
