@@ -3,7 +3,7 @@
 #   make demo ARGS="--set zero_optimization.stage=3"        make test ARGS="-L zero"
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build demo data test asan tsan bench bench-peers methods soak fuzz mutants clean distclean
+.PHONY: help deps build demo data test asan tsan bench bench-peers methods soak soak-kill fuzz mutants clean distclean
 SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 NPROC ?= 2
@@ -59,6 +59,9 @@ soak: build  ## kills training runs at random moments 200 times, and saves to sl
 	@scripts/build.sh release async_soak
 	@nice build/async_soak
 	@nice python3 -B tests/soak/crash_soak.py $(ARGS)
+
+soak-kill: build  ## kills ranks started by hand over Gloo 200 times: each of the others is to end within 30 s
+	@nice python3 -B tests/soak/kill_soak.py $(ARGS)
 
 fuzz: deps  ## feeds damaged checkpoints to what reads them; needs clang++; SECONDS_EACH=60 for longer
 	@command -v clang++ >/dev/null || { echo "error: clang++ not found: Debian package clang brings it" >&2; exit 1; }

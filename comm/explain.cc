@@ -54,6 +54,8 @@ std::string absences(const Failure& failure) {
   }
   if (anyone_timed_out && came_late(failure.reports[static_cast<size_t>(failure.rank)], failure)) return "";
   if (!anyone_timed_out) {
+    // One that is alive and has not reported yet is only slow.
+    if (!failure.gone.empty()) std::erase_if(absent, [&](int rank) { return std::count(failure.gone.begin(), failure.gone.end(), rank) == 0; });
     if (absent.empty()) return "";
     return str(name_ranks(absent), " ", are(absent), " gone (connection closed)");
   }

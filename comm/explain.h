@@ -33,6 +33,7 @@ struct Failure {
   std::chrono::milliseconds timeout{0};  ///< how long ranks wait for each other
   std::vector<Report> reports;           ///< one a rank, the asker's included
   std::vector<int> missing;              ///< ranks known not to have come (exchange)
+  std::vector<int> gone;                 ///< ranks whose processes are known to have ended (comm/liveness.h)
 };
 
 /// Local. `all_reduce of "unit 3" (8 x Float), collective 17: ranks 1, 2 have not arrived within 2 s`

@@ -169,7 +169,7 @@ CommunicatorPtr connect(const Environment& env, const Options& given) {
   check_backend(options);
   if (options.cuda) prepare_cuda(env.local_rank, env.local_world_size);
   if (env.world_size == 1) return std::make_shared<SelfCommunicator>(options.timeout);
-  check_open_files(env.world_size);
+  check_open_files(env.world_size, env.rank == 0 && !env.agent_store, options.backend);
   const Meeting meeting = meet(env, options.rendezvous_timeout, terms_of(options), options.log);
   auto family = std::make_shared<Family>(meeting.store, env.rank, env.world_size, meeting.serves);
   const std::string backend = choose_backend(meeting, env, options);

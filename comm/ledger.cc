@@ -1,5 +1,6 @@
 #include "comm/ledger.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <thread>
 
@@ -112,6 +113,7 @@ std::string Ledger::explain_failure(int64_t number, const std::string& cause, co
   while (!complete) {
     const bool last_look = std::chrono::steady_clock::now() >= give_up;
     complete = true;
+    failure.gone = store_.gone();  // before looking at what they have left
     for (int r = 0; r < size_; ++r) {
       Report& report = failure.reports[static_cast<size_t>(r)];
       if (r == rank_ || report.fault != Fault::kNone || !report.left.empty()) continue;
@@ -125,7 +127,7 @@ std::string Ledger::explain_failure(int64_t number, const std::string& cause, co
         if (text.empty() || line_end == text.npos) throw CommError(str("rank ", r, "'s report of its failure cannot be read"));
         report.waited = std::chrono::milliseconds(std::strtoll(text.c_str() + 1, nullptr, 10));
         report.history = History::decode(std::string_view(text).substr(line_end + 1));
-      } else {
+      } else if (std::find(failure.gone.begin(), failure.gone.end(), r) == failure.gone.end()) {
         complete = false;
       }
     }

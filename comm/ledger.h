@@ -46,7 +46,7 @@ class Ledger {
   /// differs, if anything does. Never throws: a store that is gone shows elsewhere.
   std::optional<std::string> compare_stalled();
 
-  /// Local. Waits until all ranks have reported or left, at the longest until `give_up`, and explains. Throws
+  /// Local. Waits until all ranks have reported, left or ended, at the longest until `give_up`, and explains. Throws
   /// CommError when the store is gone.
   std::string explain_failure(int64_t number, const std::string& cause, const std::vector<int>& missing,
                               std::chrono::milliseconds timeout, std::chrono::steady_clock::time_point give_up);

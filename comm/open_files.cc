@@ -12,10 +12,14 @@
 namespace tessera::comm {
 namespace {
 
-// Measured: the store's server and its client, event loops and listening sockets take up to 22 on rank 0; each other rank one connection to the
-// store, one that tells whether it is alive, one to share memory, and one in each of Gloo's groups, of which an engine has two.
-constexpr int kForAnyGroup = 28;
-constexpr int kForEachRank = 5;
+/// Event loops, listening sockets and what is open for a moment, in any group. Measured: up to 15 on rank 0, with some for the program's own files.
+constexpr int kForAnyGroup = 20;
+
+/// Of each other rank: its connection to the store, the one that tells whether it is alive, and what carries the collectives.
+int for_each_rank(bool serves, const std::string& backend) {
+  const int for_collectives = backend == "nccl" ? 0 : backend == "gloo" ? 2 : 1;  // an engine has two groups over Gloo
+  return (serves ? 1 : 0) + 1 + for_collectives;
+}
 
 int64_t num_open_files() {
   const std::unique_ptr<DIR, int (*)(DIR*)> folder(::opendir("/proc/self/fd"), &::closedir);
@@ -26,13 +30,13 @@ int64_t num_open_files() {
 
 }  // namespace
 
-void check_open_files(int world_size) {
+void check_open_files(int world_size, bool serves, const std::string& backend) {
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return;
   const int64_t open = num_open_files(), most = static_cast<int64_t>(limit.rlim_cur);
-  const int64_t needed = kForAnyGroup + int64_t{kForEachRank} * world_size;
+  const int64_t needed = kForAnyGroup + int64_t{for_each_rank(serves, backend)} * world_size;
   if (open >= 0 && most - open >= needed) return;
-  throw CommError(str("this process may have no more than ", most, " files open, and ", world_size, " ranks need about ",
+  throw CommError(str("this process may have no more than ", most, " files open, and a group of ", world_size, " ranks needs about ",
                       needed + (open < 0 ? most : open), ": raise the limit (ulimit -n)"));
 }
 

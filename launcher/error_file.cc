@@ -21,6 +21,7 @@ namespace tessera::launcher {
 namespace {
 
 constexpr size_t kMaxLineBytes = 500;
+constexpr size_t kMaxReportBytes = 4000;
 constexpr std::streamoff kTailBytes = 64 * 1024;
 constexpr size_t kTailLines = 60;
 
@@ -96,7 +97,7 @@ int64_t monotonic_ns() {
 void report_error(const std::string& message) noexcept {
   try {
     const int64_t now = monotonic_ns();
-    const std::string line = one_line(message, 4000);
+    const std::string line = one_line(message, kMaxReportBytes);
     if (const char* ours = std::getenv("TESSERA_ERROR_FILE"))
       write_once(ours, str(now, "\n", line, "\n"));
     else if (const char* torchrun = std::getenv("TORCHELASTIC_ERROR_FILE"))
@@ -135,6 +136,17 @@ std::string last_error_line(const std::string& log_path) {
   for (size_t i = lines.size(); i-- > begin;)
     if (speaks_of_an_error(lines[i])) return lines[i];
   return lines.empty() ? "" : lines.back();
+}
+
+bool says_more_than(const std::string& log_path, const std::vector<std::string>& messages) {
+  std::ifstream file(log_path, std::ios::binary);
+  for (std::string raw; std::getline(file, raw);) {
+    const std::string line = one_line(raw, kMaxReportBytes);
+    // "[error] MESSAGE", or a line of a message of several.
+    const auto is_in = [&](const std::string& message) { return line.find(message) != line.npos || message.find(line) != message.npos; };
+    if (!line.empty() && std::none_of(messages.begin(), messages.end(), is_in)) return true;
+  }
+  return false;
 }
 
 }  // namespace tessera::launcher

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace tessera::launcher {
 
@@ -27,6 +28,9 @@ std::optional<ErrorReport> read_error_report(const std::string& path);
 /// error, else the last that is not empty. Without terminal control sequences, 500 bytes at most. Empty when
 /// there is none.
 std::string last_error_line(const std::string& log_path);
+
+/// Local. Whether a log has a line that is not, in whole or in part, one of these messages.
+bool says_more_than(const std::string& log_path, const std::vector<std::string>& messages);
 
 /// Local. CLOCK_MONOTONIC.
 int64_t monotonic_ns();

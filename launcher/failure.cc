@@ -4,6 +4,7 @@
 #include <string.h>  // sigabbrev_np, sigdescr_np
 #include <sys/wait.h>
 
+#include <algorithm>
 #include <cctype>
 
 #include "core/str.h"
@@ -46,6 +47,14 @@ const RankExit* root_cause(const std::vector<RankExit>& exits) {
     if (!first || failure_time_ns(exit) < failure_time_ns(*first)) first = &exit;
   }
   return first;
+}
+
+std::optional<std::string> common_error(const std::vector<RankExit>& exits) {
+  const auto is_alike = [&](const RankExit& exit) {
+    return exit.status != 0 && exit.report && exit.report->message == exits.front().report->message;
+  };
+  if (exits.empty() || !exits.front().report || !std::all_of(exits.begin(), exits.end(), is_alike)) return std::nullopt;
+  return exits.front().report->message;
 }
 
 int exit_code(const RankExit& exit) {

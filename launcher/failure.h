@@ -30,6 +30,10 @@ inline constexpr int64_t kSignalHeadStartNs = 100'000'000;
 /// unless they had reported an error.
 const RankExit* root_cause(const std::vector<RankExit>& exits);
 
+/// Local. What every rank has reported, word for word: a mistake that all have met, which needs no rank's name. None: they differ, or one
+/// has reported nothing.
+std::optional<std::string> common_error(const std::vector<RankExit>& exits);
+
 /// Local. What the launcher returns for this failure: its exit code, 128 + signal, or 1 for a rank that
 /// had reported an error and was then ended by the launcher.
 int exit_code(const RankExit& exit);

@@ -161,12 +161,31 @@ std::string describe_failure(const RankExit& exit, int num_ranks, const RunFiles
              memory_hint(exit, oom_kills_before), clause, error);
 }
 
-std::string where_logs_are(int failed_rank, int num_ranks, const RunFiles& files) {
-  if (failed_rank > 0 || num_ranks == 2) {
-    const int rank = std::max(failed_rank, 1);
+/// Of logs that say more than was printed: the failed rank's, or whosever there are.
+std::string where_logs_are(const std::vector<int>& telling, int failed_rank, int num_ranks, const RunFiles& files) {
+  const bool failed_tells = std::find(telling.begin(), telling.end(), failed_rank) != telling.end();
+  if (failed_tells || telling.size() == 1) {
+    const int rank = failed_tells ? failed_rank : telling.front();
     return str("the log of rank ", rank, " is ", files.log(rank));
   }
   return str("the logs of ranks 1 to ", num_ranks - 1, " are ", files.log(1), " and on");
+}
+
+/// Says why the run has failed, and where there is more about it.
+void report_failure(const Outcome& outcome, const RankExit* first, int num_ranks, RunFiles& files, std::optional<int64_t> oom_kills_before,
+                    const Logger& log) {
+  std::vector<std::string> told;
+  if (first && !is_answer_to(*first, outcome.interrupted_by)) {
+    const auto common = common_error(outcome.exits);
+    log.error(common ? *common : describe_failure(*first, num_ranks, files, oom_kills_before));
+    if (const std::string error = last_error(*first, files); !error.empty()) told.push_back(error);
+  }
+  std::vector<int> telling;
+  for (int rank = 1; rank < num_ranks; ++rank)
+    if (says_more_than(files.log(rank), told)) telling.push_back(rank);
+  if (telling.empty()) return;
+  files.keep();
+  log.info(where_logs_are(telling, first ? first->rank : 0, num_ranks, files));
 }
 
 }  // namespace
@@ -202,12 +221,7 @@ int run(const Options& options, const Logger& log) {
   const RankExit* first = root_cause(outcome.exits);
   // Also when told to end: all ranks have taken the signal, saved, and say that all is well.
   if (std::all_of(outcome.exits.begin(), outcome.exits.end(), [](const RankExit& exit) { return exit.status == 0; })) return 0;
-  if (first && !is_answer_to(*first, outcome.interrupted_by))
-    log.error(describe_failure(*first, options.nproc, files, oom_kills_before));
-  if (options.nproc > 1) {
-    files.keep();
-    log.info(where_logs_are(first ? first->rank : 0, options.nproc, files));
-  }
+  report_failure(outcome, first, options.nproc, files, oom_kills_before, log);
   return outcome.interrupted_by ? 128 + *outcome.interrupted_by : exit_code(*first);
 }
 

@@ -16,7 +16,7 @@ struct Options {
   std::vector<std::string> args;          ///< argv[1] and on
   std::string master_addr = "127.0.0.1";  ///< MASTER_ADDR of the ranks
   int master_port = 0;                    ///< MASTER_PORT; 0: a free one
-  std::string log_dir;                    ///< rank_00001.log and on; empty: a temporary one, kept on failure
+  std::string log_dir;                    ///< rank_00001.log and on; empty: a temporary one, kept where it says more of a failure than was logged
   std::chrono::milliseconds stop_grace{2000};   ///< from SIGTERM to SIGKILL after a rank failed
   std::chrono::milliseconds save_grace{30000};  ///< from a passed-on SIGINT or SIGTERM to SIGKILL
 };

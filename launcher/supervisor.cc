@@ -18,8 +18,8 @@ namespace {
 using std::chrono::milliseconds;
 
 /// After the first failure the others are left alone this long, so that those that fail by themselves say
-/// how.
-constexpr milliseconds kSettle{100};
+/// how. When the first has said what its mistake was, the others may be about to find the same one.
+constexpr milliseconds kSettle{100}, kSettleAfterReport{1000};
 /// A second Ctrl-C within this time is the first one, sent twice: `timeout -s INT` signals its child and its
 /// group.
 constexpr milliseconds kSameInterrupt{200};
@@ -160,7 +160,7 @@ void Supervisor::on_rank_ended(int rank) {
   --num_running_;
   outcome_.exits.push_back(exit);
   if (exit.status == 0) return;
-  if (phase_ == Phase::kRunning) enter(Phase::kSettling, kSettle);
+  if (phase_ == Phase::kRunning) enter(Phase::kSettling, exit.report ? kSettleAfterReport : kSettle);
   // One that crashes while saving leaves the others waiting for it: they won't come to an end by themselves.
   const bool crashed =
       WIFSIGNALED(exit.status) && WTERMSIG(exit.status) != SIGTERM && WTERMSIG(exit.status) != SIGINT;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <chrono>
+#include <cstdlib>
 #include <filesystem>
 #include <memory>
 #include <string_view>
@@ -16,7 +17,7 @@
 namespace tessera::tools {
 namespace {
 
-constexpr double kMaxGrace_s = 86400;
+constexpr double kMaxSeconds = 86400;
 
 launcher::Options options_of(const LaunchFlags& flags) {
   launcher::Options options;
@@ -32,13 +33,13 @@ launcher::Options options_of(const LaunchFlags& flags) {
 template <class Number>
 void add_number(CLI::App& command, const std::string& names, const char* type_name, const std::string& expected,
                 Number& target, const std::string& description) {
+  constexpr bool is_seconds = std::is_same_v<Number, double>;
   const std::string name = names.substr(names.find("--"), names.find(',', names.find("--")) - names.find("--"));
   const auto store = [name, expected, &target](const std::string& text) {
-    using Value = std::conditional_t<std::is_same_v<Number, double>, double, int>;
-    Value value{};
+    std::conditional_t<is_seconds, double, int> value{};
     const char* end = text.data() + text.size();
     const auto [stop, error] = std::from_chars(text.data(), end, value);
-    const bool in_range = std::is_same_v<Value, int> || (value >= 0 && value <= kMaxGrace_s);  // no NaN either
+    const bool in_range = !is_seconds || (value >= 0 && value <= kMaxSeconds);  // no NaN either
     if (error != std::errc() || stop != end || !in_range)
       throw ConfigError(str(name, " ", text.empty() ? "''" : text, ": expected ", expected));
     target = value;
@@ -55,10 +56,23 @@ void add_launch_flags(CLI::App& command, LaunchFlags& flags) {
              "Port of the rendezvous (default: a free one)");
   command
       .add_option("--log-dir,--log_dir", flags.log_dir,
-                  "Folder for the output of ranks 1 and on (default: a temporary one, kept when a rank fails)")
+                  "Folder for the output of ranks 1 and on (default: a temporary one, kept when it says more of a failure)")
       ->type_name("DIR");
   add_number(command, "--save-grace", "S", "seconds from 0 to 86400", flags.save_grace_s,
              "Seconds ranks have to end after Ctrl-C or SIGTERM (default: 30)");
+  // The ranks inherit it, and this process reads it itself where it is one.
+  command
+      .add_option_function<std::string>(
+          "--rendezvous-timeout,--rendezvous_timeout",
+          [](const std::string& text) {
+            double seconds = 0;
+            const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), seconds);
+            if (error != std::errc() || stop != text.data() + text.size() || !(seconds > 0 && seconds <= kMaxSeconds))
+              throw ConfigError(str("--rendezvous-timeout ", text.empty() ? "''" : text, ": expected seconds above 0, at most ", kMaxSeconds));
+            ::setenv("TESSERA_RENDEZVOUS_TIMEOUT_S", text.c_str(), /*overwrite=*/1);
+          },
+          "Seconds ranks wait for each other when they meet (default: 300)")
+      ->type_name("S");
 }
 
 std::vector<std::string> take_program(int& argc, char** argv) {

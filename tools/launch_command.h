@@ -14,11 +14,12 @@ namespace tessera::tools {
 struct LaunchFlags {
   std::optional<int> nproc;  ///< -n, --nproc (torchrun's --nproc-per-node, too)
   int master_port = 0;       ///< --master-port; 0: a free one
-  std::string log_dir;       ///< --log-dir; empty: a temporary folder, kept on failure
+  std::string log_dir;       ///< --log-dir; empty: a temporary folder, kept where it says more of a failure than was printed
   double save_grace_s = 30;  ///< --save-grace
 };
 
-/// Local. Adds the flags to `command`. `flags` must outlive the parse.
+/// Local. Adds the flags to `command`. `flags` must outlive the parse. --rendezvous-timeout becomes TESSERA_RENDEZVOUS_TIMEOUT_S in this process's
+/// environment, which ranks inherit.
 void add_launch_flags(CLI::App& command, LaunchFlags& flags);
 
 /// Local. Cuts `tessera launch [flags] -- PROGRAM [ARGS...]` at the first `--` and returns what follows;

@@ -125,13 +125,13 @@ int train(const TrainFlags& flags, const std::vector<std::string>& args) {
   const comm::Environment environment = comm::environment();
   train::RunConfig run = train::load_run_config(flags.config, environment.world_size, flags.overrides);
   check_resume(flags, run.trainer);
-  ask_to_stop_on_signals();
   std::setvbuf(stdout, nullptr, _IOFBF, 1 << 16);  // two bars are drawn by one write, which no other line can cut in two
   train::run(std::move(run), tasks(), environment, {train::display_for(std::cout, STDOUT_FILENO), log},
              {.resume = flags.resume.has_value(),
               .resume_tag = flags.resume.value_or(""),
               .init = flags.init,
               .init_options = weights,
+              .joined = ask_to_stop_on_signals,
               .stop = [] { return stop_requested != 0; }});
   return 0;
 }

@@ -79,6 +79,7 @@ comm::CommunicatorPtr join_group(const TrainerConfig& trainer, const comm::Envir
   options.cuda = device.is_cuda();
   options.log = logger;
   options.timeout = std::chrono::milliseconds(std::llround(trainer.timeout_s * 1e3));
+  options.rendezvous_timeout = std::chrono::milliseconds(std::llround(trainer.rendezvous_timeout_s * 1e3));
   return comm::connect(environment, options);
 }
 
@@ -102,6 +103,7 @@ Summary run(RunConfig run, const Registry& registry, const comm::Environment& en
   const at::Device device = set_up_process(run.trainer, environment);
   const std::unique_ptr<Task> task = registry.make(run.model, run.data);
   const comm::CommunicatorPtr comm = join_group(run.trainer, environment, device, output.logger);
+  if (start.joined) start.joined();
 
   InitOptions init;
   init.device = device;

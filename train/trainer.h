@@ -34,6 +34,7 @@ struct TrainerStart {
   std::string resume_tag = {};  ///< which; empty: the latest
   std::string init = {};        ///< weights to start from, unless the run is resumed: a .safetensors file, or a folder with one; empty: the model's own
   LoadWeightsOptions init_options = {};  ///< how they fit, besides what the task says
+  std::function<void()> joined = {};  ///< called when all ranks have met: from then on `stop` is asked, and what interrupts a wait is the program's. May be unset
   std::function<bool()> stop;   ///< asked before each step on each rank; true on any of them: save and end. May be unset
 };
 

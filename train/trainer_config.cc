@@ -89,6 +89,10 @@ std::vector<Binding<TrainerConfig>> trainer_bindings() {
                           TESSERA_FIELD(dataloader_drop_last)),
       bind<TrainerConfig>(number("comm.timeout_s").above(0).also_argument("ddp_timeout").says("Seconds after which a waiting collective fails"),
                           TESSERA_FIELD(timeout_s)),
+      bind<TrainerConfig>(number("comm.rendezvous_timeout_s").above(0).says(
+                              "Seconds in which all ranks are to have met: to connect, to send and to receive. The command line's "
+                              "`--rendezvous-timeout` comes first"),
+                          TESSERA_FIELD(rendezvous_timeout_s)),
   };
 }
 
@@ -220,7 +224,7 @@ ordered_json resolved(const RunConfig& run) {
   if (!run.model.resolved().empty()) out["model"] = run.model.resolved();
   if (!run.data.resolved().empty()) out["data"] = run.data.resolved();
   out.update(write_trainer(run.trainer));
-  ordered_json engine = config::write_engine_config(run.engine);
+  ordered_json engine = config::shown_engine_config(run.engine);
   for (const auto& [name, value] : engine.items()) out[name] = value;
   return out;
 }

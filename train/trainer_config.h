@@ -37,6 +37,7 @@ struct TrainerConfig {
   int64_t num_threads = 0;        ///< CPU threads of one rank; 0: the machine's cores over the ranks on it
   bool deterministic = false;     ///< refuses operators whose result may differ from run to run
   double timeout_s = 1800;        ///< a collective that waits longer fails
+  double rendezvous_timeout_s = 300;  ///< so does the meeting of all ranks
   int64_t dataloader_num_workers = 0;      ///< threads of one rank that make batches; 0: the training thread makes them
   int64_t dataloader_prefetch_factor = 2;  ///< batches made ahead, for each of these threads
   bool dataloader_pin_memory = true;       ///< CUDA: batches go to the device through page-locked memory

@@ -68,7 +68,7 @@ void check_tracking_uri(const Document& document, const std::string& uri) {
   if (uri.find('@') != uri.npos)
     document.fail("mlflow.tracking_uri", "found an address with a user's name; expected it without: MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD are for that");
   if (!uri.empty() && !is_mlflow_server(uri))
-    document.fail("mlflow.tracking_uri", str("found ", describe_value(uri), "; expected the address of a server, http://… or https://…"));
+    document.fail("mlflow.tracking_uri", str("found ", describe_value(uri.substr(0, uri.find('?'))), "; expected the address of a server, http://… or https://…"));
 }
 
 void normalise_engine(Document& document, const KeyTable& table, Problems& problems, Report* report) {
@@ -129,6 +129,13 @@ ordered_json write_engine_config(const EngineConfig& config) {
   return out;
 }
 
+ordered_json shown_engine_config(const EngineConfig& config) {
+  EngineConfig shown = config;
+  std::string& uri = shown.monitors.mlflow.tracking_uri;
+  uri = uri.substr(0, uri.find('?'));
+  return write_engine_config(shown);
+}
+
 }  // namespace config
 
 EngineConfig load_engine_config(const std::string& file, const ConfigOptions& options) {
@@ -145,7 +152,7 @@ EngineConfig validated(const EngineConfig& config, int world_size) {
 
 std::string dump_resolved(const EngineConfig& config) {
   using nlohmann::ordered_json;
-  return config::write_engine_config(config).dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n";
+  return config::shown_engine_config(config).dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n";
 }
 
 }  // namespace tessera

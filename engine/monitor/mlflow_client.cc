@@ -89,12 +89,17 @@ MlflowParams flattened(const ordered_json& params) {
   return out;
 }
 
-MlflowClient::MlflowClient(HttpClient& http, std::string server) : http_(http), server_(std::move(server)) {
+MlflowClient::MlflowClient(HttpClient& http, const std::string& server) : http_(http), server_(server.substr(0, server.find('?'))) {
+  if (server_.size() < server.size()) query_ = server.substr(server_.size() + 1);
   while (server_.ends_with('/')) server_.pop_back();
 }
 
+std::string MlflowClient::with_query(const std::string& url) const {
+  return query_.empty() ? url : str(url, url.find('?') == url.npos ? '?' : '&', query_);
+}
+
 json MlflowClient::call(const std::string& method, const std::string& path, const json& body) {
-  HttpRequest request{.method = method, .url = server_ + kApi + path};
+  HttpRequest request{.method = method, .url = with_query(server_ + kApi + path)};
   if (method != "GET") request.body = body.dump(-1, ' ', false, json::error_handler_t::replace);
   HttpResponse response;
   try {
@@ -202,7 +207,7 @@ std::string MlflowClient::artifact_url(const std::string& name) const {
     url.append("/").append(url_encoded(name.substr(start, slash - start)));
     start = slash + 1;
   }
-  return url;
+  return with_query(url);
 }
 
 void MlflowClient::put(HttpRequest request) {

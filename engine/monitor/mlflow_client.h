@@ -51,9 +51,11 @@ MlflowParams flattened(const nlohmann::ordered_json& params);
 /// Owns nothing on the server; borrows the HttpClient. One thread uses it. All members wait for the server and throw MlflowError.
 class MlflowClient {
  public:
-  /// `server`: "http://host:5000", with or without a slash at its end.
-  MlflowClient(HttpClient& http, std::string server);
+  /// `server`: "http://host:5000", with or without a slash at its end. What stands after a '?' ("?token=…") goes into every request, and
+  /// nowhere else.
+  MlflowClient(HttpClient& http, const std::string& server);
 
+  /// Without what stands after a '?'.
   const std::string& server() const { return server_; }
   const std::string& run_id() const { return run_id_; }
 
@@ -76,10 +78,11 @@ class MlflowClient {
   std::string experiment_id(const std::string& name);
   void take_run(const nlohmann::json& answer);
   std::string artifact_url(const std::string& name) const;
+  std::string with_query(const std::string& url) const;
   void put(HttpRequest request);
 
   HttpClient& http_;
-  std::string server_;
+  std::string server_, query_;
   std::string run_id_;
   std::string artifact_root_;
   std::set<std::string> known_params_;

@@ -44,7 +44,7 @@ MlflowOptions mlflow_options(const MlflowConfig& config, const MonitoredRun& run
   MlflowOptions options;
   options.server = first_of(config.tracking_uri, environment("MLFLOW_TRACKING_URI"), options.server);
   if (!is_mlflow_server(options.server))
-    throw ConfigError(str("MLFLOW_TRACKING_URI: found ", options.server.find('@') == options.server.npos ? str("\"", options.server, "\"") : "a user's name in it",
+    throw ConfigError(str("MLFLOW_TRACKING_URI: found ", options.server.find('@') == options.server.npos ? str("\"", options.server.substr(0, options.server.find('?')), "\"") : "a user's name in it",
                           "; expected the address of a server, http://… or https://…"));
   options.experiment = first_of(config.experiment_name, environment("MLFLOW_EXPERIMENT_NAME"), options.experiment);
   options.run_name = first_of(config.run_name, run.name, "");

@@ -5,15 +5,18 @@
 
 #include "comm/init.h"
 #include "core/error.h"
-#include "tests/support/errors.h"
+#include "tests/comm/comm_testing.h"
 
 namespace tessera::comm {
 namespace {
 
 using tessera::testing::error_of;
 
-TEST(Agreement, AFailureOfOneRankIsAllRanks) {
-  run_threads(3, {}, [](CommunicatorPtr comm) {
+class Agreement : public testing::EachBackend {};
+INSTANTIATE_TEST_SUITE_P(Backends, Agreement, ::testing::Values("gloo", "shm"), testing::backend_name);
+
+TEST_P(Agreement, AFailureOfOneRankIsAllRanks) {
+  run_threads(3, testing::quick_options(GetParam()), [](CommunicatorPtr comm) {
     EXPECT_EQ(failure_on_any(*comm, "test", [] {}), "");
     const auto fail_on = [&](int first) { return [&, first] { if (comm->rank() >= first) throw Error("a file is missing\nand more"); }; };
     EXPECT_EQ(error_of<DataError>([&] { on_all_ranks<DataError>(*comm, "test", fail_on(1)); }), "rank 1: a file is missing");
@@ -22,8 +25,8 @@ TEST(Agreement, AFailureOfOneRankIsAllRanks) {
   });
 }
 
-TEST(Agreement, RankZerosAnswerIsAllRanks) {
-  run_threads(2, {}, [](CommunicatorPtr comm) {
+TEST_P(Agreement, RankZerosAnswerIsAllRanks) {
+  run_threads(2, testing::quick_options(GetParam()), [](CommunicatorPtr comm) {
     int num_asked = 0;
     const auto answer = [&](const std::string& text) { return from_rank_0<DataError>(*comm, "test", [&] { return ++num_asked, text; }); };
     EXPECT_EQ(answer(comm->rank() == 0 ? "global_step10" : "another"), "global_step10");

@@ -11,6 +11,7 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <set>
 #include <stdexcept>
 
 namespace tessera::comm::testing {
@@ -96,7 +97,7 @@ Variables rank_variables(int rank, int world_size, int port) {
           {"OMP_NUM_THREADS", "1"}};
 }
 
-int free_port() {
+static int any_free_port() {
   const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in address{};
   address.sin_family = AF_INET;
@@ -108,6 +109,13 @@ int free_port() {
   }
   ::close(fd);
   return ntohs(address.sin_port);
+}
+
+int free_port() {
+  static std::set<int> given;  // several groups may start at once
+  int port = any_free_port();
+  while (!given.insert(port).second) port = any_free_port();
+  return port;
 }
 
 }  // namespace tessera::comm::testing

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/ATen.h>
+#include <gtest/gtest.h>
 
 #include <chrono>
 #include <cstdint>
@@ -25,6 +26,11 @@ inline Options quick_options(const std::string& backend) {
   options.rendezvous_timeout = std::chrono::seconds(30);
   return options;
 }
+
+/// Tests that run on each backend that has ranks; GetParam() is its name.
+class EachBackend : public ::testing::TestWithParam<std::string> {};
+
+inline std::string backend_name(const ::testing::TestParamInfo<std::string>& info) { return info.param; }
 
 /// Element i of rank r's buffer: a small integer, so that sums over 9 ranks are exact in every dtype, uint8
 /// and bf16 included.

@@ -9,6 +9,7 @@
 #include "comm/c10d.h"
 #include "comm/gloo.h"
 #include "comm/init.h"
+#include "comm/shm.h"
 #include "core/str.h"
 #include "tests/comm/comm_testing.h"
 
@@ -16,16 +17,19 @@ namespace tessera::comm {
 namespace {
 
 using testing::error_of;
-using ::testing::Test;
 
-Options with_timeout(std::chrono::milliseconds timeout) {
+class ExchangeTest : public testing::EachBackend {};
+INSTANTIATE_TEST_SUITE_P(Backends, ExchangeTest, ::testing::Values("gloo", "shm"), testing::backend_name);
+
+Options with_timeout(const std::string& backend, std::chrono::milliseconds timeout) {
   Options options;
+  options.backend = backend;
   options.timeout = timeout;
   options.rendezvous_timeout = std::chrono::seconds(20);
   return options;
 }
 
-TEST(ExchangeTest, TheStoreDoesNotGrow) {
+TEST_P(ExchangeTest, TheStoreDoesNotGrow) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   const GroupStore group_store(store, "the store");
   std::vector<std::thread> threads;
@@ -38,6 +42,7 @@ TEST(ExchangeTest, TheStoreDoesNotGrow) {
       gloo.size = 3;
       gloo.timeout = gloo.connect_timeout = std::chrono::seconds(20);
       C10dCommunicator comm(family, gloo.timeout, [&](const GroupStore& under, FailureHook hook) {
+        if (GetParam() == "shm") return make_shm_transport(under, rank, 3, gloo.timeout, gloo.connect_timeout);
         return make_gloo_transport(under, gloo, std::move(hook));
       });
       for (int i = 0; i < 200; ++i) {
@@ -54,10 +59,10 @@ TEST(ExchangeTest, TheStoreDoesNotGrow) {
   for (int rank = 0; rank < 3; ++rank) EXPECT_EQ(num_keys_early[rank], num_keys_late[rank]);
 }
 
-TEST(ExchangeTest, NamesTheRanksThatDidNotCome) {
+TEST_P(ExchangeTest, NamesTheRanksThatDidNotCome) {
   std::mutex mutex;
   std::vector<std::string> errors(4);
-  run_threads(4, with_timeout(std::chrono::seconds(20)), [&](CommunicatorPtr comm) {
+  run_threads(4, with_timeout(GetParam(), std::chrono::seconds(20)), [&](CommunicatorPtr comm) {
     if (comm->rank() == 1 || comm->rank() == 3) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1200));
     }
@@ -74,10 +79,10 @@ TEST(ExchangeTest, NamesTheRanksThatDidNotCome) {
   }
 }
 
-TEST(ExchangeTest, DifferentLabelsAreAnError) {
+TEST_P(ExchangeTest, DifferentLabelsAreAnError) {
   std::mutex mutex;
   std::vector<std::string> errors;
-  run_threads(2, with_timeout(std::chrono::seconds(20)), [&](CommunicatorPtr comm) {
+  run_threads(2, with_timeout(GetParam(), std::chrono::seconds(20)), [&](CommunicatorPtr comm) {
     const std::string error = error_of([&] { comm->exchange("x", comm->rank() == 0 ? "plan" : "report"); });
     std::lock_guard lock(mutex);
     errors.push_back(error);
@@ -88,10 +93,10 @@ TEST(ExchangeTest, DifferentLabelsAreAnError) {
   }
 }
 
-TEST(ExchangeTest, ARankThatLeftIsNoticedAtOnce) {
+TEST_P(ExchangeTest, ARankThatLeftIsNoticedAtOnce) {
   const auto start = std::chrono::steady_clock::now();
   std::string error;
-  run_threads(2, with_timeout(std::chrono::seconds(60)), [&](CommunicatorPtr comm) {
+  run_threads(2, with_timeout(GetParam(), std::chrono::seconds(60)), [&](CommunicatorPtr comm) {
     if (comm->rank() == 0) error = error_of([&] { comm->exchange("x", "plan"); });
   });
   EXPECT_LT(testing::seconds_since(start), 5);

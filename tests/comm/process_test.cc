@@ -5,12 +5,15 @@
 #include <unistd.h>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include <cstdlib>
+#include <filesystem>
 #include <memory>
 #include <thread>
 
 #include "comm/network.h"
 #include "core/file_descriptor.h"
 #include "core/str.h"
+#include "launcher/launch.h"
 #include "tests/comm/comm_testing.h"
 
 namespace tessera::comm {
@@ -252,6 +255,22 @@ TEST_P(KilledRank, EndsEveryWait) {
   EXPECT_LT(seconds_since(begin), 10);
 }
 
+TEST_P(OnEachBackend, AKilledRankEndsWaitsUnderTheLauncherToo) {
+  ::setenv("TEST_BACKEND", GetParam().c_str(), 1);
+  ::setenv("TEST_VICTIM", "1", 1);
+  for (const char* what : {"all_reduce", "exchange"}) {
+    launcher::Options options;
+    options.nproc = 3;
+    options.program = (std::filesystem::read_symlink("/proc/self/exe").parent_path() / "comm_test_rank").string();
+    options.args = {"wait", what};
+    const auto begin = Clock::now();
+    EXPECT_EQ(launcher::run(options, Logger()), 128 + SIGKILL);
+    EXPECT_LT(seconds_since(begin), 15);
+  }
+  ::unsetenv("TEST_BACKEND");
+  ::unsetenv("TEST_VICTIM");
+}
+
 TEST(ProcessTest, AKilledRankEndsTheWaitForSharedMemory) {
   for (const std::string what : {"allocate_symmetric", "allocate_shared"}) {
     const Processes processes = start("wait", 2, {{"TEST_BACKEND", "shm"}, {"TEST_VICTIM", "0"}}, what);
@@ -370,7 +389,7 @@ TEST(ProcessTest, TooFewFilesThatMayBeOpenAreAnErrorAtOnce) {
   for (const std::string limit : {"12", "16", "24"}) {
     for (const auto& process : start("sum", 2, {{"TEST_NOFILE", limit}})) {
       EXPECT_EQ(process->wait(), 3);
-      EXPECT_NE(process->output().find(str("may have no more than ", limit, " files open, and 2 ranks need about ")), std::string::npos)
+      EXPECT_NE(process->output().find(str("may have no more than ", limit, " files open, and a group of 2 ranks needs about ")), std::string::npos)
           << process->output();
     }
   }

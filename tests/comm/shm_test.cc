@@ -2,18 +2,24 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <fcntl.h>
+#include <sys/mman.h>
 #include <unistd.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include <array>
 #include <atomic>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <memory>
 #include <random>
 #include <thread>
 
 #include "comm/init.h"
+#include "comm/group_store.h"
 #include "comm/shm/available_memory.h"
+#include "comm/shm/peers.h"
 #include "comm/shm/shared_memory.h"
 #include "comm/shm/sum.h"
 #include "core/str.h"
@@ -242,6 +248,74 @@ TEST(SharedMemory, LimitsOfContainersCount) {
   write("sys/fs/cgroup/memory/docker/c/memory.stat", "inactive_file 1\ntotal_inactive_file 150\ntotal_active_file 50\n");
   EXPECT_EQ(shm::available_memory(root), 100);
   std::filesystem::remove_all(root);
+}
+
+// ------------------------------------------------------------------------------------ who waits, and for whom
+
+using std::chrono::milliseconds;
+
+GroupStore new_store() { return {c10::make_intrusive<c10d::HashStore>(), "the test's store"}; }
+
+/// Two ends, rank 0's and rank 1's.
+std::array<std::unique_ptr<shm::Peers>, 2> two_peers() {
+  const GroupStore store = new_store();
+  std::array<std::unique_ptr<shm::Peers>, 2> peers;
+  std::thread other([&] { peers[1] = std::make_unique<shm::Peers>(store, 1, 2, std::chrono::seconds(10)); });
+  peers[0] = std::make_unique<shm::Peers>(store, 0, 2, std::chrono::seconds(10));
+  other.join();
+  return peers;
+}
+
+TEST(Peers, TheMeetingHasALimit) {
+  EXPECT_EQ(error_of([] { shm::Peers(new_store(), 0, 2, milliseconds(200)); }), "rank 1 did not set up shared memory within 0.2 s");
+  const GroupStore store = new_store();
+  store.set("socket/1", std::string(32, '0'));  // it has come so far
+  const auto start = std::chrono::steady_clock::now();
+  EXPECT_EQ(error_of([&] { shm::Peers(store, 0, 2, milliseconds(200)); }), "rank 1 did not connect to rank 0 over a Unix socket within 0.2 s");
+  EXPECT_LT(testing::seconds_since(start), 3);
+}
+
+TEST(Peers, ReceivingHasALimit) {
+  const auto peers = two_peers();
+  int num_looks = 0;
+  const auto watch = [&] {
+    if (++num_looks > 100) throw std::logic_error("it still waits");
+  };
+  EXPECT_EQ(error_of([&] { peers[1]->receive(0, milliseconds(200), watch); }), "timed out after 0.2 s: rank 0 has sent no shared memory");
+}
+
+TEST(Peers, SendingHasALimit) {
+  const auto peers = two_peers();
+  const auto send_for_ever = [&] {
+    for (int i = 0; i < 1'000'000; ++i) peers[0]->send(1, -1, i, milliseconds(200));
+  };
+  EXPECT_EQ(error_of(send_for_ever), "timed out after 0.2 s: rank 1 takes no shared memory");
+}
+
+TEST(Peers, WhatTheStoreHasIsTakenOnlyInTheRightLength) {
+  for (const size_t length : {size_t{0}, size_t{31}, size_t{33}, size_t{4000}}) {
+    const GroupStore store = new_store();
+    store.set("socket/0", std::string(length, 'x'));
+    EXPECT_EQ(error_of([&] { shm::Peers(store, 1, 2, milliseconds(200)); }), str("the store has ", length, " bytes as socket/0, not 32"));
+  }
+  const GroupStore store = new_store();
+  std::thread zero([&] { EXPECT_NE(error_of([&] { shm::Peers(store, 0, 2, milliseconds(500)); }), ""); });
+  while (!store.has("socket/0")) std::this_thread::yield();
+  store.set("secret/0", "short");
+  EXPECT_EQ(error_of([&] { shm::Peers(store, 1, 2, milliseconds(500)); }), "the store has 5 bytes as secret/0, not 32");
+  zero.join();
+}
+
+TEST(SharedMemory, AFileThatIsShorterOrMayShrinkIsRefused) {
+  FileDescriptor shorter(memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  ASSERT_EQ(ftruncate(shorter.get(), 4096), 0);
+  ASSERT_EQ(fcntl(shorter.get(), F_ADD_SEALS, F_SEAL_SHRINK), 0);
+  EXPECT_EQ(error_of([&] { shm::SharedMemory::adopt(std::move(shorter), 8192); }),
+            "what came as 8192 bytes of shared memory is a file of 4096 bytes");
+  FileDescriptor unsealed(memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  ASSERT_EQ(ftruncate(unsealed.get(), 8192), 0);
+  EXPECT_EQ(error_of([&] { shm::SharedMemory::adopt(std::move(unsealed), 8192); }),
+            "what came as 8192 bytes of shared memory is a file of 8192 bytes that can shrink");
 }
 
 }  // namespace

@@ -80,6 +80,21 @@ TEST_F(ErrorFileTest, LastErrorLineIsTheLastThatSpeaksOfAnError) {
   EXPECT_EQ(last_error_line(folder_.path("absent")), "");
 }
 
+TEST_F(ErrorFileTest, ALogThatSaysMoreThanWasPrinted) {
+  const auto says_more = [&](const std::string& log, const std::vector<std::string>& told) {
+    std::ofstream(folder_.path("log")) << log;
+    return says_more_than(folder_.path("log"), told);
+  };
+  EXPECT_FALSE(says_more("", {}));
+  EXPECT_FALSE(says_more("\n \n", {}));
+  EXPECT_FALSE(says_more("\x1b[31m[error]\x1b[0m no such file\n", {"no such file"}));
+  EXPECT_FALSE(says_more("[error] rank 0 left the group: no such file\n", {"no such file"}));
+  EXPECT_FALSE(says_more("two\nlines\n", {"two lines"}));
+  EXPECT_TRUE(says_more("a warning\n[error] no such file\n", {"no such file"}));
+  EXPECT_TRUE(says_more("[error] no such file\n", {}));
+  EXPECT_FALSE(says_more_than(folder_.path("absent"), {}));
+}
+
 TEST_F(ErrorFileTest, LastErrorLineOfAHugeLogIsBounded) {
   std::string log(3'000'000, 'x');
   log += "\nerror: " + std::string(10'000, 'y');

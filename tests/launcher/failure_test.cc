@@ -31,6 +31,18 @@ TEST(FailureTest, SuccessHasNoCause) {
   EXPECT_EQ(cause({at(0, 0, 1), reported(1, 0, 2, 1)}), -1);
 }
 
+TEST(FailureTest, WhatAllRanksHaveReportedAlike) {
+  EXPECT_EQ(common_error({reported(0, exited(1), 9, 8), reported(1, exited(1), 7, 6)}), "error");
+  EXPECT_EQ(common_error({reported(0, exited(1), 9, 8), told(reported(1, SIGTERM, 7, 6))}), "error");
+  EXPECT_EQ(common_error({reported(0, exited(1), 9, 8), at(1, exited(1), 7)}), std::nullopt);
+  EXPECT_EQ(common_error({at(1, exited(1), 7), reported(0, exited(1), 9, 8)}), std::nullopt);
+  RankExit other = reported(1, exited(1), 7, 6);
+  other.report->message = "another";
+  EXPECT_EQ(common_error({reported(0, exited(1), 9, 8), other}), std::nullopt);
+  EXPECT_EQ(common_error({reported(0, exited(1), 9, 8), reported(1, 0, 7, 6)}), std::nullopt);
+  EXPECT_EQ(common_error({}), std::nullopt);
+}
+
 TEST(FailureTest, FirstByTimeNotByRankOrOrder) {
   EXPECT_EQ(cause({at(0, exited(1), 20), at(1, exited(2), 10)}), 1);
   // Rank 2 said so first, although it was slow to end.

@@ -80,6 +80,26 @@ TEST_F(LaunchTest, TemporaryLogsGoOnSuccessAndStayOnFailure) {
   EXPECT_EQ(line, "error: boom");
 }
 
+// 0.3 s apart: the first is no reason to end the others before they have said the same.
+TEST_F(LaunchTest, AMistakeOfAllRanksIsSaidOnceAndNoLogStays) {
+  EXPECT_EQ(run_tool(3, {"fail_alike", "4", "data.path: no such folder"}), 4);
+  EXPECT_EQ(errors(), "error: data.path: no such folder\n");
+  EXPECT_TRUE(fs::is_empty(temporary_.path()));
+}
+
+TEST_F(LaunchTest, ALogThatSaysNoMoreThanWasPrintedDoesNotStay) {
+  EXPECT_EQ(run_tool(2, {"raise", "0", std::to_string(SIGKILL)}), 128 + SIGKILL);
+  EXPECT_EQ(errors().find("the log of rank"), std::string::npos) << errors();
+  EXPECT_TRUE(fs::is_empty(temporary_.path()));
+}
+
+TEST_F(LaunchTest, TheLimitOfTheRendezvousReachesTheRanks) {
+  ASSERT_EQ(run_tool(2, {"env"}, {"--rendezvous-timeout", "7.5"}), 0);
+  EXPECT_THAT(folder_.read("env_1"), HasSubstr("\nTESSERA_RENDEZVOUS_TIMEOUT_S=7.5\n"));
+  EXPECT_EQ(run_tool(2, {"env"}, {"--rendezvous-timeout", "0"}), 1);
+  EXPECT_THAT(errors(), HasSubstr("--rendezvous-timeout 0: expected seconds above 0"));
+}
+
 TEST_F(LaunchTest, VariablesAreTorchruns) {
   ASSERT_EQ(run_tool(2, {"env"}), 0);
   const std::string env = folder_.read("env_1");

@@ -79,6 +79,15 @@ int fail(const Args& args, bool quiet) {
   return std::stoi(args.at(1));
 }
 
+/// fail_alike CODE MESSAGE: all report the same, one after another, and say so.
+int fail_alike(const Args& args) {
+  wait_for_all();
+  sleep_ms(300 * rank);
+  tessera::launcher::report_error(args.at(1));
+  if (rank > 0) std::cerr << "[error] " << args.at(1) << std::endl;
+  return std::stoi(args.at(0));
+}
+
 /// The rank named first reports its error and is slow to end; the others are quick to complain of it.
 int cascade(const Args& args) {
   wait_for_all();
@@ -199,6 +208,7 @@ int main(int argc, char** argv) {
       {"fail", [](const Args& args) { return fail(args, false); }},
       {"fail_quietly", [](const Args& args) { return fail(args, true); }},
       {"cascade", cascade},
+      {"fail_alike", fail_alike},
       {"raise", raise_signal},
       {"hang", hang},
       {"save", save},

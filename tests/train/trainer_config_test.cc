@@ -48,8 +48,9 @@ TEST(TrainerConfig, EveryKeyReachesItsField) {
   expected.backend = "gloo";
   expected.num_threads = 2;
   expected.timeout_s = 1.5;
+  expected.rendezvous_timeout_s = 2.5;
   RunConfig run = parse(R"("name": "n", "output_dir": "/tmp/o", "max_steps": 1e2, "eval_every_epochs": 0, "eval_every_steps": 50,
-      "eval_batch_size": 7, "device": "CPU", "num_threads": 2}, "comm": {"backend": "gloo", "timeout_s": 1.5)");
+      "eval_batch_size": 7, "device": "CPU", "num_threads": 2}, "comm": {"backend": "gloo", "timeout_s": 1.5, "rendezvous_timeout_s": 2.5)");
   EXPECT_EQ(run.trainer, expected);
   const TrainerConfig data = parse(R"("num_workers": 3, "prefetch_factor": 5, "pin_memory": false}, "dataloader_drop_last": false, "comm": {)").trainer;
   EXPECT_EQ(data.dataloader_num_workers, 3);

@@ -45,6 +45,16 @@ TEST(MonitorKeys, OursAndBackAgain) {
   EXPECT_EQ(parse_engine_config(dump_resolved(config)), config);
 }
 
+TEST(MonitorKeys, WhatMayBeAPasswordIsUsedAndNotShown) {
+  const EngineConfig config = parse(R"("mlflow": {"tracking_uri": "https://mlflow.example.org/?token=s3cret"})");
+  EXPECT_EQ(config.monitors.mlflow.tracking_uri, "https://mlflow.example.org/?token=s3cret");
+  EXPECT_EQ(validated(config, 1).monitors.mlflow.tracking_uri, config.monitors.mlflow.tracking_uri);
+  EXPECT_EQ(parse_engine_config(dump_resolved(config)).monitors.mlflow.tracking_uri, "https://mlflow.example.org/");
+  EXPECT_EQ(dump_resolved(config).find("s3cret"), std::string::npos);
+  for (const char* uri : {"ftp://mlflow.example.org/?token=s3cret", "https://user:s3cret@mlflow.example.org/"})
+    EXPECT_EQ(error_for(std::string(R"("mlflow": {"tracking_uri": ")") + uri + "\"}").find("s3cret"), std::string::npos);
+}
+
 TEST(MonitorKeys, WhatIsWrong) {
   EXPECT_EQ(error_for(R"("tensorboard": {"enabled": true, "out_path": "x"})"),
             "c.json:1: tensorboard.out_path: unknown key (did you mean \"output_path\"?), found \"x\" (a string); expected one of enabled, "

@@ -132,6 +132,17 @@ class FailingServerTest(MonitorTest):
             self.send(server.uri, ["scalars", 1, {"loss": 1}], close_s=2, env=environment)
             self.assertEqual({authorization for _, _, authorization in server.received}, {header})
 
+    def test_a_token_in_the_address(self):
+        """It goes into each request, and into no warning."""
+        server = self.serve(lambda number: 200 if number != 2 else 400)
+        for uri in (f"{server.uri}/?token=s3cret", f"http://127.0.0.1:{free_port()}?token=s3cret"):
+            warnings = self.send(uri, ["params", {"a": 1}], ["scalars", 1, {"loss": 1}], close_s=3.5)
+            self.assertEqual(len(warnings), 1, warnings)
+            self.assertNotIn("s3cret", warnings[0])
+        paths = [path for path, _, _ in server.received]
+        self.assertTrue(paths and all("token=s3cret" in path for path in paths), paths)
+        self.assertIn("/api/2.0/mlflow/experiments/get-by-name?experiment_name=Default&token=s3cret", paths)
+
     def test_an_environment_that_names_no_server(self):
         _, warnings = self.monitor({"mlflow": {"enabled": True}}, *CALLS, ["close", "FINISHED"], env={"MLFLOW_TRACKING_URI": "sqlite:///x.db"})
         self.assertEqual(warnings, ['warning: mlflow: MLFLOW_TRACKING_URI: found "sqlite:///x.db"; expected the address of a server, '
