@@ -3,7 +3,7 @@
 #   make demo ARGS="--set zero_optimization.stage=3"        make test ARGS="-L zero"
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build demo data test asan bench bench-peers methods soak fuzz clean distclean
+.PHONY: help deps build demo data test asan tsan bench bench-peers methods soak fuzz mutants clean distclean
 SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 NPROC ?= 2
@@ -33,6 +33,11 @@ asan:  ## the same under AddressSanitizer and UndefinedBehaviorSanitizer, in bui
 	@scripts/build.sh asan
 	@scripts/test.sh asan $(ARGS)
 
+tsan:  ## what threads share, under ThreadSanitizer: collectives, asynchronous saves, the data loader
+	@scripts/setup.sh --python
+	@scripts/build.sh tsan comm_test engine_checkpoint_test train_test
+	@scripts/test.sh tsan -R '^(comm_test|engine_checkpoint_test|train_test)$$' $(ARGS)
+
 bench:  ## builds and runs the benchmarks
 	@scripts/setup.sh --python
 	@scripts/build.sh release benchmarks
@@ -60,8 +65,12 @@ fuzz: deps  ## feeds damaged checkpoints to what reads them; needs clang++; SECO
 	@scripts/build.sh fuzz fuzzers
 	@tests/checkpoint/fuzz/run.sh
 
+mutants:  ## puts realistic bugs into a copy, one at a time, and counts those that the tests notice: about an hour
+	@scripts/setup.sh --python
+	@nice python3 -B tests/mutants/mutants.py $(ARGS)
+
 clean:  ## removes what was built
-	@rm -rf build build-debug build-asan build-fuzz
+	@rm -rf build build-debug build-asan build-tsan build-fuzz build-mutants
 
 distclean: clean  ## and what was installed into .deps/
 	@rm -rf .deps

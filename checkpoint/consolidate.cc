@@ -231,6 +231,10 @@ class BatchWriter {
     return written;
   }
 
+  int64_t num_overflowed() const { return num_overflowed_; }
+  /// Of the first tensor with an element that overflowed; there must be one.
+  const std::string& first_overflowed() const { return writer_.tensors()[first_overflowed_].name; }
+
  private:
   int64_t write(size_t tensor, std::span<const std::byte> data) {
     const ElementType from = saved_[tensor].type, to = writer_.tensors()[tensor].type;
@@ -243,7 +247,10 @@ class BatchWriter {
       const int64_t numel = std::min(kConvertNumel, static_cast<int64_t>(data.size()) / size_bytes(from));
       const auto source = data.first(static_cast<size_t>(numel * size_bytes(from)));
       const auto target = std::span(scratch_).first(static_cast<size_t>(numel * size_bytes(to)));
-      convert(source, from, target, to);
+      if (const int64_t count = convert(source, from, target, to); count > 0) {
+        if (num_overflowed_ == 0) first_overflowed_ = tensor;
+        num_overflowed_ += count;
+      }
       writer_.append(target);
       written += static_cast<int64_t>(target.size());
       data = data.subspan(source.size());
@@ -254,12 +261,14 @@ class BatchWriter {
   ModelWriter& writer_;
   const std::vector<SavedTensor>& saved_;
   std::vector<std::byte> scratch_;
+  int64_t num_overflowed_ = 0;
+  size_t first_overflowed_ = 0;  // tensor
 };
 
 }  // namespace
 
 ConsolidateResult consolidate(const ConsolidateOptions& options) {
-  TESSERA_CHECK(options.dtype == DType::kFloat32 || options.dtype == DType::kBFloat16, "dtype ", name_of(options.dtype));
+  TESSERA_CHECK(options.dtype != DType::kFloat64, "dtype ", name_of(options.dtype));
   const Checkpoint checkpoint = Checkpoint::open(options.directory, options.tag);
   Model model = model_of(checkpoint, options.dtype);
   const Disk disk(options.disk);
@@ -280,6 +289,8 @@ ConsolidateResult consolidate(const ConsolidateOptions& options) {
     if (options.progress) options.progress(result.bytes, writer->total_bytes());
   }
   writer->finish();
+  result.num_overflowed = batches.num_overflowed();
+  if (result.num_overflowed > 0) result.first_overflowed = batches.first_overflowed();
   return result;
 }
 

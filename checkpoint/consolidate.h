@@ -23,7 +23,7 @@ struct ConsolidateOptions {
   std::string tag;                  ///< empty: the one `latest` names
   std::filesystem::path output;     ///< a file; with max_shard_bytes a folder
   ModelFormat format = ModelFormat::kSafetensors;
-  /// fp32 or bf16: the type of all floating-point tensors written. Trainable parameters come from their fp32 masters;
+  /// fp32, bf16 or fp16: the type of all floating-point tensors written. Trainable parameters come from their fp32 masters;
   /// integers and booleans stay what they are.
   DType dtype = DType::kFloat32;
   int64_t max_shard_bytes = 0;  ///< see ModelWriterOptions
@@ -37,6 +37,8 @@ struct ConsolidateResult {
   int64_t num_names = 0;             ///< and each
   int64_t numel = 0;                 ///< elements of all tensors, each counted once
   int64_t bytes = 0;                 ///< of them, as written
+  int64_t num_overflowed = 0;         ///< finite elements that are infinite in the type written
+  std::string first_overflowed = {};  ///< the first tensor with such an element; empty: none
 };
 
 /// Local. Writes all parameters (trainable and frozen, under each of their names) and persistent buffers. Every block read

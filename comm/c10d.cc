@@ -3,9 +3,12 @@
 #include <ATen/ATen.h>
 
 #include <exception>
+#include <numeric>
+#include <vector>
 
 #include "comm/c10d_group.h"
 #include "comm/self.h"
+#include "comm/waits.h"
 #include "core/error.h"
 #include "core/str.h"
 
@@ -37,6 +40,46 @@ void Family::leave(std::string_view reason) {
   }
 }
 
+void Family::enroll(const std::string& group, std::weak_ptr<const Ledger> ledger) {
+  const std::lock_guard lock(mutex_);
+  ledgers_[group] = std::move(ledger);
+}
+
+// A group that another thread uses (an asynchronous checkpoint's) is left out: while this thread waits, that one goes on.
+std::optional<std::string> Family::compare_waits(const std::string& group, int64_t number) {
+  Waiting mine{.group = group, .number = number, .text = "", .issued = {}};
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [name, weak] : ledgers_) {
+      const auto ledger = weak.lock();
+      if (!ledger) continue;
+      if (name == group) mine.text = ledger->text_of(number);
+      if (const auto issued = ledger->issued_by_this_thread()) mine.issued[name] = *issued;
+    }
+  }
+  std::vector<std::optional<Waiting>> waiting(static_cast<size_t>(size_));
+  try {
+    said_waiting_ = true;
+    store_.set(str("waits/", rank_), mine.encode());
+    for (int r = 0; r < size_; ++r) {
+      if (r == rank_ || !store_.has(str("waits/", r))) continue;
+      if (const std::string theirs = store_.get(str("waits/", r)); !theirs.empty()) waiting[static_cast<size_t>(r)] = Waiting::decode(theirs);
+    }
+  } catch (const CommError&) {
+    return std::nullopt;  // a store that is gone shows elsewhere
+  }
+  waiting[static_cast<size_t>(rank_)] = std::move(mine);
+  return describe_circle(waiting, rank_);
+}
+
+void Family::stop_waiting() {
+  if (!said_waiting_.exchange(false)) return;
+  try {
+    store_.set(str("waits/", rank_), "");
+  } catch (const CommError&) {
+  }
+}
+
 std::chrono::steady_clock::time_point Family::patience_ends() {
   // Half of the two seconds that a launcher gives it to end (a rank that was killed never reports): the rest is for what it still has to say,
   // to MLflow's server for one.
@@ -50,9 +93,18 @@ Family::~Family() {
   const bool in_order = !left_ && std::uncaught_exceptions() == 0;
   leave(in_order ? kLeftInOrder : std::string_view("an error ended it"));
   if (!serves_) return;
-  try {
-    store_.await_ranks("left/", size_, in_order ? kFarewell : kFarewellAfterError, [] {});
-  } catch (const CommError&) {
+  const auto deadline = std::chrono::steady_clock::now() + (in_order ? kFarewell : kFarewellAfterError);
+  std::vector<int> others(static_cast<size_t>(size_));
+  std::iota(others.begin(), others.end(), 0);
+  while (std::chrono::steady_clock::now() < deadline) {
+    try {
+      store_.await_ranks("left/", others, std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now()), [] {});
+      return;
+    } catch (const RankIsGone& gone) {
+      std::erase(others, gone.rank());
+    } catch (const CommError&) {
+      return;
+    }
   }
 }
 
@@ -60,7 +112,7 @@ C10dCommunicator::C10dCommunicator(std::shared_ptr<Family> family, std::chrono::
                                    const MakeTransport& make)
     : exceptions_at_birth_(std::uncaught_exceptions()) {
   const GroupStore store = family->store().under("group");
-  group_ = std::make_shared<Group>(std::move(family), store, timeout);
+  group_ = std::make_shared<Group>(std::move(family), store, timeout, "main");
   group_->open(make);
 }
 
@@ -123,6 +175,8 @@ at::Tensor C10dCommunicator::allocate_symmetric(int64_t bytes, at::Device device
 }
 
 at::Tensor C10dCommunicator::peer_view(const at::Tensor& mine, int rank) { return group_->transport().peer_view(mine, rank); }
+
+bool C10dCommunicator::wait_blocks() const { return group_->transport().wait_blocks(); }
 
 bool C10dCommunicator::buffers_reductions() const { return group_->transport().buffers_reductions(); }
 

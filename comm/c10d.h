@@ -8,13 +8,15 @@
 //  2. It aborts its transport, which closes its connections; the others' pending collectives fail in turn.
 //  3. It waits up to 1 s, once for all its groups, for the others' reports, compares the lists of collectives, and names the ranks that
 //     went another way, left the group, are behind, or have said nothing.
-// A wait() that lasts also compares lists every few seconds: ranks that issue different collectives would
-// otherwise wait for the timeout, 30 minutes by default.
+// A wait() that lasts also compares lists every few seconds, and who waits for whom over all groups (waits.h): ranks that issue
+// different collectives would otherwise wait for the timeout, 30 minutes by default.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -48,6 +50,13 @@ class Family {
   /// Local. Tells the other ranks why this one leaves; the first reason stands. Never throws.
   void leave(std::string_view reason);
 
+  /// Local. A new group of the family, under a name that is the same on all ranks.
+  void enroll(const std::string& group, std::weak_ptr<const Ledger> ledger);
+  /// Local. Says what this rank waits for, until stop_waiting(). Returns a sentence if it is one of a circle of ranks that
+  /// wait for each other. Never throws.
+  std::optional<std::string> compare_waits(const std::string& group, int64_t number);
+  void stop_waiting();
+
  private:
   const GroupStore store_;
   const int rank_;
@@ -56,6 +65,8 @@ class Family {
   std::mutex mutex_;  ///< guards what follows
   bool left_ = false;
   std::optional<std::chrono::steady_clock::time_point> patience_ends_;
+  std::map<std::string, std::weak_ptr<const Ledger>> ledgers_;
+  std::atomic<bool> said_waiting_ = false;
 };
 
 /// Makes the transport of a group whose ranks meet under the given store.
@@ -85,6 +96,7 @@ class C10dCommunicator final : public Communicator {
   std::shared_ptr<Communicator> duplicate(std::string_view name) override;
   at::Tensor allocate_symmetric(int64_t bytes, at::Device device, std::string_view label) override;
   at::Tensor peer_view(const at::Tensor& mine, int rank) override;
+  bool wait_blocks() const override;
   bool buffers_reductions() const override;
   at::Tensor allocate_shared(int64_t bytes, std::string_view label) override;
 

@@ -14,8 +14,9 @@ using std::chrono::milliseconds;
 
 /// A wait longer than this compares lists of collectives, and again after every further such time.
 constexpr milliseconds kStall{5000};
-/// Connecting is a matter of seconds once all ranks have met; this is for a rank that dies in the middle of
-/// it.
+/// And one longer than this looks whether all ranks are alive, and again after every further such time.
+constexpr milliseconds kLook{500};
+/// Connecting is a matter of seconds once all ranks have met; this is for a rank that hangs in the middle of it.
 constexpr milliseconds kOpening = std::chrono::minutes(2);
 
 /// Gloo and NCCL say "Timed out", "timeout" in some form when the time ran out on this rank. Gloo's word for
@@ -54,11 +55,14 @@ std::optional<std::string> Flight::failure() const {
   return std::nullopt;
 }
 
-C10dCommunicator::Group::Group(std::shared_ptr<Family> family, GroupStore store, milliseconds timeout)
+C10dCommunicator::Group::Group(std::shared_ptr<Family> family, GroupStore store, milliseconds timeout, std::string name)
     : family_(std::move(family)),
       store_(std::move(store)),
       ledger_(std::make_shared<Ledger>(family_->rank(), family_->size(), store_, family_->store())),
-      timeout_(timeout) {}
+      timeout_(timeout),
+      name_(std::move(name)) {
+  family_->enroll(name_, ledger_);
+}
 
 void C10dCommunicator::Group::open(const MakeTransport& make) {
   transport_ = make(store_, failure_reporter());
@@ -130,6 +134,7 @@ void C10dCommunicator::Group::reap() {
 void C10dCommunicator::Group::wait(Flight& flight) {
   if (error_ && !(flight.finished() && !flight.failure())) throw CommError(*error_);
   for (const C10dWork& part : flight.parts) wait_for_part(flight, *part);
+  family_->stop_waiting();
   if (flight.finish) std::exchange(flight.finish, nullptr)();
   flight.buffers.clear();
   // On CUDA the operation is only ordered: its parts stay, so that reap() can notice a later failure.
@@ -138,9 +143,11 @@ void C10dCommunicator::Group::wait(Flight& flight) {
 
 void C10dCommunicator::Group::wait_for_part(const Flight& flight, c10d::Work& part) {
   const bool blocks = transport_->wait_blocks();
+  const milliseconds stall = std::min(kStall, std::max(timeout_ / 2, milliseconds(1)));
+  auto next_comparison = std::chrono::steady_clock::now() + stall;
   while (true) {
     try {
-      part.wait(blocks ? std::min(kStall, std::max(timeout_ / 2, milliseconds(1))) : kNoTimeout);
+      part.wait(blocks ? std::min(kLook, stall) : kNoTimeout);
       if (!blocks && part.isCompleted() && part.exception()) std::rethrow_exception(part.exception());
       return;
     } catch (const std::exception& error) {
@@ -151,12 +158,27 @@ void C10dCommunicator::Group::wait_for_part(const Flight& flight, c10d::Work& pa
         fail(flight.number, failure ? words_of(failure) : words_of(error), {}, timeout_);
       }
     }
+    check_all_alive(flight.number);
+    if (std::chrono::steady_clock::now() < next_comparison) continue;
     check_stalled(flight.number);
+    next_comparison = std::chrono::steady_clock::now() + stall;
+  }
+}
+
+void C10dCommunicator::Group::check_all_alive(int64_t number) {
+  try {
+    for (const int rank : store_.gone())
+      // One that has left in order has done its part, which may still be on its way.
+      if (ledger_->departure(rank) != kLeftInOrder) throw RankIsGone(rank);
+  } catch (const CommError& error) {  // or rank 0, with its store
+    fail(number, error.what(), {}, timeout_);
   }
 }
 
 void C10dCommunicator::Group::check_stalled(int64_t number) {
-  if (auto difference = ledger_->compare_stalled()) {
+  auto difference = ledger_->compare_stalled();
+  if (!difference) difference = family_->compare_waits(name_, number);
+  if (difference) {
     ledger_->report_fault(Fault::kClosed, number);
     fail_with(*std::move(difference));
   }
@@ -171,6 +193,7 @@ std::vector<std::string> C10dCommunicator::Group::exchange(const std::string& va
   try {
     store_.set(prefix + std::to_string(family_->rank()), str(label, '\n', value));
     await_exchange(prefix, number, timeout);
+    family_->stop_waiting();
     std::vector<std::string> values = read_exchange(prefix, label);
     // Everyone has come to this exchange, so everyone has read all of the one before.
     if (num_exchanges_ > 1) store_.erase(str("exchange/", num_exchanges_ - 1, "/", family_->rank()));
@@ -193,15 +216,17 @@ void C10dCommunicator::Group::await_exchange(const std::string& prefix, int64_t 
       if (r == family_->rank() || store_.has(prefix + std::to_string(r))) continue;
       if (ledger_->has_failed(r) || ledger_->departure(r)) give_up("a rank left", {});
     }
-    // One that was killed has said nothing. (Whoever has come to the exchange may go.)
-    const std::optional<int> gone = transport_->gone();
-    if (gone && !store_.has(prefix + std::to_string(*gone))) give_up(str("rank ", *gone, " is gone: its socket is closed"), {});
     if (std::chrono::steady_clock::now() >= next_comparison) {
       check_stalled(number);
       next_comparison = std::chrono::steady_clock::now() + kStall;
     }
   };
-  const std::vector<int> missing = store_.await_ranks(prefix, family_->size(), timeout, watch);
+  std::vector<int> missing;
+  try {
+    missing = store_.await_ranks(prefix, family_->size(), timeout, watch);
+  } catch (const RankIsGone& gone) {
+    give_up(gone.what(), {});
+  }
   if (!missing.empty()) give_up("timed out", missing);
   if (store_.has(prefix + "failed")) fail(number, "others gave up", {}, timeout);
 }
@@ -223,7 +248,9 @@ std::vector<std::string> C10dCommunicator::Group::read_exchange(const std::strin
 
 std::shared_ptr<C10dCommunicator::Group> C10dCommunicator::Group::duplicate(std::string_view name) {
   exchange("", str("duplicate \"", name, '"'), timeout_);
-  auto group = std::make_shared<Group>(family_, store_.under(str("duplicate/", ++num_duplicates_)), timeout_);
+  ++num_duplicates_;
+  auto group = std::make_shared<Group>(family_, store_.under(str("duplicate/", num_duplicates_)), timeout_,
+                                       str(name_, "/", num_duplicates_, " ", name));
   try {
     group->open([this](const GroupStore& store, FailureHook on_failure) {
       return transport_->duplicate(store, std::move(on_failure));
@@ -243,6 +270,7 @@ void C10dCommunicator::Group::fail(int64_t number, const std::string& cause, con
                                    milliseconds timeout) {
   ledger_->report_fault(fault_of(cause), number);
   transport_->abort();
+  if (auto circle = family_->compare_waits(name_, number)) fail_with(*std::move(circle));
   std::string message;
   try {
     message = ledger_->explain_failure(number, cause, missing, timeout, family_->patience_ends());

@@ -21,7 +21,8 @@ struct Flight {
 /// Owns the transport. One thread at a time.
 class C10dCommunicator::Group : public std::enable_shared_from_this<Group> {
  public:
-  Group(std::shared_ptr<Family> family, GroupStore store, std::chrono::milliseconds timeout);
+  /// `name`: the same on all ranks, and of this group alone.
+  Group(std::shared_ptr<Family> family, GroupStore store, std::chrono::milliseconds timeout, std::string name);
   /// Collective. Connects, and returns when all ranks have: a rank that is done early must not leave while
   /// others still connect to each other.
   void open(const MakeTransport& make);
@@ -48,7 +49,9 @@ class C10dCommunicator::Group : public std::enable_shared_from_this<Group> {
   /// Drops what has finished, and notices failures of works that nobody waits for.
   void reap();
   void wait_for_part(const Flight& flight, c10d::Work& part);
-  /// Compares lists of collectives with the other ranks that wait.
+  /// Fails when a rank's process has ended that had not left in order.
+  void check_all_alive(int64_t number);
+  /// Compares with the other ranks that wait: lists of collectives, and who waits for whom.
   void check_stalled(int64_t number);
   void await_exchange(const std::string& prefix, int64_t number, std::chrono::milliseconds timeout);
   std::vector<std::string> read_exchange(const std::string& prefix, std::string_view label);
@@ -60,6 +63,7 @@ class C10dCommunicator::Group : public std::enable_shared_from_this<Group> {
   GroupStore store_;
   std::shared_ptr<Ledger> ledger_;
   std::chrono::milliseconds timeout_;
+  std::string name_;
   std::optional<std::string> error_;  ///< once set, every call throws it
   std::deque<std::shared_ptr<Flight>> in_flight_;
   uint32_t next_tag_ = 0;

@@ -90,6 +90,10 @@ class Communicator {
   /// allocate_symmetric(): for reading. Undefined where ranks don't see each other's memory.
   virtual at::Tensor peer_view(const at::Tensor& mine, int rank);
 
+  /// Local. Whether Work::wait() blocks the thread until the result is there. False (CUDA): it makes the current stream wait,
+  /// and the thread goes on.
+  virtual bool wait_blocks() const { return true; }
+
   /// Local. Whether a reduce_scatter under way takes memory of its buffer's size: whoever issues many should then wait for some.
   virtual bool buffers_reductions() const { return false; }
   /// Collective. (bytes) uint8 zeros: one memory, which all ranks have mapped and may read and write. An all-gather into it

@@ -1,4 +1,6 @@
+#include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <cstdlib>
 #include <optional>
 
@@ -25,6 +27,16 @@ int parse(const char* name, const std::string& text, int least, int most) {
     throw CommError(str(name, "=", value, " is out of range: expected ", least, " to ", most));
   }
   return value;
+}
+
+std::chrono::milliseconds parse_seconds(const char* name, const std::string& text) {
+  constexpr double kMost_s = 1e6;
+  double value = 0;
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, value);
+  if (error != std::errc() || stop != end || !(value > 0 && value <= kMost_s))
+    throw CommError(str(name, "='", text, "': expected seconds, above 0 and at most ", kMost_s));
+  return std::chrono::milliseconds(std::max<int64_t>(1, std::llround(value * 1e3)));
 }
 
 int required(const char* name, const char* because, int least, int most) {
@@ -60,6 +72,7 @@ void read_rendezvous(Environment& env) {
   // torch's own test for it, letter by letter.
   env.agent_store = variable("TORCHELASTIC_USE_AGENT_STORE") == "True";
   env.restart_count = optional("TORCHELASTIC_RESTART_COUNT", 0, 0, kMost);
+  if (const auto seconds = variable("TESSERA_RENDEZVOUS_TIMEOUT_S")) env.rendezvous_timeout = parse_seconds("TESSERA_RENDEZVOUS_TIMEOUT_S", *seconds);
   if (env.rank == 0 && !env.agent_store) env.store_fd = optional("TESSERA_STORE_FD", -1, 0, kMost);
 }
 

@@ -68,6 +68,7 @@ class GlooTransport final : public Transport {
     try {
       group_ = c10::make_intrusive<GlooGroup>(store.c10d_store(), options.rank, options.size, group_options);
     } catch (const std::exception& error) {
+      store.blame_the_gone();
       throw CommError(str("rank ", options.rank, " cannot connect to the other ranks over ",
                           bound_to(options), " (", words_of(error), ")"));
     }

@@ -1,13 +1,16 @@
 // GroupStore: the rendezvous store (c10d's TCPStore or HashStore) as the rest of comm/ sees it: short texts
-// under keys, its errors turned into CommError, and waits that never hold the connection.
+// under keys, its errors turned into CommError, and waits that never hold the connection and notice ranks that have ended.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <chrono>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
+
+#include "comm/liveness.h"
 
 namespace tessera::comm {
 
@@ -17,7 +20,7 @@ class GroupStore {
  public:
   /// `where` names the server in errors: "rank 0 is gone: its store at 10.0.0.1:29500".
   GroupStore(c10::intrusive_ptr<c10d::Store> store, std::string where)
-      : store_(std::move(store)), where_(std::move(where)) {}
+      : store_(std::move(store)), watched_store_(store_), where_(std::move(where)) {}
 
   void set(const std::string& key, const std::string& value) const;
   /// The key must exist (has()).
@@ -28,22 +31,35 @@ class GroupStore {
   /// Sets the key unless it exists; returns the value it then has.
   std::string claim(const std::string& key, const std::string& value) const;
 
-  /// Waits for the keys `prefix`0 … `prefix`(size-1). Returns the ranks whose key did not appear in time.
-  /// Asks again at growing intervals instead of blocking on the server, so that other threads can use the
+  /// Waits for the keys `prefix`0 … `prefix`(size-1). Returns the ranks whose key did not appear in time. Throws RankIsGone for one that
+  /// has ended without its key. Asks again at growing intervals instead of blocking on the server, so that other threads can use the
   /// connection; `meanwhile` runs about every 100 ms and may throw.
   std::vector<int> await_ranks(const std::string& prefix, int size, std::chrono::milliseconds timeout,
+                               const std::function<void()>& meanwhile) const;
+  /// The same for these ranks.
+  std::vector<int> await_ranks(const std::string& prefix, const std::vector<int>& ranks, std::chrono::milliseconds timeout,
                                const std::function<void()>& meanwhile) const;
 
   /// The part of the store under `prefix`.
   GroupStore under(const std::string& prefix) const;
-  const c10::intrusive_ptr<c10d::Store>& c10d_store() const { return store_; }
+  /// The same store, whose waits notice ranks that have ended.
+  GroupStore watched(std::shared_ptr<const Liveness> liveness) const;
+  /// Local. The ranks whose processes have ended, as far as this store is watched.
+  std::vector<int> gone() const;
+  /// Local. Throws RankIsGone.
+  void check_all_alive() const;
+  /// Local. After a failure of a connection between ranks: throws RankIsGone if a rank that ends explains it.
+  void blame_the_gone() const;
+  /// For c10d's groups: its waits are await_ranks()'s.
+  const c10::intrusive_ptr<c10d::Store>& c10d_store() const { return watched_store_; }
 
  private:
   template <class Function>
   auto guarded(Function&& function) const;
 
-  c10::intrusive_ptr<c10d::Store> store_;
+  c10::intrusive_ptr<c10d::Store> store_, watched_store_;
   std::string where_;
+  std::shared_ptr<const Liveness> liveness_;  ///< null: ranks as threads, or before they know each other
 };
 
 }  // namespace tessera::comm

@@ -16,6 +16,7 @@
 #include "comm/gloo.h"
 #include "comm/nccl.h"
 #include "comm/network.h"
+#include "comm/open_files.h"
 #include "comm/rendezvous.h"
 #include "comm/self.h"
 #include "comm/shm.h"
@@ -90,19 +91,13 @@ GlooOptions gloo_options(const Environment& env, const Options& options, bool on
   gloo.rank = env.rank;
   gloo.size = env.world_size;
   gloo.timeout = options.timeout;
-  // All ranks have just been at the rendezvous: connecting takes seconds, or never ends.
-  gloo.connect_timeout = std::min<milliseconds>(options.rendezvous_timeout, std::chrono::minutes(1));
+  // All ranks have just been at the rendezvous: connecting takes less than a second, or never ends.
+  gloo.connect_timeout = std::min<milliseconds>(options.rendezvous_timeout, std::chrono::seconds(20));
   if (const char* interfaces = std::getenv("GLOO_SOCKET_IFNAME");
       interfaces != nullptr && *interfaces != '\0') {
     gloo.interfaces = interfaces;
   } else if (!one_host) {
     gloo.address = address_towards(env.master_addr, env.master_port);
-    if (is_loopback(gloo.address)) {
-      throw CommError(
-          str("MASTER_ADDR=", env.master_addr, " is ", gloo.address, " on rank ", env.rank,
-              "'s host, which ranks on other hosts cannot reach: give an address that is the same "
-              "everywhere, or set GLOO_SOCKET_IFNAME"));
-    }
   }
   return gloo;
 }
@@ -166,13 +161,16 @@ class ThreadRanks {
 
 }  // namespace
 
-CommunicatorPtr connect(const Environment& env, const Options& options) {
+CommunicatorPtr connect(const Environment& env, const Options& given) {
+  Options options = given;
+  options.rendezvous_timeout = env.rendezvous_timeout.value_or(given.rendezvous_timeout);
   TESSERA_CHECK(env.rank >= 0 && env.rank < env.world_size, "rank ", env.rank, " of ", env.world_size);
   prepare_libtorch();
   check_backend(options);
   if (options.cuda) prepare_cuda(env.local_rank, env.local_world_size);
   if (env.world_size == 1) return std::make_shared<SelfCommunicator>(options.timeout);
-  const Meeting meeting = meet(env, options.rendezvous_timeout);
+  check_open_files(env.world_size);
+  const Meeting meeting = meet(env, options.rendezvous_timeout, terms_of(options), options.log);
   auto family = std::make_shared<Family>(meeting.store, env.rank, env.world_size, meeting.serves);
   const std::string backend = choose_backend(meeting, env, options);
   const MakeTransport make = [&](const GroupStore& store, FailureHook on_failure) {

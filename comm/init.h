@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "comm/communicator.h"
@@ -25,6 +26,8 @@ struct Environment {
   /// TESSERA_STORE_FD: a listening socket on master_port, inherited from the launcher, that rank 0 serves the
   /// store on (no other process can take the port in between); -1: rank 0 opens its own.
   int store_fd = -1;
+  /// TESSERA_RENDEZVOUS_TIMEOUT_S: the launcher's --rendezvous-timeout, in place of Options::rendezvous_timeout.
+  std::optional<std::chrono::milliseconds> rendezvous_timeout = std::nullopt;
 };
 
 /// Local. Reads the variables above; neither RANK, WORLD_SIZE, LOCAL_RANK nor LOCAL_WORLD_SIZE set: one rank
@@ -37,14 +40,15 @@ struct Options {
   /// can be. Ranks as threads: "auto" is gloo.
   std::string backend = "auto";
   bool cuda = false;             ///< the buffers will be CUDA tensors on device `local_rank`
-  std::chrono::milliseconds timeout = std::chrono::minutes(30);
+  std::chrono::milliseconds timeout = std::chrono::minutes(30);  ///< of a collective; the same on all ranks
+  /// From the first attempt to connect until all ranks have met: for connecting, sending and receiving.
   std::chrono::milliseconds rendezvous_timeout = std::chrono::minutes(5);
-  Logger log{};  ///< says when "auto" has to do without shared memory
+  Logger log{};  ///< says what a rendezvous of more than 5 s waits for, and when "auto" has to do without shared memory
 };
 
 /// Collective. Joins the group described by `env` over c10d's TCPStore (one rank alone: no network at all).
-/// Throws CommError in one line: port in use (with the address), ranks missing (which), WORLD_SIZE differing
-/// between ranks, one RANK given to two processes.
+/// Throws CommError in one line: port in use (with the address), ranks missing (which), WORLD_SIZE, backend, timeout or device differing
+/// between ranks, one RANK given to two processes, too few files that may be open.
 ///
 /// With `options.cuda` it also loads libtorch's CUDA half (core/cuda_plugin.h) and makes `local_rank` the
 /// current device; call it before anything else touches libtorch, which otherwise settles for having no CUDA.

@@ -19,6 +19,7 @@ char fault_letter(Fault fault) { return fault == Fault::kTimeout ? 't' : 'c'; }
 
 int64_t Ledger::record(Call call, uint32_t tag) {
   std::lock_guard lock(mutex_);
+  issuer_ = std::this_thread::get_id();
   issues_.push_back({tag, std::chrono::steady_clock::now()});
   if (issues_.size() > History::kWindow) issues_.pop_front();
   return history_.record(std::move(call));
@@ -31,6 +32,18 @@ int64_t Ledger::number_of_tag(uint32_t tag) const {
     if (issue->tag == tag) return number;
   }
   return history_.issued();
+}
+
+std::optional<int64_t> Ledger::issued_by_this_thread() const {
+  std::lock_guard lock(mutex_);
+  if (issuer_ != std::this_thread::get_id()) return std::nullopt;
+  return history_.issued();
+}
+
+std::string Ledger::text_of(int64_t number) const {
+  std::lock_guard lock(mutex_);
+  const Call* call = history_.find(number);
+  return call != nullptr ? call->text() : str("collective ", number);
 }
 
 std::chrono::milliseconds Ledger::age(int64_t number) const {
@@ -107,9 +120,11 @@ std::string Ledger::explain_failure(int64_t number, const std::string& cause, co
         report.left = *left;
       } else if (store_.has(fault_key(r))) {
         const std::string text = store_.get(fault_key(r));
-        report.fault = text.front() == 't' ? Fault::kTimeout : Fault::kClosed;
+        report.fault = text.starts_with('t') ? Fault::kTimeout : Fault::kClosed;
+        const size_t line_end = text.find('\n');
+        if (text.empty() || line_end == text.npos) throw CommError(str("rank ", r, "'s report of its failure cannot be read"));
         report.waited = std::chrono::milliseconds(std::strtoll(text.c_str() + 1, nullptr, 10));
-        report.history = History::decode(std::string_view(text).substr(text.find('\n') + 1));
+        report.history = History::decode(std::string_view(text).substr(line_end + 1));
       } else {
         complete = false;
       }

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "comm/explain.h"
@@ -21,12 +22,21 @@ namespace tessera::comm {
 class Ledger {
  public:
   Ledger(int rank, int size, GroupStore group_store, GroupStore family_store)
-      : rank_(rank), size_(size), store_(std::move(group_store)), family_store_(std::move(family_store)) {}
+      : rank_(rank),
+        size_(size),
+        store_(std::move(group_store)),
+        family_store_(std::move(family_store)),
+        issuer_(std::this_thread::get_id()) {}
 
   /// Local. Notes a call that goes out under `tag`. Returns its number.
   int64_t record(Call call, uint32_t tag = 0);
   /// Local. Of a call noted not long ago; else the last one's.
   int64_t number_of_tag(uint32_t tag) const;
+
+  /// Local. How many collectives this rank has issued; nothing when another thread than the caller issued the last.
+  std::optional<int64_t> issued_by_this_thread() const;
+  /// Local. What a call noted not long ago was.
+  std::string text_of(int64_t number) const;
 
   /// Local. Publishes that collective `number` failed on this rank; the first report stands. Never throws.
   void report_fault(Fault fault, int64_t number);
@@ -60,6 +70,7 @@ class Ledger {
   mutable std::mutex mutex_;  ///< guards what follows
   History history_;
   std::deque<Issue> issues_;  ///< of the last calls, the newest at the back
+  std::thread::id issuer_;    ///< of the last call
   Fault fault_ = Fault::kNone;
   std::chrono::milliseconds waited_{0};  ///< how long what failed had been in flight
 };

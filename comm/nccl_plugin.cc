@@ -20,6 +20,10 @@ void tessera_nccl_make_group(const c10::intrusive_ptr<c10d::Store>* store, int r
   options->timeout = std::chrono::milliseconds(timeout_ms);
   options->group_name = "tessera";
   auto group = c10::make_intrusive<c10d::ProcessGroupNCCL>(*store, rank, size, options);
-  group->setBoundDeviceId(at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(device)));
+  const at::Device cuda(at::kCUDA, static_cast<c10::DeviceIndex>(device));
+  group->setBoundDeviceId(cuda);
+  // Else c10d makes the NCCL communicator in the group's first collective. That takes seconds, waits for all ranks, and
+  // would come in the middle of the first backward, where other ranks may stand in a gather that needs this one.
+  group->eagerConnectSingleDevice(cuda);
   *backend = std::move(group);
 }

@@ -1,8 +1,11 @@
 #include "comm/network.h"
 
 #include <arpa/inet.h>
-#include <netdb.h>
+#include <dirent.h>
+#include <ifaddrs.h>
+#include <net/if.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -12,15 +15,22 @@
 #include <fstream>
 #include <memory>
 #include <thread>
+#include <torch/csrc/distributed/c10d/TCPStoreBackend.hpp>
 
+#include "comm/explain.h"
+#include "comm/liveness.h"
+#include "comm/tcp.h"
 #include "core/error.h"
-#include "core/file_descriptor.h"
 #include "core/str.h"
 
 namespace tessera::comm {
 namespace {
 
-using Addresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
+using std::chrono::milliseconds;
+using Clock = std::chrono::steady_clock;
+
+/// How long one attempt to connect may take, and how often a wait says what it waits for.
+constexpr milliseconds kAttempt{1000};
 
 Addresses resolve(const std::string& host, int port, int socket_type, const char* variable) {
   addrinfo hints{};
@@ -45,21 +55,48 @@ Addresses resolve(const std::string& host, int port, int socket_type, const char
       str("rank 0 cannot serve the rendezvous at ", endpoint(host, port), " (", std::strerror(error), ")"));
 }
 
-int bind_and_listen(int family, const sockaddr* address, socklen_t length) {
-  FileDescriptor socket(::socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  if (!socket) return -1;
-  const int on = 1;
-  const int off = 0;
-  setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-  if (family == AF_INET6) setsockopt(socket.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
-  if (::bind(socket.get(), address, length) != 0 || ::listen(socket.get(), 1024) != 0) return -1;
-  return socket.release();
+/// A connection to any of the host's addresses; none, with errno.
+FileDescriptor connect_to_any(const addrinfo* addresses, Clock::time_point deadline) {
+  int error = ETIMEDOUT;
+  for (const addrinfo* address = addresses; address != nullptr; address = address->ai_next) {
+    if (FileDescriptor socket = connect_to(*address, std::min(deadline, Clock::now() + kAttempt))) return socket;
+    error = errno;
+  }
+  errno = error;
+  return {};
 }
 
-/// True when the connection was made; the error is left in errno otherwise.
-bool try_connect(const addrinfo& address) {
-  FileDescriptor socket(::socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  return socket && ::connect(socket.get(), address.ai_addr, address.ai_addrlen) == 0;
+/// Waiting does not help against these.
+bool is_our_own_lack(int error) { return error == EMFILE || error == ENFILE || error == ENOMEM || error == ENOBUFS; }
+
+enum class Reply { kStore, kOther, kClosed, kNone };
+
+/// c10d's own greeting: what a TCPStore sends first, and its server answers with the nonce. (A TCPStore waits for that without a limit.)
+struct [[gnu::packed]] Greeting {
+  c10d::detail::QueryType validate = c10d::detail::QueryType::VALIDATE;
+  uint32_t magic = c10d::detail::validationMagicNumber;
+  c10d::detail::QueryType ping = c10d::detail::QueryType::PING;
+  uint32_t nonce = 0x7E55E3A0;
+};
+
+Reply read_reply(int fd, Clock::time_point deadline) {
+  uint32_t nonce = 0;
+  while (await_event(fd, POLLIN, deadline)) {
+    const ssize_t count = ::recv(fd, &nonce, sizeof nonce, MSG_PEEK);
+    if (count < 0 && (errno == EINTR || errno == EAGAIN)) continue;
+    if (count <= 0) return Reply::kClosed;
+    const uint32_t expected = Greeting().nonce;
+    if (std::memcmp(&nonce, &expected, static_cast<size_t>(count)) != 0) return Reply::kOther;
+    if (count == sizeof nonce) return Reply::kStore;
+    std::this_thread::sleep_for(milliseconds(1));  // the rest of it
+  }
+  return Reply::kNone;
+}
+
+Reply ask_for_store(int fd, Clock::time_point deadline) {
+  const Greeting greeting;
+  if (::send(fd, &greeting, sizeof greeting, MSG_NOSIGNAL) != sizeof greeting) return Reply::kClosed;
+  return read_reply(fd, deadline);
 }
 
 }  // namespace
@@ -75,24 +112,24 @@ std::string endpoint(const std::string& host, int port) {
 }
 
 int listen_for_store(const std::string& host, int port) {
-  int fd = -1;
+  FileDescriptor fd;
   if (is_loopback(host)) {
     const Addresses addresses = resolve(host, port, SOCK_STREAM, "MASTER_ADDR");
-    fd = bind_and_listen(addresses->ai_family, addresses->ai_addr, addresses->ai_addrlen);
+    fd = listen_at(addresses->ai_family, addresses->ai_addr, addresses->ai_addrlen);
   } else {
     sockaddr_in6 any6{};
     any6.sin6_family = AF_INET6;
     any6.sin6_port = htons(static_cast<uint16_t>(port));
-    fd = bind_and_listen(AF_INET6, reinterpret_cast<const sockaddr*>(&any6), sizeof any6);
-    if (fd < 0 && errno != EADDRINUSE && errno != EACCES) {  // a kernel without IPv6
+    fd = listen_at(AF_INET6, reinterpret_cast<const sockaddr*>(&any6), sizeof any6);
+    if (!fd && errno != EADDRINUSE && errno != EACCES) {  // a kernel without IPv6
       sockaddr_in any4{};
       any4.sin_family = AF_INET;
       any4.sin_port = htons(static_cast<uint16_t>(port));
-      fd = bind_and_listen(AF_INET, reinterpret_cast<const sockaddr*>(&any4), sizeof any4);
+      fd = listen_at(AF_INET, reinterpret_cast<const sockaddr*>(&any4), sizeof any4);
     }
   }
-  if (fd < 0) cannot_listen(host, port, errno);
-  return fd;
+  if (!fd) cannot_listen(host, port, errno);
+  return fd.release();
 }
 
 void check_listening(int fd) {
@@ -103,23 +140,56 @@ void check_listening(int fd) {
   }
 }
 
-void await_server(const std::string& host, int port, std::chrono::milliseconds timeout) {
-  const auto deadline = std::chrono::steady_clock::now() + timeout;
-  std::chrono::milliseconds interval{5};
+void check_reachable(const std::string& host, int port) {
+  const Addresses addresses = resolve(host, port, SOCK_STREAM, "MASTER_ADDR");
+  if (connect_to_any(addresses.get(), Clock::now() + 5 * kAttempt)) return;
+  throw CommError(str("rank 0 cannot connect to its own server of the rendezvous at ", endpoint(host, port), " (", why_not_connected(errno),
+                      errno == ENETUNREACH ? "): is the loopback interface up?" : ")"));
+}
+
+void await_server(const std::string& host, int port, milliseconds timeout,
+                  const std::function<void(const std::string& instead)>& still_waiting) {
+  const auto deadline = Clock::now() + timeout;
+  const std::string where = endpoint(host, port);
+  milliseconds pause{5};
   while (true) {
     const Addresses addresses = resolve(host, port, SOCK_STREAM, "MASTER_ADDR");
-    int error = 0;
-    for (const addrinfo* address = addresses.get(); address != nullptr; address = address->ai_next) {
-      if (try_connect(*address)) return;
-      error = errno;
+    const FileDescriptor server = connect_to_any(addresses.get(), deadline);
+    const int error = errno;
+    if (!server && is_our_own_lack(error)) throw CommError(str("no connection to the rendezvous at ", where, ": ", why_not_connected(error)));
+    std::string instead = why_not_connected(error);
+    for (bool is_first = true; server; is_first = false) {
+      // Rank 0 may listen already, and serve later: the question stays with it.
+      const Reply reply = is_first ? ask_for_store(server.get(), std::min(deadline, Clock::now() + kAttempt))
+                                   : read_reply(server.get(), std::min(deadline, Clock::now() + kAttempt));
+      if (reply == Reply::kStore) return;
+      if (reply == Reply::kOther)
+        throw CommError(str("what answers at ", where, " is not the rendezvous: another program has that port; MASTER_ADDR and MASTER_PORT "
+                            "are to be those of rank 0"));
+      instead = reply == Reply::kNone ? "something accepts connections, but does not answer" : "something closes connections unanswered";
+      if (reply == Reply::kClosed || Clock::now() >= deadline) break;
+      still_waiting(instead);
     }
-    if (std::chrono::steady_clock::now() + interval > deadline) {
-      throw CommError(str("nobody serves the rendezvous at ", endpoint(host, port), " (",
-                          std::strerror(error),
+    if (Clock::now() + pause > deadline) {
+      throw CommError(str("nobody serves the rendezvous at ", where, " (", instead, "; waited ", name_duration(timeout),
                           "): rank 0 has not arrived, or MASTER_ADDR and MASTER_PORT point elsewhere"));
     }
-    std::this_thread::sleep_for(interval);
-    interval = std::min(interval * 2, std::chrono::milliseconds(200));
+    still_waiting(instead);
+    std::this_thread::sleep_for(pause);
+    pause = std::min(pause * 2, milliseconds(200));
+  }
+}
+
+void limit_connections_to(int port, milliseconds timeout) {
+  const std::unique_ptr<DIR, int (*)(DIR*)> descriptors(::opendir("/proc/self/fd"), &::closedir);
+  while (const dirent* entry = descriptors ? ::readdir(descriptors.get()) : nullptr) {
+    const int fd = std::atoi(entry->d_name);
+    sockaddr_storage peer{};
+    socklen_t length = sizeof peer;
+    if (::getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &length) != 0 || port_in(peer) != port) continue;
+    const timeval limit{timeout.count() / 1000, timeout.count() % 1000 * 1000};
+    for (const int direction : {SO_RCVTIMEO, SO_SNDTIMEO}) setsockopt(fd, SOL_SOCKET, direction, &limit, sizeof limit);
+    keep_alive(fd, kHostIsGone);
   }
 }
 
@@ -140,7 +210,23 @@ std::string address_towards(const std::string& host, int port) {
       return text;
     }
   }
-  throw CommError(str("there is no route to MASTER_ADDR=", host));
+  throw CommError(str("there is no route to MASTER_ADDR=", host, is_loopback(host) ? ": the loopback interface is down" : ""));
+}
+
+std::string address_of_interface(const std::string& name, const std::string& variable) {
+  ifaddrs* all = nullptr;
+  if (getifaddrs(&all) != 0) throw CommError(str("the network interfaces of this host cannot be listed: ", std::strerror(errno)));
+  const std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> owner(all, &freeifaddrs);
+  for (const int family : {AF_INET, AF_INET6}) {
+    for (const ifaddrs* one = all; one != nullptr; one = one->ifa_next) {
+      if (name != one->ifa_name || one->ifa_addr == nullptr || one->ifa_addr->sa_family != family) continue;
+      char text[NI_MAXHOST] = {};
+      const socklen_t length = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
+      if (getnameinfo(one->ifa_addr, length, text, sizeof text, nullptr, 0, NI_NUMERICHOST) == 0) return text;
+    }
+  }
+  throw CommError(str(variable, if_nametoindex(name.c_str()) == 0 ? ": this host has no network interface '" : ": no address on the network interface '",
+                      name, "'"));
 }
 
 std::string loopback_domain() {

@@ -71,7 +71,6 @@ class ShmTransport final : public Transport {
 
   std::string_view name() const override { return "shm"; }
   bool wait_blocks() const override { return true; }
-  std::optional<int> gone() const override { return group_->peers()->gone(); }
 
   Issued all_gather(const at::Tensor& full, const at::Tensor& shard, uint32_t tag) override {
     return work(group_->all_gather(full.data_ptr(), shard.data_ptr(), static_cast<int64_t>(shard.nbytes()), tag));

@@ -7,7 +7,6 @@
 #include <chrono>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -49,8 +48,6 @@ class Transport {
   /// Local. See Communicator.
   virtual at::Tensor peer_view(const at::Tensor&, int) { return {}; }
   virtual bool buffers_reductions() const { return false; }
-  /// Local. A rank whose process has ended, where the transport can tell without a collective.
-  virtual std::optional<int> gone() const { return std::nullopt; }
   virtual Issued broadcast(const at::Tensor& buffer, int root, uint32_t tag) = 0;
   virtual Issued barrier(uint32_t tag) = 0;
   /// Makes everything pending fail, here and, by closing the connections, on the other ranks. Never throws.

@@ -43,7 +43,9 @@ class Warmup {
   explicit Warmup(ScheduleParams& params)
       : num_steps_(std::max<int64_t>(2, params.integer("warmup_num_steps", 1000, 0))),
         linear_(params.word("warmup_type", "log", {"log", "linear"}) == "linear"),
-        inverse_log_(1.0 / std::log(static_cast<double>(num_steps_))) {}
+        inverse_log_(1.0 / std::log(static_cast<double>(num_steps_))) {
+    if (params.has("warmup_ratio")) params.fail("warmup_ratio", "is of a number of steps that is not known; expected warmup_num_steps");
+  }
 
   int64_t num_steps() const { return num_steps_; }
   bool done(int64_t counter) const { return counter >= num_steps_; }

@@ -4,13 +4,13 @@
 # shellcheck source-path=SCRIPTDIR
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-(($# >= 1)) || fail "usage: scripts/build.sh release|debug|asan|fuzz [TARGET...]"
+(($# >= 1)) || fail "usage: scripts/build.sh release|debug|asan|tsan|fuzz [TARGET...]"
 readonly PRESET="$1"
 shift
 case "$PRESET" in
   release) readonly DIR=build ;;
-  debug | asan | fuzz) readonly DIR="build-$PRESET" ;;
-  *) fail "unknown preset $PRESET; there are release, debug, asan and fuzz" ;;
+  debug | asan | tsan | fuzz) readonly DIR="build-$PRESET" ;;
+  *) fail "unknown preset $PRESET; there are release, debug, asan, tsan and fuzz" ;;
 esac
 
 # A file of libtorch C++ takes up to 2 GB to compile: no more compilers than cores, or than fit into memory.

@@ -4,7 +4,7 @@
 # shellcheck source-path=SCRIPTDIR
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-(($# >= 1)) || fail "usage: scripts/test.sh release|debug|asan [CTEST ARGUMENT...]"
+(($# >= 1)) || fail "usage: scripts/test.sh release|debug|asan|tsan [CTEST ARGUMENT...]"
 readonly PRESET="$1"
 shift
 # Many tests start several ranks, so one test is given two cores.

@@ -10,7 +10,9 @@
 
 #include "core/error.h"
 #include "core/str.h"
+#include "engine/config/arguments.h"
 #include "engine/config/suggest.h"
+#include "train/trainer_config.h"
 
 namespace tessera::tools {
 namespace {
@@ -46,6 +48,39 @@ std::vector<std::string> options_of(const CLI::App& command) {
   for (const CLI::Option* option : command.get_options())
     for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
   return names;
+}
+
+/// The one key of a configuration that has this name, or another name that it understands; "" for none, or several.
+std::string key_named(const std::string& name, const config::KeyTable& table) {
+  std::vector<std::string> paths;
+  for (const config::Key& key : table.keys()) {
+    if (key.use != config::Use::kUsed || key.type == config::Type::kSection || key.type == config::Type::kFreeSection) continue;
+    std::vector<std::string> names = key.other_names;
+    names.push_back(key.path);
+    const bool has_name = std::any_of(names.begin(), names.end(), [&](const std::string& one) {
+      return one == name || one.substr(one.rfind('.') + 1) == name;
+    });
+    if (key.path == name) return name;
+    if (has_name && std::find(paths.begin(), paths.end(), key.path) == paths.end()) paths.push_back(key.path);
+  }
+  if (paths.size() == 1) return paths.front();
+  for (const config::ArgumentRow& row : config::argument_rows())
+    if (row.name == name) return name;
+  return "";
+}
+
+/// "; keys of CONFIG are given by --set: --set trainer.epochs=3", for an option that is a key's name; "" where none is meant.
+std::string as_override(const std::vector<std::string>& extras) {
+  if (!extras[0].starts_with("--")) return "";
+  const size_t equals = extras[0].find('=');
+  std::string name = extras[0].substr(2, equals == std::string::npos ? equals : equals - 2);
+  std::replace(name.begin(), name.end(), '-', '_');
+  if (const std::string_view place = config::place_of_argument(name); !place.empty()) return str(": ", place);
+  const std::string key = key_named(name, train::run_keys());
+  if (key.empty()) return "";
+  const bool has_next = extras.size() > 1 && !extras[1].starts_with("--");
+  const std::string value = equals != std::string::npos ? extras[0].substr(equals + 1) : has_next ? extras[1] : "true";
+  return str("; a key of the configuration is given by --set ", key, "=", value);
 }
 
 std::string unknown_command(const CLI::App& app, const std::string& word) {
@@ -88,7 +123,7 @@ void add_overrides(CLI::App& command, std::vector<std::string>& overrides, const
 }
 
 void add_run(CLI::App& command, std::string& folder, std::string& tag) {
-  command.add_option("RUN", folder, "Folder of a run, e.g. runs/NAME")->required()->type_name("")->option_text(" ");
+  command.add_option("RUN", folder, "Folder of a run, e.g. runs/NAME, or of a checkpoint of it")->required()->type_name("")->option_text(" ");
   command.add_option("--tag", tag, "A checkpoint of it (default: its model.safetensors, else the latest)")->type_name("TAG");
 }
 
@@ -107,13 +142,18 @@ std::string describe_mistake(const CLI::App& app, const CLI::ParseError& error, 
   if (parsed.empty()) return unknown_command(app, argc > 1 ? argv[1] : "");
   const CLI::App& command = *parsed.front();
   const std::vector<std::string> extras = app.remaining(/*recurse=*/true);
-  std::string what = extras.empty() ? error.what()
-                                    : str("unexpected '", extras[0], "'", config::did_you_mean(extras[0], options_of(command)));
+  const std::vector<std::string> options = options_of(command);
+  std::string what = error.what();
+  if (!extras.empty()) {
+    const bool takes_keys = std::find(options.begin(), options.end(), "--set") != options.end();
+    const std::string instead = takes_keys ? as_override(extras) : "";
+    what = str("unexpected '", extras[0], "'", instead.empty() ? config::did_you_mean(extras[0], options) : instead);
+  }
   std::replace(what.begin(), what.end(), '\n', ' ');
   return str(command.get_name(), ": ", what, " (", app.get_name(), " ", command.get_name(), " --help)");
 }
 
-int64_t parse_size(const std::string& option, const std::string& text) {
+int64_t parse_size(const std::string& option, const std::string& text, bool bare_bytes) {
   struct Unit {
     std::string_view name;
     double bytes;
@@ -128,8 +168,9 @@ int64_t parse_size(const std::string& option, const std::string& text) {
   std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
   const auto unit = std::find_if(kUnits.begin(), kUnits.end(), [&](const Unit& one) { return one.name == name; });
   const double bytes = unit == kUnits.end() ? 0 : value * unit->bytes;
-  if (error != std::errc() || !(bytes >= 1 && bytes < 0x1p62))
-    throw ConfigError(str(option, " ", text.empty() ? "''" : text, ": expected a size such as 5GB (10^9 bytes), 500MB, 2GiB (2^30) or a number of bytes"));
+  if (error != std::errc() || !(bytes >= 1 && bytes < 0x1p62) || (name.empty() && !bare_bytes))
+    throw ConfigError(str(option, " ", text.empty() ? "''" : text, ": expected a size ", name.empty() && !bare_bytes ? "with its unit, " : "",
+                          "such as 5GB (10^9 bytes), 500MB", bare_bytes ? ", 2GiB (2^30) or a number of bytes" : " or 2GiB (2^30)"));
   return static_cast<int64_t>(bytes);
 }
 

@@ -21,7 +21,8 @@ class HelpFormatter : public CLI::Formatter {
 
 /// Local. Adds --set KEY=VALUE (repeatable) to `command`. `overrides` must outlive the parse.
 void add_overrides(CLI::App& command, std::vector<std::string>& overrides, const std::string& description);
-/// Local. Adds RUN, the folder of a finished run, and --tag, a checkpoint in it, to `command`. Both must outlive the parse.
+/// Local. Adds RUN, the folder of a run, of its checkpoints or of one of them, and --tag, a checkpoint in it, to `command`. Both must
+/// outlive the parse (train/run_path.h reads them).
 void add_run(CLI::App& command, std::string& folder, std::string& tag);
 
 /// Local. The program's arguments, null-terminated, with the command that another name of the program stands for: `zero_to_fp32
@@ -29,10 +30,11 @@ void add_run(CLI::App& command, std::string& folder, std::string& tag);
 std::vector<char*> with_command(int argc, char** argv);
 
 /// Local. Bytes, as transformers and DeepSpeed write sizes: GB is decimal, GiB binary. Throws ConfigError naming `option`.
-int64_t parse_size(const std::string& option, const std::string& text);
+/// `bare_bytes`: a number without a unit is bytes; else it is refused.
+int64_t parse_size(const std::string& option, const std::string& text, bool bare_bytes);
 
-/// Local. What is wrong with a command line, in one line that names the nearest command or option; `error` is what the
-/// parse of it has thrown.
+/// Local. What is wrong with a command line, in one line that names the nearest command or option, or the --set that gives the key of
+/// this name; `error` is what the parse of it has thrown.
 std::string describe_mistake(const CLI::App& app, const CLI::ParseError& error, int argc, const char* const* argv);
 
 }  // namespace tessera::tools

@@ -12,7 +12,9 @@
 
 #include "checkpoint/consolidate.h"
 #include "core/error.h"
+#include "core/log.h"
 #include "core/str.h"
+#include "core/utf8.h"
 #include "tools/command_line.h"
 #include "train/progress.h"
 
@@ -39,8 +41,8 @@ ModelFormat parse_format(const std::string& word) {
 
 DType parse_output_dtype(const std::string& word) {
   const auto dtype = parse_dtype(word);
-  if (dtype == DType::kFloat32 || dtype == DType::kBFloat16) return *dtype;
-  throw ConfigError(str("--dtype ", word.empty() ? "''" : word, ": expected fp32 or bf16"));
+  if (dtype && dtype != DType::kFloat64) return *dtype;
+  throw ConfigError(str("--dtype ", word.empty() ? "''" : word, ": expected fp32, bf16 or fp16"));
 }
 
 // A name that can only mean a folder: one there is, or one that ends in a slash or has no ending.
@@ -106,6 +108,11 @@ void run(const ConsolidateFlags& flags) {
   bar.reset();
   std::cout << flags.output << ": " << result.num_names << " tensors, " << format_short(static_cast<double>(result.numel))
             << " elements, " << name_of(options.dtype) << ", from " << result.checkpoint.string() << std::endl;
+  if (result.num_overflowed > 0 && options.dtype != DType::kFloat32)  // in fp32 it would be fp64's
+    Logger(LogOptions{}).warning(str(flags.output, ": ", format_count(result.num_overflowed),
+                                     result.num_overflowed == 1 ? " element is" : " elements are", " too large for ", name_of(options.dtype),
+                                     " and infinite now, first in ", quoted_name(result.first_overflowed),
+                                     options.dtype == DType::kFloat16 ? "; expected at most 65,504 (--dtype bf16 or fp32 hold more)" : ""));
 }
 
 }  // namespace
@@ -124,7 +131,7 @@ void add_consolidate_command(CLI::App& app) {
       ->option_text(" ");
   command->add_option("-t,--tag", flags->tag, "The checkpoint (default: the one DIR/latest names)")->type_name("TAG");
   command->add_option("--format", flags->format, "safetensors, h5 or pt (default: by OUT's ending)")->type_name("FORMAT");
-  command->add_option("--dtype", flags->dtype, "fp32 or bf16 (default: fp32, the master weights)")->type_name("TYPE");
+  command->add_option("--dtype", flags->dtype, "fp32, bf16 or fp16 (default: fp32, the master weights)")->type_name("TYPE");
   command
       ->add_option("--max-shard-size,--max_shard_size", flags->max_shard_size,
                    str("Shards of at most this size, e.g. 500MB (default for a folder: 5GB)"))

@@ -1,5 +1,7 @@
 #include "tools/predict_command.h"
 
+#include <unistd.h>
+
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -12,13 +14,14 @@
 #include "core/utf8.h"
 #include "tools/command_line.h"
 #include "tools/tasks.h"
+#include "train/progress.h"
 #include "train/trained_run.h"
 
 namespace tessera::tools {
 namespace {
 
 struct PredictFlags {
-  std::string folder, tag, file;
+  std::string folder, tag, file, out;
   std::vector<std::string> texts, overrides;
   bool json = false;
 };
@@ -49,7 +52,35 @@ std::vector<std::string> texts_of(const PredictFlags& flags) {
   return texts;
 }
 
+bool names_tensors(const std::string& file) {
+  return file.ends_with(".safetensors") || file.ends_with(".h5") || file.ends_with(".hdf5");
+}
+
+void predict_tensors(const PredictFlags& flags) {
+  if (flags.file.empty()) throw ConfigError(str("--out ", flags.out, ": is for tensors; expected --file FILE.safetensors beside it"));
+  if (flags.out.empty())
+    throw ConfigError(str("--file ", flags.file, ": holds tensors; expected --out FILE.safetensors or --out FILE.csv beside it"));
+  if (!flags.texts.empty() || flags.json) throw ConfigError("--out: is for tensors; expected neither --text nor --json beside it");
+  const Logger log{LogOptions{}};
+  const train::TrainedRun run = train::open_run(flags.folder, 1, flags.overrides, flags.tag);
+  const std::unique_ptr<train::Predictor> predictor = train::load_predictor(run, tasks(), log);
+  std::unique_ptr<train::ProgressBar> bar;
+  const auto progress = [&](int64_t done, int64_t total) {
+    if (!bar)
+      bar = std::make_unique<train::ProgressBar>(train::display_for(std::cout, STDOUT_FILENO),
+                                                 train::BarState{.description = "predict", .total = total, .unit = "samples"}, /*keep=*/false);
+    bar->update(done);
+  };
+  const std::vector<train::PredictedTensor> tensors = predictor->predict_file(
+      {.input = flags.file, .output = flags.out, .batch_size = run.config.trainer.eval_batch_size, .progress = progress});
+  bar.reset();
+  std::vector<std::string> held;
+  for (const train::PredictedTensor& tensor : tensors) held.push_back(str(as_utf8(tensor.name), " ", describe_shape(tensor.shape)));
+  std::cout << flags.out << ": " << join(held, ", ") << std::endl;
+}
+
 void predict(const PredictFlags& flags) {
+  if (!flags.out.empty() || names_tensors(flags.file)) return predict_tensors(flags);
   const Logger log{LogOptions{}};
   const std::vector<std::string> texts = texts_of(flags);
   const train::TrainedRun run = train::open_run(flags.folder, 1, flags.overrides, flags.tag);
@@ -68,15 +99,17 @@ void predict(const PredictFlags& flags) {
 }  // namespace
 
 void add_predict_command(CLI::App& app) {
-  CLI::App* command = app.add_subcommand("predict", "Ask a trained model about texts of your own");
+  CLI::App* command = app.add_subcommand("predict", "Ask a trained model about texts or tensors of your own");
   const auto flags = std::make_shared<PredictFlags>();
   command->add_option("--text", flags->texts, "A text (repeatable)")->type_name("TEXT")->expected(1)->take_all();
-  command->add_option("--file", flags->file, "A file with a text a line; - is standard input")->type_name("FILE");
+  command->add_option("--file", flags->file, "A file with a text a line; - is standard input. Or the model's inputs: .safetensors, .h5")
+      ->type_name("FILE");
+  command->add_option("--out", flags->out, "With such inputs: where the outputs go, .safetensors, .csv, .h5 or .pt")->type_name("FILE");
   command->add_flag("--json", flags->json, "Print a JSON object a text, as transformers' pipelines answer");
   add_run(*command, flags->folder, flags->tag);
   add_overrides(*command, flags->overrides, "Override a key of its config.json (repeatable)");
-  command->footer("Texts are labelled or continued by what the run has trained:\n"
-                  "docs/text_classification.md, docs/language_model.md.");
+  command->footer("Texts are labelled or continued by what the run has trained, tensors are given to\n"
+                  "its forward: docs/text_classification.md, language_model.md, own_model.md.");
   command->callback([flags] { predict(*flags); });
 }
 

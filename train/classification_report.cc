@@ -37,32 +37,35 @@ std::string right_aligned(const std::string& text, size_t width) {
 
 }  // namespace
 
+ClassificationReport classification_report(const ClassCounts& counts) {
+  const size_t size = counts.support.size();
+  TESSERA_CHECK(counts.hits.size() == size && counts.predicted.size() == size);
+  const auto scores = [](double hits, double predicted, double support) {
+    return ClassScores{.precision = ratio(hits, predicted),
+                       .recall = ratio(hits, support),
+                       .f1 = ratio(2 * hits, predicted + support),
+                       .support = std::llround(support)};
+  };
+  ClassificationReport report;
+  double hits = 0, predicted = 0, support = 0;
+  for (size_t i = 0; i < size; ++i) {
+    report.classes.push_back(scores(counts.hits[i], counts.predicted[i], counts.support[i]));
+    hits += counts.hits[i], predicted += counts.predicted[i], support += counts.support[i];
+  }
+  report.accuracy = ratio(hits, support);
+  report.micro = scores(hits, predicted, support);
+  report.macro = average(report.classes, std::vector<double>(size, 1.0));
+  report.weighted = average(report.classes, counts.support);
+  return report;
+}
+
 ClassificationReport classification_report(const at::Tensor& confusion) {
   TESSERA_CHECK(confusion.dim() == 2 && confusion.size(0) == confusion.size(1) && confusion.scalar_type() == at::kDouble && confusion.is_cpu());
-  const auto cells = confusion.accessor<double, 2>();
-  const int64_t size = confusion.size(0);
-  ClassificationReport report;
-  std::vector<double> supports;
-  double num_correct = 0, num_samples = 0;
-  for (int64_t i = 0; i < size; ++i) {
-    double support = 0, predicted = 0;
-    for (int64_t j = 0; j < size; ++j) {
-      support += cells[i][j];
-      predicted += cells[j][i];
-    }
-    const double hits = cells[i][i];
-    report.classes.push_back({.precision = ratio(hits, predicted),
-                              .recall = ratio(hits, support),
-                              .f1 = ratio(2 * hits, predicted + support),
-                              .support = std::llround(support)});
-    supports.push_back(support);
-    num_correct += hits;
-    num_samples += support;
-  }
-  report.accuracy = ratio(num_correct, num_samples);
-  report.macro = average(report.classes, std::vector<double>(report.classes.size(), 1.0));
-  report.weighted = average(report.classes, supports);
-  return report;
+  const auto values = [](const at::Tensor& tensor) {
+    const at::Tensor row = tensor.contiguous();
+    return std::vector<double>(row.const_data_ptr<double>(), row.const_data_ptr<double>() + row.numel());
+  };
+  return classification_report({.hits = values(confusion.diagonal()), .predicted = values(confusion.sum(0)), .support = values(confusion.sum(1))});
 }
 
 std::string format_report(const ClassificationReport& report, const std::vector<std::string>& names, int digits) {

@@ -20,10 +20,20 @@ struct ClassScores {
 /// A value.
 struct ClassificationReport {
   std::vector<ClassScores> classes;
-  double accuracy = 0;
+  double accuracy = 0;   ///< of the samples that have a class, how many were taken for it
+  ClassScores micro;     ///< of all classes' samples together
   ClassScores macro;     ///< means over the classes
   ClassScores weighted;  ///< means over the classes, weighted by support
 };
+
+/// By class, all of one length: samples of it that were taken for it, samples taken for it, samples of it. Labels of which a sample may have
+/// several are classes too.
+struct ClassCounts {
+  std::vector<double> hits, predicted, support;
+};
+
+/// Local. As scikit-learn's precision_recall_fscore_support with labels=range(C), zero_division=0.
+ClassificationReport classification_report(const ClassCounts& counts);
 
 /// Local. confusion: (C, C) fp64 on the CPU, a row a true class, a column a predicted one (train/classification.h). All C
 /// classes count, as with scikit-learn's labels=range(C), zero_division=0.

@@ -116,7 +116,7 @@ MemoryTrial run_memory_trial(RunConfig run, const Registry& registry, const comm
 
   // What a simulated rank trains on is not the question, and the whole group's batch may be more than the data.
   const bool alone = options.simulate_world > 0;
-  Steps steps(*task, engine, train_sampler(run, task->train_size(), alone ? 1 : comm->size(), alone ? 0 : comm->rank()),
+  Steps steps(*task, engine, train_sampler(run, *task, alone ? 1 : comm->size(), alone ? 0 : comm->rank()),
               data_loader_options(run.trainer, device));
   meter.set_default_use(MemoryUse::kActivations);
   steps.run();  // the first step learns the order of units

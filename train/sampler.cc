@@ -53,8 +53,9 @@ uint64_t augmentation_seed(uint64_t seed, int64_t epoch, int64_t first, int64_t 
   return mixed;
 }
 
-TrainSampler::TrainSampler(int64_t num_samples, const BatchShape& shape, uint64_t seed, bool drop_last)
-    : num_samples_(num_samples), shape_(shape), seed_(seed), drop_last_(drop_last) {
+TrainSampler::TrainSampler(int64_t num_samples, const BatchShape& shape, uint64_t seed, TrainOrder order)
+    : num_samples_(num_samples), shape_(shape), seed_(seed), how_(std::move(order)) {
+  TESSERA_CHECK(!how_.weights || static_cast<int64_t>(how_.weights->size()) == num_samples);
   if (step_size(0) > 0) return;
   if (num_samples == 0) throw ConfigError("data: the training set is empty; expected at least one sample");
   throw ConfigError(str("train_batch_size: ", shape.global_batch(), " samples a step, but the training set has only ", num_samples,
@@ -63,18 +64,33 @@ TrainSampler::TrainSampler(int64_t num_samples, const BatchShape& shape, uint64_
 
 int64_t TrainSampler::steps_behind(int64_t first) const {
   const int64_t left = std::max<int64_t>(num_samples_ - first, 0), batch = shape_.global_batch();
-  return left / batch + (!drop_last_ && left % batch != 0 ? 1 : 0);
+  return left / batch + (!how_.drop_last && left % batch != 0 ? 1 : 0);
 }
 
-int64_t TrainSampler::samples_per_epoch() const { return drop_last_ ? steps_per_epoch() * shape_.global_batch() : num_samples_; }
+int64_t TrainSampler::samples_per_epoch() const { return how_.drop_last ? steps_per_epoch() * shape_.global_batch() : num_samples_; }
 
 int64_t TrainSampler::step_size(int64_t first) const {
   const int64_t left = std::max<int64_t>(num_samples_ - first, 0), batch = shape_.global_batch();
   if (left >= batch) return batch;
-  return drop_last_ ? 0 : left;
+  return how_.drop_last ? 0 : left;
 }
 
-void TrainSampler::set_epoch(int64_t epoch) { order_ = shuffled_indices(num_samples_, seed_, epoch); }
+void TrainSampler::set_epoch(int64_t epoch) {
+  if (how_.shuffle) {
+    order_ = shuffled_indices(num_samples_, seed_, epoch);
+  } else if (order_.empty()) {
+    order_.resize(static_cast<size_t>(num_samples_));
+    std::iota(order_.begin(), order_.end(), 0);
+  }
+}
+
+/// Of the epoch's samples from `begin` to `end`.
+double TrainSampler::weight_of(int64_t begin, int64_t end) const {
+  if (!how_.weights) return static_cast<double>(end - begin);
+  double sum = 0;
+  for (int64_t i = begin; i < end; ++i) sum += (*how_.weights)[static_cast<size_t>(order_[static_cast<size_t>(i)])];
+  return sum;
+}
 
 TrainSlice TrainSampler::slice(int64_t first, int64_t micro_step) const {
   const int64_t size = step_size(first);
@@ -87,7 +103,8 @@ TrainSlice TrainSampler::slice(int64_t first, int64_t micro_step) const {
   const int64_t begin = edge(number), end = edge(number + 1);
   TrainSlice slice;
   slice.num_samples = end - begin;
-  slice.weight = static_cast<double>(slice.num_samples * num_slices) / static_cast<double>(size);
+  const double all = weight_of(first, first + size);  // 0: nothing in this step counts
+  slice.weight = all > 0 ? weight_of(first + begin, first + end) * static_cast<double>(num_slices) / all : 0;
   const auto samples = order_.begin() + first + std::min(begin, size - 1);  // so that there is one even for a slice without
   slice.indices = {samples, samples + std::max<int64_t>(slice.num_samples, 1)};
   return slice;

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 namespace tessera::train {
@@ -55,6 +56,15 @@ struct TrainSlice {
   double weight = 1;             ///< of its mean loss: the mean of all weighted slices of a step is the mean over the step's samples
 };
 
+/// How an epoch goes through the training set.
+struct TrainOrder {
+  bool drop_last = true;  ///< false: what is left over of an epoch is a smaller step
+  bool shuffle = true;    ///< false: every epoch is in the order of the set
+  /// By sample: how much it counts in the mean of its slice's loss (its tokens that are not ignored, say). Slices are weighted so that
+  /// the mean over a step is the mean over all that counts in it, however it is cut. Null: all samples alike.
+  std::shared_ptr<const std::vector<float>> weights = nullptr;
+};
+
 /// Local. Seed of what is random about one rank's samples of a micro-step: depends on these numbers alone. `first`: as in
 /// TrainSampler, the step.
 uint64_t augmentation_seed(uint64_t seed, int64_t epoch, int64_t first, int64_t micro_step, int rank);
@@ -65,7 +75,7 @@ uint64_t augmentation_seed(uint64_t seed, int64_t epoch, int64_t first, int64_t 
 class TrainSampler {
  public:
   /// Local. Throws ConfigError when the set has no step: fewer samples than one global batch, or without drop_last none.
-  TrainSampler(int64_t num_samples, const BatchShape& shape, uint64_t seed, bool drop_last = true);
+  TrainSampler(int64_t num_samples, const BatchShape& shape, uint64_t seed, TrainOrder order = {});
 
   const BatchShape& shape() const { return shape_; }
   uint64_t seed() const { return seed_; }
@@ -76,16 +86,18 @@ class TrainSampler {
   int64_t samples_per_epoch() const;
   /// Local. Samples, over all ranks, of the step behind the epoch's `first` samples; 0: the epoch has no further step.
   int64_t step_size(int64_t first) const;
-  /// Local. Shuffles for this epoch, counted from 0; to be called before slice().
+  /// Local. Puts this epoch, counted from 0, in order; to be called before slice().
   void set_epoch(int64_t epoch);
   /// Local. This rank's part of `micro_step` of that step.
   TrainSlice slice(int64_t first, int64_t micro_step) const;
 
  private:
+  double weight_of(int64_t begin, int64_t end) const;
+
   int64_t num_samples_;
   BatchShape shape_;
   uint64_t seed_;
-  bool drop_last_;
+  TrainOrder how_;
   std::vector<int64_t> order_;
 };
 

@@ -63,7 +63,7 @@ class StepMeter {
     }
   }
 
-  /// Local. The mean loss of one micro-step (a scalar), which counts `share` times: its samples, as a part of those of a full one. 0: not
+  /// Local. The mean loss of one micro-step (a scalar), which counts `share` times: what counts of it, as a part of that of a full one. 0: not
   /// at all.
   void add_loss(const at::Tensor& loss, double share = 1);
   /// Local. One optimizer step is done, of so many samples over all ranks.

@@ -14,6 +14,7 @@
 #include "comm/communicator.h"
 #include "engine/config/config.h"
 #include "engine/engine.h"
+#include "train/sampler.h"
 
 namespace tessera::train {
 
@@ -56,6 +57,9 @@ class Task {
   /// Local. What the set of eval_size() is called: "validation" where it is part of what there was to train with.
   virtual std::string_view eval_set_name() const { return test_size() > 0 ? "validation" : "test"; }
 
+  /// Local. The order of training, but for drop_last, which trainer.dataloader_drop_last says.
+  virtual TrainOrder train_order() const { return {}; }
+
   /// Collective. Builds the model and wraps it (tessera::initialize), once; the engine lives as long as the task.
   virtual Engine& initialize(const EngineConfig& config, comm::CommunicatorPtr comm, const InitOptions& options) = 0;
 
@@ -66,7 +70,8 @@ class Task {
   virtual Batch eval_batch(const std::vector<int64_t>& indices) const = 0;
   virtual Batch test_batch(const std::vector<int64_t>&) const { return {}; }
 
-  /// Collective at stage 3. Forward pass; the scalar loss, averaged over the batch.
+  /// Collective at stage 3. Forward pass; the scalar loss, averaged over the batch by train_order()'s weights; 0, or any other finite
+  /// number, for a batch in which nothing counts.
   virtual at::Tensor loss(const Batch& batch) = 0;
   /// Collective at stage 3. Forward pass without gradients; (K) fp64 on the engine's device, K always the same.
   /// Element 0 is the number of samples counted.

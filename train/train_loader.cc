@@ -8,9 +8,11 @@
 
 namespace tessera::train {
 
-TrainSampler train_sampler(const RunConfig& run, int64_t num_samples, int world_size, int rank) {
+TrainSampler train_sampler(const RunConfig& run, const Task& task, int world_size, int rank) {
   const BatchShape shape{run.engine.train_micro_batch_size_per_gpu, run.engine.gradient_accumulation_steps, world_size, rank};
-  return TrainSampler(num_samples, shape, static_cast<uint64_t>(run.engine.seed), run.trainer.dataloader_drop_last);
+  TrainOrder order = task.train_order();
+  order.drop_last = run.trainer.dataloader_drop_last;
+  return TrainSampler(task.train_size(), shape, static_cast<uint64_t>(run.engine.seed), std::move(order));
 }
 
 TrainLoader::TrainLoader(const Task& task, TrainSampler sampler, const EpochPosition& start, int64_t num_steps,
@@ -46,7 +48,7 @@ DataLoader::Make TrainLoader::plan() {
   const BatchShape& shape = sampler_.shape();
   const uint64_t seed = augmentation_seed(sampler_.seed(), planned_.epoch, first, micro_step_, shape.rank);
   Planned planned;
-  planned.outline = {.batch = {}, .num_samples = slice.num_samples, .weight = slice.weight, .step_size = sampler_.step_size(first)};
+  planned.outline = {.batch = {}, .weight = slice.weight, .step_size = sampler_.step_size(first)};
   if (++micro_step_ == shape.accumulation_steps) {
     micro_step_ = 0;
     --steps_left_;

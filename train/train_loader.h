@@ -10,13 +10,12 @@
 
 namespace tessera::train {
 
-/// Local. The training order of the configuration's batches, for one rank of so many. Throws as TrainSampler.
-TrainSampler train_sampler(const RunConfig& run, int64_t num_samples, int world_size, int rank);
+/// Local. The task's training order, in the configuration's batches, for one rank of so many. Throws as TrainSampler.
+TrainSampler train_sampler(const RunConfig& run, const Task& task, int world_size, int rank);
 
 /// One rank's part of a micro-step.
 struct TrainBatch {
   Batch batch;               ///< on the device
-  int64_t num_samples = 0;   ///< of this batch that count: 0 for one that only takes part
   double weight = 1;         ///< of its loss (TrainSlice)
   int64_t step_size = 0;     ///< samples of the whole step, over all micro-steps and ranks
 };

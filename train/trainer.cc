@@ -23,7 +23,7 @@ namespace {
 /// After the comparison of the ranks' data: one that has fewer would find out alone.
 TrainSampler checked_sampler(const RunConfig& run, const Task& task, comm::Communicator& comm) {
   check_same_data(task, comm);
-  return train_sampler(run, task.train_size(), comm.size(), comm.rank());
+  return train_sampler(run, task, comm.size(), comm.rank());
 }
 
 /// "60,000 training and 10,000 test"
@@ -121,7 +121,7 @@ void Trainer::train_step() {
     const at::Tensor loss = meter_->time(Phase::kForward, [&] { return task_.loss(part.batch); });
     meter_->time(Phase::kBackward, [&] { engine_->backward(weighted(loss, part.weight)); });
     meter_->time(Phase::kStep, [&] { engine_->step(); });
-    meter_->add_loss(loss, static_cast<double>(part.num_samples) / static_cast<double>(engine.train_micro_batch_size_per_gpu));
+    meter_->add_loss(loss, part.weight * static_cast<double>(part.step_size) / static_cast<double>(engine.train_batch_size));
     step_size = part.step_size;
   }
   meter_->count_step(step_size);

@@ -1,5 +1,6 @@
 #include "train/trainer_config.h"
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -26,13 +27,13 @@ constexpr double kMaxCount = 9e15;
 std::vector<Binding<TrainerConfig>> trainer_bindings() {
   using namespace config;
   return {
-      bind<TrainerConfig>(boolean("trainer.overwrite_output_dir").says(
+      bind<TrainerConfig>(boolean("trainer.overwrite_output_dir").also_argument("overwrite_output_dir").says(
                               "Starts anew in a folder with the checkpoints of a run that has not finished, in place of an error"),
                           TESSERA_FIELD(overwrite_output_dir)),
       bind<TrainerConfig>(integer("trainer.eval_every_epochs").range(0, kMaxCount).says(
                               "Epochs between two evaluations; 0: only by steps and at the end"),
                           TESSERA_FIELD(eval_every_epochs)),
-      bind<TrainerConfig>(integer("trainer.eval_every_steps").range(0, kMaxCount).also("trainer.eval_steps").says(
+      bind<TrainerConfig>(integer("trainer.eval_every_steps").range(0, kMaxCount).also_argument("eval_steps").says(
                               "Optimizer steps between two evaluations; 0: only by epochs and at the end"),
                           TESSERA_FIELD(eval_every_steps)),
       bind<TrainerConfig>(integer("trainer.histograms_every_steps").range(0, kMaxCount).says(
@@ -41,52 +42,52 @@ std::vector<Binding<TrainerConfig>> trainer_bindings() {
       bind<TrainerConfig>(integer("trainer.save_every_epochs").range(0, kMaxCount).says(
                               "Epochs between two checkpoints in `output_dir`/checkpoints; 0: only by steps (with both 0: none at all)"),
                           TESSERA_FIELD(save_every_epochs)),
-      bind<TrainerConfig>(integer("trainer.save_every_steps").range(0, kMaxCount).also("trainer.save_steps").says(
+      bind<TrainerConfig>(integer("trainer.save_every_steps").range(0, kMaxCount).also_argument("save_steps").says(
                               "Optimizer steps between two checkpoints; 0: only by epochs"),
                           TESSERA_FIELD(save_every_steps)),
-      bind<TrainerConfig>(text("trainer.metric_for_best").also("trainer.metric_for_best_model").says(
+      bind<TrainerConfig>(text("trainer.metric_for_best").also_argument("metric_for_best_model").says(
                               "The metric by which the best checkpoint is chosen; it is kept whatever `checkpoint.keep_last` says"),
                           TESSERA_FIELD(metric_for_best)),
       bind<TrainerConfig>(word("trainer.best_is", {"auto", "greatest", "least"}).says(
-                              "Which value of the metric is best; auto: the least of a loss or perplexity, the greatest of any other"),
+                              "Which value of the metric is best; auto: the least of a loss, error (mse, rmse, mae) or perplexity, the greatest of any other"),
                           TESSERA_FIELD(best_is)),
-      bind<TrainerConfig>(boolean("trainer.load_best_at_end").also("trainer.load_best_model_at_end").says(
+      bind<TrainerConfig>(boolean("trainer.load_best_at_end").also_argument("load_best_model_at_end").says(
                               "The final test and the exported model are of the best checkpoint; false: of the last"),
                           TESSERA_FIELD(load_best_at_end)),
-      bind<TrainerConfig>(integer("trainer.early_stopping_patience").range(0, kMaxCount).says(
+      bind<TrainerConfig>(integer("trainer.early_stopping_patience").range(0, kMaxCount).also_argument("early_stopping_patience").says(
                               "Evaluations in a row without a better `metric_for_best` after which training ends; 0: it never ends early"),
                           TESSERA_FIELD(early_stopping_patience)),
-      bind<TrainerConfig>(number("trainer.early_stopping_threshold").range(0, 1e30).says("By how much a better value must be better to count there"),
+      bind<TrainerConfig>(number("trainer.early_stopping_threshold").range(0, 1e30).also_argument("early_stopping_threshold").says("By how much a better value must be better to count there"),
                           TESSERA_FIELD(early_stopping_threshold)),
       bind<TrainerConfig>(boolean("trainer.export_model").says(
                               "Writes the best checkpoint (see `load_best_at_end`; the last, where nothing is evaluated) as "
                               "`output_dir`/model.safetensors at the end"),
                           TESSERA_FIELD(export_model)),
-      bind<TrainerConfig>(word("trainer.device", {"auto", "cpu", "cuda"}).says("Where the model runs; auto: cuda when the machine has it"),
+      bind<TrainerConfig>(word("trainer.device", {"auto", "cpu", "cuda"}).also_word("gpu", "cuda").says("Where the model runs; auto: cuda when the machine has it"),
                           TESSERA_FIELD(device)),
-      bind<TrainerConfig>(word("comm.backend", {"auto", "shm", "gloo", "nccl"}).says(
+      bind<TrainerConfig>(word("comm.backend", {"auto", "shm", "gloo", "nccl"}).also_argument("ddp_backend").says(
                               "What carries the collectives; auto: nccl for CUDA; shared memory for ranks on one host's CPUs, gloo for others"),
                           TESSERA_FIELD(backend)),
       bind<TrainerConfig>(integer("trainer.num_threads").range(0, 1024).says(
                               "CPU threads of one rank; 0: the machine's cores divided by the ranks on it"),
                           TESSERA_FIELD(num_threads)),
-      bind<TrainerConfig>(boolean("trainer.deterministic").also("trainer.full_determinism").says(
+      bind<TrainerConfig>(boolean("trainer.deterministic").also_argument("full_determinism").says(
                               "As torch.use_deterministic_algorithms(True): operators give the same bits in every run, and one that cannot is "
                               "an error"),
                           TESSERA_FIELD(deterministic)),
-      bind<TrainerConfig>(integer("trainer.dataloader_num_workers").range(0, 1024).also("trainer.num_workers").says(
+      bind<TrainerConfig>(integer("trainer.dataloader_num_workers").range(0, 1024).also_argument("dataloader_num_workers").also("trainer.num_workers").says(
                               "Threads of one rank that make the next batches while it computes; 0: batches are made when they are needed"),
                           TESSERA_FIELD(dataloader_num_workers)),
-      bind<TrainerConfig>(integer("trainer.dataloader_prefetch_factor").range(1, 1024).also("trainer.prefetch_factor").says(
+      bind<TrainerConfig>(integer("trainer.dataloader_prefetch_factor").range(1, 1024).also_argument("dataloader_prefetch_factor").also("trainer.prefetch_factor").says(
                               "Batches made ahead, for each of these threads"),
                           TESSERA_FIELD(dataloader_prefetch_factor)),
-      bind<TrainerConfig>(boolean("trainer.dataloader_pin_memory").also("trainer.pin_memory").says(
+      bind<TrainerConfig>(boolean("trainer.dataloader_pin_memory").also_argument("dataloader_pin_memory").also("trainer.pin_memory").says(
                               "CUDA: batches go to the device through page-locked memory, without waiting"),
                           TESSERA_FIELD(dataloader_pin_memory)),
       bind<TrainerConfig>(boolean("trainer.dataloader_drop_last").also("trainer.drop_last").also("dataloader_drop_last").says(
                               "Drops what an epoch has over after its last whole batch; false: a smaller step with each of these samples once"),
                           TESSERA_FIELD(dataloader_drop_last)),
-      bind<TrainerConfig>(number("comm.timeout_s").above(0).says("Seconds after which a waiting collective fails"),
+      bind<TrainerConfig>(number("comm.timeout_s").above(0).also_argument("ddp_timeout").says("Seconds after which a waiting collective fails"),
                           TESSERA_FIELD(timeout_s)),
   };
 }
@@ -102,11 +103,12 @@ std::vector<config::Key> sections() {
       text("data.type").must().says("Name of a registered data set"),
       section("comm").says("How ranks talk to each other"),
       section("trainer").says("How long, how often, where to"),
-      text("trainer.name").or_null().also("trainer.run_name").says("Name of the run; null: the configuration file's name"),
-      text("trainer.output_dir").or_null().says("Folder for logs, the resolved configuration and results; null: `runs/NAME`"),
-      integer("trainer.epochs").range(1, kMaxCount).or_null().also("trainer.num_train_epochs").says("Passes over the training data; null: 1, or none with `max_steps`"),
-      integer("trainer.max_steps").range(1, kMaxCount).or_null().says("Optimizer steps, in place of `epochs`"),
-      integer("trainer.eval_batch_size").range(1, 1e9).or_null().also("trainer.per_device_eval_batch_size").says(
+      text("trainer.name").or_null().also_argument("run_name").says("Name of the run; null: the configuration file's name"),
+      text("trainer.output_dir").or_null().also_argument("output_dir").says("Folder for logs, the resolved configuration and results; null: `runs/NAME`"),
+      integer("trainer.epochs").range(1, kMaxCount).or_null().also_argument("num_train_epochs").says("Passes over the training data; null: 1. `max_steps` wins over them"),
+      integer("trainer.max_steps").range(-1, kMaxCount).or_null().also_argument("max_steps").says(
+          "Optimizer steps, in place of `epochs`, which they win over; null, -1 or 0: `epochs` count"),
+      integer("trainer.eval_batch_size").range(1, 1e9).or_null().also_argument("per_device_eval_batch_size").says(
           "Samples of one evaluation pass on one rank; null: train_micro_batch_size_per_gpu"),
   };
 }
@@ -117,24 +119,38 @@ const json* given(const Document& document, const char* path) {
   return value && !value->is_null() ? value : nullptr;
 }
 
-TrainerConfig read_trainer(const Document& document, const EngineConfig& engine, config::Report* report) {
-  TrainerConfig trainer;
-  config::read_bindings(trainer_bindings(), document, trainer, report);
+/// max_steps win over epochs, as in Hugging Face's Trainer; what stands on the command line wins over the file.
+void read_length(const Document& document, TrainerConfig& trainer, config::Report* report) {
   const json* epochs = given(document, "trainer.epochs");
   const json* max_steps = given(document, "trainer.max_steps");
-  if (epochs && max_steps)
-    document.fail("trainer.max_steps", str("found ", *max_steps, " beside trainer.epochs ", *epochs, "; expected one of the two"));
-  trainer.epochs = max_steps ? 0 : 1;
   if (epochs) config::read_field(*epochs, trainer.epochs);
   if (max_steps) config::read_field(*max_steps, trainer.max_steps);
+  trainer.max_steps = std::max<int64_t>(trainer.max_steps, 0);
+  if (trainer.max_steps == 0) return;
+  const config::Origins& origins = document.origins;
+  const bool epochs_win = epochs && origins.is_override("trainer.epochs") && !origins.is_override("trainer.max_steps");
+  if (epochs && report)
+    report->resolved.push_back(epochs_win ? str("trainer.epochs: ", *epochs, " of the command line count in place of trainer.max_steps ", *max_steps)
+                                          : str("trainer.max_steps: ", *max_steps, " count in place of trainer.epochs ", *epochs));
+  (epochs_win ? trainer.max_steps : trainer.epochs) = 0;
+}
+
+TrainerConfig read_trainer(const Document& document, const EngineConfig& engine, config::Problems& problems, config::Report* report) {
+  TrainerConfig trainer;
+  config::read_bindings(trainer_bindings(), document, trainer, report);
+  read_length(document, trainer, report);
 
   trainer.name = std::filesystem::path(document.origins.source()).stem().string();
   if (const json* name = given(document, "trainer.name")) trainer.name = name->get<std::string>();
-  if (trainer.name.empty() || trainer.name.find('/') != std::string::npos || trainer.name == "." || trainer.name == "..")
-    document.fail("trainer.name", str("found ", config::describe_value(trainer.name), "; expected a name that can be a folder's"));
+  problems.collect([&] {
+    if (trainer.name.empty() || trainer.name.find('/') != std::string::npos || trainer.name == "." || trainer.name == "..")
+      document.fail("trainer.name", str("found ", config::describe_value(trainer.name), "; expected a name that can be a folder's"));
+  });
   trainer.output_dir = "runs/" + trainer.name;
   if (const json* folder = given(document, "trainer.output_dir")) trainer.output_dir = folder->get<std::string>();
-  if (trainer.output_dir.empty()) document.fail("trainer.output_dir", "found \"\" (a string); expected a folder");
+  problems.collect([&] {
+    if (trainer.output_dir.empty()) document.fail("trainer.output_dir", "found \"\" (a string); expected a folder");
+  });
 
   trainer.eval_batch_size = engine.train_micro_batch_size_per_gpu;
   if (const json* size = given(document, "trainer.eval_batch_size")) config::read_field(*size, trainer.eval_batch_size);
@@ -145,8 +161,10 @@ RunConfig parse(Document document, int world_size, const std::vector<std::string
   RunConfig run;
   config::KeyTable table = run_keys();
   config::prepare(document, table, overrides, &run.report);
-  run.engine = config::read_engine_config(document, world_size, &run.report);
-  run.trainer = read_trainer(document, run.engine, &run.report);
+  config::Problems problems;
+  run.engine = config::read_engine_config(document, world_size, problems, &run.report);
+  run.trainer = read_trainer(document, run.engine, problems, &run.report);
+  problems.raise();
   auto free_section = [&](const char* name) {
     const json* value = given(document, name);
     config::Section section(value ? *value : json::object(), name, document.origins);
@@ -207,8 +225,13 @@ ordered_json resolved(const RunConfig& run) {
 std::string dump_resolved(const RunConfig& run) { return resolved(run).dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n"; }
 
 void fill_in_schedule(SchedulerConfig& scheduler, int64_t total_steps) {
-  if (scheduler.type != "WarmupDecayLR" && scheduler.type != "WarmupCosineLR") return;
-  scheduler.params.try_emplace("total_num_steps", 1, static_cast<double>(total_steps));
+  auto& params = scheduler.params;
+  if (scheduler.type == "WarmupDecayLR" || scheduler.type == "WarmupCosineLR") params.try_emplace("total_num_steps", 1, static_cast<double>(total_steps));
+  const auto ratio = params.find("warmup_ratio");
+  if (ratio == params.end()) return;
+  const auto total = params.find("total_num_steps");
+  params["warmup_num_steps"] = {std::ceil(ratio->second.front() * (total == params.end() ? static_cast<double>(total_steps) : total->second.front()))};
+  params.erase("warmup_ratio");
 }
 
 // PyTorch's examples step StepLR once an epoch, DeepSpeed at every optimizer step.

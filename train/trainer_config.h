@@ -41,9 +41,13 @@ struct TrainerConfig {
   int64_t dataloader_prefetch_factor = 2;  ///< batches made ahead, for each of these threads
   bool dataloader_pin_memory = true;       ///< CUDA: batches go to the device through page-locked memory
   bool dataloader_drop_last = true;        ///< false: what is left over of an epoch is a smaller step
-  /// As Hugging Face's Trainer: a metric whose name ends in "loss" is better when it is lower. So is perplexity.
+  /// As Hugging Face's Trainer: a metric whose name ends in "loss" is better when it is lower. So are perplexity and errors.
   bool greater_is_better() const {
-    return best_is == "auto" ? !metric_for_best.ends_with("loss") && metric_for_best != "perplexity" : best_is == "greatest";
+    if (best_is != "auto") return best_is == "greatest";
+    if (metric_for_best.ends_with("loss")) return false;
+    for (const char* error : {"perplexity", "mse", "rmse", "mae"})
+      if (metric_for_best == error) return false;
+    return true;
   }
   bool operator==(const TrainerConfig&) const = default;
 };
@@ -56,7 +60,7 @@ struct RunConfig {
   config::Report report;  ///< warnings, and what became of "auto"
 };
 
-/// Local. total_num_steps of a schedule that ends with the run, unless it was given.
+/// Local. total_num_steps of a schedule that ends with the run, unless it was given, and warmup_num_steps in place of warmup_ratio.
 void fill_in_schedule(SchedulerConfig& scheduler, int64_t total_steps);
 
 /// Local. What is probably not meant by this schedule in a run of so many optimizer steps; empty: nothing.

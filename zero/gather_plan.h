@@ -21,6 +21,7 @@ struct Touch {
   int unit = 0;
   int64_t first_operator = 0;
   int64_t last_operator = 0;
+  int reductions = 0;  ///< how many were ready by then; see [Note: one order on a device] in residency.h
   bool operator==(const Touch&) const = default;
 };
 using Trace = std::vector<Touch>;

@@ -69,11 +69,13 @@ GradientReducer::GradientReducer(const Layout& layout, std::vector<at::Tensor> p
       fired_(parameters_.size(), 0),
       expected_(parameters_.size(), 1),
       staged_(parameters_.size(), false),
+      parts_(parameters_.size()),
       used_(parameters_.size(), false) {
   TESSERA_CHECK(options_.num_slots >= 1);
   const double world = comm_->size();
   prescale_ = options_.prescale ? 1 / world : 1 / options_.predivide_factor;
   postscale_ = options_.prescale ? 1 : options_.predivide_factor / world;
+  slots_round_ = options_.communicate_dtype != options_.accumulate_dtype || prescale_ != 1;
   for (int unit = layout_.num_units() - 1; unit >= 0; --unit) {
     if (!layout_.units()[unit].trainable) continue;
     const at::TensorOptions like = parameters_[layout_.units()[unit].parameters.front()].options();
@@ -153,6 +155,12 @@ bool GradientReducer::through_slots() const {
   return !sums_locally() || options_.accumulate_dtype != options_.communicate_dtype;
 }
 
+/// A gradient that comes now has missed its unit's reduction.
+bool GradientReducer::late(int parameter) const {
+  const bool unexpected = slots_round_ && fired_[parameter] >= expected_[parameter];
+  return reducing() && (unexpected || units_[layout_.slot(parameter).unit].place < next_issue_);
+}
+
 void GradientReducer::on_gradient(int parameter) {
   if (!in_backward_) return;  // a backward of the user's own, e.g. torch::autograd::grad on the side
   if (check) check();
@@ -161,20 +169,23 @@ void GradientReducer::on_gradient(int parameter) {
   const int unit = layout_.slot(parameter).unit;
   UnitState& state = units_[unit];
   used_[parameter] = true;
-  if (late(unit)) {
+  if (late(parameter)) {
     ++fired_[parameter];
     state.late = true;
     return;
   }
   if (sums_locally()) {
     accumulate_locally(parameter);
+  } else if (slots_round_) {
+    take_part(parameter);
+    if (fired_[parameter] + 1 == expected_[parameter] && claim_slot(unit, in_hook())) stage(parameter);
   } else if (claim_slot(unit, in_hook())) {
     stage(parameter);
   }
   if (++fired_[parameter] == expected_[parameter] && --state.num_missing == 0) {
     if (!reducing()) return;
     if (!order_agreed_) finished_.push_back(unit);
-    issue_ready(/*at_end=*/false);
+    if (!issued_from_outside || !issued_from_outside()) issue_ready(/*at_end=*/false);
   }
   complete_what_has_arrived();
 }
@@ -196,8 +207,20 @@ void GradientReducer::accumulate_locally(int parameter) {
   }
 }
 
+/// [Note: gradients in parts]
+void GradientReducer::take_part(int parameter) {
+  const at::Tensor grad = take_grad(parameter);
+  at::Tensor& sum = parts_[parameter];
+  if (sum.defined()) {
+    sum.add_(grad);
+  } else {
+    sum = expected_[parameter] == 1 ? grad : grad.to(options_.accumulate_dtype, /*non_blocking=*/false, /*copy=*/true);
+  }
+}
+
 GradientReducer::Wait GradientReducer::in_hook() const {
   if (!options_.sharding.parameters) return Wait::kUntilDone;  // the other ranks need nothing of this one to get there
+  if (!comm_->wait_blocks()) return Wait::kUntilDone;          // it blocks no thread; see [Note: patience]
   return waits_in_hooks() ? Wait::kPatiently : Wait::kNo;
 }
 
@@ -221,7 +244,7 @@ at::Tensor GradientReducer::slot_view(int unit) {
 void GradientReducer::stage(int parameter) {
   const zero::Slot& slot = layout_.slot(parameter);
   const at::Tensor target = slot_view(slot.unit).narrow(0, slot.offset, slot.numel);
-  const at::Tensor grad = take_grad(parameter);
+  const at::Tensor grad = parts_[parameter].defined() ? std::exchange(parts_[parameter], at::Tensor()) : take_grad(parameter);
   if (staged_[parameter]) {
     target.add_(grad, prescale_);
   } else {
@@ -233,7 +256,13 @@ void GradientReducer::stage(int parameter) {
 
 void GradientReducer::stage_rest(int unit) {
   for (int parameter : layout_.units()[unit].parameters)
-    if (parameters_[parameter].grad().defined()) stage(parameter);
+    if (parts_[parameter].defined() || has_grad(parameter)) stage(parameter);
+}
+
+/// In p.grad, for the unit's reduction that is about to be issued; what came late waits there for reduce_late().
+bool GradientReducer::has_grad(int parameter) const {
+  const bool came_late = in_backward_ && slots_round_ && fired_[parameter] > expected_[parameter];
+  return parameters_[parameter].grad().defined() && !came_late;
 }
 
 /// `came`: by parameter. Zeroes the gaps between parameters too: slots are shared by units of other shapes.
@@ -252,15 +281,35 @@ void GradientReducer::zero_what_never_came(const at::Tensor& flat, int unit, con
 
 void GradientReducer::issue_ready(bool at_end) {
   while (next_issue_ < static_cast<int>(order_.size())) {
-    const int unit = order_[next_issue_];
-    if (!at_end && units_[unit].num_missing > 0) return;
-    const Wait wait = at_end ? Wait::kUntilDone : in_hook();
-    if (through_slots() && !claim_slot(unit, wait)) return;
-    if (!has_room(wait)) return;
-    issue(unit);
-    ++next_issue_;
-    if (!options_.overlap) complete_next(wait);
+    if (!at_end && units_[order_[next_issue_]].num_missing > 0) return;
+    if (!issue_next(at_end ? Wait::kUntilDone : in_hook())) return;
   }
+}
+
+/// False when that takes a wait which `wait` does not allow.
+bool GradientReducer::issue_next(Wait wait) {
+  const int unit = order_[next_issue_];
+  if (through_slots() && !claim_slot(unit, wait)) return false;
+  if (!has_room(wait)) return false;
+  issue(unit);
+  ++next_issue_;
+  if (!options_.overlap) complete_next(wait);
+  return true;
+}
+
+int GradientReducer::num_ready() const {
+  if (!in_backward_) return 0;
+  if (!order_agreed_) return static_cast<int>(finished_.size());
+  int ready = next_issue_;
+  while (ready < static_cast<int>(order_.size()) && units_[order_[ready]].num_missing == 0) ++ready;
+  return ready;
+}
+
+void GradientReducer::issue_until(int count) {
+  if (!in_backward_ || !reducing()) return;
+  const Unheard our_own_operators;
+  const at::NoGradGuard no_grad;
+  while (next_issue_ < count) TESSERA_CHECK(issue_next(Wait::kUntilDone));
 }
 
 /// Slots bound what is under way; where there are none, and the transport has buffers instead, this does.
@@ -276,7 +325,7 @@ void GradientReducer::issue(int unit) {
   at::Tensor flat;
   if (sums_locally()) {
     for (int parameter : layout_.units()[unit].parameters)
-      if (parameters_[parameter].grad().defined()) accumulate_locally(parameter);
+      if (has_grad(parameter)) accumulate_locally(parameter);
     if (first_) zero_what_never_came(state.accumulator, unit, used_);
     flat = state.accumulator;
     if (through_slots()) {

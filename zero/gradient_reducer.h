@@ -21,6 +21,14 @@
 // ranks which use different parameters. So such a wait has a limit. Once it is reached, hooks don't wait for the next
 // 8 passes (then 16, 32 …: a model that is so by nature loses a few seconds in all), gradients stay in `p.grad`, and a
 // warning says so: the results are the same, the memory of gradients is not bounded in those passes.
+// A wait that only orders streams (CUDA) holds up no thread, and needs none of this: how far the device is behind says nothing about
+// the other ranks.
+//
+// [Note: gradients in parts]
+// Re-entrant recomputation gives a parameter its gradient in parts, a hook each. Where slots round (another dtype than the
+// accumulators', or a scale before the sum) the parts are added up in the accumulators' dtype first, as stages 0 and 1 do, and the
+// sum goes into the slot once: so all stages round alike. How many parts there are the first backward shows; a part beyond
+// those expected is late at every stage, and reduced on its own. A parameter with one part needs no memory for that.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -87,6 +95,17 @@ class GradientReducer {
   /// Collective, does not wait. This rank has read what it wanted of reduced().
   void done_reading();
 
+  // Where the reductions' order is not this class's alone: see [Note: one order on a device] in residency.h.
+  bool under_way() const { return in_backward_; }
+  /// Local. Of the backward under way: reductions that could be issued, in the agreed order (before there is one: in the order that
+  /// will be), and those that have been.
+  int num_ready() const;
+  int num_issued() const { return in_backward_ ? next_issue_ : 0; }
+  /// Collective. Issues reductions until `count` have been, with zeros for gradients that have not come. Outside of backward nothing.
+  void issue_until(int count);
+  /// Whether hooks are to issue nothing, because issue_until() does.
+  std::function<bool()> issued_from_outside;
+
   int64_t accumulator_bytes() const;
   int64_t slot_bytes() const;
   const std::vector<int>& order() const { return order_; }
@@ -118,13 +137,16 @@ class GradientReducer {
   bool sums_locally() const { return !options_.sharding.gradients && !options_.reduce_each_micro_step; }
   bool through_slots() const;
   bool whole_in_place() const { return !options_.sharding.optimizer && !through_slots(); }
-  bool late(int unit) const { return reducing() && units_[unit].place < next_issue_; }
+  bool late(int parameter) const;
 
   void accumulate_locally(int parameter);
+  void take_part(int parameter);
   bool claim_slot(int unit, Wait wait);
   void stage(int parameter);
   void stage_rest(int unit);
+  bool has_grad(int parameter) const;
   void issue_ready(bool at_end);
+  bool issue_next(Wait wait);
   bool has_room(Wait wait);
   void free_slot(int unit);
   void issue(int unit);
@@ -144,6 +166,7 @@ class GradientReducer {
   comm::CommunicatorPtr comm_;
   ReducerOptions options_;
   double prescale_ = 1, postscale_ = 1;
+  bool slots_round_ = false;  // see [Note: gradients in parts]
   bool reads_peers_ = false;
   comm::WorkPtr all_have_read_;
 
@@ -159,6 +182,7 @@ class GradientReducer {
   bool first_ = true, boundary_ = true, in_backward_ = false;
   std::vector<int> fired_, expected_;  // by parameter, in this backward
   std::vector<bool> staged_;           // by parameter: its gradient is in the slot
+  std::vector<at::Tensor> parts_;      // by parameter: the sum of those so far; undefined where none waits
   std::vector<bool> used_;
   int max_slots_in_use_ = 0;
   int impatient_passes_ = 0;  // this backward and those after it that do not wait in hooks

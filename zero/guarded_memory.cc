@@ -23,7 +23,7 @@ namespace {
 struct Region {
   std::atomic<uintptr_t> begin{0};  // 0: free
   std::atomic<uintptr_t> end{0};
-  char message[256];
+  char message[512];
 };
 constexpr int kMaxRegions = 16384;
 std::array<Region, kMaxRegions> regions;
@@ -34,7 +34,7 @@ void on_fault(int signal, siginfo_t* info, void* context) {
   for (const Region& region : regions) {
     const uintptr_t begin = region.begin.load(std::memory_order_acquire);
     if (begin == 0 || address < begin || address >= region.end.load(std::memory_order_acquire)) continue;
-    [[maybe_unused]] ssize_t written = write(STDERR_FILENO, region.message, strnlen(region.message, 256));
+    [[maybe_unused]] ssize_t written = write(STDERR_FILENO, region.message, strnlen(region.message, sizeof region.message));
     break;
   }
   // Returning to the faulting instruction raises the signal again, now for the handler before ours.

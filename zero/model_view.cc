@@ -1,7 +1,9 @@
 #include "zero/model_view.h"
 
 #include <ATen/MemoryOverlap.h>
+#include <torch/csrc/jit/api/function_impl.h>
 #include <torch/csrc/jit/api/module.h>
+#include <torch/csrc/jit/ir/ir.h>
 #include <torch/nn/module.h>
 
 #include <unordered_map>
@@ -39,6 +41,40 @@ void check_no_overlap(const std::vector<NamedTensor>& parameters) {
   }
 }
 
+bool forks(const torch::jit::Block& block);
+
+bool forks(torch::jit::Function& function) {
+  const auto* graph_function = torch::jit::tryToGraphFunction(function);
+  return graph_function != nullptr && forks(*graph_function->graph()->block());
+}
+
+/// Whether the code, or free functions and methods of script classes that it calls, has a torch.jit.fork. (Methods of submodules
+/// are looked at by whoever goes through the modules.)
+bool forks(const torch::jit::Block& block) {
+  namespace prim = at::prim;
+  for (const torch::jit::Node* node : block.nodes()) {
+    if (node->kind() == prim::fork || node->kind() == prim::forkClosure) return true;
+    if (node->hasAttribute(at::attr::Subgraph) && forks(*node->g(at::attr::Subgraph)->block())) return true;
+    for (const torch::jit::Block* inner : node->blocks())
+      if (forks(*inner)) return true;
+    if (node->kind() == prim::CallFunction) {
+      if (forks(*node->input(0)->type()->expectRef<at::FunctionType>().function())) return true;
+    } else if (node->kind() == prim::CallMethod) {
+      const auto type = node->input(0)->type()->cast<at::ClassType>();
+      if (!type || type->is_module()) continue;
+      if (auto* method = type->findMethod(node->s(at::attr::name)); method != nullptr && forks(*method)) return true;
+    }
+  }
+  return false;
+}
+
+std::string forking_method(const torch::jit::Module& model) {
+  for (const torch::jit::Module& module : model.modules())
+    for (const torch::jit::Method& method : module.get_methods())
+      if (forks(method.function())) return method.function().qualname().qualifiedName();
+  return "";
+}
+
 }  // namespace
 
 ModelView view_of(const torch::nn::Module& model) {
@@ -53,6 +89,7 @@ ModelView view_of(const torch::nn::Module& model) {
 ModelView view_of(const torch::jit::Module& model) {
   ModelView view;
   view.scripted = true;
+  view.forks_in = forking_method(model);
   for (const auto& item : model.named_parameters()) view.parameters.push_back({item.name, item.value});
   for (const auto& item : model.named_buffers()) view.buffers.push_back({item.name, item.value});
   return view;

@@ -26,6 +26,7 @@ struct ModelView {
   std::vector<NamedTensor> parameters;  ///< registration order; tied ones once a name
   std::vector<NamedTensor> buffers;
   bool scripted = false;  ///< TorchScript
+  std::string forks_in;   ///< the TorchScript method that runs parts of itself on other threads (torch.jit.fork); empty: none
 };
 
 /// Local.

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <mutex>
+#include <optional>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
@@ -18,9 +20,6 @@ namespace {
 
 /// What this thread is in the middle of. Operators nest within a thread, so this cannot be anything but thread-local.
 struct ThreadState {
-  int num_listeners = 0;
-  bool casts = false;
-  at::CallbackHandle callback = 0;
   int depth = 0;                      // operators begun and not ended
   bool touching = false;              // a Residency is at work: the operators that run are ours
   std::vector<Residency*> residencies;  // touched since depth was 0
@@ -102,7 +101,7 @@ std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& function
     if (value.isTensor()) {
       UnitHandle* parameter = hear(function, value.toTensor(), argument);
       // Autocast casts inside an operator (linear > to > _to_copy); a cast that the model makes itself is its own.
-      if (parameter != nullptr && thread_state.casts && thread_state.depth >= 3 && parameter->residency->sharded() &&
+      if (parameter != nullptr && thread_state.depth >= 3 && parameter->residency->tracks_casts() &&
           std::strcmp(function.name(), "aten::_to_copy") == 0)
         casting = std::make_unique<Casting>(cast_source(parameter, value.toTensor()));
     } else if (value.isList()) {  // Tensor[] and Tensor?[]
@@ -132,22 +131,43 @@ void on_end(const at::RecordFunction& function, at::ObserverContext* context) {
   if (--thread_state.depth == 0 && !thread_state.residencies.empty()) release_pins();
 }
 
+/// The callback of the process, which all listeners share: libtorch keeps its list of callbacks for the process, too.
+class Callback {
+ public:
+  static Callback& of_process() {
+    static Callback callback;
+    return callback;
+  }
+
+  /// `listeners`, `casting`: how many there are more (or fewer) from now on.
+  void change(int listeners, int casting) {
+    const std::lock_guard lock(mutex_);
+    num_listeners_ += listeners;
+    num_casting_ += casting;
+    const bool outputs = num_casting_ > 0;
+    if (num_listeners_ > 0 && handle_ && outputs == with_outputs_) return;
+    // The new one first: other threads may be in the middle of a model.
+    const std::optional<at::CallbackHandle> before = std::exchange(handle_, std::nullopt);
+    if (num_listeners_ > 0)
+      handle_ = at::addGlobalCallback(at::RecordFunctionCallback(on_start, on_end)
+                                          .needsInputs(true)
+                                          .needsOutputs(outputs)
+                                          .scopes({at::RecordScope::FUNCTION}));
+    with_outputs_ = outputs;
+    if (before) at::removeCallback(*before);
+  }
+
+ private:
+  std::mutex mutex_;  // guards what follows
+  int num_listeners_ = 0, num_casting_ = 0;
+  bool with_outputs_ = false;
+  std::optional<at::CallbackHandle> handle_;
+};
+
 }  // namespace
 
-OperatorListener::OperatorListener(bool casts) {
-  const bool callback_serves = thread_state.num_listeners++ > 0 && (thread_state.casts || !casts);
-  if (callback_serves) return;
-  if (thread_state.num_listeners > 1) at::removeCallback(thread_state.callback);
-  thread_state.casts = casts;
-  thread_state.callback = at::addThreadLocalCallback(at::RecordFunctionCallback(on_start, on_end)
-                                                         .needsInputs(true)
-                                                         .needsOutputs(casts)
-                                                         .scopes({at::RecordScope::FUNCTION}));
-}
+OperatorListener::OperatorListener(bool casts) : casts_(casts) { Callback::of_process().change(1, casts_ ? 1 : 0); }
 
-OperatorListener::~OperatorListener() {
-  if (thread_state.num_listeners == 0) return;  // made on another thread: its callback finds no unit of ours any more
-  if (--thread_state.num_listeners == 0) at::removeCallback(thread_state.callback);
-}
+OperatorListener::~OperatorListener() { Callback::of_process().change(-1, casts_ ? -1 : 0); }
 
 }  // namespace tessera::zero

@@ -11,8 +11,8 @@
 
 namespace tessera::zero {
 
-/// While one lives, operators called on this thread (and on the autograd threads that inherit its state) are heard.
-/// Several may live on a thread: they share one callback.
+/// While one lives, the operators of all threads of the process are heard: a model may be run by another thread than the one
+/// that made its engine. Several may live at once: they share one callback.
 class OperatorListener {
  public:
   /// `casts`: also track low-precision copies of parameters (needed under autocast with sharded parameters;
@@ -22,6 +22,8 @@ class OperatorListener {
   OperatorListener(const OperatorListener&) = delete;
   OperatorListener& operator=(const OperatorListener&) = delete;
 
+ private:
+  bool casts_;
 };
 
 /// While one lives, this thread's operators are not heard: the engine's own copies and collectives.

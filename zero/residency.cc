@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <sstream>
 
 #include "core/check.h"
 
@@ -39,6 +40,9 @@ Residency::~Residency() {
 // ---------------------------------------------------------------------------------------- operators
 
 void Residency::touch(int unit, const char* operator_name) noexcept {
+  const Lock lock(mutex_);
+  if (another_thread_inside() || updating_) return touch_beside(unit, operator_name);
+  inside_ = std::this_thread::get_id();
   State& state = states_[unit];
   if (!state.by_operator) {
     state.by_operator = true;
@@ -54,7 +58,25 @@ void Residency::touch(int unit, const char* operator_name) noexcept {
   }
 }
 
+/// See [Note: one thread at a time].
+void Residency::touch_beside(int unit, const char* operator_name) {
+  const State& state = states_[unit];
+  const bool stays = state.resident && (pinned(state) || !options_.sharded);
+  try {
+    if (updating_)
+      throw Error(str(operator_name, " reads ", layout_.describe(unit), " on one thread while another one is in step()"));
+    if (!stays)
+      throw Error(str(operator_name, " reads ", layout_.describe(unit), " on a second thread while another thread is inside an "
+                      "operator of the same model: at stage 3 one thread at a time may run it"));
+    make_readable(unit);
+  } catch (...) {
+    fail(unit);
+  }
+}
+
 void Residency::operator_ended() noexcept {
+  const Lock lock(mutex_);
+  if (inside_ != std::this_thread::get_id()) return;
   ++operator_count_;
   for (int unit : touched_) states_[unit].by_operator = false;
   touched_.clear();
@@ -75,6 +97,7 @@ void Residency::operator_ended() noexcept {
 }
 
 void Residency::on_write(int unit, const char* operator_name) noexcept {
+  const Lock lock(mutex_);
   if (states_[unit].writable > 0 || failure_) return;
   failure_ = std::make_exception_ptr(
       Error(str(operator_name, " writes into ", layout_.describe(unit),
@@ -83,6 +106,7 @@ void Residency::on_write(int unit, const char* operator_name) noexcept {
 
 // Its unit was gathered and the cast was not: it is one of values from before an update, or something has failed.
 void Residency::on_cast_read(int unit, c10::StorageImpl& cast, const char* operator_name) noexcept {
+  const Lock lock(mutex_);
   if (CastTracker::readable(cast)) return;
   if (!failure_)
     failure_ = std::make_exception_ptr(
@@ -93,10 +117,7 @@ void Residency::on_cast_read(int unit, c10::StorageImpl& cast, const char* opera
 
 void Residency::ensure_resident(int unit, const char* operator_name) {
   State& state = states_[unit];
-  if (state.resident) {
-    if (state.gather) finish_gather(unit);
-    return;
-  }
+  if (state.resident) return make_readable(unit);
   if (failure_) return fail(unit);
   agree_on(unit, operator_name);
   make_room(unit);
@@ -105,11 +126,17 @@ void Residency::ensure_resident(int unit, const char* operator_name) {
   finish_gather(unit);
 }
 
+/// Of a resident unit.
+void Residency::make_readable(int unit) {
+  if (states_[unit].gather) finish_gather(unit);
+  if (!units_[unit].bound()) fail(unit);  // its gather has failed before
+}
+
 void Residency::record(int unit) {
   if (!recorded_.empty() && recorded_.back().unit == unit) {
     recorded_.back().last_operator = operator_count_;
   } else {
-    recorded_.push_back({unit, operator_count_, operator_count_});
+    recorded_.push_back({unit, operator_count_, operator_count_, reductions_ ? reductions_->num_ready() : 0});
   }
 }
 
@@ -119,7 +146,21 @@ void Residency::replay(int unit, const char* operator_name) {
   if (position_ + 1 < trace.size() && trace[position_ + 1].unit == unit) return advance_to(position_ + 1);
   if (states_[unit].resident) return;
   for (size_t p = position_ + 2; p < trace.size(); ++p) {
+    if (reductions_ && trace[p].reductions > 0 && !reductions_->under_way()) break;  // a use in backward only
     if (trace[p].unit == unit) return advance_to(p);  // this rank skips what lies between
+  }
+  leave_plan(unit, operator_name);
+}
+
+void Residency::leave_plan(int unit, const char* operator_name) {
+  if (reductions_ && comm_->size() > 1) {
+    // Whether the rest of the plan has reductions in it must be the same everywhere.
+    const std::string mine = reductions_->under_way() ? "backward" : "forward";
+    const std::vector<std::string> where = comm_->exchange(mine, str(layout_.describe(unit), " outside of the recorded order"));
+    for (int rank = 0; rank < comm_->size(); ++rank)
+      if (where[rank] != mine)
+        throw CommError(str("rank ", comm_->rank(), " needs ", layout_.describe(unit), " outside of the recorded order in ", mine,
+                            ", rank ", rank, " in ", where[rank], ": every rank must run the same operators over sharded parameters"));
   }
   finish_plan();
   options_.log.debug(str(operator_name, " reads ", layout_.describe(unit), " outside of the recorded order"));
@@ -128,7 +169,11 @@ void Residency::replay(int unit, const char* operator_name) {
 }
 
 void Residency::advance_to(size_t position) {
-  while (position_ < position) run_actions(++position_);
+  while (position_ < position) {
+    ++position_;
+    issue_reductions((*recording().trace)[position_].reductions);
+    run_actions(position_);
+  }
 }
 
 void Residency::run_actions(size_t position) {
@@ -153,14 +198,23 @@ void Residency::finish_plan() {
 void Residency::agree_on(int unit, const std::string& why) {
   if (comm_->size() == 1) return;
   const std::string label = str("gather of ", layout_.describe(unit), " for ", why);
-  const std::vector<std::string> wanted = comm_->exchange(std::to_string(unit), label, options_.agreement_timeout);
+  const std::vector<std::string> all = comm_->exchange(str(unit, ' ', num_reductions_issued()), label);
+  int farthest = 0;
   for (int rank = 0; rank < comm_->size(); ++rank) {
-    if (wanted[rank] == std::to_string(unit)) continue;
-    const int other = std::atoi(wanted[rank].c_str());
-    throw CommError(str("rank ", comm_->rank(), " needs ", layout_.describe(unit), " for ", why, ", but rank ", rank,
-                        " needs ", layout_.describe(other),
-                        ": every rank must run the same operators over sharded parameters"));
+    int wanted = -1, issued = 0;
+    std::istringstream(all[rank]) >> wanted >> issued;
+    if (wanted != unit)
+      throw CommError(str("rank ", comm_->rank(), " needs ", layout_.describe(unit), " for ", why, ", but rank ", rank,
+                          " needs ", layout_.describe(wanted),
+                          ": every rank must run the same operators over sharded parameters"));
+    farthest = std::max(farthest, issued);
   }
+  issue_reductions(farthest);
+}
+
+bool Residency::follows_recorded_order() {
+  const Lock lock(mutex_);
+  return in_pass_ && mode_ == Mode::kReplay && options_.sharded;
 }
 
 void Residency::make_room(int unit) {
@@ -184,17 +238,21 @@ void Residency::make_room(int unit) {
 void Residency::issue_gather(int unit) {
   State& state = states_[unit];
   if (state.gather) finish_gather(unit);
-  if (!units_[unit].bound()) units_[unit].bind(pool_.acquire(units_[unit].bytes()));
+  if (units_[unit].has_buffer()) {
+    units_[unit].guard();
+  } else {
+    units_[unit].hold(pool_.acquire(units_[unit].bytes()));
+  }
   state.resident = true;
   max_resident_ = std::max(max_resident_, num_resident());
   ++counts_.gathers[unit];
   try {
-    state.gather = comm_->all_gather(units_[unit].full(), shards_[unit], layout_.describe(unit));
+    state.gather = comm_->all_gather(units_[unit].contents(), shards_[unit], layout_.describe(unit));
   } catch (...) {
     keep_failure(std::current_exception());
     throw;
   }
-  if (!options_.overlap) finish_gather(unit);
+  if (!options_.overlap || comm_->size() == 1) finish_gather(unit);
 }
 
 void Residency::finish_gather(int unit) {
@@ -206,6 +264,7 @@ void Residency::finish_gather(int unit) {
     keep_failure(std::current_exception());
     throw;
   }
+  units_[unit].bind();
   casts_.recast(unit, units_[unit].full());
 }
 
@@ -216,7 +275,8 @@ void Residency::release(int unit) {
   states_[unit].resident = false;
 }
 
-// libtorch swallows what a callback throws and runs the operator anyway: give it zeros to read, keep the error.
+// libtorch swallows what a callback throws and runs the operator anyway: give it zeros to read, keep the error. (What a gather
+// has left behind half-way is for nobody to read.)
 void Residency::fail(int unit) noexcept {
   if (!failure_) failure_ = std::current_exception();
   State& state = states_[unit];
@@ -228,7 +288,16 @@ void Residency::fail(int unit) noexcept {
 
 // ------------------------------------------------------------------------------------------- engine
 
+Residency::Lock Residency::enter(const char* what) {
+  Lock lock(mutex_);
+  if (another_thread_inside())
+    throw Error(str(what, " while another thread is inside an operator over the same model's parameters: one thread at a time may "
+                    "use an engine and its model"));
+  return lock;
+}
+
 void Residency::begin_pass(Pass pass) {
+  const Lock lock = enter("a new pass begins");
   drop_pass();
   pass_ = pass;
   in_pass_ = true;
@@ -248,6 +317,7 @@ void Residency::begin_pass(Pass pass) {
 }
 
 void Residency::drop_pass() {
+  const Lock lock = enter("a pass is left");
   rethrow();
   if (!in_pass_) return;
   // Ranks may stand at different places of the plan.
@@ -256,7 +326,13 @@ void Residency::drop_pass() {
   in_pass_ = false;
 }
 
+void Residency::finish_gathers() {
+  const Lock lock = enter("a backward pass ends");
+  finish_plan();
+}
+
 void Residency::end_pass() {
+  const Lock lock = enter("a pass ends");
   rethrow();
   if (!in_pass_) return;
   finish_plan();
@@ -271,8 +347,16 @@ void Residency::end_pass() {
   in_pass_ = false;
 }
 
+void Residency::begin_update() {
+  const Lock lock = enter("step()");
+  wait_all();
+  updating_ = true;
+}
+
 void Residency::parameters_updated(bool frozen_too) {
+  const Lock lock = enter("step()");
   TESSERA_CHECK(!in_pass_);
+  updating_ = false;
   max_resident_ = 0;
   if (options_.sharded) {
     for (int unit = 0; unit < layout_.num_units(); ++unit) {
@@ -297,8 +381,7 @@ void Residency::parameters_updated(bool frozen_too) {
   if (train.trace)
     for (const Touch& touch : *train.trace) add(touch.unit);
   for (int unit = 0; unit < layout_.num_units(); ++unit) add(unit);
-  for (int unit : order)
-    if (shared(unit)) refuse_if_held(unit);
+  for (int unit : order) refuse_if_held(unit);
   for (int unit : order) issue_gather(unit);
 }
 
@@ -307,12 +390,14 @@ void Residency::refuse_if_held(int unit) const {
 }
 
 void Residency::rethrow() {
+  const Lock lock(mutex_);
   if (failure_) std::rethrow_exception(failure_);
 }
 
 // ------------------------------------------------------------------------------------------ pinning
 
 void Residency::pin(const std::vector<int>& units, bool writable) {
+  const Lock lock = enter("GatheredParameters");
   rethrow();
   align("start of GatheredParameters");
   if (options_.sharded) {
@@ -321,7 +406,7 @@ void Residency::pin(const std::vector<int>& units, bool writable) {
       if (!states_[unit].resident) missing.push_back(unit);
     if (comm_->size() > 1) {
       const std::string mine = join(missing, " ");
-      const std::vector<std::string> wanted = comm_->exchange(mine, "GatheredParameters", options_.agreement_timeout);
+      const std::vector<std::string> wanted = comm_->exchange(mine, "GatheredParameters");
       for (int rank = 0; rank < comm_->size(); ++rank) {
         if (wanted[rank] != mine)
           throw CommError(str("GatheredParameters: rank ", comm_->rank(), " needs units [", mine, "], rank ", rank,
@@ -357,14 +442,23 @@ void Residency::end_writing(int unit) {
 }
 
 void Residency::align(const char* why) {
+  const Lock lock = enter(why);
   if (!options_.sharded || !in_pass_ || comm_->size() == 1) return;
   size_t farthest = 0;
-  for (const std::string& position : comm_->exchange(std::to_string(position_), why, options_.agreement_timeout))
-    farthest = std::max<size_t>(farthest, std::stoull(position));
+  int most_issued = 0;
+  for (const std::string& theirs : comm_->exchange(str(position_, ' ', num_reductions_issued()), why)) {
+    size_t position = 0;
+    int issued = 0;
+    std::istringstream(theirs) >> position >> issued;
+    farthest = std::max(farthest, position);
+    most_issued = std::max(most_issued, issued);
+  }
   if (mode_ == Mode::kReplay) advance_to(farthest);
+  issue_reductions(most_issued);
 }
 
 void Residency::unpin(const std::vector<int>& units, bool writable) {
+  const Lock lock(mutex_);
   for (int unit : units) {
     State& state = states_[unit];
     --state.pins;
@@ -374,6 +468,7 @@ void Residency::unpin(const std::vector<int>& units, bool writable) {
 }
 
 void Residency::wait_all() {
+  const Lock lock(mutex_);
   for (int unit = 0; unit < layout_.num_units(); ++unit) finish_gather(unit);
 }
 

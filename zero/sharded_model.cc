@@ -25,8 +25,11 @@ ShardedModel::ShardedModel(const ModelView& model, comm::CommunicatorPtr comm, c
     for (ParameterSpec& spec : list.specs) spec.group = options_.group_of(spec.name);
   layout_ = std::make_unique<Layout>(list.specs, LayoutOptions{comm_->size(), options_.unit_numel});
   check_same_model_everywhere();
+  if (options_.sharding.parameters && !model.forks_in.empty())
+    throw ConfigError(str("the model's ", model.forks_in, " uses torch.jit.fork: at stage 3 one thread at a time may run the model. Export "
+                          "it without fork, or use stage 2"));
   // TorchScript's fuser hands raw pointers to compiled kernels, which no listener hears of. (A switch of the process.)
-  if (model.scripted && options_.sharding.parameters) torch::jit::setTensorExprFuserEnabled(false);
+  if (model.scripted && options_.sharding.optimizer) torch::jit::setTensorExprFuserEnabled(false);
   parameters_ = list.tensors;
   gather_comm_ = comm_->duplicate("gather");
   move_into_units(list.tensors);
@@ -34,10 +37,20 @@ ShardedModel::ShardedModel(const ModelView& model, comm::CommunicatorPtr comm, c
 
   options_.residency.shared = shared_;
   options_.residency.sharded = options_.sharding.parameters && !any_shared();
+  options_.residency.track_casts = options_.track_casts;
   residency_ = std::make_unique<Residency>(*layout_, units_, shards_, gather_comm_, options_.residency);
   options_.reducer.sharding = options_.sharding;
   options_.reducer.sharding.parameters = options_.residency.sharded;  // whether a rank may stand in a gather
-  gradients_ = std::make_unique<GradientReducer>(*layout_, parameters_, comm_->duplicate("reduce"), options_.reducer);
+  const bool one_order = !gather_comm_->wait_blocks();  // [Note: one order on a device] in residency.h
+  gradients_ = std::make_unique<GradientReducer>(*layout_, parameters_, one_order ? gather_comm_ : comm_->duplicate("reduce"),
+                                                 options_.reducer);
+  if (one_order && options_.residency.sharded) {
+    residency_->share_order_with({.under_way = [this] { return gradients_->under_way(); },
+                                  .num_ready = [this] { return gradients_->num_ready(); },
+                                  .num_issued = [this] { return gradients_->num_issued(); },
+                                  .issue_until = [this](int count) { gradients_->issue_until(count); }});
+    gradients_->issued_from_outside = [this] { return residency_->follows_recorded_order(); };
+  }
   gradients_->check = [this] { residency_->rethrow(); };
   gradients_->before_waiting = [this] { residency_->finish_gathers(); };
   std::vector<at::Tensor> values;
@@ -49,10 +62,10 @@ ShardedModel::ShardedModel(const ModelView& model, comm::CommunicatorPtr comm, c
   if (options_.sharding.optimizer) listener_.emplace(options_.track_casts);
 }
 
-// The model may be read once its engine is gone, and then nobody waits for the last updates any more: those of other ranks, where
-// memory is shared.
+// The model may be read once its engine is gone (unless its parameters are sharded), and then nobody waits for the last
+// updates any more.
 ShardedModel::~ShardedModel() {
-  if (!any_shared() || !residency_ || std::uncaught_exceptions() > 0) return;
+  if (!residency_ || residency_->sharded() || std::uncaught_exceptions() > 0) return;
   try {
     residency_->wait_all();
   } catch (const std::exception&) {
@@ -126,7 +139,7 @@ void ShardedModel::move_unit(int unit, const std::vector<at::Tensor>& tensors) {
     tensor.set_data(full.narrow(0, slot.offset, slot.numel).view(layout_->parameters()[parameter].shape));
   }
   const Range mine = layout_->shard(unit, comm_->rank());
-  shards_[unit] = (shared ? buffer.view(dtype) : full).narrow(0, mine.begin, mine.numel());
+  shards_[unit] = (options_.sharding.optimizer ? memory.contents() : full).narrow(0, mine.begin, mine.numel());
   if (options_.sharding.parameters && !shared) {
     const MemoryFor use(MemoryUse::kParameters);
     shards_[unit] = shards_[unit].clone();
@@ -167,7 +180,7 @@ void ShardedModel::broadcast_buffers() {
 
 void ShardedModel::update(double grad_scale, const std::vector<bool>& used) {
   const Unheard our_own_operators;
-  residency_->wait_all();
+  if (options_.sharding.optimizer) residency_->begin_update();
   optimizer_->step(*gradients_, grad_scale, used);
   gradients_->done_reading();
   for (size_t parameter = 0; parameter < parameters_.size(); ++parameter)

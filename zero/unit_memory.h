@@ -1,6 +1,11 @@
 // UnitMemory: where one unit's parameters live. The parameters of the model are views into `full()`, whose storage
-// can be bound to a buffer (resident) or released (kept as shapes over guarded address space). Autograd's
-// saved views share that storage, so they become valid again when the unit is bound anew.
+// can be bound to a buffer (readable) or to guarded address space (shapes only). Autograd's saved views share that
+// storage, so they become valid again when the unit is bound anew.
+//
+// [Note: guarded until it has arrived]
+// Having a buffer and being readable are two things. A collective that fills the unit works on the buffer itself
+// (contents()), while the storage stays on the guard. So code that reads a raw pointer too early dies with a message,
+// and never computes with, or saves, a mixture of old and new values. The storage is bound when the collective is done.
 //
 // [Note: finding the unit of a tensor]
 // The storage's DataPtr carries a UnitHandle as its context and a deleter of ours, so "does this tensor
@@ -25,7 +30,7 @@ struct UnitHandle {
   Residency* residency = nullptr;  ///< null once the engine is gone
   int unit = -1;
   std::atomic<int> references{1};
-  at::Tensor buffer;  ///< what the storage is bound to; undefined: released
+  at::Tensor buffer;  ///< the unit's memory, readable or not; undefined: released
   std::unique_ptr<GuardedMemory> guard;
   int64_t bytes = 0;
 };
@@ -52,12 +57,24 @@ class UnitMemory {
 
   /// (numel) view of the storage; readable only while bound.
   const at::Tensor& full() const { return full_; }
-  bool bound() const { return handle_->buffer.defined(); }
+  /// (numel) view of the buffer, not of the storage: for collectives that fill it. Needs a buffer.
+  at::Tensor contents() const;
+  bool has_buffer() const { return handle_->buffer.defined(); }
+  bool bound() const { return bound_; }
   int64_t bytes() const { return full_.numel() * full_.element_size(); }
 
-  /// `buffer`: at least bytes() of memory on the same device, as a uint8 tensor.
-  void bind(at::Tensor buffer);
-  /// Releases the memory and returns the buffer it was bound to.
+  /// Takes a buffer, in place of the one it had: at least bytes() of memory on the same device, as a uint8 tensor. Not
+  /// readable yet.
+  void hold(at::Tensor buffer);
+  /// Makes the buffer what full() reads.
+  void bind();
+  void bind(at::Tensor buffer) {
+    hold(std::move(buffer));
+    bind();
+  }
+  /// Keeps the buffer; full() is not readable until bind(). See [Note: guarded until it has arrived].
+  void guard();
+  /// Releases the memory and returns the buffer.
   at::Tensor release();
 
   void set_residency(Residency* residency) { handle_->residency = residency; }
@@ -65,6 +82,7 @@ class UnitMemory {
  private:
   UnitHandle* handle_;
   at::Tensor full_;
+  bool bound_ = false;
 };
 
 }  // namespace tessera::zero

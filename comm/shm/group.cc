@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "comm/explain.h"
+#include "comm/liveness.h"
 #include "core/check.h"
 #include "core/error.h"
 #include "core/str.h"
@@ -329,7 +330,7 @@ bool Group::await(const Arrived& arrived, milliseconds limit) {
     board_->sleep(seen, std::min<std::chrono::microseconds>(kNap, std::chrono::ceil<std::chrono::microseconds>(deadline - now)));
     if (steady_clock::now() < now + kNap) continue;
     const auto gone = peers_->gone();
-    if (gone && !arrived()) throw rank_is_gone(*gone);
+    if (gone && !arrived()) throw RankIsGone(*gone);
   }
 }
 

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "comm/explain.h"
+#include "comm/liveness.h"
 #include "core/error.h"
 #include "core/str.h"
 
@@ -30,14 +31,23 @@ FileDescriptor new_socket() {
   return fd;
 }
 
+constexpr size_t kWordLength = 32;
+
 std::string random_word() {
-  unsigned char bytes[16];
+  unsigned char bytes[kWordLength / 2];
   if (getrandom(bytes, sizeof bytes, 0) != sizeof bytes) throw failed("getrandom");
   std::string word;
   for (unsigned char byte : bytes) {
     word += "0123456789abcdef"[byte >> 4];
     word += "0123456789abcdef"[byte & 15];
   }
+  return word;
+}
+
+/// What another rank's random_word() has left in the store.
+std::string word_of(const GroupStore& store, const char* key, int rank) {
+  const std::string word = store.get(str(key, rank));
+  if (word.size() != kWordLength) throw CommError(str("the store has ", word.size(), " bytes as ", key, rank, ", not ", kWordLength));
   return word;
 }
 
@@ -63,7 +73,7 @@ bool await_readable(int fd, steady_clock::time_point deadline) {
 }
 
 struct Greeting {
-  char secret[32];
+  char secret[kWordLength];
   int32_t rank;
 };
 
@@ -79,10 +89,7 @@ constexpr milliseconds kSlice{20};
 
 }  // namespace
 
-CommError rank_is_gone(int rank) { return CommError(str("rank ", rank, " is gone: its socket is closed")); }
-
 Peers::Peers(const GroupStore& store, int rank, int size, milliseconds timeout) : rank_(rank), sockets_(static_cast<size_t>(size)) {
-  const auto deadline = steady_clock::now() + timeout;
   const FileDescriptor listener = new_socket();
   const std::string mine = random_word();    // the name, which everybody on this host can see
   const std::string secret = random_word();  // is known to who has the store
@@ -93,34 +100,44 @@ Peers::Peers(const GroupStore& store, int rank, int size, milliseconds timeout) 
   store.set(str("socket/", rank), mine);
   const std::vector<int> missing = store.await_ranks("socket/", size, timeout, [] {});
   if (!missing.empty()) throw CommError(str(name_ranks(missing), " did not set up shared memory within ", name_duration(timeout)));
+  connect_to_lower(store);
+  accept_higher(store, listener.get(), secret, timeout);
+}
 
-  for (int lower = 0; lower < rank; ++lower) {
+void Peers::connect_to_lower(const GroupStore& store) {
+  for (int lower = 0; lower < rank_; ++lower) {
     FileDescriptor out = new_socket();
-    const std::string word = store.get(str("socket/", lower));
-    const auto [theirs, theirs_length] = address_of(word);
-    if (connect(out.get(), reinterpret_cast<const sockaddr*>(&theirs), theirs_length) != 0)
-      throw CommError(str("rank ", rank, " cannot reach rank ", lower, " over a Unix socket: ", std::strerror(errno)));
+    const auto [theirs, theirs_length] = address_of(word_of(store, "socket/", lower));
+    if (connect(out.get(), reinterpret_cast<const sockaddr*>(&theirs), theirs_length) != 0) {
+      if (errno == ECONNREFUSED) throw RankIsGone(lower);
+      throw CommError(str("rank ", rank_, " cannot reach rank ", lower, " over a Unix socket: ", std::strerror(errno)));
+    }
     Greeting greeting{};
-    const std::string theirs_secret = store.get(str("secret/", lower));
-    std::memcpy(greeting.secret, theirs_secret.data(), sizeof greeting.secret);
-    greeting.rank = rank;
+    word_of(store, "secret/", lower).copy(greeting.secret, sizeof greeting.secret);
+    greeting.rank = rank_;
     if (::send(out.get(), &greeting, sizeof greeting, MSG_NOSIGNAL) != sizeof greeting) throw failed("send");
     sockets_[lower] = std::move(out);
   }
-  for (int num_expected = size - 1 - rank; num_expected > 0;) {
-    if (!await_readable(listener.get(), deadline)) {
+}
+
+void Peers::accept_higher(const GroupStore& store, int listener, const std::string& secret, milliseconds timeout) {
+  const auto deadline = steady_clock::now() + timeout;
+  for (int num_expected = size() - 1 - rank_; num_expected > 0;) {
+    while (!await_readable(listener, steady_clock::now() + kSlice)) {
+      store.check_all_alive();
+      if (steady_clock::now() < deadline) continue;
       std::vector<int> absent;
-      for (int higher = rank + 1; higher < size; ++higher)
+      for (int higher = rank_ + 1; higher < size(); ++higher)
         if (!sockets_[higher]) absent.push_back(higher);
-      throw CommError(str(name_ranks(absent), " did not connect to rank ", rank, " over a Unix socket within ", name_duration(timeout)));
+      throw CommError(str(name_ranks(absent), " did not connect to rank ", rank_, " over a Unix socket within ", name_duration(timeout)));
     }
-    FileDescriptor in(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    FileDescriptor in(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC));
     if (!in) throw failed("accept");
     Greeting greeting{};
     if (!await_readable(in.get(), std::min(deadline, steady_clock::now() + kGreetingTime))) continue;
     if (recv(in.get(), &greeting, sizeof greeting, 0) != sizeof greeting) continue;
     const bool known = std::memcmp(greeting.secret, secret.data(), sizeof greeting.secret) == 0;
-    if (!known || greeting.rank <= rank || greeting.rank >= size || sockets_[greeting.rank]) continue;  // a stranger
+    if (!known || greeting.rank <= rank_ || greeting.rank >= size() || sockets_[greeting.rank]) continue;  // a stranger
     sockets_[greeting.rank] = std::move(in);
     --num_expected;
   }
@@ -145,7 +162,7 @@ void Peers::send(int to, int fd, int64_t number, milliseconds timeout) {
   const auto deadline = steady_clock::now() + timeout;
   while (sendmsg(sockets_[to].get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT) != sizeof data) {
     const int error = errno;
-    if (error == EPIPE || error == ECONNRESET) throw rank_is_gone(to);
+    if (error == EPIPE || error == ECONNRESET) throw RankIsGone(to);
     // A queue that is full, or too many descriptors under way: the receiver is behind.
     if (error != EINTR && error != EAGAIN && error != ETOOMANYREFS && error != ENOBUFS)
       throw CommError(str("shared memory cannot be handed to rank ", to, ": ", std::strerror(error)));
@@ -160,7 +177,7 @@ Peers::Received Peers::receive(int from, milliseconds timeout, const std::functi
   const auto deadline = steady_clock::now() + timeout;
   while (!await_readable(sockets_[from].get(), steady_clock::now() + kSlice)) {
     watch();
-    if (const auto left = gone()) throw rank_is_gone(*left);
+    if (const auto left = gone()) throw RankIsGone(*left);
     if (steady_clock::now() > deadline)
       throw CommError(str("timed out after ", name_duration(timeout), ": rank ", from, " has sent no shared memory"));
   }
@@ -176,11 +193,12 @@ Peers::Received Peers::receive(int from, milliseconds timeout, const std::functi
   do {
     got = recvmsg(sockets_[from].get(), &message, MSG_CMSG_CLOEXEC);
   } while (got < 0 && errno == EINTR);
-  if (got != sizeof data) throw rank_is_gone(from);
+  if (got != sizeof data) throw RankIsGone(from);
   Received received{{}, data.number};
   int fd = -1;
   for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr; header = CMSG_NXTHDR(&message, header))
-    if (header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS) std::memcpy(&fd, CMSG_DATA(header), sizeof fd);
+    if (header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS && header->cmsg_len == CMSG_LEN(sizeof fd))
+      std::memcpy(&fd, CMSG_DATA(header), sizeof fd);
   received.fd = FileDescriptor(fd);
   if (!received.fd && data.has_fd != 0) {
     break_off();

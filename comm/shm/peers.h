@@ -9,31 +9,27 @@
 #include <vector>
 
 #include "comm/group_store.h"
-#include "core/error.h"
 #include "core/file_descriptor.h"
 
 namespace tessera::comm::shm {
-
-/// Local. What to throw when that rank's end of its socket is closed.
-CommError rank_is_gone(int rank);
 
 /// Owns the sockets. One thread at a time.
 class Peers {
  public:
   /// Collective. The ranks meet under `store`. Sockets are abstract ones, without a file: every user of this network
-  /// namespace sees them and can connect, so a secret from the store is asked for first. Throws CommError naming the ranks.
+  /// namespace sees them and can connect, so a secret from the store is asked for first. Throws CommError naming the ranks, RankIsGone.
   Peers(const GroupStore& store, int rank, int size, std::chrono::milliseconds timeout);
 
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(sockets_.size()); }
 
-  /// Local; the receiver calls receive(). A number, and a descriptor unless `fd` is -1. Throws CommError.
+  /// Local; the receiver calls receive(). A number, and a descriptor unless `fd` is -1. Throws CommError, RankIsGone.
   void send(int to, int fd, int64_t number, std::chrono::milliseconds timeout);
   struct Received {
     FileDescriptor fd;  ///< none, where none was sent
     int64_t number;
   };
-  /// `watch` is called every few milliseconds and may throw.
+  /// `watch` is called every few milliseconds and may throw. Throws CommError, RankIsGone.
   Received receive(int from, std::chrono::milliseconds timeout, const std::function<void()>& watch);
   /// Local. For when ranks are out of step: to all of them this rank is gone.
   void break_off();
@@ -42,6 +38,9 @@ class Peers {
   std::optional<int> gone() const;
 
  private:
+  void connect_to_lower(const GroupStore& store);
+  void accept_higher(const GroupStore& store, int listener, const std::string& secret, std::chrono::milliseconds timeout);
+
   int rank_;
   std::vector<FileDescriptor> sockets_;  // by rank; this one's: none
 };

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -40,6 +41,13 @@ SharedMemory SharedMemory::create(int64_t bytes) {
 }
 
 SharedMemory SharedMemory::adopt(FileDescriptor fd, int64_t bytes) {
+  // A file that is shorter, or that its owner can cut, would be a SIGBUS later.
+  struct stat status {};
+  if (fstat(fd.get(), &status) != 0) throw no_memory(bytes, "fstat", errno);
+  const int seals = fcntl(fd.get(), F_GET_SEALS);
+  if (status.st_size < bytes || seals < 0 || (seals & F_SEAL_SHRINK) == 0)
+    throw CommError(str("what came as ", bytes, " bytes of shared memory is a file of ", status.st_size, " bytes",
+                        seals < 0 || (seals & F_SEAL_SHRINK) == 0 ? " that can shrink" : ""));
   SharedMemory memory(std::move(fd), bytes);
   memory.map();
   return memory;

@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "core/str.h"
+#include "engine/config/arguments.h"
 #include "engine/config/suggest.h"
 
 namespace tessera::config {
@@ -12,32 +13,25 @@ namespace {
 
 using nlohmann::json;
 
+constexpr const char* kPage = "docs/configuration.md";
+
 void rename_key(Document& document, const std::string& from, const std::string& to) {
   json* value = value_at(*document.json, from);
   if (!value) return;
-  if (value_at(*document.json, to))
-    document.fail(to, str("is also given under its other name \"", from, "\"; expected one of the two"));
   json moved = std::move(*value);
-  auto parent_of = [&](const std::string& path) -> json* {
-    size_t dot = path.rfind('.');
-    if (dot == std::string::npos) return document.json.get();
-    std::string parent = path.substr(0, dot);
-    if (!value_at(*document.json, parent) && parent.find('.') == std::string::npos)
-      (*document.json)[parent] = json::object();
-    json* found = value_at(*document.json, parent);
-    if (!found || !found->is_object()) document.fail(parent, str("expected a section {…} to hold ", from));
-    return found;
-  };
-  auto last = [](const std::string& path) { return path.substr(path.rfind('.') + 1); };
-  parent_of(from)->erase(last(from));
-  (*parent_of(to))[last(to)] = std::move(moved);
+  const size_t dot = from.rfind('.');
+  (dot == std::string::npos ? document.json.get() : value_at(*document.json, from.substr(0, dot)))->erase(from.substr(dot + 1));
+  json& place = make_place(document, to, from);
+  if (!place.is_null() && place != "auto")
+    document.fail(to, str("is also given under its other name \"", from, "\"; expected one of the two"));
+  place = std::move(moved);
   document.origins.rename(from, to);
 }
 
 /// One walk over a document.
 class Checker {
  public:
-  Checker(const Document& document, const KeyTable& table) : document_(document), table_(table) {}
+  Checker(const Document& document, const KeyTable& table, Problems& problems) : document_(document), table_(table), problems_(problems) {}
 
   void run() {
     check_section(*document_.json, "", "", nullptr);
@@ -54,10 +48,13 @@ class Checker {
       for (const auto& [name, value] : object.items()) {
         std::string child = child_path(path, name);
         const Key* key = is_plain(name) ? table_.find(child, variant) : nullptr;
-        if (!key && free) continue;
-        if (!key) fail_unknown(child, name, value, path, variant, section);
-        bool is_section = key->type == Type::kSection || key->type == Type::kSectionList;
-        if (is_section == sections) check_value(*key, child, value);
+        if (!key && (free || sections)) continue;
+        const bool is_section = key && (key->type == Type::kSection || key->type == Type::kSectionList);
+        if (is_section != sections) continue;
+        problems_.collect([&] {
+          if (!key) fail_unknown(child, name, value, path, variant, section);
+          check_value(*key, child, value);
+        });
       }
     }
   }
@@ -76,6 +73,7 @@ class Checker {
       return;
     }
     if (value.is_null()) return;
+    if (is_undecided(key)) return;
     if (key.type == Type::kSection || key.type == Type::kFreeSection)
       check_section(value, path, variant_of(key), &key);
     if (key.type == Type::kSectionList) check_items(key, path, value);
@@ -89,12 +87,16 @@ class Checker {
       for (const auto& [name, value] : list[i].items()) {
         std::string child = child_path(item_path, name);
         const Key* found = is_plain(name) ? item_key(key, name, variant) : nullptr;
-        if (!found) fail_unknown_in_item(key, child, name, value, variant);
-        check_value(*found, child, value);
+        problems_.collect([&] {
+          if (!found) fail_unknown_in_item(key, child, name, value, variant);
+          check_value(*found, child, value);
+        });
       }
       for (const Key* own : table_.children(key.path + "[]"))
-        if (own->required && !list[i].contains(own->name()))
-          document_.fail(child_path(item_path, own->name()), str("is missing; expected ", accepted(*own)));
+        problems_.collect([&] {
+          if (own->required && !list[i].contains(own->name()))
+            document_.fail(child_path(item_path, own->name()), str("is missing; expected ", accepted(*own)));
+        });
     }
   }
 
@@ -112,11 +114,14 @@ class Checker {
       json* section = value_at(*document_.json, key.parent());
       if (key.parent().empty()) section = document_.json.get();
       const Key* parent = table_.find_any(key.parent());
+      if (parent && is_undecided(*parent)) continue;
       std::string variant = parent ? variant_of(*parent) : "";
       bool belongs = table_.find(key.path, variant) == &key && (section || (parent && !variant.empty()));
-      if (belongs && !value_at(*document_.json, key.path))
-        document_.fail(key.path, str("is missing", variant.empty() ? "" : ", and " + variant + " needs it",
-                                     "; expected ", accepted(key)));
+      problems_.collect([&] {
+        if (belongs && !value_at(*document_.json, key.path))
+          document_.fail(key.path, str("is missing", variant.empty() ? "" : ", and " + variant + " needs it",
+                                       "; expected ", accepted(key)));
+      });
     }
   }
 
@@ -127,6 +132,15 @@ class Checker {
     const json* written = value_at(*document_.json, section.variant_of);
     json value = written && !written->is_null() ? *written : json::parse(discriminator->default_json);
     return value.is_string() ? canonical_word(*discriminator, value.get<std::string>()) : "";
+  }
+
+  /// The word that decides what a section can hold is wrong itself, which is told of that word: all else would follow from it.
+  bool is_undecided(const Key& key) const {
+    const std::string decides = key.type == Type::kSectionList && !key.items_like.empty()
+                                    ? table_.find_any(key.items_like)->variant_of
+                                    : key.variant_of;
+    const json* written = decides.empty() ? nullptr : value_at(*document_.json, decides);
+    return written && !mismatch(*table_.find_any(decides), *written).empty();
   }
 
   static bool is_plain(const std::string& name) { return name.find_first_of(".[") == std::string::npos; }
@@ -182,13 +196,15 @@ class Checker {
     if (const Key* elsewhere = section && !variant.empty() ? table_.find_any(path) : nullptr)
       document_.fail(path, str(variant, " has no \"", name, "\" (", found, "), ", join(elsewhere->variants, " and "),
                                elsewhere->variants.size() == 1 ? " has" : " have", "; expected ",
-                               names_used(parent, variant)));
+                               names_used(name, parent, variant)));
+    if (const std::string_view place = parent.empty() || parent == "trainer" ? place_of_argument(name) : ""; !place.empty())
+      document_.fail(path, str(found, ", an argument of Hugging Face's or Accelerate's: ", place));
     std::vector<std::string> known;
     for (const Key* key : table_.children(parent, variant)) known.push_back(key->name());
     std::string hint = did_you_mean(name, known);
     if (auto paths = table_.paths_named(name); hint.empty() && !paths.empty())
       hint = str(" (did you mean \"", paths.front(), "\"?)");
-    document_.fail(path, str("unknown key", hint, ", ", found, "; expected ", names_used(parent, variant)));
+    document_.fail(path, str("unknown key", hint, ", ", found, "; expected ", names_used(name, parent, variant)));
   }
 
   [[noreturn]] void fail_unknown_in_item(const Key& list, const std::string& path, const std::string& name,
@@ -198,19 +214,20 @@ class Checker {
     for (const Key* key : table_.children(list.items_like, variant))
       if (key->per_group) known.push_back(key->name());
     document_.fail(path, str("unknown key", did_you_mean(name, known), ", found ", describe_value(value),
-                             "; expected one of ", join(known, ", ")));
+                             "; expected ", expected_names(name, known, kPage)));
   }
 
   /// The keys of a section that do something, for an error message.
-  std::string names_used(const std::string& parent, const std::string& variant) const {
+  std::string names_used(const std::string& name, const std::string& parent, const std::string& variant) const {
     std::vector<std::string> names;
     for (const Key* key : table_.children(parent, variant))
       if (key->use == Use::kUsed) names.push_back(key->name());
-    return names.empty() ? "no keys here" : str("one of ", join(names, ", "));
+    return expected_names(name, names, kPage);
   }
 
   const Document& document_;
   const KeyTable& table_;
+  Problems& problems_;
   std::vector<std::string> without_effect_;
 };
 
@@ -237,14 +254,14 @@ std::vector<std::string> under_own_names(std::vector<std::string> overrides, con
   return overrides;
 }
 
-void normalise(Document& document, const KeyTable& table) {
+void normalise(Document& document, const KeyTable& table, Problems& problems) {
   for (const Key& key : table.keys())
-    for (const std::string& other : key.other_names) rename_key(document, other, key.path);
+    for (const std::string& other : key.other_names) problems.collect([&] { rename_key(document, other, key.path); });
   spell_words(document, table);
 }
 
-void check(const Document& document, const KeyTable& table, Report* report) {
-  Checker checker(document, table);
+void check(const Document& document, const KeyTable& table, Problems& problems, Report* report) {
+  Checker checker(document, table, problems);
   checker.run();
   const auto& keys = checker.without_effect();
   if (!keys.empty() && report)

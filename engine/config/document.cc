@@ -57,21 +57,33 @@ Json* find_value(Json& root, const std::string& path) {
 }  // namespace
 
 void Origins::rename(const std::string& from, const std::string& to) {
-  std::map<std::string, int> renamed;
-  for (const auto& [path, line] : lines_)
-    renamed[is_below(path, from) ? to + path.substr(from.size()) : path] = line;
-  lines_ = std::move(renamed);
+  std::map<std::string, Place> renamed;
+  for (const auto& [path, place] : places_)
+    renamed[is_below(path, from) ? to + path.substr(from.size()) : path] = place;
+  places_ = std::move(renamed);
 }
 
-std::string Origins::where(const std::string& path) const {
-  // The nearest enclosing key that was written: a key that is missing belongs to its section's line.
+Origins::Place Origins::place_of(const std::string& path) const {
   for (std::string prefix = path; !prefix.empty();) {
-    if (auto it = lines_.find(prefix); it != lines_.end())
-      return it->second == kOverride ? "--set" : str(source_, ":", it->second);
+    if (auto it = places_.find(prefix); it != places_.end()) return it->second;
     size_t cut = prefix.find_last_of(".[");
     prefix.resize(cut == std::string::npos ? 0 : cut);
   }
-  return source_;
+  return {};
+}
+
+std::string Origins::where(const std::string& path) const {
+  const Place place = place_of(path);
+  if (place.line == kNowhere) return source_;
+  return place.line == kOverride ? "--set" : str(source_, ":", place.line);
+}
+
+void Problems::raise() const {
+  if (lines_.empty()) return;
+  std::vector<std::string> lines;
+  for (const auto& [order, line] : lines_)
+    if (std::find(lines.begin(), lines.end(), line) == lines.end()) lines.push_back(line);
+  throw ConfigError(join(lines, "\n"));
 }
 
 Document::Document() : json(std::make_unique<nlohmann::json>(nlohmann::json::object())) {}
@@ -80,7 +92,7 @@ Document& Document::operator=(Document&&) noexcept = default;
 Document::~Document() = default;
 
 void Document::fail(const std::string& path, const std::string& text) const {
-  throw ConfigError(str(origins.where(path), ": ", printable(path), ": ", text));
+  throw KeyError(str(origins.where(path), ": ", printable(path), ": ", text), origins.order(path));
 }
 
 Document parse_document(std::string_view text, const std::string& source) {
@@ -100,6 +112,18 @@ nlohmann::json parse_value(std::string_view text, const std::string& source) {
 
 const json* value_at(const json& root, const std::string& path) { return find_value(root, path); }
 json* value_at(json& root, const std::string& path) { return find_value(root, path); }
+
+json& make_place(Document& document, const std::string& path, const std::string& for_key) {
+  json* at = document.json.get();
+  size_t start = 0;
+  for (size_t dot = path.find('.'); dot != std::string::npos; start = dot + 1, dot = path.find('.', start)) {
+    at = &(*at)[path.substr(start, dot - start)];
+    if (at->is_null()) *at = json::object();
+    if (!at->is_object())
+      document.fail(path.substr(0, dot), str("found ", describe_value(*at), "; expected a section {…} to hold ", for_key));
+  }
+  return (*at)[path.substr(start)];
+}
 
 std::string describe_value(const json& value) {
   std::string text = value.dump(-1, ' ', /*ensure_ascii=*/false, json::error_handler_t::replace);

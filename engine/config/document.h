@@ -11,6 +11,8 @@
 
 #include <nlohmann/json_fwd.hpp>
 
+#include "core/error.h"
+
 namespace tessera::config {
 
 /// Where keys came from. A value: copies are independent. Paths are written as in `a.b[2].c`.
@@ -19,18 +21,66 @@ class Origins {
   explicit Origins(std::string source = "config") : source_(std::move(source)) {}
 
   const std::string& source() const { return source_; }
-  void set_line(const std::string& path, int line) { lines_[path] = line; }
+  void set_line(const std::string& path, int line) { places_[path] = {line, next_++}; }
   /// The key was given on the command line (`--set`) rather than in the file.
-  void set_override(const std::string& path) { lines_[path] = kOverride; }
+  void set_override(const std::string& path) { places_[path] = {kOverride, next_++}; }
+  /// The key follows from another one and counts as written where that one is.
+  void copy(const std::string& from, const std::string& to) { places_[to] = place_of(from); }
   /// Moves the entries of a key and of everything below it to another name.
   void rename(const std::string& from, const std::string& to);
   /// "ds_config.json:12", "--set", or the source alone when the path was never written.
   std::string where(const std::string& path) const;
+  bool is_override(const std::string& path) const { return place_of(path).line == kOverride; }
+  /// Grows from the file's first key to its last, and on over the command line's; 0 for what was never written.
+  int order(const std::string& path) const { return place_of(path).order; }
 
  private:
   static constexpr int kOverride = 0;
+  static constexpr int kNowhere = -1;
+  struct Place {
+    int line = kNowhere;
+    int order = 0;
+  };
+  /// Of the nearest enclosing key that was written: a key that is missing belongs to its section.
+  Place place_of(const std::string& path) const;
+
   std::string source_;
-  std::map<std::string, int> lines_;
+  std::map<std::string, Place> places_;
+  int next_ = 1;
+};
+
+/// A ConfigError about one key, with its Origins::order().
+class KeyError : public ConfigError {
+ public:
+  KeyError(const std::string& what, int order) : ConfigError(what), order_(order) {}
+  int order() const { return order_; }
+
+ private:
+  int order_;
+};
+
+/// Mistakes that are to be told together. Not thread-safe.
+class Problems {
+ public:
+  /// Calls check() and takes note of the ConfigError it throws.
+  template <class Check>
+  void collect(const Check& check) {
+    try {
+      check();
+    } catch (const KeyError& error) {
+      add(error.what(), error.order());
+    } catch (const ConfigError& error) {
+      add(error.what(), kLast);
+    }
+  }
+  void add(std::string line, int order) { lines_.emplace(order, std::move(line)); }
+  bool empty() const { return lines_.empty(); }
+  /// Throws ConfigError with a line for each mistake, in the order of the file, if there are any.
+  void raise() const;
+
+ private:
+  static constexpr int kLast = 1 << 30;  // about no single key
+  std::multimap<int, std::string> lines_;
 };
 
 /// A parsed configuration and its origins. Movable; owns the JSON value.
@@ -43,7 +93,7 @@ struct Document {
   std::unique_ptr<nlohmann::json> json;  ///< always an object, never null
   Origins origins;
 
-  /// Throws ConfigError "<where>: <path>: <text>" on one line.
+  /// Throws KeyError "<where>: <path>: <text>" on one line.
   [[noreturn]] void fail(const std::string& path, const std::string& text) const;
 };
 
@@ -63,6 +113,10 @@ void apply_overrides(Document& document, const std::vector<std::string>& overrid
 /// Local. The value at a dotted path, or null.
 const nlohmann::json* value_at(const nlohmann::json& root, const std::string& path);
 nlohmann::json* value_at(nlohmann::json& root, const std::string& path);
+
+/// Local. Where the value at a dotted path belongs; null when nothing stands there. Sections on the way are made. Throws KeyError, which
+/// names `for_key`, where something that is no section stands in the way.
+nlohmann::json& make_place(Document& document, const std::string& path, const std::string& for_key);
 
 /// Local. A value for an error message: JSON on one line, cut after 60 characters, with its type:
 /// `"two" (a string)`.

@@ -156,6 +156,11 @@ Key& Key::also(std::string other_path) {
   other_names.push_back(std::move(other_path));
   return *this;
 }
+Key& Key::also_argument(const std::string& argument) {
+  for (const std::string& other : {argument, "trainer." + argument})
+    if (other != path && std::find(other_names.begin(), other_names.end(), other) == other_names.end()) other_names.push_back(other);
+  return *this;
+}
 Key& Key::also_word(std::string other, std::string word) {
   other_words[lower(other)] = std::move(word);
   return *this;

@@ -69,6 +69,8 @@ struct Key {
   Key& fallback(std::string json_text);
   Key& takes_auto(std::string json_text, std::string in_words = "");
   Key& also(std::string other_path);
+  /// An argument of Hugging Face's or Accelerate's that means this key: `name` at the top, and in `trainer`.
+  Key& also_argument(const std::string& name);
   Key& also_word(std::string other, std::string word);
   Key& refuses_word(std::string word, std::string reason);
   Key& no_effect(std::string why);

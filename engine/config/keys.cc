@@ -32,7 +32,7 @@ Key dtype(std::string path, std::vector<std::string> words) {
 
 Bindings training_bindings() {
   return {
-      bind<EngineConfig>(number("gradient_clipping").range(0).takes_auto("1.0").says(
+      bind<EngineConfig>(number("gradient_clipping").range(0).takes_auto("1.0").also_argument("max_grad_norm").says(
                              "Largest global norm of the gradient; 0: no clipping (DeepSpeed's default until 0.19.2; 1.0 since)"),
                          TESSERA_FIELD(gradient_clipping)),
       bind<EngineConfig>(dtype("communication_data_type", kDTypes).or_null().says(
@@ -44,13 +44,13 @@ Bindings training_bindings() {
       bind<EngineConfig>(number("gradient_predivide_factor").above(0).says(
                              "Divides gradients by this before they are summed over the ranks, and by the rest after; of no effect with `prescale_gradients`"),
                          TESSERA_FIELD(gradient_predivide_factor)),
-      bind<EngineConfig>(integer("steps_per_print").range(0, 1e15).or_null().says("Optimizer steps between two progress lines; 0 or null: none"),
+      bind<EngineConfig>(integer("steps_per_print").range(0, 1e15).or_null().also_argument("logging_steps").says("Optimizer steps between two progress lines; 0 or null: none"),
                          TESSERA_FIELD(steps_per_print)),
       bind<EngineConfig>(boolean("wall_clock_breakdown").says("Times forward, backward and step, and reports them with the progress"),
                          TESSERA_FIELD(wall_clock_breakdown)),
       bind<EngineConfig>(boolean("memory_breakdown").says("Reports with the progress what memory was for at the peak, and when it runs out"),
                          TESSERA_FIELD(memory_breakdown)),
-      bind<EngineConfig>(integer("seed").range(0, kMaxNumel).says("Our own key: seed of initial weights, dropout and data order"),
+      bind<EngineConfig>(integer("seed").range(0, kMaxNumel).also_argument("seed").says("Our own key: seed of initial weights, dropout and data order"),
                          TESSERA_FIELD(seed)),
   };
 }
@@ -117,7 +117,7 @@ Bindings checkpoint_bindings() {
       bind<EngineConfig>(boolean("checkpoint.async").says(
                              "Our own key: saving returns after a copy (in memory set aside for it), and a thread writes the files"),
                          TESSERA_FIELD(checkpoint.async)),
-      bind<EngineConfig>(integer("checkpoint.keep_last").range(0, 1e6).or_null().says(
+      bind<EngineConfig>(integer("checkpoint.keep_last").range(0, 1e6).or_null().also_argument("save_total_limit").says(
                              "Our own key: checkpoints to keep, the oldest are deleted once a newer one is complete; 0 or null: all"),
                          TESSERA_FIELD(checkpoint.keep_last)),
       bind<EngineConfig>(boolean("checkpoint.fsync").says(
@@ -138,9 +138,9 @@ std::vector<Key> batch_keys() {
   return {
       integer("train_batch_size").range(1, kMaxBatch).takes_auto("null", "from the other two").says(
           "Samples of one optimizer step, over all ranks"),
-      integer("train_micro_batch_size_per_gpu").range(1, kMaxBatch).takes_auto("null", "from the other two; 8 when all are open").says(
+      integer("train_micro_batch_size_per_gpu").range(1, kMaxBatch).takes_auto("null", "from the other two; 8 when all are open").also_argument("per_device_train_batch_size").says(
           "Samples of one forward pass on one rank"),
-      integer("gradient_accumulation_steps").range(1, kMaxBatch).takes_auto("null", "from the other two; 1 when open").says(
+      integer("gradient_accumulation_steps").range(1, kMaxBatch).takes_auto("null", "from the other two; 1 when open").also_argument("gradient_accumulation_steps").says(
           "Forward and backward passes of one optimizer step"),
   };
 }

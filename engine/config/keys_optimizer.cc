@@ -21,6 +21,7 @@ Key optimizer_type() {
                 .or_null()
                 .says("The update rule, in any case, also under DeepSpeed's class names (FusedAdam, DeepSpeedCPUAdam, …). "
                       "Adam means AdamW unless `adam_w_mode` is false, as in DeepSpeed");
+  key.also_argument("optim").also_word("adamw_torch", "AdamW").also_word("adamw_torch_fused", "AdamW").also_word("adamw_hf", "AdamW");
   key.also_word("FusedAdam", "Adam").also_word("DeepSpeedCPUAdam", "Adam").also_word("CPUAdam", "Adam");
   key.also_word("FusedLamb", "LAMB").also_word("FusedLion", "Lion").also_word("DeepSpeedCPULion", "Lion");
   key.also_word("CPUAdagrad", "Adagrad").also_word("DeepSpeedCPUAdagrad", "Adagrad");
@@ -90,6 +91,8 @@ std::vector<Key> warmup_keys() {
       schedule(number, "cos_min_ratio").fallback("0.0001").range(0, 1).of({"WarmupCosineLR"}).says("End of the cosine, as a part of the optimizer's lr"),
       schedule(integer, "warmup_num_steps").fallback("1000").range(0, 1e15).takes_auto("0").of(all).says(
           "Steps of the warm-up; less than 2 counts as 2, as in DeepSpeed"),
+      schedule(number, "warmup_ratio").range(0, 1).or_null().of(all).says(
+          "Our own key: the warm-up as a part of the run's steps, rounded up, in place of `warmup_num_steps`"),
       kind.fallback("\"log\"").takes_auto("\"log\"").of(all).says("Shape of the warm-up"),
   };
 }
@@ -148,12 +151,12 @@ std::vector<Key> optimizer_keys() {
       section("optimizer").says("Which optimizer steps on the shards"),
       optimizer_type(),
       params,
-      param(number, "lr").fallback("0.001").range(0).takes_auto("5e-05").of(without_adagrad).in_groups().says("Learning rate"),
+      param(number, "lr").fallback("0.001").range(0).takes_auto("5e-05").of(without_adagrad).in_groups().also_argument("learning_rate").says("Learning rate"),
       param(number, "lr").fallback("0.01").range(0).takes_auto("5e-05").of({"Adagrad"}).in_groups().says("Learning rate"),
       param(pair, "betas").fallback("[0.9, 0.999]").range(0, 1).below().takes_auto("[0.9, 0.999]").of(moments).in_groups().says("Decay of the two moments"),
-      param(number, "eps").fallback("1e-08").range(0).takes_auto("1e-08").of({"Adam", "AdamW", "LAMB"}).in_groups().says("Added to the denominator"),
+      param(number, "eps").fallback("1e-08").range(0).takes_auto("1e-08").of({"Adam", "AdamW", "LAMB"}).in_groups().also_argument("adam_epsilon").says("Added to the denominator"),
       param(number, "eps").fallback("1e-10").range(0).takes_auto("1e-10").of({"Adagrad"}).in_groups().says("Added to the denominator"),
-      param(number, "weight_decay").fallback("0.0").range(0).takes_auto("0.0").in_groups().says("Weight decay; decoupled for AdamW and Lion"),
+      param(number, "weight_decay").fallback("0.0").range(0).takes_auto("0.0").in_groups().also_argument("weight_decay").says("Weight decay; decoupled for AdamW and Lion"),
   };
   append(keys, adam_keys());
   append(keys, other_optimizer_keys());

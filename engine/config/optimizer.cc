@@ -149,6 +149,11 @@ SchedulerConfig read_scheduler(const Document& document, const KeyTable& table, 
       config.params[key->name()] = {value.is_boolean() ? static_cast<double>(value.get<bool>()) : value.get<double>()};
     }
   }
+  if (config.params.contains("warmup_ratio")) {
+    if (value_at(root, "scheduler.params.warmup_num_steps"))
+      document.fail("scheduler.params.warmup_ratio", str("found ", config.params["warmup_ratio"][0], " beside warmup_num_steps; expected one of the two"));
+    config.params.erase("warmup_num_steps");
+  }
   auto total = config.params.find("total_num_steps"), warmup = config.params.find("warmup_num_steps");
   if (report && total != config.params.end() && warmup != config.params.end() && total->second[0] < warmup->second[0])
     report->warnings.push_back(str(document.origins.where("scheduler.params.total_num_steps"), ": scheduler.params.total_num_steps ",
@@ -196,6 +201,7 @@ ordered_json write_scheduler(const SchedulerConfig& scheduler, const KeyTable& t
   for (const Key* key : table.children("scheduler.params", type)) {
     if (key->use != Use::kUsed) continue;
     auto found = rest.find(key->name());
+    if (key->name() == "warmup_num_steps" && rest.contains("warmup_ratio") && found == rest.end()) continue;
     if (auto word = scheduler.words.find(key->name()); word != scheduler.words.end()) {
       params[key->name()] = word->second;
     } else if (found == rest.end() || found->second.empty()) {

@@ -4,6 +4,7 @@
 
 #include "core/error.h"
 #include "core/str.h"
+#include "engine/config/arguments.h"
 #include "engine/config/batch.h"
 #include "engine/config/bind.h"
 #include "engine/config/keys.h"
@@ -50,7 +51,7 @@ void read_batch(const Document& document, int world_size, EngineConfig& config, 
 }
 
 /// Two keys that are right alone and wrong together.
-void check_together(const Document& document, const EngineConfig& config) {
+void check_precision(const Document& document, const EngineConfig& config) {
   if (config.fp16.enabled && config.bf16)
     document.fail("bf16.enabled", "found true beside fp16.enabled true; expected one of the two");
   if (config.autocast.enabled && (config.fp16.enabled || config.bf16))
@@ -61,14 +62,16 @@ void check_together(const Document& document, const EngineConfig& config) {
     document.fail("data_types.grad_accum_dtype",
                   str("found \"", name_of(*config.grad_accum_dtype), "\" with a model that computes in ", name_of(compute), "; expected \"fp32\"",
                       compute == DType::kFloat32 ? "" : str(" or \"", name_of(compute), "\"")));
-  const std::string& uri = config.monitors.mlflow.tracking_uri;
+}
+
+void check_tracking_uri(const Document& document, const std::string& uri) {
   if (uri.find('@') != uri.npos)
     document.fail("mlflow.tracking_uri", "found an address with a user's name; expected it without: MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD are for that");
   if (!uri.empty() && !is_mlflow_server(uri))
     document.fail("mlflow.tracking_uri", str("found ", describe_value(uri), "; expected the address of a server, http://… or https://…"));
 }
 
-void normalise_engine(Document& document, const KeyTable& table, Report* report) {
+void normalise_engine(Document& document, const KeyTable& table, Problems& problems, Report* report) {
   auto zero = document.json->find("zero_optimization");
   if (zero != document.json->end() && zero->is_boolean()) {
     int stage = zero->get<bool>() ? 1 : 0;
@@ -77,33 +80,40 @@ void normalise_engine(Document& document, const KeyTable& table, Report* report)
       report->warnings.push_back(str(document.origins.where("zero_optimization"),
                                      ": zero_optimization: true and false are DeepSpeed's old form; read as {\"stage\": ", stage, "}"));
   }
-  normalise(document, table);
+  normalise(document, table, problems);
 }
 
 EngineConfig parse(Document document, const ConfigOptions& options) {
   KeyTable table = engine_keys();
   for (const std::string& name : options.other_sections) table.add(free_section(name));
   prepare(document, table, options.overrides, options.report);
-  return read_engine_config(document, options.world_size, options.report);
+  Problems problems;
+  const EngineConfig config = read_engine_config(document, options.world_size, problems, options.report);
+  problems.raise();
+  return config;
 }
 
 }  // namespace
 
 void prepare(Document& document, const KeyTable& table, const std::vector<std::string>& overrides, Report* report) {
-  normalise_engine(document, table, report);  // so that overrides meet keys under their own names
+  Problems problems;
+  normalise_engine(document, table, problems, report);  // so that overrides meet keys under their own names
   apply_overrides(document, under_own_names(overrides, table));
-  normalise_engine(document, table, report);  // and what they have brought
-  check(document, table, report);
+  normalise_engine(document, table, problems, report);  // and what they have brought
+  expand_arguments(document, table, problems, report);
+  check(document, table, problems, report);
+  problems.raise();
 }
 
-EngineConfig read_engine_config(const Document& document, int world_size, Report* report) {
+EngineConfig read_engine_config(const Document& document, int world_size, Problems& problems, Report* report) {
   static const KeyTable table = engine_keys();
   EngineConfig config;
-  read_batch(document, world_size, config, report);
+  problems.collect([&] { read_batch(document, world_size, config, report); });
   read_bindings(engine_bindings(), document, config, report);
-  config.optimizer = read_optimizer(document, table, report);
-  config.scheduler = read_scheduler(document, table, config.optimizer, report);
-  check_together(document, config);
+  problems.collect([&] { config.optimizer = read_optimizer(document, table, report); });
+  problems.collect([&] { config.scheduler = read_scheduler(document, table, config.optimizer, report); });
+  problems.collect([&] { check_precision(document, config); });
+  problems.collect([&] { check_tracking_uri(document, config.monitors.mlflow.tracking_uri); });
   return config;
 }
 

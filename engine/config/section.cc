@@ -2,6 +2,7 @@
 
 #include <nlohmann/json.hpp>
 #include <set>
+#include <utility>
 
 #include "core/error.h"
 #include "core/str.h"
@@ -18,30 +19,8 @@ struct Section::State {
   std::string path;
   Origins origins;
   std::set<std::string> asked;
+  Problems problems;
 };
-
-namespace {
-
-/// The value if it has the key's type and range.
-template <class T>
-T checked(const Section& section, Key key, const json& value) {
-  if (std::string wrong = mismatch(key, value); !wrong.empty()) section.fail(key.path, wrong);
-  if constexpr (std::is_same_v<T, int64_t>)
-    return value.get<int64_t>();  // 5e8 is 500000000
-  else
-    return value.get<T>();
-}
-
-template <class T>
-std::vector<T> checked_list(const Section& section, const Key& item, const json& value, const char* accepted_list) {
-  if (!value.is_array())
-    section.fail(item.path, str("found ", describe_value(value), "; expected ", accepted_list));
-  std::vector<T> list;
-  for (const json& element : value) list.push_back(checked<T>(section, item, element));
-  return list;
-}
-
-}  // namespace
 
 Section::Section() : state_(std::make_shared<State>()) {}
 
@@ -63,60 +42,64 @@ const nlohmann::json* Section::ask(const std::string& name, const nlohmann::json
   return nullptr;
 }
 
-const nlohmann::json& Section::require(const std::string& name, const std::string& accepted) const {
-  state_->asked.insert(name);
-  auto it = state_->object.find(name);
-  if (it == state_->object.end()) fail(name, str("is missing; expected ", accepted));
-  return *it;
-}
-
 bool Section::has(const std::string& name) const { return state_->object.contains(name); }
 
-bool Section::boolean(const std::string& name, bool fallback) const {
-  const auto* value = ask(name, fallback);
-  return value ? checked<bool>(*this, config::boolean(name), *value) : fallback;
+template <class T>
+T Section::get(const Key& key, const T& fallback) const {
+  const nlohmann::json* value = ask(key.path, fallback);
+  if (!value) return fallback;
+  const std::string wrong = mismatch(key, *value);
+  if (wrong.empty()) return value->get<T>();  // for int64_t, 5e8 is 500000000
+  note(key.path, wrong);
+  return fallback;
 }
 
+template <class T>
+std::vector<T> Section::get_list(const Key& item, const std::vector<T>& fallback, const char* accepted_list) const {
+  const nlohmann::json* value = ask(item.path, fallback);
+  if (!value) return fallback;
+  std::string wrong = value->is_array() ? "" : str("found ", describe_value(*value), "; expected ", accepted_list);
+  if (value->is_array())
+    for (const nlohmann::json& element : *value)
+      if (wrong.empty()) wrong = mismatch(item, element);
+  if (wrong.empty()) return value->get<std::vector<T>>();
+  note(item.path, wrong);
+  return fallback;
+}
+
+bool Section::boolean(const std::string& name, bool fallback) const { return get<bool>(config::boolean(name), fallback); }
+
 int64_t Section::integer(const std::string& name, int64_t fallback, int64_t min, int64_t max) const {
-  const auto* value = ask(name, fallback);
-  Key key = config::integer(name).range(static_cast<double>(min), static_cast<double>(max));
-  return value ? checked<int64_t>(*this, key, *value) : fallback;
+  return get<int64_t>(config::integer(name).range(static_cast<double>(min), static_cast<double>(max)), fallback);
 }
 
 double Section::number(const std::string& name, double fallback, double min, double max) const {
-  const auto* value = ask(name, fallback);
-  return value ? checked<double>(*this, config::number(name).range(min, max), *value) : fallback;
+  return get<double>(config::number(name).range(min, max), fallback);
 }
 
 std::string Section::text(const std::string& name, const std::string& fallback) const {
-  const auto* value = ask(name, fallback);
-  return value ? checked<std::string>(*this, config::text(name), *value) : fallback;
+  return get<std::string>(config::text(name), fallback);
 }
 
 std::string Section::word(const std::string& name, const std::string& fallback,
                           const std::vector<std::string>& words) const {
-  const auto* value = ask(name, fallback);
-  if (!value) return fallback;
-  Key key = config::word(name, words);
-  return canonical_word(key, checked<std::string>(*this, key, *value));
+  const Key key = config::word(name, words);
+  const std::string written = get<std::string>(key, fallback);
+  return has(name) && written != fallback ? canonical_word(key, written) : written;
 }
 
 std::vector<int64_t> Section::integers(const std::string& name, const std::vector<int64_t>& fallback, int64_t min,
                                        int64_t max) const {
-  const auto* value = ask(name, fallback);
-  Key item = config::integer(name).range(static_cast<double>(min), static_cast<double>(max));
-  return value ? checked_list<int64_t>(*this, item, *value, "a list of integers") : fallback;
+  return get_list<int64_t>(config::integer(name).range(static_cast<double>(min), static_cast<double>(max)), fallback, "a list of integers");
 }
 
 std::vector<double> Section::numbers(const std::string& name, const std::vector<double>& fallback, double min,
                                      double max) const {
-  const auto* value = ask(name, fallback);
-  return value ? checked_list<double>(*this, config::number(name).range(min, max), *value, "a list of numbers") : fallback;
+  return get_list<double>(config::number(name).range(min, max), fallback, "a list of numbers");
 }
 
 std::vector<std::string> Section::texts(const std::string& name, const std::vector<std::string>& fallback) const {
-  const auto* value = ask(name, fallback);
-  return value ? checked_list<std::string>(*this, config::text(name), *value, "a list of strings") : fallback;
+  return get_list<std::string>(config::text(name), fallback, "a list of strings");
 }
 
 Section Section::section(const std::string& name) const {
@@ -125,31 +108,50 @@ Section Section::section(const std::string& name) const {
   return Section(value ? *value : kEmpty, child_path(state_->path, name), state_->origins);
 }
 
-int64_t Section::required_integer(const std::string& name, int64_t min, int64_t max) const {
-  Key key = config::integer(name).range(static_cast<double>(min), static_cast<double>(max));
-  return checked<int64_t>(*this, key, require(name, accepted(key)));
-}
-double Section::required_number(const std::string& name, double min, double max) const {
-  Key key = config::number(name).range(min, max);
-  return checked<double>(*this, key, require(name, accepted(key)));
-}
-std::string Section::required_text(const std::string& name) const {
-  Key key = config::text(name);
-  return checked<std::string>(*this, key, require(name, accepted(key)));
+template <class T>
+T Section::require(const Key& key) const {
+  state_->asked.insert(key.path);
+  const auto it = state_->object.find(key.path);
+  if (it == state_->object.end()) fail(key.path, str("is missing; expected ", accepted(key)));
+  if (const std::string wrong = mismatch(key, *it); !wrong.empty()) fail(key.path, wrong);
+  return it->get<T>();
 }
 
+int64_t Section::required_integer(const std::string& name, int64_t min, int64_t max) const {
+  return require<int64_t>(config::integer(name).range(static_cast<double>(min), static_cast<double>(max)));
+}
+double Section::required_number(const std::string& name, double min, double max) const {
+  return require<double>(config::number(name).range(min, max));
+}
+std::string Section::required_text(const std::string& name) const { return require<std::string>(config::text(name)); }
+
 void Section::finish() const {
-  std::vector<std::string> known(state_->asked.begin(), state_->asked.end());
+  const std::vector<std::string> known(state_->asked.begin(), state_->asked.end());
+  Problems problems = std::exchange(state_->problems, {});
   for (const auto& [name, value] : state_->object.items()) {
     if (state_->asked.count(name)) continue;
-    fail(name, str("unknown key", did_you_mean(name, known), ", found ", describe_value(value), "; expected ",
-                   known.empty() ? "no keys here" : str("one of ", join(known, ", "))));
+    const std::string path = child_path(state_->path, name);
+    problems.add(message(path, str("unknown key", did_you_mean(name, known), ", found ", describe_value(value), "; expected ",
+                                   expected_names(name, known, ""))),
+                 state_->origins.order(path));
   }
+  problems.raise();
+}
+
+std::string Section::message(const std::string& path, const std::string& text) const {
+  return str(state_->origins.where(path), ": ", printable(path), ": ", text);
+}
+
+void Section::note(const std::string& name, const std::string& text) const {
+  const std::string path = child_path(state_->path, name);
+  state_->problems.add(message(path, text), state_->origins.order(path));
 }
 
 void Section::fail(const std::string& name, const std::string& text) const {
-  std::string path = child_path(state_->path, name);
-  throw ConfigError(str(state_->origins.where(path), ": ", printable(path), ": ", text));
+  note(name, text);
+  const Problems problems = std::exchange(state_->problems, {});
+  problems.raise();
+  throw ConfigError(text);  // not reached: one has been noted
 }
 
 const nlohmann::json& Section::json() const { return state_->object; }

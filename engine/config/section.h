@@ -18,8 +18,11 @@
 
 namespace tessera::config {
 
-/// A value: copies share what has been asked for. Not thread-safe. Every getter throws ConfigError "<file>:<line>: <path>: …"
-/// when the value has another type or is out of range (both ends included).
+struct Key;
+
+/// A value: copies share what has been asked for. Not thread-safe. A value that has another type or is out of range (both ends
+/// included) is noted, and the getter gives its fallback: finish() throws all that was noted, so that a file's mistakes are told
+/// at once. Nothing may be made of the values before finish().
 class Section {
  public:
   Section();  ///< an empty section
@@ -39,15 +42,16 @@ class Section {
   /// A section inside this one; empty when it is absent. Has its own finish().
   Section section(const std::string& name) const;
 
-  /// The same for keys without a default: an absent one is a ConfigError.
+  /// The same for keys without a default: an absent or wrong one is thrown at once, as by fail().
   int64_t required_integer(const std::string& name, int64_t min, int64_t max) const;
   double required_number(const std::string& name, double min, double max) const;
   std::string required_text(const std::string& name) const;
 
-  /// Throws ConfigError for a key that no getter was called for, with the nearest that one was.
+  /// Throws ConfigError "<file>:<line>: <path>: …", a line for each mistake: what getters have noted, and keys that no getter was
+  /// called for, with the nearest that one was.
   void finish() const;
 
-  /// ConfigError about one of this section's keys, for checks of the caller's own.
+  /// ConfigError about one of this section's keys, for checks of the caller's own; what was noted before stands beside it.
   [[noreturn]] void fail(const std::string& name, const std::string& text) const;
 
   /// The section as it is written.
@@ -58,8 +62,15 @@ class Section {
 
  private:
   struct State;
+  template <class T>
+  T get(const Key& key, const T& fallback) const;
+  template <class T>
+  std::vector<T> get_list(const Key& item, const std::vector<T>& fallback, const char* accepted_list) const;
+  void note(const std::string& name, const std::string& text) const;
   const nlohmann::json* ask(const std::string& name, const nlohmann::json& fallback) const;
-  const nlohmann::json& require(const std::string& name, const std::string& accepted) const;
+  template <class T>
+  T require(const Key& key) const;
+  std::string message(const std::string& path, const std::string& text) const;
   std::shared_ptr<State> state_;
 };
 

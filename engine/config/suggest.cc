@@ -8,6 +8,8 @@
 namespace tessera::config {
 namespace {
 
+constexpr size_t kLongestName = 64;  // of a real key; a longer word is no typing mistake
+
 std::string lower(std::string_view text) {
   std::string out(text);
   std::transform(out.begin(), out.end(), out.begin(), [](unsigned char c) { return std::tolower(c); });
@@ -33,7 +35,6 @@ int edit_distance(std::string_view first, std::string_view second) {
 }
 
 std::string nearest_name(std::string_view name, const std::vector<std::string>& known) {
-  constexpr size_t kLongestName = 64;  // of a real key; a longer word is no typing mistake
   if (name.empty() || name.size() > kLongestName) return "";
   std::string best;
   int best_distance = 1 << 20;
@@ -59,6 +60,23 @@ std::string nearest_name(std::string_view name, const std::vector<std::string>& 
 std::string did_you_mean(std::string_view name, const std::vector<std::string>& known) {
   std::string best = nearest_name(name, known);
   return best.empty() ? "" : str(" (did you mean \"", best, "\"?)");
+}
+
+std::string expected_names(std::string_view name, const std::vector<std::string>& known, const std::string& all_are_in) {
+  constexpr size_t kMostListed = 8, kNearest = 5;
+  if (known.empty()) return "no keys here";
+  if (known.size() <= kMostListed) return str("one of ", join(known, ", "));
+  // A long word is no typing mistake: the first few stand for all.
+  const std::string_view compared = name.size() <= kLongestName ? name : "";
+  std::vector<std::pair<double, std::string>> ranked;  // by the part that differs
+  for (const std::string& candidate : known)
+    ranked.emplace_back(compared.empty() ? 0.0 : edit_distance(compared, candidate) / static_cast<double>(std::max(compared.size(), candidate.size())),
+                        candidate);
+  std::stable_sort(ranked.begin(), ranked.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::vector<std::string> nearest;
+  for (size_t i = 0; i < kNearest; ++i) nearest.push_back(ranked[i].second);
+  return str("one of ", join(nearest, ", "), ", … (",
+             all_are_in.empty() ? str(known.size() - kNearest, " more)") : str("all ", known.size(), " are in ", all_are_in, ")"));
 }
 
 }  // namespace tessera::config

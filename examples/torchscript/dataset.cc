@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
+#include <iterator>
 #include <numeric>
 #include <utility>
 
@@ -16,29 +18,24 @@
 namespace tessera::examples {
 namespace {
 
-std::string name_in(const std::string& path, const std::string& name) { return str(path, ": ", quoted_name(name)); }
-
 StoredTensor load(const TensorFile& file, const std::string& path, const std::string& name) {
   StoredTensor stored = file.tensor(name);
-  if (stored.shape.empty())
-    throw DataError(str(name_in(path, name), " is a single number; expected a tensor whose first dimension counts samples"));
-  if (stored.shape[0] == 0) throw DataError(str(name_in(path, name), " has no samples: its shape is ", describe_shape(stored.shape)));
+  const std::string shown = str(path, ": ", quoted_name(name));
+  if (stored.shape.empty()) throw DataError(str(shown, " is a single number; expected a tensor whose first dimension counts samples"));
+  if (stored.shape[0] == 0) throw DataError(str(shown, " has no samples: its shape is ", describe_shape(stored.shape)));
   return stored;
 }
 
-at::Tensor rows(const StoredTensor& stored, const std::vector<int64_t>& numbers) {
-  std::vector<int64_t> shape = stored.shape;
-  shape[0] = static_cast<int64_t>(numbers.size());
-  at::Tensor batch = at::empty(shape, to_torch(stored.type));
-  if (batch.numel() == 0) return batch;
-  const size_t row_bytes = batch.nbytes() / numbers.size();
-  auto* to = static_cast<std::byte*>(batch.data_ptr());
-  for (const int64_t number : numbers) {
-    TESSERA_CHECK(number >= 0 && number < stored.shape[0], "sample ", number);
-    std::memcpy(to, stored.data.get() + static_cast<size_t>(number) * row_bytes, row_bytes);
-    to += row_bytes;
-  }
-  return batch;
+std::vector<int64_t> sample_shape(const StoredTensor& stored) { return {stored.shape.begin() + 1, stored.shape.end()}; }
+
+/// "record 3", "records 0 to 11", "records 1, 5, 8 and 2 more", of sorted numbers.
+std::string describe_numbers(std::vector<int64_t> numbers) {
+  constexpr size_t kShown = 32;
+  const size_t count = numbers.size();
+  if (count == 1) return str("record ", numbers[0]);
+  if (numbers.back() - numbers.front() + 1 == static_cast<int64_t>(count)) return str("records ", numbers.front(), " to ", numbers.back());
+  numbers.resize(std::min(count, kShown));
+  return str("records ", join(numbers, ", "), count > kShown ? str(" and ", count - kShown, " more") : "");
 }
 
 /// Whether a model is given both alike: floating types in the one it computes in, targets of integers as int64.
@@ -51,74 +48,135 @@ bool given_alike(checkpoint::ElementType a, checkpoint::ElementType b, bool is_t
 
 }  // namespace
 
-TensorSet::TensorSet(const std::string& path, const std::vector<std::string>& inputs, const std::string& target) : path_(path) {
-  const TensorFile file(path);
-  std::vector<std::string> names = inputs;
-  if (!target.empty()) names.push_back(target);
-  for (const std::string& name : names) {
-    StoredTensor tensor = load(file, path, name);
-    if (!inputs_.empty() && tensor.shape[0] != size())
-      throw DataError(str(name_in(path, name), " has ", format_count(tensor.shape[0]), " samples, but ", quoted_name(names.front()),
-                          " has ", format_count(size()), "; expected as many of each"));
-    inputs_.push_back({name_in(path, name), std::move(tensor)});
+TensorSet::TensorSet(const std::vector<std::string>& files, const std::vector<std::string>& inputs, const std::string& target)
+    : input_names_(inputs), target_name_(target) {
+  for (const std::string& path : files) {
+    Part part = open(path, size_);
+    size_ += part.size();
+    parts_.push_back(std::move(part));
   }
-  if (target.empty()) return;
-  target_ = std::move(inputs_.back());
-  inputs_.pop_back();
+  const auto check = [&](const Part& part, const StoredTensor& mine, const StoredTensor& first, const std::string& name) {
+    if (sample_shape(mine) != sample_shape(first))
+      throw DataError(str(name_in(part, name), " has samples of shape ", describe_shape(sample_shape(mine)), "; expected ",
+                          describe_shape(sample_shape(first)), ", as in ", files.front()));
+    if (mine.type != first.type)
+      throw DataError(str(name_in(part, name), " is of type ", checkpoint::name_of(mine.type), "; expected ", checkpoint::name_of(first.type),
+                          ", as in ", files.front()));
+  };
+  for (const Part& part : parts_) {
+    for (size_t i = 0; i < inputs.size(); ++i) check(part, part.inputs[i], parts_.front().inputs[i], inputs[i]);
+    if (part.target) check(part, *part.target, *parts_.front().target, target);
+  }
+}
+
+TensorSet::Part TensorSet::open(const std::string& path, int64_t begin) const {
+  const TensorFile file(path);
+  Part part{.path = path, .begin = begin, .inputs = {}, .target = {}};
+  const auto take = [&](const std::string& name) {
+    StoredTensor tensor = load(file, path, name);
+    if (!part.inputs.empty() && tensor.shape[0] != part.size())
+      throw DataError(str(name_in(part, name), " has ", format_count(tensor.shape[0]), " samples, but ", quoted_name(input_names_.front()),
+                          " has ", format_count(part.size()), "; expected as many of each"));
+    return tensor;
+  };
+  for (const std::string& name : input_names_) part.inputs.push_back(take(name));
+  if (!target_name_.empty()) part.target = take(target_name_);
+  return part;
+}
+
+std::string TensorSet::name_in(const Part& part, const std::string& name) const { return str(part.path, ": ", quoted_name(name)); }
+std::string TensorSet::target_name() const { return name_in(parts_.front(), target_name_); }
+std::vector<int64_t> TensorSet::target_shape() const { return sample_shape(*parts_.front().target); }
+
+const TensorSet::Part& TensorSet::part_of(int64_t number) const {
+  TESSERA_CHECK(number >= 0 && number < size_, "sample ", number);
+  return *std::prev(std::upper_bound(parts_.begin(), parts_.end(), number, [](int64_t at, const Part& part) { return at < part.begin; }));
+}
+
+at::Tensor TensorSet::rows(const std::vector<int64_t>& numbers, const Choice& choice) const {
+  const StoredTensor& first = choice(parts_.front());
+  std::vector<int64_t> shape = first.shape;
+  shape[0] = static_cast<int64_t>(numbers.size());
+  at::Tensor batch = at::empty(shape, to_torch(first.type));
+  if (batch.numel() == 0) return batch;
+  const size_t row_bytes = batch.nbytes() / numbers.size();
+  auto* to = static_cast<std::byte*>(batch.data_ptr());
+  for (const int64_t number : numbers) {
+    const Part& part = part_of(number);
+    std::memcpy(to, choice(part).data.get() + static_cast<size_t>(number - part.begin) * row_bytes, row_bytes);
+    to += row_bytes;
+  }
+  return batch;
 }
 
 std::vector<at::Tensor> TensorSet::inputs(const std::vector<int64_t>& numbers) const {
   std::vector<at::Tensor> batch;
-  for (const Named& input : inputs_) batch.push_back(rows(input.stored, numbers));
+  for (size_t i = 0; i < input_names_.size(); ++i)
+    batch.push_back(rows(numbers, [i](const Part& part) -> const StoredTensor& { return part.inputs[i]; }));
   return batch;
 }
 
 at::Tensor TensorSet::target(const std::vector<int64_t>& numbers) const {
-  return target_ ? rows(target_->stored, numbers) : at::Tensor();
+  if (target_name_.empty()) return {};
+  return rows(numbers, [](const Part& part) -> const StoredTensor& { return *part.target; });
 }
 
 std::string TensorSet::describe_records(std::vector<int64_t> numbers) const {
-  constexpr size_t kShown = 32;
   std::sort(numbers.begin(), numbers.end());
   numbers.erase(std::unique(numbers.begin(), numbers.end()), numbers.end());
-  const size_t count = numbers.size();
-  if (count == 0) return path_;
-  if (count == 1) return str(path_, ": record ", numbers[0]);
-  if (numbers.back() - numbers.front() + 1 == static_cast<int64_t>(count))
-    return str(path_, ": records ", numbers.front(), " to ", numbers.back());
-  numbers.resize(std::min(count, kShown));
-  return str(path_, ": records ", join(numbers, ", "), count > kShown ? str(" and ", count - kShown, " more") : "");
+  if (numbers.empty()) return parts_.front().path;
+  std::vector<std::string> files;
+  for (auto begin = numbers.begin(); begin != numbers.end();) {
+    const Part& part = part_of(*begin);
+    const auto end = std::lower_bound(begin, numbers.end(), part.begin + part.size());
+    std::vector<int64_t> in_file(begin, end);
+    for (int64_t& number : in_file) number -= part.begin;
+    files.push_back(str(part.path, ": ", describe_numbers(std::move(in_file))));
+    begin = end;
+  }
+  return join(files, "; ");
 }
 
 void TensorSet::check_like(const TensorSet& other) const {
-  const auto check = [&](const Named& mine, const Named& theirs, bool is_target) {
-    const std::vector<int64_t> found(mine.stored.shape.begin() + 1, mine.stored.shape.end());
-    const std::vector<int64_t> expected(theirs.stored.shape.begin() + 1, theirs.stored.shape.end());
-    if (found != expected)
-      throw DataError(str(mine.name, " has samples of shape ", describe_shape(found), "; expected ", describe_shape(expected), ", as in ",
-                          other.path_));
-    if (!given_alike(mine.stored.type, theirs.stored.type, is_target))
-      throw DataError(str(mine.name, " is of type ", checkpoint::name_of(mine.stored.type), "; expected ",
-                          checkpoint::name_of(theirs.stored.type), ", as in ", other.path_));
+  const Part &part = parts_.front(), &expected = other.parts_.front();
+  const auto check = [&](const StoredTensor& mine, const StoredTensor& theirs, const std::string& name, bool is_target) {
+    if (sample_shape(mine) != sample_shape(theirs))
+      throw DataError(str(name_in(part, name), " has samples of shape ", describe_shape(sample_shape(mine)), "; expected ",
+                          describe_shape(sample_shape(theirs)), ", as in ", expected.path));
+    if (!given_alike(mine.type, theirs.type, is_target))
+      throw DataError(str(name_in(part, name), " is of type ", checkpoint::name_of(mine.type), "; expected ", checkpoint::name_of(theirs.type),
+                          ", as in ", expected.path));
   };
-  TESSERA_CHECK(inputs_.size() == other.inputs_.size() && target_.has_value() == other.target_.has_value());
-  for (size_t i = 0; i < inputs_.size(); ++i) check(inputs_[i], other.inputs_[i], /*is_target=*/false);
-  if (target_) check(*target_, *other.target_, /*is_target=*/true);
+  TESSERA_CHECK(input_names_ == other.input_names_ && target_name_ == other.target_name_);
+  for (size_t i = 0; i < input_names_.size(); ++i) check(part.inputs[i], expected.inputs[i], input_names_[i], /*is_target=*/false);
+  if (part.target) check(*part.target, *expected.target, target_name_, /*is_target=*/true);
+}
+
+void TensorSet::visit_targets(int64_t count, const std::function<int64_t(int64_t)>& number_of,
+                              const std::function<void(int64_t, const at::Tensor&)>& visit) const {
+  constexpr int64_t kNumel = int64_t{1} << 22;
+  const std::vector<int64_t> shape = target_shape();
+  const int64_t row_numel = std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
+  const int64_t at_once = std::max<int64_t>(1, kNumel / std::max<int64_t>(1, row_numel));
+  for (int64_t begin = 0; begin < count; begin += at_once) {
+    std::vector<int64_t> numbers;
+    for (int64_t i = begin; i < std::min(begin + at_once, count); ++i) numbers.push_back(number_of(i));
+    visit(begin, target(numbers));
+  }
 }
 
 void TensorSet::check_labels(int64_t num_classes, int64_t ignored) const {
-  constexpr int64_t kRows = 1 << 16;  // at once: the target may be larger than the memory
-  for (int64_t begin = 0; begin < size(); begin += kRows) {
-    std::vector<int64_t> numbers(static_cast<size_t>(std::min(kRows, size() - begin)));
-    std::iota(numbers.begin(), numbers.end(), begin);
-    const at::Tensor part = target(numbers).to(at::kLong);
-    const at::Tensor wrong = part.lt(0).logical_or_(part.ge(num_classes)).logical_and_(part.ne(ignored));
-    if (!wrong.any().item<bool>()) continue;
-    const int64_t record = begin + wrong.nonzero()[0][0].item<int64_t>();
-    throw DataError(str(target_name(), ": record ", record, " holds ", part.masked_select(wrong)[0].item<int64_t>(), "; expected 0 to ",
-                        num_classes - 1, ", as the model gives ", num_classes, num_classes == 1 ? " class" : " classes", " (or ", ignored,
-                        ", which is not counted)"));
-  }
+  const auto same = [](int64_t number) { return number; };
+  visit_targets(size(), same, [&](int64_t first, const at::Tensor& targets) {
+    const at::Tensor labels = targets.to(at::kLong);
+    const at::Tensor wrong = labels.lt(0).logical_or_(labels.ge(num_classes)).logical_and_(labels.ne(ignored));
+    if (!wrong.any().item<bool>()) return;
+    const int64_t number = first + wrong.nonzero()[0][0].item<int64_t>();
+    const Part& part = part_of(number);
+    throw DataError(str(name_in(part, target_name_), ": record ", number - part.begin, " holds ", labels.masked_select(wrong)[0].item<int64_t>(),
+                        "; expected 0 to ", num_classes - 1, ", as the model gives ", num_classes, num_classes == 1 ? " class" : " classes",
+                        " (or ", ignored, ", which is not counted)"));
+  });
 }
 
 }  // namespace tessera::examples

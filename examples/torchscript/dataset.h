@@ -1,9 +1,10 @@
-// TensorSet: samples in named tensors of one file, the first dimension counting them.
+// TensorSet: samples in named tensors, the first dimension counting them, of one file or several.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -12,23 +13,31 @@
 
 namespace tessera::examples {
 
-/// Owns the tensors, most of which are the file itself (tensor_file.h). Immutable; thread-safe.
+/// Owns the tensors, most of which are the files themselves (tensor_file.h). The samples of several files are numbered through, file after
+/// file. Immutable; thread-safe.
 class TensorSet {
  public:
-  /// Local. `inputs`, at least one, and `target` (empty: none) are names in the file `path`. Throws DataError: the file or a
-  /// tensor is missing or damaged, a tensor has no dimension, or they count different numbers of samples, or none.
-  TensorSet(const std::string& path, const std::vector<std::string>& inputs, const std::string& target);
+  /// Local. `inputs`, at least one, and `target` (empty: none) are names in each of `files`, which are at least one. Throws DataError: a file
+  /// or tensor is missing or damaged, a tensor has no dimension, a file's count different numbers of samples, or none, or files differ in a
+  /// tensor's type or the shape of its samples.
+  TensorSet(const std::vector<std::string>& files, const std::vector<std::string>& inputs, const std::string& target);
 
-  int64_t size() const { return inputs_.front().stored.shape[0]; }
+  int64_t size() const { return size_; }
   /// Local. Copies of the samples of these numbers, on the CPU, in the file's type: each (B, …).
   std::vector<at::Tensor> inputs(const std::vector<int64_t>& numbers) const;
+  /// Local. Calls `visit` with targets of the samples number_of(0) … number_of(count - 1), in this order, some at a time (the target may be
+  /// larger than the memory): `first` is the place of the first of them.
+  void visit_targets(int64_t count, const std::function<int64_t(int64_t)>& number_of,
+                     const std::function<void(int64_t first, const at::Tensor& targets)>& visit) const;
   /// Undefined without a target.
   at::Tensor target(const std::vector<int64_t>& numbers) const;
 
-  /// "train.safetensors: 'y'", for messages.
-  const std::string& target_name() const { return target_->name; }
-  checkpoint::ElementType target_type() const { return target_->stored.type; }
-  /// "train.safetensors: records 0 to 11", or the first of those that are no range.
+  /// "train.safetensors: 'y'" of the first file, for messages.
+  std::string target_name() const;
+  checkpoint::ElementType target_type() const { return parts_.front().target->type; }
+  /// Of one sample's target.
+  std::vector<int64_t> target_shape() const;
+  /// "train.safetensors: records 0 to 11", or the first of those that are no range; by file where there are several.
   std::string describe_records(std::vector<int64_t> numbers) const;
   /// Local. Throws DataError naming the first tensor whose samples have another shape than `other`'s, a set of the same names, or another
   /// type than a model is given of it: floating types count as one, and so do integers of a target.
@@ -38,14 +47,24 @@ class TensorSet {
   void check_labels(int64_t num_classes, int64_t ignored) const;
 
  private:
-  struct Named {
-    std::string name;  // as target_name()
-    StoredTensor stored;
-  };
+  struct Part {  // one file
+    std::string path;
+    int64_t begin = 0;  // number of its first sample
+    std::vector<StoredTensor> inputs;
+    std::optional<StoredTensor> target;
 
-  std::string path_;
-  std::vector<Named> inputs_;
-  std::optional<Named> target_;
+    int64_t size() const { return inputs.front().shape[0]; }
+  };
+  using Choice = std::function<const StoredTensor&(const Part&)>;
+  Part open(const std::string& path, int64_t begin) const;
+  const Part& part_of(int64_t number) const;
+  at::Tensor rows(const std::vector<int64_t>& numbers, const Choice& choice) const;
+  std::string name_in(const Part& part, const std::string& name) const;
+
+  std::vector<std::string> input_names_;
+  std::string target_name_;  // empty: none
+  std::vector<Part> parts_;  // at least one
+  int64_t size_ = 0;
 };
 
 }  // namespace tessera::examples

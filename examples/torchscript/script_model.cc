@@ -5,6 +5,8 @@
 #include <torch/csrc/jit/serialization/import.h>
 
 #include <filesystem>
+#include <map>
+#include <set>
 #include <stdexcept>
 #include <vector>
 
@@ -49,6 +51,75 @@ std::shared_ptr<torch::jit::Module> load_script_model(const std::string& path) {
   }
   check_trainable(*model, path);
   return model;
+}
+
+std::vector<at::Tensor> share_parameters(torch::jit::Module& evaluation, const std::string& path, const torch::jit::Module& training,
+                                         const std::string& training_path) {
+  std::map<std::string, at::Tensor> parameters, buffers;
+  for (const auto& item : training.named_parameters()) parameters.emplace(item.name, item.value);
+  for (const auto& item : training.named_buffers()) buffers.emplace(item.name, item.value);
+  const std::string expected = "; expected another trace of the same model";
+  const auto check_shape = [&](const std::string& name, const at::Tensor& mine, const at::Tensor& theirs) {
+    if (mine.sizes() != theirs.sizes())
+      throw DataError(str(path, ": ", quoted_name(name), " has the shape ", describe_shape(mine.sizes()), ", but ", describe_shape(theirs.sizes()),
+                          " in ", training_path, expected));
+  };
+  std::set<std::string> shared;
+  std::vector<at::Tensor> own_buffers;
+  for (const auto& item : evaluation.named_modules()) {
+    torch::jit::Module part = item.value;
+    const std::string prefix = item.name.empty() ? "" : item.name + ".";
+    for (const auto& parameter : part.named_parameters(/*recurse=*/false)) {
+      const std::string name = prefix + parameter.name;
+      const auto found = parameters.find(name);
+      if (found == parameters.end()) throw DataError(str(path, ": has a parameter ", quoted_name(name), ", which ", training_path, " lacks", expected));
+      check_shape(name, parameter.value, found->second);
+      part.setattr(parameter.name, found->second);
+      shared.insert(name);
+    }
+    for (const auto& buffer : part.named_buffers(/*recurse=*/false)) {
+      const std::string name = prefix + buffer.name;
+      const auto found = buffers.find(name);
+      if (found == buffers.end()) {
+        own_buffers.push_back(buffer.value);
+        continue;
+      }
+      check_shape(name, buffer.value, found->second);
+      part.setattr(buffer.name, found->second);
+    }
+  }
+  for (const auto& [name, tensor] : parameters)
+    if (!shared.contains(name))
+      throw DataError(str(path, ": lacks the parameter ", quoted_name(name), ", which ", training_path, " has", expected,
+                          shared.empty() ? ", which torch.jit.freeze has not turned into constants" : ""));
+  return own_buffers;
+}
+
+namespace {
+
+void add_tensors(const c10::IValue& value, const std::string& name, std::vector<std::pair<std::string, at::Tensor>>& tensors) {
+  const auto below = [&](const std::string& key) { return name.empty() ? key : name + "." + key; };
+  const auto add_list = [&](const auto& elements) {
+    int64_t number = 0;
+    for (const c10::IValue& element : elements) {
+      add_tensors(element, name.empty() ? str("output_", number) : below(std::to_string(number)), tensors);
+      ++number;
+    }
+  };
+  if (value.isTensor() && value.toTensor().defined()) tensors.emplace_back(name.empty() ? "output" : name, value.toTensor());
+  if (value.isTuple()) add_list(value.toTupleRef().elements());
+  if (value.isList()) add_list(value.toListRef());
+  if (!value.isGenericDict()) return;
+  for (const auto& entry : value.toGenericDict())
+    add_tensors(entry.value(), below(entry.key().isString() ? entry.key().toStringRef() : tessera::str(entry.key())), tensors);
+}
+
+}  // namespace
+
+std::vector<std::pair<std::string, at::Tensor>> tensors_of(const c10::IValue& value) {
+  std::vector<std::pair<std::string, at::Tensor>> tensors;
+  add_tensors(value, "", tensors);
+  return tensors;
 }
 
 at::Tensor tensor_of(const c10::IValue& value, const std::string& key, const std::string& path) {

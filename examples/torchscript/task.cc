@@ -1,7 +1,6 @@
 #include "examples/torchscript/task.h"
 
 #include <ATen/ATen.h>
-#include <torch/csrc/jit/api/module.h>
 
 #include <algorithm>
 #include <numeric>
@@ -10,22 +9,32 @@
 #include "core/error.h"
 #include "core/str.h"
 #include "engine/checkpoint_types.h"
+#include "examples/torchscript/data_files.h"
+#include "examples/torchscript/predictor.h"
 #include "examples/torchscript/script_model.h"
 #include "train/data_loader.h"
+#include "train/sampler.h"
 
 namespace tessera::examples {
 namespace {
 
+/// Of a batch's statistics, before those of the metrics: samples, sum of the losses, sum of their weights.
+constexpr int64_t kNumSums = 3;
+
 std::unique_ptr<TensorSet> open_test_set(const TensorsOptions& options) {
-  if (options.eval_path.empty()) return nullptr;
-  return std::make_unique<TensorSet>(options.eval_path, options.inputs, options.target);
+  if (options.eval_files.empty()) return nullptr;
+  return std::make_unique<TensorSet>(find_data_files(options.eval_files), options.inputs, options.target);
 }
 
 /// A loss function's targets can be told from their types; the model's own can not.
-void check_target_type(const TensorSet& set, Loss loss) {
-  if (!counts_classes(loss) || at::isIntegralType(to_torch(set.target_type()), /*includeBool=*/false)) return;
-  throw DataError(str(set.target_name(), " is of type ", checkpoint::name_of(set.target_type()),
-                      "; expected class numbers, of an integer type, for model.loss ", name_of(loss)));
+void check_target(const TensorSet& set, Loss loss) {
+  if (!counts_classes(loss)) return;
+  if (!at::isIntegralType(to_torch(set.target_type()), /*includeBool=*/false))
+    throw DataError(str(set.target_name(), " is of type ", checkpoint::name_of(set.target_type()),
+                        "; expected class numbers, of an integer type, for model.loss ", name_of(loss)));
+  if (loss == Loss::kCausalLm && (set.target_shape().size() != 1 || set.target_shape()[0] < 2))
+    throw DataError(str(set.target_name(), " has samples of shape ", describe_shape(set.target_shape()),
+                        "; expected [T], at least two tokens, for model.loss causal_lm"));
 }
 
 /// Where a batch comes from, for messages. A device that has failed does not tell its records any more.
@@ -39,9 +48,6 @@ std::string origin_of(const train::Batch& batch, const TensorSet& set) {
   return set.describe_records(records);
 }
 
-/// In the type layers expect: floating ones in fp32 (the engine makes them bf16 or fp16 where it computes in that).
-at::Tensor for_layers(const at::Tensor& tensor) { return tensor.is_floating_point() ? tensor.to(at::kFloat) : tensor; }
-
 /// As PyTorch's losses expect it: class numbers are int64.
 at::Tensor for_losses(const at::Tensor& tensor) {
   return at::isIntegralType(tensor.scalar_type(), /*includeBool=*/false) ? tensor.to(at::kLong) : for_layers(tensor);
@@ -49,60 +55,72 @@ at::Tensor for_losses(const at::Tensor& tensor) {
 
 }  // namespace
 
-TensorsOptions read_tensors_options(const config::Section& model, const config::Section& data) {
-  TensorsOptions options;
-  model.required_text("type");
-  options.model_path = model.required_text("path");
-  options.loss = loss_of(model.word("loss", "model", loss_names()));
-  model.finish();
-  data.required_text("type");
-  options.path = data.required_text("path");
-  options.eval_path = data.text("eval_path", options.eval_path);
-  options.eval_fraction = data.number("eval_fraction", options.eval_fraction, 0.0, 0.9);
-  options.inputs = data.texts("inputs", {});
-  options.target = data.text("target", options.target);
-  data.finish();
-  if (options.inputs.empty()) data.fail("inputs", "is missing; expected the names of the tensors that forward takes, such as [\"x\"]");
-  if (options.target.empty() && options.loss != Loss::kModel)
-    data.fail("target", str("is missing; expected the name of a tensor, which model.loss ", name_of(options.loss), " needs"));
-  if (!options.eval_path.empty() && options.eval_fraction > 0)
-    data.fail("eval_fraction", str("found ", options.eval_fraction, " beside data.eval_path; expected one of the two"));
-  return options;
-}
+at::Tensor for_layers(const at::Tensor& tensor) { return tensor.is_floating_point() ? tensor.to(at::kFloat) : tensor; }
 
 TensorsTask::TensorsTask(const TensorsOptions& options)
     : options_(options),
-      train_(options.path, options.inputs, options.target),
+      train_(find_data_files(options.files), options.inputs, options.target),
       test_(open_test_set(options)),
-      num_train_(train_.size() - static_cast<int64_t>(options.eval_fraction * static_cast<double>(train_.size()))),
-      model_(load_script_model(options.model_path)) {
-  check_target_type(train_, options_.loss);
-  if (!test_) return;
-  check_target_type(*test_, options_.loss);
-  test_->check_like(train_);
+      train_size_(train_.size() - static_cast<int64_t>(options.eval_fraction * static_cast<double>(train_.size()))),
+      split_(split()),
+      loss_(options.loss),
+      metrics_(options.loss.kind, options.metrics),
+      model_(options.model_path, options.eval_model_path) {
+  check_target(train_, options_.loss.kind);
+  if (test_) {
+    check_target(*test_, options_.loss.kind);
+    test_->check_like(train_);
+  }
+  if (counts_classes(options_.loss.kind)) weights_ = weigh();
+}
+
+/// Both parts in the order of the file, which is faster to read, and where the training set is not shuffled the order that is meant.
+TensorsTask::Split TensorsTask::split() const {
+  if (!options_.random_split || train_size_ == train_.size()) return {};
+  train::Parts parts = train::split_into_parts(
+      train_.size(), {.validation_fraction = options_.eval_fraction, .test_fraction = 0, .seed = options_.split_seed});
+  std::sort(parts.train.begin(), parts.train.end());
+  std::sort(parts.validation.begin(), parts.validation.end());
+  return {std::move(parts.train), std::move(parts.validation)};
+}
+
+/// How much each training sample counts in its batch's mean, where they differ: see [Note: the mean over a step].
+std::shared_ptr<const std::vector<float>> TensorsTask::weigh() const {
+  auto weights = std::make_shared<std::vector<float>>();
+  weights->reserve(static_cast<size_t>(train_size_));
+  train_.visit_targets(train_size_, [this](int64_t index) { return train_row(index); }, [&](int64_t, const at::Tensor& targets) {
+    const at::Tensor some = loss_.target_weights(targets).to(at::kFloat).contiguous();
+    weights->insert(weights->end(), some.const_data_ptr<float>(), some.const_data_ptr<float>() + some.numel());
+  });
+  if (std::adjacent_find(weights->begin(), weights->end(), std::not_equal_to<>()) == weights->end()) return nullptr;
+  return weights;
 }
 
 Engine& TensorsTask::initialize(const EngineConfig& config, comm::CommunicatorPtr comm, const InitOptions& options) {
-  engine_ = tessera::initialize(model_, config, std::move(comm), options);
+  Engine& engine = model_.initialize(config, std::move(comm), options);
+  loss_.to(options.device);
+  if (metrics_.wants("r2")) metrics_.set_center(eval_set().target({0})[0].to(options.device));
   try_out(std::min(config.train_micro_batch_size_per_gpu, train_size()));
-  return *engine_;
+  return engine;
 }
 
 /// A trace of a model in training mode changes running statistics in evaluation too; what this pass changes is taken back.
 void TensorsTask::try_out(int64_t batch_size) {
   const at::NoGradGuard no_grad;
+  Engine& engine = model_.engine();
   std::vector<std::pair<at::Tensor, at::Tensor>> buffers;
-  for (const zero::NamedTensor& buffer : engine_->sharded_model().buffers()) buffers.emplace_back(buffer.tensor, buffer.tensor.clone());
-  std::vector<int64_t> rows(static_cast<size_t>(batch_size));
-  std::iota(rows.begin(), rows.end(), 0);
-  engine_->eval();
-  const train::Batch batch = train::to_device(make_batch(train_, rows), engine_->device());
-  const at::Tensor output = forward(batch, train_);
-  if (counts_classes(options_.loss)) {
-    train_.check_labels(output.size(1), kIgnoredLabel);
-    if (test_) test_->check_labels(output.size(1), kIgnoredLabel);
+  for (const zero::NamedTensor& buffer : engine.sharded_model().buffers()) buffers.emplace_back(buffer.tensor, buffer.tensor.clone());
+  std::vector<int64_t> rows;
+  for (int64_t index = 0; index < batch_size; ++index) rows.push_back(train_row(index));
+  engine.eval();
+  const train::Batch batch = train::to_device(make_batch(train_, rows), engine.device());
+  const at::Tensor output = forward(batch, train_, ForwardMode::kTraining);
+  if (model_.has_evaluation()) forward(batch, train_, ForwardMode::kEvaluation);
+  if (counts_classes(options_.loss.kind)) {
+    train_.check_labels(loss_.num_classes(output), kIgnoredLabel);
+    if (test_) test_->check_labels(loss_.num_classes(output), kIgnoredLabel);
   }
-  engine_->train();
+  engine.train();
   for (const auto& [buffer, before] : buffers) buffer.copy_(before);
 }
 
@@ -115,83 +133,94 @@ train::Batch TensorsTask::make_batch(const TensorSet& set, const std::vector<int
   return batch;
 }
 
-train::Batch TensorsTask::train_batch(const std::vector<int64_t>& indices, at::Generator) const { return make_batch(train_, indices); }
+train::Batch TensorsTask::train_batch(const std::vector<int64_t>& indices, at::Generator) const {
+  std::vector<int64_t> rows = indices;
+  for (int64_t& row : rows) row = train_row(row);
+  return make_batch(train_, rows);
+}
 
 train::Batch TensorsTask::eval_batch(const std::vector<int64_t>& indices) const {
   std::vector<int64_t> rows = indices;
   if (!test_)
-    for (int64_t& row : rows) row += num_train_;
+    for (int64_t& row : rows) row = split_.test.empty() ? train_size_ + row : split_.test[static_cast<size_t>(row)];
   return make_batch(eval_set(), rows);
 }
 
 /// What the model gives: its loss, or what a loss is computed of.
-at::Tensor TensorsTask::forward(const train::Batch& batch, const TensorSet& set) {
-  const bool own_loss = options_.loss == Loss::kModel;
+at::Tensor TensorsTask::forward(const train::Batch& batch, const TensorSet& set, ForwardMode mode) {
   std::vector<c10::IValue> arguments(batch.inputs.begin(), batch.inputs.end() - 1);
-  if (own_loss && batch.target.defined()) arguments.emplace_back(batch.target);
+  if (own_loss() && batch.target.defined()) arguments.emplace_back(batch.target);
   at::Tensor output;
   try {
-    output = tensor_of(engine_->forward(arguments), own_loss ? "loss" : "logits", options_.model_path);
+    output = tensor_of(model_.forward(std::move(arguments), mode), own_loss() ? "loss" : "logits", model_.path(mode));
   } catch (...) {
-    rethrow_of_model(options_.model_path, [&] { return origin_of(batch, set); });
+    rethrow_of_model(model_.path(mode), [&] { return origin_of(batch, set); });
   }
-  check_output(output, batch, set);
+  check_output(output, batch, set, mode);
   return output;
 }
 
 /// Looks at shapes alone, and so waits for no device. A loss function would broadcast (B, 1) and (B) to (B, B), and nobody would know.
-void TensorsTask::check_output(const at::Tensor& output, const train::Batch& batch, const TensorSet& set) const {
-  if (options_.loss == Loss::kModel) {
+void TensorsTask::check_output(const at::Tensor& output, const train::Batch& batch, const TensorSet& set, ForwardMode mode) const {
+  if (own_loss()) {
     if (output.numel() == 1) return;
-    throw DataError(str(options_.model_path, ": forward gives a loss of shape ", describe_shape(output.sizes()),
+    throw DataError(str(model_.path(mode), ": forward gives a loss of shape ", describe_shape(output.sizes()),
                         "; expected one number, or a model.loss to be computed of it"));
   }
-  if (const std::string wrong = mismatch(options_.loss, output, batch.target); !wrong.empty())
-    throw DataError(str(options_.model_path, ": ", wrong, " (", set.target_name(), ")"));
+  if (const std::string wrong = loss_.mismatch(output, batch.target); !wrong.empty())
+    throw DataError(str(model_.path(mode), ": ", wrong, " (", set.target_name(), ")"));
 }
 
 at::Tensor TensorsTask::loss(const train::Batch& batch) {
-  const at::Tensor output = forward(batch, train_);
-  if (options_.loss == Loss::kModel) return output;
-  return compute_loss(options_.loss, output, batch.target, at::Reduction::Mean);
+  const at::Tensor output = forward(batch, train_, ForwardMode::kTraining);
+  return own_loss() ? output : loss_.mean(output, batch.target);
 }
 
-// {samples, sum of the losses, losses, right ones}
+// {samples, sum of the losses, sum of their weights, the metrics' sums …}
 at::Tensor TensorsTask::statistics(const train::Batch& batch) {
+  if (own_loss()) return statistics_of_own_loss(batch);
+  const at::Tensor output = forward(batch, eval_set(), ForwardMode::kEvaluation);
+  const auto in_shape_of = [&](const at::Tensor& tensor) {  // the mask, of rows
+    std::vector<int64_t> row(static_cast<size_t>(tensor.dim()), 1);
+    row[0] = batch.mask.size(0);
+    return batch.mask.view(row).expand_as(tensor);
+  };
+  const auto [losses, weights] = loss_.elements(output, batch.target);
+  const at::Tensor counted = in_shape_of(losses);
+  const auto sum = [&](const at::Tensor& values) { return at::where(counted, values.to(at::kDouble), 0.0).sum(); };  // not a product: 0 * inf is not 0
+  const at::Tensor sums = at::stack({batch.mask.sum().to(at::kDouble), sum(losses), sum(weights)});
+  if (!counts_classes(options_.loss.kind)) return at::cat({sums, metrics_.statistics(output, batch.target, batch.mask)});
+  const auto [scores, labels] = loss_.positions(output, batch.target);
+  return at::cat({sums, metrics_.statistics(scores, labels, counted.reshape(labels.sizes()).logical_and(labels.ne(kIgnoredLabel)))});
+}
+
+/// A loss of the model's own cannot leave rows out, so it gets none of the padding; where all is padding, it still runs.
+at::Tensor TensorsTask::statistics_of_own_loss(const train::Batch& batch) {
   const at::Tensor valid = batch.mask.sum().to(at::kDouble);
-  if (options_.loss == Loss::kModel) {
-    // A loss of the model's own cannot leave rows out, so it gets none of the padding; where all is padding, it still runs.
-    const int64_t num_valid = valid.item<int64_t>();
-    train::Batch counted = batch;
-    for (at::Tensor& input : counted.inputs) input = input.narrow(0, 0, std::max<int64_t>(num_valid, 1));
-    if (counted.target.defined()) counted.target = counted.target.narrow(0, 0, std::max<int64_t>(num_valid, 1));
-    const at::Tensor loss = forward(counted, eval_set()).to(at::kDouble).reshape({});
-    return at::stack({valid, num_valid > 0 ? loss * valid : at::zeros_like(loss), valid, at::zeros_like(loss)});
-  }
-  const at::Tensor output = forward(batch, eval_set());
-  const at::Tensor losses = compute_loss(options_.loss, output, batch.target, at::Reduction::None);
-  std::vector<int64_t> row(static_cast<size_t>(losses.dim()), 1);
-  row[0] = losses.size(0);
-  at::Tensor counted = batch.mask.view(row).expand_as(losses);
-  at::Tensor correct = at::zeros({}, losses.options().dtype(at::kDouble));
-  if (counts_classes(options_.loss)) {
-    counted = counted.logical_and(batch.target.ne(kIgnoredLabel));
-    correct = output.argmax(1).eq(batch.target).logical_and(counted).sum().to(at::kDouble);
-  }
-  const at::Tensor sum = at::where(counted, losses.to(at::kDouble), 0.0).sum();  // not a product: 0 * inf is not 0
-  return at::stack({valid, sum, counted.sum().to(at::kDouble), correct});
+  const int64_t num_valid = valid.item<int64_t>();
+  train::Batch counted = batch;
+  for (at::Tensor& input : counted.inputs) input = input.narrow(0, 0, std::max<int64_t>(num_valid, 1));
+  if (counted.target.defined()) counted.target = counted.target.narrow(0, 0, std::max<int64_t>(num_valid, 1));
+  const at::Tensor loss = forward(counted, eval_set(), ForwardMode::kEvaluation).to(at::kDouble).reshape({});
+  return at::stack({valid, num_valid > 0 ? loss * valid : at::zeros_like(loss), valid});
 }
 
 train::Metrics TensorsTask::metrics(const at::Tensor& total) const {
   const double* sums = total.const_data_ptr<double>();
   const double loss = sums[1] / sums[2];
-  if (counts_classes(options_.loss)) return {{"accuracy", sums[3] / sums[2]}, {"loss", loss}};
-  return {{"loss", loss}};
+  train::Metrics metrics = metrics_.metrics(total.narrow(0, kNumSums, total.numel() - kNumSums), loss);
+  metrics.emplace_back("loss", loss);
+  return metrics;
 }
+
+std::string TensorsTask::report(const at::Tensor& total) const { return metrics_.report(total.narrow(0, kNumSums, total.numel() - kNumSums)); }
 
 void register_torchscript(train::Registry& registry) {
   registry.add("tensors", "torchscript", [](const config::Section& model, const config::Section& data, const std::filesystem::path&) {
     return std::make_unique<TensorsTask>(read_tensors_options(model, data));
+  });
+  registry.add_predictor("tensors", "torchscript", [](const config::Section& model, const config::Section& data, const std::filesystem::path&) {
+    return std::make_unique<TensorsPredictor>(read_tensors_options(model, data));
   });
 }
 

@@ -81,20 +81,38 @@ class ConsolidateTest(unittest.TestCase):
                 self.assertEqual((shown.dtype, bits(shown)), (tensor.numpy().dtype, bits(tensor.numpy())), name)
         self.assertGreaterEqual(num_compared, 12)
 
-    def test_bf16_is_what_torch_makes_of_fp32(self):
-        tool("sample", self.folder / "checkpoints", 3)
+    def check_narrow(self, word, dtype):
         wide = safetensors.torch.load_file(self.consolidate("safetensors", "fp32"))
-        for format_name in ("safetensors", "pt"):
-            path = self.consolidate(format_name, "bf16")
-            narrow = torch.load(path, weights_only=True) if format_name == "pt" else safetensors.torch.load_file(path)
+        for format_name in OUTPUTS:
+            path = self.consolidate(format_name, word)
+            if format_name == "h5":
+                if dtype == torch.bfloat16:  # which numpy does not have
+                    continue
+                with h5py.File(path) as file:
+                    narrow = {key.replace("%2F", "/"): torch.from_numpy(np.asarray(file[key][()])) for key in file}
+            else:
+                narrow = torch.load(path, weights_only=True) if format_name == "pt" else safetensors.torch.load_file(path)
             self.assertEqual(set(narrow), set(wide))
             for name, tensor in wide.items():
-                expected = tensor.bfloat16() if tensor.is_floating_point() else tensor
+                expected = tensor.to(dtype) if tensor.is_floating_point() else tensor
                 self.assertEqual(narrow[name].dtype, expected.dtype, name)
                 self.assertTrue(torch.equal(narrow[name].isnan(), expected.isnan()), name)
-                same = narrow[name].view(torch.uint8) == expected.view(torch.uint8) if tensor.dim() and tensor.numel() else torch.tensor(True)
-                nan_bytes = expected.isnan().repeat_interleave(same.shape[-1] // expected.shape[-1], -1) if same.dim() else False
-                self.assertTrue((same | nan_bytes).all(), name)
+                self.assertTrue(torch.equal(narrow[name].nan_to_num(0, 1e4, -1e4), expected.nan_to_num(0, 1e4, -1e4)), name)
+        return wide
+
+    def test_narrow_types_are_what_torch_makes_of_fp32(self):
+        tool("sample", self.folder / "checkpoints", 3)
+        self.check_narrow("bf16", torch.bfloat16)
+        wide = self.check_narrow("fp16", torch.float16)
+        # What was finite and is infinite now is counted (the sample's aliases share their elements).
+        reports = {word: json.loads(tool("consolidate", self.folder / "checkpoints", self.folder / "m.pt", "pt", word)) for word in ("fp32", "fp16")}
+        shared = torch.load(self.folder / "m.pt", weights_only=True)
+        distinct = {shared[name].data_ptr(): name for name in sorted(wide) if shared[name].numel() and shared[name].is_floating_point()}
+        expected = sum(int((shared[name].isinf() & wide[name].isfinite()).sum()) for name in distinct.values())
+        self.assertGreater(expected, 0)
+        self.assertEqual(reports["fp16"]["overflowed"] - reports["fp32"]["overflowed"], expected)  # of fp64 there may be what fp32 cannot hold
+        name = reports["fp16"]["first_overflowed"]
+        self.assertTrue((shared[name].isinf() & wide[name].isfinite()).any(), name)
 
     def test_memory_does_not_grow_with_the_model(self):
         """At most 64 MiB, in all, for models of 40 and of 200 MB."""

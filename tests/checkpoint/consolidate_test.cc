@@ -120,11 +120,55 @@ TEST(Convert, Fp64GoesByWayOfFp32) {
       << "a tie in fp32, so to even";
 }
 
+TEST(Convert, EveryHalfComesBackFromFp32) {
+  std::vector<uint16_t> all(65'536);
+  for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<uint16_t>(i);
+  const auto back =
+      converted<uint16_t>(converted<float>(all, ElementType::kFloat16, ElementType::kFloat32), ElementType::kFloat32, ElementType::kFloat16);
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (std::isnan(value_of_half(all[i]))) ASSERT_EQ(back[i] & 0x7fff, 0x7e00);
+    else ASSERT_EQ(back[i], all[i]);
+  }
+}
+
+TEST(Convert, RoundsToTheNearestHalfAndTiesToEven) {
+  std::vector<float> values;
+  std::vector<uint16_t> expected;
+  const auto add = [&](double value, uint16_t bits) {
+    values.push_back(static_cast<float>(value)), expected.push_back(bits);
+    values.push_back(static_cast<float>(-value)), expected.push_back(bits | 0x8000);
+  };
+  // Between each two neighbours: the middle goes to the even one, what is beside the middle to the nearer one. Behind the largest
+  // finite number, 65504, stands infinity, where 65536 would be.
+  for (uint16_t below = 0; below < 0x7c00; ++below) {
+    const double low = value_of_half(below), high = below == 0x7bff ? 65536 : value_of_half(static_cast<uint16_t>(below + 1));
+    const double middle = (low + high) / 2, little = (high - low) / 1024;
+    add(middle, static_cast<uint16_t>(below + (below & 1)));
+    add(middle - little, below);
+    add(middle + little, static_cast<uint16_t>(below + 1));
+  }
+  for (const double large : {65536.0, 1e9, 3e38}) add(large, 0x7c00);
+  EXPECT_EQ(converted<uint16_t>(values, ElementType::kFloat32, ElementType::kFloat16), expected);
+}
+
+TEST(Convert, CountsWhatHasBecomeInfinite) {
+  const float infinity = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
+  const std::vector<float> values = {1, 65504, 65519, 65520, -70000, 3.4e38f, infinity, -infinity, nan};
+  std::vector<uint16_t> halves(values.size());
+  const auto to = std::as_writable_bytes(std::span(halves));
+  EXPECT_EQ(convert(std::as_bytes(std::span(values)), ElementType::kFloat32, to, ElementType::kFloat16), 3);
+  EXPECT_EQ(convert(std::as_bytes(std::span(values)), ElementType::kFloat32, to, ElementType::kBFloat16), 1) << "3.4e38 is nearer to 2^128";
+  const std::vector<double> wide = {1e300, -1e39, 1e38, 65520, std::numeric_limits<double>::infinity()};
+  std::vector<float> floats(wide.size());
+  EXPECT_EQ(convert(std::as_bytes(std::span(wide)), ElementType::kFloat64, std::as_writable_bytes(std::span(floats)), ElementType::kFloat32), 2);
+  EXPECT_EQ(convert(std::as_bytes(std::span(wide)), ElementType::kFloat64, to.first(10), ElementType::kFloat16), 4);
+}
+
 TEST(Convert, OtherTypesAreMistakesOfOurs) {
   std::vector<std::byte> data(8);
   EXPECT_THROW(convert(std::span(data).first(4), ElementType::kInt32, std::span(data).last(4), ElementType::kFloat32),
                std::logic_error);
-  EXPECT_THROW(convert(std::span(data).first(4), ElementType::kFloat32, std::span(data).last(2), ElementType::kFloat16),
+  EXPECT_THROW(convert(std::span(data).first(4), ElementType::kFloat32, std::span(data).last(4), ElementType::kInt32),
                std::logic_error);
   EXPECT_THROW(convert(std::span(data).first(4), ElementType::kFloat32, std::span(data).last(4), ElementType::kBFloat16),
                std::logic_error);

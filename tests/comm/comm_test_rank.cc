@@ -3,15 +3,23 @@
 //   comm_test_rank loop      adds up until something fails; prints "running" after the first time
 //   comm_test_rank exchange  exchanges texts many times, then leaves at once
 //   comm_test_rank fail      joins, then rank 1 ends by an error of its own while the others add up
-// TEST_RENDEZVOUS_MS and TEST_TIMEOUT_MS set the timeouts, TEST_BACKEND the backend. A tessera::Error is printed as "error: LINE"; exit
-// code 3.
+//   comm_test_rank wait WHAT joins; the others wait for rank TEST_VICTIM, in the way that WHAT says, until it ends by SIGKILL, kMoment later
+// TEST_RENDEZVOUS_MS and TEST_TIMEOUT_MS set the timeouts, TEST_BACKEND the backend, TEST_LOG=1 shows the log, TEST_NOFILE limits the files that
+// may be open, TEST_NO_LOOPBACK=1 goes to a network namespace whose loopback interface is down. A tessera::Error is printed as
+// "error: LINE"; exit code 3.
 #include <ATen/ATen.h>
+
+#include <sched.h>
+#include <signal.h>
+#include <sys/resource.h>
 
 #include <cstdio>
 #include <cstdlib>
 #include <string>
+#include <thread>
 
 #include "comm/init.h"
+#include "comm/rendezvous.h"
 #include "core/error.h"
 #include "core/str.h"
 
@@ -29,13 +37,52 @@ void say(const std::string& line) {
   std::fflush(stdout);
 }
 
+/// By then the others wait.
+constexpr std::chrono::milliseconds kMoment{500};
+
+[[noreturn]] void be_killed() {
+  std::this_thread::sleep_for(kMoment);
+  raise(SIGKILL);
+  std::abort();
+}
+
+/// What all ranks but the victim do.
+void wait_for_all(const std::string& what, const CommunicatorPtr& comm) {
+  const int64_t shard = 1 << 14, numel = shard * comm->size();
+  const at::Tensor buffer = at::ones({numel});
+  if (what == "all_gather") comm->all_gather(buffer, buffer.narrow(0, comm->rank() * shard, shard), "waited for")->wait();
+  if (what == "reduce_scatter") comm->reduce_scatter(buffer, "waited for")->wait();
+  if (what == "all_reduce") comm->all_reduce(buffer, "waited for")->wait();
+  if (what == "broadcast") comm->broadcast(buffer, std::atoi(std::getenv("TEST_VICTIM")), "waited for")->wait();
+  if (what == "barrier") comm->barrier("waited for");
+  if (what == "exchange") comm->exchange("", "waited for");
+  if (what == "duplicate") comm->duplicate("waited for");
+  if (what == "allocate_symmetric") comm->allocate_symmetric(1 << 16, at::kCPU, "waited for");
+  if (what == "allocate_shared") comm->allocate_shared(1 << 16, "waited for");
+}
+
+/// A victim ends in the middle of joining, or after it.
+CommunicatorPtr join(const std::string& what, const tessera::comm::Environment& environment, const tessera::comm::Options& options) {
+  const char* victim = std::getenv("TEST_VICTIM");
+  if (victim == nullptr || std::atoi(victim) != environment.rank) return tessera::comm::connect(environment, options);
+  if (what == "rendezvous") std::thread(be_killed).detach();
+  if (what == "connecting") {
+    tessera::comm::meet(environment, options.rendezvous_timeout, tessera::comm::terms_of(options), options.log);
+    be_killed();
+  }
+  const CommunicatorPtr comm = tessera::comm::connect(environment, options);
+  be_killed();
+}
+
 void add_up(const CommunicatorPtr& comm, const at::Tensor& buffer) {
   comm->all_reduce(buffer, "numbers")->wait();
 }
 
-void run(const std::string& scenario, const CommunicatorPtr& comm) {
+void run(const std::string& scenario, const std::string& what, const CommunicatorPtr& comm) {
   at::Tensor buffer = at::ones({1 << 16});
-  if (scenario == "sum") {
+  if (scenario == "wait") {
+    wait_for_all(what, comm);
+  } else if (scenario == "sum") {
     add_up(comm, buffer);
     say(tessera::str("sum ", buffer[0].item<float>(), " backend ", comm->backend()));
   } else if (scenario == "loop") {
@@ -67,12 +114,19 @@ void run(const std::string& scenario, const CommunicatorPtr& comm) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  if (const char* most = std::getenv("TEST_NOFILE")) {
+    const rlimit limit{static_cast<rlim_t>(std::atoi(most)), static_cast<rlim_t>(std::atoi(most))};
+    setrlimit(RLIMIT_NOFILE, &limit);
+  }
+  if (std::getenv("TEST_NO_LOOPBACK") && unshare(CLONE_NEWNET) != 0 && unshare(CLONE_NEWUSER | CLONE_NEWNET) != 0) return 77;
   try {
     tessera::comm::Options options;
     if (const char* backend = std::getenv("TEST_BACKEND")) options.backend = backend;
     options.timeout = setting("TEST_TIMEOUT_MS", 60000);
     options.rendezvous_timeout = setting("TEST_RENDEZVOUS_MS", 30000);
-    run(argc > 1 ? argv[1] : "sum", tessera::comm::connect(tessera::comm::environment(), options));
+    if (std::getenv("TEST_LOG")) options.log = tessera::Logger(tessera::LogOptions{});
+    const std::string scenario = argc > 1 ? argv[1] : "sum", what = argc > 2 ? argv[2] : "";
+    run(scenario, what, join(what, tessera::comm::environment(), options));
   } catch (const tessera::Error& error) {
     say(std::string("error: ") + error.what());
     return 3;

@@ -64,6 +64,29 @@ TEST_P(FailuresTest, ATimeoutNamesTheMissingRank) {
   EXPECT_NE(errors[2].find("had given up after 1 s"), std::string::npos) << errors[2];
 }
 
+// No list of one group shows it: each rank has issued what its own group asks for.
+TEST_P(FailuresTest, RanksThatWaitForEachOtherOnTwoGroupsSayWhoWaitsForWhat) {
+  const auto start = Clock::now();
+  const auto errors = errors_of(2, seconds(4), [](CommunicatorPtr comm) {
+    const auto gathers = comm->duplicate("gather"), reductions = comm->duplicate("reduce");
+    at::Tensor buffer = at::ones({8});
+    if (comm->rank() == 0) {
+      gathers->exchange("3", "gather of unit 3");
+      reductions->all_reduce(buffer, "unit 1")->wait();
+    } else {
+      reductions->all_reduce(buffer, "unit 1")->wait();
+      gathers->exchange("3", "gather of unit 3");
+    }
+  });
+  EXPECT_LT(seconds_since(start), 10);
+  for (const std::string& error : errors) {
+    EXPECT_NE(error.find("the ranks wait for each other: rank 0 waits in exchange of \"gather of unit 3\", which rank 1 has not come to; "
+                         "rank 1 waits in all_reduce of \"unit 1\" (8 x Float), which rank 0 has not come to"),
+              std::string::npos)
+        << error;
+  }
+}
+
 TEST_P(FailuresTest, EveryCollectiveHasTheTimeout) {
   for (const std::string op : {"all_gather", "reduce_scatter", "broadcast", "barrier"}) {
     const auto errors = errors_of(2, milliseconds(300), [&](CommunicatorPtr comm) {

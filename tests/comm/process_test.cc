@@ -1,6 +1,7 @@
 // Ranks as processes: the rendezvous, and deaths.
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/socket.h>
 #include <unistd.h>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
@@ -8,6 +9,7 @@
 #include <thread>
 
 #include "comm/network.h"
+#include "core/file_descriptor.h"
 #include "core/str.h"
 #include "tests/comm/comm_testing.h"
 
@@ -22,13 +24,13 @@ using testing::Variables;
 using Processes = std::vector<std::unique_ptr<RankProcess>>;
 using Clock = std::chrono::steady_clock;
 
-Processes start(const std::string& scenario, int world_size, const Variables& extra = {}) {
+Processes start(const std::string& scenario, int world_size, const Variables& extra = {}, const std::string& what = "") {
   const int port = free_port();
   Processes processes;
   for (int rank = 0; rank < world_size; ++rank) {
     Variables variables = rank_variables(rank, world_size, port);
     for (const auto& [name, value] : extra) variables[name] = value;
-    processes.push_back(std::make_unique<RankProcess>(std::vector<std::string>{scenario}, variables));
+    processes.push_back(std::make_unique<RankProcess>(std::vector<std::string>{scenario, what}, variables));
   }
   return processes;
 }
@@ -186,19 +188,6 @@ TEST(ProcessTest, RankZeroWaitsForThoseWhoStillReadItsStore) {
   }
 }
 
-// Which goes through the store: no connection of its own closes. (Gloo's ranks notice at the next collective.)
-TEST(ProcessTest, AKilledRankIsNoticedInAnExchange) {
-  Processes processes = start("exchange_loop", 3, {{"TEST_BACKEND", "shm"}});
-  for (const auto& process : processes) ASSERT_TRUE(process->await_output("running")) << process->output();
-  const auto begin = Clock::now();
-  processes[1]->kill(SIGKILL);
-  for (const int rank : {0, 2}) {
-    EXPECT_EQ(processes[rank]->wait(), 3);
-    EXPECT_NE(processes[rank]->output().find("rank 1 is gone (connection closed)"), std::string::npos) << processes[rank]->output();
-  }
-  EXPECT_LT(seconds_since(begin), 5);
-}
-
 class OnEachBackend : public ::testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(Backends, OnEachBackend, ::testing::Values("shm", "gloo"), [](const auto& info) { return info.param; });
 
@@ -241,6 +230,165 @@ TEST_P(OnEachBackend, AnErrorOfOneRankEndsTheOthers) {
         << processes[rank]->output();
   }
   EXPECT_LT(seconds_since(begin), 10);
+}
+
+// The table in docs/communication.md, row by row: ranks started by hand. One is killed while the other waits; rank 0 takes the store with it.
+class KilledRank : public ::testing::TestWithParam<std::tuple<std::string, int>> {};
+INSTANTIATE_TEST_SUITE_P(Waits, KilledRank, ::testing::Combine(::testing::Values("shm", "gloo"), ::testing::Values(0, 1)),
+                         [](const auto& info) { return str(std::get<0>(info.param), "_rank_", std::get<1>(info.param)); });
+
+TEST_P(KilledRank, EndsEveryWait) {
+  const auto& [backend, victim] = GetParam();
+  std::vector<std::pair<std::string, Processes>> groups;
+  for (const char* what : {"connecting", "all_gather", "reduce_scatter", "all_reduce", "broadcast", "barrier", "exchange", "duplicate"}) {
+    groups.emplace_back(what, start("wait", 2, {{"TEST_BACKEND", backend}, {"TEST_VICTIM", std::to_string(victim)}}, what));
+  }
+  for (const auto& [what, processes] : groups) EXPECT_EQ(processes[victim]->wait(), 128 + SIGKILL) << what << processes[victim]->output();
+  const auto begin = Clock::now();
+  for (const auto& [what, processes] : groups) {
+    EXPECT_EQ(processes[1 - victim]->wait(), 3) << what;
+    EXPECT_NE(processes[1 - victim]->output().find(str("rank ", victim, " is gone")), std::string::npos) << what << processes[1 - victim]->output();
+  }
+  EXPECT_LT(seconds_since(begin), 10);
+}
+
+TEST(ProcessTest, AKilledRankEndsTheWaitForSharedMemory) {
+  for (const std::string what : {"allocate_symmetric", "allocate_shared"}) {
+    const Processes processes = start("wait", 2, {{"TEST_BACKEND", "shm"}, {"TEST_VICTIM", "0"}}, what);
+    EXPECT_EQ(processes[0]->wait(), 128 + SIGKILL);
+    const auto begin = Clock::now();
+    EXPECT_EQ(processes[1]->wait(), 3);
+    EXPECT_NE(processes[1]->output().find("rank 0 is gone"), std::string::npos) << processes[1]->output();
+    EXPECT_LT(seconds_since(begin), 5);
+  }
+}
+
+TEST(ProcessTest, ARankKilledAtTheRendezvousEndsItWhenTheOthersHaveCome) {
+  const int port = free_port();
+  Variables first = rank_variables(0, 3, port), second = rank_variables(1, 3, port), third = rank_variables(2, 3, port);
+  second.emplace("TEST_VICTIM", "1");
+  RankProcess zero({"wait", "rendezvous"}, first), one({"wait", "rendezvous"}, second);
+  EXPECT_EQ(one.wait(), 128 + SIGKILL);
+  const auto begin = Clock::now();
+  RankProcess two({"wait", "rendezvous"}, third);
+  for (RankProcess* process : {&zero, &two}) {
+    EXPECT_EQ(process->wait(), 3);
+    EXPECT_NE(process->output().find("rank 1 is gone"), std::string::npos) << process->output();
+  }
+  EXPECT_LT(seconds_since(begin), 5);
+}
+
+TEST(ProcessTest, RankZeroKilledAtTheRendezvousEndsIt) {
+  const int port = free_port();
+  Variables first = rank_variables(0, 3, port);
+  first.emplace("TEST_VICTIM", "0");
+  RankProcess zero({"wait", "rendezvous"}, first), one({"wait", "rendezvous"}, rank_variables(1, 3, port));
+  EXPECT_EQ(zero.wait(), 128 + SIGKILL);
+  const auto begin = Clock::now();
+  EXPECT_EQ(one.wait(), 3);
+  EXPECT_NE(one.output().find("rank 0 is gone: its store at"), std::string::npos) << one.output();
+  EXPECT_LT(seconds_since(begin), 5);
+}
+
+TEST(ProcessTest, TheFarewellDoesNotWaitForAKilledRank) {
+  const Processes processes = start("wait", 3, {{"TEST_VICTIM", "1"}}, "farewell");
+  EXPECT_EQ(processes[1]->wait(), 128 + SIGKILL);
+  const auto begin = Clock::now();
+  EXPECT_EQ(processes[0]->wait(), 0) << processes[0]->output();
+  EXPECT_LT(seconds_since(begin), 2);
+}
+
+TEST(ProcessTest, SettingsThatMustBeEqualAreComparedAtTheRendezvous) {
+  const std::vector<std::pair<Variables, std::string>> cases{
+      {{{"TEST_BACKEND", "gloo"}}, "error: comm.backend differs between ranks: it is \"auto\" on rank 0 and \"gloo\" on rank 2\n"},
+      {{{"TEST_TIMEOUT_MS", "2500"}}, "error: comm.timeout_s differs between ranks: it is 60 on rank 0 and 2.5 on rank 2\n"}};
+  for (const auto& [odd, expected] : cases) {
+    const int port = free_port();
+    Processes processes;
+    for (int rank = 0; rank < 3; ++rank) {
+      Variables variables = rank_variables(rank, 3, port);
+      if (rank == 2) variables.insert(odd.begin(), odd.end());
+      processes.push_back(std::make_unique<RankProcess>(std::vector<std::string>{"sum"}, variables));
+    }
+    for (const auto& process : processes) {
+      EXPECT_EQ(process->wait(), 3);
+      EXPECT_EQ(process->output(), expected);
+    }
+  }
+}
+
+TEST(ProcessTest, AServerThatIsNotTheRendezvous) {
+  const int port = free_port();
+  const FileDescriptor listener(listen_for_store("127.0.0.1", port));
+  Variables variables = rank_variables(1, 2, port);
+  variables.emplace("TEST_RENDEZVOUS_MS", "1500");
+  auto begin = Clock::now();
+  RankProcess waiting({"sum"}, variables);  // nobody accepts, or answers
+  EXPECT_EQ(waiting.wait(), 3);
+  EXPECT_NE(waiting.output().find("something accepts connections, but does not answer; waited 1.5 s"), std::string::npos) << waiting.output();
+  EXPECT_LT(seconds_since(begin), 6);
+
+  begin = Clock::now();
+  RankProcess answered({"sum"}, rank_variables(1, 2, port));
+  std::thread server([&] {
+    ::close(::accept(listener.get(), nullptr, nullptr));  // of the first
+    const FileDescriptor connection(::accept(listener.get(), nullptr, nullptr));
+    EXPECT_EQ(::write(connection.get(), "HTTP/1.1 400 Bad Request\r\n\r\n", 28), 28);
+    EXPECT_EQ(answered.wait(), 3);
+  });
+  server.join();
+  EXPECT_NE(answered.output().find("is not the rendezvous: another program has that port"), std::string::npos) << answered.output();
+  EXPECT_LT(seconds_since(begin), 10);
+}
+
+TEST(ProcessTest, ALongWaitAtTheRendezvousSaysForWhat) {
+  Variables without_server = rank_variables(1, 2, free_port()), without_others = rank_variables(0, 3, free_port());
+  for (Variables* variables : {&without_server, &without_others}) variables->insert({{"TEST_LOG", "1"}, {"TEST_RENDEZVOUS_MS", "7000"}});
+  RankProcess one({"sum"}, without_server), zero({"sum"}, without_others);
+  EXPECT_TRUE(one.await_output(str("rank 1 waits for rank 0 to serve the rendezvous at 127.0.0.1:", without_server["MASTER_PORT"],
+                                   " (Connection refused); gives up in 2 s")))
+      << one.output();
+  EXPECT_TRUE(zero.await_output(str("rank 0 waits at the rendezvous at 127.0.0.1:", without_others["MASTER_PORT"],
+                                    " for ranks 1 and 2 of 3; gives up in 2 s")))
+      << zero.output();
+  EXPECT_EQ(one.wait(), 3);
+  EXPECT_EQ(zero.wait(), 3);
+}
+
+TEST(ProcessTest, TheLaunchersLimitOfTheRendezvousCounts) {
+  Variables variables = rank_variables(1, 2, free_port());
+  variables.emplace("TESSERA_RENDEZVOUS_TIMEOUT_S", "0.5");
+  const auto begin = Clock::now();
+  RankProcess one({"sum"}, variables);
+  EXPECT_EQ(one.wait(), 3);
+  EXPECT_NE(one.output().find("waited 0.5 s"), std::string::npos) << one.output();
+  EXPECT_LT(seconds_since(begin), 5);
+}
+
+TEST(ProcessTest, TooFewFilesThatMayBeOpenAreAnErrorAtOnce) {
+  const auto begin = Clock::now();
+  for (const std::string limit : {"12", "16", "24"}) {
+    for (const auto& process : start("sum", 2, {{"TEST_NOFILE", limit}})) {
+      EXPECT_EQ(process->wait(), 3);
+      EXPECT_NE(process->output().find(str("may have no more than ", limit, " files open, and 2 ranks need about ")), std::string::npos)
+          << process->output();
+    }
+  }
+  EXPECT_LT(seconds_since(begin), 10);
+}
+
+TEST(ProcessTest, ALoopbackInterfaceThatIsDownIsAnErrorAtOnce) {
+  const auto begin = Clock::now();
+  for (const int rank : {0, 1}) {
+    Variables variables = rank_variables(rank, 2, free_port());
+    variables.emplace("TEST_NO_LOOPBACK", "1");
+    RankProcess process({"sum"}, variables);
+    const int code = process.wait();
+    if (code == 77) GTEST_SKIP() << "no network namespace can be made here";
+    EXPECT_EQ(code, 3);
+    EXPECT_NE(process.output().find("loopback interface"), std::string::npos) << process.output();
+  }
+  EXPECT_LT(seconds_since(begin), 5);
 }
 
 }  // namespace

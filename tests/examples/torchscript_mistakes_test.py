@@ -29,7 +29,10 @@ class MistakesTest(TorchScriptTest):
 
     def expect(self, *parts, ranks=1, engine_made=False, **changes):
         """`engine_made`: found with the engine there, before the first step; the run's folder has been made, and nothing written."""
-        name = self.write("config.json", self.run_config(**changes))
+        self.expect_of(self.run_config(**changes), *parts, ranks=ranks, engine_made=engine_made)
+
+    def expect_of(self, config, *parts, ranks=1, engine_made=False):
+        name = self.write("config.json", config)
         with self.subTest(parts=parts, ranks=ranks):
             outcome = self.run_tool("train", name, "--nproc", ranks)
             if engine_made:
@@ -47,6 +50,23 @@ class MistakesTest(TorchScriptTest):
         self.expect("data.target: is missing", "cross_entropy", data={"target": None})
         self.expect("data.eval_fraction", "one of the two", data={"eval_fraction": 0.5, "eval_path": "train.safetensors"})
         self.expect("data.pth", 'did you mean "path"?', data={"pth": "a"})
+        self.expect('data.split: found "tial"', 'did you mean "tail"?', data={"split": "tial"})
+        self.expect("data.split_seed: found beside data.split", data={"split": "tail", "split_seed": 3})
+
+    def test_keys_of_losses_and_metrics(self):
+        def expect(*parts, loss="cross_entropy", engine_made=False, **keys):
+            config = self.run_config(loss=loss)
+            config["model"].update(keys)
+            self.expect_of(config, *parts, engine_made=engine_made)
+        expect('model.metrics: found "acuracy" (did you mean "accuracy"?); expected some of accuracy, f1, ', metrics=["f1", "acuracy"])
+        expect('model.metrics: found "f1"; expected some of mse, rmse, mae, r2 for model.loss mse', metrics=["f1"], loss="mse")
+        expect("model.metrics: found beside model.loss model", "expected a loss function", metrics=["accuracy"], loss="model")
+        expect("model.class_weights: found beside model.loss mse; expected it with cross_entropy or nll only", class_weights=[1], loss="mse")
+        expect("model.label_smoothing: found beside model.loss nll", label_smoothing=0.1, loss="nll")
+        expect("model.label_smoothing: found beside a class of weight 0", label_smoothing=0.1, class_weights=[1, 0])
+        expect("model.pos_weight: found beside model.loss cross_entropy", pos_weight=[1])
+        expect("m.pt: model.class_weights has 3 numbers, and the model gives 5 classes", class_weights=[1, 2, 3], engine_made=True)
+        expect("train.safetensors: 'y' has samples of shape []; expected [T], at least two tokens, for model.loss causal_lm", loss="causal_lm")
 
     def test_model_files(self):
         self.expect("no.pt: cannot be opened: No such file", model="no.pt")

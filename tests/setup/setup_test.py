@@ -135,7 +135,7 @@ class Commands(unittest.TestCase):
         presets = json.loads(read("CMakePresets.json"))
         folders = {preset["name"]: preset["binaryDir"] for preset in presets["configurePresets"]}
         self.assertEqual(folders, {name: "${sourceDir}/" + folder for name, folder in
-                                   {"release": "build", "debug": "build-debug", "asan": "build-asan", "fuzz": "build-fuzz"}.items()})
+                                   {"release": "build", "debug": "build-debug", "asan": "build-asan", "tsan": "build-tsan", "fuzz": "build-fuzz"}.items()})
         for kind, without in (("buildPresets", set()), ("testPresets", {"fuzz"})):
             self.assertEqual({preset["configurePreset"] for preset in presets[kind]}, set(folders) - without)
         ignored = read(".gitignore").splitlines()

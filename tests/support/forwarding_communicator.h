@@ -31,6 +31,7 @@ class ForwardingCommunicator : public comm::Communicator {
     return inner_->allocate_symmetric(bytes, device, label);
   }
   at::Tensor peer_view(const at::Tensor& mine, int rank) override { return inner_->peer_view(mine, rank); }
+  bool wait_blocks() const override { return inner_->wait_blocks(); }
   bool buffers_reductions() const override { return inner_->buffers_reductions(); }
   at::Tensor allocate_shared(int64_t bytes, std::string_view label) override { return inner_->allocate_shared(bytes, label); }
 

@@ -49,6 +49,11 @@ class ConsolidateTest(ToolTest):
         for dtype, word in (("fp32", "F32"), ("bf16", "BF16")):
             self.assert_succeeded(self.consolidate(self.checkpoints, "m.safetensors", "--dtype", dtype))
             self.assertEqual(header(self.folder / "m.safetensors")["fc.weight"]["dtype"], word)
+        outcome = self.consolidate(self.checkpoints, "m.safetensors", "--dtype", "fp16")
+        self.assertEqual(outcome.code, 0, outcome)
+        self.assertEqual(header(self.folder / "m.safetensors")["fc.weight"]["dtype"], "F16")
+        self.assertRegex(outcome.err, r"^warning: m\.safetensors: \d+ elements are too large for fp16 and infinite now, first in '[^']+'; "
+                                      r"expected at most 65,504 \(--dtype bf16 or fp32 hold more\)\n$")
 
     def test_folders_get_shards(self):
         for number, (args, num_files) in enumerate(((("out/",), 1), (("out",), 1), (("model",), 1), (("out", "--format", "safetensors"), 1),
@@ -87,7 +92,7 @@ class ConsolidateTest(ToolTest):
                 ((self.checkpoints / "step", "m.pt"), "expected the directory it is in, and its name as the tag"),
                 ((self.checkpoints, "m.onnx"), "m.onnx: no format has the ending .onnx", "expected .safetensors, .h5, .pt or .bin"),
                 ((self.checkpoints, "m.pt", "--format", "onnx"), "--format onnx: expected safetensors, h5 or pt"),
-                ((self.checkpoints, "m.pt", "--dtype", "fp16"), "--dtype fp16: expected fp32 or bf16"),
+                ((self.checkpoints, "m.pt", "--dtype", "fp8"), "--dtype fp8: expected fp32, bf16 or fp16"),
                 ((self.checkpoints, "m.pt", "--max-shard-size", "1GB"), "m.pt is the name of a file; expected a folder"),
                 ((self.checkpoints, "m", "--format", "pt", "--max-shard-size", "1GB"), "only safetensors can be cut into shards"),
                 ((self.checkpoints, "folder.pt"), "folder.pt is a folder; expected the name of a file"),

@@ -19,7 +19,7 @@ TrainerConfig epochs(int64_t count) {
 }
 
 // 50 samples in batches of 12: 4 steps an epoch, or 5 with the rest.
-TrainSampler sampler(bool drop_last, int64_t batch = 12) { return TrainSampler(50, {.micro_batch = batch}, 1, drop_last); }
+TrainSampler sampler(bool drop_last, int64_t batch = 12) { return TrainSampler(50, {.micro_batch = batch}, 1, {.drop_last = drop_last}); }
 
 Position after_six_steps() {  // at 12 samples a step
   Position position;

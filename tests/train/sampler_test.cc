@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <map>
+#include <memory>
 #include <numeric>
 #include <set>
 
@@ -104,18 +105,18 @@ TEST(TrainSampler, TheRestOfAnEpochIsAStepOfItsOwn) {
   for (int64_t num_samples : {1, 2, 5, 12, 23, 24, 25, 29, 100}) {
     for (BatchShape shape : std::vector<BatchShape>{{12, 1, 1, 0}, {3, 2, 2, 0}, {1, 3, 4, 0}, {4, 1, 3, 0}}) {
       SCOPED_TRACE(testing::Message() << num_samples << " samples, " << shape.accumulation_steps << " x " << shape.world_size);
-      EXPECT_EQ(TrainSampler(num_samples, shape, 7, /*drop_last=*/false).steps_per_epoch(), (num_samples + 11) / 12);
+      EXPECT_EQ(TrainSampler(num_samples, shape, 7, {.drop_last = false}).steps_per_epoch(), (num_samples + 11) / 12);
       for (const int64_t start : {int64_t{0}, num_samples / 2}) {
         std::vector<int64_t> seen;
         int64_t size = 0;
         for (int64_t first = start;; first += size) {
-          size = TrainSampler(num_samples, shape, 7, false).step_size(first);
+          size = TrainSampler(num_samples, shape, 7, {.drop_last = false}).step_size(first);
           if (size == 0) break;
           EXPECT_EQ(size, std::min<int64_t>(12, num_samples - first));
           double weights = 0;
           for (int64_t micro_step = 0; micro_step < shape.accumulation_steps; ++micro_step) {
             for (shape.rank = 0; shape.rank < shape.world_size; ++shape.rank) {
-              TrainSampler sampler(num_samples, shape, 7, false);
+              TrainSampler sampler(num_samples, shape, 7, {.drop_last = false});
               sampler.set_epoch(2);
               const TrainSlice slice = sampler.slice(first, micro_step);
               ASSERT_EQ(static_cast<int64_t>(slice.indices.size()), std::max<int64_t>(slice.num_samples, 1));
@@ -132,7 +133,7 @@ TEST(TrainSampler, TheRestOfAnEpochIsAStepOfItsOwn) {
       }
     }
   }
-  EXPECT_THROW(TrainSampler(0, {3, 2, 2, 0}, 7, false), ConfigError);
+  EXPECT_THROW(TrainSampler(0, {3, 2, 2, 0}, 7, {.drop_last = false}), ConfigError);
 }
 
 // Rank 0's buffers are everybody's: its batch norm must not see a sample that does not count, as long as there are some.
@@ -141,7 +142,7 @@ TEST(TrainSampler, WithoutEnoughSamplesTheLastSlicesAreEmpty) {
     std::vector<int64_t> counts;
     for (const int64_t micro_step : {0, 1})
       for (const int rank : {0, 1, 2}) {
-        TrainSampler sampler(12 + rest, {.micro_batch = 2, .accumulation_steps = 2, .world_size = 3, .rank = rank}, 1, /*drop_last=*/false);
+        TrainSampler sampler(12 + rest, {.micro_batch = 2, .accumulation_steps = 2, .world_size = 3, .rank = rank}, 1, {.drop_last = false});
         sampler.set_epoch(0);
         counts.push_back(sampler.slice(12, micro_step).num_samples);
       }
@@ -149,6 +150,55 @@ TEST(TrainSampler, WithoutEnoughSamplesTheLastSlicesAreEmpty) {
     EXPECT_EQ(std::accumulate(counts.begin(), counts.end(), int64_t{0}), rest);
     EXPECT_EQ(counts.back(), 0) << rest << " samples in 6 slices";
   }
+}
+
+TEST(TrainSampler, WithoutShuffleEveryEpochIsTheOrderOfTheSet) {
+  TrainSampler sampler(10, {.micro_batch = 2, .accumulation_steps = 2}, 7, {.shuffle = false});
+  for (const int64_t epoch : {0, 1, 5}) {
+    sampler.set_epoch(epoch);
+    EXPECT_EQ(sampler.slice(0, 0).indices, (std::vector<int64_t>{0, 1}));
+    EXPECT_EQ(sampler.slice(4, 1).indices, (std::vector<int64_t>{6, 7}));
+  }
+}
+
+// However a step is cut, the weighted mean of its slices' means is the mean over all that counts in it; a slice without anything has no weight.
+TEST(TrainSampler, SlicesAreWeightedByWhatCountsInThem) {
+  std::vector<float> weights, losses;
+  for (int i = 0; i < 31; ++i) weights.push_back(i % 3 == 0 ? 0.0f : static_cast<float>(i % 5) / 2), losses.push_back(static_cast<float>((i * 7) % 13));
+  const auto shared = std::make_shared<const std::vector<float>>(weights);
+  const std::vector<int64_t> order = shuffled_indices(31, 7, 1);
+  for (BatchShape shape : std::vector<BatchShape>{{12, 1, 1, 0}, {3, 2, 2, 0}, {1, 3, 4, 0}, {4, 1, 3, 0}}) {
+    for (const int64_t first : {0, 12, 24}) {  // the last step has 7 samples
+      const int64_t size = std::min<int64_t>(12, 31 - first);
+      double sum = 0, all = 0;
+      for (int64_t i = first; i < first + size; ++i) {
+        const auto sample = static_cast<size_t>(order[static_cast<size_t>(i)]);
+        sum += weights[sample] * losses[sample], all += weights[sample];
+      }
+      ASSERT_GT(all, 0);
+      double mean = 0;
+      for (int64_t micro_step = 0; micro_step < shape.accumulation_steps; ++micro_step) {
+        for (shape.rank = 0; shape.rank < shape.world_size; ++shape.rank) {
+          TrainSampler sampler(31, shape, 7, {.drop_last = false, .weights = shared});
+          sampler.set_epoch(1);
+          const TrainSlice slice = sampler.slice(first, micro_step);
+          double slice_sum = 0, slice_all = 0;
+          for (int64_t i = 0; i < slice.num_samples; ++i) {
+            const auto sample = static_cast<size_t>(slice.indices[static_cast<size_t>(i)]);
+            slice_sum += weights[sample] * losses[sample], slice_all += weights[sample];
+          }
+          EXPECT_EQ(slice.weight == 0, slice_all == 0);
+          if (slice_all > 0) mean += slice.weight * slice_sum / slice_all;
+        }
+      }
+      mean /= static_cast<double>(shape.accumulation_steps * shape.world_size);
+      EXPECT_NEAR(mean, sum / all, 1e-12) << first << " " << shape.accumulation_steps << " x " << shape.world_size;
+    }
+  }
+  const auto none = std::make_shared<const std::vector<float>>(12, 0.0f);
+  TrainSampler sampler(12, {12, 1, 1, 0}, 7, {.weights = none});
+  sampler.set_epoch(0);
+  EXPECT_EQ(sampler.slice(0, 0).weight, 0) << "nothing in the step counts";
 }
 
 TEST(AugmentationSeed, IsAnotherForEveryMicroStepOfEveryRank) {

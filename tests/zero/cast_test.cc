@@ -8,6 +8,8 @@
 namespace tessera::zero::testing {
 namespace {
 
+TESSERA_ON_EVERY_BACKEND(CastsOnRanks);
+
 constexpr int kNumLayers = 6;
 
 class Autocast {
@@ -43,7 +45,7 @@ TEST(Casts, MemoryAfterForwardIsBounded) {
   }
 }
 
-TEST(Casts, GradientsAreThoseWithoutRelease) {
+TEST_P(CastsOnRanks, GradientsAreThoseWithoutRelease) {
   for (int world : {1, 2}) {
     run_ranks(world, [](comm::CommunicatorPtr comm) {
       Chain tracked(kNumLayers), kept(kNumLayers), plain(kNumLayers);

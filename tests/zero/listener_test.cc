@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/rnn.h>
 
@@ -87,6 +88,32 @@ TEST(Listener, OptionalTensorsCount) {
   const auto norm = [&](Chain& of) { return at::layer_norm(x, {kWidth}, /*weight=*/{}, /*bias=*/of->layers[1]->bias); };
   EXPECT_TRUE(at::equal(norm(model), norm(plain)));
   EXPECT_EQ(rig.residency().counts().gathers, (std::vector<int>{0, 1, 0}));
+}
+
+/// Reads by raw pointer, as kernels do: the sum of all elements of those that are there.
+at::Tensor sum_of_present(const c10::List<std::optional<at::Tensor>>& tensors) {
+  float sum = 0;
+  for (const std::optional<at::Tensor>& tensor : tensors)
+    for (int64_t i = 0; tensor && i < tensor->numel(); ++i) sum += static_cast<const float*>(tensor->const_data_ptr())[i];
+  return at::scalar_tensor(sum);
+}
+
+TORCH_LIBRARY(tessera_test, library) {
+  library.def("sum_of_present(Tensor?[] tensors) -> Tensor", torch::dispatch(c10::DispatchKey::CPU, TORCH_FN(sum_of_present)));
+}
+
+TEST(Listener, TensorsBehindANoneCount) {
+  static const auto sum = c10::Dispatcher::singleton()
+                              .findSchemaOrThrow("tessera_test::sum_of_present", "")
+                              .typed<at::Tensor(const c10::List<std::optional<at::Tensor>>&)>();
+  Chain model(3), plain(3);
+  Rig rig(*model, alone(), 3);
+  const at::NoGradGuard no_grad;
+  const auto of = [&](Chain& chain) {
+    return sum.call({std::nullopt, chain->layers[2]->bias, std::nullopt, chain->layers[1]->bias}).item<float>();
+  };
+  EXPECT_EQ(of(model), of(plain));
+  EXPECT_EQ(rig.residency().counts().gathers, (std::vector<int>{0, 1, 1, 0}));
 }
 
 TEST(Listener, ViewsOfParametersCount) {

@@ -15,6 +15,8 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
+TESSERA_ON_EVERY_BACKEND(ModelViewOnRanks);
+
 struct HolderImpl : torch::nn::Module {};
 
 /// The error for a model whose only parameters are these.
@@ -113,7 +115,7 @@ torch::jit::Module script() {
   return outer;
 }
 
-TEST(ModelView, TorchScriptTrainsTheSameAtStage3) {
+TEST_P(ModelViewOnRanks, TorchScriptTrainsTheSameAtStage3) {
   for (int world : {1, 2}) {
     std::vector<at::Tensor> expected;
     for (int stage : {0, 1, 2, 3}) {
@@ -138,6 +140,38 @@ TEST(ModelView, TorchScriptTrainsTheSameAtStage3) {
     std::vector<at::Tensor> initial;
     for (const at::Tensor& parameter : script().parameters()) initial.push_back(parameter);
     EXPECT_GT(largest_difference(expected, initial), 1e-3) << "it must have moved";
+  }
+}
+
+/// A torch.jit.fork as the compiler leaves it, put into a block.
+void add_fork(torch::jit::Block* block, torch::jit::Graph& graph) {
+  torch::jit::Node* fork = graph.create(at::prim::fork, 1);
+  auto forked = std::make_shared<torch::jit::Graph>();
+  forked->registerOutput(forked->insertConstant(1));
+  fork->g_(at::attr::Subgraph, forked);
+  fork->output()->setType(at::FutureType::create(at::IntType::get()));
+  fork->insertBefore(block->return_node());
+}
+
+TEST(ModelView, TorchScriptThatForksIsRefusedAtStage3) {
+  torch::jit::Module in_submodule = script(), in_loop = script(), in_another_method = script();
+  for (const torch::jit::Module& child : in_submodule.children())
+    add_fork(child.get_method("forward").graph()->block(), *child.get_method("forward").graph());
+  const auto graph = in_loop.get_method("forward").graph();
+  for (torch::jit::Node* node : graph->nodes())
+    if (node->kind() == at::prim::Loop) add_fork(node->blocks()[0], *graph);
+  in_another_method.define("def loss(self, x):\n  return x\n");
+  add_fork(in_another_method.get_method("loss").graph()->block(), *in_another_method.get_method("loss").graph());
+  EXPECT_EQ(view_of(script()).forks_in, "");
+  for (const torch::jit::Module& model : {in_submodule, in_loop, in_another_method}) {
+    for (int stage : {0, 2, 3}) {
+      const std::string error = error_of([&] { Rig(view_of(model), alone(), stage); });
+      if (stage < 3) {
+        EXPECT_EQ(error, "");
+      } else {
+        EXPECT_THAT(error, AllOf(HasSubstr("torch.jit.fork"), HasSubstr("stage 3"), HasSubstr(view_of(model).forks_in)));
+      }
+    }
   }
 }
 
@@ -177,7 +211,7 @@ struct BuffersImpl : torch::nn::Module {
 };
 TORCH_MODULE(Buffers);
 
-TEST(ModelView, BuffersBecomeRankZeros) {
+TEST_P(ModelViewOnRanks, BuffersBecomeRankZeros) {
   run_ranks(2, [](comm::CommunicatorPtr comm) {
     Buffers model(comm->rank()), expected(0);
     Rig rig(*model, comm, 2);
@@ -188,7 +222,7 @@ TEST(ModelView, BuffersBecomeRankZeros) {
   });
 }
 
-TEST(ModelView, RanksWithDifferentModelsAreNamed) {
+TEST_P(ModelViewOnRanks, RanksWithDifferentModelsAreNamed) {
   const std::string error = error_of([] {
     run_ranks(2, [](comm::CommunicatorPtr comm) {
       Chain model(2 + comm->rank());

@@ -15,6 +15,8 @@ namespace {
 
 using kernels::OptimizerKind;
 
+TESSERA_ON_EVERY_BACKEND(ShardedOptimizerOnRanks);
+
 /// Three vectors of odd sizes; their gradients are what `factors` says (0: unused).
 struct VectorsImpl : torch::nn::Module {
   VectorsImpl() {
@@ -40,7 +42,7 @@ Change with(OptimizerKind kind, int64_t unit_numel = 1'000) {
   };
 }
 
-TEST(ShardedOptimizer, TheNormIsThatOfTheWhole) {
+TEST_P(ShardedOptimizerOnRanks, TheNormIsThatOfTheWhole) {
   Vectors plain;
   double sum_of_squares = 0;
   for (const at::Tensor& gradient : plain_gradients(*plain, plain->forward({1, -2, 0.5}))) sum_of_squares += gradient.square().sum().item<double>();
@@ -64,7 +66,7 @@ TEST(ShardedOptimizer, TheNormIsThatOfTheWhole) {
   }
 }
 
-TEST(ShardedOptimizer, NamesTheFirstNonFiniteGradient) {
+TEST_P(ShardedOptimizerOnRanks, NamesTheFirstNonFiniteGradient) {
   for (int world = 1; world <= 4; ++world) {
     for (int stage = 0; stage <= 3; ++stage) {
       for (int bad = 0; bad < 3; ++bad) {
@@ -87,7 +89,7 @@ TEST(ShardedOptimizer, NamesTheFirstNonFiniteGradient) {
   }
 }
 
-TEST(ShardedOptimizer, UnusedParametersAreLeftAlone) {
+TEST_P(ShardedOptimizerOnRanks, UnusedParametersAreLeftAlone) {
   for (int stage = 0; stage <= 3; ++stage) {
     run_ranks(2, [&](comm::CommunicatorPtr comm) {
       Vectors model, before;
@@ -133,17 +135,19 @@ std::vector<at::Tensor> trained(int world, int stage, const Change& change) {
   return result;
 }
 
-class EveryOptimizer : public ::testing::TestWithParam<OptimizerKind> {};
+/// Of the test that runs; the backend is run_ranks()'s affair.
+class EveryOptimizer : public ::testing::TestWithParam<std::tuple<OptimizerKind, std::string>> {};
 
 TEST_P(EveryOptimizer, DoesNotDependOnTheCut) {
-  const std::vector<at::Tensor> expected = trained(1, 0, with(GetParam()));
+  const OptimizerKind kind = std::get<0>(GetParam());
+  const std::vector<at::Tensor> expected = trained(1, 0, with(kind));
   const Vectors initial;
   for (size_t i = 0; i < 3; ++i) EXPECT_GT((expected[i] - initial->vectors[i]).abs().max().item<double>(), 1e-3) << "it must have moved";
   for (int world : {2, 3, 4}) {
     std::vector<at::Tensor> at_stage_0;
     for (int stage = 0; stage <= 3; ++stage) {
       SCOPED_TRACE(str("world ", world, " stage ", stage));
-      const std::vector<at::Tensor> found = trained(world, stage, with(GetParam()));
+      const std::vector<at::Tensor> found = trained(world, stage, with(kind));
       EXPECT_LT(largest_difference(found, expected), 1e-5);
       if (stage == 0) at_stage_0 = found;
       EXPECT_TRUE(same_bits(found, at_stage_0)) << "to the bit between stages";
@@ -152,10 +156,11 @@ TEST_P(EveryOptimizer, DoesNotDependOnTheCut) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, EveryOptimizer,
-                         ::testing::Values(OptimizerKind::kAdam, OptimizerKind::kAdamW, OptimizerKind::kSGD,
-                                           OptimizerKind::kAdagrad, OptimizerKind::kLion, OptimizerKind::kLamb));
+                         ::testing::Combine(::testing::Values(OptimizerKind::kAdam, OptimizerKind::kAdamW, OptimizerKind::kSGD,
+                                                              OptimizerKind::kAdagrad, OptimizerKind::kLion, OptimizerKind::kLamb),
+                                            ::testing::Values("gloo", "shm")));
 
-TEST(ShardedOptimizer, GroupsHaveTheirOwnHyperParameters) {
+TEST_P(ShardedOptimizerOnRanks, GroupsHaveTheirOwnHyperParameters) {
   for (int stage = 0; stage <= 3; ++stage) {
     run_ranks(2, [&](comm::CommunicatorPtr comm) {
       Vectors model, before;
@@ -174,7 +179,7 @@ TEST(ShardedOptimizer, GroupsHaveTheirOwnHyperParameters) {
   }
 }
 
-TEST(ShardedOptimizer, BytesAreTheFormulas) {
+TEST_P(ShardedOptimizerOnRanks, BytesAreTheFormulas) {
   for (int world : {1, 3}) {
     for (int stage = 0; stage <= 3; ++stage) {
       for (DType dtype : {DType::kFloat32, DType::kBFloat16}) {

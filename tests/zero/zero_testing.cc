@@ -28,7 +28,6 @@ Rig::Rig(const ModelView& view, comm::CommunicatorPtr comm, int stage, const Cha
   options.unit_numel = kLinearNumel;
   options.residency.capacity_units = 2;
   options.residency.persistence_numel = 0;
-  options.residency.agreement_timeout = std::chrono::seconds(5);
   options.optimizer = kernels::OptimizerKind::kSGD;
   options.groups[0].lr = 0.5;
   if (change) change(options);
@@ -99,8 +98,13 @@ std::vector<at::Tensor> plain_gradients(torch::nn::Module& model, const at::Tens
   return gradients;
 }
 
+bool on_shared_memory() {
+  const char* parameter = ::testing::UnitTest::GetInstance()->current_test_info()->value_param();
+  return parameter != nullptr && std::string_view(parameter).find("shm") != std::string_view::npos;
+}
+
 void run_ranks(int world, const std::function<void(comm::CommunicatorPtr)>& body) {
-  comm::run_threads(world, {.timeout = std::chrono::seconds(20)}, body);
+  comm::run_threads(world, {.backend = on_shared_memory() ? "shm" : "gloo", .timeout = std::chrono::seconds(20)}, body);
 }
 
 comm::CommunicatorPtr alone() {

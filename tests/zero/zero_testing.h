@@ -3,6 +3,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <atomic>
@@ -73,7 +74,15 @@ double largest_difference(const std::vector<at::Tensor>& a, const std::vector<at
 /// Gradients by plain autograd, in registration order (zeros where there is none).
 std::vector<at::Tensor> plain_gradients(torch::nn::Module& model, const at::Tensor& loss);
 
+/// Ranks as threads, on the backend of the test that runs (TESSERA_ON_EVERY_BACKEND), else over Gloo.
 void run_ranks(int world, const std::function<void(comm::CommunicatorPtr)>& body);
+/// Whether run_ranks() gives shared memory, where all ranks see one copy of the parameters from stage 1 on: nothing is gathered or
+/// released there, and no order of gathers needs agreement.
+bool on_shared_memory();
+/// Defines a suite for TEST_P whose cases run on each backend that CPU ranks can have.
+#define TESSERA_ON_EVERY_BACKEND(Suite)                                                          \
+  class Suite : public ::testing::TestWithParam<std::string> {};                                 \
+  INSTANTIATE_TEST_SUITE_P(Backends, Suite, ::testing::Values("gloo", "shm"), [](const auto& info) { return info.param; })
 comm::CommunicatorPtr alone();
 
 /// Which all-gather fails, counted over a communicator and its duplicates.

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include "core/str.h"
+#include "engine/config/arguments.h"
 #include "engine/config/parse.h"
 #include "engine/config/suggest.h"
 #include "tests/engine/config/errors.h"
@@ -47,7 +49,8 @@ TEST(ConfigCheck, WrongValues) {
        "optimizer.param_groups[0].match: found [] (a list); expected a string or a list of strings"},
       {R"("optimizer": {"param_groups": [3]})", "optimizer.param_groups: found [3] (a list); expected a list of sections [{…}, …]"},
       {R"("scheduler": {"type": "OneCycle"})",
-       "scheduler.params.cycle_min_lr: is missing, and OneCycle needs it; expected a number of at least 0, or a list with one for every param group"},
+       "scheduler.params.cycle_min_lr: is missing, and OneCycle needs it; expected a number of at least 0, or a list with one for every param group\n"
+       "c.json:1: scheduler.params.cycle_max_lr: is missing, and OneCycle needs it; expected a number of at least 0, or a list with one for every param group"},
       {R"("scheduler": {"type": "WarmupLR", "params": {"warmup_min_lr": [0, 1]}})",
        "scheduler.params.warmup_min_lr: found [0,1] (a list) with 2 values; expected one number, or 1: one for the parameters in no group, then "
        "one for each of optimizer.param_groups"},
@@ -63,15 +66,12 @@ TEST(ConfigCheck, WrongValues) {
 }
 
 TEST(ConfigCheck, UnknownKeys) {
-  const std::string top =
-      "; expected one of train_batch_size, train_micro_batch_size_per_gpu, gradient_accumulation_steps, gradient_clipping, "
-      "communication_data_type, prescale_gradients, gradient_predivide_factor, steps_per_print, wall_clock_breakdown, memory_breakdown, seed, optimizer, "
-      "scheduler, bf16, fp16, torch_autocast, data_types, zero_optimization, checkpoint, tensorboard, csv_monitor, jsonl_monitor, mlflow";
+  const auto top = [](const std::string& nearest) { return "; expected one of " + nearest + ", … (all 23 are in docs/configuration.md)"; };
   const std::vector<std::pair<std::string, std::string>> cases = {
-      {R"("sede": 1)", "sede: unknown key (did you mean \"seed\"?), found 1 (a number)" + top},
-      {R"("stage": 1)", "stage: unknown key (did you mean \"zero_optimization.stage\"?), found 1 (a number)" + top},
-      {R"("qqqq": [1, 2])", "qqqq: unknown key, found [1,2] (a list)" + top},
-      {R"("model": {})", "model: unknown key, found {} (a section)" + top},
+      {R"("sede": 1)", "sede: unknown key (did you mean \"seed\"?), found 1 (a number)" + top("seed, scheduler, prescale_gradients, steps_per_print, train_batch_size")},
+      {R"("stage": 1)", "stage: unknown key (did you mean \"zero_optimization.stage\"?), found 1 (a number)" + top("data_types, prescale_gradients, optimizer, scheduler, steps_per_print")},
+      {R"("qqqq": [1, 2])", "qqqq: unknown key, found [1,2] (a list)" + top("train_batch_size, train_micro_batch_size_per_gpu, gradient_accumulation_steps, gradient_clipping, communication_data_type")},
+      {R"("model": {})", "model: unknown key, found {} (a section)" + top("optimizer, scheduler, seed, memory_breakdown, csv_monitor")},
       {R"("fp16": {"enable": true})",
        "fp16.enable: unknown key (did you mean \"enabled\"?), found true (a boolean); expected one of enabled, loss_scale, initial_scale_power, "
        "loss_scale_window, hysteresis, consecutive_hysteresis, min_loss_scale"},
@@ -88,6 +88,41 @@ TEST(ConfigCheck, UnknownKeys) {
        "\"WarmupDecayLR\", \"WarmupCosineLR\", \"OneCycle\", \"LRRangeTest\", \"StepLR\", \"CosineAnnealingLR\", or null"},
   };
   for (const auto& [keys, message] : cases) EXPECT_EQ(error_for(keys), "c.json:1: " + message) << keys;
+}
+
+TEST(ConfigCheck, TellsAllMistakesOfAFileInItsOrder) {
+  const auto error = [](const std::string& text, const std::vector<std::string>& overrides = {}) {
+    return config_error([&] { parse_engine_config(text, {.overrides = overrides}, "c.json"); });
+  };
+  const std::string stage = "found 9 (a number); expected an integer from 0 to 3, or \"auto\"";
+  EXPECT_EQ(error("{\n\"zero_optimization\": {\n\"stage\": 9},\n\"sparse_gradients\": true,\n\"bf16\": {\n\"enabld\": true,\n\"enabled\": 1},\n\"seed\": -1}",
+                  {"fp16.enabled=3"}),
+            "c.json:3: zero_optimization.stage: " + stage +
+                "\nc.json:4: sparse_gradients: found true (a boolean), which Tessera does not do: gradients are sent dense (sparse ones are made dense); "
+                "expected it to be left out, or false"
+                "\nc.json:6: bf16.enabld: unknown key (did you mean \"enabled\"?), found true (a boolean); expected one of enabled"
+                "\nc.json:7: bf16.enabled: found 1 (a number); expected true or false, or \"auto\""
+                "\nc.json:8: seed: found -1 (a number); expected an integer from 0 to 9e15"
+                "\n--set: fp16.enabled: found 3 (a number); expected true or false, or \"auto\"");
+  // Right one by one and wrong together: these too at once.
+  EXPECT_EQ(error("{\n\"mlflow\": {\"tracking_uri\": \"file:x\"},\n\"fp16\": {\"enabled\": true},\n\"bf16\": {\"enabled\": true}}"),
+            "c.json:2: mlflow.tracking_uri: found \"file:x\" (a string); expected the address of a server, http://… or https://…"
+            "\nc.json:4: bf16.enabled: found true beside fp16.enabled true; expected one of the two"
+            "\nc.json: neither train_batch_size nor train_micro_batch_size_per_gpu is given; expected at least one of them");
+  // Nothing is said of what only follows: the parameters of an optimizer that there is not.
+  EXPECT_EQ(error_for(R"("optimizer": {"type": "Adan", "params": {"lr": 1}, "param_groups": [{"match": "a", "lr": 2}]})"),
+            "c.json:1: optimizer.type: found \"Adan\" (a string); expected one of \"Adam\", \"AdamW\", \"SGD\", \"Adagrad\", \"Lion\", \"LAMB\", or null "
+            "(did you mean \"Adam\"?)");
+}
+
+TEST(ConfigCheck, SaysWhereOthersArgumentsAreSaidHere) {
+  EXPECT_EQ(error_for(R"("resume_from_checkpoint": true)"),
+            "c.json:1: resume_from_checkpoint: found true (a boolean), an argument of Hugging Face's or Accelerate's: here it is --resume, or --resume TAG, on "
+            "the command line");
+  for (const char* name : {"deepspeed", "do_train", "num_processes", "push_to_hub", "gradient_checkpointing", "zero_stage"}) {
+    EXPECT_NE(error_for(str("\"", name, "\": 1")).find(config::place_of_argument(name)), std::string::npos) << name;
+    EXPECT_LT(error_for(str("\"", name, "\": 1")).size(), 260u) << name;
+  }
 }
 
 TEST(ConfigCheck, RefusedByNameUnlessTheyAskForNothing) {

@@ -35,7 +35,14 @@ TEST(ConfigSection, TypedGettersAndDefaults) {
 
 TEST(ConfigSection, ErrorsNamePathAndWhatIsAccepted) {
   Model m;
-  auto error = [](auto call) { return config_error(call); };
+  auto error = [&](auto call) {
+    return config_error([&] {
+      call();
+      m.section.finish();
+    });
+  };
+  m.section.integer("hidden", 1, 1, 1000), m.section.number("rate", 0, 0, 1), m.section.boolean("deep", true), m.section.text("kind", ""),
+      m.section.numbers("sizes", {}, 0, 100), m.section.section("inner");
   EXPECT_EQ(error([&] { m.section.integer("hidden", 1, 1, 100); }), "c.json:3: model.hidden: found 128 (a number); expected an integer from 1 to 100");
   EXPECT_EQ(error([&] { m.section.integer("rate", 1, 1, 100); }), "c.json:3: model.rate: found 0.5 (a number); expected an integer from 1 to 100");
   EXPECT_EQ(error([&] { m.section.boolean("hidden", true); }), "c.json:3: model.hidden: found 128 (a number); expected true or false");
@@ -48,13 +55,26 @@ TEST(ConfigSection, ErrorsNamePathAndWhatIsAccepted) {
   EXPECT_EQ(error([&] { m.section.required_text("type"); }), "c.json:2: model.type: is missing; expected a string");
 }
 
+TEST(ConfigSection, FinishTellsAllMistakesInTheOrderOfTheFile) {
+  Model m;
+  EXPECT_EQ(m.section.word("kind", "relu", {"relu", "tanh"}), "relu") << "the fallback, until finish()";
+  EXPECT_EQ(m.section.integer("hidden", 5, 1, 100), 5);
+  m.section.number("rate", 0, 0, 1), m.section.boolean("deep", true), m.section.integers("sizes", {}, 0, 100);
+  EXPECT_EQ(config_error([&] { m.section.finish(); }),
+            "c.json:3: model.hidden: found 128 (a number); expected an integer from 1 to 100\n"
+            "c.json:4: model.kind: found \"GELU\" (a string); expected one of \"relu\", \"tanh\" (did you mean \"relu\"?)\n"
+            "c.json:4: model.inner: unknown key, found {\"x\":1} (a section); expected one of deep, hidden, kind, rate, sizes");
+  m.section.section("inner");
+  m.section.finish();  // what was told is not told again
+}
+
 TEST(ConfigSection, FinishRefusesWhatNobodyAskedFor) {
   Model m;
   m.section.integer("hiden", 1, 1, 100);
-  EXPECT_EQ(config_error([&] { m.section.finish(); }), "c.json:3: model.deep: unknown key, found true (a boolean); expected one of hiden");
-  m.section.boolean("deep", true);
+  m.section.boolean("deep", true), m.section.number("rate", 0, 0, 1), m.section.text("kind", ""), m.section.section("inner");
   EXPECT_EQ(config_error([&] { m.section.finish(); }),
-            "c.json:3: model.hidden: unknown key (did you mean \"hiden\"?), found 128 (a number); expected one of deep, hiden");
+            "c.json:3: model.hidden: unknown key (did you mean \"hiden\"?), found 128 (a number); expected one of deep, hiden, inner, kind, rate\n"
+            "c.json:4: model.sizes: unknown key, found [1,20.0] (a list); expected one of deep, hiden, inner, kind, rate");
 }
 
 }  // namespace

@@ -1,0 +1,44 @@
+#include "examples/torchscript/script_engine.h"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/jit/api/module.h>
+
+#include <utility>
+
+#include "examples/torchscript/script_model.h"
+#include "zero/torch_dtype.h"
+
+namespace tessera::examples {
+
+ScriptEngine::ScriptEngine(const std::string& path, const std::string& eval_path)
+    : path_(path), eval_path_(eval_path), training_(load_script_model(path)) {
+  if (eval_path.empty()) return;
+  evaluation_ = load_script_model(eval_path);
+  evaluation_->eval();
+  own_buffers_ = share_parameters(*evaluation_, eval_path, *training_, path);
+}
+
+Engine& ScriptEngine::initialize(const EngineConfig& config, comm::CommunicatorPtr comm, const InitOptions& options) {
+  engine_ = tessera::initialize(training_, config, std::move(comm), options);
+  const at::ScalarType compute = zero::to_torch(config.compute_dtype());
+  for (at::Tensor& buffer : own_buffers_)  // as the engine does with those it knows
+    buffer.set_data(buffer.to(options.device, buffer.is_floating_point() && compute != at::kFloat ? compute : buffer.scalar_type()));
+  return *engine_;
+}
+
+ScriptEngine::~ScriptEngine() = default;  // here, where the module's type is complete
+
+Engine& ScriptEngine::engine() const { return *engine_; }
+
+c10::IValue ScriptEngine::forward(std::vector<c10::IValue> arguments, ForwardMode mode) {
+  if (mode == ForwardMode::kTraining || !evaluation_) return engine_->forward(std::move(arguments));
+  // A torch::jit::Module is a handle: for this pass the engine's stands for the other module.
+  struct Swap {
+    torch::jit::Module &mine, &other;
+    Swap(torch::jit::Module& mine, torch::jit::Module& other) : mine(mine), other(other) { std::swap(mine, other); }
+    ~Swap() { std::swap(mine, other); }
+  } const swap(engine_->module(), *evaluation_);
+  return engine_->forward(std::move(arguments));
+}
+
+}  // namespace tessera::examples

@@ -1,0 +1,46 @@
+// ScriptEngine: a TorchScript model in an engine, with another trace of it for evaluation where there is one.
+//
+// [Note: a trace has one mode]
+// A trace keeps the dropout of the mode it was made in. So a traced model may come as two files, of which the second is for evaluation. Its
+// parameters and buffers are replaced by the first's, tensor by tensor: the engine shards one model, and at stage 3 an operator that
+// reads them has them gathered, whichever module it belongs to.
+#pragma once
+
+#include <ATen/core/ivalue.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/engine.h"
+
+namespace tessera::examples {
+
+enum class ForwardMode { kTraining, kEvaluation };
+
+/// Owns the modules and the engine. Used by one thread.
+class ScriptEngine {
+ public:
+  /// Local. Opens model.path, and model.eval_path unless it is empty. Throws DataError.
+  ScriptEngine(const std::string& path, const std::string& eval_path);
+  ~ScriptEngine();
+
+  /// Collective. Once. Throws as tessera::initialize.
+  Engine& initialize(const EngineConfig& config, comm::CommunicatorPtr comm, const InitOptions& options);
+  Engine& engine() const;
+
+  /// Collective at stage 3. What the model gives. Throws what its forward throws.
+  c10::IValue forward(std::vector<c10::IValue> arguments, ForwardMode mode);
+
+  bool has_evaluation() const { return evaluation_ != nullptr; }
+  /// The file of the module that `mode` runs, for messages.
+  const std::string& path(ForwardMode mode) const { return mode == ForwardMode::kEvaluation && evaluation_ ? eval_path_ : path_; }
+
+ private:
+  std::string path_, eval_path_;
+  std::shared_ptr<torch::jit::Module> training_, evaluation_;  // evaluation_: null without a file of its own
+  std::vector<at::Tensor> own_buffers_;                        // of evaluation_ alone
+  std::unique_ptr<TypedEngine<torch::jit::Module>> engine_;
+};
+
+}  // namespace tessera::examples

@@ -1,0 +1,130 @@
+#include "examples/torchscript/tensor_output.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Dispatch.h>
+
+#include <array>
+#include <charconv>
+#include <numeric>
+
+#include "core/check.h"
+#include "core/error.h"
+#include "core/str.h"
+#include "core/utf8.h"
+#include "engine/checkpoint_types.h"
+
+namespace tessera::examples {
+namespace {
+
+constexpr int64_t kMaxCsvColumns = 16'384;  // what spreadsheets take
+
+int64_t numel_of(const std::vector<int64_t>& shape) { return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>()); }
+
+/// As RFC 4180 has it: in quotes where it must be.
+std::string csv_field(const std::string& text) {
+  if (text.find_first_of("\",\r\n") == std::string::npos) return text;
+  std::string quoted = "\"";
+  for (const char c : text) quoted += c == '"' ? std::string("\"\"") : std::string(1, c);
+  return quoted + "\"";
+}
+
+/// "logits" of one element a row; "logits_0" …, "logits_1_2" of more.
+std::string column_name(const std::string& name, const std::vector<int64_t>& shape, int64_t element) {
+  std::string place;
+  for (size_t i = shape.size(); i-- > 0; element /= shape[i]) place = str("_", element % shape[i], place);
+  return csv_field(name + place);
+}
+
+/// The shortest text that reads back as the same number.
+template <class T>
+void append_number(std::string& text, T value) {
+  if constexpr (std::is_same_v<T, bool>) {
+    text += value ? '1' : '0';
+  } else {
+    std::array<char, 32> digits;
+    const auto result = std::to_chars(digits.data(), digits.data() + digits.size(), value);
+    text.append(digits.data(), result.ptr);
+  }
+}
+
+}  // namespace
+
+TensorOutput::TensorOutput(std::filesystem::path path, int64_t num_rows)
+    : path_(std::move(path)), num_rows_(num_rows), is_csv_(path_.extension() == ".csv") {
+  if (!is_csv_ && !checkpoint::model_format_of(path_))
+    throw ConfigError(str("--out ", path_.string(), ": expected a name that ends in .safetensors, .csv, .h5 or .pt"));
+}
+
+void TensorOutput::begin(const std::vector<std::pair<std::string, at::Tensor>>& rows) {
+  std::vector<checkpoint::ModelTensor> tensors;
+  int64_t num_columns = 0;
+  for (const auto& [name, tensor] : rows) {
+    columns_.push_back({.name = name, .shape = {tensor.sizes().begin() + 1, tensor.sizes().end()}, .type = tensor.scalar_type(), .held = {}});
+    num_columns += numel_of(columns_.back().shape);
+    std::vector<int64_t> shape = tensor.sizes().vec();
+    shape[0] = num_rows_;
+    tensors.push_back({.name = name, .shape = std::move(shape), .type = element_type_of(tensor, name), .aliases = {}});
+  }
+  if (!is_csv_) {
+    writer_ = checkpoint::open_model_writer(disk_, {.format = *checkpoint::model_format_of(path_), .path = path_, .tensors = std::move(tensors)});
+  } else if (num_columns > kMaxCsvColumns) {
+    throw ConfigError(str("--out ", path_.string(), ": would have ", format_count(num_columns), " columns; expected at most ", format_count(kMaxCsvColumns),
+                          ", or a .safetensors file"));
+  }
+}
+
+void TensorOutput::add(const std::vector<std::pair<std::string, at::Tensor>>& rows, const std::string& origin) {
+  if (columns_.empty()) begin(rows);
+  const auto describe = [](const std::string& name, at::ScalarType type, at::IntArrayRef shape) {
+    return tessera::str(quoted_name(name), " ", at::toString(type), " ", describe_shape(shape));
+  };
+  for (size_t i = 0; i < std::max(rows.size(), columns_.size()); ++i) {
+    const std::string found = i < rows.size() ? describe(rows[i].first, rows[i].second.scalar_type(), rows[i].second.sizes().slice(1)) : "nothing";
+    const std::string expected = i < columns_.size() ? describe(columns_[i].name, columns_[i].type, columns_[i].shape) : "nothing";
+    if (found != expected) throw DataError(tessera::str(origin, ": forward gives ", found, " for each sample of this batch; expected ", expected, ", as before"));
+    if (writer_ && i == 0) writer_->append(bytes_of(rows[i].second));
+    else columns_[i].held.push_back(rows[i].second);
+  }
+}
+
+std::vector<train::PredictedTensor> TensorOutput::finish() {
+  if (writer_) {
+    for (const Column& column : columns_)
+      for (const at::Tensor& rows : column.held) writer_->append(bytes_of(rows));
+    writer_->finish();
+  } else {
+    disk_.replace_file(path_, csv());
+  }
+  std::vector<train::PredictedTensor> held;
+  for (const Column& column : columns_) {
+    held.push_back({column.name, column.shape});
+    held.back().shape.insert(held.back().shape.begin(), num_rows_);
+  }
+  return held;
+}
+
+std::string TensorOutput::csv() const {
+  std::vector<at::Tensor> whole;
+  std::string text;
+  for (const Column& column : columns_) {
+    whole.push_back(at::cat(column.held).reshape({num_rows_, -1}));
+    for (int64_t element = 0; element < whole.back().size(1); ++element)
+      text += (text.empty() ? "" : ",") + column_name(column.name, column.shape, element);
+  }
+  for (int64_t row = 0; row < num_rows_; ++row) {
+    text += '\n';
+    bool first = true;
+    for (const at::Tensor& tensor : whole) {
+      AT_DISPATCH_ALL_TYPES_AND(at::kBool, tensor.scalar_type(), "csv", [&] {
+        const scalar_t* values = tensor.const_data_ptr<scalar_t>() + row * tensor.size(1);
+        for (int64_t i = 0; i < tensor.size(1); ++i) {
+          if (!std::exchange(first, false)) text += ',';
+          append_number(text, values[i]);
+        }
+      });
+    }
+  }
+  return text + "\n";
+}
+
+}  // namespace tessera::examples

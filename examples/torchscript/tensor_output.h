@@ -1,0 +1,48 @@
+// TensorOutput: rows of named tensors, batch by batch, into a file.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "checkpoint/formats/model_writer.h"
+#include "core/disk.h"
+#include "train/predictor.h"
+
+namespace tessera::examples {
+
+/// Owns what has not been written: all of it but the first tensor of a binary file. The file is whole or absent. Used by one thread.
+class TensorOutput {
+ public:
+  /// Local. The name's ending says the format: .csv, or one of checkpoint::model_format_of (.safetensors, .h5, .pt …). Throws ConfigError.
+  TensorOutput(std::filesystem::path path, int64_t num_rows);
+
+  /// Local. The next rows: contiguous CPU tensors (B, …), of the same names, types and row shapes each time. `origin` begins the message of
+  /// the DataError where they are not. Throws DiskError.
+  void add(const std::vector<std::pair<std::string, at::Tensor>>& rows, const std::string& origin);
+  /// Local. After the last row. What the file holds. Throws DiskError.
+  std::vector<train::PredictedTensor> finish();
+
+ private:
+  struct Column {
+    std::string name;
+    std::vector<int64_t> shape;  // of a row
+    at::ScalarType type;
+    std::vector<at::Tensor> held;
+  };
+  void begin(const std::vector<std::pair<std::string, at::Tensor>>& rows);
+  std::string csv() const;
+
+  std::filesystem::path path_;
+  int64_t num_rows_;
+  bool is_csv_;
+  std::vector<Column> columns_;
+  Disk disk_;
+  std::unique_ptr<checkpoint::ModelWriter> writer_;  // null: .csv
+};
+
+}  // namespace tessera::examples

@@ -1,0 +1,211 @@
+"""Puts realistic bugs into a copy of the project, one at a time, and says which of them the tests notice.
+
+The bugs are edits in mutants.toml (the format stands at its top). For each one the copy is edited, the tests it names are
+built and run, and the edit is taken back. A bug that no test notices is a test that is missing.
+
+    make mutants                                   all of them, about a minute each
+    make mutants ARGS="--only 'reducer|residency'" those whose name matches
+    make mutants ARGS="--changed"                  those in files that differ from the last commit
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import time
+import tomllib
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+LIST = pathlib.Path(__file__).with_name("mutants.toml")
+
+
+@dataclasses.dataclass
+class Mutant:
+    name: str
+    file: str
+    old: str
+    new: str
+    effect: str
+    tests: str  # a regular expression over ctest's names
+
+
+def fail(message):
+    sys.exit(f"error: {message}")
+
+
+def read_list(path):
+    mutants = [Mutant(**entry) for entry in tomllib.loads(path.read_text())["mutant"]]
+    names = [mutant.name for mutant in mutants]
+    for name in set(names):
+        if names.count(name) > 1:
+            fail(f"{path.name}: two bugs are named {name}")
+    return mutants
+
+
+def stale(tree, mutant):
+    """Why the edit cannot be made in this tree, or None."""
+    path = tree / mutant.file
+    if not path.exists():
+        return f"{mutant.file} does not exist"
+    count = path.read_text().count(mutant.old)
+    if count != 1:
+        return f"{mutant.file} has its text {count} times, expected once"
+    return "the edit changes nothing" if mutant.old == mutant.new else None
+
+
+class Copy:
+    """A copy of the tracked files, with a build of its own, that is edited and built again and again."""
+
+    def __init__(self, tree):
+        self.tree = tree
+        self.build = tree / "build"
+
+    def refresh(self):
+        """Makes the copy equal to the project; touches what differs only, so that little is built again."""
+        if self.tree == ROOT:
+            fail("--tree: the copy that is edited must not be the project itself")
+        listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+        tracked = {name for name in listed.split("\0") if name and (ROOT / name).is_file()}
+        for name in tracked:
+            source, target = ROOT / name, self.tree / name
+            if target.exists() and target.read_bytes() == source.read_bytes():
+                continue
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source, target)
+        for folder, folders, files in os.walk(self.tree):
+            relative = pathlib.Path(folder).relative_to(self.tree)
+            if relative == pathlib.Path():
+                folders[:] = [name for name in folders if name not in ("build", ".deps", ".git")]
+            for name in files:
+                if str(relative / name) not in tracked:
+                    (self.tree / relative / name).unlink()
+        if not (self.tree / ".deps").exists():
+            (self.tree / ".deps").symlink_to(ROOT / ".deps")
+
+    def configure(self):
+        if not (self.build / "build.ninja").exists():
+            self.run(["cmake", "--preset", "release", "-DTESSERA_BUILD_BENCHMARKS=OFF"], check=True)
+
+    def run(self, command, **options):
+        return subprocess.run(command, cwd=self.tree, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                              text=True, errors="replace", **options)
+
+    def tests(self):
+        """By ctest's name: the built programs that its command line and environment mention."""
+        found = self.run(["ctest", "--test-dir", str(self.build), "--show-only=json-v1"], check=True).stdout
+        prefix = str(self.build) + "/"
+        programs = {}
+        for test in json.loads(found[found.index("{"):])["tests"]:
+            words = list(test.get("command", []))
+            for entry in test.get("properties", []):
+                if entry["name"] == "ENVIRONMENT":
+                    words += [pair.partition("=")[2] for pair in entry["value"]]
+            programs[test["name"]] = {word[len(prefix):] for word in words if word.startswith(prefix)}
+        return programs
+
+    def build_targets(self, targets, jobs):
+        return self.run(["ninja", "-C", str(self.build), "-j", str(jobs), *sorted(targets)])
+
+    def run_tests(self, names, timeout_s):
+        """The first test that fails, whether it was by its time limit, and what it printed; or (None, False, "")."""
+        pattern = "^(" + "|".join(re.escape(name) for name in names) + ")$"
+        output = self.run(["ctest", "--test-dir", str(self.build), "--stop-on-failure", "--output-on-failure", "--timeout", str(timeout_s), "-R", pattern]).stdout
+        for line in output.splitlines():
+            failed = re.search(r"Test +#\d+: (\S+) .*\*\*\*(\S+)", line)
+            if failed and failed[2] not in ("Skipped",):
+                return failed[1], failed[2].startswith("Timeout"), output
+        return None, False, ""
+
+
+def try_mutant(copy, mutant, programs, args):
+    """(verdict, by which test, seconds)."""
+    start = time.monotonic()
+    names = [name for name in programs if re.fullmatch(mutant.tests, name)]
+    if not names:
+        return "invalid", f"no test is named {mutant.tests}", 0
+    path = copy.tree / mutant.file
+    before = path.read_text()
+    path.write_text(before.replace(mutant.old, mutant.new))
+    try:
+        targets = set().union(*(programs[name] for name in names))
+        built = copy.build_targets(targets, args.jobs)
+        if built.returncode != 0:
+            errors = [line for line in built.stdout.splitlines() if "error" in line]
+            return "invalid", "does not compile: " + (errors or ["?"])[0], time.monotonic() - start
+        # The quickest first: a bug is mostly noticed by the test next to it.
+        for name in sorted(names, key=lambda name: (name.startswith(("tools_", "examples_")), name)):
+            failed, late, _ = copy.run_tests([name], args.timeout)
+            if failed:
+                return ("timeout" if late else "noticed"), failed, time.monotonic() - start
+        return "survived", ", ".join(names), time.monotonic() - start
+    finally:
+        path.write_text(before)
+
+
+def options():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="a regular expression: the bugs whose name it is found in")
+    parser.add_argument("--changed", action="store_true", help="the bugs in files that differ from the last commit")
+    parser.add_argument("--list", type=pathlib.Path, default=LIST, help="another list of bugs")
+    parser.add_argument("--tree", type=pathlib.Path, default=ROOT / "build-mutants", help="where the copy lies")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="compilers at once")
+    parser.add_argument("--timeout", type=int, default=300, help="seconds a test may take")
+    parser.add_argument("--at-least", type=float, default=95, metavar="PERCENT", help="fewer noticed is a failure")
+    parser.add_argument("--check", action="store_true", help="only look whether every edit still fits the code")
+    return parser.parse_args()
+
+
+def main():
+    args = options()
+    mutants = [mutant for mutant in read_list(args.list) if re.search(args.only, mutant.name)]
+    if args.changed:
+        changed = subprocess.run(["git", "diff", "--name-only", "HEAD"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
+        mutants = [mutant for mutant in mutants if mutant.file in changed]
+    if not mutants:
+        fail("no bug matches")
+    reasons = {mutant.name: stale(ROOT, mutant) for mutant in mutants}
+    for name, reason in reasons.items():
+        if reason:
+            print(f"{name}: {reason}", file=sys.stderr)
+    if any(reasons.values()):
+        fail(f"{args.list.name}: {sum(map(bool, reasons.values()))} of {len(mutants)} bugs no longer fit the code")
+    if args.check:
+        print(f"{len(mutants)} bugs fit the code")
+        return
+
+    copy = Copy(args.tree.resolve())
+    copy.refresh()
+    copy.configure()
+    programs = copy.tests()
+    needed = {name for name in programs if any(re.fullmatch(mutant.tests, name) for mutant in mutants)}
+    print(f"building and running the {len(needed)} tests in question without a bug", flush=True)
+    built = copy.build_targets(set().union(*(programs[name] for name in needed)), args.jobs)
+    if built.returncode != 0:
+        fail("the build fails without a bug:\n" + built.stdout[-2000:])
+    failed, _, output = copy.run_tests(sorted(needed), args.timeout)
+    if failed:
+        fail(f"{failed} fails without a bug:\n{output[-4000:]}")
+
+    verdicts = {}
+    for number, mutant in enumerate(mutants, 1):
+        verdict, by, seconds = try_mutant(copy, mutant, programs, args)
+        verdicts[mutant.name] = verdict
+        print(f"{number:3}/{len(mutants)}  {verdict:<8}  {mutant.name:<45}  {seconds:4.0f} s  {by}", flush=True)
+        if verdict == "survived":
+            print(f"{'':19}{mutant.effect}", flush=True)
+
+    count = {verdict: list(verdicts.values()).count(verdict) for verdict in ("noticed", "timeout", "survived", "invalid")}
+    valid = len(mutants) - count["invalid"]
+    share = 100 * (count["noticed"] + count["timeout"]) / max(1, valid)
+    print(f"{count['noticed'] + count['timeout']} of {valid} bugs noticed ({share:.0f} %), {count['timeout']} of them by a time limit; "
+          f"{count['survived']} survived, {count['invalid']} invalid")
+    sys.exit(0 if share >= args.at_least and not count["invalid"] else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,176 @@
+// Gathers and reductions where a wait only orders streams, as on CUDA: one group, and one order on all ranks.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+
+#include "tests/zero/zero_testing.h"
+
+namespace tessera::zero::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+using Log = std::vector<std::string>;
+
+/// Like NCCL: test() says nothing of the other ranks (the device is far behind), and a wait is for streams. The streams are in
+/// order here: a wait returns when the collective is done, which only ends if all ranks issue all collectives in one order.
+class StreamOrdered final : public tessera::testing::ForwardingCommunicator {
+ public:
+  /// `log`: gathers and reductions in the order of their issue, of this group and those duplicated from it.
+  StreamOrdered(comm::CommunicatorPtr inner, Log* log) : ForwardingCommunicator(std::move(inner)), log_(log) {}
+  bool wait_blocks() const override { return false; }
+  comm::CommunicatorPtr duplicate(std::string_view name) override {
+    names_.emplace_back(name);
+    return std::make_shared<StreamOrdered>(ForwardingCommunicator::duplicate(name), log_);
+  }
+  const std::vector<std::string>& duplicates() const { return names_; }
+
+ protected:
+  struct StreamWork final : comm::Work {
+    explicit StreamWork(comm::WorkPtr inner) : inner(std::move(inner)) {}
+    bool test() override { return false; }
+    void wait() override { inner->wait(); }
+    comm::WorkPtr inner;
+  };
+  comm::WorkPtr do_all_gather(const at::Tensor& full, const at::Tensor& shard, std::string_view label) override {
+    log_->push_back(str("gather ", label));
+    return std::make_shared<StreamWork>(ForwardingCommunicator::do_all_gather(full, shard, label));
+  }
+  comm::WorkPtr do_reduce_scatter(const at::Tensor& full, const comm::ReduceInto& into, std::string_view label) override {
+    log_->push_back(str("reduce ", label));
+    return std::make_shared<StreamWork>(ForwardingCommunicator::do_reduce_scatter(full, into, label));
+  }
+
+ private:
+  Log* log_;
+  std::vector<std::string> names_;
+};
+
+at::Tensor batch(int rank, int step) { return randn({3, kWidth}, 9'000 + 10 * step + rank); }
+
+/// Layers `used` only.
+at::Tensor through(ChainImpl& model, const std::vector<int>& used, at::Tensor x) {
+  for (int i : used) x = at::tanh(model.layers[i]->forward(x));
+  return x;
+}
+
+constexpr int kNumLayers = 8;
+const std::vector<int> kAll{0, 1, 2, 3, 4, 5, 6, 7};
+
+using Loss = std::function<at::Tensor(ChainImpl& model, int rank, int step)>;
+
+/// Five steps on two ranks at stage 3: each step's gradients are plain autograd's, and all ranks issue the same collectives in the same
+/// order. Returns how many units' gradients came late, by step, on either rank.
+std::vector<size_t> expect_one_order(const Loss& loss_of, const Change& change = {}) {
+  std::vector<size_t> num_late(5, 0);
+  std::array<Log, 2> logs;
+  run_ranks(2, [&](comm::CommunicatorPtr comm) {
+    const auto network = std::make_shared<StreamOrdered>(comm, &logs[comm->rank()]);
+    Chain model(kNumLayers), plain(kNumLayers);
+    Rig rig(*model, network, 3, change);
+    EXPECT_EQ(network->duplicates(), std::vector<std::string>{"gather"}) << "no second group beside it";
+    for (int step = 0; step < 5; ++step) {
+      rig.backward(loss_of(*model, comm->rank(), step));
+      rig.update(/*scale=*/0);
+      num_late[step] = std::max(num_late[step], rig.num_late);
+      const std::vector<at::Tensor> expected = plain_gradients(*plain, (loss_of(*plain, 0, step) + loss_of(*plain, 1, step)) / 2);
+      EXPECT_LT(largest_difference(rig.gradients(), expected), 1e-5) << "step " << step;
+      EXPECT_TRUE(rig.sharded->gradients().waits_in_hooks());
+    }
+  });
+  EXPECT_EQ(logs[0], logs[1]);
+  return num_late;
+}
+
+TEST(OneOrder, OfGathersAndReductions) {
+  expect_one_order([](ChainImpl& model, int rank, int step) { return through(model, kAll, batch(rank, step)).square().sum(); });
+}
+
+TEST(OneOrder, WhenRanksSkipUnits) {
+  for (const std::vector<int>& used : {std::vector<int>{0, 2, 3, 5}, {0, 1, 2}, {5, 6, 7}, {2}}) {
+    for (bool overlap : {true, false}) {
+      SCOPED_TRACE(str(join(used, " "), " overlap ", overlap));
+      expect_one_order(
+          [&](ChainImpl& model, int rank, int step) {
+            return through(model, step > 0 && rank == 1 ? used : kAll, batch(rank, step)).square().sum();
+          },
+          [&](ShardedModelOptions& options) { options.residency.overlap = options.reducer.overlap = overlap; });
+    }
+  }
+}
+
+// The first unit of the agreed order never completes on rank 1: its reduction goes out in its turn, with zeros.
+TEST(OneOrder, WhenARankLacksAGradient) {
+  const std::vector<size_t> num_late = expect_one_order([](ChainImpl& model, int rank, int step) {
+    at::Tensor x = batch(rank, step);
+    for (int i : kAll) {
+      const bool with_bias = rank == 0 || i != 7;
+      x = at::tanh(at::linear(x, model.layers[i]->weight, with_bias ? model.layers[i]->bias : at::Tensor()));
+    }
+    return x.square().sum();
+  });
+  EXPECT_EQ(num_late, std::vector<size_t>(5, 0));
+}
+
+// On rank 1 a bias is used early too (its unit has been fetched ahead), so its gradient is complete late: after its unit's turn.
+TEST(OneOrder, WhenAGradientComesAfterItsTurn) {
+  const std::vector<size_t> num_late = expect_one_order(
+      [](ChainImpl& model, int rank, int step) {
+        at::Tensor x = through(model, {0}, batch(rank, step));
+        if (step > 0 && rank == 1) x = x + at::tanh(model.layers[3]->bias);
+        return through(model, {1, 2, 3, 4, 5, 6, 7}, x).square().sum();
+      },
+      [](ShardedModelOptions& options) { options.residency.capacity_units = 4; });
+  EXPECT_EQ(num_late, (std::vector<size_t>{0, 1, 1, 1, 1}));
+}
+
+TEST(OneOrder, WhenItChangesOnAllRanks) {
+  expect_one_order([](ChainImpl& model, int rank, int step) {
+    at::Tensor y = through(model, kAll, batch(rank, step));
+    if (step >= 2) y = at::tanh(model.extra->forward(y));
+    if (step >= 4) y = model.layers[0]->forward(y);  // known to the plan, at another place
+    return y.square().sum();
+  });
+}
+
+TEST(OneOrder, WhenRanksGatherInTheMiddle) {
+  std::array<Log, 2> logs;
+  run_ranks(2, [&](comm::CommunicatorPtr comm) {
+    Chain model(kNumLayers);
+    Rig rig(*model, std::make_shared<StreamOrdered>(comm, &logs[comm->rank()]), 3);
+    for (int step = 0; step < 4; ++step) {
+      at::Tensor x = batch(comm->rank(), step);
+      const bool skips = step > 0 && comm->rank() == 1;
+      x = through(*model, skips ? std::vector<int>{0, 1} : std::vector<int>{0, 1, 2}, x);
+      GatheredParameters(*rig.sharded, {"fc6.weight"}).close();
+      rig.step(through(*model, {3, 4, 5, 6, 7}, x).square().sum());
+    }
+  });
+  EXPECT_EQ(logs[0], logs[1]);
+}
+
+// Gradients leave p.grad as backward goes on: what keeps their memory sharded.
+TEST(OneOrder, GradientsAreReducedDuringBackward) {
+  std::array<Log, 2> logs;
+  run_ranks(2, [&](comm::CommunicatorPtr comm) {
+    Chain model(kNumLayers);
+    Rig rig(*model, std::make_shared<StreamOrdered>(comm, &logs[comm->rank()]), 3);
+    long most = 0;
+    rig.sharded->gradients().check = [&] {
+      const auto parameters = model->parameters();
+      most = std::max<long>(most, std::count_if(parameters.begin(), parameters.end(), [](const at::Tensor& p) { return p.grad().defined(); }));
+    };
+    for (int step = 0; step < 4; ++step) {
+      most = 0;
+      rig.step(through(*model, kAll, batch(comm->rank(), step)).square().sum());
+      // In the first step the order is still that of registration, where the layer that nobody uses comes first.
+      EXPECT_LE(most, step == 0 ? 2 * kNumLayers : 2) << "step " << step;
+      EXPECT_LE(rig.sharded->gradients().max_slots_in_use(), 4);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace tessera::zero::testing
