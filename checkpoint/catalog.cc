@@ -2,13 +2,14 @@
 
 #include <algorithm>
 #include <cctype>
-#include <random>
+#include <nlohmann/json.hpp>
 #include <tuple>
 
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/manifest_text.h"
 #include "core/error.h"
 #include "core/str.h"
+#include "core/temporary_name.h"
 #include "core/utf8.h"
 
 namespace tessera::checkpoint {
@@ -16,27 +17,25 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view kTemporary = ".tmp-";
-constexpr size_t kNonceDigits = 16;
 constexpr size_t kMaxTagBytes = 200;
 
-bool is_temporary_name(const std::string& name) {
-  const size_t tail = kTemporary.size() + kNonceDigits;
-  if (name.size() <= tail || name.compare(name.size() - tail, kTemporary.size(), kTemporary) != 0) return false;
-  const auto is_digit = [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); };
-  return std::all_of(name.end() - kNonceDigits, name.end(), is_digit);
-}
+bool is_temporary_name(const std::string& name) { return !name_of_temporary(name).empty(); }
 
-std::string latest_temporary_name() { return str(kLatestName, ".tmp"); }  // Disk::replace_file's
-
-bool has_manifest(const fs::path& folder) {
+/// It has a manifest of ours, which does not give the checkpoint another name: a copy under a name of its owner's choice is no checkpoint of
+/// this directory, and so is neither listed nor deleted.
+bool holds_checkpoint(const fs::path& folder) {
+  constexpr size_t kHeadBytes = 2048;  // the tag is on the third line
   const std::string start = str("{\n\"format\": \"", kFormatName, "\"");
+  constexpr std::string_view kTagKey = "\n\"tag\": ";
   try {
-    const InputFile file(folder / kManifestName);
-    std::string found(start.size(), '\0');
-    if (file.bytes() < static_cast<int64_t>(found.size())) return false;
-    file.read_at(0, std::as_writable_bytes(std::span(found)));
-    return found == start;
+    std::string head(kHeadBytes, '\0');
+    head.resize(InputFile(folder / kManifestName).read_some(0, std::as_writable_bytes(std::span(head))));
+    if (!head.starts_with(start)) return false;
+    const size_t key = head.find(kTagKey), value = key + kTagKey.size();
+    if (key == head.npos) return true;
+    const std::string line = head.substr(value, head.find(",\n", value) - value);
+    const nlohmann::json tag = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+    return !tag.is_string() || tag.get<std::string>() == folder.filename().string();
   } catch (const DiskError&) {
     return false;
   }
@@ -66,7 +65,7 @@ void check_tag(const std::string& tag) {
     throw CheckpointError(str("checkpoint tag \"", is_utf8(tag) && !has_control ? tag.substr(0, kMaxTagBytes) : "?",
                               "\": expected a folder's name of 1 to ", kMaxTagBytes,
                               " bytes without / and control characters"));
-  if (tag == kLatestName || tag == latest_temporary_name() || is_temporary_name(tag))
+  if (tag == kLatestName || is_temporary_name(tag))
     throw CheckpointError(str("checkpoint tag ", tag, ": the name is one Tessera gives to a file of its own"));
 }
 
@@ -74,7 +73,7 @@ std::vector<std::string> list_checkpoints(const fs::path& directory) {
   std::vector<std::tuple<fs::file_time_type, size_t, std::string, std::string>> found;
   for (const fs::directory_entry& entry : entries(directory)) {
     const std::string tag = entry.path().filename().string();
-    if (is_temporary_name(tag) || !has_manifest(entry.path())) continue;
+    if (is_temporary_name(tag) || !holds_checkpoint(entry.path())) continue;
     std::error_code error;
     const fs::file_time_type time = fs::last_write_time(entry.path() / kManifestName, error);
     const std::string number = trailing_number(tag);
@@ -114,6 +113,7 @@ std::vector<std::string> keep_last(const fs::path& directory, const KeepLast& ke
       if (tags[i] == latest) continue;
       const fs::path away = directory / temporary_name(tags[i]);
       disk.rename(directory / tags[i], away);  // so that no half-deleted checkpoint looks whole
+      disk.sync_directory(directory);          // after a power failure either
       disk.remove_all(away);
       deleted.push_back(tags[i]);
     }
@@ -123,20 +123,12 @@ std::vector<std::string> keep_last(const fs::path& directory, const KeepLast& ke
   return deleted;
 }
 
-std::string temporary_name(const std::string& tag) {
-  constexpr std::string_view kHex = "0123456789abcdef";
-  std::random_device random;
-  std::string name = tag + std::string(kTemporary);
-  for (size_t i = 0; i < kNonceDigits; ++i) name += kHex[random() % kHex.size()];
-  return name;
-}
-
 void remove_leftovers(const fs::path& directory, const Disk& disk) {
   for (const fs::directory_entry& entry : entries(directory)) {
     const std::string name = entry.path().filename().string();
     std::error_code error;
     const bool is_folder = entry.symlink_status(error).type() == fs::file_type::directory;
-    if ((is_temporary_name(name) && is_folder) || name == latest_temporary_name()) disk.remove_all(entry.path());
+    if (is_temporary_name(name) && (is_folder || name_of_temporary(name) == kLatestName)) disk.remove_all(entry.path());
   }
 }
 

@@ -18,7 +18,7 @@ inline constexpr std::string_view kLatestName = "latest";
 /// control characters, and none that Tessera gives to its own files.
 void check_tag(const std::string& tag);
 
-/// Local. Tags with a manifest of ours (which is not looked into further), from the oldest save to the newest.
+/// Local. Tags of folders with a manifest of ours that names them (it is not looked into further), from the oldest save to the newest.
 std::vector<std::string> list_checkpoints(const std::filesystem::path& directory);
 
 /// Local. The tag DIR/latest names; nothing when there is no such file. Throws CheckpointError for one that holds no tag.
@@ -34,9 +34,7 @@ std::vector<std::string> keep_last(const std::filesystem::path& directory, const
 
 // For save():
 
-/// Local. "TAG.tmp-0123456789abcdef": a name no other save has.
-std::string temporary_name(const std::string& tag);
-/// Local. Removes temporary folders and files of saves that died; no save into the directory may be under way.
+/// Local. Removes temporary folders and files (core/temporary_name.h) of saves that died, by their names alone: locks of other hosts need not be seen; no save into the directory may be under way.
 void remove_leftovers(const std::filesystem::path& directory, const Disk& disk);
 
 }  // namespace tessera::checkpoint

@@ -1,6 +1,7 @@
 #include "checkpoint/hdf5_image.h"
 
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -11,6 +12,7 @@
 
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/hdf5_library.h"
+#include "core/disk_error.h"
 #include "core/error.h"
 #include "core/str.h"
 
@@ -107,8 +109,14 @@ struct Hdf5Builder::Handles {
 
   template <class Result>
   Result check(Result result, const std::string& what) const {
-    if (result < 0) throw CheckpointError(str("cannot lay out ", *purpose, ": ", what, ": ", hdf5_reason()));
+    if (result < 0) throw CheckpointError(str("cannot lay out ", *purpose, ": ", what, ": ", reason()));
     return result;
+  }
+  /// HDF5 keeps to itself that the process may not write a larger file, which the file in memory is one of.
+  std::string reason() const {
+    rlimit limit{};
+    const bool is_limited = ::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
+    return is_limited && errno == EFBIG ? describe_errno(EFBIG) : hdf5_reason();
   }
   Hdf5Id own(hid_t id, Hdf5Id::Close close, const std::string& what) const { return {check(id, what), close}; }
 
@@ -118,6 +126,7 @@ struct Hdf5Builder::Handles {
   Hdf5Id dataset(const Hdf5Dataset& dataset, hid_t creation) const;
   Hdf5Id creation_properties(const std::string& path) const;
   void attribute(hid_t object, const Hdf5Attribute& attribute, const std::string& path) const;
+  void make_groups(const std::string& path) const;
 };
 
 void Hdf5Builder::Handles::create(Hdf5Readers readers) {
@@ -132,7 +141,6 @@ void Hdf5Builder::Handles::create(Hdf5Readers readers) {
   check(H5Pset_obj_track_times(creation, false), "file creation");  // same content, same bytes
   file = own(H5Fcreate(memory.path().c_str(), H5F_ACC_TRUNC, creation, access), H5Fclose, "file");
   links = own(H5Pcreate(H5P_LINK_CREATE), H5Pclose, "links");
-  check(H5Pset_create_intermediate_group(links, 1), "links");
   check(H5Pset_char_encoding(links, H5T_CSET_UTF8), "links");
 }
 
@@ -176,7 +184,19 @@ Hdf5Id Hdf5Builder::Handles::creation_properties(const std::string& path) const 
   return creation;
 }
 
+/// The groups a path goes through. HDF5 would make them itself, with the time in them.
+void Hdf5Builder::Handles::make_groups(const std::string& path) const {
+  const Hdf5Id creation = own(H5Pcreate(H5P_GROUP_CREATE), H5Pclose, path);
+  check(H5Pset_obj_track_times(creation, false), path);
+  for (size_t end = path.find('/', 1); end != path.npos; end = path.find('/', end + 1)) {
+    const std::string group = path.substr(0, end);
+    if (H5Lexists(file, group.c_str(), H5P_DEFAULT) > 0) continue;
+    own(H5Gcreate2(file, group.c_str(), links, creation, H5P_DEFAULT), H5Gclose, group);
+  }
+}
+
 Hdf5Id Hdf5Builder::Handles::dataset(const Hdf5Dataset& dataset, hid_t creation) const {
+  make_groups(dataset.path);
   const Hdf5Id element = type(dataset.type, dataset.path);
   const Hdf5Id extent = space(dataset.shape, dataset.path);
   Hdf5Id made = own(H5Dcreate2(file, dataset.path.c_str(), element, extent, links, creation, H5P_DEFAULT), H5Dclose, dataset.path);

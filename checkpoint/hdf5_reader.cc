@@ -1,12 +1,11 @@
 #include "checkpoint/hdf5_reader.h"
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/hdf5_library.h"
 #include "core/check.h"
+#include "core/input_file.h"
 #include "core/str.h"
 #include "core/utf8.h"
 
@@ -72,6 +71,8 @@ std::string describe(hid_t type) {
   }
 }
 
+constexpr int64_t kLargestCompression = 4096;  // deflate reaches 1032
+
 bool is_little_endian(hid_t type) { return H5Tget_size(type) == 1 || H5Tget_order(type) == H5T_ORDER_LE; }
 
 }  // namespace
@@ -96,9 +97,12 @@ struct Hdf5File::Handles {
 };
 
 Hdf5File::Hdf5File(const fs::path& path) : path_(path), handles_(new Handles{path_, {}}) {
+  try {
+    file_bytes_ = InputFile(path).bytes();
+  } catch (const DiskError& error) {
+    throw CheckpointError(error.what());
+  }
   const Hdf5Library library;
-  if (std::error_code error; !fs::exists(path, error))
-    throw CheckpointError(str("cannot open ", path.string(), ": ", std::strerror(error ? error.value() : ENOENT)));
   handles_->file = {H5Fopen(path.c_str(), H5F_ACC_RDONLY, H5P_DEFAULT), H5Fclose};
   if (handles_->file < 0) throw CheckpointError(str("cannot open ", path.string(), ": no HDF5 file: ", hdf5_reason()));
 }
@@ -141,10 +145,14 @@ Hdf5Stored Hdf5File::find(const std::string& name) const {
   if (H5Sget_simple_extent_type(space) == H5S_NULL) stored.shape = {0};
   stored.bytes = size_bytes(*element);
   for (const int64_t size : stored.shape)
-    if (__builtin_mul_overflow(stored.bytes, size, &stored.bytes)) handles_->fail(name, "has more bytes than can be counted");
+    if (size < 0 || __builtin_mul_overflow(stored.bytes, size, &stored.bytes)) handles_->fail(name, "has more bytes than can be counted");
 
   const haddr_t address = H5Dget_offset(dataset);  // of contiguous data in this file, once it was written
-  const bool plain = H5Pget_layout(creation) == H5D_CONTIGUOUS && H5Pget_external_count(creation) == 0 && is_little_endian(type);
+  const bool elsewhere = H5Pget_layout(creation) == H5D_VIRTUAL || H5Pget_external_count(creation) > 0;
+  if (!elsewhere && stored.bytes / kLargestCompression > file_bytes_)
+    handles_->fail(name, str("says to have shape ", describe_shape(stored.shape), ", ", stored.bytes, " bytes, in a file of ", file_bytes_,
+                             "; expected a size that can be true (the file is damaged)"));
+  const bool plain = H5Pget_layout(creation) == H5D_CONTIGUOUS && !elsewhere && is_little_endian(type);
   if (plain && address != HADDR_UNDEF && H5Dget_storage_size(dataset) == static_cast<hsize_t>(stored.bytes))
     stored.offset = static_cast<int64_t>(address);
   return stored;

@@ -36,7 +36,8 @@ class Hdf5File {
 
   /// Paths of all datasets ("x", "train/x"), sorted.
   std::vector<std::string> names() const;
-  /// Throws when there is no dataset of this path, or its elements are of no ElementType (of any byte order).
+  /// Throws when there is no dataset of this path, its elements are of no ElementType (of any byte order), or it says to have far more of them
+  /// than a file of this size can hold, compressed as they may be.
   Hdf5Stored find(const std::string& name) const;
   /// Fills `destination`, which has stored.bytes, with the elements row by row, little-endian.
   void read(const Hdf5Stored& stored, std::span<std::byte> destination) const;
@@ -44,6 +45,7 @@ class Hdf5File {
  private:
   struct Handles;
   std::filesystem::path path_;
+  int64_t file_bytes_ = 0;
   std::unique_ptr<Handles> handles_;
 };
 

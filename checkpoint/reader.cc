@@ -32,6 +32,16 @@ std::string describe_block(const FileRecord& file, int64_t block) {
   return str("block ", block, " (bytes ", begin, " to ", begin + block_bytes(file, block), ")");
 }
 
+/// Whoever asks for a tag gets the checkpoint that was saved under it, or none.
+void check_folder_name(const fs::path& folder, const std::string& tag) {
+  std::error_code error;
+  const fs::path name = folder.filename(), target = fs::is_symlink(folder, error) ? fs::canonical(folder, error).filename() : name;
+  if (name == tag || target == tag) return;
+  throw CheckpointError(str(folder.string(), ": holds the checkpoint ", tag, " under another name; to use it, give the folder its name back (mv ",
+                            folder.string(), " ", (folder.parent_path() / tag).string(),
+                            "), in another directory if there is a ", tag, " here"));
+}
+
 /// A block read before, for ranges that begin or end within it. Datasets are often read side by side, so there are a few.
 struct CachedBlock {
   int rank = -1;
@@ -69,7 +79,9 @@ fs::path find_checkpoint(const fs::path& directory, const std::string& tag) {
 Manifest read_manifest(const fs::path& folder) {
   const fs::path path = folder / kManifestName;
   try {
-    return Manifest::parse(InputFile(path).read_all(kMaxManifestBytes), path.string());
+    Manifest manifest = Manifest::parse(InputFile(path).read_all(kMaxManifestBytes), path.string());
+    check_folder_name(folder, manifest.tag);
+    return manifest;
   } catch (const DiskError& error) {
     throw CheckpointError(str(folder.string(), ": is no whole checkpoint: ", error.what()));
   }

@@ -19,7 +19,8 @@ namespace tessera::checkpoint {
 /// is not there, and lists the tags that are.
 std::filesystem::path find_checkpoint(const std::filesystem::path& directory, const std::string& tag);
 
-/// Local. Reads and checks `folder`/manifest.json, and nothing else. Throws CheckpointError.
+/// Local. Reads and checks `folder`/manifest.json, and nothing else. Throws CheckpointError, also for a folder that was renamed: the
+/// manifest has the tag.
 Manifest read_manifest(const std::filesystem::path& folder);
 
 /// Immutable but for its counters; thread-safe.

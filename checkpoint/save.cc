@@ -12,6 +12,7 @@
 #include "core/check.h"
 #include "core/error.h"
 #include "core/str.h"
+#include "core/temporary_name.h"
 
 namespace tessera::checkpoint {
 namespace {

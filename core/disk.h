@@ -1,10 +1,10 @@
 // Disk: the file operations a result on disk depends on, each of which can fail and each of which a crash can follow.
 //
 // [Note: files that are whole or absent]
-// A file others will read is written under a temporary name in the same directory, synced, renamed, and its directory
-// synced; rename is atomic, so a crash leaves the old file or the new one. Every operation goes through a
+// A file others will read is written under a temporary name in the same directory (core/pending_file.h), synced, renamed, and its
+// directory synced; rename is atomic, so a crash leaves the old file or the new one. Every operation goes through a
 // Disk, which can skip the syncs (they cost time, and protect against power loss only) and calls a probe after each:
-// tests kill the process, or fail the operation, at every single one of them.
+// tests kill the process, or fail the operation, at every single one of them, and replay what a power loss would leave.
 #pragma once
 
 #include <cstddef>
@@ -15,15 +15,11 @@
 #include <string>
 #include <string_view>
 
-#include "core/error.h"
+#include "core/disk_error.h"
+#include "core/file_descriptor.h"
+#include "core/input_file.h"
 
 namespace tessera {
-
-/// A file operation that failed. what(): "cannot write DIR/FILE: No space left on device".
-class DiskError : public Error {
- public:
-  using Error::Error;
-};
 
 struct DiskOptions {
   bool sync = true;  ///< false: fsync is skipped
@@ -37,9 +33,8 @@ class Disk;
 /// A file being written. Owns its descriptor; unless closed, its content is in an unknown state. Not thread-safe.
 class OutputFile {
  public:
-  OutputFile(OutputFile&& other) noexcept;
+  OutputFile(OutputFile&& other) noexcept = default;
   OutputFile& operator=(OutputFile&&) = delete;
-  ~OutputFile();
 
   /// Local. Reserves room for the first `bytes` bytes and makes the file that long, so that a full disk is noticed here.
   void reserve(int64_t bytes);
@@ -58,11 +53,12 @@ class OutputFile {
 
  private:
   friend class Disk;
-  OutputFile(const Disk& disk, std::filesystem::path path, int descriptor);
+  friend class PendingFile;
+  OutputFile(const Disk& disk, std::filesystem::path path, FileDescriptor descriptor);
 
   const Disk* disk_;
   std::filesystem::path path_;
-  int descriptor_;
+  FileDescriptor descriptor_;
   int64_t appended_ = 0;
 };
 
@@ -73,7 +69,8 @@ class Disk {
   Disk(const Disk&) = delete;
   Disk& operator=(const Disk&) = delete;
 
-  /// A new, empty file, readable and writable as the umask allows; an existing one is emptied.
+  /// A new, empty file, readable and writable as the umask allows. Fails where the name is taken, be it by a symbolic link: nothing
+  /// that was there is ever written into.
   OutputFile create(const std::filesystem::path& path) const;
   /// Opens an existing file to write more into it.
   OutputFile reopen(const std::filesystem::path& path) const;
@@ -89,7 +86,7 @@ class Disk {
   void remove_all(const std::filesystem::path& path) const;
   /// Makes the names in a directory durable.
   void sync_directory(const std::filesystem::path& path) const;
-  /// Writes a small file whole-or-absent: temporary name ("NAME.tmp"), sync, rename, directory sync.
+  /// Writes a small file whole-or-absent, as a PendingFile.
   void replace_file(const std::filesystem::path& path, std::string_view content) const;
 
  private:
@@ -103,27 +100,5 @@ class Disk {
 
 /// Local. Writes a small file whole-or-absent, but not synced: what only a power failure could take. Throws DiskError.
 void replace_file(const std::filesystem::path& path, std::string_view content);
-
-/// A file being read. Thread-safe.
-class InputFile {
- public:
-  /// Throws DiskError naming the file.
-  explicit InputFile(std::filesystem::path path);
-  InputFile(InputFile&& other) noexcept;
-  InputFile& operator=(InputFile&&) = delete;
-  ~InputFile();
-
-  int64_t bytes() const { return bytes_; }
-  const std::filesystem::path& path() const { return path_; }
-  /// Local. Fills `data` from byte `offset` on. Throws DiskError when the file ends before.
-  void read_at(int64_t offset, std::span<std::byte> data) const;
-  /// Local. The whole file, which must not be longer than `limit` bytes.
-  std::string read_all(int64_t limit) const;
-
- private:
-  std::filesystem::path path_;
-  int descriptor_;
-  int64_t bytes_ = 0;
-};
 
 }  // namespace tessera

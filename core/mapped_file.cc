@@ -1,6 +1,5 @@
 #include "core/mapped_file.h"
 
-#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 
@@ -8,21 +7,23 @@
 #include <cstring>
 
 #include "core/error.h"
-#include "core/file_descriptor.h"
+#include "core/input_file.h"
 #include "core/str.h"
 
 namespace tessera {
 
-MappedFile::MappedFile(const std::filesystem::path& path) {
+MappedFile::MappedFile(const std::filesystem::path& path) try {
   const auto fail = [&] { throw DataError(str("cannot map ", path.string(), ": ", std::strerror(errno))); };
-  const FileDescriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  const FileDescriptor file = open_input(path);
   struct stat status {};
-  if (file.get() < 0 || ::fstat(file.get(), &status) != 0) fail();
+  if (::fstat(file.get(), &status) != 0) fail();
   if (status.st_size == 0) return;  // which mmap refuses
   void* memory = ::mmap(nullptr, static_cast<size_t>(status.st_size), PROT_READ, MAP_SHARED, file.get(), 0);
   if (memory == MAP_FAILED) fail();
   data_ = static_cast<const std::byte*>(memory);
   bytes_ = status.st_size;
+} catch (const DiskError& error) {
+  throw DataError(error.what());
 }
 
 MappedFile::~MappedFile() {

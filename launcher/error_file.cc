@@ -14,8 +14,9 @@
 #include <string_view>
 #include <vector>
 
-#include "core/str.h"
 #include "core/file_descriptor.h"
+#include "core/str.h"
+#include "core/temporary_name.h"
 
 namespace tessera::launcher {
 namespace {
@@ -58,8 +59,8 @@ std::string json_string(const std::string& text) {
 
 /// Creates `path` with this content unless it exists already.
 void write_once(const std::string& path, const std::string& content) {
-  const std::string temporary = str(path, ".", ::getpid());
-  FileDescriptor fd(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
+  const std::string temporary = temporary_path(path).string();
+  FileDescriptor fd(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644));
   if (!fd) return;
   size_t written = 0;
   while (written < content.size()) {

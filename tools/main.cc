@@ -1,13 +1,19 @@
 // The `tessera` command.
 #include <unistd.h>
 
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
 #include <cstdlib>
+#include <iostream>
 #include <sstream>
 #include <string_view>
 
 #include "comm/c10_words.h"
+#include "core/disk_error.h"
 #include "core/error.h"
 #include "core/log.h"
+#include "core/str.h"
 #include "launcher/error_file.h"
 #include "tools/command_line.h"
 #include "tools/consolidate_command.h"
@@ -36,10 +42,21 @@ int fail(const tessera::Logger& log, const std::string& message) {
   return 1;
 }
 
+/// What a command has printed is taken by now, or its exit code says that it was not.
+int finish(const tessera::Logger& log, int exit_code) {
+  errno = 0;
+  std::cout.flush();
+  const bool taken = std::fflush(stdout) == 0 && std::ferror(stdout) == 0 && std::cout.good();
+  if (taken || exit_code != 0) return exit_code;
+  return fail(log, tessera::str("standard output cannot be written", errno != 0 ? ": " + tessera::describe_errno(errno) : "",
+                                "; what was printed is not complete"));
+}
+
 }  // namespace
 
 int main(int num_given, char** given) {
   using namespace tessera;
+  std::signal(SIGXFSZ, SIG_IGN);  // a limit of file sizes is an error of the write that meets it, as a full disk is
   std::vector<char*> arguments = tools::with_command(num_given, given);
   int argc = static_cast<int>(arguments.size()) - 1;
   char** argv = arguments.data();
@@ -60,7 +77,7 @@ int main(int num_given, char** given) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& asked) {  // --help, --version
-    return app.exit(asked);
+    return finish(log, app.exit(asked));
   } catch (const CLI::ParseError& error) {
     return fail(log, tools::describe_mistake(app, error, argc, argv));
   } catch (const Error& error) {
@@ -68,5 +85,5 @@ int main(int num_given, char** given) {
   } catch (const std::exception& error) {
     return fail(log, comm::words_of(error));  // libtorch's hold back-traces
   }
-  return exit_code;
+  return finish(log, exit_code);
 }

@@ -2,12 +2,13 @@
 
 #include <unistd.h>
 
-#include <fstream>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "core/error.h"
+#include "core/input_file.h"
 #include "core/log.h"
 #include "core/str.h"
 #include "core/utf8.h"
@@ -27,11 +28,8 @@ struct PredictFlags {
 
 /// A text a line.
 void read_lines(const std::string& name, std::vector<std::string>& texts) {
-  std::ifstream file;
-  if (name != "-") {
-    file.open(name);
-    if (!file) throw DataError(str(name, ": cannot be opened; expected a file with a text a line, or - for standard input"));
-  }
+  std::istringstream file;
+  if (name != "-") file.str(read_data_file(name, "a file with a text a line, or - for standard input"));
   std::istream& in = name == "-" ? std::cin : file;
   const std::string shown = name == "-" ? "standard input" : name;
   int64_t num_lines = 0;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <thread>
@@ -92,6 +93,7 @@ void make_deterministic() {
 }
 
 at::Device set_up_process(const TrainerConfig& trainer, const comm::Environment& environment) {
+  std::signal(SIGXFSZ, SIG_IGN);  // a limit of file sizes is an error of the write that meets it, as a full disk is
   if (trainer.deterministic) make_deterministic();
   at::set_num_threads(choose_num_threads(trainer, environment));
   return choose_device(trainer, environment);

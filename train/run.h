@@ -21,8 +21,8 @@ at::Device choose_device(const TrainerConfig& trainer, const comm::Environment& 
 comm::CommunicatorPtr join_group(const TrainerConfig& trainer, const comm::Environment& environment, at::Device device,
                                  const Logger& logger);
 
-/// Local. How a rank begins, before anything runs on its device: trainer.deterministic, choose_num_threads(). Returns choose_device(), and throws
-/// as it does.
+/// Local. How a rank begins, before anything runs on its device: trainer.deterministic, choose_num_threads(), and SIGXFSZ is ignored, so that a
+/// file that may not grow is an error and no end of the process. Returns choose_device(), and throws as it does.
 at::Device set_up_process(const TrainerConfig& trainer, const comm::Environment& environment);
 
 /// Local. For trainer.deterministic: as torch.use_deterministic_algorithms(True), for the whole process and for good. To be called

@@ -14,6 +14,7 @@
 #include "core/disk.h"
 #include "core/error.h"
 #include "core/str.h"
+#include "core/temporary_name.h"
 #include "engine/checkpointing.h"
 #include "train/run_directory.h"
 #include "train/run_length.h"
@@ -159,7 +160,7 @@ void RunCheckpoints::remove_previous() const {
   if (engine_.rank() != 0 || !fs::exists(previous, error)) return;
   const Disk disk({.sync = false, .probe = {}});
   try {
-    const fs::path away = folder_ / checkpoint::temporary_name(kPrevious);
+    const fs::path away = folder_ / temporary_name(kPrevious);
     disk.rename(previous, away);  // so that no half-deleted checkpoint looks whole
     disk.remove_all(away);
   } catch (const Error& caught) {

@@ -1,14 +1,15 @@
 #include "train/run_directory.h"
 
 #include <cerrno>
-#include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <system_error>
 
 #include "core/disk.h"
 #include "core/error.h"
 #include "core/str.h"
+#include "core/temporary_name.h"
 
 namespace tessera::train {
 namespace {
@@ -21,9 +22,9 @@ namespace {
 void remove_samples(const std::filesystem::path& samples) {
   std::error_code error;
   for (const auto& entry : std::filesystem::directory_iterator(samples, error)) {
-    std::filesystem::path name = entry.path().filename();
-    if (name.extension() == ".tmp") name = name.stem();  // which a killed run had not finished
-    const std::string stem = name.stem().string();
+    const std::string file_name = entry.path().filename().string();
+    const std::string_view unfinished = name_of_temporary(file_name);  // by a killed run
+    const std::string stem = std::filesystem::path(unfinished.empty() ? file_name : unfinished).stem().string();
     const bool is_ours = stem.size() >= 13 && stem.starts_with("step_") && stem.find_first_not_of("0123456789", 5) == stem.npos;
     if (is_ours && entry.is_regular_file(error)) std::filesystem::remove(entry.path(), error);
     if (error) throw Error(str(entry.path().string(), " cannot be removed: ", error.message()));
@@ -38,9 +39,11 @@ RunDirectory::RunDirectory(const std::filesystem::path& folder) : folder_(folder
   std::filesystem::create_directories(folder_, error);
   if (error) fail(folder_, error.message());
   if (!std::filesystem::is_directory(folder_, error)) fail(folder_, "it is not a folder");
+  if (std::filesystem::exists(folder_ / kMetricsName, error) && !std::filesystem::is_regular_file(folder_ / kMetricsName, error))
+    fail(folder_ / kMetricsName, "it is not a regular file");
   lock_.emplace(folder_);
   errno = 0;
-  if (!std::ofstream(folder_ / kMetricsName, std::ios::app)) fail(folder_ / kMetricsName, std::strerror(errno));
+  if (!std::ofstream(folder_ / kMetricsName, std::ios::app)) fail(folder_ / kMetricsName, describe_errno(errno));
 }
 
 std::filesystem::path sample_path(const std::filesystem::path& folder, int64_t step, std::string_view ending) {
@@ -82,7 +85,7 @@ void RunDirectory::append_metrics(const nlohmann::ordered_json& record) { metric
 
 std::vector<nlohmann::ordered_json> RunDirectory::metrics() const {
   std::vector<nlohmann::ordered_json> records;
-  std::ifstream file(folder_ / kMetricsName);
+  std::istringstream file(InputFile(folder_ / kMetricsName).read_all());
   for (std::string line; std::getline(file, line);)
     if (auto record = nlohmann::ordered_json::parse(line, nullptr, /*allow_exceptions=*/false); record.is_object())
       records.push_back(std::move(record));

@@ -1,41 +1,16 @@
-// Output that has another name until it is whole (core/disk.h: [Note: files that are whole or absent]).
-//
-// [Note: temporary names]
-// A file or folder NAME is written as NAME.PID.tmp beside it, so that two processes never write into one file. What a
-// killed process has left is removed by the next one that writes NAME: its PID is not alive any more.
+// PendingDirectory: a folder of files that has another name until it is whole (core/pending_file.h does the same for one file).
 #pragma once
 
 #include <filesystem>
 
 #include "core/disk.h"
+#include "core/file_descriptor.h"
 
 namespace tessera::checkpoint {
 
-/// A file being written. Owns the temporary file and removes it unless published. Not thread-safe.
-class PendingFile {
- public:
-  /// Local. Creates the temporary file. `disk` must outlive this. Throws DiskError.
-  PendingFile(const Disk& disk, std::filesystem::path path);
-  ~PendingFile();
-  PendingFile(const PendingFile&) = delete;
-  PendingFile& operator=(const PendingFile&) = delete;
-
-  OutputFile& file() { return file_; }
-  const std::filesystem::path& path() const { return path_; }
-  const std::filesystem::path& temporary() const { return temporary_; }
-  /// Local. Syncs, renames, syncs the directory; to be called once. Throws DiskError.
-  void publish();
-
- private:
-  const Disk& disk_;
-  std::filesystem::path path_;
-  std::filesystem::path temporary_;
-  OutputFile file_;
-  bool renamed_ = false;
-};
-
-/// The same for a folder of files. A folder that has the name already is exchanged for the new one in one step; its other
-/// files are carried over (as hard links), those that `replaced` accepts are not.
+/// A folder being written. Owns the temporary one (core/temporary_name.h) and removes it unless published. A folder that has the name already is
+/// exchanged for the new one in one step; its other files are carried over (as hard links), those that `replaced` accepts are not.
+/// Not thread-safe.
 class PendingDirectory {
  public:
   /// Local. Creates the temporary folder. Throws DiskError; CheckpointError when `path` is no folder or holds folders of
@@ -51,10 +26,12 @@ class PendingDirectory {
 
  private:
   void check_entries() const;
+  void create();
 
   const Disk& disk_;
   std::filesystem::path path_;
   std::filesystem::path temporary_;
+  FileDescriptor lock_;
   bool (*replaced_)(const std::string&);
   bool renamed_ = false;
 };

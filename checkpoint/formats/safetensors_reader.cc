@@ -5,6 +5,7 @@
 #include <span>
 #include <string_view>
 
+#include "checkpoint/block_hashes.h"
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/formats/safetensors_index.h"
 #include "core/check.h"
@@ -34,7 +35,7 @@ std::string other_kind(const InputFile& input, std::span<const unsigned char, 8>
   return "";
 }
 
-SafetensorsHeader read_header(const InputFile& input) {
+SafetensorsHeader read_header(const InputFile& input, std::optional<SafetensorsHashes>& hashes) {
   const std::string file = input.path().string();
   if (input.bytes() < 8)
     throw CheckpointError(str(file, ": no safetensors file: it has ", input.bytes(), " bytes, expected 8 at least"));
@@ -49,10 +50,11 @@ SafetensorsHeader read_header(const InputFile& input) {
                               std::min<uint64_t>(room, kMaxSafetensorsHeaderBytes),
                               header_bytes > room ? " (what the file has left)" : ""));
   }
-  std::string text(header_bytes, '\0');
-  input.read_at(8, std::as_writable_bytes(std::span(text)));
   const auto data_begin = static_cast<int64_t>(8 + header_bytes);
-  SafetensorsHeader header = parse_safetensors_header(text, input.bytes() - data_begin, file);
+  std::string head(8 + header_bytes, '\0');
+  input.read_at(0, std::as_writable_bytes(std::span(head)));
+  SafetensorsHeader header = parse_safetensors_header(std::string_view(head).substr(8), input.bytes() - data_begin, file);
+  hashes = SafetensorsHashes::read(head, header, file);
   for (SafetensorsTensor& tensor : header.tensors) tensor.offset += data_begin;
   return header;
 }
@@ -70,7 +72,7 @@ fs::path entry_point(const fs::path& path) {
 
 }  // namespace
 
-SafetensorsFile::SafetensorsFile(const fs::path& path) : input_(path), header_(read_header(input_)) {
+SafetensorsFile::SafetensorsFile(const fs::path& path) : input_(path), header_(read_header(input_, hashes_)) {
   for (const SafetensorsTensor& tensor : header_.tensors) by_name_[tensor.name] = &tensor;
 }
 
@@ -83,7 +85,34 @@ void SafetensorsFile::read(const SafetensorsTensor& tensor, int64_t begin, std::
   const auto bytes = static_cast<int64_t>(destination.size());
   TESSERA_CHECK(begin >= 0 && begin <= tensor.bytes && bytes <= tensor.bytes - begin, "bytes ", begin, " to ", begin + bytes,
                 " of ", tensor.name, ", which has ", tensor.bytes);
-  input_.read_at(tensor.offset + begin, destination);
+  if (!hashes_) return input_.read_at(tensor.offset + begin, destination);
+  std::vector<std::byte> scratch;
+  for (int64_t next = begin; !destination.empty();) {
+    const int64_t block = next / kBlockBytes, skip = next % kBlockBytes, in_block = std::min(kBlockBytes, tensor.bytes - block * kBlockBytes);
+    const auto part = destination.first(static_cast<size_t>(std::min<int64_t>(in_block - skip, static_cast<int64_t>(destination.size()))));
+    if (static_cast<int64_t>(part.size()) == in_block) {
+      read_block(tensor, block, part);
+    } else {
+      scratch.resize(static_cast<size_t>(in_block));
+      read_block(tensor, block, scratch);
+      std::copy_n(scratch.begin() + skip, part.size(), part.begin());
+    }
+    next += static_cast<int64_t>(part.size());
+    destination = destination.subspan(part.size());
+  }
+}
+
+void SafetensorsFile::read_block(const SafetensorsTensor& tensor, int64_t block, std::span<std::byte> into) const {
+  const int64_t begin = tensor.offset + block * kBlockBytes;
+  input_.read_at(begin, into);
+  const SafetensorsTensor* ours = find(tensor.name);
+  TESSERA_CHECK(ours != nullptr, tensor.name);
+  const auto index = static_cast<size_t>(ours - header_.tensors.data());
+  const uint64_t found = hash_block(into), expected = hashes_->expected(index, block);
+  if (found != expected)
+    throw CheckpointError(str(path().string(), ": tensor ", quoted_name(tensor.name), " is damaged between bytes ", begin, " and ",
+                              begin + static_cast<int64_t>(into.size()), " of the file: found hash ", hashes_to_hex({&found, 1}), "; expected ",
+                              hashes_to_hex({&expected, 1})));
 }
 
 SafetensorsModel::SafetensorsModel(const fs::path& path) : path_(entry_point(path)) {

@@ -3,11 +3,13 @@
 
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "checkpoint/formats/safetensors_digest.h"
 #include "checkpoint/formats/safetensors_header.h"
 #include "core/disk.h"
 
@@ -16,8 +18,8 @@ namespace tessera::checkpoint {
 /// One file. Immutable; thread-safe.
 class SafetensorsFile {
  public:
-  /// Local. Opens the file and checks all of its header: what stands in tensors() can be read. Throws CheckpointError and
-  /// DiskError, naming the file (and tensor).
+  /// Local. Opens the file and checks all of its header: what stands in tensors() can be read. Where the file has hashes (safetensors_digest.h),
+  /// the header is compared with its own. Throws CheckpointError and DiskError, naming the file (and tensor).
   explicit SafetensorsFile(const std::filesystem::path& path);
 
   const std::filesystem::path& path() const { return input_.path(); }
@@ -26,12 +28,16 @@ class SafetensorsFile {
   const std::map<std::string, std::string>& metadata() const { return header_.metadata; }
   /// nullptr when there is none.
   const SafetensorsTensor* find(std::string_view name) const;
-  /// Local. Fills `destination` from byte `begin` of a tensor of this file on. Throws DiskError when the file has become
-  /// shorter, std::logic_error for a range outside of the tensor.
+  /// Local. Fills `destination` from byte `begin` of a tensor of this file on. Where the file has hashes, every block touched is read whole and
+  /// compared: throws CheckpointError naming file, tensor and block. Throws DiskError when the file has become shorter,
+  /// std::logic_error for a range outside of the tensor.
   void read(const SafetensorsTensor& tensor, int64_t begin, std::span<std::byte> destination) const;
 
  private:
+  void read_block(const SafetensorsTensor& tensor, int64_t block, std::span<std::byte> into) const;
+
   InputFile input_;
+  std::optional<SafetensorsHashes> hashes_;
   SafetensorsHeader header_;
   std::map<std::string_view, const SafetensorsTensor*> by_name_;
 };

@@ -6,8 +6,11 @@
 #include <numeric>
 #include <optional>
 
+#include "checkpoint/block_hashes.h"
 #include "checkpoint/formats/pending_output.h"
+#include "checkpoint/formats/safetensors_digest.h"
 #include "checkpoint/formats/safetensors_header.h"
+#include "core/pending_file.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -18,6 +21,26 @@ void write_copies(OutputFile& file, const std::vector<int64_t>& positions, int64
   for (const int64_t position : positions) file.write_at(position + offset, data);
 }
 
+/// The hashes of each tensor's blocks. Its bytes come from first to last, those of one tensor after those of another. Not thread-safe.
+class TensorHashes {
+ public:
+  void add(size_t index, const ModelTensor& tensor, int64_t offset, std::span<const std::byte> data) {
+    if (offset == 0) hasher_.emplace();
+    hasher_->update(data);
+    if (hasher_->bytes() == tensor.bytes()) by_tensor_[index] = hasher_->finish();
+  }
+  const std::map<size_t, std::vector<uint64_t>>& by_tensor() const { return by_tensor_; }
+
+ private:
+  std::optional<BlockHasher> hasher_;  // of the tensor begun
+  std::map<size_t, std::vector<uint64_t>> by_tensor_;
+};
+
+void write_head(OutputFile& file, const SafetensorsLayout& layout, const TensorHashes& hashes) {
+  const std::string head = layout.head(hashes.by_tensor());
+  file.write_at(0, std::as_bytes(std::span(head)));
+}
+
 class SafetensorsFileWriter : public ModelWriter {
  public:
   SafetensorsFileWriter(const Disk& disk, ModelWriterOptions options)
@@ -25,7 +48,6 @@ class SafetensorsFileWriter : public ModelWriter {
         layout_(tensors(), all_of(tensors()), options.path.string()),
         file_(disk, options.path) {
     file_.file().reserve(layout_.file_bytes());
-    file_.file().append(layout_.head());
   }
 
  private:
@@ -36,11 +58,16 @@ class SafetensorsFileWriter : public ModelWriter {
   }
 
   void write(size_t index, int64_t offset, std::span<const std::byte> data) override {
+    hashes_.add(index, tensors()[index], offset, data);
     write_copies(file_.file(), layout_.positions(index), offset, data);
   }
-  void publish() override { file_.publish(); }
+  void publish() override {
+    write_head(file_.file(), layout_, hashes_);
+    file_.publish();
+  }
 
   SafetensorsLayout layout_;
+  TensorHashes hashes_;
   PendingFile file_;
 };
 
@@ -86,6 +113,7 @@ class SafetensorsShardsWriter : public ModelWriter {
   void write(size_t index, int64_t offset, std::span<const std::byte> data) override {
     Shard& shard = shards_[shard_of_[index]];
     if (!shard.file) open(shard);
+    hashes_.add(index, tensors()[index], offset, data);
     write_copies(*shard.file, shard.layout.positions(index), offset, data);
     shard.bytes_left -= static_cast<int64_t>(data.size());
     if (shard.bytes_left == 0) close(shard);
@@ -95,10 +123,10 @@ class SafetensorsShardsWriter : public ModelWriter {
     shard.begun = true;
     shard.file.emplace(disk_.create(folder_.temporary() / shard.file_name));
     shard.file->reserve(shard.layout.file_bytes());
-    shard.file->append(shard.layout.head());
   }
 
-  static void close(Shard& shard) {
+  void close(Shard& shard) {
+    write_head(*shard.file, shard.layout, hashes_);
     shard.file->close();
     shard.file.reset();
   }
@@ -130,6 +158,7 @@ class SafetensorsShardsWriter : public ModelWriter {
   const Disk& disk_;
   std::vector<size_t> shard_of_;  // by tensor
   std::vector<Shard> shards_;
+  TensorHashes hashes_;
   PendingDirectory folder_;
 };
 
@@ -149,13 +178,24 @@ SafetensorsLayout::SafetensorsLayout(const std::vector<ModelTensor>& tensors, co
     for (const std::string& alias : tensors[index].aliases) add(alias, index);
   }
   place_tensors(header.tensors);
+  reserve_digest(header);
   head_ = format_safetensors_header(header, file);
   const auto data_begin = static_cast<int64_t>(head_.size());
   file_bytes_ = data_begin;
   for (const SafetensorsTensor& tensor : header.tensors) {
-    positions_[index_of.at(tensor.name)].push_back(data_begin + tensor.offset);
+    in_file_order_.push_back(index_of.at(tensor.name));
+    positions_[in_file_order_.back()].push_back(data_begin + tensor.offset);
     file_bytes_ += tensor.bytes;
   }
+}
+
+std::string SafetensorsLayout::head(const std::map<size_t, std::vector<uint64_t>>& hashes) const {
+  std::vector<uint64_t> all;
+  for (const size_t index : in_file_order_)
+    if (const auto found = hashes.find(index); found != hashes.end()) all.insert(all.end(), found->second.begin(), found->second.end());
+  std::string head = head_;
+  fill_digest(head, all);
+  return head;
 }
 
 std::vector<std::vector<size_t>> plan_shards(const std::vector<ModelTensor>& tensors, int64_t max_bytes) {

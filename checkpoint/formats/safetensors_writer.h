@@ -22,14 +22,15 @@ class SafetensorsLayout {
   /// CheckpointError as format_safetensors_header.
   SafetensorsLayout(const std::vector<ModelTensor>& tensors, const std::vector<size_t>& chosen, const std::string& file);
 
-  /// The header, to be written at byte 0.
-  const std::string& head() const { return head_; }
+  /// The header, to be written at byte 0; `hashes` are those of all chosen tensors, by index (safetensors_digest.h).
+  std::string head(const std::map<size_t, std::vector<uint64_t>>& hashes) const;
   int64_t file_bytes() const { return file_bytes_; }
   /// Where the bytes of tensor `index` go in the file: once for each of its names.
   const std::vector<int64_t>& positions(size_t index) const { return positions_.at(index); }
 
  private:
-  std::string head_;
+  std::string head_;                   // its hashes are zeros
+  std::vector<size_t> in_file_order_;  // indices of the tensors, once for each name
   int64_t file_bytes_ = 0;
   std::map<size_t, std::vector<int64_t>> positions_;
 };

@@ -4,9 +4,9 @@
 
 #include <string_view>
 
-#include "checkpoint/formats/pending_output.h"
 #include "checkpoint/formats/torch_pickle.h"
 #include "checkpoint/formats/torch_zip.h"
+#include "core/pending_file.h"
 
 namespace tessera::checkpoint {
 namespace {

@@ -1,14 +1,13 @@
 #include "engine/config/document.h"
 
 #include <algorithm>
-#include <cerrno>
 #include <cstdio>
-#include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
+#include <span>
 
 #include "core/error.h"
+#include "core/input_file.h"
 #include "core/str.h"
 #include "engine/config/json.h"
 
@@ -30,16 +29,15 @@ std::string read_text(const std::string& file) {
   std::error_code ignored;
   if (std::filesystem::is_directory(file, ignored))
     throw ConfigError(str(file, ": is a folder; expected a JSON file"));
-  errno = 0;
-  std::ifstream in(file, std::ios::binary);
-  if (!in) throw ConfigError(str(file, ": cannot be opened (", std::strerror(errno), ")"));
-  std::string text(kMaxFileBytes + 1, '\0');
-  in.read(text.data(), static_cast<std::streamsize>(text.size()));
-  if (in.bad()) throw ConfigError(str(file, ": cannot be read (", std::strerror(errno), ")"));
-  text.resize(static_cast<size_t>(in.gcount()));
-  if (text.size() > kMaxFileBytes)
-    throw ConfigError(str(file, ": is larger than 16 MiB; expected a JSON configuration"));
-  return text;
+  try {
+    const InputFile in(file);
+    std::string text(kMaxFileBytes + 1, '\0');
+    text.resize(in.read_some(0, std::as_writable_bytes(std::span(text))));
+    if (text.size() > kMaxFileBytes) throw ConfigError(str(file, ": is larger than 16 MiB; expected a JSON configuration"));
+    return text;
+  } catch (const DiskError& error) {
+    throw ConfigError(str(file, ": cannot be opened (", error.reason(), ")"));
+  }
 }
 
 template <class Json>

@@ -4,13 +4,13 @@
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <cstdio>
 #include <cstring>
-#include <filesystem>
 #include <memory>
+#include <span>
 
 #include "core/error.h"
+#include "core/input_file.h"
 #include "core/mapped_file.h"
 #include "core/str.h"
 
@@ -25,11 +25,12 @@ constexpr uint8_t kUnsignedByte = 0x08;
 // the compressed stream, so the stream is driven here.
 class ByteSource {
  public:
-  explicit ByteSource(const std::string& path) : path_(path), file_(std::fopen(path.c_str(), "rb"), &std::fclose) {
-    if (!file_) throw DataError(str(path, ": cannot be opened: ", std::strerror(errno), "; expected an IDX file (plain or .gz)"));
+  explicit ByteSource(const std::string& path) try : path_(path), file_(path) {
     refill();
     gzip_ = stream_.avail_in >= 2 && stream_.next_in[0] == 0x1f && stream_.next_in[1] == 0x8b;
     if (gzip_ && inflateInit2(&stream_, 15 + 16) != Z_OK) throw DataError(str(path, ": zlib cannot start"));
+  } catch (const DiskError& error) {
+    throw DataError(str(path, ": cannot be opened: ", error.reason(), "; expected an IDX file (plain or .gz)"));
   }
   ~ByteSource() {
     if (gzip_) inflateEnd(&stream_);
@@ -44,9 +45,9 @@ class ByteSource {
 
  private:
   bool refill() {
-    stream_.avail_in = static_cast<uInt>(std::fread(block_.data(), 1, block_.size(), file_.get()));
+    stream_.avail_in = static_cast<uInt>(file_.read_some(offset_, std::as_writable_bytes(std::span(block_))));
     stream_.next_in = block_.data();
-    if (std::ferror(file_.get()) != 0) throw DataError(str(path_, ": read failed: ", std::strerror(errno)));
+    offset_ += stream_.avail_in;
     return stream_.avail_in > 0;
   }
 
@@ -85,7 +86,8 @@ class ByteSource {
   }
 
   std::string path_;
-  std::unique_ptr<std::FILE, int (*)(std::FILE*)> file_;
+  InputFile file_;
+  int64_t offset_ = 0;  // of the file's next block
   std::array<uint8_t, kBlock_bytes> block_;
   z_stream stream_{};
   bool gzip_ = false;
@@ -175,8 +177,7 @@ IdxArray read_idx(const std::string& path, const std::vector<int64_t>& expected_
   IdxArray array;
   array.shape = read_header(source, path, expected_shape);
   const int64_t numel = checked_numel(path, array.shape, expected_shape);
-  std::error_code error;
-  if (!source.gzip() && std::filesystem::is_regular_file(path, error)) {
+  if (!source.gzip()) {
     map_values(path, numel, array);
   } else {
     read_values(source, path, numel, array);

@@ -2,22 +2,22 @@
 
 #include <ATen/ATen.h>
 
-#include <filesystem>
-#include <fstream>
-
 #include "core/error.h"
+#include "core/input_file.h"
 #include "core/str.h"
 
 namespace tessera::examples {
 
 ByteText::ByteText(const std::string& path, int64_t sequence) : sequence_(sequence) {
-  std::error_code error;
-  const auto size = std::filesystem::is_regular_file(path, error) ? std::filesystem::file_size(path, error) : 0;
-  std::ifstream file(path, std::ios::binary);
-  if (error || !file || !std::filesystem::is_regular_file(path)) throw DataError(str(path, ": cannot be read; expected a text file (data.path)"));
-  if (static_cast<int64_t>(size) < sequence + 1)
+  int64_t size = 0;
+  try {
+    size = InputFile(path).bytes();
+  } catch (const DiskError& error) {
+    throw DataError(str(path, ": cannot be read: ", error.reason(), "; expected a text file (data.path)"));
+  }
+  if (size < sequence + 1)
     throw DataError(str(path, ": has ", size, " bytes; expected at least ", sequence + 1, ", one sample (model.sequence and the byte after)"));
-  bytes_ = at::from_file(path, /*shared=*/false, static_cast<int64_t>(size), at::kByte);
+  bytes_ = at::from_file(path, /*shared=*/false, size, at::kByte);
 }
 
 at::Tensor ByteText::windows(const std::vector<int64_t>& numbers) const {

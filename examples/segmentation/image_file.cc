@@ -2,10 +2,7 @@
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
-#include <cstring>
-#include <filesystem>
-#include <fstream>
+#include <span>
 
 #include "core/disk.h"
 #include "core/error.h"
@@ -18,22 +15,19 @@ namespace {
 
 constexpr std::array<uint8_t, 8> kPngSignature = {0x89, 'P', 'N', 'G', '\r', '\n', 0x1a, '\n'};
 constexpr std::array<uint8_t, 3> kJpegSignature = {0xff, 0xd8, 0xff};
-constexpr uintmax_t kMaxFile_bytes = uintmax_t{1} << 30;  // 67 million pixels, incompressible, are a quarter of it
+constexpr int64_t kMaxFile_bytes = int64_t{1} << 30;  // 67 million pixels, incompressible, are a quarter of it
 
 std::vector<uint8_t> read_file(const std::string& path) {
-  std::error_code error;
-  if (std::filesystem::exists(path, error) && !std::filesystem::is_regular_file(path, error))
-    throw DataError(str(path, ": is not a file; expected a PNG or JPEG image"));
-  errno = 0;
-  std::ifstream file(path, std::ios::binary);
-  const uintmax_t size = file ? std::filesystem::file_size(path, error) : 0;
-  if (!file || error)
-    throw DataError(str(path, ": cannot be opened: ", error ? error.message() : std::strerror(errno), "; expected a PNG or JPEG image"));
-  if (size > kMaxFile_bytes) throw DataError(str(path, ": has ", size, " bytes; expected an image of at most ", kMaxFile_bytes));
-  std::vector<uint8_t> bytes(size);
-  if (!file.read(reinterpret_cast<char*>(bytes.data()), static_cast<std::streamsize>(size)))
-    throw DataError(str(path, ": read failed after ", file.gcount(), " of ", size, " bytes"));
-  return bytes;
+  try {
+    const InputFile file(path);
+    if (file.bytes() > kMaxFile_bytes)
+      throw DataError(str(path, ": has ", file.bytes(), " bytes; expected an image of at most ", kMaxFile_bytes));
+    std::vector<uint8_t> bytes(static_cast<size_t>(file.bytes()));
+    file.read_at(0, std::as_writable_bytes(std::span(bytes)));
+    return bytes;
+  } catch (const DiskError& error) {
+    throw DataError(str(path, ": cannot be opened: ", error.reason(), "; expected a PNG or JPEG image"));
+  }
 }
 
 template <size_t kSize>

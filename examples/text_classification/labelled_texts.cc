@@ -3,14 +3,13 @@
 #include <algorithm>
 #include <array>
 #include <filesystem>
-#include <fstream>
 #include <functional>
-#include <sstream>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
 
 #include "core/error.h"
+#include "core/input_file.h"
 #include "core/str.h"
 #include "core/utf8.h"
 
@@ -32,13 +31,7 @@ std::string_view trimmed(std::string_view text) {
 
 /// Calls `take(line, number)` for every line with something in it; numbers count from 1. Throws DataError.
 void for_each_line(const fs::path& path, const std::string& expected, const std::function<void(std::string_view, int64_t)>& take) {
-  std::error_code ignored;
-  std::ifstream file(path, std::ios::binary);
-  if (!file || !fs::is_regular_file(path, ignored)) throw DataError(str(path.string(), ": cannot be read; expected ", expected));
-  std::ostringstream content;
-  content << file.rdbuf();
-  if (file.bad()) throw DataError(str(path.string(), ": reading failed; expected ", expected));
-  const std::string bytes = std::move(content).str();
+  const std::string bytes = read_data_file(path, expected);
   std::string_view rest = bytes;
   if (rest.substr(0, 3) == "\xef\xbb\xbf") rest.remove_prefix(3);
   bool found = false;

@@ -1,10 +1,9 @@
 #include "examples/text_classification/vocabulary.h"
 
-#include <filesystem>
-#include <fstream>
 #include <sstream>
 
 #include "core/error.h"
+#include "core/input_file.h"
 #include "core/str.h"
 #include "core/utf8.h"
 
@@ -31,10 +30,7 @@ Vocabulary::Vocabulary(std::vector<std::string> tokens, const std::string& sourc
 }
 
 Vocabulary Vocabulary::read(const std::string& path) {
-  std::error_code ignored;
-  std::ifstream file(path, std::ios::binary);
-  if (!file || !std::filesystem::is_regular_file(path, ignored))
-    throw DataError(str(path, ": cannot be read; expected a vocabulary, a token a line (data.vocab)"));
+  std::istringstream file(read_data_file(path, "a vocabulary, a token a line (data.vocab)"));
   std::vector<std::string> tokens;
   for (std::string line; std::getline(file, line);) {
     if (!line.empty() && line.back() == '\r') line.pop_back();

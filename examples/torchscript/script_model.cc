@@ -4,10 +4,7 @@
 #include <torch/csrc/jit/api/module.h>
 #include <torch/csrc/jit/serialization/import.h>
 
-#include <cerrno>
-#include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <set>
 #include <stdexcept>
@@ -15,6 +12,7 @@
 
 #include "comm/c10_words.h"
 #include "core/error.h"
+#include "core/input_file.h"
 #include "core/str.h"
 #include "core/utf8.h"
 #include "train/out_of_memory.h"
@@ -38,9 +36,13 @@ void check_trainable(const torch::jit::Module& model, const std::string& path) {
 
 std::shared_ptr<torch::jit::Module> load_script_model(const std::string& path) {
   const std::string expected = "; expected a file that torch.jit.save wrote";
-  std::error_code error;
-  if (std::filesystem::is_directory(path, error)) throw DataError(str(path, ": is a folder", expected));
-  if (!std::ifstream(path)) throw DataError(str(path, ": cannot be opened: ", std::strerror(errno), expected));
+  std::error_code ignored;
+  if (std::filesystem::is_directory(path, ignored)) throw DataError(str(path, ": is a folder", expected));
+  try {
+    check_input(path);
+  } catch (const DiskError& error) {
+    throw DataError(str(path, ": cannot be opened: ", error.reason(), expected));
+  }
   std::shared_ptr<torch::jit::Module> model;
   try {
     model = std::make_shared<torch::jit::Module>(torch::jit::load(path, c10::Device(at::kCPU)));

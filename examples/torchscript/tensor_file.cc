@@ -1,6 +1,7 @@
 #include "examples/torchscript/tensor_file.h"
 
 #include <algorithm>
+#include <new>
 #include <optional>
 
 #include "checkpoint/formats/safetensors_reader.h"
@@ -25,6 +26,22 @@ std::string names_there_are(const std::vector<std::string>& names) {
   return names.empty() ? "none" : join(shown, ", ");
 }
 
+/// What `body` returns. What it throws becomes a DataError that names the file, be it a library's or about memory.
+template <class Body>
+auto with_file_name(const fs::path& path, const Body& body) {
+  try {
+    return body();
+  } catch (const DataError&) {
+    throw;
+  } catch (const Error& error) {
+    throw DataError(error.what());
+  } catch (const std::bad_alloc&) {
+    throw DataError(str(path.string(), ": there is not enough memory for what it says to hold"));
+  } catch (const std::exception& error) {
+    throw DataError(str(path.string(), ": cannot be read: ", error.what()));
+  }
+}
+
 }  // namespace
 
 struct TensorFile::Source {
@@ -46,18 +63,20 @@ TensorFile::TensorFile(const fs::path& path) : path_(path), source_(std::make_un
   const bool hdf5 = ending == ".h5" || ending == ".hdf5";
   if (!hdf5 && ending != ".safetensors")
     throw DataError(str(path.string(), ": its name ends in ", quoted_name(ending), "; expected a .safetensors, .h5 or .hdf5 file"));
-  try {
+  with_file_name(path_, [&] {
     if (hdf5) source_->hdf5.emplace(path);
     else source_->safetensors.emplace(path);
-  } catch (const Error& error) {
-    throw DataError(error.what());
-  }
-  source_->mapping = std::make_shared<MappedFile>(path);  // neither kind of file is ever empty
+    source_->mapping = std::make_shared<MappedFile>(path);  // neither kind of file is ever empty
+  });
 }
 
 TensorFile::~TensorFile() = default;
 
-StoredTensor TensorFile::tensor(const std::string& name) const try {
+StoredTensor TensorFile::tensor(const std::string& name) const {
+  return with_file_name(path_, [&] { return find(name); });
+}
+
+StoredTensor TensorFile::find(const std::string& name) const {
   const std::vector<std::string> names = source_->names();
   if (std::find(names.begin(), names.end(), name) == names.end())
     throw DataError(str(path_.string(), ": has no tensor ", quoted_name(name), "; it holds ", names_there_are(names)));
@@ -69,16 +88,12 @@ StoredTensor TensorFile::tensor(const std::string& name) const try {
   const checkpoint::SafetensorsTensor& stored = *source_->safetensors->find(name);
   return take(name, {stored.type, stored.shape, nullptr}, stored.bytes, stored.offset,
               [&](std::span<std::byte> destination) { source_->safetensors->read(stored, 0, destination); });
-} catch (const DataError&) {
-  throw;
-} catch (const Error& error) {
-  throw DataError(error.what());
 }
 
 StoredTensor TensorFile::take(const std::string& name, StoredTensor tensor, int64_t bytes, std::optional<int64_t> offset,
                               const std::function<void(std::span<std::byte>)>& read) const {
   const std::shared_ptr<const MappedFile>& mapping = source_->mapping;
-  if (offset && *offset > mapping->bytes() - bytes)
+  if (offset && (*offset < 0 || *offset > mapping->bytes() - bytes))
     throw DataError(str(path_.string(), ": ", quoted_name(name), " ends behind the end of the file (it is truncated)"));
   if (offset) {
     tensor.data = {mapping, mapping->data() + *offset};

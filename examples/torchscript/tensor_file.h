@@ -41,6 +41,7 @@ class TensorFile {
 
  private:
   struct Source;
+  StoredTensor find(const std::string& name) const;
   StoredTensor take(const std::string& name, StoredTensor tensor, int64_t bytes, std::optional<int64_t> offset,
                     const std::function<void(std::span<std::byte>)>& read) const;
 

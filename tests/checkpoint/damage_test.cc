@@ -5,16 +5,21 @@
 #include <filesystem>
 #include <fstream>
 #include <random>
+#include <set>
 
+#include "checkpoint/catalog.h"
 #include "checkpoint/checkpoint_error.h"
+#include "checkpoint/shard_file.h"
 #include "checkpoint/verify.h"
 #include "core/str.h"
 #include "tests/checkpoint/checkpoint_testing.h"
+#include "tests/support/errors.h"
 
 namespace tessera::checkpoint::testing {
 namespace {
 
 namespace fs = std::filesystem;
+using tessera::testing::error_of;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -109,6 +114,101 @@ TEST_F(DamagedFile, IsNamedWithBlockAndDataset) {
   const Checkpoint checkpoint = Checkpoint::open(folder_.path());
   EXPECT_NO_THROW(checkpoint.read_all(1, checkpoint.dataset(1, "/parameter/unit_00001")));
   EXPECT_THROW(checkpoint.read_all(1, *dataset), CheckpointError);
+}
+
+// One byte a block of every file: whoever reads or checks a byte of the block is told, and nobody else.
+TEST_F(DamagedFile, EveryBlockIsVerifiedByReadAndByCheck) {
+  const Manifest manifest = read_manifest(folder_.path() / "a");
+  for (int rank = 0; rank < manifest.world_size(); ++rank) {
+    const FileRecord& record = manifest.rank_file(rank);
+    const int64_t num_blocks = static_cast<int64_t>(record.block_hashes.size());
+    ASSERT_GE(num_blocks, 2);
+    for (int64_t block = 0; block < num_blocks; ++block) {
+      const int64_t begin = block << 20, end = std::min(begin + (1 << 20), record.bytes);
+      flip_bit(file(record.name), end - 1, 7);
+      const Checkpoint checkpoint = Checkpoint::open(folder_.path());
+      for (const DatasetRecord& dataset : record.datasets) {
+        if (dataset.bytes == 0) continue;
+        SCOPED_TRACE(str(record.name, ", block ", block, " of ", num_blocks, ", ", dataset.name));
+        const bool is_hit = dataset.offset < end && dataset.offset + dataset.bytes > begin;
+        EXPECT_EQ(error_of([&] { checkpoint.read_all(rank, dataset); }).empty(), !is_hit);
+        EXPECT_EQ(error_of([&] { checkpoint.check(rank, dataset, 0, dataset.bytes); }).empty(), !is_hit);
+        std::byte last;
+        const bool last_is_hit = dataset.offset + dataset.bytes > begin && dataset.offset + dataset.bytes <= end;
+        EXPECT_EQ(error_of([&] { checkpoint.read(rank, dataset, dataset.bytes - 1, {&last, 1}); }).empty(), !last_is_hit);
+        EXPECT_EQ(error_of([&] { checkpoint.check(rank, dataset, dataset.bytes - 1, 1); }).empty(), !last_is_hit);
+      }
+      flip_bit(file(record.name), end - 1, 7);
+    }
+  }
+}
+
+// Parts of blocks are kept for the next read; what a damaged block was read into was another block's place before.
+TEST_F(DamagedFile, IsNotKeptInPlaceOfAnotherBlock) {
+  const Checkpoint checkpoint = Checkpoint::open(folder_.path());
+  struct Part {
+    int rank;
+    const DatasetRecord* dataset;
+    int64_t begin;  // byte of the dataset
+    std::vector<std::byte> right;
+  };
+  std::vector<Part> parts;  // one for each block that a dataset has bytes in
+  for (int rank = 0; rank < 2; ++rank) {
+    std::set<int64_t> seen;
+    for (const DatasetRecord& dataset : checkpoint.manifest().rank_file(rank).datasets)
+      for (int64_t begin = 0; begin + 4 <= dataset.bytes; begin += 4)
+        if (seen.insert((dataset.offset + begin) >> 20).second) parts.push_back({rank, &dataset, begin, std::vector<std::byte>(4)});
+  }
+  ASSERT_GE(parts.size(), 6u);
+  const auto read = [](const Checkpoint& from, const Part& part) {
+    std::vector<std::byte> found(4);
+    from.read(part.rank, *part.dataset, part.begin, found);
+    return found;
+  };
+  for (Part& part : parts) part.right = read(checkpoint, part);
+  for (const Part& damaged : parts) {
+    const int64_t byte = damaged.dataset->offset + damaged.begin;
+    flip_bit(file(rank_file_name(damaged.rank)), byte, 0);
+    const Checkpoint fresh = Checkpoint::open(folder_.path());
+    for (int round = 0; round < 3; ++round)
+      for (const Part& part : parts) {
+        SCOPED_TRACE(str("round ", round, ", ", part.dataset->name, " of rank ", part.rank));
+        if (&part == &damaged) EXPECT_THROW(read(fresh, part), CheckpointError);
+        else EXPECT_EQ(read(fresh, part), part.right);
+        // Where the damaged bytes now lie was the place of the block read longest ago.
+        if (&part != &damaged) continue;
+        for (const Part& other : parts) {
+          if (&other != &damaged) {
+            EXPECT_EQ(read(fresh, other), other.right);
+          }
+        }
+      }
+    flip_bit(file(rank_file_name(damaged.rank)), byte, 0);
+  }
+}
+
+TEST_F(DamagedFile, RenamedIsNoCheckpointOfThatName) {
+  fs::rename(folder_.path() / "a", folder_.path() / "b");
+  std::ofstream(folder_.path() / "latest") << "b\n";
+  const auto says = AllOf(HasSubstr("b: holds the checkpoint a under another name"), HasSubstr("mv "));
+  EXPECT_THAT(load(), says);
+  EXPECT_THAT(error_of([&] { verify(folder_.path(), ""); }), says);
+  EXPECT_THAT(error_of([&] { verify(folder_.path(), "b"); }), says);
+  fs::rename(folder_.path() / "b", folder_.path() / "a");
+  std::ofstream(folder_.path() / "latest") << "a\n";
+  EXPECT_EQ(load(), "");
+  fs::rename(folder_.path() / "a", folder_.path() / "elsewhere");  // a link is a name too, and so is what it points to
+  fs::create_directory_symlink("elsewhere", folder_.path() / "a");
+  EXPECT_EQ(load(), "");
+}
+
+// A copy under a name of its owner's choice is neither listed as a checkpoint nor deleted as an old one.
+TEST_F(DamagedFile, ACopyUnderAnotherNameIsLeftAlone) {
+  fs::copy(folder_.path() / "a", folder_.path() / "a_backup");
+  EXPECT_THAT(list_checkpoints(folder_.path()), ElementsAre("a"));
+  save_all(model_, folder_.path(), "c");
+  EXPECT_THAT(keep_last(folder_.path(), {.num = 1, .spare = {}}, Disk({.sync = false, .probe = {}})), ElementsAre("a"));
+  EXPECT_THAT(names_in(folder_.path()), ElementsAre("a_backup", "c", "latest"));
 }
 
 TEST_F(DamagedFile, Missing) {

@@ -5,11 +5,16 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <fstream>
+#include <thread>
 
 #include "checkpoint/catalog.h"
+#include "checkpoint/shard_file.h"
 #include "checkpoint/verify.h"
+#include "core/str.h"
 #include "tests/checkpoint/checkpoint_testing.h"
+#include "tests/support/files.h"
 
 namespace tessera::checkpoint::testing {
 namespace {
@@ -56,6 +61,7 @@ TEST(Save, TheSameContentGivesTheSameBytes) {
   const SampleModel model = sample_model(2, 7);
   save_all(model, folder.path(), "a");
   const Manifest first = Checkpoint::open(folder.path()).manifest();
+  std::this_thread::sleep_for(std::chrono::milliseconds(1100));  // HDF5 would write down seconds
   save_all(model, folder.path(), "a");
   EXPECT_EQ(Checkpoint::open(folder.path()).manifest(), first);
 }
@@ -177,7 +183,7 @@ TEST(Save, TagsThatCannotBe) {
   const TemporaryFolder folder;
   const SampleModel model = sample_model(1, 1);
   for (const std::string& tag : {std::string(), std::string("a/b"), std::string(".."), std::string("."), std::string("a\n"),
-                                 std::string("latest"), std::string("latest.tmp"), std::string("a.tmp-0123456789abcdef"),
+                                 std::string("latest"), std::string("latest.tmp-0123456789abcdef"), std::string("a.tmp-0123456789abcdef"),
                                  std::string(201, 'a'), std::string("\xff"), std::string("a\0b", 3)})
     EXPECT_THAT(save_all(model, folder.path(), tag)[0], HasSubstr("checkpoint tag ")) << tag;
   EXPECT_THAT(names_in(folder.path()), IsEmpty());
@@ -189,11 +195,37 @@ TEST(Save, RemovesLeftoversOfItsOwnOnly) {
   const TemporaryFolder folder;
   const auto directory = folder.path();
   std::filesystem::create_directories(directory / "a.tmp-0123456789abcdef" / "x");
-  std::ofstream(directory / "latest.tmp") << "a";
+  std::ofstream(directory / "latest.tmp-0123456789abcdef") << "a";
   std::filesystem::create_directories(directory / "a.tmp-mine");
   std::ofstream(directory / "b.tmp-0123456789abcdef") << "a file, no folder";
   EXPECT_EQ(save_all(sample_model(1, 1), directory, "a")[0], "");
   EXPECT_THAT(names_in(directory), ElementsAre("a", "a.tmp-mine", "b.tmp-0123456789abcdef", "latest"));
+}
+
+// What a rank says of its file travels over the disk, which may change it.
+TEST(Save, AnotherRanksRecordIsWhatItWrote) {
+  const SampleModel model = sample_model(3, 1);
+  for (const int changed : {1, 2}) {
+    const TemporaryFolder folder;
+    const auto errors = run_ranks(3, [&](int rank, const Exchange& exchange) {
+      int num_exchanges = 0;
+      save(model.request(folder.path(), "a", rank), [&](const std::string& mine) {
+        auto all = exchange(mine);
+        if (++num_exchanges == 2 && rank == 0) {  // all files are written, and rank 0 reads the records next
+          for (const auto& entry : std::filesystem::directory_iterator(folder.path())) {
+            const auto path = entry.path() / (rank_file_name(changed) + ".json");
+            std::string text = read_text(path);
+            const size_t hash = text.find("\"blocks\": \"") + 11;
+            text[hash] = text[hash] == '0' ? '1' : '0';  // a record of the same form, with another hash
+            std::ofstream(path) << text;
+          }
+        }
+        return all;
+      });
+    });
+    EXPECT_THAT(errors, Each(HasSubstr(str("is not what rank ", changed, " wrote"))));
+    EXPECT_THAT(names_in(folder.path()), IsEmpty());
+  }
 }
 
 TEST(Open, SaysWhatThereIs) {

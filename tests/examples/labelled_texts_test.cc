@@ -57,7 +57,7 @@ TEST_F(LabelledTextsTest, AFileOfLabelsAndTexts) {
 TEST_F(LabelledTextsTest, MistakesNameFileAndLine) {
   EXPECT_THAT(error((folder_ / "nowhere").string()), AllOf(HasSubstr("nowhere: not found"), HasSubstr("neg.txt, pos.txt"), HasSubstr("make data")));
   write("neg.txt", "bad\n");
-  EXPECT_THAT(error(folder_.string()), HasSubstr((folder_ / "pos.txt").string() + ": cannot be read; expected UTF-8 text"));
+  EXPECT_THAT(error(folder_.string()), HasSubstr((folder_ / "pos.txt").string() + ": cannot be read: No such file or directory; expected UTF-8 text"));
   const std::string pos = write("pos.txt", "");
   EXPECT_THAT(error(folder_.string()), HasSubstr(pos + ": has no text"));
   write("pos.txt", "\n \n");

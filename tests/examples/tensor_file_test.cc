@@ -2,12 +2,16 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <hdf5.h>
+
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <numeric>
+#include <random>
 
 #include "checkpoint/formats/model_writer.h"
+#include "checkpoint/formats/safetensors_reader.h"
 #include "core/error.h"
 #include "core/temporary_folder.h"
 #include "examples/torchscript/tensor_file.h"
@@ -79,13 +83,14 @@ TEST_F(TensorFileTest, BothFormatsAreMappedAndOutliveTheFile) {
 }
 
 TEST_F(TensorFileTest, WhatIsNotAlignedIsMappedToo) {
-  const fs::path path = write("a.safetensors");
-  std::string content = read_text(path);
-  uint64_t length = 0;
-  std::memcpy(&length, content.data(), sizeof length);
-  content.insert(8 + length, " ");  // one more byte of header
-  ++length;
+  const checkpoint::SafetensorsFile written(write("a.safetensors"));
+  checkpoint::SafetensorsHeader header{.tensors = written.tensors(), .metadata = {}};
+  checkpoint::place_tensors(header.tensors);
+  std::string content = checkpoint::format_safetensors_header(header, "odd");
+  content.insert(content.size(), " ");  // one more byte of header
+  const uint64_t length = content.size() - 8;
   std::memcpy(content.data(), &length, sizeof length);
+  content += read_text(written.path()).substr(static_cast<size_t>(written.tensors().front().offset));
   std::ofstream(folder_ / "odd.safetensors", std::ios::binary) << content;
   const TensorFile file(folder_ / "odd.safetensors");
   EXPECT_TRUE(file.tensor("x").mapped);
@@ -107,6 +112,75 @@ TEST_F(TensorFileTest, MistakesNameFileAndTensor) {
     fs::resize_file(path, 0);
     EXPECT_THAT(error_of<DataError>([&] { TensorFile{path}; }), HasSubstr(path.string()));
   }
+}
+
+/// "c": (64, 8) fp32 in compressed chunks, "p": the same in one piece. Headers have no checksums, as in files that h5py writes unless told otherwise.
+void write_hdf5(const fs::path& path) {
+  const hid_t file = H5Fcreate(path.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, H5P_DEFAULT);
+  const hsize_t shape[] = {64, 8}, chunk[] = {16, 8};
+  const hid_t space = H5Screate_simple(2, shape, nullptr), creation = H5Pcreate(H5P_DATASET_CREATE);
+  const std::vector<float> values(64 * 8, 1.5f);
+  for (const char* name : {"p", "c"}) {
+    const hid_t dataset = H5Dcreate2(file, name, H5T_IEEE_F32LE, space, H5P_DEFAULT, creation, H5P_DEFAULT);
+    ASSERT_GE(H5Dwrite(dataset, H5T_NATIVE_FLOAT, H5S_ALL, H5S_ALL, H5P_DEFAULT, values.data()), 0);
+    H5Dclose(dataset);
+    H5Pset_chunk(creation, 2, chunk);
+    H5Pset_deflate(creation, 4);
+  }
+  H5Pclose(creation);
+  H5Sclose(space);
+  ASSERT_GE(H5Fclose(file), 0);
+}
+
+/// What reading both tensors says; empty when it succeeds.
+std::string read_both(const fs::path& path) {
+  return error_of<DataError>([&] {
+    const TensorFile file(path);
+    for (const char* name : {"p", "c"}) file.tensor(name);
+  });
+}
+
+TEST_F(TensorFileTest, AnImplausibleHdf5FileIsRefusedByName) {
+  const fs::path path = folder_ / "a.h5";
+  write_hdf5(path);
+  EXPECT_EQ(read_both(path), "");
+  const std::string content = read_text(path);
+  const uint64_t rows = 64, columns = 8;
+  std::string dimensions(16, '\0');
+  std::memcpy(dimensions.data(), &rows, 8);
+  std::memcpy(dimensions.data() + 8, &columns, 8);
+  int num_refused = 0;  // some places are the largest sizes the datasets may grow to, which count for nothing
+  for (size_t at = content.find(dimensions); at != content.npos; at = content.find(dimensions, at + 1))
+    for (const uint64_t value : {uint64_t{1} << 31, uint64_t{1} << 40, uint64_t{1} << 45, uint64_t{1} << 58, uint64_t{1} << 62, ~uint64_t{0} - 7}) {
+      std::string damaged = content;
+      std::memcpy(damaged.data() + at, &value, 8);
+      std::ofstream(path, std::ios::binary) << damaged;
+      const std::string error = read_both(path);  // what is no DataError goes through
+      if (error.empty()) continue;
+      ++num_refused;
+      EXPECT_THAT(error, HasSubstr(path.string())) << value;
+      EXPECT_EQ(error.find('\n'), error.npos) << error;
+    }
+  EXPECT_GE(num_refused, 2 * 6) << "both datasets, with every size";
+}
+
+TEST_F(TensorFileTest, WhateverIsWrongWithAnHdf5FileNamesIt) {
+  const fs::path path = folder_ / "a.h5";
+  write_hdf5(path);
+  const std::string content = read_text(path);
+  std::mt19937_64 random(6);
+  int num_refused = 0;
+  for (int trial = 0; trial < 400; ++trial) {
+    std::string damaged = content;
+    for (uint64_t i = random() % 3; i != ~uint64_t{0}; --i) damaged[random() % damaged.size()] = static_cast<char>(random());
+    std::ofstream(path, std::ios::binary) << damaged;
+    const std::string error = read_both(path);  // anything but a DataError goes through
+    num_refused += !error.empty();
+    if (!error.empty()) {
+      EXPECT_THAT(error, HasSubstr(path.string()));
+    }
+  }
+  EXPECT_GT(num_refused, 20);
 }
 
 }  // namespace

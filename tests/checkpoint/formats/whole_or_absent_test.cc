@@ -1,19 +1,25 @@
 // Whatever happens while a model is written, its name stands for the old model or for the new one, whole.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <fcntl.h>
 #include <signal.h>
+#include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 
 #include <algorithm>
+#include <set>
 
 #include "checkpoint/checkpoint_error.h"
+#include "core/file_descriptor.h"
 #include "tests/checkpoint/formats/formats_testing.h"
 
 namespace tessera::checkpoint {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::StartsWith;
 using ::testing::UnorderedElementsAre;
 
 struct Case {
@@ -145,28 +151,69 @@ TEST_P(WholeOrAbsent, AFileThatCannotGrow) {
   int status = 0;
   ASSERT_EQ(::waitpid(child, &status, 0), child);
   EXPECT_EQ(status, 0);
-  // HDF5 lays its file out in memory, which has the same limit, and keeps to itself what stopped it.
-  EXPECT_THAT(outcome, HasSubstr(GetParam().format == ModelFormat::kHdf5 ? "cannot lay out out: " : "File too large"));
+  EXPECT_THAT(outcome, HasSubstr("File too large: this process may write files of at most 200 bytes"));
   EXPECT_TRUE(content_of(folder_ / "out") == old_model);
   EXPECT_THAT(folder_.names(), UnorderedElementsAre("out"));
 }
 
 TEST_P(WholeOrAbsent, WhatOtherProcessesWriteStays) {
-  const std::string mine = "out." + std::to_string(::getppid()) + ".tmp";  // a process that lives
-  for (const std::string& name : {mine, std::string("out.tmp"), std::string("out.x.tmp"), std::string("another.1.tmp")})
-    write_text(folder_ / name, "x");
+  const auto others = {"out.tmp-0123456789abcdef", "out.tmp-0123456789abcde", "out.tmp-0123456789abcdeg", "another.tmp-0123456789abcdef"};
+  for (const std::string name : others) write_text(folder_ / name, "x");
+  {
+    const FileDescriptor held(::open((folder_ / "out.tmp-0123456789abcdef").c_str(), O_RDONLY));  // as its writer does
+    ASSERT_EQ(::flock(held.get(), LOCK_EX), 0);
+    written(1);
+    EXPECT_THAT(folder_.names(), UnorderedElementsAre("out", "out.tmp-0123456789abcdef", "out.tmp-0123456789abcde",
+                                                      "out.tmp-0123456789abcdeg", "another.tmp-0123456789abcdef"));
+  }
   written(1);
-  EXPECT_THAT(folder_.names(), UnorderedElementsAre("out", mine, "out.tmp", "out.x.tmp", "another.1.tmp"));
+  EXPECT_THAT(folder_.names(),
+              UnorderedElementsAre("out", "out.tmp-0123456789abcde", "out.tmp-0123456789abcdeg", "another.tmp-0123456789abcdef"));
+}
+
+// Two processes that write one name at once: each has a file of its own, and the one that ends last has the name.
+TEST_P(WholeOrAbsent, TwoWritersAtOnce) {
+  const std::string first_model = written(1), second_model = written(2);
+  const Disk disk;
+  const auto first = open_model_writer(disk, options()), second = open_model_writer(disk, options());
+  for (const auto& [writer, seed] : {std::pair(first.get(), 1), std::pair(second.get(), 2)})
+    writer->append(random_bytes(writer->total_bytes(), static_cast<uint64_t>(seed)));
+  second->finish();
+  EXPECT_TRUE(content_of(folder_ / "out") == second_model);
+  first->finish();
+  EXPECT_TRUE(content_of(folder_ / "out") == first_model);
+}
+
+// Whoever foresees a temporary name has a link wait there. None can be foreseen, and none is followed.
+TEST_P(WholeOrAbsent, NothingIsWrittenThroughALink) {
+  write_text(folder_ / "victim", "precious");
+  std::vector<std::string> names;
+  for (int i = 0; i < 3; ++i) {
+    write_model(Disk({.sync = true, .probe = [&](std::string_view operation, const std::filesystem::path& path) {
+                        if (operation == "create" && names.size() == static_cast<size_t>(i)) names.push_back(path.lexically_relative(folder_.path()).string());
+                      }}),
+                options(), 1);
+    std::error_code ignored;
+    if (std::filesystem::path(names.back()).has_parent_path()) continue;  // shards lie in a temporary folder
+    std::filesystem::create_symlink("victim", folder_ / names.back());
+    EXPECT_THROW(Disk().create(folder_ / names.back()), DiskError);
+  }
+  EXPECT_EQ(std::set<std::string>(names.begin(), names.end()).size(), 3u) << "another one each time";
+  EXPECT_EQ(read_text(folder_ / "victim"), "precious");
 }
 
 // Whose parent has not asked yet how it ended: kill(pid, 0) takes it for alive.
 TEST_P(WholeOrAbsent, WhatAZombieHasLeftIsRemoved) {
   const pid_t child = ::fork();
   ASSERT_GE(child, 0);
-  if (child == 0) ::_exit(0);
+  if (child == 0) {
+    const Disk disk;
+    const auto writer = open_model_writer(disk, options());
+    ::kill(::getpid(), SIGKILL);
+  }
   siginfo_t info{};
   ASSERT_EQ(::waitid(P_PID, static_cast<id_t>(child), &info, WEXITED | WNOWAIT), 0);
-  write_text(folder_ / ("out." + std::to_string(child) + ".tmp"), "x");
+  EXPECT_THAT(folder_.names(), ElementsAre(StartsWith("out.tmp-")));
   written(1);
   EXPECT_THAT(folder_.names(), UnorderedElementsAre("out"));
   ASSERT_EQ(::waitpid(child, nullptr, 0), child);

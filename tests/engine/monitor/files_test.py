@@ -60,7 +60,7 @@ class CsvTest(MonitorTest):
         folder = self.folder / "csv" / "job"
         self.config["jsonl_monitor"] = {"enabled": True, "output_path": str(self.folder / "jsonl")}
         folder.mkdir(parents=True)
-        (folder / "loss.csv.tmp").mkdir()  # the file cannot be written
+        (folder / "loss.csv").mkdir()  # the file cannot be written
         _, warnings = self.monitor(self.config, ["scalars", 1, {"loss": 1}], ["scalars", 2, {"loss": 2}], ["close", "FINISHED"])
         self.assertEqual(len(warnings), 1, warnings)
         self.assertRegex(warnings[0], r"^warning: csv_monitor: .*loss\.csv.*; the run goes on without it$")

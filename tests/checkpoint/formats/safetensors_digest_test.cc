@@ -1,0 +1,144 @@
+// Hashes in a safetensors file's metadata: any damage to the file is noticed, and the file stays one that others read.
+#include "checkpoint/formats/safetensors_digest.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <map>
+#include <random>
+
+#include "checkpoint/block_hashes.h"
+#include "checkpoint/checkpoint_error.h"
+#include "checkpoint/formats/safetensors_reader.h"
+#include "tests/checkpoint/formats/formats_testing.h"
+#include "tests/support/errors.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+using tessera::testing::error_of;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+/// What reading every tensor of a model says, by whole tensors and by parts of them; empty when all is as `right` has it.
+std::string read_error(const std::filesystem::path& path, const std::map<std::string, std::string>& right) {
+  try {
+    const SafetensorsModel model(path);
+    for (const auto& [name, bytes] : right) {
+      std::string found(bytes.size(), '\0');
+      model.read(name, 0, std::as_writable_bytes(std::span(found)));
+      if (found != bytes) return "WRONG DATA";
+      if (bytes.empty()) continue;
+      const size_t begin = bytes.size() / 3;
+      model.read(name, static_cast<int64_t>(begin), std::as_writable_bytes(std::span(found).subspan(begin, 1)));
+      if (found != bytes) return "WRONG DATA";
+    }
+    return "";
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
+std::map<std::string, std::string> tensors_of(const std::filesystem::path& path) {
+  const SafetensorsModel model(path);
+  std::map<std::string, std::string> tensors;
+  for (const std::string& name : model.names()) {
+    std::string bytes(static_cast<size_t>(model.find(name)->bytes), '\0');
+    model.read(name, 0, std::as_writable_bytes(std::span(bytes)));
+    tensors[name] = bytes;
+  }
+  return tensors;
+}
+
+void flip_bit(const std::filesystem::path& path, uint64_t bit) {
+  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekg(static_cast<std::streamoff>(bit / 8));
+  const char old = static_cast<char>(file.get());
+  file.seekp(static_cast<std::streamoff>(bit / 8));
+  file.put(static_cast<char>(old ^ (1 << (bit % 8))));
+  ASSERT_TRUE(file.good()) << path;
+}
+
+TEST(Digest, EveryBitOfASmallFileIsCovered) {
+  TestFolder folder;
+  write_model(Disk(), {.format = ModelFormat::kSafetensors, .path = folder / "m", .tensors = small_model()}, 3);
+  const auto right = tensors_of(folder / "m");
+  const uint64_t num_bits = 8 * std::filesystem::file_size(folder / "m");
+  for (uint64_t bit = 0; bit < num_bits; ++bit) {
+    flip_bit(folder / "m", bit);
+    const std::string error = read_error(folder / "m", right);
+    EXPECT_THAT(error, StartsWith((folder / "m").string())) << "bit " << bit % 8 << " of byte " << bit / 8;
+    EXPECT_EQ(error.find('\n'), error.npos) << error;
+    flip_bit(folder / "m", bit);
+    if (HasFailure()) break;
+  }
+  EXPECT_EQ(read_error(folder / "m", right), "");
+}
+
+TEST(Digest, RandomBitsOfLargeTensorsAndShards) {
+  TestFolder folder;
+  const std::vector<ModelTensor> tensors = {{"large", {3, 300'000}, ElementType::kFloat32, {"tied"}},  // of several blocks
+                                            {"half", {500'001}, ElementType::kBFloat16, {}},
+                                            {"small", {7}, ElementType::kFloat64, {}}};
+  for (const int64_t max_shard_bytes : {int64_t{0}, int64_t{1'200'000}}) {
+    const std::filesystem::path path = folder / ("m" + std::to_string(max_shard_bytes));
+    write_model(Disk(), {.format = ModelFormat::kSafetensors, .path = path, .tensors = tensors, .max_shard_bytes = max_shard_bytes}, 5, 123'457);
+    const auto right = tensors_of(path);
+    ASSERT_EQ(right.size(), 4u);
+    const SafetensorsModel model(path);
+    std::mt19937_64 random(9);
+    for (int trial = 0; trial < 200; ++trial) {
+      const std::filesystem::path& file = model.files()[random() % model.files().size()].path();
+      const uint64_t bit = random() % (8 * std::filesystem::file_size(file));
+      flip_bit(file, bit);
+      EXPECT_THAT(read_error(path, right), StartsWith(file.string())) << bit;
+      flip_bit(file, bit);
+    }
+    EXPECT_EQ(read_error(path, right), "");
+  }
+}
+
+// Independent of the reader: the two entries as their description has them.
+TEST(Digest, IsAsDescribed) {
+  TestFolder folder;
+  write_model(Disk(), {.format = ModelFormat::kSafetensors, .path = folder / "m",
+                       .tensors = {{"b", {2'000'000}, ElementType::kUInt8, {}}, {"a", {3}, ElementType::kFloat32, {}}}}, 4);
+  const std::string content = read_text(folder / "m");
+  const SafetensorsFile file(folder / "m");
+  EXPECT_EQ(file.metadata().at("format"), "pt");
+  const std::string data = content.substr(static_cast<size_t>(file.tensors()[0].offset));
+  const auto hash = [&](size_t begin, size_t bytes) {
+    const uint64_t value = hash_block(std::as_bytes(std::span(data).subspan(begin, bytes)));
+    return hashes_to_hex({&value, 1});
+  };
+  EXPECT_EQ(file.metadata().at("tessera_blocks"), hash(0, 12) + hash(12, 1 << 20) + hash(12 + (1 << 20), 2'000'000 - (1 << 20)));
+  std::string head = content.substr(0, content.size() - data.size());
+  const std::string digest = file.metadata().at("tessera_digest");
+  head.replace(head.find(digest), digest.size(), digest.size(), '0');
+  EXPECT_EQ(digest, text_digest(head));
+}
+
+TEST(Digest, MetadataThatAnotherProgramKept) {
+  TestFolder folder;
+  write_model(Disk(), {.format = ModelFormat::kSafetensors, .path = folder / "m", .tensors = small_model()}, 3);
+  const SafetensorsFile file(folder / "m");
+  SafetensorsHeader header{.tensors = {file.tensors().begin(), file.tensors().end()}, .metadata = file.metadata()};
+  header.tensors.pop_back();
+  place_tensors(header.tensors);
+  int64_t bytes = 0;
+  for (const SafetensorsTensor& tensor : header.tensors) bytes += tensor.bytes;
+  write_text(folder / "other", format_safetensors_header(header, "m") + std::string(static_cast<size_t>(bytes), 'x'));
+  EXPECT_THAT(error_of([&] { SafetensorsFile{folder / "other"}; }),
+              AllOf(HasSubstr("other: the header is damaged: found "), HasSubstr("write it without tessera_blocks and tessera_digest")));
+  header.metadata.erase("tessera_digest");
+  write_text(folder / "other", format_safetensors_header(header, "m") + std::string(static_cast<size_t>(bytes), 'x'));
+  EXPECT_THAT(error_of([&] { SafetensorsFile{folder / "other"}; }), HasSubstr("it has no tessera_digest beside the other of the two"));
+  header.metadata.erase("tessera_blocks");
+  write_text(folder / "other", format_safetensors_header(header, "m") + std::string(static_cast<size_t>(bytes), 'x'));
+  EXPECT_EQ(error_of([&] { SafetensorsFile{folder / "other"}; }), "");
+}
+
+}  // namespace
+}  // namespace tessera::checkpoint
