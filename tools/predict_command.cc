@@ -108,8 +108,8 @@ void add_predict_command(CLI::App& app) {
   command->add_flag("--json", flags->json, "Print a JSON object a text, as transformers' pipelines answer");
   add_run(*command, flags->folder, flags->tag);
   add_overrides(*command, flags->overrides, "Override a key of its config.json (repeatable)");
-  command->footer("Texts are labelled or continued by what the run has trained, tensors are given to\n"
-                  "its forward: docs/text_classification.md, language_model.md, own_model.md.");
+  command->footer("Texts are labelled or continued by what the run has trained, tensors are given\n"
+                  "to its forward: docs/text_classification.md, language_model.md, own_model.md.");
   command->callback([flags] { predict(*flags); });
 }
 

@@ -88,7 +88,6 @@ class ConsolidateTest(ToolTest):
                 ((self.checkpoints, ""), "OUT is empty"),
                 (("", "m.pt"), "DIR is empty"),
                 (("nowhere", "m.pt"), "no checkpoint directory nowhere"),
-                ((self.checkpoints / "step", "m.pt"), "expected the directory it is in, and its name as the tag"),
                 ((self.checkpoints, "m.onnx"), "m.onnx: no format has the ending .onnx", "expected .safetensors, .h5, .pt or .bin"),
                 ((self.checkpoints, "m.pt", "--format", "onnx"), "--format onnx: expected safetensors, h5 or pt"),
                 ((self.checkpoints, "m.pt", "--dtype", "fp8"), "--dtype fp8: expected fp32, bf16 or fp16"),

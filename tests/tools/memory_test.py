@@ -177,7 +177,7 @@ class MistakesTest(ToolTest):
 
     def test_a_failing_rank(self):
         name = self.write("c.json", self.config(data={"type": "fashion_mnist", "path": "nowhere"}))
-        self.assert_one_error(self.run_tool("memory", name, "--nproc", 2), "nowhere", ranks_started=True)
+        self.assert_one_error(self.run_tool("memory", name, "--nproc", 2), "nowhere")
 
 
 if __name__ == "__main__":

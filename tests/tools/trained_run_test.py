@@ -106,7 +106,7 @@ class TrainedRunTest(ToolTest):
         self.assert_one_error(self.run_tool("predict", "run", "--text", "x"), "run: has no config.json")
         self.assert_one_error(self.run_tool("eval", "run", "-n", 2), "run: has no config.json")
         self.assert_one_error(self.run_tool("predict", "run"), "nothing to predict", "--text TEXT")
-        self.assert_one_error(self.run_tool("predict", "run", "--file", "none.txt"), "none.txt: cannot be opened")
+        self.assert_one_error(self.run_tool("predict", "run", "--file", "none.txt"), "none.txt: cannot be read: No such file or directory")
         self.assert_one_error(self.run_tool("predict", "run", "--file", self.write("empty.txt", "")), "empty.txt: has no lines")
         (self.folder / "latin1.txt").write_bytes("grün\n".encode() + b"gr\xfcn\n")
         self.assert_one_error(self.run_tool("predict", "run", "--text", "x", "--file", "latin1.txt"), "latin1.txt: line 2 is not UTF-8")

