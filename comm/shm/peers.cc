@@ -175,9 +175,15 @@ void Peers::send(int to, int fd, int64_t number, milliseconds timeout) {
 
 Peers::Received Peers::receive(int from, milliseconds timeout, const std::function<void()>& watch) {
   const auto deadline = steady_clock::now() + timeout;
-  while (!await_readable(sockets_[from].get(), steady_clock::now() + kSlice)) {
-    watch();
-    if (const auto left = gone()) throw RankIsGone(*left);
+  const auto has_come = [&](milliseconds wait) { return await_readable(sockets_[from].get(), steady_clock::now() + wait); };
+  while (!has_come(kSlice)) {
+    try {
+      watch();
+      if (const auto left = gone()) throw RankIsGone(*left);
+    } catch (const CommError&) {
+      if (has_come(milliseconds(0))) break;  // what it sent before it left counts
+      throw;
+    }
     if (steady_clock::now() > deadline)
       throw CommError(str("timed out after ", name_duration(timeout), ": rank ", from, " has sent no shared memory"));
   }
