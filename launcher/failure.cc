@@ -40,10 +40,14 @@ bool ended_by_launcher(const RankExit& exit) {
 
 }  // namespace
 
+bool crashed(const RankExit& exit) {
+  return WIFSIGNALED(exit.status) && is_own_death(WTERMSIG(exit.status)) && WTERMSIG(exit.status) != SIGKILL;
+}
+
 const RankExit* root_cause(const std::vector<RankExit>& exits) {
   const RankExit* first = nullptr;
   for (const RankExit& exit : exits) {
-    if (exit.status == 0 || (exit.told_to_end && !exit.report)) continue;
+    if (exit.status == 0 || (exit.told_to_end && !exit.report && !crashed(exit))) continue;
     if (!first || failure_time_ns(exit) < failure_time_ns(*first)) first = &exit;
   }
   return first;

@@ -24,10 +24,13 @@ struct RankExit {
 /// down.
 inline constexpr int64_t kSignalHeadStartNs = 100'000'000;
 
+/// Local. Whether the rank died of a signal that nobody sends: SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGSYS or SIGTRAP.
+bool crashed(const RankExit& exit);
+
 /// Local. The exit that was the first failure by time, or null when no rank failed by itself. A rank's time
 /// is that of its own report, else that of its end, less the head start if it was a signal that no peer can
 /// cause (SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGSYS, SIGTRAP, SIGKILL). Ranks ended by the launcher don't count
-/// unless they had reported an error.
+/// unless they had reported an error, or crashed.
 const RankExit* root_cause(const std::vector<RankExit>& exits);
 
 /// Local. What every rank has reported, word for word: a mistake that all have met, which needs no rank's name. None: they differ, or one

@@ -147,13 +147,14 @@ std::string memory_hint(const RankExit& exit, std::optional<int64_t> oom_kills_b
 /// Whether this is how ranks end when the user tells them to, so that there is nothing to report.
 bool is_answer_to(const RankExit& exit, std::optional<int> signal) {
   if (!signal) return false;
+  if (crashed(exit)) return false;  // while it saved, most likely
   return WIFSIGNALED(exit.status) || WEXITSTATUS(exit.status) == 128 + *signal ||
          WEXITSTATUS(exit.status) == 128 + SIGTERM;  // what a SIGHUP is passed on as
 }
 
 std::string describe_failure(const RankExit& exit, int num_ranks, const RunFiles& files,
                              std::optional<int64_t> oom_kills_before) {
-  const bool by_launcher = exit.told_to_end && WIFSIGNALED(exit.status);
+  const bool by_launcher = exit.told_to_end && WIFSIGNALED(exit.status) && !crashed(exit);
   const std::string error = last_error(exit, files);
   const char* clause = !error.empty() ? "; last error: " : exit.rank == 0 ? "; its output is above" : "";
   return str("rank ", exit.rank, " of ", num_ranks, " failed", num_ranks > 1 ? " first" : "", ": ",
@@ -222,7 +223,8 @@ int run(const Options& options, const Logger& log) {
   // Also when told to end: all ranks have taken the signal, saved, and say that all is well.
   if (std::all_of(outcome.exits.begin(), outcome.exits.end(), [](const RankExit& exit) { return exit.status == 0; })) return 0;
   report_failure(outcome, first, options.nproc, files, oom_kills_before, log);
-  return outcome.interrupted_by ? 128 + *outcome.interrupted_by : exit_code(*first);
+  if (outcome.interrupted_by && !(first && crashed(*first))) return 128 + *outcome.interrupted_by;
+  return exit_code(*first);
 }
 
 }  // namespace tessera::launcher

@@ -154,9 +154,9 @@ void Supervisor::on_rank_ended(int rank) {
   exit.rank = rank;
   exit.time_ns = monotonic_ns();
   exit.told_to_end = told_to_end_[rank];
+  guard_.forget(ranks_[rank].pid());  // first: once it is collected, its number may be another process's
   exit.status = ranks_[rank].collect();
   exit.report = read_error_report(options_.error_files[rank]);
-  guard_.forget(ranks_[rank].pid());
   --num_running_;
   outcome_.exits.push_back(exit);
   if (exit.status == 0) return;

@@ -163,6 +163,15 @@ TEST_F(LaunchTest, SigtermLeavesTimeToSave) {
   EXPECT_TRUE(nothing_runs());
 }
 
+TEST_F(LaunchTest, ACrashAfterSigtermIsNoGoodEnd) {
+  Tool tool(folder_, launch_args(folder_, 2, {"save", "0", "crash"}));
+  ASSERT_TRUE(folder_.wait_for("ready", 2));
+  tool.signal(SIGTERM);
+  EXPECT_EQ(tool.wait(10), 128 + SIGSEGV);
+  EXPECT_THAT(errors(), HasSubstr("rank 1 of 2 failed first: SIGSEGV (segmentation fault)"));
+  EXPECT_TRUE(nothing_runs());
+}
+
 TEST_F(LaunchTest, HangupIsPassedOnAsSigterm) {
   Tool tool(folder_, launch_args(folder_, 2, {"save", "0"}));
   ASSERT_TRUE(folder_.wait_for("ready", 2));
