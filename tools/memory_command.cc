@@ -185,16 +185,9 @@ struct Estimated {
   }
   /// As zero::smallest_world.
   int64_t smallest_world(int stage, int64_t budget_bytes) const {
-    const auto fits = [&](int64_t world) { return bytes(stage, world, accumulate_dtype).total() <= budget_bytes; };
-    int64_t high = 1;
-    while (!fits(high) && high < num_trainable + num_frozen && high < (int64_t{1} << 30)) high *= 2;
-    if (!fits(high)) return 0;
-    int64_t low = high / 2;  // does not fit, unless it is 0
-    while (high - low > 1) {
-      const int64_t middle = low + (high - low) / 2;
-      (fits(middle) ? high : low) = middle;
-    }
-    return high;
+    return zero::smallest_fitting_world(num_trainable + num_frozen, [&](int64_t world) {
+      return bytes(stage, world, accumulate_dtype).total() <= budget_bytes;
+    });
   }
 };
 

@@ -80,12 +80,9 @@ inline StateBytes estimate_state_bytes(int64_t num_parameters, int world_size, D
   return state_bytes({num_parameters, (num_parameters + world_size - 1) / world_size, dtype, true}, model);
 }
 
-/// Local. The smallest world in which a rank's model state is at most `budget_bytes`; 0: in none, because what the stage does not
-/// shard is more.
-inline int64_t smallest_world(int64_t num_parameters, DType dtype, const StateModel& model, int64_t budget_bytes) {
-  const auto fits = [&](int64_t world) {
-    return estimate_state_bytes(num_parameters, static_cast<int>(world), dtype, model).total() <= budget_bytes;
-  };
+/// Local. The smallest world, up to `num_parameters` ranks, of which `fits(world)` is true; it is true of all larger ones then. 0: none.
+template <class Fits>
+int64_t smallest_fitting_world(int64_t num_parameters, const Fits& fits) {
   int64_t high = 1;
   while (!fits(high) && high < num_parameters && high < (int64_t{1} << 30)) high *= 2;
   if (!fits(high)) return 0;
@@ -95,6 +92,14 @@ inline int64_t smallest_world(int64_t num_parameters, DType dtype, const StateMo
     (fits(middle) ? high : low) = middle;
   }
   return high;
+}
+
+/// Local. The smallest world in which a rank's model state is at most `budget_bytes`; 0: in none, because what the stage does not
+/// shard is more.
+inline int64_t smallest_world(int64_t num_parameters, DType dtype, const StateModel& model, int64_t budget_bytes) {
+  return smallest_fitting_world(num_parameters, [&](int64_t world) {
+    return estimate_state_bytes(num_parameters, static_cast<int>(world), dtype, model).total() <= budget_bytes;
+  });
 }
 
 }  // namespace tessera::zero
