@@ -291,24 +291,30 @@ class Soak:
         expect(len(whole) <= KEEP_LAST + 1, "keep_last and the best, but there are", whole)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def carry_out(make_soak, description, prefix):
+    """Runs make_soak(folder, seed, kills).go() as the command line says. Returns the soak and its seconds; a Fault ends the program."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
     flags = parser.parse_args()
-    base = Path(tempfile.mkdtemp(prefix="tessera_soak_"))
+    base = Path(tempfile.mkdtemp(prefix=prefix))
     begin = time.monotonic()
     soak = None
     try:
-        soak = Soak(base, flags.seed, flags.kills)
+        soak = make_soak(base, flags.seed, flags.kills)
         soak.go()
     except Fault as fault:
         print(f"FAILED with --seed {flags.seed}: {fault}\nthe folders are in {base}\n{soak and dict(soak.counts)}")
-        return 1
+        sys.exit(1)
     shutil.rmtree(base)
+    return soak, time.monotonic() - begin
+
+
+def main():
+    soak, seconds = carry_out(Soak, __doc__.splitlines()[0], "tessera_soak_")
     counts = ", ".join(f"{number} {what}" for what, number in soak.counts.items())
     worst = ", ".join(f"{number} {what}" for what, number in soak.worst.items())
-    print(f"{counts}\nat most {worst}\n{time.monotonic() - begin:.0f} s")
+    print(f"{counts}\nat most {worst}\n{seconds:.0f} s")
     return 0
 
 

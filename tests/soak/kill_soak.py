@@ -7,7 +7,6 @@ of them must end within 30 s, with an error. (A rank that is killed before it ha
 wait for comm.rendezvous_timeout_s, 20 s here.) A killed run is resumed, until it has come to its end, and the
 next one begins. Needs the standard library only.
 """
-import argparse
 import collections
 import random
 import shutil
@@ -15,12 +14,11 @@ import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from crash_soak import LIMIT_S, MAX_STEPS, ROOT, SAVE_EVERY, TESSERA, Fault, Moment, Run, expect, make_data  # noqa: E402
+from crash_soak import LIMIT_S, MAX_STEPS, ROOT, SAVE_EVERY, TESSERA, Fault, Moment, Run, carry_out, expect, make_data  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 from tool import free_port  # noqa: E402
@@ -117,23 +115,10 @@ class Soak:
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--kills", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=1)
-    flags = parser.parse_args()
-    base = Path(tempfile.mkdtemp(prefix="tessera_kill_soak_"))
-    begin = time.monotonic()
-    soak = None
-    try:
-        soak = Soak(base, flags.seed, flags.kills)
-        soak.go()
-    except Fault as fault:
-        print(f"FAILED with --seed {flags.seed}: {fault}\nthe folders are in {base}\n{soak and dict(soak.counts)}")
-        return 1
-    shutil.rmtree(base)
+    soak, seconds = carry_out(Soak, __doc__.splitlines()[0], "tessera_kill_soak_")
     print(", ".join(f"{number} {what}" for what, number in soak.counts.items()))
     print(f"seconds from the kill to the end of a survivor: min {min(soak.seconds):.2f}, median {statistics.median(soak.seconds):.2f}, "
-          f"max {max(soak.seconds):.2f}; {time.monotonic() - begin:.0f} s in all")
+          f"max {max(soak.seconds):.2f}; {seconds:.0f} s in all")
     return 0
 
 
