@@ -16,6 +16,7 @@
 namespace tessera::checkpoint {
 
 inline constexpr int kFormatVersion = 1;
+inline constexpr size_t kMaxDims = 32;  ///< of a tensor, HDF5's
 inline constexpr int64_t kMaxManifestBytes = int64_t{1} << 30;
 
 /// A contiguous, row-major, little-endian tensor within a file.

@@ -22,7 +22,6 @@ using Names = std::set<std::string, std::less<>>;
 constexpr int64_t kMaxWorldSize = 100'000;  // five digits in rank_00000.h5
 constexpr int64_t kMaxStage = 3;
 constexpr int64_t kMaxBytes = int64_t{1} << 60;
-constexpr size_t kMaxDims = 32;  // as in HDF5
 constexpr int64_t kParameterAlignmentBytes = 64;
 
 std::vector<int64_t> parse_shape(const JsonField& field) {

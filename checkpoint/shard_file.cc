@@ -16,7 +16,6 @@ namespace {
 constexpr std::string_view kTensors = "/buffers/";
 constexpr std::string_view kBlobs = "/blobs/";
 constexpr size_t kMaxNameBytes = 1024;  // escaped and with its group it stays below the manifest's limit
-constexpr size_t kMaxDims = 32;         // HDF5's
 
 /// What a file holds, in the order of its datasets.
 struct Contents {

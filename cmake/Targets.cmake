@@ -19,6 +19,18 @@ function(tessera_precompiled_header name)
   target_precompile_headers(tessera_${name} PRIVATE cmake/${name}.h)
 endfunction()
 
+# Most of what a file costs to compile is what the headers of libtorch, nlohmann_json and CLI11 leave to instantiate, so several
+# files of a target are compiled as one: always those of a test, and those of the product if TESSERA_JOIN_SOURCES says so. (Files with
+# options of their own are left out by CMake.)
+function(tessera_join_sources target)
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 5)
+endfunction()
+function(tessera_join_product_sources target)
+  if(TESSERA_JOIN_SOURCES)
+    tessera_join_sources(${target})
+  endif()
+endfunction()
+
 # libtorch, with the precompiled header torch_pch, or nn_pch for what uses torch::nn.
 function(tessera_use_torch target)
   set(header torch_pch)
@@ -36,6 +48,7 @@ function(tessera_library name)
   set(target tessera_${name})
   add_library(${target} STATIC ${ARG_SOURCES})
   add_library(tessera::${name} ALIAS ${target})
+  tessera_join_product_sources(${target})
   set_property(GLOBAL APPEND PROPERTY TESSERA_LIBRARIES ${target})  # for cmake/Install.cmake
   set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE ON EXPORT_NAME ${name})
   tessera_compile_options(${target})
@@ -71,6 +84,7 @@ function(tessera_test name)
     math(EXPR ARG_TIMEOUT "4 * ${ARG_TIMEOUT}")
   endif()
   add_executable(${name} ${ARG_SOURCES})
+  tessera_join_sources(${name})
   tessera_compile_options(${name})
   target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:-O1>)  # less to compile; what is tested has -O2
   target_link_libraries(${name} PRIVATE ${ARG_DEPS} GTest::gtest GTest::gmock GTest::gtest_main)

@@ -72,7 +72,7 @@ bool is_our_own_lack(int error) { return error == EMFILE || error == ENFILE || e
 enum class Reply { kStore, kOther, kClosed, kNone };
 
 /// c10d's own greeting: what a TCPStore sends first, and its server answers with the nonce. (A TCPStore waits for that without a limit.)
-struct [[gnu::packed]] Greeting {
+struct [[gnu::packed]] StoreGreeting {
   c10d::detail::QueryType validate = c10d::detail::QueryType::VALIDATE;
   uint32_t magic = c10d::detail::validationMagicNumber;
   c10d::detail::QueryType ping = c10d::detail::QueryType::PING;
@@ -85,7 +85,7 @@ Reply read_reply(int fd, Clock::time_point deadline) {
     const ssize_t count = ::recv(fd, &nonce, sizeof nonce, MSG_PEEK);
     if (count < 0 && (errno == EINTR || errno == EAGAIN)) continue;
     if (count <= 0) return Reply::kClosed;
-    const uint32_t expected = Greeting().nonce;
+    const uint32_t expected = StoreGreeting().nonce;
     if (std::memcmp(&nonce, &expected, static_cast<size_t>(count)) != 0) return Reply::kOther;
     if (count == sizeof nonce) return Reply::kStore;
     std::this_thread::sleep_for(milliseconds(1));  // the rest of it
@@ -94,7 +94,7 @@ Reply read_reply(int fd, Clock::time_point deadline) {
 }
 
 Reply ask_for_store(int fd, Clock::time_point deadline) {
-  const Greeting greeting;
+  const StoreGreeting greeting;
   if (::send(fd, &greeting, sizeof greeting, MSG_NOSIGNAL) != sizeof greeting) return Reply::kClosed;
   return read_reply(fd, deadline);
 }

@@ -17,8 +17,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr size_t kLargestCall = size_t{1} << 30;  // the kernel writes at most 2 GiB a call
-
 FileDescriptor open_or_fail(const fs::path& path, int flags, const char* what) {
   int descriptor;
   do {

@@ -3,9 +3,13 @@
 
 #include <unistd.h>
 
+#include <cstddef>
 #include <utility>
 
 namespace tessera {
+
+/// Bytes to ask for in one call: the kernel reads and writes at most 2 GiB.
+inline constexpr size_t kLargestCall = size_t{1} << 30;
 
 /// Move-only; -1 is "none". Not thread-safe.
 class FileDescriptor {

@@ -13,8 +13,6 @@
 namespace tessera {
 namespace {
 
-constexpr size_t kLargestCall = size_t{1} << 30;  // the kernel reads at most 2 GiB a call
-
 std::string other_kind(mode_t mode) {
   if (S_ISDIR(mode)) return describe_errno(EISDIR);
   const char* kind = S_ISFIFO(mode) ? "FIFO" : S_ISCHR(mode) ? "character device" : S_ISBLK(mode) ? "block device" : "special file";

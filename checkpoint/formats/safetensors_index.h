@@ -8,6 +8,8 @@
 
 namespace tessera::checkpoint {
 
+inline constexpr const char* kSafetensorsIndexName = "model.safetensors.index.json";
+
 /// Local. The weight_map: file by name of tensor. Bounded: memory in proportion to `text`, and what stands in metadata is
 /// skipped. Throws CheckpointError naming `file` for text that is no JSON of this form, tensors that occur twice, and files
 /// that are not in the index's own folder.

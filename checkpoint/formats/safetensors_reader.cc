@@ -19,7 +19,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kFileName = "model.safetensors";
-constexpr const char* kIndexName = "model.safetensors.index.json";
 constexpr int64_t kMaxIndexBytes = 100'000'000;
 
 /// What else a file may be, by its first bytes; "" for nothing known.
@@ -63,11 +62,11 @@ SafetensorsHeader read_header(const InputFile& input, std::optional<SafetensorsH
 fs::path entry_point(const fs::path& path) {
   std::error_code error;
   if (!fs::is_directory(path, error)) return path;
-  for (const char* name : {kFileName, kIndexName})
+  for (const char* name : {kFileName, kSafetensorsIndexName})
     if (fs::exists(path / name, error)) return path / name;
   // Hugging Face's older name; its reading says how it is converted.
   if (fs::exists(path / "pytorch_model.bin", error)) return path / "pytorch_model.bin";
-  throw CheckpointError(str(path.string(), " holds neither ", kFileName, " nor ", kIndexName));
+  throw CheckpointError(str(path.string(), " holds neither ", kFileName, " nor ", kSafetensorsIndexName));
 }
 
 }  // namespace

@@ -10,12 +10,11 @@
 #include "checkpoint/formats/pending_output.h"
 #include "checkpoint/formats/safetensors_digest.h"
 #include "checkpoint/formats/safetensors_header.h"
+#include "checkpoint/formats/safetensors_index.h"
 #include "core/pending_file.h"
 
 namespace tessera::checkpoint {
 namespace {
-
-constexpr const char* kIndexName = "model.safetensors.index.json";
 
 void write_copies(OutputFile& file, const std::vector<int64_t>& positions, int64_t offset, std::span<const std::byte> data) {
   for (const int64_t position : positions) file.write_at(position + offset, data);
@@ -74,7 +73,7 @@ class SafetensorsFileWriter : public ModelWriter {
 // Names that shard_file_name() gives, and the index's.
 bool is_weights_file(const std::string& name) {
   unsigned long shard = 0, num_shards = 0;
-  if (name == shard_file_name(0, 1) || name == kIndexName) return true;
+  if (name == shard_file_name(0, 1) || name == kSafetensorsIndexName) return true;
   return std::sscanf(name.c_str(), "model-%lu-of-%lu.safetensors", &shard, &num_shards) == 2 && shard > 0 &&
          num_shards > 1 && name == shard_file_name(shard - 1, num_shards);
 }
@@ -148,7 +147,7 @@ class SafetensorsShardsWriter : public ModelWriter {
     }
     if (shards_.size() > 1) {
       const nlohmann::json index = {{"metadata", {{"total_size", total_size}}}, {"weight_map", weight_map}};
-      OutputFile file = disk_.create(folder_.temporary() / kIndexName);
+      OutputFile file = disk_.create(folder_.temporary() / kSafetensorsIndexName);
       file.append(index.dump(2, ' ', /*ensure_ascii=*/true) + "\n");  // what Python's json.dumps(indent=2) writes
       file.close();
     }

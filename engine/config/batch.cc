@@ -8,10 +8,6 @@
 namespace tessera::config {
 namespace {
 
-constexpr const char* kTrain = "train_batch_size";
-constexpr const char* kMicro = "train_micro_batch_size_per_gpu";
-constexpr const char* kAccumulation = "gradient_accumulation_steps";
-
 [[noreturn]] void fail(const std::string& source, const std::string& what) {
   throw ConfigError(str(source, ": ", what));
 }

@@ -8,10 +8,14 @@
 
 namespace tessera::config {
 
+inline constexpr const char* kTrain = "train_batch_size";
+inline constexpr const char* kMicro = "train_micro_batch_size_per_gpu";
+inline constexpr const char* kAccumulation = "gradient_accumulation_steps";
+
 struct GivenBatch {
-  std::optional<int64_t> train = {};         ///< train_batch_size
-  std::optional<int64_t> micro = {};         ///< train_micro_batch_size_per_gpu
-  std::optional<int64_t> accumulation = {};  ///< gradient_accumulation_steps
+  std::optional<int64_t> train = {};         ///< kTrain
+  std::optional<int64_t> micro = {};         ///< kMicro
+  std::optional<int64_t> accumulation = {};  ///< kAccumulation
   bool any_auto = false;                ///< one of them was "auto": then none needs to be given
 };
 

@@ -1,7 +1,6 @@
 #include "engine/config/key.h"
 
 #include <algorithm>
-#include <cctype>
 #include <cmath>
 #include <nlohmann/json.hpp>
 
@@ -17,12 +16,6 @@ using nlohmann::json;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kMaxInteger = 9.2233720368547758e18;  // 2^63
-
-std::string lower(const std::string& text) {
-  std::string out = text;
-  std::transform(out.begin(), out.end(), out.begin(), [](unsigned char c) { return std::tolower(c); });
-  return out;
-}
 
 Key make(std::string path, Type type) {
   Key key;

@@ -18,10 +18,6 @@ namespace {
 using nlohmann::json;
 using nlohmann::ordered_json;
 
-constexpr const char* kTrain = "train_batch_size";
-constexpr const char* kMicro = "train_micro_batch_size_per_gpu";
-constexpr const char* kAccumulation = "gradient_accumulation_steps";
-
 void read_batch(const Document& document, int world_size, EngineConfig& config, Report* report) {
   GivenBatch given;
   std::vector<const char*> open;

@@ -10,13 +10,13 @@ namespace {
 
 constexpr size_t kLongestName = 64;  // of a real key; a longer word is no typing mistake
 
+}  // namespace
+
 std::string lower(std::string_view text) {
   std::string out(text);
   std::transform(out.begin(), out.end(), out.begin(), [](unsigned char c) { return std::tolower(c); });
   return out;
 }
-
-}  // namespace
 
 int edit_distance(std::string_view first, std::string_view second) {
   std::string a = lower(first), b = lower(second);

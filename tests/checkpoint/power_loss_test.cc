@@ -27,7 +27,7 @@ constexpr int kNumChances = 6;
 DiskOptions synced(int) { return {.sync = true, .probe = {}}; }
 
 /// Calls `check(folder, is_end)` with everything a power failure may leave of `root` after each of the operations of `action`.
-int fail_everywhere(const fs::path& root, const std::function<void()>& action, const std::function<void(const fs::path&, bool)>& check) {
+int lose_power_everywhere(const fs::path& root, const std::function<void()>& action, const std::function<void(const fs::path&, bool)>& check) {
   const TemporaryFolder copies;
   FileRecorder recorder(root);
   action();
@@ -47,7 +47,7 @@ int fail_everywhere(const fs::path& root, const std::function<void()>& action, c
 }
 
 /// Every tag there is, and what `latest` names, opens and is one of the two.
-void expect_whole(const fs::path& directory, const SampleModel& before, const SampleModel& after) {
+void expect_whole_after_loss(const fs::path& directory, const SampleModel& before, const SampleModel& after) {
   std::vector<std::string> tags = list_checkpoints(directory);
   tags.push_back("");
   for (const std::string& tag : tags) {
@@ -70,10 +70,10 @@ TEST(PowerLoss, OfASaveLeavesTheOldCheckpointOrTheNewOne) {
       const SampleModel before = sample_model(world, 1), after = sample_model(world, 2);
       const TemporaryFolder folder;
       ASSERT_THAT(save_all(before, folder.path(), "a"), Each(IsEmpty()));
-      const int num_operations = fail_everywhere(
+      const int num_operations = lose_power_everywhere(
           folder.path(), [&] { EXPECT_THAT(save_all(after, folder.path(), tag, synced), Each(IsEmpty())); },
           [&](const fs::path& left, bool is_end) {
-            expect_whole(left, before, after);
+            expect_whole_after_loss(left, before, after);
             if (is_end && !HasFailure()) {
               EXPECT_TRUE(is_new(left)) << "the save had returned";
             }
@@ -85,11 +85,11 @@ TEST(PowerLoss, OfASaveLeavesTheOldCheckpointOrTheNewOne) {
 TEST(PowerLoss, OfTheFirstSaveLeavesNothingOrAll) {
   const SampleModel model = sample_model(2, 2);
   const TemporaryFolder folder;
-  fail_everywhere(
+  lose_power_everywhere(
       folder.path(), [&] { EXPECT_THAT(save_all(model, folder.path() / "run" / "checkpoints", "a", synced), Each(IsEmpty())); },
       [&](const fs::path& left, bool is_end) {
         const fs::path directory = left / "run" / "checkpoints";
-        if (is_end || fs::exists(directory / kLatestName)) expect_whole(directory, model, model);
+        if (is_end || fs::exists(directory / kLatestName)) expect_whole_after_loss(directory, model, model);
       });
 }
 
@@ -98,10 +98,10 @@ TEST(PowerLoss, WhileOldCheckpointsAreDeleted) {
   const TemporaryFolder folder;
   for (const char* tag : {"step1", "step2"}) save_all(before, folder.path(), tag);
   save_all(after, folder.path(), "step3");
-  fail_everywhere(
+  lose_power_everywhere(
       folder.path(), [&] { keep_last(folder.path(), {.num = 1, .spare = {}}, Disk(synced(0))); },
       [&](const fs::path& left, bool) {
-        expect_whole(left, before, after);
+        expect_whole_after_loss(left, before, after);
         EXPECT_TRUE(is_new(left));
       });
 }
@@ -129,7 +129,7 @@ TEST(PowerLoss, OfAModelLeavesTheOldOneOrTheNewOne) {
     write(path, format, std::byte{1});
     const std::string before = content_of(path);
     std::string after;
-    fail_everywhere(
+    lose_power_everywhere(
         folder.path(),
         [&] {
           write(path, format, std::byte{2});

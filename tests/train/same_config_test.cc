@@ -6,10 +6,10 @@
 namespace tessera::train {
 namespace {
 
-using testing::AllOf;
-using testing::Each;
-using testing::HasSubstr;
-using testing::Not;
+using ::testing::AllOf;
+using ::testing::Each;
+using ::testing::HasSubstr;
+using ::testing::Not;
 
 class SameConfigTest : public TrainerTest {
  protected:

@@ -11,7 +11,7 @@
 
 #include "engine/config/keys.h"
 #include "engine/config/schema.h"
-#include "tests/engine/config/errors.h"
+#include "tests/engine/config/config_testing.h"
 #include "tests/support/files.h"
 
 namespace tessera::train {
@@ -22,7 +22,7 @@ using nlohmann::json;
 RunConfig parse(const std::string& trainer, int world_size = 1) {
   return parse_run_config("{\"train_batch_size\": 8, \"trainer\": {" + trainer + "}}", "folder/my_run.json", world_size);
 }
-std::string error_for(const std::string& trainer) {
+std::string trainer_error(const std::string& trainer) {
   return config_error([&] { parse(trainer); });
 }
 
@@ -75,7 +75,7 @@ TEST(TrainerConfig, Errors) {
       {R"("name": "a/b", "output_dir": "")", "trainer.name: found \"a/b\" (a string); expected a name that can be a folder's\n"
        "folder/my_run.json:1: trainer.output_dir: found \"\" (a string); expected a folder"},
   };
-  for (const auto& [keys, message] : cases) EXPECT_EQ(error_for(keys), "folder/my_run.json:1: " + message) << keys;
+  for (const auto& [keys, message] : cases) EXPECT_EQ(trainer_error(keys), "folder/my_run.json:1: " + message) << keys;
   EXPECT_EQ(config_error([] { parse_run_config(R"({"train_batch_size": 8, "model": {"hidden": 3}})", "c.json", 1); }),
             "c.json:1: model.type: is missing; expected a string");
 }

@@ -16,8 +16,6 @@
 namespace tessera::zero::testing {
 namespace {
 
-TESSERA_ON_EVERY_BACKEND(ReducerOnRanks);
-
 constexpr int64_t kNumel = 48;
 
 /// Vectors, each a unit of its own, and their reducer.
@@ -72,7 +70,7 @@ ReducerOptions at_stage(int stage) {
   return options;
 }
 
-TEST_P(ReducerOnRanks, TheMeanOverRanks) {
+TEST(Reducer, TheMeanOverRanks) {
   for (int world : kWorlds) {
     for (int stage = 0; stage <= 3; ++stage) {
       for (bool overlap : {true, false}) {
@@ -92,7 +90,7 @@ TEST_P(ReducerOnRanks, TheMeanOverRanks) {
   }
 }
 
-TEST_P(ReducerOnRanks, MicroStepsAdd) {
+TEST(Reducer, MicroStepsAdd) {
   for (int stage = 0; stage <= 3; ++stage) {
     for (bool each : {true, false}) {
       run_ranks(3, [&](comm::CommunicatorPtr comm) {
@@ -111,7 +109,7 @@ TEST_P(ReducerOnRanks, MicroStepsAdd) {
   }
 }
 
-TEST_P(ReducerOnRanks, PredivideAndPrescaleGiveTheMean) {
+TEST(Reducer, PredivideAndPrescaleGiveTheMean) {
   for (const auto& [predivide, prescale] : {std::pair{1.0, false}, std::pair{2.0, false}, std::pair{1.0, true}, std::pair{4.0, true}}) {
     for (int stage = 0; stage <= 3; ++stage) {
       run_ranks(3, [&, predivide = predivide, prescale = prescale](comm::CommunicatorPtr comm) {
@@ -157,7 +155,7 @@ class Spy final : public tessera::testing::ForwardingCommunicator {
 
 // DeepSpeed: with prescale_gradients each rank divides by the world before the sum; otherwise by
 // gradient_predivide_factor before it, and by world / factor after it.
-TEST_P(ReducerOnRanks, ScalesBeforeTheSumAsDeepSpeedDoes) {
+TEST(Reducer, ScalesBeforeTheSumAsDeepSpeedDoes) {
   run_ranks(3, [](comm::CommunicatorPtr comm) {
     for (int stage = 0; stage <= 3; ++stage) {
       const auto sent = [&](double predivide, bool prescale) {
@@ -175,7 +173,7 @@ TEST_P(ReducerOnRanks, ScalesBeforeTheSumAsDeepSpeedDoes) {
   });
 }
 
-TEST_P(ReducerOnRanks, TypesOfCommunicationAndAccumulation) {
+TEST(Reducer, TypesOfCommunicationAndAccumulation) {
   for (int stage = 0; stage <= 3; ++stage) {
     run_ranks(3, [&](comm::CommunicatorPtr comm) {
       auto spy = std::make_shared<Spy>(comm);
@@ -199,7 +197,7 @@ TEST_P(ReducerOnRanks, TypesOfCommunicationAndAccumulation) {
   }
 }
 
-TEST_P(ReducerOnRanks, TheOrderIsRankZeros) {
+TEST(Reducer, TheOrderIsRankZeros) {
   run_ranks(3, [](comm::CommunicatorPtr comm) {
     Vectors vectors(4, comm, at_stage(2));
     EXPECT_EQ(vectors.reducer->order(), (std::vector<int>{3, 2, 1, 0})) << "at first the reverse of registration";
@@ -212,7 +210,7 @@ TEST_P(ReducerOnRanks, TheOrderIsRankZeros) {
   });
 }
 
-TEST_P(ReducerOnRanks, AnUnusedFirstUnitBlocksNothing) {
+TEST(Reducer, AnUnusedFirstUnitBlocksNothing) {
   for (int num_slots : {1, 2, 3}) {
     for (int stage = 0; stage <= 3; ++stage) {
       run_ranks(3, [&](comm::CommunicatorPtr comm) {
@@ -261,7 +259,7 @@ TEST(Reducer, UnitsOfManySizesShareOneBuffer) {
   }
 }
 
-TEST_P(ReducerOnRanks, DifferentUnusedParametersOnDifferentRanks) {
+TEST(Reducer, DifferentUnusedParametersOnDifferentRanks) {
   for (int stage = 0; stage <= 3; ++stage) {
     for (int num_slots : {1, 3}) {
       run_ranks(3, [&](comm::CommunicatorPtr comm) {
@@ -337,7 +335,7 @@ long most_waiting(Vectors& vectors) {
   return most;
 }
 
-TEST_P(ReducerOnRanks, ASlowNetworkSlowsBackwardInsteadOfFillingMemory) {
+TEST(Reducer, ASlowNetworkSlowsBackwardInsteadOfFillingMemory) {
   for (int stage : {2, 3}) {
     for (bool overlap : {true, false}) {
       run_ranks(3, [&](comm::CommunicatorPtr comm) {
@@ -352,7 +350,7 @@ TEST_P(ReducerOnRanks, ASlowNetworkSlowsBackwardInsteadOfFillingMemory) {
   }
 }
 
-TEST_P(ReducerOnRanks, PatienceEnds) {
+TEST(Reducer, PatienceEnds) {
   run_ranks(3, [&](comm::CommunicatorPtr comm) {
     ReducerOptions options = at_stage(3);
     options.patience = std::chrono::milliseconds(500);
@@ -370,7 +368,7 @@ TEST_P(ReducerOnRanks, PatienceEnds) {
   });
 }
 
-TEST_P(ReducerOnRanks, AWaitThatOnlyOrdersStreamsTakesNoPatience) {
+TEST(Reducer, AWaitThatOnlyOrdersStreamsTakesNoPatience) {
   run_ranks(3, [&](comm::CommunicatorPtr comm) {
     ReducerOptions options = at_stage(3);
     options.patience = std::chrono::seconds(5);
@@ -410,7 +408,7 @@ class Buffering final : public tessera::testing::ForwardingCommunicator {
   int under_way_ = 0;
 };
 
-TEST_P(ReducerOnRanks, WithoutSlotsFewReductionsAreUnderWayWhereTheyAreBuffered) {
+TEST(Reducer, WithoutSlotsFewReductionsAreUnderWayWhereTheyAreBuffered) {
   for (const bool buffers : {true, false}) {
     run_ranks(2, [&](comm::CommunicatorPtr comm) {
       const ReducerOptions options = at_stage(1);
@@ -427,7 +425,7 @@ TEST_P(ReducerOnRanks, WithoutSlotsFewReductionsAreUnderWayWhereTheyAreBuffered)
 
 // Rank 1 never completes the unit that rank 0 waits for, and on its way to the end of backward needs gathers that
 // rank 0 has not come to: without an end to patience both would stand still.
-TEST_P(ReducerOnRanks, RanksThatUseDifferentParametersOfAUnitDoNotDeadlock) {
+TEST(Reducer, RanksThatUseDifferentParametersOfAUnitDoNotDeadlock) {
   std::vector<at::Tensor> found[2];
   run_ranks(2, [&](comm::CommunicatorPtr comm) {
     Chain model(8);
@@ -445,7 +443,7 @@ TEST_P(ReducerOnRanks, RanksThatUseDifferentParametersOfAUnitDoNotDeadlock) {
       rig.step(x.square().sum());
     }
     // (In shared memory no rank can stand in a gather, so there is nothing to lose patience over.)
-    EXPECT_EQ(rig.sharded->gradients().waits_in_hooks(), comm->rank() == 1 || on_shared_memory()) << "rank " << comm->rank();
+    EXPECT_EQ(rig.sharded->gradients().waits_in_hooks(), comm->rank() == 1 || in_shared_memory()) << "rank " << comm->rank();
     found[comm->rank()] = rig.weights();
   });
   EXPECT_TRUE(same_bits(found[0], found[1]));
@@ -540,7 +538,7 @@ at::Tensor checkpointed(ChainImpl& model, const at::Tensor& input) {
   return Segment::apply(model.forward(x), model.extra.get()).square().sum();
 }
 
-TEST_P(ReducerOnRanks, HooksThatFireTwiceInOneBackward) {
+TEST(Reducer, HooksThatFireTwiceInOneBackward) {
   const auto plainly = [](ChainImpl& model, const at::Tensor& input) {
     return model.extra->forward(model.forward(model.extra->forward(input))).square().sum();
   };

@@ -17,10 +17,6 @@ namespace {
 using ::testing::HasSubstr;
 using std::chrono::milliseconds;
 
-TESSERA_ON_EVERY_BACKEND(GuardedValues);
-
-at::Tensor batch(int rank, int step) { return randn({3, kWidth}, 5'000 + 10 * step + rank); }
-
 /// The memory behind the tensor, as the kernel sees it; nothing where it may not be read.
 std::optional<at::Tensor> raw_values(const at::Tensor& tensor) {
   at::Tensor copy = at::empty(tensor.sizes(), tensor.options().requires_grad(false));
@@ -39,7 +35,7 @@ void update_with_rank_1_late(Rig& rig) {
   rig.sharded->begin_pass(Pass::kTrain);
 }
 
-TEST_P(GuardedValues, BetweenAStepAndTheFirstUseNobodyReadsHalfOfIt) {
+TEST(GuardedValues, BetweenAStepAndTheFirstUseNobodyReadsHalfOfIt) {
   for (int stage : {1, 2, 3}) {
     for (DType dtype : {DType::kFloat32, DType::kBFloat16}) {
       SCOPED_TRACE(str("stage ", stage, " ", name_of(dtype)));
@@ -74,7 +70,7 @@ std::string saved(const Chain& model) {
   return out.str();
 }
 
-TEST_P(GuardedValues, ASavedModelIsTheModel) {
+TEST(GuardedValues, ASavedModelIsTheModel) {
   for (int stage : {1, 2, 3}) {
     run_ranks(2, [&](comm::CommunicatorPtr comm) {
       Chain model(3);
@@ -94,7 +90,7 @@ TEST_P(GuardedValues, ASavedModelIsTheModel) {
   }
 }
 
-TEST_P(GuardedValues, AModelMayBeSavedOnceItsEngineIsGone) {
+TEST(GuardedValues, AModelMayBeSavedOnceItsEngineIsGone) {
   for (int stage : {1, 2}) {
     run_ranks(2, [&](comm::CommunicatorPtr comm) {
       Chain model(3);
@@ -113,10 +109,7 @@ TEST_P(GuardedValues, AModelMayBeSavedOnceItsEngineIsGone) {
   }
 }
 
-using GuardedValuesDeathTest = GuardedValues;
-INSTANTIATE_TEST_SUITE_P(Backends, GuardedValuesDeathTest, ::testing::Values("gloo", "shm"), [](const auto& info) { return info.param; });
-
-TEST_P(GuardedValuesDeathTest, SavingAModelTooEarlySaysWhatToDo) {
+TEST(GuardedValuesDeathTest, SavingAModelTooEarlySaysWhatToDo) {
   ::testing::GTEST_FLAG(death_test_style) = "threadsafe";
   EXPECT_DEATH(run_ranks(2,
                          [](comm::CommunicatorPtr comm) {
@@ -138,7 +131,7 @@ struct PartlyFrozenImpl : ChainImpl {
 TORCH_MODULE(PartlyFrozen);
 
 // As a checkpoint is loaded: each rank writes what it holds.
-TEST_P(GuardedValues, FrozenUnitsFollowALoad) {
+TEST(GuardedValues, FrozenUnitsFollowALoad) {
   for (int stage : {0, 1, 2, 3}) {
     for (int64_t persistent : {int64_t{0}, kLinearNumel}) {
       SCOPED_TRACE(str("stage ", stage, " persistent ", persistent));

@@ -42,7 +42,7 @@ Segment make_segment(size_t num_states, at::ScalarType grad_dtype, at::ScalarTyp
   return segment;
 }
 
-void expect_same(const Segment& found, const Segment& expected) {
+void expect_equal_to_cpu(const Segment& found, const Segment& expected) {
   EXPECT_TRUE(at::equal(found.master.cpu(), expected.master));
   EXPECT_TRUE(at::equal(found.param.cpu(), expected.param));
   for (size_t i = 0; i < expected.state.size(); ++i) EXPECT_TRUE(at::equal(found.state[i].cpu(), expected.state[i]));
@@ -61,7 +61,7 @@ TEST_F(KernelsOnCuda, UpdatesEqualTheCpus) {
         const Segment cuda = make_segment(num_states, dtype, dtype, at::Device(at::kCUDA, 0));
         update(kind, hyper, 3, 0.5, cpu);
         update(kind, hyper, 3, 0.5, cuda);
-        expect_same(cuda, cpu);
+        expect_equal_to_cpu(cuda, cpu);
       }
     }
   }
@@ -78,7 +78,7 @@ TEST_F(KernelsOnCuda, LambEqualsTheCpus) {
   EXPECT_NEAR(found.update_sq, expected.update_sq, 1e-12 * expected.update_sq);
   lamb_apply(hyper, 3, 1.5, cpu);
   lamb_apply(hyper, 3, 1.5, cuda);
-  expect_same(cuda, cpu);
+  expect_equal_to_cpu(cuda, cpu);
 }
 
 TEST_F(KernelsOnCuda, NormsAreDeterministicAndFindWhatIsNotFinite) {

@@ -15,8 +15,6 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-TESSERA_ON_EVERY_BACKEND(ModelViewOnRanks);
-
 struct HolderImpl : torch::nn::Module {};
 
 /// The error for a model whose only parameters are these.
@@ -115,7 +113,7 @@ torch::jit::Module script() {
   return outer;
 }
 
-TEST_P(ModelViewOnRanks, TorchScriptTrainsTheSameAtStage3) {
+TEST(ModelView, TorchScriptTrainsTheSameAtStage3) {
   for (int world : {1, 2}) {
     std::vector<at::Tensor> expected;
     for (int stage : {0, 1, 2, 3}) {
@@ -211,7 +209,7 @@ struct BuffersImpl : torch::nn::Module {
 };
 TORCH_MODULE(Buffers);
 
-TEST_P(ModelViewOnRanks, BuffersBecomeRankZeros) {
+TEST(ModelView, BuffersBecomeRankZeros) {
   run_ranks(2, [](comm::CommunicatorPtr comm) {
     Buffers model(comm->rank()), expected(0);
     Rig rig(*model, comm, 2);
@@ -222,7 +220,7 @@ TEST_P(ModelViewOnRanks, BuffersBecomeRankZeros) {
   });
 }
 
-TEST_P(ModelViewOnRanks, RanksWithDifferentModelsAreNamed) {
+TEST(ModelView, RanksWithDifferentModelsAreNamed) {
   const std::string error = error_of([] {
     run_ranks(2, [](comm::CommunicatorPtr comm) {
       Chain model(2 + comm->rank());

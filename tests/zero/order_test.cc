@@ -12,10 +12,6 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-TESSERA_ON_EVERY_BACKEND(OrderOnRanks);
-
-at::Tensor batch(int rank, int step) { return randn({3, kWidth}, 1'000 + 10 * step + rank); }
-
 /// Runs `body` on two ranks that are expected to fail. Returns their errors.
 std::array<std::string, 2> errors_of_two(const std::function<void(comm::CommunicatorPtr)>& body) {
   std::array<std::string, 2> errors;
@@ -34,7 +30,7 @@ std::array<std::string, 2> errors_of_two(const std::function<void(comm::Communic
   return errors;
 }
 
-TEST_P(OrderOnRanks, EachUnitIsGatheredTwiceAStep) {
+TEST(Order, EachUnitIsGatheredTwiceAStep) {
   for (int world : {1, 2}) {
     run_ranks(world, [&](comm::CommunicatorPtr comm) {
       Chain model(6);
@@ -42,7 +38,7 @@ TEST_P(OrderOnRanks, EachUnitIsGatheredTwiceAStep) {
       for (int step = 0; step < 4; ++step) {
         rig.backward(model->forward(batch(comm->rank(), step)).sum());
         const ResidencyCounts& counts = rig.residency().counts();
-        if (world > 1 && on_shared_memory()) {
+        if (world > 1 && in_shared_memory()) {
           EXPECT_EQ(rig.num_gathers(), 0) << "read in place";
           EXPECT_EQ(rig.residency().pool().peak_bytes(), 0);
           rig.update();
@@ -70,7 +66,7 @@ TEST(Order, PersistentUnitsAreGatheredOnceAStep) {
   }
 }
 
-TEST_P(OrderOnRanks, WithoutOverlapTheResultsAreTheSame) {
+TEST(Order, WithoutOverlapTheResultsAreTheSame) {
   std::vector<at::Tensor> with;
   for (bool overlap : {true, false}) {
     run_ranks(2, [&](comm::CommunicatorPtr comm) {
@@ -104,7 +100,7 @@ class Limits final : public tessera::testing::ForwardingCommunicator {
 };
 
 // A rank that is late (a slow disk, a long evaluation) has as long to come to an agreement as to any collective.
-TEST_P(OrderOnRanks, AgreementsHaveTheCommunicatorsTimeLimit) {
+TEST(Order, AgreementsHaveTheCommunicatorsTimeLimit) {
   run_ranks(2, [](comm::CommunicatorPtr comm) {
     auto limits = std::make_shared<Limits::List>();
     Chain model(3);
@@ -113,12 +109,12 @@ TEST_P(OrderOnRanks, AgreementsHaveTheCommunicatorsTimeLimit) {
       rig.step(model->forward(batch(comm->rank(), step)).sum());
       GatheredParameters(*rig.sharded, {"extra.weight"}).close();
     }
-    EXPECT_GT(limits->size(), on_shared_memory() ? 2u : 5u);
+    EXPECT_GT(limits->size(), in_shared_memory() ? 2u : 5u);
     for (const std::chrono::milliseconds limit : *limits) EXPECT_EQ(limit, comm->timeout());
   });
 }
 
-TEST_P(OrderOnRanks, RanksThatDifferInTheFirstPassAreNamed) {
+TEST(Order, RanksThatDifferInTheFirstPassAreNamed) {
   const auto errors = errors_of_two([](comm::CommunicatorPtr comm) {
     Chain model(2);
     Rig rig(*model, comm, 3);
@@ -127,7 +123,7 @@ TEST_P(OrderOnRanks, RanksThatDifferInTheFirstPassAreNamed) {
     rig.backward(x.sum());
   });
   for (const std::string& error : errors) {
-    if (on_shared_memory()) {
+    if (in_shared_memory()) {
       EXPECT_EQ(error, "") << "nothing is gathered, so they may";
     } else {
       EXPECT_THAT(error, AllOf(HasSubstr("rank 0"), HasSubstr("rank 1"), HasSubstr("unit 0 (fc0.weight, fc0.bias)"), HasSubstr("unit 1 (fc1.weight, fc1.bias)")));
@@ -135,7 +131,7 @@ TEST_P(OrderOnRanks, RanksThatDifferInTheFirstPassAreNamed) {
   }
 }
 
-TEST_P(OrderOnRanks, ARankThatStopsInTheFirstPassIsNamed) {
+TEST(Order, ARankThatStopsInTheFirstPassIsNamed) {
   const auto errors = errors_of_two([](comm::CommunicatorPtr comm) {
     Chain model(2);
     Rig rig(*model, comm, 3);
@@ -145,10 +141,10 @@ TEST_P(OrderOnRanks, ARankThatStopsInTheFirstPassIsNamed) {
     }
     rig.backward(model->forward(batch(0, 0)).sum());
   });
-  EXPECT_THAT(errors[0], AllOf(HasSubstr("rank 1"), HasSubstr(on_shared_memory() ? "" : "unit 0 (fc0.weight, fc0.bias)")));
+  EXPECT_THAT(errors[0], AllOf(HasSubstr("rank 1"), HasSubstr(in_shared_memory() ? "" : "unit 0 (fc0.weight, fc0.bias)")));
 }
 
-TEST_P(OrderOnRanks, ARankThatNeedsAnotherUnitInReplayIsNamed) {
+TEST(Order, ARankThatNeedsAnotherUnitInReplayIsNamed) {
   const auto errors = errors_of_two([](comm::CommunicatorPtr comm) {
     Chain model(3);
     Rig rig(*model, comm, 3);
@@ -160,7 +156,7 @@ TEST_P(OrderOnRanks, ARankThatNeedsAnotherUnitInReplayIsNamed) {
   });
   // Each waits for the other, in another group: both say who waits for what.
   for (const std::string& error : errors) {
-    if (on_shared_memory()) {
+    if (in_shared_memory()) {
       EXPECT_EQ(error, "") << "it is there on every rank";
       continue;
     }
@@ -170,7 +166,7 @@ TEST_P(OrderOnRanks, ARankThatNeedsAnotherUnitInReplayIsNamed) {
 }
 
 /// Layers `used` only. Gradients of the mean over ranks, from plain autograd.
-at::Tensor through(ChainImpl& model, const std::vector<int>& used, at::Tensor x) {
+at::Tensor loss_through(ChainImpl& model, const std::vector<int>& used, at::Tensor x) {
   for (int i : used) x = at::tanh(model.layers[i]->forward(x));
   return x.square().sum();
 }
@@ -179,7 +175,7 @@ void expect_skipping_works(const std::vector<int>& rank_1_uses, bool overlap) {
   const std::vector<int> all{0, 1, 2, 3, 4, 5};
   Chain plain(6);
   const std::vector<at::Tensor> expected =
-      plain_gradients(*plain, (through(*plain, all, batch(0, 9)) + through(*plain, rank_1_uses, batch(1, 9))) / 2);
+      plain_gradients(*plain, (loss_through(*plain, all, batch(0, 9)) + loss_through(*plain, rank_1_uses, batch(1, 9))) / 2);
   const auto start = std::chrono::steady_clock::now();
   run_ranks(2, [&](comm::CommunicatorPtr comm) {
     Chain model(6);
@@ -188,16 +184,16 @@ void expect_skipping_works(const std::vector<int>& rank_1_uses, bool overlap) {
       options.reducer.patience = std::chrono::milliseconds(100);
     });
     for (int step = 0; step < 4; ++step) {
-      rig.backward(through(*model, step > 0 && comm->rank() == 1 ? rank_1_uses : all, batch(comm->rank(), 9)));
+      rig.backward(loss_through(*model, step > 0 && comm->rank() == 1 ? rank_1_uses : all, batch(comm->rank(), 9)));
       EXPECT_LT(step == 0 ? 0 : largest_difference(rig.gradients(), expected), 1e-5) << "step " << step;
-      EXPECT_EQ(rig.residency().counts().agreed_gathers > 0, step == 0 && !on_shared_memory()) << "step " << step;
+      EXPECT_EQ(rig.residency().counts().agreed_gathers > 0, step == 0 && !in_shared_memory()) << "step " << step;
       rig.sharded->begin_pass(Pass::kTrain);
     }
   });
   EXPECT_LT(seconds_since(start), 10) << "ranks waited for each other in vain";
 }
 
-TEST_P(OrderOnRanks, ARankMaySkipUnitsInReplay) {
+TEST(Order, ARankMaySkipUnitsInReplay) {
   for (bool overlap : {true, false}) {
     expect_skipping_works({0, 2, 3, 5}, overlap);
     expect_skipping_works({0, 1, 2}, overlap);
@@ -206,7 +202,7 @@ TEST_P(OrderOnRanks, ARankMaySkipUnitsInReplay) {
   }
 }
 
-TEST_P(OrderOnRanks, AnOrderThatChangesOnAllRanksIsRecordedAnew) {
+TEST(Order, AnOrderThatChangesOnAllRanksIsRecordedAnew) {
   const auto loss_of = [](ChainImpl& model, int rank, int step) {
     at::Tensor y = model.forward(batch(rank, step));
     if (step >= 2) y = at::tanh(model.extra->forward(y));
@@ -226,7 +222,7 @@ TEST_P(OrderOnRanks, AnOrderThatChangesOnAllRanksIsRecordedAnew) {
         agreed.push_back(rig.residency().previous_counts().agreed_gathers > 0);
       }
       EXPECT_TRUE(same_bits(rig.weights(), stage_0.weights()));
-      if (on_shared_memory()) {
+      if (in_shared_memory()) {
         EXPECT_EQ(agreed, std::vector<bool>(7, false));
       } else {
         EXPECT_EQ(agreed, (std::vector<bool>{true, false, true, true, agreed[4], agreed[5], false})) << "found out, recorded, replayed";
@@ -235,7 +231,7 @@ TEST_P(OrderOnRanks, AnOrderThatChangesOnAllRanksIsRecordedAnew) {
   }
 }
 
-TEST_P(OrderOnRanks, EvaluationBetweenTrainingSteps) {
+TEST(Order, EvaluationBetweenTrainingSteps) {
   run_ranks(2, [](comm::CommunicatorPtr comm) {
     Chain model(5), reference(5);
     Rig rig(*model, comm, 3);
@@ -252,7 +248,7 @@ TEST_P(OrderOnRanks, EvaluationBetweenTrainingSteps) {
         const at::Tensor found = model->layers[1]->forward(model->extra->forward(model->forward(x)));
         rig.sharded->end_pass();
         EXPECT_TRUE(at::equal(found, reference->layers[1]->forward(reference->extra->forward(reference->forward(x)))));
-        EXPECT_EQ(rig.residency().counts().agreed_gathers > 0, step + i == 0 && !on_shared_memory());
+        EXPECT_EQ(rig.residency().counts().agreed_gathers > 0, step + i == 0 && !in_shared_memory());
       }
       rig.sharded->begin_pass(Pass::kTrain);
       rig.backward(model->forward(-x).square().sum(), false, true);
@@ -266,8 +262,8 @@ TEST_P(OrderOnRanks, EvaluationBetweenTrainingSteps) {
 
 // Rank 1 skips a unit, so at the calls in the middle it has issued fewer gathers than the others; that is no difference between
 // ranks for those to find who then wait for a while.
-TEST_P(OrderOnRanks, CallsInTheMiddleDoNotCountAsGathers) {
-  comm::run_threads(3, {.backend = GetParam(), .timeout = std::chrono::seconds(2)}, [](comm::CommunicatorPtr comm) {
+TEST(Order, CallsInTheMiddleDoNotCountAsGathers) {
+  comm::run_threads(3, {.backend = tessera::testing::default_backend(), .timeout = std::chrono::seconds(2)}, [](comm::CommunicatorPtr comm) {
     Chain model(6);
     Rig rig(*model, comm, 3);
     for (int step = 0; step < 4; ++step) {
@@ -283,7 +279,7 @@ TEST_P(OrderOnRanks, CallsInTheMiddleDoNotCountAsGathers) {
   });
 }
 
-TEST_P(OrderOnRanks, APassMayBeLeftHalfWay) {
+TEST(Order, APassMayBeLeftHalfWay) {
   run_ranks(2, [](comm::CommunicatorPtr comm) {
     Chain model(5), reference(5);
     Rig rig(*model, comm, 3);

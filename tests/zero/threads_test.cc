@@ -13,15 +13,11 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-TESSERA_ON_EVERY_BACKEND(ThreadsOnRanks);
-
-at::Tensor batch(int rank, int step) { return randn({3, kWidth}, 7'000 + 10 * step + rank); }
-
 void on_a_thread(const std::function<void()>& body) {
   std::thread(body).join();
 }
 
-TEST_P(ThreadsOnRanks, EachStepMayHaveAThreadOfItsOwn) {
+TEST(Threads, EachStepMayHaveAThreadOfItsOwn) {
   std::vector<at::Tensor> expected;
   for (bool threads : {false, true}) {
     for (int stage : {0, 1, 2, 3}) {
@@ -62,7 +58,7 @@ class Reader {
 };
 
 // Stages 1 and 2 keep their units, so two threads may wait for one gather and both read.
-TEST_P(ThreadsOnRanks, ASecondThreadMayReadWhereUnitsStay) {
+TEST(Threads, ASecondThreadMayReadWhereUnitsStay) {
   for (int stage : {1, 2}) {
     run_ranks(2, [&](comm::CommunicatorPtr comm) {
       Chain model(4), plain(4);

@@ -98,13 +98,8 @@ std::vector<at::Tensor> plain_gradients(torch::nn::Module& model, const at::Tens
   return gradients;
 }
 
-bool on_shared_memory() {
-  const char* parameter = ::testing::UnitTest::GetInstance()->current_test_info()->value_param();
-  return parameter != nullptr && std::string_view(parameter).find("shm") != std::string_view::npos;
-}
-
 void run_ranks(int world, const std::function<void(comm::CommunicatorPtr)>& body) {
-  comm::run_threads(world, {.backend = on_shared_memory() ? "shm" : "gloo", .timeout = std::chrono::seconds(20)}, body);
+  comm::run_threads(world, {.backend = tessera::testing::default_backend(), .timeout = std::chrono::seconds(20)}, body);
 }
 
 comm::CommunicatorPtr alone() {

@@ -16,6 +16,7 @@
 #include "comm/init.h"
 #include "core/error.h"
 #include "core/str.h"
+#include "tests/support/backend.h"
 #include "tests/support/errors.h"
 #include "tests/support/forwarding_communicator.h"
 #include "tests/support/models.h"
@@ -26,11 +27,14 @@ namespace tessera::zero::testing {
 
 using tessera::testing::error_of;
 using tessera::testing::fill_parameters;
+using tessera::testing::in_shared_memory;
 using tessera::testing::randint;
 using tessera::testing::randn;
 using tessera::testing::seconds_since;
 
 constexpr int64_t kWidth = 8;
+/// What a rank gives to the model in a step, of shape (3, kWidth).
+inline at::Tensor batch(int rank, int step) { return randn({3, kWidth}, 1'000 + 10 * step + rank); }
 /// A Linear(kWidth, kWidth), weight and bias: so every layer of a Chain is a unit.
 constexpr int64_t kLinearNumel = kWidth * kWidth + 16;
 
@@ -74,15 +78,9 @@ double largest_difference(const std::vector<at::Tensor>& a, const std::vector<at
 /// Gradients by plain autograd, in registration order (zeros where there is none).
 std::vector<at::Tensor> plain_gradients(torch::nn::Module& model, const at::Tensor& loss);
 
-/// Ranks as threads, on the backend of the test that runs (TESSERA_ON_EVERY_BACKEND), else over Gloo.
+/// Ranks as threads, on default_backend(). In shared memory all ranks see one copy of the parameters from stage 1 on: nothing is
+/// gathered or released there, and no order of gathers needs agreement.
 void run_ranks(int world, const std::function<void(comm::CommunicatorPtr)>& body);
-/// Whether run_ranks() gives shared memory, where all ranks see one copy of the parameters from stage 1 on: nothing is gathered or
-/// released there, and no order of gathers needs agreement.
-bool on_shared_memory();
-/// Defines a suite for TEST_P whose cases run on each backend that CPU ranks can have.
-#define TESSERA_ON_EVERY_BACKEND(Suite)                                                          \
-  class Suite : public ::testing::TestWithParam<std::string> {};                                 \
-  INSTANTIATE_TEST_SUITE_P(Backends, Suite, ::testing::Values("gloo", "shm"), [](const auto& info) { return info.param; })
 comm::CommunicatorPtr alone();
 
 /// Which all-gather fails, counted over a communicator and its duplicates.

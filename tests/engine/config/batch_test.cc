@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "engine/config/parse.h"
-#include "tests/engine/config/errors.h"
+#include "tests/engine/config/config_testing.h"
 
 namespace tessera::config {
 namespace {

@@ -7,15 +7,10 @@
 #include "engine/config/arguments.h"
 #include "engine/config/parse.h"
 #include "engine/config/suggest.h"
-#include "tests/engine/config/errors.h"
+#include "tests/engine/config/config_testing.h"
 
 namespace tessera {
 namespace {
-
-/// The error for these keys beside a valid batch size.
-std::string error_for(const std::string& keys) {
-  return config_error([&] { parse_engine_config("{\"train_batch_size\": 8, " + keys + "}", {}, "c.json"); });
-}
 
 TEST(ConfigCheck, WrongValues) {
   const std::vector<std::pair<std::string, std::string>> cases = {

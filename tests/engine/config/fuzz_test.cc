@@ -5,7 +5,7 @@
 #include <sstream>
 
 #include "engine/config/parse.h"
-#include "tests/engine/config/errors.h"
+#include "tests/engine/config/config_testing.h"
 #include "tests/support/files.h"
 
 namespace tessera {

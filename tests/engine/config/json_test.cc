@@ -8,7 +8,7 @@
 #include "engine/config/check.h"
 #include "engine/config/document.h"
 #include "engine/config/json.h"
-#include "tests/engine/config/errors.h"
+#include "tests/engine/config/config_testing.h"
 
 namespace tessera::config {
 namespace {

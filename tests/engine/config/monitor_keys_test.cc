@@ -2,23 +2,15 @@
 #include <gtest/gtest.h>
 
 #include "engine/config/parse.h"
-#include "tests/engine/config/errors.h"
+#include "tests/engine/config/config_testing.h"
 
 namespace tessera {
 namespace {
 
-EngineConfig parse(const std::string& keys, config::Report* report = nullptr) {
-  return parse_engine_config("{\"train_batch_size\": 8, " + keys + "}", {.report = report}, "c.json");
-}
-
-std::string error_for(const std::string& keys) {
-  return config_error([&] { parse(keys); });
-}
-
 TEST(MonitorKeys, DeepSpeedsSectionsWorkAsTheyAre) {
   config::Report report;
   // https://www.deepspeed.ai/docs/config-json/#monitoring-module, with monitors Tessera has no client for switched off.
-  const EngineConfig config = parse(R"(
+  const EngineConfig config = parse_keys(R"(
       "tensorboard": {"enabled": true, "output_path": "output/ds_logs/", "job_name": "train_bert"},
       "wandb": {"enabled": false, "group": "my_group", "team": "my_team", "project": "my_project"},
       "comet": {"enabled": false, "workspace": "my_workspace"},
@@ -31,13 +23,13 @@ TEST(MonitorKeys, DeepSpeedsSectionsWorkAsTheyAre) {
 }
 
 TEST(MonitorKeys, AllAreOffByDefault) {
-  const EngineConfig config = parse(R"("tensorboard": {}, "csv_monitor": {"output_path": "x", "enabled": "auto"})");
+  const EngineConfig config = parse_keys(R"("tensorboard": {}, "csv_monitor": {"output_path": "x", "enabled": "auto"})");
   EXPECT_FALSE(config.monitors.tensorboard.enabled || config.monitors.csv.enabled || config.monitors.jsonl.enabled ||
                config.monitors.mlflow.enabled);
 }
 
 TEST(MonitorKeys, OursAndBackAgain) {
-  const EngineConfig config = parse(R"("jsonl_monitor": {"enabled": true, "output_path": "out", "job_name": "j"}, "mlflow": {
+  const EngineConfig config = parse_keys(R"("jsonl_monitor": {"enabled": true, "output_path": "out", "job_name": "j"}, "mlflow": {
       "enabled": true, "tracking_uri": "https://mlflow.example.org/", "experiment_name": "e", "run_name": "r"})");
   EXPECT_EQ(config.monitors.jsonl, (FileMonitorConfig{.enabled = true, .output_path = "out", .job_name = "j"}));
   EXPECT_EQ(config.monitors.mlflow,
@@ -46,7 +38,7 @@ TEST(MonitorKeys, OursAndBackAgain) {
 }
 
 TEST(MonitorKeys, WhatMayBeAPasswordIsUsedAndNotShown) {
-  const EngineConfig config = parse(R"("mlflow": {"tracking_uri": "https://mlflow.example.org/?token=s3cret"})");
+  const EngineConfig config = parse_keys(R"("mlflow": {"tracking_uri": "https://mlflow.example.org/?token=s3cret"})");
   EXPECT_EQ(config.monitors.mlflow.tracking_uri, "https://mlflow.example.org/?token=s3cret");
   EXPECT_EQ(validated(config, 1).monitors.mlflow.tracking_uri, config.monitors.mlflow.tracking_uri);
   EXPECT_EQ(parse_engine_config(dump_resolved(config)).monitors.mlflow.tracking_uri, "https://mlflow.example.org/");

@@ -5,17 +5,13 @@
 
 #include <nlohmann/json.hpp>
 
-#include "tests/engine/config/errors.h"
+#include "tests/engine/config/config_testing.h"
 
 namespace tessera {
 namespace {
 
 using nlohmann::json;
 using Params = std::map<std::string, double>;
-
-EngineConfig parse(const std::string& keys, config::Report* report = nullptr) {
-  return parse_engine_config("{\"train_batch_size\": 8, " + keys + "}", {.report = report}, "c.json");
-}
 
 void expect_round_trip(const EngineConfig& config, int world_size) {
   std::string text = dump_resolved(config);
@@ -29,7 +25,7 @@ TEST(ConfigParse, DefaultsAreTheStructsOwn) {
   expected.train_batch_size = 8;
   expected.train_micro_batch_size_per_gpu = 8;
   expected.optimizer.params = {{"lr", 1e-3}, {"beta1", 0.9}, {"beta2", 0.999}, {"eps", 1e-8}, {"weight_decay", 0}, {"bias_correction", 1}};
-  EXPECT_EQ(parse("\"seed\": 42"), expected);
+  EXPECT_EQ(parse_keys("\"seed\": 42"), expected);
 }
 
 TEST(ConfigParse, EveryKeyReachesItsField) {
@@ -64,7 +60,7 @@ TEST(ConfigParse, EveryKeyReachesItsField) {
 
 TEST(ConfigParse, OtherNamesAndOldForms) {
   config::Report report;
-  EngineConfig config = parse(R"("bfloat16": {"enabled": true}, "gradient_accumulation_dtype": "float32",
+  EngineConfig config = parse_keys(R"("bfloat16": {"enabled": true}, "gradient_accumulation_dtype": "float32",
       "zero_optimization": {"stage": 3, "prefetch_bucket_size": 11, "param_persistence_threshold": 12, "max_live_parameters": 13})", &report);
   EXPECT_TRUE(config.bf16);
   EXPECT_EQ(config.grad_accum_dtype, DType::kFloat32);
@@ -72,11 +68,11 @@ TEST(ConfigParse, OtherNamesAndOldForms) {
   EXPECT_EQ(config.zero.param_persistence_threshold, 12);
   EXPECT_EQ(config.zero.max_live_parameters, 13);
   EXPECT_TRUE(report.warnings.empty());
-  EXPECT_EQ(parse("\"zero_optimization\": true", &report).zero.stage, 1);
-  EXPECT_EQ(parse("\"zero_optimization\": false").zero.stage, 0);
+  EXPECT_EQ(parse_keys("\"zero_optimization\": true", &report).zero.stage, 1);
+  EXPECT_EQ(parse_keys("\"zero_optimization\": false").zero.stage, 0);
   ASSERT_EQ(report.warnings.size(), 1u);
   EXPECT_EQ(report.warnings[0], "c.json:1: zero_optimization: true and false are DeepSpeed's old form; read as {\"stage\": 1}");
-  EXPECT_EQ(config_error([] { parse(R"("bf16": {}, "bfloat16": {})"); }),
+  EXPECT_EQ(config_error([] { parse_keys(R"("bf16": {}, "bfloat16": {})"); }),
             "c.json:1: bf16: is also given under its other name \"bfloat16\"; expected one of the two");
 }
 
@@ -141,7 +137,7 @@ TEST(ConfigParse, OptimizersAndTheirDefaults) {
       {R"({"type": "adagrad"})", "Adagrad", adagrad},
   };
   for (const Case& c : cases) {
-    EngineConfig config = parse("\"optimizer\": " + c.written);
+    EngineConfig config = parse_keys("\"optimizer\": " + c.written);
     EXPECT_EQ(config.optimizer.type, c.type) << c.written;
     EXPECT_EQ(config.optimizer.params, c.params) << c.written;
     expect_round_trip(config, 1);
@@ -149,17 +145,17 @@ TEST(ConfigParse, OptimizersAndTheirDefaults) {
 }
 
 TEST(ConfigParse, ParamGroups) {
-  EngineConfig config = parse(R"("optimizer": {"type": "SGD", "params": {"momentum": 0.9},
+  EngineConfig config = parse_keys(R"("optimizer": {"type": "SGD", "params": {"momentum": 0.9},
       "param_groups": [{"match": "*.bias", "weight_decay": 0, "lr": "auto"}, {"match": ["a", "b*"], "nesterov": true}]})");
   ASSERT_EQ(config.optimizer.param_groups.size(), 2u);
   EXPECT_EQ(config.optimizer.param_groups[0], (ParamGroupConfig{{"*.bias"}, {{"weight_decay", 0}, {"lr", 5e-5}}}));
   EXPECT_EQ(config.optimizer.param_groups[1], (ParamGroupConfig{{"a", "b*"}, {{"nesterov", 1}}}));
   expect_round_trip(config, 1);
-  config = parse(R"("optimizer": {"param_groups": [{"match": "x", "betas": [0.5, 0.6]}]}, "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": [1, 2]}})");
+  config = parse_keys(R"("optimizer": {"param_groups": [{"match": "x", "betas": [0.5, 0.6]}]}, "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": [1, 2]}})");
   EXPECT_EQ(config.optimizer.param_groups[0].params, (Params{{"beta1", 0.5}, {"beta2", 0.6}}));
   EXPECT_EQ(config.scheduler.params.at("warmup_max_lr"), (std::vector<double>{1, 2}));
   expect_round_trip(config, 1);
-  EXPECT_EQ(config_error([] { parse(R"("optimizer": {"type": "SGD", "param_groups": [{"match": "x", "nesterov": true}]})"); }),
+  EXPECT_EQ(config_error([] { parse_keys(R"("optimizer": {"type": "SGD", "param_groups": [{"match": "x", "nesterov": true}]})"); }),
             "c.json:1: optimizer.param_groups[0].nesterov: found true with momentum 0 and dampening 0; expected a momentum above 0 and dampening 0");
 }
 
@@ -183,15 +179,15 @@ TEST(ConfigParse, SchedulersAndTheirDefaults) {
       {R"({"type": "CosineAnnealingLR", "params": {"T_max": 10}})", {{"T_max", {10}}, {"eta_min", {0}}}},
   };
   for (const Case& c : cases) {
-    EngineConfig config = parse("\"scheduler\": " + c.written);
+    EngineConfig config = parse_keys("\"scheduler\": " + c.written);
     EXPECT_EQ(config.scheduler.params, c.params) << c.written;
     expect_round_trip(config, 1);
   }
-  EXPECT_EQ(parse(R"("scheduler": {"type": "WarmupLR", "params": {"warmup_type": "LINEAR"}})").scheduler.words.at("warmup_type"), "linear");
-  EXPECT_EQ(parse(R"("scheduler": {"type": "StepLR", "params": {"step_size": 3}})").scheduler.words.at("interval"), "step");
-  EXPECT_EQ(parse(R"("scheduler": {"type": null})").scheduler, SchedulerConfig{});
+  EXPECT_EQ(parse_keys(R"("scheduler": {"type": "WarmupLR", "params": {"warmup_type": "LINEAR"}})").scheduler.words.at("warmup_type"), "linear");
+  EXPECT_EQ(parse_keys(R"("scheduler": {"type": "StepLR", "params": {"step_size": 3}})").scheduler.words.at("interval"), "step");
+  EXPECT_EQ(parse_keys(R"("scheduler": {"type": null})").scheduler, SchedulerConfig{});
   config::Report report;
-  parse(R"("scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 10}})", &report);
+  parse_keys(R"("scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 10}})", &report);
   ASSERT_EQ(report.warnings.size(), 1u);
   EXPECT_EQ(report.warnings[0], "c.json:1: scheduler.params.total_num_steps 10 is less than warmup_num_steps 1000: the run ends before the warm-up does");
 }
@@ -201,7 +197,7 @@ TEST(ConfigParse, WarnsOfALearningRateThatWarmupDecayLrDoesNotUse) {
   const std::string rate = R"("optimizer": {"type": "AdamW", "params": {"lr": 5e-5}}, )";
   const auto warnings = [&](const std::string& keys) {
     config::Report report;
-    parse(keys, &report);
+    parse_keys(keys, &report);
     return report.warnings;
   };
   const auto schedule = [](const std::string& type, const std::string& top) {

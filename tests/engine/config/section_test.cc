@@ -5,7 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "tests/engine/config/errors.h"
+#include "tests/engine/config/config_testing.h"
 
 namespace tessera::config {
 namespace {
