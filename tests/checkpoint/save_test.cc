@@ -14,6 +14,7 @@
 #include "checkpoint/verify.h"
 #include "core/str.h"
 #include "tests/checkpoint/checkpoint_testing.h"
+#include "tests/support/errors.h"
 #include "tests/support/files.h"
 
 namespace tessera::checkpoint::testing {
@@ -25,16 +26,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::StartsWith;
-
-template <class Action>
-std::string error_of(const Action& action) {
-  try {
-    action();
-  } catch (const CheckpointError& error) {
-    return error.what();
-  }
-  return "";
-}
+using tessera::testing::error_of;
 
 TEST(Save, HoldsEveryBit) {
   for (int world : {1, 2, 3, 5}) {
@@ -231,15 +223,15 @@ TEST(Save, AnotherRanksRecordIsWhatItWrote) {
 TEST(Open, SaysWhatThereIs) {
   const TemporaryFolder folder;
   const auto directory = folder.path();
-  const auto open = [&](const std::string& tag) { return error_of([&] { Checkpoint::open(directory, tag); }); };
-  EXPECT_EQ(error_of([&] { Checkpoint::open(directory / "none"); }),
+  const auto open = [&](const std::string& tag) { return error_of<CheckpointError>([&] { Checkpoint::open(directory, tag); }); };
+  EXPECT_EQ(error_of<CheckpointError>([&] { Checkpoint::open(directory / "none"); }),
             "no checkpoint directory " + (directory / "none").string());
   EXPECT_THAT(open(""), HasSubstr("has no file \"latest\" that names a checkpoint; it has no checkpoints"));
   const SampleModel model = sample_model(1, 1);
   save_all(model, directory, "step9");
   save_all(model, directory, "step10");
   EXPECT_THAT(open("step11"), HasSubstr("has no checkpoint step11; it has step9, step10"));
-  EXPECT_THAT(error_of([&] { Checkpoint::open(directory / "step9"); }), HasSubstr("is a checkpoint itself"));
+  EXPECT_THAT(error_of<CheckpointError>([&] { Checkpoint::open(directory / "step9"); }), HasSubstr("is a checkpoint itself"));
   std::ofstream(directory / "latest") << "step11\n";
   EXPECT_THAT(open(""), HasSubstr("has no checkpoint step11, which \"latest\" names; it has step9, step10"));
   std::ofstream(directory / "latest") << "../elsewhere";
@@ -263,7 +255,7 @@ TEST(KeepLast, DeletesTheOldestButNeverTheLatest) {
   std::ofstream(folder.path() / "latest") << "step10\n";
   EXPECT_THAT(keep_last(folder.path(), {.num = 1, .spare = {"best"}}, disk), ElementsAre("step11"));
   EXPECT_EQ(model.difference(Checkpoint::open(folder.path())), "");
-  EXPECT_THAT(error_of([&] { keep_last(folder.path(), {.num = 0, .spare = {}}, disk); }), HasSubstr("expected at least 1"));
+  EXPECT_THAT(error_of<CheckpointError>([&] { keep_last(folder.path(), {.num = 0, .spare = {}}, disk); }), HasSubstr("expected at least 1"));
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 
 #include "checkpoint/formats/safetensors_index.h"
 #include "tests/checkpoint/formats/formats_testing.h"
+#include "tests/support/errors.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -16,6 +17,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
+using tessera::testing::error_of;
 
 std::string file_of(const std::string& header, const std::string& data) {
   std::string length(8, '\0');
@@ -23,17 +25,8 @@ std::string file_of(const std::string& header, const std::string& data) {
   return length + header + data;
 }
 
-std::string error_of(const std::function<void()>& function) {
-  try {
-    function();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
-
 std::string header_error(const std::string& header, int64_t data_bytes) {
-  return error_of([&] { parse_safetensors_header(header, data_bytes, "m.safetensors"); });
+  return error_of<Error>([&] { parse_safetensors_header(header, data_bytes, "m.safetensors"); });
 }
 
 TEST(SafetensorsHeader, WhatIsWrongIsSaid) {
@@ -138,7 +131,7 @@ TEST(SafetensorsFile, HeaderLengths) {
   const auto path = folder / "m.safetensors";
   const auto error = [&](const std::string& content) {
     write_text(path, content);
-    const std::string message = error_of([&] { SafetensorsFile{path}; });
+    const std::string message = error_of<Error>([&] { SafetensorsFile{path}; });
     EXPECT_THAT(message, StartsWith(path.string()));
     return message.substr(path.string().size());
   };
@@ -154,10 +147,10 @@ TEST(SafetensorsFile, HeaderLengths) {
   EXPECT_EQ(error(file_of("{}", "x")), ": the file has 1 bytes of data, expected 0 (something follows the last tensor)");
   std::filesystem::resize_file(path, 200'000'000);  // sparse
   std::ofstream(path, std::ios::binary | std::ios::in).write("\1\xe1\xf5\5\0\0\0\0{", 9);
-  EXPECT_THAT(error_of([&] { SafetensorsFile{path}; }),
+  EXPECT_THAT(error_of<Error>([&] { SafetensorsFile{path}; }),
               HasSubstr("the header's length is 100000001, expected at most 100000000"));
-  EXPECT_THAT(error_of([&] { SafetensorsFile{folder / "none"}; }), HasSubstr("No such file"));
-  EXPECT_THAT(error_of([&] { SafetensorsFile{folder.path()}; }), HasSubstr("Is a directory"));
+  EXPECT_THAT(error_of<Error>([&] { SafetensorsFile{folder / "none"}; }), HasSubstr("No such file"));
+  EXPECT_THAT(error_of<Error>([&] { SafetensorsFile{folder.path()}; }), HasSubstr("Is a directory"));
 }
 
 TEST(SafetensorsFile, ReadsRanges) {
@@ -200,7 +193,7 @@ TEST(SafetensorsIndex, WhatIsWrongIsSaid) {
       {R"({"weight_map":{"a":"f"}} {})", "is no JSON at byte 26"},
   };
   for (const auto& [text, message] : mistakes)
-    EXPECT_EQ(error_of([&] { parse_safetensors_index(text, "i.json"); }), "i.json: " + message) << text;
+    EXPECT_EQ(error_of<Error>([&] { parse_safetensors_index(text, "i.json"); }), "i.json: " + message) << text;
   const auto good = parse_safetensors_index(
       R"({"metadata":{"total_size":7,"x":[{"weight_map":[1]}]},"weight_map":{"a":"f","b":"g"},"more":null})", "i.json");
   EXPECT_EQ(good, (std::map<std::string, std::string>{{"a", "f"}, {"b", "g"}}));
@@ -214,13 +207,13 @@ class SafetensorsModelTest : public ::testing::Test {
   }
   std::string error_with_index(const std::string& weight_map) {
     write_text(folder_ / "model.safetensors.index.json", R"({"weight_map":)" + weight_map + "}");
-    return error_of([&] { SafetensorsModel{folder_.path()}; });
+    return error_of<Error>([&] { SafetensorsModel{folder_.path()}; });
   }
   TestFolder folder_;
 };
 
 TEST_F(SafetensorsModelTest, IndexAndFilesMustAgree) {
-  EXPECT_EQ(error_with_index(R"({"a":"one","b":"two"})"), "no error");
+  EXPECT_EQ(error_with_index(R"({"a":"one","b":"two"})"), "");
   EXPECT_THAT(error_with_index(R"({"a":"one","b":"one"})"), HasSubstr("tensor 'b' is not in one, where the index has it"));
   EXPECT_THAT(error_with_index(R"({"a":"two","b":"one"})"), HasSubstr("tensor 'a' is not in two, where the index has it"));
   EXPECT_THAT(error_with_index(R"({"b":"two","c":"one"})"), HasSubstr("tensor 'c' is not in one, where the index has it"));
@@ -235,7 +228,7 @@ TEST_F(SafetensorsModelTest, IndexAndFilesMustAgree) {
 }
 
 TEST_F(SafetensorsModelTest, AFolderWithoutWeights) {
-  EXPECT_THAT(error_of([&] { SafetensorsModel{folder_.path()}; }),
+  EXPECT_THAT(error_of<Error>([&] { SafetensorsModel{folder_.path()}; }),
               HasSubstr("holds neither model.safetensors nor model.safetensors.index.json"));
 }
 
@@ -246,7 +239,7 @@ TEST_F(SafetensorsModelTest, Reads) {
   char byte = 0;
   model.read("b", 0, std::as_writable_bytes(std::span(&byte, 1)));
   EXPECT_EQ(byte, 'B');
-  EXPECT_THAT(error_of([&] { model.read("c", 0, {}); }), HasSubstr("has no tensor 'c'"));
+  EXPECT_THAT(error_of<Error>([&] { model.read("c", 0, {}); }), HasSubstr("has no tensor 'c'"));
 }
 
 // One to five places of a text changed: bytes replaced, removed, doubled, or digits of another number.
@@ -324,7 +317,7 @@ TEST(Mutations, OfAnIndexNeverDoHarm) {
 TEST(Mutations, DeepNestingIsNoTrouble) {
   const std::string brackets(1'000'000, '[');
   EXPECT_THAT(header_error(R"({"a":)" + brackets, 0), HasSubstr("tensor 'a' is an array, expected an object"));
-  EXPECT_THAT(error_of([&] { parse_safetensors_index(R"({"x":)" + brackets, "i.json"); }), HasSubstr("is no JSON at byte"));
+  EXPECT_THAT(error_of<Error>([&] { parse_safetensors_index(R"({"x":)" + brackets, "i.json"); }), HasSubstr("is no JSON at byte"));
 }
 
 }  // namespace
