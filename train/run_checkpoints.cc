@@ -43,6 +43,7 @@ json to_json(const Position& position, const std::optional<Best>& best, const Tr
   const EarlyStoppingState& stopping = position.early_stopping;
   if (stopping != EarlyStoppingState{})
     state["early_stopping"] = {{"best", stopping.best ? json(*stopping.best) : json(nullptr)}, {"num_stale", stopping.num_stale}};
+  if (!position.digest.empty()) state["data"] = to_json(position.digest);
   return {{"trainer", state}};
 }
 
@@ -65,6 +66,7 @@ Position position_of(const json& client_state) {
     if (stopping.at("best").is_number()) position.early_stopping.best = stopping.at("best").get<double>();
     position.early_stopping.num_stale = stopping.at("num_stale").get<int64_t>();
   }
+  if (state.contains("data")) position.digest = digest_from_json(state.at("data"));
   return position;
 }
 

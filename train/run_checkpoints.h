@@ -8,6 +8,7 @@
 
 #include "core/log.h"
 #include "engine/engine.h"
+#include "train/data_digest.h"
 #include "train/early_stopping.h"
 #include "train/evaluate.h"
 #include "train/sampler.h"
@@ -22,6 +23,7 @@ struct Position {
   EpochPosition data;
   TrainTotals totals;      ///< of these steps
   EarlyStoppingState early_stopping;
+  DataDigest digest;       ///< of the data they were of; empty: not known
   bool operator==(const Position&) const = default;
 };
 

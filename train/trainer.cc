@@ -25,11 +25,10 @@
 namespace tessera::train {
 namespace {
 
-/// After the comparison of the ranks: one that has fewer data would find out alone.
-TrainSampler checked_sampler(const RunConfig& run, const TrainerStart& start, const Task& task, comm::Communicator& comm) {
+/// Before anything else: a rank that has fewer data would find out alone.
+DataDigest compare_ranks(const RunConfig& run, const TrainerStart& start, const Task& task, comm::Communicator& comm) {
   check_same_run(run, comm, {{"--resume", start.resume}, {"--init", !start.init.empty()}});
-  check_same_data(task, comm);
-  return train_sampler(run, task, comm.size(), comm.rank());
+  return check_same_data(task, comm);
 }
 
 /// "60,000 training and 10,000 test"
@@ -74,7 +73,8 @@ Trainer::Trainer(RunConfig run, Task& task, comm::CommunicatorPtr comm, const In
       task_(task),
       comm_(std::move(comm)),
       output_(comm_->rank() == 0 ? output : TrainerOutput{}),
-      sampler_(checked_sampler(config_, start, task, *comm_)),
+      digest_(compare_ranks(config_, start, task, *comm_)),
+      sampler_(train_sampler(config_, task, comm_->size(), comm_->rank())),
       start_(std::move(start)),
       total_steps_(total_steps(config_.trainer, sampler_)),
       record_(*comm_, output_.logger),
@@ -180,13 +180,15 @@ void Trainer::go_on_from_checkpoint() {
       words.contains("interval") && words.at("interval") == "epoch" && std::abs(epoch - start_position_.data.epoch) > 1)
     output_.logger.warning(str("scheduler.params.interval: \"epoch\" counts optimizer steps of this batch size, and it was another before: the ",
                                "learning rate goes on as in epoch ", epoch, ", not ", start_position_.data.epoch));
+  if (const std::string change = describe_change(start_position_.digest, digest_); !change.empty())
+    output_.logger.warning(str("the data are not those that the run has had so far: ", change, ". What is evaluated from here on may hold samples it was trained on"));
   early_stopping_.set_state(start_position_.early_stopping);
   // A run that was killed after its last checkpoint has no results yet, and still has to evaluate and to export.
   was_finished_ = (steps_done_ >= total_steps_ || stopped_early()) && record_.has_results();
 }
 
 /// Collective.
-Position Trainer::position() { return {steps_done_, loader_->position(), meter_->totals(*comm_), early_stopping_.state()}; }
+Position Trainer::position() { return {steps_done_, loader_->position(), meter_->totals(*comm_), early_stopping_.state(), digest_}; }
 
 void Trainer::announce() {
   output_.logger.debug(str("resolved configuration: ", dump_resolved(config_)));

@@ -9,6 +9,7 @@
 #include "comm/communicator.h"
 #include "core/log.h"
 #include "engine/memory_meter.h"
+#include "train/data_digest.h"
 #include "train/early_stopping.h"
 #include "train/progress.h"
 #include "train/report.h"
@@ -91,6 +92,7 @@ class Trainer {
   Task& task_;
   comm::CommunicatorPtr comm_;
   TrainerOutput output_;
+  DataDigest digest_;
   TrainSampler sampler_;
   TrainerStart start_;
   int64_t total_steps_ = 0;

@@ -68,6 +68,20 @@ TEST(DataDigest, TypesAndShapesCount) {
   EXPECT_THAT(errors<ConfigError>(options, 1), Each(HasSubstr("the evaluation set of rank 1")));
 }
 
+TEST(DataDigest, ChangesOfARunsDataAreDescribed) {
+  comm::run_threads(1, {}, [&](comm::CommunicatorPtr comm) {
+    const DataDigest before = check_same_data(BlobsTask(kSets), *comm);
+    EXPECT_EQ(describe_change(before, before), "");
+    EXPECT_EQ(digest_from_json(to_json(before)), before);
+    EXPECT_EQ(describe_change({}, before), "") << "nothing is known of a checkpoint of before";
+    BlobsOptions options = kSets;
+    options.eval_size = 9;
+    options.change_test = relabel;
+    EXPECT_EQ(describe_change(before, check_same_data(BlobsTask(options), *comm)),
+              "the evaluation set has 9 samples, 7 before; the test set has other samples than before");
+  });
+}
+
 TEST(DataDigest, ARecordThatOneRankCannotReadEndsAll) {
   BlobsOptions options = kSets;
   options.broken_record = 50;  // the ninth of the sixteen

@@ -41,7 +41,7 @@ TEST_F(RunCheckpointsTest, ASaveOfANewBestThatFailsLeavesTheOlderOneTheBest) {
       const auto step = [&] {
         engine.backward(task.loss(task.train_batch({0, 1, 2, 3}, at::Generator())));
         engine.step();
-        return Position{.steps_done = ++steps, .data = {}, .totals = {}, .early_stopping = {}};
+        return Position{.steps_done = ++steps, .data = {}, .totals = {}, .early_stopping = {}, .digest = {}};
       };
       const auto saved = [&](const Position& position) {
         const bool begun = run.save(position, /*must_succeed=*/false);

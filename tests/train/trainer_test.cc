@@ -75,6 +75,23 @@ TEST_F(TrainerTest, ARunThatGoesOnSeesWhatAnUninterruptedOneDoes) {
   }
 }
 
+// The parts of a random split depend on its seed: with another one a run would be evaluated on what it was trained on.
+TEST_F(TrainerTest, ARunThatGoesOnWithOtherDataSaysSo) {
+  json config = base_config();
+  config["trainer"]["save_every_epochs"] = 1;
+  const BlobsOptions before{.train_size = 480, .eval_size = 40, .test_size = 0, .noise = 0.1};
+  const auto go_on = [&](int epochs, const BlobsOptions& options) {
+    config["trainer"]["epochs"] = epochs;
+    return train(config, 2, options, false, {.resume = epochs > 1, .init = {}, .stop = {}}).log;
+  };
+  EXPECT_THAT(go_on(1, before), Not(HasSubstr("the data are not")));
+  EXPECT_THAT(go_on(2, before), Not(HasSubstr("the data are not")));
+  BlobsOptions options = before;
+  options.eval_size = 39;
+  EXPECT_THAT(go_on(3, options), HasSubstr("the data are not those that the run has had so far: the evaluation set has 39 samples, 40 before"));
+  EXPECT_THAT(go_on(4, options), Not(HasSubstr("the data are not"))) << "it was said when they changed";
+}
+
 TEST_F(TrainerTest, StagesGiveTheSameNumbers) {
   std::map<int, double> losses;
   std::map<int, double> test_losses;
