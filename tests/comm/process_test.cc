@@ -222,6 +222,21 @@ TEST_P(OnEachBackend, RankZeroKilledTakesTheStoreWithIt) {
   EXPECT_LT(seconds_since(begin), 5);
 }
 
+// Its process lives, so no connection closes: comm.timeout_s ends the waits.
+TEST_P(OnEachBackend, AStoppedRankIsWaitedForUntilTheTimeout) {
+  Processes processes = start("loop", 3, {{"TEST_BACKEND", GetParam()}, {"TEST_TIMEOUT_MS", "2000"}});
+  for (const auto& process : processes) ASSERT_TRUE(process->await_output("running")) << process->output();
+  const auto begin = Clock::now();
+  processes[1]->kill(SIGSTOP);
+  for (const int rank : {0, 2}) {
+    EXPECT_EQ(processes[rank]->wait(), 3);
+    EXPECT_NE(processes[rank]->output().find("rank 1 has not arrived within 2 s"), std::string::npos) << processes[rank]->output();
+  }
+  EXPECT_GT(seconds_since(begin), 1.5);
+  EXPECT_LT(seconds_since(begin), 10) << "the rendezvous has 30 s";
+  processes[1]->kill(SIGKILL);
+}
+
 TEST_P(OnEachBackend, AnErrorOfOneRankEndsTheOthers) {
   const auto begin = Clock::now();
   const Processes processes = start("fail", 3, {{"TEST_BACKEND", GetParam()}});

@@ -145,17 +145,30 @@ TEST(SharedMemoryGroup, BuffersAreFreeOnlyWhenEverybodyHasRead) {
   });
 }
 
+// The board has a place for each of 64 operations: the next one waits until all ranks have done with the first.
 TEST(SharedMemoryGroup, MoreUnderWayThanItCanHoldWaits) {
+  std::atomic<int> num_posted = 0;
+  std::atomic<bool> has_begun = false;
   run_threads(2, quick_options("shm"), [&](CommunicatorPtr comm) {
-    std::vector<at::Tensor> buffers;
+    const at::Tensor buffers = symmetric(*comm, 200 * 16, at::kFloat).view({200, 16});  // others come through two mailboxes
+    std::vector<at::Tensor> sums;
     std::vector<WorkPtr> works;
+    if (comm->rank() == 1) {
+      while (num_posted < 64) std::this_thread::yield();
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      has_begun = true;
+    }
     for (int i = 0; i < 200; ++i) {
-      buffers.push_back(filled(comm->rank(), i, 8, at::kFloat));
-      works.push_back(comm->all_reduce(buffers.back(), str("buffer ", i)));
+      buffers[i].copy_(filled(comm->rank(), i, 16, at::kFloat));
+      sums.push_back(at::empty({8}));
+      works.push_back(comm->reduce_scatter(buffers[i], {sums.back()}, str("buffer ", i)));
+      if (comm->rank() == 0 && ++num_posted == 65) {
+        EXPECT_TRUE(has_begun);
+      }
     }
     for (int i = 0; i < 200; ++i) {
       works[i]->wait();
-      EXPECT_TRUE(at::equal(buffers[i], testing::summed(2, i, 8, at::kFloat))) << i;
+      EXPECT_TRUE(at::equal(sums[i], testing::summed(2, i, 16, at::kFloat).narrow(0, 8 * comm->rank(), 8))) << i;
     }
   });
 }

@@ -114,7 +114,8 @@ class Copy:
     def run_tests(self, names, timeout_s):
         """The first test that fails, whether it was by its time limit, and what it printed; or (None, False, "")."""
         pattern = "^(" + "|".join(re.escape(name) for name in names) + ")$"
-        output = self.run(["ctest", "--test-dir", str(self.build), "--stop-on-failure", "--output-on-failure", "--timeout", str(timeout_s), "-R", pattern]).stdout
+        output = self.run(["ctest", "--test-dir", str(self.build), "--stop-on-failure", "--output-on-failure", "--timeout", str(timeout_s), "-R", pattern],
+                          env={**os.environ, "GTEST_FAIL_FAST": "1"}).stdout
         for line in output.splitlines():
             failed = re.search(r"Test +#\d+: (\S+) .*\*\*\*(\S+)", line)
             if failed and failed[2] not in ("Skipped",):
