@@ -146,6 +146,12 @@ ModelView view_of(const torch::jit::Module& model) {
   return view;
 }
 
+void refuse_forks(const ModelView& model, const Sharding& sharding) {
+  if (sharding.parameters && !model.forks_in.empty())
+    throw ConfigError(str("the model's ", model.forks_in, " uses torch.jit.fork: at stage 3 one thread at a time may run the model. Export "
+                          "it without fork, or use stage 2"));
+}
+
 ParameterList list_parameters(const ModelView& model, DType compute_dtype) {
   ParameterList list;
   std::unordered_map<const at::TensorImpl*, size_t> known;

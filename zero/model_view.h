@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "zero/layout.h"
+#include "zero/stage.h"
 
 namespace torch::nn {
 class Module;
@@ -32,6 +33,8 @@ struct ModelView {
 /// Local.
 ModelView view_of(const torch::nn::Module& model);
 ModelView view_of(const torch::jit::Module& model);
+/// Local. Throws ConfigError for a model that uses torch.jit.fork where parameters are sharded: one thread at a time may run it there.
+void refuse_forks(const ModelView& model, const Sharding& sharding);
 /// Local. The view's parameters alone.
 std::vector<NamedTensor> parameters_of(const torch::nn::Module& model);
 std::vector<NamedTensor> parameters_of(const torch::jit::Module& model);

@@ -25,9 +25,7 @@ ShardedModel::ShardedModel(const ModelView& model, comm::CommunicatorPtr comm, c
     for (ParameterSpec& spec : list.specs) spec.group = options_.group_of(spec.name);
   layout_ = std::make_unique<Layout>(list.specs, LayoutOptions{comm_->size(), options_.unit_numel});
   check_same_model_everywhere();
-  if (options_.sharding.parameters && !model.forks_in.empty())
-    throw ConfigError(str("the model's ", model.forks_in, " uses torch.jit.fork: at stage 3 one thread at a time may run the model. Export "
-                          "it without fork, or use stage 2"));
+  refuse_forks(model, options_.sharding);
   // TorchScript's fuser hands raw pointers to compiled kernels, which no listener hears of. (A switch of the process.)
   if (model.scripted && options_.sharding.optimizer) torch::jit::setTensorExprFuserEnabled(false);
   parameters_ = list.tensors;

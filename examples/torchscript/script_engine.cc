@@ -5,6 +5,8 @@
 
 #include <utility>
 
+#include "zero/model_view.h"
+#include "zero/stage.h"
 #include "zero/torch_dtype.h"
 
 namespace tessera::examples {
@@ -23,6 +25,7 @@ void ScriptEngine::check_arguments(const CallOfForward& call) const {
 }
 
 Engine& ScriptEngine::initialize(const EngineConfig& config, comm::CommunicatorPtr comm, const InitOptions& options) {
+  if (evaluation_) zero::refuse_forks(zero::view_of(*evaluation_), zero::sharding_of(config.zero.stage));
   engine_ = tessera::initialize(training_, config, std::move(comm), options);
   const at::ScalarType compute = zero::to_torch(config.compute_dtype());
   for (at::Tensor& buffer : own_buffers_)  // as the engine does with those it knows

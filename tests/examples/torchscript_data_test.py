@@ -207,6 +207,18 @@ class EvaluationTraceTest(Exported):
         self.assert_succeeded(self.run_tool("eval", "run", "--nproc", 2))
         self.assertAlmostEqual(json.loads((self.folder / "run" / "eval_results.json").read_text())["eval_loss"], before, delta=1e-6)
 
+    def test_one_that_forks_is_refused_at_stage_3(self):
+        class Forks(Noisy):
+            def forward(self, x):
+                hidden = torch.tanh(self.norm(torch.jit.wait(torch.jit.fork(self.first, x))))
+                return {"logits": self.head(self.other(torch.tanh(self.again(self.fixed(hidden)))))}
+
+        self.trace(Forks().eval(), "forks.pt")
+        self.train(data={"eval_fraction": 0.25}, eval_path="forks.pt", zero_optimization={"stage": 2})
+        outcome = self.run_tool("train", self.write("config.json", self.run_config(eval_path="forks.pt", zero_optimization={"stage": 3})))
+        self.assertEqual(outcome.code, 1, outcome)
+        self.assertRegex(outcome.err, r"\Aerror: the model's \S+ uses torch.jit.fork: at stage 3 one thread at a time may run the model.*\n\Z")
+
     def expect(self, *parts, **changes):
         outcome = self.run_tool("train", self.write("config.json", self.run_config(**changes)))
         self.assertEqual(outcome.code, 1, outcome)
