@@ -140,6 +140,30 @@ std::string read_both(const fs::path& path) {
   });
 }
 
+// h5py writes ">f4" so, and files of older machines are.
+TEST_F(TensorFileTest, BigEndianHdf5IsReadByValue) {
+  const fs::path path = folder_ / "big.h5";
+  const hid_t file = H5Fcreate(path.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, H5P_DEFAULT);
+  const hsize_t shape[] = {5, 3};
+  const hid_t table = H5Screate_simple(2, shape, nullptr), row = H5Screate_simple(1, shape, nullptr);
+  std::vector<float> x(15);
+  std::iota(x.begin(), x.end(), 0.0f);
+  std::vector<int64_t> y(5);
+  std::iota(y.begin(), y.end(), 100);
+  const auto add = [&](const char* name, hid_t stored, hid_t native, hid_t space, const void* data) {
+    const hid_t dataset = H5Dcreate2(file, name, stored, space, H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT);
+    ASSERT_GE(H5Dwrite(dataset, native, H5S_ALL, H5S_ALL, H5P_DEFAULT, data), 0);
+    H5Dclose(dataset);
+  };
+  add("x", H5T_IEEE_F32BE, H5T_NATIVE_FLOAT, table, x.data());
+  add("y", H5T_STD_I64BE, H5T_NATIVE_INT64, row, y.data());
+  H5Sclose(table);
+  H5Sclose(row);
+  ASSERT_GE(H5Fclose(file), 0);
+  const TensorFile tensors(path);
+  expect_contents(tensors.tensor("x"), tensors.tensor("y"));
+}
+
 TEST_F(TensorFileTest, AnImplausibleHdf5FileIsRefusedByName) {
   const fs::path path = folder_ / "a.h5";
   write_hdf5(path);

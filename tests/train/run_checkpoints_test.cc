@@ -1,6 +1,9 @@
 // Which checkpoint is the best one, and stays it, whatever goes wrong with others.
 #include "train/run_checkpoints.h"
 
+#include <cmath>
+#include <limits>
+
 #include "tests/train/trainer_testing.h"
 
 namespace tessera::train {
@@ -78,6 +81,25 @@ TEST_F(RunCheckpointsTest, ASaveOfANewBestThatFailsLeavesTheOlderOneTheBest) {
 
       step();
       EXPECT_TRUE(run.is_best(with_loss(0.45), 5)) << "which the lost one would have beaten";
+    });
+  }
+}
+
+TEST_F(RunCheckpointsTest, WhatIsNoNumberIsNotTheBest) {
+  for (const char* metric : {"loss", "accuracy"}) {  // the least, the greatest
+    SCOPED_TRACE(metric);
+    json json_config = base_config();
+    json_config["trainer"]["metric_for_best"] = metric;
+    comm::run_threads(1, {}, [&](comm::CommunicatorPtr comm) {
+      const RunConfig config = parse_run_config(json_config.dump(), "blobs.json", 1);
+      BlobsTask task({});
+      RunCheckpoints run(config.trainer, task.initialize(config.engine, comm, {}), {});
+      const auto is_best = [&](double value) { return run.is_best({.num_samples = 1, .metrics = {{metric, value}}}, 1); };
+      constexpr double kInfinity = std::numeric_limits<double>::infinity();
+      for (const double value : {std::nan(""), kInfinity, -kInfinity}) EXPECT_FALSE(is_best(value)) << value << " first";
+      EXPECT_TRUE(is_best(0.5));
+      for (const double value : {std::nan(""), kInfinity, -kInfinity}) EXPECT_FALSE(is_best(value)) << value << " later";
+      EXPECT_TRUE(is_best(metric == std::string("loss") ? 0.4 : 0.6));
     });
   }
 }

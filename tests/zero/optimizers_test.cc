@@ -104,6 +104,18 @@ TEST(Optimizers, AdamWEqualsTorch) {
   }
 }
 
+// Rows of an embedding that are not used have gradients of zero.
+TEST(Optimizers, AGradientOfZeroMovesNothing) {
+  Scenario run = make_scenario();
+  for (at::Tensor& grad : run.grads) grad.zero_();
+  for (const OptimizerKind kind :
+       {OptimizerKind::kAdam, OptimizerKind::kAdamW, OptimizerKind::kSGD, OptimizerKind::kAdagrad, OptimizerKind::kLion}) {
+    Hyper hyper = adam_hyper(0);
+    hyper.momentum = 0.9;
+    EXPECT_TRUE(at::equal(run_ours(kind, hyper, run).master, run.weights)) << static_cast<int>(kind);
+  }
+}
+
 TEST(Optimizers, AdamAndAdamWPlaceTheDecayDifferently) {
   const Scenario run = make_scenario();
   const auto adam = run_ours(OptimizerKind::kAdam, adam_hyper(0.1), run);

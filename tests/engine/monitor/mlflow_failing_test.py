@@ -86,8 +86,8 @@ class FailingServerTest(MonitorTest):
         self.assertEqual(warnings, [f"warning: mlflow: {uri} has not taken everything in time; the run does not wait for it"])
 
     def test_a_busy_server_gets_everything_later(self):
-        server = self.serve(lambda number: 503 if number <= 2 else 200)
-        warnings = self.send(server.uri, *CALLS, ["sleep", 3.5], *CALLS, close_s=2)
+        server = self.serve(lambda number: {1: 503, 2: 429, 3: 408}.get(number, 200))
+        warnings = self.send(server.uri, *CALLS, ["sleep", 7.5], *CALLS, close_s=2)
         self.assertEqual(warnings, [f"warning: mlflow: {server.uri} refuses experiments/get-by-name: status 503, 'said\\x0athe server'; "
                                     "the run does not wait for it"])
         self.assertEqual(server.values("loss"), 2 * list(range(1, 51)))
