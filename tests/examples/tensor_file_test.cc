@@ -188,7 +188,36 @@ TEST_F(TensorFileTest, AnImplausibleHdf5FileIsRefusedByName) {
   EXPECT_GE(num_refused, 2 * 6) << "both datasets, with every size";
 }
 
+// Small data may lie within their header. HDF5 1.10 would copy 600 bytes out of 60.
+TEST_F(TensorFileTest, AHeaderThatHoldsLessThanItsShapeIsRefused) {
+  const fs::path path = folder_ / "compact.h5";
+  const hid_t file = H5Fcreate(path.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, H5P_DEFAULT);
+  const hsize_t shape[] = {5, 3};
+  const hid_t space = H5Screate_simple(2, shape, nullptr), creation = H5Pcreate(H5P_DATASET_CREATE);
+  H5Pset_layout(creation, H5D_COMPACT);
+  const hid_t dataset = H5Dcreate2(file, "x", H5T_IEEE_F32LE, space, H5P_DEFAULT, creation, H5P_DEFAULT);
+  const std::vector<float> x(15, 1.5f);
+  ASSERT_GE(H5Dwrite(dataset, H5T_NATIVE_FLOAT, H5S_ALL, H5S_ALL, H5P_DEFAULT, x.data()), 0);
+  H5Dclose(dataset);
+  H5Pclose(creation);
+  H5Sclose(space);
+  ASSERT_GE(H5Fclose(file), 0);
+  EXPECT_EQ(values<float>(TensorFile(path).tensor("x"), 15), x);
+
+  std::string bytes = InputFile(path).read_all();
+  const std::string before{5, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0};  // the shape, as it lies there
+  size_t count = 0;
+  for (size_t at = bytes.find(before); at != bytes.npos; at = bytes.find(before, at + 1), ++count) bytes[at] = 50;
+  ASSERT_GT(count, 0u);
+  std::ofstream(path, std::ios::binary) << bytes;
+  EXPECT_THAT(error_of<DataError>([&] { TensorFile(path).tensor("x"); }),
+              AllOf(HasSubstr(path.string()), HasSubstr("says to have shape [50, 3], 600 bytes, but holds 60")));
+}
+
 TEST_F(TensorFileTest, WhateverIsWrongWithAnHdf5FileNamesIt) {
+#ifdef __SANITIZE_ADDRESS__
+  GTEST_SKIP() << "HDF5 1.10 reads past the end of a chunk that unpacks to fewer bytes than its shape says (docs/security.md)";
+#endif
   const fs::path path = folder_ / "a.h5";
   write_hdf5(path);
   const std::string content = read_text(path);
