@@ -11,6 +11,7 @@
 
 #include "engine/config/keys.h"
 #include "engine/config/schema.h"
+#include "core/str.h"
 #include "tests/engine/config/config_testing.h"
 #include "tests/support/files.h"
 
@@ -78,6 +79,15 @@ TEST(TrainerConfig, Errors) {
   for (const auto& [keys, message] : cases) EXPECT_EQ(trainer_error(keys), "folder/my_run.json:1: " + message) << keys;
   EXPECT_EQ(config_error([] { parse_run_config(R"({"train_batch_size": 8, "model": {"hidden": 3}})", "c.json", 1); }),
             "c.json:1: model.type: is missing; expected a string");
+}
+
+TEST(TrainerConfig, WhichMetricsAreBetterWhenTheyAreLower) {
+  for (const char* metric : {"loss", "test_loss", "perplexity", "mse", "rmse", "mae"})
+    EXPECT_FALSE(parse(str("\"metric_for_best\": \"", metric, "\"")).trainer.greater_is_better()) << metric;
+  for (const char* metric : {"accuracy", "f1", "f1_macro", "precision_weighted", "recall_macro", "dice", "r2"})
+    EXPECT_TRUE(parse(str("\"metric_for_best\": \"", metric, "\"")).trainer.greater_is_better()) << metric;
+  EXPECT_TRUE(parse(R"("metric_for_best": "perplexity", "best_is": "greatest")").trainer.greater_is_better());
+  EXPECT_FALSE(parse(R"("metric_for_best": "accuracy", "best_is": "least")").trainer.greater_is_better());
 }
 
 TEST(TrainerConfig, TakesHuggingFacesNames) {
