@@ -7,6 +7,7 @@
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/linear.h>
 
+#include <algorithm>
 #include <chrono>
 #include <filesystem>
 #include <fstream>
@@ -53,7 +54,7 @@ struct BlobsOptions {
   double nan_from_step = std::numeric_limits<double>::infinity();  ///< the loss is NaN from this micro-step on
   int64_t greedy_from_step = std::numeric_limits<int64_t>::max();  ///< from this micro-step on the loss wants more memory than there is
   double test_delay_s = 0;         ///< that test_batch() takes
-  std::string test_error = {};     ///< what test_batch() throws; empty: nothing
+  std::string test_error = {};     ///< what test_batch() throws for record 3, which is none of those compared at the start; empty: nothing
   bool norm = true;        ///< without batch norm a sample's gradient does not depend on the others of its batch
   double noise = 0;        ///< of training points, drawn anew each time
   int64_t broken_record = -1;  ///< of the training set: cannot be read
@@ -93,7 +94,7 @@ class BlobsTask final : public Task {
   }
   Batch eval_batch(const std::vector<int64_t>& indices) const override { return rows(eval_x_, eval_y_, indices); }
   Batch test_batch(const std::vector<int64_t>& indices) const override {
-    if (!options_.test_error.empty()) throw DataError(options_.test_error);
+    if (!options_.test_error.empty() && std::find(indices.begin(), indices.end(), 3) != indices.end()) throw DataError(options_.test_error);
     std::this_thread::sleep_for(std::chrono::duration<double>(options_.test_delay_s));
     return rows(test_x_, test_y_, indices);
   }
