@@ -7,6 +7,7 @@
 #include <termios.h>
 #include <unistd.h>
 
+#include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <string>
@@ -45,7 +46,8 @@ using testing::launch_args;
   }
   int status = 0;
   while (::waitpid(job, &status, WUNTRACED) == job && WIFSTOPPED(status)) {
-    std::ofstream(stopped_file) << job;
+    std::ofstream(stopped_file + "~") << job;
+    ::rename((stopped_file + "~").c_str(), stopped_file.c_str());  // whole, for who waits for it
     while (::access((stopped_file + "_go").c_str(), F_OK) != 0) ::usleep(2000);
     ::kill(-job, SIGCONT);
   }
