@@ -60,6 +60,16 @@ LanguageModelOptions small(const std::string& path) {
   return options;
 }
 
+TEST_F(LanguageModelTest, TheEndOfTheTextIsHeldOut) {
+  const LanguageModel task(small(write("aaaaaaaabbbbbbbbccccccccdddddddde")));
+  ASSERT_EQ(task.train_size(), 3);
+  ASSERT_EQ(task.eval_size(), 1);
+  EXPECT_TRUE(at::equal(task.train_batch({2, 0}, {}).inputs[0].select(1, 0), at::tensor({'c', 'a'}, at::kLong)));
+  const train::Batch held_out = task.eval_batch({0});
+  EXPECT_TRUE(at::equal(held_out.inputs[0], at::full({1, 8}, 'd', at::kLong)));
+  EXPECT_EQ(held_out.target[0][7].item<int64_t>(), 'e');
+}
+
 TEST_F(LanguageModelTest, LearnsATextAtEveryStage) {
   std::string text;
   for (int i = 0; i < 60; ++i) text += "abcdefgh";
