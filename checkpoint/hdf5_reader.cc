@@ -148,17 +148,17 @@ Hdf5Stored Hdf5File::find(const std::string& name) const {
     if (size < 0 || __builtin_mul_overflow(stored.bytes, size, &stored.bytes)) handles_->fail(name, "has more bytes than can be counted");
 
   const haddr_t address = H5Dget_offset(dataset);  // of contiguous data in this file, once it was written
-  const bool elsewhere = H5Pget_layout(creation) == H5D_VIRTUAL || H5Pget_external_count(creation) > 0;
+  const H5D_layout_t layout = H5Pget_layout(creation);
+  const bool elsewhere = layout == H5D_VIRTUAL || H5Pget_external_count(creation) > 0;
   if (!elsewhere && stored.bytes / kLargestCompression > file_bytes_)
     handles_->fail(name, str("says to have shape ", describe_shape(stored.shape), ", ", stored.bytes, " bytes, in a file of ", file_bytes_,
                              "; expected a size that can be true (the file is damaged)"));
   // Data within the object's header: HDF5 1.10 copies as many bytes as the shape says, whether they are there or not.
   const auto held = static_cast<int64_t>(H5Dget_storage_size(dataset));
-  if (H5Pget_layout(creation) == H5D_COMPACT && held != stored.bytes)
+  if (layout == H5D_COMPACT && held != stored.bytes)
     handles_->fail(name, str("says to have shape ", describe_shape(stored.shape), ", ", stored.bytes, " bytes, but holds ", held, " (the file is damaged)"));
-  const bool plain = H5Pget_layout(creation) == H5D_CONTIGUOUS && !elsewhere && is_little_endian(type);
-  if (plain && address != HADDR_UNDEF && held == stored.bytes)
-    stored.offset = static_cast<int64_t>(address);
+  const bool plain = layout == H5D_CONTIGUOUS && !elsewhere && is_little_endian(type);
+  if (plain && address != HADDR_UNDEF && held == stored.bytes) stored.offset = static_cast<int64_t>(address);
   return stored;
 }
 

@@ -4,6 +4,7 @@
 
 #include "comm/c10_words.h"
 #include "comm/self.h"
+#include "core/ascii.h"
 #include "core/error.h"
 #include "core/str.h"
 
@@ -22,8 +23,7 @@ constexpr milliseconds kOpening = std::chrono::minutes(2);
 /// Gloo and NCCL say "Timed out", "timeout" in some form when the time ran out on this rank. Gloo's word for
 /// the other operations of a group one of whose operations ran out of time is "Application timeout".
 Fault fault_of(const std::string& cause) {
-  std::string lower = cause;
-  std::transform(lower.begin(), lower.end(), lower.begin(), [](unsigned char c) { return std::tolower(c); });
+  const std::string lower = ascii_lower(cause);
   const bool timeout = lower.find("timed out") != lower.npos || lower.find("timeout") != lower.npos;
   return timeout ? Fault::kTimeout : Fault::kClosed;
 }

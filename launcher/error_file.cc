@@ -14,6 +14,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/ascii.h"
 #include "core/file_descriptor.h"
 #include "core/str.h"
 #include "core/temporary_name.h"
@@ -81,8 +82,7 @@ bool speaks_of_an_error(std::string_view line) {
   static constexpr std::array<std::string_view, 9> kWords = {
       "error", "exception", "what()", "terminate called", "fatal", "failed", "cannot", "not found", "assert"};
   if (line.starts_with("frame #")) return false;  // a line of c10's stack trace
-  std::string lower(line);
-  std::transform(lower.begin(), lower.end(), lower.begin(), [](unsigned char c) { return std::tolower(c); });
+  const std::string lower = ascii_lower(line);
   return std::any_of(kWords.begin(), kWords.end(),
                      [&](std::string_view word) { return lower.find(word) != std::string::npos; });
 }

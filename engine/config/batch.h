@@ -8,14 +8,14 @@
 
 namespace tessera::config {
 
-inline constexpr const char* kTrain = "train_batch_size";
-inline constexpr const char* kMicro = "train_micro_batch_size_per_gpu";
-inline constexpr const char* kAccumulation = "gradient_accumulation_steps";
+inline constexpr const char* kTrainBatchSize = "train_batch_size";
+inline constexpr const char* kMicroBatchSize = "train_micro_batch_size_per_gpu";
+inline constexpr const char* kAccumulationSteps = "gradient_accumulation_steps";
 
 struct GivenBatch {
-  std::optional<int64_t> train = {};         ///< kTrain
-  std::optional<int64_t> micro = {};         ///< kMicro
-  std::optional<int64_t> accumulation = {};  ///< kAccumulation
+  std::optional<int64_t> train = {};         ///< kTrainBatchSize
+  std::optional<int64_t> micro = {};         ///< kMicroBatchSize
+  std::optional<int64_t> accumulation = {};  ///< kAccumulationSteps
   bool any_auto = false;                ///< one of them was "auto": then none needs to be given
 };
 

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "core/ascii.h"
 #include "core/check.h"
 #include "core/str.h"
 #include "engine/config/document.h"
@@ -155,11 +156,11 @@ Key& Key::also_argument(const std::string& argument) {
   return *this;
 }
 Key& Key::also_word(std::string other, std::string word) {
-  other_words[lower(other)] = std::move(word);
+  other_words[ascii_lower(other)] = std::move(word);
   return *this;
 }
 Key& Key::refuses_word(std::string word, std::string reason) {
-  refused_words[lower(word)] = std::move(reason);
+  refused_words[ascii_lower(word)] = std::move(reason);
   return *this;
 }
 Key& Key::no_effect(std::string why) {
@@ -266,9 +267,9 @@ std::string accepted(const Key& key) {
 }
 
 std::string canonical_word(const Key& key, const std::string& written) {
-  std::string low = lower(written);
+  std::string low = ascii_lower(written);
   for (const std::string& word : key.words)
-    if (lower(word) == low) return word;
+    if (ascii_lower(word) == low) return word;
   auto it = key.other_words.find(low);
   return it == key.other_words.end() ? "" : it->second;
 }
@@ -280,7 +281,7 @@ std::string mismatch(const Key& key, const json& value) {
   std::string found = str("found ", describe_value(value));
   if (key.type == Type::kWord && value.is_string()) {
     const auto& written = value.get_ref<const std::string&>();
-    if (auto it = key.refused_words.find(lower(written)); it != key.refused_words.end())
+    if (auto it = key.refused_words.find(ascii_lower(written)); it != key.refused_words.end())
       return str(found, ", which Tessera does not have: ", it->second, "; expected ", accepted(key));
     return str(found, "; expected ", accepted(key), did_you_mean(written, key.words));
   }

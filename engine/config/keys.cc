@@ -1,5 +1,6 @@
 #include "engine/config/keys.h"
 
+#include "engine/config/batch.h"
 #include "engine/config/bind.h"
 #include "engine/config/keys_bound.h"
 
@@ -136,11 +137,11 @@ void accept_auto(Bindings& bindings) {
 
 std::vector<Key> batch_keys() {
   return {
-      integer("train_batch_size").range(1, kMaxBatch).takes_auto("null", "from the other two").says(
+      integer(kTrainBatchSize).range(1, kMaxBatch).takes_auto("null", "from the other two").says(
           "Samples of one optimizer step, over all ranks"),
-      integer("train_micro_batch_size_per_gpu").range(1, kMaxBatch).takes_auto("null", "from the other two; 8 when all are open").also_argument("per_device_train_batch_size").says(
+      integer(kMicroBatchSize).range(1, kMaxBatch).takes_auto("null", "from the other two; 8 when all are open").also_argument("per_device_train_batch_size").says(
           "Samples of one forward pass on one rank"),
-      integer("gradient_accumulation_steps").range(1, kMaxBatch).takes_auto("null", "from the other two; 1 when open").also_argument("gradient_accumulation_steps").says(
+      integer(kAccumulationSteps).range(1, kMaxBatch).takes_auto("null", "from the other two; 1 when open").also_argument("gradient_accumulation_steps").says(
           "Forward and backward passes of one optimizer step"),
   };
 }

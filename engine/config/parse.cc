@@ -33,15 +33,15 @@ void read_batch(const Document& document, int world_size, EngineConfig& config, 
       field = number;
     }
   };
-  read(kTrain, given.train);
-  read(kMicro, given.micro);
-  read(kAccumulation, given.accumulation);
+  read(kTrainBatchSize, given.train);
+  read(kMicroBatchSize, given.micro);
+  read(kAccumulationSteps, given.accumulation);
   Batch batch = resolve_batch(given, world_size, document.origins.source());
   config.train_batch_size = batch.train;
   config.train_micro_batch_size_per_gpu = batch.micro;
   config.gradient_accumulation_steps = batch.accumulation;
   for (const char* name : open) {
-    int64_t value = name == kTrain ? batch.train : name == kMicro ? batch.micro : batch.accumulation;
+    int64_t value = name == kTrainBatchSize ? batch.train : name == kMicroBatchSize ? batch.micro : batch.accumulation;
     if (report) report->resolved.push_back(str(name, ": \"auto\" is ", value));
   }
 }
@@ -116,9 +116,9 @@ EngineConfig read_engine_config(const Document& document, int world_size, Proble
 ordered_json write_engine_config(const EngineConfig& config) {
   static const KeyTable table = engine_keys();
   ordered_json out;
-  if (config.train_batch_size != 0) out[kTrain] = config.train_batch_size;
-  if (config.train_micro_batch_size_per_gpu != 0) out[kMicro] = config.train_micro_batch_size_per_gpu;
-  if (config.gradient_accumulation_steps != 0) out[kAccumulation] = config.gradient_accumulation_steps;
+  if (config.train_batch_size != 0) out[kTrainBatchSize] = config.train_batch_size;
+  if (config.train_micro_batch_size_per_gpu != 0) out[kMicroBatchSize] = config.train_micro_batch_size_per_gpu;
+  if (config.gradient_accumulation_steps != 0) out[kAccumulationSteps] = config.gradient_accumulation_steps;
   out["optimizer"] = write_optimizer(config.optimizer, table);
   out["scheduler"] = write_scheduler(config.scheduler, table);
   write_bindings(engine_bindings(), config, out);

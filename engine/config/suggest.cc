@@ -1,8 +1,8 @@
 #include "engine/config/suggest.h"
 
 #include <algorithm>
-#include <cctype>
 
+#include "core/ascii.h"
 #include "core/str.h"
 
 namespace tessera::config {
@@ -12,14 +12,8 @@ constexpr size_t kLongestName = 64;  // of a real key; a longer word is no typin
 
 }  // namespace
 
-std::string lower(std::string_view text) {
-  std::string out(text);
-  std::transform(out.begin(), out.end(), out.begin(), [](unsigned char c) { return std::tolower(c); });
-  return out;
-}
-
 int edit_distance(std::string_view first, std::string_view second) {
-  std::string a = lower(first), b = lower(second);
+  std::string a = ascii_lower(first), b = ascii_lower(second);
   std::vector<std::vector<int>> d(a.size() + 1, std::vector<int>(b.size() + 1));
   for (size_t i = 0; i <= a.size(); ++i) d[i][0] = static_cast<int>(i);
   for (size_t j = 0; j <= b.size(); ++j) d[0][j] = static_cast<int>(j);
@@ -49,9 +43,9 @@ std::string nearest_name(std::string_view name, const std::vector<std::string>& 
   if (best_distance <= allowed) return best;
   // "warmup_steps" for "warmup_num_steps" is near enough already; "micro_batch" for
   // "train_micro_batch_size_per_gpu" is a part of it.
-  std::string part = lower(name);
+  std::string part = ascii_lower(name);
   for (const std::string& candidate : known) {
-    std::string whole = lower(candidate);
+    std::string whole = ascii_lower(candidate);
     if (part.size() >= 4 && whole.find(part) != std::string::npos) return candidate;
   }
   return "";

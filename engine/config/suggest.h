@@ -7,9 +7,6 @@
 
 namespace tessera::config {
 
-/// Local. ASCII letters in lower case.
-std::string lower(std::string_view text);
-
 /// Local. Damerau-Levenshtein distance (optimal string alignment): insertions, deletions, substitutions
 /// and swaps of neighbours, case ignored.
 int edit_distance(std::string_view a, std::string_view b);

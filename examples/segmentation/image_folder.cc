@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <optional>
 
+#include "core/ascii.h"
 #include "core/error.h"
 #include "core/str.h"
 #include "zero/kernels/parallel.h"
@@ -24,8 +25,7 @@ std::map<std::string, std::string> list_images(const std::string& folder, const 
   if (error) throw DataError(str(folder, ": cannot be read: ", error.message(), "; expected a folder (", key, ")"));
   std::map<std::string, std::string> files;
   for (const fs::directory_entry& entry : entries) {
-    std::string ending = entry.path().extension().string();
-    std::transform(ending.begin(), ending.end(), ending.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+    const std::string ending = ascii_lower(entry.path().extension().string());
     const std::string stem = entry.path().stem().string();
     if (stem.starts_with(".") || (ending != ".png" && ending != ".jpg" && ending != ".jpeg")) continue;
     const auto [other, is_new] = files.emplace(stem, entry.path().string());

@@ -11,6 +11,7 @@
 #include "checkpoint/verify.h"
 #include "core/str.h"
 #include "tests/checkpoint/checkpoint_testing.h"
+#include "tests/checkpoint/expect_whole.h"
 
 namespace tessera::checkpoint::testing {
 namespace {
@@ -53,19 +54,6 @@ bool save_and_die(const SampleModel& model, const fs::path& directory, const Cra
   }
   EXPECT_EQ(WEXITSTATUS(status), kEnded);
   return false;
-}
-
-/// `latest` opens, verifies and is one of the two; so is every other tag, in full.
-void expect_whole(const fs::path& directory, const SampleModel& before, const SampleModel& after) {
-  std::vector<std::string> tags = list_checkpoints(directory);
-  tags.push_back("");  // what latest names
-  for (const std::string& tag : tags) {
-    SCOPED_TRACE(tag);
-    const Checkpoint checkpoint = Checkpoint::open(directory, tag);
-    EXPECT_THAT(verify(directory, tag).problems, IsEmpty());
-    const bool is_after = checkpoint.manifest().state.at("global_step") == 2;
-    EXPECT_EQ((is_after ? after : before).difference(checkpoint), "");
-  }
 }
 
 /// Crashes a save of `after` over `before` at every operation. Returns how many there were.

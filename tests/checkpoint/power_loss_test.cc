@@ -9,6 +9,7 @@
 #include "checkpoint/verify.h"
 #include "core/str.h"
 #include "tests/checkpoint/checkpoint_testing.h"
+#include "tests/checkpoint/expect_whole.h"
 #include "tests/support/errors.h"
 #include "tests/support/files.h"
 #include "tests/support/power_loss.h"
@@ -46,21 +47,6 @@ int lose_power_everywhere(const fs::path& root, const std::function<void()>& act
   return recorder.size();
 }
 
-/// Every tag there is, and what `latest` names, opens and is one of the two.
-void expect_whole_after_loss(const fs::path& directory, const SampleModel& before, const SampleModel& after) {
-  std::vector<std::string> tags = list_checkpoints(directory);
-  tags.push_back("");
-  for (const std::string& tag : tags) {
-    SCOPED_TRACE(tag);
-    const std::string error = tessera::testing::error_of([&] {
-      const Checkpoint checkpoint = Checkpoint::open(directory, tag);
-      EXPECT_THAT(verify(directory, tag).problems, IsEmpty());
-      EXPECT_EQ((checkpoint.manifest().state.at("global_step") == 2 ? after : before).difference(checkpoint), "");
-    });
-    EXPECT_EQ(error, "");
-  }
-}
-
 bool is_new(const fs::path& directory) { return Checkpoint::open(directory).manifest().state.at("global_step") == 2; }
 
 TEST(PowerLoss, OfASaveLeavesTheOldCheckpointOrTheNewOne) {
@@ -73,7 +59,7 @@ TEST(PowerLoss, OfASaveLeavesTheOldCheckpointOrTheNewOne) {
       const int num_operations = lose_power_everywhere(
           folder.path(), [&] { EXPECT_THAT(save_all(after, folder.path(), tag, synced), Each(IsEmpty())); },
           [&](const fs::path& left, bool is_end) {
-            expect_whole_after_loss(left, before, after);
+            expect_whole(left, before, after);
             if (is_end && !HasFailure()) {
               EXPECT_TRUE(is_new(left)) << "the save had returned";
             }
@@ -89,7 +75,7 @@ TEST(PowerLoss, OfTheFirstSaveLeavesNothingOrAll) {
       folder.path(), [&] { EXPECT_THAT(save_all(model, folder.path() / "run" / "checkpoints", "a", synced), Each(IsEmpty())); },
       [&](const fs::path& left, bool is_end) {
         const fs::path directory = left / "run" / "checkpoints";
-        if (is_end || fs::exists(directory / kLatestName)) expect_whole_after_loss(directory, model, model);
+        if (is_end || fs::exists(directory / kLatestName)) expect_whole(directory, model, model);
       });
 }
 
@@ -101,7 +87,7 @@ TEST(PowerLoss, WhileOldCheckpointsAreDeleted) {
   lose_power_everywhere(
       folder.path(), [&] { keep_last(folder.path(), {.num = 1, .spare = {}}, Disk(synced(0))); },
       [&](const fs::path& left, bool) {
-        expect_whole_after_loss(left, before, after);
+        expect_whole(left, before, after);
         EXPECT_TRUE(is_new(left));
       });
 }

@@ -23,10 +23,6 @@ class TestFolder : public testing::TemporaryFolder {
   std::vector<std::string> names() const { return testing::names_in(path()); }
 };
 
-inline void write_text(const std::filesystem::path& path, std::string_view text) {
-  std::ofstream(path, std::ios::binary) << text;
-}
-
 /// A file's content, or that of all files of a folder, by name; "" for what is not there.
 inline std::string content_of(const std::filesystem::path& path) {
   if (!std::filesystem::is_directory(path)) return read_text(path);

@@ -1,0 +1,17 @@
+// ASCII letters in lower case, for words that are compared whatever their case.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace tessera {
+
+/// Local. Bytes other than A to Z stay as they are.
+inline std::string ascii_lower(std::string_view text) {
+  std::string lower(text);
+  for (char& c : lower)
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+  return lower;
+}
+
+}  // namespace tessera
