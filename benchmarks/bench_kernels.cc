@@ -1,6 +1,6 @@
-// How fast the passes over flat shards run: bytes read and written a second, beside memcpy, which runs in turns with them on
-// buffers of the same size, far larger than any cache. One thread. `x_memcpy` is the median of the turns' ratios: 1 says that
-// memory is the limit.
+// How fast the passes over flat shards run: bytes read and written a second, beside memcpy, which runs in
+// turns with them on buffers of the same size, far larger than any cache. One thread. `x_memcpy` is the
+// median of the turns' ratios: 1 says that memory is the limit.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <ATen/ops/_fused_adamw.h>
@@ -29,7 +29,8 @@ double seconds(const std::function<void()>& body) {
 }
 
 double median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2), values.end());
+  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2),
+                   values.end());
   return values[values.size() / 2];
 }
 
@@ -54,14 +55,17 @@ at::Tensor values(at::ScalarType dtype) { return at::randn({kNumel}).mul_(0.01).
 
 void squared_norm(benchmark::State& state, at::ScalarType dtype) {
   const at::Tensor gradient = values(dtype);
-  beside_memcpy(state, static_cast<double>(gradient.nbytes()), [&] { benchmark::DoNotOptimize(kernels::squared_norm(gradient)); });
+  beside_memcpy(state, static_cast<double>(gradient.nbytes()),
+                [&] { benchmark::DoNotOptimize(kernels::squared_norm(gradient)); });
 }
 
 /// fp32 moments and masters; `param`: what the cast goes to, none in fp32.
 void update(benchmark::State& state, kernels::OptimizerKind kind, at::ScalarType param) {
   kernels::Hyper hyper{.lr = 1e-3, .weight_decay = 0.01, .momentum = 0.9};
-  kernels::Segment segment{.master = values(at::kFloat), .grad = values(at::kFloat), .state = {}, .param = {}};
-  for (size_t i = 0; i < kernels::state_names(kind, hyper).size(); ++i) segment.state.push_back(at::zeros({kNumel}));
+  kernels::Segment segment{
+      .master = values(at::kFloat), .grad = values(at::kFloat), .state = {}, .param = {}};
+  for (size_t i = 0; i < kernels::state_names(kind, hyper).size(); ++i)
+    segment.state.push_back(at::zeros({kNumel}));
   if (param != at::kFloat) segment.param = values(param);
   const double states = static_cast<double>(segment.state.size());
   const double bytes = kNumel * (4 + 8 + 8 * states + (param != at::kFloat ? 2 : 0));
@@ -71,10 +75,12 @@ void update(benchmark::State& state, kernels::OptimizerKind kind, at::ScalarType
 
 /// What libtorch has for it: no clipping factor, so a clipped step needs a pass more over the gradient.
 void libtorch_adamw(benchmark::State& state) {
-  std::vector<at::Tensor> master{values(at::kFloat)}, grad{values(at::kFloat)}, first{at::zeros({kNumel})}, second{at::zeros({kNumel})};
+  std::vector<at::Tensor> master{values(at::kFloat)}, grad{values(at::kFloat)}, first{at::zeros({kNumel})},
+      second{at::zeros({kNumel})};
   std::vector<at::Tensor> steps{at::ones({})};
   beside_memcpy(state, kNumel * 28.0, [&] {
-    at::_fused_adamw_(master, grad, first, second, {}, steps, 1e-3, 0.9, 0.999, 0.01, 1e-8, /*amsgrad=*/false, /*maximize=*/false);
+    at::_fused_adamw_(master, grad, first, second, {}, steps, 1e-3, 0.9, 0.999, 0.01, 1e-8, /*amsgrad=*/false,
+                      /*maximize=*/false);
   });
 }
 
@@ -88,12 +94,22 @@ void add_up(benchmark::State& state, at::ScalarType dtype, int num_ranks) {
   }
   const at::Tensor output = at::zeros({kNumel});
   const auto element = dtype == at::kBFloat16 ? comm::shm::Element::kBFloat16 : comm::shm::Element::kFloat32;
-  const comm::shm::Sum sum{.element = element, .inputs = pointers.data(), .num_inputs = num_ranks, .numel = kNumel, .output = output.data_ptr(), .scale = 0.5};
-  beside_memcpy(state, static_cast<double>(num_ranks) * static_cast<double>(inputs[0].nbytes()) + kNumel * 4.0, [&] { comm::shm::add_up(sum); });
+  const comm::shm::Sum sum{.element = element,
+                           .inputs = pointers.data(),
+                           .num_inputs = num_ranks,
+                           .numel = kNumel,
+                           .output = output.data_ptr(),
+                           .scale = 0.5};
+  beside_memcpy(state,
+                static_cast<double>(num_ranks) * static_cast<double>(inputs[0].nbytes()) + kNumel * 4.0,
+                [&] { comm::shm::add_up(sum); });
 }
 
 void add(const std::string& name, const std::function<void(benchmark::State&)>& body) {
-  benchmark::RegisterBenchmark(name.c_str(), body)->UseManualTime()->Unit(benchmark::kMillisecond)->Iterations(20);
+  benchmark::RegisterBenchmark(name.c_str(), body)
+      ->UseManualTime()
+      ->Unit(benchmark::kMillisecond)
+      ->Iterations(20);
 }
 
 void add_all() {
@@ -102,16 +118,20 @@ void add_all() {
     beside_memcpy(state, 8.0 * kNumel, [&] { std::memcpy(to.data_ptr(), from.data_ptr(), from.nbytes()); });
   });
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf})
-    add(str("squared_norm/", c10::toString(dtype)), [dtype](benchmark::State& state) { squared_norm(state, dtype); });
-  const std::pair<const char*, kernels::OptimizerKind> kinds[] = {{"AdamW", kernels::OptimizerKind::kAdamW}, {"SGD", kernels::OptimizerKind::kSGD},
+    add(str("squared_norm/", c10::toString(dtype)),
+        [dtype](benchmark::State& state) { squared_norm(state, dtype); });
+  const std::pair<const char*, kernels::OptimizerKind> kinds[] = {{"AdamW", kernels::OptimizerKind::kAdamW},
+                                                                  {"SGD", kernels::OptimizerKind::kSGD},
                                                                   {"Lion", kernels::OptimizerKind::kLion}};
   for (const auto& [name, kind] : kinds)
     for (const at::ScalarType param : {at::kFloat, at::kBFloat16})
-      add(str("update_", name, "/", c10::toString(param)), [kind = kind, param](benchmark::State& state) { update(state, kind, param); });
+      add(str("update_", name, "/", c10::toString(param)),
+          [kind = kind, param](benchmark::State& state) { update(state, kind, param); });
   add("libtorch_fused_adamw/Float", libtorch_adamw);
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16})
     for (const int num_ranks : {2, 4})
-      add(str("reduce/", c10::toString(dtype), "/ranks_", num_ranks), [dtype, num_ranks](benchmark::State& state) { add_up(state, dtype, num_ranks); });
+      add(str("reduce/", c10::toString(dtype), "/ranks_", num_ranks),
+          [dtype, num_ranks](benchmark::State& state) { add_up(state, dtype, num_ranks); });
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
-// What the listener's callback costs an operator (zero/operator_listener.h). Every benchmark runs the same operators in
-// turns, unheard and heard, within one measurement: `added_ns` is the difference for one call of the callback. Times are
-// this thread's CPU time, medians over the turns, so that a busy machine disturbs them little.
+// What the listener's callback costs an operator (zero/operator_listener.h). Every benchmark runs
+// the same operators in turns, unheard and heard, within one measurement: `added_ns` is the
+// difference for one call of the callback. Times are this thread's CPU time, medians over the turns,
+// so that a busy machine disturbs them little.
 #include <ATen/ATen.h>
 #include <ATen/record_function.h>
 #include <benchmark/benchmark.h>
@@ -101,7 +102,8 @@ class TinyEngine {
     config.train_micro_batch_size_per_gpu = 4;
     config.zero.stage = stage;
     config.autocast.enabled = autocast;
-    engine = initialize(model, validated(config, 1), std::make_shared<comm::SelfCommunicator>(std::chrono::minutes(1)));
+    engine = initialize(model, validated(config, 1),
+                        std::make_shared<comm::SelfCommunicator>(std::chrono::minutes(1)));
     train_step();
   }
 

@@ -1,6 +1,6 @@
-// The time of a training step at every stage, on ranks that are processes of one thread each, against the same number of
-// plain libtorch loops that train side by side and never communicate. All ways take turns in random order. Ends with a
-// table: times, ratios, and the memory of a rank.
+// The time of a training step at every stage, on ranks that are processes of one thread each, against the
+// same number of plain libtorch loops that train side by side and never communicate. All ways take turns in
+// random order. Ends with a table: times, ratios, and the memory of a rank.
 //
 //   bench_step --gpt 33m --turns 10
 //   bench_step --set zero_optimization.overlap_comm=false --benchmark_filter=stage_3
@@ -37,12 +37,15 @@ void add_options(CLI::App& app, Options& options) {
   app.add_option("--gpt", options.gpt, "The model: small (5.3 million parameters) or 33m")
       ->check(CLI::IsMember({"small", "33m"}));
   for (const char* size : {"dim", "layers", "heads", "vocabulary", "sequence"})
-    app.add_option("--" + std::string(size), options.shape[size], "In place of the model's own")->check(CLI::PositiveNumber);
-  app.add_option("--micro-batch", options.micro_batch, "Sequences a rank and step")->check(CLI::PositiveNumber);
+    app.add_option("--" + std::string(size), options.shape[size], "In place of the model's own")
+        ->check(CLI::PositiveNumber);
+  app.add_option("--micro-batch", options.micro_batch, "Sequences a rank and step")
+      ->check(CLI::PositiveNumber);
   app.add_option("--set", options.overrides, "PATH=VALUE, overrides a key of the engine's configuration");
   app.add_option("--ranks", options.num_ranks, "Processes")->check(CLI::Range(2, 64));
   app.add_option("--turns", options.num_turns, "Turns of each way of training")->check(CLI::Range(2, 10'000));
-  app.add_option("--steps", options.num_steps, "Steps a turn, after one that doesn't count")->check(CLI::PositiveNumber);
+  app.add_option("--steps", options.num_steps, "Steps a turn, after one that doesn't count")
+      ->check(CLI::PositiveNumber);
   app.add_option("--rank-of", options.rank_of, "")->group("");  // hidden
 }
 
@@ -84,7 +87,7 @@ class Contestant {
   Footprint footprint() { return team_->footprint(); }
 
   /// Over all steps, in milliseconds.
-  double median_ms(double StepTimes::*phase) const {
+  double median_ms(double StepTimes::* phase) const {
     const std::vector<double> sorted = sorted_ms(phase);
     const size_t middle = sorted.size() / 2;
     return sorted.size() % 2 == 1 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2;
@@ -92,7 +95,7 @@ class Contestant {
   double min_ms() const { return sorted_ms(&StepTimes::step_s).front(); }
 
  private:
-  std::vector<double> sorted_ms(double StepTimes::*phase) const {
+  std::vector<double> sorted_ms(double StepTimes::* phase) const {
     std::vector<double> values;
     for (const StepTimes& step : steps_) values.push_back(1e3 * (step.*phase));
     std::sort(values.begin(), values.end());
@@ -109,7 +112,8 @@ class Contestant {
 double minimum(const std::vector<double>& values) { return *std::min_element(values.begin(), values.end()); }
 
 void register_benchmark(Contestant& contestant, const Options& options) {
-  benchmark::RegisterBenchmark(name_of(contestant.mode()).c_str(), [&](benchmark::State& state) { contestant.measure(state); })
+  benchmark::RegisterBenchmark(name_of(contestant.mode()).c_str(),
+                               [&](benchmark::State& state) { contestant.measure(state); })
       ->UseManualTime()
       ->Unit(benchmark::kMillisecond)
       ->Iterations(options.num_steps)
@@ -120,20 +124,23 @@ void register_benchmark(Contestant& contestant, const Options& options) {
 
 void print_table(std::vector<Contestant>& contestants) {
   const Contestant& plain = contestants.front();
-  std::printf("\nmilliseconds, medians over all steps of the slowest rank; CPU: used by all its threads; MB (1e6 bytes) of the largest rank\n");
-  std::printf("%-13s %8s %8s %8s %9s %8s %8s %9s %8s %9s %9s\n", "", "step", "min", "x plain", "forward", "backward", "update",
-              "CPU", "x plain", "state MB", "peak MB");
+  std::printf(
+      "\nmilliseconds, medians over all steps of the slowest rank; CPU: used by all its threads; MB (1e6 "
+      "bytes) of the largest rank\n");
+  std::printf("%-13s %8s %8s %8s %9s %8s %8s %9s %8s %9s %9s\n", "", "step", "min", "x plain", "forward",
+              "backward", "update", "CPU", "x plain", "state MB", "peak MB");
   for (Contestant& contestant : contestants) {
     if (!contestant.measured()) continue;
-    const auto ratio = [&](double StepTimes::*phase) {
+    const auto ratio = [&](double StepTimes::* phase) {
       return plain.measured() ? contestant.median_ms(phase) / plain.median_ms(phase) : std::nan("");
     };
     const Footprint footprint = contestant.footprint();
-    std::printf("%-13s %8.1f %8.1f %8.3f %9.1f %8.1f %8.1f %9.1f %8.3f %9.1f %9.1f\n", name_of(contestant.mode()).c_str(),
-                contestant.median_ms(&StepTimes::step_s), contestant.min_ms(), ratio(&StepTimes::step_s),
-                contestant.median_ms(&StepTimes::forward_s), contestant.median_ms(&StepTimes::backward_s),
-                contestant.median_ms(&StepTimes::update_s), contestant.median_ms(&StepTimes::cpu_s), ratio(&StepTimes::cpu_s),
-                footprint.state_mb, footprint.peak_mb);
+    std::printf("%-13s %8.1f %8.1f %8.3f %9.1f %8.1f %8.1f %9.1f %8.3f %9.1f %9.1f\n",
+                name_of(contestant.mode()).c_str(), contestant.median_ms(&StepTimes::step_s),
+                contestant.min_ms(), ratio(&StepTimes::step_s), contestant.median_ms(&StepTimes::forward_s),
+                contestant.median_ms(&StepTimes::backward_s), contestant.median_ms(&StepTimes::update_s),
+                contestant.median_ms(&StepTimes::cpu_s), ratio(&StepTimes::cpu_s), footprint.state_mb,
+                footprint.peak_mb);
   }
 }
 
@@ -149,8 +156,8 @@ int run_ranks(const Options& options) {
 }
 
 int run(int argc, char** argv) {
-  // Random interleaving is Google Benchmark's: repetitions of all benchmarks are mixed. Given first, so that the user
-  // can turn it off.
+  // Random interleaving is Google Benchmark's: repetitions of all benchmarks are mixed. Given
+  // first, so that the user can turn it off.
   std::vector<std::string> words(argv, argv + argc);
   words.insert(words.begin() + 1, "--benchmark_enable_random_interleaving=true");
   std::vector<char*> pointers;
@@ -158,7 +165,8 @@ int run(int argc, char** argv) {
   int num_words = static_cast<int>(pointers.size());
   benchmark::Initialize(&num_words, pointers.data());
 
-  CLI::App app("Step time at every stage against plain libtorch; --benchmark_* options are Google Benchmark's");
+  CLI::App app(
+      "Step time at every stage against plain libtorch; --benchmark_* options are Google Benchmark's");
   Options options;
   add_options(app, options);
   try {

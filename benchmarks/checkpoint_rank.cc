@@ -1,4 +1,5 @@
-// One rank that trains a GPT for two steps, then saves and loads a few times; rank 0 prints seconds as one JSON line.
+// One rank that trains a GPT for two steps, then saves and loads a few times;
+// rank 0 prints seconds as one JSON line.
 //   tessera launch -n 2 -- checkpoint_rank DIR 33m|110m STAGE fsync|nosync|async REPEATS
 #include <ATen/Parallel.h>
 #include <fcntl.h>
@@ -25,7 +26,9 @@ namespace tessera::benchmarks {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
 
 /// From one barrier to the next: what the slowest rank takes.
 template <class Body>
@@ -51,7 +54,8 @@ double write_plainly(comm::Communicator& comm, const std::string& directory, int
   return seconds;
 }
 
-void run(const std::string& directory, const std::string& size, int stage, const std::string& mode, int repeats) {
+void run(const std::string& directory, const std::string& size, int stage, const std::string& mode,
+         int repeats) {
   at::set_num_threads(1);
   const auto comm = comm::connect(comm::environment(), {});
   const GptOptions shape = size == "110m" ? gpt_110m() : gpt_33m();
@@ -75,7 +79,8 @@ void run(const std::string& directory, const std::string& size, int stage, const
   step();
   std::filesystem::create_directories(directory);
   std::vector<double> save, load, plain, consolidated;
-  int64_t rank_bytes = engine->sharded_model().measured_bytes().total() * 3 / 4 / (stage == 0 ? comm->size() : 1);
+  int64_t rank_bytes =
+      engine->sharded_model().measured_bytes().total() * 3 / 4 / (stage == 0 ? comm->size() : 1);
   for (int i = 0; i < repeats; ++i) {
     if (mode == "async") {
       step();  // while the last one is written
@@ -84,7 +89,8 @@ void run(const std::string& directory, const std::string& size, int stage, const
     save.push_back(timed(*comm, [&] { engine->save_checkpoint(directory, str("save", i)); }));
     engine->finish_checkpoint();
     comm->barrier("saved");
-    rank_bytes = static_cast<int64_t>(std::filesystem::file_size(str(directory, "/save", i, "/rank_00000.h5")));
+    rank_bytes =
+        static_cast<int64_t>(std::filesystem::file_size(str(directory, "/save", i, "/rank_00000.h5")));
     load.push_back(timed(*comm, [&] { engine->load_checkpoint(directory); }));
     plain.push_back(write_plainly(*comm, directory, rank_bytes, mode == "fsync"));
     consolidated.push_back(timed(*comm, [&] {
@@ -100,7 +106,11 @@ void run(const std::string& directory, const std::string& size, int stage, const
   int64_t bytes = 0;
   for (const auto& entry : std::filesystem::directory_iterator(str(directory, "/save", repeats - 1)))
     bytes += static_cast<int64_t>(entry.file_size());
-  nlohmann::json out{{"save_s", save}, {"load_s", load}, {"plain_write_s", plain}, {"consolidate_s", consolidated}, {"bytes", bytes}};
+  nlohmann::json out{{"save_s", save},
+                     {"load_s", load},
+                     {"plain_write_s", plain},
+                     {"consolidate_s", consolidated},
+                     {"bytes", bytes}};
   std::cout << out.dump() << std::endl;
 }
 

@@ -11,7 +11,8 @@
 namespace tessera::benchmarks {
 namespace {
 
-constexpr int kWarmUpSteps = 3;  // the first records the order of use, the second allocates what replaying needs
+constexpr int kWarmUpSteps =
+    3;  // the first records the order of use, the second allocates what replaying needs
 constexpr double kMb = 1e6;
 
 }  // namespace
@@ -27,13 +28,13 @@ void serve(const Task& task) {
     int num_steps = 0;
     words >> request >> num_steps;
     if (request == "footprint") {
-      std::cout << peak_resident_bytes() / kMb << ' ' << static_cast<double>(trainee->state_bytes()) / kMb << ' '
-                << static_cast<double>(trainee->num_parameters());
+      std::cout << peak_resident_bytes() / kMb << ' ' << static_cast<double>(trainee->state_bytes()) / kMb
+                << ' ' << static_cast<double>(trainee->num_parameters());
     }
     for (int i = 0; i < num_steps; ++i) {
       const StepTimes times = trainee->step();
-      std::cout << times.step_s << ' ' << times.forward_s << ' ' << times.backward_s << ' ' << times.update_s << ' '
-                << times.cpu_s << ' ';
+      std::cout << times.step_s << ' ' << times.forward_s << ' ' << times.backward_s << ' ' << times.update_s
+                << ' ' << times.cpu_s << ' ';
     }
     std::cout << std::endl;
   }

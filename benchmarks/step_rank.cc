@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "benchmarks/gpt.h"
-#include "core/process_memory.h"
 #include "comm/init.h"
 #include "comm/self.h"
+#include "core/process_memory.h"
 #include "engine/config/parse.h"
 #include "engine/engine.h"
 
@@ -99,8 +99,7 @@ int main(int argc, char** argv) try {
   using namespace tessera;
   if (argc != 5) throw Error("usage: step_rank together|alone FOLDER 33m|110m STEPS");
   at::set_num_threads(1);
-  const GptOptions shape =
-      std::string(argv[3]) == "110m" ? benchmarks::gpt_110m() : benchmarks::gpt_33m();
+  const GptOptions shape = std::string(argv[3]) == "110m" ? benchmarks::gpt_110m() : benchmarks::gpt_33m();
   const auto group = comm::connect(comm::environment(), {});
   std::cout
       << benchmarks::train(group, std::string(argv[1]) == "alone", argv[2], shape, std::stoi(argv[4])).dump()

@@ -15,7 +15,6 @@
 namespace tessera::benchmarks {
 namespace {
 
-
 struct Pipe {
   FileDescriptor read, write;
 };
@@ -30,8 +29,8 @@ Pipe make_pipe() {
 bool trains_alone(Mode mode) { return mode == Mode::kPlain || mode == Mode::kEngineAlone; }
 
 StepTimes slower_of(const StepTimes& a, const StepTimes& b) {
-  return {std::max(a.step_s, b.step_s), std::max(a.forward_s, b.forward_s), std::max(a.backward_s, b.backward_s),
-          std::max(a.update_s, b.update_s), std::max(a.cpu_s, b.cpu_s)};
+  return {std::max(a.step_s, b.step_s), std::max(a.forward_s, b.forward_s),
+          std::max(a.backward_s, b.backward_s), std::max(a.update_s, b.update_s), std::max(a.cpu_s, b.cpu_s)};
 }
 
 }  // namespace
@@ -106,7 +105,8 @@ Footprint Team::footprint() {
     std::istringstream numbers(answer_of(rank));
     if (!(numbers >> mine.peak_mb >> mine.state_mb >> mine.num_parameters))
       throw Error(str("rank ", rank, " of ", name_, " answered \"", numbers.str(), '"'));
-    largest = {std::max(largest.peak_mb, mine.peak_mb), std::max(largest.state_mb, mine.state_mb), mine.num_parameters};
+    largest = {std::max(largest.peak_mb, mine.peak_mb), std::max(largest.state_mb, mine.state_mb),
+               mine.num_parameters};
   }
   return largest;
 }

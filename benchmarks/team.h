@@ -22,8 +22,9 @@ struct Footprint {
 /// Owns the processes. Not thread-safe.
 class Team {
  public:
-  /// Local. Starts `size` ranks of this very program, one thread each. In the modes that train alone they train side by
-  /// side, without knowing of each other: every core is as busy as in the others. Throws Error when one dies.
+  /// Local. Starts `size` ranks of this very program, one thread each. In the modes that train
+  /// alone they train side by side, without knowing of each other: every core is as busy as in
+  /// the others. Throws Error when one dies.
   Team(Mode mode, int size, const std::vector<std::string>& rank_args);
 
   /// Local. One step that doesn't count, then `num_steps` that do: the slowest rank's times, by step.

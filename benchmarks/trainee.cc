@@ -19,7 +19,8 @@
 namespace tessera::benchmarks {
 namespace {
 
-constexpr double kLearningRate = 3e-4, kWeightDecay = 0.01, kBeta1 = 0.9, kBeta2 = 0.95, kEps = 1e-8, kClipping = 1.0;
+constexpr double kLearningRate = 3e-4, kWeightDecay = 0.01, kBeta1 = 0.9, kBeta2 = 0.95, kEps = 1e-8,
+                 kClipping = 1.0;
 
 double seconds(clockid_t clock) {
   timespec time{};
@@ -47,15 +48,18 @@ struct Batch {
 
 /// Another batch on each rank; which one makes no difference to the time.
 Batch make_batch(const Task& task, int rank) {
-  const at::Tensor tokens = at::randint(task.shape.vocabulary, {task.micro_batch, task.shape.sequence + 1},
-                                        at::make_generator<at::CPUGeneratorImpl>(static_cast<uint64_t>(rank)), at::kLong);
-  return {tokens.narrow(1, 0, task.shape.sequence).contiguous(), tokens.narrow(1, 1, task.shape.sequence).contiguous()};
+  const at::Tensor tokens =
+      at::randint(task.shape.vocabulary, {task.micro_batch, task.shape.sequence + 1},
+                  at::make_generator<at::CPUGeneratorImpl>(static_cast<uint64_t>(rank)), at::kLong);
+  return {tokens.narrow(1, 0, task.shape.sequence).contiguous(),
+          tokens.narrow(1, 1, task.shape.sequence).contiguous()};
 }
 
 /// Nothing of ours: the model, clip_grad_norm_, and libtorch's fused AdamW, which is its fastest.
 class PlainTrainee final : public Trainee {
  public:
-  explicit PlainTrainee(const Task& task) : model_(task.shape), batch_(make_batch(task, 0)), parameters_(model_->parameters()) {
+  explicit PlainTrainee(const Task& task)
+      : model_(task.shape), batch_(make_batch(task, 0)), parameters_(model_->parameters()) {
     for (const at::Tensor& parameter : parameters_) {
       first_moments_.push_back(at::zeros_like(parameter, at::TensorOptions().requires_grad(false)));
       second_moments_.push_back(at::zeros_like(parameter, at::TensorOptions().requires_grad(false)));
@@ -91,8 +95,8 @@ class PlainTrainee final : public Trainee {
     std::vector<at::Tensor> gradients;
     for (const at::Tensor& parameter : parameters_) gradients.push_back(parameter.grad());
     for (const at::Tensor& num_steps : num_steps_) at::Tensor(num_steps).add_(1);
-    at::_fused_adamw_(parameters_, gradients, first_moments_, second_moments_, {}, num_steps_, kLearningRate, kBeta1, kBeta2,
-                      kWeightDecay, kEps, /*amsgrad=*/false, /*maximize=*/false);
+    at::_fused_adamw_(parameters_, gradients, first_moments_, second_moments_, {}, num_steps_, kLearningRate,
+                      kBeta1, kBeta2, kWeightDecay, kEps, /*amsgrad=*/false, /*maximize=*/false);
     for (at::Tensor& parameter : parameters_) parameter.mutable_grad().reset();  // zero_grad(set_to_none)
   }
 
@@ -112,11 +116,14 @@ std::string stage_of(Mode mode) {
 }
 
 EngineConfig config_of(const Task& task, int world_size) {
-  const std::string json = str(R"({"train_micro_batch_size_per_gpu": )", task.micro_batch, R"(, "gradient_clipping": )", kClipping,
-                               R"(, "zero_optimization": {"stage": )", stage_of(task.mode), R"(},
-      "optimizer": {"type": "AdamW", "params": {"lr": )", kLearningRate, R"(, "betas": [)", kBeta1, ", ", kBeta2,
-                               R"(], "eps": )", kEps, R"(, "weight_decay": )", kWeightDecay, "}}}");
-  return parse_engine_config(json, {.world_size = world_size, .overrides = task.overrides}, "the benchmark's configuration");
+  const std::string json =
+      str(R"({"train_micro_batch_size_per_gpu": )", task.micro_batch, R"(, "gradient_clipping": )", kClipping,
+          R"(, "zero_optimization": {"stage": )", stage_of(task.mode), R"(},
+      "optimizer": {"type": "AdamW", "params": {"lr": )",
+          kLearningRate, R"(, "betas": [)", kBeta1, ", ", kBeta2, R"(], "eps": )", kEps,
+          R"(, "weight_decay": )", kWeightDecay, "}}}");
+  return parse_engine_config(json, {.world_size = world_size, .overrides = task.overrides},
+                             "the benchmark's configuration");
 }
 
 class EngineTrainee final : public Trainee {
@@ -139,12 +146,11 @@ class EngineTrainee final : public Trainee {
     return times;
   }
 
-  int64_t state_bytes() const override {
-    return engine_->sharded_model().measured_bytes().total();
-  }
+  int64_t state_bytes() const override { return engine_->sharded_model().measured_bytes().total(); }
   int64_t num_parameters() const override {
     int64_t numel = 0;
-    for (const zero::ParameterSpec& spec : engine_->sharded_model().layout().parameters()) numel += spec.numel();
+    for (const zero::ParameterSpec& spec : engine_->sharded_model().layout().parameters())
+      numel += spec.numel();
     return numel;
   }
 
@@ -167,7 +173,8 @@ std::string name_of(Mode mode) {
 std::unique_ptr<Trainee> make_trainee(const Task& task) {
   if (task.mode == Mode::kPlain) return std::make_unique<PlainTrainee>(task);
   if (task.mode == Mode::kEngineAlone)
-    return std::make_unique<EngineTrainee>(task, std::make_shared<comm::SelfCommunicator>(std::chrono::minutes(1)));
+    return std::make_unique<EngineTrainee>(task,
+                                           std::make_shared<comm::SelfCommunicator>(std::chrono::minutes(1)));
   return std::make_unique<EngineTrainee>(task, comm::connect(comm::environment(), {}));
 }
 

@@ -11,7 +11,8 @@ namespace tessera::benchmarks {
 
 /// How a rank trains. The first two need no other rank.
 enum class Mode { kPlain, kEngineAlone, kStage0, kStage1, kStage2, kStage3 };
-inline constexpr Mode kAllModes[] = {Mode::kPlain, Mode::kEngineAlone, Mode::kStage0, Mode::kStage1, Mode::kStage2, Mode::kStage3};
+inline constexpr Mode kAllModes[] = {Mode::kPlain,  Mode::kEngineAlone, Mode::kStage0,
+                                     Mode::kStage1, Mode::kStage2,      Mode::kStage3};
 
 std::string name_of(Mode mode);
 
@@ -28,13 +29,15 @@ struct StepTimes {
   double forward_s = 0;
   double backward_s = 0;
   double update_s = 0;  ///< Engine::step: norm, clipping, optimizer
-  double cpu_s = 0;     ///< what all threads of the rank used up: unlike the others, hardly disturbed by a busy machine
+  double cpu_s =
+      0;  ///< what all threads of the rank used up: unlike the others, hardly disturbed by a busy machine
 };
 
 class Trainee {
  public:
   virtual ~Trainee() = default;
-  /// Collective, but in the modes that train alone. One step of forward, backward, clipping at norm 1 and AdamW.
+  /// Collective, but in the modes that train alone. One step of forward,
+  /// backward, clipping at norm 1 and AdamW.
   virtual StepTimes step() = 0;
   /// Local. Bytes of parameters, gradients, masters and optimizer state this rank holds.
   virtual int64_t state_bytes() const = 0;

@@ -1,7 +1,8 @@
-// Hashes of a file's blocks: XXH3-64 (seed 0) of each 1 MiB of its bytes, the last block being as long as it is. With
-// one hash a block, whoever reads a part of a file verifies just the blocks it touches.
+// Hashes of a file's blocks: XXH3-64 (seed 0) of each 1 MiB of its bytes, the last block being as long as it
+// is. With one hash a block, whoever reads a part of a file verifies just the blocks it touches.
 //
-// Source: xxHash, https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md (XXH3). It finds damage, not forgery.
+// Source: xxHash, https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md
+// (XXH3). It finds damage, not forgery.
 #pragma once
 
 #include <cstddef>

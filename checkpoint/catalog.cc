@@ -21,8 +21,8 @@ constexpr size_t kMaxTagBytes = 200;
 
 bool is_temporary_name(const std::string& name) { return !name_of_temporary(name).empty(); }
 
-/// It has a manifest of ours, which does not give the checkpoint another name: a copy under a name of its owner's choice is no checkpoint of
-/// this directory, and so is neither listed nor deleted.
+/// It has a manifest of ours, which does not give the checkpoint another name: a copy under a name of its
+/// owner's choice is no checkpoint of this directory, and so is neither listed nor deleted.
 bool holds_checkpoint(const fs::path& folder) {
   constexpr size_t kHeadBytes = 2048;  // the tag is on the third line
   const std::string start = str("{\n\"format\": \"", kFormatName, "\"");
@@ -53,20 +53,23 @@ std::string trailing_number(const std::string& tag) {
 std::vector<fs::directory_entry> entries(const fs::path& directory) {
   std::error_code error;
   std::vector<fs::directory_entry> found;
-  for (fs::directory_iterator next(directory, error), end; !error && next != end; next.increment(error)) found.push_back(*next);
+  for (fs::directory_iterator next(directory, error), end; !error && next != end; next.increment(error))
+    found.push_back(*next);
   return found;
 }
 
 }  // namespace
 
 void check_tag(const std::string& tag) {
-  const bool has_control = std::any_of(tag.begin(), tag.end(), [](unsigned char c) { return c < 32 || c == 127 || c == '/'; });
+  const bool has_control =
+      std::any_of(tag.begin(), tag.end(), [](unsigned char c) { return c < 32 || c == 127 || c == '/'; });
   if (tag.empty() || tag.size() > kMaxTagBytes || has_control || tag == "." || tag == ".." || !is_utf8(tag))
-    throw CheckpointError(str("checkpoint tag \"", is_utf8(tag) && !has_control ? tag.substr(0, kMaxTagBytes) : "?",
-                              "\": expected a folder's name of 1 to ", kMaxTagBytes,
-                              " bytes without / and control characters"));
+    throw CheckpointError(str(
+        "checkpoint tag \"", is_utf8(tag) && !has_control ? tag.substr(0, kMaxTagBytes) : "?",
+        "\": expected a folder's name of 1 to ", kMaxTagBytes, " bytes without / and control characters"));
   if (tag == kLatestName || is_temporary_name(tag))
-    throw CheckpointError(str("checkpoint tag ", tag, ": the name is one Tessera gives to a file of its own"));
+    throw CheckpointError(
+        str("checkpoint tag ", tag, ": the name is one Tessera gives to a file of its own"));
 }
 
 std::vector<std::string> list_checkpoints(const fs::path& directory) {
@@ -100,7 +103,8 @@ std::optional<std::string> read_latest(const fs::path& directory) {
 }
 
 std::vector<std::string> keep_last(const fs::path& directory, const KeepLast& keep, const Disk& disk) {
-  if (keep.num < 1) throw CheckpointError(str("cannot keep the last ", keep.num, " checkpoints; expected at least 1"));
+  if (keep.num < 1)
+    throw CheckpointError(str("cannot keep the last ", keep.num, " checkpoints; expected at least 1"));
   std::vector<std::string> tags = list_checkpoints(directory);
   std::erase_if(tags, [&](const std::string& tag) {
     return std::find(keep.spare.begin(), keep.spare.end(), tag) != keep.spare.end();
@@ -128,7 +132,8 @@ void remove_leftovers(const fs::path& directory, const Disk& disk) {
     const std::string name = entry.path().filename().string();
     std::error_code error;
     const bool is_folder = entry.symlink_status(error).type() == fs::file_type::directory;
-    if (is_temporary_name(name) && (is_folder || name_of_temporary(name) == kLatestName)) disk.remove_all(entry.path());
+    if (is_temporary_name(name) && (is_folder || name_of_temporary(name) == kLatestName))
+      disk.remove_all(entry.path());
   }
 }
 

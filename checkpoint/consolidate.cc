@@ -35,7 +35,9 @@ struct SavedTensor {
   std::vector<Source> sources;
 };
 
-ElementType output_type(ElementType saved, DType dtype) { return is_floating(saved) ? element_type_of(dtype) : saved; }
+ElementType output_type(ElementType saved, DType dtype) {
+  return is_floating(saved) ? element_type_of(dtype) : saved;
+}
 
 struct Model {
   std::vector<ModelTensor> tensors;  // as they will be written
@@ -51,8 +53,8 @@ SavedTensor saved_parameter(const Checkpoint& checkpoint, const SavedParameter& 
   for (int64_t next = parameter.offset, end = next + parameter.numel(); next < end;) {
     const auto rank = static_cast<int>(next / shard_numel);
     const int64_t stop = std::min(end, (rank + int64_t{1}) * shard_numel);
-    saved.sources.push_back({rank, &checkpoint.dataset(rank, dataset), (next - rank * shard_numel) * element_bytes,
-                             (stop - next) * element_bytes});
+    saved.sources.push_back({rank, &checkpoint.dataset(rank, dataset),
+                             (next - rank * shard_numel) * element_bytes, (stop - next) * element_bytes});
     next = stop;
   }
   return saved;
@@ -105,9 +107,11 @@ class Cutter {
       const int64_t before = filled, element_bytes = size_bytes(tensor.type);
       for (; source_ < tensor.sources.size(); ++source_, taken_ = 0) {
         const Source& source = tensor.sources[source_];
-        const int64_t room = (kBatchBytes - filled) / element_bytes * element_bytes;  // whole elements, to be converted
+        const int64_t room =
+            (kBatchBytes - filled) / element_bytes * element_bytes;  // whole elements, to be converted
         const int64_t bytes = std::min(source.bytes - taken_, room);
-        if (bytes > 0) batch.reads.push_back({{source.rank, source.dataset, source.begin + taken_, bytes}, filled});
+        if (bytes > 0)
+          batch.reads.push_back({{source.rank, source.dataset, source.begin + taken_, bytes}, filled});
         filled += bytes;
         taken_ += bytes;
         if (taken_ < source.bytes) break;
@@ -125,8 +129,8 @@ class Cutter {
   int64_t taken_ = 0;  // bytes of the source
 };
 
-/// Reads ahead on a thread of its own. Owns the thread and the batches; a batch belongs to the reader or to the caller,
-/// never to both. What the reader throws comes out of next().
+/// Reads ahead on a thread of its own. Owns the thread and the batches; a batch belongs to the reader or to
+/// the caller, never to both. What the reader throws comes out of next().
 class BatchReader {
  public:
   BatchReader(const Checkpoint& checkpoint, const std::vector<SavedTensor>& saved)
@@ -185,11 +189,14 @@ class BatchReader {
     Batch& batch = batches_[num_read_ % kNumBatches];
     if (!cutter_.next(batch)) return false;
     std::sort(batch.reads.begin(), batch.reads.end(), [](const Batch::Read& a, const Batch::Read& b) {
-      const auto place = [](const Source& source) { return std::pair(source.rank, source.dataset->offset + source.begin); };
+      const auto place = [](const Source& source) {
+        return std::pair(source.rank, source.dataset->offset + source.begin);
+      };
       return place(a.source) < place(b.source);
     });
     for (const Batch::Read& read : batch.reads) {
-      const auto to = std::span(batch.buffer).subspan(static_cast<size_t>(read.to), static_cast<size_t>(read.source.bytes));
+      const auto to = std::span(batch.buffer)
+                          .subspan(static_cast<size_t>(read.to), static_cast<size_t>(read.source.bytes));
       checkpoint_.read(read.source.rank, *read.source.dataset, read.source.begin, to);
     }
     {

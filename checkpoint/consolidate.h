@@ -1,9 +1,10 @@
-// consolidate(): turns a sharded checkpoint into one full model that other programs read (DeepSpeed: zero_to_fp32.py).
+// consolidate(): turns a sharded checkpoint into one full model that other
+// programs read (DeepSpeed: zero_to_fp32.py).
 //
 // [Note: consolidation is a stream]
-// The model passes through a few buffers of fixed size, whatever the size of its parameters: one thread reads and verifies,
-// the caller's converts and writes. Within a buffer, reads are in the order of the files, so that of many small shards
-// the blocks that hold them are read (and hashed) once and not once a parameter.
+// The model passes through a few buffers of fixed size, whatever the size of its parameters: one thread reads
+// and verifies, the caller's converts and writes. Within a buffer, reads are in the order of the files, so
+// that of many small shards the blocks that hold them are read (and hashed) once and not once a parameter.
 #pragma once
 
 #include <cstdint>
@@ -23,27 +24,29 @@ struct ConsolidateOptions {
   std::string tag;                  ///< empty: the one `latest` names
   std::filesystem::path output;     ///< a file; with max_shard_bytes a folder
   ModelFormat format = ModelFormat::kSafetensors;
-  /// fp32, bf16 or fp16: the type of all floating-point tensors written. Trainable parameters come from their fp32 masters;
-  /// integers and booleans stay what they are.
+  /// fp32, bf16 or fp16: the type of all floating-point tensors written. Trainable parameters come from their
+  /// fp32 masters; integers and booleans stay what they are.
   DType dtype = DType::kFloat32;
   int64_t max_shard_bytes = 0;  ///< see ModelWriterOptions
   DiskOptions disk;
-  std::function<void(int64_t done, int64_t total)> progress;  ///< hears bytes of the model written, and all there are
+  std::function<void(int64_t done, int64_t total)>
+      progress;  ///< hears bytes of the model written, and all there are
 };
 
 struct ConsolidateResult {
-  std::filesystem::path checkpoint;  ///< DIR/TAG
-  int64_t num_tensors = 0;           ///< names of tied tensors counted once
-  int64_t num_names = 0;             ///< and each
-  int64_t numel = 0;                 ///< elements of all tensors, each counted once
-  int64_t bytes = 0;                 ///< of them, as written
+  std::filesystem::path checkpoint;   ///< DIR/TAG
+  int64_t num_tensors = 0;            ///< names of tied tensors counted once
+  int64_t num_names = 0;              ///< and each
+  int64_t numel = 0;                  ///< elements of all tensors, each counted once
+  int64_t bytes = 0;                  ///< of them, as written
   int64_t num_overflowed = 0;         ///< finite elements that are infinite in the type written
   std::string first_overflowed = {};  ///< the first tensor with such an element; empty: none
 };
 
-/// Local. Writes all parameters (trainable and frozen, under each of their names) and persistent buffers. Every block read
-/// is verified. The output is whole or absent. Memory: 64 MiB and tables in proportion to the number of tensors. Throws
-/// CheckpointError (what Checkpoint::open and read throw, and what open_model_writer does) and DiskError.
+/// Local. Writes all parameters (trainable and frozen, under each of their names) and persistent buffers.
+/// Every block read is verified. The output is whole or absent. Memory: 64 MiB and tables in proportion to
+/// the number of tensors. Throws CheckpointError (what Checkpoint::open and read throw, and what
+/// open_model_writer does) and DiskError.
 ConsolidateResult consolidate(const ConsolidateOptions& options);
 
 }  // namespace tessera::checkpoint

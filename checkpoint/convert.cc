@@ -46,10 +46,12 @@ uint16_t to_fp16(float value) {
   } else if (magnitude >= 0x47800000) {
     rounded = 0x7c00;  // 2^16 and more: infinity
   } else if (magnitude < 0x38800000) {
-    // Below 2^-14, fp16's numbers are the multiples of 2^-24. So are fp32's from 0.5 to 1: the addition rounds.
+    // Below 2^-14, fp16's numbers are the multiples of 2^-24. So are fp32's
+    // from 0.5 to 1: the addition rounds.
     rounded = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - std::bit_cast<uint32_t>(0.5f);
   } else {
-    rounded = (magnitude - ((127 - 15) << 23) + 0xfff + (magnitude >> 13 & 1)) >> 13;  // a carry may make it infinity
+    rounded = (magnitude - ((127 - 15) << 23) + 0xfff + (magnitude >> 13 & 1)) >>
+              13;  // a carry may make it infinity
   }
   return static_cast<uint16_t>(sign | rounded);
 }
@@ -64,7 +66,8 @@ struct Fp16 {
 bool is_infinite(Bf16 value) { return (value.bits & 0x7fff) == 0x7f80; }
 bool is_infinite(Fp16 value) { return (value.bits & 0x7fff) == 0x7c00; }
 
-/// `widen`: exact, to float or double; `finish`: to the target's type. Returns how many finite elements have become infinite.
+/// `widen`: exact, to float or double; `finish`: to the target's type. Returns how many
+/// finite elements have become infinite.
 template <class Source, class Widen, class Finish>
 int64_t convert_all(std::span<const std::byte> from, std::span<std::byte> to, Widen widen, Finish finish) {
   using Target = decltype(finish(0.0f));
@@ -80,7 +83,8 @@ int64_t convert_all(std::span<const std::byte> from, std::span<std::byte> to, Wi
 }
 
 template <class Finish>
-int64_t convert_from(std::span<const std::byte> from, ElementType from_type, std::span<std::byte> to, Finish finish) {
+int64_t convert_from(std::span<const std::byte> from, ElementType from_type, std::span<std::byte> to,
+                     Finish finish) {
   const auto same = [](auto value) { return value; };
   switch (from_type) {
     case ElementType::kFloat64: return convert_all<double>(from, to, same, finish);
@@ -93,13 +97,16 @@ int64_t convert_from(std::span<const std::byte> from, ElementType from_type, std
 
 }  // namespace
 
-int64_t convert(std::span<const std::byte> from, ElementType from_type, std::span<std::byte> to, ElementType to_type) {
+int64_t convert(std::span<const std::byte> from, ElementType from_type, std::span<std::byte> to,
+                ElementType to_type) {
   TESSERA_CHECK(static_cast<int64_t>(from.size()) / size_bytes(from_type) ==
                 static_cast<int64_t>(to.size()) / size_bytes(to_type));
   switch (to_type) {
     case ElementType::kFloat32: return convert_from(from, from_type, to, [](float value) { return value; });
-    case ElementType::kBFloat16: return convert_from(from, from_type, to, [](float value) { return Bf16{to_bf16(value)}; });
-    case ElementType::kFloat16: return convert_from(from, from_type, to, [](float value) { return Fp16{to_fp16(value)}; });
+    case ElementType::kBFloat16:
+      return convert_from(from, from_type, to, [](float value) { return Bf16{to_bf16(value)}; });
+    case ElementType::kFloat16:
+      return convert_from(from, from_type, to, [](float value) { return Fp16{to_fp16(value)}; });
     default: TESSERA_CHECK(false, "no conversion to ", name_of(to_type)); return 0;
   }
 }

@@ -1,5 +1,5 @@
-// ElementType: the element types of tensors in files: what parameters can have (core/dtype.h) and what buffers can have
-// besides.
+// ElementType: the element types of tensors in files: what parameters can have
+// (core/dtype.h) and what buffers can have besides.
 #pragma once
 
 #include <array>
@@ -25,8 +25,9 @@ enum class ElementType : uint8_t {
 };
 
 inline constexpr std::array kElementTypes{
-    ElementType::kFloat64, ElementType::kFloat32, ElementType::kBFloat16, ElementType::kFloat16, ElementType::kInt64,
-    ElementType::kInt32,   ElementType::kInt16,   ElementType::kInt8,     ElementType::kUInt8,   ElementType::kBool};
+    ElementType::kFloat64, ElementType::kFloat32, ElementType::kBFloat16, ElementType::kFloat16,
+    ElementType::kInt64,   ElementType::kInt32,   ElementType::kInt16,    ElementType::kInt8,
+    ElementType::kUInt8,   ElementType::kBool};
 
 /// Local. Bytes of one element.
 constexpr int64_t size_bytes(ElementType type) {
@@ -45,7 +46,8 @@ constexpr int64_t size_bytes(ElementType type) {
   return 0;
 }
 
-/// Local. The word for it in a manifest: "fp64", "fp32", "bf16", "fp16", "int64", "int32", "int16", "int8", "uint8", "bool".
+/// Local. The word for it in a manifest: "fp64", "fp32", "bf16", "fp16", "int64",
+/// "int32", "int16", "int8", "uint8", "bool".
 constexpr std::string_view name_of(ElementType type) {
   switch (type) {
     case ElementType::kFloat64: return "fp64";

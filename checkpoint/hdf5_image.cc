@@ -19,7 +19,8 @@
 namespace tessera::checkpoint {
 namespace {
 
-constexpr hsize_t kAlignmentBytes = 4096;  // a page: data can be mapped, and read or written past the page cache
+constexpr hsize_t kAlignmentBytes =
+    4096;  // a page: data can be mapped, and read or written past the page cache
 
 class AnonymousFile {
  public:
@@ -32,15 +33,18 @@ class AnonymousFile {
 
   std::string path() const { return str("/proc/self/fd/", descriptor_); }
   int64_t bytes() const {
-    struct stat status {};
+    struct stat status{};
     return ::fstat(descriptor_, &status) == 0 ? status.st_size : -1;
   }
   std::string read(int64_t begin, int64_t end) const {
     std::string bytes(static_cast<size_t>(end - begin), '\0');
     for (size_t got = 0; got < bytes.size();) {
-      const ssize_t n = ::pread(descriptor_, bytes.data() + got, bytes.size() - got, begin + static_cast<int64_t>(got));
+      const ssize_t n =
+          ::pread(descriptor_, bytes.data() + got, bytes.size() - got, begin + static_cast<int64_t>(got));
       if (n < 0 && errno == EINTR) continue;
-      if (n <= 0) throw CheckpointError(str("cannot read a file in memory: ", n < 0 ? std::strerror(errno) : "it ends early"));
+      if (n <= 0)
+        throw CheckpointError(
+            str("cannot read a file in memory: ", n < 0 ? std::strerror(errno) : "it ends early"));
       got += static_cast<size_t>(n);
     }
     return bytes;
@@ -50,7 +54,8 @@ class AnonymousFile {
   int descriptor_;
 };
 
-/// A range of positions, counted row by row, as blocks that HDF5 can select, in order. At most 2 x rank - 1 of them.
+/// A range of positions, counted row by row, as blocks that HDF5 can select, in
+/// order. At most 2 x rank - 1 of them.
 struct Box {
   std::vector<hsize_t> start, count;
   int64_t numel = 0;
@@ -69,7 +74,8 @@ void add_boxes(std::span<const int64_t> shape, std::vector<hsize_t> start, int64
     below.push_back(static_cast<hsize_t>(row));
     add_boxes(shape, std::move(below), from, to, boxes);
   };
-  if (first == last && end - begin < inner) return descend(first, begin % inner, begin % inner + (end - begin));
+  if (first == last && end - begin < inner)
+    return descend(first, begin % inner, begin % inner + (end - begin));
   if (begin % inner != 0) descend(first++, begin % inner, inner);
   const int64_t full_end = end / inner;
   if (full_end > first) {
@@ -91,9 +97,12 @@ std::string hdf5_name(std::string_view name) {
   if (name == ".") return "%2E";
   std::string link;
   for (char c : name) {
-    if (c == '/') link += "%2F";
-    else if (c == '%') link += "%25";
-    else link += c;
+    if (c == '/')
+      link += "%2F";
+    else if (c == '%')
+      link += "%25";
+    else
+      link += c;
   }
   return link;
 }
@@ -118,7 +127,9 @@ struct Hdf5Builder::Handles {
     const bool is_limited = ::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
     return is_limited && errno == EFBIG ? describe_errno(EFBIG) : hdf5_reason();
   }
-  Hdf5Id own(hid_t id, Hdf5Id::Close close, const std::string& what) const { return {check(id, what), close}; }
+  Hdf5Id own(hid_t id, Hdf5Id::Close close, const std::string& what) const {
+    return {check(id, what), close};
+  }
 
   void create(Hdf5Readers readers);
   Hdf5Id type(ElementType type, const std::string& path) const;
@@ -131,10 +142,12 @@ struct Hdf5Builder::Handles {
 
 void Hdf5Builder::Handles::create(Hdf5Readers readers) {
   const Hdf5Id access = own(H5Pcreate(H5P_FILE_ACCESS), H5Pclose, "file access");
-  // The stdio driver, because the usual one asks for the file's real path, which a file in memory has none of.
+  // The stdio driver, because the usual one asks for the file's real path,
+  // which a file in memory has none of.
   check(H5Pset_fapl_stdio(access), "file access");
   check(H5Pset_fclose_degree(access, H5F_CLOSE_STRONG), "file access");
-  check(H5Pset_libver_bounds(access, H5F_LIBVER_V18, readers == Hdf5Readers::kSince1_8 ? H5F_LIBVER_V18 : H5F_LIBVER_V110),
+  check(H5Pset_libver_bounds(access, H5F_LIBVER_V18,
+                             readers == Hdf5Readers::kSince1_8 ? H5F_LIBVER_V18 : H5F_LIBVER_V110),
         "versions");
   check(H5Pset_alignment(access, kAlignmentBytes, kAlignmentBytes), "alignment");
   const Hdf5Id creation = own(H5Pcreate(H5P_FILE_CREATE), H5Pclose, "file creation");
@@ -165,7 +178,8 @@ Hdf5Id Hdf5Builder::Handles::type(ElementType type, const std::string& path) con
     }
     case ElementType::kBool: {
       Hdf5Id boolean = own(H5Tenum_create(H5T_STD_I8LE), H5Tclose, path);
-      for (signed char value : {0, 1}) check(H5Tenum_insert(boolean, value == 0 ? "FALSE" : "TRUE", &value), path);
+      for (signed char value : {0, 1})
+        check(H5Tenum_insert(boolean, value == 0 ? "FALSE" : "TRUE", &value), path);
       return boolean;
     }
   }
@@ -199,19 +213,23 @@ Hdf5Id Hdf5Builder::Handles::dataset(const Hdf5Dataset& dataset, hid_t creation)
   make_groups(dataset.path);
   const Hdf5Id element = type(dataset.type, dataset.path);
   const Hdf5Id extent = space(dataset.shape, dataset.path);
-  Hdf5Id made = own(H5Dcreate2(file, dataset.path.c_str(), element, extent, links, creation, H5P_DEFAULT), H5Dclose, dataset.path);
+  Hdf5Id made = own(H5Dcreate2(file, dataset.path.c_str(), element, extent, links, creation, H5P_DEFAULT),
+                    H5Dclose, dataset.path);
   for (const Hdf5Attribute& one : dataset.attributes) attribute(made, one, dataset.path);
   return made;
 }
 
-void Hdf5Builder::Handles::attribute(hid_t object, const Hdf5Attribute& attribute, const std::string& path) const {
+void Hdf5Builder::Handles::attribute(hid_t object, const Hdf5Attribute& attribute,
+                                     const std::string& path) const {
   const std::string what = str(path, ": attribute ", attribute.name);
   const Hdf5Id scalar = own(H5Screate(H5S_SCALAR), H5Sclose, what);
   const auto write = [&](hid_t stored, hid_t given, const void* value) {
-    const Hdf5Id made = own(H5Acreate2(object, attribute.name.c_str(), stored, scalar, H5P_DEFAULT, H5P_DEFAULT), H5Aclose, what);
+    const Hdf5Id made = own(
+        H5Acreate2(object, attribute.name.c_str(), stored, scalar, H5P_DEFAULT, H5P_DEFAULT), H5Aclose, what);
     check(H5Awrite(made, given, value), what);
   };
-  if (const int64_t* number = std::get_if<int64_t>(&attribute.value)) return write(H5T_STD_I64LE, H5T_NATIVE_INT64, number);
+  if (const int64_t* number = std::get_if<int64_t>(&attribute.value))
+    return write(H5T_STD_I64LE, H5T_NATIVE_INT64, number);
   const Hdf5Id text = own(H5Tcopy(H5T_C_S1), H5Tclose, what);
   check(H5Tset_size(text, H5T_VARIABLE), what);
   check(H5Tset_cset(text, H5T_CSET_UTF8), what);
@@ -250,18 +268,22 @@ void Hdf5Builder::add_virtual(const Hdf5Dataset& dataset, std::span<const Hdf5So
   const Hdf5Id creation = handles_->creation_properties(path);
   for (const Hdf5Source& source : sources) {
     std::vector<Box> boxes;
-    if (dataset.shape.empty()) boxes.push_back({.start = {}, .count = {}, .numel = source.numel});
-    else add_boxes(dataset.shape, {}, source.begin, source.begin + source.numel, boxes);
+    if (dataset.shape.empty())
+      boxes.push_back({.start = {}, .count = {}, .numel = source.numel});
+    else
+      add_boxes(dataset.shape, {}, source.begin, source.begin + source.numel, boxes);
     auto next = static_cast<hsize_t>(source.dataset_begin);
     for (const Box& box : boxes) {
       const Hdf5Id extent = handles_->space(dataset.shape, path);
       if (!box.start.empty())
-        handles_->check(H5Sselect_hyperslab(extent, H5S_SELECT_SET, box.start.data(), nullptr, box.count.data(), nullptr),
-                        path);
+        handles_->check(
+            H5Sselect_hyperslab(extent, H5S_SELECT_SET, box.start.data(), nullptr, box.count.data(), nullptr),
+            path);
       const Hdf5Id shown = handles_->space({source.dataset_numel}, path);
       const auto count = static_cast<hsize_t>(box.numel);
       handles_->check(H5Sselect_hyperslab(shown, H5S_SELECT_SET, &next, nullptr, &count, nullptr), path);
-      handles_->check(H5Pset_virtual(creation, extent, source.file.c_str(), source.dataset.c_str(), shown), path);
+      handles_->check(H5Pset_virtual(creation, extent, source.file.c_str(), source.dataset.c_str(), shown),
+                      path);
       next += count;
     }
   }
@@ -269,13 +291,16 @@ void Hdf5Builder::add_virtual(const Hdf5Dataset& dataset, std::span<const Hdf5So
 }
 
 void Hdf5Builder::add_link(const std::string& existing, const std::string& path) {
-  handles_->check(
-      H5Lcreate_hard(handles_->file, existing.c_str(), handles_->file, path.c_str(), handles_->links, H5P_DEFAULT), path);
+  handles_->check(H5Lcreate_hard(handles_->file, existing.c_str(), handles_->file, path.c_str(),
+                                 handles_->links, H5P_DEFAULT),
+                  path);
 }
 
-void Hdf5Builder::add_external_link(const std::string& file, const std::string& dataset, const std::string& path) {
-  handles_->check(
-      H5Lcreate_external(file.c_str(), dataset.c_str(), handles_->file, path.c_str(), handles_->links, H5P_DEFAULT), path);
+void Hdf5Builder::add_external_link(const std::string& file, const std::string& dataset,
+                                    const std::string& path) {
+  handles_->check(H5Lcreate_external(file.c_str(), dataset.c_str(), handles_->file, path.c_str(),
+                                     handles_->links, H5P_DEFAULT),
+                  path);
 }
 
 void Hdf5Builder::set_attribute(const std::string& path, const Hdf5Attribute& attribute) {
@@ -285,16 +310,19 @@ void Hdf5Builder::set_attribute(const std::string& path, const Hdf5Attribute& at
 
 Hdf5Image Hdf5Builder::finish() {
   Handles& handles = *handles_;
-  errno = 0;  // a limit on the size of files (ulimit -f) shows here first, and HDF5 doesn't pass the reason on
+  errno =
+      0;  // a limit on the size of files (ulimit -f) shows here first, and HDF5 doesn't pass the reason on
   const herr_t closed = handles.file.close();
   handles.check(closed, errno == 0 ? "closing" : str("closing: ", std::strerror(errno)));
-  Hdf5Image image{
-      .file_bytes = handles.check(handles.memory.bytes(), "its length"), .metadata = {}, .offsets = handles.offsets};
+  Hdf5Image image{.file_bytes = handles.check(handles.memory.bytes(), "its length"),
+                  .metadata = {},
+                  .offsets = handles.offsets};
   std::sort(handles.data.begin(), handles.data.end());
   handles.data.emplace_back(image.file_bytes, image.file_bytes);
   int64_t covered = 0;
   for (const auto& [begin, end] : handles.data) {
-    if (begin > covered) image.metadata.push_back({.offset = covered, .bytes = handles.memory.read(covered, begin)});
+    if (begin > covered)
+      image.metadata.push_back({.offset = covered, .bytes = handles.memory.read(covered, begin)});
     covered = std::max(covered, end);
   }
   return image;

@@ -1,16 +1,17 @@
 // Hdf5Builder: lays out an HDF5 file without its data, so that we write the data ourselves.
 //
 // [Note: HDF5 for structure, our own writes for data]
-// HDF5 decides where everything lies: each dataset is contiguous, allocated at once and never filled, so the library writes
-// metadata only. It writes that to an anonymous file in memory, where the data's room is a hole that costs nothing. What
-// comes back is the metadata and each dataset's offset; the real file is then written in one pass through core/disk.h, in
-// large pieces, hashed on the way, each operation probed, and a full disk is noticed where it can be reported.
+// HDF5 decides where everything lies: each dataset is contiguous, allocated at once and never filled, so the
+// library writes metadata only. It writes that to an anonymous file in memory, where the data's room is a
+// hole that costs nothing. What comes back is the metadata and each dataset's offset; the real file is then
+// written in one pass through core/disk.h, in large pieces, hashed on the way, each operation probed, and a
+// full disk is noticed where it can be reported.
 //
-// A builder holds the library's lock as long as it lives (hdf5_library.h). HDF5's own error printing is off: errors are
-// CheckpointErrors.
+// A builder holds the library's lock as long as it lives (hdf5_library.h). HDF5's own error
+// printing is off: errors are CheckpointErrors.
 //
-// Source: "HDF5 File Format Specification Version 3.0"; types as h5py names them (bool is an enum {FALSE, TRUE} of int8;
-// bf16 a 16-bit float with 8 bits of exponent, which h5py reads as float32).
+// Source: "HDF5 File Format Specification Version 3.0"; types as h5py names them (bool is an enum {FALSE,
+// TRUE} of int8; bf16 a 16-bit float with 8 bits of exponent, which h5py reads as float32).
 #pragma once
 
 #include <cstdint>
@@ -54,8 +55,9 @@ struct Hdf5Image {
     std::string bytes;
   };
   int64_t file_bytes = 0;
-  std::vector<Piece> metadata;   ///< by offset; what neither these nor a dataset covers is zero
-  std::vector<int64_t> offsets;  ///< by what add() returned; byte of the first element (0 for a dataset without elements)
+  std::vector<Piece> metadata;  ///< by offset; what neither these nor a dataset covers is zero
+  std::vector<int64_t>
+      offsets;  ///< by what add() returned; byte of the first element (0 for a dataset without elements)
 };
 
 enum class Hdf5Readers {
@@ -63,10 +65,12 @@ enum class Hdf5Readers {
   kSince1_10,  ///< needed by virtual datasets
 };
 
-/// Local. A tensor's name as one link name of HDF5: '/' and '%' become "%2F" and "%25", and a lone "." becomes "%2E".
+/// Local. A tensor's name as one link name of HDF5: '/' and '%' become "%2F" and
+/// "%25", and a lone "." becomes "%2E".
 std::string hdf5_name(std::string_view name);
 
-/// Not thread-safe; builders of other threads wait. All members are local and throw CheckpointError naming `purpose` and path.
+/// Not thread-safe; builders of other threads wait. All members are local and throw
+/// CheckpointError naming `purpose` and path.
 class Hdf5Builder {
  public:
   /// `purpose` names the file in errors: "rank_00000.h5".

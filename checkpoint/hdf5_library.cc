@@ -8,8 +8,9 @@ std::mutex& library_mutex() {
   return mutex;
 }
 
-/// HDF5 would close at exit what is still open, and crashes over a file it could not write (a limit on the size of files).
-/// Nothing of ours is left to close. To be called before any other function of HDF5; where a host program has, it decides.
+/// HDF5 would close at exit what is still open, and crashes over a file it could not write (a limit on
+/// the size of files). Nothing of ours is left to close. To be called before any other function of HDF5;
+/// where a host program has, it decides.
 void leave_exit_alone() { [[maybe_unused]] static const herr_t once = H5dont_atexit(); }
 
 }  // namespace

@@ -1,7 +1,8 @@
-// What callers of the HDF5 library share: its lock, its identifiers and its reasons. For checkpoint/*.cc only: it includes hdf5.h.
+// What callers of the HDF5 library share: its lock, its identifiers and its reasons. For
+// checkpoint/*.cc only: it includes hdf5.h.
 //
-// HDF5 may be called by one thread at a time only (Debian's build locks itself, others don't), so whoever calls it holds
-// Hdf5Library, one process-wide lock.
+// HDF5 may be called by one thread at a time only (Debian's build locks itself, others don't), so whoever
+// calls it holds Hdf5Library, one process-wide lock.
 #pragma once
 
 #include <hdf5.h>

@@ -16,13 +16,15 @@ namespace fs = std::filesystem;
 
 bool has_fields(hid_t type, size_t exponent_at, size_t exponent_bits, size_t bias) {
   size_t sign = 0, exponent = 0, exponent_size = 0, mantissa = 0, mantissa_size = 0;
-  return H5Tget_fields(type, &sign, &exponent, &exponent_size, &mantissa, &mantissa_size) >= 0 && sign == 15 &&
-         exponent == exponent_at && exponent_size == exponent_bits && mantissa == 0 && mantissa_size == exponent_at &&
-         H5Tget_ebias(type) == bias;
+  return H5Tget_fields(type, &sign, &exponent, &exponent_size, &mantissa, &mantissa_size) >= 0 &&
+         sign == 15 && exponent == exponent_at && exponent_size == exponent_bits && mantissa == 0 &&
+         mantissa_size == exponent_at && H5Tget_ebias(type) == bias;
 }
 
 std::optional<ElementType> float_type(hid_t type) {
-  const auto is = [&](hid_t little, hid_t big) { return H5Tequal(type, little) > 0 || H5Tequal(type, big) > 0; };
+  const auto is = [&](hid_t little, hid_t big) {
+    return H5Tequal(type, little) > 0 || H5Tequal(type, big) > 0;
+  };
   if (is(H5T_IEEE_F64LE, H5T_IEEE_F64BE)) return ElementType::kFloat64;
   if (is(H5T_IEEE_F32LE, H5T_IEEE_F32BE)) return ElementType::kFloat32;
   if (H5Tget_size(type) != 2) return std::nullopt;
@@ -32,7 +34,8 @@ std::optional<ElementType> float_type(hid_t type) {
 }
 
 std::optional<ElementType> integer_type(hid_t type) {
-  if (H5Tget_sign(type) == H5T_SGN_NONE) return H5Tget_size(type) == 1 ? std::optional(ElementType::kUInt8) : std::nullopt;
+  if (H5Tget_sign(type) == H5T_SGN_NONE)
+    return H5Tget_size(type) == 1 ? std::optional(ElementType::kUInt8) : std::nullopt;
   switch (H5Tget_size(type)) {
     case 8: return ElementType::kInt64;
     case 4: return ElementType::kInt32;
@@ -45,8 +48,9 @@ std::optional<ElementType> integer_type(hid_t type) {
 /// h5py's bool: an enum of one byte.
 std::optional<ElementType> enum_type(hid_t type) {
   signed char no = -1, yes = -1;
-  const bool is_bool = H5Tget_size(type) == 1 && H5Tget_nmembers(type) == 2 && H5Tenum_valueof(type, "FALSE", &no) >= 0 &&
-                       H5Tenum_valueof(type, "TRUE", &yes) >= 0 && no == 0 && yes == 1;
+  const bool is_bool = H5Tget_size(type) == 1 && H5Tget_nmembers(type) == 2 &&
+                       H5Tenum_valueof(type, "FALSE", &no) >= 0 && H5Tenum_valueof(type, "TRUE", &yes) >= 0 &&
+                       no == 0 && yes == 1;
   return is_bool ? std::optional(ElementType::kBool) : std::nullopt;
 }
 
@@ -63,7 +67,9 @@ std::string describe(hid_t type) {
   const size_t bytes = H5Tget_size(type);
   switch (H5Tget_class(type)) {
     case H5T_FLOAT: return str("a floating-point type of ", bytes, " bytes");
-    case H5T_INTEGER: return str(H5Tget_sign(type) == H5T_SGN_NONE ? "an unsigned" : "a signed", " integer of ", bytes, " bytes");
+    case H5T_INTEGER:
+      return str(H5Tget_sign(type) == H5T_SGN_NONE ? "an unsigned" : "a signed", " integer of ", bytes,
+                 " bytes");
     case H5T_STRING: return "text";
     case H5T_COMPOUND: return "a compound type";
     case H5T_VLEN: return "rows of different lengths";
@@ -104,7 +110,8 @@ Hdf5File::Hdf5File(const fs::path& path) : path_(path), handles_(new Handles{pat
   }
   const Hdf5Library library;
   handles_->file = {H5Fopen(path.c_str(), H5F_ACC_RDONLY, H5P_DEFAULT), H5Fclose};
-  if (handles_->file < 0) throw CheckpointError(str("cannot open ", path.string(), ": no HDF5 file: ", hdf5_reason()));
+  if (handles_->file < 0)
+    throw CheckpointError(str("cannot open ", path.string(), ": no HDF5 file: ", hdf5_reason()));
 }
 
 Hdf5File::~Hdf5File() {
@@ -136,7 +143,8 @@ Hdf5Stored Hdf5File::find(const std::string& name) const {
   const Hdf5Id creation = handles_->own(name, H5Dget_create_plist(dataset), H5Pclose);
   const std::optional<ElementType> element = element_type(type);
   if (!element)
-    handles_->fail(name, str("holds ", describe(type), "; expected bool, int8 to int64, uint8, fp16, bf16, fp32 or fp64"));
+    handles_->fail(name, str("holds ", describe(type),
+                             "; expected bool, int8 to int64, uint8, fp16, bf16, fp32 or fp64"));
 
   Hdf5Stored stored{.name = name, .type = *element, .shape = {}, .bytes = 0, .offset = std::nullopt};
   std::vector<hsize_t> sizes(static_cast<size_t>(std::max(0, H5Sget_simple_extent_ndims(space))));
@@ -145,18 +153,22 @@ Hdf5Stored Hdf5File::find(const std::string& name) const {
   if (H5Sget_simple_extent_type(space) == H5S_NULL) stored.shape = {0};
   stored.bytes = size_bytes(*element);
   for (const int64_t size : stored.shape)
-    if (size < 0 || __builtin_mul_overflow(stored.bytes, size, &stored.bytes)) handles_->fail(name, "has more bytes than can be counted");
+    if (size < 0 || __builtin_mul_overflow(stored.bytes, size, &stored.bytes))
+      handles_->fail(name, "has more bytes than can be counted");
 
   const haddr_t address = H5Dget_offset(dataset);  // of contiguous data in this file, once it was written
   const H5D_layout_t layout = H5Pget_layout(creation);
   const bool elsewhere = layout == H5D_VIRTUAL || H5Pget_external_count(creation) > 0;
   if (!elsewhere && stored.bytes / kLargestCompression > file_bytes_)
-    handles_->fail(name, str("says to have shape ", describe_shape(stored.shape), ", ", stored.bytes, " bytes, in a file of ", file_bytes_,
+    handles_->fail(name, str("says to have shape ", describe_shape(stored.shape), ", ", stored.bytes,
+                             " bytes, in a file of ", file_bytes_,
                              "; expected a size that can be true (the file is damaged)"));
-  // Data within the object's header: HDF5 1.10 copies as many bytes as the shape says, whether they are there or not.
+  // Data within the object's header: HDF5 1.10 copies as many bytes as the
+  // shape says, whether they are there or not.
   const auto held = static_cast<int64_t>(H5Dget_storage_size(dataset));
   if (layout == H5D_COMPACT && held != stored.bytes)
-    handles_->fail(name, str("says to have shape ", describe_shape(stored.shape), ", ", stored.bytes, " bytes, but holds ", held, " (the file is damaged)"));
+    handles_->fail(name, str("says to have shape ", describe_shape(stored.shape), ", ", stored.bytes,
+                             " bytes, but holds ", held, " (the file is damaged)"));
   const bool plain = layout == H5D_CONTIGUOUS && !elsewhere && is_little_endian(type);
   if (plain && address != HADDR_UNDEF && held == stored.bytes) stored.offset = static_cast<int64_t>(address);
   return stored;

@@ -18,7 +18,8 @@ std::vector<Segment> segments_of(const Hdf5Image& image, std::span<const std::sp
     segments.emplace_back(piece.offset, std::as_bytes(std::span(piece.bytes)));
   for (size_t i = 0; i < data.size(); ++i)
     if (!data[i].empty()) segments.emplace_back(image.offsets[i], data[i]);
-  std::sort(segments.begin(), segments.end(), [](const Segment& a, const Segment& b) { return a.first < b.first; });
+  std::sort(segments.begin(), segments.end(),
+            [](const Segment& a, const Segment& b) { return a.first < b.first; });
   int64_t end = 0;
   for (const auto& [offset, bytes] : segments) {
     TESSERA_CHECK(offset == end, "the segments of an HDF5 file leave a hole at byte ", end);
@@ -32,7 +33,8 @@ std::vector<Segment> segments_of(const Hdf5Image& image, std::span<const std::sp
 
 FileRecord write_image_file(const Disk& disk, const std::filesystem::path& path, const Hdf5Image& image,
                             std::span<const std::span<const std::byte>> data) {
-  constexpr int64_t kStartSyncBytes = 8 * kBlockBytes;  // the device works while we copy: a third less time to be synced
+  constexpr int64_t kStartSyncBytes =
+      8 * kBlockBytes;  // the device works while we copy: a third less time to be synced
   TESSERA_CHECK(data.size() == image.offsets.size());
   OutputFile file = disk.create(path);
   file.reserve(image.file_bytes);
@@ -52,7 +54,10 @@ FileRecord write_image_file(const Disk& disk, const std::filesystem::path& path,
     }
   }
   file.close();
-  return {.name = path.filename().string(), .bytes = image.file_bytes, .block_hashes = hasher.finish(), .datasets = {}};
+  return {.name = path.filename().string(),
+          .bytes = image.file_bytes,
+          .block_hashes = hasher.finish(),
+          .datasets = {}};
 }
 
 }  // namespace tessera::checkpoint

@@ -25,11 +25,13 @@ std::string describe(const json& value) {
 json parse_json(std::string_view text, const std::string& source) {
   std::vector<std::unordered_set<std::string>> keys;  // of the objects begun
   const auto watch = [&](int depth, json::parse_event_t event, json& parsed) {
-    if (depth > kMaxJsonDepth) throw CheckpointError(str(source, ": nested deeper than ", kMaxJsonDepth, " levels"));
+    if (depth > kMaxJsonDepth)
+      throw CheckpointError(str(source, ": nested deeper than ", kMaxJsonDepth, " levels"));
     if (event == json::parse_event_t::object_start) keys.emplace_back();
     if (event == json::parse_event_t::object_end) keys.pop_back();
     if (event == json::parse_event_t::key && !keys.back().insert(parsed.get_ref<const std::string&>()).second)
-      throw CheckpointError(str(source, ": ", describe(parsed), " is given twice in one object; expected it once"));
+      throw CheckpointError(
+          str(source, ": ", describe(parsed), " is given twice in one object; expected it once"));
     return true;
   };
   try {
@@ -53,14 +55,17 @@ void JsonField::complain(std::string_view sentence) const {
   throw CheckpointError(str(*source_, ": ", where, where.empty() ? "" : ": ", sentence));
 }
 
-void JsonField::fail(std::string_view expected) const { complain(str("found ", describe(*value_), "; expected ", expected)); }
+void JsonField::fail(std::string_view expected) const {
+  complain(str("found ", describe(*value_), "; expected ", expected));
+}
 
 void JsonField::expect_keys(std::initializer_list<std::string_view> keys) const {
   if (!value_->is_object()) fail("an object");
   for (std::string_view key : keys)
     if (!value_->contains(key)) complain(str("\"", key, "\" is missing"));
   for (const auto& [key, unused] : value_->items())
-    if (std::find(keys.begin(), keys.end(), key) == keys.end()) complain(str("unknown key ", describe(json(key))));
+    if (std::find(keys.begin(), keys.end(), key) == keys.end())
+      complain(str("unknown key ", describe(json(key))));
 }
 
 JsonField JsonField::operator[](std::string_view key) const {
@@ -81,9 +86,10 @@ size_t JsonField::list_size() const {
 }
 
 int64_t JsonField::integer(int64_t least, int64_t greatest) const {
-  const bool fits = value_->is_number_unsigned()
-                        ? value_->get<uint64_t>() <= static_cast<uint64_t>(std::numeric_limits<int64_t>::max())
-                        : value_->is_number_integer();
+  const bool fits =
+      value_->is_number_unsigned()
+          ? value_->get<uint64_t>() <= static_cast<uint64_t>(std::numeric_limits<int64_t>::max())
+          : value_->is_number_integer();
   const int64_t number = fits ? value_->get<int64_t>() : 0;
   if (!fits || number < least || number > greatest) fail(str("an integer from ", least, " to ", greatest));
   return number;

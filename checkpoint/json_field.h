@@ -1,5 +1,5 @@
-// JsonField: a value of a parsed JSON document that knows where it stands, so that a wrong one has a name. For documents that
-// are not to be trusted: every access says what it expects.
+// JsonField: a value of a parsed JSON document that knows where it stands, so that a wrong one has a name.
+// For documents that are not to be trusted: every access says what it expects.
 #pragma once
 
 #include <cstdint>
@@ -15,15 +15,17 @@ namespace tessera::checkpoint {
 
 inline constexpr int kMaxJsonDepth = 64;
 
-/// Local. Parses JSON text: no comments, no key twice in an object, at most kMaxJsonDepth levels. Throws CheckpointError
-/// naming `source` and the byte.
+/// Local. Parses JSON text: no comments, no key twice in an object, at most kMaxJsonDepth levels. Throws
+/// CheckpointError naming `source` and the byte.
 nlohmann::json parse_json(std::string_view text, const std::string& source);
 
-/// Refers to the document, its source and its parent, all of which must outlive it. Members throw CheckpointError:
-/// "DIR/manifest.json: files[1].bytes: found "x" (a string); expected an integer from 0 to 9".
+/// Refers to the document, its source and its parent, all of which must outlive it.
+/// Members throw CheckpointError: "DIR/manifest.json: files[1].bytes: found "x" (a
+/// string); expected an integer from 0 to 9".
 class JsonField {
  public:
-  JsonField(const nlohmann::json& document, const std::string& source) : value_(&document), source_(&source) {}
+  JsonField(const nlohmann::json& document, const std::string& source)
+      : value_(&document), source_(&source) {}
 
   const nlohmann::json& value() const { return *value_; }
 

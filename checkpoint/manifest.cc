@@ -21,7 +21,8 @@ void check_state(const json& value, const std::string& path, int depth) {
   if (depth > kMaxJsonDepth - 2)
     throw CheckpointError(str("cannot save ", path, ": nested deeper than ", kMaxJsonDepth - 2, " levels"));
   if (value.is_number_float() && !std::isfinite(value.get<double>()))
-    throw CheckpointError(str("cannot save ", path, ": found ", value.get<double>(), "; expected a finite number"));
+    throw CheckpointError(
+        str("cannot save ", path, ": found ", value.get<double>(), "; expected a finite number"));
   if (value.is_binary() || value.is_discarded())
     throw CheckpointError(str("cannot save ", path, ": expected a value JSON knows"));
   if (value.is_object())
@@ -52,11 +53,13 @@ ordered_json to_json(const SavedUnit& unit) {
 }
 
 ordered_json to_json(const SavedParameter& parameter) {
-  return {{"name", parameter.name},       {"shape", parameter.shape}, {"unit", parameter.unit},
+  return {{"name", parameter.name},     {"shape", parameter.shape}, {"unit", parameter.unit},
           {"offset", parameter.offset}, {"group", parameter.group}, {"aliases", parameter.aliases}};
 }
 
-ordered_json to_json(const TensorRecord& tensor) { return {{"name", tensor.name}, {"dataset", tensor.dataset}}; }
+ordered_json to_json(const TensorRecord& tensor) {
+  return {{"name", tensor.name}, {"dataset", tensor.dataset}};
+}
 
 /// A list with an element a line.
 template <class Items, class ToText>
@@ -93,23 +96,28 @@ int64_t Manifest::total_bytes() const {
 
 std::string file_record_to_text(const FileRecord& record) {
   const auto dataset = [&](const DatasetRecord& one) { return dump(to_json(one), one.name); };
-  return str("{\"name\": ", dump(json(record.name), record.name), ", \"bytes\": ", record.bytes, ", \"blocks\": \"",
-             hashes_to_hex(record.block_hashes), "\", \"datasets\": ", lines(record.datasets, dataset), "}");
+  return str("{\"name\": ", dump(json(record.name), record.name), ", \"bytes\": ", record.bytes,
+             ", \"blocks\": \"", hashes_to_hex(record.block_hashes),
+             "\", \"datasets\": ", lines(record.datasets, dataset), "}");
 }
 
 std::string Manifest::to_text() const {
   if (!state.is_object()) throw CheckpointError("cannot save state: expected an object");
   check_state(state, "state", 1);
-  std::string text =
-      str("{\n\"format\": \"", kFormatName, "\",\n\"version\": ", kFormatVersion, ",\n\"tag\": ", dump(json(tag), "the tag"),
-          ",\n\"world_size\": ", layout.world_size, ",\n\"stage\": ", stage, ",\n\"block_bytes\": ", kBlockBytes,
-          ",\n\"state_names\": ", dump(json(state_names), "state names"));
-  const auto add = [&](const char* key, const std::string& value) { text += str(",\n\"", key, "\": ", value); };
+  std::string text = str("{\n\"format\": \"", kFormatName, "\",\n\"version\": ", kFormatVersion,
+                         ",\n\"tag\": ", dump(json(tag), "the tag"), ",\n\"world_size\": ", layout.world_size,
+                         ",\n\"stage\": ", stage, ",\n\"block_bytes\": ", kBlockBytes,
+                         ",\n\"state_names\": ", dump(json(state_names), "state names"));
+  const auto add = [&](const char* key, const std::string& value) {
+    text += str(",\n\"", key, "\": ", value);
+  };
   add("units", lines(layout.units, [](const SavedUnit& unit) { return to_json(unit).dump(); }));
-  add("parameters",
-      lines(layout.parameters, [](const SavedParameter& one) { return dump(to_json(one), "a parameter's name"); }));
+  add("parameters", lines(layout.parameters, [](const SavedParameter& one) {
+        return dump(to_json(one), "a parameter's name");
+      }));
   add("files", lines(files, file_record_to_text));
-  add("tensors", lines(tensors, [](const TensorRecord& one) { return dump(to_json(one), "a buffer's name"); }));
+  add("tensors",
+      lines(tensors, [](const TensorRecord& one) { return dump(to_json(one), "a buffer's name"); }));
   add("state", dump(state, "state"));
   return seal_manifest(text + ",\n");
 }

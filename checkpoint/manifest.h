@@ -1,7 +1,8 @@
-// Manifest: what a checkpoint holds and where: layout as saved, files with their block hashes and datasets, and the
-// engine's own state. The file manifest.json; a folder without a good one is no checkpoint.
+// Manifest: what a checkpoint holds and where: layout as saved, files with their block hashes and datasets,
+// and the engine's own state. The file manifest.json; a folder without a good one is no checkpoint.
 //
-// Format: docs/checkpoint_format.md. JSON (RFC 8259) whose last member is the XXH3-128 of all bytes before its value.
+// Format: docs/checkpoint_format.md. JSON (RFC 8259) whose last member is the
+// XXH3-128 of all bytes before its value.
 #pragma once
 
 #include <cstdint>
@@ -54,7 +55,8 @@ struct Manifest {
   std::vector<std::string> state_names;  ///< "exp_avg", …
   std::vector<FileRecord> files;         ///< rank 0's, rank 1's, …; then model.h5
   std::vector<TensorRecord> tensors;
-  nlohmann::json state = nlohmann::json::object();  ///< the engine's: counters, schedule, config, client state
+  nlohmann::json state =
+      nlohmann::json::object();  ///< the engine's: counters, schedule, config, client state
 
   int world_size() const { return layout.world_size; }
   const FileRecord& rank_file(int rank) const { return files[rank]; }
@@ -63,12 +65,12 @@ struct Manifest {
   /// Bytes of all files the manifest lists.
   int64_t total_bytes() const;
 
-  /// Local. The text of manifest.json. Throws CheckpointError for a state that JSON cannot hold (a number that is not
-  /// finite, text that is not UTF-8), naming the key.
+  /// Local. The text of manifest.json. Throws CheckpointError for a state that JSON cannot hold (a number
+  /// that is not finite, text that is not UTF-8), naming the key.
   std::string to_text() const;
-  /// Local. The inverse. Trusts nothing: types, ranges, sums, names and their agreement with each other are checked, so that
-  /// what is returned can be used without further checks. Throws CheckpointError naming `source`, key, what was found
-  /// and expected; a newer format version is named as such.
+  /// Local. The inverse. Trusts nothing: types, ranges, sums, names and their agreement with each other are
+  /// checked, so that what is returned can be used without further checks. Throws CheckpointError naming
+  /// `source`, key, what was found and expected; a newer format version is named as such.
   static Manifest parse(std::string_view text, const std::string& source);
   bool operator==(const Manifest&) const = default;
 };

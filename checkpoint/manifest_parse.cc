@@ -49,7 +49,8 @@ std::vector<std::string> parse_names(const JsonField& field) {
 }
 
 void insert_unique(Names& names, const std::string& name, const JsonField& field) {
-  if (!names.insert(name).second) field.complain(str("found ", name, " a second time; expected each name once"));
+  if (!names.insert(name).second)
+    field.complain(str("found ", name, " a second time; expected each name once"));
 }
 
 SavedUnit parse_unit(const JsonField& field, int world_size) {
@@ -63,18 +64,19 @@ SavedUnit parse_unit(const JsonField& field, int world_size) {
 
 SavedParameter parse_parameter(const JsonField& field, const std::vector<SavedUnit>& units) {
   field.expect_keys({"name", "shape", "unit", "offset", "group", "aliases"});
-  SavedParameter parameter{.name = field["name"].text(),
-                           .shape = parse_shape(field["shape"]),
-                           .group = static_cast<int>(field["group"].integer(0, 1'000'000)),
-                           .aliases = parse_names(field["aliases"]),
-                           .unit = static_cast<int>(field["unit"].integer(0, static_cast<int64_t>(units.size()) - 1)),
-                           .offset = field["offset"].integer(0, kMaxBytes / 8)};
+  SavedParameter parameter{
+      .name = field["name"].text(),
+      .shape = parse_shape(field["shape"]),
+      .group = static_cast<int>(field["group"].integer(0, 1'000'000)),
+      .aliases = parse_names(field["aliases"]),
+      .unit = static_cast<int>(field["unit"].integer(0, static_cast<int64_t>(units.size()) - 1)),
+      .offset = field["offset"].integer(0, kMaxBytes / 8)};
   const SavedUnit& unit = units[parameter.unit];
   if (parameter.offset * size_bytes(unit.dtype) % kParameterAlignmentBytes != 0)
     field["offset"].fail(str("a multiple of ", kParameterAlignmentBytes, " bytes"));
   if (parameter.offset + parameter.numel() > unit.numel)
-    field.complain(str(parameter.name, " ends at element ", parameter.offset + parameter.numel(), " of unit ", parameter.unit,
-                       ", which has ", unit.numel));
+    field.complain(str(parameter.name, " ends at element ", parameter.offset + parameter.numel(), " of unit ",
+                       parameter.unit, ", which has ", unit.numel));
   return parameter;
 }
 
@@ -98,24 +100,31 @@ DatasetRecord parse_dataset(const JsonField& field, int64_t file_bytes) {
   field.expect_keys({"name", "type", "shape", "offset", "bytes"});
   const auto type = parse_element_type(field["type"].text());
   if (!type) field["type"].fail("an element type such as fp32, bf16 or int64");
-  DatasetRecord dataset{
-      .name = field["name"].text(), .type = *type, .shape = parse_shape(field["shape"]), .offset = 0, .bytes = 0};
+  DatasetRecord dataset{.name = field["name"].text(),
+                        .type = *type,
+                        .shape = parse_shape(field["shape"]),
+                        .offset = 0,
+                        .bytes = 0};
   const int64_t bytes = numel_of(dataset.shape) * size_bytes(*type);
   dataset.bytes = field["bytes"].integer(0, kMaxBytes);
   if (dataset.bytes != bytes) field["bytes"].fail(str(bytes, ", as type and shape have it"));
   dataset.offset = field["offset"].integer(0, kMaxBytes);
   if (dataset.offset + dataset.bytes > file_bytes)
-    field.complain(str(dataset.name, " ends at byte ", dataset.offset + dataset.bytes, " of a file of ", file_bytes));
+    field.complain(
+        str(dataset.name, " ends at byte ", dataset.offset + dataset.bytes, " of a file of ", file_bytes));
   return dataset;
 }
 
 FileRecord parse_file(const JsonField& field) {
   field.expect_keys({"name", "bytes", "blocks", "datasets"});
-  FileRecord file{
-      .name = field["name"].text(255), .bytes = field["bytes"].integer(0, kMaxBytes), .block_hashes = {}, .datasets = {}};
+  FileRecord file{.name = field["name"].text(255),
+                  .bytes = field["bytes"].integer(0, kMaxBytes),
+                  .block_hashes = {},
+                  .datasets = {}};
   const auto hashes = hashes_from_hex(field["blocks"].text(kMaxManifestBytes, /*may_be_empty=*/true));
   if (!hashes || static_cast<int64_t>(hashes->size()) != num_blocks(file.bytes))
-    field["blocks"].complain(str("expected 16 lower-case hexadecimal digits for each of ", num_blocks(file.bytes), " blocks"));
+    field["blocks"].complain(
+        str("expected 16 lower-case hexadecimal digits for each of ", num_blocks(file.bytes), " blocks"));
   file.block_hashes = *hashes;
   Names names;
   std::map<int64_t, const DatasetRecord*> by_offset;
@@ -130,12 +139,14 @@ FileRecord parse_file(const JsonField& field) {
     const bool runs_into_next = after != by_offset.end() && dataset.offset + dataset.bytes > after->first;
     const bool lies_in_previous =
         next != by_offset.begin() && std::prev(next)->first + std::prev(next)->second->bytes > dataset.offset;
-    if (!fresh || runs_into_next || lies_in_previous) one.complain(str(dataset.name, " overlaps with another dataset"));
+    if (!fresh || runs_into_next || lies_in_previous)
+      one.complain(str(dataset.name, " overlaps with another dataset"));
   });
   return file;
 }
 
-/// The file of a rank has a dataset for each unit, of the right type and shape, and else only buffers and blobs.
+/// The file of a rank has a dataset for each unit, of the right type and shape,
+/// and else only buffers and blobs.
 void check_rank_file(const Manifest& manifest, int rank, const JsonField& field) {
   const FileRecord& file = manifest.files[rank];
   std::unordered_map<std::string_view, const DatasetRecord*> left;
@@ -145,8 +156,9 @@ void check_rank_file(const Manifest& manifest, int rank, const JsonField& field)
     const auto found = left.find(name);
     if (found == left.end()) field.complain(str("dataset ", name, " is missing"));
     if (found->second->type != type || found->second->shape != std::vector{numel})
-      field.complain(str("dataset ", name, ": found ", name_of(found->second->type), " ", describe_shape(found->second->shape),
-                         "; expected ", name_of(type), " [", numel, "]"));
+      field.complain(str("dataset ", name, ": found ", name_of(found->second->type), " ",
+                         describe_shape(found->second->shape), "; expected ", name_of(type), " [", numel,
+                         "]"));
     left.erase(found);
   };
   for (int unit = 0; unit < layout.num_units(); ++unit) {
@@ -192,7 +204,8 @@ void parse_tensors(const JsonField& field, Manifest& manifest) {
 void check_digest(std::string_view text, const std::string& source) {
   constexpr size_t kDigits = 32;
   const size_t tail = kDigestKey.size() + kDigits + kDigestEnd.size();
-  if (text.size() < tail || !text.ends_with(kDigestEnd) || text.substr(text.size() - tail, kDigestKey.size()) != kDigestKey)
+  if (text.size() < tail || !text.ends_with(kDigestEnd) ||
+      text.substr(text.size() - tail, kDigestKey.size()) != kDigestKey)
     throw CheckpointError(str(source, ": is damaged: it does not end with its digest"));
   const std::string_view found = text.substr(text.size() - kDigestEnd.size() - kDigits, kDigits);
   const std::string expected = text_digest(text.substr(0, text.size() - kDigestEnd.size() - kDigits));
@@ -216,8 +229,8 @@ Manifest Manifest::parse(std::string_view text, const std::string& source) {
   if (version > kFormatVersion)
     throw CheckpointError(str(source, ": has format version ", version,
                               ", written by a newer Tessera; this one reads up to version ", kFormatVersion));
-  field.expect_keys({"format", "version", "tag", "world_size", "stage", "block_bytes", "state_names", "units", "parameters",
-                     "files", "tensors", "state", "digest"});
+  field.expect_keys({"format", "version", "tag", "world_size", "stage", "block_bytes", "state_names", "units",
+                     "parameters", "files", "tensors", "state", "digest"});
   Manifest manifest;
   manifest.tag = field["tag"].text(200);
   manifest.stage = static_cast<int>(field["stage"].integer(0, kMaxStage));
@@ -226,14 +239,17 @@ Manifest Manifest::parse(std::string_view text, const std::string& source) {
   manifest.state_names = parse_names(state_names);
   Names names;
   for (const std::string& name : manifest.state_names) {
-    if (!is_state_name(name)) state_names.complain(str("found ", name, "; expected letters, digits and _, and no name in use"));
+    if (!is_state_name(name))
+      state_names.complain(str("found ", name, "; expected letters, digits and _, and no name in use"));
     insert_unique(names, name, state_names);
   }
   SavedLayout& layout = manifest.layout;
   layout.world_size = static_cast<int>(field["world_size"].integer(1, kMaxWorldSize));
-  field["units"].for_each([&](const JsonField& one) { layout.units.push_back(parse_unit(one, layout.world_size)); });
+  field["units"].for_each(
+      [&](const JsonField& one) { layout.units.push_back(parse_unit(one, layout.world_size)); });
   const JsonField parameters = field["parameters"];
-  parameters.for_each([&](const JsonField& one) { layout.parameters.push_back(parse_parameter(one, layout.units)); });
+  parameters.for_each(
+      [&](const JsonField& one) { layout.parameters.push_back(parse_parameter(one, layout.units)); });
   check_parameters(layout, parameters);
   parse_files(field["files"], manifest);
   parse_tensors(field["tensors"], manifest);

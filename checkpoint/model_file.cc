@@ -43,8 +43,10 @@ FileRecord write_model_file(const Disk& disk, const std::filesystem::path& path,
                               .shape = parameter.shape,
                               .attributes = {}};
     // HDF5 makes no virtual dataset of no elements.
-    if (parameter.numel() == 0) builder.add(dataset);
-    else builder.add_virtual(dataset, sources_of(layout, parameter));
+    if (parameter.numel() == 0)
+      builder.add(dataset);
+    else
+      builder.add_virtual(dataset, sources_of(layout, parameter));
     for (const std::string& alias : parameter.aliases) builder.add_link(dataset.path, model_dataset(alias));
   }
   for (const std::string& name : buffers)

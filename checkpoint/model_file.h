@@ -1,8 +1,9 @@
-// model.h5: every parameter under its name (and each alias) as an HDF5 virtual dataset over the ranks' files, and every
-// buffer as an external link, so that the sharded checkpoint opens as one model: h5py.File("model.h5")["encoder.weight"][:].
+// model.h5: every parameter under its name (and each alias) as an HDF5 virtual dataset over the ranks' files,
+// and every buffer as an external link, so that the sharded checkpoint opens as one model:
+// h5py.File("model.h5")["encoder.weight"][:].
 //
-// HDF5 reads what is missing in a source file as zeros, without an error: this file is for looking; our own readers take
-// the manifest's word for where data lies, and verify it.
+// HDF5 reads what is missing in a source file as zeros, without an error: this file is for looking; our own
+// readers take the manifest's word for where data lies, and verify it.
 #pragma once
 
 #include <filesystem>

@@ -19,7 +19,7 @@ using Identity = std::pair<dev_t, ino_t>;
 
 /// Which folder stands under a name: an operation that failed may have had its effect all the same.
 std::optional<Identity> identity(const fs::path& path) {
-  struct stat status {};
+  struct stat status{};
   if (::lstat(path.c_str(), &status) != 0) return std::nullopt;
   return Identity{status.st_dev, status.st_ino};
 }
@@ -43,8 +43,10 @@ class Publisher {
         old_latest_(content_of(latest_)) {}
 
   void publish() {
-    if (replaces_) disk_.exchange(folder_, target_);
-    else disk_.rename(folder_, target_);
+    if (replaces_)
+      disk_.exchange(folder_, target_);
+    else
+      disk_.rename(folder_, target_);
     disk_.sync_directory(directory_);
     disk_.replace_file(latest_, tag_ + "\n");
   }
@@ -52,12 +54,16 @@ class Publisher {
   /// In the reverse order: at every moment `latest` names a whole checkpoint.
   void undo() {
     if (content_of(latest_) != old_latest_) {
-      if (old_latest_) disk_.replace_file(latest_, *old_latest_);
-      else disk_.remove_all(latest_);
+      if (old_latest_)
+        disk_.replace_file(latest_, *old_latest_);
+      else
+        disk_.remove_all(latest_);
     }
     if (identity(target_) == ours_) {
-      if (replaces_) disk_.exchange(folder_, target_);
-      else disk_.rename(target_, folder_);
+      if (replaces_)
+        disk_.exchange(folder_, target_);
+      else
+        disk_.rename(target_, folder_);
     }
     disk_.sync_directory(directory_);
   }

@@ -25,7 +25,9 @@ std::string tags_there_are(const fs::path& directory) {
   return tags.empty() ? "it has no checkpoints" : "it has " + join(tags, ", ");
 }
 
-int64_t block_bytes(const FileRecord& file, int64_t block) { return std::min(kBlockBytes, file.bytes - block * kBlockBytes); }
+int64_t block_bytes(const FileRecord& file, int64_t block) {
+  return std::min(kBlockBytes, file.bytes - block * kBlockBytes);
+}
 
 std::string describe_block(const FileRecord& file, int64_t block) {
   const int64_t begin = block * kBlockBytes;
@@ -35,14 +37,17 @@ std::string describe_block(const FileRecord& file, int64_t block) {
 /// Whoever asks for a tag gets the checkpoint that was saved under it, or none.
 void check_folder_name(const fs::path& folder, const std::string& tag) {
   std::error_code error;
-  const fs::path name = folder.filename(), target = fs::is_symlink(folder, error) ? fs::canonical(folder, error).filename() : name;
+  const fs::path name = folder.filename(),
+                 target = fs::is_symlink(folder, error) ? fs::canonical(folder, error).filename() : name;
   if (name == tag || target == tag) return;
-  throw CheckpointError(str(folder.string(), ": holds the checkpoint ", tag, " under another name; to use it, give the folder its name back (mv ",
+  throw CheckpointError(str(folder.string(), ": holds the checkpoint ", tag,
+                            " under another name; to use it, give the folder its name back (mv ",
                             folder.string(), " ", (folder.parent_path() / tag).string(),
                             "), in another directory if there is a ", tag, " here"));
 }
 
-/// A block read before, for ranges that begin or end within it. Datasets are often read side by side, so there are a few.
+/// A block read before, for ranges that begin or end within it. Datasets are often
+/// read side by side, so there are a few.
 struct CachedBlock {
   int rank = -1;
   int64_t block = -1;
@@ -54,16 +59,18 @@ struct CachedBlock {
 
 fs::path find_checkpoint(const fs::path& directory, const std::string& tag) {
   std::error_code error;
-  if (!fs::is_directory(directory, error)) throw CheckpointError(str("no checkpoint directory ", directory.string()));
+  if (!fs::is_directory(directory, error))
+    throw CheckpointError(str("no checkpoint directory ", directory.string()));
   std::string wanted = tag;
   if (tag.empty()) {
     const std::optional<std::string> latest = read_latest(directory);
     if (!latest) {
       if (fs::exists(directory / kManifestName, error))
         throw CheckpointError(
-            str(directory.string(), ": is a checkpoint itself; expected the directory it is in, and its name as the tag"));
-      throw CheckpointError(str(directory.string(), ": has no file \"", kLatestName, "\" that names a checkpoint; ",
-                                tags_there_are(directory)));
+            str(directory.string(),
+                ": is a checkpoint itself; expected the directory it is in, and its name as the tag"));
+      throw CheckpointError(str(directory.string(), ": has no file \"", kLatestName,
+                                "\" that names a checkpoint; ", tags_there_are(directory)));
     }
     wanted = *latest;
   } else {
@@ -118,18 +125,21 @@ struct Checkpoint::Impl {
     bytes_read += static_cast<int64_t>(into.size());
     const uint64_t expected = record.block_hashes[block], found = hash_block(into);
     if (found != expected)
-      throw CheckpointError(str(input.path().string(), ": ", describe_block(record, block), ", dataset ", dataset.name,
-                                ", is damaged: found hash ", hashes_to_hex({&found, 1}), "; expected ",
-                                hashes_to_hex({&expected, 1})));
+      throw CheckpointError(str(input.path().string(), ": ", describe_block(record, block), ", dataset ",
+                                dataset.name, ", is damaged: found hash ", hashes_to_hex({&found, 1}),
+                                "; expected ", hashes_to_hex({&expected, 1})));
   }
 
   /// Part of a block.
-  void copy_from_block(int rank, const DatasetRecord& dataset, int64_t block, int64_t skip, std::span<std::byte> into) {
+  void copy_from_block(int rank, const DatasetRecord& dataset, int64_t block, int64_t skip,
+                       std::span<std::byte> into) {
     const std::lock_guard lock(cache_mutex);
-    auto cached = std::find_if(cache.begin(), cache.end(),
-                               [&](const CachedBlock& one) { return one.rank == rank && one.block == block; });
+    auto cached = std::find_if(cache.begin(), cache.end(), [&](const CachedBlock& one) {
+      return one.rank == rank && one.block == block;
+    });
     if (cached == cache.end()) {
-      cached = std::min_element(cache.begin(), cache.end(), [](const auto& a, const auto& b) { return a.used < b.used; });
+      cached = std::min_element(cache.begin(), cache.end(),
+                                [](const auto& a, const auto& b) { return a.used < b.used; });
       cached->rank = -1;  // should reading fail
       cached->bytes.resize(static_cast<size_t>(block_bytes(manifest.rank_file(rank), block)));
       read_block(rank, dataset, block, cached->bytes);
@@ -153,10 +163,11 @@ Checkpoint Checkpoint::open(const fs::path& directory, const std::string& tag) {
     const FileRecord& file = impl->manifest.rank_file(rank);
     std::error_code error;
     const uintmax_t bytes = fs::file_size(impl->path / file.name, error);
-    if (error) throw CheckpointError(str((impl->path / file.name).string(), ": cannot be read: ", error.message()));
+    if (error)
+      throw CheckpointError(str((impl->path / file.name).string(), ": cannot be read: ", error.message()));
     if (bytes != static_cast<uintmax_t>(file.bytes))
-      throw CheckpointError(
-          str((impl->path / file.name).string(), ": found ", bytes, " bytes; expected ", file.bytes, ", as saved"));
+      throw CheckpointError(str((impl->path / file.name).string(), ": found ", bytes, " bytes; expected ",
+                                file.bytes, ", as saved"));
     auto& datasets = impl->datasets.emplace_back();
     for (const DatasetRecord& dataset : file.datasets) datasets.emplace(dataset.name, &dataset);
   }
@@ -177,15 +188,21 @@ const DatasetRecord& Checkpoint::dataset(int rank, const std::string& name) cons
   return *found->second;
 }
 
-void Checkpoint::read(int rank, const DatasetRecord& dataset, int64_t begin, std::span<std::byte> destination) const {
+void Checkpoint::read(int rank, const DatasetRecord& dataset, int64_t begin,
+                      std::span<std::byte> destination) const {
   const FileRecord& file = impl_->manifest.rank_file(rank);
-  TESSERA_CHECK(begin >= 0 && static_cast<int64_t>(destination.size()) <= dataset.bytes - begin, dataset.name);
+  TESSERA_CHECK(begin >= 0 && static_cast<int64_t>(destination.size()) <= dataset.bytes - begin,
+                dataset.name);
   try {
     for (int64_t next = dataset.offset + begin; !destination.empty();) {
-      const int64_t block = next / kBlockBytes, skip = next % kBlockBytes, in_block = block_bytes(file, block);
-      const auto part = destination.first(static_cast<size_t>(std::min<int64_t>(in_block - skip, destination.size())));
-      if (static_cast<int64_t>(part.size()) == in_block) impl_->read_block(rank, dataset, block, part);
-      else impl_->copy_from_block(rank, dataset, block, skip, part);
+      const int64_t block = next / kBlockBytes, skip = next % kBlockBytes,
+                    in_block = block_bytes(file, block);
+      const auto part =
+          destination.first(static_cast<size_t>(std::min<int64_t>(in_block - skip, destination.size())));
+      if (static_cast<int64_t>(part.size()) == in_block)
+        impl_->read_block(rank, dataset, block, part);
+      else
+        impl_->copy_from_block(rank, dataset, block, skip, part);
       next += static_cast<int64_t>(part.size());
       destination = destination.subspan(part.size());
     }
@@ -201,7 +218,8 @@ void Checkpoint::check(int rank, const DatasetRecord& dataset, int64_t begin, in
   const std::lock_guard lock(impl_->checked_mutex);
   std::vector<bool>& checked = impl_->checked[rank];
   checked.resize(file.block_hashes.size());
-  const int64_t first = (dataset.offset + begin) / kBlockBytes, last = (dataset.offset + begin + bytes - 1) / kBlockBytes;
+  const int64_t first = (dataset.offset + begin) / kBlockBytes,
+                last = (dataset.offset + begin + bytes - 1) / kBlockBytes;
   try {
     for (int64_t block = first; block <= last; ++block) {
       if (checked[block]) continue;

@@ -15,18 +15,19 @@
 
 namespace tessera::checkpoint {
 
-/// Local. DIR/TAG of the tag, or of `latest` for an empty one. Throws CheckpointError for a directory, `latest` or tag that
-/// is not there, and lists the tags that are.
+/// Local. DIR/TAG of the tag, or of `latest` for an empty one. Throws CheckpointError for a directory,
+/// `latest` or tag that is not there, and lists the tags that are.
 std::filesystem::path find_checkpoint(const std::filesystem::path& directory, const std::string& tag);
 
-/// Local. Reads and checks `folder`/manifest.json, and nothing else. Throws CheckpointError, also for a folder that was renamed: the
-/// manifest has the tag.
+/// Local. Reads and checks `folder`/manifest.json, and nothing else. Throws CheckpointError, also for a
+/// folder that was renamed: the manifest has the tag.
 Manifest read_manifest(const std::filesystem::path& folder);
 
 /// Immutable but for its counters; thread-safe.
 class Checkpoint {
  public:
-  /// Local. Reads the manifest; checks that the ranks' files are there and as long as they were. Throws CheckpointError.
+  /// Local. Reads the manifest; checks that the ranks' files are there and as long
+  /// as they were. Throws CheckpointError.
   static Checkpoint open(const std::filesystem::path& directory, const std::string& tag = "");
   Checkpoint(Checkpoint&&) noexcept;
   ~Checkpoint();
@@ -34,12 +35,12 @@ class Checkpoint {
   const Manifest& manifest() const;
   const std::filesystem::path& path() const;  ///< DIR/TAG
 
-  /// Local. Fills `destination` from byte `begin` of a dataset in the file of `rank`. Every block touched is read whole and
-  /// verified. Throws CheckpointError naming file, block and dataset; `destination` then holds anything. Reading ranges
-  /// in the order of the file touches each block once.
+  /// Local. Fills `destination` from byte `begin` of a dataset in the file of `rank`. Every block touched is
+  /// read whole and verified. Throws CheckpointError naming file, block and dataset; `destination` then holds
+  /// anything. Reading ranges in the order of the file touches each block once.
   void read(int rank, const DatasetRecord& dataset, int64_t begin, std::span<std::byte> destination) const;
-  /// Local. Reads and verifies the same blocks as read() would, each once in the life of this object, and keeps nothing. Throws
-  /// as read() does.
+  /// Local. Reads and verifies the same blocks as read() would, each once in the life of this object, and
+  /// keeps nothing. Throws as read() does.
   void check(int rank, const DatasetRecord& dataset, int64_t begin, int64_t bytes) const;
   /// Local. A whole tensor's or blob's bytes.
   std::vector<std::byte> read_all(int rank, const DatasetRecord& dataset) const;

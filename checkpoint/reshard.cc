@@ -18,14 +18,16 @@ constexpr int64_t kAlignmentBytes = 64;  // each parameter starts at such a boun
 void describe_list(const std::vector<std::string>& names, const char* what, std::string& text) {
   if (names.empty()) return;
   constexpr size_t kShown = 5;
-  const std::vector<std::string> shown(names.begin(),
-                                       names.begin() + static_cast<std::ptrdiff_t>(std::min(names.size(), kShown)));
+  const std::vector<std::string> shown(
+      names.begin(), names.begin() + static_cast<std::ptrdiff_t>(std::min(names.size(), kShown)));
   text += str(text.empty() ? "" : "; ", names.size(), " ", what, ": ", join(shown, ", "));
   if (names.size() > kShown) text += str(" and ", names.size() - kShown, " more");
 }
 
 /// Elements between two neighbours that no parameter can lie in.
-bool is_padding(int64_t numel, int64_t element_bytes) { return numel >= 0 && numel * element_bytes < kAlignmentBytes; }
+bool is_padding(int64_t numel, int64_t element_bytes) {
+  return numel >= 0 && numel * element_bytes < kAlignmentBytes;
+}
 
 /// Appends the pieces of one parameter's elements that a rank wants.
 void add_pieces(const SavedLayout& saved, const SavedParameter& from, const zero::Slot& to, Range wanted,
@@ -101,8 +103,8 @@ std::vector<Range> wanted_units(const zero::Layout& layout) {
   return wanted;
 }
 
-std::vector<Piece> plan_reads(const SavedLayout& saved, const zero::Layout& current, const std::vector<Match>& matches,
-                              const std::vector<Range>& wanted) {
+std::vector<Piece> plan_reads(const SavedLayout& saved, const zero::Layout& current,
+                              const std::vector<Match>& matches, const std::vector<Range>& wanted) {
   TESSERA_CHECK(static_cast<int>(wanted.size()) == current.num_units());
   std::vector<Piece> pieces;
   for (const Match& match : matches) {
@@ -119,8 +121,8 @@ std::vector<Piece> plan_reads(const SavedLayout& saved, const zero::Layout& curr
       Piece& last = joined.back();
       const int64_t gap = piece.begin - (last.begin + last.numel);
       const int64_t saved_gap = piece.saved_begin - (last.saved_begin + last.numel);
-      const bool neighbours =
-          piece.file == last.file && piece.saved_unit == last.saved_unit && piece.unit == last.unit && gap == saved_gap;
+      const bool neighbours = piece.file == last.file && piece.saved_unit == last.saved_unit &&
+                              piece.unit == last.unit && gap == saved_gap;
       if (neighbours && is_padding(gap, size_bytes(current.units()[piece.unit].dtype)) &&
           is_padding(gap, size_bytes(saved.units[piece.saved_unit].dtype))) {
         last.numel += gap + piece.numel;

@@ -1,10 +1,11 @@
-// Resharding: which saved elements go where when the model, world, unit size or packing is another one. Pure arithmetic.
+// Resharding: which saved elements go where when the model, world, unit size or
+// packing is another one. Pure arithmetic.
 //
 // [Note: reading what overlaps]
-// A parameter is one range of elements in a saved unit and one in a current unit. What a rank wants of a current unit
-// (its shard, or all of it) cut with the parameter's range, moved into the saved unit and cut along the saved shards,
-// gives the pieces to read. All datasets of a unit have the same element positions, so one plan serves the weights
-// and each optimizer state.
+// A parameter is one range of elements in a saved unit and one in a current unit. What a rank wants of a
+// current unit (its shard, or all of it) cut with the parameter's range, moved into the saved unit and cut
+// along the saved shards, gives the pieces to read. All datasets of a unit have the same element positions,
+// so one plan serves the weights and each optimizer state.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +25,8 @@ struct Match {
   bool operator==(const Match&) const = default;
 };
 
-/// How a checkpoint's parameters fit a model's. Matched by name, else by an alias; one saved parameter may serve several.
+/// How a checkpoint's parameters fit a model's. Matched by name, else by an alias;
+/// one saved parameter may serve several.
 struct Comparison {
   std::vector<Match> matches;         ///< same name and shape, in the model's order
   std::vector<std::string> missing;   ///< the model's, not in the checkpoint
@@ -43,8 +45,8 @@ Comparison compare(const SavedLayout& saved, const zero::Layout& current);
 
 /// Consecutive elements to read.
 struct Piece {
-  int file = 0;        ///< rank whose file holds them
-  int saved_unit = 0;  ///< see weights_dataset() and state_dataset()
+  int file = 0;             ///< rank whose file holds them
+  int saved_unit = 0;       ///< see weights_dataset() and state_dataset()
   int64_t saved_begin = 0;  ///< element within that file's slice of the unit
   int64_t numel = 0;
   int unit = 0;       ///< current unit
@@ -56,11 +58,11 @@ struct Piece {
 std::vector<zero::Range> wanted_shards(const zero::Layout& layout, int rank);
 std::vector<zero::Range> wanted_units(const zero::Layout& layout);
 
-/// Local. The pieces that fill `wanted` (by current unit), ordered by file and position, neighbours joined (with the
-/// zero padding between parameters where both sides have the same). Elements of parameters without a match, and padding,
-/// are not covered. The saved type is saved.weights_type(piece.saved_unit); only pieces whose saved unit is trainable
-/// have optimizer state.
-std::vector<Piece> plan_reads(const SavedLayout& saved, const zero::Layout& current, const std::vector<Match>& matches,
-                              const std::vector<zero::Range>& wanted);
+/// Local. The pieces that fill `wanted` (by current unit), ordered by file and position, neighbours joined
+/// (with the zero padding between parameters where both sides have the same). Elements of parameters without
+/// a match, and padding, are not covered. The saved type is saved.weights_type(piece.saved_unit); only pieces
+/// whose saved unit is trainable have optimizer state.
+std::vector<Piece> plan_reads(const SavedLayout& saved, const zero::Layout& current,
+                              const std::vector<Match>& matches, const std::vector<zero::Range>& wanted);
 
 }  // namespace tessera::checkpoint

@@ -30,7 +30,8 @@ struct Outcome {
 };
 
 std::string encode(const Outcome& outcome) {
-  const json message = outcome.error.empty() ? json{{"facts", outcome.facts}} : json{{"error", outcome.error}};
+  const json message =
+      outcome.error.empty() ? json{{"facts", outcome.facts}} : json{{"error", outcome.error}};
   return message.dump(-1, ' ', false, json::error_handler_t::replace);  // paths need not be UTF-8
 }
 
@@ -52,7 +53,8 @@ DiskOptions without_sync(DiskOptions options) {
 std::vector<fs::path> missing_folders(const fs::path& directory) {
   std::vector<fs::path> missing;
   std::error_code error;
-  for (fs::path next = fs::absolute(directory); !fs::exists(next, error) && next.has_relative_path(); next = next.parent_path())
+  for (fs::path next = fs::absolute(directory); !fs::exists(next, error) && next.has_relative_path();
+       next = next.parent_path())
     if (next.has_filename()) missing.push_back(next);
   return missing;
 }
@@ -96,7 +98,8 @@ class Save {
     return str("cannot save checkpoint ", path.string(), ": ");
   }
 
-  /// Does this rank's part and exchanges outcomes: an error of one rank is an error of all, in the same words.
+  /// Does this rank's part and exchanges outcomes: an error of one rank is an
+  /// error of all, in the same words.
   template <class Part>
   void agree(const Part& part) {
     Outcome mine;
@@ -107,10 +110,12 @@ class Save {
     }
     outcomes_.clear();
     for (const std::string& text : exchange_(encode(mine))) outcomes_.push_back(decode(text));
-    TESSERA_CHECK(static_cast<int>(outcomes_.size()) == layout_.world_size, "the exchange gave ", outcomes_.size(), " strings");
+    TESSERA_CHECK(static_cast<int>(outcomes_.size()) == layout_.world_size, "the exchange gave ",
+                  outcomes_.size(), " strings");
     std::string errors;
     for (int rank = 0; rank < layout_.world_size; ++rank)
-      if (!outcomes_[rank].error.empty()) errors += str(errors.empty() ? "" : "; ", "rank ", rank, ": ", outcomes_[rank].error);
+      if (!outcomes_[rank].error.empty())
+        errors += str(errors.empty() ? "" : "; ", "rank ", rank, ": ", outcomes_[rank].error);
     if (!errors.empty()) throw CheckpointError(what() + errors);
   }
 
@@ -127,7 +132,9 @@ class Save {
   json begin() {
     check_tag(request_.tag);
     check_content(content());
-    json facts{{"tag", request_.tag}, {"stage", request_.stage}, {"states", join(request_.state_names, ", ")},
+    json facts{{"tag", request_.tag},
+               {"stage", request_.stage},
+               {"states", join(request_.state_names, ", ")},
                {"layout", str(std::hex, request_.layout->digest())}};
     if (!is_first()) return facts;
     const fs::path& directory = request_.directory;
@@ -149,14 +156,16 @@ class Save {
       for (int rank = 1; rank < layout_.world_size; ++rank) {
         const json &first = outcomes_[0].facts[key], &other = outcomes_[rank].facts[key];
         if (other != first)
-          throw CheckpointError(str(what(), key, " ", other.dump(), " on rank ", rank, ", ", first.dump(), " on rank 0"));
+          throw CheckpointError(
+              str(what(), key, " ", other.dump(), " on rank ", rank, ", ", first.dump(), " on rank 0"));
       }
   }
 
   json write() {
     const fs::path path = folder_ / rank_file_name(request_.rank);
     if (!fs::is_directory(folder_))
-      throw CheckpointError(str(folder_.string(), ", which rank 0 made, is not here: all ranks must share the file system of ",
+      throw CheckpointError(str(folder_.string(),
+                                ", which rank 0 made, is not here: all ranks must share the file system of ",
                                 request_.directory.string()));
     mine_ = write_shard_file(disk_, path, content());
     if (is_first()) {
@@ -184,11 +193,18 @@ class Save {
 
   /// Rank 0: the checkpoint counts when this returns.
   json commit() {
-    Manifest manifest{.tag = request_.tag, .stage = request_.stage, .layout = layout_, .state_names = request_.state_names,
-                      .files = {}, .tensors = {}, .state = request_.state};
-    for (int rank = 0; rank < layout_.world_size; ++rank) manifest.files.push_back(rank == 0 ? mine_ : take_record(rank));
+    Manifest manifest{.tag = request_.tag,
+                      .stage = request_.stage,
+                      .layout = layout_,
+                      .state_names = request_.state_names,
+                      .files = {},
+                      .tensors = {},
+                      .state = request_.state};
+    for (int rank = 0; rank < layout_.world_size; ++rank)
+      manifest.files.push_back(rank == 0 ? mine_ : take_record(rank));
     manifest.files.push_back(model_);
-    for (const WholeTensor& tensor : request_.tensors) manifest.tensors.push_back({tensor.name, tensor_dataset(tensor.name)});
+    for (const WholeTensor& tensor : request_.tensors)
+      manifest.tensors.push_back({tensor.name, tensor_dataset(tensor.name)});
     const fs::path path = folder_ / kManifestName;
     const std::string text = manifest.to_text();
     Manifest::parse(text, path.string());  // what is committed can be opened, whatever the request was
@@ -196,7 +212,8 @@ class Save {
     file.append(text);
     file.close();
     disk_.sync_directory(folder_);
-    publish({.directory = request_.directory, .tag = request_.tag, .temporary = folder_.filename().string()}, disk_);
+    publish({.directory = request_.directory, .tag = request_.tag, .temporary = folder_.filename().string()},
+            disk_);
     return {{"total_bytes", manifest.total_bytes()}};
   }
 
@@ -232,6 +249,8 @@ class Save {
 
 }  // namespace
 
-SaveResult save(const SaveRequest& request, const Exchange& exchange) { return Save(request, exchange).run(); }
+SaveResult save(const SaveRequest& request, const Exchange& exchange) {
+  return Save(request, exchange).run();
+}
 
 }  // namespace tessera::checkpoint

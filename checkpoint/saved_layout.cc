@@ -25,7 +25,8 @@ int64_t SavedParameter::numel() const {
 
 SavedLayout saved_layout(const zero::Layout& layout) {
   SavedLayout saved{.world_size = layout.world_size(), .units = {}, .parameters = {}};
-  for (const zero::Unit& unit : layout.units()) saved.units.push_back({unit.dtype, unit.trainable, unit.numel});
+  for (const zero::Unit& unit : layout.units())
+    saved.units.push_back({unit.dtype, unit.trainable, unit.numel});
   for (size_t i = 0; i < layout.parameters().size(); ++i) {
     const zero::ParameterSpec& spec = layout.parameters()[i];
     const zero::Slot& slot = layout.slot(static_cast<int>(i));
@@ -38,7 +39,9 @@ std::string weights_dataset(const SavedLayout& layout, int unit) {
   return str(layout.units[unit].trainable ? "/master/" : "/parameter/", unit_name(unit));
 }
 
-std::string state_dataset(const std::string& state_name, int unit) { return str("/", state_name, "/", unit_name(unit)); }
+std::string state_dataset(const std::string& state_name, int unit) {
+  return str("/", state_name, "/", unit_name(unit));
+}
 
 bool is_state_name(const std::string& name) {
   const auto allowed = [](char c) {

@@ -1,5 +1,6 @@
-// SavedLayout: how the parameters of a checkpoint lie in its files: the part of a zero::Layout that readers need. A
-// checkpoint may have been written by another world, unit size or version, so this is data, not the packing rule.
+// SavedLayout: how the parameters of a checkpoint lie in its files: the part of a zero::Layout
+// that readers need. A checkpoint may have been written by another world, unit size or version,
+// so this is data, not the packing rule.
 #pragma once
 
 #include <cstdint>
@@ -52,7 +53,8 @@ SavedLayout saved_layout(const zero::Layout& layout);
 
 // Datasets of a rank's file, each one-dimensional, (shard_numel).
 
-/// Local. "/master/unit_00003" for a trainable unit, fp32; "/parameter/unit_00003" for a frozen one, its compute dtype.
+/// Local. "/master/unit_00003" for a trainable unit, fp32; "/parameter/unit_00003"
+/// for a frozen one, its compute dtype.
 std::string weights_dataset(const SavedLayout& layout, int unit);
 /// Local. "/exp_avg/unit_00003", fp32; of trainable units.
 std::string state_dataset(const std::string& state_name, int unit);

@@ -32,7 +32,8 @@ void check_name(const std::string& name, std::string_view kind, std::set<std::st
   if (name.empty() || name.size() > kMaxNameBytes || name.find('\0') != std::string::npos || !is_utf8(name))
     throw CheckpointError(str("cannot save ", kind, " \"", is_utf8(name) ? name.substr(0, 100) : "?",
                               "\": expected a name of 1 to ", kMaxNameBytes, " bytes of UTF-8 without NUL"));
-  if (!names.insert(name).second) throw CheckpointError(str("cannot save ", kind, " ", name, ": the name is used twice"));
+  if (!names.insert(name).second)
+    throw CheckpointError(str("cannot save ", kind, " ", name, ": the name is used twice"));
 }
 
 void check_bytes(std::span<const std::byte> data, int64_t expected, const std::string& what) {
@@ -51,10 +52,11 @@ void check_units(const ShardContent& content) {
     check_bytes(data.weights, numel * size_bytes(layout.weights_type(unit)), weights_dataset(layout, unit));
     const size_t num_states = layout.units[unit].trainable ? content.state_names.size() : 0;
     if (data.states.size() != num_states)
-      throw CheckpointError(
-          str("cannot save unit ", unit, ": found ", data.states.size(), " optimizer states; expected ", num_states));
+      throw CheckpointError(str("cannot save unit ", unit, ": found ", data.states.size(),
+                                " optimizer states; expected ", num_states));
     for (size_t i = 0; i < num_states; ++i)
-      check_bytes(data.states[i], numel * size_bytes(ElementType::kFloat32), state_dataset(content.state_names[i], unit));
+      check_bytes(data.states[i], numel * size_bytes(ElementType::kFloat32),
+                  state_dataset(content.state_names[i], unit));
   }
 }
 
@@ -63,9 +65,11 @@ Contents contents_of(const ShardContent& content) {
   Contents contents;
   for (int unit = 0; unit < layout.num_units(); ++unit) {
     const int64_t numel = layout.shard_numel(unit);
-    const std::vector<Hdf5Attribute> attributes{
-        {"unit", int64_t{unit}}, {"unit_numel", layout.units[unit].numel}, {"first_element", content.rank * numel}};
-    contents.add({weights_dataset(layout, unit), layout.weights_type(unit), {numel}, attributes}, content.units[unit].weights);
+    const std::vector<Hdf5Attribute> attributes{{"unit", int64_t{unit}},
+                                                {"unit_numel", layout.units[unit].numel},
+                                                {"first_element", content.rank * numel}};
+    contents.add({weights_dataset(layout, unit), layout.weights_type(unit), {numel}, attributes},
+                 content.units[unit].weights);
     for (size_t i = 0; i < content.units[unit].states.size(); ++i)
       contents.add({state_dataset(content.state_names[i], unit), ElementType::kFloat32, {numel}, attributes},
                    content.units[unit].states[i]);
@@ -73,17 +77,19 @@ Contents contents_of(const ShardContent& content) {
   for (const WholeTensor& tensor : content.tensors)
     contents.add({tensor_dataset(tensor.name), tensor.type, tensor.shape, {}}, tensor.data);
   for (const Blob& blob : content.blobs)
-    contents.add({blob_dataset(blob.name), ElementType::kUInt8, {static_cast<int64_t>(blob.data.size())}, {}}, blob.data);
+    contents.add({blob_dataset(blob.name), ElementType::kUInt8, {static_cast<int64_t>(blob.data.size())}, {}},
+                 blob.data);
   return contents;
 }
 
 Hdf5Image lay_out(const ShardContent& content, const Contents& contents) {
   Hdf5Builder builder(rank_file_name(content.rank), Hdf5Readers::kSince1_8);
-  for (const Hdf5Attribute& attribute : std::vector<Hdf5Attribute>{{"format", "tessera-checkpoint"},
-                                                                   {"format_version", int64_t{kFormatVersion}},
-                                                                   {"tag", content.tag},
-                                                                   {"rank", int64_t{content.rank}},
-                                                                   {"world_size", int64_t{content.layout->world_size}}})
+  for (const Hdf5Attribute& attribute :
+       std::vector<Hdf5Attribute>{{"format", "tessera-checkpoint"},
+                                  {"format_version", int64_t{kFormatVersion}},
+                                  {"tag", content.tag},
+                                  {"rank", int64_t{content.rank}},
+                                  {"world_size", int64_t{content.layout->world_size}}})
     builder.set_attribute("/", attribute);
   for (const Hdf5Dataset& dataset : contents.datasets) builder.add(dataset);
   return builder.finish();
@@ -119,8 +125,8 @@ void check_content(const ShardContent& content) {
   for (const WholeTensor& tensor : content.tensors) {
     check_name(tensor.name, "buffer", names);
     if (tensor.shape.size() > kMaxDims)
-      throw CheckpointError(
-          str("cannot save buffer ", tensor.name, ": it has ", tensor.shape.size(), " dimensions; HDF5 holds ", kMaxDims));
+      throw CheckpointError(str("cannot save buffer ", tensor.name, ": it has ", tensor.shape.size(),
+                                " dimensions; HDF5 holds ", kMaxDims));
     int64_t numel = 1;
     for (int64_t size : tensor.shape) numel *= size;
     check_bytes(tensor.data, numel * size_bytes(tensor.type), "buffer " + tensor.name);
@@ -128,7 +134,8 @@ void check_content(const ShardContent& content) {
   for (const Blob& blob : content.blobs) check_name(blob.name, "blob", blob_names);
 }
 
-FileRecord write_shard_file(const Disk& disk, const std::filesystem::path& path, const ShardContent& content) {
+FileRecord write_shard_file(const Disk& disk, const std::filesystem::path& path,
+                            const ShardContent& content) {
   check_content(content);
   const Contents contents = contents_of(content);
   const Hdf5Image image = lay_out(content, contents);

@@ -17,8 +17,9 @@ namespace tessera::checkpoint {
 
 /// This rank's slice of one unit, (shard_numel) each. The memory is the caller's.
 struct UnitData {
-  std::span<const std::byte> weights;              ///< fp32 master of a trainable unit; compute dtype of a frozen one
-  std::vector<std::span<const std::byte>> states;  ///< fp32, in the order of the state names; none for a frozen unit
+  std::span<const std::byte> weights;  ///< fp32 master of a trainable unit; compute dtype of a frozen one
+  std::vector<std::span<const std::byte>>
+      states;  ///< fp32, in the order of the state names; none for a frozen unit
 };
 
 /// A tensor that is not sharded: contiguous, row-major. The memory is the caller's.
@@ -53,10 +54,11 @@ std::string blob_dataset(const std::string& name);
 bool is_tensor_dataset(std::string_view dataset);
 bool is_blob_dataset(std::string_view dataset);
 
-/// Local. Throws CheckpointError for names, shapes or spans that do not fit the layout, naming them: before any file exists.
+/// Local. Throws CheckpointError for names, shapes or spans that do not fit the layout,
+/// naming them: before any file exists.
 void check_content(const ShardContent& content);
-/// Local. Writes `path` in one pass over the memory, hashing on the way, and syncs it as `disk` says. Throws DiskError,
-/// and CheckpointError as check_content() does.
+/// Local. Writes `path` in one pass over the memory, hashing on the way, and syncs it as `disk` says. Throws
+/// DiskError, and CheckpointError as check_content() does.
 FileRecord write_shard_file(const Disk& disk, const std::filesystem::path& path, const ShardContent& content);
 
 }  // namespace tessera::checkpoint

@@ -19,7 +19,8 @@ constexpr size_t kMaxProblemsPerFile = 20;
 std::string datasets_in(const FileRecord& file, int64_t begin, int64_t end) {
   std::string names;
   for (const DatasetRecord& dataset : file.datasets)
-    if (dataset.bytes > 0 && dataset.offset < end && dataset.offset + dataset.bytes > begin) names += ", " + dataset.name;
+    if (dataset.bytes > 0 && dataset.offset < end && dataset.offset + dataset.bytes > begin)
+      names += ", " + dataset.name;
   return names;
 }
 
@@ -44,8 +45,9 @@ class Verifier {
   void verify(const FileRecord& file) {
     const InputFile input(folder_ / file.name);
     if (input.bytes() != file.bytes)
-      report_.problems.push_back(str(file.name, ": found ", input.bytes(), " bytes; expected ", file.bytes,
-                                     input.bytes() > file.bytes ? ": bytes were added at its end" : ": it is cut off"));
+      report_.problems.push_back(
+          str(file.name, ": found ", input.bytes(), " bytes; expected ", file.bytes,
+              input.bytes() > file.bytes ? ": bytes were added at its end" : ": it is cut off"));
     size_t num_bad = 0;
     for (int64_t block = 0; block < num_blocks(std::min(file.bytes, input.bytes())); ++block) {
       const int64_t begin = block * kBlockBytes, end = std::min(begin + kBlockBytes, file.bytes);
@@ -72,7 +74,8 @@ class Verifier {
 
 }  // namespace
 
-VerifyReport verify(const fs::path& directory, const std::string& tag, const std::function<void(int64_t, int64_t)>& progress) {
+VerifyReport verify(const fs::path& directory, const std::string& tag,
+                    const std::function<void(int64_t, int64_t)>& progress) {
   return Verifier(find_checkpoint(directory, tag), progress).run();
 }
 

@@ -1,5 +1,6 @@
-// What most files that touch libtorch need, compiled once. Without torch/nn: every file that includes this pays
-// 2 s for what torch::nn's headers leave to be instantiated, and the engine sees models as lists of tensors.
+// What most files that touch libtorch need, compiled once. Without torch/nn: every file that
+// includes this pays 2 s for what torch::nn's headers leave to be instantiated, and the
+// engine sees models as lists of tensors.
 #pragma once
 
 #include <ATen/ATen.h>

@@ -16,9 +16,11 @@ std::string failure_on_any(Communicator& comm, const char* label, const std::fun
     error = words_of(caught);
   }
   const std::vector<std::string> errors = comm.exchange(error, label);
-  const auto first = std::find_if(errors.begin(), errors.end(), [](const std::string& one) { return !one.empty(); });
+  const auto first =
+      std::find_if(errors.begin(), errors.end(), [](const std::string& one) { return !one.empty(); });
   if (first == errors.end()) return "";
-  const bool same = std::all_of(errors.begin(), errors.end(), [&](const std::string& other) { return other == *first; });
+  const bool same =
+      std::all_of(errors.begin(), errors.end(), [&](const std::string& other) { return other == *first; });
   return same ? *first : str("rank ", first - errors.begin(), ": ", *first);
 }
 

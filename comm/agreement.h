@@ -1,4 +1,5 @@
-// What one rank has found out, or failed at, is what all ranks go on with: an exception on one alone would leave the others waiting.
+// What one rank has found out, or failed at, is what all ranks go on with: an exception on one
+// alone would leave the others waiting.
 #pragma once
 
 #include <functional>
@@ -9,8 +10,8 @@
 
 namespace tessera::comm {
 
-/// Collective. Runs `function`. Where it has thrown on any rank, its message (the first line), with the rank's number where not all have failed
-/// alike; else "".
+/// Collective. Runs `function`. Where it has thrown on any rank, its message (the first line), with the
+/// rank's number where not all have failed alike; else "".
 std::string failure_on_any(Communicator& comm, const char* label, const std::function<void()>& function);
 
 /// Collective. The same, thrown on all ranks as an E, which is made of the message.

@@ -14,7 +14,8 @@ namespace {
 std::string_view without_traceback(std::string_view text) {
   if (text.find("TorchScript interpreter") == text.npos) return text;
   constexpr std::string_view kMarker = "Error: ";
-  if (const size_t marker = text.rfind(kMarker); marker != text.npos) text.remove_prefix(marker + kMarker.size());
+  if (const size_t marker = text.rfind(kMarker); marker != text.npos)
+    text.remove_prefix(marker + kMarker.size());
   text.remove_prefix(std::min(text.find_first_not_of(" \n\t"), text.size()));
   return text;
 }
@@ -23,7 +24,8 @@ std::string_view without_traceback(std::string_view text) {
 
 std::string words_of(const std::exception& error) {
   const auto* c10_error = dynamic_cast<const c10::Error*>(&error);
-  const std::string words = first_line(without_traceback(c10_error != nullptr ? c10_error->what_without_backtrace() : error.what()));
+  const std::string words = first_line(
+      without_traceback(c10_error != nullptr ? c10_error->what_without_backtrace() : error.what()));
   return words.empty() ? "unknown error" : words;
 }
 

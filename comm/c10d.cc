@@ -45,7 +45,8 @@ void Family::enroll(const std::string& group, std::weak_ptr<const Ledger> ledger
   ledgers_[group] = std::move(ledger);
 }
 
-// A group that another thread uses (an asynchronous checkpoint's) is left out: while this thread waits, that one goes on.
+// A group that another thread uses (an asynchronous checkpoint's) is left out:
+// while this thread waits, that one goes on.
 std::optional<std::string> Family::compare_waits(const std::string& group, int64_t number) {
   Waiting mine{.group = group, .number = number, .text = "", .issued = {}};
   {
@@ -63,7 +64,8 @@ std::optional<std::string> Family::compare_waits(const std::string& group, int64
     store_.set(str("waits/", rank_), mine.encode());
     for (int r = 0; r < size_; ++r) {
       if (r == rank_ || !store_.has(str("waits/", r))) continue;
-      if (const std::string theirs = store_.get(str("waits/", r)); !theirs.empty()) waiting[static_cast<size_t>(r)] = Waiting::decode(theirs);
+      if (const std::string theirs = store_.get(str("waits/", r)); !theirs.empty())
+        waiting[static_cast<size_t>(r)] = Waiting::decode(theirs);
     }
   } catch (const CommError&) {
     return std::nullopt;  // a store that is gone shows elsewhere
@@ -81,8 +83,8 @@ void Family::stop_waiting() {
 }
 
 std::chrono::steady_clock::time_point Family::patience_ends() {
-  // Half of the two seconds that a launcher gives it to end (a rank that was killed never reports): the rest is for what it still has to say,
-  // to MLflow's server for one.
+  // Half of the two seconds that a launcher gives it to end (a rank that was killed never reports): the rest
+  // is for what it still has to say, to MLflow's server for one.
   constexpr std::chrono::milliseconds kPatience{1000};
   const std::lock_guard lock(mutex_);
   if (!patience_ends_) patience_ends_ = std::chrono::steady_clock::now() + kPatience;
@@ -98,7 +100,9 @@ Family::~Family() {
   std::iota(others.begin(), others.end(), 0);
   while (std::chrono::steady_clock::now() < deadline) {
     try {
-      store_.await_ranks("left/", others, std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now()), [] {});
+      store_.await_ranks(
+          "left/", others,
+          std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now()), [] {});
       return;
     } catch (const RankIsGone& gone) {
       std::erase(others, gone.rank());
@@ -154,7 +158,8 @@ WorkPtr C10dCommunicator::do_all_gather(const at::Tensor& full, const at::Tensor
       [&](Transport& transport, uint32_t tag) { return transport.all_gather(full, shard, tag); });
 }
 
-WorkPtr C10dCommunicator::do_reduce_scatter(const at::Tensor& full, const ReduceInto& into, std::string_view label) {
+WorkPtr C10dCommunicator::do_reduce_scatter(const at::Tensor& full, const ReduceInto& into,
+                                            std::string_view label) {
   if (full.numel() == 0) return finished_work();
   return group_->run(
       call_of("reduce_scatter", label, full), {full, into.shard},
@@ -163,18 +168,21 @@ WorkPtr C10dCommunicator::do_reduce_scatter(const at::Tensor& full, const Reduce
 
 WorkPtr C10dCommunicator::do_all_reduce(const at::Tensor& full, double scale, std::string_view label) {
   if (full.numel() == 0) return finished_work();
-  return group_->run(
-      call_of("all_reduce", label, full), {full},
-      [&](Transport& transport, uint32_t tag) { return transport.all_reduce(full, scale, tag); });
+  return group_->run(call_of("all_reduce", label, full), {full}, [&](Transport& transport, uint32_t tag) {
+    return transport.all_reduce(full, scale, tag);
+  });
 }
 
 at::Tensor C10dCommunicator::allocate_symmetric(int64_t bytes, at::Device device, std::string_view label) {
-  const at::Tensor memory = group_->allocate({.op = "allocate_symmetric", .label = std::string(label), .dtype = "", .numel = bytes},
-                                             [&](Transport& transport) { return transport.allocate_symmetric(bytes); });
+  const at::Tensor memory =
+      group_->allocate({.op = "allocate_symmetric", .label = std::string(label), .dtype = "", .numel = bytes},
+                       [&](Transport& transport) { return transport.allocate_symmetric(bytes); });
   return memory.defined() ? memory : Communicator::allocate_symmetric(bytes, device, label);
 }
 
-at::Tensor C10dCommunicator::peer_view(const at::Tensor& mine, int rank) { return group_->transport().peer_view(mine, rank); }
+at::Tensor C10dCommunicator::peer_view(const at::Tensor& mine, int rank) {
+  return group_->transport().peer_view(mine, rank);
+}
 
 bool C10dCommunicator::wait_blocks() const { return group_->transport().wait_blocks(); }
 

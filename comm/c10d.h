@@ -1,15 +1,17 @@
-// C10dCommunicator: a Communicator over a Transport (libtorch's process groups, Gloo for CPU tensors and NCCL for CUDA
-// tensors, or shared memory) and c10d's store. It numbers the collectives, keeps buffers alive, and explains failures; a
-// Transport moves the bytes.
+// C10dCommunicator: a Communicator over a Transport (libtorch's process groups, Gloo for CPU tensors and NCCL
+// for CUDA tensors, or shared memory) and c10d's store. It numbers the collectives, keeps buffers alive, and
+// explains failures; a Transport moves the bytes.
 //
 // [Note: failures] A collective that fails on one rank should end the run on all of them, soon, with one line
 // that names who is to blame:
 //  1. The rank reports its fault in the store (Ledger), also from Gloo's threads while it is busy elsewhere.
 //  2. It aborts its transport, which closes its connections; the others' pending collectives fail in turn.
-//  3. It waits up to 1 s, once for all its groups, for the others' reports, compares the lists of collectives, and names the ranks that
+//  3. It waits up to 1 s, once for all its groups, for the others' reports, compares the lists of
+//  collectives, and names the ranks that
 //     went another way, left the group, are behind, or have said nothing.
-// A wait() that lasts also compares lists every few seconds, and who waits for whom over all groups (waits.h): ranks that issue
-// different collectives would otherwise wait for the timeout, 30 minutes by default.
+// A wait() that lasts also compares lists every few seconds, and who waits for whom
+// over all groups (waits.h): ranks that issue different collectives would otherwise
+// wait for the timeout, 30 minutes by default.
 #pragma once
 
 #include <atomic>
@@ -44,7 +46,8 @@ class Family {
   int rank() const { return rank_; }
   int size() const { return size_; }
 
-  /// Local. Until when this rank waits for the reports of the others: for a time after its first failure, in whichever group that was.
+  /// Local. Until when this rank waits for the reports of the others: for a time after its first
+  /// failure, in whichever group that was.
   std::chrono::steady_clock::time_point patience_ends();
 
   /// Local. Tells the other ranks why this one leaves; the first reason stands. Never throws.
@@ -52,8 +55,8 @@ class Family {
 
   /// Local. A new group of the family, under a name that is the same on all ranks.
   void enroll(const std::string& group, std::weak_ptr<const Ledger> ledger);
-  /// Local. Says what this rank waits for, until stop_waiting(). Returns a sentence if it is one of a circle of ranks that
-  /// wait for each other. Never throws.
+  /// Local. Says what this rank waits for, until stop_waiting(). Returns a sentence if it is one of a circle
+  /// of ranks that wait for each other. Never throws.
   std::optional<std::string> compare_waits(const std::string& group, int64_t number);
   void stop_waiting();
 

@@ -17,7 +17,8 @@ using std::chrono::milliseconds;
 constexpr milliseconds kStall{5000};
 /// And one longer than this looks whether all ranks are alive, and again after every further such time.
 constexpr milliseconds kLook{500};
-/// Connecting is a matter of seconds once all ranks have met; this is for a rank that hangs in the middle of it.
+/// Connecting is a matter of seconds once all ranks have met; this is for a
+/// rank that hangs in the middle of it.
 constexpr milliseconds kOpening = std::chrono::minutes(2);
 
 /// Gloo and NCCL say "Timed out", "timeout" in some form when the time ran out on this rank. Gloo's word for
@@ -55,7 +56,8 @@ std::optional<std::string> Flight::failure() const {
   return std::nullopt;
 }
 
-C10dCommunicator::Group::Group(std::shared_ptr<Family> family, GroupStore store, milliseconds timeout, std::string name)
+C10dCommunicator::Group::Group(std::shared_ptr<Family> family, GroupStore store, milliseconds timeout,
+                               std::string name)
     : family_(std::move(family)),
       store_(std::move(store)),
       ledger_(std::make_shared<Ledger>(family_->rank(), family_->size(), store_, family_->store())),

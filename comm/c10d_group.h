@@ -22,7 +22,8 @@ struct Flight {
 class C10dCommunicator::Group : public std::enable_shared_from_this<Group> {
  public:
   /// `name`: the same on all ranks, and of this group alone.
-  Group(std::shared_ptr<Family> family, GroupStore store, std::chrono::milliseconds timeout, std::string name);
+  Group(std::shared_ptr<Family> family, GroupStore store, std::chrono::milliseconds timeout,
+        std::string name);
   /// Collective. Connects, and returns when all ranks have: a rank that is done early must not leave while
   /// others still connect to each other.
   void open(const MakeTransport& make);

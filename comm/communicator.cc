@@ -19,10 +19,8 @@ bool supported(at::ScalarType dtype) {
     case at::kInt:
     case at::kChar:
     case at::kByte:
-    case at::kBool:
-      return true;
-    default:
-      return false;
+    case at::kBool: return true;
+    default: return false;
   }
 }
 
@@ -37,7 +35,8 @@ void check_divisible(const at::Tensor& full, int size, std::string_view label) {
 }
 
 bool sums_in_fp32(const at::Tensor& tensor) {
-  return tensor.scalar_type() == at::kFloat || tensor.scalar_type() == at::kBFloat16 || tensor.scalar_type() == at::kHalf;
+  return tensor.scalar_type() == at::kFloat || tensor.scalar_type() == at::kBFloat16 ||
+         tensor.scalar_type() == at::kHalf;
 }
 
 }  // namespace
@@ -70,13 +69,17 @@ WorkPtr Communicator::reduce_scatter(const at::Tensor& full, const ReduceInto& i
   check_buffer(full, label);
   check_buffer(into.shard, label);
   check_divisible(full, size(), label);
-  TESSERA_CHECK(into.shard.numel() * size() == full.numel(), label, ": a shard of ", into.shard.numel(), " for ", full.numel());
-  TESSERA_CHECK(into.shard.scalar_type() == full.scalar_type() || (sums_in_fp32(full) && sums_in_fp32(into.shard)), label, ": ",
-                full.scalar_type(), " into ", into.shard.scalar_type());
+  TESSERA_CHECK(into.shard.numel() * size() == full.numel(), label, ": a shard of ", into.shard.numel(),
+                " for ", full.numel());
+  TESSERA_CHECK(
+      into.shard.scalar_type() == full.scalar_type() || (sums_in_fp32(full) && sums_in_fp32(into.shard)),
+      label, ": ", full.scalar_type(), " into ", into.shard.scalar_type());
   TESSERA_CHECK(into.shard.device() == full.device(), label);
   TESSERA_CHECK(into.scale == 1 || full.is_floating_point(), label, " is scaled");
-  const auto* own_slice = static_cast<const std::byte*>(full.const_data_ptr()) + rank() * static_cast<int64_t>(full.nbytes()) / size();
-  TESSERA_CHECK(!into.add || full.numel() == 0 || into.shard.const_data_ptr() != own_slice, label, " adds to what it reduces");
+  const auto* own_slice = static_cast<const std::byte*>(full.const_data_ptr()) +
+                          rank() * static_cast<int64_t>(full.nbytes()) / size();
+  TESSERA_CHECK(!into.add || full.numel() == 0 || into.shard.const_data_ptr() != own_slice, label,
+                " adds to what it reduces");
   ++counts_.reduce_scatters;
   counts_.bytes += static_cast<int64_t>(full.nbytes());
   return do_reduce_scatter(full, into, label);

@@ -1,12 +1,12 @@
 // Communicator: the collectives the engine is built on, for one group of ranks.
 //
-// Every collective is in place on one flat, contiguous buffer of `size() * shard` elements, which is what
-// a unit is (zero/layout.h); so no implementation needs a second full-size buffer, but for Gloo's reduce_scatter
-// (buffers_reductions()). Calls return at
-// once with a Work (over shared memory, calls with a large buffer from elsewhere than allocate_symmetric() or
-// allocate_shared() wait for the other ranks); the buffers must stay alive and untouched until wait() returns (on CUDA: until the
-// current stream has passed the wait). All ranks must issue the same collectives in the same order, with
-// the same labels: a label is part of what ranks compare when they disagree.
+// Every collective is in place on one flat, contiguous buffer of `size() * shard` elements, which is what a
+// unit is (zero/layout.h); so no implementation needs a second full-size buffer, but for Gloo's
+// reduce_scatter (buffers_reductions()). Calls return at once with a Work (over shared memory, calls with a
+// large buffer from elsewhere than allocate_symmetric() or allocate_shared() wait for the other ranks); the
+// buffers must stay alive and untouched until wait() returns (on CUDA: until the current stream has passed
+// the wait). All ranks must issue the same collectives in the same order, with the same labels: a label is
+// part of what ranks compare when they disagree.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -26,8 +26,9 @@ namespace tessera::comm {
 class Work {
  public:
   virtual ~Work() = default;
-  /// Local. True once wait() would not block: the result is there after wait() (CPU), or the operation has left the device's queue (CUDA); true
-  /// as well once it has failed, so that whoever polls goes on to wait(), which throws.
+  /// Local. True once wait() would not block: the result is there after wait() (CPU), or the
+  /// operation has left the device's queue (CUDA); true as well once it has failed, so that whoever
+  /// polls goes on to wait(), which throws.
   virtual bool test() = 0;
   /// Local. Blocks until the result is there (CPU), or makes the current stream wait for it (CUDA).
   /// Throws CommError naming the collective, its label, and the ranks that have not arrived, after
@@ -48,7 +49,8 @@ struct Counts {
 
 /// Where a reduce-scatter leaves its result, and how: shard = scale * sum [+ shard].
 struct ReduceInto {
-  at::Tensor shard;  ///< (n) elements; fp32, bf16 or fp16 of a sum of any of these, else of the sum's dtype. With `add`, no part of the buffer
+  at::Tensor shard;  ///< (n) elements; fp32, bf16 or fp16 of a sum of any of these, else of the sum's dtype.
+                     ///< With `add`, no part of the buffer
   double scale = 1;  ///< for floating point
   bool add = false;
 };
@@ -70,8 +72,8 @@ class Communicator {
   /// of `full` is rank r's `shard`. `shard` may be slice rank() of `full` itself. `label` names the buffer in
   /// errors; no line breaks.
   WorkPtr all_gather(const at::Tensor& full, const at::Tensor& shard, std::string_view label);
-  /// Collective. `full`: (size() * n) elements; the sum over ranks of slice rank() goes to `into`, whose shard may be that
-  /// slice itself. The other slices are unspecified afterwards.
+  /// Collective. `full`: (size() * n) elements; the sum over ranks of slice rank() goes to `into`, whose
+  /// shard may be that slice itself. The other slices are unspecified afterwards.
   WorkPtr reduce_scatter(const at::Tensor& full, const ReduceInto& into, std::string_view label);
   /// The same, into slice rank() of `full`.
   WorkPtr reduce_scatter(const at::Tensor& full, std::string_view label);
@@ -82,22 +84,24 @@ class Communicator {
   /// Collective. Returns when every rank has called it.
   void barrier(std::string_view label);
 
-  /// Collective. (bytes) uint8, for buffers that are often given to collectives: where ranks share memory, the others read
-  /// them in place, and it lasts as long as this group does; elsewhere any memory. Not initialised. Throws CommError when there is no
-  /// room.
+  /// Collective. (bytes) uint8, for buffers that are often given to collectives: where ranks share memory,
+  /// the others read them in place, and it lasts as long as this group does; elsewhere any memory. Not
+  /// initialised. Throws CommError when there is no room.
   virtual at::Tensor allocate_symmetric(int64_t bytes, at::Device device, std::string_view label);
-  /// Local. The same part of rank `rank`'s buffer as `mine` is of this rank's, where `mine` lies in memory from
-  /// allocate_symmetric(): for reading. Undefined where ranks don't see each other's memory.
+  /// Local. The same part of rank `rank`'s buffer as `mine` is of this rank's, where `mine` lies in memory
+  /// from allocate_symmetric(): for reading. Undefined where ranks don't see each other's memory.
   virtual at::Tensor peer_view(const at::Tensor& mine, int rank);
 
-  /// Local. Whether Work::wait() blocks the thread until the result is there. False (CUDA): it makes the current stream wait,
-  /// and the thread goes on.
+  /// Local. Whether Work::wait() blocks the thread until the result is there. False (CUDA): it makes the
+  /// current stream wait, and the thread goes on.
   virtual bool wait_blocks() const { return true; }
 
-  /// Local. Whether a reduce_scatter under way takes memory of its buffer's size: whoever issues many should then wait for some.
+  /// Local. Whether a reduce_scatter under way takes memory of its buffer's size: whoever
+  /// issues many should then wait for some.
   virtual bool buffers_reductions() const { return false; }
-  /// Collective. (bytes) uint8 zeros: one memory, which all ranks have mapped and may read and write. An all-gather into it
-  /// moves nothing. Undefined where ranks share no memory. Throws CommError when there is no room.
+  /// Collective. (bytes) uint8 zeros: one memory, which all ranks have mapped and may read
+  /// and write. An all-gather into it moves nothing. Undefined where ranks share no memory.
+  /// Throws CommError when there is no room.
   virtual at::Tensor allocate_shared(int64_t bytes, std::string_view label);
 
   /// Collective, over the rendezvous store rather than the network backend: every rank gives a short
@@ -118,7 +122,8 @@ class Communicator {
 
  protected:
   virtual WorkPtr do_all_gather(const at::Tensor& full, const at::Tensor& shard, std::string_view label) = 0;
-  virtual WorkPtr do_reduce_scatter(const at::Tensor& full, const ReduceInto& into, std::string_view label) = 0;
+  virtual WorkPtr do_reduce_scatter(const at::Tensor& full, const ReduceInto& into,
+                                    std::string_view label) = 0;
   virtual WorkPtr do_all_reduce(const at::Tensor& full, double scale, std::string_view label) = 0;
   virtual WorkPtr do_broadcast(const at::Tensor& buffer, int root, std::string_view label) = 0;
   virtual void do_barrier(std::string_view label) = 0;
@@ -127,8 +132,8 @@ class Communicator {
   Counts counts_;
 };
 
-/// Local. For backends whose reductions only sum: `sum` (this rank's slice, or the whole of an all-reduce) to where and how it is
-/// wanted. Not heard by whoever listens to operators.
+/// Local. For backends whose reductions only sum: `sum` (this rank's slice, or the whole of an all-reduce) to
+/// where and how it is wanted. Not heard by whoever listens to operators.
 void write_result(const at::Tensor& sum, const ReduceInto& into);
 
 using CommunicatorPtr = std::shared_ptr<Communicator>;

@@ -72,7 +72,8 @@ void read_rendezvous(Environment& env) {
   // torch's own test for it, letter by letter.
   env.agent_store = variable("TORCHELASTIC_USE_AGENT_STORE") == "True";
   env.restart_count = optional("TORCHELASTIC_RESTART_COUNT", 0, 0, kMost);
-  if (const auto seconds = variable("TESSERA_RENDEZVOUS_TIMEOUT_S")) env.rendezvous_timeout = parse_seconds("TESSERA_RENDEZVOUS_TIMEOUT_S", *seconds);
+  if (const auto seconds = variable("TESSERA_RENDEZVOUS_TIMEOUT_S"))
+    env.rendezvous_timeout = parse_seconds("TESSERA_RENDEZVOUS_TIMEOUT_S", *seconds);
   if (env.rank == 0 && !env.agent_store) env.store_fd = optional("TESSERA_STORE_FD", -1, 0, kMost);
 }
 

@@ -55,7 +55,9 @@ std::string absences(const Failure& failure) {
   if (anyone_timed_out && came_late(failure.reports[static_cast<size_t>(failure.rank)], failure)) return "";
   if (!anyone_timed_out) {
     // One that is alive and has not reported yet is only slow.
-    if (!failure.gone.empty()) std::erase_if(absent, [&](int rank) { return std::count(failure.gone.begin(), failure.gone.end(), rank) == 0; });
+    if (!failure.gone.empty())
+      std::erase_if(
+          absent, [&](int rank) { return std::count(failure.gone.begin(), failure.gone.end(), rank) == 0; });
     if (absent.empty()) return "";
     return str(name_ranks(absent), " ", are(absent), " gone (connection closed)");
   }
@@ -111,8 +113,8 @@ std::string name_duration(std::chrono::milliseconds duration) {
 
 std::string first_line(std::string_view text) {
   std::string line(text.substr(0, text.find('\n')));
-  // "[enforce fail at x.cc:1] message", "failed with [/src/x.h:1] message": no need to know where in the
-  // library.
+  // "[enforce fail at x.cc:1] message", "failed with [/src/x.h:1] message": no
+  // need to know where in the library.
   for (const char* extension : {".cc:", ".cpp:", ".h:", ".hpp:"}) {
     const size_t at = line.find(extension);
     const size_t begin = at == line.npos ? at : line.rfind('[', at);

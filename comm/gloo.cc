@@ -20,8 +20,8 @@ namespace {
 using std::chrono::milliseconds;
 
 // Gloo's headers (Debian's) are older than the Gloo inside libtorch, and some of its classes differ. So
-// nothing here touches a Gloo object; pointers to them are only passed along. (ProcessGroupGloo::setTimeout,
-// inline, would.)
+// nothing here touches a Gloo object; pointers to them are only passed along.
+// (ProcessGroupGloo::setTimeout, inline, would.)
 
 /// c10d's process group with the two things it lacks: tags of our choice, and abort().
 class GlooGroup final : public c10d::ProcessGroupGloo {
@@ -29,9 +29,9 @@ class GlooGroup final : public c10d::ProcessGroupGloo {
   using c10d::ProcessGroupGloo::ProcessGroupGloo;
 
   // [Note: tags] Gloo matches messages by tag, which c10d counts up with every collective. A tag of ours also
-  // carries a fingerprint of the collective (c10d_group.cc): two ranks that issue different things under one number
-  // never exchange a byte. With plain counting, buffers of different sizes would meet, and Gloo ends the
-  // process then, by an exception on its I/O thread.
+  // carries a fingerprint of the collective (c10d_group.cc): two ranks that issue different things under one
+  // number never exchange a byte. With plain counting, buffers of different sizes would meet, and Gloo ends
+  // the process then, by an exception on its I/O thread.
   void use_tag(uint32_t tag) { collectiveCounter_ = tag; }
 
   // [Note: aborting Gloo] c10d has no abort for Gloo, and destroying a group waits for what is pending. But a
@@ -100,9 +100,10 @@ class GlooTransport final : public Transport {
     return works;
   }
 
-  // [Note: reduce-scatter over Gloo] c10d's own is an all-reduce of a copy, which moves twice the bytes. Here each rank sends the
-  // others their slices, and adds up what it got in rank order: the bits of comm/shm, whatever the number of ranks. What it takes is
-  // a buffer for the slices while they are on their way. As bytes: Gloo need not know the type.
+  // [Note: reduce-scatter over Gloo] c10d's own is an all-reduce of a copy, which moves twice the bytes.
+  // Here each rank sends the others their slices, and adds up what it got in rank order: the bits of
+  // comm/shm, whatever the number of ranks. What it takes is a buffer for the slices while they are on their
+  // way. As bytes: Gloo need not know the type.
   Issued reduce_scatter(const at::Tensor& full, const ReduceInto& into, uint32_t tag) override {
     at::Tensor sent = plain_bytes(full);
     const auto slices = std::make_shared<at::Tensor>(reduction_buffer(full));

@@ -17,9 +17,9 @@ struct GlooOptions {
   std::chrono::milliseconds connect_timeout{0};  ///< of the meeting of all ranks
 };
 
-/// Collective. Connects every pair of ranks; they meet under `store`. `on_failure` is called, on a thread of
-/// Gloo's, when a collective fails. Throws CommError when a rank cannot be reached or an interface does not
-/// exist.
+/// Collective. Connects every pair of ranks; they meet under `store`. `on_failure` is called,
+/// on a thread of Gloo's, when a collective fails. Throws CommError when a rank cannot be
+/// reached or an interface does not exist.
 std::unique_ptr<Transport> make_gloo_transport(const GroupStore& store, const GlooOptions& options,
                                                FailureHook on_failure);
 

@@ -35,15 +35,19 @@ class Pauses {
   Clock::time_point next_ = Clock::now() + milliseconds(100);
 };
 
-/// What c10d's groups get: a wait for a key does not block on the server, and ends when a rank has. While a group is set up no rank may end.
+/// What c10d's groups get: a wait for a key does not block on the server, and ends when a rank has.
+/// While a group is set up no rank may end.
 class WatchedStore final : public c10d::Store {
  public:
   WatchedStore(c10::intrusive_ptr<c10d::Store> store, std::shared_ptr<const Liveness> liveness)
       : store_(std::move(store)), liveness_(std::move(liveness)) {}
 
-  c10::intrusive_ptr<c10d::Store> clone() override { return c10::make_intrusive<WatchedStore>(store_->clone(), liveness_); }
+  c10::intrusive_ptr<c10d::Store> clone() override {
+    return c10::make_intrusive<WatchedStore>(store_->clone(), liveness_);
+  }
   void set(const std::string& key, const std::vector<uint8_t>& value) override { store_->set(key, value); }
-  std::vector<uint8_t> compareSet(const std::string& key, const std::vector<uint8_t>& expected, const std::vector<uint8_t>& desired) override {
+  std::vector<uint8_t> compareSet(const std::string& key, const std::vector<uint8_t>& expected,
+                                  const std::vector<uint8_t>& desired) override {
     return store_->compareSet(key, expected, desired);
   }
   std::vector<uint8_t> get(const std::string& key) override {
@@ -58,19 +62,25 @@ class WatchedStore final : public c10d::Store {
   void wait(const std::vector<std::string>& keys, const milliseconds& timeout) override {
     const auto deadline = Clock::now() + (timeout == kNoTimeout ? std::chrono::hours(24) : timeout);
     for (Pauses pauses; !store_->check(keys);) {
-      if (Clock::now() >= deadline) throw CommError(str("timed out after ", name_duration(timeout), ": nobody has set ", keys.front()));
+      if (Clock::now() >= deadline)
+        throw CommError(str("timed out after ", name_duration(timeout), ": nobody has set ", keys.front()));
       if (pauses.pause()) continue;
       if (const std::vector<int> ranks = liveness_->gone(); !ranks.empty()) throw RankIsGone(ranks.front());
     }
   }
   const milliseconds& getTimeout() const noexcept override { return store_->getTimeout(); }
   void setTimeout(const milliseconds& timeout) override { store_->setTimeout(timeout); }
-  void append(const std::string& key, const std::vector<uint8_t>& value) override { store_->append(key, value); }
+  void append(const std::string& key, const std::vector<uint8_t>& value) override {
+    store_->append(key, value);
+  }
   std::vector<std::vector<uint8_t>> multiGet(const std::vector<std::string>& keys) override {
     wait(keys);
     return store_->multiGet(keys);
   }
-  void multiSet(const std::vector<std::string>& keys, const std::vector<std::vector<uint8_t>>& values) override { store_->multiSet(keys, values); }
+  void multiSet(const std::vector<std::string>& keys,
+                const std::vector<std::vector<uint8_t>>& values) override {
+    store_->multiSet(keys, values);
+  }
   bool hasExtendedApi() const override { return store_->hasExtendedApi(); }
 
  private:
@@ -125,8 +135,8 @@ std::vector<int> GroupStore::await_ranks(const std::string& prefix, int size, mi
   return await_ranks(prefix, ranks, timeout, meanwhile);
 }
 
-std::vector<int> GroupStore::await_ranks(const std::string& prefix, const std::vector<int>& ranks, milliseconds timeout,
-                                         const std::function<void()>& meanwhile) const {
+std::vector<int> GroupStore::await_ranks(const std::string& prefix, const std::vector<int>& ranks,
+                                         milliseconds timeout, const std::function<void()>& meanwhile) const {
   const auto deadline = Clock::now() + timeout;
   std::vector<std::string> keys;
   for (const int rank : ranks) keys.push_back(prefix + std::to_string(rank));
@@ -141,7 +151,8 @@ std::vector<int> GroupStore::await_ranks(const std::string& prefix, const std::v
     if (pauses.pause()) continue;
     meanwhile();
     for (const int rank : gone())
-      if (std::find(ranks.begin(), ranks.end(), rank) != ranks.end() && !has(prefix + std::to_string(rank))) throw RankIsGone(rank);
+      if (std::find(ranks.begin(), ranks.end(), rank) != ranks.end() && !has(prefix + std::to_string(rank)))
+        throw RankIsGone(rank);
   }
   return {};
 }

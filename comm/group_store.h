@@ -1,5 +1,6 @@
-// GroupStore: the rendezvous store (c10d's TCPStore or HashStore) as the rest of comm/ sees it: short texts
-// under keys, its errors turned into CommError, and waits that never hold the connection and notice ranks that have ended.
+// GroupStore: the rendezvous store (c10d's TCPStore or HashStore) as the rest of comm/ sees it:
+// short texts under keys, its errors turned into CommError, and waits that never hold the
+// connection and notice ranks that have ended.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -31,13 +32,15 @@ class GroupStore {
   /// Sets the key unless it exists; returns the value it then has.
   std::string claim(const std::string& key, const std::string& value) const;
 
-  /// Waits for the keys `prefix`0 … `prefix`(size-1). Returns the ranks whose key did not appear in time. Throws RankIsGone for one that
-  /// has ended without its key. Asks again at growing intervals instead of blocking on the server, so that other threads can use the
-  /// connection; `meanwhile` runs about every 100 ms and may throw.
+  /// Waits for the keys `prefix`0 … `prefix`(size-1). Returns the ranks whose key did not appear in
+  /// time. Throws RankIsGone for one that has ended without its key. Asks again at growing intervals
+  /// instead of blocking on the server, so that other threads can use the connection; `meanwhile`
+  /// runs about every 100 ms and may throw.
   std::vector<int> await_ranks(const std::string& prefix, int size, std::chrono::milliseconds timeout,
                                const std::function<void()>& meanwhile) const;
   /// The same for these ranks.
-  std::vector<int> await_ranks(const std::string& prefix, const std::vector<int>& ranks, std::chrono::milliseconds timeout,
+  std::vector<int> await_ranks(const std::string& prefix, const std::vector<int>& ranks,
+                               std::chrono::milliseconds timeout,
                                const std::function<void()>& meanwhile) const;
 
   /// The part of the store under `prefix`.

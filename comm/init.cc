@@ -36,13 +36,14 @@ using std::chrono::milliseconds;
 //  a
 //    lock, and for an all-gather allocates a full-size buffer only to note its shape; it is turned off
 //    (TORCH_FR_BUFFER_SIZE). Ledger keeps what we need.
-//  - Gloo and the store's client write to connections whose other end may be gone, and count on what Python does for its
+//  - Gloo and the store's client write to connections whose other end may be gone, and count on what Python
+//  does for its
 //    programs: SIGPIPE is ignored, so that the write fails with an error instead of ending the process.
 // All must happen before the first process group, and while no other thread reads the environment.
 void prepare_libtorch() {
   if (std::getenv("TORCH_CPP_LOG_LEVEL") == nullptr) FLAGS_caffe2_log_level = c10::GLOG_ERROR;
   setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/0);
-  struct sigaction pipe {};
+  struct sigaction pipe{};
   if (sigaction(SIGPIPE, nullptr, &pipe) == 0 && pipe.sa_handler == SIG_DFL) signal(SIGPIPE, SIG_IGN);
 }
 
@@ -50,10 +51,12 @@ void prepare_libtorch() {
 void check_backend(const Options& options) {
   const std::string& backend = options.backend;
   if (backend != "auto" && backend != "shm" && backend != "gloo" && backend != "nccl")
-    throw CommError(str("unknown backend \"", backend, "\": expected \"auto\", \"shm\", \"gloo\" or \"nccl\""));
+    throw CommError(
+        str("unknown backend \"", backend, "\": expected \"auto\", \"shm\", \"gloo\" or \"nccl\""));
   if ((backend == "shm" || backend == "gloo") && options.cuda)
     throw CommError(str("backend \"", backend, "\" moves CPU tensors; CUDA tensors need \"nccl\""));
-  if (backend == "nccl" && !options.cuda) throw CommError("backend \"nccl\" moves CUDA tensors; CPU tensors need \"shm\" or \"gloo\"");
+  if (backend == "nccl" && !options.cuda)
+    throw CommError("backend \"nccl\" moves CUDA tensors; CPU tensors need \"shm\" or \"gloo\"");
 }
 
 /// Collective. Whether all ranks can have shared memory; if not, why.
@@ -70,7 +73,8 @@ std::string obstacle_to_shared_memory(const Meeting& meeting, const Environment&
   const std::vector<int> missing = store.await_ranks("", env.world_size, timeout, [] {});
   if (!missing.empty()) throw CommError(str(name_ranks(missing), " left during the rendezvous"));
   for (int rank = 0; rank < env.world_size; ++rank)
-    if (const std::string theirs = store.get(std::to_string(rank)); !theirs.empty()) return str("rank ", rank, ": ", theirs);
+    if (const std::string theirs = store.get(std::to_string(rank)); !theirs.empty())
+      return str("rank ", rank, ": ", theirs);
   return "";
 }
 
@@ -82,7 +86,8 @@ std::string choose_backend(const Meeting& meeting, const Environment& env, const
   if (obstacle.empty()) return "shm";
   if (options.backend == "shm") throw CommError(str("backend \"shm\" cannot be used: ", obstacle));
   if (meeting.one_host && env.rank == 0)
-    options.log.warning(str("the ranks share a host, but not memory, and use Gloo, which is slower: ", obstacle));
+    options.log.warning(
+        str("the ranks share a host, but not memory, and use Gloo, which is slower: ", obstacle));
   return "gloo";
 }
 
@@ -141,7 +146,8 @@ class ThreadRanks {
     return std::make_shared<C10dCommunicator>(
         std::move(family), options_.timeout, [&](const GroupStore& group_store, FailureHook on_failure) {
           if (options_.backend == "shm")
-            return make_shm_transport(group_store, rank, world_size_, options_.timeout, options_.rendezvous_timeout);
+            return make_shm_transport(group_store, rank, world_size_, options_.timeout,
+                                      options_.rendezvous_timeout);
           return make_gloo_transport(group_store, gloo, std::move(on_failure));
         });
   }
@@ -174,7 +180,8 @@ CommunicatorPtr connect(const Environment& env, const Options& given) {
   auto family = std::make_shared<Family>(meeting.store, env.rank, env.world_size, meeting.serves);
   const std::string backend = choose_backend(meeting, env, options);
   const MakeTransport make = [&](const GroupStore& store, FailureHook on_failure) {
-    if (backend == "shm") return make_shm_transport(store, env.rank, env.world_size, options.timeout, options.rendezvous_timeout);
+    if (backend == "shm")
+      return make_shm_transport(store, env.rank, env.world_size, options.timeout, options.rendezvous_timeout);
     if (backend == "nccl") return make_nccl_transport(store, env, options.timeout);
     return make_gloo_transport(store, gloo_options(env, options, meeting.one_host), std::move(on_failure));
   };

@@ -101,7 +101,8 @@ std::optional<std::string> Ledger::departure(int rank) const {
 }
 
 std::string Ledger::explain_failure(int64_t number, const std::string& cause, const std::vector<int>& missing,
-                                    std::chrono::milliseconds timeout, std::chrono::steady_clock::time_point give_up) {
+                                    std::chrono::milliseconds timeout,
+                                    std::chrono::steady_clock::time_point give_up) {
   Failure failure;
   failure.rank = rank_;
   failure.number = number;
@@ -124,7 +125,8 @@ std::string Ledger::explain_failure(int64_t number, const std::string& cause, co
         const std::string text = store_.get(fault_key(r));
         report.fault = text.starts_with('t') ? Fault::kTimeout : Fault::kClosed;
         const size_t line_end = text.find('\n');
-        if (text.empty() || line_end == text.npos) throw CommError(str("rank ", r, "'s report of its failure cannot be read"));
+        if (text.empty() || line_end == text.npos)
+          throw CommError(str("rank ", r, "'s report of its failure cannot be read"));
         report.waited = std::chrono::milliseconds(std::strtoll(text.c_str() + 1, nullptr, 10));
         report.history = History::decode(std::string_view(text).substr(line_end + 1));
       } else if (std::find(failure.gone.begin(), failure.gone.end(), r) == failure.gone.end()) {

@@ -33,7 +33,8 @@ class Ledger {
   /// Local. Of a call noted not long ago; else the last one's.
   int64_t number_of_tag(uint32_t tag) const;
 
-  /// Local. How many collectives this rank has issued; nothing when another thread than the caller issued the last.
+  /// Local. How many collectives this rank has issued; nothing when another
+  /// thread than the caller issued the last.
   std::optional<int64_t> issued_by_this_thread() const;
   /// Local. What a call noted not long ago was.
   std::string text_of(int64_t number) const;
@@ -46,10 +47,11 @@ class Ledger {
   /// differs, if anything does. Never throws: a store that is gone shows elsewhere.
   std::optional<std::string> compare_stalled();
 
-  /// Local. Waits until all ranks have reported, left or ended, at the longest until `give_up`, and explains. Throws
-  /// CommError when the store is gone.
+  /// Local. Waits until all ranks have reported, left or ended, at the longest until `give_up`, and explains.
+  /// Throws CommError when the store is gone.
   std::string explain_failure(int64_t number, const std::string& cause, const std::vector<int>& missing,
-                              std::chrono::milliseconds timeout, std::chrono::steady_clock::time_point give_up);
+                              std::chrono::milliseconds timeout,
+                              std::chrono::steady_clock::time_point give_up);
   /// Local. Why `rank` left the group; nothing while it is there.
   std::optional<std::string> departure(int rank) const;
 
@@ -75,8 +77,8 @@ class Ledger {
   std::chrono::milliseconds waited_{0};  ///< how long what failed had been in flight
 };
 
-/// What a rank writes under `left/R` when a CommError took it out of the group: the reason is in its fault
-/// report.
+/// What a rank writes under `left/R` when a CommError took it out of the group:
+/// the reason is in its fault report.
 inline constexpr std::string_view kLeftByFault = "!";
 inline constexpr std::string_view kLeftInOrder = "it has finished";
 

@@ -9,30 +9,36 @@ namespace tessera::comm {
 namespace {
 
 CommError unreachable(int rank, const std::string& endpoint, const std::string& why) {
-  return CommError(str("rank ", rank, " cannot be reached at ", endpoint, " (", why,
-                       "): ranks need TCP connections to each other; GLOO_SOCKET_IFNAME names the network interface to use"));
+  return CommError(str(
+      "rank ", rank, " cannot be reached at ", endpoint, " (", why,
+      "): ranks need TCP connections to each other; GLOO_SOCKET_IFNAME names the network interface to use"));
 }
 
 }  // namespace
 
-RankIsGone::RankIsGone(int rank) : CommError(str("rank ", rank, " is gone (connection closed)")), rank_(rank) {}
+RankIsGone::RankIsGone(int rank)
+    : CommError(str("rank ", rank, " is gone (connection closed)")), rank_(rank) {}
 
 Liveness::Liveness(const std::string& address) {
   const Addresses found = resolve_numeric(address, "0");
   listener_ = listen_at(found->ai_family, found->ai_addr, found->ai_addrlen);
-  if (!listener_) throw CommError(str("no TCP port can be opened at ", address, " (", why_not_connected(errno), ")"));
+  if (!listener_)
+    throw CommError(str("no TCP port can be opened at ", address, " (", why_not_connected(errno), ")"));
   endpoint_ = str(address, ' ', port_of(listener_.get()));
 }
 
-void Liveness::connect(const std::vector<std::string>& endpoints, int rank, std::chrono::milliseconds timeout) {
+void Liveness::connect(const std::vector<std::string>& endpoints, int rank,
+                       std::chrono::milliseconds timeout) {
   const auto deadline = std::chrono::steady_clock::now() + timeout;
   connections_.resize(endpoints.size());
   polled_.assign(endpoints.size(), pollfd{-1, POLLRDHUP, 0});
   for (size_t other = 0; other < endpoints.size(); ++other) {
     if (static_cast<int>(other) == rank) continue;
     const size_t space = endpoints[other].find(' ');
-    if (space == std::string::npos) throw unreachable(static_cast<int>(other), endpoints[other], "no address");
-    const Addresses address = resolve_numeric(endpoints[other].substr(0, space), endpoints[other].substr(space + 1));
+    if (space == std::string::npos)
+      throw unreachable(static_cast<int>(other), endpoints[other], "no address");
+    const Addresses address =
+        resolve_numeric(endpoints[other].substr(0, space), endpoints[other].substr(space + 1));
     connections_[other] = connect_to(*address, deadline);
     if (!connections_[other]) {
       // Its listening socket was there before its address was: nobody has it any more.
@@ -49,7 +55,8 @@ std::vector<int> Liveness::gone() const {
   std::vector<int> ranks;
   if (::poll(polled.data(), polled.size(), 0) <= 0) return ranks;
   for (size_t rank = 0; rank < polled.size(); ++rank)
-    if ((polled[rank].revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0) ranks.push_back(static_cast<int>(rank));
+    if ((polled[rank].revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0)
+      ranks.push_back(static_cast<int>(rank));
   return ranks;
 }
 

@@ -15,10 +15,11 @@ namespace {
 
 // [Note: streams] ProcessGroupNCCL runs collectives on a stream of its own. Issuing one makes that stream
 // wait for the current stream; a work's wait() makes the current stream wait for the collective, without
-// blocking the thread. Between the two it holds on to the tensors (and Flight does), so the caching allocator
-// cannot give their memory to anyone else; after the wait, reuse on the current stream is ordered behind the
-// collective. So one thread can have many collectives under way, and nothing on the host shows in which order the device
-// runs them: see [Note: one order on a device] in zero/residency.h for what that asks of whoever uses more than one group.
+// blocking the thread. Between the two it holds on to the tensors (and Flight does), so the caching
+// allocator cannot give their memory to anyone else; after the wait, reuse on the current stream is ordered
+// behind the collective. So one thread can have many collectives under way, and nothing on the host shows
+// in which order the device runs them: see [Note: one order on a device] in zero/residency.h for what that
+// asks of whoever uses more than one group.
 class NcclTransport final : public Transport {
  public:
   NcclTransport(const GroupStore& store, int rank, int size, int device, std::chrono::milliseconds timeout)

@@ -12,9 +12,9 @@ void tessera_cuda_set_device(int device) { c10::cuda::set_device(static_cast<c10
 
 void tessera_nccl_make_group(const c10::intrusive_ptr<c10d::Store>* store, int rank, int size, int device,
                              int64_t timeout_ms, c10::intrusive_ptr<c10d::Backend>* backend) {
-  // By default NCCL's watchdog ends the process when a collective fails or takes too long. CleanUpOnly (2)
-  // aborts the communicator instead, and the error shows in the works (Group::reap), to be explained like any
-  // other.
+  // By default NCCL's watchdog ends the process when a collective fails or takes too long.
+  // CleanUpOnly (2) aborts the communicator instead, and the error shows in the works
+  // (Group::reap), to be explained like any other.
   setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2", /*overwrite=*/0);
   auto options = c10d::ProcessGroupNCCL::Options::create();
   options->timeout = std::chrono::milliseconds(timeout_ms);
@@ -22,8 +22,9 @@ void tessera_nccl_make_group(const c10::intrusive_ptr<c10d::Store>* store, int r
   auto group = c10::make_intrusive<c10d::ProcessGroupNCCL>(*store, rank, size, options);
   const at::Device cuda(at::kCUDA, static_cast<c10::DeviceIndex>(device));
   group->setBoundDeviceId(cuda);
-  // Else c10d makes the NCCL communicator in the group's first collective. That takes seconds, waits for all ranks, and
-  // would come in the middle of the first backward, where other ranks may stand in a gather that needs this one.
+  // Else c10d makes the NCCL communicator in the group's first collective. That takes seconds,
+  // waits for all ranks, and would come in the middle of the first backward, where other ranks may
+  // stand in a gather that needs this one.
   group->eagerConnectSingleDevice(cuda);
   *backend = std::move(group);
 }

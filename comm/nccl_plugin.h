@@ -12,7 +12,8 @@ extern "C" {
 int tessera_cuda_num_devices();
 /// Makes `device` the calling thread's current device.
 void tessera_cuda_set_device(int device);
-/// Collective. A new ProcessGroupNCCL on `device` in `*backend`, with its NCCL communicator. Throws c10::Error.
+/// Collective. A new ProcessGroupNCCL on `device` in `*backend`, with its NCCL
+/// communicator. Throws c10::Error.
 void tessera_nccl_make_group(const c10::intrusive_ptr<c10d::Store>* store, int rank, int size, int device,
                              int64_t timeout_ms, c10::intrusive_ptr<c10d::Backend>* backend);
 }

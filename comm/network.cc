@@ -59,7 +59,8 @@ Addresses resolve(const std::string& host, int port, int socket_type, const char
 FileDescriptor connect_to_any(const addrinfo* addresses, Clock::time_point deadline) {
   int error = ETIMEDOUT;
   for (const addrinfo* address = addresses; address != nullptr; address = address->ai_next) {
-    if (FileDescriptor socket = connect_to(*address, std::min(deadline, Clock::now() + kAttempt))) return socket;
+    if (FileDescriptor socket = connect_to(*address, std::min(deadline, Clock::now() + kAttempt)))
+      return socket;
     error = errno;
   }
   errno = error;
@@ -67,11 +68,14 @@ FileDescriptor connect_to_any(const addrinfo* addresses, Clock::time_point deadl
 }
 
 /// Waiting does not help against these.
-bool is_our_own_lack(int error) { return error == EMFILE || error == ENFILE || error == ENOMEM || error == ENOBUFS; }
+bool is_our_own_lack(int error) {
+  return error == EMFILE || error == ENFILE || error == ENOMEM || error == ENOBUFS;
+}
 
 enum class Reply { kStore, kOther, kClosed, kNone };
 
-/// c10d's own greeting: what a TCPStore sends first, and its server answers with the nonce. (A TCPStore waits for that without a limit.)
+/// c10d's own greeting: what a TCPStore sends first, and its server answers with the nonce. (A
+/// TCPStore waits for that without a limit.)
 struct [[gnu::packed]] StoreGreeting {
   c10d::detail::QueryType validate = c10d::detail::QueryType::VALIDATE;
   uint32_t magic = c10d::detail::validationMagicNumber;
@@ -143,7 +147,8 @@ void check_listening(int fd) {
 void check_reachable(const std::string& host, int port) {
   const Addresses addresses = resolve(host, port, SOCK_STREAM, "MASTER_ADDR");
   if (connect_to_any(addresses.get(), Clock::now() + 5 * kAttempt)) return;
-  throw CommError(str("rank 0 cannot connect to its own server of the rendezvous at ", endpoint(host, port), " (", why_not_connected(errno),
+  throw CommError(str("rank 0 cannot connect to its own server of the rendezvous at ", endpoint(host, port),
+                      " (", why_not_connected(errno),
                       errno == ENETUNREACH ? "): is the loopback interface up?" : ")"));
 }
 
@@ -156,7 +161,8 @@ void await_server(const std::string& host, int port, milliseconds timeout,
     const Addresses addresses = resolve(host, port, SOCK_STREAM, "MASTER_ADDR");
     const FileDescriptor server = connect_to_any(addresses.get(), deadline);
     const int error = errno;
-    if (!server && is_our_own_lack(error)) throw CommError(str("no connection to the rendezvous at ", where, ": ", why_not_connected(error)));
+    if (!server && is_our_own_lack(error))
+      throw CommError(str("no connection to the rendezvous at ", where, ": ", why_not_connected(error)));
     std::string instead = why_not_connected(error);
     for (bool is_first = true; server; is_first = false) {
       // Rank 0 may listen already, and serve later: the question stays with it.
@@ -164,14 +170,18 @@ void await_server(const std::string& host, int port, milliseconds timeout,
                                    : read_reply(server.get(), std::min(deadline, Clock::now() + kAttempt));
       if (reply == Reply::kStore) return;
       if (reply == Reply::kOther)
-        throw CommError(str("what answers at ", where, " is not the rendezvous: another program has that port; MASTER_ADDR and MASTER_PORT "
-                            "are to be those of rank 0"));
-      instead = reply == Reply::kNone ? "something accepts connections, but does not answer" : "something closes connections unanswered";
+        throw CommError(
+            str("what answers at ", where,
+                " is not the rendezvous: another program has that port; MASTER_ADDR and MASTER_PORT "
+                "are to be those of rank 0"));
+      instead = reply == Reply::kNone ? "something accepts connections, but does not answer"
+                                      : "something closes connections unanswered";
       if (reply == Reply::kClosed || Clock::now() >= deadline) break;
       still_waiting(instead);
     }
     if (Clock::now() + pause > deadline) {
-      throw CommError(str("nobody serves the rendezvous at ", where, " (", instead, "; waited ", name_duration(timeout),
+      throw CommError(str("nobody serves the rendezvous at ", where, " (", instead, "; waited ",
+                          name_duration(timeout),
                           "): rank 0 has not arrived, or MASTER_ADDR and MASTER_PORT point elsewhere"));
     }
     still_waiting(instead);
@@ -186,9 +196,11 @@ void limit_connections_to(int port, milliseconds timeout) {
     const int fd = std::atoi(entry->d_name);
     sockaddr_storage peer{};
     socklen_t length = sizeof peer;
-    if (::getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &length) != 0 || port_in(peer) != port) continue;
+    if (::getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &length) != 0 || port_in(peer) != port)
+      continue;
     const timeval limit{timeout.count() / 1000, timeout.count() % 1000 * 1000};
-    for (const int direction : {SO_RCVTIMEO, SO_SNDTIMEO}) setsockopt(fd, SOL_SOCKET, direction, &limit, sizeof limit);
+    for (const int direction : {SO_RCVTIMEO, SO_SNDTIMEO})
+      setsockopt(fd, SOL_SOCKET, direction, &limit, sizeof limit);
     keep_alive(fd, kHostIsGone);
   }
 }
@@ -210,12 +222,14 @@ std::string address_towards(const std::string& host, int port) {
       return text;
     }
   }
-  throw CommError(str("there is no route to MASTER_ADDR=", host, is_loopback(host) ? ": the loopback interface is down" : ""));
+  throw CommError(str("there is no route to MASTER_ADDR=", host,
+                      is_loopback(host) ? ": the loopback interface is down" : ""));
 }
 
 std::string address_of_interface(const std::string& name, const std::string& variable) {
   ifaddrs* all = nullptr;
-  if (getifaddrs(&all) != 0) throw CommError(str("the network interfaces of this host cannot be listed: ", std::strerror(errno)));
+  if (getifaddrs(&all) != 0)
+    throw CommError(str("the network interfaces of this host cannot be listed: ", std::strerror(errno)));
   const std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> owner(all, &freeifaddrs);
   for (const int family : {AF_INET, AF_INET6}) {
     for (const ifaddrs* one = all; one != nullptr; one = one->ifa_next) {
@@ -225,14 +239,16 @@ std::string address_of_interface(const std::string& name, const std::string& var
       if (getnameinfo(one->ifa_addr, length, text, sizeof text, nullptr, 0, NI_NUMERICHOST) == 0) return text;
     }
   }
-  throw CommError(str(variable, if_nametoindex(name.c_str()) == 0 ? ": this host has no network interface '" : ": no address on the network interface '",
+  throw CommError(str(variable,
+                      if_nametoindex(name.c_str()) == 0 ? ": this host has no network interface '"
+                                                        : ": no address on the network interface '",
                       name, "'"));
 }
 
 std::string loopback_domain() {
   std::string boot;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-  struct stat net_namespace {};
+  struct stat net_namespace{};
   const bool known = ::stat("/proc/self/ns/net", &net_namespace) == 0;
   return str(boot, "/", known ? net_namespace.st_ino : 0);
 }

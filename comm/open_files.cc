@@ -12,12 +12,16 @@
 namespace tessera::comm {
 namespace {
 
-/// Event loops, listening sockets and what is open for a moment, in any group. Measured: up to 15 on rank 0, with some for the program's own files.
+/// Event loops, listening sockets and what is open for a moment, in any group. Measured: up to 15 on rank 0,
+/// with some for the program's own files.
 constexpr int kForAnyGroup = 20;
 
-/// Of each other rank: its connection to the store, the one that tells whether it is alive, and what carries the collectives.
+/// Of each other rank: its connection to the store, the one that tells whether it is
+/// alive, and what carries the collectives.
 int for_each_rank(bool serves, const std::string& backend) {
-  const int for_collectives = backend == "nccl" ? 0 : backend == "gloo" ? 2 : 1;  // an engine has two groups over Gloo
+  const int for_collectives = backend == "nccl"   ? 0
+                              : backend == "gloo" ? 2
+                                                  : 1;  // an engine has two groups over Gloo
   return (serves ? 1 : 0) + 1 + for_collectives;
 }
 
@@ -36,8 +40,9 @@ void check_open_files(int world_size, bool serves, const std::string& backend) {
   const int64_t open = num_open_files(), most = static_cast<int64_t>(limit.rlim_cur);
   const int64_t needed = kForAnyGroup + int64_t{for_each_rank(serves, backend)} * world_size;
   if (open >= 0 && most - open >= needed) return;
-  throw CommError(str("this process may have no more than ", most, " files open, and a group of ", world_size, " ranks needs about ",
-                      needed + (open < 0 ? most : open), ": raise the limit (ulimit -n)"));
+  throw CommError(str("this process may have no more than ", most, " files open, and a group of ", world_size,
+                      " ranks needs about ", needed + (open < 0 ? most : open),
+                      ": raise the limit (ulimit -n)"));
 }
 
 }  // namespace tessera::comm

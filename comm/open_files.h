@@ -5,9 +5,9 @@
 
 namespace tessera::comm {
 
-/// Local. Throws CommError when the limit of open files (ulimit -n) leaves fewer than a group of `world_size` ranks takes on this one, which serves
-/// the store or does not. Asked before the
-/// first socket: a thread of a library that finds none left says nothing, or hangs.
+/// Local. Throws CommError when the limit of open files (ulimit -n) leaves fewer than a group of `world_size`
+/// ranks takes on this one, which serves the store or does not. Asked before the first socket: a thread of a
+/// library that finds none left says nothing, or hangs.
 void check_open_files(int world_size, bool serves, const std::string& backend);
 
 }  // namespace tessera::comm

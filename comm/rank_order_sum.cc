@@ -28,7 +28,8 @@ shm::Element element_of(const at::Tensor& tensor) {
 void sum_in_rank_order(const void* slices, shm::Element element, int num_ranks, const ReduceInto& into) {
   const int64_t numel = into.shard.numel();
   std::vector<const void*> inputs;
-  for (int rank = 0; rank < num_ranks; ++rank) inputs.push_back(static_cast<const char*>(slices) + rank * numel * shm::size_of(element));
+  for (int rank = 0; rank < num_ranks; ++rank)
+    inputs.push_back(static_cast<const char*>(slices) + rank * numel * shm::size_of(element));
   shm::add_up({.element = element,
                .inputs = inputs.data(),
                .num_inputs = num_ranks,

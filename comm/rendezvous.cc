@@ -35,12 +35,15 @@ std::string host_name() {
 class Patience {
  public:
   Patience(milliseconds timeout, const Logger& log) : log_(log), deadline_(Clock::now() + timeout) {}
-  milliseconds left() const { return std::max(std::chrono::duration_cast<milliseconds>(deadline_ - Clock::now()), milliseconds(1)); }
+  milliseconds left() const {
+    return std::max(std::chrono::duration_cast<milliseconds>(deadline_ - Clock::now()), milliseconds(1));
+  }
   template <class Describe>
   void still_waiting(const Describe& describe) {
     if (Clock::now() < next_) return;
     next_ = Clock::now() + std::chrono::minutes(1);
-    log_.info(str(describe(), "; gives up in ", std::chrono::ceil<std::chrono::seconds>(left()).count(), " s"));
+    log_.info(
+        str(describe(), "; gives up in ", std::chrono::ceil<std::chrono::seconds>(left()).count(), " s"));
   }
 
  private:
@@ -49,7 +52,8 @@ class Patience {
   Clock::time_point next_ = Clock::now() + std::chrono::seconds(5);
 };
 
-c10::intrusive_ptr<c10d::Store> open_store(const Environment& env, const std::string& host, milliseconds timeout, Patience& patience) {
+c10::intrusive_ptr<c10d::Store> open_store(const Environment& env, const std::string& host,
+                                           milliseconds timeout, Patience& patience) {
   c10d::TCPStoreOptions options;
   options.port = static_cast<uint16_t>(env.master_port);
   options.isServer = env.rank == 0 && !env.agent_store;
@@ -59,7 +63,8 @@ c10::intrusive_ptr<c10d::Store> open_store(const Environment& env, const std::st
     const char* who = env.agent_store ? "torchrun's agent" : "rank 0";
     await_server(host, env.master_port, timeout, [&](const std::string& instead) {
       patience.still_waiting([&] {
-        return str("rank ", env.rank, " waits for ", who, " to serve the rendezvous at ", endpoint(host, env.master_port), " (", instead, ")");
+        return str("rank ", env.rank, " waits for ", who, " to serve the rendezvous at ",
+                   endpoint(host, env.master_port), " (", instead, ")");
       });
     });
   } else {
@@ -116,7 +121,8 @@ void check_terms(const std::vector<Card>& cards) {
   for (const auto& [name, value] : cards.front().terms)
     for (size_t rank = 1; rank < cards.size(); ++rank)
       if (cards[rank].term(name) != value)
-        throw CommError(str(name, " differs between ranks: it is ", value, " on rank 0 and ", cards[rank].term(name), " on rank ", rank));
+        throw CommError(str(name, " differs between ranks: it is ", value, " on rank 0 and ",
+                            cards[rank].term(name), " on rank ", rank));
 }
 
 void await_all(const GroupStore& store, const Environment& env, milliseconds timeout, Patience& patience) {
@@ -126,7 +132,8 @@ void await_all(const GroupStore& store, const Environment& env, milliseconds tim
       std::vector<int> missing;
       for (int r = 0; r < env.world_size; ++r)
         if (!store.has(str("rank/", r))) missing.push_back(r);
-      return str("rank ", env.rank, " waits at the rendezvous at ", endpoint(env.master_addr, env.master_port), " for ", name_ranks(missing), " of ",
+      return str("rank ", env.rank, " waits at the rendezvous at ",
+                 endpoint(env.master_addr, env.master_port), " for ", name_ranks(missing), " of ",
                  env.world_size);
     });
   };
@@ -139,7 +146,8 @@ void await_all(const GroupStore& store, const Environment& env, milliseconds tim
 }
 
 /// Returns what all ranks have said of themselves.
-std::vector<Card> register_rank(const GroupStore& store, const Environment& env, const Card& mine, milliseconds timeout, Patience& patience) {
+std::vector<Card> register_rank(const GroupStore& store, const Environment& env, const Card& mine,
+                                milliseconds timeout, Patience& patience) {
   const std::string claimed = store.claim("world", str(env.world_size, " on rank ", env.rank));
   if (claimed.substr(0, claimed.find(' ')) != std::to_string(env.world_size)) {
     throw refusal(store, str("WORLD_SIZE differs between ranks: it is ", env.world_size, " on rank ",
@@ -147,7 +155,8 @@ std::vector<Card> register_rank(const GroupStore& store, const Environment& env,
   }
   const Card holder = Card::decode(store.claim(str("rank/", env.rank), mine.encode()));
   if (holder.process != mine.process) {
-    throw refusal(store, str("RANK=", env.rank, " is given to two processes: ", holder.process, " and ", mine.process));
+    throw refusal(
+        store, str("RANK=", env.rank, " is given to two processes: ", holder.process, " and ", mine.process));
   }
   await_all(store, env, timeout, patience);
   std::vector<Card> cards;
@@ -164,13 +173,16 @@ std::string own_address(const std::string& host, int port) {
 }
 
 /// Connects to all other ranks.
-void watch_over(Liveness& liveness, const std::vector<Card>& cards, const Environment& env, bool one_host, milliseconds timeout) {
+void watch_over(Liveness& liveness, const std::vector<Card>& cards, const Environment& env, bool one_host,
+                milliseconds timeout) {
   std::vector<std::string> endpoints;
   for (size_t rank = 0; rank < cards.size(); ++rank) {
     const std::string& address = cards[rank].endpoint;
     if (!one_host && is_loopback(address.substr(0, address.find(' '))))
-      throw CommError(str("MASTER_ADDR=", env.master_addr, " is ", address.substr(0, address.find(' ')), " on rank ", rank,
-                          "'s host, which ranks on other hosts cannot reach: give an address that is the same everywhere, or set "
+      throw CommError(str("MASTER_ADDR=", env.master_addr, " is ", address.substr(0, address.find(' ')),
+                          " on rank ", rank,
+                          "'s host, which ranks on other hosts cannot reach: give an address that is the "
+                          "same everywhere, or set "
                           "GLOO_SOCKET_IFNAME"));
     endpoints.push_back(address);
   }
@@ -202,7 +214,8 @@ Meeting meet(const Environment& env, milliseconds timeout, const Terms& terms, c
   try {
     const std::vector<Card> cards = register_rank(meeting.store, env, mine, timeout, patience);
     check_terms(cards);
-    meeting.one_host = std::all_of(cards.begin(), cards.end(), [&](const Card& card) { return card.domain == mine.domain; });
+    meeting.one_host =
+        std::all_of(cards.begin(), cards.end(), [&](const Card& card) { return card.domain == mine.domain; });
     watch_over(*liveness, cards, env, meeting.one_host, patience.left());
     meeting.store = meeting.store.watched(liveness);
   } catch (const CommError&) {

@@ -24,10 +24,11 @@ using Terms = std::vector<std::pair<std::string, std::string>>;
 /// Local. In the words of a run's configuration.
 Terms terms_of(const Options& options);
 
-/// Collective. Rank 0 serves the store (torchrun's agent, with env.agent_store), everyone else connects. All of it takes no longer than
-/// `timeout`; what it waits for after 5 s, and then every minute, goes to `log`.
-/// Throws CommError: port in use, nobody or somebody else serving, ranks missing (which), WORLD_SIZE or a term differing, one RANK given
-/// twice, a rank that has ended or cannot be reached.
-Meeting meet(const Environment& env, std::chrono::milliseconds timeout, const Terms& terms, const Logger& log);
+/// Collective. Rank 0 serves the store (torchrun's agent, with env.agent_store), everyone else connects. All
+/// of it takes no longer than `timeout`; what it waits for after 5 s, and then every minute, goes to `log`.
+/// Throws CommError: port in use, nobody or somebody else serving, ranks missing (which), WORLD_SIZE or a
+/// term differing, one RANK given twice, a rank that has ended or cannot be reached.
+Meeting meet(const Environment& env, std::chrono::milliseconds timeout, const Terms& terms,
+             const Logger& log);
 
 }  // namespace tessera::comm

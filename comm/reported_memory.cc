@@ -7,7 +7,8 @@ namespace tessera::comm {
 namespace {
 
 void report(void* data, int64_t bytes) {
-  if (c10::memoryProfilingEnabled()) c10::reportMemoryUsageToProfiler(data, bytes, 0, 0, c10::Device(c10::kCPU));
+  if (c10::memoryProfilingEnabled())
+    c10::reportMemoryUsageToProfiler(data, bytes, 0, 0, c10::Device(c10::kCPU));
 }
 
 }  // namespace

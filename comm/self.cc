@@ -30,7 +30,9 @@ std::string_view SelfCommunicator::backend() const {
   return group_.one_host ? "simulated shm" : "simulated network";
 }
 
-at::Tensor SelfCommunicator::peer_view(const at::Tensor& mine, int) { return group_.one_host ? mine : at::Tensor(); }
+at::Tensor SelfCommunicator::peer_view(const at::Tensor& mine, int) {
+  return group_.one_host ? mine : at::Tensor();
+}
 
 at::Tensor SelfCommunicator::allocate_shared(int64_t bytes, std::string_view) {
   if (!group_.one_host) return {};
@@ -39,11 +41,14 @@ at::Tensor SelfCommunicator::allocate_shared(int64_t bytes, std::string_view) {
   return reported_memory(std::move(memory), data, bytes, group_.size);
 }
 
-std::vector<std::string> SelfCommunicator::exchange(const std::string& value, std::string_view, std::chrono::milliseconds) {
+std::vector<std::string> SelfCommunicator::exchange(const std::string& value, std::string_view,
+                                                    std::chrono::milliseconds) {
   return std::vector<std::string>(static_cast<size_t>(group_.size), value);
 }
 
-std::shared_ptr<Communicator> SelfCommunicator::duplicate(std::string_view) { return std::make_shared<SelfCommunicator>(group_); }
+std::shared_ptr<Communicator> SelfCommunicator::duplicate(std::string_view) {
+  return std::make_shared<SelfCommunicator>(group_);
+}
 
 WorkPtr SelfCommunicator::do_all_gather(const at::Tensor& full, const at::Tensor& shard, std::string_view) {
   // The copies are ours, not the model's: whoever listens to operators (zero/residency) must not see them.
@@ -57,11 +62,13 @@ WorkPtr SelfCommunicator::do_all_gather(const at::Tensor& full, const at::Tensor
   return finished_work();
 }
 
-WorkPtr SelfCommunicator::do_reduce_scatter(const at::Tensor& full, const ReduceInto& into, std::string_view) {
+WorkPtr SelfCommunicator::do_reduce_scatter(const at::Tensor& full, const ReduceInto& into,
+                                            std::string_view) {
   const at::DisableRecordFunctionGuard silent;
   const int64_t numel = into.shard.numel();
   write_result(full.narrow(0, group_.rank * numel, numel), into);
-  return std::make_shared<FinishedWork>(buffers_reductions() && full.is_cpu() ? reduction_buffer(full) : at::Tensor());
+  return std::make_shared<FinishedWork>(buffers_reductions() && full.is_cpu() ? reduction_buffer(full)
+                                                                              : at::Tensor());
 }
 
 WorkPtr SelfCommunicator::do_all_reduce(const at::Tensor& full, double scale, std::string_view) {

@@ -1,7 +1,9 @@
-// SelfCommunicator: a group of which only this rank is here. No network, no threads: every result is there at once.
+// SelfCommunicator: a group of which only this rank is here. No network, no
+// threads: every result is there at once.
 //
-// Usually the group has one rank. It may also be one rank of many, to measure what that one would hold: every buffer has its
-// real size, and this rank's own data stands where the others' would be; what is computed is then worth nothing.
+// Usually the group has one rank. It may also be one rank of many, to measure what that one would
+// hold: every buffer has its real size, and this rank's own data stands where the others' would be;
+// what is computed is then worth nothing.
 #pragma once
 
 #include "comm/communicator.h"
@@ -19,7 +21,8 @@ struct SimulatedGroup {
 /// Owns nothing. All calls are local.
 class SelfCommunicator final : public Communicator {
  public:
-  explicit SelfCommunicator(std::chrono::milliseconds timeout) : SelfCommunicator(SimulatedGroup{.timeout = timeout}) {}
+  explicit SelfCommunicator(std::chrono::milliseconds timeout)
+      : SelfCommunicator(SimulatedGroup{.timeout = timeout}) {}
   explicit SelfCommunicator(const SimulatedGroup& group) : group_(group) {}
 
   int rank() const override { return group_.rank; }

@@ -20,7 +20,10 @@ using std::chrono::steady_clock;
 class ShmWork final : public c10d::Work {
  public:
   ShmWork(std::shared_ptr<shm::Group> group, uint64_t number, milliseconds timeout)
-      : group_(std::move(group)), number_(number), timeout_(timeout), deadline_(steady_clock::now() + timeout) {}
+      : group_(std::move(group)),
+        number_(number),
+        timeout_(timeout),
+        deadline_(steady_clock::now() + timeout) {}
 
   bool isCompleted() override {
     if (finished_ || error_) return true;
@@ -39,7 +42,8 @@ class ShmWork final : public c10d::Work {
   bool wait(milliseconds limit) override {
     if (error_) std::rethrow_exception(error_);
     if (finished_) return true;
-    const auto left = std::max(milliseconds(0), std::chrono::duration_cast<milliseconds>(deadline_ - steady_clock::now()));
+    const auto left =
+        std::max(milliseconds(0), std::chrono::duration_cast<milliseconds>(deadline_ - steady_clock::now()));
     try {
       finished_ = group_->wait(number_, limit == kNoTimeout ? left : std::min(limit, left));
       if (!finished_) check_deadline();
@@ -73,12 +77,14 @@ class ShmTransport final : public Transport {
   bool wait_blocks() const override { return true; }
 
   Issued all_gather(const at::Tensor& full, const at::Tensor& shard, uint32_t tag) override {
-    return work(group_->all_gather(full.data_ptr(), shard.data_ptr(), static_cast<int64_t>(shard.nbytes()), tag));
+    return work(
+        group_->all_gather(full.data_ptr(), shard.data_ptr(), static_cast<int64_t>(shard.nbytes()), tag));
   }
 
   Issued reduce_scatter(const at::Tensor& full, const ReduceInto& into, uint32_t tag) override {
     return work(group_->reduce_scatter(full.data_ptr(), element_of(full), into.shard.numel(),
-                                       {into.shard.data_ptr(), element_of(into.shard), into.scale, into.add}, tag));
+                                       {into.shard.data_ptr(), element_of(into.shard), into.scale, into.add},
+                                       tag));
   }
 
   Issued all_reduce(const at::Tensor& full, double scale, uint32_t tag) override {
@@ -97,7 +103,10 @@ class ShmTransport final : public Transport {
   at::Tensor peer_view(const at::Tensor& mine, int rank) override {
     const void* theirs = group_->peer_address(mine.data_ptr(), static_cast<int64_t>(mine.nbytes()), rank);
     if (theirs == nullptr) return {};
-    return at::for_blob(const_cast<void*>(theirs), mine.sizes()).deleter([mine](void*) {}).options(mine.options()).make_tensor();
+    return at::for_blob(const_cast<void*>(theirs), mine.sizes())
+        .deleter([mine](void*) {})
+        .options(mine.options())
+        .make_tensor();
   }
 
   void abort() override { group_->abort(); }
@@ -107,7 +116,9 @@ class ShmTransport final : public Transport {
   }
 
  private:
-  std::vector<C10dWork> work(uint64_t number) { return {c10::make_intrusive<ShmWork>(group_, number, timeout_)}; }
+  std::vector<C10dWork> work(uint64_t number) {
+    return {c10::make_intrusive<ShmWork>(group_, number, timeout_)};
+  }
 
   at::Tensor allocate(int64_t bytes, bool common) {
     auto region = group_->allocate(bytes, common);
@@ -121,9 +132,10 @@ class ShmTransport final : public Transport {
 
 }  // namespace
 
-std::unique_ptr<Transport> make_shm_transport(const GroupStore& store, int rank, int size, milliseconds timeout,
-                                              milliseconds connect_timeout) {
-  return std::make_unique<ShmTransport>(std::make_shared<shm::Peers>(store.under("shm"), rank, size, connect_timeout), timeout);
+std::unique_ptr<Transport> make_shm_transport(const GroupStore& store, int rank, int size,
+                                              milliseconds timeout, milliseconds connect_timeout) {
+  return std::make_unique<ShmTransport>(
+      std::make_shared<shm::Peers>(store.under("shm"), rank, size, connect_timeout), timeout);
 }
 
 }  // namespace tessera::comm

@@ -8,9 +8,10 @@
 
 namespace tessera::comm {
 
-/// Collective. Connects the ranks over Unix sockets; they meet under `store`. Throws CommError: ranks in different network
-/// namespaces, no shared memory, no descriptors.
-std::unique_ptr<Transport> make_shm_transport(const GroupStore& store, int rank, int size, std::chrono::milliseconds timeout,
+/// Collective. Connects the ranks over Unix sockets; they meet under `store`. Throws CommError: ranks in
+/// different network namespaces, no shared memory, no descriptors.
+std::unique_ptr<Transport> make_shm_transport(const GroupStore& store, int rank, int size,
+                                              std::chrono::milliseconds timeout,
                                               std::chrono::milliseconds connect_timeout);
 
 }  // namespace tessera::comm

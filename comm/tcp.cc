@@ -70,7 +70,8 @@ FileDescriptor connect_to(const addrinfo& address, Clock::time_point deadline) {
   if (error == EINPROGRESS || error == EINTR) {
     error = ETIMEDOUT;
     socklen_t length = sizeof error;
-    if (await_event(socket.get(), POLLOUT, deadline)) getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &length);
+    if (await_event(socket.get(), POLLOUT, deadline))
+      getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &length);
   }
   if (error == 0) return socket;
   socket.reset();
@@ -82,11 +83,13 @@ std::string why_not_connected(int error) {
   if (error != EMFILE) return std::strerror(error);
   rlimit limit{};
   getrlimit(RLIMIT_NOFILE, &limit);
-  return str("this process may have no more than ", limit.rlim_cur, " files open; raise the limit (ulimit -n)");
+  return str("this process may have no more than ", limit.rlim_cur,
+             " files open; raise the limit (ulimit -n)");
 }
 
 void keep_alive(int fd, std::chrono::seconds limit) {
-  const int on = 1, idle_s = static_cast<int>(limit.count() / 2), interval_s = static_cast<int>(limit.count() / 4), count = 2;
+  const int on = 1, idle_s = static_cast<int>(limit.count() / 2),
+            interval_s = static_cast<int>(limit.count() / 4), count = 2;
   const auto limit_ms = static_cast<unsigned>(limit.count() * 1000);
   setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
   setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof idle_s);

@@ -16,7 +16,8 @@ using Addresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
 
 /// Local. Of an address and a port in numbers. Throws CommError.
 Addresses resolve_numeric(const std::string& address, const std::string& port);
-/// Local. None, with errno, when it cannot be. Connections are completed by the kernel before anybody accepts them.
+/// Local. None, with errno, when it cannot be. Connections are completed by the
+/// kernel before anybody accepts them.
 FileDescriptor listen_at(int family, const sockaddr* address, socklen_t length);
 /// Local. Of a socket that is bound.
 int port_of(int fd);

@@ -10,7 +10,8 @@ template <class Kept>
 at::Tensor view_of(const at::Tensor& buffer, void* data, int64_t numel, at::ScalarType dtype, Kept held) {
   return at::for_blob(data, {numel})
       .deleter([kept = std::move(held), info = c10::ThreadLocalDebugInfo::current()](void*) mutable {
-        const c10::DebugInfoGuard heard(info);  // Gloo's threads may be the last to let go, and whoever counts memory wants to hear of it
+        const c10::DebugInfoGuard heard(
+            info);  // Gloo's threads may be the last to let go, and whoever counts memory wants to hear of it
         kept.reset();
       })
       .options(buffer.options().dtype(dtype).requires_grad(false))
@@ -26,12 +27,14 @@ at::Tensor plain_view(const at::Tensor& buffer, int64_t begin, int64_t numel) {
 }
 
 at::Tensor plain_bytes(const at::Tensor& buffer) {
-  return view_of(buffer, buffer.data_ptr(), static_cast<int64_t>(buffer.nbytes()), at::kByte, at::Tensor(buffer));
+  return view_of(buffer, buffer.data_ptr(), static_cast<int64_t>(buffer.nbytes()), at::kByte,
+                 at::Tensor(buffer));
 }
 
 at::Tensor plain_bytes(std::shared_ptr<at::Tensor> buffer) {
   const at::Tensor& tensor = *buffer;
-  return view_of(tensor, tensor.data_ptr(), static_cast<int64_t>(tensor.nbytes()), at::kByte, std::move(buffer));
+  return view_of(tensor, tensor.data_ptr(), static_cast<int64_t>(tensor.nbytes()), at::kByte,
+                 std::move(buffer));
 }
 
 std::function<void()> taking_sum(const at::Tensor& sum, const ReduceInto& into) {

@@ -24,7 +24,8 @@ using FailureHook = std::function<void(const std::string& cause, uint32_t tag)>;
 
 /// A collective under way.
 struct Issued {
-  Issued(std::vector<C10dWork> works, std::function<void()> rest = {}) : parts(std::move(works)), finish(std::move(rest)) {}  // NOLINT: implicit
+  Issued(std::vector<C10dWork> works, std::function<void()> rest = {})
+      : parts(std::move(works)), finish(std::move(rest)) {}  // NOLINT: implicit
 
   std::vector<C10dWork> parts;   ///< all must finish
   std::function<void()> finish;  ///< what is left to do then, by whoever waits; may be unset
@@ -62,10 +63,12 @@ class Transport {
 at::Tensor plain_view(const at::Tensor& buffer, int64_t begin, int64_t numel);
 /// Local. The same of all of it, as bytes.
 at::Tensor plain_bytes(const at::Tensor& buffer);
-/// Local. The same of a buffer that its owner lets go (buffer->reset()) when the work on it is done, whoever holds the view for longer.
+/// Local. The same of a buffer that its owner lets go (buffer->reset()) when the work on it is
+/// done, whoever holds the view for longer.
 at::Tensor plain_bytes(std::shared_ptr<at::Tensor> buffer);
 
-/// Local. For Issued::finish of a backend that only adds up: takes `sum` to where it is wanted; unset when it is there.
+/// Local. For Issued::finish of a backend that only adds up: takes `sum` to where
+/// it is wanted; unset when it is there.
 std::function<void()> taking_sum(const at::Tensor& sum, const ReduceInto& into);
 
 }  // namespace tessera::comm

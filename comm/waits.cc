@@ -9,15 +9,16 @@
 namespace tessera::comm {
 namespace {
 
-/// Whether `a`, which waits, needs `b` to issue something first, while `b` waits as well. (A group that `b` does not list is in
-/// the hands of another thread of `b`'s, which may be at work.)
+/// Whether `a`, which waits, needs `b` to issue something first, while `b` waits as well. (A group that `b`
+/// does not list is in the hands of another thread of `b`'s, which may be at work.)
 bool needs(const Waiting& a, const Waiting& b) {
   const auto issued = b.issued.find(a.group);
   return issued != b.issued.end() && issued->second < a.number;
 }
 
 /// Extends `path` to a circle back to its first rank. Depth first; ranks looked at are not looked at again.
-bool close_circle(const std::vector<std::optional<Waiting>>& waiting, std::vector<int>& path, std::vector<bool>& seen) {
+bool close_circle(const std::vector<std::optional<Waiting>>& waiting, std::vector<int>& path,
+                  std::vector<bool>& seen) {
   const Waiting& last = *waiting[static_cast<size_t>(path.back())];
   for (size_t next = 0; next < waiting.size(); ++next) {
     if (!waiting[next] || static_cast<int>(next) == path.back() || !needs(last, *waiting[next])) continue;
@@ -43,7 +44,8 @@ Waiting Waiting::decode(std::string_view text) {
   std::istringstream in{std::string(text)};
   Waiting waiting;
   std::string line;
-  const bool complete = std::getline(in, waiting.group) && in >> waiting.number && in.get() == '\n' && std::getline(in, waiting.text);
+  const bool complete = std::getline(in, waiting.group) && in >> waiting.number && in.get() == '\n' &&
+                        std::getline(in, waiting.text);
   if (!complete) throw CommError(str("not a list of what a rank waits for: ", text.substr(0, 80)));
   int64_t count = 0;
   while (in >> count && in.get() == ' ' && std::getline(in, line)) waiting.issued[line] = count;
@@ -62,8 +64,8 @@ std::optional<std::string> describe_circle(const std::vector<std::optional<Waiti
   std::string out = "the ranks wait for each other: ";
   for (size_t i = 0; i < path.size(); ++i) {
     const int next = path[(i + 1) % path.size()];
-    out += str(i == 0 ? "" : "; ", "rank ", path[i], " waits in ", waiting[static_cast<size_t>(path[i])]->text, ", which rank ", next,
-               " has not come to");
+    out += str(i == 0 ? "" : "; ", "rank ", path[i], " waits in ",
+               waiting[static_cast<size_t>(path[i])]->text, ", which rank ", next, " has not come to");
   }
   return out;
 }

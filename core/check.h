@@ -8,9 +8,9 @@
 #include "core/str.h"
 
 /// An invariant of this project's own code. Failing is a bug, never a user's mistake.
-#define TESSERA_CHECK(condition, ...)                                                             \
-  do {                                                                                            \
-    if (!(condition))                                                                             \
-      throw std::logic_error(::tessera::str("internal error at ", __FILE__, ":", __LINE__, ": ",  \
-                                            #condition, " is false. " __VA_OPT__(, ) __VA_ARGS__)); \
+#define TESSERA_CHECK(condition, ...)                                                                        \
+  do {                                                                                                       \
+    if (!(condition))                                                                                        \
+      throw std::logic_error(::tessera::str("internal error at ", __FILE__, ":", __LINE__, ": ", #condition, \
+                                            " is false. " __VA_OPT__(, ) __VA_ARGS__));                      \
   } while (false)

@@ -45,7 +45,8 @@ void OutputFile::reserve(int64_t bytes) {
 
 void OutputFile::write_at(int64_t offset, std::span<const std::byte> data) {
   while (!data.empty()) {
-    const ssize_t written = ::pwrite(descriptor_.get(), data.data(), std::min(data.size(), kLargestCall), offset);
+    const ssize_t written =
+        ::pwrite(descriptor_.get(), data.data(), std::min(data.size(), kLargestCall), offset);
     if (written < 0 && errno == EINTR) continue;
     if (written <= 0) throw_disk_error("write", path_, written < 0 ? errno : ENOSPC);
     data = data.subspan(static_cast<size_t>(written));
@@ -61,7 +62,8 @@ void OutputFile::append(std::span<const std::byte> data) {
 
 void OutputFile::start_sync(int64_t offset, int64_t bytes) {
   // A hint: where a file system doesn't know it, close() does all the work.
-  if (disk_->options_.sync) static_cast<void>(::sync_file_range(descriptor_.get(), offset, bytes, SYNC_FILE_RANGE_WRITE));
+  if (disk_->options_.sync)
+    static_cast<void>(::sync_file_range(descriptor_.get(), offset, bytes, SYNC_FILE_RANGE_WRITE));
 }
 
 void OutputFile::close() {
@@ -95,7 +97,8 @@ void Disk::create_directories(const fs::path& path) const {
 }
 
 void Disk::rename(const fs::path& from, const fs::path& to) const {
-  if (::rename(from.c_str(), to.c_str()) != 0) throw_disk_error(str("rename ", from.filename().string(), " to"), to, errno);
+  if (::rename(from.c_str(), to.c_str()) != 0)
+    throw_disk_error(str("rename ", from.filename().string(), " to"), to, errno);
   done("rename", to);
 }
 
@@ -130,6 +133,8 @@ void Disk::replace_file(const fs::path& path, std::string_view content) const {
   pending.publish();
 }
 
-void replace_file(const fs::path& path, std::string_view content) { Disk({.sync = false, .probe = {}}).replace_file(path, content); }
+void replace_file(const fs::path& path, std::string_view content) {
+  Disk({.sync = false, .probe = {}}).replace_file(path, content);
+}
 
 }  // namespace tessera

@@ -12,8 +12,10 @@ namespace tessera {
 std::string describe_errno(int error) {
   const char* reason = std::strerror(error);
   rlimit limit{};
-  if (error != EFBIG || ::getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return reason;
-  return str(reason, ": this process may write files of at most ", limit.rlim_cur, " bytes (ulimit -f; RLIMIT_FSIZE)");
+  if (error != EFBIG || ::getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY)
+    return reason;
+  return str(reason, ": this process may write files of at most ", limit.rlim_cur,
+             " bytes (ulimit -f; RLIMIT_FSIZE)");
 }
 
 void throw_disk_error(const std::string& what, const std::filesystem::path& path, const std::string& reason) {

@@ -15,18 +15,21 @@ class DiskError : public Error {
   using Error::Error;
   DiskError(const std::string& what, std::string reason) : Error(what), reason_(std::move(reason)) {}
 
-  /// "No space left on device", for those who say the rest in words of their own; what() where there is no such part.
+  /// "No space left on device", for those who say the rest in words of their
+  /// own; what() where there is no such part.
   std::string reason() const { return reason_.empty() ? what() : reason_; }
 
  private:
   std::string reason_;
 };
 
-/// Local. What an errno of a file operation means, for people. EFBIG names the process's limit of file sizes, where it has one.
+/// Local. What an errno of a file operation means, for people. EFBIG names the process's
+/// limit of file sizes, where it has one.
 std::string describe_errno(int error);
 
 /// Local. Throws DiskError "cannot WHAT PATH: REASON"; the second form for an errno.
-[[noreturn]] void throw_disk_error(const std::string& what, const std::filesystem::path& path, const std::string& reason);
+[[noreturn]] void throw_disk_error(const std::string& what, const std::filesystem::path& path,
+                                   const std::string& reason);
 [[noreturn]] void throw_disk_error(const std::string& what, const std::filesystem::path& path, int error);
 
 }  // namespace tessera

@@ -1,5 +1,5 @@
-// bf16 and fp16 to and from fp32 by their bits: round to nearest even, the same on CPU and GPU and the same bits as
-// torch's own casts. No branches, so that loops over them vectorise.
+// bf16 and fp16 to and from fp32 by their bits: round to nearest even, the same on CPU and GPU and the same
+// bits as torch's own casts. No branches, so that loops over them vectorise.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,8 @@ TESSERA_HD uint16_t bf16_of_float(float x) {
 
 TESSERA_HD float float_of_fp16(uint16_t half) {
   const uint32_t sign = static_cast<uint32_t>(half & 0x8000u) << 16;
-  const uint32_t shifted = static_cast<uint32_t>(half & 0x7FFFu) << 13;  // exponent and mantissa in fp32's place
+  const uint32_t shifted = static_cast<uint32_t>(half & 0x7FFFu)
+                           << 13;  // exponent and mantissa in fp32's place
   const uint32_t exponent = shifted & 0x0F800000u;
   // Normal: rebias the exponent from 15 to 127. Infinity and NaN: to 255. Subnormal: mantissa x 2^-24, exact.
   const uint32_t normal = shifted + (112u << 23);

@@ -8,12 +8,14 @@
 
 namespace tessera {
 
-LineFile::LineFile(std::filesystem::path path, const std::function<bool(const std::string& line)>& keep) : path_(std::move(path)) {
+LineFile::LineFile(std::filesystem::path path, const std::function<bool(const std::string& line)>& keep)
+    : path_(std::move(path)) {
   std::string kept;
   if (keep) {
     std::istringstream old(std::filesystem::exists(path_) ? InputFile(path_).read_all() : std::string());
     for (std::string line; std::getline(old, line);)
-      if (!old.eof() && keep(line)) kept += line + "\n";  // a killed run's last line may be half, and has no end
+      if (!old.eof() && keep(line))
+        kept += line + "\n";  // a killed run's last line may be half, and has no end
   }
   is_new_ = kept.empty();
   replace_file(path_, kept);

@@ -22,7 +22,8 @@ spdlog::level::level_enum to_spdlog(LogLevel level) {
   return spdlog::level::info;
 }
 
-/// Empties the line the cursor is on, where a bar may stand, and what is below, where a second one may; goes to the line's start.
+/// Empties the line the cursor is on, where a bar may stand, and what is below, where a
+/// second one may; goes to the line's start.
 std::string blank() {
   if (terminal_knows_sequences()) return "\r\x1b[J";
   std::string line(static_cast<size_t>(terminal_width(STDERR_FILENO)) + 1, ' ');

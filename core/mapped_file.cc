@@ -15,7 +15,7 @@ namespace tessera {
 MappedFile::MappedFile(const std::filesystem::path& path) try {
   const auto fail = [&] { throw DataError(str("cannot map ", path.string(), ": ", std::strerror(errno))); };
   const FileDescriptor file = open_input(path);
-  struct stat status {};
+  struct stat status{};
   if (::fstat(file.get(), &status) != 0) fail();
   if (status.st_size == 0) return;  // which mmap refuses
   void* memory = ::mmap(nullptr, static_cast<size_t>(status.st_size), PROT_READ, MAP_SHARED, file.get(), 0);

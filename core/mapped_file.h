@@ -1,5 +1,5 @@
-// MappedFile: a file's bytes as memory that is only read. All processes of a host that map it read the same pages of the page
-// cache, which come and go with use.
+// MappedFile: a file's bytes as memory that is only read. All processes of a host that map it read the same
+// pages of the page cache, which come and go with use.
 #pragma once
 
 #include <cstddef>

@@ -12,8 +12,8 @@ namespace tessera {
 
 enum class MemoryUse : uint8_t {
   kParameters,
-  kGradients,      ///< accumulated ones; what autograd makes on the way there is kActivations
-  kMaster,         ///< fp32 weights beside bf16 or fp16 parameters
+  kGradients,  ///< accumulated ones; what autograd makes on the way there is kActivations
+  kMaster,     ///< fp32 weights beside bf16 or fp16 parameters
   kOptimizer,
   kSnapshot,       ///< the copy that asynchronous checkpoints are written from
   kCommunication,  ///< buffers of gradients on their way and of gathered units

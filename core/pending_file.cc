@@ -13,7 +13,8 @@ namespace fs = std::filesystem;
 
 OutputFile PendingFile::create(const Disk& disk, const fs::path& path, FileDescriptor& lock) {
   std::error_code ignored;
-  if (fs::is_directory(path, ignored)) throw DiskError(str(path.string(), " is a folder; expected the name of a file"));
+  if (fs::is_directory(path, ignored))
+    throw DiskError(str(path.string(), " is a folder; expected the name of a file"));
   remove_abandoned(disk, path);
   while (true) {
     const fs::path temporary = temporary_path(path);
@@ -28,7 +29,8 @@ OutputFile PendingFile::create(const Disk& disk, const fs::path& path, FileDescr
   }
 }
 
-PendingFile::PendingFile(const Disk& disk, fs::path path) : disk_(disk), path_(std::move(path)), file_(create(disk_, path_, lock_)) {}
+PendingFile::PendingFile(const Disk& disk, fs::path path)
+    : disk_(disk), path_(std::move(path)), file_(create(disk_, path_, lock_)) {}
 
 PendingFile::~PendingFile() {
   if (!renamed_) remove_quietly(disk_, temporary());

@@ -1,4 +1,5 @@
-// PendingFile: a file that has another name until it is whole (core/disk.h: [Note: files that are whole or absent]).
+// PendingFile: a file that has another name until it is whole (core/disk.h:
+// [Note: files that are whole or absent]).
 #pragma once
 
 #include <filesystem>
@@ -11,8 +12,8 @@ namespace tessera {
 /// A file being written. Owns the temporary file and removes it unless published. Not thread-safe.
 class PendingFile {
  public:
-  /// Local. Removes what killed processes have left of it, and creates the temporary file (core/temporary_name.h). `disk` must outlive
-  /// this. Throws DiskError, for a name that a folder has, too.
+  /// Local. Removes what killed processes have left of it, and creates the temporary file
+  /// (core/temporary_name.h). `disk` must outlive this. Throws DiskError, for a name that a folder has, too.
   PendingFile(const Disk& disk, std::filesystem::path path);
   ~PendingFile();
   PendingFile(const PendingFile&) = delete;
@@ -34,7 +35,8 @@ class PendingFile {
   bool renamed_ = false;
 };
 
-/// Local. For destructors and handlers: what cannot be removed stays, and the failure that led there is the one to report.
+/// Local. For destructors and handlers: what cannot be removed stays, and the failure
+/// that led there is the one to report.
 void remove_quietly(const Disk& disk, const std::filesystem::path& path) noexcept;
 
 }  // namespace tessera

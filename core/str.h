@@ -1,6 +1,6 @@
-// str(...): one string out of anything that can be streamed. The wheel of libtorch ships a newer fmt
-// than Debian's, so neither may appear in our headers; messages are built with this instead. And the few forms that
-// messages share.
+// str(...): one string out of anything that can be streamed. The wheel of libtorch ships a newer
+// fmt than Debian's, so neither may appear in our headers; messages are built with this instead.
+// And the few forms that messages share.
 #pragma once
 
 #include <cstdint>

@@ -16,7 +16,8 @@ TemporaryFolder::TemporaryFolder(const std::string& prefix) {
   std::error_code error;
   const fs::path parent = fs::temp_directory_path(error);
   std::string name = ((error ? fs::path("/tmp") : parent) / (prefix + "_XXXXXX")).string();
-  if (!::mkdtemp(name.data())) throw Error(str(name, ": a temporary folder cannot be made: ", std::strerror(errno)));
+  if (!::mkdtemp(name.data()))
+    throw Error(str(name, ": a temporary folder cannot be made: ", std::strerror(errno)));
   path_ = name;
 }
 

@@ -9,7 +9,8 @@ namespace tessera {
 /// Owns the folder: removed with all that is in it, unless keep() was called.
 class TemporaryFolder {
  public:
-  /// Local. TMPDIR/PREFIX_ and six characters that no other folder has. Throws tessera::Error naming it and the reason.
+  /// Local. TMPDIR/PREFIX_ and six characters that no other folder has. Throws
+  /// tessera::Error naming it and the reason.
   explicit TemporaryFolder(const std::string& prefix);
   ~TemporaryFolder();
   TemporaryFolder(const TemporaryFolder&) = delete;

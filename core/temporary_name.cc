@@ -40,7 +40,9 @@ std::string temporary_name(std::string_view name) {
   return temporary;
 }
 
-fs::path temporary_path(const fs::path& path) { return path.parent_path() / temporary_name(path.filename().string()); }
+fs::path temporary_path(const fs::path& path) {
+  return path.parent_path() / temporary_name(path.filename().string());
+}
 
 std::string_view name_of_temporary(std::string_view file_name) {
   constexpr size_t kTail = kInfix.size() + kNumDigits;
@@ -52,7 +54,7 @@ std::string_view name_of_temporary(std::string_view file_name) {
 
 bool hold_temporary(const FileDescriptor& descriptor, const fs::path& path) {
   if (lock(descriptor.get(), LOCK_EX | LOCK_NB) != 0) return errno != EWOULDBLOCK;
-  struct stat ours {}, named {};
+  struct stat ours{}, named{};
   return ::fstat(descriptor.get(), &ours) != 0 ||
          (::lstat(path.c_str(), &named) == 0 && named.st_dev == ours.st_dev && named.st_ino == ours.st_ino);
 }
@@ -60,13 +62,16 @@ bool hold_temporary(const FileDescriptor& descriptor, const fs::path& path) {
 void remove_abandoned(const Disk& disk, const fs::path& path) {
   const std::string name = path.filename().string();
   std::error_code ignored;
-  for (fs::directory_iterator it(directory_of(path), ignored), end; !ignored && it != end; it.increment(ignored)) {
+  for (fs::directory_iterator it(directory_of(path), ignored), end; !ignored && it != end;
+       it.increment(ignored)) {
     if (name_of_temporary(it->path().filename().string()) != name) continue;
     FileDescriptor held;
     if (is_leftover(it->path(), held)) disk.remove_all(it->path());
   }
 }
 
-fs::path directory_of(const fs::path& path) { return path.has_parent_path() ? path.parent_path() : fs::path("."); }
+fs::path directory_of(const fs::path& path) {
+  return path.has_parent_path() ? path.parent_path() : fs::path(".");
+}
 
 }  // namespace tessera

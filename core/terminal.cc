@@ -26,10 +26,12 @@ std::string wrap_words(std::string_view text, int width, int indent) {
     std::string_view line = text.substr(begin, end - begin);
     int room = width;
     while (num_characters(line) > static_cast<size_t>(std::max(room, 1))) {
-      const size_t fits = first_characters(line, static_cast<size_t>(std::max(room, 1)) + 1).size();  // the space itself may stand beyond
+      const size_t fits = first_characters(line, static_cast<size_t>(std::max(room, 1)) + 1)
+                              .size();  // the space itself may stand beyond
       const size_t word = line.find_first_not_of(' ');
       size_t space = line.rfind(' ', fits - 1);
-      if (space == line.npos || word == line.npos || space < word) space = line.find(' ', std::min(word, line.size()));
+      if (space == line.npos || word == line.npos || space < word)
+        space = line.find(' ', std::min(word, line.size()));
       if (space == line.npos) break;
       wrapped += line.substr(0, space);
       line.remove_prefix(std::min(line.find_first_not_of(' ', space), line.size()));

@@ -6,7 +6,8 @@
 
 namespace tessera {
 
-// The table of well-formed sequences in The Unicode Standard, chapter 3: the range of the second byte depends on the first.
+// The table of well-formed sequences in The Unicode Standard, chapter 3: the range of
+// the second byte depends on the first.
 size_t utf8_length(std::string_view text) {
   const auto byte = [&](size_t i) { return i < text.size() ? static_cast<uint8_t>(text[i]) : uint8_t{0}; };
   const auto follows = [&](size_t i) { return byte(i) >= 0x80 && byte(i) <= 0xbf; };

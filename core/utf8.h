@@ -1,4 +1,5 @@
-// Text from others: names of tensors, tags, configurations. It goes into error messages and into files of others.
+// Text from others: names of tensors, tags, configurations. It goes into error
+// messages and into files of others.
 #pragma once
 
 #include <cstddef>
@@ -7,8 +8,8 @@
 
 namespace tessera {
 
-/// Local. Bytes of the well-formed UTF-8 character that `text`, which is not empty, starts with; 0 when there is none: an overlong
-/// form, a surrogate, something beyond U+10FFFF or cut off.
+/// Local. Bytes of the well-formed UTF-8 character that `text`, which is not empty, starts with; 0 when there
+/// is none: an overlong form, a surrogate, something beyond U+10FFFF or cut off.
 size_t utf8_length(std::string_view text);
 
 /// Local. Well-formed UTF-8 throughout.
@@ -17,8 +18,8 @@ bool is_utf8(std::string_view text);
 /// Local. `text` with U+FFFD in place of each byte that belongs to no well-formed character.
 std::string as_utf8(std::string_view text);
 
-/// Local. Characters of `text`; each byte that belongs to no well-formed one counts as one. In print they are columns, except for
-/// wide and combining ones.
+/// Local. Characters of `text`; each byte that belongs to no well-formed one counts as one. In print they are
+/// columns, except for wide and combining ones.
 size_t num_characters(std::string_view text);
 
 /// Local. The first `count` of them; all where there are no more.

@@ -17,8 +17,8 @@ namespace tessera {
 using checkpoint::DatasetRecord;
 using checkpoint::Piece;
 
-CheckpointLoader::CheckpointLoader(const std::string& directory, const std::string& tag, zero::ShardedModel& model,
-                                   const LoadOptions& options)
+CheckpointLoader::CheckpointLoader(const std::string& directory, const std::string& tag,
+                                   zero::ShardedModel& model, const LoadOptions& options)
     : checkpoint_(checkpoint::Checkpoint::open(directory, tag)), model_(model), options_(options) {
   const checkpoint::SavedLayout& saved = checkpoint_.manifest().layout;
   comparison_ = checkpoint::compare(saved, model_.layout());
@@ -30,14 +30,19 @@ CheckpointLoader::CheckpointLoader(const std::string& directory, const std::stri
   pieces_ = checkpoint::plan_reads(saved, model_.layout(), comparison_.matches, wanted);
 }
 
-std::string CheckpointLoader::advice(const char* otherwise) const { return options_.advice.empty() ? otherwise : options_.advice; }
+std::string CheckpointLoader::advice(const char* otherwise) const {
+  return options_.advice.empty() ? otherwise : options_.advice;
+}
 
 void CheckpointLoader::compare_parameters() {
   if (comparison_.exact()) return;
   if (options_.strict)
-    throw CheckpointError(str(checkpoint_.path().string(), ": ", comparison_.describe(), "; ", advice("load what fits with strict = false")));
-  for (const std::string& name : comparison_.missing) not_loaded_.push_back(str("parameter ", name, ": not in the checkpoint"));
-  for (const std::string& name : comparison_.extra) not_loaded_.push_back(str("parameter ", name, ": not in the model"));
+    throw CheckpointError(str(checkpoint_.path().string(), ": ", comparison_.describe(), "; ",
+                              advice("load what fits with strict = false")));
+  for (const std::string& name : comparison_.missing)
+    not_loaded_.push_back(str("parameter ", name, ": not in the checkpoint"));
+  for (const std::string& name : comparison_.extra)
+    not_loaded_.push_back(str("parameter ", name, ": not in the model"));
   for (const std::string& what : comparison_.reshaped) not_loaded_.push_back(str("parameter ", what));
   for (const std::string& name : comparison_.thawed)
     not_loaded_.push_back(str("parameter ", name, ": frozen when saved, so without optimizer state"));
@@ -48,9 +53,12 @@ void CheckpointLoader::compare_optimizers(const std::string& saved, const std::s
   const std::vector<std::string>& found = checkpoint_.manifest().state_names;
   const auto& wanted = model_.optimizer().state_names();
   if (std::equal(found.begin(), found.end(), wanted.begin(), wanted.end())) return;
-  const auto described = [](const auto& names) { return names.empty() ? std::string("no state") : join(names, ", "); };
-  throw CheckpointError(str(checkpoint_.path().string(), ": optimizer ", saved, " was saved with ", described(found), "; ", current,
-                            " needs ", described(wanted), "; ", advice("use the same optimizer, or load_optimizer_states = false")));
+  const auto described = [](const auto& names) {
+    return names.empty() ? std::string("no state") : join(names, ", ");
+  };
+  throw CheckpointError(str(checkpoint_.path().string(), ": optimizer ", saved, " was saved with ",
+                            described(found), "; ", current, " needs ", described(wanted), "; ",
+                            advice("use the same optimizer, or load_optimizer_states = false")));
 }
 
 void CheckpointLoader::match_buffers() {
@@ -66,8 +74,8 @@ void CheckpointLoader::match_buffers() {
     }
     const DatasetRecord& dataset = checkpoint_.dataset(0, record->dataset);
     if (buffer.tensor.sizes() != at::IntArrayRef(dataset.shape)) {
-      problems.push_back(str("buffer ", buffer.name, ": ", describe_shape(dataset.shape), " in the checkpoint, ",
-                             describe_shape(buffer.tensor.sizes()), " in the model"));
+      problems.push_back(str("buffer ", buffer.name, ": ", describe_shape(dataset.shape),
+                             " in the checkpoint, ", describe_shape(buffer.tensor.sizes()), " in the model"));
       continue;
     }
     buffers_.push_back({buffer.tensor, &dataset});
@@ -77,7 +85,8 @@ void CheckpointLoader::match_buffers() {
       problems.push_back(str("buffer ", record.name, ": not in the model"));
   if (problems.empty()) return;
   if (options_.strict)
-    throw CheckpointError(str(checkpoint_.path().string(), ": ", join(problems, "; "), "; ", advice("load what fits with strict = false")));
+    throw CheckpointError(str(checkpoint_.path().string(), ": ", join(problems, "; "), "; ",
+                              advice("load what fits with strict = false")));
   not_loaded_.insert(not_loaded_.end(), problems.begin(), problems.end());
 }
 
@@ -94,12 +103,15 @@ void CheckpointLoader::for_each_read(const Visit& visit) const {
   const int num_states = with_states() ? static_cast<int>(manifest.state_names.size()) : 0;
   for (int kind = 0; kind <= num_states; ++kind) {
     for (const Piece& piece : pieces_) {
-      const bool has_states = manifest.layout.units[piece.saved_unit].trainable && model_.layout().units()[piece.unit].trainable;
+      const bool has_states =
+          manifest.layout.units[piece.saved_unit].trainable && model_.layout().units()[piece.unit].trainable;
       if (kind > 0 && !has_states) continue;
-      const std::string name = kind == 0 ? checkpoint::weights_dataset(manifest.layout, piece.saved_unit)
-                                         : checkpoint::state_dataset(manifest.state_names[kind - 1], piece.saved_unit);
+      const std::string name =
+          kind == 0 ? checkpoint::weights_dataset(manifest.layout, piece.saved_unit)
+                    : checkpoint::state_dataset(manifest.state_names[kind - 1], piece.saved_unit);
       const DatasetRecord& dataset = checkpoint_.dataset(piece.file, name);
-      reads.push_back({&piece, kind, &dataset, dataset.offset + piece.saved_begin * size_bytes(dataset.type)});
+      reads.push_back(
+          {&piece, kind, &dataset, dataset.offset + piece.saved_begin * size_bytes(dataset.type)});
     }
   }
   std::sort(reads.begin(), reads.end(), [](const Read& a, const Read& b) {
@@ -137,7 +149,8 @@ void CheckpointLoader::load_piece(const Piece& piece, int kind, const DatasetRec
 void CheckpointLoader::load(const std::vector<int64_t>& steps) {
   const zero::Unheard our_own_operators;
   const at::NoGradGuard no_grad;
-  for_each_read([&](const Piece& piece, int kind, const DatasetRecord& dataset) { load_piece(piece, kind, dataset); });
+  for_each_read(
+      [&](const Piece& piece, int kind, const DatasetRecord& dataset) { load_piece(piece, kind, dataset); });
   for (const Buffer& buffer : buffers_) {
     const at::Tensor read = at::empty(buffer.dataset->shape, to_torch(buffer.dataset->type));
     checkpoint_.read(0, *buffer.dataset, 0, bytes_of(read));
@@ -145,7 +158,8 @@ void CheckpointLoader::load(const std::vector<int64_t>& steps) {
     tensor.copy_(read);
   }
   if (!with_states()) return;
-  for (const checkpoint::Match& match : comparison_.matches) model_.optimizer().set_steps(match.current, steps[match.saved]);
+  for (const checkpoint::Match& match : comparison_.matches)
+    model_.optimizer().set_steps(match.current, steps[match.saved]);
 }
 
 at::Tensor CheckpointLoader::blob(const std::string& name) const {

@@ -1,4 +1,5 @@
-// CheckpointLoader: brings a checkpoint, saved on any number of ranks, into one rank's part of a sharded model.
+// CheckpointLoader: brings a checkpoint, saved on any number of ranks, into one
+// rank's part of a sharded model.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,15 +19,16 @@ namespace tessera {
 class CheckpointLoader {
  public:
   /// Opens the checkpoint and plans what to read. Throws CheckpointError.
-  CheckpointLoader(const std::string& directory, const std::string& tag, zero::ShardedModel& model, const LoadOptions& options);
+  CheckpointLoader(const std::string& directory, const std::string& tag, zero::ShardedModel& model,
+                   const LoadOptions& options);
 
   /// Compares the checkpoint with the model and verifies all that load() will read. Throws CheckpointError.
   void check(const std::string& saved_optimizer, const std::string& optimizer);
-  /// Overwrites weights, optimizer state and buffers; between ShardedModel::begin_replacing() and end_replacing(). `steps`:
-  /// updates each of the checkpoint's parameters has had.
+  /// Overwrites weights, optimizer state and buffers; between ShardedModel::begin_replacing() and
+  /// end_replacing(). `steps`: updates each of the checkpoint's parameters has had.
   void load(const std::vector<int64_t>& steps);
-  /// This rank's blob as it was saved, (n) uint8 on the CPU; undefined when the checkpoint has none for this rank. Read where
-  /// nothing has changed yet. Throws CheckpointError.
+  /// This rank's blob as it was saved, (n) uint8 on the CPU; undefined when the checkpoint has none for this
+  /// rank. Read where nothing has changed yet. Throws CheckpointError.
   at::Tensor blob(const std::string& name) const;
 
   const checkpoint::Checkpoint& checkpoint() const { return checkpoint_; }
@@ -43,8 +45,9 @@ class CheckpointLoader {
   void compare_parameters();
   void compare_optimizers(const std::string& saved, const std::string& current) const;
   void match_buffers();
-  /// Calls `visit(piece, kind, dataset)` for all that is to be read: of kind 0 weights, of kind i + 1 the i-th optimizer state;
-  /// in the order of the files, so that a block that holds slices of many units and kinds is read once.
+  /// Calls `visit(piece, kind, dataset)` for all that is to be read: of kind 0 weights, of kind i
+  /// + 1 the i-th optimizer state; in the order of the files, so that a block that holds slices
+  /// of many units and kinds is read once.
   template <class Visit>
   void for_each_read(const Visit& visit) const;
   void load_piece(const checkpoint::Piece& piece, int kind, const checkpoint::DatasetRecord& dataset) const;

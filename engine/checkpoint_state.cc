@@ -49,7 +49,8 @@ CheckpointState parse_checkpoint_state(const json& value, size_t num_parameters,
   state.skipped_steps = field["skipped_steps"].integer(0);
   state.micro_steps = field["micro_steps"].integer(0);
   const bool norm_is_finite = !field["gradient_norm"].value().is_null();
-  state.gradient_norm = norm_is_finite ? field["gradient_norm"].number() : std::numeric_limits<double>::infinity();
+  state.gradient_norm =
+      norm_is_finite ? field["gradient_norm"].number() : std::numeric_limits<double>::infinity();
   state.loss_scaler = parse_loss_scaler(field["loss_scaler"]);
   const JsonField optimizer = field["optimizer"];
   state.optimizer = optimizer["type"].text();

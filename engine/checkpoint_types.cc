@@ -27,7 +27,8 @@ at::ScalarType to_torch(ElementType type) {
 ElementType element_type_of(const at::Tensor& tensor, const std::string& name) {
   for (ElementType type : checkpoint::kElementTypes)
     if (to_torch(type) == tensor.scalar_type()) return type;
-  throw CheckpointError(str("buffer ", name, " has the type ", at::toString(tensor.scalar_type()), ", which a checkpoint cannot hold"));
+  throw CheckpointError(str("buffer ", name, " has the type ", at::toString(tensor.scalar_type()),
+                            ", which a checkpoint cannot hold"));
 }
 
 }  // namespace tessera

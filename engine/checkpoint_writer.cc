@@ -21,7 +21,8 @@ struct CheckpointWriter::Job {
   std::vector<std::string> spare;
 };
 
-CheckpointWriter::CheckpointWriter(zero::ShardedModel& model, int stage, const CheckpointConfig& config, Logger log)
+CheckpointWriter::CheckpointWriter(zero::ShardedModel& model, int stage, const CheckpointConfig& config,
+                                   Logger log)
     : model_(model), stage_(stage), config_(config), log_(std::move(log)) {
   if (!config_.async) return;
   own_comm_ = model_.comm().duplicate("checkpoint");
@@ -61,7 +62,8 @@ at::Tensor CheckpointWriter::on_host(const at::Tensor& tensor, bool copy) {
   return place.copy_(tensor);
 }
 
-std::unique_ptr<CheckpointWriter::Job> CheckpointWriter::prepare(const CheckpointContent& content, bool copy) {
+std::unique_ptr<CheckpointWriter::Job> CheckpointWriter::prepare(const CheckpointContent& content,
+                                                                 bool copy) {
   const zero::Unheard our_own_operators;
   const at::NoGradGuard no_grad;
   snapshot_used_ = 0;
@@ -84,8 +86,8 @@ std::unique_ptr<CheckpointWriter::Job> CheckpointWriter::prepare(const Checkpoin
     for (const at::Tensor& state : mine.states) data.states.push_back(keep(state));
   }
   for (const zero::NamedTensor& buffer : content.buffers)
-    request.tensors.push_back({buffer.name, element_type_of(buffer.tensor, buffer.name), buffer.tensor.sizes().vec(),
-                               keep(buffer.tensor)});
+    request.tensors.push_back({buffer.name, element_type_of(buffer.tensor, buffer.name),
+                               buffer.tensor.sizes().vec(), keep(buffer.tensor)});
   for (const zero::NamedTensor& blob : content.blobs) request.blobs.push_back({blob.name, keep(blob.tensor)});
   request.state = content.state;
   request.disk = {.sync = config_.fsync, .probe = content.probe};
@@ -94,12 +96,15 @@ std::unique_ptr<CheckpointWriter::Job> CheckpointWriter::prepare(const Checkpoin
 }
 
 void CheckpointWriter::write(const Job& job, comm::Communicator& comm) const {
-  const checkpoint::SaveResult result =
-      checkpoint::save(job.request, [&](const std::string& mine) { return comm.exchange(mine, "checkpoint " + job.request.tag); });
+  const checkpoint::SaveResult result = checkpoint::save(job.request, [&](const std::string& mine) {
+    return comm.exchange(mine, "checkpoint " + job.request.tag);
+  });
   if (!result.warning.empty()) log_.warning(result.warning);
   if (config_.keep_last == 0 || comm.rank() != 0) return;
   try {
-    checkpoint::keep_last(job.request.directory, {.num = static_cast<int>(config_.keep_last), .spare = job.spare}, Disk(job.request.disk));
+    checkpoint::keep_last(job.request.directory,
+                          {.num = static_cast<int>(config_.keep_last), .spare = job.spare},
+                          Disk(job.request.disk));
   } catch (const Error& error) {
     log_.warning(str("checkpoint.keep_last: ", error.what()));
   }

@@ -1,13 +1,16 @@
-// CheckpointWriter: writes what it is given now, or a copy of it on a thread of its own while training goes on.
+// CheckpointWriter: writes what it is given now, or a copy of it on a thread of
+// its own while training goes on.
 //
 // [Note: asynchronous saves]
-// What a step changes is copied first, into one block of memory that is set aside and touched beforehand: that copy is
-// all that training waits for. The thread then runs the same save() as always, over a communicator of its own, so that its
-// exchanges cannot mix with the training's. One save is in flight at a time.
+// What a step changes is copied first, into one block of memory that is set aside and touched
+// beforehand: that copy is all that training waits for. The thread then runs the same save()
+// as always, over a communicator of its own, so that its exchanges cannot mix with the
+// training's. One save is in flight at a time.
 //
-// [Note: a failure stays until all ranks take it] save() fails on all ranks alike, but their threads end at different times, so
-// one rank may hear of it steps before another. report() therefore only logs. What the program acts upon comes from
-// last_failed(), finish() and the next save(), which wait and so find the same on all ranks.
+// [Note: a failure stays until all ranks take it] save() fails on all ranks alike, but their threads
+// end at different times, so one rank may hear of it steps before another. report() therefore only
+// logs. What the program acts upon comes from last_failed(), finish() and the next save(), which
+// wait and so find the same on all ranks.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -38,7 +41,8 @@ struct CheckpointContent {
   std::vector<zero::NamedTensor> buffers;  ///< rank 0's are written
   std::vector<zero::NamedTensor> blobs;    ///< each rank's own, (n) uint8
   nlohmann::json state;
-  decltype(DiskOptions::probe) probe = {};  ///< hears of every file operation; tests make disks slow and broken with it
+  decltype(DiskOptions::probe) probe =
+      {};  ///< hears of every file operation; tests make disks slow and broken with it
 };
 
 /// Used by one thread.
@@ -49,19 +53,24 @@ class CheckpointWriter {
   /// Waits for a save in flight; logs that it failed.
   ~CheckpointWriter();
 
-  /// Collective. Saves, or copies and returns. A save in flight is waited for first; that it failed is logged, and then the
-  /// past. Returns DIR/TAG. Throws this save's CheckpointError, on all ranks alike.
+  /// Collective. Saves, or copies and returns. A save in flight is waited for first; that it failed is
+  /// logged, and then the past. Returns DIR/TAG. Throws this save's CheckpointError, on all ranks alike.
   std::string save(const CheckpointContent& content);
-  /// Local. Logs a warning, once, when the last asynchronous save has ended in an error. Never waits, changes nothing else.
+  /// Local. Logs a warning, once, when the last asynchronous save has ended in an
+  /// error. Never waits, changes nothing else.
   void report();
-  /// Collective as far as it waits. Whether the last asynchronous save has failed, which is logged then; equal on all ranks.
+  /// Collective as far as it waits. Whether the last asynchronous save has failed,
+  /// which is logged then; equal on all ranks.
   bool last_failed();
-  /// Collective as far as it waits. Throws what the last asynchronous save ended in, logged or not, on all ranks alike; once.
+  /// Collective as far as it waits. Throws what the last asynchronous save ended in,
+  /// logged or not, on all ranks alike; once.
   void finish();
   /// Local (rank 0). Tags that checkpoint.keep_last neither counts nor deletes, from the next save on.
   void spare(std::vector<std::string> tags) { spare_ = std::move(tags); }
   /// Local. Memory set aside, bytes.
-  int64_t snapshot_bytes() const { return snapshot_.defined() ? static_cast<int64_t>(snapshot_.nbytes()) : 0; }
+  int64_t snapshot_bytes() const {
+    return snapshot_.defined() ? static_cast<int64_t>(snapshot_.nbytes()) : 0;
+  }
 
  private:
   struct Job;  // tensors that are kept alive and the request that refers to them
@@ -81,7 +90,7 @@ class CheckpointWriter {
   std::vector<std::string> spare_;
 
   std::thread thread_;
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;            // guards what follows
   std::exception_ptr failure_;  // of the last save, once it has ended
   bool logged_ = false;
 };

@@ -23,7 +23,8 @@ namespace {
 using nlohmann::json;
 
 at::Generator generator_of(at::Device device) {
-  return device.is_cpu() ? at::detail::getDefaultCPUGenerator() : at::globalContext().defaultGenerator(device);
+  return device.is_cpu() ? at::detail::getDefaultCPUGenerator()
+                         : at::globalContext().defaultGenerator(device);
 }
 
 constexpr const char* kCpuGenerator = "rng_cpu";
@@ -33,7 +34,8 @@ constexpr const char* kCudaGenerator = "rng_cuda";
 
 CheckpointWriter& Engine::checkpoint_writer() {
   if (!checkpoint_writer_)
-    checkpoint_writer_ = std::make_unique<CheckpointWriter>(*sharded_, config_.zero.stage, config_.checkpoint, options_.log);
+    checkpoint_writer_ =
+        std::make_unique<CheckpointWriter>(*sharded_, config_.zero.stage, config_.checkpoint, options_.log);
   return *checkpoint_writer_;
 }
 
@@ -43,10 +45,12 @@ std::string Engine::save_checkpoint(const std::string& directory, const std::str
   return save_checkpoint(directory, tag, json::object());
 }
 
-std::string Engine::save_checkpoint(const std::string& directory, const std::string& tag, const json& client_state) {
+std::string Engine::save_checkpoint(const std::string& directory, const std::string& tag,
+                                    const json& client_state) {
   check_usable();
   if (micro_steps_in_window_ != 0)
-    throw Error(str("save_checkpoint() after ", micro_steps_in_window_, " of ", config_.gradient_accumulation_steps,
+    throw Error(str("save_checkpoint() after ", micro_steps_in_window_, " of ",
+                    config_.gradient_accumulation_steps,
                     " backward() calls: gradients are not saved; save after a step() that updates"));
   sharded_->broadcast_buffers();
 
@@ -93,12 +97,16 @@ LoadedCheckpoint Engine::load_checkpoint(const std::string& directory, const std
   return load_checkpoint(directory, tag, LoadOptions{});
 }
 
-// [Note: loading changes everything or nothing] Every rank reads and verifies what it will need, and compares it with the
-// model; only once all have found it good does anything in memory change. So the data are read twice, rather than held twice.
-LoadedCheckpoint Engine::load_checkpoint(const std::string& directory, const std::string& tag, const LoadOptions& options) {
+// [Note: loading changes everything or nothing] Every rank reads and verifies what it will need, and
+// compares it with the model; only once all have found it good does anything in memory change. So the data
+// are read twice, rather than held twice.
+LoadedCheckpoint Engine::load_checkpoint(const std::string& directory, const std::string& tag,
+                                         const LoadOptions& options) {
   check_usable();
   if (micro_steps_in_window_ != 0)
-    throw Error("load_checkpoint() between backward() and the step() that updates: gradients would meet other weights");
+    throw Error(
+        "load_checkpoint() between backward() and the step() that updates: gradients would meet other "
+        "weights");
   last_save_failed();  // waits; a save that failed is no reason not to load
   const std::string chosen = comm::from_rank_0<CheckpointError>(*comm_, "checkpoint to load", [&] {
     return checkpoint::find_checkpoint(directory, tag).filename().string();
@@ -110,15 +118,18 @@ LoadedCheckpoint Engine::load_checkpoint(const std::string& directory, const std
   comm::on_all_ranks<CheckpointError>(*comm_, "verified checkpoint", [&] {
     loader = std::make_unique<CheckpointLoader>(directory, chosen, *sharded_, options);
     const checkpoint::Manifest& manifest = loader->checkpoint().manifest();
-    state = parse_checkpoint_state(manifest.state, manifest.layout.parameters.size(), loader->checkpoint().path().string());
+    state = parse_checkpoint_state(manifest.state, manifest.layout.parameters.size(),
+                                   loader->checkpoint().path().string());
     loader->check(state.optimizer, config_.optimizer.type);
     cpu_generator = loader->blob(kCpuGenerator);
     if (!device().is_cpu()) cuda_generator = loader->blob(kCudaGenerator);
   });
 
-  failure_ = std::make_exception_ptr(Error("load_checkpoint() failed half-way, and the parameters are neither old nor new"));
+  failure_ = std::make_exception_ptr(
+      Error("load_checkpoint() failed half-way, and the parameters are neither old nor new"));
   sharded_->begin_replacing();
-  comm::on_all_ranks<CheckpointError>(*comm_, "loaded checkpoint", [&] { loader->load(state.parameter_steps); });
+  comm::on_all_ranks<CheckpointError>(*comm_, "loaded checkpoint",
+                                      [&] { loader->load(state.parameter_steps); });
   sharded_->end_replacing();
   if (training_) sharded_->begin_pass(zero::Pass::kTrain);
   failure_ = nullptr;

@@ -33,7 +33,8 @@ EngineConfig completed(EngineConfig config, const InitOptions& options, int worl
 
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
-zero::ShardedModelOptions sharding_options(const EngineConfig& config, const InitOptions& init, const OptimizerSetup& optimizer) {
+zero::ShardedModelOptions sharding_options(const EngineConfig& config, const InitOptions& init,
+                                           const OptimizerSetup& optimizer) {
   const ZeroConfig& zero = config.zero;
   const DType accumulate = config.grad_accum_dtype.value_or(DType::kFloat32);
   zero::ShardedModelOptions options;
@@ -64,7 +65,8 @@ zero::ShardedModelOptions sharding_options(const EngineConfig& config, const Ini
 
 }  // namespace
 
-Engine::Engine(const zero::ModelView& model, const EngineConfig& config, comm::CommunicatorPtr comm, const InitOptions& options)
+Engine::Engine(const zero::ModelView& model, const EngineConfig& config, comm::CommunicatorPtr comm,
+               const InitOptions& options)
     : config_(completed(config, options, comm->size())),
       comm_(std::move(comm)),
       options_(options),
@@ -75,8 +77,8 @@ Engine::Engine(const zero::ModelView& model, const EngineConfig& config, comm::C
   check_same_config_everywhere();
   warn_of_idle_patterns();
   refuse_unscaled_fp16();
-  sharded_ = std::make_unique<zero::ShardedModel>(model, comm_,
-                                                  sharding_options(config_, options_, set_up_optimizer(config_.optimizer)));
+  sharded_ = std::make_unique<zero::ShardedModel>(
+      model, comm_, sharding_options(config_, options_, set_up_optimizer(config_.optimizer)));
   sharded_->begin_pass(zero::Pass::kTrain);
   input_dtype_ = input_dtype();
   if (config_.checkpoint.async) checkpoint_writer();
@@ -87,7 +89,8 @@ Engine::~Engine() = default;
 /// All but what a rank may have to itself as long as the engine alone reads it.
 void Engine::check_same_config_everywhere() const {
   nlohmann::ordered_json shared = config::write_engine_config(config_);
-  for (const char* key : {"seed", "steps_per_print", "wall_clock_breakdown", "memory_breakdown"}) shared.erase(key);
+  for (const char* key : {"seed", "steps_per_print", "wall_clock_breakdown", "memory_breakdown"})
+    shared.erase(key);
   check_same_config(*comm_, shared);
 }
 
@@ -96,17 +99,21 @@ void Engine::warn_of_idle_patterns() const {
   if (rank() != 0) return;
   for (const ParamGroupConfig& group : config_.optimizer.param_groups)
     for (const std::string& pattern : group.match)
-      if (std::none_of(parameters_.begin(), parameters_.end(),
-                       [&](const zero::NamedTensor& parameter) { return glob_match(pattern, parameter.name); }))
-        options_.log.warning(str("optimizer.param_groups: no parameter of the model matches \"", pattern, "\""));
+      if (std::none_of(parameters_.begin(), parameters_.end(), [&](const zero::NamedTensor& parameter) {
+            return glob_match(pattern, parameter.name);
+          }))
+        options_.log.warning(
+            str("optimizer.param_groups: no parameter of the model matches \"", pattern, "\""));
 }
 
-/// Where neither bf16 nor fp16 is enabled, parameters keep their dtypes ([Note: dtypes] in zero/sharded_model.h).
+/// Where neither bf16 nor fp16 is enabled, parameters keep their dtypes ([Note:
+/// dtypes] in zero/sharded_model.h).
 void Engine::refuse_unscaled_fp16() const {
   if (config_.scales_loss() || config_.bf16) return;
   for (const zero::NamedTensor& parameter : parameters_)
     if (parameter.tensor.requires_grad() && parameter.tensor.scalar_type() == at::kHalf)
-      throw ConfigError(str("parameter ", parameter.name, " is trainable and fp16, whose gradients need a loss scale: enable fp16, or "
+      throw ConfigError(str("parameter ", parameter.name,
+                            " is trainable and fp16, whose gradients need a loss scale: enable fp16, or "
                             "make it fp32 or bf16 before initialize()"));
 }
 
@@ -114,7 +121,8 @@ std::optional<at::ScalarType> Engine::input_dtype() const {
   if (config_.compute_dtype() != DType::kFloat32) return zero::to_torch(config_.compute_dtype());
   const std::vector<zero::Unit>& units = sharded_->layout().units();
   const DType first = units.front().dtype;
-  const bool all_alike = std::all_of(units.begin(), units.end(), [&](const zero::Unit& unit) { return unit.dtype == first; });
+  const bool all_alike =
+      std::all_of(units.begin(), units.end(), [&](const zero::Unit& unit) { return unit.dtype == first; });
   if (first == DType::kFloat32 || !all_alike || config_.autocast.enabled) return std::nullopt;
   return zero::to_torch(first);
 }
@@ -127,7 +135,8 @@ void Engine::check_usable() const {
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
-    throw Error(str("an earlier backward() or step() failed and left gradients or parameters incomplete: ", first_line(error.what())));
+    throw Error(str("an earlier backward() or step() failed and left gradients or parameters incomplete: ",
+                    first_line(error.what())));
   }
 }
 
@@ -137,8 +146,10 @@ void Engine::check_gradients_are_ours() const {
   const zero::Layout& layout = sharded_->layout();
   for (const zero::NamedTensor& parameter : parameters_) {
     if (!parameter.tensor.grad().defined() || late[layout.slot(layout.find(parameter.name)).unit]) continue;
-    throw Error(str("parameter ", parameter.name, " has a gradient that did not come from engine->backward(loss), which takes "
-                    "the place of loss.backward(); if it was meant for something else, call model->zero_grad() first"));
+    throw Error(str(
+        "parameter ", parameter.name,
+        " has a gradient that did not come from engine->backward(loss), which takes "
+        "the place of loss.backward(); if it was meant for something else, call model->zero_grad() first"));
   }
 }
 
@@ -149,11 +160,14 @@ void Engine::check_same_parameters() const {
   if (!changed) return;
   const std::vector<NamedTensor>& now = *changed;
   const auto named = [](const std::vector<NamedTensor>& list, const std::string& name) {
-    return std::find_if(list.begin(), list.end(), [&](const NamedTensor& parameter) { return parameter.name == name; });
+    return std::find_if(list.begin(), list.end(),
+                        [&](const NamedTensor& parameter) { return parameter.name == name; });
   };
   const auto refuse = [](const std::string& name, const char* what) {
-    throw Error(str("parameter ", name, " ", what, " after initialize(), and would not be trained: call initialize() on the model in its "
-                    "final form. Give values with load_weights(), or inside a GatheredParameters with modifier_rank set"));
+    throw Error(str("parameter ", name, " ", what,
+                    " after initialize(), and would not be trained: call initialize() on the model in its "
+                    "final form. Give values with load_weights(), or inside a GatheredParameters with "
+                    "modifier_rank set"));
   };
   for (const NamedTensor& before : parameters_) {
     const auto found = named(now, before.name);
@@ -169,19 +183,24 @@ void Engine::check_same_parameters() const {
 void Engine::backward(const at::Tensor& loss) {
   check_usable();
   if (!loss.defined() || loss.numel() != 1)
-    throw Error(str("backward() needs a scalar loss, found ",
-                    loss.defined() ? str("a tensor of ", loss.numel(), " elements") : std::string("an undefined tensor"),
-                    ": reduce it first, e.g. with mean()"));
+    throw Error(str(
+        "backward() needs a scalar loss, found ",
+        loss.defined() ? str("a tensor of ", loss.numel(), " elements") : std::string("an undefined tensor"),
+        ": reduce it first, e.g. with mean()"));
   if (!loss.requires_grad())
-    throw Error("backward() needs a loss that depends on the parameters; was it computed under NoGradGuard, or detached?");
+    throw Error(
+        "backward() needs a loss that depends on the parameters; was it computed under NoGradGuard, or "
+        "detached?");
   if (!training_) throw Error("backward() in evaluation mode: call train() first");
-  if (at_boundary()) throw Error("backward() at the accumulation boundary: call step() after the last backward()");
+  if (at_boundary())
+    throw Error("backward() at the accumulation boundary: call step() after the last backward()");
   check_gradients_are_ours();
   gradient_scale_ = scaler_.scale();
   // One factor, applied in fp32: in fp16, 2^16 alone would overflow.
   const double factor = gradient_scale_ / static_cast<double>(config_.gradient_accumulation_steps);
   at::Tensor scaled = loss;
-  if (factor != 1) scaled = (at::isReducedFloatingType(loss.scalar_type()) ? loss.to(at::kFloat) : loss) * factor;
+  if (factor != 1)
+    scaled = (at::isReducedFloatingType(loss.scalar_type()) ? loss.to(at::kFloat) : loss) * factor;
 
   const bool first = micro_steps_in_window_ == 0;
   if (first) check_same_parameters();
@@ -223,7 +242,8 @@ void Engine::step() {
   if (summary.num_nonfinite > 0) skip_step(summary);
 }
 
-/// Collective. What step() does with the gradients. Half of it leaves parameters that are neither old nor new.
+/// Collective. What step() does with the gradients. Half of it leaves
+/// parameters that are neither old nor new.
 zero::GradientSummary Engine::update() {
   zero::GradientReducer& gradients = sharded_->gradients();
   zero::GradientSummary summary = sharded_->optimizer().summarize(gradients, stop_requested_);
@@ -287,8 +307,9 @@ std::vector<double> Engine::learning_rates() const {
 at::Tensor Engine::full_gradient(const std::string& name) {
   check_usable();
   if (micro_steps_ == 0 || (micro_steps_in_window_ != 0 && !at_boundary()))
-    throw Error(str("full_gradient(\"", name, "\"): gradients are reduced at the accumulation boundary; after ",
-                    micro_steps_in_window_, " of ", config_.gradient_accumulation_steps, " backward() calls there is none yet"));
+    throw Error(str("full_gradient(\"", name,
+                    "\"): gradients are reduced at the accumulation boundary; after ", micro_steps_in_window_,
+                    " of ", config_.gradient_accumulation_steps, " backward() calls there is none yet"));
   const at::NoGradGuard no_grad;
   at::Tensor gradient = sharded_->full_gradient(name);
   return gradient_scale_ == 1 ? gradient : gradient.div_(gradient_scale_);
@@ -312,7 +333,8 @@ void Engine::eval() {
   training_ = false;
 }
 
-Engine::ForwardScope::ForwardScope(Engine& engine) : engine_(engine), autocast_(engine.config_.autocast, engine.options_.device) {
+Engine::ForwardScope::ForwardScope(Engine& engine)
+    : engine_(engine), autocast_(engine.config_.autocast, engine.options_.device) {
   engine_.check_usable();
   if (engine_.training_) {
     engine_.stepped_ = true;  // a new micro-step begins, whether or not step() was called after the last
@@ -327,11 +349,14 @@ void Engine::ForwardScope::finish() {
 }
 
 at::Tensor Engine::prepare_tensor(const at::Tensor& input) const {
-  return input.to(options_.device, input.is_floating_point() ? input_dtype_.value_or(input.scalar_type()) : input.scalar_type());
+  return input.to(options_.device, input.is_floating_point() ? input_dtype_.value_or(input.scalar_type())
+                                                             : input.scalar_type());
 }
 
-std::unique_ptr<TypedEngine<torch::jit::Module>> initialize(const torch::jit::Module& model, const EngineConfig& config,
-                                                            comm::CommunicatorPtr comm, const InitOptions& options) {
+std::unique_ptr<TypedEngine<torch::jit::Module>> initialize(const torch::jit::Module& model,
+                                                            const EngineConfig& config,
+                                                            comm::CommunicatorPtr comm,
+                                                            const InitOptions& options) {
   // A jit::Module is a handle: the copy is the same module.
   return initialize(std::make_shared<torch::jit::Module>(model), config, std::move(comm), options);
 }

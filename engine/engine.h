@@ -36,7 +36,7 @@ namespace torch::nn {
 class Module;
 template <typename Contained>
 class ModuleHolder;
-}
+}  // namespace torch::nn
 namespace torch::jit {
 struct Module;
 }
@@ -52,13 +52,15 @@ struct InitOptions {
   Logger log = {};               ///< rank 0's messages: skipped steps and the like
   int local_rank = 0;
   int64_t steps_per_epoch = 0;  ///< optimizer steps an epoch; only schedulers that count epochs need it
-  /// torch::optim's param groups, by the parameters' names: what matches one of a group's patterns takes the group's
-  /// values in place of optimizer.params'. They stand behind the config's own param_groups; the first match wins.
+  /// torch::optim's param groups, by the parameters' names: what matches one of a group's
+  /// patterns takes the group's values in place of optimizer.params'. They stand behind the
+  /// config's own param_groups; the first match wins.
   ///   {.param_groups = {{.match = {"*.bias", "norm*"}, .params = {{"weight_decay", 0.0}}}}}
   std::vector<ParamGroupConfig> param_groups = {};
 };
 
-/// For weights of another model that shares this one's body, such as a pretrained encoder with another head or none.
+/// For weights of another model that shares this one's body, such as a
+/// pretrained encoder with another head or none.
 struct LoadWeightsOptions {
   /// "bert.": what the model calls "bert.x" may be "x" in the file. Hugging Face's base_model_prefix.
   std::string base_model_prefix = {};
@@ -66,75 +68,85 @@ struct LoadWeightsOptions {
   std::vector<std::string> ignore_missing = {};
   /// Globs, by the file's names: of these what the model has no place for is left out.
   std::vector<std::string> ignore_unexpected = {};
-  /// Globs, by the model's names: of these what has another shape in the file keeps the values it has, with a warning. Hugging Face's
-  /// ignore_mismatched_sizes.
+  /// Globs, by the model's names: of these what has another shape in the file keeps the values it has, with a
+  /// warning. Hugging Face's ignore_mismatched_sizes.
   std::vector<std::string> ignore_mismatched = {};
-  /// {"module.", ""}: what begins with the one in the file begins with the other in the model. The first that fits counts; ignore_unexpected
-  /// and base_model_prefix see the new names.
+  /// {"module.", ""}: what begins with the one in the file begins with the other in the model. The first that
+  /// fits counts; ignore_unexpected and base_model_prefix see the new names.
   std::vector<std::pair<std::string, std::string>> renamed_prefixes = {};
-  /// Stands at the end of the error of names that do not match: how these options are given where the engine is used.
+  /// Stands at the end of the error of names that do not match: how these
+  /// options are given where the engine is used.
   std::string advice = {};
 };
 
-/// One rank's engine. Used by one thread. Calls marked Collective must be made by all ranks, in the same order.
+/// One rank's engine. Used by one thread. Calls marked Collective must be made
+/// by all ranks, in the same order.
 ///
-/// The model's parameters belong to the engine: at stage 3 they cannot be read any more once it is gone. Each call checks that they
-/// are still views of its memory, with the values it left there, and throws Error naming the first that is not: see [Note: who writes
-/// parameters] in zero/sharded_model.h. A backward()
-/// or an update that fails leaves gradients or parameters incomplete, so every later call throws too; other errors leave the engine
-/// as it was.
+/// The model's parameters belong to the engine: at stage 3 they cannot be read any more once it is gone.
+/// Each call checks that they are still views of its memory, with the values it left there, and throws
+/// Error naming the first that is not: see [Note: who writes parameters] in zero/sharded_model.h. A
+/// backward() or an update that fails leaves gradients or parameters incomplete, so every later call throws
+/// too; other errors leave the engine as it was.
 class Engine {
  public:
   virtual ~Engine();
   Engine(const Engine&) = delete;
 
-  /// Collective at stage >= 2 and at the accumulation boundary. Multiplies the loss (a scalar) by loss scale /
-  /// accumulation steps, runs backward, and reduces. Takes the place of loss.backward(), whose gradients nobody would
-  /// reduce: they are refused here and in step(). Throws CommError; Error when the loss is not a scalar or needs no
-  /// gradient, in evaluation mode, and when step() is overdue.
+  /// Collective at stage >= 2 and at the accumulation boundary. Multiplies the loss (a scalar) by loss scale
+  /// / accumulation steps, runs backward, and reduces. Takes the place of loss.backward(), whose gradients
+  /// nobody would reduce: they are refused here and in step(). Throws CommError; Error when the loss is not a
+  /// scalar or needs no gradient, in evaluation mode, and when step() is overdue.
   void backward(const at::Tensor& loss);
   /// Collective. At the accumulation boundary: clips, updates, advances the schedule; otherwise does nothing.
-  /// A step whose gradients are not finite is skipped on all ranks alike, and logged. Throws CommError; Error when
-  /// that happens at the smallest loss scale allowed.
+  /// A step whose gradients are not finite is skipped on all ranks alike, and logged. Throws CommError; Error
+  /// when that happens at the smallest loss scale allowed.
   void step();
-  /// Whether the micro-step under way is the last one before an update. It begins with engine->forward() (or with
-  /// step(), for those who call step() after every backward) and stays under way until the next one begins.
+  /// Whether the micro-step under way is the last one before an update. It begins with
+  /// engine->forward() (or with step(), for those who call step() after every backward) and stays
+  /// under way until the next one begins.
   bool is_gradient_accumulation_boundary() const;
 
   /// Collective. eval() makes rank 0's buffers everybody's; both set the mode of the module and all in it.
   void train();
   void eval();
 
-  /// Collective. fp32 copy of a whole parameter (its master weights) / of the gradient accumulated for it (mean over the
-  /// global batch, unscaled, before clipping), by the model's name. Gradients can be had from the backward() at the
-  /// accumulation boundary until the next backward(). Throws Error for an unknown name, or when there is no gradient.
+  /// Collective. fp32 copy of a whole parameter (its master weights) / of the gradient accumulated for it
+  /// (mean over the global batch, unscaled, before clipping), by the model's name. Gradients can be had
+  /// from the backward() at the accumulation boundary until the next backward(). Throws Error for an
+  /// unknown name, or when there is no gradient.
   at::Tensor full_parameter(const std::string& name) { return sharded_->full_parameter(name); }
   at::Tensor full_gradient(const std::string& name);
 
-  /// Collective. Saves all that training needs to go on to DIRECTORY/TAG, a folder all ranks share (tag: "global_step" and the
-  /// number of steps taken), and names it in DIRECTORY/latest: whole, or not at all. Only after a step() that updates. With
-  /// `checkpoint.async` it returns after a copy, and a failed write is logged at a later step. `client_state`: rank 0's is
-  /// kept. Returns DIRECTORY/TAG. Throws CheckpointError, the same on all ranks; the engine and older checkpoints are as before.
+  /// Collective. Saves all that training needs to go on to DIRECTORY/TAG, a folder all ranks share (tag:
+  /// "global_step" and the number of steps taken), and names it in DIRECTORY/latest: whole, or not at all.
+  /// Only after a step() that updates. With `checkpoint.async` it returns after a copy, and a failed write is
+  /// logged at a later step. `client_state`: rank 0's is kept. Returns DIRECTORY/TAG. Throws CheckpointError,
+  /// the same on all ranks; the engine and older checkpoints are as before.
   std::string save_checkpoint(const std::string& directory, const std::string& tag = "");
-  std::string save_checkpoint(const std::string& directory, const std::string& tag, const nlohmann::json& client_state);
-  /// Collective. Loads DIRECTORY/TAG (default: what DIRECTORY/latest names), whatever the stage, number of ranks, unit size
-  /// and precision it was saved with. Each rank reads what it needs. Random numbers continue on the ranks that the saving run
-  /// had, too. Throws CheckpointError on all ranks alike, before anything has changed. LoadOptions and
-  /// LoadedCheckpoint are in engine/checkpointing.h.
+  std::string save_checkpoint(const std::string& directory, const std::string& tag,
+                              const nlohmann::json& client_state);
+  /// Collective. Loads DIRECTORY/TAG (default: what DIRECTORY/latest names), whatever the stage, number of
+  /// ranks, unit size and precision it was saved with. Each rank reads what it needs. Random numbers continue
+  /// on the ranks that the saving run had, too. Throws CheckpointError on all ranks alike, before anything
+  /// has changed. LoadOptions and LoadedCheckpoint are in engine/checkpointing.h.
   LoadedCheckpoint load_checkpoint(const std::string& directory, const std::string& tag = "");
-  LoadedCheckpoint load_checkpoint(const std::string& directory, const std::string& tag, const LoadOptions& options);
-  /// Collective. Parameters and buffers from a .safetensors file, or a folder or index of them, whoever wrote it; in any precision.
-  /// Tied parameters need one of their names. Throws CheckpointError on all ranks alike, before anything has changed.
+  LoadedCheckpoint load_checkpoint(const std::string& directory, const std::string& tag,
+                                   const LoadOptions& options);
+  /// Collective. Parameters and buffers from a .safetensors file, or a folder or index of them, whoever
+  /// wrote it; in any precision. Tied parameters need one of their names. Throws CheckpointError on all
+  /// ranks alike, before anything has changed.
   void load_weights(const std::string& path, const LoadWeightsOptions& options = {});
-  /// Local. Waits for an asynchronous save. Throws the CheckpointError that the last one ended in, whether it was logged before
-  /// or not, the same on all ranks; once.
+  /// Local. Waits for an asynchronous save. Throws the CheckpointError that the last one ended in, whether it
+  /// was logged before or not, the same on all ranks; once.
   void finish_checkpoint();
-  /// Local. Waits for an asynchronous save. Whether the last one has failed, which is logged then; equal on all ranks.
+  /// Local. Waits for an asynchronous save. Whether the last one has failed,
+  /// which is logged then; equal on all ranks.
   bool last_save_failed();
   /// Local. Tags that `checkpoint.keep_last` neither counts nor deletes from now on.
   void keep_checkpoints(const std::vector<std::string>& tags);
 
-  /// Local. Asks all ranks to stop; they learn it from each other in the next step() that updates, at no cost.
+  /// Local. Asks all ranks to stop; they learn it from each other in the next
+  /// step() that updates, at no cost.
   void request_stop() { stop_requested_ = true; }
   /// Equal on all ranks: whether some rank had called request_stop() before the last step() that updates.
   bool should_stop() const { return should_stop_; }
@@ -142,11 +154,16 @@ class Engine {
   int64_t global_steps() const { return global_steps_; }    ///< optimizer steps taken or skipped
   int64_t skipped_steps() const { return skipped_steps_; }  ///< of these, skipped for non-finite gradients
   int64_t micro_steps() const { return micro_steps_; }      ///< calls of backward()
-  /// Of the next step, by param group: [0] for parameters in no group, then the config's groups, then InitOptions'.
+  /// Of the next step, by param group: [0] for parameters in no group, then the
+  /// config's groups, then InitOptions'.
   std::vector<double> learning_rates() const;
   double loss_scale() const { return scaler_.scale(); }
-  double gradient_scale() const { return gradient_scale_; }  ///< what the accumulated gradients carry: the last backward()'s loss scale
-  double gradient_norm() const { return gradient_norm_; }  ///< global L2 norm at the last step, unscaled, before clipping
+  double gradient_scale() const {
+    return gradient_scale_;
+  }  ///< what the accumulated gradients carry: the last backward()'s loss scale
+  double gradient_norm() const {
+    return gradient_norm_;
+  }  ///< global L2 norm at the last step, unscaled, before clipping
 
   int rank() const { return comm_->rank(); }
   int local_rank() const { return options_.local_rank; }
@@ -160,10 +177,12 @@ class Engine {
   zero::ShardedModel& sharded_model() { return *sharded_; }
 
  protected:
-  Engine(const zero::ModelView& model, const EngineConfig& config, comm::CommunicatorPtr comm, const InitOptions& options);
+  Engine(const zero::ModelView& model, const EngineConfig& config, comm::CommunicatorPtr comm,
+         const InitOptions& options);
   virtual void set_training(bool training) = 0;
   /// Local. The parameters the model has now; unset when they are the tensors of `before`.
-  virtual std::optional<std::vector<zero::NamedTensor>> changed_parameters(const std::vector<zero::NamedTensor>& before) const = 0;
+  virtual std::optional<std::vector<zero::NamedTensor>> changed_parameters(
+      const std::vector<zero::NamedTensor>& before) const = 0;
 
   /// Around the model's forward: autocast, and the order of use in evaluation.
   class ForwardScope {
@@ -176,13 +195,14 @@ class Engine {
     AutocastScope autocast_;
   };
 
-  /// Tensors go to the device, floating ones in the compute dtype when that is bf16 or fp16 (or the parameters all are); those in
-  /// standard containers and IValues too. Everything else stays as it is.
+  /// Tensors go to the device, floating ones in the compute dtype when that is bf16 or fp16 (or the
+  /// parameters all are); those in standard containers and IValues too. Everything else stays as it is.
   at::Tensor prepare_tensor(const at::Tensor& input) const;
   template <class T>
   decltype(auto) prepare(T&& input) const {
     if constexpr (HoldsTensors<std::decay_t<T>>::value) {
-      return convert_tensors(std::as_const(input), [this](const at::Tensor& tensor) { return prepare_tensor(tensor); });
+      return convert_tensors(std::as_const(input),
+                             [this](const at::Tensor& tensor) { return prepare_tensor(tensor); });
     } else {
       return std::forward<T>(input);
     }
@@ -212,7 +232,8 @@ class Engine {
   std::vector<zero::NamedTensor> parameters_;
   std::unique_ptr<zero::ShardedModel> sharded_;
   std::unique_ptr<CheckpointWriter> checkpoint_writer_;  ///< refers to sharded_
-  std::optional<at::ScalarType> input_dtype_;  ///< of forward()'s floating inputs; unset: they stay as they are
+  std::optional<at::ScalarType>
+      input_dtype_;             ///< of forward()'s floating inputs; unset: they stay as they are
   std::exception_ptr failure_;  ///< of a backward() or step() that got stuck half-way
 
   bool training_ = true;
@@ -228,14 +249,17 @@ class Engine {
 template <class Model>
 class TypedEngine final : public Engine {
  public:
-  TypedEngine(std::shared_ptr<Model> model, const EngineConfig& config, comm::CommunicatorPtr comm, const InitOptions& options)
+  TypedEngine(std::shared_ptr<Model> model, const EngineConfig& config, comm::CommunicatorPtr comm,
+              const InitOptions& options)
       : Engine(zero::view_of(*model), config, std::move(comm), options), model_(std::move(model)) {
-    if (!model_->is_training()) set_training(true);  // otherwise submodules put into evaluation mode stay there
+    if (!model_->is_training())
+      set_training(true);  // otherwise submodules put into evaluation mode stay there
   }
 
-  /// Collective at stage 3. The model's own forward, under autocast when configured; tensors among the arguments are
-  /// moved to the device, and cast to the compute dtype when they are floating. A TorchScript module takes its arguments
-  /// one by one or as a std::vector<c10::IValue>. In evaluation all ranks must call it equally often. Throws CommError.
+  /// Collective at stage 3. The model's own forward, under autocast when configured; tensors among the
+  /// arguments are moved to the device, and cast to the compute dtype when they are floating. A TorchScript
+  /// module takes its arguments one by one or as a std::vector<c10::IValue>. In evaluation all ranks must
+  /// call it equally often. Throws CommError.
   template <class... Args>
   auto forward(Args&&... args) {
     ForwardScope scope(*this);
@@ -251,7 +275,8 @@ class TypedEngine final : public Engine {
   auto call(Args&&... args) {
     if constexpr (!std::is_same_v<Model, torch::jit::Module>) {
       return model_->forward(std::forward<Args>(args)...);
-    } else if constexpr (sizeof...(Args) == 1 && (std::is_same_v<std::decay_t<Args>, std::vector<c10::IValue>> && ...)) {
+    } else if constexpr (sizeof...(Args) == 1 &&
+                         (std::is_same_v<std::decay_t<Args>, std::vector<c10::IValue>> && ...)) {
       return model_->forward(std::forward<Args>(args)...);
     } else {
       return model_->forward(std::vector<c10::IValue>{c10::IValue(std::forward<Args>(args))...});
@@ -259,15 +284,17 @@ class TypedEngine final : public Engine {
   }
 
   void set_training(bool training) override { model_->train(training); }
-  std::optional<std::vector<zero::NamedTensor>> changed_parameters(const std::vector<zero::NamedTensor>& before) const override {
+  std::optional<std::vector<zero::NamedTensor>> changed_parameters(
+      const std::vector<zero::NamedTensor>& before) const override {
     if (zero::holds(*model_, before)) return std::nullopt;
     return zero::parameters_of(*model_);
   }
   std::shared_ptr<Model> model_;
 };
 
-/// Collective. Moves the model's parameters into units (the model is used as before) and makes the engine. All ranks
-/// pass the same model and config; parameters and buffers become rank 0's. Throws ConfigError, CommError.
+/// Collective. Moves the model's parameters into units (the model is used as before) and
+/// makes the engine. All ranks pass the same model and config; parameters and buffers become
+/// rank 0's. Throws ConfigError, CommError.
 template <class Model>
 std::unique_ptr<TypedEngine<Model>> initialize(std::shared_ptr<Model> model, const EngineConfig& config,
                                                comm::CommunicatorPtr comm, const InitOptions& options = {}) {
@@ -280,7 +307,9 @@ std::unique_ptr<TypedEngine<Contained>> initialize(const torch::nn::ModuleHolder
   return initialize(model.ptr(), config, std::move(comm), options);
 }
 /// TorchScript. Include torch/csrc/jit/api/module.h (or torch/script.h) where it is used.
-std::unique_ptr<TypedEngine<torch::jit::Module>> initialize(const torch::jit::Module& model, const EngineConfig& config,
-                                                            comm::CommunicatorPtr comm, const InitOptions& options = {});
+std::unique_ptr<TypedEngine<torch::jit::Module>> initialize(const torch::jit::Module& model,
+                                                            const EngineConfig& config,
+                                                            comm::CommunicatorPtr comm,
+                                                            const InitOptions& options = {});
 
 }  // namespace tessera

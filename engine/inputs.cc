@@ -15,7 +15,8 @@ c10::IValue convert_tensors(const c10::IValue& value, const TensorConversion& co
   }
   if (value.isTuple()) {
     std::vector<c10::IValue> converted;
-    for (const c10::IValue& item : value.toTupleRef().elements()) converted.push_back(convert_tensors(item, convert));
+    for (const c10::IValue& item : value.toTupleRef().elements())
+      converted.push_back(convert_tensors(item, convert));
     return c10::ivalue::Tuple::createNamed(std::move(converted), value.type());
   }
   if (value.isGenericDict()) {

@@ -1,5 +1,6 @@
-// convert_tensors: a copy of a forward() argument with every tensor in it replaced, whatever the argument is: a tensor, an
-// optional, vector, pair, tuple or map of tensors, or a c10::IValue. For moving a batch to the device the model is on.
+// convert_tensors: a copy of a forward() argument with every tensor in it replaced, whatever the
+// argument is: a tensor, an optional, vector, pair, tuple or map of tensors, or a c10::IValue. For
+// moving a batch to the device the model is on.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -31,7 +32,8 @@ struct HoldsTensors<std::optional<T>> : HoldsTensors<T> {};
 template <class T, class Allocator>
 struct HoldsTensors<std::vector<T, Allocator>> : HoldsTensors<T> {};
 template <class First, class Second>
-struct HoldsTensors<std::pair<First, Second>> : std::disjunction<HoldsTensors<First>, HoldsTensors<Second>> {};
+struct HoldsTensors<std::pair<First, Second>> : std::disjunction<HoldsTensors<First>, HoldsTensors<Second>> {
+};
 template <class... Ts>
 struct HoldsTensors<std::tuple<Ts...>> : std::disjunction<HoldsTensors<Ts>...> {};
 template <class Key, class T, class Less, class Allocator>

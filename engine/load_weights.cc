@@ -36,14 +36,16 @@ struct Match {
 };
 
 bool matches_any(const std::vector<std::string>& patterns, const std::string& name) {
-  return std::any_of(patterns.begin(), patterns.end(), [&](const std::string& pattern) { return glob_match(pattern, name); });
+  return std::any_of(patterns.begin(), patterns.end(),
+                     [&](const std::string& pattern) { return glob_match(pattern, name); });
 }
 
 constexpr size_t kMostShown = 5;
 
 std::string first_of(const std::vector<std::string>& lines, const char* separator) {
   const size_t shown = std::min(lines.size(), kMostShown);
-  std::string text = join(std::vector<std::string>(lines.begin(), lines.begin() + static_cast<std::ptrdiff_t>(shown)), separator);
+  std::string text = join(
+      std::vector<std::string>(lines.begin(), lines.begin() + static_cast<std::ptrdiff_t>(shown)), separator);
   return shown < lines.size() ? str(text, separator, "and ", lines.size() - shown, " more") : text;
 }
 
@@ -61,10 +63,13 @@ std::set<std::string> names_of(zero::ShardedModel& model) {
 /// The file's tensors by the names that the model would have for them.
 class NamedInFile {
  public:
-  NamedInFile(const SafetensorsModel& file, const LoadWeightsOptions& options, std::vector<std::string>& problems) : file_(file) {
+  NamedInFile(const SafetensorsModel& file, const LoadWeightsOptions& options,
+              std::vector<std::string>& problems)
+      : file_(file) {
     for (const std::string& name : file.names()) {
       const auto [other, is_new] = names_.try_emplace(renamed(name, options), name);
-      if (!is_new) problems.push_back(str(name, ": is ", other->first, " in the model, as ", other->second, " is"));
+      if (!is_new)
+        problems.push_back(str(name, ": is ", other->first, " in the model, as ", other->second, " is"));
     }
   }
 
@@ -91,17 +96,21 @@ std::string prefix_between(const std::vector<std::string>& without, const std::s
   for (const std::string& name : with) {
     if (!name.ends_with("." + without.front())) continue;
     const std::string prefix = name.substr(0, name.size() - without.front().size());
-    const auto num = std::count_if(without.begin(), without.end(), [&](const std::string& one) { return with.contains(prefix + one); });
+    const auto num = std::count_if(without.begin(), without.end(),
+                                   [&](const std::string& one) { return with.contains(prefix + one); });
     if (2 * static_cast<size_t>(num) > without.size()) return prefix;
   }
   return "";
 }
 
 /// What both sides hold, and by which prefix they differ.
-std::string describe_names(const SafetensorsModel& file, const std::set<std::string>& model_names, const LoadWeightsOptions& options) {
+std::string describe_names(const SafetensorsModel& file, const std::set<std::string>& model_names,
+                           const LoadWeightsOptions& options) {
   const std::vector<std::string> in_file = file.names(), in_model(model_names.begin(), model_names.end());
-  std::string text = str("; the file holds ", format_count(static_cast<int64_t>(in_file.size())), " tensors (", first_of(in_file, ", "), "), the model ",
-                         format_count(static_cast<int64_t>(in_model.size())), " (", first_of(in_model, ", "), ")");
+  std::string text =
+      str("; the file holds ", format_count(static_cast<int64_t>(in_file.size())), " tensors (",
+          first_of(in_file, ", "), "), the model ", format_count(static_cast<int64_t>(in_model.size())), " (",
+          first_of(in_model, ", "), ")");
   if (const std::string prefix = prefix_between(in_model, {in_file.begin(), in_file.end()}); !prefix.empty())
     text += str("; the file's begin with \"", prefix, "\", the model's don't");
   else if (const std::string other = prefix_between(in_file, model_names); !other.empty())
@@ -109,9 +118,10 @@ std::string describe_names(const SafetensorsModel& file, const std::set<std::str
   return text + (options.advice.empty() ? "" : "; " + options.advice);
 }
 
-/// Every parameter and buffer of the model with its tensor, by name or one of its aliases. Throws CheckpointError naming those without,
-/// those of another shape, and tensors the model has no place for.
-Match match(const SafetensorsModel& file, const std::string& path, zero::ShardedModel& model, const LoadWeightsOptions& options) {
+/// Every parameter and buffer of the model with its tensor, by name or one of its aliases. Throws
+/// CheckpointError naming those without, those of another shape, and tensors the model has no place for.
+Match match(const SafetensorsModel& file, const std::string& path, zero::ShardedModel& model,
+            const LoadWeightsOptions& options) {
   const std::set<std::string> model_names = names_of(model);
   std::vector<std::string> problems;
   const NamedInFile in_file(file, options, problems);
@@ -120,24 +130,30 @@ Match match(const SafetensorsModel& file, const std::string& path, zero::Sharded
   Match found;
   std::vector<Taken>& taken = found.taken;
   // By one of these names, or, of the base model, without the prefix.
-  const auto take = [&](const std::vector<std::string>& own_names, const std::vector<int64_t>& shape, Taken place) {
+  const auto take = [&](const std::vector<std::string>& own_names, const std::vector<int64_t>& shape,
+                        Taken place) {
     std::vector<std::string> names = own_names;
     if (const std::string& prefix = options.base_model_prefix; !prefix.empty())
       for (const std::string& name : own_names)
-        if (name.starts_with(prefix) && !model_names.contains(name.substr(prefix.size()))) names.push_back(name.substr(prefix.size()));
+        if (name.starts_with(prefix) && !model_names.contains(name.substr(prefix.size())))
+          names.push_back(name.substr(prefix.size()));
     const auto are_among = [&](const std::vector<std::string>& patterns) {
-      return std::any_of(own_names.begin(), own_names.end(), [&](const std::string& name) { return matches_any(patterns, name); });
+      return std::any_of(own_names.begin(), own_names.end(),
+                         [&](const std::string& name) { return matches_any(patterns, name); });
     };
     for (const std::string& name : names)
       if (const SafetensorsTensor* tensor = in_file.find(name)) {
         known.insert(name);
-        const std::string differs = str(name, ": ", describe_shape(tensor->shape), " in the file, ", describe_shape(shape), " in the model");
-        if (tensor->shape != shape && are_among(options.ignore_mismatched)) return found.missing.push_back(differs);
+        const std::string differs = str(name, ": ", describe_shape(tensor->shape), " in the file, ",
+                                        describe_shape(shape), " in the model");
+        if (tensor->shape != shape && are_among(options.ignore_mismatched))
+          return found.missing.push_back(differs);
         if (tensor->shape != shape) problems.push_back(differs);
         place.tensor = tensor;
         return taken.push_back(place);
       }
-    if (are_among(options.ignore_missing)) return found.missing.push_back(own_names.front() + ": not in the file");
+    if (are_among(options.ignore_missing))
+      return found.missing.push_back(own_names.front() + ": not in the file");
     names_differ = true;
     problems.push_back(own_names.front() + ": not in the file");
   };
@@ -147,7 +163,8 @@ Match match(const SafetensorsModel& file, const std::string& path, zero::Sharded
     names.insert(names.end(), parameters[i].aliases.begin(), parameters[i].aliases.end());
     take(names, parameters[i].shape, {nullptr, static_cast<int>(i), {}});
   }
-  for (const zero::NamedTensor& buffer : model.buffers()) take({buffer.name}, buffer.tensor.sizes().vec(), {nullptr, -1, buffer.tensor});
+  for (const zero::NamedTensor& buffer : model.buffers())
+    take({buffer.name}, buffer.tensor.sizes().vec(), {nullptr, -1, buffer.tensor});
   for (const auto& [name, own_name] : in_file.names())
     if (!known.contains(name) && !matches_any(options.ignore_unexpected, name)) {
       names_differ = true;
@@ -155,7 +172,9 @@ Match match(const SafetensorsModel& file, const std::string& path, zero::Sharded
     }
   if (problems.empty()) return found;
   throw CheckpointError(str(path, ": does not fit the model: ", first_of(problems, "; "),
-                            names_differ ? describe_names(file, model_names, options) : options.advice.empty() ? "" : "; " + options.advice));
+                            names_differ             ? describe_names(file, model_names, options)
+                            : options.advice.empty() ? ""
+                                                     : "; " + options.advice));
 }
 
 at::Tensor read(const SafetensorsModel& file, const SafetensorsTensor& tensor, int64_t begin, int64_t numel) {
@@ -168,14 +187,16 @@ at::Tensor read(const SafetensorsModel& file, const SafetensorsTensor& tensor, i
 
 void Engine::load_weights(const std::string& path, const LoadWeightsOptions& options) {
   check_usable();
-  if (micro_steps_in_window_ != 0) throw Error("load_weights() between backward() and the step() that updates");
+  if (micro_steps_in_window_ != 0)
+    throw Error("load_weights() between backward() and the step() that updates");
   std::optional<SafetensorsModel> file;
   Match found;
   comm::on_all_ranks<CheckpointError>(*comm_, "weights to load", [&] {
     file.emplace(path);
     found = match(*file, path, *sharded_, options);
   });
-  failure_ = std::make_exception_ptr(Error("load_weights() failed half-way, and the parameters are neither old nor new"));
+  failure_ = std::make_exception_ptr(
+      Error("load_weights() failed half-way, and the parameters are neither old nor new"));
   sharded_->begin_replacing();
   comm::on_all_ranks<CheckpointError>(*comm_, "loaded weights", [&] {
     const zero::Unheard our_own_operators;

@@ -32,8 +32,8 @@ LossScaler::LossScaler(const EngineConfig& engine) : config_(engine.fp16) {
   require(config.loss_scale_window >= 1, "loss_scale_window", static_cast<double>(config.loss_scale_window),
           "at least 1");
   require(config.hysteresis >= 1, "hysteresis", config.hysteresis, "at least 1");
-  require(std::isfinite(config.min_loss_scale) && config.min_loss_scale > 0, "min_loss_scale", config.min_loss_scale,
-          "a positive number");
+  require(std::isfinite(config.min_loss_scale) && config.min_loss_scale > 0, "min_loss_scale",
+          config.min_loss_scale, "a positive number");
   dynamic_ = true;
   state_.scale = std::ldexp(1.0, config.initial_scale_power);
   state_.hysteresis = config.hysteresis;
@@ -46,9 +46,10 @@ void LossScaler::update(bool overflow) {
       --state_.hysteresis;
     } else {
       if (state_.scale == config_.min_loss_scale)
-        throw Error(str("loss scale is already at its minimum (fp16.min_loss_scale = ", config_.min_loss_scale,
-                        ") and gradients are still not finite at update ", state_.num_updates,
-                        ": the model itself diverges; expected finite gradients at this scale"));
+        throw Error(
+            str("loss scale is already at its minimum (fp16.min_loss_scale = ", config_.min_loss_scale,
+                ") and gradients are still not finite at update ", state_.num_updates,
+                ": the model itself diverges; expected finite gradients at this scale"));
       state_.scale = std::max(state_.scale / kScaleFactor, config_.min_loss_scale);
     }
     state_.last_overflow = state_.num_updates;

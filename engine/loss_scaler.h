@@ -1,6 +1,6 @@
 // LossScaler: the factor the loss is multiplied with in fp16 training, so that small gradients do not vanish.
-// Follows DeepSpeed's DynamicLossScaler and LossScaler (deepspeed/runtime/fp16/loss_scaler.py): the scale halves
-// after `hysteresis` overflows and doubles after every `loss_scale_window` steps without one.
+// Follows DeepSpeed's DynamicLossScaler and LossScaler (deepspeed/runtime/fp16/loss_scaler.py): the scale
+// halves after `hysteresis` overflows and doubles after every `loss_scale_window` steps without one.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,8 @@
 
 namespace tessera {
 
-/// Not thread-safe. Every rank has one and gives it the same answers, so all stay equal without communication.
+/// Not thread-safe. Every rank has one and gives it the same answers, so all
+/// stay equal without communication.
 class LossScaler {
  public:
   /// What a checkpoint keeps; names as DeepSpeed's cur_scale, cur_iter, last_overflow_iter, cur_hysteresis.
@@ -21,20 +22,21 @@ class LossScaler {
     bool operator==(const State&) const = default;
   };
 
-  /// Local. Where nothing is computed in fp16 the scale is 1 for good. fp16.loss_scale > 0: that, for good. Otherwise dynamic, from
-  /// 2^initial_scale_power. Throws ConfigError naming fp16.KEY for values that cannot work.
+  /// Local. Where nothing is computed in fp16 the scale is 1 for good. fp16.loss_scale > 0:
+  /// that, for good. Otherwise dynamic, from 2^initial_scale_power. Throws ConfigError naming
+  /// fp16.KEY for values that cannot work.
   explicit LossScaler(const EngineConfig& config);
 
   double scale() const { return state_.scale; }
   bool is_dynamic() const { return dynamic_; }
 
-  /// Local. After every optimizer step, with whether any rank's gradients were not finite (the step is then skipped).
-  /// Throws tessera::Error when the scale would have to go below fp16.min_loss_scale.
+  /// Local. After every optimizer step, with whether any rank's gradients were not finite (the step is then
+  /// skipped). Throws tessera::Error when the scale would have to go below fp16.min_loss_scale.
   void update(bool overflow);
 
   const State& state() const { return state_; }
-  /// Local. Continues from a checkpoint. A static scale keeps the configured value, and so does a dynamic one after a run that had none
-  /// (which has counted no updates).
+  /// Local. Continues from a checkpoint. A static scale keeps the configured value, and so does a dynamic one
+  /// after a run that had none (which has counted no updates).
   void set_state(const State& state);
 
  private:

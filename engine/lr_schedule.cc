@@ -1,8 +1,8 @@
 // The formulas. DeepSpeed's schedulers are objects with a counter that starts at -1: the engine uses what the
-// constructor set for the first step and calls step() after each applied one. So the rate of the step that follows
-// `num_steps` applied ones is the constructor's for 0 and get_lr() with the counter at num_steps - 1 after that.
-// The odd consequences (WarmupLR starts with two steps at warmup_min_lr, WarmupCosineLR with one at zero) are kept:
-// a configuration must train here as it did there.
+// constructor set for the first step and calls step() after each applied one. So the rate of the step that
+// follows `num_steps` applied ones is the constructor's for 0 and get_lr() with the counter at num_steps - 1
+// after that. The odd consequences (WarmupLR starts with two steps at warmup_min_lr, WarmupCosineLR with one
+// at zero) are kept: a configuration must train here as it did there.
 #include "engine/lr_schedule.h"
 
 #include <algorithm>
@@ -44,7 +44,8 @@ class Warmup {
       : num_steps_(std::max<int64_t>(2, params.integer("warmup_num_steps", 1000, 0))),
         linear_(params.word("warmup_type", "log", {"log", "linear"}) == "linear"),
         inverse_log_(1.0 / std::log(static_cast<double>(num_steps_))) {
-    if (params.has("warmup_ratio")) params.fail("warmup_ratio", "is of a number of steps that is not known; expected warmup_num_steps");
+    if (params.has("warmup_ratio"))
+      params.fail("warmup_ratio", "is of a number of steps that is not known; expected warmup_num_steps");
   }
 
   int64_t num_steps() const { return num_steps_; }
@@ -83,8 +84,9 @@ class WarmupLr : public LrSchedule::Formula {
   double gamma(int64_t counter) const {
     if (!warmup_.done(counter)) return warmup_.gamma(counter);
     if (after_ == After::kHold) return 1.0;
-    return std::max(0.0, static_cast<double>(total_num_steps_ - counter) /
-                             static_cast<double>(std::max<int64_t>(1, total_num_steps_ - warmup_.num_steps())));
+    return std::max(0.0,
+                    static_cast<double>(total_num_steps_ - counter) /
+                        static_cast<double>(std::max<int64_t>(1, total_num_steps_ - warmup_.num_steps())));
   }
 
   Warmup warmup_;
@@ -111,7 +113,8 @@ class WarmupCosineLr : public LrSchedule::Formula {
   double ratio(int64_t counter) const {
     if (!warmup_.done(counter)) return min_ratio_ + warmup_.gamma(counter) * (1.0 - min_ratio_);
     const auto since = static_cast<double>(counter - warmup_.num_steps() + 1);
-    const auto decay_steps = static_cast<double>(std::max<int64_t>(1, total_num_steps_ - warmup_.num_steps()));
+    const auto decay_steps =
+        static_cast<double>(std::max<int64_t>(1, total_num_steps_ - warmup_.num_steps()));
     const double cosine = (1 + std::cos(std::numbers::pi * std::min(1.0, since / decay_steps))) / 2;
     return std::max(0.0, cos_min_ratio_ + (1.0 - cos_min_ratio_) * cosine);
   }
@@ -123,7 +126,8 @@ class WarmupCosineLr : public LrSchedule::Formula {
   double cos_min_ratio_;
 };
 
-/// Smith, "A disciplined approach to neural network hyper-parameters", arXiv:1803.09820: up, down, then decay.
+/// Smith, "A disciplined approach to neural network hyper-parameters",
+/// arXiv:1803.09820: up, down, then decay.
 class OneCycle : public LrSchedule::Formula {
  public:
   explicit OneCycle(ScheduleParams& params)
@@ -139,8 +143,10 @@ class OneCycle : public LrSchedule::Formula {
         min_momentum_(params.per_group("cycle_min_mom", 0.8)),
         max_momentum_(params.per_group("cycle_max_mom", 0.9)),
         cycle_momentum_(params.flag("cycle_momentum", true)) {
-    if (first_size_ <= 0) params.fail("cycle_first_step_size", str("found ", first_size_, ", expected more than 0"));
-    if (second_size_ < 0) params.fail("cycle_second_step_size", str("found ", second_size_, ", expected 0 or more"));
+    if (first_size_ <= 0)
+      params.fail("cycle_first_step_size", str("found ", first_size_, ", expected more than 0"));
+    if (second_size_ < 0)
+      params.fail("cycle_second_step_size", str("found ", second_size_, ", expected 0 or more"));
   }
 
   double lr(int64_t num_steps, size_t group) const override {
@@ -220,14 +226,15 @@ class LrRangeTest : public LrSchedule::Formula {
   bool staircase_;
 };
 
-/// DeepSpeed's engine calls a torch scheduler's step() after every optimizer step, so that is the unit of step_size and
-/// T_max, unless "interval": "epoch" (our own key) says otherwise.
+/// DeepSpeed's engine calls a torch scheduler's step() after every optimizer step, so that is the unit of
+/// step_size and T_max, unless "interval": "epoch" (our own key) says otherwise.
 class Interval {
  public:
   Interval(ScheduleParams& params, int64_t steps_per_epoch) {
     if (params.word("interval", "step", {"step", "epoch"}) == "step") return;
     if (steps_per_epoch <= 0)
-      params.fail("interval", "counts epochs, but the number of steps in an epoch is not known; expected \"step\"");
+      params.fail("interval",
+                  "counts epochs, but the number of steps in an epoch is not known; expected \"step\"");
     steps_ = steps_per_epoch;
   }
   int64_t count(int64_t num_steps) const { return num_steps / steps_; }
@@ -255,7 +262,8 @@ class StepLr : public LrSchedule::Formula {
   double gamma_;
 };
 
-/// Loshchilov and Hutter, "SGDR", arXiv:1608.03983, without restarts: past T_max the cosine goes on, as torch's does.
+/// Loshchilov and Hutter, "SGDR", arXiv:1608.03983, without restarts: past T_max
+/// the cosine goes on, as torch's does.
 class CosineAnnealingLr : public LrSchedule::Formula {
  public:
   CosineAnnealingLr(ScheduleParams& params, Rates base, int64_t steps_per_epoch)
@@ -278,7 +286,8 @@ class CosineAnnealingLr : public LrSchedule::Formula {
   double eta_min_;
 };
 
-/// DeepSpeed's and torch's constructors can start in the middle of a schedule; here the step count says where it is.
+/// DeepSpeed's and torch's constructors can start in the middle of a schedule;
+/// here the step count says where it is.
 void refuse_other_start(ScheduleParams& params, const std::string& key) {
   if (params.number(key, -1) != -1)
     params.fail(key, "starts in the middle of the schedule; expected -1 (a resumed run continues by itself)");
@@ -300,7 +309,8 @@ std::shared_ptr<const LrSchedule::Formula> make_formula(const SchedulerConfig& c
     if (type == "OneCycle") return std::make_shared<OneCycle>(params);
     if (type == "LRRangeTest") return std::make_shared<LrRangeTest>(params);
     if (type == "StepLR") return std::make_shared<StepLr>(params, base, steps_per_epoch);
-    if (type == "CosineAnnealingLR") return std::make_shared<CosineAnnealingLr>(params, base, steps_per_epoch);
+    if (type == "CosineAnnealingLR")
+      return std::make_shared<CosineAnnealingLr>(params, base, steps_per_epoch);
     throw ConfigError(str("scheduler.type: unknown schedule \"", type, "\"; accepted are ",
                           join(LrSchedule::types(), ", ")));
   }();
@@ -311,8 +321,9 @@ std::shared_ptr<const LrSchedule::Formula> make_formula(const SchedulerConfig& c
 }  // namespace
 
 const std::vector<std::string_view>& LrSchedule::types() {
-  static const std::vector<std::string_view> kTypes = {"WarmupLR",    "WarmupDecayLR", "WarmupCosineLR",   "OneCycle",
-                                                       "LRRangeTest", "StepLR",        "CosineAnnealingLR"};
+  static const std::vector<std::string_view> kTypes = {"WarmupLR",         "WarmupDecayLR", "WarmupCosineLR",
+                                                       "OneCycle",         "LRRangeTest",   "StepLR",
+                                                       "CosineAnnealingLR"};
   return kTypes;
 }
 

@@ -18,7 +18,8 @@ class MemoryMeter::Books final : public c10::MemoryReportingInfoBase {
 
   bool memoryProfilingEnabled() const override { return true; }
 
-  void reportMemoryUsage(void* data, int64_t bytes, size_t, size_t total_reserved, c10::Device device) override {
+  void reportMemoryUsage(void* data, int64_t bytes, size_t, size_t total_reserved,
+                         c10::Device device) override {
     if (device.type() != device_ || bytes == 0) return;
     const std::lock_guard lock(mutex_);
     peak_reserved_ = std::max(peak_reserved_, static_cast<int64_t>(total_reserved));
@@ -86,7 +87,8 @@ class MemoryMeter::Books final : public c10::MemoryReportingInfoBase {
     int64_t bytes;
   };
 
-  /// Also of a block whose end was not reported here: its address has been given out again. Unknown ones are from before.
+  /// Also of a block whose end was not reported here: its address has been given out
+  /// again. Unknown ones are from before.
   void take_back(void* data) {
     const auto found = blocks_.find(data);
     if (found == blocks_.end()) return;
@@ -109,7 +111,8 @@ class MemoryMeter::Books final : public c10::MemoryReportingInfoBase {
 
 class MemoryMeter::Scope {
  public:
-  explicit Scope(std::shared_ptr<Books> books) : guard_(c10::DebugInfoKind::PROFILER_STATE, std::move(books)) {}
+  explicit Scope(std::shared_ptr<Books> books)
+      : guard_(c10::DebugInfoKind::PROFILER_STATE, std::move(books)) {}
 
  private:
   c10::DebugInfoGuard guard_;

@@ -1,14 +1,15 @@
-// MemoryMeter: how much memory of a device the tensors of this rank hold, by use: now, at the peak, and over time.
+// MemoryMeter: how much memory of a device the tensors of this rank hold, by
+// use: now, at the peak, and over time.
 //
 // [Note: where the numbers come from]
-// libtorch's allocators, CPU and CUDA alike, report every block they give and take back to c10::MemoryReportingInfoBase,
-// through which its profiler works too; memory shared by the ranks (comm/shm) is reported the same way, divided by the
-// number of ranks that share it. The use of a block is what the MemoryFor scope around its allocation says (core/memory_use.h),
-// or else the meter's default. So the uses add up to the allocator's total by construction, and without a meter nothing is
-// reported and nothing costs.
+// libtorch's allocators, CPU and CUDA alike, report every block they give and take back to
+// c10::MemoryReportingInfoBase, through which its profiler works too; memory shared by the ranks (comm/shm)
+// is reported the same way, divided by the number of ranks that share it. The use of a block is what the
+// MemoryFor scope around its allocation says (core/memory_use.h), or else the meter's default. So the uses
+// add up to the allocator's total by construction, and without a meter nothing is reported and nothing costs.
 //
-// Reports come to the meter of the thread that allocates, and to the threads on which autograd goes on with its work. A block
-// that another thread gives back stays in the books until its address is given out again.
+// Reports come to the meter of the thread that allocates, and to the threads on which autograd goes on with
+// its work. A block that another thread gives back stays in the books until its address is given out again.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -28,7 +29,8 @@ struct MemorySample {
   MemoryBytes bytes;
 };
 
-/// Constructed and destroyed on one thread; meters nest (the inner one gets the reports). The rest from any thread.
+/// Constructed and destroyed on one thread; meters nest (the inner one gets the
+/// reports). The rest from any thread.
 class MemoryMeter {
  public:
   /// Local. Counts from here on what is allocated on devices of this type.

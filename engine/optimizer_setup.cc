@@ -16,22 +16,22 @@ OptimizerKind kind_of(const std::string& type) {
       {"Adam", OptimizerKind::kAdam},       {"AdamW", OptimizerKind::kAdamW}, {"SGD", OptimizerKind::kSGD},
       {"Adagrad", OptimizerKind::kAdagrad}, {"Lion", OptimizerKind::kLion},   {"LAMB", OptimizerKind::kLamb}};
   const auto found = kinds.find(type);
-  if (found == kinds.end()) throw ConfigError(str("optimizer.type: ", type, " is not an optimizer Tessera has"));
+  if (found == kinds.end())
+    throw ConfigError(str("optimizer.type: ", type, " is not an optimizer Tessera has"));
   return found->second;
 }
 
 void apply(Hyper& hyper, const std::map<std::string, double>& params) {
-  const std::map<std::string, double Hyper::*> numbers{
-      {"lr", &Hyper::lr},
-      {"beta1", &Hyper::beta1},
-      {"beta2", &Hyper::beta2},
-      {"eps", &Hyper::eps},
-      {"weight_decay", &Hyper::weight_decay},
-      {"momentum", &Hyper::momentum},
-      {"dampening", &Hyper::dampening},
-      {"lr_decay", &Hyper::lr_decay},
-      {"max_coeff", &Hyper::max_coeff},
-      {"min_coeff", &Hyper::min_coeff}};
+  const std::map<std::string, double Hyper::*> numbers{{"lr", &Hyper::lr},
+                                                       {"beta1", &Hyper::beta1},
+                                                       {"beta2", &Hyper::beta2},
+                                                       {"eps", &Hyper::eps},
+                                                       {"weight_decay", &Hyper::weight_decay},
+                                                       {"momentum", &Hyper::momentum},
+                                                       {"dampening", &Hyper::dampening},
+                                                       {"lr_decay", &Hyper::lr_decay},
+                                                       {"max_coeff", &Hyper::max_coeff},
+                                                       {"min_coeff", &Hyper::min_coeff}};
   for (const auto& [name, value] : params) {
     if (const auto number = numbers.find(name); number != numbers.end()) {
       hyper.*number->second = value;

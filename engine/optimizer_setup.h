@@ -1,5 +1,5 @@
-// From OptimizerConfig (names and numbers) to what the sharded optimizer takes: a formula and, for each param group,
-// its hyper-parameters.
+// From OptimizerConfig (names and numbers) to what the sharded optimizer takes: a formula and, for
+// each param group, its hyper-parameters.
 #pragma once
 
 #include <functional>

@@ -25,12 +25,14 @@ struct Difference {
 };
 
 /// The keys, with dots, in which two objects differ.
-void find_differences(const std::string& prefix, const ordered_json& here, const ordered_json& there, std::vector<Difference>& found) {
+void find_differences(const std::string& prefix, const ordered_json& here, const ordered_json& there,
+                      std::vector<Difference>& found) {
   const auto compare = [&](const std::string& key, const ordered_json* a, const ordered_json* b) {
     if (a && b && a->is_object() && b->is_object()) return find_differences(str(key, "."), *a, *b, found);
     if (!a || !b || *a != *b) found.push_back({key, a, b});
   };
-  for (const auto& [name, value] : here.items()) compare(prefix + name, &value, there.contains(name) ? &there.at(name) : nullptr);
+  for (const auto& [name, value] : here.items())
+    compare(prefix + name, &value, there.contains(name) ? &there.at(name) : nullptr);
   for (const auto& [name, value] : there.items())
     if (!here.contains(name)) compare(prefix + name, nullptr, &value);
 }
@@ -46,7 +48,8 @@ std::string describe(const ordered_json* value) {
 void check_same_config(comm::Communicator& comm, const ordered_json& mine) {
   if (comm.size() == 1) return;
   const std::string text = mine.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
-  const std::vector<std::string> digests = comm.exchange(std::to_string(std::hash<std::string>()(text)), "config digest");
+  const std::vector<std::string> digests =
+      comm.exchange(std::to_string(std::hash<std::string>()(text)), "config digest");
   if (std::equal(digests.begin() + 1, digests.end(), digests.begin())) return;
   const std::vector<std::string> texts = comm.exchange(text, "config");
   const ordered_json first = ordered_json::parse(texts[0]);
@@ -61,7 +64,8 @@ void check_same_config(comm::Communicator& comm, const ordered_json& mine) {
         parts.push_back(str("and ", found.size() - kMostKeys, " more"));
         break;
       }
-      parts.push_back(str(one.key, " is ", describe(one.here), " on rank 0, but ", describe(one.there), " on rank ", rank));
+      parts.push_back(str(one.key, " is ", describe(one.here), " on rank 0, but ", describe(one.there),
+                          " on rank ", rank));
     }
     throw ConfigError(str(join(parts, "; "), "; expected the same on all ranks"));
   }

@@ -30,7 +30,9 @@ double ScheduleParams::number(const std::string& key) {
   return values[0];
 }
 
-double ScheduleParams::number(const std::string& key, double fallback) { return has(key) ? number(key) : fallback; }
+double ScheduleParams::number(const std::string& key, double fallback) {
+  return has(key) ? number(key) : fallback;
+}
 
 int64_t ScheduleParams::required_integer(const std::string& key, int64_t minimum) {
   const double value = number(key);

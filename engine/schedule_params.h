@@ -1,4 +1,5 @@
-// ScheduleParams: scheduler.params, read key by key with defaults; whatever was not asked for is an unknown key.
+// ScheduleParams: scheduler.params, read key by key with defaults; whatever was
+// not asked for is an unknown key.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +15,8 @@ namespace tessera {
 /// Borrows the config; lives while a schedule is being built.
 class ScheduleParams {
  public:
-  ScheduleParams(const SchedulerConfig& config, size_t num_groups) : config_(config), num_groups_(num_groups) {}
+  ScheduleParams(const SchedulerConfig& config, size_t num_groups)
+      : config_(config), num_groups_(num_groups) {}
 
   bool has(const std::string& key);
   /// Each throws ConfigError when the key is absent and no default is given, or its value is of another kind.
@@ -26,7 +28,8 @@ class ScheduleParams {
   /// One value for all param groups, or a list with one for each.
   std::vector<double> per_group(const std::string& key);
   std::vector<double> per_group(const std::string& key, double fallback);
-  std::string word(const std::string& key, const std::string& fallback, const std::vector<std::string_view>& accepted);
+  std::string word(const std::string& key, const std::string& fallback,
+                   const std::vector<std::string_view>& accepted);
 
   /// Throws ConfigError when a key was given that the schedule did not read.
   void reject_unread() const;

@@ -104,8 +104,7 @@ void report_error(const std::string& message) noexcept {
     else if (const char* torchrun = std::getenv("TORCHELASTIC_ERROR_FILE"))
       // The format of torch.distributed.elastic.multiprocessing.errors.ErrorHandler.
       write_once(torchrun, str("{\"message\": {\"message\": ", json_string(line),
-                               ", \"extraInfo\": {\"timestamp\": \"", ::time(nullptr),
-                               "\"}}}"));
+                               ", \"extraInfo\": {\"timestamp\": \"", ::time(nullptr), "\"}}}"));
   } catch (...) {
     // Out of memory, say. The exit code still tells the launcher that this rank failed.
   }
@@ -144,7 +143,9 @@ bool says_more_than(const std::string& log_path, const std::vector<std::string>&
   for (std::string raw; std::getline(file, raw);) {
     const std::string line = one_line(raw, kMaxReportBytes);
     // "[error] MESSAGE", or a line of a message of several.
-    const auto is_in = [&](const std::string& message) { return line.find(message) != line.npos || message.find(line) != message.npos; };
+    const auto is_in = [&](const std::string& message) {
+      return line.find(message) != line.npos || message.find(line) != message.npos;
+    };
     if (!line.empty() && std::none_of(messages.begin(), messages.end(), is_in)) return true;
   }
   return false;

@@ -24,9 +24,9 @@ void report_error(const std::string& message) noexcept;
 /// Local. The report in `path`; none when the file is absent or not a report.
 std::optional<ErrorReport> read_error_report(const std::string& path);
 
-/// Local. The line near the end of a log that best says what went wrong: the last one that speaks of an
-/// error, else the last that is not empty. Without terminal control sequences, 500 bytes at most. Empty when
-/// there is none.
+/// Local. The line near the end of a log that best says what went wrong: the last one that
+/// speaks of an error, else the last that is not empty. Without terminal control sequences, 500
+/// bytes at most. Empty when there is none.
 std::string last_error_line(const std::string& log_path);
 
 /// Local. Whether a log has a line that is not, in whole or in part, one of these messages.

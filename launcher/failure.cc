@@ -20,10 +20,8 @@ bool is_own_death(int signal) {
     case SIGFPE:
     case SIGSYS:
     case SIGTRAP:
-    case SIGKILL:
-      return true;
-    default:
-      return false;  // SIGABRT, too: it is what an uncaught "connection closed by peer" ends in
+    case SIGKILL: return true;
+    default: return false;  // SIGABRT, too: it is what an uncaught "connection closed by peer" ends in
   }
 }
 
@@ -57,7 +55,8 @@ std::optional<std::string> common_error(const std::vector<RankExit>& exits) {
   const auto is_alike = [&](const RankExit& exit) {
     return exit.status != 0 && exit.report && exit.report->message == exits.front().report->message;
   };
-  if (exits.empty() || !exits.front().report || !std::all_of(exits.begin(), exits.end(), is_alike)) return std::nullopt;
+  if (exits.empty() || !exits.front().report || !std::all_of(exits.begin(), exits.end(), is_alike))
+    return std::nullopt;
   return exits.front().report->message;
 }
 

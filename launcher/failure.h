@@ -19,12 +19,12 @@ struct RankExit {
   std::optional<ErrorReport> report;  ///< what it said itself (error_file.h)
 };
 
-/// A death that no other rank can have caused is taken to have begun this much before it was seen: its
-/// peers may notice the closed connection, report it and be gone while the kernel still takes the process
-/// down.
+/// A death that no other rank can have caused is taken to have begun this much before it was seen: its peers
+/// may notice the closed connection, report it and be gone while the kernel still takes the process down.
 inline constexpr int64_t kSignalHeadStartNs = 100'000'000;
 
-/// Local. Whether the rank died of a signal that nobody sends: SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGSYS or SIGTRAP.
+/// Local. Whether the rank died of a signal that nobody sends: SIGSEGV, SIGBUS,
+/// SIGILL, SIGFPE, SIGSYS or SIGTRAP.
 bool crashed(const RankExit& exit);
 
 /// Local. The exit that was the first failure by time, or null when no rank failed by itself. A rank's time
@@ -33,8 +33,8 @@ bool crashed(const RankExit& exit);
 /// unless they had reported an error, or crashed.
 const RankExit* root_cause(const std::vector<RankExit>& exits);
 
-/// Local. What every rank has reported, word for word: a mistake that all have met, which needs no rank's name. None: they differ, or one
-/// has reported nothing.
+/// Local. What every rank has reported, word for word: a mistake that all have met, which needs no rank's
+/// name. None: they differ, or one has reported nothing.
 std::optional<std::string> common_error(const std::vector<RankExit>& exits);
 
 /// Local. What the launcher returns for this failure: its exit code, 128 + signal, or 1 for a rank that

@@ -8,10 +8,10 @@
 namespace tessera::launcher {
 
 // [Note: who cleans up after SIGKILL]
-// The kernel kills each rank when the launcher dies (PR_SET_PDEATHSIG), but not the children of ranks. The
-// guard knows the ranks' process groups, sleeps on a socket whose other end only the launcher holds, and
-// kills the groups when that end closes. It is a fork without exec: no file to find, a few hundred KB, about
-// a millisecond.
+// The kernel kills each rank when the launcher dies (PR_SET_PDEATHSIG), but not the children of
+// ranks. The guard knows the ranks' process groups, sleeps on a socket whose other end only the
+// launcher holds, and kills the groups when that end closes. It is a fork without exec: no file to
+// find, a few hundred KB, about a millisecond.
 
 /// Owns the guard process and the launcher's end of its socket. Not thread-safe. Destroying it ends the
 /// guard, which kills the groups it still watches.

@@ -14,8 +14,8 @@
 namespace tessera::launcher {
 namespace {
 
-/// The path of that file in this process's control group; empty when there is none. `controller` names it in
-/// version 1.
+/// The path of that file in this process's control group; empty when there is
+/// none. `controller` names it in version 1.
 std::string cgroup_file(std::string_view controller, const std::string& v1_file, const std::string& v2_file) {
   std::vector<std::string> candidates;
   std::ifstream lines("/proc/self/cgroup");  // "4:memory:/path" (version 1) or "0::/path" (version 2)

@@ -15,11 +15,11 @@
 #include <optional>
 
 #include "core/error.h"
+#include "core/file_descriptor.h"
 #include "core/str.h"
 #include "core/temporary_folder.h"
 #include "launcher/environment.h"
 #include "launcher/failure.h"
-#include "core/file_descriptor.h"
 #include "launcher/guard.h"
 #include "launcher/host.h"
 #include "launcher/port.h"
@@ -48,7 +48,8 @@ class RunFiles {
     log_dir_ = log_dir.empty() ? temporary_.path() : fs::path(log_dir);
     std::error_code error;
     fs::create_directories(log_dir_, error);
-    if (error) throw ConfigError(str("--log-dir ", log_dir, ": the folder cannot be made: ", error.message()));
+    if (error)
+      throw ConfigError(str("--log-dir ", log_dir, ": the folder cannot be made: ", error.message()));
   }
 
   /// Leaves the logs where they are; for the user to read them.
@@ -163,7 +164,8 @@ std::string describe_failure(const RankExit& exit, int num_ranks, const RunFiles
 }
 
 /// Of logs that say more than was printed: the failed rank's, or whosever there are.
-std::string where_logs_are(const std::vector<int>& telling, int failed_rank, int num_ranks, const RunFiles& files) {
+std::string where_logs_are(const std::vector<int>& telling, int failed_rank, int num_ranks,
+                           const RunFiles& files) {
   const bool failed_tells = std::find(telling.begin(), telling.end(), failed_rank) != telling.end();
   if (failed_tells || telling.size() == 1) {
     const int rank = failed_tells ? failed_rank : telling.front();
@@ -173,8 +175,8 @@ std::string where_logs_are(const std::vector<int>& telling, int failed_rank, int
 }
 
 /// Says why the run has failed, and where there is more about it.
-void report_failure(const Outcome& outcome, const RankExit* first, int num_ranks, RunFiles& files, std::optional<int64_t> oom_kills_before,
-                    const Logger& log) {
+void report_failure(const Outcome& outcome, const RankExit* first, int num_ranks, RunFiles& files,
+                    std::optional<int64_t> oom_kills_before, const Logger& log) {
   std::vector<std::string> told;
   if (first && !is_answer_to(*first, outcome.interrupted_by)) {
     const auto common = common_error(outcome.exits);
@@ -199,8 +201,8 @@ int run(const Options& options, const Logger& log) {
   RunFiles files(options.log_dir);
   const FileDescriptor null = open_file("/dev/null", O_RDWR);
 
-  // In this order, so that the destructors end ranks, then their orphans and the guard, then take signals
-  // again.
+  // In this order, so that the destructors end ranks, then their orphans and
+  // the guard, then take signals again.
   SignalWatch signals;
   Subreaper subreaper;
   Guard guard;
@@ -221,7 +223,9 @@ int run(const Options& options, const Logger& log) {
   const Outcome outcome = Supervisor(ranks, guard, signals, supervision, log).supervise();
   const RankExit* first = root_cause(outcome.exits);
   // Also when told to end: all ranks have taken the signal, saved, and say that all is well.
-  if (std::all_of(outcome.exits.begin(), outcome.exits.end(), [](const RankExit& exit) { return exit.status == 0; })) return 0;
+  if (std::all_of(outcome.exits.begin(), outcome.exits.end(),
+                  [](const RankExit& exit) { return exit.status == 0; }))
+    return 0;
   report_failure(outcome, first, options.nproc, files, oom_kills_before, log);
   if (outcome.interrupted_by && !(first && crashed(*first))) return 128 + *outcome.interrupted_by;
   return exit_code(*first);

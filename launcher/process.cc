@@ -10,8 +10,8 @@
 #include <utility>
 
 #include "core/error.h"
-#include "core/str.h"
 #include "core/file_descriptor.h"
+#include "core/str.h"
 
 namespace tessera::launcher {
 namespace {
@@ -114,8 +114,8 @@ void Process::signal(int signal) const {
 }
 
 int Process::collect() {
-  // The group is killed while its leader is still a zombie: until it is reaped, no other process can get its
-  // number.
+  // The group is killed while its leader is still a zombie: until it is reaped,
+  // no other process can get its number.
   siginfo_t info{};
   while (::waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOWAIT) < 0 && errno == EINTR) {
   }

@@ -26,13 +26,13 @@ struct SpawnOptions {
   sigset_t signal_mask{};  ///< the mask it starts with
 };
 
-/// Owns a child process and its group. Move-only, not thread-safe. The kernel kills the child (SIGKILL) when
-/// the thread that spawned it ends, however that comes. Destroying a running one kills its group and reaps
-/// it.
+/// Owns a child process and its group. Move-only, not thread-safe. The kernel kills the
+/// child (SIGKILL) when the thread that spawned it ends, however that comes. Destroying a
+/// running one kills its group and reaps it.
 class Process {
  public:
-  /// Local. Returns once the program runs. Throws CommError with the program's name when it cannot be
-  /// started.
+  /// Local. Returns once the program runs. Throws CommError with the program's
+  /// name when it cannot be started.
   static Process spawn(const SpawnOptions& options);
 
   Process(Process&& other) noexcept;

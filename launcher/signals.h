@@ -28,7 +28,7 @@ class SignalWatch {
  private:
   sigset_t watched_{};
   sigset_t previous_mask_{};
-  struct sigaction previous_child_action_ {};
+  struct sigaction previous_child_action_{};
 };
 
 }  // namespace tessera::launcher

@@ -20,8 +20,8 @@ using std::chrono::milliseconds;
 /// After the first failure the others are left alone this long, so that those that fail by themselves say
 /// how. When the first has said what its mistake was, the others may be about to find the same one.
 constexpr milliseconds kSettle{100}, kSettleAfterReport{1000};
-/// A second Ctrl-C within this time is the first one, sent twice: `timeout -s INT` signals its child and its
-/// group.
+/// A second Ctrl-C within this time is the first one, sent twice: `timeout -s
+/// INT` signals its child and its group.
 constexpr milliseconds kSameInterrupt{200};
 
 /// The parent of a process out of /proc/PID/stat, "pid (name) state ppid ..."; 0 when it is gone.
@@ -98,8 +98,8 @@ void Supervisor::on_deadline() {
   deadline_.reset();
   switch (phase_) {
     case Phase::kSettling:
-      // A rank that has reported an error is ending by itself, and its own exit code says more than our
-      // signal.
+      // A rank that has reported an error is ending by itself, and its own exit
+      // code says more than our signal.
       for (size_t rank = 0; rank < ranks_.size(); ++rank)
         if (::access(options_.error_files[rank].c_str(), F_OK) != 0) tell(rank, SIGTERM);
       enter(Phase::kEnding, options_.stop_grace);
@@ -108,12 +108,9 @@ void Supervisor::on_deadline() {
       log_.warning(str(num_running_, " ranks did not end in time and are killed"));
       kill_all();
       break;
-    case Phase::kEnding:
-      kill_all();
-      break;
+    case Phase::kEnding: kill_all(); break;
     case Phase::kRunning:
-    case Phase::kKilled:
-      break;
+    case Phase::kKilled: break;
   }
 }
 

@@ -1,5 +1,5 @@
-// Supervisor: waits for the ranks, ends them all when one fails or the user says so, and tells how each
-// ended.
+// Supervisor: waits for the ranks, ends them all when one fails or the user
+// says so, and tells how each ended.
 #pragma once
 
 #include <chrono>

@@ -50,11 +50,14 @@ std::vector<std::string> options_of(const CLI::App& command) {
   return names;
 }
 
-/// The one key of a configuration that has this name, or another name that it understands; "" for none, or several.
+/// The one key of a configuration that has this name, or another name that it
+/// understands; "" for none, or several.
 std::string key_named(const std::string& name, const config::KeyTable& table) {
   std::vector<std::string> paths;
   for (const config::Key& key : table.keys()) {
-    if (key.use != config::Use::kUsed || key.type == config::Type::kSection || key.type == config::Type::kFreeSection) continue;
+    if (key.use != config::Use::kUsed || key.type == config::Type::kSection ||
+        key.type == config::Type::kFreeSection)
+      continue;
     std::vector<std::string> names = key.other_names;
     names.push_back(key.path);
     const bool has_name = std::any_of(names.begin(), names.end(), [&](const std::string& one) {
@@ -69,7 +72,8 @@ std::string key_named(const std::string& name, const config::KeyTable& table) {
   return "";
 }
 
-/// "; keys of CONFIG are given by --set: --set trainer.epochs=3", for an option that is a key's name; "" where none is meant.
+/// "; keys of CONFIG are given by --set: --set trainer.epochs=3", for an option that is
+/// a key's name; "" where none is meant.
 std::string as_override(const std::vector<std::string>& extras) {
   if (!extras[0].starts_with("--")) return "";
   const size_t equals = extras[0].find('=');
@@ -79,7 +83,9 @@ std::string as_override(const std::vector<std::string>& extras) {
   const std::string key = key_named(name, train::run_keys());
   if (key.empty()) return "";
   const bool has_next = extras.size() > 1 && !extras[1].starts_with("--");
-  const std::string value = equals != std::string::npos ? extras[0].substr(equals + 1) : has_next ? extras[1] : "true";
+  const std::string value = equals != std::string::npos ? extras[0].substr(equals + 1)
+                            : has_next                  ? extras[1]
+                                                        : "true";
   return str("; a key of the configuration is given by --set ", key, "=", value);
 }
 
@@ -96,7 +102,9 @@ std::string unknown_command(const CLI::App& app, const std::string& word) {
 
 HelpFormatter::HelpFormatter() { column_width(kNameColumns); }
 
-std::string HelpFormatter::make_description(const CLI::App* app) const { return app->get_description() + "\n"; }
+std::string HelpFormatter::make_description(const CLI::App* app) const {
+  return app->get_description() + "\n";
+}
 
 std::string HelpFormatter::make_option_name(const CLI::Option* option, bool is_positional) const {
   if (is_positional) return option->get_name(true, false);
@@ -113,8 +121,8 @@ std::string HelpFormatter::make_option_desc(const CLI::Option* option) const {
 
 std::string HelpFormatter::make_subcommand(const CLI::App* command) const {
   std::ostringstream out;
-  CLI::detail::format_help(out, command->get_name(), wrapped(command->get_description(), kColumns - kNameColumns),
-                           kNameColumns);
+  CLI::detail::format_help(out, command->get_name(),
+                           wrapped(command->get_description(), kColumns - kNameColumns), kNameColumns);
   return out.str();
 }
 
@@ -123,21 +131,26 @@ void add_overrides(CLI::App& command, std::vector<std::string>& overrides, const
 }
 
 void add_run(CLI::App& command, std::string& folder, std::string& tag) {
-  command.add_option("RUN", folder, "Folder of a run, e.g. runs/NAME, or of a checkpoint of it")->required()->type_name("")->option_text(" ");
-  command.add_option("--tag", tag, "A checkpoint of it (default: its model.safetensors, else the latest)")->type_name("TAG");
+  command.add_option("RUN", folder, "Folder of a run, e.g. runs/NAME, or of a checkpoint of it")
+      ->required()
+      ->type_name("")
+      ->option_text(" ");
+  command.add_option("--tag", tag, "A checkpoint of it (default: its model.safetensors, else the latest)")
+      ->type_name("TAG");
 }
 
 std::vector<char*> with_command(int argc, char** argv) {
   std::vector<char*> arguments(argv, argv + argc);
   const std::string_view path = argc > 0 ? argv[0] : "";
   const std::string_view name = path.substr(path.rfind('/') + 1);
-  if (name == "zero_to_fp32" || name == "zero_to_fp32.py") 
+  if (name == "zero_to_fp32" || name == "zero_to_fp32.py")
     arguments.insert(arguments.begin() + 1, const_cast<char*>("consolidate"));  // nobody writes into argv
   arguments.push_back(nullptr);
   return arguments;
 }
 
-std::string describe_mistake(const CLI::App& app, const CLI::ParseError& error, int argc, const char* const* argv) {
+std::string describe_mistake(const CLI::App& app, const CLI::ParseError& error, int argc,
+                             const char* const* argv) {
   const std::vector<CLI::App*> parsed = app.get_subcommands();
   if (parsed.empty()) return unknown_command(app, argc > 1 ? argv[1] : "");
   const CLI::App& command = *parsed.front();
@@ -147,7 +160,8 @@ std::string describe_mistake(const CLI::App& app, const CLI::ParseError& error, 
   if (!extras.empty()) {
     const bool takes_keys = std::find(options.begin(), options.end(), "--set") != options.end();
     const std::string instead = takes_keys ? as_override(extras) : "";
-    what = str("unexpected '", extras[0], "'", instead.empty() ? config::did_you_mean(extras[0], options) : instead);
+    what = str("unexpected '", extras[0], "'",
+               instead.empty() ? config::did_you_mean(extras[0], options) : instead);
   }
   std::replace(what.begin(), what.end(), '\n', ' ');
   return str(command.get_name(), ": ", what, " (", app.get_name(), " ", command.get_name(), " --help)");
@@ -158,19 +172,23 @@ int64_t parse_size(const std::string& option, const std::string& text, bool bare
     std::string_view name;
     double bytes;
   };
-  static constexpr std::array kUnits = {Unit{"", 1},         Unit{"B", 1},       Unit{"KB", 1e3},     Unit{"MB", 1e6},
-                                        Unit{"GB", 1e9},     Unit{"TB", 1e12},   Unit{"KIB", 0x1p10}, Unit{"MIB", 0x1p20},
-                                        Unit{"GIB", 0x1p30}, Unit{"TIB", 0x1p40}};
+  static constexpr std::array kUnits = {
+      Unit{"", 1},      Unit{"B", 1},        Unit{"KB", 1e3},     Unit{"MB", 1e6},     Unit{"GB", 1e9},
+      Unit{"TB", 1e12}, Unit{"KIB", 0x1p10}, Unit{"MIB", 0x1p20}, Unit{"GIB", 0x1p30}, Unit{"TIB", 0x1p40}};
   double value = 0;
   const char* end = text.data() + text.size();
   const auto [stop, error] = std::from_chars(text.data(), end, value, std::chars_format::fixed);
   std::string name(std::find_if(stop, end, [](char c) { return c != ' '; }), end);
-  std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
-  const auto unit = std::find_if(kUnits.begin(), kUnits.end(), [&](const Unit& one) { return one.name == name; });
+  std::transform(name.begin(), name.end(), name.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
+  const auto unit =
+      std::find_if(kUnits.begin(), kUnits.end(), [&](const Unit& one) { return one.name == name; });
   const double bytes = unit == kUnits.end() ? 0 : value * unit->bytes;
   if (error != std::errc() || !(bytes >= 1 && bytes < 0x1p62) || (name.empty() && !bare_bytes))
-    throw ConfigError(str(option, " ", text.empty() ? "''" : text, ": expected a size ", name.empty() && !bare_bytes ? "with its unit, " : "",
-                          "such as 5GB (10^9 bytes), 500MB", bare_bytes ? ", 2GiB (2^30) or a number of bytes" : " or 2GiB (2^30)"));
+    throw ConfigError(str(option, " ", text.empty() ? "''" : text, ": expected a size ",
+                          name.empty() && !bare_bytes ? "with its unit, " : "",
+                          "such as 5GB (10^9 bytes), 500MB",
+                          bare_bytes ? ", 2GiB (2^30) or a number of bytes" : " or 2GiB (2^30)"));
   return static_cast<int64_t>(bytes);
 }
 

@@ -60,10 +60,12 @@ void choose_output(const ConsolidateFlags& flags, checkpoint::ConsolidateOptions
     options.max_shard_bytes = parse_size("--max-shard-size", flags.max_shard_size, /*bare_bytes=*/true);
     options.format = flags.format.empty() ? ModelFormat::kSafetensors : parse_format(flags.format);
     if (options.format != ModelFormat::kSafetensors)
-      throw ConfigError(str("--max-shard-size with --format ", flags.format, ": only safetensors can be cut into shards"));
+      throw ConfigError(
+          str("--max-shard-size with --format ", flags.format, ": only safetensors can be cut into shards"));
     std::error_code error;
     if (by_ending && !std::filesystem::is_directory(options.output, error))
-      throw ConfigError(str(flags.output, " is the name of a file; expected a folder for the shards of --max-shard-size"));
+      throw ConfigError(
+          str(flags.output, " is the name of a file; expected a folder for the shards of --max-shard-size"));
   } else if (!flags.format.empty()) {
     options.format = parse_format(flags.format);
     if (options.format == ModelFormat::kSafetensors && names_a_folder(options.output))
@@ -74,7 +76,8 @@ void choose_output(const ConsolidateFlags& flags, checkpoint::ConsolidateOptions
     options.max_shard_bytes = kDefaultShardBytes;
   } else {
     throw ConfigError(str(flags.output, ": no format has the ending ", options.output.extension().string(),
-                          "; expected .safetensors, .h5, .pt or .bin, --format, or a folder (", flags.output, "/)"));
+                          "; expected .safetensors, .h5, .pt or .bin, --format, or a folder (", flags.output,
+                          "/)"));
   }
 }
 
@@ -101,39 +104,51 @@ void run(const ConsolidateFlags& flags) {
   constexpr int64_t kMegabyte = 1'000'000;
   std::unique_ptr<train::ProgressBar> bar;
   options.progress = [&](int64_t done, int64_t total) {
-    const train::BarState start{.description = "consolidate", .total = (total + kMegabyte - 1) / kMegabyte, .unit = "MB"};
+    const train::BarState start{
+        .description = "consolidate", .total = (total + kMegabyte - 1) / kMegabyte, .unit = "MB"};
     if (!bar)
-      bar = std::make_unique<train::ProgressBar>(train::display_for(std::cout, STDOUT_FILENO), start, /*keep=*/false);
+      bar = std::make_unique<train::ProgressBar>(train::display_for(std::cout, STDOUT_FILENO), start,
+                                                 /*keep=*/false);
     bar->update(done == total ? start.total : done / kMegabyte);
   };
   const checkpoint::ConsolidateResult result = checkpoint::consolidate(options);
   bar.reset();
-  std::cout << flags.output << ": " << result.num_names << " tensors, " << format_short(static_cast<double>(result.numel))
-            << " elements, " << name_of(options.dtype) << ", from " << result.checkpoint.string() << std::endl;
+  std::cout << flags.output << ": " << result.num_names << " tensors, "
+            << format_short(static_cast<double>(result.numel)) << " elements, " << name_of(options.dtype)
+            << ", from " << result.checkpoint.string() << std::endl;
   if (result.num_overflowed > 0 && options.dtype != DType::kFloat32)  // in fp32 it would be fp64's
-    Logger(LogOptions{}).warning(str(flags.output, ": ", format_count(result.num_overflowed),
-                                     result.num_overflowed == 1 ? " element is" : " elements are", " too large for ", name_of(options.dtype),
-                                     " and infinite now, first in ", quoted_name(result.first_overflowed),
-                                     options.dtype == DType::kFloat16 ? "; expected at most 65,504 (--dtype bf16 or fp32 hold more)" : ""));
+    Logger(LogOptions{})
+        .warning(str(
+            flags.output, ": ", format_count(result.num_overflowed),
+            result.num_overflowed == 1 ? " element is" : " elements are", " too large for ",
+            name_of(options.dtype), " and infinite now, first in ", quoted_name(result.first_overflowed),
+            options.dtype == DType::kFloat16 ? "; expected at most 65,504 (--dtype bf16 or fp32 hold more)"
+                                             : ""));
 }
 
 }  // namespace
 
 void add_consolidate_command(CLI::App& app) {
-  CLI::App* command =
-      app.add_subcommand("consolidate", "Write a sharded checkpoint as one model, for other programs to load");
+  CLI::App* command = app.add_subcommand(
+      "consolidate", "Write a sharded checkpoint as one model, for other programs to load");
   const auto flags = std::make_shared<ConsolidateFlags>();
-  command->add_option("DIR", flags->directory, "Folder of a run, of its checkpoints, or of one of them")->required()->type_name("")->option_text(" ");
-  command
-      ->add_option(
-          "OUT", flags->output,
-          "File: NAME.safetensors, NAME.h5, NAME.pt or NAME.bin; or a folder, for safetensors in shards and an index")
+  command->add_option("DIR", flags->directory, "Folder of a run, of its checkpoints, or of one of them")
       ->required()
       ->type_name("")
       ->option_text(" ");
-  command->add_option("-t,--tag", flags->tag, "The checkpoint (default: the one DIR/latest names)")->type_name("TAG");
-  command->add_option("--format", flags->format, "safetensors, h5 or pt (default: by OUT's ending)")->type_name("FORMAT");
-  command->add_option("--dtype", flags->dtype, "fp32, bf16 or fp16 (default: fp32, the master weights)")->type_name("TYPE");
+  command
+      ->add_option("OUT", flags->output,
+                   "File: NAME.safetensors, NAME.h5, NAME.pt or NAME.bin; or a folder, for safetensors in "
+                   "shards and an index")
+      ->required()
+      ->type_name("")
+      ->option_text(" ");
+  command->add_option("-t,--tag", flags->tag, "The checkpoint (default: the one DIR/latest names)")
+      ->type_name("TAG");
+  command->add_option("--format", flags->format, "safetensors, h5 or pt (default: by OUT's ending)")
+      ->type_name("FORMAT");
+  command->add_option("--dtype", flags->dtype, "fp32, bf16 or fp16 (default: fp32, the master weights)")
+      ->type_name("TYPE");
   command
       ->add_option("--max-shard-size,--max_shard_size", flags->max_shard_size,
                    str("Shards of at most this size, e.g. 500MB (default for a folder: 5GB)"))

@@ -24,11 +24,13 @@ struct EvalFlags {
 int eval(const EvalFlags& flags, const std::vector<std::string>& args) {
   const Logger log{LogOptions{}};
   if (launcher::should_start_ranks(flags.launch.nproc)) {
-    train::open_run(flags.folder, *flags.launch.nproc, flags.overrides, flags.tag);  // a mistake is one line here, not one from every rank
+    train::open_run(flags.folder, *flags.launch.nproc, flags.overrides,
+                    flags.tag);  // a mistake is one line here, not one from every rank
     return run_ranks_of_self(flags.launch, args, log);
   }
   const comm::Environment environment = comm::environment();
-  const train::TrainedRun run = train::open_run(flags.folder, environment.world_size, flags.overrides, flags.tag);
+  const train::TrainedRun run =
+      train::open_run(flags.folder, environment.world_size, flags.overrides, flags.tag);
   train::evaluate_run(run, tasks(), environment, {train::display_for(std::cout, STDOUT_FILENO), log});
   return 0;
 }
@@ -39,7 +41,8 @@ void add_eval_command(CLI::App& app, const std::vector<std::string>& args, int& 
   CLI::App* command = app.add_subcommand("eval", "Evaluate a trained model on its validation and test data");
   const auto flags = std::make_shared<EvalFlags>();
   add_run(*command, flags->folder, flags->tag);
-  add_overrides(*command, flags->overrides, "Override a key of its config.json, e.g. --set data.path=DIR (repeatable)");
+  add_overrides(*command, flags->overrides,
+                "Override a key of its config.json, e.g. --set data.path=DIR (repeatable)");
   add_launch_flags(*command, flags->launch);
   command->footer("The results are in RUN/eval_results.json too.");
   command->callback([flags, args, &exit_code] { exit_code = eval(*flags, args); });

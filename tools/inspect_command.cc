@@ -59,7 +59,8 @@ ordered_json to_json(const checkpoint::Checkpoint& saved, const checkpoint::Veri
   out["optimizer_states"] = manifest.state_names;
   out["num_parameters"] = num_elements(manifest);
   out["bytes"] = manifest.total_bytes();
-  for (const auto& file : manifest.files) out["files"].push_back({{"name", file.name}, {"bytes", file.bytes}});
+  for (const auto& file : manifest.files)
+    out["files"].push_back({{"name", file.name}, {"bytes", file.bytes}});
   for (const auto& parameter : manifest.layout.parameters)
     out["parameters"].push_back({{"name", parameter.name},
                                  {"shape", parameter.shape},
@@ -67,7 +68,11 @@ ordered_json to_json(const checkpoint::Checkpoint& saved, const checkpoint::Veri
                                  {"trainable", manifest.layout.units[parameter.unit].trainable},
                                  {"aliases", parameter.aliases}});
   for (const auto& tensor : manifest.tensors) out["buffers"].push_back(tensor.name);
-  if (report) out["verified"] = {{"ok", report->ok()}, {"blocks", report->num_blocks}, {"bytes", report->bytes}, {"problems", report->problems}};
+  if (report)
+    out["verified"] = {{"ok", report->ok()},
+                       {"blocks", report->num_blocks},
+                       {"bytes", report->bytes},
+                       {"problems", report->problems}};
   return out;
 }
 
@@ -75,17 +80,22 @@ void print(const checkpoint::Checkpoint& saved) {
   const Manifest& manifest = saved.manifest();
   std::cout << saved.path().string() << '\n'
             << "step        " << format_count(state_number(manifest, "global_steps")) << '\n'
-            << "saved by    " << manifest.world_size() << (manifest.world_size() == 1 ? " rank" : " ranks") << " at ZeRO stage " << manifest.stage << '\n'
-            << "optimizer   " << optimizer_of(manifest) << (manifest.state_names.empty() ? "" : ": " + join(manifest.state_names, ", ")) << '\n'
-            << "parameters  " << format_count(num_elements(manifest)) << " in " << manifest.layout.parameters.size() << " tensors\n"
+            << "saved by    " << manifest.world_size() << (manifest.world_size() == 1 ? " rank" : " ranks")
+            << " at ZeRO stage " << manifest.stage << '\n'
+            << "optimizer   " << optimizer_of(manifest)
+            << (manifest.state_names.empty() ? "" : ": " + join(manifest.state_names, ", ")) << '\n'
+            << "parameters  " << format_count(num_elements(manifest)) << " in "
+            << manifest.layout.parameters.size() << " tensors\n"
             << "buffers     " << manifest.tensors.size() << '\n'
-            << "on disk     " << mebibytes(manifest.total_bytes()) << " in " << manifest.files.size() << " files\n\n";
+            << "on disk     " << mebibytes(manifest.total_bytes()) << " in " << manifest.files.size()
+            << " files\n\n";
   size_t width = 0;
   for (const auto& parameter : manifest.layout.parameters) width = std::max(width, parameter.name.size());
   for (const auto& parameter : manifest.layout.parameters) {
     const auto& unit = manifest.layout.units[parameter.unit];
-    std::cout << "  " << parameter.name << std::string(width - parameter.name.size() + 2, ' ') << name_of(unit.dtype) << "  "
-              << describe_shape(parameter.shape) << (unit.trainable ? "" : "  frozen")
+    std::cout << "  " << parameter.name << std::string(width - parameter.name.size() + 2, ' ')
+              << name_of(unit.dtype) << "  " << describe_shape(parameter.shape)
+              << (unit.trainable ? "" : "  frozen")
               << (parameter.aliases.empty() ? "" : "  tied: " + join(parameter.aliases, ", ")) << '\n';
   }
 }
@@ -108,7 +118,9 @@ int inspect(const InspectFlags& given) {
     std::cout << to_json(saved, report ? &*report : nullptr).dump(2) << '\n';
   } else {
     print(saved);
-    if (report) std::cout << "\nverified: " << format_count(report->num_blocks) << " blocks, " << mebibytes(report->bytes) << ", every hash as saved\n";
+    if (report)
+      std::cout << "\nverified: " << format_count(report->num_blocks) << " blocks, "
+                << mebibytes(report->bytes) << ", every hash as saved\n";
   }
   return ok ? 0 : 1;
 }
@@ -118,9 +130,13 @@ int inspect(const InspectFlags& given) {
 void add_inspect_command(CLI::App& app, int& exit_code) {
   CLI::App* command = app.add_subcommand("inspect", "Show what a checkpoint holds");
   const auto flags = std::make_shared<InspectFlags>();
-  command->add_option("DIR", flags->directory, "Folder of a run, of its checkpoints, or of one of them")->required()->type_name("")->option_text(" ");
+  command->add_option("DIR", flags->directory, "Folder of a run, of its checkpoints, or of one of them")
+      ->required()
+      ->type_name("")
+      ->option_text(" ");
   command->add_option("--tag", flags->tag, "Which one (default: the latest)")->type_name("TAG");
-  command->add_flag("--verify", flags->verify, "Read everything and compare with the hashes it was saved with");
+  command->add_flag("--verify", flags->verify,
+                    "Read everything and compare with the hashes it was saved with");
   command->add_flag("--json", flags->json, "Print JSON");
   command->callback([flags, &exit_code] { exit_code = inspect(*flags); });
 }

@@ -28,13 +28,14 @@ launcher::Options options_of(const LaunchFlags& flags) {
   return options;
 }
 
-/// An option whose value is a number. CLI11's own would take "" for no value, and says neither what was found nor what
-/// is accepted.
+/// An option whose value is a number. CLI11's own would take "" for no value, and says neither
+/// what was found nor what is accepted.
 template <class Number>
-void add_number(CLI::App& command, const std::string& names, const char* type_name, const std::string& expected,
-                Number& target, const std::string& description) {
+void add_number(CLI::App& command, const std::string& names, const char* type_name,
+                const std::string& expected, Number& target, const std::string& description) {
   constexpr bool is_seconds = std::is_same_v<Number, double>;
-  const std::string name = names.substr(names.find("--"), names.find(',', names.find("--")) - names.find("--"));
+  const std::string name =
+      names.substr(names.find("--"), names.find(',', names.find("--")) - names.find("--"));
   const auto store = [name, expected, &target](const std::string& text) {
     std::conditional_t<is_seconds, double, int> value{};
     const char* end = text.data() + text.size();
@@ -50,13 +51,14 @@ void add_number(CLI::App& command, const std::string& names, const char* type_na
 }  // namespace
 
 void add_launch_flags(CLI::App& command, LaunchFlags& flags) {
-  add_number(command, "-n,--nproc,--nproc-per-node,--nproc_per_node", "N", str("1 to ", launcher::kMaxRanks, " ranks"),
-             flags.nproc, "Ranks to start on this host");
-  add_number(command, "--master-port,--master_port", "PORT", "1 to 65535, or 0 for a free port", flags.master_port,
-             "Port of the rendezvous (default: a free one)");
+  add_number(command, "-n,--nproc,--nproc-per-node,--nproc_per_node", "N",
+             str("1 to ", launcher::kMaxRanks, " ranks"), flags.nproc, "Ranks to start on this host");
+  add_number(command, "--master-port,--master_port", "PORT", "1 to 65535, or 0 for a free port",
+             flags.master_port, "Port of the rendezvous (default: a free one)");
   command
       .add_option("--log-dir,--log_dir", flags.log_dir,
-                  "Folder for the output of ranks 1 and on (default: a temporary one, kept when it says more of a failure)")
+                  "Folder for the output of ranks 1 and on (default: a temporary one, kept when it says more "
+                  "of a failure)")
       ->type_name("DIR");
   add_number(command, "--save-grace", "S", "seconds from 0 to 86400", flags.save_grace_s,
              "Seconds ranks have to end after Ctrl-C or SIGTERM (default: 30)");
@@ -67,8 +69,10 @@ void add_launch_flags(CLI::App& command, LaunchFlags& flags) {
           [](const std::string& text) {
             double seconds = 0;
             const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), seconds);
-            if (error != std::errc() || stop != text.data() + text.size() || !(seconds > 0 && seconds <= kMaxSeconds))
-              throw ConfigError(str("--rendezvous-timeout ", text.empty() ? "''" : text, ": expected seconds above 0, at most ", kMaxSeconds));
+            if (error != std::errc() || stop != text.data() + text.size() ||
+                !(seconds > 0 && seconds <= kMaxSeconds))
+              throw ConfigError(str("--rendezvous-timeout ", text.empty() ? "''" : text,
+                                    ": expected seconds above 0, at most ", kMaxSeconds));
             ::setenv("TESSERA_RENDEZVOUS_TIMEOUT_S", text.c_str(), /*overwrite=*/1);
           },
           "Seconds ranks wait for each other when they meet (default: 300)")

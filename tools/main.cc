@@ -26,8 +26,8 @@
 
 namespace {
 
-// Rank 0 shares the launcher's terminal, and the launcher shows what the rank reported: saying it here as well would
-// show every mistake twice. The other ranks' words go to their logs.
+// Rank 0 shares the launcher's terminal, and the launcher shows what the rank reported: saying it here as
+// well would show every mistake twice. The other ranks' words go to their logs.
 bool launcher_speaks_for_us() {
   const char* rank = std::getenv("RANK");
   const char* report = std::getenv("TESSERA_ERROR_FILE");
@@ -48,7 +48,8 @@ int finish(const tessera::Logger& log, int exit_code) {
   std::cout.flush();
   const bool taken = std::fflush(stdout) == 0 && std::ferror(stdout) == 0 && std::cout.good();
   if (taken || exit_code != 0) return exit_code;
-  return fail(log, tessera::str("standard output cannot be written", errno != 0 ? ": " + tessera::describe_errno(errno) : "",
+  return fail(log, tessera::str("standard output cannot be written",
+                                errno != 0 ? ": " + tessera::describe_errno(errno) : "",
                                 "; what was printed is not complete"));
 }
 
@@ -56,7 +57,8 @@ int finish(const tessera::Logger& log, int exit_code) {
 
 int main(int num_given, char** given) {
   using namespace tessera;
-  std::signal(SIGXFSZ, SIG_IGN);  // a limit of file sizes is an error of the write that meets it, as a full disk is
+  std::signal(SIGXFSZ,
+              SIG_IGN);  // a limit of file sizes is an error of the write that meets it, as a full disk is
   std::vector<char*> arguments = tools::with_command(num_given, given);
   int argc = static_cast<int>(arguments.size()) - 1;
   char** argv = arguments.data();

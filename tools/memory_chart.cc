@@ -12,10 +12,13 @@ namespace {
 
 using train::MemoryTrial;
 
-constexpr double kWidth = 960, kLeft = 64, kRight = 16, kBarsTop = 64, kBarsHeight = 280, kPanelsTop = 452, kPanelHeight = 150;
-constexpr const char* kColours[kNumMemoryUses] = {"#0072b2", "#56b4e9", "#cc79a7", "#e69f00", "#999999", "#009e73", "#d55e00", "#b8b8b8"};
+constexpr double kWidth = 960, kLeft = 64, kRight = 16, kBarsTop = 64, kBarsHeight = 280, kPanelsTop = 452,
+                 kPanelHeight = 150;
+constexpr const char* kColours[kNumMemoryUses] = {"#0072b2", "#56b4e9", "#cc79a7", "#e69f00",
+                                                  "#999999", "#009e73", "#d55e00", "#b8b8b8"};
 
-/// How a kind of words or lines looks: the colour on a light page and on a dark one, and the other attributes.
+/// How a kind of words or lines looks: the colour on a light page and on a dark
+/// one, and the other attributes.
 struct Look {
   std::string_view name;
   bool is_line;
@@ -39,8 +42,10 @@ constexpr Look kLooks[] = {
 };
 
 std::string look_of(std::string_view name) {
-  const Look& look = *std::find_if(std::begin(kLooks), std::end(kLooks), [&](const Look& one) { return one.name == name; });
-  return str("class=\"", name, "\" ", look.is_line ? "stroke" : "fill", "=\"", look.light, "\"", *look.attributes == 0 ? "" : " ", look.attributes);
+  const Look& look =
+      *std::find_if(std::begin(kLooks), std::end(kLooks), [&](const Look& one) { return one.name == name; });
+  return str("class=\"", name, "\" ", look.is_line ? "stroke" : "fill", "=\"", look.light, "\"",
+             *look.attributes == 0 ? "" : " ", look.attributes);
 }
 std::string fill_of(size_t use) { return str("fill=\"", kColours[use], "\""); }
 
@@ -65,7 +70,9 @@ struct Scale {
 
 Scale scale_for(const std::vector<const MemoryTrial*>& stages) {
   double most = 1;
-  for (const MemoryTrial* trial : stages) most = std::max({most, static_cast<double>(trial->peak.total()), static_cast<double>(trial->process_peak)});
+  for (const MemoryTrial* trial : stages)
+    most =
+        std::max({most, static_cast<double>(trial->peak.total()), static_cast<double>(trial->process_peak)});
   const double unit = most >= 1e10 ? 1e9 : most >= 1e7 ? 1e6 : 1e3;
   const double step = round_step(most, 5);
   return {step, std::ceil(most / step) * step, unit, unit == 1e9 ? "GB" : unit == 1e6 ? "MB" : "kB"};
@@ -74,7 +81,8 @@ Scale scale_for(const std::vector<const MemoryTrial*>& stages) {
 class Chart {
  public:
   explicit Chart(const MemoryTrials& trials) : stages_(largest_by_stage(trials)), scale_(scale_for(stages_)) {
-    for (const MemoryTrial* trial : stages_) largest_peak_ = std::max(largest_peak_, static_cast<double>(trial->peak.total()));
+    for (const MemoryTrial* trial : stages_)
+      largest_peak_ = std::max(largest_peak_, static_cast<double>(trial->peak.total()));
   }
 
   std::string svg() {
@@ -97,24 +105,31 @@ class Chart {
 
   void head() {
     const MemoryTrial& any = *stages_.front();
-    add("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 ", kWidth, " ", kPanelsTop + kPanelHeight + 44, "\" font-family=\"sans-serif\">");
-    // The colours of a light page stand in attributes, which every program draws; style sheets come before attributes where there
-    // are any, and have what changes on a dark page. Programs that know no var() or @media would draw all in black.
+    add("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 ", kWidth, " ",
+        kPanelsTop + kPanelHeight + 44, "\" font-family=\"sans-serif\">");
+    // The colours of a light page stand in attributes, which every program draws; style sheets come
+    // before attributes where there are any, and have what changes on a dark page. Programs that know no
+    // var() or @media would draw all in black.
     add("<style>@media(prefers-color-scheme:dark){");
-    for (const Look& look : kLooks) add(".", look.name, "{", look.is_line ? "stroke" : "fill", ":", look.dark, "}");
+    for (const Look& look : kLooks)
+      add(".", look.name, "{", look.is_line ? "stroke" : "fill", ":", look.dark, "}");
     add("}</style>\n<rect ", look_of("page"), " width=\"100%\" height=\"100%\"/>");
     words(kLeft, 30, "title", str("Memory of a rank at the peak of a step, ", scale_.unit_name));
-    words(kLeft, 50, "faint", str(any.world_size, any.world_size == 1 ? " rank" : " ranks", " (", any.backend, "), ", any.precision, ", ", any.optimizer));
+    words(kLeft, 50, "faint",
+          str(any.world_size, any.world_size == 1 ? " rank" : " ranks", " (", any.backend, "), ",
+              any.precision, ", ", any.optimizer));
   }
 
   double bar_y(double bytes) const { return kBarsTop + kBarsHeight * (1 - bytes / scale_.top); }
 
   void bars() {
     for (double bytes = 0; bytes <= scale_.top * 1.001; bytes += scale_.step) {
-      add("<line ", look_of("grid"), " x1=\"", kLeft, "\" x2=\"", kWidth - kRight, "\" y1=\"", number(bar_y(bytes)), "\" y2=\"", number(bar_y(bytes)), "\"/>");
+      add("<line ", look_of("grid"), " x1=\"", kLeft, "\" x2=\"", kWidth - kRight, "\" y1=\"",
+          number(bar_y(bytes)), "\" y2=\"", number(bar_y(bytes)), "\"/>");
       words(kLeft - 8, bar_y(bytes) + 4, "axis", scale_.label(bytes));
     }
-    const double slot = (kWidth - kLeft - kRight) / static_cast<double>(stages_.size()), width = std::min(110.0, slot * 0.6);
+    const double slot = (kWidth - kLeft - kRight) / static_cast<double>(stages_.size()),
+                 width = std::min(110.0, slot * 0.6);
     for (size_t i = 0; i < stages_.size(); ++i) {
       const MemoryTrial& trial = *stages_[i];
       const double x = kLeft + slot * (static_cast<double>(i) + 0.5) - width / 2;
@@ -122,8 +137,9 @@ class Chart {
       for (size_t use = 0; use < kNumMemoryUses; ++use) {
         const auto bytes = static_cast<double>(trial.peak.by_use[use]);
         if (bytes == 0) continue;
-        add("<rect ", fill_of(use), " x=\"", number(x), "\" y=\"", number(bar_y(below + bytes)), "\" width=\"", number(width), "\" height=\"",
-            number(bar_y(below) - bar_y(below + bytes)), "\"><title>", name_of(static_cast<MemoryUse>(use)), ": ", number(bytes / scale_.unit), " ",
+        add("<rect ", fill_of(use), " x=\"", number(x), "\" y=\"", number(bar_y(below + bytes)),
+            "\" width=\"", number(width), "\" height=\"", number(bar_y(below) - bar_y(below + bytes)),
+            "\"><title>", name_of(static_cast<MemoryUse>(use)), ": ", number(bytes / scale_.unit), " ",
             scale_.unit_name, "</title></rect>");
         below += bytes;
       }
@@ -134,8 +150,8 @@ class Chart {
     }
   }
   void mark(double x, double width, double bytes, const char* kind) {
-    add("<line ", look_of(kind), " x1=\"", number(x - 10), "\" x2=\"", number(x + width + 10), "\" y1=\"", number(bar_y(bytes)), "\" y2=\"",
-        number(bar_y(bytes)), "\"/>");
+    add("<line ", look_of(kind), " x1=\"", number(x - 10), "\" x2=\"", number(x + width + 10), "\" y1=\"",
+        number(bar_y(bytes)), "\" y2=\"", number(bar_y(bytes)), "\"/>");
   }
 
   bool is_used(size_t use) const {
@@ -157,12 +173,15 @@ class Chart {
     for (size_t use = 0; use < kNumMemoryUses; ++use) {
       if (!is_used(use)) continue;
       entry(std::string(name_of(static_cast<MemoryUse>(use))), [&] {
-        add("<rect ", fill_of(use), " x=\"", number(x), "\" y=\"", number(y - 11), "\" width=\"14\" height=\"14\"/>");
+        add("<rect ", fill_of(use), " x=\"", number(x), "\" y=\"", number(y - 11),
+            "\" width=\"14\" height=\"14\"/>");
       });
     }
-    for (const auto& [name, kind] : {std::pair{"model state by formula", "formula"}, {"process, over idle", "process"}}) {
+    for (const auto& [name, kind] :
+         {std::pair{"model state by formula", "formula"}, {"process, over idle", "process"}}) {
       entry(name, [&, kind = kind] {
-        add("<line ", look_of(kind), " x1=\"", number(x), "\" x2=\"", number(x + 16), "\" y1=\"", number(y - 4), "\" y2=\"", number(y - 4), "\"/>");
+        add("<line ", look_of(kind), " x1=\"", number(x), "\" x2=\"", number(x + 16), "\" y1=\"",
+            number(y - 4), "\" y2=\"", number(y - 4), "\"/>");
       });
     }
   }
@@ -172,7 +191,8 @@ class Chart {
     const MemoryTrial& trial = *stages_[index];
     if (trial.timeline.empty()) return;
     const double slot = (kWidth - kLeft - kRight) / static_cast<double>(stages_.size());
-    const double left = kLeft + slot * static_cast<double>(index), width = slot - 18, bottom = kPanelsTop + kPanelHeight;
+    const double left = kLeft + slot * static_cast<double>(index), width = slot - 18,
+                 bottom = kPanelsTop + kPanelHeight;
     const double end = std::max(trial.timeline.back().seconds, 1e-9);
     const auto x_of = [&](double seconds) { return left + width * std::min(1.0, seconds / end); };
     const auto y_of = [&](double bytes) { return bottom - kPanelHeight * bytes / (1.12 * largest_peak_); };
@@ -182,22 +202,30 @@ class Chart {
       bool any = false;
       for (size_t i = 0; i < trial.timeline.size(); ++i) {
         const auto bytes = static_cast<double>(trial.timeline[i].bytes.by_use[use]);
-        const double x = x_of(trial.timeline[i].seconds), next = i + 1 < trial.timeline.size() ? x_of(trial.timeline[i + 1].seconds) : left + width;
-        upper += str(number(x), ",", number(y_of(below[i] + bytes)), " ", number(next), ",", number(y_of(below[i] + bytes)), " ");
-        lower = str(number(next), ",", number(y_of(below[i])), " ", number(x), ",", number(y_of(below[i])), " ") + lower;
+        const double x = x_of(trial.timeline[i].seconds), next = i + 1 < trial.timeline.size()
+                                                                     ? x_of(trial.timeline[i + 1].seconds)
+                                                                     : left + width;
+        upper += str(number(x), ",", number(y_of(below[i] + bytes)), " ", number(next), ",",
+                     number(y_of(below[i] + bytes)), " ");
+        lower =
+            str(number(next), ",", number(y_of(below[i])), " ", number(x), ",", number(y_of(below[i])), " ") +
+            lower;
         below[i] += bytes;
         any = any || bytes > 0;
       }
       if (any) add("<polygon ", fill_of(use), " points=\"", upper, lower, "\"/>");
     }
-    add("<line ", look_of("grid"), " x1=\"", number(left), "\" x2=\"", number(left + width), "\" y1=\"", bottom, "\" y2=\"", bottom, "\"/>");
+    add("<line ", look_of("grid"), " x1=\"", number(left), "\" x2=\"", number(left + width), "\" y1=\"",
+        bottom, "\" y2=\"", bottom, "\"/>");
     for (const auto& [phase, seconds] : trial.phases) {
-      add("<line ", look_of("phase"), " x1=\"", number(x_of(seconds)), "\" x2=\"", number(x_of(seconds)), "\" y1=\"", kPanelsTop, "\" y2=\"", bottom, "\"/>");
+      add("<line ", look_of("phase"), " x1=\"", number(x_of(seconds)), "\" x2=\"", number(x_of(seconds)),
+          "\" y1=\"", kPanelsTop, "\" y2=\"", bottom, "\"/>");
       const double room = width - (x_of(seconds) - left);
       if (room > 24) words(x_of(seconds) + 3, kPanelsTop + 10, "faint", phase);
     }
     words(left, bottom + 18, "text", str("stage ", trial.stage, ": a step, ", number(end * 1e3), " ms"));
-    words(left, bottom + 34, "faint", str("peak ", number(static_cast<double>(trial.peak.total()) / scale_.unit), " ", scale_.unit_name));
+    words(left, bottom + 34, "faint",
+          str("peak ", number(static_cast<double>(trial.peak.total()) / scale_.unit), " ", scale_.unit_name));
   }
 
   std::vector<const MemoryTrial*> stages_;

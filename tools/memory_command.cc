@@ -59,7 +59,8 @@ std::vector<int> parse_stages(const std::string& text) {
   std::istringstream words(text);
   for (std::string word; std::getline(words, word, ',');) {
     if (word.size() != 1 || word[0] < '0' || word[0] > '3')
-      throw ConfigError(str("--stages ", text.empty() ? "''" : text, ": expected stages from 0 to 3, such as 0,1,2,3"));
+      throw ConfigError(
+          str("--stages ", text.empty() ? "''" : text, ": expected stages from 0 to 3, such as 0,1,2,3"));
     stages.push_back(word[0] - '0');
   }
   std::sort(stages.begin(), stages.end());
@@ -78,10 +79,12 @@ train::RunConfig run_config(const MemoryFlags& flags, int world_size, int stage)
 int run_trial(const MemoryFlags& flags, const Logger& log) {
   const comm::Environment environment = comm::environment();
   const int world_size = flags.simulate_world > 0 ? flags.simulate_world : environment.world_size;
-  const train::MemoryTrial trial =
-      train::run_memory_trial(run_config(flags, world_size, flags.trial_stage), tasks(), environment,
-                              {.num_steps = flags.num_steps, .simulate_world = flags.simulate_world, .simulate_rank = flags.rank}, log);
-  replace_file(fs::path(flags.trial_folder) / str("stage", trial.stage, "_rank", trial.rank, ".json"), to_json(trial).dump());
+  const train::MemoryTrial trial = train::run_memory_trial(
+      run_config(flags, world_size, flags.trial_stage), tasks(), environment,
+      {.num_steps = flags.num_steps, .simulate_world = flags.simulate_world, .simulate_rank = flags.rank},
+      log);
+  replace_file(fs::path(flags.trial_folder) / str("stage", trial.stage, "_rank", trial.rank, ".json"),
+               to_json(trial).dump());
   return 0;
 }
 
@@ -91,21 +94,26 @@ train::MemoryTrial read_trial(const fs::path& path) {
 }
 
 int measure(const MemoryFlags& flags, const std::vector<std::string>& args, const Logger& log) {
-  if (flags.config.empty()) throw ConfigError("memory: expected CONFIG, the name of a JSON file, or --estimate");
-  if (launcher::in_group()) throw ConfigError("memory: starts ranks of its own; expected to be run without a launcher, with --nproc");
+  if (flags.config.empty())
+    throw ConfigError("memory: expected CONFIG, the name of a JSON file, or --estimate");
+  if (launcher::in_group())
+    throw ConfigError("memory: starts ranks of its own; expected to be run without a launcher, with --nproc");
   if (!flags.params.empty() || !flags.fit.empty() || flags.world > 0)
     throw ConfigError("--params, --world and --fit are for --estimate; expected that too");
-  if (flags.simulate_world == 0 && flags.rank > 0) throw ConfigError("--rank is for --simulate-world; expected that too");
+  if (flags.simulate_world == 0 && flags.rank > 0)
+    throw ConfigError("--rank is for --simulate-world; expected that too");
   if (flags.simulate_world > 0 && flags.launch.nproc)
     throw ConfigError("--simulate-world is about one process alone; leave --nproc out");
   if (flags.simulate_world > 0 && flags.rank >= flags.simulate_world)
-    throw ConfigError(str("--rank ", flags.rank, ": expected 0 to ", flags.simulate_world - 1, ", the ranks of --simulate-world"));
+    throw ConfigError(str("--rank ", flags.rank, ": expected 0 to ", flags.simulate_world - 1,
+                          ", the ranks of --simulate-world"));
   const std::vector<int> stages = parse_stages(flags.stages);
   LaunchFlags launch = flags.launch;
   launch.nproc = launch.nproc.value_or(1);
   launcher::should_start_ranks(launch.nproc);  // throws for numbers out of range
   const int world_size = flags.simulate_world > 0 ? flags.simulate_world : *launch.nproc;
-  for (const int stage : stages) run_config(flags, world_size, stage);  // mistakes are one line here, not one from every rank
+  for (const int stage : stages)
+    run_config(flags, world_size, stage);  // mistakes are one line here, not one from every rank
   if (!flags.out.empty()) {
     std::error_code error;
     fs::create_directories(flags.out, error);
@@ -117,7 +125,8 @@ int measure(const MemoryFlags& flags, const std::vector<std::string>& args, cons
   for (const int stage : stages) {
     if (::isatty(STDERR_FILENO) != 0) std::cerr << "\rstage " << stage << " ..." << std::flush;
     std::vector<std::string> rank_args = args;
-    for (const std::string& word : {std::string("--trial-stage"), std::to_string(stage), std::string("--trial-folder"), folder.path().string()})
+    for (const std::string& word : {std::string("--trial-stage"), std::to_string(stage),
+                                    std::string("--trial-folder"), folder.path().string()})
       rank_args.push_back(word);
     const int code = run_ranks_of_self(launch, rank_args, log);
     if (::isatty(STDERR_FILENO) != 0) std::cerr << "\r            \r" << std::flush;
@@ -147,18 +156,24 @@ int64_t parse_count(const std::string& text) {
   const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   double factor = 1;
   const std::string rest(stop, text.data() + text.size());
-  if (rest == "K" || rest == "k") factor = 1e3;
-  else if (rest == "M" || rest == "m") factor = 1e6;
-  else if (rest == "B" || rest == "b" || rest == "G") factor = 1e9;
-  else if (!rest.empty()) factor = 0;
+  if (rest == "K" || rest == "k")
+    factor = 1e3;
+  else if (rest == "M" || rest == "m")
+    factor = 1e6;
+  else if (rest == "B" || rest == "b" || rest == "G")
+    factor = 1e9;
+  else if (!rest.empty())
+    factor = 0;
   if (error != std::errc() || !(value * factor >= 1 && value * factor <= 1e15))
-    throw ConfigError(str("--params ", text.empty() ? "''" : text, ": expected a number of parameters, such as 7.5e9, 7.5B or 350M"));
+    throw ConfigError(str("--params ", text.empty() ? "''" : text,
+                          ": expected a number of parameters, such as 7.5e9, 7.5B or 350M"));
   return static_cast<int64_t>(value * factor);
 }
 
 DType parse_precision(const std::string& word) {
   const auto dtype = parse_dtype(word);
-  if (!dtype || *dtype == DType::kFloat64) throw ConfigError(str("--precision ", word.empty() ? "''" : word, ": expected fp32, bf16 or fp16"));
+  if (!dtype || *dtype == DType::kFloat64)
+    throw ConfigError(str("--precision ", word.empty() ? "''" : word, ": expected fp32, bf16 or fp16"));
   return *dtype;
 }
 
@@ -179,7 +194,8 @@ struct Estimated {
   std::string precision, optimizer;  // in words
 
   zero::StateBytes bytes(int stage, int64_t world, DType accumulate) const {
-    const zero::StateModel model{.sharding = zero::sharding_of(stage), .accumulate_dtype = accumulate, .num_states = num_states};
+    const zero::StateModel model{
+        .sharding = zero::sharding_of(stage), .accumulate_dtype = accumulate, .num_states = num_states};
     zero::StateBytes sum = zero::estimate_state_bytes(num_trainable, static_cast<int>(world), dtype, model);
     return sum += zero::state_bytes({num_frozen, (num_frozen + world - 1) / world, dtype, false}, model);
   }
@@ -203,7 +219,8 @@ Estimated estimated_of_flags(const MemoryFlags& flags) {
 
 /// Makes the configuration's model, in this process and on the CPU, to count it; nothing is trained.
 Estimated estimated_of_config(const MemoryFlags& flags, const Logger& log) {
-  std::vector<std::string> overrides = {"train_batch_size=auto", "gradient_accumulation_steps=1"};  // for any world
+  std::vector<std::string> overrides = {"train_batch_size=auto",
+                                        "gradient_accumulation_steps=1"};  // for any world
   overrides.insert(overrides.end(), flags.overrides.begin(), flags.overrides.end());
   overrides.insert(overrides.end(), {"zero_optimization.stage=0", "trainer.device=cpu"});
   const train::RunConfig run = train::load_run_config(flags.config, 1, overrides);
@@ -219,28 +236,38 @@ Estimated estimated_of_config(const MemoryFlags& flags, const Logger& log) {
   alone.scheduler = {};
   alone.checkpoint.async = false;
   const std::unique_ptr<train::Task> task = tasks().make(run.model, run.data);
-  Engine& engine = task->initialize(alone, std::make_shared<comm::SelfCommunicator>(comm::SimulatedGroup{}), {.log = log});
+  Engine& engine =
+      task->initialize(alone, std::make_shared<comm::SelfCommunicator>(comm::SimulatedGroup{}), {.log = log});
   const zero::Layout& layout = engine.sharded_model().layout();
   for (int i = 0; i < static_cast<int>(layout.parameters().size()); ++i)
-    (layout.units()[layout.slot(i).unit].trainable ? estimated.num_trainable : estimated.num_frozen) += layout.parameters()[i].numel();
+    (layout.units()[layout.slot(i).unit].trainable ? estimated.num_trainable : estimated.num_frozen) +=
+        layout.parameters()[i].numel();
   return estimated;
 }
 
 // 10^9 bytes; of small models 10^6
-std::string in_unit(int64_t bytes, double unit, size_t width) { return padded_left(fixed(static_cast<double>(bytes) / unit, 1), width); }
+std::string in_unit(int64_t bytes, double unit, size_t width) {
+  return padded_left(fixed(static_cast<double>(bytes) / unit, 1), width);
+}
 
 void print_stages(const Estimated& estimated, int world) {
   const double unit = estimated.bytes(0, 1, DType::kFloat32).total() >= 10'000'000'000 ? 1e9 : 1e6;
-  // The paper accumulates gradients in the model's own dtype; Tessera in fp32, unless data_types.grad_accum_dtype says otherwise.
+  // The paper accumulates gradients in the model's own dtype; Tessera in fp32, unless
+  // data_types.grad_accum_dtype says otherwise.
   const bool two = estimated.dtype != DType::kFloat32 && estimated.accumulate_dtype != estimated.dtype;
   const std::string gradients = two ? str("gradients in ", name_of(estimated.dtype)) : "";
-  std::cout << (unit == 1e9 ? "\nGB (10^9 bytes) a rank on " : "\nMB (10^6 bytes) a rank on ") << world << (world == 1 ? " rank" : " ranks") << "\n\n"
-            << "          parameters  gradients  master  optimizer     total" << (two ? "   " + gradients : "") << '\n';
+  std::cout << (unit == 1e9 ? "\nGB (10^9 bytes) a rank on " : "\nMB (10^6 bytes) a rank on ") << world
+            << (world == 1 ? " rank" : " ranks") << "\n\n"
+            << "          parameters  gradients  master  optimizer     total"
+            << (two ? "   " + gradients : "") << '\n';
   for (const int stage : {0, 1, 2, 3}) {
     const zero::StateBytes bytes = estimated.bytes(stage, world, estimated.accumulate_dtype);
-    std::cout << "stage " << stage << "  " << in_unit(bytes.parameters, unit, 11) << in_unit(bytes.gradients, unit, 11) << in_unit(bytes.master, unit, 8)
+    std::cout << "stage " << stage << "  " << in_unit(bytes.parameters, unit, 11)
+              << in_unit(bytes.gradients, unit, 11) << in_unit(bytes.master, unit, 8)
               << in_unit(bytes.optimizer, unit, 11) << in_unit(bytes.total(), unit, 10);
-    if (two) std::cout << in_unit(estimated.bytes(stage, world, estimated.dtype).total(), unit, gradients.size() + 3);
+    if (two)
+      std::cout << in_unit(estimated.bytes(stage, world, estimated.dtype).total(), unit,
+                           gradients.size() + 3);
     std::cout << '\n';
   }
 }
@@ -251,14 +278,18 @@ void print_fit(const Estimated& estimated, const std::string& size, int given_wo
   int smallest_stage = -1;
   for (const int stage : {0, 1, 2, 3}) {
     const int64_t world = estimated.smallest_world(stage, budget);
-    std::cout << "stage " << stage << "  " << (world == 0 ? "in no world: what it does not shard is more" : str("from ", format_count(world), world == 1 ? " rank on" : " ranks on"))
+    std::cout << "stage " << stage << "  "
+              << (world == 0 ? "in no world: what it does not shard is more"
+                             : str("from ", format_count(world), world == 1 ? " rank on" : " ranks on"))
               << '\n';
     const int64_t wanted = given_world > 0 ? given_world : INT64_MAX;
     if (smallest_stage < 0 && world > 0 && world <= wanted) smallest_stage = stage;
   }
   if (given_world == 0) return;
   std::cout << '\n'
-            << (smallest_stage < 0 ? str("On ", given_world, " ranks no stage fits.") : str("On ", given_world, " ranks the smallest stage that fits is ", smallest_stage, "."))
+            << (smallest_stage < 0
+                    ? str("On ", given_world, " ranks no stage fits.")
+                    : str("On ", given_world, " ranks the smallest stage that fits is ", smallest_stage, "."))
             << '\n';
 }
 
@@ -266,11 +297,17 @@ int estimate(const MemoryFlags& flags, const Logger& log) {
   if (flags.params.empty() == flags.config.empty())
     throw ConfigError("--estimate: expected CONFIG, or the size of a model, e.g. --params 7.5e9");
   if (!flags.config.empty() && !(flags.precision.empty() && flags.optimizer.empty()))
-    throw ConfigError("--precision and --optimizer are for --params: CONFIG has its own; expected --set for its keys");
-  if (flags.world < 1 && flags.fit.empty()) throw ConfigError("--estimate: expected --world, the number of ranks, or --fit, a size");
+    throw ConfigError(
+        "--precision and --optimizer are for --params: CONFIG has its own; expected --set for its keys");
+  if (flags.world < 1 && flags.fit.empty())
+    throw ConfigError("--estimate: expected --world, the number of ranks, or --fit, a size");
   if (!flags.fit.empty()) parse_size("--fit", flags.fit, /*bare_bytes=*/false);
-  const Estimated estimated = flags.config.empty() ? estimated_of_flags(flags) : estimated_of_config(flags, log);
-  std::cout << "Model state of " << format_count(estimated.num_trainable) << (estimated.num_frozen > 0 ? str(" trainable and ", format_count(estimated.num_frozen), " frozen") : "")
+  const Estimated estimated =
+      flags.config.empty() ? estimated_of_flags(flags) : estimated_of_config(flags, log);
+  std::cout << "Model state of " << format_count(estimated.num_trainable)
+            << (estimated.num_frozen > 0
+                    ? str(" trainable and ", format_count(estimated.num_frozen), " frozen")
+                    : "")
             << " parameters, " << estimated.precision << ", " << estimated.optimizer
             << ", by formula.\nActivations and buffers come on top: measure them (tessera memory CONFIG).\n";
   if (flags.world > 0) print_stages(estimated, flags.world);
@@ -287,26 +324,44 @@ int memory(const MemoryFlags& flags, const std::vector<std::string>& args) {
 }  // namespace
 
 void add_memory_command(CLI::App& app, const std::vector<std::string>& args, int& exit_code) {
-  CLI::App* command = app.add_subcommand("memory", "Measure, or estimate, what every ZeRO stage costs in memory");
+  CLI::App* command =
+      app.add_subcommand("memory", "Measure, or estimate, what every ZeRO stage costs in memory");
   const auto flags = std::make_shared<MemoryFlags>();
-  command->add_option("CONFIG", flags->config, "JSON file as `tessera train` takes it: trained for a few steps at each stage")
+  command
+      ->add_option("CONFIG", flags->config,
+                   "JSON file as `tessera train` takes it: trained for a few steps at each stage")
       ->type_name("")
       ->option_text(" ");
   add_overrides(*command, flags->overrides, "Override a key (repeatable)");
   command->add_option("--stages", flags->stages, "Which stages (default: 0,1,2,3)")->type_name("LIST");
-  command->add_option("--steps", flags->num_steps, "Timed training steps at each stage (default: 5)")->type_name("K")->check(CLI::Range(1, 1'000'000).description(""));
-  command->add_option("--out", flags->out, "Folder for memory.json, memory.csv and the chart, memory.svg")->type_name("DIR");
-  command->add_option("--simulate-world", flags->simulate_world, "Hold what one rank of so many would hold, alone on this machine")
+  command->add_option("--steps", flags->num_steps, "Timed training steps at each stage (default: 5)")
+      ->type_name("K")
+      ->check(CLI::Range(1, 1'000'000).description(""));
+  command->add_option("--out", flags->out, "Folder for memory.json, memory.csv and the chart, memory.svg")
+      ->type_name("DIR");
+  command
+      ->add_option("--simulate-world", flags->simulate_world,
+                   "Hold what one rank of so many would hold, alone on this machine")
       ->type_name("N")
       ->check(CLI::Range(1, 100'000).description(""));
-  command->add_option("--rank", flags->rank, "Which rank of --simulate-world (default: 0)")->type_name("R")->check(CLI::Range(0, 99'999).description(""));
+  command->add_option("--rank", flags->rank, "Which rank of --simulate-world (default: 0)")
+      ->type_name("R")
+      ->check(CLI::Range(0, 99'999).description(""));
   add_launch_flags(*command, flags->launch);
-  command->add_flag("--estimate", flags->estimate, "By formula alone, of CONFIG's model or of --params, with the options below");
-  command->add_option("--params", flags->params, "Parameters of the model: 7.5e9, 7.5B, 350M")->type_name("P");
-  command->add_option("--world", flags->world, "Ranks")->type_name("N")->check(CLI::Range(1, 1 << 30).description(""));
-  command->add_option("--optimizer", flags->optimizer, "As in the configuration (default: AdamW)")->type_name("NAME");
-  command->add_option("--precision", flags->precision, "fp32, bf16 or fp16 (default: bf16)")->type_name("DTYPE");
-  command->add_option("--fit", flags->fit, "Smallest world at each stage for so much memory, e.g. 80GiB or 80GB")->type_name("SIZE");
+  command->add_flag("--estimate", flags->estimate,
+                    "By formula alone, of CONFIG's model or of --params, with the options below");
+  command->add_option("--params", flags->params, "Parameters of the model: 7.5e9, 7.5B, 350M")
+      ->type_name("P");
+  command->add_option("--world", flags->world, "Ranks")
+      ->type_name("N")
+      ->check(CLI::Range(1, 1 << 30).description(""));
+  command->add_option("--optimizer", flags->optimizer, "As in the configuration (default: AdamW)")
+      ->type_name("NAME");
+  command->add_option("--precision", flags->precision, "fp32, bf16 or fp16 (default: bf16)")
+      ->type_name("DTYPE");
+  command
+      ->add_option("--fit", flags->fit, "Smallest world at each stage for so much memory, e.g. 80GiB or 80GB")
+      ->type_name("SIZE");
   command->add_option("--trial-stage", flags->trial_stage)->group("");
   command->add_option("--trial-folder", flags->trial_folder)->group("");
   command->footer("docs/memory.md says what is counted, and how.");

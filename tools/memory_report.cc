@@ -27,8 +27,11 @@ struct UnitOfBytes {
 UnitOfBytes unit_for(const MemoryTrials& trials) {
   int64_t largest = 0;
   for (const auto& [stage, ranks] : trials)
-    for (const MemoryTrial& trial : ranks) largest = std::max({largest, trial.peak.total(), trial.process_peak});
-  return largest >= 10'000'000'000 ? UnitOfBytes{1e9, "GB"} : largest >= 10'000'000 ? UnitOfBytes{1e6, "MB"} : UnitOfBytes{1e3, "kB"};
+    for (const MemoryTrial& trial : ranks)
+      largest = std::max({largest, trial.peak.total(), trial.process_peak});
+  return largest >= 10'000'000'000 ? UnitOfBytes{1e9, "GB"}
+         : largest >= 10'000'000   ? UnitOfBytes{1e6, "MB"}
+                                   : UnitOfBytes{1e3, "kB"};
 }
 
 using Value = std::function<double(const MemoryTrial&)>;
@@ -50,24 +53,32 @@ std::string range_of(const std::vector<MemoryTrial>& ranks, double unit, const V
 
 class Table {
  public:
-  explicit Table(const MemoryTrials& trials) : trials_(trials), any_(trials.begin()->second.front()), unit_(unit_for(trials)) {}
+  explicit Table(const MemoryTrials& trials)
+      : trials_(trials), any_(trials.begin()->second.front()), unit_(unit_for(trials)) {}
 
   std::string text() const {
     std::string out = title();
     out += row("", [](const std::vector<MemoryTrial>& ranks) { return str("stage ", ranks.front().stage); });
     for (size_t use = 0; use < kNumMemoryUses; ++use) {
-      const auto bytes = [use](const MemoryTrial& trial) { return static_cast<double>(trial.peak.by_use[use]); };
+      const auto bytes = [use](const MemoryTrial& trial) {
+        return static_cast<double>(trial.peak.by_use[use]);
+      };
       if (!is_used(use)) continue;
       out += bytes_row(std::string(name_of(static_cast<MemoryUse>(use))), bytes);
     }
-    out += bytes_row("= allocator's peak", [](const MemoryTrial& trial) { return static_cast<double>(trial.peak.total()); });
+    out += bytes_row("= allocator's peak",
+                     [](const MemoryTrial& trial) { return static_cast<double>(trial.peak.total()); });
     if (any_.device == "cuda")
-      out += bytes_row("reserved by the allocator", [](const MemoryTrial& trial) { return static_cast<double>(trial.peak_reserved); });
+      out += bytes_row("reserved by the allocator",
+                       [](const MemoryTrial& trial) { return static_cast<double>(trial.peak_reserved); });
     out += "\n";
-    out += bytes_row("model state, measured", [](const MemoryTrial& trial) { return static_cast<double>(trial.model_state()); });
-    out += bytes_row("  by formula", [](const MemoryTrial& trial) { return static_cast<double>(trial.formula.total()); });
+    out += bytes_row("model state, measured",
+                     [](const MemoryTrial& trial) { return static_cast<double>(trial.model_state()); });
+    out += bytes_row("  by formula",
+                     [](const MemoryTrial& trial) { return static_cast<double>(trial.formula.total()); });
     out += row("  difference", difference);
-    out += bytes_row("process, over idle", [](const MemoryTrial& trial) { return static_cast<double>(trial.process_peak); });
+    out += bytes_row("process, over idle",
+                     [](const MemoryTrial& trial) { return static_cast<double>(trial.process_peak); });
     out += row("a step, ms", [](const std::vector<MemoryTrial>& ranks) {
       return range_of(ranks, 1, [](const MemoryTrial& trial) { return trial.step_ms; });
     });
@@ -76,8 +87,9 @@ class Table {
 
  private:
   std::string title() const {
-    return str(unit_.name, " a rank at the peak of a step: ", any_.world_size, any_.world_size == 1 ? " rank" : " ranks", " (", any_.backend,
-               "), ", any_.precision, ", ", any_.optimizer, "\n\n");
+    return str(unit_.name, " a rank at the peak of a step: ", any_.world_size,
+               any_.world_size == 1 ? " rank" : " ranks", " (", any_.backend, "), ", any_.precision, ", ",
+               any_.optimizer, "\n\n");
   }
 
   bool is_used(size_t use) const {
@@ -87,20 +99,23 @@ class Table {
     return false;
   }
 
-  std::string row(const std::string& label, const std::function<std::string(const std::vector<MemoryTrial>& ranks)>& cell) const {
+  std::string row(const std::string& label,
+                  const std::function<std::string(const std::vector<MemoryTrial>& ranks)>& cell) const {
     std::string line = padded_right(label, kLabelWidth);
     for (const auto& [stage, ranks] : trials_) line += padded_left(cell(ranks), kCellWidth);
     return line + "\n";
   }
   std::string bytes_row(const std::string& label, const Value& value) const {
-    return row(label, [&](const std::vector<MemoryTrial>& ranks) { return range_of(ranks, unit_.bytes, value); });
+    return row(label,
+               [&](const std::vector<MemoryTrial>& ranks) { return range_of(ranks, unit_.bytes, value); });
   }
 
   static std::string difference(const std::vector<MemoryTrial>& ranks) {
     double worst = 0;
     for (const MemoryTrial& trial : ranks) {
       if (trial.formula.total() == 0) continue;
-      const double relative = static_cast<double>(trial.model_state()) / static_cast<double>(trial.formula.total()) - 1;
+      const double relative =
+          static_cast<double>(trial.model_state()) / static_cast<double>(trial.formula.total()) - 1;
       if (std::abs(relative) > std::abs(worst)) worst = relative;
     }
     return fixed(worst * 100, 2) + " %";
@@ -110,7 +125,8 @@ class Table {
     const auto largest = largest_by_stage(trials_);
     double widest = 1;
     std::array<bool, kNumMemoryUses> shown{};
-    for (const MemoryTrial* trial : largest) widest = std::max(widest, static_cast<double>(trial->peak.total()));
+    for (const MemoryTrial* trial : largest)
+      widest = std::max(widest, static_cast<double>(trial->peak.total()));
     std::string out;
     for (const MemoryTrial* trial : largest) {
       out += str("stage ", trial->stage, " ");
@@ -157,9 +173,9 @@ std::optional<int64_t> formula_of(const zero::StateBytes& formula, MemoryUse use
 std::vector<const MemoryTrial*> largest_by_stage(const MemoryTrials& trials) {
   std::vector<const MemoryTrial*> largest;
   for (const auto& [stage, ranks] : trials)
-    largest.push_back(&*std::max_element(ranks.begin(), ranks.end(), [](const MemoryTrial& a, const MemoryTrial& b) {
-      return a.peak.total() < b.peak.total();
-    }));
+    largest.push_back(&*std::max_element(
+        ranks.begin(), ranks.end(),
+        [](const MemoryTrial& a, const MemoryTrial& b) { return a.peak.total() < b.peak.total(); }));
   return largest;
 }
 
@@ -169,7 +185,8 @@ nlohmann::ordered_json memory_json(const MemoryTrials& trials) {
   nlohmann::ordered_json json;
   json["unit"] = "bytes";
   json["timeline_columns"] = {"seconds"};
-  for (size_t use = 0; use < kNumMemoryUses; ++use) json["timeline_columns"].push_back(key_of(static_cast<MemoryUse>(use)));
+  for (size_t use = 0; use < kNumMemoryUses; ++use)
+    json["timeline_columns"].push_back(key_of(static_cast<MemoryUse>(use)));
   for (const auto& [stage, ranks] : trials)
     for (const MemoryTrial& trial : ranks) json["trials"].push_back(to_json(trial));
   return json;
@@ -182,7 +199,8 @@ std::string memory_csv(const MemoryTrials& trials) {
       for (size_t i = 0; i < kNumMemoryUses; ++i) {
         const auto use = static_cast<MemoryUse>(i);
         const std::optional<int64_t> formula = formula_of(trial.formula, use);
-        out += str(stage, ",", trial.rank, ",", key_of(use), ",", trial.held[use], ",", trial.peak[use], ",", formula ? std::to_string(*formula) : "", "\n");
+        out += str(stage, ",", trial.rank, ",", key_of(use), ",", trial.held[use], ",", trial.peak[use], ",",
+                   formula ? std::to_string(*formula) : "", "\n");
       }
       out += str(stage, ",", trial.rank, ",process,,", trial.process_peak, ",\n");
     }

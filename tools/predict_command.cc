@@ -48,7 +48,8 @@ std::vector<std::string> texts_of(const PredictFlags& flags) {
   for (size_t i = 0; i < texts.size(); ++i)
     if (!is_utf8(texts[i])) throw DataError(str("--text ", i + 1, ": is not UTF-8; expected UTF-8"));
   if (!flags.file.empty()) read_lines(flags.file, texts);
-  if (texts.empty()) throw ConfigError("nothing to predict; expected --text TEXT, or --file FILE with a text a line");
+  if (texts.empty())
+    throw ConfigError("nothing to predict; expected --text TEXT, or --file FILE with a text a line");
   return texts;
 }
 
@@ -57,25 +58,34 @@ bool names_tensors(const std::string& file) {
 }
 
 void predict_tensors(const PredictFlags& flags) {
-  if (flags.file.empty()) throw ConfigError(str("--out ", flags.out, ": is for tensors; expected --file FILE.safetensors beside it"));
+  if (flags.file.empty())
+    throw ConfigError(
+        str("--out ", flags.out, ": is for tensors; expected --file FILE.safetensors beside it"));
   if (flags.out.empty())
-    throw ConfigError(str("--file ", flags.file, ": holds tensors; expected --out FILE.safetensors or --out FILE.csv beside it"));
-  if (!flags.texts.empty() || flags.json) throw ConfigError("--out: is for tensors; expected neither --text nor --json beside it");
+    throw ConfigError(str("--file ", flags.file,
+                          ": holds tensors; expected --out FILE.safetensors or --out FILE.csv beside it"));
+  if (!flags.texts.empty() || flags.json)
+    throw ConfigError("--out: is for tensors; expected neither --text nor --json beside it");
   const Logger log{LogOptions{}};
   const train::TrainedRun run = train::open_run(flags.folder, 1, flags.overrides, flags.tag);
   const std::unique_ptr<train::Predictor> predictor = train::load_predictor(run, tasks(), log);
   std::unique_ptr<train::ProgressBar> bar;
   const auto progress = [&](int64_t done, int64_t total) {
     if (!bar)
-      bar = std::make_unique<train::ProgressBar>(train::display_for(std::cout, STDOUT_FILENO),
-                                                 train::BarState{.description = "predict", .total = total, .unit = "samples"}, /*keep=*/false);
+      bar = std::make_unique<train::ProgressBar>(
+          train::display_for(std::cout, STDOUT_FILENO),
+          train::BarState{.description = "predict", .total = total, .unit = "samples"}, /*keep=*/false);
     bar->update(done);
   };
-  const std::vector<train::PredictedTensor> tensors = predictor->predict_file(
-      {.input = flags.file, .output = flags.out, .batch_size = run.config.trainer.eval_batch_size, .progress = progress});
+  const std::vector<train::PredictedTensor> tensors =
+      predictor->predict_file({.input = flags.file,
+                               .output = flags.out,
+                               .batch_size = run.config.trainer.eval_batch_size,
+                               .progress = progress});
   bar.reset();
   std::vector<std::string> held;
-  for (const train::PredictedTensor& tensor : tensors) held.push_back(str(as_utf8(tensor.name), " ", describe_shape(tensor.shape)));
+  for (const train::PredictedTensor& tensor : tensors)
+    held.push_back(str(as_utf8(tensor.name), " ", describe_shape(tensor.shape)));
   std::cout << flags.out << ": " << join(held, ", ") << std::endl;
 }
 
@@ -101,15 +111,24 @@ void predict(const PredictFlags& flags) {
 void add_predict_command(CLI::App& app) {
   CLI::App* command = app.add_subcommand("predict", "Ask a trained model about texts or tensors of your own");
   const auto flags = std::make_shared<PredictFlags>();
-  command->add_option("--text", flags->texts, "A text (repeatable)")->type_name("TEXT")->expected(1)->take_all();
-  command->add_option("--file", flags->file, "A file with a text a line; - is standard input. Or the model's inputs: .safetensors, .h5")
+  command->add_option("--text", flags->texts, "A text (repeatable)")
+      ->type_name("TEXT")
+      ->expected(1)
+      ->take_all();
+  command
+      ->add_option("--file", flags->file,
+                   "A file with a text a line; - is standard input. Or the model's inputs: .safetensors, .h5")
       ->type_name("FILE");
-  command->add_option("--out", flags->out, "With such inputs: where the outputs go, .safetensors, .csv, .h5 or .pt")->type_name("FILE");
+  command
+      ->add_option("--out", flags->out,
+                   "With such inputs: where the outputs go, .safetensors, .csv, .h5 or .pt")
+      ->type_name("FILE");
   command->add_flag("--json", flags->json, "Print a JSON object a text, as transformers' pipelines answer");
   add_run(*command, flags->folder, flags->tag);
   add_overrides(*command, flags->overrides, "Override a key of its config.json (repeatable)");
-  command->footer("Texts are labelled or continued by what the run has trained, tensors are given\n"
-                  "to its forward: docs/text_classification.md, language_model.md, own_model.md.");
+  command->footer(
+      "Texts are labelled or continued by what the run has trained, tensors are given\n"
+      "to its forward: docs/text_classification.md, language_model.md, own_model.md.");
   command->callback([flags] { predict(*flags); });
 }
 

@@ -33,7 +33,7 @@ struct TrainFlags {
   std::string config;
   std::vector<std::string> overrides;
   LaunchFlags launch;
-  std::optional<std::string> resume;   // a tag; empty: the latest
+  std::optional<std::string> resume;  // a tag; empty: the latest
   std::filesystem::path resume_from;  // the checkpoints' folder, where --resume was given a checkpoint's
   std::string init;
   std::vector<std::string> init_prefixes, init_ignore;
@@ -48,13 +48,14 @@ volatile std::sig_atomic_t stop_requested = 0;
 /// Of each, whether it was there before.
 volatile std::sig_atomic_t came_before[std::size(kStopSignals)] = {};
 
-/// The first signal asks; the same signal again ends the process, below its progress bars, as if nobody had listened. A SIGHUP that is ignored (nohup)
-/// stays so.
+/// The first signal asks; the same signal again ends the process, below its progress bars, as if nobody had
+/// listened. A SIGHUP that is ignored (nohup) stays so.
 void ask_to_stop_on_signals() {
-  struct sigaction action {};
+  struct sigaction action{};
   action.sa_handler = [](int signal) {
     stop_requested = 1;
-    volatile std::sig_atomic_t& before = came_before[std::find(std::begin(kStopSignals), std::end(kStopSignals), signal) - kStopSignals];
+    volatile std::sig_atomic_t& before =
+        came_before[std::find(std::begin(kStopSignals), std::end(kStopSignals), signal) - kStopSignals];
     if (before) {
       if (::isatty(STDOUT_FILENO)) (void)!::write(STDOUT_FILENO, "\n\n", 2);
       ::signal(signal, SIG_DFL);
@@ -64,15 +65,17 @@ void ask_to_stop_on_signals() {
   };
   action.sa_flags = SA_RESTART;
   for (const int signal : kStopSignals) {
-    struct sigaction before {};
-    if (signal == SIGHUP && ::sigaction(signal, nullptr, &before) == 0 && before.sa_handler == SIG_IGN) continue;
+    struct sigaction before{};
+    if (signal == SIGHUP && ::sigaction(signal, nullptr, &before) == 0 && before.sa_handler == SIG_IGN)
+      continue;
     ::sigaction(signal, &action, nullptr);
   }
 }
 
 constexpr const char* kLatest = "latest";  // the name of a file of ours, and so of no checkpoint
 
-/// `--resume CONFIG`: the word behind --resume is its tag only where there is another for CONFIG. A checkpoint's folder stands for its tag.
+/// `--resume CONFIG`: the word behind --resume is its tag only where there is another for CONFIG. A
+/// checkpoint's folder stands for its tag.
 void read_resume(TrainFlags& flags, bool has_config) {
   if (!has_config) {
     if (!flags.resume || *flags.resume == kLatest) throw CLI::RequiredError("CONFIG");
@@ -90,7 +93,8 @@ void check_resume(const TrainFlags& flags, const train::TrainerConfig& trainer) 
   std::error_code error;
   const std::filesystem::path own = std::filesystem::path(trainer.output_dir) / train::kCheckpointsName;
   if (flags.resume_from.empty() || std::filesystem::equivalent(flags.resume_from, own, error)) return;
-  throw ConfigError(str("--resume: found a checkpoint in ", flags.resume_from.string(), "; expected one of this run's, in ", own.string(),
+  throw ConfigError(str("--resume: found a checkpoint in ", flags.resume_from.string(),
+                        "; expected one of this run's, in ", own.string(),
                         " (tessera consolidate makes a file of another's weights for --init)"));
 }
 
@@ -102,7 +106,9 @@ LoadWeightsOptions init_options(const TrainFlags& flags) {
   for (const std::string& mapping : flags.init_prefixes) {
     const size_t equals = mapping.find('=');
     if (equals == mapping.npos || mapping.size() == 1)
-      throw ConfigError(str("--init-prefix ", mapping, ": expected OLD=NEW, e.g. module.= for names that begin with \"module.\" in the file alone"));
+      throw ConfigError(
+          str("--init-prefix ", mapping,
+              ": expected OLD=NEW, e.g. module.= for names that begin with \"module.\" in the file alone"));
     options.renamed_prefixes.emplace_back(mapping.substr(0, equals), mapping.substr(equals + 1));
   }
   options.ignore_missing = options.ignore_unexpected = options.ignore_mismatched = flags.init_ignore;
@@ -125,7 +131,8 @@ int train(const TrainFlags& flags, const std::vector<std::string>& args) {
   const comm::Environment environment = comm::environment();
   train::RunConfig run = train::load_run_config(flags.config, environment.world_size, flags.overrides);
   check_resume(flags, run.trainer);
-  std::setvbuf(stdout, nullptr, _IOFBF, 1 << 16);  // two bars are drawn by one write, which no other line can cut in two
+  std::setvbuf(stdout, nullptr, _IOFBF,
+               1 << 16);  // two bars are drawn by one write, which no other line can cut in two
   train::run(std::move(run), tasks(), environment, {train::display_for(std::cout, STDOUT_FILENO), log},
              {.resume = flags.resume.has_value(),
               .resume_tag = flags.resume.value_or(""),
@@ -144,24 +151,36 @@ void add_train_command(CLI::App& app, const std::vector<std::string>& args, int&
   command->add_option("CONFIG", flags->config, "JSON file: DeepSpeed's keys, and model, data, trainer")
       ->type_name("")
       ->option_text(" ");
-  add_overrides(*command, flags->overrides, "Override a key, e.g. --set zero_optimization.stage=3 (repeatable)");
-  command->add_option("--resume", flags->resume, "Go on from the latest checkpoint in the run's folder, or from this one")
+  add_overrides(*command, flags->overrides,
+                "Override a key, e.g. --set zero_optimization.stage=3 (repeatable)");
+  command
+      ->add_option("--resume", flags->resume,
+                   "Go on from the latest checkpoint in the run's folder, or from this one")
       ->expected(0, 1)
       ->default_str(kLatest)  // without a word behind it
       ->option_text("[TAG]");
-  command->add_option("--init", flags->init, "Start from the weights of a .safetensors file (or a folder of them)")->type_name("FILE");
-  command->add_option("--init-prefix", flags->init_prefixes, "Names that begin with OLD in that file begin with NEW in the model (repeatable)")
+  command
+      ->add_option("--init", flags->init,
+                   "Start from the weights of a .safetensors file (or a folder of them)")
+      ->type_name("FILE");
+  command
+      ->add_option("--init-prefix", flags->init_prefixes,
+                   "Names that begin with OLD in that file begin with NEW in the model (repeatable)")
       ->type_name("OLD=NEW")
       ->expected(1)
       ->take_all();
-  command->add_option("--init-ignore", flags->init_ignore, "What is missing, left over or of another shape among these names is left out (repeatable)")
+  command
+      ->add_option(
+          "--init-ignore", flags->init_ignore,
+          "What is missing, left over or of another shape among these names is left out (repeatable)")
       ->type_name("GLOB")
       ->expected(1)
       ->take_all();
   add_launch_flags(*command, flags->launch);
-  command->footer("Under torchrun, or with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set,\n"
-                  "it is one rank. Keys: docs/configuration.md. Starting, logs, exit codes:\n"
-                  "docs/launching.md.");
+  command->footer(
+      "Under torchrun, or with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set,\n"
+      "it is one rank. Keys: docs/configuration.md. Starting, logs, exit codes:\n"
+      "docs/launching.md.");
   command->callback([command, flags, args, &exit_code] {
     read_resume(*flags, command->get_option("CONFIG")->count() > 0);
     exit_code = train(*flags, args);

@@ -60,16 +60,21 @@ ClassificationReport classification_report(const ClassCounts& counts) {
 }
 
 ClassificationReport classification_report(const at::Tensor& confusion) {
-  TESSERA_CHECK(confusion.dim() == 2 && confusion.size(0) == confusion.size(1) && confusion.scalar_type() == at::kDouble && confusion.is_cpu());
+  TESSERA_CHECK(confusion.dim() == 2 && confusion.size(0) == confusion.size(1) &&
+                confusion.scalar_type() == at::kDouble && confusion.is_cpu());
   const auto values = [](const at::Tensor& tensor) {
     const at::Tensor row = tensor.contiguous();
     return std::vector<double>(row.const_data_ptr<double>(), row.const_data_ptr<double>() + row.numel());
   };
-  return classification_report({.hits = values(confusion.diagonal()), .predicted = values(confusion.sum(0)), .support = values(confusion.sum(1))});
+  return classification_report({.hits = values(confusion.diagonal()),
+                                .predicted = values(confusion.sum(0)),
+                                .support = values(confusion.sum(1))});
 }
 
-std::string format_report(const ClassificationReport& report, const std::vector<std::string>& names, int digits) {
-  TESSERA_CHECK(names.empty() || names.size() == report.classes.size(), names.size(), " names for ", report.classes.size(), " classes");
+std::string format_report(const ClassificationReport& report, const std::vector<std::string>& names,
+                          int digits) {
+  TESSERA_CHECK(names.empty() || names.size() == report.classes.size(), names.size(), " names for ",
+                report.classes.size(), " classes");
   const auto name_of = [&](size_t i) { return names.empty() ? std::to_string(i) : names[i]; };
   auto width = std::max<size_t>(std::string_view("weighted avg").size(), static_cast<size_t>(digits));
   for (size_t i = 0; i < report.classes.size(); ++i) width = std::max(width, num_characters(name_of(i)));
@@ -77,16 +82,17 @@ std::string format_report(const ClassificationReport& report, const std::vector<
   std::ostringstream out;
   out << std::fixed << std::setprecision(digits);
   const auto line = [&](const std::string& name, const ClassScores& scores) {
-    out << right_aligned(name, width) << ' ' << std::setw(10) << scores.precision << std::setw(10) << scores.recall << std::setw(10) << scores.f1
-        << std::setw(10) << scores.support << '\n';
+    out << right_aligned(name, width) << ' ' << std::setw(10) << scores.precision << std::setw(10)
+        << scores.recall << std::setw(10) << scores.f1 << std::setw(10) << scores.support << '\n';
   };
   const char* const heads[] = {"precision", "recall", "f1-score", "support"};
   out << std::string(width, ' ') << ' ';
   for (const char* head : heads) out << std::setw(10) << head;
   out << "\n\n";
   for (size_t i = 0; i < report.classes.size(); ++i) line(name_of(i), report.classes[i]);
-  out << '\n' << right_aligned("accuracy", width) << ' ' << std::string(20, ' ') << std::setw(10) << report.accuracy << std::setw(10)
-      << report.macro.support << '\n';
+  out << '\n'
+      << right_aligned("accuracy", width) << ' ' << std::string(20, ' ') << std::setw(10) << report.accuracy
+      << std::setw(10) << report.macro.support << '\n';
   line("macro avg", report.macro);
   line("weighted avg", report.weighted);
   std::string text = out.str();

@@ -1,4 +1,5 @@
-// ClassificationReport: precision, recall and f1 of every class, as scikit-learn's classification_report defines and prints them.
+// ClassificationReport: precision, recall and f1 of every class, as scikit-learn's
+// classification_report defines and prints them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -26,8 +27,8 @@ struct ClassificationReport {
   ClassScores weighted;  ///< means over the classes, weighted by support
 };
 
-/// By class, all of one length: samples of it that were taken for it, samples taken for it, samples of it. Labels of which a sample may have
-/// several are classes too.
+/// By class, all of one length: samples of it that were taken for it, samples taken for it, samples of it.
+/// Labels of which a sample may have several are classes too.
 struct ClassCounts {
   std::vector<double> hits, predicted, support;
 };
@@ -35,11 +36,13 @@ struct ClassCounts {
 /// Local. As scikit-learn's precision_recall_fscore_support with labels=range(C), zero_division=0.
 ClassificationReport classification_report(const ClassCounts& counts);
 
-/// Local. confusion: (C, C) fp64 on the CPU, a row a true class, a column a predicted one (train/classification.h). All C
-/// classes count, as with scikit-learn's labels=range(C), zero_division=0.
+/// Local. confusion: (C, C) fp64 on the CPU, a row a true class, a column a predicted one
+/// (train/classification.h). All C classes count, as with scikit-learn's labels=range(C), zero_division=0.
 ClassificationReport classification_report(const at::Tensor& confusion);
 
-/// Local. A table, without a line break at its end, with the classes under these names (empty: "0", "1" …), one each.
-std::string format_report(const ClassificationReport& report, const std::vector<std::string>& names = {}, int digits = 4);
+/// Local. A table, without a line break at its end, with the classes under these
+/// names (empty: "0", "1" …), one each.
+std::string format_report(const ClassificationReport& report, const std::vector<std::string>& names = {},
+                          int digits = 4);
 
 }  // namespace tessera::train

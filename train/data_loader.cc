@@ -33,7 +33,9 @@ DataLoaderOptions data_loader_options(const TrainerConfig& trainer, at::Device d
 }
 
 Batch to_device(Batch batch, at::Device device) {
-  return changed(std::move(batch), [&](const at::Tensor& tensor) { return tensor.to(device, tensor.scalar_type(), /*non_blocking=*/true); });
+  return changed(std::move(batch), [&](const at::Tensor& tensor) {
+    return tensor.to(device, tensor.scalar_type(), /*non_blocking=*/true);
+  });
 }
 
 /// A batch on its way.
@@ -44,12 +46,14 @@ struct DataLoader::Slot {
   bool done = false;
 };
 
-DataLoader::DataLoader(const DataLoaderOptions& options, Plan plan) : options_(options), plan_(std::move(plan)) {
+DataLoader::DataLoader(const DataLoaderOptions& options, Plan plan)
+    : options_(options), plan_(std::move(plan)) {
   try {
     start(options.num_workers);
   } catch (const std::system_error& error) {
     stop();
-    throw Error(str("trainer.dataloader_num_workers: found ", options.num_workers, ", but the system refuses a thread: ", error.what()));
+    throw Error(str("trainer.dataloader_num_workers: found ", options.num_workers,
+                    ", but the system refuses a thread: ", error.what()));
   }
 }
 

@@ -1,4 +1,5 @@
-// EarlyStopping: whether a run has stopped getting better. As transformers.EarlyStoppingCallback, whose names these are.
+// EarlyStopping: whether a run has stopped getting better. As
+// transformers.EarlyStoppingCallback, whose names these are.
 #pragma once
 
 #include <cstdint>

@@ -38,7 +38,8 @@ std::optional<double> Evaluation::find(const std::string& name) const {
   return std::nullopt;
 }
 
-Evaluation evaluate(Task& task, Engine& engine, const TrainerConfig& trainer, const Display& display, EvaluationSet set) {
+Evaluation evaluate(Task& task, Engine& engine, const TrainerConfig& trainer, const Display& display,
+                    EvaluationSet set) {
   const auto start = std::chrono::steady_clock::now();
   const bool is_test = set == EvaluationSet::kTest;
   const int64_t size = is_test ? task.test_size() : task.eval_size();
@@ -65,7 +66,8 @@ Evaluation evaluate(Task& task, Engine& engine, const TrainerConfig& trainer, co
   total = total.cpu();
   Evaluation result;
   result.num_samples = total[0].item<int64_t>();
-  TESSERA_CHECK(result.num_samples == size, task.name(), " counted ", result.num_samples, " samples of ", size);
+  TESSERA_CHECK(result.num_samples == size, task.name(), " counted ", result.num_samples, " samples of ",
+                size);
   result.metrics = task.metrics(total);
   const std::vector<std::string> declared = task.metric_names();
   TESSERA_CHECK(std::equal(declared.begin(), declared.end(), result.metrics.begin(), result.metrics.end(),

@@ -14,8 +14,10 @@ struct Counted {
   HistogramCounts counts;
 };
 
-/// The counts of what this rank owns of a parameter. `shard`: its shard of the parameter's unit, or of its gradients, multiplied by `scale`.
-HistogramCounts count(const zero::Layout& layout, int parameter, int rank, const at::Tensor& shard, double scale) {
+/// The counts of what this rank owns of a parameter. `shard`: its shard of the parameter's unit, or of
+/// its gradients, multiplied by `scale`.
+HistogramCounts count(const zero::Layout& layout, int parameter, int rank, const at::Tensor& shard,
+                      double scale) {
   const zero::Range mine = layout.owned(parameter, rank);
   HistogramCounts counts;
   if (mine.numel() == 0) return counts;
@@ -33,19 +35,23 @@ std::vector<Counted> count_shards(Engine& engine) {
   for (int parameter = 0; parameter < static_cast<int>(layout.parameters().size()); ++parameter) {
     const int unit = layout.slot(parameter).unit;
     const std::string& name = layout.parameters()[static_cast<size_t>(parameter)].name;
-    all.push_back({"parameters/" + name, count(layout, parameter, engine.rank(), model.shard_of(unit).weights, 1)});
+    all.push_back(
+        {"parameters/" + name, count(layout, parameter, engine.rank(), model.shard_of(unit).weights, 1)});
     if (layout.units()[static_cast<size_t>(unit)].trainable)
-      all.push_back({"gradients/" + name, count(layout, parameter, engine.rank(), model.gradients().shard(unit), 1 / engine.gradient_scale())});
+      all.push_back({"gradients/" + name, count(layout, parameter, engine.rank(),
+                                                model.gradients().shard(unit), 1 / engine.gradient_scale())});
   }
   return all;
 }
 
-/// A tensor's numbers in the buffer that is summed: num, sum, sum of squares and the counts are sums; the least and greatest value have a
-/// place for each rank, which the others leave 0.
+/// A tensor's numbers in the buffer that is summed: num, sum, sum of squares and the counts are sums; the
+/// least and greatest value have a place for each rank, which the others leave 0.
 class Place {
  public:
   Place(double* numbers, int world_size) : numbers_(numbers), world_size_(world_size) {}
-  static int64_t size(int world_size) { return kNumSums + 2 * world_size + static_cast<int64_t>(HistogramCounts().counts.size()); }
+  static int64_t size(int world_size) {
+    return kNumSums + 2 * world_size + static_cast<int64_t>(HistogramCounts().counts.size());
+  }
 
   void write(const HistogramCounts& mine, int rank) {
     numbers_[0] = mine.num;
@@ -69,7 +75,9 @@ class Place {
  private:
   static constexpr int64_t kNumSums = 3;
   std::span<double> least() { return {numbers_ + kNumSums, static_cast<size_t>(world_size_)}; }
-  std::span<double> greatest() { return {numbers_ + kNumSums + world_size_, static_cast<size_t>(world_size_)}; }
+  std::span<double> greatest() {
+    return {numbers_ + kNumSums + world_size_, static_cast<size_t>(world_size_)};
+  }
 
   double* numbers_;
   int world_size_;
@@ -83,7 +91,9 @@ std::vector<NamedHistogram> histograms_of(Engine& engine) {
   const std::vector<Counted> mine = count_shards(engine);
   const int64_t size = Place::size(engine.world_size());
   at::Tensor numbers = at::zeros({static_cast<int64_t>(mine.size()) * size}, at::kDouble);
-  const auto place = [&](size_t i) { return Place(numbers.mutable_data_ptr<double>() + static_cast<int64_t>(i) * size, engine.world_size()); };
+  const auto place = [&](size_t i) {
+    return Place(numbers.mutable_data_ptr<double>() + static_cast<int64_t>(i) * size, engine.world_size());
+  };
   for (size_t i = 0; i < mine.size(); ++i) place(i).write(mine[i].counts, engine.rank());
 
   at::Tensor summed = numbers.to(engine.device());

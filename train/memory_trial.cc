@@ -21,10 +21,12 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr MemoryUse kModelState[] = {MemoryUse::kParameters, MemoryUse::kGradients, MemoryUse::kMaster, MemoryUse::kOptimizer,
-                                     MemoryUse::kSnapshot};
+constexpr MemoryUse kModelState[] = {MemoryUse::kParameters, MemoryUse::kGradients, MemoryUse::kMaster,
+                                     MemoryUse::kOptimizer, MemoryUse::kSnapshot};
 
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
 
 /// The task's training steps, one after another, epoch after epoch.
 class Steps {
@@ -95,11 +97,12 @@ MemoryTrial run_memory_trial(RunConfig run, const Registry& registry, const comm
     at::set_num_threads(choose_num_threads(run.trainer, simulated));
   }
   const std::unique_ptr<Task> task = registry.make(run.model, run.data);
-  comm::CommunicatorPtr comm = join_group(run.trainer, environment, device, logger);  // of one rank, when the others are simulated
+  comm::CommunicatorPtr comm =
+      join_group(run.trainer, environment, device, logger);  // of one rank, when the others are simulated
   if (options.simulate_world > 0) {
     const bool one_host = run.trainer.backend == "shm";
-    comm = std::make_shared<comm::SelfCommunicator>(
-        comm::SimulatedGroup{.rank = options.simulate_rank, .size = options.simulate_world, .one_host = one_host});
+    comm = std::make_shared<comm::SelfCommunicator>(comm::SimulatedGroup{
+        .rank = options.simulate_rank, .size = options.simulate_world, .one_host = one_host});
   }
 
   MemoryTrial trial;
@@ -114,7 +117,8 @@ MemoryTrial run_memory_trial(RunConfig run, const Registry& registry, const comm
   at::manual_seed(static_cast<uint64_t>(run.engine.seed));
   Engine& engine = task->initialize(run.engine, comm, init);
 
-  // What a simulated rank trains on is not the question, and the whole group's batch may be more than the data.
+  // What a simulated rank trains on is not the question, and the whole group's
+  // batch may be more than the data.
   const bool alone = options.simulate_world > 0;
   Steps steps(*task, engine, train_sampler(run, *task, alone ? 1 : comm->size(), alone ? 0 : comm->rank()),
               data_loader_options(run.trainer, device));
@@ -156,7 +160,8 @@ namespace {
 
 MemoryBytes bytes_of(const nlohmann::json& json) {
   MemoryBytes bytes;
-  for (size_t use = 0; use < kNumMemoryUses; ++use) bytes.by_use[use] = json.at(std::string(key_of(static_cast<MemoryUse>(use))));
+  for (size_t use = 0; use < kNumMemoryUses; ++use)
+    bytes.by_use[use] = json.at(std::string(key_of(static_cast<MemoryUse>(use))));
   return bytes;
 }
 
@@ -171,8 +176,9 @@ nlohmann::ordered_json to_json(const MemoryTrial& trial) {
   json["backend"] = trial.backend;
   json["precision"] = trial.precision;
   json["optimizer"] = trial.optimizer;
-  json["formula"] = {{"parameters", trial.formula.parameters}, {"gradients", trial.formula.gradients}, {"master", trial.formula.master},
-                     {"optimizer", trial.formula.optimizer},   {"snapshot", trial.formula.snapshot},   {"total", trial.formula.total()}};
+  json["formula"] = {{"parameters", trial.formula.parameters}, {"gradients", trial.formula.gradients},
+                     {"master", trial.formula.master},         {"optimizer", trial.formula.optimizer},
+                     {"snapshot", trial.formula.snapshot},     {"total", trial.formula.total()}};
   json["model_state"] = trial.model_state();
   json["held"] = to_json(trial.held);
   json["peak"] = to_json(trial.peak);
@@ -198,14 +204,17 @@ MemoryTrial memory_trial_of(const nlohmann::json& json) {
   trial.precision = json.at("precision");
   trial.optimizer = json.at("optimizer");
   const nlohmann::json& formula = json.at("formula");
-  trial.formula = {formula.at("parameters"), formula.at("gradients"), formula.at("master"), formula.at("optimizer"), formula.at("snapshot")};
+  trial.formula = {formula.at("parameters"), formula.at("gradients"), formula.at("master"),
+                   formula.at("optimizer"), formula.at("snapshot")};
   trial.held = bytes_of(json.at("held"));
   trial.peak = bytes_of(json.at("peak"));
   trial.peak_reserved = json.at("peak_reserved");
   trial.process_peak = json.at("process_peak");
   trial.step_ms = json.at("step_ms");
-  for (const auto& [phase, seconds] : json.at("phases").items()) trial.phases.emplace_back(phase, seconds.get<double>());
-  std::sort(trial.phases.begin(), trial.phases.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
+  for (const auto& [phase, seconds] : json.at("phases").items())
+    trial.phases.emplace_back(phase, seconds.get<double>());
+  std::sort(trial.phases.begin(), trial.phases.end(),
+            [](const auto& a, const auto& b) { return a.second < b.second; });
   for (const nlohmann::json& row : json.at("timeline")) {
     MemorySample sample{row.at(0), {}};
     for (size_t use = 0; use < kNumMemoryUses; ++use) sample.bytes.by_use[use] = row.at(1 + use);

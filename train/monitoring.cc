@@ -40,18 +40,23 @@ Scalars scalars_of(const ordered_json& record) {
 }
 
 std::vector<std::filesystem::path> monitor_paths(const RunConfig& run) {
-  const MonitoredRun monitored{.name = run.trainer.name, .folder = run.trainer.output_dir, .resumed_after = std::nullopt, .log = {}};
+  const MonitoredRun monitored{
+      .name = run.trainer.name, .folder = run.trainer.output_dir, .resumed_after = std::nullopt, .log = {}};
   const MonitorConfig& monitors = run.engine.monitors;
   std::vector<std::filesystem::path> paths;
-  for (const auto& [config, section] : {std::pair{&monitors.tensorboard, "tensorboard"}, {&monitors.csv, "csv_monitor"}, {&monitors.jsonl, "jsonl_monitor"}})
+  for (const auto& [config, section] : {std::pair{&monitors.tensorboard, "tensorboard"},
+                                        {&monitors.csv, "csv_monitor"},
+                                        {&monitors.jsonl, "jsonl_monitor"}})
     if (config->enabled) paths.push_back(monitor_folder(*config, section, monitored));
   if (monitors.mlflow.enabled) paths.push_back(monitored.folder / kMlflowRunIdName);
   return paths;
 }
 
 Monitors open_monitors(const RunConfig& run, std::optional<int64_t> resumed_after, const Logger& log) {
-  Monitors monitors(run.engine.monitors,
-                    {.name = run.trainer.name, .folder = run.trainer.output_dir, .resumed_after = resumed_after, .log = log});
+  Monitors monitors(run.engine.monitors, {.name = run.trainer.name,
+                                          .folder = run.trainer.output_dir,
+                                          .resumed_after = resumed_after,
+                                          .log = log});
   if (!monitors.empty()) monitors.params(resolved(run));
   return monitors;
 }

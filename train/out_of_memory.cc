@@ -16,12 +16,12 @@ namespace tessera::train {
 bool is_out_of_memory(const std::exception& error) {
   if (dynamic_cast<const Error*>(&error) != nullptr) return false;  // which may quote another rank's
   const std::string_view text = error.what();
-  return dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr || text.find("can't allocate memory") != text.npos ||
-         text.find("CUDA out of memory") != text.npos;
+  return dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr ||
+         text.find("can't allocate memory") != text.npos || text.find("CUDA out of memory") != text.npos;
 }
 
-void fail_for_memory(const std::exception& error, const std::string& when, const EngineConfig& config, const comm::Communicator& comm,
-                     const std::optional<MemoryMeter>& meter) {
+void fail_for_memory(const std::exception& error, const std::string& when, const EngineConfig& config,
+                     const comm::Communicator& comm, const std::optional<MemoryMeter>& meter) {
   std::string held = "; memory_breakdown: true would say what it was for";
   if (meter) held = str("; held then (MB): ", format_memory(meter->at_failure().value_or(meter->peak())));
   std::vector<std::string> advice;
@@ -29,10 +29,11 @@ void fail_for_memory(const std::exception& error, const std::string& when, const
     advice.push_back(str("raise zero_optimization.stage (", config.zero.stage, ")"));
   if (config.train_micro_batch_size_per_gpu > 1)
     advice.push_back(str("lower train_micro_batch_size_per_gpu (", config.train_micro_batch_size_per_gpu,
-                         ") and raise gradient_accumulation_steps (", config.gradient_accumulation_steps, ") to match"));
+                         ") and raise gradient_accumulation_steps (", config.gradient_accumulation_steps,
+                         ") to match"));
   advice.push_back(str("use more ranks than ", comm.size()));
-  throw Error(str("out of memory ", when, " on rank ", comm.rank(), ": ", comm::words_of(error), held, "; to change: ",
-                  join(advice, ", or ")));
+  throw Error(str("out of memory ", when, " on rank ", comm.rank(), ": ", comm::words_of(error), held,
+                  "; to change: ", join(advice, ", or ")));
 }
 
 }  // namespace tessera::train

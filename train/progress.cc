@@ -27,7 +27,9 @@ constexpr std::string_view kFullBlock = "█";
 // One a character: wide ones do not occur in what we print.
 int columns(std::string_view text) { return static_cast<int>(num_characters(text)); }
 
-std::string_view cut(std::string_view text, int width) { return first_characters(text, static_cast<size_t>(std::max(0, width))); }
+std::string_view cut(std::string_view text, int width) {
+  return first_characters(text, static_cast<size_t>(std::max(0, width)));
+}
 
 std::string bar_of(double fraction, int width, bool ascii) {
   const int eighths = static_cast<int>(fraction * width * 8);
@@ -75,7 +77,8 @@ Display display_for(std::ostream& out, int fd) {
 
 void print_line(const Display& display, const std::string& line, int indent) {
   if (display.out == nullptr) return;
-  *display.out << (display.is_terminal ? wrap_words(line, display.width() - 1, indent) : line) << '\n' << std::flush;
+  *display.out << (display.is_terminal ? wrap_words(line, display.width() - 1, indent) : line) << '\n'
+               << std::flush;
 }
 
 std::string format_duration(double seconds) {
@@ -93,19 +96,22 @@ std::string format_duration(double seconds) {
 
 std::string format_bar(const BarState& state, int width, bool ascii) {
   const double fraction =
-      state.total > 0 ? std::clamp(static_cast<double>(state.done) / static_cast<double>(state.total), 0.0, 1.0) : 0.0;
+      state.total > 0
+          ? std::clamp(static_cast<double>(state.done) / static_cast<double>(state.total), 0.0, 1.0)
+          : 0.0;
   const double items_per_s = state.elapsed_s > 0 ? static_cast<double>(state.done) / state.elapsed_s : 0.0;
   char percent[8];
   std::snprintf(percent, sizeof percent, "%3d%%", static_cast<int>(fraction * 100));
 
   std::string left = (state.description.empty() ? "" : state.description + ": ") + percent + "|";
   std::string right = str("| ", state.done, "/", state.total, " [", format_duration(state.elapsed_s), "<");
-  right += items_per_s > 0
-               ? format_duration(static_cast<double>(state.total - state.done) / items_per_s) + ", " +
-                     format_rate(items_per_s * state.units_per_item, state.unit)
-               : "?, ? " + state.unit + "/s";
+  right += items_per_s > 0 ? format_duration(static_cast<double>(state.total - state.done) / items_per_s) +
+                                 ", " + format_rate(items_per_s * state.units_per_item, state.unit)
+                           : "?, ? " + state.unit + "/s";
   std::string postfix = state.postfix;
-  const auto text_columns = [&] { return columns(left) + columns(right) + (postfix.empty() ? 0 : 2 + columns(postfix)) + 1; };
+  const auto text_columns = [&] {
+    return columns(left) + columns(right) + (postfix.empty() ? 0 : 2 + columns(postfix)) + 1;
+  };
   while (!postfix.empty() && text_columns() > width) {  // its last parts are left out
     const size_t comma = postfix.rfind(", ");
     postfix.resize(comma == postfix.npos ? 0 : comma);
@@ -140,13 +146,16 @@ void ProgressBar::draw() {
     drawn_columns_ = line_columns;
     return;
   }
-  const int left_over = std::min(drawn_columns_, width) - line_columns;  // of the line before, maybe on a wider terminal
-  *display_.out << '\r' << line_ << std::string(static_cast<size_t>(std::max(0, left_over)), ' ') << std::flush;
+  const int left_over =
+      std::min(drawn_columns_, width) - line_columns;  // of the line before, maybe on a wider terminal
+  *display_.out << '\r' << line_ << std::string(static_cast<size_t>(std::max(0, left_over)), ' ')
+                << std::flush;
   drawn_columns_ = line_columns;
 }
 
 void ProgressBar::draw_with(const std::string& below) {
-  *display_.out << str('\r', cut(line_, display_.width() - 1), "\x1b[K\r\n", below, "\x1b[K\x1b[A\r") << std::flush;
+  *display_.out << str('\r', cut(line_, display_.width() - 1), "\x1b[K\r\n", below, "\x1b[K\x1b[A\r")
+                << std::flush;
 }
 
 Display ProgressBar::below() {

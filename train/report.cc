@@ -30,28 +30,36 @@ std::string length_of(const Summary& summary) {
   return counted(summary.num_steps, "step") + " (" + epochs + (epochs == "1" ? " epoch)" : " epochs)");
 }
 
-// "training loss 0.3012 over 1,404 steps (3 epochs) in 59.5 s" and, below, "speed    3,019 samples/s (1,509 a rank)"
+// "training loss 0.3012 over 1,404 steps (3 epochs) in 59.5 s" and, below,
+// "speed    3,019 samples/s (1,509 a rank)"
 std::string training_lines(const Summary& summary) {
-  std::string text = print("training loss %.4f over ", summary.train_loss) + length_of(summary) + print(" in %.1f s", summary.train_s);
+  std::string text = print("training loss %.4f over ", summary.train_loss) + length_of(summary) +
+                     print(" in %.1f s", summary.train_s);
   if (summary.skipped_steps > 0) text += ", " + format_count(summary.skipped_steps) + " skipped";
   text += "\nspeed    " + format_count(static_cast<int64_t>(summary.samples_per_s())) + " samples/s";
-  return summary.world_size == 1 ? text : text + " (" + format_count(static_cast<int64_t>(summary.samples_per_s_per_rank())) + " a rank)";
+  return summary.world_size == 1
+             ? text
+             : text + " (" + format_count(static_cast<int64_t>(summary.samples_per_s_per_rank())) +
+                   " a rank)";
 }
 
 }  // namespace
 
-std::string counted(int64_t count, const char* noun) { return format_count(count) + " " + noun + (count == 1 ? "" : "s"); }
+std::string counted(int64_t count, const char* noun) {
+  return format_count(count) + " " + noun + (count == 1 ? "" : "s");
+}
 
 std::string format_line(const StepReport& report) {
-  std::string line = print("step %lld/%lld | epoch %.2f | loss %.4f | lr %.1e | grad norm %.2f", number(report.step),
-                           number(report.total_steps), report.epoch, report.loss, report.learning_rate,
-                           report.gradient_norm);
+  std::string line = print("step %lld/%lld | epoch %.2f | loss %.4f | lr %.1e | grad norm %.2f",
+                           number(report.step), number(report.total_steps), report.epoch, report.loss,
+                           report.learning_rate, report.gradient_norm);
   if (report.loss_scale) line += print(" | loss scale %g", *report.loss_scale);
   line += print(" | %.0f samples/s", report.samples_per_s);
   if (report.skipped_steps > 0) line += print(" | skipped %lld", number(report.skipped_steps));
   if (report.phase_ms) {
     line += "\n  time (ms)";
-    for (size_t i = 0; i < kNumPhases; ++i) line += print(" | %s %.2f", kPhaseNames[i], (*report.phase_ms)[i]);
+    for (size_t i = 0; i < kNumPhases; ++i)
+      line += print(" | %s %.2f", kPhaseNames[i], (*report.phase_ms)[i]);
   }
   if (report.memory_peak) line += "\n  memory at the peak (MB) | " + format_memory(*report.memory_peak);
   return line;
@@ -61,7 +69,8 @@ std::string format_memory(const MemoryBytes& bytes) {
   std::string text;
   for (size_t use = 0; use < kNumMemoryUses; ++use)
     if (bytes.by_use[use] != 0)
-      text += std::string(name_of(static_cast<MemoryUse>(use))) + print(" %.1f | ", static_cast<double>(bytes.by_use[use]) / 1e6);
+      text += std::string(name_of(static_cast<MemoryUse>(use))) +
+              print(" %.1f | ", static_cast<double>(bytes.by_use[use]) / 1e6);
   return text + print("total %.1f", static_cast<double>(bytes.total()) / 1e6);
 }
 
@@ -73,7 +82,8 @@ std::string format_postfix(const StepReport& report) {
 
 std::string format_line(const Evaluation& evaluation, double epoch) {
   std::string line = print("epoch %.2f", epoch);
-  for (const auto& [name, value] : evaluation.metrics) line += str(" | ", evaluation.name(), " ", name, print(" %.4f", value));
+  for (const auto& [name, value] : evaluation.metrics)
+    line += str(" | ", evaluation.name(), " ", name, print(" %.4f", value));
   return line + " | " + counted(evaluation.num_samples, "sample") + print(" in %.1f s", evaluation.seconds);
 }
 
@@ -86,10 +96,12 @@ std::string format_result(const Evaluation& evaluation) {
 
 std::string format_summary(const Summary& summary) {
   std::string text;
-  if (const auto& last = summary.test ? summary.test : summary.evaluation) text += format_result(*last) + "\n";
+  if (const auto& last = summary.test ? summary.test : summary.evaluation)
+    text += format_result(*last) + "\n";
   if (summary.was_finished) {
     text += "finished before, after " + length_of(summary) + "; to train on, raise " +
-            (summary.stopped_early.empty() ? "trainer.epochs or trainer.max_steps" : "trainer.early_stopping_patience");
+            (summary.stopped_early.empty() ? "trainer.epochs or trainer.max_steps"
+                                           : "trainer.early_stopping_patience");
     if (summary.skipped_steps > 0) text += ", " + format_count(summary.skipped_steps) + " skipped";
   } else {
     text += training_lines(summary);
@@ -97,9 +109,11 @@ std::string format_summary(const Summary& summary) {
   if (!summary.stopped_early.empty()) text += "\nstopped  early: " + summary.stopped_early;
   text += print("\nranks    %d, ZeRO stage %d", summary.world_size, summary.stage);
   if (!summary.interrupted.empty())
-    return text + "\nstopped  saved in " + summary.interrupted + "\n         go on with: the same command and --resume";
+    return text + "\nstopped  saved in " + summary.interrupted +
+           "\n         go on with: the same command and --resume";
   if (!summary.model.empty())
-    text += "\nmodel    " + summary.folder + "/" + summary.model + (summary.model_metric.empty() ? "" : " (" + summary.model_metric + ")");
+    text += "\nmodel    " + summary.folder + "/" + summary.model +
+            (summary.model_metric.empty() ? "" : " (" + summary.model_metric + ")");
   return text + "\nfiles    " + summary.folder + "/{" + join(summary.files, ", ") + "}";
 }
 
@@ -113,7 +127,8 @@ void add_evaluation(const Evaluation& evaluation, ordered_json& record) {
 
 ordered_json to_json(const MemoryBytes& bytes) {
   ordered_json json;
-  for (size_t use = 0; use < kNumMemoryUses; ++use) json[std::string(key_of(static_cast<MemoryUse>(use)))] = bytes.by_use[use];
+  for (size_t use = 0; use < kNumMemoryUses; ++use)
+    json[std::string(key_of(static_cast<MemoryUse>(use)))] = bytes.by_use[use];
   json["total"] = bytes.total();
   return json;
 }
@@ -154,7 +169,8 @@ ordered_json to_json(const Summary& summary) {
   results["train_runtime"] = summary.train_s;
   results["train_samples_per_second"] = summary.samples_per_s();
   results["train_samples_per_second_per_rank"] = summary.samples_per_s_per_rank();
-  results["train_steps_per_second"] = summary.train_s > 0 ? static_cast<double>(summary.num_steps) / summary.train_s : 0.0;
+  results["train_steps_per_second"] =
+      summary.train_s > 0 ? static_cast<double>(summary.num_steps) / summary.train_s : 0.0;
   results["skipped_steps"] = summary.skipped_steps;
   if (!summary.stopped_early.empty()) results["stopped_early"] = summary.stopped_early;
   results["world_size"] = summary.world_size;

@@ -1,4 +1,5 @@
-// run: from a configuration to a trained model, for one rank. What `tessera train` does after its command line is read.
+// run: from a configuration to a trained model, for one rank. What `tessera
+// train` does after its command line is read.
 #pragma once
 
 #include "comm/init.h"
@@ -7,29 +8,33 @@
 
 namespace tessera::train {
 
-/// Collective. Loads the data, joins the group `environment` describes, trains and evaluates. `run` was read for
-/// environment.world_size ranks. Ranks other than 0 write nothing to output.display; their logger is used.
-/// Throws ConfigError, DataError or CommError, each one line.
-Summary run(RunConfig run, const Registry& registry, const comm::Environment& environment, const TrainerOutput& output,
-            TrainerStart start = {});
+/// Collective. Loads the data, joins the group `environment` describes, trains and evaluates. `run` was read
+/// for environment.world_size ranks. Ranks other than 0 write nothing to output.display; their logger is
+/// used. Throws ConfigError, DataError or CommError, each one line.
+Summary run(RunConfig run, const Registry& registry, const comm::Environment& environment,
+            const TrainerOutput& output, TrainerStart start = {});
 
-/// Local. The device of this rank: trainer.device, where "auto" is CUDA if this host has a device for each of its ranks.
-/// Throws ConfigError when CUDA is asked for and not there, or comm.backend cannot move its tensors.
+/// Local. The device of this rank: trainer.device, where "auto" is CUDA if this host has a device
+/// for each of its ranks. Throws ConfigError when CUDA is asked for and not there, or
+/// comm.backend cannot move its tensors.
 at::Device choose_device(const TrainerConfig& trainer, const comm::Environment& environment);
 
-/// Collective. The group of `environment`, over comm.backend, for tensors of choose_device(). Throws CommError.
-comm::CommunicatorPtr join_group(const TrainerConfig& trainer, const comm::Environment& environment, at::Device device,
-                                 const Logger& logger);
+/// Collective. The group of `environment`, over comm.backend, for tensors of
+/// choose_device(). Throws CommError.
+comm::CommunicatorPtr join_group(const TrainerConfig& trainer, const comm::Environment& environment,
+                                 at::Device device, const Logger& logger);
 
-/// Local. How a rank begins, before anything runs on its device: trainer.deterministic, choose_num_threads(), and SIGXFSZ is ignored, so that a
-/// file that may not grow is an error and no end of the process. Returns choose_device(), and throws as it does.
+/// Local. How a rank begins, before anything runs on its device: trainer.deterministic, choose_num_threads(),
+/// and SIGXFSZ is ignored, so that a file that may not grow is an error and no end of the process. Returns
+/// choose_device(), and throws as it does.
 at::Device set_up_process(const TrainerConfig& trainer, const comm::Environment& environment);
 
-/// Local. For trainer.deterministic: as torch.use_deterministic_algorithms(True), for the whole process and for good. To be called
-/// before anything runs on CUDA.
+/// Local. For trainer.deterministic: as torch.use_deterministic_algorithms(True), for the whole process and
+/// for good. To be called before anything runs on CUDA.
 void make_deterministic();
 
-/// Local. trainer.num_threads, or this host's cores (as far as this process may use them) over its ranks; at least 1.
+/// Local. trainer.num_threads, or this host's cores (as far as this process may
+/// use them) over its ranks; at least 1.
 int choose_num_threads(const TrainerConfig& trainer, const comm::Environment& environment);
 
 }  // namespace tessera::train

@@ -26,7 +26,9 @@ using nlohmann::json;
 namespace fs = std::filesystem;
 
 /// "accuracy, greatest"
-std::string metric_of(const TrainerConfig& config) { return str(config.metric_for_best, config.greater_is_better() ? ", greatest" : ", least"); }
+std::string metric_of(const TrainerConfig& config) {
+  return str(config.metric_for_best, config.greater_is_better() ? ", greatest" : ", least");
+}
 
 json to_json(const Position& position, const std::optional<Best>& best, const TrainerConfig& config) {
   json state;
@@ -42,7 +44,8 @@ json to_json(const Position& position, const std::optional<Best>& best, const Tr
   if (best) state["best"] = {{"value", best->value}, {"step", best->step}, {"tag", best->tag}};
   const EarlyStoppingState& stopping = position.early_stopping;
   if (stopping != EarlyStoppingState{})
-    state["early_stopping"] = {{"best", stopping.best ? json(*stopping.best) : json(nullptr)}, {"num_stale", stopping.num_stale}};
+    state["early_stopping"] = {{"best", stopping.best ? json(*stopping.best) : json(nullptr)},
+                               {"num_stale", stopping.num_stale}};
   if (!position.digest.empty()) state["data"] = to_json(position.digest);
   return {{"trainer", state}};
 }
@@ -56,10 +59,11 @@ Position position_of(const json& client_state) {
   if (state.contains("totals")) {  // checkpoints of older versions have none
     const json& totals = state.at("totals");
     const json& loss_sum = totals.at("loss_sum");  // null: not a number
-    position.totals = {.loss_sum = loss_sum.is_number() ? loss_sum.get<double>() : std::numeric_limits<double>::quiet_NaN(),
-                       .loss_count = totals.at("loss_count"),
-                       .seconds = totals.at("seconds"),
-                       .num_samples = totals.at("num_samples")};
+    position.totals = {
+        .loss_sum = loss_sum.is_number() ? loss_sum.get<double>() : std::numeric_limits<double>::quiet_NaN(),
+        .loss_count = totals.at("loss_count"),
+        .seconds = totals.at("seconds"),
+        .num_samples = totals.at("num_samples")};
   }
   if (state.contains("early_stopping")) {
     const json& stopping = state.at("early_stopping");
@@ -74,13 +78,15 @@ std::optional<Best> best_of(const json& client_state) {
   const json& state = client_state.at("trainer");
   if (!state.contains("best")) return std::nullopt;
   const json& best = state.at("best");
-  return Best{best.at("value").get<double>(), best.at("step").get<int64_t>(), best.at("tag").get<std::string>()};
+  return Best{best.at("value").get<double>(), best.at("step").get<int64_t>(),
+              best.at("tag").get<std::string>()};
 }
 
-// [Note: a new run in an old folder] A run's checkpoints/ holds its own alone: what a run before has left there goes to
-// checkpoints/previous first, `latest` ahead of the rest, so that a new run killed before its first save is not resumed as
-// the old one. It goes from there when the new run has a whole checkpoint, so one is there all the time. On the way a crash
-// leaves checkpoints without `latest`, and the next run puts those aside too.
+// [Note: a new run in an old folder] A run's checkpoints/ holds its own alone: what a run before has
+// left there goes to checkpoints/previous first, `latest` ahead of the rest, so that a new run killed
+// before its first save is not resumed as the old one. It goes from there when the new run has a whole
+// checkpoint, so one is there all the time. On the way a crash leaves checkpoints without `latest`,
+// and the next run puts those aside too.
 constexpr const char* kPrevious = "previous";
 
 fs::path folder_of(const fs::path& output_dir) { return output_dir / kCheckpointsName; }
@@ -88,9 +94,12 @@ fs::path previous_checkpoints(const fs::path& output_dir) { return folder_of(out
 
 }  // namespace
 
-std::optional<Position> saved_position(const fs::path& output_dir, const std::string& tag, comm::Communicator& comm) try {
+std::optional<Position> saved_position(const fs::path& output_dir, const std::string& tag,
+                                       comm::Communicator& comm) try {
   const comm::Answer state = comm::ask_rank_0(comm, "position in the data", [&] {
-    return checkpoint::read_manifest(checkpoint::find_checkpoint(folder_of(output_dir), tag)).state.at("client_state").dump();
+    return checkpoint::read_manifest(checkpoint::find_checkpoint(folder_of(output_dir), tag))
+        .state.at("client_state")
+        .dump();
   });
   return state.is_failure ? std::nullopt : std::optional(position_of(json::parse(state.text)));
 } catch (const json::exception&) {
@@ -104,9 +113,11 @@ void check_may_start_anew(const TrainerConfig& config) {
   if (!fs::exists(folder / checkpoint::kLatestName, error)) return;
   const std::vector<std::string> tags = checkpoint::list_checkpoints(folder);
   if (tags.empty()) return;
-  throw ConfigError(str("trainer.output_dir: ", config.output_dir, " has checkpoints of a run that has not finished (the last: ", tags.back(),
-                        "); expected --resume to go on with it, --set trainer.overwrite_output_dir=true to start anew in its "
-                        "place, or another folder"));
+  throw ConfigError(str(
+      "trainer.output_dir: ", config.output_dir,
+      " has checkpoints of a run that has not finished (the last: ", tags.back(),
+      "); expected --resume to go on with it, --set trainer.overwrite_output_dir=true to start anew in its "
+      "place, or another folder"));
 }
 
 void set_aside_checkpoints(const fs::path& output_dir) {
@@ -136,7 +147,8 @@ bool RunCheckpoints::due(int64_t steps_done, int64_t epochs_ended, int64_t total
 
 bool RunCheckpoints::is_best(const Evaluation& evaluation, int64_t steps_done) {
   if (!saves()) return false;
-  const double value = evaluation.find(config_.metric_for_best).value();  // the Trainer has seen that there is such a metric
+  const double value =
+      evaluation.find(config_.metric_for_best).value();  // the Trainer has seen that there is such a metric
   if (!std::isfinite(value)) return false;
   if (best_ && best_->step == saved_at_step_) settle();  // what was not written is not to be beaten
   if (best_ && !(config_.greater_is_better() ? value > best_->value : value < best_->value)) return false;
@@ -145,7 +157,8 @@ bool RunCheckpoints::is_best(const Evaluation& evaluation, int64_t steps_done) {
   return true;
 }
 
-/// Takes note of how the last save has ended, which for an asynchronous one is known late. Equal on all ranks.
+/// Takes note of how the last save has ended, which for an asynchronous one is
+/// known late. Equal on all ranks.
 void RunCheckpoints::settle() {
   if (engine_.last_save_failed()) {
     if (best_ && best_->step == saved_at_step_) best_ = best_before_;
@@ -184,7 +197,9 @@ bool RunCheckpoints::save(const Position& position, bool must_succeed) {
   } catch (const CheckpointError& error) {
     if (must_succeed) throw;
     if (!std::exchange(is_failing_, true))  // once: a full disk stays full
-      log_.warning(str("no checkpoint at step ", position.steps_done, ", training goes on and tries again at each save: ", error.what(), "; ", what_is_safe()));
+      log_.warning(str("no checkpoint at step ", position.steps_done,
+                       ", training goes on and tries again at each save: ", error.what(), "; ",
+                       what_is_safe()));
     if (best_ && best_->step == position.steps_done) best_ = best_before_;
     return false;
   }
@@ -198,21 +213,25 @@ Position RunCheckpoints::resume(const std::string& tag) {
   try {
     best_ = best_of(loaded.client_state);
     Position position = position_of(loaded.client_state);
-    if (loaded.client_state.at("trainer").value("metric", metric_of(config_)) != metric_of(config_)) {  // values of another cannot be compared
+    if (loaded.client_state.at("trainer").value("metric", metric_of(config_)) !=
+        metric_of(config_)) {  // values of another cannot be compared
       best_.reset();
       position.early_stopping = {};
     }
-    if (best_ && best_->tag != loaded.tag && !is_there(best_->tag)) best_.reset();  // a later best had taken its place
+    if (best_ && best_->tag != loaded.tag && !is_there(best_->tag))
+      best_.reset();  // a later best had taken its place
     saved_at_step_ = position.steps_done;
     return position;
   } catch (const json::exception&) {
-    throw CheckpointError(str(loaded.path, ": was not saved by `tessera train`: its client_state has no position in the data"));
+    throw CheckpointError(
+        str(loaded.path, ": was not saved by `tessera train`: its client_state has no position in the data"));
   }
 }
 
 /// Collective.
 bool RunCheckpoints::is_there(const std::string& tag) const {
-  const comm::Answer found = comm::ask_rank_0(engine_.comm(), "best checkpoint", [&] { return checkpoint::find_checkpoint(folder_, tag).string(); });
+  const comm::Answer found = comm::ask_rank_0(
+      engine_.comm(), "best checkpoint", [&] { return checkpoint::find_checkpoint(folder_, tag).string(); });
   return !found.is_failure;
 }
 
@@ -227,7 +246,8 @@ void RunCheckpoints::finish() {
   tidy();
 }
 
-/// What a killed process had not deleted yet is deleted by the next save; here for a run that has no more to save.
+/// What a killed process had not deleted yet is deleted by the next save; here
+/// for a run that has no more to save.
 void RunCheckpoints::tidy() const {
   const auto num = static_cast<int>(engine_.config().checkpoint.keep_last);
   if (engine_.rank() != 0 || whole_tag_.empty()) return;
@@ -235,7 +255,8 @@ void RunCheckpoints::tidy() const {
   try {
     checkpoint::remove_leftovers(folder_, disk);
     if (num > 0)
-      checkpoint::keep_last(folder_, {.num = num, .spare = best_ ? std::vector{best_->tag} : std::vector<std::string>{}}, disk);
+      checkpoint::keep_last(
+          folder_, {.num = num, .spare = best_ ? std::vector{best_->tag} : std::vector<std::string>{}}, disk);
   } catch (const Error& caught) {
     log_.warning(str("old checkpoints are left over: ", caught.what()));
   }

@@ -24,8 +24,10 @@ void remove_samples(const std::filesystem::path& samples) {
   for (const auto& entry : std::filesystem::directory_iterator(samples, error)) {
     const std::string file_name = entry.path().filename().string();
     const std::string_view unfinished = name_of_temporary(file_name);  // by a killed run
-    const std::string stem = std::filesystem::path(unfinished.empty() ? file_name : unfinished).stem().string();
-    const bool is_ours = stem.size() >= 13 && stem.starts_with("step_") && stem.find_first_not_of("0123456789", 5) == stem.npos;
+    const std::string stem =
+        std::filesystem::path(unfinished.empty() ? file_name : unfinished).stem().string();
+    const bool is_ours = stem.size() >= 13 && stem.starts_with("step_") &&
+                         stem.find_first_not_of("0123456789", 5) == stem.npos;
     if (is_ours && entry.is_regular_file(error)) std::filesystem::remove(entry.path(), error);
     if (error) throw Error(str(entry.path().string(), " cannot be removed: ", error.message()));
   }
@@ -39,14 +41,17 @@ RunDirectory::RunDirectory(const std::filesystem::path& folder) : folder_(folder
   std::filesystem::create_directories(folder_, error);
   if (error) fail(folder_, error.message());
   if (!std::filesystem::is_directory(folder_, error)) fail(folder_, "it is not a folder");
-  if (std::filesystem::exists(folder_ / kMetricsName, error) && !std::filesystem::is_regular_file(folder_ / kMetricsName, error))
+  if (std::filesystem::exists(folder_ / kMetricsName, error) &&
+      !std::filesystem::is_regular_file(folder_ / kMetricsName, error))
     fail(folder_ / kMetricsName, "it is not a regular file");
   lock_.emplace(folder_);
   errno = 0;
-  if (!std::ofstream(folder_ / kMetricsName, std::ios::app)) fail(folder_ / kMetricsName, describe_errno(errno));
+  if (!std::ofstream(folder_ / kMetricsName, std::ios::app))
+    fail(folder_ / kMetricsName, describe_errno(errno));
 }
 
-std::filesystem::path sample_path(const std::filesystem::path& folder, int64_t step, std::string_view ending) {
+std::filesystem::path sample_path(const std::filesystem::path& folder, int64_t step,
+                                  std::string_view ending) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   char name[32];
@@ -64,7 +69,8 @@ void RunDirectory::go_on(int64_t step) {
   remove_outdated();
   metrics_.emplace(folder_ / kMetricsName, [step](const std::string& line) {
     const auto record = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
-    return record.is_object() && record.contains("step") && record["step"].is_number_integer() && record["step"].get<int64_t>() <= step;
+    return record.is_object() && record.contains("step") && record["step"].is_number_integer() &&
+           record["step"].get<int64_t>() <= step;
   });
 }
 
@@ -81,13 +87,16 @@ void RunDirectory::write(const std::string& name, const std::string& content) co
   replace_file(folder_ / name, content);
 }
 
-void RunDirectory::append_metrics(const nlohmann::ordered_json& record) { metrics_.value().append(record.dump()); }
+void RunDirectory::append_metrics(const nlohmann::ordered_json& record) {
+  metrics_.value().append(record.dump());
+}
 
 std::vector<nlohmann::ordered_json> RunDirectory::metrics() const {
   std::vector<nlohmann::ordered_json> records;
   std::istringstream file(InputFile(folder_ / kMetricsName).read_all());
   for (std::string line; std::getline(file, line);)
-    if (auto record = nlohmann::ordered_json::parse(line, nullptr, /*allow_exceptions=*/false); record.is_object())
+    if (auto record = nlohmann::ordered_json::parse(line, nullptr, /*allow_exceptions=*/false);
+        record.is_object())
       records.push_back(std::move(record));
   return records;
 }

@@ -33,7 +33,8 @@ std::string this_process() {
   const ssize_t bytes = ::pread(file, text, sizeof text - 1, 0);
   std::string holder(text, bytes > 0 ? static_cast<size_t>(bytes) : 0);
   holder = holder.substr(0, holder.find('\n'));
-  throw ConfigError(str("trainer.output_dir: ", folder.string(), " is in use by another run (", holder.empty() ? "a process that has just begun" : holder,
+  throw ConfigError(str("trainer.output_dir: ", folder.string(), " is in use by another run (",
+                        holder.empty() ? "a process that has just begun" : holder,
                         "); expected another folder, or to start when that run has ended"));
 }
 
@@ -43,8 +44,9 @@ std::string this_process() {
 
 /// Whether the name still stands for this file: who held the lock before may have removed it.
 bool is_at(int file, const fs::path& path) {
-  struct stat mine {}, named {};
-  return ::fstat(file, &mine) == 0 && ::stat(path.c_str(), &named) == 0 && mine.st_ino == named.st_ino && mine.st_dev == named.st_dev;
+  struct stat mine{}, named{};
+  return ::fstat(file, &mine) == 0 && ::stat(path.c_str(), &named) == 0 && mine.st_ino == named.st_ino &&
+         mine.st_dev == named.st_dev;
 }
 
 }  // namespace
@@ -57,7 +59,8 @@ RunLock::RunLock(const fs::path& folder) : path_(folder / kLockName) {
       if (!is_at(file.get(), path_)) continue;
       const std::string holder = this_process() + "\n";
       if (::ftruncate(file.get(), 0) != 0) fail_to_write(path_, errno);
-      (void)!::pwrite(file.get(), holder.data(), holder.size(), 0);  // on a full disk the lock holds without a name
+      (void)!::pwrite(file.get(), holder.data(), holder.size(),
+                      0);  // on a full disk the lock holds without a name
       file_ = std::move(file);
       return;
     }
@@ -71,12 +74,16 @@ RunLock::RunLock(const fs::path& folder) : path_(folder / kLockName) {
 }
 
 RunLock::~RunLock() {
-  if (file_) ::unlink(path_.c_str());  // while it is held: who waits with the old file open looks whether it is still there
+  if (file_)
+    ::unlink(
+        path_.c_str());  // while it is held: who waits with the old file open looks whether it is still there
 }
 
 void check_not_in_use(const fs::path& folder) {
-  const FileDescriptor file(::open((folder / kLockName).c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
-  if (file && ::flock(file.get(), LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK) fail_in_use(folder, file.get());
+  const FileDescriptor file(
+      ::open((folder / kLockName).c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+  if (file && ::flock(file.get(), LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+    fail_in_use(folder, file.get());
 }
 
 }  // namespace tessera::train

@@ -8,11 +8,13 @@
 
 namespace tessera::train {
 
-/// Owns OUTPUT_DIR/.lock, an flock(2) that ends with the process, however it ends. The file says who holds it, and is removed by the destructor;
-/// one that a killed process has left stands in nobody's way. Not thread-safe.
+/// Owns OUTPUT_DIR/.lock, an flock(2) that ends with the process, however it ends. The file
+/// says who holds it, and is removed by the destructor; one that a killed process has left
+/// stands in nobody's way. Not thread-safe.
 class RunLock {
  public:
-  /// Local. Takes the lock of this folder, which exists. Throws ConfigError naming the process and the host that have it.
+  /// Local. Takes the lock of this folder, which exists. Throws ConfigError naming
+  /// the process and the host that have it.
   explicit RunLock(const std::filesystem::path& folder);
   RunLock(const RunLock&) = delete;
   RunLock& operator=(const RunLock&) = delete;
@@ -27,7 +29,8 @@ class RunLock {
   std::string missing_;
 };
 
-/// Local. Throws ConfigError as RunLock does while a run has the lock of this folder, which need not exist. Changes nothing.
+/// Local. Throws ConfigError as RunLock does while a run has the lock of this folder,
+/// which need not exist. Changes nothing.
 void check_not_in_use(const std::filesystem::path& folder);
 
 }  // namespace tessera::train

@@ -15,7 +15,8 @@ bool is_file(const fs::path& path) {
   return fs::is_regular_file(path, error);
 }
 
-/// The folder that `folder` lies in. "x/" and "x" lie in the same; of "." and ".." only the file system knows the name.
+/// The folder that `folder` lies in. "x/" and "x" lie in the same; of "." and ".."
+/// only the file system knows the name.
 fs::path parent_of(const fs::path& folder) {
   fs::path path = folder.has_filename() ? folder : folder.parent_path();
   if (path.filename() == "." || path.filename() == ".." || !path.has_filename()) path = fs::canonical(path);
@@ -24,7 +25,9 @@ fs::path parent_of(const fs::path& folder) {
 }
 
 std::string name_of(const fs::path& folder) {
-  const fs::path path = folder.has_filename() && folder.filename() != "." && folder.filename() != ".." ? folder : fs::canonical(folder);
+  const fs::path path = folder.has_filename() && folder.filename() != "." && folder.filename() != ".."
+                            ? folder
+                            : fs::canonical(folder);
   return path.has_filename() ? path.filename().string() : path.parent_path().filename().string();
 }
 
@@ -35,13 +38,14 @@ RunPath find_run(const fs::path& folder, const std::string& tag) {
   if (is_file(folder / checkpoint::kManifestName)) {
     const std::string name = name_of(folder);
     if (!tag.empty() && tag != name)
-      throw ConfigError(str("--tag ", tag, ": found the folder of the checkpoint ", name, " beside it, ", folder.string(),
-                            "; expected the folder of its run"));
+      throw ConfigError(str("--tag ", tag, ": found the folder of the checkpoint ", name, " beside it, ",
+                            folder.string(), "; expected the folder of its run"));
     const fs::path checkpoints = parent_of(folder);
     return {parent_of(checkpoints), checkpoints, name};
   }
   const fs::path inside = folder / kCheckpointsName;
-  if (is_file(folder / kConfigName) || (fs::is_directory(inside, error) && !is_file(folder / checkpoint::kLatestName)))
+  if (is_file(folder / kConfigName) ||
+      (fs::is_directory(inside, error) && !is_file(folder / checkpoint::kLatestName)))
     return {folder, inside, tag};
   return {fs::is_directory(folder, error) ? parent_of(folder) : folder, folder, tag};
 }

@@ -16,14 +16,17 @@ void RunRecord::on_rank_0(const std::function<void()>& part) {
 
 void RunRecord::open(const TrainerConfig& config, bool resume) {
   on_rank_0([&] {
-    directory_.emplace(config.output_dir);  // the lock first: what a run that lives has written is not looked at
+    directory_.emplace(
+        config.output_dir);  // the lock first: what a run that lives has written is not looked at
     if (!resume) check_may_start_anew(config);
     if (const std::string& missing = directory_->lock().missing(); !missing.empty())
-      log_.warning(str("trainer.output_dir: ", config.output_dir, " cannot be locked (", missing, "): a second run there would not be noticed"));
+      log_.warning(str("trainer.output_dir: ", config.output_dir, " cannot be locked (", missing,
+                       "): a second run there would not be noticed"));
   });
 }
 
-void RunRecord::begin(const RunConfig& run, std::optional<int64_t> resumed_after, const std::vector<std::pair<std::string, std::string>>& files) {
+void RunRecord::begin(const RunConfig& run, std::optional<int64_t> resumed_after,
+                      const std::vector<std::pair<std::string, std::string>>& files) {
   on_rank_0([&] {
     if (resumed_after) {
       directory_->go_on(*resumed_after);
@@ -37,11 +40,13 @@ void RunRecord::begin(const RunConfig& run, std::optional<int64_t> resumed_after
   });
 }
 
-std::vector<std::string> RunRecord::files(const RunConfig& run, const std::vector<std::pair<std::string, std::string>>& task_files) const {
+std::vector<std::string> RunRecord::files(
+    const RunConfig& run, const std::vector<std::pair<std::string, std::string>>& task_files) const {
   if (!directory_) return {};
   const std::filesystem::path& folder = directory_->folder();
   std::vector<std::filesystem::path> paths;
-  for (const char* name : {kConfigName, kMetricsName, kStateName, kResultsName}) paths.push_back(folder / name);
+  for (const char* name : {kConfigName, kMetricsName, kStateName, kResultsName})
+    paths.push_back(folder / name);
   for (const auto& [name, content] : task_files) paths.push_back(folder / name);
   for (const char* name : {kCheckpointsName, kSamplesName}) paths.push_back(folder / name);
   for (const std::filesystem::path& path : monitor_paths(run)) paths.push_back(path);
@@ -93,7 +98,8 @@ void RunRecord::histograms(int64_t step, const std::vector<NamedHistogram>& hist
 }
 
 void RunRecord::samples(int64_t step, const std::vector<SampleFile>& samples) {
-  for (const SampleFile& sample : samples) monitors_.sample(str(kSamplesName, "/", sample.name), step, sample.file);
+  for (const SampleFile& sample : samples)
+    monitors_.sample(str(kSamplesName, "/", sample.name), step, sample.file);
 }
 
 }  // namespace tessera::train

@@ -22,19 +22,21 @@
 
 namespace tessera::train {
 
-/// One rank's end. Rank 0's owns the folder's files and the monitors; on the other ranks everything Local does nothing. Used by one thread. A run
-/// that ends by an exception closes its monitors as failed.
+/// One rank's end. Rank 0's owns the folder's files and the monitors; on the other ranks everything Local
+/// does nothing. Used by one thread. A run that ends by an exception closes its monitors as failed.
 class RunRecord {
  public:
   RunRecord(comm::Communicator& comm, Logger log) : comm_(comm), log_(std::move(log)) {}
 
-  /// Collective. Finds out whether the folder can be written, and may be by a run that starts anew; what it holds stays. Throws ConfigError on
-  /// every rank alike.
+  /// Collective. Finds out whether the folder can be written, and may be by a run that starts anew; what it
+  /// holds stays. Throws ConfigError on every rank alike.
   void open(const TrainerConfig& config, bool resume);
-  /// Collective. Takes the folder over, once it is certain that this run trains; `resumed_after`: the step after which it goes on. `files`: see
-  /// Task::files. Throws as open().
-  void begin(const RunConfig& run, std::optional<int64_t> resumed_after, const std::vector<std::pair<std::string, std::string>>& files);
-  /// Collective. Whether the folder has the results of a run that came to its end. To be called before begin().
+  /// Collective. Takes the folder over, once it is certain that this run trains; `resumed_after`: the step
+  /// after which it goes on. `files`: see Task::files. Throws as open().
+  void begin(const RunConfig& run, std::optional<int64_t> resumed_after,
+             const std::vector<std::pair<std::string, std::string>>& files);
+  /// Collective. Whether the folder has the results of a run that came to its
+  /// end. To be called before begin().
   bool has_results() const;
   /// Collective. Whether the exported model is there.
   bool has_model() const;
@@ -48,7 +50,8 @@ class RunRecord {
   void samples(int64_t step, const std::vector<SampleFile>& samples);
   void close(RunStatus status) { monitors_.close(status); }
   /// Local. What the run has left in its folder but for the model, in the order of Summary::files.
-  std::vector<std::string> files(const RunConfig& run, const std::vector<std::pair<std::string, std::string>>& task_files) const;
+  std::vector<std::string> files(const RunConfig& run,
+                                 const std::vector<std::pair<std::string, std::string>>& task_files) const;
 
  private:
   void on_rank_0(const std::function<void()>& part);

@@ -9,7 +9,8 @@ namespace {
 
 /// The keys that may differ between ranks; everything else must not.
 constexpr std::pair<const char*, const char*> kRanksOwn[] = {
-    // Where files lie. What is in them is compared: the data by check_same_data(), the model by its layout, and its weights are rank 0's.
+    // Where files lie. What is in them is compared: the data by check_same_data(), the model by its
+    // layout, and its weights are rank 0's.
     {"data", "path"},
     {"data", "eval_path"},
     {"data", "images"},
@@ -31,7 +32,8 @@ constexpr std::pair<const char*, const char*> kRanksOwn[] = {
 
 }  // namespace
 
-void check_same_run(const RunConfig& run, comm::Communicator& comm, const std::vector<std::pair<std::string, bool>>& flags) {
+void check_same_run(const RunConfig& run, comm::Communicator& comm,
+                    const std::vector<std::pair<std::string, bool>>& flags) {
   nlohmann::ordered_json mine = resolved(run);
   for (const auto& [section, key] : kRanksOwn)
     if (mine.contains(section)) mine[section].erase(key);

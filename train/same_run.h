@@ -10,8 +10,10 @@
 
 namespace tessera::train {
 
-/// Collective. Compares the resolved configuration, but for a rank's own matters: its threads, and where its host has the files of the model and
-/// the data. `flags`: what else the command line says. Throws ConfigError, on all ranks in the same words.
-void check_same_run(const RunConfig& run, comm::Communicator& comm, const std::vector<std::pair<std::string, bool>>& flags = {});
+/// Collective. Compares the resolved configuration, but for a rank's own matters: its threads, and where its
+/// host has the files of the model and the data. `flags`: what else the command line says. Throws
+/// ConfigError, on all ranks in the same words.
+void check_same_run(const RunConfig& run, comm::Communicator& comm,
+                    const std::vector<std::pair<std::string, bool>>& flags = {});
 
 }  // namespace tessera::train

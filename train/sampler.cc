@@ -41,15 +41,19 @@ std::vector<int64_t> shuffled_indices(int64_t size, uint64_t seed, int64_t epoch
 
 Parts split_into_parts(int64_t size, const PartsOptions& options) {
   const std::vector<int64_t> order = shuffled_indices(size, options.seed, 0);
-  const auto share = [&](double fraction) { return static_cast<int64_t>(fraction * static_cast<double>(size)); };
+  const auto share = [&](double fraction) {
+    return static_cast<int64_t>(fraction * static_cast<double>(size));
+  };
   const auto test = order.begin() + share(options.test_fraction);
   const auto validation = test + share(options.validation_fraction);
-  return {.train = {validation, order.end()}, .validation = {test, validation}, .test = {order.begin(), test}};
+  return {
+      .train = {validation, order.end()}, .validation = {test, validation}, .test = {order.begin(), test}};
 }
 
 uint64_t augmentation_seed(uint64_t seed, int64_t epoch, int64_t first, int64_t micro_step, int rank) {
   uint64_t mixed = mix(seed);
-  for (const int64_t number : {epoch, first, micro_step, static_cast<int64_t>(rank)}) mixed = mix(mixed ^ static_cast<uint64_t>(number));
+  for (const int64_t number : {epoch, first, micro_step, static_cast<int64_t>(rank)})
+    mixed = mix(mixed ^ static_cast<uint64_t>(number));
   return mixed;
 }
 
@@ -58,8 +62,9 @@ TrainSampler::TrainSampler(int64_t num_samples, const BatchShape& shape, uint64_
   TESSERA_CHECK(!how_.weights || static_cast<int64_t>(how_.weights->size()) == num_samples);
   if (step_size(0) > 0) return;
   if (num_samples == 0) throw ConfigError("data: the training set is empty; expected at least one sample");
-  throw ConfigError(str("train_batch_size: ", shape.global_batch(), " samples a step, but the training set has only ", num_samples,
-                        "; it must hold at least one global batch (or trainer.dataloader_drop_last be false)"));
+  throw ConfigError(str(
+      "train_batch_size: ", shape.global_batch(), " samples a step, but the training set has only ",
+      num_samples, "; it must hold at least one global batch (or trainer.dataloader_drop_last be false)"));
 }
 
 int64_t TrainSampler::steps_behind(int64_t first) const {
@@ -67,7 +72,9 @@ int64_t TrainSampler::steps_behind(int64_t first) const {
   return left / batch + (!how_.drop_last && left % batch != 0 ? 1 : 0);
 }
 
-int64_t TrainSampler::samples_per_epoch() const { return how_.drop_last ? steps_per_epoch() * shape_.global_batch() : num_samples_; }
+int64_t TrainSampler::samples_per_epoch() const {
+  return how_.drop_last ? steps_per_epoch() * shape_.global_batch() : num_samples_;
+}
 
 int64_t TrainSampler::step_size(int64_t first) const {
   const int64_t left = std::max<int64_t>(num_samples_ - first, 0), batch = shape_.global_batch();
@@ -88,7 +95,8 @@ void TrainSampler::set_epoch(int64_t epoch) {
 double TrainSampler::weight_of(int64_t begin, int64_t end) const {
   if (!how_.weights) return static_cast<double>(end - begin);
   double sum = 0;
-  for (int64_t i = begin; i < end; ++i) sum += (*how_.weights)[static_cast<size_t>(order_[static_cast<size_t>(i)])];
+  for (int64_t i = begin; i < end; ++i)
+    sum += (*how_.weights)[static_cast<size_t>(order_[static_cast<size_t>(i)])];
   return sum;
 }
 
@@ -98,14 +106,16 @@ TrainSlice TrainSampler::slice(int64_t first, int64_t micro_step) const {
   TESSERA_CHECK(micro_step >= 0 && micro_step < shape_.accumulation_steps, "micro-step ", micro_step);
   const int64_t num_slices = shape_.accumulation_steps * shape_.world_size;
   const int64_t number = micro_step * shape_.world_size + shape_.rank;
-  // Rounded up: of a step smaller than its slices the last are empty, and rank 0, whose buffers are everybody's, trains on samples that count.
+  // Rounded up: of a step smaller than its slices the last are empty, and rank 0, whose buffers are
+  // everybody's, trains on samples that count.
   const auto edge = [&](int64_t slice) { return (slice * size + num_slices - 1) / num_slices; };
   const int64_t begin = edge(number), end = edge(number + 1);
   TrainSlice slice;
   slice.num_samples = end - begin;
   const double all = weight_of(first, first + size);  // 0: nothing in this step counts
   slice.weight = all > 0 ? weight_of(first + begin, first + end) * static_cast<double>(num_slices) / all : 0;
-  const auto samples = order_.begin() + first + std::min(begin, size - 1);  // so that there is one even for a slice without
+  const auto samples =
+      order_.begin() + first + std::min(begin, size - 1);  // so that there is one even for a slice without
   slice.indices = {samples, samples + std::max<int64_t>(slice.num_samples, 1)};
   return slice;
 }

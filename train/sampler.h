@@ -28,8 +28,8 @@ struct PartsOptions {
   uint64_t seed = 0;
 };
 
-/// Local. The numbers 0 .. size-1 in three parts, in the random order of shuffled_indices: equal on every machine. Fractions are
-/// rounded down.
+/// Local. The numbers 0 .. size-1 in three parts, in the random order of shuffled_indices: equal on every
+/// machine. Fractions are rounded down.
 Parts split_into_parts(int64_t size, const PartsOptions& options);
 
 /// Where the training order stands.
@@ -53,28 +53,32 @@ struct BatchShape {
 struct TrainSlice {
   std::vector<int64_t> indices;  ///< never empty: a slice without a sample has one that counts with weight 0
   int64_t num_samples = 0;       ///< that count
-  double weight = 1;             ///< of its mean loss: the mean of all weighted slices of a step is the mean over the step's samples
+  double weight =
+      1;  ///< of its mean loss: the mean of all weighted slices of a step is the mean over the step's samples
 };
 
 /// How an epoch goes through the training set.
 struct TrainOrder {
   bool drop_last = true;  ///< false: what is left over of an epoch is a smaller step
   bool shuffle = true;    ///< false: every epoch is in the order of the set
-  /// By sample: how much it counts in the mean of its slice's loss (its tokens that are not ignored, say). Slices are weighted so that
-  /// the mean over a step is the mean over all that counts in it, however it is cut. Null: all samples alike.
+  /// By sample: how much it counts in the mean of its slice's loss (its tokens that are not ignored,
+  /// say). Slices are weighted so that the mean over a step is the mean over all that counts in it,
+  /// however it is cut. Null: all samples alike.
   std::shared_ptr<const std::vector<float>> weights = nullptr;
 };
 
-/// Local. Seed of what is random about one rank's samples of a micro-step: depends on these numbers alone. `first`: as in
-/// TrainSampler, the step.
+/// Local. Seed of what is random about one rank's samples of a micro-step: depends on these numbers alone.
+/// `first`: as in TrainSampler, the step.
 uint64_t augmentation_seed(uint64_t seed, int64_t epoch, int64_t first, int64_t micro_step, int rank);
 
-/// Training order. A step is named by how many samples of its epoch come before it, so that a run can go on with another batch size
-/// where it stopped. The samples left over after the last whole global batch of an epoch are dropped (another shuffle drops
-/// others), or without drop_last make a step of their own, cut evenly over all slices. Owns one permutation; not thread-safe.
+/// Training order. A step is named by how many samples of its epoch come before it, so that a run can go on
+/// with another batch size where it stopped. The samples left over after the last whole global batch of an
+/// epoch are dropped (another shuffle drops others), or without drop_last make a step of their own, cut
+/// evenly over all slices. Owns one permutation; not thread-safe.
 class TrainSampler {
  public:
-  /// Local. Throws ConfigError when the set has no step: fewer samples than one global batch, or without drop_last none.
+  /// Local. Throws ConfigError when the set has no step: fewer samples than one
+  /// global batch, or without drop_last none.
   TrainSampler(int64_t num_samples, const BatchShape& shape, uint64_t seed, TrainOrder order = {});
 
   const BatchShape& shape() const { return shape_; }
@@ -84,7 +88,8 @@ class TrainSampler {
   int64_t steps_behind(int64_t first) const;
   /// Samples of an epoch that are trained on.
   int64_t samples_per_epoch() const;
-  /// Local. Samples, over all ranks, of the step behind the epoch's `first` samples; 0: the epoch has no further step.
+  /// Local. Samples, over all ranks, of the step behind the epoch's `first`
+  /// samples; 0: the epoch has no further step.
   int64_t step_size(int64_t first) const;
   /// Local. Puts this epoch, counted from 0, in order; to be called before slice().
   void set_epoch(int64_t epoch);

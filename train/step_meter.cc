@@ -10,7 +10,8 @@
 namespace tessera::train {
 namespace {
 
-double seconds_between(std::chrono::steady_clock::time_point start, std::chrono::steady_clock::time_point end) {
+double seconds_between(std::chrono::steady_clock::time_point start,
+                       std::chrono::steady_clock::time_point end) {
   return std::chrono::duration<double>(end - start).count();
 }
 
@@ -38,7 +39,8 @@ void StepMeter::add_loss(const at::Tensor& loss, double share) {
     sum.add_(loss.detach().to(at::kDouble), share);
     loss_sum_[1].add_(share);
   }
-  loss_sum_[2].add_(sum.sub(sum).eq(0));  // a sum that is not finite stays so: from there on nothing is counted
+  loss_sum_[2].add_(
+      sum.sub(sum).eq(0));  // a sum that is not finite stays so: from there on nothing is counted
 }
 
 void StepMeter::pause() { pause_start_ = Clock::now(); }
@@ -74,7 +76,8 @@ StepWindow StepMeter::finish_window(comm::Communicator& comm) {
   window.loss = ended.mean_loss();
   if (!std::isfinite(window.loss)) {
     const at::Tensor mine = loss_sum_.cpu();
-    if (!std::isfinite(mine[0].item<double>())) window.not_finite = static_cast<int64_t>(mine[2].item<double>());
+    if (!std::isfinite(mine[0].item<double>()))
+      window.not_finite = static_cast<int64_t>(mine[2].item<double>());
   }
   window.seconds = ended.seconds;
   for (double& ms : window.phase_ms) ms /= static_cast<double>(std::max<int64_t>(1, window.num_steps));

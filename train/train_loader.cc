@@ -12,7 +12,8 @@
 namespace tessera::train {
 
 TrainSampler train_sampler(const RunConfig& run, const Task& task, int world_size, int rank) {
-  const BatchShape shape{run.engine.train_micro_batch_size_per_gpu, run.engine.gradient_accumulation_steps, world_size, rank};
+  const BatchShape shape{run.engine.train_micro_batch_size_per_gpu, run.engine.gradient_accumulation_steps,
+                         world_size, rank};
   TrainOrder order = task.train_order();
   order.drop_last = run.trainer.dataloader_drop_last;
   return TrainSampler(task.train_size(), shape, static_cast<uint64_t>(run.engine.seed), std::move(order));
@@ -20,7 +21,8 @@ TrainSampler train_sampler(const RunConfig& run, const Task& task, int world_siz
 
 // ------------------------------------------------------------------------------------------- the plan
 
-TrainPlan::TrainPlan(TrainSampler sampler, const EpochPosition& start) : sampler_(std::move(sampler)), position_(start) {
+TrainPlan::TrainPlan(TrainSampler sampler, const EpochPosition& start)
+    : sampler_(std::move(sampler)), position_(start) {
   sampler_.set_epoch(start.epoch);
 }
 
@@ -54,7 +56,8 @@ Batch make_batch(const Task& task, const std::vector<int64_t>& indices, uint64_t
 /// "samples 7, 123 and 10 more"
 std::string list_samples(const std::vector<int64_t>& samples) {
   constexpr size_t kMost = 8;
-  const std::vector<int64_t> first(samples.begin(), samples.begin() + static_cast<std::ptrdiff_t>(std::min(samples.size(), kMost)));
+  const std::vector<int64_t> first(
+      samples.begin(), samples.begin() + static_cast<std::ptrdiff_t>(std::min(samples.size(), kMost)));
   return str(samples.size() == 1 ? "sample " : "samples ", join(first, ", "),
              samples.size() > kMost ? str(" and ", samples.size() - kMost, " more") : std::string());
 }
@@ -65,7 +68,8 @@ std::vector<int64_t> broken_samples(const Batch& batch, const std::vector<int64_
   std::vector<at::Tensor> tensors = batch.inputs;
   tensors.push_back(batch.target);
   for (const at::Tensor& tensor : tensors)
-    if (tensor.defined() && tensor.is_floating_point() && tensor.dim() > 0 && tensor.size(0) == finite.size(0))
+    if (tensor.defined() && tensor.is_floating_point() && tensor.dim() > 0 &&
+        tensor.size(0) == finite.size(0))
       finite.logical_and_(tensor.reshape({tensor.size(0), -1}).isfinite().all(1));
   std::vector<int64_t> broken;
   for (size_t row = 0; row < indices.size(); ++row)
@@ -81,7 +85,8 @@ std::string describe_samples(const Task& task, const TrainPlan::MicroStep& micro
   try {
     const std::vector<int64_t> broken = broken_samples(make_batch(task, indices, micro_step.seed), indices);
     if (broken.empty()) return all + "what they hold is finite, so the learning rate may be too high";
-    return str(all, list_samples(broken), broken.size() == 1 ? " holds" : " hold", " a value that is not finite");
+    return str(all, list_samples(broken), broken.size() == 1 ? " holds" : " hold",
+               " a value that is not finite");
   } catch (const std::exception&) {
     return all + "the learning rate may be too high, or they hold values that are not finite";
   }
@@ -89,9 +94,13 @@ std::string describe_samples(const Task& task, const TrainPlan::MicroStep& micro
 
 // ------------------------------------------------------------------------------------------ the loader
 
-TrainLoader::TrainLoader(const Task& task, TrainSampler sampler, const EpochPosition& start, int64_t num_steps,
-                         const DataLoaderOptions& options)
-    : task_(task), plan_(std::move(sampler), start), position_(start), steps_left_(num_steps), loader_(options, [this] { return plan(); }) {}
+TrainLoader::TrainLoader(const Task& task, TrainSampler sampler, const EpochPosition& start,
+                         int64_t num_steps, const DataLoaderOptions& options)
+    : task_(task),
+      plan_(std::move(sampler), start),
+      position_(start),
+      steps_left_(num_steps),
+      loader_(options, [this] { return plan(); }) {}
 
 TrainBatch TrainLoader::next() {
   std::optional<Batch> batch = loader_.next();
@@ -111,7 +120,9 @@ DataLoader::Make TrainLoader::plan() {
   ahead_.push_back({.outline = {.batch = {}, .weight = next.slice.weight, .step_size = next.step_size},
                     .ends_step = next.ends_step,
                     .behind = next.behind});
-  return [this, indices = std::move(next.slice.indices), seed = next.seed] { return make_batch(task_, indices, seed); };
+  return [this, indices = std::move(next.slice.indices), seed = next.seed] {
+    return make_batch(task_, indices, seed);
+  };
 }
 
 }  // namespace tessera::train

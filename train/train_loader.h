@@ -11,7 +11,8 @@
 
 namespace tessera::train {
 
-/// Local. The task's training order, in the configuration's batches, for one rank of so many. Throws as TrainSampler.
+/// Local. The task's training order, in the configuration's batches, for one
+/// rank of so many. Throws as TrainSampler.
 TrainSampler train_sampler(const RunConfig& run, const Task& task, int world_size, int rank);
 
 /// One rank's samples, micro-step after micro-step, epoch after epoch. A value.
@@ -19,10 +20,10 @@ class TrainPlan {
  public:
   struct MicroStep {
     TrainSlice slice;
-    uint64_t seed = 0;       ///< of what is random about them
-    int64_t step_size = 0;   ///< samples of the whole step, over all micro-steps and ranks
+    uint64_t seed = 0;      ///< of what is random about them
+    int64_t step_size = 0;  ///< samples of the whole step, over all micro-steps and ranks
     bool ends_step = false;
-    EpochPosition behind;    ///< where the data stand then, if it ends the step
+    EpochPosition behind;  ///< where the data stand then, if it ends the step
   };
 
   /// Local. Begins with the step at `start`.
@@ -36,22 +37,24 @@ class TrainPlan {
   int64_t micro_step_ = 0;
 };
 
-/// Local. For messages: what is known of the samples that `micro_step` gave a loss of which is not finite, such as "of samples 7, 123 and 10 more of the
-/// training data: sample 123 holds a value that is not finite".
+/// Local. For messages: what is known of the samples that `micro_step` gave a loss of which is not finite,
+/// such as "of samples 7, 123 and 10 more of the training data: sample 123 holds a value that is not finite".
 std::string describe_samples(const Task& task, const TrainPlan::MicroStep& micro_step);
 
 /// One rank's part of a micro-step.
 struct TrainBatch {
-  Batch batch;               ///< on the device
-  double weight = 1;         ///< of its loss (TrainSlice)
-  int64_t step_size = 0;     ///< samples of the whole step, over all micro-steps and ranks
+  Batch batch;            ///< on the device
+  double weight = 1;      ///< of its loss (TrainSlice)
+  int64_t step_size = 0;  ///< samples of the whole step, over all micro-steps and ranks
 };
 
 /// Owns plan and loader; borrows the task, which must outlive it. Used by one thread.
 class TrainLoader {
  public:
-  /// Local. Begins at `start`, and ends after `num_steps` steps, so that nothing is made for nobody. Throws Error.
-  TrainLoader(const Task& task, TrainSampler sampler, const EpochPosition& start, int64_t num_steps, const DataLoaderOptions& options);
+  /// Local. Begins at `start`, and ends after `num_steps` steps, so that
+  /// nothing is made for nobody. Throws Error.
+  TrainLoader(const Task& task, TrainSampler sampler, const EpochPosition& start, int64_t num_steps,
+              const DataLoaderOptions& options);
 
   /// Local. The next micro-step's. Throws what Task::train_batch throws for it; then it is over.
   TrainBatch next();

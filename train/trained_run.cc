@@ -34,7 +34,9 @@ std::vector<std::string> for_any_world(std::vector<std::string> overrides) {
   return overrides;
 }
 
-std::string model_of(const TrainedRun& run) { return (run.weights.empty() ? checkpoints_of(run.folder) / run.tag : run.weights).string(); }
+std::string model_of(const TrainedRun& run) {
+  return (run.weights.empty() ? checkpoints_of(run.folder) / run.tag : run.weights).string();
+}
 
 void write_results(const TrainedRun& run, const nlohmann::ordered_json& numbers) {
   nlohmann::ordered_json results;
@@ -45,14 +47,20 @@ void write_results(const TrainedRun& run, const nlohmann::ordered_json& numbers)
 
 }  // namespace
 
-TrainedRun open_run(const fs::path& given, int world_size, const std::vector<std::string>& overrides, const std::string& tag) {
+TrainedRun open_run(const fs::path& given, int world_size, const std::vector<std::string>& overrides,
+                    const std::string& tag) {
   const RunPath path = find_run(given, tag);
   const fs::path& folder = path.run;
   std::error_code error;
   const fs::path config = folder / kConfigName;
   if (!fs::is_regular_file(config, error))
-    throw ConfigError(str(given.string(), ": has no config.json; expected the folder of a run of `tessera train` (trainer.output_dir), or of its checkpoints"));
-  TrainedRun run{.folder = folder, .config = load_run_config(config.string(), world_size, for_any_world(overrides)), .weights = {}, .tag = path.tag};
+    throw ConfigError(str(given.string(),
+                          ": has no config.json; expected the folder of a run of `tessera train` "
+                          "(trainer.output_dir), or of its checkpoints"));
+  TrainedRun run{.folder = folder,
+                 .config = load_run_config(config.string(), world_size, for_any_world(overrides)),
+                 .weights = {},
+                 .tag = path.tag};
   run.config.trainer.output_dir = folder.string();
   run.config.report = {};  // was said when it was trained
   forget_training(run.config.engine);
@@ -63,7 +71,8 @@ TrainedRun open_run(const fs::path& given, int world_size, const std::vector<std
   } else if (const std::optional<std::string> latest = checkpoint::read_latest(checkpoints_of(folder))) {
     run.tag = *latest;
   } else {
-    throw ConfigError(str(given.string(), ": has neither ", kModelName, " nor checkpoints; expected a run that has saved one (trainer.save_every_epochs)"));
+    throw ConfigError(str(given.string(), ": has neither ", kModelName,
+                          " nor checkpoints; expected a run that has saved one (trainer.save_every_epochs)"));
   }
   return run;
 }
@@ -75,8 +84,8 @@ void load_trained_weights(const TrainedRun& run, Engine& engine) {
   engine.load_checkpoint(checkpoints_of(run.folder).string(), run.tag, options);
 }
 
-std::vector<Evaluation> evaluate_run(const TrainedRun& run, const Registry& registry, const comm::Environment& environment,
-                                     const TrainerOutput& output) {
+std::vector<Evaluation> evaluate_run(const TrainedRun& run, const Registry& registry,
+                                     const comm::Environment& environment, const TrainerOutput& output) {
   const TrainerConfig& trainer = run.config.trainer;
   const at::Device device = set_up_process(trainer, environment);
   const std::unique_ptr<Task> task = registry.make(run.config.model, run.config.data, run.folder);
@@ -99,21 +108,26 @@ std::vector<Evaluation> evaluate_run(const TrainedRun& run, const Registry& regi
     add_evaluation(evaluations.back(), numbers);
     print_line(display, format_result(evaluations.back()), kSummaryIndent);
   }
-  if (evaluations.empty()) throw ConfigError(str(run.folder.string(), ": ", task->name(), " has no samples to evaluate; expected a part for it in data"));
+  if (evaluations.empty())
+    throw ConfigError(str(run.folder.string(), ": ", task->name(),
+                          " has no samples to evaluate; expected a part for it in data"));
   print_line(display, str("model    ", model_of(run)), kSummaryIndent);
   if (comm->rank() == 0) write_results(run, numbers);
   return evaluations;
 }
 
-std::unique_ptr<Predictor> load_predictor(const TrainedRun& run, const Registry& registry, const Logger& logger) {
+std::unique_ptr<Predictor> load_predictor(const TrainedRun& run, const Registry& registry,
+                                          const Logger& logger) {
   const comm::Environment alone;
   InitOptions init;
   init.device = set_up_process(run.config.trainer, alone);
   init.log = logger;
-  std::unique_ptr<Predictor> predictor = registry.make_predictor(run.config.model, run.config.data, run.folder);
+  std::unique_ptr<Predictor> predictor =
+      registry.make_predictor(run.config.model, run.config.data, run.folder);
   EngineConfig config = run.config.engine;
   config.zero.stage = 0;  // one rank has it all
-  Engine& engine = predictor->initialize(config, join_group(run.config.trainer, alone, init.device, logger), init);
+  Engine& engine =
+      predictor->initialize(config, join_group(run.config.trainer, alone, init.device, logger), init);
   load_trained_weights(run, engine);
   engine.eval();
   return predictor;

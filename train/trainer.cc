@@ -26,7 +26,8 @@ namespace tessera::train {
 namespace {
 
 /// Before anything else: a rank that has fewer data would find out alone.
-DataDigest compare_ranks(const RunConfig& run, const TrainerStart& start, const Task& task, comm::Communicator& comm) {
+DataDigest compare_ranks(const RunConfig& run, const TrainerStart& start, const Task& task,
+                         comm::Communicator& comm) {
   check_same_run(run, comm, {{"--resume", start.resume}, {"--init", !start.init.empty()}});
   return check_same_data(task, comm);
 }
@@ -34,13 +35,17 @@ DataDigest compare_ranks(const RunConfig& run, const TrainerStart& start, const 
 /// "60,000 training and 10,000 test"
 std::string describe_sizes(const Task& task) {
   const std::string training = format_count(task.train_size()) + " training";
-  if (task.test_size() == 0) return str(training, " and ", format_count(task.eval_size()), " ", task.eval_set_name());
-  return str(training, ", ", format_count(task.eval_size()), " validation and ", format_count(task.test_size()), " test");
+  if (task.test_size() == 0)
+    return str(training, " and ", format_count(task.eval_size()), " ", task.eval_set_name());
+  return str(training, ", ", format_count(task.eval_size()), " validation and ",
+             format_count(task.test_size()), " test");
 }
 
 /// The task's options, and the user's behind them.
 LoadWeightsOptions joined(LoadWeightsOptions options, const LoadWeightsOptions& more) {
-  const auto append = [](auto& list, const auto& others) { list.insert(list.end(), others.begin(), others.end()); };
+  const auto append = [](auto& list, const auto& others) {
+    list.insert(list.end(), others.begin(), others.end());
+  };
   append(options.ignore_missing, more.ignore_missing);
   append(options.ignore_unexpected, more.ignore_unexpected);
   append(options.ignore_mismatched, more.ignore_mismatched);
@@ -67,8 +72,8 @@ void Trainer::watching_memory(const std::string& when, const Body& body) {
   }
 }
 
-Trainer::Trainer(RunConfig run, Task& task, comm::CommunicatorPtr comm, const InitOptions& init, const TrainerOutput& output,
-                 TrainerStart start)
+Trainer::Trainer(RunConfig run, Task& task, comm::CommunicatorPtr comm, const InitOptions& init,
+                 const TrainerOutput& output, TrainerStart start)
     : config_(std::move(run)),
       task_(task),
       comm_(std::move(comm)),
@@ -78,27 +83,33 @@ Trainer::Trainer(RunConfig run, Task& task, comm::CommunicatorPtr comm, const In
       start_(std::move(start)),
       total_steps_(total_steps(config_.trainer, sampler_)),
       record_(*comm_, output_.logger),
-      early_stopping_(config_.trainer.early_stopping_patience, config_.trainer.early_stopping_threshold, config_.trainer.greater_is_better()) {
+      early_stopping_(config_.trainer.early_stopping_patience, config_.trainer.early_stopping_threshold,
+                      config_.trainer.greater_is_better()) {
   if (early_stopping_.enabled() && task_.eval_size() == 0)
     throw ConfigError(str("trainer.early_stopping_patience: found ", config_.trainer.early_stopping_patience,
                           ", but nothing is evaluated on the way; expected 0, or data with a part for it"));
   check_metric();
   record_.open(config_.trainer, start_.resume);
-  if (start_.resume) total_steps_ = total_steps(config_.trainer, sampler_, saved_position(config_.trainer.output_dir, start_.resume_tag, *comm_));
+  if (start_.resume)
+    total_steps_ = total_steps(config_.trainer, sampler_,
+                               saved_position(config_.trainer.output_dir, start_.resume_tag, *comm_));
   fill_in_schedule(config_.engine.scheduler, total_steps_);
-  if (const std::string doubt = doubt_about(config_.engine.scheduler, total_steps_); !doubt.empty()) output_.logger.warning(doubt);
+  if (const std::string doubt = doubt_about(config_.engine.scheduler, total_steps_); !doubt.empty())
+    output_.logger.warning(doubt);
   at::manual_seed(static_cast<uint64_t>(config_.engine.seed));
   InitOptions options = init;
   options.log = output_.logger;
   options.steps_per_epoch = sampler_.steps_per_epoch();
   if (config_.engine.memory_breakdown) memory_.emplace(init.device.type());
   watching_memory("making the model", [&] { engine_ = &task_.initialize(config_.engine, comm_, options); });
-  if (!start_.init.empty() && !start_.resume) engine_->load_weights(start_.init, joined(task_.init_weights(), start_.init_options));
+  if (!start_.init.empty() && !start_.resume)
+    engine_->load_weights(start_.init, joined(task_.init_weights(), start_.init_options));
   // From here on ranks draw different numbers: dropout differs between them.
   at::manual_seed(static_cast<uint64_t>(config_.engine.seed + comm_->rank()));
   checkpoints_.emplace(config_.trainer, *engine_, output_.logger);
   if (start_.resume) go_on_from_checkpoint();
-  if (!was_finished_) record_.begin(config_, start_.resume ? std::optional(steps_done_) : std::nullopt, task_.files());
+  if (!was_finished_)
+    record_.begin(config_, start_.resume ? std::optional(steps_done_) : std::nullopt, task_.files());
 }
 
 /// Before anything is trained: the best model would be lost after the first evaluation.
@@ -107,8 +118,9 @@ void Trainer::check_metric() const {
   const std::string& metric = config_.trainer.metric_for_best;
   const std::vector<std::string> known = task_.metric_names();
   if (std::find(known.begin(), known.end(), metric) == known.end())
-    throw ConfigError(str("trainer.metric_for_best: found \"", metric, "\", which no evaluation of ", task_.name(), " has",
-                          config::did_you_mean(metric, known), "; expected one of ", join(known, ", ")));
+    throw ConfigError(str("trainer.metric_for_best: found \"", metric, "\", which no evaluation of ",
+                          task_.name(), " has", config::did_you_mean(metric, known), "; expected one of ",
+                          join(known, ", ")));
 }
 
 Summary Trainer::run() {
@@ -128,13 +140,15 @@ Summary Trainer::train() {
   meter_.emplace(engine_->device(), config_.engine.wall_clock_breakdown, start_position_.totals);
   window_start_ = steps_done_;
   window_position_ = start_position_.data;
-  bar_ = std::make_unique<ProgressBar>(output_.display,
-                                       BarState{.description = "train",
-                                                .total = total_steps_,
-                                                .unit = "samples",
-                                                .units_per_item = static_cast<double>(config_.engine.train_batch_size)},
-                                       /*keep=*/true);
-  loader_ = std::make_unique<TrainLoader>(task_, sampler_, start_position_.data, std::max<int64_t>(total_steps_ - steps_done_, 0),
+  bar_ = std::make_unique<ProgressBar>(
+      output_.display,
+      BarState{.description = "train",
+               .total = total_steps_,
+               .unit = "samples",
+               .units_per_item = static_cast<double>(config_.engine.train_batch_size)},
+      /*keep=*/true);
+  loader_ = std::make_unique<TrainLoader>(task_, sampler_, start_position_.data,
+                                          std::max<int64_t>(total_steps_ - steps_done_, 0),
                                           data_loader_options(config_.trainer, engine_->device()));
   if (memory_) {
     memory_->set_default_use(MemoryUse::kActivations);
@@ -162,7 +176,8 @@ void Trainer::train_step() {
     const at::Tensor loss = meter_->time(Phase::kForward, [&] { return task_.loss(part.batch); });
     meter_->time(Phase::kBackward, [&] { engine_->backward(weighted(loss, part.weight)); });
     meter_->time(Phase::kStep, [&] { engine_->step(); });
-    meter_->add_loss(loss, part.weight * static_cast<double>(part.step_size) / static_cast<double>(engine.train_batch_size));
+    meter_->add_loss(loss, part.weight * static_cast<double>(part.step_size) /
+                               static_cast<double>(engine.train_batch_size));
     step_size = part.step_size;
   }
   meter_->count_step(step_size);
@@ -171,35 +186,46 @@ void Trainer::train_step() {
 
 // ------------------------------------------------------------------------------------- before the loop
 
-// The order of an epoch does not depend on the number of ranks or the batch size, so a run can go on with others.
+// The order of an epoch does not depend on the number of ranks or the batch
+// size, so a run can go on with others.
 void Trainer::go_on_from_checkpoint() {
   start_position_ = checkpoints_->resume(start_.resume_tag);
   steps_done_ = start_position_.steps_done;
   const auto& words = config_.engine.scheduler.words;
   if (const int64_t epoch = steps_done_ / sampler_.steps_per_epoch();
-      words.contains("interval") && words.at("interval") == "epoch" && std::abs(epoch - start_position_.data.epoch) > 1)
-    output_.logger.warning(str("scheduler.params.interval: \"epoch\" counts optimizer steps of this batch size, and it was another before: the ",
-                               "learning rate goes on as in epoch ", epoch, ", not ", start_position_.data.epoch));
+      words.contains("interval") && words.at("interval") == "epoch" &&
+      std::abs(epoch - start_position_.data.epoch) > 1)
+    output_.logger.warning(
+        str("scheduler.params.interval: \"epoch\" counts optimizer steps of this batch size, and it was "
+            "another before: the ",
+            "learning rate goes on as in epoch ", epoch, ", not ", start_position_.data.epoch));
   if (const std::string change = describe_change(start_position_.digest, digest_); !change.empty())
-    output_.logger.warning(str("the data are not those that the run has had so far: ", change, ". What is evaluated from here on may hold samples it was trained on"));
+    output_.logger.warning(str("the data are not those that the run has had so far: ", change,
+                               ". What is evaluated from here on may hold samples it was trained on"));
   early_stopping_.set_state(start_position_.early_stopping);
-  // A run that was killed after its last checkpoint has no results yet, and still has to evaluate and to export.
+  // A run that was killed after its last checkpoint has no results yet, and
+  // still has to evaluate and to export.
   was_finished_ = (steps_done_ >= total_steps_ || stopped_early()) && record_.has_results();
 }
 
 /// Collective.
-Position Trainer::position() { return {steps_done_, loader_->position(), meter_->totals(*comm_), early_stopping_.state(), digest_}; }
+Position Trainer::position() {
+  return {steps_done_, loader_->position(), meter_->totals(*comm_), early_stopping_.state(), digest_};
+}
 
 void Trainer::announce() {
   output_.logger.debug(str("resolved configuration: ", dump_resolved(config_)));
   if (output_.display.out == nullptr) return;
   const EngineConfig& engine = config_.engine;
-  print_line(output_.display, str(task_.name(), ": ", describe_sizes(task_), " samples, ", counted(total_steps_, "step"), "\nbatch ", engine.train_batch_size, " = ",
-                 engine.train_micro_batch_size_per_gpu, " x ", engine.gradient_accumulation_steps, " accumulated x ",
-                 comm_->size(), comm_->size() == 1 ? " rank" : " ranks", ", ZeRO stage ", engine.zero.stage, ", ",
+  print_line(output_.display,
+             str(task_.name(), ": ", describe_sizes(task_), " samples, ", counted(total_steps_, "step"),
+                 "\nbatch ", engine.train_batch_size, " = ", engine.train_micro_batch_size_per_gpu, " x ",
+                 engine.gradient_accumulation_steps, " accumulated x ", comm_->size(),
+                 comm_->size() == 1 ? " rank" : " ranks", ", ZeRO stage ", engine.zero.stage, ", ",
                  precision_of(engine), " on ", engine_->device().is_cpu() ? "cpu" : "cuda"));
   if (start_.resume)
-    print_line(output_.display, str("going on after step ", format_count(steps_done_), ", from ", (checkpoints_->folder() / checkpoints_->last_tag()).string()));
+    print_line(output_.display, str("going on after step ", format_count(steps_done_), ", from ",
+                                    (checkpoints_->folder() / checkpoints_->last_tag()).string()));
 }
 
 // ---------------------------------------------------------------------------------- reports on the way
@@ -215,7 +241,8 @@ bool Trainer::evaluation_due() const {
 
 bool Trainer::histograms_due() const {
   const MonitorConfig& monitors = config_.engine.monitors;
-  return is_due(steps_done_, config_.trainer.histograms_every_steps) && (monitors.tensorboard.enabled || monitors.jsonl.enabled);  // others have no place for them
+  return is_due(steps_done_, config_.trainer.histograms_every_steps) &&
+         (monitors.tensorboard.enabled || monitors.jsonl.enabled);  // others have no place for them
 }
 
 void Trainer::report() {
@@ -268,7 +295,8 @@ void Trainer::warn_of_loss(const StepWindow& window) {
   loss_was_finite_ = finite;
 }
 
-/// Collective. Where the window's loss was not finite for the first time: which step, which rank, which samples.
+/// Collective. Where the window's loss was not finite for the first time: which
+/// step, which rank, which samples.
 std::string Trainer::describe_loss(const StepWindow& window) {
   std::string mine;
   if (window.not_finite) {
@@ -289,20 +317,25 @@ std::string Trainer::describe_loss(const StepWindow& window) {
     where = str(" on rank ", rank, ", ", ranks[rank].substr(space + 1));
   }
   const std::string loss = std::isnan(window.loss) ? "nan" : str(window.loss);
-  if (where.empty()) return str("the training loss is ", loss, " at step ", steps_done_);  // the sum over the ranks alone is beyond all numbers
-  return str("the training loss is ", loss, " at step ", window_start_ + first / config_.engine.gradient_accumulation_steps + 1, where);
+  if (where.empty())
+    return str("the training loss is ", loss, " at step ",
+               steps_done_);  // the sum over the ranks alone is beyond all numbers
+  return str("the training loss is ", loss, " at step ",
+             window_start_ + first / config_.engine.gradient_accumulation_steps + 1, where);
 }
 
 /// Once, until one is finite again.
 void Trainer::warn_of(const Evaluation& evaluation) {
   std::vector<std::string> parts;
   for (const auto& [name, value] : evaluation.metrics)
-    if (!std::isfinite(value)) parts.push_back(str("the ", evaluation.name(), " ", name, " is ", std::isnan(value) ? "nan" : str(value)));
+    if (!std::isfinite(value))
+      parts.push_back(
+          str("the ", evaluation.name(), " ", name, " is ", std::isnan(value) ? "nan" : str(value)));
   bool& was_finite = evaluation.of == EvaluationSet::kTest ? test_was_finite_ : evaluation_was_finite_;
   if (!parts.empty() && was_finite) {
     bar_->hide();
-    output_.logger.warning(str(join(parts, ", "), " at step ", steps_done_, ": the model's outputs for the ", evaluation.set,
-                               " data, or these data, hold values that are not finite"));
+    output_.logger.warning(str(join(parts, ", "), " at step ", steps_done_, ": the model's outputs for the ",
+                               evaluation.set, " data, or these data, hold values that are not finite"));
   }
   was_finite = parts.empty();
 }
@@ -324,13 +357,16 @@ void Trainer::evaluate() {
 }
 
 void Trainer::note_for_early_stopping() {
-  if (early_stopping_.enabled()) early_stopping_.note(last_evaluation_->find(config_.trainer.metric_for_best).value());
+  if (early_stopping_.enabled())
+    early_stopping_.note(last_evaluation_->find(config_.trainer.metric_for_best).value());
 }
 
-// Pictures that cannot be written are no reason to end a run. Anything else is, since other ranks would wait for this one.
+// Pictures that cannot be written are no reason to end a run. Anything else is,
+// since other ranks would wait for this one.
 void Trainer::write_samples(bool is_recorded) {
   try {
-    const auto samples = task_.write_samples(std::filesystem::path(config_.trainer.output_dir) / kSamplesName, steps_done_);
+    const auto samples =
+        task_.write_samples(std::filesystem::path(config_.trainer.output_dir) / kSamplesName, steps_done_);
     if (is_recorded) record_.samples(steps_done_, samples);
   } catch (const DataError& error) {
     if (comm_->rank() != 0) throw;
@@ -338,13 +374,15 @@ void Trainer::write_samples(bool is_recorded) {
   }
 }
 
-/// Of the weights the run ends with, which are those that are exported: what was evaluated on the way was the last step's.
+/// Of the weights the run ends with, which are those that are exported: what was
+/// evaluated on the way was the last step's.
 void Trainer::measure(Summary& summary) {
   checkpoints_->load_chosen();
   bar_->hide();
   const int64_t model_step = checkpoints_->ends_with_best() ? checkpoints_->best()->step : steps_done_;
   if (task_.eval_size() > 0)
-    summary.evaluation = last_evaluation_ && model_step == steps_done_ ? last_evaluation_ : measure(EvaluationSet::kOnTheWay);
+    summary.evaluation =
+        last_evaluation_ && model_step == steps_done_ ? last_evaluation_ : measure(EvaluationSet::kOnTheWay);
   if (task_.test_size() > 0) {  // samples that no decision has seen
     summary.test = measure(EvaluationSet::kTest);
     record_.numbers(to_json(*summary.test, steps_done_, epochs_done()));
@@ -354,8 +392,9 @@ void Trainer::measure(Summary& summary) {
 
 Evaluation Trainer::measure(EvaluationSet set) {
   Evaluation result;
-  watching_memory(str("in the final evaluation (trainer.eval_batch_size ", config_.trainer.eval_batch_size, ")"),
-                  [&] { result = train::evaluate(task_, *engine_, config_.trainer, output_.display, set); });
+  watching_memory(
+      str("in the final evaluation (trainer.eval_batch_size ", config_.trainer.eval_batch_size, ")"),
+      [&] { result = train::evaluate(task_, *engine_, config_.trainer, output_.display, set); });
   warn_of(result);
   return result;
 }
@@ -374,7 +413,8 @@ void Trainer::write_state() {
   state.max_steps = total_steps_;
   state.epoch = epochs_done();
   state.num_train_epochs = config_.trainer.epochs > 0 ? static_cast<double>(config_.trainer.epochs)
-                                                      : static_cast<double>(total_steps_) / static_cast<double>(sampler_.steps_per_epoch());
+                                                      : static_cast<double>(total_steps_) /
+                                                            static_cast<double>(sampler_.steps_per_epoch());
   state.logging_steps = config_.engine.steps_per_print;
   state.best = checkpoints_->best();
   state.checkpoints = checkpoints_->folder().string();
@@ -415,7 +455,8 @@ Summary Trainer::finish() {
   return summary;
 }
 
-/// --resume of a run that had come to its end: its files stay as they are, and a model that was taken away is exported again.
+/// --resume of a run that had come to its end: its files stay as they are, and a model that was taken away is
+/// exported again.
 Summary Trainer::report_finished() {
   Summary summary = outline();
   summary.was_finished = true;
@@ -438,7 +479,8 @@ Summary Trainer::outline() const {
   summary.world_size = comm_->size();
   summary.stage = config_.engine.zero.stage;
   if (stopped_early() && steps_done_ < total_steps_)
-    summary.stopped_early = str("no better ", config_.trainer.metric_for_best, " in ", counted(early_stopping_.state().num_stale, "evaluation"));
+    summary.stopped_early = str("no better ", config_.trainer.metric_for_best, " in ",
+                                counted(early_stopping_.state().num_stale, "evaluation"));
   summary.folder = config_.trainer.output_dir;
   return summary;
 }
@@ -446,10 +488,12 @@ Summary Trainer::outline() const {
 void Trainer::name_model(Summary& summary) const {
   summary.model = kModelName;
   if (const auto& best = checkpoints_->best(); best && checkpoints_->ends_with_best())
-    summary.model_metric = str(config_.trainer.metric_for_best, " ", best->value, " at step ", format_count(best->step));
+    summary.model_metric =
+        str(config_.trainer.metric_for_best, " ", best->value, " at step ", format_count(best->step));
 }
 
-/// Where the step before was the last of an epoch, the number of epochs done; else 0. (Steps would not tell after another batch size.)
+/// Where the step before was the last of an epoch, the number of epochs done; else 0. (Steps
+/// would not tell after another batch size.)
 int64_t Trainer::epochs_ended() const {
   const EpochPosition& at = loader_->position();
   return sampler_.step_size(at.samples_into_epoch) == 0 ? at.epoch + 1 : 0;
@@ -457,7 +501,8 @@ int64_t Trainer::epochs_ended() const {
 
 double Trainer::epochs_done() const {
   const EpochPosition& position = loader_ ? loader_->position() : start_position_.data;
-  return static_cast<double>(position.epoch) + static_cast<double>(position.samples_into_epoch) / static_cast<double>(sampler_.samples_per_epoch());
+  return static_cast<double>(position.epoch) +
+         static_cast<double>(position.samples_into_epoch) / static_cast<double>(sampler_.samples_per_epoch());
 }
 
 }  // namespace tessera::train

@@ -1,4 +1,5 @@
-// Trainer: the training loop. Runs one Task for some epochs or steps, evaluates it, reports, and writes the run's files.
+// Trainer: the training loop. Runs one Task for some epochs or steps, evaluates
+// it, reports, and writes the run's files.
 #pragma once
 
 #include <functional>
@@ -33,26 +34,29 @@ struct TrainerOutput {
 struct TrainerStart {
   bool resume = false;          ///< from a checkpoint in its folder
   std::string resume_tag = {};  ///< which; empty: the latest
-  std::string init = {};        ///< weights to start from, unless the run is resumed: a .safetensors file, or a folder with one; empty: the model's own
+  std::string init = {};  ///< weights to start from, unless the run is resumed: a .safetensors file, or a
+                          ///< folder with one; empty: the model's own
   LoadWeightsOptions init_options = {};  ///< how they fit, besides what the task says
-  std::function<void()> joined = {};  ///< called when all ranks have met: from then on `stop` is asked, and what interrupts a wait is the program's. May be unset
-  std::function<bool()> stop;   ///< asked before each step on each rank; true on any of them: save and end. May be unset
+  std::function<void()> joined = {};  ///< called when all ranks have met: from then on `stop` is asked, and
+                                      ///< what interrupts a wait is the program's. May be unset
+  std::function<bool()>
+      stop;  ///< asked before each step on each rank; true on any of them: save and end. May be unset
 };
 
 /// Owns the run's output; borrows the task, which must outlive it. One thread uses it.
 class Trainer {
  public:
-  /// Collective. Compares the ranks' configurations and data, creates and locks the output folder, seeds torch's generator and initializes the task's engine (`init`: device
-  /// and local rank; the rest is filled in). Throws
-  /// ConfigError (on every rank alike) when ranks are to do different things, the metric is none of the task's, the folder cannot be written, is another
-  /// run's that lives, has checkpoints of a run that has not finished (unless
-  /// this one resumes it, or trainer.overwrite_output_dir is true), the data are fewer than one batch, or training is to stop early
-  /// without an evaluation.
-  Trainer(RunConfig run, Task& task, comm::CommunicatorPtr comm, const InitOptions& init, const TrainerOutput& output,
-          TrainerStart start = {});
+  /// Collective. Compares the ranks' configurations and data, creates and locks the output folder, seeds
+  /// torch's generator and initializes the task's engine (`init`: device and local rank; the rest is filled
+  /// in). Throws ConfigError (on every rank alike) when ranks are to do different things, the metric is none
+  /// of the task's, the folder cannot be written, is another run's that lives, has checkpoints of a run that
+  /// has not finished (unless this one resumes it, or trainer.overwrite_output_dir is true), the data are
+  /// fewer than one batch, or training is to stop early without an evaluation.
+  Trainer(RunConfig run, Task& task, comm::CommunicatorPtr comm, const InitOptions& init,
+          const TrainerOutput& output, TrainerStart start = {});
 
-  /// Collective. Trains to the end, or until told to stop, once; a resumed run that had finished stays as it is. The summary is equal on every rank, but for times
-  /// and files.
+  /// Collective. Trains to the end, or until told to stop, once; a resumed run that had finished stays as it
+  /// is. The summary is equal on every rank, but for times and files.
   Summary run();
 
  private:
@@ -97,20 +101,20 @@ class Trainer {
   TrainerStart start_;
   int64_t total_steps_ = 0;
   RunRecord record_;
-  Engine* engine_ = nullptr;               // the task's
-  std::optional<MemoryMeter> memory_;      // memory_breakdown
+  Engine* engine_ = nullptr;           // the task's
+  std::optional<MemoryMeter> memory_;  // memory_breakdown
   std::optional<StepMeter> meter_;
   std::unique_ptr<ProgressBar> bar_;
   std::optional<Evaluation> last_evaluation_;
   std::optional<RunCheckpoints> checkpoints_;
   int64_t steps_done_ = 0;
-  bool was_finished_ = false;  // by an earlier process, results included
+  bool was_finished_ = false;            // by an earlier process, results included
   Position start_position_;              // where this process begins
   std::unique_ptr<TrainLoader> loader_;  // of run()
   EarlyStopping early_stopping_;
-  double learning_rate_ = 0;  // of the last step
-  int64_t window_start_ = 0;               // steps done where the meter's window begins
-  EpochPosition window_position_;          // and where the data stood
+  double learning_rate_ = 0;       // of the last step
+  int64_t window_start_ = 0;       // steps done where the meter's window begins
+  EpochPosition window_position_;  // and where the data stood
   bool loss_was_finite_ = true;
   bool evaluation_was_finite_ = true, test_was_finite_ = true;
 };

@@ -1,4 +1,5 @@
-// trainer_state.json: where a run stands and what it has recorded, under the names of transformers.TrainerState.
+// trainer_state.json: where a run stands and what it has recorded, under the
+// names of transformers.TrainerState.
 #pragma once
 
 #include <cstdint>
@@ -24,6 +25,7 @@ struct TrainerState {
 };
 
 /// Local. `log_history`: the records of metrics.jsonl.
-nlohmann::ordered_json to_json(const TrainerState& state, const std::vector<nlohmann::ordered_json>& log_history);
+nlohmann::ordered_json to_json(const TrainerState& state,
+                               const std::vector<nlohmann::ordered_json>& log_history);
 
 }  // namespace tessera::train

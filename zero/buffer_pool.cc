@@ -13,7 +13,8 @@ at::Tensor BufferPool::acquire(int64_t bytes) {
   auto best = free_.end();
   for (auto it = free_.begin(); it != free_.end(); ++it) {
     const auto size = static_cast<int64_t>(it->nbytes());
-    if (size >= bytes && size <= 2 * bytes && (best == free_.end() || it->nbytes() < best->nbytes())) best = it;
+    if (size >= bytes && size <= 2 * bytes && (best == free_.end() || it->nbytes() < best->nbytes()))
+      best = it;
   }
   at::Tensor buffer;
   if (best != free_.end()) {

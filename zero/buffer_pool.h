@@ -1,5 +1,5 @@
-// BufferPool: the few buffers that gathered units live in, reused instead of allocated every step (fresh memory costs a
-// page fault per 4 KiB, and on CUDA a hand-over between streams).
+// BufferPool: the few buffers that gathered units live in, reused instead of allocated every step (fresh
+// memory costs a page fault per 4 KiB, and on CUDA a hand-over between streams).
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,6 +1,7 @@
-// CastTracker: under torch_autocast, autograd saves low-precision copies of the parameters rather than views of the
-// units. Without care each would keep 2 unsharded bytes a parameter alive from forward to backward. So copies that
-// cover a piece of a unit are remembered (weakly), released together with the unit, and cast anew when it is gathered.
+// CastTracker: under torch_autocast, autograd saves low-precision copies of the parameters rather than
+// views of the units. Without care each would keep 2 unsharded bytes a parameter alive from forward to
+// backward. So copies that cover a piece of a unit are remembered (weakly), released together with the
+// unit, and cast anew when it is gathered.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -43,7 +44,7 @@ class CastTracker {
   /// Local. Gives such a cast zeros to be read in place of its values.
   static void bind_zeros(c10::StorageImpl& cast);
 
-  int64_t live_bytes() const;  ///< memory held by tracked casts now
+  int64_t live_bytes() const;                           ///< memory held by tracked casts now
   size_t num_tracked() const { return casts_.size(); }  ///< some may be gone
 
  private:

@@ -56,13 +56,17 @@ class Planner {
                                         live_numel_ + budget_.unit_numel[unit] <= budget_.capacity_numel);
   }
 
-  bool over_budget() const { return num_live_ > budget_.capacity_units || live_numel_ > budget_.capacity_numel; }
+  bool over_budget() const {
+    return num_live_ > budget_.capacity_units || live_numel_ > budget_.capacity_numel;
+  }
 
   /// Not used from now until `position`: can go as well now as then.
-  bool idle_until(int unit, size_t position) const { return !pinned(unit, position_) && next_use(unit) >= position; }
+  bool idle_until(int unit, size_t position) const {
+    return !pinned(unit, position_) && next_use(unit) >= position;
+  }
 
-  /// The unit that has to go at `position`: of those that may, the one used farthest in the future; of those never
-  /// used again one that is idle. -1: none may.
+  /// The unit that has to go at `position`: of those that may, the one used farthest in the future; of those
+  /// never used again one that is idle. -1: none may.
   int victim_at(size_t position) const {
     int victim = -1;
     std::pair<size_t, bool> best{0, false};
@@ -76,8 +80,9 @@ class Planner {
     return victim;
   }
 
-  /// Drops units until `unit`, needed at `needed_at`, fits. Everything used until then is resident already. A prefetch
-  /// drops what would have to go then, and only if it is not used until then; otherwise returns false.
+  /// Drops units until `unit`, needed at `needed_at`, fits. Everything used until then is
+  /// resident already. A prefetch drops what would have to go then, and only if it is not used
+  /// until then; otherwise returns false.
   bool make_room(int unit, size_t needed_at) {
     const bool prefetch = needed_at > position_;
     std::vector<int> victims;
@@ -167,14 +172,17 @@ GatherPlan make_plan(const Trace& trace, std::set<int> resident, const PlanBudge
 
 std::string serialize(const Trace& trace) {
   std::ostringstream out;
-  for (const Touch& touch : trace) out << touch.unit << ' ' << touch.first_operator << ' ' << touch.last_operator << ' ' << touch.reductions << '\n';
+  for (const Touch& touch : trace)
+    out << touch.unit << ' ' << touch.first_operator << ' ' << touch.last_operator << ' ' << touch.reductions
+        << '\n';
   return out.str();
 }
 
 Trace parse_trace(const std::string& text) {
   std::istringstream in(text);
   Trace trace;
-  for (Touch touch; in >> touch.unit >> touch.first_operator >> touch.last_operator >> touch.reductions;) trace.push_back(touch);
+  for (Touch touch; in >> touch.unit >> touch.first_operator >> touch.last_operator >> touch.reductions;)
+    trace.push_back(touch);
   TESSERA_CHECK(in.eof(), "not a trace: ", text.substr(0, 80));
   return trace;
 }

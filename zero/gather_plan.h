@@ -1,11 +1,11 @@
 // GatherPlan: when to gather and when to drop units, for an order of use that is known. Pure arithmetic.
 //
 // [Note: residency is a cache]
-// The first pass (forward + backward) records the order in which operators touch units. From then on the future is
-// known, so units are fetched ahead within a budget, and the unit dropped is the one used farthest in the future
-// (Belady 1966). A prefetch drops the very unit that would have to go if one waited, and waits if that one is used in
-// between: so fetching ahead never costs a gather. Every rank makes the same plan from the same
-// trace, so the gathers, which are collectives, stand in the same order everywhere.
+// The first pass (forward + backward) records the order in which operators touch units. From then on the
+// future is known, so units are fetched ahead within a budget, and the unit dropped is the one used farthest
+// in the future (Belady 1966). A prefetch drops the very unit that would have to go if one waited, and waits
+// if that one is used in between: so fetching ahead never costs a gather. Every rank makes the same plan from
+// the same trace, so the gathers, which are collectives, stand in the same order everywhere.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,8 @@
 
 namespace tessera::zero {
 
-/// A stretch of the pass in which one unit is used. Operators are numbered by their outermost call: a unit stays
-/// pinned until the outermost operator that touched it has ended.
+/// A stretch of the pass in which one unit is used. Operators are numbered by their outermost call: a unit
+/// stays pinned until the outermost operator that touched it has ended.
 struct Touch {
   int unit = 0;
   int64_t first_operator = 0;
@@ -31,11 +31,11 @@ std::string serialize(const Trace& trace);
 Trace parse_trace(const std::string& text);
 
 struct PlanBudget {
-  int capacity_units = 3;                     ///< units resident at once, persistent ones not counted
-  int64_t capacity_numel = 1'000'000'000;     ///< stage3_max_live_parameters
-  int64_t prefetch_numel = 50'000'000;        ///< stage3_prefetch_bucket_size; 0: no prefetch
-  std::vector<int64_t> unit_numel;            ///< by unit
-  std::vector<bool> persistent;               ///< by unit: stays resident once gathered
+  int capacity_units = 3;                  ///< units resident at once, persistent ones not counted
+  int64_t capacity_numel = 1'000'000'000;  ///< stage3_max_live_parameters
+  int64_t prefetch_numel = 50'000'000;     ///< stage3_prefetch_bucket_size; 0: no prefetch
+  std::vector<int64_t> unit_numel;         ///< by unit
+  std::vector<bool> persistent;            ///< by unit: stays resident once gathered
 };
 
 struct PlanAction {

@@ -11,11 +11,14 @@ namespace tessera::zero {
 
 GatheredParameters::GatheredParameters(ShardedModel& model, const std::vector<std::string>& names,
                                        std::optional<int> modifier_rank)
-    : model_(model), modifier_rank_(modifier_rank.value_or(-1)), exceptions_before_(std::uncaught_exceptions()) {
+    : model_(model),
+      modifier_rank_(modifier_rank.value_or(-1)),
+      exceptions_before_(std::uncaught_exceptions()) {
   const Unheard our_own_operators;
   const Layout& layout = model.layout();
   if (modifier_rank && (*modifier_rank < 0 || *modifier_rank >= layout.world_size()))
-    throw Error(str("GatheredParameters: modifier_rank ", *modifier_rank, " is not a rank of 0 … ", layout.world_size() - 1));
+    throw Error(str("GatheredParameters: modifier_rank ", *modifier_rank, " is not a rank of 0 … ",
+                    layout.world_size() - 1));
   std::set<int> units;
   for (const std::string& name : names) {
     const int parameter = layout.find(name);

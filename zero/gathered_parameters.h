@@ -1,10 +1,10 @@
-// GatheredParameters: whole parameters in hand, for initialisation, inspection and code that uses raw pointers.
-// Follows deepspeed.zero.GatheredParameters(params, modifier_rank).
+// GatheredParameters: whole parameters in hand, for initialisation, inspection and code that uses raw
+// pointers. Follows deepspeed.zero.GatheredParameters(params, modifier_rank).
 //
 //   {
-//     tessera::zero::GatheredParameters gathered(engine->sharded_model(), {"head.weight"}, /*modifier_rank=*/0);
-//     if (engine->rank() == 0) { at::NoGradGuard no_grad; model->head->weight.zero_(); }
-//     gathered.close();
+//     tessera::zero::GatheredParameters gathered(engine->sharded_model(), {"head.weight"},
+//     /*modifier_rank=*/0); if (engine->rank() == 0) { at::NoGradGuard no_grad; model->head->weight.zero_();
+//     } gathered.close();
 //   }
 #pragma once
 
@@ -16,16 +16,17 @@
 
 namespace tessera::zero {
 
-/// Not thread-safe. Constructing and closing are collective: all ranks, the same names, the same modifier_rank.
+/// Not thread-safe. Constructing and closing are collective: all ranks, the
+/// same names, the same modifier_rank.
 class GatheredParameters {
  public:
-  /// Collective. `names`: parameters (aliases too); empty: all of them. With `modifier_rank`, what that rank writes is
-  /// broadcast on close and becomes everybody's value, fp32 masters included; without it, writes are refused.
-  /// Throws Error for an unknown name, CommError.
+  /// Collective. `names`: parameters (aliases too); empty: all of them. With `modifier_rank`, what that rank
+  /// writes is broadcast on close and becomes everybody's value, fp32 masters included; without it, writes
+  /// are refused. Throws Error for an unknown name, CommError.
   GatheredParameters(ShardedModel& model, const std::vector<std::string>& names,
                      std::optional<int> modifier_rank = std::nullopt);
-  /// Closes, unless an exception is on its way (then the ranks no longer agree). A failure to close is rethrown by the
-  /// engine's next call.
+  /// Closes, unless an exception is on its way (then the ranks no longer agree). A failure to close
+  /// is rethrown by the engine's next call.
   ~GatheredParameters();
   GatheredParameters(const GatheredParameters&) = delete;
 

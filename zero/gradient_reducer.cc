@@ -53,13 +53,14 @@ class GradientReducer::Hook : public torch::autograd::PostAccumulateGradHook {
 };
 
 /// Collective. (numel) in memory that the other ranks can read, where there is such memory.
-static at::Tensor symmetric_zeros(comm::Communicator& comm, int64_t numel, const at::TensorOptions& like, const std::string& label) {
+static at::Tensor symmetric_zeros(comm::Communicator& comm, int64_t numel, const at::TensorOptions& like,
+                                  const std::string& label) {
   const int64_t bytes = numel * static_cast<int64_t>(like.dtype().itemsize());
   return comm.allocate_symmetric(bytes, like.device(), label).view(like.dtype().toScalarType()).zero_();
 }
 
-GradientReducer::GradientReducer(const Layout& layout, std::vector<at::Tensor> parameters, comm::CommunicatorPtr comm,
-                                 const ReducerOptions& options)
+GradientReducer::GradientReducer(const Layout& layout, std::vector<at::Tensor> parameters,
+                                 comm::CommunicatorPtr comm, const ReducerOptions& options)
     : layout_(layout),
       parameters_(std::move(parameters)),
       comm_(std::move(comm)),
@@ -79,11 +80,13 @@ GradientReducer::GradientReducer(const Layout& layout, std::vector<at::Tensor> p
   for (int unit = layout_.num_units() - 1; unit >= 0; --unit) {
     if (!layout_.units()[unit].trainable) continue;
     const at::TensorOptions like = parameters_[layout_.units()[unit].parameters.front()].options();
-    const int64_t numel = options_.sharding.gradients ? layout_.shard_numel(unit) : layout_.units()[unit].numel;
+    const int64_t numel =
+        options_.sharding.gradients ? layout_.shard_numel(unit) : layout_.units()[unit].numel;
     const MemoryFor use(MemoryUse::kGradients);
     units_[unit].accumulator =
-        through_slots() ? at::zeros({numel}, like.dtype(options_.accumulate_dtype).requires_grad(false))
-                        : symmetric_zeros(*comm_, numel, like.dtype(options_.accumulate_dtype), layout_.describe(unit));
+        through_slots()
+            ? at::zeros({numel}, like.dtype(options_.accumulate_dtype).requires_grad(false))
+            : symmetric_zeros(*comm_, numel, like.dtype(options_.accumulate_dtype), layout_.describe(unit));
     units_[unit].place = static_cast<int>(order_.size());
     order_.push_back(unit);
     for (int parameter : layout_.units()[unit].parameters) {
@@ -92,7 +95,8 @@ GradientReducer::GradientReducer(const Layout& layout, std::vector<at::Tensor> p
     }
   }
   if (through_slots()) make_slots();
-  reads_peers_ = whole_in_place() && !order_.empty() && comm_->peer_view(units_[order_.front()].accumulator, 0).defined();
+  reads_peers_ = whole_in_place() && !order_.empty() &&
+                 comm_->peer_view(units_[order_.front()].accumulator, 0).defined();
 }
 
 // Collective: all of them at once, because ranks come to their first use at different times.
@@ -105,7 +109,8 @@ void GradientReducer::make_slots() {
   }
   const auto num_units = static_cast<int64_t>(order_.size());
   const int64_t few = std::min<int64_t>(options_.num_slots, num_units) * sum / num_units;
-  const at::TensorOptions like = units_[order_.front()].accumulator.options().dtype(options_.communicate_dtype);
+  const at::TensorOptions like =
+      units_[order_.front()].accumulator.options().dtype(options_.communicate_dtype);
   const MemoryFor use(MemoryUse::kCommunication);
   slots_ = symmetric_zeros(*comm_, std::max(largest, few), like, "gradient buffer");
   place_slots();
@@ -135,7 +140,8 @@ GradientReducer::~GradientReducer() {
 }
 
 void GradientReducer::begin_backward(bool first, bool boundary) {
-  if (in_backward_) throw Error("the backward pass before this one failed half-way, and its gradients are lost");
+  if (in_backward_)
+    throw Error("the backward pass before this one failed half-way, and its gradients are lost");
   first_ = first;
   boundary_ = boundary;
   in_backward_ = true;
@@ -214,13 +220,16 @@ void GradientReducer::take_part(int parameter) {
   if (sum.defined()) {
     sum.add_(grad);
   } else {
-    sum = expected_[parameter] == 1 ? grad : grad.to(options_.accumulate_dtype, /*non_blocking=*/false, /*copy=*/true);
+    sum = expected_[parameter] == 1
+              ? grad
+              : grad.to(options_.accumulate_dtype, /*non_blocking=*/false, /*copy=*/true);
   }
 }
 
 GradientReducer::Wait GradientReducer::in_hook() const {
-  if (!options_.sharding.parameters) return Wait::kUntilDone;  // the other ranks need nothing of this one to get there
-  if (!comm_->wait_blocks()) return Wait::kUntilDone;          // it blocks no thread; see [Note: patience]
+  if (!options_.sharding.parameters)
+    return Wait::kUntilDone;  // the other ranks need nothing of this one to get there
+  if (!comm_->wait_blocks()) return Wait::kUntilDone;  // it blocks no thread; see [Note: patience]
   return waits_in_hooks() ? Wait::kPatiently : Wait::kNo;
 }
 
@@ -232,8 +241,9 @@ bool GradientReducer::claim_slot(int unit, Wait wait) {
     if (next_complete_ == next_issue_ || !complete_next(wait)) return false;
   }
   state.in_slot = true;
-  max_slots_in_use_ = std::max(
-      max_slots_in_use_, static_cast<int>(std::count_if(units_.begin(), units_.end(), [](const UnitState& u) { return u.in_slot; })));
+  max_slots_in_use_ = std::max(max_slots_in_use_,
+                               static_cast<int>(std::count_if(units_.begin(), units_.end(),
+                                                              [](const UnitState& u) { return u.in_slot; })));
   return true;
 }
 
@@ -244,7 +254,8 @@ at::Tensor GradientReducer::slot_view(int unit) {
 void GradientReducer::stage(int parameter) {
   const zero::Slot& slot = layout_.slot(parameter);
   const at::Tensor target = slot_view(slot.unit).narrow(0, slot.offset, slot.numel);
-  const at::Tensor grad = parts_[parameter].defined() ? std::exchange(parts_[parameter], at::Tensor()) : take_grad(parameter);
+  const at::Tensor grad =
+      parts_[parameter].defined() ? std::exchange(parts_[parameter], at::Tensor()) : take_grad(parameter);
   if (staged_[parameter]) {
     target.add_(grad, prescale_);
   } else {
@@ -259,7 +270,8 @@ void GradientReducer::stage_rest(int unit) {
     if (parts_[parameter].defined() || has_grad(parameter)) stage(parameter);
 }
 
-/// In p.grad, for the unit's reduction that is about to be issued; what came late waits there for reduce_late().
+/// In p.grad, for the unit's reduction that is about to be issued; what came
+/// late waits there for reduce_late().
 bool GradientReducer::has_grad(int parameter) const {
   const bool came_late = in_backward_ && slots_round_ && fired_[parameter] > expected_[parameter];
   return parameters_[parameter].grad().defined() && !came_late;
@@ -314,7 +326,8 @@ void GradientReducer::issue_until(int count) {
 
 /// Slots bound what is under way; where there are none, and the transport has buffers instead, this does.
 bool GradientReducer::has_room(Wait wait) {
-  if (through_slots() || whole_in_place() || !comm_->buffers_reductions()) return true;  // an all-reduce is in place
+  if (through_slots() || whole_in_place() || !comm_->buffers_reductions())
+    return true;  // an all-reduce is in place
   while (next_issue_ - next_complete_ >= options_.num_slots)
     if (!complete_next(wait)) return false;
   return true;
@@ -339,9 +352,10 @@ void GradientReducer::issue(int unit) {
     zero_what_never_came(flat, unit, staged_);
   }
   const std::string label = layout_.describe(unit);
-  works_[unit] = whole_in_place() && !reads_peers_
-                     ? comm_->all_reduce(flat, label, postscale_)
-                     : comm_->reduce_scatter(flat, {shard(unit), postscale_, /*add=*/!first_ && !sums_locally()}, label);
+  works_[unit] =
+      whole_in_place() && !reads_peers_
+          ? comm_->all_reduce(flat, label, postscale_)
+          : comm_->reduce_scatter(flat, {shard(unit), postscale_, /*add=*/!first_ && !sums_locally()}, label);
 }
 
 void GradientReducer::free_slot(int unit) {
@@ -371,10 +385,11 @@ bool GradientReducer::patiently(comm::Work& work) {
       impatient_passes_ = next_impatient_passes_;
       next_impatient_passes_ = std::min(next_impatient_passes_ * 2, 1 << 20);
       if (!first_time) return false;
-      options_.log.warning(str("rank ", comm_->rank(), " waited ", options_.patience.count() / 1000.0,
-                               " s during backward for the gradients of ", layout_.describe(order_[next_complete_]),
-                               ": the ranks seem to use different parameters. Results don't change, but gradients then wait in "
-                               "p.grad, in memory that stage 3 does not bound"));
+      options_.log.warning(str(
+          "rank ", comm_->rank(), " waited ", options_.patience.count() / 1000.0,
+          " s during backward for the gradients of ", layout_.describe(order_[next_complete_]),
+          ": the ranks seem to use different parameters. Results don't change, but gradients then wait in "
+          "p.grad, in memory that stage 3 does not bound"));
       return false;
     }
     std::this_thread::sleep_for(pause);
@@ -382,7 +397,8 @@ bool GradientReducer::patiently(comm::Work& work) {
   return true;
 }
 
-/// Frees slots early; where ranks reduce in each other's memory (comm/shm), it is also this rank's part of the work.
+/// Frees slots early; where ranks reduce in each other's memory (comm/shm), it
+/// is also this rank's part of the work.
 void GradientReducer::complete_what_has_arrived() {
   while (next_complete_ < next_issue_ && complete_next(Wait::kNo)) {
   }
@@ -391,7 +407,8 @@ void GradientReducer::complete_what_has_arrived() {
 /// Collective. What was reduced through slots is here in this rank's shard only; stage 0 wants all of it.
 void GradientReducer::gather_results() {
   if (options_.sharding.optimizer || !through_slots() || !boundary_) return;
-  for (int unit : order_) works_[unit] = comm_->all_gather(units_[unit].accumulator, shard(unit), layout_.describe(unit));
+  for (int unit : order_)
+    works_[unit] = comm_->all_gather(units_[unit].accumulator, shard(unit), layout_.describe(unit));
   for (int unit : order_) std::exchange(works_[unit], nullptr)->wait();
 }
 
@@ -420,7 +437,8 @@ void GradientReducer::agree_on_order() {
     units_[unit].place = static_cast<int>(order_.size());
     order_.push_back(unit);
   }
-  for (size_t parameter = 0; parameter < expected_.size(); ++parameter) expected_[parameter] = std::max(1, fired_[parameter]);
+  for (size_t parameter = 0; parameter < expected_.size(); ++parameter)
+    expected_[parameter] = std::max(1, fired_[parameter]);
   order_agreed_ = true;
   place_slots();
 }
@@ -459,7 +477,8 @@ at::Tensor GradientReducer::shard(int unit) const {
 
 at::Tensor GradientReducer::reduced(int unit, Range range) const {
   if (options_.sharding.gradients) {
-    return units_[unit].accumulator.narrow(0, range.begin - layout_.shard(unit, comm_->rank()).begin, range.numel());
+    return units_[unit].accumulator.narrow(0, range.begin - layout_.shard(unit, comm_->rank()).begin,
+                                           range.numel());
   }
   const at::Tensor mine = units_[unit].accumulator.narrow(0, range.begin, range.numel());
   const int owner = static_cast<int>(range.begin / layout_.shard_numel(unit));
@@ -478,6 +497,8 @@ int64_t GradientReducer::accumulator_bytes() const {
   return bytes;
 }
 
-int64_t GradientReducer::slot_bytes() const { return slots_.defined() ? static_cast<int64_t>(slots_.nbytes()) : 0; }
+int64_t GradientReducer::slot_bytes() const {
+  return slots_.defined() ? static_cast<int64_t>(slots_.nbytes()) : 0;
+}
 
 }  // namespace tessera::zero

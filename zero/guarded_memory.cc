@@ -34,7 +34,8 @@ void on_fault(int signal, siginfo_t* info, void* context) {
   for (const Region& region : regions) {
     const uintptr_t begin = region.begin.load(std::memory_order_acquire);
     if (begin == 0 || address < begin || address >= region.end.load(std::memory_order_acquire)) continue;
-    [[maybe_unused]] ssize_t written = write(STDERR_FILENO, region.message, strnlen(region.message, sizeof region.message));
+    [[maybe_unused]] ssize_t written =
+        write(STDERR_FILENO, region.message, strnlen(region.message, sizeof region.message));
     break;
   }
   // Returning to the faulting instruction raises the signal again, now for the handler before ours.
@@ -72,7 +73,8 @@ GuardedMemory::GuardedMemory(size_t bytes, const std::string& message) : bytes_(
   install_handler();
   data_ = mmap(nullptr, bytes_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (data_ == MAP_FAILED)
-    throw Error(str("cannot reserve ", bytes_, " bytes of address space for a released unit: ", std::strerror(errno)));
+    throw Error(str("cannot reserve ", bytes_,
+                    " bytes of address space for a released unit: ", std::strerror(errno)));
   entry_ = claim_entry(reinterpret_cast<uintptr_t>(data_), bytes_, message);
 }
 

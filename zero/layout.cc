@@ -86,7 +86,8 @@ void Layout::pack(int64_t unit_numel) {
         open_unit(kind);
       for (int parameter : leaf) {
         const int64_t numel = parameters_[parameter].numel();
-        if (units_.back().numel > 0 && units_.back().numel + round_up(numel, align) > unit_numel) open_unit(kind);
+        if (units_.back().numel > 0 && units_.back().numel + round_up(numel, align) > unit_numel)
+          open_unit(kind);
         Unit& unit = units_.back();
         slots_[parameter] = {.unit = num_units() - 1, .offset = unit.numel, .numel = numel};
         unit.parameters.push_back(parameter);
@@ -126,8 +127,9 @@ uint64_t Layout::digest() const {
   text << "world " << world_size_ << '\n';
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const ParameterSpec& spec = parameters_[i];
-    text << spec.name << ' ' << join(spec.shape, "x") << ' ' << name_of(spec.dtype) << ' ' << spec.trainable << ' '
-         << spec.group << ' ' << join(spec.aliases, ",") << " @ " << slots_[i].unit << '+' << slots_[i].offset << '\n';
+    text << spec.name << ' ' << join(spec.shape, "x") << ' ' << name_of(spec.dtype) << ' ' << spec.trainable
+         << ' ' << spec.group << ' ' << join(spec.aliases, ",") << " @ " << slots_[i].unit << '+'
+         << slots_[i].offset << '\n';
   }
   for (const Unit& unit : units_) text << unit.numel << '\n';
   const std::string bytes = text.str();

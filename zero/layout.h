@@ -3,10 +3,10 @@
 //
 // [Note: units]
 // A unit is one flat buffer of one dtype, filled with parameters in registration order. Leaf modules are kept
-// whole where they fit (a Linear's bias is used with its weight). Each parameter starts at a 64-byte boundary,
-// because BLAS and vectorised sums change bits with alignment; a unit's length is a multiple of world x 64
-// bytes, and rank r owns the r-th of `world` equal slices (its shard). Offsets are in elements and the same in
-// every buffer of the unit: parameters, gradients, master weights, optimizer states.
+// whole where they fit (a Linear's bias is used with its weight). Each parameter starts at a 64-byte
+// boundary, because BLAS and vectorised sums change bits with alignment; a unit's length is a multiple of
+// world x 64 bytes, and rank r owns the r-th of `world` equal slices (its shard). Offsets are in elements and
+// the same in every buffer of the unit: parameters, gradients, master weights, optimizer states.
 #pragma once
 
 #include <cstdint>
@@ -57,7 +57,8 @@ struct Unit {
 
 struct LayoutOptions {
   int world_size = 1;
-  int64_t unit_numel = 4'000'000;  ///< a unit is closed before it would grow beyond; a larger parameter gets a unit of its own
+  int64_t unit_numel =
+      4'000'000;  ///< a unit is closed before it would grow beyond; a larger parameter gets a unit of its own
 };
 
 /// Immutable. Throws std::logic_error for specs no model can have (duplicate names, negative sizes).

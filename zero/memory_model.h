@@ -9,8 +9,8 @@
 
 namespace tessera::zero {
 
-/// Bytes on one rank. `parameters` + `gradients` + `master` + `optimizer` is the model state; `snapshot` comes on top where
-/// checkpoints are written asynchronously.
+/// Bytes on one rank. `parameters` + `gradients` + `master` + `optimizer` is the model state; `snapshot`
+/// comes on top where checkpoints are written asynchronously.
 struct StateBytes {
   int64_t parameters = 0;
   int64_t gradients = 0;
@@ -32,9 +32,10 @@ struct StateBytes {
 struct StateModel {
   Sharding sharding;
   DType accumulate_dtype = DType::kFloat32;  ///< gradients
-  bool one_copy_a_host = false;  ///< ranks share memory: trainable parameters exist once as soon as the optimizer is sharded
-  int num_states = 2;                        ///< fp32 moments an element (Adam: 2)
-  bool async_checkpoints = false;            ///< a copy of this rank's shards is set aside
+  bool one_copy_a_host =
+      false;  ///< ranks share memory: trainable parameters exist once as soon as the optimizer is sharded
+  int num_states = 2;              ///< fp32 moments an element (Adam: 2)
+  bool async_checkpoints = false;  ///< a copy of this rank's shards is set aside
 };
 
 /// So many elements of one dtype, of which a rank's shard is so many.
@@ -49,10 +50,12 @@ struct StateElements {
 inline StateBytes state_bytes(const StateElements& whole, const StateModel& model) {
   StateBytes bytes;
   const auto held = [&](bool sharded) { return sharded ? whole.shard_numel : whole.numel; };
-  const bool parted = model.sharding.parameters || (model.one_copy_a_host && model.sharding.optimizer && whole.trainable);
+  const bool parted =
+      model.sharding.parameters || (model.one_copy_a_host && model.sharding.optimizer && whole.trainable);
   bytes.parameters = held(parted) * size_bytes(whole.dtype);
   if (model.async_checkpoints) {
-    const int64_t element = whole.trainable ? (1 + model.num_states) * size_bytes(DType::kFloat32) : size_bytes(whole.dtype);
+    const int64_t element =
+        whole.trainable ? (1 + model.num_states) * size_bytes(DType::kFloat32) : size_bytes(whole.dtype);
     bytes.snapshot = whole.shard_numel * element;
   }
   if (!whole.trainable) return bytes;
@@ -73,14 +76,17 @@ inline StateBytes model_state_bytes(const Layout& layout, const StateModel& mode
   return bytes;
 }
 
-/// Local. For a model of which only the number of (trainable) parameters is known: without padding, which depends on the layout.
-/// With bf16, gradients accumulated in bf16 and Adam's two moments these are the numbers of Rajbhandari et al., "ZeRO: Memory
-/// Optimizations Toward Training Trillion Parameter Models" (2020), figure 1: 16 bytes a parameter.
-inline StateBytes estimate_state_bytes(int64_t num_parameters, int world_size, DType dtype, const StateModel& model) {
+/// Local. For a model of which only the number of (trainable) parameters is known: without padding, which
+/// depends on the layout. With bf16, gradients accumulated in bf16 and Adam's two moments these are the
+/// numbers of Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models"
+/// (2020), figure 1: 16 bytes a parameter.
+inline StateBytes estimate_state_bytes(int64_t num_parameters, int world_size, DType dtype,
+                                       const StateModel& model) {
   return state_bytes({num_parameters, (num_parameters + world_size - 1) / world_size, dtype, true}, model);
 }
 
-/// Local. The smallest world, up to `num_parameters` ranks, of which `fits(world)` is true; it is true of all larger ones then. 0: none.
+/// Local. The smallest world, up to `num_parameters` ranks, of which `fits(world)` is true; it is
+/// true of all larger ones then. 0: none.
 template <class Fits>
 int64_t smallest_fitting_world(int64_t num_parameters, const Fits& fits) {
   int64_t high = 1;
@@ -94,11 +100,13 @@ int64_t smallest_fitting_world(int64_t num_parameters, const Fits& fits) {
   return high;
 }
 
-/// Local. The smallest world in which a rank's model state is at most `budget_bytes`; 0: in none, because what the stage does not
-/// shard is more.
-inline int64_t smallest_world(int64_t num_parameters, DType dtype, const StateModel& model, int64_t budget_bytes) {
+/// Local. The smallest world in which a rank's model state is at most `budget_bytes`; 0: in none, because
+/// what the stage does not shard is more.
+inline int64_t smallest_world(int64_t num_parameters, DType dtype, const StateModel& model,
+                              int64_t budget_bytes) {
   return smallest_fitting_world(num_parameters, [&](int64_t world) {
-    return estimate_state_bytes(num_parameters, static_cast<int>(world), dtype, model).total() <= budget_bytes;
+    return estimate_state_bytes(num_parameters, static_cast<int>(world), dtype, model).total() <=
+           budget_bytes;
   });
 }
 

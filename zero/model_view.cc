@@ -21,22 +21,25 @@ void check_can_be_sharded(const NamedTensor& parameter) {
     throw ConfigError(str("parameter ", parameter.name, " ", why));
   };
   if (tensor.is_sparse() || !tensor.has_storage()) refuse("is not a dense tensor and cannot be sharded");
-  if (!tensor.is_floating_point() || tensor.scalar_type() == at::kDouble || at::isFloat8Type(tensor.scalar_type()))
-    refuse(str("is ", c10::toString(tensor.scalar_type()), "; parameters must be fp32, bf16 or fp16: call model->to(torch::kFloat32)"));
+  if (!tensor.is_floating_point() || tensor.scalar_type() == at::kDouble ||
+      at::isFloat8Type(tensor.scalar_type()))
+    refuse(str("is ", c10::toString(tensor.scalar_type()),
+               "; parameters must be fp32, bf16 or fp16: call model->to(torch::kFloat32)"));
   if (!tensor.is_non_overlapping_and_dense())
     refuse("is an expanded or strided view; register a contiguous tensor (tensor.contiguous())");
 }
 
-/// Two different parameters in the same memory: an update of one would change the other in plain libtorch, and
-/// not any more once they live in units.
+/// Two different parameters in the same memory: an update of one would change the other in plain libtorch,
+/// and not any more once they live in units.
 void check_no_overlap(const std::vector<NamedTensor>& parameters) {
   std::unordered_map<const void*, std::vector<const NamedTensor*>> by_storage;
   for (const NamedTensor& parameter : parameters) {
     for (const NamedTensor* other : by_storage[parameter.tensor.storage().data()]) {
       if (other->tensor.unsafeGetTensorImpl() == parameter.tensor.unsafeGetTensorImpl()) continue;
       if (at::get_overlap_status(parameter.tensor, other->tensor) != at::MemOverlapStatus::No)
-        throw ConfigError(str("parameters ", other->name, " and ", parameter.name,
-                              " share memory without being the same tensor; tie them by registering one tensor twice"));
+        throw ConfigError(
+            str("parameters ", other->name, " and ", parameter.name,
+                " share memory without being the same tensor; tie them by registering one tensor twice"));
     }
     if (parameter.tensor.numel() > 0) by_storage[parameter.tensor.storage().data()].push_back(&parameter);
   }
@@ -49,8 +52,8 @@ bool forks(torch::jit::Function& function) {
   return graph_function != nullptr && forks(*graph_function->graph()->block());
 }
 
-/// Whether the code, or free functions and methods of script classes that it calls, has a torch.jit.fork. (Methods of submodules
-/// are looked at by whoever goes through the modules.)
+/// Whether the code, or free functions and methods of script classes that it calls, has a torch.jit.fork.
+/// (Methods of submodules are looked at by whoever goes through the modules.)
 bool forks(const torch::jit::Block& block) {
   namespace prim = at::prim;
   for (const torch::jit::Node* node : block.nodes()) {
@@ -63,7 +66,8 @@ bool forks(const torch::jit::Block& block) {
     } else if (node->kind() == prim::CallMethod) {
       const auto type = node->input(0)->type()->cast<at::ClassType>();
       if (!type || type->is_module()) continue;
-      if (auto* method = type->findMethod(node->s(at::attr::name)); method != nullptr && forks(*method)) return true;
+      if (auto* method = type->findMethod(node->s(at::attr::name)); method != nullptr && forks(*method))
+        return true;
     }
   }
   return false;
@@ -148,7 +152,8 @@ ModelView view_of(const torch::jit::Module& model) {
 
 void refuse_forks(const ModelView& model, const Sharding& sharding) {
   if (sharding.parameters && !model.forks_in.empty())
-    throw ConfigError(str("the model's ", model.forks_in, " uses torch.jit.fork: at stage 3 one thread at a time may run the model. Export "
+    throw ConfigError(str("the model's ", model.forks_in,
+                          " uses torch.jit.fork: at stage 3 one thread at a time may run the model. Export "
                           "it without fork, or use stage 2"));
 }
 
@@ -165,7 +170,9 @@ ParameterList list_parameters(const ModelView& model, DType compute_dtype) {
     }
     list.specs.push_back({.name = parameter.name,
                           .shape = parameter.tensor.sizes().vec(),
-                          .dtype = compute_dtype == DType::kFloat32 ? from_torch(parameter.tensor.scalar_type()) : compute_dtype,
+                          .dtype = compute_dtype == DType::kFloat32
+                                       ? from_torch(parameter.tensor.scalar_type())
+                                       : compute_dtype,
                           .trainable = parameter.tensor.requires_grad(),
                           .group = 0,
                           .aliases = {}});

@@ -1,4 +1,5 @@
-// ModelView: a model as the engine sees it, a list of named tensors. Made from any torch::nn::Module or TorchScript module.
+// ModelView: a model as the engine sees it, a list of named tensors. Made from any
+// torch::nn::Module or TorchScript module.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -27,19 +28,21 @@ struct ModelView {
   std::vector<NamedTensor> parameters;  ///< registration order; tied ones once a name
   std::vector<NamedTensor> buffers;
   bool scripted = false;  ///< TorchScript
-  std::string forks_in;   ///< the TorchScript method that runs parts of itself on other threads (torch.jit.fork); empty: none
+  std::string forks_in;   ///< the TorchScript method that runs parts of itself on other threads
+                          ///< (torch.jit.fork); empty: none
 };
 
 /// Local.
 ModelView view_of(const torch::nn::Module& model);
 ModelView view_of(const torch::jit::Module& model);
-/// Local. Throws ConfigError for a model that uses torch.jit.fork where parameters are sharded: one thread at a time may run it there.
+/// Local. Throws ConfigError for a model that uses torch.jit.fork where parameters are sharded:
+/// one thread at a time may run it there.
 void refuse_forks(const ModelView& model, const Sharding& sharding);
 /// Local. The view's parameters alone.
 std::vector<NamedTensor> parameters_of(const torch::nn::Module& model);
 std::vector<NamedTensor> parameters_of(const torch::jit::Module& model);
-/// Local. Whether these are the model's parameters still, the same tensors in the same order. Cheap enough for every step: names are
-/// not looked at.
+/// Local. Whether these are the model's parameters still, the same tensors in the same order. Cheap enough
+/// for every step: names are not looked at.
 bool holds(const torch::nn::Module& model, const std::vector<NamedTensor>& parameters);
 bool holds(const torch::jit::Module& model, const std::vector<NamedTensor>& parameters);
 
@@ -49,8 +52,9 @@ struct ParameterList {
   std::vector<at::Tensor> tensors;   ///< specs[i]'s
 };
 
-/// Local. Throws ConfigError naming the parameter that cannot be sharded: fp64 or complex, sparse, expanded, or overlapping
-/// the memory of another one. `compute_dtype` is every parameter's; with fp32 they keep the dtypes they have.
+/// Local. Throws ConfigError naming the parameter that cannot be sharded: fp64 or complex, sparse,
+/// expanded, or overlapping the memory of another one. `compute_dtype` is every parameter's; with
+/// fp32 they keep the dtypes they have.
 ParameterList list_parameters(const ModelView& model, DType compute_dtype);
 
 }  // namespace tessera::zero

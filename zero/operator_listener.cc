@@ -18,26 +18,28 @@
 namespace tessera::zero {
 namespace {
 
-/// What this thread is in the middle of. Operators nest within a thread, so this cannot be anything but thread-local.
+/// What this thread is in the middle of. Operators nest within a thread, so this
+/// cannot be anything but thread-local.
 struct ThreadState {
-  int depth = 0;                      // operators begun and not ended
-  bool touching = false;              // a Residency is at work: the operators that run are ours
+  int depth = 0;                        // operators begun and not ended
+  bool touching = false;                // a Residency is at work: the operators that run are ours
   std::vector<Residency*> residencies;  // touched since depth was 0
   /// By the address of an operator's name, which its schema owns: the arguments it writes, one bit each.
   std::unordered_map<const char*, uint64_t> written_arguments;
 };
 thread_local ThreadState thread_state;
 
-/// What an aten::_to_copy is about to copy. Made for those alone: all other operators do without memory of their own.
+/// What an aten::_to_copy is about to copy. Made for those alone: all other
+/// operators do without memory of their own.
 struct Casting : at::ObserverContext {
   explicit Casting(CastSource source) : source(std::move(source)) {}
   CastSource source;
 };
 
-// [Note: Unheard is dear] Entering and leaving an Unheard makes libtorch rebuild its lists of callbacks for every scope,
-// 0.7 us in all, while an operator whose units are resident costs a seventh of that. So around the Residency a flag of
-// our own does the same on this thread. Other threads need none: what they get of a unit for a collective is a view of
-// plain memory (comm/gloo.cc), which find_unit does not know.
+// [Note: Unheard is dear] Entering and leaving an Unheard makes libtorch rebuild its lists of callbacks for
+// every scope, 0.7 us in all, while an operator whose units are resident costs a seventh of that. So around
+// the Residency a flag of our own does the same on this thread. Other threads need none: what they get of a
+// unit for a collective is a view of plain memory (comm/gloo.cc), which find_unit does not know.
 class Touching {
  public:
   Touching() { thread_state.touching = true; }
@@ -51,14 +53,15 @@ uint64_t written_arguments(const at::RecordFunction& function) {
   if (const auto schema = function.operator_schema()) {
     const auto& arguments = schema->arguments();
     for (size_t i = 0; i < arguments.size() && i < 64; ++i)
-      if (const auto* alias = arguments[i].alias_info(); alias && alias->isWrite()) entry->second |= uint64_t{1} << i;
+      if (const auto* alias = arguments[i].alias_info(); alias && alias->isWrite())
+        entry->second |= uint64_t{1} << i;
   }
   return entry->second;
 }
 
-/// Tensor::backward() is an operator too, and everything in backward would be nested in it; so it would in the
-/// blocks that code marks for profilers (RECORD_FUNCTION), autograd's own around each node of the graph among them:
-/// a checkpointed segment would stay resident as a whole.
+/// Tensor::backward() is an operator too, and everything in backward would be nested in it; so it would in
+/// the blocks that code marks for profilers (RECORD_FUNCTION), autograd's own around each node of the graph
+/// among them: a checkpointed segment would stay resident as a whole.
 bool is_operator(const at::RecordFunction& function) {
   constexpr std::string_view kAten = "aten::";
   if (std::strncmp(function.name(), kAten.data(), kAten.size()) == 0)
@@ -82,7 +85,8 @@ UnitHandle* hear(const at::RecordFunction& function, const at::Tensor& tensor, s
   if (std::find(heard.begin(), heard.end(), &residency) == heard.end()) heard.push_back(&residency);
   residency.touch(handle->unit, function.name());
   if (parameter == nullptr) residency.on_cast_read(handle->unit, storage, function.name());
-  if (argument < 64 && (written_arguments(function) >> argument & 1) != 0) residency.on_write(handle->unit, function.name());
+  if (argument < 64 && (written_arguments(function) >> argument & 1) != 0)
+    residency.on_write(handle->unit, function.name());
   return parameter;
 }
 
@@ -100,7 +104,8 @@ std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& function
   for (const c10::IValue& value : function.inputs()) {
     if (value.isTensor()) {
       UnitHandle* parameter = hear(function, value.toTensor(), argument);
-      // Autocast casts inside an operator (linear > to > _to_copy); a cast that the model makes itself is its own.
+      // Autocast casts inside an operator (linear > to > _to_copy); a cast that
+      // the model makes itself is its own.
       if (parameter != nullptr && thread_state.depth >= 3 && parameter->residency->tracks_casts() &&
           std::strcmp(function.name(), "aten::_to_copy") == 0)
         casting = std::make_unique<Casting>(cast_source(parameter, value.toTensor()));
@@ -131,7 +136,8 @@ void on_end(const at::RecordFunction& function, at::ObserverContext* context) {
   if (--thread_state.depth == 0 && !thread_state.residencies.empty()) release_pins();
 }
 
-/// The callback of the process, which all listeners share: libtorch keeps its list of callbacks for the process, too.
+/// The callback of the process, which all listeners share: libtorch keeps its
+/// list of callbacks for the process, too.
 class Callback {
  public:
   static Callback& of_process() {
@@ -166,7 +172,9 @@ class Callback {
 
 }  // namespace
 
-OperatorListener::OperatorListener(bool casts) : casts_(casts) { Callback::of_process().change(1, casts_ ? 1 : 0); }
+OperatorListener::OperatorListener(bool casts) : casts_(casts) {
+  Callback::of_process().change(1, casts_ ? 1 : 0);
+}
 
 OperatorListener::~OperatorListener() { Callback::of_process().change(-1, casts_ ? -1 : 0); }
 

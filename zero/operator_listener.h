@@ -1,6 +1,6 @@
-// OperatorListener: hears of every operator before it runs and tells the Residency which units it is about to read
-// or write. libtorch's C++ modules have no forward hooks; the dispatcher's at::RecordFunction is the one place all of
-// them, forward and backward, C++ and TorchScript, pass through.
+// OperatorListener: hears of every operator before it runs and tells the Residency which units it is about to
+// read or write. libtorch's C++ modules have no forward hooks; the dispatcher's at::RecordFunction is the one
+// place all of them, forward and backward, C++ and TorchScript, pass through.
 //
 // [Note: pinned until the outermost operator ends]
 // Composite operators (linear, lstm, convolution, layer_norm …) read several tensors inside. Units touched by
@@ -11,8 +11,8 @@
 
 namespace tessera::zero {
 
-/// While one lives, the operators of all threads of the process are heard: a model may be run by another thread than the one
-/// that made its engine. Several may live at once: they share one callback.
+/// While one lives, the operators of all threads of the process are heard: a model may be run by another
+/// thread than the one that made its engine. Several may live at once: they share one callback.
 class OperatorListener {
  public:
   /// `casts`: also track low-precision copies of parameters (needed under autocast with sharded parameters;

@@ -65,9 +65,11 @@ void Residency::touch_beside(int unit, const char* operator_name) {
   const bool stays = state.resident && (pinned(state) || !options_.sharded);
   try {
     if (updating_)
-      throw Error(str(operator_name, " reads ", layout_.describe(unit), " on one thread while another one is in step()"));
+      throw Error(str(operator_name, " reads ", layout_.describe(unit),
+                      " on one thread while another one is in step()"));
     if (!stays)
-      throw Error(str(operator_name, " reads ", layout_.describe(unit), " on a second thread while another thread is inside an "
+      throw Error(str(operator_name, " reads ", layout_.describe(unit),
+                      " on a second thread while another thread is inside an "
                       "operator of the same model: at stage 3 one thread at a time may run it"));
     make_readable(unit);
   } catch (...) {
@@ -100,19 +102,20 @@ void Residency::operator_ended() noexcept {
 void Residency::on_write(int unit, const char* operator_name) noexcept {
   const Lock lock(mutex_);
   if (states_[unit].writable > 0 || failure_) return;
-  failure_ = std::make_exception_ptr(
-      Error(str(operator_name, " writes into ", layout_.describe(unit),
-                ", whose values are kept in shards. Write inside a GatheredParameters with modifier_rank set.")));
+  failure_ = std::make_exception_ptr(Error(
+      str(operator_name, " writes into ", layout_.describe(unit),
+          ", whose values are kept in shards. Write inside a GatheredParameters with modifier_rank set.")));
 }
 
-// Its unit was gathered and the cast was not: it is one of values from before an update, or something has failed.
+// Its unit was gathered and the cast was not: it is one of values from before
+// an update, or something has failed.
 void Residency::on_cast_read(int unit, c10::StorageImpl& cast, const char* operator_name) noexcept {
   const Lock lock(mutex_);
   if (CastTracker::readable(cast)) return;
   if (!failure_)
-    failure_ = std::make_exception_ptr(
-        Error(str(operator_name, " reads a cast of ", layout_.describe(unit),
-                  " that autocast made before the last step(), and that is not kept: run forward again before backward")));
+    failure_ = std::make_exception_ptr(Error(str(operator_name, " reads a cast of ", layout_.describe(unit),
+                                                 " that autocast made before the last step(), and that is "
+                                                 "not kept: run forward again before backward")));
   CastTracker::bind_zeros(cast);
 }
 
@@ -157,11 +160,13 @@ void Residency::leave_plan(int unit, const char* operator_name) {
   if (reductions_ && comm_->size() > 1) {
     // Whether the rest of the plan has reductions in it must be the same everywhere.
     const std::string mine = reductions_->under_way() ? "backward" : "forward";
-    const std::vector<std::string> where = comm_->exchange(mine, str(layout_.describe(unit), " outside of the recorded order"));
+    const std::vector<std::string> where =
+        comm_->exchange(mine, str(layout_.describe(unit), " outside of the recorded order"));
     for (int rank = 0; rank < comm_->size(); ++rank)
       if (where[rank] != mine)
-        throw CommError(str("rank ", comm_->rank(), " needs ", layout_.describe(unit), " outside of the recorded order in ", mine,
-                            ", rank ", rank, " in ", where[rank], ": every rank must run the same operators over sharded parameters"));
+        throw CommError(str("rank ", comm_->rank(), " needs ", layout_.describe(unit),
+                            " outside of the recorded order in ", mine, ", rank ", rank, " in ", where[rank],
+                            ": every rank must run the same operators over sharded parameters"));
   }
   finish_plan();
   options_.log.debug(str(operator_name, " reads ", layout_.describe(unit), " outside of the recorded order"));
@@ -205,8 +210,8 @@ void Residency::agree_on(int unit, const std::string& why) {
     int wanted = -1, issued = 0;
     std::istringstream(all[rank]) >> wanted >> issued;
     if (wanted != unit)
-      throw CommError(str("rank ", comm_->rank(), " needs ", layout_.describe(unit), " for ", why, ", but rank ", rank,
-                          " needs ", layout_.describe(wanted),
+      throw CommError(str("rank ", comm_->rank(), " needs ", layout_.describe(unit), " for ", why,
+                          ", but rank ", rank, " needs ", layout_.describe(wanted),
                           ": every rank must run the same operators over sharded parameters"));
     farthest = std::max(farthest, issued);
   }
@@ -230,7 +235,8 @@ void Residency::make_room(int unit) {
       live_numel += budget_.unit_numel[other];
       if (!pinned(state) && (victim < 0 || state.last_use < states_[victim].last_use)) victim = other;
     }
-    const bool fits = live + 1 <= budget_.capacity_units && live_numel + budget_.unit_numel[unit] <= budget_.capacity_numel;
+    const bool fits =
+        live + 1 <= budget_.capacity_units && live_numel + budget_.unit_numel[unit] <= budget_.capacity_numel;
     if (fits || victim < 0) return;
     release(victim);
   }
@@ -276,14 +282,15 @@ void Residency::release(int unit) {
   states_[unit].resident = false;
 }
 
-// libtorch swallows what a callback throws and runs the operator anyway: give it zeros to read, keep the error. (What a gather
-// has left behind half-way is for nobody to read.)
+// libtorch swallows what a callback throws and runs the operator anyway: give it zeros to read, keep the
+// error. (What a gather has left behind half-way is for nobody to read.)
 void Residency::fail(int unit) noexcept {
   if (!failure_) failure_ = std::current_exception();
   State& state = states_[unit];
   state.gather = nullptr;
   if (!units_[unit].bound())
-    units_[unit].bind(at::zeros({units_[unit].bytes()}, at::TensorOptions().dtype(at::kByte).device(units_[unit].full().device())));
+    units_[unit].bind(at::zeros({units_[unit].bytes()},
+                                at::TensorOptions().dtype(at::kByte).device(units_[unit].full().device())));
   state.resident = true;
 }
 
@@ -292,7 +299,9 @@ void Residency::fail(int unit) noexcept {
 Residency::Lock Residency::enter(const char* what) {
   Lock lock(mutex_);
   if (another_thread_inside())
-    throw Error(str(what, " while another thread is inside an operator over the same model's parameters: one thread at a time may "
+    throw Error(str(what,
+                    " while another thread is inside an operator over the same model's parameters: one "
+                    "thread at a time may "
                     "use an engine and its model"));
   return lock;
 }
@@ -322,8 +331,10 @@ void Residency::drop_pass() {
   rethrow();
   if (!in_pass_) return;
   // Ranks may stand at different places of the plan.
-  const std::vector<std::string> positions = calls_->exchange(std::to_string(position_), "end of an unfinished pass");
-  if (std::any_of(positions.begin(), positions.end(), [](const std::string& p) { return p != "0"; })) finish_plan();
+  const std::vector<std::string> positions =
+      calls_->exchange(std::to_string(position_), "end of an unfinished pass");
+  if (std::any_of(positions.begin(), positions.end(), [](const std::string& p) { return p != "0"; }))
+    finish_plan();
   in_pass_ = false;
 }
 
@@ -387,7 +398,8 @@ void Residency::parameters_updated(bool frozen_too) {
 }
 
 void Residency::refuse_if_held(int unit) const {
-  if (states_[unit].pins > 0) throw Error(str("step() while a GatheredParameters holds ", layout_.describe(unit)));
+  if (states_[unit].pins > 0)
+    throw Error(str("step() while a GatheredParameters holds ", layout_.describe(unit)));
 }
 
 void Residency::rethrow() {
@@ -410,8 +422,9 @@ void Residency::pin(const std::vector<int>& units, bool writable) {
       const std::vector<std::string> wanted = comm_->exchange(mine, "GatheredParameters");
       for (int rank = 0; rank < comm_->size(); ++rank) {
         if (wanted[rank] != mine)
-          throw CommError(str("GatheredParameters: rank ", comm_->rank(), " needs units [", mine, "], rank ", rank,
-                              " needs [", wanted[rank], "]: every rank must gather the same parameters"));
+          throw CommError(str("GatheredParameters: rank ", comm_->rank(), " needs units [", mine, "], rank ",
+                              rank, " needs [", wanted[rank],
+                              "]: every rank must gather the same parameters"));
       }
     }
     for (int unit : missing) {
@@ -474,13 +487,15 @@ void Residency::wait_all() {
 }
 
 int Residency::num_resident() const {
-  return static_cast<int>(std::count_if(states_.begin(), states_.end(), [](const State& s) { return s.resident; }));
+  return static_cast<int>(
+      std::count_if(states_.begin(), states_.end(), [](const State& s) { return s.resident; }));
 }
 
 std::set<int> Residency::resident_units() const {
   std::set<int> resident;
   for (int unit = 0; unit < layout_.num_units(); ++unit)
-    if (states_[unit].resident && std::find(deferred_.begin(), deferred_.end(), unit) == deferred_.end()) resident.insert(unit);
+    if (states_[unit].resident && std::find(deferred_.begin(), deferred_.end(), unit) == deferred_.end())
+      resident.insert(unit);
   return resident;
 }
 

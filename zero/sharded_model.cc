@@ -15,7 +15,8 @@
 
 namespace tessera::zero {
 
-ShardedModel::ShardedModel(const ModelView& model, comm::CommunicatorPtr comm, const ShardedModelOptions& options)
+ShardedModel::ShardedModel(const ModelView& model, comm::CommunicatorPtr comm,
+                           const ShardedModelOptions& options)
     : options_(options), comm_(std::move(comm)) {
   const Unheard our_own_operators;
   const at::NoGradGuard no_grad;
@@ -26,7 +27,8 @@ ShardedModel::ShardedModel(const ModelView& model, comm::CommunicatorPtr comm, c
   layout_ = std::make_unique<Layout>(list.specs, LayoutOptions{comm_->size(), options_.unit_numel});
   check_same_model_everywhere();
   refuse_forks(model, options_.sharding);
-  // TorchScript's fuser hands raw pointers to compiled kernels, which no listener hears of. (A switch of the process.)
+  // TorchScript's fuser hands raw pointers to compiled kernels, which no
+  // listener hears of. (A switch of the process.)
   if (model.scripted && options_.sharding.optimizer) torch::jit::setTensorExprFuserEnabled(false);
   parameters_ = list.tensors;
   gather_comm_ = comm_->duplicate("gather");
@@ -36,12 +38,13 @@ ShardedModel::ShardedModel(const ModelView& model, comm::CommunicatorPtr comm, c
   options_.residency.shared = shared_;
   options_.residency.sharded = options_.sharding.parameters && !any_shared();
   options_.residency.track_casts = options_.track_casts;
-  residency_ = std::make_unique<Residency>(*layout_, units_, shards_, gather_comm_, comm_, options_.residency);
+  residency_ =
+      std::make_unique<Residency>(*layout_, units_, shards_, gather_comm_, comm_, options_.residency);
   options_.reducer.sharding = options_.sharding;
   options_.reducer.sharding.parameters = options_.residency.sharded;  // whether a rank may stand in a gather
   const bool one_order = !gather_comm_->wait_blocks();  // [Note: one order on a device] in residency.h
-  gradients_ = std::make_unique<GradientReducer>(*layout_, parameters_, one_order ? gather_comm_ : comm_->duplicate("reduce"),
-                                                 options_.reducer);
+  gradients_ = std::make_unique<GradientReducer>(
+      *layout_, parameters_, one_order ? gather_comm_ : comm_->duplicate("reduce"), options_.reducer);
   if (one_order && options_.residency.sharded) {
     residency_->share_order_with({.under_way = [this] { return gradients_->under_way(); },
                                   .num_ready = [this] { return gradients_->num_ready(); },
@@ -62,8 +65,8 @@ ShardedModel::ShardedModel(const ModelView& model, comm::CommunicatorPtr comm, c
   for (size_t parameter = 0; parameter < parameters_.size(); ++parameter) note_version(parameter);
 }
 
-// The model may be read once its engine is gone (unless its parameters are sharded), and then nobody waits for the last
-// updates any more.
+// The model may be read once its engine is gone (unless its parameters are sharded), and then
+// nobody waits for the last updates any more.
 ShardedModel::~ShardedModel() {
   if (!residency_ || residency_->sharded() || std::uncaught_exceptions() > 0) return;
   try {
@@ -76,13 +79,13 @@ ShardedModel::~ShardedModel() {
 void ShardedModel::check_same_model_everywhere() const {
   int64_t numel = 0;
   for (const ParameterSpec& spec : layout_->parameters()) numel += spec.numel();
-  const std::string mine = str(layout_->parameters().size(), " parameters of ", numel, " elements, digest ", std::hex,
-                               layout_->digest());
+  const std::string mine = str(layout_->parameters().size(), " parameters of ", numel, " elements, digest ",
+                               std::hex, layout_->digest());
   const std::vector<std::string> all = comm_->exchange(mine, "model layout");
   for (int rank = 0; rank < comm_->size(); ++rank)
     if (all[rank] != mine)
-      throw CommError(str("rank ", comm_->rank(), "'s model has ", mine, "; rank ", rank, "'s has ", all[rank],
-                          ": all ranks must build the same model"));
+      throw CommError(str("rank ", comm_->rank(), "'s model has ", mine, "; rank ", rank, "'s has ",
+                          all[rank], ": all ranks must build the same model"));
 }
 
 at::Tensor ShardedModel::region(int unit, const at::Tensor& flat) const {
@@ -104,7 +107,8 @@ at::Tensor ShardedModel::allocate_unit(int unit) {
   at::Tensor memory;
   if (sharded(unit)) memory = gather_comm_->allocate_shared(bytes, layout_->describe(unit));
   shared_.push_back(memory.defined());
-  return memory.defined() ? memory : at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(options_.device));
+  return memory.defined() ? memory
+                          : at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(options_.device));
 }
 
 // Unit by unit, so that never more than one unit exists twice.
@@ -119,7 +123,8 @@ void ShardedModel::move_unit(int unit, const std::vector<at::Tensor>& tensors) {
   const bool shared = shared_[unit];
   const bool writes = !shared || comm_->rank() == 0;
 
-  // Initial values of trainable parameters travel in fp32, so that masters start from what the model had before the cast.
+  // Initial values of trainable parameters travel in fp32, so that masters start
+  // from what the model had before the cast.
   const bool cast = spec.trainable && dtype != at::kFloat;
   at::Tensor flat = cast ? at::empty({spec.numel}, full.options().dtype(at::kFloat)) : full;
   if (cast || writes) {
@@ -139,7 +144,8 @@ void ShardedModel::move_unit(int unit, const std::vector<at::Tensor>& tensors) {
     tensor.set_data(full.narrow(0, slot.offset, slot.numel).view(layout_->parameters()[parameter].shape));
   }
   const Range mine = layout_->shard(unit, comm_->rank());
-  shards_[unit] = (options_.sharding.optimizer ? memory.contents() : full).narrow(0, mine.begin, mine.numel());
+  shards_[unit] =
+      (options_.sharding.optimizer ? memory.contents() : full).narrow(0, mine.begin, mine.numel());
   if (options_.sharding.parameters && !shared) {
     const MemoryFor use(MemoryUse::kParameters);
     shards_[unit] = shards_[unit].clone();
@@ -196,7 +202,9 @@ static uint32_t version_of(const at::Tensor& tensor) {
   return counter.enabled() ? counter.current_version() : 0;
 }
 
-void ShardedModel::note_version(size_t parameter) { versions_[parameter] = version_of(parameters_[parameter]); }
+void ShardedModel::note_version(size_t parameter) {
+  versions_[parameter] = version_of(parameters_[parameter]);
+}
 
 void ShardedModel::check_parameters() const {
   for (size_t parameter = 0; parameter < parameters_.size(); ++parameter) {
@@ -205,15 +213,20 @@ void ShardedModel::check_parameters() const {
     const int unit = layout_->slot(static_cast<int>(parameter)).unit;
     if (!tensor.is_alias_of(units_[unit].full())) {
       const at::ScalarType before = to_torch(spec.dtype), now = tensor.scalar_type();
-      throw Error(str("parameter ", spec.name, " is not in the engine's memory any more: model->to(), set_data() or torch::load() has "
-                      "replaced its memory",
-                      before == now ? "" : str(", of ", c10::toString(before), ", by one of ", c10::toString(now)),
-                      ", and it would not be trained. Choose dtype (by the config) and device before initialize(); give values with "
-                      "load_weights(), or inside a GatheredParameters with modifier_rank set"));
+      throw Error(
+          str("parameter ", spec.name,
+              " is not in the engine's memory any more: model->to(), set_data() or torch::load() has "
+              "replaced its memory",
+              before == now ? "" : str(", of ", c10::toString(before), ", by one of ", c10::toString(now)),
+              ", and it would not be trained. Choose dtype (by the config) and device before initialize(); "
+              "give values with "
+              "load_weights(), or inside a GatheredParameters with modifier_rank set"));
     }
     if (version_of(tensor) != versions_[parameter] && !residency_->writable(unit))
-      throw Error(str("parameter ", spec.name, " was written in place outside of a GatheredParameters: the values would be lost, or "
-                      "differ between ranks. Write inside a GatheredParameters with modifier_rank set, or give values with "
+      throw Error(str("parameter ", spec.name,
+                      " was written in place outside of a GatheredParameters: the values would be lost, or "
+                      "differ between ranks. Write inside a GatheredParameters with modifier_rank set, or "
+                      "give values with "
                       "load_weights()"));
   }
 }
@@ -224,8 +237,10 @@ int ShardedModel::find(const std::string& name) const {
   return parameter;
 }
 
-/// `mine`: (unit numel) if `whole`, else this rank's shard of the parameter's unit. Returns an fp32 copy of the parameter.
-at::Tensor ShardedModel::gather_parameter(int parameter, const at::Tensor& mine, bool whole, std::string_view what) {
+/// `mine`: (unit numel) if `whole`, else this rank's shard of the parameter's unit.
+/// Returns an fp32 copy of the parameter.
+at::Tensor ShardedModel::gather_parameter(int parameter, const at::Tensor& mine, bool whole,
+                                          std::string_view what) {
   const Unheard our_own_operators;
   const at::NoGradGuard no_grad;
   const zero::Slot& slot = layout_->slot(parameter);
@@ -234,8 +249,9 @@ at::Tensor ShardedModel::gather_parameter(int parameter, const at::Tensor& mine,
     full = at::empty({layout_->units()[slot.unit].numel}, mine.options());
     comm_->all_gather(full, mine, str(what, " of ", layout_->describe(slot.unit)))->wait();
   }
-  return full.narrow(0, slot.offset, slot.numel).to(at::kFloat, /*non_blocking=*/false, /*copy=*/true).view(
-      layout_->parameters()[parameter].shape);
+  return full.narrow(0, slot.offset, slot.numel)
+      .to(at::kFloat, /*non_blocking=*/false, /*copy=*/true)
+      .view(layout_->parameters()[parameter].shape);
 }
 
 at::Tensor ShardedModel::full_parameter(const std::string& name) {
@@ -251,7 +267,8 @@ at::Tensor ShardedModel::full_parameter(const std::string& name) {
 at::Tensor ShardedModel::full_gradient(const std::string& name) {
   const int parameter = find(name);
   const int unit = layout_->slot(parameter).unit;
-  if (!layout_->units()[unit].trainable) throw Error(str("parameter ", name, " is frozen and has no gradient"));
+  if (!layout_->units()[unit].trainable)
+    throw Error(str("parameter ", name, " is frozen and has no gradient"));
   if (!options_.sharding.optimizer && !gradients_->reads_peers())
     return gather_parameter(parameter, gradients_->accumulator(unit), true, "gradient");
   return gather_parameter(parameter, gradients_->shard(unit), false, "gradient");
@@ -267,7 +284,8 @@ void ShardedModel::unpin(const std::vector<int>& units, int modifier_rank) {
       const at::Tensor& full = units_[unit].full();
       if (comm_->size() > 1) comm_->broadcast(full, modifier_rank, layout_->describe(unit))->wait();
       const Range mine = layout_->shard(unit, comm_->rank());
-      if (options_.sharding.parameters || shared_[unit]) shards_[unit].copy_(full.narrow(0, mine.begin, mine.numel()));
+      if (options_.sharding.parameters || shared_[unit])
+        shards_[unit].copy_(full.narrow(0, mine.begin, mine.numel()));
       at::Tensor& master = masters_[unit];
       if (!master.defined() || full.scalar_type() == at::kFloat) continue;
       // Keep the fp32 digits of what was not written.
@@ -292,7 +310,9 @@ ShardedModel::Held ShardedModel::held(int unit) const {
 ShardedModel::Held ShardedModel::shard_of(int unit) const {
   Held part = held(unit);
   const Range mine = layout_->shard(unit, comm_->rank());
-  const auto cut = [&](at::Tensor& tensor) { tensor = tensor.narrow(0, mine.begin - part.range.begin, mine.numel()); };
+  const auto cut = [&](at::Tensor& tensor) {
+    tensor = tensor.narrow(0, mine.begin - part.range.begin, mine.numel());
+  };
   cut(part.weights);
   for (at::Tensor& state : part.states) cut(state);
   part.range = mine;
@@ -322,9 +342,10 @@ void ShardedModel::end_replacing() {
 StateBytes ShardedModel::measured_bytes() const {
   StateBytes bytes;
   for (size_t unit = 0; unit < units_.size(); ++unit)
-    bytes.parameters += shared_[unit]                  ? static_cast<int64_t>(shards_[unit].nbytes())
-                        : options_.sharding.parameters ? static_cast<int64_t>(shards_[unit].storage().nbytes())
-                                                       : units_[unit].bytes();
+    bytes.parameters += shared_[unit] ? static_cast<int64_t>(shards_[unit].nbytes())
+                        : options_.sharding.parameters
+                            ? static_cast<int64_t>(shards_[unit].storage().nbytes())
+                            : units_[unit].bytes();
   bytes.gradients = gradients_->accumulator_bytes();
   bytes.master = optimizer_->master_bytes();
   bytes.optimizer = optimizer_->state_bytes();

@@ -1,25 +1,28 @@
-// ShardedModel: a model whose parameters have moved into units, with everything that keeps them there. Construction
-// leaves the model's own tensors as views of the units; the model itself is not touched otherwise.
+// ShardedModel: a model whose parameters have moved into units, with everything that
+// keeps them there. Construction leaves the model's own tensors as views of the units;
+// the model itself is not touched otherwise.
 //
 // [Note: one copy on a host]
-// Where all ranks share memory (Communicator::allocate_shared), units whose values are sharded (stages 1 to 3; frozen ones at
-// stage 3) are one memory for all ranks: each rank updates its shard of it, and reads all of it in place. Nothing is ever
-// gathered or released; what is left of a gather is to wait until everybody has updated. Nobody updates before everybody's
-// backward has ended, because the gradients' norm, which comes first, takes all ranks. So stages 1 and 2 hold no more
-// parameters a rank than stage 3 does, and measured_bytes() counts this rank's shard. The model still reads that memory when its
-// engine is gone; then nothing keeps a rank from writing into what is everybody's.
+// Where all ranks share memory (Communicator::allocate_shared), units whose values are sharded (stages 1 to
+// 3; frozen ones at stage 3) are one memory for all ranks: each rank updates its shard of it, and reads all
+// of it in place. Nothing is ever gathered or released; what is left of a gather is to wait until everybody
+// has updated. Nobody updates before everybody's backward has ended, because the gradients' norm, which comes
+// first, takes all ranks. So stages 1 and 2 hold no more parameters a rank than stage 3 does, and
+// measured_bytes() counts this rank's shard. The model still reads that memory when its engine is gone; then
+// nothing keeps a rank from writing into what is everybody's.
 //
 // [Note: dtypes]
-// A unit has one dtype, so a model may have parameters of several: they lie in units of their own. Trainable parameters of 16 bits
-// have fp32 masters, wherever their dtype comes from; fp32 ones are their own masters; frozen ones have none. So a frozen bf16 base
-// stays 2 bytes an element beside fp32 adapters, at every stage.
+// A unit has one dtype, so a model may have parameters of several: they lie in units of their own. Trainable
+// parameters of 16 bits have fp32 masters, wherever their dtype comes from; fp32 ones are their own masters;
+// frozen ones have none. So a frozen bf16 base stays 2 bytes an element beside fp32 adapters, at every stage.
 //
 // [Note: who writes parameters]
-// Masters, shards and what other ranks hold follow a write only inside a GatheredParameters with a modifier_rank, or when a
-// checkpoint or weights are loaded. Any other write would be undone by the next update (16 bits), be this rank's alone (stage 0),
-// or be gathered away (stages 1 to 3). So it is refused at every stage and in every dtype: by the operator that writes, where
-// operators are heard (stages 1 to 3), and by the parameters' version counters at the next call. Neither sees a write through a raw
-// pointer; at stage 0 the counters do not see one through tensor.data() either.
+// Masters, shards and what other ranks hold follow a write only inside a GatheredParameters with a
+// modifier_rank, or when a checkpoint or weights are loaded. Any other write would be undone by the next
+// update (16 bits), be this rank's alone (stage 0), or be gathered away (stages 1 to 3). So it is refused at
+// every stage and in every dtype: by the operator that writes, where operators are heard (stages 1 to 3), and
+// by the parameters' version counters at the next call. Neither sees a write through a raw pointer; at stage
+// 0 the counters do not see one through tensor.data() either.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -50,8 +53,8 @@ struct ShardedModelOptions {
   DType compute_dtype = DType::kFloat32;
   at::Device device = at::kCPU;
   int64_t unit_numel = 4'000'000;
-  bool track_casts = false;  ///< the model runs under autocast
-  ReducerOptions reducer;    ///< `sharding` is filled in
+  bool track_casts = false;    ///< the model runs under autocast
+  ReducerOptions reducer;      ///< `sharding` is filled in
   ResidencyOptions residency;  ///< `sharded` and `shared` are filled in
   kernels::OptimizerKind optimizer = kernels::OptimizerKind::kAdamW;
   std::vector<kernels::Hyper> groups{kernels::Hyper{}};
@@ -60,8 +63,8 @@ struct ShardedModelOptions {
 
 class ShardedModel {
  public:
-  /// Collective. Values and buffers of rank 0 become every rank's. Throws ConfigError for parameters that cannot be
-  /// sharded, CommError when the ranks' models differ.
+  /// Collective. Values and buffers of rank 0 become every rank's. Throws ConfigError for parameters that
+  /// cannot be sharded, CommError when the ranks' models differ.
   ShardedModel(const ModelView& model, comm::CommunicatorPtr comm, const ShardedModelOptions& options);
   ~ShardedModel();
   ShardedModel(const ShardedModel&) = delete;
@@ -74,14 +77,14 @@ class ShardedModel {
   GradientReducer& gradients() { return *gradients_; }
   ShardedOptimizer& optimizer() { return *optimizer_; }
 
-  /// Collective. fp32 copies of a whole parameter (its master weights) and of its accumulated gradient; shape as
-  /// in the model. Throws Error for an unknown name or, for gradients, a frozen parameter.
+  /// Collective. fp32 copies of a whole parameter (its master weights) and of its accumulated gradient; shape
+  /// as in the model. Throws Error for an unknown name or, for gradients, a frozen parameter.
   at::Tensor full_parameter(const std::string& name);
   at::Tensor full_gradient(const std::string& name);
 
-  /// Local. That the model's parameters are still views of the units, with the values the engine left there. A few loads a
-  /// parameter. Throws Error naming the first one whose memory was replaced (model->to(), set_data()), or that was written
-  /// against [Note: who writes parameters].
+  /// Local. That the model's parameters are still views of the units, with the values the engine left there.
+  /// A few loads a parameter. Throws Error naming the first one whose memory was replaced (model->to(),
+  /// set_data()), or that was written against [Note: who writes parameters].
   void check_parameters() const;
 
   /// Collective. Buffers become rank 0's (as DistributedDataParallel's broadcast_buffers, but when asked).
@@ -109,23 +112,25 @@ class ShardedModel {
 
   /// Views of what this rank keeps of a unit for good.
   struct Held {
-    Range range;                     ///< in the unit's elements
-    at::Tensor weights;              ///< (range) fp32 masters of a trainable unit, compute dtype of a frozen one
-    std::vector<at::Tensor> states;  ///< (range) fp32 each, in the order of optimizer().state_names(); frozen: none
+    Range range;         ///< in the unit's elements
+    at::Tensor weights;  ///< (range) fp32 masters of a trainable unit, compute dtype of a frozen one
+    std::vector<at::Tensor>
+        states;  ///< (range) fp32 each, in the order of optimizer().state_names(); frozen: none
   };
   /// Local. All of it: the unit, or this rank's shard, as the stage says.
   Held held(int unit) const;
   /// Local. This rank's shard of it, at every stage alike: what a checkpoint holds of this rank.
   Held shard_of(int unit) const;
-  /// Collective. Around writes into what held() gives, on all ranks: ends the pass under way and waits for gathers; then
-  /// makes parameters follow the new weights. Not while a GatheredParameters is open.
+  /// Collective. Around writes into what held() gives, on all ranks: ends the pass under way and waits for
+  /// gathers; then makes parameters follow the new weights. Not while a GatheredParameters is open.
   void begin_replacing();
   void end_replacing();
   const std::vector<NamedTensor>& buffers() const { return buffers_; }
 
   /// Local. Bytes this rank holds, measured from the tensors.
   StateBytes measured_bytes() const;
-  /// Local. What the layout's arithmetic says it should hold; `async_checkpoints`: with the copy they are written from.
+  /// Local. What the layout's arithmetic says it should hold; `async_checkpoints`:
+  /// with the copy they are written from.
   StateBytes formula_bytes(bool async_checkpoints = false) const;
 
  private:

@@ -13,8 +13,9 @@
 
 namespace tessera::zero {
 
-ShardedOptimizer::ShardedOptimizer(const Layout& layout, std::vector<at::Tensor> values, std::vector<at::Tensor> masters,
-                                   comm::CommunicatorPtr comm, const Options& options)
+ShardedOptimizer::ShardedOptimizer(const Layout& layout, std::vector<at::Tensor> values,
+                                   std::vector<at::Tensor> masters, comm::CommunicatorPtr comm,
+                                   const Options& options)
     : layout_(layout),
       comm_(std::move(comm)),
       kind_(options.kind),
@@ -31,16 +32,19 @@ ShardedOptimizer::ShardedOptimizer(const Layout& layout, std::vector<at::Tensor>
   for (int unit = 0; unit < layout_.num_units(); ++unit) {
     if (!layout_.units()[unit].trainable) continue;
     UnitState& state = units_[unit];
-    state.region = sharding_.optimizer ? layout_.shard(unit, comm_->rank()) : Range{0, layout_.units()[unit].numel};
+    state.region =
+        sharding_.optimizer ? layout_.shard(unit, comm_->rank()) : Range{0, layout_.units()[unit].numel};
     state.value = values[unit];
     state.master = masters[unit];
     device_ = state.master.device();
-    TESSERA_CHECK(state.master.numel() == state.region.numel() && state.value.numel() == state.region.numel());
+    TESSERA_CHECK(state.master.numel() == state.region.numel() &&
+                  state.value.numel() == state.region.numel());
     for (size_t i = 0; i < state_names_.size(); ++i) state.states.push_back(at::zeros_like(state.master));
   }
 }
 
-std::vector<std::vector<double>> ShardedOptimizer::all_gather(const std::vector<double>& mine, std::string_view label) {
+std::vector<std::vector<double>> ShardedOptimizer::all_gather(const std::vector<double>& mine,
+                                                              std::string_view label) {
   const auto num = static_cast<int64_t>(mine.size());
   at::Tensor all = at::empty({comm_->size() * num}, at::TensorOptions().dtype(at::kDouble));
   at::Tensor part = all.narrow(0, comm_->rank() * num, num);
@@ -63,7 +67,8 @@ GradientSummary ShardedOptimizer::summarize(const GradientReducer& gradients, bo
   const at::NoGradGuard no_grad;
   const int num_units = layout_.num_units();
   const auto num_parameters = static_cast<int>(layout_.parameters().size());
-  // {sum of squares, non-finite elements, first parameter with one or -1, flag} {late, by unit} {used, by parameter}
+  // {sum of squares, non-finite elements, first parameter with one or -1, flag}
+  // {late, by unit} {used, by parameter}
   std::vector<double> mine{0, 0, -1, raise_flag ? 1.0 : 0.0};
   for (int unit = 0; unit < num_units; ++unit) {
     if (!layout_.units()[unit].trainable) continue;
@@ -74,7 +79,8 @@ GradientSummary ShardedOptimizer::summarize(const GradientReducer& gradients, bo
     if (part.num_nonfinite > 0 && mine[2] < 0) {
       const int64_t element = layout_.shard(unit, comm_->rank()).begin + kernels::first_nonfinite(shard);
       for (int parameter : layout_.units()[unit].parameters)
-        if (intersect(layout_.slot(parameter).range(), {element, element + 1}).numel() > 0) mine[2] = parameter;
+        if (intersect(layout_.slot(parameter).range(), {element, element + 1}).numel() > 0)
+          mine[2] = parameter;
     }
   }
   for (bool late : gradients.late_units()) mine.push_back(late);
@@ -102,8 +108,9 @@ GradientSummary ShardedOptimizer::summarize(const GradientReducer& gradients, bo
   return summary;
 }
 
-/// The parts of a unit this rank updates. Neighbours with one group and step count become one piece, padding
-/// between them included (zeros stay zeros under every optimizer); `by_parameter` keeps them apart. Cut at shards.
+/// The parts of a unit this rank updates. Neighbours with one group and step count become one
+/// piece, padding between them included (zeros stay zeros under every optimizer);
+/// `by_parameter` keeps them apart. Cut at shards.
 std::vector<ShardedOptimizer::Piece> ShardedOptimizer::pieces(int unit, const std::vector<bool>& used,
                                                               bool by_parameter) const {
   std::vector<Piece> found;
@@ -115,8 +122,9 @@ std::vector<ShardedOptimizer::Piece> ShardedOptimizer::pieces(int unit, const st
       found.push_back({unit, parameter, range});
       continue;
     }
-    const bool follows = !found.empty() && steps_[found.back().parameter] == steps_[parameter] &&
-                         layout_.parameters()[found.back().parameter].group == layout_.parameters()[parameter].group;
+    const bool follows =
+        !found.empty() && steps_[found.back().parameter] == steps_[parameter] &&
+        layout_.parameters()[found.back().parameter].group == layout_.parameters()[parameter].group;
     // Only padding may lie between, not a parameter that has no gradient.
     if (follows && no_parameter_between(unit, found.back().range.end, range.begin)) {
       found.back().range.end = range.end;
@@ -127,7 +135,8 @@ std::vector<ShardedOptimizer::Piece> ShardedOptimizer::pieces(int unit, const st
   return cut_at_shards(found);
 }
 
-/// Gradients come from the rank that owns the shard, and so do norms. (Beyond stage 0 nothing is cut: the region is one shard.)
+/// Gradients come from the rank that owns the shard, and so do norms. (Beyond stage 0
+/// nothing is cut: the region is one shard.)
 std::vector<ShardedOptimizer::Piece> ShardedOptimizer::cut_at_shards(const std::vector<Piece>& pieces) const {
   std::vector<Piece> found;
   for (const Piece& piece : pieces) {
@@ -161,7 +170,8 @@ kernels::Segment ShardedOptimizer::segment(const Piece& piece, const GradientRed
   return segment;
 }
 
-void ShardedOptimizer::step(const GradientReducer& gradients, double grad_scale, const std::vector<bool>& used) {
+void ShardedOptimizer::step(const GradientReducer& gradients, double grad_scale,
+                            const std::vector<bool>& used) {
   const Unheard our_own_operators;
   const at::NoGradGuard no_grad;
   if (kind_ == kernels::OptimizerKind::kLamb) {
@@ -179,7 +189,8 @@ void ShardedOptimizer::step(const GradientReducer& gradients, double grad_scale,
     if (used[parameter]) ++steps_[parameter];
 }
 
-void ShardedOptimizer::step_lamb(const GradientReducer& gradients, double grad_scale, const std::vector<bool>& used) {
+void ShardedOptimizer::step_lamb(const GradientReducer& gradients, double grad_scale,
+                                 const std::vector<bool>& used) {
   std::vector<double> mine(2 * layout_.parameters().size(), 0.0);
   std::vector<Piece> all;
   for (int unit = 0; unit < layout_.num_units(); ++unit) {
@@ -190,7 +201,8 @@ void ShardedOptimizer::step_lamb(const GradientReducer& gradients, double grad_s
       const kernels::LambPart part =
           kernels::lamb_norms(hyper, steps_[piece.parameter] + 1, grad_scale, segment(piece, gradients));
       all.push_back(piece);
-      if (intersect(piece.range, shard).numel() == 0) continue;  // stage 0: that part is another rank's to report
+      if (intersect(piece.range, shard).numel() == 0)
+        continue;  // stage 0: that part is another rank's to report
       mine[2 * piece.parameter] += part.weight_sq;
       mine[2 * piece.parameter + 1] += part.update_sq;
     }
@@ -203,15 +215,16 @@ void ShardedOptimizer::step_lamb(const GradientReducer& gradients, double grad_s
     }
   for (const Piece& piece : all) {
     const kernels::Hyper& hyper = groups_[layout_.parameters()[piece.parameter].group];
-    kernels::lamb_apply(hyper, steps_[piece.parameter] + 1, kernels::lamb_trust_ratio(hyper, totals[piece.parameter]),
-                        segment(piece, gradients));
+    kernels::lamb_apply(hyper, steps_[piece.parameter] + 1,
+                        kernels::lamb_trust_ratio(hyper, totals[piece.parameter]), segment(piece, gradients));
   }
 }
 
 int64_t ShardedOptimizer::master_bytes() const {
   int64_t bytes = 0;
   for (const UnitState& unit : units_)
-    if (unit.master.defined() && unit.master.data_ptr() != unit.value.data_ptr()) bytes += unit.master.nbytes();
+    if (unit.master.defined() && unit.master.data_ptr() != unit.value.data_ptr())
+      bytes += unit.master.nbytes();
   return bytes;
 }
 

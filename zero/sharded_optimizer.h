@@ -1,13 +1,14 @@
-// ShardedOptimizer: fp32 master weights and optimizer state of the elements this rank updates (its shards; whole units
-// at stage 0), cut into segments that share hyper-parameters and step count.
+// ShardedOptimizer: fp32 master weights and optimizer state of the elements this rank updates (its shards;
+// whole units at stage 0), cut into segments that share hyper-parameters and step count.
 //
 // [Note: the same numbers at every stage]
-// The norm of the gradients is computed shard by shard at every stage, stage 0 included: rank r sums shard r, the parts
-// are all-gathered and added in rank order. The update itself is elementwise. So nothing depends on the stage.
+// The norm of the gradients is computed shard by shard at every stage, stage 0 included: rank r
+// sums shard r, the parts are all-gathered and added in rank order. The update itself is
+// elementwise. So nothing depends on the stage.
 //
 // [Note: parameters without a gradient]
-// A parameter that received no gradient on any rank is left alone, step count and moments included, as torch.optim
-// leaves parameters whose .grad is None. Hence each parameter has its own step count.
+// A parameter that received no gradient on any rank is left alone, step count and moments included, as
+// torch.optim leaves parameters whose .grad is None. Hence each parameter has its own step count.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -25,7 +26,8 @@ namespace tessera::zero {
 
 /// What all ranks know of the accumulated gradients before an update.
 struct GradientSummary {
-  double norm = 0;  ///< L2, over all parameters and ranks, of the gradients as accumulated (loss scale included)
+  double norm =
+      0;  ///< L2, over all parameters and ranks, of the gradients as accumulated (loss scale included)
   int64_t num_nonfinite = 0;
   std::string first_nonfinite;  ///< name of the first parameter with such an element
   std::vector<bool> used;       ///< by parameter: some rank had a gradient
@@ -41,15 +43,16 @@ class ShardedOptimizer {
     std::vector<kernels::Hyper> groups;  ///< by ParameterSpec::group
   };
 
-  /// By unit: `values`: what this rank updates, compute dtype, (unit numel) at stage 0, else (shard_numel);
-  /// `masters`: the same elements in fp32, the same tensor where the compute dtype is fp32. Frozen units: undefined.
+  /// By unit: `values`: what this rank updates, compute dtype, (unit numel) at stage 0, else
+  /// (shard_numel); `masters`: the same elements in fp32, the same tensor where the compute
+  /// dtype is fp32. Frozen units: undefined.
   ShardedOptimizer(const Layout& layout, std::vector<at::Tensor> values, std::vector<at::Tensor> masters,
                    comm::CommunicatorPtr comm, const Options& options);
 
   /// Collective (one small all-gather). `raise_flag`: see GradientSummary::flag_raised.
   GradientSummary summarize(const GradientReducer& gradients, bool raise_flag = false);
-  /// Local; Collective for LAMB, whose trust ratios need each parameter's norms over all shards. Updates values and masters;
-  /// `grad_scale` multiplies the gradients first.
+  /// Local; Collective for LAMB, whose trust ratios need each parameter's norms over all shards. Updates
+  /// values and masters; `grad_scale` multiplies the gradients first.
   void step(const GradientReducer& gradients, double grad_scale, const std::vector<bool>& used);
 
   std::vector<kernels::Hyper>& groups() { return groups_; }

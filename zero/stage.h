@@ -1,7 +1,8 @@
 // A ZeRO stage is a value: which of a unit's buffers this rank holds in full and which as a shard. This is
 // the only file that compares stage numbers; everything else asks the value.
 //
-// Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models" (2020), section 5.
+// Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training
+// Trillion Parameter Models" (2020), section 5.
 #pragma once
 
 namespace tessera::zero {

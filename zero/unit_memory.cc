@@ -30,8 +30,10 @@ UnitMemory::UnitMemory(const Options& options) : handle_(new UnitHandle) {
   const size_t bytes = options.numel * at::elementSize(options.dtype);
   handle_->bytes = static_cast<int64_t>(bytes);
   handle_->guard = std::make_unique<GuardedMemory>(
-      bytes, str("tessera: ", options.description, " is not in memory (released, or still being gathered after step()) and was "
-                 "used other than by an operator: hold a zero::GatheredParameters around raw pointers and torch::save"));
+      bytes, str("tessera: ", options.description,
+                 " is not in memory (released, or still being gathered after step()) and was "
+                 "used other than by an operator: hold a zero::GatheredParameters around raw pointers and "
+                 "torch::save"));
   c10::Storage storage(c10::make_intrusive<c10::StorageImpl>(
       c10::StorageImpl::use_byte_size_t(), bytes, pointer_to(handle_, handle_->guard->data(), options.device),
       /*allocator=*/nullptr, /*resizable=*/false));
@@ -45,11 +47,14 @@ UnitMemory::~UnitMemory() {
   drop_reference(handle_);
 }
 
-UnitMemory::UnitMemory(UnitMemory&& other) noexcept : handle_(other.handle_), full_(std::move(other.full_)), bound_(other.bound_) {
+UnitMemory::UnitMemory(UnitMemory&& other) noexcept
+    : handle_(other.handle_), full_(std::move(other.full_)), bound_(other.bound_) {
   other.handle_ = nullptr;
 }
 
-at::Tensor UnitMemory::contents() const { return handle_->buffer.narrow(0, 0, bytes()).view(full_.scalar_type()); }
+at::Tensor UnitMemory::contents() const {
+  return handle_->buffer.narrow(0, 0, bytes()).view(full_.scalar_type());
+}
 
 void UnitMemory::hold(at::Tensor buffer) {
   TESSERA_CHECK(static_cast<int64_t>(buffer.nbytes()) >= bytes());

@@ -1,11 +1,12 @@
-// UnitMemory: where one unit's parameters live. The parameters of the model are views into `full()`, whose storage
-// can be bound to a buffer (readable) or to guarded address space (shapes only). Autograd's saved views share that
-// storage, so they become valid again when the unit is bound anew.
+// UnitMemory: where one unit's parameters live. The parameters of the model are views into `full()`, whose
+// storage can be bound to a buffer (readable) or to guarded address space (shapes only). Autograd's saved
+// views share that storage, so they become valid again when the unit is bound anew.
 //
 // [Note: guarded until it has arrived]
-// Having a buffer and being readable are two things. A collective that fills the unit works on the buffer itself
-// (contents()), while the storage stays on the guard. So code that reads a raw pointer too early dies with a message,
-// and never computes with, or saves, a mixture of old and new values. The storage is bound when the collective is done.
+// Having a buffer and being readable are two things. A collective that fills the unit works on the
+// buffer itself (contents()), while the storage stays on the guard. So code that reads a raw pointer too
+// early dies with a message, and never computes with, or saves, a mixture of old and new values. The
+// storage is bound when the collective is done.
 //
 // [Note: finding the unit of a tensor]
 // The storage's DataPtr carries a UnitHandle as its context and a deleter of ours, so "does this tensor
@@ -63,8 +64,8 @@ class UnitMemory {
   bool bound() const { return bound_; }
   int64_t bytes() const { return full_.numel() * full_.element_size(); }
 
-  /// Takes a buffer, in place of the one it had: at least bytes() of memory on the same device, as a uint8 tensor. Not
-  /// readable yet.
+  /// Takes a buffer, in place of the one it had: at least bytes() of memory on the same device,
+  /// as a uint8 tensor. Not readable yet.
   void hold(at::Tensor buffer);
   /// Makes the buffer what full() reads.
   void bind();

@@ -23,7 +23,8 @@ class Hdf5FileWriter : public ModelWriter {
     Hdf5Builder builder(purpose, Hdf5Readers::kSince1_8);
     for (const ModelTensor& tensor : tensors) {
       builder.add({dataset_path(tensor.name), tensor.type, tensor.shape, {}});
-      for (const std::string& alias : tensor.aliases) builder.add_link(dataset_path(tensor.name), dataset_path(alias));
+      for (const std::string& alias : tensor.aliases)
+        builder.add_link(dataset_path(tensor.name), dataset_path(alias));
     }
     return builder.finish();
   }

@@ -27,11 +27,14 @@ int64_t checked_bytes(const ModelTensor& tensor) {
   int64_t bytes = size_bytes(tensor.type);
   bool overflow = false;
   for (const int64_t size : tensor.shape) {
-    if (size < 0) throw CheckpointError(str("tensor ", quoted_name(tensor.name), " has a negative size, ", size));
+    if (size < 0)
+      throw CheckpointError(str("tensor ", quoted_name(tensor.name), " has a negative size, ", size));
     overflow = overflow || __builtin_mul_overflow(bytes, size, &bytes);
   }
-  overflow = overflow || __builtin_mul_overflow(bytes, static_cast<int64_t>(1 + tensor.aliases.size()), &bytes);
-  if (overflow) throw CheckpointError(str("tensor ", quoted_name(tensor.name), " has more bytes than 63 bits can count"));
+  overflow =
+      overflow || __builtin_mul_overflow(bytes, static_cast<int64_t>(1 + tensor.aliases.size()), &bytes);
+  if (overflow)
+    throw CheckpointError(str("tensor ", quoted_name(tensor.name), " has more bytes than 63 bits can count"));
   return bytes;
 }
 
@@ -96,7 +99,8 @@ void ModelWriter::append(std::span<const std::byte> data) {
 
 void ModelWriter::finish() {
   for (; current_ < tensors_.size(); ++current_, written_ = 0)
-    TESSERA_CHECK(written_ == tensors_[current_].bytes(), "tensor ", tensors_[current_].name, " is incomplete");
+    TESSERA_CHECK(written_ == tensors_[current_].bytes(), "tensor ", tensors_[current_].name,
+                  " is incomplete");
   publish();
 }
 
@@ -109,8 +113,8 @@ std::unique_ptr<ModelWriter> open_model_writer(const Disk& disk, ModelWriterOpti
     case ModelFormat::kHdf5: break;
   }
   if (options.max_shard_bytes > 0)
-    throw CheckpointError(
-        str(options.path.string(), ": only safetensors can be cut into shards, not ", name_of(options.format)));
+    throw CheckpointError(str(options.path.string(), ": only safetensors can be cut into shards, not ",
+                              name_of(options.format)));
   return options.format == ModelFormat::kTorch ? open_torch_file(disk, std::move(options))
                                                : open_hdf5_file(disk, std::move(options));
 }

@@ -1,9 +1,10 @@
 // ModelWriter: a full model going into one file, or a folder of them, that other programs read.
 //
 // [Note: formats are written by position]
-// Names, shapes and element types are known before the first byte of data, so every format's layout is computed first
-// and the data then goes straight to its place: nothing is held back, nothing is moved, and memory does not grow with
-// the model. The output has a temporary name until finish(), so a reader sees a whole file or none.
+// Names, shapes and element types are known before the first byte of data, so every format's layout
+// is computed first and the data then goes straight to its place: nothing is held back, nothing is
+// moved, and memory does not grow with the model. The output has a temporary name until finish(),
+// so a reader sees a whole file or none.
 #pragma once
 
 #include <cstddef>
@@ -39,13 +40,13 @@ enum class ModelFormat : uint8_t {
 
 /// Local. "safetensors", "pt", "h5".
 std::string_view name_of(ModelFormat format);
-/// Local. The format of a word ("safetensors", "pt", "h5") or of a file name's ending (".safetensors"; ".pt", ".pth",
-/// ".bin"; ".h5", ".hdf5"). Nothing for any other.
+/// Local. The format of a word ("safetensors", "pt", "h5") or of a file name's ending (".safetensors"; ".pt",
+/// ".pth", ".bin"; ".h5", ".hdf5"). Nothing for any other.
 std::optional<ModelFormat> parse_model_format(std::string_view word);
 std::optional<ModelFormat> model_format_of(const std::filesystem::path& path);
 
-/// Takes a model's bytes and writes them in one format. Owns the temporary output and removes it unless finish()
-/// returned. Not thread-safe.
+/// Takes a model's bytes and writes them in one format. Owns the temporary output and removes it
+/// unless finish() returned. Not thread-safe.
 class ModelWriter {
  public:
   virtual ~ModelWriter() = default;
@@ -56,15 +57,16 @@ class ModelWriter {
   /// Of all tensors, each counted once.
   int64_t total_bytes() const { return total_bytes_; }
 
-  /// Local. The model's next bytes: those of the tensors in their order, one tensor after the other, cut anywhere.
-  /// Throws DiskError.
+  /// Local. The model's next bytes: those of the tensors in their order, one tensor after the
+  /// other, cut anywhere. Throws DiskError.
   void append(std::span<const std::byte> data);
-  /// Local. After the last byte: syncs the output and gives it its name, in place of what had that name. Throws DiskError.
+  /// Local. After the last byte: syncs the output and gives it its name, in place of
+  /// what had that name. Throws DiskError.
   void finish();
 
  protected:
-  /// Throws CheckpointError, naming the tensor, for lists no format can hold: names that are empty, no UTF-8 or used
-  /// twice, negative or overflowing sizes.
+  /// Throws CheckpointError, naming the tensor, for lists no format can hold: names that are empty, no UTF-8
+  /// or used twice, negative or overflowing sizes.
   explicit ModelWriter(std::vector<ModelTensor> tensors);
 
   /// The bytes of tensor `index` from its byte `offset` on; never called for a tensor without elements.
@@ -83,12 +85,13 @@ struct ModelWriterOptions {
   /// A file; with max_shard_bytes a folder, which is made or replaced (see shard_writer.h).
   std::filesystem::path path;
   std::vector<ModelTensor> tensors;
-  /// Not 0: safetensors shards of at most so many bytes of tensors, and an index, as transformers' save_pretrained.
+  /// Not 0: safetensors shards of at most so many bytes of tensors, and an
+  /// index, as transformers' save_pretrained.
   int64_t max_shard_bytes = 0;
 };
 
-/// Local. Checks the list, makes the temporary output and reserves its room on disk. `disk` must outlive the writer.
-/// Throws CheckpointError for what the format cannot hold, DiskError.
+/// Local. Checks the list, makes the temporary output and reserves its room on disk. `disk` must outlive the
+/// writer. Throws CheckpointError for what the format cannot hold, DiskError.
 std::unique_ptr<ModelWriter> open_model_writer(const Disk& disk, ModelWriterOptions options);
 std::unique_ptr<ModelWriter> open_model_writer(const Disk&& disk, ModelWriterOptions options) = delete;
 

@@ -15,7 +15,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The temporary folder stands beside the real one, so its last part must be a name: not "DIR/", "." or a symbolic link.
+// The temporary folder stands beside the real one, so its last part must be a
+// name: not "DIR/", "." or a symbolic link.
 fs::path folder_path(const fs::path& path) {
   const fs::path plain = path.has_filename() ? path : path.parent_path();
   const bool is_name = plain.has_filename() && plain.filename() != "." && plain.filename() != "..";

@@ -1,4 +1,5 @@
-// PendingDirectory: a folder of files that has another name until it is whole (core/pending_file.h does the same for one file).
+// PendingDirectory: a folder of files that has another name until it is whole
+// (core/pending_file.h does the same for one file).
 #pragma once
 
 #include <filesystem>
@@ -8,14 +9,15 @@
 
 namespace tessera::checkpoint {
 
-/// A folder being written. Owns the temporary one (core/temporary_name.h) and removes it unless published. A folder that has the name already is
-/// exchanged for the new one in one step; its other files are carried over (as hard links), those that `replaced` accepts are not.
-/// Not thread-safe.
+/// A folder being written. Owns the temporary one (core/temporary_name.h) and removes it unless published. A
+/// folder that has the name already is exchanged for the new one in one step; its other files are carried
+/// over (as hard links), those that `replaced` accepts are not. Not thread-safe.
 class PendingDirectory {
  public:
-  /// Local. Creates the temporary folder. Throws DiskError; CheckpointError when `path` is no folder or holds folders of
-  /// its own, which no single step could carry over.
-  PendingDirectory(const Disk& disk, std::filesystem::path path, bool (*replaced)(const std::string& file_name));
+  /// Local. Creates the temporary folder. Throws DiskError; CheckpointError when `path` is no folder or holds
+  /// folders of its own, which no single step could carry over.
+  PendingDirectory(const Disk& disk, std::filesystem::path path,
+                   bool (*replaced)(const std::string& file_name));
   ~PendingDirectory();
   PendingDirectory(const PendingDirectory&) = delete;
   PendingDirectory& operator=(const PendingDirectory&) = delete;

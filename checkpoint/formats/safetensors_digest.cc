@@ -42,29 +42,39 @@ void reserve_digest(SafetensorsHeader& header) {
 void fill_digest(std::string& head, const std::vector<uint64_t>& block_hashes) {
   const std::string blocks = hashes_to_hex(block_hashes);
   const size_t blocks_at = place_of(head, kBlocksKey), digest_at = place_of(head, kDigestKey);
-  TESSERA_CHECK(digest_at < head.size() && blocks_at < digest_at && head.at(blocks_at + blocks.size()) == '"');
+  TESSERA_CHECK(digest_at < head.size() && blocks_at < digest_at &&
+                head.at(blocks_at + blocks.size()) == '"');
   head.replace(blocks_at, blocks.size(), blocks);
   head.replace(digest_at, kDigestDigits, digest_of(head, digest_at));
 }
 
-std::optional<SafetensorsHashes> SafetensorsHashes::read(std::string_view head, const SafetensorsHeader& header, const std::string& file) {
+std::optional<SafetensorsHashes> SafetensorsHashes::read(std::string_view head,
+                                                         const SafetensorsHeader& header,
+                                                         const std::string& file) {
   const auto blocks = header.metadata.find(kBlocksKey), digest = header.metadata.find(kDigestKey);
   if (blocks == header.metadata.end() && digest == header.metadata.end()) return std::nullopt;
   const auto damaged = [&](const std::string& what) -> CheckpointError {
-    return CheckpointError(str(file, ": the header is damaged: ", what, ". If another program changed the file and kept Tessera's metadata, "
-                                     "write it without ", kBlocksKey, " and ", kDigestKey));
+    return CheckpointError(str(file, ": the header is damaged: ", what,
+                               ". If another program changed the file and kept Tessera's metadata, "
+                               "write it without ",
+                               kBlocksKey, " and ", kDigestKey));
   };
   if (blocks == header.metadata.end() || digest == header.metadata.end())
-    throw damaged(str("it has no ", digest == header.metadata.end() ? kDigestKey : kBlocksKey, " beside the other of the two"));
+    throw damaged(str("it has no ", digest == header.metadata.end() ? kDigestKey : kBlocksKey,
+                      " beside the other of the two"));
   const size_t place = place_of(head, kDigestKey);
-  const bool is_ours = place < head.size() && head.substr(place).starts_with(digest->second) && digest->second.size() == kDigestDigits;
+  const bool is_ours = place < head.size() && head.substr(place).starts_with(digest->second) &&
+                       digest->second.size() == kDigestDigits;
   const std::string found = is_ours ? digest_of(std::string(head), place) : "another form of header";
-  if (found != digest->second) throw damaged(str("found ", found, "; expected the digest ", quoted_name(digest->second)));
+  if (found != digest->second)
+    throw damaged(str("found ", found, "; expected the digest ", quoted_name(digest->second)));
 
   SafetensorsHashes hashes;
   std::optional<std::vector<uint64_t>> values = hashes_from_hex(blocks->second);
   if (!values || static_cast<int64_t>(values->size()) != blocks_of(header))
-    throw damaged(str(kBlocksKey, " has ", blocks->second.size(), " characters; expected 16 hexadecimal digits for each of ", blocks_of(header), " blocks"));
+    throw damaged(str(kBlocksKey, " has ", blocks->second.size(),
+                      " characters; expected 16 hexadecimal digits for each of ", blocks_of(header),
+                      " blocks"));
   hashes.hashes_ = std::move(*values);
   int64_t next = 0;
   for (const SafetensorsTensor& tensor : header.tensors) {

@@ -25,15 +25,17 @@ struct TypeWord {
 
 // In the order in which the reference implementation writes them, last to first.
 constexpr std::array kTypes = {
-    TypeWord{ElementType::kBool, "BOOL"}, TypeWord{ElementType::kUInt8, "U8"},    TypeWord{ElementType::kInt8, "I8"},
-    TypeWord{ElementType::kInt16, "I16"}, TypeWord{ElementType::kFloat16, "F16"}, TypeWord{ElementType::kBFloat16, "BF16"},
-    TypeWord{ElementType::kInt32, "I32"}, TypeWord{ElementType::kFloat32, "F32"}, TypeWord{ElementType::kFloat64, "F64"},
-    TypeWord{ElementType::kInt64, "I64"},
+    TypeWord{ElementType::kBool, "BOOL"},   TypeWord{ElementType::kUInt8, "U8"},
+    TypeWord{ElementType::kInt8, "I8"},     TypeWord{ElementType::kInt16, "I16"},
+    TypeWord{ElementType::kFloat16, "F16"}, TypeWord{ElementType::kBFloat16, "BF16"},
+    TypeWord{ElementType::kInt32, "I32"},   TypeWord{ElementType::kFloat32, "F32"},
+    TypeWord{ElementType::kFloat64, "F64"}, TypeWord{ElementType::kInt64, "I64"},
 };
 
 size_t rank_of(ElementType type) {
-  return static_cast<size_t>(std::find_if(kTypes.begin(), kTypes.end(), [&](const TypeWord& t) { return t.type == type; }) -
-                             kTypes.begin());
+  return static_cast<size_t>(
+      std::find_if(kTypes.begin(), kTypes.end(), [&](const TypeWord& t) { return t.type == type; }) -
+      kTypes.begin());
 }
 
 std::optional<ElementType> parse_type(std::string_view word) {
@@ -50,8 +52,8 @@ std::string type_words() {
 
 std::string json_string(const std::string& text) { return nlohmann::json(text).dump(); }
 
-// Builds the header while the parser reads, and so needs no tree of the JSON, which for hostile input would be many
-// times as large as its text. Every handler throws or returns true.
+// Builds the header while the parser reads, and so needs no tree of the JSON, which for hostile input would
+// be many times as large as its text. Every handler throws or returns true.
 class HeaderBuilder : public nlohmann::json_sax<nlohmann::json> {
  public:
   explicit HeaderBuilder(const std::string& file) : file_(file) {}
@@ -110,7 +112,8 @@ class HeaderBuilder : public nlohmann::json_sax<nlohmann::json> {
     if (place_ != Place::kType) return unexpected(quoted_name(value));
     const std::optional<ElementType> type = parse_type(value);
     if (!type)
-      fail(str("tensor ", quoted_name(tensor_.name), ": dtype is ", quoted_name(value), ", expected one of ", type_words()));
+      fail(str("tensor ", quoted_name(tensor_.name), ": dtype is ", quoted_name(value), ", expected one of ",
+               type_words()));
     tensor_.type = *type;
     return go(Place::kTensorKeys);
   }
@@ -119,14 +122,15 @@ class HeaderBuilder : public nlohmann::json_sax<nlohmann::json> {
     const bool is_shape = place_ == Place::kShapeItems;
     if (!is_shape && place_ != Place::kOffsetItems) return unexpected(str(value));
     if (value > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()))
-      fail(str("tensor ", quoted_name(tensor_.name), ": ", is_shape ? "shape" : "data_offsets", " has ", value,
-               ", expected less than 2^63"));
+      fail(str("tensor ", quoted_name(tensor_.name), ": ", is_shape ? "shape" : "data_offsets", " has ",
+               value, ", expected less than 2^63"));
     std::vector<int64_t>& numbers = is_shape ? tensor_.shape : offsets_;
     numbers.push_back(static_cast<int64_t>(value));
     if (is_shape && numbers.size() > kMaxDimensions)
       fail(str("tensor ", quoted_name(tensor_.name), " has more than ", kMaxDimensions, " dimensions"));
     if (!is_shape && numbers.size() > 2)
-      fail(str("tensor ", quoted_name(tensor_.name), ": data_offsets has more than two numbers, expected [BEGIN, END]"));
+      fail(str("tensor ", quoted_name(tensor_.name),
+               ": data_offsets has more than two numbers, expected [BEGIN, END]"));
     return true;
   }
 
@@ -180,7 +184,8 @@ class HeaderBuilder : public nlohmann::json_sax<nlohmann::json> {
     if (field == kFields.size())
       fail(str("tensor ", quoted_name(tensor_.name), " has the key ", quoted_name(name),
                ", expected dtype, shape and data_offsets"));
-    if (fields_[field]) fail(str("tensor ", quoted_name(tensor_.name), " has \"", kFields[field], "\" twice"));
+    if (fields_[field])
+      fail(str("tensor ", quoted_name(tensor_.name), " has \"", kFields[field], "\" twice"));
     fields_[field] = true;
     if (field == 2) offsets_.clear();
     return go(std::array{Place::kType, Place::kShape, Place::kOffsets}[field]);
@@ -192,12 +197,16 @@ class HeaderBuilder : public nlohmann::json_sax<nlohmann::json> {
       case Place::kMetadata: fail(str(kMetadata, " is ", found, ", expected an object"));
       case Place::kMetadataValue:
         fail(str(kMetadata, ": ", quoted_name(metadata_key_), " is ", found, ", expected a string"));
-      case Place::kTensor: fail(str("tensor ", quoted_name(tensor_.name), " is ", found, ", expected an object"));
-      case Place::kType: fail(str("tensor ", quoted_name(tensor_.name), ": dtype is ", found, ", expected a string"));
+      case Place::kTensor:
+        fail(str("tensor ", quoted_name(tensor_.name), " is ", found, ", expected an object"));
+      case Place::kType:
+        fail(str("tensor ", quoted_name(tensor_.name), ": dtype is ", found, ", expected a string"));
       case Place::kShape:
       case Place::kShapeItems:
         fail(str("tensor ", quoted_name(tensor_.name), ": shape has ", found, ", expected a list of sizes"));
-      default: fail(str("tensor ", quoted_name(tensor_.name), ": data_offsets has ", found, ", expected [BEGIN, END]"));
+      default:
+        fail(str("tensor ", quoted_name(tensor_.name), ": data_offsets has ", found,
+                 ", expected [BEGIN, END]"));
     }
   }
 
@@ -219,9 +228,10 @@ void check_size(const SafetensorsTensor& tensor, const std::string& file) {
   bool overflow = false;
   for (const int64_t size : tensor.shape) overflow = overflow || __builtin_mul_overflow(bytes, size, &bytes);
   if (overflow || bytes != tensor.bytes)
-    throw CheckpointError(str(file, ": tensor ", quoted_name(tensor.name), " has ", tensor.bytes,
-                              " bytes of data, expected ", overflow ? std::string("more than 2^63") : str(bytes), " for ",
-                              kTypes[rank_of(tensor.type)].word, " and shape ", describe_shape(tensor.shape)));
+    throw CheckpointError(
+        str(file, ": tensor ", quoted_name(tensor.name), " has ", tensor.bytes, " bytes of data, expected ",
+            overflow ? std::string("more than 2^63") : str(bytes), " for ", kTypes[rank_of(tensor.type)].word,
+            " and shape ", describe_shape(tensor.shape)));
 }
 
 }  // namespace
@@ -250,8 +260,9 @@ std::string format_safetensors_header(const SafetensorsHeader& header, const std
   for (const SafetensorsTensor& tensor : header.tensors) {
     if (tensor.name == kMetadata)
       throw CheckpointError(str(file, ": a safetensors file cannot hold a tensor named ", kMetadata));
-    json += str(separator, json_string(tensor.name), ":{\"dtype\":\"", kTypes[rank_of(tensor.type)].word, "\",\"shape\":[",
-                join(tensor.shape, ","), "],\"data_offsets\":[", tensor.offset, ",", tensor.offset + tensor.bytes, "]}");
+    json += str(separator, json_string(tensor.name), ":{\"dtype\":\"", kTypes[rank_of(tensor.type)].word,
+                "\",\"shape\":[", join(tensor.shape, ","), "],\"data_offsets\":[", tensor.offset, ",",
+                tensor.offset + tensor.bytes, "]}");
     separator = ",";
   }
   json += "}";
@@ -265,27 +276,31 @@ std::string format_safetensors_header(const SafetensorsHeader& header, const std
   return out + json;
 }
 
-SafetensorsHeader parse_safetensors_header(std::string_view text, int64_t data_bytes, const std::string& file) {
-  if (!text.starts_with('{')) throw CheckpointError(str(file, ": no safetensors file: its header does not start with '{'"));
+SafetensorsHeader parse_safetensors_header(std::string_view text, int64_t data_bytes,
+                                           const std::string& file) {
+  if (!text.starts_with('{'))
+    throw CheckpointError(str(file, ": no safetensors file: its header does not start with '{'"));
   HeaderBuilder builder(file);
   nlohmann::json::sax_parse(text.begin(), text.end(), &builder);
   SafetensorsHeader header = builder.take();
   // Tensors without elements come before the one that starts where they do.
-  std::sort(header.tensors.begin(), header.tensors.end(), [](const SafetensorsTensor& a, const SafetensorsTensor& b) {
-    return std::tie(a.offset, a.bytes, a.name) < std::tie(b.offset, b.bytes, b.name);
-  });
+  std::sort(header.tensors.begin(), header.tensors.end(),
+            [](const SafetensorsTensor& a, const SafetensorsTensor& b) {
+              return std::tie(a.offset, a.bytes, a.name) < std::tie(b.offset, b.bytes, b.name);
+            });
   int64_t end = 0;
   for (const SafetensorsTensor& tensor : header.tensors) {
     check_size(tensor, file);
     if (tensor.offset != end)
-      throw CheckpointError(str(file, ": tensor ", quoted_name(tensor.name), " starts at byte ", tensor.offset,
-                                " of the data, expected ", end,
+      throw CheckpointError(str(file, ": tensor ", quoted_name(tensor.name), " starts at byte ",
+                                tensor.offset, " of the data, expected ", end,
                                 tensor.offset < end ? " (it overlaps another)" : " (there is a hole)"));
     end += tensor.bytes;
   }
   if (end != data_bytes)
-    throw CheckpointError(str(file, ": the file has ", data_bytes, " bytes of data, expected ", end,
-                              data_bytes < end ? " (it is truncated)" : " (something follows the last tensor)"));
+    throw CheckpointError(
+        str(file, ": the file has ", data_bytes, " bytes of data, expected ", end,
+            data_bytes < end ? " (it is truncated)" : " (something follows the last tensor)"));
   return header;
 }
 

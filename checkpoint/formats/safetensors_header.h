@@ -23,7 +23,8 @@ struct SafetensorsTensor {
   std::string name;
   std::vector<int64_t> shape;
   ElementType type = ElementType::kFloat32;
-  int64_t offset = 0;  ///< in bytes; from the start of the data in a header, from the start of the file in a SafetensorsFile
+  int64_t offset = 0;  ///< in bytes; from the start of the data in a header, from the start of the file in a
+                       ///< SafetensorsFile
   int64_t bytes = 0;
 };
 
@@ -32,18 +33,19 @@ struct SafetensorsHeader {
   std::map<std::string, std::string> metadata;
 };
 
-/// Local. Gives tensors (name, shape, type) their places: bytes and offset, in the order in which the reference
-/// implementation writes them (wide types first, so that all of them are aligned; then by name).
+/// Local. Gives tensors (name, shape, type) their places: bytes and offset, in the order in which the
+/// reference implementation writes them (wide types first, so that all of them are aligned; then by name).
 void place_tensors(std::vector<SafetensorsTensor>& tensors);
 
 /// Local. The file's first bytes, up to the data: a multiple of 8. Throws CheckpointError beyond
 /// kMaxSafetensorsHeaderBytes and for a tensor named "__metadata__"; messages start with `file`.
 std::string format_safetensors_header(const SafetensorsHeader& header, const std::string& file);
 
-/// Local. `text` is the N bytes of JSON, `data_bytes` what the file has behind them. Bounded: memory in proportion to
-/// `text`. Throws CheckpointError naming `file`, tensor, what was found and what was expected: for text that is no JSON of
-/// this form, keys given twice or unknown, types this project does not hold, offsets that do not fit the shape, leave
-/// holes, overlap, or end elsewhere than the file.
-SafetensorsHeader parse_safetensors_header(std::string_view text, int64_t data_bytes, const std::string& file);
+/// Local. `text` is the N bytes of JSON, `data_bytes` what the file has behind them. Bounded: memory in
+/// proportion to `text`. Throws CheckpointError naming `file`, tensor, what was found and what was expected:
+/// for text that is no JSON of this form, keys given twice or unknown, types this project does not hold,
+/// offsets that do not fit the shape, leave holes, overlap, or end elsewhere than the file.
+SafetensorsHeader parse_safetensors_header(std::string_view text, int64_t data_bytes,
+                                           const std::string& file);
 
 }  // namespace tessera::checkpoint

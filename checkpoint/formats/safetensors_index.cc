@@ -12,7 +12,8 @@ namespace {
 
 constexpr std::string_view kWeightMap = "weight_map";
 
-// Reads while the parser reads; whatever is not the weight_map passes by. Every handler throws or returns true.
+// Reads while the parser reads; whatever is not the weight_map passes by. Every
+// handler throws or returns true.
 class IndexReader : public nlohmann::json_sax<nlohmann::json> {
  public:
   explicit IndexReader(const std::string& file) : file_(file) {}
@@ -59,10 +60,11 @@ class IndexReader : public nlohmann::json_sax<nlohmann::json> {
 
   bool string(string_t& text) override {
     if (!in_weight_map_) return value(quoted_name(text));
-    const bool is_name =
-        !text.empty() && text != "." && text != ".." && text.find_first_of(std::string_view("/\\\0", 3)) == text.npos;
+    const bool is_name = !text.empty() && text != "." && text != ".." &&
+                         text.find_first_of(std::string_view("/\\\0", 3)) == text.npos;
     if (!is_name)
-      fail(str("tensor ", quoted_name(name_), " is in ", quoted_name(text), ", expected a file in the index's own folder"));
+      fail(str("tensor ", quoted_name(name_), " is in ", quoted_name(text),
+               ", expected a file in the index's own folder"));
     if (!files_.emplace(std::move(name_), text).second)
       fail(str("has a tensor twice, in ", quoted_name(text), " the second time"));
     return true;
@@ -82,7 +84,8 @@ class IndexReader : public nlohmann::json_sax<nlohmann::json> {
   // Something other than the weight_map and the names of files in it.
   bool value(const std::string& found) {
     if (depth_ == 0) fail(str("is ", found, ", expected an object"));
-    if (in_weight_map_) fail(str("tensor ", quoted_name(name_), " is in ", found, ", expected the name of a file"));
+    if (in_weight_map_)
+      fail(str("tensor ", quoted_name(name_), " is in ", found, ", expected the name of a file"));
     if (depth_ == 1 && at_weight_map_) fail(str("\"weight_map\" is ", found, ", expected an object"));
     return true;
   }

@@ -27,8 +27,10 @@ std::string other_kind(const InputFile& input, std::span<const unsigned char, 8>
   const auto begins_with = [&](std::string_view bytes) { return text.starts_with(bytes); };
   const std::string converted = fs::path(input.path()).replace_extension(".safetensors").string();
   if (begins_with("PK\3\4") || (begins_with("\x80") && start[1] >= 2 && start[1] <= 5))
-    return str("it is what torch.save wrote; to convert a state dict: python -c \"import torch, safetensors.torch as s; s.save_file({k: v.clone() for k, v in torch.load('",
-               input.path().string(), "', map_location='cpu').items()}, '", converted, "')\"");
+    return str(
+        "it is what torch.save wrote; to convert a state dict: python -c \"import torch, safetensors.torch "
+        "as s; s.save_file({k: v.clone() for k, v in torch.load('",
+        input.path().string(), "', map_location='cpu').items()}, '", converted, "')\"");
   if (begins_with("\x89HDF")) return "it is an HDF5 file";
   if (begins_with("version ")) return "it is a Git LFS pointer: git lfs pull brings the file itself";
   return "";
@@ -37,14 +39,16 @@ std::string other_kind(const InputFile& input, std::span<const unsigned char, 8>
 SafetensorsHeader read_header(const InputFile& input, std::optional<SafetensorsHashes>& hashes) {
   const std::string file = input.path().string();
   if (input.bytes() < 8)
-    throw CheckpointError(str(file, ": no safetensors file: it has ", input.bytes(), " bytes, expected 8 at least"));
+    throw CheckpointError(
+        str(file, ": no safetensors file: it has ", input.bytes(), " bytes, expected 8 at least"));
   unsigned char length[8];
   input.read_at(0, std::as_writable_bytes(std::span(length)));
   uint64_t header_bytes = 0;
   for (int i = 7; i >= 0; --i) header_bytes = header_bytes << 8 | length[i];
   const auto room = static_cast<uint64_t>(input.bytes() - 8);
   if (header_bytes > kMaxSafetensorsHeaderBytes || header_bytes > room) {
-    if (const std::string kind = other_kind(input, length); !kind.empty()) throw CheckpointError(str(file, ": is not safetensors: ", kind));
+    if (const std::string kind = other_kind(input, length); !kind.empty())
+      throw CheckpointError(str(file, ": is not safetensors: ", kind));
     throw CheckpointError(str(file, ": the header's length is ", header_bytes, ", expected at most ",
                               std::min<uint64_t>(room, kMaxSafetensorsHeaderBytes),
                               header_bytes > room ? " (what the file has left)" : ""));
@@ -52,7 +56,8 @@ SafetensorsHeader read_header(const InputFile& input, std::optional<SafetensorsH
   const auto data_begin = static_cast<int64_t>(8 + header_bytes);
   std::string head(8 + header_bytes, '\0');
   input.read_at(0, std::as_writable_bytes(std::span(head)));
-  SafetensorsHeader header = parse_safetensors_header(std::string_view(head).substr(8), input.bytes() - data_begin, file);
+  SafetensorsHeader header =
+      parse_safetensors_header(std::string_view(head).substr(8), input.bytes() - data_begin, file);
   hashes = SafetensorsHashes::read(head, header, file);
   for (SafetensorsTensor& tensor : header.tensors) tensor.offset += data_begin;
   return header;
@@ -80,15 +85,18 @@ const SafetensorsTensor* SafetensorsFile::find(std::string_view name) const {
   return found == by_name_.end() ? nullptr : found->second;
 }
 
-void SafetensorsFile::read(const SafetensorsTensor& tensor, int64_t begin, std::span<std::byte> destination) const {
+void SafetensorsFile::read(const SafetensorsTensor& tensor, int64_t begin,
+                           std::span<std::byte> destination) const {
   const auto bytes = static_cast<int64_t>(destination.size());
-  TESSERA_CHECK(begin >= 0 && begin <= tensor.bytes && bytes <= tensor.bytes - begin, "bytes ", begin, " to ", begin + bytes,
-                " of ", tensor.name, ", which has ", tensor.bytes);
+  TESSERA_CHECK(begin >= 0 && begin <= tensor.bytes && bytes <= tensor.bytes - begin, "bytes ", begin, " to ",
+                begin + bytes, " of ", tensor.name, ", which has ", tensor.bytes);
   if (!hashes_) return input_.read_at(tensor.offset + begin, destination);
   std::vector<std::byte> scratch;
   for (int64_t next = begin; !destination.empty();) {
-    const int64_t block = next / kBlockBytes, skip = next % kBlockBytes, in_block = std::min(kBlockBytes, tensor.bytes - block * kBlockBytes);
-    const auto part = destination.first(static_cast<size_t>(std::min<int64_t>(in_block - skip, static_cast<int64_t>(destination.size()))));
+    const int64_t block = next / kBlockBytes, skip = next % kBlockBytes,
+                  in_block = std::min(kBlockBytes, tensor.bytes - block * kBlockBytes);
+    const auto part = destination.first(
+        static_cast<size_t>(std::min<int64_t>(in_block - skip, static_cast<int64_t>(destination.size()))));
     if (static_cast<int64_t>(part.size()) == in_block) {
       read_block(tensor, block, part);
     } else {
@@ -101,7 +109,8 @@ void SafetensorsFile::read(const SafetensorsTensor& tensor, int64_t begin, std::
   }
 }
 
-void SafetensorsFile::read_block(const SafetensorsTensor& tensor, int64_t block, std::span<std::byte> into) const {
+void SafetensorsFile::read_block(const SafetensorsTensor& tensor, int64_t block,
+                                 std::span<std::byte> into) const {
   const int64_t begin = tensor.offset + block * kBlockBytes;
   input_.read_at(begin, into);
   const SafetensorsTensor* ours = find(tensor.name);
@@ -109,9 +118,10 @@ void SafetensorsFile::read_block(const SafetensorsTensor& tensor, int64_t block,
   const auto index = static_cast<size_t>(ours - header_.tensors.data());
   const uint64_t found = hash_block(into), expected = hashes_->expected(index, block);
   if (found != expected)
-    throw CheckpointError(str(path().string(), ": tensor ", quoted_name(tensor.name), " is damaged between bytes ", begin, " and ",
-                              begin + static_cast<int64_t>(into.size()), " of the file: found hash ", hashes_to_hex({&found, 1}), "; expected ",
-                              hashes_to_hex({&expected, 1})));
+    throw CheckpointError(str(path().string(), ": tensor ", quoted_name(tensor.name),
+                              " is damaged between bytes ", begin, " and ",
+                              begin + static_cast<int64_t>(into.size()), " of the file: found hash ",
+                              hashes_to_hex({&found, 1}), "; expected ", hashes_to_hex({&expected, 1})));
 }
 
 SafetensorsModel::SafetensorsModel(const fs::path& path) : path_(entry_point(path)) {
@@ -129,8 +139,8 @@ SafetensorsModel::SafetensorsModel(const fs::path& path) : path_(entry_point(pat
   for (const auto& [name, file_name] : weight_map) {
     const auto place = places_.find(name);
     if (place == places_.end() || place->second.file->path().filename() != file_name)
-      throw CheckpointError(
-          str(path_.string(), ": tensor ", quoted_name(name), " is not in ", file_name, ", where the index has it"));
+      throw CheckpointError(str(path_.string(), ": tensor ", quoted_name(name), " is not in ", file_name,
+                                ", where the index has it"));
   }
   for (const auto& [name, place] : places_)
     if (!weight_map.contains(name))
@@ -160,7 +170,8 @@ const SafetensorsTensor* SafetensorsModel::find(std::string_view name) const {
 
 void SafetensorsModel::read(std::string_view name, int64_t begin, std::span<std::byte> destination) const {
   const auto place = places_.find(name);
-  if (place == places_.end()) throw CheckpointError(str(path_.string(), " has no tensor ", quoted_name(name)));
+  if (place == places_.end())
+    throw CheckpointError(str(path_.string(), " has no tensor ", quoted_name(name)));
   place->second.file->read(*place->second.tensor, begin, destination);
 }
 

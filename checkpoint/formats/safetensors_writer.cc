@@ -16,11 +16,13 @@
 namespace tessera::checkpoint {
 namespace {
 
-void write_copies(OutputFile& file, const std::vector<int64_t>& positions, int64_t offset, std::span<const std::byte> data) {
+void write_copies(OutputFile& file, const std::vector<int64_t>& positions, int64_t offset,
+                  std::span<const std::byte> data) {
   for (const int64_t position : positions) file.write_at(position + offset, data);
 }
 
-/// The hashes of each tensor's blocks. Its bytes come from first to last, those of one tensor after those of another. Not thread-safe.
+/// The hashes of each tensor's blocks. Its bytes come from first to last, those of one tensor
+/// after those of another. Not thread-safe.
 class TensorHashes {
  public:
   void add(size_t index, const ModelTensor& tensor, int64_t offset, std::span<const std::byte> data) {
@@ -108,7 +110,8 @@ class SafetensorsShardsWriter : public ModelWriter {
     std::optional<OutputFile> file = std::nullopt;
   };
 
-  // A large tensor has a shard of its own without ending the one before it: two files may be open, never more.
+  // A large tensor has a shard of its own without ending the one before it: two
+  // files may be open, never more.
   void write(size_t index, int64_t offset, std::span<const std::byte> data) override {
     Shard& shard = shards_[shard_of_[index]];
     if (!shard.file) open(shard);
@@ -148,7 +151,8 @@ class SafetensorsShardsWriter : public ModelWriter {
     if (shards_.size() > 1) {
       const nlohmann::json index = {{"metadata", {{"total_size", total_size}}}, {"weight_map", weight_map}};
       OutputFile file = disk_.create(folder_.temporary() / kSafetensorsIndexName);
-      file.append(index.dump(2, ' ', /*ensure_ascii=*/true) + "\n");  // what Python's json.dumps(indent=2) writes
+      file.append(index.dump(2, ' ', /*ensure_ascii=*/true) +
+                  "\n");  // what Python's json.dumps(indent=2) writes
       file.close();
     }
     folder_.publish();
@@ -163,8 +167,8 @@ class SafetensorsShardsWriter : public ModelWriter {
 
 }  // namespace
 
-SafetensorsLayout::SafetensorsLayout(const std::vector<ModelTensor>& tensors, const std::vector<size_t>& chosen,
-                                     const std::string& file) {
+SafetensorsLayout::SafetensorsLayout(const std::vector<ModelTensor>& tensors,
+                                     const std::vector<size_t>& chosen, const std::string& file) {
   SafetensorsHeader header;
   header.metadata = {{"format", "pt"}};  // transformers refuses files without it
   std::map<std::string_view, size_t> index_of;
@@ -191,7 +195,8 @@ SafetensorsLayout::SafetensorsLayout(const std::vector<ModelTensor>& tensors, co
 std::string SafetensorsLayout::head(const std::map<size_t, std::vector<uint64_t>>& hashes) const {
   std::vector<uint64_t> all;
   for (const size_t index : in_file_order_)
-    if (const auto found = hashes.find(index); found != hashes.end()) all.insert(all.end(), found->second.begin(), found->second.end());
+    if (const auto found = hashes.find(index); found != hashes.end())
+      all.insert(all.end(), found->second.begin(), found->second.end());
   std::string head = head_;
   fill_digest(head, all);
   return head;

@@ -1,8 +1,8 @@
 // Writes safetensors: one file, or Hugging Face's shards with an index.
 //
 // [Note: tied names in safetensors]
-// The format forbids two tensors to share bytes. Every name of a tied tensor is written with bytes of its own, so that
-// a plain load_file() has all the names load_state_dict() asks for.
+// The format forbids two tensors to share bytes. Every name of a tied tensor is written with bytes of its
+// own, so that a plain load_file() has all the names load_state_dict() asks for.
 #pragma once
 
 #include <map>
@@ -20,9 +20,11 @@ class SafetensorsLayout {
  public:
   /// The file `file` (for errors) will hold `chosen` (indices into `tensors`) under all their names. Throws
   /// CheckpointError as format_safetensors_header.
-  SafetensorsLayout(const std::vector<ModelTensor>& tensors, const std::vector<size_t>& chosen, const std::string& file);
+  SafetensorsLayout(const std::vector<ModelTensor>& tensors, const std::vector<size_t>& chosen,
+                    const std::string& file);
 
-  /// The header, to be written at byte 0; `hashes` are those of all chosen tensors, by index (safetensors_digest.h).
+  /// The header, to be written at byte 0; `hashes` are those of all chosen
+  /// tensors, by index (safetensors_digest.h).
   std::string head(const std::map<size_t, std::vector<uint64_t>>& hashes) const;
   int64_t file_bytes() const { return file_bytes_; }
   /// Where the bytes of tensor `index` go in the file: once for each of its names.
@@ -36,8 +38,9 @@ class SafetensorsLayout {
 };
 
 /// Local. The indices of the tensors in each shard, as save_pretrained cuts them (huggingface_hub's
-/// split_torch_state_dict_into_shards): in order, a new shard when the next tensor would exceed `max_bytes`, and a shard
-/// of its own for a tensor that exceeds it alone. All names of a tied tensor stay together, and each counts.
+/// split_torch_state_dict_into_shards): in order, a new shard when the next tensor would exceed
+/// `max_bytes`, and a shard of its own for a tensor that exceeds it alone. All names of a tied
+/// tensor stay together, and each counts.
 std::vector<std::vector<size_t>> plan_shards(const std::vector<ModelTensor>& tensors, int64_t max_bytes);
 
 /// Local. "model.safetensors" of one, "model-00002-of-00005.safetensors" of several. `shard` counts from 0.
@@ -47,8 +50,8 @@ std::string shard_file_name(size_t shard, size_t num_shards);
 std::unique_ptr<ModelWriter> open_safetensors_file(const Disk& disk, ModelWriterOptions options);
 
 /// Local. A folder with the shards and, when there are several, model.safetensors.index.json: {"metadata":
-/// {"total_size": BYTES}, "weight_map": {NAME: FILE}}. An existing folder is replaced in one step; its other files
-/// stay, weights of an earlier call go. Throws as PendingDirectory, besides.
+/// {"total_size": BYTES}, "weight_map": {NAME: FILE}}. An existing folder is replaced in one step; its other
+/// files stay, weights of an earlier call go. Throws as PendingDirectory, besides.
 std::unique_ptr<ModelWriter> open_safetensors_shards(const Disk& disk, ModelWriterOptions options);
 
 }  // namespace tessera::checkpoint

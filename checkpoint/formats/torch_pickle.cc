@@ -24,7 +24,8 @@ const char* storage_class(ElementType type) {
   return "?";
 }
 
-// Opcodes of Python's pickle.py. Nothing is memoized: a reader needs no memo, and a state_dict's pickle is small.
+// Opcodes of Python's pickle.py. Nothing is memoized: a reader needs no memo,
+// and a state_dict's pickle is small.
 class Pickle {
  public:
   Pickle& op(std::string_view opcode) {
@@ -32,8 +33,12 @@ class Pickle {
     return *this;
   }
   Pickle& proto() { return op("\x80\x02"); }
-  Pickle& global(std::string_view module, std::string_view name) { return op("c").op(module).op("\n").op(name).op("\n"); }
-  Pickle& text(std::string_view value) { return op("X").little_endian(value.size(), 4).op(value); }  // BINUNICODE
+  Pickle& global(std::string_view module, std::string_view name) {
+    return op("c").op(module).op("\n").op(name).op("\n");
+  }
+  Pickle& text(std::string_view value) {
+    return op("X").little_endian(value.size(), 4).op(value);
+  }  // BINUNICODE
   Pickle& number(int64_t value) {
     if (value <= 0xff) return op("K").little_endian(static_cast<uint64_t>(value), 1);    // BININT1
     if (value <= 0xffff) return op("M").little_endian(static_cast<uint64_t>(value), 2);  // BININT2
@@ -65,7 +70,8 @@ std::vector<int64_t> strides_of(const std::vector<int64_t>& shape) {
   int64_t stride = 1;
   for (size_t i = shape.size(); i-- > 0;) {
     strides[i] = stride;
-    if (__builtin_mul_overflow(stride, std::max<int64_t>(shape[i], 1), &stride)) stride = 1;  // only where a size is zero
+    if (__builtin_mul_overflow(stride, std::max<int64_t>(shape[i], 1), &stride))
+      stride = 1;  // only where a size is zero
   }
   return strides;
 }
@@ -73,7 +79,11 @@ std::vector<int64_t> strides_of(const std::vector<int64_t>& shape) {
 // torch._utils._rebuild_tensor_v2(storage, offset, size, stride, requires_grad, backward_hooks)
 void rebuild_tensor(Pickle& pickle, const ModelTensor& tensor, size_t index) {
   pickle.global("torch._utils", "_rebuild_tensor_v2").op("(");
-  pickle.op("(").text("storage").global("torch", storage_class(tensor.type)).text(std::to_string(index)).text("cpu");
+  pickle.op("(")
+      .text("storage")
+      .global("torch", storage_class(tensor.type))
+      .text(std::to_string(index))
+      .text("cpu");
   pickle.number(tensor.bytes() / size_bytes(tensor.type)).op("tQ");  // TUPLE BINPERSID
   pickle.number(0).tuple(tensor.shape).tuple(strides_of(tensor.shape));
   pickle.op("\x89").ordered_dict().op("tR");  // NEWFALSE; TUPLE REDUCE

@@ -51,8 +51,12 @@ std::string zip64_field(const TorchZip::Entry& entry) {
   return fields.bytes();
 }
 
-uint16_t flags_of(const TorchZip::Entry& entry) { return entry.bytes > 0 ? kUtf8Name | kHasDescriptor : kUtf8Name; }
-uint16_t version_of(const TorchZip::Entry& entry) { return is_large(entry) || is_far(entry) ? kVersionZip64 : kVersion; }
+uint16_t flags_of(const TorchZip::Entry& entry) {
+  return entry.bytes > 0 ? kUtf8Name | kHasDescriptor : kUtf8Name;
+}
+uint16_t version_of(const TorchZip::Entry& entry) {
+  return is_large(entry) || is_far(entry) ? kVersionZip64 : kVersion;
+}
 
 }  // namespace
 
@@ -63,9 +67,11 @@ size_t TorchZip::add(const std::string& name, int64_t bytes) {
   entry.bytes = bytes;
   entry.header_offset = first_offset_;
   if (!entries_.empty())
-    entry.header_offset = data_end(entries_.size() - 1) + static_cast<int64_t>(descriptor(entries_.back(), 0).size());
+    entry.header_offset =
+        data_end(entries_.size() - 1) + static_cast<int64_t>(descriptor(entries_.back(), 0).size());
   const int64_t fixed = entry.header_offset + kLocalHeaderBytes +
-                        static_cast<int64_t>(entry.name.size() + zip64_field(entry).size()) + kPaddingFieldBytes;
+                        static_cast<int64_t>(entry.name.size() + zip64_field(entry).size()) +
+                        kPaddingFieldBytes;
   entry.data_offset = (fixed + kAlignment - 1) / kAlignment * kAlignment;
   entries_.push_back(std::move(entry));
   return entries_.size() - 1;
@@ -95,8 +101,18 @@ std::string TorchZip::descriptor(const Entry& entry, uint32_t crc) const {
 std::string TorchZip::central_header(const Entry& entry, uint32_t crc) const {
   const std::string zip64 = zip64_field(entry);
   Fields fields;
-  fields.text("PK\1\2").u16(version_of(entry)).u16(version_of(entry)).u16(flags_of(entry)).u16(0).u16(0).u16(kDate);
-  fields.u32(crc).u32(clipped(entry.bytes)).u32(clipped(entry.bytes)).u16(entry.name.size()).u16(zip64.size());
+  fields.text("PK\1\2")
+      .u16(version_of(entry))
+      .u16(version_of(entry))
+      .u16(flags_of(entry))
+      .u16(0)
+      .u16(0)
+      .u16(kDate);
+  fields.u32(crc)
+      .u32(clipped(entry.bytes))
+      .u32(clipped(entry.bytes))
+      .u16(entry.name.size())
+      .u16(zip64.size());
   fields.u16(0).u16(0).u16(0).u32(0);  // comment, disk, attributes
   fields.u32(clipped(entry.header_offset)).text(entry.name).text(zip64);
   return fields.bytes();
@@ -121,7 +137,14 @@ std::string TorchZip::tail(const std::vector<uint32_t>& crcs) const {
   end.u64(u(num_entries)).u64(u(num_entries)).u64(u(directory_bytes)).u64(u(directory_offset));
   end.text("PK\6\7").u32(0).u64(u(directory_offset + directory_bytes)).u32(1);
   const uint64_t num16 = u(num_entries < 0xffff ? num_entries : 0xffff);
-  end.text("PK\5\6").u16(0).u16(0).u16(num16).u16(num16).u32(clipped(directory_bytes)).u32(clipped(directory_offset)).u16(0);
+  end.text("PK\5\6")
+      .u16(0)
+      .u16(0)
+      .u16(num16)
+      .u16(num16)
+      .u32(clipped(directory_bytes))
+      .u32(clipped(directory_offset))
+      .u16(0);
   return before + directory + end.bytes();
 }
 

@@ -1,12 +1,13 @@
-// Layout of the zip archive torch.save writes: entries stored as they are, their data at multiples of 64 bytes.
+// Layout of the zip archive torch.save writes: entries stored as they are,
+// their data at multiples of 64 bytes.
 //
 // [Note: torch's zip]
-// Of the many ways to write a zip (PKWARE's APPNOTE.TXT 6.3.10) this is exactly torch's, because torch.load can be told to
-// compute where data lies instead of reading every local header (torch.utils.serialization.config.load.
-// calculate_storage_offsets): sizes and CRC-32 in a data descriptor behind the data (24 bytes where the entry needs
-// zip64, else 16; none behind an empty entry), a local zip64 field from 4 GiB on that holds the header's offset too, and
-// then a field "FB" whose length brings the data to its boundary. The end of central directory is always written in zip64 as
-// well.
+// Of the many ways to write a zip (PKWARE's APPNOTE.TXT 6.3.10) this is exactly torch's, because torch.load
+// can be told to compute where data lies instead of reading every local header
+// (torch.utils.serialization.config.load. calculate_storage_offsets): sizes and CRC-32 in a data descriptor
+// behind the data (24 bytes where the entry needs zip64, else 16; none behind an empty entry), a local zip64
+// field from 4 GiB on that holds the header's offset too, and then a field "FB" whose length brings the data
+// to its boundary. The end of central directory is always written in zip64 as well.
 #pragma once
 
 #include <cstdint>
@@ -35,7 +36,8 @@ class TorchZip {
   /// First byte behind an entry's data.
   int64_t data_end(size_t index) const { return entries_[index].data_offset + entries_[index].bytes; }
 
-  /// Local. What stands between the data of entry `index` - 1, whose CRC-32 this is, and that of entry `index`.
+  /// Local. What stands between the data of entry `index` - 1, whose CRC-32
+  /// this is, and that of entry `index`.
   std::string between(size_t index, uint32_t previous_crc) const;
   /// Local. What stands behind the data of the last entry. CRC-32s by entry, each in zlib's sense.
   std::string tail(const std::vector<uint32_t>& crcs) const;

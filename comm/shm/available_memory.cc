@@ -33,7 +33,8 @@ int64_t machine(const fs::path& root) {
   return kUnlimited;
 }
 
-/// Of what a group uses, the cache of files, which the kernel gives up when memory is wanted. (Not shared memory: that is neither.)
+/// Of what a group uses, the cache of files, which the kernel gives up when memory is wanted.
+/// (Not shared memory: that is neither.)
 int64_t cache_in(const fs::path& stat_file, const std::string& prefix) {
   std::ifstream in(stat_file);
   int64_t cache = 0, bytes = 0;
@@ -54,7 +55,9 @@ int64_t left_in(const fs::path& base, fs::path group, const Names& names) {
     const auto limit = number_in(base / group / names.limit);
     const auto used = number_in(base / group / names.used);
     if (limit && used)
-      left = std::min(left, std::max<int64_t>(0, *limit - *used + cache_in(base / group / "memory.stat", names.cache_prefix)));
+      left = std::min(
+          left,
+          std::max<int64_t>(0, *limit - *used + cache_in(base / group / "memory.stat", names.cache_prefix)));
     if (group.empty()) return left;
     group = group.parent_path();
   }
@@ -72,9 +75,11 @@ int64_t available_memory(const fs::path& root) {
     const std::string controllers = line.substr(first + 1, second - first - 1);
     const fs::path group = line.substr(second + 1);
     if (controllers.empty())
-      available = std::min(available, left_in(root / "sys/fs/cgroup", group, {"memory.max", "memory.current", ""}));
+      available =
+          std::min(available, left_in(root / "sys/fs/cgroup", group, {"memory.max", "memory.current", ""}));
     else if (controllers.find("memory") != controllers.npos)
-      available = std::min(available, left_in(root / "sys/fs/cgroup/memory", group, {"memory.limit_in_bytes", "memory.usage_in_bytes", "total_"}));
+      available = std::min(available, left_in(root / "sys/fs/cgroup/memory", group,
+                                              {"memory.limit_in_bytes", "memory.usage_in_bytes", "total_"}));
   }
   return available;
 }

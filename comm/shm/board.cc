@@ -32,7 +32,9 @@ const std::atomic<uint64_t>& Board::counter_of(const Line& line, Counter counter
   return counter == Counter::kPosted ? line.posted : counter == Counter::kServed ? line.served : line.done;
 }
 
-uint64_t Board::get(Counter counter, int rank) const { return counter_of(line(rank), counter).load(std::memory_order_acquire); }
+uint64_t Board::get(Counter counter, int rank) const {
+  return counter_of(line(rank), counter).load(std::memory_order_acquire);
+}
 
 bool Board::all_at(Counter counter, uint64_t number) const {
   for (int rank = 0; rank < size_; ++rank)
@@ -41,12 +43,15 @@ bool Board::all_at(Counter counter, uint64_t number) const {
 }
 
 void Board::set(Counter counter, uint64_t number) {
-  const_cast<std::atomic<uint64_t>&>(counter_of(line(rank_), counter)).store(number, std::memory_order_release);
+  const_cast<std::atomic<uint64_t>&>(counter_of(line(rank_), counter))
+      .store(number, std::memory_order_release);
   ring();
 }
 
 void Board::write(uint64_t number, const Entry& entry) { line(rank_).entries[number % kMaxUnderWay] = entry; }
-const Entry& Board::entry(uint64_t number, int rank) const { return line(rank).entries[number % kMaxUnderWay]; }
+const Entry& Board::entry(uint64_t number, int rank) const {
+  return line(rank).entries[number % kMaxUnderWay];
+}
 
 void Board::leave() {
   line(rank_).left.store(1, std::memory_order_release);
@@ -57,8 +62,8 @@ bool Board::has_left(int rank) const { return line(rank).left.load(std::memory_o
 
 uint32_t Board::bell() const { return header().bell.load(std::memory_order_seq_cst); }
 
-// Who goes to sleep counts itself before the kernel compares the bell; who rings, rings before it looks for sleepers. So
-// one of the two sees the other.
+// Who goes to sleep counts itself before the kernel compares the bell; who rings, rings before it looks for
+// sleepers. So one of the two sees the other.
 void Board::ring() {
   header().bell.fetch_add(1, std::memory_order_seq_cst);
   if (header().num_sleeping.load(std::memory_order_seq_cst) == 0) return;

@@ -1,11 +1,11 @@
-// Board: the page on which the ranks of one group tell each other how far they are. Each rank writes its own counters only;
-// a doorbell wakes who sleeps.
+// Board: the page on which the ranks of one group tell each other how far they are. Each rank writes its own
+// counters only; a doorbell wakes who sleeps.
 //
 // [Note: three counters]
 // Operations are numbered from 1, equally on all ranks. A rank that says
 //   posted >= n  has its input of operation n in memory that the others can read;
-//   served >= n  has summed its slice of n: it reads no other rank's input of n any more, and its slice is in place;
-//   done >= n    reads nothing of operation n any more.
+//   served >= n  has summed its slice of n: it reads no other rank's input of n any more, and its slice is in
+//   place; done >= n    reads nothing of operation n any more.
 // Counters are written with release and read with acquire order, so what they promise is visible.
 #pragma once
 

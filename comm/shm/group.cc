@@ -31,7 +31,8 @@ int64_t whole_pages(int64_t bytes) {
   return (bytes + page - 1) / page * page;
 }
 
-/// Collective. Rank 0 makes it, the others receive it. `watch` throws when there is no use in waiting any longer.
+/// Collective. Rank 0 makes it, the others receive it. `watch` throws when
+/// there is no use in waiting any longer.
 SharedMemory share(Peers& peers, int64_t bytes, milliseconds timeout, const std::function<void()>& watch) {
   if (peers.rank() == 0) {
     SharedMemory memory;
@@ -47,7 +48,8 @@ SharedMemory share(Peers& peers, int64_t bytes, milliseconds timeout, const std:
   }
   Peers::Received received = peers.receive(0, timeout, watch);
   if (received.number != bytes)
-    throw CommError(str("rank ", peers.rank(), " expects ", bytes, " bytes of shared memory, rank 0 made ", received.number));
+    throw CommError(str("rank ", peers.rank(), " expects ", bytes, " bytes of shared memory, rank 0 made ",
+                        received.number));
   if (!received.fd) throw CommError(str("rank 0 found no ", mebibytes(bytes), " MiB of shared memory"));
   try {
     SharedMemory memory = SharedMemory::adopt(std::move(received.fd), bytes);
@@ -61,16 +63,19 @@ SharedMemory share(Peers& peers, int64_t bytes, milliseconds timeout, const std:
 
 Into at_offset(const Into& into, int64_t numel) {
   Into moved = into;
-  if (into.output != nullptr) moved.output = static_cast<std::byte*>(into.output) + numel * size_of(into.element);
+  if (into.output != nullptr)
+    moved.output = static_cast<std::byte*>(into.output) + numel * size_of(into.element);
   return moved;
 }
 
-/// Cuts [0, numel) into what the mailbox takes at a time; post_piece(begin, count) posts each. Returns the last one's number.
+/// Cuts [0, numel) into what the mailbox takes at a time; post_piece(begin, count) posts
+/// each. Returns the last one's number.
 template <class PostPiece>
 uint64_t in_pieces(int64_t numel, int64_t element_bytes, const PostPiece& post_piece) {
   const int64_t piece = kHalfMailbox / element_bytes;
   uint64_t last = 0;
-  for (int64_t begin = 0; begin < numel; begin += piece) last = post_piece(begin, std::min(piece, numel - begin));
+  for (int64_t begin = 0; begin < numel; begin += piece)
+    last = post_piece(begin, std::min(piece, numel - begin));
   return last;
 }
 
@@ -80,7 +85,8 @@ void copy(void* to, const void* from, int64_t bytes) {
 
 }  // namespace
 
-Group::Group(std::shared_ptr<Peers> peers, milliseconds timeout) : peers_(std::move(peers)), timeout_(timeout) {
+Group::Group(std::shared_ptr<Peers> peers, milliseconds timeout)
+    : peers_(std::move(peers)), timeout_(timeout) {
   board_memory_ = share(*peers_, whole_pages(Board::bytes(size())), timeout_, [] {});
   board_.emplace(board_memory_.data(), rank(), size());
   allocate(2 * kHalfMailbox, /*common=*/false);
@@ -89,7 +95,8 @@ Group::Group(std::shared_ptr<Peers> peers, milliseconds timeout) : peers_(std::m
 Group::~Group() = default;
 
 std::shared_ptr<Group::Region> Group::allocate(int64_t bytes, bool common) {
-  if (rank() == 0 || board_->has_left(rank())) check_alive();  // the others look once nothing has come: rank 0 says why it leaves
+  if (rank() == 0 || board_->has_left(rank()))
+    check_alive();  // the others look once nothing has come: rank 0 says why it leaves
   const int64_t pages = whole_pages(std::max<int64_t>(bytes, 1));
   auto region = std::make_shared<Region>();
   region->stride = common ? 0 : pages;
@@ -109,7 +116,9 @@ std::optional<Group::Place> Group::find(const void* begin, int64_t bytes) const 
   return std::nullopt;
 }
 
-const std::byte* Group::input(const Place& place, int rank) const { return regions_[place.region]->of(rank) + place.offset; }
+const std::byte* Group::input(const Place& place, int rank) const {
+  return regions_[place.region]->of(rank) + place.offset;
+}
 
 const void* Group::peer_address(const void* mine, int64_t bytes, int rank) const {
   const auto place = find(mine, bytes);
@@ -118,9 +127,11 @@ const void* Group::peer_address(const void* mine, int64_t bytes, int rank) const
 
 // ------------------------------------------------------------------------------------------ issuing
 
-uint64_t Group::reduce_scatter(const void* full, Element element, int64_t numel, const Into& into, uint32_t tag) {
+uint64_t Group::reduce_scatter(const void* full, Element element, int64_t numel, const Into& into,
+                               uint32_t tag) {
   const int64_t bytes = numel * size_of(element);
-  Operation operation{.kind = Kind::kReduceScatter, .place = {}, .element = element, .numel = numel, .into = into};
+  Operation operation{
+      .kind = Kind::kReduceScatter, .place = {}, .element = element, .numel = numel, .into = into};
   if (const auto place = find(full, size() * bytes)) {
     TESSERA_CHECK(!place->common);
     return post_in_place(operation, *place, tag);
@@ -139,7 +150,8 @@ uint64_t Group::reduce_scatter(const void* full, Element element, int64_t numel,
 
 uint64_t Group::all_reduce(void* full, Element element, int64_t numel, double scale, uint32_t tag) {
   const Into into{full, element, scale, false};
-  Operation operation{.kind = Kind::kAllReduce, .place = {}, .element = element, .numel = numel, .into = into};
+  Operation operation{
+      .kind = Kind::kAllReduce, .place = {}, .element = element, .numel = numel, .into = into};
   if (const auto place = find(full, numel * size_of(element))) {
     TESSERA_CHECK(!place->common);
     return post_in_place(operation, *place, tag);
@@ -155,7 +167,8 @@ uint64_t Group::all_reduce(void* full, Element element, int64_t numel, double sc
 uint64_t Group::all_gather(void* full, const void* shard, int64_t bytes, uint32_t tag) {
   auto* output = static_cast<std::byte*>(full);
   copy(output + rank() * bytes, shard, bytes);
-  Operation operation{.kind = Kind::kGather, .place = {}, .numel = bytes, .into = {output}, .into_stride = bytes};
+  Operation operation{
+      .kind = Kind::kGather, .place = {}, .numel = bytes, .into = {output}, .into_stride = bytes};
   if (const auto place = find(full, size() * bytes)) {
     operation.input_stride = bytes;
     return post_in_place(operation, *place, tag);
@@ -192,7 +205,8 @@ uint64_t Group::post_from_mailbox(Operation operation, const void* data, int64_t
   const int half = std::exchange(next_half_, 1 - next_half_);
   await_all_done(mailbox_used_[half]);
   operation.place = {kMailbox, half * kHalfMailbox, false};
-  if (bytes > 0) std::memcpy(regions_[kMailbox]->of(rank()) + operation.place.offset, data, static_cast<size_t>(bytes));
+  if (bytes > 0)
+    std::memcpy(regions_[kMailbox]->of(rank()) + operation.place.offset, data, static_cast<size_t>(bytes));
   return mailbox_used_[half] = post(operation, tag);
 }
 
@@ -214,7 +228,8 @@ bool Group::all_posted(uint64_t number) const {
   if (!board_->all_at(Counter::kPosted, number)) return false;
   const Entry& mine = board_->entry(number, rank());
   for (int other = 0; other < size(); ++other)
-    if (board_->entry(number, other) != mine) throw CommError(str("rank ", rank(), " and rank ", other, " issued different collectives"));
+    if (board_->entry(number, other) != mine)
+      throw CommError(str("rank ", rank(), " and rank ", other, " issued different collectives"));
   return true;
 }
 
@@ -227,7 +242,8 @@ void Group::move_on() {
 
 void Group::sum(const Operation& operation, int64_t begin, int64_t numel, const Into& into) const {
   std::vector<const void*> inputs;
-  for (int other = 0; other < size(); ++other) inputs.push_back(input(operation.place, other) + begin * size_of(operation.element));
+  for (int other = 0; other < size(); ++other)
+    inputs.push_back(input(operation.place, other) + begin * size_of(operation.element));
   add_up({.element = operation.element,
           .inputs = inputs.data(),
           .num_inputs = size(),
@@ -269,14 +285,16 @@ bool Group::complete(uint64_t number) {
       for (int other = 0; other < size(); ++other) {
         const auto [begin, numel] = slice_of(operation.numel, other, size());
         const int64_t offset = begin * size_of(operation.element);
-        if (other != rank()) copy(output + offset, input(operation.place, other) + offset, numel * size_of(operation.element));
+        if (other != rank())
+          copy(output + offset, input(operation.place, other) + offset, numel * size_of(operation.element));
       }
       return true;
     case Kind::kGather:
       if (!all_posted(number)) return false;
       for (int other = 0; other < size(); ++other)
         if (other != rank())
-          copy(output + other * operation.into_stride, input(operation.place, other) + other * operation.input_stride, operation.numel);
+          copy(output + other * operation.into_stride,
+               input(operation.place, other) + other * operation.input_stride, operation.numel);
       return true;
     case Kind::kBroadcast:
       if (!all_posted(number)) return false;
@@ -300,7 +318,9 @@ bool Group::finished(uint64_t number) const {
 
 void Group::check_alive() const {
   for (int other = 0; other < size(); ++other)
-    if (board_->has_left(other)) throw CommError(other == rank() ? str("rank ", other, " has left the group") : str("rank ", other, " left"));
+    if (board_->has_left(other))
+      throw CommError(other == rank() ? str("rank ", other, " has left the group")
+                                      : str("rank ", other, " left"));
 }
 
 bool Group::test(uint64_t number) {
@@ -327,7 +347,8 @@ bool Group::await(const Arrived& arrived, milliseconds limit) {
     check_alive();
     const auto now = steady_clock::now();
     if (now >= deadline) return false;
-    board_->sleep(seen, std::min<std::chrono::microseconds>(kNap, std::chrono::ceil<std::chrono::microseconds>(deadline - now)));
+    board_->sleep(seen, std::min<std::chrono::microseconds>(
+                            kNap, std::chrono::ceil<std::chrono::microseconds>(deadline - now)));
     if (steady_clock::now() < now + kNap) continue;
     const auto gone = peers_->gone();
     if (gone && !arrived()) throw RankIsGone(*gone);
@@ -343,7 +364,8 @@ void Group::await_all_done(uint64_t number) {
     move_on();
     return board_->all_at(Counter::kDone, number);
   };
-  if (number > 0 && !await(all_done, timeout_)) throw CommError(str("timed out after ", name_duration(timeout_)));
+  if (number > 0 && !await(all_done, timeout_))
+    throw CommError(str("timed out after ", name_duration(timeout_)));
 }
 
 void Group::abort() { board_->leave(); }

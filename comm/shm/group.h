@@ -1,16 +1,17 @@
-// shm::Group: the operations of one group of ranks in shared memory, in order, each moved on by whoever has something to
-// contribute, when it comes by.
+// shm::Group: the operations of one group of ranks in shared memory, in order, each moved on by whoever has
+// something to contribute, when it comes by.
 //
 // [Note: reduction on demand]
-// Nobody sums for another rank, and no thread works in the background (on a machine whose cores all train, it would only
-// take their time). A rank that posts a buffer goes on. Each call into the group, test() of a Work included, looks which
-// operations all ranks have posted and sums this rank's slice of those: in one pass over all ranks' buffers, straight
-// into where the result is wanted. Only wait() waits, and moves everything on meanwhile, so a rank that waits never
-// holds up another.
+// Nobody sums for another rank, and no thread works in the background (on a machine whose cores all train, it
+// would only take their time). A rank that posts a buffer goes on. Each call into the group, test() of a Work
+// included, looks which operations all ranks have posted and sums this rank's slice of those: in one pass
+// over all ranks' buffers, straight into where the result is wanted. Only wait() waits, and moves everything
+// on meanwhile, so a rank that waits never holds up another.
 //
 // [Note: where inputs lie]
-// Memory from allocate() is mapped by all ranks at the same offsets, so an input there is read in place. Anything else
-// passes through the mailbox, a megabyte a rank, piece by piece; those calls wait until the last piece.
+// Memory from allocate() is mapped by all ranks at the same offsets, so an input there is
+// read in place. Anything else passes through the mailbox, a megabyte a rank, piece by piece;
+// those calls wait until the last piece.
 #pragma once
 
 #include <array>
@@ -37,8 +38,8 @@ struct Into {
   bool add = false;
 };
 
-/// Owns its board and mailbox; shares the sockets with the groups duplicated from it. One thread at a time, but for abort().
-/// Every call may throw CommError: other ranks issued something else, left, or are gone.
+/// Owns its board and mailbox; shares the sockets with the groups duplicated from it. One thread at a time,
+/// but for abort(). Every call may throw CommError: other ranks issued something else, left, or are gone.
 class Group {
  public:
   /// Collective.
@@ -58,14 +59,16 @@ class Group {
     bool common() const { return stride == 0; }
     std::byte* of(int rank) const { return memory.data() + rank * stride; }
   };
-  /// Collective, in one order over this group and all it was duplicated from. `bytes` a rank, zeros, from a page boundary on
-  /// (`common`: the same bytes for all ranks).
+  /// Collective, in one order over this group and all it was duplicated from. `bytes` a rank, zeros, from a
+  /// page boundary on (`common`: the same bytes for all ranks).
   std::shared_ptr<Region> allocate(int64_t bytes, bool common);
 
-  /// Local. Where `rank` has what this rank has at `mine`; null when that is not in a region with memory for each.
+  /// Local. Where `rank` has what this rank has at `mine`; null when that is
+  /// not in a region with memory for each.
   const void* peer_address(const void* mine, int64_t bytes, int rank) const;
 
-  // Collective. Each returns the number of the operation to wait for. Pointers must stay valid until finished(number).
+  // Collective. Each returns the number of the operation to wait for. Pointers
+  // must stay valid until finished(number).
 
   /// Slice rank() of the sum over ranks of `full`, (size() * numel), to `into`.
   uint64_t reduce_scatter(const void* full, Element element, int64_t numel, const Into& into, uint32_t tag);
@@ -76,7 +79,8 @@ class Group {
   uint64_t broadcast(void* buffer, int64_t bytes, int root, uint32_t tag);
   uint64_t barrier(uint32_t tag);
 
-  /// Local. Moves on what can be moved on. True when the operation's result is there and its buffers are free again.
+  /// Local. Moves on what can be moved on. True when the operation's result is
+  /// there and its buffers are free again.
   bool test(uint64_t number);
   /// Local. False when it is not finished after `limit`.
   bool wait(uint64_t number, std::chrono::milliseconds limit);
@@ -98,8 +102,9 @@ class Group {
     Element element = Element::kFloat32;
     int64_t numel = 0;  // of what is summed or copied (kGather, kBroadcast: bytes)
     Into into;
-    int64_t input_stride = 0;  // kGather: from the place of rank r's input to that of rank r + 1, within their memories
-    int64_t into_stride = 0;   // kGather: from one rank's result to the next
+    int64_t input_stride =
+        0;  // kGather: from the place of rank r's input to that of rank r + 1, within their memories
+    int64_t into_stride = 0;  // kGather: from one rank's result to the next
     int root = 0;
     bool buffer_is_input = false;  // the input is the caller's memory: finished when nobody reads it any more
   };
@@ -125,7 +130,7 @@ class Group {
   SharedMemory board_memory_;
   std::optional<Board> board_;
   std::vector<std::shared_ptr<Region>> regions_;
-  static constexpr int kMailbox = 0;  // region
+  static constexpr int kMailbox = 0;        // region
   std::array<uint64_t, 2> mailbox_used_{};  // the last operation that read each half
   int next_half_ = 0;
   std::array<Operation, kMaxUnderWay> operations_;

@@ -23,7 +23,9 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-CommError failed(const char* what) { return CommError(str("shared memory between the ranks: ", what, ": ", std::strerror(errno))); }
+CommError failed(const char* what) {
+  return CommError(str("shared memory between the ranks: ", what, ": ", std::strerror(errno)));
+}
 
 FileDescriptor new_socket() {
   FileDescriptor fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
@@ -47,7 +49,8 @@ std::string random_word() {
 /// What another rank's random_word() has left in the store.
 std::string word_of(const GroupStore& store, const char* key, int rank) {
   const std::string word = store.get(str(key, rank));
-  if (word.size() != kWordLength) throw CommError(str("the store has ", word.size(), " bytes as ", key, rank, ", not ", kWordLength));
+  if (word.size() != kWordLength)
+    throw CommError(str("the store has ", word.size(), " bytes as ", key, rank, ", not ", kWordLength));
   return word;
 }
 
@@ -89,7 +92,8 @@ constexpr milliseconds kSlice{20};
 
 }  // namespace
 
-Peers::Peers(const GroupStore& store, int rank, int size, milliseconds timeout) : rank_(rank), sockets_(static_cast<size_t>(size)) {
+Peers::Peers(const GroupStore& store, int rank, int size, milliseconds timeout)
+    : rank_(rank), sockets_(static_cast<size_t>(size)) {
   const FileDescriptor listener = new_socket();
   const std::string mine = random_word();    // the name, which everybody on this host can see
   const std::string secret = random_word();  // is known to who has the store
@@ -99,7 +103,9 @@ Peers::Peers(const GroupStore& store, int rank, int size, milliseconds timeout) 
   store.set(str("secret/", rank), secret);
   store.set(str("socket/", rank), mine);
   const std::vector<int> missing = store.await_ranks("socket/", size, timeout, [] {});
-  if (!missing.empty()) throw CommError(str(name_ranks(missing), " did not set up shared memory within ", name_duration(timeout)));
+  if (!missing.empty())
+    throw CommError(
+        str(name_ranks(missing), " did not set up shared memory within ", name_duration(timeout)));
   connect_to_lower(store);
   accept_higher(store, listener.get(), secret, timeout);
 }
@@ -110,7 +116,8 @@ void Peers::connect_to_lower(const GroupStore& store) {
     const auto [theirs, theirs_length] = address_of(word_of(store, "socket/", lower));
     if (connect(out.get(), reinterpret_cast<const sockaddr*>(&theirs), theirs_length) != 0) {
       if (errno == ECONNREFUSED) throw RankIsGone(lower);
-      throw CommError(str("rank ", rank_, " cannot reach rank ", lower, " over a Unix socket: ", std::strerror(errno)));
+      throw CommError(
+          str("rank ", rank_, " cannot reach rank ", lower, " over a Unix socket: ", std::strerror(errno)));
     }
     Greeting greeting{};
     word_of(store, "secret/", lower).copy(greeting.secret, sizeof greeting.secret);
@@ -120,7 +127,8 @@ void Peers::connect_to_lower(const GroupStore& store) {
   }
 }
 
-void Peers::accept_higher(const GroupStore& store, int listener, const std::string& secret, milliseconds timeout) {
+void Peers::accept_higher(const GroupStore& store, int listener, const std::string& secret,
+                          milliseconds timeout) {
   const auto deadline = steady_clock::now() + timeout;
   for (int num_expected = size() - 1 - rank_; num_expected > 0;) {
     while (!await_readable(listener, steady_clock::now() + kSlice)) {
@@ -129,7 +137,8 @@ void Peers::accept_higher(const GroupStore& store, int listener, const std::stri
       std::vector<int> absent;
       for (int higher = rank_ + 1; higher < size(); ++higher)
         if (!sockets_[higher]) absent.push_back(higher);
-      throw CommError(str(name_ranks(absent), " did not connect to rank ", rank_, " over a Unix socket within ", name_duration(timeout)));
+      throw CommError(str(name_ranks(absent), " did not connect to rank ", rank_,
+                          " over a Unix socket within ", name_duration(timeout)));
     }
     FileDescriptor in(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC));
     if (!in) throw failed("accept");
@@ -137,7 +146,8 @@ void Peers::accept_higher(const GroupStore& store, int listener, const std::stri
     if (!await_readable(in.get(), std::min(deadline, steady_clock::now() + kGreetingTime))) continue;
     if (recv(in.get(), &greeting, sizeof greeting, 0) != sizeof greeting) continue;
     const bool known = std::memcmp(greeting.secret, secret.data(), sizeof greeting.secret) == 0;
-    if (!known || greeting.rank <= rank_ || greeting.rank >= size() || sockets_[greeting.rank]) continue;  // a stranger
+    if (!known || greeting.rank <= rank_ || greeting.rank >= size() || sockets_[greeting.rank])
+      continue;  // a stranger
     sockets_[greeting.rank] = std::move(in);
     --num_expected;
   }
@@ -166,7 +176,9 @@ void Peers::send(int to, int fd, int64_t number, milliseconds timeout) {
     // A queue that is full, or too many descriptors under way: the receiver is behind.
     if (error != EINTR && error != EAGAIN && error != ETOOMANYREFS && error != ENOBUFS)
       throw CommError(str("shared memory cannot be handed to rank ", to, ": ", std::strerror(error)));
-    if (steady_clock::now() > deadline) throw CommError(str("timed out after ", name_duration(timeout), ": rank ", to, " takes no shared memory"));
+    if (steady_clock::now() > deadline)
+      throw CommError(
+          str("timed out after ", name_duration(timeout), ": rank ", to, " takes no shared memory"));
     pollfd poll_fd{sockets_[to].get(), POLLOUT, 0};
     poll(&poll_fd, 1, static_cast<int>(kSlice.count()));
     if (error == ETOOMANYREFS) std::this_thread::sleep_for(kSlice);
@@ -175,7 +187,9 @@ void Peers::send(int to, int fd, int64_t number, milliseconds timeout) {
 
 Peers::Received Peers::receive(int from, milliseconds timeout, const std::function<void()>& watch) {
   const auto deadline = steady_clock::now() + timeout;
-  const auto has_come = [&](milliseconds wait) { return await_readable(sockets_[from].get(), steady_clock::now() + wait); };
+  const auto has_come = [&](milliseconds wait) {
+    return await_readable(sockets_[from].get(), steady_clock::now() + wait);
+  };
   while (!has_come(kSlice)) {
     try {
       watch();
@@ -185,7 +199,8 @@ Peers::Received Peers::receive(int from, milliseconds timeout, const std::functi
       throw;
     }
     if (steady_clock::now() > deadline)
-      throw CommError(str("timed out after ", name_duration(timeout), ": rank ", from, " has sent no shared memory"));
+      throw CommError(
+          str("timed out after ", name_duration(timeout), ": rank ", from, " has sent no shared memory"));
   }
   Message data{};
   iovec part{&data, sizeof data};
@@ -203,7 +218,8 @@ Peers::Received Peers::receive(int from, milliseconds timeout, const std::functi
   Received received{{}, data.number};
   int fd = -1;
   for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr; header = CMSG_NXTHDR(&message, header))
-    if (header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS && header->cmsg_len == CMSG_LEN(sizeof fd))
+    if (header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS &&
+        header->cmsg_len == CMSG_LEN(sizeof fd))
       std::memcpy(&fd, CMSG_DATA(header), sizeof fd);
   received.fd = FileDescriptor(fd);
   if (!received.fd && data.has_fd != 0) {
@@ -222,7 +238,8 @@ std::optional<int> Peers::gone() const {
   for (size_t rank = 0; rank < sockets_.size(); ++rank) {
     if (!sockets_[rank]) continue;
     pollfd poll_fd{sockets_[rank].get(), POLLRDHUP, 0};
-    if (poll(&poll_fd, 1, 0) > 0 && (poll_fd.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0) return static_cast<int>(rank);
+    if (poll(&poll_fd, 1, 0) > 0 && (poll_fd.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0)
+      return static_cast<int>(rank);
   }
   return std::nullopt;
 }

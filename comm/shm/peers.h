@@ -1,5 +1,5 @@
-// Peers: a Unix socket to every other rank on this host. It carries descriptors of shared memory, and its end tells that
-// the process behind it is gone: the kernel closes it however the process ends.
+// Peers: a Unix socket to every other rank on this host. It carries descriptors of shared memory, and its end
+// tells that the process behind it is gone: the kernel closes it however the process ends.
 #pragma once
 
 #include <chrono>
@@ -16,14 +16,16 @@ namespace tessera::comm::shm {
 /// Owns the sockets. One thread at a time.
 class Peers {
  public:
-  /// Collective. The ranks meet under `store`. Sockets are abstract ones, without a file: every user of this network
-  /// namespace sees them and can connect, so a secret from the store is asked for first. Throws CommError naming the ranks, RankIsGone.
+  /// Collective. The ranks meet under `store`. Sockets are abstract ones, without a file: every user of this
+  /// network namespace sees them and can connect, so a secret from the store is asked for first. Throws
+  /// CommError naming the ranks, RankIsGone.
   Peers(const GroupStore& store, int rank, int size, std::chrono::milliseconds timeout);
 
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(sockets_.size()); }
 
-  /// Local; the receiver calls receive(). A number, and a descriptor unless `fd` is -1. Throws CommError, RankIsGone.
+  /// Local; the receiver calls receive(). A number, and a descriptor unless `fd`
+  /// is -1. Throws CommError, RankIsGone.
   void send(int to, int fd, int64_t number, std::chrono::milliseconds timeout);
   struct Received {
     FileDescriptor fd;  ///< none, where none was sent
@@ -39,7 +41,8 @@ class Peers {
 
  private:
   void connect_to_lower(const GroupStore& store);
-  void accept_higher(const GroupStore& store, int listener, const std::string& secret, std::chrono::milliseconds timeout);
+  void accept_higher(const GroupStore& store, int listener, const std::string& secret,
+                     std::chrono::milliseconds timeout);
 
   int rank_;
   std::vector<FileDescriptor> sockets_;  // by rank; this one's: none

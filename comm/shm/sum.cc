@@ -1,5 +1,5 @@
-// Compiled with -ffp-contract=off (cmake/Targets.cmake): a multiplication and an addition must not become one operation on
-// machines that have it.
+// Compiled with -ffp-contract=off (cmake/Targets.cmake): a multiplication and an addition must not become
+// one operation on machines that have it.
 #include "comm/shm/sum.h"
 
 #include <algorithm>
@@ -80,7 +80,8 @@ void sum_floats(const Sum& sum) {
     const int64_t n = std::min(kBlock, sum.numel - begin);
     int next = 1;
     if (sum.element == Element::kFloat32 && sum.num_inputs > 1) {
-      add_two_fp32(block, static_cast<const float*>(sum.inputs[0]) + begin, static_cast<const float*>(sum.inputs[1]) + begin, n);
+      add_two_fp32(block, static_cast<const float*>(sum.inputs[0]) + begin,
+                   static_cast<const float*>(sum.inputs[1]) + begin, n);
       next = 2;
     } else {
       read_floats(block, sum.inputs[0], sum.element, begin, n);
@@ -98,7 +99,8 @@ void sum_words(const Sum& sum) {
   auto* out = static_cast<Word*>(sum.output);
   for (int64_t i = 0; i < sum.numel; ++i) {
     Word value = static_cast<const Word*>(sum.inputs[0])[i];
-    for (int input = 1; input < sum.num_inputs; ++input) value = static_cast<Word>(value + static_cast<const Word*>(sum.inputs[input])[i]);
+    for (int input = 1; input < sum.num_inputs; ++input)
+      value = static_cast<Word>(value + static_cast<const Word*>(sum.inputs[input])[i]);
     if constexpr (std::is_floating_point_v<Word>) value *= sum.scale;
     out[i] = sum.add ? static_cast<Word>(out[i] + value) : value;
   }
@@ -108,7 +110,8 @@ void any_of(const Sum& sum) {
   auto* out = static_cast<uint8_t*>(sum.output);
   for (int64_t i = 0; i < sum.numel; ++i) {
     uint8_t value = sum.add ? out[i] : 0;
-    for (int input = 0; input < sum.num_inputs; ++input) value |= static_cast<const uint8_t*>(sum.inputs[input])[i];
+    for (int input = 0; input < sum.num_inputs; ++input)
+      value |= static_cast<const uint8_t*>(sum.inputs[input])[i];
     out[i] = value;
   }
 }

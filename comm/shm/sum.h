@@ -5,7 +5,17 @@
 
 namespace tessera::comm::shm {
 
-enum class Element : uint8_t { kFloat64, kFloat32, kBFloat16, kFloat16, kInt64, kInt32, kInt8, kUInt8, kBool };
+enum class Element : uint8_t {
+  kFloat64,
+  kFloat32,
+  kBFloat16,
+  kFloat16,
+  kInt64,
+  kInt32,
+  kInt8,
+  kUInt8,
+  kBool
+};
 
 /// Local. Bytes of one element.
 int64_t size_of(Element element);
@@ -21,9 +31,10 @@ struct Sum {
   bool add = false;  ///< to what the output holds
 };
 
-/// Local. output = scale * (input 0 + input 1 + …) [+ output]. The sum of fp32, bf16 and fp16 is formed in fp32 in the inputs' order,
-/// and rounded once; IEEE operations one by one, so every instruction set gives the same bits. fp64 in fp64; integers wrap;
-/// bool is "or". Both elements are equal but for fp32, bf16 and fp16.
+/// Local. output = scale * (input 0 + input 1 + …) [+ output]. The sum of fp32, bf16 and fp16 is
+/// formed in fp32 in the inputs' order, and rounded once; IEEE operations one by one, so every
+/// instruction set gives the same bits. fp64 in fp64; integers wrap; bool is "or". Both elements
+/// are equal but for fp32, bf16 and fp16.
 void add_up(const Sum& sum);
 
 }  // namespace tessera::comm::shm

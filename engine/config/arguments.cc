@@ -14,7 +14,8 @@ using nlohmann::json;
 /// One argument of a document, and the keys it stands for.
 class Argument {
  public:
-  Argument(Document& document, std::string path, json value) : document_(document), path_(std::move(path)), value_(std::move(value)) {}
+  Argument(Document& document, std::string path, json value)
+      : document_(document), path_(std::move(path)), value_(std::move(value)) {}
 
   const json& value() const { return value_; }
   bool flag() const {
@@ -23,7 +24,8 @@ class Argument {
   }
   /// One of `words`.
   std::string word(const std::vector<std::string>& words) const {
-    if (!value_.is_string() || std::find(words.begin(), words.end(), value_.get<std::string>()) == words.end())
+    if (!value_.is_string() ||
+        std::find(words.begin(), words.end(), value_.get<std::string>()) == words.end())
       refuse(str("one of \"", join(words, "\", \""), "\""));
     return value_.get<std::string>();
   }
@@ -41,7 +43,8 @@ class Argument {
     const json* there = value_at(*document_.json, key);
     const bool both_in_file = !document_.origins.is_override(path_) && !document_.origins.is_override(key);
     if (there && !there->is_null() && *there != "auto" && *there != value && both_in_file)
-      document_.fail(path_, str("found ", describe_value(value_), " beside ", key, " ", *there, "; expected one of the two"));
+      document_.fail(path_, str("found ", describe_value(value_), " beside ", key, " ", *there,
+                                "; expected one of the two"));
     put(key, value);
   }
   /// Whatever the file says of this key. The command line wins over the file.
@@ -65,7 +68,8 @@ void autocast(Argument& argument, const char* dtype) {
 /// "no", "steps" or "epoch", for the keys WHAT_every_epochs and WHAT_every_steps.
 void by_strategy(Argument& argument, const std::string& what) {
   const std::string word = argument.word({"no", "steps", "epoch"});
-  const std::string epochs = str("trainer.", what, "_every_epochs"), steps = str("trainer.", what, "_every_steps");
+  const std::string epochs = str("trainer.", what, "_every_epochs"),
+                    steps = str("trainer.", what, "_every_steps");
   if (word == "steps" && !argument.has(steps)) argument.refuse(str("trainer.", what, "_steps beside it"));
   argument.set(epochs, word == "epoch" ? 1 : 0);
   if (word != "steps") argument.put(steps, 0);  // Hugging Face leaves eval_steps and save_steps unused there
@@ -74,7 +78,9 @@ void by_strategy(Argument& argument, const std::string& what) {
 void schedule(Argument& argument) {
   const std::string word = argument.word({"linear", "cosine", "constant", "constant_with_warmup"});
   if (word == "constant") return;
-  argument.set("scheduler.type", word == "linear" ? "WarmupDecayLR" : word == "cosine" ? "WarmupCosineLR" : "WarmupLR");
+  argument.set("scheduler.type", word == "linear"   ? "WarmupDecayLR"
+                                 : word == "cosine" ? "WarmupCosineLR"
+                                                    : "WarmupLR");
   argument.set("scheduler.params.warmup_type", "linear");
   if (word == "cosine") argument.set("scheduler.params.cos_min_ratio", 0.0);
   if (word != "cosine") {
@@ -94,7 +100,8 @@ void warm_up(Argument& argument, const char* key) {
 }
 
 void report_to(Argument& argument) {
-  std::vector<json> places = argument.value().is_array() ? argument.value().get<std::vector<json>>() : std::vector<json>{argument.value()};
+  std::vector<json> places = argument.value().is_array() ? argument.value().get<std::vector<json>>()
+                                                         : std::vector<json>{argument.value()};
   for (const json& place : places) {
     if (place == "none" && places.size() == 1) return;
     if (place != "tensorboard" && place != "mlflow")
@@ -105,7 +112,8 @@ void report_to(Argument& argument) {
 
 void beta(Argument& argument, size_t index) {
   if (!argument.value().is_number()) argument.refuse("a number from 0 to below 1");
-  json betas = argument.has("optimizer.params.betas") ? argument.at("optimizer.params.betas") : json{0.9, 0.999};
+  json betas =
+      argument.has("optimizer.params.betas") ? argument.at("optimizer.params.betas") : json{0.9, 0.999};
   if (!betas.is_array() || betas.size() != 2) betas = {0.9, 0.999};
   betas[index] = argument.value();
   argument.put("optimizer.params.betas", betas);
@@ -121,38 +129,57 @@ struct Rule {
 
 // In this order: a schedule comes before its warm-up.
 const Rule kRules[] = {
-    {"bf16", "true or false", "`torch_autocast.enabled`, `dtype` \"bf16\": fp32 weights under autocast", "torch_autocast",
-     [](Argument& argument) { if (argument.flag()) autocast(argument, "bf16"); }},
-    {"fp16", "true or false", "`torch_autocast.enabled`, `dtype` \"fp16\", with its loss scaling", "torch_autocast",
-     [](Argument& argument) { if (argument.flag()) autocast(argument, "fp16"); }},
+    {"bf16", "true or false", "`torch_autocast.enabled`, `dtype` \"bf16\": fp32 weights under autocast",
+     "torch_autocast",
+     [](Argument& argument) {
+       if (argument.flag()) autocast(argument, "bf16");
+     }},
+    {"fp16", "true or false", "`torch_autocast.enabled`, `dtype` \"fp16\", with its loss scaling",
+     "torch_autocast",
+     [](Argument& argument) {
+       if (argument.flag()) autocast(argument, "fp16");
+     }},
     {"mixed_precision", "\"no\", \"bf16\", \"fp16\"", "the same", "torch_autocast",
      [](Argument& argument) {
        const std::string word = argument.word({"no", "bf16", "fp16"});
        if (word != "no") autocast(argument, word.c_str());
      }},
     {"lr_scheduler_type", "\"linear\", \"cosine\", \"constant\", \"constant_with_warmup\"",
-     "`scheduler`: WarmupDecayLR, WarmupCosineLR, none, WarmupLR; warm-ups are linear and of no steps unless given", "scheduler", schedule},
+     "`scheduler`: WarmupDecayLR, WarmupCosineLR, none, WarmupLR; warm-ups are linear and of no steps unless "
+     "given",
+     "scheduler", schedule},
     {"warmup_steps", "an integer", "`scheduler.params.warmup_num_steps`", "scheduler",
      [](Argument& argument) { warm_up(argument, "scheduler.params.warmup_num_steps"); }},
     {"warmup_ratio", "a number from 0 to 1", "`scheduler.params.warmup_ratio`", "scheduler",
      [](Argument& argument) { warm_up(argument, "scheduler.params.warmup_ratio"); }},
-    {"adam_beta1", "a number", "the first of `optimizer.params.betas`", "optimizer", [](Argument& argument) { beta(argument, 0); }},
-    {"adam_beta2", "a number", "the second of `optimizer.params.betas`", "optimizer", [](Argument& argument) { beta(argument, 1); }},
-    {"eval_strategy", "\"no\", \"steps\", \"epoch\"", "`trainer.eval_every_epochs`, `trainer.eval_every_steps`", "trainer.eval_every_epochs",
+    {"adam_beta1", "a number", "the first of `optimizer.params.betas`", "optimizer",
+     [](Argument& argument) { beta(argument, 0); }},
+    {"adam_beta2", "a number", "the second of `optimizer.params.betas`", "optimizer",
+     [](Argument& argument) { beta(argument, 1); }},
+    {"eval_strategy", "\"no\", \"steps\", \"epoch\"",
+     "`trainer.eval_every_epochs`, `trainer.eval_every_steps`", "trainer.eval_every_epochs",
      [](Argument& argument) { by_strategy(argument, "eval"); }},
     {"evaluation_strategy", "\"no\", \"steps\", \"epoch\"", "the same", "trainer.eval_every_epochs",
      [](Argument& argument) { by_strategy(argument, "eval"); }},
-    {"save_strategy", "\"no\", \"steps\", \"epoch\"", "`trainer.save_every_epochs`, `trainer.save_every_steps`; the best is kept besides",
+    {"save_strategy", "\"no\", \"steps\", \"epoch\"",
+     "`trainer.save_every_epochs`, `trainer.save_every_steps`; the best is kept besides",
      "trainer.save_every_epochs", [](Argument& argument) { by_strategy(argument, "save"); }},
     {"logging_strategy", "\"no\", \"steps\"", "`steps_per_print`", "steps_per_print",
-     [](Argument& argument) { if (argument.word({"no", "steps"}) == "no") argument.set("steps_per_print", 0); }},
-    {"report_to", "\"tensorboard\", \"mlflow\", a list of them, \"none\"", "`tensorboard.enabled`, `mlflow.enabled`", "tensorboard", report_to},
+     [](Argument& argument) {
+       if (argument.word({"no", "steps"}) == "no") argument.set("steps_per_print", 0);
+     }},
+    {"report_to", "\"tensorboard\", \"mlflow\", a list of them, \"none\"",
+     "`tensorboard.enabled`, `mlflow.enabled`", "tensorboard", report_to},
     {"greater_is_better", "true or false", "`trainer.best_is`", "trainer.best_is",
      [](Argument& argument) { argument.set("trainer.best_is", argument.flag() ? "greatest" : "least"); }},
     {"use_cpu", "true or false", "`trainer.device`", "trainer.device",
-     [](Argument& argument) { if (argument.flag()) argument.set("trainer.device", "cpu"); }},
+     [](Argument& argument) {
+       if (argument.flag()) argument.set("trainer.device", "cpu");
+     }},
     {"no_cuda", "true or false", "the same", "trainer.device",
-     [](Argument& argument) { if (argument.flag()) argument.set("trainer.device", "cpu"); }},
+     [](Argument& argument) {
+       if (argument.flag()) argument.set("trainer.device", "cpu");
+     }},
 };
 
 struct Place {
@@ -164,12 +191,16 @@ constexpr const char* kNoNeed = "it is not needed here";
 constexpr const char* kNoModelChange = "there is none here: models run as they are";
 constexpr const char* kNoHub = "there is no client of the Hub here";
 constexpr const char* kThisFile = "here DeepSpeed's keys stand in this file itself";
-constexpr const char* kStage = "here it is zero_optimization.stage: 3 shards parameters too (full_shard), 2 gradients and optimizer state (shard_grad_op)";
-constexpr const char* kCommands = "here these are commands: tessera train, which evaluates too, tessera eval, tessera predict";
+constexpr const char* kStage =
+    "here it is zero_optimization.stage: 3 shards parameters too (full_shard), 2 gradients and optimizer "
+    "state (shard_grad_op)";
+constexpr const char* kCommands =
+    "here these are commands: tessera train, which evaluates too, tessera eval, tessera predict";
 constexpr const char* kHosts = "here torchrun on each host says it (docs/launching.md)";
 
 const Place kPlaces[] = {
-    {"auto_find_batch_size", "there is none here: running out of memory is an error that says what to change"},
+    {"auto_find_batch_size",
+     "there is none here: running out of memory is an error that says what to change"},
     {"data_seed", "here it is seed, which orders the data too"},
     {"ddp_broadcast_buffers", kNoNeed},
     {"ddp_bucket_cap_mb", "here it is zero_optimization.unit_numel, in elements"},
@@ -179,7 +210,9 @@ const Place kPlaces[] = {
     {"deepspeed_config_file", kThisFile},
     {"deepspeed_plugin", kThisFile},
     {"disable_tqdm", "here bars are drawn on terminals alone"},
-    {"distributed_type", "here zero_optimization.stage says what is sharded, and --nproc on the command line how many ranks there are"},
+    {"distributed_type",
+     "here zero_optimization.stage says what is sharded, and --nproc on the command line how many ranks "
+     "there are"},
     {"do_eval", kCommands},
     {"do_predict", kCommands},
     {"do_train", kCommands},
@@ -188,11 +221,13 @@ const Place kPlaces[] = {
     {"fsdp_plugin", kStage},
     {"gpu_ids", "here CUDA_VISIBLE_DEVICES in the environment says it"},
     {"gradient_checkpointing", "there is none here: what the model itself recomputes is allowed"},
-    {"group_by_length", "there is none here: texts of a batch are padded to the longest of a rank's micro-batch"},
+    {"group_by_length",
+     "there is none here: texts of a batch are padded to the longest of a rank's micro-batch"},
     {"hub_model_id", kNoHub},
     {"hub_token", kNoHub},
     {"label_names", "here it is data.target"},
-    {"label_smoothing_factor", "here it is model.label_smoothing, of models from Python with \"cross_entropy\""},
+    {"label_smoothing_factor",
+     "here it is model.label_smoothing, of models from Python with \"cross_entropy\""},
     {"local_rank", "here the launcher says it: --nproc on the command line, or torchrun"},
     {"log_with", "here it is report_to, or the sections tensorboard, csv_monitor, jsonl_monitor and mlflow"},
     {"logging_dir", "here it is tensorboard.output_path"},
@@ -211,7 +246,8 @@ const Place kPlaces[] = {
     {"resume_from_checkpoint", "here it is --resume, or --resume TAG, on the command line"},
     {"save_only_model", "there is none here: a checkpoint has all that training needs to go on"},
     {"save_safetensors", kNoNeed},
-    {"split_batches", "here train_batch_size is the batch of all ranks, train_micro_batch_size_per_gpu of one"},
+    {"split_batches",
+     "here train_batch_size is the batch of all ranks, train_micro_batch_size_per_gpu of one"},
     {"tf32", "here it is TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1 in the environment"},
     {"torch_compile", kNoModelChange},
     {"torch_compile_backend", kNoModelChange},
@@ -232,8 +268,10 @@ void expand_arguments(Document& document, const KeyTable& table, Problems& probl
       problems.collect([&] {
         Argument argument(document, path, value);
         rule.apply(argument);
-        if (report && value == json(true) && table.find_any(path))  // which DeepSpeed's section of this name does not mean
-          report->resolved.push_back(str(path, ": true, as Hugging Face's argument, is torch_autocast of ", path));
+        if (report && value == json(true) &&
+            table.find_any(path))  // which DeepSpeed's section of this name does not mean
+          report->resolved.push_back(
+              str(path, ": true, as Hugging Face's argument, is torch_autocast of ", path));
       });
     }
   }

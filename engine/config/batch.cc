@@ -15,7 +15,8 @@ namespace {
 int64_t product(int64_t a, int64_t b, int64_t world_size, const std::string& source) {
   int64_t ab = 0, all = 0;
   if (__builtin_mul_overflow(a, b, &ab) || __builtin_mul_overflow(ab, world_size, &all))
-    fail(source, str(kMicroBatchSize, " x ", kAccumulationSteps, " x world size = ", a, " x ", b, " x ", world_size, " is too large"));
+    fail(source, str(kMicroBatchSize, " x ", kAccumulationSteps, " x world size = ", a, " x ", b, " x ",
+                     world_size, " is too large"));
   return all;
 }
 
@@ -33,8 +34,9 @@ void check_triple(const Batch& batch, int64_t world, const std::string& source) 
   int64_t per_micro = batch.accumulation * world, per_step = batch.micro * world;
   if (batch.train % per_micro == 0) would_do.push_back(str(kMicroBatchSize, " ", batch.train / per_micro));
   if (batch.train % per_step == 0) would_do.push_back(str(kAccumulationSteps, " ", batch.train / per_step));
-  fail(source, str(kTrainBatchSize, " ", batch.train, " != ", kMicroBatchSize, " ", batch.micro, " x ", kAccumulationSteps, " ", batch.accumulation,
-                   " x world size ", world, " = ", expected, "; ", join(would_do, ", or "), " would do"));
+  fail(source, str(kTrainBatchSize, " ", batch.train, " != ", kMicroBatchSize, " ", batch.micro, " x ",
+                   kAccumulationSteps, " ", batch.accumulation, " x world size ", world, " = ", expected,
+                   "; ", join(would_do, ", or "), " would do"));
 }
 
 /// train / (other x world), which must leave no remainder.
@@ -42,8 +44,9 @@ int64_t divide(int64_t train, const char* other_name, int64_t other, int64_t wor
                const std::string& source) {
   int64_t unit = product(other, 1, world, source);
   if (train % unit != 0)
-    fail(source, str(kTrainBatchSize, " ", train, " is no multiple of ", other_name, " ", other, " x world size ", world, " = ", unit,
-                     ", so that no ", wanted, " fits; ", neighbours(kTrainBatchSize, train, unit), " would do"));
+    fail(source, str(kTrainBatchSize, " ", train, " is no multiple of ", other_name, " ", other,
+                     " x world size ", world, " = ", unit, ", so that no ", wanted, " fits; ",
+                     neighbours(kTrainBatchSize, train, unit), " would do"));
   return train / unit;
 }
 
@@ -57,15 +60,18 @@ Batch resolve_batch(const GivenBatch& given, int world_size, const std::string& 
     batch = {*given.train, *given.micro, *given.accumulation};
     check_triple(batch, world, source);
   } else if (given.train && given.micro) {
-    batch = {*given.train, *given.micro, divide(*given.train, kMicroBatchSize, *given.micro, world, kAccumulationSteps, source)};
+    batch = {*given.train, *given.micro,
+             divide(*given.train, kMicroBatchSize, *given.micro, world, kAccumulationSteps, source)};
   } else if (given.train) {
     int64_t steps = given.accumulation.value_or(1);
-    batch = {*given.train, divide(*given.train, kAccumulationSteps, steps, world, kMicroBatchSize, source), steps};
+    batch = {*given.train, divide(*given.train, kAccumulationSteps, steps, world, kMicroBatchSize, source),
+             steps};
   } else if (given.micro || given.any_auto) {
     int64_t micro = given.micro.value_or(kAutoMicroBatch), steps = given.accumulation.value_or(1);
     batch = {product(micro, steps, world, source), micro, steps};
   } else {
-    fail(source, str("neither ", kTrainBatchSize, " nor ", kMicroBatchSize, " is given; expected at least one of them"));
+    fail(source, str("neither ", kTrainBatchSize, " nor ", kMicroBatchSize,
+                     " is given; expected at least one of them"));
   }
   return batch;
 }

@@ -16,7 +16,7 @@ struct GivenBatch {
   std::optional<int64_t> train = {};         ///< kTrainBatchSize
   std::optional<int64_t> micro = {};         ///< kMicroBatchSize
   std::optional<int64_t> accumulation = {};  ///< kAccumulationSteps
-  bool any_auto = false;                ///< one of them was "auto": then none needs to be given
+  bool any_auto = false;                     ///< one of them was "auto": then none needs to be given
 };
 
 struct Batch {

@@ -55,7 +55,8 @@ template <class Config, class Access>
 Binding<Config> bind(Key key, Access access) {
   const Config defaults;
   key.default_json = write_field(access(defaults)).dump();
-  return {std::move(key), [access](const nlohmann::json& value, Config& config) { read_field(value, access(config)); },
+  return {std::move(key),
+          [access](const nlohmann::json& value, Config& config) { read_field(value, access(config)); },
           [access](const Config& config) { return write_field(access(config)); }};
 }
 
@@ -87,7 +88,8 @@ inline void set_value(nlohmann::ordered_json& root, const std::string& path, nlo
 }
 
 template <class Config>
-void write_bindings(const std::vector<Binding<Config>>& bindings, const Config& config, nlohmann::ordered_json& out) {
+void write_bindings(const std::vector<Binding<Config>>& bindings, const Config& config,
+                    nlohmann::ordered_json& out) {
   for (const Binding<Config>& binding : bindings) set_value(out, binding.key.path, binding.write(config));
 }
 

@@ -20,7 +20,8 @@ void rename_key(Document& document, const std::string& from, const std::string& 
   if (!value) return;
   json moved = std::move(*value);
   const size_t dot = from.rfind('.');
-  (dot == std::string::npos ? document.json.get() : value_at(*document.json, from.substr(0, dot)))->erase(from.substr(dot + 1));
+  (dot == std::string::npos ? document.json.get() : value_at(*document.json, from.substr(0, dot)))
+      ->erase(from.substr(dot + 1));
   json& place = make_place(document, to, from);
   if (!place.is_null() && place != "auto")
     document.fail(to, str("is also given under its other name \"", from, "\"; expected one of the two"));
@@ -31,7 +32,8 @@ void rename_key(Document& document, const std::string& from, const std::string& 
 /// One walk over a document.
 class Checker {
  public:
-  Checker(const Document& document, const KeyTable& table, Problems& problems) : document_(document), table_(table), problems_(problems) {}
+  Checker(const Document& document, const KeyTable& table, Problems& problems)
+      : document_(document), table_(table), problems_(problems) {}
 
   void run() {
     check_section(*document_.json, "", "", nullptr);
@@ -41,7 +43,8 @@ class Checker {
 
  private:
   /// `free`: the section may hold keys the table does not have.
-  void check_section(const json& object, const std::string& path, const std::string& variant, const Key* section) {
+  void check_section(const json& object, const std::string& path, const std::string& variant,
+                     const Key* section) {
     bool free = section && section->type == Type::kFreeSection;
     // Sections come after words, which may decide (optimizer.type) what a section can hold.
     for (bool sections : {false, true}) {
@@ -134,7 +137,8 @@ class Checker {
     return value.is_string() ? canonical_word(*discriminator, value.get<std::string>()) : "";
   }
 
-  /// The word that decides what a section can hold is wrong itself, which is told of that word: all else would follow from it.
+  /// The word that decides what a section can hold is wrong itself, which is told of that
+  /// word: all else would follow from it.
   bool is_undecided(const Key& key) const {
     const std::string decides = key.type == Type::kSectionList && !key.items_like.empty()
                                     ? table_.find_any(key.items_like)->variant_of
@@ -150,7 +154,8 @@ class Checker {
     if (key.use == Use::kUsed) return false;
     if (value.is_null() && (key.use == Use::kRefused || key.nullable)) return true;
     auto off = [&](const json& found) {
-      return found == "auto" || std::any_of(key.harmless.begin(), key.harmless.end(),
+      return found == "auto" ||
+             std::any_of(key.harmless.begin(), key.harmless.end(),
                          [&](const std::string& text) { return json::parse(text) == found; });
     };
     if (key.type != Type::kOpenSection) return value == "auto" || (key.use == Use::kRefused && off(value));
@@ -170,41 +175,48 @@ class Checker {
   void check_switch_name(const Key& key, const std::string& path, const json& value) const {
     for (const auto& [name, inner] : value.items())
       if (!did_you_mean(name, {key.switch_name}).empty())
-        document_.fail(child_path(path, name), str("unknown key", did_you_mean(name, {key.switch_name}), ", found ",
-                                                   describe_value(inner)));
+        document_.fail(child_path(path, name), str("unknown key", did_you_mean(name, {key.switch_name}),
+                                                   ", found ", describe_value(inner)));
   }
 
   [[noreturn]] void fail_refused(const Key& key, const std::string& path, const json& value) const {
     std::string instead;
     if (!key.switch_name.empty())
-      instead = str("; expected it to be left out, or {\"", key.switch_name, "\": ", key.harmless.front(), "}");
+      instead =
+          str("; expected it to be left out, or {\"", key.switch_name, "\": ", key.harmless.front(), "}");
     else if (!key.harmless.empty())
       instead = str("; expected it to be left out, or ", join(key.harmless, " or "));
     else
       instead = "; expected it to be left out";
-    document_.fail(path, str("found ", describe_value(value), ", which Tessera does not do: ", key.doc, instead));
+    document_.fail(path,
+                   str("found ", describe_value(value), ", which Tessera does not do: ", key.doc, instead));
   }
 
   [[noreturn]] void fail_unknown(const std::string& path, const std::string& name, const json& value,
-                                 const std::string& parent, const std::string& variant, const Key* section) const {
+                                 const std::string& parent, const std::string& variant,
+                                 const Key* section) const {
     std::string found = str("found ", describe_value(value));
     if (!is_plain(name))
-      document_.fail(path, str("unknown key (", found, "); nested keys are written as {\"zero_optimization\": {\"stage\": …}}"));
+      document_.fail(path, str("unknown key (", found,
+                               "); nested keys are written as {\"zero_optimization\": {\"stage\": …}}"));
     if (section && !section->variant_of.empty() && variant.empty())
-      document_.fail(path, str(found, ", but ", section->variant_of, " is not given; expected ", section->variant_of,
-                               ": ", accepted(*table_.find_any(section->variant_of))));
+      document_.fail(path, str(found, ", but ", section->variant_of, " is not given; expected ",
+                               section->variant_of, ": ", accepted(*table_.find_any(section->variant_of))));
     if (const Key* elsewhere = section && !variant.empty() ? table_.find_any(path) : nullptr)
-      document_.fail(path, str(variant, " has no \"", name, "\" (", found, "), ", join(elsewhere->variants, " and "),
-                               elsewhere->variants.size() == 1 ? " has" : " have", "; expected ",
-                               names_used(name, parent, variant)));
-    if (const std::string_view place = parent.empty() || parent == "trainer" ? place_of_argument(name) : ""; !place.empty())
+      document_.fail(
+          path, str(variant, " has no \"", name, "\" (", found, "), ", join(elsewhere->variants, " and "),
+                    elsewhere->variants.size() == 1 ? " has" : " have", "; expected ",
+                    names_used(name, parent, variant)));
+    if (const std::string_view place = parent.empty() || parent == "trainer" ? place_of_argument(name) : "";
+        !place.empty())
       document_.fail(path, str(found, ", an argument of Hugging Face's or Accelerate's: ", place));
     std::vector<std::string> known;
     for (const Key* key : table_.children(parent, variant)) known.push_back(key->name());
     std::string hint = did_you_mean(name, known);
     if (auto paths = table_.paths_named(name); hint.empty() && !paths.empty())
       hint = str(" (did you mean \"", paths.front(), "\"?)");
-    document_.fail(path, str("unknown key", hint, ", ", found, "; expected ", names_used(name, parent, variant)));
+    document_.fail(path,
+                   str("unknown key", hint, ", ", found, "; expected ", names_used(name, parent, variant)));
   }
 
   [[noreturn]] void fail_unknown_in_item(const Key& list, const std::string& path, const std::string& name,
@@ -218,7 +230,8 @@ class Checker {
   }
 
   /// The keys of a section that do something, for an error message.
-  std::string names_used(const std::string& name, const std::string& parent, const std::string& variant) const {
+  std::string names_used(const std::string& name, const std::string& parent,
+                         const std::string& variant) const {
     std::vector<std::string> names;
     for (const Key* key : table_.children(parent, variant))
       if (key->use == Use::kUsed) names.push_back(key->name());
@@ -248,7 +261,8 @@ std::vector<std::string> under_own_names(std::vector<std::string> overrides, con
     const std::string path = text.substr(0, text.find('='));
     for (const Key& key : table.keys())
       for (const std::string& other : key.other_names)
-        if (path == other || path.starts_with(other + ".")) return static_cast<void>(text.replace(0, other.size(), key.path));
+        if (path == other || path.starts_with(other + "."))
+          return static_cast<void>(text.replace(0, other.size(), key.path));
   };
   for (std::string& text : overrides) rename(text);
   return overrides;
@@ -256,7 +270,8 @@ std::vector<std::string> under_own_names(std::vector<std::string> overrides, con
 
 void normalise(Document& document, const KeyTable& table, Problems& problems) {
   for (const Key& key : table.keys())
-    for (const std::string& other : key.other_names) problems.collect([&] { rename_key(document, other, key.path); });
+    for (const std::string& other : key.other_names)
+      problems.collect([&] { rename_key(document, other, key.path); });
   spell_words(document, table);
 }
 
@@ -265,7 +280,8 @@ void check(const Document& document, const KeyTable& table, Problems& problems, 
   checker.run();
   const auto& keys = checker.without_effect();
   if (!keys.empty() && report)
-    report->warnings.push_back(str(document.origins.source(), ": ", keys.size() == 1 ? "this DeepSpeed key has" : "these DeepSpeed keys have",
+    report->warnings.push_back(str(document.origins.source(), ": ",
+                                   keys.size() == 1 ? "this DeepSpeed key has" : "these DeepSpeed keys have",
                                    " no effect in Tessera: ", join(keys, ", ")));
 }
 

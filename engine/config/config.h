@@ -1,5 +1,5 @@
-// EngineConfig: DeepSpeed's ds_config.json keys, with DeepSpeed's names, meaning and defaults, as plain values.
-// Reading is in parse.h; the keys are declared in keys.cc and its neighbours, and
+// EngineConfig: DeepSpeed's ds_config.json keys, with DeepSpeed's names, meaning and defaults, as plain
+// values. Reading is in parse.h; the keys are declared in keys.cc and its neighbours, and
 // docs/configuration.md lists every one (a test holds it to that).
 #pragma once
 
@@ -17,7 +17,8 @@ namespace tessera {
 /// use these values in place of optimizer.params'. The first group that matches wins.
 struct ParamGroupConfig {
   std::vector<std::string> match;
-  std::map<std::string, double> params;  ///< only what the group sets, under the names of OptimizerConfig::params
+  std::map<std::string, double>
+      params;  ///< only what the group sets, under the names of OptimizerConfig::params
   bool operator==(const ParamGroupConfig&) const = default;
 };
 
@@ -34,7 +35,8 @@ struct OptimizerConfig {
 };
 
 struct SchedulerConfig {
-  /// WarmupLR, WarmupDecayLR, WarmupCosineLR, OneCycle, LRRangeTest, StepLR or CosineAnnealingLR; empty: constant lr
+  /// WarmupLR, WarmupDecayLR, WarmupCosineLR, OneCycle, LRRangeTest, StepLR or
+  /// CosineAnnealingLR; empty: constant lr
   std::string type;
   /// Scalars as one element (lists have one for every param group); booleans 0/1. Every parameter the type
   /// has, once parsed, but for those that mean "as the other": warmup_max_lr (the optimizer's lr),
@@ -53,15 +55,16 @@ struct SchedulerConfig {
 
 struct ZeroConfig {
   int stage = 0;
-  int64_t unit_numel = 4'000'000;          ///< our own key: elements a unit aims at
+  int64_t unit_numel = 4'000'000;               ///< our own key: elements a unit aims at
   int64_t reduce_bucket_size = 500'000'000;     ///< caps unit_numel
   int64_t allgather_bucket_size = 500'000'000;  ///< caps unit_numel
-  bool overlap_comm = true;                ///< false: every collective is waited for where it is issued
-  bool reduce_each_micro_step = false;     ///< our own key: reduce at every micro-step at stages 0 and 1 too
-  int communication_buffers = 3;           ///< our own key: units whose buffers exist at once (gradients; gathered at stage 3)
-  int64_t prefetch_bucket_size = 50'000'000;          ///< stage3_prefetch_bucket_size, elements
-  int64_t param_persistence_threshold = 100'000;      ///< stage3_param_persistence_threshold, elements
-  int64_t max_live_parameters = 1'000'000'000;        ///< stage3_max_live_parameters, elements
+  bool overlap_comm = true;                     ///< false: every collective is waited for where it is issued
+  bool reduce_each_micro_step = false;  ///< our own key: reduce at every micro-step at stages 0 and 1 too
+  int communication_buffers =
+      3;  ///< our own key: units whose buffers exist at once (gradients; gathered at stage 3)
+  int64_t prefetch_bucket_size = 50'000'000;      ///< stage3_prefetch_bucket_size, elements
+  int64_t param_persistence_threshold = 100'000;  ///< stage3_param_persistence_threshold, elements
+  int64_t max_live_parameters = 1'000'000'000;    ///< stage3_max_live_parameters, elements
   bool operator==(const ZeroConfig&) const = default;
 };
 
@@ -90,7 +93,8 @@ struct CheckpointConfig {
   bool operator==(const CheckpointConfig&) const = default;
 };
 
-/// A monitor that writes files: tensorboard, csv_monitor or jsonl_monitor (DeepSpeed's keys; jsonl_monitor is our own).
+/// A monitor that writes files: tensorboard, csv_monitor or jsonl_monitor
+/// (DeepSpeed's keys; jsonl_monitor is our own).
 struct FileMonitorConfig {
   bool enabled = false;
   std::string output_path;  ///< empty: the run's folder
@@ -107,8 +111,9 @@ struct MlflowConfig {
   bool operator==(const MlflowConfig&) const = default;
 };
 
-/// Local. Whether `uri` can be a tracking server's address, "http://HOST…" or "https://HOST…"; MLflow's own client also knows folders and
-/// databases. A password has no place in it (MLFLOW_TRACKING_USERNAME and _PASSWORD have): addresses are written into files and logs.
+/// Local. Whether `uri` can be a tracking server's address, "http://HOST…" or "https://HOST…"; MLflow's own
+/// client also knows folders and databases. A password has no place in it (MLFLOW_TRACKING_USERNAME and
+/// _PASSWORD have): addresses are written into files and logs.
 inline bool is_mlflow_server(const std::string& uri) {
   if (uri.find('@') != uri.npos) return false;
   return (uri.starts_with("http://") && uri.size() > 7) || (uri.starts_with("https://") && uri.size() > 8);
@@ -145,7 +150,8 @@ struct EngineConfig {
   MonitorConfig monitors;
   int64_t seed = 42;
 
-  /// The gradients that float16 gives, of the whole model or of operators under autocast, need their loss scaled.
+  /// The gradients that float16 gives, of the whole model or of operators under
+  /// autocast, need their loss scaled.
   bool scales_loss() const { return fp16.enabled || (autocast.enabled && autocast.dtype == DType::kFloat16); }
   DType compute_dtype() const {
     return bf16 ? DType::kBFloat16 : fp16.enabled ? DType::kFloat16 : DType::kFloat32;

@@ -33,7 +33,8 @@ std::string read_text(const std::string& file) {
     const InputFile in(file);
     std::string text(kMaxFileBytes + 1, '\0');
     text.resize(in.read_some(0, std::as_writable_bytes(std::span(text))));
-    if (text.size() > kMaxFileBytes) throw ConfigError(str(file, ": is larger than 16 MiB; expected a JSON configuration"));
+    if (text.size() > kMaxFileBytes)
+      throw ConfigError(str(file, ": is larger than 16 MiB; expected a JSON configuration"));
     return text;
   } catch (const DiskError& error) {
     throw ConfigError(str(file, ": cannot be opened (", error.reason(), ")"));
@@ -100,7 +101,8 @@ Document parse_document(std::string_view text, const std::string& source) {
   document.origins = Origins(source);
   *document.json = parse_json(text, source, &document.origins);
   if (!document.json->is_object())
-    throw ConfigError(str(source, ": found ", describe_value(*document.json), "; expected an object {…} of configuration keys"));
+    throw ConfigError(str(source, ": found ", describe_value(*document.json),
+                          "; expected an object {…} of configuration keys"));
   return document;
 }
 
@@ -120,7 +122,8 @@ json& make_place(Document& document, const std::string& path, const std::string&
     at = &(*at)[path.substr(start, dot - start)];
     if (at->is_null()) *at = json::object();
     if (!at->is_object())
-      document.fail(path.substr(0, dot), str("found ", describe_value(*at), "; expected a section {…} to hold ", for_key));
+      document.fail(path.substr(0, dot),
+                    str("found ", describe_value(*at), "; expected a section {…} to hold ", for_key));
   }
   return (*at)[path.substr(start)];
 }
@@ -129,7 +132,8 @@ std::string describe_value(const json& value) {
   std::string text = value.dump(-1, ' ', /*ensure_ascii=*/false, json::error_handler_t::replace);
   if (text.size() > 60) {
     size_t cut = 57;
-    while (cut > 0 && (static_cast<unsigned char>(text[cut]) & 0xC0) == 0x80) --cut;  // not inside a UTF-8 character
+    while (cut > 0 && (static_cast<unsigned char>(text[cut]) & 0xC0) == 0x80)
+      --cut;  // not inside a UTF-8 character
     text.resize(cut);
     text += "...";
   }

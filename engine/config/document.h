@@ -31,7 +31,8 @@ class Origins {
   /// "ds_config.json:12", "--set", or the source alone when the path was never written.
   std::string where(const std::string& path) const;
   bool is_override(const std::string& path) const { return place_of(path).line == kOverride; }
-  /// Grows from the file's first key to its last, and on over the command line's; 0 for what was never written.
+  /// Grows from the file's first key to its last, and on over the command
+  /// line's; 0 for what was never written.
   int order(const std::string& path) const { return place_of(path).order; }
 
  private:
@@ -114,8 +115,8 @@ void apply_overrides(Document& document, const std::vector<std::string>& overrid
 const nlohmann::json* value_at(const nlohmann::json& root, const std::string& path);
 nlohmann::json* value_at(nlohmann::json& root, const std::string& path);
 
-/// Local. Where the value at a dotted path belongs; null when nothing stands there. Sections on the way are made. Throws KeyError, which
-/// names `for_key`, where something that is no section stands in the way.
+/// Local. Where the value at a dotted path belongs; null when nothing stands there. Sections on the way are
+/// made. Throws KeyError, which names `for_key`, where something that is no section stands in the way.
 nlohmann::json& make_place(Document& document, const std::string& path, const std::string& for_key);
 
 /// Local. A value for an error message: JSON on one line, cut after 60 characters, with its type:

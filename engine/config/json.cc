@@ -28,12 +28,13 @@ std::string position(std::string_view text, size_t offset) {
   return str(line, ":", column);
 }
 
-[[noreturn]] void fail(std::string_view text, const std::string& source, size_t offset, const std::string& what) {
+[[noreturn]] void fail(std::string_view text, const std::string& source, size_t offset,
+                       const std::string& what) {
   throw ConfigError(str(source, ":", position(text, offset), ": ", what));
 }
 
-/// nlohmann takes a NUL byte for the end of the input and does not look inside comments, so bytes are
-/// checked first.
+/// nlohmann takes a NUL byte for the end of the input and does not look inside
+/// comments, so bytes are checked first.
 void check_bytes(std::string_view text, const std::string& source) {
   for (size_t i = 0; i < text.size();) {
     auto c = static_cast<unsigned char>(text[i]);
@@ -140,7 +141,9 @@ class Watcher {
 size_t token_start(std::string_view text, size_t end) {
   if (end == 0) return 0;
   size_t at = end - 1;
-  auto is_word = [&](char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '.' || c == '+' || c == '-'; };
+  auto is_word = [&](char c) {
+    return std::isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '.' || c == '+' || c == '-';
+  };
   if (text[at] == '"') {
     for (size_t i = at; i-- > 0;)
       if (text[i] == '"' && (i == 0 || text[i - 1] != '\\')) return i;
@@ -154,7 +157,9 @@ size_t token_start(std::string_view text, size_t end) {
 std::string token_at(std::string_view text, size_t start) {
   if (start >= text.size()) return "the end of the text";
   size_t end = start + 1;
-  auto is_word = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '.' || c == '+' || c == '-'; };
+  auto is_word = [](char c) {
+    return std::isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '.' || c == '+' || c == '-';
+  };
   if (is_word(text[start]))
     while (end < text.size() && is_word(text[end])) ++end;
   else if (text[start] == '"')
@@ -173,7 +178,8 @@ char previous(std::string_view text, size_t offset) {
 
 /// nlohmann's account of a syntax error, in plain words. `message` is its what(), `byte` the number of
 /// bytes read when it gave up.
-[[noreturn]] void fail_syntax(std::string_view text, const std::string& source, const std::string& message, size_t byte) {
+[[noreturn]] void fail_syntax(std::string_view text, const std::string& source, const std::string& message,
+                              size_t byte) {
   auto mentions = [&](const char* words) { return message.find(words) != std::string::npos; };
   if (byte > text.size()) {
     if (mentions("missing closing quote")) fail(text, source, text.size(), "the text ends inside a string");
@@ -182,26 +188,35 @@ char previous(std::string_view text, size_t offset) {
   }
   size_t last = byte == 0 ? 0 : byte - 1;
   if (mentions("invalid string")) {
-    if (mentions("control character")) fail(text, source, last, "a string is not closed on its line; a '\"' is missing");
+    if (mentions("control character"))
+      fail(text, source, last, "a string is not closed on its line; a '\"' is missing");
     if (mentions("forbidden character") || mentions("'\\u'") || mentions("surrogate"))
-      fail(text, source, last, "invalid escape in a string; JSON knows \\\" \\\\ \\/ \\b \\f \\n \\r \\t \\uXXXX");
+      fail(text, source, last,
+           "invalid escape in a string; JSON knows \\\" \\\\ \\/ \\b \\f \\n \\r \\t \\uXXXX");
     fail(text, source, last, "invalid string");
   }
   size_t start = token_start(text, byte);
-  if (mentions("invalid number") && start > 0) start = token_start(text, start);  // byte stands behind the number
+  if (mentions("invalid number") && start > 0)
+    start = token_start(text, start);  // byte stands behind the number
   std::string token = token_at(text, start);
   char before = previous(text, start);
   char found = text[start];
   if (found == '\'') fail(text, source, start, "found '; JSON strings stand in double quotes");
-  if (mentions("expected end of input")) fail(text, source, start, str("found ", token, " after the end of the configuration"));
-  if (mentions("invalid number")) fail(text, source, start, str("found ", token, ", which is no JSON number"));
+  if (mentions("expected end of input"))
+    fail(text, source, start, str("found ", token, " after the end of the configuration"));
+  if (mentions("invalid number"))
+    fail(text, source, start, str("found ", token, ", which is no JSON number"));
   if ((found == '}' || found == ']') && before == ',')
     fail(text, source, start, str("found ", token, " after a comma; a trailing comma is not JSON"));
-  if (mentions("parsing object key")) fail(text, source, start, str("found ", token, "; expected a key in double quotes"));
-  if (mentions("parsing object separator")) fail(text, source, start, str("found ", token, "; expected ':' after a key"));
+  if (mentions("parsing object key"))
+    fail(text, source, start, str("found ", token, "; expected a key in double quotes"));
+  if (mentions("parsing object separator"))
+    fail(text, source, start, str("found ", token, "; expected ':' after a key"));
   if (mentions("parsing object")) fail(text, source, start, str("found ", token, "; expected ',' or '}'"));
   if (mentions("parsing array")) fail(text, source, start, str("found ", token, "; expected ',' or ']'"));
-  fail(text, source, start, str("found ", token, "; expected a JSON value (true, false, null, a number, \"text\", [list], {section})"));
+  fail(text, source, start,
+       str("found ", token,
+           "; expected a JSON value (true, false, null, a number, \"text\", [list], {section})"));
 }
 
 }  // namespace

@@ -41,7 +41,9 @@ bool is_integer(const json& value) {
 bool all_of(const json& list, bool (*check)(const Key&, const json&), const Key& key) {
   return std::all_of(list.begin(), list.end(), [&](const json& item) { return check(key, item); });
 }
-bool number_fits(const Key& key, const json& value) { return value.is_number() && in_range(key, value.get<double>()); }
+bool number_fits(const Key& key, const json& value) {
+  return value.is_number() && in_range(key, value.get<double>());
+}
 bool text_fits(const Key&, const json& value) { return value.is_string(); }
 
 bool fits(const Key& key, const json& value) {
@@ -53,7 +55,8 @@ bool fits(const Key& key, const json& value) {
     case Type::kText: return value.is_string();
     case Type::kPair: return value.is_array() && value.size() == 2 && all_of(value, number_fits, key);
     case Type::kNumberList:
-      return number_fits(key, value) || (value.is_array() && !value.empty() && all_of(value, number_fits, key));
+      return number_fits(key, value) ||
+             (value.is_array() && !value.empty() && all_of(value, number_fits, key));
     case Type::kTextList:
       return value.is_string() || (value.is_array() && !value.empty() && all_of(value, text_fits, key));
     case Type::kSection:
@@ -98,8 +101,10 @@ std::string type_text(const Key& key) {
       return (quoted.size() > 1 ? "one of " : "") + join(quoted, ", ");
     }
     case Type::kText: return "a string";
-    case Type::kPair: return str("a list of two numbers", key.min > -kInfinity ? ", each" : "", range_text(key));
-    case Type::kNumberList: return str("a number", range_text(key), ", or a list with one for every param group");
+    case Type::kPair:
+      return str("a list of two numbers", key.min > -kInfinity ? ", each" : "", range_text(key));
+    case Type::kNumberList:
+      return str("a number", range_text(key), ", or a list with one for every param group");
     case Type::kTextList: return "a string or a list of strings";
     case Type::kSection:
     case Type::kOpenSection:
@@ -152,7 +157,8 @@ Key& Key::also(std::string other_path) {
 }
 Key& Key::also_argument(const std::string& argument) {
   for (const std::string& other : {argument, "trainer." + argument})
-    if (other != path && std::find(other_names.begin(), other_names.end(), other) == other_names.end()) other_names.push_back(other);
+    if (other != path && std::find(other_names.begin(), other_names.end(), other) == other_names.end())
+      other_names.push_back(other);
   return *this;
 }
 Key& Key::also_word(std::string other, std::string word) {
@@ -233,8 +239,8 @@ void KeyTable::add(const KeyTable& other) {
 
 const Key* KeyTable::find(const std::string& path, const std::string& variant) const {
   for (const Key& key : keys_)
-    if (key.path == path && (key.variants.empty() || std::find(key.variants.begin(), key.variants.end(), variant) !=
-                                                         key.variants.end()))
+    if (key.path == path && (key.variants.empty() || std::find(key.variants.begin(), key.variants.end(),
+                                                               variant) != key.variants.end()))
       return &key;
   return nullptr;
 }
@@ -255,7 +261,8 @@ std::vector<const Key*> KeyTable::children(const std::string& parent, const std:
 std::vector<std::string> KeyTable::paths_named(const std::string& name) const {
   std::vector<std::string> paths;
   for (const Key& key : keys_)
-    if (key.name() == name && std::find(paths.begin(), paths.end(), key.path) == paths.end()) paths.push_back(key.path);
+    if (key.name() == name && std::find(paths.begin(), paths.end(), key.path) == paths.end())
+      paths.push_back(key.path);
   return paths;
 }
 

@@ -14,17 +14,17 @@ namespace tessera::config {
 
 enum class Type : uint8_t {
   kBool,
-  kInteger,       ///< 4 or 4.0 or 4e0: DeepSpeed files write 5e8
+  kInteger,  ///< 4 or 4.0 or 4e0: DeepSpeed files write 5e8
   kNumber,
-  kWord,          ///< one of `words`
+  kWord,  ///< one of `words`
   kText,
-  kPair,          ///< a list of two numbers, as betas
-  kNumberList,    ///< a number, or a list with one for every param group
-  kTextList,      ///< a string or a list of strings
-  kSection,       ///< an object whose keys are in the table
-  kSectionList,   ///< a list of such objects
-  kOpenSection,   ///< an object whose inside is not looked at (it has no effect, or is refused when on)
-  kFreeSection,   ///< an object with further keys that its own reader checks (config::Section)
+  kPair,         ///< a list of two numbers, as betas
+  kNumberList,   ///< a number, or a list with one for every param group
+  kTextList,     ///< a string or a list of strings
+  kSection,      ///< an object whose keys are in the table
+  kSectionList,  ///< a list of such objects
+  kOpenSection,  ///< an object whose inside is not looked at (it has no effect, or is refused when on)
+  kFreeSection,  ///< an object with further keys that its own reader checks (config::Section)
 };
 
 enum class Use : uint8_t {
@@ -39,7 +39,7 @@ struct Key {
   std::string path;  ///< dotted; elements of a list as `optimizer.param_groups[].match`
   Type type = Type::kBool;
   Use use = Use::kUsed;
-  std::string doc;     ///< one line; for kNoEffect and kRefused the reason
+  std::string doc;                    ///< one line; for kNoEffect and kRefused the reason
   std::string default_json = "null";  ///< JSON text; "null": not set
   std::string auto_json;              ///< what "auto" stands for, as JSON; empty: "auto" is not accepted
   std::string auto_doc;               ///< the same in words, where it is no constant
@@ -55,10 +55,10 @@ struct Key {
   std::vector<std::string> other_names;              ///< full paths that mean this key
   std::vector<std::string> harmless;                 ///< kRefused: values (JSON) that ask for nothing
   std::string switch_name;                           ///< kOpenSection: the key inside that turns it on
-  std::string variant_of;               ///< kSection: its keys depend on the word at this path
-  std::vector<std::string> variants;    ///< the words of that path this row is for; empty: all
-  std::string items_like;               ///< kSectionList: items may also hold the per-group keys of this section
-  bool per_group = false;               ///< may stand in a param group too
+  std::string variant_of;                            ///< kSection: its keys depend on the word at this path
+  std::vector<std::string> variants;                 ///< the words of that path this row is for; empty: all
+  std::string items_like;  ///< kSectionList: items may also hold the per-group keys of this section
+  bool per_group = false;  ///< may stand in a param group too
 
   Key& range(double low, double high = std::numeric_limits<double>::infinity());
   Key& above(double low);
@@ -118,10 +118,12 @@ class KeyTable {
   std::vector<Key> keys_;
 };
 
-/// Local. "an integer from 0 to 3", `one of "auto", "cpu", "cuda"`, …: what a key accepts, for errors and docs.
+/// Local. "an integer from 0 to 3", `one of "auto", "cpu", "cuda"`, …: what a
+/// key accepts, for errors and docs.
 std::string accepted(const Key& key);
 
-/// Local. The word as it stands in the resolved config, for any spelling of it; "" when it is none of the key's.
+/// Local. The word as it stands in the resolved config, for any spelling of it;
+/// "" when it is none of the key's.
 std::string canonical_word(const Key& key, const std::string& written);
 
 /// Local. Nothing when the value has the key's type and range ("auto" and null included where allowed);

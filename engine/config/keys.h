@@ -1,6 +1,6 @@
 // The engine's key table, in four files: what the engine uses (keys.cc), optimizers and schedulers
-// (keys_optimizer.cc), monitors (keys_monitor.cc), and DeepSpeed's further keys, which have no effect here or are refused
-// (keys_deepspeed.cc).
+// (keys_optimizer.cc), monitors (keys_monitor.cc), and DeepSpeed's further keys, which have no effect
+// here or are refused (keys_deepspeed.cc).
 #pragma once
 
 #include <vector>

@@ -37,14 +37,16 @@ void store(const Key& key, const json& value, std::map<std::string, double>& par
 /// What the single ranges cannot see.
 void check_params(const Document& document, const std::string& path, std::map<std::string, double> params) {
   if (params["nesterov"] != 0 && (params["momentum"] <= 0 || params["dampening"] != 0))
-    document.fail(path + ".nesterov", str("found true with momentum ", params["momentum"], " and dampening ", params["dampening"],
-                                          "; expected a momentum above 0 and dampening 0"));
+    document.fail(path + ".nesterov",
+                  str("found true with momentum ", params["momentum"], " and dampening ", params["dampening"],
+                      "; expected a momentum above 0 and dampening 0"));
   if (params.count("max_coeff") && params["min_coeff"] > params["max_coeff"])
-    document.fail(path + ".min_coeff", str("found ", params["min_coeff"], ", more than max_coeff ", params["max_coeff"],
-                                           "; expected at most that"));
+    document.fail(path + ".min_coeff", str("found ", params["min_coeff"], ", more than max_coeff ",
+                                           params["max_coeff"], "; expected at most that"));
 }
 
-std::vector<ParamGroupConfig> read_groups(const Document& document, const KeyTable& table, const std::string& type,
+std::vector<ParamGroupConfig> read_groups(const Document& document, const KeyTable& table,
+                                          const std::string& type,
                                           const std::map<std::string, double>& params, Report* report) {
   std::vector<ParamGroupConfig> groups;
   const json* list = value_at(*document.json, "optimizer.param_groups");
@@ -78,8 +80,8 @@ ordered_json number_for(const Key& key, double value) {
   return value;
 }
 
-ordered_json write_params(const std::map<std::string, double>& params, const KeyTable& table, const std::string& type,
-                          bool fill_in) {
+ordered_json write_params(const std::map<std::string, double>& params, const KeyTable& table,
+                          const std::string& type, bool fill_in) {
   ordered_json out = ordered_json::object();
   std::map<std::string, double> rest = params;
   for (const Key* key : table.children("optimizer.params", type)) {
@@ -87,7 +89,9 @@ ordered_json write_params(const std::map<std::string, double>& params, const Key
     json fallback = json::parse(key->default_json);
     if (key->type == Type::kPair) {
       if (!fill_in && !rest.count("beta1") && !rest.count("beta2")) continue;
-      auto beta = [&](const char* name, size_t i) { return rest.count(name) ? rest[name] : fallback[i].get<double>(); };
+      auto beta = [&](const char* name, size_t i) {
+        return rest.count(name) ? rest[name] : fallback[i].get<double>();
+      };
       out["betas"] = {beta("beta1", 0), beta("beta2", 1)};
       rest.erase("beta1");
       rest.erase("beta2");
@@ -98,7 +102,8 @@ ordered_json write_params(const std::map<std::string, double>& params, const Key
       out[key->name()] = fallback;
     }
   }
-  for (const auto& [name, value] : rest) out[name] = value;  // unknown: the check of a config built in C++ names it
+  for (const auto& [name, value] : rest)
+    out[name] = value;  // unknown: the check of a config built in C++ names it
   return out;
 }
 
@@ -127,7 +132,8 @@ OptimizerConfig read_optimizer(const Document& document, const KeyTable& table, 
   return config;
 }
 
-SchedulerConfig read_scheduler(const Document& document, const KeyTable& table, const OptimizerConfig& optimizer, Report* report) {
+SchedulerConfig read_scheduler(const Document& document, const KeyTable& table,
+                               const OptimizerConfig& optimizer, Report* report) {
   const json& root = *document.json;
   SchedulerConfig config;
   const json* type = value_at(root, "scheduler.type");
@@ -143,27 +149,38 @@ SchedulerConfig read_scheduler(const Document& document, const KeyTable& table, 
       config.params[key->name()] = value.get<std::vector<double>>();
       size_t num_groups = optimizer.param_groups.size() + 1;
       if (value.size() != num_groups)
-        document.fail(key->path, str("found ", describe_value(value), " with ", value.size(), " values; expected one number, or ", num_groups,
-                                     ": one for the parameters in no group, then one for each of optimizer.param_groups"));
+        document.fail(
+            key->path,
+            str("found ", describe_value(value), " with ", value.size(), " values; expected one number, or ",
+                num_groups,
+                ": one for the parameters in no group, then one for each of optimizer.param_groups"));
     } else {
-      config.params[key->name()] = {value.is_boolean() ? static_cast<double>(value.get<bool>()) : value.get<double>()};
+      config.params[key->name()] = {value.is_boolean() ? static_cast<double>(value.get<bool>())
+                                                       : value.get<double>()};
     }
   }
   if (config.params.contains("warmup_ratio")) {
     if (value_at(root, "scheduler.params.warmup_num_steps"))
-      document.fail("scheduler.params.warmup_ratio", str("found ", config.params["warmup_ratio"][0], " beside warmup_num_steps; expected one of the two"));
+      document.fail("scheduler.params.warmup_ratio",
+                    str("found ", config.params["warmup_ratio"][0],
+                        " beside warmup_num_steps; expected one of the two"));
     config.params.erase("warmup_num_steps");
   }
   auto total = config.params.find("total_num_steps"), warmup = config.params.find("warmup_num_steps");
-  if (report && total != config.params.end() && warmup != config.params.end() && total->second[0] < warmup->second[0])
-    report->warnings.push_back(str(document.origins.where("scheduler.params.total_num_steps"), ": scheduler.params.total_num_steps ",
-                                   total->second[0], " is less than warmup_num_steps ", warmup->second[0],
+  if (report && total != config.params.end() && warmup != config.params.end() &&
+      total->second[0] < warmup->second[0])
+    report->warnings.push_back(str(document.origins.where("scheduler.params.total_num_steps"),
+                                   ": scheduler.params.total_num_steps ", total->second[0],
+                                   " is less than warmup_num_steps ", warmup->second[0],
                                    ": the run ends before the warm-up does"));
   // DeepSpeed's default, and a trap for who knows other schedules: those scale the optimizer's lr.
   const json* lr = value_at(root, "optimizer.params.lr");
-  if (report && config.type == "WarmupDecayLR" && lr && lr->is_number() && *lr != 0.001 && !value_at(root, "scheduler.params.warmup_max_lr"))
-    report->warnings.push_back(str(document.origins.where("optimizer.params.lr"), ": optimizer.params.lr ", lr->get<double>(),
-                                   " is not used: WarmupDecayLR rises to scheduler.params.warmup_max_lr, which is 0.001 where it is not given; ",
+  if (report && config.type == "WarmupDecayLR" && lr && lr->is_number() && *lr != 0.001 &&
+      !value_at(root, "scheduler.params.warmup_max_lr"))
+    report->warnings.push_back(str(document.origins.where("optimizer.params.lr"), ": optimizer.params.lr ",
+                                   lr->get<double>(),
+                                   " is not used: WarmupDecayLR rises to scheduler.params.warmup_max_lr, "
+                                   "which is 0.001 where it is not given; ",
                                    "\"auto\" there takes the optimizer's"));
   return config;
 }
@@ -206,7 +223,8 @@ ordered_json write_scheduler(const SchedulerConfig& scheduler, const KeyTable& t
       params[key->name()] = word->second;
     } else if (found == rest.end() || found->second.empty()) {
       // Absent means "as the other" for what may be null, and the default for a config built in C++.
-      if (!key->required) params[key->name()] = key->nullable ? ordered_json(nullptr) : ordered_json::parse(key->default_json);
+      if (!key->required)
+        params[key->name()] = key->nullable ? ordered_json(nullptr) : ordered_json::parse(key->default_json);
     } else if (found->second.size() == 1) {
       params[key->name()] = number_for(*key, found->second[0]);
     } else {

@@ -23,7 +23,9 @@ struct Step {
 std::vector<Step> split_path(const std::string& path, const std::string& override_text) {
   std::vector<Step> steps;
   size_t at = 0;
-  auto malformed = [&] { fail(override_text, "expected PATH=VALUE with a path like zero_optimization.stage"); };
+  auto malformed = [&] {
+    fail(override_text, "expected PATH=VALUE with a path like zero_optimization.stage");
+  };
   while (at < path.size()) {
     size_t end = path.find_first_of(".[", at);
     if (end == std::string::npos) end = path.size();
@@ -70,9 +72,11 @@ void apply(Document& document, const std::string& override_text) {
       continue;
     }
     if (at->is_null()) *at = json::object();
-    if (!at->is_object()) fail(override_text, str(done, " is ", describe_value(*at), ", not a section with keys"));
+    if (!at->is_object())
+      fail(override_text, str(done, " is ", describe_value(*at), ", not a section with keys"));
     done = child_path(done, step.name);
-    if (!at->contains(step.name)) document.origins.set_override(done);  // also a section that only this path brings
+    if (!at->contains(step.name))
+      document.origins.set_override(done);  // also a section that only this path brings
     at = &(*at)[step.name];
   }
   *at = read_value(override_text.substr(equals + 1));

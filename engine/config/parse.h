@@ -9,20 +9,21 @@
 
 #include <nlohmann/json_fwd.hpp>
 
-#include "engine/config/config.h"
 #include "engine/config/check.h"
+#include "engine/config/config.h"
 
 namespace tessera {
 
 struct ConfigOptions {
   int world_size = 1;
-  std::vector<std::string> overrides = {};       ///< `zero_optimization.stage=3`, as given to --set
-  std::vector<std::string> other_sections = {};  ///< top-level sections that belong to the caller, not looked at
-  config::Report* report = nullptr;         ///< receives warnings and what became of "auto"; may be null
+  std::vector<std::string> overrides = {};  ///< `zero_optimization.stage=3`, as given to --set
+  std::vector<std::string> other_sections =
+      {};                            ///< top-level sections that belong to the caller, not looked at
+  config::Report* report = nullptr;  ///< receives warnings and what became of "auto"; may be null
 };
 
-/// Local. A DeepSpeed ds_config.json. Throws ConfigError: for each mistake, in the order of the file, one line with file, line, JSON path,
-/// what was found and what was expected.
+/// Local. A DeepSpeed ds_config.json. Throws ConfigError: for each mistake, in the order of the file, one
+/// line with file, line, JSON path, what was found and what was expected.
 EngineConfig load_engine_config(const std::string& file, const ConfigOptions& options = {});
 
 /// Local. The same from text; `source` names it in errors.
@@ -41,15 +42,17 @@ namespace config {
 /// The pieces, for those who read sections of their own from the same file (train/trainer_config.h):
 /// prepare by the union of the tables, then read each part.
 
-/// Local. Puts every key under its own name, old forms and others' arguments included, applies the overrides, and checks it all. Throws
-/// ConfigError, with a line for each mistake.
-void prepare(Document& document, const KeyTable& table, const std::vector<std::string>& overrides, Report* report);
+/// Local. Puts every key under its own name, old forms and others' arguments included, applies the overrides,
+/// and checks it all. Throws ConfigError, with a line for each mistake.
+void prepare(Document& document, const KeyTable& table, const std::vector<std::string>& overrides,
+             Report* report);
 /// Local. The engine's part of a prepared document; of no use where there are problems.
 EngineConfig read_engine_config(const Document& document, int world_size, Problems& problems, Report* report);
 /// Local. The engine's part of the resolved configuration.
 nlohmann::ordered_json write_engine_config(const EngineConfig& config);
 
-/// Local. The same for files, logs and monitors: without what stands after a '?' in a tracking server's address, which may be a password.
+/// Local. The same for files, logs and monitors: without what stands after a '?' in a tracking
+/// server's address, which may be a password.
 nlohmann::ordered_json shown_engine_config(const EngineConfig& config);
 
 }  // namespace config

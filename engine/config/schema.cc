@@ -52,16 +52,21 @@ ordered_json value_schema(const KeyTable& table, const Key& key) {
     case Type::kPair:
       return {{"type", "array"}, {"items", number_schema(key, "number")}, {"minItems", 2}, {"maxItems", 2}};
     case Type::kNumberList:
-      return {{"anyOf", {number_schema(key, "number"), {{"type", "array"}, {"items", number_schema(key, "number")}, {"minItems", 1}}}}};
+      return {{"anyOf",
+               {number_schema(key, "number"),
+                {{"type", "array"}, {"items", number_schema(key, "number")}, {"minItems", 1}}}}};
     case Type::kTextList:
-      return {{"anyOf", {{{"type", "string"}}, {{"type", "array"}, {"items", {{"type", "string"}}}, {"minItems", 1}}}}};
+      return {
+          {"anyOf",
+           {{{"type", "string"}}, {{"type", "array"}, {"items", {{"type", "string"}}}, {"minItems", 1}}}}};
     case Type::kOpenSection: return {{"type", "object"}};
     case Type::kSection: return section_schema(table, key.path, false);
     case Type::kFreeSection: return section_schema(table, key.path, true);
     case Type::kSectionList: {
       ordered_json items = section_schema(table, key.path + "[]", false);
       for (const Key& shared : table.keys())
-        if (shared.per_group && shared.parent() == key.items_like && !items["properties"].contains(shared.name()))
+        if (shared.per_group && shared.parent() == key.items_like &&
+            !items["properties"].contains(shared.name()))
           items["properties"][shared.name()] = key_schema(table, shared);
       return {{"type", "array"}, {"items", items}};
     }
@@ -82,7 +87,8 @@ ordered_json key_schema(const KeyTable& table, const Key& key) {
   if (key.use == Use::kNoEffect) doc = "No effect in Tessera: " + doc;
   if (key.use == Use::kRefused) doc = "Refused by Tessera when it asks for something: " + doc;
   schema["description"] = doc;
-  if (key.use == Use::kUsed && key.default_json != "null") schema["default"] = ordered_json::parse(key.default_json);
+  if (key.use == Use::kUsed && key.default_json != "null")
+    schema["default"] = ordered_json::parse(key.default_json);
   return schema;
 }
 
@@ -90,7 +96,8 @@ ordered_json section_schema(const KeyTable& table, const std::string& path, bool
   ordered_json properties = ordered_json::object(), required = ordered_json::array();
   for (const Key& key : table.keys()) {
     for (const std::string& other : key.other_names)
-      if (parent_of(other) == path) properties[last_part(other)] = {{"description", "Another name of " + key.path}};
+      if (parent_of(other) == path)
+        properties[last_part(other)] = {{"description", "Another name of " + key.path}};
     if (key.parent() != path) continue;
     ordered_json schema = key_schema(table, key);
     // Rows of one name differ in their defaults by variant; the first one stands for all.
@@ -101,8 +108,10 @@ ordered_json section_schema(const KeyTable& table, const std::string& path, bool
     for (const ArgumentRow& row : argument_rows()) {
       ordered_json& property = properties[row.name];
       const ordered_json argument = {{"description", str("Hugging Face's: ", row.keys)}};
-      if (property.is_null()) property = argument;
-      else property["type"] = {property["type"], "boolean"};  // the section of this name, or the argument
+      if (property.is_null())
+        property = argument;
+      else
+        property["type"] = {property["type"], "boolean"};  // the section of this name, or the argument
     }
   ordered_json schema = {{"type", "object"}, {"properties", properties}};
   if (!required.empty()) schema["required"] = required;
@@ -127,8 +136,9 @@ std::string default_text(const Key& key) {
 }  // namespace
 
 std::string schema_text(const KeyTable& table) {
-  ordered_json schema = {{"$schema", "http://json-schema.org/draft-07/schema#"},
-                         {"title", "Tessera configuration (DeepSpeed's ds_config.json, and the sections model, data, trainer)"}};
+  ordered_json schema = {
+      {"$schema", "http://json-schema.org/draft-07/schema#"},
+      {"title", "Tessera configuration (DeepSpeed's ds_config.json, and the sections model, data, trainer)"}};
   ordered_json root = section_schema(table, "", false);
   for (const auto& [name, value] : root.items()) schema[name] = value;
   return schema.dump(1) + "\n";
@@ -139,15 +149,17 @@ std::string doc_row(const Key& key) {
   if (!key.variants.empty()) meaning = str(join(key.variants, ", "), ": ", meaning);
   if (key.use == Use::kRefused && !key.harmless.empty() && key.switch_name.empty())
     meaning += str("; accepted when ", join(key.harmless, " or "));
-  if (!key.switch_name.empty()) meaning += str("; off when `", key.switch_name, "` is ", join(key.harmless, " or "));
+  if (!key.switch_name.empty())
+    meaning += str("; off when `", key.switch_name, "` is ", join(key.harmless, " or "));
   if (key.per_group) meaning += " (per group)";
   if (!key.other_names.empty()) meaning += str(". Also as `", join(key.other_names, "`, `"), "`");
   if (key.takes_word_auto() && (key.auto_json != key.default_json || !key.auto_doc.empty()))
     meaning += str(". \"auto\": ", key.auto_doc.empty() ? str("`", key.auto_json, "`") : key.auto_doc);
-  if (key.use != Use::kUsed) return str("| `", key.path, "` | ", escape_pipes(accepted(key)), " | ", escape_pipes(meaning), " |");
+  if (key.use != Use::kUsed)
+    return str("| `", key.path, "` | ", escape_pipes(accepted(key)), " | ", escape_pipes(meaning), " |");
   std::string fallback = default_text(key);
-  return str("| `", key.path, "` | ", escape_pipes(accepted(key)), " | ", fallback, fallback.empty() ? "" : " ", "| ",
-             escape_pipes(meaning), " |");
+  return str("| `", key.path, "` | ", escape_pipes(accepted(key)), " | ", fallback,
+             fallback.empty() ? "" : " ", "| ", escape_pipes(meaning), " |");
 }
 
 }  // namespace tessera::config

@@ -24,12 +24,13 @@ struct Section::State {
 
 Section::Section() : state_(std::make_shared<State>()) {}
 
-Section::Section(const nlohmann::json& object, std::string path, Origins origins) : state_(std::make_shared<State>()) {
+Section::Section(const nlohmann::json& object, std::string path, Origins origins)
+    : state_(std::make_shared<State>()) {
   state_->path = std::move(path);
   state_->origins = std::move(origins);
   if (!object.is_object())
-    throw ConfigError(str(state_->origins.where(state_->path), ": ", state_->path, ": found ", describe_value(object),
-                          "; expected a section {…}"));
+    throw ConfigError(str(state_->origins.where(state_->path), ": ", state_->path, ": found ",
+                          describe_value(object), "; expected a section {…}"));
   state_->object = object;
   state_->resolved = object;
 }
@@ -55,10 +56,12 @@ T Section::get(const Key& key, const T& fallback) const {
 }
 
 template <class T>
-std::vector<T> Section::get_list(const Key& item, const std::vector<T>& fallback, const char* accepted_list) const {
+std::vector<T> Section::get_list(const Key& item, const std::vector<T>& fallback,
+                                 const char* accepted_list) const {
   const nlohmann::json* value = ask(item.path, fallback);
   if (!value) return fallback;
-  std::string wrong = value->is_array() ? "" : str("found ", describe_value(*value), "; expected ", accepted_list);
+  std::string wrong =
+      value->is_array() ? "" : str("found ", describe_value(*value), "; expected ", accepted_list);
   if (value->is_array())
     for (const nlohmann::json& element : *value)
       if (wrong.empty()) wrong = mismatch(item, element);
@@ -67,10 +70,13 @@ std::vector<T> Section::get_list(const Key& item, const std::vector<T>& fallback
   return fallback;
 }
 
-bool Section::boolean(const std::string& name, bool fallback) const { return get<bool>(config::boolean(name), fallback); }
+bool Section::boolean(const std::string& name, bool fallback) const {
+  return get<bool>(config::boolean(name), fallback);
+}
 
 int64_t Section::integer(const std::string& name, int64_t fallback, int64_t min, int64_t max) const {
-  return get<int64_t>(config::integer(name).range(static_cast<double>(min), static_cast<double>(max)), fallback);
+  return get<int64_t>(config::integer(name).range(static_cast<double>(min), static_cast<double>(max)),
+                      fallback);
 }
 
 double Section::number(const std::string& name, double fallback, double min, double max) const {
@@ -88,9 +94,10 @@ std::string Section::word(const std::string& name, const std::string& fallback,
   return has(name) && written != fallback ? canonical_word(key, written) : written;
 }
 
-std::vector<int64_t> Section::integers(const std::string& name, const std::vector<int64_t>& fallback, int64_t min,
-                                       int64_t max) const {
-  return get_list<int64_t>(config::integer(name).range(static_cast<double>(min), static_cast<double>(max)), fallback, "a list of integers");
+std::vector<int64_t> Section::integers(const std::string& name, const std::vector<int64_t>& fallback,
+                                       int64_t min, int64_t max) const {
+  return get_list<int64_t>(config::integer(name).range(static_cast<double>(min), static_cast<double>(max)),
+                           fallback, "a list of integers");
 }
 
 std::vector<double> Section::numbers(const std::string& name, const std::vector<double>& fallback, double min,
@@ -98,7 +105,8 @@ std::vector<double> Section::numbers(const std::string& name, const std::vector<
   return get_list<double>(config::number(name).range(min, max), fallback, "a list of numbers");
 }
 
-std::vector<std::string> Section::texts(const std::string& name, const std::vector<std::string>& fallback) const {
+std::vector<std::string> Section::texts(const std::string& name,
+                                        const std::vector<std::string>& fallback) const {
   return get_list<std::string>(config::text(name), fallback, "a list of strings");
 }
 
@@ -123,7 +131,9 @@ int64_t Section::required_integer(const std::string& name, int64_t min, int64_t 
 double Section::required_number(const std::string& name, double min, double max) const {
   return require<double>(config::number(name).range(min, max));
 }
-std::string Section::required_text(const std::string& name) const { return require<std::string>(config::text(name)); }
+std::string Section::required_text(const std::string& name) const {
+  return require<std::string>(config::text(name));
+}
 
 void Section::finish() const {
   const std::vector<std::string> known(state_->asked.begin(), state_->asked.end());
@@ -131,8 +141,8 @@ void Section::finish() const {
   for (const auto& [name, value] : state_->object.items()) {
     if (state_->asked.count(name)) continue;
     const std::string path = child_path(state_->path, name);
-    problems.add(message(path, str("unknown key", did_you_mean(name, known), ", found ", describe_value(value), "; expected ",
-                                   expected_names(name, known, ""))),
+    problems.add(message(path, str("unknown key", did_you_mean(name, known), ", found ",
+                                   describe_value(value), "; expected ", expected_names(name, known, ""))),
                  state_->origins.order(path));
   }
   problems.raise();

@@ -4,7 +4,8 @@
 //   config::Section options = run.model;              // {"type": "mlp", "hidden": 128, "dropout": 0.1}
 //   int64_t hidden = options.integer("hidden", 256, 1, 65536);
 //   double dropout = options.number("dropout", 0.0, 0.0, 1.0);
-//   options.finish();                                 // "ds.json:7: model.hiden: unknown key (did you mean "hidden"?) …"
+//   options.finish();                                 // "ds.json:7: model.hiden: unknown key (did you mean
+//   "hidden"?) …"
 #pragma once
 
 #include <cstdint>
@@ -20,9 +21,9 @@ namespace tessera::config {
 
 struct Key;
 
-/// A value: copies share what has been asked for. Not thread-safe. A value that has another type or is out of range (both ends
-/// included) is noted, and the getter gives its fallback: finish() throws all that was noted, so that a file's mistakes are told
-/// at once. Nothing may be made of the values before finish().
+/// A value: copies share what has been asked for. Not thread-safe. A value that has another type or is out of
+/// range (both ends included) is noted, and the getter gives its fallback: finish() throws all that was
+/// noted, so that a file's mistakes are told at once. Nothing may be made of the values before finish().
 class Section {
  public:
   Section();  ///< an empty section
@@ -35,9 +36,12 @@ class Section {
   double number(const std::string& name, double fallback, double min, double max) const;
   std::string text(const std::string& name, const std::string& fallback) const;
   /// One of `words`, in any case; returned as it stands in `words`.
-  std::string word(const std::string& name, const std::string& fallback, const std::vector<std::string>& words) const;
-  std::vector<int64_t> integers(const std::string& name, const std::vector<int64_t>& fallback, int64_t min, int64_t max) const;
-  std::vector<double> numbers(const std::string& name, const std::vector<double>& fallback, double min, double max) const;
+  std::string word(const std::string& name, const std::string& fallback,
+                   const std::vector<std::string>& words) const;
+  std::vector<int64_t> integers(const std::string& name, const std::vector<int64_t>& fallback, int64_t min,
+                                int64_t max) const;
+  std::vector<double> numbers(const std::string& name, const std::vector<double>& fallback, double min,
+                              double max) const;
   std::vector<std::string> texts(const std::string& name, const std::vector<std::string>& fallback) const;
   /// A section inside this one; empty when it is absent. Has its own finish().
   Section section(const std::string& name) const;
@@ -47,11 +51,12 @@ class Section {
   double required_number(const std::string& name, double min, double max) const;
   std::string required_text(const std::string& name) const;
 
-  /// Throws ConfigError "<file>:<line>: <path>: …", a line for each mistake: what getters have noted, and keys that no getter was
-  /// called for, with the nearest that one was.
+  /// Throws ConfigError "<file>:<line>: <path>: …", a line for each mistake: what getters have noted, and
+  /// keys that no getter was called for, with the nearest that one was.
   void finish() const;
 
-  /// ConfigError about one of this section's keys, for checks of the caller's own; what was noted before stands beside it.
+  /// ConfigError about one of this section's keys, for checks of the caller's own;
+  /// what was noted before stands beside it.
   [[noreturn]] void fail(const std::string& name, const std::string& text) const;
 
   /// The section as it is written.

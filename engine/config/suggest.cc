@@ -56,7 +56,8 @@ std::string did_you_mean(std::string_view name, const std::vector<std::string>& 
   return best.empty() ? "" : str(" (did you mean \"", best, "\"?)");
 }
 
-std::string expected_names(std::string_view name, const std::vector<std::string>& known, const std::string& all_are_in) {
+std::string expected_names(std::string_view name, const std::vector<std::string>& known,
+                           const std::string& all_are_in) {
   constexpr size_t kMostListed = 8, kNearest = 5;
   if (known.empty()) return "no keys here";
   if (known.size() <= kMostListed) return str("one of ", join(known, ", "));
@@ -64,13 +65,18 @@ std::string expected_names(std::string_view name, const std::vector<std::string>
   const std::string_view compared = name.size() <= kLongestName ? name : "";
   std::vector<std::pair<double, std::string>> ranked;  // by the part that differs
   for (const std::string& candidate : known)
-    ranked.emplace_back(compared.empty() ? 0.0 : edit_distance(compared, candidate) / static_cast<double>(std::max(compared.size(), candidate.size())),
+    ranked.emplace_back(compared.empty()
+                            ? 0.0
+                            : edit_distance(compared, candidate) /
+                                  static_cast<double>(std::max(compared.size(), candidate.size())),
                         candidate);
-  std::stable_sort(ranked.begin(), ranked.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::stable_sort(ranked.begin(), ranked.end(),
+                   [](const auto& a, const auto& b) { return a.first < b.first; });
   std::vector<std::string> nearest;
   for (size_t i = 0; i < kNearest; ++i) nearest.push_back(ranked[i].second);
   return str("one of ", join(nearest, ", "), ", … (",
-             all_are_in.empty() ? str(known.size() - kNearest, " more)") : str("all ", known.size(), " are in ", all_are_in, ")"));
+             all_are_in.empty() ? str(known.size() - kNearest, " more)")
+                                : str("all ", known.size(), " are in ", all_are_in, ")"));
 }
 
 }  // namespace tessera::config

@@ -18,8 +18,10 @@ std::string nearest_name(std::string_view name, const std::vector<std::string>& 
 /// Local. ` (did you mean "stage"?)`, or "".
 std::string did_you_mean(std::string_view name, const std::vector<std::string>& known);
 
-/// Local. "one of a, b": all that are known, or, where they are many, the few nearest to `name`, and where the rest is:
-/// "one of a, b, c, d, … (all 24 are in docs/configuration.md)". `all_are_in`: empty where no page has them.
-std::string expected_names(std::string_view name, const std::vector<std::string>& known, const std::string& all_are_in);
+/// Local. "one of a, b": all that are known, or, where they are many, the few nearest to `name`,
+/// and where the rest is: "one of a, b, c, d, … (all 24 are in docs/configuration.md)".
+/// `all_are_in`: empty where no page has them.
+std::string expected_names(std::string_view name, const std::vector<std::string>& known,
+                           const std::string& all_are_in);
 
 }  // namespace tessera::config

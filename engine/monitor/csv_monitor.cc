@@ -32,21 +32,25 @@ std::string csv_field(double value) {
 std::optional<int64_t> step_of(const std::string& row) {
   int64_t step = 0;
   const auto [end, error] = std::from_chars(row.data(), row.data() + row.size(), step);
-  return error == std::errc() && end != row.data() + row.size() && *end == ',' ? std::optional(step) : std::nullopt;
+  return error == std::errc() && end != row.data() + row.size() && *end == ',' ? std::optional(step)
+                                                                               : std::nullopt;
 }
 
-/// Written by a CSV monitor: its head ends in CR LF and names what the file's name ends with (quoted, where there is a comma in it).
+/// Written by a CSV monitor: its head ends in CR LF and names what the file's name ends with
+/// (quoted, where there is a comma in it).
 bool is_ours(const std::filesystem::path& path) {
   std::ifstream file(path, std::ios::binary);
   std::string head;
-  if (!std::getline(file, head) || file.eof() || !head.starts_with(kHead) || !head.ends_with('\r')) return false;
+  if (!std::getline(file, head) || file.eof() || !head.starts_with(kHead) || !head.ends_with('\r'))
+    return false;
   const std::string name = head.substr(kHead.size(), head.size() - kHead.size() - 1);
   return name.starts_with('"') || path.stem().string().ends_with(file_name_of(name));
 }
 
 }  // namespace
 
-CsvMonitor::CsvMonitor(std::filesystem::path folder, std::optional<int64_t> resumed_after) : folder_(std::move(folder)) {
+CsvMonitor::CsvMonitor(std::filesystem::path folder, std::optional<int64_t> resumed_after)
+    : folder_(std::move(folder)) {
   Disk().create_directories(folder_);
   if (resumed_after) take_back(*resumed_after);
 }
@@ -54,13 +58,17 @@ CsvMonitor::CsvMonitor(std::filesystem::path folder, std::optional<int64_t> resu
 void CsvMonitor::take_back(int64_t resumed_after) {
   std::vector<std::filesystem::path> ours;
   for (const auto& entry : std::filesystem::directory_iterator(folder_)) {
-    if (entry.path().extension() == ".csv" && entry.is_regular_file() && is_ours(entry.path())) ours.push_back(entry.path());
+    if (entry.path().extension() == ".csv" && entry.is_regular_file() && is_ours(entry.path()))
+      ours.push_back(entry.path());
   }
   for (const std::filesystem::path& path : ours) {
-    const auto kept = files_.try_emplace(path.stem().string(), path, [&](const std::string& line) {
-      const std::optional<int64_t> step = step_of(line);
-      return line.starts_with(kHead) || (step && *step <= resumed_after);
-    }).first;
+    const auto kept = files_
+                          .try_emplace(path.stem().string(), path,
+                                       [&](const std::string& line) {
+                                         const std::optional<int64_t> step = step_of(line);
+                                         return line.starts_with(kHead) || (step && *step <= resumed_after);
+                                       })
+                          .first;
     if (kept->second.is_new()) files_.erase(kept);  // killed within its first line
   }
 }

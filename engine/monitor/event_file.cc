@@ -107,7 +107,8 @@ void EventFile::write(int64_t step, int field, const ProtoMessage& what) {
 // A frame: length, CRC of the length, data, CRC of the data.
 void EventFile::write_event(const ProtoMessage& event) {
   const std::string length = little_endian(static_cast<uint64_t>(event.data().size()));
-  file_.append(length + little_endian(masked_crc32c(length)) + event.data() + little_endian(masked_crc32c(event.data())));
+  file_.append(length + little_endian(masked_crc32c(length)) + event.data() +
+               little_endian(masked_crc32c(event.data())));
 }
 
 }  // namespace tessera

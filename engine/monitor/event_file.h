@@ -11,7 +11,8 @@
 
 namespace tessera {
 
-/// A protocol buffer message being put together field by field (protobuf.dev/programming-guides/encoding). A value.
+/// A protocol buffer message being put together field by field
+/// (protobuf.dev/programming-guides/encoding). A value.
 class ProtoMessage {
  public:
   ProtoMessage& integer(int field, int64_t value);
@@ -30,14 +31,15 @@ class ProtoMessage {
 /// Local. CRC-32C (Castagnoli; RFC 3720), as TFRecord masks it.
 uint32_t masked_crc32c(std::string_view data);
 
-/// FOLDER/events.out.tfevents.TIME.HOST.PID.NUMBER. Owns the open file. Not thread-safe. Members throw DiskError.
+/// FOLDER/events.out.tfevents.TIME.HOST.PID.NUMBER. Owns the open file. Not
+/// thread-safe. Members throw DiskError.
 class EventFile {
  public:
   /// Local. Creates a new file, which begins with its version.
   explicit EventFile(const std::filesystem::path& folder);
 
-  /// Local. Appends a tensorflow.Event of now: `what` is its field `field` (5: Summary, 7: SessionLog). It is handed to the system at
-  /// once, so that TensorBoard sees it and a killed run keeps it.
+  /// Local. Appends a tensorflow.Event of now: `what` is its field `field` (5: Summary, 7: SessionLog). It is
+  /// handed to the system at once, so that TensorBoard sees it and a killed run keeps it.
   void write(int64_t step, int field, const ProtoMessage& what);
 
  private:

@@ -17,7 +17,8 @@ inline std::string file_name_of(std::string name) {
 }
 
 /// Local. "images/val_mask_300.png" for "images", val/mask at step 300 and ".png".
-inline std::string step_file(std::string_view folder, const std::string& name, int64_t step, std::string_view ending) {
+inline std::string step_file(std::string_view folder, const std::string& name, int64_t step,
+                             std::string_view ending) {
   return str(folder, "/", file_name_of(name), "_", step, ending);
 }
 

@@ -27,21 +27,26 @@ const std::vector<double>& limits() {
   return all;
 }
 
-/// Where the buckets of all floats with the same sign and exponent begin and end, by these nine bits: eight or so remain to be searched.
+/// Where the buckets of all floats with the same sign and exponent begin and end, by these nine
+/// bits: eight or so remain to be searched.
 using Parts = std::array<std::pair<size_t, size_t>, 512>;
 
 size_t bits_of(float value) { return std::bit_cast<uint32_t>(value) >> 23; }
 
 size_t search(double value, std::pair<size_t, size_t> part) {
   const auto begin = limits().begin();
-  return static_cast<size_t>(std::upper_bound(begin + static_cast<ptrdiff_t>(part.first), begin + static_cast<ptrdiff_t>(part.second), value) - begin);
+  return static_cast<size_t>(std::upper_bound(begin + static_cast<ptrdiff_t>(part.first),
+                                              begin + static_cast<ptrdiff_t>(part.second), value) -
+                             begin);
 }
 
 Parts make_parts() {
   Parts parts;
   for (uint32_t bits = 0; bits < parts.size(); ++bits) {
-    const auto [low, high] = std::minmax({std::bit_cast<float>(bits << 23), std::bit_cast<float>(bits << 23 | 0x7fffffu)});
-    if (std::isfinite(low) && std::isfinite(high)) parts[bits] = {search(low, {0, limits().size()}), search(high, {0, limits().size()})};
+    const auto [low, high] =
+        std::minmax({std::bit_cast<float>(bits << 23), std::bit_cast<float>(bits << 23 | 0x7fffffu)});
+    if (std::isfinite(low) && std::isfinite(high))
+      parts[bits] = {search(low, {0, limits().size()}), search(high, {0, limits().size()})};
   }
   return parts;
 }
@@ -49,7 +54,9 @@ Parts make_parts() {
 }  // namespace
 
 HistogramCounts::HistogramCounts()
-    : min(std::numeric_limits<double>::infinity()), max(-std::numeric_limits<double>::infinity()), counts(limits().size(), 0.0) {}
+    : min(std::numeric_limits<double>::infinity()),
+      max(-std::numeric_limits<double>::infinity()),
+      counts(limits().size(), 0.0) {}
 
 void HistogramCounts::add(std::span<const float> values) {
   static const Parts parts = make_parts();

@@ -38,7 +38,9 @@ size_t take_answer(char* data, size_t size, size_t count, void* body) {
   return size * count;
 }
 
-size_t read_file(char* data, size_t size, size_t count, void* file) { return std::fread(data, size, count, static_cast<std::FILE*>(file)); }
+size_t read_file(char* data, size_t size, size_t count, void* file) {
+  return std::fread(data, size, count, static_cast<std::FILE*>(file));
+}
 
 int ask_whether_to_give_up(void* give_up, curl_off_t, curl_off_t, curl_off_t, curl_off_t) {
   return (*static_cast<const std::function<bool()>*>(give_up))() ? 1 : 0;
@@ -129,7 +131,8 @@ HttpResponse HttpClient::send(const HttpRequest& request) {
 std::string url_encoded(const std::string& text) {
   std::string out;
   for (const char c : text) {
-    const bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || std::strchr("-_.~", c) != nullptr;
+    const bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+                       std::strchr("-_.~", c) != nullptr;
     char escape[4];
     std::snprintf(escape, sizeof escape, "%%%02X", static_cast<unsigned char>(c));
     out += plain && c != '\0' ? std::string(1, c) : escape;

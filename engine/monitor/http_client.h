@@ -31,13 +31,15 @@ struct HttpResponse {
 };
 
 struct HttpOptions {
-  std::chrono::milliseconds timeout{30'000};  ///< of a request without a file: to its end; with one: without any progress
-  std::function<bool()> give_up;              ///< asked at least about once a second during a request. May be unset
-  std::string user, password;                 ///< HTTP basic authentication; empty: none
-  std::string token;                          ///< bearer token; empty: none
+  std::chrono::milliseconds timeout{
+      30'000};                    ///< of a request without a file: to its end; with one: without any progress
+  std::function<bool()> give_up;  ///< asked at least about once a second during a request. May be unset
+  std::string user, password;     ///< HTTP basic authentication; empty: none
+  std::string token;              ///< bearer token; empty: none
 };
 
-/// Keeps its connection open between requests. One thread uses it. The environment's http_proxy, https_proxy and no_proxy count, as for curl.
+/// Keeps its connection open between requests. One thread uses it. The environment's http_proxy,
+/// https_proxy and no_proxy count, as for curl.
 class HttpClient {
  public:
   explicit HttpClient(HttpOptions options);

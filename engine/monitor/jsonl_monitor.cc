@@ -20,7 +20,8 @@ std::function<bool(const std::string&)> keeps_until(std::optional<int64_t> step)
   if (!step) return {};
   return [step](const std::string& line) {
     const auto record = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
-    return record.is_object() && (!record.contains("step") || (record["step"].is_number() && record["step"] <= *step));
+    return record.is_object() &&
+           (!record.contains("step") || (record["step"].is_number() && record["step"] <= *step));
   };
 }
 
@@ -32,7 +33,9 @@ ordered_json record_of() { return {{"time", wall_time_s()}}; }
 JsonlMonitor::JsonlMonitor(std::filesystem::path folder, std::optional<int64_t> resumed_after)
     : folder_(made(std::move(folder))), file_(folder_ / "events.jsonl", keeps_until(resumed_after)) {}
 
-void JsonlMonitor::write(const ordered_json& record) { file_.append(record.dump(-1, ' ', false, ordered_json::error_handler_t::replace)); }
+void JsonlMonitor::write(const ordered_json& record) {
+  file_.append(record.dump(-1, ' ', false, ordered_json::error_handler_t::replace));
+}
 
 void JsonlMonitor::scalars(int64_t step, const Scalars& scalars) {
   ordered_json record = record_of(step);

@@ -9,17 +9,20 @@
 namespace tessera {
 
 /// FOLDER/events.jsonl, an object a line, each with "time" (seconds since 1970):
-///   {"step": 10, "time": …, "scalars": {"train/loss": 0.31, …}}            a value that is not finite is null
+///   {"step": 10, "time": …, "scalars": {"train/loss": 0.31, …}}            a value that is not finite is
+///   null
 ///   {"step": 10, "time": …, "histogram": "NAME", "min": …, "max": …, "num": …, "sum": …, "sum_squares": …,
 ///    "bucket_limit": […], "bucket": […]}                                   see engine/monitor/histogram.h
 ///   {"step": 10, "time": …, "image": "NAME", "width": 32, "height": 32, "file": "images/NAME_10.png"}
-///                                                                         or the file it was in already, as it was given
+///                                                                         or the file it was in already, as
+///                                                                         it was given
 ///   {"step": 10, "time": …, "text": "NAME", "content": "…"}
 ///   {"time": …, "params": {…}}    {"time": …, "artifact": "FILE"}    {"time": …, "status": "FINISHED"}
 /// Owns the open file.
 class JsonlMonitor final : public Monitor {
  public:
-  /// Local. Creates the folder and the file. `resumed_after`: lines of later steps are removed; unset: the file starts anew.
+  /// Local. Creates the folder and the file. `resumed_after`: lines of later steps are
+  /// removed; unset: the file starts anew.
   JsonlMonitor(std::filesystem::path folder, std::optional<int64_t> resumed_after);
 
   std::string_view name() const override { return "jsonl_monitor"; }

@@ -24,16 +24,21 @@ int64_t now_ms() { return std::llround(wall_time_s() * 1e3); }
 
 std::string accepted_name(std::string name) {
   for (char& c : name)
-    if (!std::isalnum(static_cast<unsigned char>(c)) && std::string_view("_-. :/").find(c) == std::string_view::npos) c = '_';
+    if (!std::isalnum(static_cast<unsigned char>(c)) &&
+        std::string_view("_-. :/").find(c) == std::string_view::npos)
+      c = '_';
   return name.substr(0, kMlflowNameLength);
 }
 
 void flatten(const ordered_json& value, const std::string& path, MlflowParams& out) {
-  const bool has_parts = value.is_object() || (value.is_array() && std::any_of(value.begin(), value.end(), [](const ordered_json& item) {
-                                                 return item.is_object();
-                                               }));
+  const bool has_parts =
+      value.is_object() ||
+      (value.is_array() &&
+       std::any_of(value.begin(), value.end(), [](const ordered_json& item) { return item.is_object(); }));
   if (!has_parts) {
-    const std::string text = value.is_string() ? value.get<std::string>() : value.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
+    const std::string text = value.is_string()
+                                 ? value.get<std::string>()
+                                 : value.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
     out.emplace_back(accepted_name(path), first_characters(text, kMlflowParamLength));
     return;
   }
@@ -64,7 +69,8 @@ bool has_code(const HttpResponse& response, const char* code) {
 /// A server's error with the code it gave.
 class Refused : public MlflowError {
  public:
-  Refused(const std::string& what, bool is_temporary, HttpResponse answer) : MlflowError(what, is_temporary), answer_(std::move(answer)) {}
+  Refused(const std::string& what, bool is_temporary, HttpResponse answer)
+      : MlflowError(what, is_temporary), answer_(std::move(answer)) {}
   bool is(const char* code) const { return has_code(answer_, code); }
 
  private:
@@ -89,7 +95,8 @@ MlflowParams flattened(const ordered_json& params) {
   return out;
 }
 
-MlflowClient::MlflowClient(HttpClient& http, const std::string& server) : http_(http), server_(server.substr(0, server.find('?'))) {
+MlflowClient::MlflowClient(HttpClient& http, const std::string& server)
+    : http_(http), server_(server.substr(0, server.find('?'))) {
   if (server_.size() < server.size()) query_ = server.substr(server_.size() + 1);
   while (server_.ends_with('/')) server_.pop_back();
 }
@@ -144,7 +151,9 @@ void MlflowClient::take_run(const json& answer) {
   const json info = run.value("info", json::object());
   run_id_ = info.value("run_id", "");
   artifact_root_ = info.value("artifact_uri", "");
-  if (run_id_.empty()) throw MlflowError(str(server_, " answers without a run's id; expected an MLflow server"), /*is_temporary=*/false);
+  if (run_id_.empty())
+    throw MlflowError(str(server_, " answers without a run's id; expected an MLflow server"),
+                      /*is_temporary=*/false);
   known_params_.clear();
   const json params = run.value("data", json::object()).value("params", json::array());
   for (const json& param : params) known_params_.insert(param.value("key", ""));
@@ -156,7 +165,10 @@ void MlflowClient::start_run(const std::string& experiment, const std::string& n
                      {{"key", "mlflow.source.type"}, {"value", "LOCAL"}},
                      {{"key", "mlflow.user"}, {"value", user != nullptr ? user : ""}}};
   take_run(call("POST", "runs/create",
-                {{"experiment_id", experiment_id(experiment)}, {"run_name", name}, {"start_time", now_ms()}, {"tags", tags}}));
+                {{"experiment_id", experiment_id(experiment)},
+                 {"run_name", name},
+                 {"start_time", now_ms()},
+                 {"tags", tags}}));
 }
 
 bool MlflowClient::resume_run(const std::string& run_id) {
@@ -187,7 +199,8 @@ void MlflowClient::log_params(const MlflowParams& params) {
   for (size_t start = 0; start < missing.size(); start += kMlflowParamsPerRequest) {
     const size_t end = std::min(start + kMlflowParamsPerRequest, missing.size());
     json list = json::array();
-    for (size_t i = start; i < end; ++i) list.push_back({{"key", missing[i].first}, {"value", missing[i].second}});
+    for (size_t i = start; i < end; ++i)
+      list.push_back({{"key", missing[i].first}, {"value", missing[i].second}});
     call("POST", "runs/log-batch", {{"run_id", run_id_}, {"params", list}});
     for (size_t i = start; i < end; ++i) known_params_.insert(missing[i].first);
   }
@@ -195,11 +208,13 @@ void MlflowClient::log_params(const MlflowParams& params) {
 
 std::string MlflowClient::artifact_url(const std::string& name) const {
   if (!artifact_root_.starts_with(kArtifactScheme))
-    throw MlflowError(str(server_, " does not store artifacts itself (the run's artifact URI is ", quoted_name(artifact_root_),
-                          "); expected a server that runs with --serve-artifacts"),
-                      /*is_temporary=*/false);
+    throw MlflowError(
+        str(server_, " does not store artifacts itself (the run's artifact URI is ",
+            quoted_name(artifact_root_), "); expected a server that runs with --serve-artifacts"),
+        /*is_temporary=*/false);
   std::string root = artifact_root_.substr(std::string_view(kArtifactScheme).size());
-  if (root.starts_with("//")) root = root.substr(std::min(root.find('/', 2), root.size()));  // another name for the server
+  if (root.starts_with("//"))
+    root = root.substr(std::min(root.find('/', 2), root.size()));  // another name for the server
   root.erase(0, root.find_first_not_of('/'));
   std::string url = server_ + kArtifactApi + root;
   for (size_t start = 0; start <= name.size();) {
@@ -225,11 +240,14 @@ void MlflowClient::put(HttpRequest request) {
 void MlflowClient::log_artifact(const std::string& name, const std::filesystem::path& file) {
   std::error_code error;
   if (!std::filesystem::is_regular_file(file, error))
-    throw MlflowError(str("the artifact ", quoted_name(file.string()), " is no file that can be read"), /*is_temporary=*/false);
+    throw MlflowError(str("the artifact ", quoted_name(file.string()), " is no file that can be read"),
+                      /*is_temporary=*/false);
   put({.url = artifact_url(name), .file = file});
 }
 
-void MlflowClient::log_artifact(const std::string& name, std::string content) { put({.url = artifact_url(name), .body = std::move(content)}); }
+void MlflowClient::log_artifact(const std::string& name, std::string content) {
+  put({.url = artifact_url(name), .body = std::move(content)});
+}
 
 void MlflowClient::end_run(RunStatus status) {
   call("POST", "runs/update", {{"run_id", run_id_}, {"status", name_of(status)}, {"end_time", now_ms()}});

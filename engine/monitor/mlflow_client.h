@@ -1,4 +1,5 @@
-// MlflowClient: one run on an MLflow tracking server, over its REST API (mlflow.org/docs/latest/api_reference/rest-api.html).
+// MlflowClient: one run on an MLflow tracking server, over its REST API
+// (mlflow.org/docs/latest/api_reference/rest-api.html).
 #pragma once
 
 #include <cstdint>
@@ -43,16 +44,18 @@ inline constexpr size_t kMlflowParamsPerRequest = 100;
 inline constexpr size_t kMlflowNameLength = 250;
 inline constexpr size_t kMlflowParamLength = 6000;  ///< characters
 
-/// Local. The leaves of an object of any depth: {"optimizer": {"params": {"lr": 1e-3}}} is {"optimizer.params.lr", "0.001"}; elements of
-/// a list that holds objects have their number in the name, another list is one value. Names and values as the server
-/// accepts them: other characters than letters, digits and "_-. :/" become "_", and what is too long is cut.
+/// Local. The leaves of an object of any depth: {"optimizer": {"params": {"lr": 1e-3}}} is
+/// {"optimizer.params.lr", "0.001"}; elements of a list that holds objects have their number in the name,
+/// another list is one value. Names and values as the server accepts them: other characters than letters,
+/// digits and "_-. :/" become "_", and what is too long is cut.
 MlflowParams flattened(const nlohmann::ordered_json& params);
 
-/// Owns nothing on the server; borrows the HttpClient. One thread uses it. All members wait for the server and throw MlflowError.
+/// Owns nothing on the server; borrows the HttpClient. One thread uses it. All members wait
+/// for the server and throw MlflowError.
 class MlflowClient {
  public:
-  /// `server`: "http://host:5000", with or without a slash at its end. What stands after a '?' ("?token=…") goes into every request, and
-  /// nowhere else.
+  /// `server`: "http://host:5000", with or without a slash at its end. What stands after a '?' ("?token=…")
+  /// goes into every request, and nowhere else.
   MlflowClient(HttpClient& http, const std::string& server);
 
   /// Without what stands after a '?'.
@@ -61,14 +64,16 @@ class MlflowClient {
 
   /// Local. Starts a run; the experiment is made where it is absent. Everything below is about this run.
   void start_run(const std::string& experiment, const std::string& name);
-  /// Local. Goes on with a run of an earlier process, whose parameters stay. False when the server has none of this id.
+  /// Local. Goes on with a run of an earlier process, whose parameters stay. False
+  /// when the server has none of this id.
   bool resume_run(const std::string& run_id);
   /// Local. At most kMlflowMetricsPerRequest.
   void log_metrics(const std::vector<MlflowMetric>& metrics);
-  /// Local. Any number. Those that a resumed run has already are left out, because a server refuses to change them.
+  /// Local. Any number. Those that a resumed run has already are left out,
+  /// because a server refuses to change them.
   void log_params(const MlflowParams& params);
-  /// Local. As `name` ("all_results.json", "images/a.png"): a file, or bytes. The server has to store artifacts itself (its
-  /// artifact scheme is mlflow-artifacts, which is a server's default).
+  /// Local. As `name` ("all_results.json", "images/a.png"): a file, or bytes. The server has to store
+  /// artifacts itself (its artifact scheme is mlflow-artifacts, which is a server's default).
   void log_artifact(const std::string& name, const std::filesystem::path& file);
   void log_artifact(const std::string& name, std::string content);
   void end_run(RunStatus status);

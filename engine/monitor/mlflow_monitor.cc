@@ -15,7 +15,8 @@
 namespace tessera {
 namespace {
 
-/// A quarter of what a server takes in one request: how a failed run ended waits for the request under way, and has two seconds.
+/// A quarter of what a server takes in one request: how a failed run ended waits for the
+/// request under way, and has two seconds.
 constexpr size_t kMetricsTogether = kMlflowMetricsPerRequest / 4;
 
 constexpr int64_t kLongestId = 256;
@@ -29,7 +30,9 @@ std::string first_of(const std::string& first, const std::string& second, const 
   return !first.empty() ? first : !second.empty() ? second : third;
 }
 
-std::filesystem::path id_file_of(const MonitoredRun& run) { return run.folder.empty() ? "" : run.folder / kMlflowRunIdName; }
+std::filesystem::path id_file_of(const MonitoredRun& run) {
+  return run.folder.empty() ? "" : run.folder / kMlflowRunIdName;
+}
 
 }  // namespace
 
@@ -44,9 +47,13 @@ MlflowOptions mlflow_options(const MlflowConfig& config, const MonitoredRun& run
   MlflowOptions options;
   options.server = first_of(config.tracking_uri, environment("MLFLOW_TRACKING_URI"), options.server);
   if (!is_mlflow_server(options.server))
-    throw ConfigError(str("MLFLOW_TRACKING_URI: found ", options.server.find('@') == options.server.npos ? str("\"", options.server.substr(0, options.server.find('?')), "\"") : "a user's name in it",
+    throw ConfigError(str("MLFLOW_TRACKING_URI: found ",
+                          options.server.find('@') == options.server.npos
+                              ? str("\"", options.server.substr(0, options.server.find('?')), "\"")
+                              : "a user's name in it",
                           "; expected the address of a server, http://… or https://…"));
-  options.experiment = first_of(config.experiment_name, environment("MLFLOW_EXPERIMENT_NAME"), options.experiment);
+  options.experiment =
+      first_of(config.experiment_name, environment("MLFLOW_EXPERIMENT_NAME"), options.experiment);
   options.run_name = first_of(config.run_name, run.name, "");
   options.id_file = id_file_of(run);
   options.resume = run.resumed_after.has_value();
@@ -81,21 +88,29 @@ void MlflowMonitor::scalars(int64_t step, const Scalars& scalars) {
 void MlflowMonitor::image(const std::string& name, int64_t step, const PngView& png) {
   const std::string place = step_file("images", name, step, ".png");
   if (png.file.empty())
-    push({.other = [place, bytes = std::string(png.bytes)](MlflowClient& client) { client.log_artifact(place, bytes); }});
+    push({.other = [place, bytes = std::string(png.bytes)](MlflowClient& client) {
+      client.log_artifact(place, bytes);
+    }});
   else
     push({.other = [place, file = png.file](MlflowClient& client) { client.log_artifact(place, file); }});
 }
 
 void MlflowMonitor::text(const std::string& name, int64_t step, const std::string& text) {
-  push({.other = [place = step_file("texts", name, step, ".txt"), text](MlflowClient& client) { client.log_artifact(place, text); }});
+  push({.other = [place = step_file("texts", name, step, ".txt"), text](MlflowClient& client) {
+    client.log_artifact(place, text);
+  }});
 }
 
 void MlflowMonitor::params(const nlohmann::ordered_json& params) {
-  push({.metrics = {}, .other = [flat = flattened(params)](MlflowClient& client) { client.log_params(flat); }, .may_be_lost = false});
+  push({.metrics = {},
+        .other = [flat = flattened(params)](MlflowClient& client) { client.log_params(flat); },
+        .may_be_lost = false});
 }
 
 void MlflowMonitor::artifact(const std::filesystem::path& file) {
-  push({.metrics = {}, .other = [file](MlflowClient& client) { client.log_artifact(file.filename().string(), file); }, .may_be_lost = false});
+  push({.metrics = {},
+        .other = [file](MlflowClient& client) { client.log_artifact(file.filename().string(), file); },
+        .may_be_lost = false});
 }
 
 // A full queue loses its oldest metrics, images and texts; parameters and results are few, and are kept.
@@ -104,7 +119,8 @@ void MlflowMonitor::push(Work work) {
   {
     const std::lock_guard lock(mutex_);
     if (queue_.size() >= options_.max_queued) {
-      const auto oldest = std::find_if(queue_.begin(), queue_.end(), [](const Work& queued) { return queued.may_be_lost; });
+      const auto oldest =
+          std::find_if(queue_.begin(), queue_.end(), [](const Work& queued) { return queued.may_be_lost; });
       if (oldest == queue_.end()) return;
       queue_.erase(oldest);
     }
@@ -116,14 +132,19 @@ void MlflowMonitor::push(Work work) {
 void MlflowMonitor::close(RunStatus status) {
   {
     const std::lock_guard lock(mutex_);
-    Work end{.metrics = {}, .other = [status](MlflowClient& client) { client.end_run(status); }, .may_be_lost = false};
-    // A launcher whose ranks fail gives the others two seconds. So how a failed run ended goes first; the server takes the rest of its
-    // numbers afterwards too.
+    Work end{.metrics = {},
+             .other = [status](MlflowClient& client) { client.end_run(status); },
+             .may_be_lost = false};
+    // A launcher whose ranks fail gives the others two seconds. So how a failed run ended goes first; the
+    // server takes the rest of its numbers afterwards too.
     const bool has_failed = status == RunStatus::kFailed;
     has_failed ? queue_.push_front(std::move(end)) : queue_.push_back(std::move(end));
     is_closing_ = true;
     const auto limit = has_failed ? options_.close_timeout_failed : std::chrono::milliseconds::max();
-    deadline_ = (Clock::now() + std::min(limit, is_failing_ ? options_.close_timeout_failing : options_.close_timeout)).time_since_epoch().count();
+    deadline_ = (Clock::now() +
+                 std::min(limit, is_failing_ ? options_.close_timeout_failing : options_.close_timeout))
+                    .time_since_epoch()
+                    .count();
   }
   changed_.notify_one();
   thread_.join();
@@ -165,7 +186,8 @@ bool MlflowMonitor::take(Work& work) {
   return true;
 }
 
-/// Tries until `work` succeeds or is refused. False: give up, because the run is at its end or, without `work`, nothing else could succeed.
+/// Tries until `work` succeeds or is refused. False: give up, because the run is at its end or,
+/// without `work`, nothing else could succeed.
 bool MlflowMonitor::do_until_done(MlflowClient& client, const std::function<void()>& work, bool is_vital) {
   for (auto time = options_.first_retry;; time = std::min(2 * time, options_.last_retry)) {
     try {
@@ -204,7 +226,8 @@ void MlflowMonitor::begin(MlflowClient& client) const {
 }
 
 void MlflowMonitor::warn(const std::string& what) {
-  if (!has_warned_.exchange(true)) options_.log.warning(str("mlflow: ", what, "; the run does not wait for it"));
+  if (!has_warned_.exchange(true))
+    options_.log.warning(str("mlflow: ", what, "; the run does not wait for it"));
 }
 
 }  // namespace tessera

@@ -1,10 +1,11 @@
 // MlflowMonitor: a run on an MLflow tracking server, fed by a thread of its own.
 //
 // [Note: training never waits for the tracking server]
-// What the run tells the monitor goes into a queue of bounded length, and a thread takes it to the server. A server that cannot be
-// reached, or is busy, is tried again after 1, 2, 4 … 60 seconds, for as long as the run lasts; the queue keeps the newest values meanwhile.
-// What the server refuses is left out. Whatever goes wrong, the log has one line about it, at its first occurrence. close() waits for what is
-// still in the queue, with a time limit, which is shorter where the server has not answered last time.
+// What the run tells the monitor goes into a queue of bounded length, and a thread takes it to the server. A
+// server that cannot be reached, or is busy, is tried again after 1, 2, 4 … 60 seconds, for as long as the
+// run lasts; the queue keeps the newest values meanwhile. What the server refuses is left out. Whatever goes
+// wrong, the log has one line about it, at its first occurrence. close() waits for what is still in the
+// queue, with a time limit, which is shorter where the server has not answered last time.
 #pragma once
 
 #include <atomic>
@@ -22,34 +23,39 @@
 
 namespace tessera {
 
-inline constexpr const char* kMlflowRunIdName = "mlflow_run_id";  // in the run's folder: the run's id on the server
+inline constexpr const char* kMlflowRunIdName =
+    "mlflow_run_id";  // in the run's folder: the run's id on the server
 
 struct MlflowOptions {
   std::string server = "http://127.0.0.1:5000";
   std::string experiment = "Default";
   std::string run_name;
-  std::filesystem::path id_file;  ///< where the run's id on the server is kept for a process that resumes it; empty: nowhere
-  bool resume = false;            ///< goes on with the run in id_file
+  std::filesystem::path
+      id_file;  ///< where the run's id on the server is kept for a process that resumes it; empty: nowhere
+  bool resume = false;  ///< goes on with the run in id_file
   Logger log;
   std::string user, password, token;  ///< of the server's authentication
   std::chrono::milliseconds request_timeout{30'000};
   std::chrono::milliseconds first_retry{1'000}, last_retry{60'000};
   std::chrono::milliseconds close_timeout{10'000};        ///< close() takes at most about a second more
-  std::chrono::milliseconds close_timeout_failed{1'500};   ///< of a run that failed
-  std::chrono::milliseconds close_timeout_failing{5'000};  ///< of a server that has not answered yet, or not the last time
+  std::chrono::milliseconds close_timeout_failed{1'500};  ///< of a run that failed
+  std::chrono::milliseconds close_timeout_failing{
+      5'000};                 ///< of a server that has not answered yet, or not the last time
   size_t max_queued = 1'000;  ///< calls of the monitor
 };
 
-/// Local. From the configuration, the run and the environment: MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME, MLFLOW_TRACKING_USERNAME,
-/// MLFLOW_TRACKING_PASSWORD and MLFLOW_TRACKING_TOKEN. Throws ConfigError when the environment names no http server.
+/// Local. From the configuration, the run and the environment: MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME,
+/// MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD and MLFLOW_TRACKING_TOKEN. Throws ConfigError when
+/// the environment names no http server.
 MlflowOptions mlflow_options(const MlflowConfig& config, const MonitoredRun& run);
 
-/// Local. Has a later process forget the run of an earlier one in the same folder, which a new run takes the place of, with MLflow or without.
-/// Throws tessera::Error.
+/// Local. Has a later process forget the run of an earlier one in the same folder, which a new run takes the
+/// place of, with MLflow or without. Throws tessera::Error.
 void forget_mlflow_run(const MonitoredRun& run);
 
-/// Owns the queue and the thread, which alone talks to the server. Members return at once and do not throw, but for close().
-/// A run has no place for histograms; images and texts become artifacts, images/NAME_STEP.png and texts/NAME_STEP.txt. One thread uses it.
+/// Owns the queue and the thread, which alone talks to the server. Members return at once and do not throw,
+/// but for close(). A run has no place for histograms; images and texts become artifacts,
+/// images/NAME_STEP.png and texts/NAME_STEP.txt. One thread uses it.
 class MlflowMonitor final : public Monitor {
  public:
   explicit MlflowMonitor(MlflowOptions options);
@@ -57,7 +63,8 @@ class MlflowMonitor final : public Monitor {
 
   std::string_view name() const override { return "mlflow"; }
   void scalars(int64_t step, const Scalars& scalars) override;
-  void image(const std::string& name, int64_t step, const PngView& png) override;  ///< a file's is read later, as an artifact is
+  void image(const std::string& name, int64_t step,
+             const PngView& png) override;  ///< a file's is read later, as an artifact is
   void text(const std::string& name, int64_t step, const std::string& text) override;
   void params(const nlohmann::ordered_json& params) override;
   void artifact(const std::filesystem::path& file) override;  ///< is read later: the file has to stay

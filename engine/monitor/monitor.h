@@ -1,4 +1,5 @@
-// Monitor: a place a run's numbers go to besides its own metrics.jsonl: files other programs read, or a tracking server.
+// Monitor: a place a run's numbers go to besides its own metrics.jsonl: files
+// other programs read, or a tracking server.
 #pragma once
 
 #include <cstdint>
@@ -28,9 +29,10 @@ enum class RunStatus {
 /// Local. MLflow's words: "FINISHED", "FAILED", "KILLED".
 std::string_view name_of(RunStatus status);
 
-/// Owns its files or connection. One thread uses it; what it does in the background is its own matter. All members are local (rank 0
-/// has monitors, others have none) and throw tessera::Error, after which it is not used any more, close() included. A monitor that has no
-/// place for a histogram, an image, a text, parameters or a file leaves them out.
+/// Owns its files or connection. One thread uses it; what it does in the background is its own matter. All
+/// members are local (rank 0 has monitors, others have none) and throw tessera::Error, after which it is not
+/// used any more, close() included. A monitor that has no place for a histogram, an image, a text,
+/// parameters or a file leaves them out.
 class Monitor {
  public:
   virtual ~Monitor() = default;
@@ -46,7 +48,8 @@ class Monitor {
   virtual void params(const nlohmann::ordered_json& /*params*/) {}
   /// A file the run has written.
   virtual void artifact(const std::filesystem::path& /*file*/) {}
-  /// The last call. Destroying a monitor that was not closed closes it as kFailed where that makes a difference.
+  /// The last call. Destroying a monitor that was not closed closes it as
+  /// kFailed where that makes a difference.
   virtual void close(RunStatus status) = 0;
 };
 

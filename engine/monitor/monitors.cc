@@ -21,11 +21,14 @@ std::string_view name_of(RunStatus status) {
   return "";
 }
 
-std::filesystem::path monitor_folder(const FileMonitorConfig& config, std::string_view section, const MonitoredRun& run) {
+std::filesystem::path monitor_folder(const FileMonitorConfig& config, std::string_view section,
+                                     const MonitoredRun& run) {
   if (config.output_path.empty()) return run.folder / section / config.job_name;
   if (!config.job_name.empty()) return std::filesystem::path(config.output_path) / config.job_name;
-  const std::string last = run.folder.filename().string();  // runs with folders of their own do not share one here
-  return std::filesystem::path(config.output_path) / (last.empty() || last == "." || last == ".." ? run.name : last);
+  const std::string last =
+      run.folder.filename().string();  // runs with folders of their own do not share one here
+  return std::filesystem::path(config.output_path) /
+         (last.empty() || last == "." || last == ".." ? run.name : last);
 }
 
 static void warn(const Logger& log, std::string_view monitor, const std::exception& error) {
@@ -41,14 +44,17 @@ Monitors::Monitors(const MonitorConfig& config, const MonitoredRun& run) : log_(
       warn(log_, name, error);
     }
   };
-  const auto folder = [&](const FileMonitorConfig& section, const char* name) { return monitor_folder(section, name, run); };
+  const auto folder = [&](const FileMonitorConfig& section, const char* name) {
+    return monitor_folder(section, name, run);
+  };
   open(config.tensorboard.enabled, "tensorboard", [&] {
     return std::make_unique<TensorboardMonitor>(folder(config.tensorboard, "tensorboard"), run.resumed_after);
   });
   open(config.csv.enabled, "csv_monitor",
        [&] { return std::make_unique<CsvMonitor>(folder(config.csv, "csv_monitor"), run.resumed_after); });
-  open(config.jsonl.enabled, "jsonl_monitor",
-       [&] { return std::make_unique<JsonlMonitor>(folder(config.jsonl, "jsonl_monitor"), run.resumed_after); });
+  open(config.jsonl.enabled, "jsonl_monitor", [&] {
+    return std::make_unique<JsonlMonitor>(folder(config.jsonl, "jsonl_monitor"), run.resumed_after);
+  });
   if (!run.resumed_after) {
     try {
       forget_mlflow_run(run);
@@ -56,10 +62,12 @@ Monitors::Monitors(const MonitorConfig& config, const MonitoredRun& run) : log_(
       log_.warning(str("mlflow: ", error.what()));
     }
   }
-  open(config.mlflow.enabled, "mlflow", [&] { return std::make_unique<MlflowMonitor>(mlflow_options(config.mlflow, run)); });
+  open(config.mlflow.enabled, "mlflow",
+       [&] { return std::make_unique<MlflowMonitor>(mlflow_options(config.mlflow, run)); });
 }
 
-Monitors::Monitors(std::vector<std::unique_ptr<Monitor>> monitors, Logger log) : monitors_(std::move(monitors)), log_(std::move(log)) {}
+Monitors::Monitors(std::vector<std::unique_ptr<Monitor>> monitors, Logger log)
+    : monitors_(std::move(monitors)), log_(std::move(log)) {}
 
 Monitors& Monitors::operator=(Monitors&& other) noexcept {
   if (this != &other) {

@@ -19,13 +19,13 @@ struct ImageView {
 /// A PNG file's content. Borrows it.
 struct PngView {
   int width = 0, height = 0;
-  int channels = 0;         ///< 1 is grey, 2 grey with alpha, 3 RGB (palettes too), 4 RGBA
+  int channels = 0;  ///< 1 is grey, 2 grey with alpha, 3 RGB (palettes too), 4 RGBA
   std::string_view bytes;
   std::filesystem::path file = {};  ///< where it lies, and stays; empty: nowhere
 };
 
-/// Local. The bytes of a PNG file, 8 bits a channel. Throws tessera::Error when there are other channels, the size is not positive or does
-/// not fit the pixels.
+/// Local. The bytes of a PNG file, 8 bits a channel. Throws tessera::Error when there are other channels, the
+/// size is not positive or does not fit the pixels.
 std::string encode_png(const ImageView& image);
 
 /// Local. What the header says; the rest is not looked at. Throws tessera::Error when there is none.

@@ -33,7 +33,11 @@ ProtoMessage histogram_proto(const Histogram& histogram) {
 }
 
 ProtoMessage image_proto(const PngView& png) {
-  return ProtoMessage().integer(1, png.height).integer(2, png.width).integer(3, png.channels).bytes(4, png.bytes);
+  return ProtoMessage()
+      .integer(1, png.height)
+      .integer(2, png.width)
+      .integer(3, png.channels)
+      .bytes(4, png.bytes);
 }
 
 /// TensorBoard shows text as Markdown: this is what shows it as it is.
@@ -56,14 +60,16 @@ ProtoMessage text_value(const std::string& text) {
 
 }  // namespace
 
-TensorboardMonitor::TensorboardMonitor(const std::filesystem::path& folder, std::optional<int64_t> resumed_after)
+TensorboardMonitor::TensorboardMonitor(const std::filesystem::path& folder,
+                                       std::optional<int64_t> resumed_after)
     : first_step_(resumed_after ? *resumed_after + 1 : 0), file_(folder) {
   file_.write(first_step_, kEventSessionLog, ProtoMessage().integer(kSessionStatus, kSessionStart));
 }
 
 void TensorboardMonitor::scalars(int64_t step, const Scalars& scalars) {
   ProtoMessage summary;
-  for (const auto& [name, number] : scalars) add(summary, name, ProtoMessage().real32(value::kSimpleValue, static_cast<float>(number)));
+  for (const auto& [name, number] : scalars)
+    add(summary, name, ProtoMessage().real32(value::kSimpleValue, static_cast<float>(number)));
   file_.write(step, kEventSummary, summary);
 }
 
@@ -89,7 +95,8 @@ void TensorboardMonitor::text(const std::string& name, int64_t step, const std::
 void TensorboardMonitor::params(const nlohmann::ordered_json& params) {
   using nlohmann::ordered_json;
   ProtoMessage summary;
-  add(summary, "params/text_summary", text_value(fenced("json", params.dump(2, ' ', false, ordered_json::error_handler_t::replace))));
+  add(summary, "params/text_summary",
+      text_value(fenced("json", params.dump(2, ' ', false, ordered_json::error_handler_t::replace))));
   file_.write(first_step_, kEventSummary, summary);
 }
 

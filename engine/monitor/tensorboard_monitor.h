@@ -8,9 +8,9 @@
 
 namespace tessera {
 
-/// One event file in FOLDER: scalars, histograms, images (PNG), texts, and the parameters as one. What TensorBoard has of an earlier run in
-/// the folder disappears, of a resumed one the steps after `resumed_after` (the file says where it starts, as a
-/// SummaryWriter's purge_step does). Owns the open file.
+/// One event file in FOLDER: scalars, histograms, images (PNG), texts, and the parameters as one. What
+/// TensorBoard has of an earlier run in the folder disappears, of a resumed one the steps after
+/// `resumed_after` (the file says where it starts, as a SummaryWriter's purge_step does). Owns the open file.
 class TensorboardMonitor final : public Monitor {
  public:
   TensorboardMonitor(const std::filesystem::path& folder, std::optional<int64_t> resumed_after);

@@ -22,14 +22,16 @@ std::string find_file(const std::string& directory, const std::string& name) {
     std::error_code ignored;
     if (std::filesystem::exists(path, ignored)) return path;
   }
-  throw DataError(str((std::filesystem::path(directory) / name).string(),
-                      "[.gz]: not found; data.path must be a folder with the four IDX files of Fashion-MNIST (Debian package "
-                      "dataset-fashion-mnist brings them) or of MNIST"));
+  throw DataError(str(
+      (std::filesystem::path(directory) / name).string(),
+      "[.gz]: not found; data.path must be a folder with the four IDX files of Fashion-MNIST (Debian package "
+      "dataset-fashion-mnist brings them) or of MNIST"));
 }
 
 // Read-only: it may be the file.
 at::Tensor to_tensor(const IdxArray& array, at::IntArrayRef shape) {
-  return at::from_blob(const_cast<uint8_t*>(array.values.data()), shape, [storage = array.storage](void*) {}, at::kByte);
+  return at::from_blob(
+      const_cast<uint8_t*>(array.values.data()), shape, [storage = array.storage](void*) {}, at::kByte);
 }
 
 }  // namespace
@@ -41,15 +43,17 @@ LabelledImages load_split(const std::string& directory, Split split) {
   const IdxArray labels = read_idx(labels_path, {kAnySize});
   const IdxArray images = read_idx(images_path, {kAnySize, kImageSize, kImageSize});
   if (images.shape[0] != labels.shape[0]) {
-    throw DataError(str(labels_path, ": ", labels.shape[0], " labels, but ", images_path, " has ", images.shape[0],
-                        " images; expected as many of each"));
+    throw DataError(str(labels_path, ": ", labels.shape[0], " labels, but ", images_path, " has ",
+                        images.shape[0], " images; expected as many of each"));
   }
-  const auto wrong = std::find_if(labels.values.begin(), labels.values.end(), [](uint8_t v) { return v >= kNumClasses; });
+  const auto wrong =
+      std::find_if(labels.values.begin(), labels.values.end(), [](uint8_t v) { return v >= kNumClasses; });
   if (wrong != labels.values.end()) {
-    throw DataError(str(labels_path, ": label ", wrong - labels.values.begin(), " is ", static_cast<int>(*wrong),
-                        ", expected 0 to ", kNumClasses - 1));
+    throw DataError(str(labels_path, ": label ", wrong - labels.values.begin(), " is ",
+                        static_cast<int>(*wrong), ", expected 0 to ", kNumClasses - 1));
   }
-  return {to_tensor(images, {images.shape[0], 1, kImageSize, kImageSize}), to_tensor(labels, {labels.shape[0]})};
+  return {to_tensor(images, {images.shape[0], 1, kImageSize, kImageSize}),
+          to_tensor(labels, {labels.shape[0]})};
 }
 
 PixelStatistics pixel_statistics(const LabelledImages& data) {

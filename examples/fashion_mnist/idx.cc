@@ -30,7 +30,8 @@ class ByteSource {
     gzip_ = stream_.avail_in >= 2 && stream_.next_in[0] == 0x1f && stream_.next_in[1] == 0x8b;
     if (gzip_ && inflateInit2(&stream_, 15 + 16) != Z_OK) throw DataError(str(path, ": zlib cannot start"));
   } catch (const DiskError& error) {
-    throw DataError(str(path, ": cannot be opened: ", error.reason(), "; expected an IDX file (plain or .gz)"));
+    throw DataError(
+        str(path, ": cannot be opened: ", error.reason(), "; expected an IDX file (plain or .gz)"));
   }
   ~ByteSource() {
     if (gzip_) inflateEnd(&stream_);
@@ -41,7 +42,9 @@ class ByteSource {
   bool gzip() const { return gzip_; }
 
   // Fills `buffer` as far as the file goes; fewer bytes than asked for mean its end.
-  size_t read(uint8_t* buffer, size_t size) { return gzip_ ? read_gzip(buffer, size) : read_plain(buffer, size); }
+  size_t read(uint8_t* buffer, size_t size) {
+    return gzip_ ? read_gzip(buffer, size) : read_plain(buffer, size);
+  }
 
  private:
   bool refill() {
@@ -96,12 +99,14 @@ class ByteSource {
 
 std::string shape_text(const std::vector<int64_t>& shape) {
   std::string text;
-  for (int64_t size : shape) text += (text.empty() ? "" : " x ") + (size == kAnySize ? "N" : std::to_string(size));
+  for (int64_t size : shape)
+    text += (text.empty() ? "" : " x ") + (size == kAnySize ? "N" : std::to_string(size));
   return text;
 }
 
 // Reads the header and returns the shape it gives.
-std::vector<int64_t> read_header(ByteSource& source, const std::string& path, const std::vector<int64_t>& expected) {
+std::vector<int64_t> read_header(ByteSource& source, const std::string& path,
+                                 const std::vector<int64_t>& expected) {
   const std::string wanted = str("expected an IDX file of unsigned bytes of shape ", shape_text(expected));
   std::array<uint8_t, 4> magic{};
   if (source.read(magic.data(), magic.size()) < magic.size()) {
@@ -112,8 +117,8 @@ std::vector<int64_t> read_header(ByteSource& source, const std::string& path, co
     std::snprintf(found, sizeof found, "0x%02x%02x%02x%02x", magic[0], magic[1], magic[2], magic[3]);
     char correct[16];
     std::snprintf(correct, sizeof correct, "0x0000%02x%02zx", kUnsignedByte, expected.size());
-    throw DataError(str(path, ": another kind of file: it starts with ", found, source.gzip() ? " (decompressed)" : "",
-                        ", not with ", correct, "; ", wanted));
+    throw DataError(str(path, ": another kind of file: it starts with ", found,
+                        source.gzip() ? " (decompressed)" : "", ", not with ", correct, "; ", wanted));
   }
   std::vector<int64_t> shape;
   for (size_t i = 0; i < expected.size(); ++i) {
@@ -126,11 +131,13 @@ std::vector<int64_t> read_header(ByteSource& source, const std::string& path, co
   return shape;
 }
 
-int64_t checked_numel(const std::string& path, const std::vector<int64_t>& shape, const std::vector<int64_t>& expected) {
+int64_t checked_numel(const std::string& path, const std::vector<int64_t>& shape,
+                      const std::vector<int64_t>& expected) {
   int64_t numel = 1;
   for (size_t i = 0; i < shape.size(); ++i) {
     if (expected[i] != kAnySize && shape[i] != expected[i]) {
-      throw DataError(str(path, ": wrong shape: found ", shape_text(shape), ", expected ", shape_text(expected)));
+      throw DataError(
+          str(path, ": wrong shape: found ", shape_text(shape), ", expected ", shape_text(expected)));
     }
     if (shape[i] == 0 || shape[i] > kMaxValues / numel) {
       throw DataError(str(path, ": impossible shape in the header: ", shape_text(shape), ", expected ",
@@ -142,9 +149,11 @@ int64_t checked_numel(const std::string& path, const std::vector<int64_t>& shape
 }
 
 /// "truncated" and "trailing bytes": `found` values where `numel` are said to be.
-[[noreturn]] void fail_for_size(const std::string& path, const IdxArray& array, int64_t numel, int64_t found) {
-  throw DataError(str(path, found < numel ? ": truncated" : ": trailing bytes", ": the header says ", shape_text(array.shape), ", expected ", numel,
-                      " bytes of values, found ", found < numel ? std::to_string(found) : "more"));
+[[noreturn]] void fail_for_size(const std::string& path, const IdxArray& array, int64_t numel,
+                                int64_t found) {
+  throw DataError(str(path, found < numel ? ": truncated" : ": trailing bytes", ": the header says ",
+                      shape_text(array.shape), ", expected ", numel, " bytes of values, found ",
+                      found < numel ? std::to_string(found) : "more"));
 }
 
 void map_values(const std::string& path, int64_t numel, IdxArray& array) {

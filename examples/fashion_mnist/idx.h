@@ -21,10 +21,11 @@ struct IdxArray {
 /// Dimension of an expected shape that may be anything.
 inline constexpr int64_t kAnySize = -1;
 
-/// Local. Reads `path` and checks it against `expected_shape`. A plain file is mapped, so that the ranks of a host share its bytes: it
-/// must not be shortened meanwhile. A compressed one is read completely. Throws DataError naming the file, what
-/// was found and what was expected, when it is missing, damaged, truncated, longer than its header says, of another
-/// type or of another shape. Memory is taken as the values arrive, so a header that lies costs nothing.
+/// Local. Reads `path` and checks it against `expected_shape`. A plain file is mapped, so that the ranks of
+/// a host share its bytes: it must not be shortened meanwhile. A compressed one is read completely. Throws
+/// DataError naming the file, what was found and what was expected, when it is missing, damaged, truncated,
+/// longer than its header says, of another type or of another shape. Memory is taken as the values arrive,
+/// so a header that lies costs nothing.
 IdxArray read_idx(const std::string& path, const std::vector<int64_t>& expected_shape);
 
 }  // namespace tessera::examples

@@ -1,4 +1,5 @@
-// A convolutional network for 28 x 28 grey images. Plain libtorch: nothing in it knows that it will be sharded.
+// A convolutional network for 28 x 28 grey images. Plain libtorch: nothing in
+// it knows that it will be sharded.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -14,13 +15,16 @@ struct FashionCnnOptions {
   int64_t channels = 24;  ///< of the first convolution; the second has twice as many
   int64_t hidden = 128;   ///< width of the layer before the classifier
   int64_t num_classes = 10;
-  double dropout = 0.1;   ///< before the classifier
+  double dropout = 0.1;  ///< before the classifier
 };
 
 struct FashionCnnImpl : torch::nn::Module {
   explicit FashionCnnImpl(const FashionCnnOptions& options = {})
-      : conv1(register_module("conv1", torch::nn::Conv2d(torch::nn::Conv2dOptions(1, options.channels, 3).padding(1)))),
-        conv2(register_module("conv2", torch::nn::Conv2d(torch::nn::Conv2dOptions(options.channels, 2 * options.channels, 3).padding(1)))),
+      : conv1(register_module(
+            "conv1", torch::nn::Conv2d(torch::nn::Conv2dOptions(1, options.channels, 3).padding(1)))),
+        conv2(register_module(
+            "conv2", torch::nn::Conv2d(
+                         torch::nn::Conv2dOptions(options.channels, 2 * options.channels, 3).padding(1)))),
         hidden(register_module("hidden", torch::nn::Linear(2 * options.channels * 7 * 7, options.hidden))),
         dropout(register_module("dropout", torch::nn::Dropout(options.dropout))),
         classifier(register_module("classifier", torch::nn::Linear(options.hidden, options.num_classes))) {}

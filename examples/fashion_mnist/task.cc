@@ -17,7 +17,8 @@ FashionMnistOptions read_options(const config::Section& model, const config::Sec
   options.flip = data.boolean("flip", options.flip);
   options.labels = data.texts("labels", options.labels);
   if (!options.labels.empty() && static_cast<int64_t>(options.labels.size()) != kNumClasses)
-    data.fail("labels", str("found ", options.labels.size(), " names; expected ", kNumClasses, ", one a class, or none"));
+    data.fail("labels", str("found ", options.labels.size(), " names; expected ", kNumClasses,
+                            ", one a class, or none"));
   data.finish();
   model.required_text("type");
   options.model.channels = model.integer("channels", options.model.channels, 1, 4096);
@@ -33,7 +34,8 @@ FashionMnist::FashionMnist(const FashionMnistOptions& options)
       test_(load_split(options.path, Split::kTest)),
       pixels_(pixel_statistics(train_)) {}
 
-Engine& FashionMnist::initialize(const EngineConfig& config, comm::CommunicatorPtr comm, const InitOptions& options) {
+Engine& FashionMnist::initialize(const EngineConfig& config, comm::CommunicatorPtr comm,
+                                 const InitOptions& options) {
   FashionCnn model(options_.model);
   engine_ = tessera::initialize(model, config, std::move(comm), options);
   return *engine_;
@@ -58,7 +60,9 @@ train::Batch FashionMnist::train_batch(const std::vector<int64_t>& indices, at::
   return batch;
 }
 
-train::Batch FashionMnist::eval_batch(const std::vector<int64_t>& indices) const { return make_batch(test_, indices); }
+train::Batch FashionMnist::eval_batch(const std::vector<int64_t>& indices) const {
+  return make_batch(test_, indices);
+}
 
 at::Tensor FashionMnist::loss(const train::Batch& batch) {
   const at::Tensor logits = engine_->forward(batch.inputs[0]);  // (B, 10)
@@ -69,16 +73,19 @@ at::Tensor FashionMnist::statistics(const train::Batch& batch) {
   return train::classification_statistics(engine_->forward(batch.inputs[0]), batch.target, batch.mask);
 }
 
-train::Metrics FashionMnist::metrics(const at::Tensor& total) const { return train::classification_metrics(total); }
+train::Metrics FashionMnist::metrics(const at::Tensor& total) const {
+  return train::classification_metrics(total);
+}
 
 std::string FashionMnist::report(const at::Tensor& total) const {
   return train::format_report(train::classification_report(train::confusion_matrix(total)), options_.labels);
 }
 
 void register_fashion_mnist(train::Registry& registry) {
-  registry.add("fashion_mnist", "fashion_mnist_cnn", [](const config::Section& model, const config::Section& data, const std::filesystem::path&) {
-    return std::make_unique<FashionMnist>(read_options(model, data));
-  });
+  registry.add("fashion_mnist", "fashion_mnist_cnn",
+               [](const config::Section& model, const config::Section& data, const std::filesystem::path&) {
+                 return std::make_unique<FashionMnist>(read_options(model, data));
+               });
 }
 
 }  // namespace tessera::examples

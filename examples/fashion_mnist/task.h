@@ -1,4 +1,5 @@
-// The task `data.type: fashion_mnist`, `model.type: fashion_mnist_cnn`: images of ten kinds of clothing (or MNIST's digits).
+// The task `data.type: fashion_mnist`, `model.type: fashion_mnist_cnn`: images of ten
+// kinds of clothing (or MNIST's digits).
 #pragma once
 
 #include <memory>
@@ -14,7 +15,7 @@ namespace tessera::examples {
 struct FashionMnistOptions {
   std::string path = "/usr/share/datasets/fashion-mnist";  ///< data.path: folder with the four IDX files
   bool flip = false;                                       ///< data.flip: mirror training images at random
-  std::vector<std::string> labels;                         ///< data.labels: names of the classes in the report; empty: "0" to "9"
+  std::vector<std::string> labels;  ///< data.labels: names of the classes in the report; empty: "0" to "9"
   FashionCnnOptions model;
 };
 
@@ -29,7 +30,8 @@ class FashionMnist final : public train::Task {
   std::string_view name() const override { return "fashion_mnist"; }
   int64_t train_size() const override { return train_.size(); }
   int64_t eval_size() const override { return test_.size(); }
-  Engine& initialize(const EngineConfig& config, comm::CommunicatorPtr comm, const InitOptions& options) override;
+  Engine& initialize(const EngineConfig& config, comm::CommunicatorPtr comm,
+                     const InitOptions& options) override;
   train::Batch train_batch(const std::vector<int64_t>& indices, at::Generator generator) const override;
   train::Batch eval_batch(const std::vector<int64_t>& indices) const override;
   at::Tensor loss(const train::Batch& batch) override;

@@ -1,5 +1,5 @@
-// A GPT. Plain libtorch: nothing in it knows that it will be sharded. Pre-norm blocks, fused query-key-value projection, causal
-// attention, learned positions, an untied output projection.
+// A GPT. Plain libtorch: nothing in it knows that it will be sharded. Pre-norm blocks, fused query-key-value
+// projection, causal attention, learned positions, an untied output projection.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -41,7 +41,8 @@ struct GptBlockImpl : torch::nn::Module {
   at::Tensor attention(const at::Tensor& x) {
     const int64_t batch = x.size(0), length = x.size(1), dim = x.size(2);
     // (B, T, 3 dim) -> 3 of (B, heads, T, dim / heads)
-    const auto parts = qkv->forward(x).view({batch, length, 3, heads, dim / heads}).permute({2, 0, 3, 1, 4}).unbind(0);
+    const auto parts =
+        qkv->forward(x).view({batch, length, 3, heads, dim / heads}).permute({2, 0, 3, 1, 4}).unbind(0);
     return at::scaled_dot_product_attention(parts[0], parts[1], parts[2], /*attn_mask=*/{}, /*dropout_p=*/0.0,
                                             /*is_causal=*/true)
         .transpose(1, 2)
@@ -61,10 +62,12 @@ struct GptImpl : torch::nn::Module {
     blocks = register_module("blocks", torch::nn::ModuleList());
     for (int64_t layer = 0; layer < options.layers; ++layer) blocks->push_back(GptBlock(options));
     norm = register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({options.dim})));
-    head = register_module("head", torch::nn::Linear(torch::nn::LinearOptions(options.dim, options.vocabulary).bias(false)));
+    head = register_module(
+        "head", torch::nn::Linear(torch::nn::LinearOptions(options.dim, options.vocabulary).bias(false)));
   }
 
-  /// input, target: (B, T) int64 token numbers -> () mean cross-entropy; without a target: logits (B, T, vocabulary)
+  /// input, target: (B, T) int64 token numbers -> () mean cross-entropy;
+  /// without a target: logits (B, T, vocabulary)
   at::Tensor forward(const at::Tensor& input, const at::Tensor& target = {}) {
     const at::Tensor place = at::arange(input.size(1), input.options());
     at::Tensor x = tokens->forward(input) + positions->forward(place);

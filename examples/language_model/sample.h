@@ -17,8 +17,10 @@ struct SampleOptions {
   uint64_t seed = 0;
 };
 
-/// Local, but for what `logits_of` is: that is called num_bytes times, on every rank with the same shapes. `logits_of`: (1, T) int64 bytes ->
-/// (1, T, V) logits, V at least 256. Returns the drawn bytes. The same on every machine where the logits are.
-std::string sample_text(const std::function<at::Tensor(const at::Tensor& bytes)>& logits_of, const SampleOptions& options);
+/// Local, but for what `logits_of` is: that is called num_bytes times, on every rank with the same shapes.
+/// `logits_of`: (1, T) int64 bytes -> (1, T, V) logits, V at least 256. Returns the drawn bytes. The same
+/// on every machine where the logits are.
+std::string sample_text(const std::function<at::Tensor(const at::Tensor& bytes)>& logits_of,
+                        const SampleOptions& options);
 
 }  // namespace tessera::examples

@@ -22,7 +22,8 @@ LanguageModelOptions read_language_model_options(const config::Section& model, c
   options.sample.num_bytes = data.integer("sample_bytes", options.sample.num_bytes, 0, 1'000'000);
   options.sample.temperature = data.number("temperature", options.sample.temperature, 0.0, 100.0);
   data.finish();
-  if (options.sample.prompt.empty()) data.fail("prompt", "found \"\"; expected at least one character to go on from");
+  if (options.sample.prompt.empty())
+    data.fail("prompt", "found \"\"; expected at least one character to go on from");
   GptOptions& gpt = options.model;
   model.required_text("type");
   gpt.dim = model.integer("dim", gpt.dim, 1, 65536);
@@ -32,7 +33,8 @@ LanguageModelOptions read_language_model_options(const config::Section& model, c
   gpt.sequence = model.integer("sequence", gpt.sequence, 1, 1'000'000);
   model.finish();
   if (gpt.dim % gpt.heads != 0)
-    throw ConfigError(str("model.heads: found ", gpt.heads, ", which does not divide model.dim, ", gpt.dim, "; expected a number that does"));
+    throw ConfigError(str("model.heads: found ", gpt.heads, ", which does not divide model.dim, ", gpt.dim,
+                          "; expected a number that does"));
   options.sample.sequence = gpt.sequence;
   return options;
 }
@@ -42,7 +44,8 @@ LanguageModel::LanguageModel(const LanguageModelOptions& options)
       text_(options.path, options.model.sequence),
       num_test_(static_cast<int64_t>(options.test_fraction * static_cast<double>(text_.num_windows()))) {}
 
-Engine& LanguageModel::initialize(const EngineConfig& config, comm::CommunicatorPtr comm, const InitOptions& options) {
+Engine& LanguageModel::initialize(const EngineConfig& config, comm::CommunicatorPtr comm,
+                                  const InitOptions& options) {
   Gpt model(options_.model);
   engine_ = tessera::initialize(model, config, std::move(comm), options);
   return *engine_;
@@ -56,7 +59,9 @@ train::Batch LanguageModel::make_batch(const std::vector<int64_t>& windows) cons
   return batch;
 }
 
-train::Batch LanguageModel::train_batch(const std::vector<int64_t>& indices, at::Generator) const { return make_batch(indices); }
+train::Batch LanguageModel::train_batch(const std::vector<int64_t>& indices, at::Generator) const {
+  return make_batch(indices);
+}
 
 train::Batch LanguageModel::eval_batch(const std::vector<int64_t>& indices) const {
   std::vector<int64_t> windows;
@@ -64,14 +69,18 @@ train::Batch LanguageModel::eval_batch(const std::vector<int64_t>& indices) cons
   return make_batch(windows);
 }
 
-at::Tensor LanguageModel::loss(const train::Batch& batch) { return engine_->forward(batch.inputs[0], batch.target); }
+at::Tensor LanguageModel::loss(const train::Batch& batch) {
+  return engine_->forward(batch.inputs[0], batch.target);
+}
 
 // {samples, sum over samples of the mean loss of a token}
 at::Tensor LanguageModel::statistics(const train::Batch& batch) {
   const at::Tensor logits = engine_->forward(batch.inputs[0]).to(at::kFloat);  // (B, T, vocabulary)
-  const at::Tensor token_loss = at::cross_entropy_loss(logits.flatten(0, 1), batch.target.flatten(), {}, at::Reduction::None);
+  const at::Tensor token_loss =
+      at::cross_entropy_loss(logits.flatten(0, 1), batch.target.flatten(), {}, at::Reduction::None);
   const at::Tensor counted = batch.mask.to(at::kDouble);  // (B)
-  return at::stack({counted.sum(), (token_loss.view(batch.target.sizes()).to(at::kDouble).mean(1) * counted).sum()});
+  return at::stack(
+      {counted.sum(), (token_loss.view(batch.target.sizes()).to(at::kDouble).mean(1) * counted).sum()});
 }
 
 train::Metrics LanguageModel::metrics(const at::Tensor& total) const {
@@ -79,9 +88,11 @@ train::Metrics LanguageModel::metrics(const at::Tensor& total) const {
   return {{"loss", loss}, {"perplexity", std::exp(loss)}};
 }
 
-std::vector<train::SampleFile> LanguageModel::write_samples(const std::filesystem::path& folder, int64_t step) {
+std::vector<train::SampleFile> LanguageModel::write_samples(const std::filesystem::path& folder,
+                                                            int64_t step) {
   if (options_.sample.num_bytes == 0) return {};
-  const std::string drawn = sample_text([this](const at::Tensor& bytes) { return engine_->forward(bytes); }, options_.sample);
+  const std::string drawn =
+      sample_text([this](const at::Tensor& bytes) { return engine_->forward(bytes); }, options_.sample);
   if (engine_->rank() != 0) return {};
   const std::filesystem::path path = train::sample_path(folder, step, ".txt");
   try {
@@ -93,12 +104,15 @@ std::vector<train::SampleFile> LanguageModel::write_samples(const std::filesyste
 }
 
 void register_language_model(train::Registry& registry) {
-  registry.add("text", "gpt", [](const config::Section& model, const config::Section& data, const std::filesystem::path&) {
-    return std::make_unique<LanguageModel>(read_language_model_options(model, data));
-  });
-  registry.add_predictor("text", "gpt", [](const config::Section& model, const config::Section& data, const std::filesystem::path&) {
-    return std::make_unique<LanguageModelPredictor>(read_language_model_options(model, data));
-  });
+  registry.add("text", "gpt",
+               [](const config::Section& model, const config::Section& data, const std::filesystem::path&) {
+                 return std::make_unique<LanguageModel>(read_language_model_options(model, data));
+               });
+  registry.add_predictor(
+      "text", "gpt",
+      [](const config::Section& model, const config::Section& data, const std::filesystem::path&) {
+        return std::make_unique<LanguageModelPredictor>(read_language_model_options(model, data));
+      });
 }
 
 }  // namespace tessera::examples

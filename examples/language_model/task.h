@@ -15,7 +15,8 @@ namespace tessera::examples {
 struct LanguageModelOptions {
   std::string path;            ///< data.path: a text file
   double test_fraction = 0.1;  ///< data.test_fraction: of its end
-  SampleOptions sample;        ///< data.prompt, data.sample_bytes (0: none), data.temperature: the text drawn at each evaluation
+  SampleOptions sample;  ///< data.prompt, data.sample_bytes (0: none), data.temperature: the text drawn at
+                         ///< each evaluation
   GptOptions model;
 };
 
@@ -30,7 +31,8 @@ class LanguageModel final : public train::Task {
   std::string_view name() const override { return "language_model"; }
   int64_t train_size() const override { return text_.num_windows() - eval_size(); }
   int64_t eval_size() const override { return num_test_; }
-  Engine& initialize(const EngineConfig& config, comm::CommunicatorPtr comm, const InitOptions& options) override;
+  Engine& initialize(const EngineConfig& config, comm::CommunicatorPtr comm,
+                     const InitOptions& options) override;
   train::Batch train_batch(const std::vector<int64_t>& indices, at::Generator) const override;
   train::Batch eval_batch(const std::vector<int64_t>& indices) const override;
   at::Tensor loss(const train::Batch& batch) override;

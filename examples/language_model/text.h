@@ -1,4 +1,5 @@
-// A text file as samples for a language model: every byte is a token, the text is cut into windows that don't overlap.
+// A text file as samples for a language model: every byte is a token, the text
+// is cut into windows that don't overlap.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,7 +13,8 @@ namespace tessera::examples {
 /// Owns a mapping of the file: ranks on one host share its bytes. The file must not shrink meanwhile.
 class ByteText {
  public:
-  /// Local. Windows of `sequence` bytes and the byte after. Throws DataError: the file cannot be read, or has not one window.
+  /// Local. Windows of `sequence` bytes and the byte after. Throws DataError: the file
+  /// cannot be read, or has not one window.
   ByteText(const std::string& path, int64_t sequence);
 
   int64_t num_windows() const { return (bytes_.numel() - 1) / sequence_; }

@@ -1,4 +1,5 @@
-// The smallest program on Tessera: a module of your own, a DeepSpeed config, a loop. README.md shows this file.
+// The smallest program on Tessera: a module of your own, a DeepSpeed config, a
+// loop. README.md shows this file.
 #include <torch/nn/modules/linear.h>
 
 #include <iostream>
@@ -24,7 +25,8 @@ int main(int argc, char** argv) try {
     const auto loss = engine->forward(x, x.sum(1, /*keepdim=*/true));
     engine->backward(loss);
     engine->step();
-    if (step % 50 == 0 && engine->rank() == 0) std::cout << "step " << step << " loss " << loss.item<float>() << '\n';
+    if (step % 50 == 0 && engine->rank() == 0)
+      std::cout << "step " << step << " loss " << loss.item<float>() << '\n';
   }
 } catch (const std::exception& error) {
   std::cerr << "error: " << error.what() << '\n';

@@ -38,8 +38,8 @@ int main(int argc, char** argv) try {
   const at::Tensor correct = engine->forward(points).argmax(1).eq(labels).to(at::kDouble).mean();
   const double weight = engine->full_parameter("out.weight").sum().item<double>();  // every rank takes part
   if (engine->rank() == 0)
-    std::cout << "stage " << config.zero.stage << ", " << comm->size() << " ranks, accuracy " << std::setprecision(17)
-              << correct.item<double>() << ", weight " << weight << '\n';
+    std::cout << "stage " << config.zero.stage << ", " << comm->size() << " ranks, accuracy "
+              << std::setprecision(17) << correct.item<double>() << ", weight " << weight << '\n';
 } catch (const std::exception& error) {
   std::cerr << "error: " << error.what() << '\n';
   return 1;

@@ -1,5 +1,6 @@
-// What image_file.cc asks of libpng and libjpeg. Both report errors by longjmp, which must not pass a destructor: every call of
-// theirs stands in a `guarded` body that has nothing to destroy, and what owns memory lives outside of it.
+// What image_file.cc asks of libpng and libjpeg. Both report errors by longjmp, which must not pass
+// a destructor: every call of theirs stands in a `guarded` body that has nothing to destroy, and
+// what owns memory lives outside of it.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +14,8 @@ namespace tessera::examples::codecs {
 
 using Bytes = std::span<const uint8_t>;
 
-/// Local. `file` is the content of `path`, which is only named. Without `pixels` the image stays empty but for its size. Throws
-/// DataError.
+/// Local. `file` is the content of `path`, which is only named. Without `pixels` the image stays
+/// empty but for its size. Throws DataError.
 Image decode_png(const std::string& path, Bytes file, Palette palette, bool pixels);
 Image decode_jpeg(const std::string& path, Bytes file, bool pixels);
 

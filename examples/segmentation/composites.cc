@@ -16,8 +16,9 @@ namespace {
 
 using Colour = std::array<double, 3>;  // RGB, 0 to 255
 
-constexpr double kInk = 24;           // a brighter pixel of Fashion-MNIST belongs to the piece; around it there is faint dust
-constexpr double kGrain = 12;         // of the camera: at most so much is added to or taken from every value
+constexpr double kInk =
+    24;  // a brighter pixel of Fashion-MNIST belongs to the piece; around it there is faint dust
+constexpr double kGrain = 12;  // of the camera: at most so much is added to or taken from every value
 constexpr int64_t kSmallestItem = 16;
 
 /// [Note: the same pictures everywhere]
@@ -28,13 +29,15 @@ class Random {
   double unit() { return static_cast<double>(engine_() >> 11) * 0x1p-53; }
   double between(double low, double high) { return low + (high - low) * unit(); }
   /// From `low` to `high`, both included.
-  int64_t integer(int64_t low, int64_t high) { return low + static_cast<int64_t>(engine_() % static_cast<uint64_t>(high - low + 1)); }
+  int64_t integer(int64_t low, int64_t high) {
+    return low + static_cast<int64_t>(engine_() % static_cast<uint64_t>(high - low + 1));
+  }
   Colour colour() { return {between(0, 255), between(0, 255), between(0, 255)}; }
 
  private:
   static std::mt19937_64 mixed(uint64_t seed, uint64_t index) {
-    std::seed_seq words{static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32), static_cast<uint32_t>(index),
-                        static_cast<uint32_t>(index >> 32)};
+    std::seed_seq words{static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32),
+                        static_cast<uint32_t>(index), static_cast<uint32_t>(index >> 32)};
     return std::mt19937_64(words);
   }
   std::mt19937_64 engine_;
@@ -42,7 +45,8 @@ class Random {
 
 /// A picture being painted. Values leave 0 to 255 only in finish().
 struct Canvas {
-  explicit Canvas(int64_t edge) : size(edge), pixels(static_cast<size_t>(edge * edge)), mask(static_cast<size_t>(edge * edge)) {}
+  explicit Canvas(int64_t edge)
+      : size(edge), pixels(static_cast<size_t>(edge * edge)), mask(static_cast<size_t>(edge * edge)) {}
   size_t at(int64_t row, int64_t column) const { return static_cast<size_t>(row * size + column); }
 
   int64_t size;
@@ -56,7 +60,8 @@ Colour mix(const Colour& a, const Colour& b, double part) {
 
 /// (row, column) in `grid`, a square of `edge` values a side, between its neighbours.
 double interpolate(const double* grid, int64_t edge, double row, double column) {
-  const auto r = std::min(static_cast<int64_t>(row), edge - 2), c = std::min(static_cast<int64_t>(column), edge - 2);
+  const auto r = std::min(static_cast<int64_t>(row), edge - 2),
+             c = std::min(static_cast<int64_t>(column), edge - 2);
   const double down = row - static_cast<double>(r), right = column - static_cast<double>(c);
   const double* corner = grid + r * edge + c;
   const double upper = corner[0] + (corner[1] - corner[0]) * right;
@@ -76,10 +81,12 @@ std::vector<double> texture(Random& random, int64_t size) {
   for (double& value : clouds) value = random.unit();
   for (int64_t row = 0; row < size; ++row) {
     for (int64_t column = 0; column < size; ++column) {
-      const double r = static_cast<double>(row), c = static_cast<double>(column), scale = static_cast<double>(cell);
+      const double r = static_cast<double>(row), c = static_cast<double>(column),
+                   scale = static_cast<double>(cell);
       double& part = parts[static_cast<size_t>(row * size + column)];
       if (kind == 0) part = 0.5 + 0.5 * (along_rows * r + along_columns * c) / static_cast<double>(size);
-      if (kind == 1) part = static_cast<double>(((row + shift_rows) / cell + (column + shift_columns) / cell) % 2);
+      if (kind == 1)
+        part = static_cast<double>(((row + shift_rows) / cell + (column + shift_columns) / cell) % 2);
       if (kind == 2) part = interpolate(clouds.data(), edge, r / scale, c / scale);
     }
   }
@@ -97,14 +104,17 @@ void paint_item(Random& random, Canvas& canvas, const uint8_t* item) {
   std::array<double, kImageSize * kImageSize> ink{};
   std::copy_n(item, ink.size(), ink.begin());
   const Colour tint = random.colour();
-  const int64_t edge = random.integer(std::min(kSmallestItem, canvas.size), std::max(std::min(kSmallestItem, canvas.size), canvas.size / 2));
+  const int64_t edge = random.integer(std::min(kSmallestItem, canvas.size),
+                                      std::max(std::min(kSmallestItem, canvas.size), canvas.size / 2));
   const int64_t top = random.integer(0, canvas.size - edge), left = random.integer(0, canvas.size - edge);
   const bool mirrored = random.integer(0, 1) == 1;
-  const double step = static_cast<double>(kImageSize - 1) / static_cast<double>(std::max<int64_t>(edge - 1, 1));
+  const double step =
+      static_cast<double>(kImageSize - 1) / static_cast<double>(std::max<int64_t>(edge - 1, 1));
   for (int64_t row = 0; row < edge; ++row) {
     for (int64_t column = 0; column < edge; ++column) {
       const int64_t from = mirrored ? edge - 1 - column : column;
-      const double value = interpolate(ink.data(), kImageSize, static_cast<double>(row) * step, static_cast<double>(from) * step);
+      const double value = interpolate(ink.data(), kImageSize, static_cast<double>(row) * step,
+                                       static_cast<double>(from) * step);
       if (value <= kInk) continue;
       const size_t place = canvas.at(top + row, left + column);
       canvas.pixels[place] = mix({0, 0, 0}, tint, 0.25 + 0.75 * value / 255);
@@ -114,7 +124,8 @@ void paint_item(Random& random, Canvas& canvas, const uint8_t* item) {
 }
 
 SegmentationSample finish(Random& random, const Canvas& canvas) {
-  SegmentationSample sample{at::empty({3, canvas.size, canvas.size}, at::kByte), at::empty({canvas.size, canvas.size}, at::kByte)};
+  SegmentationSample sample{at::empty({3, canvas.size, canvas.size}, at::kByte),
+                            at::empty({canvas.size, canvas.size}, at::kByte)};
   std::copy(canvas.mask.begin(), canvas.mask.end(), sample.mask.data_ptr<uint8_t>());
   uint8_t* to = sample.image.data_ptr<uint8_t>();
   for (size_t channel = 0; channel < 3; ++channel) {
@@ -129,8 +140,9 @@ SegmentationSample finish(Random& random, const Canvas& canvas) {
 FashionComposites::FashionComposites(const CompositesOptions& options)
     : options_(options), items_(load_split(options.path, Split::kTrain).images.squeeze(1)) {
   if (options.num_images > items_.size(0) / options.max_items)
-    throw ConfigError(str("data.num_images: found ", options.num_images, " pictures of up to ", options.max_items, " items (data.max_items), but ",
-                          options.path, " has ", items_.size(0), " items and none is used twice; expected at most ",
+    throw ConfigError(str("data.num_images: found ", options.num_images, " pictures of up to ",
+                          options.max_items, " items (data.max_items), but ", options.path, " has ",
+                          items_.size(0), " items and none is used twice; expected at most ",
                           items_.size(0) / options.max_items));
 }
 
@@ -140,7 +152,8 @@ SegmentationSample FashionComposites::sample(int64_t index) const {
   paint_background(random, canvas);
   const int64_t num_items = random.integer(1, options_.max_items);
   for (int64_t i = 0; i < num_items; ++i)
-    paint_item(random, canvas, items_.const_data_ptr<uint8_t>() + (index * options_.max_items + i) * kImageSize * kImageSize);
+    paint_item(random, canvas,
+               items_.const_data_ptr<uint8_t>() + (index * options_.max_items + i) * kImageSize * kImageSize);
   return finish(random, canvas);
 }
 

@@ -1,5 +1,5 @@
-// A folder of images and a folder of masks, as milesial/Pytorch-UNet reads Carvana's: images/car_1.jpg goes with
-// masks/car_1_mask.png.
+// A folder of images and a folder of masks, as milesial/Pytorch-UNet reads Carvana's:
+// images/car_1.jpg goes with masks/car_1_mask.png.
 #pragma once
 
 #include <cstdint>
@@ -14,24 +14,26 @@
 namespace tessera::examples {
 
 struct ImageFolderOptions {
-  std::string images;                 ///< data.images: PNG and JPEG files; others are ignored
-  std::string masks;                  ///< data.masks: likewise
-  std::string mask_suffix = "_mask";  ///< data.mask_suffix: what a mask's name has behind its image's, before the ending
-  double scale = 0.5;                 ///< data.scale: of height and width
-  std::vector<int64_t> size;          ///< data.size: {height, width} to resize to, in place of scale; empty: scale
-  /// data.mask_values: the masks' values (grey, or a palette's index; 65536 R + 256 G + B of colour) in the order of the
-  /// classes. Empty: the values that occur, in increasing order.
+  std::string images;  ///< data.images: PNG and JPEG files; others are ignored
+  std::string masks;   ///< data.masks: likewise
+  std::string mask_suffix =
+      "_mask";         ///< data.mask_suffix: what a mask's name has behind its image's, before the ending
+  double scale = 0.5;  ///< data.scale: of height and width
+  std::vector<int64_t> size;  ///< data.size: {height, width} to resize to, in place of scale; empty: scale
+  /// data.mask_values: the masks' values (grey, or a palette's index; 65536 R + 256 G + B of colour) in the
+  /// order of the classes. Empty: the values that occur, in increasing order.
   std::vector<int64_t> mask_values;
-  int64_t num_classes = 2;            ///< mask values there may be
-  bool verify = true;                 ///< data.verify: decodes every image before training
+  int64_t num_classes = 2;  ///< mask values there may be
+  bool verify = true;       ///< data.verify: decodes every image before training
 };
 
 /// Owns names only; samples are read when they are asked for.
 class ImageFolder final : public SegmentationData {
  public:
-  /// Local. Finds the pairs, checks their sizes, decodes all masks where their values aren't given, and with `verify` everything; on all of
-  /// torch's threads. Throws DataError naming the first file in order of which there is something to say: an image without a mask, a mask
-  /// without an image, two of one name, a size that differs, a file that cannot be decoded; masks with more values than classes.
+  /// Local. Finds the pairs, checks their sizes, decodes all masks where their values aren't given, and with
+  /// `verify` everything; on all of torch's threads. Throws DataError naming the first file in order of which
+  /// there is something to say: an image without a mask, a mask without an image, two of one name, a size
+  /// that differs, a file that cannot be decoded; masks with more values than classes.
   explicit ImageFolder(const ImageFolderOptions& options);
 
   int64_t size() const override { return static_cast<int64_t>(pairs_.size()); }

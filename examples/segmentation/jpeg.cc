@@ -2,8 +2,8 @@
 #include <cstddef>
 #include <cstdio>  // before jpeglib.h, which needs FILE
 
-#include <jpeglib.h>
 #include <jerror.h>
+#include <jpeglib.h>
 
 #include <csetjmp>
 #include <string>
@@ -85,7 +85,8 @@ Image decode_jpeg(const std::string& path, Bytes file, bool pixels) {
   if (!has_header) throw damaged();
   check_size(path, info.image_width, info.image_height);
   if (info.num_components != 1 && info.num_components != 3)
-    throw DataError(str(path, ": a JPEG with ", info.num_components, " components (CMYK has 4); expected 1 (grey) or 3 (colour)"));
+    throw DataError(str(path, ": a JPEG with ", info.num_components,
+                        " components (CMYK has 4); expected 1 (grey) or 3 (colour)"));
 
   Image image{info.image_width, info.image_height, info.num_components, {}};
   if (!pixels) return image;

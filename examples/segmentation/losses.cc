@@ -21,8 +21,8 @@ at::Tensor one_hot_planes(const at::Tensor& classes, int64_t num_classes) {
   return at::one_hot(classes, num_classes).permute({0, 3, 1, 2}).to(at::kFloat);
 }
 
-/// The two parts of every image's loss: mean cross-entropy (B), and what Dice is computed from, probabilities and targets, each
-/// (B, C * H * W).
+/// The two parts of every image's loss: mean cross-entropy (B), and what Dice is computed from,
+/// probabilities and targets, each (B, C * H * W).
 struct Parts {
   at::Tensor cross_entropy, probabilities, targets;
 };
@@ -32,11 +32,13 @@ Parts parts_of(const at::Tensor& any_logits, const at::Tensor& target) {
   const int64_t num_classes = logits.size(1);
   if (num_classes == 1) {
     const at::Tensor truth = target.to(at::kFloat).unsqueeze(1);
-    const at::Tensor losses = at::binary_cross_entropy_with_logits(logits, truth, {}, {}, at::Reduction::None);
+    const at::Tensor losses =
+        at::binary_cross_entropy_with_logits(logits, truth, {}, {}, at::Reduction::None);
     return {losses.flatten(1).mean(1), logits.sigmoid().flatten(1), truth.flatten(1)};
   }
   const at::Tensor losses = at::cross_entropy_loss(logits, target, {}, at::Reduction::None);  // (B, H, W)
-  return {losses.flatten(1).mean(1), logits.softmax(1).flatten(1), one_hot_planes(target, num_classes).flatten(1)};
+  return {losses.flatten(1).mean(1), logits.softmax(1).flatten(1),
+          one_hot_planes(target, num_classes).flatten(1)};
 }
 
 }  // namespace
@@ -47,21 +49,28 @@ at::Tensor segmentation_loss(const at::Tensor& logits, const at::Tensor& target)
 }
 
 at::Tensor predicted_mask(const at::Tensor& logits) {
-  return logits.size(1) == 1 ? logits.squeeze(1).gt(0).to(at::kLong) : logits.argmax(1);  // sigmoid(x) > 0.5 is x > 0
+  return logits.size(1) == 1 ? logits.squeeze(1).gt(0).to(at::kLong)
+                             : logits.argmax(1);  // sigmoid(x) > 0.5 is x > 0
 }
 
 at::Tensor dice_of_images(const at::Tensor& prediction, const at::Tensor& target, int64_t num_classes) {
   const int64_t classes = std::max<int64_t>(num_classes, 2);
-  const auto foreground = [&](const at::Tensor& mask) { return one_hot_planes(mask, classes).narrow(1, 1, classes - 1).flatten(2); };
+  const auto foreground = [&](const at::Tensor& mask) {
+    return one_hot_planes(mask, classes).narrow(1, 1, classes - 1).flatten(2);
+  };
   return dice(foreground(prediction), foreground(target)).mean(1);
 }
 
-at::Tensor segmentation_statistics(const at::Tensor& logits, const at::Tensor& target, const at::Tensor& mask) {
-  const at::Tensor valid = mask.defined() ? mask : at::ones({target.size(0)}, target.options().dtype(at::kBool));
+at::Tensor segmentation_statistics(const at::Tensor& logits, const at::Tensor& target,
+                                   const at::Tensor& mask) {
+  const at::Tensor valid =
+      mask.defined() ? mask : at::ones({target.size(0)}, target.options().dtype(at::kBool));
   const Parts parts = parts_of(logits, target);
   const at::Tensor losses = parts.cross_entropy + (1 - dice(parts.probabilities, parts.targets));
   const at::Tensor dices = dice_of_images(predicted_mask(logits), target, logits.size(1));
-  const auto sum = [&](const at::Tensor& values) { return at::where(valid, values.to(at::kDouble), 0.0).sum(); };  // 0 * inf is not 0
+  const auto sum = [&](const at::Tensor& values) {
+    return at::where(valid, values.to(at::kDouble), 0.0).sum();
+  };  // 0 * inf is not 0
   return at::stack({valid.sum().to(at::kDouble), sum(dices), sum(losses)});
 }
 

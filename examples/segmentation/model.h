@@ -1,5 +1,5 @@
-// A U-Net (Ronneberger, Fischer, Brox 2015) as in milesial/Pytorch-UNet, with its parameter names. Plain libtorch: nothing in it
-// knows that it will be sharded.
+// A U-Net (Ronneberger, Fischer, Brox 2015) as in milesial/Pytorch-UNet, with its parameter names. Plain
+// libtorch: nothing in it knows that it will be sharded.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -28,9 +28,11 @@ struct UNetOptions {
 struct DoubleConvImpl : torch::nn::Module {
   DoubleConvImpl(int64_t in, int64_t out, int64_t middle) {
     using namespace torch::nn;
-    const auto conv = [](int64_t from, int64_t to) { return Conv2d(Conv2dOptions(from, to, 3).padding(1).bias(false)); };
-    double_conv = register_module("double_conv", Sequential(conv(in, middle), BatchNorm2d(middle), ReLU(), conv(middle, out),
-                                                            BatchNorm2d(out), ReLU()));
+    const auto conv = [](int64_t from, int64_t to) {
+      return Conv2d(Conv2dOptions(from, to, 3).padding(1).bias(false));
+    };
+    double_conv = register_module("double_conv", Sequential(conv(in, middle), BatchNorm2d(middle), ReLU(),
+                                                            conv(middle, out), BatchNorm2d(out), ReLU()));
   }
   /// (B, in, H, W) -> (B, out, H, W)
   at::Tensor forward(const at::Tensor& x) { return double_conv->forward(x); }
@@ -42,7 +44,8 @@ TORCH_MODULE(DoubleConv);
 /// Halves the resolution, then a DoubleConv.
 struct DownImpl : torch::nn::Module {
   DownImpl(int64_t in, int64_t out)
-      : maxpool_conv(register_module("maxpool_conv", torch::nn::Sequential(torch::nn::MaxPool2d(2), DoubleConv(in, out, out)))) {}
+      : maxpool_conv(register_module(
+            "maxpool_conv", torch::nn::Sequential(torch::nn::MaxPool2d(2), DoubleConv(in, out, out)))) {}
   /// (B, in, H, W) -> (B, out, H / 2, W / 2)
   at::Tensor forward(const at::Tensor& x) { return maxpool_conv->forward(x); }
 
@@ -55,7 +58,10 @@ struct UpImpl : torch::nn::Module {
   UpImpl(int64_t in, int64_t out, bool bilinear) {
     using namespace torch::nn;
     if (bilinear) {
-      const auto options = UpsampleOptions().scale_factor(std::vector<double>{2, 2}).mode(torch::kBilinear).align_corners(true);
+      const auto options = UpsampleOptions()
+                               .scale_factor(std::vector<double>{2, 2})
+                               .mode(torch::kBilinear)
+                               .align_corners(true);
       interpolation = register_module("up", Upsample(options));
       conv = register_module("conv", DoubleConv(in, out, in / 2));
     } else {
@@ -66,7 +72,8 @@ struct UpImpl : torch::nn::Module {
   /// x: (B, ., h, w), skip: (B, ., H, W) with H / 2 = h and W / 2 = w, rounded down -> (B, out, H, W)
   at::Tensor forward(const at::Tensor& x, const at::Tensor& skip) {
     at::Tensor wide = interpolation.is_empty() ? transposed->forward(x) : interpolation->forward(x);
-    const int64_t rows = skip.size(2) - wide.size(2), columns = skip.size(3) - wide.size(3);  // 1 where the size was odd
+    const int64_t rows = skip.size(2) - wide.size(2),
+                  columns = skip.size(3) - wide.size(3);  // 1 where the size was odd
     if (rows != 0 || columns != 0)
       wide = at::constant_pad_nd(wide, {columns / 2, columns - columns / 2, rows / 2, rows - rows / 2});
     return conv->forward(at::cat({skip, wide}, 1));
@@ -89,7 +96,8 @@ TORCH_MODULE(OutConv);
 
 struct UNetImpl : torch::nn::Module {
   explicit UNetImpl(const UNetOptions& options = {}) {
-    const int64_t factor = options.bilinear ? 2 : 1;  // interpolation keeps the number of channels, so they are halved before
+    const int64_t factor =
+        options.bilinear ? 2 : 1;  // interpolation keeps the number of channels, so they are halved before
     const auto channels = [&](int64_t level) { return options.base_channels << level; };
     inc = register_module("inc", DoubleConv(options.in_channels, channels(0), channels(0)));
     for (int64_t level = 1; level <= options.depth; ++level) {
@@ -98,7 +106,8 @@ struct UNetImpl : torch::nn::Module {
     }
     for (int64_t level = options.depth; level >= 1; --level) {
       const int64_t out = channels(level - 1) / (level == 1 ? 1 : factor);
-      ups.push_back(register_module("up" + std::to_string(options.depth - level + 1), Up(channels(level), out, options.bilinear)));
+      ups.push_back(register_module("up" + std::to_string(options.depth - level + 1),
+                                    Up(channels(level), out, options.bilinear)));
     }
     outc = register_module("outc", OutConv(options.base_channels, options.num_classes));
   }

@@ -39,8 +39,10 @@ at::Tensor framed(const at::Tensor& pictures) {
 }  // namespace
 
 Image side_by_side(const at::Tensor& images, const at::Tensor& masks, const at::Tensor& predictions) {
-  const at::Tensor columns = at::cat({framed(images), framed(coloured(masks)), framed(coloured(predictions))}, 3);  // (B, 3, h, 3 w)
-  const at::Tensor page = columns.permute({0, 2, 3, 1}).reshape({-1, columns.size(3), 3}).contiguous();             // (B h, 3 w, 3)
+  const at::Tensor columns =
+      at::cat({framed(images), framed(coloured(masks)), framed(coloured(predictions))}, 3);  // (B, 3, h, 3 w)
+  const at::Tensor page =
+      columns.permute({0, 2, 3, 1}).reshape({-1, columns.size(3), 3}).contiguous();  // (B h, 3 w, 3)
   const uint8_t* bytes = page.const_data_ptr<uint8_t>();
   return {page.size(1), page.size(0), 3, std::vector<uint8_t>(bytes, bytes + page.numel())};
 }

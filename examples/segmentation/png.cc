@@ -12,7 +12,8 @@
 namespace tessera::examples::codecs {
 namespace {
 
-constexpr int64_t kMaxDeflateRatio = 1032;  // no deflate stream unpacks to more (RFC 1951: 258 bytes from 2 bits)
+constexpr int64_t kMaxDeflateRatio =
+    1032;  // no deflate stream unpacks to more (RFC 1951: 258 bytes from 2 bits)
 
 /// What the callbacks see: the input and where it is, and the first error.
 struct Stream {
@@ -39,7 +40,8 @@ void read_bytes(png_structp png, png_bytep to, size_t size) {
 /// libpng's two structs. Owns them.
 class Reader {
  public:
-  explicit Reader(Stream& stream) : png_(png_create_read_struct(PNG_LIBPNG_VER_STRING, &stream, on_error, on_warning)) {
+  explicit Reader(Stream& stream)
+      : png_(png_create_read_struct(PNG_LIBPNG_VER_STRING, &stream, on_error, on_warning)) {
     if (png_ != nullptr) info_ = png_create_info_struct(png_);
     if (info_ != nullptr) return;
     png_destroy_read_struct(&png_, nullptr, nullptr);
@@ -91,20 +93,23 @@ Image decode_png(const std::string& path, Bytes file, Palette palette, bool pixe
 
   const bool has_header = guarded(png, [&] {
     png_set_read_fn(png, &stream, read_bytes);
-    png_set_keep_unknown_chunks(png, PNG_HANDLE_CHUNK_NEVER, nullptr, -1);  // texts and profiles, which may unpack to gigabytes
+    png_set_keep_unknown_chunks(png, PNG_HANDLE_CHUNK_NEVER, nullptr,
+                                -1);  // texts and profiles, which may unpack to gigabytes
     png_set_user_limits(png, PNG_UINT_31_MAX, PNG_UINT_31_MAX);  // check_size() has the last word
     png_read_info(png, info);
   });
   if (!has_header) throw damaged();
   check_size(path, png_get_image_width(png, info), png_get_image_height(png, info));
-  const auto packed_bytes = static_cast<int64_t>(png_get_rowbytes(png, info)) * png_get_image_height(png, info);
+  const auto packed_bytes =
+      static_cast<int64_t>(png_get_rowbytes(png, info)) * png_get_image_height(png, info);
   if (!guarded(png, [&] { ask_for_bytes(png, info, palette); })) throw damaged();
 
-  Image image{png_get_image_width(png, info), png_get_image_height(png, info), png_get_channels(png, info), {}};
+  Image image{
+      png_get_image_width(png, info), png_get_image_height(png, info), png_get_channels(png, info), {}};
   if (!pixels) return image;
   if (packed_bytes / kMaxDeflateRatio > static_cast<int64_t>(file.size()))
-    throw DataError(str(path, ": damaged PNG: its header says ", image.width, " x ", image.height, " pixels, more than ", file.size(),
-                        " compressed bytes can hold"));
+    throw DataError(str(path, ": damaged PNG: its header says ", image.width, " x ", image.height,
+                        " pixels, more than ", file.size(), " compressed bytes can hold"));
   const size_t row_bytes = png_get_rowbytes(png, info);
   image.pixels.resize(row_bytes * static_cast<size_t>(image.height));
   std::vector<png_bytep> rows(static_cast<size_t>(image.height));

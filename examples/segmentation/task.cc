@@ -74,15 +74,18 @@ Segmentation::Segmentation(const SegmentationOptions& options, std::unique_ptr<S
     : options_(options), data_(std::move(data)) {
   const int64_t smallest = int64_t{1} << options.model.depth;
   if (data_->height() < smallest || data_->width() < smallest)
-    throw ConfigError(str("model.depth: found ", options.model.depth, ", which needs images of at least ", smallest, " x ", smallest,
-                          " pixels, but the data have ", data_->width(), " x ", data_->height(), "; expected less, or larger images"));
+    throw ConfigError(str("model.depth: found ", options.model.depth, ", which needs images of at least ",
+                          smallest, " x ", smallest, " pixels, but the data have ", data_->width(), " x ",
+                          data_->height(), "; expected less, or larger images"));
   train::Parts parts = train::split_into_parts(
-      data_->size(), {.validation_fraction = options.validation_fraction, .test_fraction = 0, .seed = options.seed});
+      data_->size(),
+      {.validation_fraction = options.validation_fraction, .test_fraction = 0, .seed = options.seed});
   train_ = std::move(parts.train);
   validation_ = std::move(parts.validation);
 }
 
-Engine& Segmentation::initialize(const EngineConfig& config, comm::CommunicatorPtr comm, const InitOptions& options) {
+Engine& Segmentation::initialize(const EngineConfig& config, comm::CommunicatorPtr comm,
+                                 const InitOptions& options) {
   UNet model(options_.model);
   engine_ = tessera::initialize(model, config, std::move(comm), options);
   return *engine_;
@@ -100,10 +103,11 @@ std::pair<at::Tensor, at::Tensor> Segmentation::gather(const std::vector<int64_t
 
 train::Batch Segmentation::make_batch(const at::Tensor& images, const at::Tensor& masks) const {
   at::Tensor input = images.to(at::kFloat).div_(255);  // (B, 3, H, W)
-  if (options_.model.in_channels == 1)  // grey, as ITU-R BT.601 and Pillow weigh it
-    input = (input * at::tensor({0.299, 0.587, 0.114}, input.options()).view({1, 3, 1, 1})).sum(1, /*keepdim=*/true);
+  if (options_.model.in_channels == 1)                 // grey, as ITU-R BT.601 and Pillow weigh it
+    input = (input * at::tensor({0.299, 0.587, 0.114}, input.options()).view({1, 3, 1, 1}))
+                .sum(1, /*keepdim=*/true);
   train::Batch batch;
-  batch.inputs = {input};             // (B, in_channels, H, W)
+  batch.inputs = {input};              // (B, in_channels, H, W)
   batch.target = masks.to(at::kLong);  // (B, H, W)
   return batch;
 }
@@ -133,10 +137,13 @@ at::Tensor Segmentation::statistics(const train::Batch& batch) {
 
 train::Metrics Segmentation::metrics(const at::Tensor& total) const { return segmentation_metrics(total); }
 
-std::vector<train::SampleFile> Segmentation::write_samples(const std::filesystem::path& folder, int64_t step) {
+std::vector<train::SampleFile> Segmentation::write_samples(const std::filesystem::path& folder,
+                                                           int64_t step) {
   if (validation_.empty()) return {};
-  const std::vector<int64_t> samples(validation_.begin(), validation_.begin() + std::min(kNumPictures, eval_size()));
-  // What cannot be read ends the run, as in an evaluation: the other ranks are about to take part in a forward pass.
+  const std::vector<int64_t> samples(validation_.begin(),
+                                     validation_.begin() + std::min(kNumPictures, eval_size()));
+  // What cannot be read ends the run, as in an evaluation: the other ranks are
+  // about to take part in a forward pass.
   const auto [images, masks] = [&] {
     try {
       return gather(samples);
@@ -156,20 +163,24 @@ std::vector<train::SampleFile> Segmentation::write_samples(const std::filesystem
 }
 
 void register_segmentation(train::Registry& registry) {
-  registry.add("fashion_composites", "unet", [](const config::Section& model, const config::Section& data, const std::filesystem::path&) {
-    const SegmentationOptions options = read_segmentation_options(model, data);
-    const CompositesOptions composites = read_composites_options(data);
-    if (options.model.num_classes > 2)
-      model.fail("num_classes", str("found ", options.model.num_classes,
-                                    ", but data.type fashion_composites has background and clothing; expected 2 or 1"));
-    return std::make_unique<Segmentation>(options, std::make_unique<FashionComposites>(composites));
-  });
-  registry.add("image_masks", "unet", [](const config::Section& model, const config::Section& data, const std::filesystem::path&) {
-    const SegmentationOptions options = read_segmentation_options(model, data);
-    ImageFolderOptions folder = read_image_folder_options(data);
-    folder.num_classes = std::max<int64_t>(options.model.num_classes, 2);
-    return std::make_unique<Segmentation>(options, std::make_unique<ImageFolder>(folder));
-  });
+  registry.add(
+      "fashion_composites", "unet",
+      [](const config::Section& model, const config::Section& data, const std::filesystem::path&) {
+        const SegmentationOptions options = read_segmentation_options(model, data);
+        const CompositesOptions composites = read_composites_options(data);
+        if (options.model.num_classes > 2)
+          model.fail("num_classes",
+                     str("found ", options.model.num_classes,
+                         ", but data.type fashion_composites has background and clothing; expected 2 or 1"));
+        return std::make_unique<Segmentation>(options, std::make_unique<FashionComposites>(composites));
+      });
+  registry.add("image_masks", "unet",
+               [](const config::Section& model, const config::Section& data, const std::filesystem::path&) {
+                 const SegmentationOptions options = read_segmentation_options(model, data);
+                 ImageFolderOptions folder = read_image_folder_options(data);
+                 folder.num_classes = std::max<int64_t>(options.model.num_classes, 2);
+                 return std::make_unique<Segmentation>(options, std::make_unique<ImageFolder>(folder));
+               });
 }
 
 }  // namespace tessera::examples

@@ -1,5 +1,5 @@
-// The tasks `data.type: image_masks` (folders of images and masks, as Carvana's) and `data.type: fashion_composites` (made-up pictures
-// with known masks), `model.type: unet`: which class is each pixel?
+// The tasks `data.type: image_masks` (folders of images and masks, as Carvana's) and `data.type:
+// fashion_composites` (made-up pictures with known masks), `model.type: unet`: which class is each pixel?
 #pragma once
 
 #include <filesystem>
@@ -19,12 +19,13 @@ namespace tessera::examples {
 
 struct SegmentationOptions {
   double validation_fraction = 0.1;  ///< data.validation_fraction: of the samples, chosen at random
-  uint64_t seed = 0;                 ///< data.seed: of that choice, and of what is made up; independent of the run's seed
-  bool flip = false;                 ///< data.flip: mirrors training images and masks at random, left and right
+  uint64_t seed = 0;  ///< data.seed: of that choice, and of what is made up; independent of the run's seed
+  bool flip = false;  ///< data.flip: mirrors training images and masks at random, left and right
   UNetOptions model;
 };
 
-/// Local. What both data types have in common; further keys are left for their own readers. Throws ConfigError.
+/// Local. What both data types have in common; further keys are left for their
+/// own readers. Throws ConfigError.
 SegmentationOptions read_segmentation_options(const config::Section& model, const config::Section& data);
 /// Local. Keys of one data type. Throw ConfigError.
 CompositesOptions read_composites_options(const config::Section& data);
@@ -32,15 +33,16 @@ ImageFolderOptions read_image_folder_options(const config::Section& data);
 
 class Segmentation final : public train::Task {
  public:
-  /// Local. Cuts `data` in two: the same cut on every machine, whatever the number of ranks. Throws ConfigError when the images are
-  /// too small for model.depth.
+  /// Local. Cuts `data` in two: the same cut on every machine, whatever the number of ranks. Throws
+  /// ConfigError when the images are too small for model.depth.
   Segmentation(const SegmentationOptions& options, std::unique_ptr<SegmentationData> data);
 
   std::string_view name() const override { return "segmentation"; }
   int64_t train_size() const override { return static_cast<int64_t>(train_.size()); }
   int64_t eval_size() const override { return static_cast<int64_t>(validation_.size()); }
   std::string_view eval_set_name() const override { return "validation"; }
-  Engine& initialize(const EngineConfig& config, comm::CommunicatorPtr comm, const InitOptions& options) override;
+  Engine& initialize(const EngineConfig& config, comm::CommunicatorPtr comm,
+                     const InitOptions& options) override;
   train::Batch train_batch(const std::vector<int64_t>& indices, at::Generator generator) const override;
   train::Batch eval_batch(const std::vector<int64_t>& indices) const override;
   at::Tensor loss(const train::Batch& batch) override;
@@ -50,7 +52,9 @@ class Segmentation final : public train::Task {
   /// step_00000100.png: the first validation samples with their masks and predictions.
   std::vector<train::SampleFile> write_samples(const std::filesystem::path& folder, int64_t step) override;
 
-  const std::vector<int64_t>& validation_indices() const { return validation_; }  ///< samples of the data, in the order of evaluation
+  const std::vector<int64_t>& validation_indices() const {
+    return validation_;
+  }  ///< samples of the data, in the order of evaluation
 
  private:
   /// Samples of the data set: (B, 3, H, W) uint8 and (B, H, W) uint8, on the CPU.

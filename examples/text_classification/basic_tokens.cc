@@ -11,8 +11,10 @@ namespace tessera::examples {
 namespace {
 
 bool is_punctuation(char32_t c) {
-  // In ASCII everything that is neither letter, digit nor control, as BERT has it, although some are symbols to Unicode ("$", "^").
-  if ((c >= 33 && c <= 47) || (c >= 58 && c <= 64) || (c >= 91 && c <= 96) || (c >= 123 && c <= 126)) return true;
+  // In ASCII everything that is neither letter, digit nor control, as BERT has it, although
+  // some are symbols to Unicode ("$", "^").
+  if ((c >= 33 && c <= 47) || (c >= 58 && c <= 64) || (c >= 91 && c <= 96) || (c >= 123 && c <= 126))
+    return true;
   const utf8proc_category_t category = utf8proc_category(static_cast<int32_t>(c));
   return category >= UTF8PROC_CATEGORY_PC && category <= UTF8PROC_CATEGORY_PO;
 }
@@ -53,8 +55,9 @@ std::vector<int32_t> code_points(std::string_view text, bool decompose) {
   const auto options = static_cast<utf8proc_option_t>(decompose ? UTF8PROC_STABLE | UTF8PROC_DECOMPOSE : 0);
   std::vector<int32_t> points(text.size());
   for (;;) {
-    const utf8proc_ssize_t size = utf8proc_decompose(bytes, static_cast<utf8proc_ssize_t>(text.size()), points.data(),
-                                                     static_cast<utf8proc_ssize_t>(points.size()), options);
+    const utf8proc_ssize_t size =
+        utf8proc_decompose(bytes, static_cast<utf8proc_ssize_t>(text.size()), points.data(),
+                           static_cast<utf8proc_ssize_t>(points.size()), options);
     TESSERA_CHECK(size >= 0, "utf8proc: ", utf8proc_errmsg(size));
     const bool was_enough = static_cast<size_t>(size) <= points.size();
     points.resize(static_cast<size_t>(size));

@@ -7,9 +7,10 @@
 
 namespace tessera::examples {
 
-/// Local. Thread-safe. Words of `text`, which is UTF-8, as code points: control characters are dropped, white space separates, Chinese
-/// characters and punctuation marks stand alone. With `lower_case` letters lose their accents and case too (canonical
-/// decomposition without combining marks, then simple lower case). Equal to Hugging Face's BertNormalizer and BertPreTokenizer.
+/// Local. Thread-safe. Words of `text`, which is UTF-8, as code points: control characters are dropped, white
+/// space separates, Chinese characters and punctuation marks stand alone. With `lower_case` letters lose
+/// their accents and case too (canonical decomposition without combining marks, then simple lower case).
+/// Equal to Hugging Face's BertNormalizer and BertPreTokenizer.
 std::vector<std::u32string> basic_tokens(std::string_view text, bool lower_case);
 
 /// Local. Thread-safe. Code points as UTF-8.

@@ -24,8 +24,8 @@ class EncodedTexts {
   int64_t num_tokens() const { return static_cast<int64_t>(ids_.size()); }
   std::span<const int32_t> operator[](int64_t index) const;
 
-  /// Local. The texts of these numbers, filled up with `pad` to the longest of them, rounded up to a multiple of 8, at most
-  /// `max_length`, which no text exceeds.
+  /// Local. The texts of these numbers, filled up with `pad` to the longest of them, rounded up to a multiple
+  /// of 8, at most `max_length`, which no text exceeds.
   PaddedTexts batch(const std::vector<int64_t>& indices, int32_t pad, int64_t max_length) const;
 
  private:

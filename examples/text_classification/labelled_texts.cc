@@ -30,7 +30,8 @@ std::string_view trimmed(std::string_view text) {
 }
 
 /// Calls `take(line, number)` for every line with something in it; numbers count from 1. Throws DataError.
-void for_each_line(const fs::path& path, const std::string& expected, const std::function<void(std::string_view, int64_t)>& take) {
+void for_each_line(const fs::path& path, const std::string& expected,
+                   const std::function<void(std::string_view, int64_t)>& take) {
   const std::string bytes = read_data_file(path, expected);
   std::string_view rest = bytes;
   if (rest.substr(0, 3) == "\xef\xbb\xbf") rest.remove_prefix(3);
@@ -38,7 +39,8 @@ void for_each_line(const fs::path& path, const std::string& expected, const std:
   for (int64_t number = 1; !rest.empty(); ++number) {
     const std::string_view line = rest.substr(0, rest.find('\n'));
     rest.remove_prefix(std::min(rest.size(), line.size() + 1));
-    if (!is_utf8(line)) throw DataError(str(path.string(), ":", number, ": is not UTF-8; expected ", expected));
+    if (!is_utf8(line))
+      throw DataError(str(path.string(), ":", number, ": is not UTF-8; expected ", expected));
     if (trimmed(line).empty()) continue;
     take(line, number);
     found = true;
@@ -49,7 +51,8 @@ void for_each_line(const fs::path& path, const std::string& expected, const std:
 LabelledTexts read_folder(const fs::path& folder, const std::vector<std::string>& labels) {
   LabelledTexts data;
   for (size_t label = 0; label < labels.size(); ++label) {
-    for_each_line(folder / (labels[label] + ".txt"), str("UTF-8 text, a sample of the label ", quoted_name(labels[label]), " a line"),
+    for_each_line(folder / (labels[label] + ".txt"),
+                  str("UTF-8 text, a sample of the label ", quoted_name(labels[label]), " a line"),
                   [&](std::string_view line, int64_t) {
                     data.texts.emplace_back(trimmed(line));
                     data.labels.push_back(static_cast<int64_t>(label));
@@ -60,18 +63,20 @@ LabelledTexts read_folder(const fs::path& folder, const std::vector<std::string>
 
 LabelledTexts read_table(const fs::path& path, const std::vector<std::string>& labels) {
   std::vector<LabelledTexts> by_label(labels.size());
-  for_each_line(path, "UTF-8 text, a line \"label<TAB>text\" a sample", [&](std::string_view line, int64_t number) {
-    const auto fail = [&](const std::string& found, const std::string& expected) {
-      throw DataError(str(path.string(), ":", number, ": ", found, "; expected ", expected));
-    };
-    const size_t tab = line.find('\t');
-    if (tab == std::string_view::npos) fail("has no tab", "\"label<TAB>text\"");
-    const auto label = std::find(labels.begin(), labels.end(), trimmed(line.substr(0, tab)));
-    if (label == labels.end()) fail("the label is " + quoted_name(trimmed(line.substr(0, tab))), "one of " + join(labels, ", "));
-    const std::string_view text = trimmed(line.substr(tab + 1));
-    if (text.empty()) fail("has no text behind its label", "\"label<TAB>text\"");
-    by_label[static_cast<size_t>(label - labels.begin())].texts.emplace_back(text);
-  });
+  for_each_line(
+      path, "UTF-8 text, a line \"label<TAB>text\" a sample", [&](std::string_view line, int64_t number) {
+        const auto fail = [&](const std::string& found, const std::string& expected) {
+          throw DataError(str(path.string(), ":", number, ": ", found, "; expected ", expected));
+        };
+        const size_t tab = line.find('\t');
+        if (tab == std::string_view::npos) fail("has no tab", "\"label<TAB>text\"");
+        const auto label = std::find(labels.begin(), labels.end(), trimmed(line.substr(0, tab)));
+        if (label == labels.end())
+          fail("the label is " + quoted_name(trimmed(line.substr(0, tab))), "one of " + join(labels, ", "));
+        const std::string_view text = trimmed(line.substr(tab + 1));
+        if (text.empty()) fail("has no text behind its label", "\"label<TAB>text\"");
+        by_label[static_cast<size_t>(label - labels.begin())].texts.emplace_back(text);
+      });
   LabelledTexts data;
   for (size_t label = 0; label < labels.size(); ++label)
     for (std::string& text : by_label[label].texts) {

@@ -1,7 +1,9 @@
-// BERT for sequence classification (Devlin et al. 2019). Plain libtorch: nothing in it knows that it will be sharded.
+// BERT for sequence classification (Devlin et al. 2019). Plain libtorch:
+// nothing in it knows that it will be sharded.
 //
-// Modules and parameters have the names of Hugging Face's BertForSequenceClassification ("bert.encoder.layer.0.attention.self.query.
-// weight"), and compute what those do, so that their weights load as they are.
+// Modules and parameters have the names of Hugging Face's
+// BertForSequenceClassification ("bert.encoder.layer.0.attention.self.query. weight"),
+// and compute what those do, so that their weights load as they are.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -17,7 +19,8 @@
 #include <cstdint>
 #include <optional>
 
-/// Hugging Face's BertConfig, under its names. The defaults are for training from scratch on a small data set.
+/// Hugging Face's BertConfig, under its names. The defaults are for training
+/// from scratch on a small data set.
 struct BertOptions {
   int64_t vocab_size = 30522;
   int64_t hidden_size = 128;
@@ -41,10 +44,14 @@ inline torch::nn::LayerNorm bert_layer_norm(const BertOptions& options) {
 
 struct BertEmbeddingsImpl : torch::nn::Module {
   explicit BertEmbeddingsImpl(const BertOptions& options) {
-    word_embeddings = register_module("word_embeddings", torch::nn::Embedding(torch::nn::EmbeddingOptions(options.vocab_size, options.hidden_size)
-                                                                                  .padding_idx(options.pad_token_id)));
-    position_embeddings = register_module("position_embeddings", torch::nn::Embedding(options.max_position_embeddings, options.hidden_size));
-    token_type_embeddings = register_module("token_type_embeddings", torch::nn::Embedding(options.type_vocab_size, options.hidden_size));
+    word_embeddings = register_module(
+        "word_embeddings",
+        torch::nn::Embedding(torch::nn::EmbeddingOptions(options.vocab_size, options.hidden_size)
+                                 .padding_idx(options.pad_token_id)));
+    position_embeddings = register_module(
+        "position_embeddings", torch::nn::Embedding(options.max_position_embeddings, options.hidden_size));
+    token_type_embeddings = register_module(
+        "token_type_embeddings", torch::nn::Embedding(options.type_vocab_size, options.hidden_size));
     norm = register_module("LayerNorm", bert_layer_norm(options));
     dropout = register_module("dropout", torch::nn::Dropout(options.hidden_dropout_prob));
   }
@@ -52,7 +59,8 @@ struct BertEmbeddingsImpl : torch::nn::Module {
   /// input_ids, token_type_ids: (B, T) int64 -> (B, T, hidden)
   at::Tensor forward(const at::Tensor& input_ids, const at::Tensor& token_type_ids) {
     const at::Tensor positions = at::arange(input_ids.size(1), input_ids.options());
-    const at::Tensor sum = word_embeddings->forward(input_ids) + token_type_embeddings->forward(token_type_ids) +
+    const at::Tensor sum = word_embeddings->forward(input_ids) +
+                           token_type_embeddings->forward(token_type_ids) +
                            position_embeddings->forward(positions);
     return dropout->forward(norm->forward(sum));
   }
@@ -71,12 +79,16 @@ struct BertSelfAttentionImpl : torch::nn::Module {
     value = register_module("value", torch::nn::Linear(options.hidden_size, options.hidden_size));
   }
 
-  /// x: (B, T, hidden); mask: (B, 1, 1, T) bool, false where there is nothing to attend to, or undefined -> (B, T, hidden)
+  /// x: (B, T, hidden); mask: (B, 1, 1, T) bool, false where there is nothing to
+  /// attend to, or undefined -> (B, T, hidden)
   at::Tensor forward(const at::Tensor& x, const at::Tensor& mask) {
     const int64_t batch = x.size(0), length = x.size(1), hidden = x.size(2);
-    const auto by_head = [&](const at::Tensor& t) { return t.view({batch, length, heads, hidden / heads}).transpose(1, 2); };  // (B, heads, T, d)
-    return at::scaled_dot_product_attention(by_head(query->forward(x)), by_head(key->forward(x)), by_head(value->forward(x)),
-                                            mask.defined() ? std::optional(mask) : std::nullopt, is_training() ? dropout : 0.0)
+    const auto by_head = [&](const at::Tensor& t) {
+      return t.view({batch, length, heads, hidden / heads}).transpose(1, 2);
+    };  // (B, heads, T, d)
+    return at::scaled_dot_product_attention(
+               by_head(query->forward(x)), by_head(key->forward(x)), by_head(value->forward(x)),
+               mask.defined() ? std::optional(mask) : std::nullopt, is_training() ? dropout : 0.0)
         .transpose(1, 2)
         .reshape({batch, length, hidden});
   }
@@ -87,7 +99,8 @@ struct BertSelfAttentionImpl : torch::nn::Module {
 };
 TORCH_MODULE(BertSelfAttention);
 
-/// What ends both halves of a layer: a projection, dropout, and the norm of the sum with the half's input (post-norm).
+/// What ends both halves of a layer: a projection, dropout, and the norm of the
+/// sum with the half's input (post-norm).
 struct BertOutputImpl : torch::nn::Module {
   BertOutputImpl(int64_t input_size, const BertOptions& options) {
     dense = register_module("dense", torch::nn::Linear(input_size, options.hidden_size));
@@ -111,7 +124,9 @@ struct BertAttentionImpl : torch::nn::Module {
     self = register_module("self", BertSelfAttention(options));
     output = register_module("output", BertOutput(options.hidden_size, options));
   }
-  at::Tensor forward(const at::Tensor& x, const at::Tensor& mask) { return output->forward(self->forward(x, mask), x); }
+  at::Tensor forward(const at::Tensor& x, const at::Tensor& mask) {
+    return output->forward(self->forward(x, mask), x);
+  }
 
   BertSelfAttention self{nullptr};
   BertOutput output{nullptr};
@@ -120,7 +135,9 @@ TORCH_MODULE(BertAttention);
 
 /// One linear layer under a name of its own: "intermediate.dense", "pooler.dense".
 struct BertDenseImpl : torch::nn::Module {
-  BertDenseImpl(int64_t input_size, int64_t output_size) { dense = register_module("dense", torch::nn::Linear(input_size, output_size)); }
+  BertDenseImpl(int64_t input_size, int64_t output_size) {
+    dense = register_module("dense", torch::nn::Linear(input_size, output_size));
+  }
   at::Tensor forward(const at::Tensor& x) { return dense->forward(x); }
 
   torch::nn::Linear dense{nullptr};
@@ -168,12 +185,14 @@ struct BertModelImpl : torch::nn::Module {
     pooler = register_module("pooler", BertDense(options.hidden_size, options.hidden_size));
   }
 
-  /// input_ids, token_type_ids: (B, T) int64; attention_mask: (B, T), not 0 for tokens, 0 for padding; undefined: no second
-  /// sentence, no padding. -> last hidden state (B, T, hidden)
-  at::Tensor forward(const at::Tensor& input_ids, const at::Tensor& attention_mask = {}, const at::Tensor& token_type_ids = {}) {
+  /// input_ids, token_type_ids: (B, T) int64; attention_mask: (B, T), not 0 for tokens, 0 for padding;
+  /// undefined: no second sentence, no padding. -> last hidden state (B, T, hidden)
+  at::Tensor forward(const at::Tensor& input_ids, const at::Tensor& attention_mask = {},
+                     const at::Tensor& token_type_ids = {}) {
     const at::Tensor types = token_type_ids.defined() ? token_type_ids : at::zeros_like(input_ids);
     at::Tensor mask;
-    if (attention_mask.defined()) mask = attention_mask.to(at::kBool).unsqueeze(1).unsqueeze(1);  // (B, 1, 1, T)
+    if (attention_mask.defined())
+      mask = attention_mask.to(at::kBool).unsqueeze(1).unsqueeze(1);  // (B, 1, 1, T)
     return encoder->forward(embeddings->forward(input_ids, types), mask);
   }
 
@@ -192,9 +211,11 @@ struct BertForSequenceClassificationImpl : torch::nn::Module {
   }
 
   /// As BertModel's -> logits (B, num_labels)
-  at::Tensor forward(const at::Tensor& input_ids, const at::Tensor& attention_mask = {}, const at::Tensor& token_type_ids = {}) {
+  at::Tensor forward(const at::Tensor& input_ids, const at::Tensor& attention_mask = {},
+                     const at::Tensor& token_type_ids = {}) {
     const at::Tensor hidden = bert->forward(input_ids, attention_mask, token_type_ids);
-    const at::Tensor pooled = at::tanh(bert->pooler->forward(hidden.select(1, 0)));  // of the first token, [CLS]: (B, hidden)
+    const at::Tensor pooled =
+        at::tanh(bert->pooler->forward(hidden.select(1, 0)));  // of the first token, [CLS]: (B, hidden)
     return classifier->forward(dropout->forward(pooled));
   }
 

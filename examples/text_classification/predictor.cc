@@ -12,21 +12,24 @@ namespace tessera::examples {
 
 constexpr int64_t kBatchSize = 64;
 
-TextClassificationPredictor::TextClassificationPredictor(const TextClassificationOptions& options, const std::filesystem::path& vocabulary)
+TextClassificationPredictor::TextClassificationPredictor(const TextClassificationOptions& options,
+                                                         const std::filesystem::path& vocabulary)
     : options_(options), tokenizer_(make_tokenizer(options, Vocabulary::read(vocabulary.string()))) {
   fit_to_vocabulary(options_.model, tokenizer_->vocabulary());
 }
 
-Engine& TextClassificationPredictor::initialize(const EngineConfig& config, comm::CommunicatorPtr comm, const InitOptions& options) {
+Engine& TextClassificationPredictor::initialize(const EngineConfig& config, comm::CommunicatorPtr comm,
+                                                const InitOptions& options) {
   BertForSequenceClassification model(options_.model);
   engine_ = tessera::initialize(model, config, std::move(comm), options);
   return *engine_;
 }
 
-std::vector<train::Prediction> TextClassificationPredictor::predict_batch(const EncodedTexts& texts, const std::vector<int64_t>& indices) {
+std::vector<train::Prediction> TextClassificationPredictor::predict_batch(
+    const EncodedTexts& texts, const std::vector<int64_t>& indices) {
   const PaddedTexts rows = texts.batch(indices, tokenizer_->vocabulary().pad(), options_.max_length);
   const at::NoGradGuard no_grad;
-  const at::Tensor logits = engine_->forward(rows.input_ids, rows.attention_mask);           // (B, labels)
+  const at::Tensor logits = engine_->forward(rows.input_ids, rows.attention_mask);   // (B, labels)
   const auto [scores, labels] = logits.to(at::kCPU, at::kDouble).softmax(1).max(1);  // (B), (B)
   std::vector<train::Prediction> predictions;
   for (int64_t i = 0; i < scores.size(0); ++i) {
@@ -46,7 +49,8 @@ std::vector<train::Prediction> TextClassificationPredictor::predict(const std::v
   for (int64_t begin = 0; begin < encoded.size(); begin += kBatchSize) {
     std::vector<int64_t> indices(static_cast<size_t>(std::min(kBatchSize, encoded.size() - begin)));
     std::iota(indices.begin(), indices.end(), begin);
-    for (train::Prediction& prediction : predict_batch(encoded, indices)) predictions.push_back(std::move(prediction));
+    for (train::Prediction& prediction : predict_batch(encoded, indices))
+      predictions.push_back(std::move(prediction));
   }
   return predictions;
 }

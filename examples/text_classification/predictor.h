@@ -11,17 +11,22 @@
 
 namespace tessera::examples {
 
-/// Answers as transformers' text-classification pipeline: {"label": "pos", "score": 0.93}, the likeliest label and its probability.
+/// Answers as transformers' text-classification pipeline: {"label": "pos", "score": 0.93}, the
+/// likeliest label and its probability.
 class TextClassificationPredictor final : public train::Predictor {
  public:
-  /// Local. `vocabulary`: the vocab.txt the model was trained with. Throws DataError; ConfigError when it does not fit the model.
-  TextClassificationPredictor(const TextClassificationOptions& options, const std::filesystem::path& vocabulary);
+  /// Local. `vocabulary`: the vocab.txt the model was trained with. Throws DataError;
+  /// ConfigError when it does not fit the model.
+  TextClassificationPredictor(const TextClassificationOptions& options,
+                              const std::filesystem::path& vocabulary);
 
-  Engine& initialize(const EngineConfig& config, comm::CommunicatorPtr comm, const InitOptions& options) override;
+  Engine& initialize(const EngineConfig& config, comm::CommunicatorPtr comm,
+                     const InitOptions& options) override;
   std::vector<train::Prediction> predict(const std::vector<std::string>& texts) override;
 
  private:
-  std::vector<train::Prediction> predict_batch(const EncodedTexts& texts, const std::vector<int64_t>& indices);
+  std::vector<train::Prediction> predict_batch(const EncodedTexts& texts,
+                                               const std::vector<int64_t>& indices);
 
   TextClassificationOptions options_;
   std::unique_ptr<Tokenizer> tokenizer_;

@@ -23,20 +23,25 @@ void read_data(const config::Section& data, TextClassificationOptions& options) 
   options.vocab = data.text("vocab", options.vocab);
   options.lower_case = data.boolean("lower_case", options.lower_case);
   options.min_frequency = data.integer("min_frequency", options.min_frequency, 1, 1'000'000'000);
-  options.max_length = data.integer("max_length", std::min(options.max_length, options.model.max_position_embeddings), 2, 1'000'000);
+  options.max_length = data.integer(
+      "max_length", std::min(options.max_length, options.model.max_position_embeddings), 2, 1'000'000);
   options.deduplicate = data.boolean("deduplicate", options.deduplicate);
-  options.parts.validation_fraction = data.number("validation_fraction", options.parts.validation_fraction, 0.0, 0.9);
+  options.parts.validation_fraction =
+      data.number("validation_fraction", options.parts.validation_fraction, 0.0, 0.9);
   options.parts.test_fraction = data.number("test_fraction", options.parts.test_fraction, 0.0, 0.9);
-  options.parts.seed = static_cast<uint64_t>(data.integer("split_seed", static_cast<int64_t>(options.parts.seed), 0, 9'000'000'000'000'000));
+  options.parts.seed = static_cast<uint64_t>(
+      data.integer("split_seed", static_cast<int64_t>(options.parts.seed), 0, 9'000'000'000'000'000));
   data.finish();
 
-  if (options.labels.size() < 2 || std::set<std::string>(options.labels.begin(), options.labels.end()).size() < options.labels.size())
+  if (options.labels.size() < 2 ||
+      std::set<std::string>(options.labels.begin(), options.labels.end()).size() < options.labels.size())
     data.fail("labels", "found " + join(options.labels, ", ") + "; expected at least two labels, each once");
   if (options.tokenizer == "wordpiece" && options.vocab.empty())
-    data.fail("vocab", "not found, and data.tokenizer is \"wordpiece\"; expected the file vocab.txt of a BERT model");
+    data.fail("vocab",
+              "not found, and data.tokenizer is \"wordpiece\"; expected the file vocab.txt of a BERT model");
   if (options.parts.validation_fraction + options.parts.test_fraction > 0.9)
-    data.fail("test_fraction", str("found ", options.parts.test_fraction, " beside data.validation_fraction ", options.parts.validation_fraction,
-                                   "; expected at most 0.9 together"));
+    data.fail("test_fraction", str("found ", options.parts.test_fraction, " beside data.validation_fraction ",
+                                   options.parts.validation_fraction, "; expected at most 0.9 together"));
 }
 
 void read_model(const config::Section& model, BertOptions& bert) {
@@ -46,28 +51,33 @@ void read_model(const config::Section& model, BertOptions& bert) {
   bert.num_hidden_layers = model.integer("num_hidden_layers", bert.num_hidden_layers, 1, 1024);
   bert.num_attention_heads = model.integer("num_attention_heads", bert.num_attention_heads, 1, 1024);
   bert.intermediate_size = model.integer("intermediate_size", 4 * bert.hidden_size, 1, 1'000'000);
-  bert.max_position_embeddings = model.integer("max_position_embeddings", bert.max_position_embeddings, 2, 1'000'000);
+  bert.max_position_embeddings =
+      model.integer("max_position_embeddings", bert.max_position_embeddings, 2, 1'000'000);
   bert.type_vocab_size = model.integer("type_vocab_size", bert.type_vocab_size, 1, 1024);
   bert.hidden_dropout_prob = model.number("hidden_dropout_prob", bert.hidden_dropout_prob, 0.0, 1.0);
-  bert.attention_probs_dropout_prob = model.number("attention_probs_dropout_prob", bert.attention_probs_dropout_prob, 0.0, 1.0);
+  bert.attention_probs_dropout_prob =
+      model.number("attention_probs_dropout_prob", bert.attention_probs_dropout_prob, 0.0, 1.0);
   bert.classifier_dropout = model.number("classifier_dropout", bert.hidden_dropout_prob, 0.0, 1.0);
   bert.layer_norm_eps = model.number("layer_norm_eps", bert.layer_norm_eps, 0.0, 1.0);
   bert.initializer_range = model.number("initializer_range", bert.initializer_range, 0.0, 10.0);
   model.finish();
   if (bert.hidden_size % bert.num_attention_heads != 0)
-    model.fail("num_attention_heads", str("found ", bert.num_attention_heads, ", which does not divide model.hidden_size, ", bert.hidden_size,
-                                          "; expected a number that does"));
+    model.fail("num_attention_heads",
+               str("found ", bert.num_attention_heads, ", which does not divide model.hidden_size, ",
+                   bert.hidden_size, "; expected a number that does"));
 }
 
 }  // namespace
 
-TextClassificationOptions read_text_classification_options(const config::Section& model, const config::Section& data) {
+TextClassificationOptions read_text_classification_options(const config::Section& model,
+                                                           const config::Section& data) {
   TextClassificationOptions options;
   read_model(model, options.model);
   read_data(data, options);
   options.model.num_labels = static_cast<int64_t>(options.labels.size());
   if (options.max_length > options.model.max_position_embeddings)
-    data.fail("max_length", str("found ", options.max_length, " tokens, but the model has positions for ", options.model.max_position_embeddings,
+    data.fail("max_length", str("found ", options.max_length, " tokens, but the model has positions for ",
+                                options.model.max_position_embeddings,
                                 " (model.max_position_embeddings); expected at most as many"));
   return options;
 }
@@ -89,7 +99,8 @@ TextClassification::TextClassification(const TextClassificationOptions& options)
 }
 
 std::unique_ptr<Tokenizer> make_tokenizer(const TextClassificationOptions& options, Vocabulary vocabulary) {
-  if (options.tokenizer == "wordpiece") return std::make_unique<WordPieceTokenizer>(std::move(vocabulary), options.lower_case);
+  if (options.tokenizer == "wordpiece")
+    return std::make_unique<WordPieceTokenizer>(std::move(vocabulary), options.lower_case);
   return std::make_unique<CharacterTokenizer>(std::move(vocabulary), options.lower_case);
 }
 
@@ -103,18 +114,20 @@ Vocabulary TextClassification::vocabulary_for(const LabelledTexts& data) const {
 void fit_to_vocabulary(BertOptions& bert, const Vocabulary& vocabulary) {
   if (bert.vocab_size == 0) bert.vocab_size = vocabulary.size();
   if (bert.vocab_size < vocabulary.size())
-    throw ConfigError(str("model.vocab_size: found ", bert.vocab_size, ", but the vocabulary has ", vocabulary.size(),
-                          " tokens; expected at least as many, or no such key"));
+    throw ConfigError(str("model.vocab_size: found ", bert.vocab_size, ", but the vocabulary has ",
+                          vocabulary.size(), " tokens; expected at least as many, or no such key"));
   bert.pad_token_id = vocabulary.pad();
 }
 
-Engine& TextClassification::initialize(const EngineConfig& config, comm::CommunicatorPtr comm, const InitOptions& options) {
+Engine& TextClassification::initialize(const EngineConfig& config, comm::CommunicatorPtr comm,
+                                       const InitOptions& options) {
   BertForSequenceClassification model(options_.model);
   engine_ = tessera::initialize(model, config, std::move(comm), options);
   return *engine_;
 }
 
-train::Batch TextClassification::make_batch(const std::vector<int64_t>& part, const std::vector<int64_t>& indices) const {
+train::Batch TextClassification::make_batch(const std::vector<int64_t>& part,
+                                            const std::vector<int64_t>& indices) const {
   std::vector<int64_t> texts, labels;
   for (const int64_t index : indices) {
     texts.push_back(part[static_cast<size_t>(index)]);
@@ -133,12 +146,14 @@ at::Tensor TextClassification::loss(const train::Batch& batch) {
 }
 
 at::Tensor TextClassification::statistics(const train::Batch& batch) {
-  return train::classification_statistics(engine_->forward(batch.inputs[0], batch.inputs[1]), batch.target, batch.mask);
+  return train::classification_statistics(engine_->forward(batch.inputs[0], batch.inputs[1]), batch.target,
+                                          batch.mask);
 }
 
 train::Metrics TextClassification::metrics(const at::Tensor& total) const {
   train::Metrics metrics = train::classification_metrics(total);
-  metrics.insert(metrics.begin() + 1, {"f1", train::classification_report(train::confusion_matrix(total)).macro.f1});
+  metrics.insert(metrics.begin() + 1,
+                 {"f1", train::classification_report(train::confusion_matrix(total)).macro.f1});
   return metrics;
 }
 
@@ -151,14 +166,21 @@ std::vector<std::pair<std::string, std::string>> TextClassification::files() con
 }
 
 void register_text_classification(train::Registry& registry) {
-  registry.add("labelled_text", "bert", [](const config::Section& model, const config::Section& data, const std::filesystem::path& run) {
-    TextClassificationOptions options = read_text_classification_options(model, data);
-    if (!run.empty()) options.vocab = (run / kVocabularyName).string();  // the one its model knows, whatever the data are now
-    return std::make_unique<TextClassification>(options);
-  });
-  registry.add_predictor("labelled_text", "bert", [](const config::Section& model, const config::Section& data, const std::filesystem::path& run) {
-    return std::make_unique<TextClassificationPredictor>(read_text_classification_options(model, data), run / kVocabularyName);
-  });
+  registry.add(
+      "labelled_text", "bert",
+      [](const config::Section& model, const config::Section& data, const std::filesystem::path& run) {
+        TextClassificationOptions options = read_text_classification_options(model, data);
+        if (!run.empty())
+          options.vocab =
+              (run / kVocabularyName).string();  // the one its model knows, whatever the data are now
+        return std::make_unique<TextClassification>(options);
+      });
+  registry.add_predictor(
+      "labelled_text", "bert",
+      [](const config::Section& model, const config::Section& data, const std::filesystem::path& run) {
+        return std::make_unique<TextClassificationPredictor>(read_text_classification_options(model, data),
+                                                             run / kVocabularyName);
+      });
 }
 
 }  // namespace tessera::examples

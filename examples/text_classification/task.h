@@ -22,30 +22,35 @@ struct TextClassificationOptions {
   std::string path;                                  ///< data.path: see read_labelled_texts
   std::vector<std::string> labels = {"neg", "pos"};  ///< data.labels
   std::string tokenizer = "character";               ///< data.tokenizer: "character" or "wordpiece"
-  std::string vocab;           ///< data.vocab: a vocab.txt; empty (characters only): made of the training part
-  bool lower_case = true;      ///< data.lower_case: without accents too
-  int64_t min_frequency = 1;   ///< data.min_frequency: of a character, to be in a vocabulary that is made
-  int64_t max_length = 128;    ///< data.max_length: tokens of a text, [CLS] and [SEP] included; the rest is left out. As read: at most the model's positions
-  bool deduplicate = true;     ///< data.deduplicate: see without_duplicates
-  train::PartsOptions parts;          ///< data.validation_fraction, data.test_fraction, data.split_seed
-  BertOptions model;           ///< vocab_size 0: that of the vocabulary
+  std::string vocab;          ///< data.vocab: a vocab.txt; empty (characters only): made of the training part
+  bool lower_case = true;     ///< data.lower_case: without accents too
+  int64_t min_frequency = 1;  ///< data.min_frequency: of a character, to be in a vocabulary that is made
+  int64_t max_length = 128;   ///< data.max_length: tokens of a text, [CLS] and [SEP] included; the rest is
+                              ///< left out. As read: at most the model's positions
+  bool deduplicate = true;    ///< data.deduplicate: see without_duplicates
+  train::PartsOptions parts;  ///< data.validation_fraction, data.test_fraction, data.split_seed
+  BertOptions model;          ///< vocab_size 0: that of the vocabulary
 };
 
 /// Local. From the sections `model` and `data`. Throws ConfigError.
-TextClassificationOptions read_text_classification_options(const config::Section& model, const config::Section& data);
+TextClassificationOptions read_text_classification_options(const config::Section& model,
+                                                           const config::Section& data);
 
 /// Local. The tokenizer that the options name.
 std::unique_ptr<Tokenizer> make_tokenizer(const TextClassificationOptions& options, Vocabulary vocabulary);
-/// Local. Sets what the model takes from the vocabulary. Throws ConfigError when model.vocab_size is too small.
+/// Local. Sets what the model takes from the vocabulary. Throws ConfigError
+/// when model.vocab_size is too small.
 void fit_to_vocabulary(BertOptions& bert, const Vocabulary& vocabulary);
 
-/// Local. Weights may be those of a BERT without a classifier of ours, without a pooler, or with heads for its own tasks.
+/// Local. Weights may be those of a BERT without a classifier of ours, without a
+/// pooler, or with heads for its own tasks.
 LoadWeightsOptions bert_init_weights();
 
 /// Owns the texts' tokens (not the texts), the model and its engine.
 class TextClassification final : public train::Task {
  public:
-  /// Local. Reads, splits and tokenizes the texts. Throws DataError; ConfigError when model.vocab_size is too small.
+  /// Local. Reads, splits and tokenizes the texts. Throws DataError;
+  /// ConfigError when model.vocab_size is too small.
   explicit TextClassification(const TextClassificationOptions& options);
 
   std::string_view name() const override { return "text_classification"; }
@@ -53,10 +58,17 @@ class TextClassification final : public train::Task {
   int64_t eval_size() const override { return static_cast<int64_t>(parts_.validation.size()); }
   std::string_view eval_set_name() const override { return "validation"; }
   int64_t test_size() const override { return static_cast<int64_t>(parts_.test.size()); }
-  Engine& initialize(const EngineConfig& config, comm::CommunicatorPtr comm, const InitOptions& options) override;
-  train::Batch train_batch(const std::vector<int64_t>& indices, at::Generator) const override { return make_batch(parts_.train, indices); }
-  train::Batch eval_batch(const std::vector<int64_t>& indices) const override { return make_batch(parts_.validation, indices); }
-  train::Batch test_batch(const std::vector<int64_t>& indices) const override { return make_batch(parts_.test, indices); }
+  Engine& initialize(const EngineConfig& config, comm::CommunicatorPtr comm,
+                     const InitOptions& options) override;
+  train::Batch train_batch(const std::vector<int64_t>& indices, at::Generator) const override {
+    return make_batch(parts_.train, indices);
+  }
+  train::Batch eval_batch(const std::vector<int64_t>& indices) const override {
+    return make_batch(parts_.validation, indices);
+  }
+  train::Batch test_batch(const std::vector<int64_t>& indices) const override {
+    return make_batch(parts_.test, indices);
+  }
   at::Tensor loss(const train::Batch& batch) override;
   at::Tensor statistics(const train::Batch& batch) override;
   std::vector<std::string> metric_names() const override { return {"accuracy", "f1", "loss"}; }

@@ -34,7 +34,8 @@ void CharacterTokenizer::append_word(std::u32string_view word, std::vector<int32
   }
 }
 
-Vocabulary character_vocabulary(const std::vector<std::string_view>& texts, bool lower_case, int64_t min_frequency) {
+Vocabulary character_vocabulary(const std::vector<std::string_view>& texts, bool lower_case,
+                                int64_t min_frequency) {
   std::map<char32_t, int64_t> counts;
   for (const std::string_view text : texts)
     for (const std::u32string& word : basic_tokens(text, lower_case))
@@ -43,7 +44,8 @@ Vocabulary character_vocabulary(const std::vector<std::string_view>& texts, bool
   for (const auto& [c, count] : counts)
     if (count >= min_frequency) frequent.emplace_back(c, count);
   // The map is sorted by code point, and a stable sort keeps that among equals.
-  std::stable_sort(frequent.begin(), frequent.end(), [](const auto& a, const auto& b) { return a.second > b.second; });
+  std::stable_sort(frequent.begin(), frequent.end(),
+                   [](const auto& a, const auto& b) { return a.second > b.second; });
   std::vector<std::string> tokens = {"[PAD]", "[UNK]", "[CLS]", "[SEP]"};
   for (const auto& [c, count] : frequent) tokens.push_back(to_utf8({&c, 1}));
   return Vocabulary(std::move(tokens), "the vocabulary of the training texts");
@@ -65,7 +67,8 @@ void WordPieceTokenizer::append_word(std::u32string_view word, std::vector<int32
       ends.push_back(rest.size());
     }
     int32_t number = -1;
-    while (!ends.empty() && (number = vocabulary().find(std::string_view(rest).substr(0, ends.back()))) < 0) ends.pop_back();
+    while (!ends.empty() && (number = vocabulary().find(std::string_view(rest).substr(0, ends.back()))) < 0)
+      ends.pop_back();
     if (ends.empty()) return whole_is_unknown();
     ids.push_back(number);
     begin += ends.size();

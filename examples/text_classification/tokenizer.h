@@ -16,12 +16,14 @@ class Tokenizer {
   virtual ~Tokenizer() = default;
   const Vocabulary& vocabulary() const { return vocabulary_; }
 
-  /// Local. The numbers of the tokens of `text`, which is UTF-8, between [CLS] and [SEP]: at most `max_length`, which is at least 2, the
-  /// rest of the text is left out. Special tokens that are written in a text are text.
+  /// Local. The numbers of the tokens of `text`, which is UTF-8, between [CLS] and [SEP]: at
+  /// most `max_length`, which is at least 2, the rest of the text is left out. Special tokens
+  /// that are written in a text are text.
   std::vector<int32_t> encode(std::string_view text, int64_t max_length) const;
 
  protected:
-  Tokenizer(Vocabulary vocabulary, bool lower_case) : vocabulary_(std::move(vocabulary)), lower_case_(lower_case) {}
+  Tokenizer(Vocabulary vocabulary, bool lower_case)
+      : vocabulary_(std::move(vocabulary)), lower_case_(lower_case) {}
   /// Appends the tokens of a word (see basic_tokens).
   virtual void append_word(std::u32string_view word, std::vector<int32_t>& ids) const = 0;
 
@@ -39,13 +41,14 @@ class CharacterTokenizer final : public Tokenizer {
   void append_word(std::u32string_view word, std::vector<int32_t>& ids) const override;
 };
 
-/// Local. [PAD], [UNK], [CLS], [SEP], then the characters that occur at least `min_frequency` times in these texts, the most frequent first,
-/// equally frequent ones by code point. `texts`: views of UTF-8.
-Vocabulary character_vocabulary(const std::vector<std::string_view>& texts, bool lower_case, int64_t min_frequency);
+/// Local. [PAD], [UNK], [CLS], [SEP], then the characters that occur at least `min_frequency` times in these
+/// texts, the most frequent first, equally frequent ones by code point. `texts`: views of UTF-8.
+Vocabulary character_vocabulary(const std::vector<std::string_view>& texts, bool lower_case,
+                                int64_t min_frequency);
 
-/// WordPiece (Schuster, Nakajima 2012) as BERT uses it: of each word the longest piece the vocabulary has, then of the rest, where
-/// pieces begin with "##". A word that cannot be cut so, or is longer than 100 characters, is [UNK]. Equal to Hugging Face's
-/// BertTokenizer.
+/// WordPiece (Schuster, Nakajima 2012) as BERT uses it: of each word the longest piece the vocabulary has,
+/// then of the rest, where pieces begin with "##". A word that cannot be cut so, or is longer than 100
+/// characters, is [UNK]. Equal to Hugging Face's BertTokenizer.
 class WordPieceTokenizer final : public Tokenizer {
  public:
   WordPieceTokenizer(Vocabulary vocabulary, bool lower_case) : Tokenizer(std::move(vocabulary), lower_case) {}

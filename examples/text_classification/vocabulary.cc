@@ -9,18 +9,23 @@
 
 namespace tessera::examples {
 
-Vocabulary::Vocabulary(std::vector<std::string> tokens, const std::string& source) : tokens_(std::move(tokens)) {
+Vocabulary::Vocabulary(std::vector<std::string> tokens, const std::string& source)
+    : tokens_(std::move(tokens)) {
   for (size_t i = 0; i < tokens_.size(); ++i) {
     const auto fail = [&](const std::string& found) {
-      throw DataError(str(source, ":", i + 1, ": ", found, "; expected a vocabulary, a token a line, each once"));
+      throw DataError(
+          str(source, ":", i + 1, ": ", found, "; expected a vocabulary, a token a line, each once"));
     };
     if (tokens_[i].empty()) fail("is empty");
     const auto [place, is_new] = numbers_.emplace(tokens_[i], static_cast<int32_t>(i));
-    if (!is_new) fail(str("the token ", quoted_name(tokens_[i]), " is on line ", place->second + 1, " already"));
+    if (!is_new)
+      fail(str("the token ", quoted_name(tokens_[i]), " is on line ", place->second + 1, " already"));
   }
   const auto special = [&](const char* token) {
     const int32_t number = find(token);
-    if (number < 0) throw DataError(str(source, ": has no token ", token, "; expected a BERT vocabulary with [PAD], [UNK], [CLS] and [SEP]"));
+    if (number < 0)
+      throw DataError(str(source, ": has no token ", token,
+                          "; expected a BERT vocabulary with [PAD], [UNK], [CLS] and [SEP]"));
     return number;
   };
   pad_ = special("[PAD]");
@@ -34,7 +39,9 @@ Vocabulary Vocabulary::read(const std::string& path) {
   std::vector<std::string> tokens;
   for (std::string line; std::getline(file, line);) {
     if (!line.empty() && line.back() == '\r') line.pop_back();
-    if (!is_utf8(line)) throw DataError(str(path, ":", tokens.size() + 1, ": is not UTF-8; expected a vocabulary, a token a line"));
+    if (!is_utf8(line))
+      throw DataError(
+          str(path, ":", tokens.size() + 1, ": is not UTF-8; expected a vocabulary, a token a line"));
     tokens.push_back(std::move(line));
   }
   return Vocabulary(std::move(tokens), path);

@@ -19,7 +19,8 @@ std::vector<std::string> matches_of(const std::string& pattern) {
   std::vector<std::string> names;
   if (result == 0) names.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
   ::globfree(&found);
-  if (result == GLOB_NOSPACE) throw DataError(str(pattern, ": matches more files than the memory has room for"));
+  if (result == GLOB_NOSPACE)
+    throw DataError(str(pattern, ": matches more files than the memory has room for"));
   std::sort(names.begin(), names.end());
   return names;
 }

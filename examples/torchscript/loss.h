@@ -1,10 +1,11 @@
 // Losses by the names torch.nn.functional has for them, of what a model gives.
 //
 // [Note: the mean over a step]
-// torch's mean over class numbers divides by what counts: the labels that are not ignored, or their classes' weights. Where samples count
-// differently, the mean of the means of micro-steps and ranks would depend on how a step is cut. So each slice's loss is weighted by what
-// counts in it (TrainOrder::weights, from target_weights() of the whole set): the loss and the gradient of a step are those of one batch of all
-// its samples, as Hugging Face's Trainer has them with num_items_in_batch.
+// torch's mean over class numbers divides by what counts: the labels that are not ignored, or their classes'
+// weights. Where samples count differently, the mean of the means of micro-steps and ranks would depend on
+// how a step is cut. So each slice's loss is weighted by what counts in it (TrainOrder::weights, from
+// target_weights() of the whole set): the loss and the gradient of a step are those of one batch of all its
+// samples, as Hugging Face's Trainer has them with num_items_in_batch.
 #pragma once
 
 #include <ATen/core/Reduction.h>
@@ -37,9 +38,12 @@ Loss loss_of(const std::string& name);
 const std::string& name_of(Loss loss);
 
 /// Whether targets are class numbers.
-constexpr bool counts_classes(Loss loss) { return loss == Loss::kCrossEntropy || loss == Loss::kNll || loss == Loss::kCausalLm; }
+constexpr bool counts_classes(Loss loss) {
+  return loss == Loss::kCrossEntropy || loss == Loss::kNll || loss == Loss::kCausalLm;
+}
 
-/// As torch.nn.CrossEntropyLoss and BCEWithLogitsLoss name them, but for class_weights, which is `weight` there.
+/// As torch.nn.CrossEntropyLoss and BCEWithLogitsLoss name them, but for
+/// class_weights, which is `weight` there.
 struct LossOptions {
   Loss kind = Loss::kModel;
   std::vector<double> class_weights;  ///< cross_entropy, nll: by class; empty: all 1
@@ -49,8 +53,8 @@ struct LossOptions {
 
 /// A loss function on one device. Immutable but for to(); not for kModel.
 ///
-/// Of class numbers: scores (B, C, …) and targets (B, …); with causal_lm scores (B, T, C) and tokens (B, T), of which the scores at t
-/// are compared with token t + 1. Other targets have their output's shape.
+/// Of class numbers: scores (B, C, …) and targets (B, …); with causal_lm scores (B, T, C) and tokens (B, T),
+/// of which the scores at t are compared with token t + 1. Other targets have their output's shape.
 class LossFunction {
  public:
   LossFunction() = default;
@@ -73,14 +77,16 @@ class LossFunction {
     at::Tensor labels;  ///< (N, …) int64
   };
   Positions positions(const at::Tensor& output, const at::Tensor& target) const;
-  /// {losses, weights} of each element, fp32, in the target's shape (of causal_lm: at t those of token t + 1). Ignored labels have 0 and 0.
-  /// The sum of the losses by the sum of the weights is the mean.
+  /// {losses, weights} of each element, fp32, in the target's shape (of causal_lm: at t those of token t +
+  /// 1). Ignored labels have 0 and 0. The sum of the losses by the sum of the weights is the mean.
   std::pair<at::Tensor, at::Tensor> elements(const at::Tensor& output, const at::Tensor& target) const;
-  /// Local. (B) fp64: how much each row of a target counts in a mean. Class numbers only. Rows may hold what is no class.
+  /// Local. (B) fp64: how much each row of a target counts in a mean. Class numbers
+  /// only. Rows may hold what is no class.
   at::Tensor target_weights(const at::Tensor& target) const;
 
  private:
-  at::Tensor compute(const at::Tensor& output, const at::Tensor& target, at::Reduction::Reduction reduction) const;
+  at::Tensor compute(const at::Tensor& output, const at::Tensor& target,
+                     at::Reduction::Reduction reduction) const;
   at::Tensor label_weights(const at::Tensor& labels) const;
 
   LossOptions options_;

@@ -1,8 +1,10 @@
-// Metrics by the names scikit-learn has for them, as sums (train/task.h), so that they are exact on any number of ranks.
+// Metrics by the names scikit-learn has for them, as sums (train/task.h), so that
+// they are exact on any number of ranks.
 //
 // Which there are depends on what the loss compares:
-//   class numbers (cross_entropy, nll, causal_lm): accuracy; precision, recall and f1, each _macro, _weighted or _micro; classification_report
-//   labels, of which a sample may have several (bce_with_logits): accuracy, which is that of all of a sample's labels together; hamming_loss;
+//   class numbers (cross_entropy, nll, causal_lm): accuracy; precision, recall and f1, each _macro, _weighted
+//   or _micro; classification_report labels, of which a sample may have several (bce_with_logits): accuracy,
+//   which is that of all of a sample's labels together; hamming_loss;
 //     precision, recall and f1 as above
 //   numbers (mse, l1, smooth_l1): mse, rmse, mae, r2
 // causal_lm has perplexity besides.
@@ -18,7 +20,8 @@
 
 namespace tessera::examples {
 
-/// Local. All a loss can go with, in the order of the documentation; those shown where nothing is said. Empty for kModel.
+/// Local. All a loss can go with, in the order of the documentation; those shown
+/// where nothing is said. Empty for kModel.
 std::vector<std::string> metric_names(Loss loss);
 std::vector<std::string> default_metrics(Loss loss);
 
@@ -28,10 +31,12 @@ class MetricSet {
   /// `names`: of metric_names(loss).
   MetricSet(Loss loss, std::vector<std::string> names);
 
-  /// Local. fp64, on the output's device: sums of one batch, always equally many. output, target: as the loss takes them; of class numbers
-  /// LossFunction::positions(). counted: bool in the labels' shape (classes), else (B): what is to be counted.
+  /// Local. fp64, on the output's device: sums of one batch, always equally many. output, target: as the
+  /// loss takes them; of class numbers LossFunction::positions(). counted: bool in the labels' shape
+  /// (classes), else (B): what is to be counted.
   at::Tensor statistics(const at::Tensor& output, const at::Tensor& target, const at::Tensor& counted) const;
-  /// Local. From the sum of all statistics, fp64 on the CPU, and the mean loss: the metrics by name, in the order of `names`.
+  /// Local. From the sum of all statistics, fp64 on the CPU, and the mean loss: the
+  /// metrics by name, in the order of `names`.
   train::Metrics metrics(const at::Tensor& sums, double loss) const;
   /// Local. scikit-learn's classification_report, where it is among the names.
   std::string report(const at::Tensor& sums) const;
@@ -39,8 +44,8 @@ class MetricSet {
   /// Local. Of metrics(): all but the report.
   std::vector<std::string> names() const;
   bool wants(const std::string& name) const;
-  /// Local. (…) one sample's target: r2's sums of squares are taken around it, so that few digits cancel. The same on all ranks, and on the
-  /// device of the outputs. Needed for r2 alone.
+  /// Local. (…) one sample's target: r2's sums of squares are taken around it, so that few digits cancel. The
+  /// same on all ranks, and on the device of the outputs. Needed for r2 alone.
   void set_center(const at::Tensor& target);
 
  private:

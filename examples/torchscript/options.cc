@@ -35,38 +35,50 @@ LossOptions read_loss(const config::Section& model) {
 
 void check_loss(const config::Section& model, const LossOptions& loss) {
   const auto only_for = [&](const char* key, const char* losses) {
-    model.fail(key, str("found beside model.loss ", name_of(loss.kind), "; expected it with ", losses, " only"));
+    model.fail(key,
+               str("found beside model.loss ", name_of(loss.kind), "; expected it with ", losses, " only"));
   };
   if (!loss.class_weights.empty() && loss.kind != Loss::kCrossEntropy && loss.kind != Loss::kNll)
     only_for("class_weights", "cross_entropy or nll");
-  if (!loss.pos_weight.empty() && loss.kind != Loss::kBceWithLogits) only_for("pos_weight", "bce_with_logits");
-  if (loss.label_smoothing > 0 && loss.kind != Loss::kCrossEntropy) only_for("label_smoothing", "cross_entropy");
+  if (!loss.pos_weight.empty() && loss.kind != Loss::kBceWithLogits)
+    only_for("pos_weight", "bce_with_logits");
+  if (loss.label_smoothing > 0 && loss.kind != Loss::kCrossEntropy)
+    only_for("label_smoothing", "cross_entropy");
   // torch smooths the samples of such a class all the same, though nothing of them counts in the mean.
-  if (loss.label_smoothing > 0 && std::find(loss.class_weights.begin(), loss.class_weights.end(), 0.0) != loss.class_weights.end())
-    model.fail("label_smoothing", "found beside a class of weight 0 in model.class_weights; expected weights above 0, or no smoothing");
+  if (loss.label_smoothing > 0 &&
+      std::find(loss.class_weights.begin(), loss.class_weights.end(), 0.0) != loss.class_weights.end())
+    model.fail(
+        "label_smoothing",
+        "found beside a class of weight 0 in model.class_weights; expected weights above 0, or no smoothing");
 }
 
 void check_metrics(const config::Section& model, const std::vector<std::string>& names, Loss loss) {
   const std::vector<std::string> known = metric_names(loss);
   if (!names.empty() && known.empty())
-    model.fail("metrics", "found beside model.loss model, where only the loss is known; expected a loss function as model.loss");
+    model.fail("metrics",
+               "found beside model.loss model, where only the loss is known; expected a loss function as "
+               "model.loss");
   for (const std::string& name : names)
     if (std::find(known.begin(), known.end(), name) == known.end())
-      model.fail("metrics", str("found \"", name, "\"", config::did_you_mean(name, known), "; expected some of ", join(known, ", "), " for model.loss ",
-                                name_of(loss)));
+      model.fail("metrics", str("found \"", name, "\"", config::did_you_mean(name, known),
+                                "; expected some of ", join(known, ", "), " for model.loss ", name_of(loss)));
 }
 
 void read_split(const config::Section& data, TensorsOptions& options) {
   options.eval_fraction = data.number("eval_fraction", options.eval_fraction, 0.0, 0.9);
-  options.random_split = data.word("split", data.has("split_seed") ? "random" : "tail", {"tail", "random"}) == "random";
+  options.random_split =
+      data.word("split", data.has("split_seed") ? "random" : "tail", {"tail", "random"}) == "random";
   options.split_seed = static_cast<uint64_t>(data.integer("split_seed", 0, 0, kLargestSeed));
 }
 
 void check_split(const config::Section& data, const TensorsOptions& options) {
   if (!options.eval_files.empty() && options.eval_fraction > 0)
-    data.fail("eval_fraction", str("found ", options.eval_fraction, " beside data.eval_path; expected one of the two"));
+    data.fail("eval_fraction",
+              str("found ", options.eval_fraction, " beside data.eval_path; expected one of the two"));
   if (!options.random_split && options.split_seed != 0)
-    data.fail("split_seed", "found beside data.split \"tail\", which is not random; expected data.split \"random\", or no seed");
+    data.fail(
+        "split_seed",
+        "found beside data.split \"tail\", which is not random; expected data.split \"random\", or no seed");
 }
 
 }  // namespace
@@ -94,9 +106,11 @@ TensorsOptions read_tensors_options(const config::Section& model, const config::
     data.fail("path", "found \"\"; expected the name of a file, or a list of them");
   }
   check_split(data, options);
-  if (options.inputs.empty()) data.fail("inputs", "is missing; expected the names of the tensors that forward takes, such as [\"x\"]");
+  if (options.inputs.empty())
+    data.fail("inputs", "is missing; expected the names of the tensors that forward takes, such as [\"x\"]");
   if (options.target.empty() && options.loss.kind != Loss::kModel)
-    data.fail("target", str("is missing; expected the name of a tensor, which model.loss ", name_of(options.loss.kind), " needs"));
+    data.fail("target", str("is missing; expected the name of a tensor, which model.loss ",
+                            name_of(options.loss.kind), " needs"));
   return options;
 }
 

@@ -11,18 +11,18 @@
 namespace tessera::examples {
 
 struct TensorsOptions {
-  std::string model_path;            ///< model.path: what torch.jit.save wrote
-  std::string eval_model_path;       ///< model.eval_path: the same model as it is in evaluation; empty: model_path
-  LossOptions loss;                  ///< model.loss and what belongs to it
-  std::vector<std::string> metrics;  ///< model.metrics
-  std::vector<std::string> files;      ///< data.path: .safetensors, .h5; names and patterns
-  std::vector<std::string> eval_files; ///< data.eval_path: the same for the test set; empty: eval_fraction
-  double eval_fraction = 0;            ///< data.eval_fraction: of the samples of `files`
-  bool random_split = false;           ///< data.split "random"; else the test set is the end
-  uint64_t split_seed = 0;             ///< data.split_seed
-  bool shuffle = true;                 ///< data.shuffle
-  std::vector<std::string> inputs;     ///< data.inputs: tensors that forward takes, in this order
-  std::string target;                  ///< data.target; empty: none, and the model needs none
+  std::string model_path;       ///< model.path: what torch.jit.save wrote
+  std::string eval_model_path;  ///< model.eval_path: the same model as it is in evaluation; empty: model_path
+  LossOptions loss;             ///< model.loss and what belongs to it
+  std::vector<std::string> metrics;     ///< model.metrics
+  std::vector<std::string> files;       ///< data.path: .safetensors, .h5; names and patterns
+  std::vector<std::string> eval_files;  ///< data.eval_path: the same for the test set; empty: eval_fraction
+  double eval_fraction = 0;             ///< data.eval_fraction: of the samples of `files`
+  bool random_split = false;            ///< data.split "random"; else the test set is the end
+  uint64_t split_seed = 0;              ///< data.split_seed
+  bool shuffle = true;                  ///< data.shuffle
+  std::vector<std::string> inputs;      ///< data.inputs: tensors that forward takes, in this order
+  std::string target;                   ///< data.target; empty: none, and the model needs none
 };
 
 /// Local. Throws ConfigError.

@@ -13,16 +13,18 @@
 #include "examples/torchscript/data_files.h"
 #include "examples/torchscript/dataset.h"
 #include "examples/torchscript/script_model.h"
-#include "examples/torchscript/tensor_output.h"
 #include "examples/torchscript/task.h"
+#include "examples/torchscript/tensor_output.h"
 
 namespace tessera::examples {
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
-TensorsPredictor::TensorsPredictor(const TensorsOptions& options) : options_(options), model_(options.model_path, options.eval_model_path) {}
+TensorsPredictor::TensorsPredictor(const TensorsOptions& options)
+    : options_(options), model_(options.model_path, options.eval_model_path) {}
 
-Engine& TensorsPredictor::initialize(const EngineConfig& config, comm::CommunicatorPtr comm, const InitOptions& options) {
+Engine& TensorsPredictor::initialize(const EngineConfig& config, comm::CommunicatorPtr comm,
+                                     const InitOptions& options) {
   return model_.initialize(config, std::move(comm), options);
 }
 
@@ -38,8 +40,8 @@ NamedTensors rows_of(const c10::IValue& given, int64_t num_samples, const std::s
     rows.emplace_back(name, for_layers(tensor).cpu().contiguous());
   }
   if (rows.empty())
-    throw DataError(str(path, ": forward gives ", others.empty() ? "no tensor" : join(others, ", "), " for ", num_samples,
-                        " samples; expected a tensor with a row for each"));
+    throw DataError(str(path, ": forward gives ", others.empty() ? "no tensor" : join(others, ", "), " for ",
+                        num_samples, " samples; expected a tensor with a row for each"));
   return rows;
 }
 
@@ -59,7 +61,8 @@ std::vector<train::PredictedTensor> TensorsPredictor::predict_file(const train::
     if (const at::Tensor target = set.target(numbers); target.defined()) arguments.emplace_back(target);
     NamedTensors rows;
     try {
-      rows = rows_of(model_.forward(std::move(arguments), ForwardMode::kEvaluation), static_cast<int64_t>(numbers.size()), path);
+      rows = rows_of(model_.forward(std::move(arguments), ForwardMode::kEvaluation),
+                     static_cast<int64_t>(numbers.size()), path);
     } catch (...) {
       rethrow_of_model(path, [&] { return set.describe_records(numbers); });
     }

@@ -17,8 +17,10 @@ class TensorsPredictor final : public train::Predictor {
   /// Local. Throws DataError.
   explicit TensorsPredictor(const TensorsOptions& options);
 
-  Engine& initialize(const EngineConfig& config, comm::CommunicatorPtr comm, const InitOptions& options) override;
-  /// All tensors forward gives that have a row for each sample, floating ones in fp32. Into .csv: a column for each element of a row.
+  Engine& initialize(const EngineConfig& config, comm::CommunicatorPtr comm,
+                     const InitOptions& options) override;
+  /// All tensors forward gives that have a row for each sample, floating ones in fp32. Into
+  /// .csv: a column for each element of a row.
   std::vector<train::PredictedTensor> predict_file(const train::PredictFileOptions& options) override;
 
  private:

@@ -24,12 +24,15 @@ void ScriptEngine::check_arguments(const CallOfForward& call) const {
   if (evaluation_) examples::check_arguments(*evaluation_, eval_path_, call);
 }
 
-Engine& ScriptEngine::initialize(const EngineConfig& config, comm::CommunicatorPtr comm, const InitOptions& options) {
+Engine& ScriptEngine::initialize(const EngineConfig& config, comm::CommunicatorPtr comm,
+                                 const InitOptions& options) {
   if (evaluation_) zero::refuse_forks(zero::view_of(*evaluation_), zero::sharding_of(config.zero.stage));
   engine_ = tessera::initialize(training_, config, std::move(comm), options);
   const at::ScalarType compute = zero::to_torch(config.compute_dtype());
   for (at::Tensor& buffer : own_buffers_)  // as the engine does with those it knows
-    buffer.set_data(buffer.to(options.device, buffer.is_floating_point() && compute != at::kFloat ? compute : buffer.scalar_type()));
+    buffer.set_data(buffer.to(options.device, buffer.is_floating_point() && compute != at::kFloat
+                                                  ? compute
+                                                  : buffer.scalar_type()));
   return *engine_;
 }
 
@@ -42,7 +45,9 @@ c10::IValue ScriptEngine::forward(std::vector<c10::IValue> arguments, ForwardMod
   // A torch::jit::Module is a handle: for this pass the engine's stands for the other module.
   struct Swap {
     torch::jit::Module &mine, &other;
-    Swap(torch::jit::Module& mine, torch::jit::Module& other) : mine(mine), other(other) { std::swap(mine, other); }
+    Swap(torch::jit::Module& mine, torch::jit::Module& other) : mine(mine), other(other) {
+      std::swap(mine, other);
+    }
     ~Swap() { std::swap(mine, other); }
   } const swap(engine_->module(), *evaluation_);
   return engine_->forward(std::move(arguments));

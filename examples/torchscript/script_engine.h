@@ -1,9 +1,10 @@
 // ScriptEngine: a TorchScript model in an engine, with another trace of it for evaluation where there is one.
 //
 // [Note: a trace has one mode]
-// A trace keeps the dropout of the mode it was made in. So a traced model may come as two files, of which the second is for evaluation. Its
-// parameters and buffers are replaced by the first's, tensor by tensor: the engine shards one model, and at stage 3 an operator that
-// reads them has them gathered, whichever module it belongs to.
+// A trace keeps the dropout of the mode it was made in. So a traced model may come as two files, of
+// which the second is for evaluation. Its parameters and buffers are replaced by the first's, tensor
+// by tensor: the engine shards one model, and at stage 3 an operator that reads them has them
+// gathered, whichever module it belongs to.
 #pragma once
 
 #include <ATen/core/ivalue.h>
@@ -38,7 +39,9 @@ class ScriptEngine {
 
   bool has_evaluation() const { return evaluation_ != nullptr; }
   /// The file of the module that `mode` runs, for messages.
-  const std::string& path(ForwardMode mode) const { return mode == ForwardMode::kEvaluation && evaluation_ ? eval_path_ : path_; }
+  const std::string& path(ForwardMode mode) const {
+    return mode == ForwardMode::kEvaluation && evaluation_ ? eval_path_ : path_;
+  }
 
  private:
   std::string path_, eval_path_;

@@ -27,9 +27,12 @@ void check_trainable(const torch::jit::Module& model, const std::string& path) {
     num_trainable += parameter.requires_grad() ? 1 : 0;
   }
   if (num_parameters == 0)
-    throw DataError(str(path, ": the module has no parameters; expected one that torch.jit.freeze has not turned into constants"));
+    throw DataError(str(
+        path,
+        ": the module has no parameters; expected one that torch.jit.freeze has not turned into constants"));
   if (num_trainable == 0)
-    throw DataError(str(path, ": none of the module's ", num_parameters, " parameters requires a gradient; nothing could be trained"));
+    throw DataError(str(path, ": none of the module's ", num_parameters,
+                        " parameters requires a gradient; nothing could be trained"));
 }
 
 }  // namespace
@@ -66,17 +69,26 @@ void check_arguments(const torch::jit::Module& model, const std::string& path, c
   const bool with_target = !call.target.empty();
   const size_t num_given = call.inputs.size() + (with_target ? 1 : 0);
   if (num_given >= num_required && num_given <= names.size()) return;
-  const std::string takes = str(path, ": forward takes ", num_required < names.size() ? str(num_required, " to ") : "", names.size(),
-                                names.size() == 1 ? " argument" : " arguments", names.empty() ? "" : str(" (", join(names, ", "), ")"));
+  const std::string takes = str(
+      path, ": forward takes ", num_required < names.size() ? str(num_required, " to ") : "", names.size(),
+      names.size() == 1 ? " argument" : " arguments", names.empty() ? "" : str(" (", join(names, ", "), ")"));
   if (with_target && call.inputs.size() >= num_required && call.inputs.size() <= names.size())
-    throw DataError(str(takes, ", the inputs alone, and so gives scores and no loss; expected model.loss, such as \"cross_entropy\", to be computed of them and ",
-                        quoted_name(call.target), " (\"model\", the default, calls forward with the inputs and then the target)"));
-  throw DataError(str(takes, ", and is given ", num_given, ": ", join(call.inputs, ", "), with_target ? str(" of data.inputs, then ", call.target, " of data.target") : " of data.inputs",
-                      "; expected ", num_required == names.size() ? "as many" : "so many", " names there",
-                      !with_target && call.inputs.size() < num_required ? ", or model.loss \"model\" where forward takes the target last and gives the loss" : ""));
+    throw DataError(str(takes,
+                        ", the inputs alone, and so gives scores and no loss; expected model.loss, such as "
+                        "\"cross_entropy\", to be computed of them and ",
+                        quoted_name(call.target),
+                        " (\"model\", the default, calls forward with the inputs and then the target)"));
+  throw DataError(
+      str(takes, ", and is given ", num_given, ": ", join(call.inputs, ", "),
+          with_target ? str(" of data.inputs, then ", call.target, " of data.target") : " of data.inputs",
+          "; expected ", num_required == names.size() ? "as many" : "so many", " names there",
+          !with_target && call.inputs.size() < num_required
+              ? ", or model.loss \"model\" where forward takes the target last and gives the loss"
+              : ""));
 }
 
-std::vector<at::Tensor> share_parameters(torch::jit::Module& evaluation, const std::string& path, const torch::jit::Module& training,
+std::vector<at::Tensor> share_parameters(torch::jit::Module& evaluation, const std::string& path,
+                                         const torch::jit::Module& training,
                                          const std::string& training_path) {
   std::map<std::string, at::Tensor> parameters, buffers;
   for (const auto& item : training.named_parameters()) parameters.emplace(item.name, item.value);
@@ -84,8 +96,8 @@ std::vector<at::Tensor> share_parameters(torch::jit::Module& evaluation, const s
   const std::string expected = "; expected another trace of the same model";
   const auto check_shape = [&](const std::string& name, const at::Tensor& mine, const at::Tensor& theirs) {
     if (mine.sizes() != theirs.sizes())
-      throw DataError(str(path, ": ", quoted_name(name), " has the shape ", describe_shape(mine.sizes()), ", but ", describe_shape(theirs.sizes()),
-                          " in ", training_path, expected));
+      throw DataError(str(path, ": ", quoted_name(name), " has the shape ", describe_shape(mine.sizes()),
+                          ", but ", describe_shape(theirs.sizes()), " in ", training_path, expected));
   };
   std::set<std::string> shared;
   std::vector<at::Tensor> own_buffers;
@@ -95,7 +107,9 @@ std::vector<at::Tensor> share_parameters(torch::jit::Module& evaluation, const s
     for (const auto& parameter : part.named_parameters(/*recurse=*/false)) {
       const std::string name = prefix + parameter.name;
       const auto found = parameters.find(name);
-      if (found == parameters.end()) throw DataError(str(path, ": has a parameter ", quoted_name(name), ", which ", training_path, " lacks", expected));
+      if (found == parameters.end())
+        throw DataError(str(path, ": has a parameter ", quoted_name(name), ", which ", training_path,
+                            " lacks", expected));
       check_shape(name, parameter.value, found->second);
       part.setattr(parameter.name, found->second);
       shared.insert(name);
@@ -113,14 +127,16 @@ std::vector<at::Tensor> share_parameters(torch::jit::Module& evaluation, const s
   }
   for (const auto& [name, tensor] : parameters)
     if (!shared.contains(name))
-      throw DataError(str(path, ": lacks the parameter ", quoted_name(name), ", which ", training_path, " has", expected,
+      throw DataError(str(path, ": lacks the parameter ", quoted_name(name), ", which ", training_path,
+                          " has", expected,
                           shared.empty() ? ", which torch.jit.freeze has not turned into constants" : ""));
   return own_buffers;
 }
 
 namespace {
 
-void add_tensors(const c10::IValue& value, const std::string& name, std::vector<std::pair<std::string, at::Tensor>>& tensors) {
+void add_tensors(const c10::IValue& value, const std::string& name,
+                 std::vector<std::pair<std::string, at::Tensor>>& tensors) {
   const auto below = [&](const std::string& key) { return name.empty() ? key : name + "." + key; };
   const auto add_list = [&](const auto& elements) {
     int64_t number = 0;
@@ -129,12 +145,15 @@ void add_tensors(const c10::IValue& value, const std::string& name, std::vector<
       ++number;
     }
   };
-  if (value.isTensor() && value.toTensor().defined()) tensors.emplace_back(name.empty() ? "output" : name, value.toTensor());
+  if (value.isTensor() && value.toTensor().defined())
+    tensors.emplace_back(name.empty() ? "output" : name, value.toTensor());
   if (value.isTuple()) add_list(value.toTupleRef().elements());
   if (value.isList()) add_list(value.toListRef());
   if (!value.isGenericDict()) return;
   for (const auto& entry : value.toGenericDict())
-    add_tensors(entry.value(), below(entry.key().isString() ? entry.key().toStringRef() : tessera::str(entry.key())), tensors);
+    add_tensors(entry.value(),
+                below(entry.key().isString() ? entry.key().toStringRef() : tessera::str(entry.key())),
+                tensors);
 }
 
 }  // namespace
@@ -147,18 +166,22 @@ std::vector<std::pair<std::string, at::Tensor>> tensors_of(const c10::IValue& va
 
 at::Tensor tensor_of(const c10::IValue& value, const std::string& key, const std::string& path) {
   if (value.isTensor()) return value.toTensor();
-  if (value.isTuple() && !value.toTupleRef().elements().empty()) return tensor_of(value.toTupleRef().elements()[0], key, path);
+  if (value.isTuple() && !value.toTupleRef().elements().empty())
+    return tensor_of(value.toTupleRef().elements()[0], key, path);
   if (value.isList() && !value.toListRef().empty()) return tensor_of(value.toListRef()[0], key, path);
   if (value.isGenericDict()) {
     const auto entries = value.toGenericDict();
     std::vector<std::string> names;
     for (const auto& entry : entries) {
       names.push_back(entry.key().isString() ? quoted_name(entry.key().toStringRef()) : "?");
-      if (entries.size() == 1 || (entry.key().isString() && entry.key().toStringRef() == key)) return tensor_of(entry.value(), key, path);
+      if (entries.size() == 1 || (entry.key().isString() && entry.key().toStringRef() == key))
+        return tensor_of(entry.value(), key, path);
     }
-    throw DataError(str(path, ": forward gives a dictionary of ", join(names, ", "), "; expected an entry ", quoted_name(key)));
+    throw DataError(str(path, ": forward gives a dictionary of ", join(names, ", "), "; expected an entry ",
+                        quoted_name(key)));
   }
-  throw DataError(str(path, ": forward gives a ", value.tagKind(), "; expected a tensor, or a tuple or dictionary of them"));
+  throw DataError(str(path, ": forward gives a ", value.tagKind(),
+                      "; expected a tensor, or a tuple or dictionary of them"));
 }
 
 void rethrow_of_model(const std::string& path, const std::function<std::string()>& origin) {
@@ -169,7 +192,8 @@ void rethrow_of_model(const std::string& path, const std::function<std::string()
   } catch (const std::logic_error&) {
     throw;
   } catch (const std::exception& error) {
-    if (train::is_out_of_memory(error)) throw c10::OutOfMemoryError({__func__, __FILE__, __LINE__}, comm::words_of(error));
+    if (train::is_out_of_memory(error))
+      throw c10::OutOfMemoryError({__func__, __FILE__, __LINE__}, comm::words_of(error));
     throw DataError(str(origin(), ": ", path, ": forward failed: ", comm::words_of(error)));
   }
 }

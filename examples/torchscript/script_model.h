@@ -17,35 +17,41 @@ struct Module;
 
 namespace tessera::examples {
 
-/// Local. Reads what torch.jit.save wrote, onto the CPU, with libtorch's own reader: its unpickler makes tensors and TorchScript
-/// values and runs no Python. (The TorchScript inside is a program all the same, and may run when it is loaded.) Throws DataError
-/// naming the file when it cannot be read, is something else (torch.save's files), or holds nothing to train.
+/// Local. Reads what torch.jit.save wrote, onto the CPU, with libtorch's own reader: its unpickler makes
+/// tensors and TorchScript values and runs no Python. (The TorchScript inside is a program all the same, and
+/// may run when it is loaded.) Throws DataError naming the file when it cannot be read, is something else
+/// (torch.save's files), or holds nothing to train.
 std::shared_ptr<torch::jit::Module> load_script_model(const std::string& path);
 
 /// What a forward is to be called with, by the names that a configuration has for it.
 struct CallOfForward {
   std::vector<std::string> inputs;  ///< data.inputs
-  std::string target;               ///< data.target, where forward takes it last and gives the loss; empty: it takes the inputs alone
+  std::string target;  ///< data.target, where forward takes it last and gives the loss; empty: it takes the
+                       ///< inputs alone
 };
-/// Local. Throws DataError, starting with `path`, where forward takes another number of arguments, and names the key that says otherwise.
+/// Local. Throws DataError, starting with `path`, where forward takes another number of arguments,
+/// and names the key that says otherwise.
 void check_arguments(const torch::jit::Module& model, const std::string& path, const CallOfForward& call);
-/// Local. Makes `evaluation`, another trace of the model `training`, read its parameters and buffers: those of equal names become the same tensors,
-/// so that there is no second copy, and what moves the ones moves the others. Buffers that `training` lacks stay its own, and are returned. Throws
-/// DataError, with the two files' names, unless both have parameters of the same names and shapes.
-std::vector<at::Tensor> share_parameters(torch::jit::Module& evaluation, const std::string& path, const torch::jit::Module& training,
+/// Local. Makes `evaluation`, another trace of the model `training`, read its parameters and buffers: those
+/// of equal names become the same tensors, so that there is no second copy, and what moves the ones moves the
+/// others. Buffers that `training` lacks stay its own, and are returned. Throws DataError, with the two
+/// files' names, unless both have parameters of the same names and shapes.
+std::vector<at::Tensor> share_parameters(torch::jit::Module& evaluation, const std::string& path,
+                                         const torch::jit::Module& training,
                                          const std::string& training_path);
 
-/// Local. The tensor meant in what forward gave: itself; of a dictionary the entry `key`, or its only one; of a tuple or list
-/// the first. Throws DataError, starting with `path`, when there is none.
+/// Local. The tensor meant in what forward gave: itself; of a dictionary the entry `key`, or its only one; of
+/// a tuple or list the first. Throws DataError, starting with `path`, when there is none.
 at::Tensor tensor_of(const c10::IValue& value, const std::string& key, const std::string& path);
 
-/// Local. All tensors in what forward gave, with names for files: "output" for a single one; the keys of a dictionary; "output_0" … of a tuple or
-/// list; inside of others "NAME.KEY" and "NAME.0". What is no tensor is left out.
+/// Local. All tensors in what forward gave, with names for files: "output" for a single one; the
+/// keys of a dictionary; "output_0" … of a tuple or list; inside of others "NAME.KEY" and
+/// "NAME.0". What is no tensor is left out.
 std::vector<std::pair<std::string, at::Tensor>> tensors_of(const c10::IValue& value);
 
-/// To be called while handling an exception that came out of a model's forward. What the model did wrong (shapes, types, a raise)
-/// is thrown as a DataError of one line: `origin()`, which is where its arguments come from, `path`, and the reason; running out of
-/// memory as c10::OutOfMemoryError; all else as it is.
+/// To be called while handling an exception that came out of a model's forward. What the model did wrong
+/// (shapes, types, a raise) is thrown as a DataError of one line: `origin()`, which is where its arguments
+/// come from, `path`, and the reason; running out of memory as c10::OutOfMemoryError; all else as it is.
 [[noreturn]] void rethrow_of_model(const std::string& path, const std::function<std::string()>& origin);
 
 }  // namespace tessera::examples

@@ -50,23 +50,28 @@ std::string origin_of(const train::Batch& batch, const TensorSet& set) {
 
 /// As PyTorch's losses expect it: class numbers are int64.
 at::Tensor for_losses(const at::Tensor& tensor) {
-  return at::isIntegralType(tensor.scalar_type(), /*includeBool=*/false) ? tensor.to(at::kLong) : for_layers(tensor);
+  return at::isIntegralType(tensor.scalar_type(), /*includeBool=*/false) ? tensor.to(at::kLong)
+                                                                         : for_layers(tensor);
 }
 
 }  // namespace
 
-at::Tensor for_layers(const at::Tensor& tensor) { return tensor.is_floating_point() ? tensor.to(at::kFloat) : tensor; }
+at::Tensor for_layers(const at::Tensor& tensor) {
+  return tensor.is_floating_point() ? tensor.to(at::kFloat) : tensor;
+}
 
 TensorsTask::TensorsTask(const TensorsOptions& options)
     : options_(options),
       train_(find_data_files(options.files), options.inputs, options.target),
       test_(open_test_set(options)),
-      train_size_(train_.size() - static_cast<int64_t>(options.eval_fraction * static_cast<double>(train_.size()))),
+      train_size_(train_.size() -
+                  static_cast<int64_t>(options.eval_fraction * static_cast<double>(train_.size()))),
       split_(split()),
       loss_(options.loss),
       metrics_(options.loss.kind, options.metrics),
       model_(options.model_path, options.eval_model_path) {
-  model_.check_arguments({.inputs = options_.inputs, .target = options_.loss.kind == Loss::kModel ? options_.target : ""});
+  model_.check_arguments(
+      {.inputs = options_.inputs, .target = options_.loss.kind == Loss::kModel ? options_.target : ""});
   check_target(train_, options_.loss.kind);
   if (test_) {
     check_target(*test_, options_.loss.kind);
@@ -75,29 +80,37 @@ TensorsTask::TensorsTask(const TensorsOptions& options)
   if (counts_classes(options_.loss.kind)) weights_ = weigh();
 }
 
-/// Both parts in the order of the file, which is faster to read, and where the training set is not shuffled the order that is meant.
+/// Both parts in the order of the file, which is faster to read, and where the training set is
+/// not shuffled the order that is meant.
 TensorsTask::Split TensorsTask::split() const {
   if (!options_.random_split || train_size_ == train_.size()) return {};
   train::Parts parts = train::split_into_parts(
-      train_.size(), {.validation_fraction = options_.eval_fraction, .test_fraction = 0, .seed = options_.split_seed});
+      train_.size(),
+      {.validation_fraction = options_.eval_fraction, .test_fraction = 0, .seed = options_.split_seed});
   std::sort(parts.train.begin(), parts.train.end());
   std::sort(parts.validation.begin(), parts.validation.end());
   return {std::move(parts.train), std::move(parts.validation)};
 }
 
-/// How much each training sample counts in its batch's mean, where they differ: see [Note: the mean over a step].
+/// How much each training sample counts in its batch's mean, where they differ:
+/// see [Note: the mean over a step].
 std::shared_ptr<const std::vector<float>> TensorsTask::weigh() const {
   auto weights = std::make_shared<std::vector<float>>();
   weights->reserve(static_cast<size_t>(train_size_));
-  train_.visit_targets(train_size_, [this](int64_t index) { return train_row(index); }, [&](int64_t, const at::Tensor& targets) {
-    const at::Tensor some = loss_.target_weights(targets).to(at::kFloat).contiguous();
-    weights->insert(weights->end(), some.const_data_ptr<float>(), some.const_data_ptr<float>() + some.numel());
-  });
-  if (std::adjacent_find(weights->begin(), weights->end(), std::not_equal_to<>()) == weights->end()) return nullptr;
+  train_.visit_targets(
+      train_size_, [this](int64_t index) { return train_row(index); },
+      [&](int64_t, const at::Tensor& targets) {
+        const at::Tensor some = loss_.target_weights(targets).to(at::kFloat).contiguous();
+        weights->insert(weights->end(), some.const_data_ptr<float>(),
+                        some.const_data_ptr<float>() + some.numel());
+      });
+  if (std::adjacent_find(weights->begin(), weights->end(), std::not_equal_to<>()) == weights->end())
+    return nullptr;
   return weights;
 }
 
-Engine& TensorsTask::initialize(const EngineConfig& config, comm::CommunicatorPtr comm, const InitOptions& options) {
+Engine& TensorsTask::initialize(const EngineConfig& config, comm::CommunicatorPtr comm,
+                                const InitOptions& options) {
   Engine& engine = model_.initialize(config, std::move(comm), options);
   loss_.to(options.device);
   if (metrics_.wants("r2")) metrics_.set_center(eval_set().target({0})[0].to(options.device));
@@ -105,12 +118,14 @@ Engine& TensorsTask::initialize(const EngineConfig& config, comm::CommunicatorPt
   return engine;
 }
 
-/// A trace of a model in training mode changes running statistics in evaluation too; what this pass changes is taken back.
+/// A trace of a model in training mode changes running statistics in evaluation too;
+/// what this pass changes is taken back.
 void TensorsTask::try_out(int64_t batch_size) {
   const at::NoGradGuard no_grad;
   Engine& engine = model_.engine();
   std::vector<std::pair<at::Tensor, at::Tensor>> buffers;
-  for (const zero::NamedTensor& buffer : engine.sharded_model().buffers()) buffers.emplace_back(buffer.tensor, buffer.tensor.clone());
+  for (const zero::NamedTensor& buffer : engine.sharded_model().buffers())
+    buffers.emplace_back(buffer.tensor, buffer.tensor.clone());
   std::vector<int64_t> rows;
   for (int64_t index = 0; index < batch_size; ++index) rows.push_back(train_row(index));
   engine.eval();
@@ -143,7 +158,8 @@ train::Batch TensorsTask::train_batch(const std::vector<int64_t>& indices, at::G
 train::Batch TensorsTask::eval_batch(const std::vector<int64_t>& indices) const {
   std::vector<int64_t> rows = indices;
   if (!test_)
-    for (int64_t& row : rows) row = split_.test.empty() ? train_size_ + row : split_.test[static_cast<size_t>(row)];
+    for (int64_t& row : rows)
+      row = split_.test.empty() ? train_size_ + row : split_.test[static_cast<size_t>(row)];
   return make_batch(eval_set(), rows);
 }
 
@@ -153,7 +169,8 @@ at::Tensor TensorsTask::forward(const train::Batch& batch, const TensorSet& set,
   if (own_loss() && batch.target.defined()) arguments.emplace_back(batch.target);
   at::Tensor output;
   try {
-    output = tensor_of(model_.forward(std::move(arguments), mode), own_loss() ? "loss" : "logits", model_.path(mode));
+    output = tensor_of(model_.forward(std::move(arguments), mode), own_loss() ? "loss" : "logits",
+                       model_.path(mode));
   } catch (...) {
     rethrow_of_model(model_.path(mode), [&] { return origin_of(batch, set); });
   }
@@ -161,8 +178,10 @@ at::Tensor TensorsTask::forward(const train::Batch& batch, const TensorSet& set,
   return output;
 }
 
-/// Looks at shapes alone, and so waits for no device. A loss function would broadcast (B, 1) and (B) to (B, B), and nobody would know.
-void TensorsTask::check_output(const at::Tensor& output, const train::Batch& batch, const TensorSet& set, ForwardMode mode) const {
+/// Looks at shapes alone, and so waits for no device. A loss function would broadcast (B, 1) and
+/// (B) to (B, B), and nobody would know.
+void TensorsTask::check_output(const at::Tensor& output, const train::Batch& batch, const TensorSet& set,
+                               ForwardMode mode) const {
   if (own_loss()) {
     if (output.numel() == 1) return;
     throw DataError(str(model_.path(mode), ": forward gives a loss of shape ", describe_shape(output.sizes()),
@@ -188,14 +207,20 @@ at::Tensor TensorsTask::statistics(const train::Batch& batch) {
   };
   const auto [losses, weights] = loss_.elements(output, batch.target);
   const at::Tensor counted = in_shape_of(losses);
-  const auto sum = [&](const at::Tensor& values) { return at::where(counted, values.to(at::kDouble), 0.0).sum(); };  // not a product: 0 * inf is not 0
+  const auto sum = [&](const at::Tensor& values) {
+    return at::where(counted, values.to(at::kDouble), 0.0).sum();
+  };  // not a product: 0 * inf is not 0
   const at::Tensor sums = at::stack({batch.mask.sum().to(at::kDouble), sum(losses), sum(weights)});
-  if (!counts_classes(options_.loss.kind)) return at::cat({sums, metrics_.statistics(output, batch.target, batch.mask)});
+  if (!counts_classes(options_.loss.kind))
+    return at::cat({sums, metrics_.statistics(output, batch.target, batch.mask)});
   const auto [scores, labels] = loss_.positions(output, batch.target);
-  return at::cat({sums, metrics_.statistics(scores, labels, counted.reshape(labels.sizes()).logical_and(labels.ne(kIgnoredLabel)))});
+  return at::cat(
+      {sums, metrics_.statistics(scores, labels,
+                                 counted.reshape(labels.sizes()).logical_and(labels.ne(kIgnoredLabel)))});
 }
 
-/// A loss of the model's own cannot leave rows out, so it gets none of the padding; where all is padding, it still runs.
+/// A loss of the model's own cannot leave rows out, so it gets none of the padding;
+/// where all is padding, it still runs.
 at::Tensor TensorsTask::statistics_of_own_loss(const train::Batch& batch) {
   const at::Tensor valid = batch.mask.sum().to(at::kDouble);
   const int64_t num_valid = valid.item<int64_t>();
@@ -220,15 +245,20 @@ train::Metrics TensorsTask::metrics(const at::Tensor& total) const {
   return metrics;
 }
 
-std::string TensorsTask::report(const at::Tensor& total) const { return metrics_.report(total.narrow(0, kNumSums, total.numel() - kNumSums)); }
+std::string TensorsTask::report(const at::Tensor& total) const {
+  return metrics_.report(total.narrow(0, kNumSums, total.numel() - kNumSums));
+}
 
 void register_torchscript(train::Registry& registry) {
-  registry.add("tensors", "torchscript", [](const config::Section& model, const config::Section& data, const std::filesystem::path&) {
-    return std::make_unique<TensorsTask>(read_tensors_options(model, data));
-  });
-  registry.add_predictor("tensors", "torchscript", [](const config::Section& model, const config::Section& data, const std::filesystem::path&) {
-    return std::make_unique<TensorsPredictor>(read_tensors_options(model, data));
-  });
+  registry.add("tensors", "torchscript",
+               [](const config::Section& model, const config::Section& data, const std::filesystem::path&) {
+                 return std::make_unique<TensorsTask>(read_tensors_options(model, data));
+               });
+  registry.add_predictor(
+      "tensors", "torchscript",
+      [](const config::Section& model, const config::Section& data, const std::filesystem::path&) {
+        return std::make_unique<TensorsPredictor>(read_tensors_options(model, data));
+      });
 }
 
 }  // namespace tessera::examples

@@ -26,7 +26,8 @@ std::string names_there_are(const std::vector<std::string>& names) {
   return names.empty() ? "none" : join(shown, ", ");
 }
 
-/// What `body` returns. What it throws becomes a DataError that names the file, be it a library's or about memory.
+/// What `body` returns. What it throws becomes a DataError that names the file,
+/// be it a library's or about memory.
 template <class Body>
 auto with_file_name(const fs::path& path, const Body& body) {
   try {
@@ -62,10 +63,13 @@ TensorFile::TensorFile(const fs::path& path) : path_(path), source_(std::make_un
   const std::string ending = path.extension().string();
   const bool hdf5 = ending == ".h5" || ending == ".hdf5";
   if (!hdf5 && ending != ".safetensors")
-    throw DataError(str(path.string(), ": its name ends in ", quoted_name(ending), "; expected a .safetensors, .h5 or .hdf5 file"));
+    throw DataError(str(path.string(), ": its name ends in ", quoted_name(ending),
+                        "; expected a .safetensors, .h5 or .hdf5 file"));
   with_file_name(path_, [&] {
-    if (hdf5) source_->hdf5.emplace(path);
-    else source_->safetensors.emplace(path);
+    if (hdf5)
+      source_->hdf5.emplace(path);
+    else
+      source_->safetensors.emplace(path);
     source_->mapping = std::make_shared<MappedFile>(path);  // neither kind of file is ever empty
   });
 }
@@ -79,7 +83,8 @@ StoredTensor TensorFile::tensor(const std::string& name) const {
 StoredTensor TensorFile::find(const std::string& name) const {
   const std::vector<std::string> names = source_->names();
   if (std::find(names.begin(), names.end(), name) == names.end())
-    throw DataError(str(path_.string(), ": has no tensor ", quoted_name(name), "; it holds ", names_there_are(names)));
+    throw DataError(
+        str(path_.string(), ": has no tensor ", quoted_name(name), "; it holds ", names_there_are(names)));
   if (source_->hdf5) {
     const checkpoint::Hdf5Stored stored = source_->hdf5->find(name);
     return take(name, {stored.type, stored.shape, nullptr}, stored.bytes, stored.offset,
@@ -90,17 +95,20 @@ StoredTensor TensorFile::find(const std::string& name) const {
               [&](std::span<std::byte> destination) { source_->safetensors->read(stored, 0, destination); });
 }
 
-StoredTensor TensorFile::take(const std::string& name, StoredTensor tensor, int64_t bytes, std::optional<int64_t> offset,
+StoredTensor TensorFile::take(const std::string& name, StoredTensor tensor, int64_t bytes,
+                              std::optional<int64_t> offset,
                               const std::function<void(std::span<std::byte>)>& read) const {
   const std::shared_ptr<const MappedFile>& mapping = source_->mapping;
   if (offset && (*offset < 0 || *offset > mapping->bytes() - bytes))
-    throw DataError(str(path_.string(), ": ", quoted_name(name), " ends behind the end of the file (it is truncated)"));
+    throw DataError(
+        str(path_.string(), ": ", quoted_name(name), " ends behind the end of the file (it is truncated)"));
   if (offset) {
     tensor.data = {mapping, mapping->data() + *offset};
     tensor.mapped = true;
     return tensor;
   }
-  const std::shared_ptr<std::byte> own(new std::byte[static_cast<size_t>(bytes)], std::default_delete<std::byte[]>());
+  const std::shared_ptr<std::byte> own(new std::byte[static_cast<size_t>(bytes)],
+                                       std::default_delete<std::byte[]>());
   read({own.get(), static_cast<size_t>(bytes)});
   tensor.data = own;
   return tensor;

@@ -18,7 +18,9 @@ namespace {
 
 constexpr int64_t kMaxCsvColumns = 16'384;  // what spreadsheets take
 
-int64_t numel_of(const std::vector<int64_t>& shape) { return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>()); }
+int64_t numel_of(const std::vector<int64_t>& shape) {
+  return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
+}
 
 /// As RFC 4180 has it: in quotes where it must be.
 std::string csv_field(const std::string& text) {
@@ -52,38 +54,53 @@ void append_number(std::string& text, T value) {
 TensorOutput::TensorOutput(std::filesystem::path path, int64_t num_rows)
     : path_(std::move(path)), num_rows_(num_rows), is_csv_(path_.extension() == ".csv") {
   if (!is_csv_ && !checkpoint::model_format_of(path_))
-    throw ConfigError(str("--out ", path_.string(), ": expected a name that ends in .safetensors, .csv, .h5 or .pt"));
+    throw ConfigError(
+        str("--out ", path_.string(), ": expected a name that ends in .safetensors, .csv, .h5 or .pt"));
 }
 
 void TensorOutput::begin(const std::vector<std::pair<std::string, at::Tensor>>& rows) {
   std::vector<checkpoint::ModelTensor> tensors;
   int64_t num_columns = 0;
   for (const auto& [name, tensor] : rows) {
-    columns_.push_back({.name = name, .shape = {tensor.sizes().begin() + 1, tensor.sizes().end()}, .type = tensor.scalar_type(), .held = {}});
+    columns_.push_back({.name = name,
+                        .shape = {tensor.sizes().begin() + 1, tensor.sizes().end()},
+                        .type = tensor.scalar_type(),
+                        .held = {}});
     num_columns += numel_of(columns_.back().shape);
     std::vector<int64_t> shape = tensor.sizes().vec();
     shape[0] = num_rows_;
-    tensors.push_back({.name = name, .shape = std::move(shape), .type = element_type_of(tensor, name), .aliases = {}});
+    tensors.push_back(
+        {.name = name, .shape = std::move(shape), .type = element_type_of(tensor, name), .aliases = {}});
   }
   if (!is_csv_) {
-    writer_ = checkpoint::open_model_writer(disk_, {.format = *checkpoint::model_format_of(path_), .path = path_, .tensors = std::move(tensors)});
+    writer_ = checkpoint::open_model_writer(
+        disk_, {.format = *checkpoint::model_format_of(path_), .path = path_, .tensors = std::move(tensors)});
   } else if (num_columns > kMaxCsvColumns) {
-    throw ConfigError(str("--out ", path_.string(), ": would have ", format_count(num_columns), " columns; expected at most ", format_count(kMaxCsvColumns),
+    throw ConfigError(str("--out ", path_.string(), ": would have ", format_count(num_columns),
+                          " columns; expected at most ", format_count(kMaxCsvColumns),
                           ", or a .safetensors file"));
   }
 }
 
-void TensorOutput::add(const std::vector<std::pair<std::string, at::Tensor>>& rows, const std::string& origin) {
+void TensorOutput::add(const std::vector<std::pair<std::string, at::Tensor>>& rows,
+                       const std::string& origin) {
   if (columns_.empty()) begin(rows);
   const auto describe = [](const std::string& name, at::ScalarType type, at::IntArrayRef shape) {
     return tessera::str(quoted_name(name), " ", at::toString(type), " ", describe_shape(shape));
   };
   for (size_t i = 0; i < std::max(rows.size(), columns_.size()); ++i) {
-    const std::string found = i < rows.size() ? describe(rows[i].first, rows[i].second.scalar_type(), rows[i].second.sizes().slice(1)) : "nothing";
-    const std::string expected = i < columns_.size() ? describe(columns_[i].name, columns_[i].type, columns_[i].shape) : "nothing";
-    if (found != expected) throw DataError(tessera::str(origin, ": forward gives ", found, " for each sample of this batch; expected ", expected, ", as before"));
-    if (writer_ && i == 0) writer_->append(bytes_of(rows[i].second));
-    else columns_[i].held.push_back(rows[i].second);
+    const std::string found = i < rows.size() ? describe(rows[i].first, rows[i].second.scalar_type(),
+                                                         rows[i].second.sizes().slice(1))
+                                              : "nothing";
+    const std::string expected =
+        i < columns_.size() ? describe(columns_[i].name, columns_[i].type, columns_[i].shape) : "nothing";
+    if (found != expected)
+      throw DataError(tessera::str(origin, ": forward gives ", found,
+                                   " for each sample of this batch; expected ", expected, ", as before"));
+    if (writer_ && i == 0)
+      writer_->append(bytes_of(rows[i].second));
+    else
+      columns_[i].held.push_back(rows[i].second);
   }
 }
 

@@ -15,14 +15,16 @@
 
 namespace tessera::examples {
 
-/// Owns what has not been written: all of it but the first tensor of a binary file. The file is whole or absent. Used by one thread.
+/// Owns what has not been written: all of it but the first tensor of a binary file. The file is
+/// whole or absent. Used by one thread.
 class TensorOutput {
  public:
-  /// Local. The name's ending says the format: .csv, or one of checkpoint::model_format_of (.safetensors, .h5, .pt …). Throws ConfigError.
+  /// Local. The name's ending says the format: .csv, or one of checkpoint::model_format_of
+  /// (.safetensors, .h5, .pt …). Throws ConfigError.
   TensorOutput(std::filesystem::path path, int64_t num_rows);
 
-  /// Local. The next rows: contiguous CPU tensors (B, …), of the same names, types and row shapes each time. `origin` begins the message of
-  /// the DataError where they are not. Throws DiskError.
+  /// Local. The next rows: contiguous CPU tensors (B, …), of the same names, types and row shapes each time.
+  /// `origin` begins the message of the DataError where they are not. Throws DiskError.
   void add(const std::vector<std::pair<std::string, at::Tensor>>& rows, const std::string& origin);
   /// Local. After the last row. What the file holds. Throws DiskError.
   std::vector<train::PredictedTensor> finish();

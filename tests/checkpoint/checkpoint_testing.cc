@@ -37,7 +37,8 @@ Bytes random_bytes(uint64_t seed, size_t size) {
   return bytes;
 }
 
-/// Every rank's string to every rank; a rank that never comes makes the others wait, so tests have time limits.
+/// Every rank's string to every rank; a rank that never comes makes the others
+/// wait, so tests have time limits.
 class Hub {
  public:
   explicit Hub(int world) : barrier_(world), slots_(world) {}
@@ -57,8 +58,8 @@ class Hub {
 }  // namespace
 
 TemporaryFolder::TemporaryFolder() {
-  // In memory where there is such a place: these tests kill processes, not machines, and thousands of syncs take minutes
-  // on a busy disk.
+  // In memory where there is such a place: these tests kill processes, not machines, and thousands
+  // of syncs take minutes on a busy disk.
   const fs::path memory = "/dev/shm";
   const fs::path parent = ::access(memory.c_str(), W_OK | X_OK) == 0 ? memory : fs::temp_directory_path();
   std::string name = (parent / "tessera-checkpoint-XXXXXX").string();
@@ -74,22 +75,28 @@ TemporaryFolder::~TemporaryFolder() {
 
 std::vector<std::string> names_in(const fs::path& folder) {
   std::vector<std::string> names;
-  for (const fs::directory_entry& entry : fs::directory_iterator(folder)) names.push_back(entry.path().filename().string());
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder))
+    names.push_back(entry.path().filename().string());
   std::sort(names.begin(), names.end());
   return names;
 }
 
-SampleModel::SampleModel(std::vector<zero::ParameterSpec> specs, const zero::LayoutOptions& options, uint64_t seed,
-                         std::vector<std::string> state_names)
-    : seed_(seed), layout_(std::move(specs), options), state_names_(std::move(state_names)), blobs_(options.world_size) {
+SampleModel::SampleModel(std::vector<zero::ParameterSpec> specs, const zero::LayoutOptions& options,
+                         uint64_t seed, std::vector<std::string> state_names)
+    : seed_(seed),
+      layout_(std::move(specs), options),
+      state_names_(std::move(state_names)),
+      blobs_(options.world_size) {
   const SavedLayout saved = saved_layout(layout_);
   for (int unit = 0; unit < layout_.num_units(); ++unit) {
     weights_.push_back(fill(unit, "weights", saved.weights_type(unit)));
     states_.emplace_back();
     if (layout_.units()[unit].trainable)
-      for (const std::string& name : state_names_) states_.back().push_back(fill(unit, name, ElementType::kFloat32));
+      for (const std::string& name : state_names_)
+        states_.back().push_back(fill(unit, name, ElementType::kFloat32));
   }
-  for (int rank = 0; rank < layout_.world_size(); ++rank) blobs_[rank] = random_bytes(mix(seed, str("blob", rank)), 100 + rank);
+  for (int rank = 0; rank < layout_.world_size(); ++rank)
+    blobs_[rank] = random_bytes(mix(seed, str("blob", rank)), 100 + rank);
   make_tensors();
   state_ = {{"global_step", seed},
             {"scale", 65536.0},
@@ -115,7 +122,8 @@ void SampleModel::make_tensors() {
   const auto add = [&](const std::string& name, ElementType type, const std::vector<int64_t>& shape) {
     int64_t numel = 1;
     for (int64_t size : shape) numel *= size;
-    Bytes& data = tensor_data_.emplace_back(random_bytes(mix(seed_, name), static_cast<size_t>(numel * size_bytes(type))));
+    Bytes& data = tensor_data_.emplace_back(
+        random_bytes(mix(seed_, name), static_cast<size_t>(numel * size_bytes(type))));
     if (type == ElementType::kBool)
       for (std::byte& byte : data) byte &= std::byte{1};
     tensors_.push_back({.name = name, .type = type, .shape = shape, .data = data});
@@ -190,7 +198,8 @@ std::string SampleModel::difference(const Checkpoint& checkpoint) const {
     if (record == nullptr) return tensor.name + " is missing";
     const DatasetRecord& dataset = checkpoint.dataset(0, record->dataset);
     const Bytes found = checkpoint.read_all(0, dataset);
-    if (dataset.type != tensor.type || dataset.shape != tensor.shape || !std::ranges::equal(found, tensor.data))
+    if (dataset.type != tensor.type || dataset.shape != tensor.shape ||
+        !std::ranges::equal(found, tensor.data))
       return tensor.name + " differs";
   }
   for (int rank = 0; rank < manifest.world_size() && rank < layout_.world_size(); ++rank)
@@ -201,24 +210,35 @@ std::string SampleModel::difference(const Checkpoint& checkpoint) const {
 
 std::vector<zero::ParameterSpec> sample_specs() {
   const auto spec = [](const std::string& name, std::vector<int64_t> shape, DType dtype, bool trainable) {
-    return zero::ParameterSpec{
-        .name = name, .shape = std::move(shape), .dtype = dtype, .trainable = trainable, .group = 0, .aliases = {}};
+    return zero::ParameterSpec{.name = name,
+                               .shape = std::move(shape),
+                               .dtype = dtype,
+                               .trainable = trainable,
+                               .group = 0,
+                               .aliases = {}};
   };
-  std::vector<zero::ParameterSpec> specs{
-      spec("embedding.weight", {11, 7}, DType::kFloat32, true),  spec("frozen.weight", {9, 5}, DType::kBFloat16, false),
-      spec("fc.weight", {5, 4, 6}, DType::kFloat32, true),       spec("fc.bias", {6}, DType::kFloat32, true),
-      spec("half.weight", {40, 3}, DType::kBFloat16, true),      spec("scale", {}, DType::kFloat32, true),
-      spec("nothing", {0, 3}, DType::kFloat32, true),            spec("frozen.table", {33}, DType::kFloat16, false),
-      spec("odd/name", {3}, DType::kFloat32, true),              spec("größe.weight", {130}, DType::kFloat32, true),
-      spec("frozen.exact", {2, 3}, DType::kFloat64, false)};
+  std::vector<zero::ParameterSpec> specs{spec("embedding.weight", {11, 7}, DType::kFloat32, true),
+                                         spec("frozen.weight", {9, 5}, DType::kBFloat16, false),
+                                         spec("fc.weight", {5, 4, 6}, DType::kFloat32, true),
+                                         spec("fc.bias", {6}, DType::kFloat32, true),
+                                         spec("half.weight", {40, 3}, DType::kBFloat16, true),
+                                         spec("scale", {}, DType::kFloat32, true),
+                                         spec("nothing", {0, 3}, DType::kFloat32, true),
+                                         spec("frozen.table", {33}, DType::kFloat16, false),
+                                         spec("odd/name", {3}, DType::kFloat32, true),
+                                         spec("größe.weight", {130}, DType::kFloat32, true),
+                                         spec("frozen.exact", {2, 3}, DType::kFloat64, false)};
   specs[0].aliases = {"head.weight"};
   specs[2].group = 1;
   return specs;
 }
 
-SampleModel sample_model(int world, uint64_t seed) { return {sample_specs(), {.world_size = world, .unit_numel = 200}, seed}; }
+SampleModel sample_model(int world, uint64_t seed) {
+  return {sample_specs(), {.world_size = world, .unit_numel = 200}, seed};
+}
 
-std::vector<std::string> run_ranks(int world, const std::function<void(int rank, const Exchange&)>& rank_main) {
+std::vector<std::string> run_ranks(int world,
+                                   const std::function<void(int rank, const Exchange&)>& rank_main) {
   Hub hub(world);
   std::vector<std::string> errors(world);
   std::vector<std::thread> threads;

@@ -1,5 +1,5 @@
-// What the checkpoint's tests share: a model whose every element is known by parameter name and index, ranks as threads,
-// and the comparison of what a checkpoint holds with what it should.
+// What the checkpoint's tests share: a model whose every element is known by parameter name and index, ranks
+// as threads, and the comparison of what a checkpoint holds with what it should.
 #pragma once
 
 #include <cstddef>
@@ -33,8 +33,8 @@ std::vector<std::string> names_in(const std::filesystem::path& folder);
 
 using Bytes = std::vector<std::byte>;
 
-/// A model in training: what all ranks together hold. Values depend on (seed, dataset, parameter, element) alone, so
-/// models of any layout with the same seed hold the same.
+/// A model in training: what all ranks together hold. Values depend on (seed, dataset, parameter, element)
+/// alone, so models of any layout with the same seed hold the same.
 class SampleModel {
  public:
   SampleModel(std::vector<zero::ParameterSpec> specs, const zero::LayoutOptions& options, uint64_t seed,
@@ -49,7 +49,8 @@ class SampleModel {
   Bytes& blob(int rank) { return blobs_[rank]; }
 
   SaveRequest request(const std::filesystem::path& directory, const std::string& tag, int rank) const;
-  /// What differs between the checkpoint and this model, whatever the checkpoint's layout; empty when nothing does.
+  /// What differs between the checkpoint and this model, whatever the
+  /// checkpoint's layout; empty when nothing does.
   std::string difference(const Checkpoint& checkpoint) const;
 
  private:
@@ -72,11 +73,14 @@ std::vector<zero::ParameterSpec> sample_specs();
 /// The above over `world` ranks in small units.
 SampleModel sample_model(int world, uint64_t seed);
 
-/// Runs `rank_main` for each rank on a thread of its own. Returns what each threw (what()), empty for nothing.
-std::vector<std::string> run_ranks(int world, const std::function<void(int rank, const Exchange&)>& rank_main);
+/// Runs `rank_main` for each rank on a thread of its own. Returns what each
+/// threw (what()), empty for nothing.
+std::vector<std::string> run_ranks(int world,
+                                   const std::function<void(int rank, const Exchange&)>& rank_main);
 
 /// Saves by all ranks. `disk` gives each rank's options. Returns each rank's error.
-std::vector<std::string> save_all(const SampleModel& model, const std::filesystem::path& directory, const std::string& tag,
+std::vector<std::string> save_all(const SampleModel& model, const std::filesystem::path& directory,
+                                  const std::string& tag,
                                   const std::function<DiskOptions(int rank)>& disk = {});
 
 }  // namespace tessera::checkpoint::testing

@@ -1,7 +1,7 @@
-// Consolidation: every element of every tensor, whatever the world it was saved by. (What other libraries read in the files
-// is in consolidate_libraries_test.py.)
-#include "checkpoint/checkpoint_error.h"
+// Consolidation: every element of every tensor, whatever the world it was saved by. (What other libraries
+// read in the files is in consolidate_libraries_test.py.)
 #include "checkpoint/consolidate.h"
+#include "checkpoint/checkpoint_error.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -47,7 +47,8 @@ double value_of_half(uint16_t bits) {
   const double sign = bits & 0x8000 ? -1 : 1;
   const int exponent = bits >> 10 & 0x1f, mantissa = bits & 0x3ff;
   if (exponent == 0x1f)
-    return mantissa ? std::numeric_limits<double>::quiet_NaN() : sign * std::numeric_limits<double>::infinity();
+    return mantissa ? std::numeric_limits<double>::quiet_NaN()
+                    : sign * std::numeric_limits<double>::infinity();
   return sign * (exponent == 0 ? std::ldexp(mantissa, -24) : std::ldexp(1024 + mantissa, exponent - 25));
 }
 
@@ -84,8 +85,9 @@ TEST(Convert, EveryBf16IsExactInFp32AndComesBack) {
 
 TEST(Convert, RoundsToTheNearestBf16AndTiesToEven) {
   std::mt19937 source(1);
-  std::vector<uint32_t> bits = {0,          0x80000000, 0x00000001, 0x00008000, 0x00008001, 0x3f808000, 0x3f818000,
-                                0x3f807fff, 0x3f808001, 0x7f7fffff, 0x7f7f7fff, 0x7f7f8000, 0x7f800000, 0xff800000};
+  std::vector<uint32_t> bits = {0,          0x80000000, 0x00000001, 0x00008000, 0x00008001,
+                                0x3f808000, 0x3f818000, 0x3f807fff, 0x3f808001, 0x7f7fffff,
+                                0x7f7f7fff, 0x7f7f8000, 0x7f800000, 0xff800000};
   for (int i = 0; i < 200'000; ++i) bits.push_back(source() % 3 ? source() : source() << 15);
   std::vector<float> values(bits.size());
   std::memcpy(values.data(), bits.data(), bits.size() * 4);
@@ -95,7 +97,8 @@ TEST(Convert, RoundsToTheNearestBf16AndTiesToEven) {
       EXPECT_EQ(rounded[i] & 0x7fff, 0x7fc0);
       continue;
     }
-    // The two neighbours by magnitude; beyond the largest finite one lies what would be 2^128, which stands for infinity.
+    // The two neighbours by magnitude; beyond the largest finite one lies what
+    // would be 2^128, which stands for infinity.
     const auto magnitude = [](uint32_t high) {
       float value;
       const uint32_t wide = high << 16;
@@ -123,11 +126,13 @@ TEST(Convert, Fp64GoesByWayOfFp32) {
 TEST(Convert, EveryHalfComesBackFromFp32) {
   std::vector<uint16_t> all(65'536);
   for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<uint16_t>(i);
-  const auto back =
-      converted<uint16_t>(converted<float>(all, ElementType::kFloat16, ElementType::kFloat32), ElementType::kFloat32, ElementType::kFloat16);
+  const auto back = converted<uint16_t>(converted<float>(all, ElementType::kFloat16, ElementType::kFloat32),
+                                        ElementType::kFloat32, ElementType::kFloat16);
   for (size_t i = 0; i < all.size(); ++i) {
-    if (std::isnan(value_of_half(all[i]))) ASSERT_EQ(back[i] & 0x7fff, 0x7e00);
-    else ASSERT_EQ(back[i], all[i]);
+    if (std::isnan(value_of_half(all[i])))
+      ASSERT_EQ(back[i] & 0x7fff, 0x7e00);
+    else
+      ASSERT_EQ(back[i], all[i]);
   }
 }
 
@@ -138,10 +143,11 @@ TEST(Convert, RoundsToTheNearestHalfAndTiesToEven) {
     values.push_back(static_cast<float>(value)), expected.push_back(bits);
     values.push_back(static_cast<float>(-value)), expected.push_back(bits | 0x8000);
   };
-  // Between each two neighbours: the middle goes to the even one, what is beside the middle to the nearer one. Behind the largest
-  // finite number, 65504, stands infinity, where 65536 would be.
+  // Between each two neighbours: the middle goes to the even one, what is beside the middle to the nearer
+  // one. Behind the largest finite number, 65504, stands infinity, where 65536 would be.
   for (uint16_t below = 0; below < 0x7c00; ++below) {
-    const double low = value_of_half(below), high = below == 0x7bff ? 65536 : value_of_half(static_cast<uint16_t>(below + 1));
+    const double low = value_of_half(below),
+                 high = below == 0x7bff ? 65536 : value_of_half(static_cast<uint16_t>(below + 1));
     const double middle = (low + high) / 2, little = (high - low) / 1024;
     add(middle, static_cast<uint16_t>(below + (below & 1)));
     add(middle - little, below);
@@ -152,25 +158,33 @@ TEST(Convert, RoundsToTheNearestHalfAndTiesToEven) {
 }
 
 TEST(Convert, CountsWhatHasBecomeInfinite) {
-  const float infinity = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
+  const float infinity = std::numeric_limits<float>::infinity(),
+              nan = std::numeric_limits<float>::quiet_NaN();
   const std::vector<float> values = {1, 65504, 65519, 65520, -70000, 3.4e38f, infinity, -infinity, nan};
   std::vector<uint16_t> halves(values.size());
   const auto to = std::as_writable_bytes(std::span(halves));
   EXPECT_EQ(convert(std::as_bytes(std::span(values)), ElementType::kFloat32, to, ElementType::kFloat16), 3);
-  EXPECT_EQ(convert(std::as_bytes(std::span(values)), ElementType::kFloat32, to, ElementType::kBFloat16), 1) << "3.4e38 is nearer to 2^128";
+  EXPECT_EQ(convert(std::as_bytes(std::span(values)), ElementType::kFloat32, to, ElementType::kBFloat16), 1)
+      << "3.4e38 is nearer to 2^128";
   const std::vector<double> wide = {1e300, -1e39, 1e38, 65520, std::numeric_limits<double>::infinity()};
   std::vector<float> floats(wide.size());
-  EXPECT_EQ(convert(std::as_bytes(std::span(wide)), ElementType::kFloat64, std::as_writable_bytes(std::span(floats)), ElementType::kFloat32), 2);
-  EXPECT_EQ(convert(std::as_bytes(std::span(wide)), ElementType::kFloat64, to.first(10), ElementType::kFloat16), 4);
+  EXPECT_EQ(convert(std::as_bytes(std::span(wide)), ElementType::kFloat64,
+                    std::as_writable_bytes(std::span(floats)), ElementType::kFloat32),
+            2);
+  EXPECT_EQ(
+      convert(std::as_bytes(std::span(wide)), ElementType::kFloat64, to.first(10), ElementType::kFloat16), 4);
 }
 
 TEST(Convert, OtherTypesAreMistakesOfOurs) {
   std::vector<std::byte> data(8);
-  EXPECT_THROW(convert(std::span(data).first(4), ElementType::kInt32, std::span(data).last(4), ElementType::kFloat32),
-               std::logic_error);
-  EXPECT_THROW(convert(std::span(data).first(4), ElementType::kFloat32, std::span(data).last(4), ElementType::kInt32),
-               std::logic_error);
-  EXPECT_THROW(convert(std::span(data).first(4), ElementType::kFloat32, std::span(data).last(4), ElementType::kBFloat16),
+  EXPECT_THROW(
+      convert(std::span(data).first(4), ElementType::kInt32, std::span(data).last(4), ElementType::kFloat32),
+      std::logic_error);
+  EXPECT_THROW(
+      convert(std::span(data).first(4), ElementType::kFloat32, std::span(data).last(4), ElementType::kInt32),
+      std::logic_error);
+  EXPECT_THROW(convert(std::span(data).first(4), ElementType::kFloat32, std::span(data).last(4),
+                       ElementType::kBFloat16),
                std::logic_error);
 }
 
@@ -204,7 +218,8 @@ std::map<std::string, Expected> expected_of(const SampleModel& model, ElementTyp
   }
   for (const WholeTensor& tensor : model.tensors()) {
     const ElementType type = is_floating(tensor.type) ? floating : tensor.type;
-    expected[tensor.name] = {type, tensor.shape, as_type({tensor.data.begin(), tensor.data.end()}, tensor.type, type)};
+    expected[tensor.name] = {type, tensor.shape,
+                             as_type({tensor.data.begin(), tensor.data.end()}, tensor.type, type)};
   }
   return expected;
 }
@@ -233,7 +248,8 @@ class Consolidate : public ::testing::Test {
             .progress = {}};
   }
   void save(const SampleModel& model, const std::string& tag = "step") {
-    for (const std::string& error : testing::save_all(model, folder_.path() / "checkpoints", tag)) ASSERT_EQ(error, "");
+    for (const std::string& error : testing::save_all(model, folder_.path() / "checkpoints", tag))
+      ASSERT_EQ(error, "");
   }
   // Flips a bit of a dataset in a rank's file.
   void damage(int rank, const std::string& dataset) {
@@ -282,16 +298,17 @@ TEST_F(Consolidate, IntoShards) {
   expect_holds(shards.output, expected_of(model, ElementType::kFloat32));
 }
 
-// Larger than the buffers, in sizes that fit nothing: pieces begin and end everywhere, and a byte tensor shifts what
-// follows.
+// Larger than the buffers, in sizes that fit nothing: pieces begin and end everywhere,
+// and a byte tensor shifts what follows.
 TEST_F(Consolidate, LargeTensorsOfOddSizes) {
   const auto spec = [](const std::string& name, int64_t numel, DType dtype, bool trainable) {
     return zero::ParameterSpec{
         .name = name, .shape = {numel}, .dtype = dtype, .trainable = trainable, .group = 0, .aliases = {}};
   };
-  const SampleModel model({spec("a", 5'000'001, DType::kFloat32, true), spec("b", 3, DType::kFloat32, true),
-                           spec("frozen", 7'000'003, DType::kFloat16, false), spec("c", 3'333'333, DType::kBFloat16, true)},
-                          {.world_size = 3, .unit_numel = 4'000'000}, 5, {});
+  const SampleModel model(
+      {spec("a", 5'000'001, DType::kFloat32, true), spec("b", 3, DType::kFloat32, true),
+       spec("frozen", 7'000'003, DType::kFloat16, false), spec("c", 3'333'333, DType::kBFloat16, true)},
+      {.world_size = 3, .unit_numel = 4'000'000}, 5, {});
   save(model);
   for (const ElementType type : {ElementType::kFloat32, ElementType::kBFloat16}) {
     ConsolidateOptions one = options();
@@ -330,12 +347,14 @@ TEST_F(Consolidate, WhatItReadsIsVerified) {
   save(testing::sample_model(2, 1));
   const std::filesystem::path checkpoint = folder_.path() / "checkpoints" / "step";
   damage(1, "/master/unit_00001");
-  EXPECT_THAT([&] { consolidate(options()); }, ThrowsMessage<CheckpointError>(HasSubstr("rank_00001.h5: block 0")));
+  EXPECT_THAT([&] { consolidate(options()); },
+              ThrowsMessage<CheckpointError>(HasSubstr("rank_00001.h5: block 0")));
   EXPECT_THAT(testing::names_in(folder_.path()), ElementsAre("checkpoints"));
   damage(1, "/master/unit_00001");  // repairs it
   consolidate(options());
   std::filesystem::remove(checkpoint / "rank_00001.h5");
-  EXPECT_THAT([&] { consolidate(options()); }, ThrowsMessage<CheckpointError>(HasSubstr("rank_00001.h5: cannot be read")));
+  EXPECT_THAT([&] { consolidate(options()); },
+              ThrowsMessage<CheckpointError>(HasSubstr("rank_00001.h5: cannot be read")));
 }
 
 TEST_F(Consolidate, EachOperationFails) {
@@ -352,7 +371,8 @@ TEST_F(Consolidate, EachOperationFails) {
         if (count++ == fatal && to_fail) throw DiskError("No space left on device");
       };
       if (to_fail) {
-        EXPECT_THAT([&] { consolidate(failing); }, ThrowsMessage<DiskError>("No space left on device")) << fatal;
+        EXPECT_THAT([&] { consolidate(failing); }, ThrowsMessage<DiskError>("No space left on device"))
+            << fatal;
       } else {
         consolidate(failing);  // counts
         num_operations = count;

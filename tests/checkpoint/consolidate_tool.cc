@@ -1,8 +1,10 @@
-// Makes checkpoints and consolidates them for tests in Python, which have the real libraries to look at the results.
+// Makes checkpoints and consolidates them for tests in Python, which have the
+// real libraries to look at the results.
 //
 //   consolidate_tool sample DIR WORLD           saves the tests' sample model as DIR/step
-//   consolidate_tool layers DIR WORLD COUNT     saves COUNT layers of 1M fp32 parameters each, without optimizer states
-//   consolidate_tool consolidate DIR OUT FORMAT DTYPE [sync]   prints {"peak_kib": …, "seconds": …, "bytes": …,
+//   consolidate_tool layers DIR WORLD COUNT     saves COUNT layers of 1M fp32 parameters each, without
+//   optimizer states consolidate_tool consolidate DIR OUT FORMAT DTYPE [sync]   prints {"peak_kib": …,
+//   "seconds": …, "bytes": …,
 //                                                              "overflowed": …, "first_overflowed": …}
 #include <chrono>
 #include <fstream>
@@ -54,8 +56,12 @@ void consolidate(const std::vector<std::string>& args) {
   const auto start = std::chrono::steady_clock::now();
   const ConsolidateResult result = consolidate(options);
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-  std::cout << nlohmann::json{{"peak_kib", peak_kib()}, {"seconds", seconds.count()}, {"bytes", result.bytes},
-                              {"overflowed", result.num_overflowed}, {"first_overflowed", result.first_overflowed}} << "\n";
+  std::cout << nlohmann::json{{"peak_kib", peak_kib()},
+                              {"seconds", seconds.count()},
+                              {"bytes", result.bytes},
+                              {"overflowed", result.num_overflowed},
+                              {"first_overflowed", result.first_overflowed}}
+            << "\n";
 }
 
 }  // namespace

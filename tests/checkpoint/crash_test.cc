@@ -1,4 +1,5 @@
-// Killed after any file operation of a save, a directory still holds a whole checkpoint: the old one or the new one.
+// Killed after any file operation of a save, a directory still holds a whole
+// checkpoint: the old one or the new one.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -23,8 +24,8 @@ using ::testing::IsEmpty;
 constexpr int kEnded = 0;  // exit code of a child that was not killed
 
 struct Crash {
-  int kill_after = 0;      // operations of all ranks together
-  int fail_at = -1;        // the operation of rank 0 that fails, and from then on operations are counted
+  int kill_after = 0;  // operations of all ranks together
+  int fail_at = -1;    // the operation of rank 0 that fails, and from then on operations are counted
   std::string tag = "a";
 };
 
@@ -65,7 +66,8 @@ int crash_everywhere(int world, const std::string& tag) {
     SCOPED_TRACE(str("world ", world, ", tag ", tag, ", killed after operation ", kill_after));
     const TemporaryFolder folder;
     EXPECT_THAT(save_all(before, folder.path(), "a"), Each(IsEmpty()));
-    const bool killed = save_and_die(after, folder.path(), {.kill_after = kill_after, .fail_at = -1, .tag = tag});
+    const bool killed =
+        save_and_die(after, folder.path(), {.kill_after = kill_after, .fail_at = -1, .tag = tag});
     expect_whole(folder.path(), before, after);
     const bool is_new = Checkpoint::open(folder.path()).manifest().state.at("global_step") == 2;
     (is_new ? saw_new : saw_old) = true;
@@ -76,7 +78,8 @@ int crash_everywhere(int world, const std::string& tag) {
     ++num_crashes;
     // The next save tidies up.
     EXPECT_THAT(save_all(after, folder.path(), "b"), Each(IsEmpty()));
-    for (const std::string& name : names_in(folder.path())) EXPECT_TRUE(name == "a" || name == "b" || name == "latest") << name;
+    for (const std::string& name : names_in(folder.path()))
+      EXPECT_TRUE(name == "a" || name == "b" || name == "latest") << name;
     expect_whole(folder.path(), before, after);
     if (::testing::Test::HasFailure()) break;
   }
@@ -98,9 +101,12 @@ TEST(Crash, OfTheFirstSaveLeavesNothingOrAll) {
   for (int kill_after = 1;; ++kill_after) {
     SCOPED_TRACE(kill_after);
     const TemporaryFolder folder;
-    const bool killed = save_and_die(model, folder.path() / "new", {.kill_after = kill_after, .fail_at = -1, .tag = "a"});
-    if (read_latest(folder.path() / "new")) expect_whole(folder.path() / "new", model, model);
-    else EXPECT_TRUE(killed);
+    const bool killed =
+        save_and_die(model, folder.path() / "new", {.kill_after = kill_after, .fail_at = -1, .tag = "a"});
+    if (read_latest(folder.path() / "new"))
+      expect_whole(folder.path() / "new", model, model);
+    else
+      EXPECT_TRUE(killed);
     for (const std::string& tag : list_checkpoints(folder.path() / "new"))
       EXPECT_EQ(model.difference(Checkpoint::open(folder.path() / "new", tag)), "");
     if (!killed || HasFailure()) break;
@@ -116,16 +122,18 @@ TEST(Crash, WhileUndoing) {
     {
       const TemporaryFolder folder;
       save_all(before, folder.path(), "a");
-      save_all(after, folder.path(), tag,
-               [&](int) { return DiskOptions{.sync = true, .probe = [&](auto, const auto&) { ++num_operations; }}; });
+      save_all(after, folder.path(), tag, [&](int) {
+        return DiskOptions{.sync = true, .probe = [&](auto, const auto&) { ++num_operations; }};
+      });
     }
     for (int fail_at = num_operations - 12; fail_at <= num_operations; ++fail_at)
       for (int kill_after = 1;; ++kill_after) {
-        SCOPED_TRACE(
-            str("tag ", tag, ", operation ", fail_at, " of ", num_operations, " failed, killed ", kill_after, " later"));
+        SCOPED_TRACE(str("tag ", tag, ", operation ", fail_at, " of ", num_operations, " failed, killed ",
+                         kill_after, " later"));
         const TemporaryFolder folder;
         save_all(before, folder.path(), "a");
-        const bool killed = save_and_die(after, folder.path(), {.kill_after = kill_after, .fail_at = fail_at, .tag = tag});
+        const bool killed =
+            save_and_die(after, folder.path(), {.kill_after = kill_after, .fail_at = fail_at, .tag = tag});
         expect_whole(folder.path(), before, after);
         if (!killed || HasFailure()) break;
         ++num_crashes;

@@ -53,8 +53,12 @@ bool verifies(const fs::path& directory) {
 
 SampleModel model_of_several_blocks() {
   std::vector<zero::ParameterSpec> specs = sample_specs();
-  specs.push_back(
-      {.name = "big", .shape = {130'000, 7}, .dtype = DType::kFloat32, .trainable = true, .group = 0, .aliases = {}});
+  specs.push_back({.name = "big",
+                   .shape = {130'000, 7},
+                   .dtype = DType::kFloat32,
+                   .trainable = true,
+                   .group = 0,
+                   .aliases = {}});
   return {specs, {.world_size = 2, .unit_numel = 1'000'000}, 5};
 }
 
@@ -134,16 +138,20 @@ TEST_F(DamagedFile, EveryBlockIsVerifiedByReadAndByCheck) {
         EXPECT_EQ(error_of([&] { checkpoint.read_all(rank, dataset); }).empty(), !is_hit);
         EXPECT_EQ(error_of([&] { checkpoint.check(rank, dataset, 0, dataset.bytes); }).empty(), !is_hit);
         std::byte last;
-        const bool last_is_hit = dataset.offset + dataset.bytes > begin && dataset.offset + dataset.bytes <= end;
-        EXPECT_EQ(error_of([&] { checkpoint.read(rank, dataset, dataset.bytes - 1, {&last, 1}); }).empty(), !last_is_hit);
-        EXPECT_EQ(error_of([&] { checkpoint.check(rank, dataset, dataset.bytes - 1, 1); }).empty(), !last_is_hit);
+        const bool last_is_hit =
+            dataset.offset + dataset.bytes > begin && dataset.offset + dataset.bytes <= end;
+        EXPECT_EQ(error_of([&] { checkpoint.read(rank, dataset, dataset.bytes - 1, {&last, 1}); }).empty(),
+                  !last_is_hit);
+        EXPECT_EQ(error_of([&] { checkpoint.check(rank, dataset, dataset.bytes - 1, 1); }).empty(),
+                  !last_is_hit);
       }
       flip_bit(file(record.name), end - 1, 7);
     }
   }
 }
 
-// Parts of blocks are kept for the next read; what a damaged block was read into was another block's place before.
+// Parts of blocks are kept for the next read; what a damaged block was read
+// into was another block's place before.
 TEST_F(DamagedFile, IsNotKeptInPlaceOfAnotherBlock) {
   const Checkpoint checkpoint = Checkpoint::open(folder_.path());
   struct Part {
@@ -157,7 +165,8 @@ TEST_F(DamagedFile, IsNotKeptInPlaceOfAnotherBlock) {
     std::set<int64_t> seen;
     for (const DatasetRecord& dataset : checkpoint.manifest().rank_file(rank).datasets)
       for (int64_t begin = 0; begin + 4 <= dataset.bytes; begin += 4)
-        if (seen.insert((dataset.offset + begin) >> 20).second) parts.push_back({rank, &dataset, begin, std::vector<std::byte>(4)});
+        if (seen.insert((dataset.offset + begin) >> 20).second)
+          parts.push_back({rank, &dataset, begin, std::vector<std::byte>(4)});
   }
   ASSERT_GE(parts.size(), 6u);
   const auto read = [](const Checkpoint& from, const Part& part) {
@@ -173,8 +182,10 @@ TEST_F(DamagedFile, IsNotKeptInPlaceOfAnotherBlock) {
     for (int round = 0; round < 3; ++round)
       for (const Part& part : parts) {
         SCOPED_TRACE(str("round ", round, ", ", part.dataset->name, " of rank ", part.rank));
-        if (&part == &damaged) EXPECT_THROW(read(fresh, part), CheckpointError);
-        else EXPECT_EQ(read(fresh, part), part.right);
+        if (&part == &damaged)
+          EXPECT_THROW(read(fresh, part), CheckpointError);
+        else
+          EXPECT_EQ(read(fresh, part), part.right);
         // Where the damaged bytes now lie was the place of the block read longest ago.
         if (&part != &damaged) continue;
         for (const Part& other : parts) {
@@ -197,7 +208,8 @@ TEST_F(DamagedFile, RenamedIsNoCheckpointOfThatName) {
   fs::rename(folder_.path() / "b", folder_.path() / "a");
   std::ofstream(folder_.path() / "latest") << "a\n";
   EXPECT_EQ(load(), "");
-  fs::rename(folder_.path() / "a", folder_.path() / "elsewhere");  // a link is a name too, and so is what it points to
+  fs::rename(folder_.path() / "a",
+             folder_.path() / "elsewhere");  // a link is a name too, and so is what it points to
   fs::create_directory_symlink("elsewhere", folder_.path() / "a");
   EXPECT_EQ(load(), "");
 }
@@ -207,23 +219,25 @@ TEST_F(DamagedFile, ACopyUnderAnotherNameIsLeftAlone) {
   fs::copy(folder_.path() / "a", folder_.path() / "a_backup");
   EXPECT_THAT(list_checkpoints(folder_.path()), ElementsAre("a"));
   save_all(model_, folder_.path(), "c");
-  EXPECT_THAT(keep_last(folder_.path(), {.num = 1, .spare = {}}, Disk({.sync = false, .probe = {}})), ElementsAre("a"));
+  EXPECT_THAT(keep_last(folder_.path(), {.num = 1, .spare = {}}, Disk({.sync = false, .probe = {}})),
+              ElementsAre("a"));
   EXPECT_THAT(names_in(folder_.path()), ElementsAre("a_backup", "c", "latest"));
 }
 
 TEST_F(DamagedFile, Missing) {
   fs::remove(file("rank_00001.h5"));
   EXPECT_THAT(load(), AllOf(HasSubstr("rank_00001.h5: cannot be read: No such file")));
-  EXPECT_THAT(problems(), ElementsAre(AllOf(HasSubstr("rank_00001.h5: cannot open "), HasSubstr("No such file"))));
+  EXPECT_THAT(problems(),
+              ElementsAre(AllOf(HasSubstr("rank_00001.h5: cannot open "), HasSubstr("No such file"))));
 }
 
 TEST_F(DamagedFile, CutOffOrLonger) {
   const auto bytes = fs::file_size(file("rank_00000.h5"));
   fs::resize_file(file("rank_00000.h5"), bytes - 1);
-  EXPECT_THAT(load(), HasSubstr(str("rank_00000.h5: found ", bytes - 1, " bytes; expected ", bytes, ", as saved")));
-  EXPECT_THAT(
-      problems(),
-      ElementsAre(HasSubstr(str("rank_00000.h5: found ", bytes - 1, " bytes; expected ", bytes, ": it is cut off"))));
+  EXPECT_THAT(load(),
+              HasSubstr(str("rank_00000.h5: found ", bytes - 1, " bytes; expected ", bytes, ", as saved")));
+  EXPECT_THAT(problems(), ElementsAre(HasSubstr(str("rank_00000.h5: found ", bytes - 1, " bytes; expected ",
+                                                    bytes, ": it is cut off"))));
   fs::resize_file(file("rank_00000.h5"), bytes + 1);
   EXPECT_THAT(load(), HasSubstr(str("found ", bytes + 1, " bytes")));
   EXPECT_THAT(problems(), ::testing::Contains(HasSubstr("bytes were added at its end")));
@@ -241,7 +255,8 @@ TEST_F(DamagedFile, ManyBlocksAreCounted) {
   fs::resize_file(path, 0);
   fs::resize_file(path, bytes);
   const std::vector<std::string> found = problems();
-  EXPECT_EQ(found.size(), static_cast<size_t>(read_manifest(folder_.path() / "a").rank_file(0).block_hashes.size()));
+  EXPECT_EQ(found.size(),
+            static_cast<size_t>(read_manifest(folder_.path() / "a").rank_file(0).block_hashes.size()));
 }
 
 TEST_F(DamagedFile, VerifyReportsProgressAndBytes) {

@@ -16,7 +16,8 @@
 namespace tessera::checkpoint::testing {
 
 /// `latest` opens, verifies and is one of the two; so is every tag there is, in full.
-inline void expect_whole(const std::filesystem::path& directory, const SampleModel& before, const SampleModel& after) {
+inline void expect_whole(const std::filesystem::path& directory, const SampleModel& before,
+                         const SampleModel& after) {
   std::vector<std::string> tags = list_checkpoints(directory);
   tags.push_back("");  // what latest names
   for (const std::string& tag : tags) {

@@ -27,8 +27,8 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::StartsWith;
 
-std::vector<std::string> save_with_fault(const SampleModel& model, const fs::path& directory, const std::string& tag,
-                                         int faulty_rank, int fail_at, bool& failed) {
+std::vector<std::string> save_with_fault(const SampleModel& model, const fs::path& directory,
+                                         const std::string& tag, int faulty_rank, int fail_at, bool& failed) {
   int num_done = 0;
   return save_all(model, directory, tag, [&](int rank) {
     DiskOptions options;
@@ -46,11 +46,13 @@ void fail_everywhere(int world, int faulty_rank, const std::string& tag) {
   const SampleModel before = sample_model(world, 1), after = sample_model(world, 2);
   int num_failures = 0;
   for (int fail_at = 1;; ++fail_at) {
-    SCOPED_TRACE(str("world ", world, ", rank ", faulty_rank, ", tag ", tag, ", operation ", fail_at, " fails"));
+    SCOPED_TRACE(
+        str("world ", world, ", rank ", faulty_rank, ", tag ", tag, ", operation ", fail_at, " fails"));
     const TemporaryFolder folder;
     save_all(before, folder.path(), "a");
     bool failed = false;
-    const std::vector<std::string> errors = save_with_fault(after, folder.path(), tag, faulty_rank, fail_at, failed);
+    const std::vector<std::string> errors =
+        save_with_fault(after, folder.path(), tag, faulty_rank, fail_at, failed);
     if (errors[0].empty()) {  // all operations went well, or the last one: removing the checkpoint replaced
       EXPECT_THAT(errors, Each(IsEmpty()));
       EXPECT_EQ(after.difference(Checkpoint::open(folder.path())), "");
@@ -60,8 +62,10 @@ void fail_everywhere(int world, int faulty_rank, const std::string& tag) {
     }
     ++num_failures;
     const std::string rank = str("rank ", faulty_rank, ": ");
-    EXPECT_THAT(errors, Each(AllOf(StartsWith(str("cannot save checkpoint ", (folder.path() / tag).string(), ": ", rank)),
-                                   HasSubstr("No space left"))));
+    EXPECT_THAT(
+        errors,
+        Each(AllOf(StartsWith(str("cannot save checkpoint ", (folder.path() / tag).string(), ": ", rank)),
+                   HasSubstr("No space left"))));
     EXPECT_THAT(names_in(folder.path()), ElementsAre("a", "latest"));
     EXPECT_EQ(before.difference(Checkpoint::open(folder.path())), "");
     EXPECT_THAT(verify(folder.path(), "").problems, IsEmpty());
@@ -122,13 +126,15 @@ std::string in_child(const std::function<std::string()>& action) {
     } catch (const std::exception& error) {
       result = str("exception: ", error.what());
     }
-    const bool written = ::write(ends[1], result.data(), result.size()) == static_cast<ssize_t>(result.size());
+    const bool written =
+        ::write(ends[1], result.data(), result.size()) == static_cast<ssize_t>(result.size());
     ::_exit(written ? 0 : 1);
   }
   ::close(ends[1]);
   std::string result;
   char buffer[4096];
-  for (ssize_t got; (got = ::read(ends[0], buffer, sizeof buffer)) > 0;) result.append(buffer, static_cast<size_t>(got));
+  for (ssize_t got; (got = ::read(ends[0], buffer, sizeof buffer)) > 0;)
+    result.append(buffer, static_cast<size_t>(got));
   ::close(ends[0]);
   int status = 0;
   ::waitpid(child, &status, 0);
@@ -137,7 +143,12 @@ std::string in_child(const std::function<std::string()>& action) {
 }
 
 SampleModel big_model(uint64_t seed) {
-  return {{{.name = "big", .shape = {300'000}, .dtype = DType::kFloat32, .trainable = true, .group = 0, .aliases = {}}},
+  return {{{.name = "big",
+            .shape = {300'000},
+            .dtype = DType::kFloat32,
+            .trainable = true,
+            .group = 0,
+            .aliases = {}}},
           {.world_size = 2},
           seed};
 }
@@ -148,7 +159,8 @@ TEST(Fault, AFullDisk) {
   const TemporaryFolder folder;
   const std::string result = in_child([&]() -> std::string {
     if (::geteuid() != 0 && ::unshare(CLONE_NEWUSER) != 0) return kNotPossible;
-    if (::unshare(CLONE_NEWNS) != 0 || ::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0) return kNotPossible;
+    if (::unshare(CLONE_NEWNS) != 0 || ::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0)
+      return kNotPossible;
     if (::mount("tmpfs", folder.path().c_str(), "tmpfs", 0, "size=6m") != 0)
       return kNotPossible;  // one checkpoint takes 3.6 MB
     const SampleModel before = big_model(1), after = big_model(2);
@@ -173,7 +185,9 @@ TEST(Fault, AFileSizeLimit) {
     ::setrlimit(RLIMIT_FSIZE, &limit);
     return join(save_all(after, folder.path(), "b"), "|");
   });
-  EXPECT_THAT(result, AllOf(HasSubstr("rank 0: cannot "), HasSubstr("rank 1: cannot "), HasSubstr("File too large"))) << result;
+  EXPECT_THAT(result,
+              AllOf(HasSubstr("rank 0: cannot "), HasSubstr("rank 1: cannot "), HasSubstr("File too large")))
+      << result;
   EXPECT_THAT(names_in(folder.path()), ElementsAre("a", "latest"));
   EXPECT_EQ(before.difference(Checkpoint::open(folder.path())), "");
 }
@@ -197,15 +211,18 @@ TEST(Fault, AReadOnlyDirectory) {
   const SampleModel before = sample_model(2, 1), after = sample_model(2, 2);
   save_all(before, directory, "a");
   fs::permissions(folder.path(), fs::perms::all);
-  fs::permissions(directory, fs::perms::owner_read | fs::perms::owner_exec | fs::perms::others_read | fs::perms::others_exec);
+  fs::permissions(directory, fs::perms::owner_read | fs::perms::owner_exec | fs::perms::others_read |
+                                 fs::perms::others_exec);
   const std::string result = in_child([&]() -> std::string {
     constexpr uid_t kNobody = 65534;
-    if (::geteuid() == 0 && ::setresuid(kNobody, kNobody, kNobody) != 0) return kNotPossible;  // root writes anywhere
+    if (::geteuid() == 0 && ::setresuid(kNobody, kNobody, kNobody) != 0)
+      return kNotPossible;  // root writes anywhere
     return join(save_all(after, directory, "b"), "|");
   });
   fs::permissions(directory, fs::perms::owner_all);
   if (result == kNotPossible) GTEST_SKIP() << "root cannot become another user here";
-  EXPECT_THAT(result, AllOf(HasSubstr("rank 0: cannot create directory "), HasSubstr("Permission denied"))) << result;
+  EXPECT_THAT(result, AllOf(HasSubstr("rank 0: cannot create directory "), HasSubstr("Permission denied")))
+      << result;
   EXPECT_THAT(names_in(directory), ElementsAre("a", "latest"));
   EXPECT_EQ(before.difference(Checkpoint::open(directory)), "");
 }

@@ -1,6 +1,6 @@
 // Manifests as text and back; what is refused and how it is named; mutated ones.
-#include "checkpoint/checkpoint_error.h"
 #include "checkpoint/manifest.h"
+#include "checkpoint/checkpoint_error.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -60,7 +60,8 @@ TEST(Manifest, TextAndBack) {
   EXPECT_EQ(again, sample());
   EXPECT_EQ(again.to_text(), text);
   EXPECT_EQ(error_with([](ordered_json&) {}), "") << "the test's own sealing";
-  for (const FileRecord& file : sample().files) EXPECT_EQ(parse_file_record(file_record_to_text(file), "f.json"), file);
+  for (const FileRecord& file : sample().files)
+    EXPECT_EQ(parse_file_record(file_record_to_text(file), "f.json"), file);
 }
 
 TEST(Manifest, TheDigestCoversEveryByte) {
@@ -100,25 +101,30 @@ TEST(Manifest, WrongFieldsAreNamed) {
       {[](auto& m) { m.erase("units"); }, "m.json: \"units\" is missing"},
       {[](auto& m) { m["more"] = 1; }, "m.json: unknown key \"more\""},
       {[](auto& m) { m["stage"] = 4; }, "m.json: stage: found 4; expected an integer from 0 to 3"},
-      {[](auto& m) { m["world_size"] = 2.0; }, "m.json: world_size: found 2.0; expected an integer from 1 to 100000"},
-      {[](auto& m) { m["world_size"] = 0; }, "m.json: world_size: found 0; expected an integer from 1 to 100000"},
+      {[](auto& m) { m["world_size"] = 2.0; },
+       "m.json: world_size: found 2.0; expected an integer from 1 to 100000"},
+      {[](auto& m) { m["world_size"] = 0; },
+       "m.json: world_size: found 0; expected an integer from 1 to 100000"},
       {[](auto& m) { m["world_size"] = 18446744073709551615u; },
        "m.json: world_size: found 18446744073709551615; expected an integer"},
-      {[](auto& m) { m["world_size"] = 4; }, "m.json: files: found a list of 3; expected 5: one a rank, and model.h5"},
+      {[](auto& m) { m["world_size"] = 4; },
+       "m.json: files: found a list of 3; expected 5: one a rank, and model.h5"},
       {[](auto& m) { m["block_bytes"] = 4096; },
        "m.json: block_bytes: found 4096; expected an integer from 1048576 to 1048576"},
-      {[](auto& m) { m["state_names"][0] = "a/b"; }, "m.json: state_names: found a/b; expected letters, digits and _"},
+      {[](auto& m) { m["state_names"][0] = "a/b"; },
+       "m.json: state_names: found a/b; expected letters, digits and _"},
       {[](auto& m) { m["state_names"][1] = "exp_avg"; }, "m.json: state_names: found exp_avg a second time"},
-      {[](auto& m) { m["units"][0]["numel"] = 7; }, "m.json: units[0].numel: found 7; expected a multiple of world_size, 2"},
+      {[](auto& m) { m["units"][0]["numel"] = 7; },
+       "m.json: units[0].numel: found 7; expected a multiple of world_size, 2"},
       {[](auto& m) { m["units"][0]["dtype"] = "int8"; },
        "m.json: units[0].dtype: found \"int8\"; expected fp32, bf16, fp16 or fp64"},
-      {[](auto& m) { m["units"][0]["trainable"] = 1; }, "m.json: units[0].trainable: found 1; expected true or false"},
-      {[](auto& m) { m["units"] = ordered_json::object(); }, "m.json: units: found an object; expected a list"},
+      {[](auto& m) { m["units"][0]["trainable"] = 1; },
+       "m.json: units[0].trainable: found 1; expected true or false"},
+      {[](auto& m) { m["units"] = ordered_json::object(); },
+       "m.json: units: found an object; expected a list"},
       {[](auto& m) { m["parameters"][0]["shape"][0] = -1; },
        "m.json: parameters[0].shape[0]: found -1; expected an integer from 0"},
-      {[](auto& m) {
-         m["parameters"][0]["shape"] = {1l << 40, 1l << 40};
-       },
+      {[](auto& m) { m["parameters"][0]["shape"] = {1l << 40, 1l << 40}; },
        "m.json: parameters[0].shape: the product of the sizes is too large"},
       {[](auto& m) { m["parameters"][0]["shape"] = std::vector<int>(33, 1); },
        "m.json: parameters[0].shape: found a list of 33; expected at most 32"},
@@ -128,30 +134,37 @@ TEST(Manifest, WrongFieldsAreNamed) {
        "m.json: parameters[0].offset: found 1; expected a multiple of 64 bytes"},
       {[](auto& m) { m["parameters"][0]["offset"] = 160; },
        "m.json: parameters[0]: embedding.weight ends at element 237 of unit 0, which has"},
-      {[](auto& m) { m["parameters"][1]["name"] = "head.weight"; }, "m.json: parameters: found head.weight a second time"},
+      {[](auto& m) { m["parameters"][1]["name"] = "head.weight"; },
+       "m.json: parameters: found head.weight a second time"},
       {[](auto& m) { m["parameters"][3]["offset"] = m["parameters"][2]["offset"]; }, "lie at the same place"},
       {[](auto& m) { m["parameters"][3]["offset"] = m["parameters"][2]["offset"].template get<int>() + 16; },
        "m.json: parameters: fc.weight and fc.bias overlap"},
-      {[](auto& m) { m["files"][1]["name"] = "../x"; }, "m.json: files[1].name: found \"../x\"; expected rank_00001.h5"},
+      {[](auto& m) { m["files"][1]["name"] = "../x"; },
+       "m.json: files[1].name: found \"../x\"; expected rank_00001.h5"},
       {[](auto& m) { m["files"][1]["bytes"] = 1; }, "m.json: files[1]"},
       {[](auto& m) { m["files"][0]["blocks"] = "00"; },
        "m.json: files[0].blocks: expected 16 lower-case hexadecimal digits for each of 1 blocks"},
       {[](auto& m) { m["files"][0]["blocks"] = "00000000000000gg"; }, "m.json: files[0].blocks: expected 16"},
-      {[](auto& m) { m["files"][0]["datasets"][0]["bytes"] = 3; }, "m.json: files[0].datasets[0].bytes: found 3; expected "},
+      {[](auto& m) { m["files"][0]["datasets"][0]["bytes"] = 3; },
+       "m.json: files[0].datasets[0].bytes: found 3; expected "},
       {[](auto& m) { m["files"][0]["datasets"][0]["offset"] = 1 << 30; },
        "m.json: files[0].datasets[0]: /master/unit_00000 ends at byte"},
       {[](auto& m) { m["files"][0]["datasets"][0]["offset"] = m["files"][0]["datasets"][1]["offset"]; },
        "overlaps with another dataset"},
-      {[](auto& m) { m["files"][0]["datasets"].erase(0); }, "m.json: files[0]: dataset /master/unit_00000 is missing"},
+      {[](auto& m) { m["files"][0]["datasets"].erase(0); },
+       "m.json: files[0]: dataset /master/unit_00000 is missing"},
       {[](auto& m) { m["files"][0]["datasets"][0]["name"] = "/x"; },
        "m.json: files[0]: dataset /master/unit_00000 is missing"},
-      {[](auto& m) { m["files"][1]["datasets"].back()["name"] = "/x"; }, "m.json: files[1]: dataset /x belongs to no unit"},
+      {[](auto& m) { m["files"][1]["datasets"].back()["name"] = "/x"; },
+       "m.json: files[1]: dataset /x belongs to no unit"},
       {[](auto& m) { m["files"][2]["datasets"] = m["files"][1]["datasets"]; }, "m.json: files[2]"},
-      {[](auto& m) { m["tensors"].erase(0); }, "m.json: tensors: dataset /buffers/norm.fp64 belongs to no tensor"},
+      {[](auto& m) { m["tensors"].erase(0); },
+       "m.json: tensors: dataset /buffers/norm.fp64 belongs to no tensor"},
       {[](auto& m) { m["tensors"][0]["dataset"] = "/blobs/rng%2Fcpu"; },
        "m.json: tensors[0].dataset: found \"/blobs/rng%2Fcpu\"; expected a dataset of"},
       {[](auto& m) { m["state"] = 3; }, "m.json: state: found 3; expected an object"},
-      {[](auto& m) { m["tag"] = ""; }, "m.json: tag: found \"\"; expected a string of 1 to 200 bytes without NUL"},
+      {[](auto& m) { m["tag"] = ""; },
+       "m.json: tag: found \"\"; expected a string of 1 to 200 bytes without NUL"},
       {[](auto& m) { m["tag"] = std::string("a\0", 2); }, "m.json: tag: found "},
   };
   for (const Case& c : cases) {
@@ -183,12 +196,14 @@ std::string mutate(std::string text, std::mt19937& random) {
       case 3: {
         const size_t digit = text.find_first_of("0123456789", at);
         constexpr std::array<const char*, 8> kNumbers{
-            "-1", "9223372036854775807", "18446744073709551615", "1e308", "0.5", "4294967296", "\"\"", "null"};
+            "-1",  "9223372036854775807", "18446744073709551615", "1e308", "0.5", "4294967296", "\"\"",
+            "null"};
         if (digit != std::string::npos) text.replace(digit, 1 + below(6), kNumbers[below(kNumbers.size())]);
         break;
       }
       default: {
-        const size_t from = text.find_first_of("{[\"", at), to = text.find_first_of("}]\"", below(text.size()));
+        const size_t from = text.find_first_of("{[\"", at),
+                     to = text.find_first_of("}]\"", below(text.size()));
         if (from != std::string::npos && to != std::string::npos) std::swap(text[from], text[to]);
       }
     }
@@ -223,7 +238,8 @@ TEST(BlockHashes, PiecesDoNotMatter) {
   for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
   std::vector<uint64_t> expected;
   for (size_t at = 0; at < bytes.size(); at += kBlockBytes)
-    expected.push_back(hash_block(std::span(bytes).subspan(at, std::min<size_t>(kBlockBytes, bytes.size() - at))));
+    expected.push_back(
+        hash_block(std::span(bytes).subspan(at, std::min<size_t>(kBlockBytes, bytes.size() - at))));
   ASSERT_EQ(static_cast<int64_t>(expected.size()), num_blocks(static_cast<int64_t>(bytes.size())));
   for (size_t largest : {size_t{1'000}, size_t{70'000}, size_t{kBlockBytes}, size_t{5 * kBlockBytes}}) {
     BlockHasher hasher;

@@ -1,4 +1,5 @@
-// After a power failure at any moment of a save, the loader finds the old checkpoint or the new one, whole; after the save, the new one.
+// After a power failure at any moment of a save, the loader finds the old checkpoint or the new
+// one, whole; after the save, the new one.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -27,8 +28,10 @@ constexpr int kNumChances = 6;
 
 DiskOptions synced(int) { return {.sync = true, .probe = {}}; }
 
-/// Calls `check(folder, is_end)` with everything a power failure may leave of `root` after each of the operations of `action`.
-int lose_power_everywhere(const fs::path& root, const std::function<void()>& action, const std::function<void(const fs::path&, bool)>& check) {
+/// Calls `check(folder, is_end)` with everything a power failure may leave of `root`
+/// after each of the operations of `action`.
+int lose_power_everywhere(const fs::path& root, const std::function<void()>& action,
+                          const std::function<void(const fs::path&, bool)>& check) {
   const TemporaryFolder copies;
   FileRecorder recorder(root);
   action();
@@ -37,7 +40,8 @@ int lose_power_everywhere(const fs::path& root, const std::function<void()>& act
   for (int end = 0; end <= recorder.size(); ++end) {
     for (int variant = 0; variant < 4 + kNumChances; ++variant) {
       const auto unsynced = static_cast<Unsynced>(std::min(variant, static_cast<int>(Unsynced::kChance)));
-      SCOPED_TRACE(str("after operation ", end, " of ", recorder.size(), end == 0 ? "" : ", " + recorder.describe(end - 1), ", variant ", variant));
+      SCOPED_TRACE(str("after operation ", end, " of ", recorder.size(),
+                       end == 0 ? "" : ", " + recorder.describe(end - 1), ", variant ", variant));
       recorder.replay(end, unsynced, static_cast<uint64_t>(1000 * end + variant), copy);
       check(copy, end == recorder.size());
       fs::remove_all(copy);
@@ -47,7 +51,9 @@ int lose_power_everywhere(const fs::path& root, const std::function<void()>& act
   return recorder.size();
 }
 
-bool is_new(const fs::path& directory) { return Checkpoint::open(directory).manifest().state.at("global_step") == 2; }
+bool is_new(const fs::path& directory) {
+  return Checkpoint::open(directory).manifest().state.at("global_step") == 2;
+}
 
 TEST(PowerLoss, OfASaveLeavesTheOldCheckpointOrTheNewOne) {
   for (const int world : {1, 2})
@@ -72,7 +78,10 @@ TEST(PowerLoss, OfTheFirstSaveLeavesNothingOrAll) {
   const SampleModel model = sample_model(2, 2);
   const TemporaryFolder folder;
   lose_power_everywhere(
-      folder.path(), [&] { EXPECT_THAT(save_all(model, folder.path() / "run" / "checkpoints", "a", synced), Each(IsEmpty())); },
+      folder.path(),
+      [&] {
+        EXPECT_THAT(save_all(model, folder.path() / "run" / "checkpoints", "a", synced), Each(IsEmpty()));
+      },
       [&](const fs::path& left, bool is_end) {
         const fs::path directory = left / "run" / "checkpoints";
         if (is_end || fs::exists(directory / kLatestName)) expect_whole(directory, model, model);
@@ -96,8 +105,10 @@ TEST(PowerLoss, OfAModelLeavesTheOldOneOrTheNewOne) {
   const auto write = [](const fs::path& path, ModelFormat format, std::byte value) {
     const Disk disk(synced(0));
     const bool shards = path.extension().empty();
-    const std::vector<ModelTensor> tensors{{"w", {40, 3}, ElementType::kFloat32, {"tied"}}, {"b", {7}, ElementType::kBFloat16, {}}};
-    const auto writer = open_model_writer(disk, {.format = format, .path = path, .tensors = tensors, .max_shard_bytes = shards ? 500 : 0});
+    const std::vector<ModelTensor> tensors{{"w", {40, 3}, ElementType::kFloat32, {"tied"}},
+                                           {"b", {7}, ElementType::kBFloat16, {}}};
+    const auto writer = open_model_writer(
+        disk, {.format = format, .path = path, .tensors = tensors, .max_shard_bytes = shards ? 500 : 0});
     writer->append(std::vector<std::byte>(static_cast<size_t>(writer->total_bytes()), value));
     writer->finish();
   };

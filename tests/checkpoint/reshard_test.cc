@@ -1,5 +1,5 @@
-// Loading into another world, unit size or packing: which ranges are read, that their bits arrive, and no more bytes than
-// needed.
+// Loading into another world, unit size or packing: which ranges are read, that their bits
+// arrive, and no more bytes than needed.
 #include "checkpoint/reshard.h"
 
 #include <gmock/gmock.h>
@@ -23,15 +23,21 @@ using zero::Layout;
 using zero::ParameterSpec;
 using zero::Range;
 
-ParameterSpec spec(const std::string& name, std::vector<int64_t> shape, DType dtype = DType::kFloat32, bool trainable = true) {
-  return {.name = name, .shape = std::move(shape), .dtype = dtype, .trainable = trainable, .group = 0, .aliases = {}};
+ParameterSpec spec(const std::string& name, std::vector<int64_t> shape, DType dtype = DType::kFloat32,
+                   bool trainable = true) {
+  return {.name = name,
+          .shape = std::move(shape),
+          .dtype = dtype,
+          .trainable = trainable,
+          .group = 0,
+          .aliases = {}};
 }
 
 std::vector<ParameterSpec> random_specs(std::mt19937& random) {
   const auto below = [&](int n) { return static_cast<int>(random() % n); };
   std::vector<ParameterSpec> specs;
   for (int i = 0, num = 1 + below(14); i < num; ++i) {
-    const std::vector<int64_t> shape = below(10) == 0 ? std::vector<int64_t>{0, 3}
+    const std::vector<int64_t> shape = below(10) == 0   ? std::vector<int64_t>{0, 3}
                                        : below(10) == 0 ? std::vector<int64_t>{}
                                                         : std::vector<int64_t>{1 + below(9), 1 + below(40)};
     const DType dtype = below(3) == 0 ? DType::kBFloat16 : DType::kFloat32;
@@ -47,7 +53,8 @@ void expect_plan_is_right(const Layout& old_layout, const Layout& layout, const 
   ASSERT_TRUE(comparison.exact()) << comparison.describe();
   // (file, saved unit, element) of each current element.
   std::vector<std::vector<std::tuple<int, int, int64_t>>> source(layout.num_units());
-  for (int unit = 0; unit < layout.num_units(); ++unit) source[unit].assign(layout.units()[unit].numel, {-1, -1, -1});
+  for (int unit = 0; unit < layout.num_units(); ++unit)
+    source[unit].assign(layout.units()[unit].numel, {-1, -1, -1});
   for (const Piece& piece : plan_reads(saved, layout, comparison.matches, wanted)) {
     ASSERT_GT(piece.numel, 0);
     ASSERT_GE(piece.saved_begin, 0);
@@ -60,11 +67,13 @@ void expect_plan_is_right(const Layout& old_layout, const Layout& layout, const 
     }
   }
   for (int index = 0; index < static_cast<int>(layout.parameters().size()); ++index) {
-    const zero::Slot &slot = layout.slot(index), &old_slot = old_layout.slot(old_layout.find(layout.parameters()[index].name));
+    const zero::Slot &slot = layout.slot(index),
+                     &old_slot = old_layout.slot(old_layout.find(layout.parameters()[index].name));
     const Range range = intersect(slot.range(), wanted[slot.unit]);
     for (int64_t i = range.begin; i < range.end; ++i) {
       const int64_t element = i - slot.offset + old_slot.offset, shard = saved.shard_numel(old_slot.unit);
-      ASSERT_EQ(source[slot.unit][i], std::tuple(static_cast<int>(element / shard), old_slot.unit, element % shard));
+      ASSERT_EQ(source[slot.unit][i],
+                std::tuple(static_cast<int>(element / shard), old_slot.unit, element % shard));
     }
   }
 }
@@ -81,7 +90,8 @@ TEST(Reshard, AnyLayoutIntoAnyOther) {
         const Layout old_layout(specs, {.world_size = old_world, .unit_numel = unit_numel()});
         const Layout layout(shuffled, {.world_size = world, .unit_numel = unit_numel()});
         expect_plan_is_right(old_layout, layout, wanted_units(layout));
-        for (int rank = 0; rank < world; ++rank) expect_plan_is_right(old_layout, layout, wanted_shards(layout, rank));
+        for (int rank = 0; rank < world; ++rank)
+          expect_plan_is_right(old_layout, layout, wanted_shards(layout, rank));
         if (HasFatalFailure()) return;
       }
   }
@@ -92,15 +102,16 @@ TEST(Reshard, TheSameLayoutIsReadInOnePieceAUnit) {
   const SavedLayout saved = saved_layout(model.layout());
   for (int rank = 0; rank < 4; ++rank) {
     std::vector<int> num_pieces(model.layout().num_units(), 0);
-    for (const Piece& piece :
-         plan_reads(saved, model.layout(), compare(saved, model.layout()).matches, wanted_shards(model.layout(), rank))) {
+    for (const Piece& piece : plan_reads(saved, model.layout(), compare(saved, model.layout()).matches,
+                                         wanted_shards(model.layout(), rank))) {
       EXPECT_EQ(piece.file, rank);
       EXPECT_LE(++num_pieces[piece.unit], 1);
     }
   }
 }
 
-// The matrix on disk: saved by each world, loaded into each world's layout with other units, compared bit for bit.
+// The matrix on disk: saved by each world, loaded into each world's layout with
+// other units, compared bit for bit.
 TEST(Reshard, SavedByAnyWorldLoadedByAnyOther) {
   for (int old_world : {1, 2, 3, 4, 8}) {
     const TemporaryFolder folder;
@@ -131,9 +142,11 @@ TEST(Reshard, ReadsNoMoreThanItNeeds) {
       const Checkpoint checkpoint = Checkpoint::open(folder.path());
       const SavedLayout& saved = checkpoint.manifest().layout;
       int64_t needed = 0, num_ranges = 0;
-      for (const Piece& piece : plan_reads(saved, layout, compare(saved, layout).matches, wanted_shards(layout, rank)))
-        for (const std::string& name : {weights_dataset(saved, piece.saved_unit), state_dataset("exp_avg", piece.saved_unit),
-                                        state_dataset("exp_avg_sq", piece.saved_unit)}) {
+      for (const Piece& piece :
+           plan_reads(saved, layout, compare(saved, layout).matches, wanted_shards(layout, rank)))
+        for (const std::string& name :
+             {weights_dataset(saved, piece.saved_unit), state_dataset("exp_avg", piece.saved_unit),
+              state_dataset("exp_avg_sq", piece.saved_unit)}) {
           Bytes into(static_cast<size_t>(piece.numel) * 4);
           checkpoint.read(piece.file, checkpoint.dataset(piece.file, name), piece.saved_begin * 4, into);
           needed += piece.numel * 4;
@@ -142,7 +155,8 @@ TEST(Reshard, ReadsNoMoreThanItNeeds) {
       // At either end of a range less than a block is read beyond it.
       EXPECT_GE(checkpoint.bytes_read(), needed - num_ranges * kBlockBytes);
       EXPECT_LE(checkpoint.bytes_read(), needed + num_ranges * 2 * kBlockBytes);
-      EXPECT_LT(checkpoint.bytes_read(), checkpoint.manifest().total_bytes() / world + num_ranges * 2 * kBlockBytes);
+      EXPECT_LT(checkpoint.bytes_read(),
+                checkpoint.manifest().total_bytes() / world + num_ranges * 2 * kBlockBytes);
       bytes_of_all += needed;
     }
     EXPECT_GE(bytes_of_all, 6 * 500 * 1001 * 12);
@@ -159,8 +173,8 @@ TEST(Reshard, ABlockReadBeforeIsNotReadAgain) {
 }
 
 TEST(Compare, ListsWhatDoesNotFit) {
-  const SavedLayout saved =
-      saved_layout(Layout({spec("a", {2, 3}), spec("b", {4}), spec("c", {5}), spec("f", {6}, DType::kFloat32, false)}, {}));
+  const SavedLayout saved = saved_layout(Layout(
+      {spec("a", {2, 3}), spec("b", {4}), spec("c", {5}), spec("f", {6}, DType::kFloat32, false)}, {}));
   const Layout current({spec("a", {3, 2}), spec("b", {4}), spec("d", {5}), spec("f", {6})}, {});
   const Comparison found = compare(saved, current);
   EXPECT_THAT(found.missing, ElementsAre("d"));
@@ -169,13 +183,13 @@ TEST(Compare, ListsWhatDoesNotFit) {
   EXPECT_THAT(found.thawed, ElementsAre("f"));
   EXPECT_THAT(found.matches, ElementsAre(Match{1, 1}, Match{3, 3}));
   EXPECT_FALSE(found.exact());
-  EXPECT_EQ(
-      found.describe(),
-      "1 of the model's parameters are not in the checkpoint: d; 1 of the checkpoint's parameters are not in the model: c; "
-      "1 have another shape: a: [2, 3] in the checkpoint, [3, 2] in the model; "
-      "1 are trainable now but were saved frozen, without optimizer state: f");
-  const Layout same({spec("a", {2, 3}), spec("b", {4}, DType::kBFloat16), spec("c", {5}, DType::kFloat32, false),
-                     spec("f", {6}, DType::kBFloat16, false)},
+  EXPECT_EQ(found.describe(),
+            "1 of the model's parameters are not in the checkpoint: d; 1 of the checkpoint's parameters are "
+            "not in the model: c; "
+            "1 have another shape: a: [2, 3] in the checkpoint, [3, 2] in the model; "
+            "1 are trainable now but were saved frozen, without optimizer state: f");
+  const Layout same({spec("a", {2, 3}), spec("b", {4}, DType::kBFloat16),
+                     spec("c", {5}, DType::kFloat32, false), spec("f", {6}, DType::kBFloat16, false)},
                     {});
   EXPECT_TRUE(compare(saved, same).exact()) << "other dtypes and newly frozen parameters are no obstacle";
   EXPECT_EQ(compare(saved, same).describe(), "");
@@ -203,7 +217,8 @@ TEST(Compare, TiedParametersAreFoundByAnyName) {
   EXPECT_THAT(untied.matches, ElementsAre(Match{0, 0}, Match{0, 1}));
   EXPECT_TRUE(untied.exact());
   // Two when saved, tied now: one of them would be lost, so it is named.
-  const Comparison tied_now = compare(saved_layout(Layout({spec("wte", {4}), spec("head", {4})}, {})), Layout({tied}, {}));
+  const Comparison tied_now =
+      compare(saved_layout(Layout({spec("wte", {4}), spec("head", {4})}, {})), Layout({tied}, {}));
   EXPECT_THAT(tied_now.extra, ElementsAre("head"));
 }
 

@@ -1,5 +1,6 @@
-// Writes a checkpoint of the sample model, and beside it what other readers should find: sample_checkpoint DIR WORLD.
-// DIR/expected.json has {"parameters": {name: {type, shape, aliases, hex}}, "buffers": {…}, "units": [{…}], "blobs": [hex]}.
+// Writes a checkpoint of the sample model, and beside it what other readers should find:
+// sample_checkpoint DIR WORLD. DIR/expected.json has {"parameters": {name: {type, shape, aliases, hex}},
+// "buffers": {…}, "units": [{…}], "blobs": [hex]}.
 #include <cstdio>
 #include <fstream>
 #include <string>
@@ -22,18 +23,23 @@ std::string hex(std::span<const std::byte> bytes) {
 }
 
 nlohmann::json expected(SampleModel& model) {
-  nlohmann::json all{
-      {"parameters", nlohmann::json::object()}, {"buffers", nlohmann::json::object()}, {"units", nlohmann::json::array()}};
+  nlohmann::json all{{"parameters", nlohmann::json::object()},
+                     {"buffers", nlohmann::json::object()},
+                     {"units", nlohmann::json::array()}};
   const SavedLayout saved = saved_layout(model.layout());
   for (const SavedParameter& parameter : saved.parameters) {
     const ElementType type = saved.weights_type(parameter.unit);
-    const auto bytes = std::span(model.weights(parameter.unit))
-                           .subspan(parameter.offset * size_bytes(type), parameter.numel() * size_bytes(type));
-    all["parameters"][parameter.name] = {
-        {"type", name_of(type)}, {"shape", parameter.shape}, {"aliases", parameter.aliases}, {"hex", hex(bytes)}};
+    const auto bytes =
+        std::span(model.weights(parameter.unit))
+            .subspan(parameter.offset * size_bytes(type), parameter.numel() * size_bytes(type));
+    all["parameters"][parameter.name] = {{"type", name_of(type)},
+                                         {"shape", parameter.shape},
+                                         {"aliases", parameter.aliases},
+                                         {"hex", hex(bytes)}};
   }
   for (const WholeTensor& tensor : model.tensors())
-    all["buffers"][tensor.name] = {{"type", name_of(tensor.type)}, {"shape", tensor.shape}, {"hex", hex(tensor.data)}};
+    all["buffers"][tensor.name] = {
+        {"type", name_of(tensor.type)}, {"shape", tensor.shape}, {"hex", hex(tensor.data)}};
   for (int unit = 0; unit < saved.num_units(); ++unit) {
     nlohmann::json one{{"weights", hex(model.weights(unit))},
                        {"trainable", saved.units[unit].trainable},

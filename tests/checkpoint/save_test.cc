@@ -1,6 +1,6 @@
 // What save() writes is what readers find; names, tags and what may be replaced or deleted.
-#include "checkpoint/checkpoint_error.h"
 #include "checkpoint/save.h"
+#include "checkpoint/checkpoint_error.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -20,13 +20,13 @@
 namespace tessera::checkpoint::testing {
 namespace {
 
+using tessera::testing::error_of;
 using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::StartsWith;
-using tessera::testing::error_of;
 
 TEST(Save, HoldsEveryBit) {
   for (int world : {1, 2, 3, 5}) {
@@ -70,8 +70,12 @@ TEST(Save, AModelWithoutParametersOrState) {
 
 TEST(Save, LargeUnitsSpanBlocks) {
   const TemporaryFolder folder;
-  const zero::ParameterSpec big{
-      .name = "big", .shape = {700, 1001}, .dtype = DType::kFloat32, .trainable = true, .group = 0, .aliases = {}};
+  const zero::ParameterSpec big{.name = "big",
+                                .shape = {700, 1001},
+                                .dtype = DType::kFloat32,
+                                .trainable = true,
+                                .group = 0,
+                                .aliases = {}};
   const SampleModel model({big}, {.world_size = 2}, 3);
   EXPECT_THAT(save_all(model, folder.path(), "a"), Each(IsEmpty()));
   const Checkpoint checkpoint = Checkpoint::open(folder.path());
@@ -90,7 +94,8 @@ TEST(Save, ReplacesATagOrRefuses) {
     request.replace = false;
     save(request, exchange);
   });
-  EXPECT_THAT(errors, Each(AllOf(HasSubstr("rank 0: there is one of that tag"), StartsWith("cannot save checkpoint "))));
+  EXPECT_THAT(errors, Each(AllOf(HasSubstr("rank 0: there is one of that tag"),
+                                 StartsWith("cannot save checkpoint "))));
   EXPECT_EQ(first.difference(Checkpoint::open(folder.path())), "");
   EXPECT_THAT(save_all(second, folder.path(), "a"), Each(IsEmpty()));
   EXPECT_EQ(second.difference(Checkpoint::open(folder.path())), "");
@@ -141,12 +146,17 @@ TEST(Save, RefusesWhatCannotBeSavedBeforeAnyFileExists) {
     EXPECT_THAT(names_in(folder.path()), IsEmpty());
     return errors[0];
   };
-  EXPECT_THAT(with([](SaveRequest& r) { r.units[0].weights = r.units[0].weights.subspan(4); }),
-              AllOf(HasSubstr("rank 1: cannot save /master/unit_00000: found "), HasSubstr(" bytes; expected ")));
-  EXPECT_THAT(with([](SaveRequest& r) { r.units.pop_back(); }), HasSubstr("rank 1: cannot save rank 1: found data of "));
-  EXPECT_THAT(with([](SaveRequest& r) { r.units[0].states.pop_back(); }), HasSubstr("found 1 optimizer states; expected 2"));
-  EXPECT_THAT(with([](SaveRequest& r) { r.state_names[0] = "exp/avg"; }), HasSubstr("cannot save optimizer state exp/avg"));
-  EXPECT_THAT(with([](SaveRequest& r) { r.state_names[0] = "master"; }), HasSubstr("cannot save optimizer state master"));
+  EXPECT_THAT(
+      with([](SaveRequest& r) { r.units[0].weights = r.units[0].weights.subspan(4); }),
+      AllOf(HasSubstr("rank 1: cannot save /master/unit_00000: found "), HasSubstr(" bytes; expected ")));
+  EXPECT_THAT(with([](SaveRequest& r) { r.units.pop_back(); }),
+              HasSubstr("rank 1: cannot save rank 1: found data of "));
+  EXPECT_THAT(with([](SaveRequest& r) { r.units[0].states.pop_back(); }),
+              HasSubstr("found 1 optimizer states; expected 2"));
+  EXPECT_THAT(with([](SaveRequest& r) { r.state_names[0] = "exp/avg"; }),
+              HasSubstr("cannot save optimizer state exp/avg"));
+  EXPECT_THAT(with([](SaveRequest& r) { r.state_names[0] = "master"; }),
+              HasSubstr("cannot save optimizer state master"));
   EXPECT_THAT(with([](SaveRequest& r) { r.blobs.push_back(r.blobs[0]); }),
               HasSubstr("cannot save blob rng/cpu: the name is used twice"));
   EXPECT_THAT(with([](SaveRequest& r) { r.blobs[0].name = "\xff"; }), HasSubstr("UTF-8"));
@@ -174,9 +184,11 @@ TEST(Save, RefusesAStateThatJsonWouldChange) {
 TEST(Save, TagsThatCannotBe) {
   const TemporaryFolder folder;
   const SampleModel model = sample_model(1, 1);
-  for (const std::string& tag : {std::string(), std::string("a/b"), std::string(".."), std::string("."), std::string("a\n"),
-                                 std::string("latest"), std::string("latest.tmp-0123456789abcdef"), std::string("a.tmp-0123456789abcdef"),
-                                 std::string(201, 'a'), std::string("\xff"), std::string("a\0b", 3)})
+  for (const std::string& tag :
+       {std::string(), std::string("a/b"), std::string(".."), std::string("."), std::string("a\n"),
+        std::string("latest"), std::string("latest.tmp-0123456789abcdef"),
+        std::string("a.tmp-0123456789abcdef"), std::string(201, 'a'), std::string("\xff"),
+        std::string("a\0b", 3)})
     EXPECT_THAT(save_all(model, folder.path(), tag)[0], HasSubstr("checkpoint tag ")) << tag;
   EXPECT_THAT(names_in(folder.path()), IsEmpty());
   EXPECT_EQ(save_all(model, folder.path(), "schön, wirklich")[0], "");
@@ -223,7 +235,9 @@ TEST(Save, AnotherRanksRecordIsWhatItWrote) {
 TEST(Open, SaysWhatThereIs) {
   const TemporaryFolder folder;
   const auto directory = folder.path();
-  const auto open = [&](const std::string& tag) { return error_of<CheckpointError>([&] { Checkpoint::open(directory, tag); }); };
+  const auto open = [&](const std::string& tag) {
+    return error_of<CheckpointError>([&] { Checkpoint::open(directory, tag); });
+  };
   EXPECT_EQ(error_of<CheckpointError>([&] { Checkpoint::open(directory / "none"); }),
             "no checkpoint directory " + (directory / "none").string());
   EXPECT_THAT(open(""), HasSubstr("has no file \"latest\" that names a checkpoint; it has no checkpoints"));
@@ -231,7 +245,8 @@ TEST(Open, SaysWhatThereIs) {
   save_all(model, directory, "step9");
   save_all(model, directory, "step10");
   EXPECT_THAT(open("step11"), HasSubstr("has no checkpoint step11; it has step9, step10"));
-  EXPECT_THAT(error_of<CheckpointError>([&] { Checkpoint::open(directory / "step9"); }), HasSubstr("is a checkpoint itself"));
+  EXPECT_THAT(error_of<CheckpointError>([&] { Checkpoint::open(directory / "step9"); }),
+              HasSubstr("is a checkpoint itself"));
   std::ofstream(directory / "latest") << "step11\n";
   EXPECT_THAT(open(""), HasSubstr("has no checkpoint step11, which \"latest\" names; it has step9, step10"));
   std::ofstream(directory / "latest") << "../elsewhere";
@@ -255,7 +270,8 @@ TEST(KeepLast, DeletesTheOldestButNeverTheLatest) {
   std::ofstream(folder.path() / "latest") << "step10\n";
   EXPECT_THAT(keep_last(folder.path(), {.num = 1, .spare = {"best"}}, disk), ElementsAre("step11"));
   EXPECT_EQ(model.difference(Checkpoint::open(folder.path())), "");
-  EXPECT_THAT(error_of<CheckpointError>([&] { keep_last(folder.path(), {.num = 0, .spare = {}}, disk); }), HasSubstr("expected at least 1"));
+  EXPECT_THAT(error_of<CheckpointError>([&] { keep_last(folder.path(), {.num = 0, .spare = {}}, disk); }),
+              HasSubstr("expected at least 1"));
 }
 
 }  // namespace

@@ -15,14 +15,18 @@ TEST(C10Words, OneLineWithoutBackTracesAndPlaces) {
     EXPECT_EQ(words_of(error), "sizes differ: 3 and 4");
     EXPECT_EQ(words_of(std::current_exception()), "sizes differ: 3 and 4");
   }
-  EXPECT_EQ(words_of(std::runtime_error("[enforce fail at alloc.cpp:127] can't allocate memory")), "can't allocate memory");
+  EXPECT_EQ(words_of(std::runtime_error("[enforce fail at alloc.cpp:127] can't allocate memory")),
+            "can't allocate memory");
 }
 
 // As torch/csrc/jit/runtime/jit_exception.h words it.
 TEST(C10Words, WhatAnOperatorSaidBehindTorchScriptsTraceback) {
-  EXPECT_EQ(words_of(std::runtime_error("The following operation failed in the TorchScript interpreter.\nTraceback of TorchScript (most recent call last):\n"
-                                        "  File \"m.py\", line 3, in forward\n    return self.fc(x)\nRuntimeError: mat1 and mat2 shapes cannot be multiplied\n")),
-            "mat1 and mat2 shapes cannot be multiplied");
+  EXPECT_EQ(
+      words_of(std::runtime_error("The following operation failed in the TorchScript interpreter.\nTraceback "
+                                  "of TorchScript (most recent call last):\n"
+                                  "  File \"m.py\", line 3, in forward\n    return self.fc(x)\nRuntimeError: "
+                                  "mat1 and mat2 shapes cannot be multiplied\n")),
+      "mat1 and mat2 shapes cannot be multiplied");
   EXPECT_EQ(words_of(std::runtime_error("TypeError: not TorchScript's")), "TypeError: not TorchScript's");
 }
 

@@ -1,5 +1,5 @@
-// Every collective against sums and copies computed here, for worlds of 1 to 9 ranks and shards of odd
-// lengths.
+// Every collective against sums and copies computed here, for worlds of 1 to 9
+// ranks and shards of odd lengths.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -32,13 +32,15 @@ class CollectivesTest : public ::testing::TestWithParam<Param> {
   Options options() const { return quick_options(std::get<1>(GetParam())); }
 };
 INSTANTIATE_TEST_SUITE_P(Worlds, CollectivesTest,
-                         ::testing::Combine(::testing::Range(1, 10), ::testing::Values("gloo", "shm")), name_of_param);
+                         ::testing::Combine(::testing::Range(1, 10), ::testing::Values("gloo", "shm")),
+                         name_of_param);
 
 class CommunicatorTest : public ::testing::TestWithParam<std::string> {
  protected:
   Options options() const { return quick_options(GetParam()); }
 };
-INSTANTIATE_TEST_SUITE_P(Backends, CommunicatorTest, ::testing::Values("gloo", "shm"), [](const auto& info) { return info.param; });
+INSTANTIATE_TEST_SUITE_P(Backends, CommunicatorTest, ::testing::Values("gloo", "shm"),
+                         [](const auto& info) { return info.param; });
 
 TEST_P(CollectivesTest, AllGatherBringsEveryShardToItsSlice) {
   const int size = this->size();
@@ -80,7 +82,8 @@ TEST_P(CollectivesTest, ReduceScatterSumsTheOwnSlice) {
 at::Tensor uneven(int rank, int64_t numel) {
   at::Tensor values = at::empty({numel}, at::kFloat);
   for (int64_t i = 0; i < numel; ++i)
-    values.data_ptr<float>()[i] = static_cast<float>(element(rank, i)) * std::ldexp(0.1f, static_cast<int>((i + 5 * rank) % 17));
+    values.data_ptr<float>()[i] =
+        static_cast<float>(element(rank, i)) * std::ldexp(0.1f, static_cast<int>((i + 5 * rank) % 17));
   return values;
 }
 
@@ -94,7 +97,8 @@ TEST_P(CollectivesTest, ReduceScatterAddsInRankOrderInFp32) {
       comm->reduce_scatter(full, {shard}, "gradients")->wait();
       at::Tensor expected = at::zeros({kNumel});
       for (int r = 0; r < size; ++r) {
-        const at::Tensor theirs = uneven(r, size * kNumel).to(dtype).narrow(0, comm->rank() * kNumel, kNumel).to(at::kFloat);
+        const at::Tensor theirs =
+            uneven(r, size * kNumel).to(dtype).narrow(0, comm->rank() * kNumel, kNumel).to(at::kFloat);
         expected = r == 0 ? theirs : expected + theirs;
       }
       EXPECT_TRUE(at::equal(shard, expected)) << dtype;
@@ -122,7 +126,8 @@ TEST_P(CollectivesTest, ReduceScatterInEveryDtype) {
     comm->reduce_scatter(flags, {any}, "flags")->wait();
     EXPECT_TRUE(at::equal(any, at::tensor({1, 0, 0}).to(at::kBool)));
     const at::Tensor own = at::ones({size * 2});
-    EXPECT_THROW(comm->reduce_scatter(own, {own.narrow(0, 2 * comm->rank(), 2), 1, /*add=*/true}, "itself"), std::logic_error);
+    EXPECT_THROW(comm->reduce_scatter(own, {own.narrow(0, 2 * comm->rank(), 2), 1, /*add=*/true}, "itself"),
+                 std::logic_error);
   });
 }
 

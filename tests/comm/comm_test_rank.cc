@@ -3,10 +3,11 @@
 //   comm_test_rank loop      adds up until something fails; prints "running" after the first time
 //   comm_test_rank exchange  exchanges texts many times, then leaves at once
 //   comm_test_rank fail      joins, then rank 1 ends by an error of its own while the others add up
-//   comm_test_rank wait WHAT joins; the others wait for rank TEST_VICTIM, in the way that WHAT says, until it ends by SIGKILL, kMoment later
-// TEST_RENDEZVOUS_MS and TEST_TIMEOUT_MS set the timeouts, TEST_BACKEND the backend, TEST_LOG=1 shows the log, TEST_NOFILE limits the files that
-// may be open, TEST_NO_LOOPBACK=1 goes to a network namespace whose loopback interface is down. A tessera::Error is printed as
-// "error: LINE"; exit code 3.
+//   comm_test_rank wait WHAT joins; the others wait for rank TEST_VICTIM, in the way that WHAT says, until it
+//   ends by SIGKILL, kMoment later
+// TEST_RENDEZVOUS_MS and TEST_TIMEOUT_MS set the timeouts, TEST_BACKEND the backend, TEST_LOG=1 shows the
+// log, TEST_NOFILE limits the files that may be open, TEST_NO_LOOPBACK=1 goes to a network namespace whose
+// loopback interface is down. A tessera::Error is printed as "error: LINE"; exit code 3.
 #include <ATen/ATen.h>
 
 #include <sched.h>
@@ -50,10 +51,12 @@ constexpr std::chrono::milliseconds kMoment{500};
 void wait_for_all(const std::string& what, const CommunicatorPtr& comm) {
   const int64_t shard = 1 << 14, numel = shard * comm->size();
   const at::Tensor buffer = at::ones({numel});
-  if (what == "all_gather") comm->all_gather(buffer, buffer.narrow(0, comm->rank() * shard, shard), "waited for")->wait();
+  if (what == "all_gather")
+    comm->all_gather(buffer, buffer.narrow(0, comm->rank() * shard, shard), "waited for")->wait();
   if (what == "reduce_scatter") comm->reduce_scatter(buffer, "waited for")->wait();
   if (what == "all_reduce") comm->all_reduce(buffer, "waited for")->wait();
-  if (what == "broadcast") comm->broadcast(buffer, std::atoi(std::getenv("TEST_VICTIM")), "waited for")->wait();
+  if (what == "broadcast")
+    comm->broadcast(buffer, std::atoi(std::getenv("TEST_VICTIM")), "waited for")->wait();
   if (what == "barrier") comm->barrier("waited for");
   if (what == "exchange") comm->exchange("", "waited for");
   if (what == "duplicate") comm->duplicate("waited for");
@@ -62,12 +65,15 @@ void wait_for_all(const std::string& what, const CommunicatorPtr& comm) {
 }
 
 /// A victim ends in the middle of joining, or after it.
-CommunicatorPtr join(const std::string& what, const tessera::comm::Environment& environment, const tessera::comm::Options& options) {
+CommunicatorPtr join(const std::string& what, const tessera::comm::Environment& environment,
+                     const tessera::comm::Options& options) {
   const char* victim = std::getenv("TEST_VICTIM");
-  if (victim == nullptr || std::atoi(victim) != environment.rank) return tessera::comm::connect(environment, options);
+  if (victim == nullptr || std::atoi(victim) != environment.rank)
+    return tessera::comm::connect(environment, options);
   if (what == "rendezvous") std::thread(be_killed).detach();
   if (what == "connecting") {
-    tessera::comm::meet(environment, options.rendezvous_timeout, tessera::comm::terms_of(options), options.log);
+    tessera::comm::meet(environment, options.rendezvous_timeout, tessera::comm::terms_of(options),
+                        options.log);
     be_killed();
   }
   const CommunicatorPtr comm = tessera::comm::connect(environment, options);
@@ -118,7 +124,9 @@ int main(int argc, char** argv) {
     const rlimit limit{static_cast<rlim_t>(std::atoi(most)), static_cast<rlim_t>(std::atoi(most))};
     setrlimit(RLIMIT_NOFILE, &limit);
   }
-  if (std::getenv("TEST_NO_LOOPBACK") && unshare(CLONE_NEWNET) != 0 && unshare(CLONE_NEWUSER | CLONE_NEWNET) != 0) return 77;
+  if (std::getenv("TEST_NO_LOOPBACK") && unshare(CLONE_NEWNET) != 0 &&
+      unshare(CLONE_NEWUSER | CLONE_NEWNET) != 0)
+    return 77;
   try {
     tessera::comm::Options options;
     if (const char* backend = std::getenv("TEST_BACKEND")) options.backend = backend;

@@ -42,7 +42,8 @@ TEST_P(ExchangeTest, TheStoreDoesNotGrow) {
       gloo.size = 3;
       gloo.timeout = gloo.connect_timeout = std::chrono::seconds(20);
       C10dCommunicator comm(family, gloo.timeout, [&](const GroupStore& under, FailureHook hook) {
-        if (GetParam() == "shm") return make_shm_transport(under, rank, 3, gloo.timeout, gloo.connect_timeout);
+        if (GetParam() == "shm")
+          return make_shm_transport(under, rank, 3, gloo.timeout, gloo.connect_timeout);
         return make_gloo_transport(under, gloo, std::move(hook));
       });
       for (int i = 0; i < 200; ++i) {

@@ -91,7 +91,9 @@ TEST(ExplainTest, NamesWhoHasNotArrived) {
 TEST(ExplainTest, NamesWhoIsGone) {
   EXPECT_EQ(explain(failure(Fault::kClosed, 2, {Report{}, report(Fault::kClosed, 2)})),
             std::string(kSecond) + "rank 1 is gone (connection closed)");
-  Failure slow = failure(Fault::kClosed, 2, {Report{}, Report{}});  // neither has reported, and one of them is known to have ended
+  Failure slow =
+      failure(Fault::kClosed, 2,
+              {Report{}, Report{}});  // neither has reported, and one of them is known to have ended
   slow.gone = {2};
   EXPECT_EQ(explain(slow), std::string(kSecond) + "rank 2 is gone (connection closed)");
 }

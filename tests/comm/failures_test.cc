@@ -23,7 +23,8 @@ class FailuresTest : public ::testing::TestWithParam<std::string> {
  protected:
   void SetUp() override { backend = GetParam(); }
 };
-INSTANTIATE_TEST_SUITE_P(Backends, FailuresTest, ::testing::Values("gloo", "shm"), [](const auto& info) { return info.param; });
+INSTANTIATE_TEST_SUITE_P(Backends, FailuresTest, ::testing::Values("gloo", "shm"),
+                         [](const auto& info) { return info.param; });
 
 Options with_timeout(milliseconds timeout) {
   Options options;
@@ -80,9 +81,11 @@ TEST_P(FailuresTest, RanksThatWaitForEachOtherOnTwoGroupsSayWhoWaitsForWhat) {
   });
   EXPECT_LT(seconds_since(start), 10);
   for (const std::string& error : errors) {
-    EXPECT_NE(error.find("the ranks wait for each other: rank 0 waits in exchange of \"gather of unit 3\", which rank 1 has not come to; "
-                         "rank 1 waits in all_reduce of \"unit 1\" (8 x Float), which rank 0 has not come to"),
-              std::string::npos)
+    EXPECT_NE(
+        error.find("the ranks wait for each other: rank 0 waits in exchange of \"gather of unit 3\", which "
+                   "rank 1 has not come to; "
+                   "rank 1 waits in all_reduce of \"unit 1\" (8 x Float), which rank 0 has not come to"),
+        std::string::npos)
         << error;
   }
 }

@@ -27,7 +27,8 @@ using testing::Variables;
 using Processes = std::vector<std::unique_ptr<RankProcess>>;
 using Clock = std::chrono::steady_clock;
 
-Processes start(const std::string& scenario, int world_size, const Variables& extra = {}, const std::string& what = "") {
+Processes start(const std::string& scenario, int world_size, const Variables& extra = {},
+                const std::string& what = "") {
   const int port = free_port();
   Processes processes;
   for (int rank = 0; rank < world_size; ++rank) {
@@ -69,7 +70,8 @@ TEST(ProcessTest, GloosInterfaceCanBeChosen) {
     EXPECT_EQ(process->wait(), 0) << process->output();
   }
   for (const auto& process :
-       start("sum", 2, {{"TEST_BACKEND", "gloo"}, {"GLOO_SOCKET_IFNAME", "no-such-if"}, {"TEST_TIMEOUT_MS", "1000"}})) {
+       start("sum", 2,
+             {{"TEST_BACKEND", "gloo"}, {"GLOO_SOCKET_IFNAME", "no-such-if"}, {"TEST_TIMEOUT_MS", "1000"}})) {
     EXPECT_EQ(process->wait(), 3);
     EXPECT_EQ(process->output(),
               "error: GLOO_SOCKET_IFNAME=no-such-if: this host has no network interface 'no-such-if'\n");
@@ -192,7 +194,8 @@ TEST(ProcessTest, RankZeroWaitsForThoseWhoStillReadItsStore) {
 }
 
 class OnEachBackend : public ::testing::TestWithParam<std::string> {};
-INSTANTIATE_TEST_SUITE_P(Backends, OnEachBackend, ::testing::Values("shm", "gloo"), [](const auto& info) { return info.param; });
+INSTANTIATE_TEST_SUITE_P(Backends, OnEachBackend, ::testing::Values("shm", "gloo"),
+                         [](const auto& info) { return info.param; });
 
 TEST_P(OnEachBackend, AKilledRankIsNamedWithinSeconds) {
   Processes processes = start("loop", 3, {{"TEST_BACKEND", GetParam()}});
@@ -230,7 +233,8 @@ TEST_P(OnEachBackend, AStoppedRankIsWaitedForUntilTheTimeout) {
   processes[1]->kill(SIGSTOP);
   for (const int rank : {0, 2}) {
     EXPECT_EQ(processes[rank]->wait(), 3);
-    EXPECT_NE(processes[rank]->output().find("rank 1 has not arrived within 2 s"), std::string::npos) << processes[rank]->output();
+    EXPECT_NE(processes[rank]->output().find("rank 1 has not arrived within 2 s"), std::string::npos)
+        << processes[rank]->output();
   }
   EXPECT_GT(seconds_since(begin), 1.5);
   EXPECT_LT(seconds_since(begin), 10) << "the rendezvous has 30 s";
@@ -250,22 +254,30 @@ TEST_P(OnEachBackend, AnErrorOfOneRankEndsTheOthers) {
   EXPECT_LT(seconds_since(begin), 10);
 }
 
-// The table in docs/communication.md, row by row: ranks started by hand. One is killed while the other waits; rank 0 takes the store with it.
+// The table in docs/communication.md, row by row: ranks started by hand. One is killed while the other
+// waits; rank 0 takes the store with it.
 class KilledRank : public ::testing::TestWithParam<std::tuple<std::string, int>> {};
-INSTANTIATE_TEST_SUITE_P(Waits, KilledRank, ::testing::Combine(::testing::Values("shm", "gloo"), ::testing::Values(0, 1)),
-                         [](const auto& info) { return str(std::get<0>(info.param), "_rank_", std::get<1>(info.param)); });
+INSTANTIATE_TEST_SUITE_P(Waits, KilledRank,
+                         ::testing::Combine(::testing::Values("shm", "gloo"), ::testing::Values(0, 1)),
+                         [](const auto& info) {
+                           return str(std::get<0>(info.param), "_rank_", std::get<1>(info.param));
+                         });
 
 TEST_P(KilledRank, EndsEveryWait) {
   const auto& [backend, victim] = GetParam();
   std::vector<std::pair<std::string, Processes>> groups;
-  for (const char* what : {"connecting", "all_gather", "reduce_scatter", "all_reduce", "broadcast", "barrier", "exchange", "duplicate"}) {
-    groups.emplace_back(what, start("wait", 2, {{"TEST_BACKEND", backend}, {"TEST_VICTIM", std::to_string(victim)}}, what));
+  for (const char* what : {"connecting", "all_gather", "reduce_scatter", "all_reduce", "broadcast", "barrier",
+                           "exchange", "duplicate"}) {
+    groups.emplace_back(
+        what, start("wait", 2, {{"TEST_BACKEND", backend}, {"TEST_VICTIM", std::to_string(victim)}}, what));
   }
-  for (const auto& [what, processes] : groups) EXPECT_EQ(processes[victim]->wait(), 128 + SIGKILL) << what << processes[victim]->output();
+  for (const auto& [what, processes] : groups)
+    EXPECT_EQ(processes[victim]->wait(), 128 + SIGKILL) << what << processes[victim]->output();
   const auto begin = Clock::now();
   for (const auto& [what, processes] : groups) {
     EXPECT_EQ(processes[1 - victim]->wait(), 3) << what;
-    EXPECT_NE(processes[1 - victim]->output().find(str("rank ", victim, " is gone")), std::string::npos) << what << processes[1 - victim]->output();
+    EXPECT_NE(processes[1 - victim]->output().find(str("rank ", victim, " is gone")), std::string::npos)
+        << what << processes[1 - victim]->output();
   }
   EXPECT_LT(seconds_since(begin), 10);
 }
@@ -276,7 +288,8 @@ TEST_P(OnEachBackend, AKilledRankEndsWaitsUnderTheLauncherToo) {
   for (const char* what : {"all_reduce", "exchange"}) {
     launcher::Options options;
     options.nproc = 3;
-    options.program = (std::filesystem::read_symlink("/proc/self/exe").parent_path() / "comm_test_rank").string();
+    options.program =
+        (std::filesystem::read_symlink("/proc/self/exe").parent_path() / "comm_test_rank").string();
     options.args = {"wait", what};
     const auto begin = Clock::now();
     EXPECT_EQ(launcher::run(options, Logger()), 128 + SIGKILL);
@@ -299,7 +312,8 @@ TEST(ProcessTest, AKilledRankEndsTheWaitForSharedMemory) {
 
 TEST(ProcessTest, ARankKilledAtTheRendezvousEndsItWhenTheOthersHaveCome) {
   const int port = free_port();
-  Variables first = rank_variables(0, 3, port), second = rank_variables(1, 3, port), third = rank_variables(2, 3, port);
+  Variables first = rank_variables(0, 3, port), second = rank_variables(1, 3, port),
+            third = rank_variables(2, 3, port);
   second.emplace("TEST_VICTIM", "1");
   RankProcess zero({"wait", "rendezvous"}, first), one({"wait", "rendezvous"}, second);
   EXPECT_EQ(one.wait(), 128 + SIGKILL);
@@ -334,8 +348,10 @@ TEST(ProcessTest, TheFarewellDoesNotWaitForAKilledRank) {
 
 TEST(ProcessTest, SettingsThatMustBeEqualAreComparedAtTheRendezvous) {
   const std::vector<std::pair<Variables, std::string>> cases{
-      {{{"TEST_BACKEND", "gloo"}}, "error: comm.backend differs between ranks: it is \"auto\" on rank 0 and \"gloo\" on rank 2\n"},
-      {{{"TEST_TIMEOUT_MS", "2500"}}, "error: comm.timeout_s differs between ranks: it is 60 on rank 0 and 2.5 on rank 2\n"}};
+      {{{"TEST_BACKEND", "gloo"}},
+       "error: comm.backend differs between ranks: it is \"auto\" on rank 0 and \"gloo\" on rank 2\n"},
+      {{{"TEST_TIMEOUT_MS", "2500"}},
+       "error: comm.timeout_s differs between ranks: it is 60 on rank 0 and 2.5 on rank 2\n"}};
   for (const auto& [odd, expected] : cases) {
     const int port = free_port();
     Processes processes;
@@ -359,7 +375,9 @@ TEST(ProcessTest, AServerThatIsNotTheRendezvous) {
   auto begin = Clock::now();
   RankProcess waiting({"sum"}, variables);  // nobody accepts, or answers
   EXPECT_EQ(waiting.wait(), 3);
-  EXPECT_NE(waiting.output().find("something accepts connections, but does not answer; waited 1.5 s"), std::string::npos) << waiting.output();
+  EXPECT_NE(waiting.output().find("something accepts connections, but does not answer; waited 1.5 s"),
+            std::string::npos)
+      << waiting.output();
   EXPECT_LT(seconds_since(begin), 6);
 
   begin = Clock::now();
@@ -371,19 +389,23 @@ TEST(ProcessTest, AServerThatIsNotTheRendezvous) {
     EXPECT_EQ(answered.wait(), 3);
   });
   server.join();
-  EXPECT_NE(answered.output().find("is not the rendezvous: another program has that port"), std::string::npos) << answered.output();
+  EXPECT_NE(answered.output().find("is not the rendezvous: another program has that port"), std::string::npos)
+      << answered.output();
   EXPECT_LT(seconds_since(begin), 10);
 }
 
 TEST(ProcessTest, ALongWaitAtTheRendezvousSaysForWhat) {
-  Variables without_server = rank_variables(1, 2, free_port()), without_others = rank_variables(0, 3, free_port());
-  for (Variables* variables : {&without_server, &without_others}) variables->insert({{"TEST_LOG", "1"}, {"TEST_RENDEZVOUS_MS", "7000"}});
+  Variables without_server = rank_variables(1, 2, free_port()),
+            without_others = rank_variables(0, 3, free_port());
+  for (Variables* variables : {&without_server, &without_others})
+    variables->insert({{"TEST_LOG", "1"}, {"TEST_RENDEZVOUS_MS", "7000"}});
   RankProcess one({"sum"}, without_server), zero({"sum"}, without_others);
-  EXPECT_TRUE(one.await_output(str("rank 1 waits for rank 0 to serve the rendezvous at 127.0.0.1:", without_server["MASTER_PORT"],
-                                   " (Connection refused); gives up in 2 s")))
+  EXPECT_TRUE(one.await_output(str("rank 1 waits for rank 0 to serve the rendezvous at 127.0.0.1:",
+                                   without_server["MASTER_PORT"], " (Connection refused); gives up in 2 s")))
       << one.output();
-  EXPECT_TRUE(zero.await_output(str("rank 0 waits at the rendezvous at 127.0.0.1:", without_others["MASTER_PORT"],
-                                    " for ranks 1 and 2 of 3; gives up in 2 s")))
+  EXPECT_TRUE(
+      zero.await_output(str("rank 0 waits at the rendezvous at 127.0.0.1:", without_others["MASTER_PORT"],
+                            " for ranks 1 and 2 of 3; gives up in 2 s")))
       << zero.output();
   EXPECT_EQ(one.wait(), 3);
   EXPECT_EQ(zero.wait(), 3);
@@ -404,7 +426,9 @@ TEST(ProcessTest, TooFewFilesThatMayBeOpenAreAnErrorAtOnce) {
   for (const std::string limit : {"12", "16", "24"}) {
     for (const auto& process : start("sum", 2, {{"TEST_NOFILE", limit}})) {
       EXPECT_EQ(process->wait(), 3);
-      EXPECT_NE(process->output().find(str("may have no more than ", limit, " files open, and a group of 2 ranks needs about ")), std::string::npos)
+      EXPECT_NE(process->output().find(
+                    str("may have no more than ", limit, " files open, and a group of 2 ranks needs about ")),
+                std::string::npos)
           << process->output();
     }
   }

@@ -16,8 +16,8 @@
 #include <random>
 #include <thread>
 
-#include "comm/init.h"
 #include "comm/group_store.h"
+#include "comm/init.h"
 #include "comm/shm/available_memory.h"
 #include "comm/shm/peers.h"
 #include "comm/shm/shared_memory.h"
@@ -34,7 +34,8 @@ using testing::filled;
 using testing::quick_options;
 
 at::Tensor symmetric(Communicator& comm, int64_t numel, at::ScalarType dtype) {
-  return comm.allocate_symmetric(numel * static_cast<int64_t>(at::elementSize(dtype)), at::kCPU, "buffer").view(dtype);
+  return comm.allocate_symmetric(numel * static_cast<int64_t>(at::elementSize(dtype)), at::kCPU, "buffer")
+      .view(dtype);
 }
 
 // ------------------------------------------------------------------------------------------------ sums
@@ -50,7 +51,9 @@ float expected_sum(const Inputs& inputs, int64_t i, float scale, const at::Tenso
 }
 
 shm::Element element_of(at::ScalarType dtype) {
-  return dtype == at::kFloat ? shm::Element::kFloat32 : dtype == at::kBFloat16 ? shm::Element::kBFloat16 : shm::Element::kFloat16;
+  return dtype == at::kFloat      ? shm::Element::kFloat32
+         : dtype == at::kBFloat16 ? shm::Element::kBFloat16
+                                  : shm::Element::kFloat16;
 }
 
 TEST(Sum, IsTakenInOrderInFp32AndRoundedOnce) {
@@ -60,13 +63,15 @@ TEST(Sum, IsTakenInOrderInFp32AndRoundedOnce) {
     for (const auto out : {at::kFloat, at::kBFloat16, at::kHalf})
       for (const int num : {1, 2, 3, 5})
         for (const bool add : {false, true}) {
-          SCOPED_TRACE(str(c10::toString(in), " x ", num, " into ", c10::toString(out), add ? ", added" : ""));
+          SCOPED_TRACE(
+              str(c10::toString(in), " x ", num, " into ", c10::toString(out), add ? ", added" : ""));
           constexpr int64_t kNumel = 1029;  // more than a block, and odd
           Inputs inputs;
           std::vector<const void*> pointers;
           for (int r = 0; r < num; ++r) {
             at::Tensor values = at::empty({kNumel});
-            for (int64_t i = 0; i < kNumel; ++i) values.data_ptr<float>()[i] = normal(random) * std::exp2(static_cast<float>(r * 3));
+            for (int64_t i = 0; i < kNumel; ++i)
+              values.data_ptr<float>()[i] = normal(random) * std::exp2(static_cast<float>(r * 3));
             inputs.push_back(values.to(in));
             pointers.push_back(inputs.back().data_ptr());
           }
@@ -92,8 +97,11 @@ TEST(Sum, IsTakenInOrderInFp32AndRoundedOnce) {
 
 class ReduceIntoTest : public ::testing::TestWithParam<std::tuple<int, std::string>> {};
 INSTANTIATE_TEST_SUITE_P(Worlds, ReduceIntoTest,
-                         ::testing::Combine(::testing::Values(1, 2, 3, 4, 8), ::testing::Values("gloo", "shm")),
-                         [](const auto& info) { return str(std::get<1>(info.param), "_", std::get<0>(info.param)); });
+                         ::testing::Combine(::testing::Values(1, 2, 3, 4, 8),
+                                            ::testing::Values("gloo", "shm")),
+                         [](const auto& info) {
+                           return str(std::get<1>(info.param), "_", std::get<0>(info.param));
+                         });
 
 TEST_P(ReduceIntoTest, ScalesAddsAndCasts) {
   const int size = std::get<0>(GetParam());
@@ -131,7 +139,8 @@ TEST(SharedMemoryGroup, BuffersAreFreeOnlyWhenEverybodyHasRead) {
         while (!works[slot]->test()) std::this_thread::yield();
       }
       works[slot]->wait();
-      ASSERT_TRUE(at::equal(results[slot], at::full({kNumel}, 3.0f * static_cast<float>(round) + 3))) << round;
+      ASSERT_TRUE(at::equal(results[slot], at::full({kNumel}, 3.0f * static_cast<float>(round) + 3)))
+          << round;
     };
     for (int round = 0; round < kRounds; ++round) {
       const int slot = round % kSlots;
@@ -145,12 +154,14 @@ TEST(SharedMemoryGroup, BuffersAreFreeOnlyWhenEverybodyHasRead) {
   });
 }
 
-// The board has a place for each of 64 operations: the next one waits until all ranks have done with the first.
+// The board has a place for each of 64 operations: the next one waits until all
+// ranks have done with the first.
 TEST(SharedMemoryGroup, MoreUnderWayThanItCanHoldWaits) {
   std::atomic<int> num_posted = 0;
   std::atomic<bool> has_begun = false;
   run_threads(2, quick_options("shm"), [&](CommunicatorPtr comm) {
-    const at::Tensor buffers = symmetric(*comm, 200 * 16, at::kFloat).view({200, 16});  // others come through two mailboxes
+    const at::Tensor buffers =
+        symmetric(*comm, 200 * 16, at::kFloat).view({200, 16});  // others come through two mailboxes
     std::vector<at::Tensor> sums;
     std::vector<WorkPtr> works;
     if (comm->rank() == 1) {
@@ -168,7 +179,8 @@ TEST(SharedMemoryGroup, MoreUnderWayThanItCanHoldWaits) {
     }
     for (int i = 0; i < 200; ++i) {
       works[i]->wait();
-      EXPECT_TRUE(at::equal(sums[i], testing::summed(2, i, 16, at::kFloat).narrow(0, 8 * comm->rank(), 8))) << i;
+      EXPECT_TRUE(at::equal(sums[i], testing::summed(2, i, 16, at::kFloat).narrow(0, 8 * comm->rank(), 8)))
+          << i;
     }
   });
 }
@@ -225,7 +237,10 @@ TEST(SharedMemoryGroup, AfterAFailureNothingIsWritten) {
 // ------------------------------------------------------------------------------------------------ memory
 
 TEST(SharedMemory, TooMuchIsOneLine) {
-  EXPECT_EQ(error_of([] { shm::SharedMemory::create(int64_t{1} << 60); }).find("no 1099511627776 MiB of shared memory: the machine"), 0u);
+  EXPECT_EQ(error_of([] {
+              shm::SharedMemory::create(int64_t{1} << 60);
+            }).find("no 1099511627776 MiB of shared memory: the machine"),
+            0u);
   std::array<std::string, 2> errors;
   run_threads(2, quick_options("shm"), [&](CommunicatorPtr comm) {
     errors[comm->rank()] = error_of([&] { comm->allocate_shared(int64_t{1} << 60, "unit 0"); });
@@ -238,7 +253,8 @@ TEST(SharedMemory, TooMuchIsOneLine) {
 }
 
 TEST(SharedMemory, LimitsOfContainersCount) {
-  const std::filesystem::path root = std::filesystem::temp_directory_path() / str("tessera_limits_", getpid());
+  const std::filesystem::path root =
+      std::filesystem::temp_directory_path() / str("tessera_limits_", getpid());
   const auto write = [&](const std::string& name, const std::string& text) {
     std::filesystem::create_directories((root / name).parent_path());
     std::ofstream(root / name) << text;
@@ -252,18 +268,21 @@ TEST(SharedMemory, LimitsOfContainersCount) {
   write("sys/fs/cgroup/a/memory.max", "5000\n");
   write("sys/fs/cgroup/a/memory.current", "2000\n");
   EXPECT_EQ(shm::available_memory(root), 3000) << "a group above";
-  write("sys/fs/cgroup/a/memory.stat", "anon 100\nfile 1900\nshmem 400\ninactive_file 1000\nactive_file 500\n");
+  write("sys/fs/cgroup/a/memory.stat",
+        "anon 100\nfile 1900\nshmem 400\ninactive_file 1000\nactive_file 500\n");
   EXPECT_EQ(shm::available_memory(root), 4500) << "the cache of files is given up when memory is wanted";
   write("proc/self/cgroup", "9:cpu,memory:/docker/c\n");
   write("sys/fs/cgroup/memory/docker/c/memory.limit_in_bytes", "700\n");
   write("sys/fs/cgroup/memory/docker/c/memory.usage_in_bytes", "800\n");
   EXPECT_EQ(shm::available_memory(root), 0) << "cgroup v1";
-  write("sys/fs/cgroup/memory/docker/c/memory.stat", "inactive_file 1\ntotal_inactive_file 150\ntotal_active_file 50\n");
+  write("sys/fs/cgroup/memory/docker/c/memory.stat",
+        "inactive_file 1\ntotal_inactive_file 150\ntotal_active_file 50\n");
   EXPECT_EQ(shm::available_memory(root), 100);
   std::filesystem::remove_all(root);
 }
 
-// ------------------------------------------------------------------------------------ who waits, and for whom
+// ------------------------------------------------------------------------------------ who waits, and for
+// whom
 
 using std::chrono::milliseconds;
 
@@ -280,11 +299,13 @@ std::array<std::unique_ptr<shm::Peers>, 2> two_peers() {
 }
 
 TEST(Peers, TheMeetingHasALimit) {
-  EXPECT_EQ(error_of([] { shm::Peers(new_store(), 0, 2, milliseconds(200)); }), "rank 1 did not set up shared memory within 0.2 s");
+  EXPECT_EQ(error_of([] { shm::Peers(new_store(), 0, 2, milliseconds(200)); }),
+            "rank 1 did not set up shared memory within 0.2 s");
   const GroupStore store = new_store();
   store.set("socket/1", std::string(32, '0'));  // it has come so far
   const auto start = std::chrono::steady_clock::now();
-  EXPECT_EQ(error_of([&] { shm::Peers(store, 0, 2, milliseconds(200)); }), "rank 1 did not connect to rank 0 over a Unix socket within 0.2 s");
+  EXPECT_EQ(error_of([&] { shm::Peers(store, 0, 2, milliseconds(200)); }),
+            "rank 1 did not connect to rank 0 over a Unix socket within 0.2 s");
   EXPECT_LT(testing::seconds_since(start), 3);
 }
 
@@ -294,7 +315,8 @@ TEST(Peers, ReceivingHasALimit) {
   const auto watch = [&] {
     if (++num_looks > 100) throw std::logic_error("it still waits");
   };
-  EXPECT_EQ(error_of([&] { peers[1]->receive(0, milliseconds(200), watch); }), "timed out after 0.2 s: rank 0 has sent no shared memory");
+  EXPECT_EQ(error_of([&] { peers[1]->receive(0, milliseconds(200), watch); }),
+            "timed out after 0.2 s: rank 0 has sent no shared memory");
 }
 
 TEST(Peers, SendingHasALimit) {
@@ -309,13 +331,15 @@ TEST(Peers, WhatTheStoreHasIsTakenOnlyInTheRightLength) {
   for (const size_t length : {size_t{0}, size_t{31}, size_t{33}, size_t{4000}}) {
     const GroupStore store = new_store();
     store.set("socket/0", std::string(length, 'x'));
-    EXPECT_EQ(error_of([&] { shm::Peers(store, 1, 2, milliseconds(200)); }), str("the store has ", length, " bytes as socket/0, not 32"));
+    EXPECT_EQ(error_of([&] { shm::Peers(store, 1, 2, milliseconds(200)); }),
+              str("the store has ", length, " bytes as socket/0, not 32"));
   }
   const GroupStore store = new_store();
   std::thread zero([&] { EXPECT_NE(error_of([&] { shm::Peers(store, 0, 2, milliseconds(500)); }), ""); });
   while (!store.has("socket/0")) std::this_thread::yield();
   store.set("secret/0", "short");
-  EXPECT_EQ(error_of([&] { shm::Peers(store, 1, 2, milliseconds(500)); }), "the store has 5 bytes as secret/0, not 32");
+  EXPECT_EQ(error_of([&] { shm::Peers(store, 1, 2, milliseconds(500)); }),
+            "the store has 5 bytes as secret/0, not 32");
   zero.join();
 }
 

@@ -15,21 +15,24 @@ Waiting waiting(const std::string& group, int64_t number, Issued issued) {
 }
 
 TEST(WaitsTest, SurviveEncoding) {
-  const Waiting original = waiting("main/1 gather", 17, {{"main", 3}, {"main/1 gather", 17}, {"main/2 reduce", 0}});
+  const Waiting original =
+      waiting("main/1 gather", 17, {{"main", 3}, {"main/1 gather", 17}, {"main/2 reduce", 0}});
   const Waiting copy = Waiting::decode(original.encode());
   EXPECT_EQ(copy.group, original.group);
   EXPECT_EQ(copy.number, 17);
   EXPECT_EQ(copy.text, original.text);
   EXPECT_EQ(copy.issued, original.issued);
   EXPECT_EQ(Waiting::decode(waiting("g", 1, {}).encode()).issued, Issued{});
-  for (const char* text : {"", "g\n", "g\nx\ny\n", "g\n1\nt\nnot a number\n"}) EXPECT_THROW(Waiting::decode(text), CommError) << text;
+  for (const char* text : {"", "g\n", "g\nx\ny\n", "g\n1\nt\nnot a number\n"})
+    EXPECT_THROW(Waiting::decode(text), CommError) << text;
 }
 
 TEST(WaitsTest, TwoRanksInACircleSayTheSame) {
   const Waiting on_a = waiting("a", 4, {{"a", 4}, {"b", 2}}), on_b = waiting("b", 3, {{"a", 3}, {"b", 3}});
   for (int rank : {0, 1})
     EXPECT_EQ(describe_circle({on_a, on_b}, rank),
-              "the ranks wait for each other: rank 0 waits in a's, which rank 1 has not come to; rank 1 waits in b's, which rank 0 has "
+              "the ranks wait for each other: rank 0 waits in a's, which rank 1 has not come to; rank 1 "
+              "waits in b's, which rank 0 has "
               "not come to");
 }
 
@@ -49,8 +52,10 @@ TEST(WaitsTest, NoCircle) {
   EXPECT_FALSE(describe_circle({on_a, std::nullopt}, 0)) << "the other one is at work";
   EXPECT_FALSE(describe_circle({std::nullopt, on_a}, 0));
   EXPECT_FALSE(describe_circle({on_a, waiting("a", 4, {{"a", 4}, {"b", 2}})}, 0)) << "both wait for the same";
-  EXPECT_FALSE(describe_circle({on_a, waiting("b", 3, {{"a", 4}, {"b", 3}})}, 0)) << "it has done its part of a";
-  EXPECT_FALSE(describe_circle({on_a, waiting("checkpoint", 3, {{"checkpoint", 3}})}, 1)) << "its other thread sees to a";
+  EXPECT_FALSE(describe_circle({on_a, waiting("b", 3, {{"a", 4}, {"b", 3}})}, 0))
+      << "it has done its part of a";
+  EXPECT_FALSE(describe_circle({on_a, waiting("checkpoint", 3, {{"checkpoint", 3}})}, 1))
+      << "its other thread sees to a";
 }
 
 }  // namespace

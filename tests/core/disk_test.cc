@@ -66,9 +66,12 @@ TEST(ReplaceFile, RemovesWhatAKilledProcessHasLeft) {
   const pid_t child = ::fork();
   ASSERT_GE(child, 0);
   if (child == 0) {
-    Disk({.sync = true, .probe = [](std::string_view operation, const fs::path&) {
-            if (operation == "write") ::kill(::getpid(), SIGKILL);
-          }}).replace_file(path, "half");
+    Disk({.sync = true,
+          .probe =
+              [](std::string_view operation, const fs::path&) {
+                if (operation == "write") ::kill(::getpid(), SIGKILL);
+              }})
+        .replace_file(path, "half");
     ::_exit(0);
   }
   int status = 0;
@@ -80,7 +83,8 @@ TEST(ReplaceFile, RemovesWhatAKilledProcessHasLeft) {
   PendingFile ours(disk, path);
   EXPECT_EQ(std::distance(fs::directory_iterator(folder.path()), {}), 2) << "both pending ones";
   replace_file(path, "new");
-  EXPECT_EQ(std::distance(fs::directory_iterator(folder.path()), {}), 3) << "a pending file is held by its process";
+  EXPECT_EQ(std::distance(fs::directory_iterator(folder.path()), {}), 3)
+      << "a pending file is held by its process";
   ours.file().append("newer");
   ours.publish();
   EXPECT_EQ(InputFile(path).read_all(), "newer");
@@ -94,8 +98,12 @@ TEST(ReplaceFile, NamesTheLimitOfFileSizes) {
     ::signal(SIGXFSZ, SIG_IGN);
     const rlimit limit{1000, 1000};
     ::setrlimit(RLIMIT_FSIZE, &limit);
-    const std::string error = testing::error_of<DiskError>([&] { replace_file(folder.path() / "a", std::string(2000, 'x')); });
-    ::_exit(error.find(": File too large: this process may write files of at most 1000 bytes (ulimit -f") == error.npos ? 1 : 0);
+    const std::string error =
+        testing::error_of<DiskError>([&] { replace_file(folder.path() / "a", std::string(2000, 'x')); });
+    ::_exit(error.find(": File too large: this process may write files of at most 1000 bytes (ulimit -f") ==
+                    error.npos
+                ? 1
+                : 0);
   }
   int status = 0;
   ASSERT_EQ(::waitpid(child, &status, 0), child);
@@ -104,7 +112,9 @@ TEST(ReplaceFile, NamesTheLimitOfFileSizes) {
 
 TEST(ReplaceFile, SaysWhichFileItCannotWrite) {
   const TemporaryFolder folder("disk");
-  EXPECT_NE(testing::error_of<DiskError>([&] { replace_file(folder.path() / "none" / "a", "x"); }).find("none/a"), std::string::npos);
+  EXPECT_NE(
+      testing::error_of<DiskError>([&] { replace_file(folder.path() / "none" / "a", "x"); }).find("none/a"),
+      std::string::npos);
   fs::create_directory(folder.path() / "folder");
   EXPECT_NE(testing::error_of<DiskError>([&] { replace_file(folder.path() / "folder", "x"); }), "");
   EXPECT_EQ(std::distance(fs::directory_iterator(folder.path()), {}), 1) << "no temporary file stays";

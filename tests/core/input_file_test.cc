@@ -29,7 +29,8 @@ TEST(Input, ReadsFiles) {
   const InputFile file(path);
   EXPECT_EQ(file.bytes(), 10);
   EXPECT_EQ(file.read_all(10), "0123456789");
-  EXPECT_THAT(error_of<DiskError>([&] { file.read_all(9); }), HasSubstr("a has 10 bytes, expected at most 9"));
+  EXPECT_THAT(error_of<DiskError>([&] { file.read_all(9); }),
+              HasSubstr("a has 10 bytes, expected at most 9"));
   std::string part(4, ' ');
   EXPECT_EQ(file.read_some(8, std::as_writable_bytes(std::span(part))), 2u);
   EXPECT_EQ(part, "89  ");
@@ -57,7 +58,8 @@ TEST(Input, RefusesWhatIsNoRegularFileAtOnce) {
     EXPECT_THAT(error_of<DiskError>([&] { InputFile{path}; }), HasSubstr(kind)) << path;
     EXPECT_THAT(error_of<DiskError>([&] { check_input(path); }), HasSubstr(path.string()));
     EXPECT_THAT(error_of<DataError>([&] { MappedFile{path}; }), HasSubstr(kind)) << path;
-    EXPECT_THAT(error_of<DataError>([&] { read_data_file(path, "a text"); }), HasSubstr("; expected a text")) << path;
+    EXPECT_THAT(error_of<DataError>([&] { read_data_file(path, "a text"); }), HasSubstr("; expected a text"))
+        << path;
   }
   EXPECT_LT(testing::seconds_since(start), 5);
 }

@@ -56,7 +56,8 @@ struct Trained {
 
 class Resharding : public ::testing::TestWithParam<int> {};  // world that loads
 
-// Saved at every world and stage once; the world of the parameter loads each at every stage, with units of another size.
+// Saved at every world and stage once; the world of the parameter loads each at
+// every stage, with units of another size.
 TEST_P(Resharding, AnyWorldAndStageLoadsAnyOther) {
   const TestFolder folder(str("resharding", GetParam()));
   std::map<std::string, Tensors> states, buffers;
@@ -89,7 +90,8 @@ TEST_P(Resharding, AnyWorldAndStageLoadsAnyOther) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, Resharding, ::testing::Values(1, 2, 3, 4, 8), [](const auto& info) { return str("World", info.param); });
+INSTANTIATE_TEST_SUITE_P(Worlds, Resharding, ::testing::Values(1, 2, 3, 4, 8),
+                         [](const auto& info) { return str("World", info.param); });
 
 // ---------------------------------------------------------------------------------------------- resuming
 
@@ -123,8 +125,10 @@ TEST(Resume, IsBitIdenticalAtEveryStageAndPrecision) {
       for (const std::string precision : {"fp32", "bf16", "fp16"}) {
         SCOPED_TRACE(str("world ", world, " stage ", stage, " ", precision));
         const TestFolder folder("resume");
-        // Ranks as threads share a generator, so that dropout can be compared on one rank only (on several: the trainer's test).
-        const Job setup{.world = world, .stage = stage, .precision = precision, .dropout = world == 1 ? 0.3 : 0};
+        // Ranks as threads share a generator, so that dropout can be compared on one rank
+        // only (on several: the trainer's test).
+        const Job setup{
+            .world = world, .stage = stage, .precision = precision, .dropout = world == 1 ? 0.3 : 0};
         const Outcome whole = run(setup, folder.string(), false), resumed = run(setup, folder.string(), true);
         EXPECT_EQ(whole.losses, resumed.losses);
         EXPECT_EQ(whole.losses.size(), 3u);
@@ -186,7 +190,9 @@ struct OtherNetImpl : torch::nn::Module {
     added = register_module("added", torch::nn::Linear(9, 2));
     fill_parameters(*this, 4);
   }
-  at::Tensor forward(const at::Tensor& tokens) { return added->forward(middle->forward(table->forward(tokens))).square().mean(); }
+  at::Tensor forward(const at::Tensor& tokens) {
+    return added->forward(middle->forward(table->forward(tokens))).square().mean();
+  }
   torch::nn::Embedding table{nullptr};
   torch::nn::Linear middle{nullptr}, added{nullptr};
 };
@@ -209,17 +215,21 @@ TEST(Load, NamesWhatDoesNotFitAndLoadsTheRestWhenAsked) {
     auto engine = initialize(model, engine_config(c), comm);
     const Tensors before = whole_state(*engine);
     EXPECT_THAT(error_of<CheckpointError>([&] { engine->load_checkpoint(folder.string()); }),
-                AllOf(HasSubstr("global_step1"), HasSubstr("added.weight"), HasSubstr("frozen.weight"), HasSubstr("table.weight"),
-                      HasSubstr("[19, 9] in the checkpoint, [20, 9] in the model"), HasSubstr("strict")));
+                AllOf(HasSubstr("global_step1"), HasSubstr("added.weight"), HasSubstr("frozen.weight"),
+                      HasSubstr("table.weight"), HasSubstr("[19, 9] in the checkpoint, [20, 9] in the model"),
+                      HasSubstr("strict")));
     EXPECT_TRUE(bit_equal(whole_state(*engine), before)) << "nothing changed";
 
     const LoadedCheckpoint loaded = engine->load_checkpoint(folder.string(), "", {.strict = false});
     EXPECT_THAT(loaded.not_loaded, ::testing::Contains(HasSubstr("added.bias: not in the checkpoint")));
-    EXPECT_THAT(loaded.not_loaded, ::testing::Contains(HasSubstr("buffer norm.running_mean: not in the model")));
+    EXPECT_THAT(loaded.not_loaded,
+                ::testing::Contains(HasSubstr("buffer norm.running_mean: not in the model")));
     const Tensors after = whole_state(*engine);
-    for (const char* name : {"middle.weight", "middle.bias", "middle.weight exp_avg", "middle.bias exp_avg_sq", "middle.weight steps"})
+    for (const char* name : {"middle.weight", "middle.bias", "middle.weight exp_avg",
+                             "middle.bias exp_avg_sq", "middle.weight steps"})
       EXPECT_TRUE(at::equal(after.at(name), saved.at(name))) << name;
-    for (const char* name : {"table.weight", "added.weight", "added.bias exp_avg"}) EXPECT_TRUE(at::equal(after.at(name), before.at(name))) << name;
+    for (const char* name : {"table.weight", "added.weight", "added.bias exp_avg"})
+      EXPECT_TRUE(at::equal(after.at(name), before.at(name))) << name;
   });
 }
 
@@ -232,21 +242,26 @@ TEST(Load, AnotherOptimizersStateIsRefusedOrLeftOut) {
     Job setup{.world = 2, .stage = 3, .seed = 8};
     setup.optimizer = "SGD";
     Trained other(setup, comm);
-    EXPECT_THAT(error_of<CheckpointError>([&] { other.engine->load_checkpoint(folder.string()); }),
-                AllOf(HasSubstr("AdamW was saved with exp_avg, exp_avg_sq"), HasSubstr("SGD needs momentum_buffer")));
+    EXPECT_THAT(
+        error_of<CheckpointError>([&] { other.engine->load_checkpoint(folder.string()); }),
+        AllOf(HasSubstr("AdamW was saved with exp_avg, exp_avg_sq"), HasSubstr("SGD needs momentum_buffer")));
     EXPECT_EQ(other.engine->global_steps(), 0);
     other.engine->load_checkpoint(folder.string(), "", {.load_optimizer_states = false});
     EXPECT_EQ(other.engine->global_steps(), 1);
-    EXPECT_TRUE(at::equal(other.engine->full_parameter("middle.weight"), trained.engine->full_parameter("middle.weight")));
+    EXPECT_TRUE(at::equal(other.engine->full_parameter("middle.weight"),
+                          trained.engine->full_parameter("middle.weight")));
     Trained module_only({.world = 2, .stage = 0, .seed = 8}, comm);
     module_only.engine->load_checkpoint(folder.string(), "", {.load_module_only = true});
     EXPECT_EQ(module_only.engine->global_steps(), 0);
-    EXPECT_TRUE(at::equal(module_only.engine->full_parameter("middle.weight"), trained.engine->full_parameter("middle.weight")));
+    EXPECT_TRUE(at::equal(module_only.engine->full_parameter("middle.weight"),
+                          trained.engine->full_parameter("middle.weight")));
   });
 }
 
 struct WideImpl : torch::nn::Module {
-  explicit WideImpl(int64_t rows) { register_parameter("weight", at::ones({rows, 1 << 20}) * 0.5); }  // 4 MiB of fp32 a row
+  explicit WideImpl(int64_t rows) {
+    register_parameter("weight", at::ones({rows, 1 << 20}) * 0.5);
+  }  // 4 MiB of fp32 a row
 };
 
 std::unique_ptr<TypedEngine<WideImpl>> wide_engine(int64_t rows, comm::CommunicatorPtr comm, int stage) {
@@ -259,7 +274,8 @@ std::unique_ptr<TypedEngine<WideImpl>> wide_engine(int64_t rows, comm::Communica
 }
 
 void flip_bit(const checkpoint::Checkpoint& saved, int rank, const std::string& dataset) {
-  std::fstream file(saved.path() / str("rank_0000", rank, ".h5"), std::ios::in | std::ios::out | std::ios::binary);
+  std::fstream file(saved.path() / str("rank_0000", rank, ".h5"),
+                    std::ios::in | std::ios::out | std::ios::binary);
   const int64_t place = saved.dataset(rank, dataset).offset + 5;
   file.seekg(place);
   const char byte = static_cast<char>(file.get() ^ 4);
@@ -275,7 +291,8 @@ TEST(Load, DamageIsFoundBeforeAnythingChanges) {
     for (int i = 0; i < 2; ++i) trained.step();
     trained.engine->save_checkpoint(folder.string());
     comm->barrier("saved");
-    if (comm->rank() == 0) flip_bit(checkpoint::Checkpoint::open(folder.string()), 1, "/exp_avg_sq/unit_00000");
+    if (comm->rank() == 0)
+      flip_bit(checkpoint::Checkpoint::open(folder.string()), 1, "/exp_avg_sq/unit_00000");
     comm->barrier("damaged");
     Trained other({.world = 2, .stage = 2, .seed = 8}, comm);
     const Tensors before = whole_state(*other.engine);
@@ -295,7 +312,8 @@ TEST(Load, DamagedRandomNumbersAreFoundBeforeAnythingChangesToo) {
     if (comm->rank() == 0) flip_bit(checkpoint::Checkpoint::open(folder.string()), 1, "/blobs/rng_cpu");
     comm->barrier("damaged");
     auto other = wide_engine(4, comm, 3);
-    EXPECT_THAT(error_of<CheckpointError>([&] { other->load_checkpoint(folder.string(), "", {.load_optimizer_states = false}); }),
+    EXPECT_THAT(error_of<CheckpointError>(
+                    [&] { other->load_checkpoint(folder.string(), "", {.load_optimizer_states = false}); }),
                 AllOf(HasSubstr("rank_00001.h5"), HasSubstr("/blobs/rng_cpu"), HasSubstr("damaged")));
     EXPECT_EQ(other->global_steps(), 0);
     EXPECT_EQ(other->full_parameter("weight").max().item<float>(), 0.5f) << "and the engine goes on";
@@ -306,7 +324,8 @@ TEST(Load, WhatIsNotThere) {
   const TestFolder folder("absent");
   on_ranks(2, [&](comm::CommunicatorPtr comm) {
     Trained trained({.world = 2, .stage = 0}, comm);
-    EXPECT_THAT(error_of<CheckpointError>([&] { trained.engine->load_checkpoint(folder / "nowhere"); }), HasSubstr("nowhere"));
+    EXPECT_THAT(error_of<CheckpointError>([&] { trained.engine->load_checkpoint(folder / "nowhere"); }),
+                HasSubstr("nowhere"));
     trained.engine->save_checkpoint(folder.string(), "one");
     EXPECT_THAT(error_of<CheckpointError>([&] { trained.engine->load_checkpoint(folder.string(), "two"); }),
                 AllOf(HasSubstr("two"), HasSubstr("one")));
@@ -318,8 +337,10 @@ TEST(Save, OnlyBetweenUpdates) {
   on_ranks(1, [&](comm::CommunicatorPtr comm) {
     Trained trained({}, comm);
     trained.engine->backward(saved_net_loss(*trained.model, 0, 0));
-    EXPECT_THAT(error_of([&] { trained.engine->save_checkpoint(folder.string()); }), HasSubstr("gradients are not saved"));
-    EXPECT_THAT(error_of([&] { trained.engine->load_checkpoint(folder.string()); }), HasSubstr("between backward() and"));
+    EXPECT_THAT(error_of([&] { trained.engine->save_checkpoint(folder.string()); }),
+                HasSubstr("gradients are not saved"));
+    EXPECT_THAT(error_of([&] { trained.engine->load_checkpoint(folder.string()); }),
+                HasSubstr("between backward() and"));
     trained.engine->step();
     EXPECT_EQ(trained.engine->save_checkpoint(folder.string()), folder / "global_step1");
   });
@@ -337,7 +358,8 @@ TEST(Save, KeepsTheLastAndTheSpared) {
       if (i == 0) trained.engine->keep_checkpoints({"global_step1"});
     }
   });
-  for (int step = 1; step <= 5; ++step) EXPECT_EQ(fs::exists(folder / str("global_step", step)), step == 1 || step >= 4) << step;
+  for (int step = 1; step <= 5; ++step)
+    EXPECT_EQ(fs::exists(folder / str("global_step", step)), step == 1 || step >= 4) << step;
 }
 
 // ------------------------------------------------------------------------------------------ asynchronous
@@ -360,7 +382,8 @@ TEST(AsyncSave, HoldsTheMomentItWasCalledIn) {
       for (int i = 0; i < 4; ++i) {
         Trained other({.world = 2, .stage = 3 - stage, .seed = 8}, comm);
         other.engine->load_checkpoint(folder.string(), str("global_step", i + 1));
-        EXPECT_TRUE(bit_equal(whole_state(*other.engine), moments[i])) << "stage " << stage << " step " << i + 1;
+        EXPECT_TRUE(bit_equal(whole_state(*other.engine), moments[i]))
+            << "stage " << stage << " step " << i + 1;
       }
     });
   }
@@ -384,7 +407,8 @@ TEST(AsyncSave, AFailureIsReportedAndTrainingGoesOn) {
   on_ranks(2, [&](comm::CommunicatorPtr comm) {
     Job setup{.world = 2, .stage = 2};
     setup.checkpoint.async = true;
-    Trained trained(setup, comm, comm->rank() == 0 ? Logger({.terminal = false, .file = log_file}) : Logger());
+    Trained trained(setup, comm,
+                    comm->rank() == 0 ? Logger({.terminal = false, .file = log_file}) : Logger());
     trained.step();
     trained.engine->save_checkpoint(folder.string(), "good");
     trained.engine->finish_checkpoint();
@@ -405,8 +429,8 @@ TEST(AsyncSave, AFailureIsReportedAndTrainingGoesOn) {
   EXPECT_EQ(checkpoint::find_checkpoint(folder.string(), "").filename(), "better");
 }
 
-// A step may find the failed save ended on one rank and still running on another. That must not show in what is thrown: a rank
-// that loads while the others give up would wait for them.
+// A step may find the failed save ended on one rank and still running on another. That must not show in what
+// is thrown: a rank that loads while the others give up would wait for them.
 TEST(AsyncSave, AFailureIsTheSameOnAllRanksWhoeverHasHeardOfIt) {
   const TestFolder folder("async_agreed");
   std::ofstream(folder / "a_file") << "in the way";
@@ -425,11 +449,14 @@ TEST(AsyncSave, AFailureIsTheSameOnAllRanksWhoeverHasHeardOfIt) {
         trained.step();
       };
       fail_unheard_by_one();
-      EXPECT_THAT(error_of<CheckpointError>([&] { trained.engine->finish_checkpoint(); }), HasSubstr("a_file"));
+      EXPECT_THAT(error_of<CheckpointError>([&] { trained.engine->finish_checkpoint(); }),
+                  HasSubstr("a_file"));
       fail_unheard_by_one();
       EXPECT_TRUE(trained.engine->last_save_failed());
-      EXPECT_EQ(trained.engine->load_checkpoint(folder.string()).tag, "good") << "what is whole can be loaded, on all ranks";
-      EXPECT_THAT(error_of<CheckpointError>([&] { trained.engine->finish_checkpoint(); }), HasSubstr("a_file"));
+      EXPECT_EQ(trained.engine->load_checkpoint(folder.string()).tag, "good")
+          << "what is whole can be loaded, on all ranks";
+      EXPECT_THAT(error_of<CheckpointError>([&] { trained.engine->finish_checkpoint(); }),
+                  HasSubstr("a_file"));
       EXPECT_FALSE(trained.engine->last_save_failed());
     });
 }
@@ -446,14 +473,16 @@ TEST(Load, EachRankReadsItsPartOnly) {
       const int64_t needed = stage == 0 ? kStateBytes : kStateBytes / 4;
       const LoadedCheckpoint loaded = engine_of(comm, stage)->load_checkpoint(folder.string());
       EXPECT_GE(loaded.bytes_read, 2 * needed) << "verified, then read";
-      EXPECT_LE(loaded.bytes_read, 2 * needed + (int64_t{40} << 20)) << "and the rest of blocks cut on either side";
+      EXPECT_LE(loaded.bytes_read, 2 * needed + (int64_t{40} << 20))
+          << "and the rest of blocks cut on either side";
     }
   });
 }
 
 struct ManyImpl : torch::nn::Module {
   ManyImpl() {
-    for (int i = 0; i < 24; ++i) register_parameter(str("p", i), at::ones({1 << 16}));  // 256 KiB, a unit each
+    for (int i = 0; i < 24; ++i)
+      register_parameter(str("p", i), at::ones({1 << 16}));  // 256 KiB, a unit each
   }
 };
 
@@ -470,7 +499,8 @@ TEST(Load, ABlockWithManySlicesIsReadOnce) {
     const auto engine = initialize(std::make_shared<ManyImpl>(), engine_config(c), comm);
     engine->save_checkpoint(folder.string());
     const LoadedCheckpoint loaded = engine->load_checkpoint(folder.string());
-    const int64_t file_bytes = checkpoint::Checkpoint::open(folder.string()).manifest().rank_file(comm->rank()).bytes;
+    const int64_t file_bytes =
+        checkpoint::Checkpoint::open(folder.string()).manifest().rank_file(comm->rank()).bytes;
     EXPECT_GE(file_bytes, int64_t{9 << 20});
     EXPECT_LE(loaded.bytes_read, 2 * file_bytes + (int64_t{2} << 20)) << "verified, then read";
   });

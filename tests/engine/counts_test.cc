@@ -12,13 +12,14 @@ namespace tessera::testing {
 namespace {
 
 struct StepCounts {
-  std::vector<std::vector<comm::Counts>> micro_steps;  // [step][micro-step]: the group that reduces, backward() alone
-  std::vector<comm::Counts> forward_gathers;           // [step]: the group that gathers, all forwards
-  std::vector<comm::Counts> gathers;                   // [step]: the same group, the whole step
-  std::vector<comm::Counts> steps;                     // [step]: the main group, step() alone
-  std::vector<int> exchanges;                          // [step]: over the store, all groups
-  std::vector<std::vector<int>> unit_gathers;          // [step]: by unit, last forward and backward
-  std::vector<int> agreed_gathers;                     // [step]
+  std::vector<std::vector<comm::Counts>>
+      micro_steps;                             // [step][micro-step]: the group that reduces, backward() alone
+  std::vector<comm::Counts> forward_gathers;   // [step]: the group that gathers, all forwards
+  std::vector<comm::Counts> gathers;           // [step]: the same group, the whole step
+  std::vector<comm::Counts> steps;             // [step]: the main group, step() alone
+  std::vector<int> exchanges;                  // [step]: over the store, all groups
+  std::vector<std::vector<int>> unit_gathers;  // [step]: by unit, last forward and backward
+  std::vector<int> agreed_gathers;             // [step]
   int num_units = 0;
   int num_trainable_units = 0;
   std::vector<std::string> units;
@@ -26,12 +27,14 @@ struct StepCounts {
 };
 
 comm::Counts operator-(const comm::Counts& a, const comm::Counts& b) {
-  return {a.all_gathers - b.all_gathers, a.reduce_scatters - b.reduce_scatters, a.all_reduces - b.all_reduces,
-          a.broadcasts - b.broadcasts,   a.barriers - b.barriers,               a.bytes - b.bytes};
+  return {a.all_gathers - b.all_gathers, a.reduce_scatters - b.reduce_scatters,
+          a.all_reduces - b.all_reduces, a.broadcasts - b.broadcasts,
+          a.barriers - b.barriers,       a.bytes - b.bytes};
 }
 
 int64_t total(const comm::Counts& counts) {
-  return counts.all_gathers + counts.reduce_scatters + counts.all_reduces + counts.broadcasts + counts.barriers;
+  return counts.all_gathers + counts.reduce_scatters + counts.all_reduces + counts.broadcasts +
+         counts.barriers;
 }
 
 void describe_units(const zero::Layout& layout, const std::vector<std::string>& tables, StepCounts& counts) {
@@ -49,7 +52,8 @@ void describe_units(const zero::Layout& layout, const std::vector<std::string>& 
 
 /// Counts of the last rank.
 template <class Holder>
-StepCounts count(const Case& c, const LossOf<typename Holder::Impl>& loss_of, const std::vector<std::string>& tables = {}) {
+StepCounts count(const Case& c, const LossOf<typename Holder::Impl>& loss_of,
+                 const std::vector<std::string>& tables = {}) {
   StepCounts counts;
   on_ranks(c.world, [&](comm::CommunicatorPtr inner) {
     auto comm = std::make_shared<WatchedCommunicator>(inner);
@@ -105,7 +109,8 @@ TEST_P(Counts, EachUnitIsReducedOnceWhereTheStageSaysSo) {
       for (size_t micro = 0; micro < micro_steps.size(); ++micro) {
         const bool boundary = micro == micro_steps.size() - 1;
         const int reductions = boundary || each || GetParam() >= 2 ? counts.num_trainable_units : 0;
-        // Where ranks see each other's memory stage 0 leaves the sums in shards too, and the others read them there.
+        // Where ranks see each other's memory stage 0 leaves the sums in shards
+        // too, and the others read them there.
         const bool whole_in_place = GetParam() == 0 && !each && !in_shared_memory();
         // Stage 0 reduces into shards when it reduces more than once, and needs all of them at the boundary.
         const int gathers = GetParam() == 0 && each && boundary ? reductions : 0;
@@ -148,7 +153,8 @@ TEST_P(Counts, NothingIsAgreedOverTheStoreOnceTheOrderIsKnown) {
 
 INSTANTIATE_TEST_SUITE_P(Stages, CountsBelowStageThree, ::testing::Values(0, 1, 2),
                          [](const auto& info) { return str("Stage", info.param); });
-INSTANTIATE_TEST_SUITE_P(Stages, Counts, ::testing::Values(0, 1, 2, 3), [](const auto& info) { return str("Stage", info.param); });
+INSTANTIATE_TEST_SUITE_P(Stages, Counts, ::testing::Values(0, 1, 2, 3),
+                         [](const auto& info) { return str("Stage", info.param); });
 
 /// `unit_numel` keeps every leaf module whole, so that its operators come one after another.
 template <class Holder>
@@ -159,13 +165,15 @@ void expect_each_unit_at_most_twice(Case c, int64_t unit_numel, const LossOf<typ
   c.config.zero.unit_numel = unit_numel;
   const StepCounts counts = count<Holder>(c, loss_of, tables);
   EXPECT_EQ(counts.embedding_units.size(), num_embedding_units);
-  EXPECT_GT(counts.num_units, 2 * c.config.zero.communication_buffers) << "the cache must be too small for the model";
+  EXPECT_GT(counts.num_units, 2 * c.config.zero.communication_buffers)
+      << "the cache must be too small for the model";
   for (int step = 1; step < c.steps; ++step) {
     SCOPED_TRACE(step);
     EXPECT_EQ(counts.agreed_gathers[step], 0);
     for (int unit = 0; unit < counts.num_units; ++unit)
       EXPECT_LE(counts.unit_gathers[step][unit], 2) << counts.units[unit];
-    for (int unit : counts.embedding_units) EXPECT_EQ(counts.unit_gathers[step][unit], 1) << "its backward needs no weights";
+    for (int unit : counts.embedding_units)
+      EXPECT_EQ(counts.unit_gathers[step][unit], 1) << "its backward needs no weights";
     const int sum = std::accumulate(counts.unit_gathers[step].begin(), counts.unit_gathers[step].end(), 0);
     if (step >= 2 && c.accumulation == 1) {
       EXPECT_EQ(counts.gathers[step].all_gathers, sum) << "what Residency counts is what was sent";
@@ -181,7 +189,8 @@ TEST(GathersAtStageThree, Mlp) {
 }
 
 TEST(GathersAtStageThree, EveryKindOfModule) {
-  expect_each_unit_at_most_twice<Zoo>(small_units(2, 3), 600, zoo_loss, {"embedding.weight", "bag.weight"}, 1);
+  expect_each_unit_at_most_twice<Zoo>(small_units(2, 3), 600, zoo_loss, {"embedding.weight", "bag.weight"},
+                                      1);
 }
 
 TEST(GathersAtStageThree, EveryKindOfModuleWithAccumulation) {
@@ -196,7 +205,8 @@ TEST(GathersAtStageThree, ModulesCutIntoManyUnitsCostLittleMore) {
   const StepCounts counts = count<Zoo>(c, zoo_loss);  // an LSTM lies in a dozen units, the cache holds three
   for (int step = 1; step < c.steps; ++step) {
     EXPECT_THAT(counts.unit_gathers[step], ::testing::Each(::testing::Le(3)));
-    EXPECT_LE(std::accumulate(counts.unit_gathers[step].begin(), counts.unit_gathers[step].end(), 0), 2 * counts.num_units);
+    EXPECT_LE(std::accumulate(counts.unit_gathers[step].begin(), counts.unit_gathers[step].end(), 0),
+              2 * counts.num_units);
   }
 }
 
@@ -206,7 +216,8 @@ TEST(GathersAtStageThree, UnitsBelowThePersistenceThresholdAreGatheredOncePerUpd
   c.steps = 3;
   c.config.zero.param_persistence_threshold = 1'000'000;
   const StepCounts counts = count<Zoo>(c, zoo_loss);
-  for (int step = 1; step < c.steps; ++step) EXPECT_EQ(counts.gathers[step].all_gathers, counts.num_trainable_units);
+  for (int step = 1; step < c.steps; ++step)
+    EXPECT_EQ(counts.gathers[step].all_gathers, counts.num_trainable_units);
 }
 
 TEST(GathersAtStageThree, LambTakesOneMoreSmallAllGather) {

@@ -1,5 +1,5 @@
-// Models whose parameters have several dtypes: a frozen bf16 base with fp32 adapters, trainable parameters of both, and what the
-// sections bf16 and fp16 make of them; against a plain loop with masters by hand.
+// Models whose parameters have several dtypes: a frozen bf16 base with fp32 adapters, trainable parameters of
+// both, and what the sections bf16 and fp16 make of them; against a plain loop with masters by hand.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -15,7 +15,8 @@ using ::testing::HasSubstr;
 
 /// Two linear layers with low-rank adapters (Hu et al. 2021), and a head.
 struct LoraImpl : torch::nn::Module {
-  LoraImpl(at::ScalarType base_dtype, at::ScalarType adapter_dtype, bool casts, bool train_base) : casts(casts) {
+  LoraImpl(at::ScalarType base_dtype, at::ScalarType adapter_dtype, bool casts, bool train_base)
+      : casts(casts) {
     for (int i = 0; i < 2; ++i) {
       base[i] = register_module(str("base", i), torch::nn::Linear(24, 24));
       a[i] = register_parameter(str("a", i), at::zeros({3, 24}));
@@ -48,8 +49,8 @@ TORCH_MODULE(Lora);
 struct Way {
   const char* name;
   at::ScalarType base = at::kBFloat16, adapters = at::kFloat;
-  bool casts = true;       // the model casts between them by itself
-  bool autocast = false;   // or autocast does
+  bool casts = true;      // the model casts between them by itself
+  bool autocast = false;  // or autocast does
   bool train_base = false;
   Lora make() const { return Lora(base, adapters, casts, train_base); }
 };
@@ -62,7 +63,8 @@ constexpr Way kWays[] = {{.name = "LoraWithCasts"},
 
 at::Tensor lora_loss(LoraImpl& model, int step, int64_t first, int64_t num) {
   const at::ScalarType dtype = model.a[0].scalar_type();
-  return model.forward(randn({8, 24}, 100 + step).narrow(0, first, num).to(dtype), randn({8, 5}, 200 + step).narrow(0, first, num));
+  return model.forward(randn({8, 24}, 100 + step).narrow(0, first, num).to(dtype),
+                       randn({8, 5}, 200 + step).narrow(0, first, num));
 }
 
 Case lora_case(const Way& way, int world, int stage, const std::string& backend) {
@@ -102,7 +104,8 @@ TrainingRun plain_lora_run(const Case& c, const Way& way) {
       sum += loss.item<double>() / c.world;
       model->zero_grad();
       loss.backward();
-      for (size_t i = 0; i < masters.size(); ++i) masters[i].mutable_grad().add_(trainable[i].grad().to(at::kFloat), 1.0 / c.world);
+      for (size_t i = 0; i < masters.size(); ++i)
+        masters[i].mutable_grad().add_(trainable[i].grad().to(at::kFloat), 1.0 / c.world);
     }
     run.losses.push_back(sum);
     optimizer->step();
@@ -116,24 +119,29 @@ TrainingRun plain_lora_run(const Case& c, const Way& way) {
 using Look = std::function<void(TypedEngine<LoraImpl>&)>;
 TrainingRun lora_run(const Case& c, const Way& way, const Look& look = {}) {
   TrainingRun run;
-  on_ranks(c.world, [&](comm::CommunicatorPtr comm) {
-    Lora model = way.make();
-    auto engine = initialize(model, engine_config(c), comm);
-    const auto loss = [&](int step, int64_t first, int64_t num) {
-      const AutocastScope scope(c.config.autocast, at::kCPU);
-      return lora_loss(*model, step, first, num);
-    };
-    TrainingRun mine = rank_run(c, *engine, loss, {});
-    if (look) look(*engine);
-    if (comm->rank() == 0) run = std::move(mine);
-  }, c.backend);
+  on_ranks(
+      c.world,
+      [&](comm::CommunicatorPtr comm) {
+        Lora model = way.make();
+        auto engine = initialize(model, engine_config(c), comm);
+        const auto loss = [&](int step, int64_t first, int64_t num) {
+          const AutocastScope scope(c.config.autocast, at::kCPU);
+          return lora_loss(*model, step, first, num);
+        };
+        TrainingRun mine = rank_run(c, *engine, loss, {});
+        if (look) look(*engine);
+        if (comm->rank() == 0) run = std::move(mine);
+      },
+      c.backend);
   return run;
 }
 
 class Dtypes : public ::testing::TestWithParam<std::tuple<Way, int, std::string>> {  // world, backend
  protected:
   const Way& way() const { return std::get<0>(GetParam()); }
-  Case make_case(int stage) const { return lora_case(way(), std::get<1>(GetParam()), stage, std::get<2>(GetParam())); }
+  Case make_case(int stage) const {
+    return lora_case(way(), std::get<1>(GetParam()), stage, std::get<2>(GetParam()));
+  }
 };
 
 TEST_P(Dtypes, TrainAsInPlainLibtorchAtEveryStage) {
@@ -147,8 +155,10 @@ TEST_P(Dtypes, TrainAsInPlainLibtorchAtEveryStage) {
       EXPECT_EQ(engine.module().a[1].scalar_type(), way().adapters);
       EXPECT_EQ(engine.measured_bytes(), engine.formula_bytes());
     });
-    for (size_t step = 0; step < plain.losses.size(); ++step) EXPECT_NEAR(run.losses[step], plain.losses[step], 1e-5) << step;
-    EXPECT_LT(largest_difference(run.weights, plain.weights), way().train_base || way().adapters != at::kFloat ? 1e-4 : 1e-5);
+    for (size_t step = 0; step < plain.losses.size(); ++step)
+      EXPECT_NEAR(run.losses[step], plain.losses[step], 1e-5) << step;
+    EXPECT_LT(largest_difference(run.weights, plain.weights),
+              way().train_base || way().adapters != at::kFloat ? 1e-4 : 1e-5);
     if (stage == 0) at_stage_0 = run;
     EXPECT_EQ(run.losses, at_stage_0.losses);
     EXPECT_TRUE(bit_equal(run.weights, at_stage_0.weights));
@@ -159,9 +169,12 @@ std::string name_of_way(const ::testing::TestParamInfo<std::tuple<Way, int, std:
   return str(std::get<0>(info.param).name, std::get<1>(info.param), std::get<2>(info.param));
 }
 INSTANTIATE_TEST_SUITE_P(Alone, Dtypes,
-                         ::testing::Combine(::testing::ValuesIn(kWays), ::testing::Values(1), ::testing::Values("gloo")), name_of_way);
+                         ::testing::Combine(::testing::ValuesIn(kWays), ::testing::Values(1),
+                                            ::testing::Values("gloo")),
+                         name_of_way);
 INSTANTIATE_TEST_SUITE_P(Ranks, Dtypes,
-                         ::testing::Combine(::testing::ValuesIn(kWays), ::testing::Values(2), ::testing::Values("gloo", "shm")),
+                         ::testing::Combine(::testing::ValuesIn(kWays), ::testing::Values(2),
+                                            ::testing::Values("gloo", "shm")),
                          name_of_way);
 
 TEST(Dtypes, AFrozenBf16BaseIsTwoBytesAnElement) {
@@ -171,14 +184,16 @@ TEST(Dtypes, AFrozenBf16BaseIsTwoBytesAnElement) {
       const Case c = lora_case(kWays[0], 2, stage, backend);
       lora_run(c, kWays[0], [&](TypedEngine<LoraImpl>& engine) {
         constexpr int64_t kBase = 2 * (24 * 24 + 24), kTrainable = 4 * 3 * 24 + 5 * 24 + 5;
-        const int64_t base_parts = stage == 3 ? 2 : 1, trainable_parts = stage == 3 || (stage > 0 && backend == "shm") ? 2 : 1;
+        const int64_t base_parts = stage == 3 ? 2 : 1,
+                      trainable_parts = stage == 3 || (stage > 0 && backend == "shm") ? 2 : 1;
         constexpr int64_t kPadding = 2 * 64 * 12;  // bytes: units end at 64 a rank, parameters begin at 64
         const zero::StateBytes bytes = engine.measured_bytes();
         const int64_t expected = 2 * kBase / base_parts + 4 * kTrainable / trainable_parts;
         EXPECT_GE(bytes.parameters, expected);
         EXPECT_LE(bytes.parameters, expected + kPadding);
         EXPECT_EQ(bytes.master, 0) << "frozen parameters have none, and fp32 ones are their own";
-        EXPECT_LE(bytes.optimizer, 4 * kTrainable / (stage == 0 ? 1 : 2) + 2 * kPadding) << "momentum of the adapters";
+        EXPECT_LE(bytes.optimizer, 4 * kTrainable / (stage == 0 ? 1 : 2) + 2 * kPadding)
+            << "momentum of the adapters";
       });
     }
 }
@@ -196,11 +211,13 @@ TEST(Dtypes, CheckpointsKeepThem) {
     const double loss = lora_loss(engine.module(), 10, 0, 4).item<double>();
     if (engine.rank() == 0) saved = std::move(state), next_loss = loss;
   });
-  const checkpoint::SavedLayout layout = checkpoint::Checkpoint::open(folder.string(), "tag").manifest().layout;
+  const checkpoint::SavedLayout layout =
+      checkpoint::Checkpoint::open(folder.string(), "tag").manifest().layout;
   for (const checkpoint::SavedParameter& parameter : layout.parameters) {
     const bool base = parameter.name.starts_with("base");
     EXPECT_EQ(layout.units[parameter.unit].trainable, !base) << parameter.name;
-    EXPECT_EQ(layout.units[parameter.unit].dtype, base ? DType::kBFloat16 : DType::kFloat32) << parameter.name;
+    EXPECT_EQ(layout.units[parameter.unit].dtype, base ? DType::kBFloat16 : DType::kFloat32)
+        << parameter.name;
   }
   checkpoint::ConsolidateOptions options;
   options.directory = folder.string();
@@ -245,9 +262,11 @@ TEST(Dtypes, TheSectionsCastAllParametersAsDeepSpeedDoes) {
         c.config.bf16 = !fp16;
         c.config.fp16 = {.enabled = fp16, .initial_scale_power = 4};
         auto engine = initialize(model, engine_config(c), comm);
-        for (const auto& parameter : model->parameters()) EXPECT_EQ(parameter.scalar_type(), fp16 ? at::kHalf : at::kBFloat16);
+        for (const auto& parameter : model->parameters())
+          EXPECT_EQ(parameter.scalar_type(), fp16 ? at::kHalf : at::kBFloat16);
         const at::Tensor before = engine->full_parameter("a0");
-        EXPECT_FALSE(at::equal(before, before.to(at::kBFloat16).to(at::kFloat))) << "adapters have fp32 masters";
+        EXPECT_FALSE(at::equal(before, before.to(at::kBFloat16).to(at::kFloat)))
+            << "adapters have fp32 masters";
         engine->backward(engine->forward(randn({2, 24}, 1), randn({2, 5}, 2)));
         engine->step();
         EXPECT_FALSE(at::equal(engine->full_parameter("a0"), before));
@@ -263,7 +282,8 @@ TEST(Dtypes, AnUnscaledTrainableFp16ParameterIsRefusedByName) {
       c.config.autocast = {.enabled = autocast, .dtype = DType::kFloat16};
       return error_of<ConfigError>([&] { initialize(model, engine_config(c), comm); });
     };
-    EXPECT_THAT(error(at::kBFloat16, at::kHalf, false), HasSubstr("parameter a0 is trainable and fp16, whose gradients need a loss scale"));
+    EXPECT_THAT(error(at::kBFloat16, at::kHalf, false),
+                HasSubstr("parameter a0 is trainable and fp16, whose gradients need a loss scale"));
     EXPECT_EQ(error(at::kBFloat16, at::kHalf, true), "") << "there it is scaled";
     EXPECT_EQ(error(at::kHalf, at::kFloat, false), "") << "frozen ones have no gradients";
   });

@@ -12,16 +12,20 @@ namespace {
 
 using ::testing::HasSubstr;
 
-std::shared_ptr<TypedEngine<MlpImpl>> mlp_engine(const Case& c, comm::CommunicatorPtr comm, const InitOptions& options = {}) {
+std::shared_ptr<TypedEngine<MlpImpl>> mlp_engine(const Case& c, comm::CommunicatorPtr comm,
+                                                 const InitOptions& options = {}) {
   Mlp model;
   fill_parameters(*model, 1);
   return initialize(model, engine_config(c), std::move(comm), options);
 }
 
-at::Tensor loss_of(TypedEngine<MlpImpl>& engine, int step) { return mlp_loss(engine.module(), step, 2 * engine.rank(), 2); }
+at::Tensor loss_of(TypedEngine<MlpImpl>& engine, int step) {
+  return mlp_loss(engine.module(), step, 2 * engine.rank(), 2);
+}
 
 class EngineAt : public ::testing::TestWithParam<int> {};  // stage
-INSTANTIATE_TEST_SUITE_P(Stages, EngineAt, ::testing::Values(0, 1, 2, 3), [](const auto& info) { return str("Stage", info.param); });
+INSTANTIATE_TEST_SUITE_P(Stages, EngineAt, ::testing::Values(0, 1, 2, 3),
+                         [](const auto& info) { return str("Stage", info.param); });
 
 // ------------------------------------------------------------------------------------ accumulation
 
@@ -44,7 +48,8 @@ TEST_P(EngineAt, TheBoundaryIsTheLastMicroStepHoweverStepIsCalled) {
           engine->forward(randn({2, 7}, 0), randn({2, 3}, 0));
         }
         if (last) {
-          EXPECT_TRUE(engine->is_gradient_accumulation_boundary()) << "a forward on the side must not hide it";
+          EXPECT_TRUE(engine->is_gradient_accumulation_boundary())
+              << "a forward on the side must not hide it";
         }
         if (step_each || last) engine->step();
         EXPECT_EQ(engine->micro_steps(), micro + 1);
@@ -91,10 +96,12 @@ TEST_P(EngineAt, ParametersAndGradientsByNameAndAlias) {
     odds_loss(*plain, 0, 0, 2).backward();
     for (const auto& item : plain->named_parameters()) {
       if (!item.value().requires_grad()) {
-        EXPECT_THAT(error_of([&] { engine->full_gradient(item.key()); }), HasSubstr(item.key() + " is frozen"));
+        EXPECT_THAT(error_of([&] { engine->full_gradient(item.key()); }),
+                    HasSubstr(item.key() + " is frozen"));
         continue;
       }
-      const at::Tensor expected = item.value().grad().defined() ? item.value().grad() : at::zeros_like(item.value());
+      const at::Tensor expected =
+          item.value().grad().defined() ? item.value().grad() : at::zeros_like(item.value());
       EXPECT_TRUE(at::allclose(engine->full_gradient(item.key()), expected, 1e-5, 1e-7)) << item.key();
     }
     EXPECT_TRUE(at::equal(engine->full_gradient("decoder_weight"), engine->full_gradient("table.weight")));
@@ -115,11 +122,13 @@ TEST_P(EngineAt, GradientsInTheMiddleOfAccumulationAreRefusedNotWrong) {
     c.accumulation = 2;
     auto engine = mlp_engine(c, comm);
     engine->backward(loss_of(*engine, 0));
-    EXPECT_THAT(error_of([&] { engine->full_gradient("fc1.weight"); }), HasSubstr("after 1 of 2 backward() calls"));
+    EXPECT_THAT(error_of([&] { engine->full_gradient("fc1.weight"); }),
+                HasSubstr("after 1 of 2 backward() calls"));
     engine->backward(loss_of(*engine, 1));
     const at::Tensor gradient = engine->full_gradient("fc1.weight");
     engine->step();
-    EXPECT_TRUE(at::equal(engine->full_gradient("fc1.weight"), gradient)) << "they stay until the next backward()";
+    EXPECT_TRUE(at::equal(engine->full_gradient("fc1.weight"), gradient))
+        << "they stay until the next backward()";
   });
 }
 
@@ -206,7 +215,8 @@ TEST(Engine, RefusesRanksWithDifferentModelsOrConfigs) {
     config.seed = comm->rank();  // may well differ
     initialize(model, config, comm);
   });
-  EXPECT_EQ(lines[0], "zero_optimization.stage is 2 on rank 0, but 3 on rank 1; expected the same on all ranks");
+  EXPECT_EQ(lines[0],
+            "zero_optimization.stage is 2 on rank 0, but 3 on rank 1; expected the same on all ranks");
   EXPECT_EQ(lines[1], lines[0]);
 }
 
@@ -221,7 +231,8 @@ TEST_P(EngineAt, RefusesWhatCannotBeMeantAndGoesOn) {
         EXPECT_THAT(error_of([&] { engine->backward(loss); }), HasSubstr(what));
       };
       for (int step = 0; step < 3; ++step) {
-        refused(at::ones({2}, at::TensorOptions().requires_grad(true)), "needs a scalar loss, found a tensor of 2 elements");
+        refused(at::ones({2}, at::TensorOptions().requires_grad(true)),
+                "needs a scalar loss, found a tensor of 2 elements");
         refused(at::Tensor(), "an undefined tensor");
         refused(at::ones({}), "depends on the parameters");
         if (with_errors) {
@@ -246,8 +257,10 @@ TEST_P(EngineAt, LossBackwardInPlaceOfEngineBackwardIsAnErrorNotSilence) {
     auto engine = mlp_engine(small_units(1, GetParam()), comm);
     for (int step = 0; step < 2; ++step) {
       loss_of(*engine, step).backward();
-      EXPECT_THAT(error_of([&] { engine->step(); }), HasSubstr("fc1.weight has a gradient that did not come from engine->backward(loss)"));
-      EXPECT_THAT(error_of([&] { engine->backward(loss_of(*engine, step)); }), HasSubstr("model->zero_grad()"));
+      EXPECT_THAT(error_of([&] { engine->step(); }),
+                  HasSubstr("fc1.weight has a gradient that did not come from engine->backward(loss)"));
+      EXPECT_THAT(error_of([&] { engine->backward(loss_of(*engine, step)); }),
+                  HasSubstr("model->zero_grad()"));
       engine->module().zero_grad();
       engine->backward(loss_of(*engine, step));
       engine->step();
@@ -286,10 +299,14 @@ TEST_P(EngineAt, AFailedBackwardIsNotForgotten) {
     engine->step();
     const at::Tensor x = randn({2, 7}, 1).set_requires_grad(true);
     at::Tensor bent = x * 1;
-    bent.register_hook([](const at::Tensor&) -> at::Tensor { throw std::runtime_error("the hook's own trouble\nsecond line"); });
+    bent.register_hook([](const at::Tensor&) -> at::Tensor {
+      throw std::runtime_error("the hook's own trouble\nsecond line");
+    });
     const at::Tensor loss = engine->forward(bent, randn({2, 3}, 1));
     EXPECT_THROW(engine->backward(loss), std::runtime_error);
-    const std::string expected = "an earlier backward() or step() failed and left gradients or parameters incomplete: the hook's own trouble";
+    const std::string expected =
+        "an earlier backward() or step() failed and left gradients or parameters incomplete: the hook's own "
+        "trouble";
     EXPECT_EQ(error_of([&] { engine->step(); }), expected);
     EXPECT_EQ(error_of([&] { engine->backward(loss); }), expected);
     EXPECT_EQ(error_of([&] { engine->forward(randn({2, 7}, 1), randn({2, 3}, 1)); }), expected);
@@ -328,7 +345,8 @@ TEST_P(EngineAt, EngineForwardAndTheModelsOwnAreTheSame) {
     on_ranks(2, [&](comm::CommunicatorPtr comm) {
       auto engine = mlp_engine(small_units(2, GetParam()), comm);
       for (int step = 0; step < 4; ++step) {
-        const at::Tensor x = randn({2, 7}, 10 * step + comm->rank()), y = randn({2, 3}, 20 * step + comm->rank());
+        const at::Tensor x = randn({2, 7}, 10 * step + comm->rank()),
+                         y = randn({2, 3}, 20 * step + comm->rank());
         engine->backward(through_engine ? engine->forward(x, y) : engine->module().forward(x, y));
         engine->step();
       }
@@ -355,7 +373,9 @@ TEST_P(EngineAt, Sequential) {
 
 torch::jit::Module script_module() {
   torch::jit::Module model("Net");
-  const auto trainable = [](at::IntArrayRef sizes, uint64_t seed) { return randn(sizes, seed).set_requires_grad(true); };
+  const auto trainable = [](at::IntArrayRef sizes, uint64_t seed) {
+    return randn(sizes, seed).set_requires_grad(true);
+  };
   model.register_parameter("w1", trainable({13, 7}, 1), false);
   model.register_parameter("b1", trainable({13}, 2), false);
   model.register_parameter("w2", trainable({3, 13}, 3), false);
@@ -398,7 +418,8 @@ TEST_P(EngineAt, TorchScript) {
       engine->backward(loss.toTensor());
       engine->step();
     }
-    EXPECT_NEAR(engine->forward(x, y).toTensor().item<double>(), plain.forward({x, y}).toTensor().item<double>(), 1e-5);
+    EXPECT_NEAR(engine->forward(x, y).toTensor().item<double>(),
+                plain.forward({x, y}).toTensor().item<double>(), 1e-5);
     EXPECT_LT(expected.back(), expected.front());
     EXPECT_TRUE(at::allclose(engine->full_parameter("w1"), plain.attr("w1").toTensor(), 1e-5, 1e-6));
     engine->eval();

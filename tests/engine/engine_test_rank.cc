@@ -26,8 +26,10 @@ void check_parity(const comm::CommunicatorPtr& comm) {
     c.clipping = 0.05;
     const TrainingRun plain = plain_run<Zoo>(c, zoo_loss), run = rank_run<Zoo>(c, comm, zoo_loss);
     for (size_t step = 0; step < plain.losses.size(); ++step) {
-      expect(std::abs(run.losses[step] - plain.losses[step]) < 1e-5, str("stage ", stage, " loss at step ", step));
-      expect(largest_difference(run.gradients[step], plain.gradients[step]) < 1e-5, str("stage ", stage, " gradients at step ", step));
+      expect(std::abs(run.losses[step] - plain.losses[step]) < 1e-5,
+             str("stage ", stage, " loss at step ", step));
+      expect(largest_difference(run.gradients[step], plain.gradients[step]) < 1e-5,
+             str("stage ", stage, " gradients at step ", step));
     }
     expect(largest_difference(run.weights, plain.weights) < 1e-5, str("stage ", stage, " weights"));
   }
@@ -39,12 +41,14 @@ void check_dropout(const comm::CommunicatorPtr& comm) {
     at::manual_seed(100 + comm->rank());
     runs.push_back(rank_run<DropoutNet>(small_units(comm->size(), stage), comm,
                                         [](DropoutNetImpl& model, int step, int64_t first, int64_t num) {
-                                          return model.forward(randn({16, 7}, step).narrow(0, first, num),
-                                                               randn({16, 3}, 50 + step).narrow(0, first, num));
+                                          return model.forward(
+                                              randn({16, 7}, step).narrow(0, first, num),
+                                              randn({16, 3}, 50 + step).narrow(0, first, num));
                                         }));
     if (comm->size() > 2) continue;  // beyond two ranks Gloo chooses the order of a sum
     expect(runs[stage].losses == runs[0].losses, str("stage ", stage, " losses differ from stage 0's"));
-    expect(bit_equal(runs[stage].weights, runs[0].weights), str("stage ", stage, " weights differ from stage 0's"));
+    expect(bit_equal(runs[stage].weights, runs[0].weights),
+           str("stage ", stage, " weights differ from stage 0's"));
   }
 }
 

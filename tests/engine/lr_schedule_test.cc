@@ -1,7 +1,7 @@
-// Every schedule against the rates of the real thing. The DeepSpeed tables were written by running the classes of
-// DeepSpeed 0.19.8's deepspeed/runtime/lr_schedules.py as its engine does (construct, then step() after each applied
-// optimizer step), those of StepLR and CosineAnnealingLR by torch 2.11.0's torch/optim/lr_scheduler.py: row {k, …}
-// holds the optimizer's rates when its step k (from 0) is taken.
+// Every schedule against the rates of the real thing. The DeepSpeed tables were written by running the
+// classes of DeepSpeed 0.19.8's deepspeed/runtime/lr_schedules.py as its engine does (construct, then step()
+// after each applied optimizer step), those of StepLR and CosineAnnealingLR by torch 2.11.0's
+// torch/optim/lr_scheduler.py: row {k, …} holds the optimizer's rates when its step k (from 0) is taken.
 #include "engine/lr_schedule.h"
 
 #include <gmock/gmock.h>
@@ -28,7 +28,8 @@ SchedulerConfig make_config(std::string type, std::map<std::string, std::vector<
   return {std::move(type), std::move(params), std::move(words)};
 }
 
-// Rates that are zero by cancellation get the absolute part; both are far below what a wrong formula would give.
+// Rates that are zero by cancellation get the absolute part; both are far below
+// what a wrong formula would give.
 void expect_near(double found, double expected, int64_t step) {
   EXPECT_NEAR(found, expected, 1e-12 * std::abs(expected) + 1e-18) << "at step " << step;
 }
@@ -70,33 +71,34 @@ TEST(LrSchedule, NoneIsConstant) {
 }
 
 TEST(LrSchedule, WarmupLrByLogarithm) {
-  const auto config =
-      make_config("WarmupLR", {{"warmup_min_lr", {1e-4}}, {"warmup_max_lr", {1e-2}}, {"warmup_num_steps", {10}}});
+  const auto config = make_config(
+      "WarmupLR", {{"warmup_min_lr", {1e-4}}, {"warmup_max_lr", {1e-2}}, {"warmup_num_steps", {10}}});
   expect_rates(LrSchedule(config, {3e-3}), {{0, {0.0001}},
-                                           {1, {0.0001}},
-                                           {2, {0.0030801969570734135}},
-                                           {5, {0.007019803042926586}},
-                                           {9, {0.009547000843449316}},
-                                           {10, {0.009999999999999998}},
-                                           {11, {0.01}},
-                                           {50, {0.01}}});
+                                            {1, {0.0001}},
+                                            {2, {0.0030801969570734135}},
+                                            {5, {0.007019803042926586}},
+                                            {9, {0.009547000843449316}},
+                                            {10, {0.009999999999999998}},
+                                            {11, {0.01}},
+                                            {50, {0.01}}});
 }
 
 TEST(LrSchedule, WarmupLrWithoutMaxRisesToEachGroupsOwnRate) {
   const auto config = make_config("WarmupLR", {{"warmup_num_steps", {10}}}, {{"warmup_type", "linear"}});
   expect_rates(LrSchedule(config, {3e-3, 5e-4}), {{0, {0.0, 0.0}},
-                                                 {1, {0.0, 0.0}},
-                                                 {2, {0.00030000000000000003, 5e-05}},
-                                                 {5, {0.0012000000000000001, 0.0002}},
-                                                 {9, {0.0024000000000000002, 0.0004}},
-                                                 {10, {0.0027, 0.00045000000000000004}},
-                                                 {11, {0.003, 0.0005}},
-                                                 {12, {0.003, 0.0005}}});
+                                                  {1, {0.0, 0.0}},
+                                                  {2, {0.00030000000000000003, 5e-05}},
+                                                  {5, {0.0012000000000000001, 0.0002}},
+                                                  {9, {0.0024000000000000002, 0.0004}},
+                                                  {10, {0.0027, 0.00045000000000000004}},
+                                                  {11, {0.003, 0.0005}},
+                                                  {12, {0.003, 0.0005}}});
 }
 
 TEST(LrSchedule, WarmupLrTakesAListAndAtLeastTwoSteps) {
   const auto config = make_config(
-      "WarmupLR", {{"warmup_min_lr", {1e-5, 2e-5}}, {"warmup_max_lr", {1e-2, 2e-2}}, {"warmup_num_steps", {1}}});
+      "WarmupLR",
+      {{"warmup_min_lr", {1e-5, 2e-5}}, {"warmup_max_lr", {1e-2, 2e-2}}, {"warmup_num_steps", {1}}});
   expect_rates(LrSchedule(config, {3e-3, 5e-4}),
                {{0, {1e-05, 2e-05}}, {1, {1e-05, 2e-05}}, {2, {0.01, 0.02}}, {4, {0.01, 0.02}}});
 }
@@ -109,16 +111,16 @@ TEST(LrSchedule, WarmupDecayLrLinear) {
                                    {"warmup_num_steps", {5}}},
                                   {{"warmup_type", "linear"}});
   expect_rates(LrSchedule(config, {3e-3}), {{0, {0.01}},
-                                           {1, {0.01}},
-                                           {3, {0.046000000000000006}},
-                                           {5, {0.082}},
-                                           {6, {0.1}},
-                                           {7, {0.094}},
-                                           {12, {0.064}},
-                                           {20, {0.016}},
-                                           {21, {0.01}},
-                                           {22, {0.01}},
-                                           {40, {0.01}}});
+                                            {1, {0.01}},
+                                            {3, {0.046000000000000006}},
+                                            {5, {0.082}},
+                                            {6, {0.1}},
+                                            {7, {0.094}},
+                                            {12, {0.064}},
+                                            {20, {0.016}},
+                                            {21, {0.01}},
+                                            {22, {0.01}},
+                                            {40, {0.01}}});
 }
 
 TEST(LrSchedule, WarmupDecayLrDefaults) {
@@ -136,8 +138,9 @@ TEST(LrSchedule, WarmupDecayLrDefaults) {
 }
 
 TEST(LrSchedule, WarmupDecayLrShorterThanItsWarmup) {
-  expect_rates(LrSchedule(make_config("WarmupDecayLR", {{"total_num_steps", {4}}, {"warmup_num_steps", {8}}}), {3e-3}),
-               {{0, {0.0}}, {4, {0.0006666666666666668}}, {8, {0.001}}, {9, {0.0}}, {10, {0.0}}});
+  expect_rates(
+      LrSchedule(make_config("WarmupDecayLR", {{"total_num_steps", {4}}, {"warmup_num_steps", {8}}}), {3e-3}),
+      {{0, {0.0}}, {4, {0.0006666666666666668}}, {8, {0.001}}, {9, {0.0}}, {10, {0.0}}});
 }
 
 TEST(LrSchedule, WarmupCosineLrLinear) {
@@ -148,16 +151,16 @@ TEST(LrSchedule, WarmupCosineLrLinear) {
                                    {"cos_min_ratio", {0.05}}},
                                   {{"warmup_type", "linear"}});
   expect_rates(LrSchedule(config, {3e-3, 1e-3}), {{0, {0.0, 0.0}},
-                                                 {1, {0.00030000000000000003, 0.0001}},
-                                                 {2, {0.0008400000000000001, 0.00028000000000000003}},
-                                                 {5, {0.0024600000000000004, 0.0008200000000000001}},
-                                                 {6, {0.002968860331045673, 0.0009896201103485576}},
-                                                 {7, {0.002876802277140706, 0.0009589340923802355}},
-                                                 {12, {0.0017239530601564062, 0.0005746510200521354}},
-                                                 {19, {0.0001811396689543269, 6.0379889651442304e-05}},
-                                                 {20, {0.00015000000000000001, 5e-05}},
-                                                 {21, {0.00015000000000000001, 5e-05}},
-                                                 {40, {0.00015000000000000001, 5e-05}}});
+                                                  {1, {0.00030000000000000003, 0.0001}},
+                                                  {2, {0.0008400000000000001, 0.00028000000000000003}},
+                                                  {5, {0.0024600000000000004, 0.0008200000000000001}},
+                                                  {6, {0.002968860331045673, 0.0009896201103485576}},
+                                                  {7, {0.002876802277140706, 0.0009589340923802355}},
+                                                  {12, {0.0017239530601564062, 0.0005746510200521354}},
+                                                  {19, {0.0001811396689543269, 6.0379889651442304e-05}},
+                                                  {20, {0.00015000000000000001, 5e-05}},
+                                                  {21, {0.00015000000000000001, 5e-05}},
+                                                  {40, {0.00015000000000000001, 5e-05}}});
 }
 
 TEST(LrSchedule, WarmupCosineLrDefaults) {
@@ -239,14 +242,14 @@ TEST(LrSchedule, OneCycleDecaysOnlyTheMomentum) {
 TEST(LrSchedule, OneCycleInStairs) {
   const auto stairs = one_cycle({{"cycle_first_stair_count", {4}}, {"cycle_second_stair_count", {2}}});
   expect_rates(LrSchedule(make_config("OneCycle", stairs), {0.1}), {{0, {0.0001}},
-                                                                   {1, {0.0001}},
-                                                                   {2, {0.000325}},
-                                                                   {7, {0.0007750000000000001}},
-                                                                   {8, {0.001}},
-                                                                   {9, {0.00055}},
-                                                                   {10, {0.00055}},
-                                                                   {11, {0.0001}},
-                                                                   {12, {0.0001}}});
+                                                                    {1, {0.0001}},
+                                                                    {2, {0.000325}},
+                                                                    {7, {0.0007750000000000001}},
+                                                                    {8, {0.001}},
+                                                                    {9, {0.00055}},
+                                                                    {10, {0.00055}},
+                                                                    {11, {0.0001}},
+                                                                    {12, {0.0001}}});
   // The second half takes size and stairs of the first.
   const LrSchedule equal_halves(make_config("OneCycle", {{"cycle_min_lr", {1e-4}},
                                                          {"cycle_max_lr", {1e-3}},
@@ -260,7 +263,8 @@ TEST(LrSchedule, OneCycleInStairs) {
                               {10, {0.00039999999999999996}},
                               {11, {0.00039999999999999996}},
                               {12, {0.0001}}});
-  expect_betas(equal_halves, {{7, {0.8}}, {8, {0.8333333333333334}}, {10, {0.8666666666666667}}, {12, {0.9}}});
+  expect_betas(equal_halves,
+               {{7, {0.8}}, {8, {0.8333333333333334}}, {10, {0.8666666666666667}}, {12, {0.9}}});
 }
 
 TEST(LrSchedule, OneCycleWithoutASecondHalfOrMomentum) {
@@ -283,25 +287,29 @@ TEST(LrSchedule, LrRangeTest) {
   std::map<std::string, std::vector<double>> params = {
       {"lr_range_test_min_lr", {1e-4}}, {"lr_range_test_step_size", {4}}, {"lr_range_test_step_rate", {2}}};
   expect_rates(LrSchedule(make_config("LRRangeTest", params), {0.1}), {{0, {0.0001}},
-                                                                      {1, {0.00015000000000000001}},
-                                                                      {3, {0.00025}},
-                                                                      {4, {0.00030000000000000003}},
-                                                                      {8, {0.0005}},
-                                                                      {9, {0.00055}}});
+                                                                       {1, {0.00015000000000000001}},
+                                                                       {3, {0.00025}},
+                                                                       {4, {0.00030000000000000003}},
+                                                                       {8, {0.0005}},
+                                                                       {9, {0.00055}}});
   params["lr_range_test_staircase"] = {1};
   expect_rates(LrSchedule(make_config("LRRangeTest", params), {0.1}), {{0, {0.0001}},
-                                                                      {3, {0.0001}},
-                                                                      {4, {0.00030000000000000003}},
-                                                                      {5, {0.00030000000000000003}},
-                                                                      {8, {0.0005}},
-                                                                      {9, {0.0005}}});
+                                                                       {3, {0.0001}},
+                                                                       {4, {0.00030000000000000003}},
+                                                                       {5, {0.00030000000000000003}},
+                                                                       {8, {0.0005}},
+                                                                       {9, {0.0005}}});
   expect_rates(LrSchedule(make_config("LRRangeTest", {}), {0.1}),
                {{0, {0.001}}, {1, {0.0010004999999999999}}, {100, {0.0010500000000000002}}, {2000, {0.002}}});
 }
 
 TEST(LrSchedule, StepLrCountsEpochsOrSteps) {
-  const Table by_count = {{0, {0.1, 0.02}},  {2, {0.1, 0.02}},     {3, {0.05, 0.01}},
-                          {5, {0.05, 0.01}}, {6, {0.025, 0.005}},  {9, {0.0125, 0.0025}},
+  const Table by_count = {{0, {0.1, 0.02}},
+                          {2, {0.1, 0.02}},
+                          {3, {0.05, 0.01}},
+                          {5, {0.05, 0.01}},
+                          {6, {0.025, 0.005}},
+                          {9, {0.0125, 0.0025}},
                           {30, {9.765625e-05, 1.953125e-05}}};
   auto config = make_config("StepLR", {{"step_size", {3}}, {"gamma", {0.5}}});
   expect_rates(LrSchedule(config, {0.1, 0.02}), by_count);
@@ -318,20 +326,20 @@ TEST(LrSchedule, StepLrCountsEpochsOrSteps) {
 }
 
 TEST(LrSchedule, CosineAnnealingLrGoesOnBeyondTMax) {
-  const auto config =
-      make_config("CosineAnnealingLR", {{"T_max", {5}}, {"eta_min", {0.01}}});
+  const auto config = make_config("CosineAnnealingLR", {{"T_max", {5}}, {"eta_min", {0.01}}});
   expect_rates(LrSchedule(config, {0.1, 0.02}), {{0, {0.1, 0.02}},
-                                                {1, {0.09140576474687263, 0.019045084971874737}},
-                                                {2, {0.06890576474687263, 0.016545084971874735}},
-                                                {4, {0.018594235253127367, 0.010954915028125263}},
-                                                {5, {0.01, 0.01}},
-                                                {6, {0.018594235253127367, 0.010954915028125263}},
-                                                {7, {0.04109423525312739, 0.013454915028125266}},
-                                                {10, {0.10000000000000006, 0.020000000000000007}},
-                                                {11, {0.09140576474687272, 0.019045084971874748}},
-                                                {15, {0.01, 0.01}},
-                                                {23, {0.04109423525312742, 0.013454915028125274}}});
-  const LrSchedule epochs(make_config("CosineAnnealingLR", {{"T_max", {5}}}, {{"interval", "epoch"}}), {0.1}, /*steps_per_epoch=*/10);
+                                                 {1, {0.09140576474687263, 0.019045084971874737}},
+                                                 {2, {0.06890576474687263, 0.016545084971874735}},
+                                                 {4, {0.018594235253127367, 0.010954915028125263}},
+                                                 {5, {0.01, 0.01}},
+                                                 {6, {0.018594235253127367, 0.010954915028125263}},
+                                                 {7, {0.04109423525312739, 0.013454915028125266}},
+                                                 {10, {0.10000000000000006, 0.020000000000000007}},
+                                                 {11, {0.09140576474687272, 0.019045084971874748}},
+                                                 {15, {0.01, 0.01}},
+                                                 {23, {0.04109423525312742, 0.013454915028125274}}});
+  const LrSchedule epochs(make_config("CosineAnnealingLR", {{"T_max", {5}}}, {{"interval", "epoch"}}), {0.1},
+                          /*steps_per_epoch=*/10);
   EXPECT_EQ(epochs.lr(19), epochs.lr(10));
   EXPECT_LT(epochs.lr(20), epochs.lr(19));
 }
@@ -347,8 +355,7 @@ TEST(LrSchedule, CopiesShareOneDefinition) {
 
 TEST(LrSchedule, EveryTypeIsAcceptedAndListed) {
   for (std::string_view type : LrSchedule::types())
-    EXPECT_THAT(error_of(make_config(std::string(type), {})),
-                ::testing::Not(HasSubstr("unknown schedule")));
+    EXPECT_THAT(error_of(make_config(std::string(type), {})), ::testing::Not(HasSubstr("unknown schedule")));
   EXPECT_THAT(error_of(make_config("WarmupRL", {})),
               AllOf(HasSubstr("scheduler.type"), HasSubstr("WarmupLR, WarmupDecayLR")));
 }
@@ -356,21 +363,28 @@ TEST(LrSchedule, EveryTypeIsAcceptedAndListed) {
 TEST(LrSchedule, ErrorsNameTheKey) {
   EXPECT_THAT(error_of(make_config("WarmupLR", {{"warmup_steps", {10}}})),
               AllOf(HasSubstr("scheduler.params.warmup_steps: unknown key"), HasSubstr("warmup_num_steps")));
-  EXPECT_THAT(error_of(make_config("WarmupLR", {{"warmup_num_steps", {-1}}})),
-              AllOf(HasSubstr("scheduler.params.warmup_num_steps"), HasSubstr("found -1"), HasSubstr("at least 0")));
+  EXPECT_THAT(
+      error_of(make_config("WarmupLR", {{"warmup_num_steps", {-1}}})),
+      AllOf(HasSubstr("scheduler.params.warmup_num_steps"), HasSubstr("found -1"), HasSubstr("at least 0")));
   EXPECT_THAT(error_of(make_config("WarmupLR", {{"warmup_num_steps", {2.5}}})), HasSubstr("whole number"));
   EXPECT_THAT(error_of(make_config("WarmupLR", {}, {{"warmup_type", "cosine"}})),
               AllOf(HasSubstr("scheduler.params.warmup_type"), HasSubstr("log, linear")));
-  EXPECT_THAT(error_of(make_config("WarmupLR", {}, {{"warmup_num_steps", "auto"}})), HasSubstr("expected a number"));
+  EXPECT_THAT(error_of(make_config("WarmupLR", {}, {{"warmup_num_steps", "auto"}})),
+              HasSubstr("expected a number"));
   EXPECT_THAT(error_of(make_config("WarmupLR", {{"warmup_type", {1}}})), HasSubstr("log, linear"));
-  EXPECT_THAT(error_of(make_config("WarmupLR", {{"warmup_max_lr", {1, 2, 3}}}), 2), HasSubstr("one number or 2"));
-  EXPECT_THAT(error_of(make_config("WarmupDecayLR", {})), HasSubstr("scheduler.params.total_num_steps: is missing"));
+  EXPECT_THAT(error_of(make_config("WarmupLR", {{"warmup_max_lr", {1, 2, 3}}}), 2),
+              HasSubstr("one number or 2"));
+  EXPECT_THAT(error_of(make_config("WarmupDecayLR", {})),
+              HasSubstr("scheduler.params.total_num_steps: is missing"));
   EXPECT_THAT(error_of(make_config("OneCycle", {{"cycle_min_lr", {1}}})),
               HasSubstr("scheduler.params.cycle_max_lr: is missing"));
-  EXPECT_THAT(error_of(make_config("OneCycle", one_cycle({{"cycle_momentum", {2}}}))), HasSubstr("true or false"));
-  EXPECT_THAT(error_of(make_config("LRRangeTest", {{"last_batch_iteration", {10}}})), HasSubstr("expected -1"));
+  EXPECT_THAT(error_of(make_config("OneCycle", one_cycle({{"cycle_momentum", {2}}}))),
+              HasSubstr("true or false"));
+  EXPECT_THAT(error_of(make_config("LRRangeTest", {{"last_batch_iteration", {10}}})),
+              HasSubstr("expected -1"));
   EXPECT_EQ(error_of(make_config("LRRangeTest", {{"last_batch_iteration", {-1}}})), "no error");
-  EXPECT_THAT(error_of(make_config("StepLR", {{"step_size", {3}}}, {{"interval", "epoch"}})), HasSubstr("scheduler.params.interval"));
+  EXPECT_THAT(error_of(make_config("StepLR", {{"step_size", {3}}}, {{"interval", "epoch"}})),
+              HasSubstr("scheduler.params.interval"));
   EXPECT_EQ(error_of(make_config("StepLR", {{"step_size", {3}}, {"last_epoch", {-1}}}), 1, 10), "no error");
 }
 

@@ -1,5 +1,5 @@
-// What a rank's memory is for: against what the tensors say of themselves, against an allocator that counts on its own, and in
-// simulated groups against real ones.
+// What a rank's memory is for: against what the tensors say of themselves, against an allocator that counts
+// on its own, and in simulated groups against real ones.
 #include "engine/memory_meter.h"
 
 #include <gtest/gtest.h>
@@ -47,7 +47,9 @@ TEST(MemoryMeterTest, RecordsEveryChange) {
   MemoryMeter meter(at::kCPU);
   const at::Tensor kept = at::empty({10}, at::kByte);
   meter.record();
-  { const at::Tensor passing = at::empty({5}, at::kByte); }
+  {
+    const at::Tensor passing = at::empty({5}, at::kByte);
+  }
   const std::vector<MemorySample> record = meter.take_record();
   ASSERT_EQ(record.size(), 3u);
   EXPECT_EQ(record[0].bytes.total(), 10);
@@ -127,7 +129,8 @@ TEST_P(MeteredTraining, UsesAreWhatTheTensorsSayAndSimulatedRanksHoldTheSame) {
       SCOPED_TRACE(str("stage ", stage, bf16 ? " bf16" : " fp32"));
       const Case c = small_model(world, stage, bf16, backend);
       std::vector<Measured> real(world);
-      on_ranks(world, [&](comm::CommunicatorPtr comm) { real[comm->rank()] = train_measured(c, comm); }, backend);
+      on_ranks(
+          world, [&](comm::CommunicatorPtr comm) { real[comm->rank()] = train_measured(c, comm); }, backend);
       for (int rank = 0; rank < world; ++rank) {
         SCOPED_TRACE(str("rank ", rank));
         expect_state(real[rank]);
@@ -146,12 +149,14 @@ TEST_P(MeteredTraining, UsesAreWhatTheTensorsSayAndSimulatedRanksHoldTheSame) {
 
 INSTANTIATE_TEST_SUITE_P(Worlds, MeteredTraining,
                          ::testing::Combine(::testing::Values(2, 3, 4, 8), ::testing::Values("gloo", "shm")),
-                         [](const auto& info) { return str(std::get<1>(info.param), std::get<0>(info.param)); });
+                         [](const auto& info) {
+                           return str(std::get<1>(info.param), std::get<0>(info.param));
+                         });
 
 TEST(SimulatedGroup, OneOfAHundredThousandRanks) {
   const Case c = small_model(100'000, 3, false, "gloo");
-  const Measured measured =
-      train_measured(c, std::make_shared<comm::SelfCommunicator>(comm::SimulatedGroup{.rank = 99'999, .size = 100'000}));
+  const Measured measured = train_measured(
+      c, std::make_shared<comm::SelfCommunicator>(comm::SimulatedGroup{.rank = 99'999, .size = 100'000}));
   expect_state(measured);
 }
 

@@ -1,4 +1,5 @@
-// The bytes of model state a rank holds: by formula, as the tensors measure them, and as the allocator saw them.
+// The bytes of model state a rank holds: by formula, as the tensors measure
+// them, and as the allocator saw them.
 #include <gtest/gtest.h>
 #include <torch/nn/modules/container/sequential.h>
 
@@ -56,10 +57,12 @@ TEST(StateBytes, AsynchronousCheckpointsSetMemoryAside) {
       Odds model;
       auto engine = initialize(model, engine_config(c), comm);
       int64_t expected = 0;
-      for (const zero::Unit& unit : engine->sharded_model().layout().units()) expected += unit.numel / 2 * (unit.trainable ? 12 : 2);
+      for (const zero::Unit& unit : engine->sharded_model().layout().units())
+        expected += unit.numel / 2 * (unit.trainable ? 12 : 2);
       EXPECT_EQ(engine->measured_bytes().snapshot, expected);
       EXPECT_EQ(engine->formula_bytes(), engine->measured_bytes());
-      EXPECT_EQ(engine->measured_bytes().total() - engine->sharded_model().measured_bytes().total(), expected);
+      EXPECT_EQ(engine->measured_bytes().total() - engine->sharded_model().measured_bytes().total(),
+                expected);
     });
   }
 }
@@ -70,8 +73,10 @@ TEST_P(StateBytesOf, EveryStagePrecisionAndOptimizer) {
   const int world = GetParam();
   on_ranks(world, [&](comm::CommunicatorPtr comm) {
     for (int stage = 0; stage <= 3; ++stage)
-      for (const Precision precision : {Precision::kFp32, Precision::kBf16, Precision::kFp16, Precision::kBf16Accumulating})
-        for (const auto& [optimizer, num_states] : {std::pair<std::string, int>{"AdamW", 2}, {"SGD", 1}, {"Lion", 1}}) {
+      for (const Precision precision :
+           {Precision::kFp32, Precision::kBf16, Precision::kFp16, Precision::kBf16Accumulating})
+        for (const auto& [optimizer, num_states] :
+             {std::pair<std::string, int>{"AdamW", 2}, {"SGD", 1}, {"Lion", 1}}) {
           if (world > 2 && num_states == 1) continue;  // the moments are counted alike
           SCOPED_TRACE(str("stage ", stage, " precision ", static_cast<int>(precision), " ", optimizer));
           Case c = small_units(world, stage);
@@ -90,7 +95,8 @@ TEST_P(StateBytesOf, EveryStagePrecisionAndOptimizer) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, StateBytesOf, ::testing::Values(1, 2, 3, 4), [](const auto& info) { return str("World", info.param); });
+INSTANTIATE_TEST_SUITE_P(Worlds, StateBytesOf, ::testing::Values(1, 2, 3, 4),
+                         [](const auto& info) { return str("World", info.param); });
 
 /// Twelve layers of 64 x 64, about 50,000 parameters: big beside everything else the process holds.
 torch::nn::Sequential stack() {
@@ -130,8 +136,9 @@ void check_allocations(comm::CommunicatorPtr comm, int stage, Precision precisio
   EXPECT_LE(slots, buffers * unit_bytes);
   EXPECT_GE(live.now(), state) << "every byte of state comes from the allocator";
   EXPECT_LE(live.now(), state + pool + slots + kSmallThings);
-  // During the step: one layer's gradient on its way (twice, while it is transposed), however slow the other ranks are. And over Gloo,
-  // what the ranks send each other for a few reductions: for as many as there are slots, or would be.
+  // During the step: one layer's gradient on its way (twice, while it is transposed), however slow
+  // the other ranks are. And over Gloo, what the ranks send each other for a few reductions: for as
+  // many as there are slots, or would be.
   const int64_t received = comm->buffers_reductions() && stage > 0 ? buffers * unit_bytes : 0;
   EXPECT_LE(live.peak(), state + pool + slots + received + 3 * unit_bytes + kSmallThings);
 }
@@ -139,16 +146,21 @@ void check_allocations(comm::CommunicatorPtr comm, int stage, Precision precisio
 class Allocations : public ::testing::TestWithParam<int> {};  // world
 
 TEST_P(Allocations, NothingElseOfTheModelsSizeIsAlive) {
-  on_ranks(GetParam(), [](comm::CommunicatorPtr comm) {
-    for (int stage = 0; stage <= 3; ++stage)
-      for (const Precision precision : {Precision::kFp32, Precision::kBf16}) {
-        SCOPED_TRACE(str("stage ", stage, " precision ", static_cast<int>(precision), " rank ", comm->rank()));
-        check_allocations(comm, stage, precision);
-      }
-  }, "gloo");  // what lies in shared memory does not come from the allocator
+  on_ranks(
+      GetParam(),
+      [](comm::CommunicatorPtr comm) {
+        for (int stage = 0; stage <= 3; ++stage)
+          for (const Precision precision : {Precision::kFp32, Precision::kBf16}) {
+            SCOPED_TRACE(
+                str("stage ", stage, " precision ", static_cast<int>(precision), " rank ", comm->rank()));
+            check_allocations(comm, stage, precision);
+          }
+      },
+      "gloo");  // what lies in shared memory does not come from the allocator
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, Allocations, ::testing::Values(1, 2, 4), [](const auto& info) { return str("World", info.param); });
+INSTANTIATE_TEST_SUITE_P(Worlds, Allocations, ::testing::Values(1, 2, 4),
+                         [](const auto& info) { return str("World", info.param); });
 
 TEST(LiveBytesOfAThread, SeesAllocationsAndFrees) {
   LiveBytes live;

@@ -25,11 +25,14 @@ NormRun norm_run(int world, int stage, bool evaluate, bool through_engine = true
     fill_parameters(*model, 1);
     auto engine = initialize(model, engine_config(c), comm);
     NormRun mine;
-    const auto forward = [&](const at::Tensor& x) { return through_engine ? engine->forward(x) : model->forward(x); };
+    const auto forward = [&](const at::Tensor& x) {
+      return through_engine ? engine->forward(x) : model->forward(x);
+    };
     for (int step = 0; step < 5; ++step) {
       for (int micro = 0; micro < 2; ++micro) {
         const uint64_t seed = 1000 * (comm->rank() + 1) + 10 * step + micro;
-        const at::Tensor loss = at::mse_loss(forward(randn({6, 6}, seed) + comm->rank()), randn({6, 3}, seed + 500));
+        const at::Tensor loss =
+            at::mse_loss(forward(randn({6, 6}, seed) + comm->rank()), randn({6, 3}, seed + 500));
         mine.losses.push_back(loss.item<double>());
         engine->backward(loss);
         engine->step();
@@ -37,17 +40,20 @@ NormRun norm_run(int world, int stage, bool evaluate, bool through_engine = true
         engine->eval();  // between two micro-steps, even
         EXPECT_FALSE(model->norm->is_training());
         const at::NoGradGuard no_grad;
-        for (int batch = 0; batch < 3; ++batch) mine.evaluations.push_back(forward(randn({4, 6}, 7000 + batch)));
+        for (int batch = 0; batch < 3; ++batch)
+          mine.evaluations.push_back(forward(randn({4, 6}, 7000 + batch)));
         engine->train();
         EXPECT_TRUE(model->norm->is_training());
       }
     }
-    for (const auto& spec : engine->sharded_model().layout().parameters()) mine.weights[spec.name] = engine->full_parameter(spec.name);
+    for (const auto& spec : engine->sharded_model().layout().parameters())
+      mine.weights[spec.name] = engine->full_parameter(spec.name);
     engine->eval();
     for (const auto& item : model->named_buffers()) mine.buffers[item.key()] = item.value().clone();
     const at::Tensor mean = mine.buffers["norm.running_mean"], all = at::empty({world * mean.numel()});
     comm->all_gather(all, mean, "means")->wait();
-    for (int rank = 0; rank < world; ++rank) EXPECT_TRUE(at::equal(all.narrow(0, rank * 24, 24), mean)) << "buffers are rank 0's";
+    for (int rank = 0; rank < world; ++rank)
+      EXPECT_TRUE(at::equal(all.narrow(0, rank * 24, 24), mean)) << "buffers are rank 0's";
     if (comm->rank() == 0) run = std::move(mine);
   });
   return run;
@@ -58,14 +64,16 @@ void expect_same_run(const NormRun& a, const NormRun& b) {
   EXPECT_TRUE(bit_equal(a.weights, b.weights));
   EXPECT_TRUE(bit_equal(a.buffers, b.buffers));
   ASSERT_EQ(a.evaluations.size(), b.evaluations.size());
-  for (size_t i = 0; i < a.evaluations.size(); ++i) EXPECT_TRUE(at::equal(a.evaluations[i], b.evaluations[i])) << i;
+  for (size_t i = 0; i < a.evaluations.size(); ++i)
+    EXPECT_TRUE(at::equal(a.evaluations[i], b.evaluations[i])) << i;
 }
 
 TEST(Modes, BatchNormTrainsAndEvaluatesToTheSameBitsAtEveryStage) {
   NormRun runs[4];
   for (int stage = 0; stage <= 3; ++stage) runs[stage] = norm_run(2, stage, /*evaluate=*/true);
   ASSERT_EQ(runs[0].evaluations.size(), 6U);
-  ASSERT_FALSE(at::equal(runs[0].evaluations[0], runs[0].evaluations[3])) << "the model has changed in between";
+  ASSERT_FALSE(at::equal(runs[0].evaluations[0], runs[0].evaluations[3]))
+      << "the model has changed in between";
   // Sums of micro-steps have another order in {0, 1} than in {2, 3}.
   expect_same_run(runs[1], runs[0]);
   expect_same_run(runs[3], runs[2]);
@@ -140,7 +148,8 @@ TEST(Modes, EvaluationBeforeTheFirstStepAndTwiceInARow) {
 TEST(Modes, DropoutDrawsTheSameNumbersAtEveryStage) {
   TrainingRun runs[4];
   const LossOf<DropoutNetImpl> loss = [](DropoutNetImpl& model, int step, int64_t first, int64_t num) {
-    return model.forward(randn({8, 7}, step).narrow(0, first, num), randn({8, 3}, 50 + step).narrow(0, first, num));
+    return model.forward(randn({8, 7}, step).narrow(0, first, num),
+                         randn({8, 3}, 50 + step).narrow(0, first, num));
   };
   for (int stage = 0; stage <= 3; ++stage) {
     Case c = small_units(1, stage);

@@ -1,5 +1,5 @@
-// Every optimizer through the engine: against torch::optim (or its paper's formula), and the same at every stage and
-// world; then the keys that change how gradients travel.
+// Every optimizer through the engine: against torch::optim (or its paper's formula), and the same at every
+// stage and world; then the keys that change how gradients travel.
 #include <gtest/gtest.h>
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
@@ -37,7 +37,8 @@ std::function<void(BowlImpl&)> with(Options options) {
 
 /// `update(i, parameter, gradient, step)` for the i-th parameter; step counts from 1.
 std::function<void(BowlImpl&)> by_hand(
-    std::function<void(std::map<int, std::vector<at::Tensor>>&, int, at::Tensor&, const at::Tensor&, int)> update) {
+    std::function<void(std::map<int, std::vector<at::Tensor>>&, int, at::Tensor&, const at::Tensor&, int)>
+        update) {
   return [update](BowlImpl& model) {
     std::map<int, std::vector<at::Tensor>> states;
     std::vector<at::Tensor> parameters = model.parameters();
@@ -68,31 +69,48 @@ const auto lamb = by_hand([](auto& states, int i, at::Tensor& w, const at::Tenso
   at::Tensor& v = states[i][1];
   m = m * 0.9 + g * 0.1;
   v = v * 0.999 + g * g * 0.001;
-  const at::Tensor update = (m / (1 - std::pow(0.9, step))) / ((v / (1 - std::pow(0.999, step))).sqrt() + 1e-6) + w * 0.01;
-  const double ratio = std::clamp(w.norm().template item<double>() / update.norm().template item<double>(), 0.01, 10.0);
+  const at::Tensor update =
+      (m / (1 - std::pow(0.9, step))) / ((v / (1 - std::pow(0.999, step))).sqrt() + 1e-6) + w * 0.01;
+  const double ratio =
+      std::clamp(w.norm().template item<double>() / update.norm().template item<double>(), 0.01, 10.0);
   w.sub_(update * (0.01 * ratio));
 });
 
 std::vector<Algorithm> algorithms() {
   using namespace torch::optim;
   return {
-      {"AdamL2", "Adam", {{"lr", 0.01}, {"weight_decay", 0.1}}, with<Adam>(AdamOptions(0.01).weight_decay(0.1))},
-      {"AdamW", "AdamW", {{"lr", 0.01}, {"beta1", 0.8}, {"beta2", 0.98}, {"eps", 1e-6}, {"weight_decay", 0.1}},
+      {"AdamL2",
+       "Adam",
+       {{"lr", 0.01}, {"weight_decay", 0.1}},
+       with<Adam>(AdamOptions(0.01).weight_decay(0.1))},
+      {"AdamW",
+       "AdamW",
+       {{"lr", 0.01}, {"beta1", 0.8}, {"beta2", 0.98}, {"eps", 1e-6}, {"weight_decay", 0.1}},
        with<AdamW>(AdamWOptions(0.01).betas({0.8, 0.98}).eps(1e-6).weight_decay(0.1))},
       {"SGD", "SGD", {{"lr", 0.02}}, with<SGD>(SGDOptions(0.02))},
-      {"SGDWeightDecay", "SGD", {{"lr", 0.02}, {"weight_decay", 0.1}}, with<SGD>(SGDOptions(0.02).weight_decay(0.1))},
-      {"SGDDampening", "SGD", {{"lr", 0.02}, {"momentum", 0.8}, {"dampening", 0.3}},
+      {"SGDWeightDecay",
+       "SGD",
+       {{"lr", 0.02}, {"weight_decay", 0.1}},
+       with<SGD>(SGDOptions(0.02).weight_decay(0.1))},
+      {"SGDDampening",
+       "SGD",
+       {{"lr", 0.02}, {"momentum", 0.8}, {"dampening", 0.3}},
        with<SGD>(SGDOptions(0.02).momentum(0.8).dampening(0.3))},
-      {"SGDNesterov", "SGD", {{"lr", 0.01}, {"momentum", 0.8}, {"nesterov", 1}, {"weight_decay", 0.05}},
+      {"SGDNesterov",
+       "SGD",
+       {{"lr", 0.01}, {"momentum", 0.8}, {"nesterov", 1}, {"weight_decay", 0.05}},
        with<SGD>(SGDOptions(0.01).momentum(0.8).nesterov(true).weight_decay(0.05))},
-      {"Adagrad", "Adagrad", {{"lr", 0.1}, {"lr_decay", 0.05}, {"weight_decay", 0.1}, {"eps", 1e-10}},
+      {"Adagrad",
+       "Adagrad",
+       {{"lr", 0.1}, {"lr_decay", 0.05}, {"weight_decay", 0.1}, {"eps", 1e-10}},
        with<Adagrad>(AdagradOptions(0.1).lr_decay(0.05).weight_decay(0.1).eps(1e-10))},
       {"Lion", "Lion", {{"lr", 0.003}, {"beta1", 0.9}, {"beta2", 0.99}, {"weight_decay", 0.1}}, lion},
       {"LAMB", "LAMB", {{"lr", 0.01}, {"eps", 1e-6}, {"weight_decay", 0.01}}, lamb},
   };
 }
 
-Tensors engine_weights(const Algorithm& algorithm, int world, int stage, const std::function<void(EngineConfig&)>& change = {}) {
+Tensors engine_weights(const Algorithm& algorithm, int world, int stage,
+                       const std::function<void(EngineConfig&)>& change = {}) {
   Tensors weights;
   on_ranks(world, [&](comm::CommunicatorPtr comm) {
     EngineConfig config;
@@ -113,7 +131,8 @@ Tensors engine_weights(const Algorithm& algorithm, int world, int stage, const s
       }
     }
     Tensors mine;
-    for (const auto& spec : engine->sharded_model().layout().parameters()) mine[spec.name] = engine->full_parameter(spec.name);
+    for (const auto& spec : engine->sharded_model().layout().parameters())
+      mine[spec.name] = engine->full_parameter(spec.name);
     if (comm->rank() == 0) weights = std::move(mine);
   });
   return weights;
@@ -141,14 +160,17 @@ TEST_P(Optimizer, EqualsThePlainOneAndItselfEverywhere) {
     }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Optimizer, ::testing::ValuesIn(algorithms()), [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(All, Optimizer, ::testing::ValuesIn(algorithms()),
+                         [](const auto& info) { return info.param.name; });
 
 // ------------------------------------------------------------------------- how gradients travel
 
 class Transport : public ::testing::TestWithParam<int> {  // stage
  protected:
   Tensors run(const std::function<void(EngineConfig&)>& change = {}) const {
-    return engine_weights({.name = "", .type = "SGD", .params = {{"lr", 0.02}, {"momentum", 0.9}}, .plain = {}}, 2, GetParam(), change);
+    return engine_weights(
+        {.name = "", .type = "SGD", .params = {{"lr", 0.02}, {"momentum", 0.9}}, .plain = {}}, 2, GetParam(),
+        change);
   }
 };
 
@@ -169,7 +191,9 @@ TEST_P(Transport, PrescalingAndPredividingOnlyMoveTheDivision) {
   const Tensors expected = run();
   EXPECT_TRUE(bit_equal(run([](EngineConfig& config) { config.prescale_gradients = true; }), expected));
   EXPECT_TRUE(bit_equal(run([](EngineConfig& config) { config.gradient_predivide_factor = 2; }), expected));
-  EXPECT_LT(largest_difference(run([](EngineConfig& config) { config.gradient_predivide_factor = 3; }), expected), 1e-5);
+  EXPECT_LT(
+      largest_difference(run([](EngineConfig& config) { config.gradient_predivide_factor = 3; }), expected),
+      1e-5);
 }
 
 TEST_P(Transport, ReducingEachMicroStepGivesTheSameMean) {
@@ -189,12 +213,15 @@ TEST_P(Transport, InBf16OnlyTheDigitsOnTheWireAreFewer) {
   const Tensors found = run(bf16);
   EXPECT_FALSE(bit_equal(found, expected)) << "the key must have an effect";
   EXPECT_LT(largest_difference(found, expected), 0.02);
-  EXPECT_TRUE(bit_equal(found, engine_weights({.name = "", .type = "SGD", .params = {{"lr", 0.02}, {"momentum", 0.9}}, .plain = {}},
-                                              2, 0, bf16)))
+  EXPECT_TRUE(bit_equal(
+      found,
+      engine_weights({.name = "", .type = "SGD", .params = {{"lr", 0.02}, {"momentum", 0.9}}, .plain = {}}, 2,
+                     0, bf16)))
       << "at every stage alike";
 }
 
-INSTANTIATE_TEST_SUITE_P(Stages, Transport, ::testing::Values(0, 1, 2, 3), [](const auto& info) { return str("Stage", info.param); });
+INSTANTIATE_TEST_SUITE_P(Stages, Transport, ::testing::Values(0, 1, 2, 3),
+                         [](const auto& info) { return str("Stage", info.param); });
 
 }  // namespace
 }  // namespace tessera::testing

@@ -1,4 +1,5 @@
-// Param groups by name pattern, from JSON and from C++, against torch::optim's; learning rates with a schedule.
+// Param groups by name pattern, from JSON and from C++, against torch::optim's;
+// learning rates with a schedule.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/optim/adamw.h>
@@ -16,7 +17,8 @@ using ::testing::HasSubstr;
 
 Tensors weights_of(Engine& engine) {
   Tensors weights;
-  for (const auto& spec : engine.sharded_model().layout().parameters()) weights[spec.name] = engine.full_parameter(spec.name);
+  for (const auto& spec : engine.sharded_model().layout().parameters())
+    weights[spec.name] = engine.full_parameter(spec.name);
   return weights;
 }
 
@@ -52,7 +54,8 @@ Tensors torch_groups() {
   fill_parameters(*model, 1);
   const auto options = [] { return torch::optim::AdamWOptions(0.02).weight_decay(0.3); };
   std::vector<torch::optim::OptimizerParamGroup> groups;
-  groups.emplace_back(std::vector<at::Tensor>{model->weight}, std::make_unique<torch::optim::AdamWOptions>(options()));
+  groups.emplace_back(std::vector<at::Tensor>{model->weight},
+                      std::make_unique<torch::optim::AdamWOptions>(options()));
   groups.emplace_back(std::vector<at::Tensor>{model->bias, model->norm_weight},
                       std::make_unique<torch::optim::AdamWOptions>(options().weight_decay(0)));
   groups.emplace_back(std::vector<at::Tensor>{model->matrix},
@@ -69,7 +72,8 @@ Tensors torch_groups() {
 }
 
 const ParamGroupConfig kNoDecay{.match = {"bias", "norm*"}, .params = {{"weight_decay", 0.0}}};
-const ParamGroupConfig kMatrix{.match = {"m?trix"}, .params = {{"lr", 0.05}, {"beta1", 0.8}, {"beta2", 0.95}}};
+const ParamGroupConfig kMatrix{.match = {"m?trix"},
+                               .params = {{"lr", 0.05}, {"beta1", 0.8}, {"beta2", 0.95}}};
 
 TEST(ParamGroups, FromCppEqualTorchOptimsAtEveryStageAndWorld) {
   const Tensors expected = torch_groups();
@@ -78,7 +82,9 @@ TEST(ParamGroups, FromCppEqualTorchOptimsAtEveryStageAndWorld) {
   EXPECT_LT(largest_difference(one, expected), 2e-6);
   for (int world = 1; world <= 3; ++world)
     for (int stage = 0; stage <= 3; ++stage)
-      EXPECT_LT(largest_difference(train_bowl(bowl_config(stage), world, {.param_groups = {kNoDecay, kMatrix}}), one), 1e-6)
+      EXPECT_LT(largest_difference(
+                    train_bowl(bowl_config(stage), world, {.param_groups = {kNoDecay, kMatrix}}), one),
+                1e-6)
           << "world " << world << " stage " << stage;
 }
 
@@ -90,7 +96,8 @@ TEST(ParamGroups, FromJsonEqualThoseFromCpp) {
       {"match": ["bias", "norm*"], "weight_decay": 0},
       {"match": "m?trix", "lr": 0.05, "betas": [0.8, 0.95]}
     ]}
-  })", {.world_size = 2});
+  })",
+                                                  {.world_size = 2});
   const Tensors from_json = train_bowl(config, 2);
   EXPECT_TRUE(bit_equal(from_json, train_bowl(bowl_config(2), 2, {.param_groups = {kNoDecay, kMatrix}})));
 }
@@ -100,12 +107,14 @@ TEST(ParamGroups, TheConfigsComeBeforeInitOptionsAndTheFirstMatchWins) {
   config.optimizer.param_groups = {{.match = {"matrix"}, .params = {{"lr", 0.5}}}};
   on_ranks(1, [&](comm::CommunicatorPtr comm) {
     Bowl model;
-    auto engine = initialize(model, config, comm, {.param_groups = {{.match = {"*"}, .params = {{"lr", 0.25}}}}});
+    auto engine =
+        initialize(model, config, comm, {.param_groups = {{.match = {"*"}, .params = {{"lr", 0.25}}}}});
     EXPECT_EQ(engine->learning_rates(), (std::vector<double>{0.02, 0.5, 0.25}));
     const zero::Layout& layout = engine->sharded_model().layout();
     EXPECT_EQ(layout.parameters()[layout.find("matrix")].group, 1);
     EXPECT_EQ(layout.parameters()[layout.find("bias")].group, 2);
-    EXPECT_EQ(engine->config().optimizer.param_groups.size(), 2U) << "what was resolved can be saved with the run";
+    EXPECT_EQ(engine->config().optimizer.param_groups.size(), 2U)
+        << "what was resolved can be saved with the run";
   });
 }
 
@@ -113,10 +122,12 @@ TEST(ParamGroups, WrongOnesAreNamed) {
   on_ranks(1, [&](comm::CommunicatorPtr comm) {
     const auto error = [&](const ParamGroupConfig& group) {
       Bowl model;
-      return error_of<ConfigError>([&] { initialize(model, bowl_config(1), comm, {.param_groups = {group}}); });
+      return error_of<ConfigError>(
+          [&] { initialize(model, bowl_config(1), comm, {.param_groups = {group}}); });
     };
     EXPECT_THAT(error({.match = {"bias"}, .params = {{"weight_decai", 0}}}), HasSubstr("weight_decai"));
-    EXPECT_THAT(error({.match = {"bias"}, .params = {{"momentum", 0.9}}}), HasSubstr("momentum")) << "AdamW has none";
+    EXPECT_THAT(error({.match = {"bias"}, .params = {{"momentum", 0.9}}}), HasSubstr("momentum"))
+        << "AdamW has none";
     EXPECT_THAT(error({.match = {}, .params = {{"lr", 0.1}}}), HasSubstr("match"));
     EXPECT_THAT(error({.match = {"bias"}, .params = {{"lr", -1}}}), HasSubstr("lr"));
   });
@@ -126,9 +137,9 @@ TEST(ParamGroups, APatternThatMatchesNothingIsReported) {
   const LogFile log;
   on_ranks(2, [&](comm::CommunicatorPtr comm) {
     Bowl model;
-    initialize(model, bowl_config(1), comm,
-               {.log = log.logger(),
-                .param_groups = {{.match = {"bias", "biases"}, .params = {{"lr", 0.1}}}}});
+    initialize(
+        model, bowl_config(1), comm,
+        {.log = log.logger(), .param_groups = {{.match = {"bias", "biases"}, .params = {{"lr", 0.1}}}}});
   });
   const std::string text = log.text();
   EXPECT_THAT(text, HasSubstr("no parameter of the model matches \"biases\"\n"));
@@ -171,10 +182,13 @@ TEST(LearningRates, FollowTheScheduleByGroupAndAreTheOnesUsed) {
         seen.insert(rates[1]);
         const Tensors before = weights_of(*engine);
         engine->backward(engine->forward());
-        const at::Tensor bias_gradient = engine->full_gradient("bias"), matrix_gradient = engine->full_gradient("matrix");
+        const at::Tensor bias_gradient = engine->full_gradient("bias"),
+                         matrix_gradient = engine->full_gradient("matrix");
         engine->step();
-        EXPECT_TRUE(at::allclose(engine->full_parameter("bias"), before.at("bias") - bias_gradient * rates[0], 1e-6, 1e-7));
-        EXPECT_TRUE(at::allclose(engine->full_parameter("matrix"), before.at("matrix") - matrix_gradient * rates[1], 1e-6, 1e-7));
+        EXPECT_TRUE(at::allclose(engine->full_parameter("bias"), before.at("bias") - bias_gradient * rates[0],
+                                 1e-6, 1e-7));
+        EXPECT_TRUE(at::allclose(engine->full_parameter("matrix"),
+                                 before.at("matrix") - matrix_gradient * rates[1], 1e-6, 1e-7));
       }
       EXPECT_GT(seen.size(), 4U);
       EXPECT_EQ(engine->learning_rates(), (std::vector<double>{0.05, 0.2})) << "after the warm-up";

@@ -1,5 +1,5 @@
-// The parameters belong to the engine: what leaves its memory, is replaced, or is written past it is refused by name at every stage
-// and in every dtype; what is written inside a GatheredParameters is trained on.
+// The parameters belong to the engine: what leaves its memory, is replaced, or is written past it is refused
+// by name at every stage and in every dtype; what is written inside a GatheredParameters is trained on.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/jit/api/module.h>
@@ -22,10 +22,13 @@ using ::testing::HasSubstr;
 
 enum class Precision { kFp32, kBf16, kFp16 };
 
-class ParametersAt : public ::testing::TestWithParam<std::tuple<std::string, int, Precision>> {  // backend, stage
+class ParametersAt
+    : public ::testing::TestWithParam<std::tuple<std::string, int, Precision>> {  // backend, stage
  protected:
   int stage() const { return std::get<1>(GetParam()); }
-  void on_two_ranks(const std::function<void(comm::CommunicatorPtr)>& body) const { on_ranks(2, body, std::get<0>(GetParam())); }
+  void on_two_ranks(const std::function<void(comm::CommunicatorPtr)>& body) const {
+    on_ranks(2, body, std::get<0>(GetParam()));
+  }
   EngineConfig config() const {
     Case c = small_units(2, stage());
     c.config.bf16 = std::get<2>(GetParam()) == Precision::kBf16;
@@ -65,13 +68,15 @@ TEST_P(ParametersAt, AModelMovedOutOfItsUnitsIsRefusedByName) {
     };
     with_engine([&](TypedEngine<MlpImpl>& engine) {
       engine.module().to(at::kDouble);
-      EXPECT_THAT(forward_error(engine), AllOf(HasSubstr("parameter fc1.weight"), HasSubstr(c10::toString(dtype)), HasSubstr("Double")));
+      EXPECT_THAT(forward_error(engine), AllOf(HasSubstr("parameter fc1.weight"),
+                                               HasSubstr(c10::toString(dtype)), HasSubstr("Double")));
     });
     with_engine([&](TypedEngine<MlpImpl>& engine) {
       engine.module().to(at::kDouble);
       engine.module().to(dtype);  // looks as before
       EXPECT_THAT(forward_error(engine),
-                  AllOf(HasSubstr("parameter fc1.weight is not in the engine's memory"), HasSubstr("load_weights()")));
+                  AllOf(HasSubstr("parameter fc1.weight is not in the engine's memory"),
+                        HasSubstr("load_weights()")));
       EXPECT_THAT(error_of<Error>([&] { engine.save_checkpoint("/nowhere"); }), HasSubstr("fc1.weight"));
     });
     with_engine([&](TypedEngine<MlpImpl>& engine) {
@@ -93,8 +98,9 @@ TEST(Parameters, TorchLoadIntoAModelOfAnEngineIsRefused) {
       auto engine = initialize(model, engine_config(small_units(1, stage)), comm);
       std::stringstream copy(file.str());
       torch::load(model, copy);
-      EXPECT_THAT(forward_error(*engine), stage == 0 ? HasSubstr("parameter fc1.weight is not in the engine's memory")
-                                                     : HasSubstr("writes into unit 0 (fc1.weight"));
+      EXPECT_THAT(forward_error(*engine),
+                  stage == 0 ? HasSubstr("parameter fc1.weight is not in the engine's memory")
+                             : HasSubstr("writes into unit 0 (fc1.weight"));
     });
   }
 }
@@ -109,7 +115,8 @@ TEST(Parameters, AnotherTensorInTheModuleIsRefusedByName) {
       model.register_parameter("weight", randn({3, 7}, 1).set_requires_grad(true), false);
       model.register_parameter("bias", randn({3}, 2).set_requires_grad(true), false);
       model.register_attribute("training", c10::BoolType::get(), true);
-      model.define("def forward(self, x):\n  return torch.linear(x, self.weight, self.bias).square().mean()\n");
+      model.define(
+          "def forward(self, x):\n  return torch.linear(x, self.weight, self.bias).square().mean()\n");
       auto engine = initialize(model, engine_config(small_units(1, stage)), comm);
       const auto step = [&] {
         engine->backward(engine->forward(randn({2, 7}, 3)).toTensor());
@@ -117,11 +124,14 @@ TEST(Parameters, AnotherTensorInTheModuleIsRefusedByName) {
       };
       step();
       model.setattr("bias", at::ones({3}).set_requires_grad(true));
-      EXPECT_THAT(error_of<Error>(step), HasSubstr("parameter bias was replaced by another tensor after initialize()"));
+      EXPECT_THAT(error_of<Error>(step),
+                  HasSubstr("parameter bias was replaced by another tensor after initialize()"));
     });
     on_ranks(1, [&](comm::CommunicatorPtr comm) {
       struct NetImpl : torch::nn::Module {
-        at::Tensor forward(const at::Tensor& x) { return dict->get("a").mul(x).sum() + linear->forward(x).sum(); }
+        at::Tensor forward(const at::Tensor& x) {
+          return dict->get("a").mul(x).sum() + linear->forward(x).sum();
+        }
         torch::nn::ParameterDict dict{register_module("dict", torch::nn::ParameterDict())};
         torch::nn::Linear linear{register_module("linear", torch::nn::Linear(3, 3))};
       };
@@ -148,7 +158,8 @@ TEST(Parameters, AnotherTensorInTheModuleIsRefusedByName) {
 
 TEST_P(ParametersAt, AWriteInPlaceBetweenStepsIsRefused) {
   on_two_ranks([&](comm::CommunicatorPtr comm) {
-    const std::vector<std::function<void(at::Tensor)>> writes{[](at::Tensor p) { p.mul_(0.5); }, [](at::Tensor p) { p[1].zero_(); },
+    const std::vector<std::function<void(at::Tensor)>> writes{[](at::Tensor p) { p.mul_(0.5); },
+                                                              [](at::Tensor p) { p[1].zero_(); },
                                                               [](at::Tensor p) { p.detach().fill_(1); }};
     for (size_t i = 0; i < writes.size(); ++i) {
       SCOPED_TRACE(i);
@@ -161,8 +172,10 @@ TEST_P(ParametersAt, AWriteInPlaceBetweenStepsIsRefused) {
         writes[i](model->fc2->weight);
       }
       const std::string expected =
-          stage() == 0 ? "parameter fc2.weight was written in place outside of a GatheredParameters" : "writes into unit";
-      EXPECT_THAT(forward_error(*engine), AllOf(HasSubstr(expected), HasSubstr("inside a GatheredParameters with modifier_rank")));
+          stage() == 0 ? "parameter fc2.weight was written in place outside of a GatheredParameters"
+                       : "writes into unit";
+      EXPECT_THAT(forward_error(*engine),
+                  AllOf(HasSubstr(expected), HasSubstr("inside a GatheredParameters with modifier_rank")));
       EXPECT_THAT(error_of<Error>([&] { engine->step(); }), HasSubstr(expected));
       EXPECT_THAT(error_of<Error>([&] { engine->save_checkpoint("/nowhere"); }), HasSubstr(expected));
     }
@@ -195,11 +208,13 @@ TEST_P(ParametersAt, WritesInsideAGatheredParametersAreTrainedOnOnAllRanks) {
       zero::GatheredParameters gathered(engine->sharded_model(), {"fc3.bias"}, /*modifier_rank=*/1);
       const at::NoGradGuard no_grad;
       model->fc3->bias.copy_(bias(comm->rank()));
-      EXPECT_TRUE(at::equal(model->fc3->bias.to(at::kFloat), bias(comm->rank()))) << "each rank sees its own until it is closed";
+      EXPECT_TRUE(at::equal(model->fc3->bias.to(at::kFloat), bias(comm->rank())))
+          << "each rank sees its own until it is closed";
       gathered.close();
     }
     train_step(*engine, 0);
-    EXPECT_TRUE(at::allclose(engine->full_parameter("fc3.bias"), expected, 1e-3, dtype == at::kFloat ? 1e-6 : 2e-3))
+    EXPECT_TRUE(
+        at::allclose(engine->full_parameter("fc3.bias"), expected, 1e-3, dtype == at::kFloat ? 1e-6 : 2e-3))
         << engine->full_parameter("fc3.bias") << " expected " << expected;
     EXPECT_EQ(engine->global_steps() - engine->skipped_steps(), 1);
     train_step(*engine, 1);
@@ -208,11 +223,15 @@ TEST_P(ParametersAt, WritesInsideAGatheredParametersAreTrainedOnOnAllRanks) {
 
 std::string name_of_case(const ::testing::TestParamInfo<ParametersAt::ParamType>& info) {
   const auto& [backend, stage, precision] = info.param;
-  return str(backend, "Stage", stage, precision == Precision::kFp32 ? "Fp32" : precision == Precision::kBf16 ? "Bf16" : "Fp16");
+  return str(backend, "Stage", stage,
+             precision == Precision::kFp32   ? "Fp32"
+             : precision == Precision::kBf16 ? "Bf16"
+                                             : "Fp16");
 }
 INSTANTIATE_TEST_SUITE_P(All, ParametersAt,
                          ::testing::Combine(::testing::Values("gloo", "shm"), ::testing::Values(0, 1, 2, 3),
-                                            ::testing::Values(Precision::kFp32, Precision::kBf16, Precision::kFp16)),
+                                            ::testing::Values(Precision::kFp32, Precision::kBf16,
+                                                              Precision::kFp16)),
                          name_of_case);
 
 }  // namespace

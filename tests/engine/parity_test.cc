@@ -74,16 +74,19 @@ std::string name_of_case(const ::testing::TestParamInfo<std::tuple<std::string, 
 }
 
 INSTANTIATE_TEST_SUITE_P(WorldsAndStages, Parity,
-                         ::testing::Combine(::testing::Values("gloo"), ::testing::Values(1, 2, 3, 4, 8), ::testing::Values(0, 1, 2, 3)),
+                         ::testing::Combine(::testing::Values("gloo"), ::testing::Values(1, 2, 3, 4, 8),
+                                            ::testing::Values(0, 1, 2, 3)),
                          name_of_case);
 INSTANTIATE_TEST_SUITE_P(InSharedMemory, Parity,
-                         ::testing::Combine(::testing::Values("shm"), ::testing::Values(2, 3, 4, 8), ::testing::Values(0, 1, 2, 3)),
+                         ::testing::Combine(::testing::Values("shm"), ::testing::Values(2, 3, 4, 8),
+                                            ::testing::Values(0, 1, 2, 3)),
                          name_of_case);
 
 void expect_same_bits(const TrainingRun& a, const TrainingRun& b) {
   EXPECT_EQ(a.losses, b.losses);
   EXPECT_EQ(a.norms, b.norms);
-  for (size_t step = 0; step < a.gradients.size(); ++step) EXPECT_TRUE(bit_equal(a.gradients[step], b.gradients[step])) << step;
+  for (size_t step = 0; step < a.gradients.size(); ++step)
+    EXPECT_TRUE(bit_equal(a.gradients[step], b.gradients[step])) << step;
   EXPECT_TRUE(bit_equal(a.weights, b.weights));
 }
 
@@ -94,7 +97,8 @@ class SameBits : public ::testing::TestWithParam<std::tuple<std::string, int>> {
     c.backend = std::get<0>(GetParam());
     return c;
   }
-  /// Of those whose sums have one order: stage 0's all-reduce is Gloo's own, with an order of its own beyond two ranks.
+  /// Of those whose sums have one order: stage 0's all-reduce is Gloo's own, with
+  /// an order of its own beyond two ranks.
   int first_stage() const { return std::get<0>(GetParam()) == "gloo" && std::get<1>(GetParam()) > 2 ? 1 : 0; }
 };
 
@@ -127,15 +131,18 @@ TEST_P(SameBits, WithAccumulationWithinPairsOfStages) {
       c.config.zero.reduce_each_micro_step = each;
       runs.push_back(engine_run<Zoo>(c, zoo_loss));
     }
-    const int first = each ? 0 : first_stage();  // in each micro-step stage 0 reduces as stage 1 does, and gathers the sums
+    const int first =
+        each ? 0 : first_stage();  // in each micro-step stage 0 reduces as stage 1 does, and gathers the sums
     if (first == 0) expect_same_bits(runs[1], runs[0]);
     expect_same_bits(runs[3], runs[2]);
     if (each) expect_same_bits(runs[2], runs[1]);
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, SameBits, ::testing::Combine(::testing::Values("gloo"), ::testing::Values(1, 2, 3, 4)));
-INSTANTIATE_TEST_SUITE_P(InSharedMemory, SameBits, ::testing::Combine(::testing::Values("shm"), ::testing::Values(2, 3, 4, 8)));
+INSTANTIATE_TEST_SUITE_P(Worlds, SameBits,
+                         ::testing::Combine(::testing::Values("gloo"), ::testing::Values(1, 2, 3, 4)));
+INSTANTIATE_TEST_SUITE_P(InSharedMemory, SameBits,
+                         ::testing::Combine(::testing::Values("shm"), ::testing::Values(2, 3, 4, 8)));
 
 }  // namespace
 }  // namespace tessera::testing

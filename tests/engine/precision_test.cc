@@ -18,7 +18,8 @@ TrainingRun plain_mixed_run(const Case& c, at::ScalarType dtype, double scale) {
   Mlp model;
   fill_parameters(*model, 1);
   std::vector<at::Tensor> masters;
-  for (const at::Tensor& parameter : model->parameters()) masters.push_back(parameter.detach().clone().set_requires_grad(true));
+  for (const at::Tensor& parameter : model->parameters())
+    masters.push_back(parameter.detach().clone().set_requires_grad(true));
   model->to(dtype);
   const auto optimizer = plain_optimizer(c, masters);
   TrainingRun run;
@@ -67,16 +68,19 @@ TEST_P(Mixed, EqualsMastersByHand) {
       EXPECT_TRUE(in_16_bits);
       for (int step = 0; step < c.steps; ++step)
         EXPECT_NEAR(run.losses[step], plain.losses[step], 1e-3 * plain.losses[step]) << step;
-      // Only rounding of 16-bit values that a last-bit difference tipped over; a lost master would show 100 times more.
+      // Only rounding of 16-bit values that a last-bit difference tipped over; a
+      // lost master would show 100 times more.
       EXPECT_LT(largest_difference(run.weights, plain.weights), optimizer == "SGD" ? 2e-4 : 2e-2);
       for (const auto& [name, weight] : run.weights) {
         EXPECT_EQ(weight.scalar_type(), at::kFloat);
-        EXPECT_FALSE(at::equal(weight, weight.to(at::kBFloat16).to(at::kFloat))) << name << " has lost its fp32 digits";
+        EXPECT_FALSE(at::equal(weight, weight.to(at::kBFloat16).to(at::kFloat)))
+            << name << " has lost its fp32 digits";
       }
     }
 }
 
-INSTANTIATE_TEST_SUITE_P(WorldsAndStages, Mixed, ::testing::Combine(::testing::Values(1, 2, 3), ::testing::Values(0, 1, 2, 3)),
+INSTANTIATE_TEST_SUITE_P(WorldsAndStages, Mixed,
+                         ::testing::Combine(::testing::Values(1, 2, 3), ::testing::Values(0, 1, 2, 3)),
                          [](const auto& info) {
                            return str("World", std::get<0>(info.param), "Stage", std::get<1>(info.param));
                          });
@@ -85,7 +89,8 @@ INSTANTIATE_TEST_SUITE_P(WorldsAndStages, Mixed, ::testing::Combine(::testing::V
 
 Tensors all_parameters(Engine& engine) {
   Tensors tensors;
-  for (const auto& spec : engine.sharded_model().layout().parameters()) tensors[spec.name] = engine.full_parameter(spec.name);
+  for (const auto& spec : engine.sharded_model().layout().parameters())
+    tensors[spec.name] = engine.full_parameter(spec.name);
   return tensors;
 }
 
@@ -124,12 +129,17 @@ TEST_P(Overflow, OnOneRankSkipsTheStepOnAll) {
     }
   });
   const std::string text = log.text();
-  EXPECT_THAT(text, ::testing::HasSubstr("step 2 skipped: 11 gradient elements are not finite, first in fc2.bias\n"));
-  EXPECT_THAT(text, ::testing::HasSubstr("step 3 skipped: 11 gradient elements are not finite, first in fc2.bias; loss scale 256 -> 128\n"));
+  EXPECT_THAT(
+      text, ::testing::HasSubstr("step 2 skipped: 11 gradient elements are not finite, first in fc2.bias\n"));
+  EXPECT_THAT(
+      text,
+      ::testing::HasSubstr(
+          "step 3 skipped: 11 gradient elements are not finite, first in fc2.bias; loss scale 256 -> 128\n"));
   EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 2) << "rank 0 alone talks: " << text;
 }
 
-// The schedule moves with the steps that are applied: a skipped one must not change the rate of those after it.
+// The schedule moves with the steps that are applied: a skipped one must not
+// change the rate of those after it.
 TEST_P(Overflow, InFp32AndBf16TooAndTrainingGoesOnAsIfNothingHadBeen) {
   for (const bool bf16 : {false, true}) {
     Tensors with, without;
@@ -141,7 +151,10 @@ TEST_P(Overflow, InFp32AndBf16TooAndTrainingGoesOnAsIfNothingHadBeen) {
         Mlp model;
         fill_parameters(*model, 1);
         EngineConfig config = engine_config(c);
-        config.scheduler = {.type = "WarmupLR", .params = {{"warmup_min_lr", {1e-4}}, {"warmup_max_lr", {0.05}}, {"warmup_num_steps", {10}}}, .words = {}};
+        config.scheduler = {
+            .type = "WarmupLR",
+            .params = {{"warmup_min_lr", {1e-4}}, {"warmup_max_lr", {0.05}}, {"warmup_num_steps", {10}}},
+            .words = {}};
         auto engine = initialize(model, config, comm);
         for (int step = 0; step < 4; ++step) {
           if (step == 2 && overflow) train_step(*engine, 77, comm->rank() == 0);
@@ -152,7 +165,8 @@ TEST_P(Overflow, InFp32AndBf16TooAndTrainingGoesOnAsIfNothingHadBeen) {
         Tensors parameters = all_parameters(*engine);
         if (comm->rank() == 0) (overflow ? with : without) = std::move(parameters);
       });
-    EXPECT_TRUE(bit_equal(with, without)) << "a skipped step must leave no trace, in Adam's moments and step counts either";
+    EXPECT_TRUE(bit_equal(with, without))
+        << "a skipped step must leave no trace, in Adam's moments and step counts either";
   }
 }
 
@@ -176,16 +190,19 @@ TEST_P(Overflow, AtTheSmallestScaleIsAnErrorThatCanBeSurvived) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Stages, Overflow, ::testing::Values(0, 1, 2, 3), [](const auto& info) { return str("Stage", info.param); });
+INSTANTIATE_TEST_SUITE_P(Stages, Overflow, ::testing::Values(0, 1, 2, 3),
+                         [](const auto& info) { return str("Stage", info.param); });
 
 TEST(LossScale, AStaticOneStaysPutAndDoesNotChangeTheNumbers) {
   std::vector<TrainingRun> runs;
   for (const double scale : {128.0, 1.0}) {
     Case c = small_units(2, 2);
     c.config.fp16 = {.enabled = true, .loss_scale = scale};
-    runs.push_back(engine_run<Mlp>(c, mlp_loss, [&](Engine& engine, int) { EXPECT_EQ(engine.loss_scale(), scale); }));
+    runs.push_back(
+        engine_run<Mlp>(c, mlp_loss, [&](Engine& engine, int) { EXPECT_EQ(engine.loss_scale(), scale); }));
   }
-  EXPECT_LT(largest_difference(runs[0].gradients[0], runs[1].gradients[0]), 2e-3) << "gradients are reported unscaled";
+  EXPECT_LT(largest_difference(runs[0].gradients[0], runs[1].gradients[0]), 2e-3)
+      << "gradients are reported unscaled";
   EXPECT_NEAR(runs[0].norms[0], runs[1].norms[0], 2e-3);
   EXPECT_LT(largest_difference(runs[0].weights, runs[1].weights), 2e-3);
 }
@@ -200,11 +217,13 @@ TEST(LossScale, ClippingIsOfTheUnscaledNorm) {
   for (const double clipping : {0.05, 100.0}) {
     SCOPED_TRACE(clipping);
     const TrainingRun plain = run(clipping, false), scaled = run(clipping, true);
-    EXPECT_EQ(plain.norms.front() > clipping, clipping < 1) << "the one is to clip, the other is not, though the scaled norm is above it";
+    EXPECT_EQ(plain.norms.front() > clipping, clipping < 1)
+        << "the one is to clip, the other is not, though the scaled norm is above it";
     EXPECT_GT(1024 * plain.norms.front(), clipping);
     EXPECT_LT(largest_difference(scaled.weights, plain.weights), 3e-3);
   }
-  EXPECT_GT(largest_difference(run(0.05, false).weights, run(100, false).weights), 0.02) << "or the test shows nothing";
+  EXPECT_GT(largest_difference(run(0.05, false).weights, run(100, false).weights), 0.02)
+      << "or the test shows nothing";
 }
 
 TEST(LossScale, OfTwoToTheSixteenDoesNotItselfOverflowAnFp16LossUnderAccumulation) {
@@ -256,7 +275,8 @@ TEST(Autocast, EqualsAPlainLoopUnderAutocastToTheBit) {
         engine->step();
       }
       EXPECT_FALSE(at::autocast::is_autocast_enabled(at::kCPU));
-      for (const zero::Unit& unit : engine->sharded_model().layout().units()) EXPECT_EQ(unit.dtype, DType::kFloat32);
+      for (const zero::Unit& unit : engine->sharded_model().layout().units())
+        EXPECT_EQ(unit.dtype, DType::kFloat32);
     });
   for (int stage = 1; stage <= 3; ++stage) EXPECT_EQ(losses_of_stage[stage], losses_of_stage[0]);
 }
@@ -295,12 +315,14 @@ TEST(Autocast, InFp16ScalesTheLossAsAPlainLoopWithAScalerDoes) {
       EXPECT_EQ(engine->loss_scale(), kScale);
       for (int step = 0; step < 4; ++step) {
         engine->backward(engine->forward(x, y).to(at::kFloat) * kSmall);
-        for (const auto& [name, gradient] : step == 0 ? scaled : Tensors()) EXPECT_TRUE(at::equal(engine->full_gradient(name), gradient)) << stage << name;
+        for (const auto& [name, gradient] : step == 0 ? scaled : Tensors())
+          EXPECT_TRUE(at::equal(engine->full_gradient(name), gradient)) << stage << name;
         engine->step();
       }
       EXPECT_EQ(engine->skipped_steps(), 0);
       EXPECT_EQ(engine->loss_scale(), 2 * kScale) << "after three steps without an overflow, as in fp16";
-      for (const zero::Unit& unit : engine->sharded_model().layout().units()) EXPECT_EQ(unit.dtype, DType::kFloat32);
+      for (const zero::Unit& unit : engine->sharded_model().layout().units())
+        EXPECT_EQ(unit.dtype, DType::kFloat32);
     });
 }
 
@@ -316,12 +338,14 @@ TEST(Autocast, CastsOfReleasedUnitsAreReleased) {
     int64_t weights = 0, largest_unit = 0;
     for (const auto& item : model->named_parameters())
       if (item.value().dim() == 2) weights += item.value().numel();
-    for (const zero::Unit& unit : engine->sharded_model().layout().units()) largest_unit = std::max(largest_unit, unit.numel);
+    for (const zero::Unit& unit : engine->sharded_model().layout().units())
+      largest_unit = std::max(largest_unit, unit.numel);
     ASSERT_GT(weights, largest_unit);
     ASSERT_EQ(engine->sharded_model().layout().num_units(), 3);
     for (int step = 0; step < 3; ++step) {
       const at::Tensor loss = engine->forward(randn({2, 7}, step), randn({2, 3}, step));
-      EXPECT_LE(engine->sharded_model().residency().casts().live_bytes(), 2 * largest_unit) << "of " << 2 * weights;
+      EXPECT_LE(engine->sharded_model().residency().casts().live_bytes(), 2 * largest_unit)
+          << "of " << 2 * weights;
       engine->backward(loss);
       engine->step();
       EXPECT_EQ(engine->sharded_model().residency().casts().live_bytes(), 0);
@@ -358,10 +382,12 @@ struct ListenerImpl : torch::nn::Module {
     register_buffer("count", at::ones({1}, at::kLong));
   }
   std::string forward(at::Tensor a, std::vector<at::Tensor> list, std::optional<at::Tensor> maybe,
-                      const std::pair<at::Tensor, int>& pair, std::map<std::string, at::Tensor> named, c10::IValue value,
-                      const std::string& text) {
+                      const std::pair<at::Tensor, int>& pair, std::map<std::string, at::Tensor> named,
+                      c10::IValue value, const std::string& text) {
     std::ostringstream out;
-    const auto say = [&](const at::Tensor& tensor) { out << (tensor.defined() ? c10::toString(tensor.scalar_type()) : "none") << ' '; };
+    const auto say = [&](const at::Tensor& tensor) {
+      out << (tensor.defined() ? c10::toString(tensor.scalar_type()) : "none") << ' ';
+    };
     say(a);
     for (const at::Tensor& tensor : list) say(tensor);
     say(maybe.value_or(at::Tensor()));

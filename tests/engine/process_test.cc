@@ -15,7 +15,8 @@ namespace {
 namespace fs = std::filesystem;
 
 int launch(int nproc, const std::string& what) {
-  const fs::path logs = fs::temp_directory_path() / ("tessera_engine_process_test_" + std::to_string(getpid()));
+  const fs::path logs =
+      fs::temp_directory_path() / ("tessera_engine_process_test_" + std::to_string(getpid()));
   launcher::Options options;
   options.log_dir = logs.string();
   options.nproc = nproc;

@@ -1,4 +1,5 @@
-// The ready configurations of configs/: each is read to its end by the task it names, and the GPTs have the sizes in their names.
+// The ready configurations of configs/: each is read to its end by the task it names, and
+// the GPTs have the sizes in their names.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -27,7 +28,8 @@ const std::filesystem::path kConfigs = TESSERA_SOURCE_DIR "/configs";
 std::vector<std::string> config_files() {
   std::vector<std::string> files;
   for (const auto& entry : std::filesystem::directory_iterator(kConfigs))
-    if (entry.path().extension() == ".json" && entry.path().filename() != "schema.json") files.push_back(entry.path().string());
+    if (entry.path().extension() == ".json" && entry.path().filename() != "schema.json")
+      files.push_back(entry.path().string());
   std::sort(files.begin(), files.end());
   return files;
 }

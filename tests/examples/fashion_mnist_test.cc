@@ -48,8 +48,9 @@ TEST_F(FashionMnistTest, LoadsCompressedAndPlainFiles) {
 }
 
 TEST_F(FashionMnistTest, NamesWhatIsMissing) {
-  EXPECT_THAT(load_error(), AllOf(HasSubstr((folder_ / "train-images-idx3-ubyte").string() + "[.gz]: not found"),
-                                  HasSubstr("dataset-fashion-mnist"), Not(HasSubstr("\n"))));
+  EXPECT_THAT(load_error(),
+              AllOf(HasSubstr((folder_ / "train-images-idx3-ubyte").string() + "[.gz]: not found"),
+                    HasSubstr("dataset-fashion-mnist"), Not(HasSubstr("\n"))));
   write("train-images-idx3-ubyte", idx_bytes({1, 28, 28}, counting(784)));
   EXPECT_THAT(load_error(), HasSubstr("train-labels-idx1-ubyte[.gz]: not found"));
 }
@@ -91,7 +92,8 @@ TEST_F(FashionMnistTest, OptionsAreReadStrictly) {
     const config::Origins origins("run.json");
     return read_options(config::Section(model, "model", origins), config::Section(data, "data", origins));
   };
-  const nlohmann::json model = {{"type", "fashion_mnist_cnn"}, {"channels", 8}, {"hidden", 16}, {"dropout", 0.25}};
+  const nlohmann::json model = {
+      {"type", "fashion_mnist_cnn"}, {"channels", 8}, {"hidden", 16}, {"dropout", 0.25}};
   const auto options = read(model, {{"type", "fashion_mnist"}, {"path", "there"}, {"flip", true}});
   EXPECT_EQ(options.path, "there");
   EXPECT_TRUE(options.flip);
@@ -99,9 +101,12 @@ TEST_F(FashionMnistTest, OptionsAreReadStrictly) {
   EXPECT_EQ(options.model.hidden, 16);
   EXPECT_EQ(options.model.dropout, 0.25);
   EXPECT_THROW(read(model, {{"type", "fashion_mnist"}, {"labels", {"only", "two"}}}), ConfigError);
-  EXPECT_THROW(read({{"type", "fashion_mnist_cnn"}, {"chanels", 8}}, {{"type", "fashion_mnist"}}), ConfigError);
-  EXPECT_THROW(read({{"type", "fashion_mnist_cnn"}, {"dropout", 1.5}}, {{"type", "fashion_mnist"}}), ConfigError);
-  EXPECT_THROW(read({{"type", "fashion_mnist_cnn"}}, {{"type", "fashion_mnist"}, {"root", "x"}}), ConfigError);
+  EXPECT_THROW(read({{"type", "fashion_mnist_cnn"}, {"chanels", 8}}, {{"type", "fashion_mnist"}}),
+               ConfigError);
+  EXPECT_THROW(read({{"type", "fashion_mnist_cnn"}, {"dropout", 1.5}}, {{"type", "fashion_mnist"}}),
+               ConfigError);
+  EXPECT_THROW(read({{"type", "fashion_mnist_cnn"}}, {{"type", "fashion_mnist"}, {"root", "x"}}),
+               ConfigError);
 }
 
 TEST_F(FashionMnistTest, BatchesAreNormalisedAndLossAndStatisticsAgree) {
@@ -131,7 +136,8 @@ TEST_F(FashionMnistTest, BatchesAreNormalisedAndLossAndStatisticsAgree) {
     const at::Tensor sums = task.statistics(batch);
     EXPECT_EQ(sums[0].item<double>(), 5);
     EXPECT_NEAR(sums[1].item<double>() / 5, task.loss(batch).item<double>(), 1e-6);
-    EXPECT_THAT(task.report(sums), AllOf(HasSubstr("precision    recall  f1-score   support\n"), HasSubstr("\n           9 ")));
+    EXPECT_THAT(task.report(sums),
+                AllOf(HasSubstr("precision    recall  f1-score   support\n"), HasSubstr("\n           9 ")));
   });
 }
 
@@ -148,7 +154,8 @@ TEST_F(FashionMnistTest, FlipMirrorsSomeImagesAndKeepsTheRest) {
   const auto generator = [] { return at::make_generator<at::CPUGeneratorImpl>(uint64_t{1}); };
   const at::Tensor before = plain.train_batch(all, generator()).inputs[0];
   const at::Tensor after = flipping.train_batch(all, generator()).inputs[0];
-  EXPECT_TRUE(at::equal(flipping.train_batch(all, generator()).inputs[0], after)) << "the generator alone decides";
+  EXPECT_TRUE(at::equal(flipping.train_batch(all, generator()).inputs[0], after))
+      << "the generator alone decides";
   int num_same = 0, num_mirrored = 0;
   for (int64_t i = 0; i < 40; ++i) {
     num_same += at::equal(after[i], before[i]);
@@ -157,7 +164,8 @@ TEST_F(FashionMnistTest, FlipMirrorsSomeImagesAndKeepsTheRest) {
   EXPECT_EQ(num_same + num_mirrored, 40);
   EXPECT_GT(num_same, 5);
   EXPECT_GT(num_mirrored, 5);
-  EXPECT_TRUE(at::equal(flipping.eval_batch(all = {0, 1}).inputs[0], plain.eval_batch({0, 1}).inputs[0])) << "never in tests";
+  EXPECT_TRUE(at::equal(flipping.eval_batch(all = {0, 1}).inputs[0], plain.eval_batch({0, 1}).inputs[0]))
+      << "never in tests";
 }
 
 // The real set, where Debian's package is installed.

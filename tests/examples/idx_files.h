@@ -53,7 +53,8 @@ class IdxFolderTest : public ::testing::Test {
   std::string write(const std::string& name, const Bytes& bytes) const {
     const std::filesystem::path path = folder_ / name;
     std::filesystem::remove(path);  // some file systems wait for the disk when a file is overwritten
-    std::ofstream(path, std::ios::binary).write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+    std::ofstream(path, std::ios::binary)
+        .write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
     return path.string();
   }
 

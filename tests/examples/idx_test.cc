@@ -66,7 +66,8 @@ TEST_F(IdxTest, Missing) {
     read_idx(path, kShape);
     FAIL();
   } catch (const DataError& error) {
-    EXPECT_THAT(error.what(), AllOf(HasSubstr(path), HasSubstr("No such file"), HasSubstr("expected an IDX file")));
+    EXPECT_THAT(error.what(),
+                AllOf(HasSubstr(path), HasSubstr("No such file"), HasSubstr("expected an IDX file")));
   }
   EXPECT_THROW(read_idx(folder_.string(), kShape), DataError) << "a folder";
 }
@@ -102,10 +103,13 @@ TEST_F(IdxTest, TrailingBytes) {
 TEST_F(IdxTest, OtherKindsOfFiles) {
   const std::string text = "<!DOCTYPE html><html>404</html>";
   EXPECT_THAT(error_of(Bytes(text.begin(), text.end())),
-              AllOf(HasSubstr("starts with 0x3c21444f, not with 0x00000803"), HasSubstr("unsigned bytes of shape N x 28 x 28")));
+              AllOf(HasSubstr("starts with 0x3c21444f, not with 0x00000803"),
+                    HasSubstr("unsigned bytes of shape N x 28 x 28")));
   EXPECT_THAT(error_of(gzipped(Bytes(text.begin(), text.end()))), HasSubstr("(decompressed)"));
-  EXPECT_THAT(error_of(idx_bytes({4}, counting(4))), HasSubstr("0x00000801, not with 0x00000803")) << "labels for images";
-  EXPECT_THAT(error_of(images(2), {kAnySize}), HasSubstr("0x00000803, not with 0x00000801")) << "images for labels";
+  EXPECT_THAT(error_of(idx_bytes({4}, counting(4))), HasSubstr("0x00000801, not with 0x00000803"))
+      << "labels for images";
+  EXPECT_THAT(error_of(images(2), {kAnySize}), HasSubstr("0x00000803, not with 0x00000801"))
+      << "images for labels";
   EXPECT_THAT(error_of(idx_bytes({1, 28, 28}, counting(784 * 4), 0x0d)), HasSubstr("0x00000d03")) << "floats";
 }
 
@@ -118,16 +122,19 @@ TEST_F(IdxTest, WrongShapes) {
 TEST_F(IdxTest, ALyingHeaderAllocatesNothing) {
   // 4,294,967,295 images would be 3 TB; 5,000,000 are 3.9 GB, which is allowed but is not there.
   EXPECT_THAT(error_of(idx_bytes({0xffffffffu, 28, 28}, counting(10))), HasSubstr("impossible shape"));
-  EXPECT_THAT(error_of(idx_bytes({5'000'000u, 28, 28}, counting(10))), AllOf(HasSubstr("truncated"), HasSubstr("found 10")));
+  EXPECT_THAT(error_of(idx_bytes({5'000'000u, 28, 28}, counting(10))),
+              AllOf(HasSubstr("truncated"), HasSubstr("found 10")));
 }
 
 TEST_F(IdxTest, DamagedGzip) {
   Bytes bytes = gzipped(images(3));
   bytes[bytes.size() - 6] ^= 1;  // the checksum
-  EXPECT_THAT(error_of(bytes), AllOf(HasSubstr("damaged: not a valid gzip stream"), HasSubstr("incorrect data check")));
+  EXPECT_THAT(error_of(bytes),
+              AllOf(HasSubstr("damaged: not a valid gzip stream"), HasSubstr("incorrect data check")));
 }
 
-// 5000 mutations: flips, cuts and insertions, of both forms. Each is read as it is, or refused with a DataError.
+// 5000 mutations: flips, cuts and insertions, of both forms. Each is read as it
+// is, or refused with a DataError.
 TEST_F(IdxTest, NoMutationDoesWorseThanADataError) {
   std::mt19937 random(1);
   const auto below = [&](size_t bound) { return static_cast<size_t>(random() % bound); };
@@ -141,7 +148,9 @@ TEST_F(IdxTest, NoMutationDoesWorseThanADataError) {
       bytes[at] ^= static_cast<uint8_t>(1u << below(8));
     }
     if (below(4) == 0) bytes.resize(below(bytes.size()));
-    if (below(8) == 0) bytes.insert(bytes.begin() + static_cast<std::ptrdiff_t>(below(bytes.size() + 1)), static_cast<uint8_t>(random()));
+    if (below(8) == 0)
+      bytes.insert(bytes.begin() + static_cast<std::ptrdiff_t>(below(bytes.size() + 1)),
+                   static_cast<uint8_t>(random()));
     try {
       const IdxArray array = read_idx(write("mutant", bytes), kShape);
       ASSERT_EQ(array.shape.size(), 3u);

@@ -55,9 +55,12 @@ TEST_F(LabelledTextsTest, AFileOfLabelsAndTexts) {
 }
 
 TEST_F(LabelledTextsTest, MistakesNameFileAndLine) {
-  EXPECT_THAT(error((folder_ / "nowhere").string()), AllOf(HasSubstr("nowhere: not found"), HasSubstr("neg.txt, pos.txt"), HasSubstr("make data")));
+  EXPECT_THAT(error((folder_ / "nowhere").string()),
+              AllOf(HasSubstr("nowhere: not found"), HasSubstr("neg.txt, pos.txt"), HasSubstr("make data")));
   write("neg.txt", "bad\n");
-  EXPECT_THAT(error(folder_.string()), HasSubstr((folder_ / "pos.txt").string() + ": cannot be read: No such file or directory; expected UTF-8 text"));
+  EXPECT_THAT(error(folder_.string()),
+              HasSubstr((folder_ / "pos.txt").string() +
+                        ": cannot be read: No such file or directory; expected UTF-8 text"));
   const std::string pos = write("pos.txt", "");
   EXPECT_THAT(error(folder_.string()), HasSubstr(pos + ": has no text"));
   write("pos.txt", "\n \n");
@@ -68,8 +71,10 @@ TEST_F(LabelledTextsTest, MistakesNameFileAndLine) {
   fs::create_directory(pos);
   EXPECT_THAT(error(folder_.string()), HasSubstr(pos + ": cannot be read"));
 
-  EXPECT_THAT(error(write("a.tsv", "pos\tgood\ngood\n")), HasSubstr("a.tsv:2: has no tab; expected \"label<TAB>text\""));
-  EXPECT_THAT(error(write("a.tsv", "\npositive\tgood\n")), HasSubstr("a.tsv:2: the label is 'positive'; expected one of neg, pos"));
+  EXPECT_THAT(error(write("a.tsv", "pos\tgood\ngood\n")),
+              HasSubstr("a.tsv:2: has no tab; expected \"label<TAB>text\""));
+  EXPECT_THAT(error(write("a.tsv", "\npositive\tgood\n")),
+              HasSubstr("a.tsv:2: the label is 'positive'; expected one of neg, pos"));
   EXPECT_THAT(error(write("a.tsv", "pos\t \n")), HasSubstr("a.tsv:1: has no text behind its label"));
   EXPECT_THAT(error(write("a.tsv", "")), HasSubstr("a.tsv: has no text"));
 }
@@ -87,7 +92,8 @@ TEST(Reviews, AreAsPublished) {
   if (!fs::exists(path)) GTEST_SKIP() << "no data/reviews (`make data` brings it)";
   const LabelledTexts all = read_labelled_texts(path.string(), kLabels);
   EXPECT_EQ(std::count(all.labels.begin(), all.labels.end(), 1), 16548);
-  EXPECT_EQ(std::count(all.labels.begin(), all.labels.end(), 0), 18575);  // of 18,576 lines one is white space
+  EXPECT_EQ(std::count(all.labels.begin(), all.labels.end(), 0),
+            18575);  // of 18,576 lines one is white space
   const LabelledTexts kept = without_duplicates(all);
   EXPECT_EQ(std::count(kept.labels.begin(), kept.labels.end(), 1), 8379 - 47);
   EXPECT_EQ(std::count(kept.labels.begin(), kept.labels.end(), 0), 9078 - 47);

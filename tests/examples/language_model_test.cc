@@ -1,4 +1,5 @@
-// Text as samples, and the task around them: windows, mistakes, and that it learns a text and counts every sample once.
+// Text as samples, and the task around them: windows, mistakes, and that it
+// learns a text and counts every sample once.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <gmock/gmock.h>
@@ -45,9 +46,12 @@ TEST_F(LanguageModelTest, WindowsLieSideBySideAndKnowTheNextByte) {
 }
 
 TEST_F(LanguageModelTest, MistakesNameTheFile) {
-  EXPECT_THAT(error_of<DataError>([&] { ByteText(path_.string(), 4); }), AllOf(HasSubstr(path_.string() + ": cannot be read"), Not(HasSubstr("\n"))));
-  EXPECT_THAT(error_of<DataError>([&] { ByteText(path_.parent_path().string(), 4); }), HasSubstr("cannot be read"));
-  EXPECT_THAT(error_of<DataError>([&] { ByteText(write("abcd"), 4); }), HasSubstr("has 4 bytes; expected at least 5"));
+  EXPECT_THAT(error_of<DataError>([&] { ByteText(path_.string(), 4); }),
+              AllOf(HasSubstr(path_.string() + ": cannot be read"), Not(HasSubstr("\n"))));
+  EXPECT_THAT(error_of<DataError>([&] { ByteText(path_.parent_path().string(), 4); }),
+              HasSubstr("cannot be read"));
+  EXPECT_THAT(error_of<DataError>([&] { ByteText(write("abcd"), 4); }),
+              HasSubstr("has 4 bytes; expected at least 5"));
   EXPECT_THAT(error_of<DataError>([&] { ByteText(write(""), 4); }), HasSubstr("has 0 bytes"));
 }
 
@@ -64,7 +68,8 @@ TEST_F(LanguageModelTest, TheEndOfTheTextIsHeldOut) {
   const LanguageModel task(small(write("aaaaaaaabbbbbbbbccccccccdddddddde")));
   ASSERT_EQ(task.train_size(), 3);
   ASSERT_EQ(task.eval_size(), 1);
-  EXPECT_TRUE(at::equal(task.train_batch({2, 0}, {}).inputs[0].select(1, 0), at::tensor({'c', 'a'}, at::kLong)));
+  EXPECT_TRUE(
+      at::equal(task.train_batch({2, 0}, {}).inputs[0].select(1, 0), at::tensor({'c', 'a'}, at::kLong)));
   const train::Batch held_out = task.eval_batch({0});
   EXPECT_TRUE(at::equal(held_out.inputs[0], at::full({1, 8}, 'd', at::kLong)));
   EXPECT_EQ(held_out.target[0][7].item<int64_t>(), 'e');
@@ -88,7 +93,8 @@ TEST_F(LanguageModelTest, LearnsATextAtEveryStage) {
       double loss = 0;
       for (int64_t step = 0; step < 40; ++step) {
         std::vector<int64_t> rows;
-        for (int64_t i = 0; i < 5; ++i) rows.push_back((10 * step + 5 * comm->rank() + i) % task.train_size());
+        for (int64_t i = 0; i < 5; ++i)
+          rows.push_back((10 * step + 5 * comm->rank() + i) % task.train_size());
         const at::Tensor tensor = task.loss(task.train_batch(rows, {}));
         loss = tensor.item<double>();
         engine.backward(tensor);
@@ -125,7 +131,8 @@ TEST_F(LanguageModelTest, SamplesAreWholeOrAbsent) {
     std::filesystem::create_hard_link(file, folder_.path() / "kept");
     ASSERT_EQ(task.write_samples(samples, 1).size(), 1u);
     EXPECT_EQ(std::filesystem::file_size(file), 8u);
-    EXPECT_EQ(std::filesystem::file_size(folder_.path() / "kept"), 6u) << "written in place, where a kill leaves half of it";
+    EXPECT_EQ(std::filesystem::file_size(folder_.path() / "kept"), 6u)
+        << "written in place, where a kill leaves half of it";
     EXPECT_EQ(std::distance(std::filesystem::directory_iterator(samples), {}), 1);
     std::filesystem::create_directory(samples / "step_00000002.txt");
     EXPECT_THAT(error_of<DataError>([&] { task.write_samples(samples, 2); }), HasSubstr("step_00000002.txt"));
@@ -133,7 +140,8 @@ TEST_F(LanguageModelTest, SamplesAreWholeOrAbsent) {
   });
 }
 
-/// After a byte comes the next one, surely, or one of two with the odds given; bytes up to 255 of a vocabulary of 300.
+/// After a byte comes the next one, surely, or one of two with the odds given;
+/// bytes up to 255 of a vocabulary of 300.
 at::Tensor logits_of_next(const at::Tensor& bytes, double odds) {
   at::Tensor logits = at::full({1, bytes.size(1), 300}, -100.0);
   logits.narrow(2, 256, 44).fill_(100.0);  // no byte
@@ -153,14 +161,16 @@ TEST(SampleText, GoesOnFromThePromptWithinTheSequence) {
   };
   EXPECT_EQ(sample_text(logits, {.prompt = "ab", .num_bytes = 6, .sequence = 4, .temperature = 0}), "cdefgh");
   EXPECT_EQ(longest, 4);
-  EXPECT_EQ(sample_text(logits, {.prompt = "\xff", .num_bytes = 2, .temperature = 0}), std::string("\0\x01", 2));
+  EXPECT_EQ(sample_text(logits, {.prompt = "\xff", .num_bytes = 2, .temperature = 0}),
+            std::string("\0\x01", 2));
   EXPECT_EQ(sample_text(logits, {.num_bytes = 0}), "");
 }
 
 TEST(SampleText, DrawsWithTheModelsOdds) {
   const auto share_of_ones = [](double temperature, uint64_t seed) {
-    const std::string text = sample_text([](const at::Tensor& bytes) { return logits_of_next(bytes, 0.75); },
-                                         {.prompt = "a", .num_bytes = 2000, .sequence = 1, .temperature = temperature, .seed = seed});
+    const std::string text = sample_text(
+        [](const at::Tensor& bytes) { return logits_of_next(bytes, 0.75); },
+        {.prompt = "a", .num_bytes = 2000, .sequence = 1, .temperature = temperature, .seed = seed});
     int ones = 0;
     unsigned char last = 'a';
     for (const char byte : text) {

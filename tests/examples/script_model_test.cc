@@ -16,7 +16,8 @@ using tessera::testing::error_of;
 using ::testing::HasSubstr;
 using torch::jit::Module;
 
-/// A layer inside of a model: y = factor * (x * inner.weight + inner.shift), with a buffer `shift` and another, `extra`, where it is asked for.
+/// A layer inside of a model: y = factor * (x * inner.weight + inner.shift), with a buffer `shift` and
+/// another, `extra`, where it is asked for.
 Module make(const std::string& factor, int64_t size, bool extra) {
   Module inner("Inner");
   inner.register_parameter("weight", at::randn({size}), /*is_buffer=*/false);
@@ -25,7 +26,8 @@ Module make(const std::string& factor, int64_t size, bool extra) {
   Module model("Model");
   model.register_module("inner", inner);
   if (extra) model.register_buffer("extra", at::full({size}, 3.0));
-  model.define("def forward(self, x):\n    return " + factor + " * self.inner.forward(x)" + (extra ? " + self.extra" : "") + "\n");
+  model.define("def forward(self, x):\n    return " + factor + " * self.inner.forward(x)" +
+               (extra ? " + self.extra" : "") + "\n");
   return model;
 }
 
@@ -41,7 +43,8 @@ TEST(ShareParameters, BothModulesReadTheSameTensors) {
   const Module inner = training.attr("inner").toModule();
   const at::Tensor x = at::randn({3});
   const auto expect_equal = [&] {
-    const at::Tensor expected = 2 * (x * inner.attr("weight").toTensor() + inner.attr("shift").toTensor()) + 3;
+    const at::Tensor expected =
+        2 * (x * inner.attr("weight").toTensor() + inner.attr("shift").toTensor()) + 3;
     EXPECT_TRUE(at::allclose(evaluation.forward({x}).toTensor(), expected));
   };
   expect_equal();
@@ -52,15 +55,18 @@ TEST(ShareParameters, BothModulesReadTheSameTensors) {
 
 TEST(ShareParameters, WhatDoesNotFitIsNamed) {
   Module evaluation = make("2", 4, false);
-  EXPECT_THAT(error_of<DataError>([&] { share_parameters(evaluation, "eval.pt", make("1", 3, false), "m.pt"); }),
-              HasSubstr("eval.pt: 'inner.weight' has the shape [4], but [3] in m.pt; expected another trace of the same model"));
+  EXPECT_THAT(
+      error_of<DataError>([&] { share_parameters(evaluation, "eval.pt", make("1", 3, false), "m.pt"); }),
+      HasSubstr("eval.pt: 'inner.weight' has the shape [4], but [3] in m.pt; expected another trace of the "
+                "same model"));
   Module other("Other");
   other.register_parameter("weight", at::randn({4}), /*is_buffer=*/false);
   EXPECT_THAT(error_of<DataError>([&] { share_parameters(other, "eval.pt", make("1", 4, false), "m.pt"); }),
               HasSubstr("eval.pt: has a parameter 'weight', which m.pt lacks"));
   Module frozen("Frozen");
   EXPECT_THAT(error_of<DataError>([&] { share_parameters(frozen, "eval.pt", make("1", 4, false), "m.pt"); }),
-              HasSubstr("eval.pt: lacks the parameter 'inner.weight', which m.pt has; expected another trace of the same model, which torch.jit.freeze"));
+              HasSubstr("eval.pt: lacks the parameter 'inner.weight', which m.pt has; expected another trace "
+                        "of the same model, which torch.jit.freeze"));
 }
 
 }  // namespace

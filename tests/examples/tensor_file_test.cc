@@ -107,7 +107,8 @@ TEST_F(TensorFileTest, MistakesNameFileAndTensor) {
     const fs::path missing = folder_ / "no" / name;
     EXPECT_THAT(error_of<DataError>([&] { TensorFile{missing}; }),
                 AllOf(HasSubstr(missing.string()), HasSubstr("No such file or directory")));
-    EXPECT_THAT(error_of<DataError>([&] { TensorFile{folder_}; }), HasSubstr("expected a .safetensors, .h5 or .hdf5 file"));
+    EXPECT_THAT(error_of<DataError>([&] { TensorFile{folder_}; }),
+                HasSubstr("expected a .safetensors, .h5 or .hdf5 file"));
     fs::resize_file(path, 100);
     EXPECT_THAT(error_of<DataError>([&] { TensorFile{path}; }), HasSubstr(path.string()));
     fs::resize_file(path, 0);
@@ -115,7 +116,8 @@ TEST_F(TensorFileTest, MistakesNameFileAndTensor) {
   }
 }
 
-/// "c": (64, 8) fp32 in compressed chunks, "p": the same in one piece. Headers have no checksums, as in files that h5py writes unless told otherwise.
+/// "c": (64, 8) fp32 in compressed chunks, "p": the same in one piece. Headers have no checksums, as in files
+/// that h5py writes unless told otherwise.
 void write_hdf5(const fs::path& path) {
   const hid_t file = H5Fcreate(path.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, H5P_DEFAULT);
   const hsize_t shape[] = {64, 8}, chunk[] = {16, 8};
@@ -176,15 +178,17 @@ TEST_F(TensorFileTest, AnImplausibleHdf5FileIsRefusedByName) {
   std::memcpy(dimensions.data() + 8, &columns, 8);
   int num_refused = 0;  // some places are the largest sizes the datasets may grow to, which count for nothing
   for (size_t at = content.find(dimensions); at != content.npos; at = content.find(dimensions, at + 1))
-    for (const uint64_t value : {uint64_t{1} << 31, uint64_t{1} << 40, uint64_t{1} << 45, uint64_t{1} << 58, uint64_t{1} << 62, ~uint64_t{0} - 7}) {
+    for (const uint64_t value : {uint64_t{1} << 31, uint64_t{1} << 40, uint64_t{1} << 45, uint64_t{1} << 58,
+                                 uint64_t{1} << 62, ~uint64_t{0} - 7}) {
       std::string damaged = content;
       std::memcpy(damaged.data() + at, &value, 8);
       std::ofstream(path, std::ios::binary) << damaged;
       const std::string error = read_both(path);  // what is no DataError goes through
       if (error.empty()) continue;
       ++num_refused;
-      EXPECT_THAT(error, AllOf(HasSubstr(path.string()), AnyOf(HasSubstr("expected a size that can be true"), HasSubstr("more bytes than can be counted"),
-                                                                         HasSubstr("has no tensor"))))
+      EXPECT_THAT(error, AllOf(HasSubstr(path.string()), AnyOf(HasSubstr("expected a size that can be true"),
+                                                               HasSubstr("more bytes than can be counted"),
+                                                               HasSubstr("has no tensor"))))
           << value << ": refused before memory for it is asked for";
       EXPECT_EQ(error.find('\n'), error.npos) << error;
     }
@@ -210,16 +214,19 @@ TEST_F(TensorFileTest, AHeaderThatHoldsLessThanItsShapeIsRefused) {
   std::string bytes = InputFile(path).read_all();
   const std::string before{5, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0};  // the shape, as it lies there
   size_t count = 0;
-  for (size_t at = bytes.find(before); at != bytes.npos; at = bytes.find(before, at + 1), ++count) bytes[at] = 50;
+  for (size_t at = bytes.find(before); at != bytes.npos; at = bytes.find(before, at + 1), ++count)
+    bytes[at] = 50;
   ASSERT_GT(count, 0u);
   std::ofstream(path, std::ios::binary) << bytes;
-  EXPECT_THAT(error_of<DataError>([&] { TensorFile(path).tensor("x"); }),
-              AllOf(HasSubstr(path.string()), HasSubstr("says to have shape [50, 3], 600 bytes, but holds 60")));
+  EXPECT_THAT(
+      error_of<DataError>([&] { TensorFile(path).tensor("x"); }),
+      AllOf(HasSubstr(path.string()), HasSubstr("says to have shape [50, 3], 600 bytes, but holds 60")));
 }
 
 TEST_F(TensorFileTest, WhateverIsWrongWithAnHdf5FileNamesIt) {
 #ifdef __SANITIZE_ADDRESS__
-  GTEST_SKIP() << "HDF5 1.10 reads past the end of a chunk that unpacks to fewer bytes than its shape says (docs/security.md)";
+  GTEST_SKIP() << "HDF5 1.10 reads past the end of a chunk that unpacks to fewer bytes than its shape says "
+                  "(docs/security.md)";
 #endif
   const fs::path path = folder_ / "a.h5";
   write_hdf5(path);
@@ -228,7 +235,8 @@ TEST_F(TensorFileTest, WhateverIsWrongWithAnHdf5FileNamesIt) {
   int num_refused = 0;
   for (int trial = 0; trial < 400; ++trial) {
     std::string damaged = content;
-    for (uint64_t i = random() % 3; i != ~uint64_t{0}; --i) damaged[random() % damaged.size()] = static_cast<char>(random());
+    for (uint64_t i = random() % 3; i != ~uint64_t{0}; --i)
+      damaged[random() % damaged.size()] = static_cast<char>(random());
     std::ofstream(path, std::ios::binary) << damaged;
     const std::string error = read_both(path);  // anything but a DataError goes through
     num_refused += !error.empty();

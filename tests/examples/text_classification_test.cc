@@ -41,8 +41,15 @@ class TextClassificationTest : public ::testing::Test {
     options.path = folder_.string();
     options.max_length = 16;
     options.parts = {.validation_fraction = 0.2, .test_fraction = 0.1, .seed = 3};
-    options.model = {.vocab_size = 0, .hidden_size = 16, .num_hidden_layers = 1, .num_attention_heads = 2, .intermediate_size = 32,
-                     .max_position_embeddings = 16, .hidden_dropout_prob = 0, .attention_probs_dropout_prob = 0, .classifier_dropout = 0};
+    options.model = {.vocab_size = 0,
+                     .hidden_size = 16,
+                     .num_hidden_layers = 1,
+                     .num_attention_heads = 2,
+                     .intermediate_size = 32,
+                     .max_position_embeddings = 16,
+                     .hidden_dropout_prob = 0,
+                     .attention_probs_dropout_prob = 0,
+                     .classifier_dropout = 0};
     return options;
   }
 
@@ -67,7 +74,8 @@ TEST_F(TextClassificationTest, BatchesArePaddedToTheirLongest) {
   EXPECT_TRUE(at::equal(one.attention_mask.sum(1), at::tensor({3}, at::kLong)));
   EXPECT_EQ(texts.batch({1, 0}, 0, 20).input_ids.sizes(), (at::IntArrayRef{2, 16})) << "a multiple of 8";
   const PaddedTexts both = texts.batch({1, 0}, 0, 12);
-  EXPECT_EQ(both.input_ids.sizes(), (at::IntArrayRef{2, 12})) << "but not more than the model has positions for";
+  EXPECT_EQ(both.input_ids.sizes(), (at::IntArrayRef{2, 12}))
+      << "but not more than the model has positions for";
   EXPECT_TRUE(at::equal(both.attention_mask.sum(1), at::tensor({9, 3}, at::kLong)));
   EXPECT_TRUE(at::equal(both.input_ids.ne(0), both.attention_mask));
 }
@@ -86,7 +94,8 @@ TEST_F(TextClassificationTest, PartsAndVocabularyComeFromTheData) {
   std::ofstream(folder_ / "vocab.txt") << files[0].second;
   options.vocab = (folder_ / "vocab.txt").string();
   options.min_frequency = 1000;  // has no say over a vocabulary that is given
-  EXPECT_EQ(TextClassification(options).tokenizer().vocabulary().tokens(), task.tokenizer().vocabulary().tokens());
+  EXPECT_EQ(TextClassification(options).tokenizer().vocabulary().tokens(),
+            task.tokenizer().vocabulary().tokens());
 }
 
 TEST_F(TextClassificationTest, PaddingChangesNoLogits) {
@@ -124,7 +133,8 @@ TEST_F(TextClassificationTest, LearnsAtEveryStage) {
       const train::Evaluation on_the_way = train::evaluate(task, engine, {.eval_batch_size = 5}, {});
       EXPECT_EQ(on_the_way.num_samples, 24);
       EXPECT_EQ(on_the_way.set, "validation");
-      const train::Evaluation test = train::evaluate(task, engine, {.eval_batch_size = 5}, {}, train::EvaluationSet::kTest);
+      const train::Evaluation test =
+          train::evaluate(task, engine, {.eval_batch_size = 5}, {}, train::EvaluationSet::kTest);
       EXPECT_EQ(test.num_samples, 12);
       ASSERT_EQ(test.metrics.size(), 3u);
       EXPECT_EQ(test.metrics[0], std::pair(std::string("accuracy"), 1.0)) << "one character says it";
@@ -162,7 +172,8 @@ class TextOptionsTest : public ::testing::Test {
     json whole_model = {{"type", "bert"}}, whole_data = {{"type", "labelled_text"}, {"path", "there"}};
     if (model.is_object()) whole_model.update(model);  // {} is null to this library
     if (data.is_object()) whole_data.update(data);
-    return read_text_classification_options(config::Section(whole_model, "model", origins), config::Section(whole_data, "data", origins));
+    return read_text_classification_options(config::Section(whole_model, "model", origins),
+                                            config::Section(whole_data, "data", origins));
   }
   static std::string error(const json& model, const json& data) {
     return error_of<ConfigError>([&] { read(model, data); });
@@ -171,27 +182,34 @@ class TextOptionsTest : public ::testing::Test {
 
 TEST_F(TextOptionsTest, AreReadStrictly) {
   const TextClassificationOptions options =
-      read({{"hidden_size", 12}, {"num_attention_heads", 3}, {"hidden_dropout_prob", 0.25}}, {{"labels", {"a", "b", "c"}}, {"split_seed", 7}});
+      read({{"hidden_size", 12}, {"num_attention_heads", 3}, {"hidden_dropout_prob", 0.25}},
+           {{"labels", {"a", "b", "c"}}, {"split_seed", 7}});
   EXPECT_EQ(options.model.num_labels, 3);
   EXPECT_EQ(options.model.intermediate_size, 48) << "4 times hidden_size";
   EXPECT_EQ(options.model.classifier_dropout, 0.25) << "hidden_dropout_prob's";
   EXPECT_EQ(options.parts.seed, 7u);
   EXPECT_EQ(options.max_length, 128);
   EXPECT_EQ(read({{"max_position_embeddings", 20}}, {}).max_length, 20);
-  EXPECT_THAT(error({{"hiden_size", 8}}, {}), HasSubstr("model.hiden_size: unknown key (did you mean \"hidden_size\"?)"));
-  EXPECT_THAT(error({{"num_attention_heads", 3}}, {}), HasSubstr("model.num_attention_heads: found 3, which does not divide model.hidden_size, 128"));
-  EXPECT_THAT(error({}, {{"max_length", 600}}), HasSubstr("data.max_length: found 600 tokens, but the model has positions for 512"));
-  EXPECT_THAT(error({}, {{"tokenizer", "wordpiece"}}), AllOf(HasSubstr("data.vocab: not found"), HasSubstr("expected the file vocab.txt")));
+  EXPECT_THAT(error({{"hiden_size", 8}}, {}),
+              HasSubstr("model.hiden_size: unknown key (did you mean \"hidden_size\"?)"));
+  EXPECT_THAT(error({{"num_attention_heads", 3}}, {}),
+              HasSubstr("model.num_attention_heads: found 3, which does not divide model.hidden_size, 128"));
+  EXPECT_THAT(error({}, {{"max_length", 600}}),
+              HasSubstr("data.max_length: found 600 tokens, but the model has positions for 512"));
+  EXPECT_THAT(error({}, {{"tokenizer", "wordpiece"}}),
+              AllOf(HasSubstr("data.vocab: not found"), HasSubstr("expected the file vocab.txt")));
   EXPECT_THAT(error({}, {{"tokenizer", "bytes"}}), HasSubstr("data.tokenizer"));
   EXPECT_THAT(error({}, {{"labels", {"a"}}}), HasSubstr("data.labels: found a; expected at least two"));
   EXPECT_THAT(error({}, {{"labels", {"a", "a"}}}), HasSubstr("each once"));
-  EXPECT_THAT(error({}, {{"validation_fraction", 0.5}, {"test_fraction", 0.5}}), HasSubstr("data.test_fraction: found 0.5 beside"));
+  EXPECT_THAT(error({}, {{"validation_fraction", 0.5}, {"test_fraction", 0.5}}),
+              HasSubstr("data.test_fraction: found 0.5 beside"));
 }
 
 TEST_F(TextClassificationTest, TheModelsVocabularyMustHoldTheTokenizers) {
   TextClassificationOptions options = small();
   options.model.vocab_size = 5;
-  EXPECT_THAT(error_of<ConfigError>([&] { TextClassification task(options); }), HasSubstr("model.vocab_size: found 5, but the vocabulary has "));
+  EXPECT_THAT(error_of<ConfigError>([&] { TextClassification task(options); }),
+              HasSubstr("model.vocab_size: found 5, but the vocabulary has "));
   options.model.vocab_size = 1000;
   EXPECT_EQ(TextClassification(options).train_size(), 84);
 }

@@ -1,4 +1,5 @@
-// Tokens of characters and of word pieces, and vocabularies. hugging_face_tokenizer_test.py compares them with the library.
+// Tokens of characters and of word pieces, and vocabularies.
+// hugging_face_tokenizer_test.py compares them with the library.
 #include "examples/text_classification/tokenizer.h"
 
 #include <gmock/gmock.h>
@@ -31,17 +32,20 @@ TEST(BasicTokens, SeparatesWhatBertSeparates) {
   EXPECT_THAT(words(" \tHeLLo!how  \n Are yoU?  "), ElementsAre("hello", "!", "how", "are", "you", "?"));
   EXPECT_THAT(words("书很好，I like it。"), ElementsAre("书", "很", "好", "，", "i", "like", "it", "。"));
   EXPECT_THAT(words("a$b^c`d~e"), ElementsAre("a", "$", "b", "^", "c", "`", "d", "~", "e"));
-  EXPECT_THAT(words("かな 한국어", false), ElementsAre("かな", "한국어")) << "only Chinese characters stand alone";
+  EXPECT_THAT(words("かな 한국어", false), ElementsAre("かな", "한국어"))
+      << "only Chinese characters stand alone";
   EXPECT_THAT(words(""), ElementsAre());
   EXPECT_THAT(words(" \xe3\x80\x80\xe2\x80\xa8 "), ElementsAre()) << "an ideographic space, a line separator";
 }
 
 TEST(BasicTokens, LowerCaseLosesAccentsToo) {
-  EXPECT_THAT(words("H\u00e9llo \u00c5ngstr\u00f6m \u0130stanbul"), ElementsAre("hello", "angstrom", "istanbul"));
+  EXPECT_THAT(words("H\u00e9llo \u00c5ngstr\u00f6m \u0130stanbul"),
+              ElementsAre("hello", "angstrom", "istanbul"));
   EXPECT_THAT(words("He\u0301llo"), ElementsAre("hello")) << "an accent of its own";
   EXPECT_THAT(words("H\u00e9llo", false), ElementsAre("H\u00e9llo"));
   EXPECT_THAT(words("\u03a3\u03a3"), ElementsAre("\u03c3\u03c3"));
-  EXPECT_THAT(words("\uac01"), ElementsAre("\u1100\u1161\u11a8")) << "Hangul is decomposed and keeps all of it";
+  EXPECT_THAT(words("\uac01"), ElementsAre("\u1100\u1161\u11a8"))
+      << "Hangul is decomposed and keeps all of it";
 }
 
 TEST(BasicTokens, DropsControlsAndReplacements) {
@@ -53,19 +57,26 @@ std::vector<std::string> special(std::vector<std::string> rest) {
   return rest;
 }
 
-std::vector<std::string> tokens_of(const Tokenizer& tokenizer, const std::string& text, int64_t max_length = 100) {
+std::vector<std::string> tokens_of(const Tokenizer& tokenizer, const std::string& text,
+                                   int64_t max_length = 100) {
   std::vector<std::string> tokens;
-  for (const int32_t id : tokenizer.encode(text, max_length)) tokens.push_back(tokenizer.vocabulary().tokens().at(static_cast<size_t>(id)));
+  for (const int32_t id : tokenizer.encode(text, max_length))
+    tokens.push_back(tokenizer.vocabulary().tokens().at(static_cast<size_t>(id)));
   return tokens;
 }
 
 TEST(WordPiece, TakesTheLongestPiece) {
-  const WordPieceTokenizer tokenizer(Vocabulary(special({"want", "##want", "##ed", "wa", "un", "runn", "##ing", ","}), "v"), true);
-  EXPECT_THAT(tokens_of(tokenizer, "UNwanted,running"), ElementsAre("[CLS]", "un", "##want", "##ed", ",", "runn", "##ing", "[SEP]"));
-  EXPECT_THAT(tokens_of(tokenizer, "unwantedX running"), ElementsAre("[CLS]", "[UNK]", "runn", "##ing", "[SEP]")) << "all of a word or none";
+  const WordPieceTokenizer tokenizer(
+      Vocabulary(special({"want", "##want", "##ed", "wa", "un", "runn", "##ing", ","}), "v"), true);
+  EXPECT_THAT(tokens_of(tokenizer, "UNwanted,running"),
+              ElementsAre("[CLS]", "un", "##want", "##ed", ",", "runn", "##ing", "[SEP]"));
+  EXPECT_THAT(tokens_of(tokenizer, "unwantedX running"),
+              ElementsAre("[CLS]", "[UNK]", "runn", "##ing", "[SEP]"))
+      << "all of a word or none";
   EXPECT_THAT(tokens_of(tokenizer, ""), ElementsAre("[CLS]", "[SEP]"));
   EXPECT_THAT(tokens_of(tokenizer, "un wa want wa", 4), ElementsAre("[CLS]", "un", "wa", "[SEP]"));
-  EXPECT_THAT(tokens_of(tokenizer, "un unwanted", 4), ElementsAre("[CLS]", "un", "un", "[SEP]")) << "cut inside of a word";
+  EXPECT_THAT(tokens_of(tokenizer, "un unwanted", 4), ElementsAre("[CLS]", "un", "un", "[SEP]"))
+      << "cut inside of a word";
   EXPECT_THAT(tokens_of(tokenizer, "un", 2), ElementsAre("[CLS]", "[SEP]"));
 }
 
@@ -74,7 +85,8 @@ TEST(WordPiece, LongWordsAreUnknown) {
   std::string word;
   for (int i = 0; i < 100; ++i) word += "é";
   EXPECT_EQ(tokens_of(tokenizer, word, 200).size(), 102u);
-  EXPECT_THAT(tokens_of(tokenizer, word + "é", 200), ElementsAre("[CLS]", "[UNK]", "[SEP]")) << "characters count, not bytes";
+  EXPECT_THAT(tokens_of(tokenizer, word + "é", 200), ElementsAre("[CLS]", "[UNK]", "[SEP]"))
+      << "characters count, not bytes";
 }
 
 TEST(Characters, VocabularyIsSortedByFrequencyThenCodePoint) {
@@ -110,12 +122,15 @@ TEST_F(VocabularyTest, ReadsWhatItWrites) {
 
 TEST_F(VocabularyTest, MistakesNameFileAndLine) {
   const std::string file = path_.string();
-  EXPECT_THAT(error_of<DataError>([&] { Vocabulary::read(file); }), AllOf(HasSubstr(file + ": cannot be read"), HasSubstr("data.vocab")));
-  EXPECT_THAT(error_of<DataError>([&] { Vocabulary::read(path_.parent_path().string()); }), HasSubstr("cannot be read"));
+  EXPECT_THAT(error_of<DataError>([&] { Vocabulary::read(file); }),
+              AllOf(HasSubstr(file + ": cannot be read"), HasSubstr("data.vocab")));
+  EXPECT_THAT(error_of<DataError>([&] { Vocabulary::read(path_.parent_path().string()); }),
+              HasSubstr("cannot be read"));
   EXPECT_THAT(error_with(""), HasSubstr(file + ": has no token [PAD]"));
   EXPECT_THAT(error_with("[PAD]\n[UNK]\n[CLS]\na\n"), HasSubstr("has no token [SEP]"));
   EXPECT_THAT(error_with("[PAD]\n[UNK]\n\n[SEP]\n"), HasSubstr(file + ":3: is empty"));
-  EXPECT_THAT(error_with("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[UNK]\n"), AllOf(HasSubstr(file + ":5: the token '[UNK]' is on line 2"), Not(HasSubstr("\n"))));
+  EXPECT_THAT(error_with("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[UNK]\n"),
+              AllOf(HasSubstr(file + ":5: the token '[UNK]' is on line 2"), Not(HasSubstr("\n"))));
   EXPECT_THAT(error_with("[PAD]\n\xff\n"), HasSubstr(file + ":2: is not UTF-8"));
 }
 

@@ -1,5 +1,5 @@
-// A rank for the launcher's tests: test_rank FOLDER ACTION [ARGS...]. It leaves pid_RANK in FOLDER, then
-// acts.
+// A rank for the launcher's tests: test_rank FOLDER ACTION [ARGS...]. It leaves
+// pid_RANK in FOLDER, then acts.
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <signal.h>

@@ -14,7 +14,9 @@ namespace tessera::launcher::testing {
 /// Owns a temporary folder.
 class Folder {
  public:
-  std::string path(const std::string& name = "") const { return (name.empty() ? folder_.path() : folder_.path() / name).string(); }
+  std::string path(const std::string& name = "") const {
+    return (name.empty() ? folder_.path() : folder_.path() / name).string();
+  }
   bool has(const std::string& name) const { return std::filesystem::exists(path(name)); }
   std::string read(const std::string& name) const;
   /// Waits up to 20 s for NAME_0 to NAME_(count-1).

@@ -33,6 +33,14 @@ class Mutant:
     effect: str
     tests: str  # a regular expression: how the names of ctest's tests begin
 
+    def places(self, text):
+        """Where its text stands: matches of it, whatever the white space, which is clang-format's to decide."""
+        return list(re.finditer(r"\s*".join(re.escape(char) for char in self.old if not char.isspace()), text))
+
+    def applied_to(self, text):
+        [place] = self.places(text)
+        return text[: place.start()] + self.new + text[place.end() :]
+
 
 def fail(message):
     sys.exit(f"error: {message}")
@@ -52,7 +60,7 @@ def stale(tree, mutant):
     path = tree / mutant.file
     if not path.exists():
         return f"{mutant.file} does not exist"
-    count = path.read_text().count(mutant.old)
+    count = len(mutant.places(path.read_text()))
     if count != 1:
         return f"{mutant.file} has its text {count} times, expected once"
     return "the edit changes nothing" if mutant.old == mutant.new else None
@@ -131,7 +139,7 @@ def try_mutant(copy, mutant, programs, args):
         return "invalid", f"no test's name begins with {mutant.tests}", 0
     path = copy.tree / mutant.file
     before = path.read_text()
-    path.write_text(before.replace(mutant.old, mutant.new))
+    path.write_text(mutant.applied_to(before))
     try:
         targets = set().union(*(programs[name] for name in names))
         built = copy.build_targets(targets, args.jobs)

@@ -2,8 +2,9 @@
 //
 //   async_soak [ITERATIONS] [SEED]
 //
-// After each save ranks agree on its outcome, whichever of report(), last_failed(), finish() and the next save() they hear it from
-// and whenever; `latest` names the last save that succeeded, and it loads as what was in memory at the time of that save.
+// After each save ranks agree on its outcome, whichever of report(), last_failed(), finish() and the next
+// save() they hear it from and whenever; `latest` names the last save that succeeded, and it loads as what
+// was in memory at the time of that save.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -62,7 +63,11 @@ struct Counts {
 class Soak {
  public:
   Soak(comm::CommunicatorPtr comm, const std::string& folder, unsigned seed)
-      : comm_(comm), folder_(folder), random_(seed), own_(seed + 1000 * (comm->rank() + 1)), saved_(make(comm, 2, model_)),
+      : comm_(comm),
+        folder_(folder),
+        random_(seed),
+        own_(seed + 1000 * (comm->rank() + 1)),
+        saved_(make(comm, 2, model_)),
         other_(make(comm, 3, other_model_)),
         writer_(saved_->sharded_model(), 2, {.async = true, .keep_last = kKeepLast, .fsync = false}, {}) {}
 
@@ -85,7 +90,8 @@ class Soak {
     const at::Tensor loss = saved_net_loss(*model_, saved_->global_steps(), saved_->rank());
     saved_->backward(loss);
     saved_->step();
-    std::this_thread::sleep_for(std::chrono::microseconds(own_() % 3000));  // so that ranks hear at differing steps
+    std::this_thread::sleep_for(
+        std::chrono::microseconds(own_() % 3000));  // so that ranks hear at differing steps
     writer_.report();
   }
 
@@ -124,8 +130,11 @@ class Soak {
       candidates_.emplace_back(what.tag, std::move(moment));
       return;
     }
-    const std::string error = plan.ask == Plan::Ask::kFinish ? finish() : writer_.last_failed() ? kBroken : "";
-    for (const std::string& theirs : comm_->exchange(error, "outcome")) expect(theirs == error, theirs + " and " + error);
+    const std::string error = plan.ask == Plan::Ask::kFinish ? finish()
+                              : writer_.last_failed()        ? kBroken
+                                                             : "";
+    for (const std::string& theirs : comm_->exchange(error, "outcome"))
+      expect(theirs == error, theirs + " and " + error);
     expect(plan.disk == Plan::Disk::kBroken || error.empty(), "a sound disk failed: " + error);
     if (error.empty()) {
       candidates_.clear();
@@ -151,14 +160,16 @@ class Soak {
     const std::optional<std::string> latest = checkpoint::read_latest(folder_);
     comm_->barrier("all have looked");
     if (!latest) return;  // of candidates nobody asked after, all have failed
-    const auto found = std::find_if(candidates_.begin(), candidates_.end(), [&](const auto& one) { return one.first == *latest; });
+    const auto found = std::find_if(candidates_.begin(), candidates_.end(),
+                                    [&](const auto& one) { return one.first == *latest; });
     expect(found != candidates_.end(), *latest + " is not what was saved last, " + candidates_.back().first);
     candidates_.erase(candidates_.begin(), found);
     if (!load) return;
     ++counts_.loads;
     if (comm_->rank() == 0) expect(checkpoint::verify(folder_, *latest).ok(), *latest + " is damaged");
     other_->load_checkpoint(folder_);
-    expect(bit_equal(whole_state(*other_), candidates_.front().second), *latest + " is not what was in memory");
+    expect(bit_equal(whole_state(*other_), candidates_.front().second),
+           *latest + " is not what was in memory");
   }
 
   comm::CommunicatorPtr comm_;
@@ -167,7 +178,8 @@ class Soak {
   SavedNet model_, other_model_;
   std::unique_ptr<Engine> saved_, other_;
   CheckpointWriter writer_;
-  std::vector<std::pair<std::string, Tensors>> candidates_;  // the last save known to have succeeded, and those not asked after
+  std::vector<std::pair<std::string, Tensors>>
+      candidates_;  // the last save known to have succeeded, and those not asked after
   Counts counts_;
 };
 
@@ -184,8 +196,10 @@ int soak(int iterations, unsigned seed) {
     ++num_whole;
   }
   expect(num_whole >= 1, "nothing was saved");
-  std::printf("%d asynchronous saves by %d ranks: %d failed, %d not asked after, %d loaded and compared; %d checkpoints kept\n",
-              counts.saves, kWorld, counts.failed, counts.unasked, counts.loads, num_whole);
+  std::printf(
+      "%d asynchronous saves by %d ranks: %d failed, %d not asked after, %d loaded and compared; %d "
+      "checkpoints kept\n",
+      counts.saves, kWorld, counts.failed, counts.unasked, counts.loads, num_whole);
   return 0;
 }
 
@@ -194,7 +208,8 @@ int soak(int iterations, unsigned seed) {
 
 int main(int argc, char** argv) {
   try {
-    return tessera::testing::soak(argc > 1 ? std::atoi(argv[1]) : 500, argc > 2 ? static_cast<unsigned>(std::atoi(argv[2])) : 1);
+    return tessera::testing::soak(argc > 1 ? std::atoi(argv[1]) : 500,
+                                  argc > 2 ? static_cast<unsigned>(std::atoi(argv[2])) : 1);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());
     return 1;

@@ -1,5 +1,6 @@
-// The backend that ranks as threads use where a test does not choose one: ctest runs the suites over ranks once on each
-// (tessera_test's BACKENDS), because users on one host get shared memory, and those on several a network.
+// The backend that ranks as threads use where a test does not choose one: ctest runs the suites
+// over ranks once on each (tessera_test's BACKENDS), because users on one host get shared
+// memory, and those on several a network.
 #pragma once
 
 #include <cstdlib>

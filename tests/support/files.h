@@ -15,6 +15,8 @@ inline std::string read_text(const std::filesystem::path& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-inline void write_text(const std::filesystem::path& path, std::string_view text) { std::ofstream(path, std::ios::binary) << text; }
+inline void write_text(const std::filesystem::path& path, std::string_view text) {
+  std::ofstream(path, std::ios::binary) << text;
+}
 
 }  // namespace tessera

@@ -1,4 +1,5 @@
-// A communicator for tests that passes everything on to another one; they override what they want to see or to spoil.
+// A communicator for tests that passes everything on to another one; they
+// override what they want to see or to spoil.
 #pragma once
 
 #include <chrono>
@@ -12,8 +13,8 @@
 
 namespace tessera::testing {
 
-/// Forwards to `inner`. What is duplicated from it is the inner one's, unless duplicate() is overridden too. The virtual members
-/// of Communicator are all here, so a new one has one place to be forwarded in.
+/// Forwards to `inner`. What is duplicated from it is the inner one's, unless duplicate() is overridden too.
+/// The virtual members of Communicator are all here, so a new one has one place to be forwarded in.
 class ForwardingCommunicator : public comm::Communicator {
  public:
   explicit ForwardingCommunicator(comm::CommunicatorPtr inner) : inner_(std::move(inner)) {}
@@ -23,7 +24,8 @@ class ForwardingCommunicator : public comm::Communicator {
   std::string_view backend() const override { return inner_->backend(); }
   std::chrono::milliseconds timeout() const override { return inner_->timeout(); }
   using Communicator::exchange;
-  std::vector<std::string> exchange(const std::string& value, std::string_view label, std::chrono::milliseconds timeout) override {
+  std::vector<std::string> exchange(const std::string& value, std::string_view label,
+                                    std::chrono::milliseconds timeout) override {
     return inner_->exchange(value, label, timeout);
   }
   comm::CommunicatorPtr duplicate(std::string_view name) override { return inner_->duplicate(name); }
@@ -33,13 +35,17 @@ class ForwardingCommunicator : public comm::Communicator {
   at::Tensor peer_view(const at::Tensor& mine, int rank) override { return inner_->peer_view(mine, rank); }
   bool wait_blocks() const override { return inner_->wait_blocks(); }
   bool buffers_reductions() const override { return inner_->buffers_reductions(); }
-  at::Tensor allocate_shared(int64_t bytes, std::string_view label) override { return inner_->allocate_shared(bytes, label); }
+  at::Tensor allocate_shared(int64_t bytes, std::string_view label) override {
+    return inner_->allocate_shared(bytes, label);
+  }
 
  protected:
-  comm::WorkPtr do_all_gather(const at::Tensor& full, const at::Tensor& shard, std::string_view label) override {
+  comm::WorkPtr do_all_gather(const at::Tensor& full, const at::Tensor& shard,
+                              std::string_view label) override {
     return inner_->all_gather(full, shard, label);
   }
-  comm::WorkPtr do_reduce_scatter(const at::Tensor& full, const comm::ReduceInto& into, std::string_view label) override {
+  comm::WorkPtr do_reduce_scatter(const at::Tensor& full, const comm::ReduceInto& into,
+                                  std::string_view label) override {
     return inner_->reduce_scatter(full, into, label);
   }
   comm::WorkPtr do_all_reduce(const at::Tensor& full, double scale, std::string_view label) override {

@@ -1,5 +1,6 @@
-// LiveBytes: how much CPU memory the tensors made on this thread hold, now and at most, from an allocator of our own
-// around libtorch's. A tensor counts for the thread that made it, whoever frees it (Gloo's threads do).
+// LiveBytes: how much CPU memory the tensors made on this thread hold, now and at most, from
+// an allocator of our own around libtorch's. A tensor counts for the thread that made it,
+// whoever frees it (Gloo's threads do).
 #pragma once
 
 #include <c10/core/CPUAllocator.h>

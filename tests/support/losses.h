@@ -14,7 +14,8 @@ inline at::Tensor mlp_loss(MlpImpl& model, int step, int64_t first, int64_t num)
 }
 
 inline at::Tensor zoo_loss(ZooImpl& model, int step, int64_t first, int64_t num) {
-  return model.forward(randint(17, {64, 6}, 300 + step).narrow(0, first, num), randint(4, {64}, 400 + step).narrow(0, first, num));
+  return model.forward(randint(17, {64, 6}, 300 + step).narrow(0, first, num),
+                       randint(4, {64}, 400 + step).narrow(0, first, num));
 }
 
 inline at::Tensor odds_loss(OddsImpl& model, int step, int64_t first, int64_t num) {
@@ -33,12 +34,13 @@ inline Case small_units(int world, int stage) {
 }
 
 /// `body(comm)` on `world` ranks as threads, with one libtorch thread each.
-inline void on_ranks(int world, const std::function<void(comm::CommunicatorPtr)>& body, const std::string& backend = default_backend()) {
-  comm::run_threads(world, {.backend = backend, .timeout = std::chrono::seconds(60)}, [&](comm::CommunicatorPtr comm) {
-    at::set_num_threads(1);
-    body(std::move(comm));
-  });
+inline void on_ranks(int world, const std::function<void(comm::CommunicatorPtr)>& body,
+                     const std::string& backend = default_backend()) {
+  comm::run_threads(world, {.backend = backend, .timeout = std::chrono::seconds(60)},
+                    [&](comm::CommunicatorPtr comm) {
+                      at::set_num_threads(1);
+                      body(std::move(comm));
+                    });
 }
-
 
 }  // namespace tessera::testing

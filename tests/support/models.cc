@@ -17,7 +17,8 @@ at::Tensor randn(at::IntArrayRef sizes, uint64_t seed) {
 }
 
 at::Tensor randint(int64_t high, at::IntArrayRef sizes, uint64_t seed) {
-  return at::randint(high, sizes, at::make_generator<at::CPUGeneratorImpl>(seed), at::TensorOptions().dtype(at::kLong));
+  return at::randint(high, sizes, at::make_generator<at::CPUGeneratorImpl>(seed),
+                     at::TensorOptions().dtype(at::kLong));
 }
 
 void fill_parameters(torch::nn::Module& model, uint64_t seed) {
@@ -61,17 +62,28 @@ struct ZooImpl::Layers {
 
 ZooImpl::ZooImpl() : layers(std::make_shared<Layers>()) {
   layers->embedding = register_module("embedding", torch::nn::Embedding(17, 12));
-  layers->bag = register_module("bag", torch::nn::EmbeddingBag(torch::nn::EmbeddingBagOptions(17, 12).mode(torch::kSum)));
-  layers->conv1d = register_module("conv1d", torch::nn::Conv1d(torch::nn::Conv1dOptions(12, 12, 3).padding(1)));
+  layers->bag = register_module(
+      "bag", torch::nn::EmbeddingBag(torch::nn::EmbeddingBagOptions(17, 12).mode(torch::kSum)));
+  layers->conv1d =
+      register_module("conv1d", torch::nn::Conv1d(torch::nn::Conv1dOptions(12, 12, 3).padding(1)));
   layers->conv2d = register_module("conv2d", torch::nn::Conv2d(torch::nn::Conv2dOptions(1, 3, 3).padding(1)));
-  layers->transposed = register_module("transposed", torch::nn::ConvTranspose1d(torch::nn::ConvTranspose1dOptions(12, 12, 3).padding(1)));
-  layers->group_norm = register_module("group_norm", torch::nn::GroupNorm(torch::nn::GroupNormOptions(3, 12)));
+  layers->transposed = register_module(
+      "transposed", torch::nn::ConvTranspose1d(torch::nn::ConvTranspose1dOptions(12, 12, 3).padding(1)));
+  layers->group_norm =
+      register_module("group_norm", torch::nn::GroupNorm(torch::nn::GroupNormOptions(3, 12)));
   layers->layer_norm = register_module("layer_norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({12})));
-  layers->lstm = register_module("lstm", torch::nn::LSTM(torch::nn::LSTMOptions(12, 6).bidirectional(true).batch_first(true).num_layers(2)));
+  layers->lstm = register_module(
+      "lstm",
+      torch::nn::LSTM(torch::nn::LSTMOptions(12, 6).bidirectional(true).batch_first(true).num_layers(2)));
   layers->gru = register_module("gru", torch::nn::GRU(torch::nn::GRUOptions(12, 12).batch_first(true)));
-  layers->attention = register_module("attention", torch::nn::MultiheadAttention(torch::nn::MultiheadAttentionOptions(12, 3)));
-  layers->encoder = register_module("encoder", torch::nn::TransformerEncoderLayer(torch::nn::TransformerEncoderLayerOptions(12, 2).dim_feedforward(20).dropout(0.0)));
-  layers->decoder = register_module("decoder", torch::nn::TransformerDecoderLayer(torch::nn::TransformerDecoderLayerOptions(12, 2).dim_feedforward(20).dropout(0.0)));
+  layers->attention = register_module(
+      "attention", torch::nn::MultiheadAttention(torch::nn::MultiheadAttentionOptions(12, 3)));
+  layers->encoder = register_module(
+      "encoder", torch::nn::TransformerEncoderLayer(
+                     torch::nn::TransformerEncoderLayerOptions(12, 2).dim_feedforward(20).dropout(0.0)));
+  layers->decoder = register_module(
+      "decoder", torch::nn::TransformerDecoderLayer(
+                     torch::nn::TransformerDecoderLayerOptions(12, 2).dim_feedforward(20).dropout(0.0)));
   layers->prelu = register_module("prelu", torch::nn::PReLU(torch::nn::PReLUOptions().num_parameters(12)));
   layers->bilinear = register_module("bilinear", torch::nn::Bilinear(torch::nn::BilinearOptions(12, 12, 5)));
   layers->head = register_module("head", torch::nn::Linear(5, 4));
@@ -90,7 +102,8 @@ at::Tensor ZooImpl::forward(const at::Tensor& tokens, const at::Tensor& target) 
   const at::Tensor memory = layers->encoder->forward(s);
   s = layers->decoder->forward(s, memory);
   const at::Tensor pooled = layers->prelu->forward(s.mean(0));
-  return at::cross_entropy_loss(layers->head->forward(layers->bilinear->forward(pooled, memory.mean(0))), target);
+  return at::cross_entropy_loss(layers->head->forward(layers->bilinear->forward(pooled, memory.mean(0))),
+                                target);
 }
 
 OddsImpl::OddsImpl() {
@@ -133,7 +146,9 @@ NormNetImpl::NormNetImpl() {
   fc2 = register_module("fc2", torch::nn::Linear(24, 3));
 }
 
-at::Tensor NormNetImpl::forward(const at::Tensor& x) { return fc2->forward(at::relu(norm->forward(fc1->forward(x)))); }
+at::Tensor NormNetImpl::forward(const at::Tensor& x) {
+  return fc2->forward(at::relu(norm->forward(fc1->forward(x))));
+}
 
 DropoutNetImpl::DropoutNetImpl() {
   fc1 = register_module("fc1", torch::nn::Linear(7, 40));

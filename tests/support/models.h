@@ -1,4 +1,5 @@
-// Models and data for the tests: deterministic from a seed on any thread, whatever the default generator does.
+// Models and data for the tests: deterministic from a seed on any thread,
+// whatever the default generator does.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -28,7 +29,8 @@ struct MlpImpl : torch::nn::Module {
 };
 TORCH_MODULE(Mlp);
 
-/// One of every kind of module whose gradients do not depend on how the batch is divided (no batch statistics).
+/// One of every kind of module whose gradients do not depend on how the batch
+/// is divided (no batch statistics).
 struct ZooImpl : torch::nn::Module {
   ZooImpl();
   at::Tensor forward(const at::Tensor& tokens, const at::Tensor& target);  // (B, T) int64, (B) int64
@@ -47,8 +49,8 @@ struct OddsImpl : torch::nn::Module {
 };
 TORCH_MODULE(Odds);
 
-/// A loss without data: every rank's gradient is the same to the bit, and of ordinary size everywhere, so that
-/// optimizers that magnify rounding (Adam) or look at signs only (Lion) can be compared across worlds.
+/// A loss without data: every rank's gradient is the same to the bit, and of ordinary size everywhere, so
+/// that optimizers that magnify rounding (Adam) or look at signs only (Lion) can be compared across worlds.
 struct BowlImpl : torch::nn::Module {
   BowlImpl();
   at::Tensor forward();

@@ -43,17 +43,20 @@ bool bit_equal(const Tensors& a, const Tensors& b) {
   return true;
 }
 
-std::unique_ptr<torch::optim::Optimizer> plain_optimizer(const Case& c, const std::vector<at::Tensor>& parameters) {
+std::unique_ptr<torch::optim::Optimizer> plain_optimizer(const Case& c,
+                                                         const std::vector<at::Tensor>& parameters) {
   if (c.optimizer == "SGD")
-    return std::make_unique<torch::optim::SGD>(parameters, torch::optim::SGDOptions(0.1).momentum(0.9).weight_decay(0.01));
-  return std::make_unique<torch::optim::AdamW>(parameters, torch::optim::AdamWOptions(0.01).weight_decay(0.1));
+    return std::make_unique<torch::optim::SGD>(
+        parameters, torch::optim::SGDOptions(0.1).momentum(0.9).weight_decay(0.01));
+  return std::make_unique<torch::optim::AdamW>(parameters,
+                                               torch::optim::AdamWOptions(0.01).weight_decay(0.1));
 }
 
 TrainingRun plain_run(const Case& c, torch::nn::Module& model, const BatchLoss& loss_of) {
   std::vector<at::Tensor> trainable;
   for (const auto& parameter : model.parameters())
-    if (parameter.requires_grad() &&
-        std::none_of(trainable.begin(), trainable.end(), [&](const at::Tensor& t) { return t.is_same(parameter); }))
+    if (parameter.requires_grad() && std::none_of(trainable.begin(), trainable.end(),
+                                                  [&](const at::Tensor& t) { return t.is_same(parameter); }))
       trainable.push_back(parameter);
   const auto optimizer = plain_optimizer(c, trainable);
   TrainingRun run;
@@ -61,7 +64,8 @@ TrainingRun plain_run(const Case& c, torch::nn::Module& model, const BatchLoss& 
     optimizer->zero_grad();
     double sum = 0;
     for (int micro = 0; micro < c.accumulation; ++micro) {
-      const at::Tensor loss = loss_of(step, first_sample(c, micro, 0), static_cast<int64_t>(c.world) * c.micro_batch);
+      const at::Tensor loss =
+          loss_of(step, first_sample(c, micro, 0), static_cast<int64_t>(c.world) * c.micro_batch);
       (loss / c.accumulation).backward();
       sum += loss.item<double>() / c.accumulation;
     }
@@ -69,7 +73,8 @@ TrainingRun plain_run(const Case& c, torch::nn::Module& model, const BatchLoss& 
     Tensors gradients;
     for (const auto& item : model.named_parameters())
       if (item.value().requires_grad())
-        gradients[item.key()] = item.value().grad().defined() ? item.value().grad().clone() : at::zeros_like(item.value());
+        gradients[item.key()] =
+            item.value().grad().defined() ? item.value().grad().clone() : at::zeros_like(item.value());
     run.gradients.push_back(std::move(gradients));
     run.norms.push_back(torch::nn::utils::clip_grad_norm_(trainable, c.clipping > 0 ? c.clipping : 1e30));
     optimizer->step();

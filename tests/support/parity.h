@@ -41,8 +41,8 @@ struct Case {
 
 EngineConfig engine_config(const Case& c);
 
-/// `loss(model, step, first_sample, num_samples)`: the mean loss over samples [first, first + num) of a step's
-/// global batch of world x accumulation x micro_batch samples.
+/// `loss(model, step, first_sample, num_samples)`: the mean loss over samples [first, first + num) of a
+/// step's global batch of world x accumulation x micro_batch samples.
 template <class Model>
 using LossOf = std::function<at::Tensor(Model&, int step, int64_t first, int64_t num)>;
 using BatchLoss = std::function<at::Tensor(int step, int64_t first, int64_t num)>;
@@ -53,7 +53,8 @@ inline int64_t first_sample(const Case& c, int micro_step, int rank) {
 }
 
 /// libtorch's own, of c.optimizer, with the numbers of engine_config().
-std::unique_ptr<torch::optim::Optimizer> plain_optimizer(const Case& c, const std::vector<at::Tensor>& parameters);
+std::unique_ptr<torch::optim::Optimizer> plain_optimizer(const Case& c,
+                                                         const std::vector<at::Tensor>& parameters);
 
 /// The plain loop: one process, the whole batch of each micro-step at once.
 TrainingRun plain_run(const Case& c, torch::nn::Module& model, const BatchLoss& loss_of);
@@ -61,28 +62,34 @@ template <class Holder>
 TrainingRun plain_run(const Case& c, const LossOf<typename Holder::Impl>& loss_of) {
   Holder model;
   fill_parameters(*model, 1);
-  return plain_run(c, *model, [&](int step, int64_t first, int64_t num) { return loss_of(*model, step, first, num); });
+  return plain_run(c, *model,
+                   [&](int step, int64_t first, int64_t num) { return loss_of(*model, step, first, num); });
 }
 
 /// What one rank does. `inspect` is called after each optimizer step, on every rank.
 using Inspect = std::function<void(Engine&, int step)>;
 TrainingRun rank_run(const Case& c, Engine& engine, const BatchLoss& loss_of, const Inspect& inspect);
 template <class Holder>
-TrainingRun rank_run(const Case& c, comm::CommunicatorPtr comm, const LossOf<typename Holder::Impl>& loss_of, const Inspect& inspect = {}) {
+TrainingRun rank_run(const Case& c, comm::CommunicatorPtr comm, const LossOf<typename Holder::Impl>& loss_of,
+                     const Inspect& inspect = {}) {
   Holder model;
   fill_parameters(*model, 1 + 1000 * comm->rank());  // rank 0's must win
   auto engine = initialize(model, engine_config(c), comm);
-  return rank_run(c, *engine, [&](int step, int64_t first, int64_t num) { return loss_of(*model, step, first, num); }, inspect);
+  return rank_run(
+      c, *engine, [&](int step, int64_t first, int64_t num) { return loss_of(*model, step, first, num); },
+      inspect);
 }
 
 template <class Holder>
-TrainingRun engine_run(const Case& c, const LossOf<typename Holder::Impl>& loss_of, const Inspect& inspect = {}) {
+TrainingRun engine_run(const Case& c, const LossOf<typename Holder::Impl>& loss_of,
+                       const Inspect& inspect = {}) {
   TrainingRun run;
-  comm::run_threads(c.world, {.backend = c.backend, .timeout = std::chrono::seconds(60)}, [&](comm::CommunicatorPtr comm) {
-    at::set_num_threads(1);
-    TrainingRun mine = rank_run<Holder>(c, comm, loss_of, inspect);
-    if (comm->rank() == 0) run = std::move(mine);
-  });
+  comm::run_threads(c.world, {.backend = c.backend, .timeout = std::chrono::seconds(60)},
+                    [&](comm::CommunicatorPtr comm) {
+                      at::set_num_threads(1);
+                      TrainingRun mine = rank_run<Holder>(c, comm, loss_of, inspect);
+                      if (comm->rank() == 0) run = std::move(mine);
+                    });
   return run;
 }
 

@@ -65,12 +65,12 @@ Recording& recording() {
 }
 
 std::optional<Identity> identity(int folder, const char* path) {
-  struct stat status {};
+  struct stat status{};
   if (::fstatat(folder, path, &status, AT_SYMLINK_NOFOLLOW) != 0) return std::nullopt;
   return Identity{status.st_dev, status.st_ino};
 }
 std::optional<Identity> identity(int descriptor) {
-  struct stat status {};
+  struct stat status{};
   if (::fstat(descriptor, &status) != 0) return std::nullopt;
   return Identity{status.st_dev, status.st_ino};
 }
@@ -91,7 +91,7 @@ Place place_of(int at, const char* path) {
   fs::path whole(path);
   if (!whole.has_filename()) whole = whole.parent_path();
   const std::string parent = whole.has_parent_path() ? whole.parent_path().string() : ".";
-  struct stat status {};
+  struct stat status{};
   if (::fstatat(at, parent.c_str(), &status, 0) != 0) return {};
   return {number_of(Identity{status.st_dev, status.st_ino}), whole.filename().string()};
 }
@@ -105,10 +105,12 @@ int new_node(const std::optional<Identity>& found, bool is_folder) {
 
 void record_names(std::string what, std::vector<NameChange> changes) {
   std::erase_if(changes, [](const NameChange& change) { return change.folder == kNone; });
-  if (!changes.empty()) recording().operations.push_back({.what = std::move(what), .changes = std::move(changes), .bytes = {}});
+  if (!changes.empty())
+    recording().operations.push_back({.what = std::move(what), .changes = std::move(changes), .bytes = {}});
 }
 
-/// Runs `call`, and `note` after it when it has succeeded; in one piece, so that the log has the order of the operations.
+/// Runs `call`, and `note` after it when it has succeeded; in one piece, so that the
+/// log has the order of the operations.
 template <class Call, class Note>
 auto recorded(const Call& call, const Note& note) {
   thread_local bool inside = false;
@@ -136,7 +138,8 @@ int open_recorded(int at, const char* path, int flags, mode_t mode) {
                   [&](int descriptor) {
                     const Place place = place_of(at, path);
                     if (is_new && place.folder != kNone)
-                      record_names("create " + place.name, {{place.folder, place.name, new_node(identity(descriptor), false)}});
+                      record_names("create " + place.name,
+                                   {{place.folder, place.name, new_node(identity(descriptor), false)}});
                   });
 }
 
@@ -146,8 +149,12 @@ ssize_t write_recorded(int descriptor, const void* data, size_t size, off_t offs
                   [&](ssize_t written) {
                     const int node = number_of(identity(descriptor));
                     if (node != kNone)
-                      recording().operations.push_back({.what = "write", .changes = {}, .node = node, .offset = offset,
-                                                        .bytes = {static_cast<const char*>(data), static_cast<size_t>(written)}});
+                      recording().operations.push_back(
+                          {.what = "write",
+                           .changes = {},
+                           .node = node,
+                           .offset = offset,
+                           .bytes = {static_cast<const char*>(data), static_cast<size_t>(written)}});
                   });
 }
 
@@ -160,7 +167,8 @@ int rename_recorded(int from_at, const char* from, int to_at, const char* to, un
                     const Place a = place_of(from_at, from), b = place_of(to_at, to);
                     const bool exchange = (flags & RENAME_EXCHANGE) != 0;
                     record_names((exchange ? "exchange " : "rename ") + a.name + " to " + b.name,
-                                 {{a.folder, a.name, exchange ? number_of(other) : kNone}, {b.folder, b.name, number_of(moved)}});
+                                 {{a.folder, a.name, exchange ? number_of(other) : kNone},
+                                  {b.folder, b.name, number_of(moved)}});
                   });
 }
 
@@ -179,7 +187,8 @@ int mkdir_recorded(int at, const char* path, mode_t mode) {
                   [&](int) {
                     const Place place = place_of(at, path);
                     if (place.folder != kNone)
-                      record_names("make folder " + place.name, {{place.folder, place.name, new_node(identity(at, path), true)}});
+                      record_names("make folder " + place.name,
+                                   {{place.folder, place.name, new_node(identity(at, path), true)}});
                   });
 }
 
@@ -188,7 +197,8 @@ int link_recorded(int from_at, const char* from, int to_at, const char* to, int 
   return recorded([&] { return real(from_at, from, to_at, to, flags); },
                   [&](int) {
                     const Place place = place_of(to_at, to);
-                    record_names("link " + place.name, {{place.folder, place.name, number_of(identity(to_at, to))}});
+                    record_names("link " + place.name,
+                                 {{place.folder, place.name, number_of(identity(to_at, to))}});
                   });
 }
 
@@ -196,18 +206,22 @@ int sync_recorded(int descriptor, const char* name) {
   return recorded([&] { return next<int(int)>(name)(descriptor); },
                   [&](int) {
                     const int node = number_of(identity(descriptor));
-                    if (node != kNone) recording().operations.push_back({.what = "sync", .changes = {}, .node = node, .is_sync = true, .bytes = {}});
+                    if (node != kNone)
+                      recording().operations.push_back(
+                          {.what = "sync", .changes = {}, .node = node, .is_sync = true, .bytes = {}});
                   });
 }
 
 int reserve_recorded(int descriptor, off_t offset, off_t bytes) {
   static const auto real = next<int(int, off_t, off_t)>("posix_fallocate");
-  return recorded([&] { return real(descriptor, offset, bytes); },
-                  [&](int error) {
-                    const int node = number_of(identity(descriptor));
-                    if (error == 0 && node != kNone)
-                      recording().operations.push_back({.what = "reserve", .changes = {}, .node = node, .bytes = {}, .size = offset + bytes});
-                  });
+  return recorded(
+      [&] { return real(descriptor, offset, bytes); },
+      [&](int error) {
+        const int node = number_of(identity(descriptor));
+        if (error == 0 && node != kNone)
+          recording().operations.push_back(
+              {.what = "reserve", .changes = {}, .node = node, .bytes = {}, .size = offset + bytes});
+      });
 }
 
 int snapshot(const fs::path& path) {
@@ -228,20 +242,24 @@ int snapshot(const fs::path& path) {
 void apply(const Operation& operation, std::vector<Node>& nodes, size_t keep_bytes = std::string::npos) {
   for (const NameChange& change : operation.changes) {
     auto& names = nodes[change.folder].names;
-    if (change.node == kNone) names.erase(change.name);
-    else names[change.name] = change.node;
+    if (change.node == kNone)
+      names.erase(change.name);
+    else
+      names[change.name] = change.node;
   }
   if (operation.node == kNone || operation.is_sync) return;
   std::string& bytes = nodes[operation.node].bytes;
   const std::string written = operation.bytes.substr(0, keep_bytes);
-  const size_t end = std::max(static_cast<size_t>(operation.offset) + written.size(), static_cast<size_t>(std::max<int64_t>(0, operation.size)));
+  const size_t end = std::max(static_cast<size_t>(operation.offset) + written.size(),
+                              static_cast<size_t>(std::max<int64_t>(0, operation.size)));
   if (bytes.size() < end) bytes.resize(end, '\0');
   bytes.replace(static_cast<size_t>(operation.offset), written.size(), written);
 }
 
 bool touches(const Operation& operation, int node) {
   return (!operation.is_sync && operation.node == node) ||
-         std::any_of(operation.changes.begin(), operation.changes.end(), [&](const NameChange& change) { return change.folder == node; });
+         std::any_of(operation.changes.begin(), operation.changes.end(),
+                     [&](const NameChange& change) { return change.folder == node; });
 }
 
 void materialize(const std::vector<Node>& nodes, int number, const fs::path& target) {
@@ -267,9 +285,12 @@ FileRecorder::FileRecorder(const fs::path& root) {
 FileRecorder::~FileRecorder() { stop(); }
 void FileRecorder::stop() { is_recording = false; }
 int FileRecorder::size() const { return static_cast<int>(recording().operations.size()); }
-std::string FileRecorder::describe(int i) const { return recording().operations.at(static_cast<size_t>(i)).what; }
+std::string FileRecorder::describe(int i) const {
+  return recording().operations.at(static_cast<size_t>(i)).what;
+}
 
-void FileRecorder::replay(int num_operations, Unsynced unsynced, uint64_t seed, const fs::path& target) const {
+void FileRecorder::replay(int num_operations, Unsynced unsynced, uint64_t seed,
+                          const fs::path& target) const {
   const Recording& log = recording();
   std::vector<Node> nodes = log.nodes;
   std::vector<const Operation*> pending;
@@ -289,10 +310,15 @@ void FileRecorder::replay(int num_operations, Unsynced unsynced, uint64_t seed, 
     switch (unsynced) {
       case Unsynced::kNothingStays: break;
       case Unsynced::kAllStays: apply(*one, nodes); break;
-      case Unsynced::kNamesStay: if (is_name) apply(*one, nodes); break;
-      case Unsynced::kBytesStay: if (!is_name) apply(*one, nodes); break;
+      case Unsynced::kNamesStay:
+        if (is_name) apply(*one, nodes);
+        break;
+      case Unsynced::kBytesStay:
+        if (!is_name) apply(*one, nodes);
+        break;
       case Unsynced::kChance:
-        if (random() % 2 == 0) apply(*one, nodes, random() % 2 == 0 ? std::string::npos : random() % (one->bytes.size() + 1));
+        if (random() % 2 == 0)
+          apply(*one, nodes, random() % 2 == 0 ? std::string::npos : random() % (one->bytes.size() + 1));
         break;
     }
   }
@@ -319,17 +345,27 @@ int openat(int at, const char* path, int flags, ...) {
   va_end(rest);
   return open_recorded(at, path, flags, mode);
 }
-ssize_t pwrite(int descriptor, const void* data, size_t size, off_t offset) { return write_recorded(descriptor, data, size, offset); }
-int posix_fallocate(int descriptor, off_t offset, off_t bytes) { return reserve_recorded(descriptor, offset, bytes); }
+ssize_t pwrite(int descriptor, const void* data, size_t size, off_t offset) {
+  return write_recorded(descriptor, data, size, offset);
+}
+int posix_fallocate(int descriptor, off_t offset, off_t bytes) {
+  return reserve_recorded(descriptor, offset, bytes);
+}
 int fsync(int descriptor) { return sync_recorded(descriptor, "fsync"); }
 int fdatasync(int descriptor) { return sync_recorded(descriptor, "fdatasync"); }
-int rename(const char* from, const char* to) noexcept { return rename_recorded(AT_FDCWD, from, AT_FDCWD, to, 0); }
-int renameat(int from_at, const char* from, int to_at, const char* to) noexcept { return rename_recorded(from_at, from, to_at, to, 0); }
+int rename(const char* from, const char* to) noexcept {
+  return rename_recorded(AT_FDCWD, from, AT_FDCWD, to, 0);
+}
+int renameat(int from_at, const char* from, int to_at, const char* to) noexcept {
+  return rename_recorded(from_at, from, to_at, to, 0);
+}
 int renameat2(int from_at, const char* from, int to_at, const char* to, unsigned flags) noexcept {
   return rename_recorded(from_at, from, to_at, to, flags);
 }
 int link(const char* from, const char* to) noexcept { return link_recorded(AT_FDCWD, from, AT_FDCWD, to, 0); }
-int linkat(int from_at, const char* from, int to_at, const char* to, int flags) noexcept { return link_recorded(from_at, from, to_at, to, flags); }
+int linkat(int from_at, const char* from, int to_at, const char* to, int flags) noexcept {
+  return link_recorded(from_at, from, to_at, to, flags);
+}
 int unlink(const char* path) noexcept { return remove_recorded(AT_FDCWD, path, 0); }
 int unlinkat(int at, const char* path, int flags) noexcept { return remove_recorded(at, path, flags); }
 int rmdir(const char* path) noexcept { return remove_recorded(AT_FDCWD, path, AT_REMOVEDIR); }

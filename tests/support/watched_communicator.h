@@ -18,7 +18,8 @@ class WatchedCommunicator : public ForwardingCommunicator {
       : ForwardingCommunicator(std::move(inner)), name_(std::move(name)) {}
 
   using Communicator::exchange;
-  std::vector<std::string> exchange(const std::string& value, std::string_view label, std::chrono::milliseconds timeout) override {
+  std::vector<std::string> exchange(const std::string& value, std::string_view label,
+                                    std::chrono::milliseconds timeout) override {
     ++num_exchanges_;
     return ForwardingCommunicator::exchange(value, label, timeout);
   }

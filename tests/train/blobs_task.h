@@ -1,5 +1,5 @@
-// A task small enough for tests: points around four centres in the plane, told apart by a tiny network with batch
-// norm (so with buffers).
+// A task small enough for tests: points around four centres in the plane, told apart by a tiny
+// network with batch norm (so with buffers).
 #pragma once
 
 #include <ATen/ATen.h>
@@ -21,9 +21,9 @@
 #include <vector>
 
 #include "core/error.h"
-#include "train/run_directory.h"
 #include "train/classification.h"
 #include "train/registry.h"
+#include "train/run_directory.h"
 #include "train/sampler.h"
 #include "train/task.h"
 
@@ -51,15 +51,20 @@ struct BlobsOptions {
   int64_t train_size = 512;
   int64_t eval_size = 101;
   int64_t test_size = 0;
-  double nan_from_step = std::numeric_limits<double>::infinity();  ///< the loss is NaN from this micro-step on
-  int64_t greedy_from_step = std::numeric_limits<int64_t>::max();  ///< from this micro-step on the loss wants more memory than there is
-  double test_delay_s = 0;         ///< that test_batch() takes
-  std::string test_error = {};     ///< what test_batch() throws for record 3, which is none of those compared at the start; empty: nothing
-  bool norm = true;        ///< without batch norm a sample's gradient does not depend on the others of its batch
-  double noise = 0;        ///< of training points, drawn anew each time
+  double nan_from_step =
+      std::numeric_limits<double>::infinity();  ///< the loss is NaN from this micro-step on
+  int64_t greedy_from_step = std::numeric_limits<int64_t>::max();  ///< from this micro-step on the loss wants
+                                                                   ///< more memory than there is
+  double test_delay_s = 0;                                         ///< that test_batch() takes
+  std::string test_error = {};  ///< what test_batch() throws for record 3, which is none of those compared at
+                                ///< the start; empty: nothing
+  bool norm = true;  ///< without batch norm a sample's gradient does not depend on the others of its batch
+  double noise = 0;  ///< of training points, drawn anew each time
   int64_t broken_record = -1;  ///< of the training set: cannot be read
-  std::function<void(at::Tensor& x, at::Tensor& y)> change_training = {}, change_evaluation = {}, change_test = {};  ///< of the sets
-  std::string samples_error = {};  ///< what write_samples() throws on rank 0; empty: it writes the step's number
+  std::function<void(at::Tensor& x, at::Tensor& y)> change_training = {}, change_evaluation = {},
+                                                    change_test = {};  ///< of the sets
+  std::string samples_error =
+      {};  ///< what write_samples() throws on rank 0; empty: it writes the step's number
 };
 
 class BlobsTask final : public Task {
@@ -78,7 +83,8 @@ class BlobsTask final : public Task {
   int64_t eval_size() const override { return options_.eval_size; }
   int64_t test_size() const override { return options_.test_size; }
 
-  Engine& initialize(const EngineConfig& config, comm::CommunicatorPtr comm, const InitOptions& init) override {
+  Engine& initialize(const EngineConfig& config, comm::CommunicatorPtr comm,
+                     const InitOptions& init) override {
     BlobsMlp model(options_.hidden, options_.norm);
     fill(*model, static_cast<uint64_t>(config.seed));
     engine_ = tessera::initialize(model, config, std::move(comm), init);
@@ -86,29 +92,39 @@ class BlobsTask final : public Task {
   }
   Batch train_batch(const std::vector<int64_t>& indices, at::Generator generator) const override {
     for (const int64_t index : indices)
-      if (index == options_.broken_record) throw DataError("blobs: record " + std::to_string(index) + " is broken");
+      if (index == options_.broken_record)
+        throw DataError("blobs: record " + std::to_string(index) + " is broken");
     Batch batch = rows(train_x_, train_y_, indices);
-    if (options_.noise > 0) batch.inputs[0] = batch.inputs[0] + options_.noise * at::randn(batch.inputs[0].sizes(), generator, at::TensorOptions());
+    if (options_.noise > 0)
+      batch.inputs[0] = batch.inputs[0] +
+                        options_.noise * at::randn(batch.inputs[0].sizes(), generator, at::TensorOptions());
     batch.inputs.push_back(at::tensor(indices, at::kLong));  // for seen()
     return batch;
   }
-  Batch eval_batch(const std::vector<int64_t>& indices) const override { return rows(eval_x_, eval_y_, indices); }
+  Batch eval_batch(const std::vector<int64_t>& indices) const override {
+    return rows(eval_x_, eval_y_, indices);
+  }
   Batch test_batch(const std::vector<int64_t>& indices) const override {
-    if (!options_.test_error.empty() && std::find(indices.begin(), indices.end(), 3) != indices.end()) throw DataError(options_.test_error);
+    if (!options_.test_error.empty() && std::find(indices.begin(), indices.end(), 3) != indices.end())
+      throw DataError(options_.test_error);
     std::this_thread::sleep_for(std::chrono::duration<double>(options_.test_delay_s));
     return rows(test_x_, test_y_, indices);
   }
 
   at::Tensor loss(const Batch& batch) override {
     const at::Tensor& numbers = batch.inputs[1];
-    seen_.insert(seen_.end(), numbers.const_data_ptr<int64_t>(), numbers.const_data_ptr<int64_t>() + numbers.numel());
+    seen_.insert(seen_.end(), numbers.const_data_ptr<int64_t>(),
+                 numbers.const_data_ptr<int64_t>() + numbers.numel());
     seen_points_.push_back(batch.inputs[0]);
-    const at::Tensor loss = at::cross_entropy_loss(engine_->forward(batch.inputs[0]).to(at::kFloat), batch.target);
+    const at::Tensor loss =
+        at::cross_entropy_loss(engine_->forward(batch.inputs[0]).to(at::kFloat), batch.target);
     if (num_losses_ >= options_.greedy_from_step) {
       const at::Tensor activation = at::zeros({3'000'000}, at::kByte);
       at::empty({int64_t{1} << 50}, at::kByte);
     }
-    return static_cast<double>(num_losses_++) >= options_.nan_from_step ? loss * std::numeric_limits<float>::quiet_NaN() : loss;
+    return static_cast<double>(num_losses_++) >= options_.nan_from_step
+               ? loss * std::numeric_limits<float>::quiet_NaN()
+               : loss;
   }
   at::Tensor statistics(const Batch& batch) override {
     num_evaluated_rows_ += batch.target.size(0);
@@ -116,7 +132,9 @@ class BlobsTask final : public Task {
   }
   std::vector<std::string> metric_names() const override { return {"accuracy", "loss"}; }
   Metrics metrics(const at::Tensor& total) const override { return classification_metrics(total); }
-  std::string report(const at::Tensor& total) const override { return options_.test_size > 0 ? "report of " + std::to_string(total[0].item<int64_t>()) : ""; }
+  std::string report(const at::Tensor& total) const override {
+    return options_.test_size > 0 ? "report of " + std::to_string(total[0].item<int64_t>()) : "";
+  }
   std::vector<std::pair<std::string, std::string>> files() const override {
     if (options_.test_size == 0) return {};
     return {{"classes.txt", "four"}};
@@ -132,7 +150,9 @@ class BlobsTask final : public Task {
   }
 
   const std::vector<int64_t>& seen() const { return seen_; }  ///< training samples of this rank, in order
-  at::Tensor seen_points() const { return seen_points_.empty() ? at::empty({0, 2}) : at::cat(seen_points_); }  ///< these samples as they were given, (N, 2)
+  at::Tensor seen_points() const {
+    return seen_points_.empty() ? at::empty({0, 2}) : at::cat(seen_points_);
+  }  ///< these samples as they were given, (N, 2)
   int64_t num_evaluated_rows() const { return num_evaluated_rows_; }
   TypedEngine<BlobsMlpImpl>& engine() { return *engine_; }
 
@@ -159,7 +179,9 @@ class BlobsTask final : public Task {
     for (int64_t i = 0; i < count; ++i) {
       const int64_t label = i % 4;
       const auto offset = [&](int64_t axis) {
-        return static_cast<double>(noise[static_cast<size_t>(2 * i + axis)]) / static_cast<double>(2 * count) - 0.5;
+        return static_cast<double>(noise[static_cast<size_t>(2 * i + axis)]) /
+                   static_cast<double>(2 * count) -
+               0.5;
       };
       x[i][0] = (label % 2 == 0 ? 1.0 : -1.0) + offset(0);
       x[i][1] = (label / 2 == 0 ? 1.0 : -1.0) + offset(1);
@@ -186,15 +208,16 @@ class BlobsTask final : public Task {
 };
 
 inline void register_blobs(Registry& registry) {
-  registry.add("blobs", "mlp", [](const config::Section& model, const config::Section& data, const std::filesystem::path&) {
-    BlobsOptions options;
-    options.hidden = model.integer("hidden", options.hidden, 1, 1024);
-    options.train_size = data.integer("train_size", options.train_size, 1, 1'000'000);
-    options.eval_size = data.integer("eval_size", options.eval_size, 0, 1'000'000);
-    model.finish();
-    data.finish();
-    return std::make_unique<BlobsTask>(options);
-  });
+  registry.add("blobs", "mlp",
+               [](const config::Section& model, const config::Section& data, const std::filesystem::path&) {
+                 BlobsOptions options;
+                 options.hidden = model.integer("hidden", options.hidden, 1, 1024);
+                 options.train_size = data.integer("train_size", options.train_size, 1, 1'000'000);
+                 options.eval_size = data.integer("eval_size", options.eval_size, 0, 1'000'000);
+                 model.finish();
+                 data.finish();
+                 return std::make_unique<BlobsTask>(options);
+               });
 }
 
 }  // namespace tessera::train

@@ -7,7 +7,9 @@
 namespace tessera::train {
 namespace {
 
-at::Tensor matrix(const std::vector<double>& cells, int64_t size) { return at::tensor(cells, at::kDouble).view({size, size}); }
+at::Tensor matrix(const std::vector<double>& cells, int64_t size) {
+  return at::tensor(cells, at::kDouble).view({size, size});
+}
 
 TEST(ClassificationReport, FollowsItsDefinitions) {
   const ClassificationReport report = classification_report(matrix({8, 2, 5, 35}, 2));
@@ -41,7 +43,8 @@ TEST(ClassificationReport, IsPrintedAsScikitLearnDoes) {
             "         accuracy                         0.6667         3\n"
             "        macro avg     0.7500    0.7500    0.6667         3\n"
             "     weighted avg     0.8333    0.6667    0.6667         3");
-  EXPECT_NE(format_report(report, {"坏", "好"}).find("\n           坏     0.5000"), std::string::npos) << "aligned by characters";
+  EXPECT_NE(format_report(report, {"坏", "好"}).find("\n           坏     0.5000"), std::string::npos)
+      << "aligned by characters";
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
-// What scikit_learn_test.py asks: {"logits": [[…]], "target": […], "names": […], "digits": 4} from stdin, and to stdout
-// {"text": …, "classes": [[precision, recall, f1, support], …], "accuracy": …, "macro": […], "weighted": […]}.
+// What scikit_learn_test.py asks: {"logits": [[…]], "target": […], "names": […], "digits": 4}
+// from stdin, and to stdout {"text": …, "classes": [[precision, recall, f1, support], …],
+// "accuracy": …, "macro": […], "weighted": […]}.
 #include <ATen/ATen.h>
 
 #include <iostream>
@@ -14,7 +15,9 @@ namespace {
 using namespace tessera::train;
 using nlohmann::json;
 
-json scores(const ClassScores& scores) { return {scores.precision, scores.recall, scores.f1, scores.support}; }
+json scores(const ClassScores& scores) {
+  return {scores.precision, scores.recall, scores.f1, scores.support};
+}
 
 }  // namespace
 
@@ -27,13 +30,16 @@ int main() {
   // In parts, as batches and ranks give them.
   at::Tensor total;
   const at::Tensor rows = at::tensor(logits, at::kFloat).view({target.size(0), -1});
-  for (const auto& [some_rows, some_targets] : {std::pair(rows.slice(0, 0, 7), target.slice(0, 0, 7)), std::pair(rows.slice(0, 7), target.slice(0, 7))}) {
+  for (const auto& [some_rows, some_targets] : {std::pair(rows.slice(0, 0, 7), target.slice(0, 0, 7)),
+                                                std::pair(rows.slice(0, 7), target.slice(0, 7))}) {
     const at::Tensor sums = classification_statistics(some_rows, some_targets, {});
     total = total.defined() ? total + sums : sums;
   }
   const ClassificationReport report = classification_report(confusion_matrix(total));
-  json answer = {{"accuracy", report.accuracy}, {"macro", scores(report.macro)}, {"weighted", scores(report.weighted)}};
+  json answer = {
+      {"accuracy", report.accuracy}, {"macro", scores(report.macro)}, {"weighted", scores(report.weighted)}};
   for (const ClassScores& one : report.classes) answer["classes"].push_back(scores(one));
-  answer["text"] = format_report(report, request.at("names").get<std::vector<std::string>>(), request.at("digits").get<int>());
+  answer["text"] = format_report(report, request.at("names").get<std::vector<std::string>>(),
+                                 request.at("digits").get<int>());
   std::cout << answer << '\n';
 }

@@ -10,7 +10,8 @@ namespace tessera::train {
 namespace {
 
 TEST(Classification, CountsSamplesLossesAndHits) {
-  const at::Tensor logits = at::tensor({2.0f, 0.0f, 0.0f, /**/ 0.0f, 0.0f, 1.0f, /**/ 0.0f, 3.0f, 0.0f}).view({3, 3});
+  const at::Tensor logits =
+      at::tensor({2.0f, 0.0f, 0.0f, /**/ 0.0f, 0.0f, 1.0f, /**/ 0.0f, 3.0f, 0.0f}).view({3, 3});
   const at::Tensor target = at::tensor({0, 1, 1}, at::kLong);
   const at::Tensor sums = classification_statistics(logits, target, {});
   const double expected = -std::log(std::exp(2.0) / (std::exp(2.0) + 2)) - std::log(1 / (std::exp(1.0) + 2)) -
@@ -19,7 +20,9 @@ TEST(Classification, CountsSamplesLossesAndHits) {
   EXPECT_EQ(sums[0].item<double>(), 3);
   EXPECT_NEAR(sums[1].item<double>(), expected, 1e-6);
   const at::Tensor confusion = confusion_matrix(sums);  // rows are true classes
-  EXPECT_TRUE(at::equal(confusion, at::tensor({1.0, 0.0, 0.0, /**/ 0.0, 1.0, 1.0, /**/ 0.0, 0.0, 0.0}, at::kDouble).view({3, 3})));
+  EXPECT_TRUE(at::equal(
+      confusion,
+      at::tensor({1.0, 0.0, 0.0, /**/ 0.0, 1.0, 1.0, /**/ 0.0, 0.0, 0.0}, at::kDouble).view({3, 3})));
 
   const Metrics metrics = classification_metrics(sums);
   ASSERT_EQ(metrics.size(), 2u);

@@ -38,25 +38,31 @@ void relabel(at::Tensor&, at::Tensor& y) { y = (y + 1).remainder(4); }
 
 TEST(DataDigest, EqualDataAreAccepted) {
   EXPECT_THAT(errors<Error>(kSets, 1), Each(""));
-  comm::run_threads(1, {}, [&](comm::CommunicatorPtr comm) { EXPECT_NO_THROW(check_same_data(BlobsTask(kSets), *comm)); });
+  comm::run_threads(
+      1, {}, [&](comm::CommunicatorPtr comm) { EXPECT_NO_THROW(check_same_data(BlobsTask(kSets), *comm)); });
 }
 
 TEST(DataDigest, SizesContentsAndOrderCount) {
   BlobsOptions options = kSets;
   options.train_size = 101;
-  EXPECT_THAT(errors<ConfigError>(options, 2), Each(AllOf(HasSubstr("the training set has 100 samples on rank 0, but 101 on rank 2"), Not(HasSubstr("\n")))));
+  EXPECT_THAT(errors<ConfigError>(options, 2),
+              Each(AllOf(HasSubstr("the training set has 100 samples on rank 0, but 101 on rank 2"),
+                         Not(HasSubstr("\n")))));
 
   using Change = std::function<void(at::Tensor&, at::Tensor&)>;
   for (const Change& change : {Change(reverse), Change(relabel)}) {
     options = kSets;
     options.change_training = change;
-    EXPECT_THAT(errors<ConfigError>(options, 1), Each(AllOf(HasSubstr("the training set of rank 1 has other samples than rank 0's"), Not(HasSubstr("\n")))));
+    EXPECT_THAT(errors<ConfigError>(options, 1),
+                Each(AllOf(HasSubstr("the training set of rank 1 has other samples than rank 0's"),
+                           Not(HasSubstr("\n")))));
     options = kSets;
     options.change_evaluation = change;
     EXPECT_THAT(errors<ConfigError>(options, 2), Each(HasSubstr("the evaluation set of rank 2")));
     options = kSets;
     options.change_test = change;
-    EXPECT_THAT(errors<ConfigError>(options, 0), Each(HasSubstr("the test set of rank 1"))) << "rank 0 is what others are compared with";
+    EXPECT_THAT(errors<ConfigError>(options, 0), Each(HasSubstr("the test set of rank 1")))
+        << "rank 0 is what others are compared with";
   }
 }
 

@@ -131,7 +131,9 @@ TEST(DataLoader, AWorkerUsesOneThreadAndTheOthersKeepTheirs) {
   DataLoader loader({.num_workers = 1}, [&]() -> DataLoader::Make {
     return [&] {
       Batch batch;
-      batch.inputs = {source.index_select(0, at::arange(2'000)).to(at::kFloat).div_(255)};  // would be shared between threads
+      batch.inputs = {source.index_select(0, at::arange(2'000))
+                          .to(at::kFloat)
+                          .div_(255)};  // would be shared between threads
       in_worker = at::get_num_threads();
       return batch;
     };
@@ -151,14 +153,15 @@ TEST(DataLoader, TheMeterOfItsThreadCountsWhatWorkersAllocate) {
     MemoryMeter meter(at::kCPU);
     meter.set_default_use(MemoryUse::kActivations);
     {
-      DataLoader loader({.num_workers = num_workers, .prefetch_factor = 2}, [next = 0]() mutable -> DataLoader::Make {
-        if (next++ == 5) return {};
-        return [] {
-          Batch batch;
-          batch.inputs = {at::zeros({kBytes}, at::kByte)};
-          return batch;
-        };
-      });
+      DataLoader loader({.num_workers = num_workers, .prefetch_factor = 2},
+                        [next = 0]() mutable -> DataLoader::Make {
+                          if (next++ == 5) return {};
+                          return [] {
+                            Batch batch;
+                            batch.inputs = {at::zeros({kBytes}, at::kByte)};
+                            return batch;
+                          };
+                        });
       for (int i = 0; i < 5; ++i) {
         const std::optional<Batch> batch = loader.next();
         EXPECT_GE(meter.now()[MemoryUse::kOther], kBytes);

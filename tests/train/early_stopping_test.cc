@@ -29,11 +29,13 @@ TEST(EarlyStopping, NeverWithoutPatience) {
   EXPECT_EQ(stops_after({0, 0, true}, {3, 2, 1, 0}), 0);
 }
 
-// As transformers: what is better by less than the threshold is the value to beat from then on, but counts as stale.
+// As transformers: what is better by less than the threshold is the value to
+// beat from then on, but counts as stale.
 TEST(EarlyStopping, Threshold) {
   EXPECT_EQ(stops_after({2, 0.1, true}, {0.5, 0.55, 0.58}), 3);
   EXPECT_EQ(stops_after({2, 0.1, true}, {0.5, 0.55, 0.7, 0.71, 0.72}), 5);
-  EXPECT_EQ(stops_after({2, 0.1, true}, {0.5, 0.59, 0.62}), 3) << "0.62 is 0.12 above the first, but 0.03 above the best";
+  EXPECT_EQ(stops_after({2, 0.1, true}, {0.5, 0.59, 0.62}), 3)
+      << "0.62 is 0.12 above the first, but 0.03 above the best";
 }
 
 TEST(EarlyStopping, WhatIsNoNumberIsNoBetter) {

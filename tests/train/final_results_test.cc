@@ -1,4 +1,5 @@
-// What a run says at its end is of the model it leaves; which metric chooses that model; numbers that are not finite.
+// What a run says at its end is of the model it leaves; which metric chooses
+// that model; numbers that are not finite.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -37,7 +38,8 @@ TEST_F(FinalResultsTest, AreOfTheExportedModelWhereTheBestIsNotTheLast) {
   json config = base_config();
   config["trainer"]["best_is"] = "greatest";  // of the losses: the first evaluation's weights
   config["checkpoint"] = {{"keep_last", 1}, {"fsync", false}};
-  for (const auto& [world_size, test_size] : {std::pair{2, 0}, {1, 67}}) {  // without and with a test set besides
+  for (const auto& [world_size, test_size] :
+       {std::pair{2, 0}, {1, 67}}) {  // without and with a test set besides
     SCOPED_TRACE(testing::Message() << world_size << " ranks, test set of " << test_size);
     fs::remove_all(folder_);
     BlobsOptions options;
@@ -54,7 +56,8 @@ TEST_F(FinalResultsTest, AreOfTheExportedModelWhereTheBestIsNotTheLast) {
     EXPECT_EQ(results.at("model_step"), 10);
     if (test_size == 0) {
       const std::string summary = result.output.substr(result.output.rfind("\ntraining "));
-      const std::string results_line = result.output.substr(result.output.rfind("accuracy ", result.output.rfind("\ntraining ")));
+      const std::string results_line =
+          result.output.substr(result.output.rfind("accuracy ", result.output.rfind("\ntraining ")));
       EXPECT_THAT(results_line, HasSubstr(shown("loss", exported)));
       EXPECT_THAT(summary, HasSubstr("model.safetensors (loss "));
     }
@@ -62,7 +65,8 @@ TEST_F(FinalResultsTest, AreOfTheExportedModelWhereTheBestIsNotTheLast) {
     // Killed before the results were written: another process measures the same.
     fs::remove(folder_ / "all_results.json");
     train(config, world_size, options, false, {.resume = true, .init = {}, .stop = {}});
-    EXPECT_NEAR(json::parse(read_text(folder_ / "all_results.json")).at("eval_loss").get<double>(), exported, 1e-6);
+    EXPECT_NEAR(json::parse(read_text(folder_ / "all_results.json")).at("eval_loss").get<double>(), exported,
+                1e-6);
   }
 }
 
@@ -79,7 +83,8 @@ TEST_F(FinalResultsTest, AreOfTheLastWeightsWhereTheseAreExported) {
 
 // Hugging Face's own values.
 TEST_F(FinalResultsTest, AMetricMayHaveTheEvaluationsPrefix) {
-  for (const auto& [name, plain] : std::vector<std::pair<std::string, std::string>>{{"eval_accuracy", "accuracy"}, {"eval_loss", "loss"}}) {
+  for (const auto& [name, plain] : std::vector<std::pair<std::string, std::string>>{
+           {"eval_accuracy", "accuracy"}, {"eval_loss", "loss"}}) {
     json config = base_config();
     config["trainer"]["metric_for_best_model"] = name;
     config["trainer"]["early_stopping_patience"] = 9;
@@ -98,7 +103,9 @@ TEST_F(FinalResultsTest, AnUnknownMetricIsRefusedBeforeTraining) {
     json config = base_config();
     config["trainer"]["metric_for_best"] = name;
     for (const int world_size : {1, 2}) {
-      EXPECT_THAT(error_of(config, world_size), AllOf(HasSubstr("trainer.metric_for_best: found \""), HasSubstr("expected one of accuracy, loss"), Not(HasSubstr("\n"))));
+      EXPECT_THAT(error_of(config, world_size),
+                  AllOf(HasSubstr("trainer.metric_for_best: found \""),
+                        HasSubstr("expected one of accuracy, loss"), Not(HasSubstr("\n"))));
       EXPECT_FALSE(fs::exists(folder_));
     }
   }
@@ -113,7 +120,9 @@ TEST_F(FinalResultsTest, AnEvaluationThatIsNoNumberIsWarnedOf) {
   config["checkpoint"]["fsync"] = false;
   const Result on_the_way = train(config, 2, {.change_evaluation = spoil});
   EXPECT_THAT(on_the_way.log, HasSubstr("the eval loss is nan at step 10"));
-  EXPECT_THAT(on_the_way.log.substr(on_the_way.log.find("the eval loss is nan") + 1), Not(HasSubstr("the eval loss is nan"))) << "once";
+  EXPECT_THAT(on_the_way.log.substr(on_the_way.log.find("the eval loss is nan") + 1),
+              Not(HasSubstr("the eval loss is nan")))
+      << "once";
   const Result at_the_end = train(config, 2, {.test_size = 67, .change_test = spoil});
   EXPECT_THAT(at_the_end.log, AllOf(HasSubstr("the test loss is nan"), Not(HasSubstr("the eval loss"))));
 }
@@ -133,11 +142,14 @@ TEST_F(FinalResultsTest, ATrainingLossThatIsNotFiniteNamesTheSamples) {
       int64_t step = 0, rank = 0;  // in which the sample is trained on first: 48 a step, over the ranks
       for (int r = 0; r < world_size; ++r) {
         const auto& seen = result.seen[static_cast<size_t>(r)];
-        const int64_t found = (std::find(seen.begin(), seen.end(), kBad) - seen.begin()) / (48 / world_size) + 1;
+        const int64_t found =
+            (std::find(seen.begin(), seen.end(), kBad) - seen.begin()) / (48 / world_size) + 1;
         if (step == 0 || found < step) step = found, rank = r;
       }
-      EXPECT_THAT(result.log, HasSubstr("the training loss is nan at step " + std::to_string(step) + " on rank " + std::to_string(rank)));
-      EXPECT_THAT(result.log, HasSubstr(" of the training data: sample 123 holds a value that is not finite"));
+      EXPECT_THAT(result.log, HasSubstr("the training loss is nan at step " + std::to_string(step) +
+                                        " on rank " + std::to_string(rank)));
+      EXPECT_THAT(result.log,
+                  HasSubstr(" of the training data: sample 123 holds a value that is not finite"));
     }
   }
 }
@@ -146,7 +158,8 @@ TEST_F(FinalResultsTest, ALossThatIsNotFiniteOnFiniteDataNamesTheMicroBatch) {
   const Result result = train(base_config(), 2, {.nan_from_step = 20});
   const std::vector<int64_t>& seen = result.seen[0];
   std::string numbers;
-  for (size_t i = 20 * 12; i < 20 * 12 + 8; ++i) numbers += (numbers.empty() ? "" : ", ") + std::to_string(seen[i]);
+  for (size_t i = 20 * 12; i < 20 * 12 + 8; ++i)
+    numbers += (numbers.empty() ? "" : ", ") + std::to_string(seen[i]);
   EXPECT_THAT(result.log, HasSubstr("the training loss is nan at step 11 on rank 0, of samples " + numbers));
   EXPECT_THAT(result.log, Not(HasSubstr("holds a value")));
 }

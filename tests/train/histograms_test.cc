@@ -31,8 +31,10 @@ void expect_equal(const Histogram& mine, const Histogram& whole) {
 
 void compare(const std::string& precision, int stage, int world_size) {
   SCOPED_TRACE(str(precision, ", stage ", stage, ", ", world_size, " ranks"));
-  const std::string config = str(R"({"train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": 2, "gradient_clipping": 0.01,
-      "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}, "zero_optimization": {"unit_numel": 70, "stage": )", stage, "}", precision, "}");
+  const std::string config = str(
+      R"({"train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": 2, "gradient_clipping": 0.01,
+      "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}, "zero_optimization": {"unit_numel": 70, "stage": )",
+      stage, "}", precision, "}");
   comm::run_threads(world_size, {}, [&](comm::CommunicatorPtr comm) {
     BlobsTask task({});
     Engine& engine = task.initialize(parse_engine_config(config, {.world_size = world_size}), comm, {});
@@ -46,9 +48,11 @@ void compare(const std::string& precision, int stage, int world_size) {
     ASSERT_EQ(histograms.size(), 12u);  // of two layers and a norm, each with weight and bias
     for (const NamedHistogram& one : histograms) {
       SCOPED_TRACE(one.name);
-      const auto [kind, name] = std::pair(one.name.substr(0, one.name.find('/')), one.name.substr(one.name.find('/') + 1));
+      const auto [kind, name] =
+          std::pair(one.name.substr(0, one.name.find('/')), one.name.substr(one.name.find('/') + 1));
       ASSERT_TRUE(kind == "parameters" || kind == "gradients");
-      const at::Tensor whole = kind == "parameters" ? engine.full_parameter(name) : engine.full_gradient(name);
+      const at::Tensor whole =
+          kind == "parameters" ? engine.full_parameter(name) : engine.full_gradient(name);
       expect_equal(one.histogram, of(whole));
     }
     EXPECT_EQ(histograms[0].name, "parameters/first.weight");
@@ -67,7 +71,8 @@ TEST(Histograms, OfMasterWeightsAndUnscaledGradients) {
 }
 
 TEST(Histograms, PartsAddUpInAnyOrder) {
-  const std::vector<float> values = {0.0f, -0.0f, 1e-12f, -1e-12f, 3.5f, -3.5f, 1e-30f, 3e38f, -3e38f, INFINITY, NAN, 1.1f};
+  const std::vector<float> values = {0.0f,   -0.0f, 1e-12f, -1e-12f,  3.5f, -3.5f,
+                                     1e-30f, 3e38f, -3e38f, INFINITY, NAN,  1.1f};
   HistogramCounts parts;
   for (size_t i = values.size(); i-- > 0;) parts.add({&values[i], 1});
   const Histogram whole = make_histogram(values);

@@ -24,13 +24,17 @@ using testing::Pair;
 namespace fs = std::filesystem;
 
 TEST(Monitoring, NamesAreHuggingFaces) {
-  const auto training = ordered_json::parse(R"({"step": 10, "epoch": 0.5, "loss": 0.25, "learning_rate": 1e-3, "note": "x",
+  const auto training =
+      ordered_json::parse(R"({"step": 10, "epoch": 0.5, "loss": 0.25, "learning_rate": 1e-3, "note": "x",
       "memory_peak_bytes": {"parameters": 64, "total": 128}})");
   EXPECT_THAT(scalars_of(training),
-              ElementsAre(Pair("train/epoch", 0.5), Pair("train/loss", 0.25), Pair("train/learning_rate", 1e-3),
-                          Pair("train/memory_peak_bytes/parameters", 64), Pair("train/memory_peak_bytes/total", 128)));
-  const auto evaluation = ordered_json::parse(R"({"step": 10, "epoch": 1.0, "eval_accuracy": 0.75, "eval_samples": 101})");
-  EXPECT_THAT(scalars_of(evaluation), ElementsAre(Pair("eval/epoch", 1.0), Pair("eval/accuracy", 0.75), Pair("eval/samples", 101)));
+              ElementsAre(Pair("train/epoch", 0.5), Pair("train/loss", 0.25),
+                          Pair("train/learning_rate", 1e-3), Pair("train/memory_peak_bytes/parameters", 64),
+                          Pair("train/memory_peak_bytes/total", 128)));
+  const auto evaluation =
+      ordered_json::parse(R"({"step": 10, "epoch": 1.0, "eval_accuracy": 0.75, "eval_samples": 101})");
+  EXPECT_THAT(scalars_of(evaluation),
+              ElementsAre(Pair("eval/epoch", 1.0), Pair("eval/accuracy", 0.75), Pair("eval/samples", 101)));
   const auto test = ordered_json::parse(R"({"step": 10, "epoch": 1.0, "test_accuracy": 0.75})");
   EXPECT_THAT(scalars_of(test), ElementsAre(Pair("test/epoch", 1.0), Pair("test/accuracy", 0.75)));
 }
@@ -48,7 +52,8 @@ class MonitoredRunTest : public testing::Test {
   }
 
   /// The lines the monitor wrote.
-  std::vector<json> train(const json& config, const BlobsOptions& options = {}, const TrainerStart& start = {}, int world_size = 2) const {
+  std::vector<json> train(const json& config, const BlobsOptions& options = {},
+                          const TrainerStart& start = {}, int world_size = 2) const {
     try {
       comm::run_threads(world_size, {}, [&](comm::CommunicatorPtr comm) {
         BlobsTask task(options);
@@ -99,7 +104,9 @@ TEST_F(MonitoredRunTest, EverythingInMetricsAndTheConfigurationAndTheResults) {
 
 // The results stand for a run that came to its end. Without them --resume has just the test to do.
 TEST_F(MonitoredRunTest, AFailedTestIsDoneAgainByAResumedRun) {
-  EXPECT_EQ(train(config(), {.test_size = 67, .test_error = "test.csv:3: damaged"}, {}, 1).back().at("status"), "FAILED");
+  EXPECT_EQ(
+      train(config(), {.test_size = 67, .test_error = "test.csv:3: damaged"}, {}, 1).back().at("status"),
+      "FAILED");
   EXPECT_FALSE(fs::exists(folder_ / "all_results.json"));
   EXPECT_TRUE(fs::exists(folder_ / "model.safetensors")) << "the model does not depend on the test";
   TrainerStart start;
@@ -126,7 +133,8 @@ TEST_F(MonitoredRunTest, AnInterruptedRunIsKilledAndGoesOn) {
     if (line.contains("scalars") && line["scalars"].contains("train/loss")) steps.push_back(line["step"]);
   EXPECT_THAT(steps, ElementsAre(2, 4, 6));
   const size_t num_lines = lines.size();
-  EXPECT_EQ(train(config(), {}, start, 1).size(), num_lines) << "a finished run that is resumed has nothing to tell";
+  EXPECT_EQ(train(config(), {}, start, 1).size(), num_lines)
+      << "a finished run that is resumed has nothing to tell";
 }
 
 TEST_F(MonitoredRunTest, ARunThatAnErrorEndsHasFailed) {

@@ -36,7 +36,9 @@ class OutputFolderTest : public TrainerTest {
     try {
       comm::run_threads(1, {}, [&](comm::CommunicatorPtr comm) {
         BlobsTask task({});
-        Trainer(parse_run_config(config.dump(), "blobs.json", 1), task, comm, {}, {}, {.resume = resume, .init = {}, .stop = {}}).run();
+        Trainer(parse_run_config(config.dump(), "blobs.json", 1), task, comm, {}, {},
+                {.resume = resume, .init = {}, .stop = {}})
+            .run();
       });
     } catch (const ConfigError& caught) {
       error = caught.what();
@@ -49,11 +51,13 @@ TEST_F(OutputFolderTest, ASecondRunIsRefusedWhileTheFirstOneLives) {
   char host[256] = {};
   gethostname(host, sizeof host - 1);
   in_the_middle_of_a_run(2, [&] {
-    const std::string metrics = read_text(folder_ / "metrics.jsonl"), config = read_text(folder_ / "config.json");
+    const std::string metrics = read_text(folder_ / "metrics.jsonl"),
+                      config = read_text(folder_ / "config.json");
     for (const bool resume : {false, true})
       for (const bool overwrite : {false, true})
         EXPECT_THAT(second(resume, overwrite), AllOf(HasSubstr("trainer.output_dir: " + folder_.string()),
-                                                     HasSubstr("process " + std::to_string(getpid())), HasSubstr(host), Not(HasSubstr("\n"))));
+                                                     HasSubstr("process " + std::to_string(getpid())),
+                                                     HasSubstr(host), Not(HasSubstr("\n"))));
     EXPECT_EQ(read_text(folder_ / "metrics.jsonl"), metrics);
     EXPECT_EQ(read_text(folder_ / "config.json"), config);
     EXPECT_TRUE(fs::exists(folder_ / "checkpoints" / "latest")) << "nothing was put aside";

@@ -17,7 +17,8 @@ int columns(const std::string& text) {
   return count;
 }
 
-// What a terminal shows after the bytes: one string a row. Knows \r, \n, and of control sequences those of [Note: two bars].
+// What a terminal shows after the bytes: one string a row. Knows \r, \n, and of
+// control sequences those of [Note: two bars].
 std::vector<std::string> screen(const std::string& bytes) {
   std::vector<std::vector<std::string>> rows(1);
   size_t row = 0, column = 0;
@@ -34,7 +35,8 @@ std::vector<std::string> screen(const std::string& bytes) {
       continue;
     }
     size_t length = 1;
-    while (i + length < bytes.size() && (static_cast<unsigned char>(bytes[i + length]) & 0xc0) == 0x80) ++length;
+    while (i + length < bytes.size() && (static_cast<unsigned char>(bytes[i + length]) & 0xc0) == 0x80)
+      ++length;
     const std::string character = bytes.substr(i, length);
     i += length;
     if (character == "\r") {
@@ -62,13 +64,21 @@ struct FakeTerminal {
   double now_s = 100;
   int width = 80;
   Display display(bool is_terminal = true) {
-    return {.out = &out, .is_terminal = is_terminal, .width = [this] { return width; }, .now_s = [this] { return now_s; }};
+    return {.out = &out,
+            .is_terminal = is_terminal,
+            .width = [this] { return width; },
+            .now_s = [this] { return now_s; }};
   }
 };
 
 TEST(FormatBar, LooksAsTqdms) {
-  const BarState state{.description = "train", .done = 590, .total = 1404, .elapsed_s = 17.5, .unit = "samples",
-                       .units_per_item = 128, .postfix = "loss=0.412, lr=1.2e-03"};
+  const BarState state{.description = "train",
+                       .done = 590,
+                       .total = 1404,
+                       .elapsed_s = 17.5,
+                       .unit = "samples",
+                       .units_per_item = 128,
+                       .postfix = "loss=0.412, lr=1.2e-03"};
   EXPECT_EQ(format_bar(state, 90),
             "train:  42%|█████▉        | 590/1404 [00:17<00:24, 4315 samples/s, loss=0.412, lr=1.2e-03]");
   EXPECT_EQ(format_bar(state, 90, /*ascii=*/true),
@@ -77,7 +87,8 @@ TEST(FormatBar, LooksAsTqdms) {
 
 TEST(FormatBar, Ends) {
   EXPECT_EQ(format_bar({.done = 0, .total = 8}, 40), "  0%|            | 0/8 [00:00<?, ? it/s]");
-  EXPECT_EQ(format_bar({.done = 8, .total = 8, .elapsed_s = 4}, 43), "100%|████████| 8/8 [00:04<00:00, 2.00 it/s]");
+  EXPECT_EQ(format_bar({.done = 8, .total = 8, .elapsed_s = 4}, 43),
+            "100%|████████| 8/8 [00:04<00:00, 2.00 it/s]");
   EXPECT_EQ(format_bar({.done = 0, .total = 0}, 36), "  0%|        | 0/0 [00:00<?, ? it/s]");
 }
 
@@ -85,7 +96,8 @@ TEST(FormatBar, IsNeverWiderThanTheTerminal) {
   for (int width = 0; width <= 200; ++width) {
     for (int64_t done : {0, 1, 333, 999, 1000}) {
       for (bool ascii : {false, true}) {
-        const BarState state{.description = "évaluer", .done = done, .total = 1000, .elapsed_s = 4000, .postfix = "loss=nan"};
+        const BarState state{
+            .description = "évaluer", .done = done, .total = 1000, .elapsed_s = 4000, .postfix = "loss=nan"};
         const std::string bar = format_bar(state, width, ascii);
         EXPECT_LE(columns(bar), width);
         if (width >= 70) {
@@ -168,7 +180,8 @@ TEST(ProgressBar, LinesStandAboveTheBar) {
 TEST(ProgressBar, ShorterLineLeavesNoRemains) {
   FakeTerminal terminal;
   terminal.width = 60;
-  ProgressBar bar(terminal.display(), {.total = 4, .postfix = "a long postfix, cut at the edge of the terminal"}, true);
+  ProgressBar bar(terminal.display(),
+                  {.total = 4, .postfix = "a long postfix, cut at the edge of the terminal"}, true);
   terminal.width = 30;
   terminal.now_s += 1;
   bar.set_postfix("");

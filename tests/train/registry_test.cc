@@ -19,7 +19,9 @@ using testing::Not;
 Registry registry() {
   Registry registry;
   register_blobs(registry);
-  registry.add("fashion_mnist", "fashion_mnist_cnn", [](const config::Section&, const config::Section&, const std::filesystem::path&) { return nullptr; });
+  registry.add(
+      "fashion_mnist", "fashion_mnist_cnn",
+      [](const config::Section&, const config::Section&, const std::filesystem::path&) { return nullptr; });
   return registry;
 }
 
@@ -48,9 +50,10 @@ TEST(Registry, UnknownNamesListTheKnownAndTheNearest) {
   EXPECT_THAT(error_of({{"type", "mlp"}}, {{"type", "blob"}}),
               AllOf(HasSubstr("data.type: unknown data set \"blob\""), HasSubstr("did you mean \"blobs\"?"),
                     HasSubstr("known: blobs, fashion_mnist"), Not(HasSubstr("\n"))));
-  EXPECT_THAT(error_of({{"type", "fashion_mnist_cn"}}, {{"type", "fashion_mnist"}}),
-              AllOf(HasSubstr("model.type: unknown model \"fashion_mnist_cn\" for data.type \"fashion_mnist\""),
-                    HasSubstr("did you mean \"fashion_mnist_cnn\"?"), Not(HasSubstr("mlp"))));
+  EXPECT_THAT(
+      error_of({{"type", "fashion_mnist_cn"}}, {{"type", "fashion_mnist"}}),
+      AllOf(HasSubstr("model.type: unknown model \"fashion_mnist_cn\" for data.type \"fashion_mnist\""),
+            HasSubstr("did you mean \"fashion_mnist_cnn\"?"), Not(HasSubstr("mlp"))));
   EXPECT_THAT(error_of({{"type", "mlp"}}, {{"type", "entirely different"}}), Not(HasSubstr("did you mean")));
 }
 
@@ -63,7 +66,8 @@ TEST(Registry, MissingOrWronglyTypedNames) {
 TEST(Registry, MistypedOptionsAreFound) {
   EXPECT_THAT(error_of({{"type", "mlp"}, {"hiden", 5}}, {{"type", "blobs"}}),
               AllOf(HasSubstr("model.hiden"), HasSubstr("did you mean \"hidden\"?")));
-  EXPECT_THAT(error_of({{"type", "mlp"}, {"hidden", "five"}}, {{"type", "blobs"}}), HasSubstr("model.hidden"));
+  EXPECT_THAT(error_of({{"type", "mlp"}, {"hidden", "five"}}, {{"type", "blobs"}}),
+              HasSubstr("model.hidden"));
 }
 
 TEST(Registry, EmptyOneSaysSo) {

@@ -50,13 +50,15 @@ TEST(Report, Counts) {
 
 TEST(Report, StepLine) {
   StepReport report = step_report();
-  EXPECT_EQ(format_line(report), "step 50/1404 | epoch 0.11 | loss 0.7421 | lr 3.6e-04 | grad norm 1.92 | 2310 samples/s");
+  EXPECT_EQ(format_line(report),
+            "step 50/1404 | epoch 0.11 | loss 0.7421 | lr 3.6e-04 | grad norm 1.92 | 2310 samples/s");
   EXPECT_EQ(format_postfix(report), "loss=0.742, lr=3.6e-04");
   report.loss_scale = 65536;
   report.skipped_steps = 2;
   report.phase_ms = {0.5, 10, 20.25, 3};
   EXPECT_EQ(format_line(report),
-            "step 50/1404 | epoch 0.11 | loss 0.7421 | lr 3.6e-04 | grad norm 1.92 | loss scale 65536 | 2310 samples/s | "
+            "step 50/1404 | epoch 0.11 | loss 0.7421 | lr 3.6e-04 | grad norm 1.92 | loss scale 65536 | 2310 "
+            "samples/s | "
             "skipped 2\n  time (ms) | data 0.50 | forward 10.00 | backward 20.25 | step 3.00");
   EXPECT_EQ(format_postfix(report), "loss=0.742, lr=3.6e-04, skipped=2");
 }
@@ -83,7 +85,9 @@ TEST(Report, OneIsNotMany) {
   one.num_steps = 1;
   one.num_epochs = 1;
   one.evaluation->num_samples = 1;
-  EXPECT_TRUE(format_summary(one).starts_with("eval     accuracy 0.9123, loss 0.2500, on 1 test sample\ntraining loss 0.3000 over 1 step (1 epoch) in "))
+  EXPECT_TRUE(
+      format_summary(one).starts_with("eval     accuracy 0.9123, loss 0.2500, on 1 test sample\ntraining "
+                                      "loss 0.3000 over 1 step (1 epoch) in "))
       << format_summary(one);
   EXPECT_NE(format_line(*one.evaluation, 1).find("| 1 sample in "), std::string::npos);
   one.was_finished = true;
@@ -108,10 +112,17 @@ TEST(Report, ASetHasOneName) {
 TEST(Report, ATestSetStandsInPlaceOfTheValidation) {
   Summary tested = summary();
   tested.evaluation->set = "validation";
-  EXPECT_EQ(format_line(*tested.evaluation, 3), "epoch 3.00 | eval accuracy 0.9123 | eval loss 0.2500 | 10,000 samples in 1.2 s");
-  EXPECT_TRUE(format_summary(tested).starts_with("eval     accuracy 0.9123, loss 0.2500, on 10,000 validation samples\n")) << format_summary(tested);
-  tested.test = Evaluation{500, {{"accuracy", 0.5}}, 0.5, EvaluationSet::kTest, "test", "a table\nof two lines"};
-  EXPECT_EQ(format_summary(tested).rfind("a table\nof two lines\ntest     accuracy 0.5000, on 500 test samples\ntraining ", 0), 0u) << format_summary(tested);
+  EXPECT_EQ(format_line(*tested.evaluation, 3),
+            "epoch 3.00 | eval accuracy 0.9123 | eval loss 0.2500 | 10,000 samples in 1.2 s");
+  EXPECT_TRUE(format_summary(tested).starts_with(
+      "eval     accuracy 0.9123, loss 0.2500, on 10,000 validation samples\n"))
+      << format_summary(tested);
+  tested.test =
+      Evaluation{500, {{"accuracy", 0.5}}, 0.5, EvaluationSet::kTest, "test", "a table\nof two lines"};
+  EXPECT_EQ(format_summary(tested).rfind(
+                "a table\nof two lines\ntest     accuracy 0.5000, on 500 test samples\ntraining ", 0),
+            0u)
+      << format_summary(tested);
   const auto results = to_json(tested);
   EXPECT_EQ(results.at("test_accuracy"), 0.5);
   EXPECT_EQ(results.at("test_samples"), 500);

@@ -26,7 +26,8 @@ class RunCheckpointsTest : public TrainerTest {
   static Evaluation with_loss(double loss) { return {.num_samples = 1, .metrics = {{"loss", loss}}}; }
 };
 
-// The older best one is what later evaluations are compared with, what cleaning up leaves alone, and what is exported.
+// The older best one is what later evaluations are compared with, what cleaning
+// up leaves alone, and what is exported.
 TEST_F(RunCheckpointsTest, ASaveOfANewBestThatFailsLeavesTheOlderOneTheBest) {
   for (const bool async : {false, true}) {
     SCOPED_TRACE(async ? "async" : "sync");
@@ -94,11 +95,15 @@ TEST_F(RunCheckpointsTest, WhatIsNoNumberIsNotTheBest) {
       const RunConfig config = parse_run_config(json_config.dump(), "blobs.json", 1);
       BlobsTask task({});
       RunCheckpoints run(config.trainer, task.initialize(config.engine, comm, {}), {});
-      const auto is_best = [&](double value) { return run.is_best({.num_samples = 1, .metrics = {{metric, value}}}, 1); };
+      const auto is_best = [&](double value) {
+        return run.is_best({.num_samples = 1, .metrics = {{metric, value}}}, 1);
+      };
       constexpr double kInfinity = std::numeric_limits<double>::infinity();
-      for (const double value : {std::nan(""), kInfinity, -kInfinity}) EXPECT_FALSE(is_best(value)) << value << " first";
+      for (const double value : {std::nan(""), kInfinity, -kInfinity})
+        EXPECT_FALSE(is_best(value)) << value << " first";
       EXPECT_TRUE(is_best(0.5));
-      for (const double value : {std::nan(""), kInfinity, -kInfinity}) EXPECT_FALSE(is_best(value)) << value << " later";
+      for (const double value : {std::nan(""), kInfinity, -kInfinity})
+        EXPECT_FALSE(is_best(value)) << value << " later";
       EXPECT_TRUE(is_best(metric == std::string("loss") ? 0.4 : 0.6));
     });
   }

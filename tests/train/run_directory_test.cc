@@ -29,7 +29,8 @@ TEST_F(RunDirectoryTest, WritesWholeFilesAndLines) {
   directory.append_metrics({{"step", 1}});
   directory.append_metrics({{"step", 2}, {"loss", std::nan("")}});
   EXPECT_EQ(read_text(root_ / "a/b/config.json"), "{}\n");
-  EXPECT_EQ(read_text(root_ / "a/b/metrics.jsonl"), "{\"step\":1}\n{\"step\":2,\"loss\":null}\n") << "readable while the run goes on";
+  EXPECT_EQ(read_text(root_ / "a/b/metrics.jsonl"), "{\"step\":1}\n{\"step\":2,\"loss\":null}\n")
+      << "readable while the run goes on";
   size_t num_files = 0;
   for ([[maybe_unused]] const auto& entry : fs::directory_iterator(root_ / "a/b")) ++num_files;
   EXPECT_EQ(num_files, 3u) << "with .lock; no temporary files stay";
@@ -45,7 +46,8 @@ TEST_F(RunDirectoryTest, EarlierResultsAreNotTakenForThisRuns) {
   }
   RunDirectory directory(root_);
   EXPECT_TRUE(fs::exists(root_ / kResultsName)) << "opening it changes nothing yet";
-  EXPECT_EQ(read_text(root_ / "metrics.jsonl"), "{\"step\":1}\n{\"step\":2}\n{\"step\":3}\n{\"step\":\"three\"}\n");
+  EXPECT_EQ(read_text(root_ / "metrics.jsonl"),
+            "{\"step\":1}\n{\"step\":2}\n{\"step\":3}\n{\"step\":\"three\"}\n");
   directory.go_on(2);
   EXPECT_FALSE(fs::exists(root_ / kResultsName));
   EXPECT_EQ(read_text(root_ / "metrics.jsonl"), "{\"step\":1}\n{\"step\":2}\n");

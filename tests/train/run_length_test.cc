@@ -9,8 +9,8 @@
 namespace tessera::train {
 namespace {
 
-using ::testing::HasSubstr;
 using tessera::testing::error_of;
+using ::testing::HasSubstr;
 
 TrainerConfig epochs(int64_t count) {
   TrainerConfig trainer;
@@ -19,7 +19,9 @@ TrainerConfig epochs(int64_t count) {
 }
 
 // 50 samples in batches of 12: 4 steps an epoch, or 5 with the rest.
-TrainSampler sampler(bool drop_last, int64_t batch = 12) { return TrainSampler(50, {.micro_batch = batch}, 1, {.drop_last = drop_last}); }
+TrainSampler sampler(bool drop_last, int64_t batch = 12) {
+  return TrainSampler(50, {.micro_batch = batch}, 1, {.drop_last = drop_last});
+}
 
 Position after_six_steps() {  // at 12 samples a step
   Position position;
@@ -54,7 +56,8 @@ TEST(RunLength, AnotherBatchSizeLeavesOtherSteps) {
 }
 
 TEST(RunLength, MoreThanCanBeCounted) {
-  EXPECT_THAT(error_of<ConfigError>([] { total_steps(epochs(9'000'000'000'000'000'000), sampler(true)); }), HasSubstr("trainer.epochs: found 9000000000000000000"));
+  EXPECT_THAT(error_of<ConfigError>([] { total_steps(epochs(9'000'000'000'000'000'000), sampler(true)); }),
+              HasSubstr("trainer.epochs: found 9000000000000000000"));
 }
 
 }  // namespace

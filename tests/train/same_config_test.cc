@@ -14,13 +14,15 @@ using ::testing::Not;
 class SameConfigTest : public TrainerTest {
  protected:
   /// What each of two ranks hears that train with these; "" from one that comes to its end.
-  std::vector<std::string> errors(const std::vector<json>& configs, const std::vector<TrainerStart>& starts = std::vector<TrainerStart>(2)) const {
+  std::vector<std::string> errors(const std::vector<json>& configs, const std::vector<TrainerStart>& starts =
+                                                                        std::vector<TrainerStart>(2)) const {
     std::vector<std::string> heard(2);
     comm::run_threads(2, {.timeout = std::chrono::seconds(2)}, [&](comm::CommunicatorPtr comm) {
       const auto rank = static_cast<size_t>(comm->rank());
       try {
         BlobsTask task({});
-        Trainer(parse_run_config(configs[rank].dump(), "blobs.json", 2), task, comm, {}, {}, starts[rank]).run();
+        Trainer(parse_run_config(configs[rank].dump(), "blobs.json", 2), task, comm, {}, {}, starts[rank])
+            .run();
       } catch (const std::exception& error) {
         heard[rank] = error.what();
       }
@@ -49,7 +51,8 @@ TEST_F(SameConfigTest, AKeyThatDiffersIsNamedWithBothValues) {
            {"/trainer/save_every_steps", 3, 0, "trainer.save_every_steps is 3 on rank 0, but 0 on rank 1"},
            {"/trainer/eval_every_steps", 0, 3, "trainer.eval_every_steps is 0 on rank 0, but 3 on rank 1"},
            {"/trainer/output_dir", folder_.string(), (folder_ / "b").string(), "trainer.output_dir is \""},
-           {"/trainer/early_stopping_patience", 1, 2, "trainer.early_stopping_patience is 1 on rank 0, but 2 on rank 1"},
+           {"/trainer/early_stopping_patience", 1, 2,
+            "trainer.early_stopping_patience is 1 on rank 0, but 2 on rank 1"},
            {"/steps_per_print", 4, 5, "steps_per_print is 4 on rank 0, but 5 on rank 1"},
            {"/checkpoint/keep_last", 2, 3, "checkpoint.keep_last is 2 on rank 0, but 3 on rank 1"},
            {"/optimizer/params/lr", 0.01, 0.02, "optimizer.params.lr is 0.01 on rank 0, but 0.02 on rank 1"},
@@ -68,22 +71,29 @@ TEST_F(SameConfigTest, AllThatDiffersIsNamedAtOnce) {
   json other = with("/seed", 8);
   other["trainer"]["eval_batch_size"] = 8;
   const std::vector<std::string> heard = errors({with("/seed", 7), other});
-  EXPECT_THAT(heard, Each(AllOf(HasSubstr("seed is 7 on rank 0, but 8 on rank 1"), HasSubstr("trainer.eval_batch_size is 16 on rank 0, but 8 on rank 1"))));
+  EXPECT_THAT(heard, Each(AllOf(HasSubstr("seed is 7 on rank 0, but 8 on rank 1"),
+                                HasSubstr("trainer.eval_batch_size is 16 on rank 0, but 8 on rank 1"))));
   EXPECT_EQ(heard[0], heard[1]);
 }
 
 TEST_F(SameConfigTest, HowARunBeginsMustAgreeToo) {
   EXPECT_THAT(errors({with("/seed", 7), with("/seed", 7)}, {{.resume = true, .init = {}, .stop = {}}, {}}),
               Each(HasSubstr("--resume is true on rank 0, but false on rank 1")));
-  EXPECT_THAT(errors({with("/seed", 7), with("/seed", 7)}, {{}, {.resume = false, .init = "weights.safetensors", .stop = {}}}),
+  EXPECT_THAT(errors({with("/seed", 7), with("/seed", 7)},
+                     {{}, {.resume = false, .init = "weights.safetensors", .stop = {}}}),
               Each(HasSubstr("--init is false on rank 0, but true on rank 1")));
 }
 
-// A rank's threads and where its host has the data are its own matter: what is in the data is compared by itself.
+// A rank's threads and where its host has the data are its own matter: what is
+// in the data is compared by itself.
 TEST_F(SameConfigTest, WhatIsOneRanksOwnMayDiffer) {
-  for (const auto& [pointer, value] : std::vector<std::pair<std::string, json>>{
-           {"/trainer/num_threads", 1}, {"/trainer/dataloader_num_workers", 1}, {"/trainer/dataloader_prefetch_factor", 3},
-           {"/trainer/dataloader_pin_memory", false}, {"/data/path", "/elsewhere"}, {"/model/path", "model.pt"}}) {
+  for (const auto& [pointer, value] :
+       std::vector<std::pair<std::string, json>>{{"/trainer/num_threads", 1},
+                                                 {"/trainer/dataloader_num_workers", 1},
+                                                 {"/trainer/dataloader_prefetch_factor", 3},
+                                                 {"/trainer/dataloader_pin_memory", false},
+                                                 {"/data/path", "/elsewhere"},
+                                                 {"/model/path", "model.pt"}}) {
     EXPECT_THAT(errors({with("/seed", 42), with(pointer, value)}), Each("")) << pointer;
     fs::remove_all(folder_);
   }

@@ -39,7 +39,8 @@ TEST(ShuffledIndices, ArePermutationsThatDependOnSeedAndEpochOnly) {
   EXPECT_EQ(order, shuffled_indices(1000, 42, 0));
   EXPECT_NE(order, shuffled_indices(1000, 42, 1));
   EXPECT_NE(order, shuffled_indices(1000, 43, 0));
-  EXPECT_NE(shuffled_indices(1000, 43, 0), shuffled_indices(1000, 42, 1)) << "seed and epoch must not be interchangeable";
+  EXPECT_NE(shuffled_indices(1000, 43, 0), shuffled_indices(1000, 42, 1))
+      << "seed and epoch must not be interchangeable";
   EXPECT_EQ(std::set<int64_t>(order.begin(), order.end()).size(), 1000u);
   EXPECT_EQ(*std::min_element(order.begin(), order.end()), 0);
   EXPECT_EQ(*std::max_element(order.begin(), order.end()), 999);
@@ -65,8 +66,8 @@ TEST(ShuffledIndices, HandlesTheSmallest) {
 }
 
 TEST(TrainSampler, GlobalBatchDoesNotDependOnWorldSizeOrMicroBatch) {
-  const std::vector<BatchShape> shapes = {{12, 1, 1, 0}, {6, 2, 1, 0}, {6, 1, 2, 0}, {3, 2, 2, 0}, {4, 1, 3, 0},
-                                          {1, 3, 4, 0},  {1, 12, 1, 0}, {1, 1, 12, 0}};
+  const std::vector<BatchShape> shapes = {{12, 1, 1, 0}, {6, 2, 1, 0}, {6, 1, 2, 0},  {3, 2, 2, 0},
+                                          {4, 1, 3, 0},  {1, 3, 4, 0}, {1, 12, 1, 0}, {1, 1, 12, 0}};
   for (int64_t epoch : {0, 3}) {
     for (int64_t step = 0; step < 8; ++step) {
       const auto expected = global_batch(100, shapes[0], epoch, step);
@@ -100,12 +101,16 @@ TEST(TrainSampler, RefusesFewerSamplesThanOneBatch) {
   }
 }
 
-// Weighted means of slices are the mean of the step; each sample once, in the order of the epoch, also from within it.
+// Weighted means of slices are the mean of the step; each sample once, in the
+// order of the epoch, also from within it.
 TEST(TrainSampler, TheRestOfAnEpochIsAStepOfItsOwn) {
   for (int64_t num_samples : {1, 2, 5, 12, 23, 24, 25, 29, 100}) {
-    for (BatchShape shape : std::vector<BatchShape>{{12, 1, 1, 0}, {3, 2, 2, 0}, {1, 3, 4, 0}, {4, 1, 3, 0}}) {
-      SCOPED_TRACE(testing::Message() << num_samples << " samples, " << shape.accumulation_steps << " x " << shape.world_size);
-      EXPECT_EQ(TrainSampler(num_samples, shape, 7, {.drop_last = false}).steps_per_epoch(), (num_samples + 11) / 12);
+    for (BatchShape shape :
+         std::vector<BatchShape>{{12, 1, 1, 0}, {3, 2, 2, 0}, {1, 3, 4, 0}, {4, 1, 3, 0}}) {
+      SCOPED_TRACE(testing::Message()
+                   << num_samples << " samples, " << shape.accumulation_steps << " x " << shape.world_size);
+      EXPECT_EQ(TrainSampler(num_samples, shape, 7, {.drop_last = false}).steps_per_epoch(),
+                (num_samples + 11) / 12);
       for (const int64_t start : {int64_t{0}, num_samples / 2}) {
         std::vector<int64_t> seen;
         int64_t size = 0;
@@ -121,7 +126,9 @@ TEST(TrainSampler, TheRestOfAnEpochIsAStepOfItsOwn) {
               const TrainSlice slice = sampler.slice(first, micro_step);
               ASSERT_EQ(static_cast<int64_t>(slice.indices.size()), std::max<int64_t>(slice.num_samples, 1));
               EXPECT_LE(slice.num_samples, shape.micro_batch);
-              EXPECT_DOUBLE_EQ(slice.weight * static_cast<double>(size), static_cast<double>(slice.num_samples * shape.accumulation_steps * shape.world_size));
+              EXPECT_DOUBLE_EQ(
+                  slice.weight * static_cast<double>(size),
+                  static_cast<double>(slice.num_samples * shape.accumulation_steps * shape.world_size));
               weights += slice.weight;
               seen.insert(seen.end(), slice.indices.begin(), slice.indices.begin() + slice.num_samples);
             }
@@ -136,13 +143,16 @@ TEST(TrainSampler, TheRestOfAnEpochIsAStepOfItsOwn) {
   EXPECT_THROW(TrainSampler(0, {3, 2, 2, 0}, 7, {.drop_last = false}), ConfigError);
 }
 
-// Rank 0's buffers are everybody's: its batch norm must not see a sample that does not count, as long as there are some.
+// Rank 0's buffers are everybody's: its batch norm must not see a sample that does
+// not count, as long as there are some.
 TEST(TrainSampler, WithoutEnoughSamplesTheLastSlicesAreEmpty) {
   for (const int64_t rest : {1, 2, 3, 5}) {
     std::vector<int64_t> counts;
     for (const int64_t micro_step : {0, 1})
       for (const int rank : {0, 1, 2}) {
-        TrainSampler sampler(12 + rest, {.micro_batch = 2, .accumulation_steps = 2, .world_size = 3, .rank = rank}, 1, {.drop_last = false});
+        TrainSampler sampler(12 + rest,
+                             {.micro_batch = 2, .accumulation_steps = 2, .world_size = 3, .rank = rank}, 1,
+                             {.drop_last = false});
         sampler.set_epoch(0);
         counts.push_back(sampler.slice(12, micro_step).num_samples);
       }
@@ -161,10 +171,13 @@ TEST(TrainSampler, WithoutShuffleEveryEpochIsTheOrderOfTheSet) {
   }
 }
 
-// However a step is cut, the weighted mean of its slices' means is the mean over all that counts in it; a slice without anything has no weight.
+// However a step is cut, the weighted mean of its slices' means is the mean over all that counts in it; a
+// slice without anything has no weight.
 TEST(TrainSampler, SlicesAreWeightedByWhatCountsInThem) {
   std::vector<float> weights, losses;
-  for (int i = 0; i < 31; ++i) weights.push_back(i % 3 == 0 ? 0.0f : static_cast<float>(i % 5) / 2), losses.push_back(static_cast<float>((i * 7) % 13));
+  for (int i = 0; i < 31; ++i)
+    weights.push_back(i % 3 == 0 ? 0.0f : static_cast<float>(i % 5) / 2),
+        losses.push_back(static_cast<float>((i * 7) % 13));
   const auto shared = std::make_shared<const std::vector<float>>(weights);
   const std::vector<int64_t> order = shuffled_indices(31, 7, 1);
   for (BatchShape shape : std::vector<BatchShape>{{12, 1, 1, 0}, {3, 2, 2, 0}, {1, 3, 4, 0}, {4, 1, 3, 0}}) {
@@ -192,7 +205,8 @@ TEST(TrainSampler, SlicesAreWeightedByWhatCountsInThem) {
         }
       }
       mean /= static_cast<double>(shape.accumulation_steps * shape.world_size);
-      EXPECT_NEAR(mean, sum / all, 1e-12) << first << " " << shape.accumulation_steps << " x " << shape.world_size;
+      EXPECT_NEAR(mean, sum / all, 1e-12)
+          << first << " " << shape.accumulation_steps << " x " << shape.world_size;
     }
   }
   const auto none = std::make_shared<const std::vector<float>>(12, 0.0f);
@@ -249,7 +263,8 @@ TEST(EvalSampler, EachSampleOnceWhateverTheWorld) {
         }
         std::vector<int64_t> expected(static_cast<size_t>(num_samples));
         std::iota(expected.begin(), expected.end(), 0);
-        EXPECT_EQ(seen, expected) << num_samples << " samples, " << world_size << " ranks, batches of " << batch_size;
+        EXPECT_EQ(seen, expected) << num_samples << " samples, " << world_size << " ranks, batches of "
+                                  << batch_size;
       }
     }
   }

@@ -19,10 +19,10 @@ namespace tessera::train {
 namespace {
 
 using nlohmann::json;
+using tessera::testing::error_of;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
-using tessera::testing::error_of;
 namespace fs = std::filesystem;
 
 class TrainedRunTest : public ::testing::Test {
@@ -30,15 +30,24 @@ class TrainedRunTest : public ::testing::Test {
   void SetUp() override { register_blobs(registry_); }
 
   Summary train(bool export_model = true, const json& more = json::object()) {
-    json config = {{"model", {{"type", "mlp"}}},
-                   {"data", {{"type", "blobs"}}},
-                   {"trainer", {{"epochs", 3}, {"output_dir", folder_.string()}, {"device", "cpu"}, {"export_model", export_model}}},
-                   {"train_batch_size", 48},
-                   {"gradient_accumulation_steps", 2},
-                   {"optimizer", {{"type", "AdamW"}, {"params", {{"lr", 0.01}}}, {"param_groups", {{{"match", {"*.bias"}}, {"weight_decay", 0.0}}}}}},
-                   {"scheduler", {{"type", "WarmupDecayLR"}, {"params", {{"warmup_max_lr", 0.02}, {"warmup_num_steps", 3}}}}},
-                   {"zero_optimization", {{"stage", 2}}},
-                   {"checkpoint", {{"fsync", false}}}};
+    json config = {
+        {"model", {{"type", "mlp"}}},
+        {"data", {{"type", "blobs"}}},
+        {"trainer",
+         {{"epochs", 3},
+          {"output_dir", folder_.string()},
+          {"device", "cpu"},
+          {"export_model", export_model}}},
+        {"train_batch_size", 48},
+        {"gradient_accumulation_steps", 2},
+        {"optimizer",
+         {{"type", "AdamW"},
+          {"params", {{"lr", 0.01}}},
+          {"param_groups", {{{"match", {"*.bias"}}, {"weight_decay", 0.0}}}}}},
+        {"scheduler",
+         {{"type", "WarmupDecayLR"}, {"params", {{"warmup_max_lr", 0.02}, {"warmup_num_steps", 3}}}}},
+        {"zero_optimization", {{"stage", 2}}},
+        {"checkpoint", {{"fsync", false}}}};
     config.merge_patch(more);
     return run(parse_run_config(config.dump(), "blobs.json", 1), registry_, comm::Environment{}, {});
   }
@@ -73,10 +82,12 @@ TEST_F(TrainedRunTest, GivesWhatTheRunHadAtItsEnd) {
 
 TEST_F(TrainedRunTest, EvaluatesCheckpointsToo) {
   train(/*export_model=*/false);
-  const double last = evaluate(open_run(folder_, 1))[0].metrics[1].second;  // the latest, where there is no model
+  const double last =
+      evaluate(open_run(folder_, 1))[0].metrics[1].second;  // the latest, where there is no model
   const double first = evaluate(open_run(folder_, 1, {}, "global_step10"))[0].metrics[1].second;
   EXPECT_GT(first, 1.1 * last);
-  EXPECT_THAT(error_of<CheckpointError>([&] { evaluate(open_run(folder_, 1, {}, "global_step11")); }), HasSubstr("global_step11"));
+  EXPECT_THAT(error_of<CheckpointError>([&] { evaluate(open_run(folder_, 1, {}, "global_step11")); }),
+              HasSubstr("global_step11"));
 }
 
 TEST_F(TrainedRunTest, AnotherNumberOfRanksKeepsTheMicroBatch) {
@@ -107,13 +118,18 @@ TEST_F(TrainedRunTest, ANewRunTakesTheOldResultsAway) {
 }
 
 TEST_F(TrainedRunTest, Mistakes) {
-  EXPECT_THAT(error_of<ConfigError>([&] { open_run(folder_, 1); }), AllOf(HasSubstr(folder_.string()), HasSubstr("has no config.json"), Not(HasSubstr("\n"))));
+  EXPECT_THAT(error_of<ConfigError>([&] { open_run(folder_, 1); }),
+              AllOf(HasSubstr(folder_.string()), HasSubstr("has no config.json"), Not(HasSubstr("\n"))));
   train(true, {{"trainer", {{"save_every_epochs", 0}}}});
-  EXPECT_THAT(error_of<ConfigError>([&] { open_run(folder_, 1); }), HasSubstr("has neither model.safetensors nor checkpoints"));
+  EXPECT_THAT(error_of<ConfigError>([&] { open_run(folder_, 1); }),
+              HasSubstr("has neither model.safetensors nor checkpoints"));
   train();
-  EXPECT_THAT(error_of<ConfigError>([&] { open_run(folder_, 1, {"zero_optimization.stage=4"}); }), HasSubstr("zero_optimization.stage"));
-  EXPECT_THAT(error_of<ConfigError>([&] { load_predictor(open_run(folder_, 1), registry_, {}); }), HasSubstr("to predict with"));
-  EXPECT_THAT(error_of<ConfigError>([&] { evaluate(open_run(folder_, 1, {"data.eval_size=0"})); }), HasSubstr("has no samples to evaluate"));
+  EXPECT_THAT(error_of<ConfigError>([&] { open_run(folder_, 1, {"zero_optimization.stage=4"}); }),
+              HasSubstr("zero_optimization.stage"));
+  EXPECT_THAT(error_of<ConfigError>([&] { load_predictor(open_run(folder_, 1), registry_, {}); }),
+              HasSubstr("to predict with"));
+  EXPECT_THAT(error_of<ConfigError>([&] { evaluate(open_run(folder_, 1, {"data.eval_size=0"})); }),
+              HasSubstr("has no samples to evaluate"));
 }
 
 }  // namespace

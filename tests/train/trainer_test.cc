@@ -32,7 +32,8 @@ TEST_F(TrainerTest, LearnsAndCountsEverySampleOnceInEveryWorld) {
 
     const auto records = json_lines(folder_ / "metrics.jsonl");
     ASSERT_GE(records.size(), 2u);
-    EXPECT_LT(records[records.size() - 2].at("loss").get<double>(), 0.5 * records[0].at("loss").get<double>());
+    EXPECT_LT(records[records.size() - 2].at("loss").get<double>(),
+              0.5 * records[0].at("loss").get<double>());
   }
 }
 
@@ -65,8 +66,10 @@ TEST_F(TrainerTest, ARunThatGoesOnSeesWhatAnUninterruptedOneDoes) {
       int64_t num_asked = 0;
       comm::run_threads(1, {}, [&](comm::CommunicatorPtr comm) {
         BlobsTask task({});
-        TrainerStart start{.resume = resume, .init = {}, .stop = [&] { return !resume && ++num_asked == stop_at; }};
-        const Summary summary = Trainer(parse_run_config(config.dump(), "blobs.json", 1), task, comm, {}, {}, start).run();
+        TrainerStart start{
+            .resume = resume, .init = {}, .stop = [&] { return !resume && ++num_asked == stop_at; }};
+        const Summary summary =
+            Trainer(parse_run_config(config.dump(), "blobs.json", 1), task, comm, {}, {}, start).run();
         EXPECT_EQ(summary.num_steps, resume ? 30 : stop_at);
         seen.insert(seen.end(), task.seen().begin(), task.seen().end());
       });
@@ -75,7 +78,8 @@ TEST_F(TrainerTest, ARunThatGoesOnSeesWhatAnUninterruptedOneDoes) {
   }
 }
 
-// The parts of a random split depend on its seed: with another one a run would be evaluated on what it was trained on.
+// The parts of a random split depend on its seed: with another one a run would
+// be evaluated on what it was trained on.
 TEST_F(TrainerTest, ARunThatGoesOnWithOtherDataSaysSo) {
   json config = base_config();
   config["trainer"]["save_every_epochs"] = 1;
@@ -88,7 +92,8 @@ TEST_F(TrainerTest, ARunThatGoesOnWithOtherDataSaysSo) {
   EXPECT_THAT(go_on(2, before), Not(HasSubstr("the data are not")));
   BlobsOptions options = before;
   options.eval_size = 39;
-  EXPECT_THAT(go_on(3, options), HasSubstr("the data are not those that the run has had so far: the evaluation set has 39 samples, 40 before"));
+  EXPECT_THAT(go_on(3, options), HasSubstr("the data are not those that the run has had so far: the "
+                                           "evaluation set has 39 samples, 40 before"));
   EXPECT_THAT(go_on(4, options), Not(HasSubstr("the data are not"))) << "it was said when they changed";
 }
 
@@ -115,13 +120,16 @@ TEST_F(TrainerTest, WritesItsFiles) {
   const Result result = train(config, 2);
 
   const json resolved = json::parse(read_text(folder_ / "config.json"));
-  EXPECT_EQ(resolved.at("scheduler").at("params").at("total_num_steps"), 30) << "filled in from the length of the run";
+  EXPECT_EQ(resolved.at("scheduler").at("params").at("total_num_steps"), 30)
+      << "filled in from the length of the run";
   EXPECT_EQ(resolved.at("train_micro_batch_size_per_gpu"), 12);
-  EXPECT_NO_THROW(parse_run_config(read_text(folder_ / "config.json"), "config.json", 2)) << "the run can be repeated from it";
+  EXPECT_NO_THROW(parse_run_config(read_text(folder_ / "config.json"), "config.json", 2))
+      << "the run can be repeated from it";
 
   const auto records = json_lines(folder_ / "metrics.jsonl");
   std::vector<int64_t> steps, evaluations;
-  for (const json& record : records) (record.contains("eval_loss") ? evaluations : steps).push_back(record.at("step"));
+  for (const json& record : records)
+    (record.contains("eval_loss") ? evaluations : steps).push_back(record.at("step"));
   EXPECT_THAT(steps, testing::ElementsAre(4, 8, 12, 16, 20, 24, 28));
   EXPECT_THAT(evaluations, testing::ElementsAre(10, 20, 30));
   for (const char* key : {"epoch", "loss", "learning_rate", "grad_norm", "samples_per_second"}) {
@@ -138,16 +146,21 @@ TEST_F(TrainerTest, WritesItsFiles) {
 TEST_F(TrainerTest, PlainOutputIsLines) {
   const std::string output = train(base_config(), 2).output;
   EXPECT_EQ(output.find('\r'), std::string::npos);
-  EXPECT_THAT(output, AllOf(HasSubstr("blobs: 512 training and 101 test samples, 30 steps\nbatch 48 = 12 x 2 accumulated x 2 ranks, "),
-                            HasSubstr("\nstep 4/30 | epoch 0.40 | loss "), HasSubstr("\nepoch 1.00 | eval accuracy "),
-                            HasSubstr(" on 101 test samples\n"), HasSubstr("30 steps (3 epochs) in "), HasSubstr("\nranks    2, ZeRO stage 2\n"),
-                            HasSubstr("\nfiles    " + folder_.string() + "/{config.json, metrics.jsonl, trainer_state.json, all_results.json, checkpoints/, samples/}\n")));
+  EXPECT_THAT(output, AllOf(HasSubstr("blobs: 512 training and 101 test samples, 30 steps\nbatch 48 = 12 x 2 "
+                                      "accumulated x 2 ranks, "),
+                            HasSubstr("\nstep 4/30 | epoch 0.40 | loss "),
+                            HasSubstr("\nepoch 1.00 | eval accuracy "), HasSubstr(" on 101 test samples\n"),
+                            HasSubstr("30 steps (3 epochs) in "), HasSubstr("\nranks    2, ZeRO stage 2\n"),
+                            HasSubstr("\nfiles    " + folder_.string() +
+                                      "/{config.json, metrics.jsonl, trainer_state.json, all_results.json, "
+                                      "checkpoints/, samples/}\n")));
 }
 
 TEST_F(TrainerTest, TerminalHasABar) {
   const std::string output = train(base_config(), 2, {}, /*is_terminal=*/true).output;
-  EXPECT_THAT(output, AllOf(HasSubstr("\rtrain: 100%|"), HasSubstr("| 30/30 ["), HasSubstr("samples/s, loss="),
-                            HasSubstr("\repoch 1.00 | eval accuracy "), Not(HasSubstr("step 4/30 |"))));
+  EXPECT_THAT(output,
+              AllOf(HasSubstr("\rtrain: 100%|"), HasSubstr("| 30/30 ["), HasSubstr("samples/s, loss="),
+                    HasSubstr("\repoch 1.00 | eval accuracy "), Not(HasSubstr("step 4/30 |"))));
 }
 
 TEST_F(TrainerTest, MaxStepsAndEvaluationBySteps) {
@@ -181,7 +194,8 @@ TEST_F(TrainerTest, StopsEarlyAndGoesOnWithMorePatience) {
     EXPECT_THAT(result.output, HasSubstr("\nstopped  early: no better accuracy in 2 evaluations\n"));
     EXPECT_TRUE(result.summary.interrupted.empty()) << "it has come to its end";
     EXPECT_TRUE(fs::exists(folder_ / "model.safetensors"));
-    EXPECT_EQ(json::parse(read_text(folder_ / "all_results.json")).at("stopped_early"), "no better accuracy in 2 evaluations");
+    EXPECT_EQ(json::parse(read_text(folder_ / "all_results.json")).at("stopped_early"),
+              "no better accuracy in 2 evaluations");
 
     const Result again = train(config, world_size, {}, false, {.resume = true, .init = {}, .stop = {}});
     EXPECT_TRUE(again.summary.was_finished);
@@ -216,7 +230,8 @@ TEST_F(TrainerTest, WhoHasDoneAllStepsHasNotStoppedEarly) {
   EXPECT_EQ(result.summary.num_steps, 30);
   EXPECT_EQ(result.summary.stopped_early, "");
   EXPECT_FALSE(json::parse(read_text(folder_ / "all_results.json")).contains("stopped_early"));
-  EXPECT_THAT(train(config, 1, {}, false, {.resume = true, .init = {}, .stop = {}}).output, HasSubstr("raise trainer.epochs"));
+  EXPECT_THAT(train(config, 1, {}, false, {.resume = true, .init = {}, .stop = {}}).output,
+              HasSubstr("raise trainer.epochs"));
 }
 
 TEST_F(TrainerTest, ResultsAreOfTheWholeRunHoweverOftenItWasResumed) {
@@ -263,7 +278,9 @@ TEST_F(TrainerTest, WeightsToStartFromAreNotReadByARunThatGoesOn) {
   config["checkpoint"]["fsync"] = false;
   train(config, 1);
   config["trainer"]["epochs"] = 4;
-  EXPECT_EQ(train(config, 2, {}, false, {.resume = true, .init = "is not there.safetensors", .stop = {}}).summary.num_steps, 40);
+  EXPECT_EQ(train(config, 2, {}, false, {.resume = true, .init = "is not there.safetensors", .stop = {}})
+                .summary.num_steps,
+            40);
 }
 
 TEST_F(TrainerTest, TheBestOfAnotherMetricIsForgotten) {
@@ -295,10 +312,13 @@ TEST_F(TrainerTest, AStateThatCannotBeWrittenIsAWarning) {
 TEST_F(TrainerTest, EarlyStoppingNeedsItsMetric) {
   json config = base_config();
   config["trainer"]["early_stopping_patience"] = 2;
-  EXPECT_THAT(error_of(config, 2, {.eval_size = 0}), AllOf(HasSubstr("trainer.early_stopping_patience: found 2"), HasSubstr("nothing is evaluated")));
+  EXPECT_THAT(
+      error_of(config, 2, {.eval_size = 0}),
+      AllOf(HasSubstr("trainer.early_stopping_patience: found 2"), HasSubstr("nothing is evaluated")));
   config["trainer"]["metric_for_best"] = "f2";
   config["trainer"]["overwrite_output_dir"] = true;
-  EXPECT_THAT(error_of(config, 2), AllOf(HasSubstr("trainer.metric_for_best: found \"f2\""), HasSubstr("accuracy, loss")));
+  EXPECT_THAT(error_of(config, 2),
+              AllOf(HasSubstr("trainer.metric_for_best: found \"f2\""), HasSubstr("accuracy, loss")));
 }
 
 TEST_F(TrainerTest, TheLastWeightsAreExportedAndTestedOnRequest) {
@@ -335,15 +355,21 @@ TEST_F(TrainerTest, TrainerState) {
     for (const json& record : records)
       if (record.contains("eval_loss")) best = std::min(best, record.at("eval_loss").get<double>());
     EXPECT_EQ(state.at("best_metric"), best);
-    EXPECT_EQ(state.at("best_model_checkpoint"), str(folder_.string(), "/checkpoints/global_step", state.at("best_global_step").get<int>()));
-    EXPECT_EQ(state.at("stateful_callbacks").at("EarlyStoppingCallback").at("attributes").at("early_stopping_patience_counter"), 0);
+    EXPECT_EQ(state.at("best_model_checkpoint"),
+              str(folder_.string(), "/checkpoints/global_step", state.at("best_global_step").get<int>()));
+    EXPECT_EQ(state.at("stateful_callbacks")
+                  .at("EarlyStoppingCallback")
+                  .at("attributes")
+                  .at("early_stopping_patience_counter"),
+              0);
   }
 }
 
 TEST_F(TrainerTest, SamplesAreWrittenAtEachEvaluation) {
   train(base_config(), 2);
   std::set<std::string> names;
-  for (const auto& entry : fs::directory_iterator(folder_ / "samples")) names.insert(entry.path().filename().string());
+  for (const auto& entry : fs::directory_iterator(folder_ / "samples"))
+    names.insert(entry.path().filename().string());
   EXPECT_EQ(names, (std::set<std::string>{"step_00000010.txt", "step_00000020.txt", "step_00000030.txt"}));
   std::ofstream(folder_ / "samples" / "step_by_step.txt") << "somebody's own";
   json shorter = base_config();
@@ -373,7 +399,8 @@ TEST_F(TrainerTest, TheTestSetIsEvaluatedOnceWithTheBestWeights) {
   for (int world_size : {1, 2}) {
     const Result result = train(config, world_size, {.test_size = 67});
     EXPECT_THAT(result.output, AllOf(HasSubstr("blobs: 512 training, 101 validation and 67 test samples"),
-                                     HasSubstr("epoch 3.00 | eval accuracy"), Not(HasSubstr(" | test ")), HasSubstr("\nreport of 67\ntest     accuracy ")));
+                                     HasSubstr("epoch 3.00 | eval accuracy"), Not(HasSubstr(" | test ")),
+                                     HasSubstr("\nreport of 67\ntest     accuracy ")));
     ASSERT_TRUE(result.summary.test);
     EXPECT_EQ(result.summary.test->num_samples, 67);
     EXPECT_EQ(result.summary.evaluation->num_samples, 101);
@@ -393,7 +420,8 @@ TEST_F(TrainerTest, TheTestSetIsEvaluatedOnceWithTheBestWeights) {
       BlobsTask task({.test_size = 67});
       Engine& engine = task.initialize(parse_run_config(config.dump(), "blobs.json", 1).engine, comm, {});
       engine.load_weights((folder_ / "model.safetensors").string());
-      EXPECT_NEAR(evaluate(task, engine, {.eval_batch_size = 16}, {}, EvaluationSet::kTest).metrics[1].second, test_loss, 1e-6);
+      EXPECT_NEAR(evaluate(task, engine, {.eval_batch_size = 16}, {}, EvaluationSet::kTest).metrics[1].second,
+                  test_loss, 1e-6);
     });
   }
 }
@@ -423,7 +451,8 @@ TEST_F(TrainerTest, WarnsOnceOfALossThatIsNotFinite) {
   EXPECT_EQ(result.summary.skipped_steps, 20) << "from step 11 on no gradient is finite";
   EXPECT_THAT(result.output, HasSubstr("| skipped 2\n"));
   EXPECT_THAT(result.output, HasSubstr(" s, 20 skipped\n"));
-  EXPECT_TRUE(std::isfinite(result.summary.evaluation->metrics[1].second)) << "the weights stayed as they were";
+  EXPECT_TRUE(std::isfinite(result.summary.evaluation->metrics[1].second))
+      << "the weights stayed as they were";
 }
 
 TEST_F(TrainerTest, Fp16ShowsTheLossScale) {
@@ -441,7 +470,8 @@ TEST_F(TrainerTest, BreakdownOfTime) {
   const Result result = train(config, 1);
   EXPECT_THAT(result.output, HasSubstr("\n  time (ms) | data "));
   const json record = json_lines(folder_ / "metrics.jsonl")[0];
-  for (const char* phase : {"data_ms", "forward_ms", "backward_ms", "step_ms"}) EXPECT_GT(record.at(phase), 0) << phase;
+  for (const char* phase : {"data_ms", "forward_ms", "backward_ms", "step_ms"})
+    EXPECT_GT(record.at(phase), 0) << phase;
 }
 
 TEST_F(TrainerTest, BreakdownOfMemory) {
@@ -471,11 +501,17 @@ TEST_F(TrainerTest, OutOfMemorySaysWhatWasHeldAndWhatToChange) {
     } catch (const Error& caught) {
       error = caught.what();
     }
-    EXPECT_THAT(error, AllOf(HasSubstr("out of memory in step "), HasSubstr("to change: raise zero_optimization.stage (2), or lower train_micro_batch_size_per_gpu ("),
-                             Not(HasSubstr("\n"))));
-    EXPECT_THAT(error, HasSubstr(breakdown ? "; held then (MB): parameters 0.0 | " : "; memory_breakdown: true would say what it was for; "));
+    EXPECT_THAT(
+        error,
+        AllOf(HasSubstr("out of memory in step "),
+              HasSubstr(
+                  "to change: raise zero_optimization.stage (2), or lower train_micro_batch_size_per_gpu ("),
+              Not(HasSubstr("\n"))));
+    EXPECT_THAT(error, HasSubstr(breakdown ? "; held then (MB): parameters 0.0 | "
+                                           : "; memory_breakdown: true would say what it was for; "));
     if (breakdown) {
-      EXPECT_THAT(error, HasSubstr("activations and temporaries 3.0 | ")) << "what was held then, not what is left now";
+      EXPECT_THAT(error, HasSubstr("activations and temporaries 3.0 | "))
+          << "what was held then, not what is left now";
     }
   }
 }
@@ -499,11 +535,13 @@ TEST_F(TrainerTest, MoreEpochsThanCanBeCounted) {
   config["trainer"]["epochs"] = 9e15;
   config["train_batch_size"] = 1;
   config["gradient_accumulation_steps"] = 1;
-  EXPECT_THAT(error_of(config, 1, {.train_size = 100'000}), HasSubstr("trainer.epochs: found 9000000000000000"));
+  EXPECT_THAT(error_of(config, 1, {.train_size = 100'000}),
+              HasSubstr("trainer.epochs: found 9000000000000000"));
 }
 
 TEST_F(TrainerTest, EvaluationPadsShortRanks) {
-  // 3 ranks and 7 samples in batches of 2: two rounds, in the second of which ranks 1 and 2 have only padding.
+  // 3 ranks and 7 samples in batches of 2: two rounds, in the second of which
+  // ranks 1 and 2 have only padding.
   comm::run_threads(3, {}, [](comm::CommunicatorPtr comm) {
     BlobsTask task({.eval_size = 7});
     EngineConfig config;
@@ -547,14 +585,17 @@ TEST_F(TrainerTest, RunJoinsLoadsAndTrains) {
   std::ostringstream out;
   const TrainerOutput output{{.out = &out, .now_s = {}}, Logger()};
   const json config = base_config();
-  const Summary summary = run(parse_run_config(config.dump(), "blobs.json", 1), registry, comm::Environment{}, output);
+  const Summary summary =
+      run(parse_run_config(config.dump(), "blobs.json", 1), registry, comm::Environment{}, output);
   EXPECT_EQ(summary.evaluation->num_samples, 101);
   EXPECT_THAT(out.str(), HasSubstr("on 101 test samples"));
-  EXPECT_EQ(json::parse(read_text(folder_ / "config.json")).at("model").at("hidden"), 16) << "defaults are written out";
+  EXPECT_EQ(json::parse(read_text(folder_ / "config.json")).at("model").at("hidden"), 16)
+      << "defaults are written out";
 
   json unknown = config;
   unknown["data"]["type"] = "blob";
-  EXPECT_THROW(run(parse_run_config(unknown.dump(), "blobs.json", 1), registry, comm::Environment{}, output), ConfigError);
+  EXPECT_THROW(run(parse_run_config(unknown.dump(), "blobs.json", 1), registry, comm::Environment{}, output),
+               ConfigError);
 }
 
 // As torch.use_deterministic_algorithms(True): put_ without accumulation has no deterministic form.

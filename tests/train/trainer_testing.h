@@ -36,7 +36,8 @@ class TrainerTest : public testing::Test {
   json base_config(int stage = 2) const {
     return {{"model", {{"type", "mlp"}}},
             {"data", {{"type", "blobs"}}},
-            {"trainer", {{"epochs", 3}, {"output_dir", folder_.string()}, {"device", "cpu"}, {"eval_batch_size", 16}}},
+            {"trainer",
+             {{"epochs", 3}, {"output_dir", folder_.string()}, {"device", "cpu"}, {"eval_batch_size", 16}}},
             {"train_batch_size", 48},
             {"gradient_accumulation_steps", 2},
             {"steps_per_print", 4},
@@ -65,7 +66,8 @@ class TrainerTest : public testing::Test {
     comm_options.timeout = std::chrono::seconds(60);
     comm::run_threads(world_size, comm_options, [&](comm::CommunicatorPtr comm) {
       BlobsTask task(options);
-      Trainer trainer(parse_run_config(config.dump(), "blobs.json", world_size), task, comm, {}, {display, logger}, start);
+      Trainer trainer(parse_run_config(config.dump(), "blobs.json", world_size), task, comm, {},
+                      {display, logger}, start);
       const Summary summary = trainer.run();
       if (comm->rank() == 0) result.summary = summary;
       result.seen[static_cast<size_t>(comm->rank())] = task.seen();

@@ -36,7 +36,11 @@ class TrainingData : public testing::Test {
   json config(int64_t batch, int64_t accumulation, const json& trainer) const {
     json config = {{"model", {{"type", "mlp"}}},
                    {"data", {{"type", "blobs"}}},
-                   {"trainer", {{"output_dir", folder_.string()}, {"device", "cpu"}, {"eval_batch_size", 16}, {"save_every_epochs", 0}}},
+                   {"trainer",
+                    {{"output_dir", folder_.string()},
+                     {"device", "cpu"},
+                     {"eval_batch_size", 16},
+                     {"save_every_epochs", 0}}},
                    {"train_batch_size", batch},
                    {"gradient_accumulation_steps", accumulation},
                    {"checkpoint", {{"fsync", false}}},
@@ -45,7 +49,8 @@ class TrainingData : public testing::Test {
     return config;
   }
 
-  Outcome train(const json& config, int world_size, const BlobsOptions& options, const TrainerStart& start = {}) const {
+  Outcome train(const json& config, int world_size, const BlobsOptions& options,
+                const TrainerStart& start = {}) const {
     Outcome outcome;
     outcome.seen.resize(static_cast<size_t>(world_size));
     outcome.points.resize(static_cast<size_t>(world_size));
@@ -73,7 +78,10 @@ class TrainingData : public testing::Test {
 TEST_F(TrainingData, WorkersChangeNothing) {
   std::vector<Outcome> outcomes;
   for (const int64_t num_workers : {0, 1, 3}) {
-    outcomes.push_back(train(config(48, 2, {{"epochs", 2}, {"dataloader_num_workers", num_workers}, {"overwrite_output_dir", true}}), 2, {.noise = 0.3}));
+    outcomes.push_back(train(
+        config(48, 2,
+               {{"epochs", 2}, {"dataloader_num_workers", num_workers}, {"overwrite_output_dir", true}}),
+        2, {.noise = 0.3}));
     const Outcome &first = outcomes.front(), &last = outcomes.back();
     EXPECT_EQ(last.summary.train_loss, first.summary.train_loss);
     EXPECT_EQ(last.summary.evaluation->metrics, first.summary.evaluation->metrics);
@@ -83,12 +91,15 @@ TEST_F(TrainingData, WorkersChangeNothing) {
     }
   }
   const Outcome& outcome = outcomes.front();
-  const auto noise_of = [&](size_t rank, int64_t begin) { return outcome.points[rank].slice(0, begin, begin + 12); };
+  const auto noise_of = [&](size_t rank, int64_t begin) {
+    return outcome.points[rank].slice(0, begin, begin + 12);
+  };
   EXPECT_FALSE(at::equal(noise_of(0, 0), noise_of(1, 0))) << "ranks draw other numbers";
 }
 
 TEST_F(TrainingData, ARunThatGoesOnDrawsTheSameAugmentation) {
-  const json three = config(48, 2, {{"epochs", 2}, {"dataloader_num_workers", 3}}), none = config(48, 2, {{"epochs", 2}});
+  const json three = config(48, 2, {{"epochs", 2}, {"dataloader_num_workers", 3}}),
+             none = config(48, 2, {{"epochs", 2}});
   const BlobsOptions options{.noise = 0.3};
   const Outcome whole = train(three, 2, options);
   for (const int64_t stop_at : {4, 10, 13}) {  // within an epoch, at its end, within the next
@@ -101,8 +112,10 @@ TEST_F(TrainingData, ARunThatGoesOnDrawsTheSameAugmentation) {
     const Outcome rest = train(none, 2, options, {.resume = true, .init = {}, .stop = {}});
     EXPECT_EQ(rest.summary.num_steps, 20);
     for (size_t rank : {0, 1})
-      EXPECT_TRUE(at::equal(at::cat({first.points[rank], rest.points[rank]}), whole.points[rank])) << "stopped after step " << stop_at;
-    for (const auto& [name, weight] : whole.weights) EXPECT_TRUE(at::equal(rest.weights.at(name), weight)) << name;
+      EXPECT_TRUE(at::equal(at::cat({first.points[rank], rest.points[rank]}), whole.points[rank]))
+          << "stopped after step " << stop_at;
+    for (const auto& [name, weight] : whole.weights)
+      EXPECT_TRUE(at::equal(rest.weights.at(name), weight)) << name;
   }
 }
 
@@ -135,11 +148,13 @@ Plain plain_training(int64_t num_samples, int64_t batch) {
 }
 
 TEST_F(TrainingData, TheRestOfAnEpochIsTrainedLikeInPyTorch) {
-  for (const int64_t num_samples : {50, 59, 7}) {  // a rest of 2 for up to 6 slices, one of 11, and less than a batch altogether
+  for (const int64_t num_samples :
+       {50, 59, 7}) {  // a rest of 2 for up to 6 slices, one of 11, and less than a batch altogether
     const Plain plain = plain_training(num_samples, 12);
     for (const int stage : {0, 2, 3}) {
       for (const int world_size : {1, 2, 3}) {
-        SCOPED_TRACE(testing::Message() << num_samples << " samples, stage " << stage << ", " << world_size << " ranks");
+        SCOPED_TRACE(testing::Message()
+                     << num_samples << " samples, stage " << stage << ", " << world_size << " ranks");
         json run = config(12, 2, {{"epochs", 2}, {"overwrite_output_dir", true}});
         run["dataloader_drop_last"] = false;
         run["zero_optimization"]["stage"] = stage;
@@ -185,7 +200,8 @@ TEST_F(TrainingData, AnotherBatchSizeOnResumingCountsEpochsOfData) {
       TrainerStart start;
       start.stop = [&] { return ++num_asked == stop_at; };
       json run = config(12, 1, {{"epochs", 2}, {"dataloader_drop_last", false}, {"save_every_epochs", 1}});
-      run["scheduler"] = {{"type", "WarmupDecayLR"}, {"params", {{"warmup_num_steps", 2}, {"warmup_max_lr", 0.1}}}};
+      run["scheduler"] = {{"type", "WarmupDecayLR"},
+                          {"params", {{"warmup_num_steps", 2}, {"warmup_max_lr", 0.1}}}};
       const BlobsOptions options{.train_size = 50, .norm = false};
       std::vector<int64_t> seen = train(run, 1, options, start).seen[0];
       run["train_batch_size"] = batch;
@@ -196,7 +212,9 @@ TEST_F(TrainingData, AnotherBatchSizeOnResumingCountsEpochsOfData) {
       for (int64_t i = 0; i < 100; ++i) EXPECT_EQ(seen[static_cast<size_t>(i)], i / 2);
       EXPECT_EQ(rest.summary.num_epochs, 2);
       const auto left = [&](int64_t samples) { return (samples + batch - 1) / batch; };
-      EXPECT_EQ(rest.summary.num_steps, stop_at + (stop_at > 5 ? left(50 - 12 * (stop_at - 5)) : left(std::max<int64_t>(50 - 12 * stop_at, 0)) + left(50)));
+      EXPECT_EQ(rest.summary.num_steps,
+                stop_at + (stop_at > 5 ? left(50 - 12 * (stop_at - 5))
+                                       : left(std::max<int64_t>(50 - 12 * stop_at, 0)) + left(50)));
       const json written = json::parse(std::ifstream(folder_ / "config.json"));
       EXPECT_EQ(written.at("scheduler").at("params").at("total_num_steps"), rest.summary.num_steps);
       EXPECT_TRUE(train(run, 1, options, {.resume = true, .init = {}, .stop = {}}).summary.was_finished);
@@ -217,7 +235,8 @@ TEST_F(TrainingData, AnotherBatchSizeOnResumingEvaluatesAtTheEndsOfEpochs) {
   std::vector<int64_t> evaluations;
   std::ifstream file(folder_ / "metrics.jsonl");
   for (std::string line; std::getline(file, line);)
-    if (const json record = json::parse(line); record.contains("eval_loss")) evaluations.push_back(record.at("step"));
+    if (const json record = json::parse(line); record.contains("eval_loss"))
+      evaluations.push_back(record.at("step"));
   EXPECT_EQ(evaluations, (std::vector<int64_t>{4, 11, 19}));
 }
 
@@ -226,7 +245,8 @@ TEST_F(TrainingData, ARecordThatCannotBeReadEndsTheRunWhereItIsNeeded) {
   for (const int64_t num_workers : {0, 2}) {
     comm::run_threads(1, {}, [&](comm::CommunicatorPtr comm) {
       BlobsTask task({.train_size = 60, .broken_record = order[40]});  // in the fourth batch
-      const json run = config(12, 1, {{"dataloader_num_workers", num_workers}, {"overwrite_output_dir", true}});
+      const json run =
+          config(12, 1, {{"dataloader_num_workers", num_workers}, {"overwrite_output_dir", true}});
       Trainer trainer(parse_run_config(run.dump(), "blobs.json", 1), task, comm, {}, {}, {});
       try {
         trainer.run();

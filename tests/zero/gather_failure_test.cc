@@ -1,5 +1,5 @@
-// A gather that fails inside an operator. libtorch swallows what a callback throws and runs the operator anyway: it
-// must have something to read, and the error must come out of the next call.
+// A gather that fails inside an operator. libtorch swallows what a callback throws and runs the operator
+// anyway: it must have something to read, and the error must come out of the next call.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -34,7 +34,8 @@ struct Variant {
 };
 
 /// Two steps, one recorded and one replayed. Returns the error; `plan.count`: all-gathers reached.
-std::string train(const std::shared_ptr<FailurePlan>& plan, const comm::CommunicatorPtr& comm, const Variant& variant) {
+std::string train(const std::shared_ptr<FailurePlan>& plan, const comm::CommunicatorPtr& comm,
+                  const Variant& variant) {
   Mixed model;
   std::string error;
   Rig rig(*model, std::make_shared<FailingCommunicator>(comm, plan), 3, [&](ShardedModelOptions& options) {

@@ -1,5 +1,5 @@
-// Plans are simulated and held to: every operator finds its units, the budget is kept, and the number of gathers is
-// the least possible.
+// Plans are simulated and held to: every operator finds its units, the budget is kept, and the
+// number of gathers is the least possible.
 #include "zero/gather_plan.h"
 
 #include <gtest/gtest.h>
@@ -58,7 +58,8 @@ std::set<int> pinned_at(const Trace& trace, size_t position) {
 }
 
 /// Replays a plan; returns how often each unit was gathered.
-std::map<int, int> simulate(const Trace& trace, std::set<int> resident, const PlanBudget& budget, const GatherPlan& plan) {
+std::map<int, int> simulate(const Trace& trace, std::set<int> resident, const PlanBudget& budget,
+                            const GatherPlan& plan) {
   std::map<int, int> gathers;
   int total = 0;
   const auto live = [&](const std::set<int>& units) {
@@ -69,7 +70,8 @@ std::map<int, int> simulate(const Trace& trace, std::set<int> resident, const Pl
     const std::set<int> pinned = pinned_at(trace, p);
     for (const PlanAction& action : plan.actions[p]) {
       if (action.kind == PlanAction::kGather) {
-        EXPECT_TRUE(resident.insert(action.unit).second) << "unit " << action.unit << " is there already, at " << p;
+        EXPECT_TRUE(resident.insert(action.unit).second)
+            << "unit " << action.unit << " is there already, at " << p;
         ++gathers[action.unit];
         ++total;
       } else {
@@ -143,7 +145,8 @@ TEST(GatherPlan, OperatorsThatNeedSeveralUnits) {
   for (int trial = 0; trial < 1'000; ++trial) {
     SCOPED_TRACE(trial);
     std::vector<std::vector<int>> operators;
-    for (int i = 0; i < 12; ++i) operators.push_back(random_units(random, 7, 1 + static_cast<int>(random() % 4)));
+    for (int i = 0; i < 12; ++i)
+      operators.push_back(random_units(random, 7, 1 + static_cast<int>(random() % 4)));
     const Trace trace = trace_of(operators);
     const PlanBudget with = budget_of(7, 1 + static_cast<int>(random() % 4), 30);
     PlanBudget without = with;
@@ -188,7 +191,8 @@ TEST(GatherPlan, ForwardThenBackwardGathersEachUnitAtMostTwice) {
     for (int capacity : {2, 3, 5}) {
       for (int64_t prefetch : {0, 20, 1000}) {
         const PlanBudget budget = budget_of(num_units, capacity, prefetch);
-        for (const auto& [unit, times] : simulate(trace, {}, budget, make_plan(trace, {}, budget))) EXPECT_LE(times, 2) << "unit " << unit;
+        for (const auto& [unit, times] : simulate(trace, {}, budget, make_plan(trace, {}, budget)))
+          EXPECT_LE(times, 2) << "unit " << unit;
       }
     }
   }
@@ -198,7 +202,8 @@ TEST(GatherPlan, FetchesAheadWithinItsBudget) {
   const Trace trace = one_by_one({0, 1, 2, 3, 4, 5});
   const GatherPlan plan = make_plan(trace, {}, budget_of(6, 10, 20));
   using Actions = std::vector<PlanAction>;
-  EXPECT_EQ(plan.actions[0], (Actions{{PlanAction::kGather, 0}, {PlanAction::kGather, 1}, {PlanAction::kGather, 2}}));
+  EXPECT_EQ(plan.actions[0],
+            (Actions{{PlanAction::kGather, 0}, {PlanAction::kGather, 1}, {PlanAction::kGather, 2}}));
   EXPECT_EQ(plan.actions[1], (Actions{{PlanAction::kGather, 3}}));
   EXPECT_EQ(make_plan(trace, {}, budget_of(6, 10, 0)).actions[0], (Actions{{PlanAction::kGather, 0}}));
 }
@@ -240,7 +245,8 @@ TEST(GatherPlan, ComesBackWithinTheBudgetAfterAGreedyOperator) {
   simulate(trace, {}, budget, plan);
   EXPECT_EQ(plan.num_gathers, 4);
   const GatherPlan of_too_many = make_plan(one_by_one({0, 1}), {0, 1, 2, 3}, budget);
-  EXPECT_EQ(of_too_many.actions[0], (std::vector<PlanAction>{{PlanAction::kRelease, 2}, {PlanAction::kRelease, 3}}));
+  EXPECT_EQ(of_too_many.actions[0],
+            (std::vector<PlanAction>{{PlanAction::kRelease, 2}, {PlanAction::kRelease, 3}}));
 }
 
 TEST(GatherPlan, IsTheSameEveryTime) {

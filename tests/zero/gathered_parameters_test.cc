@@ -35,13 +35,15 @@ TEST(GatheredParameters, WritesOfOneRankArriveOnAll) {
         {
           GatheredParameters gathered(*rig.sharded, {"fc1.weight"}, /*modifier_rank=*/1);
           const at::NoGradGuard no_grad;
-          model->layers[1]->weight[2].fill_(comm->rank() == 1 ? 0.25 : 99);  // the others' writes do not count
+          model->layers[1]->weight[2].fill_(comm->rank() == 1 ? 0.25
+                                                              : 99);  // the others' writes do not count
           gathered.close();
         }
         const at::Tensor master = rig.sharded->full_parameter("fc1.weight");
         EXPECT_TRUE(at::equal(master[2], at::full({kWidth}, 0.25)));
         for (int64_t row : {0, 1, 3, 7})
-          EXPECT_TRUE(at::equal(master[row], plain->layers[1]->weight[row])) << "fp32 digits of what was not written stay";
+          EXPECT_TRUE(at::equal(master[row], plain->layers[1]->weight[row]))
+              << "fp32 digits of what was not written stay";
         EXPECT_TRUE(at::equal(rig.sharded->full_parameter("fc1.bias"), plain->layers[1]->bias));
         EXPECT_TRUE(at::equal(model->layers[1]->weight[2].to(at::kFloat), at::full({kWidth}, 0.25)));
         rig.residency().rethrow();
@@ -108,7 +110,8 @@ TEST(GatheredParameters, BetweenAndInsidePasses) {
           const at::NoGradGuard no_grad;
           // Not through `parameter` itself: autograd's saved views of it would rightly complain.
           at::Tensor parameter = chain.named_parameters()[name];
-          if (comm->rank() == 0) static_cast<float*>(parameter.data_ptr())[5] = 0.01f * static_cast<float>(step);
+          if (comm->rank() == 0)
+            static_cast<float*>(parameter.data_ptr())[5] = 0.01f * static_cast<float>(step);
           gathered.close();
         };
         const auto train = [&](Rig& of, ChainImpl& chain, int step) {
@@ -176,7 +179,8 @@ TEST(GatheredParameters, AUnitThatThePlanHasTakenOverStays) {
         for (int i = 0; i < 3; ++i) x = at::tanh(model->layers[i]->forward(x));
       }
       for (int i = 3; i < 5; ++i) x = at::tanh(model->layers[i]->forward(x));
-      EXPECT_EQ(rig.residency().counts().agreed_gathers > 0, step == 0) << "step " << step << ": it was gathered again";
+      EXPECT_EQ(rig.residency().counts().agreed_gathers > 0, step == 0)
+          << "step " << step << ": it was gathered again";
       rig.step(x.square().sum());
     }
   });
@@ -188,14 +192,16 @@ TEST(GatheredParameters, StepWhileOneIsHeldIsRefused) {
     Rig rig(*model, alone(), stage);
     rig.backward(model->forward(batch(0, 0)).sum());
     const GatheredParameters gathered(*rig.sharded, {"fc1.weight"});
-    EXPECT_THAT(error_of([&] { rig.update(); }), HasSubstr("GatheredParameters holds unit 1")) << "stage " << stage;
+    EXPECT_THAT(error_of([&] { rig.update(); }), HasSubstr("GatheredParameters holds unit 1"))
+        << "stage " << stage;
   }
 }
 
 TEST(GatheredParameters, BadArguments) {
   Chain model(2);
   Rig rig(*model, alone(), 3);
-  EXPECT_THAT(error_of([&] { GatheredParameters(*rig.sharded, {"fc9.weight"}); }), HasSubstr("no parameter named fc9.weight"));
+  EXPECT_THAT(error_of([&] { GatheredParameters(*rig.sharded, {"fc9.weight"}); }),
+              HasSubstr("no parameter named fc9.weight"));
   EXPECT_THAT(error_of([&] { GatheredParameters(*rig.sharded, {}, 1); }), HasSubstr("modifier_rank 1"));
 }
 

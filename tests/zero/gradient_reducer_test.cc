@@ -22,18 +22,26 @@ constexpr int64_t kNumel = 48;
 struct Vectors {
   Vectors(int num, const comm::CommunicatorPtr& comm, const ReducerOptions& options)
       : Vectors(std::vector<int64_t>(num, kNumel), comm, options) {}
-  Vectors(const std::vector<int64_t>& numels, const comm::CommunicatorPtr& comm, const ReducerOptions& options) {
+  Vectors(const std::vector<int64_t>& numels, const comm::CommunicatorPtr& comm,
+          const ReducerOptions& options) {
     at::set_num_threads(1);
     std::vector<ParameterSpec> specs;
     for (size_t i = 0; i < numels.size(); ++i) {
-      specs.push_back({.name = str("m", i, ".p"), .shape = {numels[i]}, .dtype = DType::kFloat32, .trainable = true, .group = 0, .aliases = {}});
+      specs.push_back({.name = str("m", i, ".p"),
+                       .shape = {numels[i]},
+                       .dtype = DType::kFloat32,
+                       .trainable = true,
+                       .group = 0,
+                       .aliases = {}});
       parameters.push_back(at::ones({numels[i]}).requires_grad_());
     }
     layout = std::make_unique<Layout>(specs, LayoutOptions{comm->size(), kNumel});
     reducer = std::make_unique<GradientReducer>(*layout, parameters, comm, options);
   }
-  /// Gradient of vector i is factors[i] everywhere; 0: the vector is not used. Finished in the order of `order`.
-  void backward(const std::vector<double>& factors, std::vector<int> order = {}, bool first = true, bool boundary = true) {
+  /// Gradient of vector i is factors[i] everywhere; 0: the vector is not used.
+  /// Finished in the order of `order`.
+  void backward(const std::vector<double>& factors, std::vector<int> order = {}, bool first = true,
+                bool boundary = true) {
     if (order.empty())
       for (int i = static_cast<int>(factors.size()) - 1; i >= 0; --i) order.push_back(i);
     reducer->begin_backward(first, boundary);
@@ -51,7 +59,10 @@ struct Vectors {
       const at::Tensor shard = reducer->shard(unit).to(at::kFloat);
       // Units are padded, so that a shard may be padding altogether.
       const int64_t numel = layout->owned(unit, 0).numel();
-      EXPECT_TRUE(shard.narrow(0, 0, std::min(numel, layout->owned(unit, 0).numel())).eq(shard[0]).all().item<bool>());
+      EXPECT_TRUE(shard.narrow(0, 0, std::min(numel, layout->owned(unit, 0).numel()))
+                      .eq(shard[0])
+                      .all()
+                      .item<bool>());
       values.push_back(shard[0].item<double>());
     }
     return values;
@@ -82,7 +93,8 @@ TEST(Reducer, TheMeanOverRanks) {
           for (int step = 0; step < 2; ++step) {  // the second in the agreed order
             vectors.backward({1 + rank, 2, 3 * rank + 1, 4});
             const double mean_rank = (world - 1) / 2.0;
-            EXPECT_EQ(vectors.results(), (std::vector<double>{1 + mean_rank, 2, 3 * mean_rank + 1, 4})) << "stage " << stage;
+            EXPECT_EQ(vectors.results(), (std::vector<double>{1 + mean_rank, 2, 3 * mean_rank + 1, 4}))
+                << "stage " << stage;
           }
         });
       }
@@ -101,7 +113,8 @@ TEST(Reducer, MicroStepsAdd) {
           vectors.backward({1, 0, 4}, {}, /*first=*/true, /*boundary=*/false);
           vectors.backward({0, 0, 8}, {}, false, false);
           vectors.backward({2, 0, 16}, {}, false, true);
-          EXPECT_EQ(vectors.results(), (std::vector<double>{3, 0, 28})) << "stage " << stage << " each " << each;
+          EXPECT_EQ(vectors.results(), (std::vector<double>{3, 0, 28}))
+              << "stage " << stage << " each " << each;
           EXPECT_EQ(vectors.reducer->used(), (std::vector<bool>{true, false, true}));
         }
       });
@@ -110,7 +123,8 @@ TEST(Reducer, MicroStepsAdd) {
 }
 
 TEST(Reducer, PredivideAndPrescaleGiveTheMean) {
-  for (const auto& [predivide, prescale] : {std::pair{1.0, false}, std::pair{2.0, false}, std::pair{1.0, true}, std::pair{4.0, true}}) {
+  for (const auto& [predivide, prescale] :
+       {std::pair{1.0, false}, std::pair{2.0, false}, std::pair{1.0, true}, std::pair{4.0, true}}) {
     for (int stage = 0; stage <= 3; ++stage) {
       run_ranks(3, [&, predivide = predivide, prescale = prescale](comm::CommunicatorPtr comm) {
         ReducerOptions options = at_stage(stage);
@@ -121,7 +135,8 @@ TEST(Reducer, PredivideAndPrescaleGiveTheMean) {
           vectors.backward({3.0 * (comm->rank() + 1), 9}, {}, true, false);
           vectors.backward({3, 0}, {}, false, true);
           const std::vector<double> found = vectors.results();
-          EXPECT_NEAR(found[0], 9, 1e-5) << "stage " << stage << " predivide " << predivide << " prescale " << prescale;
+          EXPECT_NEAR(found[0], 9, 1e-5)
+              << "stage " << stage << " predivide " << predivide << " prescale " << prescale;
           EXPECT_NEAR(found[1], 9, 1e-5);
         }
       });
@@ -137,7 +152,8 @@ class Spy final : public tessera::testing::ForwardingCommunicator {
   at::ScalarType dtype = at::kByte;
 
  protected:
-  comm::WorkPtr do_reduce_scatter(const at::Tensor& full, const comm::ReduceInto& into, std::string_view label) override {
+  comm::WorkPtr do_reduce_scatter(const at::Tensor& full, const comm::ReduceInto& into,
+                                  std::string_view label) override {
     note(full);
     return ForwardingCommunicator::do_reduce_scatter(full, into, label);
   }
@@ -200,8 +216,10 @@ TEST(Reducer, TypesOfCommunicationAndAccumulation) {
 TEST(Reducer, TheOrderIsRankZeros) {
   run_ranks(3, [](comm::CommunicatorPtr comm) {
     Vectors vectors(4, comm, at_stage(2));
-    EXPECT_EQ(vectors.reducer->order(), (std::vector<int>{3, 2, 1, 0})) << "at first the reverse of registration";
-    const std::vector<int> order = comm->rank() == 0 ? std::vector<int>{1, 3, 0, 2} : std::vector<int>{2, 0, 1, 3};
+    EXPECT_EQ(vectors.reducer->order(), (std::vector<int>{3, 2, 1, 0}))
+        << "at first the reverse of registration";
+    const std::vector<int> order =
+        comm->rank() == 0 ? std::vector<int>{1, 3, 0, 2} : std::vector<int>{2, 0, 1, 3};
     for (int step = 0; step < 3; ++step) {
       vectors.backward({1, 2, 3, 4}, order);
       EXPECT_EQ(vectors.reducer->order(), (std::vector<int>{1, 3, 0, 2})) << "rank " << comm->rank();
@@ -219,7 +237,8 @@ TEST(Reducer, AnUnusedFirstUnitBlocksNothing) {
         Vectors vectors(6, comm, options);
         for (int step = 0; step < 3; ++step) {
           vectors.backward({1, 2, 3, 4, 5, 0});  // the last is the first in the order
-          EXPECT_EQ(vectors.results(), (std::vector<double>{1, 2, 3, 4, 5, 0})) << "slots " << num_slots << " stage " << stage;
+          EXPECT_EQ(vectors.results(), (std::vector<double>{1, 2, 3, 4, 5, 0}))
+              << "slots " << num_slots << " stage " << stage;
           EXPECT_LE(vectors.reducer->max_slots_in_use(), num_slots);
           EXPECT_LE(vectors.reducer->slot_bytes(), num_slots * kNumel * 4);
           EXPECT_EQ(vectors.reducer->slot_bytes() > 0, stage >= 2) << "stages 0 and 1 reduce in place";
@@ -232,29 +251,31 @@ TEST(Reducer, AnUnusedFirstUnitBlocksNothing) {
 
 TEST(Reducer, UnitsOfManySizesShareOneBuffer) {
   const std::vector<int64_t> numels{96, 480, 64, 160, 64, 960, 96, 64, 256, 64};
-  const std::vector<std::vector<int>> orders{{9, 8, 7, 6, 5, 4, 3, 2, 1, 0}, {3, 7, 1, 9, 5, 0, 2, 4, 8, 6}, {5, 6, 0, 1, 2, 9, 8, 7, 3, 4}};
+  const std::vector<std::vector<int>> orders{
+      {9, 8, 7, 6, 5, 4, 3, 2, 1, 0}, {3, 7, 1, 9, 5, 0, 2, 4, 8, 6}, {5, 6, 0, 1, 2, 9, 8, 7, 3, 4}};
   for (const char* backend : {"gloo", "shm"}) {
     for (int num_slots : {1, 3, 6}) {
-      comm::run_threads(2, {.backend = backend, .timeout = std::chrono::seconds(20)}, [&](comm::CommunicatorPtr comm) {
-        ReducerOptions options = at_stage(2);
-        options.num_slots = num_slots;
-        Vectors vectors(numels, comm, options);
-        for (int step = 0; step < 9; ++step) {
-          std::vector<double> factors, expected;
-          for (int i = 0; i < 10; ++i) {
-            factors.push_back((i + 3 * step) % 10 == 0 ? 0 : 1 + i + 2 * step + 2 * comm->rank());
-            expected.push_back(factors.back() == 0 ? 0 : 2 + i + 2 * step);
-          }
-          vectors.backward(factors, orders[(step + comm->rank()) % 3]);
-          EXPECT_EQ(vectors.results(), expected) << backend << " step " << step << " slots " << num_slots;
-        }
-        int64_t largest = 0, sum = 0;
-        for (const Unit& unit : vectors.layout->units()) {
-          largest = std::max(largest, unit.numel);
-          sum += unit.numel;
-        }
-        EXPECT_EQ(vectors.reducer->slot_bytes(), 4 * std::max(largest, num_slots * sum / 10));
-      });
+      comm::run_threads(
+          2, {.backend = backend, .timeout = std::chrono::seconds(20)}, [&](comm::CommunicatorPtr comm) {
+            ReducerOptions options = at_stage(2);
+            options.num_slots = num_slots;
+            Vectors vectors(numels, comm, options);
+            for (int step = 0; step < 9; ++step) {
+              std::vector<double> factors, expected;
+              for (int i = 0; i < 10; ++i) {
+                factors.push_back((i + 3 * step) % 10 == 0 ? 0 : 1 + i + 2 * step + 2 * comm->rank());
+                expected.push_back(factors.back() == 0 ? 0 : 2 + i + 2 * step);
+              }
+              vectors.backward(factors, orders[(step + comm->rank()) % 3]);
+              EXPECT_EQ(vectors.results(), expected) << backend << " step " << step << " slots " << num_slots;
+            }
+            int64_t largest = 0, sum = 0;
+            for (const Unit& unit : vectors.layout->units()) {
+              largest = std::max(largest, unit.numel);
+              sum += unit.numel;
+            }
+            EXPECT_EQ(vectors.reducer->slot_bytes(), 4 * std::max(largest, num_slots * sum / 10));
+          });
     }
   }
 }
@@ -285,7 +306,8 @@ TEST(Reducer, GradientsAreFreedAsTheyAreReduced) {
     Vectors vectors(12, alone(), at_stage(stage));
     long most = 0;
     vectors.reducer->check = [&] {
-      const long alive = std::count_if(vectors.parameters.begin(), vectors.parameters.end(), [](const at::Tensor& p) { return p.grad().defined(); });
+      const long alive = std::count_if(vectors.parameters.begin(), vectors.parameters.end(),
+                                       [](const at::Tensor& p) { return p.grad().defined(); });
       most = std::max(most, alive);
     };
     for (int step = 0; step < 2; ++step) vectors.backward(std::vector<double>(12, 1));
@@ -296,7 +318,8 @@ TEST(Reducer, GradientsAreFreedAsTheyAreReduced) {
 /// A network slower than backward: a reduction is there only once somebody waits for it, or after a while.
 class Slow final : public tessera::testing::ForwardingCommunicator {
  public:
-  /// `wait_blocks`: false as on CUDA, where a reduction that has not come says only that the device is behind.
+  /// `wait_blocks`: false as on CUDA, where a reduction that has not come says
+  /// only that the device is behind.
   Slow(comm::CommunicatorPtr inner, std::chrono::milliseconds delay, bool wait_blocks = true)
       : ForwardingCommunicator(std::move(inner)), delay_(delay), wait_blocks_(wait_blocks) {}
   bool wait_blocks() const override { return wait_blocks_; }
@@ -311,7 +334,8 @@ class Slow final : public tessera::testing::ForwardingCommunicator {
     comm::WorkPtr inner;
     std::chrono::steady_clock::time_point ready;
   };
-  comm::WorkPtr do_reduce_scatter(const at::Tensor& full, const comm::ReduceInto& into, std::string_view label) override {
+  comm::WorkPtr do_reduce_scatter(const at::Tensor& full, const comm::ReduceInto& into,
+                                  std::string_view label) override {
     return std::make_shared<SlowWork>(ForwardingCommunicator::do_reduce_scatter(full, into, label), delay_);
   }
 
@@ -324,7 +348,8 @@ class Slow final : public tessera::testing::ForwardingCommunicator {
 long most_waiting(Vectors& vectors) {
   long most = 0;
   vectors.reducer->check = [&] {
-    const long alive = std::count_if(vectors.parameters.begin(), vectors.parameters.end(), [](const at::Tensor& p) { return p.grad().defined(); });
+    const long alive = std::count_if(vectors.parameters.begin(), vectors.parameters.end(),
+                                     [](const at::Tensor& p) { return p.grad().defined(); });
     most = std::max(most, alive);
   };
   for (int step = 0; step < 2; ++step) {
@@ -383,7 +408,8 @@ TEST(Reducer, AWaitThatOnlyOrdersStreamsTakesNoPatience) {
 /// Reductions end when they are waited for, and not before; counts how many are under way.
 class Buffering final : public tessera::testing::ForwardingCommunicator {
  public:
-  Buffering(comm::CommunicatorPtr inner, bool buffers) : ForwardingCommunicator(std::move(inner)), buffers_(buffers) {}
+  Buffering(comm::CommunicatorPtr inner, bool buffers)
+      : ForwardingCommunicator(std::move(inner)), buffers_(buffers) {}
   bool buffers_reductions() const override { return buffers_; }
   int most_under_way = 0;
 
@@ -398,9 +424,11 @@ class Buffering final : public tessera::testing::ForwardingCommunicator {
     comm::WorkPtr inner;
     int* under_way;
   };
-  comm::WorkPtr do_reduce_scatter(const at::Tensor& full, const comm::ReduceInto& into, std::string_view label) override {
+  comm::WorkPtr do_reduce_scatter(const at::Tensor& full, const comm::ReduceInto& into,
+                                  std::string_view label) override {
     most_under_way = std::max(most_under_way, ++under_way_);
-    return std::make_shared<Counted>(ForwardingCommunicator::do_reduce_scatter(full, into, label), &under_way_);
+    return std::make_shared<Counted>(ForwardingCommunicator::do_reduce_scatter(full, into, label),
+                                     &under_way_);
   }
 
  private:
@@ -423,8 +451,8 @@ TEST(Reducer, WithoutSlotsFewReductionsAreUnderWayWhereTheyAreBuffered) {
   }
 }
 
-// Rank 1 never completes the unit that rank 0 waits for, and on its way to the end of backward needs gathers that
-// rank 0 has not come to: without an end to patience both would stand still.
+// Rank 1 never completes the unit that rank 0 waits for, and on its way to the end of backward needs gathers
+// that rank 0 has not come to: without an end to patience both would stand still.
 TEST(Reducer, RanksThatUseDifferentParametersOfAUnitDoNotDeadlock) {
   std::vector<at::Tensor> found[2];
   run_ranks(2, [&](comm::CommunicatorPtr comm) {
@@ -443,7 +471,8 @@ TEST(Reducer, RanksThatUseDifferentParametersOfAUnitDoNotDeadlock) {
       rig.step(x.square().sum());
     }
     // (In shared memory no rank can stand in a gather, so there is nothing to lose patience over.)
-    EXPECT_EQ(rig.sharded->gradients().waits_in_hooks(), comm->rank() == 1 || in_shared_memory()) << "rank " << comm->rank();
+    EXPECT_EQ(rig.sharded->gradients().waits_in_hooks(), comm->rank() == 1 || in_shared_memory())
+        << "rank " << comm->rank();
     found[comm->rank()] = rig.weights();
   });
   EXPECT_TRUE(same_bits(found[0], found[1]));
@@ -494,11 +523,14 @@ TEST(Reducer, TwoOnTheSameParametersGoInAnyOrder) {
 
 struct SparseImpl : torch::nn::Module {
   SparseImpl() {
-    table = register_module("table", torch::nn::Embedding(torch::nn::EmbeddingOptions(7, kWidth).sparse(true)));
+    table =
+        register_module("table", torch::nn::Embedding(torch::nn::EmbeddingOptions(7, kWidth).sparse(true)));
     head = register_module("head", torch::nn::Linear(kWidth, kWidth));
     fill_parameters(*this, 1);
   }
-  at::Tensor forward(const at::Tensor& tokens) { return head->forward(table->forward(tokens)).square().sum(); }
+  at::Tensor forward(const at::Tensor& tokens) {
+    return head->forward(table->forward(tokens)).square().sum();
+  }
   torch::nn::Embedding table{nullptr};
   torch::nn::Linear head{nullptr};
 };
@@ -516,14 +548,17 @@ TEST(Reducer, SparseGradientsAreDensified) {
   }
 }
 
-/// A checkpointed Linear: backward runs a backward inside, so a layer in two segments gets its gradient in two parts.
+/// A checkpointed Linear: backward runs a backward inside, so a layer in two
+/// segments gets its gradient in two parts.
 struct Segment : torch::autograd::Function<Segment> {
-  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, torch::nn::LinearImpl* layer) {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
+                            torch::nn::LinearImpl* layer) {
     context->save_for_backward({x});
     context->saved_data["layer"] = reinterpret_cast<int64_t>(layer);
     return layer->forward(x);
   }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context, torch::autograd::variable_list grads) {
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list grads) {
     auto* layer = reinterpret_cast<torch::nn::LinearImpl*>(context->saved_data["layer"].toInt());
     const at::AutoGradMode with_grad(true);
     const at::Tensor x = context->get_saved_variables()[0].detach().requires_grad_();
@@ -556,7 +591,8 @@ TEST(Reducer, HooksThatFireTwiceInOneBackward) {
           Rig rig(*model, comm, stage, [](ShardedModelOptions& options) { options.groups[0].lr = 0; });
           for (int step = 0; step < 3; ++step) {
             for (int micro = 0; micro < micro_steps; ++micro)
-              rig.backward(checkpointed(*model, input(comm->rank())) / micro_steps, micro == 0, micro == micro_steps - 1);
+              rig.backward(checkpointed(*model, input(comm->rank())) / micro_steps, micro == 0,
+                           micro == micro_steps - 1);
             rig.update();
             EXPECT_LT(largest_difference(rig.gradients(), expected), 1e-4) << "step " << step;
             if (step == 0 && micro_steps == 1) {
@@ -572,7 +608,8 @@ TEST(Reducer, HooksThatFireTwiceInOneBackward) {
   }
 }
 
-// What goes into a slot of a narrower dtype, or times a factor, is rounded: stages 0 and 1 do it to the sum of the parts.
+// What goes into a slot of a narrower dtype, or times a factor, is rounded: stages
+// 0 and 1 do it to the sum of the parts.
 TEST(Reducer, GradientsInPartsRoundAlikeAtEveryStage) {
   struct Rounding {
     const char* name;
@@ -581,62 +618,72 @@ TEST(Reducer, GradientsInPartsRoundAlikeAtEveryStage) {
     double predivide = 1;
     DType parameters = DType::kFloat32;
   };
-  for (const Rounding& rounding : {Rounding{"bf16", at::kBFloat16}, Rounding{"fp16", at::kHalf}, Rounding{"prescale", at::kFloat, true},
-                                   Rounding{"predivide", at::kFloat, false, 3}, Rounding{"bf16 model", at::kBFloat16, true, 1, DType::kBFloat16}})
+  for (const Rounding& rounding :
+       {Rounding{"bf16", at::kBFloat16}, Rounding{"fp16", at::kHalf}, Rounding{"prescale", at::kFloat, true},
+        Rounding{"predivide", at::kFloat, false, 3},
+        Rounding{"bf16 model", at::kBFloat16, true, 1, DType::kBFloat16}})
     for (const char* backend : {"gloo", "shm"})
       for (const bool each : {false, true}) {
         if (each && (rounding.communicate != at::kBFloat16 || backend == std::string("gloo"))) continue;
         std::vector<at::Tensor> expected;
         for (int stage = 0; stage <= 3; ++stage) {
           SCOPED_TRACE(str(rounding.name, " ", backend, " stage ", stage, each ? " each micro-step" : ""));
-          comm::run_threads(3, {.backend = backend, .timeout = std::chrono::seconds(20)}, [&](comm::CommunicatorPtr comm) {
-            Chain model(2);
-            Rig rig(*model, comm, stage, [&](ShardedModelOptions& options) {
-              options.compute_dtype = rounding.parameters;
-              options.reducer.communicate_dtype = rounding.communicate;
-              options.reducer.prescale = rounding.prescale;
-              options.reducer.predivide_factor = rounding.predivide;
-              options.reducer.reduce_each_micro_step = each;
-              options.groups[0].lr = 1e-3;
-            });
-            for (int step = 0; step < 3; ++step) {  // in the first one it is not known which hooks will fire twice
-              const int num_micro_steps = each ? 2 : 1;
-              for (int micro = 0; micro < num_micro_steps; ++micro) {
-                const at::Tensor x = randn({3, kWidth}, 4'000 + 100 * step + 10 * micro + comm->rank()).to(to_torch(rounding.parameters));
-                rig.backward(checkpointed(*model, x.requires_grad_()), micro == 0, micro == num_micro_steps - 1);
-              }
-              rig.update();
-            }
-            std::vector<at::Tensor> found = rig.gradients();
-            for (const at::Tensor& weight : rig.weights()) found.push_back(weight);
-            if (comm->rank() != 0) return;
-            if (expected.empty()) expected = found;
-            EXPECT_TRUE(same_bits(found, expected));
-          });
+          comm::run_threads(
+              3, {.backend = backend, .timeout = std::chrono::seconds(20)}, [&](comm::CommunicatorPtr comm) {
+                Chain model(2);
+                Rig rig(*model, comm, stage, [&](ShardedModelOptions& options) {
+                  options.compute_dtype = rounding.parameters;
+                  options.reducer.communicate_dtype = rounding.communicate;
+                  options.reducer.prescale = rounding.prescale;
+                  options.reducer.predivide_factor = rounding.predivide;
+                  options.reducer.reduce_each_micro_step = each;
+                  options.groups[0].lr = 1e-3;
+                });
+                for (int step = 0; step < 3;
+                     ++step) {  // in the first one it is not known which hooks will fire twice
+                  const int num_micro_steps = each ? 2 : 1;
+                  for (int micro = 0; micro < num_micro_steps; ++micro) {
+                    const at::Tensor x = randn({3, kWidth}, 4'000 + 100 * step + 10 * micro + comm->rank())
+                                             .to(to_torch(rounding.parameters));
+                    rig.backward(checkpointed(*model, x.requires_grad_()), micro == 0,
+                                 micro == num_micro_steps - 1);
+                  }
+                  rig.update();
+                }
+                std::vector<at::Tensor> found = rig.gradients();
+                for (const at::Tensor& weight : rig.weights()) found.push_back(weight);
+                if (comm->rank() != 0) return;
+                if (expected.empty()) expected = found;
+                EXPECT_TRUE(same_bits(found, expected));
+              });
           // Gloo's all-reduce, which stage 0 uses without slots, adds in an order of its own.
-          const bool own_order = stage == 0 && backend == std::string("gloo") && rounding.communicate == at::kFloat && !each;
+          const bool own_order =
+              stage == 0 && backend == std::string("gloo") && rounding.communicate == at::kFloat && !each;
           if (own_order) expected.clear();
         }
       }
 }
 
-// At stage 0 ranks read the sums in each other's memory: a rank that is ahead must not begin the next ones there.
+// At stage 0 ranks read the sums in each other's memory: a rank that is ahead
+// must not begin the next ones there.
 TEST(Reducer, NextGradientsWaitUntilAllRanksHaveReadTheLast) {
   for (const int slow : {0, 1}) {
     std::vector<at::Tensor> found[2];
-    comm::run_threads(2, {.backend = "shm", .timeout = std::chrono::seconds(20)}, [&](comm::CommunicatorPtr comm) {
-      Chain model(3);
-      Rig rig(*model, comm, 0);
-      ASSERT_TRUE(rig.sharded->gradients().reads_peers());
-      for (int step = 0; step < 3; ++step) {
-        rig.backward(model->forward(randn({3, kWidth}, 10 * step + comm->rank())).square().sum());
-        const GradientSummary summary = rig.sharded->optimizer().summarize(rig.sharded->gradients());
-        if (comm->rank() == slow) std::this_thread::sleep_for(std::chrono::milliseconds(100));
-        rig.sharded->update(0.1, summary.used);
-      }
-      found[comm->rank()] = rig.weights();
-    });
-    EXPECT_TRUE(same_bits(found[0], found[1])) << "rank " << slow << " behind: weights differ by " << largest_difference(found[0], found[1]);
+    comm::run_threads(
+        2, {.backend = "shm", .timeout = std::chrono::seconds(20)}, [&](comm::CommunicatorPtr comm) {
+          Chain model(3);
+          Rig rig(*model, comm, 0);
+          ASSERT_TRUE(rig.sharded->gradients().reads_peers());
+          for (int step = 0; step < 3; ++step) {
+            rig.backward(model->forward(randn({3, kWidth}, 10 * step + comm->rank())).square().sum());
+            const GradientSummary summary = rig.sharded->optimizer().summarize(rig.sharded->gradients());
+            if (comm->rank() == slow) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+            rig.sharded->update(0.1, summary.used);
+          }
+          found[comm->rank()] = rig.weights();
+        });
+    EXPECT_TRUE(same_bits(found[0], found[1]))
+        << "rank " << slow << " behind: weights differ by " << largest_difference(found[0], found[1]);
   }
 }
 

@@ -1,4 +1,5 @@
-// What code that reads parameters by raw pointer finds: the model's values, or guarded memory; never something in between.
+// What code that reads parameters by raw pointer finds: the model's values, or
+// guarded memory; never something in between.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/uio.h>
@@ -14,8 +15,8 @@
 namespace tessera::zero::testing {
 namespace {
 
-using ::testing::HasSubstr;
 using std::chrono::milliseconds;
+using ::testing::HasSubstr;
 
 /// The memory behind the tensor, as the kernel sees it; nothing where it may not be read.
 std::optional<at::Tensor> raw_values(const at::Tensor& tensor) {
@@ -49,7 +50,8 @@ TEST(GuardedValues, BetweenAStepAndTheFirstUseNobodyReadsHalfOfIt) {
           for (const auto& layer : model->layers)
             EXPECT_FALSE(raw_values(layer->weight).has_value()) << "not everybody's values are here";
           const auto before = static_cast<const char*>(model->layers[3]->weight.data_ptr());
-          // The first operator waits, for its own units only; from then on they can be read by raw pointer (stage 3 releases them).
+          // The first operator waits, for its own units only; from then on they can be read
+          // by raw pointer (stage 3 releases them).
           const at::Tensor found = model->layers[2]->weight.clone();
           EXPECT_EQ(static_cast<const char*>(model->layers[3]->weight.data_ptr()), before);
           if (stage < 3) {
@@ -103,7 +105,8 @@ TEST(GuardedValues, AModelMayBeSavedOnceItsEngineIsGone) {
         rig.backward(model->forward(batch(comm->rank(), 1)).square().sum());
         update_with_rank_1_late(rig);  // its gathers are under way when the engine goes
       }
-      for (const at::Tensor& parameter : model->parameters()) EXPECT_TRUE(raw_values(parameter).has_value()) << "stage " << stage;
+      for (const at::Tensor& parameter : model->parameters())
+        EXPECT_TRUE(raw_values(parameter).has_value()) << "stage " << stage;
       EXPECT_GT(largest_difference({model->layers[0]->weight}, {expected[0]}), 1e-4);
     });
   }
@@ -119,7 +122,8 @@ TEST(GuardedValuesDeathTest, SavingAModelTooEarlySaysWhatToDo) {
                            update_with_rank_1_late(rig);
                            saved(model);
                          }),
-               "unit [012] .*still being gathered after step.*hold a zero::GatheredParameters around raw pointers and torch::save");
+               "unit [012] .*still being gathered after step.*hold a zero::GatheredParameters around raw "
+               "pointers and torch::save");
 }
 
 /// A frozen layer between trainable ones.
@@ -137,7 +141,8 @@ TEST(GuardedValues, FrozenUnitsFollowALoad) {
       SCOPED_TRACE(str("stage ", stage, " persistent ", persistent));
       run_ranks(2, [&](comm::CommunicatorPtr comm) {
         PartlyFrozen model;
-        Rig rig(*model, comm, stage, [&](ShardedModelOptions& options) { options.residency.persistence_numel = persistent; });
+        Rig rig(*model, comm, stage,
+                [&](ShardedModelOptions& options) { options.residency.persistence_numel = persistent; });
         for (int step = 0; step < 2; ++step) {
           rig.step(model->forward(batch(comm->rank(), step)).square().sum());
           model->forward(batch(comm->rank(), step));  // every unit has been read, and may be resident
@@ -151,7 +156,8 @@ TEST(GuardedValues, FrozenUnitsFollowALoad) {
           rig.sharded->end_replacing();
           rig.sharded->begin_pass(Pass::kTrain);
           for (const auto& layer : model->layers)
-            EXPECT_TRUE(at::equal(layer->weight.detach().clone(), at::full({kWidth, kWidth}, 0.5 + step))) << "trainable: " << layer->weight.requires_grad();
+            EXPECT_TRUE(at::equal(layer->weight.detach().clone(), at::full({kWidth, kWidth}, 0.5 + step)))
+                << "trainable: " << layer->weight.requires_grad();
         }
       });
     }

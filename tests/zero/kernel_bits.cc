@@ -1,6 +1,6 @@
-// Prints a digest of what each CPU loop makes of the same numbers: a line "NAME DIGEST" each. Compiled once as the product is, and
-// once for each x86-64 level alone (CMakeLists.txt); kernel_bits_test.py compares what they print. Exits with 77 on a machine
-// that does not have the level.
+// Prints a digest of what each CPU loop makes of the same numbers: a line "NAME DIGEST" each. Compiled once
+// as the product is, and once for each x86-64 level alone (CMakeLists.txt); kernel_bits_test.py compares what
+// they print. Exits with 77 on a machine that does not have the level.
 #include <xxhash.h>
 
 #include <cmath>
@@ -39,7 +39,8 @@ Floats numbers(uint32_t seed, bool positive = false) {
 
 Bytes as(DType dtype, const Floats& values) {
   Bytes bytes(values.size() * static_cast<size_t>(size_bytes(dtype)));
-  for (size_t i = 0; i < values.size(); ++i) kernels::store_element(bytes.data(), dtype, static_cast<int64_t>(i), values[i]);
+  for (size_t i = 0; i < values.size(); ++i)
+    kernels::store_element(bytes.data(), dtype, static_cast<int64_t>(i), values[i]);
   return bytes;
 }
 
@@ -55,7 +56,9 @@ class Digest {
     XXH3_64bits_update(&state_, &value, sizeof value);
     return *this;
   }
-  void print(const std::string& name) { std::printf("%s %016llx\n", name.c_str(), static_cast<unsigned long long>(XXH3_64bits_digest(&state_))); }
+  void print(const std::string& name) {
+    std::printf("%s %016llx\n", name.c_str(), static_cast<unsigned long long>(XXH3_64bits_digest(&state_)));
+  }
 
  private:
   XXH3_state_t state_;
@@ -63,19 +66,31 @@ class Digest {
 
 constexpr DType kDtypes[] = {DType::kFloat32, DType::kBFloat16, DType::kFloat16};
 
-std::string name_of(const char* pass, DType dtype) { return std::string(pass) + "/" + std::string(tessera::name_of(dtype)); }
+std::string name_of(const char* pass, DType dtype) {
+  return std::string(pass) + "/" + std::string(tessera::name_of(dtype));
+}
 
-kernels::UpdateArgs args_of(Floats& master, Floats& first, Floats& second, const Bytes& grad, Bytes& param, DType dtype) {
-  return {.numel = kNumel, .master = master.data(), .state0 = first.data(), .state1 = second.data(), .grad = grad.data(), .param = param.data(),
-          .grad_dtype = dtype, .param_dtype = dtype, .grad_scale = 0.37f};
+kernels::UpdateArgs args_of(Floats& master, Floats& first, Floats& second, const Bytes& grad, Bytes& param,
+                            DType dtype) {
+  return {.numel = kNumel,
+          .master = master.data(),
+          .state0 = first.data(),
+          .state1 = second.data(),
+          .grad = grad.data(),
+          .param = param.data(),
+          .grad_dtype = dtype,
+          .param_dtype = dtype,
+          .grad_scale = 0.37f};
 }
 
 void update(const char* name, OptimizerKind kind, double momentum, DType dtype) {
   Floats master = numbers(1), first = numbers(2), second = numbers(3, /*positive=*/true);
   const Bytes grad = as(dtype, numbers(4));
   Bytes param(grad.size());
-  const kernels::Hyper hyper{.lr = 0.01, .weight_decay = 0.1, .momentum = momentum, .nesterov = momentum != 0};
-  kernels::cpu::update(kernels::make_rule(kind, hyper, 3), args_of(master, first, second, grad, param, dtype));
+  const kernels::Hyper hyper{
+      .lr = 0.01, .weight_decay = 0.1, .momentum = momentum, .nesterov = momentum != 0};
+  kernels::cpu::update(kernels::make_rule(kind, hyper, 3),
+                       args_of(master, first, second, grad, param, dtype));
   Digest().add(master).add(first).add(second).add(param).print(name_of(name, dtype));
 }
 
@@ -87,7 +102,14 @@ void lamb(DType dtype) {
   const kernels::LambRule rule = kernels::make_lamb_rule({.lr = 0.01, .weight_decay = 0.1}, 3);
   const kernels::LambPart norms = kernels::cpu::lamb_norms(rule, args);
   kernels::cpu::lamb_apply(rule, 0.02f, args);
-  Digest().add(norms.weight_sq).add(norms.update_sq).add(master).add(first).add(second).add(param).print(name_of("lamb", dtype));
+  Digest()
+      .add(norms.weight_sq)
+      .add(norms.update_sq)
+      .add(master)
+      .add(first)
+      .add(second)
+      .add(param)
+      .print(name_of("lamb", dtype));
 }
 
 void squared_norm(DType dtype) {
@@ -99,16 +121,27 @@ void squared_norm(DType dtype) {
   const Bytes damaged = as(dtype, values);
   const kernels::NormPart clean = kernels::cpu::squared_norm({finite.data(), dtype, kNumel});
   const kernels::NormPart rest = kernels::cpu::squared_norm({damaged.data(), dtype, kNumel});
-  Digest().add(clean.sum_of_squares).add(rest.sum_of_squares).add(static_cast<double>(rest.num_nonfinite)).print(name_of("squared_norm", dtype));
+  Digest()
+      .add(clean.sum_of_squares)
+      .add(rest.sum_of_squares)
+      .add(static_cast<double>(rest.num_nonfinite))
+      .print(name_of("squared_norm", dtype));
 }
 
 void sum(DType dtype, Element element, int num_ranks, bool add) {
   std::vector<Bytes> inputs;
   std::vector<const void*> pointers;
-  for (int rank = 0; rank < num_ranks; ++rank) inputs.push_back(as(dtype, numbers(static_cast<uint32_t>(10 + rank))));
+  for (int rank = 0; rank < num_ranks; ++rank)
+    inputs.push_back(as(dtype, numbers(static_cast<uint32_t>(10 + rank))));
   for (const Bytes& input : inputs) pointers.push_back(input.data());
   Floats output = numbers(20);
-  comm::shm::add_up({.element = element, .inputs = pointers.data(), .num_inputs = num_ranks, .numel = kNumel, .output = output.data(), .scale = 0.37, .add = add});
+  comm::shm::add_up({.element = element,
+                     .inputs = pointers.data(),
+                     .num_inputs = num_ranks,
+                     .numel = kNumel,
+                     .output = output.data(),
+                     .scale = 0.37,
+                     .add = add});
   Digest().add(output).print(name_of(add ? "sum_and_add" : "sum", dtype) + "/" + std::to_string(num_ranks));
 }
 
@@ -122,7 +155,9 @@ void print_all() {
     update("lion", OptimizerKind::kLion, 0, dtype);
     lamb(dtype);
     squared_norm(dtype);
-    const Element element = dtype == DType::kFloat32 ? Element::kFloat32 : dtype == DType::kBFloat16 ? Element::kBFloat16 : Element::kFloat16;
+    const Element element = dtype == DType::kFloat32    ? Element::kFloat32
+                            : dtype == DType::kBFloat16 ? Element::kBFloat16
+                                                        : Element::kFloat16;
     for (const int num_ranks : {1, 2, 5})
       for (const bool add : {false, true}) sum(dtype, element, num_ranks, add);
   }

@@ -31,7 +31,8 @@ class KernelsOnCuda : public ::testing::Test {
   }
 };
 
-Segment make_segment(size_t num_states, at::ScalarType grad_dtype, at::ScalarType param_dtype, at::Device device) {
+Segment make_segment(size_t num_states, at::ScalarType grad_dtype, at::ScalarType param_dtype,
+                     at::Device device) {
   constexpr int64_t kNumel = 3'000'017;  // more than one element for each thread of the largest grid
   at::manual_seed(17);
   Segment segment;
@@ -45,7 +46,8 @@ Segment make_segment(size_t num_states, at::ScalarType grad_dtype, at::ScalarTyp
 void expect_equal_to_cpu(const Segment& found, const Segment& expected) {
   EXPECT_TRUE(at::equal(found.master.cpu(), expected.master));
   EXPECT_TRUE(at::equal(found.param.cpu(), expected.param));
-  for (size_t i = 0; i < expected.state.size(); ++i) EXPECT_TRUE(at::equal(found.state[i].cpu(), expected.state[i]));
+  for (size_t i = 0; i < expected.state.size(); ++i)
+    EXPECT_TRUE(at::equal(found.state[i].cpu(), expected.state[i]));
 }
 
 TEST_F(KernelsOnCuda, UpdatesEqualTheCpus) {

@@ -1,4 +1,5 @@
-// What holds for all passes: slices, threads and dtypes do not change bits; casts are torch's; norms are exact.
+// What holds for all passes: slices, threads and dtypes do not change bits;
+// casts are torch's; norms are exact.
 #include "zero/kernels/kernels.h"
 
 #include <ATen/ATen.h>
@@ -45,11 +46,12 @@ std::vector<Variant> variants() {
   Hyper momentum = decay;
   momentum.momentum = 0.9;
   momentum.nesterov = true;
-  return {{OptimizerKind::kAdam, decay},    {OptimizerKind::kAdamW, decay}, {OptimizerKind::kSGD, decay},
-          {OptimizerKind::kSGD, momentum},  {OptimizerKind::kAdagrad, decay}, {OptimizerKind::kLion, decay}};
+  return {{OptimizerKind::kAdam, decay},   {OptimizerKind::kAdamW, decay},   {OptimizerKind::kSGD, decay},
+          {OptimizerKind::kSGD, momentum}, {OptimizerKind::kAdagrad, decay}, {OptimizerKind::kLion, decay}};
 }
 
-Segment make_segment(const Variant& variant, int64_t numel, at::ScalarType grad_dtype, at::ScalarType param_dtype) {
+Segment make_segment(const Variant& variant, int64_t numel, at::ScalarType grad_dtype,
+                     at::ScalarType param_dtype) {
   at::manual_seed(11);
   Segment segment;
   segment.master = at::randn({numel});
@@ -72,7 +74,8 @@ Segment slice(const Segment& segment, int64_t begin, int64_t end) {
 void expect_same(const Segment& found, const Segment& expected) {
   EXPECT_TRUE(same_bits(found.master, expected.master));
   EXPECT_TRUE(same_bits(found.param, expected.param));
-  for (size_t i = 0; i < expected.state.size(); ++i) EXPECT_TRUE(same_bits(found.state[i], expected.state[i]));
+  for (size_t i = 0; i < expected.state.size(); ++i)
+    EXPECT_TRUE(same_bits(found.state[i], expected.state[i]));
 }
 
 TEST(Update, SlicesEqualTheWholeForEveryDtype) {
@@ -175,7 +178,8 @@ TEST(Update, RefusesTensorsThatDoNotFit) {
   EXPECT_THROW(broken([](Segment& s) { s.state.pop_back(); }), std::logic_error);
   EXPECT_THROW(broken([](Segment& s) { s.param = at::zeros({64}, at::kInt); }), std::logic_error);
   const Segment segment = make_segment(variant, 64, at::kFloat, at::kFloat);
-  EXPECT_THROW(update(variant.kind, variant.hyper, 0, 1.0, segment), std::logic_error) << "steps count from 1";
+  EXPECT_THROW(update(variant.kind, variant.hyper, 0, 1.0, segment), std::logic_error)
+      << "steps count from 1";
   EXPECT_THROW(update(OptimizerKind::kLamb, variant.hyper, 1, 1.0, segment), std::logic_error);
 }
 
@@ -234,7 +238,8 @@ TEST(Norm, CountsAndFindsWhatIsNotFinite) {
   for (at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
     const at::Tensor grad = at::randn({50'001}).to(dtype);
     const at::Tensor zeroed = grad.clone();
-    for (const auto& [index, value] : {std::pair{20'011, kInf}, std::pair{20'012, -kInf}, std::pair{50'000, kNan}}) {
+    for (const auto& [index, value] :
+         {std::pair{20'011, kInf}, std::pair{20'012, -kInf}, std::pair{50'000, kNan}}) {
       grad[index] = value;
       zeroed[index] = 0;
     }
@@ -269,7 +274,8 @@ TEST(FloatBits, EveryHalfPrecisionNumberReadsAsTorchReadsIt) {
   }
 }
 
-/// Floats all over the range, plus the neighbourhood of every half-precision number and of every tie between two.
+/// Floats all over the range, plus the neighbourhood of every half-precision
+/// number and of every tie between two.
 std::vector<float> floats_to_round() {
   std::vector<float> values;
   for (uint64_t bits = 0; bits < (uint64_t{1} << 32); bits += 2'003)
@@ -281,7 +287,8 @@ std::vector<float> floats_to_round() {
     const uint32_t bits = bits_of(float_of_fp16(static_cast<uint16_t>(half)));
     for (uint32_t low : {0u, 1u, 0x0FFFu, 0x1000u, 0x1001u}) values.push_back(float_of(bits + low));
   }
-  for (int tie = 1; tie < 4'096; ++tie) values.push_back(static_cast<float>(tie) * 0x1p-25f);  // fp16 subnormals
+  for (int tie = 1; tie < 4'096; ++tie)
+    values.push_back(static_cast<float>(tie) * 0x1p-25f);  // fp16 subnormals
   return values;
 }
 

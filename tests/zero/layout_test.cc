@@ -10,14 +10,21 @@
 namespace tessera::zero {
 namespace {
 
-ParameterSpec spec(const std::string& name, std::vector<int64_t> shape, DType dtype = DType::kFloat32, bool trainable = true) {
-  return {.name = name, .shape = std::move(shape), .dtype = dtype, .trainable = trainable, .group = 0, .aliases = {}};
+ParameterSpec spec(const std::string& name, std::vector<int64_t> shape, DType dtype = DType::kFloat32,
+                   bool trainable = true) {
+  return {.name = name,
+          .shape = std::move(shape),
+          .dtype = dtype,
+          .trainable = trainable,
+          .group = 0,
+          .aliases = {}};
 }
 
 int64_t alignment(DType dtype) { return 64 / size_bytes(dtype); }
 
 TEST(Layout, PacksInRegistrationOrderUntilAUnitIsFull) {
-  const Layout layout({spec("a.weight", {32}), spec("b.weight", {16}), spec("c.weight", {32})}, {.world_size = 1, .unit_numel = 48});
+  const Layout layout({spec("a.weight", {32}), spec("b.weight", {16}), spec("c.weight", {32})},
+                      {.world_size = 1, .unit_numel = 48});
   ASSERT_EQ(layout.num_units(), 2);
   EXPECT_EQ(layout.units()[0].parameters, (std::vector<int>{0, 1}));
   EXPECT_EQ(layout.units()[1].parameters, (std::vector<int>{2}));
@@ -44,23 +51,26 @@ TEST(Layout, ParametersStartAt64BytesAndUnitsDivideByTheWorld) {
 
 TEST(Layout, LeafModulesStayWhole) {
   // fc2's weight would fit in the first unit, its bias would not: both go to the next one.
-  const Layout layout({spec("fc1.weight", {32}), spec("fc1.bias", {16}), spec("fc2.weight", {32}), spec("fc2.bias", {16})},
-                      {.world_size = 1, .unit_numel = 80});
+  const Layout layout(
+      {spec("fc1.weight", {32}), spec("fc1.bias", {16}), spec("fc2.weight", {32}), spec("fc2.bias", {16})},
+      {.world_size = 1, .unit_numel = 80});
   ASSERT_EQ(layout.num_units(), 2);
   EXPECT_EQ(layout.units()[0].parameters, (std::vector<int>{0, 1}));
   EXPECT_EQ(layout.units()[1].parameters, (std::vector<int>{2, 3}));
 }
 
 TEST(Layout, AParameterLargerThanAUnitStandsAlone) {
-  const Layout layout({spec("a.weight", {16}), spec("big.weight", {1'000}), spec("big.bias", {16}), spec("c.weight", {16})},
-                      {.world_size = 1, .unit_numel = 64});
+  const Layout layout(
+      {spec("a.weight", {16}), spec("big.weight", {1'000}), spec("big.bias", {16}), spec("c.weight", {16})},
+      {.world_size = 1, .unit_numel = 64});
   ASSERT_EQ(layout.num_units(), 3);
   EXPECT_EQ(layout.units()[1].parameters, (std::vector<int>{1}));
   EXPECT_EQ(layout.units()[2].parameters, (std::vector<int>{2, 3}));
 }
 
 TEST(Layout, FrozenOnesAndOtherTypesHaveUnitsOfTheirOwn) {
-  const Layout layout({spec("a", {4}), spec("b", {4}, DType::kFloat32, /*trainable=*/false), spec("c", {4}, DType::kBFloat16), spec("d", {4})},
+  const Layout layout({spec("a", {4}), spec("b", {4}, DType::kFloat32, /*trainable=*/false),
+                       spec("c", {4}, DType::kBFloat16), spec("d", {4})},
                       {.world_size = 2, .unit_numel = 1'000});
   ASSERT_EQ(layout.num_units(), 3);
   for (const Unit& unit : layout.units())
@@ -72,7 +82,8 @@ TEST(Layout, FrozenOnesAndOtherTypesHaveUnitsOfTheirOwn) {
 }
 
 TEST(Layout, ParametersWithoutElements) {
-  const Layout layout({spec("a", {0, 5}), spec("b", {3}), spec("c", {0})}, {.world_size = 3, .unit_numel = 100});
+  const Layout layout({spec("a", {0, 5}), spec("b", {3}), spec("c", {0})},
+                      {.world_size = 3, .unit_numel = 100});
   ASSERT_EQ(layout.num_units(), 1);
   EXPECT_EQ(layout.slot(0).numel, 0);
   EXPECT_EQ(layout.slot(1).numel, 3);
@@ -96,7 +107,9 @@ TEST(Layout, FindsByNameAndAlias) {
 }
 
 TEST(Layout, DescribesItsUnits) {
-  const Layout layout({spec("a.weight", {4}), spec("a.bias", {4}), spec("b.weight", {4}), spec("big", {1'000})}, {.world_size = 1, .unit_numel = 64});
+  const Layout layout(
+      {spec("a.weight", {4}), spec("a.bias", {4}), spec("b.weight", {4}), spec("big", {1'000})},
+      {.world_size = 1, .unit_numel = 64});
   EXPECT_EQ(layout.describe(0), "unit 0 (a.weight … b.weight)");
   EXPECT_EQ(layout.describe(1), "unit 1 (big)");
   const Layout two({spec("a.weight", {4}), spec("a.bias", {4})}, {});
@@ -114,7 +127,10 @@ TEST(Layout, DigestChangesWithAnyDetail) {
   EXPECT_EQ(digest([](auto&, auto&) {}), original);
   EXPECT_NE(digest([](auto& specs, auto&) { specs[0].name = "a.weighs"; }), original);
   EXPECT_NE(digest([](auto& specs, auto&) { specs[0].shape = {6, 4}; }), original);
-  EXPECT_NE(digest([](auto& specs, auto&) { for (auto& s : specs) s.dtype = DType::kFloat64; }), original);
+  EXPECT_NE(digest([](auto& specs, auto&) {
+              for (auto& s : specs) s.dtype = DType::kFloat64;
+            }),
+            original);
   EXPECT_NE(digest([](auto& specs, auto&) { specs[1].trainable = false; }), original);
   EXPECT_NE(digest([](auto& specs, auto&) { specs[1].group = 1; }), original);
   EXPECT_NE(digest([](auto& specs, auto&) { specs[1].aliases = {"c"}; }), original);
@@ -135,7 +151,8 @@ std::vector<ParameterSpec> random_specs(std::mt19937& random) {
   int module = 0;
   for (int i = 0, num = 1 + below(12); i < num; ++i) {
     if (below(2) == 0) ++module;
-    const std::vector<int64_t> shape = below(8) == 0 ? std::vector<int64_t>{0, 3} : std::vector<int64_t>{1 + below(9), 1 + below(40)};
+    const std::vector<int64_t> shape =
+        below(8) == 0 ? std::vector<int64_t>{0, 3} : std::vector<int64_t>{1 + below(9), 1 + below(40)};
     specs.push_back(spec("m" + std::to_string(module) + ".p" + std::to_string(i), shape,
                          below(3) == 0 ? DType::kBFloat16 : DType::kFloat32, below(4) != 0));
   }
@@ -177,7 +194,8 @@ TEST(Layout, OwnedRangesPartitionEveryParameter) {
     SCOPED_TRACE(trial);
     const std::vector<ParameterSpec> specs = random_specs(random);
     for (int world = 1; world <= 9; ++world) {
-      const Layout layout(specs, {.world_size = world, .unit_numel = 1 + static_cast<int64_t>(random() % 700)});
+      const Layout layout(specs,
+                          {.world_size = world, .unit_numel = 1 + static_cast<int64_t>(random() % 700)});
       expect_partition(layout);
     }
   }

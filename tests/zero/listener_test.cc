@@ -41,22 +41,28 @@ struct LinearImpl : torch::nn::Module {
 TORCH_MODULE(Linear);
 
 TEST(Listener, UnitsStayUntilTheOutermostOperatorEndsLinear) {
-  expect_plain_gradients<Linear>([](LinearImpl& model) { return model.layer->forward(randn({6, 9}, 4)).square().sum(); });
+  expect_plain_gradients<Linear>(
+      [](LinearImpl& model) { return model.layer->forward(randn({6, 9}, 4)).square().sum(); });
 }
 
 struct LstmImpl : torch::nn::Module {
-  LstmImpl() { lstm = register_module("lstm", torch::nn::LSTM(torch::nn::LSTMOptions(5, 6).num_layers(2).bidirectional(true))); }
+  LstmImpl() {
+    lstm = register_module("lstm",
+                           torch::nn::LSTM(torch::nn::LSTMOptions(5, 6).num_layers(2).bidirectional(true)));
+  }
   torch::nn::LSTM lstm{nullptr};
 };
 TORCH_MODULE(Lstm);
 
 TEST(Listener, UnitsStayUntilTheOutermostOperatorEndsLstm) {
-  expect_plain_gradients<Lstm>([](LstmImpl& model) { return std::get<0>(model.lstm->forward(randn({4, 2, 5}, 4))).square().sum(); });
+  expect_plain_gradients<Lstm>(
+      [](LstmImpl& model) { return std::get<0>(model.lstm->forward(randn({4, 2, 5}, 4))).square().sum(); });
 }
 
 struct AttentionImpl : torch::nn::Module {
   AttentionImpl() {
-    attention = register_module("attention", torch::nn::MultiheadAttention(torch::nn::MultiheadAttentionOptions(12, 3)));
+    attention = register_module("attention",
+                                torch::nn::MultiheadAttention(torch::nn::MultiheadAttentionOptions(12, 3)));
     norm = register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({12})));
   }
   torch::nn::MultiheadAttention attention{nullptr};
@@ -85,7 +91,9 @@ TEST(Listener, OptionalTensorsCount) {
   Chain plain(2);
   Rig rig(*model, alone(), 3);
   const at::Tensor x = randn({3, kWidth}, 5);
-  const auto norm = [&](Chain& of) { return at::layer_norm(x, {kWidth}, /*weight=*/{}, /*bias=*/of->layers[1]->bias); };
+  const auto norm = [&](Chain& of) {
+    return at::layer_norm(x, {kWidth}, /*weight=*/{}, /*bias=*/of->layers[1]->bias);
+  };
   EXPECT_TRUE(at::equal(norm(model), norm(plain)));
   EXPECT_EQ(rig.residency().counts().gathers, (std::vector<int>{0, 1, 0}));
 }
@@ -94,12 +102,14 @@ TEST(Listener, OptionalTensorsCount) {
 at::Tensor sum_of_present(const c10::List<std::optional<at::Tensor>>& tensors) {
   float sum = 0;
   for (const std::optional<at::Tensor>& tensor : tensors)
-    for (int64_t i = 0; tensor && i < tensor->numel(); ++i) sum += static_cast<const float*>(tensor->const_data_ptr())[i];
+    for (int64_t i = 0; tensor && i < tensor->numel(); ++i)
+      sum += static_cast<const float*>(tensor->const_data_ptr())[i];
   return at::scalar_tensor(sum);
 }
 
 TORCH_LIBRARY(tessera_test, library) {
-  library.def("sum_of_present(Tensor?[] tensors) -> Tensor", torch::dispatch(c10::DispatchKey::CPU, TORCH_FN(sum_of_present)));
+  library.def("sum_of_present(Tensor?[] tensors) -> Tensor",
+              torch::dispatch(c10::DispatchKey::CPU, TORCH_FN(sum_of_present)));
 }
 
 TEST(Listener, TensorsBehindANoneCount) {
@@ -110,7 +120,8 @@ TEST(Listener, TensorsBehindANoneCount) {
   Rig rig(*model, alone(), 3);
   const at::NoGradGuard no_grad;
   const auto of = [&](Chain& chain) {
-    return sum.call({std::nullopt, chain->layers[2]->bias, std::nullopt, chain->layers[1]->bias}).item<float>();
+    return sum.call({std::nullopt, chain->layers[2]->bias, std::nullopt, chain->layers[1]->bias})
+        .item<float>();
   };
   EXPECT_EQ(of(model), of(plain));
   EXPECT_EQ(rig.residency().counts().gathers, (std::vector<int>{0, 1, 1, 0}));
@@ -147,14 +158,17 @@ TEST(Listener, AnEmbeddingsBackwardGathersNothing) {
   }
 }
 
-/// torch.utils.checkpoint: keeps the input only; backward computes the segment again and runs a backward inside.
+/// torch.utils.checkpoint: keeps the input only; backward computes the segment
+/// again and runs a backward inside.
 struct Checkpoint : torch::autograd::Function<Checkpoint> {
-  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, ChainImpl* chain) {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
+                            ChainImpl* chain) {
     context->save_for_backward({x});
     context->saved_data["chain"] = reinterpret_cast<int64_t>(chain);
     return chain->forward(x);
   }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context, torch::autograd::variable_list grads) {
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list grads) {
     auto* chain = reinterpret_cast<ChainImpl*>(context->saved_data["chain"].toInt());
     const at::AutoGradMode with_grad(true);
     const at::Tensor x = context->get_saved_variables()[0].detach().requires_grad_();
@@ -190,7 +204,8 @@ TEST(Listener, ABlockMarkedForProfilersPinsNothing) {
 TEST(Listener, TwoModelsOnOneThread) {
   Chain a(4, 1), b(4, 50), plain_a(4, 1), plain_b(4, 50);
   const at::Tensor x = randn({2, kWidth}, 7);
-  const std::vector<at::Tensor> expected_a = plain_gradients(*plain_a, plain_b->forward(plain_a->forward(x)).sum());
+  const std::vector<at::Tensor> expected_a =
+      plain_gradients(*plain_a, plain_b->forward(plain_a->forward(x)).sum());
   Rig rig_a(*a, alone(), 3);
   auto rig_b = std::make_unique<Rig>(*b, alone(), 3);
   for (int step = 0; step < 2; ++step) {

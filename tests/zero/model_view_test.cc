@@ -31,16 +31,21 @@ std::string refusal(const std::vector<NamedTensor>& parameters) {
 
 TEST(ModelView, RefusesByNameWhatCannotBeSharded) {
   EXPECT_EQ(refusal({{"fine", at::ones({3})}}), "");
-  EXPECT_THAT(refusal({{"fine", at::ones({3})}, {"a.double", at::ones({3}, at::kDouble)}}), AllOf(HasSubstr("a.double"), HasSubstr("Double")));
+  EXPECT_THAT(refusal({{"fine", at::ones({3})}, {"a.double", at::ones({3}, at::kDouble)}}),
+              AllOf(HasSubstr("a.double"), HasSubstr("Double")));
   EXPECT_THAT(refusal({{"a.complex", at::ones({3}, at::kComplexFloat)}}), HasSubstr("a.complex"));
   EXPECT_THAT(refusal({{"a.whole", at::ones({3}, at::kInt)}}), HasSubstr("a.whole"));
-  EXPECT_THAT(refusal({{"a.sparse", at::eye(3).to_sparse()}}), AllOf(HasSubstr("a.sparse"), HasSubstr("dense")));
-  EXPECT_THAT(refusal({{"a.expanded", at::ones({1, 3}).expand({4, 3})}}), AllOf(HasSubstr("a.expanded"), HasSubstr("contiguous")));
+  EXPECT_THAT(refusal({{"a.sparse", at::eye(3).to_sparse()}}),
+              AllOf(HasSubstr("a.sparse"), HasSubstr("dense")));
+  EXPECT_THAT(refusal({{"a.expanded", at::ones({1, 3}).expand({4, 3})}}),
+              AllOf(HasSubstr("a.expanded"), HasSubstr("contiguous")));
   EXPECT_THAT(refusal({{"a.strided", at::ones({8}).slice(0, 0, 8, 2)}}), HasSubstr("a.strided"));
   const at::Tensor memory = at::ones({10});
-  EXPECT_THAT(refusal({{"a.left", memory.narrow(0, 0, 6)}, {"a.right", memory.narrow(0, 5, 5)}}), AllOf(HasSubstr("a.left"), HasSubstr("a.right"), HasSubstr("share memory")));
+  EXPECT_THAT(refusal({{"a.left", memory.narrow(0, 0, 6)}, {"a.right", memory.narrow(0, 5, 5)}}),
+              AllOf(HasSubstr("a.left"), HasSubstr("a.right"), HasSubstr("share memory")));
   EXPECT_THAT(refusal({{"a.one", memory}, {"a.other", memory.view({2, 5})}}), HasSubstr("share memory"));
-  EXPECT_EQ(refusal({{"left", memory.narrow(0, 0, 5)}, {"right", memory.narrow(0, 5, 5)}}), "") << "side by side is fine";
+  EXPECT_EQ(refusal({{"left", memory.narrow(0, 0, 5)}, {"right", memory.narrow(0, 5, 5)}}), "")
+      << "side by side is fine";
   EXPECT_EQ(refusal({{"empty", memory.narrow(0, 0, 0)}, {"whole", memory}}), "");
 }
 
@@ -52,20 +57,24 @@ TEST(ModelView, AModelWithoutParametersIsRefused) {
 TEST(ModelView, TiedParametersAppearOnce) {
   tessera::testing::Odds model;
   const ParameterList list = list_parameters(view_of(*model), DType::kBFloat16);
-  const auto tied = std::find_if(list.specs.begin(), list.specs.end(), [](const ParameterSpec& spec) { return !spec.aliases.empty(); });
+  const auto tied = std::find_if(list.specs.begin(), list.specs.end(),
+                                 [](const ParameterSpec& spec) { return !spec.aliases.empty(); });
   ASSERT_NE(tied, list.specs.end());
   const std::vector<std::string> names{tied->name, tied->aliases.front()};
   EXPECT_THAT(names, ::testing::UnorderedElementsAre("table.weight", "decoder_weight"));
   EXPECT_EQ(list.specs.size(), list.tensors.size());
   EXPECT_EQ(list.specs.size() + 1, model->named_parameters().size());
   EXPECT_EQ(tied->dtype, DType::kBFloat16);
-  const auto frozen = std::find_if(list.specs.begin(), list.specs.end(), [](const ParameterSpec& spec) { return spec.name == "frozen.weight"; });
+  const auto frozen = std::find_if(list.specs.begin(), list.specs.end(),
+                                   [](const ParameterSpec& spec) { return spec.name == "frozen.weight"; });
   EXPECT_FALSE(frozen->trainable);
   for (int stage : {0, 3}) {
     tessera::testing::Odds sharded;
     Rig rig(*sharded, alone(), stage);
-    EXPECT_TRUE(at::equal(rig.sharded->full_parameter("decoder_weight"), rig.sharded->full_parameter("table.weight")));
-    EXPECT_EQ(sharded->decoder_weight.unsafeGetTensorImpl(), sharded->table->weight.unsafeGetTensorImpl()) << "still one tensor";
+    EXPECT_TRUE(at::equal(rig.sharded->full_parameter("decoder_weight"),
+                          rig.sharded->full_parameter("table.weight")));
+    EXPECT_EQ(sharded->decoder_weight.unsafeGetTensorImpl(), sharded->table->weight.unsafeGetTensorImpl())
+        << "still one tensor";
   }
 }
 
@@ -104,11 +113,15 @@ torch::jit::Module script() {
   inner.register_parameter("weight", randn({kWidth, kWidth}, 5) * 0.3, /*is_buffer=*/false);
   inner.register_parameter("bias", randn({kWidth}, 6), false);
   inner.register_buffer("scale", at::full({1}, 2.0));
-  inner.define("def forward(self, x):\n  return torch.tanh(torch.addmm(self.bias, x, self.weight.t())) * self.scale\n");
+  inner.define(
+      "def forward(self, x):\n  return torch.tanh(torch.addmm(self.bias, x, self.weight.t())) * "
+      "self.scale\n");
   torch::jit::Module outer("outer");
   outer.register_module("inner", inner);
   outer.register_parameter("head", randn({kWidth, 3}, 7) * 0.3, false);
-  outer.define("def forward(self, x):\n  for i in range(2):\n    x = self.inner.forward(x)\n  return torch.mm(x, self.head)\n");
+  outer.define(
+      "def forward(self, x):\n  for i in range(2):\n    x = self.inner.forward(x)\n  return torch.mm(x, "
+      "self.head)\n");
   for (at::Tensor parameter : outer.parameters()) parameter.set_requires_grad(true);
   return outer;
 }
@@ -159,7 +172,8 @@ TEST(ModelView, TorchScriptThatForksIsRefusedAtStage3) {
   for (torch::jit::Node* node : graph->nodes())
     if (node->kind() == at::prim::Loop) add_fork(node->blocks()[0], *graph);
   in_another_method.define("def loss(self, x):\n  return x\n");
-  add_fork(in_another_method.get_method("loss").graph()->block(), *in_another_method.get_method("loss").graph());
+  add_fork(in_another_method.get_method("loss").graph()->block(),
+           *in_another_method.get_method("loss").graph());
   EXPECT_EQ(view_of(script()).forks_in, "");
   for (const torch::jit::Module& model : {in_submodule, in_loop, in_another_method}) {
     for (int stage : {0, 2, 3}) {
@@ -167,7 +181,8 @@ TEST(ModelView, TorchScriptThatForksIsRefusedAtStage3) {
       if (stage < 3) {
         EXPECT_EQ(error, "");
       } else {
-        EXPECT_THAT(error, AllOf(HasSubstr("torch.jit.fork"), HasSubstr("stage 3"), HasSubstr(view_of(model).forks_in)));
+        EXPECT_THAT(error, AllOf(HasSubstr("torch.jit.fork"), HasSubstr("stage 3"),
+                                 HasSubstr(view_of(model).forks_in)));
       }
     }
   }
@@ -192,7 +207,8 @@ TEST(ModelView, AnUpdateBumpsVersionCounters) {
     const auto before = model->layers[1]->weight._version();
     rig.update();
     EXPECT_GT(model->layers[1]->weight._version(), before);
-    EXPECT_THAT(error_of([&] { rig.backward(old); }), HasSubstr("modified by an inplace operation")) << "stage " << stage;
+    EXPECT_THAT(error_of([&] { rig.backward(old); }), HasSubstr("modified by an inplace operation"))
+        << "stage " << stage;
   }
 }
 
@@ -201,7 +217,8 @@ struct BuffersImpl : torch::nn::Module {
     weight = register_parameter("weight", at::ones({3}));
     whole = register_buffer("whole", at::full({2}, 5 + rank, at::kLong));
     flag = register_buffer("flag", at::full({2}, rank == 0, at::kBool));
-    wave = register_buffer("wave", at::full({2, 2}, c10::complex<float>(1, static_cast<float>(rank)), at::kComplexFloat));
+    wave = register_buffer(
+        "wave", at::full({2, 2}, c10::complex<float>(1, static_cast<float>(rank)), at::kComplexFloat));
     strided = register_buffer("strided", at::full({4, 3}, rank).t());
     scalar = register_buffer("scalar", at::full({}, 1.0 + rank));
   }
@@ -213,7 +230,8 @@ TEST(ModelView, BuffersBecomeRankZeros) {
   run_ranks(2, [](comm::CommunicatorPtr comm) {
     Buffers model(comm->rank()), expected(0);
     Rig rig(*model, comm, 2);
-    for (const auto& item : expected->named_buffers()) EXPECT_TRUE(at::equal(model->named_buffers()[item.key()], item.value())) << item.key();
+    for (const auto& item : expected->named_buffers())
+      EXPECT_TRUE(at::equal(model->named_buffers()[item.key()], item.value())) << item.key();
     model->scalar.fill_(comm->rank() + 7);
     rig.sharded->broadcast_buffers();
     EXPECT_EQ(model->scalar.item<double>(), 7);

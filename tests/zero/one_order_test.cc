@@ -14,12 +14,14 @@ using ::testing::HasSubstr;
 
 using Log = std::vector<std::string>;
 
-/// Like NCCL: test() says nothing of the other ranks (the device is far behind), and a wait is for streams. The streams are in
-/// order here: a wait returns when the collective is done, which only ends if all ranks issue all collectives in one order.
+/// Like NCCL: test() says nothing of the other ranks (the device is far behind), and a wait is for
+/// streams. The streams are in order here: a wait returns when the collective is done, which only ends if
+/// all ranks issue all collectives in one order.
 class StreamOrdered final : public tessera::testing::ForwardingCommunicator {
  public:
   /// `log`: gathers and reductions in the order of their issue, of this group and those duplicated from it.
-  StreamOrdered(comm::CommunicatorPtr inner, Log* log) : ForwardingCommunicator(std::move(inner)), log_(log) {}
+  StreamOrdered(comm::CommunicatorPtr inner, Log* log)
+      : ForwardingCommunicator(std::move(inner)), log_(log) {}
   bool wait_blocks() const override { return false; }
   comm::CommunicatorPtr duplicate(std::string_view name) override {
     names_.emplace_back(name);
@@ -34,11 +36,13 @@ class StreamOrdered final : public tessera::testing::ForwardingCommunicator {
     void wait() override { inner->wait(); }
     comm::WorkPtr inner;
   };
-  comm::WorkPtr do_all_gather(const at::Tensor& full, const at::Tensor& shard, std::string_view label) override {
+  comm::WorkPtr do_all_gather(const at::Tensor& full, const at::Tensor& shard,
+                              std::string_view label) override {
     log_->push_back(str("gather ", label));
     return std::make_shared<StreamWork>(ForwardingCommunicator::do_all_gather(full, shard, label));
   }
-  comm::WorkPtr do_reduce_scatter(const at::Tensor& full, const comm::ReduceInto& into, std::string_view label) override {
+  comm::WorkPtr do_reduce_scatter(const at::Tensor& full, const comm::ReduceInto& into,
+                                  std::string_view label) override {
     log_->push_back(str("reduce ", label));
     return std::make_shared<StreamWork>(ForwardingCommunicator::do_reduce_scatter(full, into, label));
   }
@@ -59,8 +63,8 @@ const std::vector<int> kAll{0, 1, 2, 3, 4, 5, 6, 7};
 
 using Loss = std::function<at::Tensor(ChainImpl& model, int rank, int step)>;
 
-/// Five steps on two ranks at stage 3: each step's gradients are plain autograd's, and all ranks issue the same collectives in the same
-/// order. Returns how many units' gradients came late, by step, on either rank.
+/// Five steps on two ranks at stage 3: each step's gradients are plain autograd's, and all ranks issue the
+/// same collectives in the same order. Returns how many units' gradients came late, by step, on either rank.
 std::vector<size_t> expect_one_order(const Loss& loss_of, const Change& change = {}) {
   std::vector<size_t> num_late(5, 0);
   std::array<Log, 2> logs;
@@ -73,7 +77,8 @@ std::vector<size_t> expect_one_order(const Loss& loss_of, const Change& change =
       rig.backward(loss_of(*model, comm->rank(), step));
       rig.update(/*scale=*/0);
       num_late[step] = std::max(num_late[step], rig.num_late);
-      const std::vector<at::Tensor> expected = plain_gradients(*plain, (loss_of(*plain, 0, step) + loss_of(*plain, 1, step)) / 2);
+      const std::vector<at::Tensor> expected =
+          plain_gradients(*plain, (loss_of(*plain, 0, step) + loss_of(*plain, 1, step)) / 2);
       EXPECT_LT(largest_difference(rig.gradients(), expected), 1e-5) << "step " << step;
       EXPECT_TRUE(rig.sharded->gradients().waits_in_hooks());
     }
@@ -83,7 +88,9 @@ std::vector<size_t> expect_one_order(const Loss& loss_of, const Change& change =
 }
 
 TEST(OneOrder, OfGathersAndReductions) {
-  expect_one_order([](ChainImpl& model, int rank, int step) { return through(model, kAll, batch(rank, step)).square().sum(); });
+  expect_one_order([](ChainImpl& model, int rank, int step) {
+    return through(model, kAll, batch(rank, step)).square().sum();
+  });
 }
 
 TEST(OneOrder, WhenRanksSkipUnits) {
@@ -94,12 +101,15 @@ TEST(OneOrder, WhenRanksSkipUnits) {
           [&](ChainImpl& model, int rank, int step) {
             return through(model, step > 0 && rank == 1 ? used : kAll, batch(rank, step)).square().sum();
           },
-          [&](ShardedModelOptions& options) { options.residency.overlap = options.reducer.overlap = overlap; });
+          [&](ShardedModelOptions& options) {
+            options.residency.overlap = options.reducer.overlap = overlap;
+          });
     }
   }
 }
 
-// The first unit of the agreed order never completes on rank 1: its reduction goes out in its turn, with zeros.
+// The first unit of the agreed order never completes on rank 1: its reduction
+// goes out in its turn, with zeros.
 TEST(OneOrder, WhenARankLacksAGradient) {
   const std::vector<size_t> num_late = expect_one_order([](ChainImpl& model, int rank, int step) {
     at::Tensor x = batch(rank, step);
@@ -112,7 +122,8 @@ TEST(OneOrder, WhenARankLacksAGradient) {
   EXPECT_EQ(num_late, std::vector<size_t>(5, 0));
 }
 
-// On rank 1 a bias is used early too (its unit has been fetched ahead), so its gradient is complete late: after its unit's turn.
+// On rank 1 a bias is used early too (its unit has been fetched ahead), so its gradient is
+// complete late: after its unit's turn.
 TEST(OneOrder, WhenAGradientComesAfterItsTurn) {
   if (in_shared_memory()) GTEST_SKIP() << "no gather has a turn before it";
   const std::vector<size_t> num_late = expect_one_order(
@@ -159,12 +170,14 @@ TEST(OneOrder, GradientsAreReducedDuringBackward) {
     long most = 0;
     rig.sharded->gradients().check = [&] {
       const auto parameters = model->parameters();
-      most = std::max<long>(most, std::count_if(parameters.begin(), parameters.end(), [](const at::Tensor& p) { return p.grad().defined(); }));
+      most = std::max<long>(most, std::count_if(parameters.begin(), parameters.end(),
+                                                [](const at::Tensor& p) { return p.grad().defined(); }));
     };
     for (int step = 0; step < 4; ++step) {
       most = 0;
       rig.step(through(*model, kAll, batch(comm->rank(), step)).square().sum());
-      // In the first step the order is still that of registration, where the layer that nobody uses comes first.
+      // In the first step the order is still that of registration, where the
+      // layer that nobody uses comes first.
       EXPECT_LE(most, step == 0 ? 2 * kNumLayers : 2) << "step " << step;
       EXPECT_LE(rig.sharded->gradients().max_slots_in_use(), 4);
     }

@@ -1,5 +1,5 @@
-// Every optimizer over 20 steps against torch::optim, or, for those that torch does not have, against the paper's
-// formula in fp64 tensor operations.
+// Every optimizer over 20 steps against torch::optim, or, for those that torch does not have, against the
+// paper's formula in fp64 tensor operations.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
@@ -50,7 +50,8 @@ Scenario make_scenario() {
 Segment make_segment(OptimizerKind kind, const Hyper& hyper, const at::Tensor& weights) {
   Segment segment;
   segment.master = weights.clone();
-  for (size_t i = 0; i < state_names(kind, hyper).size(); ++i) segment.state.push_back(at::zeros_like(weights));
+  for (size_t i = 0; i < state_names(kind, hyper).size(); ++i)
+    segment.state.push_back(at::zeros_like(weights));
   return segment;
 }
 
@@ -108,8 +109,8 @@ TEST(Optimizers, AdamWEqualsTorch) {
 TEST(Optimizers, AGradientOfZeroMovesNothing) {
   Scenario run = make_scenario();
   for (at::Tensor& grad : run.grads) grad.zero_();
-  for (const OptimizerKind kind :
-       {OptimizerKind::kAdam, OptimizerKind::kAdamW, OptimizerKind::kSGD, OptimizerKind::kAdagrad, OptimizerKind::kLion}) {
+  for (const OptimizerKind kind : {OptimizerKind::kAdam, OptimizerKind::kAdamW, OptimizerKind::kSGD,
+                                   OptimizerKind::kAdagrad, OptimizerKind::kLion}) {
     Hyper hyper = adam_hyper(0);
     hyper.momentum = 0.9;
     EXPECT_TRUE(at::equal(run_ours(kind, hyper, run).master, run.weights)) << static_cast<int>(kind);
@@ -173,10 +174,12 @@ TEST(Optimizers, AdagradEqualsTorch) {
       hyper.eps = 1e-10;
       hyper.weight_decay = weight_decay;
       hyper.lr_decay = lr_decay;
-      const auto options = torch::optim::AdagradOptions(0.1).lr_decay(lr_decay).weight_decay(weight_decay).eps(1e-10);
+      const auto options =
+          torch::optim::AdagradOptions(0.1).lr_decay(lr_decay).weight_decay(weight_decay).eps(1e-10);
       const auto expected = run_torch<torch::optim::Adagrad>(options, run);
       const auto ours = run_ours(OptimizerKind::kAdagrad, hyper, run);
-      EXPECT_LT(max_error(ours.master, expected), 1e-6) << "weight decay " << weight_decay << " lr decay " << lr_decay;
+      EXPECT_LT(max_error(ours.master, expected), 1e-6)
+          << "weight decay " << weight_decay << " lr decay " << lr_decay;
     }
   }
 }
@@ -200,7 +203,8 @@ TEST(Optimizers, LionEqualsItsPaper) {
   }
 }
 
-/// The paper's Algorithm 2 with phi the identity, the ratio bounded as DeepSpeed's max_coeff and min_coeff do.
+/// The paper's Algorithm 2 with phi the identity, the ratio bounded as
+/// DeepSpeed's max_coeff and min_coeff do.
 at::Tensor lamb_of_the_paper(const Hyper& hyper, const Scenario& run) {
   at::Tensor w = run.weights.to(at::kDouble), m = at::zeros_like(w), v = at::zeros_like(w);
   for (int64_t step = 1; step <= kNumSteps; ++step) {

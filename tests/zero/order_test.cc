@@ -44,7 +44,8 @@ TEST(Order, EachUnitIsGatheredTwiceAStep) {
           rig.update();
           continue;
         }
-        for (int unit = 0; unit < 6; ++unit) EXPECT_LE(counts.gathers[unit], 2) << "step " << step << " unit " << unit;
+        for (int unit = 0; unit < 6; ++unit)
+          EXPECT_LE(counts.gathers[unit], 2) << "step " << step << " unit " << unit;
         EXPECT_EQ(counts.gathers[6], 0) << "nobody uses it";
         EXPECT_EQ(counts.agreed_gathers > 0, step == 0) << "step " << step;
         // Replay: 6 forward; the last 2 stay for backward, and the first layer's backward needs no weight.
@@ -59,10 +60,12 @@ TEST(Order, EachUnitIsGatheredTwiceAStep) {
 
 TEST(Order, PersistentUnitsAreGatheredOnceAStep) {
   Chain model(5);
-  Rig rig(*model, alone(), 3, [](ShardedModelOptions& options) { options.residency.persistence_numel = kLinearNumel; });
+  Rig rig(*model, alone(), 3,
+          [](ShardedModelOptions& options) { options.residency.persistence_numel = kLinearNumel; });
   for (int step = 0; step < 3; ++step) {
     rig.step(model->forward(batch(0, step)).sum());
-    EXPECT_EQ(rig.residency().previous_counts().gathers, (std::vector<int>{1, 1, 1, 1, 1, 0})) << "step " << step;
+    EXPECT_EQ(rig.residency().previous_counts().gathers, (std::vector<int>{1, 1, 1, 1, 1, 0}))
+        << "step " << step;
   }
 }
 
@@ -71,7 +74,9 @@ TEST(Order, WithoutOverlapTheResultsAreTheSame) {
   for (bool overlap : {true, false}) {
     run_ranks(2, [&](comm::CommunicatorPtr comm) {
       Chain model(5);
-      Rig rig(*model, comm, 3, [&](ShardedModelOptions& options) { options.residency.overlap = options.reducer.overlap = overlap; });
+      Rig rig(*model, comm, 3, [&](ShardedModelOptions& options) {
+        options.residency.overlap = options.reducer.overlap = overlap;
+      });
       for (int step = 0; step < 3; ++step) rig.step(model->forward(batch(comm->rank(), step)).sum());
       const std::vector<at::Tensor> weights = rig.weights();
       if (comm->rank() != 0) return;
@@ -85,9 +90,11 @@ TEST(Order, WithoutOverlapTheResultsAreTheSame) {
 class Limits final : public tessera::testing::ForwardingCommunicator {
  public:
   using List = std::vector<std::chrono::milliseconds>;
-  Limits(comm::CommunicatorPtr inner, std::shared_ptr<List> list) : ForwardingCommunicator(std::move(inner)), list_(std::move(list)) {}
+  Limits(comm::CommunicatorPtr inner, std::shared_ptr<List> list)
+      : ForwardingCommunicator(std::move(inner)), list_(std::move(list)) {}
   using Communicator::exchange;
-  std::vector<std::string> exchange(const std::string& value, std::string_view label, std::chrono::milliseconds limit) override {
+  std::vector<std::string> exchange(const std::string& value, std::string_view label,
+                                    std::chrono::milliseconds limit) override {
     list_->push_back(limit);
     return ForwardingCommunicator::exchange(value, label, limit);
   }
@@ -99,7 +106,8 @@ class Limits final : public tessera::testing::ForwardingCommunicator {
   std::shared_ptr<List> list_;
 };
 
-// A rank that is late (a slow disk, a long evaluation) has as long to come to an agreement as to any collective.
+// A rank that is late (a slow disk, a long evaluation) has as long to come to
+// an agreement as to any collective.
 TEST(Order, AgreementsHaveTheCommunicatorsTimeLimit) {
   run_ranks(2, [](comm::CommunicatorPtr comm) {
     auto limits = std::make_shared<Limits::List>();
@@ -119,14 +127,17 @@ TEST(Order, RanksThatDifferInTheFirstPassAreNamed) {
     Chain model(2);
     Rig rig(*model, comm, 3);
     at::Tensor x = batch(0, 0);
-    for (int i : comm->rank() == 0 ? std::vector<int>{0, 1} : std::vector<int>{1, 0}) x = model->layers[i]->forward(x);
+    for (int i : comm->rank() == 0 ? std::vector<int>{0, 1} : std::vector<int>{1, 0})
+      x = model->layers[i]->forward(x);
     rig.backward(x.sum());
   });
   for (const std::string& error : errors) {
     if (in_shared_memory()) {
       EXPECT_EQ(error, "") << "nothing is gathered, so they may";
     } else {
-      EXPECT_THAT(error, AllOf(HasSubstr("rank 0"), HasSubstr("rank 1"), HasSubstr("unit 0 (fc0.weight, fc0.bias)"), HasSubstr("unit 1 (fc1.weight, fc1.bias)")));
+      EXPECT_THAT(error,
+                  AllOf(HasSubstr("rank 0"), HasSubstr("rank 1"), HasSubstr("unit 0 (fc0.weight, fc0.bias)"),
+                        HasSubstr("unit 1 (fc1.weight, fc1.bias)")));
     }
   }
 }
@@ -141,7 +152,8 @@ TEST(Order, ARankThatStopsInTheFirstPassIsNamed) {
     }
     rig.backward(model->forward(batch(0, 0)).sum());
   });
-  EXPECT_THAT(errors[0], AllOf(HasSubstr("rank 1"), HasSubstr(in_shared_memory() ? "" : "unit 0 (fc0.weight, fc0.bias)")));
+  EXPECT_THAT(errors[0], AllOf(HasSubstr("rank 1"),
+                               HasSubstr(in_shared_memory() ? "" : "unit 0 (fc0.weight, fc0.bias)")));
 }
 
 TEST(Order, ARankThatNeedsAnotherUnitInReplayIsNamed) {
@@ -160,8 +172,10 @@ TEST(Order, ARankThatNeedsAnotherUnitInReplayIsNamed) {
       EXPECT_EQ(error, "") << "it is there on every rank";
       continue;
     }
-    EXPECT_THAT(error, AllOf(HasSubstr("the ranks wait for each other: rank 0 waits in "),
-                             HasSubstr("; rank 1 waits in exchange of \"gather of unit 3 (extra.weight, extra.bias)")));
+    EXPECT_THAT(
+        error,
+        AllOf(HasSubstr("the ranks wait for each other: rank 0 waits in "),
+              HasSubstr("; rank 1 waits in exchange of \"gather of unit 3 (extra.weight, extra.bias)")));
   }
 }
 
@@ -174,8 +188,8 @@ at::Tensor loss_through(ChainImpl& model, const std::vector<int>& used, at::Tens
 void expect_skipping_works(const std::vector<int>& rank_1_uses, bool overlap) {
   const std::vector<int> all{0, 1, 2, 3, 4, 5};
   Chain plain(6);
-  const std::vector<at::Tensor> expected =
-      plain_gradients(*plain, (loss_through(*plain, all, batch(0, 9)) + loss_through(*plain, rank_1_uses, batch(1, 9))) / 2);
+  const std::vector<at::Tensor> expected = plain_gradients(
+      *plain, (loss_through(*plain, all, batch(0, 9)) + loss_through(*plain, rank_1_uses, batch(1, 9))) / 2);
   const auto start = std::chrono::steady_clock::now();
   run_ranks(2, [&](comm::CommunicatorPtr comm) {
     Chain model(6);
@@ -184,9 +198,11 @@ void expect_skipping_works(const std::vector<int>& rank_1_uses, bool overlap) {
       options.reducer.patience = std::chrono::milliseconds(100);
     });
     for (int step = 0; step < 4; ++step) {
-      rig.backward(loss_through(*model, step > 0 && comm->rank() == 1 ? rank_1_uses : all, batch(comm->rank(), 9)));
+      rig.backward(
+          loss_through(*model, step > 0 && comm->rank() == 1 ? rank_1_uses : all, batch(comm->rank(), 9)));
       EXPECT_LT(step == 0 ? 0 : largest_difference(rig.gradients(), expected), 1e-5) << "step " << step;
-      EXPECT_EQ(rig.residency().counts().agreed_gathers > 0, step == 0 && !in_shared_memory()) << "step " << step;
+      EXPECT_EQ(rig.residency().counts().agreed_gathers > 0, step == 0 && !in_shared_memory())
+          << "step " << step;
       rig.sharded->begin_pass(Pass::kTrain);
     }
   });
@@ -213,7 +229,8 @@ TEST(Order, AnOrderThatChangesOnAllRanksIsRecordedAnew) {
     SCOPED_TRACE(capacity);
     run_ranks(2, [&](comm::CommunicatorPtr comm) {
       Chain model(4), reference(4);
-      Rig rig(*model, comm, 3, [&](ShardedModelOptions& options) { options.residency.capacity_units = capacity; });
+      Rig rig(*model, comm, 3,
+              [&](ShardedModelOptions& options) { options.residency.capacity_units = capacity; });
       Rig stage_0(*reference, comm, 0);
       std::vector<bool> agreed;
       for (int step = 0; step < 7; ++step) {
@@ -225,7 +242,8 @@ TEST(Order, AnOrderThatChangesOnAllRanksIsRecordedAnew) {
       if (in_shared_memory()) {
         EXPECT_EQ(agreed, std::vector<bool>(7, false));
       } else {
-        EXPECT_EQ(agreed, (std::vector<bool>{true, false, true, true, agreed[4], agreed[5], false})) << "found out, recorded, replayed";
+        EXPECT_EQ(agreed, (std::vector<bool>{true, false, true, true, agreed[4], agreed[5], false}))
+            << "found out, recorded, replayed";
       }
     });
   }
@@ -247,7 +265,8 @@ TEST(Order, EvaluationBetweenTrainingSteps) {
         rig.sharded->begin_pass(Pass::kEvaluation);
         const at::Tensor found = model->layers[1]->forward(model->extra->forward(model->forward(x)));
         rig.sharded->end_pass();
-        EXPECT_TRUE(at::equal(found, reference->layers[1]->forward(reference->extra->forward(reference->forward(x)))));
+        EXPECT_TRUE(at::equal(
+            found, reference->layers[1]->forward(reference->extra->forward(reference->forward(x)))));
         EXPECT_EQ(rig.residency().counts().agreed_gathers > 0, step + i == 0 && !in_shared_memory());
       }
       rig.sharded->begin_pass(Pass::kTrain);
@@ -260,23 +279,26 @@ TEST(Order, EvaluationBetweenTrainingSteps) {
   });
 }
 
-// Rank 1 skips a unit, so at the calls in the middle it has issued fewer gathers than the others; that is no difference between
-// ranks for those to find who then wait for a while.
+// Rank 1 skips a unit, so at the calls in the middle it has issued fewer gathers than the others; that is no
+// difference between ranks for those to find who then wait for a while.
 TEST(Order, CallsInTheMiddleDoNotCountAsGathers) {
-  comm::run_threads(3, {.backend = tessera::testing::default_backend(), .timeout = std::chrono::seconds(2)}, [](comm::CommunicatorPtr comm) {
-    Chain model(6);
-    Rig rig(*model, comm, 3);
-    for (int step = 0; step < 4; ++step) {
-      at::Tensor x = batch(comm->rank(), step);
-      for (int i : {0, 1, 2}) {
-        if (step == 0 || comm->rank() != 1 || i != 2) x = at::tanh(model->layers[i]->forward(x));
-      }
-      GatheredParameters(*rig.sharded, {"extra.weight"}).close();
-      for (int i : {3, 4, 5}) x = at::tanh(model->layers[i]->forward(x));
-      rig.step(x.square().sum());
-      if (step >= 2 && comm->rank() == 2) std::this_thread::sleep_for(std::chrono::milliseconds(1'200));  // half the limit, and more
-    }
-  });
+  comm::run_threads(
+      3, {.backend = tessera::testing::default_backend(), .timeout = std::chrono::seconds(2)},
+      [](comm::CommunicatorPtr comm) {
+        Chain model(6);
+        Rig rig(*model, comm, 3);
+        for (int step = 0; step < 4; ++step) {
+          at::Tensor x = batch(comm->rank(), step);
+          for (int i : {0, 1, 2}) {
+            if (step == 0 || comm->rank() != 1 || i != 2) x = at::tanh(model->layers[i]->forward(x));
+          }
+          GatheredParameters(*rig.sharded, {"extra.weight"}).close();
+          for (int i : {3, 4, 5}) x = at::tanh(model->layers[i]->forward(x));
+          rig.step(x.square().sum());
+          if (step >= 2 && comm->rank() == 2)
+            std::this_thread::sleep_for(std::chrono::milliseconds(1'200));  // half the limit, and more
+        }
+      });
 }
 
 TEST(Order, APassMayBeLeftHalfWay) {
@@ -303,7 +325,8 @@ TEST(Order, ABackwardThatFailsHalfWayIsNotForgotten) {
   rig.sharded->gradients().check = [] { throw Error("out of luck"); };
   EXPECT_THAT(error_of([&] { rig.backward(model->forward(batch(0, 0)).sum()); }), HasSubstr("out of luck"));
   rig.sharded->gradients().check = {};
-  EXPECT_THAT(error_of([&] { rig.backward(model->forward(batch(0, 0)).sum()); }), HasSubstr("failed half-way"));
+  EXPECT_THAT(error_of([&] { rig.backward(model->forward(batch(0, 0)).sum()); }),
+              HasSubstr("failed half-way"));
 }
 
 }  // namespace

@@ -37,9 +37,12 @@ TEST(ReleasedMemoryDeathTest, ReadingARawPointerNamesTheUnit) {
 TEST(ReleasedMemoryDeathTest, AfterTheEngineToo) {
   ::testing::GTEST_FLAG(death_test_style) = "threadsafe";
   Chain model(2);
-  { const Rig rig(*model, alone(), 3); }
+  {
+    const Rig rig(*model, alone(), 3);
+  }
   EXPECT_EQ(model->layers[0]->weight.numel(), kWidth * kWidth);
-  EXPECT_DEATH(sink = static_cast<const float*>(model->layers[0]->weight.data_ptr())[0], "unit 0 .* is not in memory");
+  EXPECT_DEATH(sink = static_cast<const float*>(model->layers[0]->weight.data_ptr())[0],
+               "unit 0 .* is not in memory");
 }
 
 TEST(ReleasedMemory, ModelAndEngineMayGoInEitherOrder) {
@@ -55,7 +58,9 @@ TEST(ReleasedMemory, ModelAndEngineMayGoInEitherOrder) {
       EXPECT_EQ(alive.numel(), kWidth * kWidth);
     }
     Chain second(3);
-    { Rig(*second, alone(), stage).step(second->forward(x).sum()); }
+    {
+      Rig(*second, alone(), stage).step(second->forward(x).sum());
+    }
     if (stage < 3) {
       EXPECT_TRUE(second->forward(x).isfinite().all().item<bool>()) << "a plain model again";
     }
@@ -72,7 +77,8 @@ void expect_refused(const std::string& operator_name, const std::function<void(C
       write(*model);
     }
     const std::string error = error_of([&] { rig.residency().rethrow(); });
-    EXPECT_THAT(error, HasSubstr(operator_name + " writes into unit 1 (fc1.weight, fc1.bias)")) << "stage " << stage;
+    EXPECT_THAT(error, HasSubstr(operator_name + " writes into unit 1 (fc1.weight, fc1.bias)"))
+        << "stage " << stage;
     EXPECT_THAT(error, HasSubstr("GatheredParameters"));
     EXPECT_EQ(error_of([&] { rig.backward(randn({1}, 1).requires_grad_().sum()); }), error);
   }
@@ -81,21 +87,27 @@ void expect_refused(const std::string& operator_name, const std::function<void(C
 TEST(ReleasedMemory, WritesAreRefusedByName) {
   expect_refused("aten::zero_", [](ChainImpl& model) { model.layers[1]->weight.zero_(); });
   expect_refused("aten::add_", [](ChainImpl& model) { model.layers[1]->bias += 1; });
-  expect_refused("aten::copy_", [](ChainImpl& model) { model.layers[1]->weight.copy_(at::ones({kWidth, kWidth})); });
+  expect_refused("aten::copy_",
+                 [](ChainImpl& model) { model.layers[1]->weight.copy_(at::ones({kWidth, kWidth})); });
   expect_refused("aten::fill_", [](ChainImpl& model) { model.layers[1]->weight.detach()[3].fill_(2); });
 }
 
 TEST(ReleasedMemory, OutArgumentsAreWrites) {
-  expect_refused("aten::mul", [](ChainImpl& model) { at::mul_out(model.layers[1]->bias, at::ones({kWidth}), at::ones({kWidth})); });
+  expect_refused("aten::mul", [](ChainImpl& model) {
+    at::mul_out(model.layers[1]->bias, at::ones({kWidth}), at::ones({kWidth}));
+  });
 }
 
 TEST(ReleasedMemory, InitFunctionsAreWrites) {
-  expect_refused("aten::normal_", [](ChainImpl& model) { torch::nn::init::normal_(model.layers[1]->weight); });
-  expect_refused("aten::uniform_", [](ChainImpl& model) { torch::nn::init::xavier_uniform_(model.layers[1]->weight); });
+  expect_refused("aten::normal_",
+                 [](ChainImpl& model) { torch::nn::init::normal_(model.layers[1]->weight); });
+  expect_refused("aten::uniform_",
+                 [](ChainImpl& model) { torch::nn::init::xavier_uniform_(model.layers[1]->weight); });
 }
 
 TEST(ReleasedMemory, ListsOfTensorsAreWrites) {
-  expect_refused("aten::_foreach_mul_", [](ChainImpl& model) { at::_foreach_mul_({model.layers[1]->weight}, 2.0); });
+  expect_refused("aten::_foreach_mul_",
+                 [](ChainImpl& model) { at::_foreach_mul_({model.layers[1]->weight}, 2.0); });
 }
 
 TEST(ReleasedMemory, ReadsAreNot) {

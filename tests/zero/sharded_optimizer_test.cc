@@ -1,5 +1,5 @@
-// The optimizer over shards: norms of the whole, non-finite gradients by name, and updates that do not depend on how
-// the parameters are cut.
+// The optimizer over shards: norms of the whole, non-finite gradients by name, and updates that do not
+// depend on how the parameters are cut.
 #include "zero/sharded_optimizer.h"
 
 #include <gmock/gmock.h>
@@ -43,7 +43,8 @@ Change with(OptimizerKind kind, int64_t unit_numel = 1'000) {
 TEST(ShardedOptimizer, TheNormIsThatOfTheWhole) {
   VectorModel plain;
   double sum_of_squares = 0;
-  for (const at::Tensor& gradient : plain_gradients(*plain, plain->forward({1, -2, 0.5}))) sum_of_squares += gradient.square().sum().item<double>();
+  for (const at::Tensor& gradient : plain_gradients(*plain, plain->forward({1, -2, 0.5})))
+    sum_of_squares += gradient.square().sum().item<double>();
   for (int world = 1; world <= 4; ++world) {
     std::vector<double> norms;
     for (int stage = 0; stage <= 3; ++stage) {
@@ -53,7 +54,8 @@ TEST(ShardedOptimizer, TheNormIsThatOfTheWhole) {
           Rig rig(*model, comm, stage, with(OptimizerKind::kSGD, unit_numel));
           rig.backward(model->forward({1, -2, 0.5}));
           const GradientSummary summary = rig.sharded->optimizer().summarize(rig.sharded->gradients());
-          EXPECT_NEAR(summary.norm, std::sqrt(sum_of_squares), 1e-4) << "world " << world << " stage " << stage;
+          EXPECT_NEAR(summary.norm, std::sqrt(sum_of_squares), 1e-4)
+              << "world " << world << " stage " << stage;
           EXPECT_EQ(summary.num_nonfinite, 0);
           EXPECT_EQ(summary.first_nonfinite, "");
           if (comm->rank() == 0 && unit_numel == 1'000) norms.push_back(summary.norm);
@@ -116,7 +118,8 @@ TEST(ShardedOptimizer, ParametersThatStartLaterCountTheirOwnSteps) {
     for (int step = 0; step < 3; ++step) rig.step(late->forward({1, 0, 1}));
     rig.step(late->forward({0, 1, 0}));
     reference.step(fresh->forward({0, 1, 0}));
-    EXPECT_TRUE(at::equal(rig.weights()[1], reference.weights()[1])) << "its bias correction starts at its first step";
+    EXPECT_TRUE(at::equal(rig.weights()[1], reference.weights()[1]))
+        << "its bias correction starts at its first step";
   }
 }
 
@@ -140,7 +143,8 @@ TEST_P(EveryOptimizer, DoesNotDependOnTheCut) {
   const OptimizerKind kind = std::get<0>(GetParam());
   const std::vector<at::Tensor> expected = trained(1, 0, with(kind));
   const VectorModel initial;
-  for (size_t i = 0; i < 3; ++i) EXPECT_GT((expected[i] - initial->vectors[i]).abs().max().item<double>(), 1e-3) << "it must have moved";
+  for (size_t i = 0; i < 3; ++i)
+    EXPECT_GT((expected[i] - initial->vectors[i]).abs().max().item<double>(), 1e-3) << "it must have moved";
   for (int world : {2, 3, 4}) {
     std::vector<at::Tensor> at_stage_0;
     for (int stage = 0; stage <= 3; ++stage) {
@@ -154,8 +158,9 @@ TEST_P(EveryOptimizer, DoesNotDependOnTheCut) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, EveryOptimizer,
-                         ::testing::Combine(::testing::Values(OptimizerKind::kAdam, OptimizerKind::kAdamW, OptimizerKind::kSGD,
-                                                              OptimizerKind::kAdagrad, OptimizerKind::kLion, OptimizerKind::kLamb),
+                         ::testing::Combine(::testing::Values(OptimizerKind::kAdam, OptimizerKind::kAdamW,
+                                                              OptimizerKind::kSGD, OptimizerKind::kAdagrad,
+                                                              OptimizerKind::kLion, OptimizerKind::kLamb),
                                             ::testing::Values("gloo", "shm")));
 
 TEST(ShardedOptimizer, GroupsHaveTheirOwnHyperParameters) {
@@ -170,8 +175,10 @@ TEST(ShardedOptimizer, GroupsHaveTheirOwnHyperParameters) {
         options.group_of = [](const std::string& name) { return name == "v1" ? 1 : 0; };
       });
       rig.step(model->forward({1, 1, 1}));
-      const std::vector<at::Tensor> weights = rig.weights(), gradients = plain_gradients(*before, before->forward({1, 1, 1}));
-      for (int i : {0, 2}) EXPECT_LT((weights[i] - (before->vectors[i] - 0.1 * gradients[i])).abs().max().item<double>(), 1e-5);
+      const std::vector<at::Tensor> weights = rig.weights(),
+                                    gradients = plain_gradients(*before, before->forward({1, 1, 1}));
+      for (int i : {0, 2})
+        EXPECT_LT((weights[i] - (before->vectors[i] - 0.1 * gradients[i])).abs().max().item<double>(), 1e-5);
       EXPECT_TRUE(at::equal(weights[1], before->vectors[1])) << "stage " << stage;
     });
   }
@@ -187,7 +194,8 @@ TEST(ShardedOptimizer, BytesAreTheFormulas) {
             with(OptimizerKind::kAdamW, 32)(options);
             options.compute_dtype = dtype;
           });
-          EXPECT_EQ(rig.sharded->measured_bytes(), rig.sharded->formula_bytes()) << "world " << world << " stage " << stage;
+          EXPECT_EQ(rig.sharded->measured_bytes(), rig.sharded->formula_bytes())
+              << "world " << world << " stage " << stage;
           EXPECT_GT(rig.sharded->measured_bytes().optimizer, 0);
         });
       }

@@ -13,9 +13,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-void on_a_thread(const std::function<void()>& body) {
-  std::thread(body).join();
-}
+void on_a_thread(const std::function<void()>& body) { std::thread(body).join(); }
 
 TEST(Threads, EachStepMayHaveAThreadOfItsOwn) {
   std::vector<at::Tensor> expected;
@@ -30,7 +28,8 @@ TEST(Threads, EachStepMayHaveAThreadOfItsOwn) {
           found.push_back(loss.detach());
           rig.step(loss);
         };
-        for (int number = 0; number < 4; ++number) threads ? on_a_thread([&] { step(number); }) : step(number);
+        for (int number = 0; number < 4; ++number)
+          threads ? on_a_thread([&] { step(number); }) : step(number);
         for (const at::Tensor& weight : rig.weights()) found.push_back(weight);
         if (comm->rank() != 0) return;
         if (expected.empty()) expected = found;
@@ -43,10 +42,11 @@ TEST(Threads, EachStepMayHaveAThreadOfItsOwn) {
 /// Reads weights over and over, on a thread of its own, while one lives.
 class Reader {
  public:
-  explicit Reader(ChainImpl& model) : thread_([this, &model] {
-    const at::NoGradGuard no_grad;
-    while (!stop_) model.forward(batch(0, 0));
-  }) {}
+  explicit Reader(ChainImpl& model)
+      : thread_([this, &model] {
+          const at::NoGradGuard no_grad;
+          while (!stop_) model.forward(batch(0, 0));
+        }) {}
   ~Reader() {
     stop_ = true;
     thread_.join();
@@ -87,15 +87,18 @@ TEST(Threads, ASecondThreadInsideAtOnceIsAnErrorAtStage3) {
   on_a_thread([&] { model->layers[2]->forward(batch(0, 0)); });
   rig.residency().operator_ended();
   EXPECT_THAT(error_of([&] { rig.backward(model->forward(batch(0, 0)).sum()); }),
-              AllOf(HasSubstr("reads unit 2 (fc2.weight, fc2.bias) on a second thread"), HasSubstr("one thread at a time")));
+              AllOf(HasSubstr("reads unit 2 (fc2.weight, fc2.bias) on a second thread"),
+                    HasSubstr("one thread at a time")));
 }
 
 TEST(Threads, HelpersOfAnOperatorMayReadWhatItHolds) {
   Chain model(4), plain(4);
   Rig rig(*model, alone(), 3);
   rig.residency().touch(2, "aten::linear");
-  on_a_thread([&] { EXPECT_TRUE(at::equal(model->layers[2]->weight.t().clone(), plain->layers[2]->weight.t())); });
-  EXPECT_TRUE(at::equal(model->layers[2]->weight.clone(), plain->layers[2]->weight)) << "the helper's end is not the operator's";
+  on_a_thread(
+      [&] { EXPECT_TRUE(at::equal(model->layers[2]->weight.t().clone(), plain->layers[2]->weight.t())); });
+  EXPECT_TRUE(at::equal(model->layers[2]->weight.clone(), plain->layers[2]->weight))
+      << "the helper's end is not the operator's";
   rig.residency().operator_ended();
   rig.step(model->forward(batch(0, 0)).sum());
 }
@@ -117,7 +120,8 @@ TEST(Threads, ReadingDuringAnUpdateIsAnError) {
   rig.backward(model->forward(batch(0, 0)).sum());
   rig.residency().begin_update();
   on_a_thread([&] { model->layers[1]->forward(batch(0, 0)); });
-  EXPECT_THAT(error_of([&] { rig.residency().rethrow(); }), AllOf(HasSubstr("unit 1"), HasSubstr("another one is in step()")));
+  EXPECT_THAT(error_of([&] { rig.residency().rethrow(); }),
+              AllOf(HasSubstr("unit 1"), HasSubstr("another one is in step()")));
 }
 
 // Whatever the interleaving: an error, or right values; no crash.

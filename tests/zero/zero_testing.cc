@@ -85,7 +85,8 @@ bool same_bits(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& 
 double largest_difference(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
   double largest = a.size() == b.size() ? 0 : INFINITY;
   for (size_t i = 0; i < a.size() && i < b.size(); ++i)
-    largest = std::max(largest, (a[i].detach().reshape(-1) - b[i].detach().reshape(-1)).abs().max().item<double>());
+    largest =
+        std::max(largest, (a[i].detach().reshape(-1) - b[i].detach().reshape(-1)).abs().max().item<double>());
   return largest;
 }
 
@@ -99,7 +100,8 @@ std::vector<at::Tensor> plain_gradients(torch::nn::Module& model, const at::Tens
 }
 
 void run_ranks(int world, const std::function<void(comm::CommunicatorPtr)>& body) {
-  comm::run_threads(world, {.backend = tessera::testing::default_backend(), .timeout = std::chrono::seconds(20)}, body);
+  comm::run_threads(
+      world, {.backend = tessera::testing::default_backend(), .timeout = std::chrono::seconds(20)}, body);
 }
 
 comm::CommunicatorPtr alone() {

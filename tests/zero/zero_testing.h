@@ -1,4 +1,5 @@
-// A sharded model without the engine around it, models whose units are known, and communicators that fail on request.
+// A sharded model without the engine around it, models whose units are known,
+// and communicators that fail on request.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -78,8 +79,8 @@ double largest_difference(const std::vector<at::Tensor>& a, const std::vector<at
 /// Gradients by plain autograd, in registration order (zeros where there is none).
 std::vector<at::Tensor> plain_gradients(torch::nn::Module& model, const at::Tensor& loss);
 
-/// Ranks as threads, on default_backend(). In shared memory all ranks see one copy of the parameters from stage 1 on: nothing is
-/// gathered or released there, and no order of gathers needs agreement.
+/// Ranks as threads, on default_backend(). In shared memory all ranks see one copy of the parameters from
+/// stage 1 on: nothing is gathered or released there, and no order of gathers needs agreement.
 void run_ranks(int world, const std::function<void(comm::CommunicatorPtr)>& body);
 comm::CommunicatorPtr alone();
 
@@ -105,7 +106,8 @@ class FailingCommunicator final : public tessera::testing::ForwardingCommunicato
     bool test() override { return true; }
     void wait() override { throw CommError("the cable was pulled"); }
   };
-  comm::WorkPtr do_all_gather(const at::Tensor& full, const at::Tensor& shard, std::string_view label) override {
+  comm::WorkPtr do_all_gather(const at::Tensor& full, const at::Tensor& shard,
+                              std::string_view label) override {
     if (plan_->count++ == plan_->at) {
       if (plan_->in_wait) return std::make_shared<FailingWork>();
       throw CommError("the cable was pulled");

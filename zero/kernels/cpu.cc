@@ -1,9 +1,11 @@
-// The CPU loops. Data moves through blocks that stay in the L1 cache: a block of the gradient is read as fp32, one
-// simple loop applies the rule, and the new weights are cast out. So there is one loop an optimizer, not one for each
-// combination of dtypes, and g++ vectorises all of them (CMakeLists.txt sets what it needs for that).
+// The CPU loops. Data moves through blocks that stay in the L1 cache: a block of the gradient is read
+// as fp32, one simple loop applies the rule, and the new weights are cast out. So there is one loop
+// an optimizer, not one for each combination of dtypes, and g++ vectorises all of them
+// (CMakeLists.txt sets what it needs for that).
 //
-// [Note: the same bits on every CPU] With -ffp-contract=off an element's operations are IEEE-rounded one by one, and sums go
-// through kLanes fixed lanes, so SSE2, AVX2 and AVX-512 give the same bits: TESSERA_EVERY_CPU compiles the loops for each.
+// [Note: the same bits on every CPU] With -ffp-contract=off an element's operations are IEEE-rounded one by
+// one, and sums go through kLanes fixed lanes, so SSE2, AVX2 and AVX-512 give the same bits:
+// TESSERA_EVERY_CPU compiles the loops for each.
 #include <cmath>
 #include <cstring>
 #include <variant>
@@ -50,7 +52,8 @@ void convert_out(const float* in, int64_t n, void* data, DType dtype, int64_t be
   std::memcpy(static_cast<float*>(data) + begin, in, static_cast<size_t>(n) * sizeof(float));
 }
 
-/// Asks for the block that follows the elements [begin, begin + n): the machine's own prefetcher stops at every 4 KiB.
+/// Asks for the block that follows the elements [begin, begin + n): the machine's
+/// own prefetcher stops at every 4 KiB.
 void prefetch_next(const void* data, DType dtype, int64_t begin, int64_t n, int64_t numel) {
   if (begin + n + kBlock > numel) return;
   const char* next = static_cast<const char*>(data) + (begin + n) * size_bytes(dtype);
@@ -81,7 +84,8 @@ const float* scaled_grad(const UpdateArgs& args, int64_t begin, int64_t n, Block
 /// Calls visit(begin, n) for each block.
 template <class Visit>
 void for_blocks(int64_t numel, const Visit& visit) {
-  for (int64_t begin = 0; begin < numel; begin += kBlock) visit(begin, numel - begin < kBlock ? numel - begin : kBlock);
+  for (int64_t begin = 0; begin < numel; begin += kBlock)
+    visit(begin, numel - begin < kBlock ? numel - begin : kBlock);
 }
 
 /// lanes[i % kLanes] += x[i] * x[i] in fp64.
@@ -90,8 +94,10 @@ TESSERA_EVERY_CPU void add_squares(const float* x, int64_t n, double* lanes) {
   for (int lane = 0; lane < kLanes; ++lane) sums[lane] = lanes[lane];
   int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes)
-    for (int lane = 0; lane < kLanes; ++lane) sums[lane] += static_cast<double>(x[i + lane]) * static_cast<double>(x[i + lane]);
-  for (int lane = 0; i + lane < n; ++lane) sums[lane] += static_cast<double>(x[i + lane]) * static_cast<double>(x[i + lane]);
+    for (int lane = 0; lane < kLanes; ++lane)
+      sums[lane] += static_cast<double>(x[i + lane]) * static_cast<double>(x[i + lane]);
+  for (int lane = 0; i + lane < n; ++lane)
+    sums[lane] += static_cast<double>(x[i + lane]) * static_cast<double>(x[i + lane]);
   for (int lane = 0; lane < kLanes; ++lane) lanes[lane] = sums[lane];
 }
 
@@ -110,7 +116,8 @@ class Lanes {
   double sums_[kLanes] = {};
 };
 
-/// Slow path of squared_norm: the finite elements in the same lanes (a zero adds nothing), the others counted.
+/// Slow path of squared_norm: the finite elements in the same lanes (a zero
+/// adds nothing), the others counted.
 NormPart squared_norm_of_finite(const ConstSpan& grad) {
   Block block;
   Lanes lanes;
@@ -129,8 +136,9 @@ NormPart squared_norm_of_finite(const ConstSpan& grad) {
 }
 
 template <class RuleType>
-TESSERA_EVERY_CPU void update_block(const RuleType rule, int64_t n, float* __restrict weights, const float* __restrict grad,
-                  float* __restrict state0, float* __restrict state1) {
+TESSERA_EVERY_CPU void update_block(const RuleType rule, int64_t n, float* __restrict weights,
+                                    const float* __restrict grad, float* __restrict state0,
+                                    float* __restrict state1) {
   for (int64_t i = 0; i < n; ++i) {
     float s0 = 0;
     float s1 = 0;
@@ -154,8 +162,9 @@ void update_all(const RuleType& rule, const UpdateArgs& args) {
   });
 }
 
-TESSERA_EVERY_CPU void lamb_advance_block(const LambRule rule, int64_t n, const float* __restrict weights, const float* __restrict grad,
-                        float* __restrict exp_avg, float* __restrict exp_avg_sq, float* __restrict direction) {
+TESSERA_EVERY_CPU void lamb_advance_block(const LambRule rule, int64_t n, const float* __restrict weights,
+                                          const float* __restrict grad, float* __restrict exp_avg,
+                                          float* __restrict exp_avg_sq, float* __restrict direction) {
   for (int64_t i = 0; i < n; ++i) {
     float m = exp_avg[i];
     float v = exp_avg_sq[i];
@@ -166,8 +175,9 @@ TESSERA_EVERY_CPU void lamb_advance_block(const LambRule rule, int64_t n, const 
   }
 }
 
-TESSERA_EVERY_CPU void lamb_apply_block(const LambRule rule, float step_size, int64_t n, float* __restrict weights,
-                      const float* __restrict exp_avg, const float* __restrict exp_avg_sq) {
+TESSERA_EVERY_CPU void lamb_apply_block(const LambRule rule, float step_size, int64_t n,
+                                        float* __restrict weights, const float* __restrict exp_avg,
+                                        const float* __restrict exp_avg_sq) {
   for (int64_t i = 0; i < n; ++i)
     weights[i] = weights[i] - step_size * rule.direction(weights[i], exp_avg[i], exp_avg_sq[i]);
 }
@@ -200,8 +210,8 @@ LambPart lamb_norms(const LambRule& rule, const UpdateArgs& args) {
   Lanes update_lanes;
   for_blocks(args.numel, [&](int64_t begin, int64_t n) {
     const float* weights = args.master + begin;
-    lamb_advance_block(rule, n, weights, scaled_grad(args, begin, n, block), args.state0 + begin, args.state1 + begin,
-                       direction.values);
+    lamb_advance_block(rule, n, weights, scaled_grad(args, begin, n, block), args.state0 + begin,
+                       args.state1 + begin, direction.values);
     weight_lanes.add(weights, n);
     update_lanes.add(direction.values, n);
   });

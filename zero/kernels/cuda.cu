@@ -1,7 +1,7 @@
-// The CUDA kernels. Elements: one grid-stride loop over the same rules as the CPU; compiled with --fmad=false, so that
-// an element's bits are the CPU's. Sums: every thread adds its elements in order in fp64, a block adds its threads in
-// a fixed tree, a second kernel adds the blocks the same way; the grid depends on the number of elements alone, so the
-// bits depend on nothing else (no atomics, not the device).
+// The CUDA kernels. Elements: one grid-stride loop over the same rules as the CPU; compiled with
+// --fmad=false, so that an element's bits are the CPU's. Sums: every thread adds its elements in order in
+// fp64, a block adds its threads in a fixed tree, a second kernel adds the blocks the same way; the grid
+// depends on the number of elements alone, so the bits depend on nothing else (no atomics, not the device).
 #include <cuda_runtime.h>
 
 #include "zero/kernels/cuda_abi.h"
@@ -113,7 +113,8 @@ __global__ void sum_partials_kernel(const Pair* partials, int num_partials, Pair
   reduce_block(mine, result);
 }
 
-/// `*result` starts as -1, the largest of unsigned numbers; a minimum does not depend on the order it is taken in.
+/// `*result` starts as -1, the largest of unsigned numbers; a minimum does not
+/// depend on the order it is taken in.
 __global__ void first_nonfinite_kernel(ConstSpan grad, unsigned long long* result) {
   for (int64_t i = first_index(); i < grad.numel; i += index_stride()) {
     if (is_finite(load_element(grad.data, grad.dtype, i))) continue;
@@ -143,8 +144,8 @@ const char* tessera_cuda_update(const tk::Rule* rule, const tk::UpdateArgs* args
   if (args->numel == 0) return nullptr;
   std::visit(
       [&](const auto& chosen) {
-        tk::update_kernel<<<tk::num_blocks(args->numel), tk::kThreads, 0, static_cast<cudaStream_t>(stream)>>>(chosen,
-                                                                                                            *args);
+        tk::update_kernel<<<tk::num_blocks(args->numel), tk::kThreads, 0,
+                            static_cast<cudaStream_t>(stream)>>>(chosen, *args);
       },
       *rule);
   return tk::launch_error();

@@ -7,8 +7,8 @@
 
 namespace tessera::kernels::cuda {
 
-/// Each throws tessera::Error when CUDA reports an error or the plugin cannot be opened. `device` is where the
-/// pointers live. squared_norm, first_nonfinite and lamb_norms wait for the stream.
+/// Each throws tessera::Error when CUDA reports an error or the plugin cannot be opened. `device` is where
+/// the pointers live. squared_norm, first_nonfinite and lamb_norms wait for the stream.
 NormPart squared_norm(const ConstSpan& grad, at::Device device);
 int64_t first_nonfinite(const ConstSpan& grad, at::Device device);
 void update(const Rule& rule, const UpdateArgs& args, at::Device device);

@@ -14,7 +14,8 @@
 namespace tessera::kernels {
 namespace {
 
-// What one thread does at a time. Sums are per chunk, so this number is part of their order: changing it changes bits.
+// What one thread does at a time. Sums are per chunk, so this number is part of
+// their order: changing it changes bits.
 constexpr int64_t kChunkNumel = 16384;
 
 DType dtype_of(const at::Tensor& tensor) {
@@ -31,7 +32,8 @@ DType dtype_of(const at::Tensor& tensor) {
 void check_flat(const at::Tensor& tensor, const char* name, int64_t numel, at::Device device) {
   TESSERA_CHECK(tensor.defined() && tensor.dim() == 1 && tensor.is_contiguous(), name);
   TESSERA_CHECK(tensor.numel() == numel, name, " has ", tensor.numel(), " elements, expected ", numel);
-  TESSERA_CHECK(tensor.device() == device, name, " is on ", tensor.device().str(), ", expected ", device.str());
+  TESSERA_CHECK(tensor.device() == device, name, " is on ", tensor.device().str(), ", expected ",
+                device.str());
 }
 
 float* fp32_data(const at::Tensor& tensor, const char* name, int64_t numel, at::Device device) {
@@ -55,7 +57,8 @@ UpdateArgs args_of(const Segment& segment, size_t num_states, double grad_scale,
   args.numel = numel;
   args.master = fp32_data(segment.master, "master", numel, device);
   args.grad_scale = static_cast<float>(grad_scale);
-  TESSERA_CHECK(segment.state.size() == num_states, "found ", segment.state.size(), " states, expected ", num_states);
+  TESSERA_CHECK(segment.state.size() == num_states, "found ", segment.state.size(), " states, expected ",
+                num_states);
   if (num_states > 0) args.state0 = fp32_data(segment.state[0], "first state", numel, device);
   if (num_states > 1) args.state1 = fp32_data(segment.state[1], "second state", numel, device);
   if (reads_grad) {
@@ -94,8 +97,8 @@ UpdateArgs slice(const UpdateArgs& args, int64_t begin, int64_t end) {
 
 int64_t num_chunks(int64_t numel) { return (numel + kChunkNumel - 1) / kChunkNumel; }
 
-/// Calls visit(begin, end) with ranges of elements that cover [0, numel), on several threads. For passes whose
-/// elements do not depend on each other.
+/// Calls visit(begin, end) with ranges of elements that cover [0, numel), on several threads. For passes
+/// whose elements do not depend on each other.
 template <class Visit>
 void for_ranges(int64_t numel, const Visit& visit) {
   parallel_chunks(num_chunks(numel), [&](int64_t first, int64_t last) {
@@ -134,9 +137,8 @@ Part sum_chunks(int64_t numel, const PartOf& part_of) {
 NormPart squared_norm(const at::Tensor& grad) {
   const ConstSpan span = span_of(grad);
   if (grad.is_cuda()) return cuda::squared_norm(span, grad.device());
-  return sum_chunks<NormPart>(span.numel, [&](int64_t begin, int64_t end) {
-    return cpu::squared_norm(slice(span, begin, end));
-  });
+  return sum_chunks<NormPart>(
+      span.numel, [&](int64_t begin, int64_t end) { return cpu::squared_norm(slice(span, begin, end)); });
 }
 
 int64_t first_nonfinite(const at::Tensor& grad) {
@@ -146,7 +148,8 @@ int64_t first_nonfinite(const at::Tensor& grad) {
 
 void update(OptimizerKind kind, const Hyper& hyper, int64_t step, double grad_scale, const Segment& segment) {
   const Rule rule = make_rule(kind, hyper, step);
-  const size_t num_states = std::visit([](const auto& chosen) { return static_cast<size_t>(chosen.kNumStates); }, rule);
+  const size_t num_states =
+      std::visit([](const auto& chosen) { return static_cast<size_t>(chosen.kNumStates); }, rule);
   const UpdateArgs args = args_of(segment, num_states, grad_scale, /*reads_grad=*/true);
   if (segment.master.is_cuda()) return cuda::update(rule, args, segment.master.device());
   for_ranges(args.numel, [&](int64_t begin, int64_t end) { cpu::update(rule, slice(args, begin, end)); });
@@ -156,9 +159,8 @@ LambPart lamb_norms(const Hyper& hyper, int64_t step, double grad_scale, const S
   const LambRule rule = make_lamb_rule(hyper, step);
   const UpdateArgs args = args_of(segment, 2, grad_scale, /*reads_grad=*/true);
   if (segment.master.is_cuda()) return cuda::lamb_norms(rule, args, segment.master.device());
-  return sum_chunks<LambPart>(args.numel, [&](int64_t begin, int64_t end) {
-    return cpu::lamb_norms(rule, slice(args, begin, end));
-  });
+  return sum_chunks<LambPart>(
+      args.numel, [&](int64_t begin, int64_t end) { return cpu::lamb_norms(rule, slice(args, begin, end)); });
 }
 
 void lamb_apply(const Hyper& hyper, int64_t step, double trust_ratio, const Segment& segment) {
@@ -166,9 +168,8 @@ void lamb_apply(const Hyper& hyper, int64_t step, double trust_ratio, const Segm
   const UpdateArgs args = args_of(segment, 2, /*grad_scale=*/1.0, /*reads_grad=*/false);
   const auto step_size = static_cast<float>(hyper.lr * trust_ratio);
   if (segment.master.is_cuda()) return cuda::lamb_apply(rule, step_size, args, segment.master.device());
-  for_ranges(args.numel, [&](int64_t begin, int64_t end) {
-    cpu::lamb_apply(rule, step_size, slice(args, begin, end));
-  });
+  for_ranges(args.numel,
+             [&](int64_t begin, int64_t end) { cpu::lamb_apply(rule, step_size, slice(args, begin, end)); });
 }
 
 }  // namespace tessera::kernels

@@ -1,5 +1,5 @@
-// The passes on raw pointers: what kernels.cc asks of the CPU and of CUDA. No libtorch here, so that the CPU loops
-// compile with their own flags and the CUDA kernels with nvcc alone.
+// The passes on raw pointers: what kernels.cc asks of the CPU and of CUDA. No libtorch here, so that the CPU
+// loops compile with their own flags and the CUDA kernels with nvcc alone.
 #pragma once
 
 #include <cstdint>

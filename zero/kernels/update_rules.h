@@ -1,9 +1,10 @@
-// Each optimizer's formula for one element, once: the CPU loops (cpu.cc) and the CUDA kernels (cuda.cu) both call it.
-// Scalars such as bias corrections are computed in fp64 when a rule is made (make_rule.h); elements are fp32, in
-// torch::optim's order of operations. A rule is plain data and can be passed to a kernel by value.
+// Each optimizer's formula for one element, once: the CPU loops (cpu.cc) and the CUDA kernels
+// (cuda.cu) both call it. Scalars such as bias corrections are computed in fp64 when a rule is
+// made (make_rule.h); elements are fp32, in torch::optim's order of operations. A rule is plain
+// data and can be passed to a kernel by value.
 //
-// step(w, g, s0, s1): w is the fp32 weight, g the gradient after scaling, s0 and s1 the states in state_names() order
-// (those beyond kNumStates are not used); updates the states and returns the new weight.
+// step(w, g, s0, s1): w is the fp32 weight, g the gradient after scaling, s0 and s1 the states in
+// state_names() order (those beyond kNumStates are not used); updates the states and returns the new weight.
 #pragma once
 
 #include <cmath>
@@ -13,8 +14,8 @@
 
 namespace tessera::kernels {
 
-/// Kingma and Ba, arXiv:1412.6980; AdamW: Loshchilov and Hutter, arXiv:1711.05101. They differ in where the weight
-/// decay goes: Adam has l2 = weight_decay and keep = 1, AdamW l2 = 0 and keep = 1 - lr * weight_decay.
+/// Kingma and Ba, arXiv:1412.6980; AdamW: Loshchilov and Hutter, arXiv:1711.05101. They differ in where the
+/// weight decay goes: Adam has l2 = weight_decay and keep = 1, AdamW l2 = 0 and keep = 1 - lr * weight_decay.
 struct AdamRule {
   static constexpr int kNumStates = 2;
   float beta1, one_minus_beta1, beta2, one_minus_beta2;
@@ -39,7 +40,8 @@ struct SgdRule {
   TESSERA_HD float step(float w, float g, float&, float&) const { return w - lr * (g + l2 * w); }
 };
 
-/// The first step takes the gradient itself as the buffer, without dampening, as torch does: carry = 0, take = 1.
+/// The first step takes the gradient itself as the buffer, without dampening,
+/// as torch does: carry = 0, take = 1.
 struct MomentumRule {
   static constexpr int kNumStates = 1;
   float lr, l2, momentum;
@@ -82,7 +84,8 @@ struct LionRule {
 
 using Rule = std::variant<AdamRule, SgdRule, MomentumRule, AdagradRule, LionRule>;
 
-/// LAMB in its two halves. Bias correction divides the moments, as in the paper (so it does not touch the decay).
+/// LAMB in its two halves. Bias correction divides the moments, as in the paper
+/// (so it does not touch the decay).
 struct LambRule {
   float beta1, one_minus_beta1, beta2, one_minus_beta2;
   float weight_decay, eps;

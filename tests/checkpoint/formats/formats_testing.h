@@ -44,14 +44,18 @@ inline std::vector<std::byte> random_bytes(int64_t count, uint64_t seed) {
 
 /// A few tensors: tied, empty, 0-dim, of several types.
 inline std::vector<ModelTensor> small_model() {
-  return {{"a.weight", {3, 5}, ElementType::kFloat32, {}}, {"a.bias", {5}, ElementType::kBFloat16, {}},
-          {"none", {0, 7}, ElementType::kInt64, {}},       {"embed", {9, 4}, ElementType::kFloat32, {"head", "decoder"}},
-          {"scalar", {}, ElementType::kFloat64, {}},       {"flags", {13}, ElementType::kUInt8, {}},
+  return {{"a.weight", {3, 5}, ElementType::kFloat32, {}},
+          {"a.bias", {5}, ElementType::kBFloat16, {}},
+          {"none", {0, 7}, ElementType::kInt64, {}},
+          {"embed", {9, 4}, ElementType::kFloat32, {"head", "decoder"}},
+          {"scalar", {}, ElementType::kFloat64, {}},
+          {"flags", {13}, ElementType::kUInt8, {}},
           {"b.weight", {11, 3}, ElementType::kFloat16, {}}};
 }
 
 /// Writes a model whose bytes follow from `seed`.
-inline void write_model(const Disk& disk, ModelWriterOptions options, uint64_t seed, size_t piece_bytes = 50) {
+inline void write_model(const Disk& disk, ModelWriterOptions options, uint64_t seed,
+                        size_t piece_bytes = 50) {
   const auto writer = open_model_writer(disk, std::move(options));
   const std::vector<std::byte> data = random_bytes(writer->total_bytes(), seed);
   for (size_t begin = 0; begin < data.size(); begin += piece_bytes)

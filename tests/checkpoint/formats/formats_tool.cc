@@ -1,7 +1,8 @@
 // Writes and reads full models for tests in Python, which have the real libraries to compare with.
 //
 //   formats_tool write SPEC.json   {"format", "path", "max_shard_bytes", "piece_bytes", "data": FILE,
-//                                   "tensors": [{"name", "shape", "type", "aliases"}]}; prints {"peak_kib": …, "seconds": …}
+//                                   "tensors": [{"name", "shape", "type", "aliases"}]}; prints {"peak_kib":
+//                                   …, "seconds": …}
 //   formats_tool read PATH         prints a safetensors model's tensors, with their bytes in hexadecimal
 //   formats_tool check PATH...     a line each: "ok" or the error
 //   formats_tool zip HEADER_OFFSET NAME BYTES   where TorchZip puts the data of such an entry

@@ -1,6 +1,6 @@
 // What is the same in all formats: names, sizes, the order of bytes.
-#include "checkpoint/checkpoint_error.h"
 #include "checkpoint/formats/model_writer.h"
+#include "checkpoint/checkpoint_error.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -17,7 +17,8 @@ using ::testing::ThrowsMessage;
 
 constexpr std::array kFormats = {ModelFormat::kSafetensors, ModelFormat::kTorch, ModelFormat::kHdf5};
 
-ModelTensor tensor(const std::string& name, std::vector<int64_t> shape, std::vector<std::string> aliases = {}) {
+ModelTensor tensor(const std::string& name, std::vector<int64_t> shape,
+                   std::vector<std::string> aliases = {}) {
   return {name, std::move(shape), ElementType::kFloat32, std::move(aliases)};
 }
 
@@ -25,7 +26,8 @@ TEST(ModelFormat, FromAWordOrAnEnding) {
   for (const ModelFormat format : kFormats) EXPECT_EQ(parse_model_format(name_of(format)), format);
   EXPECT_EQ(parse_model_format("bin"), std::nullopt);
   EXPECT_EQ(model_format_of("a/b.safetensors"), ModelFormat::kSafetensors);
-  for (const char* name : {"m.pt", "m.pth", "pytorch_model.bin"}) EXPECT_EQ(model_format_of(name), ModelFormat::kTorch);
+  for (const char* name : {"m.pt", "m.pth", "pytorch_model.bin"})
+    EXPECT_EQ(model_format_of(name), ModelFormat::kTorch);
   for (const char* name : {"m.h5", "m.hdf5"}) EXPECT_EQ(model_format_of(name), ModelFormat::kHdf5);
   for (const char* name : {"m", "m.pt/", "m.PT2", ".h5", "m.safetensors.index.json", ""})
     EXPECT_EQ(model_format_of(name), std::nullopt) << name;
@@ -46,7 +48,8 @@ TEST(ModelWriter, RefusesListsNoFormatCanHold) {
       {{tensor("b\xff", {1})}, "tensor 'b\\xff': its name is not UTF-8"},
       {{tensor("a", {2, -1})}, "tensor 'a' has a negative size, -1"},
       {{tensor("a", {huge, huge})}, "tensor 'a' has more bytes than 63 bits can count"},
-      {{tensor("a", {int64_t{1} << 59}, {"b", "c", "d", "e"})}, "tensor 'a' has more bytes than 63 bits can count"},
+      {{tensor("a", {int64_t{1} << 59}, {"b", "c", "d", "e"})},
+       "tensor 'a' has more bytes than 63 bits can count"},
       {{tensor("a", {int64_t{1} << 59}), tensor("b", {int64_t{1} << 59})},
        "the model has more bytes than 62 bits can count"},
   };
@@ -54,8 +57,11 @@ TEST(ModelWriter, RefusesListsNoFormatCanHold) {
   const Disk disk;
   for (const ModelFormat format : kFormats)
     for (const Mistake& mistake : mistakes)
-      EXPECT_THAT([&] { open_model_writer(disk, {.format = format, .path = folder / "out", .tensors = mistake.tensors}); },
-                  ThrowsMessage<CheckpointError>(mistake.message));
+      EXPECT_THAT(
+          [&] {
+            open_model_writer(disk, {.format = format, .path = folder / "out", .tensors = mistake.tensors});
+          },
+          ThrowsMessage<CheckpointError>(mistake.message));
   EXPECT_TRUE(folder.names().empty());
 }
 
@@ -64,12 +70,12 @@ TEST(ModelWriter, TooManyOrTooFewBytesAreMistakesOfOurs) {
   const Disk disk;
   for (const ModelFormat format : kFormats) {
     const std::vector<std::byte> data(100);
-    auto writer =
-        open_model_writer(disk, {.format = format, .path = folder / "out", .tensors = {tensor("a", {3}), tensor("b", {4})}});
+    auto writer = open_model_writer(
+        disk, {.format = format, .path = folder / "out", .tensors = {tensor("a", {3}), tensor("b", {4})}});
     EXPECT_EQ(writer->total_bytes(), 28);
     EXPECT_THROW(writer->append(std::span(data).first(29)), std::logic_error);
-    writer =
-        open_model_writer(disk, {.format = format, .path = folder / "out", .tensors = {tensor("a", {3}), tensor("b", {4})}});
+    writer = open_model_writer(
+        disk, {.format = format, .path = folder / "out", .tensors = {tensor("a", {3}), tensor("b", {4})}});
     writer->append(std::span(data).first(20));
     EXPECT_THROW(writer->finish(), std::logic_error);
     writer.reset();
@@ -106,7 +112,8 @@ TEST(PlanShards, ATensorThatNeverFitsStandsAloneAndEndsNoShard) {
 }
 
 TEST(PlanShards, TiedNamesCountTogether) {
-  const std::vector<ModelTensor> tensors = {tensor("a", {2}), tensor("tied", {4}, {"t2", "t3"}), tensor("b", {2})};
+  const std::vector<ModelTensor> tensors = {tensor("a", {2}), tensor("tied", {4}, {"t2", "t3"}),
+                                            tensor("b", {2})};
   EXPECT_THAT(plan_shards(tensors, 48), ElementsAre(ElementsAre(0), ElementsAre(1), ElementsAre(2)));
   EXPECT_THAT(plan_shards(tensors, 56), ElementsAre(ElementsAre(0, 1), ElementsAre(2)));
 }

@@ -1,4 +1,5 @@
-// Hashes in a safetensors file's metadata: any damage to the file is noticed, and the file stays one that others read.
+// Hashes in a safetensors file's metadata: any damage to the file is noticed,
+// and the file stays one that others read.
 #include "checkpoint/formats/safetensors_digest.h"
 
 #include <gmock/gmock.h>
@@ -22,7 +23,8 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-/// What reading every tensor of a model says, by whole tensors and by parts of them; empty when all is as `right` has it.
+/// What reading every tensor of a model says, by whole tensors and by parts of them;
+/// empty when all is as `right` has it.
 std::string read_error(const std::filesystem::path& path, const std::map<std::string, std::string>& right) {
   try {
     const SafetensorsModel model(path);
@@ -32,7 +34,8 @@ std::string read_error(const std::filesystem::path& path, const std::map<std::st
       if (found != bytes) return "WRONG DATA";
       if (bytes.empty()) continue;
       const size_t begin = bytes.size() / 3;
-      model.read(name, static_cast<int64_t>(begin), std::as_writable_bytes(std::span(found).subspan(begin, 1)));
+      model.read(name, static_cast<int64_t>(begin),
+                 std::as_writable_bytes(std::span(found).subspan(begin, 1)));
       if (found != bytes) return "WRONG DATA";
     }
     return "";
@@ -63,7 +66,8 @@ void flip_bit(const std::filesystem::path& path, uint64_t bit) {
 
 TEST(Digest, EveryBitOfASmallFileIsCovered) {
   TestFolder folder;
-  write_model(Disk(), {.format = ModelFormat::kSafetensors, .path = folder / "m", .tensors = small_model()}, 3);
+  write_model(Disk(), {.format = ModelFormat::kSafetensors, .path = folder / "m", .tensors = small_model()},
+              3);
   const auto right = tensors_of(folder / "m");
   const uint64_t num_bits = 8 * std::filesystem::file_size(folder / "m");
   for (uint64_t bit = 0; bit < num_bits; ++bit) {
@@ -79,12 +83,18 @@ TEST(Digest, EveryBitOfASmallFileIsCovered) {
 
 TEST(Digest, RandomBitsOfLargeTensorsAndShards) {
   TestFolder folder;
-  const std::vector<ModelTensor> tensors = {{"large", {3, 300'000}, ElementType::kFloat32, {"tied"}},  // of several blocks
-                                            {"half", {500'001}, ElementType::kBFloat16, {}},
-                                            {"small", {7}, ElementType::kFloat64, {}}};
+  const std::vector<ModelTensor> tensors = {
+      {"large", {3, 300'000}, ElementType::kFloat32, {"tied"}},  // of several blocks
+      {"half", {500'001}, ElementType::kBFloat16, {}},
+      {"small", {7}, ElementType::kFloat64, {}}};
   for (const int64_t max_shard_bytes : {int64_t{0}, int64_t{1'200'000}}) {
     const std::filesystem::path path = folder / ("m" + std::to_string(max_shard_bytes));
-    write_model(Disk(), {.format = ModelFormat::kSafetensors, .path = path, .tensors = tensors, .max_shard_bytes = max_shard_bytes}, 5, 123'457);
+    write_model(Disk(),
+                {.format = ModelFormat::kSafetensors,
+                 .path = path,
+                 .tensors = tensors,
+                 .max_shard_bytes = max_shard_bytes},
+                5, 123'457);
     const auto right = tensors_of(path);
     ASSERT_EQ(right.size(), 4u);
     const SafetensorsModel model(path);
@@ -103,8 +113,12 @@ TEST(Digest, RandomBitsOfLargeTensorsAndShards) {
 // Independent of the reader: the two entries as their description has them.
 TEST(Digest, IsAsDescribed) {
   TestFolder folder;
-  write_model(Disk(), {.format = ModelFormat::kSafetensors, .path = folder / "m",
-                       .tensors = {{"b", {2'000'000}, ElementType::kUInt8, {}}, {"a", {3}, ElementType::kFloat32, {}}}}, 4);
+  write_model(
+      Disk(),
+      {.format = ModelFormat::kSafetensors,
+       .path = folder / "m",
+       .tensors = {{"b", {2'000'000}, ElementType::kUInt8, {}}, {"a", {3}, ElementType::kFloat32, {}}}},
+      4);
   const std::string content = read_text(folder / "m");
   const SafetensorsFile file(folder / "m");
   EXPECT_EQ(file.metadata().at("format"), "pt");
@@ -113,7 +127,8 @@ TEST(Digest, IsAsDescribed) {
     const uint64_t value = hash_block(std::as_bytes(std::span(data).subspan(begin, bytes)));
     return hashes_to_hex({&value, 1});
   };
-  EXPECT_EQ(file.metadata().at("tessera_blocks"), hash(0, 12) + hash(12, 1 << 20) + hash(12 + (1 << 20), 2'000'000 - (1 << 20)));
+  EXPECT_EQ(file.metadata().at("tessera_blocks"),
+            hash(0, 12) + hash(12, 1 << 20) + hash(12 + (1 << 20), 2'000'000 - (1 << 20)));
   std::string head = content.substr(0, content.size() - data.size());
   const std::string digest = file.metadata().at("tessera_digest");
   head.replace(head.find(digest), digest.size(), digest.size(), '0');
@@ -122,21 +137,28 @@ TEST(Digest, IsAsDescribed) {
 
 TEST(Digest, MetadataThatAnotherProgramKept) {
   TestFolder folder;
-  write_model(Disk(), {.format = ModelFormat::kSafetensors, .path = folder / "m", .tensors = small_model()}, 3);
+  write_model(Disk(), {.format = ModelFormat::kSafetensors, .path = folder / "m", .tensors = small_model()},
+              3);
   const SafetensorsFile file(folder / "m");
-  SafetensorsHeader header{.tensors = {file.tensors().begin(), file.tensors().end()}, .metadata = file.metadata()};
+  SafetensorsHeader header{.tensors = {file.tensors().begin(), file.tensors().end()},
+                           .metadata = file.metadata()};
   header.tensors.pop_back();
   place_tensors(header.tensors);
   int64_t bytes = 0;
   for (const SafetensorsTensor& tensor : header.tensors) bytes += tensor.bytes;
-  write_text(folder / "other", format_safetensors_header(header, "m") + std::string(static_cast<size_t>(bytes), 'x'));
+  write_text(folder / "other",
+             format_safetensors_header(header, "m") + std::string(static_cast<size_t>(bytes), 'x'));
   EXPECT_THAT(error_of([&] { SafetensorsFile{folder / "other"}; }),
-              AllOf(HasSubstr("other: the header is damaged: found "), HasSubstr("write it without tessera_blocks and tessera_digest")));
+              AllOf(HasSubstr("other: the header is damaged: found "),
+                    HasSubstr("write it without tessera_blocks and tessera_digest")));
   header.metadata.erase("tessera_digest");
-  write_text(folder / "other", format_safetensors_header(header, "m") + std::string(static_cast<size_t>(bytes), 'x'));
-  EXPECT_THAT(error_of([&] { SafetensorsFile{folder / "other"}; }), HasSubstr("it has no tessera_digest beside the other of the two"));
+  write_text(folder / "other",
+             format_safetensors_header(header, "m") + std::string(static_cast<size_t>(bytes), 'x'));
+  EXPECT_THAT(error_of([&] { SafetensorsFile{folder / "other"}; }),
+              HasSubstr("it has no tessera_digest beside the other of the two"));
   header.metadata.erase("tessera_blocks");
-  write_text(folder / "other", format_safetensors_header(header, "m") + std::string(static_cast<size_t>(bytes), 'x'));
+  write_text(folder / "other",
+             format_safetensors_header(header, "m") + std::string(static_cast<size_t>(bytes), 'x'));
   EXPECT_EQ(error_of([&] { SafetensorsFile{folder / "other"}; }), "");
 }
 

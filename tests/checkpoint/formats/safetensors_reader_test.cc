@@ -1,6 +1,6 @@
 // Safetensors files of others: what is wrong with one is said, and nothing in it can do harm.
-#include "checkpoint/checkpoint_error.h"
 #include "checkpoint/formats/safetensors_reader.h"
+#include "checkpoint/checkpoint_error.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -14,10 +14,10 @@
 namespace tessera::checkpoint {
 namespace {
 
+using tessera::testing::error_of;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
-using tessera::testing::error_of;
 
 std::string file_of(const std::string& header, const std::string& data) {
   std::string length(8, '\0');
@@ -62,12 +62,14 @@ TEST(SafetensorsHeader, WhatIsWrongIsSaid) {
       {R"({"a":{"shape":[true]}})", 4, "tensor 'a': shape has true, expected a list of sizes"},
       {R"({"a":{"shape":[[1]]}})", 4, "tensor 'a': shape has an array, expected a list of sizes"},
       {R"({"a":{"shape":["1"]}})", 4, "tensor 'a': shape has '1', expected a list of sizes"},
-      {R"({"a":{"shape":[9223372036854775808]}})", 4, "tensor 'a': shape has 9223372036854775808, expected less than 2^63"},
+      {R"({"a":{"shape":[9223372036854775808]}})", 4,
+       "tensor 'a': shape has 9223372036854775808, expected less than 2^63"},
       {R"({"a":{"shape":[99999999999999999999]}})", 4,
        "tensor 'a': shape has '99999999999999999999', expected a list of sizes"},
       {R"({"a":{"data_offsets":[0]}})", 4, "tensor 'a': data_offsets is [0], expected [BEGIN, END]"},
       {R"({"a":{"data_offsets":[4,0]}})", 4, "tensor 'a': data_offsets is [4, 0], expected [BEGIN, END]"},
-      {R"({"a":{"data_offsets":[0,1,2]}})", 4, "tensor 'a': data_offsets has more than two numbers, expected [BEGIN, END]"},
+      {R"({"a":{"data_offsets":[0,1,2]}})", 4,
+       "tensor 'a': data_offsets has more than two numbers, expected [BEGIN, END]"},
       {R"({"a":{"data_offsets":{}}})", 4, "tensor 'a': data_offsets has an object, expected [BEGIN, END]"},
       {R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}})", 4,
        "tensor 'a' has 4 bytes of data, expected 8 for F32 and shape [2]"},
@@ -75,18 +77,18 @@ TEST(SafetensorsHeader, WhatIsWrongIsSaid) {
        "tensor 'a' has 0 bytes of data, expected more than 2^63 for F32 and shape [4294967296, 4294967296]"},
       {R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}})", 3,
        "tensor 'a' starts at byte 1 of the data, expected 0 (there is a hole)"},
-      {R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}})", 3,
-       "tensor 'b' starts at byte 1 of the data, expected 2 (it overlaps another)"},
-      {R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}})", 2,
-       "tensor 'b' starts at byte 0 of the data, expected 2 (it overlaps another)"},
-      {R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"e":{"dtype":"U8","shape":[0],"data_offsets":[9,9]}})", 2,
-       "tensor 'e' starts at byte 9 of the data, expected 2 (there is a hole)"},
+      {R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}})",
+       3, "tensor 'b' starts at byte 1 of the data, expected 2 (it overlaps another)"},
+      {R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}})",
+       2, "tensor 'b' starts at byte 0 of the data, expected 2 (it overlaps another)"},
+      {R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"e":{"dtype":"U8","shape":[0],"data_offsets":[9,9]}})",
+       2, "tensor 'e' starts at byte 9 of the data, expected 2 (there is a hole)"},
       {R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}})", 3,
        "the file has 3 bytes of data, expected 2 (something follows the last tensor)"},
       {R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}})", 1,
        "the file has 1 bytes of data, expected 2 (it is truncated)"},
-      {R"({"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}})", 0,
-       "tensor 'a' occurs twice"},
+      {R"({"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}})",
+       0, "tensor 'a' occurs twice"},
       {R"({"__metadata__":7})", 0, "__metadata__ is 7, expected an object"},
       {R"({"__metadata__":{"k":7}})", 0, "__metadata__: 'k' is 7, expected a string"},
       {R"({"__metadata__":{"k":{}}})", 0, "__metadata__: 'k' is an object, expected a string"},
@@ -95,7 +97,8 @@ TEST(SafetensorsHeader, WhatIsWrongIsSaid) {
       {R"({"line\nbreak":7})", 0, R"(tensor 'line\x0abreak' is 7, expected an object)"},
   };
   for (const Mistake& mistake : mistakes)
-    EXPECT_EQ(header_error(mistake.header, mistake.data_bytes), std::string("m.safetensors: ") + mistake.message)
+    EXPECT_EQ(header_error(mistake.header, mistake.data_bytes),
+              std::string("m.safetensors: ") + mistake.message)
         << mistake.header;
   std::string deep = R"({"a":{"shape":[1)";
   for (int i = 0; i < 64; ++i) deep += ",1";
@@ -113,12 +116,13 @@ TEST(SafetensorsHeader, IsReadAsItWasWritten) {
   const std::string head = format_safetensors_header(header, "x");
   EXPECT_EQ(head.size() % 8, 0u);
   const SafetensorsTensor& last = header.tensors.back();
-  const SafetensorsHeader read = parse_safetensors_header(std::string_view(head).substr(8), last.offset + last.bytes, "x");
+  const SafetensorsHeader read =
+      parse_safetensors_header(std::string_view(head).substr(8), last.offset + last.bytes, "x");
   EXPECT_EQ(read.metadata, header.metadata);
   ASSERT_EQ(read.tensors.size(), header.tensors.size());
   for (const SafetensorsTensor& tensor : header.tensors) {
-    const auto found =
-        std::find_if(read.tensors.begin(), read.tensors.end(), [&](const auto& other) { return other.name == tensor.name; });
+    const auto found = std::find_if(read.tensors.begin(), read.tensors.end(),
+                                    [&](const auto& other) { return other.name == tensor.name; });
     ASSERT_NE(found, read.tensors.end());
     EXPECT_EQ(std::tie(found->shape, found->type, found->offset, found->bytes),
               std::tie(tensor.shape, tensor.type, tensor.offset, tensor.bytes));
@@ -144,7 +148,8 @@ TEST(SafetensorsFile, HeaderLengths) {
   EXPECT_EQ(error(std::string("\0\0\0\0\0\0\0\x80{}", 10)),
             ": the header's length is 9223372036854775808, expected at most 2 (what the file has left)");
   EXPECT_EQ(error(std::string(8, '\0')), ": no safetensors file: its header does not start with '{'");
-  EXPECT_EQ(error(file_of("{}", "x")), ": the file has 1 bytes of data, expected 0 (something follows the last tensor)");
+  EXPECT_EQ(error(file_of("{}", "x")),
+            ": the file has 1 bytes of data, expected 0 (something follows the last tensor)");
   std::filesystem::resize_file(path, 200'000'000);  // sparse
   std::ofstream(path, std::ios::binary | std::ios::in).write("\1\xe1\xf5\5\0\0\0\0{", 9);
   EXPECT_THAT(error_of<Error>([&] { SafetensorsFile{path}; }),
@@ -177,25 +182,31 @@ TEST(SafetensorsIndex, WhatIsWrongIsSaid) {
       {"[]", "is a list, expected an object"},
       {"7", "is 7, expected an object"},
       {"{}", R"(has no "weight_map"; expected {"weight_map": {NAME: FILE}})"},
-      {R"({"metadata":{"weight_map":{"a":"b"}}})", R"(has no "weight_map"; expected {"weight_map": {NAME: FILE}})"},
+      {R"({"metadata":{"weight_map":{"a":"b"}}})",
+       R"(has no "weight_map"; expected {"weight_map": {NAME: FILE}})"},
       {R"({"weight_map":[]})", R"("weight_map" is a list, expected an object)"},
       {R"({"weight_map":null})", R"("weight_map" is null, expected an object)"},
       {R"({"weight_map":{},"weight_map":{}})", R"(has "weight_map" twice)"},
       {R"({"weight_map":{"a":1}})", "tensor 'a' is in 1, expected the name of a file"},
       {R"({"weight_map":{"a":{"b":"c"}}})", "tensor 'a' is in an object, expected the name of a file"},
       {R"({"weight_map":{"a":["c"]}})", "tensor 'a' is in a list, expected the name of a file"},
-      {R"({"weight_map":{"a":"../x"}})", "tensor 'a' is in '../x', expected a file in the index's own folder"},
-      {R"({"weight_map":{"a":"/etc/passwd"}})", "tensor 'a' is in '/etc/passwd', expected a file in the index's own folder"},
+      {R"({"weight_map":{"a":"../x"}})",
+       "tensor 'a' is in '../x', expected a file in the index's own folder"},
+      {R"({"weight_map":{"a":"/etc/passwd"}})",
+       "tensor 'a' is in '/etc/passwd', expected a file in the index's own folder"},
       {R"({"weight_map":{"a":".."}})", "tensor 'a' is in '..', expected a file in the index's own folder"},
       {R"({"weight_map":{"a":""}})", "tensor 'a' is in '', expected a file in the index's own folder"},
-      {R"({"weight_map":{"a":"x\u0000y"}})", R"(tensor 'a' is in 'x\x00y', expected a file in the index's own folder)"},
+      {R"({"weight_map":{"a":"x\u0000y"}})",
+       R"(tensor 'a' is in 'x\x00y', expected a file in the index's own folder)"},
       {R"({"weight_map":{"a":"f","a":"f"}})", "has a tensor twice, in 'f' the second time"},
       {R"({"weight_map":{"a":"f"}} {})", "is no JSON at byte 26"},
   };
   for (const auto& [text, message] : mistakes)
-    EXPECT_EQ(error_of<Error>([&] { parse_safetensors_index(text, "i.json"); }), "i.json: " + message) << text;
+    EXPECT_EQ(error_of<Error>([&] { parse_safetensors_index(text, "i.json"); }), "i.json: " + message)
+        << text;
   const auto good = parse_safetensors_index(
-      R"({"metadata":{"total_size":7,"x":[{"weight_map":[1]}]},"weight_map":{"a":"f","b":"g"},"more":null})", "i.json");
+      R"({"metadata":{"total_size":7,"x":[{"weight_map":[1]}]},"weight_map":{"a":"f","b":"g"},"more":null})",
+      "i.json");
   EXPECT_EQ(good, (std::map<std::string, std::string>{{"a", "f"}, {"b", "g"}}));
 }
 
@@ -214,17 +225,23 @@ class SafetensorsModelTest : public ::testing::Test {
 
 TEST_F(SafetensorsModelTest, IndexAndFilesMustAgree) {
   EXPECT_EQ(error_with_index(R"({"a":"one","b":"two"})"), "");
-  EXPECT_THAT(error_with_index(R"({"a":"one","b":"one"})"), HasSubstr("tensor 'b' is not in one, where the index has it"));
-  EXPECT_THAT(error_with_index(R"({"a":"two","b":"one"})"), HasSubstr("tensor 'a' is not in two, where the index has it"));
-  EXPECT_THAT(error_with_index(R"({"b":"two","c":"one"})"), HasSubstr("tensor 'c' is not in one, where the index has it"));
+  EXPECT_THAT(error_with_index(R"({"a":"one","b":"one"})"),
+              HasSubstr("tensor 'b' is not in one, where the index has it"));
+  EXPECT_THAT(error_with_index(R"({"a":"two","b":"one"})"),
+              HasSubstr("tensor 'a' is not in two, where the index has it"));
+  EXPECT_THAT(error_with_index(R"({"b":"two","c":"one"})"),
+              HasSubstr("tensor 'c' is not in one, where the index has it"));
   EXPECT_THAT(error_with_index(R"({"a":"one","b":"three"})"), HasSubstr("three: No such file"));
   write_text(folder_ / "two", file_of(R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})", "B"));
-  EXPECT_THAT(error_with_index(R"({"a":"one","b":"two"})"), HasSubstr("tensor 'a' is both in one and in two"));
+  EXPECT_THAT(error_with_index(R"({"a":"one","b":"two"})"),
+              HasSubstr("tensor 'a' is both in one and in two"));
   write_text(
       folder_ / "two",
-      file_of(R"({"b":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"c":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})",
-              "B"));
-  EXPECT_THAT(error_with_index(R"({"a":"one","b":"two"})"), HasSubstr("tensor 'c' of two is not in the index"));
+      file_of(
+          R"({"b":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"c":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})",
+          "B"));
+  EXPECT_THAT(error_with_index(R"({"a":"one","b":"two"})"),
+              HasSubstr("tensor 'c' of two is not in the index"));
 }
 
 TEST_F(SafetensorsModelTest, AFolderWithoutWeights) {
@@ -261,23 +278,26 @@ std::string mutated(std::string text, std::mt19937_64& source) {
 
 TEST(Mutations, OfAFileNeverDoHarm) {
   TestFolder folder;
-  write_model(Disk(), {.format = ModelFormat::kSafetensors, .path = folder / "m", .tensors = small_model()}, 3);
+  write_model(Disk(), {.format = ModelFormat::kSafetensors, .path = folder / "m", .tensors = small_model()},
+              3);
   // Without hashes, which would be all that is ever found wrong.
   const SafetensorsFile written(folder / "m");
   SafetensorsHeader plain{.tensors = written.tensors(), .metadata = {{"format", "pt"}}};
   place_tensors(plain.tensors);
   const auto data_begin = static_cast<size_t>(written.tensors().front().offset);
-  const std::string original = format_safetensors_header(plain, "m") + read_text(folder / "m").substr(data_begin);
+  const std::string original =
+      format_safetensors_header(plain, "m") + read_text(folder / "m").substr(data_begin);
   uint64_t header_bytes = 0;
   for (int i = 7; i >= 0; --i)
     header_bytes = header_bytes << 8 | static_cast<unsigned char>(original[static_cast<size_t>(i)]);
   std::mt19937_64 source(11);
   int num_read = 0, num_refused = 0;
   for (int i = 0; i < 10'000; ++i) {
-    // Half of them with a length that fits the header again, or the length would be all that is ever found wrong.
-    const std::string content =
-        i % 2 == 0 ? mutated(original, source)
-                   : file_of(mutated(original.substr(8, header_bytes), source), original.substr(8 + header_bytes));
+    // Half of them with a length that fits the header again, or the length
+    // would be all that is ever found wrong.
+    const std::string content = i % 2 == 0 ? mutated(original, source)
+                                           : file_of(mutated(original.substr(8, header_bytes), source),
+                                                     original.substr(8 + header_bytes));
     write_text(folder / "x", content);
     try {
       const SafetensorsFile file(folder / "x");
@@ -316,8 +336,10 @@ TEST(Mutations, OfAnIndexNeverDoHarm) {
 
 TEST(Mutations, DeepNestingIsNoTrouble) {
   const std::string brackets(1'000'000, '[');
-  EXPECT_THAT(header_error(R"({"a":)" + brackets, 0), HasSubstr("tensor 'a' is an array, expected an object"));
-  EXPECT_THAT(error_of<Error>([&] { parse_safetensors_index(R"({"x":)" + brackets, "i.json"); }), HasSubstr("is no JSON at byte"));
+  EXPECT_THAT(header_error(R"({"a":)" + brackets, 0),
+              HasSubstr("tensor 'a' is an array, expected an object"));
+  EXPECT_THAT(error_of<Error>([&] { parse_safetensors_index(R"({"x":)" + brackets, "i.json"); }),
+              HasSubstr("is no JSON at byte"));
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// The arithmetic of torch's zip, on both sides of 4 GiB. That torch and Python read it is in python_libraries_test.py.
+// The arithmetic of torch's zip, on both sides of 4 GiB. That torch and Python
+// read it is in python_libraries_test.py.
 #include "checkpoint/formats/torch_zip.h"
 
 #include <gtest/gtest.h>
@@ -18,8 +19,8 @@ uint64_t number(std::string_view text, size_t at, size_t num_bytes) {
 TEST(TorchZip, PiecesMeetWithoutGapOrOverlap) {
   for (const int64_t first : {int64_t{0}, kLimit - 100, kLimit + 100}) {
     TorchZip zip("archive", first);
-    for (const int64_t bytes :
-         {int64_t{1}, int64_t{0}, int64_t{63}, int64_t{64}, kLimit - 1, kLimit, int64_t{0}, kLimit * 5, int64_t{7}})
+    for (const int64_t bytes : {int64_t{1}, int64_t{0}, int64_t{63}, int64_t{64}, kLimit - 1, kLimit,
+                                int64_t{0}, kLimit * 5, int64_t{7}})
       zip.add("data/" + std::to_string(zip.entries().size()), bytes);
     const std::vector<uint32_t> crcs(zip.entries().size(), 0xabcdef01);
     int64_t position = first;
@@ -30,7 +31,8 @@ TEST(TorchZip, PiecesMeetWithoutGapOrOverlap) {
       EXPECT_EQ(entry.data_offset % 64, 0);
       const auto header = static_cast<size_t>(entry.header_offset - position);
       EXPECT_EQ(between.substr(header, 4), "PK\3\4");
-      const size_t name_bytes = number(between, header + 26, 2), extra_bytes = number(between, header + 28, 2);
+      const size_t name_bytes = number(between, header + 26, 2),
+                   extra_bytes = number(between, header + 28, 2);
       EXPECT_EQ(between.substr(header + 30, name_bytes), entry.name);
       EXPECT_EQ(header + 30 + name_bytes + extra_bytes, between.size());
       position = zip.data_end(i);

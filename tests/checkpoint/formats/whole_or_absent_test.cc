@@ -1,7 +1,7 @@
 // Whatever happens while a model is written, its name stands for the old model or for the new one, whole.
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <fcntl.h>
 #include <signal.h>
 #include <sys/file.h>
 #include <sys/resource.h>
@@ -47,8 +47,9 @@ class WholeOrAbsent : public ::testing::TestWithParam<Case> {
   // The operations of one write, in order.
   std::vector<std::string> operations() {
     std::vector<std::string> names;
-    write_model(Disk({.sync = true, .probe = [&](std::string_view name, const auto&) { names.emplace_back(name); }}),
-                options(), 1);
+    write_model(
+        Disk({.sync = true, .probe = [&](std::string_view name, const auto&) { names.emplace_back(name); }}),
+        options(), 1);
     return names;
   }
 
@@ -157,21 +158,26 @@ TEST_P(WholeOrAbsent, AFileThatCannotGrow) {
 }
 
 TEST_P(WholeOrAbsent, WhatOtherProcessesWriteStays) {
-  const auto others = {"out.tmp-0123456789abcdef", "out.tmp-0123456789abcde", "out.tmp-0123456789abcdeg", "another.tmp-0123456789abcdef"};
+  const auto others = {"out.tmp-0123456789abcdef", "out.tmp-0123456789abcde", "out.tmp-0123456789abcdeg",
+                       "another.tmp-0123456789abcdef"};
   for (const std::string name : others) write_text(folder_ / name, "x");
   {
-    const FileDescriptor held(::open((folder_ / "out.tmp-0123456789abcdef").c_str(), O_RDONLY));  // as its writer does
+    const FileDescriptor held(
+        ::open((folder_ / "out.tmp-0123456789abcdef").c_str(), O_RDONLY));  // as its writer does
     ASSERT_EQ(::flock(held.get(), LOCK_EX), 0);
     written(1);
-    EXPECT_THAT(folder_.names(), UnorderedElementsAre("out", "out.tmp-0123456789abcdef", "out.tmp-0123456789abcde",
-                                                      "out.tmp-0123456789abcdeg", "another.tmp-0123456789abcdef"));
+    EXPECT_THAT(folder_.names(),
+                UnorderedElementsAre("out", "out.tmp-0123456789abcdef", "out.tmp-0123456789abcde",
+                                     "out.tmp-0123456789abcdeg", "another.tmp-0123456789abcdef"));
   }
   written(1);
   EXPECT_THAT(folder_.names(),
-              UnorderedElementsAre("out", "out.tmp-0123456789abcde", "out.tmp-0123456789abcdeg", "another.tmp-0123456789abcdef"));
+              UnorderedElementsAre("out", "out.tmp-0123456789abcde", "out.tmp-0123456789abcdeg",
+                                   "another.tmp-0123456789abcdef"));
 }
 
-// Two processes that write one name at once: each has a file of its own, and the one that ends last has the name.
+// Two processes that write one name at once: each has a file of its own, and
+// the one that ends last has the name.
 TEST_P(WholeOrAbsent, TwoWritersAtOnce) {
   const std::string first_model = written(1), second_model = written(2);
   const Disk disk;
@@ -189,9 +195,12 @@ TEST_P(WholeOrAbsent, NothingIsWrittenThroughALink) {
   write_text(folder_ / "victim", "precious");
   std::vector<std::string> names;
   for (int i = 0; i < 3; ++i) {
-    write_model(Disk({.sync = true, .probe = [&](std::string_view operation, const std::filesystem::path& path) {
-                        if (operation == "create" && names.size() == static_cast<size_t>(i)) names.push_back(path.lexically_relative(folder_.path()).string());
-                      }}),
+    write_model(Disk({.sync = true,
+                      .probe =
+                          [&](std::string_view operation, const std::filesystem::path& path) {
+                            if (operation == "create" && names.size() == static_cast<size_t>(i))
+                              names.push_back(path.lexically_relative(folder_.path()).string());
+                          }}),
                 options(), 1);
     std::error_code ignored;
     if (std::filesystem::path(names.back()).has_parent_path()) continue;  // shards lie in a temporary folder
@@ -231,7 +240,8 @@ TEST_P(WholeOrAbsent, AFolderThatIsNotThere) {
 INSTANTIATE_TEST_SUITE_P(Formats, WholeOrAbsent,
                          ::testing::Values(Case{"safetensors", ModelFormat::kSafetensors, 0},
                                            Case{"shards", ModelFormat::kSafetensors, 150},
-                                           Case{"pt", ModelFormat::kTorch, 0}, Case{"h5", ModelFormat::kHdf5, 0}),
+                                           Case{"pt", ModelFormat::kTorch, 0},
+                                           Case{"h5", ModelFormat::kHdf5, 0}),
                          [](const auto& info) { return std::string(info.param.name); });
 
 TEST(ShardFolder, ThroughASymbolicLink) {
@@ -239,10 +249,12 @@ TEST(ShardFolder, ThroughASymbolicLink) {
   std::filesystem::create_directory(folder / "real");
   write_text(folder / "real/config.json", "{}");
   std::filesystem::create_directory_symlink("real", folder / "link");
-  write_model(
-      Disk(),
-      {.format = ModelFormat::kSafetensors, .path = folder / "link", .tensors = small_model(), .max_shard_bytes = 1'000'000},
-      1);
+  write_model(Disk(),
+              {.format = ModelFormat::kSafetensors,
+               .path = folder / "link",
+               .tensors = small_model(),
+               .max_shard_bytes = 1'000'000},
+              1);
   EXPECT_TRUE(std::filesystem::is_symlink(folder / "link"));
   EXPECT_TRUE(std::filesystem::exists(folder / "real/model.safetensors"));
   EXPECT_EQ(read_text(folder / "real/config.json"), "{}");
@@ -265,8 +277,10 @@ TEST(ShardFolder, WithAFinalSlash) {
 TEST(ShardFolder, AFileInTheWay) {
   TestFolder folder;
   write_text(folder / "out", "x");
-  const ModelWriterOptions options{
-      .format = ModelFormat::kSafetensors, .path = folder / "out", .tensors = small_model(), .max_shard_bytes = 100};
+  const ModelWriterOptions options{.format = ModelFormat::kSafetensors,
+                                   .path = folder / "out",
+                                   .tensors = small_model(),
+                                   .max_shard_bytes = 100};
   const Disk disk;
   EXPECT_THROW(open_model_writer(disk, options), CheckpointError);
   EXPECT_EQ(read_text(folder / "out"), "x");

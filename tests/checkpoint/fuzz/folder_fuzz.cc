@@ -1,6 +1,7 @@
 // A whole checkpoint, damaged as the input says: what opens and reads without an error is the undamaged data.
 //
-// The input is a list of damages of 8 bytes each: which file, what to do, where (4 bytes), with what (2 bytes).
+// The input is a list of damages of 8 bytes each: which file, what to do, where
+// (4 bytes), with what (2 bytes).
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -42,19 +43,27 @@ class Target {
     std::memcpy(&place, bytes + 2, sizeof place);
     const size_t at = content.empty() ? 0 : place % content.size();
     switch (bytes[1] % 6) {
-      case 0: if (!content.empty()) content[at] = static_cast<char>(bytes[6]); break;
-      case 1: if (!content.empty()) content[at] = static_cast<char>(content[at] ^ (1 << bytes[6] % 8)); break;
+      case 0:
+        if (!content.empty()) content[at] = static_cast<char>(bytes[6]);
+        break;
+      case 1:
+        if (!content.empty()) content[at] = static_cast<char>(content[at] ^ (1 << bytes[6] % 8));
+        break;
       case 2: content.resize(at); break;
       case 3: content.insert(at, bytes[6] + 1u, static_cast<char>(bytes[7])); break;
       case 4: content.erase(at, bytes[6] + 1u); break;
-      case 5: fs::remove(file->first); damaged_[file->first] = ""; return;
+      case 5:
+        fs::remove(file->first);
+        damaged_[file->first] = "";
+        return;
     }
     std::ofstream(file->first, std::ios::binary | std::ios::trunc) << content;
     damaged_[file->first] = content;
   }
 
   void heal() {
-    for (const auto& [path, content] : damaged_) std::ofstream(path, std::ios::binary | std::ios::trunc) << files_[path];
+    for (const auto& [path, content] : damaged_)
+      std::ofstream(path, std::ios::binary | std::ios::trunc) << files_[path];
     damaged_.clear();
   }
 
@@ -89,7 +98,8 @@ class Target {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static Target target;
-  for (size_t i = 0; i < kMaxDamages && (i + 1) * kDamageBytes <= size; ++i) target.damage(data + i * kDamageBytes);
+  for (size_t i = 0; i < kMaxDamages && (i + 1) * kDamageBytes <= size; ++i)
+    target.damage(data + i * kDamageBytes);
   target.read();
   target.heal();
   return 0;

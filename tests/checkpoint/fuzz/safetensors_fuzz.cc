@@ -1,5 +1,5 @@
-// Bytes as a .safetensors file: refused, or every tensor of it can be read, and the header that is written from what was
-// understood is understood as the same.
+// Bytes as a .safetensors file: refused, or every tensor of it can be read, and the header that is written
+// from what was understood is understood as the same.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -24,7 +24,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     for (const checkpoint::SafetensorsTensor& tensor : file.tensors()) {
       std::vector<std::byte> bytes(static_cast<size_t>(tensor.bytes));
       file.read(tensor, 0, bytes);
-      if (!std::equal(bytes.begin(), bytes.end(), reinterpret_cast<const std::byte*>(data) + tensor.offset)) __builtin_trap();
+      if (!std::equal(bytes.begin(), bytes.end(), reinterpret_cast<const std::byte*>(data) + tensor.offset))
+        __builtin_trap();
       if (tensor.offset < end || file.find(tensor.name) != &tensor) __builtin_trap();
       end = tensor.offset + tensor.bytes;
     }

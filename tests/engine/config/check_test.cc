@@ -18,69 +18,102 @@ TEST(ConfigCheck, WrongValues) {
       {R"("seed": 1.5)", "seed: found 1.5 (a number); expected an integer from 0 to 9e15"},
       {R"("seed": true)", "seed: found true (a boolean); expected an integer from 0 to 9e15"},
       {R"("seed": null)", "seed: found null; expected an integer from 0 to 9e15"},
-      {R"("seed": 18446744073709551615)", "seed: found 18446744073709551615 (a number); expected an integer from 0 to 9e15"},
+      {R"("seed": 18446744073709551615)",
+       "seed: found 18446744073709551615 (a number); expected an integer from 0 to 9e15"},
       {R"("wall_clock_breakdown": 1)", "wall_clock_breakdown: found 1 (a number); expected true or false"},
-      {R"("gradient_clipping": -1)", "gradient_clipping: found -1 (a number); expected a number of at least 0, or \"auto\""},
-      {R"("gradient_predivide_factor": 0)", "gradient_predivide_factor: found 0 (a number); expected a number above 0"},
-      {R"("zero_optimization": {"stage": 4})", "zero_optimization.stage: found 4 (a number); expected an integer from 0 to 3, or \"auto\""},
-      {R"("zero_optimization": {"stage": "two"})", "zero_optimization.stage: found \"two\" (a string); expected an integer from 0 to 3, or \"auto\""},
+      {R"("gradient_clipping": -1)",
+       "gradient_clipping: found -1 (a number); expected a number of at least 0, or \"auto\""},
+      {R"("gradient_predivide_factor": 0)",
+       "gradient_predivide_factor: found 0 (a number); expected a number above 0"},
+      {R"("zero_optimization": {"stage": 4})",
+       "zero_optimization.stage: found 4 (a number); expected an integer from 0 to 3, or \"auto\""},
+      {R"("zero_optimization": {"stage": "two"})",
+       "zero_optimization.stage: found \"two\" (a string); expected an integer from 0 to 3, or \"auto\""},
       {R"("zero_optimization": [])", "zero_optimization: found [] (a list); expected a section {…}"},
       {R"("optimizer": "Adam")", "optimizer: found \"Adam\" (a string); expected a section {…}"},
       {R"("optimizer": {"type": "AdmW"})",
-       "optimizer.type: found \"AdmW\" (a string); expected one of \"Adam\", \"AdamW\", \"SGD\", \"Adagrad\", \"Lion\", \"LAMB\", or null (did you mean \"AdamW\"?)"},
+       "optimizer.type: found \"AdmW\" (a string); expected one of \"Adam\", \"AdamW\", \"SGD\", "
+       "\"Adagrad\", \"Lion\", \"LAMB\", or null (did you mean \"AdamW\"?)"},
       {R"("optimizer": {"params": {"lr": 1}, "type": "OneBitAdam"})",
-       "optimizer.type: found \"OneBitAdam\" (a string), which Tessera does not have: the 1-bit optimizers compress what is sent; expected one of "
+       "optimizer.type: found \"OneBitAdam\" (a string), which Tessera does not have: the 1-bit optimizers "
+       "compress what is sent; expected one of "
        "\"Adam\", \"AdamW\", \"SGD\", \"Adagrad\", \"Lion\", \"LAMB\", or null"},
       {R"("optimizer": {"type": "Adam", "params": {"betas": [0.9]}})",
-       "optimizer.params.betas: found [0.9] (a list); expected a list of two numbers, each from 0 to below 1, or \"auto\""},
+       "optimizer.params.betas: found [0.9] (a list); expected a list of two numbers, each from 0 to below "
+       "1, or \"auto\""},
       {R"("optimizer": {"type": "Adam", "params": {"betas": [0.9, 1]}})",
-       "optimizer.params.betas: found [0.9,1] (a list); expected a list of two numbers, each from 0 to below 1, or \"auto\""},
+       "optimizer.params.betas: found [0.9,1] (a list); expected a list of two numbers, each from 0 to below "
+       "1, or \"auto\""},
       {R"("optimizer": {"type": "SGD", "params": {"nesterov": true}})",
-       "optimizer.params.nesterov: found true with momentum 0 and dampening 0; expected a momentum above 0 and dampening 0"},
+       "optimizer.params.nesterov: found true with momentum 0 and dampening 0; expected a momentum above 0 "
+       "and dampening 0"},
       {R"("optimizer": {"type": "LAMB", "params": {"min_coeff": 2, "max_coeff": 1}})",
        "optimizer.params.min_coeff: found 2, more than max_coeff 1; expected at most that"},
-      {R"("optimizer": {"param_groups": [{"lr": 1}]})", "optimizer.param_groups[0].match: is missing; expected a string or a list of strings"},
+      {R"("optimizer": {"param_groups": [{"lr": 1}]})",
+       "optimizer.param_groups[0].match: is missing; expected a string or a list of strings"},
       {R"("optimizer": {"param_groups": [{"match": []}]})",
        "optimizer.param_groups[0].match: found [] (a list); expected a string or a list of strings"},
-      {R"("optimizer": {"param_groups": [3]})", "optimizer.param_groups: found [3] (a list); expected a list of sections [{…}, …]"},
+      {R"("optimizer": {"param_groups": [3]})",
+       "optimizer.param_groups: found [3] (a list); expected a list of sections [{…}, …]"},
       {R"("scheduler": {"type": "OneCycle"})",
-       "scheduler.params.cycle_min_lr: is missing, and OneCycle needs it; expected a number of at least 0, or a list with one for every param group\n"
-       "c.json:1: scheduler.params.cycle_max_lr: is missing, and OneCycle needs it; expected a number of at least 0, or a list with one for every param group"},
+       "scheduler.params.cycle_min_lr: is missing, and OneCycle needs it; expected a number of at least 0, "
+       "or a list with one for every param group\n"
+       "c.json:1: scheduler.params.cycle_max_lr: is missing, and OneCycle needs it; expected a number of at "
+       "least 0, or a list with one for every param group"},
       {R"("scheduler": {"type": "WarmupLR", "params": {"warmup_min_lr": [0, 1]}})",
-       "scheduler.params.warmup_min_lr: found [0,1] (a list) with 2 values; expected one number, or 1: one for the parameters in no group, then "
+       "scheduler.params.warmup_min_lr: found [0,1] (a list) with 2 values; expected one number, or 1: one "
+       "for the parameters in no group, then "
        "one for each of optimizer.param_groups"},
-      {R"("fp16": {"enabled": true}, "bf16": {"enabled": true})", "bf16.enabled: found true beside fp16.enabled true; expected one of the two"},
+      {R"("fp16": {"enabled": true}, "bf16": {"enabled": true})",
+       "bf16.enabled: found true beside fp16.enabled true; expected one of the two"},
       {R"("torch_autocast": {"enabled": true}, "bf16": {"enabled": true})",
-       "torch_autocast.enabled: found true beside bf16.enabled true; expected one of the two (autocast keeps the model in fp32)"},
+       "torch_autocast.enabled: found true beside bf16.enabled true; expected one of the two (autocast keeps "
+       "the model in fp32)"},
       {R"("data_types": {"grad_accum_dtype": "fp16"}, "bf16": {"enabled": true})",
-       "data_types.grad_accum_dtype: found \"fp16\" with a model that computes in bf16; expected \"fp32\" or \"bf16\""},
+       "data_types.grad_accum_dtype: found \"fp16\" with a model that computes in bf16; expected \"fp32\" or "
+       "\"bf16\""},
       {R"("communication_data_type": "int8")",
-       "communication_data_type: found \"int8\" (a string); expected one of \"fp32\", \"bf16\", \"fp16\", or null"},
+       "communication_data_type: found \"int8\" (a string); expected one of \"fp32\", \"bf16\", \"fp16\", or "
+       "null"},
   };
   for (const auto& [keys, message] : cases) EXPECT_EQ(error_for(keys), "c.json:1: " + message) << keys;
 }
 
 TEST(ConfigCheck, UnknownKeys) {
-  const auto top = [](const std::string& nearest) { return "; expected one of " + nearest + ", … (all 23 are in docs/configuration.md)"; };
+  const auto top = [](const std::string& nearest) {
+    return "; expected one of " + nearest + ", … (all 23 are in docs/configuration.md)";
+  };
   const std::vector<std::pair<std::string, std::string>> cases = {
-      {R"("sede": 1)", "sede: unknown key (did you mean \"seed\"?), found 1 (a number)" + top("seed, scheduler, prescale_gradients, steps_per_print, train_batch_size")},
-      {R"("stage": 1)", "stage: unknown key (did you mean \"zero_optimization.stage\"?), found 1 (a number)" + top("data_types, prescale_gradients, optimizer, scheduler, steps_per_print")},
-      {R"("qqqq": [1, 2])", "qqqq: unknown key, found [1,2] (a list)" + top("train_batch_size, train_micro_batch_size_per_gpu, gradient_accumulation_steps, gradient_clipping, communication_data_type")},
-      {R"("model": {})", "model: unknown key, found {} (a section)" + top("optimizer, scheduler, seed, memory_breakdown, csv_monitor")},
+      {R"("sede": 1)", "sede: unknown key (did you mean \"seed\"?), found 1 (a number)" +
+                           top("seed, scheduler, prescale_gradients, steps_per_print, train_batch_size")},
+      {R"("stage": 1)", "stage: unknown key (did you mean \"zero_optimization.stage\"?), found 1 (a number)" +
+                            top("data_types, prescale_gradients, optimizer, scheduler, steps_per_print")},
+      {R"("qqqq": [1, 2])",
+       "qqqq: unknown key, found [1,2] (a list)" +
+           top("train_batch_size, train_micro_batch_size_per_gpu, gradient_accumulation_steps, "
+               "gradient_clipping, communication_data_type")},
+      {R"("model": {})", "model: unknown key, found {} (a section)" +
+                             top("optimizer, scheduler, seed, memory_breakdown, csv_monitor")},
       {R"("fp16": {"enable": true})",
-       "fp16.enable: unknown key (did you mean \"enabled\"?), found true (a boolean); expected one of enabled, loss_scale, initial_scale_power, "
+       "fp16.enable: unknown key (did you mean \"enabled\"?), found true (a boolean); expected one of "
+       "enabled, loss_scale, initial_scale_power, "
        "loss_scale_window, hysteresis, consecutive_hysteresis, min_loss_scale"},
       {R"("zero_optimization.stage": 1)",
-       "zero_optimization.stage: unknown key (found 1 (a number)); nested keys are written as {\"zero_optimization\": {\"stage\": …}}"},
+       "zero_optimization.stage: unknown key (found 1 (a number)); nested keys are written as "
+       "{\"zero_optimization\": {\"stage\": …}}"},
       {R"("optimizer": {"type": "AdamW", "params": {"momentum": 0.9}})",
-       "optimizer.params.momentum: AdamW has no \"momentum\" (found 0.9 (a number)), SGD has; expected one of lr, betas, eps, weight_decay, "
+       "optimizer.params.momentum: AdamW has no \"momentum\" (found 0.9 (a number)), SGD has; expected one "
+       "of lr, betas, eps, weight_decay, "
        "adam_w_mode, torch_adam, bias_correction"},
       {R"("optimizer": {"param_groups": [{"match": "a", "weight_dekay": 0}]})",
-       "optimizer.param_groups[0].weight_dekay: unknown key (did you mean \"weight_decay\"?), found 0 (a number); expected one of match, lr, betas, "
+       "optimizer.param_groups[0].weight_dekay: unknown key (did you mean \"weight_decay\"?), found 0 (a "
+       "number); expected one of match, lr, betas, "
        "eps, weight_decay, bias_correction"},
       {R"("scheduler": {"params": {"warmup_num_steps": 5}})",
-       "scheduler.params.warmup_num_steps: found 5 (a number), but scheduler.type is not given; expected scheduler.type: one of \"WarmupLR\", "
-       "\"WarmupDecayLR\", \"WarmupCosineLR\", \"OneCycle\", \"LRRangeTest\", \"StepLR\", \"CosineAnnealingLR\", or null"},
+       "scheduler.params.warmup_num_steps: found 5 (a number), but scheduler.type is not given; expected "
+       "scheduler.type: one of \"WarmupLR\", "
+       "\"WarmupDecayLR\", \"WarmupCosineLR\", \"OneCycle\", \"LRRangeTest\", \"StepLR\", "
+       "\"CosineAnnealingLR\", or null"},
   };
   for (const auto& [keys, message] : cases) EXPECT_EQ(error_for(keys), "c.json:1: " + message) << keys;
 }
@@ -90,101 +123,143 @@ TEST(ConfigCheck, TellsAllMistakesOfAFileInItsOrder) {
     return config_error([&] { parse_engine_config(text, {.overrides = overrides}, "c.json"); });
   };
   const std::string stage = "found 9 (a number); expected an integer from 0 to 3, or \"auto\"";
-  EXPECT_EQ(error("{\n\"zero_optimization\": {\n\"stage\": 9},\n\"sparse_gradients\": true,\n\"bf16\": {\n\"enabld\": true,\n\"enabled\": 1},\n\"seed\": -1}",
+  EXPECT_EQ(error("{\n\"zero_optimization\": {\n\"stage\": 9},\n\"sparse_gradients\": true,\n\"bf16\": "
+                  "{\n\"enabld\": true,\n\"enabled\": 1},\n\"seed\": -1}",
                   {"fp16.enabled=3"}),
             "c.json:3: zero_optimization.stage: " + stage +
-                "\nc.json:4: sparse_gradients: found true (a boolean), which Tessera does not do: gradients are sent dense (sparse ones are made dense); "
+                "\nc.json:4: sparse_gradients: found true (a boolean), which Tessera does not do: gradients "
+                "are sent dense (sparse ones are made dense); "
                 "expected it to be left out, or false"
-                "\nc.json:6: bf16.enabld: unknown key (did you mean \"enabled\"?), found true (a boolean); expected one of enabled"
+                "\nc.json:6: bf16.enabld: unknown key (did you mean \"enabled\"?), found true (a boolean); "
+                "expected one of enabled"
                 "\nc.json:7: bf16.enabled: found 1 (a number); expected true or false, or \"auto\""
                 "\nc.json:8: seed: found -1 (a number); expected an integer from 0 to 9e15"
                 "\n--set: fp16.enabled: found 3 (a number); expected true or false, or \"auto\"");
   // Right one by one and wrong together: these too at once.
-  EXPECT_EQ(error("{\n\"mlflow\": {\"tracking_uri\": \"file:x\"},\n\"fp16\": {\"enabled\": true},\n\"bf16\": {\"enabled\": true}}"),
-            "c.json:2: mlflow.tracking_uri: found \"file:x\" (a string); expected the address of a server, http://… or https://…"
+  EXPECT_EQ(error("{\n\"mlflow\": {\"tracking_uri\": \"file:x\"},\n\"fp16\": {\"enabled\": true},\n\"bf16\": "
+                  "{\"enabled\": true}}"),
+            "c.json:2: mlflow.tracking_uri: found \"file:x\" (a string); expected the address of a server, "
+            "http://… or https://…"
             "\nc.json:4: bf16.enabled: found true beside fp16.enabled true; expected one of the two"
-            "\nc.json: neither train_batch_size nor train_micro_batch_size_per_gpu is given; expected at least one of them");
+            "\nc.json: neither train_batch_size nor train_micro_batch_size_per_gpu is given; expected at "
+            "least one of them");
   // Nothing is said of what only follows: the parameters of an optimizer that there is not.
-  EXPECT_EQ(error_for(R"("optimizer": {"type": "Adan", "params": {"lr": 1}, "param_groups": [{"match": "a", "lr": 2}]})"),
-            "c.json:1: optimizer.type: found \"Adan\" (a string); expected one of \"Adam\", \"AdamW\", \"SGD\", \"Adagrad\", \"Lion\", \"LAMB\", or null "
-            "(did you mean \"Adam\"?)");
+  EXPECT_EQ(
+      error_for(
+          R"("optimizer": {"type": "Adan", "params": {"lr": 1}, "param_groups": [{"match": "a", "lr": 2}]})"),
+      "c.json:1: optimizer.type: found \"Adan\" (a string); expected one of \"Adam\", \"AdamW\", \"SGD\", "
+      "\"Adagrad\", \"Lion\", \"LAMB\", or null "
+      "(did you mean \"Adam\"?)");
 }
 
 TEST(ConfigCheck, SaysWhereOthersArgumentsAreSaidHere) {
   EXPECT_EQ(error_for(R"("resume_from_checkpoint": true)"),
-            "c.json:1: resume_from_checkpoint: found true (a boolean), an argument of Hugging Face's or Accelerate's: here it is --resume, or --resume TAG, on "
+            "c.json:1: resume_from_checkpoint: found true (a boolean), an argument of Hugging Face's or "
+            "Accelerate's: here it is --resume, or --resume TAG, on "
             "the command line");
-  for (const char* name : {"deepspeed", "do_train", "num_processes", "push_to_hub", "gradient_checkpointing", "zero_stage"}) {
-    EXPECT_NE(error_for(str("\"", name, "\": 1")).find(config::place_of_argument(name)), std::string::npos) << name;
+  for (const char* name :
+       {"deepspeed", "do_train", "num_processes", "push_to_hub", "gradient_checkpointing", "zero_stage"}) {
+    EXPECT_NE(error_for(str("\"", name, "\": 1")).find(config::place_of_argument(name)), std::string::npos)
+        << name;
     EXPECT_LT(error_for(str("\"", name, "\": 1")).size(), 260u) << name;
   }
 }
 
 TEST(ConfigCheck, RefusedByNameUnlessTheyAskForNothing) {
   EXPECT_EQ(error_for(R"("zero_optimization": {"offload_optimizer": {"device": "cpu"}})"),
-            "c.json:1: zero_optimization.offload_optimizer: found {\"device\":\"cpu\"} (a section), which Tessera does not do: sharded state stays "
+            "c.json:1: zero_optimization.offload_optimizer: found {\"device\":\"cpu\"} (a section), which "
+            "Tessera does not do: sharded state stays "
             "in the memory of its device; expected it to be left out, or {\"device\": \"none\"}");
   EXPECT_EQ(error_for(R"("sparse_gradients": true)"),
-            "c.json:1: sparse_gradients: found true (a boolean), which Tessera does not do: gradients are sent dense (sparse ones are made dense); "
+            "c.json:1: sparse_gradients: found true (a boolean), which Tessera does not do: gradients are "
+            "sent dense (sparse ones are made dense); "
             "expected it to be left out, or false");
   EXPECT_EQ(error_for(R"("compression_training": {"x": 1})"),
-            "c.json:1: compression_training: found {\"x\":1} (a section), which Tessera does not do: the model is trained as it is; expected it to be left out");
-  EXPECT_EQ(error_for(R"("amp": {"enabeld": true})"), "c.json:1: amp.enabeld: unknown key (did you mean \"enabled\"?), found true (a boolean)");
-  const std::vector<std::string> refused = {
-      R"("amp": {"enabled": true})", R"("elasticity": {"enabled": true})", R"("autotuning": {"enabled": true})",
-      R"("pipeline": {"stages": 2})", R"("sparse_attention": {"mode": "fixed"})", R"("wandb": {"enabled": true})",
-      R"("gradient_allreduce_op": "sum")", R"("managed_gradient_accumulation": false)",
-      R"("tensor_parallel": {"autotp_size": 2})", R"("compile": {"deepcompile": true})",
-      R"("bf16": {"bf16_master_weights_and_grads": true})", R"("fp16": {"fp16_master_weights_and_grads": true})",
-      R"("optimizer": {"params": {"amsgrad": true}})", R"("optimizer": {"params": {"freeze_step": 3}})",
-      R"("optimizer": {"params": {"max_grad_norm": 1.0}})"};
-  for (const std::string& keys : refused) EXPECT_NE(error_for(keys).find("which Tessera does not do"), std::string::npos) << keys << error_for(keys);
-  for (const char* key : {"zero_quantized_weights", "zero_quantized_gradients", "zero_quantized_nontrainable_weights", "cpu_offload", "cpu_offload_param",
-                          "mics_hierarchical_params_gather"})
-    EXPECT_NE(error_for("\"zero_optimization\": {\"" + std::string(key) + "\": true}").find(key), std::string::npos);
+            "c.json:1: compression_training: found {\"x\":1} (a section), which Tessera does not do: the "
+            "model is trained as it is; expected it to be left out");
+  EXPECT_EQ(error_for(R"("amp": {"enabeld": true})"),
+            "c.json:1: amp.enabeld: unknown key (did you mean \"enabled\"?), found true (a boolean)");
+  const std::vector<std::string> refused = {R"("amp": {"enabled": true})",
+                                            R"("elasticity": {"enabled": true})",
+                                            R"("autotuning": {"enabled": true})",
+                                            R"("pipeline": {"stages": 2})",
+                                            R"("sparse_attention": {"mode": "fixed"})",
+                                            R"("wandb": {"enabled": true})",
+                                            R"("gradient_allreduce_op": "sum")",
+                                            R"("managed_gradient_accumulation": false)",
+                                            R"("tensor_parallel": {"autotp_size": 2})",
+                                            R"("compile": {"deepcompile": true})",
+                                            R"("bf16": {"bf16_master_weights_and_grads": true})",
+                                            R"("fp16": {"fp16_master_weights_and_grads": true})",
+                                            R"("optimizer": {"params": {"amsgrad": true}})",
+                                            R"("optimizer": {"params": {"freeze_step": 3}})",
+                                            R"("optimizer": {"params": {"max_grad_norm": 1.0}})"};
+  for (const std::string& keys : refused)
+    EXPECT_NE(error_for(keys).find("which Tessera does not do"), std::string::npos)
+        << keys << error_for(keys);
+  for (const char* key :
+       {"zero_quantized_weights", "zero_quantized_gradients", "zero_quantized_nontrainable_weights",
+        "cpu_offload", "cpu_offload_param", "mics_hierarchical_params_gather"})
+    EXPECT_NE(error_for("\"zero_optimization\": {\"" + std::string(key) + "\": true}").find(key),
+              std::string::npos);
   EXPECT_NE(error_for(R"("zero_optimization": {"zero_hpz_partition_size": 8})"), "");
   EXPECT_NE(error_for(R"("zero_optimization": {"mics_shard_size": 2})"), "");
 
   config::Report report;
-  parse_engine_config(R"({"train_batch_size": 8, "amp": {"enabled": false, "opt_level": "O1"}, "elasticity": {}, "wandb": null,
+  parse_engine_config(
+      R"({"train_batch_size": 8, "amp": {"enabled": false, "opt_level": "O1"}, "elasticity": {}, "wandb": null,
       "sparse_gradients": false, "gradient_allreduce_op": "mean", "tensor_parallel": {"autotp_size": 1}, "compile": {"deepcompile": false},
       "optimizer": {"params": {"amsgrad": false, "max_grad_norm": 0.0}},
       "zero_optimization": {"zero_hpz_partition_size": 1, "mics_shard_size": -1, "zenflow": null, "offload_param": {"device": "none", "pin_memory": true},
       "zero_quantized_weights": false}})",
-                      {.report = &report});
+      {.report = &report});
   EXPECT_TRUE(report.warnings.empty()) << report.warnings[0];
 }
 
 TEST(ConfigCheck, KeysWithoutEffectGiveOneWarning) {
   config::Report report;
-  parse_engine_config(R"({"train_batch_size": 8, "zero_allow_untested_optimizer": true, "flops_profiler": {"enabled": false}, "comms_logger": {"enabled": true},
+  parse_engine_config(
+      R"({"train_batch_size": 8, "zero_allow_untested_optimizer": true, "flops_profiler": {"enabled": false}, "comms_logger": {"enabled": true},
       "activation_checkpointing": {"partition_activations": true}, "wandb": {"project": "p"},
       "zero_optimization": {"contiguous_gradients": true, "sub_group_size": 1e12, "max_reuse_distance": 1e9}})",
-                      {.report = &report}, "c.json");
+      {.report = &report}, "c.json");
   ASSERT_EQ(report.warnings.size(), 1u);
   EXPECT_EQ(report.warnings[0],
-            "c.json: these DeepSpeed keys have no effect in Tessera: activation_checkpointing, comms_logger, wandb, "
-            "zero_allow_untested_optimizer, zero_optimization.contiguous_gradients, zero_optimization.stage3_max_reuse_distance, "
+            "c.json: these DeepSpeed keys have no effect in Tessera: activation_checkpointing, comms_logger, "
+            "wandb, "
+            "zero_allow_untested_optimizer, zero_optimization.contiguous_gradients, "
+            "zero_optimization.stage3_max_reuse_distance, "
             "zero_optimization.sub_group_size");
-  EXPECT_EQ(error_for(R"("dump_state": 1)"), "c.json:1: dump_state: found 1 (a number); expected true or false");
+  EXPECT_EQ(error_for(R"("dump_state": 1)"),
+            "c.json:1: dump_state: found 1 (a number); expected true or false");
 }
 
 TEST(ConfigCheck, LinesAndOverridesAreNamed) {
   auto error = [](const std::vector<std::string>& overrides) {
-    return config_error([&] { parse_engine_config("{\n\"train_batch_size\": 8,\n\"zero_optimization\": {\n\"stage\": 9}}", {.overrides = overrides}, "c.json"); });
+    return config_error([&] {
+      parse_engine_config("{\n\"train_batch_size\": 8,\n\"zero_optimization\": {\n\"stage\": 9}}",
+                          {.overrides = overrides}, "c.json");
+    });
   };
-  EXPECT_EQ(error({}), "c.json:4: zero_optimization.stage: found 9 (a number); expected an integer from 0 to 3, or \"auto\"");
-  EXPECT_EQ(error({"zero_optimization.stage=7"}), "--set: zero_optimization.stage: found 7 (a number); expected an integer from 0 to 3, or \"auto\"");
+  EXPECT_EQ(
+      error({}),
+      "c.json:4: zero_optimization.stage: found 9 (a number); expected an integer from 0 to 3, or \"auto\"");
+  EXPECT_EQ(
+      error({"zero_optimization.stage=7"}),
+      "--set: zero_optimization.stage: found 7 (a number); expected an integer from 0 to 3, or \"auto\"");
   EXPECT_EQ(error({"zero_optimization.stage=3"}), "");
   EXPECT_EQ(error({"zero_optimization.stage=3", "fp16.enabeld=true"}),
-            "--set: fp16.enabeld: unknown key (did you mean \"enabled\"?), found true (a boolean); expected one of enabled, loss_scale, "
+            "--set: fp16.enabeld: unknown key (did you mean \"enabled\"?), found true (a boolean); expected "
+            "one of enabled, loss_scale, "
             "initial_scale_power, loss_scale_window, hysteresis, consecutive_hysteresis, min_loss_scale");
 }
 
 TEST(ConfigCheck, ErrorsStayOnOneLine) {
   std::string error = error_for(R"("a\nb": "x\ny")");
   EXPECT_EQ(error.find('\n'), std::string::npos);
-  EXPECT_EQ(error.rfind("c.json:1: a\\x0ab: unknown key, found \"x\\ny\" (a string); expected one of ", 0), 0u) << error;
+  EXPECT_EQ(error.rfind("c.json:1: a\\x0ab: unknown key, found \"x\\ny\" (a string); expected one of ", 0),
+            0u)
+      << error;
 }
 
 TEST(ConfigCheck, EditDistance) {
@@ -194,7 +269,8 @@ TEST(ConfigCheck, EditDistance) {
   EXPECT_EQ(config::edit_distance("", "abc"), 3);
   EXPECT_EQ(config::edit_distance("kitten", "sitting"), 3);
   EXPECT_EQ(config::nearest_name("lr_rate", {"momentum", "betas"}), "");
-  EXPECT_EQ(config::nearest_name("micro_batch", {"seed", "train_micro_batch_size_per_gpu"}), "train_micro_batch_size_per_gpu");
+  EXPECT_EQ(config::nearest_name("micro_batch", {"seed", "train_micro_batch_size_per_gpu"}),
+            "train_micro_batch_size_per_gpu");
   EXPECT_EQ(config::nearest_name(std::string(100'000, 'a'), {"seed"}), "");
 }
 

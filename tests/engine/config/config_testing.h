@@ -1,4 +1,5 @@
-// Parses keys beside a valid batch size; the messages of ConfigErrors, for tests that hold messages to the letter.
+// Parses keys beside a valid batch size; the messages of ConfigErrors, for
+// tests that hold messages to the letter.
 #pragma once
 
 #include <string>

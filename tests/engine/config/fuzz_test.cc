@@ -1,4 +1,5 @@
-// Broken files: whatever bytes a configuration is damaged by, reading ends in a value or in one line of ConfigError.
+// Broken files: whatever bytes a configuration is damaged by, reading ends in a
+// value or in one line of ConfigError.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -22,7 +23,12 @@ std::string mutate(std::string text, std::mt19937& random) {
     case 2: text.insert(at, 1, kUseful[below(kUseful.size())]); break;
     case 3: text.erase(at, 1 + below(8)); break;
     case 4: text.insert(below(text.size()), text.substr(at, below(40))); break;
-    case 5: if (below(8) == 0) text.resize(at); else text.erase(at, 1); break;
+    case 5:
+      if (below(8) == 0)
+        text.resize(at);
+      else
+        text.erase(at, 1);
+      break;
   }
   return text;
 }

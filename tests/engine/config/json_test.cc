@@ -41,7 +41,8 @@ TEST(ConfigJson, SyntaxErrorsNamePositionAndCause) {
       {"{\"a\": 1. }", "c.json:1:7: found '1.', which is no JSON number"},
       {"{\"a\": 1e999}", "c.json:1:7: found '1e999', a number too large for a double"},
       {"{\"a\": True}",
-       "c.json:1:7: found 'True'; expected a JSON value (true, false, null, a number, \"text\", [list], {section})"},
+       "c.json:1:7: found 'True'; expected a JSON value (true, false, null, a number, \"text\", [list], "
+       "{section})"},
       {"{\"a\": 1", "c.json:1:8: the text ends too early; a '}' or ']' is missing"},
       {"{\"a\": \"b", "c.json:1:9: the text ends inside a string"},
       {"{\"a\": \"b\n\"}", "c.json:1:9: a string is not closed on its line; a '\"' is missing"},
@@ -54,7 +55,8 @@ TEST(ConfigJson, SyntaxErrorsNamePositionAndCause) {
       {std::string("{\"a\": 1}\0{", 10), "c.json:1:9: control character 0x00; expected a JSON text"},
       {"{\"a\": 1,\n \"b\": 2,\n \"a\": 3}", "c.json:3:4: a: this key is given twice; expected it once"},
       {"{\"a\": {\"b\": 1, \"b\": 2}}", "c.json:1:18: a.b: this key is given twice; expected it once"},
-      {"{\"a\": [{}, {\"x\": 1, \"x\": 2}]}", "c.json:1:23: a[1].x: this key is given twice; expected it once"},
+      {"{\"a\": [{}, {\"x\": 1, \"x\": 2}]}",
+       "c.json:1:23: a[1].x: this key is given twice; expected it once"},
   };
   for (const Case& c : cases) EXPECT_EQ(error_in(c.text), c.message) << c.text;
 }
@@ -62,7 +64,8 @@ TEST(ConfigJson, SyntaxErrorsNamePositionAndCause) {
 TEST(ConfigJson, NestingIsLimitedNotOverflowing) {
   std::string deepest(kMaxJsonDepth - 1, '[');
   EXPECT_EQ(error_in("{\"a\": " + deepest + std::string(kMaxJsonDepth - 1, ']') + "}"), "");
-  EXPECT_EQ(error_in("{\"a\": [" + deepest + std::string(kMaxJsonDepth, ']') + "}"), "c.json:1:70: nested deeper than 64 levels");
+  EXPECT_EQ(error_in("{\"a\": [" + deepest + std::string(kMaxJsonDepth, ']') + "}"),
+            "c.json:1:70: nested deeper than 64 levels");
   EXPECT_EQ(error_in(std::string(3'000'000, '[')), "c.json:1:65: nested deeper than 64 levels");
   std::string objects;
   for (int i = 0; i < 100'000; ++i) objects += "{\"a\":";
@@ -70,7 +73,9 @@ TEST(ConfigJson, NestingIsLimitedNotOverflowing) {
 }
 
 TEST(ConfigJson, CommentsAndByteOrderMarkAreAllowed) {
-  Document document = parse_document("\xef\xbb\xbf// head\n{ /* one */ \"a\": 1, // two\n  \"b\": \"/* no // comment */\" }\n// tail", "c.json");
+  Document document = parse_document(
+      "\xef\xbb\xbf// head\n{ /* one */ \"a\": 1, // two\n  \"b\": \"/* no // comment */\" }\n// tail",
+      "c.json");
   EXPECT_EQ(*document.json, json({{"a", 1}, {"b", "/* no // comment */"}}));
   EXPECT_EQ(document.origins.where("a"), "c.json:2");
   EXPECT_EQ(document.origins.where("b"), "c.json:3");
@@ -94,17 +99,22 @@ TEST(ConfigJson, FilesThatCannotBeRead) {
   std::ofstream(file("empty.json"));
   std::ofstream(file("large.json")) << std::string((16 << 20) + 1, ' ');
   std::ofstream(file("good.json")) << "{\"seed\": 1}";
-  EXPECT_EQ(config_error([&] { read_document(folder.string()); }), folder.string() + ": is a folder; expected a JSON file");
-  EXPECT_EQ(config_error([&] { read_document(file("none.json")); }), file("none.json") + ": cannot be opened (No such file or directory)");
-  EXPECT_EQ(config_error([&] { read_document(file("empty.json")); }), file("empty.json") + ": is empty; expected a JSON object");
-  EXPECT_EQ(config_error([&] { read_document(file("large.json")); }), file("large.json") + ": is larger than 16 MiB; expected a JSON configuration");
+  EXPECT_EQ(config_error([&] { read_document(folder.string()); }),
+            folder.string() + ": is a folder; expected a JSON file");
+  EXPECT_EQ(config_error([&] { read_document(file("none.json")); }),
+            file("none.json") + ": cannot be opened (No such file or directory)");
+  EXPECT_EQ(config_error([&] { read_document(file("empty.json")); }),
+            file("empty.json") + ": is empty; expected a JSON object");
+  EXPECT_EQ(config_error([&] { read_document(file("large.json")); }),
+            file("large.json") + ": is larger than 16 MiB; expected a JSON configuration");
   EXPECT_EQ(*read_document(file("good.json")).json, json({{"seed", 1}}));
   std::filesystem::remove_all(folder);
 }
 
 TEST(ConfigJson, OverridesSetValuesAndCreateSections) {
   Document document = parse_document(R"({"a": {"b": 1}, "list": [{"x": 1}, 2], "none": null})", "c.json");
-  apply_overrides(document, {"a.b=3", "a.c.d=true", "word=cpu", "text=a=b", "list[0].x=[1, 2]", "list[1]=null", "none.k=1.5", "quoted=\"7\"", "bad={x", "empty="});
+  apply_overrides(document, {"a.b=3", "a.c.d=true", "word=cpu", "text=a=b", "list[0].x=[1, 2]",
+                             "list[1]=null", "none.k=1.5", "quoted=\"7\"", "bad={x", "empty="});
   EXPECT_EQ(*document.json, json({{"a", {{"b", 3}, {"c", {{"d", true}}}}},
                                   {"list", {{{"x", {1, 2}}}, nullptr}},
                                   {"none", {{"k", 1.5}}},

@@ -9,54 +9,71 @@ namespace {
 
 TEST(MonitorKeys, DeepSpeedsSectionsWorkAsTheyAre) {
   config::Report report;
-  // https://www.deepspeed.ai/docs/config-json/#monitoring-module, with monitors Tessera has no client for switched off.
+  // https://www.deepspeed.ai/docs/config-json/#monitoring-module, with monitors
+  // Tessera has no client for switched off.
   const EngineConfig config = parse_keys(R"(
       "tensorboard": {"enabled": true, "output_path": "output/ds_logs/", "job_name": "train_bert"},
       "wandb": {"enabled": false, "group": "my_group", "team": "my_team", "project": "my_project"},
       "comet": {"enabled": false, "workspace": "my_workspace"},
       "csv_monitor": {"enabled": true, "output_path": "output/ds_logs/", "job_name": "train_bert"})",
-                                    &report);
-  const FileMonitorConfig expected{.enabled = true, .output_path = "output/ds_logs/", .job_name = "train_bert"};
+                                         &report);
+  const FileMonitorConfig expected{
+      .enabled = true, .output_path = "output/ds_logs/", .job_name = "train_bert"};
   EXPECT_EQ(config.monitors.tensorboard, expected);
   EXPECT_EQ(config.monitors.csv, expected);
   EXPECT_TRUE(report.warnings.empty());
 }
 
 TEST(MonitorKeys, AllAreOffByDefault) {
-  const EngineConfig config = parse_keys(R"("tensorboard": {}, "csv_monitor": {"output_path": "x", "enabled": "auto"})");
-  EXPECT_FALSE(config.monitors.tensorboard.enabled || config.monitors.csv.enabled || config.monitors.jsonl.enabled ||
-               config.monitors.mlflow.enabled);
+  const EngineConfig config =
+      parse_keys(R"("tensorboard": {}, "csv_monitor": {"output_path": "x", "enabled": "auto"})");
+  EXPECT_FALSE(config.monitors.tensorboard.enabled || config.monitors.csv.enabled ||
+               config.monitors.jsonl.enabled || config.monitors.mlflow.enabled);
 }
 
 TEST(MonitorKeys, OursAndBackAgain) {
-  const EngineConfig config = parse_keys(R"("jsonl_monitor": {"enabled": true, "output_path": "out", "job_name": "j"}, "mlflow": {
+  const EngineConfig config =
+      parse_keys(R"("jsonl_monitor": {"enabled": true, "output_path": "out", "job_name": "j"}, "mlflow": {
       "enabled": true, "tracking_uri": "https://mlflow.example.org/", "experiment_name": "e", "run_name": "r"})");
-  EXPECT_EQ(config.monitors.jsonl, (FileMonitorConfig{.enabled = true, .output_path = "out", .job_name = "j"}));
-  EXPECT_EQ(config.monitors.mlflow,
-            (MlflowConfig{.enabled = true, .tracking_uri = "https://mlflow.example.org/", .experiment_name = "e", .run_name = "r"}));
+  EXPECT_EQ(config.monitors.jsonl,
+            (FileMonitorConfig{.enabled = true, .output_path = "out", .job_name = "j"}));
+  EXPECT_EQ(config.monitors.mlflow, (MlflowConfig{.enabled = true,
+                                                  .tracking_uri = "https://mlflow.example.org/",
+                                                  .experiment_name = "e",
+                                                  .run_name = "r"}));
   EXPECT_EQ(parse_engine_config(dump_resolved(config)), config);
 }
 
 TEST(MonitorKeys, WhatMayBeAPasswordIsUsedAndNotShown) {
-  const EngineConfig config = parse_keys(R"("mlflow": {"tracking_uri": "https://mlflow.example.org/?token=s3cret"})");
+  const EngineConfig config =
+      parse_keys(R"("mlflow": {"tracking_uri": "https://mlflow.example.org/?token=s3cret"})");
   EXPECT_EQ(config.monitors.mlflow.tracking_uri, "https://mlflow.example.org/?token=s3cret");
   EXPECT_EQ(validated(config, 1).monitors.mlflow.tracking_uri, config.monitors.mlflow.tracking_uri);
-  EXPECT_EQ(parse_engine_config(dump_resolved(config)).monitors.mlflow.tracking_uri, "https://mlflow.example.org/");
+  EXPECT_EQ(parse_engine_config(dump_resolved(config)).monitors.mlflow.tracking_uri,
+            "https://mlflow.example.org/");
   EXPECT_EQ(dump_resolved(config).find("s3cret"), std::string::npos);
-  for (const char* uri : {"ftp://mlflow.example.org/?token=s3cret", "https://user" ":s3cret@mlflow.example.org/"})
-    EXPECT_EQ(error_for(std::string(R"("mlflow": {"tracking_uri": ")") + uri + "\"}").find("s3cret"), std::string::npos);
+  for (const char* uri : {"ftp://mlflow.example.org/?token=s3cret",
+                          "https://user"
+                          ":s3cret@mlflow.example.org/"})
+    EXPECT_EQ(error_for(std::string(R"("mlflow": {"tracking_uri": ")") + uri + "\"}").find("s3cret"),
+              std::string::npos);
 }
 
 TEST(MonitorKeys, WhatIsWrong) {
   EXPECT_EQ(error_for(R"("tensorboard": {"enabled": true, "out_path": "x"})"),
-            "c.json:1: tensorboard.out_path: unknown key (did you mean \"output_path\"?), found \"x\" (a string); expected one of enabled, "
+            "c.json:1: tensorboard.out_path: unknown key (did you mean \"output_path\"?), found \"x\" (a "
+            "string); expected one of enabled, "
             "output_path, job_name");
-  EXPECT_EQ(error_for(R"("csv_monitor": {"enabled": 1})"), "c.json:1: csv_monitor.enabled: found 1 (a number); expected true or false, or \"auto\"");
-  EXPECT_EQ(error_for(R"("jsonl_monitor": true)"), "c.json:1: jsonl_monitor: found true (a boolean); expected a section {…}");
-  EXPECT_EQ(error_for(R"("mlflow": {"run_name": null})"), "c.json:1: mlflow.run_name: found null; expected a string, or \"auto\"");
+  EXPECT_EQ(error_for(R"("csv_monitor": {"enabled": 1})"),
+            "c.json:1: csv_monitor.enabled: found 1 (a number); expected true or false, or \"auto\"");
+  EXPECT_EQ(error_for(R"("jsonl_monitor": true)"),
+            "c.json:1: jsonl_monitor: found true (a boolean); expected a section {…}");
+  EXPECT_EQ(error_for(R"("mlflow": {"run_name": null})"),
+            "c.json:1: mlflow.run_name: found null; expected a string, or \"auto\"");
   for (const char* uri : {"sqlite:///mlflow.db", "localhost:5000", "http://", "databricks"})
     EXPECT_EQ(error_for(std::string(R"("mlflow": {"tracking_uri": ")") + uri + "\"}"),
-              std::string("c.json:1: mlflow.tracking_uri: found \"") + uri + "\" (a string); expected the address of a server, http://… or https://…");
+              std::string("c.json:1: mlflow.tracking_uri: found \"") + uri +
+                  "\" (a string); expected the address of a server, http://… or https://…");
 }
 
 TEST(MonitorKeys, OthersAreRefusedWhenTheyAreOn) {

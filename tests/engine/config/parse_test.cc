@@ -24,7 +24,8 @@ TEST(ConfigParse, DefaultsAreTheStructsOwn) {
   EngineConfig expected;
   expected.train_batch_size = 8;
   expected.train_micro_batch_size_per_gpu = 8;
-  expected.optimizer.params = {{"lr", 1e-3}, {"beta1", 0.9}, {"beta2", 0.999}, {"eps", 1e-8}, {"weight_decay", 0}, {"bias_correction", 1}};
+  expected.optimizer.params = {{"lr", 1e-3},  {"beta1", 0.9},      {"beta2", 0.999},
+                               {"eps", 1e-8}, {"weight_decay", 0}, {"bias_correction", 1}};
   EXPECT_EQ(parse_keys("\"seed\": 42"), expected);
 }
 
@@ -61,7 +62,8 @@ TEST(ConfigParse, EveryKeyReachesItsField) {
 TEST(ConfigParse, OtherNamesAndOldForms) {
   config::Report report;
   EngineConfig config = parse_keys(R"("bfloat16": {"enabled": true}, "gradient_accumulation_dtype": "float32",
-      "zero_optimization": {"stage": 3, "prefetch_bucket_size": 11, "param_persistence_threshold": 12, "max_live_parameters": 13})", &report);
+      "zero_optimization": {"stage": 3, "prefetch_bucket_size": 11, "param_persistence_threshold": 12, "max_live_parameters": 13})",
+                                   &report);
   EXPECT_TRUE(config.bf16);
   EXPECT_EQ(config.grad_accum_dtype, DType::kFloat32);
   EXPECT_EQ(config.zero.prefetch_bucket_size, 11);
@@ -71,14 +73,16 @@ TEST(ConfigParse, OtherNamesAndOldForms) {
   EXPECT_EQ(parse_keys("\"zero_optimization\": true", &report).zero.stage, 1);
   EXPECT_EQ(parse_keys("\"zero_optimization\": false").zero.stage, 0);
   ASSERT_EQ(report.warnings.size(), 1u);
-  EXPECT_EQ(report.warnings[0], "c.json:1: zero_optimization: true and false are DeepSpeed's old form; read as {\"stage\": 1}");
+  EXPECT_EQ(report.warnings[0],
+            "c.json:1: zero_optimization: true and false are DeepSpeed's old form; read as {\"stage\": 1}");
   EXPECT_EQ(config_error([] { parse_keys(R"("bf16": {}, "bfloat16": {})"); }),
             "c.json:1: bf16: is also given under its other name \"bfloat16\"; expected one of the two");
 }
 
 TEST(ConfigParse, AutoIsResolvedAndListed) {
   config::Report report;
-  EngineConfig config = load_engine_config(TESSERA_SOURCE_DIR "/configs/ds_config_zero2.json", {.world_size = 4, .report = &report});
+  EngineConfig config = load_engine_config(TESSERA_SOURCE_DIR "/configs/ds_config_zero2.json",
+                                           {.world_size = 4, .report = &report});
   EXPECT_EQ(config.train_batch_size, 32);
   EXPECT_EQ(config.train_micro_batch_size_per_gpu, 8);
   EXPECT_EQ(config.gradient_clipping, 1.0);
@@ -89,19 +93,20 @@ TEST(ConfigParse, AutoIsResolvedAndListed) {
   EXPECT_EQ(config.scheduler.params.at("warmup_num_steps"), std::vector<double>{0});
   EXPECT_EQ(config.zero.reduce_bucket_size, 200'000'000);
   EXPECT_EQ(report.warnings.size(), 1u);
-  const std::vector<std::string> resolved = {"train_batch_size: \"auto\" is 32",
-                                             "train_micro_batch_size_per_gpu: \"auto\" is 8",
-                                             "gradient_accumulation_steps: \"auto\" is 1",
-                                             "gradient_clipping: \"auto\" is 1.0",
-                                             "bf16.enabled: \"auto\" is false",
-                                             "optimizer.params.lr: \"auto\" is 5e-05",
-                                             "optimizer.params.betas: \"auto\" is [0.9, 0.999]",
-                                             "optimizer.params.eps: \"auto\" is 1e-08",
-                                             "optimizer.params.weight_decay: \"auto\" is 0.0",
-                                             "scheduler.params.total_num_steps: \"auto\" is the steps of the run",
-                                             "scheduler.params.warmup_min_lr: \"auto\" is 0.0",
-                                             "scheduler.params.warmup_max_lr: \"auto\" is the optimizer's lr",
-                                             "scheduler.params.warmup_num_steps: \"auto\" is 0"};
+  const std::vector<std::string> resolved = {
+      "train_batch_size: \"auto\" is 32",
+      "train_micro_batch_size_per_gpu: \"auto\" is 8",
+      "gradient_accumulation_steps: \"auto\" is 1",
+      "gradient_clipping: \"auto\" is 1.0",
+      "bf16.enabled: \"auto\" is false",
+      "optimizer.params.lr: \"auto\" is 5e-05",
+      "optimizer.params.betas: \"auto\" is [0.9, 0.999]",
+      "optimizer.params.eps: \"auto\" is 1e-08",
+      "optimizer.params.weight_decay: \"auto\" is 0.0",
+      "scheduler.params.total_num_steps: \"auto\" is the steps of the run",
+      "scheduler.params.warmup_min_lr: \"auto\" is 0.0",
+      "scheduler.params.warmup_max_lr: \"auto\" is the optimizer's lr",
+      "scheduler.params.warmup_num_steps: \"auto\" is 0"};
   EXPECT_EQ(report.resolved, resolved);
   expect_round_trip(config, 4);
   config.scheduler.params["total_num_steps"] = {500};
@@ -114,7 +119,8 @@ TEST(ConfigParse, OptimizersAndTheirDefaults) {
     std::string written, type;
     Params params;
   };
-  const Params adam = {{"lr", 1e-3}, {"beta1", 0.9}, {"beta2", 0.999}, {"eps", 1e-8}, {"weight_decay", 0}, {"bias_correction", 1}};
+  const Params adam = {{"lr", 1e-3},  {"beta1", 0.9},      {"beta2", 0.999},
+                       {"eps", 1e-8}, {"weight_decay", 0}, {"bias_correction", 1}};
   Params torch_adamw = adam, lamb = adam;
   torch_adamw["weight_decay"] = 0.01;
   lamb["max_coeff"] = 10;
@@ -148,15 +154,21 @@ TEST(ConfigParse, ParamGroups) {
   EngineConfig config = parse_keys(R"("optimizer": {"type": "SGD", "params": {"momentum": 0.9},
       "param_groups": [{"match": "*.bias", "weight_decay": 0, "lr": "auto"}, {"match": ["a", "b*"], "nesterov": true}]})");
   ASSERT_EQ(config.optimizer.param_groups.size(), 2u);
-  EXPECT_EQ(config.optimizer.param_groups[0], (ParamGroupConfig{{"*.bias"}, {{"weight_decay", 0}, {"lr", 5e-5}}}));
+  EXPECT_EQ(config.optimizer.param_groups[0],
+            (ParamGroupConfig{{"*.bias"}, {{"weight_decay", 0}, {"lr", 5e-5}}}));
   EXPECT_EQ(config.optimizer.param_groups[1], (ParamGroupConfig{{"a", "b*"}, {{"nesterov", 1}}}));
   expect_round_trip(config, 1);
-  config = parse_keys(R"("optimizer": {"param_groups": [{"match": "x", "betas": [0.5, 0.6]}]}, "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": [1, 2]}})");
+  config = parse_keys(
+      R"("optimizer": {"param_groups": [{"match": "x", "betas": [0.5, 0.6]}]}, "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": [1, 2]}})");
   EXPECT_EQ(config.optimizer.param_groups[0].params, (Params{{"beta1", 0.5}, {"beta2", 0.6}}));
   EXPECT_EQ(config.scheduler.params.at("warmup_max_lr"), (std::vector<double>{1, 2}));
   expect_round_trip(config, 1);
-  EXPECT_EQ(config_error([] { parse_keys(R"("optimizer": {"type": "SGD", "param_groups": [{"match": "x", "nesterov": true}]})"); }),
-            "c.json:1: optimizer.param_groups[0].nesterov: found true with momentum 0 and dampening 0; expected a momentum above 0 and dampening 0");
+  EXPECT_EQ(
+      config_error([] {
+        parse_keys(R"("optimizer": {"type": "SGD", "param_groups": [{"match": "x", "nesterov": true}]})");
+      }),
+      "c.json:1: optimizer.param_groups[0].nesterov: found true with momentum 0 and dampening 0; expected a "
+      "momentum above 0 and dampening 0");
 }
 
 TEST(ConfigParse, SchedulersAndTheirDefaults) {
@@ -168,14 +180,30 @@ TEST(ConfigParse, SchedulersAndTheirDefaults) {
   const std::vector<Case> cases = {
       {R"({"type": "WarmupLR"})", {{"warmup_min_lr", {0}}, {"warmup_num_steps", {1000}}}},
       {R"({"type": "WarmupDecayLR", "params": {"total_num_steps": 5e3}})",
-       {{"warmup_min_lr", {0}}, {"warmup_max_lr", {1e-3}}, {"warmup_num_steps", {1000}}, {"total_num_steps", {5000}}}},
-      {R"({"type": "warmupcosinelr"})", {{"warmup_min_ratio", {0}}, {"cos_min_ratio", {1e-4}}, {"warmup_num_steps", {1000}}}},
+       {{"warmup_min_lr", {0}},
+        {"warmup_max_lr", {1e-3}},
+        {"warmup_num_steps", {1000}},
+        {"total_num_steps", {5000}}}},
+      {R"({"type": "warmupcosinelr"})",
+       {{"warmup_min_ratio", {0}}, {"cos_min_ratio", {1e-4}}, {"warmup_num_steps", {1000}}}},
       {R"({"type": "OneCycle", "params": {"cycle_min_lr": 0.1, "cycle_max_lr": 1}})",
-       {{"cycle_min_lr", {0.1}}, {"cycle_max_lr", {1}}, {"decay_lr_rate", {0}}, {"cycle_first_step_size", {2000}}, {"cycle_first_stair_count", {0}},
-        {"decay_step_size", {0}}, {"cycle_momentum", {1}}, {"cycle_min_mom", {0.8}}, {"cycle_max_mom", {0.9}}, {"decay_mom_rate", {0}}}},
+       {{"cycle_min_lr", {0.1}},
+        {"cycle_max_lr", {1}},
+        {"decay_lr_rate", {0}},
+        {"cycle_first_step_size", {2000}},
+        {"cycle_first_stair_count", {0}},
+        {"decay_step_size", {0}},
+        {"cycle_momentum", {1}},
+        {"cycle_min_mom", {0.8}},
+        {"cycle_max_mom", {0.9}},
+        {"decay_mom_rate", {0}}}},
       {R"({"type": "LRRangeTest", "params": {"last_batch_iteration": -1}})",
-       {{"lr_range_test_min_lr", {1e-3}}, {"lr_range_test_step_size", {2000}}, {"lr_range_test_step_rate", {1}}, {"lr_range_test_staircase", {0}}}},
-      {R"({"type": "StepLR", "params": {"step_size": 3, "interval": "step"}})", {{"step_size", {3}}, {"gamma", {0.1}}}},
+       {{"lr_range_test_min_lr", {1e-3}},
+        {"lr_range_test_step_size", {2000}},
+        {"lr_range_test_step_rate", {1}},
+        {"lr_range_test_staircase", {0}}}},
+      {R"({"type": "StepLR", "params": {"step_size": 3, "interval": "step"}})",
+       {{"step_size", {3}}, {"gamma", {0.1}}}},
       {R"({"type": "CosineAnnealingLR", "params": {"T_max": 10}})", {{"T_max", {10}}, {"eta_min", {0}}}},
   };
   for (const Case& c : cases) {
@@ -183,13 +211,19 @@ TEST(ConfigParse, SchedulersAndTheirDefaults) {
     EXPECT_EQ(config.scheduler.params, c.params) << c.written;
     expect_round_trip(config, 1);
   }
-  EXPECT_EQ(parse_keys(R"("scheduler": {"type": "WarmupLR", "params": {"warmup_type": "LINEAR"}})").scheduler.words.at("warmup_type"), "linear");
-  EXPECT_EQ(parse_keys(R"("scheduler": {"type": "StepLR", "params": {"step_size": 3}})").scheduler.words.at("interval"), "step");
+  EXPECT_EQ(parse_keys(R"("scheduler": {"type": "WarmupLR", "params": {"warmup_type": "LINEAR"}})")
+                .scheduler.words.at("warmup_type"),
+            "linear");
+  EXPECT_EQ(parse_keys(R"("scheduler": {"type": "StepLR", "params": {"step_size": 3}})")
+                .scheduler.words.at("interval"),
+            "step");
   EXPECT_EQ(parse_keys(R"("scheduler": {"type": null})").scheduler, SchedulerConfig{});
   config::Report report;
   parse_keys(R"("scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 10}})", &report);
   ASSERT_EQ(report.warnings.size(), 1u);
-  EXPECT_EQ(report.warnings[0], "c.json:1: scheduler.params.total_num_steps 10 is less than warmup_num_steps 1000: the run ends before the warm-up does");
+  EXPECT_EQ(report.warnings[0],
+            "c.json:1: scheduler.params.total_num_steps 10 is less than warmup_num_steps 1000: the run ends "
+            "before the warm-up does");
 }
 
 // DeepSpeed's default of 0.001 in place of the optimizer's rate surprises who comes from other schedules.
@@ -204,7 +238,8 @@ TEST(ConfigParse, WarnsOfALearningRateThatWarmupDecayLrDoesNotUse) {
     return R"("scheduler": {"type": ")" + type + R"(", "params": {"warmup_num_steps": 5)" + top + "}}";
   };
   EXPECT_EQ(warnings(rate + schedule("WarmupDecayLR", "")),
-            (std::vector<std::string>{"c.json:1: optimizer.params.lr 5e-05 is not used: WarmupDecayLR rises to scheduler.params.warmup_max_lr, which is "
+            (std::vector<std::string>{"c.json:1: optimizer.params.lr 5e-05 is not used: WarmupDecayLR rises "
+                                      "to scheduler.params.warmup_max_lr, which is "
                                       "0.001 where it is not given; \"auto\" there takes the optimizer's"}));
   EXPECT_TRUE(warnings(rate + schedule("WarmupDecayLR", R"(, "warmup_max_lr": 5e-5)")).empty());
   EXPECT_TRUE(warnings(rate + schedule("WarmupDecayLR", R"(, "warmup_max_lr": "auto")")).empty());
@@ -224,10 +259,12 @@ TEST(ConfigParse, ConfigsBuiltInCppAreCheckedTheSame) {
   EXPECT_EQ(validated(checked, 3), checked);
   config.zero.stage = 5;
   EXPECT_EQ(config_error([&] { validated(config, 1); }),
-            "EngineConfig:1: zero_optimization.stage: found 5 (a number); expected an integer from 0 to 3, or \"auto\"");
+            "EngineConfig:1: zero_optimization.stage: found 5 (a number); expected an integer from 0 to 3, "
+            "or \"auto\"");
   config.zero.stage = 0;
   config.optimizer.params["learning_rate"] = 1;
-  EXPECT_NE(config_error([&] { validated(config, 1); }).find("optimizer.params.learning_rate: unknown key"), std::string::npos);
+  EXPECT_NE(config_error([&] { validated(config, 1); }).find("optimizer.params.learning_rate: unknown key"),
+            std::string::npos);
   EngineConfig adam;
   adam.train_batch_size = 8;
   adam.optimizer.type = "Adam";  // in C++ the formula itself: L2
@@ -235,8 +272,15 @@ TEST(ConfigParse, ConfigsBuiltInCppAreCheckedTheSame) {
 }
 
 TEST(ConfigParse, SectionsOfTheCallersOwn) {
-  EXPECT_EQ(config_error([] { parse_engine_config(R"({"train_batch_size": 8, "mine": {"x": [1]}})", {.other_sections = {"mine"}}); }), "");
-  EXPECT_NE(config_error([] { parse_engine_config(R"({"train_batch_size": 8, "mine": 3})", {.other_sections = {"mine"}}); }), "");
+  EXPECT_EQ(config_error([] {
+              parse_engine_config(R"({"train_batch_size": 8, "mine": {"x": [1]}})",
+                                  {.other_sections = {"mine"}});
+            }),
+            "");
+  EXPECT_NE(config_error([] {
+              parse_engine_config(R"({"train_batch_size": 8, "mine": 3})", {.other_sections = {"mine"}});
+            }),
+            "");
 }
 
 }  // namespace

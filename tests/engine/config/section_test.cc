@@ -13,7 +13,10 @@ namespace {
 using nlohmann::json;
 
 struct Model {
-  Document document = parse_document("{\n\"model\": {\n\"hidden\": 128, \"rate\": 5e-1, \"deep\": true,\n\"kind\": \"GELU\", \"sizes\": [1, 2e1], \"inner\": {\"x\": 1}}}", "c.json");
+  Document document = parse_document(
+      "{\n\"model\": {\n\"hidden\": 128, \"rate\": 5e-1, \"deep\": true,\n\"kind\": \"GELU\", \"sizes\": [1, "
+      "2e1], \"inner\": {\"x\": 1}}}",
+      "c.json");
   Section section{(*document.json)["model"], "model", document.origins};
 };
 
@@ -41,18 +44,27 @@ TEST(ConfigSection, ErrorsNamePathAndWhatIsAccepted) {
       m.section.finish();
     });
   };
-  m.section.integer("hidden", 1, 1, 1000), m.section.number("rate", 0, 0, 1), m.section.boolean("deep", true), m.section.text("kind", ""),
-      m.section.numbers("sizes", {}, 0, 100), m.section.section("inner");
-  EXPECT_EQ(error([&] { m.section.integer("hidden", 1, 1, 100); }), "c.json:3: model.hidden: found 128 (a number); expected an integer from 1 to 100");
-  EXPECT_EQ(error([&] { m.section.integer("rate", 1, 1, 100); }), "c.json:3: model.rate: found 0.5 (a number); expected an integer from 1 to 100");
-  EXPECT_EQ(error([&] { m.section.boolean("hidden", true); }), "c.json:3: model.hidden: found 128 (a number); expected true or false");
-  EXPECT_EQ(error([&] { m.section.number("deep", 0, 0, 1); }), "c.json:3: model.deep: found true (a boolean); expected a number from 0 to 1");
+  m.section.integer("hidden", 1, 1, 1000), m.section.number("rate", 0, 0, 1), m.section.boolean("deep", true),
+      m.section.text("kind", ""), m.section.numbers("sizes", {}, 0, 100), m.section.section("inner");
+  EXPECT_EQ(error([&] { m.section.integer("hidden", 1, 1, 100); }),
+            "c.json:3: model.hidden: found 128 (a number); expected an integer from 1 to 100");
+  EXPECT_EQ(error([&] { m.section.integer("rate", 1, 1, 100); }),
+            "c.json:3: model.rate: found 0.5 (a number); expected an integer from 1 to 100");
+  EXPECT_EQ(error([&] { m.section.boolean("hidden", true); }),
+            "c.json:3: model.hidden: found 128 (a number); expected true or false");
+  EXPECT_EQ(error([&] { m.section.number("deep", 0, 0, 1); }),
+            "c.json:3: model.deep: found true (a boolean); expected a number from 0 to 1");
   EXPECT_EQ(error([&] { m.section.word("kind", "a", {"tanh", "gelu2"}); }),
-            "c.json:4: model.kind: found \"GELU\" (a string); expected one of \"tanh\", \"gelu2\" (did you mean \"gelu2\"?)");
-  EXPECT_EQ(error([&] { m.section.texts("sizes", {}); }), "c.json:4: model.sizes: found 1 (a number); expected a string");
-  EXPECT_EQ(error([&] { m.section.integers("hidden", {}, 0, 1); }), "c.json:3: model.hidden: found 128 (a number); expected a list of integers");
-  EXPECT_EQ(error([&] { m.section.section("hidden"); }), "c.json:3: model.hidden: found 128 (a number); expected a section {…}");
-  EXPECT_EQ(error([&] { m.section.required_text("type"); }), "c.json:2: model.type: is missing; expected a string");
+            "c.json:4: model.kind: found \"GELU\" (a string); expected one of \"tanh\", \"gelu2\" (did you "
+            "mean \"gelu2\"?)");
+  EXPECT_EQ(error([&] { m.section.texts("sizes", {}); }),
+            "c.json:4: model.sizes: found 1 (a number); expected a string");
+  EXPECT_EQ(error([&] { m.section.integers("hidden", {}, 0, 1); }),
+            "c.json:3: model.hidden: found 128 (a number); expected a list of integers");
+  EXPECT_EQ(error([&] { m.section.section("hidden"); }),
+            "c.json:3: model.hidden: found 128 (a number); expected a section {…}");
+  EXPECT_EQ(error([&] { m.section.required_text("type"); }),
+            "c.json:2: model.type: is missing; expected a string");
 }
 
 TEST(ConfigSection, FinishTellsAllMistakesInTheOrderOfTheFile) {
@@ -62,8 +74,10 @@ TEST(ConfigSection, FinishTellsAllMistakesInTheOrderOfTheFile) {
   m.section.number("rate", 0, 0, 1), m.section.boolean("deep", true), m.section.integers("sizes", {}, 0, 100);
   EXPECT_EQ(config_error([&] { m.section.finish(); }),
             "c.json:3: model.hidden: found 128 (a number); expected an integer from 1 to 100\n"
-            "c.json:4: model.kind: found \"GELU\" (a string); expected one of \"relu\", \"tanh\" (did you mean \"relu\"?)\n"
-            "c.json:4: model.inner: unknown key, found {\"x\":1} (a section); expected one of deep, hidden, kind, rate, sizes");
+            "c.json:4: model.kind: found \"GELU\" (a string); expected one of \"relu\", \"tanh\" (did you "
+            "mean \"relu\"?)\n"
+            "c.json:4: model.inner: unknown key, found {\"x\":1} (a section); expected one of deep, hidden, "
+            "kind, rate, sizes");
   m.section.section("inner");
   m.section.finish();  // what was told is not told again
 }
@@ -71,10 +85,13 @@ TEST(ConfigSection, FinishTellsAllMistakesInTheOrderOfTheFile) {
 TEST(ConfigSection, FinishRefusesWhatNobodyAskedFor) {
   Model m;
   m.section.integer("hiden", 1, 1, 100);
-  m.section.boolean("deep", true), m.section.number("rate", 0, 0, 1), m.section.text("kind", ""), m.section.section("inner");
+  m.section.boolean("deep", true), m.section.number("rate", 0, 0, 1), m.section.text("kind", ""),
+      m.section.section("inner");
   EXPECT_EQ(config_error([&] { m.section.finish(); }),
-            "c.json:3: model.hidden: unknown key (did you mean \"hiden\"?), found 128 (a number); expected one of deep, hiden, inner, kind, rate\n"
-            "c.json:4: model.sizes: unknown key, found [1,20.0] (a list); expected one of deep, hiden, inner, kind, rate");
+            "c.json:3: model.hidden: unknown key (did you mean \"hiden\"?), found 128 (a number); expected "
+            "one of deep, hiden, inner, kind, rate\n"
+            "c.json:4: model.sizes: unknown key, found [1,20.0] (a list); expected one of deep, hiden, "
+            "inner, kind, rate");
 }
 
 }  // namespace

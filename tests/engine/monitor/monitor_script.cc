@@ -1,10 +1,12 @@
 // Does with monitors what a JSON file says, so that tests in Python can read the outcome with other programs:
 //   monitor_script SCRIPT.json
 // {"config": {"tensorboard": {…}, …}, "run": {"name": "r", "folder": "F", "resumed_after": 3}, "calls": [
-//   ["scalars", STEP, {NAME: NUMBER}], ["histogram", NAME, STEP, [NUMBER, …]], ["image", NAME, STEP, WIDTH, HEIGHT, [BYTE, …], CHANNELS],
+//   ["scalars", STEP, {NAME: NUMBER}], ["histogram", NAME, STEP, [NUMBER, …]], ["image", NAME, STEP, WIDTH,
+//   HEIGHT, [BYTE, …], CHANNELS],
 //   ["text", NAME, STEP, TEXT], ["sample", NAME, STEP, FILE],
 //   ["params", {…}], ["artifact", FILE], ["sleep", SECONDS], ["close", "FINISHED"]]}
-// "nan", "inf" and "-inf" are numbers too. Prints a line a call with the seconds it took; warnings go to stderr.
+// "nan", "inf" and "-inf" are numbers too. Prints a line a call with the
+// seconds it took; warnings go to stderr.
 #include <chrono>
 #include <cstdio>
 #include <fstream>
@@ -49,7 +51,10 @@ void call(Monitors& monitors, const ordered_json& call) {
   } else if (what == "image") {
     const auto pixels = call.at(5).get<std::vector<uint8_t>>();
     monitors.image(call.at(1), call.at(2),
-                   {.width = call.at(3), .height = call.at(4), .channels = call.size() > 6 ? call.at(6).get<int>() : 3, .pixels = pixels});
+                   {.width = call.at(3),
+                    .height = call.at(4),
+                    .channels = call.size() > 6 ? call.at(6).get<int>() : 3,
+                    .pixels = pixels});
   } else if (what == "text") {
     monitors.text(call.at(1), call.at(2), call.at(3));
   } else if (what == "sample") {
@@ -73,7 +78,8 @@ void run(const std::string& file) {
                    .folder = script.at("run").at("folder").get<std::string>(),
                    .resumed_after = std::nullopt,
                    .log = Logger(LogOptions{})};
-  if (script.at("run").contains("resumed_after")) run.resumed_after = script.at("run").at("resumed_after").get<int64_t>();
+  if (script.at("run").contains("resumed_after"))
+    run.resumed_after = script.at("run").at("resumed_after").get<int64_t>();
   ordered_json config = script.at("config");
   config["train_batch_size"] = 1;
   Monitors monitors(parse_engine_config(config.dump()).monitors, run);

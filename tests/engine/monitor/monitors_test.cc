@@ -1,4 +1,5 @@
-// The parts of monitors that other programs do not show: fanning out, what is dropped, and the arithmetic below the formats.
+// The parts of monitors that other programs do not show: fanning out, what is dropped,
+// and the arithmetic below the formats.
 #include "engine/monitor/monitors.h"
 
 #include <gmock/gmock.h>
@@ -27,7 +28,9 @@ class Recorder final : public Monitor {
   Recorder(std::string name, std::vector<std::string>& calls, int throws_at = 1000)
       : name_(std::move(name)), calls_(calls), throws_at_(throws_at) {}
   std::string_view name() const override { return name_; }
-  void scalars(int64_t step, const Scalars& scalars) override { note(str("scalars ", step, " ", scalars.at(0).first)); }
+  void scalars(int64_t step, const Scalars& scalars) override {
+    note(str("scalars ", step, " ", scalars.at(0).first));
+  }
   void close(RunStatus status) override { note(std::string(name_of(status))); }
 
  private:
@@ -55,7 +58,8 @@ TEST(Monitors, AFailingOneIsDroppedWithOneWarning) {
   for (int64_t step : {1, 2, 3}) monitors.scalars(step, {{"x", 1.0}});
   monitors.close(RunStatus::kFinished);
   EXPECT_TRUE(monitors.empty());
-  EXPECT_THAT(calls, ElementsAre("a: scalars 1 x", "b: scalars 1 x", "b: scalars 2 x", "b: scalars 3 x", "b: FINISHED"));
+  EXPECT_THAT(calls, ElementsAre("a: scalars 1 x", "b: scalars 1 x", "b: scalars 2 x", "b: scalars 3 x",
+                                 "b: FINISHED"));
   const std::string text = log.text();
   EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 1) << text;
   EXPECT_THAT(text, testing::HasSubstr("a: the disk is full; the run goes on without it"));
@@ -88,16 +92,19 @@ TEST(EventFile, Crc32cOfKnownData) {
 }
 
 TEST(EventFile, ProtocolBuffers) {
-  const std::string data = ProtoMessage().integer(1, 150).bytes(2, "testing").real32(3, 1.0f).integer(16, -1).data();
-  constexpr std::string_view kExpected = "\x08\x96\x01\x12\x07testing\x1d\x00\x00\x80\x3f\x80\x01\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"sv;
+  const std::string data =
+      ProtoMessage().integer(1, 150).bytes(2, "testing").real32(3, 1.0f).integer(16, -1).data();
+  constexpr std::string_view kExpected =
+      "\x08\x96\x01\x12\x07testing\x1d\x00\x00\x80\x3f\x80\x01\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"sv;
   EXPECT_EQ(data, kExpected);
 }
 
 TEST(Mlflow, ParametersAreFlattened) {
   const auto params = nlohmann::ordered_json::parse(
       R"({"a": {"b": {"c": 1e-3}, "d": null}, "e": [1, "x"], "f": [{"g": true}, {"g": "text"}], "h*[0]": "", "empty": {}})");
-  EXPECT_THAT(flattened(params), ElementsAre(Pair("a.b.c", "0.001"), Pair("a.d", "null"), Pair("e", "[1,\"x\"]"), Pair("f.0.g", "true"),
-                                             Pair("f.1.g", "text"), Pair("h__0_", "")));
+  EXPECT_THAT(flattened(params),
+              ElementsAre(Pair("a.b.c", "0.001"), Pair("a.d", "null"), Pair("e", "[1,\"x\"]"),
+                          Pair("f.0.g", "true"), Pair("f.1.g", "text"), Pair("h__0_", "")));
 }
 
 TEST(Mlflow, LongParametersAreCut) {
@@ -108,7 +115,9 @@ TEST(Mlflow, LongParametersAreCut) {
   EXPECT_EQ(params.at(0).second, text.substr(0, 2 * kMlflowParamLength));
 }
 
-TEST(Mlflow, UrlsAreEncoded) { EXPECT_EQ(url_encoded(std::string("a b/ü&?\0~", 10)), "a%20b%2F%C3%BC%26%3F%00~"); }
+TEST(Mlflow, UrlsAreEncoded) {
+  EXPECT_EQ(url_encoded(std::string("a b/ü&?\0~", 10)), "a%20b%2F%C3%BC%26%3F%00~");
+}
 
 }  // namespace
 }  // namespace tessera

@@ -31,9 +31,12 @@ struct Box {
   explicit Box(const at::Tensor& mask) {
     const at::Tensor places = mask.nonzero();
     const at::Tensor low = std::get<0>(places.min(0)), high = std::get<0>(places.max(0));
-    top = low[0].item<int64_t>(), left = low[1].item<int64_t>(), bottom = high[0].item<int64_t>(), right = high[1].item<int64_t>();
+    top = low[0].item<int64_t>(), left = low[1].item<int64_t>(), bottom = high[0].item<int64_t>(),
+    right = high[1].item<int64_t>();
   }
-  at::Tensor of(const at::Tensor& plane) const { return plane.slice(-2, top, bottom + 1).slice(-1, left, right + 1); }
+  at::Tensor of(const at::Tensor& plane) const {
+    return plane.slice(-2, top, bottom + 1).slice(-1, left, right + 1);
+  }
   int64_t height() const { return bottom - top + 1; }
   int64_t width() const { return right - left + 1; }
   int64_t top, left, bottom, right;
@@ -56,7 +59,8 @@ TEST_F(CompositesTest, AWhiteItemIsASquareOfOneColour) {
     edges.insert(box.height());
     tops.insert(box.top);
     const at::Tensor inside = box.of(sample.image).to(at::kInt).flatten(1);
-    EXPECT_LE((std::get<0>(inside.max(1)) - std::get<0>(inside.min(1))).max().item<int64_t>(), 25) << "one colour, but for grain";
+    EXPECT_LE((std::get<0>(inside.max(1)) - std::get<0>(inside.min(1))).max().item<int64_t>(), 25)
+        << "one colour, but for grain";
   }
   EXPECT_GT(edges.size(), 8u);
   EXPECT_GT(tops.size(), 15u);
@@ -82,13 +86,15 @@ TEST_F(CompositesTest, SeveralItemsAndNoneTwice) {
   const FashionComposites data(options);
   EXPECT_EQ(data.sample(19).mask.max().item<int64_t>(), 1);
   options.num_images = 21;
-  EXPECT_THAT(error_of<ConfigError>([&] { FashionComposites{options}; }), HasSubstr("data.num_images: found 21 pictures of up to 4 items"));
+  EXPECT_THAT(error_of<ConfigError>([&] { FashionComposites{options}; }),
+              HasSubstr("data.num_images: found 21 pictures of up to 4 items"));
 }
 
 TEST_F(CompositesTest, PicturesDependOnSeedAndNumberAlone) {
   CompositesOptions options = options_for(counting(40 * 784));
   const auto checksum = [](const SegmentationSample& sample) {
-    const uLong of_image = crc32(0, sample.image.const_data_ptr<uint8_t>(), static_cast<uInt>(sample.image.numel()));
+    const uLong of_image =
+        crc32(0, sample.image.const_data_ptr<uint8_t>(), static_cast<uInt>(sample.image.numel()));
     return crc32(of_image, sample.mask.const_data_ptr<uint8_t>(), static_cast<uInt>(sample.mask.numel()));
   };
   const FashionComposites data(options), again(options);
@@ -98,7 +104,8 @@ TEST_F(CompositesTest, PicturesDependOnSeedAndNumberAlone) {
     EXPECT_EQ(checksum(again.sample(i)), checksum(data.sample(i)));
   }
   options.num_images = 2;
-  EXPECT_EQ(checksum(FashionComposites(options).sample(1)), checksum(data.sample(1))) << "not on how many there are";
+  EXPECT_EQ(checksum(FashionComposites(options).sample(1)), checksum(data.sample(1)))
+      << "not on how many there are";
   options.seed = 4;
   EXPECT_NE(checksum(FashionComposites(options).sample(1)), checksum(data.sample(1)));
 }

@@ -54,7 +54,8 @@ inline Bytes png_bytes(const PngParts& parts) {
 }
 
 /// `channels`: 1 grey, 3 RGB, 4 CMYK. `pixels`: height * width * channels.
-inline Bytes jpeg_bytes(uint32_t width, uint32_t height, int channels, const Bytes& pixels, bool progressive = false) {
+inline Bytes jpeg_bytes(uint32_t width, uint32_t height, int channels, const Bytes& pixels,
+                        bool progressive = false) {
   jpeg_compress_struct info{};
   jpeg_error_mgr errors{};
   info.err = jpeg_std_error(&errors);
@@ -71,7 +72,8 @@ inline Bytes jpeg_bytes(uint32_t width, uint32_t height, int channels, const Byt
   if (progressive) jpeg_simple_progression(&info);
   jpeg_start_compress(&info, TRUE);
   for (uint32_t row = 0; row < height; ++row) {
-    JSAMPROW from = const_cast<uint8_t*>(pixels.data()) + static_cast<size_t>(row) * width * static_cast<size_t>(channels);
+    JSAMPROW from = const_cast<uint8_t*>(pixels.data()) +
+                    static_cast<size_t>(row) * width * static_cast<size_t>(channels);
     jpeg_write_scanlines(&info, &from, 1);
   }
   jpeg_finish_compress(&info);

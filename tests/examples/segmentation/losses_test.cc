@@ -12,14 +12,16 @@ namespace {
 
 /// (1, H, W) classes from rows of digits.
 at::Tensor classes(const std::vector<std::string>& rows) {
-  at::Tensor mask = at::empty({1, static_cast<int64_t>(rows.size()), static_cast<int64_t>(rows[0].size())}, at::kLong);
+  at::Tensor mask =
+      at::empty({1, static_cast<int64_t>(rows.size()), static_cast<int64_t>(rows[0].size())}, at::kLong);
   for (size_t row = 0; row < rows.size(); ++row)
     for (size_t column = 0; column < rows[row].size(); ++column)
       mask[0][static_cast<int64_t>(row)][static_cast<int64_t>(column)] = rows[row][column] - '0';
   return mask;
 }
 
-double dice_of(const std::vector<std::string>& prediction, const std::vector<std::string>& target, int64_t num_classes) {
+double dice_of(const std::vector<std::string>& prediction, const std::vector<std::string>& target,
+               int64_t num_classes) {
   return dice_of_images(classes(prediction), classes(target), num_classes)[0].item<double>();
 }
 
@@ -29,18 +31,22 @@ TEST(Dice, OfSets) {
   EXPECT_NEAR(dice_of({"0111"}, {"0011"}, 1), 0.8, 1e-6) << "one logit has two classes";
   EXPECT_NEAR(dice_of({"1100"}, {"0011"}, 2), 0, 1e-6);
   EXPECT_NEAR(dice_of({"0000"}, {"0000"}, 2), 1, 1e-6) << "nothing there, nothing found";
-  EXPECT_NEAR(dice_of({"0122"}, {"0112"}, 3), 2.0 / 3, 1e-6) << "the mean over the classes but the background";
+  EXPECT_NEAR(dice_of({"0122"}, {"0112"}, 3), 2.0 / 3, 1e-6)
+      << "the mean over the classes but the background";
 }
 
 TEST(Dice, EveryImageCountsOnce) {
-  const at::Tensor prediction = at::cat({classes({"1111"}), classes({"1000"})}), target = at::cat({classes({"1111"}), classes({"0001"})});
-  EXPECT_TRUE(at::allclose(dice_of_images(prediction, target, 2), at::tensor({1.0f, 0.0f}), 0, 1e-5)) << "4 of 5 pixels would be 0.8";
+  const at::Tensor prediction = at::cat({classes({"1111"}), classes({"1000"})}),
+                   target = at::cat({classes({"1111"}), classes({"0001"})});
+  EXPECT_TRUE(at::allclose(dice_of_images(prediction, target, 2), at::tensor({1.0f, 0.0f}), 0, 1e-5))
+      << "4 of 5 pixels would be 0.8";
 }
 
 TEST(SegmentationLoss, IsLowForCertainAndRight) {
   const at::Tensor target = classes({"0110", "0010"});
   for (const int64_t num_classes : {1, 2}) {
-    const at::Tensor logits = num_classes == 1 ? (target.unsqueeze(1) * 2 - 1) * 30.0 : at::one_hot(target, 2).permute({0, 3, 1, 2}) * 30.0;
+    const at::Tensor logits = num_classes == 1 ? (target.unsqueeze(1) * 2 - 1) * 30.0
+                                               : at::one_hot(target, 2).permute({0, 3, 1, 2}) * 30.0;
     EXPECT_LT(segmentation_loss(logits, target).item<double>(), 1e-6);
     EXPECT_GT(segmentation_loss(-logits, target).item<double>(), 15);
     EXPECT_TRUE(at::equal(predicted_mask(logits), target));
@@ -79,7 +85,8 @@ TEST(SegmentationStatistics, AddUpAndLeavePaddingOut) {
     const at::Tensor masked_sum = segmentation_statistics(logits.narrow(0, 0, 2), target.narrow(0, 0, 2), {});
     logits[2].fill_(std::numeric_limits<float>::quiet_NaN());
     const at::Tensor mask = at::tensor({1, 1, 0}, at::kLong).gt(0);
-    EXPECT_TRUE(at::allclose(segmentation_statistics(logits, target, mask), masked_sum, 1e-6)) << "whatever is in padding";
+    EXPECT_TRUE(at::allclose(segmentation_statistics(logits, target, mask), masked_sum, 1e-6))
+        << "whatever is in padding";
   }
 }
 

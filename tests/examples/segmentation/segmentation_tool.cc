@@ -1,9 +1,11 @@
 // The segmentation example, for tests in Python:
 //   segmentation_tool decode FILE colours|indices   -> "WIDTH HEIGHT CHANNELS\n" and the bytes, on stdout
 //   segmentation_tool encode WIDTH HEIGHT CHANNELS FILE   the bytes from stdin
-//   segmentation_tool sample IMAGES MASKS SCALE INDEX   -> "WIDTH HEIGHT\n", the image's bytes (3, H, W), the mask's (H, W)
-//   segmentation_tool unet FILE.json   {in_channels, num_classes, base_channels, depth, bilinear, weights, input, target, shape, out}: files
-//       of fp32 in OUT/: eval and train (logits), loss, and NAME for each gradient and buffer after the training pass; names on stdout
+//   segmentation_tool sample IMAGES MASKS SCALE INDEX   -> "WIDTH HEIGHT\n", the image's bytes (3, H, W), the
+//   mask's (H, W) segmentation_tool unet FILE.json   {in_channels, num_classes, base_channels, depth,
+//   bilinear, weights, input, target, shape, out}: files
+//       of fp32 in OUT/: eval and train (logits), loss, and NAME for each gradient and buffer after the
+//       training pass; names on stdout
 #include <ATen/ATen.h>
 
 #include <filesystem>
@@ -14,15 +16,17 @@
 
 #include "comm/init.h"
 #include "core/error.h"
+#include "engine/engine.h"
 #include "examples/segmentation/image_folder.h"
 #include "examples/segmentation/losses.h"
 #include "examples/segmentation/model.h"
-#include "engine/engine.h"
 
 namespace tessera::examples {
 namespace {
 
-void put(std::ostream& out, const void* bytes, size_t size) { out.write(static_cast<const char*>(bytes), static_cast<std::streamsize>(size)); }
+void put(std::ostream& out, const void* bytes, size_t size) {
+  out.write(static_cast<const char*>(bytes), static_cast<std::streamsize>(size));
+}
 
 void decode(const std::string& path, const std::string& palette) {
   const Image image = read_image(path, palette == "indices" ? Palette::kIndices : Palette::kColours);
@@ -51,12 +55,14 @@ void sample(const std::vector<std::string>& args) {
 at::Tensor load(const std::string& path, at::IntArrayRef shape, at::ScalarType type) {
   const at::Tensor tensor = at::empty(shape, type);
   std::ifstream file(path, std::ios::binary);
-  if (!file.read(static_cast<char*>(tensor.data_ptr()), static_cast<std::streamsize>(tensor.nbytes()))) throw DataError(path + ": too short");
+  if (!file.read(static_cast<char*>(tensor.data_ptr()), static_cast<std::streamsize>(tensor.nbytes())))
+    throw DataError(path + ": too short");
   return tensor;
 }
 
 void unet(const nlohmann::json& job) {
-  const UNetOptions options{job.at("in_channels"), job.at("num_classes"), job.at("base_channels"), job.at("depth"), job.at("bilinear")};
+  const UNetOptions options{job.at("in_channels"), job.at("num_classes"), job.at("base_channels"),
+                            job.at("depth"), job.at("bilinear")};
   const std::vector<int64_t> shape = job.at("shape");
   const at::Tensor input = load(job.at("input"), shape, at::kFloat);
   const at::Tensor target = load(job.at("target"), {shape[0], shape[2], shape[3]}, at::kLong);

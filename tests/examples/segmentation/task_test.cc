@@ -39,7 +39,9 @@ class Squares final : public SegmentationData {
   SegmentationSample sample(int64_t index) const override {
     SegmentationSample sample{at::zeros({3, size_, size_}, at::kByte), at::zeros({size_, size_}, at::kByte)};
     const int64_t edge = 3 + index % 5, top = index * 7 % (size_ - edge), left = index * 3 % (size_ - edge);
-    const auto square = [&](const at::Tensor& plane) { return plane.narrow(-2, top, edge).narrow(-1, left, edge); };
+    const auto square = [&](const at::Tensor& plane) {
+      return plane.narrow(-2, top, edge).narrow(-1, left, edge);
+    };
     sample.image.add_(at::arange(size_, at::kByte)).add_(index);
     square(sample.image).fill_(200);
     square(sample.mask).fill_(1);
@@ -68,7 +70,8 @@ EngineConfig engine_config(int stage, int64_t batch) {
 void train_steps(Segmentation& task, Engine& engine, int64_t steps, int64_t batch) {
   for (int64_t step = 0; step < steps; ++step) {
     std::vector<int64_t> rows;
-    for (int64_t i = 0; i < batch; ++i) rows.push_back(((step * engine.world_size() + engine.rank()) * batch + i) % task.train_size());
+    for (int64_t i = 0; i < batch; ++i)
+      rows.push_back(((step * engine.world_size() + engine.rank()) * batch + i) % task.train_size());
     engine.backward(task.loss(task.train_batch(rows, {})));
     engine.step();
   }
@@ -80,16 +83,26 @@ TEST(SegmentationOptions, AreReadStrictly) {
     const config::Section data(json{{"type", "fashion_composites"}}, "data", origins);
     return read_segmentation_options(config::Section(model, "model", origins), data).model;
   };
-  const UNetOptions unet = model_of(
-      {{"type", "unet"}, {"in_channels", 1}, {"num_classes", 1}, {"base_channels", 8}, {"depth", 3}, {"bilinear", true}});
+  const UNetOptions unet = model_of({{"type", "unet"},
+                                     {"in_channels", 1},
+                                     {"num_classes", 1},
+                                     {"base_channels", 8},
+                                     {"depth", 3},
+                                     {"bilinear", true}});
   EXPECT_EQ(unet.in_channels * 1000 + unet.num_classes * 100 + unet.base_channels * 10 + unet.depth, 1183);
   EXPECT_TRUE(unet.bilinear);
-  EXPECT_THAT(error_of<ConfigError>([&] { model_of({{"type", "unet"}, {"in_channels", 2}}); }), HasSubstr("model.in_channels: found 2"));
-  EXPECT_THAT(error_of<ConfigError>([&] { model_of({{"type", "unet"}, {"depthh", 2}}); }), HasSubstr("did you mean \"depth\"?"));
+  EXPECT_THAT(error_of<ConfigError>([&] { model_of({{"type", "unet"}, {"in_channels", 2}}); }),
+              HasSubstr("model.in_channels: found 2"));
+  EXPECT_THAT(error_of<ConfigError>([&] { model_of({{"type", "unet"}, {"depthh", 2}}); }),
+              HasSubstr("did you mean \"depth\"?"));
   const auto data_of = [&](json data) { return config::Section(data, "data", origins); };
-  EXPECT_THAT(error_of<ConfigError>([&] { read_composites_options(data_of({{"sise", 64}})); }), HasSubstr("did you mean \"size\"?"));
-  EXPECT_THAT(error_of<ConfigError>([&] { read_image_folder_options(data_of({{"images", "a"}})); }), HasSubstr("data.masks"));
-  EXPECT_THAT(error_of<ConfigError>([&] { read_image_folder_options(data_of({{"images", "a"}, {"masks", "b"}, {"size", {3}}})); }),
+  EXPECT_THAT(error_of<ConfigError>([&] { read_composites_options(data_of({{"sise", 64}})); }),
+              HasSubstr("did you mean \"size\"?"));
+  EXPECT_THAT(error_of<ConfigError>([&] { read_image_folder_options(data_of({{"images", "a"}})); }),
+              HasSubstr("data.masks"));
+  EXPECT_THAT(error_of<ConfigError>([&] {
+                read_image_folder_options(data_of({{"images", "a"}, {"masks", "b"}, {"size", {3}}}));
+              }),
               HasSubstr("data.size: found 1 numbers; expected two"));
   train::Registry registry;
   register_segmentation(registry);
@@ -119,8 +132,9 @@ TEST(Segmentation, SplitIsRandomSeededAndWhole) {
 TEST(Segmentation, ImagesMustBeLargeEnough) {
   SegmentationOptions options = small_options();
   options.model.depth = 5;
-  EXPECT_THAT(error_of<ConfigError>([&] { Segmentation(options, std::make_unique<Squares>(8)); }),
-              AllOf(HasSubstr("model.depth: found 5, which needs images of at least 32 x 32"), HasSubstr("16 x 16")));
+  EXPECT_THAT(
+      error_of<ConfigError>([&] { Segmentation(options, std::make_unique<Squares>(8)); }),
+      AllOf(HasSubstr("model.depth: found 5, which needs images of at least 32 x 32"), HasSubstr("16 x 16")));
 }
 
 TEST(Segmentation, FlipMirrorsImagesAndMasksAlike) {
@@ -133,20 +147,25 @@ TEST(Segmentation, FlipMirrorsImagesAndMasksAlike) {
   Segmentation grey(options, std::make_unique<Squares>(80));
   std::vector<int64_t> all(60);
   std::iota(all.begin(), all.end(), 0);
-  const train::Batch before = plain.train_batch(all, {}), after = flipping.train_batch(all, at::make_generator<at::CPUGeneratorImpl>(uint64_t{1}));
+  const train::Batch before = plain.train_batch(all, {}),
+                     after = flipping.train_batch(all, at::make_generator<at::CPUGeneratorImpl>(uint64_t{1}));
   EXPECT_EQ(before.inputs[0].sizes(), (at::IntArrayRef{60, 3, 16, 16}));
   EXPECT_LE(before.inputs[0].max().item<float>(), 1);
   int num_same = 0, num_mirrored = 0;
   for (int64_t i = 0; i < 60; ++i) {
-    num_same += at::equal(after.inputs[0][i], before.inputs[0][i]) && at::equal(after.target[i], before.target[i]);
-    num_mirrored += at::equal(after.inputs[0][i], before.inputs[0][i].flip(2)) && at::equal(after.target[i], before.target[i].flip(1));
+    num_same +=
+        at::equal(after.inputs[0][i], before.inputs[0][i]) && at::equal(after.target[i], before.target[i]);
+    num_mirrored += at::equal(after.inputs[0][i], before.inputs[0][i].flip(2)) &&
+                    at::equal(after.target[i], before.target[i].flip(1));
   }
   EXPECT_EQ(num_same + num_mirrored, 60);
   EXPECT_GT(num_same, 10);
   EXPECT_GT(num_mirrored, 10);
-  EXPECT_TRUE(at::equal(flipping.eval_batch({0, 1}).inputs[0], plain.eval_batch({0, 1}).inputs[0])) << "never in evaluation";
+  EXPECT_TRUE(at::equal(flipping.eval_batch({0, 1}).inputs[0], plain.eval_batch({0, 1}).inputs[0]))
+      << "never in evaluation";
   const at::Tensor first = plain.eval_batch({0}).inputs[0][0];
-  EXPECT_TRUE(at::allclose(grey.eval_batch({0}).inputs[0][0][0], 0.299 * first[0] + 0.587 * first[1] + 0.114 * first[2]));
+  EXPECT_TRUE(at::allclose(grey.eval_batch({0}).inputs[0][0][0],
+                           0.299 * first[0] + 0.587 * first[1] + 0.114 * first[2]));
 }
 
 class TrainedSegmentation : public ::testing::Test {
@@ -155,7 +174,8 @@ class TrainedSegmentation : public ::testing::Test {
   const std::filesystem::path folder_ = temporary_.path() / "run";
 };
 
-// Two ranks see other samples, so their batch statistics differ: an evaluation must use one rank's, and a checkpoint have the same.
+// Two ranks see other samples, so their batch statistics differ: an evaluation must use one
+// rank's, and a checkpoint have the same.
 TEST_F(TrainedSegmentation, EvaluationIsThatOfOneRankOnAnyNumber) {
   std::map<std::string, std::pair<double, double>> found;
   const auto evaluate_on = [&](int world_size, int stage, bool from_checkpoint) {
@@ -172,7 +192,8 @@ TEST_F(TrainedSegmentation, EvaluationIsThatOfOneRankOnAnyNumber) {
       const train::Evaluation evaluation = train::evaluate(task, engine, {.eval_batch_size = 2}, {});
       EXPECT_EQ(evaluation.num_samples, 13);
       if (comm->rank() == 0)
-        found[std::to_string(world_size) + (from_checkpoint ? " loaded" : "")] = {evaluation.metrics[0].second, evaluation.metrics[1].second};
+        found[std::to_string(world_size) + (from_checkpoint ? " loaded" : "")] = {
+            evaluation.metrics[0].second, evaluation.metrics[1].second};
     });
   };
   evaluate_on(2, 2, false);
@@ -210,7 +231,9 @@ TEST_F(TrainedSegmentation, LearnsAndDrawsWhatItFinds) {
     const auto part_white = [&](int64_t column) {
       int64_t white = 0;
       for (int64_t row = 4; row < 164; ++row)
-        for (int64_t x = 0; x < 160; ++x) white += picture.pixels[static_cast<size_t>((row * picture.width + column * 168 + 4 + x) * 3)] == 255;
+        for (int64_t x = 0; x < 160; ++x)
+          white +=
+              picture.pixels[static_cast<size_t>((row * picture.width + column * 168 + 4 + x) * 3)] == 255;
       return static_cast<double>(white) / (160 * 160);
     };
     EXPECT_GT(part_white(1), 0.02);
@@ -219,7 +242,8 @@ TEST_F(TrainedSegmentation, LearnsAndDrawsWhatItFinds) {
   }
 }
 
-// torch.autocast and GradScaler: the loss is scaled, the gradients are not, and 16 bits are enough to follow fp32.
+// torch.autocast and GradScaler: the loss is scaled, the gradients are not, and
+// 16 bits are enough to follow fp32.
 TEST_F(TrainedSegmentation, AutocastFollowsFp32InEitherType) {
   std::map<std::string, double> losses, norms;
   for (const std::string precision : {"fp32", "bf16", "fp16"})
@@ -227,7 +251,8 @@ TEST_F(TrainedSegmentation, AutocastFollowsFp32InEitherType) {
       at::manual_seed(1);
       Segmentation task(small_options(), std::make_unique<Squares>(30));
       EngineConfig config = engine_config(3, 2);
-      config.autocast = {.enabled = precision != "fp32", .dtype = precision == "fp16" ? DType::kFloat16 : DType::kBFloat16};
+      config.autocast = {.enabled = precision != "fp32",
+                         .dtype = precision == "fp16" ? DType::kFloat16 : DType::kBFloat16};
       config.gradient_clipping = 1;
       Engine& engine = task.initialize(config, comm, {});
       EXPECT_EQ(engine.loss_scale(), precision == "fp16" ? 65536 : 1);
@@ -252,7 +277,8 @@ TEST_F(TrainedSegmentation, PicturesThatCannotBeWrittenNameTheirPlace) {
     Segmentation task(small_options(), std::make_unique<Squares>(12));
     Engine& engine = task.initialize(engine_config(0, 4), comm, {});
     engine.eval();
-    EXPECT_THAT(error_of<DataError>([&] { task.write_samples(folder_ / "samples", 1); }), HasSubstr("step_00000001.png"));
+    EXPECT_THAT(error_of<DataError>([&] { task.write_samples(folder_ / "samples", 1); }),
+                HasSubstr("step_00000001.png"));
     engine.train();
     train_steps(task, engine, 1, 4);
   });
