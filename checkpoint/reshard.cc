@@ -30,7 +30,7 @@ bool is_padding(int64_t numel, int64_t element_bytes) {
 }
 
 /// Appends the pieces of one parameter's elements that a rank wants.
-void add_pieces(const SavedLayout& saved, const SavedParameter& from, const zero::Slot& to, Range wanted,
+void add_pieces(const SavedLayout& saved, const SavedParameter& from, const zero::UnitSlice& to, Range wanted,
                 std::vector<Piece>& pieces) {
   const Range current = intersect(to.range(), wanted);
   const int64_t shift = from.offset - to.offset;  // from the current unit's elements to the saved one's
@@ -99,7 +99,7 @@ std::vector<Range> wanted_shards(const zero::Layout& layout, int rank) {
 
 std::vector<Range> wanted_units(const zero::Layout& layout) {
   std::vector<Range> wanted;
-  for (const zero::Unit& unit : layout.units()) wanted.push_back({0, unit.numel});
+  for (const zero::UnitSpec& unit : layout.units()) wanted.push_back({0, unit.numel});
   return wanted;
 }
 
@@ -108,8 +108,8 @@ std::vector<Piece> plan_reads(const SavedLayout& saved, const zero::Layout& curr
   TESSERA_CHECK(static_cast<int>(wanted.size()) == current.num_units());
   std::vector<Piece> pieces;
   for (const Match& match : matches) {
-    const zero::Slot& slot = current.slot(match.current);
-    add_pieces(saved, saved.parameters[match.saved], slot, wanted[slot.unit], pieces);
+    const zero::UnitSlice& slice = current.slice(match.current);
+    add_pieces(saved, saved.parameters[match.saved], slice, wanted[slice.unit], pieces);
   }
   std::sort(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) {
     return std::tie(a.file, a.saved_unit, a.saved_begin, a.unit, a.begin) <

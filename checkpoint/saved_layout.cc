@@ -25,12 +25,12 @@ int64_t SavedParameter::numel() const {
 
 SavedLayout saved_layout(const zero::Layout& layout) {
   SavedLayout saved{.world_size = layout.world_size(), .units = {}, .parameters = {}};
-  for (const zero::Unit& unit : layout.units())
+  for (const zero::UnitSpec& unit : layout.units())
     saved.units.push_back({unit.dtype, unit.trainable, unit.numel});
   for (size_t i = 0; i < layout.parameters().size(); ++i) {
     const zero::ParameterSpec& spec = layout.parameters()[i];
-    const zero::Slot& slot = layout.slot(static_cast<int>(i));
-    saved.parameters.push_back({spec.name, spec.shape, spec.group, spec.aliases, slot.unit, slot.offset});
+    const zero::UnitSlice& slice = layout.slice(static_cast<int>(i));
+    saved.parameters.push_back({spec.name, spec.shape, spec.group, spec.aliases, slice.unit, slice.offset});
   }
   return saved;
 }

@@ -24,7 +24,7 @@ CheckpointLoader::CheckpointLoader(const std::string& directory, const std::stri
   comparison_ = checkpoint::compare(saved, model_.layout());
   std::vector<zero::Range> wanted;
   for (int unit = 0; unit < model_.layout().num_units(); ++unit) {
-    held_.push_back(model_.held(unit));
+    held_.push_back(model_.unit(unit).local_state());
     wanted.push_back(held_.back().range);
   }
   pieces_ = checkpoint::plan_reads(saved, model_.layout(), comparison_.matches, wanted);
@@ -51,7 +51,7 @@ void CheckpointLoader::compare_parameters() {
 void CheckpointLoader::compare_optimizers(const std::string& saved, const std::string& current) const {
   if (!with_states()) return;
   const std::vector<std::string>& found = checkpoint_.manifest().state_names;
-  const auto& wanted = model_.optimizer().state_names();
+  const auto& wanted = model_.state_names();
   if (std::equal(found.begin(), found.end(), wanted.begin(), wanted.end())) return;
   const auto described = [](const auto& names) {
     return names.empty() ? std::string("no state") : join(names, ", ");
@@ -132,7 +132,7 @@ void CheckpointLoader::check(const std::string& saved_optimizer, const std::stri
 }
 
 void CheckpointLoader::load_piece(const Piece& piece, int kind, const DatasetRecord& dataset) const {
-  const zero::ShardedModel::Held& held = held_[piece.unit];
+  const zero::LocalState& held = held_[piece.unit];
   const at::Tensor& whole = kind == 0 ? held.weights : held.states[kind - 1];
   const at::Tensor target = whole.narrow(0, piece.begin - held.range.begin, piece.numel);
   const at::ScalarType saved_type = to_torch(dataset.type);
@@ -147,7 +147,7 @@ void CheckpointLoader::load_piece(const Piece& piece, int kind, const DatasetRec
 }
 
 void CheckpointLoader::load(const std::vector<int64_t>& steps) {
-  const zero::Unheard our_own_operators;
+  const zero::PauseListening our_own_operators;
   const at::NoGradGuard no_grad;
   for_each_read(
       [&](const Piece& piece, int kind, const DatasetRecord& dataset) { load_piece(piece, kind, dataset); });
@@ -159,7 +159,7 @@ void CheckpointLoader::load(const std::vector<int64_t>& steps) {
   }
   if (!with_states()) return;
   for (const checkpoint::Match& match : comparison_.matches)
-    model_.optimizer().set_steps(match.current, steps[match.saved]);
+    model_.set_parameter_steps(match.current, steps[match.saved]);
 }
 
 at::Tensor CheckpointLoader::blob(const std::string& name) const {

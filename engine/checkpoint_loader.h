@@ -56,7 +56,7 @@ class CheckpointLoader {
   zero::ShardedModel& model_;
   LoadOptions options_;
   checkpoint::Comparison comparison_;
-  std::vector<zero::ShardedModel::Held> held_;  // by unit
+  std::vector<zero::LocalState> held_;  // by unit
   std::vector<checkpoint::Piece> pieces_;
   std::vector<Buffer> buffers_;
   std::vector<std::string> not_loaded_;

@@ -41,7 +41,7 @@ CheckpointWriter::~CheckpointWriter() {
 int64_t CheckpointWriter::bytes_to_copy() const {
   int64_t bytes = 0;
   for (int unit = 0; unit < model_.layout().num_units(); ++unit) {
-    const zero::ShardedModel::Held mine = model_.shard_of(unit);
+    const zero::LocalState mine = model_.unit(unit).shard_state();
     bytes += static_cast<int64_t>(mine.weights.nbytes());
     for (const at::Tensor& state : mine.states) bytes += static_cast<int64_t>(state.nbytes());
   }
@@ -64,7 +64,7 @@ at::Tensor CheckpointWriter::on_host(const at::Tensor& tensor, bool copy) {
 
 std::unique_ptr<CheckpointWriter::Job> CheckpointWriter::prepare(const CheckpointContent& content,
                                                                  bool copy) {
-  const zero::Unheard our_own_operators;
+  const zero::PauseListening our_own_operators;
   const at::NoGradGuard no_grad;
   snapshot_used_ = 0;
   auto job = std::make_unique<Job>();
@@ -78,9 +78,9 @@ std::unique_ptr<CheckpointWriter::Job> CheckpointWriter::prepare(const Checkpoin
   request.rank = model_.comm().rank();
   request.stage = stage_;
   request.layout = &model_.layout();
-  for (std::string_view name : model_.optimizer().state_names()) request.state_names.emplace_back(name);
+  for (std::string_view name : model_.state_names()) request.state_names.emplace_back(name);
   for (int unit = 0; unit < model_.layout().num_units(); ++unit) {
-    const zero::ShardedModel::Held mine = model_.shard_of(unit);
+    const zero::LocalState mine = model_.unit(unit).shard_state();
     checkpoint::UnitData& data = request.units.emplace_back();
     data.weights = keep(mine.weights);
     for (const at::Tensor& state : mine.states) data.states.push_back(keep(state));

@@ -47,7 +47,7 @@ std::string Engine::save_checkpoint(const std::string& directory, const std::str
 
 std::string Engine::save_checkpoint(const std::string& directory, const std::string& tag,
                                     const json& client_state) {
-  check_usable();
+  sharded_->check_usable();
   if (micro_steps_in_window_ != 0)
     throw Error(str("save_checkpoint() after ", micro_steps_in_window_, " of ",
                     config_.gradient_accumulation_steps,
@@ -63,7 +63,7 @@ std::string Engine::save_checkpoint(const std::string& directory, const std::str
   state.optimizer = config_.optimizer.type;
   const auto num_parameters = static_cast<int>(sharded_->layout().parameters().size());
   for (int parameter = 0; parameter < num_parameters; ++parameter)
-    state.parameter_steps.push_back(sharded_->optimizer().steps(parameter));
+    state.parameter_steps.push_back(sharded_->parameter_steps(parameter));
   state.config = json::parse(dump_resolved(config_));
   state.client_state = client_state;
 
@@ -102,7 +102,7 @@ LoadedCheckpoint Engine::load_checkpoint(const std::string& directory, const std
 // are read twice, rather than held twice.
 LoadedCheckpoint Engine::load_checkpoint(const std::string& directory, const std::string& tag,
                                          const LoadOptions& options) {
-  check_usable();
+  sharded_->check_usable();
   if (micro_steps_in_window_ != 0)
     throw Error(
         "load_checkpoint() between backward() and the step() that updates: gradients would meet other "
@@ -125,14 +125,10 @@ LoadedCheckpoint Engine::load_checkpoint(const std::string& directory, const std
     if (!device().is_cpu()) cuda_generator = loader->blob(kCudaGenerator);
   });
 
-  failure_ = std::make_exception_ptr(
-      Error("load_checkpoint() failed half-way, and the parameters are neither old nor new"));
-  sharded_->begin_replacing();
+  sharded_->begin_replacing("load_checkpoint()");
   comm::on_all_ranks<CheckpointError>(*comm_, "loaded checkpoint",
                                       [&] { loader->load(state.parameter_steps); });
   sharded_->end_replacing();
-  if (training_) sharded_->begin_pass(zero::Pass::kTrain);
-  failure_ = nullptr;
 
   if (!options.load_module_only) {
     global_steps_ = state.global_steps;

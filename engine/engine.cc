@@ -31,8 +31,6 @@ EngineConfig completed(EngineConfig config, const InitOptions& options, int worl
   return validated(config, world_size);
 }
 
-std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
-
 zero::ShardedModelOptions sharding_options(const EngineConfig& config, const InitOptions& init,
                                            const OptimizerSetup& optimizer) {
   const ZeroConfig& zero = config.zero;
@@ -42,7 +40,7 @@ zero::ShardedModelOptions sharding_options(const EngineConfig& config, const Ini
   options.compute_dtype = config.compute_dtype();
   options.device = init.device;
   options.unit_numel = std::min({zero.unit_numel, zero.reduce_bucket_size, zero.allgather_bucket_size});
-  options.track_casts = config.autocast.enabled;
+  options.residency.track_casts = config.autocast.enabled;
   options.reducer.accumulate_dtype = zero::to_torch(accumulate);
   options.reducer.communicate_dtype = zero::to_torch(config.communication_dtype.value_or(accumulate));
   options.reducer.reduce_each_micro_step = zero.reduce_each_micro_step;
@@ -57,8 +55,7 @@ zero::ShardedModelOptions sharding_options(const EngineConfig& config, const Ini
   options.residency.prefetch_numel = zero.prefetch_bucket_size;
   options.residency.persistence_numel = zero.param_persistence_threshold;
   options.residency.log = init.log;
-  options.optimizer = optimizer.kind;
-  options.groups = optimizer.groups;
+  options.optimizer = {optimizer.kind, optimizer.groups};
   options.group_of = optimizer.group_of;
   return options;
 }
@@ -79,7 +76,6 @@ Engine::Engine(const zero::ModelView& model, const EngineConfig& config, comm::C
   refuse_unscaled_fp16();
   sharded_ = std::make_unique<zero::ShardedModel>(
       model, comm_, sharding_options(config_, options_, set_up_optimizer(config_.optimizer)));
-  sharded_->begin_pass(zero::Pass::kTrain);
   input_dtype_ = input_dtype();
   if (config_.checkpoint.async) checkpoint_writer();
 }
@@ -119,38 +115,12 @@ void Engine::refuse_unscaled_fp16() const {
 
 std::optional<at::ScalarType> Engine::input_dtype() const {
   if (config_.compute_dtype() != DType::kFloat32) return zero::to_torch(config_.compute_dtype());
-  const std::vector<zero::Unit>& units = sharded_->layout().units();
+  const std::vector<zero::UnitSpec>& units = sharded_->layout().units();
   const DType first = units.front().dtype;
-  const bool all_alike =
-      std::all_of(units.begin(), units.end(), [&](const zero::Unit& unit) { return unit.dtype == first; });
+  const bool all_alike = std::all_of(units.begin(), units.end(),
+                                     [&](const zero::UnitSpec& unit) { return unit.dtype == first; });
   if (first == DType::kFloat32 || !all_alike || config_.autocast.enabled) return std::nullopt;
   return zero::to_torch(first);
-}
-
-void Engine::check_usable() const {
-  sharded_->residency().rethrow();
-  if (!failure_) return sharded_->check_parameters();
-  try {
-    std::rethrow_exception(failure_);
-  } catch (const Error&) {
-    throw;
-  } catch (const std::exception& error) {
-    throw Error(str("an earlier backward() or step() failed and left gradients or parameters incomplete: ",
-                    first_line(error.what())));
-  }
-}
-
-/// Between backward passes the reducer has taken every gradient, except those of units it knows to be late.
-void Engine::check_gradients_are_ours() const {
-  const std::vector<bool> late = sharded_->gradients().late_units();
-  const zero::Layout& layout = sharded_->layout();
-  for (const zero::NamedTensor& parameter : parameters_) {
-    if (!parameter.tensor.grad().defined() || late[layout.slot(layout.find(parameter.name)).unit]) continue;
-    throw Error(str(
-        "parameter ", parameter.name,
-        " has a gradient that did not come from engine->backward(loss), which takes "
-        "the place of loss.backward(); if it was meant for something else, call model->zero_grad() first"));
-  }
 }
 
 /// The module may have been given other tensors, which nobody would train.
@@ -181,7 +151,7 @@ void Engine::check_same_parameters() const {
 // ----------------------------------------------------------------------------------------- the step
 
 void Engine::backward(const at::Tensor& loss) {
-  check_usable();
+  sharded_->check_usable();
   if (!loss.defined() || loss.numel() != 1)
     throw Error(str(
         "backward() needs a scalar loss, found ",
@@ -191,10 +161,10 @@ void Engine::backward(const at::Tensor& loss) {
     throw Error(
         "backward() needs a loss that depends on the parameters; was it computed under NoGradGuard, or "
         "detached?");
-  if (!training_) throw Error("backward() in evaluation mode: call train() first");
+  if (!sharded_->training()) throw Error("backward() in evaluation mode: call train() first");
   if (at_boundary())
     throw Error("backward() at the accumulation boundary: call step() after the last backward()");
-  check_gradients_are_ours();
+  sharded_->check_gradients();
   gradient_scale_ = scaler_.scale();
   // One factor, applied in fp32: in fp16, 2^16 alone would overflow.
   const double factor = gradient_scale_ / static_cast<double>(config_.gradient_accumulation_steps);
@@ -207,18 +177,7 @@ void Engine::backward(const at::Tensor& loss) {
   ++micro_steps_;
   ++micro_steps_in_window_;
   stepped_ = false;
-  try {
-    zero::GradientReducer& gradients = sharded_->gradients();
-    gradients.begin_backward(first, at_boundary());
-    torch::autograd::backward({scaled}, {});
-    sharded_->residency().rethrow();
-    gradients.finish_backward();
-    sharded_->end_pass();
-    if (!at_boundary()) sharded_->begin_pass(zero::Pass::kTrain);
-  } catch (...) {
-    failure_ = std::current_exception();
-    throw;
-  }
+  sharded_->backward(scaled, {.first = first, .last = at_boundary()});
 }
 
 bool Engine::is_gradient_accumulation_boundary() const {
@@ -227,42 +186,24 @@ bool Engine::is_gradient_accumulation_boundary() const {
 }
 
 void Engine::step() {
-  check_usable();
-  check_gradients_are_ours();
+  sharded_->check_usable();
+  sharded_->check_gradients();
   stepped_ = true;
   if (!at_boundary()) return;
   if (checkpoint_writer_) checkpoint_writer_->report();
-  zero::GradientSummary summary;
-  try {
-    summary = update();
-  } catch (...) {
-    failure_ = std::current_exception();
-    throw;
-  }
-  if (summary.num_nonfinite > 0) skip_step(summary);
-}
-
-/// Collective. What step() does with the gradients. Half of it leaves
-/// parameters that are neither old nor new.
-zero::GradientSummary Engine::update() {
-  zero::GradientReducer& gradients = sharded_->gradients();
-  zero::GradientSummary summary = sharded_->optimizer().summarize(gradients, stop_requested_);
+  const zero::GradientSummary summary = sharded_->summarize_gradients(stop_requested_);
   should_stop_ = summary.flag_raised;
-  if (!summary.late_units.empty()) {
-    gradients.reduce_late(summary.late_units);
-    summary = sharded_->optimizer().summarize(gradients);
-  }
   const bool overflow = summary.num_nonfinite > 0;
   gradient_norm_ = overflow ? std::numeric_limits<double>::infinity() : summary.norm / gradient_scale_;
   micro_steps_in_window_ = 0;
   ++global_steps_;
-  if (!overflow) {
-    set_rates();
-    sharded_->update(clip_coefficient(gradient_norm_) / gradient_scale_, summary.used);
-    scaler_.update(/*overflow=*/false);
+  if (overflow) {
+    sharded_->skip_step();
+    return report_skipped_step(summary);
   }
-  sharded_->begin_pass(zero::Pass::kTrain);
-  return summary;
+  set_rates();
+  sharded_->step(clip_coefficient(gradient_norm_) / gradient_scale_);
+  scaler_.update(/*overflow=*/false);
 }
 
 /// torch.nn.utils.clip_grad_norm_'s.
@@ -271,7 +212,7 @@ double Engine::clip_coefficient(double norm) const {
   return std::min(1.0, config_.gradient_clipping / (norm + 1e-6));
 }
 
-void Engine::skip_step(const zero::GradientSummary& summary) {
+void Engine::report_skipped_step(const zero::GradientSummary& summary) {
   ++skipped_steps_;
   std::string line = str("step ", global_steps_, " skipped: ", summary.num_nonfinite,
                          " gradient elements are not finite, first in ", summary.first_nonfinite);
@@ -287,7 +228,7 @@ void Engine::skip_step(const zero::GradientSummary& summary) {
 
 void Engine::set_rates() {
   const int64_t applied = global_steps_ - 1 - skipped_steps_;
-  std::vector<kernels::Hyper>& groups = sharded_->optimizer().groups();
+  std::vector<kernels::Hyper>& groups = sharded_->param_groups();
   for (size_t group = 0; group < groups.size(); ++group) {
     groups[group].lr = schedule_.lr(applied, group);
     if (const auto betas = schedule_.betas(applied, group)) {
@@ -305,7 +246,7 @@ std::vector<double> Engine::learning_rates() const {
 }
 
 at::Tensor Engine::full_gradient(const std::string& name) {
-  check_usable();
+  sharded_->check_usable();
   if (micro_steps_ == 0 || (micro_steps_in_window_ != 0 && !at_boundary()))
     throw Error(str("full_gradient(\"", name,
                     "\"): gradients are reduced at the accumulation boundary; after ", micro_steps_in_window_,
@@ -318,35 +259,26 @@ at::Tensor Engine::full_gradient(const std::string& name) {
 // ------------------------------------------------------------------------------- modes and forward
 
 void Engine::train() {
-  check_usable();
+  sharded_->check_usable();
   set_training(true);
-  if (training_) return;
-  training_ = true;
-  sharded_->begin_pass(zero::Pass::kTrain);
+  sharded_->train();
 }
 
 void Engine::eval() {
-  check_usable();
+  sharded_->check_usable();
   set_training(false);
-  sharded_->broadcast_buffers();
-  if (training_) sharded_->drop_pass();
-  training_ = false;
+  sharded_->eval();
 }
 
 Engine::ForwardScope::ForwardScope(Engine& engine)
     : engine_(engine), autocast_(engine.config_.autocast, engine.options_.device) {
-  engine_.check_usable();
-  if (engine_.training_) {
-    engine_.stepped_ = true;  // a new micro-step begins, whether or not step() was called after the last
-  } else {
-    engine_.sharded_->begin_pass(zero::Pass::kEvaluation);
-  }
+  engine_.sharded_->check_usable();
+  // A new micro-step begins, whether or not step() was called after the last.
+  if (engine_.sharded_->training()) engine_.stepped_ = true;
+  engine_.sharded_->begin_forward();
 }
 
-void Engine::ForwardScope::finish() {
-  engine_.sharded_->residency().rethrow();
-  if (!engine_.training_) engine_.sharded_->end_pass();
-}
+void Engine::ForwardScope::finish() { engine_.sharded_->end_forward(); }
 
 at::Tensor Engine::prepare_tensor(const at::Tensor& input) const {
   return input.to(options_.device, input.is_floating_point() ? input_dtype_.value_or(input.scalar_type())

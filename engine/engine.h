@@ -14,7 +14,6 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 
-#include <exception>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
@@ -209,18 +208,15 @@ class Engine {
   }
 
  private:
-  void check_usable() const;
   void check_same_config_everywhere() const;
-  void check_gradients_are_ours() const;
   void check_same_parameters() const;
   void refuse_unscaled_fp16() const;
   std::optional<at::ScalarType> input_dtype() const;
   void warn_of_idle_patterns() const;
   bool at_boundary() const { return micro_steps_in_window_ == config_.gradient_accumulation_steps; }
   void set_rates();
-  zero::GradientSummary update();
   double clip_coefficient(double norm) const;
-  void skip_step(const zero::GradientSummary& summary);
+  void report_skipped_step(const zero::GradientSummary& summary);
   CheckpointWriter& checkpoint_writer();
 
   EngineConfig config_;
@@ -233,10 +229,8 @@ class Engine {
   std::unique_ptr<zero::ShardedModel> sharded_;
   std::unique_ptr<CheckpointWriter> checkpoint_writer_;  ///< refers to sharded_
   std::optional<at::ScalarType>
-      input_dtype_;             ///< of forward()'s floating inputs; unset: they stay as they are
-  std::exception_ptr failure_;  ///< of a backward() or step() that got stuck half-way
+      input_dtype_;  ///< of forward()'s floating inputs; unset: they stay as they are
 
-  bool training_ = true;
   bool stepped_ = true;  ///< step() was called after the last backward()
   int64_t micro_steps_ = 0, micro_steps_in_window_ = 0;
   int64_t global_steps_ = 0, skipped_steps_ = 0;

@@ -186,7 +186,7 @@ at::Tensor read(const SafetensorsModel& file, const SafetensorsTensor& tensor, i
 }  // namespace
 
 void Engine::load_weights(const std::string& path, const LoadWeightsOptions& options) {
-  check_usable();
+  sharded_->check_usable();
   if (micro_steps_in_window_ != 0)
     throw Error("load_weights() between backward() and the step() that updates");
   std::optional<SafetensorsModel> file;
@@ -195,11 +195,9 @@ void Engine::load_weights(const std::string& path, const LoadWeightsOptions& opt
     file.emplace(path);
     found = match(*file, path, *sharded_, options);
   });
-  failure_ = std::make_exception_ptr(
-      Error("load_weights() failed half-way, and the parameters are neither old nor new"));
-  sharded_->begin_replacing();
+  sharded_->begin_replacing("load_weights()");
   comm::on_all_ranks<CheckpointError>(*comm_, "loaded weights", [&] {
-    const zero::Unheard our_own_operators;
+    const zero::PauseListening our_own_operators;
     const at::NoGradGuard no_grad;
     for (const Taken& one : found.taken) {
       if (one.parameter < 0) {
@@ -207,17 +205,15 @@ void Engine::load_weights(const std::string& path, const LoadWeightsOptions& opt
         buffer.copy_(read(*file, *one.tensor, 0, buffer.numel()).view(buffer.sizes()));
         continue;
       }
-      const zero::Slot& slot = sharded_->layout().slot(one.parameter);
-      const zero::ShardedModel::Held held = sharded_->held(slot.unit);
-      const zero::Range mine = zero::intersect(slot.range(), held.range);
+      const zero::UnitSlice& slice = sharded_->layout().slice(one.parameter);
+      const zero::LocalState held = sharded_->unit(slice.unit).local_state();
+      const zero::Range mine = zero::intersect(slice.range(), held.range);
       if (mine.numel() == 0) continue;
       held.weights.narrow(0, mine.begin - held.range.begin, mine.numel())
-          .copy_(read(*file, *one.tensor, mine.begin - slot.offset, mine.numel()));
+          .copy_(read(*file, *one.tensor, mine.begin - slice.offset, mine.numel()));
     }
   });
   sharded_->end_replacing();
-  if (training_) sharded_->begin_pass(zero::Pass::kTrain);
-  failure_ = nullptr;
   if (!found.missing.empty() && rank() == 0)
     options_.log.warning(str(path, ": these stay as they were: ", first_of(found.missing, "; ")));
 }

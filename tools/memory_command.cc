@@ -240,7 +240,7 @@ Estimated estimated_of_config(const MemoryFlags& flags, const Logger& log) {
       task->initialize(alone, std::make_shared<comm::SelfCommunicator>(comm::SimulatedGroup{}), {.log = log});
   const zero::Layout& layout = engine.sharded_model().layout();
   for (int i = 0; i < static_cast<int>(layout.parameters().size()); ++i)
-    (layout.units()[layout.slot(i).unit].trainable ? estimated.num_trainable : estimated.num_frozen) +=
+    (layout.units()[layout.slice(i).unit].trainable ? estimated.num_trainable : estimated.num_frozen) +=
         layout.parameters()[i].numel();
   return estimated;
 }

@@ -21,7 +21,7 @@ HistogramCounts count(const zero::Layout& layout, int parameter, int rank, const
   const zero::Range mine = layout.owned(parameter, rank);
   HistogramCounts counts;
   if (mine.numel() == 0) return counts;
-  const int64_t begin = mine.begin - layout.shard(layout.slot(parameter).unit, rank).begin;
+  const int64_t begin = mine.begin - layout.shard(layout.slice(parameter).unit, rank).begin;
   at::Tensor values = shard.narrow(0, begin, mine.numel()).to(at::kCPU, at::kFloat);
   if (scale != 1) values = values * scale;
   counts.add({values.const_data_ptr<float>(), static_cast<size_t>(values.numel())});
@@ -33,13 +33,13 @@ std::vector<Counted> count_shards(Engine& engine) {
   const zero::Layout& layout = model.layout();
   std::vector<Counted> all;
   for (int parameter = 0; parameter < static_cast<int>(layout.parameters().size()); ++parameter) {
-    const int unit = layout.slot(parameter).unit;
+    const int unit = layout.slice(parameter).unit;
     const std::string& name = layout.parameters()[static_cast<size_t>(parameter)].name;
-    all.push_back(
-        {"parameters/" + name, count(layout, parameter, engine.rank(), model.shard_of(unit).weights, 1)});
+    all.push_back({"parameters/" + name,
+                   count(layout, parameter, engine.rank(), model.unit(unit).shard_state().weights, 1)});
     if (layout.units()[static_cast<size_t>(unit)].trainable)
-      all.push_back({"gradients/" + name, count(layout, parameter, engine.rank(),
-                                                model.gradients().shard(unit), 1 / engine.gradient_scale())});
+      all.push_back({"gradients/" + name, count(layout, parameter, engine.rank(), model.gradient_shard(unit),
+                                                1 / engine.gradient_scale())});
   }
   return all;
 }
@@ -86,7 +86,7 @@ class Place {
 }  // namespace
 
 std::vector<NamedHistogram> histograms_of(Engine& engine) {
-  const zero::Unheard our_own_operators;
+  const zero::PauseListening our_own_operators;
   const at::NoGradGuard no_grad;
   const std::vector<Counted> mine = count_shards(engine);
   const int64_t size = Place::size(engine.world_size());

@@ -172,17 +172,16 @@ GatherPlan make_plan(const Trace& trace, std::set<int> resident, const PlanBudge
 
 std::string serialize(const Trace& trace) {
   std::ostringstream out;
-  for (const Touch& touch : trace)
-    out << touch.unit << ' ' << touch.first_operator << ' ' << touch.last_operator << ' ' << touch.reductions
-        << '\n';
+  for (const Use& use : trace)
+    out << use.unit << ' ' << use.first_operator << ' ' << use.last_operator << ' ' << use.reductions << '\n';
   return out.str();
 }
 
 Trace parse_trace(const std::string& text) {
   std::istringstream in(text);
   Trace trace;
-  for (Touch touch; in >> touch.unit >> touch.first_operator >> touch.last_operator >> touch.reductions;)
-    trace.push_back(touch);
+  for (Use use; in >> use.unit >> use.first_operator >> use.last_operator >> use.reductions;)
+    trace.push_back(use);
   TESSERA_CHECK(in.eof(), "not a trace: ", text.substr(0, 80));
   return trace;
 }

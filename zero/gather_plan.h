@@ -1,7 +1,7 @@
 // GatherPlan: when to gather and when to drop units, for an order of use that is known. Pure arithmetic.
 //
 // [Note: residency is a cache]
-// The first pass (forward + backward) records the order in which operators touch units. From then on the
+// The first pass (forward + backward) records the order in which operators use units. From then on the
 // future is known, so units are fetched ahead within a budget, and the unit dropped is the one used farthest
 // in the future (Belady 1966). A prefetch drops the very unit that would have to go if one waited, and waits
 // if that one is used in between: so fetching ahead never costs a gather. Every rank makes the same plan from
@@ -17,14 +17,14 @@ namespace tessera::zero {
 
 /// A stretch of the pass in which one unit is used. Operators are numbered by their outermost call: a unit
 /// stays pinned until the outermost operator that touched it has ended.
-struct Touch {
+struct Use {
   int unit = 0;
   int64_t first_operator = 0;
   int64_t last_operator = 0;
   int reductions = 0;  ///< how many were ready by then; see [Note: one order on a device] in residency.h
-  bool operator==(const Touch&) const = default;
+  bool operator==(const Use&) const = default;
 };
-using Trace = std::vector<Touch>;
+using Trace = std::vector<Use>;
 
 std::string serialize(const Trace& trace);
 /// Throws std::logic_error on text that serialize() did not write.

@@ -14,7 +14,7 @@ GatheredParameters::GatheredParameters(ShardedModel& model, const std::vector<st
     : model_(model),
       modifier_rank_(modifier_rank.value_or(-1)),
       exceptions_before_(std::uncaught_exceptions()) {
-  const Unheard our_own_operators;
+  const PauseListening our_own_operators;
   const Layout& layout = model.layout();
   if (modifier_rank && (*modifier_rank < 0 || *modifier_rank >= layout.world_size()))
     throw Error(str("GatheredParameters: modifier_rank ", *modifier_rank, " is not a rank of 0 … ",
@@ -23,7 +23,7 @@ GatheredParameters::GatheredParameters(ShardedModel& model, const std::vector<st
   for (const std::string& name : names) {
     const int parameter = layout.find(name);
     if (parameter < 0) throw Error(str("GatheredParameters: the model has no parameter named ", name));
-    units.insert(layout.slot(parameter).unit);
+    units.insert(layout.slice(parameter).unit);
   }
   if (names.empty())
     for (int unit = 0; unit < layout.num_units(); ++unit) units.insert(unit);
@@ -35,7 +35,7 @@ GatheredParameters::~GatheredParameters() {
   if (!open_) return;
   try {
     if (std::uncaught_exceptions() > exceptions_before_) {
-      const Unheard our_own_operators;
+      const PauseListening our_own_operators;
       model_.residency().unpin(units_, /*writable=*/modifier_rank_ >= 0);
     } else {
       close();

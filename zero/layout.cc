@@ -59,7 +59,7 @@ void Layout::open_unit(const ParameterSpec& first) {
 // Trainable and frozen parameters, and each dtype, fill units of their own, each kind in registration order.
 void Layout::pack(int64_t unit_numel) {
   const int num_parameters = static_cast<int>(parameters_.size());
-  slots_.resize(num_parameters);
+  slices_.resize(num_parameters);
   std::vector<bool> packed(num_parameters, false);
   for (int first = 0; first < num_parameters; ++first) {
     if (packed[first]) continue;
@@ -88,8 +88,8 @@ void Layout::pack(int64_t unit_numel) {
         const int64_t numel = parameters_[parameter].numel();
         if (units_.back().numel > 0 && units_.back().numel + round_up(numel, align) > unit_numel)
           open_unit(kind);
-        Unit& unit = units_.back();
-        slots_[parameter] = {.unit = num_units() - 1, .offset = unit.numel, .numel = numel};
+        UnitSpec& unit = units_.back();
+        slices_[parameter] = {.unit = num_units() - 1, .offset = unit.numel, .numel = numel};
         unit.parameters.push_back(parameter);
         unit.numel += round_up(numel, align);
         packed[parameter] = true;
@@ -97,7 +97,7 @@ void Layout::pack(int64_t unit_numel) {
       begin = end;
     }
   }
-  for (Unit& unit : units_) unit.numel = round_up(unit.numel, world_size_ * alignment_numel(unit.dtype));
+  for (UnitSpec& unit : units_) unit.numel = round_up(unit.numel, world_size_ * alignment_numel(unit.dtype));
 }
 
 Range Layout::shard(int unit, int rank) const {
@@ -106,8 +106,8 @@ Range Layout::shard(int unit, int rank) const {
 }
 
 Range Layout::owned(int parameter, int rank) const {
-  const Slot& slot = slots_[parameter];
-  return intersect(slot.range(), shard(slot.unit, rank));
+  const UnitSlice& slice = slices_[parameter];
+  return intersect(slice.range(), shard(slice.unit, rank));
 }
 
 int Layout::find(const std::string& name) const {
@@ -128,10 +128,10 @@ uint64_t Layout::digest() const {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const ParameterSpec& spec = parameters_[i];
     text << spec.name << ' ' << join(spec.shape, "x") << ' ' << name_of(spec.dtype) << ' ' << spec.trainable
-         << ' ' << spec.group << ' ' << join(spec.aliases, ",") << " @ " << slots_[i].unit << '+'
-         << slots_[i].offset << '\n';
+         << ' ' << spec.group << ' ' << join(spec.aliases, ",") << " @ " << slices_[i].unit << '+'
+         << slices_[i].offset << '\n';
   }
-  for (const Unit& unit : units_) text << unit.numel << '\n';
+  for (const UnitSpec& unit : units_) text << unit.numel << '\n';
   const std::string bytes = text.str();
   return XXH3_64bits(bytes.data(), bytes.size());
 }

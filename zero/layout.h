@@ -41,14 +41,14 @@ struct ParameterSpec {
 };
 
 /// Where a parameter lies.
-struct Slot {
+struct UnitSlice {
   int unit = 0;
   int64_t offset = 0;  ///< first element within the unit
   int64_t numel = 0;
   Range range() const { return {offset, offset + numel}; }
 };
 
-struct Unit {
+struct UnitSpec {
   DType dtype = DType::kFloat32;
   bool trainable = true;
   int64_t numel = 0;            ///< padded; a multiple of world x 64 bytes
@@ -68,9 +68,9 @@ class Layout {
 
   int world_size() const { return world_size_; }
   const std::vector<ParameterSpec>& parameters() const { return parameters_; }
-  const std::vector<Unit>& units() const { return units_; }
+  const std::vector<UnitSpec>& units() const { return units_; }
   int num_units() const { return static_cast<int>(units_.size()); }
-  const Slot& slot(int parameter) const { return slots_[parameter]; }
+  const UnitSlice& slice(int parameter) const { return slices_[parameter]; }
 
   int64_t shard_numel(int unit) const { return units_[unit].numel / world_size_; }
   /// The elements of `unit` that `rank` owns.
@@ -92,8 +92,8 @@ class Layout {
 
   int world_size_;
   std::vector<ParameterSpec> parameters_;
-  std::vector<Slot> slots_;
-  std::vector<Unit> units_;
+  std::vector<UnitSlice> slices_;
+  std::vector<UnitSpec> units_;
   std::map<std::string, int> index_;
 };
 

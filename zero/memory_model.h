@@ -70,7 +70,7 @@ inline StateBytes state_bytes(const StateElements& whole, const StateModel& mode
 inline StateBytes model_state_bytes(const Layout& layout, const StateModel& model) {
   StateBytes bytes;
   for (int unit = 0; unit < layout.num_units(); ++unit) {
-    const Unit& whole = layout.units()[unit];
+    const UnitSpec& whole = layout.units()[unit];
     bytes += state_bytes({whole.numel, layout.shard_numel(unit), whole.dtype, whole.trainable}, model);
   }
   return bytes;

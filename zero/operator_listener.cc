@@ -22,7 +22,7 @@ namespace {
 /// cannot be anything but thread-local.
 struct ThreadState {
   int depth = 0;                        // operators begun and not ended
-  bool touching = false;                // a Residency is at work: the operators that run are ours
+  bool inside_residency = false;        // a Residency is at work: the operators that run are ours
   std::vector<Residency*> residencies;  // touched since depth was 0
   /// By the address of an operator's name, which its schema owns: the arguments it writes, one bit each.
   std::unordered_map<const char*, uint64_t> written_arguments;
@@ -36,15 +36,16 @@ struct Casting : at::ObserverContext {
   CastSource source;
 };
 
-// [Note: Unheard is dear] Entering and leaving an Unheard makes libtorch rebuild its lists of callbacks for
-// every scope, 0.7 us in all, while an operator whose units are resident costs a seventh of that. So around
-// the Residency a flag of our own does the same on this thread. Other threads need none: what they get of a
-// unit for a collective is a view of plain memory (comm/gloo.cc), which find_unit does not know.
-class Touching {
+// [Note: PauseListening is dear] Entering and leaving an PauseListening makes libtorch rebuild its lists of
+// callbacks for every scope, 0.7 us in all, while an operator whose units are resident costs a seventh of
+// that. So around the Residency a flag of our own does the same on this thread. Other threads need none: what
+// they get of a unit for a collective is a view of plain memory (comm/gloo.cc), which find_unit does not
+// know.
+class ReentryGuard {
  public:
-  Touching() { thread_state.touching = true; }
-  ~Touching() { thread_state.touching = false; }
-  Touching(const Touching&) = delete;
+  ReentryGuard() { thread_state.inside_residency = true; }
+  ~ReentryGuard() { thread_state.inside_residency = false; }
+  ReentryGuard(const ReentryGuard&) = delete;
 };
 
 uint64_t written_arguments(const at::RecordFunction& function) {
@@ -70,20 +71,22 @@ bool is_operator(const at::RecordFunction& function) {
 }
 
 /// Whether it counts for the nesting depth: the same at an operator's start and at its end.
-bool counts(const at::RecordFunction& function) { return !thread_state.touching && is_operator(function); }
+bool counts(const at::RecordFunction& function) {
+  return !thread_state.inside_residency && is_operator(function);
+}
 
 /// Returns the handle when `tensor` is (a view of) a parameter, null for casts of one and for anything else.
-UnitHandle* hear(const at::RecordFunction& function, const at::Tensor& tensor, size_t argument) {
+UnitHandle* visit_argument(const at::RecordFunction& function, const at::Tensor& tensor, size_t argument) {
   if (!tensor.defined() || !tensor.has_storage()) return nullptr;
   c10::StorageImpl& storage = *tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
   UnitHandle* const parameter = find_unit(storage);
   UnitHandle* const handle = parameter != nullptr ? parameter : find_cast(storage);
   if (handle == nullptr || handle->residency == nullptr) return nullptr;
   Residency& residency = *handle->residency;
-  const Touching our_own_operators;
+  const ReentryGuard our_own_operators;
   auto& heard = thread_state.residencies;
   if (std::find(heard.begin(), heard.end(), &residency) == heard.end()) heard.push_back(&residency);
-  residency.touch(handle->unit, function.name());
+  residency.on_use(handle->unit, function.name());
   if (parameter == nullptr) residency.on_cast_read(handle->unit, storage, function.name());
   if (argument < 64 && (written_arguments(function) >> argument & 1) != 0)
     residency.on_write(handle->unit, function.name());
@@ -91,7 +94,7 @@ UnitHandle* hear(const at::RecordFunction& function, const at::Tensor& tensor, s
 }
 
 void release_pins() {
-  const Touching our_own_operators;
+  const ReentryGuard our_own_operators;
   for (Residency* residency : thread_state.residencies) residency->operator_ended();
   thread_state.residencies.clear();
 }
@@ -103,7 +106,7 @@ std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& function
   size_t argument = 0;
   for (const c10::IValue& value : function.inputs()) {
     if (value.isTensor()) {
-      UnitHandle* parameter = hear(function, value.toTensor(), argument);
+      UnitHandle* parameter = visit_argument(function, value.toTensor(), argument);
       // Autocast casts inside an operator (linear > to > _to_copy); a cast that
       // the model makes itself is its own.
       if (parameter != nullptr && thread_state.depth >= 3 && parameter->residency->tracks_casts() &&
@@ -112,7 +115,7 @@ std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& function
     } else if (value.isList()) {  // Tensor[] and Tensor?[]
       for (const c10::IValue& item : value.toListRef()) {
         if (item.isTensor()) {
-          hear(function, item.toTensor(), argument);
+          visit_argument(function, item.toTensor(), argument);
         } else if (!item.isNone()) {
           break;
         }
@@ -129,7 +132,7 @@ void on_end(const at::RecordFunction& function, at::ObserverContext* context) {
     const CastSource& cast = static_cast<Casting*>(context)->source;
     if (cast.handle != nullptr && cast.handle->residency != nullptr && !function.outputs().empty() &&
         function.outputs().front().isTensor()) {
-      const Unheard our_own_operators;
+      const PauseListening our_own_operators;
       cast.handle->residency->casts().add(cast, function.outputs().front().toTensor());
     }
   }

@@ -27,6 +27,6 @@ class OperatorListener {
 };
 
 /// While one lives, this thread's operators are not heard: the engine's own copies and collectives.
-using Unheard = at::DisableRecordFunctionGuard;
+using PauseListening = at::DisableRecordFunctionGuard;
 
 }  // namespace tessera::zero

@@ -3,14 +3,14 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/where.h>
-#include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/jit/passes/tensorexpr_fuser.h>
 
+#include <algorithm>
 #include <exception>
 
 #include "core/error.h"
-#include "core/memory_use.h"
 #include "zero/torch_dtype.h"
 
 namespace tessera::zero {
@@ -18,7 +18,7 @@ namespace tessera::zero {
 ShardedModel::ShardedModel(const ModelView& model, comm::CommunicatorPtr comm,
                            const ShardedModelOptions& options)
     : options_(options), comm_(std::move(comm)) {
-  const Unheard our_own_operators;
+  const PauseListening our_own_operators;
   const at::NoGradGuard no_grad;
   ParameterList list = list_parameters(model, options_.compute_dtype);
   if (list.specs.empty()) throw ConfigError("the model has no parameters");
@@ -27,52 +27,36 @@ ShardedModel::ShardedModel(const ModelView& model, comm::CommunicatorPtr comm,
   layout_ = std::make_unique<Layout>(list.specs, LayoutOptions{comm_->size(), options_.unit_numel});
   check_same_model_everywhere();
   refuse_forks(model, options_.sharding);
-  // TorchScript's fuser hands raw pointers to compiled kernels, which no
-  // listener hears of. (A switch of the process.)
-  if (model.scripted && options_.sharding.optimizer) torch::jit::setTensorExprFuserEnabled(false);
   parameters_ = list.tensors;
   gather_comm_ = comm_->duplicate("gather");
   move_into_units(list.tensors);
   adopt_buffers(model);
 
-  options_.residency.shared = shared_;
-  options_.residency.sharded = options_.sharding.parameters && !any_shared();
-  options_.residency.track_casts = options_.track_casts;
-  residency_ =
-      std::make_unique<Residency>(*layout_, units_, shards_, gather_comm_, comm_, options_.residency);
-  options_.reducer.sharding = options_.sharding;
-  options_.reducer.sharding.parameters = options_.residency.sharded;  // whether a rank may stand in a gather
+  const bool gathered = std::any_of(units_.begin(), units_.end(),
+                                    [](const ParamUnit& unit) { return unit.placement.updates_shard; });
   const bool one_order = !gather_comm_->wait_blocks();  // [Note: one order on a device] in residency.h
+  residency_ = std::make_unique<Residency>(units_, gather_comm_, comm_, options_.residency);
   gradients_ = std::make_unique<GradientReducer>(
-      *layout_, parameters_, one_order ? gather_comm_ : comm_->duplicate("reduce"), options_.reducer);
-  if (one_order && options_.residency.sharded) {
-    residency_->share_order_with({.under_way = [this] { return gradients_->under_way(); },
-                                  .num_ready = [this] { return gradients_->num_ready(); },
-                                  .num_issued = [this] { return gradients_->num_issued(); },
-                                  .issue_until = [this](int count) { gradients_->issue_until(count); }});
-    gradients_->issued_from_outside = [this] { return residency_->follows_recorded_order(); };
-  }
-  gradients_->check = [this] { residency_->rethrow(); };
-  gradients_->before_waiting = [this] { residency_->finish_gathers(); };
-  std::vector<at::Tensor> values;
-  for (int unit = 0; unit < layout_->num_units(); ++unit)
-    values.push_back(options_.sharding.optimizer ? shards_[unit] : units_[unit].full());
-  optimizer_ = std::make_unique<ShardedOptimizer>(
-      *layout_, std::move(values), masters_, comm_,
-      ShardedOptimizer::Options{options_.sharding, options_.optimizer, options_.groups});
-  if (options_.sharding.optimizer) listener_.emplace(options_.track_casts);
+      *layout_, units_, parameters_, one_order ? gather_comm_ : comm_->duplicate("reduce"), options_.reducer);
+  connect_reductions_and_gathers(one_order);
+  optimizer_ = std::make_unique<ShardedOptimizer>(*layout_, units_, comm_, options_.optimizer);
+  // TorchScript's fuser hands raw pointers to compiled kernels, which no listener hears of. (A switch of the
+  // process.)
+  if (model.scripted && gathered) torch::jit::setTensorExprFuserEnabled(false);
+  if (gathered) listener_.emplace(options_.residency.track_casts);
   versions_.resize(parameters_.size());
   for (size_t parameter = 0; parameter < parameters_.size(); ++parameter) note_version(parameter);
+  begin_pass(Pass::kTrain);
 }
 
-// The model may be read once its engine is gone (unless its parameters are sharded), and then
-// nobody waits for the last updates any more.
+// The model may be read once its engine is gone, unless its parameters are sharded: the last updates have to
+// arrive.
 ShardedModel::~ShardedModel() {
-  if (!residency_ || residency_->sharded() || std::uncaught_exceptions() > 0) return;
+  if (!residency_ || residency_->gathers_on_use() || std::uncaught_exceptions() > 0) return;
   try {
     residency_->wait_all();
   } catch (const std::exception&) {
-    // Whoever else failed says so itself.
+    // The rank that failed says so itself.
   }
 }
 
@@ -88,76 +72,30 @@ void ShardedModel::check_same_model_everywhere() const {
                           all[rank], ": all ranks must build the same model"));
 }
 
-at::Tensor ShardedModel::region(int unit, const at::Tensor& flat) const {
-  if (!options_.sharding.optimizer) return flat;
-  const Range mine = layout_->shard(unit, comm_->rank());
-  return flat.narrow(0, mine.begin, mine.numel());
-}
-
-void ShardedModel::move_into_units(const std::vector<at::Tensor>& tensors) {
-  shards_.resize(layout_->num_units());
-  masters_.resize(layout_->num_units());
-  units_.reserve(layout_->num_units());
-  for (int unit = 0; unit < layout_->num_units(); ++unit) move_unit(unit, tensors);
-}
-
-at::Tensor ShardedModel::allocate_unit(int unit) {
-  const int64_t bytes = units_[unit].bytes();
-  const MemoryFor use(MemoryUse::kParameters);
-  at::Tensor memory;
-  if (sharded(unit)) memory = gather_comm_->allocate_shared(bytes, layout_->describe(unit));
-  shared_.push_back(memory.defined());
-  return memory.defined() ? memory
-                          : at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(options_.device));
-}
-
 // Unit by unit, so that never more than one unit exists twice.
-void ShardedModel::move_unit(int unit, const std::vector<at::Tensor>& tensors) {
-  const Unit& spec = layout_->units()[unit];
-  const at::ScalarType dtype = to_torch(spec.dtype);
-  units_.emplace_back(UnitMemory::Options{unit, spec.numel, dtype, options_.device, layout_->describe(unit)});
-  UnitMemory& memory = units_.back();
-  const at::Tensor buffer = allocate_unit(unit);
-  memory.bind(buffer);
-  const at::Tensor& full = memory.full();
-  const bool shared = shared_[unit];
-  const bool writes = !shared || comm_->rank() == 0;
+void ShardedModel::move_into_units(const std::vector<at::Tensor>& tensors) {
+  units_.reserve(layout_->num_units());
+  for (int unit = 0; unit < layout_->num_units(); ++unit) {
+    units_.emplace_back(*layout_, unit, options_.sharding, options_.device, *gather_comm_);
+    units_.back().move_in(tensors, *layout_, *gather_comm_);
+  }
+}
 
-  // Initial values of trainable parameters travel in fp32, so that masters start
-  // from what the model had before the cast.
-  const bool cast = spec.trainable && dtype != at::kFloat;
-  at::Tensor flat = cast ? at::empty({spec.numel}, full.options().dtype(at::kFloat)) : full;
-  if (cast || writes) {
-    flat.zero_();
-    for (int parameter : spec.parameters) {
-      const zero::Slot& slot = layout_->slot(parameter);
-      flat.narrow(0, slot.offset, slot.numel).copy_(tensors[parameter].reshape(-1));
-    }
+void ShardedModel::connect_reductions_and_gathers(bool one_order) {
+  if (one_order && residency_->gathers_on_use()) {
+    residency_->share_order_with({.under_way = [this] { return gradients_->under_way(); },
+                                  .num_ready = [this] { return gradients_->num_ready(); },
+                                  .num_issued = [this] { return gradients_->num_issued(); },
+                                  .issue_until = [this](int count) { gradients_->issue_until(count); }});
+    gradients_->issued_from_outside = [this] { return residency_->follows_recorded_order(); };
   }
-  if (comm_->size() > 1) gather_comm_->broadcast(flat, 0, layout_->describe(unit))->wait();
-  if (cast && writes) at::Tensor(full).copy_(flat);
-  if (cast && shared) gather_comm_->barrier(layout_->describe(unit));
+  gradients_->check = [this] { residency_->rethrow(); };
+  gradients_->before_waiting = [this] { residency_->finish_gathers(); };
+}
 
-  for (int parameter : spec.parameters) {
-    const zero::Slot& slot = layout_->slot(parameter);
-    at::Tensor tensor = tensors[parameter];
-    tensor.set_data(full.narrow(0, slot.offset, slot.numel).view(layout_->parameters()[parameter].shape));
-  }
-  const Range mine = layout_->shard(unit, comm_->rank());
-  shards_[unit] =
-      (options_.sharding.optimizer ? memory.contents() : full).narrow(0, mine.begin, mine.numel());
-  if (options_.sharding.parameters && !shared) {
-    const MemoryFor use(MemoryUse::kParameters);
-    shards_[unit] = shards_[unit].clone();
-    memory.release();
-  }
-  if (!spec.trainable) return;
-  if (dtype == at::kFloat) {
-    masters_[unit] = options_.sharding.optimizer ? shards_[unit] : full;
-  } else {
-    const MemoryFor use(MemoryUse::kMaster);
-    masters_[unit] = region(unit, flat).clone();
-  }
+bool ShardedModel::host_shared() const {
+  return std::any_of(units_.begin(), units_.end(),
+                     [](const ParamUnit& unit) { return unit.placement.host_shared(); });
 }
 
 void ShardedModel::adopt_buffers(const ModelView& model) {
@@ -174,7 +112,7 @@ void ShardedModel::adopt_buffers(const ModelView& model) {
 
 void ShardedModel::broadcast_buffers() {
   if (comm_->size() == 1) return;
-  const Unheard our_own_operators;
+  const PauseListening our_own_operators;
   const at::NoGradGuard no_grad;
   for (NamedTensor& buffer : buffers_) {
     const at::Tensor flat = buffer.tensor.reshape(-1).contiguous();
@@ -184,18 +122,86 @@ void ShardedModel::broadcast_buffers() {
   }
 }
 
-void ShardedModel::update(double grad_scale, const std::vector<bool>& used) {
-  const Unheard our_own_operators;
-  if (options_.sharding.optimizer) residency_->begin_update();
-  optimizer_->step(*gradients_, grad_scale, used);
-  gradients_->done_reading();
-  for (size_t parameter = 0; parameter < parameters_.size(); ++parameter) {
-    if (!used[parameter]) continue;
-    torch::autograd::impl::bump_version(parameters_[parameter]);
-    note_version(parameter);
-  }
-  if (options_.sharding.optimizer) residency_->parameters_updated();
+// ----------------------------------------------------------------------------------------- the step
+
+void ShardedModel::begin_pass(Pass pass) {
+  if (listener_) residency_->begin_pass(pass);
 }
+
+void ShardedModel::train() {
+  if (!std::exchange(training_, true)) begin_pass(Pass::kTrain);
+}
+
+void ShardedModel::eval() {
+  broadcast_buffers();
+  if (std::exchange(training_, false) && listener_) residency_->drop_pass();
+}
+
+void ShardedModel::begin_forward() {
+  if (!training_) begin_pass(Pass::kEvaluation);
+}
+
+void ShardedModel::end_forward() {
+  residency_->rethrow();
+  if (!training_ && listener_) residency_->end_pass();
+}
+
+/// What `function` throws, every later call throws too.
+template <class Function>
+auto ShardedModel::or_unusable(const Function& function) {
+  try {
+    return function();
+  } catch (...) {
+    failure_ = std::current_exception();
+    throw;
+  }
+}
+
+void ShardedModel::backward(const at::Tensor& loss, MicroStep micro_step) {
+  residency_->rethrow();
+  or_unusable([&] {
+    gradients_->begin_backward(micro_step.first, micro_step.last);
+    torch::autograd::backward({loss}, {});
+    residency_->rethrow();
+    gradients_->finish_backward();
+    if (listener_) residency_->end_pass();
+    if (!micro_step.last) begin_pass(Pass::kTrain);
+  });
+}
+
+GradientSummary ShardedModel::summarize_gradients(bool raise_flag) {
+  return or_unusable([&] {
+    GradientSummary summary = summarize(*layout_, units_, *gradients_, *comm_, raise_flag);
+    if (!summary.late_units.empty()) {
+      gradients_->reduce_late(summary.late_units);
+      const GradientSummary before = std::move(summary);
+      summary = summarize(*layout_, units_, *gradients_, *comm_, /*raise_flag=*/false);
+      summary.late_units = before.late_units;
+      summary.flag_raised = before.flag_raised;
+    }
+    used_ = summary.used;
+    return summary;
+  });
+}
+
+void ShardedModel::step(double grad_scale) {
+  const PauseListening our_own_operators;
+  or_unusable([&] {
+    if (listener_) residency_->begin_update();
+    optimizer_->step(*gradients_, grad_scale, used_);
+    gradients_->done_reading();
+    for (size_t parameter = 0; parameter < parameters_.size(); ++parameter)
+      if (used_[parameter]) note_new_value(parameter);
+    if (listener_) residency_->parameters_updated();
+    begin_pass(Pass::kTrain);
+  });
+}
+
+void ShardedModel::skip_step() {
+  or_unusable([&] { begin_pass(Pass::kTrain); });
+}
+
+// ------------------------------------------------------------------------------- what must not change
 
 static uint32_t version_of(const at::Tensor& tensor) {
   const c10::VariableVersion& counter = torch::autograd::impl::version_counter(tensor);
@@ -206,12 +212,33 @@ void ShardedModel::note_version(size_t parameter) {
   versions_[parameter] = version_of(parameters_[parameter]);
 }
 
+/// A write of our own, behind autograd's back.
+void ShardedModel::note_new_value(size_t parameter) {
+  torch::autograd::impl::bump_version(parameters_[parameter]);
+  note_version(parameter);
+}
+
+static std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+
+void ShardedModel::check_usable() {
+  residency_->rethrow();
+  if (!failure_) return check_parameters();
+  try {
+    std::rethrow_exception(failure_);
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    throw Error(str("an earlier backward() or step() failed and left gradients or parameters incomplete: ",
+                    first_line(error.what())));
+  }
+}
+
 void ShardedModel::check_parameters() const {
   for (size_t parameter = 0; parameter < parameters_.size(); ++parameter) {
     const at::Tensor& tensor = parameters_[parameter];
     const ParameterSpec& spec = layout_->parameters()[parameter];
-    const int unit = layout_->slot(static_cast<int>(parameter)).unit;
-    if (!tensor.is_alias_of(units_[unit].full())) {
+    const ParamUnit& unit = units_[layout_->slice(static_cast<int>(parameter)).unit];
+    if (!tensor.is_alias_of(unit.memory.full())) {
       const at::ScalarType before = to_torch(spec.dtype), now = tensor.scalar_type();
       throw Error(
           str("parameter ", spec.name,
@@ -222,7 +249,7 @@ void ShardedModel::check_parameters() const {
               "give values with "
               "load_weights(), or inside a GatheredParameters with modifier_rank set"));
     }
-    if (version_of(tensor) != versions_[parameter] && !residency_->writable(unit))
+    if (version_of(tensor) != versions_[parameter] && unit.use.writers == 0)
       throw Error(str("parameter ", spec.name,
                       " was written in place outside of a GatheredParameters: the values would be lost, or "
                       "differ between ranks. Write inside a GatheredParameters with modifier_rank set, or "
@@ -230,6 +257,19 @@ void ShardedModel::check_parameters() const {
                       "load_weights()"));
   }
 }
+
+void ShardedModel::check_gradients() const {
+  for (size_t parameter = 0; parameter < parameters_.size(); ++parameter) {
+    const ParamUnit& unit = units_[layout_->slice(static_cast<int>(parameter)).unit];
+    if (!parameters_[parameter].grad().defined() || unit.gradient.late) continue;
+    throw Error(str(
+        "parameter ", layout_->parameters()[parameter].name,
+        " has a gradient that did not come from engine->backward(loss), which takes "
+        "the place of loss.backward(); if it was meant for something else, call model->zero_grad() first"));
+  }
+}
+
+// ------------------------------------------------------------------------------------- the whole model
 
 int ShardedModel::find(const std::string& name) const {
   const int parameter = layout_->find(name);
@@ -241,122 +281,90 @@ int ShardedModel::find(const std::string& name) const {
 /// Returns an fp32 copy of the parameter.
 at::Tensor ShardedModel::gather_parameter(int parameter, const at::Tensor& mine, bool whole,
                                           std::string_view what) {
-  const Unheard our_own_operators;
+  const PauseListening our_own_operators;
   const at::NoGradGuard no_grad;
-  const zero::Slot& slot = layout_->slot(parameter);
+  const zero::UnitSlice& slice = layout_->slice(parameter);
   at::Tensor full = mine;
   if (!whole) {
-    full = at::empty({layout_->units()[slot.unit].numel}, mine.options());
-    comm_->all_gather(full, mine, str(what, " of ", layout_->describe(slot.unit)))->wait();
+    full = at::empty({layout_->units()[slice.unit].numel}, mine.options());
+    comm_->all_gather(full, mine, str(what, " of ", layout_->describe(slice.unit)))->wait();
   }
-  return full.narrow(0, slot.offset, slot.numel)
+  return full.narrow(0, slice.offset, slice.numel)
       .to(at::kFloat, /*non_blocking=*/false, /*copy=*/true)
       .view(layout_->parameters()[parameter].shape);
 }
 
 at::Tensor ShardedModel::full_parameter(const std::string& name) {
   const int parameter = find(name);
-  const int unit = layout_->slot(parameter).unit;
   residency_->wait_all();
-  const bool trainable = layout_->units()[unit].trainable;
-  const bool whole = !sharded(unit);
-  const at::Tensor& mine = trainable ? masters_[unit] : whole ? units_[unit].full() : shards_[unit];
-  return gather_parameter(parameter, mine, whole, "parameters");
+  const ParamUnit& unit = units_[layout_->slice(parameter).unit];
+  return gather_parameter(parameter, unit.local_state().weights, !unit.placement.updates_shard, "parameters");
 }
 
 at::Tensor ShardedModel::full_gradient(const std::string& name) {
   const int parameter = find(name);
-  const int unit = layout_->slot(parameter).unit;
-  if (!layout_->units()[unit].trainable)
-    throw Error(str("parameter ", name, " is frozen and has no gradient"));
-  if (!options_.sharding.optimizer && !gradients_->reads_peers())
-    return gather_parameter(parameter, gradients_->accumulator(unit), true, "gradient");
-  return gather_parameter(parameter, gradients_->shard(unit), false, "gradient");
+  const ParamUnit& unit = units_[layout_->slice(parameter).unit];
+  if (!unit.spec.trainable) throw Error(str("parameter ", name, " is frozen and has no gradient"));
+  const bool whole = !unit.placement.updates_shard && !gradients_->reads_peers();
+  return gather_parameter(parameter, whole ? unit.gradient.accumulator : gradients_->shard(unit), whole,
+                          "gradient");
 }
 
 void ShardedModel::unpin(const std::vector<int>& units, int modifier_rank) {
-  const Unheard our_own_operators;
+  const PauseListening our_own_operators;
   const at::NoGradGuard no_grad;
   residency_->align("end of GatheredParameters");
-  if (modifier_rank >= 0) {
-    for (int unit : units) {
-      for (int parameter : layout_->units()[unit].parameters) note_version(parameter);
-      const at::Tensor& full = units_[unit].full();
-      if (comm_->size() > 1) comm_->broadcast(full, modifier_rank, layout_->describe(unit))->wait();
-      const Range mine = layout_->shard(unit, comm_->rank());
-      if (options_.sharding.parameters || shared_[unit])
-        shards_[unit].copy_(full.narrow(0, mine.begin, mine.numel()));
-      at::Tensor& master = masters_[unit];
-      if (!master.defined() || full.scalar_type() == at::kFloat) continue;
-      // Keep the fp32 digits of what was not written.
-      const at::Tensor value = region(unit, full);
-      master.copy_(at::where(master.to(value.scalar_type()) == value, master, value.to(at::kFloat)));
-    }
+  const bool written = modifier_rank >= 0;
+  for (int index : units) {
+    if (!written) break;
+    ParamUnit& unit = units_[index];
+    for (int parameter : unit.spec.parameters) note_version(parameter);
+    const at::Tensor& full = unit.memory.full();
+    if (comm_->size() > 1) comm_->broadcast(full, modifier_rank, unit.name)->wait();
+    // What was written lies in another memory than the shard.
+    if (unit.placement.parameters != Placement::Parameters::kWhole)
+      unit.shard.copy_(full.narrow(0, unit.shard_range.begin, unit.shard_range.numel()));
+    if (!unit.has_own_master()) continue;
+    // Keep the fp32 digits of what was not written.
+    const at::Tensor value = unit.local(full);
+    unit.master.copy_(
+        at::where(unit.master.to(value.scalar_type()) == value, unit.master, value.to(at::kFloat)));
   }
-  if (modifier_rank >= 0 && any_shared()) gather_comm_->barrier("end of GatheredParameters");
-  residency_->unpin(units, /*writable=*/modifier_rank >= 0);
+  if (written && host_shared()) gather_comm_->barrier("end of GatheredParameters");
+  residency_->unpin(units, written);
 }
 
-ShardedModel::Held ShardedModel::held(int unit) const {
-  const bool trainable = layout_->units()[unit].trainable;
-  Held held;
-  held.range = sharded(unit) ? layout_->shard(unit, comm_->rank()) : Range{0, layout_->units()[unit].numel};
-  held.weights = trainable ? masters_[unit] : sharded(unit) ? shards_[unit] : units_[unit].full();
-  for (size_t i = 0; trainable && i < optimizer_->state_names().size(); ++i)
-    held.states.push_back(optimizer_->state(unit, static_cast<int>(i)));
-  return held;
-}
+// --------------------------------------------------------------------------------- what this rank keeps
 
-ShardedModel::Held ShardedModel::shard_of(int unit) const {
-  Held part = held(unit);
-  const Range mine = layout_->shard(unit, comm_->rank());
-  const auto cut = [&](at::Tensor& tensor) {
-    tensor = tensor.narrow(0, mine.begin - part.range.begin, mine.numel());
-  };
-  cut(part.weights);
-  for (at::Tensor& state : part.states) cut(state);
-  part.range = mine;
-  return part;
-}
-
-void ShardedModel::begin_replacing() {
-  drop_pass();
+void ShardedModel::begin_replacing(std::string_view call) {
+  failure_ = std::make_exception_ptr(
+      Error(str(call, " failed half-way, and the parameters are neither old nor new")));
+  if (listener_) residency_->drop_pass();
   residency_->wait_all();
 }
 
 void ShardedModel::end_replacing() {
-  const Unheard our_own_operators;
+  const PauseListening our_own_operators;
   const at::NoGradGuard no_grad;
-  for (int unit = 0; unit < layout_->num_units(); ++unit) {
-    if (!layout_->units()[unit].trainable || layout_->units()[unit].dtype == DType::kFloat32) continue;
-    at::Tensor value = options_.sharding.optimizer ? shards_[unit] : units_[unit].full();
-    value.copy_(masters_[unit]);
-  }
-  for (size_t parameter = 0; parameter < parameters_.size(); ++parameter) {
-    torch::autograd::impl::bump_version(parameters_[parameter]);
-    note_version(parameter);
-  }
-  if (options_.sharding.optimizer) residency_->parameters_updated(/*frozen_too=*/true);
+  for (const ParamUnit& unit : units_)
+    if (unit.has_own_master()) at::Tensor(unit.values()).copy_(unit.master);
+  for (size_t parameter = 0; parameter < parameters_.size(); ++parameter) note_new_value(parameter);
+  if (listener_) residency_->parameters_updated(/*frozen_too=*/true);
+  if (training_) begin_pass(Pass::kTrain);
+  failure_ = nullptr;
 }
 
 StateBytes ShardedModel::measured_bytes() const {
   StateBytes bytes;
-  for (size_t unit = 0; unit < units_.size(); ++unit)
-    bytes.parameters += shared_[unit] ? static_cast<int64_t>(shards_[unit].nbytes())
-                        : options_.sharding.parameters
-                            ? static_cast<int64_t>(shards_[unit].storage().nbytes())
-                            : units_[unit].bytes();
-  bytes.gradients = gradients_->accumulator_bytes();
-  bytes.master = optimizer_->master_bytes();
-  bytes.optimizer = optimizer_->state_bytes();
+  for (const ParamUnit& unit : units_) bytes += unit.bytes();
   return bytes;
 }
 
 StateBytes ShardedModel::formula_bytes(bool async_checkpoints) const {
   return model_state_bytes(*layout_, {.sharding = options_.sharding,
                                       .accumulate_dtype = from_torch(options_.reducer.accumulate_dtype),
-                                      .one_copy_a_host = any_shared(),
-                                      .num_states = static_cast<int>(optimizer_->state_names().size()),
+                                      .one_copy_a_host = host_shared(),
+                                      .num_states = static_cast<int>(state_names().size()),
                                       .async_checkpoints = async_checkpoints});
 }
 

@@ -109,9 +109,9 @@ Bytes SampleModel::fill(int unit, const std::string& dataset, ElementType type) 
   Bytes bytes(static_cast<size_t>(layout_.units()[unit].numel) * size);
   for (int index : layout_.units()[unit].parameters) {
     const uint64_t base = mix(mix(seed_, dataset), layout_.parameters()[index].name);
-    for (int64_t i = 0; i < layout_.slot(index).numel; ++i) {
+    for (int64_t i = 0; i < layout_.slice(index).numel; ++i) {
       const uint64_t value = mix(base + static_cast<uint64_t>(i));
-      std::memcpy(bytes.data() + static_cast<size_t>(layout_.slot(index).offset + i) * size, &value, size);
+      std::memcpy(bytes.data() + static_cast<size_t>(layout_.slice(index).offset + i) * size, &value, size);
     }
   }
   return bytes;

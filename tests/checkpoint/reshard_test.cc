@@ -67,13 +67,13 @@ void expect_plan_is_right(const Layout& old_layout, const Layout& layout, const 
     }
   }
   for (int index = 0; index < static_cast<int>(layout.parameters().size()); ++index) {
-    const zero::Slot &slot = layout.slot(index),
-                     &old_slot = old_layout.slot(old_layout.find(layout.parameters()[index].name));
-    const Range range = intersect(slot.range(), wanted[slot.unit]);
+    const zero::UnitSlice &slice = layout.slice(index),
+                          &old_slice = old_layout.slice(old_layout.find(layout.parameters()[index].name));
+    const Range range = intersect(slice.range(), wanted[slice.unit]);
     for (int64_t i = range.begin; i < range.end; ++i) {
-      const int64_t element = i - slot.offset + old_slot.offset, shard = saved.shard_numel(old_slot.unit);
-      ASSERT_EQ(source[slot.unit][i],
-                std::tuple(static_cast<int>(element / shard), old_slot.unit, element % shard));
+      const int64_t element = i - slice.offset + old_slice.offset, shard = saved.shard_numel(old_slice.unit);
+      ASSERT_EQ(source[slice.unit][i],
+                std::tuple(static_cast<int>(element / shard), old_slice.unit, element % shard));
     }
   }
 }

@@ -31,19 +31,19 @@ Tensors whole_state(Engine& engine) {
   Tensors all;
   for (const auto& spec : layout.parameters()) all[spec.name] = engine.full_parameter(spec.name);
   for (int unit = 0; unit < layout.num_units(); ++unit) {
-    const zero::ShardedModel::Held mine = model.shard_of(unit);
+    const zero::LocalState mine = model.unit(unit).shard_state();
     for (size_t i = 0; i < mine.states.size(); ++i) {
       const at::Tensor whole = at::empty({layout.units()[unit].numel});
       engine.comm().all_gather(whole, mine.states[i].contiguous(), "test state")->wait();
       for (int parameter : layout.units()[unit].parameters) {
-        const zero::Slot& slot = layout.slot(parameter);
-        all[str(layout.parameters()[parameter].name, " ", model.optimizer().state_names()[i])] =
-            whole.narrow(0, slot.offset, slot.numel).clone();
+        const zero::UnitSlice& slice = layout.slice(parameter);
+        all[str(layout.parameters()[parameter].name, " ", model.state_names()[i])] =
+            whole.narrow(0, slice.offset, slice.numel).clone();
       }
     }
   }
   for (int parameter = 0; parameter < static_cast<int>(layout.parameters().size()); ++parameter)
-    all[layout.parameters()[parameter].name + " steps"] = at::full({1}, model.optimizer().steps(parameter));
+    all[layout.parameters()[parameter].name + " steps"] = at::full({1}, model.parameter_steps(parameter));
   return all;
 }
 

@@ -25,7 +25,7 @@ zero::StateBytes table(const zero::Layout& layout, int stage, Precision precisio
   const int64_t parameter = precision == Precision::kFp32 ? 4 : 2;
   const int64_t gradient = precision == Precision::kBf16Accumulating ? 2 : 4;
   const int64_t world = layout.world_size();
-  for (const zero::Unit& unit : layout.units()) {
+  for (const zero::UnitSpec& unit : layout.units()) {
     // In shared memory one copy of what is trained serves all ranks as soon as each updates a shard of it.
     const bool parted = stage >= 3 || (stage >= 1 && unit.trainable && world > 1 && in_shared_memory());
     bytes.parameters += parameter * unit.numel / (parted ? world : 1);
@@ -57,7 +57,7 @@ TEST(StateBytes, AsynchronousCheckpointsSetMemoryAside) {
       Odds model;
       auto engine = initialize(model, engine_config(c), comm);
       int64_t expected = 0;
-      for (const zero::Unit& unit : engine->sharded_model().layout().units())
+      for (const zero::UnitSpec& unit : engine->sharded_model().layout().units())
         expected += unit.numel / 2 * (unit.trainable ? 12 : 2);
       EXPECT_EQ(engine->measured_bytes().snapshot, expected);
       EXPECT_EQ(engine->formula_bytes(), engine->measured_bytes());

@@ -61,7 +61,7 @@ TEST_P(Mixed, EqualsMastersByHand) {
       const TrainingRun plain = plain_mixed_run(c, fp16 ? at::kHalf : at::kBFloat16, fp16 ? 1024 : 1);
       bool in_16_bits = true;
       const TrainingRun run = engine_run<Mlp>(c, mlp_loss, [&](Engine& engine, int) {
-        for (const zero::Unit& unit : engine.sharded_model().layout().units())
+        for (const zero::UnitSpec& unit : engine.sharded_model().layout().units())
           if (unit.dtype == DType::kFloat32) in_16_bits = false;
         if (engine.skipped_steps() != 0) throw Error("no step is to be skipped");
       });
@@ -275,7 +275,7 @@ TEST(Autocast, EqualsAPlainLoopUnderAutocastToTheBit) {
         engine->step();
       }
       EXPECT_FALSE(at::autocast::is_autocast_enabled(at::kCPU));
-      for (const zero::Unit& unit : engine->sharded_model().layout().units())
+      for (const zero::UnitSpec& unit : engine->sharded_model().layout().units())
         EXPECT_EQ(unit.dtype, DType::kFloat32);
     });
   for (int stage = 1; stage <= 3; ++stage) EXPECT_EQ(losses_of_stage[stage], losses_of_stage[0]);
@@ -321,7 +321,7 @@ TEST(Autocast, InFp16ScalesTheLossAsAPlainLoopWithAScalerDoes) {
       }
       EXPECT_EQ(engine->skipped_steps(), 0);
       EXPECT_EQ(engine->loss_scale(), 2 * kScale) << "after three steps without an overflow, as in fp16";
-      for (const zero::Unit& unit : engine->sharded_model().layout().units())
+      for (const zero::UnitSpec& unit : engine->sharded_model().layout().units())
         EXPECT_EQ(unit.dtype, DType::kFloat32);
     });
 }
@@ -338,7 +338,7 @@ TEST(Autocast, CastsOfReleasedUnitsAreReleased) {
     int64_t weights = 0, largest_unit = 0;
     for (const auto& item : model->named_parameters())
       if (item.value().dim() == 2) weights += item.value().numel();
-    for (const zero::Unit& unit : engine->sharded_model().layout().units())
+    for (const zero::UnitSpec& unit : engine->sharded_model().layout().units())
       largest_unit = std::max(largest_unit, unit.numel);
     ASSERT_GT(weights, largest_unit);
     ASSERT_EQ(engine->sharded_model().layout().num_units(), 3);

@@ -101,7 +101,7 @@ class Soak {
     state.optimizer = "AdamW";
     const auto num_parameters = static_cast<int>(saved_->sharded_model().layout().parameters().size());
     for (int parameter = 0; parameter < num_parameters; ++parameter)
-      state.parameter_steps.push_back(saved_->sharded_model().optimizer().steps(parameter));
+      state.parameter_steps.push_back(saved_->sharded_model().parameter_steps(parameter));
     state.config = state.client_state = nlohmann::json::object();
     CheckpointContent content;
     content.directory = folder_;

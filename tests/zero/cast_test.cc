@@ -28,7 +28,7 @@ at::Tensor forward(ChainImpl& model, int step) {
   return model.forward(randn({3, kWidth}, 3'000 + step)).to(at::kFloat).square().sum();
 }
 
-void track(ShardedModelOptions& options) { options.track_casts = true; }
+void track(ShardedModelOptions& options) { options.residency.track_casts = true; }
 
 TEST(Casts, MemoryAfterForwardIsBounded) {
   Chain model(kDepth);
@@ -80,8 +80,8 @@ TEST(Casts, OfValuesBeforeAnUpdateAreRefused) {
   Chain model(kDepth);
   Rig rig(*model, alone(), 3, track);
   const at::Tensor old = forward(*model, 0);
-  rig.residency().drop_pass();
-  rig.sharded->begin_pass(Pass::kTrain);
+  rig.sharded->eval();
+  rig.sharded->train();
   rig.step(forward(*model, 1));
   EXPECT_THAT(error_of([&] { rig.backward(old); }), ::testing::HasSubstr("before the last step()"));
 }
@@ -100,13 +100,14 @@ TEST(Casts, EvaluationAloneDoesNotPileThemUp) {
   Chain model(2);
   for (auto& parameter : model->parameters()) parameter.set_requires_grad(false);
   Rig rig(*model, alone(), 3, [](ShardedModelOptions& options) {
-    options.track_casts = true;
+    options.residency.track_casts = true;
     options.residency.capacity_units = 9;  // nothing is ever released
   });
+  rig.sharded->eval();
   for (int i = 0; i < 300; ++i) {
-    rig.sharded->begin_pass(Pass::kEvaluation);
+    rig.sharded->begin_forward();
     forward(*model, i);
-    rig.sharded->end_pass();
+    rig.sharded->end_forward();
   }
   EXPECT_LT(rig.residency().casts().num_tracked(), 150u);
 }

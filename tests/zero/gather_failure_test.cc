@@ -40,7 +40,7 @@ std::string train(const std::shared_ptr<FailurePlan>& plan, const comm::Communic
   std::string error;
   Rig rig(*model, std::make_shared<FailingCommunicator>(comm, plan), 3, [&](ShardedModelOptions& options) {
     options.unit_numel = 64;
-    options.track_casts = variant.autocast;
+    options.residency.track_casts = variant.autocast;
     options.residency.overlap = variant.overlap;
   });
   error = error_of([&] {

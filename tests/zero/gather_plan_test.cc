@@ -90,7 +90,7 @@ std::map<int, int> simulate(const Trace& trace, std::set<int> resident, const Pl
 /// The fewest gathers any policy needs: all choices of a victim are followed.
 int fewest_gathers(const Trace& trace, size_t capacity) {
   std::map<std::set<int>, int> states{{{}, 0}};
-  for (const Touch& touch : trace) {
+  for (const Use& use : trace) {
     std::map<std::set<int>, int> next;
     const auto reach = [&](const std::set<int>& resident, int gathers) {
       const auto [entry, is_new] = next.try_emplace(resident, gathers);
@@ -98,7 +98,7 @@ int fewest_gathers(const Trace& trace, size_t capacity) {
     };
     for (const auto& [resident, gathers] : states) {
       std::set<int> with = resident;
-      if (!with.insert(touch.unit).second) {
+      if (!with.insert(use.unit).second) {
         reach(resident, gathers);
       } else if (with.size() <= capacity) {
         reach(with, gathers + 1);

@@ -83,7 +83,7 @@ TEST(GatheredParameters, Nested) {
     Rig rig(*model, comm, 3);
     const at::NoGradGuard no_grad;
     GatheredParameters outer(*rig.sharded, {}, 0);
-    EXPECT_EQ(rig.residency().num_resident(), 4);
+    EXPECT_EQ(rig.residency().num_unsharded(), 4);
     {
       const GatheredParameters inner(*rig.sharded, {"fc1.weight"});
       if (comm->rank() == 0) model->layers[1]->weight.fill_(3);
@@ -91,7 +91,7 @@ TEST(GatheredParameters, Nested) {
     if (comm->rank() == 0) model->layers[2]->weight.fill_(4);
     outer.close();
     outer.close();
-    EXPECT_EQ(rig.residency().num_resident(), in_shared_memory() ? 4 : 0);
+    EXPECT_EQ(rig.residency().num_unsharded(), in_shared_memory() ? 4 : 0);
     EXPECT_EQ(rig.sharded->full_parameter("fc1.weight").sum().item<double>(), 3.0 * kWidth * kWidth);
     EXPECT_EQ(rig.sharded->full_parameter("fc2.weight").sum().item<double>(), 4.0 * kWidth * kWidth);
   });
@@ -133,7 +133,7 @@ TEST(GatheredParameters, BetweenAndInsidePasses) {
           train(stage_0, *reference, step);
         }
         EXPECT_TRUE(same_bits(rig.weights(), stage_0.weights()));
-        EXPECT_LE(rig.residency().num_resident(), in_shared_memory() ? 6 : 2);
+        EXPECT_LE(rig.residency().num_unsharded(), in_shared_memory() ? 6 : 2);
       });
     }
   }
@@ -224,7 +224,7 @@ TEST(GatheredParameters, AnExceptionInsideLetsGo) {
               throw Error("changed my mind");
             }),
             "changed my mind");
-  EXPECT_EQ(rig.residency().num_resident(), 0);
+  EXPECT_EQ(rig.residency().num_unsharded(), 0);
   rig.step(model->forward(batch(0, 0)).sum());
 }
 

@@ -18,12 +18,16 @@ namespace {
 
 constexpr int64_t kNumel = 48;
 
+struct StageOptions : ReducerOptions {
+  int stage = 0;
+};
+
 /// Vectors, each a unit of its own, and their reducer.
 struct Vectors {
-  Vectors(int num, const comm::CommunicatorPtr& comm, const ReducerOptions& options)
+  Vectors(int num, const comm::CommunicatorPtr& comm, const StageOptions& options)
       : Vectors(std::vector<int64_t>(num, kNumel), comm, options) {}
   Vectors(const std::vector<int64_t>& numels, const comm::CommunicatorPtr& comm,
-          const ReducerOptions& options) {
+          const StageOptions& options) {
     at::set_num_threads(1);
     std::vector<ParameterSpec> specs;
     for (size_t i = 0; i < numels.size(); ++i) {
@@ -36,7 +40,9 @@ struct Vectors {
       parameters.push_back(at::ones({numels[i]}).requires_grad_());
     }
     layout = std::make_unique<Layout>(specs, LayoutOptions{comm->size(), kNumel});
-    reducer = std::make_unique<GradientReducer>(*layout, parameters, comm, options);
+    for (int unit = 0; unit < layout->num_units(); ++unit)
+      units.emplace_back(*layout, unit, sharding_of(options.stage), at::kCPU, *comm);
+    reducer = std::make_unique<GradientReducer>(*layout, units, parameters, comm, options);
   }
   /// Gradient of vector i is factors[i] everywhere; 0: the vector is not used.
   /// Finished in the order of `order`.
@@ -56,7 +62,7 @@ struct Vectors {
   std::vector<double> results() const {
     std::vector<double> values;
     for (int unit = 0; unit < layout->num_units(); ++unit) {
-      const at::Tensor shard = reducer->shard(unit).to(at::kFloat);
+      const at::Tensor shard = reducer->shard(units[unit]).to(at::kFloat);
       // Units are padded, so that a shard may be padding altogether.
       const int64_t numel = layout->owned(unit, 0).numel();
       EXPECT_TRUE(shard.narrow(0, 0, std::min(numel, layout->owned(unit, 0).numel()))
@@ -69,24 +75,21 @@ struct Vectors {
   }
   std::vector<at::Tensor> parameters;
   std::unique_ptr<Layout> layout;
+  std::vector<ParamUnit> units;  // for their gradients: the parameters stay where they are
   std::unique_ptr<GradientReducer> reducer;
 };
 
 /// kNumel is 3 x 64 bytes: at worlds 1 and 3 there is no padding.
 constexpr int kWorlds[] = {1, 3};
 
-ReducerOptions at_stage(int stage) {
-  ReducerOptions options;
-  options.sharding = sharding_of(stage);
-  return options;
-}
+StageOptions at_stage(int stage) { return {{}, stage}; }
 
 TEST(Reducer, TheMeanOverRanks) {
   for (int world : kWorlds) {
     for (int stage = 0; stage <= 3; ++stage) {
       for (bool overlap : {true, false}) {
         run_ranks(world, [&](comm::CommunicatorPtr comm) {
-          ReducerOptions options = at_stage(stage);
+          StageOptions options = at_stage(stage);
           options.overlap = overlap;
           Vectors vectors(4, comm, options);
           const double rank = comm->rank();
@@ -106,7 +109,7 @@ TEST(Reducer, MicroStepsAdd) {
   for (int stage = 0; stage <= 3; ++stage) {
     for (bool each : {true, false}) {
       run_ranks(3, [&](comm::CommunicatorPtr comm) {
-        ReducerOptions options = at_stage(stage);
+        StageOptions options = at_stage(stage);
         options.reduce_each_micro_step = each;
         Vectors vectors(3, comm, options);
         for (int window = 0; window < 2; ++window) {
@@ -127,7 +130,7 @@ TEST(Reducer, PredivideAndPrescaleGiveTheMean) {
        {std::pair{1.0, false}, std::pair{2.0, false}, std::pair{1.0, true}, std::pair{4.0, true}}) {
     for (int stage = 0; stage <= 3; ++stage) {
       run_ranks(3, [&, predivide = predivide, prescale = prescale](comm::CommunicatorPtr comm) {
-        ReducerOptions options = at_stage(stage);
+        StageOptions options = at_stage(stage);
         options.predivide_factor = predivide;
         options.prescale = prescale;
         Vectors vectors(2, comm, options);
@@ -176,7 +179,7 @@ TEST(Reducer, ScalesBeforeTheSumAsDeepSpeedDoes) {
     for (int stage = 0; stage <= 3; ++stage) {
       const auto sent = [&](double predivide, bool prescale) {
         auto spy = std::make_shared<Spy>(comm);
-        ReducerOptions options = at_stage(stage);
+        StageOptions options = at_stage(stage);
         options.predivide_factor = predivide;
         options.prescale = prescale;
         Vectors(1, spy, options).backward({6});
@@ -193,22 +196,23 @@ TEST(Reducer, TypesOfCommunicationAndAccumulation) {
   for (int stage = 0; stage <= 3; ++stage) {
     run_ranks(3, [&](comm::CommunicatorPtr comm) {
       auto spy = std::make_shared<Spy>(comm);
-      ReducerOptions options = at_stage(stage);
+      StageOptions options = at_stage(stage);
       options.communicate_dtype = at::kBFloat16;
       Vectors vectors(2, spy, options);
       vectors.backward({0.1 * (comm->rank() + 1), 1.7}, {}, true, false);
       vectors.backward({0.3, 1.7}, {}, false, true);
       EXPECT_EQ(spy->dtype, at::kBFloat16);
-      EXPECT_EQ(vectors.reducer->accumulator(0).scalar_type(), at::kFloat);
+      EXPECT_EQ(vectors.units[0].gradient.accumulator.scalar_type(), at::kFloat);
       EXPECT_NEAR(vectors.results()[0], 0.5, 0.5 / 64);
       EXPECT_NEAR(vectors.results()[1], 3.4, 3.4 / 64);
 
       options.communicate_dtype = options.accumulate_dtype = at::kBFloat16;
       Vectors low(2, comm, options);
       low.backward({1, 2});
-      EXPECT_EQ(low.reducer->accumulator(0).scalar_type(), at::kBFloat16);
+      EXPECT_EQ(low.units[0].gradient.accumulator.scalar_type(), at::kBFloat16);
       EXPECT_EQ(low.results(), (std::vector<double>{1, 2}));
-      EXPECT_EQ(low.reducer->accumulator_bytes(), 2 * 2 * kNumel / (stage >= 2 ? 3 : 1));
+      for (const ParamUnit& unit : low.units)
+        EXPECT_EQ(unit.gradient.accumulator.nbytes(), 2 * kNumel / (stage >= 2 ? 3 : 1));
     });
   }
 }
@@ -232,7 +236,7 @@ TEST(Reducer, AnUnusedFirstUnitBlocksNothing) {
   for (int num_slots : {1, 2, 3}) {
     for (int stage = 0; stage <= 3; ++stage) {
       run_ranks(3, [&](comm::CommunicatorPtr comm) {
-        ReducerOptions options = at_stage(stage);
+        StageOptions options = at_stage(stage);
         options.num_slots = num_slots;
         Vectors vectors(6, comm, options);
         for (int step = 0; step < 3; ++step) {
@@ -257,7 +261,7 @@ TEST(Reducer, UnitsOfManySizesShareOneBuffer) {
     for (int num_slots : {1, 3, 6}) {
       comm::run_threads(
           2, {.backend = backend, .timeout = std::chrono::seconds(20)}, [&](comm::CommunicatorPtr comm) {
-            ReducerOptions options = at_stage(2);
+            StageOptions options = at_stage(2);
             options.num_slots = num_slots;
             Vectors vectors(numels, comm, options);
             for (int step = 0; step < 9; ++step) {
@@ -270,7 +274,7 @@ TEST(Reducer, UnitsOfManySizesShareOneBuffer) {
               EXPECT_EQ(vectors.results(), expected) << backend << " step " << step << " slots " << num_slots;
             }
             int64_t largest = 0, sum = 0;
-            for (const Unit& unit : vectors.layout->units()) {
+            for (const UnitSpec& unit : vectors.layout->units()) {
               largest = std::max(largest, unit.numel);
               sum += unit.numel;
             }
@@ -284,7 +288,7 @@ TEST(Reducer, DifferentUnusedParametersOnDifferentRanks) {
   for (int stage = 0; stage <= 3; ++stage) {
     for (int num_slots : {1, 3}) {
       run_ranks(3, [&](comm::CommunicatorPtr comm) {
-        ReducerOptions options = at_stage(stage);
+        StageOptions options = at_stage(stage);
         options.num_slots = num_slots;
         Vectors vectors(4, comm, options);
         for (int step = 0; step < 4; ++step) {
@@ -323,6 +327,7 @@ class Slow final : public tessera::testing::ForwardingCommunicator {
   Slow(comm::CommunicatorPtr inner, std::chrono::milliseconds delay, bool wait_blocks = true)
       : ForwardingCommunicator(std::move(inner)), delay_(delay), wait_blocks_(wait_blocks) {}
   bool wait_blocks() const override { return wait_blocks_; }
+  at::Tensor allocate_shared(int64_t, std::string_view) override { return {}; }  // hosts of their own
   void set_delay(std::chrono::milliseconds delay) { delay_ = delay; }
 
  protected:
@@ -364,7 +369,7 @@ TEST(Reducer, ASlowNetworkSlowsBackwardInsteadOfFillingMemory) {
   for (int stage : {2, 3}) {
     for (bool overlap : {true, false}) {
       run_ranks(3, [&](comm::CommunicatorPtr comm) {
-        ReducerOptions options = at_stage(stage);
+        StageOptions options = at_stage(stage);
         options.overlap = overlap;
         Vectors vectors(12, std::make_shared<Slow>(comm, std::chrono::milliseconds(5)), options);
         EXPECT_EQ(most_waiting(vectors), 1) << "stage " << stage;
@@ -375,10 +380,10 @@ TEST(Reducer, ASlowNetworkSlowsBackwardInsteadOfFillingMemory) {
   }
 }
 
-TEST(Reducer, PatienceEnds) {
+TEST(Reducer, HooksWaitNoLongerThanTheLimit) {
   run_ranks(3, [&](comm::CommunicatorPtr comm) {
-    ReducerOptions options = at_stage(3);
-    options.patience = std::chrono::milliseconds(500);
+    StageOptions options = at_stage(3);
+    options.hook_wait_limit = std::chrono::milliseconds(500);
     const auto network = std::make_shared<Slow>(comm, std::chrono::hours(1));
     Vectors vectors(12, network, options);
     EXPECT_EQ(most_waiting(vectors), 12 - options.num_slots) << "they stay where autograd put them";
@@ -393,14 +398,14 @@ TEST(Reducer, PatienceEnds) {
   });
 }
 
-TEST(Reducer, AWaitThatOnlyOrdersStreamsTakesNoPatience) {
+TEST(Reducer, AWaitThatOnlyOrdersStreamsHasNoLimit) {
   run_ranks(3, [&](comm::CommunicatorPtr comm) {
-    ReducerOptions options = at_stage(3);
-    options.patience = std::chrono::seconds(5);
+    StageOptions options = at_stage(3);
+    options.hook_wait_limit = std::chrono::seconds(5);
     Vectors vectors(12, std::make_shared<Slow>(comm, std::chrono::hours(1), /*wait_blocks=*/false), options);
     const auto start = std::chrono::steady_clock::now();
     EXPECT_EQ(most_waiting(vectors), 1) << "gradients leave p.grad";
-    EXPECT_TRUE(vectors.reducer->waits_in_hooks()) << "nobody was impatient";
+    EXPECT_TRUE(vectors.reducer->waits_in_hooks()) << "no limit was reached";
     EXPECT_LT(seconds_since(start), 4);
   });
 }
@@ -439,7 +444,7 @@ class Buffering final : public tessera::testing::ForwardingCommunicator {
 TEST(Reducer, WithoutSlotsFewReductionsAreUnderWayWhereTheyAreBuffered) {
   for (const bool buffers : {true, false}) {
     run_ranks(2, [&](comm::CommunicatorPtr comm) {
-      const ReducerOptions options = at_stage(1);
+      const StageOptions options = at_stage(1);
       const auto network = std::make_shared<Buffering>(comm, buffers);
       Vectors vectors(12, network, options);
       vectors.backward(std::vector<double>(12, 1));
@@ -452,13 +457,13 @@ TEST(Reducer, WithoutSlotsFewReductionsAreUnderWayWhereTheyAreBuffered) {
 }
 
 // Rank 1 never completes the unit that rank 0 waits for, and on its way to the end of backward needs gathers
-// that rank 0 has not come to: without an end to patience both would stand still.
+// that rank 0 has not come to: without a limit both would stand still.
 TEST(Reducer, RanksThatUseDifferentParametersOfAUnitDoNotDeadlock) {
   std::vector<at::Tensor> found[2];
   run_ranks(2, [&](comm::CommunicatorPtr comm) {
     Chain model(8);
     Rig rig(*model, comm, 3, [](ShardedModelOptions& options) {
-      options.reducer.patience = std::chrono::milliseconds(50);
+      options.reducer.hook_wait_limit = std::chrono::milliseconds(50);
       options.residency.prefetch_numel = 0;
     });
     for (int step = 0; step < 3; ++step) {
@@ -470,7 +475,7 @@ TEST(Reducer, RanksThatUseDifferentParametersOfAUnitDoNotDeadlock) {
       }
       rig.step(x.square().sum());
     }
-    // (In shared memory no rank can stand in a gather, so there is nothing to lose patience over.)
+    // (In shared memory no rank can stand in a gather, so nothing has a limit.)
     EXPECT_EQ(rig.sharded->gradients().waits_in_hooks(), comm->rank() == 1 || in_shared_memory())
         << "rank " << comm->rank();
     found[comm->rank()] = rig.weights();
@@ -505,14 +510,16 @@ TEST(Reducer, ChainsToAHookThatWasThereAndPutsItBack) {
 
 TEST(Reducer, TwoOnTheSameParametersGoInAnyOrder) {
   for (bool first_goes_first : {true, false}) {
-    Vectors one(1, alone(), at_stage(0));
-    auto two = std::make_unique<GradientReducer>(*one.layout, one.parameters, alone(), at_stage(0));
+    Vectors one(1, alone(), at_stage(0)), other(1, alone(), at_stage(0));
+    std::vector<ParamUnit>& others = other.units;
+    other.reducer.reset();
+    auto two = std::make_unique<GradientReducer>(*one.layout, others, one.parameters, alone(), at_stage(0));
     if (first_goes_first) {
       one.reducer.reset();
       two->begin_backward(true, true);
       (one.parameters[0] * 5).sum().backward();
       two->finish_backward();
-      EXPECT_EQ(two->accumulator(0)[0].item<double>(), 5);
+      EXPECT_EQ(others[0].gradient.accumulator[0].item<double>(), 5);
     } else {
       two.reset();
       one.backward({5});
@@ -588,7 +595,8 @@ TEST(Reducer, HooksThatFireTwiceInOneBackward) {
         SCOPED_TRACE(str("world ", world, " stage ", stage, " micro-steps ", micro_steps));
         run_ranks(world, [&](comm::CommunicatorPtr comm) {
           Chain model(2);
-          Rig rig(*model, comm, stage, [](ShardedModelOptions& options) { options.groups[0].lr = 0; });
+          Rig rig(*model, comm, stage,
+                  [](ShardedModelOptions& options) { options.optimizer.groups[0].lr = 0; });
           for (int step = 0; step < 3; ++step) {
             for (int micro = 0; micro < micro_steps; ++micro)
               rig.backward(checkpointed(*model, input(comm->rank())) / micro_steps, micro == 0,
@@ -637,7 +645,7 @@ TEST(Reducer, GradientsInPartsRoundAlikeAtEveryStage) {
                   options.reducer.prescale = rounding.prescale;
                   options.reducer.predivide_factor = rounding.predivide;
                   options.reducer.reduce_each_micro_step = each;
-                  options.groups[0].lr = 1e-3;
+                  options.optimizer.groups[0].lr = 1e-3;
                 });
                 for (int step = 0; step < 3;
                      ++step) {  // in the first one it is not known which hooks will fire twice
@@ -676,9 +684,9 @@ TEST(Reducer, NextGradientsWaitUntilAllRanksHaveReadTheLast) {
           ASSERT_TRUE(rig.sharded->gradients().reads_peers());
           for (int step = 0; step < 3; ++step) {
             rig.backward(model->forward(randn({3, kWidth}, 10 * step + comm->rank())).square().sum());
-            const GradientSummary summary = rig.sharded->optimizer().summarize(rig.sharded->gradients());
+            rig.sharded->summarize_gradients();
             if (comm->rank() == slow) std::this_thread::sleep_for(std::chrono::milliseconds(100));
-            rig.sharded->update(0.1, summary.used);
+            rig.sharded->step(0.1);
           }
           found[comm->rank()] = rig.weights();
         });

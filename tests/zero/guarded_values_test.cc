@@ -30,10 +30,9 @@ std::optional<at::Tensor> raw_values(const at::Tensor& tensor) {
 
 /// step(), in which rank 1's shards are late; returns at once on the others.
 void update_with_rank_1_late(Rig& rig) {
-  const GradientSummary summary = rig.sharded->optimizer().summarize(rig.sharded->gradients());
+  rig.sharded->summarize_gradients();
   if (rig.sharded->comm().rank() == 1) std::this_thread::sleep_for(milliseconds(60));
-  rig.sharded->update(1, summary.used);
-  rig.sharded->begin_pass(Pass::kTrain);
+  rig.sharded->step(1);
 }
 
 TEST(GuardedValues, BetweenAStepAndTheFirstUseNobodyReadsHalfOfIt) {
@@ -146,15 +145,14 @@ TEST(GuardedValues, FrozenUnitsFollowALoad) {
         for (int step = 0; step < 2; ++step) {
           rig.step(model->forward(batch(comm->rank(), step)).square().sum());
           model->forward(batch(comm->rank(), step));  // every unit has been read, and may be resident
-          rig.sharded->begin_replacing();
+          rig.sharded->begin_replacing("the test");
           if (comm->rank() == 1) std::this_thread::sleep_for(milliseconds(40));
           for (int unit = 0; unit < rig.sharded->layout().num_units(); ++unit) {
             const at::NoGradGuard no_grad;
-            const Unheard as_the_loader;
-            rig.sharded->held(unit).weights.fill_(0.5 + step);
+            const PauseListening as_the_loader;
+            rig.sharded->unit(unit).local_state().weights.fill_(0.5 + step);
           }
           rig.sharded->end_replacing();
-          rig.sharded->begin_pass(Pass::kTrain);
           for (const auto& layer : model->layers)
             EXPECT_TRUE(at::equal(layer->weight.detach().clone(), at::full({kWidth, kWidth}, 0.5 + step)))
                 << "trainable: " << layer->weight.requires_grad();

@@ -28,9 +28,9 @@ TEST(Layout, PacksInRegistrationOrderUntilAUnitIsFull) {
   ASSERT_EQ(layout.num_units(), 2);
   EXPECT_EQ(layout.units()[0].parameters, (std::vector<int>{0, 1}));
   EXPECT_EQ(layout.units()[1].parameters, (std::vector<int>{2}));
-  EXPECT_EQ(layout.slot(1).offset, 32);
-  EXPECT_EQ(layout.slot(2).unit, 1);
-  EXPECT_EQ(layout.slot(2).offset, 0);
+  EXPECT_EQ(layout.slice(1).offset, 32);
+  EXPECT_EQ(layout.slice(2).unit, 1);
+  EXPECT_EQ(layout.slice(2).offset, 0);
 }
 
 TEST(Layout, ParametersStartAt64BytesAndUnitsDivideByTheWorld) {
@@ -39,11 +39,11 @@ TEST(Layout, ParametersStartAt64BytesAndUnitsDivideByTheWorld) {
       const Layout layout({spec("a", {3}, dtype), spec("b", {7, 5}, dtype), spec("c", {1}, dtype)},
                           {.world_size = world, .unit_numel = 1'000});
       ASSERT_EQ(layout.num_units(), 1);
-      EXPECT_EQ(layout.slot(1).offset * size_bytes(dtype), 64);
-      for (int i = 0; i < 3; ++i) EXPECT_EQ(layout.slot(i).offset * size_bytes(dtype) % 64, 0);
+      EXPECT_EQ(layout.slice(1).offset * size_bytes(dtype), 64);
+      for (int i = 0; i < 3; ++i) EXPECT_EQ(layout.slice(i).offset * size_bytes(dtype) % 64, 0);
       EXPECT_EQ(layout.units()[0].numel * size_bytes(dtype) % (world * 64), 0);
       EXPECT_EQ(layout.shard_numel(0) * world, layout.units()[0].numel);
-      const int64_t used = layout.slot(2).offset + alignment(dtype);
+      const int64_t used = layout.slice(2).offset + alignment(dtype);
       EXPECT_LT(layout.units()[0].numel - used, world * alignment(dtype)) << "more padding than needed";
     }
   }
@@ -73,20 +73,20 @@ TEST(Layout, FrozenOnesAndOtherTypesHaveUnitsOfTheirOwn) {
                        spec("c", {4}, DType::kBFloat16), spec("d", {4})},
                       {.world_size = 2, .unit_numel = 1'000});
   ASSERT_EQ(layout.num_units(), 3);
-  for (const Unit& unit : layout.units())
+  for (const UnitSpec& unit : layout.units())
     for (int parameter : unit.parameters) {
       EXPECT_EQ(layout.parameters()[parameter].dtype, unit.dtype);
       EXPECT_EQ(layout.parameters()[parameter].trainable, unit.trainable);
     }
-  EXPECT_EQ(layout.slot(0).unit, layout.slot(3).unit);
+  EXPECT_EQ(layout.slice(0).unit, layout.slice(3).unit);
 }
 
 TEST(Layout, ParametersWithoutElements) {
   const Layout layout({spec("a", {0, 5}), spec("b", {3}), spec("c", {0})},
                       {.world_size = 3, .unit_numel = 100});
   ASSERT_EQ(layout.num_units(), 1);
-  EXPECT_EQ(layout.slot(0).numel, 0);
-  EXPECT_EQ(layout.slot(1).numel, 3);
+  EXPECT_EQ(layout.slice(0).numel, 0);
+  EXPECT_EQ(layout.slice(1).numel, 3);
   for (int rank = 0; rank < 3; ++rank) EXPECT_EQ(layout.owned(0, rank).numel(), 0);
   const Layout nothing({spec("a", {0})}, {.world_size = 3, .unit_numel = 100});
   EXPECT_EQ(nothing.units()[0].numel, 0);
@@ -167,24 +167,24 @@ void expect_partition(const Layout& layout) {
     for (int parameter : layout.units()[unit].parameters) {
       EXPECT_FALSE(placed[parameter]);
       placed[parameter] = true;
-      EXPECT_EQ(layout.slot(parameter).unit, unit);
-      EXPECT_GE(layout.slot(parameter).offset, end);
-      end = layout.slot(parameter).range().end;
+      EXPECT_EQ(layout.slice(parameter).unit, unit);
+      EXPECT_GE(layout.slice(parameter).offset, end);
+      end = layout.slice(parameter).range().end;
     }
     EXPECT_LE(end, layout.units()[unit].numel);
   }
   for (int parameter = 0; parameter < static_cast<int>(placed.size()); ++parameter) {
     EXPECT_TRUE(placed[parameter]);
-    EXPECT_EQ(layout.slot(parameter).numel, layout.parameters()[parameter].numel());
-    int64_t next = layout.slot(parameter).offset;
+    EXPECT_EQ(layout.slice(parameter).numel, layout.parameters()[parameter].numel());
+    int64_t next = layout.slice(parameter).offset;
     for (int rank = 0; rank < layout.world_size(); ++rank) {
       const Range owned = layout.owned(parameter, rank);
       if (owned.numel() == 0) continue;
       EXPECT_EQ(owned.begin, next);
-      EXPECT_EQ(intersect(owned, layout.shard(layout.slot(parameter).unit, rank)), owned);
+      EXPECT_EQ(intersect(owned, layout.shard(layout.slice(parameter).unit, rank)), owned);
       next = owned.end;
     }
-    EXPECT_EQ(next, layout.slot(parameter).range().end);
+    EXPECT_EQ(next, layout.slice(parameter).range().end);
   }
 }
 

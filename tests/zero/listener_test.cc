@@ -29,8 +29,8 @@ void expect_plain_gradients(const Loss& loss_of) {
     const std::vector<at::Tensor> expected = plain_gradients(*plain, loss_of(*plain));
     rig.backward(loss_of(*model));
     EXPECT_TRUE(same_bits(rig.gradients(), expected)) << "step " << step;
-    EXPECT_GT(rig.residency().max_resident(), 1) << "the case should need more than one unit at once";
-    rig.sharded->begin_pass(Pass::kTrain);
+    EXPECT_GT(rig.residency().max_unsharded(), 1) << "the case should need more than one unit at once";
+    rig.sharded->skip_step();
   }
 }
 
@@ -132,8 +132,7 @@ TEST(Listener, ViewsOfParametersCount) {
   Rig rig(*model, alone(), 3);
   const at::Tensor row = model->layers[0]->weight.detach().t()[2];
   rig.residency().drop_pass();
-  rig.sharded->update(1, std::vector<bool>(4, false));  // drops what is resident
-  rig.sharded->begin_pass(Pass::kTrain);
+  rig.update();  // reshards
   EXPECT_TRUE(at::equal(row, Chain(1)->layers[0]->weight.t()[2]));
 }
 
@@ -186,8 +185,8 @@ TEST(Listener, ACheckpointedSegmentIsNotResidentAsAWhole) {
   for (int step = 0; step < 3; ++step) {
     rig.backward(Checkpoint::apply(x, model.get()).sum());
     EXPECT_TRUE(same_bits(rig.gradients(), expected));
-    EXPECT_LE(rig.residency().max_resident(), 2) << "step " << step;
-    rig.sharded->begin_pass(Pass::kTrain);
+    EXPECT_LE(rig.residency().max_unsharded(), 2) << "step " << step;
+    rig.sharded->skip_step();
   }
 }
 
@@ -198,7 +197,7 @@ TEST(Listener, ABlockMarkedForProfilersPinsNothing) {
     RECORD_FUNCTION("the whole model", {});
     rig.backward(model->forward(randn({2, kWidth}, 6)).sum());
   }
-  EXPECT_LE(rig.residency().max_resident(), 2);
+  EXPECT_LE(rig.residency().max_unsharded(), 2);
 }
 
 TEST(Listener, TwoModelsOnOneThread) {
@@ -213,10 +212,10 @@ TEST(Listener, TwoModelsOnOneThread) {
     rig_b->sharded->gradients().begin_backward(true, true);
     rig_a.backward(loss);
     rig_b->sharded->gradients().finish_backward();
-    rig_b->sharded->end_pass();
+    rig_b->residency().end_pass();
     EXPECT_TRUE(same_bits(rig_a.gradients(), expected_a));
-    rig_a.sharded->begin_pass(Pass::kTrain);
-    rig_b->sharded->begin_pass(Pass::kTrain);
+    rig_a.sharded->skip_step();
+    rig_b->sharded->skip_step();
   }
   rig_b.reset();  // the other one goes on hearing
   rig_a.backward(a->forward(x).sum());

@@ -50,7 +50,7 @@ TEST(Order, EachUnitIsGatheredTwiceAStep) {
         EXPECT_EQ(counts.agreed_gathers > 0, step == 0) << "step " << step;
         // Replay: 6 forward; the last 2 stay for backward, and the first layer's backward needs no weight.
         EXPECT_EQ(step == 0 ? 9 : rig.num_gathers(), 9) << "step " << step;
-        EXPECT_LE(rig.residency().max_resident(), 2);
+        EXPECT_LE(rig.residency().max_unsharded(), 2);
         EXPECT_LE(rig.residency().pool().peak_bytes(), 2 * rig.sharded->layout().units()[0].numel * 4);
         rig.update();
       }
@@ -195,7 +195,7 @@ void expect_skipping_works(const std::vector<int>& rank_1_uses, bool overlap) {
     Chain model(6);
     Rig rig(*model, comm, 3, [&](ShardedModelOptions& options) {
       options.residency.overlap = options.reducer.overlap = overlap;
-      options.reducer.patience = std::chrono::milliseconds(100);
+      options.reducer.hook_wait_limit = std::chrono::milliseconds(100);
     });
     for (int step = 0; step < 4; ++step) {
       rig.backward(
@@ -203,7 +203,7 @@ void expect_skipping_works(const std::vector<int>& rank_1_uses, bool overlap) {
       EXPECT_LT(step == 0 ? 0 : largest_difference(rig.gradients(), expected), 1e-5) << "step " << step;
       EXPECT_EQ(rig.residency().counts().agreed_gathers > 0, step == 0 && !in_shared_memory())
           << "step " << step;
-      rig.sharded->begin_pass(Pass::kTrain);
+      rig.sharded->skip_step();
     }
   });
   EXPECT_LT(seconds_since(start), 10) << "ranks waited for each other in vain";
@@ -257,19 +257,19 @@ TEST(Order, EvaluationBetweenTrainingSteps) {
     for (int step = 0; step < 4; ++step) {
       // In the middle of an accumulation window and after an update, in another order than training's.
       const at::Tensor x = batch(comm->rank(), step);
-      rig.backward(model->forward(x).square().sum(), /*first=*/true, /*boundary=*/false);
+      rig.backward(model->forward(x).square().sum(), /*first=*/true, /*last=*/false);
       stage_2.backward(reference->forward(x).square().sum(), true, false);
-      rig.sharded->drop_pass();
+      rig.sharded->eval();
       for (int i = 0; i < 2; ++i) {
         const at::NoGradGuard no_grad;
-        rig.sharded->begin_pass(Pass::kEvaluation);
+        rig.sharded->begin_forward();
         const at::Tensor found = model->layers[1]->forward(model->extra->forward(model->forward(x)));
-        rig.sharded->end_pass();
+        rig.sharded->end_forward();
         EXPECT_TRUE(at::equal(
             found, reference->layers[1]->forward(reference->extra->forward(reference->forward(x)))));
         EXPECT_EQ(rig.residency().counts().agreed_gathers > 0, step + i == 0 && !in_shared_memory());
       }
-      rig.sharded->begin_pass(Pass::kTrain);
+      rig.sharded->train();
       rig.backward(model->forward(-x).square().sum(), false, true);
       stage_2.backward(reference->forward(-x).square().sum(), false, true);
       rig.update(0.1);
@@ -310,8 +310,8 @@ TEST(Order, APassMayBeLeftHalfWay) {
       const at::Tensor x = batch(comm->rank(), step);
       at::tanh(model->layers[0]->forward(x));
       if (step > 0 && comm->rank() == 1) model->layers[1]->forward(x);  // further than the other
-      rig.sharded->drop_pass();
-      rig.sharded->begin_pass(Pass::kTrain);
+      rig.sharded->eval();
+      rig.sharded->train();
       rig.step(model->forward(x).square().sum());
       stage_0.step(reference->forward(x).square().sum());
     }

@@ -32,11 +32,11 @@ TORCH_MODULE(VectorModel);
 
 Change with(OptimizerKind kind, int64_t unit_numel = 1'000) {
   return [=](ShardedModelOptions& options) {
-    options.optimizer = kind;
+    options.optimizer.kind = kind;
     options.unit_numel = unit_numel;
-    options.groups[0] = {};
-    options.groups[0].lr = 0.1;
-    options.groups[0].weight_decay = 0.1;
+    options.optimizer.groups[0] = {};
+    options.optimizer.groups[0].lr = 0.1;
+    options.optimizer.groups[0].weight_decay = 0.1;
   };
 }
 
@@ -53,7 +53,7 @@ TEST(ShardedOptimizer, TheNormIsThatOfTheWhole) {
           VectorModel model;
           Rig rig(*model, comm, stage, with(OptimizerKind::kSGD, unit_numel));
           rig.backward(model->forward({1, -2, 0.5}));
-          const GradientSummary summary = rig.sharded->optimizer().summarize(rig.sharded->gradients());
+          const GradientSummary summary = rig.sharded->summarize_gradients();
           EXPECT_NEAR(summary.norm, std::sqrt(sum_of_squares), 1e-4)
               << "world " << world << " stage " << stage;
           EXPECT_EQ(summary.num_nonfinite, 0);
@@ -79,7 +79,7 @@ TEST(ShardedOptimizer, NamesTheFirstNonFiniteGradient) {
           if (guilty)  // its last elements, and those of all vectors behind it
             for (int i = bad; i < 3; ++i) loss = loss + (model->vectors[i].slice(0, -2) * inf).sum();
           rig.backward(loss);
-          const GradientSummary summary = rig.sharded->optimizer().summarize(rig.sharded->gradients());
+          const GradientSummary summary = rig.sharded->summarize_gradients();
           EXPECT_EQ(summary.first_nonfinite, str("v", bad)) << "world " << world << " stage " << stage;
           EXPECT_EQ(summary.num_nonfinite, 2 * (3 - bad));
           EXPECT_TRUE(std::isfinite(summary.norm));
@@ -100,9 +100,9 @@ TEST(ShardedOptimizer, UnusedParametersAreLeftAlone) {
         rig.backward(model->forward(factors));
         EXPECT_EQ(rig.update().used, (std::vector<bool>{true, false, true}));
       }
-      EXPECT_EQ(rig.sharded->optimizer().steps(0), 3);
-      EXPECT_EQ(rig.sharded->optimizer().steps(1), 0);
-      EXPECT_EQ(rig.sharded->optimizer().steps(2), 3);
+      EXPECT_EQ(rig.sharded->parameter_steps(0), 3);
+      EXPECT_EQ(rig.sharded->parameter_steps(1), 0);
+      EXPECT_EQ(rig.sharded->parameter_steps(2), 3);
       const std::vector<at::Tensor> weights = rig.weights();
       EXPECT_FALSE(at::equal(weights[0], before->vectors[0]));
       EXPECT_TRUE(at::equal(weights[1], before->vectors[1])) << "not even decayed, stage " << stage;
@@ -169,9 +169,9 @@ TEST(ShardedOptimizer, GroupsHaveTheirOwnHyperParameters) {
       VectorModel model, before;
       Rig rig(*model, comm, stage, [](ShardedModelOptions& options) {
         with(OptimizerKind::kSGD)(options);
-        options.groups[0].weight_decay = 0;
-        options.groups.push_back(options.groups[0]);
-        options.groups[1].lr = 0;
+        options.optimizer.groups[0].weight_decay = 0;
+        options.optimizer.groups.push_back(options.optimizer.groups[0]);
+        options.optimizer.groups[1].lr = 0;
         options.group_of = [](const std::string& name) { return name == "v1" ? 1 : 0; };
       });
       rig.step(model->forward({1, 1, 1}));

@@ -83,7 +83,7 @@ TEST(Threads, ASecondThreadMayReadWhereUnitsStay) {
 TEST(Threads, ASecondThreadInsideAtOnceIsAnErrorAtStage3) {
   Chain model(4);
   Rig rig(*model, alone(), 3);
-  rig.residency().touch(0, "aten::linear");  // as if an operator of this thread were running
+  rig.residency().on_use(0, "aten::linear");  // as if an operator of this thread were running
   on_a_thread([&] { model->layers[2]->forward(batch(0, 0)); });
   rig.residency().operator_ended();
   EXPECT_THAT(error_of([&] { rig.backward(model->forward(batch(0, 0)).sum()); }),
@@ -94,7 +94,7 @@ TEST(Threads, ASecondThreadInsideAtOnceIsAnErrorAtStage3) {
 TEST(Threads, HelpersOfAnOperatorMayReadWhatItHolds) {
   Chain model(4), plain(4);
   Rig rig(*model, alone(), 3);
-  rig.residency().touch(2, "aten::linear");
+  rig.residency().on_use(2, "aten::linear");
   on_a_thread(
       [&] { EXPECT_TRUE(at::equal(model->layers[2]->weight.t().clone(), plain->layers[2]->weight.t())); });
   EXPECT_TRUE(at::equal(model->layers[2]->weight.clone(), plain->layers[2]->weight))
@@ -107,8 +107,8 @@ TEST(Threads, AnEngineCallWhileAnotherThreadsOperatorRunsIsRefused) {
   Chain model(3);
   Rig rig(*model, alone(), 3);
   std::string error;
-  rig.residency().touch(0, "aten::linear");
-  on_a_thread([&] { error = error_of([&] { rig.sharded->begin_pass(Pass::kTrain); }); });
+  rig.residency().on_use(0, "aten::linear");
+  on_a_thread([&] { error = error_of([&] { rig.sharded->skip_step(); }); });
   EXPECT_THAT(error, HasSubstr("one thread at a time"));
   rig.residency().operator_ended();
   rig.step(model->forward(batch(0, 0)).sum());

@@ -28,32 +28,16 @@ Rig::Rig(const ModelView& view, comm::CommunicatorPtr comm, int stage, const Cha
   options.unit_numel = kLinearNumel;
   options.residency.capacity_units = 2;
   options.residency.persistence_numel = 0;
-  options.optimizer = kernels::OptimizerKind::kSGD;
-  options.groups[0].lr = 0.5;
+  options.optimizer.kind = kernels::OptimizerKind::kSGD;
+  options.optimizer.groups[0].lr = 0.5;
   if (change) change(options);
   sharded = std::make_unique<ShardedModel>(view, std::move(comm), options);
-  sharded->begin_pass(Pass::kTrain);
-}
-
-void Rig::backward(const at::Tensor& loss, bool first, bool boundary) {
-  sharded->residency().rethrow();
-  sharded->gradients().begin_backward(first, boundary);
-  torch::autograd::backward({loss}, {});
-  sharded->residency().rethrow();
-  sharded->gradients().finish_backward();
-  sharded->end_pass();
-  if (!boundary) sharded->begin_pass(Pass::kTrain);
 }
 
 GradientSummary Rig::update(double scale) {
-  GradientSummary summary = sharded->optimizer().summarize(sharded->gradients());
+  GradientSummary summary = sharded->summarize_gradients();
   num_late = summary.late_units.size();
-  if (num_late > 0) {
-    sharded->gradients().reduce_late(summary.late_units);
-    summary = sharded->optimizer().summarize(sharded->gradients());
-  }
-  sharded->update(scale, summary.used);
-  sharded->begin_pass(Pass::kTrain);
+  sharded->step(scale);
   return summary;
 }
 

@@ -50,13 +50,15 @@ TORCH_MODULE(Chain);
 
 using Change = std::function<void(ShardedModelOptions&)>;
 
-/// What Engine does, in few words.
+/// A ShardedModel with the options of these tests.
 struct Rig {
   Rig(const ModelView& view, comm::CommunicatorPtr comm, int stage, const Change& change = {});
   Rig(const torch::nn::Module& model, comm::CommunicatorPtr comm, int stage, const Change& change = {})
       : Rig(view_of(model), std::move(comm), stage, change) {}
 
-  void backward(const at::Tensor& loss, bool first = true, bool boundary = true);
+  void backward(const at::Tensor& loss, bool first = true, bool last = true) {
+    sharded->backward(loss, {.first = first, .last = last});
+  }
   GradientSummary update(double scale = 1);
   void step(const at::Tensor& loss) {
     backward(loss);

@@ -1,0 +1,128 @@
+// ParamUnit: one unit of the Layout as this rank has it. It owns everything that belongs to the unit: the
+// memory its parameters are views of, this rank's shard, fp32 masters, optimizer states, the accumulated
+// gradient, and the collectives in flight. Residency decides when a unit is unsharded and resharded,
+// GradientReducer when its gradient is reduced, ShardedOptimizer what an update computes; they keep no state
+// of a unit beside it.
+//
+// [Note: one copy on a host]
+// Where all ranks share memory (Communicator::allocate_shared), a unit of which each rank updates its shard
+// (stages 1 to 3; frozen ones at stage 3) is one memory for all ranks: each updates its shard of it, and
+// reads all of it in place. It is never gathered or released; what is left of a gather is to wait until every
+// rank has updated. No rank updates before every rank's backward has ended, because the gradients' norm,
+// which comes first, takes all ranks. So stages 1 and 2 hold no more parameters a rank than stage 3 does, and
+// bytes() counts this rank's shard. The model still reads that memory when its engine is gone; then nothing
+// keeps a rank from writing into all ranks' values.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "zero/buffer_pool.h"
+#include "zero/layout.h"
+#include "zero/memory_model.h"
+#include "zero/placement.h"
+#include "zero/unit_memory.h"
+
+namespace tessera::zero {
+
+/// Views of what this rank keeps of a unit between steps.
+struct LocalState {
+  Range range;         ///< in the unit's elements
+  at::Tensor weights;  ///< (range) fp32 masters of a trainable unit; values of a frozen one, in its dtype
+  std::vector<at::Tensor> states;  ///< (range) fp32 each, as ShardedOptimizer::state_names(); frozen: none
+};
+
+/// What GradientReducer keeps of a trainable unit.
+struct UnitGradient {
+  at::Tensor
+      accumulator;  ///< accumulate dtype; (shard numel) where the placement shards gradients, else (numel)
+  comm::WorkPtr reduction;  ///< in flight
+  int place = 0;            ///< in the agreed order of reductions
+  int num_missing = 0;      ///< parameters that have not had as many gradients as expected in this backward
+  bool in_slot = false;     ///< the unit's slot is in use
+  bool late = false;        ///< a gradient came after the reduction had been issued
+};
+
+/// Who uses a unit now: what keeps it unsharded.
+struct UnitUse {
+  bool by_operator = false;  ///< read or written by the operator that runs
+  int pins = 0;              ///< by GatheredParameters
+  int writers = 0;           ///< of these, with a modifier_rank
+  int64_t last_operator = 0;
+  bool pinned() const { return by_operator || pins > 0; }
+};
+
+/// Not thread-safe; Residency's lock guards memory and use. `rank`: this rank.
+class ParamUnit {
+ public:
+  /// Collective. Allocates the unit's memory, in memory that the ranks share where `comm` has such. Throws
+  /// CommError when there is no room.
+  ParamUnit(const Layout& layout, int index, Sharding sharding, at::Device device, comm::Communicator& comm);
+  ParamUnit(ParamUnit&&) noexcept = default;
+
+  /// Collective. Makes `tensors` (by parameter of the layout) views of the unit, with rank 0's values; makes
+  /// shard and master. Afterwards a sharded unit has no buffer.
+  void move_in(const std::vector<at::Tensor>& tensors, const Layout& layout, comm::Communicator& comm);
+
+  // -- fixed at construction --
+  int index;
+  UnitSpec spec;
+  std::string name;   ///< Layout::describe(): "unit 3 (a.weight … b.bias)"
+  Range shard_range;  ///< this rank's shard, in the unit's elements
+  Placement placement;
+  /// What this rank updates, in the unit's elements: its shard, or all of it.
+  Range local_range() const { return placement.updates_shard ? shard_range : Range{0, spec.numel}; }
+
+  // -- values --
+  UnitMemory memory;
+  at::Tensor
+      shard;  ///< (shard numel) values of this rank's shard; a slice of the memory unless the unit is sharded
+  at::Tensor master;  ///< (local numel) fp32; values() itself where these are fp32; undefined: frozen
+  std::vector<at::Tensor> states;  ///< (local numel) fp32 each
+
+  /// (local numel), the unit's dtype: the values this rank updates.
+  const at::Tensor& values() const { return placement.updates_shard ? shard : memory.full(); }
+  /// The part of `flat`, (numel), that this rank updates.
+  at::Tensor local(const at::Tensor& flat) const;
+  /// Local. All that this rank updates, or its shard alone, at every stage alike.
+  LocalState local_state() const;
+  LocalState shard_state() const;
+  /// Local. Masters beside the values, of another dtype.
+  bool has_own_master() const { return master.defined() && spec.dtype != DType::kFloat32; }
+  /// Local. What this rank holds between steps, measured from the tensors.
+  StateBytes bytes() const;
+
+  UnitGradient gradient;
+  UnitUse use;
+
+  // -- unsharded: has a buffer, which is current once the gather in flight has arrived --
+  bool unsharded() const { return unsharded_; }
+  bool gathering() const { return gather_ != nullptr; }
+  /// Collective. Issues the all-gather of the shards, into the buffer it has or one of the pool. The memory
+  /// is guarded until wait_for_unshard(). Throws CommError.
+  void unshard(comm::Communicator& comm, BufferPool& pool);
+  /// Local. Waits for the gather in flight and makes the memory readable. False when there was none. Throws
+  /// CommError.
+  bool wait_for_unshard();
+  /// Local. Gives the buffer back. No gather may be in flight.
+  void reshard(BufferPool& pool);
+  /// Local. After a failure, when an operator will read the unit in any case: zeros, where it is not
+  /// readable.
+  void bind_zeros();
+
+  /// Local. Of a host-shared unit: from the first on, writes of this rank go to a copy of its own, until the
+  /// end.
+  void begin_private_writes(BufferPool& pool);
+  void end_private_writes(BufferPool& pool);
+
+ private:
+  bool unsharded_ = true;
+  comm::WorkPtr gather_;
+  at::Tensor common_;  // the host-shared buffer while a private copy is bound
+};
+
+}  // namespace tessera::zero
