@@ -8,7 +8,6 @@ measured; --write puts the table into it.
 """
 import argparse
 import hashlib
-import importlib.metadata
 import importlib.util
 import json
 import os
@@ -20,12 +19,14 @@ import time
 from pathlib import Path
 
 from rows import HERE, ROOT, ROWS
-from table import Table, surroundings
+from table import COMMAND, Table
 
 sys.path.append(str(HERE.parent / "peers"))
+import machine  # noqa: E402
+from document import replace_table, surroundings  # noqa: E402
 from ranks import RanksFailed, report  # noqa: E402
 
-CORES = len(os.sched_getaffinity(0))
+CORES = machine.num_cores()
 PACKAGES = ("torch", "transformers", "accelerate", "deepspeed")
 REASON = re.compile(r"error: .*|(?:\w+\.)*(?!ChildFailed)\w*(?:Error|Exception): .+")
 
@@ -140,13 +141,12 @@ class Runs:
 
 def about(recipe, seeds):
     """The header: what was trained, on what."""
-    cpuinfo = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    cpu = re.search(r"^model name\s*: (.+)$", cpuinfo, re.MULTILINE)
+    cpu = machine.cpu_name()
     length = recipe["trainer"].get("max_steps")
     length = f"{length} steps" if length else f"{recipe['trainer']['epochs']} epochs"
-    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES if importlib.util.find_spec(name))
+    versions = ", ".join(f"{name} {version}" for name, version in machine.versions(PACKAGES).items())
     return (f"{length}, batch {recipe['train_batch_size']}, seed{'s' * (len(seeds) > 1)} {' '.join(map(str, seeds))}; "
-            f"{CORES} cores{f' of {cpu.group(1).strip()}' if cpu else ''}; {versions}.")
+            f"{CORES} cores{f' of {cpu}' if cpu else ''}; {versions}.")
 
 
 def positive(text):
@@ -204,7 +204,7 @@ def main():
         raise SystemExit("error: --write: found --max-steps; expected whole runs in a document")
     if args.write:
         try:
-            surroundings(args.write)  # before hours of runs
+            surroundings(args.write, COMMAND)  # before hours of runs
         except (OSError, ValueError) as error:
             raise SystemExit(f"error: --write: {error}") from error
     recipe = read_recipe(args)
@@ -221,7 +221,7 @@ def main():
                   about(recipe, seeds))
     print("\n" + table.text(), end="")
     if args.write:
-        table.write(args.write)
+        replace_table(args.write, COMMAND, table.markdown())
     return 0 if ok else 1
 
 

@@ -1,8 +1,8 @@
-"""What was measured, as a table of at most 80 columns and as Markdown between two markers of a document."""
+"""What was measured, as a table of at most 80 columns and as Markdown for a document."""
 import statistics
 import textwrap
 
-BEGIN, END = "<!-- table of make methods: begin -->", "<!-- table of make methods: end -->"
+COMMAND = "make methods"  # whose table of a document this is
 WIDTH, TITLE_WIDTH = 80, 35
 SHOWN_IN_MINUTES_FROM_S = 120
 
@@ -12,15 +12,6 @@ def spread(values, form):
     if len(values) == 1:
         return f"{values[0]:{form}}"
     return f"{statistics.fmean(values):{form}} ± {statistics.stdev(values):{form}}"
-
-
-def surroundings(path):
-    """What stands before and after a document's table. Throws OSError; ValueError for a document without the markers."""
-    before, begin, rest = path.read_text(encoding="utf-8").partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"{path}: has no table to replace; expected the lines {BEGIN} and {END}")
-    return before, after
 
 
 class Table:
@@ -61,8 +52,3 @@ class Table:
             if row.name in self.reasons:
                 lines.append(f"| {row.title} | {row.processes} | {self.reasons[row.name].replace('|', '/')} | | | |")
         return "\n".join(lines) + "\n"
-
-    def write(self, path):
-        """Replaces what stands between the markers. Throws as surroundings does."""
-        before, after = surroundings(path)
-        path.write_text(f"{before}{BEGIN}\n{self.markdown()}{END}{after}", encoding="utf-8")

@@ -1,7 +1,7 @@
 """A training step: Tessera beside DDP, FSDP2, ZeroRedundancyOptimizer and DeepSpeed, same model, same data, in turns.
 
     .deps/venv/bin/python benchmarks/peers/train_step.py [--size 33m|110m] [--precision fp32|bf16] [--accumulation 1]
-        [--ranks 2] [--steps 10] [--rounds 3] [--only REGEX] [--json FILE]
+        [--ranks 2] [--steps 10] [--rounds 3] [--only REGEX] [--json FILE] [--write]
 
 Everybody starts from one file of weights and trains on one file of tokens, on CPU with one thread a rank, with AdamW
 (all peers: torch's fused one) and clipping at norm 1. In bf16, DDP and ZeroRedundancyOptimizer keep fp32 weights and
@@ -18,17 +18,25 @@ loss     the largest difference to DDP's loss (mean over the ranks) in any step
 [What a rank reports] {"step_ms": [...], "losses": [...], "mib": x, "resident_mib": y}: losses of the warm-up too, and of
 the two steps after the timed ones in which memory is sampled. resident_mib is how much VmHWM has grown, set-up included;
 it counts shared pages in full, and only --json shows it.
+
+--write puts the results into docs/peers.json, draws docs/peers.svg from it (chart.py) and replaces the table of
+docs/performance.md.
 """
 import argparse
 import json
 import re
 import statistics
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
+import chart
+import document
 import ranks
+import results
 
-BASE, REFERENCE, TESSERA_ALONE = "no communication", "DDP", "Tessera, 1 rank, no communication"
+PERFORMANCE = chart.ROOT / "docs" / "performance.md"
 NUM_BATCHES = 8  # per rank, in turns: so that the loss falls, and errors show
 FIRST_LOSS_TOLERANCE = {"fp32": 1e-4, "bf16": 0.05}
 
@@ -36,13 +44,14 @@ FIRST_LOSS_TOLERANCE = {"fp32": 1e-4, "bf16": 0.05}
 def rows(args, folder):
     """name, (stage, command) of every row."""
     arguments = (folder, args.size, args.steps)
-    for name, way in ((BASE, "plain"), (REFERENCE, "ddp"), ("ZeroRedundancyOptimizer + DDP", "zero_redundancy"), ("FSDP2", "fsdp2")):
+    for name, way in ((results.BASE, "plain"), (results.REFERENCE, "ddp"), (results.ZERO_REDUNDANCY, "zero_redundancy"),
+                      (results.FSDP2, "fsdp2")):
         yield name, (0, ranks.peer("train_step_peer.py", way, *arguments))
     for stage in range(4):
-        yield f"DeepSpeed stage {stage}", (stage, ranks.peer("train_step_peer.py", "deepspeed", *arguments))
-    yield TESSERA_ALONE, (0, ranks.own("step_rank", "alone", *arguments))
+        yield results.deepspeed(stage), (stage, ranks.peer("train_step_peer.py", "deepspeed", *arguments))
+    yield results.TESSERA_ALONE, (0, ranks.own("step_rank", "alone", *arguments))
     for stage in range(4):
-        yield f"Tessera stage {stage}", (stage, ranks.own("step_rank", "together", *arguments))
+        yield results.tessera(stage), (stage, ranks.own("step_rank", "together", *arguments))
 
 
 def config(args, stage):
@@ -61,41 +70,28 @@ def config(args, stage):
 
 
 def write_weights_and_tokens(args, folder):
+    """Returns the number of parameters."""
     import torch
     from peer import MICRO_BATCH, SHAPES, Gpt
     from safetensors.torch import save_file
     torch.manual_seed(1)
     shape = SHAPES[args.size]
-    save_file(Gpt(*shape).state_dict(), folder / "weights.safetensors")
+    model = Gpt(*shape)
+    save_file(model.state_dict(), folder / "weights.safetensors")
     tokens = torch.randint(shape[3], (NUM_BATCHES, args.ranks, MICRO_BATCH[args.size], shape[4] + 1))
     tokens.numpy().tofile(folder / "tokens.bin")
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def measure(args, folder, stage, command):
     """One round of one row; a step takes as long as its slowest rank."""
     (folder / "ds_config.json").write_text(json.dumps(config(args, stage)), encoding="utf-8")
     reports = ranks.run(args.ranks, command)
-    return {
+    return results.rounded({
         "step_ms": [max(times) for times in zip(*(report["step_ms"] for report in reports))],
         "losses": [statistics.fmean(losses) for losses in zip(*(report["losses"] for report in reports))],
         **{key: statistics.fmean(report[key] for report in reports) for key in ("mib", "resident_mib")},
-    }
-
-
-def summary(rounds, base, reference):
-    """The numbers of the table; None for what cannot be told without its counterpart."""
-    def ratio():
-        return statistics.median(statistics.median(mine["step_ms"]) / statistics.median(its["step_ms"]) for mine, its in zip(rounds, base))
-
-    def largest_difference():
-        return max(abs(a - b) for a, b in zip(rounds[0]["losses"], reference[0]["losses"]))
-
-    return {
-        "ms": statistics.median(ms for measured in rounds for ms in measured["step_ms"]),
-        "ratio": ratio() if base else None,
-        "mib": statistics.median(measured["mib"] for measured in rounds),
-        "loss": largest_difference() if reference else None,
-    }
+    })
 
 
 def check_first_losses(args, measured):
@@ -123,24 +119,39 @@ def parse_arguments():
     parser.add_argument("--steps", type=int, default=10, help="timed ones, in each round")
     parser.add_argument("--rounds", type=int, default=3, help="each row is measured in every round, so that noise hits all alike")
     parser.add_argument("--only", default="", metavar="REGEX", help="rows whose names match")
-    parser.add_argument("--json", metavar="FILE", help="where the numbers go")
-    return parser.parse_args()
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where the numbers go")
+    parser.add_argument("--write", action="store_true", help="puts them into docs/: peers.json, peers.svg, the table of performance.md")
+    args = parser.parse_args()
+    if args.write and args.only:
+        parser.error("--write: found --only; expected all rows in a document")
+    return args
+
+
+def tessera_version():
+    return subprocess.run([str(ranks.BUILD / "tessera"), "--version"], capture_output=True, text=True, check=True).stdout.strip()
 
 
 def main():
     args = parse_arguments()
+    if args.write:
+        document.surroundings(PERFORMANCE, results.COMMAND)  # before minutes of runs
     with tempfile.TemporaryDirectory(prefix="train_step_bench_") as name:
         folder = Path(name)
-        write_weights_and_tokens(args, folder)
+        num_parameters = write_weights_and_tokens(args, folder)
         chosen = {name: row for name, row in rows(args, folder) if re.search(args.only, name)}
         measured = ranks.take_turns(chosen, args.rounds, lambda name: measure(args, folder, *chosen[name]))
     check_first_losses(args, measured)
-    # Who trains alone trains on fewer data, and comes to another loss.
-    table = {name: summary(rounds, measured.get(BASE), None if name in (BASE, TESSERA_ALONE) else measured.get(REFERENCE))
-             for name, rounds in measured.items()}
-    print_table(args, table)
+    settings = {key: getattr(args, key) for key in ("size", "precision", "accumulation", "ranks", "steps", "rounds")}
+    found = results.results({**settings, "parameters": num_parameters}, measured, tessera_version())
+    print_table(args, found["table"])
     if args.json:
-        Path(args.json).write_text(json.dumps({**vars(args), "table": table, "rounds": measured}, indent=1) + "\n", encoding="utf-8")
+        args.json.write_text(results.text(found), encoding="utf-8")
+    if args.write:
+        if missing := set(chosen) - set(measured):
+            sys.exit(f"error: --write: no results of {', '.join(sorted(missing))}; expected all rows in a document")
+        chart.RESULTS.write_text(results.text(found), encoding="utf-8")
+        chart.PICTURE.write_text(chart.draw(found), encoding="utf-8")
+        document.replace_table(PERFORMANCE, results.COMMAND, results.markdown(found))
 
 
 if __name__ == "__main__":

@@ -16,8 +16,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks" / "methods"))
 import methods  # noqa: E402
+from document import markers, replace_table  # noqa: E402
 from rows import ROWS, Row  # noqa: E402
-from table import BEGIN, END, Table  # noqa: E402
+from table import COMMAND as TABLE_COMMAND, Table  # noqa: E402
+
+BEGIN, END = markers(TABLE_COMMAND)
 
 COMMAND = [sys.executable, "-B", str(ROOT / "benchmarks" / "methods" / "methods.py")]
 RECIPE = """// Comments stand on lines of their own.
@@ -128,7 +131,7 @@ class Failures(unittest.TestCase):
             document = Path(folder, "x.md")
             document.write_text("text", encoding="utf-8")
             with self.assertRaisesRegex(ValueError, "has no table to replace"):
-                Table([], {}, {}, "").write(document)
+                replace_table(document, TABLE_COMMAND, "table\n")
             self.assertEqual(document.read_text(encoding="utf-8"), "text")
 
 
