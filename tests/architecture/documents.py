@@ -1,0 +1,123 @@
+"""Rules for the documents: what they link to and name is there. Each returns complaints: "file:line: what is wrong"."""
+import os
+import re
+from pathlib import Path
+from urllib.parse import unquote
+
+from source_tree import project_files
+
+_FENCE = re.compile(r"^ *(```|~~~).*?^ *\1 *$", re.DOTALL | re.MULTILINE)
+_CODE_SPAN = re.compile(r"(?<!`)(`+)(?!`).*?(?<!`)\1(?!`)", re.DOTALL)
+_LINK = re.compile(r"\]\(\s*<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\s*\)|\b(?:src|href)=\"([^\"]+)\"|^ {0,3}\[[^\]]+\]: +(\S+)", re.MULTILINE)
+_HEADING = re.compile(r"^#{1,6} +(.*?) *#*$", re.MULTILINE)
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE)
+_NOTE = re.compile(r"\[Note: ([^\]]+)\]")
+_MAKE = re.compile(r"(?:^|`|&& |; )[ \t]*make ((?:[a-z][a-z-]*[ \t]*)+)", re.MULTILINE)
+_PAGE = re.compile(r"(?<![\w./-])docs/[\w-]+\.\w+\b")
+_NAMED = re.compile(r"(?<![\w./:{}<>*$-])([A-Za-z.][\w.-]*/)[\w./-]*")
+# Suffixes of the project's own files. A name without one of them may be a metric, a folder of a run or the like.
+_SUFFIXES = {".h", ".cc", ".cu", ".py", ".sh", ".md", ".json", ".toml", ".cmake", ".txt", ".svg", ".png"}
+_SOURCES = {".h", ".cc", ".cu", ".py", ".sh", ".json", ".toml", ".cmake", ".txt", ""}
+
+
+def _blank(pattern, text):
+    return pattern.sub(lambda match: re.sub(r"[^\n]", " ", match.group()), text)
+
+
+def _line(text, position):
+    return text.count("\n", 0, position) + 1
+
+
+def documents(root):
+    """(path from the root, text) of every Markdown file."""
+    return [(path, (Path(root) / path).read_text(encoding="utf-8")) for path in project_files(root) if path.suffix == ".md"]
+
+
+def anchors(text):
+    """The names GitHub gives to the headings."""
+    names = set()
+    for title in _HEADING.findall(_blank(_FENCE, text)):
+        title = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title)
+        name = base = re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+        number = 0
+        while name in names:
+            number += 1
+            name = f"{base}-{number}"
+        names.add(name)
+    return names
+
+
+def links(root):
+    complaints = []
+    for path, text in documents(root):
+        for match in _LINK.finditer(_blank(_CODE_SPAN, _blank(_FENCE, text))):
+            target = next(group for group in match.groups() if group)
+            if _SCHEME.match(target):
+                continue
+            name, _, anchor = target.partition("#")
+            linked = Path(os.path.normpath(path.parent / unquote(name))) if name else path
+            where = f"{path.as_posix()}:{_line(text, match.start())}"
+            if linked.parts[:1] == ("..",) or name.startswith("/") or not (Path(root) / linked).exists():
+                complaints.append(f"{where}: links to {target}; there is no such file in the tree")
+            elif anchor and linked.suffix == ".md" and anchor not in anchors((Path(root) / linked).read_text(encoding="utf-8")):
+                complaints.append(f"{where}: links to {target}; {linked.as_posix()} has no such heading")
+    return complaints
+
+
+def files_named(root):
+    """Paths of our own folders, as words of a document. The changelog may name what is gone."""
+    folders = {path.parts[0] + "/" for path in project_files(root) if len(path.parts) > 1}
+    complaints = []
+    for path, text in documents(root):
+        if path.name == "CHANGELOG.md":
+            continue
+        for match in _NAMED.finditer(text):
+            name = match.group().rstrip(".")
+            if match[1] in folders and (Path(name).suffix in _SUFFIXES or name.endswith("/")) and not (Path(root) / name).exists():
+                complaints.append(f"{path.as_posix()}:{_line(text, match.start())}: names {name}, which is not there")
+    return complaints
+
+
+def pages_named(root):
+    """Pages of docs/ that messages, help and comments send a reader to."""
+    complaints = []
+    for path in project_files(root):
+        if path.suffix not in _SOURCES or path.parts[:2] == ("tests", "architecture"):
+            continue
+        text = (Path(root) / path).read_text(encoding="utf-8", errors="replace")
+        complaints += [f"{path.as_posix()}:{_line(text, match.start())}: names {match.group()}, which is not there"
+                       for match in _PAGE.finditer(text) if not (Path(root) / match.group()).exists()]
+    return complaints
+
+
+def notes_named(root):
+    """[Note: title] of a document stands in a source file."""
+    notes = set()
+    for path in project_files(root):
+        if path.suffix in {".h", ".cc", ".cu", ".py"}:
+            text = re.sub(r"\n\s*(?://+|#) ?", " ", (Path(root) / path).read_text(encoding="utf-8", errors="replace"))
+            notes.update(re.sub(r"\s+", " ", title) for title in _NOTE.findall(text))
+    return [f"{path.as_posix()}:{_line(text, match.start())}: names [Note: {title}], which no source file has"
+            for path, text in documents(root) for match in _NOTE.finditer(text)
+            if (title := re.sub(r"\s+", " ", match[1])) not in notes]
+
+
+def make_commands(root):
+    makefile = Path(root) / "Makefile"
+    targets = set(re.findall(r"^([a-z][a-z-]*):", makefile.read_text(encoding="utf-8"), re.MULTILINE)) if makefile.exists() else set()
+    complaints = []
+    for path, text in documents(root):
+        for match in _MAKE.finditer(text):
+            # In a sentence "make" is a verb; as a command it stands in a code block or span.
+            word = match[1].split()[0]
+            if (match.group().startswith("`") or _in_fence(text, match.start())) and word not in targets:
+                complaints.append(f"{path.as_posix()}:{_line(text, match.start())}: names make {word}; the Makefile has no such command")
+    return complaints
+
+
+def _in_fence(text, position):
+    return any(match.start() <= position < match.end() for match in _FENCE.finditer(text)) or \
+        text[text.rfind("\n", 0, position + 1) + 1:].startswith("    ")
+
+
+ALL_RULES = [links, files_named, pages_named, notes_named, make_commands]
