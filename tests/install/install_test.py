@@ -42,6 +42,9 @@ class InstallTest(unittest.TestCase):
             self.assertTrue((self.prefix / name).exists(), name)
         self.assertFalse((self.prefix / "include/tessera/tests").exists())
         self.assertRegex(self.run_command(self.prefix / "bin/tessera", "--version"), r"^\d+\.\d+\.\d+$")
+        version = self.run_command(self.prefix / "bin/tessera", "--version").strip()
+        package = next(self.prefix.rglob("tesseraConfigVersion.cmake")).read_text(encoding="utf-8")
+        self.assertIn(f'set(PACKAGE_VERSION "{version}")', package)
         self.assertIn("CHECKPOINT", self.run_command(self.prefix / "bin/zero_to_fp32", "--help").upper())
 
     def test_package_names_no_path_of_this_machine(self):

@@ -1,4 +1,5 @@
 """The set-up fits together: package lists, CMake's messages, commands, presets; and the tree names no machine."""
+import datetime
 import json
 import os
 import re
@@ -112,6 +113,7 @@ class Commands(unittest.TestCase):
         shown = subprocess.run(["make", "-s", "help"], cwd=ROOT, env=environment, capture_output=True, text=True,
                                check=True).stdout
         self.assertEqual(sorted(re.findall(r"^  make ([\w-]+) +\S", shown, re.MULTILINE)), sorted(phony))
+        self.assertLessEqual(max(map(len, shown.splitlines())), 80)
         self.assertLessEqual({"deps", "build", "demo", "test", "asan", "bench", "clean", "help"}, set(phony))
         targets = re.findall(r"^([a-z-]+):", read("Makefile"), re.MULTILINE)
         self.assertEqual(sorted(targets), sorted(phony))
@@ -141,6 +143,28 @@ class Commands(unittest.TestCase):
         ignored = read(".gitignore").splitlines()
         for pattern in ("/build*/", "/.deps/"):
             self.assertIn(pattern, ignored)
+
+
+class Versions(unittest.TestCase):
+    HEADING = re.compile(r"^## \[(.+?)\](?: - (\S+))?$", re.MULTILINE)
+
+    def test_changelog_and_cmake_agree(self):
+        headings = self.HEADING.findall(read("CHANGELOG.md"))
+        self.assertEqual(headings[0], ("Unreleased", ""))
+        project = re.search(r"^project\(tessera VERSION (\d+\.\d+\.\d+) ", read("CMakeLists.txt"), re.MULTILINE)[1]
+        self.assertEqual(headings[1][0], project, "the newest version of CHANGELOG.md, and that of CMakeLists.txt")
+
+    def test_versions_are_dated_and_in_order(self):
+        released = self.HEADING.findall(read("CHANGELOG.md"))[1:]
+        dates = [datetime.date.fromisoformat(date) for _, date in released]
+        versions = [tuple(map(int, version.split("."))) for version, _ in released]
+        for values in (dates, versions):
+            self.assertEqual(values, sorted(values, reverse=True))
+        self.assertEqual(len(set(versions)), len(versions))
+
+    def test_package_accepts_what_the_changelog_says(self):
+        """find_package(tessera 0.1): any 0.1.x and no 0.2.0."""
+        self.assertRegex(read("cmake/Install.cmake"), r"write_basic_package_version_file\([^)]*COMPATIBILITY SameMinorVersion\)")
 
 
 class NoMachineNames(unittest.TestCase):
