@@ -89,7 +89,7 @@ def draw(found):
         out.append(words(begin, TOP - 14, "strong", heading))
         if results.BASE in table:
             x = bar_end(key, table[results.BASE][key])
-            out.append(line(x, TOP - 6, x, bottom))
+            out.append(line(x, TOP - 4, x, bottom))
     y = bottom + 24
     if results.BASE in table:
         base = table[results.BASE]

@@ -7,7 +7,7 @@ import shlex
 import textwrap
 import unittest
 
-from tool import EXAMPLE_MINIMAL, ROOT, TESSERA, ToolTest
+from tool import EXAMPLE_MINIMAL, ROOT, ToolTest
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 OWN_MODEL = (ROOT / "docs" / "own_model.md").read_text(encoding="utf-8")
@@ -33,6 +33,12 @@ class ReadmeTest(ToolTest):
         self.assertEqual(len(shown), 1)
         self.assertIn("main(int argc, char** argv) try {\n" + textwrap.indent(shown[0], "  ") + "}", example, "all lines of its main()")
         self.assertEqual(fenced(OWN_MODEL, "cpp")[0], example, "the whole program")
+
+    def test_first_screen(self):
+        """What it is, the picture, the two commands and the loop, in this order."""
+        parts = [README.index(part) for part in ("Tessera is ", "](docs/peers.svg)", "make demo ", "make test ", "tessera::initialize", "## ")]
+        self.assertEqual(parts, sorted(parts))
+        self.assertLess(README[:parts[-2]].count("\n"), 40)
 
     def test_make_commands(self):
         targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
