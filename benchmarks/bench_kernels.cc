@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/shm/sum.h"
+#include "comm/shm/reduce.h"
 #include "core/str.h"
 #include "zero/kernels/kernels.h"
 
@@ -93,16 +93,14 @@ void add_up(benchmark::State& state, at::ScalarType dtype, int num_ranks) {
     pointers.push_back(inputs.back().data_ptr());
   }
   const at::Tensor output = at::zeros({kNumel});
-  const auto element = dtype == at::kBFloat16 ? comm::shm::Element::kBFloat16 : comm::shm::Element::kFloat32;
-  const comm::shm::Sum sum{.element = element,
-                           .inputs = pointers.data(),
-                           .num_inputs = num_ranks,
-                           .numel = kNumel,
-                           .output = output.data_ptr(),
-                           .scale = 0.5};
+  const comm::shm::Reduction reduction{.dtype = dtype == at::kBFloat16 ? DType::kBFloat16 : DType::kFloat32,
+                                       .inputs = pointers.data(),
+                                       .num_inputs = num_ranks,
+                                       .numel = kNumel,
+                                       .output = {.data = output.data_ptr(), .scale = 0.5}};
   beside_memcpy(state,
                 static_cast<double>(num_ranks) * static_cast<double>(inputs[0].nbytes()) + kNumel * 4.0,
-                [&] { comm::shm::add_up(sum); });
+                [&] { comm::shm::reduce(reduction); });
 }
 
 void add(const std::string& name, const std::function<void(benchmark::State&)>& body) {

@@ -57,7 +57,7 @@ double write_plainly(comm::Communicator& comm, const std::string& directory, int
 void run(const std::string& directory, const std::string& size, int stage, const std::string& mode,
          int repeats) {
   at::set_num_threads(1);
-  const auto comm = comm::connect(comm::environment(), {});
+  const auto comm = comm::join();
   const GptOptions shape = size == "110m" ? gpt_110m() : gpt_33m();
   EngineConfig config;
   config.train_micro_batch_size_per_gpu = 1;

@@ -100,7 +100,7 @@ int main(int argc, char** argv) try {
   if (argc != 5) throw Error("usage: step_rank together|alone FOLDER 33m|110m STEPS");
   at::set_num_threads(1);
   const GptOptions shape = std::string(argv[3]) == "110m" ? benchmarks::gpt_110m() : benchmarks::gpt_33m();
-  const auto group = comm::connect(comm::environment(), {});
+  const auto group = comm::join();
   std::cout
       << benchmarks::train(group, std::string(argv[1]) == "alone", argv[2], shape, std::stoi(argv[4])).dump()
       << std::endl;

@@ -175,7 +175,7 @@ std::unique_ptr<Trainee> make_trainee(const Task& task) {
   if (task.mode == Mode::kEngineAlone)
     return std::make_unique<EngineTrainee>(task,
                                            std::make_shared<comm::SelfCommunicator>(std::chrono::minutes(1)));
-  return std::make_unique<EngineTrainee>(task, comm::connect(comm::environment(), {}));
+  return std::make_unique<EngineTrainee>(task, comm::join());
 }
 
 }  // namespace tessera::benchmarks

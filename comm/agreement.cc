@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "comm/c10_words.h"
+#include "comm/error_message.h"
 #include "core/error.h"
 #include "core/str.h"
 
@@ -13,7 +13,7 @@ std::string failure_on_any(Communicator& comm, const char* label, const std::fun
   try {
     function();
   } catch (const std::exception& caught) {
-    error = words_of(caught);
+    error = error_message(caught);
   }
   const std::vector<std::string> errors = comm.exchange(error, label);
   const auto first =
@@ -30,7 +30,7 @@ Answer ask_rank_0(Communicator& comm, const char* label, const std::function<std
     try {
       mine.text = answer();
     } catch (const std::exception& error) {
-      mine = {.is_failure = true, .text = words_of(error)};
+      mine = {.is_failure = true, .text = error_message(error)};
     }
   }
   const std::string text = comm.exchange(str(mine.is_failure ? '-' : '+', mine.text), label).front();

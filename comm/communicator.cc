@@ -5,6 +5,7 @@
 
 #include "comm/transport.h"
 #include "core/check.h"
+#include "core/str.h"
 
 namespace tessera::comm {
 namespace {
@@ -114,6 +115,10 @@ WorkPtr Communicator::broadcast(const at::Tensor& buffer, int root, std::string_
   ++counts_.broadcasts;
   counts_.bytes += static_cast<int64_t>(buffer.nbytes());
   return do_broadcast(buffer, root, label);
+}
+
+void Communicator::check_exchanged(bool fits, std::string_view label) {
+  if (!fits) throw CommError(str("exchange of \"", label, "\": ranks give values of different sizes"));
 }
 
 void Communicator::barrier(std::string_view label) {

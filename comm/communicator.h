@@ -1,21 +1,23 @@
 // Communicator: the collectives the engine is built on, for one group of ranks.
 //
 // Every collective is in place on one flat, contiguous buffer of `size() * shard` elements, which is what a
-// unit is (zero/layout.h); so no implementation needs a second full-size buffer, but for Gloo's
-// reduce_scatter (buffers_reductions()). Calls return at once with a Work (over shared memory, calls with a
-// large buffer from elsewhere than allocate_symmetric() or allocate_shared() wait for the other ranks); the
+// unit is (zero/layout.h); so no implementation needs a second buffer of full size, except Gloo's
+// reduce_scatter (buffers_reductions()). Calls return at once with a Work (over shared memory, a call with a
+// large buffer that is not from allocate_symmetric() or allocate_shared() waits for the other ranks); the
 // buffers must stay alive and untouched until wait() returns (on CUDA: until the current stream has passed
-// the wait). All ranks must issue the same collectives in the same order, with the same labels: a label is
-// part of what ranks compare when they disagree.
+// the wait). All ranks must issue the same collectives in the same order, with the same labels: ranks compare
+// labels, sizes and types when they disagree.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <chrono>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 #include "core/error.h"
@@ -26,13 +28,12 @@ namespace tessera::comm {
 class Work {
  public:
   virtual ~Work() = default;
-  /// Local. True once wait() would not block: the result is there after wait() (CPU), or the
-  /// operation has left the device's queue (CUDA); true as well once it has failed, so that whoever
-  /// polls goes on to wait(), which throws.
+  /// Local. True once wait() would not block (CPU), or the operation has left the device's queue (CUDA). Also
+  /// true once it has failed, so that a caller who polls goes on to wait(), which throws.
   virtual bool test() = 0;
-  /// Local. Blocks until the result is there (CPU), or makes the current stream wait for it (CUDA).
-  /// Throws CommError naming the collective, its label, and the ranks that have not arrived, after
-  /// the communicator's timeout or when a peer is gone.
+  /// Local. Blocks until the result is there (CPU), or makes the current stream wait for it (CUDA). Throws
+  /// CommError naming the collective, its label, and the ranks that have not arrived, after the
+  /// communicator's timeout or when a peer is gone.
   virtual void wait() = 0;
 };
 using WorkPtr = std::shared_ptr<Work>;
@@ -55,6 +56,11 @@ struct ReduceInto {
   bool add = false;
 };
 
+/// What exchange() can send as bytes.
+template <class T>
+concept Exchangeable = std::is_trivially_copyable_v<T> && !std::is_array_v<T> && !std::is_pointer_v<T> &&
+                       !std::is_convertible_v<T, std::string_view>;
+
 /// One rank's end of a group. One thread issues collectives on it at a time. Buffers are 1-D and contiguous,
 /// of fp64, fp32, bf16, fp16, int64, int32, int8, uint8 or bool; anything else is a std::logic_error. After a
 /// CommError every later call throws the same error.
@@ -67,6 +73,8 @@ class Communicator {
   /// "gloo", "nccl", "shm" …
   virtual std::string_view backend() const = 0;
   virtual std::chrono::milliseconds timeout() const = 0;
+  /// Where its buffers lie.
+  at::Device device() const { return device_; }
 
   /// Collective. `full`: (size() * n) elements, `shard`: (n) elements of the same dtype; afterwards slice r
   /// of `full` is rank r's `shard`. `shard` may be slice rank() of `full` itself. `label` names the buffer in
@@ -96,21 +104,47 @@ class Communicator {
   /// current stream wait, and the thread goes on.
   virtual bool wait_blocks() const { return true; }
 
-  /// Local. Whether a reduce_scatter under way takes memory of its buffer's size: whoever
-  /// issues many should then wait for some.
+  /// Local. Whether a reduce_scatter in flight takes memory of its buffer's size: a caller that issues many
+  /// should then wait for some.
   virtual bool buffers_reductions() const { return false; }
-  /// Collective. (bytes) uint8 zeros: one memory, which all ranks have mapped and may read
-  /// and write. An all-gather into it moves nothing. Undefined where ranks share no memory.
-  /// Throws CommError when there is no room.
+  /// Collective. (bytes) uint8 zeros: one memory, which all ranks have mapped and may read and write. An
+  /// all-gather into it moves nothing. Undefined where ranks share no memory. Throws CommError when there is
+  /// no room.
   virtual at::Tensor allocate_shared(int64_t bytes, std::string_view label);
 
-  /// Collective, over the rendezvous store rather than the network backend: every rank gives a short
-  /// string and receives all of them, in rank order. For agreement on plans and for error reports, not for
-  /// data. Throws CommError naming the ranks that did not answer within `timeout`.
+  /// Collective, over the rendezvous store rather than the network backend: every rank gives a value and
+  /// receives all ranks' values, in rank order. For small things, such as agreement on plans and error
+  /// reports. Throws CommError naming the ranks that did not answer within `timeout`.
   virtual std::vector<std::string> exchange(const std::string& value, std::string_view label,
                                             std::chrono::milliseconds timeout) = 0;
   std::vector<std::string> exchange(const std::string& value, std::string_view label) {
     return exchange(value, label, timeout());
+  }
+  /// The same of a number, an enum or a plain struct without pointers. All ranks run the same build.
+  template <Exchangeable T>
+  std::vector<T> exchange(const T& mine, std::string_view label) {
+    std::vector<T> values;
+    for (const std::string& bytes :
+         exchange(std::string(reinterpret_cast<const char*>(&mine), sizeof(T)), label)) {
+      check_exchanged(bytes.size() == sizeof(T), label);
+      T value = mine;
+      std::memcpy(&value, bytes.data(), sizeof(T));
+      values.push_back(value);
+    }
+    return values;
+  }
+  /// The same of several; ranks may give different numbers of them.
+  template <Exchangeable T>
+    requires(!std::is_same_v<T, bool>)
+  std::vector<std::vector<T>> exchange(const std::vector<T>& mine, std::string_view label) {
+    std::vector<std::vector<T>> values;
+    const std::string sent(reinterpret_cast<const char*>(mine.data()), mine.size() * sizeof(T));
+    for (const std::string& bytes : exchange(sent, label)) {
+      check_exchanged(bytes.size() % sizeof(T) == 0, label);
+      std::vector<T>& theirs = values.emplace_back(bytes.size() / sizeof(T));
+      if (!bytes.empty()) std::memcpy(theirs.data(), bytes.data(), bytes.size());
+    }
+    return values;
   }
 
   /// Collective. An independent group over the same ranks, whose collectives need no common order with
@@ -121,6 +155,8 @@ class Communicator {
   void reset_counts() { counts_ = {}; }
 
  protected:
+  explicit Communicator(at::Device device = at::kCPU) : device_(device) {}
+
   virtual WorkPtr do_all_gather(const at::Tensor& full, const at::Tensor& shard, std::string_view label) = 0;
   virtual WorkPtr do_reduce_scatter(const at::Tensor& full, const ReduceInto& into,
                                     std::string_view label) = 0;
@@ -129,11 +165,15 @@ class Communicator {
   virtual void do_barrier(std::string_view label) = 0;
 
  private:
+  /// Throws CommError: another build of the program exchanges something else.
+  static void check_exchanged(bool fits, std::string_view label);
+
+  const at::Device device_;
   Counts counts_;
 };
 
-/// Local. For backends whose reductions only sum: `sum` (this rank's slice, or the whole of an all-reduce) to
-/// where and how it is wanted. Not heard by whoever listens to operators.
+/// Local. For backends whose reductions only sum: writes `sum` (this rank's slice, or the whole of an
+/// all-reduce) to where and how it is wanted. Those who listen to operators do not see it.
 void write_result(const at::Tensor& sum, const ReduceInto& into);
 
 using CommunicatorPtr = std::shared_ptr<Communicator>;

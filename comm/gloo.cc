@@ -9,7 +9,8 @@
 #include <cstring>
 #include <sstream>
 
-#include "comm/c10_words.h"
+#include "comm/c10d_pending.h"
+#include "comm/error_message.h"
 #include "comm/rank_order_sum.h"
 #include "core/error.h"
 #include "core/str.h"
@@ -29,9 +30,9 @@ class GlooGroup final : public c10d::ProcessGroupGloo {
   using c10d::ProcessGroupGloo::ProcessGroupGloo;
 
   // [Note: tags] Gloo matches messages by tag, which c10d counts up with every collective. A tag of ours also
-  // carries a fingerprint of the collective (c10d_group.cc): two ranks that issue different things under one
-  // number never exchange a byte. With plain counting, buffers of different sizes would meet, and Gloo ends
-  // the process then, by an exception on its I/O thread.
+  // carries a fingerprint of the collective (transport_communicator.cc): two ranks that issue different
+  // things under one number never exchange a byte. With plain counting, buffers of different sizes would
+  // meet, and Gloo ends the process then, by an exception on its I/O thread.
   void use_tag(uint32_t tag) { collectiveCounter_ = tag; }
 
   // [Note: aborting Gloo] c10d has no abort for Gloo, and destroying a group waits for what is pending. But a
@@ -68,9 +69,9 @@ class GlooTransport final : public Transport {
     try {
       group_ = c10::make_intrusive<GlooGroup>(store.c10d_store(), options.rank, options.size, group_options);
     } catch (const std::exception& error) {
-      store.blame_the_gone();
+      store.check_all_alive(milliseconds(200));
       throw CommError(str("rank ", options.rank, " cannot connect to the other ranks over ",
-                          bound_to(options), " (", words_of(error), ")"));
+                          bound_to(options), " (", error_message(error), ")"));
     }
   }
 
@@ -86,7 +87,7 @@ class GlooTransport final : public Transport {
   // it out with operators on a worker thread, under the thread-local state of the issuing thread: memory we
   // do not have, and operators that a listener (zero/residency) would take for the model's. One broadcast a
   // slice moves the same bytes straight to where they belong.
-  Issued all_gather(const at::Tensor& full, const at::Tensor& shard, uint32_t tag) override {
+  PendingPtr all_gather(const at::Tensor& full, const at::Tensor& shard, uint32_t tag) override {
     const int64_t shard_numel = shard.numel();
     auto* own_slice =
         static_cast<char*>(full.data_ptr()) + static_cast<int64_t>(shard.nbytes()) * options_.rank;
@@ -97,45 +98,46 @@ class GlooTransport final : public Transport {
                                              tag + static_cast<uint32_t>(root)),
                                tag));
     }
-    return works;
+    return pending(std::move(works));
   }
 
   // [Note: reduce-scatter over Gloo] c10d's own is an all-reduce of a copy, which moves twice the bytes.
-  // Here each rank sends the others their slices, and adds up what it got in rank order: the bits of
-  // comm/shm, whatever the number of ranks. What it takes is a buffer for the slices while they are on their
-  // way. As bytes: Gloo need not know the type.
-  Issued reduce_scatter(const at::Tensor& full, const ReduceInto& into, uint32_t tag) override {
+  // Here each rank sends the others their slices (as bytes: Gloo need not know the type) and sums what it
+  // receives in rank order, which gives the same bits as comm/shm for any number of ranks. It needs a buffer
+  // for the received slices until they are summed.
+  PendingPtr reduce_scatter(const at::Tensor& full, const ReduceInto& into, uint32_t tag) override {
     at::Tensor sent = plain_bytes(full);
     const auto slices = std::make_shared<at::Tensor>(reduction_buffer(full));
-    at::Tensor received = plain_bytes(slices);  // Gloo's thread lets go of it when it comes to it
+    at::Tensor received = plain_bytes(slices);  // Gloo's thread frees its view later than `finish` runs
     std::vector<int64_t> equal;
     c10d::AllToAllOptions all_to_all_options;
     all_to_all_options.timeout = options_.timeout;
     group_->use_tag(tag);
     C10dWork work = observed(group_->alltoall_base(received, sent, equal, equal, all_to_all_options), tag);
-    return {{std::move(work)}, [slices, into, element = element_of(full), size = options_.size] {
-              sum_in_rank_order(slices->data_ptr(), element, size, into);
-              slices->reset();
-            }};
+    return pending({std::move(work)}, [slices, into, dtype = full.scalar_type(), size = options_.size] {
+      sum_in_rank_order(slices->data_ptr(), dtype, size, into);
+      slices->reset();
+    });
   }
 
-  Issued all_reduce(const at::Tensor& full, double scale, uint32_t tag) override {
+  PendingPtr all_reduce(const at::Tensor& full, double scale, uint32_t tag) override {
     c10d::AllreduceOptions allreduce_options;
     allreduce_options.timeout = options_.timeout;
     std::vector<at::Tensor> tensors{plain_view(full, 0, full.numel())};
     group_->use_tag(tag);
-    return {{observed(group_->allreduce(tensors, allreduce_options), tag)}, taking_sum(full, {full, scale})};
+    return pending({observed(group_->allreduce(tensors, allreduce_options), tag)},
+                   finish_reduction(full, {full, scale}));
   }
 
-  Issued broadcast(const at::Tensor& buffer, int root, uint32_t tag) override {
-    return {{observed(broadcast_one(plain_view(buffer, 0, buffer.numel()), root, tag), tag)}};
+  PendingPtr broadcast(const at::Tensor& buffer, int root, uint32_t tag) override {
+    return pending({observed(broadcast_one(plain_view(buffer, 0, buffer.numel()), root, tag), tag)});
   }
 
-  Issued barrier(uint32_t tag) override {
+  PendingPtr barrier(uint32_t tag) override {
     c10d::BarrierOptions barrier_options;
     barrier_options.timeout = options_.timeout;
     group_->use_tag(tag);
-    return {{observed(group_->barrier(barrier_options), tag)}};
+    return pending({observed(group_->barrier(barrier_options), tag)});
   }
 
   void abort() override { group_->abort(); }
@@ -146,6 +148,10 @@ class GlooTransport final : public Transport {
   }
 
  private:
+  static PendingPtr pending(std::vector<C10dWork> works, std::function<void()> finish = {}) {
+    return std::make_unique<C10dPending>(std::move(works), /*wait_blocks=*/true, std::move(finish));
+  }
+
   C10dWork broadcast_one(const at::Tensor& buffer, int root, uint32_t tag) {
     c10d::BroadcastOptions broadcast_options;
     broadcast_options.rootRank = root;
@@ -155,10 +161,11 @@ class GlooTransport final : public Transport {
     return group_->broadcast(tensors, broadcast_options);
   }
 
-  /// Reports a failure as it happens, even when this rank is busy elsewhere: the others wait for the report.
+  /// Reports a failure when it happens, even while this rank is busy elsewhere: the others wait for the
+  /// report.
   C10dWork observed(C10dWork work, uint32_t tag) const {
     work->getFuture()->addCallback([on_failure = on_failure_, tag](c10::ivalue::Future& future) {
-      if (future.hasError()) on_failure(words_of(future.exception_ptr()), tag);
+      if (future.hasError()) on_failure(error_message(future.exception_ptr()), tag);
     });
     return work;
   }
@@ -188,7 +195,7 @@ std::vector<std::shared_ptr<::gloo::transport::Device>> make_devices(const GlooO
     throw;
   } catch (const std::exception& error) {
     throw CommError(str("rank ", options.rank, " cannot listen on ", GlooTransport::bound_to(options), " (",
-                        words_of(error), ")"));
+                        error_message(error), ")"));
   }
   return devices;
 }

@@ -3,11 +3,11 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <algorithm>
+#include <iterator>
 #include <numeric>
 #include <thread>
 
-#include "comm/c10_words.h"
-#include "comm/explain.h"
+#include "comm/error_message.h"
 #include "core/error.h"
 #include "core/str.h"
 
@@ -18,25 +18,38 @@ using Clock = std::chrono::steady_clock;
 
 namespace {
 
-/// Sleeps between two looks at the store, for growing times.
-class Pauses {
- public:
-  /// False when it is time to look at other things too: about every 100 ms.
-  bool pause() {
-    std::this_thread::sleep_for(interval_);
-    interval_ = std::min<std::chrono::microseconds>(interval_ * 2, milliseconds(10));
-    if (Clock::now() < next_) return true;
-    next_ = Clock::now() + milliseconds(100);
-    return false;
+/// Calls `has_come` at growing intervals until it returns true; false: not before the deadline. Calls `watch`
+/// about every 100 ms.
+template <class HasCome, class Watch>
+bool poll_until(Clock::time_point deadline, const HasCome& has_come, const Watch& watch) {
+  constexpr milliseconds kWatchInterval{100};
+  std::chrono::microseconds interval{100};
+  auto next_watch = Clock::now() + kWatchInterval;
+  while (!has_come()) {
+    if (Clock::now() >= deadline) return false;
+    std::this_thread::sleep_for(interval);
+    interval = std::min<std::chrono::microseconds>(interval * 2, milliseconds(10));
+    if (Clock::now() < next_watch) continue;
+    next_watch = Clock::now() + kWatchInterval;
+    watch();
   }
+  return true;
+}
 
- private:
-  std::chrono::microseconds interval_{100};
-  Clock::time_point next_ = Clock::now() + milliseconds(100);
-};
+std::vector<std::string> keys_of(const std::string& prefix, const std::vector<int>& ranks) {
+  std::vector<std::string> keys;
+  for (const int rank : ranks) keys.push_back(prefix + std::to_string(rank));
+  return keys;
+}
 
-/// What c10d's groups get: a wait for a key does not block on the server, and ends when a rank has.
-/// While a group is set up no rank may end.
+std::vector<int> all_ranks(int size) {
+  std::vector<int> ranks(static_cast<size_t>(size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
+/// For c10d's groups: a wait for a key does not block on the server, and fails when a rank ends, which no
+/// rank may while a group is set up.
 class WatchedStore final : public c10d::Store {
  public:
   WatchedStore(c10::intrusive_ptr<c10d::Store> store, std::shared_ptr<const Liveness> liveness)
@@ -61,12 +74,11 @@ class WatchedStore final : public c10d::Store {
   void wait(const std::vector<std::string>& keys) override { wait(keys, getTimeout()); }
   void wait(const std::vector<std::string>& keys, const milliseconds& timeout) override {
     const auto deadline = Clock::now() + (timeout == kNoTimeout ? std::chrono::hours(24) : timeout);
-    for (Pauses pauses; !store_->check(keys);) {
-      if (Clock::now() >= deadline)
-        throw CommError(str("timed out after ", name_duration(timeout), ": nobody has set ", keys.front()));
-      if (pauses.pause()) continue;
+    const auto check_all_alive = [&] {
       if (const std::vector<int> ranks = liveness_->gone(); !ranks.empty()) throw RankIsGone(ranks.front());
-    }
+    };
+    if (!poll_until(deadline, [&] { return store_->check(keys); }, check_all_alive))
+      throw CommError(str("timed out after ", name_duration(timeout), ": nobody has set ", keys.front()));
   }
   const milliseconds& getTimeout() const noexcept override { return store_->getTimeout(); }
   void setTimeout(const milliseconds& timeout) override { store_->setTimeout(timeout); }
@@ -95,7 +107,7 @@ auto GroupStore::guarded(Function&& function) const {
   try {
     return function();
   } catch (const std::exception& error) {
-    throw CommError(str(where_, " does not answer (", words_of(error), ")"));
+    throw CommError(str(where_, " does not answer (", error_message(error), ")"));
   }
 }
 
@@ -110,10 +122,17 @@ std::string GroupStore::get(const std::string& key) const {
   });
 }
 
-bool GroupStore::has(const std::string& key) const { return has_all({key}); }
+std::vector<std::string> GroupStore::get_all(const std::string& prefix, int size) const {
+  return guarded([&] {
+    std::vector<std::string> values;
+    for (const std::vector<uint8_t>& value : store_->multiGet(keys_of(prefix, all_ranks(size))))
+      values.emplace_back(value.begin(), value.end());
+    return values;
+  });
+}
 
-bool GroupStore::has_all(const std::vector<std::string>& keys) const {
-  return guarded([&] { return store_->check(keys); });
+bool GroupStore::has(const std::string& key) const {
+  return guarded([&] { return store_->check({key}); });
 }
 
 void GroupStore::erase(const std::string& key) const {
@@ -128,33 +147,41 @@ std::string GroupStore::claim(const std::string& key, const std::string& value) 
   });
 }
 
+int64_t GroupStore::add(const std::string& key, int64_t amount) const {
+  return guarded([&] { return store_->add(key, amount); });
+}
+
+bool GroupStore::await(const std::string& key, milliseconds timeout,
+                       const std::function<void()>& watch) const {
+  const auto has_come = [&] { return has(key); };
+  return poll_until(Clock::now() + timeout, has_come, [&] {
+    watch();
+    // A rank may end in order as soon as the key is there: looked for again.
+    if (const std::vector<int> ranks = gone(); !ranks.empty() && !has_come()) throw RankIsGone(ranks.front());
+  });
+}
+
 std::vector<int> GroupStore::await_ranks(const std::string& prefix, int size, milliseconds timeout,
-                                         const std::function<void()>& meanwhile) const {
-  std::vector<int> ranks(static_cast<size_t>(size));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  return await_ranks(prefix, ranks, timeout, meanwhile);
+                                         const std::function<void()>& watch) const {
+  return await_ranks(prefix, all_ranks(size), timeout, watch);
 }
 
 std::vector<int> GroupStore::await_ranks(const std::string& prefix, const std::vector<int>& ranks,
-                                         milliseconds timeout, const std::function<void()>& meanwhile) const {
-  const auto deadline = Clock::now() + timeout;
-  std::vector<std::string> keys;
-  for (const int rank : ranks) keys.push_back(prefix + std::to_string(rank));
-  Pauses pauses;
-  while (!has_all(keys)) {
-    if (Clock::now() >= deadline) {
-      std::vector<int> missing;
-      for (const int rank : ranks)
-        if (!has(prefix + std::to_string(rank))) missing.push_back(rank);
-      return missing;
-    }
-    if (pauses.pause()) continue;
-    meanwhile();
+                                         milliseconds timeout, const std::function<void()>& watch) const {
+  const auto has_all = [&, keys = keys_of(prefix, ranks)] {
+    return guarded([&] { return store_->check(keys); });
+  };
+  const auto is_missing = [&](int rank) { return !has(prefix + std::to_string(rank)); };
+  const auto watch_ranks = [&] {
+    watch();
     for (const int rank : gone())
-      if (std::find(ranks.begin(), ranks.end(), rank) != ranks.end() && !has(prefix + std::to_string(rank)))
+      if (std::find(ranks.begin(), ranks.end(), rank) != ranks.end() && is_missing(rank))
         throw RankIsGone(rank);
-  }
-  return {};
+  };
+  std::vector<int> missing;
+  if (!poll_until(Clock::now() + timeout, has_all, watch_ranks))
+    std::copy_if(ranks.begin(), ranks.end(), std::back_inserter(missing), is_missing);
+  return missing;
 }
 
 GroupStore GroupStore::under(const std::string& prefix) const {
@@ -170,14 +197,11 @@ GroupStore GroupStore::watched(std::shared_ptr<const Liveness> liveness) const {
 
 std::vector<int> GroupStore::gone() const { return liveness_ ? liveness_->gone() : std::vector<int>(); }
 
-void GroupStore::check_all_alive() const {
-  if (const std::vector<int> ranks = gone(); !ranks.empty()) throw RankIsGone(ranks.front());
-}
-
-void GroupStore::blame_the_gone() const {
-  // The kernel closes the connections of a process that ends one by one.
-  for (int look = 0; look < 10; ++look) {
-    check_all_alive();
+void GroupStore::check_all_alive(milliseconds limit) const {
+  const auto deadline = Clock::now() + limit;
+  while (true) {
+    if (const std::vector<int> ranks = gone(); !ranks.empty()) throw RankIsGone(ranks.front());
+    if (Clock::now() >= deadline) return;
     std::this_thread::sleep_for(milliseconds(20));
   }
 }

@@ -4,7 +4,8 @@
 
 #include <utility>
 
-#include "comm/c10_words.h"
+#include "comm/c10d_pending.h"
+#include "comm/error_message.h"
 #include "comm/nccl_plugin.h"
 #include "core/cuda_plugin.h"
 #include "core/error.h"
@@ -15,7 +16,7 @@ namespace {
 
 // [Note: streams] ProcessGroupNCCL runs collectives on a stream of its own. Issuing one makes that stream
 // wait for the current stream; a work's wait() makes the current stream wait for the collective, without
-// blocking the thread. Between the two it holds on to the tensors (and Flight does), so the caching
+// blocking the thread. Between the two it keeps the tensors alive (as does PendingCollective), so the caching
 // allocator cannot give their memory to anyone else; after the wait, reuse on the current stream is ordered
 // behind the collective. So one thread can have many collectives under way, and nothing on the host shows
 // in which order the device runs them: see [Note: one order on a device] in zero/residency.h for what that
@@ -29,19 +30,20 @@ class NcclTransport final : public Transport {
     try {
       make(&store.c10d_store(), rank, size, device, timeout.count(), &group_);
     } catch (const std::exception& error) {
-      throw CommError(str("rank ", rank, " cannot set up NCCL on cuda:", device, " (", words_of(error), ")"));
+      throw CommError(
+          str("rank ", rank, " cannot set up NCCL on cuda:", device, " (", error_message(error), ")"));
     }
   }
 
   NcclTransport(const NcclTransport&) = delete;
   NcclTransport& operator=(const NcclTransport&) = delete;
-  /// c10d wants to be told; else it warns, and aborts.
+  /// Without shutdown() c10d warns and aborts.
   ~NcclTransport() override {
     if (aborted_) return;
     try {
       group_->shutdown();
     } catch (const std::exception&) {
-      // There is nobody to tell: everything that was waited for has succeeded.
+      // Everything that was waited for has succeeded.
     }
   }
 
@@ -49,37 +51,37 @@ class NcclTransport final : public Transport {
   bool wait_blocks() const override { return false; }
 
   // NCCL gathers in place when the input is the rank's own slice of the output.
-  Issued all_gather(const at::Tensor& full, const at::Tensor& shard, uint32_t) override {
+  PendingPtr all_gather(const at::Tensor& full, const at::Tensor& shard, uint32_t) override {
     at::Tensor output = plain_view(full, 0, full.numel());
     at::Tensor input = plain_view(shard, 0, shard.numel());
-    return {{group_->_allgather_base(output, input)}};
+    return pending(group_->_allgather_base(output, input));
   }
 
   // And it scatters in place when the output is the rank's own slice of the input.
-  Issued reduce_scatter(const at::Tensor& full, const ReduceInto& into, uint32_t) override {
+  PendingPtr reduce_scatter(const at::Tensor& full, const ReduceInto& into, uint32_t) override {
     const int64_t shard_numel = full.numel() / size_;
     at::Tensor input = plain_view(full, 0, full.numel());
     at::Tensor output = plain_view(full, rank_ * shard_numel, shard_numel);
-    return {{group_->_reduce_scatter_base(output, input)}, taking_sum(output, into)};
+    return pending(group_->_reduce_scatter_base(output, input), finish_reduction(output, into));
   }
 
-  Issued all_reduce(const at::Tensor& full, double scale, uint32_t) override {
+  PendingPtr all_reduce(const at::Tensor& full, double scale, uint32_t) override {
     std::vector<at::Tensor> tensors{plain_view(full, 0, full.numel())};
-    return {{group_->allreduce(tensors)}, taking_sum(full, {full, scale})};
+    return pending(group_->allreduce(tensors), finish_reduction(full, {full, scale}));
   }
 
-  Issued broadcast(const at::Tensor& buffer, int root, uint32_t) override {
+  PendingPtr broadcast(const at::Tensor& buffer, int root, uint32_t) override {
     c10d::BroadcastOptions options;
     options.rootRank = root;
     std::vector<at::Tensor> tensors{plain_view(buffer, 0, buffer.numel())};
-    return {{group_->broadcast(tensors, options)}};
+    return pending(group_->broadcast(tensors, options));
   }
 
-  // The wait of a barrier blocks the thread, unlike any other work's.
-  Issued barrier(uint32_t) override {
+  // The wait of a barrier blocks the thread, unlike that of any other operation.
+  PendingPtr barrier(uint32_t) override {
     c10d::BarrierOptions options;
     options.device = at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(device_));
-    return {{group_->barrier(options)}};
+    return pending(group_->barrier(options));
   }
 
   void abort() override {
@@ -87,7 +89,7 @@ class NcclTransport final : public Transport {
     try {
       group_->abort();
     } catch (const std::exception&) {
-      // Whatever it was, the error that led here is the one to show.
+      // The error that led to the abort is the one to show.
     }
   }
 
@@ -96,6 +98,11 @@ class NcclTransport final : public Transport {
   }
 
  private:
+  static PendingPtr pending(C10dWork work, std::function<void()> finish = {}) {
+    return std::make_unique<C10dPending>(std::vector<C10dWork>{std::move(work)}, /*wait_blocks=*/false,
+                                         std::move(finish));
+  }
+
   const int rank_;
   const int size_;
   const int device_;
@@ -106,19 +113,26 @@ class NcclTransport final : public Transport {
 
 }  // namespace
 
-void prepare_cuda(int local_rank, int local_world_size) {
+void check_cuda(int local_world_size) {
   const auto num_devices =
       reinterpret_cast<decltype(&tessera_cuda_num_devices)>(cuda_plugin_symbol("tessera_cuda_num_devices"))();
   if (num_devices == 0)
-    throw Error(
-        "CUDA was asked for, but this host has no usable CUDA device (no driver, or CUDA_VISIBLE_DEVICES "
-        "hides them)");
-  if (num_devices < local_world_size) {
-    throw CommError(str(local_world_size, " ranks on this host, but ", num_devices,
-                        " CUDA device(s): NCCL needs one for each rank"));
+    throw Error("this host has no usable CUDA device (no driver, or CUDA_VISIBLE_DEVICES hides them)");
+  if (num_devices < local_world_size)
+    throw Error(str("this host has ", num_devices, " CUDA devices for ", local_world_size, " ranks"));
+}
+
+bool has_cuda(int local_world_size) {
+  try {
+    check_cuda(local_world_size);
+    return true;
+  } catch (const Error&) {
+    return false;
   }
-  reinterpret_cast<decltype(&tessera_cuda_set_device)>(cuda_plugin_symbol("tessera_cuda_set_device"))(
-      local_rank);
+}
+
+void set_cuda_device(int device) {
+  reinterpret_cast<decltype(&tessera_cuda_set_device)>(cuda_plugin_symbol("tessera_cuda_set_device"))(device);
 }
 
 std::unique_ptr<Transport> make_nccl_transport(const GroupStore& store, const Environment& env,

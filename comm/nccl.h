@@ -10,11 +10,15 @@
 
 namespace tessera::comm {
 
-/// Local. Loads the plugin and makes `local_rank` the current CUDA device. Throws Error when there is no
-/// CUDA, CommError when the host has fewer devices than ranks (NCCL refuses two ranks on one device).
-void prepare_cuda(int local_rank, int local_world_size);
+/// Local. Loads the plugin. Throws Error when there is no CUDA, or fewer devices than this host has ranks
+/// (NCCL refuses two ranks on one device).
+void check_cuda(int local_world_size);
+/// Local. Whether check_cuda() would not throw.
+bool has_cuda(int local_world_size);
+/// Local. Makes it the current CUDA device.
+void set_cuda_device(int device);
 
-/// Collective. The ranks meet under `store` at the first collective. prepare_cuda() must have been called.
+/// Collective. The ranks find each other through `store`.
 std::unique_ptr<Transport> make_nccl_transport(const GroupStore& store, const Environment& env,
                                                std::chrono::milliseconds timeout);
 

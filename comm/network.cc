@@ -17,7 +17,7 @@
 #include <thread>
 #include <torch/csrc/distributed/c10d/TCPStoreBackend.hpp>
 
-#include "comm/explain.h"
+#include "comm/error_message.h"
 #include "comm/liveness.h"
 #include "comm/tcp.h"
 #include "core/error.h"

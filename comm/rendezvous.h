@@ -1,5 +1,5 @@
-// The meeting of all ranks at the store, before any backend exists: who is there, does everyone mean the
-// same group, and how each will notice that another's process has ended.
+// The rendezvous of all ranks at the store, before any backend exists: which ranks are there, whether all
+// mean the same group, and connections by which each will notice that another's process has ended.
 #pragma once
 
 #include <chrono>
@@ -12,23 +12,22 @@
 
 namespace tessera::comm {
 
-struct Meeting {
-  GroupStore store;       ///< the group's own part of it; its waits notice ranks that have ended
-  bool serves = false;    ///< this process runs the server
-  bool one_host = false;  ///< all ranks reach each other over the loopback interface
+struct Rendezvous {
+  GroupStore store;           ///< the group's own part of it; its waits notice ranks that have ended
+  bool serves_store = false;  ///< this process runs the server
+  bool one_host = false;      ///< all ranks reach each other over the loopback interface
 };
 
-/// What must be equal on all ranks: names and values.
-using Terms = std::vector<std::pair<std::string, std::string>>;
+/// Names and values that must be equal on all ranks.
+using Settings = std::vector<std::pair<std::string, std::string>>;
+/// Local. Those of a group, named as in a run's configuration.
+Settings settings_of(const JoinOptions& options, at::Device device);
 
-/// Local. In the words of a run's configuration.
-Terms terms_of(const Options& options);
-
-/// Collective. Rank 0 serves the store (torchrun's agent, with env.agent_store), everyone else connects. All
-/// of it takes no longer than `timeout`; what it waits for after 5 s, and then every minute, goes to `log`.
-/// Throws CommError: port in use, nobody or somebody else serving, ranks missing (which), WORLD_SIZE or a
-/// term differing, one RANK given twice, a rank that has ended or cannot be reached.
-Meeting meet(const Environment& env, std::chrono::milliseconds timeout, const Terms& terms,
-             const Logger& log);
+/// Collective. Rank 0 serves the store (torchrun's agent, with env.agent_store), all others connect. All of
+/// it takes no longer than `timeout`; what it waits for after 5 s, and then every minute, goes to `log`.
+/// Throws CommError: port in use, no server or another program's, ranks missing (which), WORLD_SIZE or a
+/// setting differing, one RANK given twice, a rank that has ended or cannot be reached.
+Rendezvous rendezvous(const Environment& env, std::chrono::milliseconds timeout, const Settings& settings,
+                      const Logger& log);
 
 }  // namespace tessera::comm

@@ -1,21 +1,22 @@
-// SelfCommunicator: a group of which only this rank is here. No network, no
-// threads: every result is there at once.
+// SelfCommunicator: a group of which only this rank is there. No network, no threads: every result is there
+// at once.
 //
-// Usually the group has one rank. It may also be one rank of many, to measure what that one would
-// hold: every buffer has its real size, and this rank's own data stands where the others' would be;
-// what is computed is then worth nothing.
+// Usually the group has one rank. It may also be one rank of many, to measure what that one would hold: every
+// buffer has its real size, and this rank's own data stand in for the others'; the results are then
+// meaningless.
 #pragma once
 
 #include "comm/communicator.h"
 
 namespace tessera::comm {
 
-/// Which rank of which group this one plays.
+/// Which rank of which group this one is.
 struct SimulatedGroup {
   int rank = 0;
   int size = 1;
   bool one_host = false;  ///< as if all ranks shared memory (backend "shm"); else as over a network
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
+  at::Device device = at::kCPU;
 };
 
 /// Owns nothing. All calls are local.
@@ -23,7 +24,7 @@ class SelfCommunicator final : public Communicator {
  public:
   explicit SelfCommunicator(std::chrono::milliseconds timeout)
       : SelfCommunicator(SimulatedGroup{.timeout = timeout}) {}
-  explicit SelfCommunicator(const SimulatedGroup& group) : group_(group) {}
+  explicit SelfCommunicator(const SimulatedGroup& group) : Communicator(group.device), group_(group) {}
 
   int rank() const override { return group_.rank; }
   int size() const override { return group_.size; }

@@ -10,8 +10,8 @@ template <class Kept>
 at::Tensor view_of(const at::Tensor& buffer, void* data, int64_t numel, at::ScalarType dtype, Kept held) {
   return at::for_blob(data, {numel})
       .deleter([kept = std::move(held), info = c10::ThreadLocalDebugInfo::current()](void*) mutable {
-        const c10::DebugInfoGuard heard(
-            info);  // Gloo's threads may be the last to let go, and whoever counts memory wants to hear of it
+        // Gloo's threads may be the last to free it; the memory meter counts by this thread-local state.
+        const c10::DebugInfoGuard guard(info);
         kept.reset();
       })
       .options(buffer.options().dtype(dtype).requires_grad(false))
@@ -35,12 +35,6 @@ at::Tensor plain_bytes(std::shared_ptr<at::Tensor> buffer) {
   const at::Tensor& tensor = *buffer;
   return view_of(tensor, tensor.data_ptr(), static_cast<int64_t>(tensor.nbytes()), at::kByte,
                  std::move(buffer));
-}
-
-std::function<void()> taking_sum(const at::Tensor& sum, const ReduceInto& into) {
-  const bool is_there = sum.data_ptr() == into.shard.data_ptr() && into.scale == 1 && !into.add;
-  if (is_there) return {};
-  return [sum, into] { write_result(sum, into); };
 }
 
 }  // namespace tessera::comm

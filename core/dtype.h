@@ -1,5 +1,5 @@
-// DType: the element types a training run can hold, without libtorch, so that the layout, the
-// configuration and the memory arithmetic can speak of them.
+// DType: the element types of tensors, without libtorch, so that the layout, the configuration, the memory
+// arithmetic, sums over ranks and files can name them. Parameters are of the first four.
 #pragma once
 
 #include <cstdint>
@@ -8,23 +8,47 @@
 
 namespace tessera {
 
-enum class DType : uint8_t { kFloat32, kBFloat16, kFloat16, kFloat64 };
+enum class DType : uint8_t {
+  kFloat32,
+  kBFloat16,
+  kFloat16,
+  kFloat64,
+  kInt64,
+  kInt32,
+  kInt16,
+  kInt8,
+  kUInt8,
+  kBool,  ///< one byte, 0 or 1
+};
 
 /// Local. Bytes of one element.
 constexpr int64_t size_bytes(DType dtype) {
   switch (dtype) {
-    case DType::kFloat64: return 8;
-    case DType::kFloat32: return 4;
+    case DType::kFloat64:
+    case DType::kInt64: return 8;
+    case DType::kFloat32:
+    case DType::kInt32: return 4;
     case DType::kBFloat16:
-    case DType::kFloat16: return 2;
+    case DType::kFloat16:
+    case DType::kInt16: return 2;
+    case DType::kInt8:
+    case DType::kUInt8:
+    case DType::kBool: return 1;
   }
   return 0;
 }
 
-/// Local. The config's word for it: "fp32", "bf16", "fp16", "fp64".
+/// Local. The word for it in the configuration and in files: "fp32", "bf16", "fp16", "fp64", "int64",
+/// "int32", "int16", "int8", "uint8", "bool".
 constexpr std::string_view name_of(DType dtype) {
   switch (dtype) {
     case DType::kFloat64: return "fp64";
+    case DType::kInt64: return "int64";
+    case DType::kInt32: return "int32";
+    case DType::kInt16: return "int16";
+    case DType::kInt8: return "int8";
+    case DType::kUInt8: return "uint8";
+    case DType::kBool: return "bool";
     case DType::kFloat32: return "fp32";
     case DType::kBFloat16: return "bf16";
     case DType::kFloat16: return "fp16";
@@ -32,8 +56,8 @@ constexpr std::string_view name_of(DType dtype) {
   return "?";
 }
 
-/// Local. DeepSpeed's and PyTorch's spellings: "fp32", "float32", "float", "bf16", "bfloat16",
-/// "fp16", "float16", "half". Nothing for any other word.
+/// Local. DeepSpeed's and PyTorch's spellings of what a run can compute in: "fp32", "float32", "float",
+/// "bf16", "bfloat16", "fp16", "float16", "half". Nothing for any other word.
 constexpr std::optional<DType> parse_dtype(std::string_view word) {
   if (word == "fp32" || word == "float32" || word == "float") return DType::kFloat32;
   if (word == "bf16" || word == "bfloat16") return DType::kBFloat16;

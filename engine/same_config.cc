@@ -1,11 +1,11 @@
 #include "engine/same_config.h"
 
 #include <algorithm>
-#include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "checkpoint/block_hashes.h"
 #include "core/error.h"
 #include "core/str.h"
 #include "core/utf8.h"
@@ -48,8 +48,7 @@ std::string describe(const ordered_json* value) {
 void check_same_config(comm::Communicator& comm, const ordered_json& mine) {
   if (comm.size() == 1) return;
   const std::string text = mine.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
-  const std::vector<std::string> digests =
-      comm.exchange(std::to_string(std::hash<std::string>()(text)), "config digest");
+  const std::vector<std::string> digests = comm.exchange(checkpoint::text_digest(text), "config digest");
   if (std::equal(digests.begin() + 1, digests.end(), digests.begin())) return;
   const std::vector<std::string> texts = comm.exchange(text, "config");
   const ordered_json first = ordered_json::parse(texts[0]);

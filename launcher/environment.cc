@@ -3,33 +3,16 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cstdlib>
-#include <cstring>
 #include <string_view>
 #include <utility>
 
+#include "core/environment.h"
 #include "core/error.h"
 #include "core/str.h"
 #include "launcher/host.h"
 
 namespace tessera::launcher {
-namespace {
-
-std::optional<int> integer_variable(const char* name) {
-  const char* text = std::getenv(name);
-  if (!text) return std::nullopt;
-  int value = 0;
-  const char* end = text + std::strlen(text);
-  const auto [stop, error] = std::from_chars(text, end, value);
-  if (error != std::errc() || stop != end) return std::nullopt;
-  return value;
-}
-
-}  // namespace
-
-bool in_group() { return std::getenv("RANK") && std::getenv("WORLD_SIZE"); }
-
 bool should_start_ranks(std::optional<int> nproc) {
   if (nproc && (*nproc < 1 || *nproc > kMaxRanks))
     throw ConfigError(str("--nproc ", *nproc, ": expected 1 to ", kMaxRanks, " ranks on this host"));

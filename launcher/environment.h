@@ -1,5 +1,5 @@
-// The environment variables by which a rank knows its place. Names and meaning are torchrun's
-// (torch.distributed.run), so that any program written for it runs here, and ours under it.
+// The environment variables of core/environment.h from the launcher's side: whether it starts ranks, and what
+// it tells them. They are torchrun's, so that any program written for it runs here, and ours under it.
 #pragma once
 
 #include <optional>
@@ -10,12 +10,8 @@ namespace tessera::launcher {
 
 inline constexpr int kMaxRanks = 4096;
 
-/// Local. True when this process already is a rank: RANK and WORLD_SIZE are both set (by our launcher,
-/// torchrun, or by hand), so it must not start others.
-bool in_group();
-
 /// Local. Whether this process should start `nproc` ranks of itself (true), or is one rank (false): it is one
-/// when in_group(), and when no more than one rank is asked for.
+/// in a group (tessera::in_group), and when no more than one rank is asked for.
 /// Throws ConfigError when `nproc` is not in 1..kMaxRanks, or differs from the number of ranks that another
 /// launcher has already started here (LOCAL_WORLD_SIZE, else WORLD_SIZE).
 bool should_start_ranks(std::optional<int> nproc);

@@ -9,7 +9,7 @@
 #include <sstream>
 #include <string_view>
 
-#include "comm/c10_words.h"
+#include "comm/error_message.h"
 #include "core/disk_error.h"
 #include "core/error.h"
 #include "core/log.h"
@@ -85,7 +85,7 @@ int main(int num_given, char** given) {
   } catch (const Error& error) {
     return fail(log, error.what());
   } catch (const std::exception& error) {
-    return fail(log, comm::words_of(error));  // libtorch's hold back-traces
+    return fail(log, comm::error_message(error));  // libtorch's hold back-traces
   }
   return finish(log, exit_code);
 }

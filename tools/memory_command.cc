@@ -12,6 +12,7 @@
 
 #include "comm/self.h"
 #include "core/disk.h"
+#include "core/environment.h"
 #include "core/error.h"
 #include "core/log.h"
 #include "core/str.h"
@@ -96,7 +97,7 @@ train::MemoryTrial read_trial(const fs::path& path) {
 int measure(const MemoryFlags& flags, const std::vector<std::string>& args, const Logger& log) {
   if (flags.config.empty())
     throw ConfigError("memory: expected CONFIG, the name of a JSON file, or --estimate");
-  if (launcher::in_group())
+  if (in_group())
     throw ConfigError("memory: starts ranks of its own; expected to be run without a launcher, with --nproc");
   if (!flags.params.empty() || !flags.fit.empty() || flags.world > 0)
     throw ConfigError("--params, --world and --fit are for --estimate; expected that too");

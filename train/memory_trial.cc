@@ -90,7 +90,7 @@ int64_t MemoryTrial::model_state() const {
 
 MemoryTrial run_memory_trial(RunConfig run, const Registry& registry, const comm::Environment& environment,
                              const MemoryTrialOptions& options, const Logger& logger) {
-  const at::Device device = set_up_process(run.trainer, environment);
+  set_up_process(run.trainer, environment);
   if (options.simulate_world > 0) {  // workspaces depend on the number of threads
     comm::Environment simulated = environment;
     simulated.local_world_size = options.simulate_world;
@@ -98,11 +98,14 @@ MemoryTrial run_memory_trial(RunConfig run, const Registry& registry, const comm
   }
   const std::unique_ptr<Task> task = registry.make(run.model, run.data);
   comm::CommunicatorPtr comm =
-      join_group(run.trainer, environment, device, logger);  // of one rank, when the others are simulated
+      join_group(run.trainer, environment, logger);  // of one rank, when the others are simulated
+  const at::Device device = comm->device();
   if (options.simulate_world > 0) {
     const bool one_host = run.trainer.backend == "shm";
-    comm = std::make_shared<comm::SelfCommunicator>(comm::SimulatedGroup{
-        .rank = options.simulate_rank, .size = options.simulate_world, .one_host = one_host});
+    comm = std::make_shared<comm::SelfCommunicator>(comm::SimulatedGroup{.rank = options.simulate_rank,
+                                                                         .size = options.simulate_world,
+                                                                         .one_host = one_host,
+                                                                         .device = device});
   }
 
   MemoryTrial trial;

@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "comm/c10_words.h"
+#include "comm/error_message.h"
 #include "core/error.h"
 #include "core/str.h"
 #include "train/report.h"
@@ -32,7 +32,7 @@ void fail_for_memory(const std::exception& error, const std::string& when, const
                          ") and raise gradient_accumulation_steps (", config.gradient_accumulation_steps,
                          ") to match"));
   advice.push_back(str("use more ranks than ", comm.size()));
-  throw Error(str("out of memory ", when, " on rank ", comm.rank(), ": ", comm::words_of(error), held,
+  throw Error(str("out of memory ", when, " on rank ", comm.rank(), ": ", comm::error_message(error), held,
                   "; to change: ", join(advice, ", or ")));
 }
 

@@ -14,20 +14,19 @@ namespace tessera::train {
 Summary run(RunConfig run, const Registry& registry, const comm::Environment& environment,
             const TrainerOutput& output, TrainerStart start = {});
 
-/// Local. The device of this rank: trainer.device, where "auto" is CUDA if this host has a device
-/// for each of its ranks. Throws ConfigError when CUDA is asked for and not there, or
-/// comm.backend cannot move its tensors.
+/// Local. The device of this rank: comm::choose_device() of trainer.device and comm.backend. Throws
+/// ConfigError when CUDA is asked for and not there, or comm.backend cannot move its tensors.
 at::Device choose_device(const TrainerConfig& trainer, const comm::Environment& environment);
 
-/// Collective. The group of `environment`, over comm.backend, for tensors of
-/// choose_device(). Throws CommError.
+/// Collective. The group of `environment`, over comm.backend, for tensors on choose_device(). Throws
+/// CommError.
 comm::CommunicatorPtr join_group(const TrainerConfig& trainer, const comm::Environment& environment,
-                                 at::Device device, const Logger& logger);
+                                 const Logger& logger);
 
 /// Local. How a rank begins, before anything runs on its device: trainer.deterministic, choose_num_threads(),
-/// and SIGXFSZ is ignored, so that a file that may not grow is an error and no end of the process. Returns
-/// choose_device(), and throws as it does.
-at::Device set_up_process(const TrainerConfig& trainer, const comm::Environment& environment);
+/// and SIGXFSZ is ignored, so that a file that may not grow is an error and no end of the process. Throws
+/// what choose_device() does, before the data are loaded.
+void set_up_process(const TrainerConfig& trainer, const comm::Environment& environment);
 
 /// Local. For trainer.deterministic: as torch.use_deterministic_algorithms(True), for the whole process and
 /// for good. To be called before anything runs on CUDA.

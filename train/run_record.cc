@@ -66,7 +66,7 @@ std::vector<std::string> RunRecord::files(
 bool RunRecord::is_there(const char* name) const {
   std::error_code error;
   const bool mine = directory_ && std::filesystem::exists(directory_->folder() / name, error);
-  return !comm_.exchange(mine ? "there" : "", name).front().empty();
+  return comm_.exchange(mine, name).front();
 }
 
 bool RunRecord::has_results() const { return is_there(kResultsName); }

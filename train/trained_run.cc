@@ -87,13 +87,13 @@ void load_trained_weights(const TrainedRun& run, Engine& engine) {
 std::vector<Evaluation> evaluate_run(const TrainedRun& run, const Registry& registry,
                                      const comm::Environment& environment, const TrainerOutput& output) {
   const TrainerConfig& trainer = run.config.trainer;
-  const at::Device device = set_up_process(trainer, environment);
+  set_up_process(trainer, environment);
   const std::unique_ptr<Task> task = registry.make(run.config.model, run.config.data, run.folder);
-  const comm::CommunicatorPtr comm = join_group(trainer, environment, device, output.logger);
+  const comm::CommunicatorPtr comm = join_group(trainer, environment, output.logger);
   check_same_run(run.config, *comm);
   if (comm->size() > 1) check_same_data(*task, *comm);
   InitOptions init;
-  init.device = device;
+  init.device = comm->device();
   init.log = comm->rank() == 0 ? output.logger : Logger{};
   init.local_rank = environment.local_rank;
   Engine& engine = task->initialize(run.config.engine, comm, init);
@@ -119,15 +119,16 @@ std::vector<Evaluation> evaluate_run(const TrainedRun& run, const Registry& regi
 std::unique_ptr<Predictor> load_predictor(const TrainedRun& run, const Registry& registry,
                                           const Logger& logger) {
   const comm::Environment alone;
-  InitOptions init;
-  init.device = set_up_process(run.config.trainer, alone);
-  init.log = logger;
+  set_up_process(run.config.trainer, alone);
   std::unique_ptr<Predictor> predictor =
       registry.make_predictor(run.config.model, run.config.data, run.folder);
   EngineConfig config = run.config.engine;
   config.zero.stage = 0;  // one rank has it all
-  Engine& engine =
-      predictor->initialize(config, join_group(run.config.trainer, alone, init.device, logger), init);
+  const comm::CommunicatorPtr comm = join_group(run.config.trainer, alone, logger);
+  InitOptions init;
+  init.device = comm->device();
+  init.log = logger;
+  Engine& engine = predictor->initialize(config, comm, init);
   load_trained_weights(run, engine);
   engine.eval();
   return predictor;

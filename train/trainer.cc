@@ -298,30 +298,25 @@ void Trainer::warn_of_loss(const StepWindow& window) {
 /// Collective. Where the window's loss was not finite for the first time: which
 /// step, which rank, which samples.
 std::string Trainer::describe_loss(const StepWindow& window) {
-  std::string mine;
-  if (window.not_finite) {
+  constexpr int64_t kNone = std::numeric_limits<int64_t>::max();
+  const std::vector<int64_t> micro_steps =
+      comm_->exchange(window.not_finite.value_or(kNone), "micro-step of a loss that is not finite");
+  const auto first = std::min_element(micro_steps.begin(), micro_steps.end());
+  const std::string loss = std::isnan(window.loss) ? "nan" : str(window.loss);
+  if (*first == kNone)  // each rank's loss is finite, and only their sum is not
+    return str("the training loss is ", loss, " at step ", steps_done_);
+  const auto rank = static_cast<size_t>(first - micro_steps.begin());
+  std::string samples;
+  if (static_cast<size_t>(comm_->rank()) == rank) {
     TrainPlan plan(sampler_, window_position_);
     TrainPlan::MicroStep micro_step = plan.next();
-    for (int64_t i = 0; i < *window.not_finite; ++i) micro_step = plan.next();
-    mine = str(*window.not_finite, " ", describe_samples(task_, micro_step));
+    for (int64_t i = 0; i < *first; ++i) micro_step = plan.next();
+    samples = describe_samples(task_, micro_step);
   }
-  int64_t first = std::numeric_limits<int64_t>::max();
-  std::string where;
-  const std::vector<std::string> ranks = comm_->exchange(mine, "samples of a loss that is not finite");
-  for (size_t rank = 0; rank < ranks.size(); ++rank) {
-    if (ranks[rank].empty()) continue;
-    const size_t space = ranks[rank].find(' ');
-    const int64_t micro_step = std::stoll(ranks[rank].substr(0, space));
-    if (micro_step >= first) continue;
-    first = micro_step;
-    where = str(" on rank ", rank, ", ", ranks[rank].substr(space + 1));
-  }
-  const std::string loss = std::isnan(window.loss) ? "nan" : str(window.loss);
-  if (where.empty())
-    return str("the training loss is ", loss, " at step ",
-               steps_done_);  // the sum over the ranks alone is beyond all numbers
+  samples = comm_->exchange(samples, "samples of a loss that is not finite")[rank];
   return str("the training loss is ", loss, " at step ",
-             window_start_ + first / config_.engine.gradient_accumulation_steps + 1, where);
+             window_start_ + *first / config_.engine.gradient_accumulation_steps + 1, " on rank ", rank, ", ",
+             samples);
 }
 
 /// Once, until one is finite again.

@@ -16,7 +16,7 @@ struct NetImpl : torch::nn::Module {  // any torch::nn::Module, as it is
 TORCH_MODULE(Net);
 
 int main(int argc, char** argv) try {
-  auto comm = tessera::comm::connect(tessera::comm::environment(), {});  // RANK, WORLD_SIZE, MASTER_ADDR …
+  auto comm = tessera::comm::join();  // RANK, WORLD_SIZE, MASTER_ADDR …
   auto config = tessera::load_engine_config(argc > 1 ? argv[1] : "", {.world_size = comm->size()});
   Net model;
   auto engine = tessera::initialize(model, config, comm);

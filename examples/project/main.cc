@@ -18,7 +18,7 @@ struct ClassifierImpl : torch::nn::Module {
 TORCH_MODULE(Classifier);
 
 int main(int argc, char** argv) try {
-  const auto comm = tessera::comm::connect(tessera::comm::environment(), {});
+  const auto comm = tessera::comm::join();
   const auto config = tessera::load_engine_config(argc > 1 ? argv[1] : "", {.world_size = comm->size()});
   at::manual_seed(1);
   const at::Tensor points = at::randn({512, 8}), labels = points.narrow(1, 0, 4).argmax(1);

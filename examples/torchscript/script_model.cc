@@ -10,7 +10,7 @@
 #include <stdexcept>
 #include <vector>
 
-#include "comm/c10_words.h"
+#include "comm/error_message.h"
 #include "core/error.h"
 #include "core/input_file.h"
 #include "core/str.h"
@@ -50,7 +50,7 @@ std::shared_ptr<torch::jit::Module> load_script_model(const std::string& path) {
   try {
     model = std::make_shared<torch::jit::Module>(torch::jit::load(path, c10::Device(at::kCPU)));
   } catch (const std::exception& caught) {
-    throw DataError(str(path, ": no TorchScript module: ", comm::words_of(caught), expected));
+    throw DataError(str(path, ": no TorchScript module: ", comm::error_message(caught), expected));
   }
   check_trainable(*model, path);
   return model;
@@ -193,8 +193,8 @@ void rethrow_of_model(const std::string& path, const std::function<std::string()
     throw;
   } catch (const std::exception& error) {
     if (train::is_out_of_memory(error))
-      throw c10::OutOfMemoryError({__func__, __FILE__, __LINE__}, comm::words_of(error));
-    throw DataError(str(origin(), ": ", path, ": forward failed: ", comm::words_of(error)));
+      throw c10::OutOfMemoryError({__func__, __FILE__, __LINE__}, comm::error_message(error));
+    throw DataError(str(origin(), ": ", path, ": forward failed: ", comm::error_message(error)));
   }
 }
 

@@ -29,7 +29,7 @@ std::string name_of_param(const ::testing::TestParamInfo<Param>& info) {
 class CollectivesTest : public ::testing::TestWithParam<Param> {
  protected:
   int size() const { return std::get<0>(GetParam()); }
-  Options options() const { return quick_options(std::get<1>(GetParam())); }
+  JoinOptions options() const { return quick_options(std::get<1>(GetParam())); }
 };
 INSTANTIATE_TEST_SUITE_P(Worlds, CollectivesTest,
                          ::testing::Combine(::testing::Range(1, 10), ::testing::Values("gloo", "shm")),
@@ -37,7 +37,7 @@ INSTANTIATE_TEST_SUITE_P(Worlds, CollectivesTest,
 
 class CommunicatorTest : public ::testing::TestWithParam<std::string> {
  protected:
-  Options options() const { return quick_options(GetParam()); }
+  JoinOptions options() const { return quick_options(GetParam()); }
 };
 INSTANTIATE_TEST_SUITE_P(Backends, CommunicatorTest, ::testing::Values("gloo", "shm"),
                          [](const auto& info) { return info.param; });
@@ -276,7 +276,7 @@ TEST_P(CollectivesTest, EmptyBuffersAreFine) {
 
 TEST_P(CommunicatorTest, OneRankAloneIsImmediateAndLocal) {
   const auto start = std::chrono::steady_clock::now();
-  const CommunicatorPtr comm = connect(Environment{}, Options{});
+  const CommunicatorPtr comm = join({}, Environment{});
   EXPECT_LT(testing::seconds_since(start), 0.05);
   EXPECT_EQ(comm->rank(), 0);
   EXPECT_EQ(comm->size(), 1);

@@ -66,17 +66,17 @@ void wait_for_all(const std::string& what, const CommunicatorPtr& comm) {
 
 /// A victim ends in the middle of joining, or after it.
 CommunicatorPtr join(const std::string& what, const tessera::comm::Environment& environment,
-                     const tessera::comm::Options& options) {
+                     const tessera::comm::JoinOptions& options) {
   const char* victim = std::getenv("TEST_VICTIM");
   if (victim == nullptr || std::atoi(victim) != environment.rank)
-    return tessera::comm::connect(environment, options);
+    return tessera::comm::join(options, environment);
   if (what == "rendezvous") std::thread(be_killed).detach();
   if (what == "connecting") {
-    tessera::comm::meet(environment, options.rendezvous_timeout, tessera::comm::terms_of(options),
-                        options.log);
+    tessera::comm::rendezvous(environment, options.rendezvous_timeout,
+                              tessera::comm::settings_of(options, at::kCPU), options.log);
     be_killed();
   }
-  const CommunicatorPtr comm = tessera::comm::connect(environment, options);
+  const CommunicatorPtr comm = tessera::comm::join(options, environment);
   be_killed();
 }
 
@@ -128,7 +128,7 @@ int main(int argc, char** argv) {
       unshare(CLONE_NEWUSER | CLONE_NEWNET) != 0)
     return 77;
   try {
-    tessera::comm::Options options;
+    tessera::comm::JoinOptions options;
     if (const char* backend = std::getenv("TEST_BACKEND")) options.backend = backend;
     options.timeout = setting("TEST_TIMEOUT_MS", 60000);
     options.rendezvous_timeout = setting("TEST_RENDEZVOUS_MS", 30000);

@@ -19,8 +19,8 @@ using tessera::testing::error_of;
 using tessera::testing::seconds_since;
 
 /// A backend by name, with time limits that a test can wait for.
-inline Options quick_options(const std::string& backend) {
-  Options options;
+inline JoinOptions quick_options(const std::string& backend) {
+  JoinOptions options;
   options.backend = backend;
   options.timeout = std::chrono::seconds(30);
   options.rendezvous_timeout = std::chrono::seconds(30);

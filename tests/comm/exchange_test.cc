@@ -2,14 +2,16 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
-#include <condition_variable>
+#include <atomic>
+#include <limits>
 #include <mutex>
 #include <thread>
 
-#include "comm/c10d.h"
 #include "comm/gloo.h"
 #include "comm/init.h"
 #include "comm/shm.h"
+#include "comm/store_exchange.h"
+#include "comm/transport_communicator.h"
 #include "core/str.h"
 #include "tests/comm/comm_testing.h"
 
@@ -18,11 +20,74 @@ namespace {
 
 using testing::error_of;
 
+/// A store that counts what its server is asked, in all ranks together.
+class CountingStore final : public c10d::HashStore {
+ public:
+  std::atomic<int64_t> num_reads = 0;   ///< of one value, or of several at once
+  std::atomic<int64_t> num_writes = 0;  ///< of any kind
+  std::atomic<int64_t> num_checks = 0;  ///< whether a key is there: a rank that waits asks repeatedly
+
+  void set(const std::string& key, const std::vector<uint8_t>& value) override {
+    ++num_writes;
+    HashStore::set(key, value);
+  }
+  std::vector<uint8_t> compareSet(const std::string& key, const std::vector<uint8_t>& expected,
+                                  const std::vector<uint8_t>& desired) override {
+    ++num_writes;
+    return HashStore::compareSet(key, expected, desired);
+  }
+  int64_t add(const std::string& key, int64_t amount) override {
+    ++num_writes;
+    return HashStore::add(key, amount);
+  }
+  bool deleteKey(const std::string& key) override {
+    ++num_writes;
+    return HashStore::deleteKey(key);
+  }
+  std::vector<uint8_t> get(const std::string& key) override {
+    ++num_reads;
+    return HashStore::get(key);
+  }
+  std::vector<std::vector<uint8_t>> multiGet(const std::vector<std::string>& keys) override {
+    ++num_reads;
+    return HashStore::multiGet(keys);
+  }
+  bool check(const std::vector<std::string>& keys) override {
+    ++num_checks;
+    return HashStore::check(keys);
+  }
+};
+
+// A first pass of training asks for an exchange a unit: the one server must not be asked by each rank for
+// each rank.
+TEST(StoreExchangeTest, AsksTheStoreALimitedNumberOfTimesARank) {
+  constexpr int kSize = 32, kRounds = 20;
+  const auto store = c10::make_intrusive<CountingStore>();
+  const GroupStore group_store(store, "the store");
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < kSize; ++rank) {
+    threads.emplace_back([&, rank] {
+      StoreExchange exchange(group_store, rank, kSize);
+      for (int round = 0; round < kRounds; ++round) {
+        const StoreExchange::Result result =
+            exchange.run(str(rank, "\n", round, std::string(1, '\0')), std::chrono::seconds(60), [] {});
+        ASSERT_EQ(result.values.size(), static_cast<size_t>(kSize)) << result.cause;
+        for (int r = 0; r < kSize; ++r)
+          ASSERT_EQ(result.values[r], str(r, "\n", round, std::string(1, '\0')));
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(store->num_reads, kRounds * kSize) << "one a rank; of the last to arrive, of all values at once";
+  EXPECT_LE(store->num_writes, kRounds * (2 * kSize + 2))
+      << "the value and the count of each rank, the result";
+}
+
 class ExchangeTest : public testing::EachBackend {};
 INSTANTIATE_TEST_SUITE_P(Backends, ExchangeTest, ::testing::Values("gloo", "shm"), testing::backend_name);
 
-Options with_timeout(const std::string& backend, std::chrono::milliseconds timeout) {
-  Options options;
+JoinOptions with_timeout(const std::string& backend, std::chrono::milliseconds timeout) {
+  JoinOptions options;
   options.backend = backend;
   options.timeout = timeout;
   options.rendezvous_timeout = std::chrono::seconds(20);
@@ -36,28 +101,62 @@ TEST_P(ExchangeTest, TheStoreDoesNotGrow) {
   std::vector<int64_t> num_keys_early(3), num_keys_late(3);
   for (int rank = 0; rank < 3; ++rank) {
     threads.emplace_back([&, rank] {
-      auto family = std::make_shared<Family>(group_store, rank, 3, false);
+      auto context = std::make_shared<GroupContext>(group_store, rank, 3, false);
       GlooOptions gloo;
       gloo.rank = rank;
       gloo.size = 3;
       gloo.timeout = gloo.connect_timeout = std::chrono::seconds(20);
-      C10dCommunicator comm(family, gloo.timeout, [&](const GroupStore& under, FailureHook hook) {
+      const auto make = [&](const GroupStore& under, FailureHook hook) {
         if (GetParam() == "shm")
           return make_shm_transport(under, rank, 3, gloo.timeout, gloo.connect_timeout);
         return make_gloo_transport(under, gloo, std::move(hook));
-      });
+      };
+      const auto comm = std::make_shared<TransportCommunicator>(context, gloo.timeout, make);
       for (int i = 0; i < 200; ++i) {
-        comm.exchange("value", "growth");
-        comm.barrier("everyone has tidied up");
+        comm->exchange("value", "growth");
+        comm->barrier("everyone has tidied up");
         if (i == 3) num_keys_early[rank] = store->getNumKeys();
-        comm.barrier("everyone has counted");
+        comm->barrier("everyone has counted");
       }
       num_keys_late[rank] = store->getNumKeys();
-      comm.barrier("end");
+      comm->barrier("end");
     });
   }
   for (std::thread& thread : threads) thread.join();
   for (int rank = 0; rank < 3; ++rank) EXPECT_EQ(num_keys_early[rank], num_keys_late[rank]);
+}
+
+TEST_P(ExchangeTest, SendsNumbersStructsAndListsOfThem) {
+  struct Progress {
+    int64_t step;
+    double loss;
+    bool operator==(const Progress&) const = default;
+  };
+  enum class Color : uint8_t { kRed, kBlue };
+  run_threads(3, with_timeout(GetParam(), std::chrono::seconds(20)), [&](CommunicatorPtr comm) {
+    const int64_t big = std::numeric_limits<int64_t>::max() - comm->rank();
+    const auto numbers = comm->exchange(big, "numbers");
+    const auto flags = comm->exchange(comm->rank() == 1, "flags");
+    const auto colors = comm->exchange(comm->rank() == 2 ? Color::kBlue : Color::kRed, "colors");
+    const auto structs = comm->exchange(Progress{comm->rank(), 0.1 * comm->rank()}, "structs");
+    const auto lists = comm->exchange(std::vector<int>(static_cast<size_t>(comm->rank()), 7), "lists");
+    for (int r = 0; r < 3; ++r) {
+      EXPECT_EQ(numbers[r], std::numeric_limits<int64_t>::max() - r);
+      EXPECT_EQ(flags[r], r == 1);
+      EXPECT_EQ(colors[r], r == 2 ? Color::kBlue : Color::kRed);
+      EXPECT_EQ(structs[r], (Progress{r, 0.1 * r}));
+      EXPECT_EQ(lists[r], std::vector<int>(static_cast<size_t>(r), 7));
+    }
+  });
+}
+
+TEST_P(ExchangeTest, ValuesOfDifferentSizesAreAnError) {
+  run_threads(2, with_timeout(GetParam(), std::chrono::seconds(20)), [&](CommunicatorPtr comm) {
+    const std::string error = error_of([&] {
+      comm->rank() == 0 ? (void)comm->exchange(1, "plan") : (void)comm->exchange(int64_t{1}, "plan");
+    });
+    EXPECT_EQ(error, "exchange of \"plan\": ranks give values of different sizes");
+  });
 }
 
 TEST_P(ExchangeTest, NamesTheRanksThatDidNotCome) {

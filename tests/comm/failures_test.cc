@@ -26,8 +26,8 @@ class FailuresTest : public ::testing::TestWithParam<std::string> {
 INSTANTIATE_TEST_SUITE_P(Backends, FailuresTest, ::testing::Values("gloo", "shm"),
                          [](const auto& info) { return info.param; });
 
-Options with_timeout(milliseconds timeout) {
-  Options options;
+JoinOptions with_timeout(milliseconds timeout) {
+  JoinOptions options;
   options.backend = backend;
   options.timeout = timeout;
   options.rendezvous_timeout = seconds(20);

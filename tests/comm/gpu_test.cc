@@ -7,9 +7,9 @@
 #include <algorithm>
 #include <thread>
 
-#include "comm/c10d.h"
 #include "comm/nccl.h"
 #include "comm/nccl_plugin.h"
+#include "comm/transport_communicator.h"
 #include "core/cuda_plugin.h"
 #include "core/error.h"
 #include "tests/comm/comm_testing.h"
@@ -57,16 +57,19 @@ TEST(GpuTest, NcclCollectives) {
       Environment env;
       env.rank = env.local_rank = rank;
       env.world_size = env.local_world_size = size;
-      prepare_cuda(env.local_rank, env.local_world_size);
-      auto family = std::make_shared<Family>(store, rank, size, false);
+      check_cuda(env.local_world_size);
+      set_cuda_device(env.local_rank);
+      auto context = std::make_shared<GroupContext>(store, rank, size, false);
       const auto timeout = std::chrono::seconds(60);
-      C10dCommunicator comm(family, timeout, [&](const GroupStore& under, FailureHook) {
-        return make_nccl_transport(under, env, timeout);
-      });
-      EXPECT_EQ(comm.backend(), "nccl");
       const at::Device device(at::kCUDA, static_cast<c10::DeviceIndex>(rank));
-      check_collectives(comm, device);
-      check_collectives(*comm.duplicate("twin"), device);
+      const auto make = [&](const GroupStore& under, FailureHook) {
+        return make_nccl_transport(under, env, timeout);
+      };
+      const auto comm = std::make_shared<TransportCommunicator>(context, timeout, make, device);
+      EXPECT_EQ(comm->backend(), "nccl");
+      EXPECT_EQ(comm->device(), device);
+      check_collectives(*comm, device);
+      check_collectives(*comm->duplicate("twin"), device);
     });
   }
   for (std::thread& thread : threads) thread.join();

@@ -19,9 +19,10 @@
 #include "comm/group_store.h"
 #include "comm/init.h"
 #include "comm/shm/available_memory.h"
-#include "comm/shm/peers.h"
+#include "comm/shm/peer_sockets.h"
+#include "comm/shm/reduce.h"
 #include "comm/shm/shared_memory.h"
-#include "comm/shm/sum.h"
+#include "comm/torch_dtype.h"
 #include "core/str.h"
 #include "tests/comm/comm_testing.h"
 
@@ -42,7 +43,7 @@ at::Tensor symmetric(Communicator& comm, int64_t numel, at::ScalarType dtype) {
 
 using Inputs = std::vector<at::Tensor>;
 
-/// Element by element in fp32, as add_up() promises.
+/// Element by element in fp32, as reduce() promises.
 float expected_sum(const Inputs& inputs, int64_t i, float scale, const at::Tensor* added) {
   float sum = inputs[0][i].item<float>();
   for (size_t r = 1; r < inputs.size(); ++r) sum = sum + inputs[r][i].item<float>();
@@ -50,13 +51,7 @@ float expected_sum(const Inputs& inputs, int64_t i, float scale, const at::Tenso
   return added == nullptr ? sum : sum + (*added)[i].item<float>();
 }
 
-shm::Element element_of(at::ScalarType dtype) {
-  return dtype == at::kFloat      ? shm::Element::kFloat32
-         : dtype == at::kBFloat16 ? shm::Element::kBFloat16
-                                  : shm::Element::kFloat16;
-}
-
-TEST(Sum, IsTakenInOrderInFp32AndRoundedOnce) {
+TEST(Reduce, SumsInOrderInFp32AndRoundedOnce) {
   std::mt19937 random(1);
   std::normal_distribution<float> normal;
   for (const auto in : {at::kFloat, at::kBFloat16, at::kHalf})
@@ -78,14 +73,11 @@ TEST(Sum, IsTakenInOrderInFp32AndRoundedOnce) {
           at::Tensor result = at::full({kNumel}, 0.75, out);
           const at::Tensor before = result.clone();
           const float scale = num == 3 ? 1.0f / 3 : 1.0f;
-          shm::add_up({.element = element_of(in),
+          shm::reduce({.dtype = from_torch(in),
                        .inputs = pointers.data(),
                        .num_inputs = num,
                        .numel = kNumel,
-                       .output = result.data_ptr(),
-                       .output_element = element_of(out),
-                       .scale = scale,
-                       .add = add});
+                       .output = {result.data_ptr(), from_torch(out), scale, add}});
           at::Tensor expected = at::empty({kNumel});
           for (int64_t i = 0; i < kNumel; ++i)
             expected.data_ptr<float>()[i] = expected_sum(inputs, i, scale, add ? &before : nullptr);
@@ -289,27 +281,28 @@ using std::chrono::milliseconds;
 GroupStore new_store() { return {c10::make_intrusive<c10d::HashStore>(), "the test's store"}; }
 
 /// Two ends, rank 0's and rank 1's.
-std::array<std::unique_ptr<shm::Peers>, 2> two_peers() {
+std::array<std::unique_ptr<shm::PeerSockets>, 2> two_peers() {
   const GroupStore store = new_store();
-  std::array<std::unique_ptr<shm::Peers>, 2> peers;
-  std::thread other([&] { peers[1] = std::make_unique<shm::Peers>(store, 1, 2, std::chrono::seconds(10)); });
-  peers[0] = std::make_unique<shm::Peers>(store, 0, 2, std::chrono::seconds(10));
+  std::array<std::unique_ptr<shm::PeerSockets>, 2> peers;
+  std::thread other(
+      [&] { peers[1] = std::make_unique<shm::PeerSockets>(store, 1, 2, std::chrono::seconds(10)); });
+  peers[0] = std::make_unique<shm::PeerSockets>(store, 0, 2, std::chrono::seconds(10));
   other.join();
   return peers;
 }
 
-TEST(Peers, TheMeetingHasALimit) {
-  EXPECT_EQ(error_of([] { shm::Peers(new_store(), 0, 2, milliseconds(200)); }),
+TEST(PeerSockets, ConnectingHasALimit) {
+  EXPECT_EQ(error_of([] { shm::PeerSockets(new_store(), 0, 2, milliseconds(200)); }),
             "rank 1 did not set up shared memory within 0.2 s");
   const GroupStore store = new_store();
   store.set("socket/1", std::string(32, '0'));  // it has come so far
   const auto start = std::chrono::steady_clock::now();
-  EXPECT_EQ(error_of([&] { shm::Peers(store, 0, 2, milliseconds(200)); }),
+  EXPECT_EQ(error_of([&] { shm::PeerSockets(store, 0, 2, milliseconds(200)); }),
             "rank 1 did not connect to rank 0 over a Unix socket within 0.2 s");
   EXPECT_LT(testing::seconds_since(start), 3);
 }
 
-TEST(Peers, ReceivingHasALimit) {
+TEST(PeerSockets, ReceivingHasALimit) {
   const auto peers = two_peers();
   int num_looks = 0;
   const auto watch = [&] {
@@ -319,7 +312,7 @@ TEST(Peers, ReceivingHasALimit) {
             "timed out after 0.2 s: rank 0 has sent no shared memory");
 }
 
-TEST(Peers, SendingHasALimit) {
+TEST(PeerSockets, SendingHasALimit) {
   const auto peers = two_peers();
   const auto send_for_ever = [&] {
     for (int i = 0; i < 1'000'000; ++i) peers[0]->send(1, -1, i, milliseconds(200));
@@ -327,18 +320,19 @@ TEST(Peers, SendingHasALimit) {
   EXPECT_EQ(error_of(send_for_ever), "timed out after 0.2 s: rank 1 takes no shared memory");
 }
 
-TEST(Peers, WhatTheStoreHasIsTakenOnlyInTheRightLength) {
+TEST(PeerSockets, WhatTheStoreHasIsTakenOnlyInTheRightLength) {
   for (const size_t length : {size_t{0}, size_t{31}, size_t{33}, size_t{4000}}) {
     const GroupStore store = new_store();
     store.set("socket/0", std::string(length, 'x'));
-    EXPECT_EQ(error_of([&] { shm::Peers(store, 1, 2, milliseconds(200)); }),
+    EXPECT_EQ(error_of([&] { shm::PeerSockets(store, 1, 2, milliseconds(200)); }),
               str("the store has ", length, " bytes as socket/0, not 32"));
   }
   const GroupStore store = new_store();
-  std::thread zero([&] { EXPECT_NE(error_of([&] { shm::Peers(store, 0, 2, milliseconds(500)); }), ""); });
+  std::thread zero(
+      [&] { EXPECT_NE(error_of([&] { shm::PeerSockets(store, 0, 2, milliseconds(500)); }), ""); });
   while (!store.has("socket/0")) std::this_thread::yield();
   store.set("secret/0", "short");
-  EXPECT_EQ(error_of([&] { shm::Peers(store, 1, 2, milliseconds(500)); }),
+  EXPECT_EQ(error_of([&] { shm::PeerSockets(store, 1, 2, milliseconds(500)); }),
             "the store has 5 bytes as secret/0, not 32");
   zero.join();
 }

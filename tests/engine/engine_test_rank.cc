@@ -58,7 +58,7 @@ void check_dropout(const comm::CommunicatorPtr& comm) {
 int main(int argc, char** argv) try {
   using namespace tessera;
   at::set_num_threads(1);
-  const auto comm = comm::connect(comm::environment(), {.timeout = std::chrono::seconds(60)});
+  const auto comm = comm::join({.timeout = std::chrono::seconds(60)});
   const std::string what = argc > 1 ? argv[1] : "";
   if (what == "parity") {
     testing::check_parity(comm);

@@ -5,6 +5,7 @@
 
 #include <cstdlib>
 
+#include "core/environment.h"
 #include "core/error.h"
 #include "launcher/host.h"
 

@@ -62,7 +62,7 @@ class TrainerTest : public testing::Test {
     fs::remove(log);
     const Logger logger(LogOptions{.terminal = false, .file = log.string()});
     const Display display{.out = &out, .is_terminal = is_terminal, .width = [] { return 120; }, .now_s = {}};
-    comm::Options comm_options;
+    comm::JoinOptions comm_options;
     comm_options.timeout = std::chrono::seconds(60);
     comm::run_threads(world_size, comm_options, [&](comm::CommunicatorPtr comm) {
       BlobsTask task(options);

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/shm/sum.h"
+#include "comm/shm/reduce.h"
 #include "core/float_bits.h"
 #include "zero/kernels/make_rule.h"
 #include "zero/kernels/passes.h"
@@ -18,7 +18,6 @@
 namespace tessera::testing {
 namespace {
 
-using comm::shm::Element;
 using kernels::OptimizerKind;
 constexpr int64_t kNumel = 10'007;  // no multiple of any vector, nor of a block
 
@@ -128,20 +127,18 @@ void squared_norm(DType dtype) {
       .print(name_of("squared_norm", dtype));
 }
 
-void sum(DType dtype, Element element, int num_ranks, bool add) {
+void sum(DType dtype, int num_ranks, bool add) {
   std::vector<Bytes> inputs;
   std::vector<const void*> pointers;
   for (int rank = 0; rank < num_ranks; ++rank)
     inputs.push_back(as(dtype, numbers(static_cast<uint32_t>(10 + rank))));
   for (const Bytes& input : inputs) pointers.push_back(input.data());
   Floats output = numbers(20);
-  comm::shm::add_up({.element = element,
+  comm::shm::reduce({.dtype = dtype,
                      .inputs = pointers.data(),
                      .num_inputs = num_ranks,
                      .numel = kNumel,
-                     .output = output.data(),
-                     .scale = 0.37,
-                     .add = add});
+                     .output = {.data = output.data(), .scale = 0.37, .add = add}});
   Digest().add(output).print(name_of(add ? "sum_and_add" : "sum", dtype) + "/" + std::to_string(num_ranks));
 }
 
@@ -155,11 +152,8 @@ void print_all() {
     update("lion", OptimizerKind::kLion, 0, dtype);
     lamb(dtype);
     squared_norm(dtype);
-    const Element element = dtype == DType::kFloat32    ? Element::kFloat32
-                            : dtype == DType::kBFloat16 ? Element::kBFloat16
-                                                        : Element::kFloat16;
     for (const int num_ranks : {1, 2, 5})
-      for (const bool add : {false, true}) sum(dtype, element, num_ranks, add);
+      for (const bool add : {false, true}) sum(dtype, num_ranks, add);
   }
 }
 

@@ -1,5 +1,5 @@
-// Peers: a Unix socket to every other rank on this host. It carries descriptors of shared memory, and its end
-// tells that the process behind it is gone: the kernel closes it however the process ends.
+// PeerSockets: a Unix socket to every other rank on this host. It carries descriptors of shared memory, and
+// it shows when the other process ends: the kernel closes it however the process ends.
 #pragma once
 
 #include <chrono>
@@ -14,18 +14,18 @@
 namespace tessera::comm::shm {
 
 /// Owns the sockets. One thread at a time.
-class Peers {
+class PeerSockets {
  public:
-  /// Collective. The ranks meet under `store`. Sockets are abstract ones, without a file: every user of this
-  /// network namespace sees them and can connect, so a secret from the store is asked for first. Throws
-  /// CommError naming the ranks, RankIsGone.
-  Peers(const GroupStore& store, int rank, int size, std::chrono::milliseconds timeout);
+  /// Collective. The ranks find each other through `store`. Sockets are abstract ones, without a file: every
+  /// user of this network namespace sees them and can connect, so a rank accepts only connections that begin
+  /// with a secret from the store. Throws CommError naming the ranks, RankIsGone.
+  PeerSockets(const GroupStore& store, int rank, int size, std::chrono::milliseconds timeout);
 
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(sockets_.size()); }
 
-  /// Local; the receiver calls receive(). A number, and a descriptor unless `fd`
-  /// is -1. Throws CommError, RankIsGone.
+  /// Local; the receiver calls receive(). A number, and a descriptor unless `fd` is -1. Throws CommError,
+  /// RankIsGone.
   void send(int to, int fd, int64_t number, std::chrono::milliseconds timeout);
   struct Received {
     FileDescriptor fd;  ///< none, where none was sent
@@ -33,8 +33,8 @@ class Peers {
   };
   /// `watch` is called every few milliseconds and may throw. Throws CommError, RankIsGone.
   Received receive(int from, std::chrono::milliseconds timeout, const std::function<void()>& watch);
-  /// Local. For when ranks are out of step: to all of them this rank is gone.
-  void break_off();
+  /// Local. For ranks that no longer agree: the others see this rank as gone.
+  void disconnect();
 
   /// Local, a system call. A rank whose process has closed its end.
   std::optional<int> gone() const;

@@ -1,16 +1,20 @@
 // environment(): every variable, present, absent and wrong.
+#include "core/environment.h"
+
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <map>
+#include <string>
 
-#include "comm/init.h"
-#include "tests/comm/comm_testing.h"
+#include "core/error.h"
+#include "tests/support/errors.h"
 
-namespace tessera::comm {
+namespace tessera {
 namespace {
 
 using testing::error_of;
-using testing::Variables;
+using Variables = std::map<std::string, std::string>;
 
 constexpr const char* kNames[] = {"RANK",
                                   "WORLD_SIZE",
@@ -130,19 +134,5 @@ TEST_F(EnvironmentTest, NamesTheVariableThatIsWrong) {
   }
 }
 
-TEST_F(EnvironmentTest, UnknownBackendsAreRefused) {
-  Options options;
-  options.backend = "mpi";
-  EXPECT_EQ(error_of([&] { connect(Environment{}, options); }),
-            "unknown backend \"mpi\": expected \"auto\", \"shm\", \"gloo\" or \"nccl\"");
-  options.backend = "nccl";
-  EXPECT_EQ(error_of([&] { connect(Environment{}, options); }),
-            "backend \"nccl\" moves CUDA tensors; CPU tensors need \"shm\" or \"gloo\"");
-  options.backend = "gloo";
-  options.cuda = true;
-  EXPECT_EQ(error_of([&] { connect(Environment{}, options); }),
-            "backend \"gloo\" moves CPU tensors; CUDA tensors need \"nccl\"");
-}
-
 }  // namespace
-}  // namespace tessera::comm
+}  // namespace tessera

@@ -1,4 +1,4 @@
-#include "comm/shm/peers.h"
+#include "comm/shm/peer_sockets.h"
 
 #include <poll.h>
 #include <sys/random.h>
@@ -12,7 +12,7 @@
 #include <thread>
 #include <utility>
 
-#include "comm/explain.h"
+#include "comm/error_message.h"
 #include "comm/liveness.h"
 #include "core/error.h"
 #include "core/str.h"
@@ -33,32 +33,33 @@ FileDescriptor new_socket() {
   return fd;
 }
 
-constexpr size_t kWordLength = 32;
+constexpr size_t kTokenLength = 32;
 
-std::string random_word() {
-  unsigned char bytes[kWordLength / 2];
+std::string random_token() {
+  unsigned char bytes[kTokenLength / 2];
   if (getrandom(bytes, sizeof bytes, 0) != sizeof bytes) throw failed("getrandom");
-  std::string word;
+  std::string token;
   for (unsigned char byte : bytes) {
-    word += "0123456789abcdef"[byte >> 4];
-    word += "0123456789abcdef"[byte & 15];
+    token += "0123456789abcdef"[byte >> 4];
+    token += "0123456789abcdef"[byte & 15];
   }
-  return word;
+  return token;
 }
 
-/// What another rank's random_word() has left in the store.
-std::string word_of(const GroupStore& store, const char* key, int rank) {
-  const std::string word = store.get(str(key, rank));
-  if (word.size() != kWordLength)
-    throw CommError(str("the store has ", word.size(), " bytes as ", key, rank, ", not ", kWordLength));
-  return word;
+/// The tokens that ranks 0 … `num_ranks` - 1 have written to the store.
+std::vector<std::string> read_tokens(const GroupStore& store, const char* key, int num_ranks) {
+  std::vector<std::string> tokens = store.get_all(key, num_ranks);
+  for (int rank = 0; rank < num_ranks; ++rank)
+    if (const size_t length = tokens[rank].size(); length != kTokenLength)
+      throw CommError(str("the store has ", length, " bytes as ", key, rank, ", not ", kTokenLength));
+  return tokens;
 }
 
 /// A name that begins with NUL lives in the kernel's table only.
-std::pair<sockaddr_un, socklen_t> address_of(const std::string& word) {
+std::pair<sockaddr_un, socklen_t> address_of(const std::string& token) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
-  const std::string name = "tessera-" + word;
+  const std::string name = "tessera-" + token;
   std::memcpy(address.sun_path + 1, name.data(), name.size());
   return {address, static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size())};
 }
@@ -76,7 +77,7 @@ bool await_readable(int fd, steady_clock::time_point deadline) {
 }
 
 struct Greeting {
-  char secret[kWordLength];
+  char secret[kTokenLength];
   int32_t rank;
 };
 
@@ -86,22 +87,22 @@ struct Message {
   int64_t has_fd;
 };
 
-/// A stranger that connects and says nothing must not hold up the others.
+/// How long a connection may take to send its greeting: a foreign program must not hold up the ranks.
 constexpr milliseconds kGreetingTime{1000};
-constexpr milliseconds kSlice{20};
+constexpr milliseconds kPollInterval{20};
 
 }  // namespace
 
-Peers::Peers(const GroupStore& store, int rank, int size, milliseconds timeout)
+PeerSockets::PeerSockets(const GroupStore& store, int rank, int size, milliseconds timeout)
     : rank_(rank), sockets_(static_cast<size_t>(size)) {
   const FileDescriptor listener = new_socket();
-  const std::string mine = random_word();    // the name, which everybody on this host can see
-  const std::string secret = random_word();  // is known to who has the store
-  const auto [address, length] = address_of(mine);
+  const std::string name = random_token();    // every program on this host can see it
+  const std::string secret = random_token();  // only programs that can read the store know it
+  const auto [address, length] = address_of(name);
   if (bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0) throw failed("bind");
   if (listen(listener.get(), size) != 0) throw failed("listen");
   store.set(str("secret/", rank), secret);
-  store.set(str("socket/", rank), mine);
+  store.set(str("socket/", rank), name);
   const std::vector<int> missing = store.await_ranks("socket/", size, timeout, [] {});
   if (!missing.empty())
     throw CommError(
@@ -110,28 +111,31 @@ Peers::Peers(const GroupStore& store, int rank, int size, milliseconds timeout)
   accept_higher(store, listener.get(), secret, timeout);
 }
 
-void Peers::connect_to_lower(const GroupStore& store) {
+void PeerSockets::connect_to_lower(const GroupStore& store) {
+  if (rank_ == 0) return;
+  const std::vector<std::string> names = read_tokens(store, "socket/", rank_);
+  const std::vector<std::string> secrets = read_tokens(store, "secret/", rank_);
   for (int lower = 0; lower < rank_; ++lower) {
     FileDescriptor out = new_socket();
-    const auto [theirs, theirs_length] = address_of(word_of(store, "socket/", lower));
+    const auto [theirs, theirs_length] = address_of(names[lower]);
     if (connect(out.get(), reinterpret_cast<const sockaddr*>(&theirs), theirs_length) != 0) {
       if (errno == ECONNREFUSED) throw RankIsGone(lower);
       throw CommError(
           str("rank ", rank_, " cannot reach rank ", lower, " over a Unix socket: ", std::strerror(errno)));
     }
     Greeting greeting{};
-    word_of(store, "secret/", lower).copy(greeting.secret, sizeof greeting.secret);
+    secrets[lower].copy(greeting.secret, sizeof greeting.secret);
     greeting.rank = rank_;
     if (::send(out.get(), &greeting, sizeof greeting, MSG_NOSIGNAL) != sizeof greeting) throw failed("send");
     sockets_[lower] = std::move(out);
   }
 }
 
-void Peers::accept_higher(const GroupStore& store, int listener, const std::string& secret,
-                          milliseconds timeout) {
+void PeerSockets::accept_higher(const GroupStore& store, int listener, const std::string& secret,
+                                milliseconds timeout) {
   const auto deadline = steady_clock::now() + timeout;
   for (int num_expected = size() - 1 - rank_; num_expected > 0;) {
-    while (!await_readable(listener, steady_clock::now() + kSlice)) {
+    while (!await_readable(listener, steady_clock::now() + kPollInterval)) {
       store.check_all_alive();
       if (steady_clock::now() < deadline) continue;
       std::vector<int> absent;
@@ -147,13 +151,13 @@ void Peers::accept_higher(const GroupStore& store, int listener, const std::stri
     if (recv(in.get(), &greeting, sizeof greeting, 0) != sizeof greeting) continue;
     const bool known = std::memcmp(greeting.secret, secret.data(), sizeof greeting.secret) == 0;
     if (!known || greeting.rank <= rank_ || greeting.rank >= size() || sockets_[greeting.rank])
-      continue;  // a stranger
+      continue;  // not one of the ranks
     sockets_[greeting.rank] = std::move(in);
     --num_expected;
   }
 }
 
-void Peers::send(int to, int fd, int64_t number, milliseconds timeout) {
+void PeerSockets::send(int to, int fd, int64_t number, milliseconds timeout) {
   Message data{number, fd >= 0};
   iovec part{&data, sizeof data};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
@@ -180,17 +184,18 @@ void Peers::send(int to, int fd, int64_t number, milliseconds timeout) {
       throw CommError(
           str("timed out after ", name_duration(timeout), ": rank ", to, " takes no shared memory"));
     pollfd poll_fd{sockets_[to].get(), POLLOUT, 0};
-    poll(&poll_fd, 1, static_cast<int>(kSlice.count()));
-    if (error == ETOOMANYREFS) std::this_thread::sleep_for(kSlice);
+    poll(&poll_fd, 1, static_cast<int>(kPollInterval.count()));
+    if (error == ETOOMANYREFS) std::this_thread::sleep_for(kPollInterval);
   }
 }
 
-Peers::Received Peers::receive(int from, milliseconds timeout, const std::function<void()>& watch) {
+PeerSockets::Received PeerSockets::receive(int from, milliseconds timeout,
+                                           const std::function<void()>& watch) {
   const auto deadline = steady_clock::now() + timeout;
   const auto has_come = [&](milliseconds wait) {
     return await_readable(sockets_[from].get(), steady_clock::now() + wait);
   };
-  while (!has_come(kSlice)) {
+  while (!has_come(kPollInterval)) {
     try {
       watch();
       if (const auto left = gone()) throw RankIsGone(*left);
@@ -223,18 +228,18 @@ Peers::Received Peers::receive(int from, milliseconds timeout, const std::functi
       std::memcpy(&fd, CMSG_DATA(header), sizeof fd);
   received.fd = FileDescriptor(fd);
   if (!received.fd && data.has_fd != 0) {
-    break_off();
+    disconnect();
     throw CommError(str("rank ", from, "'s shared memory did not arrive: too many open files (ulimit -n)"));
   }
   return received;
 }
 
-void Peers::break_off() {
+void PeerSockets::disconnect() {
   for (const FileDescriptor& socket : sockets_)
     if (socket) shutdown(socket.get(), SHUT_RDWR);
 }
 
-std::optional<int> Peers::gone() const {
+std::optional<int> PeerSockets::gone() const {
   for (size_t rank = 0; rank < sockets_.size(); ++rank) {
     if (!sockets_[rank]) continue;
     pollfd poll_fd{sockets_[rank].get(), POLLRDHUP, 0};

@@ -1,13 +1,14 @@
+#include "core/environment.h"
+
 #include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
-#include <optional>
 
-#include "comm/init.h"
+#include "core/error.h"
 #include "core/str.h"
 
-namespace tessera::comm {
+namespace tessera {
 namespace {
 
 std::optional<std::string> variable(const char* name) {
@@ -16,38 +17,37 @@ std::optional<std::string> variable(const char* name) {
   return value;
 }
 
-int parse(const char* name, const std::string& text, int least, int most) {
-  int value = 0;
+/// All of `text`.
+template <class Number>
+std::optional<Number> parse(const std::string& text) {
+  Number value = 0;
   const char* end = text.data() + text.size();
   const auto [stop, error] = std::from_chars(text.data(), end, value);
-  if (error != std::errc() || stop != end || text.empty()) {
-    throw CommError(str(name, "='", text, "' is not an integer"));
-  }
-  if (value < least || value > most) {
-    throw CommError(str(name, "=", value, " is out of range: expected ", least, " to ", most));
-  }
+  if (error != std::errc() || stop != end) return std::nullopt;
   return value;
 }
 
 std::chrono::milliseconds parse_seconds(const char* name, const std::string& text) {
   constexpr double kMost_s = 1e6;
-  double value = 0;
-  const char* end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, value);
-  if (error != std::errc() || stop != end || !(value > 0 && value <= kMost_s))
+  const std::optional<double> seconds = parse<double>(text);
+  if (!seconds || !(*seconds > 0 && *seconds <= kMost_s))
     throw CommError(str(name, "='", text, "': expected seconds, above 0 and at most ", kMost_s));
-  return std::chrono::milliseconds(std::max<int64_t>(1, std::llround(value * 1e3)));
-}
-
-int required(const char* name, const char* because, int least, int most) {
-  const auto text = variable(name);
-  if (!text) throw CommError(str(name, " is not set although ", because));
-  return parse(name, *text, least, most);
+  return std::chrono::milliseconds(std::max<int64_t>(1, std::llround(*seconds * 1e3)));
 }
 
 int optional(const char* name, int fallback, int least, int most) {
   const auto text = variable(name);
-  return text ? parse(name, *text, least, most) : fallback;
+  if (!text) return fallback;
+  const std::optional<int> value = parse<int>(*text);
+  if (!value) throw CommError(str(name, "='", *text, "' is not an integer"));
+  if (*value < least || *value > most)
+    throw CommError(str(name, "=", *value, " is out of range: expected ", least, " to ", most));
+  return *value;
+}
+
+int required(const char* name, const char* because, int least, int most) {
+  if (!variable(name)) throw CommError(str(name, " is not set although ", because));
+  return optional(name, 0, least, most);
 }
 
 constexpr int kMost = 1 << 20;  ///< ranks, restarts: anything above is a mistake
@@ -69,7 +69,7 @@ void read_rendezvous(Environment& env) {
   if (address->empty()) throw CommError("MASTER_ADDR is empty: expected the address of rank 0's host");
   env.master_addr = *address;
   env.master_port = required("MASTER_PORT", "WORLD_SIZE is above 1", 1, 65535);
-  // torch's own test for it, letter by letter.
+  // torch compares with exactly this.
   env.agent_store = variable("TORCHELASTIC_USE_AGENT_STORE") == "True";
   env.restart_count = optional("TORCHELASTIC_RESTART_COUNT", 0, 0, kMost);
   if (const auto seconds = variable("TESSERA_RENDEZVOUS_TIMEOUT_S"))
@@ -94,4 +94,8 @@ Environment environment() {
   return env;
 }
 
-}  // namespace tessera::comm
+bool in_group() { return variable("RANK") && variable("WORLD_SIZE"); }
+
+std::optional<int> integer_variable(const char* name) { return parse<int>(variable(name).value_or("")); }
+
+}  // namespace tessera

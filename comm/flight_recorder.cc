@@ -1,0 +1,145 @@
+#include "comm/flight_recorder.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/error.h"
+#include "core/str.h"
+
+namespace tessera::comm {
+namespace {
+
+using std::chrono::milliseconds;
+using Clock = std::chrono::steady_clock;
+
+std::string fault_key(int rank) { return str("fault/", rank); }
+std::string stall_key(int rank) { return str("stall/", rank); }
+std::string left_key(int rank) { return str("left/", rank); }
+
+}  // namespace
+
+FlightRecorder::FlightRecorder(int rank, int size, GroupStore group_store, GroupStore context_store)
+    : rank_(rank),
+      size_(size),
+      store_(std::move(group_store)),
+      context_store_(std::move(context_store)),
+      issuer_(std::this_thread::get_id()) {}
+
+int64_t FlightRecorder::record(CollectiveDesc desc, uint32_t tag) {
+  std::lock_guard lock(mutex_);
+  issuer_ = std::this_thread::get_id();
+  issues_.push_back({tag, Clock::now()});
+  if (issues_.size() > RankReport::kWindow) issues_.pop_front();
+  return report_.record(std::move(desc));
+}
+
+int64_t FlightRecorder::number_of_tag(uint32_t tag) const {
+  std::lock_guard lock(mutex_);
+  int64_t number = report_.num_issued;
+  for (auto issue = issues_.rbegin(); issue != issues_.rend(); ++issue, --number) {
+    if (issue->tag == tag) return number;
+  }
+  return report_.num_issued;
+}
+
+std::optional<int64_t> FlightRecorder::num_issued_by_this_thread() const {
+  std::lock_guard lock(mutex_);
+  if (issuer_ != std::this_thread::get_id()) return std::nullopt;
+  return report_.num_issued;
+}
+
+std::string FlightRecorder::describe(int64_t number) const {
+  std::lock_guard lock(mutex_);
+  const CollectiveDesc* desc = report_.find(number);
+  return desc != nullptr ? desc->text() : str("collective ", number);
+}
+
+void FlightRecorder::report_fault(Fault fault, int64_t number) {
+  std::string text;
+  {
+    std::lock_guard lock(mutex_);
+    if (report_.fault != Fault::kNone) return;
+    report_.fault = fault;
+    const int64_t age = report_.num_issued - number;  // 0: the newest
+    if (age >= 0 && age < static_cast<int64_t>(issues_.size())) {
+      const auto issued = issues_[issues_.size() - 1 - static_cast<size_t>(age)].time;
+      report_.waited = std::chrono::duration_cast<milliseconds>(Clock::now() - issued);
+    }
+    text = report_.encode();
+  }
+  try {
+    store_.set(fault_key(rank_), text);
+    store_.set("fault/any", "");
+  } catch (const CommError&) {
+    // The store is gone, which diagnose() will say.
+  }
+}
+
+bool FlightRecorder::any_failed_or_left() const {
+  return store_.has("fault/any") || context_store_.has("left/any");
+}
+
+bool FlightRecorder::has_failed_or_left(int rank) const {
+  return store_.has(fault_key(rank)) || context_store_.has(left_key(rank));
+}
+
+std::optional<std::string> FlightRecorder::departure(int rank) const {
+  if (!context_store_.has(left_key(rank))) return std::nullopt;
+  return context_store_.get(left_key(rank));
+}
+
+std::optional<std::string> FlightRecorder::compare_stalled() {
+  RankReport own;
+  {
+    std::lock_guard lock(mutex_);
+    own = report_;
+  }
+  try {
+    store_.set(stall_key(rank_), own.encode());
+    for (int r = 0; r < size_; ++r) {
+      if (r == rank_ || !store_.has(stall_key(r))) continue;
+      const RankReport other = RankReport::decode(store_.get(stall_key(r)));
+      if (const auto number = first_difference(own, other))
+        return describe_difference(*number, rank_, own, r, other);
+    }
+  } catch (const CommError&) {
+    // Without a store there is nothing to compare with; the collective then fails or times out by itself.
+  }
+  return std::nullopt;
+}
+
+bool FlightRecorder::read_report(int rank, RankReport& report) const {
+  // Leaving comes first: a rank that leaves aborts, which also looks like a fault.
+  if (const auto left = departure(rank); left && *left != kLeftByFault) {
+    report.left = *left;
+    return true;
+  }
+  if (!store_.has(fault_key(rank))) return false;
+  report = RankReport::decode(store_.get(fault_key(rank)));
+  return true;
+}
+
+std::string FlightRecorder::diagnose(Failure failure, Clock::time_point deadline) const {
+  failure.rank = rank_;
+  failure.reports.resize(static_cast<size_t>(size_));
+  std::vector<int> silent;
+  for (int r = 0; r < size_; ++r)
+    if (r != rank_) silent.push_back(r);
+  while (true) {
+    const bool is_last = Clock::now() >= deadline;
+    failure.gone = store_.gone();  // before reading what they have left in the store
+    std::erase_if(silent, [&](int r) { return read_report(r, failure.reports[static_cast<size_t>(r)]); });
+    const bool all_gone = std::all_of(silent.begin(), silent.end(), [&](int r) {
+      return std::count(failure.gone.begin(), failure.gone.end(), r) > 0;
+    });
+    if (all_gone || is_last) break;
+    std::this_thread::sleep_for(milliseconds(20));
+  }
+  {
+    std::lock_guard lock(mutex_);
+    failure.reports[static_cast<size_t>(rank_)] = report_;
+  }
+  return comm::diagnose(failure);
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,372 @@
+#include "comm/shm/operation_queue.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <thread>
+
+#include "comm/error_message.h"
+#include "comm/liveness.h"
+#include "core/check.h"
+#include "core/error.h"
+#include "core/str.h"
+
+namespace tessera::comm::shm {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+using Counter = ProgressCounters::Counter;
+
+constexpr int64_t kHalfMailbox = 512 << 10;
+/// A wait longer than this checks whether the other ranks are alive, and again after every such time.
+constexpr milliseconds kPollInterval{20};
+/// A wait first checks this often without sleeping, a few microseconds in all: most waits are short.
+constexpr int kNumSpins = 200;
+
+int64_t whole_pages(int64_t bytes) {
+  const int64_t page = sysconf(_SC_PAGESIZE);
+  return (bytes + page - 1) / page * page;
+}
+
+/// Collective. Rank 0 makes the memory, the others receive it. `watch` may throw to end the wait for it.
+SharedMemory share(PeerSockets& peers, int64_t bytes, milliseconds timeout,
+                   const std::function<void()>& watch) {
+  if (peers.rank() == 0) {
+    SharedMemory memory;
+    try {
+      memory = SharedMemory::create(bytes);
+    } catch (const CommError&) {
+      for (int other = 1; other < peers.size(); ++other) peers.send(other, -1, bytes, timeout);
+      throw;
+    }
+    for (int other = 1; other < peers.size(); ++other) peers.send(other, memory.fd(), bytes, timeout);
+    memory.close_fd();
+    return memory;
+  }
+  PeerSockets::Received received = peers.receive(0, timeout, watch);
+  if (received.number != bytes)
+    throw CommError(str("rank ", peers.rank(), " expects ", bytes, " bytes of shared memory, rank 0 made ",
+                        received.number));
+  if (!received.fd) throw CommError(str("rank 0 found no ", mebibytes(bytes), " MiB of shared memory"));
+  try {
+    SharedMemory memory = SharedMemory::adopt(std::move(received.fd), bytes);
+    memory.close_fd();
+    return memory;
+  } catch (const CommError&) {
+    peers.disconnect();  // rank 0 believes that this rank has it
+    throw;
+  }
+}
+
+ReduceOutput at_offset(const ReduceOutput& output, int64_t numel) {
+  ReduceOutput moved = output;
+  if (output.data != nullptr)
+    moved.data = static_cast<std::byte*>(output.data) + numel * size_bytes(output.dtype);
+  return moved;
+}
+
+/// Cuts [0, numel) into what half of the mailbox holds; post_chunk(begin, count) posts each. Returns the last
+/// one's number.
+template <class PostChunk>
+uint64_t in_chunks(int64_t numel, int64_t element_bytes, const PostChunk& post_chunk) {
+  const int64_t chunk = kHalfMailbox / element_bytes;
+  uint64_t last = 0;
+  for (int64_t begin = 0; begin < numel; begin += chunk)
+    last = post_chunk(begin, std::min(chunk, numel - begin));
+  return last;
+}
+
+void copy(void* to, const void* from, int64_t bytes) {
+  if (to != from) std::memcpy(to, from, static_cast<size_t>(bytes));
+}
+
+/// Where a rank's slice of an all-reduce begins, and its length: as even as can be.
+std::pair<int64_t, int64_t> slice_of(int64_t numel, int rank, int size) {
+  const int64_t longest = (numel + size - 1) / size;
+  const int64_t begin = std::min(numel, rank * longest);
+  return {begin, std::min(longest, numel - begin)};
+}
+
+}  // namespace
+
+OperationQueue::OperationQueue(std::shared_ptr<PeerSockets> peers, milliseconds timeout)
+    : peers_(std::move(peers)),
+      timeout_(timeout),
+      // With more ranks than cores, spinning takes the time of the rank that is waited for.
+      num_spins_(static_cast<unsigned>(size()) > std::thread::hardware_concurrency() ? 1 : kNumSpins) {
+  counters_memory_ = share(*peers_, whole_pages(ProgressCounters::bytes(size())), timeout_, [] {});
+  counters_.emplace(counters_memory_.data(), rank(), size());
+  allocate(2 * kHalfMailbox, /*common=*/false);
+}
+
+OperationQueue::~OperationQueue() = default;
+
+std::shared_ptr<SharedRegion> OperationQueue::allocate(int64_t bytes, bool common) {
+  // The other ranks check in share(), when nothing has come: rank 0 says why it leaves.
+  if (rank() == 0 || counters_->has_left(rank())) check_alive();
+  const int64_t pages = whole_pages(std::max<int64_t>(bytes, 1));
+  auto region = std::make_shared<SharedRegion>();
+  region->stride = common ? 0 : pages;
+  region->memory = share(*peers_, common ? pages : size() * pages, timeout_, [this] { check_alive(); });
+  regions_.push_back(region);
+  return region;
+}
+
+std::optional<OperationQueue::InputLocation> OperationQueue::find(const void* begin, int64_t bytes) const {
+  const auto* first = static_cast<const std::byte*>(begin);
+  for (size_t i = 0; i < regions_.size(); ++i) {
+    const SharedRegion& region = *regions_[i];
+    const std::byte* base = region.address(rank());
+    if (first >= base && first + bytes <= base + (region.is_common() ? region.memory.bytes() : region.stride))
+      return InputLocation{static_cast<int>(i), first - base};
+  }
+  return std::nullopt;
+}
+
+const std::byte* OperationQueue::address(const InputLocation& input, int rank) const {
+  return regions_[input.region]->address(rank) + input.offset;
+}
+
+const void* OperationQueue::peer_address(const void* mine, int64_t bytes, int rank) const {
+  const auto location = find(mine, bytes);
+  return location && !regions_[location->region]->is_common() ? address(*location, rank) : nullptr;
+}
+
+// ------------------------------------------------------------------------------------------ issuing
+
+uint64_t OperationQueue::reduce_scatter(const void* full, DType dtype, int64_t numel,
+                                        const ReduceOutput& output, uint32_t tag) {
+  const int64_t element_bytes = size_bytes(dtype), slice_bytes = numel * element_bytes;
+  Operation operation{
+      .kind = Kind::kReduceScatter, .input = {}, .dtype = dtype, .numel = numel, .output = output};
+  if (const auto input = find(full, size() * slice_bytes)) return post_in_place(operation, *input, tag);
+  operation.kind = Kind::kReduceFromMailbox;
+  uint64_t last = 0;
+  for (int owner = 0; owner < size(); ++owner)
+    last = in_chunks(numel, element_bytes, [&](int64_t begin, int64_t count) {
+      operation.numel = count;
+      operation.output = owner == rank() ? at_offset(output, begin) : ReduceOutput{};
+      const auto* data = static_cast<const std::byte*>(full) + owner * slice_bytes + begin * element_bytes;
+      return post_from_mailbox(operation, data, count * element_bytes, tag);
+    });
+  return last;
+}
+
+uint64_t OperationQueue::all_reduce(void* full, DType dtype, int64_t numel, double scale, uint32_t tag) {
+  const ReduceOutput output{full, dtype, scale, false};
+  Operation operation{
+      .kind = Kind::kAllReduce, .input = {}, .dtype = dtype, .numel = numel, .output = output};
+  if (const auto input = find(full, numel * size_bytes(dtype))) return post_in_place(operation, *input, tag);
+  operation.kind = Kind::kReduceFromMailbox;
+  return in_chunks(numel, size_bytes(dtype), [&](int64_t begin, int64_t count) {
+    operation.numel = count;
+    operation.output = at_offset(output, begin);
+    return post_from_mailbox(operation, operation.output.data, count * size_bytes(dtype), tag);
+  });
+}
+
+uint64_t OperationQueue::all_gather(void* full, const void* shard, int64_t bytes, uint32_t tag) {
+  auto* output = static_cast<std::byte*>(full);
+  copy(output + rank() * bytes, shard, bytes);
+  Operation operation{
+      .kind = Kind::kAllGather, .input = {}, .numel = bytes, .output = {output}, .output_stride = bytes};
+  if (const auto input = find(full, size() * bytes)) {
+    operation.input_stride = bytes;
+    return post_in_place(operation, *input, tag);
+  }
+  return in_chunks(bytes, 1, [&](int64_t begin, int64_t count) {
+    operation.numel = count;
+    operation.output.data = output + begin;
+    return post_from_mailbox(operation, output + rank() * bytes + begin, count, tag);
+  });
+}
+
+uint64_t OperationQueue::broadcast(void* buffer, int64_t bytes, int root, uint32_t tag) {
+  auto* output = static_cast<std::byte*>(buffer);
+  Operation operation{
+      .kind = Kind::kBroadcast, .input = {}, .numel = bytes, .output = {output}, .root = root};
+  if (const auto input = find(buffer, bytes)) return post_in_place(operation, *input, tag);
+  return in_chunks(bytes, 1, [&](int64_t begin, int64_t count) {
+    operation.numel = count;
+    operation.output.data = output + begin;
+    return post_from_mailbox(operation, output + begin, rank() == root ? count : 0, tag);
+  });
+}
+
+uint64_t OperationQueue::barrier(uint32_t tag) { return post({}, tag); }
+
+/// The others read the caller's own memory. In memory that is common to all ranks, a gather or broadcast only
+/// has to wait until the others have posted: the data are there already.
+uint64_t OperationQueue::post_in_place(Operation operation, const InputLocation& input, uint32_t tag) {
+  const bool is_common = regions_[input.region]->is_common();
+  TESSERA_CHECK(!is_common || operation.kind == Kind::kAllGather || operation.kind == Kind::kBroadcast);
+  operation.input = input;
+  operation.buffer_is_input = !is_common;
+  if (is_common) operation.kind = Kind::kBarrier;
+  return post(operation, tag);
+}
+
+uint64_t OperationQueue::post_from_mailbox(Operation operation, const void* data, int64_t bytes,
+                                           uint32_t tag) {
+  const int half = std::exchange(next_half_, 1 - next_half_);
+  await_all_done(mailbox_used_[half]);
+  operation.input = {kMailbox, half * kHalfMailbox};
+  if (bytes > 0)
+    std::memcpy(regions_[kMailbox]->address(rank()) + operation.input.offset, data,
+                static_cast<size_t>(bytes));
+  return mailbox_used_[half] = post(operation, tag);
+}
+
+uint64_t OperationQueue::post(const Operation& operation, uint32_t tag) {
+  check_alive();  // no operation with a rank that has given up, even if its input is there
+  const uint64_t number = posted_ + 1;
+  if (number > kMaxInFlight) await_all_done(number - kMaxInFlight);
+  operations_[number % kMaxInFlight] = operation;
+  counters_->write_key(number, {tag, operation.input.region, operation.input.offset});
+  posted_ = number;
+  counters_->set(Counter::kPosted, number);
+  progress();
+  return number;
+}
+
+// -------------------------------------------------------------------------------------- progress
+
+bool OperationQueue::all_posted(uint64_t number) const {
+  if (!counters_->all_at(Counter::kPosted, number)) return false;
+  const OperationKey& mine = counters_->key(number, rank());
+  for (int other = 0; other < size(); ++other)
+    if (counters_->key(number, other) != mine)
+      throw CommError(str("rank ", rank(), " and rank ", other, " issued different collectives"));
+  return true;
+}
+
+void OperationQueue::progress() {
+  // After a failure the callers' buffers may be gone.
+  if (counters_->has_left(rank())) throw CommError(str("rank ", rank(), " has left the group"));
+  while (reduced_ < posted_ && reduce_own_slice(reduced_ + 1)) counters_->set(Counter::kReduced, ++reduced_);
+  while (done_ < reduced_ && complete(done_ + 1)) counters_->set(Counter::kDone, ++done_);
+}
+
+void OperationQueue::reduce_range(const Operation& operation, int64_t begin, int64_t numel,
+                                  const ReduceOutput& output) const {
+  std::vector<const void*> inputs;
+  for (int other = 0; other < size(); ++other)
+    inputs.push_back(address(operation.input, other) + begin * size_bytes(operation.dtype));
+  reduce({.dtype = operation.dtype,
+          .inputs = inputs.data(),
+          .num_inputs = size(),
+          .numel = numel,
+          .output = output});
+}
+
+bool OperationQueue::reduce_own_slice(uint64_t number) {
+  const Operation& operation = operations_[number % kMaxInFlight];
+  if (operation.kind != Kind::kReduceScatter && operation.kind != Kind::kAllReduce) return true;
+  if (!all_posted(number)) return false;
+  if (operation.kind == Kind::kReduceScatter) {
+    reduce_range(operation, rank() * operation.numel, operation.numel, operation.output);
+  } else {
+    const auto [begin, numel] = slice_of(operation.numel, rank(), size());
+    reduce_range(operation, begin, numel, at_offset(operation.output, begin));
+  }
+  return true;
+}
+
+bool OperationQueue::complete(uint64_t number) {
+  const Operation& operation = operations_[number % kMaxInFlight];
+  auto* output = static_cast<std::byte*>(operation.output.data);
+  switch (operation.kind) {
+    case Kind::kReduceScatter: return true;
+    case Kind::kBarrier: return all_posted(number);
+    case Kind::kAllReduce:
+      if (!counters_->all_at(Counter::kReduced, number)) return false;
+      for (int other = 0; other < size(); ++other) {
+        const auto [begin, numel] = slice_of(operation.numel, other, size());
+        const int64_t element_bytes = size_bytes(operation.dtype), offset = begin * element_bytes;
+        if (other != rank())
+          copy(output + offset, address(operation.input, other) + offset, numel * element_bytes);
+      }
+      return true;
+    case Kind::kAllGather:
+      if (!all_posted(number)) return false;
+      for (int other = 0; other < size(); ++other)
+        if (other != rank())
+          copy(output + other * operation.output_stride,
+               address(operation.input, other) + other * operation.input_stride, operation.numel);
+      return true;
+    case Kind::kBroadcast:
+      if (!all_posted(number)) return false;
+      if (rank() != operation.root) copy(output, address(operation.input, operation.root), operation.numel);
+      return true;
+    case Kind::kReduceFromMailbox:
+      if (!all_posted(number)) return false;
+      if (output != nullptr) reduce_range(operation, 0, operation.numel, operation.output);
+      return true;
+  }
+  return true;
+}
+
+bool OperationQueue::is_finished(uint64_t number) const {
+  if (done_ < number) return false;
+  if (number + kMaxInFlight <= posted_) return true;  // a later operation has taken its place
+  return !operations_[number % kMaxInFlight].buffer_is_input || counters_->all_at(Counter::kDone, number);
+}
+
+// ------------------------------------------------------------------------------------------ waiting
+
+void OperationQueue::check_alive() const {
+  for (int other = 0; other < size(); ++other)
+    if (counters_->has_left(other))
+      throw CommError(other == rank() ? str("rank ", other, " has left the group")
+                                      : str("rank ", other, " left"));
+}
+
+bool OperationQueue::poll(uint64_t number) {
+  progress();
+  if (is_finished(number)) return true;
+  check_alive();
+  return false;
+}
+
+template <class Condition>
+bool OperationQueue::wait_until(const Condition& condition, milliseconds limit) {
+  for (int spin = 0; spin < num_spins_; ++spin) {
+    if (condition()) return true;
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#endif
+  }
+  const auto deadline = steady_clock::now() + limit;
+  while (true) {
+    const uint32_t seen = counters_->num_notifications();
+    if (condition()) return true;
+    check_alive();
+    const auto now = steady_clock::now();
+    if (now >= deadline) return false;
+    counters_->sleep(seen, std::min<std::chrono::microseconds>(
+                               kPollInterval, std::chrono::ceil<std::chrono::microseconds>(deadline - now)));
+    if (steady_clock::now() < now + kPollInterval) continue;
+    const auto gone = peers_->gone();
+    if (gone && !condition()) throw RankIsGone(*gone);
+  }
+}
+
+bool OperationQueue::wait(uint64_t number, milliseconds limit) {
+  return wait_until([&] { return poll(number); }, limit);
+}
+
+void OperationQueue::await_all_done(uint64_t number) {
+  const auto all_done = [&] {
+    progress();
+    return counters_->all_at(Counter::kDone, number);
+  };
+  if (number > 0 && !wait_until(all_done, timeout_))
+    throw CommError(str("timed out after ", name_duration(timeout_)));
+}
+
+void OperationQueue::abort() { counters_->leave(); }
+
+}  // namespace tessera::comm::shm

@@ -1,0 +1,86 @@
+#include "comm/store_exchange.h"
+
+#include <charconv>
+#include <string_view>
+#include <utility>
+
+#include "core/error.h"
+#include "core/str.h"
+
+namespace tessera::comm {
+namespace {
+
+/// In place of the packed values: a rank has given up.
+constexpr const char* kGivenUp = "given up";
+
+std::string value_key(int rank) { return str("value/", rank); }
+std::string result_key(int64_t round) { return str("result/", round); }
+
+/// Removes the number in the first line, and its line break, from the front.
+int64_t take_number(std::string_view& text) {
+  int64_t number = 0;
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, number);
+  if (error != std::errc() || stop == end || *stop != '\n' || number < 0)
+    throw CommError("what the store has of an exchange cannot be read");
+  text.remove_prefix(static_cast<size_t>(stop - text.data()) + 1);
+  return number;
+}
+
+std::string pack(const std::vector<std::string>& values) {
+  std::string packed;
+  for (const std::string& value : values) packed += str(value.size(), '\n', value);
+  return packed;
+}
+
+std::vector<std::string> unpack(std::string_view packed, int size) {
+  std::vector<std::string> values;
+  for (int rank = 0; rank < size; ++rank) {
+    const auto bytes = static_cast<size_t>(take_number(packed));
+    std::string_view value = packed.substr(0, bytes);
+    packed.remove_prefix(value.size());
+    take_number(value);  // the round
+    values.emplace_back(value);
+  }
+  return values;
+}
+
+}  // namespace
+
+StoreExchange::Result StoreExchange::run(const std::string& value, std::chrono::milliseconds timeout,
+                                         const std::function<void()>& watch) {
+  ++round_;
+  store_.set(value_key(rank_), str(round_, '\n', value));
+  Result result{.values = {}, .cause = "others gave up", .missing = {}};
+  std::string packed;
+  if (store_.add("arrived", 1) == round_ * size_) {
+    packed = store_.claim(result_key(round_), pack(store_.get_all("value/", size_)));
+    if (round_ > 1) store_.erase(result_key(round_ - 1));  // every rank has read it, or it would not be here
+  } else {
+    packed = await_result(timeout, watch, result);
+  }
+  if (packed != kGivenUp) result.values = unpack(packed, size_);
+  return result;
+}
+
+std::string StoreExchange::await_result(std::chrono::milliseconds timeout, const std::function<void()>& watch,
+                                        Result& failure) const {
+  try {
+    if (store_.await(result_key(round_), timeout, watch)) return store_.get(result_key(round_));
+    failure.cause = "timed out";
+    for (int rank = 0; rank < size_; ++rank)
+      if (!has_arrived(rank)) failure.missing.push_back(rank);
+  } catch (const CommError& error) {
+    failure.cause = error.what();
+  }
+  return store_.claim(result_key(round_), kGivenUp);
+}
+
+bool StoreExchange::has_arrived(int rank) const {
+  if (!store_.has(value_key(rank))) return false;
+  const std::string text = store_.get(value_key(rank));
+  std::string_view value = text;
+  return take_number(value) >= round_;
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,45 @@
+// StoreExchange: each rank gives a string and receives those of all ranks, over the store.
+//
+// [Note: requests to the store] Each rank writes its value and counts itself. The rank that counts last reads
+// all values with one request and writes them, packed together, under a key of this exchange, which each
+// other rank reads with one request. So an exchange costs the store's one server some four requests a rank,
+// however many ranks there are. That key is written by compare-and-set, and a rank that gives up writes it
+// too: an exchange succeeds on all ranks or on none, whoever arrives later.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "comm/group_store.h"
+
+namespace tessera::comm {
+
+/// One thread at a time. The store is of its own (GroupStore::under).
+class StoreExchange {
+ public:
+  StoreExchange(GroupStore store, int rank, int size) : store_(std::move(store)), rank_(rank), size_(size) {}
+
+  struct Result {
+    std::vector<std::string> values;  ///< by rank; empty: the exchange has failed
+    std::string cause;                ///< why it has failed
+    std::vector<int> missing;         ///< the ranks that had not arrived after `timeout`
+  };
+  /// Collective. `watch` is called about every 100 ms of waiting, and may throw a CommError to give up.
+  /// Throws CommError when the store is gone.
+  Result run(const std::string& value, std::chrono::milliseconds timeout, const std::function<void()>& watch);
+  /// Local, for `watch`: whether `rank` has given its value to the exchange that this rank waits in.
+  bool has_arrived(int rank) const;
+
+ private:
+  std::string await_result(std::chrono::milliseconds timeout, const std::function<void()>& watch,
+                           Result& failure) const;
+
+  const GroupStore store_;
+  const int rank_;
+  const int size_;
+  int64_t round_ = 0;  ///< number of this exchange, from 1 on
+};
+
+}  // namespace tessera::comm

@@ -1,0 +1,375 @@
+#include "comm/transport_communicator.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+#include <vector>
+
+#include "comm/error_message.h"
+#include "comm/self.h"
+#include "core/ascii.h"
+#include "core/error.h"
+#include "core/str.h"
+
+namespace tessera::comm {
+
+using std::chrono::milliseconds;
+using Clock = std::chrono::steady_clock;
+
+namespace {
+
+/// A wait longer than this compares collectives with the other ranks, and again after every such time.
+constexpr milliseconds kStallInterval{5000};
+/// And one longer than this checks whether all ranks are alive, and again after every such time.
+constexpr milliseconds kLivenessInterval{500};
+/// Connecting takes seconds once all ranks have met; this limit is for a rank that hangs meanwhile.
+constexpr milliseconds kOpenTimeout = std::chrono::minutes(2);
+
+/// Gloo and NCCL say "Timed out" or "timeout" in some form when the time ran out on this rank. Gloo's message
+/// for the other operations of a group one of whose operations timed out is "Application timeout".
+Fault fault_of(const std::string& cause) {
+  const std::string lower = ascii_lower(cause);
+  const bool timeout = lower.find("timed out") != lower.npos || lower.find("timeout") != lower.npos;
+  return timeout ? Fault::kTimeout : Fault::kClosed;
+}
+
+CollectiveDesc describe(const char* op, std::string_view label) {
+  return {.op = op, .label = std::string(label), .dtype = "", .numel = 0};
+}
+
+CollectiveDesc describe(const char* op, std::string_view label, const at::Tensor& buffer) {
+  return {.op = op,
+          .label = std::string(label),
+          .dtype = c10::toString(buffer.scalar_type()),
+          .numel = buffer.numel()};
+}
+
+}  // namespace
+
+// ------------------------------------------------------------------------------------------- collectives
+
+/// A collective in flight. The communicator keeps it, and with it the buffers, until it is done, even if the
+/// caller drops it.
+class PendingCollective final : public Work {
+ public:
+  PendingCollective(std::weak_ptr<TransportCommunicator> owner, int64_t number, PendingPtr pending,
+                    std::vector<at::Tensor> buffers)
+      : owner_(std::move(owner)),
+        number_(number),
+        pending_(std::move(pending)),
+        buffers_(std::move(buffers)) {}
+
+  bool test() override {
+    try {
+      return is_done();
+    } catch (const std::exception&) {
+      return true;
+    }
+  }
+
+  void wait() override {
+    const auto owner = owner_.lock();
+    if (!owner) throw CommError("a collective is waited for whose communicator is gone");
+    owner->wait(*this);
+  }
+
+ private:
+  friend class TransportCommunicator;
+
+  /// Throws when it has failed.
+  bool is_done() { return !pending_ || pending_->poll(); }
+  bool has_succeeded() {
+    try {
+      return is_done();
+    } catch (const std::exception&) {
+      return false;
+    }
+  }
+
+  const std::weak_ptr<TransportCommunicator> owner_;
+  const int64_t number_;
+  PendingPtr pending_;  ///< null once the result is there
+  std::vector<at::Tensor> buffers_;
+};
+
+WorkPtr TransportCommunicator::issue(CollectiveDesc desc, std::vector<at::Tensor> buffers,
+                                     const Begin& begin) {
+  check_usable();
+  reap();
+  const uint32_t tag = (desc.fingerprint() << 16) | (next_tag_ & 0xffffu);  // [Note: tags] in gloo.cc
+  const int64_t number = recorder_->record(std::move(desc), tag);
+  next_tag_ += static_cast<uint32_t>(size());
+  PendingPtr pending;
+  try {
+    pending = begin(tag);
+  } catch (const std::exception& error) {
+    fail(number, error_message(error), timeout_);
+  }
+  in_flight_.push_back(
+      std::make_shared<PendingCollective>(weak_from_this(), number, std::move(pending), std::move(buffers)));
+  return in_flight_.back();
+}
+
+void TransportCommunicator::reap() {
+  while (!in_flight_.empty()) {
+    const std::shared_ptr<PendingCollective> oldest = in_flight_.front();
+    try {
+      if (!oldest->is_done()) return;
+    } catch (const std::exception& error) {
+      fail(oldest->number_, error_message(error), timeout_);
+    }
+    in_flight_.pop_front();
+  }
+}
+
+void TransportCommunicator::wait(PendingCollective& collective) {
+  if (error_ && !collective.has_succeeded()) throw CommError(*error_);
+  if (!collective.pending_) return;
+  const milliseconds stall = std::min(kStallInterval, std::max(timeout_ / 2, milliseconds(1)));
+  const auto is_done = [&, limit = std::min(kLivenessInterval, stall)] {
+    try {
+      return collective.pending_->wait(limit);
+    } catch (const std::exception& error) {
+      fail(collective.number_, error_message(error), timeout_);
+    }
+  };
+  for (auto next_comparison = Clock::now() + stall; !is_done();) {
+    check_all_alive(collective.number_);
+    if (Clock::now() < next_comparison) continue;
+    check_stalled(collective.number_);
+    next_comparison = Clock::now() + stall;
+  }
+  context_->end_wait();
+  collective.buffers_.clear();
+  // On CUDA the operation is only ordered: it stays pending, so that reap() can notice a later failure.
+  if (transport_->wait_blocks()) collective.pending_.reset();
+}
+
+WorkPtr TransportCommunicator::do_all_gather(const at::Tensor& full, const at::Tensor& shard,
+                                             std::string_view label) {
+  if (full.numel() == 0) return finished_work();
+  return issue(describe("all_gather", label, full), {full, shard},
+               [&](uint32_t tag) { return transport_->all_gather(full, shard, tag); });
+}
+
+WorkPtr TransportCommunicator::do_reduce_scatter(const at::Tensor& full, const ReduceInto& into,
+                                                 std::string_view label) {
+  if (full.numel() == 0) return finished_work();
+  return issue(describe("reduce_scatter", label, full), {full, into.shard},
+               [&](uint32_t tag) { return transport_->reduce_scatter(full, into, tag); });
+}
+
+WorkPtr TransportCommunicator::do_all_reduce(const at::Tensor& full, double scale, std::string_view label) {
+  if (full.numel() == 0) return finished_work();
+  return issue(describe("all_reduce", label, full), {full},
+               [&](uint32_t tag) { return transport_->all_reduce(full, scale, tag); });
+}
+
+WorkPtr TransportCommunicator::do_broadcast(const at::Tensor& buffer, int root, std::string_view label) {
+  if (buffer.numel() == 0) return finished_work();
+  CollectiveDesc desc = describe("broadcast", label, buffer);
+  desc.op += str(" from rank ", root);
+  return issue(std::move(desc), {buffer},
+               [&](uint32_t tag) { return transport_->broadcast(buffer, root, tag); });
+}
+
+void TransportCommunicator::do_barrier(std::string_view label) {
+  issue(describe("barrier", label), {}, [&](uint32_t tag) { return transport_->barrier(tag); })->wait();
+}
+
+// ------------------------------------------------------------------------------------------------ memory
+
+template <class Allocate>
+at::Tensor TransportCommunicator::allocate(CollectiveDesc desc, int64_t bytes, const Allocate& allocate) {
+  check_usable();
+  const std::string label = desc.label;
+  desc.numel = bytes;
+  const int64_t number = recorder_->record(std::move(desc));
+  try {
+    return allocate();
+  } catch (const CommError& error) {
+    recorder_->report_fault(fault_of(error.what()), number);
+    fail_with(str("memory for ", label, ": ", error.what()));
+  }
+}
+
+at::Tensor TransportCommunicator::allocate_symmetric(int64_t bytes, at::Device device,
+                                                     std::string_view label) {
+  const at::Tensor memory = allocate(describe("allocate_symmetric", label), bytes,
+                                     [&] { return transport_->allocate_symmetric(bytes); });
+  return memory.defined() ? memory : Communicator::allocate_symmetric(bytes, device, label);
+}
+
+at::Tensor TransportCommunicator::allocate_shared(int64_t bytes, std::string_view label) {
+  return allocate(describe("allocate_shared", label), bytes,
+                  [&] { return transport_->allocate_shared(bytes); });
+}
+
+at::Tensor TransportCommunicator::peer_view(const at::Tensor& mine, int rank) {
+  return transport_->peer_view(mine, rank);
+}
+
+// ---------------------------------------------------------------------------------------------- exchange
+
+std::vector<std::string> TransportCommunicator::exchange(const std::string& value, std::string_view label,
+                                                         milliseconds timeout) {
+  check_usable();
+  const int64_t number = recorder_->record(describe("exchange", label));
+  auto next_comparison = Clock::now() + std::min(kStallInterval, timeout / 2);
+  const auto watch = [&] {
+    if (recorder_->any_failed_or_left())
+      for (int r = 0; r < size(); ++r)
+        if (recorder_->has_failed_or_left(r) && !exchange_.has_arrived(r)) throw CommError("a rank left");
+    if (Clock::now() < next_comparison) return;
+    check_stalled(number);
+    next_comparison = Clock::now() + kStallInterval;
+  };
+  StoreExchange::Result result;
+  try {
+    result = exchange_.run(str(label, '\n', value), timeout, watch);
+  } catch (const CommError& error) {  // the store is gone
+    check_usable();
+    fail_with(error.what());
+  }
+  check_usable();
+  if (result.values.empty()) fail(number, result.cause, timeout, std::move(result.missing));
+  context_->end_wait();
+  for (size_t r = 0; r < result.values.size(); ++r) {
+    std::string& text = result.values[r];
+    const std::string their_label = text.substr(0, text.find('\n'));
+    if (their_label != label)
+      fail_with(
+          str("rank ", rank(), " exchanges \"", label, "\" but rank ", r, " exchanges \"", their_label, '"'));
+    text.erase(0, their_label.size() + 1);
+  }
+  return std::move(result.values);
+}
+
+// --------------------------------------------------------------------------------------- life and failure
+
+TransportCommunicator::TransportCommunicator(std::shared_ptr<GroupContext> context, milliseconds timeout,
+                                             const MakeTransport& make, at::Device device)
+    : Communicator(device),
+      context_(std::move(context)),
+      store_(context_->store().under("group")),
+      recorder_(std::make_shared<FlightRecorder>(rank(), size(), store_, context_->store())),
+      exchange_(store_.under("exchange"), rank(), size()),
+      timeout_(timeout),
+      name_("main"),
+      exceptions_at_birth_(std::uncaught_exceptions()) {
+  open(make);
+}
+
+TransportCommunicator::TransportCommunicator(const TransportCommunicator& original, std::string name,
+                                             GroupStore store)
+    : Communicator(original.device()),
+      context_(original.context_),
+      store_(std::move(store)),
+      recorder_(std::make_shared<FlightRecorder>(rank(), size(), store_, context_->store())),
+      exchange_(store_.under("exchange"), rank(), size()),
+      timeout_(original.timeout_),
+      name_(std::move(name)),
+      exceptions_at_birth_(std::uncaught_exceptions()) {
+  open([&](const GroupStore& group_store, FailureHook on_failure) {
+    return original.transport_->duplicate(group_store, std::move(on_failure));
+  });
+}
+
+// A rank that is done early must not leave while others still connect to each other.
+void TransportCommunicator::open(const MakeTransport& make) {
+  context_->add_group(name_, recorder_);
+  transport_ = make(store_, [recorder = recorder_](const std::string& cause, uint32_t tag) {
+    recorder->report_fault(fault_of(cause), recorder->number_of_tag(tag));
+  });
+  store_.set(str("open/", rank()), "");
+  const auto watch = [&] {
+    if (!recorder_->any_failed_or_left()) return;
+    for (int r = 0; r < size(); ++r) {
+      const auto departure = recorder_->departure(r);
+      if (departure && !store_.has(str("open/", r)))
+        throw CommError(str("rank ", r, " left the group while it was set up: ", *departure));
+    }
+  };
+  const std::vector<int> missing = store_.await_ranks("open/", size(), kOpenTimeout, watch);
+  if (!missing.empty())
+    throw CommError(str(name_ranks(missing), missing.size() == 1 ? " has" : " have", " not connected within ",
+                        name_duration(kOpenTimeout)));
+}
+
+std::shared_ptr<Communicator> TransportCommunicator::duplicate(std::string_view name) {
+  exchange("", str("duplicate \"", name, '"'), timeout_);
+  ++num_duplicates_;
+  try {
+    return std::make_shared<TransportCommunicator>(*this, str(name_, "/", num_duplicates_, " ", name),
+                                                   store_.under(str("duplicate/", num_duplicates_)));
+  } catch (const CommError& error) {
+    fail_with(error.what());
+  }
+}
+
+TransportCommunicator::~TransportCommunicator() {
+  if (error_) {
+    context_->leave(kLeftByFault);
+  } else if (std::uncaught_exceptions() > exceptions_at_birth_) {
+    abort("an error ended it");
+  }
+}
+
+void TransportCommunicator::abort(std::string_view reason) {
+  context_->leave(error_ ? kLeftByFault : reason);
+  if (!error_) error_ = str("rank ", rank(), " has left the group: ", reason);
+  transport_->abort();
+}
+
+void TransportCommunicator::check_usable() const {
+  if (error_) throw CommError(*error_);
+}
+
+void TransportCommunicator::check_all_alive(int64_t number) {
+  try {
+    for (const int rank : store_.gone())
+      // A rank that has left in order has done its part, which may still be on its way.
+      if (recorder_->departure(rank) != kLeftInOrder) throw RankIsGone(rank);
+  } catch (const CommError& error) {  // RankIsGone, or the store has gone with rank 0
+    fail(number, error.what(), timeout_);
+  }
+}
+
+void TransportCommunicator::check_stalled(int64_t number) {
+  auto difference = recorder_->compare_stalled();
+  if (!difference) difference = context_->publish_wait(name_, number);
+  if (difference) {
+    recorder_->report_fault(Fault::kClosed, number);
+    fail_with(*std::move(difference));
+  }
+}
+
+void TransportCommunicator::fail(int64_t number, const std::string& cause, milliseconds timeout,
+                                 std::vector<int> missing) {
+  recorder_->report_fault(fault_of(cause), number);
+  transport_->abort();
+  if (auto deadlock = context_->publish_wait(name_, number)) fail_with(*std::move(deadlock));
+  Failure failure;
+  failure.number = number;
+  failure.cause = cause;
+  failure.timeout = timeout;
+  failure.missing = std::move(missing);
+  std::string message;
+  try {
+    message = recorder_->diagnose(std::move(failure), context_->report_deadline());
+  } catch (const CommError& error) {
+    message = error.what();
+  }
+  fail_with(std::move(message));
+}
+
+void TransportCommunicator::fail_with(std::string message) {
+  error_ = std::move(message);
+  transport_->abort();
+  in_flight_.clear();
+  throw CommError(*error_);
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,62 @@
+// Who waits for whom, over several groups: circles, and what only looks like one.
+#include "comm/deadlock.h"
+
+#include <gtest/gtest.h>
+
+#include "core/error.h"
+
+namespace tessera::comm {
+namespace {
+
+using Issued = std::map<std::string, int64_t>;  // by group
+
+WaitState waiting(const std::string& group, int64_t number, Issued issued) {
+  return {.group = group, .number = number, .description = group + "'s", .num_issued = std::move(issued)};
+}
+
+TEST(DeadlockTest, SurviveEncoding) {
+  const WaitState original =
+      waiting("main/1 gather", 17, {{"main", 3}, {"main/1 gather", 17}, {"main/2 reduce", 0}});
+  const WaitState copy = WaitState::decode(original.encode());
+  EXPECT_EQ(copy.group, original.group);
+  EXPECT_EQ(copy.number, 17);
+  EXPECT_EQ(copy.description, original.description);
+  EXPECT_EQ(copy.num_issued, original.num_issued);
+  EXPECT_EQ(WaitState::decode(waiting("g", 1, {}).encode()).num_issued, Issued{});
+  for (const char* text : {"", "g\n", "g\nx\ny\n", "g\n1\nt\nnot a number\n"})
+    EXPECT_THROW(WaitState::decode(text), CommError) << text;
+}
+
+TEST(DeadlockTest, TwoRanksInACircleSayTheSame) {
+  const WaitState on_a = waiting("a", 4, {{"a", 4}, {"b", 2}}), on_b = waiting("b", 3, {{"a", 3}, {"b", 3}});
+  for (int rank : {0, 1})
+    EXPECT_EQ(find_deadlock({on_a, on_b}, rank),
+              "the ranks wait for each other: rank 0 waits in a's, which rank 1 has not come to; rank 1 "
+              "waits in b's, which rank 0 has "
+              "not come to");
+}
+
+TEST(DeadlockTest, ALongerCircleAndOneWhoStandsBeside) {
+  const WaitState on_a = waiting("a", 1, {{"a", 1}, {"b", 1}, {"c", 0}});
+  const WaitState on_b = waiting("b", 1, {{"a", 0}, {"b", 1}, {"c", 1}});
+  const WaitState on_c = waiting("c", 1, {{"a", 1}, {"b", 0}, {"c", 1}});
+  // Rank 3 waits for rank 0, and nobody for it.
+  const WaitState beside = waiting("c", 1, {{"a", 1}, {"b", 1}, {"c", 1}});
+  const std::vector<std::optional<WaitState>> all{on_a, on_b, on_c, beside};
+  for (int rank : {0, 1, 2}) EXPECT_TRUE(find_deadlock(all, rank).has_value()) << rank;
+  EXPECT_FALSE(find_deadlock(all, 3).has_value());
+}
+
+TEST(DeadlockTest, NoCircle) {
+  const WaitState on_a = waiting("a", 4, {{"a", 4}, {"b", 2}});
+  EXPECT_FALSE(find_deadlock({on_a, std::nullopt}, 0)) << "the other one is at work";
+  EXPECT_FALSE(find_deadlock({std::nullopt, on_a}, 0));
+  EXPECT_FALSE(find_deadlock({on_a, waiting("a", 4, {{"a", 4}, {"b", 2}})}, 0)) << "both wait for the same";
+  EXPECT_FALSE(find_deadlock({on_a, waiting("b", 3, {{"a", 4}, {"b", 3}})}, 0))
+      << "it has done its part of a";
+  EXPECT_FALSE(find_deadlock({on_a, waiting("checkpoint", 3, {{"checkpoint", 3}})}, 1))
+      << "its other thread sees to a";
+}
+
+}  // namespace
+}  // namespace tessera::comm

@@ -1,0 +1,28 @@
+// join(): what it decides before it connects.
+#include "comm/init.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/comm/comm_testing.h"
+
+namespace tessera::comm {
+namespace {
+
+using testing::error_of;
+
+TEST(ChooseDevice, RefusesUnknownBackendsAndThoseForOtherTensors) {
+  JoinOptions options;
+  options.backend = "mpi";
+  EXPECT_EQ(error_of([&] { join(options, Environment{}); }),
+            "unknown backend \"mpi\": expected \"auto\", \"shm\", \"gloo\" or \"nccl\"");
+  options.backend = "nccl";
+  EXPECT_EQ(error_of([&] { join(options, Environment{}); }),
+            "backend \"nccl\" moves CUDA tensors; CPU tensors need \"shm\" or \"gloo\"");
+  options.backend = "gloo";
+  options.device = "cuda";
+  EXPECT_EQ(error_of([&] { join(options, Environment{}); }),
+            "backend \"gloo\" moves CPU tensors; CUDA tensors need \"nccl\"");
+}
+
+}  // namespace
+}  // namespace tessera::comm
