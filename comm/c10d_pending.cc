@@ -7,24 +7,11 @@ namespace tessera::comm {
 namespace {
 
 using std::chrono::milliseconds;
-using Clock = std::chrono::steady_clock;
 
-/// Throws the work's error, if it has one.
+/// Throws the work's error, if it has failed.
 void check(c10d::Work& work) {
-  if (!work.isCompleted()) return;
-  if (const std::exception_ptr error = work.exception()) std::rethrow_exception(error);
-}
-
-/// False when the work is not completed by then. c10d reports that by an exception, like a failure.
-bool wait_until(c10d::Work& work, Clock::time_point deadline) {
-  const auto left = std::chrono::ceil<milliseconds>(deadline - Clock::now());
-  try {
-    work.wait(std::max(left, milliseconds(1)));  // 0 would be no limit
-  } catch (const std::exception&) {
-    if (!work.isCompleted()) return false;
-    check(work);
-  }
-  return true;
+  if (const std::exception_ptr error = work.isCompleted() ? work.exception() : nullptr)
+    std::rethrow_exception(error);
 }
 
 }  // namespace
@@ -38,14 +25,17 @@ bool C10dPending::poll() {
 }
 
 bool C10dPending::wait(milliseconds limit) {
-  const auto deadline = Clock::now() + limit;
+  const auto deadline = std::chrono::steady_clock::now() + limit;
   for (const C10dWork& work : works_) {
-    if (wait_blocks_) {
-      if (!wait_until(*work, deadline)) return false;
-    } else {
-      work->wait();
+    const auto left = std::chrono::ceil<milliseconds>(deadline - std::chrono::steady_clock::now());
+    try {
+      work->wait(wait_blocks_ ? std::max(left, milliseconds(1)) : kNoTimeout);
+    } catch (const std::exception&) {  // it has failed, or only needs longer
+      if (wait_blocks_ && !work->isCompleted()) return false;
       check(*work);
+      if (!wait_blocks_) throw;
     }
+    check(*work);
   }
   if (finish_) std::exchange(finish_, nullptr)();
   return true;

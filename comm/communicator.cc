@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <ATen/record_function.h>
 
+#include "comm/torch_dtype.h"
 #include "comm/transport.h"
 #include "core/check.h"
 #include "core/str.h"
@@ -10,25 +11,10 @@
 namespace tessera::comm {
 namespace {
 
-bool supported(at::ScalarType dtype) {
-  switch (dtype) {
-    case at::kDouble:
-    case at::kFloat:
-    case at::kBFloat16:
-    case at::kHalf:
-    case at::kLong:
-    case at::kInt:
-    case at::kChar:
-    case at::kByte:
-    case at::kBool: return true;
-    default: return false;
-  }
-}
-
 void check_buffer(const at::Tensor& buffer, std::string_view label) {
   TESSERA_CHECK(buffer.defined(), label);
   TESSERA_CHECK(buffer.dim() == 1 && buffer.is_contiguous(), label, " has shape ", buffer.sizes());
-  TESSERA_CHECK(supported(buffer.scalar_type()), label, " is ", buffer.scalar_type());
+  TESSERA_CHECK(find_dtype(buffer.scalar_type()), label, " is ", buffer.scalar_type());
 }
 
 void check_divisible(const at::Tensor& full, int size, std::string_view label) {

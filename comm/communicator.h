@@ -62,7 +62,7 @@ concept Exchangeable = std::is_trivially_copyable_v<T> && !std::is_array_v<T> &&
                        !std::is_convertible_v<T, std::string_view>;
 
 /// One rank's end of a group. One thread issues collectives on it at a time. Buffers are 1-D and contiguous,
-/// of fp64, fp32, bf16, fp16, int64, int32, int8, uint8 or bool; anything else is a std::logic_error. After a
+/// of a type that has a DType (core/dtype.h); anything else is a std::logic_error. After a
 /// CommError every later call throws the same error.
 class Communicator {
  public:
@@ -101,7 +101,7 @@ class Communicator {
   virtual at::Tensor peer_view(const at::Tensor& mine, int rank);
 
   /// Local. Whether Work::wait() blocks the thread until the result is there. False (CUDA): it makes the
-  /// current stream wait, and the thread goes on.
+  /// current stream wait, and returns.
   virtual bool wait_blocks() const { return true; }
 
   /// Local. Whether a reduce_scatter in flight takes memory of its buffer's size: a caller that issues many

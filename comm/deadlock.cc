@@ -1,9 +1,7 @@
 #include "comm/deadlock.h"
 
 #include <algorithm>
-#include <sstream>
 
-#include "core/error.h"
 #include "core/str.h"
 
 namespace tessera::comm {
@@ -12,8 +10,8 @@ namespace {
 /// Whether `a`, which waits, needs `b` to issue something first, while `b` waits as well. (A group that `b`
 /// does not list belongs to another thread of `b`, which may be at work.)
 bool needs(const WaitState& a, const WaitState& b) {
-  const auto num_issued = b.num_issued.find(a.group);
-  return num_issued != b.num_issued.end() && num_issued->second < a.number;
+  const auto report = b.reports.find(a.group);
+  return report != b.reports.end() && report->second.num_issued < a.number;
 }
 
 /// Extends `path` to a circle back to its first rank: a depth-first search that visits each rank once.
@@ -34,23 +32,40 @@ bool close_circle(const std::vector<std::optional<WaitState>>& states, std::vect
 
 }  // namespace
 
+std::string WaitState::description() const {
+  const auto report = reports.find(group);
+  const CollectiveDesc* desc = report == reports.end() ? nullptr : report->second.find(number);
+  return desc != nullptr ? desc->text() : str("collective ", number);
+}
+
 std::string WaitState::encode() const {
-  std::string out = str(group, '\n', number, '\n', description, '\n');
-  for (const auto& [name, count] : num_issued) out += str(count, ' ', name, '\n');
+  std::string out = str(group, '\n', number, '\n');
+  for (const auto& [name, report] : reports) out += str(name, '\n', report.encode());
   return out;
 }
 
 WaitState WaitState::decode(std::string_view text) {
-  std::istringstream in{std::string(text)};
   WaitState state;
-  std::string line;
-  const bool complete = std::getline(in, state.group) && in >> state.number && in.get() == '\n' &&
-                        std::getline(in, state.description);
-  int64_t count = 0;
-  while (complete && in >> count && in.get() == ' ' && std::getline(in, line)) state.num_issued[line] = count;
-  if (!complete || !in.eof())
-    throw CommError(str("not a list of what a rank waits for: ", text.substr(0, 80)));
+  state.group = take(text, '\n');
+  state.number = parse_integer(take(text, '\n'));
+  while (!text.empty()) {
+    const std::string name(take(text, '\n'));
+    state.reports[name] = RankReport::decode(text);
+  }
   return state;
+}
+
+std::optional<std::string> find_difference(const std::vector<std::optional<WaitState>>& states, int rank) {
+  const auto& mine = states[static_cast<size_t>(rank)];
+  if (!mine || !mine->reports.contains(mine->group)) return std::nullopt;
+  const RankReport& own = mine->reports.at(mine->group);
+  for (size_t r = 0; r < states.size(); ++r) {
+    if (static_cast<int>(r) == rank || !states[r] || !states[r]->reports.contains(mine->group)) continue;
+    const RankReport& other = states[r]->reports.at(mine->group);
+    if (const auto number = first_difference(own, other))
+      return describe_difference(*number, rank, own, static_cast<int>(r), other);
+  }
+  return std::nullopt;
 }
 
 std::optional<std::string> find_deadlock(const std::vector<std::optional<WaitState>>& states, int rank) {
@@ -64,8 +79,9 @@ std::optional<std::string> find_deadlock(const std::vector<std::optional<WaitSta
   std::string out = "the ranks wait for each other: ";
   for (size_t i = 0; i < path.size(); ++i) {
     const int next = path[(i + 1) % path.size()];
-    out += str(i == 0 ? "" : "; ", "rank ", path[i], " waits in ",
-               states[static_cast<size_t>(path[i])]->description, ", which rank ", next, " has not come to");
+    out +=
+        str(i == 0 ? "" : "; ", "rank ", path[i], " waits in ",
+            states[static_cast<size_t>(path[i])]->description(), ", which rank ", next, " has not come to");
   }
   return out;
 }

@@ -15,22 +15,6 @@ namespace {
   throw CommError(str("a peer's list of collectives cannot be read at '", text, "'"));
 }
 
-int64_t parse_integer(std::string_view text) {
-  int64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size()) cannot_read(text);
-  return value;
-}
-
-/// Removes the text up to `separator` from the front and returns it.
-std::string_view take(std::string_view& text, char separator) {
-  const size_t at = text.find(separator);
-  if (at == text.npos) cannot_read(text);
-  const std::string_view head = text.substr(0, at);
-  text.remove_prefix(at + 1);
-  return head;
-}
-
 constexpr std::string_view kFaultNames[] = {"none", "timeout", "closed"};  // by Fault
 
 Fault parse_fault(std::string_view text) {
@@ -40,6 +24,21 @@ Fault parse_fault(std::string_view text) {
 }
 
 }  // namespace
+
+int64_t parse_integer(std::string_view text) {
+  int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size()) cannot_read(text);
+  return value;
+}
+
+std::string_view take(std::string_view& text, char separator) {
+  const size_t at = text.find(separator);
+  if (at == text.npos) cannot_read(text);
+  const std::string_view head = text.substr(0, at);
+  text.remove_prefix(at + 1);
+  return head;
+}
 
 std::string CollectiveDesc::text() const {
   std::string out = label.empty() ? op : str(op, " of \"", label, "\"");
@@ -77,7 +76,7 @@ std::string RankReport::encode() const {
   return out;
 }
 
-RankReport RankReport::decode(std::string_view text) {
+RankReport RankReport::decode(std::string_view& text) {
   RankReport report;
   report.fault = parse_fault(take(text, '\n'));
   report.waited = std::chrono::milliseconds(parse_integer(take(text, '\n')));

@@ -50,9 +50,14 @@ struct RankReport {
   const CollectiveDesc* find(int64_t number) const;
 
   std::string encode() const;
-  /// Local. The inverse of encode(). Throws CommError on anything else.
-  static RankReport decode(std::string_view text);
+  /// Local. The inverse of encode(); removes what it has read from the front. Throws CommError on anything
+  /// else.
+  static RankReport decode(std::string_view& text);
 };
+
+/// Local. For decoding: removes the text up to `separator` from the front and returns it. Throws CommError.
+std::string_view take(std::string_view& text, char separator);
+int64_t parse_integer(std::string_view text);
 
 /// Local. The first number that both remember with different descriptions.
 std::optional<int64_t> first_difference(const RankReport& a, const RankReport& b);

@@ -13,7 +13,6 @@ using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 
 std::string fault_key(int rank) { return str("fault/", rank); }
-std::string stall_key(int rank) { return str("stall/", rank); }
 std::string left_key(int rank) { return str("left/", rank); }
 
 }  // namespace
@@ -25,33 +24,25 @@ FlightRecorder::FlightRecorder(int rank, int size, GroupStore group_store, Group
       context_store_(std::move(context_store)),
       issuer_(std::this_thread::get_id()) {}
 
-int64_t FlightRecorder::record(CollectiveDesc desc, uint32_t tag) {
+int64_t FlightRecorder::record(CollectiveDesc desc) {
   std::lock_guard lock(mutex_);
   issuer_ = std::this_thread::get_id();
-  issues_.push_back({tag, Clock::now()});
-  if (issues_.size() > RankReport::kWindow) issues_.pop_front();
+  issue_times_.push_back(Clock::now());
+  if (issue_times_.size() > RankReport::kWindow) issue_times_.pop_front();
   return report_.record(std::move(desc));
 }
 
-int64_t FlightRecorder::number_of_tag(uint32_t tag) const {
+int64_t FlightRecorder::number_of(uint32_t tag) const {
   std::lock_guard lock(mutex_);
-  int64_t number = report_.num_issued;
-  for (auto issue = issues_.rbegin(); issue != issues_.rend(); ++issue, --number) {
-    if (issue->tag == tag) return number;
-  }
+  for (int64_t number = report_.num_issued; report_.find(number) != nullptr; --number)
+    if (tag_of(number) == (tag & 0xffffu)) return number;
   return report_.num_issued;
 }
 
-std::optional<int64_t> FlightRecorder::num_issued_by_this_thread() const {
+RankReport FlightRecorder::report(std::thread::id& issuer) const {
   std::lock_guard lock(mutex_);
-  if (issuer_ != std::this_thread::get_id()) return std::nullopt;
-  return report_.num_issued;
-}
-
-std::string FlightRecorder::describe(int64_t number) const {
-  std::lock_guard lock(mutex_);
-  const CollectiveDesc* desc = report_.find(number);
-  return desc != nullptr ? desc->text() : str("collective ", number);
+  issuer = issuer_;
+  return report_;
 }
 
 void FlightRecorder::report_fault(Fault fault, int64_t number) {
@@ -61,8 +52,8 @@ void FlightRecorder::report_fault(Fault fault, int64_t number) {
     if (report_.fault != Fault::kNone) return;
     report_.fault = fault;
     const int64_t age = report_.num_issued - number;  // 0: the newest
-    if (age >= 0 && age < static_cast<int64_t>(issues_.size())) {
-      const auto issued = issues_[issues_.size() - 1 - static_cast<size_t>(age)].time;
+    if (age >= 0 && age < static_cast<int64_t>(issue_times_.size())) {
+      const auto issued = issue_times_[issue_times_.size() - 1 - static_cast<size_t>(age)];
       report_.waited = std::chrono::duration_cast<milliseconds>(Clock::now() - issued);
     }
     text = report_.encode();
@@ -88,26 +79,6 @@ std::optional<std::string> FlightRecorder::departure(int rank) const {
   return context_store_.get(left_key(rank));
 }
 
-std::optional<std::string> FlightRecorder::compare_stalled() {
-  RankReport own;
-  {
-    std::lock_guard lock(mutex_);
-    own = report_;
-  }
-  try {
-    store_.set(stall_key(rank_), own.encode());
-    for (int r = 0; r < size_; ++r) {
-      if (r == rank_ || !store_.has(stall_key(r))) continue;
-      const RankReport other = RankReport::decode(store_.get(stall_key(r)));
-      if (const auto number = first_difference(own, other))
-        return describe_difference(*number, rank_, own, r, other);
-    }
-  } catch (const CommError&) {
-    // Without a store there is nothing to compare with; the collective then fails or times out by itself.
-  }
-  return std::nullopt;
-}
-
 bool FlightRecorder::read_report(int rank, RankReport& report) const {
   // Leaving comes first: a rank that leaves aborts, which also looks like a fault.
   if (const auto left = departure(rank); left && *left != kLeftByFault) {
@@ -115,7 +86,9 @@ bool FlightRecorder::read_report(int rank, RankReport& report) const {
     return true;
   }
   if (!store_.has(fault_key(rank))) return false;
-  report = RankReport::decode(store_.get(fault_key(rank)));
+  const std::string text = store_.get(fault_key(rank));
+  std::string_view rest = text;
+  report = RankReport::decode(rest);
   return true;
 }
 

@@ -1,6 +1,6 @@
-// FlightRecorder: notes the collectives that this rank issues on a group. When one fails or takes long, it
-// publishes them in the store and compares them with the other ranks', to tell who is missing and who issued
-// something else. (PyTorch's word, and idea; that one dumps to a file.)
+// FlightRecorder: notes the collectives that this rank issues on a group. When one fails, it publishes them
+// in the store and compares them with the other ranks', to tell which are missing and which issued something
+// else. (PyTorch's word, and idea; that one dumps to a file.)
 #pragma once
 
 #include <chrono>
@@ -21,23 +21,22 @@ inline constexpr std::string_view kLeftByFault = "!";
 /// … or it is done.
 inline constexpr std::string_view kLeftInOrder = "it has finished";
 
-/// Its keys are `fault/R` (a failure of rank R, with R's collectives) and `stall/R` (R has waited for
-/// seconds) in the group's store, and `left/R` in the store of the GroupContext. Each of `fault/any` and
-/// `left/any` exists once any rank has written its own, so that one question is enough while all goes well.
-/// Thread-safe: a backend's threads report failures while the rank's own thread is elsewhere.
+/// Its keys are `fault/R` (a failure of rank R, with R's collectives) in the group's store, and `left/R` in
+/// the store of the GroupContext. `fault/any` and `left/any` exist once any rank has written its own, so that
+/// one question is enough while there is no failure. Thread-safe: a backend's threads report failures while
+/// the rank's own thread is busy elsewhere.
 class FlightRecorder {
  public:
   FlightRecorder(int rank, int size, GroupStore group_store, GroupStore context_store);
 
-  /// Local. Notes a collective that is issued under `tag`. Returns its number, from 1 on.
-  int64_t record(CollectiveDesc desc, uint32_t tag = 0);
-  /// Local. Of a recent collective; else the last one's.
-  int64_t number_of_tag(uint32_t tag) const;
-  /// Local. How many collectives this rank has issued; nothing when a thread other than the caller's issued
-  /// the last one.
-  std::optional<int64_t> num_issued_by_this_thread() const;
-  /// Local. The description of a recent collective.
-  std::string describe(int64_t number) const;
+  /// Local. Notes a collective. Returns its number, from 1 on.
+  int64_t record(CollectiveDesc desc);
+  /// Local. The lower 16 bits of a collective's tag, and the number of the most recent collective that has
+  /// them.
+  uint32_t tag_of(int64_t number) const { return static_cast<uint32_t>(number * size_) & 0xffffu; }
+  int64_t number_of(uint32_t tag) const;
+  /// Local. What this rank has issued. `issuer`: set to the thread that has issued the last collective.
+  RankReport report(std::thread::id& issuer) const;
 
   /// Local. Publishes that collective `number` failed on this rank; the first report stands. Never throws.
   void report_fault(Fault fault, int64_t number);
@@ -48,19 +47,11 @@ class FlightRecorder {
   /// Local. Why `rank` left the group; nothing while it is there.
   std::optional<std::string> departure(int rank) const;
 
-  /// Local. Publishes this rank's collectives and compares them with those of the other ranks that wait.
-  /// Returns the difference, if there is one. Never throws: a store that is gone shows elsewhere.
-  std::optional<std::string> compare_stalled();
   /// Local. Waits until all ranks have reported, left or ended, at most until `deadline`, and says who is to
   /// blame. Fills in the reports and the ranks that are gone. Throws CommError when the store is gone.
   std::string diagnose(Failure failure, std::chrono::steady_clock::time_point deadline) const;
 
  private:
-  struct Issue {
-    uint32_t tag;
-    std::chrono::steady_clock::time_point time;
-  };
-
   /// Reads what `rank` has said of itself since a collective failed; false: nothing yet.
   bool read_report(int rank, RankReport& report) const;
 
@@ -68,10 +59,10 @@ class FlightRecorder {
   const int size_;
   const GroupStore store_;
   const GroupStore context_store_;
-  mutable std::mutex mutex_;  ///< guards what follows
-  RankReport report_;         ///< of this rank
-  std::deque<Issue> issues_;  ///< of report_.recent
-  std::thread::id issuer_;    ///< of the last collective
+  mutable std::mutex mutex_;                                       ///< guards what follows
+  RankReport report_;                                              ///< of this rank
+  std::deque<std::chrono::steady_clock::time_point> issue_times_;  ///< of report_.recent
+  std::thread::id issuer_;                                         ///< of the last collective
 };
 
 }  // namespace tessera::comm

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/ivalue.h>
+#include <ATen/record_function.h>
 #include <net/if.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
@@ -11,8 +12,10 @@
 
 #include "comm/c10d_pending.h"
 #include "comm/error_message.h"
-#include "comm/rank_order_sum.h"
+#include "comm/shm/reduce.h"
+#include "comm/torch_dtype.h"
 #include "core/error.h"
+#include "core/memory_use.h"
 #include "core/str.h"
 
 namespace tessera::comm {
@@ -23,6 +26,20 @@ using std::chrono::milliseconds;
 // Gloo's headers (Debian's) are older than the Gloo inside libtorch, and some of its classes differ. So
 // nothing here touches a Gloo object; pointers to them are only passed along.
 // (ProcessGroupGloo::setTimeout, inline, would.)
+
+/// Of one slice a rank, one after another, to where the result is wanted. Dispatches no operator.
+void reduce_slices(const at::Tensor& slices, at::ScalarType dtype, int num_ranks, const ReduceInto& into) {
+  const int64_t slice_bytes = static_cast<int64_t>(slices.nbytes()) / num_ranks;
+  std::vector<const void*> inputs;
+  for (int rank = 0; rank < num_ranks; ++rank)
+    inputs.push_back(static_cast<const char*>(slices.const_data_ptr()) + rank * slice_bytes);
+  shm::reduce(
+      {.dtype = from_torch(dtype),
+       .inputs = inputs.data(),
+       .num_inputs = num_ranks,
+       .numel = into.shard.numel(),
+       .output = {into.shard.data_ptr(), from_torch(into.shard.scalar_type()), into.scale, into.add}});
+}
 
 /// c10d's process group with the two things it lacks: tags of our choice, and abort().
 class GlooGroup final : public c10d::ProcessGroupGloo {
@@ -37,7 +54,7 @@ class GlooGroup final : public c10d::ProcessGroupGloo {
 
   // [Note: aborting Gloo] c10d has no abort for Gloo, and destroying a group waits for what is pending. But a
   // receive that runs into its timeout makes Gloo fail all pending operations of the group and close its
-  // connections. So abort() posts one that nobody answers. On a connection that is already broken posting
+  // connections. So abort() posts one that is never answered. On a connection that is already broken posting
   // throws, hence the loop over peers. Each device has a context of its own, chosen by the tag.
   void abort() override {
     for (int tag = 0; tag < static_cast<int>(contexts_.size()); ++tag) {
@@ -107,7 +124,7 @@ class GlooTransport final : public Transport {
   // for the received slices until they are summed.
   PendingPtr reduce_scatter(const at::Tensor& full, const ReduceInto& into, uint32_t tag) override {
     at::Tensor sent = plain_bytes(full);
-    const auto slices = std::make_shared<at::Tensor>(reduction_buffer(full));
+    const auto slices = std::make_shared<at::Tensor>(gloo_reduction_buffer(full));
     at::Tensor received = plain_bytes(slices);  // Gloo's thread frees its view later than `finish` runs
     std::vector<int64_t> equal;
     c10d::AllToAllOptions all_to_all_options;
@@ -115,7 +132,7 @@ class GlooTransport final : public Transport {
     group_->use_tag(tag);
     C10dWork work = observed(group_->alltoall_base(received, sent, equal, equal, all_to_all_options), tag);
     return pending({std::move(work)}, [slices, into, dtype = full.scalar_type(), size = options_.size] {
-      sum_in_rank_order(slices->data_ptr(), dtype, size, into);
+      reduce_slices(*slices, dtype, size, into);
       slices->reset();
     });
   }
@@ -201,6 +218,12 @@ std::vector<std::shared_ptr<::gloo::transport::Device>> make_devices(const GlooO
 }
 
 }  // namespace
+
+at::Tensor gloo_reduction_buffer(const at::Tensor& full) {
+  const MemoryFor use(MemoryUse::kCommunication);
+  const at::DisableRecordFunctionGuard guard;
+  return at::empty({static_cast<int64_t>(full.nbytes())}, at::kByte);
+}
 
 std::unique_ptr<Transport> make_gloo_transport(const GroupStore& store, const GlooOptions& options,
                                                FailureHook on_failure) {

@@ -2,6 +2,8 @@
 
 #include <exception>
 #include <numeric>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "comm/deadlock.h"
@@ -41,17 +43,18 @@ void GroupContext::add_group(const std::string& name, std::weak_ptr<const Flight
   recorders_[name] = std::move(recorder);
 }
 
-// A group that another thread uses (an asynchronous checkpoint's) is left out: while this thread waits, that
-// one goes on.
+// A group that another thread uses (an asynchronous checkpoint's) is left out: that thread goes on while this
+// one waits.
 std::optional<std::string> GroupContext::publish_wait(const std::string& group, int64_t number) {
-  WaitState mine{.group = group, .number = number, .description = "", .num_issued = {}};
+  WaitState mine{.group = group, .number = number, .reports = {}};
   {
     const std::lock_guard lock(mutex_);
     for (const auto& [name, weak] : recorders_) {
       const auto recorder = weak.lock();
       if (!recorder) continue;
-      if (name == group) mine.description = recorder->describe(number);
-      if (const auto num_issued = recorder->num_issued_by_this_thread()) mine.num_issued[name] = *num_issued;
+      std::thread::id issuer;
+      RankReport report = recorder->report(issuer);
+      if (name == group || issuer == std::this_thread::get_id()) mine.reports[name] = std::move(report);
     }
   }
   std::vector<std::optional<WaitState>> states(static_cast<size_t>(size_));
@@ -67,7 +70,8 @@ std::optional<std::string> GroupContext::publish_wait(const std::string& group, 
     return std::nullopt;  // a store that is gone shows elsewhere
   }
   states[static_cast<size_t>(rank_)] = std::move(mine);
-  return find_deadlock(states, rank_);
+  auto problem = find_difference(states, rank_);
+  return problem ? problem : find_deadlock(states, rank_);
 }
 
 void GroupContext::end_wait() {

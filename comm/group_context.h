@@ -42,7 +42,8 @@ class GroupContext {
   /// Local. Adds a group, under a name that is the same on all ranks.
   void add_group(const std::string& name, std::weak_ptr<const FlightRecorder> recorder);
   /// Local. Publishes that this rank waits for a collective of a group, until end_wait(). Returns a sentence
-  /// if it is one of a circle of ranks that wait for each other. Never throws.
+  /// if another rank that waits has issued something else on that group, or this rank is one of a circle of
+  /// ranks that wait for each other. Never throws.
   std::optional<std::string> publish_wait(const std::string& group, int64_t number);
   void end_wait();
 

@@ -50,53 +50,33 @@ std::vector<int> all_ranks(int size) {
 
 /// For c10d's groups: a wait for a key does not block on the server, and fails when a rank ends, which no
 /// rank may while a group is set up.
-class WatchedStore final : public c10d::Store {
+class WatchedStore final : public c10d::PrefixStore {
  public:
   WatchedStore(c10::intrusive_ptr<c10d::Store> store, std::shared_ptr<const Liveness> liveness)
-      : store_(std::move(store)), liveness_(std::move(liveness)) {}
+      : PrefixStore("c10d", std::move(store)), liveness_(std::move(liveness)) {}
 
   c10::intrusive_ptr<c10d::Store> clone() override {
     return c10::make_intrusive<WatchedStore>(store_->clone(), liveness_);
   }
-  void set(const std::string& key, const std::vector<uint8_t>& value) override { store_->set(key, value); }
-  std::vector<uint8_t> compareSet(const std::string& key, const std::vector<uint8_t>& expected,
-                                  const std::vector<uint8_t>& desired) override {
-    return store_->compareSet(key, expected, desired);
-  }
   std::vector<uint8_t> get(const std::string& key) override {
     wait({key});
-    return store_->get(key);
+    return PrefixStore::get(key);
   }
-  int64_t add(const std::string& key, int64_t value) override { return store_->add(key, value); }
-  bool deleteKey(const std::string& key) override { return store_->deleteKey(key); }
-  bool check(const std::vector<std::string>& keys) override { return store_->check(keys); }
-  int64_t getNumKeys() override { return store_->getNumKeys(); }
+  std::vector<std::vector<uint8_t>> multiGet(const std::vector<std::string>& keys) override {
+    wait(keys);
+    return PrefixStore::multiGet(keys);
+  }
   void wait(const std::vector<std::string>& keys) override { wait(keys, getTimeout()); }
   void wait(const std::vector<std::string>& keys, const milliseconds& timeout) override {
     const auto deadline = Clock::now() + (timeout == kNoTimeout ? std::chrono::hours(24) : timeout);
     const auto check_all_alive = [&] {
       if (const std::vector<int> ranks = liveness_->gone(); !ranks.empty()) throw RankIsGone(ranks.front());
     };
-    if (!poll_until(deadline, [&] { return store_->check(keys); }, check_all_alive))
+    if (!poll_until(deadline, [&] { return check(keys); }, check_all_alive))
       throw CommError(str("timed out after ", name_duration(timeout), ": nobody has set ", keys.front()));
   }
-  const milliseconds& getTimeout() const noexcept override { return store_->getTimeout(); }
-  void setTimeout(const milliseconds& timeout) override { store_->setTimeout(timeout); }
-  void append(const std::string& key, const std::vector<uint8_t>& value) override {
-    store_->append(key, value);
-  }
-  std::vector<std::vector<uint8_t>> multiGet(const std::vector<std::string>& keys) override {
-    wait(keys);
-    return store_->multiGet(keys);
-  }
-  void multiSet(const std::vector<std::string>& keys,
-                const std::vector<std::vector<uint8_t>>& values) override {
-    store_->multiSet(keys, values);
-  }
-  bool hasExtendedApi() const override { return store_->hasExtendedApi(); }
 
  private:
-  const c10::intrusive_ptr<c10d::Store> store_;
   const std::shared_ptr<const Liveness> liveness_;
 };
 

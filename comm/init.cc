@@ -83,10 +83,7 @@ std::string choose_backend(const Rendezvous& met, const Environment& env, const 
 }
 
 GlooOptions gloo_options(const Environment& env, const JoinOptions& options, bool one_host) {
-  GlooOptions gloo;
-  gloo.rank = env.rank;
-  gloo.size = env.world_size;
-  gloo.timeout = options.timeout;
+  GlooOptions gloo{.rank = env.rank, .size = env.world_size, .timeout = options.timeout};
   // All ranks have just been at the rendezvous: connecting takes less than a second, or never ends.
   gloo.connect_timeout = std::min<milliseconds>(options.rendezvous_timeout, std::chrono::seconds(20));
   if (const char* interfaces = std::getenv("GLOO_SOCKET_IFNAME");
@@ -97,64 +94,6 @@ GlooOptions gloo_options(const Environment& env, const JoinOptions& options, boo
   }
   return gloo;
 }
-
-/// Runs the ranks of run_threads(), and keeps the first exception.
-class ThreadRanks {
- public:
-  ThreadRanks(int world_size, const JoinOptions& options) : world_size_(world_size), options_(options) {}
-
-  void run(int rank, const std::function<void(CommunicatorPtr)>& body) {
-    std::shared_ptr<TransportCommunicator> comm;
-    try {
-      comm = join(rank);
-      body(comm);
-    } catch (const CommError& error) {
-      keep(first_comm_error_);
-      if (comm) comm->abort(first_line(error.what()));
-    } catch (const std::exception& error) {
-      keep(first_error_);
-      if (comm) comm->abort(first_line(error.what()));
-    } catch (...) {
-      keep(first_error_);
-      if (comm) comm->abort("unknown error");
-    }
-  }
-
-  void rethrow() const {
-    if (first_error_) std::rethrow_exception(first_error_);
-    if (first_comm_error_) std::rethrow_exception(first_comm_error_);
-  }
-
- private:
-  std::shared_ptr<TransportCommunicator> join(int rank) {
-    const GroupStore store(store_, "the threads' store");
-    auto context = std::make_shared<GroupContext>(store, rank, world_size_, /*serves_store=*/false);
-    GlooOptions gloo;
-    gloo.rank = rank;
-    gloo.size = world_size_;
-    gloo.timeout = options_.timeout;
-    gloo.connect_timeout = options_.rendezvous_timeout;
-    return std::make_shared<TransportCommunicator>(
-        std::move(context), options_.timeout, [&](const GroupStore& group_store, FailureHook on_failure) {
-          if (options_.backend == "shm")
-            return make_shm_transport(group_store, rank, world_size_, options_.timeout,
-                                      options_.rendezvous_timeout);
-          return make_gloo_transport(group_store, gloo, std::move(on_failure));
-        });
-  }
-
-  void keep(std::exception_ptr& first) {
-    std::lock_guard lock(mutex_);
-    if (!first) first = std::current_exception();
-  }
-
-  const int world_size_;
-  const JoinOptions options_;
-  c10::intrusive_ptr<c10d::Store> store_ = c10::make_intrusive<c10d::HashStore>();
-  std::mutex mutex_;  ///< guards what follows
-  std::exception_ptr first_error_;
-  std::exception_ptr first_comm_error_;  ///< mostly the consequence of another rank's error
-};
 
 }  // namespace
 
@@ -168,9 +107,14 @@ at::Device choose_device(const JoinOptions& options, const Environment& env) {
   const bool moves_cpu_tensors = backend == "shm" || backend == "gloo";
   if (moves_cpu_tensors && device == "cuda")
     throw CommError(str("backend \"", backend, "\" moves CPU tensors; CUDA tensors need \"nccl\""));
-  if (device == "cuda") check_cuda(env.local_world_size);
-  if (device == "cuda" || (device == "auto" && !moves_cpu_tensors && has_cuda(env.local_world_size)))
-    return {at::kCUDA, static_cast<c10::DeviceIndex>(env.local_rank)};
+  if (device == "cuda" || (device == "auto" && !moves_cpu_tensors)) {
+    try {
+      check_cuda(env.local_world_size);
+      return {at::kCUDA, static_cast<c10::DeviceIndex>(env.local_rank)};
+    } catch (const Error&) {
+      if (device == "cuda") throw;
+    }
+  }
   if (backend == "nccl")
     throw CommError("backend \"nccl\" moves CUDA tensors; CPU tensors need \"shm\" or \"gloo\"");
   return at::kCPU;
@@ -205,13 +149,45 @@ void run_threads(int world_size, const JoinOptions& options,
   TESSERA_CHECK(options.device == "cpu", "ranks as threads are for CPU tensors");
   if (world_size == 1) return body(std::make_shared<SelfCommunicator>(options.timeout));
   prepare_libtorch();
-  ThreadRanks ranks(world_size, options);
+  const GroupStore store(c10::make_intrusive<c10d::HashStore>(), "the threads' store");
+  std::mutex mutex;
+  std::exception_ptr first_error, first_comm_error;
+  const auto run = [&](int rank) {
+    std::shared_ptr<TransportCommunicator> comm;
+    const auto fail = [&](std::exception_ptr& first) {
+      const std::exception_ptr error = std::current_exception();
+      {
+        const std::lock_guard lock(mutex);
+        if (!first) first = error;
+      }
+      if (comm) comm->abort(error_message(error));
+    };
+    try {
+      const MakeTransport make = [&](const GroupStore& group_store, FailureHook on_failure) {
+        if (options.backend == "shm")
+          return make_shm_transport(group_store, rank, world_size, options.timeout,
+                                    options.rendezvous_timeout);
+        const GlooOptions gloo{.rank = rank,
+                               .size = world_size,
+                               .timeout = options.timeout,
+                               .connect_timeout = options.rendezvous_timeout};
+        return make_gloo_transport(group_store, gloo, std::move(on_failure));
+      };
+      comm = std::make_shared<TransportCommunicator>(
+          std::make_shared<GroupContext>(store, rank, world_size, /*serves_store=*/false), options.timeout,
+          make);
+      body(comm);
+    } catch (const CommError&) {
+      fail(first_comm_error);
+    } catch (...) {
+      fail(first_error);
+    }
+  };
   std::vector<std::thread> threads;
-  for (int rank = 0; rank < world_size; ++rank) {
-    threads.emplace_back([&ranks, &body, rank] { ranks.run(rank, body); });
-  }
+  for (int rank = 0; rank < world_size; ++rank) threads.emplace_back(run, rank);
   for (std::thread& thread : threads) thread.join();
-  ranks.rethrow();
+  if (first_error) std::rethrow_exception(first_error);
+  if (first_comm_error) std::rethrow_exception(first_comm_error);
 }
 
 }  // namespace tessera::comm

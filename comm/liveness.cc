@@ -23,7 +23,7 @@ Liveness::Liveness(const std::string& address) {
   const Addresses found = resolve_numeric(address, "0");
   listener_ = listen_at(found->ai_family, found->ai_addr, found->ai_addrlen);
   if (!listener_)
-    throw CommError(str("no TCP port can be opened at ", address, " (", why_not_connected(errno), ")"));
+    throw CommError(str("no TCP port can be opened at ", address, " (", describe_connect_error(errno), ")"));
   endpoint_ = str(address, ' ', port_of(listener_.get()));
 }
 
@@ -41,11 +41,11 @@ void Liveness::connect(const std::vector<std::string>& endpoints, int rank,
         resolve_numeric(endpoints[other].substr(0, space), endpoints[other].substr(space + 1));
     connections_[other] = connect_to(*address, deadline);
     if (!connections_[other]) {
-      // Its listening socket was there before its address was: nobody has it any more.
+      // It listened before it published its address, so its process has ended since.
       if (errno == ECONNREFUSED) throw RankIsGone(static_cast<int>(other));
-      throw unreachable(static_cast<int>(other), endpoints[other], why_not_connected(errno));
+      throw unreachable(static_cast<int>(other), endpoints[other], describe_connect_error(errno));
     }
-    keep_alive(connections_[other].get(), kHostIsGone);
+    keep_alive(connections_[other].get(), kHostTimeout);
     polled_[other].fd = connections_[other].get();
   }
 }

@@ -1,12 +1,13 @@
-// Liveness: tells whose processes have ended, on every backend, on one host or several.
+// Liveness: tells which ranks' processes have ended, on every backend, on one host or several.
 //
-// [Note: who notices a rank that dies]
-// Each rank listens on a TCP port and connects to every other rank's. No byte is sent, and nobody accepts:
-// the kernel completes a connection for the socket that listens, and closes it when the process ends, however
-// it ends. So a rank that waits, for whatever, asks its own kernel whether one of its connections is closed.
+// [Note: how a dead rank is noticed]
+// Each rank listens on a TCP port and connects to every other rank's. No byte is sent, and no connection is
+// accepted: the kernel completes a connection for the socket that listens, and closes it when the process
+// ends, however it ends. So a rank that waits asks its own kernel whether one of its connections is closed.
 // That needs no thread and no heartbeat, and a rank that is busy, swapped out or stopped is not taken for
-// dead. A host that is gone is found by the kernel's keep-alive, after kHostIsGone. Every wait in comm/ asks:
-// GroupStore::await_ranks, the waits of collectives (c10d_group.cc), the store that Gloo and NCCL get.
+// dead. A host that is gone is found by the kernel's keep-alive, after kHostTimeout. Every wait in comm/
+// asks: those of GroupStore, of collectives (transport_communicator.cc), and of the store that Gloo and NCCL
+// get.
 #pragma once
 
 #include <poll.h>
@@ -20,7 +21,7 @@
 
 namespace tessera::comm {
 
-/// A rank's process has ended, and what it was to do for this one will not come.
+/// A rank's process has ended before it did its part.
 class RankIsGone : public CommError {
  public:
   explicit RankIsGone(int rank);
@@ -30,19 +31,19 @@ class RankIsGone : public CommError {
   int rank_;
 };
 
-/// After how long without an answer from its kernel a host counts as gone.
-inline constexpr std::chrono::seconds kHostIsGone{20};
+/// A host whose kernel has not answered for this long counts as gone.
+inline constexpr std::chrono::seconds kHostTimeout{20};
 
-/// Owns a listening socket and a connection to each other rank's. gone() may be called by
-/// any thread once connect() has returned.
+/// Owns a listening socket and a connection to each other rank's. gone() may be called by any thread once
+/// connect() has returned.
 class Liveness {
  public:
   /// Local. Listens on `address`, which the other ranks can reach. Throws CommError.
   explicit Liveness(const std::string& address);
   /// Local. "ADDRESS PORT", for the others.
   const std::string& endpoint() const { return endpoint_; }
-  /// Local. `endpoints`: of all ranks. Throws CommError when one cannot be
-  /// reached, RankIsGone when it has ended.
+  /// Local. `endpoints`: of all ranks. Throws CommError when one cannot be reached, RankIsGone when it has
+  /// ended.
   void connect(const std::vector<std::string>& endpoints, int rank, std::chrono::milliseconds timeout);
 
   /// Local, one system call. The ranks whose processes have ended.

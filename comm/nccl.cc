@@ -17,10 +17,10 @@ namespace {
 // [Note: streams] ProcessGroupNCCL runs collectives on a stream of its own. Issuing one makes that stream
 // wait for the current stream; a work's wait() makes the current stream wait for the collective, without
 // blocking the thread. Between the two it keeps the tensors alive (as does PendingCollective), so the caching
-// allocator cannot give their memory to anyone else; after the wait, reuse on the current stream is ordered
+// allocator cannot reuse their memory; after the wait, reuse on the current stream is ordered
 // behind the collective. So one thread can have many collectives under way, and nothing on the host shows
 // in which order the device runs them: see [Note: one order on a device] in zero/residency.h for what that
-// asks of whoever uses more than one group.
+// asks of a caller that uses more than one group.
 class NcclTransport final : public Transport {
  public:
   NcclTransport(const GroupStore& store, int rank, int size, int device, std::chrono::milliseconds timeout)
@@ -120,15 +120,6 @@ void check_cuda(int local_world_size) {
     throw Error("this host has no usable CUDA device (no driver, or CUDA_VISIBLE_DEVICES hides them)");
   if (num_devices < local_world_size)
     throw Error(str("this host has ", num_devices, " CUDA devices for ", local_world_size, " ranks"));
-}
-
-bool has_cuda(int local_world_size) {
-  try {
-    check_cuda(local_world_size);
-    return true;
-  } catch (const Error&) {
-    return false;
-  }
 }
 
 void set_cuda_device(int device) {

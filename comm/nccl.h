@@ -13,8 +13,6 @@ namespace tessera::comm {
 /// Local. Loads the plugin. Throws Error when there is no CUDA, or fewer devices than this host has ranks
 /// (NCCL refuses two ranks on one device).
 void check_cuda(int local_world_size);
-/// Local. Whether check_cuda() would not throw.
-bool has_cuda(int local_world_size);
 /// Local. Makes it the current CUDA device.
 void set_cuda_device(int device);
 

@@ -14,7 +14,7 @@ void tessera_nccl_make_group(const c10::intrusive_ptr<c10d::Store>* store, int r
                              int64_t timeout_ms, c10::intrusive_ptr<c10d::Backend>* backend) {
   // By default NCCL's watchdog ends the process when a collective fails or takes too long.
   // CleanUpOnly (2) aborts the communicator instead, and the error shows in the works
-  // (Group::reap), to be explained like any other.
+  // (TransportCommunicator::reap), to be diagnosed like any other.
   setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2", /*overwrite=*/0);
   auto options = c10d::ProcessGroupNCCL::Options::create();
   options->timeout = std::chrono::milliseconds(timeout_ms);

@@ -30,7 +30,7 @@ using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 
 /// How long one attempt to connect may take, and how often a wait says what it waits for.
-constexpr milliseconds kAttempt{1000};
+constexpr milliseconds kAttemptTime{1000};
 
 Addresses resolve(const std::string& host, int port, int socket_type, const char* variable) {
   addrinfo hints{};
@@ -59,7 +59,7 @@ Addresses resolve(const std::string& host, int port, int socket_type, const char
 FileDescriptor connect_to_any(const addrinfo* addresses, Clock::time_point deadline) {
   int error = ETIMEDOUT;
   for (const addrinfo* address = addresses; address != nullptr; address = address->ai_next) {
-    if (FileDescriptor socket = connect_to(*address, std::min(deadline, Clock::now() + kAttempt)))
+    if (FileDescriptor socket = connect_to(*address, std::min(deadline, Clock::now() + kAttemptTime)))
       return socket;
     error = errno;
   }
@@ -67,15 +67,15 @@ FileDescriptor connect_to_any(const addrinfo* addresses, Clock::time_point deadl
   return {};
 }
 
-/// Waiting does not help against these.
-bool is_our_own_lack(int error) {
+/// This process or host has run out of something: waiting for the server does not help.
+bool is_local_shortage(int error) {
   return error == EMFILE || error == ENFILE || error == ENOMEM || error == ENOBUFS;
 }
 
 enum class Reply { kStore, kOther, kClosed, kNone };
 
-/// c10d's own greeting: what a TCPStore sends first, and its server answers with the nonce. (A
-/// TCPStore waits for that without a limit.)
+/// What a TCPStore's client sends first; the server answers with the nonce. (A TCPStore waits for that
+/// without a limit.)
 struct [[gnu::packed]] StoreGreeting {
   c10d::detail::QueryType validate = c10d::detail::QueryType::VALIDATE;
   uint32_t magic = c10d::detail::validationMagicNumber;
@@ -146,9 +146,9 @@ void check_listening(int fd) {
 
 void check_reachable(const std::string& host, int port) {
   const Addresses addresses = resolve(host, port, SOCK_STREAM, "MASTER_ADDR");
-  if (connect_to_any(addresses.get(), Clock::now() + 5 * kAttempt)) return;
+  if (connect_to_any(addresses.get(), Clock::now() + 5 * kAttemptTime)) return;
   throw CommError(str("rank 0 cannot connect to its own server of the rendezvous at ", endpoint(host, port),
-                      " (", why_not_connected(errno),
+                      " (", describe_connect_error(errno),
                       errno == ENETUNREACH ? "): is the loopback interface up?" : ")"));
 }
 
@@ -161,13 +161,14 @@ void await_server(const std::string& host, int port, milliseconds timeout,
     const Addresses addresses = resolve(host, port, SOCK_STREAM, "MASTER_ADDR");
     const FileDescriptor server = connect_to_any(addresses.get(), deadline);
     const int error = errno;
-    if (!server && is_our_own_lack(error))
-      throw CommError(str("no connection to the rendezvous at ", where, ": ", why_not_connected(error)));
-    std::string instead = why_not_connected(error);
+    if (!server && is_local_shortage(error))
+      throw CommError(str("no connection to the rendezvous at ", where, ": ", describe_connect_error(error)));
+    std::string instead = describe_connect_error(error);
     for (bool is_first = true; server; is_first = false) {
-      // Rank 0 may listen already, and serve later: the question stays with it.
-      const Reply reply = is_first ? ask_for_store(server.get(), std::min(deadline, Clock::now() + kAttempt))
-                                   : read_reply(server.get(), std::min(deadline, Clock::now() + kAttempt));
+      // Rank 0 may listen already and serve later; it then answers the greeting that was sent first.
+      const Reply reply = is_first
+                              ? ask_for_store(server.get(), std::min(deadline, Clock::now() + kAttemptTime))
+                              : read_reply(server.get(), std::min(deadline, Clock::now() + kAttemptTime));
       if (reply == Reply::kStore) return;
       if (reply == Reply::kOther)
         throw CommError(
@@ -190,7 +191,7 @@ void await_server(const std::string& host, int port, milliseconds timeout,
   }
 }
 
-void limit_connections_to(int port, milliseconds timeout) {
+void set_timeout_of_connections_to(int port, milliseconds timeout) {
   const std::unique_ptr<DIR, int (*)(DIR*)> descriptors(::opendir("/proc/self/fd"), &::closedir);
   while (const dirent* entry = descriptors ? ::readdir(descriptors.get()) : nullptr) {
     const int fd = std::atoi(entry->d_name);
@@ -201,7 +202,7 @@ void limit_connections_to(int port, milliseconds timeout) {
     const timeval limit{timeout.count() / 1000, timeout.count() % 1000 * 1000};
     for (const int direction : {SO_RCVTIMEO, SO_SNDTIMEO})
       setsockopt(fd, SOL_SOCKET, direction, &limit, sizeof limit);
-    keep_alive(fd, kHostIsGone);
+    keep_alive(fd, kHostTimeout);
   }
 }
 

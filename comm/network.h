@@ -1,5 +1,4 @@
-// The few socket calls around the rendezvous that c10d does not make, or makes
-// without a limit or a clear error.
+// The socket calls around the rendezvous that c10d does not make, or makes without a limit or a clear error.
 #pragma once
 
 #include <chrono>
@@ -18,25 +17,25 @@ int listen_for_store(const std::string& host, int port);
 /// Local. Throws CommError unless `fd` is a listening socket (TESSERA_STORE_FD).
 void check_listening(int fd);
 
-/// Local. Throws CommError when this process, which listens at host:port, cannot connect
-/// there: its clients could not either.
+/// Local. Throws CommError when this process, which listens at host:port, cannot connect there: then its
+/// clients could not either.
 void check_reachable(const std::string& host, int port);
 
-/// Local. Waits until a store of c10d's answers at host:port; `still_waiting` is told about
-/// once a second what there is instead. Throws CommError when none does in time, something
-/// else answers, or the name is unknown.
+/// Local. Waits until a c10d store answers at host:port; calls `still_waiting` about once a second with what
+/// is there instead. Throws CommError when none answers in time, another program does, or the name is
+/// unknown.
 void await_server(const std::string& host, int port, std::chrono::milliseconds timeout,
                   const std::function<void(const std::string& instead)>& still_waiting);
 
-/// Local. Bounds what this process's connections to `port` wait for an answer, and finds out when the host
-/// behind is gone. (c10d keeps its client's socket to itself, and waits without a limit.)
-void limit_connections_to(int port, std::chrono::milliseconds timeout);
+/// Local. Limits how long this process's connections to `port` wait for an answer, and makes the kernel close
+/// them when the other host is gone. (c10d does not expose its client's socket, and waits without a limit.)
+void set_timeout_of_connections_to(int port, std::chrono::milliseconds timeout);
 
 /// Local. This machine's address on the route to `host`. Throws CommError when there is none.
 std::string address_towards(const std::string& host, int port);
 
-/// Local. The address of a network interface of this host. Throws CommError when there is
-/// none of that name; `variable` named it.
+/// Local. The address of a network interface of this host. Throws CommError, naming the environment variable
+/// that named it, when there is none.
 std::string address_of_interface(const std::string& name, const std::string& variable);
 
 /// Local. Equal for two processes exactly when they reach each other over the loopback interface: same boot

@@ -1,13 +1,13 @@
-// Whether this process may open as many files as a group of ranks needs.
+// The limit of open files, and what a group of ranks needs.
 #pragma once
 
 #include <string>
 
 namespace tessera::comm {
 
-/// Local. Throws CommError when the limit of open files (ulimit -n) leaves fewer than a group of `world_size`
-/// ranks takes on this one, which serves the store or does not. Asked before the first socket: a thread of a
-/// library that finds none left says nothing, or hangs.
-void check_open_files(int world_size, bool serves, const std::string& backend);
+/// Local. Throws CommError when the limit of open files (ulimit -n) leaves fewer than this rank needs in a
+/// group of `world_size` ranks. To be called before the first socket is made: a library whose thread finds
+/// none left fails without a message, or hangs.
+void check_open_files(int world_size, bool serves_store, const std::string& backend);
 
 }  // namespace tessera::comm

@@ -75,7 +75,7 @@ c10::intrusive_ptr<c10d::Store> open_store(const Environment& env, const std::st
   options.timeout = limit.left();
   try {
     auto store = c10::make_intrusive<c10d::TCPStore>(host, options);
-    limit_connections_to(env.master_port, timeout);
+    set_timeout_of_connections_to(env.master_port, timeout);
     return store;
   } catch (const std::exception& error) {
     throw CommError(str("rank ", env.rank, " cannot join the rendezvous at ", endpoint(host, env.master_port),
@@ -105,24 +105,21 @@ struct RankInfo {
     std::getline(std::getline(std::getline(lines, info.domain), info.process), info.endpoint);
     for (std::string line; std::getline(lines, line);) {
       const size_t tab = line.find('\t');
-      if (tab != std::string::npos) info.settings.emplace_back(line.substr(0, tab), line.substr(tab + 1));
+      if (tab != std::string::npos) info.settings[line.substr(0, tab)] = line.substr(tab + 1);
     }
     return info;
-  }
-
-  std::string setting(const std::string& name) const {
-    for (const auto& [known, value] : settings)
-      if (known == name) return value;
-    return "not given";
   }
 };
 
 void check_settings(const std::vector<RankInfo>& ranks) {
   for (const auto& [name, value] : ranks.front().settings)
-    for (size_t rank = 1; rank < ranks.size(); ++rank)
-      if (ranks[rank].setting(name) != value)
-        throw CommError(str(name, " differs between ranks: it is ", value, " on rank 0 and ",
-                            ranks[rank].setting(name), " on rank ", rank));
+    for (size_t rank = 1; rank < ranks.size(); ++rank) {
+      const auto theirs = ranks[rank].settings.find(name);
+      const std::string found = theirs == ranks[rank].settings.end() ? "not given" : theirs->second;
+      if (found != value)
+        throw CommError(
+            str(name, " differs between ranks: it is ", value, " on rank 0 and ", found, " on rank ", rank));
+    }
 }
 
 void await_all(const GroupStore& store, const Environment& env, milliseconds timeout, WaitLimit& limit) {
@@ -208,7 +205,7 @@ Rendezvous rendezvous(const Environment& env, milliseconds timeout, const Settin
   const auto liveness = std::make_shared<Liveness>(own_address(host, env.master_port));
   RankInfo mine{loopback_domain(), str("process ", getpid(), " on ", host_name()), liveness->endpoint(),
                 settings};
-  mine.settings.emplace_back("the version of what ranks say to each other", std::to_string(kProtocolVersion));
+  mine.settings["the version of what ranks say to each other"] = std::to_string(kProtocolVersion);
   // The agent's store outlives the ranks it restarts; torch keeps its attempts apart in the same way.
   const std::string prefix = env.agent_store ? str("tessera/attempt_", env.restart_count) : "tessera";
   Rendezvous result{GroupStore(open_store(env, host, timeout, limit), where).under(prefix)};

@@ -3,9 +3,8 @@
 #pragma once
 
 #include <chrono>
+#include <map>
 #include <string>
-#include <utility>
-#include <vector>
 
 #include "comm/group_store.h"
 #include "comm/init.h"
@@ -19,7 +18,7 @@ struct Rendezvous {
 };
 
 /// Names and values that must be equal on all ranks.
-using Settings = std::vector<std::pair<std::string, std::string>>;
+using Settings = std::map<std::string, std::string>;
 /// Local. Those of a group, named as in a run's configuration.
 Settings settings_of(const JoinOptions& options, at::Device device);
 

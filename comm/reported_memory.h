@@ -1,5 +1,5 @@
-// Memory from elsewhere than libtorch's allocators, reported as they report
-// theirs (engine/memory_meter.h hears it).
+// Memory that is not from libtorch's allocators, reported to its profiler as they report theirs
+// (engine/memory_meter.h counts it).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,8 +9,8 @@
 
 namespace tessera::comm {
 
-/// Local. (bytes) uint8 on the CPU: a tensor over `data`, which `owner` keeps. What
-/// `num_sharing` ranks share counts in parts.
+/// Local. (bytes) uint8 on the CPU: a tensor over `data`, which `owner` keeps alive. Reported as
+/// bytes / num_sharing, the number of ranks that share it.
 at::Tensor reported_memory(std::shared_ptr<void> owner, void* data, int64_t bytes, int num_sharing);
 
 }  // namespace tessera::comm

@@ -4,7 +4,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
 
-#include "comm/rank_order_sum.h"
+#include "comm/gloo.h"
 #include "comm/reported_memory.h"
 
 namespace tessera::comm {
@@ -67,7 +67,7 @@ WorkPtr SelfCommunicator::do_reduce_scatter(const at::Tensor& full, const Reduce
   const at::DisableRecordFunctionGuard silent;
   const int64_t numel = into.shard.numel();
   write_result(full.narrow(0, group_.rank * numel, numel), into);
-  return std::make_shared<FinishedWork>(buffers_reductions() && full.is_cpu() ? reduction_buffer(full)
+  return std::make_shared<FinishedWork>(buffers_reductions() && full.is_cpu() ? gloo_reduction_buffer(full)
                                                                               : at::Tensor());
 }
 

@@ -2,9 +2,9 @@
 //
 // [Note: requests to the store] Each rank writes its value and counts itself. The rank that counts last reads
 // all values with one request and writes them, packed together, under a key of this exchange, which each
-// other rank reads with one request. So an exchange costs the store's one server some four requests a rank,
-// however many ranks there are. That key is written by compare-and-set, and a rank that gives up writes it
-// too: an exchange succeeds on all ranks or on none, whoever arrives later.
+// other rank reads with one request. So an exchange costs the store's server some four requests a rank, for
+// any number of ranks. That key is written by compare-and-set, and a rank that gives up writes it too: an
+// exchange succeeds on all ranks or on none, also on a rank that arrives later.
 #pragma once
 
 #include <chrono>

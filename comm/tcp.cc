@@ -79,7 +79,7 @@ FileDescriptor connect_to(const addrinfo& address, Clock::time_point deadline) {
   return {};
 }
 
-std::string why_not_connected(int error) {
+std::string describe_connect_error(int error) {
   if (error != EMFILE) return std::strerror(error);
   rlimit limit{};
   getrlimit(RLIMIT_NOFILE, &limit);

@@ -3,42 +3,48 @@
 
 #include <c10/core/ScalarType.h>
 
+#include <array>
+#include <optional>
+#include <utility>
+
 #include "core/check.h"
 #include "core/dtype.h"
 
 namespace tessera {
 
-inline at::ScalarType to_torch(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat64: return at::kDouble;
-    case DType::kFloat32: return at::kFloat;
-    case DType::kBFloat16: return at::kBFloat16;
-    case DType::kFloat16: return at::kHalf;
-    case DType::kInt64: return at::kLong;
-    case DType::kInt32: return at::kInt;
-    case DType::kInt16: return at::kShort;
-    case DType::kInt8: return at::kChar;
-    case DType::kUInt8: return at::kByte;
-    case DType::kBool: return at::kBool;
-  }
-  return at::kFloat;
+inline constexpr std::array<std::pair<DType, at::ScalarType>, 10> kTorchDTypes{{
+    {DType::kFloat32, at::kFloat},
+    {DType::kBFloat16, at::kBFloat16},
+    {DType::kFloat16, at::kHalf},
+    {DType::kFloat64, at::kDouble},
+    {DType::kInt64, at::kLong},
+    {DType::kInt32, at::kInt},
+    {DType::kInt16, at::kShort},
+    {DType::kInt8, at::kChar},
+    {DType::kUInt8, at::kByte},
+    {DType::kBool, at::kBool},
+}};
+
+static_assert([] {
+  for (size_t i = 0; i < kTorchDTypes.size(); ++i)
+    if (static_cast<size_t>(kTorchDTypes[i].first) != i) return false;
+  return true;
+}());
+
+constexpr at::ScalarType to_torch(DType dtype) { return kTorchDTypes[static_cast<size_t>(dtype)].second; }
+
+/// Local. Nothing for a type that has no DType.
+constexpr std::optional<DType> find_dtype(at::ScalarType type) {
+  for (const auto& [dtype, torch_type] : kTorchDTypes)
+    if (torch_type == type) return dtype;
+  return std::nullopt;
 }
 
-/// Local. A type without a DType is a std::logic_error.
+/// Local. The same; a type that has no DType is a std::logic_error.
 inline DType from_torch(at::ScalarType type) {
-  switch (type) {
-    case at::kDouble: return DType::kFloat64;
-    case at::kFloat: return DType::kFloat32;
-    case at::kBFloat16: return DType::kBFloat16;
-    case at::kHalf: return DType::kFloat16;
-    case at::kLong: return DType::kInt64;
-    case at::kInt: return DType::kInt32;
-    case at::kShort: return DType::kInt16;
-    case at::kChar: return DType::kInt8;
-    case at::kByte: return DType::kUInt8;
-    case at::kBool: return DType::kBool;
-    default: TESSERA_CHECK(false, "no DType for ", c10::toString(type)); return DType::kFloat32;
-  }
+  const std::optional<DType> dtype = find_dtype(type);
+  TESSERA_CHECK(dtype.has_value(), "no DType for ", c10::toString(type));
+  return *dtype;
 }
 
 }  // namespace tessera

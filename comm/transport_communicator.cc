@@ -98,9 +98,9 @@ WorkPtr TransportCommunicator::issue(CollectiveDesc desc, std::vector<at::Tensor
                                      const Begin& begin) {
   check_usable();
   reap();
-  const uint32_t tag = (desc.fingerprint() << 16) | (next_tag_ & 0xffffu);  // [Note: tags] in gloo.cc
-  const int64_t number = recorder_->record(std::move(desc), tag);
-  next_tag_ += static_cast<uint32_t>(size());
+  const uint32_t fingerprint = desc.fingerprint();
+  const int64_t number = recorder_->record(std::move(desc));
+  const uint32_t tag = (fingerprint << 16) | recorder_->tag_of(number);  // [Note: tags] in gloo.cc
   PendingPtr pending;
   try {
     pending = begin(tag);
@@ -281,21 +281,19 @@ TransportCommunicator::TransportCommunicator(const TransportCommunicator& origin
 void TransportCommunicator::open(const MakeTransport& make) {
   context_->add_group(name_, recorder_);
   transport_ = make(store_, [recorder = recorder_](const std::string& cause, uint32_t tag) {
-    recorder->report_fault(fault_of(cause), recorder->number_of_tag(tag));
+    recorder->report_fault(fault_of(cause), recorder->number_of(tag));
   });
-  store_.set(str("open/", rank()), "");
   const auto watch = [&] {
     if (!recorder_->any_failed_or_left()) return;
-    for (int r = 0; r < size(); ++r) {
-      const auto departure = recorder_->departure(r);
-      if (departure && !store_.has(str("open/", r)))
+    for (int r = 0; r < size(); ++r)
+      if (const auto departure = recorder_->departure(r); departure && !exchange_.has_arrived(r))
         throw CommError(str("rank ", r, " left the group while it was set up: ", *departure));
-    }
   };
-  const std::vector<int> missing = store_.await_ranks("open/", size(), kOpenTimeout, watch);
-  if (!missing.empty())
-    throw CommError(str(name_ranks(missing), missing.size() == 1 ? " has" : " have", " not connected within ",
-                        name_duration(kOpenTimeout)));
+  const StoreExchange::Result result = exchange_.run("", kOpenTimeout, watch);
+  if (!result.missing.empty())
+    throw CommError(str(name_ranks(result.missing), result.missing.size() == 1 ? " has" : " have",
+                        " not connected within ", name_duration(kOpenTimeout)));
+  if (result.values.empty()) throw CommError(result.cause);
 }
 
 std::shared_ptr<Communicator> TransportCommunicator::duplicate(std::string_view name) {
@@ -338,11 +336,9 @@ void TransportCommunicator::check_all_alive(int64_t number) {
 }
 
 void TransportCommunicator::check_stalled(int64_t number) {
-  auto difference = recorder_->compare_stalled();
-  if (!difference) difference = context_->publish_wait(name_, number);
-  if (difference) {
+  if (auto problem = context_->publish_wait(name_, number)) {
     recorder_->report_fault(Fault::kClosed, number);
-    fail_with(*std::move(difference));
+    fail_with(*std::move(problem));
   }
 }
 
@@ -350,7 +346,7 @@ void TransportCommunicator::fail(int64_t number, const std::string& cause, milli
                                  std::vector<int> missing) {
   recorder_->report_fault(fault_of(cause), number);
   transport_->abort();
-  if (auto deadlock = context_->publish_wait(name_, number)) fail_with(*std::move(deadlock));
+  if (auto problem = context_->publish_wait(name_, number)) fail_with(*std::move(problem));
   Failure failure;
   failure.number = number;
   failure.cause = cause;

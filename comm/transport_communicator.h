@@ -89,7 +89,7 @@ class TransportCommunicator final : public Communicator,
   void check_usable() const;
   /// Fails when a rank's process has ended that had not left in order.
   void check_all_alive(int64_t number);
-  /// Compares with the other ranks that wait: the collectives, and which rank waits for which.
+  /// Fails when the other ranks that wait have issued something else, or wait for this one.
   void check_stalled(int64_t number);
   /// Reports, aborts, and throws what diagnose() says.
   [[noreturn]] void fail(int64_t number, const std::string& cause, std::chrono::milliseconds timeout,
@@ -105,7 +105,6 @@ class TransportCommunicator final : public Communicator,
   const int exceptions_at_birth_;
   std::optional<std::string> error_;  ///< once set, every call throws it
   std::deque<std::shared_ptr<PendingCollective>> in_flight_;
-  uint32_t next_tag_ = 0;
   int64_t num_duplicates_ = 0;
   std::unique_ptr<Transport> transport_;  ///< last: its threads use the recorder
 };

@@ -23,15 +23,15 @@ void log_report(const RunConfig& run, const Logger& logger) {
   for (const std::string& line : run.report.resolved) logger.info(line);
 }
 
-std::chrono::milliseconds milliseconds(double seconds) {
+std::chrono::milliseconds to_milliseconds(double seconds) {
   return std::chrono::milliseconds(std::llround(seconds * 1e3));
 }
 
 comm::JoinOptions join_options(const TrainerConfig& trainer, const Logger& logger) {
   return {.backend = trainer.backend,
           .device = trainer.device,
-          .timeout = milliseconds(trainer.timeout_s),
-          .rendezvous_timeout = milliseconds(trainer.rendezvous_timeout_s),
+          .timeout = to_milliseconds(trainer.timeout_s),
+          .rendezvous_timeout = to_milliseconds(trainer.rendezvous_timeout_s),
           .log = logger};
 }
 

@@ -25,16 +25,16 @@ std::optional<int64_t> number_in(const fs::path& file) {
 int64_t machine(const fs::path& root) {
   std::ifstream in(root / "proc/meminfo");
   for (std::string line; std::getline(in, line);) {
-    std::istringstream words(line);
+    std::istringstream fields(line);
     std::string name;
     int64_t kibibytes = 0;
-    if (words >> name >> kibibytes && name == "MemAvailable:") return kibibytes * 1024;
+    if (fields >> name >> kibibytes && name == "MemAvailable:") return kibibytes * 1024;
   }
   return kUnlimited;
 }
 
-/// Of what a group uses, the cache of files, which the kernel gives up when memory is wanted.
-/// (Not shared memory: that is neither.)
+/// The part of a group's use that is cache of files, which the kernel frees when memory is needed. (Shared
+/// memory is not counted in these.)
 int64_t cache_in(const fs::path& stat_file, const std::string& prefix) {
   std::ifstream in(stat_file);
   int64_t cache = 0, bytes = 0;
@@ -43,21 +43,21 @@ int64_t cache_in(const fs::path& stat_file, const std::string& prefix) {
   return cache;
 }
 
-struct Names {
+struct CgroupFiles {
   const char *limit, *used, *cache_prefix;
 };
 
 /// What is left in `group` below `base` and in all above it.
-int64_t left_in(const fs::path& base, fs::path group, const Names& names) {
+int64_t left_in(const fs::path& base, fs::path group, const CgroupFiles& files) {
   int64_t left = kUnlimited;
   group = group.relative_path();
   while (true) {
-    const auto limit = number_in(base / group / names.limit);
-    const auto used = number_in(base / group / names.used);
+    const auto limit = number_in(base / group / files.limit);
+    const auto used = number_in(base / group / files.used);
     if (limit && used)
       left = std::min(
           left,
-          std::max<int64_t>(0, *limit - *used + cache_in(base / group / "memory.stat", names.cache_prefix)));
+          std::max<int64_t>(0, *limit - *used + cache_in(base / group / "memory.stat", files.cache_prefix)));
     if (group.empty()) return left;
     group = group.parent_path();
   }

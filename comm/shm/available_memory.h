@@ -1,5 +1,5 @@
-// How much memory this process may still take. fallocate() on a memfd asks nobody: beyond the limit it ends
-// in the kernel's out-of-memory killer rather than in an error.
+// How much memory this process may still take. fallocate() on a memfd does not check that: beyond the limit
+// the kernel kills the process instead of returning an error.
 #pragma once
 
 #include <cstdint>
@@ -7,9 +7,9 @@
 
 namespace tessera::comm::shm {
 
-/// Local. Bytes: the least of what the machine has available and what is left under the limits of this
-/// process's control group and those above it (cgroup v2, and v1's memory controller). `root`: where
-/// /proc and /sys are found, for tests.
+/// Local. Bytes: the minimum of what the machine has available and what is left under the limits of this
+/// process's control group and those above it (cgroup v2, and v1's memory controller). `root`: the folder
+/// that /proc and /sys are in, for tests.
 int64_t available_memory(const std::filesystem::path& root = "/");
 
 }  // namespace tessera::comm::shm

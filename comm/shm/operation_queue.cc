@@ -68,17 +68,6 @@ ReduceOutput at_offset(const ReduceOutput& output, int64_t numel) {
   return moved;
 }
 
-/// Cuts [0, numel) into what half of the mailbox holds; post_chunk(begin, count) posts each. Returns the last
-/// one's number.
-template <class PostChunk>
-uint64_t in_chunks(int64_t numel, int64_t element_bytes, const PostChunk& post_chunk) {
-  const int64_t chunk = kHalfMailbox / element_bytes;
-  uint64_t last = 0;
-  for (int64_t begin = 0; begin < numel; begin += chunk)
-    last = post_chunk(begin, std::min(chunk, numel - begin));
-  return last;
-}
-
 void copy(void* to, const void* from, int64_t bytes) {
   if (to != from) std::memcpy(to, from, static_cast<size_t>(bytes));
 }
@@ -105,7 +94,7 @@ OperationQueue::OperationQueue(std::shared_ptr<PeerSockets> peers, milliseconds 
 OperationQueue::~OperationQueue() = default;
 
 std::shared_ptr<SharedRegion> OperationQueue::allocate(int64_t bytes, bool common) {
-  // The other ranks check in share(), when nothing has come: rank 0 says why it leaves.
+  // The other ranks check in share(), while they wait: rank 0 sends the reason why there is no memory.
   if (rank() == 0 || counters_->has_left(rank())) check_alive();
   const int64_t pages = whole_pages(std::max<int64_t>(bytes, 1));
   auto region = std::make_shared<SharedRegion>();
@@ -139,61 +128,55 @@ const void* OperationQueue::peer_address(const void* mine, int64_t bytes, int ra
 
 uint64_t OperationQueue::reduce_scatter(const void* full, DType dtype, int64_t numel,
                                         const ReduceOutput& output, uint32_t tag) {
-  const int64_t element_bytes = size_bytes(dtype), slice_bytes = numel * element_bytes;
+  const int64_t slice_bytes = numel * size_bytes(dtype);
   Operation operation{
       .kind = Kind::kReduceScatter, .input = {}, .dtype = dtype, .numel = numel, .output = output};
   if (const auto input = find(full, size() * slice_bytes)) return post_in_place(operation, *input, tag);
   operation.kind = Kind::kReduceFromMailbox;
   uint64_t last = 0;
-  for (int owner = 0; owner < size(); ++owner)
-    last = in_chunks(numel, element_bytes, [&](int64_t begin, int64_t count) {
-      operation.numel = count;
-      operation.output = owner == rank() ? at_offset(output, begin) : ReduceOutput{};
-      const auto* data = static_cast<const std::byte*>(full) + owner * slice_bytes + begin * element_bytes;
-      return post_from_mailbox(operation, data, count * element_bytes, tag);
-    });
+  for (int owner = 0; owner < size(); ++owner) {
+    operation.output = owner == rank() ? output : ReduceOutput{};
+    last = post_from_mailbox(operation, static_cast<const std::byte*>(full) + owner * slice_bytes, tag);
+  }
   return last;
 }
 
 uint64_t OperationQueue::all_reduce(void* full, DType dtype, int64_t numel, double scale, uint32_t tag) {
-  const ReduceOutput output{full, dtype, scale, false};
-  Operation operation{
-      .kind = Kind::kAllReduce, .input = {}, .dtype = dtype, .numel = numel, .output = output};
+  Operation operation{.kind = Kind::kAllReduce,
+                      .input = {},
+                      .dtype = dtype,
+                      .numel = numel,
+                      .output = {full, dtype, scale, false}};
   if (const auto input = find(full, numel * size_bytes(dtype))) return post_in_place(operation, *input, tag);
   operation.kind = Kind::kReduceFromMailbox;
-  return in_chunks(numel, size_bytes(dtype), [&](int64_t begin, int64_t count) {
-    operation.numel = count;
-    operation.output = at_offset(output, begin);
-    return post_from_mailbox(operation, operation.output.data, count * size_bytes(dtype), tag);
-  });
+  return post_from_mailbox(operation, full, tag);
 }
 
 uint64_t OperationQueue::all_gather(void* full, const void* shard, int64_t bytes, uint32_t tag) {
-  auto* output = static_cast<std::byte*>(full);
-  copy(output + rank() * bytes, shard, bytes);
-  Operation operation{
-      .kind = Kind::kAllGather, .input = {}, .numel = bytes, .output = {output}, .output_stride = bytes};
+  auto* own_slice = static_cast<std::byte*>(full) + rank() * bytes;
+  copy(own_slice, shard, bytes);
+  Operation operation{.kind = Kind::kAllGather,
+                      .input = {},
+                      .dtype = DType::kUInt8,
+                      .numel = bytes,
+                      .output = {full, DType::kUInt8},
+                      .output_stride = bytes};
   if (const auto input = find(full, size() * bytes)) {
     operation.input_stride = bytes;
     return post_in_place(operation, *input, tag);
   }
-  return in_chunks(bytes, 1, [&](int64_t begin, int64_t count) {
-    operation.numel = count;
-    operation.output.data = output + begin;
-    return post_from_mailbox(operation, output + rank() * bytes + begin, count, tag);
-  });
+  return post_from_mailbox(operation, own_slice, tag);
 }
 
 uint64_t OperationQueue::broadcast(void* buffer, int64_t bytes, int root, uint32_t tag) {
-  auto* output = static_cast<std::byte*>(buffer);
-  Operation operation{
-      .kind = Kind::kBroadcast, .input = {}, .numel = bytes, .output = {output}, .root = root};
+  const Operation operation{.kind = Kind::kBroadcast,
+                            .input = {},
+                            .dtype = DType::kUInt8,
+                            .numel = bytes,
+                            .output = {buffer, DType::kUInt8},
+                            .root = root};
   if (const auto input = find(buffer, bytes)) return post_in_place(operation, *input, tag);
-  return in_chunks(bytes, 1, [&](int64_t begin, int64_t count) {
-    operation.numel = count;
-    operation.output.data = output + begin;
-    return post_from_mailbox(operation, output + begin, rank() == root ? count : 0, tag);
-  });
+  return post_from_mailbox(operation, rank() == root ? buffer : nullptr, tag);
 }
 
 uint64_t OperationQueue::barrier(uint32_t tag) { return post({}, tag); }
@@ -209,15 +192,25 @@ uint64_t OperationQueue::post_in_place(Operation operation, const InputLocation&
   return post(operation, tag);
 }
 
-uint64_t OperationQueue::post_from_mailbox(Operation operation, const void* data, int64_t bytes,
-                                           uint32_t tag) {
-  const int half = std::exchange(next_half_, 1 - next_half_);
-  await_all_done(mailbox_used_[half]);
-  operation.input = {kMailbox, half * kHalfMailbox};
-  if (bytes > 0)
-    std::memcpy(regions_[kMailbox]->address(rank()) + operation.input.offset, data,
-                static_cast<size_t>(bytes));
-  return mailbox_used_[half] = post(operation, tag);
+/// In chunks that half of the mailbox holds. `data`: null where this rank has no input. Returns the last
+/// chunk's number.
+uint64_t OperationQueue::post_from_mailbox(const Operation& whole, const void* data, uint32_t tag) {
+  const int64_t element_bytes = size_bytes(whole.dtype), longest = kHalfMailbox / element_bytes;
+  uint64_t last = 0;
+  for (int64_t begin = 0; begin < whole.numel; begin += longest) {
+    const int half = std::exchange(next_half_, 1 - next_half_);
+    await_all_done(mailbox_used_[half]);
+    Operation chunk = whole;
+    chunk.numel = std::min(longest, whole.numel - begin);
+    chunk.output = at_offset(whole.output, begin);
+    chunk.input = {kMailbox, half * kHalfMailbox};
+    if (data != nullptr)
+      std::memcpy(regions_[kMailbox]->address(rank()) + chunk.input.offset,
+                  static_cast<const std::byte*>(data) + begin * element_bytes,
+                  static_cast<size_t>(chunk.numel * element_bytes));
+    last = mailbox_used_[half] = post(chunk, tag);
+  }
+  return last;
 }
 
 uint64_t OperationQueue::post(const Operation& operation, uint32_t tag) {

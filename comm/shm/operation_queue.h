@@ -2,11 +2,11 @@
 // its own calls.
 //
 // [Note: reduction on demand]
-// No rank reduces for another, and no thread works in the background (on a machine whose cores all train, it
-// would only take their time). A rank that posts a buffer goes on. Each call into the queue, poll() included,
-// looks which operations all ranks have posted and reduces this rank's slice of those: in one pass over all
-// ranks' buffers, straight into where the result is wanted. Only wait() waits, and advances every operation
-// meanwhile, so a rank that waits never holds up another.
+// No rank reduces for another, and no thread works in the background (it would take time from the cores, all
+// of which train). Posting a buffer returns at once. Each call into the queue, poll() included, finds the
+// operations that all ranks have posted and reduces this rank's slice of those: in one pass over all ranks'
+// buffers, straight into where the result is wanted. Only wait() waits, and it advances every operation
+// meanwhile, so a rank that waits never delays another.
 //
 // [Note: where inputs are]
 // Memory from allocate() is mapped by all ranks with the same layout, so an input there is read in place.
@@ -91,7 +91,7 @@ class OperationQueue {
     Kind kind = Kind::kBarrier;
     InputLocation input;
     DType dtype = DType::kFloat32;
-    int64_t numel = 0;  ///< of what is reduced or copied (kAllGather, kBroadcast: bytes)
+    int64_t numel = 0;  ///< of what is reduced or copied (kAllGather, kBroadcast: bytes, as kUInt8)
     ReduceOutput output;
     /// kAllGather: from the input of rank r to that of rank r + 1, beyond the stride of the region.
     int64_t input_stride = 0;
@@ -106,7 +106,7 @@ class OperationQueue {
 
   uint64_t post(const Operation& operation, uint32_t tag);
   uint64_t post_in_place(Operation operation, const InputLocation& input, uint32_t tag);
-  uint64_t post_from_mailbox(Operation operation, const void* data, int64_t bytes, uint32_t tag);
+  uint64_t post_from_mailbox(const Operation& whole, const void* data, uint32_t tag);
 
   /// Advances all operations as far as the other ranks allow.
   void progress();

@@ -14,6 +14,7 @@
 
 #include "comm/error_message.h"
 #include "comm/liveness.h"
+#include "comm/tcp.h"
 #include "core/error.h"
 #include "core/str.h"
 
@@ -64,18 +65,6 @@ std::pair<sockaddr_un, socklen_t> address_of(const std::string& token) {
   return {address, static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size())};
 }
 
-/// True when the descriptor can be read before the deadline.
-bool await_readable(int fd, steady_clock::time_point deadline) {
-  while (true) {
-    const auto left = std::chrono::duration_cast<milliseconds>(deadline - steady_clock::now());
-    pollfd poll_fd{fd, POLLIN, 0};
-    const int ready = poll(&poll_fd, 1, static_cast<int>(std::max<int64_t>(0, left.count())));
-    if (ready > 0) return true;
-    if (ready == 0) return false;
-    if (errno != EINTR) throw failed("poll");
-  }
-}
-
 struct Greeting {
   char secret[kTokenLength];
   int32_t rank;
@@ -89,7 +78,7 @@ struct Message {
 
 /// How long a connection may take to send its greeting: a foreign program must not hold up the ranks.
 constexpr milliseconds kGreetingTime{1000};
-constexpr milliseconds kPollInterval{20};
+constexpr milliseconds kWatchInterval{20};
 
 }  // namespace
 
@@ -135,7 +124,7 @@ void PeerSockets::accept_higher(const GroupStore& store, int listener, const std
                                 milliseconds timeout) {
   const auto deadline = steady_clock::now() + timeout;
   for (int num_expected = size() - 1 - rank_; num_expected > 0;) {
-    while (!await_readable(listener, steady_clock::now() + kPollInterval)) {
+    while (!await_event(listener, POLLIN, steady_clock::now() + kWatchInterval)) {
       store.check_all_alive();
       if (steady_clock::now() < deadline) continue;
       std::vector<int> absent;
@@ -147,7 +136,7 @@ void PeerSockets::accept_higher(const GroupStore& store, int listener, const std
     FileDescriptor in(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC));
     if (!in) throw failed("accept");
     Greeting greeting{};
-    if (!await_readable(in.get(), std::min(deadline, steady_clock::now() + kGreetingTime))) continue;
+    if (!await_event(in.get(), POLLIN, std::min(deadline, steady_clock::now() + kGreetingTime))) continue;
     if (recv(in.get(), &greeting, sizeof greeting, 0) != sizeof greeting) continue;
     const bool known = std::memcmp(greeting.secret, secret.data(), sizeof greeting.secret) == 0;
     if (!known || greeting.rank <= rank_ || greeting.rank >= size() || sockets_[greeting.rank])
@@ -184,8 +173,8 @@ void PeerSockets::send(int to, int fd, int64_t number, milliseconds timeout) {
       throw CommError(
           str("timed out after ", name_duration(timeout), ": rank ", to, " takes no shared memory"));
     pollfd poll_fd{sockets_[to].get(), POLLOUT, 0};
-    poll(&poll_fd, 1, static_cast<int>(kPollInterval.count()));
-    if (error == ETOOMANYREFS) std::this_thread::sleep_for(kPollInterval);
+    poll(&poll_fd, 1, static_cast<int>(kWatchInterval.count()));
+    if (error == ETOOMANYREFS) std::this_thread::sleep_for(kWatchInterval);
   }
 }
 
@@ -193,9 +182,9 @@ PeerSockets::Received PeerSockets::receive(int from, milliseconds timeout,
                                            const std::function<void()>& watch) {
   const auto deadline = steady_clock::now() + timeout;
   const auto has_come = [&](milliseconds wait) {
-    return await_readable(sockets_[from].get(), steady_clock::now() + wait);
+    return await_event(sockets_[from].get(), POLLIN, steady_clock::now() + wait);
   };
-  while (!has_come(kPollInterval)) {
+  while (!has_come(kWatchInterval)) {
     try {
       watch();
       if (const auto left = gone()) throw RankIsGone(*left);

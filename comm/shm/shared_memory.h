@@ -1,5 +1,5 @@
-// SharedMemory: a piece of memory that several processes map. It has no name in any file system: it is passed
-// on as a descriptor, and the kernel frees it when the last process that maps it ends, however it ends.
+// SharedMemory: memory that several processes map. It has no name in any file system: it is passed on as a
+// descriptor, and the kernel frees it when the last process that maps it ends, however it ends.
 #pragma once
 
 #include <cstddef>
@@ -17,9 +17,9 @@ constexpr int64_t mebibytes(int64_t bytes) { return (bytes + (1 << 20) - 1) >> 2
 class SharedMemory {
  public:
   SharedMemory() = default;
-  /// Local. `bytes` zeros, above 0. All pages are reserved here, because running out of them later
-  /// is a SIGBUS; the size is sealed, so that no other process can shrink it under our feet.
-  /// Throws CommError: no room, no descriptors.
+  /// Local. `bytes` zeros, above 0. All pages are reserved here, because running out of them later is a
+  /// SIGBUS; the size is sealed, so that no other process can shrink it. Throws CommError: no room, no
+  /// descriptors.
   static SharedMemory create(int64_t bytes);
   /// Local. Maps what another process created. Throws CommError.
   static SharedMemory adopt(FileDescriptor fd, int64_t bytes);
@@ -31,7 +31,7 @@ class SharedMemory {
   std::byte* data() const { return data_; }
   int64_t bytes() const { return bytes_; }
   int fd() const { return fd_.get(); }
-  /// Local. Lets the descriptor go, once everybody has it; the mapping stays.
+  /// Local. For when all ranks have the descriptor; the mapping stays.
   void close_fd() { fd_.reset(); }
 
  private:

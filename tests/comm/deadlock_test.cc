@@ -10,8 +10,14 @@ namespace {
 
 using Issued = std::map<std::string, int64_t>;  // by group
 
-WaitState waiting(const std::string& group, int64_t number, Issued issued) {
-  return {.group = group, .number = number, .description = group + "'s", .num_issued = std::move(issued)};
+WaitState waiting(const std::string& group, int64_t number, const Issued& issued) {
+  WaitState state{.group = group, .number = number, .reports = {}};
+  for (const auto& [name, count] : issued) {
+    RankReport& report = state.reports[name];
+    while (report.num_issued < count)
+      report.record({.op = name + "'s", .label = "", .dtype = "", .numel = 0});
+  }
+  return state;
 }
 
 TEST(DeadlockTest, SurviveEncoding) {
@@ -20,9 +26,11 @@ TEST(DeadlockTest, SurviveEncoding) {
   const WaitState copy = WaitState::decode(original.encode());
   EXPECT_EQ(copy.group, original.group);
   EXPECT_EQ(copy.number, 17);
-  EXPECT_EQ(copy.description, original.description);
-  EXPECT_EQ(copy.num_issued, original.num_issued);
-  EXPECT_EQ(WaitState::decode(waiting("g", 1, {}).encode()).num_issued, Issued{});
+  EXPECT_EQ(copy.description(), original.description());
+  EXPECT_EQ(copy.encode(), original.encode());
+  EXPECT_EQ(copy.reports.at("main").num_issued, 3);
+  EXPECT_EQ(copy.reports.at("main/2 reduce").num_issued, 0);
+  EXPECT_TRUE(WaitState::decode(waiting("g", 1, {}).encode()).reports.empty());
   for (const char* text : {"", "g\n", "g\nx\ny\n", "g\n1\nt\nnot a number\n"})
     EXPECT_THROW(WaitState::decode(text), CommError) << text;
 }
@@ -56,6 +64,18 @@ TEST(DeadlockTest, NoCircle) {
       << "it has done its part of a";
   EXPECT_FALSE(find_deadlock({on_a, waiting("checkpoint", 3, {{"checkpoint", 3}})}, 1))
       << "its other thread sees to a";
+}
+
+TEST(DeadlockTest, FindsWhatAnotherRankHasIssuedInstead) {
+  const WaitState mine = waiting("a", 2, {{"a", 2}, {"b", 1}});
+  WaitState theirs = waiting("b", 1, {{"a", 1}, {"b", 1}});
+  EXPECT_FALSE(find_difference({mine, theirs}, 0)) << "it is behind";
+  EXPECT_FALSE(find_difference({std::nullopt, mine}, 0));
+  theirs.reports["a"].record({.op = "barrier", .label = "end", .dtype = "", .numel = 0});
+  EXPECT_EQ(find_difference({mine, theirs}, 0),
+            "collective 2 differs between ranks: rank 0 issued a's, rank 1 issued barrier of \"end\"");
+  EXPECT_FALSE(find_difference({mine, theirs}, 1))
+      << "on the group that it waits in, both have issued the same";
 }
 
 }  // namespace

@@ -17,7 +17,8 @@ namespace tessera::testing {
 /// The virtual members of Communicator are all here, so a new one has one place to be forwarded in.
 class ForwardingCommunicator : public comm::Communicator {
  public:
-  explicit ForwardingCommunicator(comm::CommunicatorPtr inner) : inner_(std::move(inner)) {}
+  explicit ForwardingCommunicator(comm::CommunicatorPtr inner)
+      : Communicator(inner->device()), inner_(std::move(inner)) {}
 
   int rank() const override { return inner_->rank(); }
   int size() const override { return inner_->size(); }
