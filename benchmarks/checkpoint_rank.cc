@@ -61,8 +61,7 @@ void run(const std::string& directory, const std::string& size, int stage, const
   const GptOptions shape = size == "110m" ? gpt_110m() : gpt_33m();
   EngineConfig config;
   config.train_micro_batch_size_per_gpu = 1;
-  config.optimizer.type = "AdamW";
-  config.optimizer.params = {{"lr", 1e-3}};
+  config.optimizer.options = AdamWOptions{.lr = 1e-3};
   config.zero.stage = stage;
   config.checkpoint.async = mode == "async";
   config.checkpoint.fsync = mode == "fsync";

@@ -60,7 +60,7 @@ std::string Engine::save_checkpoint(const std::string& directory, const std::str
   state.micro_steps = micro_steps_;
   state.gradient_norm = gradient_norm_;
   state.loss_scaler = scaler_.state();
-  state.optimizer = config_.optimizer.type;
+  state.optimizer = type_of(config_.optimizer.options);
   const auto num_parameters = static_cast<int>(sharded_->layout().parameters().size());
   for (int parameter = 0; parameter < num_parameters; ++parameter)
     state.parameter_steps.push_back(sharded_->parameter_steps(parameter));
@@ -120,7 +120,7 @@ LoadedCheckpoint Engine::load_checkpoint(const std::string& directory, const std
     const checkpoint::Manifest& manifest = loader->checkpoint().manifest();
     state = parse_checkpoint_state(manifest.state, manifest.layout.parameters.size(),
                                    loader->checkpoint().path().string());
-    loader->check(state.optimizer, config_.optimizer.type);
+    loader->check(state.optimizer, type_of(config_.optimizer.options));
     cpu_generator = loader->blob(kCpuGenerator);
     if (!device().is_cpu()) cuda_generator = loader->blob(kCudaGenerator);
   });
@@ -139,7 +139,7 @@ LoadedCheckpoint Engine::load_checkpoint(const std::string& directory, const std
     if (cpu_generator.defined()) generator_of(at::kCPU).set_state(cpu_generator);
     if (cuda_generator.defined()) generator_of(device()).set_state(cuda_generator);
   }
-  stepped_ = true;
+  micro_step_closed_ = true;
   LoadedCheckpoint loaded;
   loaded.path = loader->checkpoint().path().string();
   loaded.tag = chosen;

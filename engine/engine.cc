@@ -68,14 +68,14 @@ Engine::Engine(const zero::ModelView& model, const EngineConfig& config, comm::C
       comm_(std::move(comm)),
       options_(options),
       scaler_(config_),
-      base_groups_(set_up_optimizer(config_.optimizer).groups),
-      schedule_(config_.scheduler, rates_of(base_groups_), options.steps_per_epoch),
+      optimizer_(set_up_optimizer(config_.optimizer)),
+      schedule_(config_.scheduler, rates_of(optimizer_.groups), options.steps_per_epoch),
       parameters_(model.parameters) {
   check_same_config_everywhere();
-  warn_of_idle_patterns();
+  warn_unmatched_patterns();
   refuse_unscaled_fp16();
-  sharded_ = std::make_unique<zero::ShardedModel>(
-      model, comm_, sharding_options(config_, options_, set_up_optimizer(config_.optimizer)));
+  sharded_ =
+      std::make_unique<zero::ShardedModel>(model, comm_, sharding_options(config_, options_, optimizer_));
   input_dtype_ = input_dtype();
   if (config_.checkpoint.async) checkpoint_writer();
 }
@@ -91,7 +91,7 @@ void Engine::check_same_config_everywhere() const {
 }
 
 /// A pattern that matches nothing is most often a typing mistake.
-void Engine::warn_of_idle_patterns() const {
+void Engine::warn_unmatched_patterns() const {
   if (rank() != 0) return;
   for (const ParamGroupConfig& group : config_.optimizer.param_groups)
     for (const std::string& pattern : group.match)
@@ -176,19 +176,20 @@ void Engine::backward(const at::Tensor& loss) {
   if (first) check_same_parameters();
   ++micro_steps_;
   ++micro_steps_in_window_;
-  stepped_ = false;
+  micro_step_closed_ = false;
   sharded_->backward(scaled, {.first = first, .last = at_boundary()});
 }
 
 bool Engine::is_gradient_accumulation_boundary() const {
   // Between backward() and step() the micro-step just done is meant, otherwise the one to come.
-  return at_boundary() || (stepped_ && micro_steps_in_window_ + 1 == config_.gradient_accumulation_steps);
+  return at_boundary() ||
+         (micro_step_closed_ && micro_steps_in_window_ + 1 == config_.gradient_accumulation_steps);
 }
 
 void Engine::step() {
   sharded_->check_usable();
   sharded_->check_gradients();
-  stepped_ = true;
+  micro_step_closed_ = true;
   if (!at_boundary()) return;
   if (checkpoint_writer_) checkpoint_writer_->report();
   const zero::GradientSummary summary = sharded_->summarize_gradients(stop_requested_);
@@ -240,7 +241,7 @@ void Engine::set_rates() {
 
 std::vector<double> Engine::learning_rates() const {
   std::vector<double> rates;
-  for (size_t group = 0; group < base_groups_.size(); ++group)
+  for (size_t group = 0; group < schedule_.num_groups(); ++group)
     rates.push_back(schedule_.lr(global_steps_ - skipped_steps_, group));
   return rates;
 }
@@ -274,7 +275,7 @@ Engine::ForwardScope::ForwardScope(Engine& engine)
     : engine_(engine), autocast_(engine.config_.autocast, engine.options_.device) {
   engine_.sharded_->check_usable();
   // A new micro-step begins, whether or not step() was called after the last.
-  if (engine_.sharded_->training()) engine_.stepped_ = true;
+  if (engine_.sharded_->training()) engine_.micro_step_closed_ = true;
   engine_.sharded_->begin_forward();
 }
 

@@ -29,6 +29,7 @@
 #include "engine/inputs.h"
 #include "engine/loss_scaler.h"
 #include "engine/lr_schedule.h"
+#include "engine/optimizer_setup.h"
 #include "zero/sharded_model.h"
 
 namespace torch::nn {
@@ -212,7 +213,7 @@ class Engine {
   void check_same_parameters() const;
   void refuse_unscaled_fp16() const;
   std::optional<at::ScalarType> input_dtype() const;
-  void warn_of_idle_patterns() const;
+  void warn_unmatched_patterns() const;
   bool at_boundary() const { return micro_steps_in_window_ == config_.gradient_accumulation_steps; }
   void set_rates();
   double clip_coefficient(double norm) const;
@@ -223,7 +224,7 @@ class Engine {
   comm::CommunicatorPtr comm_;
   InitOptions options_;
   LossScaler scaler_;
-  std::vector<kernels::Hyper> base_groups_;
+  OptimizerSetup optimizer_;  ///< at the start: schedules change the rates in sharded_
   LrSchedule schedule_;
   std::vector<zero::NamedTensor> parameters_;
   std::unique_ptr<zero::ShardedModel> sharded_;
@@ -231,7 +232,7 @@ class Engine {
   std::optional<at::ScalarType>
       input_dtype_;  ///< of forward()'s floating inputs; unset: they stay as they are
 
-  bool stepped_ = true;  ///< step() was called after the last backward()
+  bool micro_step_closed_ = true;  ///< step() was called after the last backward()
   int64_t micro_steps_ = 0, micro_steps_in_window_ = 0;
   int64_t global_steps_ = 0, skipped_steps_ = 0;
   bool stop_requested_ = false, should_stop_ = false;

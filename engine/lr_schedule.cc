@@ -13,7 +13,6 @@
 #include "core/check.h"
 #include "core/error.h"
 #include "core/str.h"
-#include "engine/schedule_params.h"
 
 namespace tessera {
 
@@ -27,10 +26,43 @@ class LrSchedule::Formula {
 namespace {
 
 using Rates = std::vector<double>;
+using FormulaPtr = std::shared_ptr<const LrSchedule::Formula>;
+
+[[noreturn]] void fail(const char* type, const char* key, const char* problem) {
+  throw ConfigError(str("scheduler.params.", key, ": ", problem, " (scheduler.type is ", type, ")"));
+}
+
+/// What a schedule is made for.
+struct Groups {
+  Rates base_lrs;
+  int64_t steps_per_epoch;
+
+  Rates each(const PerGroup& values) const {
+    TESSERA_CHECK(values.size() == 1 || values.size() == base_lrs.size());
+    return values.size() == 1 ? Rates(base_lrs.size(), values[0]) : values;
+  }
+  /// Steps in one of the intervals that a torch scheduler counts. DeepSpeed's engine calls step() after every
+  /// optimizer step, so that is the unit, unless "interval": "epoch" (our own key) says otherwise.
+  template <class Options>
+  int64_t interval(const Options& options) const {
+    if (options.interval == "step") return 1;
+    if (steps_per_epoch <= 0)
+      fail(Options::kName, "interval",
+           "counts epochs, but the number of steps in an epoch is not known; expected \"step\"");
+    return steps_per_epoch;
+  }
+};
+
+template <class Options>
+int64_t total_steps(const Options& options) {
+  if (!options.total_num_steps)
+    fail(Options::kName, "total_num_steps", "is missing; this schedule has no default for it");
+  return *options.total_num_steps;
+}
 
 class Constant : public LrSchedule::Formula {
  public:
-  explicit Constant(Rates base) : base_(std::move(base)) {}
+  Constant(const ConstantLrOptions&, const Groups& groups) : base_(groups.base_lrs) {}
   double lr(int64_t, size_t group) const override { return base_[group]; }
 
  private:
@@ -40,12 +72,12 @@ class Constant : public LrSchedule::Formula {
 /// The rising part that the three warm-up schedules share: 0 to 1 over `num_steps` counts.
 class Warmup {
  public:
-  explicit Warmup(ScheduleParams& params)
-      : num_steps_(std::max<int64_t>(2, params.integer("warmup_num_steps", 1000, 0))),
-        linear_(params.word("warmup_type", "log", {"log", "linear"}) == "linear"),
+  Warmup(const WarmupOptions& options, const char* type)
+      : num_steps_(std::max<int64_t>(2, options.num_steps)),
+        linear_(options.type == "linear"),
         inverse_log_(1.0 / std::log(static_cast<double>(num_steps_))) {
-    if (params.has("warmup_ratio"))
-      params.fail("warmup_ratio", "is of a number of steps that is not known; expected warmup_num_steps");
+    if (options.ratio)
+      fail(type, "warmup_ratio", "is of a number of steps that is not known; expected warmup_num_steps");
   }
 
   int64_t num_steps() const { return num_steps_; }
@@ -61,18 +93,15 @@ class Warmup {
   double inverse_log_;
 };
 
+/// WarmupLR, which stays at the top, and WarmupDecayLR.
 class WarmupLr : public LrSchedule::Formula {
  public:
-  enum class After { kHold, kDecay };
-
-  WarmupLr(ScheduleParams& params, After after, const Rates& base)
-      : warmup_(params), min_(params.per_group("warmup_min_lr", 0.0)), after_(after) {
-    if (after == After::kDecay) {
-      total_num_steps_ = params.required_integer("total_num_steps", 1);
-      max_ = params.per_group("warmup_max_lr", 0.001);
-    } else {
-      max_ = params.has("warmup_max_lr") ? params.per_group("warmup_max_lr") : base;
-    }
+  template <class Options>
+  WarmupLr(const Options& options, const Groups& groups)
+      : warmup_(options.warmup, Options::kName),
+        min_(groups.each(options.warmup_min_lr)),
+        max_(options.warmup_max_lr.empty() ? groups.base_lrs : groups.each(options.warmup_max_lr)) {
+    if constexpr (requires { options.total_num_steps; }) total_num_steps_ = total_steps(options);
   }
 
   double lr(int64_t num_steps, size_t group) const override {
@@ -83,27 +112,26 @@ class WarmupLr : public LrSchedule::Formula {
  private:
   double gamma(int64_t counter) const {
     if (!warmup_.done(counter)) return warmup_.gamma(counter);
-    if (after_ == After::kHold) return 1.0;
+    if (!total_num_steps_) return 1.0;
     return std::max(0.0,
-                    static_cast<double>(total_num_steps_ - counter) /
-                        static_cast<double>(std::max<int64_t>(1, total_num_steps_ - warmup_.num_steps())));
+                    static_cast<double>(*total_num_steps_ - counter) /
+                        static_cast<double>(std::max<int64_t>(1, *total_num_steps_ - warmup_.num_steps())));
   }
 
   Warmup warmup_;
   Rates min_;
   Rates max_;
-  After after_;
-  int64_t total_num_steps_ = 0;
+  std::optional<int64_t> total_num_steps_;
 };
 
 class WarmupCosineLr : public LrSchedule::Formula {
  public:
-  WarmupCosineLr(ScheduleParams& params, Rates base)
-      : warmup_(params),
-        base_(std::move(base)),
-        total_num_steps_(params.required_integer("total_num_steps", 1)),
-        min_ratio_(params.number("warmup_min_ratio", 0.0)),
-        cos_min_ratio_(params.number("cos_min_ratio", 0.0001)) {}
+  WarmupCosineLr(const WarmupCosineLrOptions& options, const Groups& groups)
+      : warmup_(options.warmup, options.kName),
+        base_(groups.base_lrs),
+        total_num_steps_(total_steps(options)),
+        min_ratio_(options.warmup_min_ratio),
+        cos_min_ratio_(options.cos_min_ratio) {}
 
   double lr(int64_t num_steps, size_t group) const override {
     return num_steps == 0 ? 0.0 : base_[group] * ratio(num_steps - 1);
@@ -130,34 +158,26 @@ class WarmupCosineLr : public LrSchedule::Formula {
 /// arXiv:1803.09820: up, down, then decay.
 class OneCycle : public LrSchedule::Formula {
  public:
-  explicit OneCycle(ScheduleParams& params)
-      : min_lr_(params.per_group("cycle_min_lr")),
-        max_lr_(params.per_group("cycle_max_lr")),
-        first_size_(params.number("cycle_first_step_size", 2000)),
-        second_size_(params.number("cycle_second_step_size", first_size_)),
-        first_stairs_(params.integer("cycle_first_stair_count", 0, 0)),
-        second_stairs_(params.integer("cycle_second_stair_count", first_stairs_, 0)),
-        decay_size_(params.number("decay_step_size", 0)),
-        lr_decay_rate_(params.number("decay_lr_rate", 0)),
-        momentum_decay_rate_(params.number("decay_mom_rate", 0)),
-        min_momentum_(params.per_group("cycle_min_mom", 0.8)),
-        max_momentum_(params.per_group("cycle_max_mom", 0.9)),
-        cycle_momentum_(params.flag("cycle_momentum", true)) {
-    if (first_size_ <= 0)
-      params.fail("cycle_first_step_size", str("found ", first_size_, ", expected more than 0"));
-    if (second_size_ < 0)
-      params.fail("cycle_second_step_size", str("found ", second_size_, ", expected 0 or more"));
-  }
+  OneCycle(const OneCycleOptions& options, const Groups& groups)
+      : options_(options),
+        min_lr_(groups.each(options.cycle_min_lr)),
+        max_lr_(groups.each(options.cycle_max_lr)),
+        first_size_(static_cast<double>(options.cycle_first_step_size)),
+        second_size_(
+            static_cast<double>(options.cycle_second_step_size.value_or(options.cycle_first_step_size))),
+        decay_size_(static_cast<double>(options.decay_step_size)),
+        min_momentum_(groups.each(options.cycle_min_mom)),
+        max_momentum_(groups.each(options.cycle_max_mom)) {}
 
   double lr(int64_t num_steps, size_t group) const override {
     if (num_steps == 0) return min_lr_[group];
     if (in_cycle(num_steps)) return min_lr_[group] + (max_lr_[group] - min_lr_[group]) * height(num_steps);
-    if (decay_size_ == 0 || lr_decay_rate_ == 0) return min_lr_[group];
-    return min_lr_[group] / (1 + lr_decay_rate_ * decay_interval(num_steps));
+    if (decay_size_ == 0 || options_.decay_lr_rate == 0) return min_lr_[group];
+    return min_lr_[group] / (1 + options_.decay_lr_rate * decay_interval(num_steps));
   }
 
   std::optional<Betas> betas(int64_t num_steps, size_t group) const override {
-    if (!cycle_momentum_) return std::nullopt;
+    if (!options_.cycle_momentum) return std::nullopt;
     return Betas{momentum(num_steps, group), 0.99};
   }
 
@@ -172,8 +192,8 @@ class OneCycle : public LrSchedule::Formula {
     if (num_steps == 0) return min_momentum_[group];
     if (in_cycle(num_steps))
       return max_momentum_[group] - (max_momentum_[group] - min_momentum_[group]) * height(num_steps);
-    if (decay_size_ == 0 || momentum_decay_rate_ == 0) return max_momentum_[group];
-    return max_momentum_[group] * (1 + momentum_decay_rate_ * decay_interval(num_steps));
+    if (decay_size_ == 0 || options_.decay_mom_rate == 0) return max_momentum_[group];
+    return max_momentum_[group] * (1 + options_.decay_mom_rate * decay_interval(num_steps));
   }
 
   /// 0 at the ends of the cycle, 1 at its peak.
@@ -183,7 +203,9 @@ class OneCycle : public LrSchedule::Formula {
     const double x = 1.0 + count / total - std::floor(1 + count / total);
     const double peak = first_size_ / total;
     const bool rising = x <= peak;
-    const auto stairs = static_cast<double>(rising ? first_stairs_ : second_stairs_);
+    const int64_t first_stairs = options_.cycle_first_stair_count;
+    const auto stairs =
+        static_cast<double>(rising ? first_stairs : options_.cycle_second_stair_count.value_or(first_stairs));
     if (stairs == 0) return rising ? x / peak : (x - 1) / (peak - 1);
     // From the step count and not from x, whose rounding could drop a whole stair.
     const double in_this_cycle = std::fmod(count, total);
@@ -192,145 +214,102 @@ class OneCycle : public LrSchedule::Formula {
     return std::floor(position) / stairs;
   }
 
+  OneCycleOptions options_;
   Rates min_lr_;
   Rates max_lr_;
   double first_size_;
   double second_size_;
-  int64_t first_stairs_;
-  int64_t second_stairs_;
   double decay_size_;
-  double lr_decay_rate_;
-  double momentum_decay_rate_;
   Rates min_momentum_;
   Rates max_momentum_;
-  bool cycle_momentum_;
 };
 
 class LrRangeTest : public LrSchedule::Formula {
  public:
-  explicit LrRangeTest(ScheduleParams& params)
-      : min_lr_(params.per_group("lr_range_test_min_lr", 1e-3)),
-        step_size_(params.integer("lr_range_test_step_size", 2000, 1)),
-        step_rate_(params.number("lr_range_test_step_rate", 1.0)),
-        staircase_(params.flag("lr_range_test_staircase", false)) {}
+  LrRangeTest(const LrRangeTestOptions& options, const Groups& groups)
+      : options_(options), min_lr_(groups.each(options.lr_range_test_min_lr)) {}
 
   double lr(int64_t num_steps, size_t group) const override {
-    const double interval = static_cast<double>(num_steps) / static_cast<double>(step_size_);
-    return min_lr_[group] * (1 + step_rate_ * (staircase_ ? std::floor(interval) : interval));
+    const double interval =
+        static_cast<double>(num_steps) / static_cast<double>(options_.lr_range_test_step_size);
+    return min_lr_[group] * (1 + options_.lr_range_test_step_rate *
+                                     (options_.lr_range_test_staircase ? std::floor(interval) : interval));
   }
 
  private:
+  LrRangeTestOptions options_;
   Rates min_lr_;
-  int64_t step_size_;
-  double step_rate_;
-  bool staircase_;
-};
-
-/// DeepSpeed's engine calls a torch scheduler's step() after every optimizer step, so that is the unit of
-/// step_size and T_max, unless "interval": "epoch" (our own key) says otherwise.
-class Interval {
- public:
-  Interval(ScheduleParams& params, int64_t steps_per_epoch) {
-    if (params.word("interval", "step", {"step", "epoch"}) == "step") return;
-    if (steps_per_epoch <= 0)
-      params.fail("interval",
-                  "counts epochs, but the number of steps in an epoch is not known; expected \"step\"");
-    steps_ = steps_per_epoch;
-  }
-  int64_t count(int64_t num_steps) const { return num_steps / steps_; }
-
- private:
-  int64_t steps_ = 1;
 };
 
 class StepLr : public LrSchedule::Formula {
  public:
-  StepLr(ScheduleParams& params, Rates base, int64_t steps_per_epoch)
-      : interval_(params, steps_per_epoch),
-        base_(std::move(base)),
-        step_size_(params.required_integer("step_size", 1)),
-        gamma_(params.number("gamma", 0.1)) {}
+  StepLr(const StepLrOptions& options, const Groups& groups)
+      : options_(options), base_(groups.base_lrs), interval_(groups.interval(options)) {}
 
   double lr(int64_t num_steps, size_t group) const override {
-    return base_[group] * std::pow(gamma_, static_cast<double>(interval_.count(num_steps) / step_size_));
+    const int64_t num_decays = num_steps / interval_ / options_.step_size;
+    return base_[group] * std::pow(options_.gamma, static_cast<double>(num_decays));
   }
 
  private:
-  Interval interval_;
+  StepLrOptions options_;
   Rates base_;
-  int64_t step_size_;
-  double gamma_;
+  int64_t interval_;
 };
 
 /// Loshchilov and Hutter, "SGDR", arXiv:1608.03983, without restarts: past T_max
 /// the cosine goes on, as torch's does.
 class CosineAnnealingLr : public LrSchedule::Formula {
  public:
-  CosineAnnealingLr(ScheduleParams& params, Rates base, int64_t steps_per_epoch)
-      : interval_(params, steps_per_epoch),
-        base_(std::move(base)),
-        t_max_(params.required_integer("T_max", 1)),
-        eta_min_(params.number("eta_min", 0.0)) {}
+  CosineAnnealingLr(const CosineAnnealingLrOptions& options, const Groups& groups)
+      : options_(options), base_(groups.base_lrs), interval_(groups.interval(options)) {}
 
   double lr(int64_t num_steps, size_t group) const override {
     // The cosine has the period 2 T_max: small arguments keep it exact however long the run.
-    const auto phase = static_cast<double>(interval_.count(num_steps) % (2 * t_max_));
-    const double cosine = std::cos(std::numbers::pi * phase / static_cast<double>(t_max_));
-    return eta_min_ + (base_[group] - eta_min_) * (1 + cosine) / 2;
+    const int64_t t_max = options_.T_max;
+    const auto phase = static_cast<double>(num_steps / interval_ % (2 * t_max));
+    const double cosine = std::cos(std::numbers::pi * phase / static_cast<double>(t_max));
+    return options_.eta_min + (base_[group] - options_.eta_min) * (1 + cosine) / 2;
   }
 
  private:
-  Interval interval_;
+  CosineAnnealingLrOptions options_;
   Rates base_;
-  int64_t t_max_;
-  double eta_min_;
+  int64_t interval_;
 };
 
-/// DeepSpeed's and torch's constructors can start in the middle of a schedule;
-/// here the step count says where it is.
-void refuse_other_start(ScheduleParams& params, const std::string& key) {
-  if (params.number(key, -1) != -1)
-    params.fail(key, "starts in the middle of the schedule; expected -1 (a resumed run continues by itself)");
+FormulaPtr make_formula(const ConstantLrOptions& options, const Groups& groups) {
+  return std::make_shared<Constant>(options, groups);
 }
-
-std::shared_ptr<const LrSchedule::Formula> make_formula(const SchedulerConfig& config, Rates base,
-                                                        int64_t steps_per_epoch) {
-  using Result = std::shared_ptr<const LrSchedule::Formula>;
-  ScheduleParams params(config, base.size());
-  const std::string& type = config.type;
-  const bool from_torch = type == "StepLR" || type == "CosineAnnealingLR";
-  if (!type.empty()) refuse_other_start(params, from_torch ? "last_epoch" : "last_batch_iteration");
-
-  const Result result = [&]() -> Result {
-    if (type.empty()) return std::make_shared<Constant>(base);
-    if (type == "WarmupLR") return std::make_shared<WarmupLr>(params, WarmupLr::After::kHold, base);
-    if (type == "WarmupDecayLR") return std::make_shared<WarmupLr>(params, WarmupLr::After::kDecay, base);
-    if (type == "WarmupCosineLR") return std::make_shared<WarmupCosineLr>(params, base);
-    if (type == "OneCycle") return std::make_shared<OneCycle>(params);
-    if (type == "LRRangeTest") return std::make_shared<LrRangeTest>(params);
-    if (type == "StepLR") return std::make_shared<StepLr>(params, base, steps_per_epoch);
-    if (type == "CosineAnnealingLR")
-      return std::make_shared<CosineAnnealingLr>(params, base, steps_per_epoch);
-    throw ConfigError(str("scheduler.type: unknown schedule \"", type, "\"; accepted are ",
-                          join(LrSchedule::types(), ", ")));
-  }();
-  params.reject_unread();
-  return result;
+FormulaPtr make_formula(const WarmupLrOptions& options, const Groups& groups) {
+  return std::make_shared<WarmupLr>(options, groups);
+}
+FormulaPtr make_formula(const WarmupDecayLrOptions& options, const Groups& groups) {
+  return std::make_shared<WarmupLr>(options, groups);
+}
+FormulaPtr make_formula(const WarmupCosineLrOptions& options, const Groups& groups) {
+  return std::make_shared<WarmupCosineLr>(options, groups);
+}
+FormulaPtr make_formula(const OneCycleOptions& options, const Groups& groups) {
+  return std::make_shared<OneCycle>(options, groups);
+}
+FormulaPtr make_formula(const LrRangeTestOptions& options, const Groups& groups) {
+  return std::make_shared<LrRangeTest>(options, groups);
+}
+FormulaPtr make_formula(const StepLrOptions& options, const Groups& groups) {
+  return std::make_shared<StepLr>(options, groups);
+}
+FormulaPtr make_formula(const CosineAnnealingLrOptions& options, const Groups& groups) {
+  return std::make_shared<CosineAnnealingLr>(options, groups);
 }
 
 }  // namespace
 
-const std::vector<std::string_view>& LrSchedule::types() {
-  static const std::vector<std::string_view> kTypes = {"WarmupLR",         "WarmupDecayLR", "WarmupCosineLR",
-                                                       "OneCycle",         "LRRangeTest",   "StepLR",
-                                                       "CosineAnnealingLR"};
-  return kTypes;
-}
-
-LrSchedule::LrSchedule(const SchedulerConfig& config, std::vector<double> base_lrs, int64_t steps_per_epoch)
+LrSchedule::LrSchedule(const ScheduleOptions& options, std::vector<double> base_lrs, int64_t steps_per_epoch)
     : num_groups_(base_lrs.size()) {
   TESSERA_CHECK(!base_lrs.empty());
-  formula_ = make_formula(config, std::move(base_lrs), steps_per_epoch);
+  const Groups groups{std::move(base_lrs), steps_per_epoch};
+  formula_ = std::visit([&](const auto& one) { return make_formula(one, groups); }, options);
 }
 
 double LrSchedule::lr(int64_t num_steps, size_t group) const {

@@ -1,20 +1,17 @@
 // LrSchedule: the learning rate of every optimizer step, as a pure function of how many steps were applied.
 // There is nothing to save or restore: a resumed run asks for the same step and gets the same rate.
 //
-// WarmupLR, WarmupDecayLR, WarmupCosineLR, OneCycle and LRRangeTest have the parameters, defaults and
-// results of DeepSpeed 0.19's deepspeed/runtime/lr_schedules.py; StepLR and CosineAnnealingLR are
-// torch.optim.lr_scheduler's. (OneCycle is DeepSpeed's: its edges do not depend on the total number
-// of steps as torch's OneCycleLR does.)
+// WarmupLR, WarmupDecayLR, WarmupCosineLR, OneCycle and LRRangeTest have the results of DeepSpeed 0.19's
+// deepspeed/runtime/lr_schedules.py; StepLR and CosineAnnealingLR are torch.optim.lr_scheduler's. (OneCycle
+// is DeepSpeed's: its edges do not depend on the total number of steps as torch's OneCycleLR does.)
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <string>
-#include <string_view>
 #include <vector>
 
-#include "engine/config/config.h"
+#include "engine/config/options.h"
 
 namespace tessera {
 
@@ -27,10 +24,11 @@ struct Betas {
 /// Immutable; copies share one definition. Thread-safe.
 class LrSchedule {
  public:
-  /// Local. `base_lrs`: each param group's own rate (optimizer.params.lr). `steps_per_epoch`: optimizer steps
-  /// in one epoch, 0 when unknown; only schedules that count epochs need it. An empty config.type is a
-  /// constant rate. Throws ConfigError naming scheduler.type or scheduler.params.KEY.
-  LrSchedule(const SchedulerConfig& config, std::vector<double> base_lrs, int64_t steps_per_epoch = 0);
+  /// Local. `options`: as validated() has checked them, with total_num_steps and warmup_num_steps filled in.
+  /// `base_lrs`: each param group's own rate (optimizer.params.lr). `steps_per_epoch`: optimizer steps in one
+  /// epoch, 0 when unknown; only schedules that count epochs need it. Throws ConfigError when the number of
+  /// steps or epochs is not known.
+  LrSchedule(const ScheduleOptions& options, std::vector<double> base_lrs, int64_t steps_per_epoch = 0);
 
   /// Local. Rate of the next optimizer step when `num_steps` have been applied: lr(0) is the first step's.
   /// Steps skipped because of non-finite gradients are not applied and so do not advance it.
@@ -42,9 +40,6 @@ class LrSchedule {
   std::optional<Betas> betas(int64_t num_steps, size_t group = 0) const;
 
   size_t num_groups() const { return num_groups_; }
-
-  /// Local. Every accepted scheduler.type.
-  static const std::vector<std::string_view>& types();
 
   class Formula;  ///< one schedule's arithmetic (lr_schedule.cc)
 

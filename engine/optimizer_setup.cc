@@ -1,9 +1,6 @@
 #include "engine/optimizer_setup.h"
 
-#include <map>
-
-#include "core/error.h"
-#include "core/str.h"
+#include "engine/config/optimizer.h"
 
 namespace tessera {
 namespace {
@@ -11,38 +8,28 @@ namespace {
 using kernels::Hyper;
 using kernels::OptimizerKind;
 
-OptimizerKind kind_of(const std::string& type) {
-  static const std::map<std::string, OptimizerKind> kinds{
-      {"Adam", OptimizerKind::kAdam},       {"AdamW", OptimizerKind::kAdamW}, {"SGD", OptimizerKind::kSGD},
-      {"Adagrad", OptimizerKind::kAdagrad}, {"Lion", OptimizerKind::kLion},   {"LAMB", OptimizerKind::kLamb}};
-  const auto found = kinds.find(type);
-  if (found == kinds.end())
-    throw ConfigError(str("optimizer.type: ", type, " is not an optimizer Tessera has"));
-  return found->second;
-}
+OptimizerKind kind_of(const AdamOptions&) { return OptimizerKind::kAdam; }
+OptimizerKind kind_of(const AdamWOptions&) { return OptimizerKind::kAdamW; }
+OptimizerKind kind_of(const SGDOptions&) { return OptimizerKind::kSGD; }
+OptimizerKind kind_of(const AdagradOptions&) { return OptimizerKind::kAdagrad; }
+OptimizerKind kind_of(const LionOptions&) { return OptimizerKind::kLion; }
+OptimizerKind kind_of(const LambOptions&) { return OptimizerKind::kLamb; }
 
-void apply(Hyper& hyper, const std::map<std::string, double>& params) {
-  const std::map<std::string, double Hyper::*> numbers{{"lr", &Hyper::lr},
-                                                       {"beta1", &Hyper::beta1},
-                                                       {"beta2", &Hyper::beta2},
-                                                       {"eps", &Hyper::eps},
-                                                       {"weight_decay", &Hyper::weight_decay},
-                                                       {"momentum", &Hyper::momentum},
-                                                       {"dampening", &Hyper::dampening},
-                                                       {"lr_decay", &Hyper::lr_decay},
-                                                       {"max_coeff", &Hyper::max_coeff},
-                                                       {"min_coeff", &Hyper::min_coeff}};
-  for (const auto& [name, value] : params) {
-    if (const auto number = numbers.find(name); number != numbers.end()) {
-      hyper.*number->second = value;
-    } else if (name == "nesterov") {
-      hyper.nesterov = value != 0;
-    } else if (name == "bias_correction") {
-      hyper.bias_correction = value != 0;
-    } else {
-      throw ConfigError(str("optimizer.params.", name, ": no optimizer has this parameter"));
-    }
+/// Every option that the type has, under the same name.
+template <class Options>
+Hyper hyper_of(const Options& o) {
+  Hyper hyper{.lr = o.lr, .weight_decay = o.weight_decay};
+  if constexpr (requires { o.beta1; }) hyper.beta1 = o.beta1, hyper.beta2 = o.beta2;
+  if constexpr (requires { o.eps; }) hyper.eps = o.eps;
+  if constexpr (requires { o.bias_correction; }) hyper.bias_correction = o.bias_correction;
+  if constexpr (requires { o.momentum; }) {
+    hyper.momentum = o.momentum;
+    hyper.dampening = o.dampening;
+    hyper.nesterov = o.nesterov;
   }
+  if constexpr (requires { o.lr_decay; }) hyper.lr_decay = o.lr_decay;
+  if constexpr (requires { o.max_coeff; }) hyper.max_coeff = o.max_coeff, hyper.min_coeff = o.min_coeff;
+  return hyper;
 }
 
 }  // namespace
@@ -70,15 +57,9 @@ bool glob_match(const std::string& pattern, const std::string& name) {
 
 OptimizerSetup set_up_optimizer(const OptimizerConfig& config) {
   OptimizerSetup setup;
-  setup.kind = kind_of(config.type);
-  Hyper base;
-  apply(base, config.params);
-  setup.groups.push_back(base);
-  for (const ParamGroupConfig& group : config.param_groups) {
-    Hyper hyper = base;
-    apply(hyper, group.params);
-    setup.groups.push_back(hyper);
-  }
+  setup.kind = std::visit([](const auto& options) { return kind_of(options); }, config.options);
+  for (const OptimizerOptions& group : config::group_options(config))
+    setup.groups.push_back(std::visit([](const auto& options) { return hyper_of(options); }, group));
   setup.group_of = [groups = config.param_groups](const std::string& parameter) {
     for (size_t i = 0; i < groups.size(); ++i)
       for (const std::string& pattern : groups[i].match)

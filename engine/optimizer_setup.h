@@ -1,5 +1,5 @@
-// From OptimizerConfig (names and numbers) to what the sharded optimizer takes: a formula and, for
-// each param group, its hyper-parameters.
+// From OptimizerConfig to what the sharded optimizer takes: a kind of update rule and, for each param group,
+// its hyper-parameters.
 #pragma once
 
 #include <functional>
@@ -13,11 +13,11 @@ namespace tessera {
 
 struct OptimizerSetup {
   kernels::OptimizerKind kind;
-  std::vector<kernels::Hyper> groups;  ///< [0]: optimizer.params; [i + 1]: param_groups[i]
+  std::vector<kernels::Hyper> groups;  ///< [0]: for parameters in no group; [i + 1]: param_groups[i]
   std::function<int(const std::string& parameter)> group_of;
 };
 
-/// Local. Throws ConfigError for a type or parameter the engine does not have.
+/// Local. `config`: as validated() has checked it.
 OptimizerSetup set_up_optimizer(const OptimizerConfig& config);
 
 /// Local. Shell-style: `*` any run of characters, `?` one.

@@ -179,11 +179,15 @@ DType parse_precision(const std::string& word) {
 }
 
 /// fp32 state tensors an element.
-int num_states_of(const std::string& name) {
-  OptimizerConfig config;
-  config.type = name;
+int num_states_of(const OptimizerConfig& config) {
   const OptimizerSetup setup = set_up_optimizer(config);
   return static_cast<int>(kernels::state_names(setup.kind, setup.groups.front()).size());
+}
+
+int num_states_of(const std::string& type) {
+  const auto options = options_named<OptimizerOptions>(type);
+  if (!options) throw ConfigError(str("optimizer.type: ", type, " is not an optimizer Tessera has"));
+  return num_states_of(OptimizerConfig{.options = *options});
 }
 
 /// What an estimate is made of.
@@ -229,12 +233,11 @@ Estimated estimated_of_config(const MemoryFlags& flags, const Logger& log) {
   estimated.dtype = run.engine.compute_dtype();
   estimated.accumulate_dtype = run.engine.grad_accum_dtype.value_or(DType::kFloat32);
   estimated.precision = train::precision_of(run.engine);
-  estimated.optimizer = run.engine.optimizer.type;
-  const OptimizerSetup setup = set_up_optimizer(run.engine.optimizer);
-  estimated.num_states = static_cast<int>(kernels::state_names(setup.kind, setup.groups.front()).size());
+  estimated.optimizer = type_of(run.engine.optimizer.options);
+  estimated.num_states = num_states_of(run.engine.optimizer);
   EngineConfig alone = run.engine;
-  alone.optimizer = {.type = "SGD", .params = {{"lr", 0.0}}, .param_groups = {}};
-  alone.scheduler = {};
+  alone.optimizer = {.options = SGDOptions{.lr = 0}};
+  alone.scheduler = ConstantLrOptions{};
   alone.checkpoint.async = false;
   const std::unique_ptr<train::Task> task = tasks().make(run.model, run.data);
   Engine& engine =

@@ -152,7 +152,7 @@ MemoryTrial run_memory_trial(RunConfig run, const Registry& registry, const comm
   trial.device = device.is_cpu() ? "cpu" : "cuda";
   trial.backend = comm->backend();
   trial.precision = precision_of(run.engine);
-  trial.optimizer = run.engine.optimizer.type;
+  trial.optimizer = type_of(run.engine.optimizer.options);
   trial.formula = engine.formula_bytes();
   if (!device.is_cpu()) trial.formula.snapshot = 0;  // in the host's memory, which is not what is counted
   trial.peak_reserved = meter.peak_reserved();

@@ -23,8 +23,8 @@ fs::path checkpoints_of(const fs::path& folder) { return folder / kCheckpointsNa
 
 /// Weights alone: moments would take twice their memory.
 void forget_training(EngineConfig& config) {
-  config.optimizer = {.type = "SGD", .params = {{"lr", 0.0}}, .param_groups = {}};
-  config.scheduler = {};
+  config.optimizer = {.options = SGDOptions{.lr = 0}};
+  config.scheduler = ConstantLrOptions{};
   config.checkpoint.async = false;  // which would set aside memory for a copy
 }
 

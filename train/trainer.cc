@@ -94,8 +94,8 @@ Trainer::Trainer(RunConfig run, Task& task, comm::CommunicatorPtr comm, const In
     total_steps_ = total_steps(config_.trainer, sampler_,
                                saved_position(config_.trainer.output_dir, start_.resume_tag, *comm_));
   fill_in_schedule(config_.engine.scheduler, total_steps_);
-  if (const std::string doubt = doubt_about(config_.engine.scheduler, total_steps_); !doubt.empty())
-    output_.logger.warning(doubt);
+  if (const std::string warning = schedule_warning(config_.engine.scheduler, total_steps_); !warning.empty())
+    output_.logger.warning(warning);
   at::manual_seed(static_cast<uint64_t>(config_.engine.seed));
   InitOptions options = init;
   options.log = output_.logger;
@@ -107,7 +107,7 @@ Trainer::Trainer(RunConfig run, Task& task, comm::CommunicatorPtr comm, const In
   // From here on ranks draw different numbers: dropout differs between them.
   at::manual_seed(static_cast<uint64_t>(config_.engine.seed + comm_->rank()));
   checkpoints_.emplace(config_.trainer, *engine_, output_.logger);
-  if (start_.resume) go_on_from_checkpoint();
+  if (start_.resume) resume();
   if (!was_finished_)
     record_.begin(config_, start_.resume ? std::optional(steps_done_) : std::nullopt, task_.files());
 }
@@ -188,13 +188,11 @@ void Trainer::train_step() {
 
 // The order of an epoch does not depend on the number of ranks or the batch
 // size, so a run can go on with others.
-void Trainer::go_on_from_checkpoint() {
+void Trainer::resume() {
   start_position_ = checkpoints_->resume(start_.resume_tag);
   steps_done_ = start_position_.steps_done;
-  const auto& words = config_.engine.scheduler.words;
   if (const int64_t epoch = steps_done_ / sampler_.steps_per_epoch();
-      words.contains("interval") && words.at("interval") == "epoch" &&
-      std::abs(epoch - start_position_.data.epoch) > 1)
+      counts_epochs(config_.engine.scheduler) && std::abs(epoch - start_position_.data.epoch) > 1)
     output_.logger.warning(
         str("scheduler.params.interval: \"epoch\" counts optimizer steps of this batch size, and it was "
             "another before: the ",

@@ -61,7 +61,7 @@ class Trainer {
 
  private:
   Summary train();
-  void go_on_from_checkpoint();
+  void resume();
   void announce();
   void train_step();
   template <class Body>

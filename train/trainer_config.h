@@ -59,17 +59,18 @@ struct TrainerConfig {
 struct RunConfig {
   EngineConfig engine;
   TrainerConfig trainer;
-  config::Section model;  ///< `model`, to be read by the model's factory
-  config::Section data;   ///< `data`, to be read by the task
-  config::Report report;  ///< warnings, and what became of "auto"
+  config::Section model;        ///< `model`, to be read by the model's factory
+  config::Section data;         ///< `data`, to be read by the task
+  config::ConfigReport report;  ///< warnings, and what became of "auto"
 };
 
 /// Local. total_num_steps of a schedule that ends with the run, unless it was given, and
 /// warmup_num_steps in place of warmup_ratio.
-void fill_in_schedule(SchedulerConfig& scheduler, int64_t total_steps);
+void fill_in_schedule(ScheduleOptions& schedule, int64_t total_steps);
 
-/// Local. What is probably not meant by this schedule in a run of so many optimizer steps; empty: nothing.
-std::string doubt_about(const SchedulerConfig& scheduler, int64_t total_steps);
+/// Local. A warning when this schedule is probably not meant for a run of `total_steps` optimizer steps; else
+/// "".
+std::string schedule_warning(const ScheduleOptions& schedule, int64_t total_steps);
 
 /// Local. "fp32", "bf16", or "fp32 under bf16 autocast".
 std::string precision_of(const EngineConfig& config);

@@ -22,15 +22,13 @@ class Argument {
     if (!value_.is_boolean()) refuse("true or false");
     return value_.get<bool>();
   }
-  /// One of `words`.
-  std::string word(const std::vector<std::string>& words) const {
-    if (!value_.is_string() ||
-        std::find(words.begin(), words.end(), value_.get<std::string>()) == words.end())
-      refuse(str("one of \"", join(words, "\", \""), "\""));
+  std::string choice(const std::vector<std::string>& choices) const {
+    if (std::find(choices.begin(), choices.end(), value_) == choices.end())
+      refuse(str("one of \"", join(choices, "\", \""), "\""));
     return value_.get<std::string>();
   }
   [[noreturn]] void refuse(const std::string& expected) const {
-    document_.fail(path_, str("found ", describe_value(value_), "; expected ", expected));
+    document_.origins.fail(path_, str("found ", describe_value(value_), "; expected ", expected));
   }
 
   bool has(const std::string& key) const {
@@ -38,19 +36,19 @@ class Argument {
     return there && !there->is_null();
   }
   const json& at(const std::string& key) const { return *value_at(*document_.json, key); }
-  /// Throws KeyError where the file says something else of this key.
+  /// Throws KeyError when the file has another value for this key.
   void set(const std::string& key, const json& value) {
     const json* there = value_at(*document_.json, key);
     const bool both_in_file = !document_.origins.is_override(path_) && !document_.origins.is_override(key);
     if (there && !there->is_null() && *there != "auto" && *there != value && both_in_file)
-      document_.fail(path_, str("found ", describe_value(value_), " beside ", key, " ", *there,
-                                "; expected one of the two"));
+      document_.origins.fail(path_, str("found ", describe_value(value_), " beside ", key, " ", *there,
+                                        "; expected one of the two"));
     put(key, value);
   }
-  /// Whatever the file says of this key. The command line wins over the file.
+  /// Whatever value the file has for this key. The command line wins over the file.
   void put(const std::string& key, const json& value) {
     if (has(key) && document_.origins.is_override(key) && !document_.origins.is_override(path_)) return;
-    make_place(document_, key, path_) = value;
+    make_value(document_, key, path_) = value;
     document_.origins.copy(path_, key);
   }
 
@@ -65,25 +63,26 @@ void autocast(Argument& argument, const char* dtype) {
   argument.set("torch_autocast.dtype", dtype);
 }
 
-/// "no", "steps" or "epoch", for the keys WHAT_every_epochs and WHAT_every_steps.
+/// "no", "steps" or "epoch", for trainer.WHAT_every_epochs and trainer.WHAT_every_steps.
 void by_strategy(Argument& argument, const std::string& what) {
-  const std::string word = argument.word({"no", "steps", "epoch"});
+  const std::string choice = argument.choice({"no", "steps", "epoch"});
   const std::string epochs = str("trainer.", what, "_every_epochs"),
                     steps = str("trainer.", what, "_every_steps");
-  if (word == "steps" && !argument.has(steps)) argument.refuse(str("trainer.", what, "_steps beside it"));
-  argument.set(epochs, word == "epoch" ? 1 : 0);
-  if (word != "steps") argument.put(steps, 0);  // Hugging Face leaves eval_steps and save_steps unused there
+  if (choice == "steps" && !argument.has(steps)) argument.refuse(str("trainer.", what, "_steps beside it"));
+  argument.set(epochs, choice == "epoch" ? 1 : 0);
+  if (choice != "steps")
+    argument.put(steps, 0);  // Hugging Face leaves eval_steps and save_steps unused there
 }
 
 void schedule(Argument& argument) {
-  const std::string word = argument.word({"linear", "cosine", "constant", "constant_with_warmup"});
-  if (word == "constant") return;
-  argument.set("scheduler.type", word == "linear"   ? "WarmupDecayLR"
-                                 : word == "cosine" ? "WarmupCosineLR"
-                                                    : "WarmupLR");
+  const std::string choice = argument.choice({"linear", "cosine", "constant", "constant_with_warmup"});
+  if (choice == "constant") return;
+  argument.set("scheduler.type", choice == "linear"   ? "WarmupDecayLR"
+                                 : choice == "cosine" ? "WarmupCosineLR"
+                                                      : "WarmupLR");
   argument.set("scheduler.params.warmup_type", "linear");
-  if (word == "cosine") argument.set("scheduler.params.cos_min_ratio", 0.0);
-  if (word != "cosine") {
+  if (choice == "cosine") argument.set("scheduler.params.cos_min_ratio", 0.0);
+  if (choice != "cosine") {
     argument.set("scheduler.params.warmup_min_lr", 0.0);
     argument.set("scheduler.params.warmup_max_lr", "auto");
   }
@@ -141,8 +140,8 @@ const Rule kRules[] = {
      }},
     {"mixed_precision", "\"no\", \"bf16\", \"fp16\"", "the same", "torch_autocast",
      [](Argument& argument) {
-       const std::string word = argument.word({"no", "bf16", "fp16"});
-       if (word != "no") autocast(argument, word.c_str());
+       const std::string choice = argument.choice({"no", "bf16", "fp16"});
+       if (choice != "no") autocast(argument, choice.c_str());
      }},
     {"lr_scheduler_type", "\"linear\", \"cosine\", \"constant\", \"constant_with_warmup\"",
      "`scheduler`: WarmupDecayLR, WarmupCosineLR, none, WarmupLR; warm-ups are linear and of no steps unless "
@@ -166,7 +165,7 @@ const Rule kRules[] = {
      "trainer.save_every_epochs", [](Argument& argument) { by_strategy(argument, "save"); }},
     {"logging_strategy", "\"no\", \"steps\"", "`steps_per_print`", "steps_per_print",
      [](Argument& argument) {
-       if (argument.word({"no", "steps"}) == "no") argument.set("steps_per_print", 0);
+       if (argument.choice({"no", "steps"}) == "no") argument.set("steps_per_print", 0);
      }},
     {"report_to", "\"tensorboard\", \"mlflow\", a list of them, \"none\"",
      "`tensorboard.enabled`, `mlflow.enabled`", "tensorboard", report_to},
@@ -182,49 +181,34 @@ const Rule kRules[] = {
      }},
 };
 
-struct Place {
-  const char* name;
-  const char* text;
+/// Arguments that no configuration takes.
+struct OtherArgument {
+  const char* names;  // with blanks between them
+  const char* instead;
 };
 
-constexpr const char* kNoNeed = "it is not needed here";
-constexpr const char* kNoModelChange = "there is none here: models run as they are";
-constexpr const char* kNoHub = "there is no client of the Hub here";
-constexpr const char* kThisFile = "here DeepSpeed's keys stand in this file itself";
-constexpr const char* kStage =
-    "here it is zero_optimization.stage: 3 shards parameters too (full_shard), 2 gradients and optimizer "
-    "state (shard_grad_op)";
-constexpr const char* kCommands =
-    "here these are commands: tessera train, which evaluates too, tessera eval, tessera predict";
-constexpr const char* kHosts = "here torchrun on each host says it (docs/launching.md)";
-
-const Place kPlaces[] = {
+const OtherArgument kOtherArguments[] = {
     {"auto_find_batch_size",
      "there is none here: running out of memory is an error that says what to change"},
     {"data_seed", "here it is seed, which orders the data too"},
-    {"ddp_broadcast_buffers", kNoNeed},
+    {"ddp_broadcast_buffers ddp_find_unused_parameters save_safetensors", "it is not needed here"},
     {"ddp_bucket_cap_mb", "here it is zero_optimization.unit_numel, in elements"},
-    {"ddp_find_unused_parameters", kNoNeed},
-    {"deepspeed", kThisFile},
-    {"deepspeed_config", kThisFile},
-    {"deepspeed_config_file", kThisFile},
-    {"deepspeed_plugin", kThisFile},
+    {"deepspeed deepspeed_config deepspeed_config_file deepspeed_plugin",
+     "here DeepSpeed's keys stand in this file itself"},
     {"disable_tqdm", "here bars are drawn on terminals alone"},
     {"distributed_type",
      "here zero_optimization.stage says what is sharded, and --nproc on the command line how many ranks "
      "there are"},
-    {"do_eval", kCommands},
-    {"do_predict", kCommands},
-    {"do_train", kCommands},
-    {"fsdp", kStage},
-    {"fsdp_config", kStage},
-    {"fsdp_plugin", kStage},
+    {"do_eval do_predict do_train",
+     "here these are commands: tessera train, which evaluates too, tessera eval, tessera predict"},
+    {"fsdp fsdp_config fsdp_plugin",
+     "here it is zero_optimization.stage: 3 shards parameters too (full_shard), 2 gradients and optimizer "
+     "state (shard_grad_op)"},
     {"gpu_ids", "here CUDA_VISIBLE_DEVICES in the environment says it"},
     {"gradient_checkpointing", "there is none here: what the model itself recomputes is allowed"},
     {"group_by_length",
      "there is none here: texts of a batch are padded to the longest of a rank's micro-batch"},
-    {"hub_model_id", kNoHub},
-    {"hub_token", kNoHub},
+    {"hub_model_id hub_token push_to_hub", "there is no client of the Hub here"},
     {"label_names", "here it is data.target"},
     {"label_smoothing_factor",
      "here it is model.label_smoothing, of models from Python with \"cross_entropy\""},
@@ -233,43 +217,36 @@ const Place kPlaces[] = {
     {"logging_dir", "here it is tensorboard.output_path"},
     {"logging_first_step", "here it is steps_per_print: a line comes after so many steps"},
     {"lr_scheduler_kwargs", "here it is scheduler.params"},
-    {"machine_rank", kHosts},
-    {"main_process_ip", kHosts},
+    {"machine_rank main_process_ip num_machines", "here torchrun on each host says it (docs/launching.md)"},
     {"main_process_port", "here it is --master-port on the command line"},
-    {"num_gpus", "here it is --nproc on the command line"},
-    {"num_machines", kHosts},
-    {"num_processes", "here it is --nproc on the command line"},
+    {"num_gpus num_processes", "here it is --nproc on the command line"},
     {"optim_args", "here it is optimizer.params"},
     {"project_dir", "here it is trainer.output_dir"},
-    {"push_to_hub", kNoHub},
     {"remove_unused_columns", "here data.inputs names what the model takes"},
     {"resume_from_checkpoint", "here it is --resume, or --resume TAG, on the command line"},
     {"save_only_model", "there is none here: a checkpoint has all that training needs to go on"},
-    {"save_safetensors", kNoNeed},
     {"split_batches",
      "here train_batch_size is the batch of all ranks, train_micro_batch_size_per_gpu of one"},
     {"tf32", "here it is TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1 in the environment"},
-    {"torch_compile", kNoModelChange},
-    {"torch_compile_backend", kNoModelChange},
+    {"torch_compile torch_compile_backend", "there is none here: models run as they are"},
     {"zero_stage", "here it is zero_optimization.stage"},
 };
 
 }  // namespace
 
-void expand_arguments(Document& document, const KeyTable& table, Problems& problems, Report* report) {
+void expand_arguments(Document& document, const KeyTable& table, Problems& problems, ConfigReport* report) {
   for (const Rule& rule : kRules) {
     if (!table.find_any(rule.target)) continue;
     for (const std::string& path : {std::string(rule.name), str("trainer.", rule.name)}) {
       const json* written = value_at(*document.json, path);
-      if (!written || (table.find_any(path) && !written->is_boolean())) continue;  // the section of this name
+      if (!written || (table.find_any(path) && !written->is_boolean())) continue;  // the section
       const json value = *written;
       json* parent = path == rule.name ? document.json.get() : value_at(*document.json, "trainer");
       parent->erase(rule.name);
       problems.collect([&] {
         Argument argument(document, path, value);
         rule.apply(argument);
-        if (report && value == json(true) &&
-            table.find_any(path))  // which DeepSpeed's section of this name does not mean
+        if (report && value == json(true) && table.find_any(path))  // there is a section of this name, too
           report->resolved.push_back(
               str(path, ": true, as Hugging Face's argument, is torch_autocast of ", path));
       });
@@ -283,9 +260,10 @@ std::vector<ArgumentRow> argument_rows() {
   return rows;
 }
 
-std::string_view place_of_argument(std::string_view name) {
-  for (const Place& place : kPlaces)
-    if (place.name == name) return place.text;
+std::string_view instead_of_argument(std::string_view name) {
+  for (const OtherArgument& argument : kOtherArguments)
+    for (const std::string& known : split_names(argument.names))
+      if (known == name) return argument.instead;
   return "";
 }
 

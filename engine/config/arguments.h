@@ -1,6 +1,6 @@
 // Arguments of Hugging Face's TrainingArguments and of Accelerate in a configuration, at its top or in
-// `trainer`. Those that are another name of one key are declared with it (Key::also_argument); here are the
-// others: those that stand for several keys or have other values, and those that are said in another place.
+// `trainer`. Those that are an alias of one key are declared with it (Key::argument). Here are the others:
+// those that stand for several keys or have other values, and those that a configuration does not take.
 #pragma once
 
 #include <string>
@@ -12,14 +12,14 @@
 
 namespace tessera::config {
 
-struct Report;
+struct ConfigReport;
 
-/// Local. Puts the keys that these arguments stand for in their place: `"lr_scheduler_type": "cosine"`
-/// becomes a scheduler. Those whose keys `table` does not have stay as they are. Names that are one key's
-/// must be its own already (normalise()).
-void expand_arguments(Document& document, const KeyTable& table, Problems& problems, Report* report);
+/// Local. Replaces these arguments by the keys that they stand for: `"lr_scheduler_type": "cosine"` becomes a
+/// scheduler. Arguments whose keys `table` does not have stay as they are. Aliases must be resolved already
+/// (normalise()).
+void expand_arguments(Document& document, const KeyTable& table, Problems& problems, ConfigReport* report);
 
-/// What an argument that expand_arguments() knows stands for, for docs and the schema.
+/// An argument that expand_arguments() knows, for docs and the schema.
 struct ArgumentRow {
   std::string name;
   std::string accepted;
@@ -27,8 +27,8 @@ struct ArgumentRow {
 };
 std::vector<ArgumentRow> argument_rows();
 
-/// Local. Where the argument of this name is said here, for an error: "here it is --resume on the command
-/// line". "" for names that are none, and for those that a configuration takes.
-std::string_view place_of_argument(std::string_view name);
+/// Local. What takes the place of an argument that a configuration does not take, for an error: "here it is
+/// --resume on the command line". "" for other names.
+std::string_view instead_of_argument(std::string_view name);
 
 }  // namespace tessera::config

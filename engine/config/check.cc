@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "core/error.h"
 #include "core/str.h"
 #include "engine/config/arguments.h"
 #include "engine/config/suggest.h"
@@ -15,6 +14,24 @@ using nlohmann::json;
 
 constexpr const char* kPage = "docs/configuration.md";
 
+bool is_plain(const std::string& name) { return name.find_first_of(".[") == std::string::npos; }
+
+/// Asks for nothing: a refused key with a harmless value, an open section that is switched off or empty.
+bool is_harmless(const Key& key, const json& value) {
+  if (key.use == Use::kUsed) return false;
+  if (value.is_null() && (key.use == Use::kRefused || key.nullable)) return true;
+  const auto off = [&](const json& found) {
+    return found == "auto" ||
+           std::any_of(key.harmless.begin(), key.harmless.end(),
+                       [&](const std::string& text) { return json::parse(text) == found; });
+  };
+  if (key.type != Type::kOpenSection) return value == "auto" || (key.use == Use::kRefused && off(value));
+  if (value == json(false)) return true;
+  if (!value.is_object()) return false;
+  const auto found = key.switch_key.empty() ? value.end() : value.find(key.switch_key);
+  return value.empty() || (found != value.end() && off(*found));
+}
+
 void rename_key(Document& document, const std::string& from, const std::string& to) {
   json* value = value_at(*document.json, from);
   if (!value) return;
@@ -22,11 +39,16 @@ void rename_key(Document& document, const std::string& from, const std::string& 
   const size_t dot = from.rfind('.');
   (dot == std::string::npos ? document.json.get() : value_at(*document.json, from.substr(0, dot)))
       ->erase(from.substr(dot + 1));
-  json& place = make_place(document, to, from);
+  json& place = make_value(document, to, from);
   if (!place.is_null() && place != "auto")
-    document.fail(to, str("is also given under its other name \"", from, "\"; expected one of the two"));
+    document.origins.fail(to,
+                          str("is also given under its other name \"", from, "\"; expected one of the two"));
   place = std::move(moved);
   document.origins.rename(from, to);
+}
+
+std::string missing(const Key& key, const std::string& type = "") {
+  return str("is missing", type.empty() ? "" : ", and " + type + " needs it", "; expected ", accepted(key));
 }
 
 /// One walk over a document.
@@ -36,27 +58,32 @@ class Checker {
       : document_(document), table_(table), problems_(problems) {}
 
   void run() {
-    check_section(*document_.json, "", "", nullptr);
-    check_required();
+    check_section(*document_.json, {.path = "", .rows = "", .key = nullptr, .type = ""});
+    for (const Key& key : table_.keys()) check_required(key);
   }
   const std::vector<std::string>& without_effect() const { return without_effect_; }
 
  private:
-  /// `free`: the section may hold keys the table does not have.
-  void check_section(const json& object, const std::string& path, const std::string& variant,
-                     const Key* section) {
-    bool free = section && section->type == Type::kFreeSection;
-    // Sections come after words, which may decide (optimizer.type) what a section can hold.
-    for (bool sections : {false, true}) {
+  /// An object whose keys are checked.
+  struct Place {
+    std::string path;  ///< in the document
+    std::string rows;  ///< in the table: `optimizer.param_groups[]` for each of the list's items
+    const Key* key;    ///< of the section, or of the list; null at the top
+    std::string type;  ///< which decides what keys it has
+    bool is_item() const { return key && key->type == Type::kSectionList; }
+  };
+
+  void check_section(const json& object, const Place& place) {
+    const bool free = place.key && place.key->type == Type::kFreeSection;
+    // Sections come after other keys, which may decide (optimizer.type) what a section can hold.
+    for (const bool sections : {false, true}) {
       for (const auto& [name, value] : object.items()) {
-        std::string child = child_path(path, name);
-        const Key* key = is_plain(name) ? table_.find(child, variant) : nullptr;
+        const Key* key = is_plain(name) ? table_.find(child_path(place.rows, name), place.type) : nullptr;
         if (!key && (free || sections)) continue;
-        const bool is_section = key && (key->type == Type::kSection || key->type == Type::kSectionList);
-        if (is_section != sections) continue;
+        if (key && sections != (key->type == Type::kSection || key->type == Type::kSectionList)) continue;
         problems_.collect([&] {
-          if (!key) fail_unknown(child, name, value, path, variant, section);
-          check_value(*key, child, value);
+          if (!key) fail_unknown(place, name, value);
+          check_value(*key, child_path(place.path, name), value);
         });
       }
     }
@@ -64,178 +91,98 @@ class Checker {
 
   void check_value(const Key& key, const std::string& path, const json& value) {
     if (is_harmless(key, value)) return;
-    if (lacks_switch(key, value)) {  // DeepSpeed's default for each of these sections is "off"
-      check_switch_name(key, path, value);
-      without_effect_.push_back(path);
-      return;
-    }
-    if (std::string wrong = mismatch(key, value); !wrong.empty()) document_.fail(path, wrong);
-    if (key.use == Use::kRefused) fail_refused(key, path, value);
-    if (key.use == Use::kNoEffect) {
-      without_effect_.push_back(path);
-      return;
-    }
-    if (value.is_null()) return;
-    if (is_undecided(key)) return;
+    const bool is_off = key.type == Type::kOpenSection && !key.switch_key.empty() && value.is_object() &&
+                        !value.contains(key.switch_key);  // DeepSpeed's default for these sections
+    if (is_off) check_switch(key, path, value);
+    if (std::string wrong = mismatch(key, value); !wrong.empty()) document_.origins.fail(path, wrong);
+    if (key.use == Use::kRefused && !is_off) fail_refused(key, path, value);
+    if (key.use != Use::kUsed) return without_effect_.push_back(path);
+    if (value.is_null() || is_undecided(key)) return;
     if (key.type == Type::kSection || key.type == Type::kFreeSection)
-      check_section(value, path, variant_of(key), &key);
-    if (key.type == Type::kSectionList) check_items(key, path, value);
-  }
-
-  void check_items(const Key& key, const std::string& path, const json& list) {
-    const Key* like = table_.find_any(key.items_like);
-    std::string variant = like ? variant_of(*like) : "";
-    for (size_t i = 0; i < list.size(); ++i) {
-      std::string item_path = child_path(path, i);
-      for (const auto& [name, value] : list[i].items()) {
-        std::string child = child_path(item_path, name);
-        const Key* found = is_plain(name) ? item_key(key, name, variant) : nullptr;
-        problems_.collect([&] {
-          if (!found) fail_unknown_in_item(key, child, name, value, variant);
-          check_value(*found, child, value);
-        });
-      }
-      for (const Key* own : table_.children(key.path + "[]"))
-        problems_.collect([&] {
-          if (own->required && !list[i].contains(own->name()))
-            document_.fail(child_path(item_path, own->name()), str("is missing; expected ", accepted(*own)));
-        });
+      check_section(value, {path, key.path, &key, type_in(key)});
+    for (size_t i = 0; key.type == Type::kSectionList && i < value.size(); ++i) {
+      const Place item{child_path(path, i), key.path + "[]", &key, type_in(*table_.find_any(key.items_like))};
+      check_section(value[i], item);
+      for (const Key* child : table_.children(item.rows, item.type))
+        if (child->required && !value[i].contains(child->name()))
+          problems_.collect(
+              [&] { document_.origins.fail(child_path(item.path, child->name()), missing(*child)); });
     }
   }
 
-  /// A key of a list's item: its own, or one that the list shares with another section.
-  const Key* item_key(const Key& list, const std::string& name, const std::string& variant) const {
-    if (const Key* own = table_.find(str(list.path, "[].", name))) return own;
-    const Key* shared = table_.find(child_path(list.items_like, name), variant);
-    return shared && shared->per_group ? shared : nullptr;
+  /// Of the sections that are there, or whose type is given.
+  void check_required(const Key& key) {
+    const Key* parent = table_.find_any(key.parent());
+    if (!key.required || !parent || is_undecided(*parent)) return;  // in a list's items: check_value()
+    const std::string type = type_in(*parent);
+    if (!key.is_for(type) || value_at(*document_.json, key.path)) return;
+    if (!type.empty() || value_at(*document_.json, parent->path))
+      problems_.collect([&] { document_.origins.fail(key.path, missing(key, type)); });
   }
 
-  /// Required keys of the sections that are there.
-  void check_required() {
-    for (const Key& key : table_.keys()) {
-      if (!key.required || key.path.find("[]") != std::string::npos) continue;
-      json* section = value_at(*document_.json, key.parent());
-      if (key.parent().empty()) section = document_.json.get();
-      const Key* parent = table_.find_any(key.parent());
-      if (parent && is_undecided(*parent)) continue;
-      std::string variant = parent ? variant_of(*parent) : "";
-      bool belongs = table_.find(key.path, variant) == &key && (section || (parent && !variant.empty()));
-      problems_.collect([&] {
-        if (belongs && !value_at(*document_.json, key.path))
-          document_.fail(key.path, str("is missing", variant.empty() ? "" : ", and " + variant + " needs it",
-                                       "; expected ", accepted(key)));
-      });
-    }
+  /// The type that decides which keys a section has: "AdamW" for optimizer.params.
+  std::string type_in(const Key& section) const {
+    if (section.type_key.empty()) return "";
+    const Key& key = *table_.find_any(section.type_key);
+    const json* written = value_at(*document_.json, key.path);
+    const json value = written && !written->is_null() ? *written : json::parse(key.default_json);
+    return value.is_string() ? canonical_choice(key, value.get<std::string>()) : "";
   }
 
-  /// The word that decides which keys a section has: "AdamW" for optimizer.params.
-  std::string variant_of(const Key& section) const {
-    if (section.variant_of.empty()) return "";
-    const Key* discriminator = table_.find_any(section.variant_of);
-    const json* written = value_at(*document_.json, section.variant_of);
-    json value = written && !written->is_null() ? *written : json::parse(discriminator->default_json);
-    return value.is_string() ? canonical_word(*discriminator, value.get<std::string>()) : "";
-  }
-
-  /// The word that decides what a section can hold is wrong itself, which is told of that
-  /// word: all else would follow from it.
+  /// The type itself is wrong, which is reported for its own key: no key of the section can be checked.
   bool is_undecided(const Key& key) const {
-    const std::string decides = key.type == Type::kSectionList && !key.items_like.empty()
-                                    ? table_.find_any(key.items_like)->variant_of
-                                    : key.variant_of;
-    const json* written = decides.empty() ? nullptr : value_at(*document_.json, decides);
-    return written && !mismatch(*table_.find_any(decides), *written).empty();
-  }
-
-  static bool is_plain(const std::string& name) { return name.find_first_of(".[") == std::string::npos; }
-
-  /// Asks for nothing: a refused key at its off value, an open section that is switched off or empty.
-  static bool is_harmless(const Key& key, const json& value) {
-    if (key.use == Use::kUsed) return false;
-    if (value.is_null() && (key.use == Use::kRefused || key.nullable)) return true;
-    auto off = [&](const json& found) {
-      return found == "auto" ||
-             std::any_of(key.harmless.begin(), key.harmless.end(),
-                         [&](const std::string& text) { return json::parse(text) == found; });
-    };
-    if (key.type != Type::kOpenSection) return value == "auto" || (key.use == Use::kRefused && off(value));
-    if (value == json(false)) return true;
-    if (!value.is_object()) return false;
-    if (value.empty()) return true;
-    auto it = key.switch_name.empty() ? value.end() : value.find(key.switch_name);
-    return it != value.end() && off(*it);
-  }
-
-  static bool lacks_switch(const Key& key, const json& value) {
-    return key.type == Type::kOpenSection && !key.switch_name.empty() && value.is_object() &&
-           !value.contains(key.switch_name);
+    const std::string type_key =
+        key.items_like.empty() ? key.type_key : table_.find_any(key.items_like)->type_key;
+    const json* written = type_key.empty() ? nullptr : value_at(*document_.json, type_key);
+    return written && !mismatch(*table_.find_any(type_key), *written).empty();
   }
 
   /// `{"enabeld": true}` must not pass for a section that is off.
-  void check_switch_name(const Key& key, const std::string& path, const json& value) const {
+  void check_switch(const Key& key, const std::string& path, const json& value) const {
     for (const auto& [name, inner] : value.items())
-      if (!did_you_mean(name, {key.switch_name}).empty())
-        document_.fail(child_path(path, name), str("unknown key", did_you_mean(name, {key.switch_name}),
-                                                   ", found ", describe_value(inner)));
+      if (const std::string hint = did_you_mean(name, {key.switch_key}); !hint.empty())
+        document_.origins.fail(child_path(path, name),
+                               str("unknown key", hint, ", found ", describe_value(inner)));
   }
 
   [[noreturn]] void fail_refused(const Key& key, const std::string& path, const json& value) const {
-    std::string instead;
-    if (!key.switch_name.empty())
-      instead =
-          str("; expected it to be left out, or {\"", key.switch_name, "\": ", key.harmless.front(), "}");
-    else if (!key.harmless.empty())
-      instead = str("; expected it to be left out, or ", join(key.harmless, " or "));
-    else
-      instead = "; expected it to be left out";
-    document_.fail(path,
-                   str("found ", describe_value(value), ", which Tessera does not do: ", key.doc, instead));
+    const std::string off = !key.switch_key.empty()
+                                ? str(", or {\"", key.switch_key, "\": ", key.harmless[0], "}")
+                            : !key.harmless.empty() ? ", or " + join(key.harmless, " or ")
+                                                    : "";
+    document_.origins.fail(path, str("found ", describe_value(value), ", which Tessera does not do: ",
+                                     key.doc, "; expected it to be left out", off));
   }
 
-  [[noreturn]] void fail_unknown(const std::string& path, const std::string& name, const json& value,
-                                 const std::string& parent, const std::string& variant,
-                                 const Key* section) const {
-    std::string found = str("found ", describe_value(value));
-    if (!is_plain(name))
-      document_.fail(path, str("unknown key (", found,
-                               "); nested keys are written as {\"zero_optimization\": {\"stage\": …}}"));
-    if (section && !section->variant_of.empty() && variant.empty())
-      document_.fail(path, str(found, ", but ", section->variant_of, " is not given; expected ",
-                               section->variant_of, ": ", accepted(*table_.find_any(section->variant_of))));
-    if (const Key* elsewhere = section && !variant.empty() ? table_.find_any(path) : nullptr)
-      document_.fail(
-          path, str(variant, " has no \"", name, "\" (", found, "), ", join(elsewhere->variants, " and "),
-                    elsewhere->variants.size() == 1 ? " has" : " have", "; expected ",
-                    names_used(name, parent, variant)));
-    if (const std::string_view place = parent.empty() || parent == "trainer" ? place_of_argument(name) : "";
-        !place.empty())
-      document_.fail(path, str(found, ", an argument of Hugging Face's or Accelerate's: ", place));
-    std::vector<std::string> known;
-    for (const Key* key : table_.children(parent, variant)) known.push_back(key->name());
+  [[noreturn]] void fail_unknown(const Place& place, const std::string& name, const json& value) const {
+    const std::string path = child_path(place.path, name), found = str("found ", describe_value(value));
+    const auto fail = [&](const auto&... text) { document_.origins.fail(path, str(text...)); };
+    std::vector<std::string> known, used;
+    for (const Key* key : table_.children(place.rows, place.type)) {
+      known.push_back(key->name());
+      if (key->use == Use::kUsed) used.push_back(key->name());
+    }
+    const std::string expected = "; expected " + expected_names(name, used, kPage);
+    if (!is_plain(name) && !place.is_item())
+      fail("unknown key (", found, "); nested keys are written as {\"zero_optimization\": {\"stage\": …}}");
+    if (place.key && !place.key->type_key.empty()) {
+      const std::string& type_key = place.key->type_key;
+      if (place.type.empty())
+        fail(found, ", but ", type_key, " is not given; expected ", type_key, ": ",
+             accepted(*table_.find_any(type_key)));
+      if (const Key* other = table_.find_any(path))
+        fail(place.type, " has no \"", name, "\" (", found, "), ", join(other->for_types, " and "),
+             other->for_types.size() == 1 ? " has" : " have", expected);
+    }
+    if (place.path.empty() || place.path == "trainer")
+      if (const std::string_view instead = instead_of_argument(name); !instead.empty())
+        fail(found, ", an argument of Hugging Face's or Accelerate's: ", instead);
     std::string hint = did_you_mean(name, known);
-    if (auto paths = table_.paths_named(name); hint.empty() && !paths.empty())
-      hint = str(" (did you mean \"", paths.front(), "\"?)");
-    document_.fail(path,
-                   str("unknown key", hint, ", ", found, "; expected ", names_used(name, parent, variant)));
-  }
-
-  [[noreturn]] void fail_unknown_in_item(const Key& list, const std::string& path, const std::string& name,
-                                         const json& value, const std::string& variant) const {
-    std::vector<std::string> known;
-    for (const Key* key : table_.children(list.path + "[]")) known.push_back(key->name());
-    for (const Key* key : table_.children(list.items_like, variant))
-      if (key->per_group) known.push_back(key->name());
-    document_.fail(path, str("unknown key", did_you_mean(name, known), ", found ", describe_value(value),
-                             "; expected ", expected_names(name, known, kPage)));
-  }
-
-  /// The keys of a section that do something, for an error message.
-  std::string names_used(const std::string& name, const std::string& parent,
-                         const std::string& variant) const {
-    std::vector<std::string> names;
-    for (const Key* key : table_.children(parent, variant))
-      if (key->use == Use::kUsed) names.push_back(key->name());
-    return expected_names(name, names, kPage);
+    const std::vector<std::string> elsewhere = table_.paths_named(name);
+    if (hint.empty() && !elsewhere.empty() && !place.is_item())
+      hint = str(" (did you mean \"", elsewhere.front(), "\"?)");
+    fail("unknown key", hint, ", ", found, expected);
+    throw ConfigError(path);  // not reached
   }
 
   const Document& document_;
@@ -244,25 +191,15 @@ class Checker {
   std::vector<std::string> without_effect_;
 };
 
-/// Words in their canonical spelling, so that nobody after this has to know the others.
-void spell_words(Document& document, const KeyTable& table) {
-  for (const Key& key : table.keys()) {
-    if (key.type != Type::kWord || key.use != Use::kUsed) continue;
-    json* value = value_at(*document.json, key.path);
-    if (!value || !value->is_string()) continue;
-    if (std::string word = canonical_word(key, value->get<std::string>()); !word.empty()) *value = word;
-  }
-}
-
 }  // namespace
 
-std::vector<std::string> under_own_names(std::vector<std::string> overrides, const KeyTable& table) {
+std::vector<std::string> without_aliases(std::vector<std::string> overrides, const KeyTable& table) {
   const auto rename = [&](std::string& text) {
     const std::string path = text.substr(0, text.find('='));
     for (const Key& key : table.keys())
-      for (const std::string& other : key.other_names)
-        if (path == other || path.starts_with(other + "."))
-          return static_cast<void>(text.replace(0, other.size(), key.path));
+      for (const std::string& alias : key.aliases)
+        if (path == alias || path.starts_with(alias + "."))
+          return static_cast<void>(text.replace(0, alias.size(), key.path));
   };
   for (std::string& text : overrides) rename(text);
   return overrides;
@@ -270,12 +207,18 @@ std::vector<std::string> under_own_names(std::vector<std::string> overrides, con
 
 void normalise(Document& document, const KeyTable& table, Problems& problems) {
   for (const Key& key : table.keys())
-    for (const std::string& other : key.other_names)
-      problems.collect([&] { rename_key(document, other, key.path); });
-  spell_words(document, table);
+    for (const std::string& alias : key.aliases)
+      problems.collect([&] { rename_key(document, alias, key.path); });
+  for (const Key& key : table.keys()) {
+    if (key.type != Type::kChoice || key.use != Use::kUsed) continue;
+    json* value = value_at(*document.json, key.path);
+    if (!value || !value->is_string()) continue;
+    if (std::string choice = canonical_choice(key, value->get<std::string>()); !choice.empty())
+      *value = choice;
+  }
 }
 
-void check(const Document& document, const KeyTable& table, Problems& problems, Report* report) {
+void check(const Document& document, const KeyTable& table, Problems& problems, ConfigReport* report) {
   Checker checker(document, table, problems);
   checker.run();
   const auto& keys = checker.without_effect();
@@ -283,6 +226,41 @@ void check(const Document& document, const KeyTable& table, Problems& problems, 
     report->warnings.push_back(str(document.origins.source(), ": ",
                                    keys.size() == 1 ? "this DeepSpeed key has" : "these DeepSpeed keys have",
                                    " no effect in Tessera: ", join(keys, ", ")));
+}
+
+void read_field(const Field& field, const json& value, const std::string& path, ConfigReport* report) {
+  const std::string meaning = assign_or_auto(field, value);
+  if (report && !meaning.empty()) report->resolved.push_back(str(path, ": \"auto\" is ", meaning));
+}
+
+void read_fields(const std::vector<Field>& fields, const Document& document, ConfigReport* report) {
+  for (const Field& field : fields)
+    if (const json* value = value_at(*document.json, field.key.path))
+      read_field(field, *value, field.key.path, report);
+}
+
+void write_fields(const std::vector<Field>& fields, nlohmann::ordered_json& out) {
+  for (const Field& field : fields) {
+    std::string pointer = "/" + field.key.path;
+    std::replace(pointer.begin(), pointer.end(), '.', '/');
+    out[nlohmann::ordered_json::json_pointer(pointer)] = value_of(field);
+  }
+}
+
+void check_field(const Field& field, const std::string& path, Origins& origins, Problems& problems,
+                 const std::string& type) {
+  origins.set_line(path, 1);
+  problems.collect([&] {
+    const json value = value_of(field);
+    if (value.is_null() && field.key.required) origins.fail(path, missing(field.key, type));
+    if (const std::string wrong = mismatch(field.key, value); !wrong.empty()) origins.fail(path, wrong);
+    assign(field, value);
+  });
+}
+
+std::string unknown_key(const std::string& name, const json& value, const std::vector<std::string>& known) {
+  return str("unknown key", did_you_mean(name, known), ", found ", describe_value(value), "; expected ",
+             expected_names(name, known, kPage));
 }
 
 }  // namespace tessera::config

@@ -1,5 +1,5 @@
-// Checking a Document against the key tables: unknown keys, wrong types, values out of range, keys with no
-// effect, and keys that are refused.
+// Checking a Document against the key tables (unknown keys, wrong types, values out of range, keys with no
+// effect, and keys that are refused), and reading it into structs.
 #pragma once
 
 #include <string>
@@ -10,23 +10,41 @@
 
 namespace tessera::config {
 
-/// What a reader of the configuration ought to be told, beside errors. One line each.
-struct Report {
+/// What reading a configuration has to say besides errors. One line each.
+struct ConfigReport {
   std::vector<std::string> warnings;
   std::vector<std::string> resolved;  ///< `optimizer.params.lr: "auto" is 5e-05`
 };
 
-/// Local. Brings a document into one form: other names of a key become the name itself, words their canonical
-/// spelling. A key that stands there under two names is a problem, unless its own name says "auto", which the
-/// other name's value takes the place of.
+/// Local. Brings a document into one form: aliases of a key become its path, choices their canonical
+/// spelling. A key that is given under two names is a problem, unless the value under its own name is "auto",
+/// which the other one replaces.
 void normalise(Document& document, const KeyTable& table, Problems& problems);
 
-/// Local. Overrides (PATH=VALUE) whose path is another name of a key, under the name
-/// itself: the document may have either.
-std::vector<std::string> under_own_names(std::vector<std::string> overrides, const KeyTable& table);
+/// Local. Overrides (PATH=VALUE) whose path is an alias of a key, with the key's path in its place.
+std::vector<std::string> without_aliases(std::vector<std::string> overrides, const KeyTable& table);
 
 /// Local. Checks every key: one that is unknown, has the wrong type or range, or is refused is a problem.
 /// Adds one warning that lists the keys without effect. The document must be normalised.
-void check(const Document& document, const KeyTable& table, Problems& problems, Report* report);
+void check(const Document& document, const KeyTable& table, Problems& problems, ConfigReport* report);
+
+/// Local. A checked document's values into fields of a struct with its defaults; "auto" becomes what the key
+/// says, which is reported.
+void read_fields(const std::vector<Field>& fields, const Document& document, ConfigReport* report);
+/// Local. One of them, whose value stands at `path`.
+void read_field(const Field& field, const nlohmann::json& value, const std::string& path,
+                ConfigReport* report);
+/// Local. Every field at its path.
+void write_fields(const std::vector<Field>& fields, nlohmann::ordered_json& out);
+
+/// Local. Checks the value of a struct's field as if it stood in a document at `path`, and gives it its
+/// canonical spelling. `type`: of the options that the field belongs to, if it does.
+void check_field(const Field& field, const std::string& path, Origins& origins, Problems& problems,
+                 const std::string& type = "");
+
+/// Local. What an error says of a key that is none of `known`: `unknown key (did you mean "lr"?), found 1 (a
+/// number); expected one of lr, betas`.
+std::string unknown_key(const std::string& name, const nlohmann::json& value,
+                        const std::vector<std::string>& known);
 
 }  // namespace tessera::config

@@ -1,6 +1,6 @@
 // EngineConfig: DeepSpeed's ds_config.json keys, with DeepSpeed's names, meaning and defaults, as plain
-// values. Reading is in parse.h; the keys are declared in keys.cc and its neighbours, and
-// docs/configuration.md lists every one (a test holds it to that).
+// values. Reading is in parse.h; the tables of keys.h say which key fills which field, and
+// docs/configuration.md lists every key (a test holds it to that).
 #pragma once
 
 #include <cstdint>
@@ -10,47 +10,24 @@
 #include <vector>
 
 #include "core/dtype.h"
+#include "engine/config/options.h"
 
 namespace tessera {
 
 /// optimizer.param_groups[i] (our own key): parameters whose name matches one of `match` (glob: `*`, `?`)
-/// use these values in place of optimizer.params'. The first group that matches wins.
+/// have these values in place of the optimizer's options. The first group that matches wins.
 struct ParamGroupConfig {
   std::vector<std::string> match;
-  std::map<std::string, double>
-      params;  ///< only what the group sets, under the names of OptimizerConfig::params
+  /// The options that the group changes, by their fields' names (betas: beta1 and beta2); booleans are 0
+  /// or 1.
+  std::map<std::string, double> params;
   bool operator==(const ParamGroupConfig&) const = default;
 };
 
 struct OptimizerConfig {
-  /// The formula: Adam (L2 penalty), AdamW (decoupled weight decay), SGD, Adagrad, Lion or LAMB. In JSON,
-  /// "Adam" means AdamW unless adam_w_mode is false, as in DeepSpeed.
-  std::string type = "AdamW";
-  /// lr, beta1, beta2 (from "betas"), eps, weight_decay, momentum, dampening, nesterov (0/1), lr_decay,
-  /// bias_correction (0/1), max_coeff, min_coeff: every one the type has, once parsed; one that is
-  /// absent has its default.
-  std::map<std::string, double> params;
-  std::vector<ParamGroupConfig> param_groups;
+  OptimizerOptions options = AdamWOptions{};
+  std::vector<ParamGroupConfig> param_groups = {};
   bool operator==(const OptimizerConfig&) const = default;
-};
-
-struct SchedulerConfig {
-  /// WarmupLR, WarmupDecayLR, WarmupCosineLR, OneCycle, LRRangeTest, StepLR or
-  /// CosineAnnealingLR; empty: constant lr
-  std::string type;
-  /// Scalars as one element (lists have one for every param group); booleans 0/1. Every parameter the type
-  /// has, once parsed, but for those that mean "as the other": warmup_max_lr (the optimizer's lr),
-  /// cycle_second_step_size and cycle_second_stair_count (the first's), and total_num_steps while
-  /// needs_total_num_steps().
-  std::map<std::string, std::vector<double>> params;
-  std::map<std::string, std::string> words;  ///< warmup_type: "log" or "linear"
-
-  /// True while the schedule's length is "auto": whoever knows the number of optimizer steps sets
-  /// params["total_num_steps"] = {steps}.
-  bool needs_total_num_steps() const {
-    return (type == "WarmupDecayLR" || type == "WarmupCosineLR") && !params.count("total_num_steps");
-  }
-  bool operator==(const SchedulerConfig&) const = default;
 };
 
 struct ZeroConfig {
@@ -134,7 +111,7 @@ struct EngineConfig {
   int64_t gradient_accumulation_steps = 1;
   double gradient_clipping = 0;  ///< largest global norm; 0: none
   OptimizerConfig optimizer;
-  SchedulerConfig scheduler;
+  ScheduleOptions scheduler;
   ZeroConfig zero;
   Fp16Config fp16;
   bool bf16 = false;

@@ -1,6 +1,6 @@
 // Document: a configuration as it was written, with the place every key came from, so that an error can
 // say `ds_config.json:12: zero_optimization.stage: …`. Reading is strict: duplicate keys, trailing text,
-// invalid UTF-8 and nesting bombs are errors. Comments (`//` and `/* */`) are allowed.
+// invalid UTF-8 and very deep nesting are errors. Comments (`//` and `/* */`) are allowed.
 #pragma once
 
 #include <map>
@@ -21,32 +21,35 @@ class Origins {
   explicit Origins(std::string source = "config") : source_(std::move(source)) {}
 
   const std::string& source() const { return source_; }
-  void set_line(const std::string& path, int line) { places_[path] = {line, next_++}; }
+  void set_line(const std::string& path, int line) { origins_[path] = {line, next_++}; }
   /// The key was given on the command line (`--set`) rather than in the file.
-  void set_override(const std::string& path) { places_[path] = {kOverride, next_++}; }
-  /// The key follows from another one and counts as written where that one is.
-  void copy(const std::string& from, const std::string& to) { places_[to] = place_of(from); }
+  void set_override(const std::string& path) { origins_[path] = {kOverride, next_++}; }
+  /// The key follows from another one and has that one's origin.
+  void copy(const std::string& from, const std::string& to) { origins_[to] = origin_of(from); }
   /// Moves the entries of a key and of everything below it to another name.
   void rename(const std::string& from, const std::string& to);
   /// "ds_config.json:12", "--set", or the source alone when the path was never written.
   std::string where(const std::string& path) const;
-  bool is_override(const std::string& path) const { return place_of(path).line == kOverride; }
-  /// Grows from the file's first key to its last, and on over the command
-  /// line's; 0 for what was never written.
-  int order(const std::string& path) const { return place_of(path).order; }
+  bool is_override(const std::string& path) const { return origin_of(path).line == kOverride; }
+  /// Grows from the file's first key to its last, then over the command line's; 0 for what was never written.
+  int order(const std::string& path) const { return origin_of(path).order; }
+  /// "<where>: <path>: <text>" on one line.
+  std::string message(const std::string& path, const std::string& text) const;
+  /// Throws KeyError with that message.
+  [[noreturn]] void fail(const std::string& path, const std::string& text) const;
 
  private:
   static constexpr int kOverride = 0;
   static constexpr int kNowhere = -1;
-  struct Place {
+  struct Origin {
     int line = kNowhere;
     int order = 0;
   };
-  /// Of the nearest enclosing key that was written: a key that is missing belongs to its section.
-  Place place_of(const std::string& path) const;
+  /// Of the nearest enclosing key that was written: a missing key belongs to its section.
+  Origin origin_of(const std::string& path) const;
 
   std::string source_;
-  std::map<std::string, Place> places_;
+  std::map<std::string, Origin> origins_;
   int next_ = 1;
 };
 
@@ -60,10 +63,10 @@ class KeyError : public ConfigError {
   int order_;
 };
 
-/// Mistakes that are to be told together. Not thread-safe.
+/// Collects errors, so that one run reports all of them. Not thread-safe.
 class Problems {
  public:
-  /// Calls check() and takes note of the ConfigError it throws.
+  /// Calls check() and keeps the ConfigError it throws.
   template <class Check>
   void collect(const Check& check) {
     try {
@@ -75,8 +78,7 @@ class Problems {
     }
   }
   void add(std::string line, int order) { lines_.emplace(order, std::move(line)); }
-  bool empty() const { return lines_.empty(); }
-  /// Throws ConfigError with a line for each mistake, in the order of the file, if there are any.
+  /// Throws ConfigError with a line for each error, in the order of the file, if there are any.
   void raise() const;
 
  private:
@@ -93,19 +95,20 @@ struct Document {
 
   std::unique_ptr<nlohmann::json> json;  ///< always an object, never null
   Origins origins;
-
-  /// Throws KeyError "<where>: <path>: <text>" on one line.
-  [[noreturn]] void fail(const std::string& path, const std::string& text) const;
 };
 
-/// Local. `source` names the text in errors. Throws ConfigError: syntax errors as "source:line:column: …".
+/// Nesting deeper than this is an error: no configuration needs it, and the parser is recursive.
+inline constexpr int kMaxJsonDepth = 64;
+
+/// Local. Any JSON value. Fills `origins` (may be null) with the line of every key. Throws ConfigError
+/// "source:line:column: …".
+nlohmann::json parse_json(std::string_view text, const std::string& source, Origins* origins = nullptr);
+
+/// Local. A JSON object. `source` names the text in errors. Throws ConfigError.
 Document parse_document(std::string_view text, const std::string& source);
 
 /// Local. Throws ConfigError when the file is missing, a folder, unreadable, empty, or not valid JSON.
 Document read_document(const std::string& file);
-
-/// Local. Any JSON value, as strictly as a document. Throws ConfigError.
-nlohmann::json parse_value(std::string_view text, const std::string& source);
 
 /// Local. `zero_optimization.stage=3`: the value is read as JSON, or else as a string; sections that are
 /// absent are created; `name[2]` is an existing element of a list. Later ones win. Throws ConfigError.
@@ -115,9 +118,9 @@ void apply_overrides(Document& document, const std::vector<std::string>& overrid
 const nlohmann::json* value_at(const nlohmann::json& root, const std::string& path);
 nlohmann::json* value_at(nlohmann::json& root, const std::string& path);
 
-/// Local. Where the value at a dotted path belongs; null when nothing stands there. Sections on the way are
-/// made. Throws KeyError, which names `for_key`, where something that is no section stands in the way.
-nlohmann::json& make_place(Document& document, const std::string& path, const std::string& for_key);
+/// Local. The value at a dotted path; null, with the sections on the way, when there was none. Throws
+/// KeyError, which names `for_key`, where something that is not a section is in the way.
+nlohmann::json& make_value(Document& document, const std::string& path, const std::string& for_key);
 
 /// Local. A value for an error message: JSON on one line, cut after 60 characters, with its type:
 /// `"two" (a string)`.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <nlohmann/json.hpp>
 
 #include "core/ascii.h"
@@ -16,55 +17,36 @@ namespace {
 using nlohmann::json;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr double kMaxInteger = 9.2233720368547758e18;  // 2^63
-
-Key make(std::string path, Type type) {
-  Key key;
-  key.path = std::move(path);
-  key.type = type;
-  return key;
-}
-
-bool in_range(const Key& key, double value) {
-  return (key.above_min ? value > key.min : value >= key.min) &&
-         (key.below_max ? value < key.max : value <= key.max);
-}
 
 bool is_integer(const json& value) {
-  if (!value.is_number()) return false;
   if (value.is_number_unsigned()) return value.get<uint64_t>() <= static_cast<uint64_t>(INT64_MAX);
-  if (value.is_number_integer()) return true;
-  double number = value.get<double>();
-  return std::trunc(number) == number && std::abs(number) < kMaxInteger;
+  if (!value.is_number_float()) return value.is_number();
+  const double number = value.get<double>();
+  return std::trunc(number) == number && std::abs(number) < 0x1p63;
 }
-
-bool all_of(const json& list, bool (*check)(const Key&, const json&), const Key& key) {
-  return std::all_of(list.begin(), list.end(), [&](const json& item) { return check(key, item); });
-}
-bool number_fits(const Key& key, const json& value) {
-  return value.is_number() && in_range(key, value.get<double>());
-}
-bool text_fits(const Key&, const json& value) { return value.is_string(); }
 
 bool fits(const Key& key, const json& value) {
+  const auto is_number = [&](const json& item) {
+    return item.is_number() && std::isfinite(item.get<double>()) && key.range.contains(item.get<double>());
+  };
+  const auto all_of = [&](const auto& check) {
+    return value.is_array() && !value.empty() && std::all_of(value.begin(), value.end(), check);
+  };
   switch (key.type) {
     case Type::kBool: return value.is_boolean();
-    case Type::kInteger: return is_integer(value) && in_range(key, value.get<double>());
-    case Type::kNumber: return number_fits(key, value);
-    case Type::kWord: return value.is_string() && !canonical_word(key, value.get<std::string>()).empty();
+    case Type::kInteger: return is_integer(value) && is_number(value);
+    case Type::kNumber: return is_number(value);
+    case Type::kChoice: return value.is_string() && !canonical_choice(key, value.get<std::string>()).empty();
     case Type::kText: return value.is_string();
-    case Type::kPair: return value.is_array() && value.size() == 2 && all_of(value, number_fits, key);
-    case Type::kNumberList:
-      return number_fits(key, value) ||
-             (value.is_array() && !value.empty() && all_of(value, number_fits, key));
+    case Type::kPair: return value.size() == 2 && all_of(is_number);
+    case Type::kNumberList: return is_number(value) || all_of(is_number);
     case Type::kTextList:
-      return value.is_string() || (value.is_array() && !value.empty() && all_of(value, text_fits, key));
+      return value.is_string() || all_of([](const json& item) { return item.is_string(); });
     case Type::kSection:
     case Type::kOpenSection:
     case Type::kFreeSection: return value.is_object();
     case Type::kSectionList:
-      return value.is_array() &&
-             std::all_of(value.begin(), value.end(), [](const json& item) { return item.is_object(); });
+      return value == json::array() || all_of([](const json& item) { return item.is_object(); });
   }
   return false;
 }
@@ -72,39 +54,30 @@ bool fits(const Key& key, const json& value) {
 /// A bound as a person would write it: 3, 0.5, 1e9.
 std::string plain(double value) {
   std::string text = str(value);  // six digits: 1e+09
-  if (size_t plus = text.find("e+"); plus != std::string::npos) {
-    size_t digits = text.find_first_not_of('0', plus + 2);
-    text = text.substr(0, plus) + "e" + text.substr(digits);
-  }
+  if (const size_t plus = text.find("e+"); plus != std::string::npos)
+    text = text.substr(0, plus) + "e" + text.substr(text.find_first_not_of('0', plus + 2));
   return text;
 }
 
-std::string range_text(const Key& key) {
-  bool low = key.min > -kInfinity, high = key.max < kInfinity;
-  if (low && high && key.above_min) return str(" above ", plain(key.min), " and up to ", plain(key.max));
-  if (low && high && key.below_max) return str(" from ", plain(key.min), " to below ", plain(key.max));
-  if (low && high) return str(" from ", plain(key.min), " to ", plain(key.max));
-  if (low && key.above_min) return str(" above ", plain(key.min));
-  if (low) return str(" of at least ", plain(key.min));
-  if (high) return str(" of at most ", plain(key.max));
-  return "";
+std::string range_text(const Range& range) {
+  const bool low = range.min > -kInfinity, high = range.max < kInfinity;
+  if (low && high)
+    return str(" from ", plain(range.min), range.below_max ? " to below " : " to ", plain(range.max));
+  if (low) return str(range.above_min ? " above " : " of at least ", plain(range.min));
+  return high ? str(" of at most ", plain(range.max)) : "";
 }
 
 std::string type_text(const Key& key) {
+  const std::string range = range_text(key.range);
   switch (key.type) {
     case Type::kBool: return "true or false";
-    case Type::kInteger: return "an integer" + range_text(key);
-    case Type::kNumber: return "a number" + range_text(key);
-    case Type::kWord: {
-      std::vector<std::string> quoted;
-      for (const std::string& word : key.words) quoted.push_back(str('"', word, '"'));
-      return (quoted.size() > 1 ? "one of " : "") + join(quoted, ", ");
-    }
+    case Type::kInteger: return "an integer" + range;
+    case Type::kNumber: return "a number" + range;
+    case Type::kChoice:
+      return str(key.choices.size() > 1 ? "one of \"" : "\"", join(key.choices, "\", \""), '"');
     case Type::kText: return "a string";
-    case Type::kPair:
-      return str("a list of two numbers", key.min > -kInfinity ? ", each" : "", range_text(key));
-    case Type::kNumberList:
-      return str("a number", range_text(key), ", or a list with one for every param group");
+    case Type::kPair: return str("a list of two numbers", range.empty() ? "" : ", each", range);
+    case Type::kNumberList: return str("a number", range, ", or a list with one for every param group");
     case Type::kTextList: return "a string or a list of strings";
     case Type::kSection:
     case Type::kOpenSection:
@@ -114,147 +87,240 @@ std::string type_text(const Key& key) {
   return "";
 }
 
-}  // namespace
+// What a target accepts, and its value from and to JSON.
 
-Key& Key::range(double low, double high) {
-  min = low;
-  max = high;
-  return *this;
+constexpr Type type_for(const bool*) { return Type::kBool; }
+constexpr Type type_for(const int*) { return Type::kInteger; }
+constexpr Type type_for(const int64_t*) { return Type::kInteger; }
+constexpr Type type_for(const double*) { return Type::kNumber; }
+constexpr Type type_for(const std::string*) { return Type::kText; }
+constexpr Type type_for(const DType*) { return Type::kChoice; }
+template <class T>
+constexpr Type type_for(const std::optional<T>*) {
+  return type_for(static_cast<const T*>(nullptr));
 }
-Key& Key::above(double low) {
-  min = low;
-  above_min = true;
-  return *this;
+constexpr Type type_for(const std::array<double*, 2>&) { return Type::kPair; }
+constexpr Type type_for(const std::vector<double>*) { return Type::kNumberList; }
+
+template <class T>
+void from_json(const json& value, T* member) {
+  if constexpr (std::is_integral_v<T> && !std::is_same_v<T, bool>)
+    *member = value.is_null() ? 0 : static_cast<T>(value.get<int64_t>());  // 5e8 is 500000000
+  else if constexpr (std::is_same_v<T, DType>)
+    *member = *parse_dtype(value.get<std::string>());
+  else
+    *member = value.get<T>();
 }
-Key& Key::below() {
-  below_max = true;
-  return *this;
+template <class T>
+void from_json(const json& value, std::optional<T>* member) {
+  member->reset();
+  if (!value.is_null()) from_json(value, &member->emplace());
 }
-Key& Key::says(std::string text) {
-  doc = std::move(text);
-  return *this;
+void from_json(const json& value, const std::array<double*, 2>& members) {
+  for (size_t i = 0; i < members.size(); ++i) *members[i] = value[i].get<double>();
 }
-Key& Key::or_null() {
-  nullable = true;
-  return *this;
+void from_json(const json& value, std::vector<double>* member) {
+  member->clear();
+  if (value.is_array())
+    *member = value.get<std::vector<double>>();
+  else if (!value.is_null())
+    member->push_back(value.get<double>());
 }
-Key& Key::must() {
-  required = true;
-  return *this;
+
+template <class T>
+json to_json(const T* member) {
+  return *member;
 }
-Key& Key::fallback(std::string json_text) {
-  default_json = std::move(json_text);
-  return *this;
+json to_json(const DType* member) { return std::string(name_of(*member)); }
+template <class T>
+json to_json(const std::optional<T>* member) {
+  return *member ? to_json(&**member) : json(nullptr);
 }
-Key& Key::takes_auto(std::string json_text, std::string in_words) {
-  auto_json = std::move(json_text);
-  auto_doc = std::move(in_words);
-  return *this;
+json to_json(const std::array<double*, 2>& members) { return {*members[0], *members[1]}; }
+json to_json(const std::vector<double>* member) {
+  return member->empty() ? json(nullptr) : member->size() == 1 ? json(member->front()) : json(*member);
 }
-Key& Key::also(std::string other_path) {
-  other_names.push_back(std::move(other_path));
-  return *this;
+
+/// "[0.9, 0.999]", with a space.
+std::string text_of(const json& value) {
+  if (!value.is_array()) return value.dump();
+  std::vector<std::string> items;
+  for (const json& item : value) items.push_back(item.dump());
+  return "[" + join(items, ", ") + "]";
 }
-Key& Key::also_argument(const std::string& argument) {
-  for (const std::string& other : {argument, "trainer." + argument})
-    if (other != path && std::find(other_names.begin(), other_names.end(), other) == other_names.end())
-      other_names.push_back(other);
-  return *this;
-}
-Key& Key::also_word(std::string other, std::string word) {
-  other_words[ascii_lower(other)] = std::move(word);
-  return *this;
-}
-Key& Key::refuses_word(std::string word, std::string reason) {
-  refused_words[ascii_lower(word)] = std::move(reason);
-  return *this;
-}
-Key& Key::no_effect(std::string why) {
-  use = Use::kNoEffect;
-  doc = std::move(why);
-  return *this;
-}
-Key& Key::refused(std::string why, std::vector<std::string> unless) {
-  use = Use::kRefused;
-  doc = std::move(why);
-  harmless = std::move(unless);
-  return *this;
-}
-Key& Key::switched_by(std::string name, std::vector<std::string> off_values) {
-  switch_name = std::move(name);
-  harmless = std::move(off_values);
-  return *this;
-}
-Key& Key::of(std::vector<std::string> for_variants) {
-  variants = std::move(for_variants);
-  return *this;
-}
-Key& Key::in_groups() {
-  per_group = true;
-  return *this;
-}
+
+}  // namespace
 
 std::string Key::name() const { return path.substr(path.rfind('.') + 1); }
 std::string Key::parent() const {
-  size_t dot = path.rfind('.');
+  const size_t dot = path.rfind('.');
   return dot == std::string::npos ? "" : path.substr(0, dot);
 }
-
-Key boolean(std::string path) { return make(std::move(path), Type::kBool); }
-Key integer(std::string path) { return make(std::move(path), Type::kInteger); }
-Key number(std::string path) { return make(std::move(path), Type::kNumber); }
-Key word(std::string path, std::vector<std::string> words) {
-  Key key = make(std::move(path), Type::kWord);
-  key.words = std::move(words);
-  return key;
+bool Key::is_for(const std::string& type) const {
+  return for_types.empty() || std::find(for_types.begin(), for_types.end(), type) != for_types.end();
 }
-Key text(std::string path) { return make(std::move(path), Type::kText); }
-Key pair(std::string path) { return make(std::move(path), Type::kPair); }
-Key number_list(std::string path) { return make(std::move(path), Type::kNumberList); }
-Key text_list(std::string path) { return make(std::move(path), Type::kTextList); }
-Key section(std::string path) { return make(std::move(path), Type::kSection); }
-Key section_list(std::string path) { return make(std::move(path), Type::kSectionList); }
-Key open_section(std::string path) { return make(std::move(path), Type::kOpenSection); }
-Key free_section(std::string path) { return make(std::move(path), Type::kFreeSection); }
+
+// ------------------------------------------------------------------------------------------ attributes
+
+namespace {
+/// `auto_json` of a key whose "auto" is its default.
+constexpr const char* kAutoIsDefault = "default";
+
+Attribute range(Range range) {
+  return [range](Key& key) { key.range = range; };
+}
+}  // namespace
+
+Attribute at_least(double min) { return range({.min = min}); }
+Attribute above(double min) { return range({.min = min, .above_min = true}); }
+Attribute between(double min, double max) { return range({.min = min, .max = max}); }
+Attribute from_to_below(double min, double max) { return range({.min = min, .max = max, .below_max = true}); }
+Attribute choices(std::vector<std::string> choices, std::map<std::string, std::string> aliases) {
+  return [=](Key& key) {
+    key.type = Type::kChoice;
+    key.choices = choices;
+    key.choice_aliases = aliases;
+  };
+}
+Attribute auto_is(std::string json, std::string in_words) {
+  return [=](Key& key) { key.auto_json = json, key.auto_doc = in_words; };
+}
+Attribute auto_is_default() { return auto_is(kAutoIsDefault); }
+Attribute nullable() {
+  return [](Key& key) { key.nullable = true; };
+}
+Attribute required() {
+  return [](Key& key) { key.required = true; };
+}
+Attribute per_group() {
+  return [](Key& key) { key.per_group = true; };
+}
+Attribute argument(std::string name) {
+  return [=](Key& key) { key.argument = name; };
+}
+Attribute alias(std::string path) {
+  return [=](Key& key) { key.aliases.push_back(path); };
+}
+Attribute of_type(Type type) {
+  return [=](Key& key) { key.type = type; };
+}
+
+std::vector<std::string> split_names(const std::string& names) {
+  std::istringstream in(names);
+  return {std::istream_iterator<std::string>(in), {}};
+}
+
+// ---------------------------------------------------------------------------------------------- fields
+
+Type Field::type_of(const Target& target) {
+  return std::visit([](const auto& member) { return type_for(member); }, target);
+}
+
+std::vector<Field> in_section(const std::string& section, std::vector<Field> fields) {
+  for (Field& field : fields) field.key.path = child_path(section, field.key.path);
+  return fields;
+}
+
+void assign(const Field& field, const json& value) {
+  json plain = value;
+  if (field.key.takes_auto() && value == "auto") plain = nullptr;
+  if (field.key.type == Type::kChoice && plain.is_string())
+    plain = canonical_choice(field.key, plain.get<std::string>());
+  std::visit([&](const auto& member) { from_json(plain, member); }, field.target);
+}
+
+std::string assign_or_auto(const Field& field, const json& value) {
+  const Key& key = field.key;
+  if (!key.takes_auto() || value != "auto") return assign(field, value), "";
+  const std::string meaning = key.auto_json == kAutoIsDefault ? text_of(value_of(field)) : key.auto_json;
+  assign(field, json::parse(meaning));
+  return key.auto_doc.empty() ? meaning : key.auto_doc;
+}
+
+json value_of(const Field& field) {
+  const json value = std::visit([](const auto& member) { return to_json(member); }, field.target);
+  return value.is_null() && field.key.auto_json == "\"auto\"" ? json("auto") : value;
+}
+
+std::vector<Key> keys_of(std::vector<Field> defaults) {
+  std::vector<Key> keys;
+  for (Field& field : defaults) {
+    if (!field.key.required) field.key.default_json = text_of(value_of(field));
+    if (field.key.auto_json == kAutoIsDefault) field.key.auto_json = field.key.default_json;
+    keys.push_back(std::move(field.key));
+  }
+  return keys;
+}
+
+std::vector<Key> merged_keys(const std::vector<std::pair<std::string, std::vector<Key>>>& types) {
+  std::vector<Key> merged;
+  for (const auto& [type, keys] : types) {
+    auto place = merged.begin();  // rows of one type keep their order
+    for (const Key& key : keys) {
+      const auto equal = std::find_if(merged.begin(), merged.end(), [&](Key row) {
+        row.for_types.clear();
+        return row == key;
+      });
+      if (equal != merged.end()) {
+        equal->for_types.push_back(type);
+        place = equal + 1;
+        continue;
+      }
+      const auto other =
+          std::find_if(merged.rbegin(), merged.rend(), [&](const Key& row) { return row.path == key.path; });
+      const bool is_first = other == merged.rend();
+      place = merged.insert(is_first ? place : other.base(), key);
+      place->for_types = {type};
+      if (!is_first)
+        place->argument.clear();  // an alias stands for the path, and is declared with its first row
+      ++place;
+    }
+  }
+  for (Key& key : merged)
+    if (key.for_types.size() == types.size()) key.for_types.clear();
+  return merged;
+}
 
 void KeyTable::add(Key key) {
-  auto overlap = [&](const Key& other) {
-    return key.variants.empty() || other.variants.empty() ||
-           std::any_of(key.variants.begin(), key.variants.end(), [&](const std::string& variant) {
-             return std::find(other.variants.begin(), other.variants.end(), variant) != other.variants.end();
-           });
-  };
+  if (!key.argument.empty())
+    for (const std::string& alias : {"trainer." + key.argument, key.argument})
+      if (alias != key.path) key.aliases.insert(key.aliases.begin(), alias);
+  key.argument.clear();
   for (const Key& other : keys_)
-    TESSERA_CHECK(other.path != key.path || !overlap(other), "key declared twice: ", key.path);
-  TESSERA_CHECK(key.parent().empty() || key.path.find("[]") != std::string::npos || find_any(key.parent()),
-                "key declared before its section: ", key.path);
+    TESSERA_CHECK(other.path != key.path || (!other.for_types.empty() && !key.for_types.empty()),
+                  "key declared twice: ", key.path);
   keys_.push_back(std::move(key));
 }
-void KeyTable::add(std::vector<Key> keys) {
-  for (Key& key : keys) add(std::move(key));
-}
-void KeyTable::add(const KeyTable& other) {
-  for (const Key& key : other.keys_) add(key);
+void KeyTable::add(const std::vector<Key>& keys) {
+  for (const Key& key : keys) add(key);
 }
 
-const Key* KeyTable::find(const std::string& path, const std::string& variant) const {
-  for (const Key& key : keys_)
-    if (key.path == path && (key.variants.empty() || std::find(key.variants.begin(), key.variants.end(),
-                                                               variant) != key.variants.end()))
-      return &key;
+const Key* KeyTable::find(const std::string& path, const std::string& type) const {
+  const size_t dot = path.rfind('.');
+  for (const Key* key : children(dot == std::string::npos ? "" : path.substr(0, dot), type))
+    if (key->name() == path.substr(dot + 1)) return key;
   return nullptr;
 }
 
 const Key* KeyTable::find_any(const std::string& path) const {
-  for (const Key& key : keys_)
-    if (key.path == path) return &key;
-  return nullptr;
+  const auto found =
+      std::find_if(keys_.begin(), keys_.end(), [&](const Key& key) { return key.path == path; });
+  return found == keys_.end() ? nullptr : &*found;
 }
 
-std::vector<const Key*> KeyTable::children(const std::string& parent, const std::string& variant) const {
+std::vector<const Key*> KeyTable::children(const std::string& parent) const {
   std::vector<const Key*> found;
   for (const Key& key : keys_)
-    if (key.parent() == parent && find(key.path, variant) == &key) found.push_back(&key);
+    if (key.parent() == parent) found.push_back(&key);
+  if (parent.ends_with("[]"))
+    for (const Key* key : children(find_any(parent.substr(0, parent.size() - 2))->items_like))
+      if (key->per_group) found.push_back(key);
+  return found;
+}
+
+std::vector<const Key*> KeyTable::children(const std::string& parent, const std::string& type) const {
+  std::vector<const Key*> found = children(parent);
+  std::erase_if(found, [&](const Key* key) { return !key->is_for(type); });
   return found;
 }
 
@@ -266,33 +332,34 @@ std::vector<std::string> KeyTable::paths_named(const std::string& name) const {
   return paths;
 }
 
+// ---------------------------------------------------------------------------------------------- values
+
 std::string accepted(const Key& key) {
-  std::string text = type_text(key);
-  if (key.takes_word_auto()) text += ", or \"auto\"";
-  if (key.nullable) text += ", or null";
-  return text;
+  return str(type_text(key), key.takes_auto() ? ", or \"auto\"" : "", key.nullable ? ", or null" : "");
 }
 
-std::string canonical_word(const Key& key, const std::string& written) {
-  std::string low = ascii_lower(written);
-  for (const std::string& word : key.words)
-    if (ascii_lower(word) == low) return word;
-  auto it = key.other_words.find(low);
-  return it == key.other_words.end() ? "" : it->second;
+std::string canonical_choice(const Key& key, const std::string& written) {
+  const std::string low = ascii_lower(written);
+  for (const std::string& choice : key.choices)
+    if (ascii_lower(choice) == low) return choice;
+  const auto alias = key.choice_aliases.find(low);
+  return alias == key.choice_aliases.end() ? "" : alias->second;
 }
 
 std::string mismatch(const Key& key, const json& value) {
   if (value.is_null() && key.nullable) return "";
-  if (key.takes_word_auto() && value == "auto") return "";
+  if (key.takes_auto() && value == "auto") return "";
   if (fits(key, value)) return "";
-  std::string found = str("found ", describe_value(value));
-  if (key.type == Type::kWord && value.is_string()) {
-    const auto& written = value.get_ref<const std::string&>();
-    if (auto it = key.refused_words.find(ascii_lower(written)); it != key.refused_words.end())
-      return str(found, ", which Tessera does not have: ", it->second, "; expected ", accepted(key));
-    return str(found, "; expected ", accepted(key), did_you_mean(written, key.words));
+  std::string reason, hint;
+  if (key.type == Type::kChoice && value.is_string()) {
+    const std::string written = value.get<std::string>();
+    const auto refused = key.refused_choices.find(ascii_lower(written));
+    if (refused != key.refused_choices.end())
+      reason = ", which Tessera does not have: " + refused->second;
+    else
+      hint = did_you_mean(written, key.choices);
   }
-  return str(found, "; expected ", accepted(key));
+  return str("found ", describe_value(value), reason, "; expected ", accepted(key), hint);
 }
 
 }  // namespace tessera::config

@@ -1,14 +1,22 @@
-// Key and KeyTable: the one declaration of every configuration key. Checking a file, the JSON Schema
-// (configs/schema.json) and the tables of docs/configuration.md all come from it.
+// Key, Field and KeyTable: the one declaration of every configuration key. Reading and writing a
+// configuration, checking it, the JSON Schema (configs/schema.json) and the tables of docs/configuration.md
+// all come from it.
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <map>
+#include <optional>
 #include <string>
+#include <utility>
+#include <variant>
 #include <vector>
 
 #include <nlohmann/json_fwd.hpp>
+
+#include "core/dtype.h"
 
 namespace tessera::config {
 
@@ -16,101 +24,144 @@ enum class Type : uint8_t {
   kBool,
   kInteger,  ///< 4 or 4.0 or 4e0: DeepSpeed files write 5e8
   kNumber,
-  kWord,  ///< one of `words`
+  kChoice,  ///< one of `choices`
   kText,
   kPair,         ///< a list of two numbers, as betas
   kNumberList,   ///< a number, or a list with one for every param group
   kTextList,     ///< a string or a list of strings
   kSection,      ///< an object whose keys are in the table
   kSectionList,  ///< a list of such objects
-  kOpenSection,  ///< an object whose inside is not looked at (it has no effect, or is refused when on)
-  kFreeSection,  ///< an object with further keys that its own reader checks (config::Section)
+  kOpenSection,  ///< an object whose keys are not checked (it has no effect, or is refused when on)
+  kFreeSection,  ///< an object with further keys, which its own reader checks (config::Section)
 };
 
 enum class Use : uint8_t {
   kUsed,
   kNoEffect,  ///< accepted with a warning
-  kRefused,   ///< an error, unless it asks for nothing (`harmless`)
+  kRefused,   ///< an error, unless the value is one of `harmless`
 };
 
-/// One key. Built by the functions below, e.g.
-///   integer("zero_optimization.stage").range(0, 3).says("What is sharded …")
-struct Key {
-  std::string path;  ///< dotted; elements of a list as `optimizer.param_groups[].match`
-  Type type = Type::kBool;
-  Use use = Use::kUsed;
-  std::string doc;                    ///< one line; for kNoEffect and kRefused the reason
-  std::string default_json = "null";  ///< JSON text; "null": not set
-  std::string auto_json;              ///< what "auto" stands for, as JSON; empty: "auto" is not accepted
-  std::string auto_doc;               ///< the same in words, where it is no constant
-  bool nullable = false;
-  bool required = false;
+/// Of a number.
+struct Range {
   double min = -std::numeric_limits<double>::infinity();
   double max = std::numeric_limits<double>::infinity();
-  bool above_min = false;                            ///< min itself is excluded
-  bool below_max = false;                            ///< max itself is excluded
-  std::vector<std::string> words;                    ///< kWord: as they are written in the resolved config
-  std::map<std::string, std::string> other_words;    ///< kWord: other spellings (lower case) -> word
-  std::map<std::string, std::string> refused_words;  ///< kWord: known elsewhere (lower case) -> reason
-  std::vector<std::string> other_names;              ///< full paths that mean this key
-  std::vector<std::string> harmless;                 ///< kRefused: values (JSON) that ask for nothing
-  std::string switch_name;                           ///< kOpenSection: the key inside that turns it on
-  std::string variant_of;                            ///< kSection: its keys depend on the word at this path
-  std::vector<std::string> variants;                 ///< the words of that path this row is for; empty: all
-  std::string items_like;  ///< kSectionList: items may also hold the per-group keys of this section
-  bool per_group = false;  ///< may stand in a param group too
+  bool above_min = false;  ///< min itself is excluded
+  bool below_max = false;  ///< max itself is excluded
+  bool contains(double value) const {
+    return (above_min ? value > min : value >= min) && (below_max ? value < max : value <= max);
+  }
+  bool operator==(const Range&) const = default;
+};
 
-  Key& range(double low, double high = std::numeric_limits<double>::infinity());
-  Key& above(double low);
-  Key& below();  ///< excludes the maximum of range()
-  Key& says(std::string text);
-  Key& or_null();
-  Key& must();
-  Key& fallback(std::string json_text);
-  Key& takes_auto(std::string json_text, std::string in_words = "");
-  Key& also(std::string other_path);
-  /// An argument of Hugging Face's or Accelerate's that means this key: `name` at the top, and in `trainer`.
-  Key& also_argument(const std::string& name);
-  Key& also_word(std::string other, std::string word);
-  Key& refuses_word(std::string word, std::string reason);
-  Key& no_effect(std::string why);
-  Key& refused(std::string why, std::vector<std::string> unless);
-  Key& switched_by(std::string name, std::vector<std::string> off_values);
-  Key& of(std::vector<std::string> for_variants);
-  Key& in_groups();
+/// One key.
+struct Key {
+  std::string path = {};  ///< dotted; elements of a list as `optimizer.param_groups[].match`
+  Type type = Type::kBool;
+  std::string doc = {};  ///< one line; for kNoEffect and kRefused the reason
+  Range range = {};
+  std::vector<std::string> choices = {};  ///< kChoice: as they are written in the resolved config
+  std::map<std::string, std::string> choice_aliases = {};   ///< other spellings (lower case) -> choice
+  std::map<std::string, std::string> refused_choices = {};  ///< known elsewhere (lower case) -> reason
+  std::string default_json = "null";                        ///< JSON text; "null": not set
+  std::string auto_json = {};  ///< what "auto" stands for, as JSON; empty: "auto" is not accepted
+  std::string auto_doc = {};   ///< the same in words, where it is not a constant
+  bool nullable = false;
+  bool required = false;
+  bool per_group = false;                 ///< may stand in a param group too
+  std::string argument = {};              ///< Hugging Face's or Accelerate's name, at the top or in `trainer`
+  std::vector<std::string> aliases = {};  ///< further full paths that mean this key
+  std::vector<std::string> for_types = {};  ///< the types (AdamW, WarmupLR …) that have the key; empty: all
+  Use use = Use::kUsed;
+  std::vector<std::string> harmless = {};  ///< kRefused: values (JSON) that are accepted
+  std::string switch_key = {};             ///< kOpenSection: the key inside that turns it on
+  std::string type_key = {};               ///< kSection: the key whose value decides which keys it has
+  std::string items_like = {};  ///< kSectionList: items may also have the per-group keys of this section
 
   std::string name() const;    ///< the last part of the path
   std::string parent() const;  ///< the path without it
-  bool takes_word_auto() const { return !auto_json.empty(); }
+  bool takes_auto() const { return !auto_json.empty(); }
+  bool is_for(const std::string& type) const;
+  bool operator==(const Key&) const = default;
 };
 
-Key boolean(std::string path);
-Key integer(std::string path);
-Key number(std::string path);
-Key word(std::string path, std::vector<std::string> words);
-Key text(std::string path);
-Key pair(std::string path);
-Key number_list(std::string path);
-Key text_list(std::string path);
-Key section(std::string path);
-Key section_list(std::string path);
-Key open_section(std::string path);
-Key free_section(std::string path);
+/// What a row of a table says of its key besides type, path and meaning.
+using Attribute = std::function<void(Key&)>;
+Attribute at_least(double min);
+Attribute above(double min);
+Attribute between(double min, double max);
+Attribute from_to_below(double min, double max);
+Attribute choices(std::vector<std::string> choices, std::map<std::string, std::string> aliases = {});
+Attribute auto_is(std::string json, std::string in_words = "");
+Attribute auto_is_default();
+Attribute nullable();
+Attribute required();
+Attribute per_group();
+Attribute argument(std::string name);
+Attribute alias(std::string path);
+Attribute of_type(Type type);
 
-/// Keys by path. A path has several rows where its default depends on the variant (optimizer type).
+/// Local. {"a", "b"} for "a b".
+std::vector<std::string> split_names(const std::string& names);
+
+/// Local. A key that fills no field, or one with a rule of its own.
+template <class... Attributes>
+Key make_key(Type type, std::string path, std::string doc, const Attributes&... attributes) {
+  Key key{.path = std::move(path), .type = type, .doc = std::move(doc)};
+  (attributes(key), ...);
+  return key;
+}
+
+/// The member of a struct that a key fills. Its type says what the key accepts: a string with choices one of
+/// them, two numbers a pair, a list of numbers one for every param group or one for all.
+using Target = std::variant<bool*, int*, int64_t*, double*, std::string*, DType*, std::optional<DType>*,
+                            std::optional<int64_t>*, std::optional<double>*, std::optional<std::string>*,
+                            std::array<double*, 2>, std::vector<double>*>;
+
+/// A key together with the member that it fills: {"stage", &zero.stage, "What is sharded …", between(0, 3)}.
+/// Valid as long as the struct is.
+struct Field {
+  template <class... Attributes>
+  Field(std::string path, Target target_, std::string doc, const Attributes&... attributes)
+      : key(make_key(type_of(target_), std::move(path), std::move(doc), attributes...)), target(target_) {}
+  static Type type_of(const Target& target);
+
+  Key key;
+  Target target;
+};
+
+/// Local. Fields with their paths inside a section.
+std::vector<Field> in_section(const std::string& section, std::vector<Field> fields);
+
+/// Local. A value that passed mismatch() into the field's member.
+void assign(const Field& field, const nlohmann::json& value);
+/// Local. The same for a struct that has its defaults so far, where the value may be "auto": returns what
+/// that stands for, in words, and "" for other values.
+std::string assign_or_auto(const Field& field, const nlohmann::json& value);
+/// Local. The member's value; null for what is unset (or "auto", where that means unset).
+nlohmann::json value_of(const Field& field);
+
+/// Local. The keys of fields of a default-constructed struct, with these defaults.
+std::vector<Key> keys_of(std::vector<Field> defaults);
+/// Local. The keys of a section whose keys depend on a type, each type with its keys: keys that several types
+/// have in common are one, for_types says whose.
+std::vector<Key> merged_keys(const std::vector<std::pair<std::string, std::vector<Key>>>& types);
+
+/// Keys by path. A path has several rows where its default depends on the type (of optimizer, of schedule).
 class KeyTable {
  public:
   void add(Key key);
-  void add(std::vector<Key> keys);
-  void add(const KeyTable& other);
+  void add(const std::vector<Key>& keys);
 
   const std::vector<Key>& keys() const { return keys_; }
-  /// The row for this path and variant, or null.
-  const Key* find(const std::string& path, const std::string& variant = "") const;
-  /// Any row with this path, whatever its variant, or null.
+  /// The row for this path and type, or null.
+  const Key* find(const std::string& path, const std::string& type = "") const;
+  /// Any row with this path, whatever its type, or null.
   const Key* find_any(const std::string& path) const;
-  /// Rows directly inside `parent`, in order of declaration, for the variant.
-  std::vector<const Key*> children(const std::string& parent, const std::string& variant = "") const;
+  /// Rows directly inside `parent`, in order of declaration. Inside `LIST[]` also the per-group keys that its
+  /// items share with another section.
+  std::vector<const Key*> children(const std::string& parent) const;
+  /// Of these the ones that this type has.
+  std::vector<const Key*> children(const std::string& parent, const std::string& type) const;
   /// Full paths whose last part is `name`.
   std::vector<std::string> paths_named(const std::string& name) const;
 
@@ -118,13 +169,13 @@ class KeyTable {
   std::vector<Key> keys_;
 };
 
-/// Local. "an integer from 0 to 3", `one of "auto", "cpu", "cuda"`, …: what a
-/// key accepts, for errors and docs.
+/// Local. "an integer from 0 to 3", `one of "auto", "cpu", "cuda"`, …: what a key accepts, for errors and
+/// docs.
 std::string accepted(const Key& key);
 
-/// Local. The word as it stands in the resolved config, for any spelling of it;
-/// "" when it is none of the key's.
-std::string canonical_word(const Key& key, const std::string& written);
+/// Local. The choice as it stands in the resolved config, for any spelling of it; "" when it is none of the
+/// key's.
+std::string canonical_choice(const Key& key, const std::string& written);
 
 /// Local. Nothing when the value has the key's type and range ("auto" and null included where allowed);
 /// else what is wrong: `found 7 (a number); expected an integer from 0 to 3`.

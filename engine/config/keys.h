@@ -1,10 +1,12 @@
-// The engine's key table, in four files: what the engine uses (keys.cc), optimizers and schedulers
-// (keys_optimizer.cc), monitors (keys_monitor.cc), and DeepSpeed's further keys, which have no effect
-// here or are refused (keys_deepspeed.cc).
+// The engine's keys, in four files: what the engine uses (keys_engine.cc), optimizers (keys_optimizer.cc),
+// schedules (keys_schedule.cc), and DeepSpeed's further keys, which have no effect here or are refused
+// (keys_deepspeed.cc).
 #pragma once
 
 #include <vector>
 
+#include "engine/config/batch.h"
+#include "engine/config/config.h"
 #include "engine/config/key.h"
 
 namespace tessera::config {
@@ -12,12 +14,23 @@ namespace tessera::config {
 /// Local. Every key at the engine's level, DeepSpeed's and our own.
 KeyTable engine_keys();
 
+/// Local. The fields behind them: all but the batch triple, the optimizer and the schedule.
+std::vector<Field> fields_of(EngineConfig& config);
+std::vector<Field> fields_of(GivenBatch& batch);
+
+/// Keys of Adam and AdamW that choose the type and a default, and are not options themselves.
+struct AdamModes {
+  bool adam_w_mode = true;
+  bool torch_adam = false;
+};
+/// `modes` may be null: then without these keys.
+std::vector<Field> fields_of(OptimizerOptions& options, AdamModes* modes = nullptr);
+std::vector<Field> fields_of(ScheduleOptions& schedule);
+
+/// Local. The sections `optimizer` and `scheduler`, which fields_of() has for one type, with the keys of all.
 std::vector<Key> optimizer_keys();
-std::vector<Key> scheduler_keys();
-std::vector<Key> monitor_sections();
-std::vector<Key> zero_keys_without_effect();  ///< inside zero_optimization
-std::vector<Key> checkpoint_keys_without_effect();
-std::vector<Key> precision_keys_without_effect();  ///< inside fp16, bf16, torch_autocast, data_types
-std::vector<Key> other_deepspeed_keys();
+std::vector<Key> schedule_keys();
+/// Local. DeepSpeed's keys that have no effect here or are refused.
+std::vector<Key> deepspeed_keys();
 
 }  // namespace tessera::config

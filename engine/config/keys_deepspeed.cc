@@ -1,178 +1,226 @@
 // DeepSpeed's keys that mean nothing here, so that its files work as they are: those without effect are
 // accepted with one warning, those that ask for something Tessera does not do are refused by name.
 // The list follows DeepSpeed 0.19 (runtime/config.py, runtime/zero/config.py, runtime/constants.py).
+#include "engine/config/document.h"
 #include "engine/config/keys.h"
 
 namespace tessera::config {
 namespace {
 
-constexpr const char* kOffload = "sharded state stays in the memory of its device";
-constexpr const char* kQuantized = "ZeRO++ quantization of what is sent";
+/// Keys of one section, which are booleans unless an attribute has another type. Names that share a reason
+/// are given together, with blanks between them.
+class Rows {
+ public:
+  Rows(const char* section, std::vector<Key>& keys) : section_(section), keys_(keys) {}
 
-Key zero(Key (*type)(std::string), const char* name) {
-  return type(std::string("zero_optimization.") + name);
+  template <class... Attributes>
+  void no_effect(const char* names, const char* why, const Attributes&... attributes) {
+    add(Use::kNoEffect, names, why, "", attributes...);
+  }
+  /// `harmless`: values (JSON) that ask for nothing.
+  template <class... Attributes>
+  void refused(const char* names, const char* why, const char* harmless, const Attributes&... attributes) {
+    add(Use::kRefused, names, why, harmless, attributes...);
+  }
+
+ private:
+  template <class... Attributes>
+  void add(Use use, const char* names, const char* why, const char* harmless,
+           const Attributes&... attributes) {
+    for (const std::string& name : split_names(names)) {
+      Key key = make_key(Type::kBool, child_path(section_, name), why, attributes...);
+      key.use = use;
+      if (key.harmless.empty()) key.harmless = split_names(harmless);
+      keys_.push_back(std::move(key));
+    }
+  }
+
+  const char* section_;
+  std::vector<Key>& keys_;
+};
+
+Attribute for_types(const char* types) {
+  return [types = split_names(types)](Key& key) { key.for_types = types; };
+}
+/// A section that is off when `name` has one of the values `off`.
+Attribute switched_by(const char* name, const char* off) {
+  return [=](Key& key) {
+    key.type = Type::kOpenSection;
+    key.switch_key = name;
+    key.harmless = split_names(off);
+  };
 }
 
-std::vector<Key> zero_refused_keys() {
-  return {
-      zero(open_section, "offload_optimizer")
-          .switched_by("device", {"\"none\""})
-          .refused(kOffload, {"\"none\""}),
-      zero(open_section, "offload_param").switched_by("device", {"\"none\""}).refused(kOffload, {"\"none\""}),
-      zero(boolean, "cpu_offload").refused(kOffload, {"false"}),
-      zero(boolean, "cpu_offload_param").refused(kOffload, {"false"}),
-      zero(boolean, "cpu_offload_use_pin_memory").no_effect("nothing is offloaded"),
-      zero(boolean, "zero_quantized_weights").refused(kQuantized, {"false"}),
-      zero(boolean, "zero_quantized_gradients").refused(kQuantized, {"false"}),
-      zero(boolean, "zero_quantized_nontrainable_weights").refused(kQuantized, {"false"}),
-      zero(open_section, "zeropp_loco_param").refused(kQuantized, {}),
-      zero(integer, "zero_hpz_partition_size")
-          .refused("ZeRO++ secondary partitions inside a node", {"0", "1"}),
-      zero(integer, "mics_shard_size").refused("MiCS shards inside sub-groups of the ranks", {"-1"}),
-      zero(boolean, "mics_hierarchical_params_gather")
-          .refused("MiCS shards inside sub-groups of the ranks", {"false"}),
-      zero(open_section, "zenflow").refused("ZenFlow updates parts of the gradients on the CPU", {}),
-  };
+void add_optimizer_rows(Rows rows) {
+  const char* one_bit = "it belongs to the 1-bit optimizers, which compress what is sent";
+  const char* torch_loop = "how torch.optim loops over tensors; every update here is one fused pass";
+  rows.refused("amsgrad", "the AMSGrad variant is not built in", "false", for_types("Adam AdamW LAMB"));
+  rows.refused("fp32_optimizer_states", "optimizer state is always fp32", "true", for_types("Adam AdamW"));
+  rows.refused("initial_accumulator_value", "the sum of squares starts at 0", "0", of_type(Type::kNumber),
+               for_types("Adagrad"));
+  rows.refused("eps_inside_sqrt", "eps is added outside of the square root", "false", for_types("LAMB"));
+  rows.refused("max_grad_norm", "the key for clipping is `gradient_clipping`", "0", of_type(Type::kNumber));
+  rows.refused("maximize", "the loss is minimised", "false");
+  rows.refused("freeze_step", one_bit, "", of_type(Type::kInteger));
+  rows.refused("cuda_aware", one_bit, "");
+  rows.refused("comm_backend_name", one_bit, "", of_type(Type::kText));
+  rows.no_effect("set_grad_none", "gradients are always freed, not zeroed");
+  rows.no_effect("foreach fused", torch_loop, nullable());
+  rows.no_effect("capturable differentiable", torch_loop);
+}
+
+void add_schedule_rows(Rows rows) {
+  rows.refused("last_batch_iteration last_epoch", "where a run resumes comes from its checkpoint", "-1",
+               of_type(Type::kInteger));
+  rows.no_effect("verbose", "the learning rate is in the progress line");
+}
+
+void add_checkpoint_rows(Rows rows) {
+  rows.no_effect("tag_validation", "ranks that save under different tags always fail",
+                 choices({"Ignore", "Warn", "Fail"}));
+  rows.no_effect("load_universal", "a checkpoint loads at any world size");
+  rows.no_effect("parallel_write", "every rank writes its own file", of_type(Type::kOpenSection));
+  rows.no_effect("writer", "`checkpoint.async` says how files are written", of_type(Type::kOpenSection));
+  rows.refused("use_node_local_storage", "all ranks write into one folder they share", "false");
+}
+
+void add_zero_rows(Rows rows) {
+  const char* reduced = "gradients are always reduce-scattered";
+  const char* contiguous = "units are contiguous, so an all-gather copies nothing";
+  const char* units = "units, not modules, are gathered";
+  rows.no_effect("contiguous_gradients", "gradients always go into contiguous units");
+  rows.no_effect("reduce_scatter use_multi_rank_bucket_allreduce", reduced);
+  rows.no_effect("allgather_partitions", "updated parameters are always all-gathered");
+  rows.no_effect("round_robin_gradients", "units are cut into equal shards");
+  rows.no_effect("ignore_unused_parameters", "unused parameters are always allowed");
+  rows.no_effect("load_from_fp32_weights", "a checkpoint always brings the fp32 weights");
+  rows.no_effect("elastic_checkpoint", "a checkpoint loads at any world size");
+  rows.no_effect("legacy_stage1", "there is one implementation of every stage");
+  rows.no_effect("grad_hooks", "gradients always come through hooks");
+  rows.no_effect("sub_group_size", "the step works on one unit at a time", of_type(Type::kInteger),
+                 at_least(0));
+  rows.no_effect("stage3_max_reuse_distance", "the recorded order of use decides what is released",
+                 of_type(Type::kInteger), at_least(0), alias("zero_optimization.max_reuse_distance"));
+  rows.no_effect("stage3_model_persistence_threshold", "`stage3_max_live_parameters` bounds what is resident",
+                 of_type(Type::kInteger), at_least(0),
+                 alias("zero_optimization.model_persistence_threshold"));
+  rows.no_effect("stage3_gather_16bit_weights_on_model_save", "whole models are written from the shards",
+                 alias("zero_optimization.gather_16bit_weights_on_model_save"),
+                 alias("zero_optimization.stage3_gather_fp16_weights_on_model_save"));
+  rows.no_effect("stage3_module_granularity_threshold", units, of_type(Type::kInteger),
+                 alias("zero_optimization.module_granularity_threshold"));
+  rows.no_effect("stage3_use_all_reduce_for_fetch_params", contiguous,
+                 alias("zero_optimization.use_all_reduce_for_fetch_params"));
+  rows.no_effect("stage3_allgather_sequential", contiguous, alias("zero_optimization.allgather_sequential"));
+  rows.no_effect("memory_efficient_linear", "layers are left as they are");
+  rows.no_effect("override_module_apply", "modules are left as they are");
+  rows.no_effect("pipeline_loading_checkpoint", "each rank reads only its own ranges");
+  rows.no_effect("log_trace_cache_warnings", "a change of the recorded order is always logged");
+  rows.no_effect("enable_sanity_checks", "the checks are always on");
+  rows.no_effect("save_muon_momentum_buffer_in_memory", "there is no Muon optimizer");
+  rows.no_effect("leaf_module", units, of_type(Type::kOpenSection));
+}
+
+void add_refused_zero_rows(Rows rows) {
+  const char* offload = "sharded state stays in the memory of its device";
+  const char* quantized = "ZeRO++ quantization of what is sent";
+  const char* mics = "MiCS shards inside sub-groups of the ranks";
+  rows.refused("offload_optimizer offload_param", offload, "", switched_by("device", "\"none\""));
+  rows.refused("cpu_offload cpu_offload_param", offload, "false");
+  rows.no_effect("cpu_offload_use_pin_memory", "nothing is offloaded");
+  rows.refused("zero_quantized_weights zero_quantized_gradients zero_quantized_nontrainable_weights",
+               quantized, "false");
+  rows.refused("zeropp_loco_param", quantized, "", of_type(Type::kOpenSection));
+  rows.refused("zero_hpz_partition_size", "ZeRO++ secondary partitions inside a node", "0 1",
+               of_type(Type::kInteger));
+  rows.refused("mics_shard_size", mics, "-1", of_type(Type::kInteger));
+  rows.refused("mics_hierarchical_params_gather", mics, "false");
+  rows.refused("zenflow", "ZenFlow updates parts of the gradients on the CPU", "",
+               of_type(Type::kOpenSection));
+}
+
+void add_precision_rows(Rows rows) {
+  const Attribute dtype = choices({"fp32", "fp16", "bf16"});
+  const char* master = "master weights are always fp32";
+  rows.no_effect("fp16.auto_cast", "how inputs are cast does not depend on it");
+  rows.refused("fp16.fp16_master_weights_and_grads", master, "false");
+  rows.no_effect("bf16.immediate_grad_update", "gradients are always accumulated as they come");
+  rows.no_effect("bf16.check_grad_overflow", "non-finite gradients always skip the step",
+                 alias("bf16.check_overflow"));
+  rows.refused("bf16.bf16_master_weights_and_grads", master, "false");
+  rows.refused("bf16.bf16_optimizer_states", "optimizer state is always fp32", "false");
+  rows.no_effect("torch_autocast.lower_precision_safe_modules", "autocast decides operator by operator",
+                 of_type(Type::kTextList), nullable());
+  rows.refused("data_types.param_dtype", "the parameters' type comes from `fp16` and `bf16`", "", dtype);
+  rows.refused("data_types.buffer_dtype",
+               "floating buffers take the parameters' compute type, others keep theirs", "", dtype);
+}
+
+void add_refused_rows(Rows rows) {
+  const Attribute section = of_type(Type::kOpenSection), enabled = switched_by("enabled", "false");
+  rows.refused("managed_gradient_accumulation", "step() always counts the micro-steps itself", "true");
+  rows.refused("gradient_allreduce_op", "gradients are averaged over the ranks", "\"mean\"",
+               choices({"mean", "sum"}));
+  rows.refused("sparse_gradients", "gradients are sent dense (sparse ones are made dense)", "false");
+  rows.refused("sequence_parallel_size", "the sequence is not split over ranks", "1",
+               of_type(Type::kInteger));
+  rows.refused("amp", "Apex AMP; use `bf16`, `fp16` or `torch_autocast`", "", enabled);
+  rows.refused("autotuning", "the configuration is taken as it is", "", enabled);
+  rows.refused("elasticity", "the batch size is fixed for a run; a checkpoint loads at any world size", "",
+               enabled);
+  rows.refused("curriculum_learning data_efficiency", "the order of the data is the task's", "", enabled);
+  rows.refused("progressive_layer_drop", "the model is run as it is", "", enabled);
+  rows.refused("eigenvalue", "no curvature is measured", "", enabled);
+  rows.refused("quantize_training", "weights are not quantized", "", enabled);
+  rows.refused("hybrid_engine", "there is no inference engine", "", enabled);
+  rows.refused("expert_parallel", "there is no expert parallelism", "", enabled);
+  rows.refused("nebula", "checkpoints go to the file system", "", enabled);
+  rows.refused("wandb", "there is no Weights & Biases client", "", enabled);
+  rows.refused("comet", "there is no Comet client", "", enabled);
+  rows.refused("compression_training", "the model is trained as it is", "", section);
+  rows.refused("sparse_attention", "the model's attention is used as it is", "", section);
+  rows.refused("pipeline", "there is no pipeline parallelism", "", section);
+  rows.refused("tensor_parallel", "there is no tensor parallelism", "", switched_by("autotp_size", "0 1"));
+  rows.refused("weight_quantization", "weights are not quantized", "", section);
+  rows.refused("datastates_ckpt", "checkpoints are Tessera's own", "", section);
+  rows.refused("compile", "models run as they are, uncompiled", "", switched_by("deepcompile", "false"));
+}
+
+void add_other_rows(Rows rows) {
+  const Attribute section = of_type(Type::kOpenSection), enabled = switched_by("enabled", "false");
+  rows.no_effect("optimizer.legacy_fusion", "the fusion of DeepSpeed's first fp16 optimizer");
+  rows.no_effect("flops_profiler", "there is no FLOPS profiler", enabled);
+  rows.no_effect("comms_logger", "collectives are not logged one by one", enabled);
+  rows.no_effect("activation_checkpointing", "recomputation is the model's own matter", section);
+  rows.no_effect("aio", "nothing is offloaded to disk", section);
+  rows.no_effect("timers", "`wall_clock_breakdown` decides what is timed", section);
+  rows.no_effect("seq_parallel_communication_data_type", "there is no sequence parallelism",
+                 choices({"fp32", "fp16", "bf16"}), nullable());
+  rows.no_effect("zero_allow_untested_optimizer", "every optimizer here is tested with every stage");
+  rows.no_effect("zero_force_ds_cpu_optimizer", "the optimizer runs where its shard is");
+  rows.no_effect("use_data_before_expert_parallelism", "there is no expert parallelism");
+  rows.no_effect("disable_allgather", "the stage decides what is gathered");
+  rows.no_effect("dump_state", "the resolved configuration is always logged and saved");
+  rows.no_effect("graph_harvesting", "there is no graph capture");
+  rows.no_effect("dataloader_drop_last",
+                 "an engine loads no data; `tessera train` takes it for trainer.dataloader_drop_last");
+  rows.no_effect("vocabulary_size", "only a hint in DeepSpeed, too", of_type(Type::kInteger), nullable());
+  rows.no_effect("log_level", "rank 0 talks, the others log to files", of_type(Type::kText), nullable());
 }
 
 }  // namespace
 
-std::vector<Key> checkpoint_keys_without_effect() {
-  return {
-      word("checkpoint.tag_validation", {"Ignore", "Warn", "Fail"})
-          .no_effect("ranks that save under different tags always fail"),
-      boolean("checkpoint.load_universal").no_effect("a checkpoint loads at any world size"),
-      open_section("checkpoint.parallel_write").no_effect("every rank writes its own file"),
-      open_section("checkpoint.writer").no_effect("`checkpoint.async` says how files are written"),
-      boolean("checkpoint.use_node_local_storage")
-          .refused("all ranks write into one folder they share", {"false"}),
-  };
-}
-
-std::vector<Key> zero_keys_without_effect() {
-  std::vector<Key> keys = {
-      zero(boolean, "contiguous_gradients").no_effect("gradients always go into contiguous units"),
-      zero(boolean, "reduce_scatter").no_effect("gradients are always reduce-scattered"),
-      zero(boolean, "allgather_partitions").no_effect("updated parameters are always all-gathered"),
-      zero(boolean, "use_multi_rank_bucket_allreduce").no_effect("gradients are always reduce-scattered"),
-      zero(boolean, "round_robin_gradients").no_effect("units are cut into equal shards"),
-      zero(boolean, "ignore_unused_parameters").no_effect("unused parameters are always allowed"),
-      zero(boolean, "load_from_fp32_weights").no_effect("a checkpoint always brings the fp32 weights"),
-      zero(boolean, "elastic_checkpoint").no_effect("a checkpoint loads at any world size"),
-      zero(boolean, "legacy_stage1").no_effect("there is one implementation of every stage"),
-      zero(boolean, "grad_hooks").no_effect("gradients always come through hooks"),
-      zero(integer, "sub_group_size").range(0).no_effect("the step works on one unit at a time"),
-      zero(integer, "stage3_max_reuse_distance")
-          .range(0)
-          .also("zero_optimization.max_reuse_distance")
-          .no_effect("the recorded order of use decides what is released"),
-      zero(integer, "stage3_model_persistence_threshold")
-          .range(0)
-          .also("zero_optimization.model_persistence_threshold")
-          .no_effect("`stage3_max_live_parameters` bounds what is resident"),
-      zero(boolean, "stage3_gather_16bit_weights_on_model_save")
-          .also("zero_optimization.gather_16bit_weights_on_model_save")
-          .also("zero_optimization.stage3_gather_fp16_weights_on_model_save")
-          .no_effect("whole models are written from the shards"),
-      zero(integer, "stage3_module_granularity_threshold")
-          .also("zero_optimization.module_granularity_threshold")
-          .no_effect("units, not modules, are gathered"),
-      zero(boolean, "stage3_use_all_reduce_for_fetch_params")
-          .also("zero_optimization.use_all_reduce_for_fetch_params")
-          .no_effect("units are contiguous, so an all-gather copies nothing"),
-      zero(boolean, "stage3_allgather_sequential")
-          .also("zero_optimization.allgather_sequential")
-          .no_effect("units are contiguous, so an all-gather copies nothing"),
-      zero(boolean, "memory_efficient_linear").no_effect("layers are left as they are"),
-      zero(boolean, "override_module_apply").no_effect("modules are left as they are"),
-      zero(boolean, "pipeline_loading_checkpoint").no_effect("each rank reads only its own ranges"),
-      zero(boolean, "log_trace_cache_warnings").no_effect("a change of the recorded order is always logged"),
-      zero(boolean, "enable_sanity_checks").no_effect("the checks are always on"),
-      zero(boolean, "save_muon_momentum_buffer_in_memory").no_effect("there is no Muon optimizer"),
-      zero(open_section, "leaf_module").no_effect("units, not modules, are gathered"),
-  };
-  std::vector<Key> refused = zero_refused_keys();
-  keys.insert(keys.end(), refused.begin(), refused.end());
+std::vector<Key> deepspeed_keys() {
+  std::vector<Key> keys;
+  add_optimizer_rows({"optimizer.params", keys});
+  add_schedule_rows({"scheduler.params", keys});
+  add_checkpoint_rows({"checkpoint", keys});
+  add_zero_rows({"zero_optimization", keys});
+  add_refused_zero_rows({"zero_optimization", keys});
+  add_precision_rows({"", keys});
+  add_refused_rows({"", keys});
+  add_other_rows({"", keys});
   return keys;
-}
-
-std::vector<Key> precision_keys_without_effect() {
-  return {
-      boolean("fp16.auto_cast").no_effect("how inputs are cast does not depend on it"),
-      boolean("fp16.fp16_master_weights_and_grads").refused("master weights are always fp32", {"false"}),
-      boolean("bf16.immediate_grad_update").no_effect("gradients are always accumulated as they come"),
-      boolean("bf16.check_grad_overflow")
-          .also("bf16.check_overflow")
-          .no_effect("non-finite gradients always skip the step"),
-      boolean("bf16.bf16_master_weights_and_grads").refused("master weights are always fp32", {"false"}),
-      boolean("bf16.bf16_optimizer_states").refused("optimizer state is always fp32", {"false"}),
-      text_list("torch_autocast.lower_precision_safe_modules")
-          .or_null()
-          .no_effect("autocast decides operator by operator"),
-      word("data_types.param_dtype", {"fp32", "fp16", "bf16"})
-          .refused("the parameters' type comes from `fp16` and `bf16`", {}),
-      word("data_types.buffer_dtype", {"fp32", "fp16", "bf16"})
-          .refused("floating buffers take the parameters' compute type, others keep theirs", {}),
-  };
-}
-
-std::vector<Key> other_deepspeed_keys() {
-  auto enabled = [](const char* path, const char* why) {
-    return open_section(path).switched_by("enabled", {"false"}).refused(why, {"false"});
-  };
-  auto watched = [](const char* path, const char* why) {
-    return open_section(path).switched_by("enabled", {"false"}).no_effect(why);
-  };
-  return {
-      boolean("managed_gradient_accumulation")
-          .refused("step() always counts the micro-steps itself", {"true"}),
-      word("gradient_allreduce_op", {"mean", "sum"})
-          .refused("gradients are averaged over the ranks", {"\"mean\""}),
-      boolean("sparse_gradients").refused("gradients are sent dense (sparse ones are made dense)", {"false"}),
-      integer("sequence_parallel_size").refused("the sequence is not split over ranks", {"1"}),
-      enabled("amp", "Apex AMP; use `bf16`, `fp16` or `torch_autocast`"),
-      enabled("autotuning", "the configuration is taken as it is"),
-      enabled("elasticity", "the batch size is fixed for a run; a checkpoint loads at any world size"),
-      enabled("curriculum_learning", "the order of the data is the task's"),
-      enabled("data_efficiency", "the order of the data is the task's"),
-      enabled("progressive_layer_drop", "the model is run as it is"),
-      enabled("eigenvalue", "no curvature is measured"),
-      enabled("quantize_training", "weights are not quantized"),
-      enabled("hybrid_engine", "there is no inference engine"),
-      enabled("expert_parallel", "there is no expert parallelism"),
-      enabled("nebula", "checkpoints go to the file system"),
-      enabled("wandb", "there is no Weights & Biases client"),
-      enabled("comet", "there is no Comet client"),
-      open_section("compression_training").refused("the model is trained as it is", {}),
-      open_section("sparse_attention").refused("the model's attention is used as it is", {}),
-      open_section("pipeline").refused("there is no pipeline parallelism", {}),
-      open_section("tensor_parallel")
-          .switched_by("autotp_size", {"0", "1"})
-          .refused("there is no tensor parallelism", {"0", "1"}),
-      open_section("weight_quantization").refused("weights are not quantized", {}),
-      open_section("datastates_ckpt").refused("checkpoints are Tessera's own", {}),
-      open_section("compile")
-          .switched_by("deepcompile", {"false"})
-          .refused("models run as they are, uncompiled", {"false"}),
-      watched("flops_profiler", "there is no FLOPS profiler"),
-      watched("comms_logger", "collectives are not logged one by one"),
-      open_section("activation_checkpointing").no_effect("recomputation is the model's own matter"),
-      open_section("aio").no_effect("nothing is offloaded to disk"),
-      open_section("timers").no_effect("`wall_clock_breakdown` decides what is timed"),
-      word("seq_parallel_communication_data_type", {"fp32", "fp16", "bf16"})
-          .or_null()
-          .no_effect("there is no sequence parallelism"),
-      boolean("zero_allow_untested_optimizer").no_effect("every optimizer here is tested with every stage"),
-      boolean("zero_force_ds_cpu_optimizer").no_effect("the optimizer runs where its shard is"),
-      boolean("use_data_before_expert_parallelism").no_effect("there is no expert parallelism"),
-      boolean("disable_allgather").no_effect("the stage decides what is gathered"),
-      boolean("dump_state").no_effect("the resolved configuration is always logged and saved"),
-      boolean("graph_harvesting").no_effect("there is no graph capture"),
-      boolean("dataloader_drop_last")
-          .no_effect("an engine loads no data; `tessera train` takes it for trainer.dataloader_drop_last"),
-      integer("vocabulary_size").or_null().no_effect("only a hint in DeepSpeed, too"),
-      text("log_level").or_null().no_effect("rank 0 talks, the others log to files"),
-  };
 }
 
 }  // namespace tessera::config

@@ -1,7 +1,9 @@
 #include "engine/config/optimizer.h"
 
+#include <nlohmann/json.hpp>
+
 #include "core/str.h"
-#include "engine/config/bind.h"
+#include "engine/config/keys.h"
 
 namespace tessera::config {
 namespace {
@@ -9,232 +11,145 @@ namespace {
 using nlohmann::json;
 using nlohmann::ordered_json;
 
-constexpr const char* kAdamWMode = "adam_w_mode";
-constexpr const char* kTorchAdam = "torch_adam";
+constexpr const char* kParams = "optimizer.params";
 
-bool is_mode(const Key& key) { return key.name() == kAdamWMode || key.name() == kTorchAdam; }
+std::string group_path(size_t i) { return child_path("optimizer.param_groups", i); }
 
-/// The value that counts: what is written, what "auto" stands for, or the default.
-json effective(const Key& key, const std::string& path, const json* written, Report* report) {
-  if (!written) return json::parse(key.default_json);
-  if (*written != "auto" || !key.takes_word_auto()) return *written;
-  if (report) {
-    bool constant = key.auto_json != "null" && key.auto_json != "\"auto\"";
-    report->resolved.push_back(str(path, ": \"auto\" is ", constant ? key.auto_json : key.auto_doc));
+/// What a field's numbers are called in ParamGroupConfig::params; empty when a group cannot change it.
+std::vector<std::string> names_in_group(const Field& field) {
+  if (!field.key.per_group) return {};
+  if (field.key.type == Type::kPair) return {"beta1", "beta2"};
+  return {field.key.name()};
+}
+
+/// Changes the field as the group says; false when the group says nothing about it.
+bool apply(const ParamGroupConfig& group, const Field& field) {
+  json value = value_of(field);
+  bool changed = false;
+  const std::vector<std::string> names = names_in_group(field);
+  for (size_t i = 0; i < names.size(); ++i) {
+    const auto found = group.params.find(names[i]);
+    if (found == group.params.end()) continue;
+    json& number = value.is_array() ? value[i] : value;
+    number = number.is_boolean() ? json(found->second != 0) : json(found->second);
+    changed = true;
   }
-  return json::parse(key.auto_json);
+  if (changed) assign(field, value);
+  return changed;
 }
 
-void store(const Key& key, const json& value, std::map<std::string, double>& params) {
-  if (key.type == Type::kPair) {
-    params["beta1"] = value[0].get<double>();
-    params["beta2"] = value[1].get<double>();
-  } else {
-    params[key.name()] = value.is_boolean() ? static_cast<double>(value.get<bool>()) : value.get<double>();
-  }
-}
-
-/// What the single ranges cannot see.
-void check_params(const Document& document, const std::string& path, std::map<std::string, double> params) {
-  if (params["nesterov"] != 0 && (params["momentum"] <= 0 || params["dampening"] != 0))
-    document.fail(path + ".nesterov",
-                  str("found true with momentum ", params["momentum"], " and dampening ", params["dampening"],
-                      "; expected a momentum above 0 and dampening 0"));
-  if (params.count("max_coeff") && params["min_coeff"] > params["max_coeff"])
-    document.fail(path + ".min_coeff", str("found ", params["min_coeff"], ", more than max_coeff ",
-                                           params["max_coeff"], "; expected at most that"));
-}
-
-std::vector<ParamGroupConfig> read_groups(const Document& document, const KeyTable& table,
-                                          const std::string& type,
-                                          const std::map<std::string, double>& params, Report* report) {
-  std::vector<ParamGroupConfig> groups;
-  const json* list = value_at(*document.json, "optimizer.param_groups");
-  if (!list) return groups;
-  for (size_t i = 0; i < list->size(); ++i) {
-    const json& item = (*list)[i];
-    std::string path = child_path("optimizer.param_groups", i);
-    ParamGroupConfig group;
-    if (item["match"].is_string())
-      group.match = {item["match"].get<std::string>()};
-    else
-      group.match = item["match"].get<std::vector<std::string>>();
-    std::map<std::string, double> merged = params;
-    for (const Key* key : table.children("optimizer.params", type)) {
-      auto written = item.find(key->name());
-      if (!key->per_group || written == item.end()) continue;
-      json value = effective(*key, child_path(path, key->name()), &*written, report);
-      store(*key, value, group.params);
-      store(*key, value, merged);
-    }
-    check_params(document, path, merged);
-    groups.push_back(std::move(group));
-  }
-  return groups;
-}
-
-/// One parameter's number for JSON: 1 is `true` for a boolean key, 5 stays an integer.
-ordered_json number_for(const Key& key, double value) {
-  if (key.type == Type::kBool) return value != 0;
-  if (key.type == Type::kInteger) return static_cast<int64_t>(value);
-  return value;
-}
-
-ordered_json write_params(const std::map<std::string, double>& params, const KeyTable& table,
-                          const std::string& type, bool fill_in) {
-  ordered_json out = ordered_json::object();
-  std::map<std::string, double> rest = params;
-  for (const Key* key : table.children("optimizer.params", type)) {
-    if (key->use != Use::kUsed || is_mode(*key)) continue;
-    json fallback = json::parse(key->default_json);
-    if (key->type == Type::kPair) {
-      if (!fill_in && !rest.count("beta1") && !rest.count("beta2")) continue;
-      auto beta = [&](const char* name, size_t i) {
-        return rest.count(name) ? rest[name] : fallback[i].get<double>();
-      };
-      out["betas"] = {beta("beta1", 0), beta("beta2", 1)};
-      rest.erase("beta1");
-      rest.erase("beta2");
-    } else if (rest.count(key->name())) {
-      out[key->name()] = number_for(*key, rest[key->name()]);
-      rest.erase(key->name());
-    } else if (fill_in) {
-      out[key->name()] = fallback;
+ParamGroupConfig read_group(const json& item, const std::string& path, const OptimizerOptions& defaults,
+                            ConfigReport* report) {
+  ParamGroupConfig group;
+  const json& match = item["match"];
+  group.match =
+      match.is_string() ? std::vector{match.get<std::string>()} : match.get<std::vector<std::string>>();
+  OptimizerOptions options = defaults;
+  for (const Field& field : fields_of(options)) {
+    const auto written = item.find(field.key.name());
+    const std::vector<std::string> names = names_in_group(field);
+    if (written == item.end() || names.empty()) continue;
+    read_field(field, *written, child_path(path, field.key.name()), report);
+    const json value = value_of(field);
+    for (size_t i = 0; i < names.size(); ++i) {
+      const json& number = value.is_array() ? value[i] : value;
+      group.params[names[i]] = number.is_boolean() ? number.get<bool>() : number.get<double>();
     }
   }
-  for (const auto& [name, value] : rest)
-    out[name] = value;  // unknown: the check of a config built in C++ names it
-  return out;
+  return group;
+}
+
+/// Two options of one struct.
+void check_options(const OptimizerOptions& options, const std::string& path, const Origins& origins) {
+  if (const auto* sgd = std::get_if<SGDOptions>(&options);
+      sgd && sgd->nesterov && (sgd->momentum <= 0 || sgd->dampening != 0))
+    origins.fail(path + ".nesterov", str("found true with momentum ", sgd->momentum, " and dampening ",
+                                         sgd->dampening, "; expected a momentum above 0 and dampening 0"));
+  if (const auto* lamb = std::get_if<LambOptions>(&options); lamb && lamb->min_coeff > lamb->max_coeff)
+    origins.fail(path + ".min_coeff", str("found ", lamb->min_coeff, ", more than max_coeff ",
+                                          lamb->max_coeff, "; expected at most that"));
 }
 
 }  // namespace
 
-OptimizerConfig read_optimizer(const Document& document, const KeyTable& table, Report* report) {
-  const json& root = *document.json;
-  const Key& type_key = *table.find_any("optimizer.type");
+std::vector<OptimizerOptions> group_options(const OptimizerConfig& optimizer) {
+  std::vector<OptimizerOptions> groups = {optimizer.options};
+  for (const ParamGroupConfig& group : optimizer.param_groups) {
+    groups.push_back(optimizer.options);
+    for (const Field& field : fields_of(groups.back())) apply(group, field);
+  }
+  return groups;
+}
+
+OptimizerConfig read_optimizer(const Document& document, ConfigReport* report) {
   OptimizerConfig config;
-  if (const json* type = value_at(root, "optimizer.type"); type && type->is_string())
-    config.type = canonical_word(type_key, type->get<std::string>());
-  const std::string written_type = config.type;
-  bool decoupled = true, torch_adam = false;
-  for (const Key* key : table.children("optimizer.params", written_type)) {
-    if (key->use != Use::kUsed) continue;
-    json value = effective(*key, key->path, value_at(root, key->path), report);
-    if (key->name() == kAdamWMode) decoupled = value.get<bool>();
-    if (key->name() == kTorchAdam) torch_adam = value.get<bool>();
-    if (!is_mode(*key)) store(*key, value, config.params);
-  }
-  if (written_type == "Adam" && decoupled) config.type = "AdamW";
-  if (config.type == "AdamW" && torch_adam && !value_at(root, "optimizer.params.weight_decay"))
-    config.params["weight_decay"] = 0.01;  // torch.optim.AdamW's default
-  check_params(document, "optimizer.params", config.params);
-  config.param_groups = read_groups(document, table, written_type, config.params, report);
+  if (const json* type = value_at(*document.json, "optimizer.type"); type && type->is_string())
+    config.options = *options_named<OptimizerOptions>(type->get<std::string>());
+  const OptimizerOptions defaults = config.options;
+  AdamModes modes;
+  read_fields(fields_of(config.options, &modes), document, report);
+  if (const auto* adam = std::get_if<AdamOptions>(&config.options); adam && modes.adam_w_mode)
+    config.options = AdamWOptions{adam->lr,  adam->beta1,        adam->beta2,
+                                  adam->eps, adam->weight_decay, adam->bias_correction};
+  if (auto* adam_w = std::get_if<AdamWOptions>(&config.options);
+      adam_w && modes.torch_adam && !value_at(*document.json, str(kParams, ".weight_decay")))
+    adam_w->weight_decay = 0.01;  // torch.optim.AdamW's default
+  if (const json* list = value_at(*document.json, "optimizer.param_groups"))
+    for (size_t i = 0; i < list->size(); ++i)
+      config.param_groups.push_back(read_group((*list)[i], group_path(i), defaults, report));
   return config;
 }
 
-SchedulerConfig read_scheduler(const Document& document, const KeyTable& table,
-                               const OptimizerConfig& optimizer, Report* report) {
-  const json& root = *document.json;
-  SchedulerConfig config;
-  const json* type = value_at(root, "scheduler.type");
-  if (!type || !type->is_string()) return config;
-  config.type = type->get<std::string>();
-  for (const Key* key : table.children("scheduler.params", config.type)) {
-    if (key->use != Use::kUsed) continue;
-    json value = effective(*key, key->path, value_at(root, key->path), report);
-    if (value.is_null() || value == "auto") continue;  // decided later, from the optimizer or the trainer
-    if (key->type == Type::kWord) {
-      config.words[key->name()] = canonical_word(*key, value.get<std::string>());
-    } else if (value.is_array()) {
-      config.params[key->name()] = value.get<std::vector<double>>();
-      size_t num_groups = optimizer.param_groups.size() + 1;
-      if (value.size() != num_groups)
-        document.fail(
-            key->path,
-            str("found ", describe_value(value), " with ", value.size(), " values; expected one number, or ",
-                num_groups,
-                ": one for the parameters in no group, then one for each of optimizer.param_groups"));
-    } else {
-      config.params[key->name()] = {value.is_boolean() ? static_cast<double>(value.get<bool>())
-                                                       : value.get<double>()};
-    }
-  }
-  if (config.params.contains("warmup_ratio")) {
-    if (value_at(root, "scheduler.params.warmup_num_steps"))
-      document.fail("scheduler.params.warmup_ratio",
-                    str("found ", config.params["warmup_ratio"][0],
-                        " beside warmup_num_steps; expected one of the two"));
-    config.params.erase("warmup_num_steps");
-  }
-  auto total = config.params.find("total_num_steps"), warmup = config.params.find("warmup_num_steps");
-  if (report && total != config.params.end() && warmup != config.params.end() &&
-      total->second[0] < warmup->second[0])
-    report->warnings.push_back(str(document.origins.where("scheduler.params.total_num_steps"),
-                                   ": scheduler.params.total_num_steps ", total->second[0],
-                                   " is less than warmup_num_steps ", warmup->second[0],
-                                   ": the run ends before the warm-up does"));
-  // DeepSpeed's default, and a trap for who knows other schedules: those scale the optimizer's lr.
-  const json* lr = value_at(root, "optimizer.params.lr");
-  if (report && config.type == "WarmupDecayLR" && lr && lr->is_number() && *lr != 0.001 &&
-      !value_at(root, "scheduler.params.warmup_max_lr"))
-    report->warnings.push_back(str(document.origins.where("optimizer.params.lr"), ": optimizer.params.lr ",
-                                   lr->get<double>(),
-                                   " is not used: WarmupDecayLR rises to scheduler.params.warmup_max_lr, "
-                                   "which is 0.001 where it is not given; ",
-                                   "\"auto\" there takes the optimizer's"));
-  return config;
-}
-
-ordered_json write_optimizer(const OptimizerConfig& optimizer, const KeyTable& table) {
-  std::string type = canonical_word(*table.find_any("optimizer.type"), optimizer.type);
+ordered_json write_optimizer(const OptimizerConfig& optimizer) {
   ordered_json out;
-  out["type"] = type.empty() ? optimizer.type : type;
-  out["params"] = write_params(optimizer.params, table, type, /*fill_in=*/true);
-  if (type == "Adam" || type == "AdamW") {
-    out["params"][kAdamWMode] = type == "AdamW";
-    out["params"][kTorchAdam] = false;
+  std::vector<OptimizerOptions> groups = group_options(optimizer);
+  out["type"] = type_of(optimizer.options);
+  for (const Field& field : fields_of(groups[0])) out["params"][field.key.name()] = value_of(field);
+  const bool is_adam_w = std::holds_alternative<AdamWOptions>(optimizer.options);
+  if (is_adam_w || std::holds_alternative<AdamOptions>(optimizer.options)) {
+    out["params"]["adam_w_mode"] = is_adam_w;
+    out["params"]["torch_adam"] = false;
   }
   out["param_groups"] = ordered_json::array();
-  for (const ParamGroupConfig& group : optimizer.param_groups) {
+  for (size_t i = 0; i < optimizer.param_groups.size(); ++i) {
     ordered_json item;
-    item["match"] = group.match;
-    ordered_json params = write_params(group.params, table, type, /*fill_in=*/false);
-    for (const auto& [name, value] : params.items()) item[name] = value;
+    item["match"] = optimizer.param_groups[i].match;
+    for (const Field& field : fields_of(groups[i + 1]))
+      if (apply(optimizer.param_groups[i], field)) item[field.key.name()] = value_of(field);
     out["param_groups"].push_back(std::move(item));
   }
   return out;
 }
 
-ordered_json write_scheduler(const SchedulerConfig& scheduler, const KeyTable& table) {
-  ordered_json out;
-  if (scheduler.type.empty()) {
-    out["type"] = nullptr;
-    return out;
-  }
-  std::string type = canonical_word(*table.find_any("scheduler.type"), scheduler.type);
-  out["type"] = type.empty() ? scheduler.type : type;
-  ordered_json params = ordered_json::object();
-  auto rest = scheduler.params;
-  for (const Key* key : table.children("scheduler.params", type)) {
-    if (key->use != Use::kUsed) continue;
-    auto found = rest.find(key->name());
-    if (key->name() == "warmup_num_steps" && rest.contains("warmup_ratio") && found == rest.end()) continue;
-    if (auto word = scheduler.words.find(key->name()); word != scheduler.words.end()) {
-      params[key->name()] = word->second;
-    } else if (found == rest.end() || found->second.empty()) {
-      // Absent means "as the other" for what may be null, and the default for a config built in C++.
-      if (!key->required)
-        params[key->name()] = key->nullable ? ordered_json(nullptr) : ordered_json::parse(key->default_json);
-    } else if (found->second.size() == 1) {
-      params[key->name()] = number_for(*key, found->second[0]);
-    } else {
-      params[key->name()] = found->second;
+void check_fields(OptimizerConfig& optimizer, Origins& origins, Problems& problems) {
+  for (const Field& field : fields_of(optimizer.options))
+    check_field(field, field.key.path, origins, problems);
+  for (size_t i = 0; i < optimizer.param_groups.size(); ++i) {
+    const ParamGroupConfig& group = optimizer.param_groups[i];
+    const std::string path = group_path(i);
+    origins.set_line(path, 1);
+    const Key match{.type = Type::kTextList};
+    problems.collect([&] {
+      if (const std::string wrong = mismatch(match, group.match); !wrong.empty())
+        origins.fail(path + ".match", wrong);
+    });
+    OptimizerOptions options = optimizer.options;
+    std::vector<std::string> known = {"match"};
+    std::map<std::string, double> unknown = group.params;
+    for (const Field& field : fields_of(options)) {
+      if (apply(group, field)) check_field(field, child_path(path, field.key.name()), origins, problems);
+      for (const std::string& name : names_in_group(field)) unknown.erase(name);
+      if (field.key.per_group) known.push_back(field.key.name());
     }
-    if (found != rest.end()) rest.erase(found);
+    for (const auto& [name, value] : unknown)
+      problems.collect([&] { origins.fail(child_path(path, name), unknown_key(name, value, known)); });
   }
-  for (const auto& [name, values] : rest) params[name] = values;  // unknown: the check names it
-  out["params"] = std::move(params);
-  return out;
+}
+
+void check_together(const OptimizerConfig& optimizer, const Origins& origins) {
+  const std::vector<OptimizerOptions> groups = group_options(optimizer);
+  for (size_t i = 0; i < groups.size(); ++i)
+    check_options(groups[i], i == 0 ? kParams : group_path(i - 1), origins);
 }
 
 }  // namespace tessera::config

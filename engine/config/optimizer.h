@@ -1,20 +1,34 @@
-// The optimizer and scheduler sections, whose keys depend on the type. For .cc files only.
+// The sections `optimizer` and `scheduler`, whose keys depend on their type.
 #pragma once
 
-#include <nlohmann/json.hpp>
+#include <vector>
+
+#include <nlohmann/json_fwd.hpp>
 
 #include "engine/config/check.h"
 #include "engine/config/config.h"
 
 namespace tessera::config {
 
-/// Local. The sections of a checked document. Throws ConfigError where two values contradict each other.
-OptimizerConfig read_optimizer(const Document& document, const KeyTable& table, Report* report);
-SchedulerConfig read_scheduler(const Document& document, const KeyTable& table,
-                               const OptimizerConfig& optimizer, Report* report);
+/// Local. The options of every param group: [0] for parameters in no group, then one for each of
+/// param_groups.
+std::vector<OptimizerOptions> group_options(const OptimizerConfig& optimizer);
+
+/// Local. The sections of a checked document. read_schedule throws KeyError where two keys contradict each
+/// other.
+OptimizerConfig read_optimizer(const Document& document, ConfigReport* report);
+ScheduleOptions read_schedule(const Document& document, ConfigReport* report);
 
 /// Local. The sections as JSON, with every key of the type filled in.
-nlohmann::ordered_json write_optimizer(const OptimizerConfig& optimizer, const KeyTable& table);
-nlohmann::ordered_json write_scheduler(const SchedulerConfig& scheduler, const KeyTable& table);
+nlohmann::ordered_json write_optimizer(const OptimizerConfig& optimizer);
+nlohmann::ordered_json write_schedule(const ScheduleOptions& schedule);
+
+/// Local. Checks every field, as check() does every key of a document.
+void check_fields(OptimizerConfig& optimizer, Origins& origins, Problems& problems);
+void check_fields(ScheduleOptions& schedule, Origins& origins, Problems& problems);
+
+/// Local. What no single key can tell. Throws KeyError.
+void check_together(const OptimizerConfig& optimizer, const Origins& origins);
+void check_together(ScheduleOptions schedule, size_t num_groups, const Origins& origins);
 
 }  // namespace tessera::config

@@ -1,7 +1,7 @@
 // apply_overrides: `--set path=value` from the command line onto a Document.
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "core/error.h"
 #include "core/str.h"
 #include "engine/config/document.h"
 
@@ -10,74 +10,63 @@ namespace {
 
 using nlohmann::json;
 
-struct Step {
-  std::string name;  // of a key, when index is npos
-  size_t index = std::string::npos;
-};
-
-[[noreturn]] void fail(const std::string& override_text, const std::string& what) {
-  throw ConfigError(str("--set ", printable(override_text), ": ", what));
-}
-
-/// "a.b[2].c" -> a, b, [2], c
-std::vector<Step> split_path(const std::string& path, const std::string& override_text) {
-  std::vector<Step> steps;
-  size_t at = 0;
-  auto malformed = [&] {
-    fail(override_text, "expected PATH=VALUE with a path like zero_optimization.stage");
-  };
-  while (at < path.size()) {
-    size_t end = path.find_first_of(".[", at);
-    if (end == std::string::npos) end = path.size();
-    if (end == at) malformed();
-    steps.push_back({path.substr(at, end - at), std::string::npos});
-    at = end;
-    while (at < path.size() && path[at] == '[') {
-      size_t close = path.find(']', at);
-      if (close == std::string::npos || close == at + 1 || close - at > 8 ||
-          path.find_first_not_of("0123456789", at + 1) != close)
-        malformed();
-      steps.push_back({"", static_cast<size_t>(std::stoul(path.substr(at + 1, close - at - 1)))});
+/// A path in the order it is walked: "a.b[2].c" is {"a", "b", "[2]", "c"}; empty when it is malformed.
+std::vector<std::string> split_path(const std::string& path) {
+  std::vector<std::string> steps;
+  for (size_t at = 0; at < path.size();) {
+    if (path[at] == '[') {
+      const size_t close = path.find(']', at);
+      const bool is_index = close != path.npos && close > at + 1 && close - at <= 8 &&
+                            path.find_first_not_of("0123456789", at + 1) == close;
+      const char after = is_index && close + 1 < path.size() ? path[close + 1] : '.';
+      if (!is_index || steps.empty() || (after != '.' && after != '[')) return {};
+      steps.push_back(path.substr(at, close + 1 - at));
       at = close + 1;
+    } else {
+      if (path[at] == '.' && !steps.empty()) ++at;
+      const size_t end = std::min(path.find_first_of(".[", at), path.size());
+      if (end == at) return {};
+      steps.push_back(path.substr(at, end - at));
+      at = end;
     }
-    if (at == path.size()) break;
-    if (path[at] != '.' || at + 1 == path.size()) malformed();
-    ++at;
   }
-  if (steps.empty()) malformed();
   return steps;
 }
 
 json read_value(const std::string& text) {
   try {
-    return parse_value(text, "--set");
+    return parse_json(text, "--set");
   } catch (const ConfigError&) {
     return text;  // a bare word: --set trainer.device=cpu
   }
 }
 
 void apply(Document& document, const std::string& override_text) {
-  size_t equals = override_text.find('=');
+  const auto fail = [&](const std::string& what) {
+    throw ConfigError(str("--set ", printable(override_text), ": ", what));
+  };
+  const size_t equals = override_text.find('=');
   if (equals == std::string::npos || equals == 0)
-    fail(override_text, "expected PATH=VALUE, e.g. --set zero_optimization.stage=3");
-  std::string path = override_text.substr(0, equals);
+    fail("expected PATH=VALUE, e.g. --set zero_optimization.stage=3");
+  const std::string path = override_text.substr(0, equals);
+  const std::vector<std::string> steps = split_path(path);
+  if (steps.empty()) fail("expected PATH=VALUE with a path like zero_optimization.stage");
   json* at = document.json.get();
   std::string done;
-  for (const Step& step : split_path(path, override_text)) {
-    if (step.index != std::string::npos) {
-      if (!at->is_array() || step.index >= at->size())
-        fail(override_text, str(done, " is ", describe_value(*at), ", which has no element ", step.index));
-      at = &(*at)[step.index];
-      done = child_path(done, step.index);
-      continue;
+  for (const std::string& step : steps) {
+    if (step.front() == '[') {
+      const size_t index = std::stoul(step.substr(1));
+      if (!at->is_array() || index >= at->size())
+        fail(str(done, " is ", describe_value(*at), ", which has no element ", index));
+      at = &(*at)[index];
+      done = child_path(done, index);
+    } else {
+      if (at->is_null()) *at = json::object();
+      if (!at->is_object()) fail(str(done, " is ", describe_value(*at), ", not a section with keys"));
+      done = child_path(done, step);
+      if (!at->contains(step)) document.origins.set_override(done);  // a section only this path has, too
+      at = &(*at)[step];
     }
-    if (at->is_null()) *at = json::object();
-    if (!at->is_object())
-      fail(override_text, str(done, " is ", describe_value(*at), ", not a section with keys"));
-    done = child_path(done, step.name);
-    if (!at->contains(step.name))
-      document.origins.set_override(done);  // also a section that only this path brings
-    at = &(*at)[step.name];
   }
   *at = read_value(override_text.substr(equals + 1));
   document.origins.set_override(path);

@@ -18,11 +18,11 @@ struct ConfigOptions {
   int world_size = 1;
   std::vector<std::string> overrides = {};  ///< `zero_optimization.stage=3`, as given to --set
   std::vector<std::string> other_sections =
-      {};                            ///< top-level sections that belong to the caller, not looked at
-  config::Report* report = nullptr;  ///< receives warnings and what became of "auto"; may be null
+      {};                                  ///< top-level sections that belong to the caller, not looked at
+  config::ConfigReport* report = nullptr;  ///< receives warnings and what became of "auto"; may be null
 };
 
-/// Local. A DeepSpeed ds_config.json. Throws ConfigError: for each mistake, in the order of the file, one
+/// Local. A DeepSpeed ds_config.json. Throws ConfigError: for each error, in the order of the file, one
 /// line with file, line, JSON path, what was found and what was expected.
 EngineConfig load_engine_config(const std::string& file, const ConfigOptions& options = {});
 
@@ -31,7 +31,7 @@ EngineConfig parse_engine_config(std::string_view json_text, const ConfigOptions
                                  const std::string& source = "config");
 
 /// Local. A config built or changed in C++, checked as strictly as a file, with the batch triple resolved
-/// (0: not given) and the optimizer's parameters filled in. Throws ConfigError.
+/// (0: not given). Throws ConfigError.
 EngineConfig validated(const EngineConfig& config, int world_size);
 
 /// Local. Every used key as indented JSON text, which parses to the same values again.
@@ -39,15 +39,16 @@ std::string dump_resolved(const EngineConfig& config);
 
 namespace config {
 
-/// The pieces, for those who read sections of their own from the same file (train/trainer_config.h):
-/// prepare by the union of the tables, then read each part.
+// The steps of reading, for a program with sections of its own in the same file (train/trainer_config.h):
+// prepare() with the keys of all sections, then read each part.
 
-/// Local. Puts every key under its own name, old forms and others' arguments included, applies the overrides,
-/// and checks it all. Throws ConfigError, with a line for each mistake.
+/// Local. Resolves aliases, old forms and Hugging Face's arguments, applies the overrides, and checks every
+/// key. Throws ConfigError, with a line for each error.
 void prepare(Document& document, const KeyTable& table, const std::vector<std::string>& overrides,
-             Report* report);
-/// Local. The engine's part of a prepared document; of no use where there are problems.
-EngineConfig read_engine_config(const Document& document, int world_size, Problems& problems, Report* report);
+             ConfigReport* report);
+/// Local. The engine's part of a prepared document; not to be used when there are problems.
+EngineConfig read_engine_config(const Document& document, int world_size, Problems& problems,
+                                ConfigReport* report);
 /// Local. The engine's part of the resolved configuration.
 nlohmann::ordered_json write_engine_config(const EngineConfig& config);
 

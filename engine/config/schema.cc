@@ -11,32 +11,26 @@ namespace {
 
 using nlohmann::ordered_json;
 
-std::string parent_of(const std::string& path) {
-  size_t dot = path.rfind('.');
-  return dot == std::string::npos ? "" : path.substr(0, dot);
-}
-std::string last_part(const std::string& path) { return path.substr(path.rfind('.') + 1); }
-
-void add_range(const Key& key, ordered_json& schema) {
+void add_range(const Range& range, ordered_json& schema) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
-  auto bound = [](double value) {  // 3, not 3.0
-    bool whole = std::trunc(value) == value && std::abs(value) < 1e15;
+  const auto bound = [](double value) {  // 3, not 3.0
+    const bool whole = std::trunc(value) == value && std::abs(value) < 1e15;
     return whole ? ordered_json(static_cast<int64_t>(value)) : ordered_json(value);
   };
-  if (key.min > -kInfinity) schema[key.above_min ? "exclusiveMinimum" : "minimum"] = bound(key.min);
-  if (key.max < kInfinity) schema[key.below_max ? "exclusiveMaximum" : "maximum"] = bound(key.max);
+  if (range.min > -kInfinity) schema[range.above_min ? "exclusiveMinimum" : "minimum"] = bound(range.min);
+  if (range.max < kInfinity) schema[range.below_max ? "exclusiveMaximum" : "maximum"] = bound(range.max);
 }
 
 ordered_json number_schema(const Key& key, const char* type) {
   ordered_json schema = {{"type", type}};
-  add_range(key, schema);
+  add_range(key.range, schema);
   return schema;
 }
 
-ordered_json word_schema(const Key& key) {
-  std::vector<std::string> words = key.words;
-  for (const auto& [other, word] : key.other_words) words.push_back(other);
-  return {{"type", "string"}, {"examples", words}};
+ordered_json choice_schema(const Key& key) {
+  std::vector<std::string> choices = key.choices;
+  for (const auto& [alias, choice] : key.choice_aliases) choices.push_back(alias);
+  return {{"type", "string"}, {"examples", choices}};
 }
 
 ordered_json section_schema(const KeyTable& table, const std::string& path, bool open);
@@ -47,7 +41,7 @@ ordered_json value_schema(const KeyTable& table, const Key& key) {
     case Type::kBool: return {{"type", "boolean"}};
     case Type::kInteger: return number_schema(key, "integer");
     case Type::kNumber: return number_schema(key, "number");
-    case Type::kWord: return word_schema(key);
+    case Type::kChoice: return choice_schema(key);
     case Type::kText: return {{"type", "string"}};
     case Type::kPair:
       return {{"type", "array"}, {"items", number_schema(key, "number")}, {"minItems", 2}, {"maxItems", 2}};
@@ -62,14 +56,8 @@ ordered_json value_schema(const KeyTable& table, const Key& key) {
     case Type::kOpenSection: return {{"type", "object"}};
     case Type::kSection: return section_schema(table, key.path, false);
     case Type::kFreeSection: return section_schema(table, key.path, true);
-    case Type::kSectionList: {
-      ordered_json items = section_schema(table, key.path + "[]", false);
-      for (const Key& shared : table.keys())
-        if (shared.per_group && shared.parent() == key.items_like &&
-            !items["properties"].contains(shared.name()))
-          items["properties"][shared.name()] = key_schema(table, shared);
-      return {{"type", "array"}, {"items", items}};
-    }
+    case Type::kSectionList:
+      return {{"type", "array"}, {"items", section_schema(table, key.path + "[]", false)}};
   }
   return {};
 }
@@ -77,7 +65,7 @@ ordered_json value_schema(const KeyTable& table, const Key& key) {
 ordered_json key_schema(const KeyTable& table, const Key& key) {
   ordered_json schema = value_schema(table, key);
   ordered_json others = ordered_json::array();
-  if (key.takes_word_auto()) others.push_back({{"const", "auto"}});
+  if (key.takes_auto()) others.push_back({{"const", "auto"}});
   if (key.nullable) others.push_back({{"type", "null"}});
   if (!others.empty()) {
     others.insert(others.begin(), schema);
@@ -94,16 +82,15 @@ ordered_json key_schema(const KeyTable& table, const Key& key) {
 
 ordered_json section_schema(const KeyTable& table, const std::string& path, bool open) {
   ordered_json properties = ordered_json::object(), required = ordered_json::array();
-  for (const Key& key : table.keys()) {
-    for (const std::string& other : key.other_names)
-      if (parent_of(other) == path)
-        properties[last_part(other)] = {{"description", "Another name of " + key.path}};
-    if (key.parent() != path) continue;
-    ordered_json schema = key_schema(table, key);
-    // Rows of one name differ in their defaults by variant; the first one stands for all.
-    if (!properties.contains(key.name())) properties[key.name()] = schema;
-    if (key.required && key.variants.empty()) required.push_back(key.name());
+  for (const Key* key : table.children(path)) {
+    // Rows of one name differ in their defaults by type; the first one stands for all.
+    if (!properties.contains(key->name())) properties[key->name()] = key_schema(table, *key);
+    if (key->required && key->for_types.empty()) required.push_back(key->name());
   }
+  for (const Key& key : table.keys())
+    for (const std::string& alias : key.aliases)
+      if (Key{.path = alias}.parent() == path)
+        properties[Key{.path = alias}.name()] = {{"description", "Another name of " + key.path}};
   if (path.empty() || path == "trainer")
     for (const ArgumentRow& row : argument_rows()) {
       ordered_json& property = properties[row.name];
@@ -119,10 +106,10 @@ ordered_json section_schema(const KeyTable& table, const std::string& path, bool
   return schema;
 }
 
-std::string escape_pipes(const std::string& text) {
-  std::string out;
-  for (char c : text) out += c == '|' ? std::string("\\|") : std::string(1, c);
-  return out;
+std::string escape_pipes(std::string text) {
+  for (size_t at = text.find('|'); at != std::string::npos; at = text.find('|', at + 2))
+    text.insert(at, 1, '\\');
+  return text;
 }
 
 std::string default_text(const Key& key) {
@@ -146,14 +133,14 @@ std::string schema_text(const KeyTable& table) {
 
 std::string doc_row(const Key& key) {
   std::string meaning = key.doc;
-  if (!key.variants.empty()) meaning = str(join(key.variants, ", "), ": ", meaning);
-  if (key.use == Use::kRefused && !key.harmless.empty() && key.switch_name.empty())
+  if (!key.for_types.empty()) meaning = str(join(key.for_types, ", "), ": ", meaning);
+  if (key.use == Use::kRefused && !key.harmless.empty() && key.switch_key.empty())
     meaning += str("; accepted when ", join(key.harmless, " or "));
-  if (!key.switch_name.empty())
-    meaning += str("; off when `", key.switch_name, "` is ", join(key.harmless, " or "));
+  if (!key.switch_key.empty())
+    meaning += str("; off when `", key.switch_key, "` is ", join(key.harmless, " or "));
   if (key.per_group) meaning += " (per group)";
-  if (!key.other_names.empty()) meaning += str(". Also as `", join(key.other_names, "`, `"), "`");
-  if (key.takes_word_auto() && (key.auto_json != key.default_json || !key.auto_doc.empty()))
+  if (!key.aliases.empty()) meaning += str(". Also as `", join(key.aliases, "`, `"), "`");
+  if (key.takes_auto() && (key.auto_json != key.default_json || !key.auto_doc.empty()))
     meaning += str(". \"auto\": ", key.auto_doc.empty() ? str("`", key.auto_json, "`") : key.auto_doc);
   if (key.use != Use::kUsed)
     return str("| `", key.path, "` | ", escape_pipes(accepted(key)), " | ", escape_pipes(meaning), " |");

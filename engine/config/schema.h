@@ -1,5 +1,5 @@
-// What else the key table says: the JSON Schema (configs/schema.json, for editors) and the rows of
-// docs/configuration.md. Tests hold both files to it.
+// What is generated from the key table: the JSON Schema (configs/schema.json, for editors) and the rows of
+// docs/configuration.md. Tests compare both files with it.
 #pragma once
 
 #include <string>
@@ -9,7 +9,7 @@
 namespace tessera::config {
 
 /// Local. A JSON Schema (draft 7) of the table, as indented text. Looser than the reader where JSON Schema
-/// would grow long: words in any case, which keys belong to which type, rules over several keys.
+/// would grow long: choices in any case, which keys belong to which type, rules over several keys.
 std::string schema_text(const KeyTable& table);
 
 /// Local. The line of docs/configuration.md about a key: name, what is accepted, default (of

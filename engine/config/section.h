@@ -1,11 +1,11 @@
 // Section: reads one free-form object (model, data, and what they hold) as strictly as the key tables read
-// the rest: every getter names what it accepts, and finish() refuses keys that nobody asked for.
+// the rest: every getter says what it accepts, and finish() refuses keys that no getter was called for.
 //
 //   config::Section options = run.model;              // {"type": "mlp", "hidden": 128, "dropout": 0.1}
 //   int64_t hidden = options.integer("hidden", 256, 1, 65536);
 //   double dropout = options.number("dropout", 0.0, 0.0, 1.0);
 //   options.finish();                                 // "ds.json:7: model.hiden: unknown key (did you mean
-//   "hidden"?) …"
+//   …"
 #pragma once
 
 #include <cstdint>
@@ -21,9 +21,9 @@ namespace tessera::config {
 
 struct Key;
 
-/// A value: copies share what has been asked for. Not thread-safe. A value that has another type or is out of
-/// range (both ends included) is noted, and the getter gives its fallback: finish() throws all that was
-/// noted, so that a file's mistakes are told at once. Nothing may be made of the values before finish().
+/// A value: copies share which keys have been read. Not thread-safe. When a value has another type or is out
+/// of range (both ends included), the getter notes the error and returns its fallback; finish() throws all
+/// errors together. Values must not be used before finish().
 class Section {
  public:
   Section();  ///< an empty section
@@ -35,9 +35,9 @@ class Section {
   int64_t integer(const std::string& name, int64_t fallback, int64_t min, int64_t max) const;
   double number(const std::string& name, double fallback, double min, double max) const;
   std::string text(const std::string& name, const std::string& fallback) const;
-  /// One of `words`, in any case; returned as it stands in `words`.
-  std::string word(const std::string& name, const std::string& fallback,
-                   const std::vector<std::string>& words) const;
+  /// One of `choices`, in any case; returned as it stands in `choices`.
+  std::string choice(const std::string& name, const std::string& fallback,
+                     const std::vector<std::string>& choices) const;
   std::vector<int64_t> integers(const std::string& name, const std::vector<int64_t>& fallback, int64_t min,
                                 int64_t max) const;
   std::vector<double> numbers(const std::string& name, const std::vector<double>& fallback, double min,
@@ -46,22 +46,22 @@ class Section {
   /// A section inside this one; empty when it is absent. Has its own finish().
   Section section(const std::string& name) const;
 
-  /// The same for keys without a default: an absent or wrong one is thrown at once, as by fail().
+  /// The same for keys without a default: one that is absent or wrong is thrown at once, as by fail().
   int64_t required_integer(const std::string& name, int64_t min, int64_t max) const;
   double required_number(const std::string& name, double min, double max) const;
   std::string required_text(const std::string& name) const;
 
-  /// Throws ConfigError "<file>:<line>: <path>: …", a line for each mistake: what getters have noted, and
-  /// keys that no getter was called for, with the nearest that one was.
+  /// Throws ConfigError "<file>:<line>: <path>: …", a line for each error: those that getters have noted, and
+  /// keys that no getter was called for, with the nearest name that one was called for.
   void finish() const;
 
-  /// ConfigError about one of this section's keys, for checks of the caller's own;
-  /// what was noted before stands beside it.
+  /// Throws ConfigError about one of this section's keys, for checks of the caller's own, together with the
+  /// errors noted before.
   [[noreturn]] void fail(const std::string& name, const std::string& text) const;
 
   /// The section as it is written.
   const nlohmann::json& json() const;
-  /// The section with every key that has been asked for filled in.
+  /// The section with every key that has been read filled in.
   const nlohmann::json& resolved() const;
   const std::string& path() const;
 
@@ -71,11 +71,10 @@ class Section {
   T get(const Key& key, const T& fallback) const;
   template <class T>
   std::vector<T> get_list(const Key& item, const std::vector<T>& fallback, const char* accepted_list) const;
-  void note(const std::string& name, const std::string& text) const;
-  const nlohmann::json* ask(const std::string& name, const nlohmann::json& fallback) const;
   template <class T>
   T require(const Key& key) const;
-  std::string message(const std::string& path, const std::string& text) const;
+  void note(const std::string& name, const std::string& text) const;
+  const nlohmann::json* find(const std::string& name, const nlohmann::json& fallback) const;
   std::shared_ptr<State> state_;
 };
 

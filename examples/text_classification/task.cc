@@ -19,7 +19,7 @@ void read_data(const config::Section& data, TextClassificationOptions& options) 
   data.required_text("type");
   options.path = data.required_text("path");
   options.labels = data.texts("labels", options.labels);
-  options.tokenizer = data.word("tokenizer", options.tokenizer, {"character", "wordpiece"});
+  options.tokenizer = data.choice("tokenizer", options.tokenizer, {"character", "wordpiece"});
   options.vocab = data.text("vocab", options.vocab);
   options.lower_case = data.boolean("lower_case", options.lower_case);
   options.min_frequency = data.integer("min_frequency", options.min_frequency, 1, 1'000'000'000);

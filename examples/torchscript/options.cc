@@ -26,7 +26,7 @@ std::vector<std::string> files_of(const config::Section& data, const std::string
 
 LossOptions read_loss(const config::Section& model) {
   LossOptions loss;
-  loss.kind = loss_of(model.word("loss", "model", loss_names()));
+  loss.kind = loss_of(model.choice("loss", "model", loss_names()));
   loss.class_weights = model.numbers("class_weights", {}, 0.0, kLargest);
   loss.pos_weight = model.numbers("pos_weight", {}, 0.0, kLargest);
   loss.label_smoothing = model.number("label_smoothing", 0.0, 0.0, 1.0);
@@ -67,7 +67,7 @@ void check_metrics(const config::Section& model, const std::vector<std::string>&
 void read_split(const config::Section& data, TensorsOptions& options) {
   options.eval_fraction = data.number("eval_fraction", options.eval_fraction, 0.0, 0.9);
   options.random_split =
-      data.word("split", data.has("split_seed") ? "random" : "tail", {"tail", "random"}) == "random";
+      data.choice("split", data.has("split_seed") ? "random" : "tail", {"tail", "random"}) == "random";
   options.split_seed = static_cast<uint64_t>(data.integer("split_seed", 0, 0, kLargestSeed));
 }
 

@@ -173,7 +173,7 @@ TEST(Engine, CompletesAConfigMadeInCpp) {
     Mlp model;
     auto engine = initialize(model, config, comm);
     EXPECT_EQ(engine->config().train_micro_batch_size_per_gpu, 4);
-    EXPECT_EQ(engine->config().optimizer.params.at("lr"), engine->learning_rates()[0]);
+    EXPECT_EQ(std::get<AdamWOptions>(engine->config().optimizer.options).lr, engine->learning_rates()[0]);
   });
 }
 
@@ -191,8 +191,8 @@ TEST(Engine, RefusesConfigsThatCannotWork) {
     EngineConfig config = engine_config(small_units(1, 4));
     EXPECT_THAT(error(config), HasSubstr("zero_optimization.stage"));
     config = engine_config(small_units(1, 0));
-    config.optimizer.type = "Adammm";
-    EXPECT_THAT(error(config), HasSubstr("Adammm"));
+    config.optimizer.options = AdamWOptions{.lr = -3};
+    EXPECT_THAT(error(config), HasSubstr("optimizer.params.lr: found -3"));
   });
 }
 
@@ -408,7 +408,7 @@ TEST_P(EngineAt, TorchScript) {
     Case c = small_units(2, GetParam());
     c.micro_batch = 4;
     EngineConfig config = engine_config(c);
-    config.optimizer.params = {{"lr", 0.1}};
+    std::get<SGDOptions>(config.optimizer.options) = {.lr = 0.1};
     torch::jit::Module model = script_module();
     auto engine = initialize(model, config, comm);
     for (int step = 0; step < 5; ++step) {

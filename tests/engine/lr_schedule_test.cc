@@ -8,11 +8,13 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "core/error.h"
+#include "engine/config/parse.h"
 
 namespace tessera {
 namespace {
@@ -23,9 +25,22 @@ struct Row {
 };
 using Table = std::vector<Row>;
 
-SchedulerConfig make_config(std::string type, std::map<std::string, std::vector<double>> params,
-                            std::map<std::string, std::string> words = {}) {
-  return {std::move(type), std::move(params), std::move(words)};
+using Params = std::map<std::string, std::vector<double>>;
+using Choices = std::map<std::string, std::string>;
+
+/// As from a configuration's file, with as many param groups as the longest list has values.
+ScheduleOptions make_config(const std::string& type, const Params& params, const Choices& choices = {},
+                            size_t num_groups = 1) {
+  nlohmann::json config = {{"train_batch_size", 1}, {"scheduler", {{"type", type}}}};
+  nlohmann::json& written = config["scheduler"]["params"] = nlohmann::json::object();
+  for (const auto& [key, values] : params) {
+    written[key] = values.size() == 1 ? nlohmann::json(values[0]) : nlohmann::json(values);
+    if (key == "cycle_momentum" || key == "lr_range_test_staircase") written[key] = values[0] != 0;
+    if (num_groups == 1) num_groups = values.size();
+  }
+  for (const auto& [key, choice] : choices) written[key] = choice;
+  for (size_t i = 1; i < num_groups; ++i) config["optimizer"]["param_groups"].push_back({{"match", "x"}});
+  return parse_engine_config(config.dump()).scheduler;
 }
 
 // Rates that are zero by cancellation get the absolute part; both are far below
@@ -52,9 +67,11 @@ void expect_betas(const LrSchedule& schedule, const Table& table) {
   }
 }
 
-std::string error_of(const SchedulerConfig& config, size_t num_groups = 1, int64_t steps_per_epoch = 0) {
+std::string error_of(const std::string& type, const Params& params, const Choices& choices = {},
+                     size_t num_groups = 1, int64_t steps_per_epoch = 0) {
   try {
-    LrSchedule schedule(config, std::vector<double>(num_groups, 0.1), steps_per_epoch);
+    LrSchedule schedule(make_config(type, params, choices, num_groups), std::vector<double>(num_groups, 0.1),
+                        steps_per_epoch);
   } catch (const ConfigError& error) {
     return error.what();
   }
@@ -65,7 +82,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 TEST(LrSchedule, NoneIsConstant) {
-  const LrSchedule schedule(SchedulerConfig{}, {0.1, 0.2});
+  const LrSchedule schedule(ConstantLrOptions{}, {0.1, 0.2});
   expect_rates(schedule, {{0, {0.1, 0.2}}, {1'000'000, {0.1, 0.2}}});
   EXPECT_FALSE(schedule.betas(0).has_value());
 }
@@ -178,11 +195,11 @@ TEST(LrSchedule, WarmupCosineLrDefaults) {
                 {1501, {3.0000000000000004e-07}}});
 }
 
-std::map<std::string, std::vector<double>> one_cycle(std::map<std::string, std::vector<double>> more = {}) {
-  std::map<std::string, std::vector<double>> params = {{"cycle_min_lr", {1e-4}},
-                                                       {"cycle_max_lr", {1e-3}},
-                                                       {"cycle_first_step_size", {8}},
-                                                       {"cycle_second_step_size", {4}}};
+Params one_cycle(Params more = {}) {
+  Params params = {{"cycle_min_lr", {1e-4}},
+                   {"cycle_max_lr", {1e-3}},
+                   {"cycle_first_step_size", {8}},
+                   {"cycle_second_step_size", {4}}};
   params.merge(more);
   return params;
 }
@@ -268,11 +285,11 @@ TEST(LrSchedule, OneCycleInStairs) {
 }
 
 TEST(LrSchedule, OneCycleWithoutASecondHalfOrMomentum) {
-  const auto params = std::map<std::string, std::vector<double>>{{"cycle_min_lr", {1e-4}},
-                                                                 {"cycle_max_lr", {1e-3}},
-                                                                 {"cycle_first_step_size", {8}},
-                                                                 {"cycle_second_step_size", {0}},
-                                                                 {"cycle_momentum", {0}}};
+  const auto params = Params{{"cycle_min_lr", {1e-4}},
+                             {"cycle_max_lr", {1e-3}},
+                             {"cycle_first_step_size", {8}},
+                             {"cycle_second_step_size", {0}},
+                             {"cycle_momentum", {0}}};
   const LrSchedule schedule(make_config("OneCycle", params), {0.1});
   expect_rates(schedule, {{0, {0.0001}},
                           {1, {0.00021250000000000002}},
@@ -284,7 +301,7 @@ TEST(LrSchedule, OneCycleWithoutASecondHalfOrMomentum) {
 }
 
 TEST(LrSchedule, LrRangeTest) {
-  std::map<std::string, std::vector<double>> params = {
+  Params params = {
       {"lr_range_test_min_lr", {1e-4}}, {"lr_range_test_step_size", {4}}, {"lr_range_test_step_rate", {2}}};
   expect_rates(LrSchedule(make_config("LRRangeTest", params), {0.1}), {{0, {0.0001}},
                                                                        {1, {0.00015000000000000001}},
@@ -311,13 +328,13 @@ TEST(LrSchedule, StepLrCountsEpochsOrSteps) {
                           {6, {0.025, 0.005}},
                           {9, {0.0125, 0.0025}},
                           {30, {9.765625e-05, 1.953125e-05}}};
-  auto config = make_config("StepLR", {{"step_size", {3}}, {"gamma", {0.5}}});
-  expect_rates(LrSchedule(config, {0.1, 0.02}), by_count);
+  const Params params = {{"step_size", {3}}, {"gamma", {0.5}}};
+  expect_rates(LrSchedule(make_config("StepLR", params), {0.1, 0.02}), by_count);
 
-  config.words["interval"] = "epoch";
   Table by_epoch = by_count;
   for (Row& row : by_epoch) row.step *= 100;
-  const LrSchedule epochs(config, {0.1, 0.02}, /*steps_per_epoch=*/100);
+  const LrSchedule epochs(make_config("StepLR", params, {{"interval", "epoch"}}), {0.1, 0.02},
+                          /*steps_per_epoch=*/100);
   expect_rates(epochs, by_epoch);
   expect_rates(epochs, {{299, {0.1, 0.02}}, {599, {0.05, 0.01}}});
 
@@ -345,7 +362,7 @@ TEST(LrSchedule, CosineAnnealingLrGoesOnBeyondTMax) {
 }
 
 TEST(LrSchedule, CopiesShareOneDefinition) {
-  LrSchedule copy(SchedulerConfig{}, {1.0});
+  LrSchedule copy(ConstantLrOptions{}, {1.0});
   {
     const LrSchedule original(make_config("LRRangeTest", {}), {0.1});
     copy = original;
@@ -353,39 +370,45 @@ TEST(LrSchedule, CopiesShareOneDefinition) {
   EXPECT_EQ(copy.lr(2000), 0.002);
 }
 
+// DeepSpeed's default is 0.001, whatever the optimizer's rate is; "auto" and null mean the optimizer's.
+TEST(LrSchedule, WarmupDecayLrWithoutMaxRisesToEachGroupsOwnRate) {
+  const LrSchedule schedule(
+      make_config("WarmupDecayLR", {{"total_num_steps", {20}}, {"warmup_num_steps", {5}}},
+                  {{"warmup_max_lr", "auto"}, {"warmup_type", "linear"}}),
+      {3e-3, 5e-4});
+  expect_rates(schedule, {{0, {0, 0}}, {2, {0.0006, 0.0001}}, {6, {0.003, 0.0005}}, {21, {0, 0}}});
+}
+
 TEST(LrSchedule, EveryTypeIsAcceptedAndListed) {
-  for (std::string_view type : LrSchedule::types())
-    EXPECT_THAT(error_of(make_config(std::string(type), {})), ::testing::Not(HasSubstr("unknown schedule")));
-  EXPECT_THAT(error_of(make_config("WarmupRL", {})),
-              AllOf(HasSubstr("scheduler.type"), HasSubstr("WarmupLR, WarmupDecayLR")));
+  for (const ScheduleOptions& options : all_types<ScheduleOptions>())
+    if (const std::string type = type_of(options); !type.empty())
+      EXPECT_THAT(error_of(type, {}), ::testing::Not(HasSubstr("scheduler.type: found")));
+  EXPECT_THAT(error_of("WarmupRL", {}),
+              AllOf(HasSubstr("scheduler.type"), HasSubstr("\"WarmupLR\", \"WarmupDecayLR\"")));
 }
 
 TEST(LrSchedule, ErrorsNameTheKey) {
-  EXPECT_THAT(error_of(make_config("WarmupLR", {{"warmup_steps", {10}}})),
+  EXPECT_THAT(error_of("WarmupLR", {{"warmup_steps", {10}}}),
               AllOf(HasSubstr("scheduler.params.warmup_steps: unknown key"), HasSubstr("warmup_num_steps")));
-  EXPECT_THAT(
-      error_of(make_config("WarmupLR", {{"warmup_num_steps", {-1}}})),
-      AllOf(HasSubstr("scheduler.params.warmup_num_steps"), HasSubstr("found -1"), HasSubstr("at least 0")));
-  EXPECT_THAT(error_of(make_config("WarmupLR", {{"warmup_num_steps", {2.5}}})), HasSubstr("whole number"));
-  EXPECT_THAT(error_of(make_config("WarmupLR", {}, {{"warmup_type", "cosine"}})),
-              AllOf(HasSubstr("scheduler.params.warmup_type"), HasSubstr("log, linear")));
-  EXPECT_THAT(error_of(make_config("WarmupLR", {}, {{"warmup_num_steps", "auto"}})),
-              HasSubstr("expected a number"));
-  EXPECT_THAT(error_of(make_config("WarmupLR", {{"warmup_type", {1}}})), HasSubstr("log, linear"));
-  EXPECT_THAT(error_of(make_config("WarmupLR", {{"warmup_max_lr", {1, 2, 3}}}), 2),
-              HasSubstr("one number or 2"));
-  EXPECT_THAT(error_of(make_config("WarmupDecayLR", {})),
-              HasSubstr("scheduler.params.total_num_steps: is missing"));
-  EXPECT_THAT(error_of(make_config("OneCycle", {{"cycle_min_lr", {1}}})),
+  EXPECT_THAT(error_of("WarmupLR", {{"warmup_num_steps", {-1}}}),
+              AllOf(HasSubstr("scheduler.params.warmup_num_steps"), HasSubstr("found -1"),
+                    HasSubstr("an integer from 0")));
+  EXPECT_THAT(error_of("WarmupLR", {{"warmup_num_steps", {2.5}}}), HasSubstr("an integer"));
+  EXPECT_THAT(error_of("WarmupLR", {}, {{"warmup_type", "cosine"}}),
+              AllOf(HasSubstr("scheduler.params.warmup_type"), HasSubstr("\"log\", \"linear\"")));
+  EXPECT_THAT(error_of("WarmupLR", {}, {{"warmup_num_steps", "ten"}}), HasSubstr("expected an integer"));
+  EXPECT_THAT(error_of("WarmupLR", {{"warmup_type", {1}}}), HasSubstr("\"log\", \"linear\""));
+  EXPECT_THAT(error_of("WarmupLR", {{"warmup_max_lr", {1, 2, 3}}}, {}, 2), HasSubstr("one number, or 2"));
+  EXPECT_THAT(error_of("WarmupDecayLR", {}), HasSubstr("scheduler.params.total_num_steps: is missing"));
+  EXPECT_THAT(error_of("WarmupLR", {{"warmup_ratio", {0.1}}}), HasSubstr("scheduler.params.warmup_ratio"));
+  EXPECT_THAT(error_of("OneCycle", {{"cycle_min_lr", {1}}}),
               HasSubstr("scheduler.params.cycle_max_lr: is missing"));
-  EXPECT_THAT(error_of(make_config("OneCycle", one_cycle({{"cycle_momentum", {2}}}))),
-              HasSubstr("true or false"));
-  EXPECT_THAT(error_of(make_config("LRRangeTest", {{"last_batch_iteration", {10}}})),
-              HasSubstr("expected -1"));
-  EXPECT_EQ(error_of(make_config("LRRangeTest", {{"last_batch_iteration", {-1}}})), "no error");
-  EXPECT_THAT(error_of(make_config("StepLR", {{"step_size", {3}}}, {{"interval", "epoch"}})),
+  EXPECT_THAT(error_of("OneCycle", one_cycle(), {{"cycle_momentum", "2"}}), HasSubstr("true or false"));
+  EXPECT_THAT(error_of("LRRangeTest", {{"last_batch_iteration", {10}}}), HasSubstr("or -1"));
+  EXPECT_EQ(error_of("LRRangeTest", {{"last_batch_iteration", {-1}}}), "no error");
+  EXPECT_THAT(error_of("StepLR", {{"step_size", {3}}}, {{"interval", "epoch"}}),
               HasSubstr("scheduler.params.interval"));
-  EXPECT_EQ(error_of(make_config("StepLR", {{"step_size", {3}}, {"last_epoch", {-1}}}), 1, 10), "no error");
+  EXPECT_EQ(error_of("StepLR", {{"step_size", {3}}, {"last_epoch", {-1}}}, {}, 1, 10), "no error");
 }
 
 }  // namespace

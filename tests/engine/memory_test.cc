@@ -113,7 +113,7 @@ void check_allocations(comm::CommunicatorPtr comm, int stage, Precision precisio
   LiveBytes live;
   EngineConfig config;
   config.train_micro_batch_size_per_gpu = 2;
-  config.optimizer.params = {{"lr", 0.001}};
+  config.optimizer.options = AdamWOptions{.lr = 0.001};
   config.zero.stage = stage;
   config.zero.unit_numel = kLayerNumel;
   config.zero.param_persistence_threshold = 0;

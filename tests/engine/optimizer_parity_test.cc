@@ -17,8 +17,7 @@ constexpr int kSteps = 20;
 struct Algorithm {
   friend void PrintTo(const Algorithm& algorithm, std::ostream* out) { *out << algorithm.name; }
   std::string name;
-  std::string type;
-  std::map<std::string, double> params;
+  OptimizerOptions options;
   /// Trains a Bowl for kSteps in plain libtorch.
   std::function<void(BowlImpl&)> plain;
 };
@@ -77,35 +76,23 @@ const auto lamb = by_hand([](auto& states, int i, at::Tensor& w, const at::Tenso
 });
 
 std::vector<Algorithm> algorithms() {
-  using namespace torch::optim;
+  namespace optim = torch::optim;
   return {
-      {"AdamL2",
-       "Adam",
-       {{"lr", 0.01}, {"weight_decay", 0.1}},
-       with<Adam>(AdamOptions(0.01).weight_decay(0.1))},
-      {"AdamW",
-       "AdamW",
-       {{"lr", 0.01}, {"beta1", 0.8}, {"beta2", 0.98}, {"eps", 1e-6}, {"weight_decay", 0.1}},
-       with<AdamW>(AdamWOptions(0.01).betas({0.8, 0.98}).eps(1e-6).weight_decay(0.1))},
-      {"SGD", "SGD", {{"lr", 0.02}}, with<SGD>(SGDOptions(0.02))},
-      {"SGDWeightDecay",
-       "SGD",
-       {{"lr", 0.02}, {"weight_decay", 0.1}},
-       with<SGD>(SGDOptions(0.02).weight_decay(0.1))},
-      {"SGDDampening",
-       "SGD",
-       {{"lr", 0.02}, {"momentum", 0.8}, {"dampening", 0.3}},
-       with<SGD>(SGDOptions(0.02).momentum(0.8).dampening(0.3))},
-      {"SGDNesterov",
-       "SGD",
-       {{"lr", 0.01}, {"momentum", 0.8}, {"nesterov", 1}, {"weight_decay", 0.05}},
-       with<SGD>(SGDOptions(0.01).momentum(0.8).nesterov(true).weight_decay(0.05))},
-      {"Adagrad",
-       "Adagrad",
-       {{"lr", 0.1}, {"lr_decay", 0.05}, {"weight_decay", 0.1}, {"eps", 1e-10}},
-       with<Adagrad>(AdagradOptions(0.1).lr_decay(0.05).weight_decay(0.1).eps(1e-10))},
-      {"Lion", "Lion", {{"lr", 0.003}, {"beta1", 0.9}, {"beta2", 0.99}, {"weight_decay", 0.1}}, lion},
-      {"LAMB", "LAMB", {{"lr", 0.01}, {"eps", 1e-6}, {"weight_decay", 0.01}}, lamb},
+      {"AdamL2", AdamOptions{.lr = 0.01, .weight_decay = 0.1},
+       with<optim::Adam>(optim::AdamOptions(0.01).weight_decay(0.1))},
+      {"AdamW", AdamWOptions{.lr = 0.01, .beta1 = 0.8, .beta2 = 0.98, .eps = 1e-6, .weight_decay = 0.1},
+       with<optim::AdamW>(optim::AdamWOptions(0.01).betas({0.8, 0.98}).eps(1e-6).weight_decay(0.1))},
+      {"SGD", SGDOptions{.lr = 0.02}, with<optim::SGD>(optim::SGDOptions(0.02))},
+      {"SGDWeightDecay", SGDOptions{.lr = 0.02, .weight_decay = 0.1},
+       with<optim::SGD>(optim::SGDOptions(0.02).weight_decay(0.1))},
+      {"SGDDampening", SGDOptions{.lr = 0.02, .momentum = 0.8, .dampening = 0.3},
+       with<optim::SGD>(optim::SGDOptions(0.02).momentum(0.8).dampening(0.3))},
+      {"SGDNesterov", SGDOptions{.lr = 0.01, .weight_decay = 0.05, .momentum = 0.8, .nesterov = true},
+       with<optim::SGD>(optim::SGDOptions(0.01).momentum(0.8).nesterov(true).weight_decay(0.05))},
+      {"Adagrad", AdagradOptions{.lr = 0.1, .eps = 1e-10, .weight_decay = 0.1, .lr_decay = 0.05},
+       with<optim::Adagrad>(optim::AdagradOptions(0.1).lr_decay(0.05).weight_decay(0.1).eps(1e-10))},
+      {"Lion", LionOptions{.lr = 0.003, .beta1 = 0.9, .beta2 = 0.99, .weight_decay = 0.1}, lion},
+      {"LAMB", LambOptions{.lr = 0.01, .eps = 1e-6, .weight_decay = 0.01}, lamb},
   };
 }
 
@@ -118,8 +105,7 @@ Tensors engine_weights(const Algorithm& algorithm, int world, int stage,
     config.zero.stage = stage;
     config.zero.unit_numel = 200;  // two units hold two parameters, and shards cut through all
     config.zero.param_persistence_threshold = 0;
-    config.optimizer.type = algorithm.type;
-    config.optimizer.params = algorithm.params;
+    config.optimizer.options = algorithm.options;
     if (change) change(config);
     Bowl model;
     fill_parameters(*model, 1);
@@ -168,9 +154,8 @@ INSTANTIATE_TEST_SUITE_P(All, Optimizer, ::testing::ValuesIn(algorithms()),
 class Transport : public ::testing::TestWithParam<int> {  // stage
  protected:
   Tensors run(const std::function<void(EngineConfig&)>& change = {}) const {
-    return engine_weights(
-        {.name = "", .type = "SGD", .params = {{"lr", 0.02}, {"momentum", 0.9}}, .plain = {}}, 2, GetParam(),
-        change);
+    return engine_weights({.name = "", .options = SGDOptions{.lr = 0.02, .momentum = 0.9}, .plain = {}}, 2,
+                          GetParam(), change);
   }
 };
 
@@ -214,9 +199,8 @@ TEST_P(Transport, InBf16OnlyTheDigitsOnTheWireAreFewer) {
   EXPECT_FALSE(bit_equal(found, expected)) << "the key must have an effect";
   EXPECT_LT(largest_difference(found, expected), 0.02);
   EXPECT_TRUE(bit_equal(
-      found,
-      engine_weights({.name = "", .type = "SGD", .params = {{"lr", 0.02}, {"momentum", 0.9}}, .plain = {}}, 2,
-                     0, bf16)))
+      found, engine_weights({.name = "", .options = SGDOptions{.lr = 0.02, .momentum = 0.9}, .plain = {}}, 2,
+                            0, bf16)))
       << "at every stage alike";
 }
 

@@ -28,7 +28,7 @@ EngineConfig bowl_config(int stage) {
   config.zero.stage = stage;
   config.zero.unit_numel = 200;
   config.zero.param_persistence_threshold = 0;
-  config.optimizer.params = {{"lr", 0.02}, {"weight_decay", 0.3}};
+  config.optimizer.options = AdamWOptions{.lr = 0.02, .weight_decay = 0.3};
   return config;
 }
 
@@ -165,12 +165,10 @@ TEST(LearningRates, FollowTheScheduleByGroupAndAreTheOnesUsed) {
   for (int stage = 0; stage <= 3; ++stage)
     on_ranks(2, [&](comm::CommunicatorPtr comm) {
       EngineConfig config = bowl_config(stage);
-      config.optimizer.type = "SGD";
-      config.optimizer.params = {{"lr", 0.05}};
+      config.optimizer.options = SGDOptions{.lr = 0.05};
       config.optimizer.param_groups = {{.match = {"matrix"}, .params = {{"lr", 0.2}}}};
-      config.scheduler.type = "WarmupLR";
-      config.scheduler.params = {{"warmup_min_lr", {0.001}}, {"warmup_num_steps", {5}}};
-      config.scheduler.words = {{"warmup_type", "linear"}};
+      config.scheduler =
+          WarmupLrOptions{.warmup_min_lr = {0.001}, .warmup = {.num_steps = 5, .type = "linear"}};
       Bowl model;
       fill_parameters(*model, 1);
       auto engine = initialize(model, config, comm);
@@ -198,8 +196,7 @@ TEST(LearningRates, FollowTheScheduleByGroupAndAreTheOnesUsed) {
 TEST(LearningRates, DoNotAdvanceInSkippedSteps) {
   on_ranks(1, [](comm::CommunicatorPtr comm) {
     EngineConfig config = bowl_config(1);
-    config.scheduler.type = "StepLR";
-    config.scheduler.params = {{"step_size", {1}}, {"gamma", {0.5}}};
+    config.scheduler = StepLrOptions{.step_size = 1, .gamma = 0.5};
     Bowl model;
     fill_parameters(*model, 1);
     auto engine = initialize(model, config, comm);

@@ -151,10 +151,8 @@ TEST_P(Overflow, InFp32AndBf16TooAndTrainingGoesOnAsIfNothingHadBeen) {
         Mlp model;
         fill_parameters(*model, 1);
         EngineConfig config = engine_config(c);
-        config.scheduler = {
-            .type = "WarmupLR",
-            .params = {{"warmup_min_lr", {1e-4}}, {"warmup_max_lr", {0.05}}, {"warmup_num_steps", {10}}},
-            .words = {}};
+        config.scheduler =
+            WarmupLrOptions{.warmup_min_lr = {1e-4}, .warmup_max_lr = {0.05}, .warmup = {.num_steps = 10}};
         auto engine = initialize(model, config, comm);
         for (int step = 0; step < 4; ++step) {
           if (step == 2 && overflow) train_step(*engine, 77, comm->rank() == 0);

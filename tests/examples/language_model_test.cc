@@ -87,7 +87,7 @@ TEST_F(LanguageModelTest, LearnsATextAtEveryStage) {
       EXPECT_EQ(task.eval_size(), 15);
       EngineConfig config;
       config.train_micro_batch_size_per_gpu = 5;
-      config.optimizer.params = {{"lr", 0.03}};
+      config.optimizer.options = AdamWOptions{.lr = 0.03};
       config.zero.stage = stage;
       Engine& engine = task.initialize(config, comm, {});
       double loss = 0;

@@ -56,7 +56,7 @@ class TextClassificationTest : public ::testing::Test {
   static EngineConfig config(int64_t micro_batch, int stage = 0) {
     EngineConfig config;
     config.train_micro_batch_size_per_gpu = micro_batch;
-    config.optimizer.params = {{"lr", 0.01}};
+    config.optimizer.options = AdamWOptions{.lr = 0.01};
     config.zero.stage = stage;
     return config;
   }

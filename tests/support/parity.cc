@@ -18,11 +18,12 @@ EngineConfig engine_config(const Case& c) {
   config.gradient_accumulation_steps = c.accumulation;
   config.train_batch_size = static_cast<int64_t>(c.micro_batch) * c.accumulation * c.world;
   config.gradient_clipping = c.clipping;
-  config.optimizer.type = c.optimizer;
   if (c.optimizer == "SGD") {
-    config.optimizer.params = {{"lr", 0.1}, {"momentum", 0.9}, {"weight_decay", 0.01}};
+    config.optimizer.options = SGDOptions{.lr = 0.1, .weight_decay = 0.01, .momentum = 0.9};
   } else {
-    config.optimizer.params = {{"lr", 0.01}, {"weight_decay", 0.1}};
+    config.optimizer.options = options_named<OptimizerOptions>(c.optimizer).value();
+    std::visit([](auto& options) { options.lr = 0.01, options.weight_decay = 0.1; },
+               config.optimizer.options);
   }
   return config;
 }

@@ -95,7 +95,7 @@ TEST_F(TrainedRunTest, AnotherNumberOfRanksKeepsTheMicroBatch) {
   const TrainedRun run = open_run(folder_, 5);
   EXPECT_EQ(run.config.engine.train_micro_batch_size_per_gpu, 24);
   EXPECT_EQ(run.config.engine.train_batch_size, 5 * 24);
-  EXPECT_EQ(run.config.engine.optimizer.type, "SGD") << "without moments, which nobody needs";
+  EXPECT_EQ(type_of(run.config.engine.optimizer.options), "SGD") << "without moments, which nobody needs";
   EXPECT_TRUE(run.config.engine.optimizer.param_groups.empty());
   EXPECT_FALSE(run.config.engine.checkpoint.async);
 }

@@ -245,12 +245,12 @@ TEST(TrainerConfig, ArgumentsThatCannotBeTaken) {
 
 TEST(TrainerConfig, WarmupRatioIsOfTheRunsSteps) {
   const auto steps = [](const std::string& params, int64_t total) {
-    SchedulerConfig scheduler =
+    ScheduleOptions schedule =
         parse_run_config("{\"train_batch_size\": 8, \"scheduler\": {\"type\": " + params + "}}", "c.json", 1)
             .engine.scheduler;
-    fill_in_schedule(scheduler, total);
-    EXPECT_FALSE(scheduler.params.contains("warmup_ratio"));
-    return scheduler.params.at("warmup_num_steps").front();
+    fill_in_schedule(schedule, total);
+    EXPECT_FALSE(warmup_of(schedule)->ratio);
+    return warmup_of(schedule)->num_steps;
   };
   EXPECT_EQ(steps(R"("WarmupLR", "params": {"warmup_ratio": 0.06})", 1001), 61)
       << "rounded up, as in TrainingArguments.get_warmup_steps";
@@ -302,7 +302,7 @@ TEST(TrainerConfig, ResolvedConfigurationHasEveryUsedKey) {
       json::parse(dump_resolved(load_run_config(TESSERA_SOURCE_DIR "/configs/fashion_mnist.json", 2)));
   config::KeyTable table = run_keys();
   for (const config::Key& key : table.keys()) {
-    if (key.use != config::Use::kUsed || !key.variants.empty() || key.path.find("[]") != std::string::npos)
+    if (key.use != config::Use::kUsed || !key.for_types.empty() || key.path.find("[]") != std::string::npos)
       continue;
     std::string pointer = "/" + key.path;
     std::replace(pointer.begin(), pointer.end(), '.', '/');
@@ -322,21 +322,19 @@ TEST(TrainerConfig, FashionMnistIsStageTwo) {
       3);
 }
 
-TEST(TrainerConfig, DoubtsAScheduleThatEndsAtNothing) {
-  const auto doubt = [](double step_size, double gamma, const char* interval) {
-    return doubt_about({.type = "StepLR",
-                        .params = {{"step_size", {step_size}}, {"gamma", {gamma}}},
-                        .words = {{"interval", interval}}},
-                       1000);
+TEST(TrainerConfig, WarnsOfAScheduleThatEndsAtNothing) {
+  const auto warning = [](int64_t step_size, double gamma, const char* interval) {
+    return schedule_warning(StepLrOptions{.interval = interval, .step_size = step_size, .gamma = gamma},
+                            1000);
   };
-  EXPECT_EQ(doubt(1, 0.5, "step"),
+  EXPECT_EQ(warning(1, 0.5, "step"),
             "scheduler.params.step_size: found 1, which counts optimizer steps: long before the last of "
             "1,000 the learning rate is 0; "
             "\"interval\": \"epoch\" counts epochs");
-  EXPECT_EQ(doubt(1, 0.5, "epoch"), "");
-  EXPECT_EQ(doubt(100, 0.5, "step"), "");
-  EXPECT_EQ(doubt(1, 0.999, "step"), "");
-  EXPECT_EQ(doubt_about({.type = "WarmupLR", .params = {}, .words = {}}, 1000), "");
+  EXPECT_EQ(warning(1, 0.5, "epoch"), "");
+  EXPECT_EQ(warning(100, 0.5, "step"), "");
+  EXPECT_EQ(warning(1, 0.999, "step"), "");
+  EXPECT_EQ(schedule_warning(WarmupLrOptions{}, 1000), "");
 }
 
 TEST(TrainerConfig, SchemaIsTheTables) {

@@ -159,7 +159,7 @@ TEST(ConfigCheck, SaysWhereOthersArgumentsAreSaidHere) {
             "the command line");
   for (const char* name :
        {"deepspeed", "do_train", "num_processes", "push_to_hub", "gradient_checkpointing", "zero_stage"}) {
-    EXPECT_NE(error_for(str("\"", name, "\": 1")).find(config::place_of_argument(name)), std::string::npos)
+    EXPECT_NE(error_for(str("\"", name, "\": 1")).find(config::instead_of_argument(name)), std::string::npos)
         << name;
     EXPECT_LT(error_for(str("\"", name, "\": 1")).size(), 260u) << name;
   }
@@ -205,7 +205,7 @@ TEST(ConfigCheck, RefusedByNameUnlessTheyAskForNothing) {
   EXPECT_NE(error_for(R"("zero_optimization": {"zero_hpz_partition_size": 8})"), "");
   EXPECT_NE(error_for(R"("zero_optimization": {"mics_shard_size": 2})"), "");
 
-  config::Report report;
+  config::ConfigReport report;
   parse_engine_config(
       R"({"train_batch_size": 8, "amp": {"enabled": false, "opt_level": "O1"}, "elasticity": {}, "wandb": null,
       "sparse_gradients": false, "gradient_allreduce_op": "mean", "tensor_parallel": {"autotp_size": 1}, "compile": {"deepcompile": false},
@@ -217,7 +217,7 @@ TEST(ConfigCheck, RefusedByNameUnlessTheyAskForNothing) {
 }
 
 TEST(ConfigCheck, KeysWithoutEffectGiveOneWarning) {
-  config::Report report;
+  config::ConfigReport report;
   parse_engine_config(
       R"({"train_batch_size": 8, "zero_allow_untested_optimizer": true, "flops_profiler": {"enabled": false}, "comms_logger": {"enabled": true},
       "activation_checkpointing": {"partition_activations": true}, "wandb": {"project": "p"},

@@ -21,7 +21,7 @@ std::string config_error(Call call) {
 }
 
 /// `keys` beside a valid batch size, as in a file c.json.
-inline EngineConfig parse_keys(const std::string& keys, config::Report* report = nullptr) {
+inline EngineConfig parse_keys(const std::string& keys, config::ConfigReport* report = nullptr) {
   return parse_engine_config("{\"train_batch_size\": 8, " + keys + "}", {.report = report}, "c.json");
 }
 

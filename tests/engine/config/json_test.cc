@@ -7,7 +7,6 @@
 
 #include "engine/config/check.h"
 #include "engine/config/document.h"
-#include "engine/config/json.h"
 #include "tests/engine/config/config_testing.h"
 
 namespace tessera::config {
@@ -130,10 +129,10 @@ TEST(ConfigJson, OverridesSetValuesAndCreateSections) {
 
 TEST(ConfigJson, OverridesUnderOtherNamesOfAKey) {
   KeyTable table;
-  table.add(section("a"));
-  table.add(integer("a.b").also("a.bee").also("old_b"));
-  table.add(section("c").also("sea"));
-  EXPECT_EQ(under_own_names({"a.bee=1", "old_b=a.bee", "sea.x=2", "seaside=3", "a.b=4", "none"}, table),
+  table.add(make_key(Type::kSection, "a", ""));
+  table.add(make_key(Type::kInteger, "a.b", "", alias("a.bee"), alias("old_b")));
+  table.add(make_key(Type::kSection, "c", "", alias("sea")));
+  EXPECT_EQ(without_aliases({"a.bee=1", "old_b=a.bee", "sea.x=2", "seaside=3", "a.b=4", "none"}, table),
             (std::vector<std::string>{"a.b=1", "a.b=a.bee", "c.x=2", "seaside=3", "a.b=4", "none"}));
 }
 

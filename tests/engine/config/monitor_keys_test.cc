@@ -8,7 +8,7 @@ namespace tessera {
 namespace {
 
 TEST(MonitorKeys, DeepSpeedsSectionsWorkAsTheyAre) {
-  config::Report report;
+  config::ConfigReport report;
   // https://www.deepspeed.ai/docs/config-json/#monitoring-module, with monitors
   // Tessera has no client for switched off.
   const EngineConfig config = parse_keys(R"(

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "tests/engine/config/config_testing.h"
@@ -12,6 +13,10 @@ namespace {
 
 using nlohmann::json;
 using Params = std::map<std::string, double>;
+
+/// With every default spelled out: the tests hold the structs to them.
+const AdamWOptions kAdamW{
+    .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0, .bias_correction = true};
 
 void expect_round_trip(const EngineConfig& config, int world_size) {
   std::string text = dump_resolved(config);
@@ -24,8 +29,7 @@ TEST(ConfigParse, DefaultsAreTheStructsOwn) {
   EngineConfig expected;
   expected.train_batch_size = 8;
   expected.train_micro_batch_size_per_gpu = 8;
-  expected.optimizer.params = {{"lr", 1e-3},  {"beta1", 0.9},      {"beta2", 0.999},
-                               {"eps", 1e-8}, {"weight_decay", 0}, {"bias_correction", 1}};
+  expected.optimizer.options = kAdamW;
   EXPECT_EQ(parse_keys("\"seed\": 42"), expected);
 }
 
@@ -60,7 +64,7 @@ TEST(ConfigParse, EveryKeyReachesItsField) {
 }
 
 TEST(ConfigParse, OtherNamesAndOldForms) {
-  config::Report report;
+  config::ConfigReport report;
   EngineConfig config = parse_keys(R"("bfloat16": {"enabled": true}, "gradient_accumulation_dtype": "float32",
       "zero_optimization": {"stage": 3, "prefetch_bucket_size": 11, "param_persistence_threshold": 12, "max_live_parameters": 13})",
                                    &report);
@@ -80,17 +84,18 @@ TEST(ConfigParse, OtherNamesAndOldForms) {
 }
 
 TEST(ConfigParse, AutoIsResolvedAndListed) {
-  config::Report report;
+  config::ConfigReport report;
   EngineConfig config = load_engine_config(TESSERA_SOURCE_DIR "/configs/ds_config_zero2.json",
                                            {.world_size = 4, .report = &report});
   EXPECT_EQ(config.train_batch_size, 32);
   EXPECT_EQ(config.train_micro_batch_size_per_gpu, 8);
   EXPECT_EQ(config.gradient_clipping, 1.0);
   EXPECT_FALSE(config.bf16);
-  EXPECT_EQ(config.optimizer.params.at("lr"), 5e-5);
-  EXPECT_TRUE(config.scheduler.needs_total_num_steps());
-  EXPECT_EQ(config.scheduler.params.count("warmup_max_lr"), 0u);  // the optimizer's
-  EXPECT_EQ(config.scheduler.params.at("warmup_num_steps"), std::vector<double>{0});
+  EXPECT_EQ(std::get<AdamWOptions>(config.optimizer.options).lr, 5e-5);
+  auto& schedule = std::get<WarmupDecayLrOptions>(config.scheduler);
+  EXPECT_EQ(schedule.total_num_steps, std::nullopt);
+  EXPECT_TRUE(schedule.warmup_max_lr.empty());  // the optimizer's
+  EXPECT_EQ(schedule.warmup.num_steps, 0);
   EXPECT_EQ(config.zero.reduce_bucket_size, 200'000'000);
   EXPECT_EQ(report.warnings.size(), 1u);
   const std::vector<std::string> resolved = {
@@ -109,43 +114,44 @@ TEST(ConfigParse, AutoIsResolvedAndListed) {
       "scheduler.params.warmup_num_steps: \"auto\" is 0"};
   EXPECT_EQ(report.resolved, resolved);
   expect_round_trip(config, 4);
-  config.scheduler.params["total_num_steps"] = {500};
-  EXPECT_FALSE(config.scheduler.needs_total_num_steps());
+  schedule.total_num_steps = 500;
   expect_round_trip(config, 4);
 }
 
 TEST(ConfigParse, OptimizersAndTheirDefaults) {
-  struct Case {
-    std::string written, type;
-    Params params;
+  AdamWOptions torch_adamw = kAdamW;
+  torch_adamw.weight_decay = 0.01;
+  const AdamOptions adam{
+      .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0, .bias_correction = true};
+  const LambOptions lamb{.lr = 1e-3,
+                         .beta1 = 0.9,
+                         .beta2 = 0.999,
+                         .eps = 1e-8,
+                         .weight_decay = 0,
+                         .bias_correction = true,
+                         .max_coeff = 10,
+                         .min_coeff = 0.01};
+  const LionOptions lion{.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .weight_decay = 0};
+  const SGDOptions sgd{.lr = 1e-3, .weight_decay = 0, .momentum = 0, .dampening = 0, .nesterov = false};
+  const AdagradOptions adagrad{.lr = 1e-2, .eps = 1e-10, .weight_decay = 0, .lr_decay = 0};
+  const std::vector<std::pair<std::string, OptimizerOptions>> cases = {
+      {R"({"type": "Adam"})", kAdamW},  // DeepSpeed's: adam_w_mode is true
+      {R"({"type": "adam", "params": {"adam_w_mode": false}})", adam},
+      {R"({"type": "FusedAdam", "params": {"adam_w_mode": false, "torch_adam": true}})", adam},
+      {R"({"type": "DeepSpeedCPUAdam"})", kAdamW},
+      {R"({"type": "ADAMW", "params": {"adam_w_mode": false}})", kAdamW},
+      {R"({"type": "AdamW", "params": {"torch_adam": true}})", torch_adamw},
+      {R"({"type": "AdamW", "params": {"torch_adam": true, "weight_decay": 0}})", kAdamW},
+      {R"({"type": null})", kAdamW},
+      {R"({"type": "Lamb"})", lamb},
+      {R"({"type": "lion"})", lion},
+      {R"({"type": "SGD"})", sgd},
+      {R"({"type": "adagrad"})", adagrad},
   };
-  const Params adam = {{"lr", 1e-3},  {"beta1", 0.9},      {"beta2", 0.999},
-                       {"eps", 1e-8}, {"weight_decay", 0}, {"bias_correction", 1}};
-  Params torch_adamw = adam, lamb = adam;
-  torch_adamw["weight_decay"] = 0.01;
-  lamb["max_coeff"] = 10;
-  lamb["min_coeff"] = 0.01;
-  const Params lion = {{"lr", 1e-3}, {"beta1", 0.9}, {"beta2", 0.999}, {"weight_decay", 0}};
-  const Params sgd = {{"lr", 1e-3}, {"momentum", 0}, {"dampening", 0}, {"nesterov", 0}, {"weight_decay", 0}};
-  const Params adagrad = {{"lr", 1e-2}, {"eps", 1e-10}, {"lr_decay", 0}, {"weight_decay", 0}};
-  const std::vector<Case> cases = {
-      {R"({"type": "Adam"})", "AdamW", adam},  // DeepSpeed's: adam_w_mode is true
-      {R"({"type": "adam", "params": {"adam_w_mode": false}})", "Adam", adam},
-      {R"({"type": "FusedAdam", "params": {"adam_w_mode": false, "torch_adam": true}})", "Adam", adam},
-      {R"({"type": "DeepSpeedCPUAdam"})", "AdamW", adam},
-      {R"({"type": "ADAMW", "params": {"adam_w_mode": false}})", "AdamW", adam},
-      {R"({"type": "AdamW", "params": {"torch_adam": true}})", "AdamW", torch_adamw},
-      {R"({"type": "AdamW", "params": {"torch_adam": true, "weight_decay": 0}})", "AdamW", adam},
-      {R"({"type": null})", "AdamW", adam},
-      {R"({"type": "Lamb"})", "LAMB", lamb},
-      {R"({"type": "lion"})", "Lion", lion},
-      {R"({"type": "SGD"})", "SGD", sgd},
-      {R"({"type": "adagrad"})", "Adagrad", adagrad},
-  };
-  for (const Case& c : cases) {
-    EngineConfig config = parse_keys("\"optimizer\": " + c.written);
-    EXPECT_EQ(config.optimizer.type, c.type) << c.written;
-    EXPECT_EQ(config.optimizer.params, c.params) << c.written;
+  for (const auto& [written, options] : cases) {
+    EngineConfig config = parse_keys("\"optimizer\": " + written);
+    EXPECT_EQ(type_of(config.optimizer.options), type_of(options)) << written;
+    EXPECT_EQ(config.optimizer.options, options) << written;
     expect_round_trip(config, 1);
   }
 }
@@ -161,7 +167,7 @@ TEST(ConfigParse, ParamGroups) {
   config = parse_keys(
       R"("optimizer": {"param_groups": [{"match": "x", "betas": [0.5, 0.6]}]}, "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": [1, 2]}})");
   EXPECT_EQ(config.optimizer.param_groups[0].params, (Params{{"beta1", 0.5}, {"beta2", 0.6}}));
-  EXPECT_EQ(config.scheduler.params.at("warmup_max_lr"), (std::vector<double>{1, 2}));
+  EXPECT_EQ(std::get<WarmupLrOptions>(config.scheduler).warmup_max_lr, (std::vector<double>{1, 2}));
   expect_round_trip(config, 1);
   EXPECT_EQ(
       config_error([] {
@@ -172,53 +178,56 @@ TEST(ConfigParse, ParamGroups) {
 }
 
 TEST(ConfigParse, SchedulersAndTheirDefaults) {
-  using Lists = std::map<std::string, std::vector<double>>;
-  struct Case {
-    std::string written;
-    Lists params;
-  };
-  const std::vector<Case> cases = {
-      {R"({"type": "WarmupLR"})", {{"warmup_min_lr", {0}}, {"warmup_num_steps", {1000}}}},
+  const WarmupOptions warmup{.num_steps = 1000, .ratio = std::nullopt, .type = "log"};
+  const std::vector<std::pair<std::string, ScheduleOptions>> cases = {
+      {R"({"type": "WarmupLR"})",
+       WarmupLrOptions{.warmup_min_lr = {0}, .warmup_max_lr = {}, .warmup = warmup}},
       {R"({"type": "WarmupDecayLR", "params": {"total_num_steps": 5e3}})",
-       {{"warmup_min_lr", {0}},
-        {"warmup_max_lr", {1e-3}},
-        {"warmup_num_steps", {1000}},
-        {"total_num_steps", {5000}}}},
+       WarmupDecayLrOptions{
+           .total_num_steps = 5000, .warmup_min_lr = {0}, .warmup_max_lr = {1e-3}, .warmup = warmup}},
       {R"({"type": "warmupcosinelr"})",
-       {{"warmup_min_ratio", {0}}, {"cos_min_ratio", {1e-4}}, {"warmup_num_steps", {1000}}}},
+       WarmupCosineLrOptions{
+           .total_num_steps = std::nullopt, .warmup_min_ratio = 0, .cos_min_ratio = 1e-4, .warmup = warmup}},
       {R"({"type": "OneCycle", "params": {"cycle_min_lr": 0.1, "cycle_max_lr": 1}})",
-       {{"cycle_min_lr", {0.1}},
-        {"cycle_max_lr", {1}},
-        {"decay_lr_rate", {0}},
-        {"cycle_first_step_size", {2000}},
-        {"cycle_first_stair_count", {0}},
-        {"decay_step_size", {0}},
-        {"cycle_momentum", {1}},
-        {"cycle_min_mom", {0.8}},
-        {"cycle_max_mom", {0.9}},
-        {"decay_mom_rate", {0}}}},
+       OneCycleOptions{.cycle_min_lr = {0.1},
+                       .cycle_max_lr = {1},
+                       .decay_lr_rate = 0,
+                       .cycle_first_step_size = 2000,
+                       .cycle_second_step_size = std::nullopt,
+                       .cycle_first_stair_count = 0,
+                       .cycle_second_stair_count = std::nullopt,
+                       .decay_step_size = 0,
+                       .cycle_momentum = true,
+                       .cycle_min_mom = {0.8},
+                       .cycle_max_mom = {0.9},
+                       .decay_mom_rate = 0}},
       {R"({"type": "LRRangeTest", "params": {"last_batch_iteration": -1}})",
-       {{"lr_range_test_min_lr", {1e-3}},
-        {"lr_range_test_step_size", {2000}},
-        {"lr_range_test_step_rate", {1}},
-        {"lr_range_test_staircase", {0}}}},
+       LrRangeTestOptions{.lr_range_test_min_lr = {1e-3},
+                          .lr_range_test_step_size = 2000,
+                          .lr_range_test_step_rate = 1,
+                          .lr_range_test_staircase = false}},
       {R"({"type": "StepLR", "params": {"step_size": 3, "interval": "step"}})",
-       {{"step_size", {3}}, {"gamma", {0.1}}}},
-      {R"({"type": "CosineAnnealingLR", "params": {"T_max": 10}})", {{"T_max", {10}}, {"eta_min", {0}}}},
+       StepLrOptions{.interval = "step", .step_size = 3, .gamma = 0.1}},
+      {R"({"type": "CosineAnnealingLR", "params": {"T_max": 10}})",
+       CosineAnnealingLrOptions{.interval = "step", .T_max = 10, .eta_min = 0}},
   };
-  for (const Case& c : cases) {
-    EngineConfig config = parse_keys("\"scheduler\": " + c.written);
-    EXPECT_EQ(config.scheduler.params, c.params) << c.written;
+  for (const auto& [written, schedule] : cases) {
+    EngineConfig config = parse_keys("\"scheduler\": " + written);
+    EXPECT_EQ(type_of(config.scheduler), type_of(schedule)) << written;
+    EXPECT_EQ(config.scheduler, schedule) << written;
     expect_round_trip(config, 1);
   }
-  EXPECT_EQ(parse_keys(R"("scheduler": {"type": "WarmupLR", "params": {"warmup_type": "LINEAR"}})")
-                .scheduler.words.at("warmup_type"),
-            "linear");
-  EXPECT_EQ(parse_keys(R"("scheduler": {"type": "StepLR", "params": {"step_size": 3}})")
-                .scheduler.words.at("interval"),
+  EXPECT_EQ(
+      std::get<WarmupLrOptions>(
+          parse_keys(R"("scheduler": {"type": "WarmupLR", "params": {"warmup_type": "LINEAR"}})").scheduler)
+          .warmup.type,
+      "linear");
+  EXPECT_EQ(std::get<StepLrOptions>(
+                parse_keys(R"("scheduler": {"type": "StepLR", "params": {"step_size": 3}})").scheduler)
+                .interval,
             "step");
-  EXPECT_EQ(parse_keys(R"("scheduler": {"type": null})").scheduler, SchedulerConfig{});
-  config::Report report;
+  EXPECT_EQ(parse_keys(R"("scheduler": {"type": null})").scheduler, ScheduleOptions(ConstantLrOptions{}));
+  config::ConfigReport report;
   parse_keys(R"("scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 10}})", &report);
   ASSERT_EQ(report.warnings.size(), 1u);
   EXPECT_EQ(report.warnings[0],
@@ -230,7 +239,7 @@ TEST(ConfigParse, SchedulersAndTheirDefaults) {
 TEST(ConfigParse, WarnsOfALearningRateThatWarmupDecayLrDoesNotUse) {
   const std::string rate = R"("optimizer": {"type": "AdamW", "params": {"lr": 5e-5}}, )";
   const auto warnings = [&](const std::string& keys) {
-    config::Report report;
+    config::ConfigReport report;
     parse_keys(keys, &report);
     return report.warnings;
   };
@@ -250,25 +259,57 @@ TEST(ConfigParse, WarnsOfALearningRateThatWarmupDecayLrDoesNotUse) {
 TEST(ConfigParse, ConfigsBuiltInCppAreCheckedTheSame) {
   EngineConfig config;
   config.train_micro_batch_size_per_gpu = 4;
-  config.optimizer.type = "sgd";
-  config.optimizer.params = {{"lr", 0.1}, {"momentum", 0.9}};
+  config.optimizer.options = SGDOptions{.lr = 0.1, .momentum = 0.9};
+  const WarmupLrOptions schedule{.warmup = {.type = "LINEAR"}};
+  config.scheduler = schedule;
   EngineConfig checked = validated(config, 3);
   EXPECT_EQ(checked.train_batch_size, 12);
-  EXPECT_EQ(checked.optimizer.type, "SGD");
-  EXPECT_EQ(checked.optimizer.params.at("weight_decay"), 0);
+  EXPECT_EQ(type_of(checked.optimizer.options), "SGD");
+  EXPECT_EQ(std::get<SGDOptions>(checked.optimizer.options).weight_decay, 0);
+  EXPECT_EQ(std::get<WarmupLrOptions>(checked.scheduler).warmup.type, "linear")
+      << "in its canonical spelling";
   EXPECT_EQ(validated(checked, 3), checked);
-  config.zero.stage = 5;
-  EXPECT_EQ(config_error([&] { validated(config, 1); }),
+  const auto error = [&](const auto& change) {
+    EngineConfig changed = config;
+    change(changed);
+    return config_error([&] { validated(changed, 1); });
+  };
+  EXPECT_EQ(error([](EngineConfig& c) { c.zero.stage = 5; }),
             "EngineConfig:1: zero_optimization.stage: found 5 (a number); expected an integer from 0 to 3, "
             "or \"auto\"");
-  config.zero.stage = 0;
-  config.optimizer.params["learning_rate"] = 1;
-  EXPECT_NE(config_error([&] { validated(config, 1); }).find("optimizer.params.learning_rate: unknown key"),
+  EXPECT_NE(error([](EngineConfig& c) {
+              c.optimizer.param_groups = {{{"a"}, {{"learning_rate", 1}}}};
+            }).find("optimizer.param_groups[0].learning_rate: unknown key"),
             std::string::npos);
+  EXPECT_EQ(error([](EngineConfig& c) { c.optimizer.options = SGDOptions{.lr = -1, .nesterov = true}; }),
+            "EngineConfig:1: optimizer.params.lr: found -1.0 (a number); expected a number of at least 0, or "
+            "\"auto\"");
+  EXPECT_EQ(error([](EngineConfig& c) {
+              c.optimizer.param_groups = {{{"a"}, {}}, {{"b"}, {{"momentum", 0}, {"nesterov", 1}}}};
+            }),
+            "EngineConfig:1: optimizer.param_groups[1].nesterov: found true with momentum 0 and dampening 0; "
+            "expected a momentum "
+            "above 0 and dampening 0");
+  EXPECT_EQ(error([](EngineConfig& c) { c.optimizer.options = AdamWOptions{.beta2 = 1}; }),
+            "EngineConfig:1: optimizer.params.betas: found [0.9,1.0] (a list); expected a list of two "
+            "numbers, each from 0 to "
+            "below 1, or \"auto\"");
+  EXPECT_EQ(error([](EngineConfig& c) { c.gradient_clipping = NAN; }),
+            "EngineConfig:1: gradient_clipping: found nan (a number); expected a number of at least 0, or "
+            "\"auto\"");
+  EXPECT_EQ(error([](EngineConfig& c) { c.scheduler = OneCycleOptions{.cycle_min_lr = {0.1}}; }),
+            "EngineConfig:1: scheduler.params.cycle_max_lr: is missing, and OneCycle needs it; expected a "
+            "number of at least 0, or "
+            "a list with one "
+            "for every param group");
+  EXPECT_EQ(error([](EngineConfig& c) { c.train_batch_size = 5; }),
+            "EngineConfig: train_batch_size 5 != train_micro_batch_size_per_gpu 4 x "
+            "gradient_accumulation_steps 1 x world "
+            "size 1 = 4; train_batch_size 4, or train_micro_batch_size_per_gpu 5 would do");
   EngineConfig adam;
   adam.train_batch_size = 8;
-  adam.optimizer.type = "Adam";  // in C++ the formula itself: L2
-  EXPECT_EQ(validated(adam, 1).optimizer.type, "Adam");
+  adam.optimizer.options = AdamOptions{};  // in C++ the formula itself: L2
+  EXPECT_EQ(type_of(validated(adam, 1).optimizer.options), "Adam");
 }
 
 TEST(ConfigParse, SectionsOfTheCallersOwn) {

@@ -26,7 +26,7 @@ TEST(ConfigSection, TypedGettersAndDefaults) {
   EXPECT_EQ(m.section.integer("layers", 3, 1, 10), 3);
   EXPECT_EQ(m.section.number("rate", 0.0, 0.0, 1.0), 0.5);
   EXPECT_TRUE(m.section.boolean("deep", false));
-  EXPECT_EQ(m.section.word("kind", "relu", {"relu", "gelu"}), "gelu");
+  EXPECT_EQ(m.section.choice("kind", "relu", {"relu", "gelu"}), "gelu");
   EXPECT_EQ(m.section.integers("sizes", {}, 0, 100), (std::vector<int64_t>{1, 20}));
   EXPECT_EQ(m.section.texts("names", {"a"}), std::vector<std::string>{"a"});
   EXPECT_EQ(m.section.section("inner").required_integer("x", 0, 9), 1);
@@ -54,7 +54,7 @@ TEST(ConfigSection, ErrorsNamePathAndWhatIsAccepted) {
             "c.json:3: model.hidden: found 128 (a number); expected true or false");
   EXPECT_EQ(error([&] { m.section.number("deep", 0, 0, 1); }),
             "c.json:3: model.deep: found true (a boolean); expected a number from 0 to 1");
-  EXPECT_EQ(error([&] { m.section.word("kind", "a", {"tanh", "gelu2"}); }),
+  EXPECT_EQ(error([&] { m.section.choice("kind", "a", {"tanh", "gelu2"}); }),
             "c.json:4: model.kind: found \"GELU\" (a string); expected one of \"tanh\", \"gelu2\" (did you "
             "mean \"gelu2\"?)");
   EXPECT_EQ(error([&] { m.section.texts("sizes", {}); }),
@@ -69,7 +69,7 @@ TEST(ConfigSection, ErrorsNamePathAndWhatIsAccepted) {
 
 TEST(ConfigSection, FinishTellsAllMistakesInTheOrderOfTheFile) {
   Model m;
-  EXPECT_EQ(m.section.word("kind", "relu", {"relu", "tanh"}), "relu") << "the fallback, until finish()";
+  EXPECT_EQ(m.section.choice("kind", "relu", {"relu", "tanh"}), "relu") << "the fallback, until finish()";
   EXPECT_EQ(m.section.integer("hidden", 5, 1, 100), 5);
   m.section.number("rate", 0, 0, 1), m.section.boolean("deep", true), m.section.integers("sizes", {}, 0, 100);
   EXPECT_EQ(config_error([&] { m.section.finish(); }),

@@ -62,7 +62,7 @@ SegmentationOptions small_options() {
 EngineConfig engine_config(int stage, int64_t batch) {
   EngineConfig config;
   config.train_micro_batch_size_per_gpu = batch;
-  config.optimizer.params = {{"lr", 0.02}};
+  config.optimizer.options = AdamWOptions{.lr = 0.02};
   config.zero.stage = stage;
   return config;
 }

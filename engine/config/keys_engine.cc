@@ -1,0 +1,197 @@
+// The keys that the engine uses, and the monitors'. tensorboard and csv_monitor are DeepSpeed's.
+#include "core/str.h"
+#include "engine/config/keys.h"
+
+namespace tessera::config {
+namespace {
+
+constexpr double kMaxBatch = 1e9;
+constexpr double kMaxNumel = 9e15;  // an exact double
+
+/// Of a DType, with their other spellings.
+Attribute dtypes(std::vector<std::string> words) {
+  std::map<std::string, std::string> aliases;
+  for (const std::string& word : words)
+    for (const char* other : {"float32", "float", "bfloat16", "float16", "half"})
+      if (parse_dtype(other) == parse_dtype(word)) aliases[other] = aliases[str("torch.", other)] = word;
+  return choices(std::move(words), std::move(aliases));
+}
+
+std::vector<Field> training_fields(EngineConfig& c) {
+  return {
+      {"gradient_clipping", &c.gradient_clipping,
+       "Largest global norm of the gradient; 0: no clipping (DeepSpeed's default until 0.19.2; 1.0 since)",
+       at_least(0), auto_is("1.0"), argument("max_grad_norm")},
+      {"communication_data_type", &c.communication_dtype,
+       "Type gradients are sent in; null: the type they are accumulated in", dtypes({"fp32", "bf16", "fp16"}),
+       nullable()},
+      {"prescale_gradients", &c.prescale_gradients,
+       "Divides gradients by the number of ranks before they are summed, not after"},
+      {"gradient_predivide_factor", &c.gradient_predivide_factor,
+       "Divides gradients by this before they are summed over the ranks, and by the rest after; of no effect "
+       "with `prescale_gradients`",
+       above(0)},
+      {"steps_per_print", &c.steps_per_print, "Optimizer steps between two progress lines; 0 or null: none",
+       between(0, 1e15), nullable(), argument("logging_steps")},
+      {"wall_clock_breakdown", &c.wall_clock_breakdown,
+       "Times forward, backward and step, and reports them with the progress"},
+      {"memory_breakdown", &c.memory_breakdown,
+       "Reports with the progress what memory was for at the peak, and when it runs out"},
+      {"seed", &c.seed, "Our own key: seed of initial weights, dropout and data order", between(0, kMaxNumel),
+       argument("seed")},
+  };
+}
+
+std::vector<Field> precision_fields(EngineConfig& c) {
+  return {
+      {"bf16.enabled", &c.bf16, "Computes in bfloat16, with fp32 master weights"},
+      {"fp16.enabled", &c.fp16.enabled, "Computes in float16, with fp32 master weights and loss scaling"},
+      {"fp16.loss_scale", &c.fp16.loss_scale, "Fixed loss scale; 0: dynamic", between(0, 1e30)},
+      {"fp16.initial_scale_power", &c.fp16.initial_scale_power, "The dynamic scale starts at 2 to this power",
+       between(0, 64)},
+      {"fp16.loss_scale_window", &c.fp16.loss_scale_window, "Steps without overflow until the scale doubles",
+       between(1, 1e15)},
+      {"fp16.hysteresis", &c.fp16.hysteresis, "Overflows until the scale is halved", between(1, 1e6)},
+      {"fp16.consecutive_hysteresis", &c.fp16.consecutive_hysteresis,
+       "A step without overflow refills the hysteresis"},
+      {"fp16.min_loss_scale", &c.fp16.min_loss_scale, "Smallest dynamic scale", above(0)},
+      {"torch_autocast.enabled", &c.autocast.enabled,
+       "Keeps the model's types and runs operators under torch.autocast"},
+      {"torch_autocast.dtype", &c.autocast.dtype,
+       "The type autocast casts to; fp16 scales the loss as `fp16` says", dtypes({"bf16", "fp16"})},
+      {"data_types.grad_accum_dtype", &c.grad_accum_dtype,
+       "Type gradients are accumulated in: fp32, or the type the model computes in; null: fp32 (DeepSpeed: "
+       "the model's)",
+       dtypes({"fp32", "bf16", "fp16"}), nullable(), alias("gradient_accumulation_dtype")},
+  };
+}
+
+std::vector<Field> zero_fields(ZeroConfig& c) {
+  const Attribute numel = between(1, kMaxNumel), numel_or_0 = between(0, kMaxNumel);
+  return {
+      {"stage", &c.stage,
+       "What is sharded over the ranks: 0 nothing, 1 optimizer state, 2 also gradients, 3 also parameters",
+       between(0, 3)},
+      {"unit_numel", &c.unit_numel,
+       "Our own key: elements a unit (what is sent at once) aims at, equal at every stage", numel},
+      {"reduce_bucket_size", &c.reduce_bucket_size, "Upper bound of unit_numel", numel},
+      {"allgather_bucket_size", &c.allgather_bucket_size, "Upper bound of unit_numel", numel},
+      {"overlap_comm", &c.overlap_comm,
+       "Communicates while computing; false waits for each collective where it is issued (DeepSpeed: true "
+       "only at stage 3)"},
+      {"reduce_each_micro_step", &c.reduce_each_micro_step,
+       "Our own key: stages 0 and 1 reduce at every micro-step too, so that all stages give equal bits under "
+       "accumulation"},
+      {"communication_buffers", &c.communication_buffers,
+       "Our own key: units whose communication buffers exist at once", between(1, 1024)},
+      {"stage3_prefetch_bucket_size", &c.prefetch_bucket_size,
+       "Stage 3: elements gathered ahead of their use", numel_or_0,
+       alias("zero_optimization.prefetch_bucket_size")},
+      {"stage3_param_persistence_threshold", &c.param_persistence_threshold,
+       "Stage 3: parameters of fewer elements stay resident", numel_or_0,
+       alias("zero_optimization.param_persistence_threshold")},
+      {"stage3_max_live_parameters", &c.max_live_parameters, "Stage 3: elements that may be resident at once",
+       numel_or_0, alias("zero_optimization.max_live_parameters")},
+  };
+}
+
+std::vector<Field> checkpoint_fields(CheckpointConfig& c) {
+  return {
+      {"async", &c.async,
+       "Our own key: saving returns after a copy (in memory set aside for it), and a thread writes the "
+       "files"},
+      {"keep_last", &c.keep_last,
+       "Our own key: checkpoints to keep, the oldest are deleted once a newer one is complete; 0 or null: "
+       "all",
+       between(0, 1e6), nullable(), argument("save_total_limit")},
+      {"fsync", &c.fsync,
+       "Our own key: waits until files are on the disk, so that a checkpoint also survives a loss of power"},
+  };
+}
+
+std::vector<Field> file_monitor_fields(const char* section, const char* what, FileMonitorConfig& c) {
+  return {
+      {"enabled", &c.enabled, str("Writes ", what)},
+      {"output_path", &c.output_path, str("Folder for them; \"\": `trainer.output_dir`/", section)},
+      {"job_name", &c.job_name,
+       "Folder inside it; \"\": the last part of `trainer.output_dir`, or none where `output_path` is \"\" "
+       "too"},
+  };
+}
+
+std::vector<Field> mlflow_fields(MlflowConfig& c) {
+  return {
+      {"enabled", &c.enabled, "Our own key: sends them to an MLflow tracking server, in the background"},
+      {"tracking_uri", &c.tracking_uri,
+       "Our own key: the server's address; \"\": the environment's MLFLOW_TRACKING_URI, else "
+       "http://127.0.0.1:5000"},
+      {"experiment_name", &c.experiment_name,
+       "Our own key: the experiment, made where it is absent; \"\": the environment's "
+       "MLFLOW_EXPERIMENT_NAME, else Default"},
+      {"run_name", &c.run_name, "Our own key: the run's name; \"\": `trainer.name`"},
+  };
+}
+
+}  // namespace
+
+std::vector<Field> fields_of(EngineConfig& config) {
+  std::vector<Field> fields = training_fields(config);
+  MonitorConfig& monitors = config.monitors;
+  const std::vector<std::pair<std::string, std::vector<Field>>> sections = {
+      {"", precision_fields(config)},
+      {"zero_optimization", zero_fields(config.zero)},
+      {"checkpoint", checkpoint_fields(config.checkpoint)},
+      {"tensorboard", file_monitor_fields("tensorboard", "TensorBoard event files", monitors.tensorboard)},
+      {"csv_monitor",
+       file_monitor_fields("csv_monitor", "one CSV file for each of a run's numbers", monitors.csv)},
+      {"jsonl_monitor", file_monitor_fields("jsonl_monitor", "one JSON object a line", monitors.jsonl)},
+      {"mlflow", mlflow_fields(monitors.mlflow)}};
+  for (const auto& [section, rows] : sections)
+    for (Field& field : in_section(section, rows)) {
+      auto_is_default()(field.key);  // DeepSpeed drops any "auto" in its sub-sections
+      fields.push_back(std::move(field));
+    }
+  return fields;
+}
+
+std::vector<Field> fields_of(GivenBatch& batch) {
+  const Attribute range = between(1, kMaxBatch);
+  return {
+      {kTrainBatchSize, &batch.train, "Samples of one optimizer step, over all ranks", range,
+       auto_is("null", "from the other two")},
+      {kMicroBatchSize, &batch.micro, "Samples of one forward pass on one rank", range,
+       auto_is("null", "from the other two; 8 when all are open"), argument("per_device_train_batch_size")},
+      {kAccumulationSteps, &batch.accumulation, "Forward and backward passes of one optimizer step", range,
+       auto_is("null", "from the other two; 1 when open"), argument("gradient_accumulation_steps")},
+  };
+}
+
+KeyTable engine_keys() {
+  EngineConfig config;
+  GivenBatch batch;
+  KeyTable table;
+  const std::vector<Key> keys = keys_of(fields_of(config));
+  table.add(keys_of(fields_of(batch)));
+  for (const Key& key : keys)
+    if (key.parent().empty()) table.add(key);
+  table.add(optimizer_keys());
+  table.add(schedule_keys());
+  table.add({make_key(Type::kSection, "bf16", "bfloat16 training", alias("bfloat16")),
+             make_key(Type::kSection, "fp16",
+                      "float16 training; its loss scale is also for `torch_autocast` in fp16"),
+             make_key(Type::kSection, "torch_autocast", "Mixed precision operator by operator"),
+             make_key(Type::kSection, "data_types", "Types of what is kept"),
+             make_key(Type::kSection, "zero_optimization",
+                      "Sharding. The old form `true` (stage 1) or `false` is understood"),
+             make_key(Type::kSection, "checkpoint", "Saving and loading"),
+             make_key(Type::kSection, "tensorboard", "TensorBoard event files"),
+             make_key(Type::kSection, "csv_monitor", "One CSV file a number"),
+             make_key(Type::kSection, "jsonl_monitor", "Our own: one file of JSON lines"),
+             make_key(Type::kSection, "mlflow", "Our own: an MLflow tracking server")});
+  for (const Key& key : keys)
+    if (!key.parent().empty()) table.add(key);
+  table.add(deepspeed_keys());
+  return table;
+}
+
+}  // namespace tessera::config
