@@ -1,6 +1,6 @@
 #include "engine/autocast.h"
 
-#include "zero/torch_dtype.h"
+#include "comm/torch_dtype.h"
 
 namespace tessera {
 
@@ -11,7 +11,7 @@ AutocastScope::AutocastScope(const AutocastConfig& config, at::Device device)
   dtype_before_ = at::autocast::get_autocast_dtype(device_type_);
   cache_before_ = at::autocast::is_autocast_cache_enabled();
   at::autocast::set_autocast_enabled(device_type_, true);
-  at::autocast::set_autocast_dtype(device_type_, zero::to_torch(config.dtype));
+  at::autocast::set_autocast_dtype(device_type_, to_torch(config.dtype));
   at::autocast::set_autocast_cache_enabled(true);
   at::autocast::increment_nesting();
 }

@@ -41,6 +41,10 @@ CheckpointWriter& Engine::checkpoint_writer() {
 
 // ---------------------------------------------------------------------------------------------------- save
 
+std::string Engine::optimizer_name() const {
+  return options_.update_rule ? options_.update_rule->name() : type_of(config_.optimizer.options);
+}
+
 std::string Engine::save_checkpoint(const std::string& directory, const std::string& tag) {
   return save_checkpoint(directory, tag, json::object());
 }
@@ -60,7 +64,7 @@ std::string Engine::save_checkpoint(const std::string& directory, const std::str
   state.micro_steps = micro_steps_;
   state.gradient_norm = gradient_norm_;
   state.loss_scaler = scaler_.state();
-  state.optimizer = type_of(config_.optimizer.options);
+  state.optimizer = optimizer_name();
   const auto num_parameters = static_cast<int>(sharded_->layout().parameters().size());
   for (int parameter = 0; parameter < num_parameters; ++parameter)
     state.parameter_steps.push_back(sharded_->parameter_steps(parameter));
@@ -120,7 +124,7 @@ LoadedCheckpoint Engine::load_checkpoint(const std::string& directory, const std
     const checkpoint::Manifest& manifest = loader->checkpoint().manifest();
     state = parse_checkpoint_state(manifest.state, manifest.layout.parameters.size(),
                                    loader->checkpoint().path().string());
-    loader->check(state.optimizer, type_of(config_.optimizer.options));
+    loader->check(state.optimizer, optimizer_name());
     cpu_generator = loader->blob(kCpuGenerator);
     if (!device().is_cpu()) cuda_generator = loader->blob(kCudaGenerator);
   });

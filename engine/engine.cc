@@ -8,13 +8,13 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "comm/torch_dtype.h"
 #include "core/error.h"
 #include "core/str.h"
 #include "engine/checkpoint_writer.h"
 #include "engine/config/parse.h"
 #include "engine/optimizer_setup.h"
 #include "engine/same_config.h"
-#include "zero/torch_dtype.h"
 
 namespace tessera {
 namespace {
@@ -41,8 +41,8 @@ zero::ShardedModelOptions sharding_options(const EngineConfig& config, const Ini
   options.device = init.device;
   options.unit_numel = std::min({zero.unit_numel, zero.reduce_bucket_size, zero.allgather_bucket_size});
   options.residency.track_casts = config.autocast.enabled;
-  options.reducer.accumulate_dtype = zero::to_torch(accumulate);
-  options.reducer.communicate_dtype = zero::to_torch(config.communication_dtype.value_or(accumulate));
+  options.reducer.accumulate_dtype = to_torch(accumulate);
+  options.reducer.communicate_dtype = to_torch(config.communication_dtype.value_or(accumulate));
   options.reducer.reduce_each_micro_step = zero.reduce_each_micro_step;
   options.reducer.overlap = zero.overlap_comm;
   options.reducer.num_slots = zero.communication_buffers;
@@ -55,7 +55,7 @@ zero::ShardedModelOptions sharding_options(const EngineConfig& config, const Ini
   options.residency.prefetch_numel = zero.prefetch_bucket_size;
   options.residency.persistence_numel = zero.param_persistence_threshold;
   options.residency.log = init.log;
-  options.optimizer = {optimizer.kind, optimizer.groups};
+  options.optimizer = {optimizer.kind, optimizer.groups, init.update_rule};
   options.group_of = optimizer.group_of;
   return options;
 }
@@ -87,6 +87,7 @@ void Engine::check_same_config_everywhere() const {
   nlohmann::ordered_json shared = config::write_engine_config(config_);
   for (const char* key : {"seed", "steps_per_print", "wall_clock_breakdown", "memory_breakdown"})
     shared.erase(key);
+  if (options_.update_rule) shared["update_rule"] = options_.update_rule->name();
   check_same_config(*comm_, shared);
 }
 
@@ -114,13 +115,13 @@ void Engine::refuse_unscaled_fp16() const {
 }
 
 std::optional<at::ScalarType> Engine::input_dtype() const {
-  if (config_.compute_dtype() != DType::kFloat32) return zero::to_torch(config_.compute_dtype());
+  if (config_.compute_dtype() != DType::kFloat32) return to_torch(config_.compute_dtype());
   const std::vector<zero::UnitSpec>& units = sharded_->layout().units();
   const DType first = units.front().dtype;
   const bool all_alike = std::all_of(units.begin(), units.end(),
                                      [&](const zero::UnitSpec& unit) { return unit.dtype == first; });
   if (first == DType::kFloat32 || !all_alike || config_.autocast.enabled) return std::nullopt;
-  return zero::to_torch(first);
+  return to_torch(first);
 }
 
 /// The module may have been given other tensors, which nobody would train.

@@ -57,6 +57,9 @@ struct InitOptions {
   /// config's own param_groups; the first match wins.
   ///   {.param_groups = {{.match = {"*.bias", "norm*"}, .params = {{"weight_decay", 0.0}}}}}
   std::vector<ParamGroupConfig> param_groups = {};
+  /// A formula of one's own, in place of the one of the config's optimizer: of that only lr, weight_decay,
+  /// param groups and the schedule count then. See zero/update_rule.h.
+  std::shared_ptr<const zero::UpdateRule> update_rule = nullptr;
 };
 
 /// For weights of another model that shares this one's body, such as a
@@ -217,6 +220,7 @@ class Engine {
   bool at_boundary() const { return micro_steps_in_window_ == config_.gradient_accumulation_steps; }
   void set_rates();
   double clip_coefficient(double norm) const;
+  std::string optimizer_name() const;
   void report_skipped_step(const zero::GradientSummary& summary);
   CheckpointWriter& checkpoint_writer();
 

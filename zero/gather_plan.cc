@@ -1,7 +1,6 @@
 #include "zero/gather_plan.h"
 
 #include <algorithm>
-#include <sstream>
 
 #include "core/check.h"
 
@@ -168,22 +167,6 @@ class Planner {
 
 GatherPlan make_plan(const Trace& trace, std::set<int> resident, const PlanBudget& budget) {
   return Planner(trace, std::move(resident), budget).run();
-}
-
-std::string serialize(const Trace& trace) {
-  std::ostringstream out;
-  for (const Use& use : trace)
-    out << use.unit << ' ' << use.first_operator << ' ' << use.last_operator << ' ' << use.reductions << '\n';
-  return out.str();
-}
-
-Trace parse_trace(const std::string& text) {
-  std::istringstream in(text);
-  Trace trace;
-  for (Use use; in >> use.unit >> use.first_operator >> use.last_operator >> use.reductions;)
-    trace.push_back(use);
-  TESSERA_CHECK(in.eof(), "not a trace: ", text.substr(0, 80));
-  return trace;
 }
 
 }  // namespace tessera::zero

@@ -10,7 +10,6 @@
 
 #include <cstdint>
 #include <set>
-#include <string>
 #include <vector>
 
 namespace tessera::zero {
@@ -25,10 +24,6 @@ struct Use {
   bool operator==(const Use&) const = default;
 };
 using Trace = std::vector<Use>;
-
-std::string serialize(const Trace& trace);
-/// Throws std::logic_error on text that serialize() did not write.
-Trace parse_trace(const std::string& text);
 
 struct PlanBudget {
   int capacity_units = 3;                  ///< units resident at once, persistent ones not counted

@@ -4,7 +4,6 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
-#include <sstream>
 
 #include "core/check.h"
 #include "core/error.h"
@@ -343,9 +342,7 @@ void GradientReducer::finish_backward() {
 void GradientReducer::agree_on_order() {
   for (const int unit : order())
     if (std::find(finished_.begin(), finished_.end(), unit) == finished_.end()) finished_.push_back(unit);
-  std::istringstream agreed(comm_->exchange(join(finished_, " "), "order of gradient reduction").front());
-  std::vector<int> order;
-  for (int unit; agreed >> unit;) order.push_back(unit);
+  std::vector<int> order = comm_->exchange(finished_, "order of gradient reduction").front();
   queue_->set_order(std::move(order));
   if (slots_) slots_->arrange(numels_in_order());
   for (size_t parameter = 0; parameter < expected_.size(); ++parameter)

@@ -8,9 +8,9 @@
 
 #include <unordered_map>
 
+#include "comm/torch_dtype.h"
 #include "core/check.h"
 #include "core/error.h"
-#include "zero/torch_dtype.h"
 
 namespace tessera::zero {
 namespace {

@@ -11,9 +11,9 @@ void OrderOfUse::begin(Pass pass) {
   mode_ = recording_of_pass().trace ? Mode::kReplay : Mode::kRecord;
 }
 
-void OrderOfUse::end(std::optional<Trace> trace) {
+void OrderOfUse::end(Trace trace) {
   if (mode_ == Mode::kOnDemand) recording_of_pass() = {};
-  if (trace && !trace->empty()) recording_of_pass() = {std::move(trace), {}};
+  if (!trace.empty()) recording_of_pass() = {std::move(trace), {}};
   in_pass_ = false;
 }
 

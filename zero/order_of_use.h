@@ -23,9 +23,8 @@ class OrderOfUse {
 
   // Local. A pass begins, ends as it should, or is left in the middle.
   void begin(Pass pass);
-  /// `trace`: what the pass has recorded, rank 0's; it is the pass's order from now on. Nothing where none
-  /// was recorded.
-  void end(std::optional<Trace> trace);
+  /// `trace`: what rank 0 has recorded; the order of such passes from now on, unless it is empty.
+  void end(Trace trace);
   void drop() { in_pass_ = false; }
   bool in_pass() const { return in_pass_; }
 

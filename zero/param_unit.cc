@@ -5,9 +5,9 @@
 
 #include <cstring>
 
+#include "comm/torch_dtype.h"
 #include "core/check.h"
 #include "core/memory_use.h"
-#include "zero/torch_dtype.h"
 
 namespace tessera::zero {
 

@@ -1,7 +1,6 @@
 #include "zero/residency.h"
 
 #include <algorithm>
-#include <sstream>
 
 #include "core/check.h"
 
@@ -151,13 +150,15 @@ void Residency::replay(const ParamUnit& unit, const char* operator_name) {
 void Residency::leave_plan(const ParamUnit& unit, const char* operator_name) {
   if (reductions_ && comm_->size() > 1) {
     // Whether the rest of the plan has reductions in it must be the same everywhere.
-    const std::string mine = reductions_->under_way() ? "backward" : "forward";
-    const std::vector<std::string> where =
+    const bool mine = reductions_->under_way();
+    const std::vector<bool> in_backward =
         comm_->exchange(mine, str(unit.name, " outside of the recorded order"));
+    const auto name_of = [](bool backward) { return backward ? "backward" : "forward"; };
     for (int rank = 0; rank < comm_->size(); ++rank)
-      if (where[rank] != mine)
+      if (in_backward[rank] != mine)
         throw CommError(str("rank ", comm_->rank(), " needs ", unit.name,
-                            " outside of the recorded order in ", mine, ", rank ", rank, " in ", where[rank],
+                            " outside of the recorded order in ", name_of(mine), ", rank ", rank, " in ",
+                            name_of(in_backward[rank]),
                             ": every rank must run the same operators over sharded parameters"));
   }
   finish_plan();
@@ -197,17 +198,18 @@ void Residency::finish_plan() {
 
 void Residency::agree_on(const ParamUnit& unit, const std::string& why) {
   if (comm_->size() == 1) return;
-  const std::string label = str("gather of ", unit.name, " for ", why);
-  const std::vector<std::string> all = comm_->exchange(str(unit.index, ' ', num_reductions_issued()), label);
+  struct Wanted {
+    int unit, reductions_issued;
+  };
+  const std::vector<Wanted> all = comm_->exchange(Wanted{unit.index, num_reductions_issued()},
+                                                  str("gather of ", unit.name, " for ", why));
   int farthest = 0;
   for (int rank = 0; rank < comm_->size(); ++rank) {
-    int wanted = -1, issued = 0;
-    std::istringstream(all[rank]) >> wanted >> issued;
-    if (wanted != unit.index)
+    if (all[rank].unit != unit.index)
       throw CommError(str("rank ", comm_->rank(), " needs ", unit.name, " for ", why, ", but rank ", rank,
-                          " needs ", units_[wanted].name,
+                          " needs ", units_[all[rank].unit].name,
                           ": every rank must run the same operators over sharded parameters"));
-    farthest = std::max(farthest, issued);
+    farthest = std::max(farthest, all[rank].reductions_issued);
   }
   issue_reductions(farthest);
 }
@@ -300,10 +302,8 @@ void Residency::drop_pass() {
   rethrow();
   if (!order_.in_pass()) return;
   // Ranks may stand at different places of the plan.
-  const std::vector<std::string> places =
-      calls_->exchange(std::to_string(order_.place()), "end of an unfinished pass");
-  if (std::any_of(places.begin(), places.end(), [](const std::string& place) { return place != "0"; }))
-    finish_plan();
+  const std::vector<size_t> places = calls_->exchange(order_.place(), "end of an unfinished pass");
+  if (std::any_of(places.begin(), places.end(), [](size_t place) { return place != 0; })) finish_plan();
   order_.drop();
 }
 
@@ -317,10 +317,9 @@ void Residency::end_pass() {
   rethrow();
   if (!order_.in_pass()) return;
   finish_plan();
-  std::optional<Trace> trace;
+  Trace trace;
   // Ranks may have re-read unsharded units in another order; rank 0's trace serves all.
-  if (order_.recording())
-    trace = parse_trace(comm_->exchange(serialize(order_.recorded()), "order of use").front());
+  if (order_.recording()) trace = comm_->exchange(order_.recorded(), "order of use").front();
   order_.end(std::move(trace));
 }
 
@@ -385,12 +384,11 @@ void Residency::pin(const std::vector<int>& units, bool writable) {
     for (int unit : units)
       if (!units_[unit].unsharded()) missing.push_back(unit);
     if (comm_->size() > 1) {
-      const std::string mine = join(missing, " ");
-      const std::vector<std::string> wanted = comm_->exchange(mine, "GatheredParameters");
+      const std::vector<std::vector<int>> wanted = comm_->exchange(missing, "GatheredParameters");
       for (int rank = 0; rank < comm_->size(); ++rank) {
-        if (wanted[rank] != mine)
-          throw CommError(str("GatheredParameters: rank ", comm_->rank(), " needs units [", mine, "], rank ",
-                              rank, " needs [", wanted[rank],
+        if (wanted[rank] != missing)
+          throw CommError(str("GatheredParameters: rank ", comm_->rank(), " needs units [",
+                              join(missing, " "), "], rank ", rank, " needs [", join(wanted[rank], " "),
                               "]: every rank must gather the same parameters"));
       }
     }
@@ -411,17 +409,17 @@ void Residency::pin(const std::vector<int>& units, bool writable) {
 void Residency::align(const char* why) {
   const Lock lock = enter(why);
   if (!gathers_on_use_ || !order_.in_pass() || comm_->size() == 1) return;
-  size_t farthest = 0;
-  int most_issued = 0;
-  for (const std::string& theirs : calls_->exchange(str(order_.place(), ' ', num_reductions_issued()), why)) {
-    size_t place = 0;
-    int issued = 0;
-    std::istringstream(theirs) >> place >> issued;
-    farthest = std::max(farthest, place);
-    most_issued = std::max(most_issued, issued);
+  struct Progress {
+    size_t place;
+    int reductions_issued;
+  };
+  Progress farthest{0, 0};
+  for (const Progress& theirs : calls_->exchange(Progress{order_.place(), num_reductions_issued()}, why)) {
+    farthest.place = std::max(farthest.place, theirs.place);
+    farthest.reductions_issued = std::max(farthest.reductions_issued, theirs.reductions_issued);
   }
-  if (order_.replaying()) advance_to(farthest);
-  issue_reductions(most_issued);
+  if (order_.replaying()) advance_to(farthest.place);
+  issue_reductions(farthest.reductions_issued);
 }
 
 void Residency::unpin(const std::vector<int>& units, bool writable) {

@@ -10,8 +10,8 @@
 #include <algorithm>
 #include <exception>
 
+#include "comm/torch_dtype.h"
 #include "core/error.h"
-#include "zero/torch_dtype.h"
 
 namespace tessera::zero {
 

@@ -18,12 +18,14 @@ ShardedOptimizer::ShardedOptimizer(const Layout& layout, std::vector<ParamUnit>&
       units_(units),
       comm_(std::move(comm)),
       kind_(options.kind),
+      rule_(options.rule),
       groups_(options.groups),
       steps_(layout.parameters().size(), 0) {
+  if (rule_) state_names_ = rule_->state_names();
   // SGD keeps a momentum buffer when any group has momentum.
   for (const kernels::Hyper& hyper : groups_) {
     const auto names = kernels::state_names(kind_, hyper);
-    if (names.size() > state_names_.size()) state_names_ = names;
+    if (!rule_ && names.size() > state_names_.size()) state_names_.assign(names.begin(), names.end());
   }
   const MemoryFor use(MemoryUse::kOptimizer);
   for (ParamUnit& unit : units_) {
@@ -96,19 +98,29 @@ kernels::Segment ShardedOptimizer::segment(const Stretch& stretch, const Gradien
   return segment;
 }
 
+void ShardedOptimizer::update(const Stretch& stretch, const GradientReducer& gradients,
+                              double grad_scale) const {
+  const kernels::Hyper& hyper = groups_[layout_.parameters()[stretch.parameter].group];
+  const int64_t number = steps_[stretch.parameter] + 1;
+  const kernels::Segment elements = segment(stretch, gradients);
+  if (!rule_) return kernels::update(kind_, hyper, number, grad_scale, elements);
+  at::Tensor gradient = elements.grad.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true).mul_(grad_scale);
+  rule_->update({elements.master, std::move(gradient), elements.state},
+                {number, hyper.lr, hyper.weight_decay});
+  if (elements.param.defined()) at::Tensor(elements.param).copy_(elements.master);
+}
+
 void ShardedOptimizer::step(const GradientReducer& gradients, double grad_scale,
                             const std::vector<bool>& used) {
   const PauseListening our_own_operators;
   const at::NoGradGuard no_grad;
-  if (kind_ == kernels::OptimizerKind::kLamb) {
+  if (kind_ == kernels::OptimizerKind::kLamb && !rule_) {
     step_lamb(gradients, grad_scale, used);
   } else {
     for (ParamUnit& unit : units_) {
       if (!unit.spec.trainable) continue;
-      for (const Stretch& stretch : stretches(unit, used, /*by_parameter=*/false)) {
-        const kernels::Hyper& hyper = groups_[layout_.parameters()[stretch.parameter].group];
-        kernels::update(kind_, hyper, steps_[stretch.parameter] + 1, grad_scale, segment(stretch, gradients));
-      }
+      for (const Stretch& stretch : stretches(unit, used, /*by_parameter=*/false))
+        update(stretch, gradients, grad_scale);
     }
   }
   for (size_t parameter = 0; parameter < used.size(); ++parameter)

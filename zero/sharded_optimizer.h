@@ -13,6 +13,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,7 @@
 #include "zero/kernels/kernels.h"
 #include "zero/layout.h"
 #include "zero/param_unit.h"
+#include "zero/update_rule.h"
 
 namespace tessera::zero {
 
@@ -28,7 +30,8 @@ class ShardedOptimizer {
  public:
   struct Options {
     kernels::OptimizerKind kind = kernels::OptimizerKind::kAdamW;
-    std::vector<kernels::Hyper> groups;  ///< by ParameterSpec::group
+    std::vector<kernels::Hyper> groups;                ///< by ParameterSpec::group
+    std::shared_ptr<const UpdateRule> rule = nullptr;  ///< in place of `kind`'s formula
   };
 
   /// Local. Gives the trainable units their states: zeros. Layout and units must outlive it.
@@ -41,7 +44,7 @@ class ShardedOptimizer {
 
   std::vector<kernels::Hyper>& groups() { return groups_; }
   /// Of ParamUnit::states, in their order.
-  const std::vector<std::string_view>& state_names() const { return state_names_; }
+  const std::vector<std::string>& state_names() const { return state_names_; }
   /// Updates a parameter has had (Adam's step count).
   int64_t steps(int parameter) const { return steps_[parameter]; }
   /// Local. Continues from a checkpoint.
@@ -59,14 +62,16 @@ class ShardedOptimizer {
   std::vector<Stretch> cut_at_shards(const std::vector<Stretch>& stretches) const;
   bool no_parameter_between(const ParamUnit& unit, int64_t begin, int64_t end) const;
   kernels::Segment segment(const Stretch& stretch, const GradientReducer& gradients) const;
+  void update(const Stretch& stretch, const GradientReducer& gradients, double grad_scale) const;
   void step_lamb(const GradientReducer& gradients, double grad_scale, const std::vector<bool>& used);
 
   const Layout& layout_;
   std::vector<ParamUnit>& units_;
   comm::CommunicatorPtr comm_;
   kernels::OptimizerKind kind_;
+  std::shared_ptr<const UpdateRule> rule_;
   std::vector<kernels::Hyper> groups_;
-  std::vector<std::string_view> state_names_;
+  std::vector<std::string> state_names_;
   std::vector<int64_t> steps_;  // by parameter
   at::Device device_ = at::kCPU;
 };

@@ -1,13 +1,17 @@
-// A training program of one's own: a module, data in memory, a DeepSpeed configuration.
+// A training program of one's own: a module, data in memory, a DeepSpeed configuration, and, as `app CONFIG
+// RMSprop`, an optimizer of one's own.
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
 
 #include <iomanip>
 #include <iostream>
+#include <memory>
+#include <string>
 
 #include "comm/init.h"
 #include "engine/config/parse.h"
 #include "engine/engine.h"
+#include "rmsprop.h"
 
 struct ClassifierImpl : torch::nn::Module {
   torch::nn::Linear hidden{register_module("hidden", torch::nn::Linear(8, 64))};
@@ -24,7 +28,9 @@ int main(int argc, char** argv) try {
   const at::Tensor points = at::randn({512, 8}), labels = points.narrow(1, 0, 4).argmax(1);
 
   Classifier model;
-  const auto engine = tessera::initialize(model, config, comm);
+  tessera::InitOptions options;
+  if (argc > 2 && argv[2] == std::string("RMSprop")) options.update_rule = std::make_shared<RMSprop>();
+  const auto engine = tessera::initialize(model, config, comm, options);
   const int64_t batch = config.train_micro_batch_size_per_gpu;
   for (int64_t step = 0; step < 60; ++step) {
     const int64_t begin = (step * comm->size() + comm->rank()) * batch % 512;  // each rank takes its part

@@ -5,9 +5,9 @@
 
 #include <utility>
 
+#include "comm/torch_dtype.h"
 #include "zero/model_view.h"
 #include "zero/stage.h"
-#include "zero/torch_dtype.h"
 
 namespace tessera::examples {
 
@@ -28,7 +28,7 @@ Engine& ScriptEngine::initialize(const EngineConfig& config, comm::CommunicatorP
                                  const InitOptions& options) {
   if (evaluation_) zero::refuse_forks(zero::view_of(*evaluation_), zero::sharding_of(config.zero.stage));
   engine_ = tessera::initialize(training_, config, std::move(comm), options);
-  const at::ScalarType compute = zero::to_torch(config.compute_dtype());
+  const at::ScalarType compute = to_torch(config.compute_dtype());
   for (at::Tensor& buffer : own_buffers_)  // as the engine does with those it knows
     buffer.set_data(buffer.to(options.device, buffer.is_floating_point() && compute != at::kFloat
                                                   ? compute

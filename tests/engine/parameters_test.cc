@@ -9,10 +9,10 @@
 
 #include <sstream>
 
+#include "comm/torch_dtype.h"
 #include "core/str.h"
 #include "tests/support/losses.h"
 #include "zero/gathered_parameters.h"
-#include "zero/torch_dtype.h"
 
 namespace tessera::testing {
 namespace {
@@ -57,7 +57,7 @@ std::string backward_error(TypedEngine<MlpImpl>& engine, const std::function<voi
 
 TEST_P(ParametersAt, AModelMovedOutOfItsUnitsIsRefusedByName) {
   on_two_ranks([&](comm::CommunicatorPtr comm) {
-    const at::ScalarType dtype = zero::to_torch(config().compute_dtype());
+    const at::ScalarType dtype = to_torch(config().compute_dtype());
     const auto with_engine = [&](const std::function<void(TypedEngine<MlpImpl>&)>& body) {
       Mlp model;
       fill_parameters(*model, 1);
@@ -184,7 +184,7 @@ TEST_P(ParametersAt, AWriteInPlaceBetweenStepsIsRefused) {
 
 TEST_P(ParametersAt, WritesInsideAGatheredParametersAreTrainedOnOnAllRanks) {
   // By hand: a step of SGD from the values that were written.
-  const at::ScalarType dtype = zero::to_torch(config().compute_dtype());
+  const at::ScalarType dtype = to_torch(config().compute_dtype());
   const auto bias = [](int rank) { return at::full({3}, 0.5 + rank); };
   Mlp plain;
   fill_parameters(*plain, 1);

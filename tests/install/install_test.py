@@ -84,6 +84,13 @@ class InstallTest(unittest.TestCase):
         self.assertTrue(accuracy, lines)
         self.assertGreater(float(accuracy[1]), 0.8)
         self.assertEqual(lines[2].removeprefix("stage 2"), lines[0].removeprefix("stage 0"), "not the same bits")
+        with_rule = {}
+        for stage in (0, 2):
+            with_rule[stage] = self.run_command(self.prefix / "bin/tessera", "launch", "-n", 2, "--", build / "app",
+                                                self.folder / f"stage{stage}.json", "RMSprop", OMP_NUM_THREADS="1")
+        self.assertGreater(float(re.search(r"accuracy (\S+),", with_rule[2])[1]), 0.8)
+        self.assertEqual(with_rule[2].removeprefix("stage 2"), with_rule[0].removeprefix("stage 0"), "not the same bits")
+        self.assertNotEqual(with_rule[2], lines[2], "another formula")
         self.run_command(self.prefix / "bin/tessera", "consolidate", "checkpoints", "model.safetensors")
         self.assertGreater((self.folder / "model.safetensors").stat().st_size, 3000)
         self.assertEqual(self.run_command(build / "app", "no.json", code=1),

@@ -256,12 +256,5 @@ TEST(GatherPlan, IsTheSameEveryTime) {
   EXPECT_EQ(make_plan(trace, {1, 2}, budget).actions, make_plan(trace, {1, 2}, budget).actions);
 }
 
-TEST(GatherPlan, TracesTravelAsText) {
-  const Trace trace = trace_of({{0, 1, 0}, {2}, {2, 1}});
-  EXPECT_EQ(parse_trace(serialize(trace)), trace);
-  EXPECT_EQ(parse_trace(""), Trace{});
-  EXPECT_THROW(parse_trace("1 2 x"), std::logic_error);
-}
-
 }  // namespace
 }  // namespace tessera::zero

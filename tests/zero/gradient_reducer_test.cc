@@ -10,8 +10,8 @@
 #include <algorithm>
 #include <thread>
 
+#include "comm/torch_dtype.h"
 #include "tests/zero/zero_testing.h"
-#include "zero/torch_dtype.h"
 
 namespace tessera::zero::testing {
 namespace {
