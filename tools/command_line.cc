@@ -58,7 +58,7 @@ std::string key_named(const std::string& name, const config::KeyTable& table) {
     if (key.use != config::Use::kUsed || key.type == config::Type::kSection ||
         key.type == config::Type::kFreeSection)
       continue;
-    std::vector<std::string> names = key.other_names;
+    std::vector<std::string> names = key.aliases;
     names.push_back(key.path);
     const bool has_name = std::any_of(names.begin(), names.end(), [&](const std::string& one) {
       return one == name || one.substr(one.rfind('.') + 1) == name;
@@ -79,7 +79,8 @@ std::string as_override(const std::vector<std::string>& extras) {
   const size_t equals = extras[0].find('=');
   std::string name = extras[0].substr(2, equals == std::string::npos ? equals : equals - 2);
   std::replace(name.begin(), name.end(), '-', '_');
-  if (const std::string_view place = config::place_of_argument(name); !place.empty()) return str(": ", place);
+  if (const std::string_view instead = config::instead_of_argument(name); !instead.empty())
+    return str(": ", instead);
   const std::string key = key_named(name, train::run_keys());
   if (key.empty()) return "";
   const bool has_next = extras.size() > 1 && !extras[1].starts_with("--");
