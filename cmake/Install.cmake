@@ -2,7 +2,7 @@
 # project elsewhere needs find_package(tessera) and nothing of this tree (docs/own_model.md; tests/install builds one).
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
-set(_rooms core comm zero checkpoint engine train)  # what a program of one's own builds on
+set(_rooms core monitor comm zero checkpoint engine train)  # what a program of one's own builds on
 set(_includes "${CMAKE_INSTALL_INCLUDEDIR}/tessera")
 set(_package "${CMAKE_INSTALL_LIBDIR}/cmake/tessera")
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "engine/engine.h"
-#include "engine/monitor/histogram.h"
+#include "monitor/histogram.h"
 
 namespace tessera::train {
 

@@ -3,7 +3,10 @@
 #include <nlohmann/json.hpp>
 
 #include "core/str.h"
-#include "engine/monitor/mlflow_monitor.h"
+#include "monitor/csv_monitor.h"
+#include "monitor/jsonl_monitor.h"
+#include "monitor/mlflow_monitor.h"
+#include "monitor/tensorboard_monitor.h"
 
 namespace tessera::train {
 namespace {
@@ -26,6 +29,35 @@ void add(const ordered_json& section, const std::string& prefix, Scalars& scalar
   }
 }
 
+/// The folder of a monitor that writes files: output_path/job_name as in DeepSpeed, where an output_path of
+/// "" is the folder SECTION in the run's and a job_name of "" the last part of the run's folder (in the run's
+/// folder: nothing).
+std::filesystem::path monitor_folder(const FileMonitorConfig& config, std::string_view section,
+                                     const MonitoredRun& run) {
+  if (config.output_path.empty()) return run.folder / section / config.job_name;
+  if (!config.job_name.empty()) return std::filesystem::path(config.output_path) / config.job_name;
+  const std::string last =
+      run.folder.filename().string();  // runs with folders of their own do not share one here
+  return std::filesystem::path(config.output_path) /
+         (last.empty() || last == "." || last == ".." ? run.name : last);
+}
+
+MlflowOptions mlflow_options(const MlflowConfig& config, const MonitoredRun& run) {
+  MlflowOptions options;
+  options.server = config.tracking_uri;
+  options.experiment = config.experiment_name;
+  options.run_name = config.run_name.empty() ? run.name : config.run_name;
+  if (!run.folder.empty()) options.id_file = run.folder / kMlflowRunIdName;
+  options.resume = run.resumed_after.has_value();
+  options.log = run.log;
+  return with_environment(options);
+}
+
+MonitoredRun monitored(const RunConfig& run) {
+  return {
+      .name = run.trainer.name, .folder = run.trainer.output_dir, .resumed_after = std::nullopt, .log = {}};
+}
+
 }  // namespace
 
 Scalars scalars_of(const ordered_json& record) {
@@ -40,23 +72,48 @@ Scalars scalars_of(const ordered_json& record) {
 }
 
 std::vector<std::filesystem::path> monitor_paths(const RunConfig& run) {
-  const MonitoredRun monitored{
-      .name = run.trainer.name, .folder = run.trainer.output_dir, .resumed_after = std::nullopt, .log = {}};
   const MonitorConfig& monitors = run.engine.monitors;
   std::vector<std::filesystem::path> paths;
   for (const auto& [config, section] : {std::pair{&monitors.tensorboard, "tensorboard"},
                                         {&monitors.csv, "csv_monitor"},
                                         {&monitors.jsonl, "jsonl_monitor"}})
-    if (config->enabled) paths.push_back(monitor_folder(*config, section, monitored));
-  if (monitors.mlflow.enabled) paths.push_back(monitored.folder / kMlflowRunIdName);
+    if (config->enabled) paths.push_back(monitor_folder(*config, section, monitored(run)));
+  if (monitors.mlflow.enabled) paths.push_back(monitored(run).folder / kMlflowRunIdName);
   return paths;
 }
 
+Monitors open_monitors(const MonitorConfig& config, const MonitoredRun& run) {
+  Monitors monitors(run.log);
+  if (!run.resumed_after) {
+    try {
+      forget_mlflow_run(run.folder);
+    } catch (const std::exception& error) {
+      run.log.warning(str("mlflow: ", error.what()));
+    }
+  }
+  const auto open = [&](const FileMonitorConfig& section, const char* name, const auto& make) {
+    if (section.enabled) monitors.open(name, [&] { return make(monitor_folder(section, name, run)); });
+  };
+  open(config.tensorboard, "tensorboard", [&](const std::filesystem::path& folder) {
+    return std::make_unique<TensorboardMonitor>(folder, run.resumed_after);
+  });
+  open(config.csv, "csv_monitor", [&](const std::filesystem::path& folder) {
+    return std::make_unique<CsvMonitor>(folder, run.resumed_after);
+  });
+  open(config.jsonl, "jsonl_monitor", [&](const std::filesystem::path& folder) {
+    return std::make_unique<JsonlMonitor>(folder, run.resumed_after);
+  });
+  if (config.mlflow.enabled)
+    monitors.open("mlflow",
+                  [&] { return std::make_unique<MlflowMonitor>(mlflow_options(config.mlflow, run)); });
+  return monitors;
+}
+
 Monitors open_monitors(const RunConfig& run, std::optional<int64_t> resumed_after, const Logger& log) {
-  Monitors monitors(run.engine.monitors, {.name = run.trainer.name,
-                                          .folder = run.trainer.output_dir,
-                                          .resumed_after = resumed_after,
-                                          .log = log});
+  MonitoredRun one = monitored(run);
+  one.resumed_after = resumed_after;
+  one.log = log;
+  Monitors monitors = open_monitors(run.engine.monitors, one);
   if (!monitors.empty()) monitors.params(resolved(run));
   return monitors;
 }

@@ -12,7 +12,7 @@
 
 #include "comm/communicator.h"
 #include "core/log.h"
-#include "engine/monitor/monitors.h"
+#include "monitor/monitors.h"
 #include "train/histograms.h"
 #include "train/report.h"
 #include "train/run_directory.h"

@@ -88,15 +88,7 @@ struct MlflowConfig {
   bool operator==(const MlflowConfig&) const = default;
 };
 
-/// Local. Whether `uri` can be a tracking server's address, "http://HOST…" or "https://HOST…"; MLflow's own
-/// client also knows folders and databases. A password has no place in it (MLFLOW_TRACKING_USERNAME and
-/// _PASSWORD have): addresses are written into files and logs.
-inline bool is_mlflow_server(const std::string& uri) {
-  if (uri.find('@') != uri.npos) return false;
-  return (uri.starts_with("http://") && uri.size() > 7) || (uri.starts_with("https://") && uri.size() > 8);
-}
-
-/// Where a run's numbers go besides its own metrics.jsonl (engine/monitor/).
+/// Where a run's numbers go besides its own metrics.jsonl (train/monitoring.h).
 struct MonitorConfig {
   FileMonitorConfig tensorboard;
   FileMonitorConfig csv;

@@ -2,6 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "core/http_url.h"
 #include "core/str.h"
 #include "engine/config/arguments.h"
 #include "engine/config/keys.h"
@@ -58,7 +59,7 @@ void check_tracking_uri(const std::string& uri, const Origins& origins) {
     origins.fail("mlflow.tracking_uri",
                  "found an address with a user's name; expected it without: MLFLOW_TRACKING_USERNAME and "
                  "MLFLOW_TRACKING_PASSWORD are for that");
-  if (!uri.empty() && !is_mlflow_server(uri))
+  if (!uri.empty() && !is_http_url(uri))
     origins.fail("mlflow.tracking_uri", str("found ", describe_value(uri.substr(0, uri.find('?'))),
                                             "; expected the address of a server, http://… or https://…"));
 }

@@ -7,8 +7,8 @@
 #include "core/disk.h"
 #include "core/error.h"
 #include "core/str.h"
-#include "engine/monitor/png.h"
 #include "examples/segmentation/codecs.h"
+#include "monitor/png.h"
 
 namespace tessera::examples {
 namespace {

@@ -20,7 +20,7 @@ class TheTree(unittest.TestCase):
     def test_is_looked_at(self):
         self.assertTrue((ROOT / rules.STAGE_POLICY).is_file())
         seen = {source.folder for source in rules.sources(ROOT)}
-        self.assertLessEqual({"core", "comm", "zero", "engine", "train", "examples", "launcher"}, seen)
+        self.assertLessEqual({"core", "comm", "zero", "engine", "train", "examples", "launcher", "monitor"}, seen)
 
 
 class EachRule(unittest.TestCase):
@@ -50,6 +50,7 @@ class EachRule(unittest.TestCase):
                                ("train/a.cc", "examples/t/b.h"), ("launcher/a.cc", "comm/b.h"),
                                ("engine/a.h", "launcher/b.h"), ("engine/a.h", "tools/b.h"), ("core/a.h", "tests/b.h"),
                                ("checkpoint/a.cc", "comm/b.h"), ("checkpoint/a.cc", "zero/residency.h"),
+                               ("engine/a.cc", "monitor/b.h"), ("monitor/a.h", "engine/config/b.h"),
                                ("examples/t/model.h", "core/b.h"), ("examples/t/model.h", "examples/t/b.h")]:
             with self.subTest(source=source, target=target):
                 self.assert_caught(rules.include_direction, self.include(source, target), f"{source}:2")
@@ -61,8 +62,8 @@ class EachRule(unittest.TestCase):
     def test_higher_folders_may_include_lower_ones(self):
         for source, target in [("comm/a.h", "core/b.h"), ("zero/a.h", "zero/k/b.h"), ("engine/a.h", "checkpoint/b.h"),
                                ("checkpoint/a.h", "zero/layout.h"), ("examples/t/data.h", "train/b.h"),
-                               ("launcher/a.h", "core/b.h"), ("tools/a.cc", "launcher/b.h"),
-                               ("tests/core/a.cc", "tools/b.h")]:
+                               ("launcher/a.h", "core/b.h"), ("monitor/a.h", "core/b.h"), ("train/a.cc", "monitor/b.h"),
+                               ("tools/a.cc", "launcher/b.h"), ("tests/core/a.cc", "tools/b.h")]:
             with self.subTest(source=source, target=target):
                 self.assert_accepted(rules.include_direction, self.include(source, target))
 

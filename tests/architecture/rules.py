@@ -8,14 +8,16 @@ from source_tree import CPP_SUFFIXES, code_of, project_files
 CHAIN = ["core", "comm", "zero", "checkpoint", "engine", "train", "examples"]
 MAY_INCLUDE = {folder: set(CHAIN[:i]) for i, folder in enumerate(CHAIN)}
 MAY_INCLUDE["checkpoint"] = {"core", "zero"}  # of zero only the layout: CHECKPOINT_FROM_ZERO
-MAY_INCLUDE["launcher"] = {"core"}
+MAY_INCLUDE["launcher"] = MAY_INCLUDE["monitor"] = {"core"}
+for folder in ("train", "examples"):
+    MAY_INCLUDE[folder].add("monitor")  # the engine does not know where a run's numbers go
 MAY_INCLUDE["cmake"] = set()  # the precompiled header
 for top in ("tools", "tests", "benchmarks"):
     MAY_INCLUDE[top] = set(MAY_INCLUDE) | {"tools", "tests", "benchmarks"}
 
 CHECKPOINT_FROM_ZERO = re.compile(r"zero/layout\w*\.h")
 # Files that must be usable, and testable, without libtorch.
-TORCH_FREE = re.compile(r"core/|launcher/|checkpoint/|engine/monitor/|zero/layout\w*\.(h|cc)$|zero/stage\.h$")
+TORCH_FREE = re.compile(r"core/|launcher/|checkpoint/|monitor/|zero/layout\w*\.(h|cc)$|zero/stage\.h$")
 TORCH_HEADER = re.compile(r"(torch|ATen|c10|caffe2)/")
 
 STAGE_POLICY = "zero/stage.h"

@@ -12,7 +12,7 @@ import time
 import unittest
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "engine" / "monitor"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "monitor"))
 
 import mlflow_server  # noqa: E402
 from mlflow_server import MlflowServer, free_port, params_of  # noqa: E402

@@ -39,6 +39,10 @@ TEST(Monitoring, NamesAreHuggingFaces) {
   EXPECT_THAT(scalars_of(test), ElementsAre(Pair("test/epoch", 1.0), Pair("test/accuracy", 0.75)));
 }
 
+TEST(Monitoring, NoneAreEnabledByDefault) {
+  EXPECT_TRUE(open_monitors(MonitorConfig{}, MonitoredRun{}).empty());
+}
+
 class MonitoredRunTest : public testing::Test {
  protected:
   json config() const {

@@ -18,7 +18,7 @@
 #include "core/error.h"
 #include "core/str.h"
 #include "engine/config/parse.h"
-#include "engine/monitor/monitors.h"
+#include "train/monitoring.h"
 
 namespace tessera {
 namespace {
@@ -74,15 +74,15 @@ void call(Monitors& monitors, const ordered_json& call) {
 
 void run(const std::string& file) {
   const ordered_json script = ordered_json::parse(std::ifstream(file));
-  MonitoredRun run{.name = script.at("run").at("name"),
-                   .folder = script.at("run").at("folder").get<std::string>(),
-                   .resumed_after = std::nullopt,
-                   .log = Logger(LogOptions{})};
+  train::MonitoredRun run{.name = script.at("run").at("name"),
+                          .folder = script.at("run").at("folder").get<std::string>(),
+                          .resumed_after = std::nullopt,
+                          .log = Logger(LogOptions{})};
   if (script.at("run").contains("resumed_after"))
     run.resumed_after = script.at("run").at("resumed_after").get<int64_t>();
   ordered_json config = script.at("config");
   config["train_batch_size"] = 1;
-  Monitors monitors(parse_engine_config(config.dump()).monitors, run);
+  Monitors monitors = train::open_monitors(parse_engine_config(config.dump()).monitors, run);
   for (const ordered_json& one : script.at("calls")) {
     const auto start = std::chrono::steady_clock::now();
     call(monitors, one);

@@ -1,4 +1,4 @@
-#include "engine/monitor/http_client.h"
+#include "monitor/http_client.h"
 
 #include <curl/curl.h>
 

@@ -32,7 +32,7 @@ class MlflowServer:
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW_", "GUNICORN_"))}
         environment.update(HOME=str(folder), MLFLOW_DISABLE_TELEMETRY="true", DO_NOT_TRACK="true", PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
         # As docs/monitoring.md has it, on a port and in a folder of its own.
-        page = (Path(__file__).resolve().parents[3] / "docs" / "monitoring.md").read_text(encoding="utf-8")
+        page = (Path(__file__).resolve().parents[2] / "docs" / "monitoring.md").read_text(encoding="utf-8")
         variable, options = re.search(r"^(\w+=\S+) mlflow server --port 5000 (.*) &$", page, re.MULTILINE).groups()
         environment.update([variable.split("=")])
         command = [sys.executable, "-m", "mlflow", "server", "--port", self.uri.rpartition(":")[2], "--workers", "1",

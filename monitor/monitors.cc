@@ -1,14 +1,10 @@
-#include "engine/monitor/monitors.h"
+#include "monitor/monitors.h"
 
 #include <exception>
 
 #include "core/disk.h"
 #include "core/str.h"
 #include "core/utf8.h"
-#include "engine/monitor/csv_monitor.h"
-#include "engine/monitor/jsonl_monitor.h"
-#include "engine/monitor/mlflow_monitor.h"
-#include "engine/monitor/tensorboard_monitor.h"
 
 namespace tessera {
 
@@ -21,53 +17,17 @@ std::string_view name_of(RunStatus status) {
   return "";
 }
 
-std::filesystem::path monitor_folder(const FileMonitorConfig& config, std::string_view section,
-                                     const MonitoredRun& run) {
-  if (config.output_path.empty()) return run.folder / section / config.job_name;
-  if (!config.job_name.empty()) return std::filesystem::path(config.output_path) / config.job_name;
-  const std::string last =
-      run.folder.filename().string();  // runs with folders of their own do not share one here
-  return std::filesystem::path(config.output_path) /
-         (last.empty() || last == "." || last == ".." ? run.name : last);
-}
-
 static void warn(const Logger& log, std::string_view monitor, const std::exception& error) {
   log.warning(str(monitor, ": ", error.what(), "; the run goes on without it"));
 }
 
-Monitors::Monitors(const MonitorConfig& config, const MonitoredRun& run) : log_(run.log) {
-  const auto open = [&](bool enabled, const char* name, const auto& make) {
-    if (!enabled) return;
-    try {
-      monitors_.push_back(make());
-    } catch (const std::exception& error) {
-      warn(log_, name, error);
-    }
-  };
-  const auto folder = [&](const FileMonitorConfig& section, const char* name) {
-    return monitor_folder(section, name, run);
-  };
-  open(config.tensorboard.enabled, "tensorboard", [&] {
-    return std::make_unique<TensorboardMonitor>(folder(config.tensorboard, "tensorboard"), run.resumed_after);
-  });
-  open(config.csv.enabled, "csv_monitor",
-       [&] { return std::make_unique<CsvMonitor>(folder(config.csv, "csv_monitor"), run.resumed_after); });
-  open(config.jsonl.enabled, "jsonl_monitor", [&] {
-    return std::make_unique<JsonlMonitor>(folder(config.jsonl, "jsonl_monitor"), run.resumed_after);
-  });
-  if (!run.resumed_after) {
-    try {
-      forget_mlflow_run(run);
-    } catch (const std::exception& error) {
-      log_.warning(str("mlflow: ", error.what()));
-    }
+void Monitors::open(std::string_view name, const std::function<std::unique_ptr<Monitor>()>& make) {
+  try {
+    monitors_.push_back(make());
+  } catch (const std::exception& error) {
+    warn(log_, name, error);
   }
-  open(config.mlflow.enabled, "mlflow",
-       [&] { return std::make_unique<MlflowMonitor>(mlflow_options(config.mlflow, run)); });
 }
-
-Monitors::Monitors(std::vector<std::unique_ptr<Monitor>> monitors, Logger log)
-    : monitors_(std::move(monitors)), log_(std::move(log)) {}
 
 Monitors& Monitors::operator=(Monitors&& other) noexcept {
   if (this != &other) {

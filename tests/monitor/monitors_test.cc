@@ -1,6 +1,6 @@
 // The parts of monitors that other programs do not show: fanning out, what is dropped,
 // and the arithmetic below the formats.
-#include "engine/monitor/monitors.h"
+#include "monitor/monitors.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,9 +10,9 @@
 
 #include "core/error.h"
 #include "core/str.h"
-#include "engine/monitor/event_file.h"
-#include "engine/monitor/http_client.h"
-#include "engine/monitor/mlflow_client.h"
+#include "monitor/event_file.h"
+#include "monitor/http_client.h"
+#include "monitor/mlflow_client.h"
 #include "tests/support/log_file.h"
 
 namespace tessera {
@@ -44,17 +44,17 @@ class Recorder final : public Monitor {
   int num_calls_ = 0;
 };
 
-std::vector<std::unique_ptr<Monitor>> two(std::vector<std::string>& calls, int first_throws_at) {
-  std::vector<std::unique_ptr<Monitor>> monitors;
-  monitors.push_back(std::make_unique<Recorder>("a", calls, first_throws_at));
-  monitors.push_back(std::make_unique<Recorder>("b", calls));
+Monitors two(std::vector<std::string>& calls, int first_throws_at, const Logger& log = {}) {
+  Monitors monitors(log);
+  monitors.open("a", [&] { return std::make_unique<Recorder>("a", calls, first_throws_at); });
+  monitors.open("b", [&] { return std::make_unique<Recorder>("b", calls); });
   return monitors;
 }
 
 TEST(Monitors, AFailingOneIsDroppedWithOneWarning) {
   std::vector<std::string> calls;
   const LogFile log;
-  Monitors monitors(two(calls, 2), log.logger());
+  Monitors monitors = two(calls, 2, log.logger());
   for (int64_t step : {1, 2, 3}) monitors.scalars(step, {{"x", 1.0}});
   monitors.close(RunStatus::kFinished);
   EXPECT_TRUE(monitors.empty());
@@ -68,7 +68,7 @@ TEST(Monitors, AFailingOneIsDroppedWithOneWarning) {
 TEST(Monitors, WhatIsNotClosedHasFailed) {
   std::vector<std::string> calls;
   {
-    Monitors monitors(two(calls, 1000), Logger());
+    Monitors monitors = two(calls, 1000);
     Monitors moved = std::move(monitors);
     EXPECT_TRUE(calls.empty());
     moved = Monitors();
@@ -77,7 +77,13 @@ TEST(Monitors, WhatIsNotClosedHasFailed) {
   EXPECT_EQ(calls.size(), 2u);
 }
 
-TEST(Monitors, NoneAreEnabledByDefault) { EXPECT_TRUE(Monitors(MonitorConfig{}, MonitoredRun{}).empty()); }
+TEST(Monitors, OneThatCannotBeOpenedIsLeftOut) {
+  const LogFile log;
+  Monitors monitors(log.logger());
+  monitors.open("a", []() -> std::unique_ptr<Monitor> { throw Error("there is no folder"); });
+  EXPECT_TRUE(monitors.empty());
+  EXPECT_THAT(log.text(), testing::HasSubstr("a: there is no folder; the run goes on without it"));
+}
 
 // RFC 3720, B.4; the mask is TFRecord's.
 TEST(EventFile, Crc32cOfKnownData) {

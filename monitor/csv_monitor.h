@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "core/line_file.h"
-#include "engine/monitor/monitor.h"
+#include "monitor/monitor.h"
 
 namespace tessera {
 

@@ -11,8 +11,8 @@
 
 #include <nlohmann/json_fwd.hpp>
 
-#include "engine/monitor/histogram.h"
-#include "engine/monitor/png.h"
+#include "monitor/histogram.h"
+#include "monitor/png.h"
 
 namespace tessera {
 

@@ -1,4 +1,4 @@
-#include "engine/monitor/mlflow_client.h"
+#include "monitor/mlflow_client.h"
 
 #include <algorithm>
 #include <cctype>
@@ -8,7 +8,7 @@
 
 #include "core/str.h"
 #include "core/utf8.h"
-#include "engine/monitor/wall_time.h"
+#include "monitor/wall_time.h"
 
 namespace tessera {
 namespace {

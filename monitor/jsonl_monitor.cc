@@ -1,10 +1,10 @@
-#include "engine/monitor/jsonl_monitor.h"
+#include "monitor/jsonl_monitor.h"
 
 #include <nlohmann/json.hpp>
 
 #include "core/disk.h"
-#include "engine/monitor/file_name.h"
-#include "engine/monitor/wall_time.h"
+#include "monitor/file_name.h"
+#include "monitor/wall_time.h"
 
 namespace tessera {
 namespace {

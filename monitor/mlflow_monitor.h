@@ -17,14 +17,13 @@
 #include <thread>
 
 #include "core/log.h"
-#include "engine/config/config.h"
-#include "engine/monitor/mlflow_client.h"
-#include "engine/monitor/monitors.h"
+#include "monitor/mlflow_client.h"
+#include "monitor/monitor.h"
 
 namespace tessera {
 
-inline constexpr const char* kMlflowRunIdName =
-    "mlflow_run_id";  // in the run's folder: the run's id on the server
+/// In the run's folder: the run's id on the server.
+inline constexpr const char* kMlflowRunIdName = "mlflow_run_id";
 
 struct MlflowOptions {
   std::string server = "http://127.0.0.1:5000";
@@ -44,14 +43,15 @@ struct MlflowOptions {
   size_t max_queued = 1'000;  ///< calls of the monitor
 };
 
-/// Local. From the configuration, the run and the environment: MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME,
-/// MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD and MLFLOW_TRACKING_TOKEN. Throws ConfigError when
-/// the environment names no http server.
-MlflowOptions mlflow_options(const MlflowConfig& config, const MonitoredRun& run);
+/// Local. `options` with what the environment says in place of what is empty or absent in them:
+/// MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME, MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD and
+/// MLFLOW_TRACKING_TOKEN; then the defaults of MlflowOptions. Throws ConfigError when the environment's
+/// address is not an HTTP server's.
+MlflowOptions with_environment(MlflowOptions options);
 
-/// Local. Has a later process forget the run of an earlier one in the same folder, which a new run takes the
-/// place of, with MLflow or without. Throws tessera::Error.
-void forget_mlflow_run(const MonitoredRun& run);
+/// Local. Removes the id of an earlier run from `folder`, where a new run begins, with MLflow or without.
+/// Throws tessera::Error.
+void forget_mlflow_run(const std::filesystem::path& folder);
 
 /// Owns the queue and the thread, which alone talks to the server. Members return at once and do not throw,
 /// but for close(). A run has no place for histograms; images and texts become artifacts,

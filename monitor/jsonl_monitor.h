@@ -4,7 +4,7 @@
 #include <optional>
 
 #include "core/line_file.h"
-#include "engine/monitor/monitor.h"
+#include "monitor/monitor.h"
 
 namespace tessera {
 
@@ -12,7 +12,7 @@ namespace tessera {
 ///   {"step": 10, "time": …, "scalars": {"train/loss": 0.31, …}}            a value that is not finite is
 ///   null
 ///   {"step": 10, "time": …, "histogram": "NAME", "min": …, "max": …, "num": …, "sum": …, "sum_squares": …,
-///    "bucket_limit": […], "bucket": […]}                                   see engine/monitor/histogram.h
+///    "bucket_limit": […], "bucket": […]}                                   see monitor/histogram.h
 ///   {"step": 10, "time": …, "image": "NAME", "width": 32, "height": 32, "file": "images/NAME_10.png"}
 ///                                                                         or the file it was in already, as
 ///                                                                         it was given

@@ -1,4 +1,4 @@
-#include "engine/monitor/tensorboard_monitor.h"
+#include "monitor/tensorboard_monitor.h"
 
 #include <algorithm>
 #include <nlohmann/json.hpp>

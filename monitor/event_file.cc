@@ -1,4 +1,4 @@
-#include "engine/monitor/event_file.h"
+#include "monitor/event_file.h"
 
 #include <unistd.h>
 
@@ -9,7 +9,7 @@
 #include <cstdio>
 
 #include "core/str.h"
-#include "engine/monitor/wall_time.h"
+#include "monitor/wall_time.h"
 
 namespace tessera {
 namespace {

@@ -1,4 +1,4 @@
-#include "engine/monitor/mlflow_monitor.h"
+#include "monitor/mlflow_monitor.h"
 
 #include <algorithm>
 #include <cmath>
@@ -8,9 +8,10 @@
 #include <nlohmann/json.hpp>
 
 #include "core/disk.h"
+#include "core/http_url.h"
 #include "core/str.h"
-#include "engine/monitor/file_name.h"
-#include "engine/monitor/wall_time.h"
+#include "monitor/file_name.h"
+#include "monitor/wall_time.h"
 
 namespace tessera {
 namespace {
@@ -26,38 +27,31 @@ std::string environment(const char* name) {
   return value != nullptr ? value : "";
 }
 
+/// The first that is not empty.
 std::string first_of(const std::string& first, const std::string& second, const std::string& third) {
   return !first.empty() ? first : !second.empty() ? second : third;
 }
 
-std::filesystem::path id_file_of(const MonitoredRun& run) {
-  return run.folder.empty() ? "" : run.folder / kMlflowRunIdName;
-}
-
 }  // namespace
 
-void forget_mlflow_run(const MonitoredRun& run) {
-  const std::filesystem::path file = id_file_of(run);
+void forget_mlflow_run(const std::filesystem::path& folder) {
+  if (folder.empty()) return;
   std::error_code error;
-  if (!file.empty()) std::filesystem::remove(file, error);
-  if (error) throw Error(str(file.string(), " cannot be removed: ", error.message()));
+  std::filesystem::remove(folder / kMlflowRunIdName, error);
+  if (error) throw Error(str((folder / kMlflowRunIdName).string(), " cannot be removed: ", error.message()));
 }
 
-MlflowOptions mlflow_options(const MlflowConfig& config, const MonitoredRun& run) {
-  MlflowOptions options;
-  options.server = first_of(config.tracking_uri, environment("MLFLOW_TRACKING_URI"), options.server);
-  if (!is_mlflow_server(options.server))
+MlflowOptions with_environment(MlflowOptions options) {
+  const MlflowOptions defaults;
+  options.server = first_of(options.server, environment("MLFLOW_TRACKING_URI"), defaults.server);
+  if (!is_http_url(options.server))
     throw ConfigError(str("MLFLOW_TRACKING_URI: found ",
                           options.server.find('@') == options.server.npos
                               ? str("\"", options.server.substr(0, options.server.find('?')), "\"")
                               : "a user's name in it",
                           "; expected the address of a server, http://… or https://…"));
   options.experiment =
-      first_of(config.experiment_name, environment("MLFLOW_EXPERIMENT_NAME"), options.experiment);
-  options.run_name = first_of(config.run_name, run.name, "");
-  options.id_file = id_file_of(run);
-  options.resume = run.resumed_after.has_value();
-  options.log = run.log;
+      first_of(options.experiment, environment("MLFLOW_EXPERIMENT_NAME"), defaults.experiment);
   options.user = environment("MLFLOW_TRACKING_USERNAME");
   options.password = environment("MLFLOW_TRACKING_PASSWORD");
   options.token = environment("MLFLOW_TRACKING_TOKEN");

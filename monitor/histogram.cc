@@ -1,4 +1,4 @@
-#include "engine/monitor/histogram.h"
+#include "monitor/histogram.h"
 
 #include <algorithm>
 #include <array>

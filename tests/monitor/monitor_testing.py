@@ -7,7 +7,7 @@ import tempfile
 import unittest
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 MONITOR_SCRIPT = os.environ.get("MONITOR_SCRIPT", str(ROOT / "build" / "monitor_script"))
 
 

@@ -3,8 +3,8 @@
 
 #include <optional>
 
-#include "engine/monitor/event_file.h"
-#include "engine/monitor/monitor.h"
+#include "monitor/event_file.h"
+#include "monitor/monitor.h"
 
 namespace tessera {
 

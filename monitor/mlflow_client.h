@@ -12,8 +12,8 @@
 
 #include <nlohmann/json_fwd.hpp>
 
-#include "engine/monitor/http_client.h"
-#include "engine/monitor/monitor.h"
+#include "monitor/http_client.h"
+#include "monitor/monitor.h"
 
 namespace tessera {
 

@@ -1,4 +1,4 @@
-#include "engine/monitor/csv_monitor.h"
+#include "monitor/csv_monitor.h"
 
 #include <charconv>
 #include <cmath>
@@ -9,7 +9,7 @@
 
 #include "core/disk.h"
 #include "core/str.h"
-#include "engine/monitor/file_name.h"
+#include "monitor/file_name.h"
 
 namespace tessera {
 namespace {
