@@ -18,7 +18,8 @@ sys.path.insert(0, str(ROOT / "benchmarks" / "methods"))
 import methods  # noqa: E402
 from document import markers, replace_table  # noqa: E402
 from rows import ROWS, Row  # noqa: E402
-from table import COMMAND as TABLE_COMMAND, Table  # noqa: E402
+from table import COMMAND as TABLE_COMMAND  # noqa: E402
+from table import Table  # noqa: E402
 
 BEGIN, END = markers(TABLE_COMMAND)
 

@@ -3,13 +3,12 @@ MASTER_ADDR and MASTER_PORT say where it stands."""
 import json
 import os
 
+import python_models
 import torch
+from sampler import batches
 from torch import distributed
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
-
-import python_models
-from sampler import batches
 
 
 def main():

@@ -4,12 +4,11 @@ import json
 import unittest
 
 import h5py
+import python_models as models
 import torch
 from safetensors.torch import load_file, save_file
-from torch.nn import functional as F
-
-import python_models as models
 from sampler import shuffled_indices
+from torch.nn import functional as F
 from torchscript_test import TorchScriptTest
 
 

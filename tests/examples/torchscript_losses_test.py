@@ -4,15 +4,14 @@ import math
 import unittest
 
 import numpy as np
+import python_models as models
 import torch
 from safetensors.torch import load_file, save_file
+from sampler import batches
 from sklearn import metrics as sklearn_metrics
 from torch.nn import functional as F
-from transformers import GPT2Config, GPT2LMHeadModel
-
-import python_models as models
-from sampler import batches
 from torchscript_test import TorchScriptTest
+from transformers import GPT2Config, GPT2LMHeadModel
 
 CUT = (2, 3)  # ranks, micro-steps: 2 of 12 samples at once
 

@@ -3,10 +3,9 @@ import shutil
 import unittest
 
 import h5py
+import python_models as models
 import torch
 from safetensors.torch import save_file
-
-import python_models as models
 from torchscript_test import TorchScriptTest
 
 

@@ -8,12 +8,11 @@ import unittest
 from pathlib import Path
 
 import h5py
+import python_models as models
 import torch
 from safetensors.torch import load_file, save_file
-from torch.nn import functional as F
-
-import python_models as models
 from sampler import batches
+from torch.nn import functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 from tool import ToolTest, free_port  # noqa: E402

@@ -5,11 +5,10 @@ import time
 import unittest
 
 import numpy as np
+from monitor_testing import MonitorTest
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
-
-from monitor_testing import MonitorTest
 
 UNLIMITED = {"scalars": 0, "histograms": 0, "images": 0, "tensors": 0, "compressedHistograms": 0}
 

@@ -210,7 +210,8 @@ class CheckpointTest(ToolTest):
         config = self.run_config("second", 1)
         error = self.fails(config, "--init", "wrapped.safetensors")
         self.assertEqual(len(error.splitlines()), 1)
-        for part in ("does not fit the model: conv1.weight: not in the file; ", f"the file holds {len(names)} tensors (module.{names[0]}, ", f"the model {len(names)} ({names[0]}, ",
+        for part in ("does not fit the model: conv1.weight: not in the file; ", f"the file holds {len(names)} tensors (module.{names[0]}, ",
+                     f"the model {len(names)} ({names[0]}, ",
                      'the file\'s begin with "module.", the model\'s don\'t', "--init-prefix OLD=NEW", "--init-ignore GLOB"):
             self.assertIn(part, error)
         self.assertEqual(evaluated("--init", "wrapped.safetensors", "--init-prefix", "module.="), (best, ""))

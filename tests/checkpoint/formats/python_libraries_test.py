@@ -169,7 +169,7 @@ class Shards(FormatsTest):
         loaded = {}
         for name in sorted(set(index["weight_map"].values())):
             part = safetensors.torch.load_file(folder / name)
-            self.assertEqual({key: name for key in part}, {key: value for key, value in index["weight_map"].items() if value == name})
+            self.assertEqual(dict.fromkeys(part, name), {key: value for key, value in index["weight_map"].items() if value == name})
             loaded.update(part)
         return index, loaded
 
