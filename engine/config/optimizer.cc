@@ -38,6 +38,16 @@ bool apply(const ParamGroupConfig& group, const Field& field) {
   return changed;
 }
 
+/// Adds the field's numbers to a group's.
+void add_numbers(const Field& field, std::map<std::string, double>& params) {
+  const json value = value_of(field);
+  const std::vector<std::string> names = names_in_group(field);
+  for (size_t i = 0; i < names.size(); ++i) {
+    const json& number = value.is_array() ? value[i] : value;
+    params[names[i]] = number.is_boolean() ? number.get<bool>() : number.get<double>();
+  }
+}
+
 ParamGroupConfig read_group(const json& item, const std::string& path, const OptimizerOptions& defaults,
                             ConfigReport* report) {
   ParamGroupConfig group;
@@ -47,14 +57,9 @@ ParamGroupConfig read_group(const json& item, const std::string& path, const Opt
   OptimizerOptions options = defaults;
   for (const Field& field : fields_of(options)) {
     const auto written = item.find(field.key.name());
-    const std::vector<std::string> names = names_in_group(field);
-    if (written == item.end() || names.empty()) continue;
+    if (written == item.end() || !field.key.per_group) continue;
     read_field(field, *written, child_path(path, field.key.name()), report);
-    const json value = value_of(field);
-    for (size_t i = 0; i < names.size(); ++i) {
-      const json& number = value.is_array() ? value[i] : value;
-      group.params[names[i]] = number.is_boolean() ? number.get<bool>() : number.get<double>();
-    }
+    add_numbers(field, group.params);
   }
   return group;
 }
@@ -79,6 +84,14 @@ std::vector<OptimizerOptions> group_options(const OptimizerConfig& optimizer) {
     for (const Field& field : fields_of(groups.back())) apply(group, field);
   }
   return groups;
+}
+
+std::map<std::string, double> changed_options(OptimizerOptions base, OptimizerOptions options) {
+  std::map<std::string, double> params;
+  const std::vector<Field> before = fields_of(base), after = fields_of(options);
+  for (size_t i = 0; i < before.size(); ++i)
+    if (value_of(before[i]) != value_of(after[i])) add_numbers(after[i], params);
+  return params;
 }
 
 OptimizerConfig read_optimizer(const Document& document, ConfigReport* report) {

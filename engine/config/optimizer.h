@@ -1,6 +1,8 @@
 // The sections `optimizer` and `scheduler`, whose keys depend on their type.
 #pragma once
 
+#include <map>
+#include <string>
 #include <vector>
 
 #include <nlohmann/json_fwd.hpp>
@@ -13,6 +15,10 @@ namespace tessera::config {
 /// Local. The options of every param group: [0] for parameters in no group, then one for each of
 /// param_groups.
 std::vector<OptimizerOptions> group_options(const OptimizerConfig& optimizer);
+
+/// Local. The params of a param group with `options`, beside an optimizer with options `base` of the same
+/// type: those that differ.
+std::map<std::string, double> changed_options(OptimizerOptions base, OptimizerOptions options);
 
 /// Local. The sections of a checked document. read_schedule throws KeyError where two keys contradict each
 /// other.

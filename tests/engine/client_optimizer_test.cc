@@ -1,0 +1,178 @@
+// An optimizer of torch::optim given to initialize(): the same weights as training with that optimizer
+// itself, at every stage; and what is refused.
+#include "engine/client_optimizer.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/jit/api/module.h>
+#include <torch/optim/adagrad.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/rmsprop.h>
+#include <torch/optim/sgd.h>
+
+#include "tests/support/losses.h"
+
+namespace tessera::testing {
+namespace {
+
+using ::testing::HasSubstr;
+namespace optim = torch::optim;
+
+constexpr int kSteps = 20;
+
+using MakeOptimizer = std::function<std::unique_ptr<optim::Optimizer>(BowlImpl&)>;
+
+struct Client {
+  friend void PrintTo(const Client& client, std::ostream* out) { *out << client.name; }
+  std::string name;
+  MakeOptimizer make;
+};
+
+/// Three groups: weight with `first`, bias and norm_weight with `second`, matrix with `third`.
+template <class Optimizer, class Options>
+MakeOptimizer in_groups(Options first, Options second, Options third) {
+  return [=](BowlImpl& model) {
+    std::vector<optim::OptimizerParamGroup> groups;
+    groups.emplace_back(std::vector<at::Tensor>{model.weight}, std::make_unique<Options>(first));
+    groups.emplace_back(std::vector<at::Tensor>{model.bias, model.norm_weight},
+                        std::make_unique<Options>(second));
+    groups.emplace_back(std::vector<at::Tensor>{model.matrix}, std::make_unique<Options>(third));
+    return std::make_unique<Optimizer>(groups, first);
+  };
+}
+
+std::vector<Client> clients() {
+  using optim::AdagradOptions, optim::AdamOptions, optim::AdamWOptions, optim::SGDOptions;
+  return {
+      {"Adam", in_groups<optim::Adam>(AdamOptions(0.02).weight_decay(0.1), AdamOptions(0.02),
+                                      AdamOptions(0.05).betas({0.8, 0.95}))},
+      {"AdamW",
+       in_groups<optim::AdamW>(AdamWOptions(0.02).weight_decay(0.3), AdamWOptions(0.02).weight_decay(0),
+                               AdamWOptions(0.05).betas({0.8, 0.95}).eps(1e-6))},
+      {"SGD", in_groups<optim::SGD>(SGDOptions(0.02).momentum(0.9).weight_decay(0.1),
+                                    SGDOptions(0.01).momentum(0.8).dampening(0.3),
+                                    SGDOptions(0.01).momentum(0.8).nesterov(true))},
+      {"Adagrad", in_groups<optim::Adagrad>(AdagradOptions(0.1), AdagradOptions(0.2).lr_decay(0.05),
+                                            AdagradOptions(0.1).weight_decay(0.1).eps(1e-6))},
+  };
+}
+
+class ClientOptimizer : public ::testing::TestWithParam<Client> {};
+
+TEST_P(ClientOptimizer, TrainsAsTheOptimizerItselfDoes) {
+  Bowl plain;
+  fill_parameters(*plain, 1);
+  const auto optimizer = GetParam().make(*plain);
+  for (int step = 0; step < kSteps; ++step) {
+    optimizer->zero_grad();
+    plain->forward().backward();
+    optimizer->step();
+  }
+  for (int stage = 0; stage <= 3; ++stage)
+    on_ranks(2, [&](comm::CommunicatorPtr comm) {
+      EngineConfig config;
+      config.train_micro_batch_size_per_gpu = 1;
+      config.zero = {.stage = stage, .unit_numel = 200, .param_persistence_threshold = 0};
+      config.optimizer = {.options = LionOptions{.lr = 100},  // is overruled
+                          .param_groups = {{.match = {"*"}, .params = {{"lr", 200}}}}};
+      Bowl model;
+      fill_parameters(*model, 1);
+      auto engine = initialize(model, *GetParam().make(*model), config, comm);
+      EXPECT_EQ(type_of(engine->config().optimizer.options), GetParam().name);
+      EXPECT_EQ(engine->learning_rates().size(), 3U) << "one for each of the optimizer's groups";
+      for (int step = 0; step < kSteps; ++step) {
+        engine->backward(engine->forward());
+        engine->step();
+      }
+      for (const auto& item : plain->named_parameters())
+        EXPECT_LT((engine->full_parameter(item.key()) - item.value().detach()).abs().max().item<double>(),
+                  2e-6)
+            << item.key() << " at stage " << stage;
+    });
+}
+
+INSTANTIATE_TEST_SUITE_P(All, ClientOptimizer, ::testing::ValuesIn(clients()),
+                         [](const auto& info) { return info.param.name; });
+
+OptimizerConfig config_of(const optim::Optimizer& optimizer, BowlImpl& model) {
+  return client_optimizer(optimizer, zero::parameters_of(model));
+}
+
+TEST(ClientOptimizer, OneGroupNeedsNoParamGroups) {
+  Bowl model;
+  model->bias.requires_grad_(false);  // and may be left out
+  const optim::SGD optimizer({model->weight, model->matrix, model->norm_weight}, optim::SGDOptions(0.5));
+  EXPECT_EQ(config_of(optimizer, *model), (OptimizerConfig{.options = SGDOptions{.lr = 0.5}}));
+}
+
+TEST(ClientOptimizer, GroupsAreTheConfigurationsWithTheNamesOfTheirParameters) {
+  Bowl model;
+  const auto optimizer = clients()[1].make(*model);
+  optimizer->add_param_group(optim::OptimizerParamGroup(std::vector<at::Tensor>{}));  // is ignored
+  const OptimizerConfig config = config_of(*optimizer, *model);
+  EXPECT_EQ(config.options, OptimizerOptions(AdamWOptions{.lr = 0.02, .weight_decay = 0.3}));
+  const std::vector<ParamGroupConfig> groups = {
+      {.match = {"bias", "norm_weight"}, .params = {{"weight_decay", 0}}},
+      {.match = {"matrix"},
+       .params = {{"lr", 0.05}, {"beta1", 0.8}, {"beta2", 0.95}, {"eps", 1e-6}, {"weight_decay", 0.01}}}};
+  EXPECT_EQ(config.param_groups, groups);
+}
+
+TEST(ClientOptimizer, WhatCannotBeTakenIsNamed) {
+  Bowl model;
+  const std::vector<at::Tensor> all = model->parameters();
+  const auto error = [&](const optim::Optimizer& optimizer) {
+    return error_of<ConfigError>([&] { config_of(optimizer, *model); });
+  };
+  EXPECT_EQ(error(optim::AdamW(all, optim::AdamWOptions(0.1).amsgrad(true))),
+            "torch::optim::AdamW: amsgrad: the AMSGrad variant is not built in; expected false");
+  EXPECT_EQ(error(optim::Adagrad(all, optim::AdagradOptions(0.1).initial_accumulator_value(1))),
+            "torch::optim::Adagrad: initial_accumulator_value: the sum of squares starts at 0; expected 0");
+  EXPECT_THAT(
+      error(optim::RMSprop(all, optim::RMSpropOptions(0.1))),
+      HasSubstr("torch::optim::RMSprop is not an optimizer Tessera has; expected torch::optim::Adam, AdamW"));
+  EXPECT_THAT(error(optim::SGD({model->weight}, optim::SGDOptions(0.1))),
+              HasSubstr("is trainable and in no param group of the optimizer"));
+  std::vector<at::Tensor> more = all;
+  more.push_back(at::zeros({3, 4}));
+  EXPECT_EQ(error(optim::SGD(more, optim::SGDOptions(0.1))),
+            "the optimizer has a tensor of shape [3, 4] that is not a parameter of the model");
+  for (const Client& client : clients()) {
+    const auto stepped = client.make(*model);
+    model->forward().backward();
+    stepped->step();
+    EXPECT_THAT(error(*stepped), HasSubstr("the optimizer has taken steps")) << client.name;
+  }
+}
+
+TEST(ClientOptimizer, OfATorchScriptModule) {
+  on_ranks(2, [](comm::CommunicatorPtr comm) {
+    torch::jit::Module model("Line");
+    model.register_parameter("slope", at::ones({3}).requires_grad_(), /*is_buffer=*/false);
+    model.define("def forward(self, x): return (self.slope * x).sum()\n");
+    const optim::SGD optimizer({model.attr("slope").toTensor()}, optim::SGDOptions(0.5));
+    EngineConfig config;
+    config.train_micro_batch_size_per_gpu = 1;
+    config.zero.stage = 3;
+    auto engine = initialize(model, optimizer, config, comm);
+    engine->backward(engine->forward(at::ones({3})).toTensor());
+    engine->step();
+    EXPECT_TRUE(at::equal(engine->full_parameter("slope"), at::full({3}, 0.5)));
+  });
+}
+
+TEST(ClientOptimizer, ParamGroupsAreGivenOnce) {
+  on_ranks(1, [](comm::CommunicatorPtr comm) {
+    Bowl model;
+    const optim::SGD optimizer(model->parameters(), optim::SGDOptions(0.1));
+    EXPECT_THAT(error_of<ConfigError>([&] {
+                  initialize(model, optimizer, {}, comm,
+                             {.param_groups = {{.match = {"bias"}, .params = {}}}});
+                }),
+                HasSubstr("InitOptions has param_groups beside an optimizer"));
+  });
+}
+
+}  // namespace
+}  // namespace tessera::testing
