@@ -11,7 +11,7 @@
 #include "examples/project/rmsprop.h"
 #include "tests/support/losses.h"
 
-namespace tessera::testing {
+namespace tessera::testing::update_rule {
 namespace {
 
 using ::testing::HasSubstr;
@@ -148,4 +148,4 @@ TEST(UpdateRule, RanksWithOtherRulesAreRefused) {
 }
 
 }  // namespace
-}  // namespace tessera::testing
+}  // namespace tessera::testing::update_rule
