@@ -107,7 +107,7 @@ std::vector<std::string> keep_last(const fs::path& directory, const KeepLast& ke
     throw CheckpointError(str("cannot keep the last ", keep.num, " checkpoints; expected at least 1"));
   std::vector<std::string> tags = list_checkpoints(directory);
   std::erase_if(tags, [&](const std::string& tag) {
-    return std::find(keep.spare.begin(), keep.spare.end(), tag) != keep.spare.end();
+    return std::find(keep.protect.begin(), keep.protect.end(), tag) != keep.protect.end();
   });
   const std::optional<std::string> latest = read_latest(directory);
   std::vector<std::string> deleted;

@@ -27,8 +27,8 @@ std::vector<std::string> list_checkpoints(const std::filesystem::path& directory
 std::optional<std::string> read_latest(const std::filesystem::path& directory);
 
 struct KeepLast {
-  int num = 1;                     ///< checkpoints to keep, at least 1
-  std::vector<std::string> spare;  ///< tags that are neither counted nor deleted, such as the best one's
+  int num = 1;                       ///< checkpoints to keep, at least 1
+  std::vector<std::string> protect;  ///< tags that are neither counted nor deleted, such as the best one's
 };
 /// Local (rank 0, after a save). Deletes the oldest complete checkpoints beyond `num`, never the one `latest`
 /// names. Returns the tags deleted. Throws CheckpointError.

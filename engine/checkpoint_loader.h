@@ -1,5 +1,5 @@
-// CheckpointLoader: brings a checkpoint, saved on any number of ranks, into one
-// rank's part of a sharded model.
+// CheckpointLoader: loads a checkpoint, saved on any number of ranks, into one rank's part of a sharded
+// model.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -28,7 +28,7 @@ class CheckpointLoader {
   /// end_replacing(). `steps`: updates each of the checkpoint's parameters has had.
   void load(const std::vector<int64_t>& steps);
   /// This rank's blob as it was saved, (n) uint8 on the CPU; undefined when the checkpoint has none for this
-  /// rank. Read where nothing has changed yet. Throws CheckpointError.
+  /// rank. To be called before load(). Throws CheckpointError.
   at::Tensor blob(const std::string& name) const;
 
   const checkpoint::Checkpoint& checkpoint() const { return checkpoint_; }
@@ -45,9 +45,9 @@ class CheckpointLoader {
   void compare_parameters();
   void compare_optimizers(const std::string& saved, const std::string& current) const;
   void match_buffers();
-  /// Calls `visit(piece, kind, dataset)` for all that is to be read: of kind 0 weights, of kind i
-  /// + 1 the i-th optimizer state; in the order of the files, so that a block that holds slices
-  /// of many units and kinds is read once.
+  /// Calls `visit(piece, kind, dataset)` for every slice to read: kind 0 is weights, kind i + 1 the i-th
+  /// optimizer state. In the order of the files, so that a block that holds slices of many units and kinds is
+  /// read once.
   template <class Visit>
   void for_each_read(const Visit& visit) const;
   void load_piece(const checkpoint::Piece& piece, int kind, const checkpoint::DatasetRecord& dataset) const;

@@ -1,4 +1,4 @@
-// CheckpointState: what the engine keeps of itself in a checkpoint beside tensors, as JSON.
+// CheckpointState: the engine's own state in a checkpoint, beside tensors, as JSON.
 #pragma once
 
 #include <cstdint>

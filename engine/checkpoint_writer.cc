@@ -18,7 +18,7 @@ namespace tessera {
 struct CheckpointWriter::Job {
   std::vector<at::Tensor> tensors;
   checkpoint::SaveRequest request;
-  std::vector<std::string> spare;
+  std::vector<std::string> protect;
 };
 
 CheckpointWriter::CheckpointWriter(zero::ShardedModel& model, int stage, const CheckpointConfig& config,
@@ -91,7 +91,7 @@ std::unique_ptr<CheckpointWriter::Job> CheckpointWriter::prepare(const Checkpoin
   for (const zero::NamedTensor& blob : content.blobs) request.blobs.push_back({blob.name, keep(blob.tensor)});
   request.state = content.state;
   request.disk = {.sync = config_.fsync, .probe = content.probe};
-  job->spare = spare_;
+  job->protect = protected_tags_;
   return job;
 }
 
@@ -103,7 +103,7 @@ void CheckpointWriter::write(const Job& job, comm::Communicator& comm) const {
   if (config_.keep_last == 0 || comm.rank() != 0) return;
   try {
     checkpoint::keep_last(job.request.directory,
-                          {.num = static_cast<int>(config_.keep_last), .spare = job.spare},
+                          {.num = static_cast<int>(config_.keep_last), .protect = job.protect},
                           Disk(job.request.disk));
   } catch (const Error& error) {
     log_.warning(str("checkpoint.keep_last: ", error.what()));

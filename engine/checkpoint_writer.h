@@ -1,16 +1,15 @@
-// CheckpointWriter: writes what it is given now, or a copy of it on a thread of
-// its own while training goes on.
+// CheckpointWriter: writes a checkpoint before it returns, or a copy of it on its own thread while training
+// continues.
 //
 // [Note: asynchronous saves]
-// What a step changes is copied first, into one block of memory that is set aside and touched
-// beforehand: that copy is all that training waits for. The thread then runs the same save()
-// as always, over a communicator of its own, so that its exchanges cannot mix with the
-// training's. One save is in flight at a time.
+// Tensors that a step changes are copied first, into one block of memory that is allocated and touched at the
+// start: training waits for that copy only. The thread then runs the same save() as a synchronous one, over
+// its own communicator, so that its exchanges cannot mix with the training's. One save is in flight at a
+// time.
 //
 // [Note: a failure stays until all ranks take it] save() fails on all ranks alike, but their threads
-// end at different times, so one rank may hear of it steps before another. report() therefore only
-// logs. What the program acts upon comes from last_failed(), finish() and the next save(), which
-// wait and so find the same on all ranks.
+// end at different times, so one rank may see it some steps before another. report() therefore only logs. The
+// program acts on last_failed(), finish() and the next save(), which wait, and so see the same on all ranks.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -41,33 +40,33 @@ struct CheckpointContent {
   std::vector<zero::NamedTensor> buffers;  ///< rank 0's are written
   std::vector<zero::NamedTensor> blobs;    ///< each rank's own, (n) uint8
   nlohmann::json state;
-  decltype(DiskOptions::probe) probe =
-      {};  ///< hears of every file operation; tests make disks slow and broken with it
+  /// Called for every file operation: tests make a disk slow or broken with it.
+  decltype(DiskOptions::probe) probe = {};
 };
 
 /// Used by one thread.
 class CheckpointWriter {
  public:
-  /// Collective when `config.async`: makes the second group, and sets the memory aside.
+  /// Collective when `config.async`: makes the second group, and allocates the memory for the copy.
   CheckpointWriter(zero::ShardedModel& model, int stage, const CheckpointConfig& config, Logger log);
   /// Waits for a save in flight; logs that it failed.
   ~CheckpointWriter();
 
-  /// Collective. Saves, or copies and returns. A save in flight is waited for first; that it failed is
-  /// logged, and then the past. Returns DIR/TAG. Throws this save's CheckpointError, on all ranks alike.
+  /// Collective. Saves, or copies and returns. Waits for a save in flight first; if that failed, it is logged
+  /// and does not affect this save. Returns DIR/TAG. Throws this save's CheckpointError, the same on all
+  /// ranks.
   std::string save(const CheckpointContent& content);
-  /// Local. Logs a warning, once, when the last asynchronous save has ended in an
-  /// error. Never waits, changes nothing else.
+  /// Local. Logs a warning, once, when the last asynchronous save has ended in an error. Does not wait.
   void report();
-  /// Collective as far as it waits. Whether the last asynchronous save has failed,
-  /// which is logged then; equal on all ranks.
+  /// Collective as far as it waits. Whether the last asynchronous save has failed, which is then logged.
+  /// Equal on all ranks.
   bool last_failed();
-  /// Collective as far as it waits. Throws what the last asynchronous save ended in,
-  /// logged or not, on all ranks alike; once.
+  /// Collective as far as it waits. Throws the last asynchronous save's error, logged or not, once and the
+  /// same on all ranks.
   void finish();
   /// Local (rank 0). Tags that checkpoint.keep_last neither counts nor deletes, from the next save on.
-  void spare(std::vector<std::string> tags) { spare_ = std::move(tags); }
-  /// Local. Memory set aside, bytes.
+  void protect(std::vector<std::string> tags) { protected_tags_ = std::move(tags); }
+  /// Local. Bytes of the memory for the copy.
   int64_t snapshot_bytes() const {
     return snapshot_.defined() ? static_cast<int64_t>(snapshot_.nbytes()) : 0;
   }
@@ -87,7 +86,7 @@ class CheckpointWriter {
   comm::CommunicatorPtr own_comm_;  // asynchronous
   at::Tensor snapshot_;             // (bytes) uint8
   int64_t snapshot_used_ = 0;
-  std::vector<std::string> spare_;
+  std::vector<std::string> protected_tags_;
 
   std::thread thread_;
   std::mutex mutex_;            // guards what follows

@@ -93,7 +93,7 @@ zero::StateBytes Engine::measured_bytes() const {
 
 bool Engine::last_save_failed() { return checkpoint_writer_ && checkpoint_writer_->last_failed(); }
 
-void Engine::keep_checkpoints(const std::vector<std::string>& tags) { checkpoint_writer().spare(tags); }
+void Engine::keep_checkpoints(const std::vector<std::string>& tags) { checkpoint_writer().protect(tags); }
 
 // ---------------------------------------------------------------------------------------------------- load
 
@@ -101,9 +101,9 @@ LoadedCheckpoint Engine::load_checkpoint(const std::string& directory, const std
   return load_checkpoint(directory, tag, LoadOptions{});
 }
 
-// [Note: loading changes everything or nothing] Every rank reads and verifies what it will need, and
-// compares it with the model; only once all have found it good does anything in memory change. So the data
-// are read twice, rather than held twice.
+// [Note: loading changes everything or nothing] Every rank reads and verifies the data it needs, and
+// compares them with the model; memory changes only when all ranks have succeeded. So the data are read
+// twice, rather than held twice.
 LoadedCheckpoint Engine::load_checkpoint(const std::string& directory, const std::string& tag,
                                          const LoadOptions& options) {
   sharded_->check_usable();
@@ -111,7 +111,7 @@ LoadedCheckpoint Engine::load_checkpoint(const std::string& directory, const std
     throw Error(
         "load_checkpoint() between backward() and the step() that updates: gradients would meet other "
         "weights");
-  last_save_failed();  // waits; a save that failed is no reason not to load
+  last_save_failed();  // waits; a failed save does not prevent loading
   const std::string chosen = comm::from_rank_0<CheckpointError>(*comm_, "checkpoint to load", [&] {
     return checkpoint::find_checkpoint(directory, tag).filename().string();
   });

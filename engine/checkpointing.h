@@ -1,5 +1,4 @@
-// What Engine::save_checkpoint and load_checkpoint take and give. Names follow
-// deepspeed.DeepSpeedEngine's arguments.
+// Arguments and results of Engine::load_checkpoint. Names follow deepspeed.DeepSpeedEngine's arguments.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -10,14 +9,14 @@ namespace tessera {
 
 struct LoadOptions {
   /// True: any difference between the checkpoint's and the model's parameters and buffers is an error
-  /// that names them. False: what has the same name and shape is loaded, the rest stays as it is and is
-  /// listed in LoadedCheckpoint::not_loaded.
+  /// that names them. False: tensors with the same name and shape are loaded, the others keep their values
+  /// and are listed in LoadedCheckpoint::not_loaded.
   bool strict = true;
   bool load_optimizer_states = true;  ///< false: moments and step counts start anew
   /// True: parameters and buffers only; optimizer, counters, loss scale and random numbers stay as they are.
   bool load_module_only = false;
-  /// Stands at the end of the error of a checkpoint that does not fit: what can be done where the engine
-  /// is used. Empty: these options' names.
+  /// The end of the error for a checkpoint that does not fit: what the caller's user can do. Empty: these
+  /// options' names.
   std::string advice = {};
 };
 
@@ -27,7 +26,7 @@ struct LoadedCheckpoint {
   nlohmann::json client_state;  ///< as given to save_checkpoint()
   int saved_world_size = 0;
   std::vector<std::string> not_loaded;  ///< one line each; empty after a strict load
-  int64_t bytes_read = 0;  ///< by this rank; what it loads is read twice: verified first, then taken over
+  int64_t bytes_read = 0;  ///< by this rank; loaded data is read twice: first verified, then copied
 };
 
 }  // namespace tessera

@@ -82,7 +82,7 @@ Engine::Engine(const zero::ModelView& model, const EngineConfig& config, comm::C
 
 Engine::~Engine() = default;
 
-/// All but what a rank may have to itself as long as the engine alone reads it.
+/// Compares all keys but those that may differ between ranks when only the engine reads them.
 void Engine::check_same_config_everywhere() const {
   nlohmann::ordered_json shared = config::write_engine_config(config_);
   for (const char* key : {"seed", "steps_per_print", "wall_clock_breakdown", "memory_breakdown"})
@@ -124,7 +124,7 @@ std::optional<at::ScalarType> Engine::input_dtype() const {
   return to_torch(first);
 }
 
-/// The module may have been given other tensors, which nobody would train.
+/// The module may have been given other tensors, which would not be trained.
 void Engine::check_same_parameters() const {
   using zero::NamedTensor;
   const auto changed = changed_parameters(parameters_);

@@ -52,9 +52,9 @@ struct InitOptions {
   Logger log = {};               ///< rank 0's messages: skipped steps and the like
   int local_rank = 0;
   int64_t steps_per_epoch = 0;  ///< optimizer steps an epoch; only schedulers that count epochs need it
-  /// torch::optim's param groups, by the parameters' names: what matches one of a group's
-  /// patterns takes the group's values in place of optimizer.params'. They stand behind the
-  /// config's own param_groups; the first match wins.
+  /// Param groups by the parameters' names: a parameter that matches one of a group's patterns has the
+  /// group's values in place of the optimizer's options. They come after the config's own param_groups; the
+  /// first match wins.
   ///   {.param_groups = {{.match = {"*.bias", "norm*"}, .params = {{"weight_decay", 0.0}}}}}
   std::vector<ParamGroupConfig> param_groups = {};
   /// A formula of one's own, in place of the one of the config's optimizer: of that only lr, weight_decay,
@@ -62,94 +62,94 @@ struct InitOptions {
   std::shared_ptr<const zero::UpdateRule> update_rule = nullptr;
 };
 
-/// For weights of another model that shares this one's body, such as a
-/// pretrained encoder with another head or none.
+/// For the weights of a model that differs in some parts, such as a pretrained encoder with another head or
+/// none.
 struct LoadWeightsOptions {
-  /// "bert.": what the model calls "bert.x" may be "x" in the file. Hugging Face's base_model_prefix.
+  /// "bert.": the model's "bert.x" may be "x" in the file. Hugging Face's base_model_prefix.
   std::string base_model_prefix = {};
-  /// Globs, by the model's names: what the file lacks of these keeps the values it has, with a warning.
+  /// Globs of the model's names: a tensor of these that the file lacks keeps its values, with a warning.
   std::vector<std::string> ignore_missing = {};
-  /// Globs, by the file's names: of these what the model has no place for is left out.
+  /// Globs of the file's names: a tensor of these that the model lacks is ignored.
   std::vector<std::string> ignore_unexpected = {};
-  /// Globs, by the model's names: of these what has another shape in the file keeps the values it has, with a
-  /// warning. Hugging Face's ignore_mismatched_sizes.
+  /// Globs of the model's names: a tensor of these that has another shape in the file keeps its values, with
+  /// a warning. Hugging Face's ignore_mismatched_sizes.
   std::vector<std::string> ignore_mismatched = {};
-  /// {"module.", ""}: what begins with the one in the file begins with the other in the model. The first that
-  /// fits counts; ignore_unexpected and base_model_prefix see the new names.
+  /// {"module.", ""}: a name that begins with the first in the file begins with the second in the model. The
+  /// first pair that fits is used; ignore_unexpected and base_model_prefix see the new names.
   std::vector<std::pair<std::string, std::string>> renamed_prefixes = {};
-  /// Stands at the end of the error of names that do not match: how these
-  /// options are given where the engine is used.
+  /// The end of the error for names that do not match: how the caller's user gives these options.
   std::string advice = {};
 };
 
-/// One rank's engine. Used by one thread. Calls marked Collective must be made
-/// by all ranks, in the same order.
+/// One rank's engine. Used by one thread. Calls marked Collective must be made by all ranks, in the same
+/// order.
 ///
-/// The model's parameters belong to the engine: at stage 3 they cannot be read any more once it is gone.
-/// Each call checks that they are still views of its memory, with the values it left there, and throws
-/// Error naming the first that is not: see [Note: who writes parameters] in zero/sharded_model.h. A
-/// backward() or an update that fails leaves gradients or parameters incomplete, so every later call throws
-/// too; other errors leave the engine as it was.
+/// The engine owns the model's parameters: at stage 3 they cannot be read after it is destroyed. Each call
+/// checks that they are still views of its memory, with the values it wrote there, and throws Error naming
+/// the first that is not: see [Note: who writes parameters] in zero/sharded_model.h. A backward() or an
+/// update that fails leaves gradients or parameters incomplete, so every later call throws too; other errors
+/// leave the engine unchanged.
 class Engine {
  public:
   virtual ~Engine();
   Engine(const Engine&) = delete;
 
   /// Collective at stage >= 2 and at the accumulation boundary. Multiplies the loss (a scalar) by loss scale
-  /// / accumulation steps, runs backward, and reduces. Takes the place of loss.backward(), whose gradients
-  /// nobody would reduce: they are refused here and in step(). Throws CommError; Error when the loss is not a
+  /// / accumulation steps, runs backward, and reduces. Replaces loss.backward(), whose gradients would
+  /// not be reduced: they are refused here and in step(). Throws CommError; Error when the loss is not a
   /// scalar or needs no gradient, in evaluation mode, and when step() is overdue.
   void backward(const at::Tensor& loss);
   /// Collective. At the accumulation boundary: clips, updates, advances the schedule; otherwise does nothing.
   /// A step whose gradients are not finite is skipped on all ranks alike, and logged. Throws CommError; Error
   /// when that happens at the smallest loss scale allowed.
   void step();
-  /// Whether the micro-step under way is the last one before an update. It begins with
-  /// engine->forward() (or with step(), for those who call step() after every backward) and stays
-  /// under way until the next one begins.
+  /// Whether the current micro-step is the last one before an update. A micro-step begins with
+  /// engine->forward() (or with step(), where step() is called after every backward) and ends when the next
+  /// one begins.
   bool is_gradient_accumulation_boundary() const;
 
-  /// Collective. eval() makes rank 0's buffers everybody's; both set the mode of the module and all in it.
+  /// Collective. Both set the mode of the module and its submodules; eval() also copies rank 0's buffers to
+  /// all ranks.
   void train();
   void eval();
 
   /// Collective. fp32 copy of a whole parameter (its master weights) / of the gradient accumulated for it
-  /// (mean over the global batch, unscaled, before clipping), by the model's name. Gradients can be had
+  /// (mean over the global batch, unscaled, before clipping), by the model's name. There are gradients
   /// from the backward() at the accumulation boundary until the next backward(). Throws Error for an
   /// unknown name, or when there is no gradient.
   at::Tensor full_parameter(const std::string& name) { return sharded_->full_parameter(name); }
   at::Tensor full_gradient(const std::string& name);
 
-  /// Collective. Saves all that training needs to go on to DIRECTORY/TAG, a folder all ranks share (tag:
-  /// "global_step" and the number of steps taken), and names it in DIRECTORY/latest: whole, or not at all.
-  /// Only after a step() that updates. With `checkpoint.async` it returns after a copy, and a failed write is
-  /// logged at a later step. `client_state`: rank 0's is kept. Returns DIRECTORY/TAG. Throws CheckpointError,
-  /// the same on all ranks; the engine and older checkpoints are as before.
+  /// Collective. Saves all that training needs to resume to DIRECTORY/TAG, a folder that all ranks share
+  /// (default tag: "global_step" and the number of steps taken), and writes TAG into DIRECTORY/latest:
+  /// completely, or not at all. Only after a step() that updates. With `checkpoint.async` it returns after a
+  /// copy, and a failed write is logged at a later step. `client_state`: rank 0's is kept. Returns
+  /// DIRECTORY/TAG. Throws CheckpointError, the same on all ranks; the engine and older checkpoints are
+  /// unchanged.
   std::string save_checkpoint(const std::string& directory, const std::string& tag = "");
   std::string save_checkpoint(const std::string& directory, const std::string& tag,
                               const nlohmann::json& client_state);
-  /// Collective. Loads DIRECTORY/TAG (default: what DIRECTORY/latest names), whatever the stage, number of
-  /// ranks, unit size and precision it was saved with. Each rank reads what it needs. Random numbers continue
-  /// on the ranks that the saving run had, too. Throws CheckpointError on all ranks alike, before anything
-  /// has changed. LoadOptions and LoadedCheckpoint are in engine/checkpointing.h.
+  /// Collective. Loads DIRECTORY/TAG (default: the tag in DIRECTORY/latest), saved with any stage, number of
+  /// ranks, unit size and precision. Each rank reads what it needs. Random numbers continue on the ranks that
+  /// the saving run had, too. Throws CheckpointError, the same on all ranks, before anything has changed.
+  /// LoadOptions and LoadedCheckpoint are in engine/checkpointing.h.
   LoadedCheckpoint load_checkpoint(const std::string& directory, const std::string& tag = "");
   LoadedCheckpoint load_checkpoint(const std::string& directory, const std::string& tag,
                                    const LoadOptions& options);
-  /// Collective. Parameters and buffers from a .safetensors file, or a folder or index of them, whoever
-  /// wrote it; in any precision. Tied parameters need one of their names. Throws CheckpointError on all
-  /// ranks alike, before anything has changed.
+  /// Collective. Loads parameters and buffers from a .safetensors file, or a folder or index of them, in any
+  /// precision. One name of a tied parameter is enough. Throws CheckpointError, the same on all ranks, before
+  /// anything has changed.
   void load_weights(const std::string& path, const LoadWeightsOptions& options = {});
-  /// Local. Waits for an asynchronous save. Throws the CheckpointError that the last one ended in, whether it
-  /// was logged before or not, the same on all ranks; once.
+  /// Local. Waits for an asynchronous save. Throws the last save's CheckpointError, logged or not, once and
+  /// the same on all ranks.
   void finish_checkpoint();
-  /// Local. Waits for an asynchronous save. Whether the last one has failed,
-  /// which is logged then; equal on all ranks.
+  /// Local. Waits for an asynchronous save. Whether the last one has failed, which is then logged. Equal on
+  /// all ranks.
   bool last_save_failed();
   /// Local. Tags that `checkpoint.keep_last` neither counts nor deletes from now on.
   void keep_checkpoints(const std::vector<std::string>& tags);
 
-  /// Local. Asks all ranks to stop; they learn it from each other in the next
-  /// step() that updates, at no cost.
+  /// Local. Asks all ranks to stop; the request travels with the next step() that updates, at no cost.
   void request_stop() { stop_requested_ = true; }
   /// Equal on all ranks: whether some rank had called request_stop() before the last step() that updates.
   bool should_stop() const { return should_stop_; }
@@ -161,19 +161,18 @@ class Engine {
   /// config's groups, then InitOptions'.
   std::vector<double> learning_rates() const;
   double loss_scale() const { return scaler_.scale(); }
-  double gradient_scale() const {
-    return gradient_scale_;
-  }  ///< what the accumulated gradients carry: the last backward()'s loss scale
-  double gradient_norm() const {
-    return gradient_norm_;
-  }  ///< global L2 norm at the last step, unscaled, before clipping
+  /// By which the accumulated gradients are multiplied: the last backward()'s loss scale.
+  double gradient_scale() const { return gradient_scale_; }
+  /// Global L2 norm at the last step, unscaled, before clipping.
+  double gradient_norm() const { return gradient_norm_; }
 
   int rank() const { return comm_->rank(); }
   int local_rank() const { return options_.local_rank; }
   int world_size() const { return comm_->size(); }
   at::Device device() const { return options_.device; }
   const EngineConfig& config() const { return config_; }
-  /// Local. Bytes this rank holds for good: measured from its tensors, and what the formula says.
+  /// Local. Bytes of model state that this rank holds between steps: measured from its tensors, and by the
+  /// formula.
   zero::StateBytes measured_bytes() const;
   zero::StateBytes formula_bytes() const { return sharded_->formula_bytes(config_.checkpoint.async); }
   comm::Communicator& comm() { return *comm_; }
@@ -241,7 +240,7 @@ class Engine {
   int64_t global_steps_ = 0, skipped_steps_ = 0;
   bool stop_requested_ = false, should_stop_ = false;
   double gradient_norm_ = 0;
-  double gradient_scale_ = 1;  ///< loss scale the accumulated gradients carry
+  double gradient_scale_ = 1;  ///< loss scale by which the accumulated gradients are multiplied
 };
 
 /// An Engine that also knows the model's type, and so what forward takes and returns.
@@ -251,8 +250,8 @@ class TypedEngine final : public Engine {
   TypedEngine(std::shared_ptr<Model> model, const EngineConfig& config, comm::CommunicatorPtr comm,
               const InitOptions& options)
       : Engine(zero::view_of(*model), config, std::move(comm), options), model_(std::move(model)) {
-    if (!model_->is_training())
-      set_training(true);  // otherwise submodules put into evaluation mode stay there
+    // Only then: submodules that were put into evaluation mode one by one stay in it.
+    if (!model_->is_training()) set_training(true);
   }
 
   /// Collective at stage 3. The model's own forward, under autocast when configured; tensors among the
@@ -291,9 +290,9 @@ class TypedEngine final : public Engine {
   std::shared_ptr<Model> model_;
 };
 
-/// Collective. Moves the model's parameters into units (the model is used as before) and
-/// makes the engine. All ranks pass the same model and config; parameters and buffers become
-/// rank 0's. Throws ConfigError, CommError.
+/// Collective. Moves the model's parameters into units (the model is used as before) and makes the engine.
+/// All ranks pass the same model and config; parameters and buffers get rank 0's values. Throws ConfigError,
+/// CommError.
 template <class Model>
 std::unique_ptr<TypedEngine<Model>> initialize(std::shared_ptr<Model> model, const EngineConfig& config,
                                                comm::CommunicatorPtr comm, const InitOptions& options = {}) {

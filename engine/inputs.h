@@ -1,6 +1,6 @@
-// convert_tensors: a copy of a forward() argument with every tensor in it replaced, whatever the
-// argument is: a tensor, an optional, vector, pair, tuple or map of tensors, or a c10::IValue. For
-// moving a batch to the device the model is on.
+// convert_tensors: a copy of a forward() argument with every tensor in it converted. The argument is a
+// tensor, an optional, vector, pair, tuple or map of tensors, or a c10::IValue. For moving a batch to the
+// model's device.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -41,7 +41,7 @@ struct HoldsTensors<std::map<Key, T, Less, Allocator>> : HoldsTensors<T> {};
 template <class Key, class T, class Hash, class Equal, class Allocator>
 struct HoldsTensors<std::unordered_map<Key, T, Hash, Equal, Allocator>> : HoldsTensors<T> {};
 
-/// Local. Lists, tuples and dictionaries are looked into; objects are not.
+/// Local. Converts inside lists, tuples and dictionaries, but not inside objects.
 c10::IValue convert_tensors(const c10::IValue& value, const TensorConversion& convert);
 
 /// Local.

@@ -23,7 +23,7 @@ namespace {
 using checkpoint::SafetensorsModel;
 using checkpoint::SafetensorsTensor;
 
-/// A tensor of the file and what takes it.
+/// A tensor of the file and its destination.
 struct Taken {
   const SafetensorsTensor* tensor;
   int parameter = -1;  // -1: a buffer
@@ -49,7 +49,7 @@ std::string first_of(const std::vector<std::string>& lines, const char* separato
   return shown < lines.size() ? str(text, separator, "and ", lines.size() - shown, " more") : text;
 }
 
-/// Every name the model has.
+/// Every name in the model.
 std::set<std::string> names_of(zero::ShardedModel& model) {
   std::set<std::string> names;
   for (const auto& parameter : model.layout().parameters()) {
@@ -90,7 +90,7 @@ class NamedInFile {
   std::map<std::string, std::string> names_;
 };
 
-/// What stands in front of nearly all the names of one side on the other, and only there.
+/// The prefix that nearly all names of one side have on the other side only.
 std::string prefix_between(const std::vector<std::string>& without, const std::set<std::string>& with) {
   if (without.empty()) return "";
   for (const std::string& name : with) {
@@ -103,7 +103,7 @@ std::string prefix_between(const std::vector<std::string>& without, const std::s
   return "";
 }
 
-/// What both sides hold, and by which prefix they differ.
+/// The names that both sides have, and the prefix by which they differ.
 std::string describe_names(const SafetensorsModel& file, const std::set<std::string>& model_names,
                            const LoadWeightsOptions& options) {
   const std::vector<std::string> in_file = file.names(), in_model(model_names.begin(), model_names.end());
@@ -119,14 +119,15 @@ std::string describe_names(const SafetensorsModel& file, const std::set<std::str
 }
 
 /// Every parameter and buffer of the model with its tensor, by name or one of its aliases. Throws
-/// CheckpointError naming those without, those of another shape, and tensors the model has no place for.
+/// CheckpointError naming those that the file lacks, those of another shape, and tensors that the model
+/// lacks.
 Match match(const SafetensorsModel& file, const std::string& path, zero::ShardedModel& model,
             const LoadWeightsOptions& options) {
   const std::set<std::string> model_names = names_of(model);
   std::vector<std::string> problems;
   const NamedInFile in_file(file, options, problems);
   bool names_differ = !problems.empty();
-  std::set<std::string> known = model_names;  // names of the file that have a place
+  std::set<std::string> known = model_names;  // names of the file that the model has
   Match found;
   std::vector<Taken>& taken = found.taken;
   // By one of these names, or, of the base model, without the prefix.

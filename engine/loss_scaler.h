@@ -9,11 +9,11 @@
 
 namespace tessera {
 
-/// Not thread-safe. Every rank has one and gives it the same answers, so all
-/// stay equal without communication.
+/// Not thread-safe. Every rank has one and calls it with equal arguments, so that all stay equal without
+/// communication.
 class LossScaler {
  public:
-  /// What a checkpoint keeps; names as DeepSpeed's cur_scale, cur_iter, last_overflow_iter, cur_hysteresis.
+  /// Saved in checkpoints; names as DeepSpeed's cur_scale, cur_iter, last_overflow_iter, cur_hysteresis.
   struct State {
     double scale = 1;
     int64_t num_updates = 0;
@@ -22,16 +22,16 @@ class LossScaler {
     bool operator==(const State&) const = default;
   };
 
-  /// Local. Where nothing is computed in fp16 the scale is 1 for good. fp16.loss_scale > 0:
-  /// that, for good. Otherwise dynamic, from 2^initial_scale_power. Throws ConfigError naming
-  /// fp16.KEY for values that cannot work.
+  /// Local. The scale is always 1 where nothing is computed in fp16, always fp16.loss_scale where that is
+  /// above 0, and otherwise dynamic, beginning with 2^initial_scale_power. Throws ConfigError naming fp16.KEY
+  /// for values that cannot work.
   explicit LossScaler(const EngineConfig& config);
 
   double scale() const { return state_.scale; }
   bool is_dynamic() const { return dynamic_; }
 
-  /// Local. After every optimizer step, with whether any rank's gradients were not finite (the step is then
-  /// skipped). Throws tessera::Error when the scale would have to go below fp16.min_loss_scale.
+  /// Local. Called after every optimizer step. `overflow`: some rank's gradients were not finite, and the
+  /// step was skipped. Throws tessera::Error when the scale would have to go below fp16.min_loss_scale.
   void update(bool overflow);
 
   const State& state() const { return state_; }

@@ -87,8 +87,8 @@ class MemoryMeter::Books final : public c10::MemoryReportingInfoBase {
     int64_t bytes;
   };
 
-  /// Also of a block whose end was not reported here: its address has been given out
-  /// again. Unknown ones are from before.
+  /// Also for a block whose end was not reported here: its address is allocated again. Unknown blocks are
+  /// older than the meter.
   void take_back(void* data) {
     const auto found = blocks_.find(data);
     if (found == blocks_.end()) return;

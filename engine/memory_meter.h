@@ -1,15 +1,15 @@
-// MemoryMeter: how much memory of a device the tensors of this rank hold, by
-// use: now, at the peak, and over time.
+// MemoryMeter: how much memory of a device the tensors of this rank hold, by use: now, at the peak, and over
+// time.
 //
 // [Note: where the numbers come from]
-// libtorch's allocators, CPU and CUDA alike, report every block they give and take back to
-// c10::MemoryReportingInfoBase, through which its profiler works too; memory shared by the ranks (comm/shm)
-// is reported the same way, divided by the number of ranks that share it. The use of a block is what the
-// MemoryFor scope around its allocation says (core/memory_use.h), or else the meter's default. So the uses
-// add up to the allocator's total by construction, and without a meter nothing is reported and nothing costs.
+// libtorch's allocators, on the CPU and on CUDA, report every block they allocate and free to
+// c10::MemoryReportingInfoBase, which its profiler uses too. Memory that ranks share (comm/shm) is reported
+// the same way, divided by the number of ranks that share it. The use of a block is that of the MemoryFor
+// scope around its allocation (core/memory_use.h), or else the meter's default. So the uses add up to the
+// allocator's total by construction; without a meter nothing is reported, and there is no cost.
 //
-// Reports come to the meter of the thread that allocates, and to the threads on which autograd goes on with
-// its work. A block that another thread gives back stays in the books until its address is given out again.
+// A thread's reports go to its meter, and so do those of the threads on which autograd continues its work. A
+// block that another thread frees stays counted until its address is allocated again.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -23,30 +23,30 @@
 
 namespace tessera {
 
-/// What was held from `seconds` after record() on, until the next sample.
+/// The bytes held from `seconds` after record() until the next sample.
 struct MemorySample {
   double seconds = 0;
   MemoryBytes bytes;
 };
 
-/// Constructed and destroyed on one thread; meters nest (the inner one gets the
-/// reports). The rest from any thread.
+/// Constructed and destroyed on one thread; other calls may come from any thread. Meters nest: the inner one
+/// gets the reports.
 class MemoryMeter {
  public:
-  /// Local. Counts from here on what is allocated on devices of this type.
+  /// Local. Counts allocations on devices of this type from now on.
   explicit MemoryMeter(c10::DeviceType device);
   ~MemoryMeter();
   MemoryMeter(const MemoryMeter&) = delete;
   MemoryMeter& operator=(const MemoryMeter&) = delete;
 
-  /// Local. What blocks are for that are allocated outside of a MemoryFor from here on. At first kOther.
+  /// Local. The use of blocks that are allocated outside of a MemoryFor from now on. At first kOther.
   void set_default_use(MemoryUse use);
 
   MemoryBytes now() const;
-  /// Local. What was held when the total was largest, since the beginning or reset_peak().
+  /// Local. The bytes held when the total was largest, since the beginning or reset_peak().
   MemoryBytes peak() const;
   void reset_peak();
-  /// Local. What was held when the device had no more to give; none as long as it had.
+  /// Local. The bytes held when the device ran out of memory; unset if it has not.
   std::optional<MemoryBytes> at_failure() const;
   /// Local. CUDA: the most bytes that libtorch's caching allocator had reserved, 0 on the CPU.
   int64_t peak_reserved() const;

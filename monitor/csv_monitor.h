@@ -1,4 +1,4 @@
-// CsvMonitor: DeepSpeed's csv_monitor, one file a scalar.
+// CsvMonitor: DeepSpeed's csv_monitor, one file for each scalar.
 #pragma once
 
 #include <map>
@@ -9,13 +9,13 @@
 
 namespace tessera {
 
-/// FOLDER/train_loss.csv for train/loss: a line "step,loss" (what follows the name's last slash), then
-/// "10,0.31" and so on, byte for byte as DeepSpeed 0.19 writes them with Python's csv module (lines end in CR
-/// LF). Only scalars. Owns the open files.
+/// FOLDER/train_loss.csv for train/loss: a line "step,loss" (the name after its last slash), then lines such
+/// as "10,0.31", byte for byte as DeepSpeed 0.19 writes them with Python's csv module (lines end in CR LF).
+/// Only scalars. Owns the open files.
 class CsvMonitor final : public Monitor {
  public:
-  /// Local. Creates the folder; a file is made, or starts anew, with its first value. `resumed_after`: rows
-  /// of later steps are removed from all files there, whether new ones come or not.
+  /// Local. Creates the folder; a file is created, or truncated, with its first value. `resumed_after`: rows
+  /// of later steps are removed from all files in the folder.
   CsvMonitor(std::filesystem::path folder, std::optional<int64_t> resumed_after);
 
   std::string_view name() const override { return "csv_monitor"; }

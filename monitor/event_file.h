@@ -1,4 +1,4 @@
-// EventFile: what TensorBoard reads. Protocol buffers (tensorflow.Event) in the frames of a TFRecord file.
+// EventFile: a file for TensorBoard. Protocol buffers (tensorflow.Event) in the frames of a TFRecord file.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,7 @@
 
 namespace tessera {
 
-/// A protocol buffer message being put together field by field
-/// (protobuf.dev/programming-guides/encoding). A value.
+/// Encodes a protocol buffer message field by field (protobuf.dev/programming-guides/encoding). A value.
 class ProtoMessage {
  public:
   ProtoMessage& integer(int field, int64_t value);
@@ -28,18 +27,18 @@ class ProtoMessage {
   std::string data_;
 };
 
-/// Local. CRC-32C (Castagnoli; RFC 3720), as TFRecord masks it.
+/// Local. CRC-32C (Castagnoli; RFC 3720), with the mask of TFRecord.
 uint32_t masked_crc32c(std::string_view data);
 
-/// FOLDER/events.out.tfevents.TIME.HOST.PID.NUMBER. Owns the open file. Not
-/// thread-safe. Members throw DiskError.
+/// FOLDER/events.out.tfevents.TIME.HOST.PID.NUMBER. Owns the open file. Not thread-safe. Members throw
+/// DiskError.
 class EventFile {
  public:
   /// Local. Creates a new file, which begins with its version.
   explicit EventFile(const std::filesystem::path& folder);
 
-  /// Local. Appends a tensorflow.Event of now: `what` is its field `field` (5: Summary, 7: SessionLog). It is
-  /// handed to the system at once, so that TensorBoard sees it and a killed run keeps it.
+  /// Local. Appends a tensorflow.Event with the current time: `what` is its field `field` (5: Summary, 7:
+  /// SessionLog). It is written at once, so that TensorBoard sees it, and it stays when the run is killed.
   void write(int64_t step, int field, const ProtoMessage& what);
 
  private:

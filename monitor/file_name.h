@@ -1,4 +1,4 @@
-// Names of files for what a run's numbers, pictures and texts are called.
+// Names of files, from the names of a run's numbers, pictures and texts.
 #pragma once
 
 #include <algorithm>

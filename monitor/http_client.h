@@ -11,7 +11,7 @@
 
 namespace tessera {
 
-/// No answer: the server is not there, does not answer in time, or the request was given up.
+/// No answer: the server cannot be reached, does not answer in time, or the request was cancelled.
 class HttpError : public Error {
  public:
   using Error::Error;
@@ -38,15 +38,15 @@ struct HttpOptions {
   std::string token;              ///< bearer token; empty: none
 };
 
-/// Keeps its connection open between requests. One thread uses it. The environment's http_proxy,
-/// https_proxy and no_proxy count, as for curl.
+/// Keeps its connection open between requests. Used by one thread. Follows the environment's http_proxy,
+/// https_proxy and no_proxy, as curl does.
 class HttpClient {
  public:
   explicit HttpClient(HttpOptions options);
   HttpClient(HttpClient&&) = delete;
   ~HttpClient();
 
-  /// Local. Any answer, whatever its status. Throws HttpError.
+  /// Local. Returns answers of any status. Throws HttpError.
   HttpResponse send(const HttpRequest& request);
 
  private:
@@ -55,7 +55,7 @@ class HttpClient {
   std::unique_ptr<Curl> curl_;
 };
 
-/// Local. `text` with everything but letters, digits and "-_.~" as %XX.
+/// Local. `text` with all bytes but letters, digits and "-_.~" as %XX.
 std::string url_encoded(const std::string& text);
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-// JsonlMonitor: everything in one file of JSON lines, for programs of one's own.
+// JsonlMonitor: all records in one file of JSON lines, for programs of your own.
 #pragma once
 
 #include <optional>
@@ -8,21 +8,19 @@
 
 namespace tessera {
 
-/// FOLDER/events.jsonl, an object a line, each with "time" (seconds since 1970):
-///   {"step": 10, "time": …, "scalars": {"train/loss": 0.31, …}}            a value that is not finite is
-///   null
+/// FOLDER/events.jsonl, one object a line, each with "time" (seconds since 1970):
+///   {"step": 10, "time": …, "scalars": {"train/loss": 0.31, …}}     null for a value that is not finite
 ///   {"step": 10, "time": …, "histogram": "NAME", "min": …, "max": …, "num": …, "sum": …, "sum_squares": …,
-///    "bucket_limit": […], "bucket": […]}                                   see monitor/histogram.h
+///    "bucket_limit": […], "bucket": […]}                            as in monitor/histogram.h
 ///   {"step": 10, "time": …, "image": "NAME", "width": 32, "height": 32, "file": "images/NAME_10.png"}
-///                                                                         or the file it was in already, as
-///                                                                         it was given
+///                                                                   or PngView::file
 ///   {"step": 10, "time": …, "text": "NAME", "content": "…"}
 ///   {"time": …, "params": {…}}    {"time": …, "artifact": "FILE"}    {"time": …, "status": "FINISHED"}
 /// Owns the open file.
 class JsonlMonitor final : public Monitor {
  public:
-  /// Local. Creates the folder and the file. `resumed_after`: lines of later steps are
-  /// removed; unset: the file starts anew.
+  /// Local. Creates the folder and the file. `resumed_after`: lines of later steps are removed; unset: all
+  /// are.
   JsonlMonitor(std::filesystem::path folder, std::optional<int64_t> resumed_after);
 
   std::string_view name() const override { return "jsonl_monitor"; }

@@ -17,11 +17,11 @@
 
 namespace tessera {
 
-/// What a tracking server refused, or did not answer.
+/// A request that a tracking server refused or did not answer.
 class MlflowError : public Error {
  public:
   MlflowError(const std::string& what, bool is_temporary) : Error(what), is_temporary_(is_temporary) {}
-  /// The same request may succeed later: the server is not there, or busy.
+  /// The same request may succeed later: the server cannot be reached, or is busy.
   bool is_temporary() const { return is_temporary_; }
 
  private:
@@ -45,35 +45,35 @@ inline constexpr size_t kMlflowNameLength = 250;
 inline constexpr size_t kMlflowParamLength = 6000;  ///< characters
 
 /// Local. The leaves of an object of any depth: {"optimizer": {"params": {"lr": 1e-3}}} is
-/// {"optimizer.params.lr", "0.001"}; elements of a list that holds objects have their number in the name,
-/// another list is one value. Names and values as the server accepts them: other characters than letters,
-/// digits and "_-. :/" become "_", and what is too long is cut.
+/// {"optimizer.params.lr", "0.001"}; elements of a list of objects have their index in the name, any
+/// other list is one value. In names, characters other than letters, digits and "_-. :/" become "_"; names
+/// and values that are too long are cut.
 MlflowParams flattened(const nlohmann::ordered_json& params);
 
-/// Owns nothing on the server; borrows the HttpClient. One thread uses it. All members wait
-/// for the server and throw MlflowError.
+/// Borrows the HttpClient. Used by one thread. All members wait for the server and throw MlflowError.
 class MlflowClient {
  public:
-  /// `server`: "http://host:5000", with or without a slash at its end. What stands after a '?' ("?token=…")
-  /// goes into every request, and nowhere else.
+  /// `server`: "http://host:5000", with or without a slash at its end. The part after a '?' ("?token=…") is
+  /// sent with every request, and is used nowhere else.
   MlflowClient(HttpClient& http, const std::string& server);
 
-  /// Without what stands after a '?'.
+  /// Without the part after a '?'.
   const std::string& server() const { return server_; }
   const std::string& run_id() const { return run_id_; }
 
-  /// Local. Starts a run; the experiment is made where it is absent. Everything below is about this run.
+  /// Local. Starts a run, and creates the experiment if it does not exist. The members below are about this
+  /// run.
   void start_run(const std::string& experiment, const std::string& name);
-  /// Local. Goes on with a run of an earlier process, whose parameters stay. False
-  /// when the server has none of this id.
+  /// Local. Resumes the run of an earlier process, which keeps its parameters. False when the server has no
+  /// run with this id.
   bool resume_run(const std::string& run_id);
   /// Local. At most kMlflowMetricsPerRequest.
   void log_metrics(const std::vector<MlflowMetric>& metrics);
-  /// Local. Any number. Those that a resumed run has already are left out,
-  /// because a server refuses to change them.
+  /// Local. Any number. Parameters that a resumed run has already are not sent: a server refuses to change
+  /// them.
   void log_params(const MlflowParams& params);
-  /// Local. As `name` ("all_results.json", "images/a.png"): a file, or bytes. The server has to store
-  /// artifacts itself (its artifact scheme is mlflow-artifacts, which is a server's default).
+  /// Local. As `name` ("all_results.json", "images/a.png"): a file, or bytes. The server must store
+  /// artifacts itself (artifact scheme mlflow-artifacts, the default of a server).
   void log_artifact(const std::string& name, const std::filesystem::path& file);
   void log_artifact(const std::string& name, std::string content);
   void end_run(RunStatus status);

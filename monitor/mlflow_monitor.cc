@@ -16,8 +16,8 @@
 namespace tessera {
 namespace {
 
-/// A quarter of what a server takes in one request: how a failed run ended waits for the
-/// request under way, and has two seconds.
+/// A quarter of a server's limit for one request: a failed run has two seconds to send its status, which
+/// waits for the current request.
 constexpr size_t kMetricsTogether = kMlflowMetricsPerRequest / 4;
 
 constexpr int64_t kLongestId = 256;
@@ -107,7 +107,7 @@ void MlflowMonitor::artifact(const std::filesystem::path& file) {
         .may_be_lost = false});
 }
 
-// A full queue loses its oldest metrics, images and texts; parameters and results are few, and are kept.
+// A full queue drops its oldest metrics, images and texts; parameters and results are few, and are kept.
 void MlflowMonitor::push(Work work) {
   if (gave_up_) return;
   {
@@ -129,8 +129,8 @@ void MlflowMonitor::close(RunStatus status) {
     Work end{.metrics = {},
              .other = [status](MlflowClient& client) { client.end_run(status); },
              .may_be_lost = false};
-    // A launcher whose ranks fail gives the others two seconds. So how a failed run ended goes first; the
-    // server takes the rest of its numbers afterwards too.
+    // When a rank fails, the launcher gives the others two seconds. So a failed run's status is sent first;
+    // the server accepts the rest of the numbers afterwards.
     const bool has_failed = status == RunStatus::kFailed;
     has_failed ? queue_.push_front(std::move(end)) : queue_.push_back(std::move(end));
     is_closing_ = true;
@@ -165,7 +165,7 @@ void MlflowMonitor::run() {
   }
 }
 
-/// The next of the queue, with the metrics that follow it; false: there is nothing more to come.
+/// Takes the next record, with the metrics that follow it; false: the queue is empty, and closed.
 bool MlflowMonitor::take(Work& work) {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [this] { return !queue_.empty() || is_closing_; });
@@ -180,8 +180,8 @@ bool MlflowMonitor::take(Work& work) {
   return true;
 }
 
-/// Tries until `work` succeeds or is refused. False: give up, because the run is at its end or,
-/// without `work`, nothing else could succeed.
+/// Tries until `work` succeeds or is refused. False: give up, because the run has ended, or because `work` is
+/// vital and was refused.
 bool MlflowMonitor::do_until_done(MlflowClient& client, const std::function<void()>& work, bool is_vital) {
   for (auto time = options_.first_retry;; time = std::min(2 * time, options_.last_retry)) {
     try {

@@ -1,11 +1,11 @@
-// MlflowMonitor: a run on an MLflow tracking server, fed by a thread of its own.
+// MlflowMonitor: a run on an MLflow tracking server, sent by its own thread.
 //
 // [Note: training never waits for the tracking server]
-// What the run tells the monitor goes into a queue of bounded length, and a thread takes it to the server. A
-// server that cannot be reached, or is busy, is tried again after 1, 2, 4 … 60 seconds, for as long as the
-// run lasts; the queue keeps the newest values meanwhile. What the server refuses is left out. Whatever goes
-// wrong, the log has one line about it, at its first occurrence. close() waits for what is still in the
-// queue, with a time limit, which is shorter where the server has not answered last time.
+// The run's records go into a queue of bounded length, and a thread sends them to the server. When the server
+// cannot be reached, or is busy, the thread tries again after 1, 2, 4 … 60 seconds, as long as the run lasts;
+// a full queue drops its oldest values. Records that the server refuses are dropped. The first error of a run
+// is logged, in one line. close() waits for the rest of the queue, with a time limit, which is shorter when
+// the server did not answer last time.
 #pragma once
 
 #include <atomic>
@@ -43,19 +43,18 @@ struct MlflowOptions {
   size_t max_queued = 1'000;  ///< calls of the monitor
 };
 
-/// Local. `options` with what the environment says in place of what is empty or absent in them:
-/// MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME, MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD and
-/// MLFLOW_TRACKING_TOKEN; then the defaults of MlflowOptions. Throws ConfigError when the environment's
-/// address is not an HTTP server's.
+/// Local. An empty server or experiment is filled in from MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME, or
+/// else has the default of MlflowOptions; the authentication is that of MLFLOW_TRACKING_USERNAME, _PASSWORD
+/// and _TOKEN. Throws ConfigError when the environment's address is not an HTTP server's.
 MlflowOptions with_environment(MlflowOptions options);
 
-/// Local. Removes the id of an earlier run from `folder`, where a new run begins, with MLflow or without.
-/// Throws tessera::Error.
+/// Local. Removes the id of an earlier run from `folder`. To be called for every new run, with MLflow or
+/// without, so that none resumes the earlier one. Throws tessera::Error.
 void forget_mlflow_run(const std::filesystem::path& folder);
 
-/// Owns the queue and the thread, which alone talks to the server. Members return at once and do not throw,
-/// but for close(). A run has no place for histograms; images and texts become artifacts,
-/// images/NAME_STEP.png and texts/NAME_STEP.txt. One thread uses it.
+/// Owns the queue and the thread, which makes all requests. Members but close() return at once and do not
+/// throw. A run in MLflow cannot hold histograms; images and texts become artifacts, images/NAME_STEP.png and
+/// texts/NAME_STEP.txt. Used by one thread.
 class MlflowMonitor final : public Monitor {
  public:
   explicit MlflowMonitor(MlflowOptions options);
@@ -72,11 +71,11 @@ class MlflowMonitor final : public Monitor {
 
  private:
   using Clock = std::chrono::steady_clock;
-  /// Metrics, which may be sent together with those of others, or something else.
+  /// Metrics, which may be sent together with those of the next ones, or another request.
   struct Work {
     std::vector<MlflowMetric> metrics = {};
     std::function<void(MlflowClient&)> other = {};
-    bool may_be_lost = true;  // where the queue is full
+    bool may_be_lost = true;  // when the queue is full
   };
 
   void push(Work work);

@@ -1,5 +1,5 @@
-// Monitor: a place a run's numbers go to besides its own metrics.jsonl: files
-// other programs read, or a tracking server.
+// Monitor: a further place for a run's numbers, beside its own metrics.jsonl: files that other programs read,
+// or a tracking server.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ namespace tessera {
 /// Names and values of one step, e.g. {{"train/loss", 0.31}, {"train/learning_rate", 1e-3}}.
 using Scalars = std::vector<std::pair<std::string, double>>;
 
-/// How a run came to its end.
+/// How a run ended.
 enum class RunStatus {
   kFinished,
   kFailed,  ///< an error ended it
@@ -29,10 +29,10 @@ enum class RunStatus {
 /// Local. MLflow's words: "FINISHED", "FAILED", "KILLED".
 std::string_view name_of(RunStatus status);
 
-/// Owns its files or connection. One thread uses it; what it does in the background is its own matter. All
-/// members are local (rank 0 has monitors, others have none) and throw tessera::Error, after which it is not
-/// used any more, close() included. A monitor that has no place for a histogram, an image, a text,
-/// parameters or a file leaves them out.
+/// Owns its files or connection. Used by one thread; a monitor may have threads of its own. All members are
+/// Local (rank 0 has monitors, other ranks have none) and throw tessera::Error, after which the monitor is
+/// not used again, not even closed. A monitor that cannot hold histograms, images, texts, parameters or files
+/// ignores them.
 class Monitor {
  public:
   virtual ~Monitor() = default;
@@ -44,12 +44,12 @@ class Monitor {
   virtual void image(const std::string& /*name*/, int64_t /*step*/, const PngView& /*png*/) {}
   /// UTF-8.
   virtual void text(const std::string& /*name*/, int64_t /*step*/, const std::string& /*text*/) {}
-  /// What the run was configured with, an object of any depth.
+  /// The resolved configuration, an object of any depth.
   virtual void params(const nlohmann::ordered_json& /*params*/) {}
   /// A file the run has written.
   virtual void artifact(const std::filesystem::path& /*file*/) {}
-  /// The last call. Destroying a monitor that was not closed closes it as
-  /// kFailed where that makes a difference.
+  /// The last call. The destructor of a monitor that was not closed closes it as kFailed, if the status is
+  /// recorded.
   virtual void close(RunStatus status) = 0;
 };
 

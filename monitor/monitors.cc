@@ -64,7 +64,7 @@ void Monitors::histogram(const std::string& name, int64_t step, std::span<const 
   if (!empty()) histogram(name, step, make_histogram(values));
 }
 
-/// What is wrong with one image is no fault of the monitors.
+/// An image or file that cannot be read is not an error of the monitors.
 void Monitors::or_warn(const std::string& name, const std::function<void()>& what) {
   if (empty()) return;
   try {

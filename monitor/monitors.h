@@ -11,7 +11,7 @@
 
 namespace tessera {
 
-/// Owns the monitors that are open: some on rank 0, none on the other ranks. One thread uses it. An error of
+/// Owns the monitors that are open: rank 0 has some, the other ranks none. Used by one thread. An error of
 /// a monitor never ends a run: a monitor that fails, when it is opened or later, is dropped with one warning,
 /// and nothing here throws.
 class Monitors {
@@ -27,7 +27,7 @@ class Monitors {
   void open(std::string_view name, const std::function<std::unique_ptr<Monitor>()>& make);
 
   bool empty() const { return monitors_.empty(); }
-  /// Local. Each as in Monitor.
+  /// Local. As in Monitor.
   void scalars(int64_t step, const Scalars& scalars);
   void histogram(const std::string& name, int64_t step, const Histogram& histogram);
   void histogram(const std::string& name, int64_t step, std::span<const float> values);

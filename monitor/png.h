@@ -1,4 +1,4 @@
-// PNG files (ISO/IEC 15948): written, and their headers read.
+// Writing PNG files (ISO/IEC 15948), and reading their headers.
 #pragma once
 
 #include <cstdint>
@@ -21,14 +21,14 @@ struct PngView {
   int width = 0, height = 0;
   int channels = 0;  ///< 1 is grey, 2 grey with alpha, 3 RGB (palettes too), 4 RGBA
   std::string_view bytes;
-  std::filesystem::path file = {};  ///< where it lies, and stays; empty: nowhere
+  std::filesystem::path file = {};  ///< a file with these bytes, which stays there; empty: none
 };
 
-/// Local. The bytes of a PNG file, 8 bits a channel. Throws tessera::Error when there are other channels, the
-/// size is not positive or does not fit the pixels.
+/// Local. The bytes of a PNG file, 8 bits a channel. Throws tessera::Error for another number of
+/// channels, and for a size that is not positive or does not fit the pixels.
 std::string encode_png(const ImageView& image);
 
-/// Local. What the header says; the rest is not looked at. Throws tessera::Error when there is none.
+/// Local. Reads the header only. Throws tessera::Error when there is none.
 PngView png_view(std::string_view bytes);
 
 }  // namespace tessera

@@ -8,9 +8,9 @@
 
 namespace tessera {
 
-/// One event file in FOLDER: scalars, histograms, images (PNG), texts, and the parameters as one. What
-/// TensorBoard has of an earlier run in the folder disappears, of a resumed one the steps after
-/// `resumed_after` (the file says where it starts, as a SummaryWriter's purge_step does). Owns the open file.
+/// One event file in FOLDER: scalars, histograms, images (PNG), texts, and the parameters as a
+/// text. TensorBoard stops showing an earlier run in the folder, or, of a resumed run, the steps after
+/// `resumed_after`: the file has its first step, as with a SummaryWriter's purge_step. Owns the open file.
 class TensorboardMonitor final : public Monitor {
  public:
   TensorboardMonitor(const std::filesystem::path& folder, std::optional<int64_t> resumed_after);
@@ -21,7 +21,7 @@ class TensorboardMonitor final : public Monitor {
   void image(const std::string& name, int64_t step, const PngView& png) override;
   void text(const std::string& name, int64_t step, const std::string& text) override;
   void params(const nlohmann::ordered_json& params) override;
-  void close(RunStatus /*status*/) override {}  // every event was handed to the system when it was written
+  void close(RunStatus /*status*/) override {}  // every event is written at once
 
  private:
   int64_t first_step_;

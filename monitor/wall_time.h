@@ -1,4 +1,4 @@
-// The time of day, as monitors write it.
+// The current time in the form that monitors write.
 #pragma once
 
 #include <chrono>

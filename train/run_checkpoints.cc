@@ -256,7 +256,8 @@ void RunCheckpoints::tidy() const {
     checkpoint::remove_leftovers(folder_, disk);
     if (num > 0)
       checkpoint::keep_last(
-          folder_, {.num = num, .spare = best_ ? std::vector{best_->tag} : std::vector<std::string>{}}, disk);
+          folder_, {.num = num, .protect = best_ ? std::vector{best_->tag} : std::vector<std::string>{}},
+          disk);
   } catch (const Error& caught) {
     log_.warning(str("old checkpoints are left over: ", caught.what()));
   }

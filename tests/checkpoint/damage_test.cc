@@ -219,7 +219,7 @@ TEST_F(DamagedFile, ACopyUnderAnotherNameIsLeftAlone) {
   fs::copy(folder_.path() / "a", folder_.path() / "a_backup");
   EXPECT_THAT(list_checkpoints(folder_.path()), ElementsAre("a"));
   save_all(model_, folder_.path(), "c");
-  EXPECT_THAT(keep_last(folder_.path(), {.num = 1, .spare = {}}, Disk({.sync = false, .probe = {}})),
+  EXPECT_THAT(keep_last(folder_.path(), {.num = 1, .protect = {}}, Disk({.sync = false, .probe = {}})),
               ElementsAre("a"));
   EXPECT_THAT(names_in(folder_.path()), ElementsAre("a_backup", "c", "latest"));
 }

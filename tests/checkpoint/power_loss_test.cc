@@ -94,7 +94,7 @@ TEST(PowerLoss, WhileOldCheckpointsAreDeleted) {
   for (const char* tag : {"step1", "step2"}) save_all(before, folder.path(), tag);
   save_all(after, folder.path(), "step3");
   lose_power_everywhere(
-      folder.path(), [&] { keep_last(folder.path(), {.num = 1, .spare = {}}, Disk(synced(0))); },
+      folder.path(), [&] { keep_last(folder.path(), {.num = 1, .protect = {}}, Disk(synced(0))); },
       [&](const fs::path& left, bool) {
         expect_whole(left, before, after);
         EXPECT_TRUE(is_new(left));

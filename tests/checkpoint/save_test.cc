@@ -264,13 +264,13 @@ TEST(KeepLast, DeletesTheOldestButNeverTheLatest) {
   for (const char* tag : {"step8", "best", "step9", "step10", "step11"}) save_all(model, folder.path(), tag);
   std::filesystem::create_directory(folder.path() / "logs");
   EXPECT_THAT(list_checkpoints(folder.path()), ElementsAre("step8", "best", "step9", "step10", "step11"));
-  EXPECT_THAT(keep_last(folder.path(), {.num = 9, .spare = {}}, disk), IsEmpty());
-  EXPECT_THAT(keep_last(folder.path(), {.num = 2, .spare = {"best"}}, disk), ElementsAre("step8", "step9"));
+  EXPECT_THAT(keep_last(folder.path(), {.num = 9, .protect = {}}, disk), IsEmpty());
+  EXPECT_THAT(keep_last(folder.path(), {.num = 2, .protect = {"best"}}, disk), ElementsAre("step8", "step9"));
   EXPECT_THAT(names_in(folder.path()), ElementsAre("best", "latest", "logs", "step10", "step11"));
   std::ofstream(folder.path() / "latest") << "step10\n";
-  EXPECT_THAT(keep_last(folder.path(), {.num = 1, .spare = {"best"}}, disk), ElementsAre("step11"));
+  EXPECT_THAT(keep_last(folder.path(), {.num = 1, .protect = {"best"}}, disk), ElementsAre("step11"));
   EXPECT_EQ(model.difference(Checkpoint::open(folder.path())), "");
-  EXPECT_THAT(error_of<CheckpointError>([&] { keep_last(folder.path(), {.num = 0, .spare = {}}, disk); }),
+  EXPECT_THAT(error_of<CheckpointError>([&] { keep_last(folder.path(), {.num = 0, .protect = {}}, disk); }),
               HasSubstr("expected at least 1"));
 }
 
