@@ -113,19 +113,19 @@ struct GivenTrainer {
 std::vector<config::Field> given_fields(GivenTrainer& c) {
   using namespace config;
   return {
-      {"name", &c.name, "Name of the run; null: the configuration file's name", nullable(),
+      {"name", &c.name, "Name of the run; null: the configuration file's name", kNullable,
        argument("run_name")},
       {"output_dir", &c.output_dir,
-       "Folder for logs, the resolved configuration and results; null: `runs/NAME`", nullable(),
+       "Folder for logs, the resolved configuration and results; null: `runs/NAME`", kNullable,
        argument("output_dir")},
       {"epochs", &c.epochs, "Passes over the training data; null: 1. `max_steps` wins over them",
-       between(1, kMaxCount), nullable(), argument("num_train_epochs")},
+       between(1, kMaxCount), kNullable, argument("num_train_epochs")},
       {"max_steps", &c.max_steps,
        "Optimizer steps, in place of `epochs`, which they win over; null, -1 or 0: `epochs` count",
-       between(-1, kMaxCount), nullable(), argument("max_steps")},
+       between(-1, kMaxCount), kNullable, argument("max_steps")},
       {"eval_batch_size", &c.eval_batch_size,
        "Samples of one evaluation pass on one rank; null: train_micro_batch_size_per_gpu", between(1, 1e9),
-       nullable(), argument("per_device_eval_batch_size")},
+       kNullable, argument("per_device_eval_batch_size")},
   };
 }
 
@@ -214,10 +214,10 @@ config::KeyTable run_keys() {
     table.add(make_key(type, path, doc, attributes...));
   };
   add(Type::kFreeSection, "model", "The model; its further keys are its own and are read just as strictly");
-  add(Type::kText, "model.type", "Name of a registered model", required());
+  add(Type::kText, "model.type", "Name of a registered model", kRequired);
   add(Type::kFreeSection, "data",
       "The data; its further keys are the task's own and are read just as strictly");
-  add(Type::kText, "data.type", "Name of a registered data set", required());
+  add(Type::kText, "data.type", "Name of a registered data set", kRequired);
   add(Type::kSection, "comm", "How ranks talk to each other");
   add(Type::kSection, "trainer", "How long, how often, where to");
   TrainerConfig defaults;

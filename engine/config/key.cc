@@ -162,38 +162,18 @@ bool Key::is_for(const std::string& type) const {
 
 // ------------------------------------------------------------------------------------------ attributes
 
-namespace {
-/// `auto_json` of a key whose "auto" is its default.
-constexpr const char* kAutoIsDefault = "default";
-
-Attribute range(Range range) {
+static Attribute range(Range range) {
   return [range](Key& key) { key.range = range; };
 }
-}  // namespace
-
 Attribute at_least(double min) { return range({.min = min}); }
 Attribute above(double min) { return range({.min = min, .above_min = true}); }
 Attribute between(double min, double max) { return range({.min = min, .max = max}); }
 Attribute from_to_below(double min, double max) { return range({.min = min, .max = max, .below_max = true}); }
 Attribute choices(std::vector<std::string> choices, std::map<std::string, std::string> aliases) {
-  return [=](Key& key) {
-    key.type = Type::kChoice;
-    key.choices = choices;
-    key.choice_aliases = aliases;
-  };
+  return [=](Key& key) { key.type = Type::kChoice, key.choices = choices, key.choice_aliases = aliases; };
 }
 Attribute auto_is(std::string json, std::string in_words) {
   return [=](Key& key) { key.auto_json = json, key.auto_doc = in_words; };
-}
-Attribute auto_is_default() { return auto_is(kAutoIsDefault); }
-Attribute nullable() {
-  return [](Key& key) { key.nullable = true; };
-}
-Attribute required() {
-  return [](Key& key) { key.required = true; };
-}
-Attribute per_group() {
-  return [](Key& key) { key.per_group = true; };
 }
 Attribute argument(std::string name) {
   return [=](Key& key) { key.argument = name; };
@@ -232,7 +212,7 @@ void assign(const Field& field, const json& value) {
 std::string assign_or_auto(const Field& field, const json& value) {
   const Key& key = field.key;
   if (!key.takes_auto() || value != "auto") return assign(field, value), "";
-  const std::string meaning = key.auto_json == kAutoIsDefault ? text_of(value_of(field)) : key.auto_json;
+  const std::string meaning = key.auto_json == "default" ? text_of(value_of(field)) : key.auto_json;
   assign(field, json::parse(meaning));
   return key.auto_doc.empty() ? meaning : key.auto_doc;
 }
@@ -246,7 +226,7 @@ std::vector<Key> keys_of(std::vector<Field> defaults) {
   std::vector<Key> keys;
   for (Field& field : defaults) {
     if (!field.key.required) field.key.default_json = text_of(value_of(field));
-    if (field.key.auto_json == kAutoIsDefault) field.key.auto_json = field.key.default_json;
+    if (field.key.auto_json == "default") field.key.auto_json = field.key.default_json;
     keys.push_back(std::move(field.key));
   }
   return keys;

@@ -92,13 +92,13 @@ Attribute between(double min, double max);
 Attribute from_to_below(double min, double max);
 Attribute choices(std::vector<std::string> choices, std::map<std::string, std::string> aliases = {});
 Attribute auto_is(std::string json, std::string in_words = "");
-Attribute auto_is_default();
-Attribute nullable();
-Attribute required();
-Attribute per_group();
 Attribute argument(std::string name);
 Attribute alias(std::string path);
 Attribute of_type(Type type);
+inline const Attribute kAutoIsDefault = [](Key& key) { key.auto_json = "default"; };  ///< see keys_of()
+inline const Attribute kNullable = [](Key& key) { key.nullable = true; };
+inline const Attribute kRequired = [](Key& key) { key.required = true; };
+inline const Attribute kPerGroup = [](Key& key) { key.per_group = true; };
 
 /// Local. {"a", "b"} for "a b".
 std::vector<std::string> split_names(const std::string& names);

@@ -7,38 +7,33 @@
 namespace tessera::config {
 namespace {
 
-/// Keys of one section, which are booleans unless an attribute has another type. Names that share a reason
-/// are given together, with blanks between them.
-class Rows {
- public:
-  Rows(const char* section, std::vector<Key>& keys) : section_(section), keys_(keys) {}
+/// Adds keys to a table: booleans, unless an attribute has another type. Names with the same reason are given
+/// together, separated by blanks.
+struct Rows {
+  const char* section;
+  std::vector<Key>& keys;
 
   template <class... Attributes>
   void no_effect(const char* names, const char* why, const Attributes&... attributes) {
-    add(Use::kNoEffect, names, why, "", attributes...);
+    for (const std::string& name : split_names(names)) {
+      keys.push_back(make_key(Type::kBool, child_path(section, name), why, attributes...));
+      keys.back().use = Use::kNoEffect;
+    }
   }
   /// `harmless`: values (JSON) that ask for nothing.
   template <class... Attributes>
   void refused(const char* names, const char* why, const char* harmless, const Attributes&... attributes) {
-    add(Use::kRefused, names, why, harmless, attributes...);
-  }
-
- private:
-  template <class... Attributes>
-  void add(Use use, const char* names, const char* why, const char* harmless,
-           const Attributes&... attributes) {
-    for (const std::string& name : split_names(names)) {
-      Key key = make_key(Type::kBool, child_path(section_, name), why, attributes...);
-      key.use = use;
-      if (key.harmless.empty()) key.harmless = split_names(harmless);
-      keys_.push_back(std::move(key));
+    const size_t first = keys.size();
+    no_effect(names, why, attributes...);
+    for (size_t i = first; i < keys.size(); ++i) {
+      keys[i].use = Use::kRefused;
+      if (keys[i].harmless.empty()) keys[i].harmless = split_names(harmless);
     }
   }
-
-  const char* section_;
-  std::vector<Key>& keys_;
 };
 
+const Attribute kInteger = of_type(Type::kInteger), kText = of_type(Type::kText);
+const Attribute kSection = of_type(Type::kOpenSection);
 Attribute for_types(const char* types) {
   return [types = split_names(types)](Key& key) { key.for_types = types; };
 }
@@ -61,17 +56,17 @@ void add_optimizer_rows(Rows rows) {
   rows.refused("eps_inside_sqrt", "eps is added outside of the square root", "false", for_types("LAMB"));
   rows.refused("max_grad_norm", "the key for clipping is `gradient_clipping`", "0", of_type(Type::kNumber));
   rows.refused("maximize", "the loss is minimised", "false");
-  rows.refused("freeze_step", one_bit, "", of_type(Type::kInteger));
+  rows.refused("freeze_step", one_bit, "", kInteger);
   rows.refused("cuda_aware", one_bit, "");
-  rows.refused("comm_backend_name", one_bit, "", of_type(Type::kText));
+  rows.refused("comm_backend_name", one_bit, "", kText);
   rows.no_effect("set_grad_none", "gradients are always freed, not zeroed");
-  rows.no_effect("foreach fused", torch_loop, nullable());
+  rows.no_effect("foreach fused", torch_loop, kNullable);
   rows.no_effect("capturable differentiable", torch_loop);
 }
 
 void add_schedule_rows(Rows rows) {
   rows.refused("last_batch_iteration last_epoch", "where a run resumes comes from its checkpoint", "-1",
-               of_type(Type::kInteger));
+               kInteger);
   rows.no_effect("verbose", "the learning rate is in the progress line");
 }
 
@@ -79,8 +74,8 @@ void add_checkpoint_rows(Rows rows) {
   rows.no_effect("tag_validation", "ranks that save under different tags always fail",
                  choices({"Ignore", "Warn", "Fail"}));
   rows.no_effect("load_universal", "a checkpoint loads at any world size");
-  rows.no_effect("parallel_write", "every rank writes its own file", of_type(Type::kOpenSection));
-  rows.no_effect("writer", "`checkpoint.async` says how files are written", of_type(Type::kOpenSection));
+  rows.no_effect("parallel_write", "every rank writes its own file", kSection);
+  rows.no_effect("writer", "`checkpoint.async` says how files are written", kSection);
   rows.refused("use_node_local_storage", "all ranks write into one folder they share", "false");
 }
 
@@ -97,17 +92,15 @@ void add_zero_rows(Rows rows) {
   rows.no_effect("elastic_checkpoint", "a checkpoint loads at any world size");
   rows.no_effect("legacy_stage1", "there is one implementation of every stage");
   rows.no_effect("grad_hooks", "gradients always come through hooks");
-  rows.no_effect("sub_group_size", "the step works on one unit at a time", of_type(Type::kInteger),
-                 at_least(0));
-  rows.no_effect("stage3_max_reuse_distance", "the recorded order of use decides what is released",
-                 of_type(Type::kInteger), at_least(0), alias("zero_optimization.max_reuse_distance"));
+  rows.no_effect("sub_group_size", "the step works on one unit at a time", kInteger, at_least(0));
+  rows.no_effect("stage3_max_reuse_distance", "the recorded order of use decides what is released", kInteger,
+                 at_least(0), alias("zero_optimization.max_reuse_distance"));
   rows.no_effect("stage3_model_persistence_threshold", "`stage3_max_live_parameters` bounds what is resident",
-                 of_type(Type::kInteger), at_least(0),
-                 alias("zero_optimization.model_persistence_threshold"));
+                 kInteger, at_least(0), alias("zero_optimization.model_persistence_threshold"));
   rows.no_effect("stage3_gather_16bit_weights_on_model_save", "whole models are written from the shards",
                  alias("zero_optimization.gather_16bit_weights_on_model_save"),
                  alias("zero_optimization.stage3_gather_fp16_weights_on_model_save"));
-  rows.no_effect("stage3_module_granularity_threshold", units, of_type(Type::kInteger),
+  rows.no_effect("stage3_module_granularity_threshold", units, kInteger,
                  alias("zero_optimization.module_granularity_threshold"));
   rows.no_effect("stage3_use_all_reduce_for_fetch_params", contiguous,
                  alias("zero_optimization.use_all_reduce_for_fetch_params"));
@@ -118,7 +111,7 @@ void add_zero_rows(Rows rows) {
   rows.no_effect("log_trace_cache_warnings", "a change of the recorded order is always logged");
   rows.no_effect("enable_sanity_checks", "the checks are always on");
   rows.no_effect("save_muon_momentum_buffer_in_memory", "there is no Muon optimizer");
-  rows.no_effect("leaf_module", units, of_type(Type::kOpenSection));
+  rows.no_effect("leaf_module", units, kSection);
 }
 
 void add_refused_zero_rows(Rows rows) {
@@ -130,13 +123,11 @@ void add_refused_zero_rows(Rows rows) {
   rows.no_effect("cpu_offload_use_pin_memory", "nothing is offloaded");
   rows.refused("zero_quantized_weights zero_quantized_gradients zero_quantized_nontrainable_weights",
                quantized, "false");
-  rows.refused("zeropp_loco_param", quantized, "", of_type(Type::kOpenSection));
-  rows.refused("zero_hpz_partition_size", "ZeRO++ secondary partitions inside a node", "0 1",
-               of_type(Type::kInteger));
-  rows.refused("mics_shard_size", mics, "-1", of_type(Type::kInteger));
+  rows.refused("zeropp_loco_param", quantized, "", kSection);
+  rows.refused("zero_hpz_partition_size", "ZeRO++ secondary partitions inside a node", "0 1", kInteger);
+  rows.refused("mics_shard_size", mics, "-1", kInteger);
   rows.refused("mics_hierarchical_params_gather", mics, "false");
-  rows.refused("zenflow", "ZenFlow updates parts of the gradients on the CPU", "",
-               of_type(Type::kOpenSection));
+  rows.refused("zenflow", "ZenFlow updates parts of the gradients on the CPU", "", kSection);
 }
 
 void add_precision_rows(Rows rows) {
@@ -150,20 +141,19 @@ void add_precision_rows(Rows rows) {
   rows.refused("bf16.bf16_master_weights_and_grads", master, "false");
   rows.refused("bf16.bf16_optimizer_states", "optimizer state is always fp32", "false");
   rows.no_effect("torch_autocast.lower_precision_safe_modules", "autocast decides operator by operator",
-                 of_type(Type::kTextList), nullable());
+                 of_type(Type::kTextList), kNullable);
   rows.refused("data_types.param_dtype", "the parameters' type comes from `fp16` and `bf16`", "", dtype);
   rows.refused("data_types.buffer_dtype",
                "floating buffers take the parameters' compute type, others keep theirs", "", dtype);
 }
 
 void add_refused_rows(Rows rows) {
-  const Attribute section = of_type(Type::kOpenSection), enabled = switched_by("enabled", "false");
+  const Attribute enabled = switched_by("enabled", "false");
   rows.refused("managed_gradient_accumulation", "step() always counts the micro-steps itself", "true");
   rows.refused("gradient_allreduce_op", "gradients are averaged over the ranks", "\"mean\"",
                choices({"mean", "sum"}));
   rows.refused("sparse_gradients", "gradients are sent dense (sparse ones are made dense)", "false");
-  rows.refused("sequence_parallel_size", "the sequence is not split over ranks", "1",
-               of_type(Type::kInteger));
+  rows.refused("sequence_parallel_size", "the sequence is not split over ranks", "1", kInteger);
   rows.refused("amp", "Apex AMP; use `bf16`, `fp16` or `torch_autocast`", "", enabled);
   rows.refused("autotuning", "the configuration is taken as it is", "", enabled);
   rows.refused("elasticity", "the batch size is fixed for a run; a checkpoint loads at any world size", "",
@@ -177,25 +167,25 @@ void add_refused_rows(Rows rows) {
   rows.refused("nebula", "checkpoints go to the file system", "", enabled);
   rows.refused("wandb", "there is no Weights & Biases client", "", enabled);
   rows.refused("comet", "there is no Comet client", "", enabled);
-  rows.refused("compression_training", "the model is trained as it is", "", section);
-  rows.refused("sparse_attention", "the model's attention is used as it is", "", section);
-  rows.refused("pipeline", "there is no pipeline parallelism", "", section);
+  rows.refused("compression_training", "the model is trained as it is", "", kSection);
+  rows.refused("sparse_attention", "the model's attention is used as it is", "", kSection);
+  rows.refused("pipeline", "there is no pipeline parallelism", "", kSection);
   rows.refused("tensor_parallel", "there is no tensor parallelism", "", switched_by("autotp_size", "0 1"));
-  rows.refused("weight_quantization", "weights are not quantized", "", section);
-  rows.refused("datastates_ckpt", "checkpoints are Tessera's own", "", section);
+  rows.refused("weight_quantization", "weights are not quantized", "", kSection);
+  rows.refused("datastates_ckpt", "checkpoints are Tessera's own", "", kSection);
   rows.refused("compile", "models run as they are, uncompiled", "", switched_by("deepcompile", "false"));
 }
 
 void add_other_rows(Rows rows) {
-  const Attribute section = of_type(Type::kOpenSection), enabled = switched_by("enabled", "false");
+  const Attribute enabled = switched_by("enabled", "false");
   rows.no_effect("optimizer.legacy_fusion", "the fusion of DeepSpeed's first fp16 optimizer");
   rows.no_effect("flops_profiler", "there is no FLOPS profiler", enabled);
   rows.no_effect("comms_logger", "collectives are not logged one by one", enabled);
-  rows.no_effect("activation_checkpointing", "recomputation is the model's own matter", section);
-  rows.no_effect("aio", "nothing is offloaded to disk", section);
-  rows.no_effect("timers", "`wall_clock_breakdown` decides what is timed", section);
+  rows.no_effect("activation_checkpointing", "recomputation is the model's own matter", kSection);
+  rows.no_effect("aio", "nothing is offloaded to disk", kSection);
+  rows.no_effect("timers", "`wall_clock_breakdown` decides what is timed", kSection);
   rows.no_effect("seq_parallel_communication_data_type", "there is no sequence parallelism",
-                 choices({"fp32", "fp16", "bf16"}), nullable());
+                 choices({"fp32", "fp16", "bf16"}), kNullable);
   rows.no_effect("zero_allow_untested_optimizer", "every optimizer here is tested with every stage");
   rows.no_effect("zero_force_ds_cpu_optimizer", "the optimizer runs where its shard is");
   rows.no_effect("use_data_before_expert_parallelism", "there is no expert parallelism");
@@ -204,8 +194,8 @@ void add_other_rows(Rows rows) {
   rows.no_effect("graph_harvesting", "there is no graph capture");
   rows.no_effect("dataloader_drop_last",
                  "an engine loads no data; `tessera train` takes it for trainer.dataloader_drop_last");
-  rows.no_effect("vocabulary_size", "only a hint in DeepSpeed, too", of_type(Type::kInteger), nullable());
-  rows.no_effect("log_level", "rank 0 talks, the others log to files", of_type(Type::kText), nullable());
+  rows.no_effect("vocabulary_size", "only a hint in DeepSpeed, too", kInteger, kNullable);
+  rows.no_effect("log_level", "rank 0 talks, the others log to files", kText, kNullable);
 }
 
 }  // namespace

@@ -24,7 +24,7 @@ std::vector<Field> training_fields(EngineConfig& c) {
        at_least(0), auto_is("1.0"), argument("max_grad_norm")},
       {"communication_data_type", &c.communication_dtype,
        "Type gradients are sent in; null: the type they are accumulated in", dtypes({"fp32", "bf16", "fp16"}),
-       nullable()},
+       kNullable},
       {"prescale_gradients", &c.prescale_gradients,
        "Divides gradients by the number of ranks before they are summed, not after"},
       {"gradient_predivide_factor", &c.gradient_predivide_factor,
@@ -32,7 +32,7 @@ std::vector<Field> training_fields(EngineConfig& c) {
        "with `prescale_gradients`",
        above(0)},
       {"steps_per_print", &c.steps_per_print, "Optimizer steps between two progress lines; 0 or null: none",
-       between(0, 1e15), nullable(), argument("logging_steps")},
+       between(0, 1e15), kNullable, argument("logging_steps")},
       {"wall_clock_breakdown", &c.wall_clock_breakdown,
        "Times forward, backward and step, and reports them with the progress"},
       {"memory_breakdown", &c.memory_breakdown,
@@ -62,7 +62,7 @@ std::vector<Field> precision_fields(EngineConfig& c) {
       {"data_types.grad_accum_dtype", &c.grad_accum_dtype,
        "Type gradients are accumulated in: fp32, or the type the model computes in; null: fp32 (DeepSpeed: "
        "the model's)",
-       dtypes({"fp32", "bf16", "fp16"}), nullable(), alias("gradient_accumulation_dtype")},
+       dtypes({"fp32", "bf16", "fp16"}), kNullable, alias("gradient_accumulation_dtype")},
   };
 }
 
@@ -103,7 +103,7 @@ std::vector<Field> checkpoint_fields(CheckpointConfig& c) {
       {"keep_last", &c.keep_last,
        "Our own key: checkpoints to keep, the oldest are deleted once a newer one is complete; 0 or null: "
        "all",
-       between(0, 1e6), nullable(), argument("save_total_limit")},
+       between(0, 1e6), kNullable, argument("save_total_limit")},
       {"fsync", &c.fsync,
        "Our own key: waits until files are on the disk, so that a checkpoint also survives a loss of power"},
   };
@@ -148,7 +148,7 @@ std::vector<Field> fields_of(EngineConfig& config) {
       {"mlflow", mlflow_fields(monitors.mlflow)}};
   for (const auto& [section, rows] : sections)
     for (Field& field : in_section(section, rows)) {
-      auto_is_default()(field.key);  // DeepSpeed drops any "auto" in its sub-sections
+      kAutoIsDefault(field.key);  // DeepSpeed drops any "auto" in its sub-sections
       fields.push_back(std::move(field));
     }
   return fields;
@@ -176,18 +176,18 @@ KeyTable engine_keys() {
     if (key.parent().empty()) table.add(key);
   table.add(optimizer_keys());
   table.add(schedule_keys());
-  table.add({make_key(Type::kSection, "bf16", "bfloat16 training", alias("bfloat16")),
-             make_key(Type::kSection, "fp16",
-                      "float16 training; its loss scale is also for `torch_autocast` in fp16"),
-             make_key(Type::kSection, "torch_autocast", "Mixed precision operator by operator"),
-             make_key(Type::kSection, "data_types", "Types of what is kept"),
-             make_key(Type::kSection, "zero_optimization",
-                      "Sharding. The old form `true` (stage 1) or `false` is understood"),
-             make_key(Type::kSection, "checkpoint", "Saving and loading"),
-             make_key(Type::kSection, "tensorboard", "TensorBoard event files"),
-             make_key(Type::kSection, "csv_monitor", "One CSV file a number"),
-             make_key(Type::kSection, "jsonl_monitor", "Our own: one file of JSON lines"),
-             make_key(Type::kSection, "mlflow", "Our own: an MLflow tracking server")});
+  table.add(make_key(Type::kSection, "bf16", "bfloat16 training", alias("bfloat16")));
+  for (const auto& [section, doc] :
+       {std::pair{"fp16", "float16 training; its loss scale is also for `torch_autocast` in fp16"},
+        {"torch_autocast", "Mixed precision operator by operator"},
+        {"data_types", "Types of what is kept"},
+        {"zero_optimization", "Sharding. The old form `true` (stage 1) or `false` is understood"},
+        {"checkpoint", "Saving and loading"},
+        {"tensorboard", "TensorBoard event files"},
+        {"csv_monitor", "One CSV file a number"},
+        {"jsonl_monitor", "Our own: one file of JSON lines"},
+        {"mlflow", "Our own: an MLflow tracking server"}})
+    table.add(make_key(Type::kSection, section, doc));
   for (const Key& key : keys)
     if (!key.parent().empty()) table.add(key);
   table.add(deepspeed_keys());

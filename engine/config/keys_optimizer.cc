@@ -8,41 +8,26 @@ namespace tessera::config {
 namespace {
 
 Field lr(double& value) {
-  return {
-      "lr", &value, "Learning rate", at_least(0), auto_is("5e-05"), per_group(), argument("learning_rate")};
+  return {"lr", &value, "Learning rate", at_least(0), auto_is("5e-05"), kPerGroup, argument("learning_rate")};
 }
 
 Field betas(double& beta1, double& beta2) {
-  return {"betas",
-          std::array{&beta1, &beta2},
-          "Decay of the two moments",
-          from_to_below(0, 1),
-          auto_is_default(),
-          per_group()};
+  return Field("betas", std::array{&beta1, &beta2}, "Decay of the two moments", from_to_below(0, 1),
+               kAutoIsDefault, kPerGroup);
 }
 
 Field eps(double& value) {
-  return {"eps",
-          &value,
-          "Added to the denominator",
-          at_least(0),
-          auto_is_default(),
-          per_group(),
-          argument("adam_epsilon")};
+  return Field("eps", &value, "Added to the denominator", at_least(0), kAutoIsDefault, kPerGroup,
+               argument("adam_epsilon"));
 }
 
 Field weight_decay(double& value) {
-  return {"weight_decay",
-          &value,
-          "Weight decay; decoupled for AdamW and Lion",
-          at_least(0),
-          auto_is_default(),
-          per_group(),
-          argument("weight_decay")};
+  return Field("weight_decay", &value, "Weight decay; decoupled for AdamW and Lion", at_least(0),
+               kAutoIsDefault, kPerGroup, argument("weight_decay"));
 }
 
 Field bias_correction(bool& value) {
-  return {"bias_correction", &value, "Corrects the moments for starting at zero", per_group()};
+  return {"bias_correction", &value, "Corrects the moments for starting at zero", kPerGroup};
 }
 
 template <class Adam>
@@ -63,19 +48,18 @@ std::vector<Field> fields(AdamOptions& o, AdamModes* modes) { return adam_fields
 std::vector<Field> fields(AdamWOptions& o, AdamModes* modes) { return adam_fields(o, modes); }
 
 std::vector<Field> fields(SGDOptions& o, AdamModes*) {
-  return {
-      lr(o.lr),
-      weight_decay(o.weight_decay),
-      {"momentum", &o.momentum, "Momentum factor", between(0, 1), per_group()},
-      {"dampening", &o.dampening, "Dampening of the momentum", between(0, 1), per_group()},
-      {"nesterov", &o.nesterov, "Nesterov momentum; needs momentum above 0 and dampening 0", per_group()}};
+  return {lr(o.lr),
+          weight_decay(o.weight_decay),
+          {"momentum", &o.momentum, "Momentum factor", between(0, 1), kPerGroup},
+          {"dampening", &o.dampening, "Dampening of the momentum", between(0, 1), kPerGroup},
+          {"nesterov", &o.nesterov, "Nesterov momentum; needs momentum above 0 and dampening 0", kPerGroup}};
 }
 
 std::vector<Field> fields(AdagradOptions& o, AdamModes*) {
   return {lr(o.lr),
           eps(o.eps),
           weight_decay(o.weight_decay),
-          {"lr_decay", &o.lr_decay, "lr is divided by 1 + (step - 1) * lr_decay", at_least(0), per_group()}};
+          {"lr_decay", &o.lr_decay, "lr is divided by 1 + (step - 1) * lr_decay", at_least(0), kPerGroup}};
 }
 
 std::vector<Field> fields(LionOptions& o, AdamModes*) {
@@ -88,15 +72,15 @@ std::vector<Field> fields(LambOptions& o, AdamModes*) {
           eps(o.eps),
           weight_decay(o.weight_decay),
           bias_correction(o.bias_correction),
-          {"max_coeff", &o.max_coeff, "Upper bound of the trust ratio", above(0), per_group()},
-          {"min_coeff", &o.min_coeff, "Lower bound of the trust ratio", at_least(0), per_group()}};
+          {"max_coeff", &o.max_coeff, "Upper bound of the trust ratio", above(0), kPerGroup},
+          {"min_coeff", &o.min_coeff, "Lower bound of the trust ratio", at_least(0), kPerGroup}};
 }
 
 Key type_key() {
   Key key = make_key(Type::kChoice, "optimizer.type",
                      "The update rule, in any case, also under DeepSpeed's class names (FusedAdam, "
                      "DeepSpeedCPUAdam, …). Adam means AdamW unless `adam_w_mode` is false, as in DeepSpeed",
-                     nullable(), argument("optim"));
+                     kNullable, argument("optim"));
   key.default_json = str('"', type_of(OptimizerConfig{}.options), '"');
   for (const OptimizerOptions& options : all_types<OptimizerOptions>())
     key.choices.push_back(type_of(options));
@@ -143,7 +127,7 @@ std::vector<Key> optimizer_keys() {
   keys.push_back(groups);
   keys.push_back(make_key(Type::kTextList, "optimizer.param_groups[].match",
                           "Glob patterns (`*`, `?`) for parameter names, e.g. [\"*.bias\", \"*norm*\"]",
-                          required()));
+                          kRequired));
   return keys;
 }
 

@@ -14,16 +14,12 @@ Field total_num_steps(std::optional<int64_t>& value) {
 }
 
 Field min_lr(PerGroup& value) {
-  return {"warmup_min_lr", &value, "Learning rate at the start", at_least(0), auto_is_default()};
+  return {"warmup_min_lr", &value, "Learning rate at the start", at_least(0), kAutoIsDefault};
 }
 
 Field max_lr(PerGroup& value) {
-  return {"warmup_max_lr",
-          &value,
-          "Learning rate after the warm-up; null: the optimizer's lr",
-          at_least(0),
-          auto_is("null", "the optimizer's lr"),
-          nullable()};
+  return Field("warmup_max_lr", &value, "Learning rate after the warm-up; null: the optimizer's lr",
+               at_least(0), auto_is("null", "the optimizer's lr"), kNullable);
 }
 
 /// `fields`, then those of the warm-up.
@@ -34,9 +30,9 @@ std::vector<Field> with_warmup(std::vector<Field> fields, WarmupOptions& o) {
   fields.emplace_back(
       "warmup_ratio", &o.ratio,
       "Our own key: the warm-up as a part of the run's steps, rounded up, in place of `warmup_num_steps`",
-      between(0, 1), nullable());
+      between(0, 1), kNullable);
   fields.emplace_back("warmup_type", &o.type, "Shape of the warm-up", choices({"log", "linear"}),
-                      auto_is_default());
+                      kAutoIsDefault);
   return fields;
 }
 
@@ -63,16 +59,16 @@ std::vector<Field> fields(WarmupCosineLrOptions& o) {
 std::vector<Field> fields(OneCycleOptions& o) {
   const Attribute rate = at_least(0), count = between(0, kMaxSteps);
   return {
-      {"cycle_min_lr", &o.cycle_min_lr, "Learning rate at both ends of the cycle", rate, required()},
-      {"cycle_max_lr", &o.cycle_max_lr, "Learning rate in the middle of the cycle", rate, required()},
+      {"cycle_min_lr", &o.cycle_min_lr, "Learning rate at both ends of the cycle", rate, kRequired},
+      {"cycle_max_lr", &o.cycle_max_lr, "Learning rate in the middle of the cycle", rate, kRequired},
       {"decay_lr_rate", &o.decay_lr_rate, "Decay of the learning rate after the cycle", rate},
       {"cycle_first_step_size", &o.cycle_first_step_size, "Steps of the rising half", between(1, kMaxSteps)},
       {"cycle_second_step_size", &o.cycle_second_step_size, "Steps of the falling half; null: as the first",
-       count, nullable()},
+       count, kNullable},
       {"cycle_first_stair_count", &o.cycle_first_stair_count, "Stairs of the rising half; 0: no stairs",
        count},
       {"cycle_second_stair_count", &o.cycle_second_stair_count,
-       "Stairs of the falling half; null: as the first", count, nullable()},
+       "Stairs of the falling half; null: as the first", count, kNullable},
       {"decay_step_size", &o.decay_step_size, "Steps between decays after the cycle; 0: no decay", count},
       {"cycle_momentum", &o.cycle_momentum, "Cycles the momentum (beta1) against the learning rate"},
       {"cycle_min_mom", &o.cycle_min_mom, "Lowest momentum", between(0, 1)},
@@ -101,14 +97,14 @@ Field interval(std::string& value) {
 
 std::vector<Field> fields(StepLrOptions& o) {
   return {interval(o.interval),
-          {"step_size", &o.step_size, "Intervals between two decays", between(1, kMaxSteps), required()},
+          {"step_size", &o.step_size, "Intervals between two decays", between(1, kMaxSteps), kRequired},
           {"gamma", &o.gamma, "Factor of each decay", at_least(0)}};
 }
 
 std::vector<Field> fields(CosineAnnealingLrOptions& o) {
   return {interval(o.interval),
           {"T_max", &o.T_max, "Intervals from the highest to the lowest learning rate", between(1, kMaxSteps),
-           required()},
+           kRequired},
           {"eta_min", &o.eta_min, "Lowest learning rate", at_least(0)}};
 }
 
@@ -120,7 +116,7 @@ std::vector<Field> fields_of(ScheduleOptions& schedule) {
 
 std::vector<Key> schedule_keys() {
   Key type = make_key(Type::kChoice, "scheduler.type",
-                      "The schedule; null or left out: a constant learning rate", nullable());
+                      "The schedule; null or left out: a constant learning rate", kNullable);
   std::vector<std::pair<std::string, std::vector<Key>>> types;
   for (ScheduleOptions& schedule : all_types<ScheduleOptions>()) {
     if (std::holds_alternative<ConstantLrOptions>(schedule)) continue;
