@@ -137,7 +137,7 @@ TEST(Resume, IsBitIdenticalAtEveryStageAndPrecision) {
 }
 
 TEST(Resume, WithEveryOptimizer) {
-  for (const std::string optimizer : {"Adam", "SGD", "Adagrad", "Lion", "Lamb"}) {
+  for (const std::string optimizer : {"Adam", "SGD", "Adagrad", "Lion", "LAMB"}) {
     const TestFolder folder("optimizers");
     Job setup{.world = 2, .stage = 2};
     setup.optimizer = optimizer;
