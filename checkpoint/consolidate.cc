@@ -31,13 +31,11 @@ struct Source {
 
 /// A tensor of the checkpoint, in the order of its elements.
 struct SavedTensor {
-  ElementType type = ElementType::kFloat32;
+  DType type = DType::kFloat32;
   std::vector<Source> sources;
 };
 
-ElementType output_type(ElementType saved, DType dtype) {
-  return is_floating(saved) ? element_type_of(dtype) : saved;
-}
+DType output_type(DType saved, DType dtype) { return is_floating(saved) ? dtype : saved; }
 
 struct Model {
   std::vector<ModelTensor> tensors;  // as they will be written
@@ -244,7 +242,7 @@ class BatchWriter {
 
  private:
   int64_t write(size_t tensor, std::span<const std::byte> data) {
-    const ElementType from = saved_[tensor].type, to = writer_.tensors()[tensor].type;
+    const DType from = saved_[tensor].type, to = writer_.tensors()[tensor].type;
     if (from == to) {
       writer_.append(data);
       return static_cast<int64_t>(data.size());

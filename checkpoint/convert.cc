@@ -83,29 +83,28 @@ int64_t convert_all(std::span<const std::byte> from, std::span<std::byte> to, Wi
 }
 
 template <class Finish>
-int64_t convert_from(std::span<const std::byte> from, ElementType from_type, std::span<std::byte> to,
+int64_t convert_from(std::span<const std::byte> from, DType from_type, std::span<std::byte> to,
                      Finish finish) {
   const auto same = [](auto value) { return value; };
   switch (from_type) {
-    case ElementType::kFloat64: return convert_all<double>(from, to, same, finish);
-    case ElementType::kFloat32: return convert_all<float>(from, to, same, finish);
-    case ElementType::kBFloat16: return convert_all<uint16_t>(from, to, from_bf16, finish);
-    case ElementType::kFloat16: return convert_all<uint16_t>(from, to, from_fp16, finish);
+    case DType::kFloat64: return convert_all<double>(from, to, same, finish);
+    case DType::kFloat32: return convert_all<float>(from, to, same, finish);
+    case DType::kBFloat16: return convert_all<uint16_t>(from, to, from_bf16, finish);
+    case DType::kFloat16: return convert_all<uint16_t>(from, to, from_fp16, finish);
     default: TESSERA_CHECK(false, "no conversion from ", name_of(from_type)); return 0;
   }
 }
 
 }  // namespace
 
-int64_t convert(std::span<const std::byte> from, ElementType from_type, std::span<std::byte> to,
-                ElementType to_type) {
+int64_t convert(std::span<const std::byte> from, DType from_type, std::span<std::byte> to, DType to_type) {
   TESSERA_CHECK(static_cast<int64_t>(from.size()) / size_bytes(from_type) ==
                 static_cast<int64_t>(to.size()) / size_bytes(to_type));
   switch (to_type) {
-    case ElementType::kFloat32: return convert_from(from, from_type, to, [](float value) { return value; });
-    case ElementType::kBFloat16:
+    case DType::kFloat32: return convert_from(from, from_type, to, [](float value) { return value; });
+    case DType::kBFloat16:
       return convert_from(from, from_type, to, [](float value) { return Bf16{to_bf16(value)}; });
-    case ElementType::kFloat16:
+    case DType::kFloat16:
       return convert_from(from, from_type, to, [](float value) { return Fp16{to_fp16(value)}; });
     default: TESSERA_CHECK(false, "no conversion to ", name_of(to_type)); return 0;
   }

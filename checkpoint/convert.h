@@ -5,17 +5,14 @@
 #include <cstdint>
 #include <span>
 
-#include "checkpoint/element_type.h"
+#include "core/dtype.h"
 
 namespace tessera::checkpoint {
-
-constexpr bool is_floating(ElementType type) { return dtype_of(type).has_value(); }
 
 /// Local. Converts `numel` elements from fp64, fp32, bf16 or fp16 to fp32, bf16 or fp16, as torch's
 /// Tensor::to does: to nearest, ties to even; fp64 to bf16 and fp16 by way of fp32. NaN stays NaN. `from` and
 /// `to` have numel elements of their types, need no alignment and must not overlap. Returns how many finite
 /// elements have become infinite. Throws std::logic_error for other types.
-int64_t convert(std::span<const std::byte> from, ElementType from_type, std::span<std::byte> to,
-                ElementType to_type);
+int64_t convert(std::span<const std::byte> from, DType from_type, std::span<std::byte> to, DType to_type);
 
 }  // namespace tessera::checkpoint

@@ -132,7 +132,7 @@ struct Hdf5Builder::Handles {
   }
 
   void create(Hdf5Readers readers);
-  Hdf5Id type(ElementType type, const std::string& path) const;
+  Hdf5Id type(DType type, const std::string& path) const;
   Hdf5Id space(const std::vector<int64_t>& shape, const std::string& path) const;
   Hdf5Id dataset(const Hdf5Dataset& dataset, hid_t creation) const;
   Hdf5Id creation_properties(const std::string& path) const;
@@ -157,26 +157,26 @@ void Hdf5Builder::Handles::create(Hdf5Readers readers) {
   check(H5Pset_char_encoding(links, H5T_CSET_UTF8), "links");
 }
 
-Hdf5Id Hdf5Builder::Handles::type(ElementType type, const std::string& path) const {
+Hdf5Id Hdf5Builder::Handles::type(DType type, const std::string& path) const {
   const auto standard = [&](hid_t id) { return own(H5Tcopy(id), H5Tclose, path); };
   switch (type) {
-    case ElementType::kFloat64: return standard(H5T_IEEE_F64LE);
-    case ElementType::kFloat32: return standard(H5T_IEEE_F32LE);
-    case ElementType::kInt64: return standard(H5T_STD_I64LE);
-    case ElementType::kInt32: return standard(H5T_STD_I32LE);
-    case ElementType::kInt16: return standard(H5T_STD_I16LE);
-    case ElementType::kInt8: return standard(H5T_STD_I8LE);
-    case ElementType::kUInt8: return standard(H5T_STD_U8LE);
-    case ElementType::kBFloat16:
-    case ElementType::kFloat16: {
-      const size_t mantissa_bits = type == ElementType::kBFloat16 ? 7 : 10;
+    case DType::kFloat64: return standard(H5T_IEEE_F64LE);
+    case DType::kFloat32: return standard(H5T_IEEE_F32LE);
+    case DType::kInt64: return standard(H5T_STD_I64LE);
+    case DType::kInt32: return standard(H5T_STD_I32LE);
+    case DType::kInt16: return standard(H5T_STD_I16LE);
+    case DType::kInt8: return standard(H5T_STD_I8LE);
+    case DType::kUInt8: return standard(H5T_STD_U8LE);
+    case DType::kBFloat16:
+    case DType::kFloat16: {
+      const size_t mantissa_bits = type == DType::kBFloat16 ? 7 : 10;
       Hdf5Id half = standard(H5T_IEEE_F32LE);
       check(H5Tset_fields(half, 15, mantissa_bits, 15 - mantissa_bits, 0, mantissa_bits), path);
       check(H5Tset_size(half, 2), path);
-      check(H5Tset_ebias(half, type == ElementType::kBFloat16 ? 127 : 15), path);
+      check(H5Tset_ebias(half, type == DType::kBFloat16 ? 127 : 15), path);
       return half;
     }
-    case ElementType::kBool: {
+    case DType::kBool: {
       Hdf5Id boolean = own(H5Tenum_create(H5T_STD_I8LE), H5Tclose, path);
       for (signed char value : {0, 1})
         check(H5Tenum_insert(boolean, value == 0 ? "FALSE" : "TRUE", &value), path);

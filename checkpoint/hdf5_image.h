@@ -22,7 +22,7 @@
 #include <variant>
 #include <vector>
 
-#include "checkpoint/element_type.h"
+#include "core/dtype.h"
 
 namespace tessera::checkpoint {
 
@@ -33,7 +33,7 @@ struct Hdf5Attribute {
 
 struct Hdf5Dataset {
   std::string path;  ///< "/master/unit_00003"; groups on the way are made
-  ElementType type = ElementType::kFloat32;
+  DType type = DType::kFloat32;
   std::vector<int64_t> shape;
   std::vector<Hdf5Attribute> attributes;
 };

@@ -21,40 +21,40 @@ bool has_fields(hid_t type, size_t exponent_at, size_t exponent_bits, size_t bia
          mantissa_size == exponent_at && H5Tget_ebias(type) == bias;
 }
 
-std::optional<ElementType> float_type(hid_t type) {
+std::optional<DType> float_type(hid_t type) {
   const auto is = [&](hid_t little, hid_t big) {
     return H5Tequal(type, little) > 0 || H5Tequal(type, big) > 0;
   };
-  if (is(H5T_IEEE_F64LE, H5T_IEEE_F64BE)) return ElementType::kFloat64;
-  if (is(H5T_IEEE_F32LE, H5T_IEEE_F32BE)) return ElementType::kFloat32;
+  if (is(H5T_IEEE_F64LE, H5T_IEEE_F64BE)) return DType::kFloat64;
+  if (is(H5T_IEEE_F32LE, H5T_IEEE_F32BE)) return DType::kFloat32;
   if (H5Tget_size(type) != 2) return std::nullopt;
-  if (has_fields(type, 10, 5, 15)) return ElementType::kFloat16;
-  if (has_fields(type, 7, 8, 127)) return ElementType::kBFloat16;
+  if (has_fields(type, 10, 5, 15)) return DType::kFloat16;
+  if (has_fields(type, 7, 8, 127)) return DType::kBFloat16;
   return std::nullopt;
 }
 
-std::optional<ElementType> integer_type(hid_t type) {
+std::optional<DType> integer_type(hid_t type) {
   if (H5Tget_sign(type) == H5T_SGN_NONE)
-    return H5Tget_size(type) == 1 ? std::optional(ElementType::kUInt8) : std::nullopt;
+    return H5Tget_size(type) == 1 ? std::optional(DType::kUInt8) : std::nullopt;
   switch (H5Tget_size(type)) {
-    case 8: return ElementType::kInt64;
-    case 4: return ElementType::kInt32;
-    case 2: return ElementType::kInt16;
-    case 1: return ElementType::kInt8;
+    case 8: return DType::kInt64;
+    case 4: return DType::kInt32;
+    case 2: return DType::kInt16;
+    case 1: return DType::kInt8;
     default: return std::nullopt;
   }
 }
 
 /// h5py's bool: an enum of one byte.
-std::optional<ElementType> enum_type(hid_t type) {
+std::optional<DType> enum_type(hid_t type) {
   signed char no = -1, yes = -1;
   const bool is_bool = H5Tget_size(type) == 1 && H5Tget_nmembers(type) == 2 &&
                        H5Tenum_valueof(type, "FALSE", &no) >= 0 && H5Tenum_valueof(type, "TRUE", &yes) >= 0 &&
                        no == 0 && yes == 1;
-  return is_bool ? std::optional(ElementType::kBool) : std::nullopt;
+  return is_bool ? std::optional(DType::kBool) : std::nullopt;
 }
 
-std::optional<ElementType> element_type(hid_t type) {
+std::optional<DType> element_type(hid_t type) {
   switch (H5Tget_class(type)) {
     case H5T_FLOAT: return float_type(type);
     case H5T_INTEGER: return integer_type(type);
@@ -141,7 +141,7 @@ Hdf5Stored Hdf5File::find(const std::string& name) const {
   const Hdf5Id type = handles_->own(name, H5Dget_type(dataset), H5Tclose);
   const Hdf5Id space = handles_->own(name, H5Dget_space(dataset), H5Sclose);
   const Hdf5Id creation = handles_->own(name, H5Dget_create_plist(dataset), H5Pclose);
-  const std::optional<ElementType> element = element_type(type);
+  const std::optional<DType> element = element_type(type);
   if (!element)
     handles_->fail(name, str("holds ", describe(type),
                              "; expected bool, int8 to int64, uint8, fp16, bf16, fp32 or fp64"));

@@ -11,13 +11,13 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/element_type.h"
+#include "core/dtype.h"
 
 namespace tessera::checkpoint {
 
 struct Hdf5Stored {
   std::string name;
-  ElementType type = ElementType::kFloat32;
+  DType type = DType::kFloat32;
   std::vector<int64_t> shape;  ///< [] for a scalar
   int64_t bytes = 0;           ///< of the elements as read() gives them
   /// Byte of the file where the elements lie as read() would give them, one after the
@@ -38,7 +38,7 @@ class Hdf5File {
 
   /// Paths of all datasets ("x", "train/x"), sorted.
   std::vector<std::string> names() const;
-  /// Throws when there is no dataset of this path, its elements are of no ElementType (of any byte order), or
+  /// Throws when there is no dataset of this path, its elements are of no DType (of any byte order), or
   /// it says to have far more of them than a file of this size can hold, compressed as they may be.
   Hdf5Stored find(const std::string& name) const;
   /// Fills `destination`, which has stored.bytes, with the elements row by row, little-endian.

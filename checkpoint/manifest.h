@@ -11,8 +11,8 @@
 #include <string_view>
 #include <vector>
 
-#include "checkpoint/element_type.h"
 #include "checkpoint/saved_layout.h"
+#include "core/dtype.h"
 
 namespace tessera::checkpoint {
 
@@ -23,7 +23,7 @@ inline constexpr int64_t kMaxManifestBytes = int64_t{1} << 30;
 /// A contiguous, row-major, little-endian tensor within a file.
 struct DatasetRecord {
   std::string name;  ///< its HDF5 path
-  ElementType type = ElementType::kFloat32;
+  DType type = DType::kFloat32;
   std::vector<int64_t> shape;
   int64_t offset = 0;  ///< in the file's bytes
   int64_t bytes = 0;

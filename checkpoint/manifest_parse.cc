@@ -55,11 +55,11 @@ void insert_unique(Names& names, const std::string& name, const JsonField& field
 
 SavedUnit parse_unit(const JsonField& field, int world_size) {
   field.expect_keys({"dtype", "trainable", "numel"});
-  const auto type = parse_element_type(field["dtype"].text());
-  if (!type || !dtype_of(*type)) field["dtype"].fail("fp32, bf16, fp16 or fp64");
+  const auto dtype = dtype_named(field["dtype"].text());
+  if (!dtype || !is_floating(*dtype)) field["dtype"].fail("fp32, bf16, fp16 or fp64");
   const int64_t numel = field["numel"].integer(0, kMaxBytes / 8);
   if (numel % world_size != 0) field["numel"].fail(str("a multiple of world_size, ", world_size));
-  return {.dtype = *dtype_of(*type), .trainable = field["trainable"].boolean(), .numel = numel};
+  return {.dtype = *dtype, .trainable = field["trainable"].boolean(), .numel = numel};
 }
 
 SavedParameter parse_parameter(const JsonField& field, const std::vector<SavedUnit>& units) {
@@ -98,7 +98,7 @@ void check_parameters(const SavedLayout& layout, const JsonField& field) {
 
 DatasetRecord parse_dataset(const JsonField& field, int64_t file_bytes) {
   field.expect_keys({"name", "type", "shape", "offset", "bytes"});
-  const auto type = parse_element_type(field["type"].text());
+  const auto type = dtype_named(field["type"].text());
   if (!type) field["type"].fail("an element type such as fp32, bf16 or int64");
   DatasetRecord dataset{.name = field["name"].text(),
                         .type = *type,
@@ -152,7 +152,7 @@ void check_rank_file(const Manifest& manifest, int rank, const JsonField& field)
   std::unordered_map<std::string_view, const DatasetRecord*> left;
   for (const DatasetRecord& dataset : file.datasets) left.emplace(dataset.name, &dataset);
   const SavedLayout& layout = manifest.layout;
-  const auto expect = [&](const std::string& name, ElementType type, int64_t numel) {
+  const auto expect = [&](const std::string& name, DType type, int64_t numel) {
     const auto found = left.find(name);
     if (found == left.end()) field.complain(str("dataset ", name, " is missing"));
     if (found->second->type != type || found->second->shape != std::vector{numel})
@@ -165,7 +165,7 @@ void check_rank_file(const Manifest& manifest, int rank, const JsonField& field)
     expect(weights_dataset(layout, unit), layout.weights_type(unit), layout.shard_numel(unit));
     if (!layout.units[unit].trainable) continue;
     for (const std::string& state : manifest.state_names)
-      expect(state_dataset(state, unit), ElementType::kFloat32, layout.shard_numel(unit));
+      expect(state_dataset(state, unit), DType::kFloat32, layout.shard_numel(unit));
   }
   for (const auto& [name, dataset] : left)
     if (!is_blob_dataset(name) && !(rank == 0 && is_tensor_dataset(name)))

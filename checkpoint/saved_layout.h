@@ -8,7 +8,6 @@
 #include <string_view>
 #include <vector>
 
-#include "checkpoint/element_type.h"
 #include "core/dtype.h"
 #include "zero/layout.h"
 
@@ -42,9 +41,7 @@ struct SavedLayout {
   int num_units() const { return static_cast<int>(units.size()); }
   int64_t shard_numel(int unit) const { return units[unit].numel / world_size; }
   /// Type of the weights in the files: fp32 masters of trainable units, the compute dtype of frozen ones.
-  ElementType weights_type(int unit) const {
-    return units[unit].trainable ? ElementType::kFloat32 : element_type_of(units[unit].dtype);
-  }
+  DType weights_type(int unit) const { return units[unit].trainable ? DType::kFloat32 : units[unit].dtype; }
   bool operator==(const SavedLayout&) const = default;
 };
 

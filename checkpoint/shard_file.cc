@@ -55,7 +55,7 @@ void check_units(const ShardContent& content) {
       throw CheckpointError(str("cannot save unit ", unit, ": found ", data.states.size(),
                                 " optimizer states; expected ", num_states));
     for (size_t i = 0; i < num_states; ++i)
-      check_bytes(data.states[i], numel * size_bytes(ElementType::kFloat32),
+      check_bytes(data.states[i], numel * size_bytes(DType::kFloat32),
                   state_dataset(content.state_names[i], unit));
   }
 }
@@ -71,13 +71,13 @@ Contents contents_of(const ShardContent& content) {
     contents.add({weights_dataset(layout, unit), layout.weights_type(unit), {numel}, attributes},
                  content.units[unit].weights);
     for (size_t i = 0; i < content.units[unit].states.size(); ++i)
-      contents.add({state_dataset(content.state_names[i], unit), ElementType::kFloat32, {numel}, attributes},
+      contents.add({state_dataset(content.state_names[i], unit), DType::kFloat32, {numel}, attributes},
                    content.units[unit].states[i]);
   }
   for (const WholeTensor& tensor : content.tensors)
     contents.add({tensor_dataset(tensor.name), tensor.type, tensor.shape, {}}, tensor.data);
   for (const Blob& blob : content.blobs)
-    contents.add({blob_dataset(blob.name), ElementType::kUInt8, {static_cast<int64_t>(blob.data.size())}, {}},
+    contents.add({blob_dataset(blob.name), DType::kUInt8, {static_cast<int64_t>(blob.data.size())}, {}},
                  blob.data);
   return contents;
 }

@@ -8,10 +8,10 @@
 #include <string_view>
 #include <vector>
 
-#include "checkpoint/element_type.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/saved_layout.h"
 #include "core/disk.h"
+#include "core/dtype.h"
 
 namespace tessera::checkpoint {
 
@@ -25,7 +25,7 @@ struct UnitData {
 /// A tensor that is not sharded: contiguous, row-major. The memory is the caller's.
 struct WholeTensor {
   std::string name;
-  ElementType type = ElementType::kFloat32;
+  DType type = DType::kFloat32;
   std::vector<int64_t> shape;
   std::span<const std::byte> data;
 };

@@ -2,6 +2,7 @@
 // arithmetic, sums over ranks and files can name them. Parameters are of the first four.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string_view>
@@ -20,6 +21,12 @@ enum class DType : uint8_t {
   kUInt8,
   kBool,  ///< one byte, 0 or 1
 };
+
+inline constexpr std::array kAllDTypes{DType::kFloat64, DType::kFloat32, DType::kBFloat16, DType::kFloat16,
+                                       DType::kInt64,   DType::kInt32,   DType::kInt16,    DType::kInt8,
+                                       DType::kUInt8,   DType::kBool};
+
+constexpr bool is_floating(DType dtype) { return dtype <= DType::kFloat64; }
 
 /// Local. Bytes of one element.
 constexpr int64_t size_bytes(DType dtype) {
@@ -54,6 +61,13 @@ constexpr std::string_view name_of(DType dtype) {
     case DType::kFloat16: return "fp16";
   }
   return "?";
+}
+
+/// Local. The inverse of name_of(); nothing for any other word.
+constexpr std::optional<DType> dtype_named(std::string_view name) {
+  for (DType dtype : kAllDTypes)
+    if (name == name_of(dtype)) return dtype;
+  return std::nullopt;
 }
 
 /// Local. DeepSpeed's and PyTorch's spellings of what a run can compute in: "fp32", "float32", "float",

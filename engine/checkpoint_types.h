@@ -1,4 +1,4 @@
-// What the engine's checkpoint files share: element types, bytes of tensors.
+// What the engine's checkpoint files share: types and bytes of tensors.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,14 +7,12 @@
 #include <span>
 #include <string>
 
-#include "checkpoint/element_type.h"
+#include "comm/torch_dtype.h"
 
 namespace tessera {
 
-/// Local.
-at::ScalarType to_torch(checkpoint::ElementType type);
 /// Local. Throws CheckpointError naming the tensor for a type that files cannot hold.
-checkpoint::ElementType element_type_of(const at::Tensor& tensor, const std::string& name);
+DType dtype_of(const at::Tensor& tensor, const std::string& name);
 
 /// Local. The memory of a contiguous CPU tensor.
 inline std::span<std::byte> bytes_of(const at::Tensor& tensor) {

@@ -86,8 +86,8 @@ std::unique_ptr<CheckpointWriter::Job> CheckpointWriter::prepare(const Checkpoin
     for (const at::Tensor& state : mine.states) data.states.push_back(keep(state));
   }
   for (const zero::NamedTensor& buffer : content.buffers)
-    request.tensors.push_back({buffer.name, element_type_of(buffer.tensor, buffer.name),
-                               buffer.tensor.sizes().vec(), keep(buffer.tensor)});
+    request.tensors.push_back({buffer.name, dtype_of(buffer.tensor, buffer.name), buffer.tensor.sizes().vec(),
+                               keep(buffer.tensor)});
   for (const zero::NamedTensor& blob : content.blobs) request.blobs.push_back({blob.name, keep(blob.tensor)});
   request.state = content.state;
   request.disk = {.sync = config_.fsync, .probe = content.probe};

@@ -17,8 +17,8 @@
 #include <string_view>
 #include <vector>
 
-#include "checkpoint/element_type.h"
 #include "core/disk.h"
+#include "core/dtype.h"
 
 namespace tessera::checkpoint {
 
@@ -26,7 +26,7 @@ namespace tessera::checkpoint {
 struct ModelTensor {
   std::string name;            ///< UTF-8, not empty
   std::vector<int64_t> shape;  ///< empty: a single element (0-dim)
-  ElementType type = ElementType::kFloat32;
+  DType type = DType::kFloat32;
   std::vector<std::string> aliases;  ///< further names of the same (tied) tensor
 
   int64_t bytes() const;

@@ -19,26 +19,25 @@ constexpr std::string_view kMetadata = "__metadata__";
 constexpr size_t kMaxDimensions = 64;  // libtorch's own limit
 
 struct TypeWord {
-  ElementType type;
+  DType type;
   std::string_view word;
 };
 
 // In the order in which the reference implementation writes them, last to first.
 constexpr std::array kTypes = {
-    TypeWord{ElementType::kBool, "BOOL"},   TypeWord{ElementType::kUInt8, "U8"},
-    TypeWord{ElementType::kInt8, "I8"},     TypeWord{ElementType::kInt16, "I16"},
-    TypeWord{ElementType::kFloat16, "F16"}, TypeWord{ElementType::kBFloat16, "BF16"},
-    TypeWord{ElementType::kInt32, "I32"},   TypeWord{ElementType::kFloat32, "F32"},
-    TypeWord{ElementType::kFloat64, "F64"}, TypeWord{ElementType::kInt64, "I64"},
+    TypeWord{DType::kBool, "BOOL"}, TypeWord{DType::kUInt8, "U8"},    TypeWord{DType::kInt8, "I8"},
+    TypeWord{DType::kInt16, "I16"}, TypeWord{DType::kFloat16, "F16"}, TypeWord{DType::kBFloat16, "BF16"},
+    TypeWord{DType::kInt32, "I32"}, TypeWord{DType::kFloat32, "F32"}, TypeWord{DType::kFloat64, "F64"},
+    TypeWord{DType::kInt64, "I64"},
 };
 
-size_t rank_of(ElementType type) {
+size_t rank_of(DType type) {
   return static_cast<size_t>(
       std::find_if(kTypes.begin(), kTypes.end(), [&](const TypeWord& t) { return t.type == type; }) -
       kTypes.begin());
 }
 
-std::optional<ElementType> parse_type(std::string_view word) {
+std::optional<DType> parse_type(std::string_view word) {
   for (const TypeWord& entry : kTypes)
     if (entry.word == word) return entry.type;
   return std::nullopt;
@@ -110,7 +109,7 @@ class HeaderBuilder : public nlohmann::json_sax<nlohmann::json> {
       return go(Place::kMetadataKeys);
     }
     if (place_ != Place::kType) return unexpected(quoted_name(value));
-    const std::optional<ElementType> type = parse_type(value);
+    const std::optional<DType> type = parse_type(value);
     if (!type)
       fail(str("tensor ", quoted_name(tensor_.name), ": dtype is ", quoted_name(value), ", expected one of ",
                type_words()));

@@ -12,7 +12,7 @@
 #include <string_view>
 #include <vector>
 
-#include "checkpoint/element_type.h"
+#include "core/dtype.h"
 
 namespace tessera::checkpoint {
 
@@ -22,7 +22,7 @@ inline constexpr int64_t kMaxSafetensorsHeaderBytes = 100'000'000;
 struct SafetensorsTensor {
   std::string name;
   std::vector<int64_t> shape;
-  ElementType type = ElementType::kFloat32;
+  DType type = DType::kFloat32;
   int64_t offset = 0;  ///< in bytes; from the start of the data in a header, from the start of the file in a
                        ///< SafetensorsFile
   int64_t bytes = 0;

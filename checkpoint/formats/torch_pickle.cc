@@ -8,18 +8,18 @@
 namespace tessera::checkpoint {
 namespace {
 
-const char* storage_class(ElementType type) {
+const char* storage_class(DType type) {
   switch (type) {
-    case ElementType::kFloat64: return "DoubleStorage";
-    case ElementType::kFloat32: return "FloatStorage";
-    case ElementType::kBFloat16: return "BFloat16Storage";
-    case ElementType::kFloat16: return "HalfStorage";
-    case ElementType::kInt64: return "LongStorage";
-    case ElementType::kInt32: return "IntStorage";
-    case ElementType::kInt16: return "ShortStorage";
-    case ElementType::kInt8: return "CharStorage";
-    case ElementType::kUInt8: return "ByteStorage";
-    case ElementType::kBool: return "BoolStorage";
+    case DType::kFloat64: return "DoubleStorage";
+    case DType::kFloat32: return "FloatStorage";
+    case DType::kBFloat16: return "BFloat16Storage";
+    case DType::kFloat16: return "HalfStorage";
+    case DType::kInt64: return "LongStorage";
+    case DType::kInt32: return "IntStorage";
+    case DType::kInt16: return "ShortStorage";
+    case DType::kInt8: return "CharStorage";
+    case DType::kUInt8: return "ByteStorage";
+    case DType::kBool: return "BoolStorage";
   }
   return "?";
 }

@@ -46,7 +46,7 @@ std::string describe_numbers(std::vector<int64_t> numbers) {
 
 /// Whether a model is given both alike: floating types in the one it computes
 /// in, targets of integers as int64.
-bool given_alike(checkpoint::ElementType a, checkpoint::ElementType b, bool is_target) {
+bool given_alike(DType a, DType b, bool is_target) {
   const at::ScalarType first = to_torch(a), second = to_torch(b);
   if (at::isFloatingType(first) && at::isFloatingType(second)) return true;
   const auto is_integer = [](at::ScalarType type) { return at::isIntegralType(type, /*includeBool=*/false); };
@@ -69,8 +69,8 @@ TensorSet::TensorSet(const std::vector<std::string>& files, const std::vector<st
       throw DataError(str(name_in(part, name), " has samples of shape ", describe_shape(sample_shape(mine)),
                           "; expected ", describe_shape(sample_shape(first)), ", as in ", files.front()));
     if (mine.type != first.type)
-      throw DataError(str(name_in(part, name), " is of type ", checkpoint::name_of(mine.type), "; expected ",
-                          checkpoint::name_of(first.type), ", as in ", files.front()));
+      throw DataError(str(name_in(part, name), " is of type ", name_of(mine.type), "; expected ",
+                          name_of(first.type), ", as in ", files.front()));
   };
   for (const Part& part : parts_) {
     for (size_t i = 0; i < inputs.size(); ++i)
@@ -160,8 +160,8 @@ void TensorSet::check_like(const TensorSet& other) const {
       throw DataError(str(name_in(part, name), " has samples of shape ", describe_shape(sample_shape(mine)),
                           "; expected ", describe_shape(sample_shape(theirs)), ", as in ", expected.path));
     if (!given_alike(mine.type, theirs.type, is_target))
-      throw DataError(str(name_in(part, name), " is of type ", checkpoint::name_of(mine.type), "; expected ",
-                          checkpoint::name_of(theirs.type), ", as in ", expected.path));
+      throw DataError(str(name_in(part, name), " is of type ", name_of(mine.type), "; expected ",
+                          name_of(theirs.type), ", as in ", expected.path));
   };
   TESSERA_CHECK(input_names_ == other.input_names_ && target_name_ == other.target_name_);
   for (size_t i = 0; i < input_names_.size(); ++i)

@@ -30,7 +30,7 @@ std::unique_ptr<TensorSet> open_test_set(const TensorsOptions& options) {
 void check_target(const TensorSet& set, Loss loss) {
   if (!counts_classes(loss)) return;
   if (!at::isIntegralType(to_torch(set.target_type()), /*includeBool=*/false))
-    throw DataError(str(set.target_name(), " is of type ", checkpoint::name_of(set.target_type()),
+    throw DataError(str(set.target_name(), " is of type ", name_of(set.target_type()),
                         "; expected class numbers, of an integer type, for model.loss ", name_of(loss)));
   if (loss == Loss::kCausalLm && (set.target_shape().size() != 1 || set.target_shape()[0] < 2))
     throw DataError(str(set.target_name(), " has samples of shape ", describe_shape(set.target_shape()),

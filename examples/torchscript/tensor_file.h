@@ -19,13 +19,13 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/element_type.h"
+#include "core/dtype.h"
 
 namespace tessera::examples {
 
 /// One tensor. Read-only; shares the ownership of its bytes.
 struct StoredTensor {
-  checkpoint::ElementType type = checkpoint::ElementType::kFloat32;
+  DType type = DType::kFloat32;
   std::vector<int64_t> shape;
   std::shared_ptr<const std::byte> data;  ///< row by row, little-endian; not always aligned for its type
   bool mapped = false;                    ///< false: a copy of this process's own

@@ -70,7 +70,7 @@ void TensorOutput::begin(const std::vector<std::pair<std::string, at::Tensor>>& 
     std::vector<int64_t> shape = tensor.sizes().vec();
     shape[0] = num_rows_;
     tensors.push_back(
-        {.name = name, .shape = std::move(shape), .type = element_type_of(tensor, name), .aliases = {}});
+        {.name = name, .shape = std::move(shape), .type = dtype_of(tensor, name), .aliases = {}});
   }
   if (!is_csv_) {
     writer_ = checkpoint::open_model_writer(

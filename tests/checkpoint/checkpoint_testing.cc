@@ -93,7 +93,7 @@ SampleModel::SampleModel(std::vector<zero::ParameterSpec> specs, const zero::Lay
     states_.emplace_back();
     if (layout_.units()[unit].trainable)
       for (const std::string& name : state_names_)
-        states_.back().push_back(fill(unit, name, ElementType::kFloat32));
+        states_.back().push_back(fill(unit, name, DType::kFloat32));
   }
   for (int rank = 0; rank < layout_.world_size(); ++rank)
     blobs_[rank] = random_bytes(mix(seed, str("blob", rank)), 100 + rank);
@@ -104,7 +104,7 @@ SampleModel::SampleModel(std::vector<zero::ParameterSpec> specs, const zero::Lay
             {"client", {{"note", "für später"}, {"list", {1, nullptr, true}}}}};
 }
 
-Bytes SampleModel::fill(int unit, const std::string& dataset, ElementType type) const {
+Bytes SampleModel::fill(int unit, const std::string& dataset, DType type) const {
   const auto size = static_cast<size_t>(size_bytes(type));
   Bytes bytes(static_cast<size_t>(layout_.units()[unit].numel) * size);
   for (int index : layout_.units()[unit].parameters) {
@@ -118,19 +118,19 @@ Bytes SampleModel::fill(int unit, const std::string& dataset, ElementType type) 
 }
 
 void SampleModel::make_tensors() {
-  tensor_data_.reserve(kElementTypes.size() + 2);  // spans refer to them
-  const auto add = [&](const std::string& name, ElementType type, const std::vector<int64_t>& shape) {
+  tensor_data_.reserve(kAllDTypes.size() + 2);  // spans refer to them
+  const auto add = [&](const std::string& name, DType type, const std::vector<int64_t>& shape) {
     int64_t numel = 1;
     for (int64_t size : shape) numel *= size;
     Bytes& data = tensor_data_.emplace_back(
         random_bytes(mix(seed_, name), static_cast<size_t>(numel * size_bytes(type))));
-    if (type == ElementType::kBool)
+    if (type == DType::kBool)
       for (std::byte& byte : data) byte &= std::byte{1};
     tensors_.push_back({.name = name, .type = type, .shape = shape, .data = data});
   };
-  for (ElementType type : kElementTypes) add(str("norm.", name_of(type)), type, {3, 5});
-  add("norm.num_batches_tracked", ElementType::kInt64, {});
-  add("norm.empty", ElementType::kFloat32, {0, 4});
+  for (DType type : kAllDTypes) add(str("norm.", name_of(type)), type, {3, 5});
+  add("norm.num_batches_tracked", DType::kInt64, {});
+  add("norm.empty", DType::kFloat32, {0, 4});
 }
 
 SaveRequest SampleModel::request(const fs::path& directory, const std::string& tag, int rank) const {

@@ -54,7 +54,7 @@ class SampleModel {
   std::string difference(const Checkpoint& checkpoint) const;
 
  private:
-  Bytes fill(int unit, const std::string& dataset, ElementType type) const;
+  Bytes fill(int unit, const std::string& dataset, DType type) const;
   void make_tensors();
 
   uint64_t seed_;

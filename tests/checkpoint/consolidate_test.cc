@@ -37,7 +37,7 @@ std::vector<std::byte> bytes_of(const std::vector<T>& values) {
 }
 
 template <class To, class From>
-std::vector<To> converted(const std::vector<From>& values, ElementType from, ElementType to) {
+std::vector<To> converted(const std::vector<From>& values, DType from, DType to) {
   std::vector<To> out(values.size());
   convert(std::as_bytes(std::span(values)), from, std::as_writable_bytes(std::span(out)), to);
   return out;
@@ -55,7 +55,7 @@ double value_of_half(uint16_t bits) {
 TEST(Convert, EveryHalfIsExactInFp32) {
   std::vector<uint16_t> all(65'536);
   for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<uint16_t>(i);
-  const auto floats = converted<float>(all, ElementType::kFloat16, ElementType::kFloat32);
+  const auto floats = converted<float>(all, DType::kFloat16, DType::kFloat32);
   for (size_t i = 0; i < all.size(); ++i) {
     const double expected = value_of_half(all[i]);
     if (std::isnan(expected)) {
@@ -70,8 +70,8 @@ TEST(Convert, EveryHalfIsExactInFp32) {
 TEST(Convert, EveryBf16IsExactInFp32AndComesBack) {
   std::vector<uint16_t> all(65'536);
   for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<uint16_t>(i);
-  const auto floats = converted<float>(all, ElementType::kBFloat16, ElementType::kFloat32);
-  const auto back = converted<uint16_t>(floats, ElementType::kFloat32, ElementType::kBFloat16);
+  const auto floats = converted<float>(all, DType::kBFloat16, DType::kFloat32);
+  const auto back = converted<uint16_t>(floats, DType::kFloat32, DType::kBFloat16);
   for (size_t i = 0; i < all.size(); ++i) {
     uint32_t bits;
     std::memcpy(&bits, &floats[i], 4);
@@ -91,7 +91,7 @@ TEST(Convert, RoundsToTheNearestBf16AndTiesToEven) {
   for (int i = 0; i < 200'000; ++i) bits.push_back(source() % 3 ? source() : source() << 15);
   std::vector<float> values(bits.size());
   std::memcpy(values.data(), bits.data(), bits.size() * 4);
-  const auto rounded = converted<uint16_t>(values, ElementType::kFloat32, ElementType::kBFloat16);
+  const auto rounded = converted<uint16_t>(values, DType::kFloat32, DType::kBFloat16);
   for (size_t i = 0; i < bits.size(); ++i) {
     if (std::isnan(values[i])) {
       EXPECT_EQ(rounded[i] & 0x7fff, 0x7fc0);
@@ -116,18 +116,18 @@ TEST(Convert, RoundsToTheNearestBf16AndTiesToEven) {
 TEST(Convert, Fp64GoesByWayOfFp32) {
   const std::vector<double> values = {
       1.0, -0.0, 0.1, 1e300, -1e300, 1e-300, 1.0 + 0x1p-8 + 0x1p-30, std::numeric_limits<double>::infinity()};
-  const auto floats = converted<float>(values, ElementType::kFloat64, ElementType::kFloat32);
+  const auto floats = converted<float>(values, DType::kFloat64, DType::kFloat32);
   for (size_t i = 0; i < values.size(); ++i) EXPECT_EQ(floats[i], static_cast<float>(values[i]));
   EXPECT_TRUE(std::signbit(floats[1]));
-  EXPECT_EQ(converted<uint16_t>(values, ElementType::kFloat64, ElementType::kBFloat16)[6], 0x3f80)
+  EXPECT_EQ(converted<uint16_t>(values, DType::kFloat64, DType::kBFloat16)[6], 0x3f80)
       << "a tie in fp32, so to even";
 }
 
 TEST(Convert, EveryHalfComesBackFromFp32) {
   std::vector<uint16_t> all(65'536);
   for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<uint16_t>(i);
-  const auto back = converted<uint16_t>(converted<float>(all, ElementType::kFloat16, ElementType::kFloat32),
-                                        ElementType::kFloat32, ElementType::kFloat16);
+  const auto back = converted<uint16_t>(converted<float>(all, DType::kFloat16, DType::kFloat32),
+                                        DType::kFloat32, DType::kFloat16);
   for (size_t i = 0; i < all.size(); ++i) {
     if (std::isnan(value_of_half(all[i])))
       ASSERT_EQ(back[i] & 0x7fff, 0x7e00);
@@ -154,7 +154,7 @@ TEST(Convert, RoundsToTheNearestHalfAndTiesToEven) {
     add(middle + little, static_cast<uint16_t>(below + 1));
   }
   for (const double large : {65536.0, 1e9, 3e38}) add(large, 0x7c00);
-  EXPECT_EQ(converted<uint16_t>(values, ElementType::kFloat32, ElementType::kFloat16), expected);
+  EXPECT_EQ(converted<uint16_t>(values, DType::kFloat32, DType::kFloat16), expected);
 }
 
 TEST(Convert, CountsWhatHasBecomeInfinite) {
@@ -163,28 +163,24 @@ TEST(Convert, CountsWhatHasBecomeInfinite) {
   const std::vector<float> values = {1, 65504, 65519, 65520, -70000, 3.4e38f, infinity, -infinity, nan};
   std::vector<uint16_t> halves(values.size());
   const auto to = std::as_writable_bytes(std::span(halves));
-  EXPECT_EQ(convert(std::as_bytes(std::span(values)), ElementType::kFloat32, to, ElementType::kFloat16), 3);
-  EXPECT_EQ(convert(std::as_bytes(std::span(values)), ElementType::kFloat32, to, ElementType::kBFloat16), 1)
+  EXPECT_EQ(convert(std::as_bytes(std::span(values)), DType::kFloat32, to, DType::kFloat16), 3);
+  EXPECT_EQ(convert(std::as_bytes(std::span(values)), DType::kFloat32, to, DType::kBFloat16), 1)
       << "3.4e38 is nearer to 2^128";
   const std::vector<double> wide = {1e300, -1e39, 1e38, 65520, std::numeric_limits<double>::infinity()};
   std::vector<float> floats(wide.size());
-  EXPECT_EQ(convert(std::as_bytes(std::span(wide)), ElementType::kFloat64,
-                    std::as_writable_bytes(std::span(floats)), ElementType::kFloat32),
+  EXPECT_EQ(convert(std::as_bytes(std::span(wide)), DType::kFloat64,
+                    std::as_writable_bytes(std::span(floats)), DType::kFloat32),
             2);
-  EXPECT_EQ(
-      convert(std::as_bytes(std::span(wide)), ElementType::kFloat64, to.first(10), ElementType::kFloat16), 4);
+  EXPECT_EQ(convert(std::as_bytes(std::span(wide)), DType::kFloat64, to.first(10), DType::kFloat16), 4);
 }
 
 TEST(Convert, OtherTypesAreMistakesOfOurs) {
   std::vector<std::byte> data(8);
-  EXPECT_THROW(
-      convert(std::span(data).first(4), ElementType::kInt32, std::span(data).last(4), ElementType::kFloat32),
-      std::logic_error);
-  EXPECT_THROW(
-      convert(std::span(data).first(4), ElementType::kFloat32, std::span(data).last(4), ElementType::kInt32),
-      std::logic_error);
-  EXPECT_THROW(convert(std::span(data).first(4), ElementType::kFloat32, std::span(data).last(4),
-                       ElementType::kBFloat16),
+  EXPECT_THROW(convert(std::span(data).first(4), DType::kInt32, std::span(data).last(4), DType::kFloat32),
+               std::logic_error);
+  EXPECT_THROW(convert(std::span(data).first(4), DType::kFloat32, std::span(data).last(4), DType::kInt32),
+               std::logic_error);
+  EXPECT_THROW(convert(std::span(data).first(4), DType::kFloat32, std::span(data).last(4), DType::kBFloat16),
                std::logic_error);
 }
 
@@ -192,24 +188,24 @@ TEST(Convert, OtherTypesAreMistakesOfOurs) {
 
 /// What the model should be after consolidation: name -> (type, shape, bytes).
 struct Expected {
-  ElementType type;
+  DType type;
   std::vector<int64_t> shape;
   Bytes bytes;
 };
 
-Bytes as_type(const Bytes& bytes, ElementType from, ElementType to) {
+Bytes as_type(const Bytes& bytes, DType from, DType to) {
   if (from == to) return bytes;
   Bytes out(bytes.size() / static_cast<size_t>(size_bytes(from)) * static_cast<size_t>(size_bytes(to)));
   convert(bytes, from, out, to);
   return out;
 }
 
-std::map<std::string, Expected> expected_of(const SampleModel& model, ElementType floating) {
+std::map<std::string, Expected> expected_of(const SampleModel& model, DType floating) {
   std::map<std::string, Expected> expected;
   const SavedLayout saved = saved_layout(model.layout());
   for (size_t i = 0; i < saved.parameters.size(); ++i) {
     const SavedParameter& parameter = saved.parameters[i];
-    const ElementType type = saved.weights_type(parameter.unit);
+    const DType type = saved.weights_type(parameter.unit);
     const auto begin = model.weights(parameter.unit).begin() + parameter.offset * size_bytes(type);
     const Bytes bytes(begin, begin + parameter.numel() * size_bytes(type));
     const Expected one{floating, parameter.shape, as_type(bytes, type, floating)};
@@ -217,7 +213,7 @@ std::map<std::string, Expected> expected_of(const SampleModel& model, ElementTyp
     for (const std::string& alias : parameter.aliases) expected[alias] = one;
   }
   for (const WholeTensor& tensor : model.tensors()) {
-    const ElementType type = is_floating(tensor.type) ? floating : tensor.type;
+    const DType type = is_floating(tensor.type) ? floating : tensor.type;
     expected[tensor.name] = {type, tensor.shape,
                              as_type({tensor.data.begin(), tensor.data.end()}, tensor.type, type)};
   }
@@ -270,7 +266,7 @@ TEST_F(Consolidate, GivesTheMastersOfAnyWorld) {
     const SampleModel model = testing::sample_model(world, static_cast<uint64_t>(world));
     save(model);
     const ConsolidateResult result = consolidate(options());
-    const auto expected = expected_of(model, ElementType::kFloat32);
+    const auto expected = expected_of(model, DType::kFloat32);
     expect_holds(options().output, expected);
     EXPECT_EQ(result.checkpoint, folder_.path() / "checkpoints" / "step");
     EXPECT_EQ(result.num_names, static_cast<int64_t>(expected.size()));
@@ -284,7 +280,7 @@ TEST_F(Consolidate, ToBf16) {
   ConsolidateOptions as_bf16 = options();
   as_bf16.dtype = DType::kBFloat16;
   consolidate(as_bf16);
-  expect_holds(as_bf16.output, expected_of(model, ElementType::kBFloat16));
+  expect_holds(as_bf16.output, expected_of(model, DType::kBFloat16));
 }
 
 TEST_F(Consolidate, IntoShards) {
@@ -295,7 +291,7 @@ TEST_F(Consolidate, IntoShards) {
   shards.max_shard_bytes = 600;
   consolidate(shards);
   EXPECT_GT(testing::names_in(shards.output).size(), 3u);
-  expect_holds(shards.output, expected_of(model, ElementType::kFloat32));
+  expect_holds(shards.output, expected_of(model, DType::kFloat32));
 }
 
 // Larger than the buffers, in sizes that fit nothing: pieces begin and end everywhere,
@@ -310,9 +306,9 @@ TEST_F(Consolidate, LargeTensorsOfOddSizes) {
        spec("frozen", 7'000'003, DType::kFloat16, false), spec("c", 3'333'333, DType::kBFloat16, true)},
       {.world_size = 3, .unit_numel = 4'000'000}, 5, {});
   save(model);
-  for (const ElementType type : {ElementType::kFloat32, ElementType::kBFloat16}) {
+  for (const DType type : {DType::kFloat32, DType::kBFloat16}) {
     ConsolidateOptions one = options();
-    one.dtype = *dtype_of(type);
+    one.dtype = type;
     std::vector<int64_t> heard;
     one.progress = [&](int64_t done, int64_t total) {
       heard.push_back(done);
@@ -333,11 +329,11 @@ TEST_F(Consolidate, TagsAreChosen) {
   save(first, "one");
   save(second, "two");
   consolidate(options());
-  expect_holds(options().output, expected_of(second, ElementType::kFloat32));
+  expect_holds(options().output, expected_of(second, DType::kFloat32));
   ConsolidateOptions chosen = options();
   chosen.tag = "one";
   consolidate(chosen);
-  expect_holds(options().output, expected_of(first, ElementType::kFloat32));
+  expect_holds(options().output, expected_of(first, DType::kFloat32));
   chosen.tag = "three";
   EXPECT_THAT([&] { consolidate(chosen); },
               ThrowsMessage<CheckpointError>(HasSubstr("has no checkpoint three; it has one, two")));
@@ -389,7 +385,7 @@ TEST_F(Consolidate, AModelWithNothingInIt) {
   save(model);
   std::vector<int64_t> heard;
   consolidate(options());
-  expect_holds(options().output, expected_of(model, ElementType::kFloat32));
+  expect_holds(options().output, expected_of(model, DType::kFloat32));
 }
 
 }  // namespace

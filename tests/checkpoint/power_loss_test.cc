@@ -105,8 +105,8 @@ TEST(PowerLoss, OfAModelLeavesTheOldOneOrTheNewOne) {
   const auto write = [](const fs::path& path, ModelFormat format, std::byte value) {
     const Disk disk(synced(0));
     const bool shards = path.extension().empty();
-    const std::vector<ModelTensor> tensors{{"w", {40, 3}, ElementType::kFloat32, {"tied"}},
-                                           {"b", {7}, ElementType::kBFloat16, {}}};
+    const std::vector<ModelTensor> tensors{{"w", {40, 3}, DType::kFloat32, {"tied"}},
+                                           {"b", {7}, DType::kBFloat16, {}}};
     const auto writer = open_model_writer(
         disk, {.format = format, .path = path, .tensors = tensors, .max_shard_bytes = shards ? 500 : 0});
     writer->append(std::vector<std::byte>(static_cast<size_t>(writer->total_bytes()), value));

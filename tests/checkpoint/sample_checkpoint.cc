@@ -28,7 +28,7 @@ nlohmann::json expected(SampleModel& model) {
                      {"units", nlohmann::json::array()}};
   const SavedLayout saved = saved_layout(model.layout());
   for (const SavedParameter& parameter : saved.parameters) {
-    const ElementType type = saved.weights_type(parameter.unit);
+    const DType type = saved.weights_type(parameter.unit);
     const auto bytes =
         std::span(model.weights(parameter.unit))
             .subspan(parameter.offset * size_bytes(type), parameter.numel() * size_bytes(type));

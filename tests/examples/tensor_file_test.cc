@@ -22,7 +22,6 @@ namespace tessera::examples {
 namespace {
 
 namespace fs = std::filesystem;
-using checkpoint::ElementType;
 using tessera::testing::error_of;
 using ::testing::AllOf;
 using ::testing::AnyOf;
@@ -40,8 +39,8 @@ class TensorFileTest : public ::testing::Test {
     const auto writer = checkpoint::open_model_writer(
         disk, {.format = *checkpoint::model_format_of(name),
                .path = folder_ / name,
-               .tensors = {{.name = "x", .shape = {5, 3}, .type = ElementType::kFloat32, .aliases = {}},
-                           {.name = "y", .shape = {5}, .type = ElementType::kInt64, .aliases = {}}}});
+               .tensors = {{.name = "x", .shape = {5, 3}, .type = DType::kFloat32, .aliases = {}},
+                           {.name = "y", .shape = {5}, .type = DType::kInt64, .aliases = {}}}});
     writer->append(std::as_bytes(std::span(x)));
     writer->append(std::as_bytes(std::span(y)));
     writer->finish();
@@ -60,10 +59,10 @@ std::vector<T> values(const StoredTensor& tensor, size_t count) {
 }
 
 void expect_contents(const StoredTensor& x, const StoredTensor& y) {
-  EXPECT_EQ(x.type, ElementType::kFloat32);
+  EXPECT_EQ(x.type, DType::kFloat32);
   EXPECT_EQ(x.shape, (std::vector<int64_t>{5, 3}));
   EXPECT_EQ(values<float>(x, 15), (std::vector<float>{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14}));
-  EXPECT_EQ(y.type, ElementType::kInt64);
+  EXPECT_EQ(y.type, DType::kInt64);
   EXPECT_EQ(y.shape, (std::vector<int64_t>{5}));
   EXPECT_EQ(values<int64_t>(y, 5), (std::vector<int64_t>{100, 101, 102, 103, 104}));
 }

@@ -44,13 +44,10 @@ inline std::vector<std::byte> random_bytes(int64_t count, uint64_t seed) {
 
 /// A few tensors: tied, empty, 0-dim, of several types.
 inline std::vector<ModelTensor> small_model() {
-  return {{"a.weight", {3, 5}, ElementType::kFloat32, {}},
-          {"a.bias", {5}, ElementType::kBFloat16, {}},
-          {"none", {0, 7}, ElementType::kInt64, {}},
-          {"embed", {9, 4}, ElementType::kFloat32, {"head", "decoder"}},
-          {"scalar", {}, ElementType::kFloat64, {}},
-          {"flags", {13}, ElementType::kUInt8, {}},
-          {"b.weight", {11, 3}, ElementType::kFloat16, {}}};
+  return {{"a.weight", {3, 5}, DType::kFloat32, {}}, {"a.bias", {5}, DType::kBFloat16, {}},
+          {"none", {0, 7}, DType::kInt64, {}},       {"embed", {9, 4}, DType::kFloat32, {"head", "decoder"}},
+          {"scalar", {}, DType::kFloat64, {}},       {"flags", {13}, DType::kUInt8, {}},
+          {"b.weight", {11, 3}, DType::kFloat16, {}}};
 }
 
 /// Writes a model whose bytes follow from `seed`.

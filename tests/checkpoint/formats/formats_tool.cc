@@ -41,7 +41,7 @@ int write_model(const std::string& spec_path) {
   options.max_shard_bytes = spec.value("max_shard_bytes", int64_t{0});
   for (const json& tensor : spec.at("tensors"))
     options.tensors.push_back({tensor.at("name"), tensor.at("shape").get<std::vector<int64_t>>(),
-                               parse_element_type(tensor.at("type").get<std::string>()).value(),
+                               dtype_named(tensor.at("type").get<std::string>()).value(),
                                tensor.value("aliases", std::vector<std::string>())});
   const auto start = std::chrono::steady_clock::now();
   const Disk disk({.sync = spec.value("sync", true), .probe = {}});

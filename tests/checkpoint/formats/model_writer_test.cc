@@ -19,7 +19,7 @@ constexpr std::array kFormats = {ModelFormat::kSafetensors, ModelFormat::kTorch,
 
 ModelTensor tensor(const std::string& name, std::vector<int64_t> shape,
                    std::vector<std::string> aliases = {}) {
-  return {name, std::move(shape), ElementType::kFloat32, std::move(aliases)};
+  return {name, std::move(shape), DType::kFloat32, std::move(aliases)};
 }
 
 TEST(ModelFormat, FromAWordOrAnEnding) {

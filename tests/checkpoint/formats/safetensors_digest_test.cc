@@ -84,9 +84,9 @@ TEST(Digest, EveryBitOfASmallFileIsCovered) {
 TEST(Digest, RandomBitsOfLargeTensorsAndShards) {
   TestFolder folder;
   const std::vector<ModelTensor> tensors = {
-      {"large", {3, 300'000}, ElementType::kFloat32, {"tied"}},  // of several blocks
-      {"half", {500'001}, ElementType::kBFloat16, {}},
-      {"small", {7}, ElementType::kFloat64, {}}};
+      {"large", {3, 300'000}, DType::kFloat32, {"tied"}},  // of several blocks
+      {"half", {500'001}, DType::kBFloat16, {}},
+      {"small", {7}, DType::kFloat64, {}}};
   for (const int64_t max_shard_bytes : {int64_t{0}, int64_t{1'200'000}}) {
     const std::filesystem::path path = folder / ("m" + std::to_string(max_shard_bytes));
     write_model(Disk(),
@@ -113,12 +113,11 @@ TEST(Digest, RandomBitsOfLargeTensorsAndShards) {
 // Independent of the reader: the two entries as their description has them.
 TEST(Digest, IsAsDescribed) {
   TestFolder folder;
-  write_model(
-      Disk(),
-      {.format = ModelFormat::kSafetensors,
-       .path = folder / "m",
-       .tensors = {{"b", {2'000'000}, ElementType::kUInt8, {}}, {"a", {3}, ElementType::kFloat32, {}}}},
-      4);
+  write_model(Disk(),
+              {.format = ModelFormat::kSafetensors,
+               .path = folder / "m",
+               .tensors = {{"b", {2'000'000}, DType::kUInt8, {}}, {"a", {3}, DType::kFloat32, {}}}},
+              4);
   const std::string content = read_text(folder / "m");
   const SafetensorsFile file(folder / "m");
   EXPECT_EQ(file.metadata().at("format"), "pt");

@@ -108,10 +108,10 @@ TEST(SafetensorsHeader, WhatIsWrongIsSaid) {
 TEST(SafetensorsHeader, IsReadAsItWasWritten) {
   SafetensorsHeader header;
   header.metadata = {{"format", "pt"}, {"note", "two\nlines \"and\" quotes"}};
-  for (const ElementType type : kElementTypes)
+  for (const DType type : kAllDTypes)
     header.tensors.push_back({"t." + std::string(name_of(type)), {3, 1, 5}, type, 0, 0});
-  header.tensors.push_back({"重み", {}, ElementType::kInt8, 0, 0});
-  header.tensors.push_back({"empty", {4, 0}, ElementType::kFloat32, 0, 0});
+  header.tensors.push_back({"重み", {}, DType::kInt8, 0, 0});
+  header.tensors.push_back({"empty", {4, 0}, DType::kFloat32, 0, 0});
   place_tensors(header.tensors);
   const std::string head = format_safetensors_header(header, "x");
   EXPECT_EQ(head.size() % 8, 0u);
