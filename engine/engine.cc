@@ -87,7 +87,9 @@ void Engine::check_same_config_everywhere() const {
   nlohmann::ordered_json shared = config::write_engine_config(config_);
   for (const char* key : {"seed", "steps_per_print", "wall_clock_breakdown", "memory_breakdown"})
     shared.erase(key);
-  if (options_.update_rule) shared["update_rule"] = options_.update_rule->name();
+  if (options_.update_rule)
+    shared["update_rule"] = {{"name", options_.update_rule->name()},
+                             {"states", options_.update_rule->state_names()}};
   check_same_config(*comm_, shared);
 }
 

@@ -11,6 +11,7 @@
 #include <exception>
 
 #include "comm/torch_dtype.h"
+#include "core/check.h"
 #include "core/error.h"
 
 namespace tessera::zero {
@@ -186,12 +187,14 @@ GradientSummary ShardedModel::summarize_gradients(bool raise_flag) {
 
 void ShardedModel::step(double grad_scale) {
   const PauseListening our_own_operators;
+  TESSERA_CHECK(used_.size() == parameters_.size(), "step() without summarize_gradients() before it");
   or_unusable([&] {
     if (listener_) residency_->begin_update();
     optimizer_->step(*gradients_, grad_scale, used_);
     gradients_->done_reading();
     for (size_t parameter = 0; parameter < parameters_.size(); ++parameter)
       if (used_[parameter]) note_new_value(parameter);
+    used_.clear();
     if (listener_) residency_->parameters_updated();
     begin_pass(Pass::kTrain);
   });

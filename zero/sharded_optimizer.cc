@@ -4,13 +4,30 @@
 #include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
+#include <cctype>
 
 #include "core/check.h"
+#include "core/error.h"
 #include "core/memory_use.h"
 #include "zero/gradient_summary.h"
 #include "zero/operator_listener.h"
 
 namespace tessera::zero {
+
+/// Checkpoints have the states under these names.
+static std::vector<std::string> checked(std::vector<std::string> names, const std::string& rule) {
+  const auto valid = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_'; };
+  for (size_t i = 0; i < names.size(); ++i) {
+    const std::string& name = names[i];
+    const bool taken =
+        name == "master" || name == "parameter" || std::count(names.begin(), names.end(), name) > 1;
+    if (name.empty() || taken || !std::all_of(name.begin(), name.end(), valid))
+      throw ConfigError(
+          str("update rule ", rule, ": state ", i, " is named \"", name,
+              "\"; expected a name of its own of letters, digits and _, and not master or parameter"));
+  }
+  return names;
+}
 
 ShardedOptimizer::ShardedOptimizer(const Layout& layout, std::vector<ParamUnit>& units,
                                    comm::CommunicatorPtr comm, const Options& options)
@@ -21,7 +38,7 @@ ShardedOptimizer::ShardedOptimizer(const Layout& layout, std::vector<ParamUnit>&
       rule_(options.rule),
       groups_(options.groups),
       steps_(layout.parameters().size(), 0) {
-  if (rule_) state_names_ = rule_->state_names();
+  if (rule_) state_names_ = checked(rule_->state_names(), rule_->name());
   // SGD keeps a momentum buffer when any group has momentum.
   for (const kernels::Hyper& hyper : groups_) {
     const auto names = kernels::state_names(kind_, hyper);
@@ -35,35 +52,39 @@ ShardedOptimizer::ShardedOptimizer(const Layout& layout, std::vector<ParamUnit>&
   }
 }
 
-/// The parts of a unit this rank updates. Neighbours with one group and step count become one
-/// stretch, padding between them included (zeros stay zeros under every optimizer);
-/// `by_parameter` keeps them apart. Cut at shards.
+/// The parts of a unit this rank updates, each within one shard. Neighbours in a shard with one group and
+/// step count become one stretch, padding between them included (zeros stay zeros); `by_parameter` keeps them
+/// apart. A shard gives the same stretches at every stage: libtorch's operators, which an UpdateRule may use,
+/// round by an element's place.
 std::vector<ShardedOptimizer::Stretch> ShardedOptimizer::stretches(ParamUnit& unit,
                                                                    const std::vector<bool>& used,
                                                                    bool by_parameter) const {
-  std::vector<Stretch> found;
+  std::vector<Stretch> each;
   for (int parameter : unit.spec.parameters) {
     const Range range = intersect(layout_.slice(parameter).range(), unit.local_range());
-    if (range.numel() == 0 || !used[parameter]) continue;
-    if (by_parameter) {
-      found.push_back({&unit, parameter, range});
-      continue;
-    }
+    if (range.numel() > 0 && used[parameter]) each.push_back({&unit, parameter, range});
+  }
+  each = cut_at_shards(each);
+  if (by_parameter) return each;
+  std::vector<Stretch> joined;
+  const int64_t shard_numel = unit.shard_range.numel();
+  for (const Stretch& next : each) {
     const bool follows =
-        !found.empty() && steps_[found.back().parameter] == steps_[parameter] &&
-        layout_.parameters()[found.back().parameter].group == layout_.parameters()[parameter].group;
+        !joined.empty() && joined.back().range.begin / shard_numel == next.range.begin / shard_numel &&
+        steps_[joined.back().parameter] == steps_[next.parameter] &&
+        layout_.parameters()[joined.back().parameter].group == layout_.parameters()[next.parameter].group;
     // Only padding may lie between, not a parameter that has no gradient.
-    if (follows && no_parameter_between(unit, found.back().range.end, range.begin)) {
-      found.back().range.end = range.end;
+    if (follows && no_parameter_between(unit, joined.back().range.end, next.range.begin)) {
+      joined.back().range.end = next.range.end;
     } else {
-      found.push_back({&unit, parameter, range});
+      joined.push_back(next);
     }
   }
-  return cut_at_shards(found);
+  return joined;
 }
 
-/// Gradients come from the rank that owns the shard, and so do norms. (Beyond stage 0
-/// nothing is cut: the region is one shard.)
+/// Gradients come from the rank that owns the shard, and so do norms. (Beyond stage 0 nothing is cut: a rank
+/// updates one shard.)
 std::vector<ShardedOptimizer::Stretch> ShardedOptimizer::cut_at_shards(
     const std::vector<Stretch>& stretches) const {
   std::vector<Stretch> found;
