@@ -86,7 +86,7 @@ struct LoadWeightsOptions {
 ///
 /// The engine owns the model's parameters: at stage 3 they cannot be read after it is destroyed. Each call
 /// checks that they are still views of its memory, with the values it wrote there, and throws Error naming
-/// the first that is not: see [Note: who writes parameters] in zero/sharded_model.h. A backward() or an
+/// the first that is not: see [Note: who writes parameters] in zero/parameter_versions.h. A backward() or an
 /// update that fails leaves gradients or parameters incomplete, so every later call throws too; other errors
 /// leave the engine unchanged.
 class Engine {

@@ -1,11 +1,10 @@
 // GatheredParameters: whole parameters in hand, for initialisation, inspection and code that uses raw
 // pointers. Follows deepspeed.zero.GatheredParameters(params, modifier_rank).
 //
-//   {
-//     tessera::zero::GatheredParameters gathered(engine->sharded_model(), {"head.weight"},
-//     /*modifier_rank=*/0); if (engine->rank() == 0) { at::NoGradGuard no_grad; model->head->weight.zero_();
-//     } gathered.close();
-//   }
+//   tessera::zero::GatheredParameters gathered(engine->sharded_model(), {"head.weight"},
+//                                              /*modifier_rank=*/0);
+//   if (engine->rank() == 0) torch::nn::init::zeros_(model->head->weight);
+//   gathered.close();
 #pragma once
 
 #include <optional>
@@ -21,7 +20,7 @@ namespace tessera::zero {
 class GatheredParameters {
  public:
   /// Collective. `names`: parameters (aliases too); empty: all of them. With `modifier_rank`, what that rank
-  /// writes is broadcast on close and becomes everybody's value, fp32 masters included; without it, writes
+  /// writes is broadcast on close and becomes every rank's value, fp32 masters included; without it, writes
   /// are refused. Throws Error for an unknown name, CommError.
   GatheredParameters(ShardedModel& model, const std::vector<std::string>& names,
                      std::optional<int> modifier_rank = std::nullopt);

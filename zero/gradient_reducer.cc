@@ -18,19 +18,15 @@ GradientReducer::GradientReducer(const Layout& layout, std::vector<ParamUnit>& u
                                  const ReducerOptions& options)
     : layout_(layout),
       units_(units),
-      parameters_(std::move(parameters)),
       comm_(std::move(comm)),
       options_(options),
-      fired_(parameters_.size(), 0),
-      expected_(parameters_.size(), 1),
-      in_slot_(parameters_.size(), false),
-      parts_(parameters_.size()),
-      used_(parameters_.size(), false) {
+      prescale_(options.prescale ? 1.0 / comm_->size() : 1 / options.predivide_factor),
+      postscale_(options.prescale ? 1 : options.predivide_factor / comm_->size()),
+      gradients_(layout, units, std::move(parameters),
+                 {.accumulate_dtype = options.accumulate_dtype,
+                  .prescale = prescale_,
+                  .slots_round = options.communicate_dtype != options.accumulate_dtype || prescale_ != 1}) {
   TESSERA_CHECK(options_.num_slots >= 1);
-  const double world = comm_->size();
-  prescale_ = options_.prescale ? 1 / world : 1 / options_.predivide_factor;
-  postscale_ = options_.prescale ? 1 : options_.predivide_factor / world;
-  slots_round_ = options_.communicate_dtype != options_.accumulate_dtype || prescale_ != 1;
   std::vector<int> order;
   bool gathers_on_use = false;
   for (auto unit = units_.rbegin(); unit != units_.rend(); ++unit) {
@@ -44,7 +40,8 @@ GradientReducer::GradientReducer(const Layout& layout, std::vector<ParamUnit>& u
                               .wait_limit = options_.hook_wait_limit,
                               .log = options_.log});
   if (this->order().empty()) return;
-  const Placement& placement = units_[this->order().front()].placement;
+  const Placement& placement = units_[this->order().front()].placement;  // that of all trainable units
+  for (const int unit : this->order()) TESSERA_CHECK(units_[unit].placement == placement);
   update_whole_ = !placement.updates_shard;
   if (placement.gradient_sharded || options_.reduce_each_micro_step) {
     way_ = Way::kReduceEachBackward;
@@ -66,8 +63,9 @@ void GradientReducer::make_accumulator(ParamUnit& unit) {
   unit.gradient.accumulator =
       through_slots() ? at::zeros({numel}, like) : symmetric_zeros(*comm_, numel, like, unit.name);
   for (const int parameter : unit.spec.parameters) {
-    parameters_[parameter].mutable_grad().reset();
-    GradientHook::install(this, parameters_[parameter], [this, parameter] { on_gradient(parameter); });
+    const at::Tensor& tensor = gradients_.parameter(parameter);
+    tensor.mutable_grad().reset();
+    GradientHook::install(this, tensor, [this, parameter] { on_gradient(parameter); });
   }
 }
 
@@ -88,7 +86,7 @@ std::vector<int64_t> GradientReducer::numels_in_order() const {
 GradientReducer::~GradientReducer() {
   for (const int unit : order())
     for (const int parameter : units_[unit].spec.parameters)
-      GradientHook::remove(this, parameters_[parameter]);
+      GradientHook::remove(this, gradients_.parameter(parameter));
 }
 
 void GradientReducer::begin_backward(bool first, bool boundary) {
@@ -99,21 +97,15 @@ void GradientReducer::begin_backward(bool first, bool boundary) {
   in_backward_ = true;
   if (all_have_read_) std::exchange(all_have_read_, nullptr)->wait();
   queue_->begin();
-  std::fill(fired_.begin(), fired_.end(), 0);
-  if (first) std::fill(used_.begin(), used_.end(), false);
-  for (const int unit : order()) {
-    units_[unit].gradient.num_missing = static_cast<int>(units_[unit].spec.parameters.size());
-    units_[unit].gradient.late = false;  // what came late is still in p.grad, and goes with this micro-step
-  }
+  gradients_.begin_backward(first);
 }
 
 // ------------------------------------------------------------------------------- gradients that come
 
 /// A gradient that comes now has missed its unit's reduction.
 bool GradientReducer::late(int parameter) const {
-  const bool unexpected = slots_round_ && fired_[parameter] >= expected_[parameter];
   const int place = units_[layout_.slice(parameter).unit].gradient.place;
-  return reducing() && (unexpected || place < queue_->num_issued());
+  return reducing() && (gradients_.unexpected(parameter) || place < queue_->num_issued());
 }
 
 void GradientReducer::on_gradient(int parameter) {
@@ -121,23 +113,16 @@ void GradientReducer::on_gradient(int parameter) {
   if (check) check();
   const PauseListening our_own_operators;
   const at::NoGradGuard no_grad;
+  if (late(parameter)) return gradients_.came_late(parameter);
   ParamUnit& unit = units_[layout_.slice(parameter).unit];
-  used_[parameter] = true;
-  if (late(parameter)) {
-    ++fired_[parameter];
-    unit.gradient.late = true;
-    return;
+  if (way_ == Way::kReduceEachBackward) {
+    gradients_.take_part(parameter);
+    if (gradients_.ready_for_slot(parameter) && claim_slot(unit, queue_->in_hook()))
+      gradients_.copy_into_slot(parameter, slot_of(unit));
+  } else {
+    gradients_.accumulate(parameter);
   }
-  if (way_ != Way::kReduceEachBackward) {
-    accumulate(parameter);
-  } else if (slots_round_) {
-    take_part(parameter);
-    if (fired_[parameter] + 1 == expected_[parameter] && claim_slot(unit, queue_->in_hook()))
-      copy_into_slot(parameter);
-  } else if (claim_slot(unit, queue_->in_hook())) {
-    copy_into_slot(parameter);
-  }
-  if (++fired_[parameter] == expected_[parameter] && --unit.gradient.num_missing == 0) {
+  if (gradients_.arrived(parameter)) {
     if (!reducing()) return;
     if (!order_agreed_) finished_.push_back(unit.index);
     if (!issued_from_outside || !issued_from_outside()) issue_ready(/*at_end=*/false);
@@ -145,36 +130,6 @@ void GradientReducer::on_gradient(int parameter) {
   // Frees slots early; where ranks reduce in each other's memory (comm/shm), it is also this rank's part of
   // the work.
   while (queue_->in_flight() > 0 && complete_next(Wait::kNo)) {
-  }
-}
-
-at::Tensor GradientReducer::take_grad(int parameter) {
-  used_[parameter] = true;  // also one left in p.grad by a backward of the user's own
-  at::Tensor grad = std::exchange(parameters_[parameter].mutable_grad(), at::Tensor());
-  return (grad.is_sparse() ? grad.to_dense() : grad).reshape(-1);
-}
-
-void GradientReducer::accumulate(int parameter) {
-  const UnitSlice& slice = layout_.slice(parameter);
-  const at::Tensor target = units_[slice.unit].gradient.accumulator.narrow(0, slice.offset, slice.numel);
-  const at::Tensor grad = take_grad(parameter);
-  if (first_ && fired_[parameter] == 0) {
-    target.copy_(grad);
-  } else {
-    target.add_(grad);
-  }
-}
-
-/// [Note: gradients in parts]
-void GradientReducer::take_part(int parameter) {
-  const at::Tensor grad = take_grad(parameter);
-  at::Tensor& sum = parts_[parameter];
-  if (sum.defined()) {
-    sum.add_(grad);
-  } else {
-    sum = expected_[parameter] == 1
-              ? grad
-              : grad.to(options_.accumulate_dtype, /*non_blocking=*/false, /*copy=*/true);
   }
 }
 
@@ -194,48 +149,7 @@ bool GradientReducer::claim_slot(ParamUnit& unit, Wait wait) {
 
 void GradientReducer::free_slot(ParamUnit& unit) {
   unit.gradient.in_slot = false;
-  for (const int parameter : unit.spec.parameters) in_slot_[parameter] = false;
-}
-
-void GradientReducer::copy_into_slot(int parameter) {
-  const UnitSlice& slice = layout_.slice(parameter);
-  const at::Tensor target = slot_of(units_[slice.unit]).narrow(0, slice.offset, slice.numel);
-  const at::Tensor grad =
-      parts_[parameter].defined() ? std::exchange(parts_[parameter], at::Tensor()) : take_grad(parameter);
-  if (in_slot_[parameter]) {
-    target.add_(grad, prescale_);
-  } else {
-    target.copy_(grad);
-    if (prescale_ != 1) target.mul_(prescale_);
-  }
-  in_slot_[parameter] = true;
-}
-
-void GradientReducer::copy_rest_into_slot(const ParamUnit& unit) {
-  for (const int parameter : unit.spec.parameters)
-    if (parts_[parameter].defined() || has_grad(parameter)) copy_into_slot(parameter);
-}
-
-/// In p.grad, for the unit's reduction that is about to be issued; what came late waits there for
-/// reduce_late().
-bool GradientReducer::has_grad(int parameter) const {
-  const bool came_late = in_backward_ && slots_round_ && fired_[parameter] > expected_[parameter];
-  return parameters_[parameter].grad().defined() && !came_late;
-}
-
-/// `came`: by parameter. Zeroes the gaps between parameters too: slots are shared by units of other shapes.
-void GradientReducer::zero_missing(const at::Tensor& flat, const ParamUnit& unit,
-                                   const std::vector<bool>& came) {
-  int64_t end = 0;
-  const auto zero_up_to = [&](int64_t begin) {
-    if (begin > end) flat.narrow(0, end, begin - end).zero_();
-  };
-  for (const int parameter : unit.spec.parameters) {
-    if (!came[parameter]) continue;
-    zero_up_to(layout_.slice(parameter).offset);
-    end = layout_.slice(parameter).range().end;
-  }
-  zero_up_to(flat.numel());
+  gradients_.leave_slot(unit);
 }
 
 // ---------------------------------------------------------------------------------------- reductions
@@ -282,14 +196,10 @@ bool GradientReducer::has_room(Wait wait) {
 /// (numel) what is to be reduced.
 at::Tensor GradientReducer::prepare_buffer(ParamUnit& unit) {
   if (way_ == Way::kReduceEachBackward) {
-    copy_rest_into_slot(unit);
-    const at::Tensor slot = slot_of(unit);
-    zero_missing(slot, unit, in_slot_);
-    return slot;
+    gradients_.complete_slot(unit, slot_of(unit));
+    return slot_of(unit);
   }
-  for (const int parameter : unit.spec.parameters)
-    if (has_grad(parameter)) accumulate(parameter);
-  if (first_) zero_missing(unit.gradient.accumulator, unit, used_);
+  gradients_.complete_accumulator(unit);
   at::Tensor flat = unit.gradient.accumulator;
   if (through_slots()) {
     flat = slot_of(unit);
@@ -334,9 +244,10 @@ void GradientReducer::finish_backward() {
     gather_results();
     if (!order_agreed_) agree_on_order();
   } else if (first_) {
-    for (const int unit : order()) zero_missing(units_[unit].gradient.accumulator, units_[unit], used_);
+    for (const int unit : order()) gradients_.zero_unused(units_[unit]);
   }
   in_backward_ = false;
+  gradients_.finish_backward();
 }
 
 void GradientReducer::agree_on_order() {
@@ -345,8 +256,7 @@ void GradientReducer::agree_on_order() {
   std::vector<int> order = comm_->exchange(finished_, "order of gradient reduction").front();
   queue_->set_order(std::move(order));
   if (slots_) slots_->arrange(numels_in_order());
-  for (size_t parameter = 0; parameter < expected_.size(); ++parameter)
-    expected_[parameter] = std::max(1, fired_[parameter]);
+  gradients_.expect_as_now();
   order_agreed_ = true;
 }
 
@@ -362,9 +272,8 @@ void GradientReducer::reduce_late(const std::vector<int>& units) {
   if (!slots_) make_slots();
   for (const int index : units) {
     ParamUnit& unit = units_[index];
-    copy_rest_into_slot(unit);
     const at::Tensor flat = slot_of(unit);
-    zero_missing(flat, unit, in_slot_);
+    gradients_.complete_slot(unit, flat);
     comm_->reduce_scatter(flat, {shard(unit), postscale_, /*add=*/true}, unit.name)->wait();
     if (update_whole_) comm_->all_gather(unit.gradient.accumulator, shard(unit), unit.name)->wait();
     unit.gradient.late = false;

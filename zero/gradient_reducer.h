@@ -1,12 +1,5 @@
 // GradientReducer: takes each parameter's gradient as autograd finishes it, and leaves the sum over ranks
 // (and micro-steps) in the units' accumulators: the whole unit, or this rank's shard, as the placement says.
-//
-// [Note: gradients in parts]
-// Re-entrant recomputation gives a parameter its gradient in parts, a hook each. Where slots round (another
-// dtype than the accumulators', or a scale before the sum) the parts are added up in the accumulators' dtype
-// first, as stages 0 and 1 do, and the sum goes into the slot once: so all stages round alike. How many parts
-// there are the first backward shows; a part beyond those expected is late at every stage, and reduced on its
-// own. A parameter with one part needs no memory for that.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,6 +12,7 @@
 
 #include "comm/communicator.h"
 #include "core/log.h"
+#include "zero/gradient_accumulator.h"
 #include "zero/gradient_slots.h"
 #include "zero/layout.h"
 #include "zero/param_unit.h"
@@ -66,7 +60,7 @@ class GradientReducer {
   /// finish_backward, until the next begin_backward.
   at::Tensor shard(const ParamUnit& unit) const;
   /// Whether a gradient came for the parameter on this rank since the accumulators started anew.
-  const std::vector<bool>& used() const { return used_; }
+  const std::vector<bool>& used() const { return gradients_.used(); }
 
   /// [Note: sums are left where they are]
   /// At stage 0 every rank needs the whole sum, to be read once, by the update. Where ranks see each other's
@@ -116,13 +110,8 @@ class GradientReducer {
   bool reducing() const { return way_ == Way::kReduceEachBackward || boundary_; }
   bool through_slots() const { return way_ != Way::kAccumulateInPlace; }
   bool late(int parameter) const;
-  void accumulate(int parameter);
-  void take_part(int parameter);
   bool claim_slot(ParamUnit& unit, Wait wait);
   at::Tensor slot_of(const ParamUnit& unit) const { return slots_->view(unit.gradient.place); }
-  void copy_into_slot(int parameter);
-  void copy_rest_into_slot(const ParamUnit& unit);
-  bool has_grad(int parameter) const;
   void issue_ready(bool at_end);
   bool issue_next(Wait wait);
   bool has_room(Wait wait);
@@ -134,19 +123,16 @@ class GradientReducer {
   void make_accumulator(ParamUnit& unit);
   void make_slots();
   std::vector<int64_t> numels_in_order() const;
-  void zero_missing(const at::Tensor& flat, const ParamUnit& unit, const std::vector<bool>& came);
   void agree_on_order();
-  at::Tensor take_grad(int parameter);
 
   const Layout& layout_;
   std::vector<ParamUnit>& units_;
-  std::vector<at::Tensor> parameters_;
   comm::CommunicatorPtr comm_;
   ReducerOptions options_;
   Way way_ = Way::kAccumulateInPlace;
   bool update_whole_ = false;  // every rank updates whole units, and needs the whole sum
-  double prescale_ = 1, postscale_ = 1;
-  bool slots_round_ = false;  // see [Note: gradients in parts]
+  double prescale_, postscale_;
+  GradientAccumulator gradients_;
   bool reads_peers_ = false;
   comm::WorkPtr all_have_read_;
 
@@ -156,10 +142,6 @@ class GradientReducer {
   bool order_agreed_ = false;
 
   bool first_ = true, boundary_ = true, in_backward_ = false;
-  std::vector<int> fired_, expected_;  // by parameter, in this backward
-  std::vector<bool> in_slot_;          // by parameter: its gradient is in the slot
-  std::vector<at::Tensor> parts_;      // by parameter: the sum of those so far; undefined where none waits
-  std::vector<bool> used_;
   int max_slots_in_use_ = 0;
 };
 

@@ -68,6 +68,7 @@ class Layout {
 
   int world_size() const { return world_size_; }
   const std::vector<ParameterSpec>& parameters() const { return parameters_; }
+  int num_parameters() const { return static_cast<int>(parameters_.size()); }
   const std::vector<UnitSpec>& units() const { return units_; }
   int num_units() const { return static_cast<int>(units_.size()); }
   const UnitSlice& slice(int parameter) const { return slices_[parameter]; }

@@ -5,6 +5,7 @@
 
 #include "core/dtype.h"
 #include "zero/layout.h"
+#include "zero/placement.h"
 #include "zero/stage.h"
 
 namespace tessera::zero {
@@ -38,7 +39,7 @@ struct StateModel {
   bool async_checkpoints = false;  ///< a copy of this rank's shards is set aside
 };
 
-/// So many elements of one dtype, of which a rank's shard is so many.
+/// Elements of one dtype, and a rank's part of them.
 struct StateElements {
   int64_t numel = 0;
   int64_t shard_numel = 0;
@@ -50,17 +51,16 @@ struct StateElements {
 inline StateBytes state_bytes(const StateElements& whole, const StateModel& model) {
   StateBytes bytes;
   const auto held = [&](bool sharded) { return sharded ? whole.shard_numel : whole.numel; };
-  const bool parted =
-      model.sharding.parameters || (model.one_copy_a_host && model.sharding.optimizer && whole.trainable);
-  bytes.parameters = held(parted) * size_bytes(whole.dtype);
+  const Placement placement = place(model.sharding, whole.trainable, model.one_copy_a_host);
+  bytes.parameters = held(placement.parameters != Placement::Parameters::kWhole) * size_bytes(whole.dtype);
   if (model.async_checkpoints) {
     const int64_t element =
         whole.trainable ? (1 + model.num_states) * size_bytes(DType::kFloat32) : size_bytes(whole.dtype);
     bytes.snapshot = whole.shard_numel * element;
   }
   if (!whole.trainable) return bytes;
-  bytes.gradients = held(model.sharding.gradients) * size_bytes(model.accumulate_dtype);
-  const int64_t fp32_bytes = held(model.sharding.optimizer) * size_bytes(DType::kFloat32);
+  bytes.gradients = held(placement.gradient_sharded) * size_bytes(model.accumulate_dtype);
+  const int64_t fp32_bytes = held(placement.updates_shard) * size_bytes(DType::kFloat32);
   if (whole.dtype != DType::kFloat32) bytes.master = fp32_bytes;
   bytes.optimizer = model.num_states * fp32_bytes;
   return bytes;

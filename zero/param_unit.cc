@@ -17,16 +17,13 @@ ParamUnit::ParamUnit(const Layout& layout, int index, Sharding sharding, at::Dev
       spec(layout.units()[index]),
       name(layout.describe(index)),
       shard_range(layout.shard(index, comm.rank())),
-      placement(place(sharding, spec.trainable, /*shared_memory=*/false)),
       memory({index, spec.numel, to_torch(spec.dtype), device, name}) {
   const MemoryFor use_of_memory(MemoryUse::kParameters);
   at::Tensor buffer;
-  if (placement.updates_shard) buffer = comm.allocate_shared(memory.bytes(), name);
-  if (buffer.defined()) {
-    placement = place(sharding, spec.trainable, /*shared_memory=*/true);
-  } else {
+  if (sharding.updates_shard(spec.trainable)) buffer = comm.allocate_shared(memory.bytes(), name);
+  placement = place(sharding, spec.trainable, /*one_copy_a_host=*/buffer.defined());
+  if (!buffer.defined())
     buffer = at::empty({memory.bytes()}, at::TensorOptions().dtype(at::kByte).device(device));
-  }
   memory.bind(std::move(buffer));
 }
 

@@ -1,8 +1,8 @@
 // ParamUnit: one unit of the Layout as this rank has it. It owns everything that belongs to the unit: the
 // memory its parameters are views of, this rank's shard, fp32 masters, optimizer states, the accumulated
 // gradient, and the collectives in flight. Residency decides when a unit is unsharded and resharded,
-// GradientReducer when its gradient is reduced, ShardedOptimizer what an update computes; they keep no state
-// of a unit beside it.
+// GradientReducer when its gradient is reduced, ShardedOptimizer what an update computes. Besides, they keep
+// only the order of their work (lists of units, places in a plan) and counts by parameter.
 //
 // [Note: one copy on a host]
 // Where all ranks share memory (Communicator::allocate_shared), a unit of which each rank updates its shard
@@ -56,7 +56,8 @@ struct UnitUse {
   bool pinned() const { return by_operator || pins > 0; }
 };
 
-/// Not thread-safe; Residency's lock guards memory and use. `rank`: this rank.
+/// Not thread-safe. Residency's lock guards `memory`, `use` and the gather in flight while the model runs;
+/// what belongs to the gradient and the update is used by the thread that calls backward() and step().
 class ParamUnit {
  public:
   /// Collective. Allocates the unit's memory, in memory that the ranks share where `comm` has such. Throws

@@ -23,13 +23,12 @@ struct Placement {
   bool operator==(const Placement&) const = default;
 };
 
-/// Local. Of a trainable or a frozen unit. `shared_memory`: the transport has one copy for all ranks of what
-/// they share.
-constexpr Placement place(Sharding sharding, bool trainable, bool shared_memory) {
+/// Local. Of a trainable or a frozen unit. `one_copy_a_host`: the ranks share memory.
+constexpr Placement place(Sharding sharding, bool trainable, bool one_copy_a_host) {
   Placement placement;
-  placement.updates_shard = trainable ? sharding.optimizer : sharding.parameters;
+  placement.updates_shard = sharding.updates_shard(trainable);
   placement.gradient_sharded = trainable && sharding.gradients;
-  if (placement.updates_shard && shared_memory) {
+  if (placement.updates_shard && one_copy_a_host) {
     placement.parameters = Placement::Parameters::kHostShared;
   } else if (sharding.parameters) {
     placement.parameters = Placement::Parameters::kSharded;

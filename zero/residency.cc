@@ -26,13 +26,11 @@ Residency::Residency(std::vector<ParamUnit>& units, comm::CommunicatorPtr comm, 
       options_(options),
       gathers_on_use_(std::any_of(units.begin(), units.end(),
                                   [](const ParamUnit& unit) { return unit.placement.sharded(); })),
-      pool_(units.empty() ? at::Device(at::kCPU) : units.front().memory.full().device(),
-            options.capacity_units),
-      order_(budget_of(units, options)) {
+      order_(budget_of(units, options)),
+      cache_(units, comm_, options.capacity_units, options.overlap),
+      previous_counts_(cache_.counts) {
   TESSERA_CHECK(options_.capacity_units >= 1);
   for (ParamUnit& unit : units_) unit.memory.set_residency(this);
-  counts_.gathers.resize(units.size());
-  previous_counts_ = counts_;
 }
 
 Residency::~Residency() {
@@ -82,17 +80,9 @@ void Residency::operator_ended() noexcept {
   ++operator_count_;
   for (int unit : used_) units_[unit].use.by_operator = false;
   used_.clear();
-  if (deferred_.empty() || failure_) return;
+  if (failure_) return;
   try {
-    std::vector<int> waiting;
-    for (int unit : std::exchange(deferred_, {})) {
-      if (units_[unit].use.pinned()) {
-        waiting.push_back(unit);
-      } else if (units_[unit].unsharded()) {
-        reshard(units_[unit]);
-      }
-    }
-    deferred_ = std::move(waiting);
+    cache_.reshard_unpinned();
   } catch (...) {
     failure_ = std::current_exception();
   }
@@ -122,16 +112,16 @@ void Residency::ensure_unsharded(ParamUnit& unit, const char* operator_name) {
   if (unit.unsharded()) return make_readable(unit);
   if (failure_) return fail(unit);
   agree_on(unit, operator_name);
-  make_room(unit);
-  unshard(unit);
-  ++counts_.agreed_gathers;
-  wait_for_unshard(unit);
+  cache_.make_room(unit, order_.budget());
+  cache_.unshard(unit);
+  ++cache_.counts.agreed_gathers;
+  cache_.wait(unit);
 }
 
 /// Of an unsharded unit.
 void Residency::make_readable(ParamUnit& unit) {
-  wait_for_unshard(unit);
-  if (!unit.memory.bound()) fail(unit);  // its gather has failed before
+  cache_.wait(unit);
+  if (!unit.memory.bound()) throw Error(str("the gather of ", unit.name, " has failed before"));
 }
 
 void Residency::replay(const ParamUnit& unit, const char* operator_name) {
@@ -173,22 +163,7 @@ void Residency::issue_reductions(int count) {
 void Residency::advance_to(size_t place) {
   while (order_.place() < place) {
     issue_reductions(order_.at(order_.place() + 1).reductions);
-    run(order_.advance());
-  }
-}
-
-void Residency::run(const std::vector<PlanAction>& actions) {
-  for (const PlanAction& action : actions) {
-    ParamUnit& unit = units_[action.unit];
-    if (action.kind == PlanAction::kGather) {
-      std::erase(deferred_, action.unit);
-      // Pinned by a GatheredParameters, on all ranks: it is there already, and may have been written.
-      if (unit.use.pins == 0 || !unit.unsharded()) unshard(unit);
-    } else if (unit.use.pinned()) {
-      deferred_.push_back(action.unit);
-    } else if (unit.unsharded()) {
-      reshard(unit);
-    }
+    cache_.run(order_.advance());
   }
 }
 
@@ -219,56 +194,6 @@ bool Residency::follows_recorded_order() {
   return order_.replaying() && gathers_on_use_;
 }
 
-void Residency::make_room(const ParamUnit& unit) {
-  const PlanBudget& budget = order_.budget();
-  if (budget.persistent[unit.index]) return;
-  while (true) {
-    int live = 0;
-    int64_t live_numel = 0;
-    ParamUnit* victim = nullptr;
-    for (ParamUnit& other : units_) {
-      if (!other.unsharded() || budget.persistent[other.index]) continue;
-      ++live;
-      live_numel += other.spec.numel;
-      if (!other.use.pinned() && (victim == nullptr || other.use.last_operator < victim->use.last_operator))
-        victim = &other;
-    }
-    const bool fits =
-        live + 1 <= budget.capacity_units && live_numel + unit.spec.numel <= budget.capacity_numel;
-    if (fits || victim == nullptr) return;
-    reshard(*victim);
-  }
-}
-
-void Residency::unshard(ParamUnit& unit) {
-  wait_for_unshard(unit);
-  ++counts_.gathers[unit.index];
-  try {
-    unit.unshard(*comm_, pool_);
-  } catch (...) {
-    keep_failure(std::current_exception());
-    throw;
-  }
-  max_unsharded_ = std::max(max_unsharded_, num_unsharded());
-  if (!options_.overlap || comm_->size() == 1) wait_for_unshard(unit);
-}
-
-void Residency::wait_for_unshard(ParamUnit& unit) {
-  try {
-    if (!unit.wait_for_unshard()) return;
-  } catch (...) {
-    keep_failure(std::current_exception());
-    throw;
-  }
-  casts_.recast(unit.index, unit.memory.full());
-}
-
-void Residency::reshard(ParamUnit& unit) {
-  wait_for_unshard(unit);
-  casts_.release(unit.index);
-  unit.reshard(pool_);
-}
-
 // libtorch swallows what a callback throws and runs the operator in any case: give it zeros to read, keep the
 // error.
 void Residency::fail(ParamUnit& unit) noexcept {
@@ -291,10 +216,10 @@ void Residency::begin_pass(Pass pass) {
   const Lock lock = enter("a new pass begins");
   drop_pass();
   order_.begin(pass);
-  previous_counts_ = std::exchange(counts_, ResidencyCounts{std::vector<int>(units_.size()), 0});
+  previous_counts_ = std::exchange(cache_.counts, {std::vector<int>(units_.size()), 0});
   if (!order_.replaying() || !gathers_on_use_) return;
-  order_.make_plan(unsharded_units());
-  run(order_.first_actions());
+  order_.make_plan(cache_.kept_units());
+  cache_.run(order_.first_actions());
 }
 
 void Residency::drop_pass() {
@@ -325,7 +250,7 @@ void Residency::end_pass() {
 
 void Residency::begin_update() {
   const Lock lock = enter("step()");
-  wait_all();
+  cache_.wait_all();
   updating_ = true;
 }
 
@@ -348,18 +273,17 @@ void Residency::parameters_updated(bool frozen_too) {
   const Lock lock = enter("step()");
   TESSERA_CHECK(!order_.in_pass());
   updating_ = false;
-  max_unsharded_ = 0;
+  cache_.reset_max();
   const std::vector<ParamUnit*> updated = updated_units(frozen_too);
   for (const ParamUnit* unit : updated)
     if (unit->use.pins > 0 && unit->unsharded())
       throw Error(str("step() while a GatheredParameters holds ", unit->name));
   for (ParamUnit* unit : updated) {
-    if (!unit->placement.sharded()) {
-      unshard(*unit);
-      continue;
+    if (unit->placement.sharded()) {
+      cache_.drop(*unit);
+    } else {
+      cache_.unshard(*unit);
     }
-    casts_.forget(unit->index);
-    if (unit->unsharded()) reshard(*unit);
   }
 }
 
@@ -393,16 +317,16 @@ void Residency::pin(const std::vector<int>& units, bool writable) {
       }
     }
     for (int unit : missing) {
-      unshard(units_[unit]);
-      deferred_.push_back(unit);  // goes when unpinned, unless the plan takes it over
+      cache_.unshard(units_[unit]);
+      cache_.reshard_when_unpinned(units_[unit]);  // unless the plan takes it over
     }
   }
   for (int index : units) {
     ParamUnit& unit = units_[index];
     ++unit.use.pins;
-    wait_for_unshard(unit);
+    cache_.wait(unit);
     // Until the writes of one rank are every rank's, each sees its own: in a memory of its own.
-    if (writable && unit.use.writers++ == 0) unit.begin_private_writes(pool_);
+    if (writable && unit.use.writers++ == 0) unit.begin_private_writes(cache_.pool());
   }
 }
 
@@ -427,27 +351,14 @@ void Residency::unpin(const std::vector<int>& units, bool writable) {
   for (int index : units) {
     ParamUnit& unit = units_[index];
     --unit.use.pins;
-    if (writable && --unit.use.writers == 0) unit.end_private_writes(pool_);
-    if (!unit.use.pinned() && std::erase(deferred_, index) > 0) reshard(unit);
+    if (writable && --unit.use.writers == 0) unit.end_private_writes(cache_.pool());
   }
+  cache_.reshard_unpinned();
 }
 
 void Residency::wait_all() {
   const Lock lock(mutex_);
-  for (ParamUnit& unit : units_) wait_for_unshard(unit);
-}
-
-int Residency::num_unsharded() const {
-  return static_cast<int>(
-      std::count_if(units_.begin(), units_.end(), [](const ParamUnit& unit) { return unit.unsharded(); }));
-}
-
-std::set<int> Residency::unsharded_units() const {
-  std::set<int> unsharded;
-  for (const ParamUnit& unit : units_)
-    if (unit.unsharded() && std::find(deferred_.begin(), deferred_.end(), unit.index) == deferred_.end())
-      unsharded.insert(unit.index);
-  return unsharded;
+  cache_.wait_all();
 }
 
 }  // namespace tessera::zero

@@ -39,18 +39,16 @@
 #include <functional>
 #include <mutex>
 #include <optional>
-#include <set>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "comm/communicator.h"
 #include "core/log.h"
-#include "zero/buffer_pool.h"
-#include "zero/cast_tracker.h"
 #include "zero/layout.h"
 #include "zero/order_of_use.h"
 #include "zero/param_unit.h"
+#include "zero/unit_cache.h"
 
 namespace tessera::zero {
 
@@ -72,12 +70,6 @@ struct Reductions {
   std::function<int()> num_issued;
   std::function<void(int count)>
       issue_until;  ///< Collective. Until `count` have been; outside of backward nothing
-};
-
-/// Counters of the pass in progress and the one before, for tests and metrics.
-struct ResidencyCounts {
-  std::vector<int> gathers;  ///< by unit
-  int agreed_gathers = 0;    ///< of these, gathers the ranks had to agree on one by one
 };
 
 /// Decides when one rank's units are unsharded. Calls from several threads are serialised; see [Note: one
@@ -137,12 +129,11 @@ class Residency {
   /// Local. Waits for gathers in flight.
   void wait_all();
 
-  const ResidencyCounts& counts() const { return counts_; }
+  /// What is unsharded, and its counters: of the pass in progress, and of the one before.
+  const UnitCache& cache() const { return cache_; }
   const ResidencyCounts& previous_counts() const { return previous_counts_; }
-  int num_unsharded() const;
-  int max_unsharded() const { return max_unsharded_; }  ///< highest num_unsharded() since the last update
-  const BufferPool& pool() const { return pool_; }
-  CastTracker& casts() { return casts_; }
+  /// What autocast has made of units: for OperatorListener.
+  CastTracker& casts() { return cache_.casts(); }
   /// Whether some unit is sharded, so that gathers are issued during a pass and not after the update alone.
   bool gathers_on_use() const { return gathers_on_use_; }
   bool tracks_casts() const { return gathers_on_use_ && options_.track_casts; }
@@ -159,36 +150,27 @@ class Residency {
   void issue_reductions(int count);
   int num_reductions_issued() const { return reductions_ ? reductions_->num_issued() : 0; }
   void advance_to(size_t place);
-  void run(const std::vector<PlanAction>& actions);
   void finish_plan();
   void agree_on(const ParamUnit& unit, const std::string& why);
-  void make_room(const ParamUnit& unit);
-  void unshard(ParamUnit& unit);
-  void wait_for_unshard(ParamUnit& unit);
-  void reshard(ParamUnit& unit);
   void fail(ParamUnit& unit) noexcept;
   std::vector<ParamUnit*> updated_units(bool frozen_too);
-  std::set<int> unsharded_units() const;
 
   std::vector<ParamUnit>& units_;
   comm::CommunicatorPtr comm_, calls_;
   ResidencyOptions options_;
   bool gathers_on_use_;
-  BufferPool pool_;
-  CastTracker casts_;
   std::optional<Reductions> reductions_;
 
   std::recursive_mutex
       mutex_;  // guards what follows, memory and use of units; held while a gather is waited for
   OrderOfUse order_;
-  std::thread::id inside_;     // the thread whose operator has used them
-  std::vector<int> used_;      // by the operator that runs
-  std::vector<int> deferred_;  // to be resharded once unpinned
+  UnitCache cache_;
+  std::thread::id inside_;  // the thread whose operator has used them
+  std::vector<int> used_;   // by the operator that runs
   int64_t operator_count_ = 0;
   bool updating_ = false;  // between begin_update() and parameters_updated()
   std::exception_ptr failure_;
-  ResidencyCounts counts_, previous_counts_;
-  int max_unsharded_ = 0;
+  ResidencyCounts previous_counts_;
 };
 
 }  // namespace tessera::zero

@@ -45,8 +45,7 @@ ShardedModel::ShardedModel(const ModelView& model, comm::CommunicatorPtr comm,
   // process.)
   if (model.scripted && gathered) torch::jit::setTensorExprFuserEnabled(false);
   if (gathered) listener_.emplace(options_.residency.track_casts);
-  versions_.resize(parameters_.size());
-  for (size_t parameter = 0; parameter < parameters_.size(); ++parameter) note_version(parameter);
+  versions_.emplace(*layout_, units_, parameters_);
   begin_pass(Pass::kTrain);
 }
 
@@ -154,6 +153,7 @@ auto ShardedModel::or_unusable(const Function& function) {
     return function();
   } catch (...) {
     failure_ = std::current_exception();
+    residency_->keep_failure(failure_);  // operators that run nevertheless read zeros
     throw;
   }
 }
@@ -192,8 +192,8 @@ void ShardedModel::step(double grad_scale) {
     if (listener_) residency_->begin_update();
     optimizer_->step(*gradients_, grad_scale, used_);
     gradients_->done_reading();
-    for (size_t parameter = 0; parameter < parameters_.size(); ++parameter)
-      if (used_[parameter]) note_new_value(parameter);
+    for (int parameter = 0; parameter < layout_->num_parameters(); ++parameter)
+      if (used_[parameter]) versions_->written_by_engine(parameter);
     used_.clear();
     if (listener_) residency_->parameters_updated();
     begin_pass(Pass::kTrain);
@@ -206,59 +206,19 @@ void ShardedModel::skip_step() {
 
 // ------------------------------------------------------------------------------- what must not change
 
-static uint32_t version_of(const at::Tensor& tensor) {
-  const c10::VariableVersion& counter = torch::autograd::impl::version_counter(tensor);
-  return counter.enabled() ? counter.current_version() : 0;
-}
-
-void ShardedModel::note_version(size_t parameter) {
-  versions_[parameter] = version_of(parameters_[parameter]);
-}
-
-/// A write of our own, behind autograd's back.
-void ShardedModel::note_new_value(size_t parameter) {
-  torch::autograd::impl::bump_version(parameters_[parameter]);
-  note_version(parameter);
-}
-
 static std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
 void ShardedModel::check_usable() {
-  residency_->rethrow();
-  if (!failure_) return check_parameters();
   try {
-    std::rethrow_exception(failure_);
+    if (failure_) std::rethrow_exception(failure_);
+    residency_->rethrow();
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
     throw Error(str("an earlier backward() or step() failed and left gradients or parameters incomplete: ",
                     first_line(error.what())));
   }
-}
-
-void ShardedModel::check_parameters() const {
-  for (size_t parameter = 0; parameter < parameters_.size(); ++parameter) {
-    const at::Tensor& tensor = parameters_[parameter];
-    const ParameterSpec& spec = layout_->parameters()[parameter];
-    const ParamUnit& unit = units_[layout_->slice(static_cast<int>(parameter)).unit];
-    if (!tensor.is_alias_of(unit.memory.full())) {
-      const at::ScalarType before = to_torch(spec.dtype), now = tensor.scalar_type();
-      throw Error(
-          str("parameter ", spec.name,
-              " is not in the engine's memory any more: model->to(), set_data() or torch::load() has "
-              "replaced its memory",
-              before == now ? "" : str(", of ", c10::toString(before), ", by one of ", c10::toString(now)),
-              ", and it would not be trained. Choose dtype (by the config) and device before initialize(); "
-              "give values with "
-              "load_weights(), or inside a GatheredParameters with modifier_rank set"));
-    }
-    if (version_of(tensor) != versions_[parameter] && unit.use.writers == 0)
-      throw Error(str("parameter ", spec.name,
-                      " was written in place outside of a GatheredParameters: the values would be lost, or "
-                      "differ between ranks. Write inside a GatheredParameters with modifier_rank set, or "
-                      "give values with "
-                      "load_weights()"));
-  }
+  versions_->check();
 }
 
 void ShardedModel::check_gradients() const {
@@ -321,7 +281,7 @@ void ShardedModel::unpin(const std::vector<int>& units, int modifier_rank) {
   for (int index : units) {
     if (!written) break;
     ParamUnit& unit = units_[index];
-    for (int parameter : unit.spec.parameters) note_version(parameter);
+    for (int parameter : unit.spec.parameters) versions_->allow(parameter);
     const at::Tensor& full = unit.memory.full();
     if (comm_->size() > 1) comm_->broadcast(full, modifier_rank, unit.name)->wait();
     // What was written lies in another memory than the shard.
@@ -351,7 +311,8 @@ void ShardedModel::end_replacing() {
   const at::NoGradGuard no_grad;
   for (const ParamUnit& unit : units_)
     if (unit.has_own_master()) at::Tensor(unit.values()).copy_(unit.master);
-  for (size_t parameter = 0; parameter < parameters_.size(); ++parameter) note_new_value(parameter);
+  for (int parameter = 0; parameter < layout_->num_parameters(); ++parameter)
+    versions_->written_by_engine(parameter);
   if (listener_) residency_->parameters_updated(/*frozen_too=*/true);
   if (training_) begin_pass(Pass::kTrain);
   failure_ = nullptr;

@@ -11,14 +11,6 @@
 // A unit has one dtype, so a model may have parameters of several: they lie in units of their own. Trainable
 // parameters of 16 bits have fp32 masters, wherever their dtype comes from; fp32 ones are their own masters;
 // frozen ones have none. So a frozen bf16 base stays 2 bytes an element beside fp32 adapters, at every stage.
-//
-// [Note: who writes parameters]
-// Masters, shards and what other ranks hold follow a write only inside a GatheredParameters with a
-// modifier_rank, or when a checkpoint or weights are loaded. Any other write would be undone by the next
-// update (16 bits), be this rank's alone (stage 0), or be gathered away (stages 1 to 3). So it is refused at
-// every stage and in every dtype: by the operator that writes, where operators are heard (stages 1 to 3), and
-// by the parameters' version counters at the next call. Neither sees a write through a raw pointer; at stage
-// 0 the counters do not see one through tensor.data() either.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -39,6 +31,7 @@
 #include "zero/model_view.h"
 #include "zero/operator_listener.h"
 #include "zero/param_unit.h"
+#include "zero/parameter_versions.h"
 #include "zero/residency.h"
 #include "zero/sharded_optimizer.h"
 #include "zero/stage.h"
@@ -94,10 +87,8 @@ class ShardedModel {
   void step(double grad_scale);
   void skip_step();
 
-  /// Local. Throws what went wrong inside an operator, or in a backward() or update that ended half-way: then
-  /// gradients or parameters are incomplete for good. Then checks that the model's parameters are still views
-  /// of the units, with the values left there (a few loads a parameter): throws Error naming the first one
-  /// whose memory was replaced (model->to(), set_data()), or that was written against [Note: who writes
+  /// Local. Throws what went wrong inside an operator, or in a backward() or update that ended half-way:
+  /// gradients or parameters stay incomplete then. Then ParameterVersions::check(). See [Note: who writes
   /// parameters].
   void check_usable();
   /// Local. Between backward passes every gradient has been taken, except those that came late: throws Error
@@ -155,24 +146,21 @@ class ShardedModel {
   void begin_pass(Pass pass);
   template <class Function>
   auto or_unusable(const Function& function);
-  void check_parameters() const;
   bool host_shared() const;
   int find(const std::string& name) const;
-  void note_version(size_t parameter);
-  void note_new_value(size_t parameter);
   at::Tensor gather_parameter(int parameter, const at::Tensor& mine, bool whole, std::string_view what);
 
   ShardedModelOptions options_;
   comm::CommunicatorPtr comm_;
   comm::CommunicatorPtr gather_comm_;  // its gathers need no common order with the reductions
   std::vector<at::Tensor> parameters_;
-  std::vector<uint32_t> versions_;  // by parameter: its version counter after the last write that is allowed
   std::vector<NamedTensor> buffers_;
   std::unique_ptr<Layout> layout_;
   std::vector<ParamUnit> units_;
   std::unique_ptr<Residency> residency_;
   std::unique_ptr<GradientReducer> gradients_;
   std::unique_ptr<ShardedOptimizer> optimizer_;
+  std::optional<ParameterVersions> versions_;
   std::optional<OperatorListener> listener_;  // where some unit is gathered
   bool training_ = true;
   std::exception_ptr failure_;  // of a backward or an update that ended half-way

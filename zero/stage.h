@@ -11,6 +11,8 @@ struct Sharding {
   bool parameters = false;
   bool gradients = false;
   bool optimizer = false;
+  /// A rank updates its shard of a unit alone: a trainable unit, or (when weights are loaded) a frozen one.
+  constexpr bool updates_shard(bool trainable) const { return trainable ? optimizer : parameters; }
   bool operator==(const Sharding&) const = default;
 };
 

@@ -39,7 +39,8 @@ class UpdateRule {
     double weight_decay = 0;
   };
 
-  /// Stands in checkpoints: one that another optimizer has saved is refused.
+  /// Stands in checkpoints: one that another optimizer has saved is refused. All ranks must give equal rules:
+  /// their names and the states' names are compared, other members are not.
   virtual std::string name() const = 0;
   /// Names of the states, in order; they stand in checkpoints.
   virtual std::vector<std::string> state_names() const = 0;

@@ -37,10 +37,10 @@ TEST(Order, EachUnitIsGatheredTwiceAStep) {
       Rig rig(*model, comm, 3);
       for (int step = 0; step < 4; ++step) {
         rig.backward(model->forward(batch(comm->rank(), step)).sum());
-        const ResidencyCounts& counts = rig.residency().counts();
+        const ResidencyCounts& counts = rig.residency().cache().counts;
         if (world > 1 && in_shared_memory()) {
           EXPECT_EQ(rig.num_gathers(), 0) << "read in place";
-          EXPECT_EQ(rig.residency().pool().peak_bytes(), 0);
+          EXPECT_EQ(rig.residency().cache().pool().peak_bytes(), 0);
           rig.update();
           continue;
         }
@@ -50,8 +50,8 @@ TEST(Order, EachUnitIsGatheredTwiceAStep) {
         EXPECT_EQ(counts.agreed_gathers > 0, step == 0) << "step " << step;
         // Replay: 6 forward; the last 2 stay for backward, and the first layer's backward needs no weight.
         EXPECT_EQ(step == 0 ? 9 : rig.num_gathers(), 9) << "step " << step;
-        EXPECT_LE(rig.residency().max_unsharded(), 2);
-        EXPECT_LE(rig.residency().pool().peak_bytes(), 2 * rig.sharded->layout().units()[0].numel * 4);
+        EXPECT_LE(rig.residency().cache().max_unsharded(), 2);
+        EXPECT_LE(rig.residency().cache().pool().peak_bytes(), 2 * rig.sharded->layout().units()[0].numel * 4);
         rig.update();
       }
     });
@@ -201,7 +201,7 @@ void expect_skipping_works(const std::vector<int>& rank_1_uses, bool overlap) {
       rig.backward(
           loss_through(*model, step > 0 && comm->rank() == 1 ? rank_1_uses : all, batch(comm->rank(), 9)));
       EXPECT_LT(step == 0 ? 0 : largest_difference(rig.gradients(), expected), 1e-5) << "step " << step;
-      EXPECT_EQ(rig.residency().counts().agreed_gathers > 0, step == 0 && !in_shared_memory())
+      EXPECT_EQ(rig.residency().cache().counts.agreed_gathers > 0, step == 0 && !in_shared_memory())
           << "step " << step;
       rig.sharded->skip_step();
     }
@@ -267,7 +267,7 @@ TEST(Order, EvaluationBetweenTrainingSteps) {
         rig.sharded->end_forward();
         EXPECT_TRUE(at::equal(
             found, reference->layers[1]->forward(reference->extra->forward(reference->forward(x)))));
-        EXPECT_EQ(rig.residency().counts().agreed_gathers > 0, step + i == 0 && !in_shared_memory());
+        EXPECT_EQ(rig.residency().cache().counts.agreed_gathers > 0, step + i == 0 && !in_shared_memory());
       }
       rig.sharded->train();
       rig.backward(model->forward(-x).square().sum(), false, true);

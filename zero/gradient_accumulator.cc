@@ -1,0 +1,142 @@
+#include "zero/gradient_accumulator.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace tessera::zero {
+
+GradientAccumulator::GradientAccumulator(const Layout& layout, std::vector<ParamUnit>& units,
+                                         std::vector<at::Tensor> parameters, const Options& options)
+    : layout_(layout),
+      units_(units),
+      parameters_(std::move(parameters)),
+      options_(options),
+      fired_(parameters_.size(), 0),
+      expected_(parameters_.size(), 1),
+      in_slot_(parameters_.size(), false),
+      parts_(parameters_.size()),
+      used_(parameters_.size(), false) {}
+
+void GradientAccumulator::begin_backward(bool first) {
+  first_ = first;
+  in_backward_ = true;
+  std::fill(fired_.begin(), fired_.end(), 0);
+  if (first) std::fill(used_.begin(), used_.end(), false);
+  for (ParamUnit& unit : units_) {
+    unit.gradient.num_missing = static_cast<int>(unit.spec.parameters.size());
+    unit.gradient.late = false;  // what came late is still in p.grad, and goes with this micro-step
+  }
+}
+
+void GradientAccumulator::expect_as_now() {
+  for (size_t parameter = 0; parameter < expected_.size(); ++parameter)
+    expected_[parameter] = std::max(1, fired_[parameter]);
+}
+
+bool GradientAccumulator::unexpected(int parameter) const {
+  return options_.slots_round && fired_[parameter] >= expected_[parameter];
+}
+
+void GradientAccumulator::came_late(int parameter) {
+  used_[parameter] = true;
+  ++fired_[parameter];
+  units_[layout_.slice(parameter).unit].gradient.late = true;
+}
+
+at::Tensor GradientAccumulator::take_grad(int parameter) {
+  used_[parameter] = true;  // also one left in p.grad by a backward of the user's own
+  at::Tensor grad = std::exchange(parameters_[parameter].mutable_grad(), at::Tensor());
+  return (grad.is_sparse() ? grad.to_dense() : grad).reshape(-1);
+}
+
+void GradientAccumulator::accumulate(int parameter) {
+  const UnitSlice& slice = layout_.slice(parameter);
+  const at::Tensor target = units_[slice.unit].gradient.accumulator.narrow(0, slice.offset, slice.numel);
+  const at::Tensor grad = take_grad(parameter);
+  if (first_ && fired_[parameter] == 0) {
+    target.copy_(grad);
+  } else {
+    target.add_(grad);
+  }
+}
+
+void GradientAccumulator::take_part(int parameter) {
+  if (!options_.slots_round) return;
+  const at::Tensor grad = take_grad(parameter);
+  at::Tensor& sum = parts_[parameter];
+  if (sum.defined()) {
+    sum.add_(grad);
+  } else {
+    sum = expected_[parameter] == 1
+              ? grad
+              : grad.to(options_.accumulate_dtype, /*non_blocking=*/false, /*copy=*/true);
+  }
+}
+
+bool GradientAccumulator::ready_for_slot(int parameter) const {
+  return !options_.slots_round || fired_[parameter] + 1 == expected_[parameter];
+}
+
+void GradientAccumulator::copy_into_slot(int parameter, const at::Tensor& slot) {
+  const UnitSlice& slice = layout_.slice(parameter);
+  const at::Tensor target = slot.narrow(0, slice.offset, slice.numel);
+  const at::Tensor grad =
+      parts_[parameter].defined() ? std::exchange(parts_[parameter], at::Tensor()) : take_grad(parameter);
+  if (in_slot_[parameter]) {
+    target.add_(grad, options_.prescale);
+  } else {
+    target.copy_(grad);
+    if (options_.prescale != 1) target.mul_(options_.prescale);
+  }
+  in_slot_[parameter] = true;
+}
+
+bool GradientAccumulator::arrived(int parameter) {
+  used_[parameter] = true;
+  ParamUnit& unit = units_[layout_.slice(parameter).unit];
+  return ++fired_[parameter] == expected_[parameter] && --unit.gradient.num_missing == 0;
+}
+
+/// In p.grad, for the unit's reduction that is about to be issued; what came late stays there until the next
+/// one.
+bool GradientAccumulator::has_grad(int parameter) const {
+  const bool late = in_backward_ && options_.slots_round && fired_[parameter] > expected_[parameter];
+  return parameters_[parameter].grad().defined() && !late;
+}
+
+void GradientAccumulator::complete_slot(const ParamUnit& unit, const at::Tensor& slot) {
+  for (const int parameter : unit.spec.parameters)
+    if (parts_[parameter].defined() || has_grad(parameter)) copy_into_slot(parameter, slot);
+  zero_missing(slot, unit, in_slot_);
+}
+
+void GradientAccumulator::complete_accumulator(const ParamUnit& unit) {
+  for (const int parameter : unit.spec.parameters)
+    if (has_grad(parameter)) accumulate(parameter);
+  if (first_) zero_unused(unit);
+}
+
+void GradientAccumulator::zero_unused(const ParamUnit& unit) const {
+  zero_missing(unit.gradient.accumulator, unit, used_);
+}
+
+void GradientAccumulator::leave_slot(const ParamUnit& unit) {
+  for (const int parameter : unit.spec.parameters) in_slot_[parameter] = false;
+}
+
+/// `came`: by parameter. Zeroes the gaps between parameters too: slots are shared by units of other shapes.
+void GradientAccumulator::zero_missing(const at::Tensor& flat, const ParamUnit& unit,
+                                       const std::vector<bool>& came) const {
+  int64_t end = 0;
+  const auto zero_up_to = [&](int64_t begin) {
+    if (begin > end) flat.narrow(0, end, begin - end).zero_();
+  };
+  for (const int parameter : unit.spec.parameters) {
+    if (!came[parameter]) continue;
+    zero_up_to(layout_.slice(parameter).offset);
+    end = layout_.slice(parameter).range().end;
+  }
+  zero_up_to(flat.numel());
+}
+
+}  // namespace tessera::zero

@@ -1,0 +1,84 @@
+// GradientAccumulator: takes gradients out of `p.grad` as they come, and adds them up in their units'
+// accumulators, or in the slots that they are reduced from. All of it is local; GradientReducer says where a
+// gradient goes, and when.
+//
+// [Note: gradients in parts]
+// Re-entrant recomputation gives a parameter its gradient in parts, a hook each. Where slots round (another
+// dtype than the accumulators', or a scale before the sum) the parts are added up in the accumulators' dtype
+// first, as stages 0 and 1 do, and the sum goes into the slot once: so all stages round alike. How many parts
+// there are the first backward shows; a part beyond those expected is late at every stage, and reduced on its
+// own. A parameter with one part needs no memory for that.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+#include "zero/layout.h"
+#include "zero/param_unit.h"
+
+namespace tessera::zero {
+
+/// Used by the thread that runs backward. `parameters[i]` is Layout parameter i. Layout and units must
+/// outlive it.
+class GradientAccumulator {
+ public:
+  struct Options {
+    at::ScalarType accumulate_dtype = at::kFloat;
+    double prescale = 1;       ///< of what goes into a slot
+    bool slots_round = false;  ///< see [Note: gradients in parts]
+  };
+  GradientAccumulator(const Layout& layout, std::vector<ParamUnit>& units, std::vector<at::Tensor> parameters,
+                      const Options& options);
+
+  /// `first`: the accumulators start anew.
+  void begin_backward(bool first);
+  /// What came late may be taken from p.grad from now on.
+  void finish_backward() { in_backward_ = false; }
+  /// From now on a parameter is expected to have as many gradients a backward as it had in this one.
+  void expect_as_now();
+
+  // -- a gradient that has come --
+  /// It is one more than expected, where that makes it late.
+  bool unexpected(int parameter) const;
+  void came_late(int parameter);
+  /// Adds it to the unit's accumulator.
+  void accumulate(int parameter);
+  /// Where slots round: adds it to the parts that came before. Elsewhere nothing.
+  void take_part(int parameter);
+  /// It may go into the slot: no further part is expected, or none needs to be waited for.
+  bool ready_for_slot(int parameter) const;
+  void copy_into_slot(int parameter, const at::Tensor& slot);
+  /// It has been dealt with. Returns whether its unit lacks no gradient now.
+  bool arrived(int parameter);
+
+  // -- before the unit's reduction: also takes what still lies in p.grad, and zeroes what never came --
+  void complete_slot(const ParamUnit& unit, const at::Tensor& slot);
+  void complete_accumulator(const ParamUnit& unit);
+  /// Zeroes what has not come since the accumulators started anew.
+  void zero_unused(const ParamUnit& unit) const;
+  /// The unit's slot is used by another one from now on.
+  void leave_slot(const ParamUnit& unit);
+
+  const at::Tensor& parameter(int parameter) const { return parameters_[parameter]; }
+  /// By parameter: a gradient came on this rank since the accumulators started anew.
+  const std::vector<bool>& used() const { return used_; }
+
+ private:
+  at::Tensor take_grad(int parameter);
+  bool has_grad(int parameter) const;
+  void zero_missing(const at::Tensor& flat, const ParamUnit& unit, const std::vector<bool>& came) const;
+
+  const Layout& layout_;
+  std::vector<ParamUnit>& units_;
+  std::vector<at::Tensor> parameters_;
+  Options options_;
+  bool first_ = true, in_backward_ = false;
+  // By parameter:
+  std::vector<int> fired_, expected_;  // gradients in this backward
+  std::vector<bool> in_slot_;          // its gradient is in the slot
+  std::vector<at::Tensor> parts_;      // the sum of those so far; undefined where none waits
+  std::vector<bool> used_;
+};
+
+}  // namespace tessera::zero

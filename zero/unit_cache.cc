@@ -1,0 +1,102 @@
+#include "zero/unit_cache.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace tessera::zero {
+
+UnitCache::UnitCache(std::vector<ParamUnit>& units, comm::CommunicatorPtr comm, int max_free, bool overlap)
+    : counts{std::vector<int>(units.size()), 0},
+      units_(units),
+      comm_(std::move(comm)),
+      overlap_(overlap),
+      pool_(units.empty() ? at::Device(at::kCPU) : units.front().memory.full().device(), max_free) {}
+
+void UnitCache::unshard(ParamUnit& unit) {
+  wait(unit);
+  unit.unshard(*comm_, pool_);
+  ++counts.gathers[unit.index];
+  max_unsharded_ = std::max(max_unsharded_, num_unsharded());
+  if (!overlap_ || comm_->size() == 1) wait(unit);
+}
+
+void UnitCache::wait(ParamUnit& unit) {
+  if (unit.wait_for_unshard()) casts_.recast(unit.index, unit.memory.full());
+}
+
+void UnitCache::wait_all() {
+  for (ParamUnit& unit : units_) wait(unit);
+}
+
+void UnitCache::reshard(ParamUnit& unit) {
+  wait(unit);
+  casts_.release(unit.index);
+  unit.reshard(pool_);
+}
+
+void UnitCache::reshard_unpinned() {
+  std::vector<int> pinned;
+  for (const int unit : std::exchange(deferred_, {})) {
+    if (units_[unit].use.pinned()) {
+      pinned.push_back(unit);
+    } else if (units_[unit].unsharded()) {
+      reshard(units_[unit]);
+    }
+  }
+  deferred_ = std::move(pinned);
+}
+
+void UnitCache::run(const std::vector<PlanAction>& actions) {
+  for (const PlanAction& action : actions) {
+    ParamUnit& unit = units_[action.unit];
+    if (action.kind == PlanAction::kGather) {
+      std::erase(deferred_, action.unit);
+      // Pinned by a GatheredParameters, on all ranks: it is there already, and may have been written.
+      if (unit.use.pins == 0 || !unit.unsharded()) unshard(unit);
+    } else if (unit.use.pinned()) {
+      reshard_when_unpinned(unit);
+    } else if (unit.unsharded()) {
+      reshard(unit);
+    }
+  }
+}
+
+void UnitCache::make_room(const ParamUnit& unit, const PlanBudget& budget) {
+  if (budget.persistent[unit.index]) return;
+  while (true) {
+    int live = 0;
+    int64_t live_numel = 0;
+    ParamUnit* victim = nullptr;
+    for (ParamUnit& other : units_) {
+      if (!other.unsharded() || budget.persistent[other.index]) continue;
+      ++live;
+      live_numel += other.spec.numel;
+      if (!other.use.pinned() && (victim == nullptr || other.use.last_operator < victim->use.last_operator))
+        victim = &other;
+    }
+    const bool fits =
+        live + 1 <= budget.capacity_units && live_numel + unit.spec.numel <= budget.capacity_numel;
+    if (fits || victim == nullptr) return;
+    reshard(*victim);
+  }
+}
+
+void UnitCache::drop(ParamUnit& unit) {
+  casts_.forget(unit.index);
+  if (unit.unsharded()) reshard(unit);
+}
+
+int UnitCache::num_unsharded() const {
+  return static_cast<int>(
+      std::count_if(units_.begin(), units_.end(), [](const ParamUnit& unit) { return unit.unsharded(); }));
+}
+
+std::set<int> UnitCache::kept_units() const {
+  std::set<int> kept;
+  for (const ParamUnit& unit : units_)
+    if (unit.unsharded() && std::find(deferred_.begin(), deferred_.end(), unit.index) == deferred_.end())
+      kept.insert(unit.index);
+  return kept;
+}
+
+}  // namespace tessera::zero

@@ -1,0 +1,68 @@
+// UnitCache: the units that are unsharded, the buffers they live in, and the casts that autocast made of
+// them. It does what Residency decides: unshards, waits, reshards. See [Note: residency is a cache] in
+// gather_plan.h.
+#pragma once
+
+#include <set>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "zero/buffer_pool.h"
+#include "zero/cast_tracker.h"
+#include "zero/gather_plan.h"
+#include "zero/param_unit.h"
+
+namespace tessera::zero {
+
+/// Counters of one pass, for tests and metrics.
+struct ResidencyCounts {
+  std::vector<int> gathers;  ///< by unit
+  int agreed_gathers = 0;    ///< of these, gathers the ranks had to agree on one by one
+};
+
+/// Not thread-safe: Residency's lock guards it. The units must outlive it.
+class UnitCache {
+ public:
+  /// `max_free`: unused buffers kept. `overlap`: false: each gather is waited for where it is issued.
+  UnitCache(std::vector<ParamUnit>& units, comm::CommunicatorPtr comm, int max_free, bool overlap);
+
+  /// Collective. Issues the gather of the unit. Throws CommError; where there is no memory for a buffer,
+  /// nothing has changed.
+  void unshard(ParamUnit& unit);
+  /// Local. Waits for the gather in flight, if there is one; the unit and its casts are readable then.
+  /// Throws CommError.
+  void wait(ParamUnit& unit);
+  void wait_all();
+  /// Local. Gives the unit's buffer back, and drops its casts' memory.
+  void reshard(ParamUnit& unit);
+  /// Local. The same, once the unit is unpinned and reshard_unpinned() is called.
+  void reshard_when_unpinned(const ParamUnit& unit) { deferred_.push_back(unit.index); }
+  void reshard_unpinned();
+  /// Collective. Carries out a part of a plan.
+  void run(const std::vector<PlanAction>& actions);
+  /// Local. Reshards the units used longest ago, none of them pinned, until `unit` fits the budget.
+  void make_room(const ParamUnit& unit, const PlanBudget& budget);
+  /// Local. The unit has new values: its casts are stale. What is unsharded of it, too.
+  void drop(ParamUnit& unit);
+
+  /// The unsharded units, without those that are to be resharded.
+  std::set<int> kept_units() const;
+  int num_unsharded() const;
+  int max_unsharded() const { return max_unsharded_; }  ///< highest num_unsharded() since reset_max()
+  void reset_max() { max_unsharded_ = 0; }
+  ResidencyCounts counts;
+  const BufferPool& pool() const { return pool_; }
+  BufferPool& pool() { return pool_; }
+  CastTracker& casts() { return casts_; }
+
+ private:
+  std::vector<ParamUnit>& units_;
+  comm::CommunicatorPtr comm_;
+  bool overlap_;
+  BufferPool pool_;
+  CastTracker casts_;
+  std::vector<int> deferred_;  // to be resharded once unpinned
+  int max_unsharded_ = 0;
+};
+
+}  // namespace tessera::zero
