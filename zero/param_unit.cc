@@ -101,13 +101,9 @@ StateBytes ParamUnit::bytes() const {
   return bytes;
 }
 
-void ParamUnit::unshard(comm::Communicator& comm, BufferPool& pool) {
+void ParamUnit::unshard(comm::Communicator& comm) {
   TESSERA_CHECK(!gathering());
-  if (memory.has_buffer()) {
-    memory.guard();
-  } else {
-    memory.hold(pool.acquire(memory.bytes()));
-  }
+  memory.guard();
   unsharded_ = true;
   gather_ = comm.all_gather(memory.contents(), shard, name);
 }

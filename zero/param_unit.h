@@ -103,9 +103,9 @@ class ParamUnit {
   // -- unsharded: has a buffer, which is current once the gather in flight has arrived --
   bool unsharded() const { return unsharded_; }
   bool gathering() const { return gather_ != nullptr; }
-  /// Collective. Issues the all-gather of the shards, into the buffer it has or one of the pool. The memory
-  /// is guarded until wait_for_unshard(). Throws CommError.
-  void unshard(comm::Communicator& comm, BufferPool& pool);
+  /// Collective. Issues the all-gather of the shards into the buffer that `memory` holds, which is guarded
+  /// until wait_for_unshard(). Throws CommError.
+  void unshard(comm::Communicator& comm);
   /// Local. Waits for the gather in flight and makes the memory readable. False when there was none. Throws
   /// CommError.
   bool wait_for_unshard();

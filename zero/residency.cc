@@ -27,7 +27,10 @@ Residency::Residency(std::vector<ParamUnit>& units, comm::CommunicatorPtr comm, 
       gathers_on_use_(std::any_of(units.begin(), units.end(),
                                   [](const ParamUnit& unit) { return unit.placement.sharded(); })),
       order_(budget_of(units, options)),
-      cache_(units, comm_, options.capacity_units, options.overlap),
+      cache_(units, comm_,
+             {.max_free = options.capacity_units,
+              .overlap = options.overlap,
+              .keep_failure = [this](std::exception_ptr failure) { keep_failure(std::move(failure)); }}),
       previous_counts_(cache_.counts) {
   TESSERA_CHECK(options_.capacity_units >= 1);
   for (ParamUnit& unit : units_) unit.memory.set_residency(this);

@@ -153,7 +153,6 @@ auto ShardedModel::or_unusable(const Function& function) {
     return function();
   } catch (...) {
     failure_ = std::current_exception();
-    residency_->keep_failure(failure_);  // operators that run nevertheless read zeros
     throw;
   }
 }
@@ -185,12 +184,21 @@ GradientSummary ShardedModel::summarize_gradients(bool raise_flag) {
   });
 }
 
+void ShardedModel::update(double grad_scale) {
+  try {
+    optimizer_->step(*gradients_, grad_scale, used_);
+  } catch (...) {
+    residency_->keep_failure(std::current_exception());  // operators that run nevertheless read zeros
+    throw;
+  }
+}
+
 void ShardedModel::step(double grad_scale) {
   const PauseListening our_own_operators;
   TESSERA_CHECK(used_.size() == parameters_.size(), "step() without summarize_gradients() before it");
   or_unusable([&] {
     if (listener_) residency_->begin_update();
-    optimizer_->step(*gradients_, grad_scale, used_);
+    update(grad_scale);
     gradients_->done_reading();
     for (int parameter = 0; parameter < layout_->num_parameters(); ++parameter)
       if (used_[parameter]) versions_->written_by_engine(parameter);

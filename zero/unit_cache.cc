@@ -5,23 +5,34 @@
 
 namespace tessera::zero {
 
-UnitCache::UnitCache(std::vector<ParamUnit>& units, comm::CommunicatorPtr comm, int max_free, bool overlap)
+UnitCache::UnitCache(std::vector<ParamUnit>& units, comm::CommunicatorPtr comm, const Options& options)
     : counts{std::vector<int>(units.size()), 0},
       units_(units),
       comm_(std::move(comm)),
-      overlap_(overlap),
-      pool_(units.empty() ? at::Device(at::kCPU) : units.front().memory.full().device(), max_free) {}
+      options_(options),
+      pool_(units.empty() ? at::Device(at::kCPU) : units.front().memory.full().device(), options.max_free) {}
+
+template <class Function>
+auto UnitCache::or_kept(const Function& function) {
+  try {
+    return function();
+  } catch (...) {
+    options_.keep_failure(std::current_exception());
+    throw;
+  }
+}
 
 void UnitCache::unshard(ParamUnit& unit) {
   wait(unit);
-  unit.unshard(*comm_, pool_);
+  if (!unit.memory.has_buffer()) unit.memory.hold(pool_.acquire(unit.memory.bytes()));
+  or_kept([&] { unit.unshard(*comm_); });
   ++counts.gathers[unit.index];
   max_unsharded_ = std::max(max_unsharded_, num_unsharded());
-  if (!overlap_ || comm_->size() == 1) wait(unit);
+  if (!options_.overlap || comm_->size() == 1) wait(unit);
 }
 
 void UnitCache::wait(ParamUnit& unit) {
-  if (unit.wait_for_unshard()) casts_.recast(unit.index, unit.memory.full());
+  if (or_kept([&] { return unit.wait_for_unshard(); })) casts_.recast(unit.index, unit.memory.full());
 }
 
 void UnitCache::wait_all() {

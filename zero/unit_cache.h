@@ -3,6 +3,8 @@
 // gather_plan.h.
 #pragma once
 
+#include <exception>
+#include <functional>
 #include <set>
 #include <vector>
 
@@ -23,8 +25,13 @@ struct ResidencyCounts {
 /// Not thread-safe: Residency's lock guards it. The units must outlive it.
 class UnitCache {
  public:
-  /// `max_free`: unused buffers kept. `overlap`: false: each gather is waited for where it is issued.
-  UnitCache(std::vector<ParamUnit>& units, comm::CommunicatorPtr comm, int max_free, bool overlap);
+  struct Options {
+    int max_free = 3;     ///< unused buffers kept
+    bool overlap = true;  ///< false: each gather is waited for where it is issued
+    /// Called for each gather that fails, which leaves its unit unreadable.
+    std::function<void(std::exception_ptr)> keep_failure;
+  };
+  UnitCache(std::vector<ParamUnit>& units, comm::CommunicatorPtr comm, const Options& options);
 
   /// Collective. Issues the gather of the unit. Throws CommError; where there is no memory for a buffer,
   /// nothing has changed.
@@ -56,9 +63,12 @@ class UnitCache {
   CastTracker& casts() { return casts_; }
 
  private:
+  template <class Function>
+  auto or_kept(const Function& function);
+
   std::vector<ParamUnit>& units_;
   comm::CommunicatorPtr comm_;
-  bool overlap_;
+  Options options_;
   BufferPool pool_;
   CastTracker casts_;
   std::vector<int> deferred_;  // to be resharded once unpinned

@@ -164,6 +164,29 @@ TEST(UpdateRule, StatesNeedNamesThatCheckpointsCanHave) {
   }
 }
 
+struct Broken final : zero::UpdateRule {
+  std::string name() const override { return "Broken"; }
+  std::vector<std::string> state_names() const override { return {}; }
+  void update(const Elements&, const Step&) const override { throw Error("the rule broke"); }
+};
+
+TEST(UpdateRule, AnUpdateThatThrowsEndsTraining) {
+  for (int stage = 0; stage <= 3; ++stage) {
+    on_ranks(1, [&](comm::CommunicatorPtr comm) {
+      Bowl model;
+      InitOptions options;
+      options.update_rule = std::make_shared<Broken>();
+      auto engine = initialize(model, config_at(stage), comm, options);
+      engine->backward(engine->forward());
+      EXPECT_EQ(error_of([&] { engine->step(); }), "the rule broke") << "stage " << stage;
+      const at::NoGradGuard no_grad;
+      model->forward();  // the program may look at its model before it ends
+      EXPECT_EQ(error_of([&] { engine->backward(engine->forward()); }), "the rule broke")
+          << "stage " << stage;
+    });
+  }
+}
+
 TEST(UpdateRule, RanksWithOtherRulesAreRefused) {
   on_ranks(2, [&](comm::CommunicatorPtr comm) {
     Bowl model;

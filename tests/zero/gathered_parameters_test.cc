@@ -1,10 +1,12 @@
 // GatheredParameters: whole parameters in hand, at every stage, between and inside passes.
 #include "zero/gathered_parameters.h"
 
+#include <c10/core/CPUAllocator.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <new>
 
 #include "tests/zero/zero_testing.h"
 
@@ -214,6 +216,44 @@ TEST(GatheredParameters, RanksThatAskForDifferentOnesAreNamed) {
     });
   });
   EXPECT_THAT(error, HasSubstr(in_shared_memory() ? "" : "every rank must gather the same parameters"));
+}
+
+/// libtorch's allocator, which fails while a thread asks for that.
+struct ShortOfMemory final : c10::Allocator {
+  static bool& failing() {
+    static thread_local bool failing = false;
+    return failing;
+  }
+  static void install() {
+    static ShortOfMemory& allocator = *new ShortOfMemory;  // outlives every tensor
+    static const bool installed = (c10::SetCPUAllocator(&allocator, /*priority=*/101), true);
+    (void)installed;
+  }
+  c10::DataPtr allocate(size_t bytes) override {
+    if (failing()) throw std::bad_alloc();
+    return inner->allocate(bytes);
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return inner->raw_deleter(); }
+  void copy_data(void* to, const void* from, size_t bytes) const override {
+    default_copy_data(to, from, bytes);
+  }
+  c10::Allocator* inner = c10::GetCPUAllocator();
+};
+
+TEST(GatheredParameters, WithoutMemoryForThemTrainingGoesOn) {
+  ShortOfMemory::install();
+  const auto trained = [](bool fail) {
+    Chain model(2);
+    Rig rig(*model, alone(), 3);
+    rig.step(model->forward(batch(0, 0)).sum());
+    ShortOfMemory::failing() = fail;
+    EXPECT_EQ(error_of([&] { GatheredParameters(*rig.sharded, {}, 0); }).empty(), !fail);
+    ShortOfMemory::failing() = false;
+    rig.step(model->forward(batch(0, 1)).sum());
+    rig.sharded->check_usable();
+    return rig.weights();
+  };
+  EXPECT_TRUE(same_bits(trained(true), trained(false)));
 }
 
 TEST(GatheredParameters, AnExceptionInsideLetsGo) {
