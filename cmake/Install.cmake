@@ -3,7 +3,6 @@
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 set(_rooms core monitor comm zero checkpoint engine train)  # what a program of one's own builds on
-set(_includes "${CMAKE_INSTALL_INCLUDEDIR}/tessera")
 set(_package "${CMAKE_INSTALL_LIBDIR}/cmake/tessera")
 
 get_property(_libraries GLOBAL PROPERTY TESSERA_LIBRARIES)
@@ -21,7 +20,9 @@ target_link_libraries(tessera_everything INTERFACE tessera::train)
 
 install(TARGETS ${_installed} tessera_everything EXPORT tessera ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}/tessera")
 install(EXPORT tessera NAMESPACE tessera:: FILE tesseraTargets.cmake DESTINATION "${_package}")
-install(DIRECTORY ${_rooms} DESTINATION "${_includes}" FILES_MATCHING PATTERN "*.h")
+install(CODE "set(SOURCE [[${PROJECT_SOURCE_DIR}]])\nset(ROOMS [[${_rooms}]])
+  set(INCLUDES \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_INCLUDEDIR}\")")
+install(SCRIPT cmake/InstallHeaders.cmake)
 write_basic_package_version_file("${PROJECT_BINARY_DIR}/tesseraConfigVersion.cmake" COMPATIBILITY SameMinorVersion)
 install(FILES cmake/tesseraConfig.cmake cmake/Torch.cmake cmake/Hdf5.cmake "${PROJECT_BINARY_DIR}/tesseraConfigVersion.cmake"
   DESTINATION "${_package}")

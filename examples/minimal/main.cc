@@ -1,12 +1,9 @@
 // The smallest program on Tessera: a module of your own, a DeepSpeed config, a
 // loop. README.md shows main(), docs/own_model.md the whole file.
+#include <tessera/tessera.h>
 #include <torch/nn/modules/linear.h>
 
 #include <iostream>
-
-#include "comm/init.h"
-#include "engine/config/parse.h"
-#include "engine/engine.h"
 
 struct NetImpl : torch::nn::Module {  // any torch::nn::Module, as it is
   torch::nn::Linear fc1{register_module("fc1", torch::nn::Linear(16, 64))};

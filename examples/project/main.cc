@@ -1,5 +1,6 @@
 // A training program of one's own: a module, data in memory, a DeepSpeed configuration, and, as `app CONFIG
 // RMSprop`, an optimizer of one's own.
+#include <tessera/tessera.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
 
@@ -8,9 +9,6 @@
 #include <memory>
 #include <string>
 
-#include "comm/init.h"
-#include "engine/config/parse.h"
-#include "engine/engine.h"
 #include "rmsprop.h"
 
 struct ClassifierImpl : torch::nn::Module {

@@ -3,11 +3,10 @@
 #pragma once
 
 #include <ATen/ops/sqrt.h>
+#include <tessera/zero/update_rule.h>
 
 #include <string>
 #include <vector>
-
-#include "zero/update_rule.h"
 
 struct RMSprop final : tessera::zero::UpdateRule {
   double alpha = 0.99, eps = 1e-8;

@@ -12,6 +12,7 @@ MAY_INCLUDE["launcher"] = MAY_INCLUDE["monitor"] = {"core"}
 for folder in ("train", "examples"):
     MAY_INCLUDE[folder].add("monitor")  # the engine does not know where a run's numbers go
 MAY_INCLUDE["cmake"] = set()  # the precompiled header
+MAY_INCLUDE["tessera.h"] = MAY_INCLUDE["train"] | {"engine"}  # what a program of one's own includes
 for top in ("tools", "tests", "benchmarks"):
     MAY_INCLUDE[top] = set(MAY_INCLUDE) | {"tools", "tests", "benchmarks"}
 

@@ -36,7 +36,7 @@ class InstallTest(unittest.TestCase):
         return done.stdout if code == 0 else done.stderr
 
     def test_what_is_there(self):
-        for name in ("bin/tessera", "bin/zero_to_fp32", "include/tessera/engine/engine.h", "include/tessera/train/task.h",
+        for name in ("bin/tessera", "bin/zero_to_fp32", "include/tessera/tessera.h", "include/tessera/engine/engine.h", "include/tessera/train/task.h",
                      "share/tessera/configs/minimal.json", "share/tessera/project/CMakeLists.txt", "share/tessera/project/main.cc",
                      "share/tessera/project/config.json"):
             self.assertTrue((self.prefix / name).exists(), name)
@@ -46,6 +46,15 @@ class InstallTest(unittest.TestCase):
         package = next(self.prefix.rglob("tesseraConfigVersion.cmake")).read_text(encoding="utf-8")
         self.assertIn(f'set(PACKAGE_VERSION "{version}")', package)
         self.assertIn("CHECKPOINT", self.run_command(self.prefix / "bin/zero_to_fp32", "--help").upper())
+
+    def test_headers_lie_under_one_name(self):
+        include = self.prefix / "include"
+        self.assertEqual([entry.name for entry in include.iterdir()], ["tessera"])
+        headers = list(include.rglob("*.h"))
+        self.assertGreater(len(headers), 100)
+        for header in headers:
+            for name in re.findall(r'^#include "(.*)"', header.read_text(encoding="utf-8"), re.MULTILINE):
+                self.assertTrue(name.startswith("tessera/") and (include / name).is_file(), f"{header}: {name}")
 
     def test_package_names_no_path_of_this_machine(self):
         files = list(self.prefix.rglob("*.cmake"))

@@ -1,0 +1,15 @@
+# Run by `cmake --install`: puts the headers of ROOMS and tessera.h from SOURCE to INCLUDES/tessera. There they include each other as
+# "tessera/ROOM/NAME.h", so that a program of one's own needs one include folder and may have a core/ or an engine/ itself.
+string(REPLACE ";" "|" _rooms "${ROOMS}")
+set(_headers tessera.h)
+foreach(_room IN LISTS ROOMS)
+  file(GLOB_RECURSE _found RELATIVE "${SOURCE}" "${SOURCE}/${_room}/*.h")
+  list(APPEND _headers ${_found})
+endforeach()
+foreach(_header IN LISTS _headers)
+  file(READ "${SOURCE}/${_header}" _text)
+  string(REGEX REPLACE "(#include \")((${_rooms})/)" "\\1tessera/\\2" _text "${_text}")
+  set(_target "${INCLUDES}/tessera/${_header}")
+  message(STATUS "Installing: ${_target}")
+  file(WRITE "${_target}" "${_text}")
+endforeach()
