@@ -58,7 +58,7 @@ class CastTracker {
   void prune();
 
   std::vector<Cast> casts_;
-  size_t prune_at_ = 64;  // entries of casts long gone are dropped when there are so many
+  size_t prune_at_ = 64;  // number of entries at which those of destroyed casts are dropped
 };
 
 }  // namespace tessera::zero

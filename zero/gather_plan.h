@@ -5,7 +5,7 @@
 // future is known, so units are fetched ahead within a budget, and the unit dropped is the one used farthest
 // in the future (Belady 1966). A prefetch drops the very unit that would have to go if one waited, and waits
 // if that one is used in between: so fetching ahead never costs a gather. Every rank makes the same plan from
-// the same trace, so the gathers, which are collectives, stand in the same order everywhere.
+// the same trace, so the gathers, which are collectives, have the same order on every rank.
 #pragma once
 
 #include <cstdint>

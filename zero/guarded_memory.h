@@ -1,5 +1,5 @@
-// GuardedMemory: address space that nobody may touch. A released unit points here, never at null: code that
-// reads its raw pointer dies with a message that names the unit, instead of computing with garbage.
+// GuardedMemory: address space that may not be accessed. A resharded unit points here, never at null: code
+// that reads its raw pointer dies with a message that names the unit, instead of computing with garbage.
 #pragma once
 
 #include <cstddef>

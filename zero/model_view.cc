@@ -53,7 +53,7 @@ bool forks(torch::jit::Function& function) {
 }
 
 /// Whether the code, or free functions and methods of script classes that it calls, has a torch.jit.fork.
-/// (Methods of submodules are looked at by whoever goes through the modules.)
+/// (Methods of submodules are not looked at here: forking_method() visits every module.)
 bool forks(const torch::jit::Block& block) {
   namespace prim = at::prim;
   for (const torch::jit::Node* node : block.nodes()) {

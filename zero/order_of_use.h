@@ -2,8 +2,8 @@
 // it a plan of what to gather and to release ([Note: residency is a cache] in gather_plan.h). Training and
 // evaluation have an order each.
 //
-// A pass that needs a unit which the order does not have leaves it: that pass goes on without one, and the
-// next of its kind records anew.
+// A pass that needs a unit which the order does not have leaves the order: the rest of the pass has none, and
+// the next pass of its kind records anew.
 #pragma once
 
 #include <map>
@@ -39,10 +39,10 @@ class OrderOfUse {
   size_t place() const { return place_; }
   size_t last_place() const { return trace().size() - 1; }
   const Use& at(size_t place) const { return trace()[place]; }
-  /// Goes on to the next place. Returns what to do there before its operator runs.
+  /// Moves to the next place. Returns what to do there before its operator runs.
   const std::vector<PlanAction>& advance() { return plan_->actions[++place_]; }
   const std::vector<PlanAction>& first_actions() const { return plan_->actions.front(); }
-  /// The pass goes on without an order.
+  /// The rest of the pass has no order.
   void leave();
 
   const PlanBudget& budget() const { return budget_; }

@@ -8,8 +8,8 @@
 //
 // [Note: hooks wait with a limit]
 // Where parameters are sharded, a hook that waits for a reduction could wait for ever: the other rank may
-// lack a gradient that only the end of its backward will declare missing, and on the way there stand in a
-// gather that this rank has not come to. That takes ranks which use different parameters. So such a wait has
+// lack a gradient, which only the end of its backward declares missing, and before that wait in a gather
+// that this rank has not issued yet. That takes ranks which use different parameters. So such a wait has
 // a limit. Once it is reached, hooks don't wait for the next 8 passes (then 16, 32 …), gradients stay in
 // `p.grad`, and a warning says so: the results are the same, the memory of gradients is not bounded in those
 // passes. The agreed order of a device (residency.h: [Note: one order on a device]) needs no limit, because

@@ -1,38 +1,39 @@
-// Residency: when units are unsharded (whole in this rank's memory), and the collectives that make them so.
+// Residency decides when units are unsharded, and keeps the gathers of all ranks in one order. UnitCache
+// carries out what it decides.
 //
-// Over sharded units it is a cache (see [Note: residency is a cache] in gather_plan.h). Units of which this
-// rank updates a shard but keeps all values (stages 1 and 2) keep their buffers; what is cached is whether
+// Sharded units are cached: see [Note: residency is a cache] in gather_plan.h. Units of which this rank
+// updates a shard but keeps all values (stages 1 and 2) keep their buffers; there a unit is waited for until
 // the all-gather of the updated shards has arrived. Operators report what they are about to read through
-// on_use(); nothing else decides when to gather. A unit can be read only once its gather is done ([Note:
-// guarded until it has arrived] in unit_memory.h).
+// on_use(). A unit can be read only once its gather is done ([Note: guarded until it has arrived] in
+// unit_memory.h).
 //
 // [Note: one order for all ranks]
 // A gather is a collective. While the order of use is unknown, each gather is agreed on by name first
 // (exchange over the store), so ranks that differ get a CommError with rank and unit instead of a hang.
-// Once a trace is adopted (rank 0's), every rank issues exactly the plan's gathers, in the plan's order: a
-// rank that skips units issues their gathers when it moves on, or at the end of the pass; a rank that needs
-// a unit the plan does not have first issues the rest of the plan, then asks the others as in the first
-// pass, and the next pass records anew.
+// Once a trace is adopted (rank 0's), every rank issues exactly the plan's gathers, in the plan's order. A
+// rank that skips units issues their gathers when it uses a later one, or at the end of the pass. A rank
+// that needs a unit which the plan does not have issues the rest of the plan first, then agrees with the
+// others as in the first pass; the next pass records anew.
 //
 // [Note: one order on a device]
-// On CUDA a wait only orders streams, and NCCL's collectives are kernels that wait for each other on
-// the device. Kernels of two communicators that ranks start in different orders can wait for each other
-// for ever; so can those of one whose start waits, by streams, for the other's. So where waits don't
-// block (Communicator::wait_blocks), gathers and gradient reductions go through one group and in one
-// order: with each place of the recorded order of use stands how many reductions rank 0 had ready
-// there, and a rank that comes to it issues as many, with zeros for gradients that it lacks (what comes
-// later still is reduced after backward: GradientReducer::reduce_late). While there is no recorded
-// order, hooks issue reductions, and before an agreed gather all ranks issue as many as the one that is
-// ahead. (Over CPU backends no wait of one group holds up another: there the reductions have a group of
-// their own, and are issued when they are ready.)
+// On CUDA a wait only orders streams, and NCCL's collectives are kernels that wait for each other on the
+// device. If ranks start the kernels of two communicators in different orders, they can wait for each other
+// for ever. The same happens when the start of one kernel waits, by streams, for the other. So where waits
+// don't block (Communicator::wait_blocks), gathers and gradient reductions use one group and one order. Each
+// place of the recorded order of use says how many reductions rank 0 had ready there. A rank that reaches
+// the place issues that many, with zeros for gradients that it lacks; a gradient that comes later is reduced
+// after backward (GradientReducer::reduce_late). While there is no recorded order, hooks issue reductions,
+// and before an agreed gather all ranks issue as many as the rank that has issued the most. Over CPU
+// backends no wait of one group delays another: there the reductions have their own group, and are issued
+// when they are ready.
 //
 // [Note: one thread at a time]
-// Any thread may run the model, and another one the next step: operators are heard on all of them. But what
-// an operator touches is pinned until it ends, and the order of use is one order; so only one thread may be
-// inside an operator over the units at a time (autograd's threads take turns with the one that called
-// backward). While units come and go (stage 3), an operator of a second thread is an error, unless it reads
-// what the first one's holds in any case, as the helper threads of a parallel kernel do. Where units stay
-// (stages 1 and 2, shared memory) further threads may read beside the first, but not during an update.
+// Any thread may run the model, and another one the next step: operators are heard on all threads. But what
+// an operator reads is pinned until it ends, and there is one order of use. So only one thread may be inside
+// an operator over the units at a time (autograd's threads take turns with the one that called backward).
+// Where units are resharded (stage 3), an operator of a second thread is an error, unless it reads what the
+// first one's has pinned, as the helper threads of a parallel kernel do. Where units stay unsharded (stages 1
+// and 2, shared memory), further threads may read beside the first, but not during an update.
 #pragma once
 
 #include <exception>
@@ -103,10 +104,10 @@ class Residency {
   void begin_pass(Pass pass);
   /// Collective. Leaves a pass that will not be finished: evaluation begins.
   void drop_pass();
-  /// Collective. The pass will use nothing more: issues what the plan still holds. To be called before
-  /// waiting for anything else of the other ranks, which may stand in an operator that needs those gathers.
+  /// Collective. The pass will use nothing more: issues what is left of the plan. To be called before any
+  /// other wait for the other ranks, which may be inside an operator that needs those gathers.
   void finish_gathers();
-  /// Collective. Issues what the plan still holds; adopts the order after a recorded pass.
+  /// Collective. Issues what is left of the plan; adopts the order after a recorded pass.
   void end_pass();
   /// Local. The shards are about to get new values, until parameters_updated(): waits for gathers in flight,
   /// refuses readers.
