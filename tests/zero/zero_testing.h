@@ -1,5 +1,4 @@
-// A sharded model without the engine around it, models whose units are known,
-// and communicators that fail on request.
+// A sharded model without an engine, models whose units are known, and communicators that fail on request.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -93,7 +92,7 @@ struct FailurePlan {
   std::atomic<int> count{0};
 };
 
-/// Throws at one all-gather.
+/// Fails at the all-gather of its FailurePlan.
 class FailingCommunicator final : public tessera::testing::ForwardingCommunicator {
  public:
   FailingCommunicator(comm::CommunicatorPtr inner, std::shared_ptr<FailurePlan> plan)
