@@ -1,4 +1,4 @@
-// exchange(): what it leaves in the store, and what it says when a rank does not come.
+// exchange(): what it leaves in the store, and its error when a rank is missing.
 #include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
@@ -58,8 +58,8 @@ class CountingStore final : public c10d::HashStore {
   }
 };
 
-// A first pass of training asks for an exchange a unit: the one server must not be asked by each rank for
-// each rank.
+// The first pass of training exchanges once per unit: requests to the store must not grow with the square of
+// the number of ranks.
 TEST(StoreExchangeTest, AsksTheStoreALimitedNumberOfTimesARank) {
   constexpr int kSize = 32, kRounds = 20;
   const auto store = c10::make_intrusive<CountingStore>();

@@ -1,4 +1,4 @@
-// What happens when ranks stay away, go another way, fail or leave: one line each, soon, on every rank.
+// Ranks that do not arrive, issue something else, fail or leave: every other rank gets a one-line error soon.
 #include <gtest/gtest.h>
 
 #include <mutex>
@@ -65,7 +65,7 @@ TEST_P(FailuresTest, ATimeoutNamesTheMissingRank) {
   EXPECT_NE(errors[2].find("had given up after 1 s"), std::string::npos) << errors[2];
 }
 
-// No list of one group shows it: each rank has issued what its own group asks for.
+// The calls of a single group do not show it: each rank has issued what that group expects.
 TEST_P(FailuresTest, RanksThatWaitForEachOtherOnTwoGroupsSayWhoWaitsForWhat) {
   const auto start = Clock::now();
   const auto errors = errors_of(2, seconds(4), [](CommunicatorPtr comm) {
