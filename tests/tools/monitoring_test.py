@@ -60,7 +60,7 @@ def decoded(data):
 
 class MonitorsTest(MonitoringTest):
     def test_histograms_of_the_whole_model(self):
-        """What ranks count of their shards is the model, the same at each stage."""
+        """The histograms of the ranks' shards add up to the whole model's, the same at each stage."""
         seen = []
         for stage in (3, 0):
             self.assert_succeeded(self.run_tool("train", self.write("config.json", self.config(
@@ -157,7 +157,7 @@ class MlflowTrainingTest(MonitoringTest):
         return run
 
     def start_long(self):
-        """A run of two ranks without end that has done some steps: its launcher, and the configuration's name."""
+        """An endless run of two ranks after some steps: its launcher, and the configuration's name."""
         name = self.write("config.json", self.config(trainer={"max_steps": 1000000, "output_dir": "run", "device": "cpu"}, mlflow=self.mlflow))
         launcher = self.start("train", name, "--nproc", 2)
         give_up = time.monotonic() + 60
