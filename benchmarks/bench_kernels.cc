@@ -6,13 +6,13 @@
 #include <ATen/ops/_fused_adamw.h>
 #include <benchmark/benchmark.h>
 
-#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <functional>
 #include <string>
 #include <vector>
 
+#include "benchmarks/median.h"
 #include "comm/shm/reduce.h"
 #include "core/str.h"
 #include "zero/kernels/kernels.h"
@@ -26,12 +26,6 @@ double seconds(const std::function<void()>& body) {
   const auto start = std::chrono::steady_clock::now();
   body();
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-double median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2),
-                   values.end());
-  return values[values.size() / 2];
 }
 
 /// `bytes`: what `pass` reads and writes.

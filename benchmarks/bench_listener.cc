@@ -9,10 +9,10 @@
 
 #include <time.h>
 
-#include <algorithm>
 #include <functional>
 #include <vector>
 
+#include "benchmarks/median.h"
 #include "comm/self.h"
 #include "engine/autocast.h"
 #include "engine/config/parse.h"
@@ -66,11 +66,6 @@ double measure_turn(const Body& body) {
   const double start = cpu_ns();
   for (int i = 0; i < kTurn; ++i) body();
   return (cpu_ns() - start) / kTurn;
-}
-
-double median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
-  return values[values.size() / 2];
 }
 
 /// The listener, or the engine that has one, must exist before the call.

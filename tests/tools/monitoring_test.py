@@ -15,10 +15,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "monitor"))
 
 import mlflow_server  # noqa: E402
-from mlflow_server import MlflowServer, free_port, params_of  # noqa: E402
+from mlflow_server import MlflowServer, params_of  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # noqa: E402
-from tool import ToolTest  # noqa: E402
+from tool import ToolTest, free_port  # noqa: E402
 
 
 class MonitoringTest(ToolTest):
