@@ -8,6 +8,7 @@
 #include "comm/init.h"
 #include "core/str.h"
 #include "tests/comm/comm_testing.h"
+#include "tests/support/watched_communicator.h"
 
 namespace tessera::comm {
 namespace {
@@ -234,25 +235,24 @@ TEST_P(CollectivesTest, DuplicatesNeedNoCommonOrder) {
   });
 }
 
-TEST_P(CollectivesTest, CountsCallsAndBytes) {
+TEST_P(CollectivesTest, AWatchedCommunicatorCountsCallsAndBytes) {
   const int size = this->size();
-  run_threads(size, options(), [&](CommunicatorPtr comm) {
+  run_threads(size, options(), [&](CommunicatorPtr inner) {
+    tessera::testing::WatchedCommunicator comm(inner);
     at::Tensor full = at::zeros({size * 10}, at::kFloat);
-    comm->all_gather(full, full.narrow(0, comm->rank() * 10, 10), "g")->wait();
-    comm->reduce_scatter(full, "r")->wait();
-    comm->reduce_scatter(full, "r")->wait();
-    comm->all_reduce(full, "a")->wait();
-    comm->broadcast(full, 0, "b")->wait();
-    comm->barrier("end");
-    const Counts& counts = comm->counts();
+    comm.all_gather(full, full.narrow(0, comm.rank() * 10, 10), "g")->wait();
+    comm.reduce_scatter(full, "r")->wait();
+    comm.reduce_scatter(full, "r")->wait();
+    comm.all_reduce(full, "a")->wait();
+    comm.broadcast(full, 0, "b")->wait();
+    comm.barrier("end");
+    const tessera::testing::CollectiveCounts& counts = comm.counts();
     EXPECT_EQ(counts.all_gathers, 1);
     EXPECT_EQ(counts.reduce_scatters, 2);
     EXPECT_EQ(counts.all_reduces, 1);
     EXPECT_EQ(counts.broadcasts, 1);
     EXPECT_EQ(counts.barriers, 1);
     EXPECT_EQ(counts.bytes, 5 * size * 10 * 4);
-    comm->reset_counts();
-    EXPECT_EQ(comm->counts().bytes, 0);
   });
 }
 

@@ -3,10 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <memory>
 #include <thread>
 
 #include "comm/init.h"
 #include "tests/comm/comm_testing.h"
+#include "tests/support/watched_communicator.h"
 
 namespace tessera::comm {
 namespace {
@@ -35,7 +37,8 @@ TEST_P(CommunicatorTest, SaysWhatItIs) {
 }
 
 TEST_P(CommunicatorTest, RefusesBuffersItCannotSend) {
-  run_threads(3, options(), [](CommunicatorPtr comm) {
+  run_threads(3, options(), [](CommunicatorPtr inner) {
+    const auto comm = std::make_shared<tessera::testing::WatchedCommunicator>(inner);
     const at::Tensor good = at::zeros({6}, at::kFloat);
     EXPECT_THROW(comm->all_reduce(at::Tensor(), "undefined"), std::logic_error);
     EXPECT_THROW(comm->all_reduce(at::zeros({2, 3}), "2-D"), std::logic_error);
@@ -45,7 +48,7 @@ TEST_P(CommunicatorTest, RefusesBuffersItCannotSend) {
     EXPECT_THROW(comm->all_gather(good, at::zeros({3}), "shard too long"), std::logic_error);
     EXPECT_THROW(comm->all_gather(good, at::zeros({2}, at::kHalf), "other dtype"), std::logic_error);
     EXPECT_THROW(comm->broadcast(good, 3, "root"), std::logic_error);
-    EXPECT_EQ(comm->counts().bytes, 0) << "what is refused does not count";
+    EXPECT_EQ(comm->counts().bytes, 0) << "what is refused reaches no backend";
     comm->all_reduce(good, "still works")->wait();
   });
 }
