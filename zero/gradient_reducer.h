@@ -93,7 +93,6 @@ class GradientReducer {
 
   int64_t slot_bytes() const { return slots_ ? slots_->bytes() : 0; }
   const std::vector<int>& order() const { return queue_->order(); }
-  int max_slots_in_use() const { return max_slots_in_use_; }
   /// False for some passes once a hook's wait has reached its limit.
   bool waits_in_hooks() const { return queue_->waits_in_hooks(); }
   /// Called at the start of every hook: failures kept elsewhere surface here, inside backward.
@@ -160,7 +159,6 @@ class GradientReducer {
   std::vector<bool> in_slot_;          // by parameter: its gradient is in the slot
   std::vector<at::Tensor> parts_;      // by parameter: the sum of those so far; undefined where none waits
   std::vector<bool> used_;
-  int max_slots_in_use_ = 0;
 };
 
 }  // namespace tessera::zero

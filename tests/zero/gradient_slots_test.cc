@@ -35,7 +35,7 @@ TEST(Reducer, AnUnusedFirstUnitBlocksNothing) {
         for (int step = 0; step < 3; ++step) {
           vectors.backward({1, 2, 3, 4, 5, 0});  // the last is the first in the order
           EXPECT_TRUE(vectors.hold({1, 2, 3, 4, 5, 0})) << "slots " << num_slots << " stage " << stage;
-          EXPECT_LE(vectors.reducer->max_slots_in_use(), num_slots);
+          EXPECT_LE(vectors.most_slots_in_use(), num_slots);
           EXPECT_LE(vectors.reducer->slot_bytes(), num_slots * kNumel * 4);
           EXPECT_EQ(vectors.reducer->slot_bytes() > 0, stage >= 2) << "stages 0 and 1 reduce in place";
           for (const at::Tensor& parameter : vectors.parameters) EXPECT_FALSE(parameter.grad().defined());

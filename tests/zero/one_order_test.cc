@@ -51,12 +51,6 @@ class StreamOrdered final : public tessera::testing::ForwardingCommunicator {
   std::vector<std::string> names_;
 };
 
-/// Layers `used` only.
-at::Tensor through(ChainImpl& model, const std::vector<int>& used, at::Tensor x) {
-  for (int i : used) x = at::tanh(model.layers[i]->forward(x));
-  return x;
-}
-
 constexpr int kNumLayers = 8;
 const std::vector<int> kAll{0, 1, 2, 3, 4, 5, 6, 7};
 
@@ -88,7 +82,7 @@ std::vector<size_t> expect_one_order(const Loss& loss_of, const Change& change =
 
 TEST(OneOrder, OfGathersAndReductions) {
   expect_one_order([](ChainImpl& model, int rank, int step) {
-    return through(model, kAll, batch(rank, step)).square().sum();
+    return model.through(kAll, batch(rank, step)).square().sum();
   });
 }
 
@@ -98,7 +92,7 @@ TEST(OneOrder, WhenRanksSkipUnits) {
       SCOPED_TRACE(str(join(used, " "), " overlap ", overlap));
       expect_one_order(
           [&](ChainImpl& model, int rank, int step) {
-            return through(model, step > 0 && rank == 1 ? used : kAll, batch(rank, step)).square().sum();
+            return model.through(step > 0 && rank == 1 ? used : kAll, batch(rank, step)).square().sum();
           },
           [&](ShardedModelOptions& options) {
             options.residency.overlap = options.reducer.overlap = overlap;
@@ -127,9 +121,9 @@ TEST(OneOrder, WhenAGradientComesAfterItsTurn) {
   if (in_shared_memory()) GTEST_SKIP() << "no gather has a turn before it";
   const std::vector<size_t> num_late = expect_one_order(
       [](ChainImpl& model, int rank, int step) {
-        at::Tensor x = through(model, {0}, batch(rank, step));
+        at::Tensor x = model.through({0}, batch(rank, step));
         if (step > 0 && rank == 1) x = x + at::tanh(model.layers[3]->bias);
-        return through(model, {1, 2, 3, 4, 5, 6, 7}, x).square().sum();
+        return model.through({1, 2, 3, 4, 5, 6, 7}, x).square().sum();
       },
       [](ShardedModelOptions& options) { options.residency.capacity_units = 4; });
   EXPECT_EQ(num_late, (std::vector<size_t>{0, 1, 1, 1, 1}));
@@ -137,7 +131,7 @@ TEST(OneOrder, WhenAGradientComesAfterItsTurn) {
 
 TEST(OneOrder, WhenItChangesOnAllRanks) {
   expect_one_order([](ChainImpl& model, int rank, int step) {
-    at::Tensor y = through(model, kAll, batch(rank, step));
+    at::Tensor y = model.through(kAll, batch(rank, step));
     if (step >= 2) y = at::tanh(model.extra->forward(y));
     if (step >= 4) y = model.layers[0]->forward(y);  // in the plan, but at another place
     return y.square().sum();
@@ -152,9 +146,9 @@ TEST(OneOrder, WhenRanksGatherInTheMiddle) {
     for (int step = 0; step < 4; ++step) {
       at::Tensor x = batch(comm->rank(), step);
       const bool skips = step > 0 && comm->rank() == 1;
-      x = through(*model, skips ? std::vector<int>{0, 1} : std::vector<int>{0, 1, 2}, x);
+      x = model->through(skips ? std::vector<int>{0, 1} : std::vector<int>{0, 1, 2}, x);
       GatheredParameters(*rig.sharded, {"fc6.weight"}).close();
-      rig.step(through(*model, {3, 4, 5, 6, 7}, x).square().sum());
+      rig.step(model->through({3, 4, 5, 6, 7}, x).square().sum());
     }
   });
   EXPECT_EQ(logs[0], logs[1]);
@@ -174,10 +168,11 @@ TEST(OneOrder, GradientsAreReducedDuringBackward) {
     };
     for (int step = 0; step < 4; ++step) {
       most = 0;
-      rig.step(through(*model, kAll, batch(comm->rank(), step)).square().sum());
+      rig.step(model->through(kAll, batch(comm->rank(), step)).square().sum());
       // In the first step the order is still that of registration, in which the unused layer comes first.
       EXPECT_LE(most, step == 0 ? 2 * kNumLayers : 2) << "step " << step;
-      EXPECT_LE(rig.sharded->gradients().max_slots_in_use(), 4);
+      const int64_t unit_bytes = 4 * rig.sharded->layout().units()[0].numel;  // all units are alike
+      EXPECT_LE(rig.sharded->gradients().slot_bytes(), 4 * unit_bytes);
     }
   });
 }

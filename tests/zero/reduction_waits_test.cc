@@ -12,7 +12,7 @@ TEST(Reducer, GradientsAreFreedAsTheyAreReduced) {
   for (int stage : {0, 2}) {
     Vectors vectors(12, alone(), at_stage(stage));
     long most = 0;
-    vectors.reducer->check = [&] {
+    vectors.at_hook = [&] {
       const long alive = std::count_if(vectors.parameters.begin(), vectors.parameters.end(),
                                        [](const at::Tensor& p) { return p.grad().defined(); });
       most = std::max(most, alive);
@@ -55,7 +55,7 @@ class Slow final : public tessera::testing::ForwardingCommunicator {
 /// The most gradients alive in p.grad at any hook of a few backward passes.
 long most_waiting(Vectors& vectors) {
   long most = 0;
-  vectors.reducer->check = [&] {
+  vectors.at_hook = [&] {
     const long alive = std::count_if(vectors.parameters.begin(), vectors.parameters.end(),
                                      [](const at::Tensor& p) { return p.grad().defined(); });
     most = std::max(most, alive);
@@ -64,7 +64,7 @@ long most_waiting(Vectors& vectors) {
     vectors.backward(Factors(12, step + 1));
     EXPECT_TRUE(vectors.hold(Factors(12, step + 1)));
   }
-  vectors.reducer->check = nullptr;
+  vectors.at_hook = nullptr;
   return most;
 }
 
@@ -76,7 +76,7 @@ TEST(Reducer, ASlowNetworkSlowsBackwardInsteadOfFillingMemory) {
         options.overlap = overlap;
         Vectors vectors(12, std::make_shared<Slow>(comm, std::chrono::milliseconds(5)), options);
         EXPECT_EQ(most_waiting(vectors), 1) << "stage " << stage;
-        EXPECT_LE(vectors.reducer->max_slots_in_use(), overlap ? options.num_slots : 1);
+        EXPECT_LE(vectors.most_slots_in_use(), overlap ? options.num_slots : 1);
         EXPECT_TRUE(vectors.reducer->waits_in_hooks());
       });
     }

@@ -1,5 +1,6 @@
 #include "tests/zero/vectors.h"
 
+#include <algorithm>
 #include <cmath>
 
 namespace tessera::zero::testing {
@@ -9,6 +10,23 @@ namespace {
 at::Tensor gradient(int64_t numel, double factor) {
   return at::arange(numel).remainder(7).add(1).to(at::kFloat) * factor;
 }
+
+/// Says when a reduce-scatter is issued.
+class IssueWatch final : public tessera::testing::ForwardingCommunicator {
+ public:
+  IssueWatch(comm::CommunicatorPtr inner, std::function<void()> on_issue)
+      : ForwardingCommunicator(std::move(inner)), on_issue_(std::move(on_issue)) {}
+
+ protected:
+  comm::WorkPtr do_reduce_scatter(const at::Tensor& full, const comm::ReduceInto& into,
+                                  std::string_view label) override {
+    on_issue_();
+    return ForwardingCommunicator::do_reduce_scatter(full, into, label);
+  }
+
+ private:
+  std::function<void()> on_issue_;
+};
 
 }  // namespace
 
@@ -39,7 +57,18 @@ Vectors::Vectors(const std::vector<int64_t>& numels, const comm::CommunicatorPtr
   layout = std::make_unique<Layout>(specs, LayoutOptions{world_, kNumel});
   for (int unit = 0; unit < layout->num_units(); ++unit)
     units.emplace_back(*layout, unit, sharding_of(options.stage), at::kCPU, *comm);
-  reducer = std::make_unique<GradientReducer>(*layout, units, parameters, comm, options);
+  auto watched = std::make_shared<IssueWatch>(comm, [this] { look_at_slots(); });
+  reducer = std::make_unique<GradientReducer>(*layout, units, parameters, watched, options);
+  reducer->check = [this] {
+    look_at_slots();
+    if (at_hook) at_hook();
+  };
+}
+
+void Vectors::look_at_slots() {
+  const auto in_use =
+      std::count_if(units.begin(), units.end(), [](const ParamUnit& unit) { return unit.gradient.in_slot; });
+  most_slots_in_use_ = std::max(most_slots_in_use_, static_cast<int>(in_use));
 }
 
 void Vectors::backward(const Factors& factors, std::vector<int> order, bool first, bool boundary) {

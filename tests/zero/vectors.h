@@ -24,7 +24,7 @@ using Factors = std::vector<double>;
 /// What the gradients of all ranks sum to, divided by their number.
 Factors mean_over_ranks(int world, const std::function<Factors(int rank)>& factors_of);
 
-/// Vectors of fp32, each a unit of its own.
+/// Vectors of fp32, each a unit of its own. Used by one thread; not to be moved.
 struct Vectors {
   Vectors(int num, const comm::CommunicatorPtr& comm, const StageOptions& options)
       : Vectors(std::vector<int64_t>(num, kNumel), comm, options) {}
@@ -38,13 +38,21 @@ struct Vectors {
   /// zeros where it is padding. `tolerance` is relative to each element.
   ::testing::AssertionResult hold(const Factors& factors, double tolerance = 0) const;
 
+  /// Local. The most slots in use at the beginning of any hook, or when a reduction was issued.
+  int most_slots_in_use() const { return most_slots_in_use_; }
+  /// Called at the beginning of every hook.
+  std::function<void()> at_hook;
+
   std::vector<at::Tensor> parameters;
   std::unique_ptr<Layout> layout;
   std::vector<ParamUnit> units;  // for their gradients: the parameters stay where they are
   std::unique_ptr<GradientReducer> reducer;
 
  private:
+  void look_at_slots();
+
   int rank_, world_;
+  int most_slots_in_use_ = 0;
 };
 
 }  // namespace tessera::zero::testing

@@ -42,6 +42,8 @@ constexpr int64_t kLinearNumel = kWidth * kWidth + 16;
 struct ChainImpl : torch::nn::Module {
   explicit ChainImpl(int num_layers, uint64_t seed = 1);
   at::Tensor forward(at::Tensor x);
+  /// Through the layers `used` only, in that order.
+  at::Tensor through(const std::vector<int>& used, at::Tensor x);
   std::vector<torch::nn::Linear> layers;
   torch::nn::Linear extra{nullptr};
 };
