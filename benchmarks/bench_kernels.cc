@@ -1,18 +1,18 @@
-// How fast the passes over flat shards run: bytes read and written a second, beside memcpy, which runs in
-// turns with them on buffers of the same size, far larger than any cache. One thread. `x_memcpy` is the
-// median of the turns' ratios: 1 says that memory is the limit.
+// The speed of the passes over flat shards, in bytes read and written per second, relative to memcpy. Pass
+// and memcpy alternate on buffers of one size, far larger than any cache, on one thread. `x_memcpy` is the
+// median ratio: at 1 memory is the limit.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <ATen/ops/_fused_adamw.h>
 #include <benchmark/benchmark.h>
 
-#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <functional>
 #include <string>
 #include <vector>
 
+#include "benchmarks/median.h"
 #include "comm/shm/reduce.h"
 #include "core/str.h"
 #include "zero/kernels/kernels.h"
@@ -26,12 +26,6 @@ double seconds(const std::function<void()>& body) {
   const auto start = std::chrono::steady_clock::now();
   body();
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-double median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2),
-                   values.end());
-  return values[values.size() / 2];
 }
 
 /// `bytes`: what `pass` reads and writes.
@@ -59,7 +53,7 @@ void squared_norm(benchmark::State& state, at::ScalarType dtype) {
                 [&] { benchmark::DoNotOptimize(kernels::squared_norm(gradient)); });
 }
 
-/// fp32 moments and masters; `param`: what the cast goes to, none in fp32.
+/// fp32 moments and masters. `param`: the dtype of the parameter that is written too; none in fp32.
 void update(benchmark::State& state, kernels::OptimizerKind kind, at::ScalarType param) {
   kernels::Hyper hyper{.lr = 1e-3, .weight_decay = 0.01, .momentum = 0.9};
   kernels::Segment segment{
@@ -73,7 +67,8 @@ void update(benchmark::State& state, kernels::OptimizerKind kind, at::ScalarType
   beside_memcpy(state, bytes, [&] { kernels::update(kind, hyper, ++step, 0.5, segment); });
 }
 
-/// What libtorch has for it: no clipping factor, so a clipped step needs a pass more over the gradient.
+/// libtorch's fused AdamW. It takes no clipping factor, so a clipped step needs one more pass over the
+/// gradient.
 void libtorch_adamw(benchmark::State& state) {
   std::vector<at::Tensor> master{values(at::kFloat)}, grad{values(at::kFloat)}, first{at::zeros({kNumel})},
       second{at::zeros({kNumel})};

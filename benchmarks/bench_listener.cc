@@ -1,7 +1,6 @@
-// What the listener's callback costs an operator (zero/operator_listener.h). Every benchmark runs
-// the same operators in turns, unheard and heard, within one measurement: `added_ns` is the
-// difference for one call of the callback. Times are this thread's CPU time, medians over the turns,
-// so that a busy machine disturbs them little.
+// The cost of OperatorListener's callback per operator (zero/operator_listener.h). Every benchmark alternates
+// between the same operators without and with the listener; `added_ns` is the difference per call of the
+// callback. Times are medians of this thread's CPU time, which a busy machine disturbs little.
 #include <ATen/ATen.h>
 #include <ATen/record_function.h>
 #include <benchmark/benchmark.h>
@@ -10,10 +9,10 @@
 
 #include <time.h>
 
-#include <algorithm>
 #include <functional>
 #include <vector>
 
+#include "benchmarks/median.h"
 #include "comm/self.h"
 #include "engine/autocast.h"
 #include "engine/config/parse.h"
@@ -33,10 +32,10 @@ std::unique_ptr<at::ObserverContext> count_call(const at::RecordFunction&) {
   return nullptr;
 }
 
-/// What libtorch charges for boxing the inputs and calling anybody at all.
+/// The cost of libtorch's boxing of the inputs and of the call itself.
 std::unique_ptr<at::ObserverContext> do_nothing(const at::RecordFunction&) { return nullptr; }
 
-/// A thread-local callback while it lives.
+/// Installs a thread-local callback, from construction to destruction.
 class Callback {
  public:
   explicit Callback(at::RecordFunctionCallback::StartCallback start)
@@ -69,12 +68,7 @@ double measure_turn(const Body& body) {
   return (cpu_ns() - start) / kTurn;
 }
 
-double median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
-  return values[values.size() / 2];
-}
-
-/// Whoever is to hear the body's operators must be alive already.
+/// The listener, or the engine that has one, must exist before the call.
 void compare(benchmark::State& state, const Body& body) {
   const int64_t num_callbacks = callbacks_in(body);
   for (int i = 0; i < kTurn; ++i) body();
@@ -195,7 +189,7 @@ void engine_step(benchmark::State& state) {
   for (auto _ : state) tiny_engine.train_step();
 }
 
-/// The listener's, with all reported values in nanoseconds.
+/// Settings of the listener's benchmarks: all reported values are in nanoseconds.
 void report(benchmark::internal::Benchmark* benchmark) {
   benchmark->UseManualTime()->Unit(benchmark::kNanosecond)->MinTime(0.002);
 }

@@ -62,13 +62,13 @@ Task task_of(const Options& options) {
   take("sequence", task.shape.sequence);
   if (task.shape.dim % task.shape.heads != 0) throw Error("--dim must be a multiple of --heads");
   task.micro_batch = options.micro_batch;
-  // The small model would be one or two units of the engine's default size, which leaves nothing to overlap.
+  // With the engine's default unit size the small model would be one or two units, and nothing would overlap.
   if (options.gpt == "small") task.overrides.push_back("zero_optimization.unit_numel=500000");
   task.overrides.insert(task.overrides.end(), options.overrides.begin(), options.overrides.end());
   return task;
 }
 
-/// One way of training: its team, once it is needed, and all times it took.
+/// One way of training: its team, started when first needed, and all its times.
 class Contestant {
  public:
   Contestant(Mode mode, const Options& options, std::vector<std::string> rank_args)
@@ -156,8 +156,8 @@ int run_ranks(const Options& options) {
 }
 
 int run(int argc, char** argv) {
-  // Random interleaving is Google Benchmark's: repetitions of all benchmarks are mixed. Given
-  // first, so that the user can turn it off.
+  // Google Benchmark's random interleaving mixes the repetitions of all benchmarks. It is given first, so
+  // that the user can turn it off.
   std::vector<std::string> words(argv, argv + argc);
   words.insert(words.begin() + 1, "--benchmark_enable_random_interleaving=true");
   std::vector<char*> pointers;
@@ -175,9 +175,9 @@ int run(int argc, char** argv) {
     return app.exit(error);
   }
   if (!options.rank_of.empty()) return run_ranks(options);
-  task_of(options);  // complains about the options here, and not in every rank
+  task_of(options);  // errors in the options are reported here, and not by every rank
 
-  ::signal(SIGPIPE, SIG_IGN);  // a rank that has died is an error with a name
+  ::signal(SIGPIPE, SIG_IGN);  // so that a rank that has died is an error
   const std::vector<std::string> rank_args(pointers.begin() + 1, pointers.begin() + num_words);
   std::vector<Contestant> contestants;
   for (const Mode mode : kAllModes) contestants.emplace_back(mode, options, rank_args);

@@ -30,7 +30,7 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-/// From one barrier to the next: what the slowest rank takes.
+/// Seconds from one barrier to the next: the slowest rank's.
 template <class Body>
 double timed(comm::Communicator& comm, const Body& body) {
   comm.barrier("before");
@@ -40,7 +40,7 @@ double timed(comm::Communicator& comm, const Body& body) {
   return seconds_since(start);
 }
 
-/// Every rank writes as many bytes as its part of the checkpoint has, plainly; with or without fsync.
+/// Every rank writes a plain file as large as its part of the checkpoint, with or without fsync.
 double write_plainly(comm::Communicator& comm, const std::string& directory, int64_t bytes, bool sync) {
   const std::vector<std::byte> data(static_cast<size_t>(bytes), std::byte{7});
   const std::string path = str(directory, "/plain_", comm.rank());

@@ -1,6 +1,6 @@
-// One rank that trains a GPT with what peers/train_step.py has put into a folder: ds_config.json,
-// weights.safetensors and tokens.bin, (batches, ranks, micro-batch, sequence + 1) int64. Prints one JSON
-// line: [What a rank reports] there.
+// One rank that trains a GPT with the files that peers/train_step.py has written into a folder:
+// ds_config.json, weights.safetensors and tokens.bin, (batches, ranks, micro-batch, sequence + 1) int64.
+// Prints one JSON line: [What a rank reports] there.
 //   tessera launch -n 2 -- step_rank together|alone FOLDER 33m|110m STEPS
 #include <ATen/Parallel.h>
 #include <ATen/ops/from_file.h>

@@ -19,7 +19,7 @@ struct Pipe {
   FileDescriptor read, write;
 };
 
-/// Closed in programs that are started, but where they are made their stdin or stdout.
+/// Closed in started programs, unless they become their stdin or stdout.
 Pipe make_pipe() {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) throw Error(str("cannot make a pipe: ", std::strerror(errno)));

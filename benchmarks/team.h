@@ -1,5 +1,5 @@
-// Team: the ranks that train one way, as processes that are kept alive and train in turns. Ways that are
-// compared take turns too, so that a noisy machine hurts all of them alike.
+// Team: the ranks that train in one way, as processes that stay alive between measurements. The ways that are
+// compared alternate, so that a busy machine disturbs all of them alike.
 #pragma once
 
 #include <string>
@@ -12,9 +12,9 @@
 
 namespace tessera::benchmarks {
 
-/// What the ranks of a team say about themselves once training has settled. The largest of all ranks.
+/// The memory of a rank after training has settled; the largest of all ranks.
 struct Footprint {
-  double peak_mb = 0;   ///< VmHWM: the most a rank's process ever had resident, libtorch's code included
+  double peak_mb = 0;   ///< VmHWM: the peak resident memory of a rank's process, libtorch's code included
   double state_mb = 0;  ///< parameters, gradients, masters and optimizer state
   double num_parameters = 0;
 };
@@ -22,9 +22,9 @@ struct Footprint {
 /// Owns the processes. Not thread-safe.
 class Team {
  public:
-  /// Local. Starts `size` ranks of this very program, one thread each. In the modes that train
-  /// alone they train side by side, without knowing of each other: every core is as busy as in
-  /// the others. Throws Error when one dies.
+  /// Local. Starts `size` ranks of this program, one thread each. In the modes that train alone they train at
+  /// the same time without communication, so that every core is as busy as in the other modes. Throws Error
+  /// if one ends.
   Team(Mode mode, int size, const std::vector<std::string>& rank_args);
 
   /// Local. One step that doesn't count, then `num_steps` that do: the slowest rank's times, by step.

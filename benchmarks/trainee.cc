@@ -46,7 +46,7 @@ struct Batch {
   at::Tensor input, target;  // (B, T) int64
 };
 
-/// Another batch on each rank; which one makes no difference to the time.
+/// A batch that differs between ranks; its values do not affect the time.
 Batch make_batch(const Task& task, int rank) {
   const at::Tensor tokens =
       at::randint(task.shape.vocabulary, {task.micro_batch, task.shape.sequence + 1},
@@ -55,7 +55,7 @@ Batch make_batch(const Task& task, int rank) {
           tokens.narrow(1, 1, task.shape.sequence).contiguous()};
 }
 
-/// Nothing of ours: the model, clip_grad_norm_, and libtorch's fused AdamW, which is its fastest.
+/// Without Tessera: the model, clip_grad_norm_, and libtorch's fused AdamW, its fastest.
 class PlainTrainee final : public Trainee {
  public:
   explicit PlainTrainee(const Task& task)

@@ -23,20 +23,19 @@ struct Task {
   std::vector<std::string> overrides;  ///< of the engine's configuration, as for --set
 };
 
-/// Where the time of one step went.
+/// The parts of one step's time.
 struct StepTimes {
   double step_s = 0;  ///< from the end of the step before
   double forward_s = 0;
   double backward_s = 0;
   double update_s = 0;  ///< Engine::step: norm, clipping, optimizer
-  double cpu_s =
-      0;  ///< what all threads of the rank used up: unlike the others, hardly disturbed by a busy machine
+  double cpu_s = 0;     ///< CPU time of all the rank's threads; a busy machine disturbs it little
 };
 
 class Trainee {
  public:
   virtual ~Trainee() = default;
-  /// Collective, but in the modes that train alone. One step of forward,
+  /// Collective, except in the modes that train alone. One step of forward,
   /// backward, clipping at norm 1 and AdamW.
   virtual StepTimes step() = 0;
   /// Local. Bytes of parameters, gradients, masters and optimizer state this rank holds.
@@ -44,7 +43,8 @@ class Trainee {
   virtual int64_t num_parameters() const = 0;
 };
 
-/// Collective, but in the modes that train alone. Joins the other ranks by torchrun's environment variables.
+/// Collective, except in the modes that train alone. Joins the other ranks by torchrun's environment
+/// variables.
 std::unique_ptr<Trainee> make_trainee(const Task& task);
 
 }  // namespace tessera::benchmarks

@@ -91,18 +91,6 @@ Comparison compare(const SavedLayout& saved, const zero::Layout& current) {
   return result;
 }
 
-std::vector<Range> wanted_shards(const zero::Layout& layout, int rank) {
-  std::vector<Range> wanted;
-  for (int unit = 0; unit < layout.num_units(); ++unit) wanted.push_back(layout.shard(unit, rank));
-  return wanted;
-}
-
-std::vector<Range> wanted_units(const zero::Layout& layout) {
-  std::vector<Range> wanted;
-  for (const zero::UnitSpec& unit : layout.units()) wanted.push_back({0, unit.numel});
-  return wanted;
-}
-
 std::vector<Piece> plan_reads(const SavedLayout& saved, const zero::Layout& current,
                               const std::vector<Match>& matches, const std::vector<Range>& wanted) {
   TESSERA_CHECK(static_cast<int>(wanted.size()) == current.num_units());

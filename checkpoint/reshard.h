@@ -54,10 +54,6 @@ struct Piece {
   bool operator==(const Piece&) const = default;
 };
 
-/// What a rank wants of each current unit, in the unit's elements.
-std::vector<zero::Range> wanted_shards(const zero::Layout& layout, int rank);
-std::vector<zero::Range> wanted_units(const zero::Layout& layout);
-
 /// Local. The pieces that fill `wanted` (by current unit), ordered by file and position, neighbours joined
 /// (with the zero padding between parameters where both sides have the same). Elements of parameters without
 /// a match, and padding, are not covered. The saved type is saved.weights_type(piece.saved_unit); only pieces

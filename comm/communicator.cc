@@ -47,8 +47,6 @@ WorkPtr Communicator::all_gather(const at::Tensor& full, const at::Tensor& shard
   TESSERA_CHECK(shard.numel() * size() == full.numel(), label, ": a shard of ", shard.numel(), " for ",
                 full.numel());
   TESSERA_CHECK(shard.scalar_type() == full.scalar_type() && shard.device() == full.device(), label);
-  ++counts_.all_gathers;
-  counts_.bytes += static_cast<int64_t>(full.nbytes());
   return do_all_gather(full, shard, label);
 }
 
@@ -67,8 +65,6 @@ WorkPtr Communicator::reduce_scatter(const at::Tensor& full, const ReduceInto& i
                           rank() * static_cast<int64_t>(full.nbytes()) / size();
   TESSERA_CHECK(!into.add || full.numel() == 0 || into.shard.const_data_ptr() != own_slice, label,
                 " adds to what it reduces");
-  ++counts_.reduce_scatters;
-  counts_.bytes += static_cast<int64_t>(full.nbytes());
   return do_reduce_scatter(full, into, label);
 }
 
@@ -82,8 +78,6 @@ WorkPtr Communicator::reduce_scatter(const at::Tensor& full, std::string_view la
 WorkPtr Communicator::all_reduce(const at::Tensor& full, std::string_view label, double scale) {
   check_buffer(full, label);
   TESSERA_CHECK(scale == 1 || full.is_floating_point(), label, " is scaled");
-  ++counts_.all_reduces;
-  counts_.bytes += static_cast<int64_t>(full.nbytes());
   return do_all_reduce(full, scale, label);
 }
 
@@ -98,8 +92,6 @@ at::Tensor Communicator::allocate_shared(int64_t, std::string_view) { return {};
 WorkPtr Communicator::broadcast(const at::Tensor& buffer, int root, std::string_view label) {
   check_buffer(buffer, label);
   TESSERA_CHECK(root >= 0 && root < size(), label, ": root ", root);
-  ++counts_.broadcasts;
-  counts_.bytes += static_cast<int64_t>(buffer.nbytes());
   return do_broadcast(buffer, root, label);
 }
 
@@ -107,9 +99,6 @@ void Communicator::check_exchanged(bool fits, std::string_view label) {
   if (!fits) throw CommError(str("exchange of \"", label, "\": ranks give values of different sizes"));
 }
 
-void Communicator::barrier(std::string_view label) {
-  ++counts_.barriers;
-  do_barrier(label);
-}
+void Communicator::barrier(std::string_view label) { do_barrier(label); }
 
 }  // namespace tessera::comm

@@ -38,16 +38,6 @@ class Work {
 };
 using WorkPtr = std::shared_ptr<Work>;
 
-/// How often each collective was issued on this rank, and the bytes of the buffers given to it.
-struct Counts {
-  int64_t all_gathers = 0;
-  int64_t reduce_scatters = 0;
-  int64_t all_reduces = 0;
-  int64_t broadcasts = 0;
-  int64_t barriers = 0;
-  int64_t bytes = 0;
-};
-
 /// Where a reduce-scatter leaves its result, and how: shard = scale * sum [+ shard].
 struct ReduceInto {
   at::Tensor shard;  ///< (n) elements; fp32, bf16 or fp16 of a sum of any of these, else of the sum's dtype.
@@ -151,9 +141,6 @@ class Communicator {
   /// this one's (c10d: a process group of its own).
   virtual std::shared_ptr<Communicator> duplicate(std::string_view name) = 0;
 
-  const Counts& counts() const { return counts_; }
-  void reset_counts() { counts_ = {}; }
-
  protected:
   explicit Communicator(at::Device device = at::kCPU) : device_(device) {}
 
@@ -169,7 +156,6 @@ class Communicator {
   static void check_exchanged(bool fits, std::string_view label);
 
   const at::Device device_;
-  Counts counts_;
 };
 
 /// Local. For backends whose reductions only sum: writes `sum` (this rank's slice, or the whole of an

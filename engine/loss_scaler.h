@@ -28,7 +28,6 @@ class LossScaler {
   explicit LossScaler(const EngineConfig& config);
 
   double scale() const { return state_.scale; }
-  bool is_dynamic() const { return dynamic_; }
 
   /// Local. Called after every optimizer step. `overflow`: some rank's gradients were not finite, and the
   /// step was skipped. Throws tessera::Error when the scale would have to go below fp16.min_loss_scale.

@@ -22,8 +22,7 @@ default_jobs() {
   echo $((cores < fitting ? cores : fitting))
 }
 
-# Ninja runs CMake again by itself when a CMakeLists.txt has changed, but knows nothing of presets, nor that
-# the tree has moved.
+# Ninja runs CMake again when a CMakeLists.txt has changed, but not when the presets have, or the tree has moved.
 configured() {
   [[ -e $DIR/build.ninja && ! CMakePresets.json -nt $DIR/build.ninja ]] &&
     grep -qxF "CMAKE_HOME_DIRECTORY:INTERNAL=$ROOT" "$DIR/CMakeCache.txt"

@@ -28,9 +28,9 @@ apt_get() {
 }
 
 install_packages() {
-  # An unreachable source that has nothing to do with us must not stop the installation; if it matters, the
-  # next line fails and says why.
-  apt_get update || echo "apt-get update failed; going on with the package lists at hand"
+  # An unreachable source of other packages must not stop the installation. If it is one that we need, the next
+  # line fails with the reason.
+  apt_get update || echo "apt-get update failed; continuing with the package lists that are there"
   apt_get install --yes --no-install-recommends "$@"
 }
 
@@ -86,7 +86,7 @@ install_requirements() {
 # setup_python SECTION LABEL
 setup_python() {
   local stamp="$ROOT/.deps/venv-$1.sha256"
-  [[ -e $UNFINISHED ]] && rm -rf "$VENV" "$ROOT"/.deps/venv-*.sha256  # half-installed packages look whole to pip
+  [[ -e $UNFINISHED ]] && rm -rf "$VENV" "$ROOT"/.deps/venv-*.sha256  # pip takes half-installed packages for complete
   if [[ -e $stamp && -x $VENV/bin/python && $(<"$stamp") == "$(venv_state "$1")" ]]; then
     return
   fi
@@ -97,7 +97,7 @@ setup_python() {
 
 main() {
   exec 9>"$ROOT/.deps/lock"
-  flock 9  # one set-up at a time, whoever else runs make here
+  flock 9  # one set-up at a time
   setup_debian
   setup_python build "libtorch from PyPI (about 0.6 GB to download)"
   if [[ -n ${1:-} ]] || command -v nvcc /usr/local/cuda/bin/nvcc >/dev/null; then

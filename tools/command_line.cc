@@ -50,8 +50,7 @@ std::vector<std::string> options_of(const CLI::App& command) {
   return names;
 }
 
-/// The one key of a configuration that has this name, or another name that it
-/// understands; "" for none, or several.
+/// The path of the only key of a configuration with this name or alias; "" if there is none or more than one.
 std::string key_named(const std::string& name, const config::KeyTable& table) {
   std::vector<std::string> paths;
   for (const config::Key& key : table.keys()) {
@@ -72,8 +71,9 @@ std::string key_named(const std::string& name, const config::KeyTable& table) {
   return "";
 }
 
-/// "; keys of CONFIG are given by --set: --set trainer.epochs=3", for an option that is
-/// a key's name; "" where none is meant.
+/// "; a key of the configuration is given by --set trainer.epochs=3" for an option that has a key's name;
+/// otherwise
+/// "".
 std::string as_override(const std::vector<std::string>& extras) {
   if (!extras[0].starts_with("--")) return "";
   const size_t equals = extras[0].find('=');
@@ -145,7 +145,7 @@ std::vector<char*> with_command(int argc, char** argv) {
   const std::string_view path = argc > 0 ? argv[0] : "";
   const std::string_view name = path.substr(path.rfind('/') + 1);
   if (name == "zero_to_fp32" || name == "zero_to_fp32.py")
-    arguments.insert(arguments.begin() + 1, const_cast<char*>("consolidate"));  // nobody writes into argv
+    arguments.insert(arguments.begin() + 1, const_cast<char*>("consolidate"));  // argv is only read
   arguments.push_back(nullptr);
   return arguments;
 }

@@ -1,5 +1,5 @@
-// The face of the command line: help that fits a terminal of 80 columns, what several
-// commands take, and mistakes told in one line.
+// What the commands share: help in 80 columns, options of several commands, and errors of a command line in
+// one line.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -9,8 +9,8 @@
 
 namespace tessera::tools {
 
-/// CLI11's help, with descriptions broken into lines of at most 80 columns. Of an option's names the
-/// spellings with underscores (torchrun's) are understood but not shown.
+/// CLI11's help, wrapped at 80 columns. Spellings of options with underscores (torchrun's) are accepted but
+/// not shown.
 class HelpFormatter : public CLI::Formatter {
  public:
   HelpFormatter();
@@ -26,16 +26,16 @@ void add_overrides(CLI::App& command, std::vector<std::string>& overrides, const
 /// to `command`. Both must outlive the parse (train/run_path.h reads them).
 void add_run(CLI::App& command, std::string& folder, std::string& tag);
 
-/// Local. The program's arguments, null-terminated, with the command that another name of the program stands
-/// for: `zero_to_fp32 DIR OUT` is `tessera consolidate DIR OUT`.
+/// Local. The program's arguments, null-terminated. Where the program was started as zero_to_fp32,
+/// `consolidate` is inserted: `zero_to_fp32 DIR OUT` is `tessera consolidate DIR OUT`.
 std::vector<char*> with_command(int argc, char** argv);
 
-/// Local. Bytes, as transformers and DeepSpeed write sizes: GB is decimal, GiB binary. Throws ConfigError
-/// naming `option`. `bare_bytes`: a number without a unit is bytes; else it is refused.
+/// Local. Bytes. GB is decimal and GiB binary, as in transformers and DeepSpeed. `bare_bytes`: a number
+/// without a unit is bytes; otherwise it is refused. Throws ConfigError that names `option`.
 int64_t parse_size(const std::string& option, const std::string& text, bool bare_bytes);
 
-/// Local. What is wrong with a command line, in one line that names the nearest command or option, or the
-/// --set that gives the key of this name; `error` is what the parse of it has thrown.
+/// Local. The message for a command line whose parse threw `error`: one line, with the command or option that
+/// is closest to what was given, or with the --set for a key of that name.
 std::string describe_mistake(const CLI::App& app, const CLI::ParseError& error, int argc,
                              const char* const* argv);
 

@@ -46,13 +46,13 @@ DType parse_output_dtype(const std::string& word) {
   throw ConfigError(str("--dtype ", word.empty() ? "''" : word, ": expected fp32, bf16 or fp16"));
 }
 
-// A name that can only mean a folder: one there is, or one that ends in a slash or has no ending.
+// Whether the name means a folder: it exists as one, ends in a slash, or has no extension.
 bool names_a_folder(const std::filesystem::path& path) {
   std::error_code error;
   return std::filesystem::is_directory(path, error) || !path.has_filename() || !path.has_extension();
 }
 
-// What OUT means: a file of a format, or a folder of shards.
+// Sets the format, and the size of shards if OUT is a folder.
 void choose_output(const ConsolidateFlags& flags, checkpoint::ConsolidateOptions& options) {
   options.output = flags.output;
   const auto by_ending = checkpoint::model_format_of(options.output);
@@ -81,7 +81,7 @@ void choose_output(const ConsolidateFlags& flags, checkpoint::ConsolidateOptions
   }
 }
 
-// "33.7M", "1.2B": as model sizes are told.
+// "33.7M", "1.2B": the usual way to write model sizes.
 std::string format_short(double value) {
   const char* const suffixes[] = {"", "k", "M", "B", "T"};
   size_t suffix = 0;
@@ -116,7 +116,7 @@ void run(const ConsolidateFlags& flags) {
   std::cout << flags.output << ": " << result.num_names << " tensors, "
             << format_short(static_cast<double>(result.numel)) << " elements, " << name_of(options.dtype)
             << ", from " << result.checkpoint.string() << std::endl;
-  if (result.num_overflowed > 0 && options.dtype != DType::kFloat32)  // in fp32 it would be fp64's
+  if (result.num_overflowed > 0 && options.dtype != DType::kFloat32)  // in fp32 these are fp64 values
     Logger(LogOptions{})
         .warning(str(
             flags.output, ": ", format_count(result.num_overflowed),

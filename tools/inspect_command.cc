@@ -29,7 +29,7 @@ struct InspectFlags {
 
 std::string mebibytes(int64_t bytes) { return fixed(static_cast<double>(bytes) / (1 << 20), 1) + " MiB"; }
 
-/// A number of the engine's state; -1 when it has none of that name.
+/// A number of the engine's state; -1 if it has no number of that name.
 int64_t state_number(const Manifest& manifest, const char* name) {
   const auto found = manifest.state.find(name);
   return found != manifest.state.end() && found->is_number_integer() ? found->get<int64_t>() : -1;
@@ -105,7 +105,7 @@ int inspect(const InspectFlags& given) {
   const train::RunPath path = train::find_run(given.directory, given.tag);
   flags.directory = path.checkpoints.string();
   flags.tag = path.tag;
-  // Damage first: a checkpoint whose files are short cannot be opened, but can be told about.
+  // Damage first: a checkpoint whose files are short cannot be opened, but its damage can be listed.
   std::optional<checkpoint::VerifyReport> report;
   if (flags.verify) report = checkpoint::verify(flags.directory, flags.tag);
   const bool ok = !report || report->ok();
@@ -134,9 +134,8 @@ void add_inspect_command(CLI::App& app, int& exit_code) {
       ->required()
       ->type_name("")
       ->option_text(" ");
-  command->add_option("--tag", flags->tag, "Which one (default: the latest)")->type_name("TAG");
-  command->add_flag("--verify", flags->verify,
-                    "Read everything and compare with the hashes it was saved with");
+  command->add_option("--tag", flags->tag, "The checkpoint (default: the latest)")->type_name("TAG");
+  command->add_flag("--verify", flags->verify, "Read every file and compare it with the hashes of the save");
   command->add_flag("--json", flags->json, "Print JSON");
   command->callback([flags, &exit_code] { exit_code = inspect(*flags); });
 }

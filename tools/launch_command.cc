@@ -28,8 +28,8 @@ launcher::Options options_of(const LaunchFlags& flags) {
   return options;
 }
 
-/// An option whose value is a number. CLI11's own would take "" for no value, and says neither
-/// what was found nor what is accepted.
+/// An option whose value is a number. CLI11's own takes "" for no value, and its errors name neither what was
+/// found nor what is accepted.
 template <class Number>
 void add_number(CLI::App& command, const std::string& names, const char* type_name,
                 const std::string& expected, Number& target, const std::string& description) {
@@ -56,13 +56,14 @@ void add_launch_flags(CLI::App& command, LaunchFlags& flags) {
   add_number(command, "--master-port,--master_port", "PORT", "1 to 65535, or 0 for a free port",
              flags.master_port, "Port of the rendezvous (default: a free one)");
   command
-      .add_option("--log-dir,--log_dir", flags.log_dir,
-                  "Folder for the output of ranks 1 and on (default: a temporary one, kept when it says more "
-                  "of a failure)")
+      .add_option(
+          "--log-dir,--log_dir", flags.log_dir,
+          "Folder for the output of ranks 1 and above (default: a temporary one, kept if it says more "
+          "about a failure than was printed)")
       ->type_name("DIR");
   add_number(command, "--save-grace", "S", "seconds from 0 to 86400", flags.save_grace_s,
              "Seconds ranks have to end after Ctrl-C or SIGTERM (default: 30)");
-  // The ranks inherit it, and this process reads it itself where it is one.
+  // Ranks inherit the variable; this process reads it too if it is a rank.
   command
       .add_option_function<std::string>(
           "--rendezvous-timeout,--rendezvous_timeout",
@@ -95,7 +96,7 @@ void add_launch_command(CLI::App& app, const std::vector<std::string>& program, 
       app.add_subcommand("launch", "Start N ranks of any program on this host and supervise them");
   command->footer("The program and its arguments follow `--`: tessera launch -n 2 -- PROGRAM ARGS");
   add_launch_flags(*command, *flags);
-  command->allow_extras();  // to say more than CLI11 would when `--` was forgotten
+  command->allow_extras();  // for an error of our own where `--` was forgotten
   command->callback([command, flags, program, log, &exit_code] {
     const std::vector<std::string> unknown = command->remaining();
     if (program.empty() || !unknown.empty())

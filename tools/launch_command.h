@@ -14,7 +14,7 @@ namespace tessera::tools {
 struct LaunchFlags {
   std::optional<int> nproc;  ///< -n, --nproc (torchrun's --nproc-per-node, too)
   int master_port = 0;       ///< --master-port; 0: a free one
-  std::string log_dir;  ///< --log-dir; empty: a temporary folder, kept where it says more of a failure than
+  std::string log_dir;  ///< --log-dir; empty: a temporary folder, kept if it says more about a failure than
                         ///< was printed
   double save_grace_s = 30;  ///< --save-grace
 };

@@ -26,9 +26,9 @@
 
 namespace {
 
-// Rank 0 shares the launcher's terminal, and the launcher shows what the rank reported: saying it here as
-// well would show every mistake twice. The other ranks' words go to their logs.
-bool launcher_speaks_for_us() {
+// Rank 0 shares the launcher's terminal, and the launcher prints the error that a rank reported: printed here
+// too, it would stand there twice. Other ranks print to their logs.
+bool launcher_prints_errors() {
   const char* rank = std::getenv("RANK");
   const char* report = std::getenv("TESSERA_ERROR_FILE");
   return rank && report && std::string_view(rank) == "0" && ::access(report, F_OK) == 0;
@@ -36,18 +36,18 @@ bool launcher_speaks_for_us() {
 
 int fail(const tessera::Logger& log, const std::string& message) {
   tessera::launcher::report_error(message);
-  if (launcher_speaks_for_us()) return 1;
-  std::istringstream lines(message);  // a configuration's mistakes have one each
+  if (launcher_prints_errors()) return 1;
+  std::istringstream lines(message);  // one for each mistake of a configuration
   for (std::string line; std::getline(lines, line);) log.error(line);
   return 1;
 }
 
-/// What a command has printed is taken by now, or its exit code says that it was not.
+/// Flushes standard output. A command whose output could not be written fails.
 int finish(const tessera::Logger& log, int exit_code) {
   errno = 0;
   std::cout.flush();
-  const bool taken = std::fflush(stdout) == 0 && std::ferror(stdout) == 0 && std::cout.good();
-  if (taken || exit_code != 0) return exit_code;
+  const bool written = std::fflush(stdout) == 0 && std::ferror(stdout) == 0 && std::cout.good();
+  if (written || exit_code != 0) return exit_code;
   return fail(log, tessera::str("standard output cannot be written",
                                 errno != 0 ? ": " + tessera::describe_errno(errno) : "",
                                 "; what was printed is not complete"));
@@ -57,8 +57,7 @@ int finish(const tessera::Logger& log, int exit_code) {
 
 int main(int num_given, char** given) {
   using namespace tessera;
-  std::signal(SIGXFSZ,
-              SIG_IGN);  // a limit of file sizes is an error of the write that meets it, as a full disk is
+  std::signal(SIGXFSZ, SIG_IGN);  // a write beyond the limit of file sizes fails, as on a full disk
   std::vector<char*> arguments = tools::with_command(num_given, given);
   int argc = static_cast<int>(arguments.size()) - 1;
   char** argv = arguments.data();
@@ -85,7 +84,7 @@ int main(int num_given, char** given) {
   } catch (const Error& error) {
     return fail(log, error.what());
   } catch (const std::exception& error) {
-    return fail(log, comm::error_message(error));  // libtorch's hold back-traces
+    return fail(log, comm::error_message(error));  // without libtorch's back-traces
   }
   return finish(log, exit_code);
 }

@@ -1,4 +1,5 @@
-// The chart of memory_report.h. Colours are Okabe and Ito's, told apart by the colour-blind too.
+// memory_chart() of memory_report.h. The colours are Okabe and Ito's, which colour-blind people can tell
+// apart.
 #include <algorithm>
 #include <cmath>
 #include <string_view>
@@ -17,8 +18,7 @@ constexpr double kWidth = 960, kLeft = 64, kRight = 16, kBarsTop = 64, kBarsHeig
 constexpr const char* kColours[kNumMemoryUses] = {"#0072b2", "#56b4e9", "#cc79a7", "#e69f00",
                                                   "#999999", "#009e73", "#d55e00", "#b8b8b8"};
 
-/// How a kind of words or lines looks: the colour on a light page and on a dark
-/// one, and the other attributes.
+/// The look of a kind of text or line: its colour on a light and on a dark page, and its other attributes.
 struct Look {
   std::string_view name;
   bool is_line;
@@ -51,7 +51,7 @@ std::string fill_of(size_t use) { return str("fill=\"", kColours[use], "\""); }
 
 std::string number(double value) { return fixed(value, 1); }
 
-/// A round number of at least `value`: 1, 2, 2.5 or 5 times a power of ten, for a scale of `steps` steps.
+/// The step of a scale of `steps` steps that reaches `value`: 1, 2, 2.5 or 5 times a power of ten.
 double round_step(double value, int steps) {
   const double raw = value / steps, power = std::pow(10, std::floor(std::log10(raw)));
   for (const double factor : {1.0, 2.0, 2.5, 5.0, 10.0})
@@ -107,9 +107,9 @@ class Chart {
     const MemoryTrial& any = *stages_.front();
     add("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 ", kWidth, " ",
         kPanelsTop + kPanelHeight + 44, "\" font-family=\"sans-serif\">");
-    // The colours of a light page stand in attributes, which every program draws; style sheets come
-    // before attributes where there are any, and have what changes on a dark page. Programs that know no
-    // var() or @media would draw all in black.
+    // The colours of a light page are attributes, which every program draws. The style sheet changes them on
+    // a dark page; programs without @media ignore it. (With var() instead they would draw everything in
+    // black.)
     add("<style>@media(prefers-color-scheme:dark){");
     for (const Look& look : kLooks)
       add(".", look.name, "{", look.is_line ? "stroke" : "fill", ":", look.dark, "}");
@@ -155,7 +155,7 @@ class Chart {
   }
 
   bool is_used(size_t use) const {
-    // What nobody could see in the picture has no place in the legend.
+    // Uses too small to be seen are left out of the legend.
     return std::any_of(stages_.begin(), stages_.end(), [&](const MemoryTrial* trial) {
       return static_cast<double>(trial->peak.by_use[use]) > 0.002 * scale_.top;
     });

@@ -26,10 +26,10 @@ struct PredictFlags {
   bool json = false;
 };
 
-/// A text a line.
+/// Appends the file's lines, a text each.
 void read_lines(const std::string& name, std::vector<std::string>& texts) {
   std::istringstream file;
-  if (name != "-") file.str(read_data_file(name, "a file with a text a line, or - for standard input"));
+  if (name != "-") file.str(read_data_file(name, "a file with one text per line, or - for standard input"));
   std::istream& in = name == "-" ? std::cin : file;
   const std::string shown = name == "-" ? "standard input" : name;
   int64_t num_lines = 0;
@@ -39,8 +39,8 @@ void read_lines(const std::string& name, std::vector<std::string>& texts) {
     if (line.ends_with('\r')) line.pop_back();
     texts.push_back(line);
   }
-  if (in.bad()) throw DataError(str(shown, ": reading failed; expected a text a line"));
-  if (num_lines == 0) throw DataError(str(shown, ": has no lines; expected a text a line"));
+  if (in.bad()) throw DataError(str(shown, ": reading failed; expected one text per line"));
+  if (num_lines == 0) throw DataError(str(shown, ": has no lines; expected one text per line"));
 }
 
 std::vector<std::string> texts_of(const PredictFlags& flags) {
@@ -49,7 +49,7 @@ std::vector<std::string> texts_of(const PredictFlags& flags) {
     if (!is_utf8(texts[i])) throw DataError(str("--text ", i + 1, ": is not UTF-8; expected UTF-8"));
   if (!flags.file.empty()) read_lines(flags.file, texts);
   if (texts.empty())
-    throw ConfigError("nothing to predict; expected --text TEXT, or --file FILE with a text a line");
+    throw ConfigError("nothing to predict; expected --text TEXT, or --file FILE with one text per line");
   return texts;
 }
 
@@ -109,7 +109,7 @@ void predict(const PredictFlags& flags) {
 }  // namespace
 
 void add_predict_command(CLI::App& app) {
-  CLI::App* command = app.add_subcommand("predict", "Ask a trained model about texts or tensors of your own");
+  CLI::App* command = app.add_subcommand("predict", "Apply a trained model to texts or tensors of your own");
   const auto flags = std::make_shared<PredictFlags>();
   command->add_option("--text", flags->texts, "A text (repeatable)")
       ->type_name("TEXT")
@@ -117,13 +117,15 @@ void add_predict_command(CLI::App& app) {
       ->take_all();
   command
       ->add_option("--file", flags->file,
-                   "A file with a text a line; - is standard input. Or the model's inputs: .safetensors, .h5")
+                   "A file with one text per line (-: standard input), or the model's inputs as tensors: "
+                   ".safetensors, .h5")
       ->type_name("FILE");
   command
       ->add_option("--out", flags->out,
-                   "With such inputs: where the outputs go, .safetensors, .csv, .h5 or .pt")
+                   "File for the outputs, if the inputs are tensors: .safetensors, .csv, .h5 or .pt")
       ->type_name("FILE");
-  command->add_flag("--json", flags->json, "Print a JSON object a text, as transformers' pipelines answer");
+  command->add_flag("--json", flags->json,
+                    "Print one JSON object per text, with the keys of transformers' pipelines");
   add_run(*command, flags->folder, flags->tag);
   add_overrides(*command, flags->overrides, "Override a key of its config.json (repeatable)");
   command->footer(

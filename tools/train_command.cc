@@ -39,17 +39,17 @@ struct TrainFlags {
   std::vector<std::string> init_prefixes, init_ignore;
 };
 
-/// What asks a run to save and to end after the step under way. SIGHUP: its terminal is gone.
+/// They ask a run to save and end after the current step. SIGHUP: its terminal was closed.
 constexpr int kStopSignals[] = {SIGINT, SIGTERM, SIGHUP};
 
-/// Set by one of them. A handler can reach nothing but a global.
+/// Set by any of them; a global, because a signal handler has no arguments of ours.
 volatile std::sig_atomic_t stop_requested = 0;
 
-/// Of each, whether it was there before.
+/// Of each signal in kStopSignals: whether it has come before.
 volatile std::sig_atomic_t came_before[std::size(kStopSignals)] = {};
 
-/// The first signal asks; the same signal again ends the process, below its progress bars, as if nobody had
-/// listened. A SIGHUP that is ignored (nohup) stays so.
+/// The first signal asks; the same signal again ends the process with its default action, below the progress
+/// bars. A SIGHUP that is ignored (nohup) stays ignored.
 void ask_to_stop_on_signals() {
   struct sigaction action{};
   action.sa_handler = [](int signal) {
@@ -72,10 +72,10 @@ void ask_to_stop_on_signals() {
   }
 }
 
-constexpr const char* kLatest = "latest";  // the name of a file of ours, and so of no checkpoint
+constexpr const char* kLatest = "latest";  // a file's name in the checkpoints' folder, so no checkpoint's
 
-/// `--resume CONFIG`: the word behind --resume is its tag only where there is another for CONFIG. A
-/// checkpoint's folder stands for its tag.
+/// `--resume CONFIG`: the word after --resume is a tag only if CONFIG is given besides. A checkpoint's folder
+/// stands for its tag.
 void read_resume(TrainFlags& flags, bool has_config) {
   if (!has_config) {
     if (!flags.resume || *flags.resume == kLatest) throw CLI::RequiredError("CONFIG");
@@ -101,7 +101,7 @@ void check_resume(const TrainFlags& flags, const train::TrainerConfig& trainer) 
 /// Throws ConfigError.
 LoadWeightsOptions init_options(const TrainFlags& flags) {
   if (flags.init.empty() && !(flags.init_prefixes.empty() && flags.init_ignore.empty()))
-    throw ConfigError("--init-prefix and --init-ignore are for --init; expected that too");
+    throw ConfigError("--init-prefix and --init-ignore are options of --init; expected --init FILE too");
   LoadWeightsOptions options;
   for (const std::string& mapping : flags.init_prefixes) {
     const size_t equals = mapping.find('=');
@@ -132,7 +132,7 @@ int train(const TrainFlags& flags, const std::vector<std::string>& args) {
   train::RunConfig run = train::load_run_config(flags.config, environment.world_size, flags.overrides);
   check_resume(flags, run.trainer);
   std::setvbuf(stdout, nullptr, _IOFBF,
-               1 << 16);  // two bars are drawn by one write, which no other line can cut in two
+               1 << 16);  // both bars are drawn by one write, so that no other line comes between them
   train::run(std::move(run), tasks(), environment, {train::display_for(std::cout, STDOUT_FILENO), log},
              {.resume = flags.resume.has_value(),
               .resume_tag = flags.resume.value_or(""),
@@ -155,24 +155,25 @@ void add_train_command(CLI::App& app, const std::vector<std::string>& args, int&
                 "Override a key, e.g. --set zero_optimization.stage=3 (repeatable)");
   command
       ->add_option("--resume", flags->resume,
-                   "Go on from the latest checkpoint in the run's folder, or from this one")
+                   "Continue from the latest checkpoint in the run's folder, or from checkpoint TAG")
       ->expected(0, 1)
-      ->default_str(kLatest)  // without a word behind it
+      ->default_str(kLatest)  // --resume without a tag
       ->option_text("[TAG]");
   command
       ->add_option("--init", flags->init,
                    "Start from the weights of a .safetensors file (or a folder of them)")
       ->type_name("FILE");
   command
-      ->add_option("--init-prefix", flags->init_prefixes,
-                   "Names that begin with OLD in that file begin with NEW in the model (repeatable)")
+      ->add_option(
+          "--init-prefix", flags->init_prefixes,
+          "Parameters whose names begin with OLD in that file begin with NEW in the model (repeatable)")
       ->type_name("OLD=NEW")
       ->expected(1)
       ->take_all();
   command
       ->add_option(
           "--init-ignore", flags->init_ignore,
-          "What is missing, left over or of another shape among these names is left out (repeatable)")
+          "Names that may be missing, left over or of another shape: they are not loaded (repeatable)")
       ->type_name("GLOB")
       ->expected(1)
       ->take_all();

@@ -141,9 +141,6 @@ bool GradientReducer::claim_slot(ParamUnit& unit, Wait wait) {
     if (queue_->in_flight() == 0 || !complete_next(wait)) return false;
   }
   unit.gradient.in_slot = true;
-  const auto in_use = std::count_if(units_.begin(), units_.end(),
-                                    [](const ParamUnit& other) { return other.gradient.in_slot; });
-  max_slots_in_use_ = std::max(max_slots_in_use_, static_cast<int>(in_use));
   return true;
 }
 

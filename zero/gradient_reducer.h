@@ -87,7 +87,6 @@ class GradientReducer {
 
   int64_t slot_bytes() const { return slots_ ? slots_->bytes() : 0; }
   const std::vector<int>& order() const { return queue_->order(); }
-  int max_slots_in_use() const { return max_slots_in_use_; }
   /// False for some passes once a hook's wait has reached its limit.
   bool waits_in_hooks() const { return queue_->waits_in_hooks(); }
   /// Called at the start of every hook: failures kept elsewhere surface here, inside backward.
@@ -142,7 +141,6 @@ class GradientReducer {
   bool order_agreed_ = false;
 
   bool first_ = true, boundary_ = true, in_backward_ = false;
-  int max_slots_in_use_ = 0;
 };
 
 }  // namespace tessera::zero

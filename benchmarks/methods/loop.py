@@ -108,18 +108,18 @@ def bert(recipe, reviews):
 
 @dataclass
 class Way:
-    """What the loop asks of a way."""
+    """What the loop needs of a way."""
     model: Any  # to evaluate
     step: Callable  # batch -> loss, detached: forward, backward, update
-    save: Callable  # (path): a checkpoint to go on from
+    save: Callable  # (path): a checkpoint to resume from
     load: Callable  # (path): its weights
     loader: Any  # this rank's batches of an epoch
-    order: Order  # of the loader, whoever wraps it
+    order: Order  # of the loader, also if a wrapper is around it
     autocast: bool = False
 
 
 class Losses:
-    """The mean over steps and ranks, every so many steps, as the command reports it."""
+    """The mean over steps and ranks, at the steps at which the command reports it."""
 
     def __init__(self, run):
         self.every, self.windows, self.sum, self.count = run.recipe["steps_per_print"], [], torch.zeros(()), 0

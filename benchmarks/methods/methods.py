@@ -178,7 +178,7 @@ def parse_arguments():
 
 
 def run_all(runs, rows, seeds, reasons):
-    """Seeds take turns over all rows, so that a noisy hour hits all alike. True when none failed."""
+    """Every seed runs all rows before the next seed, so that a busy hour disturbs all rows alike. True if none failed."""
     had, ok = runs.done(), True
     for seed in seeds:
         for row in rows:
@@ -189,7 +189,7 @@ def run_all(runs, rows, seeds, reasons):
                 try:
                     result = runs.measure(row, seed)
                     print(f"{row.title:35} seed {seed}: {result['wall_s']:.1f} s, accuracy {result['test_accuracy']:.4f}", flush=True)
-                except (RanksFailed, OSError, KeyError, ValueError, TypeError) as error:  # also what a row reports may be odd
+                except (RanksFailed, OSError, KeyError, ValueError, TypeError) as error:  # a row may also report something unexpected
                     reasons[row.name], ok = f"failed with seed {seed}: {error}", False
                     print(f"error: {row.name}: {reasons[row.name]}", file=sys.stderr, flush=True)
     return ok

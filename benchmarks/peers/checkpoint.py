@@ -8,7 +8,7 @@ full   one file with the whole model in fp32, made on rank 0: consolidate, zero_
        converts the optimizer's state too)
 plain  as many bytes written by each rank, plainly: what the disk needs
 MB     of the checkpoint, in files
-Only "with fsync" is on the disk when it says so; the others, and all peers, leave that to the kernel.
+Only "with fsync" is on the disk when a save returns; the others, and all peers, leave that to the kernel.
 """
 import argparse
 import json

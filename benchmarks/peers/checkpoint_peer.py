@@ -16,7 +16,7 @@ from peer import SHAPES, Gpt, fused_adamw, leave, load_deepspeed
 
 
 def timed(body):
-    """From one barrier to the next: what the slowest rank takes."""
+    """Seconds from one barrier to the next: the slowest rank's."""
     dist.barrier()
     start = time.perf_counter()
     body()
@@ -35,7 +35,7 @@ def measure(folder, repeats, save, load, consolidate):
     for i in range(repeats):
         tag, last = f"save{i}", os.path.join(folder, f"save{i - 1}")
         out["save_s"].append(timed(lambda: save(tag)))
-        on_rank_0(lambda: shutil.rmtree(last, ignore_errors=True))  # one is kept, as Tessera is told to
+        on_rank_0(lambda: shutil.rmtree(last, ignore_errors=True))  # one is kept, as in Tessera's configuration
         out["load_s"].append(timed(lambda: load(tag)))
         out["consolidate_s"].append(timed(lambda: on_rank_0(lambda: consolidate(tag, full))))
     out["bytes"] = size_of(os.path.join(folder, f"save{repeats - 1}"))

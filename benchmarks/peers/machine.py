@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def num_cores():
-    """Those this process may run on."""
+    """The processors this process may run on."""
     return len(os.sched_getaffinity(0))
 
 

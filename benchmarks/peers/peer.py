@@ -42,7 +42,7 @@ class Gpt(nn.Module):
 
 def load_deepspeed():
     import deepspeed
-    import deepspeed.runtime.zero.muon.muon_optimizer  # drags in torch._inductor, whose memory isn't the training's
+    import deepspeed.runtime.zero.muon.muon_optimizer  # imports torch._inductor, whose memory is not the training's
     # This operator, an all-reduce for inference, would be compiled when the group is made. Training has no use for it.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     return deepspeed
@@ -54,7 +54,7 @@ def fused_adamw(parameters, lr=1e-3, **params):
 
 
 def leave(result=None):
-    """Reports and ends this rank, past the destructors: after DeepSpeed's stage 3 one of them now and then aborts."""
+    """Reports and ends this rank without running destructors: after DeepSpeed's stage 3 one of them sometimes aborts."""
     if result is not None:
         print(json.dumps(result), flush=True)
     dist.barrier()

@@ -1,4 +1,4 @@
-"""Starts a program as the ranks of a group, and hands back what they report."""
+"""Starts a program as the ranks of a group, and returns what they report."""
 import json
 import os
 import subprocess
@@ -11,7 +11,7 @@ BUILD = HERE.parents[1] / "build"
 
 
 class RanksFailed(Exception):
-    """What the launcher had to say."""
+    """The launcher's output, when ranks have failed."""
 
 
 def own(program, *arguments):
@@ -33,7 +33,7 @@ def report(text):
 
 
 def run(num_ranks, command):
-    """What each rank reports, by rank. One thread each, all started alike, whoever wrote the program."""
+    """What each rank reports, by rank. One thread each; every program is started in the same way."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
     with tempfile.TemporaryDirectory(prefix="peers_") as logs:
         launch = own("tessera", "launch", "-n", num_ranks, "--log-dir", logs, "--", *command)
@@ -45,7 +45,7 @@ def run(num_ranks, command):
 
 
 def take_turns(rows, num_rounds, measure):
-    """{row: measure(row)'s results by round}. Rows take turns, so that a noisy machine hurts all alike; one that fails is
+    """{row: measure(row)'s results by round}. Rows take turns, so that a busy machine disturbs all alike; one that fails is
     left out and named."""
     measured = {row: [] for row in rows}
     for turn in range(num_rounds):

@@ -31,7 +31,7 @@ def rounded(measured):
 
 
 def summary(rounds, base, reference):
-    """The numbers of a row; None for what cannot be told without its counterpart. Lists by round of this row, of the ranks that
+    """The numbers of a row; None for what needs a counterpart that is missing. Lists by round of this row, of the ranks that
     do not communicate, and of the row whose losses are the reference."""
     def ratio():
         return round(statistics.median(statistics.median(mine["step_ms"]) / statistics.median(its["step_ms"])
@@ -49,7 +49,7 @@ def summary(rounds, base, reference):
 
 
 def table(measured):
-    """{row: its summary} of {row: rounds}. A rank alone trains on fewer samples, so its losses are others."""
+    """{row: its summary} of {row: rounds}. A rank alone trains on fewer samples, so its losses differ."""
     return {name: summary(rounds, measured.get(BASE), None if name in (BASE, TESSERA_ALONE) else measured.get(REFERENCE))
             for name, rounds in measured.items()}
 
@@ -61,7 +61,7 @@ def results(settings, measured, tessera_version):
 
 
 def text(found):
-    """As JSON, a line a row or round, so that a person can read it and a diff is short."""
+    """As JSON with one line per row or round, for readers and short diffs."""
     def lines(value, depth):
         if not isinstance(value, dict) or depth == 0:
             return json.dumps(value, ensure_ascii=False)

@@ -95,7 +95,7 @@ def measure(args, folder, stage, command):
 
 
 def check_first_losses(args, measured):
-    """Before the first update everybody has the same weights and data, and so the same loss."""
+    """Before the first update all rows have the same weights and data, and so the same loss."""
     first = {name: rounds[0]["losses"][0] for name, rounds in measured.items()}
     if first and max(first.values()) - min(first.values()) > FIRST_LOSS_TOLERANCE[args.precision]:
         raise SystemExit(f"error: these don't train the same model, their first losses differ: {first}")

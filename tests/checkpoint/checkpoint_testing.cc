@@ -163,6 +163,18 @@ SaveRequest SampleModel::request(const fs::path& directory, const std::string& t
   return request;
 }
 
+std::vector<zero::Range> wanted_shards(const zero::Layout& layout, int rank) {
+  std::vector<zero::Range> wanted;
+  for (int unit = 0; unit < layout.num_units(); ++unit) wanted.push_back(layout.shard(unit, rank));
+  return wanted;
+}
+
+std::vector<zero::Range> wanted_units(const zero::Layout& layout) {
+  std::vector<zero::Range> wanted;
+  for (const zero::UnitSpec& unit : layout.units()) wanted.push_back({0, unit.numel});
+  return wanted;
+}
+
 std::string SampleModel::difference(const Checkpoint& checkpoint) const {
   const Manifest& manifest = checkpoint.manifest();
   const SavedLayout& saved = manifest.layout;

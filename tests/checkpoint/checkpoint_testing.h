@@ -73,6 +73,10 @@ std::vector<zero::ParameterSpec> sample_specs();
 /// The above over `world` ranks in small units.
 SampleModel sample_model(int world, uint64_t seed);
 
+/// Ranges to read, by unit, in the unit's elements: what `rank` owns, or everything.
+std::vector<zero::Range> wanted_shards(const zero::Layout& layout, int rank);
+std::vector<zero::Range> wanted_units(const zero::Layout& layout);
+
 /// Runs `rank_main` for each rank on a thread of its own. Returns what each
 /// threw (what()), empty for nothing.
 std::vector<std::string> run_ranks(int world,

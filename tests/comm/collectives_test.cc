@@ -1,14 +1,14 @@
-// Every collective against sums and copies computed here, for worlds of 1 to 9
-// ranks and shards of odd lengths.
+// Every collective against sums and copies computed here, for worlds of 1 to 9 ranks and shards of odd
+// lengths.
 #include <gtest/gtest.h>
 
 #include <atomic>
 #include <cmath>
-#include <thread>
 
 #include "comm/init.h"
 #include "core/str.h"
 #include "tests/comm/comm_testing.h"
+#include "tests/support/watched_communicator.h"
 
 namespace tessera::comm {
 namespace {
@@ -34,13 +34,6 @@ class CollectivesTest : public ::testing::TestWithParam<Param> {
 INSTANTIATE_TEST_SUITE_P(Worlds, CollectivesTest,
                          ::testing::Combine(::testing::Range(1, 10), ::testing::Values("gloo", "shm")),
                          name_of_param);
-
-class CommunicatorTest : public ::testing::TestWithParam<std::string> {
- protected:
-  JoinOptions options() const { return quick_options(GetParam()); }
-};
-INSTANTIATE_TEST_SUITE_P(Backends, CommunicatorTest, ::testing::Values("gloo", "shm"),
-                         [](const auto& info) { return info.param; });
 
 TEST_P(CollectivesTest, AllGatherBringsEveryShardToItsSlice) {
   const int size = this->size();
@@ -242,25 +235,24 @@ TEST_P(CollectivesTest, DuplicatesNeedNoCommonOrder) {
   });
 }
 
-TEST_P(CollectivesTest, CountsCallsAndBytes) {
+TEST_P(CollectivesTest, AWatchedCommunicatorCountsCallsAndBytes) {
   const int size = this->size();
-  run_threads(size, options(), [&](CommunicatorPtr comm) {
+  run_threads(size, options(), [&](CommunicatorPtr inner) {
+    tessera::testing::WatchedCommunicator comm(inner);
     at::Tensor full = at::zeros({size * 10}, at::kFloat);
-    comm->all_gather(full, full.narrow(0, comm->rank() * 10, 10), "g")->wait();
-    comm->reduce_scatter(full, "r")->wait();
-    comm->reduce_scatter(full, "r")->wait();
-    comm->all_reduce(full, "a")->wait();
-    comm->broadcast(full, 0, "b")->wait();
-    comm->barrier("end");
-    const Counts& counts = comm->counts();
+    comm.all_gather(full, full.narrow(0, comm.rank() * 10, 10), "g")->wait();
+    comm.reduce_scatter(full, "r")->wait();
+    comm.reduce_scatter(full, "r")->wait();
+    comm.all_reduce(full, "a")->wait();
+    comm.broadcast(full, 0, "b")->wait();
+    comm.barrier("end");
+    const tessera::testing::CollectiveCounts& counts = comm.counts();
     EXPECT_EQ(counts.all_gathers, 1);
     EXPECT_EQ(counts.reduce_scatters, 2);
     EXPECT_EQ(counts.all_reduces, 1);
     EXPECT_EQ(counts.broadcasts, 1);
     EXPECT_EQ(counts.barriers, 1);
     EXPECT_EQ(counts.bytes, 5 * size * 10 * 4);
-    comm->reset_counts();
-    EXPECT_EQ(comm->counts().bytes, 0);
   });
 }
 
@@ -271,75 +263,6 @@ TEST_P(CollectivesTest, EmptyBuffersAreFine) {
     comm->reduce_scatter(none, "r")->wait();
     comm->all_reduce(none, "a")->wait();
     comm->broadcast(none, 0, "b")->wait();
-  });
-}
-
-TEST_P(CommunicatorTest, OneRankAloneIsImmediateAndLocal) {
-  const auto start = std::chrono::steady_clock::now();
-  const CommunicatorPtr comm = join({}, Environment{});
-  EXPECT_LT(testing::seconds_since(start), 0.05);
-  EXPECT_EQ(comm->rank(), 0);
-  EXPECT_EQ(comm->size(), 1);
-  EXPECT_EQ(comm->backend(), "self");
-}
-
-TEST_P(CommunicatorTest, SaysWhatItIs) {
-  run_threads(2, options(), [&](CommunicatorPtr comm) { EXPECT_EQ(comm->backend(), GetParam()); });
-}
-
-TEST_P(CommunicatorTest, RefusesBuffersItCannotSend) {
-  run_threads(3, options(), [](CommunicatorPtr comm) {
-    const at::Tensor good = at::zeros({6}, at::kFloat);
-    EXPECT_THROW(comm->all_reduce(at::Tensor(), "undefined"), std::logic_error);
-    EXPECT_THROW(comm->all_reduce(at::zeros({2, 3}), "2-D"), std::logic_error);
-    EXPECT_THROW(comm->all_reduce(at::zeros({6}).slice(0, 0, 6, 2), "strided"), std::logic_error);
-    EXPECT_THROW(comm->all_reduce(at::zeros({6}, at::kComplexFloat), "complex"), std::logic_error);
-    EXPECT_THROW(comm->reduce_scatter(at::zeros({7}), "7 by 3"), std::logic_error);
-    EXPECT_THROW(comm->all_gather(good, at::zeros({3}), "shard too long"), std::logic_error);
-    EXPECT_THROW(comm->all_gather(good, at::zeros({2}, at::kHalf), "other dtype"), std::logic_error);
-    EXPECT_THROW(comm->broadcast(good, 3, "root"), std::logic_error);
-    EXPECT_EQ(comm->counts().bytes, 0) << "what is refused does not count";
-    comm->all_reduce(good, "still works")->wait();
-  });
-}
-
-TEST_P(CommunicatorTest, ADroppedWorkKeepsItsBuffersAlive) {
-  run_threads(2, options(), [](CommunicatorPtr comm) {
-    c10::weak_intrusive_ptr<c10::StorageImpl> storage(c10::intrusive_ptr<c10::StorageImpl>{});
-    if (comm->rank() == 1)
-      std::this_thread::sleep_for(std::chrono::milliseconds(200));  // so that rank 0's lasts
-    {
-      at::Tensor buffer = filled(comm->rank(), 0, 1 << 20, at::kFloat);
-      storage = c10::weak_intrusive_ptr<c10::StorageImpl>(buffer.storage().getWeakStorageImpl());
-      comm->all_reduce(buffer, "dropped");
-    }
-    if (comm->rank() == 0) {
-      EXPECT_GT(storage.use_count(), 0u);
-    }
-    comm->barrier("after");
-    comm->all_reduce(at::ones({1}), "next")->wait();
-    for (int i = 0; i < 1000 && storage.use_count() > 0; ++i)
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    EXPECT_EQ(storage.use_count(), 0u) << "and lets go of them afterwards";
-  });
-}
-
-TEST_P(CommunicatorTest, DoesNotDispatchOperators) {
-  // zero/residency listens to operators to learn which parameters are about to be read.
-  thread_local int num_operators = 0;
-  run_threads(2, options(), [](CommunicatorPtr comm) {
-    at::Tensor full = at::ones({8});
-    at::Tensor shard = at::ones({4});
-    auto handle = at::addThreadLocalCallback(
-        at::RecordFunctionCallback([](const at::RecordFunction&) -> std::unique_ptr<at::ObserverContext> {
-          ++num_operators;
-          return nullptr;
-        }).scopes({at::RecordScope::FUNCTION}));
-    comm->all_gather(full, shard, "g")->wait();
-    comm->reduce_scatter(full, "r")->wait();
-    comm->broadcast(full, 1, "b")->wait();
-    at::removeCallback(handle);
-    EXPECT_EQ(num_operators, 0);
   });
 }
 

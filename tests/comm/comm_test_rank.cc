@@ -1,10 +1,10 @@
-// One rank as a process of its own, for the tests that kill, delay or mislead ranks:
+// One rank as a process of its own, for tests that kill, delay or misconfigure ranks:
 //   comm_test_rank sum       joins, adds up once, prints "sum S backend B"
 //   comm_test_rank loop      adds up until something fails; prints "running" after the first time
 //   comm_test_rank exchange  exchanges texts many times, then leaves at once
 //   comm_test_rank fail      joins, then rank 1 ends by an error of its own while the others add up
-//   comm_test_rank wait WHAT joins; the others wait for rank TEST_VICTIM, in the way that WHAT says, until it
-//   ends by SIGKILL, kMoment later
+//   comm_test_rank wait WHAT joins; the others call WHAT and wait for rank TEST_VICTIM, which is killed by
+//                            SIGKILL after kMoment
 // TEST_RENDEZVOUS_MS and TEST_TIMEOUT_MS set the timeouts, TEST_BACKEND the backend, TEST_LOG=1 shows the
 // log, TEST_NOFILE limits the files that may be open, TEST_NO_LOOPBACK=1 goes to a network namespace whose
 // loopback interface is down. A tessera::Error is printed as "error: LINE"; exit code 3.
@@ -38,7 +38,7 @@ void say(const std::string& line) {
   std::fflush(stdout);
 }
 
-/// By then the others wait.
+/// After this time the others wait.
 constexpr std::chrono::milliseconds kMoment{500};
 
 [[noreturn]] void be_killed() {

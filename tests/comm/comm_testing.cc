@@ -118,4 +118,16 @@ int free_port() {
   return port;
 }
 
+Processes start(const std::string& scenario, int world_size, const Variables& extra,
+                const std::string& what) {
+  const int port = free_port();
+  Processes processes;
+  for (int rank = 0; rank < world_size; ++rank) {
+    Variables variables = rank_variables(rank, world_size, port);
+    for (const auto& [name, value] : extra) variables[name] = value;
+    processes.push_back(std::make_unique<RankProcess>(std::vector<std::string>{scenario, what}, variables));
+  }
+  return processes;
+}
+
 }  // namespace tessera::comm::testing

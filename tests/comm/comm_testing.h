@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -19,10 +20,11 @@ using tessera::testing::error_of;
 using tessera::testing::seconds_since;
 
 /// A backend by name, with time limits that a test can wait for.
-inline JoinOptions quick_options(const std::string& backend) {
+inline JoinOptions quick_options(const std::string& backend,
+                                 std::chrono::milliseconds timeout = std::chrono::seconds(30)) {
   JoinOptions options;
   options.backend = backend;
-  options.timeout = std::chrono::seconds(30);
+  options.timeout = timeout;
   options.rendezvous_timeout = std::chrono::seconds(30);
   return options;
 }
@@ -56,13 +58,19 @@ inline at::Tensor summed(int size, int64_t begin, int64_t numel, at::ScalarType 
   return values.to(dtype);
 }
 
+/// (numel) of `dtype`, uninitialized: memory that the other ranks can read where the backend has such memory.
+inline at::Tensor symmetric(Communicator& comm, int64_t numel, at::ScalarType dtype) {
+  return comm.allocate_symmetric(numel * static_cast<int64_t>(at::elementSize(dtype)), at::kCPU, "buffer")
+      .view(dtype);
+}
+
 using Variables = std::map<std::string, std::string>;
 
 /// A process of its own running the helper program `comm_test_rank`. Killed on destruction if it still runs.
 class RankProcess {
  public:
-  /// The variables are the whole environment, beside PATH and LD_LIBRARY_PATH. `inherit_fd`: a descriptor to
-  /// leave open in the child under the same number; -1: none.
+  /// The environment is the variables, PATH, LD_LIBRARY_PATH and the sanitizers' options. `inherit_fd`: a
+  /// descriptor to leave open in the child under the same number; -1: none.
   RankProcess(const std::vector<std::string>& arguments, const Variables& variables, int inherit_fd = -1);
   ~RankProcess();
   RankProcess(const RankProcess&) = delete;
@@ -88,7 +96,13 @@ class RankProcess {
 /// torchrun's variables for one rank on one host.
 Variables rank_variables(int rank, int world_size, int port);
 
-/// A port nobody listens on just now.
+/// A port that no process listens on at the moment.
 int free_port();
+
+using Processes = std::vector<std::unique_ptr<RankProcess>>;
+
+/// Starts all ranks of a group with `comm_test_rank SCENARIO WHAT` and the variables `extra`.
+Processes start(const std::string& scenario, int world_size, const Variables& extra = {},
+                const std::string& what = "");
 
 }  // namespace tessera::comm::testing

@@ -1,4 +1,4 @@
-// core/cuda_plugin.h on hosts without CUDA, which is where it has to explain itself.
+// core/cuda_plugin.h on hosts without CUDA: its errors.
 #include "core/cuda_plugin.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// Who waits for whom, over several groups: circles, and what only looks like one.
+// comm/deadlock.h: ranks that wait for each other over several groups, and waits that are no deadlock.
 #include "comm/deadlock.h"
 
 #include <gtest/gtest.h>
@@ -48,7 +48,7 @@ TEST(DeadlockTest, ALongerCircleAndOneWhoStandsBeside) {
   const WaitState on_a = waiting("a", 1, {{"a", 1}, {"b", 1}, {"c", 0}});
   const WaitState on_b = waiting("b", 1, {{"a", 0}, {"b", 1}, {"c", 1}});
   const WaitState on_c = waiting("c", 1, {{"a", 1}, {"b", 0}, {"c", 1}});
-  // Rank 3 waits for rank 0, and nobody for it.
+  // Rank 3 waits for rank 0, and no rank for rank 3.
   const WaitState beside = waiting("c", 1, {{"a", 1}, {"b", 1}, {"c", 1}});
   const std::vector<std::optional<WaitState>> all{on_a, on_b, on_c, beside};
   for (int rank : {0, 1, 2}) EXPECT_TRUE(find_deadlock(all, rank).has_value()) << rank;

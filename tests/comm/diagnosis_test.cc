@@ -1,4 +1,4 @@
-// RankReport and diagnose(): who is blamed for what, without a network.
+// RankReport and diagnose(): which rank an error names, and why. Without a network.
 #include "comm/diagnosis.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// exchange(): what it leaves in the store, and what it says when a rank does not come.
+// exchange(): what it leaves in the store, and its error when a rank is missing.
 #include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
@@ -58,8 +58,8 @@ class CountingStore final : public c10d::HashStore {
   }
 };
 
-// A first pass of training asks for an exchange a unit: the one server must not be asked by each rank for
-// each rank.
+// The first pass of training exchanges once per unit: requests to the store must not grow with the square of
+// the number of ranks.
 TEST(StoreExchangeTest, AsksTheStoreALimitedNumberOfTimesARank) {
   constexpr int kSize = 32, kRounds = 20;
   const auto store = c10::make_intrusive<CountingStore>();
@@ -85,14 +85,6 @@ TEST(StoreExchangeTest, AsksTheStoreALimitedNumberOfTimesARank) {
 
 class ExchangeTest : public testing::EachBackend {};
 INSTANTIATE_TEST_SUITE_P(Backends, ExchangeTest, ::testing::Values("gloo", "shm"), testing::backend_name);
-
-JoinOptions with_timeout(const std::string& backend, std::chrono::milliseconds timeout) {
-  JoinOptions options;
-  options.backend = backend;
-  options.timeout = timeout;
-  options.rendezvous_timeout = std::chrono::seconds(20);
-  return options;
-}
 
 TEST_P(ExchangeTest, TheStoreDoesNotGrow) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
@@ -133,7 +125,7 @@ TEST_P(ExchangeTest, SendsNumbersStructsAndListsOfThem) {
     bool operator==(const Progress&) const = default;
   };
   enum class Color : uint8_t { kRed, kBlue };
-  run_threads(3, with_timeout(GetParam(), std::chrono::seconds(20)), [&](CommunicatorPtr comm) {
+  run_threads(3, testing::quick_options(GetParam(), std::chrono::seconds(20)), [&](CommunicatorPtr comm) {
     const int64_t big = std::numeric_limits<int64_t>::max() - comm->rank();
     const auto numbers = comm->exchange(big, "numbers");
     const auto flags = comm->exchange(comm->rank() == 1, "flags");
@@ -151,7 +143,7 @@ TEST_P(ExchangeTest, SendsNumbersStructsAndListsOfThem) {
 }
 
 TEST_P(ExchangeTest, ValuesOfDifferentSizesAreAnError) {
-  run_threads(2, with_timeout(GetParam(), std::chrono::seconds(20)), [&](CommunicatorPtr comm) {
+  run_threads(2, testing::quick_options(GetParam(), std::chrono::seconds(20)), [&](CommunicatorPtr comm) {
     const std::string error = error_of([&] {
       comm->rank() == 0 ? (void)comm->exchange(1, "plan") : (void)comm->exchange(int64_t{1}, "plan");
     });
@@ -162,7 +154,7 @@ TEST_P(ExchangeTest, ValuesOfDifferentSizesAreAnError) {
 TEST_P(ExchangeTest, NamesTheRanksThatDidNotCome) {
   std::mutex mutex;
   std::vector<std::string> errors(4);
-  run_threads(4, with_timeout(GetParam(), std::chrono::seconds(20)), [&](CommunicatorPtr comm) {
+  run_threads(4, testing::quick_options(GetParam(), std::chrono::seconds(20)), [&](CommunicatorPtr comm) {
     if (comm->rank() == 1 || comm->rank() == 3) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1200));
     }
@@ -182,7 +174,7 @@ TEST_P(ExchangeTest, NamesTheRanksThatDidNotCome) {
 TEST_P(ExchangeTest, DifferentLabelsAreAnError) {
   std::mutex mutex;
   std::vector<std::string> errors;
-  run_threads(2, with_timeout(GetParam(), std::chrono::seconds(20)), [&](CommunicatorPtr comm) {
+  run_threads(2, testing::quick_options(GetParam(), std::chrono::seconds(20)), [&](CommunicatorPtr comm) {
     const std::string error = error_of([&] { comm->exchange("x", comm->rank() == 0 ? "plan" : "report"); });
     std::lock_guard lock(mutex);
     errors.push_back(error);
@@ -196,7 +188,7 @@ TEST_P(ExchangeTest, DifferentLabelsAreAnError) {
 TEST_P(ExchangeTest, ARankThatLeftIsNoticedAtOnce) {
   const auto start = std::chrono::steady_clock::now();
   std::string error;
-  run_threads(2, with_timeout(GetParam(), std::chrono::seconds(60)), [&](CommunicatorPtr comm) {
+  run_threads(2, testing::quick_options(GetParam(), std::chrono::seconds(60)), [&](CommunicatorPtr comm) {
     if (comm->rank() == 0) error = error_of([&] { comm->exchange("x", "plan"); });
   });
   EXPECT_LT(testing::seconds_since(start), 5);

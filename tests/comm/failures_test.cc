@@ -1,4 +1,4 @@
-// What happens when ranks stay away, go another way, fail or leave: one line each, soon, on every rank.
+// Ranks that do not arrive, issue something else, fail or leave: every other rank gets a one-line error soon.
 #include <gtest/gtest.h>
 
 #include <mutex>
@@ -26,20 +26,12 @@ class FailuresTest : public ::testing::TestWithParam<std::string> {
 INSTANTIATE_TEST_SUITE_P(Backends, FailuresTest, ::testing::Values("gloo", "shm"),
                          [](const auto& info) { return info.param; });
 
-JoinOptions with_timeout(milliseconds timeout) {
-  JoinOptions options;
-  options.backend = backend;
-  options.timeout = timeout;
-  options.rendezvous_timeout = seconds(20);
-  return options;
-}
-
 /// Runs `body` on every rank; returns what each threw.
 std::vector<std::string> errors_of(int size, milliseconds timeout,
                                    const std::function<void(CommunicatorPtr)>& body) {
   std::mutex mutex;
   std::vector<std::string> errors(static_cast<size_t>(size));
-  run_threads(size, with_timeout(timeout), [&](CommunicatorPtr comm) {
+  run_threads(size, testing::quick_options(backend, timeout), [&](CommunicatorPtr comm) {
     const std::string error = error_of([&] { body(comm); });
     std::lock_guard lock(mutex);
     errors[static_cast<size_t>(comm->rank())] = error;
@@ -65,7 +57,7 @@ TEST_P(FailuresTest, ATimeoutNamesTheMissingRank) {
   EXPECT_NE(errors[2].find("had given up after 1 s"), std::string::npos) << errors[2];
 }
 
-// No list of one group shows it: each rank has issued what its own group asks for.
+// The calls of a single group do not show it: each rank has issued what that group expects.
 TEST_P(FailuresTest, RanksThatWaitForEachOtherOnTwoGroupsSayWhoWaitsForWhat) {
   const auto start = Clock::now();
   const auto errors = errors_of(2, seconds(4), [](CommunicatorPtr comm) {
@@ -169,7 +161,7 @@ TEST_P(FailuresTest, TheFirstErrorOfAThreadIsRethrownAndEndsTheOthers) {
   std::mutex mutex;
   std::vector<std::string> others;
   const std::string first = error_of([&] {
-    run_threads(4, with_timeout(seconds(60)), [&](CommunicatorPtr comm) {
+    run_threads(4, testing::quick_options(backend, seconds(60)), [&](CommunicatorPtr comm) {
       at::Tensor buffer = at::ones({100});
       comm->all_reduce(buffer, "unit 0")->wait();
       if (comm->rank() == 1) throw std::runtime_error("boom\nand more");
@@ -192,7 +184,7 @@ TEST_P(FailuresTest, TheFirstErrorOfAThreadIsRethrownAndEndsTheOthers) {
 TEST_P(FailuresTest, AnErrorWithACollectiveInFlightDoesNotHang) {
   const auto start = Clock::now();
   const std::string first = error_of([&] {
-    run_threads(3, with_timeout(seconds(60)), [&](CommunicatorPtr comm) {
+    run_threads(3, testing::quick_options(backend, seconds(60)), [&](CommunicatorPtr comm) {
       const auto twin = comm->duplicate("twin");
       const auto third = comm->duplicate("third");
       if (comm->rank() == 2) {
@@ -259,7 +251,7 @@ TEST_P(FailuresTest, TheFailureOfADroppedWorkIsNoticedAtTheNextCall) {
 }
 
 TEST_P(FailuresTest, TestPolls) {
-  run_threads(2, with_timeout(seconds(20)), [](CommunicatorPtr comm) {
+  run_threads(2, testing::quick_options(backend, seconds(20)), [](CommunicatorPtr comm) {
     if (comm->rank() == 1) std::this_thread::sleep_for(milliseconds(300));
     at::Tensor buffer = at::ones({8});
     const WorkPtr work = comm->all_reduce(buffer, "polled");

@@ -1,5 +1,4 @@
-// NCCL on real devices, one rank a device, as threads; with one device, a group
-// of one. Skipped without a device.
+// NCCL on real devices, one rank per device, as threads. Skipped without a device.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>

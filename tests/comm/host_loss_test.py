@@ -1,4 +1,4 @@
-"""A host that is gone, by its power or its cable, says nothing: the ranks elsewhere end all the same, and name its rank.
+"""A host that loses its power or its cable closes no connection: the ranks on other hosts end nevertheless, and name its rank.
 
 Hosts are network namespaces on a bridge of this test's own; one is cut off by taking its link down.
 
@@ -23,7 +23,7 @@ def run(*command):
 
 
 class Host:
-    """A network namespace on the bridge, for as long as its process lives."""
+    """A network namespace on the bridge; it ends with its process."""
 
     def __init__(self, network, number):
         self.address = f"10.77.{network}.{number + 1}"

@@ -1,4 +1,4 @@
-// join(): what it decides before it connects.
+// join(): its decisions before it connects.
 #include "comm/init.h"
 
 #include <gtest/gtest.h>

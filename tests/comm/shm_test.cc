@@ -5,118 +5,30 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include <array>
 #include <atomic>
-#include <cmath>
 #include <filesystem>
 #include <fstream>
-#include <memory>
 #include <random>
 #include <thread>
 
-#include "comm/group_store.h"
 #include "comm/init.h"
 #include "comm/shm/available_memory.h"
-#include "comm/shm/peer_sockets.h"
-#include "comm/shm/reduce.h"
 #include "comm/shm/shared_memory.h"
-#include "comm/torch_dtype.h"
 #include "core/str.h"
 #include "tests/comm/comm_testing.h"
 
 namespace tessera::comm {
 namespace {
 
-using testing::element;
 using testing::error_of;
 using testing::filled;
 using testing::quick_options;
+using testing::symmetric;
 
-at::Tensor symmetric(Communicator& comm, int64_t numel, at::ScalarType dtype) {
-  return comm.allocate_symmetric(numel * static_cast<int64_t>(at::elementSize(dtype)), at::kCPU, "buffer")
-      .view(dtype);
-}
-
-// ------------------------------------------------------------------------------------------------ sums
-
-using Inputs = std::vector<at::Tensor>;
-
-/// Element by element in fp32, as reduce() promises.
-float expected_sum(const Inputs& inputs, int64_t i, float scale, const at::Tensor* added) {
-  float sum = inputs[0][i].item<float>();
-  for (size_t r = 1; r < inputs.size(); ++r) sum = sum + inputs[r][i].item<float>();
-  sum = sum * scale;
-  return added == nullptr ? sum : sum + (*added)[i].item<float>();
-}
-
-TEST(Reduce, SumsInOrderInFp32AndRoundedOnce) {
-  std::mt19937 random(1);
-  std::normal_distribution<float> normal;
-  for (const auto in : {at::kFloat, at::kBFloat16, at::kHalf})
-    for (const auto out : {at::kFloat, at::kBFloat16, at::kHalf})
-      for (const int num : {1, 2, 3, 5})
-        for (const bool add : {false, true}) {
-          SCOPED_TRACE(
-              str(c10::toString(in), " x ", num, " into ", c10::toString(out), add ? ", added" : ""));
-          constexpr int64_t kNumel = 1029;  // more than a block, and odd
-          Inputs inputs;
-          std::vector<const void*> pointers;
-          for (int r = 0; r < num; ++r) {
-            at::Tensor values = at::empty({kNumel});
-            for (int64_t i = 0; i < kNumel; ++i)
-              values.data_ptr<float>()[i] = normal(random) * std::exp2(static_cast<float>(r * 3));
-            inputs.push_back(values.to(in));
-            pointers.push_back(inputs.back().data_ptr());
-          }
-          at::Tensor result = at::full({kNumel}, 0.75, out);
-          const at::Tensor before = result.clone();
-          const float scale = num == 3 ? 1.0f / 3 : 1.0f;
-          shm::reduce({.dtype = from_torch(in),
-                       .inputs = pointers.data(),
-                       .num_inputs = num,
-                       .numel = kNumel,
-                       .output = {result.data_ptr(), from_torch(out), scale, add}});
-          at::Tensor expected = at::empty({kNumel});
-          for (int64_t i = 0; i < kNumel; ++i)
-            expected.data_ptr<float>()[i] = expected_sum(inputs, i, scale, add ? &before : nullptr);
-          EXPECT_TRUE(at::equal(result, expected.to(out)));
-        }
-}
-
-// -------------------------------------------------------------------------------------------- reductions
-
-class ReduceIntoTest : public ::testing::TestWithParam<std::tuple<int, std::string>> {};
-INSTANTIATE_TEST_SUITE_P(Worlds, ReduceIntoTest,
-                         ::testing::Combine(::testing::Values(1, 2, 3, 4, 8),
-                                            ::testing::Values("gloo", "shm")),
-                         [](const auto& info) {
-                           return str(std::get<1>(info.param), "_", std::get<0>(info.param));
-                         });
-
-TEST_P(ReduceIntoTest, ScalesAddsAndCasts) {
-  const int size = std::get<0>(GetParam());
-  run_threads(size, quick_options(std::get<1>(GetParam())), [&](CommunicatorPtr comm) {
-    for (const bool in_place : {true, false})  // memory the others can read, or not
-      for (const int64_t numel : {int64_t{1}, int64_t{64}, int64_t{1001}, int64_t{300'000}}) {
-        const at::Tensor values = filled(comm->rank(), 0, size * numel, at::kBFloat16);
-        at::Tensor full = in_place ? symmetric(*comm, size * numel, at::kBFloat16) : at::empty_like(values);
-        full.copy_(values);
-        const at::Tensor shard = at::full({numel}, 3.0f);
-        comm->reduce_scatter(full, {shard, 0.5, /*add=*/true}, "gradients")->wait();
-        const at::Tensor sum = testing::summed(size, comm->rank() * numel, numel, at::kFloat);
-        EXPECT_TRUE(at::equal(shard, 3 + sum / 2)) << numel;
-        at::Tensor whole = in_place ? symmetric(*comm, numel, at::kFloat) : at::empty({numel});
-        whole.copy_(filled(comm->rank(), 5, numel, at::kFloat));
-        comm->all_reduce(whole, "whole", 0.25)->wait();
-        EXPECT_TRUE(at::equal(whole, testing::summed(size, 5, numel, at::kFloat) / 4)) << numel;
-      }
-  });
-}
-
-// Ranks of different speeds share a few buffers: none may be written before everybody has read it.
-TEST(SharedMemoryGroup, BuffersAreFreeOnlyWhenEverybodyHasRead) {
+// Ranks of different speeds share a few buffers: none may be written before all ranks have read it.
+TEST(SharedMemoryGroup, BuffersAreFreeOnlyWhenAllHaveRead) {
   constexpr int kSize = 3, kSlots = 3, kRounds = 400;
   constexpr int64_t kNumel = 4096;
   run_threads(kSize, quick_options("shm"), [&](CommunicatorPtr comm) {
@@ -146,14 +58,13 @@ TEST(SharedMemoryGroup, BuffersAreFreeOnlyWhenEverybodyHasRead) {
   });
 }
 
-// The board has a place for each of 64 operations: the next one waits until all
-// ranks have done with the first.
+// The board has places for 64 operations: the next one waits until all ranks have finished the first.
 TEST(SharedMemoryGroup, MoreUnderWayThanItCanHoldWaits) {
   std::atomic<int> num_posted = 0;
   std::atomic<bool> has_begun = false;
   run_threads(2, quick_options("shm"), [&](CommunicatorPtr comm) {
-    const at::Tensor buffers =
-        symmetric(*comm, 200 * 16, at::kFloat).view({200, 16});  // others come through two mailboxes
+    const at::Tensor buffers = symmetric(*comm, 200 * 16, at::kFloat)
+                                   .view({200, 16});  // other memory is sent in pieces through two mailboxes
     std::vector<at::Tensor> sums;
     std::vector<WorkPtr> works;
     if (comm->rank() == 1) {
@@ -207,7 +118,7 @@ TEST(SharedMemoryGroup, NothingIsMemoryToo) {
   });
 }
 
-// A failure here must not be blamed on the network, and what was under way must not write any more.
+// What was under way when an operation fails must write nothing afterwards.
 TEST(SharedMemoryGroup, AfterAFailureNothingIsWritten) {
   std::atomic<bool> issued = false;
   run_threads(2, quick_options("shm"), [&](CommunicatorPtr comm) {
@@ -225,8 +136,6 @@ TEST(SharedMemoryGroup, AfterAFailureNothingIsWritten) {
     EXPECT_TRUE(buffer.eq(1).all().item<bool>());
   });
 }
-
-// ------------------------------------------------------------------------------------------------ memory
 
 TEST(SharedMemory, TooMuchIsOneLine) {
   EXPECT_EQ(error_of([] {
@@ -271,70 +180,6 @@ TEST(SharedMemory, LimitsOfContainersCount) {
         "inactive_file 1\ntotal_inactive_file 150\ntotal_active_file 50\n");
   EXPECT_EQ(shm::available_memory(root), 100);
   std::filesystem::remove_all(root);
-}
-
-// ------------------------------------------------------------------------------------ who waits, and for
-// whom
-
-using std::chrono::milliseconds;
-
-GroupStore new_store() { return {c10::make_intrusive<c10d::HashStore>(), "the test's store"}; }
-
-/// Two ends, rank 0's and rank 1's.
-std::array<std::unique_ptr<shm::PeerSockets>, 2> two_peers() {
-  const GroupStore store = new_store();
-  std::array<std::unique_ptr<shm::PeerSockets>, 2> peers;
-  std::thread other(
-      [&] { peers[1] = std::make_unique<shm::PeerSockets>(store, 1, 2, std::chrono::seconds(10)); });
-  peers[0] = std::make_unique<shm::PeerSockets>(store, 0, 2, std::chrono::seconds(10));
-  other.join();
-  return peers;
-}
-
-TEST(PeerSockets, ConnectingHasALimit) {
-  EXPECT_EQ(error_of([] { shm::PeerSockets(new_store(), 0, 2, milliseconds(200)); }),
-            "rank 1 did not set up shared memory within 0.2 s");
-  const GroupStore store = new_store();
-  store.set("socket/1", std::string(32, '0'));  // it has come so far
-  const auto start = std::chrono::steady_clock::now();
-  EXPECT_EQ(error_of([&] { shm::PeerSockets(store, 0, 2, milliseconds(200)); }),
-            "rank 1 did not connect to rank 0 over a Unix socket within 0.2 s");
-  EXPECT_LT(testing::seconds_since(start), 3);
-}
-
-TEST(PeerSockets, ReceivingHasALimit) {
-  const auto peers = two_peers();
-  int num_looks = 0;
-  const auto watch = [&] {
-    if (++num_looks > 100) throw std::logic_error("it still waits");
-  };
-  EXPECT_EQ(error_of([&] { peers[1]->receive(0, milliseconds(200), watch); }),
-            "timed out after 0.2 s: rank 0 has sent no shared memory");
-}
-
-TEST(PeerSockets, SendingHasALimit) {
-  const auto peers = two_peers();
-  const auto send_for_ever = [&] {
-    for (int i = 0; i < 1'000'000; ++i) peers[0]->send(1, -1, i, milliseconds(200));
-  };
-  EXPECT_EQ(error_of(send_for_ever), "timed out after 0.2 s: rank 1 takes no shared memory");
-}
-
-TEST(PeerSockets, WhatTheStoreHasIsTakenOnlyInTheRightLength) {
-  for (const size_t length : {size_t{0}, size_t{31}, size_t{33}, size_t{4000}}) {
-    const GroupStore store = new_store();
-    store.set("socket/0", std::string(length, 'x'));
-    EXPECT_EQ(error_of([&] { shm::PeerSockets(store, 1, 2, milliseconds(200)); }),
-              str("the store has ", length, " bytes as socket/0, not 32"));
-  }
-  const GroupStore store = new_store();
-  std::thread zero(
-      [&] { EXPECT_NE(error_of([&] { shm::PeerSockets(store, 0, 2, milliseconds(500)); }), ""); });
-  while (!store.has("socket/0")) std::this_thread::yield();
-  store.set("secret/0", "short");
-  EXPECT_EQ(error_of([&] { shm::PeerSockets(store, 1, 2, milliseconds(500)); }),
-            "the store has 5 bytes as secret/0, not 32");
-  zero.join();
 }
 
 TEST(SharedMemory, AFileThatIsShorterOrMayShrinkIsRefused) {

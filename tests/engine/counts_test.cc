@@ -1,4 +1,4 @@
-// How many collectives a step takes, as seen by the communicator itself.
+// How many collectives a step takes, counted by a communicator around the real one.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -12,27 +12,27 @@ namespace tessera::testing {
 namespace {
 
 struct StepCounts {
-  std::vector<std::vector<comm::Counts>>
-      micro_steps;                             // [step][micro-step]: the group that reduces, backward() alone
-  std::vector<comm::Counts> forward_gathers;   // [step]: the group that gathers, all forwards
-  std::vector<comm::Counts> gathers;           // [step]: the same group, the whole step
-  std::vector<comm::Counts> steps;             // [step]: the main group, step() alone
-  std::vector<int> exchanges;                  // [step]: over the store, all groups
-  std::vector<std::vector<int>> unit_gathers;  // [step]: by unit, last forward and backward
-  std::vector<int> agreed_gathers;             // [step]
+  std::vector<std::vector<CollectiveCounts>>
+      micro_steps;  // [step][micro-step]: the group that reduces, backward() alone
+  std::vector<CollectiveCounts> forward_gathers;  // [step]: the group that gathers, all forwards
+  std::vector<CollectiveCounts> gathers;          // [step]: the same group, the whole step
+  std::vector<CollectiveCounts> steps;            // [step]: the main group, step() alone
+  std::vector<int> exchanges;                     // [step]: over the store, all groups
+  std::vector<std::vector<int>> unit_gathers;     // [step]: by unit, last forward and backward
+  std::vector<int> agreed_gathers;                // [step]
   int num_units = 0;
   int num_trainable_units = 0;
   std::vector<std::string> units;
   std::vector<int> embedding_units;  // hold nothing but embedding tables
 };
 
-comm::Counts operator-(const comm::Counts& a, const comm::Counts& b) {
+CollectiveCounts operator-(const CollectiveCounts& a, const CollectiveCounts& b) {
   return {a.all_gathers - b.all_gathers, a.reduce_scatters - b.reduce_scatters,
           a.all_reduces - b.all_reduces, a.broadcasts - b.broadcasts,
           a.barriers - b.barriers,       a.bytes - b.bytes};
 }
 
-int64_t total(const comm::Counts& counts) {
+int64_t total(const CollectiveCounts& counts) {
   return counts.all_gathers + counts.reduce_scatters + counts.all_reduces + counts.broadcasts +
          counts.barriers;
 }
@@ -65,20 +65,20 @@ StepCounts count(const Case& c, const LossOf<typename Holder::Impl>& loss_of,
     StepCounts mine;
     describe_units(engine->sharded_model().layout(), tables, mine);
     for (int step = 0; step < c.steps; ++step) {
-      const comm::Counts gather_before = gather.counts();
+      const CollectiveCounts gather_before = gather.counts();
       const int exchanges_before = comm->num_exchanges();
-      comm::Counts forward;
+      CollectiveCounts forward;
       mine.micro_steps.emplace_back();
       for (int micro = 0; micro < c.accumulation; ++micro) {
-        const comm::Counts before_forward = gather.counts();
+        const CollectiveCounts before_forward = gather.counts();
         const at::Tensor loss = loss_of(*model, step, first_sample(c, micro, comm->rank()), c.micro_batch);
-        const comm::Counts more = gather.counts() - before_forward;
+        const CollectiveCounts more = gather.counts() - before_forward;
         forward.all_gathers += more.all_gathers;
         forward.bytes += more.bytes;
-        const comm::Counts before = reduce.counts();
+        const CollectiveCounts before = reduce.counts();
         engine->backward(loss);
         mine.micro_steps.back().push_back(reduce.counts() - before);
-        const comm::Counts main_before = comm->counts();
+        const CollectiveCounts main_before = comm->counts();
         engine->step();
         if (micro == c.accumulation - 1) mine.steps.push_back(comm->counts() - main_before);
       }
@@ -121,7 +121,7 @@ TEST_P(Counts, EachUnitIsReducedOnceWhereTheStageSaysSo) {
       }
     }
     // The norm is one small all-gather, at every stage.
-    for (const comm::Counts& step : counts.steps) {
+    for (const CollectiveCounts& step : counts.steps) {
       EXPECT_EQ(step.all_gathers, 1);
       EXPECT_EQ(total(step), 1);
     }
@@ -224,7 +224,7 @@ TEST(GathersAtStageThree, LambTakesOneMoreSmallAllGather) {
   Case c = small_units(2, 3);
   c.optimizer = "LAMB";
   c.steps = 2;
-  for (const comm::Counts& step : count<Mlp>(c, mlp_loss).steps) EXPECT_EQ(total(step), 2);
+  for (const CollectiveCounts& step : count<Mlp>(c, mlp_loss).steps) EXPECT_EQ(total(step), 2);
 }
 
 }  // namespace

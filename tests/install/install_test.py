@@ -1,4 +1,4 @@
-"""What `cmake --install` puts somewhere is whole: a project outside of the tree finds it, builds, trains on two ranks and saves.
+"""What `cmake --install` installs is complete: a project outside of the tree finds it, builds, trains on two ranks and saves.
 
 BUILD_DIR, TORCH_DIR (the wheel's folder `torch`), CMAKE and CXX come from ctest.
 """
@@ -24,7 +24,7 @@ class InstallTest(unittest.TestCase):
         cls.addClassCleanup(shutil.rmtree, cls.folder, ignore_errors=True)
         first = cls.folder / "first"
         cls.run_command(CMAKE, "--install", BUILD, "--prefix", first)
-        cls.prefix = first.rename(cls.folder / "tessera")  # the package knows no path of its own either
+        cls.prefix = first.rename(cls.folder / "tessera")  # the package must not contain its own path either
 
     @classmethod
     def run_command(cls, *args, code=0, **environment):
@@ -77,7 +77,7 @@ class InstallTest(unittest.TestCase):
                      f"-DCMAKE_CXX_COMPILER={os.environ.get('CXX', 'c++')}", "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON", "-DCMAKE_CXX_FLAGS=-O1 -Wall -Wextra -Werror")
         missing = self.run_command(*configure, f"-DCMAKE_PREFIX_PATH={self.prefix}", code=1)
         self.assertIn("PyPI package torch==2.11.0", " ".join(missing.split()))
-        # As find_package(Torch) is told; -DTESSERA_TORCH_DIR is the other way.
+        # libtorch's folder as for find_package(Torch); -DTESSERA_TORCH_DIR is the other way.
         self.run_command(*configure, f"-DCMAKE_PREFIX_PATH={self.prefix};{TORCH}")
         command = json.loads((build / "compile_commands.json").read_text())[0]["command"].replace(str(Path(TORCH).parent), "SITE")
         self.assertNotIn(str(ROOT), command)

@@ -5,7 +5,6 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,15 +12,12 @@ import urllib.parse
 import urllib.request
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
+from tool import free_port  # noqa: E402
+
 NEEDED = ["mlflow", "flask", "flask_cors", "sqlalchemy", "alembic", "gunicorn", "fastapi"]
 MISSING = [name for name in NEEDED if importlib.util.find_spec(name) is None]
 REASON = f"{', '.join(MISSING)} of requirements.txt [mlflow] not installed in {sys.prefix} (scripts/setup.sh --python)"
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class MlflowServer:

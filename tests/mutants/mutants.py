@@ -1,4 +1,4 @@
-"""Puts realistic bugs into a copy of the project, one at a time, and says which of them the tests notice.
+"""Puts realistic bugs into a copy of the project, one at a time, and reports which of them the tests notice.
 
 The bugs are edits in mutants.toml (the format stands at its top). For each one the copy is edited, the tests it names are
 built and run, and the edit is taken back. A bug that no test notices is a test that is missing.
@@ -34,7 +34,7 @@ class Mutant:
     tests: str  # a regular expression: how the names of ctest's tests begin
 
     def places(self, text):
-        """Where its text stands: matches of it, whatever the white space, which is clang-format's to decide."""
+        """Matches of its text, ignoring white space, which clang-format may change."""
         return list(re.finditer(r"\s*".join(re.escape(char) for char in self.old if not char.isspace()), text))
 
     def applied_to(self, text):

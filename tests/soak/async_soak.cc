@@ -1,10 +1,10 @@
-// Asynchronous saves at every step, on disks that are slow and that fail, by four ranks as threads.
+// Four ranks as threads save asynchronously at every step, on disks that are slow or fail.
 //
 //   async_soak [ITERATIONS] [SEED]
 //
-// After each save ranks agree on its outcome, whichever of report(), last_failed(), finish() and the next
-// save() they hear it from and whenever; `latest` names the last save that succeeded, and it loads as what
-// was in memory at the time of that save.
+// After each save all ranks get the same outcome, at any time and from any of report(), last_failed(),
+// finish() and the next save(). `latest` names the last save that succeeded, and loading it gives what was in
+// memory at that save.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -155,7 +155,7 @@ class Soak {
     }
   }
 
-  /// `latest` names one of the saves that may have succeeded, and that is all there.
+  /// `latest` names one of the saves that may have succeeded, and that save is complete.
   void check(bool load) {
     const std::optional<std::string> latest = checkpoint::read_latest(folder_);
     comm_->barrier("all have looked");

@@ -1,4 +1,4 @@
-"""Training runs that go forward by crashes alone: killed at random moments, resumed, killed again, until they are done.
+"""Training runs that are killed at random moments and resumed, again and again, until they are done.
 
     make soak ARGS="--kills 200 --seed 1"
 
@@ -28,11 +28,11 @@ KEEP_LAST = 2
 GONE_WITHIN_S = 10.0
 LIMIT_S = 300.0  # of one start
 RUN_FILES = {"config.json", "metrics.jsonl", "trainer_state.json", "checkpoints", "model.safetensors", "all_results.json"}
-LOCK = ".lock"  # stays behind a killed run, and stands in nobody's way
+LOCK = ".lock"  # a killed run leaves it, and it stops no later run
 
 
 class Fault(Exception):
-    """What must not happen has happened."""
+    """A check has failed."""
 
 
 def expect(condition, *what):
@@ -89,7 +89,7 @@ class Run:
         return done.stdout
 
     def processes(self):
-        """The ones that have our mark: pid -> environment."""
+        """The processes with this run's marker: pid -> environment."""
         found = {}
         for entry in names("/proc"):
             if entry.isdigit() and (environment := process_environment(entry)).get(MARKER) == self.marker:
@@ -119,7 +119,7 @@ class Run:
         return [(r["step"], r["loss"], r["grad_norm"]) for r in records if "loss" in r]
 
     def results(self):
-        """What a test set says of the last weights; times differ."""
+        """The test results of the last weights, without times."""
         results = json.loads((self.folder / "all_results.json").read_text())
         return {key: results.get(key) for key in ("train_steps", "eval_loss", "eval_accuracy", "eval_samples")}
 
@@ -186,7 +186,7 @@ class Soak:
             number += 1
             while self.counts["kills"] < self.num_kills and not self.start_and_kill(run):
                 pass
-            if self.counts["kills"] >= self.num_kills:  # nobody kills the last start
+            if self.counts["kills"] >= self.num_kills:  # the last start is not killed
                 if run.latest() < MAX_STEPS or not (run.folder / "all_results.json").exists():
                     process = self.start(run)
                     expect(process.wait(LIMIT_S) == 0, run.output())

@@ -2,10 +2,9 @@
 
     make soak-kill ARGS="--kills 200 --seed 1"
 
-Nobody but the ranks themselves is there to notice, on whatever they wait for: the meeting, a collective, a checkpoint that is being saved. Each
-of them must end within 30 s, with an error. (A rank that is killed before it has come to the meeting is one that does not come: the others
-wait for comm.rendezvous_timeout_s, 20 s here.) A killed run is resumed, until it has come to its end, and the
-next one begins. Needs the standard library only.
+No launcher is there to notice: the ranks must, in whatever they wait for (the rendezvous, a collective, a checkpoint that is being saved). Each
+must end with an error within 30 s. (If a rank is killed before the rendezvous, the others wait for it until comm.rendezvous_timeout_s,
+20 s here.) A killed run is resumed until it is done; then the next one begins. Needs the standard library only.
 """
 import collections
 import random
@@ -27,7 +26,7 @@ BOUND_S = 30.0
 
 
 class ByHand(Run):
-    """A run whose ranks are processes without a parent that looks after them."""
+    """A run whose ranks are processes without a launcher."""
 
     def start_ranks(self, num_ranks, stage, asynchronous):
         settings = {
@@ -58,7 +57,7 @@ class Soak:
         begin = time.monotonic()
         ranks = ByHand(base, "whole", "fp32").start_ranks(2, 2, False)
         for rank in ranks:
-            expect(rank.wait(LIMIT_S) == 0, "a run that nobody kills has failed")
+            expect(rank.wait(LIMIT_S) == 0, "a run that was not killed has failed")
         self.whole_s = time.monotonic() - begin
 
     def go(self):
@@ -72,7 +71,7 @@ class Soak:
             shutil.rmtree(run.folder, ignore_errors=True)
 
     def start_and_kill(self, run, num_ranks):
-        """Whether the run came to its end before it was killed."""
+        """Whether the run ended before it was killed."""
         moment = Moment(run, self.source, self.whole_s)
         victim, step, records = self.source.randrange(num_ranks), run.latest(), run.num_records()
         ranks = run.start_ranks(num_ranks, self.source.randrange(4), self.source.random() < 0.5)
@@ -82,7 +81,7 @@ class Soak:
         expect(not any(rank.poll() for rank in ranks), "it failed by itself:", [run.said(rank) for rank in range(num_ranks)])
         ranks[victim].send_signal(signal.SIGKILL)
         saving, begin = bool(run.temporary()), time.monotonic()
-        if ranks[victim].wait() != -signal.SIGKILL:  # it had come to its end
+        if ranks[victim].wait() != -signal.SIGKILL:  # it had ended by itself
             for rank in ranks:
                 expect(rank.wait(BOUND_S) == 0, [run.said(r) for r in range(num_ranks)])
             return True

@@ -1,6 +1,5 @@
-// The backend that ranks as threads use where a test does not choose one: ctest runs the suites
-// over ranks once on each (tessera_test's BACKENDS), because users on one host get shared
-// memory, and those on several a network.
+// The backend of ranks that are threads, where a test does not choose one. ctest runs these suites once on
+// each backend (tessera_test's BACKENDS): on one host users get shared memory, on several a network.
 #pragma once
 
 #include <cstdlib>

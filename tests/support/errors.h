@@ -1,4 +1,4 @@
-// What a test asks of code that is expected to fail: its message, and how long it took to say so.
+// For code that is expected to fail: its message, and the time until it failed.
 #pragma once
 
 #include <chrono>
@@ -7,7 +7,7 @@
 
 namespace tessera::testing {
 
-/// The line of the ErrorType that `body` throws; "" when it throws nothing. Others pass through.
+/// what() of the ErrorType that `body` throws; "" if it throws nothing. Other exceptions pass through.
 template <class ErrorType = std::exception, class Body>
 std::string error_of(Body&& body) {
   try {

@@ -1,4 +1,4 @@
-// Files a test looks at.
+// Small files as text.
 #pragma once
 
 #include <filesystem>
@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-/// A file's content; "" for what is not there.
+/// A file's content; "" if there is no such file.
 inline std::string read_text(const std::filesystem::path& path) {
   std::ifstream file(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(file), {}};

@@ -1,5 +1,4 @@
-// A communicator for tests that passes everything on to another one; they
-// override what they want to see or to spoil.
+// A communicator that passes everything on to another one. Tests override what they observe or make fail.
 #pragma once
 
 #include <chrono>
@@ -13,8 +12,8 @@
 
 namespace tessera::testing {
 
-/// Forwards to `inner`. What is duplicated from it is the inner one's, unless duplicate() is overridden too.
-/// The virtual members of Communicator are all here, so a new one has one place to be forwarded in.
+/// Forwards every virtual member of Communicator to `inner`. Duplicates are the inner one's, unless
+/// duplicate() is overridden too.
 class ForwardingCommunicator : public comm::Communicator {
  public:
   explicit ForwardingCommunicator(comm::CommunicatorPtr inner)

@@ -1,6 +1,6 @@
-// LiveBytes: how much CPU memory the tensors made on this thread hold, now and at most, from
-// an allocator of our own around libtorch's. A tensor counts for the thread that made it,
-// whoever frees it (Gloo's threads do).
+// LiveBytes: the CPU memory of tensors made on this thread, now and at its peak, counted by an allocator
+// around libtorch's. A tensor counts for the thread that made it, also if another thread frees it (Gloo's
+// do).
 #pragma once
 
 #include <c10/core/CPUAllocator.h>
@@ -21,7 +21,8 @@ struct ByteCounter {
   }
 };
 
-/// Installed for good by the first LiveBytes; allocations of threads that count nothing pass through.
+/// Installed by the first LiveBytes, and never removed. Allocations of threads without a LiveBytes are not
+/// counted.
 class CountingAllocator : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {

@@ -1,4 +1,4 @@
-// What was logged.
+// A log that a test can read.
 #pragma once
 
 #include <filesystem>
@@ -10,7 +10,7 @@
 
 namespace tessera {
 
-/// Owns a log as a file, gone with this.
+/// Owns a log file, removed on destruction.
 class LogFile {
  public:
   Logger logger() const { return Logger({.terminal = false, .file = path_.string()}); }

@@ -1,4 +1,4 @@
-// Batches for the models of models.h: `loss(model, step, first, num)` as parity.h's LossOf wants it.
+// Losses of the models in models.h on fixed batches: `loss(model, step, first, num)`, a LossOf of parity.h.
 #pragma once
 
 #include "tests/support/errors.h"
@@ -23,7 +23,7 @@ inline at::Tensor odds_loss(OddsImpl& model, int step, int64_t first, int64_t nu
                        randint(19, {64}, 600 + step).narrow(0, first, num), /*with_sometimes=*/step % 2 == 1);
 }
 
-/// Small units and a small cache, so that stage 3 really gathers and drops.
+/// Small units and a small cache, so that stage 3 gathers and releases units.
 inline Case small_units(int world, int stage) {
   Case c;
   c.world = world;

@@ -1,5 +1,4 @@
-// Models and data for the tests: deterministic from a seed on any thread,
-// whatever the default generator does.
+// Models and data for the tests: functions of a seed, on any thread, independent of the default generator.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,7 +16,7 @@ namespace tessera::testing {
 at::Tensor randn(at::IntArrayRef sizes, uint64_t seed);
 at::Tensor randint(int64_t high, at::IntArrayRef sizes, uint64_t seed);
 
-/// Overwrites every parameter with small values that depend on its place and `seed` alone.
+/// Overwrites every parameter with small values that depend on its index and `seed` only.
 void fill_parameters(torch::nn::Module& model, uint64_t seed);
 
 /// Odd sizes everywhere, so that units need padding and shards cut through parameters.
@@ -29,8 +28,8 @@ struct MlpImpl : torch::nn::Module {
 };
 TORCH_MODULE(Mlp);
 
-/// One of every kind of module whose gradients do not depend on how the batch
-/// is divided (no batch statistics).
+/// One of every kind of module whose gradients do not depend on how the batch is divided (no batch
+/// statistics).
 struct ZooImpl : torch::nn::Module {
   ZooImpl();
   at::Tensor forward(const at::Tensor& tokens, const at::Tensor& target);  // (B, T) int64, (B) int64
@@ -39,7 +38,7 @@ struct ZooImpl : torch::nn::Module {
 };
 TORCH_MODULE(Zoo);
 
-/// A tied, a frozen and an unused parameter, and one that is used by every other batch only.
+/// A tied, a frozen and an unused parameter, and one that only every other batch uses.
 struct OddsImpl : torch::nn::Module {
   OddsImpl();
   at::Tensor forward(const at::Tensor& tokens, const at::Tensor& target, bool with_sometimes);

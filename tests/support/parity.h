@@ -1,4 +1,4 @@
-// Training a model with the engine on some ranks, and the same in a plain libtorch loop on the global batch.
+// Training with the engine on some ranks, and the same training in a plain libtorch loop on the global batch.
 #pragma once
 
 #include <torch/optim/optimizer.h>
@@ -35,7 +35,7 @@ struct Case {
   int steps = 4;
   double clipping = 0;
   std::string backend = default_backend();
-  std::string optimizer = "SGD";  // or "AdamW" (plain_run() knows no other)
+  std::string optimizer = "SGD";  // or "AdamW"; plain_run() has only these
   EngineConfig config;            // zero.*, precision; the rest is filled in
 };
 
@@ -52,7 +52,7 @@ inline int64_t first_sample(const Case& c, int micro_step, int rank) {
   return (static_cast<int64_t>(micro_step) * c.world + rank) * c.micro_batch;
 }
 
-/// libtorch's own, of c.optimizer, with the numbers of engine_config().
+/// libtorch's optimizer for c.optimizer, with the hyperparameters of engine_config().
 std::unique_ptr<torch::optim::Optimizer> plain_optimizer(const Case& c,
                                                          const std::vector<at::Tensor>& parameters);
 
@@ -73,7 +73,7 @@ template <class Holder>
 TrainingRun rank_run(const Case& c, comm::CommunicatorPtr comm, const LossOf<typename Holder::Impl>& loss_of,
                      const Inspect& inspect = {}) {
   Holder model;
-  fill_parameters(*model, 1 + 1000 * comm->rank());  // rank 0's must win
+  fill_parameters(*model, 1 + 1000 * comm->rank());  // all ranks must get rank 0's
   auto engine = initialize(model, engine_config(c), comm);
   return rank_run(
       c, *engine, [&](int step, int64_t first, int64_t num) { return loss_of(*model, step, first, num); },

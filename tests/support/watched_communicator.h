@@ -1,6 +1,9 @@
-// A communicator that notes what is asked of it, and of every group duplicated from it.
+// A communicator that counts what is asked of it, and of every group duplicated from it.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -11,7 +14,17 @@
 
 namespace tessera::testing {
 
-/// Its counts(), and those of its duplicates, are what the engine asked for.
+/// How often each collective was issued on this rank, and the bytes of the buffers given to it.
+struct CollectiveCounts {
+  int64_t all_gathers = 0;
+  int64_t reduce_scatters = 0;
+  int64_t all_reduces = 0;
+  int64_t broadcasts = 0;
+  int64_t barriers = 0;
+  int64_t bytes = 0;
+};
+
+/// Used by the rank's own thread. Calls that the communicator refuses do not count.
 class WatchedCommunicator : public ForwardingCommunicator {
  public:
   explicit WatchedCommunicator(comm::CommunicatorPtr inner, std::string name = "main")
@@ -29,7 +42,8 @@ class WatchedCommunicator : public ForwardingCommunicator {
     return duplicates_.back();
   }
 
-  /// The duplicate of that name; there must be one.
+  const CollectiveCounts& counts() const { return counts_; }
+  /// The duplicate of that name. Throws std::logic_error if there is none.
   const WatchedCommunicator& named(const std::string& name) const {
     for (const auto& duplicate : duplicates_)
       if (duplicate->name_ == name) return *duplicate;
@@ -42,7 +56,37 @@ class WatchedCommunicator : public ForwardingCommunicator {
     return sum;
   }
 
+ protected:
+  comm::WorkPtr do_all_gather(const at::Tensor& full, const at::Tensor& shard,
+                              std::string_view label) override {
+    count(counts_.all_gathers, full);
+    return ForwardingCommunicator::do_all_gather(full, shard, label);
+  }
+  comm::WorkPtr do_reduce_scatter(const at::Tensor& full, const comm::ReduceInto& into,
+                                  std::string_view label) override {
+    count(counts_.reduce_scatters, full);
+    return ForwardingCommunicator::do_reduce_scatter(full, into, label);
+  }
+  comm::WorkPtr do_all_reduce(const at::Tensor& full, double scale, std::string_view label) override {
+    count(counts_.all_reduces, full);
+    return ForwardingCommunicator::do_all_reduce(full, scale, label);
+  }
+  comm::WorkPtr do_broadcast(const at::Tensor& buffer, int root, std::string_view label) override {
+    count(counts_.broadcasts, buffer);
+    return ForwardingCommunicator::do_broadcast(buffer, root, label);
+  }
+  void do_barrier(std::string_view label) override {
+    ++counts_.barriers;
+    ForwardingCommunicator::do_barrier(label);
+  }
+
  private:
+  void count(int64_t& calls, const at::Tensor& buffer) {
+    ++calls;
+    counts_.bytes += static_cast<int64_t>(buffer.nbytes());
+  }
+
+  CollectiveCounts counts_;
   std::string name_;
   int num_exchanges_ = 0;
   std::vector<std::shared_ptr<WatchedCommunicator>> duplicates_;

@@ -1,4 +1,4 @@
-"""Every mistake is one line that says what and where, and a non-zero exit; nothing is left behind."""
+"""Every mistake is one line that says what and where, and a non-zero exit code; no files or processes stay."""
 import shutil
 import socket
 import unittest
@@ -76,7 +76,7 @@ class ConfigurationTest(ToolTest):
 
 
 class TaskTest(ToolTest):
-    """The ranks find these mistakes. Alone, and on two ranks, where they are told once as well."""
+    """Mistakes that ranks find: printed once, by one rank alone and by two."""
 
     def expect(self, overrides, *parts):
         name = self.write("config.json", self.config())

@@ -34,7 +34,7 @@ class CheckpointTest(ToolTest):
         return outcome
 
     def fails(self, *args):
-        """What a run that must not succeed says."""
+        """The error of a run that must fail."""
         outcome = self.run_tool("train", *args)
         self.assertEqual(outcome.code, 1, outcome)
         self.assert_nothing_runs()
@@ -43,7 +43,7 @@ class CheckpointTest(ToolTest):
         return outcome.err
 
     def consolidated(self, folder, tag):
-        """The weights after a step, as the command writes them."""
+        """The weights after a step, as consolidate writes them."""
         out = self.folder / f"{folder}_{tag}.safetensors"
         outcome = self.run_tool("consolidate", f"{folder}/checkpoints", out, "--tag", tag)
         self.assertEqual(outcome.code, 0, outcome)
@@ -116,7 +116,7 @@ class CheckpointTest(ToolTest):
         before = self.checkpoints()
         shutil.copytree(self.folder / "run/checkpoints/global_step10", self.folder / "run/checkpoints/global_step2.tmp-0123456789abcdef")
         self.train(config, 2, "--resume")
-        self.assertEqual(self.checkpoints(), before)  # no save comes any more that would clean up
+        self.assertEqual(self.checkpoints(), before)  # no later save will clean up
         for key in ("eval_loss", "eval_accuracy", "eval_samples", "train_steps"):
             self.assertEqual(self.results()[key], whole[key])
         self.assertEqual(self.lines_of_metrics(), metrics)
@@ -132,7 +132,7 @@ class CheckpointTest(ToolTest):
         self.assertEqual(len(self.losses()), 10)
 
     def test_a_new_run_that_saves_nothing_leaves_the_checkpoints_before_it_aside(self):
-        """Nor is the old run resumed as the new one; a start that fails leaves everything as it was."""
+        """An old run is not resumed as a new one, and a start that fails changes no file."""
         self.train(self.run_config("run", 20), 2)
         before, kept = self.files_of("run"), self.checkpoints()
         self.assertIn("nowhere.safetensors", self.fails(self.run_config("run", 20), "--nproc", 2, "--init", "nowhere.safetensors"))
@@ -226,7 +226,7 @@ class CheckpointTest(ToolTest):
         self.assertIn("not in the file", warning)
         self.assertIn("[3] in the file, [10] in the model", warning)
         self.assertIn("--init-prefix x: expected OLD=NEW", self.fails(config, "--init", "other_head.safetensors", "--init-prefix", "x"))
-        self.assertIn("expected that too", self.fails(config, "--init-ignore", "x"))
+        self.assertIn("expected --init FILE too", self.fails(config, "--init-ignore", "x"))
 
     def test_weights_that_are_not_safetensors(self):
         config = self.run_config("run", 1)
@@ -267,7 +267,7 @@ class CheckpointTest(ToolTest):
         self.assertIn("has no config.json", self.run_tool("eval", "run/checkpoints/latest").err)
 
     def test_resumes_a_checkpoint_by_its_tag(self):
-        """The run goes on from there, as if what came after had not been."""
+        """The run continues from there, and what was saved later has no effect."""
         self.train(self.run_config("run", 30), 2)
         whole, results = self.losses("run"), self.results("run")
         config = self.run_config("run", 30)
@@ -280,7 +280,7 @@ class CheckpointTest(ToolTest):
         self.assertIn("has no checkpoint global_step7; it has global_step10, ", self.fails(config, "--nproc", 2, "--resume", "global_step7"))
         shutil.copytree(self.folder / "run", self.folder / "other")
         self.assertIn("expected one of this run's, in run/checkpoints", self.fails(config, "--resume", "other/checkpoints/global_step10"))
-        outcome = self.run_tool("train", "--resume", config, "--nproc", 2)  # the word behind it is CONFIG
+        outcome = self.run_tool("train", "--resume", config, "--nproc", 2)  # the word after it is CONFIG
         self.assert_succeeded(outcome)
         self.assertIn("finished before", outcome.out)
         shutil.rmtree(self.folder / "run/checkpoints/global_step30")
@@ -323,7 +323,7 @@ class CheckpointTest(ToolTest):
         outcome = self.run_tool("train", config, "--nproc", 2)
         self.assertIn("no checkpoint at step 10, training goes on and tries again at each save: ", outcome.err)
         self.assertEqual(len(self.losses("run")), 20)
-        self.assertEqual(outcome.code, 1, outcome)  # but the last one is missed
+        self.assertEqual(outcome.code, 1, outcome)  # the last one fails
         self.assertIn("run/checkpoints", outcome.err)
 
 

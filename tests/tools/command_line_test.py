@@ -1,4 +1,4 @@
-"""The command's face: help, version, and mistakes in typing."""
+"""The command line: help, version, and mistyped commands and options."""
 import re
 import unittest
 

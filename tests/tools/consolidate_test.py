@@ -1,4 +1,4 @@
-"""`tessera consolidate`: what OUT means, sizes, mistakes, the bar. What is in the files is tests/checkpoint's matter."""
+"""`tessera consolidate`: what OUT means, sizes, mistakes, the bar. tests/checkpoint tests what is in the files."""
 import json
 import os
 import re

@@ -1,4 +1,4 @@
-"""Ranks that die and launchers that are told to end, in the middle of training."""
+"""Ranks that die and launchers that get a signal, in the middle of training."""
 import os
 import pty
 import re
@@ -19,7 +19,7 @@ class FailureTest(ToolTest):
             trainer={"max_steps": 1000000, "output_dir": "run", "device": "cpu"}, zero_optimization={"stage": 2}))
 
     def wait_for_steps(self, process, num_more=3):
-        """Until the run has reported some more."""
+        """Waits until the run has reported some more steps."""
         metrics = self.folder / "run" / "metrics.jsonl"
         give_up, start = time.monotonic() + 60, None
         while start is None or metrics.read_text().count("\n") < start + num_more:
@@ -46,7 +46,7 @@ class FailureTest(ToolTest):
         errors = [line for line in outcome.err.splitlines() if line.startswith("error: ")]
         self.assertEqual(len(errors), 1, outcome)
         self.assertIn(f"rank {killed} of {num_ranks} failed first: SIGKILL", errors[0])
-        # Rank 0's screen is the launcher's; a log stays where another rank has said how it noticed.
+        # Rank 0 prints to the launcher's terminal; the log of another rank is kept if it has an error.
         self.assertEqual("the log of rank" in outcome.err or "the logs of ranks" in outcome.err, num_ranks > 2, outcome)
         self.assertEqual(any(self.tmp.iterdir()), num_ranks > 2, outcome)
         self.assertNotRegex(outcome.err, NOISE, outcome)
@@ -60,7 +60,7 @@ class FailureTest(ToolTest):
         self.check_killed(0, 3)
 
     def check_told_to_end(self, number):
-        """It finishes the step, saves, says how to go on, and goes on from there when asked."""
+        """The run finishes the step, saves, prints how to resume, and resumes from there."""
         launcher, _ = self.start_training()
         launcher.send_signal(number)
         outcome = self.finish(launcher)
@@ -97,7 +97,7 @@ class FailureTest(ToolTest):
             self.assertEqual(list(self.tmp.iterdir()), [])
 
     def test_a_rank_by_hand_waits_for_the_others(self):
-        """It says so, and a signal ends it at once."""
+        """The launcher says so, and a signal ends it at once."""
         for rank, words in ((0, "for rank 1 of 2"), (1, "for rank 0 to serve the rendezvous at 127.0.0.1:")):
             by_hand = self.environment(RANK=rank, WORLD_SIZE=2, MASTER_ADDR="127.0.0.1", MASTER_PORT=free_port())
             with self.start("train", self.name, env=by_hand) as process:
@@ -110,12 +110,12 @@ class FailureTest(ToolTest):
                 self.assertLess(time.monotonic() - begin, 2)
 
     def resume_after_stop(self):
-        """What a run without a launcher has saved when it was told to stop is gone on with."""
+        """A run without a launcher saves when a signal stops it, and is resumed from that save."""
         last_step = self.lines_of_metrics()[-1]["step"]
         resumed = self.run_tool("train", self.name, "--resume", "--set", f"trainer.max_steps={last_step + 5}")
         self.assertEqual(resumed.code, 0, resumed)
         steps = [record["step"] for record in self.lines_of_metrics() if "loss" in record]
-        self.assertEqual(steps, list(range(1, last_step + 6)))  # none is lost, none is done again
+        self.assertEqual(steps, list(range(1, last_step + 6)))  # no step is missing or repeated
 
     def test_hang_up_without_a_launcher(self):
         process = self.start("train", self.name)
@@ -127,7 +127,7 @@ class FailureTest(ToolTest):
         self.resume_after_stop()
 
     def test_the_terminal_is_closed(self):
-        """The window of a run is closed: its shell's terminal is gone, and nothing can be printed any more."""
+        """The terminal of a run is closed, and nothing can be printed any more."""
         pid, terminal = pty.fork()
         if pid == 0:
             os.chdir(self.folder)
@@ -161,7 +161,7 @@ class FailureTest(ToolTest):
         self.assertEqual((self.folder / "run" / "config.json").read_bytes(), before)
 
     def test_a_second_run_in_the_folder(self):
-        """Is refused while the first one lives, stopped or not, and may go on once it was killed."""
+        """A second run is refused while the first one exists, stopped or not, and may start once the first was killed."""
         _, ranks = self.start_training()
         self.check_refused(ranks[0])
         os.kill(ranks[0], signal.SIGSTOP)
@@ -178,7 +178,7 @@ class FailureTest(ToolTest):
         self.assertFalse((self.folder / "run" / ".lock").exists())
 
     def test_a_full_disk(self):
-        """Is said once, with what is safe; with more room the run goes on from there."""
+        """A full disk is reported once, with the last good checkpoint; with more room the run resumes from there."""
         (self.folder / "run").mkdir()
         train = f"'{TESSERA}' train {self.name} --nproc 2 --set trainer.max_steps=60 --set trainer.save_every_steps=4 --set steps_per_print=20"
         script = f"mount -t tmpfs -o size=700k tmpfs run || exit 77; {train}; echo code $?; mount -o remount,size=50m run && exec {train} --resume"

@@ -14,7 +14,7 @@ import unittest
 from segmentation_test import write_png
 from tool import TESSERA, ToolTest, write_idx
 
-TIMEOUT_S = 30  # with four of them at once on a busy machine; what waits waits for ever
+TIMEOUT_S = 30  # for four at once on a busy machine; a command that waits for its input never ends
 
 
 def write_safetensors(path, tensors):
@@ -89,7 +89,7 @@ class InputFilesTest(ToolTest):
         return cases
 
     def check(self, number, name, args, kind):
-        """What is wrong with the end of the command; empty when nothing is."""
+        """What is wrong with how the command ended; empty if nothing is."""
         folder = self.folder / f"{number}_{kind}"
         shutil.copytree(self.inputs, folder)
         path = folder / name

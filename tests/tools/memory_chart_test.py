@@ -24,7 +24,7 @@ class ChartTest(ToolTest):
         self.trials = [t for t in json.loads((self.folder / "m" / "memory.json").read_text())["trials"] if t["rank"] == 0]
 
     def pixels(self, scheme):
-        """Rows of (red, green, blue), as a person would see them."""
+        """Rows of (red, green, blue) of a screenshot."""
         from PIL import Image
 
         picture = self.folder / f"{scheme}.png"

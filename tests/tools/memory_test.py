@@ -68,7 +68,7 @@ class MeasuredTest(ToolTest):
         self.assertNotIn("http", "".join(value for element in root.iter() for value in element.attrib.values()), "self-contained")
 
     def assert_every_colour_is_literal(self, root):
-        """Programs that know no style sheets, or no variables in them, draw what has no colour of its own in black."""
+        """Every element has its own colour, for programs that ignore style sheets and draw the others in black."""
         drawn = [element for element in root.iter() if element.tag.split("}")[1] in ("rect", "polygon", "line", "text")]
         self.assertGreater(len(drawn), 30)
         for element in drawn:
@@ -125,7 +125,7 @@ class EstimateTest(ToolTest):
         self.assertEqual(self.columns(out, -1), ["12.0", "9.0", "6.0", "3.0"])
 
     def test_of_a_configuration(self):
-        """As much as the same model's state is measured to be."""
+        """The estimate equals the measured state of the same model."""
         name = self.write("c.json", self.config(model={"type": "fashion_mnist_cnn", "channels": 16, "hidden": 256}, train_batch_size=10))
         for changes in ([], ["--set", "bf16.enabled=true"], ["--set", "optimizer.type=SGD", "--set", "data_types.grad_accum_dtype=fp32"]):
             changes = [*changes, "--set", "comm.backend=gloo"]
@@ -143,7 +143,7 @@ class EstimateTest(ToolTest):
 
     def test_fit(self):
         out = self.estimate("--params", "7.5e9", "--world", 64, "--fit", "80GiB")
-        self.assertIn("stage 0  in no world", out)
+        self.assertIn("stage 0  at no number of ranks", out)
         self.assertRegex(out, r"stage 1  from \d+ ranks on")
         self.assertIn("On 64 ranks the smallest stage that fits is 1.", out)
 
@@ -171,7 +171,7 @@ class MistakesTest(ToolTest):
         self.expect("--params many", "7.5e9", args=("--estimate", "--params", "many", "--world", 2))
         self.expect("--precision int8", "bf16", args=("--estimate", "--params", "1B", "--world", 2, "--precision", "int8"))
         self.expect("--fit 80GX", "GiB", args=("--estimate", "--params", "1B", "--fit", "80GX"))
-        self.expect("Adan", args=("--estimate", "--params", "1B", "--world", 2, "--optimizer", "Adan"))
+        self.expect("--optimizer Adan", "AdamW", args=("--estimate", "--params", "1B", "--world", 2, "--optimizer", "Adan"))
         self.write("taken", "a file")
         self.expect("--out taken", args=(name, "--nproc", 2, "--out", "taken"))
 

@@ -15,10 +15,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "monitor"))
 
 import mlflow_server  # noqa: E402
-from mlflow_server import MlflowServer, free_port, params_of  # noqa: E402
+from mlflow_server import MlflowServer, params_of  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # noqa: E402
-from tool import ToolTest  # noqa: E402
+from tool import ToolTest, free_port  # noqa: E402
 
 
 class MonitoringTest(ToolTest):
@@ -60,7 +60,7 @@ def decoded(data):
 
 class MonitorsTest(MonitoringTest):
     def test_histograms_of_the_whole_model(self):
-        """What ranks count of their shards is the model, the same at each stage."""
+        """The histograms of the ranks' shards add up to the whole model's, the same at each stage."""
         seen = []
         for stage in (3, 0):
             self.assert_succeeded(self.run_tool("train", self.write("config.json", self.config(
@@ -157,7 +157,7 @@ class MlflowTrainingTest(MonitoringTest):
         return run
 
     def start_long(self):
-        """A run of two ranks without end that has done some steps: its launcher, and the configuration's name."""
+        """An endless run of two ranks after some steps: its launcher, and the configuration's name."""
         name = self.write("config.json", self.config(trainer={"max_steps": 1000000, "output_dir": "run", "device": "cpu"}, mlflow=self.mlflow))
         launcher = self.start("train", name, "--nproc", 2)
         give_up = time.monotonic() + 60

@@ -35,7 +35,7 @@ class ReadmeTest(ToolTest):
         self.assertEqual(fenced(OWN_MODEL, "cpp")[0], example, "the whole program")
 
     def test_first_screen(self):
-        """What it is, the picture, the two commands and the loop, in this order."""
+        """README.md begins with what Tessera is, the picture, the two commands and the loop, in this order."""
         parts = [README.index(part) for part in ("Tessera is ", "](docs/peers.svg)", "make demo ", "make test ", "tessera::initialize", "## ")]
         self.assertEqual(parts, sorted(parts))
         self.assertLess(README[:parts[-2]].count("\n"), 40)

@@ -1,4 +1,4 @@
-"""A terminal in little: runs a command on a pseudo terminal and renders what it wrote, as a screen would show it."""
+"""A minimal terminal: runs a command on a pseudo terminal and renders what it wrote as lines of a screen."""
 import fcntl
 import os
 import pty
@@ -10,7 +10,7 @@ import time
 
 
 def run_on_terminal(start, columns, timeout_s):
-    """`start(stdin=, stdout=, stderr=)` starts the process. Returns it, ended, and the bytes it wrote."""
+    """`start(stdin=, stdout=, stderr=)` starts the process. Returns the ended process and the bytes it wrote."""
     ours, theirs = pty.openpty()
     try:
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 24, columns, 0, 0))

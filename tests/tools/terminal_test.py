@@ -37,7 +37,7 @@ class TerminalTest(ToolTest):
         self.assertTrue(any(part.startswith("evaluate: ") for part in drawn))
         for part in drawn:
             self.assertLess(len(part), COLUMNS, part)  # the last column stays free
-        self.assertNotIn("\nstep ", text)  # the bar says it
+        self.assertNotIn("\nstep ", text)  # the bar shows it
 
         screen = render(written, COLUMNS)
         bars = [line for line in screen if re.match(r"(train|evaluate): ", line)]
@@ -91,7 +91,7 @@ class TerminalTest(ToolTest):
             self.assertNotIn(b"\x1b", written)
 
     def test_a_narrow_terminal(self):
-        """Lines are broken between words, by us: the terminal never has to break one."""
+        """Lines are wrapped between words by the command, never by the terminal."""
         written = self.train("--set", "scheduler.type=StepLR", "--set", "scheduler.params.step_size=1", "--set", "scheduler.params.gamma=0.1",
                              "-n", 2, columns=60)
         screen = render(written, 60)

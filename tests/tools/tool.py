@@ -24,7 +24,7 @@ EXAMPLE_MINIMAL = os.environ.get("EXAMPLE_MINIMAL", str(ROOT / "build" / "exampl
 NUM_TRAIN, NUM_TEST = 203, 101  # primes: they divide by no number of ranks
 TIMEOUT_S = 120
 MARKER = "TESSERA_TEST_MARKER"
-# What must never be shown: a C++ runtime's, libtorch's and Python's way of failing.
+# Text that must never be printed: crashes of the C++ runtime, libtorch and Python.
 NOISE = re.compile(r"terminate called|what\(\)|Traceback|frame #|\[[WEIF]\d{3}|\[rank\d|Sanitizer|Aborted|core dumped")
 
 
@@ -70,8 +70,8 @@ class Outcome:
 
 
 class ToolTest(unittest.TestCase):
-    """A folder of its own for every test, which is also the working directory and holds the temporary files of whatever
-    the test starts; all of that is marked, so that nothing can be left behind unseen."""
+    """Every test has a folder of its own: the working directory and the temporary files of the processes it starts. Those
+    processes have a marker in their environment, so that any that stay behind are found."""
 
     maxDiff = None
 
@@ -91,7 +91,7 @@ class ToolTest(unittest.TestCase):
     # ------------------------------------------------------------------------------------------- starting
 
     def config(self, **changes):
-        """A run of a few steps; a change of None removes the key."""
+        """The configuration of a run of a few steps; a change of None removes the key."""
         config = {
             "model": {"type": "fashion_mnist_cnn", "channels": 4, "hidden": 16},
             "data": {"type": "fashion_mnist", "path": str(self.data)},
@@ -104,7 +104,7 @@ class ToolTest(unittest.TestCase):
         return {key: value for key, value in config.items() if value is not None}
 
     def write(self, name, content):
-        """A file in the test's folder; what is not text becomes JSON."""
+        """Writes a file into the test's folder: text as it is, anything else as JSON."""
         path = self.folder / name
         path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
         return name
@@ -122,7 +122,7 @@ class ToolTest(unittest.TestCase):
                                 text=True, encoding="utf-8", errors="replace", **options)
 
     def finish(self, process):
-        """Waits for its end; the seconds count from here."""
+        """Waits for the end of the process; the seconds count from here."""
         start = time.monotonic()
         out, err = process.communicate(timeout=TIMEOUT_S)
         return Outcome(process.args, process.returncode, out, err, time.monotonic() - start)
@@ -131,7 +131,7 @@ class ToolTest(unittest.TestCase):
         return self.finish(self.start(*args, env=env, program=program))
 
     def start_by_hand(self, world_sizes, *args):
-        """One process for every entry of `world_sizes`, as the rank of that place, each told that WORLD_SIZE."""
+        """One process for every entry of `world_sizes`: its index is RANK, its value WORLD_SIZE."""
         port = free_port()
         return [self.start(*args, env={"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "MASTER_ADDR": "127.0.0.1",
                                        "MASTER_PORT": port})
@@ -140,7 +140,7 @@ class ToolTest(unittest.TestCase):
     # ------------------------------------------------------------------------------------- looking at it
 
     def marked(self):
-        """The processes this test has started that still run, whoever their parent is now: pid -> environment."""
+        """The processes this test has started that still run, orphans included: pid -> environment."""
         found = {}
         for entry in os.listdir("/proc"):
             if entry.isdigit() and int(entry) != os.getpid():

@@ -8,7 +8,7 @@ LETTERS = "abcdefghij"
 
 
 class TrainedRunTest(ToolTest):
-    """A text is positive when it has a 好, and negative when it has a 坏; no two are alike."""
+    """Texts, all different: positive ones contain 好, negative ones 坏."""
 
     @classmethod
     def setUpClass(cls):
@@ -55,7 +55,7 @@ class TrainedRunTest(ToolTest):
         before = self.eval_results()
         others = self.folder / "others"
         others.mkdir()
-        for label in ("neg", "pos"):  # the same texts behind others, whose characters are more frequent
+        for label in ("neg", "pos"):  # the same texts after others, whose characters are more frequent
             (others / f"{label}.txt").write_text("\n".join(f"{chr(0x4e00 + i)}{chr(0x4e00 + i)}{label}" for i in range(60)) + "\n" +
                                                  (self.texts / f"{label}.txt").read_text(encoding="utf-8"), encoding="utf-8")
         self.assert_succeeded(self.run_tool("eval", "run", "--set", f"data.path={others}", "--set", "trainer.num_workers=1"))

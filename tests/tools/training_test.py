@@ -124,7 +124,7 @@ class StartingTest(ToolTest):
         outcome = self.run_tool("--no-python", "--nproc-per-node", 2, "--master-port", free_port(), TESSERA, *self.again,
                                 program=program)
         self.assertEqual(outcome.code, 0, outcome)
-        self.assertEqual(outcome.out.count("eval     accuracy"), 1, outcome)  # rank 0 alone talks
+        self.assertEqual(outcome.out.count("eval     accuracy"), 1, outcome)  # only rank 0 prints
         self.check()
         failed = self.run_tool("--no-python", "--nproc-per-node", 2, "--master-port", free_port(), TESSERA, *self.again,
                                "--set", "data.path=/nowhere", program=program)

@@ -1,4 +1,4 @@
-// Casts that autograd saves under autocast: released with their unit, and the same again when it is gathered.
+// Casts that autograd saves under autocast: released with their unit, and restored when it is gathered.
 #include <ATen/autocast_mode.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -57,7 +57,7 @@ std::string train(const std::shared_ptr<FailurePlan>& plan, const comm::Communic
     rig.residency().wait_all();  // for the first gathers of a third step
   });
   if (error.empty()) return error;
-  if (!in_shared_memory()) {  // where most all-gathers are none of Residency's
+  if (!in_shared_memory()) {  // there most all-gathers are not Residency's
     EXPECT_EQ(error_of([&] { rig.residency().rethrow(); }), error) << "every later call says so again";
   }
   EXPECT_EQ(error_of([&] { model->forward(randint(11, {4, 2}, 9)); }), "") << "operators go on with zeros";

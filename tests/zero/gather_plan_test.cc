@@ -1,5 +1,5 @@
-// Plans are simulated and held to: every operator finds its units, the budget is kept, and the
-// number of gathers is the least possible.
+// Plans are simulated: every operator finds its units, the budget is kept, and the number of gathers is
+// minimal.
 #include "zero/gather_plan.h"
 
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@
 namespace tessera::zero {
 namespace {
 
-/// One operator after another, each touching the units given; written down as Residency does.
+/// A trace as Residency records it: one operator after another, each touching the units given.
 Trace trace_of(const std::vector<std::vector<int>>& operators) {
   Trace trace;
   for (int64_t number = 0; number < static_cast<int64_t>(operators.size()); ++number) {
@@ -49,7 +49,7 @@ PlanBudget budget_of(int num_units, int capacity, int64_t prefetch_numel) {
   return budget;
 }
 
-/// Units the operator that runs at `position` has touched so far: they cannot go.
+/// Units that the operator at `position` has touched so far, which must not be released.
 std::set<int> pinned_at(const Trace& trace, size_t position) {
   std::set<int> pinned;
   for (size_t p = 0; p <= position; ++p)
@@ -87,7 +87,7 @@ std::map<int, int> simulate(const Trace& trace, std::set<int> resident, const Pl
   return gathers;
 }
 
-/// The fewest gathers any policy needs: all choices of a victim are followed.
+/// The fewest gathers of any policy: tries every choice of the unit to release.
 int fewest_gathers(const Trace& trace, size_t capacity) {
   std::map<std::set<int>, int> states{{{}, 0}};
   for (const Use& use : trace) {
@@ -209,7 +209,8 @@ TEST(GatherPlan, FetchesAheadWithinItsBudget) {
 }
 
 TEST(GatherPlan, BackwardIsFetchedAheadToo) {
-  // With room for three, one is in use, and the next is on its way: only the turn finds units that are there.
+  // Room for three: one is in use and the next in flight, so only where the order turns are units already
+  // there.
   const Trace trace = one_by_one(forward_backward(8));
   const GatherPlan plan = make_plan(trace, {}, budget_of(8, 3, 1000));
   for (size_t p = 1; p < trace.size(); ++p) {

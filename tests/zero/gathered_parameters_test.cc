@@ -1,4 +1,4 @@
-// GatheredParameters: whole parameters in hand, at every stage, between and inside passes.
+// GatheredParameters at every stage, between and inside passes.
 #include "zero/gathered_parameters.h"
 
 #include <c10/core/CPUAllocator.h>
@@ -110,7 +110,7 @@ TEST(GatheredParameters, BetweenAndInsidePasses) {
         const auto write = [&](ShardedModel& sharded, ChainImpl& chain, int step) {
           GatheredParameters gathered(sharded, {name}, 0);
           const at::NoGradGuard no_grad;
-          // Not through `parameter` itself: autograd's saved views of it would rightly complain.
+          // Not through `parameter` itself: autograd would report that a saved view was modified.
           at::Tensor parameter = chain.named_parameters()[name];
           if (comm->rank() == 0)
             static_cast<float*>(parameter.data_ptr())[5] = 0.01f * static_cast<float>(step);
@@ -120,7 +120,8 @@ TEST(GatheredParameters, BetweenAndInsidePasses) {
           at::Tensor x = batch(comm->rank(), step);
           if (place == 0) write(*of.sharded, chain, step);
           for (int i = 0; i < 5; ++i) {
-            // Rank 1 does without layer 1 once the order is known: at place 1 it stands behind rank 0.
+            // Once the order is known rank 1 skips layer 1, so that at place 1 it has issued fewer gathers
+            // than rank 0.
             const bool skips = i == 1 && step > 0 && comm->rank() == 1;
             if (!skips) x = at::tanh(chain.layers[i]->forward(x));
             if (place == 1 && i == 1) write(*of.sharded, chain, step);
@@ -150,7 +151,7 @@ TEST(GatheredParameters, HeldWhileTheModelRuns) {
       at::Tensor loss;
       {
         GatheredParameters gathered(*of.sharded, {"fc0.weight", "fc3.weight"}, 0);
-        for (int i : {0, 3}) {  // by raw pointer, so that the order of use knows nothing of it
+        for (int i : {0, 3}) {  // by raw pointer, so that it is not part of the order of use
           auto* values = static_cast<float*>(chain.layers[i]->weight.data_ptr());
           std::transform(values, values + kWidth * kWidth, values, [](float value) { return value * 1.5f; });
         }
@@ -168,7 +169,7 @@ TEST(GatheredParameters, HeldWhileTheModelRuns) {
   });
 }
 
-// A plan that needs a held unit takes it over: to let go of it then must not take it from the plan.
+// Where the plan needs a unit that is held, closing the GatheredParameters must not release it.
 TEST(GatheredParameters, AUnitThatThePlanHasTakenOverStays) {
   if (in_shared_memory()) GTEST_SKIP() << "nothing is gathered";
   run_ranks(2, [](comm::CommunicatorPtr comm) {

@@ -159,7 +159,7 @@ std::vector<ParameterSpec> random_specs(std::mt19937& random) {
   return specs;
 }
 
-/// Every element of every parameter has one place, and one owner.
+/// Every element of every parameter has one place and one owner.
 void expect_partition(const Layout& layout) {
   std::vector<bool> placed(layout.parameters().size(), false);
   for (int unit = 0; unit < layout.num_units(); ++unit) {

@@ -1,4 +1,4 @@
-// What the dispatcher's callback hears of: which operators make which units resident, and for how long.
+// OperatorListener and Residency: which operators make which units resident, and for how long.
 #include "zero/operator_listener.h"
 
 #include <gtest/gtest.h>
@@ -12,7 +12,8 @@
 namespace tessera::zero::testing {
 namespace {
 
-/// Each parameter in a unit of its own, one unit's room: operators that need several must be given them all.
+/// Each parameter in a unit of its own, and room for one unit: an operator that needs several must still get
+/// all.
 void one_unit_at_a_time(ShardedModelOptions& options) {
   options.unit_numel = 16;
   options.residency.capacity_units = 1;
@@ -98,7 +99,7 @@ TEST(Listener, OptionalTensorsCount) {
   EXPECT_EQ(rig.residency().cache().counts.gathers, (std::vector<int>{0, 1, 0}));
 }
 
-/// Reads by raw pointer, as kernels do: the sum of all elements of those that are there.
+/// Reads by raw pointer, as kernels do: the sum of all elements of the defined ones.
 at::Tensor sum_of_present(const c10::List<std::optional<at::Tensor>>& tensors) {
   float sum = 0;
   for (const std::optional<at::Tensor>& tensor : tensors)
@@ -217,7 +218,7 @@ TEST(Listener, TwoModelsOnOneThread) {
     rig_a.sharded->skip_step();
     rig_b->sharded->skip_step();
   }
-  rig_b.reset();  // the other one goes on hearing
+  rig_b.reset();  // rig_a's listener stays active
   rig_a.backward(a->forward(x).sum());
   EXPECT_TRUE(same_bits(rig_a.gradients(), plain_gradients(*plain_a, plain_a->forward(x).sum())));
 }

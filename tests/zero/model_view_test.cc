@@ -1,4 +1,4 @@
-// Which models can be sharded, what they look like afterwards, and that TorchScript's can too.
+// Which models can be sharded, TorchScript's among them, and what they look like afterwards.
 #include "zero/model_view.h"
 
 #include <gmock/gmock.h>
@@ -154,7 +154,7 @@ TEST(ModelView, TorchScriptTrainsTheSameAtStage3) {
   }
 }
 
-/// A torch.jit.fork as the compiler leaves it, put into a block.
+/// Adds a torch.jit.fork, as the compiler writes it, to a block.
 void add_fork(torch::jit::Block* block, torch::jit::Graph& graph) {
   torch::jit::Node* fork = graph.create(at::prim::fork, 1);
   auto forked = std::make_shared<torch::jit::Graph>();

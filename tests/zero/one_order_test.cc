@@ -14,9 +14,8 @@ using ::testing::HasSubstr;
 
 using Log = std::vector<std::string>;
 
-/// Like NCCL: test() says nothing of the other ranks (the device is far behind), and a wait is for
-/// streams. The streams are in order here: a wait returns when the collective is done, which only ends if
-/// all ranks issue all collectives in one order.
+/// Like NCCL with the device far behind: test() is always false, and a wait blocks until the collective is
+/// done, as an in-order stream would. So a step ends only if all ranks issue all collectives in one order.
 class StreamOrdered final : public tessera::testing::ForwardingCommunicator {
  public:
   /// `log`: gathers and reductions in the order of their issue, of this group and those duplicated from it.
@@ -52,12 +51,6 @@ class StreamOrdered final : public tessera::testing::ForwardingCommunicator {
   std::vector<std::string> names_;
 };
 
-/// Layers `used` only.
-at::Tensor through(ChainImpl& model, const std::vector<int>& used, at::Tensor x) {
-  for (int i : used) x = at::tanh(model.layers[i]->forward(x));
-  return x;
-}
-
 constexpr int kNumLayers = 8;
 const std::vector<int> kAll{0, 1, 2, 3, 4, 5, 6, 7};
 
@@ -89,7 +82,7 @@ std::vector<size_t> expect_one_order(const Loss& loss_of, const Change& change =
 
 TEST(OneOrder, OfGathersAndReductions) {
   expect_one_order([](ChainImpl& model, int rank, int step) {
-    return through(model, kAll, batch(rank, step)).square().sum();
+    return model.through(kAll, batch(rank, step)).square().sum();
   });
 }
 
@@ -99,7 +92,7 @@ TEST(OneOrder, WhenRanksSkipUnits) {
       SCOPED_TRACE(str(join(used, " "), " overlap ", overlap));
       expect_one_order(
           [&](ChainImpl& model, int rank, int step) {
-            return through(model, step > 0 && rank == 1 ? used : kAll, batch(rank, step)).square().sum();
+            return model.through(step > 0 && rank == 1 ? used : kAll, batch(rank, step)).square().sum();
           },
           [&](ShardedModelOptions& options) {
             options.residency.overlap = options.reducer.overlap = overlap;
@@ -108,8 +101,8 @@ TEST(OneOrder, WhenRanksSkipUnits) {
   }
 }
 
-// The first unit of the agreed order never completes on rank 1: its reduction
-// goes out in its turn, with zeros.
+// The first unit of the agreed order never completes on rank 1: its reduction is issued in its turn, with
+// zeros.
 TEST(OneOrder, WhenARankLacksAGradient) {
   const std::vector<size_t> num_late = expect_one_order([](ChainImpl& model, int rank, int step) {
     at::Tensor x = batch(rank, step);
@@ -122,15 +115,15 @@ TEST(OneOrder, WhenARankLacksAGradient) {
   EXPECT_EQ(num_late, std::vector<size_t>(5, 0));
 }
 
-// On rank 1 a bias is used early too (its unit has been fetched ahead), so its gradient is
-// complete late: after its unit's turn.
+// Rank 1 also uses a bias early (its unit has been fetched ahead), so its gradient is complete only after its
+// unit's turn.
 TEST(OneOrder, WhenAGradientComesAfterItsTurn) {
   if (in_shared_memory()) GTEST_SKIP() << "no gather has a turn before it";
   const std::vector<size_t> num_late = expect_one_order(
       [](ChainImpl& model, int rank, int step) {
-        at::Tensor x = through(model, {0}, batch(rank, step));
+        at::Tensor x = model.through({0}, batch(rank, step));
         if (step > 0 && rank == 1) x = x + at::tanh(model.layers[3]->bias);
-        return through(model, {1, 2, 3, 4, 5, 6, 7}, x).square().sum();
+        return model.through({1, 2, 3, 4, 5, 6, 7}, x).square().sum();
       },
       [](ShardedModelOptions& options) { options.residency.capacity_units = 4; });
   EXPECT_EQ(num_late, (std::vector<size_t>{0, 1, 1, 1, 1}));
@@ -138,9 +131,9 @@ TEST(OneOrder, WhenAGradientComesAfterItsTurn) {
 
 TEST(OneOrder, WhenItChangesOnAllRanks) {
   expect_one_order([](ChainImpl& model, int rank, int step) {
-    at::Tensor y = through(model, kAll, batch(rank, step));
+    at::Tensor y = model.through(kAll, batch(rank, step));
     if (step >= 2) y = at::tanh(model.extra->forward(y));
-    if (step >= 4) y = model.layers[0]->forward(y);  // known to the plan, at another place
+    if (step >= 4) y = model.layers[0]->forward(y);  // in the plan, but at another place
     return y.square().sum();
   });
 }
@@ -153,15 +146,15 @@ TEST(OneOrder, WhenRanksGatherInTheMiddle) {
     for (int step = 0; step < 4; ++step) {
       at::Tensor x = batch(comm->rank(), step);
       const bool skips = step > 0 && comm->rank() == 1;
-      x = through(*model, skips ? std::vector<int>{0, 1} : std::vector<int>{0, 1, 2}, x);
+      x = model->through(skips ? std::vector<int>{0, 1} : std::vector<int>{0, 1, 2}, x);
       GatheredParameters(*rig.sharded, {"fc6.weight"}).close();
-      rig.step(through(*model, {3, 4, 5, 6, 7}, x).square().sum());
+      rig.step(model->through({3, 4, 5, 6, 7}, x).square().sum());
     }
   });
   EXPECT_EQ(logs[0], logs[1]);
 }
 
-// Gradients leave p.grad as backward goes on: what keeps their memory sharded.
+// Gradients leave p.grad during backward, so that their memory stays sharded.
 TEST(OneOrder, GradientsAreReducedDuringBackward) {
   std::array<Log, 2> logs;
   run_ranks(2, [&](comm::CommunicatorPtr comm) {
@@ -175,11 +168,11 @@ TEST(OneOrder, GradientsAreReducedDuringBackward) {
     };
     for (int step = 0; step < 4; ++step) {
       most = 0;
-      rig.step(through(*model, kAll, batch(comm->rank(), step)).square().sum());
-      // In the first step the order is still that of registration, where the
-      // layer that nobody uses comes first.
+      rig.step(model->through(kAll, batch(comm->rank(), step)).square().sum());
+      // In the first step the order is still that of registration, in which the unused layer comes first.
       EXPECT_LE(most, step == 0 ? 2 * kNumLayers : 2) << "step " << step;
-      EXPECT_LE(rig.sharded->gradients().max_slots_in_use(), 4);
+      const int64_t unit_bytes = 4 * rig.sharded->layout().units()[0].numel;  // all units are alike
+      EXPECT_LE(rig.sharded->gradients().slot_bytes(), 4 * unit_bytes);
     }
   });
 }

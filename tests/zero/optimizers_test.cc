@@ -32,7 +32,7 @@ double max_error(const at::Tensor& found, const at::Tensor& expected) {
   return ((found.to(at::kDouble) - reference).abs().max() / reference.abs().max()).item<double>();
 }
 
-/// Weights and gradients of a run: the same for both sides. Gradients span magnitudes, as real ones do.
+/// Weights and gradients of a run, the same for both implementations. Gradients span many magnitudes.
 struct Scenario {
   at::Tensor weights;
   std::vector<at::Tensor> grads;

@@ -67,7 +67,7 @@ TEST(ReleasedMemory, ModelAndEngineMayGoInEitherOrder) {
   }
 }
 
-/// The error of a write, in a fresh model at each stage that shards anything.
+/// The error of a write, in a new model at each stage that shards parameters.
 void expect_refused(const std::string& operator_name, const std::function<void(ChainImpl&)>& write) {
   for (int stage : {1, 2, 3}) {
     Chain model(2);

@@ -76,7 +76,7 @@ TEST(ShardedOptimizer, NamesTheFirstNonFiniteGradient) {
           const bool guilty = comm->rank() == world - 1;
           const double inf = std::numeric_limits<double>::infinity();
           at::Tensor loss = model->forward({1, 1, 1});
-          if (guilty)  // its last elements, and those of all vectors behind it
+          if (guilty)  // its last elements, and those of all later vectors
             for (int i = bad; i < 3; ++i) loss = loss + (model->vectors[i].slice(0, -2) * inf).sum();
           rig.backward(loss);
           const GradientSummary summary = rig.sharded->summarize_gradients();
@@ -136,7 +136,7 @@ std::vector<at::Tensor> trained(int world, int stage, const Change& change) {
   return result;
 }
 
-/// Of the test that runs; the backend is run_ranks()'s affair.
+/// Of the current test, on run_ranks()'s backend.
 class EveryOptimizer : public ::testing::TestWithParam<std::tuple<OptimizerKind, std::string>> {};
 
 TEST_P(EveryOptimizer, DoesNotDependOnTheCut) {

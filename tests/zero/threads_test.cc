@@ -1,4 +1,4 @@
-// Models that are run by other threads than the one that made the engine, and by two threads at once.
+// Models used by other threads than the engine's, and by two threads at once.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -39,7 +39,7 @@ TEST(Threads, EachStepMayHaveAThreadOfItsOwn) {
   }
 }
 
-/// Reads weights over and over, on a thread of its own, while one lives.
+/// Reads weights repeatedly on a thread of its own, from construction to destruction.
 class Reader {
  public:
   explicit Reader(ChainImpl& model)
@@ -124,7 +124,7 @@ TEST(Threads, ReadingDuringAnUpdateIsAnError) {
               AllOf(HasSubstr("unit 1"), HasSubstr("another one is in step()")));
 }
 
-// Whatever the interleaving: an error, or right values; no crash.
+// Any interleaving gives an error or right values, and no crash.
 TEST(Threads, TwoThreadsThatTrainAndReadAtOnce) {
   Chain model(4);
   Rig rig(*model, alone(), 3);

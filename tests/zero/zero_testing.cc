@@ -21,6 +21,11 @@ at::Tensor ChainImpl::forward(at::Tensor x) {
   return x;
 }
 
+at::Tensor ChainImpl::through(const std::vector<int>& used, at::Tensor x) {
+  for (int i : used) x = at::tanh(layers[i]->forward(x));
+  return x;
+}
+
 Rig::Rig(const ModelView& view, comm::CommunicatorPtr comm, int stage, const Change& change) {
   at::set_num_threads(1);
   ShardedModelOptions options;

@@ -1,5 +1,4 @@
-// A sharded model without the engine around it, models whose units are known,
-// and communicators that fail on request.
+// A sharded model without an engine, models whose units are known, and communicators that fail on request.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -43,6 +42,8 @@ constexpr int64_t kLinearNumel = kWidth * kWidth + 16;
 struct ChainImpl : torch::nn::Module {
   explicit ChainImpl(int num_layers, uint64_t seed = 1);
   at::Tensor forward(at::Tensor x);
+  /// Through the layers `used` only, in that order.
+  at::Tensor through(const std::vector<int>& used, at::Tensor x);
   std::vector<torch::nn::Linear> layers;
   torch::nn::Linear extra{nullptr};
 };
@@ -93,7 +94,7 @@ struct FailurePlan {
   std::atomic<int> count{0};
 };
 
-/// Throws at one all-gather.
+/// Fails at the all-gather of its FailurePlan.
 class FailingCommunicator final : public tessera::testing::ForwardingCommunicator {
  public:
   FailingCommunicator(comm::CommunicatorPtr inner, std::shared_ptr<FailurePlan> plan)

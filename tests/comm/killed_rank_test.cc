@@ -1,0 +1,178 @@
+// Ranks as processes: one is killed, stopped or fails, and the others end with an error that names it.
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <cstdlib>
+#include <filesystem>
+
+#include "core/str.h"
+#include "launcher/launch.h"
+#include "tests/comm/comm_testing.h"
+
+namespace tessera::comm {
+namespace {
+
+using testing::free_port;
+using testing::Processes;
+using testing::rank_variables;
+using testing::RankProcess;
+using testing::seconds_since;
+using testing::start;
+using testing::Variables;
+using Clock = std::chrono::steady_clock;
+
+class OnEachBackend : public ::testing::TestWithParam<std::string> {};
+INSTANTIATE_TEST_SUITE_P(Backends, OnEachBackend, ::testing::Values("shm", "gloo"),
+                         [](const auto& info) { return info.param; });
+
+TEST_P(OnEachBackend, AKilledRankIsNamedWithinSeconds) {
+  Processes processes = start("loop", 3, {{"TEST_BACKEND", GetParam()}});
+  for (const auto& process : processes) ASSERT_TRUE(process->await_output("running")) << process->output();
+  const auto begin = Clock::now();
+  processes[1]->kill(SIGKILL);
+  EXPECT_EQ(processes[1]->wait(), 128 + SIGKILL);
+  for (const int rank : {0, 2}) {
+    EXPECT_EQ(processes[rank]->wait(), 3);
+    EXPECT_NE(processes[rank]->output().find(": rank 1 is gone (connection closed)\n"), std::string::npos)
+        << processes[rank]->output();
+  }
+  EXPECT_LT(seconds_since(begin), 5);
+}
+
+TEST_P(OnEachBackend, RankZeroKilledTakesTheStoreWithIt) {
+  Processes processes = start("loop", 3, {{"TEST_BACKEND", GetParam()}});
+  for (const auto& process : processes) ASSERT_TRUE(process->await_output("running")) << process->output();
+  const auto begin = Clock::now();
+  processes[0]->kill(SIGKILL);
+  for (const int rank : {1, 2}) {
+    EXPECT_EQ(processes[rank]->wait(), 3);
+    EXPECT_NE(processes[rank]->output().find("error: rank 0 is gone: its store at 127.0.0.1:"),
+              std::string::npos)
+        << processes[rank]->output();
+  }
+  EXPECT_LT(seconds_since(begin), 5);
+}
+
+// Its process still exists, so no connection closes: comm.timeout_s ends the waits.
+TEST_P(OnEachBackend, AStoppedRankIsWaitedForUntilTheTimeout) {
+  Processes processes = start("loop", 3, {{"TEST_BACKEND", GetParam()}, {"TEST_TIMEOUT_MS", "2000"}});
+  for (const auto& process : processes) ASSERT_TRUE(process->await_output("running")) << process->output();
+  const auto begin = Clock::now();
+  processes[1]->kill(SIGSTOP);
+  for (const int rank : {0, 2}) {
+    EXPECT_EQ(processes[rank]->wait(), 3);
+    EXPECT_NE(processes[rank]->output().find("rank 1 has not arrived within 2 s"), std::string::npos)
+        << processes[rank]->output();
+  }
+  EXPECT_GT(seconds_since(begin), 1.5);
+  EXPECT_LT(seconds_since(begin), 10) << "the rendezvous has 30 s";
+  processes[1]->kill(SIGKILL);
+}
+
+TEST_P(OnEachBackend, AnErrorOfOneRankEndsTheOthers) {
+  const auto begin = Clock::now();
+  const Processes processes = start("fail", 3, {{"TEST_BACKEND", GetParam()}});
+  EXPECT_EQ(processes[1]->wait(), 3);
+  EXPECT_EQ(processes[1]->output(), "error: data/train: truncated\n");
+  for (const int rank : {0, 2}) {
+    EXPECT_EQ(processes[rank]->wait(), 3);
+    EXPECT_NE(processes[rank]->output().find("rank 1 left the group: an error ended it"), std::string::npos)
+        << processes[rank]->output();
+  }
+  EXPECT_LT(seconds_since(begin), 10);
+}
+
+// The table in docs/communication.md, row by row: ranks started by hand. One is killed while the other
+// waits; rank 0 takes the store with it.
+class KilledRank : public ::testing::TestWithParam<std::tuple<std::string, int>> {};
+INSTANTIATE_TEST_SUITE_P(Waits, KilledRank,
+                         ::testing::Combine(::testing::Values("shm", "gloo"), ::testing::Values(0, 1)),
+                         [](const auto& info) {
+                           return str(std::get<0>(info.param), "_rank_", std::get<1>(info.param));
+                         });
+
+TEST_P(KilledRank, EndsEveryWait) {
+  const auto& [backend, victim] = GetParam();
+  std::vector<std::pair<std::string, Processes>> groups;
+  for (const char* what : {"connecting", "all_gather", "reduce_scatter", "all_reduce", "broadcast", "barrier",
+                           "exchange", "duplicate"}) {
+    groups.emplace_back(
+        what, start("wait", 2, {{"TEST_BACKEND", backend}, {"TEST_VICTIM", std::to_string(victim)}}, what));
+  }
+  for (const auto& [what, processes] : groups)
+    EXPECT_EQ(processes[victim]->wait(), 128 + SIGKILL) << what << processes[victim]->output();
+  const auto begin = Clock::now();
+  for (const auto& [what, processes] : groups) {
+    EXPECT_EQ(processes[1 - victim]->wait(), 3) << what;
+    EXPECT_NE(processes[1 - victim]->output().find(str("rank ", victim, " is gone")), std::string::npos)
+        << what << processes[1 - victim]->output();
+  }
+  EXPECT_LT(seconds_since(begin), 10);
+}
+
+TEST_P(OnEachBackend, AKilledRankEndsWaitsUnderTheLauncherToo) {
+  ::setenv("TEST_BACKEND", GetParam().c_str(), 1);
+  ::setenv("TEST_VICTIM", "1", 1);
+  for (const char* what : {"all_reduce", "exchange"}) {
+    launcher::Options options;
+    options.nproc = 3;
+    options.program =
+        (std::filesystem::read_symlink("/proc/self/exe").parent_path() / "comm_test_rank").string();
+    options.args = {"wait", what};
+    const auto begin = Clock::now();
+    EXPECT_EQ(launcher::run(options, Logger()), 128 + SIGKILL);
+    EXPECT_LT(seconds_since(begin), 15);
+  }
+  ::unsetenv("TEST_BACKEND");
+  ::unsetenv("TEST_VICTIM");
+}
+
+TEST(ProcessTest, AKilledRankEndsTheWaitForSharedMemory) {
+  for (const std::string what : {"allocate_symmetric", "allocate_shared"}) {
+    const Processes processes = start("wait", 2, {{"TEST_BACKEND", "shm"}, {"TEST_VICTIM", "0"}}, what);
+    EXPECT_EQ(processes[0]->wait(), 128 + SIGKILL);
+    const auto begin = Clock::now();
+    EXPECT_EQ(processes[1]->wait(), 3);
+    EXPECT_NE(processes[1]->output().find("rank 0 is gone"), std::string::npos) << processes[1]->output();
+    EXPECT_LT(seconds_since(begin), 5);
+  }
+}
+
+TEST(ProcessTest, ARankKilledAtTheRendezvousEndsItWhenTheOthersHaveCome) {
+  const int port = free_port();
+  Variables first = rank_variables(0, 3, port), second = rank_variables(1, 3, port),
+            third = rank_variables(2, 3, port);
+  second.emplace("TEST_VICTIM", "1");
+  RankProcess zero({"wait", "rendezvous"}, first), one({"wait", "rendezvous"}, second);
+  EXPECT_EQ(one.wait(), 128 + SIGKILL);
+  const auto begin = Clock::now();
+  RankProcess two({"wait", "rendezvous"}, third);
+  for (RankProcess* process : {&zero, &two}) {
+    EXPECT_EQ(process->wait(), 3);
+    EXPECT_NE(process->output().find("rank 1 is gone"), std::string::npos) << process->output();
+  }
+  EXPECT_LT(seconds_since(begin), 5);
+}
+
+TEST(ProcessTest, RankZeroKilledAtTheRendezvousEndsIt) {
+  const int port = free_port();
+  Variables first = rank_variables(0, 3, port);
+  first.emplace("TEST_VICTIM", "0");
+  RankProcess zero({"wait", "rendezvous"}, first), one({"wait", "rendezvous"}, rank_variables(1, 3, port));
+  EXPECT_EQ(zero.wait(), 128 + SIGKILL);
+  const auto begin = Clock::now();
+  EXPECT_EQ(one.wait(), 3);
+  EXPECT_NE(one.output().find("rank 0 is gone: its store at"), std::string::npos) << one.output();
+  EXPECT_LT(seconds_since(begin), 5);
+}
+
+TEST(ProcessTest, TheFarewellDoesNotWaitForAKilledRank) {
+  const Processes processes = start("wait", 3, {{"TEST_VICTIM", "1"}}, "farewell");
+  EXPECT_EQ(processes[1]->wait(), 128 + SIGKILL);
+  const auto begin = Clock::now();
+  EXPECT_EQ(processes[0]->wait(), 0) << processes[0]->output();
+  EXPECT_LT(seconds_since(begin), 2);
+}
+
+}  // namespace
+}  // namespace tessera::comm
