@@ -12,7 +12,7 @@ namespace {
 
 using zero::Range;
 
-constexpr int64_t kAlignmentBytes = 64;  // each parameter starts at such a boundary, saved or current
+constexpr int64_t kAlignmentBytes = 64;  // of each parameter, saved and current
 
 /// "2 parameters that …: a, b".
 void describe_list(const std::vector<std::string>& names, const char* what, std::string& text) {
@@ -24,12 +24,12 @@ void describe_list(const std::vector<std::string>& names, const char* what, std:
   if (names.size() > kShown) text += str(" and ", names.size() - kShown, " more");
 }
 
-/// Elements between two neighbours that no parameter can lie in.
+/// Whether a gap between two pieces is too small to contain a parameter.
 bool is_padding(int64_t numel, int64_t element_bytes) {
   return numel >= 0 && numel * element_bytes < kAlignmentBytes;
 }
 
-/// Appends the pieces of one parameter's elements that a rank wants.
+/// Appends the pieces of one parameter that a rank needs.
 void add_pieces(const SavedLayout& saved, const SavedParameter& from, const zero::UnitSlice& to, Range wanted,
                 std::vector<Piece>& pieces) {
   const Range current = intersect(to.range(), wanted);
