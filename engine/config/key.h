@@ -67,9 +67,8 @@ struct Key {
   std::string auto_doc = {};   ///< the same in words, where it is not a constant
   bool nullable = false;
   bool required = false;
-  bool per_group = false;                 ///< may stand in a param group too
-  std::string argument = {};              ///< Hugging Face's or Accelerate's name, at the top or in `trainer`
-  std::vector<std::string> aliases = {};  ///< further full paths that mean this key
+  bool per_group = false;                   ///< may stand in a param group too
+  std::vector<std::string> aliases = {};    ///< other full paths of this key
   std::vector<std::string> for_types = {};  ///< the types (AdamW, WarmupLR …) that have the key; empty: all
   Use use = Use::kUsed;
   std::vector<std::string> harmless = {};  ///< kRefused: values (JSON) that are accepted
@@ -92,7 +91,7 @@ Attribute between(double min, double max);
 Attribute from_to_below(double min, double max);
 Attribute choices(std::vector<std::string> choices, std::map<std::string, std::string> aliases = {});
 Attribute auto_is(std::string json, std::string in_words = "");
-Attribute argument(std::string name);
+Attribute argument(const std::string& name);  ///< Hugging Face's or Accelerate's, at the top or in `trainer`
 Attribute alias(std::string path);
 Attribute of_type(Type type);
 inline const Attribute kAutoIsDefault = [](Key& key) { key.auto_json = "default"; };  ///< see keys_of()
