@@ -116,9 +116,10 @@ std::vector<std::string> keep_last(const fs::path& directory, const KeepLast& ke
     for (size_t i = 0; deleted.size() < num_delete && i < tags.size(); ++i) {
       if (tags[i] == latest) continue;
       const fs::path away = directory / temporary_name(tags[i]);
-      disk.rename(directory / tags[i],
-                  away);               // an interrupted deletion leaves no checkpoint that looks whole,
-      disk.sync_directory(directory);  // even after a loss of power
+      // Renamed first, so that an interrupted deletion leaves no folder that looks whole, even after a loss
+      // of power.
+      disk.rename(directory / tags[i], away);
+      disk.sync_directory(directory);
       disk.remove_all(away);
       deleted.push_back(tags[i]);
     }

@@ -15,13 +15,13 @@
 
 namespace tessera::checkpoint::testing {
 
-/// A folder of this test's own, removed at the end.
-class TemporaryFolder {
+/// A folder for one test, in memory if possible. Owns the folder and removes it.
+class MemoryFolder {
  public:
-  TemporaryFolder();
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-  ~TemporaryFolder();
+  MemoryFolder();
+  MemoryFolder(const MemoryFolder&) = delete;
+  MemoryFolder& operator=(const MemoryFolder&) = delete;
+  ~MemoryFolder();
   const std::filesystem::path& path() const { return path_; }
 
  private:
@@ -32,6 +32,9 @@ class TemporaryFolder {
 std::vector<std::string> names_in(const std::filesystem::path& folder);
 
 using Bytes = std::vector<std::byte>;
+
+/// Byte i depends on seed + i alone.
+Bytes random_bytes(int64_t size, uint64_t seed);
 
 /// A model in training: what all ranks together hold. Values depend on (seed, dataset, parameter, element)
 /// alone, so models of any layout with the same seed hold the same.

@@ -64,7 +64,7 @@ int crash_everywhere(int world, const std::string& tag) {
   int num_crashes = 0;
   for (int kill_after = 1;; ++kill_after) {
     SCOPED_TRACE(str("world ", world, ", tag ", tag, ", killed after operation ", kill_after));
-    const TemporaryFolder folder;
+    const MemoryFolder folder;
     EXPECT_THAT(save_all(before, folder.path(), "a"), Each(IsEmpty()));
     const bool killed =
         save_and_die(after, folder.path(), {.kill_after = kill_after, .fail_at = -1, .tag = tag});
@@ -100,7 +100,7 @@ TEST(Crash, OfTheFirstSaveLeavesNothingOrAll) {
   const SampleModel model = sample_model(2, 2);
   for (int kill_after = 1;; ++kill_after) {
     SCOPED_TRACE(kill_after);
-    const TemporaryFolder folder;
+    const MemoryFolder folder;
     const bool killed =
         save_and_die(model, folder.path() / "new", {.kill_after = kill_after, .fail_at = -1, .tag = "a"});
     if (read_latest(folder.path() / "new"))
@@ -120,7 +120,7 @@ TEST(Crash, WhileUndoing) {
   for (const char* tag : {"a", "b"}) {
     int num_operations = 0;
     {
-      const TemporaryFolder folder;
+      const MemoryFolder folder;
       save_all(before, folder.path(), "a");
       save_all(after, folder.path(), tag, [&](int) {
         return DiskOptions{.sync = true, .probe = [&](auto, const auto&) { ++num_operations; }};
@@ -130,7 +130,7 @@ TEST(Crash, WhileUndoing) {
       for (int kill_after = 1;; ++kill_after) {
         SCOPED_TRACE(str("tag ", tag, ", operation ", fail_at, " of ", num_operations, " failed, killed ",
                          kill_after, " later"));
-        const TemporaryFolder folder;
+        const MemoryFolder folder;
         save_all(before, folder.path(), "a");
         const bool killed =
             save_and_die(after, folder.path(), {.kill_after = kill_after, .fail_at = fail_at, .tag = tag});

@@ -14,6 +14,7 @@
 #include "core/str.h"
 #include "tests/checkpoint/checkpoint_testing.h"
 #include "tests/support/errors.h"
+#include "tests/support/files.h"
 
 namespace tessera::checkpoint::testing {
 namespace {
@@ -24,15 +25,6 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-
-void flip_bit(const fs::path& path, int64_t byte, int bit) {
-  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
-  file.seekg(byte);
-  const char old = static_cast<char>(file.get());
-  file.seekp(byte);
-  file.put(static_cast<char>(old ^ (1 << bit)));
-  ASSERT_TRUE(file.good()) << path;
-}
 
 /// What opening and reading everything says; empty when all of it is right to the bit.
 std::string load_error(const SampleModel& model, const fs::path& directory) {
@@ -63,7 +55,7 @@ SampleModel model_of_several_blocks() {
 }
 
 TEST(Damage, EveryFlippedBitIsFoundOrHarmless) {
-  const TemporaryFolder folder;
+  const MemoryFolder folder;
   const SampleModel model = model_of_several_blocks();
   save_all(model, folder.path(), "a");
   std::vector<std::pair<fs::path, int64_t>> files;
@@ -99,7 +91,7 @@ class DamagedFile : public ::testing::Test {
   std::string load() const { return load_error(model_, folder_.path()); }
   std::vector<std::string> problems() const { return verify(folder_.path(), "").problems; }
 
-  TemporaryFolder folder_;
+  MemoryFolder folder_;
   SampleModel model_;
 };
 

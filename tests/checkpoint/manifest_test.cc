@@ -24,7 +24,7 @@ using ::testing::StartsWith;
 
 const Manifest& sample() {
   static const Manifest manifest = [] {
-    const TemporaryFolder folder;
+    const MemoryFolder folder;
     save_all(sample_model(2, 7), folder.path(), "step7");
     return read_manifest(folder.path() / "step7");
   }();
