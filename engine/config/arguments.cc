@@ -11,7 +11,7 @@ namespace {
 
 using nlohmann::json;
 
-/// One argument of a document, and the keys it stands for.
+/// One argument of a document, which sets keys.
 class Argument {
  public:
   Argument(Document& document, std::string path, json value)
@@ -128,11 +128,11 @@ struct Rule {
   const char* name;
   const char* accepted;
   const char* keys;    // in words
-  const char* target;  // of these the one without which the rule does not apply
+  const char* target;  // the rule applies if the table has this key
   void (*apply)(Argument&);
 };
 
-// In this order: a schedule comes before its warm-up.
+// Applied in this order: a schedule before its warm-up.
 const Rule kRules[] = {
     {"bf16", "true or false", "`torch_autocast.enabled`, `dtype` \"bf16\": fp32 weights under autocast",
      "torch_autocast", [](Argument& argument) { autocast(argument, argument.flag() ? "bf16" : "no"); }},
@@ -172,9 +172,9 @@ const Rule kRules[] = {
     {"no_cuda", "true or false", "the same", "trainer.device", use_cpu},
 };
 
-/// Arguments that no configuration takes.
+/// Arguments that a configuration does not accept.
 struct OtherArgument {
-  const char* names;  // with blanks between them
+  const char* names;  // separated by spaces
   const char* instead;
 };
 

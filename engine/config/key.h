@@ -1,6 +1,6 @@
-// Key, Field and KeyTable: the one declaration of every configuration key. Reading and writing a
-// configuration, checking it, the JSON Schema (configs/schema.json) and the tables of docs/configuration.md
-// all come from it.
+// Key, Field and KeyTable: each configuration key is declared once. Reading, writing and checking a
+// configuration, the JSON Schema (configs/schema.json) and the tables of docs/configuration.md all use the
+// declaration.
 #pragma once
 
 #include <array>
@@ -83,7 +83,7 @@ struct Key {
   bool operator==(const Key&) const = default;
 };
 
-/// What a row of a table says of its key besides type, path and meaning.
+/// A property of a key besides type, path and meaning.
 using Attribute = std::function<void(Key&)>;
 Attribute at_least(double min);
 Attribute above(double min);

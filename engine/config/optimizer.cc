@@ -15,14 +15,14 @@ constexpr const char* kParams = "optimizer.params";
 
 std::string group_path(size_t i) { return child_path("optimizer.param_groups", i); }
 
-/// What a field's numbers are called in ParamGroupConfig::params; empty when a group cannot change it.
+/// A field's names in ParamGroupConfig::params; empty when a group cannot change it.
 std::vector<std::string> names_in_group(const Field& field) {
   if (!field.key.per_group) return {};
   if (field.key.type == Type::kPair) return {"beta1", "beta2"};
   return {field.key.name()};
 }
 
-/// Changes the field as the group says; false when the group says nothing about it.
+/// Assigns the group's value to the field; false when the group does not have one.
 bool apply(const ParamGroupConfig& group, const Field& field) {
   json value = value_of(field);
   bool changed = false;
@@ -64,7 +64,7 @@ ParamGroupConfig read_group(const json& item, const std::string& path, const Opt
   return group;
 }
 
-/// Two options of one struct.
+/// Checks options that depend on each other.
 void check_options(const OptimizerOptions& options, const std::string& path, const Origins& origins) {
   if (const auto* sgd = std::get_if<SGDOptions>(&options);
       sgd && sgd->nesterov && (sgd->momentum <= 0 || sgd->dampening != 0))

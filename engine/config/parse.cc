@@ -38,7 +38,7 @@ void read_batch(const Document& document, int world_size, EngineConfig& config, 
   }
 }
 
-/// Two keys that are right alone and wrong together.
+/// Checks keys that contradict each other.
 void check_precision(const EngineConfig& config, const Origins& origins) {
   if (config.fp16.enabled && config.bf16)
     origins.fail("bf16.enabled", "found true beside fp16.enabled true; expected one of the two");

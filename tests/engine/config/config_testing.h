@@ -6,13 +6,18 @@
 
 #include "core/error.h"
 #include "engine/config/parse.h"
-#include "tests/support/errors.h"
 
 namespace tessera {
 
+/// "" when nothing is thrown.
 template <class Call>
-std::string config_error(const Call& call) {
-  return testing::error_of<ConfigError>(call);
+std::string config_error(Call call) {
+  try {
+    call();
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+  return "";
 }
 
 /// `keys` beside a valid batch size, as in a file c.json.
