@@ -69,8 +69,8 @@ struct Manifest {
   /// that is not finite, text that is not UTF-8), naming the key.
   std::string to_text() const;
   /// Local. The inverse. Checks types, ranges, sums, names and consistency, so that the result can be used
-  /// without further checks. Throws CheckpointError naming `source`, key, found and expected value; a newer
-  /// format version has a message of its own.
+  /// without further checks. Throws CheckpointError naming `source`, key, found and expected value; for a
+  /// newer format version the message says so.
   static Manifest parse(std::string_view text, const std::string& source);
   bool operator==(const Manifest&) const = default;
 };

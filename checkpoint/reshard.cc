@@ -55,7 +55,7 @@ std::string Comparison::describe() const {
   describe_list(missing, "of the model's parameters are not in the checkpoint", text);
   describe_list(extra, "of the checkpoint's parameters are not in the model", text);
   describe_list(reshaped, "have another shape", text);
-  describe_list(thawed, "are trainable now but were saved frozen, without optimizer state", text);
+  describe_list(unfrozen, "are trainable now but were saved frozen, without optimizer state", text);
   return text;
 }
 
@@ -84,7 +84,7 @@ Comparison compare(const SavedLayout& saved, const zero::Layout& current) {
       continue;
     }
     result.matches.push_back({.saved = found->second, .current = i});
-    if (spec.trainable && !saved.units[parameter.unit].trainable) result.thawed.push_back(spec.name);
+    if (spec.trainable && !saved.units[parameter.unit].trainable) result.unfrozen.push_back(spec.name);
   }
   for (size_t i = 0; i < used.size(); ++i)
     if (!used[i]) result.extra.push_back(saved.parameters[i].name);

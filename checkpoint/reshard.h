@@ -32,10 +32,10 @@ struct Comparison {
   std::vector<std::string> missing;   ///< the model's, not in the checkpoint
   std::vector<std::string> extra;     ///< the checkpoint's, not in the model
   std::vector<std::string> reshaped;  ///< "fc.weight: [10, 4] in the checkpoint, [12, 4] in the model"
-  std::vector<std::string> thawed;    ///< trainable now, frozen when saved: weights but no optimizer state
+  std::vector<std::string> unfrozen;  ///< trainable now, frozen when saved: weights but no optimizer state
 
   /// Every parameter of either side has its counterpart.
-  bool exact() const { return missing.empty() && extra.empty() && reshaped.empty() && thawed.empty(); }
+  bool exact() const { return missing.empty() && extra.empty() && reshaped.empty() && unfrozen.empty(); }
   /// One line: "2 parameters missing in the checkpoint (a, b); 1 not in the model (c); …". Empty when exact.
   std::string describe() const;
 };

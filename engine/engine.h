@@ -225,7 +225,7 @@ class Engine {
   double gradient_scale_ = 1;  ///< loss scale by which the accumulated gradients are multiplied
 };
 
-/// An Engine that also knows the model's type, and so what forward takes and returns.
+/// An Engine with the model's type, and so with its forward().
 template <class Model>
 class TypedEngine final : public Engine {
  public:

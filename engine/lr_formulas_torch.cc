@@ -43,8 +43,8 @@ class StepLr : public LrSchedule::Formula {
   int64_t interval_;
 };
 
-/// Loshchilov and Hutter, "SGDR", arXiv:1608.03983, without restarts: past T_max
-/// the cosine goes on, as torch's does.
+/// Loshchilov and Hutter, "SGDR", arXiv:1608.03983, without restarts: past T_max the cosine continues, as
+/// torch's does.
 class CosineAnnealingLr : public LrSchedule::Formula {
  public:
   CosineAnnealingLr(const CosineAnnealingLrOptions& options, const Groups& groups)

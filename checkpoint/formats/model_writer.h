@@ -40,8 +40,9 @@ enum class ModelFormat : uint8_t {
 
 /// Local. "safetensors", "pt", "h5".
 std::string_view name_of(ModelFormat format);
-/// Local. The format of a word ("safetensors", "pt", "h5") or of a file name's ending (".safetensors"; ".pt",
-/// ".pth", ".bin"; ".h5", ".hdf5"). Nothing for any other.
+/// Local. The format with this name ("safetensors", "pt", "h5"), or of a file with this extension
+/// (".safetensors"; ".pt",
+/// ".pth", ".bin"; ".h5", ".hdf5"). nullopt for any other.
 std::optional<ModelFormat> parse_model_format(std::string_view word);
 std::optional<ModelFormat> model_format_of(const std::filesystem::path& path);
 

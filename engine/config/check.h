@@ -28,7 +28,7 @@ std::vector<std::string> without_aliases(std::vector<std::string> overrides, con
 void check(const Document& document, const KeyTable& table, Problems& problems, ConfigReport* report);
 
 /// Local. Assigns a checked document's values to the fields of a struct that has its defaults. "auto" is
-/// replaced as the key says, and reported.
+/// replaced by its meaning, and reported.
 void read_fields(const std::vector<Field>& fields, const Document& document, ConfigReport* report);
 /// Local. The same for one field. `path`: of the value.
 void read_field(const Field& field, const nlohmann::json& value, const std::string& path,

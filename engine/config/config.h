@@ -88,7 +88,7 @@ struct MlflowConfig {
   bool operator==(const MlflowConfig&) const = default;
 };
 
-/// Where a run's numbers go besides its own metrics.jsonl (train/monitoring.h).
+/// Monitors of a run's numbers, in addition to its metrics.jsonl (train/monitoring.h).
 struct MonitorConfig {
   FileMonitorConfig tensorboard;
   FileMonitorConfig csv;

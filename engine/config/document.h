@@ -120,7 +120,7 @@ const nlohmann::json* value_at(const nlohmann::json& root, const std::string& pa
 nlohmann::json* value_at(nlohmann::json& root, const std::string& path);
 
 /// Local. The value at a dotted path; null, with the sections on the way, when there was none. Throws
-/// KeyError, which names `for_key`, where something that is not a section is in the way.
+/// KeyError, which names `for_key`, when a value on the path is not a section.
 nlohmann::json& make_value(Document& document, const std::string& path, const std::string& for_key);
 
 /// Local. A value for an error message: JSON on one line, cut after 60 characters, with its type:

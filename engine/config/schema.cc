@@ -82,7 +82,7 @@ ordered_json key_schema(const KeyTable& table, const Key& key) {
 ordered_json section_schema(const KeyTable& table, const std::string& path, bool open) {
   ordered_json properties = ordered_json::object(), required = ordered_json::array();
   for (const Key* key : table.children(path)) {
-    // Rows of one name differ in their defaults by type; the first one stands for all.
+    // Rows of one name differ only in their default by type; the first one is used.
     if (!properties.contains(key->name())) properties[key->name()] = key_schema(table, *key);
     if (key->required && key->for_types.empty()) required.push_back(key->name());
   }

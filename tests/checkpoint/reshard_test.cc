@@ -180,7 +180,7 @@ TEST(Compare, ListsWhatDoesNotFit) {
   EXPECT_THAT(found.missing, ElementsAre("d"));
   EXPECT_THAT(found.extra, ElementsAre("c"));
   EXPECT_THAT(found.reshaped, ElementsAre("a: [2, 3] in the checkpoint, [3, 2] in the model"));
-  EXPECT_THAT(found.thawed, ElementsAre("f"));
+  EXPECT_THAT(found.unfrozen, ElementsAre("f"));
   EXPECT_THAT(found.matches, ElementsAre(Match{1, 1}, Match{3, 3}));
   EXPECT_FALSE(found.exact());
   EXPECT_EQ(found.describe(),
