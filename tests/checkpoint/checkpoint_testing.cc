@@ -31,8 +31,7 @@ uint64_t mix(uint64_t seed, const std::string& text) {
   return seed;
 }
 
-/// Every rank's string to every rank; a rank that never comes makes the others
-/// wait, so tests have time limits.
+/// An all-gather of strings between threads. It waits for all ranks, without a time limit.
 class Hub {
  public:
   explicit Hub(int world) : barrier_(world), slots_(world) {}
@@ -58,8 +57,8 @@ Bytes random_bytes(int64_t size, uint64_t seed) {
 }
 
 MemoryFolder::MemoryFolder() {
-  // In memory where there is such a place: these tests kill processes, not machines, and thousands
-  // of syncs take minutes on a busy disk.
+  // In memory if possible: these tests kill processes, not machines, and thousands of syncs take minutes on a
+  // busy disk.
   const fs::path memory = "/dev/shm";
   const fs::path parent = ::access(memory.c_str(), W_OK | X_OK) == 0 ? memory : fs::temp_directory_path();
   std::string name = (parent / "tessera-checkpoint-XXXXXX").string();

@@ -1,5 +1,5 @@
-// Consolidation: every element of every tensor, whatever the world it was saved by. (What other libraries
-// read in the files is in consolidate_libraries_test.py.)
+// Consolidation of checkpoints saved by any world: every element of every tensor.
+// (consolidate_libraries_test.py reads the files with other libraries.)
 #include "checkpoint/consolidate.h"
 
 #include <gmock/gmock.h>
@@ -26,7 +26,7 @@ using testing::MemoryFolder;
 using testing::SampleModel;
 using ::testing::ThrowsMessage;
 
-/// What the model should be after consolidation: name -> (type, shape, bytes).
+/// A tensor expected after consolidation.
 struct Expected {
   DType type;
   std::vector<int64_t> shape;
@@ -130,8 +130,7 @@ TEST_F(Consolidate, IntoShards) {
   expect_holds(shards.output, expected_of(model, DType::kFloat32));
 }
 
-// Larger than the buffers, in sizes that fit nothing: pieces begin and end everywhere,
-// and a byte tensor shifts what follows.
+// Larger than the buffers, and of odd sizes, so that pieces begin and end anywhere.
 TEST_F(Consolidate, LargeTensorsOfOddSizes) {
   const auto spec = [](const std::string& name, int64_t numel, DType dtype, bool trainable) {
     return zero::ParameterSpec{

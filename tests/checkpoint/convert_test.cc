@@ -75,8 +75,7 @@ TEST(Convert, RoundsToTheNearestBf16AndTiesToEven) {
       EXPECT_EQ(rounded[i] & 0x7fff, 0x7fc0);
       continue;
     }
-    // The two neighbours by magnitude; beyond the largest finite one lies what
-    // would be 2^128, which stands for infinity.
+    // The two neighbours by magnitude. Infinity counts as 2^128, the next value after the largest finite one.
     const auto magnitude = [](uint32_t high) {
       float value;
       const uint32_t wide = high << 16;
@@ -121,8 +120,8 @@ TEST(Convert, RoundsToTheNearestHalfAndTiesToEven) {
     values.push_back(static_cast<float>(value)), expected.push_back(bits);
     values.push_back(static_cast<float>(-value)), expected.push_back(bits | 0x8000);
   };
-  // Between each two neighbours: the middle goes to the even one, what is beside the middle to the nearer
-  // one. Behind the largest finite number, 65504, stands infinity, where 65536 would be.
+  // Between each two neighbours: the middle rounds to the even one, other values to the nearer one. Infinity
+  // counts as 65536, the next value after 65504, the largest finite one.
   for (uint16_t below = 0; below < 0x7c00; ++below) {
     const double low = value_of_half(below),
                  high = below == 0x7bff ? 65536 : value_of_half(static_cast<uint16_t>(below + 1));

@@ -1,5 +1,4 @@
-// Killed after any file operation of a save, a directory still holds a whole
-// checkpoint: the old one or the new one.
+// A process killed after any file operation of a save leaves a whole checkpoint: the old one or the new one.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -76,7 +75,7 @@ int crash_everywhere(int world, const std::string& tag) {
       break;
     }
     ++num_crashes;
-    // The next save tidies up.
+    // The next save removes leftovers.
     EXPECT_THAT(save_all(after, folder.path(), "b"), Each(IsEmpty()));
     for (const std::string& name : names_in(folder.path()))
       EXPECT_TRUE(name == "a" || name == "b" || name == "latest") << name;
@@ -113,7 +112,7 @@ TEST(Crash, OfTheFirstSaveLeavesNothingOrAll) {
   }
 }
 
-// A failure near the end is undone; a crash while undoing must not hurt either.
+// A failure near the end is undone. A crash while undoing must leave a whole checkpoint, too.
 TEST(Crash, WhileUndoing) {
   const SampleModel before = sample_model(1, 1), after = sample_model(1, 2);
   int num_crashes = 0;

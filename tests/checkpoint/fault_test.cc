@@ -192,7 +192,7 @@ TEST(Fault, AFileSizeLimit) {
   EXPECT_EQ(before.difference(Checkpoint::open(folder.path())), "");
 }
 
-// HDF5 keeps a file it could not write open, and would come back to it when the process ends.
+// HDF5 keeps a file open that it could not write, and its exit handler would write to it again.
 TEST(Fault, AProcessWithAFileSizeLimitEndsByItself) {
   const MemoryFolder folder;
   const SampleModel model = sample_model(1, 1);

@@ -1,5 +1,5 @@
-// After a power failure at any moment of a save, the loader finds the old checkpoint or the new
-// one, whole; after the save, the new one.
+// After a power loss at any moment of a save, the old or the new checkpoint loads; after the save, the new
+// one.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -28,8 +28,8 @@ constexpr int kNumChances = 6;
 
 DiskOptions synced(int) { return {.sync = true, .probe = {}}; }
 
-/// Calls `check(folder, is_end)` with everything a power failure may leave of `root`
-/// after each of the operations of `action`.
+/// Calls `check(folder, is_end)` for every state of `root` that a power loss may leave after each operation
+/// of `action`.
 int lose_power_everywhere(const fs::path& root, const std::function<void()>& action,
                           const std::function<void(const fs::path&, bool)>& check) {
   const MemoryFolder copies;

@@ -206,7 +206,7 @@ TEST(Save, RemovesLeftoversOfItsOwnOnly) {
   EXPECT_THAT(names_in(directory), ElementsAre("a", "a.tmp-mine", "b.tmp-0123456789abcdef", "latest"));
 }
 
-// What a rank says of its file travels over the disk, which may change it.
+// A rank's file record is sent over the disk, where it may be damaged.
 TEST(Save, AnotherRanksRecordIsWhatItWrote) {
   const SampleModel model = sample_model(3, 1);
   for (const int changed : {1, 2}) {

@@ -129,7 +129,7 @@ TEST(Load, DamageIsFoundBeforeAnythingChanges) {
   });
 }
 
-// The weights are sound; the random numbers, blocks away from them and read by one rank alone, are not.
+// Damage in the random number state, which one rank reads, in other blocks than the weights.
 TEST(Load, DamagedRandomNumbersAreFoundBeforeAnythingChangesToo) {
   const TestFolder folder("damaged_rng");
   on_ranks(2, [&](comm::CommunicatorPtr comm) {

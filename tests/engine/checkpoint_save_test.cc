@@ -61,7 +61,7 @@ TEST(AsyncSave, HoldsTheMomentItWasCalledIn) {
       trained.step();
       std::vector<Tensors> moments;
       for (int i = 0; i < 4; ++i) {
-        trained.engine->save_checkpoint(folder.string());  // the one before may still be on its way
+        trained.engine->save_checkpoint(folder.string());  // the previous one may still be in flight
         moments.push_back(whole_state(*trained.engine));
         trained.step();
       }
@@ -101,7 +101,7 @@ TEST(AsyncSave, AFailureIsReportedAndTrainingGoesOn) {
     trained.engine->finish_checkpoint();
     trained.engine->save_checkpoint(folder / "a_file", "bad");
     EXPECT_THAT(error_of<CheckpointError>([&] { trained.engine->finish_checkpoint(); }), HasSubstr("a_file"));
-    trained.engine->finish_checkpoint();  // said once
+    trained.engine->finish_checkpoint();  // thrown once
     trained.engine->save_checkpoint(folder / "a_file", "bad");
     std::this_thread::sleep_for(std::chrono::milliseconds(300));
     for (int i = 0; i < 3; ++i) EXPECT_TRUE(std::isfinite(trained.step()));
@@ -111,13 +111,13 @@ TEST(AsyncSave, AFailureIsReportedAndTrainingGoesOn) {
     trained.engine->save_checkpoint(folder.string(), "better");
     trained.engine->finish_checkpoint();  // of the last save; the one that failed was logged
     trained.engine->save_checkpoint(folder / "a_file", "bad");
-  });  // the engine goes without being asked how the save went
+  });  // destroys the engine without finish_checkpoint()
   EXPECT_EQ(num_warnings(log_file), 2);
   EXPECT_EQ(checkpoint::find_checkpoint(folder.string(), "").filename(), "better");
 }
 
-// A step may find the failed save ended on one rank and still running on another. That must not show in what
-// is thrown: a rank that loads while the others give up would wait for them.
+// At a step, a failed save may have ended on one rank and still run on another. All ranks must throw alike: a
+// rank that loads while the others throw would wait for them.
 TEST(AsyncSave, AFailureIsTheSameOnAllRanksWhoeverHasHeardOfIt) {
   const TestFolder folder("async_agreed");
   std::ofstream(folder / "a_file") << "in the way";

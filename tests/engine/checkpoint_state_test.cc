@@ -1,4 +1,4 @@
-// What the engine keeps of itself in a checkpoint: there and back, and what is said of a damaged one.
+// CheckpointState to JSON and back, and errors for damaged ones.
 #include "engine/checkpoint_state.h"
 
 #include <gmock/gmock.h>

@@ -61,7 +61,7 @@ struct Outcome {
   Tensors state;
 };
 
-/// Six steps, on rank 0's view; saved after three, or resumed there. fp16 overflows on the way.
+/// Six steps, seen from rank 0; saved after three, or resumed there. fp16 overflows on the way.
 Outcome run(const Job& setup, const std::string& folder, bool resume) {
   Outcome outcome;
   on_ranks(setup.world, [&](comm::CommunicatorPtr comm) {

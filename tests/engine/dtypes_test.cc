@@ -49,8 +49,8 @@ TORCH_MODULE(Lora);
 struct Way {
   const char* name;
   at::ScalarType base = at::kBFloat16, adapters = at::kFloat;
-  bool casts = true;      // the model casts between them by itself
-  bool autocast = false;  // or autocast does
+  bool casts = true;      // the model casts between them
+  bool autocast = false;  // or they run under autocast
   bool train_base = false;
   Lora make() const { return Lora(base, adapters, casts, train_base); }
 };

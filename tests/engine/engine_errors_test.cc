@@ -58,7 +58,7 @@ TEST_P(EngineErrors, LossBackwardInPlaceOfEngineBackwardIsAnErrorNotSilence) {
       engine->step();
       EXPECT_EQ(engine->global_steps(), step + 1);
     }
-    // Gradients of something else, taken without touching .grad, are nobody's business.
+    // Gradients of other tensors, taken without setting .grad, are allowed.
     const at::Tensor x = randn({2, 7}, 5).set_requires_grad(true);
     const at::Tensor loss = engine->forward(x, randn({2, 3}, 6));
     EXPECT_TRUE(torch::autograd::grad({loss}, {x}, {}, /*retain_graph=*/true)[0].defined());

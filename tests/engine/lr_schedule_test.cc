@@ -1,6 +1,6 @@
-// Every schedule against the rates of the real thing. The DeepSpeed tables were written by running the
-// classes of DeepSpeed 0.19.8's deepspeed/runtime/lr_schedules.py as its engine does (construct, then step()
-// after each applied optimizer step), those of StepLR and CosineAnnealingLR by torch 2.11.0's
+// Every schedule against the rates of the original implementation. The DeepSpeed tables were written by
+// running the classes of DeepSpeed 0.19.8's deepspeed/runtime/lr_schedules.py as its engine does (construct,
+// then step() after each applied optimizer step), those of StepLR and CosineAnnealingLR by torch 2.11.0's
 // torch/optim/lr_scheduler.py: row {k, …} holds the optimizer's rates when its step k (from 0) is taken.
 #include "engine/lr_schedule.h"
 

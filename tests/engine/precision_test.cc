@@ -41,8 +41,7 @@ TEST_P(Mixed, EqualsMastersByHand) {
       EXPECT_TRUE(in_16_bits);
       for (int step = 0; step < c.steps; ++step)
         EXPECT_NEAR(run.losses[step], plain.losses[step], 1e-3 * plain.losses[step]) << step;
-      // Only rounding of 16-bit values that a last-bit difference tipped over; a
-      // lost master would show 100 times more.
+      // Differences in the last bit change some 16-bit roundings. A lost master would give 100 times more.
       EXPECT_LT(largest_difference(run.weights, plain.weights), optimizer == "SGD" ? 2e-4 : 2e-2);
       for (const auto& [name, weight] : run.weights) {
         EXPECT_EQ(weight.scalar_type(), at::kFloat);
@@ -60,7 +59,7 @@ INSTANTIATE_TEST_SUITE_P(WorldsAndStages, Mixed,
 
 // ------------------------------------------------------------------------------------- inputs and buffers
 
-/// Tells the dtypes of everything it is given.
+/// Returns the dtypes of its arguments.
 struct ListenerImpl : torch::nn::Module {
   ListenerImpl() {
     weight = register_parameter("weight", at::ones({1}));

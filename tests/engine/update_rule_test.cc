@@ -24,7 +24,7 @@ EngineConfig config_at(int stage) {
   config.zero.unit_numel = 200;  // two units hold two parameters, and shards cut through all
   config.zero.param_persistence_threshold = 0;
   config.optimizer.options =
-      AdamWOptions{.lr = 0.01, .weight_decay = 0.1};  // of which lr and weight_decay count
+      AdamWOptions{.lr = 0.01, .weight_decay = 0.1};  // only lr and weight_decay are used
   return config;
 }
 

@@ -1,4 +1,4 @@
-// What the tests of model files share.
+// Helpers of the tests of model files.
 #pragma once
 
 #include <algorithm>
@@ -17,14 +17,14 @@
 
 namespace tessera::checkpoint {
 
-/// A folder of its own for a test, gone with it.
+/// A folder for one test; removed with this object.
 class TestFolder : public testing::MemoryFolder {
  public:
   std::filesystem::path operator/(const std::string& name) const { return path() / name; }
   std::vector<std::string> names() const { return testing::names_in(path()); }
 };
 
-/// A file's content, or that of all files of a folder, by name; "" for what is not there.
+/// A file's content, or that of all files of a folder, by name; "" if it does not exist.
 inline std::string content_of(const std::filesystem::path& path) {
   if (!std::filesystem::is_directory(path)) return read_text(path);
   std::vector<std::string> parts;

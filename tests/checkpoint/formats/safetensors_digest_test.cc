@@ -22,8 +22,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-/// What reading every tensor of a model says, by whole tensors and by parts of them;
-/// empty when all is as `right` has it.
+/// The error of reading every tensor of a model, whole and in parts; empty when all equal `right`.
 std::string read_error(const std::filesystem::path& path, const std::map<std::string, std::string>& right) {
   try {
     const SafetensorsModel model(path);

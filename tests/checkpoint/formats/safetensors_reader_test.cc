@@ -1,4 +1,4 @@
-// Safetensors files of others: what is wrong with one is said, and nothing in it can do harm.
+// Safetensors files of other programs: errors name what is wrong, and no content crashes the reader.
 #include "checkpoint/formats/safetensors_reader.h"
 #include "checkpoint/checkpoint_error.h"
 
@@ -169,7 +169,7 @@ TEST(Mutations, OfAFileNeverDoHarm) {
   TestFolder folder;
   write_model(Disk(), {.format = ModelFormat::kSafetensors, .path = folder / "m", .tensors = small_model()},
               3);
-  // Without hashes, which would be all that is ever found wrong.
+  // Without hashes, or each mutation would only fail the hash check.
   const SafetensorsFile written(folder / "m");
   SafetensorsHeader plain{.tensors = written.tensors(), .metadata = {{"format", "pt"}}};
   place_tensors(plain.tensors);
@@ -182,8 +182,7 @@ TEST(Mutations, OfAFileNeverDoHarm) {
   std::mt19937_64 source(11);
   int num_read = 0, num_refused = 0;
   for (int i = 0; i < 10'000; ++i) {
-    // Half of them with a length that fits the header again, or the length
-    // would be all that is ever found wrong.
+    // Half of them with a corrected header length, or most mutations would only fail the length check.
     const std::string content = i % 2 == 0 ? mutated(original, source)
                                            : file_of(mutated(original.substr(8, header_bytes), source),
                                                      original.substr(8 + header_bytes));

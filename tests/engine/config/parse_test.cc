@@ -235,7 +235,7 @@ TEST(ConfigParse, SchedulersAndTheirDefaults) {
             "before the warm-up does");
 }
 
-// DeepSpeed's default of 0.001 in place of the optimizer's rate surprises who comes from other schedules.
+// DeepSpeed's default of 0.001, instead of the optimizer's rate, differs from its other schedules.
 TEST(ConfigParse, WarnsOfALearningRateThatWarmupDecayLrDoesNotUse) {
   const std::string rate = R"("optimizer": {"type": "AdamW", "params": {"lr": 5e-5}}, )";
   const auto warnings = [&](const std::string& keys) {
