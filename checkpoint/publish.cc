@@ -29,6 +29,7 @@ std::optional<std::string> content_of(const fs::path& path) {
   return InputFile(path).read_all(1 << 16);
 }
 
+/// Publishes a folder, and can undo that. Used by one thread, once.
 class Publisher {
  public:
   Publisher(const Publication& publication, const Disk& disk)

@@ -59,6 +59,7 @@ std::vector<fs::path> missing_folders(const fs::path& directory) {
   return missing;
 }
 
+/// One rank's part of a save. Used by one thread, once.
 class Save {
  public:
   Save(const SaveRequest& request, const Exchange& exchange)

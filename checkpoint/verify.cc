@@ -24,6 +24,7 @@ std::string datasets_in(const FileRecord& file, int64_t begin, int64_t end) {
   return names;
 }
 
+/// Verifies one checkpoint. Used by one thread, once.
 class Verifier {
  public:
   Verifier(const fs::path& folder, const std::function<void(int64_t, int64_t)>& progress)

@@ -15,7 +15,8 @@
 
 namespace tessera {
 
-/// All members are local.
+/// Owns the open checkpoint and the plan of what this rank reads. `model` must outlive it. Used by one
+/// thread. All members are local.
 class CheckpointLoader {
  public:
   /// Opens the checkpoint and plans what to read. Throws CheckpointError.
