@@ -29,11 +29,11 @@ TEST_P(EngineErrors, RefusesWhatCannotBeMeantAndGoesOn) {
         refused(at::ones({}), "depends on the parameters");
         if (with_errors) {
           engine->eval();
-          refused(mlp_loss(*engine, step), "in evaluation mode: call train() first");
+          refused(step_loss(*engine, step), "in evaluation mode: call train() first");
           engine->train();
         }
-        engine->backward(mlp_loss(*engine, step));
-        refused(mlp_loss(*engine, step), "call step() after the last backward()");
+        engine->backward(step_loss(*engine, step));
+        refused(step_loss(*engine, step), "call step() after the last backward()");
         engine->step();
       }
       Tensors weights;
@@ -48,13 +48,13 @@ TEST_P(EngineErrors, LossBackwardInPlaceOfEngineBackwardIsAnErrorNotSilence) {
   on_ranks(1, [&](comm::CommunicatorPtr comm) {
     auto engine = mlp_engine(small_units(1, GetParam()), comm);
     for (int step = 0; step < 2; ++step) {
-      mlp_loss(*engine, step).backward();
+      step_loss(*engine, step).backward();
       EXPECT_THAT(error_of([&] { engine->step(); }),
                   HasSubstr("fc1.weight has a gradient that did not come from engine->backward(loss)"));
-      EXPECT_THAT(error_of([&] { engine->backward(mlp_loss(*engine, step)); }),
+      EXPECT_THAT(error_of([&] { engine->backward(step_loss(*engine, step)); }),
                   HasSubstr("model->zero_grad()"));
       engine->module().zero_grad();
-      engine->backward(mlp_loss(*engine, step));
+      engine->backward(step_loss(*engine, step));
       engine->step();
       EXPECT_EQ(engine->global_steps(), step + 1);
     }
@@ -75,7 +75,7 @@ TEST_P(EngineErrors, AForwardThatThrowsCanBeRepeated) {
         if (with_errors) {
           EXPECT_ANY_THROW(engine->forward(randn({2, 7}, step), randn({2, 2}, step)));  // fails at the loss
         }
-        engine->backward(mlp_loss(*engine, step));
+        engine->backward(step_loss(*engine, step));
         engine->step();
       }
       return engine->full_parameter("fc2.weight");
@@ -87,7 +87,7 @@ TEST_P(EngineErrors, AForwardThatThrowsCanBeRepeated) {
 TEST_P(EngineErrors, AFailedBackwardIsNotForgotten) {
   on_ranks(1, [&](comm::CommunicatorPtr comm) {
     auto engine = mlp_engine(small_units(1, GetParam()), comm);
-    engine->backward(mlp_loss(*engine, 0));
+    engine->backward(step_loss(*engine, 0));
     engine->step();
     const at::Tensor x = randn({2, 7}, 1).set_requires_grad(true);
     at::Tensor bent = x * 1;
@@ -115,7 +115,7 @@ TEST_P(EngineErrors, ARankThatLeavesTheOthersInBackwardMakesThemFailNotHang) {
       for (int step = 0; step < 3; ++step) {
         if (step == 2 && comm->rank() == 1) throw DataError("data/train: truncated");
         try {
-          engine->backward(mlp_loss(*engine, step));
+          engine->backward(step_loss(*engine, step));
           engine->step();
         } catch (const CommError& error) {
           survivor = error.what();

@@ -54,11 +54,11 @@ TEST_P(EngineAt, StepBetweenBoundariesAndTwiceDoesNothing) {
     auto engine = mlp_engine(c, comm);
     const at::Tensor before = engine->full_parameter("fc1.weight");
     engine->step();
-    engine->backward(mlp_loss(*engine, 0));
+    engine->backward(step_loss(*engine, 0));
     engine->step();
     EXPECT_EQ(engine->global_steps(), 0);
     EXPECT_TRUE(at::equal(engine->full_parameter("fc1.weight"), before));
-    engine->backward(mlp_loss(*engine, 1));
+    engine->backward(step_loss(*engine, 1));
     engine->step();
     const at::Tensor after = engine->full_parameter("fc1.weight");
     EXPECT_FALSE(at::equal(after, before));
@@ -109,10 +109,10 @@ TEST_P(EngineAt, GradientsInTheMiddleOfAccumulationAreRefusedNotWrong) {
     Case c = small_units(2, GetParam());
     c.accumulation = 2;
     auto engine = mlp_engine(c, comm);
-    engine->backward(mlp_loss(*engine, 0));
+    engine->backward(step_loss(*engine, 0));
     EXPECT_THAT(error_of([&] { engine->full_gradient("fc1.weight"); }),
                 HasSubstr("after 1 of 2 backward() calls"));
-    engine->backward(mlp_loss(*engine, 1));
+    engine->backward(step_loss(*engine, 1));
     const at::Tensor gradient = engine->full_gradient("fc1.weight");
     engine->step();
     EXPECT_TRUE(at::equal(engine->full_gradient("fc1.weight"), gradient))

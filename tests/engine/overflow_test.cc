@@ -14,7 +14,7 @@ namespace {
 
 /// One step. With `overflow`, this rank's gradient of fc2.bias, and of nothing else, is infinite.
 void train_or_overflow(TypedEngine<MlpImpl>& engine, int step, bool overflow) {
-  at::Tensor loss = mlp_loss(engine, step);
+  at::Tensor loss = step_loss(engine, step);
   if (overflow) loss = loss + engine.module().fc2->bias.sum() * INFINITY;
   engine.backward(loss);
   engine.step();

@@ -38,7 +38,7 @@ class ParametersAt
 };
 
 void train_step(TypedEngine<MlpImpl>& engine, int step) {
-  engine.backward(mlp_loss(engine, step));
+  engine.backward(step_loss(engine, step));
   engine.step();
 }
 

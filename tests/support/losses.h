@@ -14,7 +14,7 @@ inline at::Tensor mlp_loss(MlpImpl& model, int step, int64_t first, int64_t num)
 }
 
 /// The loss of this rank's two samples of a step.
-inline at::Tensor mlp_loss(TypedEngine<MlpImpl>& engine, int step) {
+inline at::Tensor step_loss(TypedEngine<MlpImpl>& engine, int step) {
   return mlp_loss(engine.module(), step, 2 * engine.rank(), 2);
 }
 
