@@ -64,7 +64,7 @@ TEST(CheckpointState, SaysWhatIsWrongAndWhere) {
       parse_checkpoint_state(json, 3, "c/a");
       ADD_FAILURE() << "accepted; expected " << one.expected;
     } catch (const CheckpointError& error) {
-      EXPECT_THAT(error.what(), testing::StartsWith(one.expected));
+      EXPECT_THAT(error.what(), ::testing::StartsWith(one.expected));
     }
   }
 }
