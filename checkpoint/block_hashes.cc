@@ -46,7 +46,7 @@ std::optional<std::vector<uint64_t>> hashes_from_hex(std::string_view hex) {
 
 struct BlockHasher::State {
   XXH3_state_t xxh3;
-  int64_t bytes = 0;  // taken of the block begun
+  int64_t bytes = 0;  // of the current block, so far
 };
 
 BlockHasher::BlockHasher() : state_(std::make_unique<State>()) { XXH3_64bits_reset(&state_->xxh3); }

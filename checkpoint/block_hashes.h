@@ -1,8 +1,8 @@
-// Hashes of a file's blocks: XXH3-64 (seed 0) of each 1 MiB of its bytes, the last block being as long as it
-// is. With one hash a block, whoever reads a part of a file verifies just the blocks it touches.
+// Hashes of a file's blocks: XXH3-64 (seed 0) of each 1 MiB of its bytes, the last block which may be
+// shorter. With one hash per block, a reader of a part verifies only the blocks it reads.
 //
 // Source: xxHash, https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md
-// (XXH3). It finds damage, not forgery.
+// (XXH3). It detects damage, not forgery.
 #pragma once
 
 #include <cstddef>
@@ -27,9 +27,9 @@ constexpr int64_t num_blocks(int64_t bytes) { return bytes / kBlockBytes + (byte
 /// Local. XXH3-128 of `text`, 32 lower-case hexadecimal digits.
 std::string text_digest(std::string_view text);
 
-/// Local. 16 lower-case hexadecimal digits a hash, one after the other.
+/// Local. 16 lower-case hexadecimal digits per hash, concatenated.
 std::string hashes_to_hex(std::span<const uint64_t> hashes);
-/// Local. The inverse; nothing unless every character is such a digit and their number a multiple of 16.
+/// Local. The inverse; nullopt unless every character is such a digit and their number is a multiple of 16.
 std::optional<std::vector<uint64_t>> hashes_from_hex(std::string_view hex);
 
 /// Takes a file's bytes from first to last, in pieces of any size. Not thread-safe.
@@ -42,12 +42,12 @@ class BlockHasher {
 
   void update(std::span<const std::byte> bytes);
   int64_t bytes() const { return bytes_; }
-  /// Ends the last block; to be called once, as the last.
+  /// Ends the last block. Call it once, last.
   std::vector<uint64_t> finish();
 
  private:
   struct State;
-  std::unique_ptr<State> state_;  // of the block begun
+  std::unique_ptr<State> state_;  // of the current block
   int64_t bytes_ = 0;
   std::vector<uint64_t> hashes_;
 };

@@ -21,8 +21,8 @@ constexpr size_t kMaxTagBytes = 200;
 
 bool is_temporary_name(const std::string& name) { return !name_of_temporary(name).empty(); }
 
-/// It has a manifest of ours, which does not give the checkpoint another name: a copy under a name of its
-/// owner's choice is no checkpoint of this directory, and so is neither listed nor deleted.
+/// Whether the folder has a manifest of ours with the folder's name as its tag. A copy under another name is
+/// neither listed nor deleted.
 bool holds_checkpoint(const fs::path& folder) {
   constexpr size_t kHeadBytes = 2048;  // the tag is on the third line
   const std::string start = str("{\n\"format\": \"", kFormatName, "\"");
@@ -41,7 +41,7 @@ bool holds_checkpoint(const fs::path& folder) {
   }
 }
 
-/// The step at a tag's end, so that two saves within one tick of the file system's clock have an order.
+/// The step at the end of a tag. It orders saves whose files have the same modification time.
 std::string trailing_number(const std::string& tag) {
   size_t begin = tag.size();
   while (begin > 0 && std::isdigit(static_cast<unsigned char>(tag[begin - 1]))) --begin;
@@ -116,8 +116,10 @@ std::vector<std::string> keep_last(const fs::path& directory, const KeepLast& ke
     for (size_t i = 0; deleted.size() < num_delete && i < tags.size(); ++i) {
       if (tags[i] == latest) continue;
       const fs::path away = directory / temporary_name(tags[i]);
-      disk.rename(directory / tags[i], away);  // so that no half-deleted checkpoint looks whole
-      disk.sync_directory(directory);          // after a power failure either
+      // Renamed first, so that an interrupted deletion leaves no folder that looks whole, even after a loss
+      // of power.
+      disk.rename(directory / tags[i], away);
+      disk.sync_directory(directory);
       disk.remove_all(away);
       deleted.push_back(tags[i]);
     }

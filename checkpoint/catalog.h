@@ -1,4 +1,4 @@
-// The checkpoints of a directory: which there are, which is the latest, and which may go.
+// The checkpoints of a directory: lists them, reads which is the latest, deletes old ones.
 #pragma once
 
 #include <filesystem>
@@ -15,30 +15,30 @@ inline constexpr std::string_view kManifestName = "manifest.json";
 inline constexpr std::string_view kLatestName = "latest";
 
 /// Local. Throws CheckpointError unless `tag` can name a checkpoint: one folder name of at most 200 bytes of
-/// UTF-8, without control characters, and none that Tessera gives to its own files.
+/// UTF-8, without control characters, and not a name of a file of Tessera.
 void check_tag(const std::string& tag);
 
-/// Local. Tags of folders with a manifest of ours that names them (it is not looked into
-/// further), from the oldest save to the newest.
+/// Local. Tags of the folders whose manifest names them, from the oldest save to the newest. Only the first
+/// lines of a manifest are read.
 std::vector<std::string> list_checkpoints(const std::filesystem::path& directory);
 
-/// Local. The tag DIR/latest names; nothing when there is no such file. Throws
-/// CheckpointError for one that holds no tag.
+/// Local. The tag in DIR/latest; nullopt when there is no such file. Throws CheckpointError when it holds no
+/// tag.
 std::optional<std::string> read_latest(const std::filesystem::path& directory);
 
 struct KeepLast {
   int num = 1;                       ///< checkpoints to keep, at least 1
-  std::vector<std::string> protect;  ///< tags that are neither counted nor deleted, such as the best one's
+  std::vector<std::string> protect;  ///< tags neither counted nor deleted, such as the best checkpoint's
 };
-/// Local (rank 0, after a save). Deletes the oldest complete checkpoints beyond `num`, never the one `latest`
-/// names. Returns the tags deleted. Throws CheckpointError.
+/// Local (rank 0, after a save). Deletes the oldest complete checkpoints beyond `num`, but not the one that
+/// `latest` names. Returns the tags deleted. Throws CheckpointError.
 std::vector<std::string> keep_last(const std::filesystem::path& directory, const KeepLast& keep,
                                    const Disk& disk);
 
 // For save():
 
-/// Local. Removes temporary folders and files (core/temporary_name.h) of saves that died, by their names
-/// alone: locks of other hosts need not be seen; no save into the directory may be under way.
+/// Local. Removes temporary folders and files (core/temporary_name.h) of interrupted saves, recognized by
+/// name only: file locks may not be visible across hosts. No save into the directory may be in progress.
 void remove_leftovers(const std::filesystem::path& directory, const Disk& disk);
 
 }  // namespace tessera::checkpoint

@@ -1,11 +1,12 @@
-// CheckpointError: what everything in checkpoint/ throws.
+// CheckpointError: thrown by everything in checkpoint/.
 #pragma once
 
 #include "core/error.h"
 
 namespace tessera {
 
-/// A checkpoint that cannot be written, or cannot be trusted: the message names the file, parameter or tag.
+/// A checkpoint cannot be written, or is missing, damaged or malformed. The message names the file, parameter
+/// or tag.
 class CheckpointError : public Error {
  public:
   using Error::Error;

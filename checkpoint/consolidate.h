@@ -2,9 +2,9 @@
 // programs read (DeepSpeed: zero_to_fp32.py).
 //
 // [Note: consolidation is a stream]
-// The model passes through a few buffers of fixed size, whatever the size of its parameters: one thread reads
-// and verifies, the caller's converts and writes. Within a buffer, reads are in the order of the files, so
-// that of many small shards the blocks that hold them are read (and hashed) once and not once a parameter.
+// The model passes through a few buffers of fixed size: one thread reads and verifies, the caller's thread
+// converts and writes. The reads of a buffer are sorted by file and position, so that a block with parts of
+// many small parameters is read and hashed once.
 #pragma once
 
 #include <cstdint>
@@ -25,21 +25,20 @@ struct ConsolidateOptions {
   std::filesystem::path output;     ///< a file; with max_shard_bytes a folder
   ModelFormat format = ModelFormat::kSafetensors;
   /// fp32, bf16 or fp16: the type of all floating-point tensors written. Trainable parameters come from their
-  /// fp32 masters; integers and booleans stay what they are.
+  /// fp32 masters; integers and booleans are unchanged.
   DType dtype = DType::kFloat32;
   int64_t max_shard_bytes = 0;  ///< see ModelWriterOptions
   DiskOptions disk;
-  std::function<void(int64_t done, int64_t total)>
-      progress;  ///< hears bytes of the model written, and all there are
+  std::function<void(int64_t done, int64_t total)> progress;  ///< called with the bytes written and the total
 };
 
 struct ConsolidateResult {
   std::filesystem::path checkpoint;   ///< DIR/TAG
-  int64_t num_tensors = 0;            ///< names of tied tensors counted once
-  int64_t num_names = 0;              ///< and each
-  int64_t numel = 0;                  ///< elements of all tensors, each counted once
-  int64_t bytes = 0;                  ///< of them, as written
-  int64_t num_overflowed = 0;         ///< finite elements that are infinite in the type written
+  int64_t num_tensors = 0;            ///< a tied tensor counts once
+  int64_t num_names = 0;              ///< all names, also those of tied tensors
+  int64_t numel = 0;                  ///< elements of all tensors; a tied tensor counts once
+  int64_t bytes = 0;                  ///< of these elements, as written
+  int64_t num_overflowed = 0;         ///< finite elements that became infinite in the type written
   std::string first_overflowed = {};  ///< the first tensor with such an element; empty: none
 };
 

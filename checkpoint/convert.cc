@@ -46,12 +46,12 @@ uint16_t to_fp16(float value) {
   } else if (magnitude >= 0x47800000) {
     rounded = 0x7c00;  // 2^16 and more: infinity
   } else if (magnitude < 0x38800000) {
-    // Below 2^-14, fp16's numbers are the multiples of 2^-24. So are fp32's
-    // from 0.5 to 1: the addition rounds.
+    // Below 2^-14, fp16's numbers are the multiples of 2^-24. fp32's numbers from 0.5 to 1 have the same
+    // spacing, so the addition rounds.
     rounded = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - std::bit_cast<uint32_t>(0.5f);
   } else {
-    rounded = (magnitude - ((127 - 15) << 23) + 0xfff + (magnitude >> 13 & 1)) >>
-              13;  // a carry may make it infinity
+    rounded =
+        (magnitude - ((127 - 15) << 23) + 0xfff + (magnitude >> 13 & 1)) >> 13;  // a carry may give infinity
   }
   return static_cast<uint16_t>(sign | rounded);
 }

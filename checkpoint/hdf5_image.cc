@@ -12,6 +12,7 @@
 
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/hdf5_library.h"
+#include "checkpoint/hdf5_selection.h"
 #include "core/disk_error.h"
 #include "core/error.h"
 #include "core/str.h"
@@ -19,8 +20,8 @@
 namespace tessera::checkpoint {
 namespace {
 
-constexpr hsize_t kAlignmentBytes =
-    4096;  // a page: data can be mapped, and read or written past the page cache
+// A page, so that data can be mapped, and read or written with O_DIRECT.
+constexpr hsize_t kAlignmentBytes = 4096;
 
 class AnonymousFile {
  public:
@@ -54,43 +55,6 @@ class AnonymousFile {
   int descriptor_;
 };
 
-/// A range of positions, counted row by row, as blocks that HDF5 can select, in
-/// order. At most 2 x rank - 1 of them.
-struct Box {
-  std::vector<hsize_t> start, count;
-  int64_t numel = 0;
-};
-
-void add_boxes(std::span<const int64_t> shape, std::vector<hsize_t> start, int64_t begin, int64_t end,
-               std::vector<Box>& boxes) {
-  if (begin >= end) return;
-  const size_t dim = start.size();
-  int64_t inner = 1;  // positions one step along this dimension spans
-  for (size_t i = dim + 1; i < shape.size(); ++i) inner *= shape[i];
-  int64_t first = begin / inner;
-  const int64_t last = (end - 1) / inner;
-  const auto descend = [&](int64_t row, int64_t from, int64_t to) {
-    std::vector<hsize_t> below = start;
-    below.push_back(static_cast<hsize_t>(row));
-    add_boxes(shape, std::move(below), from, to, boxes);
-  };
-  if (first == last && end - begin < inner)
-    return descend(first, begin % inner, begin % inner + (end - begin));
-  if (begin % inner != 0) descend(first++, begin % inner, inner);
-  const int64_t full_end = end / inner;
-  if (full_end > first) {
-    Box box{.start = start, .count = std::vector<hsize_t>(dim, 1), .numel = (full_end - first) * inner};
-    box.start.push_back(static_cast<hsize_t>(first));
-    box.count.push_back(static_cast<hsize_t>(full_end - first));
-    for (size_t i = dim + 1; i < shape.size(); ++i) {
-      box.start.push_back(0);
-      box.count.push_back(static_cast<hsize_t>(shape[i]));
-    }
-    boxes.push_back(std::move(box));
-  }
-  if (end % inner != 0) descend(full_end, 0, end % inner);
-}
-
 }  // namespace
 
 std::string hdf5_name(std::string_view name) {
@@ -121,7 +85,7 @@ struct Hdf5Builder::Handles {
     if (result < 0) throw CheckpointError(str("cannot lay out ", *purpose, ": ", what, ": ", reason()));
     return result;
   }
-  /// HDF5 keeps to itself that the process may not write a larger file, which the file in memory is one of.
+  /// A limit on file size (ulimit -f) also holds for the file in memory, and HDF5 does not report it.
   std::string reason() const {
     rlimit limit{};
     const bool is_limited = ::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
@@ -142,8 +106,7 @@ struct Hdf5Builder::Handles {
 
 void Hdf5Builder::Handles::create(Hdf5Readers readers) {
   const Hdf5Id access = own(H5Pcreate(H5P_FILE_ACCESS), H5Pclose, "file access");
-  // The stdio driver, because the usual one asks for the file's real path,
-  // which a file in memory has none of.
+  // The stdio driver, because the default one asks for the file's real path, and a file in memory has none.
   check(H5Pset_fapl_stdio(access), "file access");
   check(H5Pset_fclose_degree(access, H5F_CLOSE_STRONG), "file access");
   check(H5Pset_libver_bounds(access, H5F_LIBVER_V18,
@@ -198,7 +161,7 @@ Hdf5Id Hdf5Builder::Handles::creation_properties(const std::string& path) const 
   return creation;
 }
 
-/// The groups a path goes through. HDF5 would make them itself, with the time in them.
+/// Makes the groups above a path. HDF5 would make them itself, but with the current time in them.
 void Hdf5Builder::Handles::make_groups(const std::string& path) const {
   const Hdf5Id creation = own(H5Pcreate(H5P_GROUP_CREATE), H5Pclose, path);
   check(H5Pset_obj_track_times(creation, false), path);
@@ -267,20 +230,15 @@ void Hdf5Builder::add_virtual(const Hdf5Dataset& dataset, std::span<const Hdf5So
   const std::string& path = dataset.path;
   const Hdf5Id creation = handles_->creation_properties(path);
   for (const Hdf5Source& source : sources) {
-    std::vector<Box> boxes;
-    if (dataset.shape.empty())
-      boxes.push_back({.start = {}, .count = {}, .numel = source.numel});
-    else
-      add_boxes(dataset.shape, {}, source.begin, source.begin + source.numel, boxes);
     auto next = static_cast<hsize_t>(source.dataset_begin);
-    for (const Box& box : boxes) {
+    for (const Hdf5Block& block : blocks_of_range(dataset.shape, source.begin, source.begin + source.numel)) {
       const Hdf5Id extent = handles_->space(dataset.shape, path);
-      if (!box.start.empty())
-        handles_->check(
-            H5Sselect_hyperslab(extent, H5S_SELECT_SET, box.start.data(), nullptr, box.count.data(), nullptr),
-            path);
+      if (!block.start.empty())
+        handles_->check(H5Sselect_hyperslab(extent, H5S_SELECT_SET, block.start.data(), nullptr,
+                                            block.count.data(), nullptr),
+                        path);
       const Hdf5Id shown = handles_->space({source.dataset_numel}, path);
-      const auto count = static_cast<hsize_t>(box.numel);
+      const auto count = static_cast<hsize_t>(block.numel);
       handles_->check(H5Sselect_hyperslab(shown, H5S_SELECT_SET, &next, nullptr, &count, nullptr), path);
       handles_->check(H5Pset_virtual(creation, extent, source.file.c_str(), source.dataset.c_str(), shown),
                       path);
@@ -310,8 +268,7 @@ void Hdf5Builder::set_attribute(const std::string& path, const Hdf5Attribute& at
 
 Hdf5Image Hdf5Builder::finish() {
   Handles& handles = *handles_;
-  errno =
-      0;  // a limit on the size of files (ulimit -f) shows here first, and HDF5 doesn't pass the reason on
+  errno = 0;  // a limit on file size (ulimit -f) shows here first, and HDF5 does not report the reason
   const herr_t closed = handles.file.close();
   handles.check(closed, errno == 0 ? "closing" : str("closing: ", std::strerror(errno)));
   Hdf5Image image{.file_bytes = handles.check(handles.memory.bytes(), "its length"),

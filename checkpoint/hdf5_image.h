@@ -1,14 +1,14 @@
-// Hdf5Builder: lays out an HDF5 file without its data, so that we write the data ourselves.
+// Hdf5Builder: computes the layout and the metadata of an HDF5 file; the caller writes the data.
 //
 // [Note: HDF5 for structure, our own writes for data]
-// HDF5 decides where everything lies: each dataset is contiguous, allocated at once and never filled, so the
-// library writes metadata only. It writes that to an anonymous file in memory, where the data's room is a
-// hole that costs nothing. What comes back is the metadata and each dataset's offset; the real file is then
-// written in one pass through core/disk.h, in large pieces, hashed on the way, each operation probed, and a
-// full disk is noticed where it can be reported.
+// HDF5 chooses every offset. Each dataset is contiguous, allocated early and never filled, so the library
+// writes metadata only. It writes to an anonymous file in memory, where the data is a hole that takes no
+// memory. The result is the metadata and the offset of each dataset. The real file is then written through
+// core/disk.h in one pass and in large pieces, and hashed in the same pass. So fault-injection tests reach
+// each write, and a full disk is reported as an error of the write that met it.
 //
-// A builder holds the library's lock as long as it lives (hdf5_library.h). HDF5's own error
-// printing is off: errors are CheckpointErrors.
+// A builder holds the library's lock during its lifetime (hdf5_library.h). HDF5 prints no errors; they are
+// thrown as CheckpointError.
 //
 // Source: "HDF5 File Format Specification Version 3.0"; types as h5py names them (bool is an enum {FALSE,
 // TRUE} of int8; bf16 a 16-bit float with 8 bits of exponent, which h5py reads as float32).
@@ -32,13 +32,13 @@ struct Hdf5Attribute {
 };
 
 struct Hdf5Dataset {
-  std::string path;  ///< "/master/unit_00003"; groups on the way are made
+  std::string path;  ///< "/master/unit_00003"; missing groups are created
   DType type = DType::kFloat32;
   std::vector<int64_t> shape;
   std::vector<Hdf5Attribute> attributes;
 };
 
-/// Consecutive elements of a virtual dataset that are those of a one-dimensional dataset in another file.
+/// Maps consecutive elements of a virtual dataset to those of a one-dimensional dataset in another file.
 struct Hdf5Source {
   std::string file;  ///< relative to the folder of the file being built
   std::string dataset;
@@ -48,16 +48,15 @@ struct Hdf5Source {
   int64_t numel = 0;
 };
 
-/// A file's bytes, but for the data of its datasets.
+/// A file's bytes except the data of its datasets.
 struct Hdf5Image {
   struct Piece {
     int64_t offset = 0;
     std::string bytes;
   };
   int64_t file_bytes = 0;
-  std::vector<Piece> metadata;  ///< by offset; what neither these nor a dataset covers is zero
-  std::vector<int64_t>
-      offsets;  ///< by what add() returned; byte of the first element (0 for a dataset without elements)
+  std::vector<Piece> metadata;   ///< by offset; bytes in neither these nor a dataset are zero
+  std::vector<int64_t> offsets;  ///< by index from add(); byte of the first element (0 if there is none)
 };
 
 enum class Hdf5Readers {
@@ -65,11 +64,11 @@ enum class Hdf5Readers {
   kSince1_10,  ///< needed by virtual datasets
 };
 
-/// Local. A tensor's name as one link name of HDF5: '/' and '%' become "%2F" and
-/// "%25", and a lone "." becomes "%2E".
+/// Local. Escapes a tensor's name to one HDF5 link name: '/' becomes "%2F", '%' "%25", and the name "."
+/// "%2E".
 std::string hdf5_name(std::string_view name);
 
-/// Not thread-safe; builders of other threads wait. All members are local and throw
+/// Not thread-safe; builders in other threads wait for the lock. All members are local and throw
 /// CheckpointError naming `purpose` and path.
 class Hdf5Builder {
  public:
@@ -81,15 +80,15 @@ class Hdf5Builder {
 
   /// A dataset whose data the caller writes. Returns its index in Hdf5Image::offsets.
   int add(const Hdf5Dataset& dataset);
-  /// A dataset that shows elements of other files; what no source covers reads as zero.
+  /// A dataset whose elements are in other files; elements that no source covers read as zero.
   void add_virtual(const Hdf5Dataset& dataset, std::span<const Hdf5Source> sources);
-  /// A further name (hard link) of what add() or add_virtual() made.
+  /// A hard link: another name of a dataset that add() or add_virtual() made.
   void add_link(const std::string& existing, const std::string& path);
-  /// A name that leads to a dataset of another file, relative to the folder of the file being built.
+  /// An external link to a dataset of another file. `file` is relative to the folder of the file being built.
   void add_external_link(const std::string& file, const std::string& dataset, const std::string& path);
-  /// To a group or dataset there is.
+  /// The group or dataset must exist.
   void set_attribute(const std::string& path, const Hdf5Attribute& attribute);
-  /// Ends the file; to be called once, as the last.
+  /// Ends the file. Call it once, last.
   Hdf5Image finish();
 
  private:

@@ -4,20 +4,20 @@ namespace tessera::checkpoint {
 namespace {
 
 std::mutex& library_mutex() {
-  static std::mutex mutex;  // the library is one a process, so is its lock
+  static std::mutex mutex;  // one per process, as the library
   return mutex;
 }
 
-/// HDF5 would close at exit what is still open, and crashes over a file it could not write (a limit on
-/// the size of files). Nothing of ours is left to close. To be called before any other function of HDF5;
-/// where a host program has, it decides.
+/// Turns off HDF5's exit handler, which closes what is still open and crashes when a file could not be
+/// written (limit on file size). We close everything ourselves. Has no effect if the host program called HDF5
+/// before.
 void leave_exit_alone() { [[maybe_unused]] static const herr_t once = H5dont_atexit(); }
 
 }  // namespace
 
 Hdf5Library::Hdf5Library() : lock_(library_mutex()) {
   leave_exit_alone();
-  H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);  // of this thread; errors are exceptions here
+  H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);  // for this thread; we throw exceptions
 }
 
 std::string hdf5_reason() {

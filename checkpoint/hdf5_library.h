@@ -1,8 +1,8 @@
-// What callers of the HDF5 library share: its lock, its identifiers and its reasons. For
-// checkpoint/*.cc only: it includes hdf5.h.
+// For callers of the HDF5 library: its lock, owned identifiers and error texts. For checkpoint/*.cc only: it
+// includes hdf5.h.
 //
-// HDF5 may be called by one thread at a time only (Debian's build locks itself, others don't), so whoever
-// calls it holds Hdf5Library, one process-wide lock.
+// Only one thread at a time may call HDF5 (Debian's build has a lock of its own, others have none), so every
+// caller holds Hdf5Library, a process-wide lock.
 #pragma once
 
 #include <hdf5.h>
@@ -13,7 +13,7 @@
 
 namespace tessera::checkpoint {
 
-/// The right to call HDF5, as long as it lives. Other threads wait. HDF5 prints no errors meanwhile.
+/// Holds the process-wide lock during its lifetime, and turns HDF5's error printing off for this thread.
 class Hdf5Library {
  public:
   Hdf5Library();
@@ -22,10 +22,10 @@ class Hdf5Library {
   std::unique_lock<std::mutex> lock_;
 };
 
-/// Local. The innermost reason of the last HDF5 failure on this thread.
+/// Local. The innermost message of the last HDF5 error on this thread.
 std::string hdf5_reason();
 
-/// An identifier of HDF5, closed by the function that fits its kind. Not thread-safe.
+/// Owns an HDF5 identifier and closes it with `close`. Not thread-safe.
 class Hdf5Id {
  public:
   using Close = herr_t (*)(hid_t);

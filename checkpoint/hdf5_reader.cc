@@ -77,7 +77,7 @@ std::string describe(hid_t type) {
   }
 }
 
-constexpr int64_t kLargestCompression = 4096;  // deflate reaches 1032
+constexpr int64_t kLargestCompression = 4096;  // as a factor; deflate reaches 1032
 
 bool is_little_endian(hid_t type) { return H5Tget_size(type) == 1 || H5Tget_order(type) == H5T_ORDER_LE; }
 
@@ -156,15 +156,16 @@ Hdf5Stored Hdf5File::find(const std::string& name) const {
     if (size < 0 || __builtin_mul_overflow(stored.bytes, size, &stored.bytes))
       handles_->fail(name, "has more bytes than can be counted");
 
-  const haddr_t address = H5Dget_offset(dataset);  // of contiguous data in this file, once it was written
+  const haddr_t address =
+      H5Dget_offset(dataset);  // defined for contiguous data in this file that was written
   const H5D_layout_t layout = H5Pget_layout(creation);
   const bool elsewhere = layout == H5D_VIRTUAL || H5Pget_external_count(creation) > 0;
   if (!elsewhere && stored.bytes / kLargestCompression > file_bytes_)
     handles_->fail(name, str("says to have shape ", describe_shape(stored.shape), ", ", stored.bytes,
                              " bytes, in a file of ", file_bytes_,
                              "; expected a size that can be true (the file is damaged)"));
-  // Data within the object's header: HDF5 1.10 copies as many bytes as the
-  // shape says, whether they are there or not.
+  // Compact data is in the object's header. HDF5 1.10 copies as many bytes as the shape needs, also past the
+  // end of the stored data.
   const auto held = static_cast<int64_t>(H5Dget_storage_size(dataset));
   if (layout == H5D_COMPACT && held != stored.bytes)
     handles_->fail(name, str("says to have shape ", describe_shape(stored.shape), ", ", stored.bytes,

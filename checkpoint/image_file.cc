@@ -9,7 +9,7 @@
 namespace tessera::checkpoint {
 namespace {
 
-using Segment = std::pair<int64_t, std::span<const std::byte>>;  // where, what
+using Segment = std::pair<int64_t, std::span<const std::byte>>;  // offset, bytes
 
 /// Metadata and data from the file's first byte to its last.
 std::vector<Segment> segments_of(const Hdf5Image& image, std::span<const std::span<const std::byte>> data) {
@@ -33,8 +33,8 @@ std::vector<Segment> segments_of(const Hdf5Image& image, std::span<const std::sp
 
 FileRecord write_image_file(const Disk& disk, const std::filesystem::path& path, const Hdf5Image& image,
                             std::span<const std::span<const std::byte>> data) {
-  constexpr int64_t kStartSyncBytes =
-      8 * kBlockBytes;  // the device works while we copy: a third less time to be synced
+  // The device writes while we hash, so the sync at the end takes a third less time.
+  constexpr int64_t kStartSyncBytes = 8 * kBlockBytes;
   TESSERA_CHECK(data.size() == image.offsets.size());
   OutputFile file = disk.create(path);
   file.reserve(image.file_bytes);

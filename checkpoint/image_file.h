@@ -1,4 +1,4 @@
-// Writes an HDF5 file from its image (hdf5_image.h) and its data, in one pass, hashing on the way.
+// Writes an HDF5 file from its image (hdf5_image.h) and its data, and hashes it in the same pass.
 #pragma once
 
 #include <cstddef>
@@ -12,9 +12,9 @@
 
 namespace tessera::checkpoint {
 
-/// Local. `data[i]` is what lies at image.offsets[i]. Each block of the file is hashed and then written
-/// while it is in the processor's cache; nothing is copied. Returns name, bytes and hashes; the datasets are
-/// the caller's to add. Throws DiskError.
+/// Local. `data[i]` is written at image.offsets[i]. Each block is hashed and then written while it is in the
+/// processor's cache, without a copy. Returns name, bytes and hashes; the caller adds the datasets. Throws
+/// DiskError.
 FileRecord write_image_file(const Disk& disk, const std::filesystem::path& path, const Hdf5Image& image,
                             std::span<const std::span<const std::byte>> data);
 

@@ -23,7 +23,7 @@ std::string describe(const json& value) {
 }  // namespace
 
 json parse_json(std::string_view text, const std::string& source) {
-  std::vector<std::unordered_set<std::string>> keys;  // of the objects begun
+  std::vector<std::unordered_set<std::string>> keys;  // of the objects that are open
   const auto watch = [&](int depth, json::parse_event_t event, json& parsed) {
     if (depth > kMaxJsonDepth)
       throw CheckpointError(str(source, ": nested deeper than ", kMaxJsonDepth, " levels"));

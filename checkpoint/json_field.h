@@ -1,5 +1,5 @@
-// JsonField: a value of a parsed JSON document that knows where it stands, so that a wrong one has a name.
-// For documents that are not to be trusted: every access says what it expects.
+// JsonField: a value of a parsed JSON document together with its path, for error messages. For untrusted
+// documents: every access checks type and range.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ namespace tessera::checkpoint {
 
 inline constexpr int kMaxJsonDepth = 64;
 
-/// Local. Parses JSON text: no comments, no key twice in an object, at most kMaxJsonDepth levels. Throws
+/// Local. Parses JSON text: no comments, no duplicate keys, at most kMaxJsonDepth levels. Throws
 /// CheckpointError naming `source` and the byte.
 nlohmann::json parse_json(std::string_view text, const std::string& source);
 
@@ -29,7 +29,7 @@ class JsonField {
 
   const nlohmann::json& value() const { return *value_; }
 
-  /// An object with just these keys, each there.
+  /// Checks for an object with exactly these keys.
   void expect_keys(std::initializer_list<std::string_view> keys) const;
   /// A member of an object.
   JsonField operator[](std::string_view key) const;
@@ -45,7 +45,7 @@ class JsonField {
 
   /// Throws; `expected` ends the sentence "found …; expected …".
   [[noreturn]] void fail(std::string_view expected) const;
-  /// Throws with a sentence of its own.
+  /// Throws with this text after the path.
   [[noreturn]] void complain(std::string_view sentence) const;
 
  private:
@@ -55,7 +55,7 @@ class JsonField {
 
   const nlohmann::json* value_;
   const std::string* source_;
-  const JsonField* parent_ = nullptr;  // paths are built when they are needed: documents are long, errors few
+  const JsonField* parent_ = nullptr;  // the path is built only for an error
   std::string_view key_;               // empty for an element of a list
   size_t index_ = 0;
 };

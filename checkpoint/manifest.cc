@@ -14,9 +14,9 @@ namespace tessera::checkpoint {
 namespace {
 
 using nlohmann::json;
-using nlohmann::ordered_json;  // keys as documented, so that people can read the file
+using nlohmann::ordered_json;  // keeps the documented order of keys
 
-/// Throws for what JSON would silently turn into something else.
+/// Throws for values that JSON would silently change.
 void check_state(const json& value, const std::string& path, int depth) {
   if (depth > kMaxJsonDepth - 2)
     throw CheckpointError(str("cannot save ", path, ": nested deeper than ", kMaxJsonDepth - 2, " levels"));
@@ -61,7 +61,7 @@ ordered_json to_json(const TensorRecord& tensor) {
   return {{"name", tensor.name}, {"dataset", tensor.dataset}};
 }
 
-/// A list with an element a line.
+/// A list, one element per line.
 template <class Items, class ToText>
 std::string lines(const Items& items, const ToText& to_text) {
   std::string text = "[";

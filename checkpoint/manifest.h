@@ -1,5 +1,5 @@
-// Manifest: what a checkpoint holds and where: layout as saved, files with their block hashes and datasets,
-// and the engine's own state. The file manifest.json; a folder without a good one is no checkpoint.
+// Manifest: the contents of a checkpoint: saved layout, files with block hashes and datasets, and the
+// engine's state. Stored as manifest.json; a folder without a valid one is not a checkpoint.
 //
 // Format: docs/checkpoint_format.md. JSON (RFC 8259) whose last member is the
 // XXH3-128 of all bytes before its value.
@@ -17,7 +17,7 @@
 namespace tessera::checkpoint {
 
 inline constexpr int kFormatVersion = 1;
-inline constexpr size_t kMaxDims = 32;  ///< of a tensor, HDF5's
+inline constexpr size_t kMaxDims = 32;  ///< of a tensor; HDF5's limit
 inline constexpr int64_t kMaxManifestBytes = int64_t{1} << 30;
 
 /// A contiguous, row-major, little-endian tensor within a file.
@@ -41,9 +41,9 @@ struct FileRecord {
   bool operator==(const FileRecord&) const = default;
 };
 
-/// A tensor that is not sharded (a buffer of the model), held by rank 0's file.
+/// A tensor that is not sharded (a buffer of the model), in rank 0's file.
 struct TensorRecord {
-  std::string name;  ///< as the model calls it
+  std::string name;  ///< in the model
   std::string dataset;
   bool operator==(const TensorRecord&) const = default;
 };
@@ -68,14 +68,14 @@ struct Manifest {
   /// Local. The text of manifest.json. Throws CheckpointError for a state that JSON cannot hold (a number
   /// that is not finite, text that is not UTF-8), naming the key.
   std::string to_text() const;
-  /// Local. The inverse. Trusts nothing: types, ranges, sums, names and their agreement with each other are
-  /// checked, so that what is returned can be used without further checks. Throws CheckpointError naming
-  /// `source`, key, what was found and expected; a newer format version is named as such.
+  /// Local. The inverse. Checks types, ranges, sums, names and consistency, so that the result can be used
+  /// without further checks. Throws CheckpointError naming `source`, key, found and expected value; for a
+  /// newer format version the message says so.
   static Manifest parse(std::string_view text, const std::string& source);
   bool operator==(const Manifest&) const = default;
 };
 
-/// Local. A file's record as text and back, as ranks hand it to rank 0. Throws as Manifest::parse does.
+/// Local. A file's record to text and back, for sending it to rank 0. Throws as Manifest::parse does.
 std::string file_record_to_text(const FileRecord& record);
 FileRecord parse_file_record(std::string_view text, const std::string& source);
 

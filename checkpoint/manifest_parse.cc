@@ -1,4 +1,4 @@
-// Manifest::parse. The text may come from anywhere: every number is checked before it is computed with.
+// Manifest::parse. The text is untrusted: every number is checked before it is used.
 #include <algorithm>
 #include <map>
 #include <set>
@@ -129,7 +129,7 @@ FileRecord parse_file(const JsonField& field) {
   Names names;
   std::map<int64_t, const DatasetRecord*> by_offset;
   const JsonField datasets = field["datasets"];
-  file.datasets.reserve(datasets.list_size());  // so that pointers hold
+  file.datasets.reserve(datasets.list_size());  // so that pointers stay valid
   datasets.for_each([&](const JsonField& one) {
     const DatasetRecord& dataset = file.datasets.emplace_back(parse_dataset(one, file.bytes));
     insert_unique(names, dataset.name, one);
@@ -145,8 +145,8 @@ FileRecord parse_file(const JsonField& field) {
   return file;
 }
 
-/// The file of a rank has a dataset for each unit, of the right type and shape,
-/// and else only buffers and blobs.
+/// Checks that the file of a rank has a dataset for each unit, of the right type and shape, and otherwise
+/// only buffers and blobs.
 void check_rank_file(const Manifest& manifest, int rank, const JsonField& field) {
   const FileRecord& file = manifest.files[rank];
   std::unordered_map<std::string_view, const DatasetRecord*> left;
@@ -200,7 +200,7 @@ void parse_tensors(const JsonField& field, Manifest& manifest) {
   if (!datasets.empty()) field.complain(str("dataset ", *datasets.begin(), " belongs to no tensor"));
 }
 
-/// Throws unless the text ends in the digest of all that stands before.
+/// Throws unless the text ends with the digest of the text before it.
 void check_digest(std::string_view text, const std::string& source) {
   constexpr size_t kDigits = 32;
   const size_t tail = kDigestKey.size() + kDigits + kDigestEnd.size();

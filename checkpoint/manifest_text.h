@@ -1,5 +1,5 @@
-// The frame of a manifest's text, which all format versions share: what it
-// begins with, and its digest at the end.
+// The begin and the end of a manifest's text, the same in all format versions: format name and version, and
+// the digest.
 #pragma once
 
 #include <string>
@@ -12,7 +12,7 @@ inline constexpr std::string_view kDigestKey =
     "\"digest\": \"";  // the digest's 32 digits follow: of all bytes up to here
 inline constexpr std::string_view kDigestEnd = "\"\n}\n";
 
-/// Local. Ends a manifest: `text` is everything before the digest, the comma included.
+/// Local. Appends the digest. `text` is everything before it, including the comma.
 std::string seal_manifest(std::string text);
 
 }  // namespace tessera::checkpoint

@@ -2,8 +2,8 @@
 // and every buffer as an external link, so that the sharded checkpoint opens as one model:
 // h5py.File("model.h5")["encoder.weight"][:].
 //
-// HDF5 reads what is missing in a source file as zeros, without an error: this file is for looking; our own
-// readers take the manifest's word for where data lies, and verify it.
+// HDF5 reads missing data of a source file as zeros, without an error. So this file is for inspection only;
+// our readers use the offsets and hashes of the manifest.
 #pragma once
 
 #include <filesystem>

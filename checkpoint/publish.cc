@@ -17,7 +17,7 @@ namespace fs = std::filesystem;
 
 using Identity = std::pair<dev_t, ino_t>;
 
-/// Which folder stands under a name: an operation that failed may have had its effect all the same.
+/// Device and inode of a path. A failed rename may have taken effect, so undo() compares these.
 std::optional<Identity> identity(const fs::path& path) {
   struct stat status{};
   if (::lstat(path.c_str(), &status) != 0) return std::nullopt;
@@ -29,6 +29,7 @@ std::optional<std::string> content_of(const fs::path& path) {
   return InputFile(path).read_all(1 << 16);
 }
 
+/// Publishes a folder, and can undo that. Used by one thread, once.
 class Publisher {
  public:
   Publisher(const Publication& publication, const Disk& disk)
@@ -51,7 +52,7 @@ class Publisher {
     disk_.replace_file(latest_, tag_ + "\n");
   }
 
-  /// In the reverse order: at every moment `latest` names a whole checkpoint.
+  /// Undoes the steps in reverse order, so that `latest` always names a whole checkpoint.
   void undo() {
     if (content_of(latest_) != old_latest_) {
       if (old_latest_)

@@ -1,5 +1,5 @@
-// The last part of a save, rank 0's alone: a finished folder becomes DIR/TAG and what
-// `latest` names, or nothing has changed.
+// The last part of a save, on rank 0: renames a finished folder to DIR/TAG and updates `latest`, or changes
+// nothing.
 #pragma once
 
 #include <filesystem>
@@ -15,9 +15,9 @@ struct Publication {
   std::string temporary;  ///< name of the finished, synced folder within `directory`
 };
 
-/// Local. Renames the folder and replaces `latest`; when it returns, the checkpoint counts, and the
-/// folder's old name is that of the checkpoint it replaced, if any. Throws CheckpointError after undoing
-/// what it did; the folder then has its old name.
+/// Local. Renames the folder and replaces `latest`; when it returns, the checkpoint is committed, and a
+/// replaced checkpoint has the folder's old name. On an error it undoes its changes, so that the folder has
+/// its old name again, and throws CheckpointError.
 void publish(const Publication& publication, const Disk& disk);
 
 }  // namespace tessera::checkpoint

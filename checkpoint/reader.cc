@@ -34,7 +34,7 @@ std::string describe_block(const FileRecord& file, int64_t block) {
   return str("block ", block, " (bytes ", begin, " to ", begin + block_bytes(file, block), ")");
 }
 
-/// Whoever asks for a tag gets the checkpoint that was saved under it, or none.
+/// Throws unless the folder has the name under which the checkpoint was saved.
 void check_folder_name(const fs::path& folder, const std::string& tag) {
   std::error_code error;
   const fs::path name = folder.filename(),
@@ -46,8 +46,8 @@ void check_folder_name(const fs::path& folder, const std::string& tag) {
                             "), in another directory if there is a ", tag, " here"));
 }
 
-/// A block read before, for ranges that begin or end within it. Datasets are often
-/// read side by side, so there are a few.
+/// A recently read block, for ranges that begin or end within it. There are several, because datasets are
+/// often read alternately.
 struct CachedBlock {
   int rank = -1;
   int64_t block = -1;
@@ -130,7 +130,7 @@ struct Checkpoint::Impl {
                                 "; expected ", hashes_to_hex({&expected, 1})));
   }
 
-  /// Part of a block.
+  /// Copies a part of a block, through the cache.
   void copy_from_block(int rank, const DatasetRecord& dataset, int64_t block, int64_t skip,
                        std::span<std::byte> into) {
     const std::lock_guard lock(cache_mutex);
@@ -140,7 +140,7 @@ struct Checkpoint::Impl {
     if (cached == cache.end()) {
       cached = std::min_element(cache.begin(), cache.end(),
                                 [](const auto& a, const auto& b) { return a.used < b.used; });
-      cached->rank = -1;  // should reading fail
+      cached->rank = -1;  // invalid if reading throws
       cached->bytes.resize(static_cast<size_t>(block_bytes(manifest.rank_file(rank), block)));
       read_block(rank, dataset, block, cached->bytes);
       cached->rank = rank;

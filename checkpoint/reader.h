@@ -1,4 +1,4 @@
-// Checkpoint: reads a checkpoint's data, verified. Needs no HDF5: the manifest says where data lies.
+// Checkpoint: reads and verifies a checkpoint's data. Needs no HDF5: the manifest has all offsets.
 #pragma once
 
 #include <atomic>
@@ -15,19 +15,19 @@
 
 namespace tessera::checkpoint {
 
-/// Local. DIR/TAG of the tag, or of `latest` for an empty one. Throws CheckpointError for a directory,
-/// `latest` or tag that is not there, and lists the tags that are.
+/// Local. DIR/TAG; an empty tag means the one in `latest`. Throws CheckpointError when directory, `latest` or
+/// tag does not exist; the message lists the tags that do.
 std::filesystem::path find_checkpoint(const std::filesystem::path& directory, const std::string& tag);
 
-/// Local. Reads and checks `folder`/manifest.json, and nothing else. Throws CheckpointError, also for a
-/// folder that was renamed: the manifest has the tag.
+/// Local. Reads and checks `folder`/manifest.json only. Throws CheckpointError, also when the folder was
+/// renamed: its name must be the tag in the manifest.
 Manifest read_manifest(const std::filesystem::path& folder);
 
-/// Immutable but for its counters; thread-safe.
+/// Owns the manifest and the open files. Logically immutable; thread-safe.
 class Checkpoint {
  public:
-  /// Local. Reads the manifest; checks that the ranks' files are there and as long
-  /// as they were. Throws CheckpointError.
+  /// Local. Reads the manifest; checks that the ranks' files exist and have their saved lengths. Throws
+  /// CheckpointError.
   static Checkpoint open(const std::filesystem::path& directory, const std::string& tag = "");
   Checkpoint(Checkpoint&&) noexcept;
   ~Checkpoint();
@@ -36,18 +36,18 @@ class Checkpoint {
   const std::filesystem::path& path() const;  ///< DIR/TAG
 
   /// Local. Fills `destination` from byte `begin` of a dataset in the file of `rank`. Every block touched is
-  /// read whole and verified. Throws CheckpointError naming file, block and dataset; `destination` then holds
-  /// anything. Reading ranges in the order of the file touches each block once.
+  /// read whole and verified. Throws CheckpointError naming file, block and dataset; `destination` is then
+  /// undefined. Reading ranges in file order reads each block once.
   void read(int rank, const DatasetRecord& dataset, int64_t begin, std::span<std::byte> destination) const;
-  /// Local. Reads and verifies the same blocks as read() would, each once in the life of this object, and
-  /// keeps nothing. Throws as read() does.
+  /// Local. Reads and verifies the blocks that read() would read, each once in the lifetime of this object,
+  /// and discards the data. Throws as read() does.
   void check(int rank, const DatasetRecord& dataset, int64_t begin, int64_t bytes) const;
   /// Local. A whole tensor's or blob's bytes.
   std::vector<std::byte> read_all(int rank, const DatasetRecord& dataset) const;
   /// Local. The dataset of that name; throws CheckpointError when the file has none.
   const DatasetRecord& dataset(int rank, const std::string& name) const;
 
-  /// Bytes read from files since open(), the manifest not counted.
+  /// Bytes read from files since open(), without the manifest.
   int64_t bytes_read() const;
 
  private:

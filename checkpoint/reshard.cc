@@ -12,7 +12,7 @@ namespace {
 
 using zero::Range;
 
-constexpr int64_t kAlignmentBytes = 64;  // each parameter starts at such a boundary, saved or current
+constexpr int64_t kAlignmentBytes = 64;  // of each parameter, saved and current
 
 /// "2 parameters that …: a, b".
 void describe_list(const std::vector<std::string>& names, const char* what, std::string& text) {
@@ -24,12 +24,12 @@ void describe_list(const std::vector<std::string>& names, const char* what, std:
   if (names.size() > kShown) text += str(" and ", names.size() - kShown, " more");
 }
 
-/// Elements between two neighbours that no parameter can lie in.
+/// Whether a gap between two pieces is too small to contain a parameter.
 bool is_padding(int64_t numel, int64_t element_bytes) {
   return numel >= 0 && numel * element_bytes < kAlignmentBytes;
 }
 
-/// Appends the pieces of one parameter's elements that a rank wants.
+/// Appends the pieces of one parameter that a rank needs.
 void add_pieces(const SavedLayout& saved, const SavedParameter& from, const zero::UnitSlice& to, Range wanted,
                 std::vector<Piece>& pieces) {
   const Range current = intersect(to.range(), wanted);
@@ -55,7 +55,7 @@ std::string Comparison::describe() const {
   describe_list(missing, "of the model's parameters are not in the checkpoint", text);
   describe_list(extra, "of the checkpoint's parameters are not in the model", text);
   describe_list(reshaped, "have another shape", text);
-  describe_list(thawed, "are trainable now but were saved frozen, without optimizer state", text);
+  describe_list(unfrozen, "are trainable now but were saved frozen, without optimizer state", text);
   return text;
 }
 
@@ -84,7 +84,7 @@ Comparison compare(const SavedLayout& saved, const zero::Layout& current) {
       continue;
     }
     result.matches.push_back({.saved = found->second, .current = i});
-    if (spec.trainable && !saved.units[parameter.unit].trainable) result.thawed.push_back(spec.name);
+    if (spec.trainable && !saved.units[parameter.unit].trainable) result.unfrozen.push_back(spec.name);
   }
   for (size_t i = 0; i < used.size(); ++i)
     if (!used[i]) result.extra.push_back(saved.parameters[i].name);

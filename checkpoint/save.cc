@@ -20,19 +20,19 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-/// A file record travels from its rank to rank 0 as a file of this name: it can be too long for an exchange.
+/// The file through which a rank sends its file record to rank 0. It can be too long for an exchange.
 fs::path record_path(const fs::path& folder, int rank) { return folder / str(rank_file_name(rank), ".json"); }
 
-/// What save() says has happened on a rank, as the others hear it.
+/// The outcome of a step on one rank, as sent to the others.
 struct Outcome {
-  std::string error;  // empty: done
+  std::string error;  // empty: success
   json facts = json::object();
 };
 
 std::string encode(const Outcome& outcome) {
   const json message =
       outcome.error.empty() ? json{{"facts", outcome.facts}} : json{{"error", outcome.error}};
-  return message.dump(-1, ' ', false, json::error_handler_t::replace);  // paths need not be UTF-8
+  return message.dump(-1, ' ', false, json::error_handler_t::replace);  // paths may not be UTF-8
 }
 
 Outcome decode(const std::string& text) {
@@ -49,7 +49,7 @@ DiskOptions without_sync(DiskOptions options) {
   return options;
 }
 
-/// The folders that making `directory` would make, from the innermost.
+/// The folders that create_directories(directory) would create, innermost first.
 std::vector<fs::path> missing_folders(const fs::path& directory) {
   std::vector<fs::path> missing;
   std::error_code error;
@@ -59,6 +59,7 @@ std::vector<fs::path> missing_folders(const fs::path& directory) {
   return missing;
 }
 
+/// One rank's part of a save. Used by one thread, once.
 class Save {
  public:
   Save(const SaveRequest& request, const Exchange& exchange)
@@ -93,13 +94,13 @@ class Save {
     try {
       check_tag(request_.tag);
       path /= request_.tag;
-    } catch (const CheckpointError&) {  // such a tag may not be fit to be shown
+    } catch (const CheckpointError&) {  // an invalid tag may contain anything: not shown
     }
     return str("cannot save checkpoint ", path.string(), ": ");
   }
 
-  /// Does this rank's part and exchanges outcomes: an error of one rank is an
-  /// error of all, in the same words.
+  /// Runs this rank's part and exchanges outcomes. An error on one rank throws the same CheckpointError on
+  /// all.
   template <class Part>
   void agree(const Part& part) {
     Outcome mine;
@@ -191,7 +192,7 @@ class Save {
     return record;
   }
 
-  /// Rank 0: the checkpoint counts when this returns.
+  /// Rank 0: the checkpoint is committed when this returns.
   json commit() {
     Manifest manifest{.tag = request_.tag,
                       .stage = request_.stage,
@@ -207,7 +208,7 @@ class Save {
       manifest.tensors.push_back({tensor.name, tensor_dataset(tensor.name)});
     const fs::path path = folder_ / kManifestName;
     const std::string text = manifest.to_text();
-    Manifest::parse(text, path.string());  // what is committed can be opened, whatever the request was
+    Manifest::parse(text, path.string());  // throws for a manifest that could not be opened
     OutputFile file = disk_.create(path);
     file.append(text);
     file.close();
@@ -217,7 +218,7 @@ class Save {
     return {{"total_bytes", manifest.total_bytes()}};
   }
 
-  /// The folder's name now belongs to the checkpoint that was replaced, if there was one.
+  /// Removes the replaced checkpoint, if there was one: it now has the temporary folder's name.
   std::string remove_replaced() const {
     try {
       if (fs::exists(folder_)) disk_.remove_all(folder_);
@@ -228,19 +229,19 @@ class Save {
     }
   }
 
-  /// After an error. Ranks that agreed on it have stopped writing.
+  /// After an error, when all ranks have stopped writing.
   void discard() const noexcept {
     if (!is_first() || folder_.empty()) return;
     try {
       disk_.remove_all(folder_);
     } catch (const std::exception&) {
-      // The error that led here says more; the next save removes the folder.
+      // The first error is reported; the next save removes the folder.
     }
   }
 
   const SaveRequest& request_;
   const Exchange& exchange_;
-  Disk disk_, scratch_;  // what scratch_ writes does not outlive the save
+  Disk disk_, scratch_;  // scratch_ does not sync: its files are removed before the save ends
   SavedLayout layout_;
   fs::path folder_;
   FileRecord mine_, model_;

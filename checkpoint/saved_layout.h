@@ -1,6 +1,6 @@
-// SavedLayout: how the parameters of a checkpoint lie in its files: the part of a zero::Layout
-// that readers need. A checkpoint may have been written by another world, unit size or version,
-// so this is data, not the packing rule.
+// SavedLayout: where the parameters of a checkpoint are in its files: the part of a zero::Layout that readers
+// need. World size, unit size and version may have been different, so the offsets are stored and not
+// recomputed.
 #pragma once
 
 #include <cstdint>

@@ -15,9 +15,9 @@ namespace {
 
 constexpr std::string_view kTensors = "/buffers/";
 constexpr std::string_view kBlobs = "/blobs/";
-constexpr size_t kMaxNameBytes = 1024;  // escaped and with its group it stays below the manifest's limit
+constexpr size_t kMaxNameBytes = 1024;  // escaped and with its group below the manifest's limit
 
-/// What a file holds, in the order of its datasets.
+/// The contents of a file, in the order of its datasets.
 struct Contents {
   std::vector<Hdf5Dataset> datasets;
   std::vector<std::span<const std::byte>> data;

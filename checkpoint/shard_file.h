@@ -1,4 +1,4 @@
-// Writes one rank's file of a checkpoint: the rank's slice of every unit, and what only this rank has.
+// Writes one rank's file of a checkpoint: the rank's slice of every unit, and this rank's own data.
 #pragma once
 
 #include <cstddef>
@@ -30,7 +30,7 @@ struct WholeTensor {
   std::span<const std::byte> data;
 };
 
-/// Bytes only this rank has, such as the state of its random number generator. The memory is the caller's.
+/// Bytes of this rank only, such as the state of its random number generator. The memory is the caller's.
 struct Blob {
   std::string name;
   std::span<const std::byte> data;
@@ -54,10 +54,10 @@ std::string blob_dataset(const std::string& name);
 bool is_tensor_dataset(std::string_view dataset);
 bool is_blob_dataset(std::string_view dataset);
 
-/// Local. Throws CheckpointError for names, shapes or spans that do not fit the layout,
-/// naming them: before any file exists.
+/// Local. Throws CheckpointError naming a name, shape or span that does not fit the layout. Called before any
+/// file is created.
 void check_content(const ShardContent& content);
-/// Local. Writes `path` in one pass over the memory, hashing on the way, and syncs it as `disk` says. Throws
+/// Local. Writes and hashes `path` in one pass over the memory, and syncs it if `disk` does. Throws
 /// DiskError, and CheckpointError as check_content() does.
 FileRecord write_shard_file(const Disk& disk, const std::filesystem::path& path, const ShardContent& content);
 

@@ -15,7 +15,7 @@ namespace fs = std::filesystem;
 
 constexpr size_t kMaxProblemsPerFile = 20;
 
-/// Datasets with bytes in a range, for people.
+/// Names of the datasets with bytes in a range, for messages.
 std::string datasets_in(const FileRecord& file, int64_t begin, int64_t end) {
   std::string names;
   for (const DatasetRecord& dataset : file.datasets)
@@ -24,6 +24,7 @@ std::string datasets_in(const FileRecord& file, int64_t begin, int64_t end) {
   return names;
 }
 
+/// Verifies one checkpoint. Used by one thread, once.
 class Verifier {
  public:
   Verifier(const fs::path& folder, const std::function<void(int64_t, int64_t)>& progress)
@@ -51,7 +52,7 @@ class Verifier {
     size_t num_bad = 0;
     for (int64_t block = 0; block < num_blocks(std::min(file.bytes, input.bytes())); ++block) {
       const int64_t begin = block * kBlockBytes, end = std::min(begin + kBlockBytes, file.bytes);
-      if (end > input.bytes()) break;  // the file is cut off within this block: said above
+      if (end > input.bytes()) break;  // the file ends within this block: reported above
       const auto bytes = std::span(block_).first(static_cast<size_t>(end - begin));
       input.read_at(begin, bytes);
       ++report_.num_blocks;

@@ -12,14 +12,14 @@ namespace tessera::checkpoint {
 struct VerifyReport {
   int64_t num_files = 0;
   int64_t num_blocks = 0;
-  int64_t bytes = 0;  ///< that were read
+  int64_t bytes = 0;  ///< read
   std::vector<std::string>
       problems;  ///< "rank_00001.h5: block 7 (bytes 7340032 to 8388608, /exp_avg/unit_00002) is damaged: …"
   bool ok() const { return problems.empty(); }
 };
 
-/// Local. Checks files, sizes and hashes, and goes on after a bad one. `progress` (may be empty) hears bytes
-/// done and in all. Throws CheckpointError when there is no manifest to check against, or a bad one.
+/// Local. Checks files, sizes and hashes, and continues after an error. `progress` (may be empty) is called
+/// with the bytes done and the total. Throws CheckpointError when the manifest is missing or invalid.
 VerifyReport verify(const std::filesystem::path& directory, const std::string& tag,
                     const std::function<void(int64_t done, int64_t total)>& progress = {});
 

@@ -1,4 +1,4 @@
-// ASCII letters in lower case, for words that are compared whatever their case.
+// Lower-casing of ASCII letters, for comparisons that ignore case.
 #pragma once
 
 #include <string>
@@ -6,7 +6,7 @@
 
 namespace tessera {
 
-/// Local. Bytes other than A to Z stay as they are.
+/// Local. Bytes other than A to Z are unchanged.
 inline std::string ascii_lower(std::string_view text) {
   std::string lower(text);
   for (char& c : lower)

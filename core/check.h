@@ -1,13 +1,13 @@
-// TESSERA_CHECK: our own assertion. It stays on in every build, because NDEBUG has to be defined
-// wherever libtorch's headers are included (its record_function.h has a member that exists only
-// without NDEBUG, and the wheel is built with it), so `assert` would never fire.
+// TESSERA_CHECK: an assertion that is on in every build. `assert` never fires: NDEBUG must be defined
+// wherever libtorch's headers are included, because record_function.h has a member that exists only without
+// NDEBUG, and the wheel is built with NDEBUG.
 #pragma once
 
 #include <stdexcept>
 
 #include "core/str.h"
 
-/// An invariant of this project's own code. Failing is a bug, never a user's mistake.
+/// Checks an invariant of this project's code. A failure is a bug, not a user's mistake.
 #define TESSERA_CHECK(condition, ...)                                                                        \
   do {                                                                                                       \
     if (!(condition))                                                                                        \

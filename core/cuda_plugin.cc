@@ -12,7 +12,7 @@
 namespace tessera {
 namespace {
 
-/// What dlopen could not do, as advice.
+/// Turns an error of dlopen into advice.
 std::string advice(const std::string& path, const std::string& reason) {
   // "libcudnn.so.9: cannot open shared object file: No such file or directory"
   const size_t cut = reason.find(": cannot open shared object file");
@@ -33,7 +33,8 @@ void* load() {
     throw Error(str("CUDA was asked for, but this program was built without it (", path,
                     " does not exist): build where nvcc is installed, with -DTESSERA_CUDA=ON"));
   }
-  // Global, like an ordinary dependency: libtorch's CUDA half registers itself with the half that is loaded.
+  // RTLD_GLOBAL, as for an ordinary dependency: libtorch_cuda registers itself with the libtorch that is
+  // loaded.
   void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
   if (handle == nullptr) {
     const char* reason = dlerror();

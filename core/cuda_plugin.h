@@ -1,6 +1,6 @@
 // The CUDA half of Tessera is a plugin, libtessera_cuda.so: NCCL groups (comm/nccl_plugin.cc) and fused
-// kernels. It links libtorch_cuda.so, so a program that never asks for CUDA loads none of that, and the same
-// binary runs on hosts without it.
+// kernels. It links libtorch_cuda.so, so a program that does not use CUDA loads no CUDA library, and the same
+// binary runs on hosts without CUDA.
 #pragma once
 
 #include <string>
@@ -12,7 +12,7 @@ namespace tessera {
 /// Error in one line: built without CUDA, a library of the CUDA wheels missing (which), no such function.
 void* cuda_plugin_symbol(const char* name);
 
-/// Local. The path the plugin is looked for at.
+/// Local. The path from which the plugin is loaded.
 std::string cuda_plugin_path();
 
 }  // namespace tessera

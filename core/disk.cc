@@ -61,7 +61,7 @@ void OutputFile::append(std::span<const std::byte> data) {
 }
 
 void OutputFile::start_sync(int64_t offset, int64_t bytes) {
-  // A hint: where a file system doesn't know it, close() does all the work.
+  // A hint: if the file system does not support it, close() does all the work.
   if (disk_->options_.sync)
     static_cast<void>(::sync_file_range(descriptor_.get(), offset, bytes, SYNC_FILE_RANGE_WRITE));
 }

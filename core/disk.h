@@ -1,12 +1,11 @@
-// Disk: the file operations a result on disk depends on, each of which can fail
-// and each of which a crash can follow.
+// Disk: file operations that can be tested: each can be made to fail, or be the last before a crash.
 //
 // [Note: files that are whole or absent]
-// A file others will read is written under a temporary name in the same directory (core/pending_file.h),
-// synced, renamed, and its directory synced; rename is atomic, so a crash leaves the old file or the new one.
-// Every operation goes through a Disk, which can skip the syncs (they cost time, and protect against power
-// loss only) and calls a probe after each: tests kill the process, or fail the operation, at every single one
-// of them, and replay what a power loss would leave.
+// A file that others read is written under a temporary name in the same directory (core/pending_file.h),
+// synced and renamed, and its directory is synced. rename is atomic, so a crash leaves the old file or the
+// new one. Every operation goes through a Disk, which can skip the syncs (they cost time, and protect against
+// power loss only) and calls a probe after each operation. Tests kill the process or fail the operation at
+// each of them, and replay what a power loss would leave.
 #pragma once
 
 #include <cstddef>
@@ -25,32 +24,32 @@ namespace tessera {
 
 struct DiskOptions {
   bool sync = true;  ///< false: fsync is skipped
-  /// Called after each operation with its name ("create", "write", "sync", "rename", …) and path; what it
-  /// throws is passed on as if the operation had failed.
+  /// Called after each operation with its name ("create", "write", "sync", "rename", …) and path; an
+  /// exception it throws is treated as a failure of the operation.
   std::function<void(std::string_view operation, const std::filesystem::path& path)> probe;
 };
 
 class Disk;
 
-/// A file being written. Owns its descriptor; unless closed, its content is in
-/// an unknown state. Not thread-safe.
+/// A file being written. Owns its descriptor. The content is undefined until close() returns. Not
+/// thread-safe.
 class OutputFile {
  public:
   OutputFile(OutputFile&& other) noexcept = default;
   OutputFile& operator=(OutputFile&&) = delete;
 
-  /// Local. Reserves room for the first `bytes` bytes and makes the file that long,
-  /// so that a full disk is noticed here.
+  /// Local. Reserves disk space for the first `bytes` bytes and sets the file length, so that a full disk is
+  /// reported here.
   void reserve(int64_t bytes);
   /// Local. Writes all of `data` at byte `offset`.
   void write_at(int64_t offset, std::span<const std::byte> data);
-  /// Local. Writes all of `data` behind what append() wrote before.
+  /// Local. Writes all of `data` after the data of earlier append() calls.
   void append(std::span<const std::byte> data);
   void append(std::string_view text) { append(std::as_bytes(std::span(text))); }
-  /// Local. Where close() will sync: has the device start on these bytes now, so that
-  /// close() waits less. Waits for nothing.
+  /// Local. If close() will sync: starts writing these bytes to the device, so that close() waits less. Does
+  /// not wait.
   void start_sync(int64_t offset, int64_t bytes);
-  /// Local. Syncs (unless the Disk skips that) and closes; to be called once.
+  /// Local. Syncs (unless the Disk skips it) and closes. Call it once.
   void close();
 
   int64_t appended() const { return appended_; }
@@ -67,32 +66,31 @@ class OutputFile {
   int64_t appended_ = 0;
 };
 
-/// All members are local and throw DiskError. Thread-safe as far as the probe
-/// is. Must outlive its OutputFiles.
+/// All members are local and throw DiskError. Thread-safe if the probe is. Must outlive its OutputFiles.
 class Disk {
  public:
   explicit Disk(DiskOptions options = {}) : options_(std::move(options)) {}
   Disk(const Disk&) = delete;
   Disk& operator=(const Disk&) = delete;
 
-  /// A new, empty file, readable and writable as the umask allows. Fails where the name is taken, be it by a
-  /// symbolic link: nothing that was there is ever written into.
+  /// Creates an empty file with the permissions that the umask allows. Fails when the name exists, also as a
+  /// symbolic link, so that no existing file is written to.
   OutputFile create(const std::filesystem::path& path) const;
-  /// Opens an existing file to write more into it.
+  /// Opens an existing file for appending.
   OutputFile reopen(const std::filesystem::path& path) const;
-  /// With its parents; not an error when it is there.
+  /// Also creates parents; no error when it exists.
   void create_directories(const std::filesystem::path& path) const;
   /// Replaces `to` when that is a file.
   void rename(const std::filesystem::path& from, const std::filesystem::path& to) const;
   /// Swaps two names in one step (RENAME_EXCHANGE).
   void exchange(const std::filesystem::path& a, const std::filesystem::path& b) const;
-  /// Gives a file a second name in the same file system (a hard link; of a symbolic link, a second one).
+  /// Creates a hard link in the same file system (to a symbolic link itself, not to its target).
   void link(const std::filesystem::path& from, const std::filesystem::path& to) const;
-  /// A file or a whole directory; not an error when it is absent.
+  /// A file, or a directory with its contents; no error when it does not exist.
   void remove_all(const std::filesystem::path& path) const;
-  /// Makes the names in a directory durable.
+  /// Syncs the directory entries.
   void sync_directory(const std::filesystem::path& path) const;
-  /// Writes a small file whole-or-absent, as a PendingFile.
+  /// Writes a small file atomically, as a PendingFile.
   void replace_file(const std::filesystem::path& path, std::string_view content) const;
 
  private:
@@ -104,8 +102,7 @@ class Disk {
   DiskOptions options_;
 };
 
-/// Local. Writes a small file whole-or-absent, but not synced: what only a power
-/// failure could take. Throws DiskError.
+/// Local. Writes a small file atomically, but does not sync it: a power loss may remove it. Throws DiskError.
 void replace_file(const std::filesystem::path& path, std::string_view content);
 
 }  // namespace tessera

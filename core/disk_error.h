@@ -1,4 +1,4 @@
-// DiskError: a file operation that failed, and why.
+// DiskError: a failed file operation.
 #pragma once
 
 #include <filesystem>
@@ -15,16 +15,16 @@ class DiskError : public Error {
   using Error::Error;
   DiskError(const std::string& what, std::string reason) : Error(what), reason_(std::move(reason)) {}
 
-  /// "No space left on device", for those who say the rest in words of their
-  /// own; what() where there is no such part.
+  /// The reason alone, "No space left on device", for messages of another form; what() if the error has no
+  /// separate reason.
   std::string reason() const { return reason_.empty() ? what() : reason_; }
 
  private:
   std::string reason_;
 };
 
-/// Local. What an errno of a file operation means, for people. EFBIG names the process's
-/// limit of file sizes, where it has one.
+/// Local. The message for an errno of a file operation. For EFBIG it names the process's limit on file sizes,
+/// if it has one.
 std::string describe_errno(int error);
 
 /// Local. Throws DiskError "cannot WHAT PATH: REASON"; the second form for an errno.

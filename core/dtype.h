@@ -1,5 +1,5 @@
-// DType: the element types of tensors, without libtorch, so that the layout, the configuration, the memory
-// arithmetic, sums over ranks and files can name them. Parameters are of the first four.
+// DType: the element types of tensors, independent of libtorch. Used by the layout, the configuration, the
+// memory model, collectives and files. Parameters have one of the first four.
 #pragma once
 
 #include <array>
@@ -45,7 +45,7 @@ constexpr int64_t size_bytes(DType dtype) {
   return 0;
 }
 
-/// Local. The word for it in the configuration and in files: "fp32", "bf16", "fp16", "fp64", "int64",
+/// Local. Its name in the configuration and in files: "fp32", "bf16", "fp16", "fp64", "int64",
 /// "int32", "int16", "int8", "uint8", "bool".
 constexpr std::string_view name_of(DType dtype) {
   switch (dtype) {
@@ -63,15 +63,15 @@ constexpr std::string_view name_of(DType dtype) {
   return "?";
 }
 
-/// Local. The inverse of name_of(); nothing for any other word.
+/// Local. The inverse of name_of(); nullopt for any other word.
 constexpr std::optional<DType> dtype_named(std::string_view name) {
   for (DType dtype : kAllDTypes)
     if (name == name_of(dtype)) return dtype;
   return std::nullopt;
 }
 
-/// Local. DeepSpeed's and PyTorch's spellings of what a run can compute in: "fp32", "float32", "float",
-/// "bf16", "bfloat16", "fp16", "float16", "half". Nothing for any other word.
+/// Local. DeepSpeed's and PyTorch's names of the compute types: "fp32", "float32", "float",
+/// "bf16", "bfloat16", "fp16", "float16", "half". nullopt for any other word.
 constexpr std::optional<DType> parse_dtype(std::string_view word) {
   if (word == "fp32" || word == "float32" || word == "float") return DType::kFloat32;
   if (word == "bf16" || word == "bfloat16") return DType::kBFloat16;

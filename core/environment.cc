@@ -53,7 +53,7 @@ int required(const char* name, const char* because, int least, int most) {
 constexpr int kMost = 1 << 20;  ///< ranks, restarts: anything above is a mistake
 
 void read_local(Environment& env) {
-  if (!variable("LOCAL_RANK") && !variable("LOCAL_WORLD_SIZE")) {  // one host
+  if (!variable("LOCAL_RANK") && !variable("LOCAL_WORLD_SIZE")) {  // a single host
     env.local_rank = env.rank;
     env.local_world_size = env.world_size;
     return;

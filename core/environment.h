@@ -1,4 +1,4 @@
-// The environment variables by which a rank knows its place in a group. Names and meaning are torchrun's
+// The environment variables that give a rank its place in a group. Names and meaning are torchrun's
 // (torch.distributed.run).
 #pragma once
 
@@ -15,28 +15,28 @@ struct Environment {
   int local_world_size = 1;               ///< LOCAL_WORLD_SIZE (default: world_size)
   std::string master_addr = "127.0.0.1";  ///< MASTER_ADDR
   int master_port = 29500;                ///< MASTER_PORT
-  /// True when torchrun's agent already serves the store (TORCHELASTIC_USE_AGENT_STORE=True): then rank 0
-  /// connects as a client too.
+  /// True when torchrun's agent serves the store (TORCHELASTIC_USE_AGENT_STORE=True); rank 0 is then a
+  /// client.
   bool agent_store = false;
   int restart_count = 0;  ///< TORCHELASTIC_RESTART_COUNT: an agent's store outlives the ranks it restarts
-  /// TESSERA_STORE_FD: a listening socket on master_port, inherited from the launcher, that rank 0 serves the
-  /// store on (no other process can take the port in between); -1: rank 0 opens its own.
+  /// TESSERA_STORE_FD: a listening socket on master_port, inherited from the launcher, for rank 0's store
+  /// server (so that no other process can take the port before); -1: rank 0 opens a socket.
   int store_fd = -1;
   /// TESSERA_RENDEZVOUS_TIMEOUT_S: the launcher's --rendezvous-timeout, in place of
   /// comm::JoinOptions::rendezvous_timeout.
   std::optional<std::chrono::milliseconds> rendezvous_timeout = std::nullopt;
 };
 
-/// Local. Reads the variables above; neither RANK, WORLD_SIZE, LOCAL_RANK nor LOCAL_WORLD_SIZE set: one rank
-/// alone. Throws CommError naming the variable when one is malformed, missing beside the others, or out of
-/// range (RANK >= WORLD_SIZE …). MASTER_ADDR and MASTER_PORT are needed when WORLD_SIZE is above 1.
+/// Local. Reads the variables above. If RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE are all unset: a
+/// single rank. Throws CommError naming the variable when one is malformed, missing beside the others, or out
+/// of range (RANK >= WORLD_SIZE …). MASTER_ADDR and MASTER_PORT are needed when WORLD_SIZE is above 1.
 Environment environment();
 
-/// Local. True when this process already is a rank: RANK and WORLD_SIZE are both set (by our launcher,
-/// torchrun, or by hand), so it must not start others.
+/// Local. True when RANK and WORLD_SIZE are both set (by our launcher, torchrun, or by hand): this process is
+/// a rank and must not launch others.
 bool in_group();
 
-/// Local. A variable that is a decimal integer and nothing else; nothing where it is unset or not one.
+/// Local. The value of a variable that is a decimal integer; nullopt if it is unset or anything else.
 std::optional<int> integer_variable(const char* name);
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-// Errors every Tessera library throws. Libraries never print, exit or abort; `main` catches
+// The errors that the libraries throw. Libraries never print, exit or abort; `main` catches
 // tessera::Error, prints what() as one line and exits non-zero.
 #pragma once
 
@@ -13,19 +13,19 @@ class Error : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// A configuration that cannot be used: the message starts with the file or the JSON path.
+/// An invalid configuration. The message starts with the file or the JSON path.
 class ConfigError : public Error {
  public:
   using Error::Error;
 };
 
-/// A collective, rendezvous or launch that failed: the message names the operation and the ranks.
+/// A failed collective, rendezvous or launch. The message names the operation and the ranks.
 class CommError : public Error {
  public:
   using Error::Error;
 };
 
-/// Input data that is missing, truncated or of another kind: the message names the file or record.
+/// Input data that is missing, truncated or malformed. The message names the file or record.
 class DataError : public Error {
  public:
   using Error::Error;

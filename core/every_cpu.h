@@ -1,8 +1,8 @@
-// TESSERA_EVERY_CPU before a function compiles it once for each x86-64 level; the best that the machine has
-// is chosen when the program is loaded. For loops over blocks: such a function is not inlined, nor are loops
-// vectorised beyond it. The bits are the same everywhere, since -ffp-contract=off (cmake/Targets.cmake)
-// rounds every operation by itself. Nothing under the sanitizers, whose run-time libraries are not there yet
-// when the choice is made, and with compilers that don't know the levels by name (clang 14, GCC 11).
+// TESSERA_EVERY_CPU before a function compiles it for each x86-64 level; the dynamic loader chooses the best
+// one for the machine. For functions with loops over blocks: they are not inlined. All versions give the same
+// bits, because -ffp-contract=off (cmake/Targets.cmake) rounds every operation separately. Expands to nothing
+// under the sanitizers, whose run-time libraries are not loaded when the version is chosen, and with
+// compilers that do not know the level names (clang 14, GCC 11).
 #pragma once
 
 #ifdef TESSERA_EVERY_CPU

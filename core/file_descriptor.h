@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-/// Bytes to ask for in one call: the kernel reads and writes at most 2 GiB.
+/// Largest size of one read or write call: the kernel transfers at most 2 GiB.
 inline constexpr size_t kLargestCall = size_t{1} << 30;
 
 /// Move-only; -1 is "none". Not thread-safe.
@@ -29,7 +29,7 @@ class FileDescriptor {
     if (fd_ >= 0) ::close(fd_);
     fd_ = -1;
   }
-  /// The caller's from here on.
+  /// Releases ownership to the caller.
   int release() { return std::exchange(fd_, -1); }
 
  private:

@@ -1,5 +1,5 @@
-// bf16 and fp16 to and from fp32 by their bits: round to nearest even, the same on CPU and GPU and the same
-// bits as torch's own casts. No branches, so that loops over them vectorise.
+// Conversion of bf16 and fp16 from and to fp32, rounding to nearest even. The same bits on CPU and GPU as
+// torch's casts. Without branches, so that loops vectorise.
 #pragma once
 
 #include <cstdint>

@@ -14,8 +14,7 @@ LineFile::LineFile(std::filesystem::path path, const std::function<bool(const st
   if (keep) {
     std::istringstream old(std::filesystem::exists(path_) ? InputFile(path_).read_all() : std::string());
     for (std::string line; std::getline(old, line);)
-      if (!old.eof() && keep(line))
-        kept += line + "\n";  // a killed run's last line may be half, and has no end
+      if (!old.eof() && keep(line)) kept += line + "\n";  // a killed run may leave an incomplete last line
   }
   is_new_ = kept.empty();
   replace_file(path_, kept);

@@ -1,4 +1,4 @@
-// LineFile: a text file that grows line by line, and that a resumed run goes on with.
+// LineFile: a text file to which lines are appended, also by a resumed run.
 #pragma once
 
 #include <filesystem>
@@ -11,14 +11,13 @@ namespace tessera {
 /// Owns the open file. Not thread-safe. Members throw DiskError naming the file.
 class LineFile {
  public:
-  /// Local. Starts the file anew; with `keep`, with those of the lines it had that `keep` is true
-  /// for (without their end of line, "\n").
+  /// Local. Creates or truncates the file; with `keep`, retains the lines for which keep(line without "\n")
+  /// is true.
   LineFile(std::filesystem::path path, const std::function<bool(const std::string& line)>& keep);
 
-  /// Local. Nothing was kept.
+  /// Local. No line was retained.
   bool is_new() const { return is_new_; }
-  /// Local. Appends `line` and "\n", and hands it to the system at once, so
-  /// that a killed run keeps what it wrote.
+  /// Local. Writes `line` and "\n" without buffering, so that a killed run loses no line.
   void append(const std::string& line);
 
  private:

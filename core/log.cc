@@ -22,8 +22,7 @@ spdlog::level::level_enum to_spdlog(LogLevel level) {
   return spdlog::level::info;
 }
 
-/// Empties the line the cursor is on, where a bar may stand, and what is below, where a
-/// second one may; goes to the line's start.
+/// Erases progress bars: moves to the start of the line, and erases it and the lines below.
 std::string blank() {
   if (terminal_knows_sequences()) return "\r\x1b[J";
   std::string line(static_cast<size_t>(terminal_width(STDERR_FILENO)) + 1, ' ');
@@ -63,7 +62,7 @@ Logger::Logger(const LogOptions& options) : sinks_(std::make_shared<Sinks>()) {
 void Logger::write(LogLevel level, const std::string& line) const {
   if (!sinks_) return;
   if (sinks_->terminal) {
-    // Information is the program's voice and stands bare; anything else says what it is.
+    // Information is printed without a prefix, other levels with their name.
     const char* prefix = level == LogLevel::kWarning ? "warning: "
                          : level == LogLevel::kError ? "error: "
                                                      : "";

@@ -1,6 +1,6 @@
-// Logger: where a run's messages go. A value that is handed down (no global logger): copies share the
-// sinks; a default-constructed one is silent. spdlog stays inside log.cc (its fmt differs from the one
-// in libtorch's wheel).
+// Logger: writes a run's messages. A value that is passed to its users (there is no global logger): copies
+// share the sinks; a default-constructed one is silent. Only log.cc includes spdlog, whose fmt differs from
+// the one in libtorch's wheel.
 #pragma once
 
 #include <memory>

@@ -1,5 +1,5 @@
-// MappedFile: a file's bytes as memory that is only read. All processes of a host that map it read the same
-// pages of the page cache, which come and go with use.
+// MappedFile: a file mapped into memory, read-only. All processes of a host that map it share the pages of
+// the page cache.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-/// Owns the mapping. Immutable; thread-safe. The file must not be shortened meanwhile.
+/// Owns the mapping. Immutable; thread-safe. The file must not be truncated while it is mapped.
 class MappedFile {
  public:
   /// Local. Throws DataError: the file cannot be opened or mapped.

@@ -5,7 +5,7 @@
 namespace tessera {
 namespace {
 
-// Allocators have no parameter for it, so it travels with the thread.
+// Allocators have no parameter for it, so it is thread-local.
 thread_local std::optional<MemoryUse> current_use;
 
 }  // namespace

@@ -1,5 +1,5 @@
-// What memory is for: a word that whoever allocates says for the time of a scope, and that a memory meter
-// (engine/memory_meter.h) files the allocation under.
+// MemoryUse: the purpose of an allocation. Code that allocates sets it for a scope, and a memory meter
+// (engine/memory_meter.h) counts the allocation under it.
 #pragma once
 
 #include <array>
@@ -12,13 +12,13 @@ namespace tessera {
 
 enum class MemoryUse : uint8_t {
   kParameters,
-  kGradients,  ///< accumulated ones; what autograd makes on the way there is kActivations
+  kGradients,  ///< accumulated ones; temporary ones of autograd are kActivations
   kMaster,     ///< fp32 weights beside bf16 or fp16 parameters
   kOptimizer,
   kSnapshot,       ///< the copy that asynchronous checkpoints are written from
-  kCommunication,  ///< buffers of gradients on their way and of gathered units
-  kActivations,    ///< activations and temporary tensors: whatever else a step allocates
-  kOther,          ///< what was there before the first step: buffers of the model, data
+  kCommunication,  ///< buffers of gradients being reduced and of gathered units
+  kActivations,    ///< activations, temporary tensors, and all else that a step allocates
+  kOther,          ///< allocated before the first step: buffers of the model, data
 };
 inline constexpr size_t kNumMemoryUses = 8;
 
@@ -41,7 +41,7 @@ struct MemoryBytes {
   bool operator==(const MemoryBytes&) const = default;
 };
 
-/// What this thread allocates in this object's lifetime is for `use`. The innermost counts.
+/// Allocations of this thread during this object's lifetime have this use. The innermost scope counts.
 class MemoryFor {
  public:
   explicit MemoryFor(MemoryUse use);
@@ -49,7 +49,7 @@ class MemoryFor {
   MemoryFor(const MemoryFor&) = delete;
   MemoryFor& operator=(const MemoryFor&) = delete;
 
-  /// Local. What this thread's innermost scope says.
+  /// Local. The use of this thread's innermost scope.
   static std::optional<MemoryUse> current();
 
  private:

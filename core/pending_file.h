@@ -1,5 +1,5 @@
-// PendingFile: a file that has another name until it is whole (core/disk.h:
-// [Note: files that are whole or absent]).
+// PendingFile: a file with a temporary name until it is complete (core/disk.h: [Note: files that are whole or
+// absent]).
 #pragma once
 
 #include <filesystem>
@@ -12,8 +12,9 @@ namespace tessera {
 /// A file being written. Owns the temporary file and removes it unless published. Not thread-safe.
 class PendingFile {
  public:
-  /// Local. Removes what killed processes have left of it, and creates the temporary file
-  /// (core/temporary_name.h). `disk` must outlive this. Throws DiskError, for a name that a folder has, too.
+  /// Local. Removes temporary files of it that killed processes left, and creates a new one
+  /// (core/temporary_name.h). `disk` must outlive this object. Throws DiskError, also when the name is a
+  /// folder.
   PendingFile(const Disk& disk, std::filesystem::path path);
   ~PendingFile();
   PendingFile(const PendingFile&) = delete;
@@ -22,7 +23,7 @@ class PendingFile {
   OutputFile& file() { return file_; }
   const std::filesystem::path& path() const { return path_; }
   const std::filesystem::path& temporary() const { return file_.path(); }
-  /// Local. Syncs, renames, syncs the directory; to be called once. Throws DiskError.
+  /// Local. Syncs, renames, syncs the directory. Call it once. Throws DiskError.
   void publish();
 
  private:
@@ -30,13 +31,13 @@ class PendingFile {
 
   const Disk& disk_;
   std::filesystem::path path_;
-  FileDescriptor lock_;  // a copy of the file's, which is closed before it has its name
+  FileDescriptor lock_;  // a duplicate descriptor, because the file is closed before the rename
   OutputFile file_;
   bool renamed_ = false;
 };
 
-/// Local. For destructors and handlers: what cannot be removed stays, and the failure
-/// that led there is the one to report.
+/// Local. For destructors and exception handlers: ignores errors, because the first error is the one to
+/// report.
 void remove_quietly(const Disk& disk, const std::filesystem::path& path) noexcept;
 
 }  // namespace tessera

@@ -11,7 +11,7 @@
 namespace tessera {
 namespace {
 
-/// The sum of these lines of a file in /proc, whose numbers are KiB.
+/// The sum, in bytes, of these lines of a file in /proc, which has KiB.
 double sum_of(const char* path, std::initializer_list<std::string_view> names) {
   double bytes = 0;
   std::ifstream file(path);

@@ -1,6 +1,5 @@
-// str(...): one string out of anything that can be streamed. The wheel of libtorch ships a newer
-// fmt than Debian's, so neither may appear in our headers; messages are built with this instead.
-// And the few forms that messages share.
+// str(...): concatenates anything that can be streamed, for messages. Not fmt, because libtorch's wheel has a
+// newer one than Debian, so neither may appear in our headers. Also forms that several messages use.
 #pragma once
 
 #include <cstdint>

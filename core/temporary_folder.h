@@ -1,4 +1,4 @@
-// TemporaryFolder: a folder of its own among the system's temporary files.
+// TemporaryFolder: a new folder in the system's temporary folder.
 #pragma once
 
 #include <filesystem>
@@ -6,11 +6,10 @@
 
 namespace tessera {
 
-/// Owns the folder: removed with all that is in it, unless keep() was called.
+/// Owns the folder, and removes it with its contents unless keep() was called.
 class TemporaryFolder {
  public:
-  /// Local. TMPDIR/PREFIX_ and six characters that no other folder has. Throws
-  /// tessera::Error naming it and the reason.
+  /// Local. Creates TMPDIR/PREFIX_XXXXXX with a unique name. Throws tessera::Error naming it and the reason.
   explicit TemporaryFolder(const std::string& prefix);
   ~TemporaryFolder();
   TemporaryFolder(const TemporaryFolder&) = delete;

@@ -25,7 +25,7 @@ int lock(int descriptor, int operation) {
   return result;
 }
 
-/// Nobody holds a lock on it. Holds one itself meanwhile, until `descriptor` is closed.
+/// Whether no process has a lock on it. If so, takes the lock, until `descriptor` is closed.
 bool is_leftover(const fs::path& path, FileDescriptor& descriptor) {
   descriptor = FileDescriptor(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC));
   return descriptor && lock(descriptor.get(), LOCK_EX | LOCK_NB) == 0;

@@ -27,7 +27,7 @@ std::string wrap_words(std::string_view text, int width, int indent) {
     int room = width;
     while (num_characters(line) > static_cast<size_t>(std::max(room, 1))) {
       const size_t fits = first_characters(line, static_cast<size_t>(std::max(room, 1)) + 1)
-                              .size();  // the space itself may stand beyond
+                              .size();  // the space itself may be beyond the width
       const size_t word = line.find_first_not_of(' ');
       size_t space = line.rfind(' ', fits - 1);
       if (space == line.npos || word == line.npos || space < word)

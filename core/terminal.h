@@ -1,4 +1,4 @@
-// What a terminal can do.
+// Properties of a terminal.
 #pragma once
 
 #include <string>
@@ -6,15 +6,15 @@
 
 namespace tessera {
 
-/// Local. By TERM, whether a terminal knows ECMA-48's control sequences, as all but the simplest do: "\x1b[A"
-/// goes a line up, "\x1b[J" erases from the cursor to the end of the screen, "\x1b[K" to the end of the line.
+/// Local. By TERM, whether a terminal supports ECMA-48 control sequences, as most do: "\x1b[A" moves a line
+/// up, "\x1b[J" erases from the cursor to the end of the screen, "\x1b[K" to the end of the line.
 bool terminal_knows_sequences();
 
-/// Local. Columns of the terminal behind a file descriptor, as it is now; 80 where that is unknown.
+/// Local. Current number of columns of the terminal of a file descriptor; 80 if unknown.
 int terminal_width(int fd);
 
-/// Local. Lines of `text` that are longer than `width` columns are broken at spaces; what follows a break is
-/// set in by `indent`. A word that is longer stays whole.
+/// Local. Breaks lines of `text` longer than `width` columns at spaces; lines after a break are indented by
+/// `indent`. Longer words are not broken.
 std::string wrap_words(std::string_view text, int width, int indent);
 
 }  // namespace tessera

@@ -72,7 +72,7 @@ std::string quoted_name(std::string_view name) {
       out += "…";
       break;
     }
-    if (length == 0 || first < 0x20 || first == 0x7f) {  // no UTF-8, or it would break the line
+    if (length == 0 || first < 0x20 || first == 0x7f) {  // not UTF-8, or a control character
       char escape[5];
       std::snprintf(escape, sizeof escape, "\\x%02x", first);
       out += escape;

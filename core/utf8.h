@@ -1,5 +1,4 @@
-// Text from others: names of tensors, tags, configurations. It goes into error
-// messages and into files of others.
+// Checks of untrusted text (names of tensors, tags, configurations) for error messages and files.
 #pragma once
 
 #include <cstddef>
@@ -8,24 +7,24 @@
 
 namespace tessera {
 
-/// Local. Bytes of the well-formed UTF-8 character that `text`, which is not empty, starts with; 0 when there
-/// is none: an overlong form, a surrogate, something beyond U+10FFFF or cut off.
+/// Local. Bytes of the well-formed UTF-8 character at the start of `text`, which must not be empty; 0 if
+/// there is none (overlong form, surrogate, beyond U+10FFFF, or truncated).
 size_t utf8_length(std::string_view text);
 
-/// Local. Well-formed UTF-8 throughout.
+/// Local. Whether all of `text` is well-formed UTF-8.
 bool is_utf8(std::string_view text);
 
-/// Local. `text` with U+FFFD in place of each byte that belongs to no well-formed character.
+/// Local. Replaces each byte that is not part of a well-formed character by U+FFFD.
 std::string as_utf8(std::string_view text);
 
-/// Local. Characters of `text`; each byte that belongs to no well-formed one counts as one. In print they are
-/// columns, except for wide and combining ones.
+/// Local. Number of characters; each byte that is not part of a well-formed one counts as one. Equals the
+/// printed columns, except for wide and combining characters.
 size_t num_characters(std::string_view text);
 
-/// Local. The first `count` of them; all where there are no more.
+/// Local. The first `count` characters, or all if there are fewer.
 std::string_view first_characters(std::string_view text, size_t count);
 
-/// Local. "'encoder.weight'" for an error message: one line whatever the name holds, at most 200 bytes of it.
+/// Local. "'encoder.weight'" for an error message: always one line, at most 200 bytes of the name.
 std::string quoted_name(std::string_view name);
 
 }  // namespace tessera

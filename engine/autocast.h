@@ -1,4 +1,4 @@
-// AutocastScope: torch.autocast(device_type, dtype) for the time it lives; does nothing when disabled.
+// AutocastScope: torch.autocast(device_type, dtype) during its lifetime; does nothing when disabled.
 #pragma once
 
 #include <ATen/autocast_mode.h>

@@ -44,7 +44,7 @@ void CheckpointLoader::compare_parameters() {
   for (const std::string& name : comparison_.extra)
     not_loaded_.push_back(str("parameter ", name, ": not in the model"));
   for (const std::string& what : comparison_.reshaped) not_loaded_.push_back(str("parameter ", what));
-  for (const std::string& name : comparison_.thawed)
+  for (const std::string& name : comparison_.unfrozen)
     not_loaded_.push_back(str("parameter ", name, ": frozen when saved, so without optimizer state"));
 }
 

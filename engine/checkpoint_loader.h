@@ -15,7 +15,8 @@
 
 namespace tessera {
 
-/// All members are local.
+/// Owns the open checkpoint and the plan of what this rank reads. `model` must outlive it. Used by one
+/// thread. All members are local.
 class CheckpointLoader {
  public:
   /// Opens the checkpoint and plans what to read. Throws CheckpointError.
@@ -25,7 +26,7 @@ class CheckpointLoader {
   /// Compares the checkpoint with the model and verifies all that load() will read. Throws CheckpointError.
   void check(const std::string& saved_optimizer, const std::string& optimizer);
   /// Overwrites weights, optimizer state and buffers; between ShardedModel::begin_replacing() and
-  /// end_replacing(). `steps`: updates each of the checkpoint's parameters has had.
+  /// end_replacing(). `steps`: number of updates of each parameter of the checkpoint.
   void load(const std::vector<int64_t>& steps);
   /// This rank's blob as it was saved, (n) uint8 on the CPU; undefined when the checkpoint has none for this
   /// rank. To be called before load(). Throws CheckpointError.

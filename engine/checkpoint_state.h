@@ -1,4 +1,4 @@
-// CheckpointState: the engine's own state in a checkpoint, beside tensors, as JSON.
+// CheckpointState: the engine's state in a checkpoint besides tensors, as JSON.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +17,8 @@ struct CheckpointState {
   double gradient_norm = 0;  ///< of the last step; not finite after a skipped one
   LossScaler::State loss_scaler;
   std::string optimizer;                 ///< "AdamW"
-  std::vector<int64_t> parameter_steps;  ///< updates each parameter has had; the manifest's order
-  nlohmann::json config;                 ///< resolved, for people; nothing is read from it
+  std::vector<int64_t> parameter_steps;  ///< number of updates, by parameter in the manifest's order
+  nlohmann::json config;                 ///< resolved; for information, not read
   nlohmann::json client_state;
 };
 

@@ -1,4 +1,4 @@
-// What the engine's checkpoint files share: types and bytes of tensors.
+// Types and bytes of tensors, for the engine's checkpoint code.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,7 +11,7 @@
 
 namespace tessera {
 
-/// Local. Throws CheckpointError naming the tensor for a type that files cannot hold.
+/// Local. Throws CheckpointError naming the tensor for a type that is not a DType.
 DType dtype_of(const at::Tensor& tensor, const std::string& name);
 
 /// Local. The memory of a contiguous CPU tensor.

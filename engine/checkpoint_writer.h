@@ -44,7 +44,8 @@ struct CheckpointContent {
   decltype(DiskOptions::probe) probe = {};
 };
 
-/// Used by one thread.
+/// Owns the memory for the copy, the thread that writes it and the thread's communicator. At most one save is
+/// in flight. `model` must outlive it. Used by one thread.
 class CheckpointWriter {
  public:
   /// Collective when `config.async`: makes the second group, and allocates the memory for the copy.

@@ -12,7 +12,7 @@ struct LoadOptions {
   /// that names them. False: tensors with the same name and shape are loaded, the others keep their values
   /// and are listed in LoadedCheckpoint::not_loaded.
   bool strict = true;
-  bool load_optimizer_states = true;  ///< false: moments and step counts start anew
+  bool load_optimizer_states = true;  ///< false: moments and step counts are reset
   /// True: parameters and buffers only; optimizer, counters, loss scale and random numbers stay as they are.
   bool load_module_only = false;
   /// The end of the error for a checkpoint that does not fit: what the caller's user can do. Empty: these

@@ -59,7 +59,7 @@ OptimizerOptions options_of(const optim::OptimizerOptions& options, const optim:
           "of the configuration's"));
 }
 
-/// Adagrad has its state from the start.
+/// Adagrad creates its state in the constructor.
 bool has_stepped(const optim::Optimizer& optimizer) {
   return std::any_of(optimizer.state().begin(), optimizer.state().end(), [](const auto& item) {
     const auto* adagrad = dynamic_cast<const optim::AdagradParamState*>(item.second.get());

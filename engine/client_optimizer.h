@@ -1,5 +1,5 @@
 // An optimizer of torch::optim in place of the configuration's, as deepspeed.initialize(optimizer=…) takes
-// one. A header of its own, because torch::optim takes long to compile.
+// one. In a separate header, because torch::optim takes long to compile.
 //
 //   torch::optim::AdamW optimizer(groups, torch::optim::AdamWOptions(1e-3));
 //   auto engine = tessera::initialize(model, optimizer, config, comm);

@@ -27,6 +27,7 @@
 #include "engine/autocast.h"
 #include "engine/config/config.h"
 #include "engine/inputs.h"
+#include "engine/load_weights.h"
 #include "engine/loss_scaler.h"
 #include "engine/lr_schedule.h"
 #include "engine/optimizer_setup.h"
@@ -60,25 +61,6 @@ struct InitOptions {
   /// A formula of one's own, in place of the one of the config's optimizer: of that only lr, weight_decay,
   /// param groups and the schedule count then. See zero/update_rule.h.
   std::shared_ptr<const zero::UpdateRule> update_rule = nullptr;
-};
-
-/// For the weights of a model that differs in some parts, such as a pretrained encoder with another head or
-/// none.
-struct LoadWeightsOptions {
-  /// "bert.": the model's "bert.x" may be "x" in the file. Hugging Face's base_model_prefix.
-  std::string base_model_prefix = {};
-  /// Globs of the model's names: a tensor of these that the file lacks keeps its values, with a warning.
-  std::vector<std::string> ignore_missing = {};
-  /// Globs of the file's names: a tensor of these that the model lacks is ignored.
-  std::vector<std::string> ignore_unexpected = {};
-  /// Globs of the model's names: a tensor of these that has another shape in the file keeps its values, with
-  /// a warning. Hugging Face's ignore_mismatched_sizes.
-  std::vector<std::string> ignore_mismatched = {};
-  /// {"module.", ""}: a name that begins with the first in the file begins with the second in the model. The
-  /// first pair that fits is used; ignore_unexpected and base_model_prefix see the new names.
-  std::vector<std::pair<std::string, std::string>> renamed_prefixes = {};
-  /// The end of the error for names that do not match: how the caller's user gives these options.
-  std::string advice = {};
 };
 
 /// One rank's engine. Used by one thread. Calls marked Collective must be made by all ranks, in the same
@@ -243,7 +225,7 @@ class Engine {
   double gradient_scale_ = 1;  ///< loss scale by which the accumulated gradients are multiplied
 };
 
-/// An Engine that also knows the model's type, and so what forward takes and returns.
+/// An Engine with the model's type, and so with its forward().
 template <class Model>
 class TypedEngine final : public Engine {
  public:

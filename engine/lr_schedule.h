@@ -41,7 +41,7 @@ class LrSchedule {
 
   size_t num_groups() const { return num_groups_; }
 
-  class Formula;  ///< one schedule's arithmetic (lr_schedule.cc)
+  class Formula;  ///< see lr_formulas.h
 
  private:
   std::shared_ptr<const Formula> formula_;

@@ -32,10 +32,11 @@ struct HttpResponse {
 
 struct HttpOptions {
   std::chrono::milliseconds timeout{
-      30'000};                    ///< of a request without a file: to its end; with one: without any progress
-  std::function<bool()> give_up;  ///< asked at least about once a second during a request. May be unset
-  std::string user, password;     ///< HTTP basic authentication; empty: none
-  std::string token;              ///< bearer token; empty: none
+      30'000};  ///< of a request without a file: to its end; with one: without any progress
+  std::function<bool()>
+      give_up;                 ///< called about once a second during a request; true cancels it. May be unset
+  std::string user, password;  ///< HTTP basic authentication; empty: none
+  std::string token;           ///< bearer token; empty: none
 };
 
 /// Keeps its connection open between requests. Used by one thread. Follows the environment's http_proxy,

@@ -52,7 +52,7 @@ json number(double value) {
   return value;
 }
 
-/// What the server says about a request it did not carry out.
+/// The message of the server about a request that failed.
 std::string reason_of(const HttpResponse& response) {
   const json answer = json::parse(response.body, nullptr, /*allow_exceptions=*/false);
   std::string text = str("status ", response.status);

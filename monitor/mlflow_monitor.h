@@ -31,7 +31,7 @@ struct MlflowOptions {
   std::string run_name;
   std::filesystem::path
       id_file;  ///< where the run's id on the server is kept for a process that resumes it; empty: nowhere
-  bool resume = false;  ///< goes on with the run in id_file
+  bool resume = false;  ///< resumes the run in id_file
   Logger log;
   std::string user, password, token;  ///< of the server's authentication
   std::chrono::milliseconds request_timeout{30'000};

@@ -1,5 +1,5 @@
-// Monitor: a further place for a run's numbers, beside its own metrics.jsonl: files that other programs read,
-// or a tracking server.
+// Monitor: writes a run's numbers, in addition to its metrics.jsonl, to files for other programs or to a
+// tracking server.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ using Scalars = std::vector<std::pair<std::string, double>>;
 enum class RunStatus {
   kFinished,
   kFailed,  ///< an error ended it
-  kKilled,  ///< it was told to end early
+  kKilled,  ///< it ended early on request
 };
 
 /// Local. MLflow's words: "FINISHED", "FAILED", "KILLED".

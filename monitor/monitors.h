@@ -34,7 +34,7 @@ class Monitors {
   /// Encoded once for all monitors. An image that cannot be encoded is left out with a warning.
   void image(const std::string& name, int64_t step, const ImageView& image);
   void text(const std::string& name, int64_t step, const std::string& text);
-  /// A file for people to look at: a .png as an image, any other file as text. One that cannot be read is
+  /// A file to view: a .png as an image, any other file as text. One that cannot be read is
   /// left out with a warning. The file must stay where it is.
   void sample(const std::string& name, int64_t step, const std::filesystem::path& file);
   void params(const nlohmann::ordered_json& params);

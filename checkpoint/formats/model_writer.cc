@@ -22,7 +22,7 @@ void check_name(const std::string& name, std::set<std::string_view>& seen) {
   if (!seen.insert(name).second) throw CheckpointError(str("tensor ", quoted_name(name), " occurs twice"));
 }
 
-// With the copies a format may need for tied names.
+// Including the copies that a format may need for tied names.
 int64_t checked_bytes(const ModelTensor& tensor) {
   int64_t bytes = size_bytes(tensor.type);
   bool overflow = false;

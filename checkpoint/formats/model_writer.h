@@ -1,10 +1,10 @@
-// ModelWriter: a full model going into one file, or a folder of them, that other programs read.
+// ModelWriter: writes a full model to a file, or a folder of files, in the format of another program.
 //
 // [Note: formats are written by position]
-// Names, shapes and element types are known before the first byte of data, so every format's layout
-// is computed first and the data then goes straight to its place: nothing is held back, nothing is
-// moved, and memory does not grow with the model. The output has a temporary name until finish(),
-// so a reader sees a whole file or none.
+// Names, shapes and element types are known before the first byte of data. So every format computes its
+// layout first and then writes the data at its final position: nothing is buffered or moved, and memory does
+// not grow with the model. The output has a temporary name until finish(), so a reader sees a whole file or
+// none.
 #pragma once
 
 #include <cstddef>
@@ -27,7 +27,7 @@ struct ModelTensor {
   std::string name;            ///< UTF-8, not empty
   std::vector<int64_t> shape;  ///< empty: a single element (0-dim)
   DType type = DType::kFloat32;
-  std::vector<std::string> aliases;  ///< further names of the same (tied) tensor
+  std::vector<std::string> aliases;  ///< other names of the same (tied) tensor
 
   int64_t bytes() const;
 };
@@ -35,13 +35,14 @@ struct ModelTensor {
 enum class ModelFormat : uint8_t {
   kSafetensors,  ///< https://github.com/huggingface/safetensors
   kTorch,        ///< what torch.save writes for a state_dict: .pt, .bin
-  kHdf5,         ///< one dataset a tensor
+  kHdf5,         ///< one dataset per tensor
 };
 
 /// Local. "safetensors", "pt", "h5".
 std::string_view name_of(ModelFormat format);
-/// Local. The format of a word ("safetensors", "pt", "h5") or of a file name's ending (".safetensors"; ".pt",
-/// ".pth", ".bin"; ".h5", ".hdf5"). Nothing for any other.
+/// Local. The format with this name ("safetensors", "pt", "h5"), or of a file with this extension
+/// (".safetensors"; ".pt",
+/// ".pth", ".bin"; ".h5", ".hdf5"). nullopt for any other.
 std::optional<ModelFormat> parse_model_format(std::string_view word);
 std::optional<ModelFormat> model_format_of(const std::filesystem::path& path);
 
@@ -54,44 +55,44 @@ class ModelWriter {
   ModelWriter& operator=(const ModelWriter&) = delete;
 
   const std::vector<ModelTensor>& tensors() const { return tensors_; }
-  /// Of all tensors, each counted once.
+  /// Of all tensors; a tied tensor counts once.
   int64_t total_bytes() const { return total_bytes_; }
 
-  /// Local. The model's next bytes: those of the tensors in their order, one tensor after the
-  /// other, cut anywhere. Throws DiskError.
+  /// Local. The model's next bytes: those of the tensors in their order, concatenated, in pieces of any size.
+  /// Throws DiskError.
   void append(std::span<const std::byte> data);
-  /// Local. After the last byte: syncs the output and gives it its name, in place of
-  /// what had that name. Throws DiskError.
+  /// Local. After the last byte: syncs the output and renames it to its name, replacing a file of that name.
+  /// Throws DiskError.
   void finish();
 
  protected:
-  /// Throws CheckpointError, naming the tensor, for lists no format can hold: names that are empty, no UTF-8
-  /// or used twice, negative or overflowing sizes.
+  /// Throws CheckpointError, naming the tensor, for lists that no format can represent: names that are empty,
+  /// not UTF-8 or duplicate, sizes that are negative or overflow.
   explicit ModelWriter(std::vector<ModelTensor> tensors);
 
-  /// The bytes of tensor `index` from its byte `offset` on; never called for a tensor without elements.
+  /// Writes bytes of tensor `index` at its byte `offset`; not called for a tensor without elements.
   virtual void write(size_t index, int64_t offset, std::span<const std::byte> data) = 0;
   virtual void publish() = 0;
 
  private:
   std::vector<ModelTensor> tensors_;
   int64_t total_bytes_ = 0;
-  size_t current_ = 0;   // the tensor the next byte belongs to
+  size_t current_ = 0;   // index of the tensor of the next byte
   int64_t written_ = 0;  // of its bytes
 };
 
 struct ModelWriterOptions {
   ModelFormat format = ModelFormat::kSafetensors;
-  /// A file; with max_shard_bytes a folder, which is made or replaced (see shard_writer.h).
+  /// A file; with max_shard_bytes a folder, which is created or replaced (see safetensors_writer.h).
   std::filesystem::path path;
   std::vector<ModelTensor> tensors;
-  /// Not 0: safetensors shards of at most so many bytes of tensors, and an
-  /// index, as transformers' save_pretrained.
+  /// Not 0: safetensors shards with at most this many bytes of tensors, and an index, as transformers'
+  /// save_pretrained.
   int64_t max_shard_bytes = 0;
 };
 
-/// Local. Checks the list, makes the temporary output and reserves its room on disk. `disk` must outlive the
-/// writer. Throws CheckpointError for what the format cannot hold, DiskError.
+/// Local. Checks the list, creates the temporary output and reserves its disk space. `disk` must outlive the
+/// writer. Throws CheckpointError for tensors that the format cannot represent, and DiskError.
 std::unique_ptr<ModelWriter> open_model_writer(const Disk& disk, ModelWriterOptions options);
 std::unique_ptr<ModelWriter> open_model_writer(const Disk&& disk, ModelWriterOptions options) = delete;
 

@@ -15,8 +15,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The temporary folder stands beside the real one, so its last part must be a
-// name: not "DIR/", "." or a symbolic link.
+// The temporary folder is beside the real one, so the last part of the path must be a name: not "DIR/", "."
+// or a symbolic link.
 fs::path folder_path(const fs::path& path) {
   const fs::path plain = path.has_filename() ? path : path.parent_path();
   const bool is_name = plain.has_filename() && plain.filename() != "." && plain.filename() != "..";
@@ -66,7 +66,7 @@ void PendingDirectory::check_entries() const {
 }
 
 void PendingDirectory::publish() {
-  check_entries();  // it may have changed since
+  check_entries();  // they may have changed since
   std::error_code error;
   const bool exists = fs::exists(path_, error);
   if (exists)

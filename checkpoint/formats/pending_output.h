@@ -1,5 +1,5 @@
-// PendingDirectory: a folder of files that has another name until it is whole
-// (core/pending_file.h does the same for one file).
+// PendingDirectory: a folder of files with a temporary name until it is complete (core/pending_file.h does
+// the same for one file).
 #pragma once
 
 #include <filesystem>
@@ -9,13 +9,13 @@
 
 namespace tessera::checkpoint {
 
-/// A folder being written. Owns the temporary one (core/temporary_name.h) and removes it unless published. A
-/// folder that has the name already is exchanged for the new one in one step; its other files are carried
-/// over (as hard links), those that `replaced` accepts are not. Not thread-safe.
+/// A folder being written. Owns the temporary one (core/temporary_name.h) and removes it unless published. An
+/// existing folder of that name is exchanged with the new one in one step; its other files are kept (as hard
+/// links), except those that `replaced` accepts. Not thread-safe.
 class PendingDirectory {
  public:
-  /// Local. Creates the temporary folder. Throws DiskError; CheckpointError when `path` is no folder or holds
-  /// folders of its own, which no single step could carry over.
+  /// Local. Creates the temporary folder. Throws DiskError; CheckpointError when `path` is not a folder, or
+  /// has subfolders, which cannot be hard-linked.
   PendingDirectory(const Disk& disk, std::filesystem::path path,
                    bool (*replaced)(const std::string& file_name));
   ~PendingDirectory();
@@ -23,7 +23,7 @@ class PendingDirectory {
   PendingDirectory& operator=(const PendingDirectory&) = delete;
 
   const std::filesystem::path& temporary() const { return temporary_; }
-  /// Local. All files inside have been closed: gives the folder its name. Throws DiskError.
+  /// Local. Renames the folder to its name. All its files must be closed. Throws DiskError.
   void publish();
 
  private:

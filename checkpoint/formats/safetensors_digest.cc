@@ -19,14 +19,14 @@ int64_t blocks_of(const SafetensorsHeader& header) {
   return sum;
 }
 
-/// Where the value of a metadata entry of ours begins in the head.
+/// Offset in the head of the value of one of our metadata entries.
 size_t place_of(std::string_view head, const char* key) {
   const std::string start = str("\"", key, "\":\"");
   const size_t found = head.find(start);
   return found == head.npos ? found : found + start.size();
 }
 
-/// Of a head whose digest's digits are zeros or not.
+/// The digest of a head, whatever its digest's digits are.
 std::string digest_of(std::string head, size_t place) {
   head.replace(place, kDigestDigits, kDigestDigits, '0');
   return text_digest(head);

@@ -16,7 +16,7 @@
 
 namespace tessera::checkpoint {
 
-/// The reference implementation reads no longer one.
+/// The reference implementation refuses a longer one.
 inline constexpr int64_t kMaxSafetensorsHeaderBytes = 100'000'000;
 
 struct SafetensorsTensor {
@@ -33,18 +33,18 @@ struct SafetensorsHeader {
   std::map<std::string, std::string> metadata;
 };
 
-/// Local. Gives tensors (name, shape, type) their places: bytes and offset, in the order in which the
-/// reference implementation writes them (wide types first, so that all of them are aligned; then by name).
+/// Local. Sorts tensors and sets `bytes` and `offset` of each, in the order of the reference implementation:
+/// wide types first, so that all tensors are aligned; then by name.
 void place_tensors(std::vector<SafetensorsTensor>& tensors);
 
 /// Local. The file's first bytes, up to the data: a multiple of 8. Throws CheckpointError beyond
 /// kMaxSafetensorsHeaderBytes and for a tensor named "__metadata__"; messages start with `file`.
 std::string format_safetensors_header(const SafetensorsHeader& header, const std::string& file);
 
-/// Local. `text` is the N bytes of JSON, `data_bytes` what the file has behind them. Bounded: memory in
-/// proportion to `text`. Throws CheckpointError naming `file`, tensor, what was found and what was expected:
-/// for text that is no JSON of this form, keys given twice or unknown, types this project does not hold,
-/// offsets that do not fit the shape, leave holes, overlap, or end elsewhere than the file.
+/// Local. `text` is the N bytes of JSON, `data_bytes` the length of the rest. Memory in proportion to `text`.
+/// Throws CheckpointError naming `file`, tensor, found and expected value: for text that is not JSON of this
+/// form, keys that are duplicate or unknown, types that are not a DType, offsets that do not fit the shape,
+/// leave holes, overlap, or do not end where the file does.
 SafetensorsHeader parse_safetensors_header(std::string_view text, int64_t data_bytes,
                                            const std::string& file);
 

@@ -12,8 +12,8 @@ namespace {
 
 constexpr std::string_view kWeightMap = "weight_map";
 
-// Reads while the parser reads; whatever is not the weight_map passes by. Every
-// handler throws or returns true.
+// Builds the map from the parser's events and skips everything but the weight_map. Every handler throws or
+// returns true.
 class IndexReader : public nlohmann::json_sax<nlohmann::json> {
  public:
   explicit IndexReader(const std::string& file) : file_(file) {}
@@ -81,7 +81,7 @@ class IndexReader : public nlohmann::json_sax<nlohmann::json> {
   }
 
  private:
-  // Something other than the weight_map and the names of files in it.
+  // A value other than the weight_map and the names of files in it.
   bool value(const std::string& found) {
     if (depth_ == 0) fail(str("is ", found, ", expected an object"));
     if (in_weight_map_)
@@ -95,7 +95,7 @@ class IndexReader : public nlohmann::json_sax<nlohmann::json> {
   const std::string& file_;
   std::map<std::string, std::string> files_;
   int64_t depth_ = 0;           // objects and lists that are open
-  bool at_weight_map_ = false;  // the last key of the outermost object
+  bool at_weight_map_ = false;  // the last key of the outermost object was it
   bool in_weight_map_ = false;
   bool seen_ = false;
   std::string name_;

@@ -1,5 +1,5 @@
-// model.safetensors.index.json: which tensor of a model in shards is in which file, as transformers writes
-// it: {"metadata": {…}, "weight_map": {"encoder.weight": "model-00001-of-00002.safetensors", …}}
+// model.safetensors.index.json: the file of each tensor of a model in shards, as transformers writes it:
+// {"metadata": {…}, "weight_map": {"encoder.weight": "model-00001-of-00002.safetensors", …}}
 #pragma once
 
 #include <map>
@@ -10,9 +10,9 @@ namespace tessera::checkpoint {
 
 inline constexpr const char* kSafetensorsIndexName = "model.safetensors.index.json";
 
-/// Local. The weight_map: file by name of tensor. Bounded: memory in proportion to `text`, and what stands in
-/// metadata is skipped. Throws CheckpointError naming `file` for text that is no JSON of this form, tensors
-/// that occur twice, and files that are not in the index's own folder.
+/// Local. The weight_map: file by name of tensor. Memory in proportion to `text`; other keys are skipped.
+/// Throws CheckpointError naming `file` for text that is not JSON of this form, duplicate tensors, and files
+/// outside of the index's folder.
 std::map<std::string, std::string> parse_safetensors_index(std::string_view text, const std::string& file);
 
 }  // namespace tessera::checkpoint

@@ -21,7 +21,7 @@ namespace fs = std::filesystem;
 constexpr const char* kFileName = "model.safetensors";
 constexpr int64_t kMaxIndexBytes = 100'000'000;
 
-/// What else a file may be, by its first bytes; "" for nothing known.
+/// The format of a file that is not safetensors, by its first bytes; "" if unknown.
 std::string other_kind(const InputFile& input, std::span<const unsigned char, 8> start) {
   const std::string_view text(reinterpret_cast<const char*>(start.data()), start.size());
   const auto begins_with = [&](std::string_view bytes) { return text.starts_with(bytes); };
@@ -63,13 +63,13 @@ SafetensorsHeader read_header(const InputFile& input, std::optional<SafetensorsH
   return header;
 }
 
-// The file or index that `path` means.
+// The file or index to read for `path`.
 fs::path entry_point(const fs::path& path) {
   std::error_code error;
   if (!fs::is_directory(path, error)) return path;
   for (const char* name : {kFileName, kSafetensorsIndexName})
     if (fs::exists(path / name, error)) return path / name;
-  // Hugging Face's older name; its reading says how it is converted.
+  // Hugging Face's older file; reading it throws an error that says how to convert it.
   if (fs::exists(path / "pytorch_model.bin", error)) return path / "pytorch_model.bin";
   throw CheckpointError(str(path.string(), " holds neither ", kFileName, " nor ", kSafetensorsIndexName));
 }

@@ -1,4 +1,4 @@
-// Reads safetensors: one file, or a model in shards. Nothing in a file is trusted.
+// Reads safetensors: one file, or a model in shards. Files are untrusted: everything is checked.
 #pragma once
 
 #include <filesystem>
@@ -18,20 +18,20 @@ namespace tessera::checkpoint {
 /// One file. Immutable; thread-safe.
 class SafetensorsFile {
  public:
-  /// Local. Opens the file and checks all of its header: what stands in tensors() can be read. Where the file
-  /// has hashes (safetensors_digest.h), the header is compared with its own. Throws CheckpointError and
-  /// DiskError, naming the file (and tensor).
+  /// Local. Opens the file and checks the whole header, so that every tensor in tensors() can be read. If the
+  /// file has hashes (safetensors_digest.h), the header is verified. Throws CheckpointError and DiskError,
+  /// naming the file (and tensor).
   explicit SafetensorsFile(const std::filesystem::path& path);
 
   const std::filesystem::path& path() const { return input_.path(); }
-  /// By offset, which is that in the file.
+  /// Sorted by offset, which is from the start of the file.
   const std::vector<SafetensorsTensor>& tensors() const { return header_.tensors; }
   const std::map<std::string, std::string>& metadata() const { return header_.metadata; }
   /// nullptr when there is none.
   const SafetensorsTensor* find(std::string_view name) const;
-  /// Local. Fills `destination` from byte `begin` of a tensor of this file on. Where the file has hashes,
-  /// every block touched is read whole and compared: throws CheckpointError naming file, tensor and block.
-  /// Throws DiskError when the file has become shorter, std::logic_error for a range outside of the tensor.
+  /// Local. Fills `destination` from byte `begin` of a tensor of this file on. If the file has hashes, every
+  /// block touched is read whole and verified: throws CheckpointError naming file, tensor and block. Throws
+  /// DiskError when the file has become shorter, std::logic_error for a range outside of the tensor.
   void read(const SafetensorsTensor& tensor, int64_t begin, std::span<std::byte> destination) const;
 
  private:
@@ -47,19 +47,19 @@ class SafetensorsFile {
 /// model.safetensors or model.safetensors.index.json. Immutable; thread-safe.
 class SafetensorsModel {
  public:
-  /// Local. Opens every file of the model. Throws as SafetensorsFile; CheckpointError for an
-  /// index that is no JSON of the form {"weight_map": {NAME: FILE}}, names files elsewhere,
-  /// or differs from what its files hold.
+  /// Local. Opens every file of the model. Throws as SafetensorsFile; CheckpointError for an index that is
+  /// not JSON of the form {"weight_map": {NAME: FILE}}, names files in other folders, or does not match its
+  /// files.
   explicit SafetensorsModel(const std::filesystem::path& path);
 
   /// Names of all tensors, sorted.
   std::vector<std::string> names() const;
-  /// nullptr when there is none. Its offset is that in its file.
+  /// nullptr when there is none. Its offset is from the start of its file.
   const SafetensorsTensor* find(std::string_view name) const;
-  /// Local. Fills `destination` from byte `begin` of the tensor on. Throws CheckpointError when there is none
-  /// of that name; otherwise as SafetensorsFile.
+  /// Local. Fills `destination` from byte `begin` of the tensor on. Throws CheckpointError for an unknown
+  /// name; otherwise as SafetensorsFile.
   void read(std::string_view name, int64_t begin, std::span<std::byte> destination) const;
-  /// The files, in the order of their names.
+  /// The files, sorted by name.
   const std::vector<SafetensorsFile>& files() const { return files_; }
 
  private:

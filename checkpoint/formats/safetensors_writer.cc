@@ -21,8 +21,7 @@ void write_copies(OutputFile& file, const std::vector<int64_t>& positions, int64
   for (const int64_t position : positions) file.write_at(position + offset, data);
 }
 
-/// The hashes of each tensor's blocks. Its bytes come from first to last, those of one tensor
-/// after those of another. Not thread-safe.
+/// Hashes the blocks of each tensor. Bytes come in order, one tensor after the other. Not thread-safe.
 class TensorHashes {
  public:
   void add(size_t index, const ModelTensor& tensor, int64_t offset, std::span<const std::byte> data) {
@@ -33,7 +32,7 @@ class TensorHashes {
   const std::map<size_t, std::vector<uint64_t>>& by_tensor() const { return by_tensor_; }
 
  private:
-  std::optional<BlockHasher> hasher_;  // of the tensor begun
+  std::optional<BlockHasher> hasher_;  // of the current tensor
   std::map<size_t, std::vector<uint64_t>> by_tensor_;
 };
 
@@ -105,13 +104,12 @@ class SafetensorsShardsWriter : public ModelWriter {
   struct Shard {
     std::string file_name;
     SafetensorsLayout layout;
-    int64_t bytes_left;  // to be given to write()
+    int64_t bytes_left;  // still to be passed to write()
     bool begun = false;
     std::optional<OutputFile> file = std::nullopt;
   };
 
-  // A large tensor has a shard of its own without ending the one before it: two
-  // files may be open, never more.
+  // A large tensor has a separate shard and does not end the shard before it. So at most two files are open.
   void write(size_t index, int64_t offset, std::span<const std::byte> data) override {
     Shard& shard = shards_[shard_of_[index]];
     if (!shard.file) open(shard);
@@ -137,7 +135,7 @@ class SafetensorsShardsWriter : public ModelWriter {
     nlohmann::json weight_map = nlohmann::json::object();
     int64_t total_size = 0;
     for (Shard& shard : shards_) {
-      if (shard.begun) continue;  // this one has nothing but empty tensors
+      if (shard.begun) continue;  // it has empty tensors only
       open(shard);
       close(shard);
     }

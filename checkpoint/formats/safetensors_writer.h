@@ -1,8 +1,8 @@
 // Writes safetensors: one file, or Hugging Face's shards with an index.
 //
 // [Note: tied names in safetensors]
-// The format forbids two tensors to share bytes. Every name of a tied tensor is written with bytes of its
-// own, so that a plain load_file() has all the names load_state_dict() asks for.
+// The format forbids two tensors to share bytes. Each name of a tied tensor is written with its own copy of
+// the bytes, so that a plain load_file() has all names that load_state_dict() needs.
 #pragma once
 
 #include <map>
@@ -15,32 +15,32 @@
 
 namespace tessera::checkpoint {
 
-/// What stands where in one safetensors file. Immutable.
+/// The layout of one safetensors file. Immutable.
 class SafetensorsLayout {
  public:
-  /// The file `file` (for errors) will hold `chosen` (indices into `tensors`) under all their names. Throws
-  /// CheckpointError as format_safetensors_header.
+  /// For a file with the tensors `chosen` (indices into `tensors`) under all their names. `file` names it in
+  /// errors. Throws CheckpointError as format_safetensors_header.
   SafetensorsLayout(const std::vector<ModelTensor>& tensors, const std::vector<size_t>& chosen,
                     const std::string& file);
 
-  /// The header, to be written at byte 0; `hashes` are those of all chosen
-  /// tensors, by index (safetensors_digest.h).
+  /// The header, to be written at byte 0; `hashes` are the block hashes by index of tensor, of all chosen
+  /// ones (safetensors_digest.h).
   std::string head(const std::map<size_t, std::vector<uint64_t>>& hashes) const;
   int64_t file_bytes() const { return file_bytes_; }
-  /// Where the bytes of tensor `index` go in the file: once for each of its names.
+  /// Offsets in the file of the bytes of tensor `index`, one for each of its names.
   const std::vector<int64_t>& positions(size_t index) const { return positions_.at(index); }
 
  private:
-  std::string head_;                   // its hashes are zeros
+  std::string head_;                   // with zeros as hashes
   std::vector<size_t> in_file_order_;  // indices of the tensors, once for each name
   int64_t file_bytes_ = 0;
   std::map<size_t, std::vector<int64_t>> positions_;
 };
 
-/// Local. The indices of the tensors in each shard, as save_pretrained cuts them (huggingface_hub's
-/// split_torch_state_dict_into_shards): in order, a new shard when the next tensor would exceed
-/// `max_bytes`, and a shard of its own for a tensor that exceeds it alone. All names of a tied
-/// tensor stay together, and each counts.
+/// Local. The indices of the tensors in each shard, as save_pretrained splits them (huggingface_hub's
+/// split_torch_state_dict_into_shards): in order, with a new shard when the next tensor would exceed
+/// `max_bytes`, and a separate shard for a tensor larger than that. All names of a tied tensor are in one
+/// shard, and the bytes of each count.
 std::vector<std::vector<size_t>> plan_shards(const std::vector<ModelTensor>& tensors, int64_t max_bytes);
 
 /// Local. "model.safetensors" of one, "model-00002-of-00005.safetensors" of several. `shard` counts from 0.
@@ -51,7 +51,7 @@ std::unique_ptr<ModelWriter> open_safetensors_file(const Disk& disk, ModelWriter
 
 /// Local. A folder with the shards and, when there are several, model.safetensors.index.json: {"metadata":
 /// {"total_size": BYTES}, "weight_map": {NAME: FILE}}. An existing folder is replaced in one step; its other
-/// files stay, weights of an earlier call go. Throws as PendingDirectory, besides.
+/// files are kept, weights of an earlier call are not. Also throws as PendingDirectory.
 std::unique_ptr<ModelWriter> open_safetensors_shards(const Disk& disk, ModelWriterOptions options);
 
 }  // namespace tessera::checkpoint

@@ -1,4 +1,4 @@
-// The pickle inside a file of torch.save: which tensor has which name, shape and storage.
+// The pickle in a file of torch.save: name, shape and storage of each tensor.
 #pragma once
 
 #include <string>

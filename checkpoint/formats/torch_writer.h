@@ -1,4 +1,5 @@
-// Writes what torch.save writes for a state_dict, for torch.load with weights_only=True, with mmap=True too.
+// Writes the file that torch.save writes for a state_dict. torch.load reads it with weights_only=True and
+// mmap=True.
 #pragma once
 
 #include <memory>

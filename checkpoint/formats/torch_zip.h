@@ -1,13 +1,13 @@
-// Layout of the zip archive torch.save writes: entries stored as they are,
-// their data at multiples of 64 bytes.
+// Layout of the zip archive that torch.save writes: entries are not compressed, and their data is at
+// multiples of 64 bytes.
 //
 // [Note: torch's zip]
-// Of the many ways to write a zip (PKWARE's APPNOTE.TXT 6.3.10) this is exactly torch's, because torch.load
-// can be told to compute where data lies instead of reading every local header
+// The archive (PKWARE's APPNOTE.TXT 6.3.10) is byte for byte as torch writes it, because torch.load can be
+// set to compute the offsets of the data instead of reading every local header
 // (torch.utils.serialization.config.load. calculate_storage_offsets): sizes and CRC-32 in a data descriptor
-// behind the data (24 bytes where the entry needs zip64, else 16; none behind an empty entry), a local zip64
-// field from 4 GiB on that holds the header's offset too, and then a field "FB" whose length brings the data
-// to its boundary. The end of central directory is always written in zip64 as well.
+// after the data (24 bytes where the entry needs zip64, else 16; none behind an empty entry), a local zip64
+// field from 4 GiB on that holds the header's offset too, and then a field "FB" whose length aligns the data.
+// The end of central directory is always written in zip64 as well.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,8 @@
 
 namespace tessera::checkpoint {
 
-/// Arithmetic alone: sizes are known before the data, CRCs after it. Not thread-safe.
+/// Computes offsets and headers; writes nothing. Sizes are known before the data, CRCs after it. Not
+/// thread-safe.
 class TorchZip {
  public:
   struct Entry {
@@ -30,18 +31,18 @@ class TorchZip {
   explicit TorchZip(std::string archive, int64_t first_offset = 0)
       : archive_(std::move(archive)), first_offset_(first_offset) {}
 
-  /// Local. Places an entry behind the others; returns its index. `name`: "data.pkl", at most 60,000 bytes.
+  /// Local. Places an entry after the others; returns its index. `name`: "data.pkl", at most 60,000 bytes.
   size_t add(const std::string& name, int64_t bytes);
   const std::vector<Entry>& entries() const { return entries_; }
-  /// First byte behind an entry's data.
+  /// First byte after an entry's data.
   int64_t data_end(size_t index) const { return entries_[index].data_offset + entries_[index].bytes; }
 
-  /// Local. What stands between the data of entry `index` - 1, whose CRC-32
-  /// this is, and that of entry `index`.
+  /// Local. The bytes between the data of entry `index` - 1, which has this CRC-32, and that of entry
+  /// `index`.
   std::string between(size_t index, uint32_t previous_crc) const;
-  /// Local. What stands behind the data of the last entry. CRC-32s by entry, each in zlib's sense.
+  /// Local. The bytes after the data of the last entry. CRC-32s by entry, as zlib computes them.
   std::string tail(const std::vector<uint32_t>& crcs) const;
-  /// Local. Length of the file, tail included.
+  /// Local. Length of the file, including the tail.
   int64_t file_bytes() const;
 
  private:

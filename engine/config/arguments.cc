@@ -11,7 +11,7 @@ namespace {
 
 using nlohmann::json;
 
-/// One argument of a document, and the keys it stands for.
+/// One argument of a document, which sets keys.
 class Argument {
  public:
   Argument(Document& document, std::string path, json value)
@@ -58,9 +58,15 @@ class Argument {
   json value_;
 };
 
-void autocast(Argument& argument, const char* dtype) {
+/// `dtype`: a type, or "no".
+void autocast(Argument& argument, const std::string& dtype) {
+  if (dtype == "no") return;
   argument.set("torch_autocast.enabled", true);
   argument.set("torch_autocast.dtype", dtype);
+}
+
+void use_cpu(Argument& argument) {
+  if (argument.flag()) argument.set("trainer.device", "cpu");
 }
 
 /// "no", "steps" or "epoch", for trainer.WHAT_every_epochs and trainer.WHAT_every_steps.
@@ -122,27 +128,18 @@ struct Rule {
   const char* name;
   const char* accepted;
   const char* keys;    // in words
-  const char* target;  // of these the one without which the rule does not apply
+  const char* target;  // the rule applies if the table has this key
   void (*apply)(Argument&);
 };
 
-// In this order: a schedule comes before its warm-up.
+// Applied in this order: a schedule before its warm-up.
 const Rule kRules[] = {
     {"bf16", "true or false", "`torch_autocast.enabled`, `dtype` \"bf16\": fp32 weights under autocast",
-     "torch_autocast",
-     [](Argument& argument) {
-       if (argument.flag()) autocast(argument, "bf16");
-     }},
+     "torch_autocast", [](Argument& argument) { autocast(argument, argument.flag() ? "bf16" : "no"); }},
     {"fp16", "true or false", "`torch_autocast.enabled`, `dtype` \"fp16\", with its loss scaling",
-     "torch_autocast",
-     [](Argument& argument) {
-       if (argument.flag()) autocast(argument, "fp16");
-     }},
+     "torch_autocast", [](Argument& argument) { autocast(argument, argument.flag() ? "fp16" : "no"); }},
     {"mixed_precision", "\"no\", \"bf16\", \"fp16\"", "the same", "torch_autocast",
-     [](Argument& argument) {
-       const std::string choice = argument.choice({"no", "bf16", "fp16"});
-       if (choice != "no") autocast(argument, choice.c_str());
-     }},
+     [](Argument& argument) { autocast(argument, argument.choice({"no", "bf16", "fp16"})); }},
     {"lr_scheduler_type", "\"linear\", \"cosine\", \"constant\", \"constant_with_warmup\"",
      "`scheduler`: WarmupDecayLR, WarmupCosineLR, none, WarmupLR; warm-ups are linear and of no steps unless "
      "given",
@@ -171,19 +168,13 @@ const Rule kRules[] = {
      "`tensorboard.enabled`, `mlflow.enabled`", "tensorboard", report_to},
     {"greater_is_better", "true or false", "`trainer.best_is`", "trainer.best_is",
      [](Argument& argument) { argument.set("trainer.best_is", argument.flag() ? "greatest" : "least"); }},
-    {"use_cpu", "true or false", "`trainer.device`", "trainer.device",
-     [](Argument& argument) {
-       if (argument.flag()) argument.set("trainer.device", "cpu");
-     }},
-    {"no_cuda", "true or false", "the same", "trainer.device",
-     [](Argument& argument) {
-       if (argument.flag()) argument.set("trainer.device", "cpu");
-     }},
+    {"use_cpu", "true or false", "`trainer.device`", "trainer.device", use_cpu},
+    {"no_cuda", "true or false", "the same", "trainer.device", use_cpu},
 };
 
-/// Arguments that no configuration takes.
+/// Arguments that a configuration does not accept.
 struct OtherArgument {
-  const char* names;  // with blanks between them
+  const char* names;  // separated by spaces
   const char* instead;
 };
 

@@ -1,6 +1,6 @@
 // Arguments of Hugging Face's TrainingArguments and of Accelerate in a configuration, at its top or in
-// `trainer`. Those that are an alias of one key are declared with it (Key::argument). Here are the others:
-// those that stand for several keys or have other values, and those that a configuration does not take.
+// `trainer`. Those that are an alias of one key are declared with it (argument()). Here are the others: those
+// that set several keys or have other values, and those that a configuration does not accept.
 #pragma once
 
 #include <string>
@@ -14,12 +14,12 @@ namespace tessera::config {
 
 struct ConfigReport;
 
-/// Local. Replaces these arguments by the keys that they stand for: `"lr_scheduler_type": "cosine"` becomes a
+/// Local. Replaces these arguments by the keys that they set: `"lr_scheduler_type": "cosine"` becomes a
 /// scheduler. Arguments whose keys `table` does not have stay as they are. Aliases must be resolved already
 /// (normalise()).
 void expand_arguments(Document& document, const KeyTable& table, Problems& problems, ConfigReport* report);
 
-/// An argument that expand_arguments() knows, for docs and the schema.
+/// An argument of expand_arguments(), for docs and the schema.
 struct ArgumentRow {
   std::string name;
   std::string accepted;
@@ -27,8 +27,8 @@ struct ArgumentRow {
 };
 std::vector<ArgumentRow> argument_rows();
 
-/// Local. What takes the place of an argument that a configuration does not take, for an error: "here it is
-/// --resume on the command line". "" for other names.
+/// Local. What replaces an argument that a configuration does not accept, for an error: "here it is --resume
+/// on the command line". "" for other names.
 std::string_view instead_of_argument(std::string_view name);
 
 }  // namespace tessera::config

@@ -16,7 +16,8 @@ constexpr const char* kPage = "docs/configuration.md";
 
 bool is_plain(const std::string& name) { return name.find_first_of(".[") == std::string::npos; }
 
-/// Asks for nothing: a refused key with a harmless value, an open section that is switched off or empty.
+/// Whether the value has no effect: a refused key with a harmless value, an open section that is off or
+/// empty.
 bool is_harmless(const Key& key, const json& value) {
   if (key.use == Use::kUsed) return false;
   if (value.is_null() && (key.use == Use::kRefused || key.nullable)) return true;
@@ -51,7 +52,7 @@ std::string missing(const Key& key, const std::string& type = "") {
   return str("is missing", type.empty() ? "" : ", and " + type + " needs it", "; expected ", accepted(key));
 }
 
-/// One walk over a document.
+/// Checks a document in one traversal.
 class Checker {
  public:
   Checker(const Document& document, const KeyTable& table, Problems& problems)
@@ -75,7 +76,7 @@ class Checker {
 
   void check_section(const json& object, const Place& place) {
     const bool free = place.key && place.key->type == Type::kFreeSection;
-    // Sections come after other keys, which may decide (optimizer.type) what a section can hold.
+    // Sections after other keys, which may decide (optimizer.type) which keys a section has.
     for (const bool sections : {false, true}) {
       for (const auto& [name, value] : object.items()) {
         const Key* key = is_plain(name) ? table_.find(child_path(place.rows, name), place.type) : nullptr;
@@ -129,7 +130,8 @@ class Checker {
     return value.is_string() ? canonical_choice(key, value.get<std::string>()) : "";
   }
 
-  /// The type itself is wrong, which is reported for its own key: no key of the section can be checked.
+  /// Whether the section's type is invalid, which is reported for the type's key. Then the section cannot be
+  /// checked.
   bool is_undecided(const Key& key) const {
     const std::string type_key =
         key.items_like.empty() ? key.type_key : table_.find_any(key.items_like)->type_key;
@@ -137,7 +139,7 @@ class Checker {
     return written && !mismatch(*table_.find_any(type_key), *written).empty();
   }
 
-  /// `{"enabeld": true}` must not pass for a section that is off.
+  /// Finds `{"enabeld": true}`, which must not count as a section that is off.
   void check_switch(const Key& key, const std::string& path, const json& value) const {
     for (const auto& [name, inner] : value.items())
       if (const std::string hint = did_you_mean(name, {key.switch_key}); !hint.empty())
@@ -245,22 +247,6 @@ void write_fields(const std::vector<Field>& fields, nlohmann::ordered_json& out)
     std::replace(pointer.begin(), pointer.end(), '.', '/');
     out[nlohmann::ordered_json::json_pointer(pointer)] = value_of(field);
   }
-}
-
-void check_field(const Field& field, const std::string& path, Origins& origins, Problems& problems,
-                 const std::string& type) {
-  origins.set_line(path, 1);
-  problems.collect([&] {
-    const json value = value_of(field);
-    if (value.is_null() && field.key.required) origins.fail(path, missing(field.key, type));
-    if (const std::string wrong = mismatch(field.key, value); !wrong.empty()) origins.fail(path, wrong);
-    assign(field, value);
-  });
-}
-
-std::string unknown_key(const std::string& name, const json& value, const std::vector<std::string>& known) {
-  return str("unknown key", did_you_mean(name, known), ", found ", describe_value(value), "; expected ",
-             expected_names(name, known, kPage));
 }
 
 }  // namespace tessera::config

@@ -1,6 +1,6 @@
 // EngineConfig: DeepSpeed's ds_config.json keys, with DeepSpeed's names, meaning and defaults, as plain
 // values. Reading is in parse.h; the tables of keys.h say which key fills which field, and
-// docs/configuration.md lists every key (a test holds it to that).
+// docs/configuration.md lists every key (checked by a test).
 #pragma once
 
 #include <cstdint>
@@ -88,7 +88,7 @@ struct MlflowConfig {
   bool operator==(const MlflowConfig&) const = default;
 };
 
-/// Where a run's numbers go besides its own metrics.jsonl (train/monitoring.h).
+/// Monitors of a run's numbers, in addition to its metrics.jsonl (train/monitoring.h).
 struct MonitorConfig {
   FileMonitorConfig tensorboard;
   FileMonitorConfig csv;
@@ -119,8 +119,7 @@ struct EngineConfig {
   MonitorConfig monitors;
   int64_t seed = 42;
 
-  /// The gradients that float16 gives, of the whole model or of operators under
-  /// autocast, need their loss scaled.
+  /// Float16, of the whole model or of operators under autocast, needs loss scaling.
   bool scales_loss() const { return fp16.enabled || (autocast.enabled && autocast.dtype == DType::kFloat16); }
   DType compute_dtype() const {
     return bf16 ? DType::kBFloat16 : fp16.enabled ? DType::kFloat16 : DType::kFloat32;

@@ -1,6 +1,6 @@
-// Document: a configuration as it was written, with the place every key came from, so that an error can
-// say `ds_config.json:12: zero_optimization.stage: …`. Reading is strict: duplicate keys, trailing text,
-// invalid UTF-8 and very deep nesting are errors. Comments (`//` and `/* */`) are allowed.
+// Document: a configuration as it was written, with the line of every key, so that an error can say
+// `ds_config.json:12: zero_optimization.stage: …`. Reading is strict: duplicate keys, trailing text, invalid
+// UTF-8 and very deep nesting are errors. Comments (`//` and `/* */`) are allowed.
 #pragma once
 
 #include <map>
@@ -15,7 +15,8 @@
 
 namespace tessera::config {
 
-/// Where keys came from. A value: copies are independent. Paths are written as in `a.b[2].c`.
+/// The origin (file line or command line) of keys. A value: copies are independent. Paths are written as in
+/// `a.b[2].c`.
 class Origins {
  public:
   explicit Origins(std::string source = "config") : source_(std::move(source)) {}
@@ -24,7 +25,7 @@ class Origins {
   void set_line(const std::string& path, int line) { origins_[path] = {line, next_++}; }
   /// The key was given on the command line (`--set`) rather than in the file.
   void set_override(const std::string& path) { origins_[path] = {kOverride, next_++}; }
-  /// The key follows from another one and has that one's origin.
+  /// The key was derived from another one and has the same origin.
   void copy(const std::string& from, const std::string& to) { origins_[to] = origin_of(from); }
   /// Moves the entries of a key and of everything below it to another name.
   void rename(const std::string& from, const std::string& to);
@@ -45,7 +46,7 @@ class Origins {
     int line = kNowhere;
     int order = 0;
   };
-  /// Of the nearest enclosing key that was written: a missing key belongs to its section.
+  /// Of the nearest enclosing key that was written: a missing key has the origin of its section.
   Origin origin_of(const std::string& path) const;
 
   std::string source_;
@@ -119,7 +120,7 @@ const nlohmann::json* value_at(const nlohmann::json& root, const std::string& pa
 nlohmann::json* value_at(nlohmann::json& root, const std::string& path);
 
 /// Local. The value at a dotted path; null, with the sections on the way, when there was none. Throws
-/// KeyError, which names `for_key`, where something that is not a section is in the way.
+/// KeyError, which names `for_key`, when a value on the path is not a section.
 nlohmann::json& make_value(Document& document, const std::string& path, const std::string& for_key);
 
 /// Local. A value for an error message: JSON on one line, cut after 60 characters, with its type:

@@ -111,7 +111,7 @@ class Parser {
       if (next() != ':') fail_expecting("':' after a key");
       ++at_;
       object[name] = parse_value(key_path, depth, kAfterMember);
-    } while (goes_on('}', kAfterMember));
+    } while (next_is_comma('}', kAfterMember));
     return object;
   }
 
@@ -121,12 +121,12 @@ class Parser {
     if (next() == ']') return ++at_, array;
     do {
       array.push_back(parse_value(child_path(path, array.size()), depth, kAfterElement));
-    } while (goes_on(']', kAfterElement));
+    } while (next_is_comma(']', kAfterElement));
     return array;
   }
 
-  /// Past the comma or the closing bracket that follows a value: whether it is the comma.
-  bool goes_on(char closing, const char* after) {
+  /// Reads the comma or the closing bracket after a value; true for the comma.
+  bool next_is_comma(char closing, const char* after) {
     const char c = next();
     if (c != ',' && c != closing) fail_expecting(after);
     ++at_;

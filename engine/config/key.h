@@ -1,6 +1,6 @@
-// Key, Field and KeyTable: the one declaration of every configuration key. Reading and writing a
-// configuration, checking it, the JSON Schema (configs/schema.json) and the tables of docs/configuration.md
-// all come from it.
+// Key, Field and KeyTable: each configuration key is declared once. Reading, writing and checking a
+// configuration, the JSON Schema (configs/schema.json) and the tables of docs/configuration.md all use the
+// declaration.
 #pragma once
 
 #include <array>
@@ -63,13 +63,12 @@ struct Key {
   std::map<std::string, std::string> choice_aliases = {};   ///< other spellings (lower case) -> choice
   std::map<std::string, std::string> refused_choices = {};  ///< known elsewhere (lower case) -> reason
   std::string default_json = "null";                        ///< JSON text; "null": not set
-  std::string auto_json = {};  ///< what "auto" stands for, as JSON; empty: "auto" is not accepted
+  std::string auto_json = {};  ///< the meaning of "auto", as JSON; empty: "auto" is not accepted
   std::string auto_doc = {};   ///< the same in words, where it is not a constant
   bool nullable = false;
   bool required = false;
-  bool per_group = false;                 ///< may stand in a param group too
-  std::string argument = {};              ///< Hugging Face's or Accelerate's name, at the top or in `trainer`
-  std::vector<std::string> aliases = {};  ///< further full paths that mean this key
+  bool per_group = false;                   ///< may stand in a param group too
+  std::vector<std::string> aliases = {};    ///< other full paths of this key
   std::vector<std::string> for_types = {};  ///< the types (AdamW, WarmupLR …) that have the key; empty: all
   Use use = Use::kUsed;
   std::vector<std::string> harmless = {};  ///< kRefused: values (JSON) that are accepted
@@ -84,7 +83,7 @@ struct Key {
   bool operator==(const Key&) const = default;
 };
 
-/// What a row of a table says of its key besides type, path and meaning.
+/// A property of a key besides type, path and meaning.
 using Attribute = std::function<void(Key&)>;
 Attribute at_least(double min);
 Attribute above(double min);
@@ -92,7 +91,7 @@ Attribute between(double min, double max);
 Attribute from_to_below(double min, double max);
 Attribute choices(std::vector<std::string> choices, std::map<std::string, std::string> aliases = {});
 Attribute auto_is(std::string json, std::string in_words = "");
-Attribute argument(std::string name);
+Attribute argument(const std::string& name);  ///< Hugging Face's or Accelerate's, at the top or in `trainer`
 Attribute alias(std::string path);
 Attribute of_type(Type type);
 inline const Attribute kAutoIsDefault = [](Key& key) { key.auto_json = "default"; };  ///< see keys_of()
@@ -132,18 +131,18 @@ struct Field {
 /// Local. Fields with their paths inside a section.
 std::vector<Field> in_section(const std::string& section, std::vector<Field> fields);
 
-/// Local. A value that passed mismatch() into the field's member.
+/// Local. Assigns a value that passed mismatch() to the field's member.
 void assign(const Field& field, const nlohmann::json& value);
-/// Local. The same for a struct that has its defaults so far, where the value may be "auto": returns what
-/// that stands for, in words, and "" for other values.
+/// Local. The same for a value that may be "auto", in a struct that has its defaults: returns the meaning of
+/// "auto" in words, and "" for other values.
 std::string assign_or_auto(const Field& field, const nlohmann::json& value);
 /// Local. The member's value; null for what is unset (or "auto", where that means unset).
 nlohmann::json value_of(const Field& field);
 
 /// Local. The keys of fields of a default-constructed struct, with these defaults.
 std::vector<Key> keys_of(std::vector<Field> defaults);
-/// Local. The keys of a section whose keys depend on a type, each type with its keys: keys that several types
-/// have in common are one, for_types says whose.
+/// Local. The keys of a section whose keys depend on a type. `types`: each type with its keys. Equal keys of
+/// several types are merged into one, with these types in for_types.
 std::vector<Key> merged_keys(const std::vector<std::pair<std::string, std::vector<Key>>>& types);
 
 /// Keys by path. A path has several rows where its default depends on the type (of optimizer, of schedule).
@@ -173,8 +172,8 @@ class KeyTable {
 /// docs.
 std::string accepted(const Key& key);
 
-/// Local. The choice as it stands in the resolved config, for any spelling of it; "" when it is none of the
-/// key's.
+/// Local. The spelling of a choice in the resolved config, for any accepted spelling; "" when it is not a
+/// choice of the key.
 std::string canonical_choice(const Key& key, const std::string& written);
 
 /// Local. Nothing when the value has the key's type and range ("auto" and null included where allowed);

@@ -1,6 +1,6 @@
-// DeepSpeed's keys that mean nothing here, so that its files work as they are: those without effect are
-// accepted with one warning, those that ask for something Tessera does not do are refused by name.
-// The list follows DeepSpeed 0.19 (runtime/config.py, runtime/zero/config.py, runtime/constants.py).
+// DeepSpeed's keys that Tessera does not implement. Those without effect are accepted with one warning; those
+// that ask for something Tessera does not do are refused by name. The list follows DeepSpeed 0.19
+// (runtime/config.py, runtime/zero/config.py, runtime/constants.py).
 #include "engine/config/document.h"
 #include "engine/config/keys.h"
 
@@ -8,7 +8,8 @@ namespace tessera::config {
 namespace {
 
 /// Adds keys to a table: booleans, unless an attribute has another type. Names with the same reason are given
-/// together, separated by blanks.
+/// together, separated by spaces. As in DeepSpeed, a name that begins with stage3_ is also accepted without
+/// it.
 struct Rows {
   const char* section;
   std::vector<Key>& keys;
@@ -18,6 +19,10 @@ struct Rows {
     for (const std::string& name : split_names(names)) {
       keys.push_back(make_key(Type::kBool, child_path(section, name), why, attributes...));
       keys.back().use = Use::kNoEffect;
+      constexpr std::string_view kStage3 = "stage3_";
+      if (name.starts_with(kStage3))
+        keys.back().aliases.insert(keys.back().aliases.begin(),
+                                   child_path(section, name.substr(kStage3.size())));
     }
   }
   /// `harmless`: values (JSON) that ask for nothing.
@@ -94,17 +99,13 @@ void add_zero_rows(Rows rows) {
   rows.no_effect("grad_hooks", "gradients always come through hooks");
   rows.no_effect("sub_group_size", "the step works on one unit at a time", kInteger, at_least(0));
   rows.no_effect("stage3_max_reuse_distance", "the recorded order of use decides what is released", kInteger,
-                 at_least(0), alias("zero_optimization.max_reuse_distance"));
+                 at_least(0));
   rows.no_effect("stage3_model_persistence_threshold", "`stage3_max_live_parameters` bounds what is resident",
-                 kInteger, at_least(0), alias("zero_optimization.model_persistence_threshold"));
+                 kInteger, at_least(0));
   rows.no_effect("stage3_gather_16bit_weights_on_model_save", "whole models are written from the shards",
-                 alias("zero_optimization.gather_16bit_weights_on_model_save"),
                  alias("zero_optimization.stage3_gather_fp16_weights_on_model_save"));
-  rows.no_effect("stage3_module_granularity_threshold", units, kInteger,
-                 alias("zero_optimization.module_granularity_threshold"));
-  rows.no_effect("stage3_use_all_reduce_for_fetch_params", contiguous,
-                 alias("zero_optimization.use_all_reduce_for_fetch_params"));
-  rows.no_effect("stage3_allgather_sequential", contiguous, alias("zero_optimization.allgather_sequential"));
+  rows.no_effect("stage3_module_granularity_threshold", units, kInteger);
+  rows.no_effect("stage3_use_all_reduce_for_fetch_params stage3_allgather_sequential", contiguous);
   rows.no_effect("memory_efficient_linear", "layers are left as they are");
   rows.no_effect("override_module_apply", "modules are left as they are");
   rows.no_effect("pipeline_loading_checkpoint", "each rank reads only its own ranges");

@@ -15,14 +15,14 @@ constexpr const char* kParams = "optimizer.params";
 
 std::string group_path(size_t i) { return child_path("optimizer.param_groups", i); }
 
-/// What a field's numbers are called in ParamGroupConfig::params; empty when a group cannot change it.
+/// A field's names in ParamGroupConfig::params; empty when a group cannot change it.
 std::vector<std::string> names_in_group(const Field& field) {
   if (!field.key.per_group) return {};
   if (field.key.type == Type::kPair) return {"beta1", "beta2"};
   return {field.key.name()};
 }
 
-/// Changes the field as the group says; false when the group says nothing about it.
+/// Assigns the group's value to the field; false when the group does not have one.
 bool apply(const ParamGroupConfig& group, const Field& field) {
   json value = value_of(field);
   bool changed = false;
@@ -64,7 +64,7 @@ ParamGroupConfig read_group(const json& item, const std::string& path, const Opt
   return group;
 }
 
-/// Two options of one struct.
+/// Checks options that depend on each other.
 void check_options(const OptimizerOptions& options, const std::string& path, const Origins& origins) {
   if (const auto* sgd = std::get_if<SGDOptions>(&options);
       sgd && sgd->nesterov && (sgd->momentum <= 0 || sgd->dampening != 0))
@@ -127,36 +127,15 @@ ordered_json write_optimizer(const OptimizerConfig& optimizer) {
   for (size_t i = 0; i < optimizer.param_groups.size(); ++i) {
     ordered_json item;
     item["match"] = optimizer.param_groups[i].match;
-    for (const Field& field : fields_of(groups[i + 1]))
+    std::map<std::string, double> others = optimizer.param_groups[i].params;  // refused when they are read
+    for (const Field& field : fields_of(groups[i + 1])) {
       if (apply(optimizer.param_groups[i], field)) item[field.key.name()] = value_of(field);
+      for (const std::string& name : names_in_group(field)) others.erase(name);
+    }
+    for (const auto& [name, value] : others) item[name] = value;
     out["param_groups"].push_back(std::move(item));
   }
   return out;
-}
-
-void check_fields(OptimizerConfig& optimizer, Origins& origins, Problems& problems) {
-  for (const Field& field : fields_of(optimizer.options))
-    check_field(field, field.key.path, origins, problems);
-  for (size_t i = 0; i < optimizer.param_groups.size(); ++i) {
-    const ParamGroupConfig& group = optimizer.param_groups[i];
-    const std::string path = group_path(i);
-    origins.set_line(path, 1);
-    const Key match{.type = Type::kTextList};
-    problems.collect([&] {
-      if (const std::string wrong = mismatch(match, group.match); !wrong.empty())
-        origins.fail(path + ".match", wrong);
-    });
-    OptimizerOptions options = optimizer.options;
-    std::vector<std::string> known = {"match"};
-    std::map<std::string, double> unknown = group.params;
-    for (const Field& field : fields_of(options)) {
-      if (apply(group, field)) check_field(field, child_path(path, field.key.name()), origins, problems);
-      for (const std::string& name : names_in_group(field)) unknown.erase(name);
-      if (field.key.per_group) known.push_back(field.key.name());
-    }
-    for (const auto& [name, value] : unknown)
-      problems.collect([&] { origins.fail(child_path(path, name), unknown_key(name, value, known)); });
-  }
 }
 
 void check_together(const OptimizerConfig& optimizer, const Origins& origins) {

@@ -204,13 +204,11 @@ std::string type_of(const std::variant<Types...>& options) {
 }
 
 /// Local. Every alternative of a variant of options, with its defaults.
-template <class Variant, size_t... kIndex>
-std::vector<Variant> all_types(std::index_sequence<kIndex...>) {
-  return {Variant(std::in_place_index<kIndex>)...};
-}
 template <class Variant>
 std::vector<Variant> all_types() {
-  return all_types<Variant>(std::make_index_sequence<std::variant_size_v<Variant>>());
+  return []<size_t... kIndex>(std::index_sequence<kIndex...>) {
+    return std::vector<Variant>{Variant(std::in_place_index<kIndex>)...};
+  }(std::make_index_sequence<std::variant_size_v<Variant>>());
 }
 
 /// Local. The alternative of this name (in its canonical spelling), with its defaults; nothing if there is

@@ -15,11 +15,10 @@ namespace {
 using nlohmann::json;
 using nlohmann::ordered_json;
 
-void set_batch(EngineConfig& config, const GivenBatch& given, int world_size, const std::string& source) {
-  const Batch batch = resolve_batch(given, world_size, source);
-  config.train_batch_size = batch.train;
-  config.train_micro_batch_size_per_gpu = batch.micro;
-  config.gradient_accumulation_steps = batch.accumulation;
+GivenBatch given_batch(const EngineConfig& config) {
+  const auto given = [](int64_t number) { return number != 0 ? std::optional(number) : std::nullopt; };
+  return {given(config.train_batch_size), given(config.train_micro_batch_size_per_gpu),
+          given(config.gradient_accumulation_steps)};
 }
 
 void read_batch(const Document& document, int world_size, EngineConfig& config, ConfigReport* report) {
@@ -27,9 +26,11 @@ void read_batch(const Document& document, int world_size, EngineConfig& config, 
   ConfigReport open;  // the keys that say "auto"; the numbers follow once all three are known
   read_fields(fields_of(given), document, &open);
   given.any_auto = !open.resolved.empty();
-  set_batch(config, given, world_size, document.origins.source());
-  given = {config.train_batch_size, config.train_micro_batch_size_per_gpu,
-           config.gradient_accumulation_steps};
+  const Batch batch = resolve_batch(given, world_size, document.origins.source());
+  config.train_batch_size = batch.train;
+  config.train_micro_batch_size_per_gpu = batch.micro;
+  config.gradient_accumulation_steps = batch.accumulation;
+  given = given_batch(config);
   for (const Field& field : fields_of(given)) {
     const json* written = value_at(*document.json, field.key.path);
     if (report && written && *written == "auto")
@@ -37,7 +38,7 @@ void read_batch(const Document& document, int world_size, EngineConfig& config, 
   }
 }
 
-/// Two keys that are right alone and wrong together.
+/// Checks keys that contradict each other.
 void check_precision(const EngineConfig& config, const Origins& origins) {
   if (config.fp16.enabled && config.bf16)
     origins.fail("bf16.enabled", "found true beside fp16.enabled true; expected one of the two");
@@ -96,33 +97,15 @@ EngineConfig parse(Document document, const ConfigOptions& options) {
   return config;
 }
 
-EngineConfig validate(EngineConfig config, int world_size) {
-  Origins origins("EngineConfig");
-  Problems problems;
-  const auto given = [](int64_t number) { return number != 0 ? std::optional(number) : std::nullopt; };
-  GivenBatch batch{given(config.train_batch_size), given(config.train_micro_batch_size_per_gpu),
-                   given(config.gradient_accumulation_steps)};
-  for (const Field& field : fields_of(batch))
-    if (!value_of(field).is_null()) check_field(field, field.key.path, origins, problems);
-  check_fields(config.optimizer, origins, problems);
-  check_fields(config.scheduler, origins, problems);
-  for (const Field& field : fields_of(config)) check_field(field, field.key.path, origins, problems);
-  problems.raise();
-  problems.collect([&] { set_batch(config, batch, world_size, origins.source()); });
-  check_together(config, origins, problems);
-  problems.raise();
-  return config;
-}
-
 }  // namespace
 
 void prepare(Document& document, const KeyTable& table, const std::vector<std::string>& overrides,
              ConfigReport* report) {
   Problems problems;
-  normalise_engine(document, table, problems,
-                   report);  // before overrides, which then find every key at its path
+  // Before the overrides, so that they find every key at its path, and again for what they add.
+  normalise_engine(document, table, problems, report);
   apply_overrides(document, without_aliases(overrides, table));
-  normalise_engine(document, table, problems, report);  // what the overrides have added
+  normalise_engine(document, table, problems, report);
   expand_arguments(document, table, problems, report);
   check(document, table, problems, report);
   problems.raise();
@@ -142,10 +125,9 @@ EngineConfig read_engine_config(const Document& document, int world_size, Proble
 ordered_json write_engine_config(const EngineConfig& config) {
   EngineConfig copy = config;
   ordered_json out;
-  if (config.train_batch_size != 0) out[kTrainBatchSize] = config.train_batch_size;
-  if (config.train_micro_batch_size_per_gpu != 0)
-    out[kMicroBatchSize] = config.train_micro_batch_size_per_gpu;
-  if (config.gradient_accumulation_steps != 0) out[kAccumulationSteps] = config.gradient_accumulation_steps;
+  GivenBatch batch = given_batch(config);
+  for (const Field& field : fields_of(batch))
+    if (json value = value_of(field); !value.is_null()) out[field.key.path] = value;
   out["optimizer"] = write_optimizer(config.optimizer);
   out["scheduler"] = write_schedule(config.scheduler);
   write_fields(fields_of(copy), out);
@@ -171,7 +153,11 @@ EngineConfig parse_engine_config(std::string_view json_text, const ConfigOptions
 }
 
 EngineConfig validated(const EngineConfig& config, int world_size) {
-  return config::validate(config, world_size);
+  config::Document document;
+  document.origins = config::Origins("EngineConfig");
+  *document.json = config::write_engine_config(config);
+  for (const auto& [name, value] : document.json->items()) document.origins.set_line(name, 1);
+  return config::parse(std::move(document), {.world_size = world_size});
 }
 
 std::string dump_resolved(const EngineConfig& config) {

@@ -52,8 +52,8 @@ EngineConfig read_engine_config(const Document& document, int world_size, Proble
 /// Local. The engine's part of the resolved configuration.
 nlohmann::ordered_json write_engine_config(const EngineConfig& config);
 
-/// Local. The same for files, logs and monitors: without what stands after a '?' in a tracking
-/// server's address, which may be a password.
+/// Local. The same for files, logs and monitors: without the part of a tracking server's address after '?',
+/// which may be a password.
 nlohmann::ordered_json shown_engine_config(const EngineConfig& config);
 
 }  // namespace config

@@ -27,6 +27,11 @@ ordered_json number_schema(const Key& key, const char* type) {
   return schema;
 }
 
+ordered_json one_or_list(const ordered_json& item) {
+  const ordered_json list = {{"type", "array"}, {"items", item}, {"minItems", 1}};
+  return {{"anyOf", {item, list}}};
+}
+
 ordered_json choice_schema(const Key& key) {
   std::vector<std::string> choices = key.choices;
   for (const auto& [alias, choice] : key.choice_aliases) choices.push_back(alias);
@@ -45,14 +50,8 @@ ordered_json value_schema(const KeyTable& table, const Key& key) {
     case Type::kText: return {{"type", "string"}};
     case Type::kPair:
       return {{"type", "array"}, {"items", number_schema(key, "number")}, {"minItems", 2}, {"maxItems", 2}};
-    case Type::kNumberList:
-      return {{"anyOf",
-               {number_schema(key, "number"),
-                {{"type", "array"}, {"items", number_schema(key, "number")}, {"minItems", 1}}}}};
-    case Type::kTextList:
-      return {
-          {"anyOf",
-           {{{"type", "string"}}, {{"type", "array"}, {"items", {{"type", "string"}}}, {"minItems", 1}}}}};
+    case Type::kNumberList: return one_or_list(number_schema(key, "number"));
+    case Type::kTextList: return one_or_list({{"type", "string"}});
     case Type::kOpenSection: return {{"type", "object"}};
     case Type::kSection: return section_schema(table, key.path, false);
     case Type::kFreeSection: return section_schema(table, key.path, true);
@@ -83,7 +82,7 @@ ordered_json key_schema(const KeyTable& table, const Key& key) {
 ordered_json section_schema(const KeyTable& table, const std::string& path, bool open) {
   ordered_json properties = ordered_json::object(), required = ordered_json::array();
   for (const Key* key : table.children(path)) {
-    // Rows of one name differ in their defaults by type; the first one stands for all.
+    // Rows of one name differ only in their default by type; the first one is used.
     if (!properties.contains(key->name())) properties[key->name()] = key_schema(table, *key);
     if (key->required && key->for_types.empty()) required.push_back(key->name());
   }

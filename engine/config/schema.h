@@ -1,5 +1,5 @@
-// What is generated from the key table: the JSON Schema (configs/schema.json, for editors) and the rows of
-// docs/configuration.md. Tests compare both files with it.
+// Generates the JSON Schema (configs/schema.json, for editors) and the rows of docs/configuration.md from the
+// key table. Tests compare both files with the output.
 #pragma once
 
 #include <string>

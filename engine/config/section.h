@@ -1,5 +1,5 @@
-// Section: reads one free-form object (model, data, and what they hold) as strictly as the key tables read
-// the rest: every getter says what it accepts, and finish() refuses keys that no getter was called for.
+// Section: reads one free-form object (model, data, and sections in them) as strictly as the key tables read
+// the rest: every getter checks type and range, and finish() refuses keys that no getter was called for.
 //
 //   config::Section options = run.model;              // {"type": "mlp", "hidden": 128, "dropout": 0.1}
 //   int64_t hidden = options.integer("hidden", 256, 1, 65536);
@@ -35,7 +35,7 @@ class Section {
   int64_t integer(const std::string& name, int64_t fallback, int64_t min, int64_t max) const;
   double number(const std::string& name, double fallback, double min, double max) const;
   std::string text(const std::string& name, const std::string& fallback) const;
-  /// One of `choices`, in any case; returned as it stands in `choices`.
+  /// One of `choices`, ignoring case; returned in the spelling of `choices`.
   std::string choice(const std::string& name, const std::string& fallback,
                      const std::vector<std::string>& choices) const;
   std::vector<int64_t> integers(const std::string& name, const std::vector<int64_t>& fallback, int64_t min,

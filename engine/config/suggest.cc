@@ -8,7 +8,7 @@
 namespace tessera::config {
 namespace {
 
-constexpr size_t kLongestName = 64;  // of a real key; a longer word is no typing mistake
+constexpr size_t kLongestName = 64;  // of a key; a longer name is not a typing mistake
 
 }  // namespace
 
@@ -61,7 +61,7 @@ std::string expected_names(std::string_view name, const std::vector<std::string>
   constexpr size_t kMostListed = 8, kNearest = 5;
   if (known.empty()) return "no keys here";
   if (known.size() <= kMostListed) return str("one of ", join(known, ", "));
-  // A long word is no typing mistake: the first few stand for all.
+  // A long name is not a typing mistake: the first names of the list are shown.
   const std::string_view compared = name.size() <= kLongestName ? name : "";
   std::vector<std::pair<double, std::string>> ranked;  // by the part that differs
   for (const std::string& candidate : known)

@@ -31,14 +31,7 @@ uint64_t mix(uint64_t seed, const std::string& text) {
   return seed;
 }
 
-Bytes random_bytes(uint64_t seed, size_t size) {
-  Bytes bytes(size);
-  for (size_t i = 0; i < size; ++i) bytes[i] = static_cast<std::byte>(mix(seed + i));
-  return bytes;
-}
-
-/// Every rank's string to every rank; a rank that never comes makes the others
-/// wait, so tests have time limits.
+/// An all-gather of strings between threads. It waits for all ranks, without a time limit.
 class Hub {
  public:
   explicit Hub(int world) : barrier_(world), slots_(world) {}
@@ -57,9 +50,15 @@ class Hub {
 
 }  // namespace
 
-TemporaryFolder::TemporaryFolder() {
-  // In memory where there is such a place: these tests kill processes, not machines, and thousands
-  // of syncs take minutes on a busy disk.
+Bytes random_bytes(int64_t size, uint64_t seed) {
+  Bytes bytes(static_cast<size_t>(size));
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(mix(seed + i));
+  return bytes;
+}
+
+MemoryFolder::MemoryFolder() {
+  // In memory if possible: these tests kill processes, not machines, and thousands of syncs take minutes on a
+  // busy disk.
   const fs::path memory = "/dev/shm";
   const fs::path parent = ::access(memory.c_str(), W_OK | X_OK) == 0 ? memory : fs::temp_directory_path();
   std::string name = (parent / "tessera-checkpoint-XXXXXX").string();
@@ -67,7 +66,7 @@ TemporaryFolder::TemporaryFolder() {
   path_ = name;
 }
 
-TemporaryFolder::~TemporaryFolder() {
+MemoryFolder::~MemoryFolder() {
   std::error_code error;
   fs::permissions(path_, fs::perms::owner_all, fs::perm_options::add, error);
   fs::remove_all(path_, error);
@@ -96,7 +95,7 @@ SampleModel::SampleModel(std::vector<zero::ParameterSpec> specs, const zero::Lay
         states_.back().push_back(fill(unit, name, DType::kFloat32));
   }
   for (int rank = 0; rank < layout_.world_size(); ++rank)
-    blobs_[rank] = random_bytes(mix(seed, str("blob", rank)), 100 + rank);
+    blobs_[rank] = random_bytes(100 + rank, mix(seed, str("blob", rank)));
   make_tensors();
   state_ = {{"global_step", seed},
             {"scale", 65536.0},
@@ -122,8 +121,7 @@ void SampleModel::make_tensors() {
   const auto add = [&](const std::string& name, DType type, const std::vector<int64_t>& shape) {
     int64_t numel = 1;
     for (int64_t size : shape) numel *= size;
-    Bytes& data = tensor_data_.emplace_back(
-        random_bytes(mix(seed_, name), static_cast<size_t>(numel * size_bytes(type))));
+    Bytes& data = tensor_data_.emplace_back(random_bytes(numel * size_bytes(type), mix(seed_, name)));
     if (type == DType::kBool)
       for (std::byte& byte : data) byte &= std::byte{1};
     tensors_.push_back({.name = name, .type = type, .shape = shape, .data = data});

@@ -1,5 +1,5 @@
-// What the checkpoint's tests share: a model whose every element is known by parameter name and index, ranks
-// as threads, and the comparison of what a checkpoint holds with what it should.
+// Helpers of the checkpoint tests: a model whose elements are known by parameter name and index, ranks as
+// threads, and the comparison of a checkpoint with the model.
 #pragma once
 
 #include <cstddef>
@@ -15,13 +15,13 @@
 
 namespace tessera::checkpoint::testing {
 
-/// A folder of this test's own, removed at the end.
-class TemporaryFolder {
+/// A folder for one test, in memory if possible. Owns the folder and removes it.
+class MemoryFolder {
  public:
-  TemporaryFolder();
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-  ~TemporaryFolder();
+  MemoryFolder();
+  MemoryFolder(const MemoryFolder&) = delete;
+  MemoryFolder& operator=(const MemoryFolder&) = delete;
+  ~MemoryFolder();
   const std::filesystem::path& path() const { return path_; }
 
  private:
@@ -33,8 +33,11 @@ std::vector<std::string> names_in(const std::filesystem::path& folder);
 
 using Bytes = std::vector<std::byte>;
 
-/// A model in training: what all ranks together hold. Values depend on (seed, dataset, parameter, element)
-/// alone, so models of any layout with the same seed hold the same.
+/// Byte i depends on seed + i alone.
+Bytes random_bytes(int64_t size, uint64_t seed);
+
+/// A model in training, with the data of all ranks. Values depend only on (seed, dataset, parameter,
+/// element), so models of any layout with the same seed have the same values.
 class SampleModel {
  public:
   SampleModel(std::vector<zero::ParameterSpec> specs, const zero::LayoutOptions& options, uint64_t seed,
@@ -49,8 +52,7 @@ class SampleModel {
   Bytes& blob(int rank) { return blobs_[rank]; }
 
   SaveRequest request(const std::filesystem::path& directory, const std::string& tag, int rank) const;
-  /// What differs between the checkpoint and this model, whatever the
-  /// checkpoint's layout; empty when nothing does.
+  /// The difference between a checkpoint of any layout and this model; empty if there is none.
   std::string difference(const Checkpoint& checkpoint) const;
 
  private:
@@ -77,12 +79,12 @@ SampleModel sample_model(int world, uint64_t seed);
 std::vector<zero::Range> wanted_shards(const zero::Layout& layout, int rank);
 std::vector<zero::Range> wanted_units(const zero::Layout& layout);
 
-/// Runs `rank_main` for each rank on a thread of its own. Returns what each
-/// threw (what()), empty for nothing.
+/// Runs `rank_main` for each rank on its own thread. Returns by rank the what() of the exception it threw, or
+/// "".
 std::vector<std::string> run_ranks(int world,
                                    const std::function<void(int rank, const Exchange&)>& rank_main);
 
-/// Saves by all ranks. `disk` gives each rank's options. Returns each rank's error.
+/// Saves on all ranks. `disk` gives each rank's options. Returns each rank's error.
 std::vector<std::string> save_all(const SampleModel& model, const std::filesystem::path& directory,
                                   const std::string& tag,
                                   const std::function<DiskOptions(int rank)>& disk = {});

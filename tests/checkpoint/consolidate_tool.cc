@@ -7,12 +7,12 @@
 //   "seconds": …, "bytes": …,
 //                                                              "overflowed": …, "first_overflowed": …}
 #include <chrono>
-#include <fstream>
 #include <iostream>
 
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/consolidate.h"
 #include "core/error.h"
+#include "core/process_memory.h"
 #include "core/str.h"
 #include "tests/checkpoint/checkpoint_testing.h"
 
@@ -20,14 +20,6 @@ namespace {
 
 using namespace tessera;
 using namespace tessera::checkpoint;
-
-// Of this program; getrusage's ru_maxrss would count the parent's memory too, from before exec.
-int64_t peak_kib() {
-  std::ifstream status("/proc/self/status");
-  for (std::string line; std::getline(status, line);)
-    if (line.starts_with("VmHWM:")) return std::stoll(line.substr(6));
-  return -1;
-}
 
 void save(const checkpoint::testing::SampleModel& model, const std::string& directory) {
   for (const std::string& error : checkpoint::testing::save_all(model, directory, "step"))
@@ -56,7 +48,7 @@ void consolidate(const std::vector<std::string>& args) {
   const auto start = std::chrono::steady_clock::now();
   const ConsolidateResult result = consolidate(options);
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-  std::cout << nlohmann::json{{"peak_kib", peak_kib()},
+  std::cout << nlohmann::json{{"peak_kib", static_cast<int64_t>(peak_resident_bytes()) / 1024},
                               {"seconds", seconds.count()},
                               {"bytes", result.bytes},
                               {"overflowed", result.num_overflowed},

@@ -1,5 +1,4 @@
-// Killed after any file operation of a save, a directory still holds a whole
-// checkpoint: the old one or the new one.
+// A process killed after any file operation of a save leaves a whole checkpoint: the old one or the new one.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -64,7 +63,7 @@ int crash_everywhere(int world, const std::string& tag) {
   int num_crashes = 0;
   for (int kill_after = 1;; ++kill_after) {
     SCOPED_TRACE(str("world ", world, ", tag ", tag, ", killed after operation ", kill_after));
-    const TemporaryFolder folder;
+    const MemoryFolder folder;
     EXPECT_THAT(save_all(before, folder.path(), "a"), Each(IsEmpty()));
     const bool killed =
         save_and_die(after, folder.path(), {.kill_after = kill_after, .fail_at = -1, .tag = tag});
@@ -76,7 +75,7 @@ int crash_everywhere(int world, const std::string& tag) {
       break;
     }
     ++num_crashes;
-    // The next save tidies up.
+    // The next save removes leftovers.
     EXPECT_THAT(save_all(after, folder.path(), "b"), Each(IsEmpty()));
     for (const std::string& name : names_in(folder.path()))
       EXPECT_TRUE(name == "a" || name == "b" || name == "latest") << name;
@@ -100,7 +99,7 @@ TEST(Crash, OfTheFirstSaveLeavesNothingOrAll) {
   const SampleModel model = sample_model(2, 2);
   for (int kill_after = 1;; ++kill_after) {
     SCOPED_TRACE(kill_after);
-    const TemporaryFolder folder;
+    const MemoryFolder folder;
     const bool killed =
         save_and_die(model, folder.path() / "new", {.kill_after = kill_after, .fail_at = -1, .tag = "a"});
     if (read_latest(folder.path() / "new"))
@@ -113,14 +112,14 @@ TEST(Crash, OfTheFirstSaveLeavesNothingOrAll) {
   }
 }
 
-// A failure near the end is undone; a crash while undoing must not hurt either.
+// A failure near the end is undone. A crash while undoing must leave a whole checkpoint, too.
 TEST(Crash, WhileUndoing) {
   const SampleModel before = sample_model(1, 1), after = sample_model(1, 2);
   int num_crashes = 0;
   for (const char* tag : {"a", "b"}) {
     int num_operations = 0;
     {
-      const TemporaryFolder folder;
+      const MemoryFolder folder;
       save_all(before, folder.path(), "a");
       save_all(after, folder.path(), tag, [&](int) {
         return DiskOptions{.sync = true, .probe = [&](auto, const auto&) { ++num_operations; }};
@@ -130,7 +129,7 @@ TEST(Crash, WhileUndoing) {
       for (int kill_after = 1;; ++kill_after) {
         SCOPED_TRACE(str("tag ", tag, ", operation ", fail_at, " of ", num_operations, " failed, killed ",
                          kill_after, " later"));
-        const TemporaryFolder folder;
+        const MemoryFolder folder;
         save_all(before, folder.path(), "a");
         const bool killed =
             save_and_die(after, folder.path(), {.kill_after = kill_after, .fail_at = fail_at, .tag = tag});

@@ -1,4 +1,4 @@
-// Damaged files: what is wrong is found and named, before a wrong byte is handed out.
+// Damaged files: damage is found and named before a wrong byte is returned.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -14,6 +14,7 @@
 #include "core/str.h"
 #include "tests/checkpoint/checkpoint_testing.h"
 #include "tests/support/errors.h"
+#include "tests/support/files.h"
 
 namespace tessera::checkpoint::testing {
 namespace {
@@ -25,16 +26,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-void flip_bit(const fs::path& path, int64_t byte, int bit) {
-  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
-  file.seekg(byte);
-  const char old = static_cast<char>(file.get());
-  file.seekp(byte);
-  file.put(static_cast<char>(old ^ (1 << bit)));
-  ASSERT_TRUE(file.good()) << path;
-}
-
-/// What opening and reading everything says; empty when all of it is right to the bit.
+/// The error of opening and reading everything; empty when all bits are right.
 std::string load_error(const SampleModel& model, const fs::path& directory) {
   try {
     return model.difference(Checkpoint::open(directory)).empty() ? "" : "WRONG DATA";
@@ -63,7 +55,7 @@ SampleModel model_of_several_blocks() {
 }
 
 TEST(Damage, EveryFlippedBitIsFoundOrHarmless) {
-  const TemporaryFolder folder;
+  const MemoryFolder folder;
   const SampleModel model = model_of_several_blocks();
   save_all(model, folder.path(), "a");
   std::vector<std::pair<fs::path, int64_t>> files;
@@ -99,7 +91,7 @@ class DamagedFile : public ::testing::Test {
   std::string load() const { return load_error(model_, folder_.path()); }
   std::vector<std::string> problems() const { return verify(folder_.path(), "").problems; }
 
-  TemporaryFolder folder_;
+  MemoryFolder folder_;
   SampleModel model_;
 };
 
@@ -120,7 +112,7 @@ TEST_F(DamagedFile, IsNamedWithBlockAndDataset) {
   EXPECT_THROW(checkpoint.read_all(1, *dataset), CheckpointError);
 }
 
-// One byte a block of every file: whoever reads or checks a byte of the block is told, and nobody else.
+// One byte per block of every file: each read or check of a byte of the block fails, and no other.
 TEST_F(DamagedFile, EveryBlockIsVerifiedByReadAndByCheck) {
   const Manifest manifest = read_manifest(folder_.path() / "a");
   for (int rank = 0; rank < manifest.world_size(); ++rank) {
@@ -150,8 +142,7 @@ TEST_F(DamagedFile, EveryBlockIsVerifiedByReadAndByCheck) {
   }
 }
 
-// Parts of blocks are kept for the next read; what a damaged block was read
-// into was another block's place before.
+// Blocks are cached; a damaged block must not be cached under the key of the block it replaces.
 TEST_F(DamagedFile, IsNotKeptInPlaceOfAnotherBlock) {
   const Checkpoint checkpoint = Checkpoint::open(folder_.path());
   struct Part {
@@ -186,7 +177,7 @@ TEST_F(DamagedFile, IsNotKeptInPlaceOfAnotherBlock) {
           EXPECT_THROW(read(fresh, part), CheckpointError);
         else
           EXPECT_EQ(read(fresh, part), part.right);
-        // Where the damaged bytes now lie was the place of the block read longest ago.
+        // The damaged bytes are now in the place of the least recently used block.
         if (&part != &damaged) continue;
         for (const Part& other : parts) {
           if (&other != &damaged) {
@@ -209,12 +200,12 @@ TEST_F(DamagedFile, RenamedIsNoCheckpointOfThatName) {
   std::ofstream(folder_.path() / "latest") << "a\n";
   EXPECT_EQ(load(), "");
   fs::rename(folder_.path() / "a",
-             folder_.path() / "elsewhere");  // a link is a name too, and so is what it points to
+             folder_.path() / "elsewhere");  // the link's name and its target's name are both accepted
   fs::create_directory_symlink("elsewhere", folder_.path() / "a");
   EXPECT_EQ(load(), "");
 }
 
-// A copy under a name of its owner's choice is neither listed as a checkpoint nor deleted as an old one.
+// A copy under another name is neither listed as a checkpoint nor deleted as an old one.
 TEST_F(DamagedFile, ACopyUnderAnotherNameIsLeftAlone) {
   fs::copy(folder_.path() / "a", folder_.path() / "a_backup");
   EXPECT_THAT(list_checkpoints(folder_.path()), ElementsAre("a"));

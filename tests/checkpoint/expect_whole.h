@@ -1,4 +1,4 @@
-// What a save may leave, wherever it was cut short.
+// The states that an interrupted save may leave.
 #pragma once
 
 #include <gmock/gmock.h>
@@ -15,7 +15,7 @@
 
 namespace tessera::checkpoint::testing {
 
-/// `latest` opens, verifies and is one of the two; so is every tag there is, in full.
+/// `latest` opens, verifies and equals one of the two models; so does every tag.
 inline void expect_whole(const std::filesystem::path& directory, const SampleModel& before,
                          const SampleModel& after) {
   std::vector<std::string> tags = list_checkpoints(directory);

@@ -48,7 +48,7 @@ void fail_everywhere(int world, int faulty_rank, const std::string& tag) {
   for (int fail_at = 1;; ++fail_at) {
     SCOPED_TRACE(
         str("world ", world, ", rank ", faulty_rank, ", tag ", tag, ", operation ", fail_at, " fails"));
-    const TemporaryFolder folder;
+    const MemoryFolder folder;
     save_all(before, folder.path(), "a");
     bool failed = false;
     const std::vector<std::string> errors =
@@ -81,7 +81,7 @@ TEST(Fault, AnyFailedOperationEndsTheSaveOnAllRanks) {
 }
 
 TEST(Fault, LeftoverOfAReplacedCheckpointIsAWarning) {
-  const TemporaryFolder folder;
+  const MemoryFolder folder;
   const SampleModel before = sample_model(1, 1), after = sample_model(1, 2);
   save_all(before, folder.path(), "a");
   std::string warning;
@@ -102,7 +102,7 @@ TEST(Fault, LeftoverOfAReplacedCheckpointIsAWarning) {
 TEST(Fault, AnExchangeThatFailsLeavesNothing) {
   const SampleModel before = sample_model(1, 1), after = sample_model(1, 2);
   for (int failing : {1, 2}) {
-    const TemporaryFolder folder;
+    const MemoryFolder folder;
     save_all(before, folder.path(), "a");
     int num_exchanges = 0;
     const Exchange exchange = [&](const std::string& mine) {
@@ -156,7 +156,7 @@ SampleModel big_model(uint64_t seed) {
 constexpr const char* kNotPossible = "not possible here";
 
 TEST(Fault, AFullDisk) {
-  const TemporaryFolder folder;
+  const MemoryFolder folder;
   const std::string result = in_child([&]() -> std::string {
     if (::geteuid() != 0 && ::unshare(CLONE_NEWUSER) != 0) return kNotPossible;
     if (::unshare(CLONE_NEWNS) != 0 || ::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0)
@@ -176,7 +176,7 @@ TEST(Fault, AFullDisk) {
 }
 
 TEST(Fault, AFileSizeLimit) {
-  const TemporaryFolder folder;
+  const MemoryFolder folder;
   const SampleModel before = big_model(1), after = big_model(2);
   save_all(before, folder.path(), "a");
   const std::string result = in_child([&] {
@@ -192,9 +192,9 @@ TEST(Fault, AFileSizeLimit) {
   EXPECT_EQ(before.difference(Checkpoint::open(folder.path())), "");
 }
 
-// HDF5 keeps a file it could not write open, and would come back to it when the process ends.
+// HDF5 keeps a file open that it could not write, and its exit handler would write to it again.
 TEST(Fault, AProcessWithAFileSizeLimitEndsByItself) {
-  const TemporaryFolder folder;
+  const MemoryFolder folder;
   const SampleModel model = sample_model(1, 1);
   const auto save_and_exit = [&] {
     ::signal(SIGXFSZ, SIG_IGN);
@@ -206,7 +206,7 @@ TEST(Fault, AProcessWithAFileSizeLimitEndsByItself) {
 }
 
 TEST(Fault, AReadOnlyDirectory) {
-  const TemporaryFolder folder;
+  const MemoryFolder folder;
   const fs::path directory = folder.path() / "shared";
   const SampleModel before = sample_model(2, 1), after = sample_model(2, 2);
   save_all(before, directory, "a");

@@ -1,4 +1,4 @@
-// Manifests as text and back; what is refused and how it is named; mutated ones.
+// Manifests to text and back; refused and mutated manifests.
 #include "checkpoint/manifest.h"
 #include "checkpoint/checkpoint_error.h"
 
@@ -24,7 +24,7 @@ using ::testing::StartsWith;
 
 const Manifest& sample() {
   static const Manifest manifest = [] {
-    const TemporaryFolder folder;
+    const MemoryFolder folder;
     save_all(sample_model(2, 7), folder.path(), "step7");
     return read_manifest(folder.path() / "step7");
   }();
@@ -184,7 +184,7 @@ TEST(Manifest, TextThatIsNoJson) {
   EXPECT_THAT(error(deep), StartsWith("m.json: nested deeper than 64 levels"));
 }
 
-/// A random change of bytes: flips, cuts, copies, numbers put where others stood.
+/// A random mutation: bytes changed, removed or copied, numbers replaced.
 std::string mutate(std::string text, std::mt19937& random) {
   const auto below = [&](size_t n) { return n == 0 ? 0 : random() % n; };
   for (size_t i = 0, num = 1 + below(3); i < num; ++i) {

@@ -1,5 +1,5 @@
-// After a power failure at any moment of a save, the loader finds the old checkpoint or the new
-// one, whole; after the save, the new one.
+// After a power loss at any moment of a save, the old or the new checkpoint loads; after the save, the new
+// one.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -28,11 +28,11 @@ constexpr int kNumChances = 6;
 
 DiskOptions synced(int) { return {.sync = true, .probe = {}}; }
 
-/// Calls `check(folder, is_end)` with everything a power failure may leave of `root`
-/// after each of the operations of `action`.
+/// Calls `check(folder, is_end)` for every state of `root` that a power loss may leave after each operation
+/// of `action`.
 int lose_power_everywhere(const fs::path& root, const std::function<void()>& action,
                           const std::function<void(const fs::path&, bool)>& check) {
-  const TemporaryFolder copies;
+  const MemoryFolder copies;
   FileRecorder recorder(root);
   action();
   recorder.stop();
@@ -60,7 +60,7 @@ TEST(PowerLoss, OfASaveLeavesTheOldCheckpointOrTheNewOne) {
     for (const char* tag : {"a", "b"}) {
       SCOPED_TRACE(str("world ", world, ", tag ", tag));
       const SampleModel before = sample_model(world, 1), after = sample_model(world, 2);
-      const TemporaryFolder folder;
+      const MemoryFolder folder;
       ASSERT_THAT(save_all(before, folder.path(), "a"), Each(IsEmpty()));
       const int num_operations = lose_power_everywhere(
           folder.path(), [&] { EXPECT_THAT(save_all(after, folder.path(), tag, synced), Each(IsEmpty())); },
@@ -76,7 +76,7 @@ TEST(PowerLoss, OfASaveLeavesTheOldCheckpointOrTheNewOne) {
 
 TEST(PowerLoss, OfTheFirstSaveLeavesNothingOrAll) {
   const SampleModel model = sample_model(2, 2);
-  const TemporaryFolder folder;
+  const MemoryFolder folder;
   lose_power_everywhere(
       folder.path(),
       [&] {
@@ -90,7 +90,7 @@ TEST(PowerLoss, OfTheFirstSaveLeavesNothingOrAll) {
 
 TEST(PowerLoss, WhileOldCheckpointsAreDeleted) {
   const SampleModel before = sample_model(1, 1), after = sample_model(1, 2);
-  const TemporaryFolder folder;
+  const MemoryFolder folder;
   for (const char* tag : {"step1", "step2"}) save_all(before, folder.path(), tag);
   save_all(after, folder.path(), "step3");
   lose_power_everywhere(
@@ -121,7 +121,7 @@ TEST(PowerLoss, OfAModelLeavesTheOldOneOrTheNewOne) {
   for (const char* name : {"m.safetensors", "m.pt", "m.h5", "shards"}) {
     SCOPED_TRACE(name);
     const ModelFormat format = model_format_of(name).value_or(ModelFormat::kSafetensors);
-    const TemporaryFolder folder;
+    const MemoryFolder folder;
     const fs::path path = folder.path() / name;
     write(path, format, std::byte{1});
     const std::string before = content_of(path);

@@ -114,7 +114,7 @@ TEST(Reshard, TheSameLayoutIsReadInOnePieceAUnit) {
 // other units, compared bit for bit.
 TEST(Reshard, SavedByAnyWorldLoadedByAnyOther) {
   for (int old_world : {1, 2, 3, 4, 8}) {
-    const TemporaryFolder folder;
+    const MemoryFolder folder;
     const SampleModel old_model = sample_model(old_world, 9);
     for (const std::string& error : save_all(old_model, folder.path(), "a")) ASSERT_EQ(error, "");
     for (int world : {1, 2, 3, 4, 8})
@@ -129,7 +129,7 @@ TEST(Reshard, SavedByAnyWorldLoadedByAnyOther) {
 }
 
 TEST(Reshard, ReadsNoMoreThanItNeeds) {
-  const TemporaryFolder folder;
+  const MemoryFolder folder;
   std::vector<ParameterSpec> specs;
   for (int i = 0; i < 6; ++i) specs.push_back(spec(str("layer", i, ".weight"), {500 + i, 1001}));
   const SampleModel old_model(specs, {.world_size = 2, .unit_numel = 1'200'000}, 4);
@@ -164,7 +164,7 @@ TEST(Reshard, ReadsNoMoreThanItNeeds) {
 }
 
 TEST(Reshard, ABlockReadBeforeIsNotReadAgain) {
-  const TemporaryFolder folder;
+  const MemoryFolder folder;
   const SampleModel model = sample_model(1, 4);  // one block
   save_all(model, folder.path(), "a");
   const Checkpoint checkpoint = Checkpoint::open(folder.path());
@@ -180,7 +180,7 @@ TEST(Compare, ListsWhatDoesNotFit) {
   EXPECT_THAT(found.missing, ElementsAre("d"));
   EXPECT_THAT(found.extra, ElementsAre("c"));
   EXPECT_THAT(found.reshaped, ElementsAre("a: [2, 3] in the checkpoint, [3, 2] in the model"));
-  EXPECT_THAT(found.thawed, ElementsAre("f"));
+  EXPECT_THAT(found.unfrozen, ElementsAre("f"));
   EXPECT_THAT(found.matches, ElementsAre(Match{1, 1}, Match{3, 3}));
   EXPECT_FALSE(found.exact());
   EXPECT_EQ(found.describe(),

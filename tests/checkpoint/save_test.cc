@@ -31,7 +31,7 @@ using ::testing::StartsWith;
 TEST(Save, HoldsEveryBit) {
   for (int world : {1, 2, 3, 5}) {
     SCOPED_TRACE(world);
-    const TemporaryFolder folder;
+    const MemoryFolder folder;
     const SampleModel model = sample_model(world, 7);
     EXPECT_THAT(save_all(model, folder.path() / "new" / "folders", "step1"), Each(IsEmpty()));
     const std::filesystem::path directory = folder.path() / "new" / "folders";
@@ -49,7 +49,7 @@ TEST(Save, HoldsEveryBit) {
 }
 
 TEST(Save, TheSameContentGivesTheSameBytes) {
-  const TemporaryFolder folder;
+  const MemoryFolder folder;
   const SampleModel model = sample_model(2, 7);
   save_all(model, folder.path(), "a");
   const Manifest first = Checkpoint::open(folder.path()).manifest();
@@ -59,7 +59,7 @@ TEST(Save, TheSameContentGivesTheSameBytes) {
 }
 
 TEST(Save, AModelWithoutParametersOrState) {
-  const TemporaryFolder folder;
+  const MemoryFolder folder;
   const SampleModel nothing({}, {.world_size = 2}, 1);
   EXPECT_THAT(save_all(nothing, folder.path(), "a"), Each(IsEmpty()));
   EXPECT_EQ(nothing.difference(Checkpoint::open(folder.path())), "");
@@ -69,7 +69,7 @@ TEST(Save, AModelWithoutParametersOrState) {
 }
 
 TEST(Save, LargeUnitsSpanBlocks) {
-  const TemporaryFolder folder;
+  const MemoryFolder folder;
   const zero::ParameterSpec big{.name = "big",
                                 .shape = {700, 1001},
                                 .dtype = DType::kFloat32,
@@ -86,7 +86,7 @@ TEST(Save, LargeUnitsSpanBlocks) {
 }
 
 TEST(Save, ReplacesATagOrRefuses) {
-  const TemporaryFolder folder;
+  const MemoryFolder folder;
   const SampleModel first = sample_model(2, 1), second = sample_model(3, 2);
   save_all(first, folder.path(), "a");
   std::vector<std::string> errors = run_ranks(3, [&](int rank, const Exchange& exchange) {
@@ -103,7 +103,7 @@ TEST(Save, ReplacesATagOrRefuses) {
 }
 
 TEST(Save, ReportsBytes) {
-  const TemporaryFolder folder;
+  const MemoryFolder folder;
   const SampleModel model = sample_model(2, 1);
   std::vector<SaveResult> results(2);
   run_ranks(2, [&](int rank, const Exchange& exchange) {
@@ -120,7 +120,7 @@ TEST(Save, ReportsBytes) {
 }
 
 TEST(Save, RanksThatDisagreeAreNamed) {
-  const TemporaryFolder folder;
+  const MemoryFolder folder;
   const SampleModel model = sample_model(2, 1), other({sample_specs()[0]}, {.world_size = 2}, 1);
   std::vector<std::string> errors = run_ranks(2, [&](int rank, const Exchange& exchange) {
     save((rank == 0 ? model : other).request(folder.path(), "a", rank), exchange);
@@ -134,7 +134,7 @@ TEST(Save, RanksThatDisagreeAreNamed) {
 }
 
 TEST(Save, RefusesWhatCannotBeSavedBeforeAnyFileExists) {
-  const TemporaryFolder folder;
+  const MemoryFolder folder;
   const SampleModel model = sample_model(2, 1);
   const auto with = [&](const std::function<void(SaveRequest&)>& change) {
     const auto errors = run_ranks(2, [&](int rank, const Exchange& exchange) {
@@ -163,7 +163,7 @@ TEST(Save, RefusesWhatCannotBeSavedBeforeAnyFileExists) {
 }
 
 TEST(Save, RefusesAStateThatJsonWouldChange) {
-  const TemporaryFolder folder;
+  const MemoryFolder folder;
   const SampleModel model = sample_model(1, 1);
   const auto with = [&](nlohmann::json state) {
     return run_ranks(1, [&](int rank, const Exchange& exchange) {
@@ -182,7 +182,7 @@ TEST(Save, RefusesAStateThatJsonWouldChange) {
 }
 
 TEST(Save, TagsThatCannotBe) {
-  const TemporaryFolder folder;
+  const MemoryFolder folder;
   const SampleModel model = sample_model(1, 1);
   for (const std::string& tag :
        {std::string(), std::string("a/b"), std::string(".."), std::string("."), std::string("a\n"),
@@ -196,7 +196,7 @@ TEST(Save, TagsThatCannotBe) {
 }
 
 TEST(Save, RemovesLeftoversOfItsOwnOnly) {
-  const TemporaryFolder folder;
+  const MemoryFolder folder;
   const auto directory = folder.path();
   std::filesystem::create_directories(directory / "a.tmp-0123456789abcdef" / "x");
   std::ofstream(directory / "latest.tmp-0123456789abcdef") << "a";
@@ -206,11 +206,11 @@ TEST(Save, RemovesLeftoversOfItsOwnOnly) {
   EXPECT_THAT(names_in(directory), ElementsAre("a", "a.tmp-mine", "b.tmp-0123456789abcdef", "latest"));
 }
 
-// What a rank says of its file travels over the disk, which may change it.
+// A rank's file record is sent over the disk, where it may be damaged.
 TEST(Save, AnotherRanksRecordIsWhatItWrote) {
   const SampleModel model = sample_model(3, 1);
   for (const int changed : {1, 2}) {
-    const TemporaryFolder folder;
+    const MemoryFolder folder;
     const auto errors = run_ranks(3, [&](int rank, const Exchange& exchange) {
       int num_exchanges = 0;
       save(model.request(folder.path(), "a", rank), [&](const std::string& mine) {
@@ -233,7 +233,7 @@ TEST(Save, AnotherRanksRecordIsWhatItWrote) {
 }
 
 TEST(Open, SaysWhatThereIs) {
-  const TemporaryFolder folder;
+  const MemoryFolder folder;
   const auto directory = folder.path();
   const auto open = [&](const std::string& tag) {
     return error_of<CheckpointError>([&] { Checkpoint::open(directory, tag); });
@@ -258,7 +258,7 @@ TEST(Open, SaysWhatThereIs) {
 }
 
 TEST(KeepLast, DeletesTheOldestButNeverTheLatest) {
-  const TemporaryFolder folder;
+  const MemoryFolder folder;
   const Disk disk({.sync = false, .probe = {}});
   const SampleModel model = sample_model(1, 1);
   for (const char* tag : {"step8", "best", "step9", "step10", "step11"}) save_all(model, folder.path(), tag);

@@ -1,4 +1,4 @@
-// environment(): every variable, present, absent and wrong.
+// environment(): every variable set, unset and invalid.
 #include "core/environment.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// What the engine keeps of itself in a checkpoint: there and back, and what is said of a damaged one.
+// CheckpointState to JSON and back, and errors for damaged ones.
 #include "engine/checkpoint_state.h"
 
 #include <gmock/gmock.h>
@@ -64,7 +64,7 @@ TEST(CheckpointState, SaysWhatIsWrongAndWhere) {
       parse_checkpoint_state(json, 3, "c/a");
       ADD_FAILURE() << "accepted; expected " << one.expected;
     } catch (const CheckpointError& error) {
-      EXPECT_THAT(error.what(), testing::StartsWith(one.expected));
+      EXPECT_THAT(error.what(), ::testing::StartsWith(one.expected));
     }
   }
 }

@@ -25,11 +25,31 @@ at::Tensor saved_net_loss(SavedNetImpl& model, int64_t step, int rank) {
   return model.forward(randint(19, {4, 6}, seed), randint(19, {4}, seed + 500), step % 2 == 1);
 }
 
+Trained::Trained(const Job& setup, comm::CommunicatorPtr comm, Logger log) : model(setup.dropout) {
+  fill_parameters(*model, setup.seed);
+  Case c = small_units(comm->size(), setup.stage);
+  c.optimizer = setup.optimizer;
+  c.config.zero.unit_numel = setup.unit_numel;
+  c.config.bf16 = setup.precision == "bf16";
+  c.config.fp16.enabled = setup.precision == "fp16";
+  c.config.fp16.loss_scale_window = 3;
+  c.config.checkpoint = setup.checkpoint;
+  InitOptions init;
+  init.log = log;
+  engine = initialize(model, engine_config(c), comm, init);
+}
+
+double Trained::step() {
+  const at::Tensor loss = saved_net_loss(*model, engine->global_steps(), engine->rank());
+  engine->backward(loss);
+  engine->step();
+  return loss.item<double>();
+}
+
 Tensors whole_state(Engine& engine) {
   zero::ShardedModel& model = engine.sharded_model();
   const zero::Layout& layout = model.layout();
-  Tensors all;
-  for (const auto& spec : layout.parameters()) all[spec.name] = engine.full_parameter(spec.name);
+  Tensors all = full_parameters(engine);
   for (int unit = 0; unit < layout.num_units(); ++unit) {
     const zero::LocalState mine = model.unit(unit).shard_state();
     for (size_t i = 0; i < mine.states.size(); ++i) {

@@ -32,6 +32,26 @@ TORCH_MODULE(SavedNet);
 /// What a rank trains on at a step: samples of its own, the parameter `sometimes` at odd steps only.
 at::Tensor saved_net_loss(SavedNetImpl& model, int64_t step, int rank);
 
+/// Which model and engine to train.
+struct Job {
+  int world = 1, stage = 0;
+  std::string optimizer = "AdamW";
+  std::string precision = "fp32";
+  int64_t unit_numel = 150;
+  double dropout = 0;
+  uint64_t seed = 1;
+  CheckpointConfig checkpoint{.async = false, .keep_last = 0, .fsync = false};
+};
+
+/// A model and its engine on one rank.
+struct Trained {
+  Trained(const Job& setup, comm::CommunicatorPtr comm, Logger log = {});
+  double step();
+
+  SavedNet model;
+  std::unique_ptr<Engine> engine;
+};
+
 /// Everything training goes on from, whole, on every rank. Collective.
 Tensors whole_state(Engine& engine);
 

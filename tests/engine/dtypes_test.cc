@@ -49,8 +49,8 @@ TORCH_MODULE(Lora);
 struct Way {
   const char* name;
   at::ScalarType base = at::kBFloat16, adapters = at::kFloat;
-  bool casts = true;      // the model casts between them by itself
-  bool autocast = false;  // or autocast does
+  bool casts = true;      // the model casts between them
+  bool autocast = false;  // or they run under autocast
   bool train_base = false;
   Lora make() const { return Lora(base, adapters, casts, train_base); }
 };
@@ -76,44 +76,13 @@ Case lora_case(const Way& way, int world, int stage, const std::string& backend)
   return c;
 }
 
-/// A plain loop. Ranks are played one after the other; trainable parameters of 16 bits have fp32 masters.
 TrainingRun plain_lora_run(const Case& c, const Way& way) {
   Lora model = way.make();
-  std::vector<at::Tensor> trainable, masters;
-  std::vector<std::string> names;
-  TrainingRun run;
-  for (const auto& item : model->named_parameters()) {
-    if (!item.value().requires_grad()) {
-      run.weights[item.key()] = item.value().to(at::kFloat);
-      continue;
-    }
-    names.push_back(item.key());
-    trainable.push_back(item.value());
-    masters.push_back(item.value().detach().to(at::kFloat, false, /*copy=*/true).set_requires_grad(true));
-  }
-  const auto optimizer = plain_optimizer(c, masters);
-  for (int step = 0; step < c.steps; ++step) {
-    for (at::Tensor& master : masters) master.mutable_grad() = at::zeros_like(master);
-    double sum = 0;
-    for (int rank = 0; rank < c.world; ++rank) {
-      at::Tensor loss;
-      {
-        const AutocastScope scope({.enabled = way.autocast}, at::kCPU);
-        loss = lora_loss(*model, step, first_sample(c, 0, rank), c.micro_batch);
-      }
-      sum += loss.item<double>() / c.world;
-      model->zero_grad();
-      loss.backward();
-      for (size_t i = 0; i < masters.size(); ++i)
-        masters[i].mutable_grad().add_(trainable[i].grad().to(at::kFloat), 1.0 / c.world);
-    }
-    run.losses.push_back(sum);
-    optimizer->step();
-    const at::NoGradGuard no_grad;
-    for (size_t i = 0; i < masters.size(); ++i) trainable[i].copy_(masters[i]);
-  }
-  for (size_t i = 0; i < masters.size(); ++i) run.weights[names[i]] = masters[i].detach();
-  return run;
+  const auto loss_of = [&](int step, int64_t first, int64_t num) {
+    const AutocastScope scope({.enabled = way.autocast}, at::kCPU);
+    return lora_loss(*model, step, first, num);
+  };
+  return plain_master_run(c, *model, fp32_masters(*model), loss_of);
 }
 
 using Look = std::function<void(TypedEngine<LoraImpl>&)>;

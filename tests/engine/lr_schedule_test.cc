@@ -1,85 +1,29 @@
-// Every schedule against the rates of the real thing. The DeepSpeed tables were written by running the
-// classes of DeepSpeed 0.19.8's deepspeed/runtime/lr_schedules.py as its engine does (construct, then step()
-// after each applied optimizer step), those of StepLR and CosineAnnealingLR by torch 2.11.0's
+// Every schedule against the rates of the original implementation. The DeepSpeed tables were written by
+// running the classes of DeepSpeed 0.19.8's deepspeed/runtime/lr_schedules.py as its engine does (construct,
+// then step() after each applied optimizer step), those of StepLR and CosineAnnealingLR by torch 2.11.0's
 // torch/optim/lr_scheduler.py: row {k, …} holds the optimizer's rates when its step k (from 0) is taken.
 #include "engine/lr_schedule.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cmath>
-#include <nlohmann/json.hpp>
-#include <string>
-#include <utility>
-#include <vector>
-
 #include "core/error.h"
-#include "engine/config/parse.h"
+#include "tests/engine/lr_schedule_testing.h"
+#include "tests/support/errors.h"
 
 namespace tessera {
 namespace {
 
-struct Row {
-  int64_t step;
-  std::vector<double> rates;  // of each param group
-};
-using Table = std::vector<Row>;
-
-using Params = std::map<std::string, std::vector<double>>;
-using Choices = std::map<std::string, std::string>;
-
-/// As from a configuration's file, with as many param groups as the longest list has values.
-ScheduleOptions make_config(const std::string& type, const Params& params, const Choices& choices = {},
-                            size_t num_groups = 1) {
-  nlohmann::json config = {{"train_batch_size", 1}, {"scheduler", {{"type", type}}}};
-  nlohmann::json& written = config["scheduler"]["params"] = nlohmann::json::object();
-  for (const auto& [key, values] : params) {
-    written[key] = values.size() == 1 ? nlohmann::json(values[0]) : nlohmann::json(values);
-    if (key == "cycle_momentum" || key == "lr_range_test_staircase") written[key] = values[0] != 0;
-    if (num_groups == 1) num_groups = values.size();
-  }
-  for (const auto& [key, choice] : choices) written[key] = choice;
-  for (size_t i = 1; i < num_groups; ++i) config["optimizer"]["param_groups"].push_back({{"match", "x"}});
-  return parse_engine_config(config.dump()).scheduler;
-}
-
-// Rates that are zero by cancellation get the absolute part; both are far below
-// what a wrong formula would give.
-void expect_near(double found, double expected, int64_t step) {
-  EXPECT_NEAR(found, expected, 1e-12 * std::abs(expected) + 1e-18) << "at step " << step;
-}
-
-void expect_rates(const LrSchedule& schedule, const Table& table) {
-  for (const Row& row : table) {
-    ASSERT_EQ(row.rates.size(), schedule.num_groups());
-    for (size_t group = 0; group < row.rates.size(); ++group)
-      expect_near(schedule.lr(row.step, group), row.rates[group], row.step);
-  }
-}
-
-/// Table rows hold beta1.
-void expect_betas(const LrSchedule& schedule, const Table& table) {
-  for (const Row& row : table) {
-    const auto betas = schedule.betas(row.step);
-    ASSERT_TRUE(betas.has_value());
-    expect_near(betas->beta1, row.rates[0], row.step);
-    EXPECT_EQ(betas->beta2, 0.99);
-  }
-}
-
-std::string error_of(const std::string& type, const Params& params, const Choices& choices = {},
-                     size_t num_groups = 1, int64_t steps_per_epoch = 0) {
-  try {
-    LrSchedule schedule(make_config(type, params, choices, num_groups), std::vector<double>(num_groups, 0.1),
-                        steps_per_epoch);
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return "no error";
-}
-
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+
+std::string schedule_error(const std::string& type, const Params& params, const Choices& choices = {},
+                           size_t num_groups = 1, int64_t steps_per_epoch = 0) {
+  return testing::error_of<ConfigError>([&] {
+    LrSchedule(make_config(type, params, choices, num_groups), std::vector<double>(num_groups, 0.1),
+               steps_per_epoch);
+  });
+}
 
 TEST(LrSchedule, NoneIsConstant) {
   const LrSchedule schedule(ConstantLrOptions{}, {0.1, 0.2});
@@ -195,111 +139,6 @@ TEST(LrSchedule, WarmupCosineLrDefaults) {
                 {1501, {3.0000000000000004e-07}}});
 }
 
-Params one_cycle(Params more = {}) {
-  Params params = {{"cycle_min_lr", {1e-4}},
-                   {"cycle_max_lr", {1e-3}},
-                   {"cycle_first_step_size", {8}},
-                   {"cycle_second_step_size", {4}}};
-  params.merge(more);
-  return params;
-}
-
-TEST(LrSchedule, OneCycleWithoutDecay) {
-  const LrSchedule schedule(make_config("OneCycle", one_cycle()), {0.1});
-  expect_rates(schedule, {{0, {0.0001}},
-                          {1, {0.0002124999999999999}},
-                          {2, {0.0003250000000000001}},
-                          {7, {0.0008875000000000003}},
-                          {8, {0.0009999999999999998}},
-                          {9, {0.000775}},
-                          {10, {0.0005499999999999996}},
-                          {11, {0.00032500000000000036}},
-                          {12, {0.0001}},
-                          {13, {0.0001}},
-                          {30, {0.0001}}});
-  expect_betas(schedule, {{0, {0.8}},
-                          {1, {0.8875000000000001}},
-                          {7, {0.8125}},
-                          {8, {0.8}},
-                          {9, {0.8250000000000001}},
-                          {11, {0.875}},
-                          {12, {0.9}},
-                          {30, {0.9}}});
-}
-
-TEST(LrSchedule, OneCycleWithDecay) {
-  const auto params = one_cycle({{"decay_step_size", {2}},
-                                 {"decay_lr_rate", {0.5}},
-                                 {"decay_mom_rate", {0.1}},
-                                 {"cycle_min_mom", {0.85}},
-                                 {"cycle_max_mom", {0.95}}});
-  const LrSchedule schedule(make_config("OneCycle", params), {0.1});
-  expect_rates(schedule, {{8, {0.0009999999999999998}},
-                          {12, {0.0001}},
-                          {13, {8e-05}},
-                          {14, {6.666666666666667e-05}},
-                          {17, {4.4444444444444447e-05}},
-                          {30, {1.8181818181818182e-05}}});
-  expect_betas(schedule, {{0, {0.85}},
-                          {1, {0.9375}},
-                          {8, {0.85}},
-                          {12, {0.95}},
-                          {13, {0.9974999999999999}},
-                          {14, {1.045}},
-                          {30, {1.805}}});
-}
-
-TEST(LrSchedule, OneCycleDecaysOnlyTheMomentum) {
-  const auto params = one_cycle({{"decay_step_size", {2}}, {"decay_mom_rate", {0.1}}});
-  const LrSchedule schedule(make_config("OneCycle", params), {0.1});
-  expect_rates(schedule, {{5, {0.0006625000000000001}}, {13, {0.0001}}, {20, {0.0001}}});
-  expect_betas(schedule, {{5, {0.8375}}, {12, {0.9}}, {13, {0.9450000000000001}}, {20, {1.26}}});
-}
-
-TEST(LrSchedule, OneCycleInStairs) {
-  const auto stairs = one_cycle({{"cycle_first_stair_count", {4}}, {"cycle_second_stair_count", {2}}});
-  expect_rates(LrSchedule(make_config("OneCycle", stairs), {0.1}), {{0, {0.0001}},
-                                                                    {1, {0.0001}},
-                                                                    {2, {0.000325}},
-                                                                    {7, {0.0007750000000000001}},
-                                                                    {8, {0.001}},
-                                                                    {9, {0.00055}},
-                                                                    {10, {0.00055}},
-                                                                    {11, {0.0001}},
-                                                                    {12, {0.0001}}});
-  // The second half takes size and stairs of the first.
-  const LrSchedule equal_halves(make_config("OneCycle", {{"cycle_min_lr", {1e-4}},
-                                                         {"cycle_max_lr", {1e-3}},
-                                                         {"cycle_first_step_size", {7}},
-                                                         {"cycle_first_stair_count", {3}}}),
-                                {0.1});
-  expect_rates(equal_halves, {{2, {0.0001}},
-                              {7, {0.001}},
-                              {8, {0.0007}},
-                              {9, {0.0007}},
-                              {10, {0.00039999999999999996}},
-                              {11, {0.00039999999999999996}},
-                              {12, {0.0001}}});
-  expect_betas(equal_halves,
-               {{7, {0.8}}, {8, {0.8333333333333334}}, {10, {0.8666666666666667}}, {12, {0.9}}});
-}
-
-TEST(LrSchedule, OneCycleWithoutASecondHalfOrMomentum) {
-  const auto params = Params{{"cycle_min_lr", {1e-4}},
-                             {"cycle_max_lr", {1e-3}},
-                             {"cycle_first_step_size", {8}},
-                             {"cycle_second_step_size", {0}},
-                             {"cycle_momentum", {0}}};
-  const LrSchedule schedule(make_config("OneCycle", params), {0.1});
-  expect_rates(schedule, {{0, {0.0001}},
-                          {1, {0.00021250000000000002}},
-                          {2, {0.000325}},
-                          {7, {0.0008875}},
-                          {8, {0.0001}},
-                          {12, {0.0001}}});
-  EXPECT_FALSE(schedule.betas(3).has_value());
-}
-
 TEST(LrSchedule, LrRangeTest) {
   Params params = {
       {"lr_range_test_min_lr", {1e-4}}, {"lr_range_test_step_size", {4}}, {"lr_range_test_step_rate", {2}}};
@@ -382,33 +221,36 @@ TEST(LrSchedule, WarmupDecayLrWithoutMaxRisesToEachGroupsOwnRate) {
 TEST(LrSchedule, EveryTypeIsAcceptedAndListed) {
   for (const ScheduleOptions& options : all_types<ScheduleOptions>())
     if (const std::string type = type_of(options); !type.empty())
-      EXPECT_THAT(error_of(type, {}), ::testing::Not(HasSubstr("scheduler.type: found")));
-  EXPECT_THAT(error_of("WarmupRL", {}),
+      EXPECT_THAT(schedule_error(type, {}), ::testing::Not(HasSubstr("scheduler.type: found")));
+  EXPECT_THAT(schedule_error("WarmupRL", {}),
               AllOf(HasSubstr("scheduler.type"), HasSubstr("\"WarmupLR\", \"WarmupDecayLR\"")));
 }
 
 TEST(LrSchedule, ErrorsNameTheKey) {
-  EXPECT_THAT(error_of("WarmupLR", {{"warmup_steps", {10}}}),
+  EXPECT_THAT(schedule_error("WarmupLR", {{"warmup_steps", {10}}}),
               AllOf(HasSubstr("scheduler.params.warmup_steps: unknown key"), HasSubstr("warmup_num_steps")));
-  EXPECT_THAT(error_of("WarmupLR", {{"warmup_num_steps", {-1}}}),
+  EXPECT_THAT(schedule_error("WarmupLR", {{"warmup_num_steps", {-1}}}),
               AllOf(HasSubstr("scheduler.params.warmup_num_steps"), HasSubstr("found -1"),
                     HasSubstr("an integer from 0")));
-  EXPECT_THAT(error_of("WarmupLR", {{"warmup_num_steps", {2.5}}}), HasSubstr("an integer"));
-  EXPECT_THAT(error_of("WarmupLR", {}, {{"warmup_type", "cosine"}}),
+  EXPECT_THAT(schedule_error("WarmupLR", {{"warmup_num_steps", {2.5}}}), HasSubstr("an integer"));
+  EXPECT_THAT(schedule_error("WarmupLR", {}, {{"warmup_type", "cosine"}}),
               AllOf(HasSubstr("scheduler.params.warmup_type"), HasSubstr("\"log\", \"linear\"")));
-  EXPECT_THAT(error_of("WarmupLR", {}, {{"warmup_num_steps", "ten"}}), HasSubstr("expected an integer"));
-  EXPECT_THAT(error_of("WarmupLR", {{"warmup_type", {1}}}), HasSubstr("\"log\", \"linear\""));
-  EXPECT_THAT(error_of("WarmupLR", {{"warmup_max_lr", {1, 2, 3}}}, {}, 2), HasSubstr("one number, or 2"));
-  EXPECT_THAT(error_of("WarmupDecayLR", {}), HasSubstr("scheduler.params.total_num_steps: is missing"));
-  EXPECT_THAT(error_of("WarmupLR", {{"warmup_ratio", {0.1}}}), HasSubstr("scheduler.params.warmup_ratio"));
-  EXPECT_THAT(error_of("OneCycle", {{"cycle_min_lr", {1}}}),
+  EXPECT_THAT(schedule_error("WarmupLR", {}, {{"warmup_num_steps", "ten"}}),
+              HasSubstr("expected an integer"));
+  EXPECT_THAT(schedule_error("WarmupLR", {{"warmup_type", {1}}}), HasSubstr("\"log\", \"linear\""));
+  EXPECT_THAT(schedule_error("WarmupLR", {{"warmup_max_lr", {1, 2, 3}}}, {}, 2),
+              HasSubstr("one number, or 2"));
+  EXPECT_THAT(schedule_error("WarmupDecayLR", {}), HasSubstr("scheduler.params.total_num_steps: is missing"));
+  EXPECT_THAT(schedule_error("WarmupLR", {{"warmup_ratio", {0.1}}}),
+              HasSubstr("scheduler.params.warmup_ratio"));
+  EXPECT_THAT(schedule_error("OneCycle", {{"cycle_min_lr", {1}}}),
               HasSubstr("scheduler.params.cycle_max_lr: is missing"));
-  EXPECT_THAT(error_of("OneCycle", one_cycle(), {{"cycle_momentum", "2"}}), HasSubstr("true or false"));
-  EXPECT_THAT(error_of("LRRangeTest", {{"last_batch_iteration", {10}}}), HasSubstr("or -1"));
-  EXPECT_EQ(error_of("LRRangeTest", {{"last_batch_iteration", {-1}}}), "no error");
-  EXPECT_THAT(error_of("StepLR", {{"step_size", {3}}}, {{"interval", "epoch"}}),
+  EXPECT_THAT(schedule_error("OneCycle", one_cycle(), {{"cycle_momentum", "2"}}), HasSubstr("true or false"));
+  EXPECT_THAT(schedule_error("LRRangeTest", {{"last_batch_iteration", {10}}}), HasSubstr("or -1"));
+  EXPECT_EQ(schedule_error("LRRangeTest", {{"last_batch_iteration", {-1}}}), "");
+  EXPECT_THAT(schedule_error("StepLR", {{"step_size", {3}}}, {{"interval", "epoch"}}),
               HasSubstr("scheduler.params.interval"));
-  EXPECT_EQ(error_of("StepLR", {{"step_size", {3}}, {"last_epoch", {-1}}}, {}, 1, 10), "no error");
+  EXPECT_EQ(schedule_error("StepLR", {{"step_size", {3}}, {"last_epoch", {-1}}}, {}, 1, 10), "");
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// What a rank's memory is for: against what the tensors say of themselves, against an allocator that counts
-// on its own, and in simulated groups against real ones.
+// A rank's memory by use: compared with the tensors' sizes, with an allocator that counts separately, and
+// simulated groups with real ones.
 #include "engine/memory_meter.h"
 
 #include <gtest/gtest.h>
@@ -79,7 +79,7 @@ Case small_model(int world, int stage, bool bf16, const std::string& backend) {
   return c;
 }
 
-/// What a rank holds between steps, and at the peak of the third.
+/// A rank's memory between steps, and at the peak of the third.
 struct Measured {
   MemoryBytes held, peak;
   zero::StateBytes state;
@@ -103,7 +103,7 @@ Measured train_measured(const Case& c, comm::CommunicatorPtr comm) {
   EXPECT_TRUE(std::isfinite(engine->gradient_norm()));
   Measured measured{meter.now(), meter.peak(), engine->measured_bytes()};
   if (c.backend == "gloo") {
-    // Gloo's threads may still be about to let go of a buffer, and both see that, but not at one moment.
+    // Gloo's threads may not have freed a buffer yet, and the two measurements are not at the same moment.
     const auto start = std::chrono::steady_clock::now();
     while (meter.now().total() != live.now() && seconds_since(start) < 5) std::this_thread::yield();
     EXPECT_EQ(meter.now().total(), live.now());
@@ -140,7 +140,7 @@ TEST_P(MeteredTraining, UsesAreWhatTheTensorsSayAndSimulatedRanksHoldTheSame) {
         EXPECT_EQ(simulated.state, real[rank].state);
         EXPECT_EQ(simulated.held[MemoryUse::kCommunication], real[rank].held[MemoryUse::kCommunication]);
         const auto total = static_cast<double>(real[rank].peak.total());
-        // The model is tiny, and Gloo's threads let temporaries of a kilobyte or two go when they come to it.
+        // The model is tiny, and Gloo's threads free temporaries of 1 or 2 KiB later.
         EXPECT_NEAR(static_cast<double>(simulated.peak.total()), total, 0.01 * total + 4096);
       }
     }

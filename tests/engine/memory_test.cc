@@ -1,5 +1,4 @@
-// The bytes of model state a rank holds: by formula, as the tensors measure
-// them, and as the allocator saw them.
+// The bytes of model state of a rank: by formula, by the tensors' sizes, and counted by the allocator.
 #include <gtest/gtest.h>
 #include <torch/nn/modules/container/sequential.h>
 
@@ -77,7 +76,7 @@ TEST_P(StateBytesOf, EveryStagePrecisionAndOptimizer) {
            {Precision::kFp32, Precision::kBf16, Precision::kFp16, Precision::kBf16Accumulating})
         for (const auto& [optimizer, num_states] :
              {std::pair<std::string, int>{"AdamW", 2}, {"SGD", 1}, {"Lion", 1}}) {
-          if (world > 2 && num_states == 1) continue;  // the moments are counted alike
+          if (world > 2 && num_states == 1) continue;  // moments are counted the same way
           SCOPED_TRACE(str("stage ", stage, " precision ", static_cast<int>(precision), " ", optimizer));
           Case c = small_units(world, stage);
           c.optimizer = optimizer;
@@ -108,7 +107,7 @@ torch::nn::Sequential stack() {
 constexpr int64_t kLayerNumel = 64 * 64 + 64;
 constexpr int64_t kSmallThings = 24 << 10;  // activations of 2 samples, loss, norms, counters
 
-/// What one rank holds after a few steps, and the most it held during the last one.
+/// One rank's memory after a few steps, and its peak during the last one.
 void check_allocations(comm::CommunicatorPtr comm, int stage, Precision precision) {
   LiveBytes live;
   EngineConfig config;

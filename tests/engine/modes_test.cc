@@ -46,8 +46,7 @@ NormRun norm_run(int world, int stage, bool evaluate, bool through_engine = true
         EXPECT_TRUE(model->norm->is_training());
       }
     }
-    for (const auto& spec : engine->sharded_model().layout().parameters())
-      mine.weights[spec.name] = engine->full_parameter(spec.name);
+    mine.weights = full_parameters(*engine);
     engine->eval();
     for (const auto& item : model->named_buffers()) mine.buffers[item.key()] = item.value().clone();
     const at::Tensor mean = mine.buffers["norm.running_mean"], all = at::empty({world * mean.numel()});

@@ -116,9 +116,7 @@ Tensors engine_weights(const Algorithm& algorithm, int world, int stage,
         engine->step();
       }
     }
-    Tensors mine;
-    for (const auto& spec : engine->sharded_model().layout().parameters())
-      mine[spec.name] = engine->full_parameter(spec.name);
+    Tensors mine = full_parameters(*engine);
     if (comm->rank() == 0) weights = std::move(mine);
   });
   return weights;

@@ -15,13 +15,6 @@ namespace {
 
 using ::testing::HasSubstr;
 
-Tensors weights_of(Engine& engine) {
-  Tensors weights;
-  for (const auto& spec : engine.sharded_model().layout().parameters())
-    weights[spec.name] = engine.full_parameter(spec.name);
-  return weights;
-}
-
 EngineConfig bowl_config(int stage) {
   EngineConfig config;
   config.train_micro_batch_size_per_gpu = 1;
@@ -42,7 +35,7 @@ Tensors train_bowl(const EngineConfig& config, int world, const InitOptions& opt
       engine->backward(engine->forward());
       engine->step();
     }
-    Tensors mine = weights_of(*engine);
+    Tensors mine = full_parameters(*engine);
     if (comm->rank() == 0) weights = std::move(mine);
   });
   return weights;
@@ -178,7 +171,7 @@ TEST(LearningRates, FollowTheScheduleByGroupAndAreTheOnesUsed) {
         const std::vector<double> rates = engine->learning_rates();
         EXPECT_EQ(rates, (std::vector<double>{schedule.lr(step, 0), schedule.lr(step, 1)}));
         seen.insert(rates[1]);
-        const Tensors before = weights_of(*engine);
+        const Tensors before = full_parameters(*engine);
         engine->backward(engine->forward());
         const at::Tensor bias_gradient = engine->full_gradient("bias"),
                          matrix_gradient = engine->full_gradient("matrix");

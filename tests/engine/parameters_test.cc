@@ -1,5 +1,5 @@
-// The parameters belong to the engine: what leaves its memory, is replaced, or is written past it is refused
-// by name at every stage and in every dtype; what is written inside a GatheredParameters is trained on.
+// The engine owns the parameters: one that was moved, replaced or written in place is refused by name, at
+// every stage and in every dtype. Values written inside a GatheredParameters are used.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/jit/api/module.h>
@@ -38,7 +38,7 @@ class ParametersAt
 };
 
 void train_step(TypedEngine<MlpImpl>& engine, int step) {
-  engine.backward(mlp_loss(engine.module(), step, 2 * engine.rank(), 2));
+  engine.backward(step_loss(engine, step));
   engine.step();
 }
 
@@ -73,7 +73,7 @@ TEST_P(ParametersAt, AModelMovedOutOfItsUnitsIsRefusedByName) {
     });
     with_engine([&](TypedEngine<MlpImpl>& engine) {
       engine.module().to(at::kDouble);
-      engine.module().to(dtype);  // looks as before
+      engine.module().to(dtype);  // changes no value
       EXPECT_THAT(forward_error(engine),
                   AllOf(HasSubstr("parameter fc1.weight is not in the engine's memory"),
                         HasSubstr("load_weights()")));

@@ -24,7 +24,7 @@ EngineConfig config_at(int stage) {
   config.zero.unit_numel = 200;  // two units hold two parameters, and shards cut through all
   config.zero.param_persistence_threshold = 0;
   config.optimizer.options =
-      AdamWOptions{.lr = 0.01, .weight_decay = 0.1};  // of which lr and weight_decay count
+      AdamWOptions{.lr = 0.01, .weight_decay = 0.1};  // only lr and weight_decay are used
   return config;
 }
 
@@ -42,14 +42,6 @@ void train(Engine& engine, int steps) {
   }
 }
 
-template <class Engine>
-Tensors weights_of(Engine& engine) {
-  Tensors weights;
-  for (const auto& spec : engine.sharded_model().layout().parameters())
-    weights[spec.name] = engine.full_parameter(spec.name);
-  return weights;
-}
-
 Tensors engine_weights(int world, const EngineConfig& config) {
   Tensors weights;
   on_ranks(world, [&](comm::CommunicatorPtr comm) {
@@ -57,7 +49,7 @@ Tensors engine_weights(int world, const EngineConfig& config) {
     fill_parameters(*model, 1);
     auto engine = initialize(model, config, comm, with_rmsprop());
     train(*engine, kSteps);
-    Tensors mine = weights_of(*engine);
+    Tensors mine = full_parameters(*engine);
     if (comm->rank() == 0) weights = std::move(mine);
   });
   return weights;
@@ -125,7 +117,7 @@ TEST(UpdateRule, CheckpointsHaveItsNameAndStates) {
     train(*engine, 3);
     engine->save_checkpoint(folder.path().string());
     train(*engine, 3);
-    Tensors mine = weights_of(*engine);
+    Tensors mine = full_parameters(*engine);
     if (comm->rank() == 0) saved = std::move(mine);
   });
   on_ranks(1, [&](comm::CommunicatorPtr comm) {
@@ -134,7 +126,7 @@ TEST(UpdateRule, CheckpointsHaveItsNameAndStates) {
     auto engine = initialize(model, config_at(3), comm, with_rmsprop());
     engine->load_checkpoint(folder.path().string());
     train(*engine, 3);
-    EXPECT_LT(largest_difference(weights_of(*engine), saved), 1e-6) << "states came along";
+    EXPECT_LT(largest_difference(full_parameters(*engine), saved), 1e-6) << "states came along";
     Bowl other;
     auto adamw = initialize(other, config_at(3), comm);
     EXPECT_THAT(error_of([&] { adamw->load_checkpoint(folder.path().string()); }),

@@ -1,5 +1,5 @@
-// The parts of monitors that other programs do not show: fanning out, what is dropped,
-// and the arithmetic below the formats.
+// Parts of monitors that the tests with other programs do not reach: several monitors at once, dropped
+// monitors, and encodings.
 #include "monitor/monitors.h"
 
 #include <gmock/gmock.h>
@@ -22,7 +22,7 @@ using testing::ElementsAre;
 using testing::Pair;
 using namespace std::string_view_literals;
 
-/// Notes its calls; throws in its `throws_at`-th.
+/// Records its calls; throws in the `throws_at`-th.
 class Recorder final : public Monitor {
  public:
   Recorder(std::string name, std::vector<std::string>& calls, int throws_at = 1000)

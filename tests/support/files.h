@@ -1,6 +1,7 @@
 // Small files as text.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -17,6 +18,17 @@ inline std::string read_text(const std::filesystem::path& path) {
 
 inline void write_text(const std::filesystem::path& path, std::string_view text) {
   std::ofstream(path, std::ios::binary) << text;
+}
+
+/// Flips bit `bit` (0: the lowest) of byte `byte`. Throws std::ios_base::failure.
+inline void flip_bit(const std::filesystem::path& path, int64_t byte, int bit) {
+  std::fstream file;
+  file.exceptions(std::ios::failbit | std::ios::badbit);
+  file.open(path, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekg(byte);
+  const int old = file.get();
+  file.seekp(byte);
+  file.put(static_cast<char>(old ^ (1 << bit)));
 }
 
 }  // namespace tessera

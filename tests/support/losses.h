@@ -13,6 +13,11 @@ inline at::Tensor mlp_loss(MlpImpl& model, int step, int64_t first, int64_t num)
                        randn({64, 3}, 200 + step).narrow(0, first, num).to(dtype));
 }
 
+/// The loss of this rank's two samples of a step.
+inline at::Tensor step_loss(TypedEngine<MlpImpl>& engine, int step) {
+  return mlp_loss(engine.module(), step, 2 * engine.rank(), 2);
+}
+
 inline at::Tensor zoo_loss(ZooImpl& model, int step, int64_t first, int64_t num) {
   return model.forward(randint(17, {64, 6}, 300 + step).narrow(0, first, num),
                        randint(4, {64}, 400 + step).narrow(0, first, num));
@@ -31,6 +36,13 @@ inline Case small_units(int world, int stage) {
   c.config.zero.unit_numel = 150;
   c.config.zero.param_persistence_threshold = 0;
   return c;
+}
+
+inline std::shared_ptr<TypedEngine<MlpImpl>> mlp_engine(const Case& c, comm::CommunicatorPtr comm,
+                                                        const InitOptions& options = {}) {
+  Mlp model;
+  fill_parameters(*model, 1);
+  return initialize(model, engine_config(c), std::move(comm), options);
 }
 
 /// `body(comm)` on `world` ranks as threads, with one libtorch thread each.

@@ -84,6 +84,51 @@ TrainingRun plain_run(const Case& c, torch::nn::Module& model, const BatchLoss& 
   return run;
 }
 
+std::vector<at::Tensor> fp32_masters(const torch::nn::Module& model) {
+  std::vector<at::Tensor> masters;
+  for (const at::Tensor& parameter : model.parameters())
+    if (parameter.requires_grad())
+      masters.push_back(parameter.detach().to(at::kFloat, false, /*copy=*/true).set_requires_grad(true));
+  return masters;
+}
+
+TrainingRun plain_master_run(const Case& c, torch::nn::Module& model, const std::vector<at::Tensor>& masters,
+                             const BatchLoss& loss_of, double scale) {
+  std::vector<at::Tensor> trainable;
+  TrainingRun run;
+  for (const auto& item : model.named_parameters()) {
+    run.weights[item.key()] =
+        item.value().requires_grad() ? masters.at(trainable.size()).detach() : item.value().to(at::kFloat);
+    if (item.value().requires_grad()) trainable.push_back(item.value());
+  }
+  const auto optimizer = plain_optimizer(c, masters);
+  for (int step = 0; step < c.steps; ++step) {
+    for (const at::Tensor& master : masters) master.mutable_grad() = at::zeros_like(master);
+    double sum = 0;
+    for (int micro = 0; micro < c.accumulation; ++micro)
+      for (int rank = 0; rank < c.world; ++rank) {
+        const at::Tensor loss = loss_of(step, first_sample(c, micro, rank), c.micro_batch);
+        sum += loss.item<double>() / c.accumulation / c.world;
+        model.zero_grad();
+        (loss.to(at::kFloat) * (scale / c.accumulation)).backward();
+        for (size_t i = 0; i < masters.size(); ++i)
+          masters[i].mutable_grad().add_(trainable[i].grad().to(at::kFloat), 1 / (scale * c.world));
+      }
+    run.losses.push_back(sum);
+    optimizer->step();
+    const at::NoGradGuard no_grad;
+    for (size_t i = 0; i < masters.size(); ++i) trainable[i].copy_(masters[i]);
+  }
+  return run;
+}
+
+Tensors full_parameters(Engine& engine) {
+  Tensors all;
+  for (const auto& spec : engine.sharded_model().layout().parameters())
+    all[spec.name] = engine.full_parameter(spec.name);
+  return all;
+}
+
 TrainingRun rank_run(const Case& c, Engine& engine, const BatchLoss& loss_of, const Inspect& inspect) {
   TrainingRun run;
   for (int step = 0; step < c.steps; ++step) {
@@ -108,10 +153,9 @@ TrainingRun rank_run(const Case& c, Engine& engine, const BatchLoss& loss_of, co
     run.norms.push_back(engine.gradient_norm());
     if (inspect) inspect(engine, step);
   }
-  for (const auto& spec : engine.sharded_model().layout().parameters()) {
-    run.weights[spec.name] = engine.full_parameter(spec.name);
+  run.weights = full_parameters(engine);
+  for (const auto& spec : engine.sharded_model().layout().parameters())
     for (const std::string& alias : spec.aliases) run.weights[alias] = run.weights[spec.name];
-  }
   return run;
 }
 

@@ -66,6 +66,17 @@ TrainingRun plain_run(const Case& c, const LossOf<typename Holder::Impl>& loss_o
                    [&](int step, int64_t first, int64_t num) { return loss_of(*model, step, first, num); });
 }
 
+/// fp32 copies of the trainable parameters, in the model's order.
+std::vector<at::Tensor> fp32_masters(const torch::nn::Module& model);
+
+/// The plain loop with fp32 masters of the trainable parameters, which the optimizer updates. Ranks are
+/// played one after the other. `scale`: of the loss. The run's weights are the masters; frozen ones in fp32.
+TrainingRun plain_master_run(const Case& c, torch::nn::Module& model, const std::vector<at::Tensor>& masters,
+                             const BatchLoss& loss_of, double scale = 1);
+
+/// Every parameter whole, by name, on every rank. Collective.
+Tensors full_parameters(Engine& engine);
+
 /// What one rank does. `inspect` is called after each optimizer step, on every rank.
 using Inspect = std::function<void(Engine&, int step)>;
 TrainingRun rank_run(const Case& c, Engine& engine, const BatchLoss& loss_of, const Inspect& inspect);

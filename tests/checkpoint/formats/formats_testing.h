@@ -1,29 +1,30 @@
-// What the tests of model files share.
+// Helpers of the tests of model files.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <filesystem>
-#include <fstream>
-#include <random>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "checkpoint/formats/model_writer.h"
+#include "checkpoint/formats/safetensors_header.h"
+#include "core/error.h"
 #include "tests/checkpoint/checkpoint_testing.h"
+#include "tests/support/errors.h"
 #include "tests/support/files.h"
 
 namespace tessera::checkpoint {
 
-/// A folder of its own for a test, gone with it.
-class TestFolder : public testing::TemporaryFolder {
+/// A folder for one test; removed with this object.
+class TestFolder : public testing::MemoryFolder {
  public:
   std::filesystem::path operator/(const std::string& name) const { return path() / name; }
   std::vector<std::string> names() const { return testing::names_in(path()); }
 };
 
-/// A file's content, or that of all files of a folder, by name; "" for what is not there.
+/// A file's content, or that of all files of a folder, by name; "" if it does not exist.
 inline std::string content_of(const std::filesystem::path& path) {
   if (!std::filesystem::is_directory(path)) return read_text(path);
   std::vector<std::string> parts;
@@ -35,12 +36,7 @@ inline std::string content_of(const std::filesystem::path& path) {
   return all;
 }
 
-inline std::vector<std::byte> random_bytes(int64_t count, uint64_t seed) {
-  std::mt19937_64 source(seed);
-  std::vector<std::byte> bytes(static_cast<size_t>(count));
-  for (std::byte& byte : bytes) byte = static_cast<std::byte>(source());
-  return bytes;
-}
+using testing::random_bytes;
 
 /// A few tensors: tied, empty, 0-dim, of several types.
 inline std::vector<ModelTensor> small_model() {
@@ -58,6 +54,18 @@ inline void write_model(const Disk& disk, ModelWriterOptions options, uint64_t s
   for (size_t begin = 0; begin < data.size(); begin += piece_bytes)
     writer->append(std::span(data).subspan(begin, std::min(piece_bytes, data.size() - begin)));
   writer->finish();
+}
+
+/// A safetensors file of this header and data.
+inline std::string file_of(const std::string& header, const std::string& data) {
+  std::string length(8, '\0');
+  for (size_t i = 0; i < 8; ++i) length[i] = static_cast<char>(header.size() >> (8 * i) & 0xff);
+  return length + header + data;
+}
+
+inline std::string header_error(const std::string& header, int64_t data_bytes) {
+  return tessera::testing::error_of<Error>(
+      [&] { parse_safetensors_header(header, data_bytes, "m.safetensors"); });
 }
 
 }  // namespace tessera::checkpoint

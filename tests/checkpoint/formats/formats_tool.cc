@@ -6,8 +6,6 @@
 //   formats_tool read PATH         prints a safetensors model's tensors, with their bytes in hexadecimal
 //   formats_tool check PATH...     a line each: "ok" or the error
 //   formats_tool zip HEADER_OFFSET NAME BYTES   where TorchZip puts the data of such an entry
-#include <sys/resource.h>
-
 #include <chrono>
 #include <cstdio>
 #include <fstream>
@@ -18,20 +16,13 @@
 #include "checkpoint/formats/safetensors_reader.h"
 #include "checkpoint/formats/torch_zip.h"
 #include "core/error.h"
+#include "core/process_memory.h"
 
 namespace {
 
 using namespace tessera;
 using namespace tessera::checkpoint;
 using nlohmann::json;
-
-// Of this program; getrusage's ru_maxrss would count the parent's memory too, from before exec.
-int64_t peak_kib() {
-  std::ifstream status("/proc/self/status");
-  for (std::string line; std::getline(status, line);)
-    if (line.starts_with("VmHWM:")) return std::stoll(line.substr(6));
-  return -1;
-}
 
 int write_model(const std::string& spec_path) {
   const json spec = json::parse(std::ifstream(spec_path));
@@ -55,7 +46,9 @@ int write_model(const std::string& spec_path) {
   }
   writer->finish();
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-  std::cout << json{{"peak_kib", peak_kib()}, {"seconds", seconds.count()}} << "\n";
+  std::cout << json{{"peak_kib", static_cast<int64_t>(peak_resident_bytes()) / 1024},
+                    {"seconds", seconds.count()}}
+            << "\n";
   return 0;
 }
 

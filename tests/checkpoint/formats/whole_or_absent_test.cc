@@ -1,4 +1,5 @@
-// Whatever happens while a model is written, its name stands for the old model or for the new one, whole.
+// A model file is replaced atomically: after any failure, its name has the whole old model or the whole new
+// one.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -130,7 +131,7 @@ TEST_P(WholeOrAbsent, AFileThatCannotGrow) {
   ASSERT_EQ(::pipe(report), 0);
   const pid_t child = ::fork();
   ASSERT_GE(child, 0);
-  if (child == 0) {  // RLIMIT_FSIZE is for good
+  if (child == 0) {  // RLIMIT_FSIZE cannot be raised again
     ::signal(SIGXFSZ, SIG_IGN);
     const rlimit limit{200, 200};
     ::setrlimit(RLIMIT_FSIZE, &limit);
@@ -176,8 +177,7 @@ TEST_P(WholeOrAbsent, WhatOtherProcessesWriteStays) {
                                    "another.tmp-0123456789abcdef"));
 }
 
-// Two processes that write one name at once: each has a file of its own, and
-// the one that ends last has the name.
+// Two processes that write one name at once: each has its own temporary file, and the last rename wins.
 TEST_P(WholeOrAbsent, TwoWritersAtOnce) {
   const std::string first_model = written(1), second_model = written(2);
   const Disk disk;
@@ -190,7 +190,7 @@ TEST_P(WholeOrAbsent, TwoWritersAtOnce) {
   EXPECT_TRUE(content_of(folder_ / "out") == first_model);
 }
 
-// Whoever foresees a temporary name has a link wait there. None can be foreseen, and none is followed.
+// A symbolic link at a predicted temporary name. Names cannot be predicted, and links are not followed.
 TEST_P(WholeOrAbsent, NothingIsWrittenThroughALink) {
   write_text(folder_ / "victim", "precious");
   std::vector<std::string> names;
@@ -211,7 +211,7 @@ TEST_P(WholeOrAbsent, NothingIsWrittenThroughALink) {
   EXPECT_EQ(read_text(folder_ / "victim"), "precious");
 }
 
-// Whose parent has not asked yet how it ended: kill(pid, 0) takes it for alive.
+// A zombie process: kill(pid, 0) reports it as alive.
 TEST_P(WholeOrAbsent, WhatAZombieHasLeftIsRemoved) {
   const pid_t child = ::fork();
   ASSERT_GE(child, 0);

@@ -88,7 +88,7 @@ class Target {
     return found == damaged_.end() ? files_.at(path) : found->second;
   }
 
-  TemporaryFolder folder_;
+  MemoryFolder folder_;
   SampleModel model_;
   std::map<fs::path, std::string> files_;
   std::map<fs::path, std::string> damaged_;

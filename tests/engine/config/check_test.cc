@@ -1,4 +1,4 @@
-// What is wrong with a configuration, to the letter; what has no effect; did you mean.
+// Exact messages for invalid configurations; keys without effect; suggestions.
 #include "engine/config/check.h"
 
 #include <gtest/gtest.h>
@@ -135,7 +135,7 @@ TEST(ConfigCheck, TellsAllMistakesOfAFileInItsOrder) {
                 "\nc.json:7: bf16.enabled: found 1 (a number); expected true or false, or \"auto\""
                 "\nc.json:8: seed: found -1 (a number); expected an integer from 0 to 9e15"
                 "\n--set: fp16.enabled: found 3 (a number); expected true or false, or \"auto\"");
-  // Right one by one and wrong together: these too at once.
+  // Keys that contradict each other are reported together, too.
   EXPECT_EQ(error("{\n\"mlflow\": {\"tracking_uri\": \"file:x\"},\n\"fp16\": {\"enabled\": true},\n\"bf16\": "
                   "{\"enabled\": true}}"),
             "c.json:2: mlflow.tracking_uri: found \"file:x\" (a string); expected the address of a server, "
@@ -143,7 +143,7 @@ TEST(ConfigCheck, TellsAllMistakesOfAFileInItsOrder) {
             "\nc.json:4: bf16.enabled: found true beside fp16.enabled true; expected one of the two"
             "\nc.json: neither train_batch_size nor train_micro_batch_size_per_gpu is given; expected at "
             "least one of them");
-  // Nothing is said of what only follows: the parameters of an optimizer that there is not.
+  // No follow-up errors: none about the parameters of an unknown optimizer.
   EXPECT_EQ(
       error_for(
           R"("optimizer": {"type": "Adan", "params": {"lr": 1}, "param_groups": [{"match": "a", "lr": 2}]})"),

@@ -1,5 +1,4 @@
-// Parses keys beside a valid batch size; the messages of ConfigErrors, for
-// tests that hold messages to the letter.
+// Parses keys together with a valid batch size; exact messages of ConfigErrors.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// The sections of monitors: DeepSpeed's as they are, our own, and what is wrong with one.
+// The sections of monitors: DeepSpeed's, our own, and invalid ones.
 #include <gtest/gtest.h>
 
 #include "engine/config/parse.h"

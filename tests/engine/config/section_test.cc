@@ -79,7 +79,7 @@ TEST(ConfigSection, FinishTellsAllMistakesInTheOrderOfTheFile) {
             "c.json:4: model.inner: unknown key, found {\"x\":1} (a section); expected one of deep, hidden, "
             "kind, rate, sizes");
   m.section.section("inner");
-  m.section.finish();  // what was told is not told again
+  m.section.finish();  // each error is reported once
 }
 
 TEST(ConfigSection, FinishRefusesWhatNobodyAskedFor) {

@@ -1,0 +1,133 @@
+// What the Engine refuses, and its state after an error.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "core/str.h"
+#include "tests/support/losses.h"
+
+namespace tessera::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+class EngineErrors : public ::testing::TestWithParam<int> {};  // stage
+INSTANTIATE_TEST_SUITE_P(Stages, EngineErrors, ::testing::Values(0, 1, 2, 3),
+                         [](const auto& info) { return str("Stage", info.param); });
+
+TEST_P(EngineErrors, RefusesWhatCannotBeMeantAndGoesOn) {
+  on_ranks(2, [&](comm::CommunicatorPtr comm) {
+    const auto train = [&](bool with_errors) {
+      auto engine = mlp_engine(small_units(2, GetParam()), comm);
+      const auto refused = [&](const at::Tensor& loss, const char* what) {
+        if (!with_errors) return;
+        EXPECT_THAT(error_of([&] { engine->backward(loss); }), HasSubstr(what));
+      };
+      for (int step = 0; step < 3; ++step) {
+        refused(at::ones({2}, at::TensorOptions().requires_grad(true)),
+                "needs a scalar loss, found a tensor of 2 elements");
+        refused(at::Tensor(), "an undefined tensor");
+        refused(at::ones({}), "depends on the parameters");
+        if (with_errors) {
+          engine->eval();
+          refused(step_loss(*engine, step), "in evaluation mode: call train() first");
+          engine->train();
+        }
+        engine->backward(step_loss(*engine, step));
+        refused(step_loss(*engine, step), "call step() after the last backward()");
+        engine->step();
+      }
+      Tensors weights;
+      for (const char* name : {"fc1.weight", "fc3.bias"}) weights[name] = engine->full_parameter(name);
+      return weights;
+    };
+    EXPECT_TRUE(bit_equal(train(true), train(false)));
+  });
+}
+
+TEST_P(EngineErrors, LossBackwardInPlaceOfEngineBackwardIsAnErrorNotSilence) {
+  on_ranks(1, [&](comm::CommunicatorPtr comm) {
+    auto engine = mlp_engine(small_units(1, GetParam()), comm);
+    for (int step = 0; step < 2; ++step) {
+      step_loss(*engine, step).backward();
+      EXPECT_THAT(error_of([&] { engine->step(); }),
+                  HasSubstr("fc1.weight has a gradient that did not come from engine->backward(loss)"));
+      EXPECT_THAT(error_of([&] { engine->backward(step_loss(*engine, step)); }),
+                  HasSubstr("model->zero_grad()"));
+      engine->module().zero_grad();
+      engine->backward(step_loss(*engine, step));
+      engine->step();
+      EXPECT_EQ(engine->global_steps(), step + 1);
+    }
+    // Gradients of other tensors, taken without setting .grad, are allowed.
+    const at::Tensor x = randn({2, 7}, 5).set_requires_grad(true);
+    const at::Tensor loss = engine->forward(x, randn({2, 3}, 6));
+    EXPECT_TRUE(torch::autograd::grad({loss}, {x}, {}, /*retain_graph=*/true)[0].defined());
+    engine->backward(loss);
+    engine->step();
+  });
+}
+
+TEST_P(EngineErrors, AForwardThatThrowsCanBeRepeated) {
+  on_ranks(1, [&](comm::CommunicatorPtr comm) {
+    const auto train = [&](bool with_errors) {
+      auto engine = mlp_engine(small_units(1, GetParam()), comm);
+      for (int step = 0; step < 4; ++step) {
+        if (with_errors) {
+          EXPECT_ANY_THROW(engine->forward(randn({2, 7}, step), randn({2, 2}, step)));  // fails at the loss
+        }
+        engine->backward(step_loss(*engine, step));
+        engine->step();
+      }
+      return engine->full_parameter("fc2.weight");
+    };
+    EXPECT_TRUE(at::equal(train(true), train(false)));
+  });
+}
+
+TEST_P(EngineErrors, AFailedBackwardIsNotForgotten) {
+  on_ranks(1, [&](comm::CommunicatorPtr comm) {
+    auto engine = mlp_engine(small_units(1, GetParam()), comm);
+    engine->backward(step_loss(*engine, 0));
+    engine->step();
+    const at::Tensor x = randn({2, 7}, 1).set_requires_grad(true);
+    at::Tensor bent = x * 1;
+    bent.register_hook([](const at::Tensor&) -> at::Tensor {
+      throw std::runtime_error("the hook's own trouble\nsecond line");
+    });
+    const at::Tensor loss = engine->forward(bent, randn({2, 3}, 1));
+    EXPECT_THROW(engine->backward(loss), std::runtime_error);
+    const std::string expected =
+        "an earlier backward() or step() failed and left gradients or parameters incomplete: the hook's own "
+        "trouble";
+    EXPECT_EQ(error_of([&] { engine->step(); }), expected);
+    EXPECT_EQ(error_of([&] { engine->backward(loss); }), expected);
+    EXPECT_EQ(error_of([&] { engine->forward(randn({2, 7}, 1), randn({2, 3}, 1)); }), expected);
+    EXPECT_EQ(error_of([&] { engine->full_gradient("fc1.weight"); }), expected);
+    EXPECT_EQ(engine->full_parameter("fc1.weight").numel(), 91) << "weights can still be saved";
+  });
+}
+
+TEST_P(EngineErrors, ARankThatLeavesTheOthersInBackwardMakesThemFailNotHang) {
+  std::string survivor;
+  const std::string first = error_of([&] {
+    on_ranks(2, [&](comm::CommunicatorPtr comm) {
+      auto engine = mlp_engine(small_units(2, GetParam()), comm);
+      for (int step = 0; step < 3; ++step) {
+        if (step == 2 && comm->rank() == 1) throw DataError("data/train: truncated");
+        try {
+          engine->backward(step_loss(*engine, step));
+          engine->step();
+        } catch (const CommError& error) {
+          survivor = error.what();
+          EXPECT_EQ(error_of<CommError>([&] { engine->step(); }), survivor) << "and stays failed";
+          throw;
+        }
+      }
+    });
+  });
+  EXPECT_EQ(first, "data/train: truncated");
+  EXPECT_THAT(survivor, HasSubstr("rank 1"));
+}
+
+}  // namespace
+}  // namespace tessera::testing
