@@ -249,4 +249,20 @@ void write_fields(const std::vector<Field>& fields, nlohmann::ordered_json& out)
   }
 }
 
+void check_field(const Field& field, const std::string& path, Origins& origins, Problems& problems,
+                 const std::string& type) {
+  origins.set_line(path, 1);
+  problems.collect([&] {
+    const json value = value_of(field);
+    if (value.is_null() && field.key.required) origins.fail(path, missing(field.key, type));
+    if (const std::string wrong = mismatch(field.key, value); !wrong.empty()) origins.fail(path, wrong);
+    assign(field, value);
+  });
+}
+
+std::string unknown_key(const std::string& name, const json& value, const std::vector<std::string>& known) {
+  return str("unknown key", did_you_mean(name, known), ", found ", describe_value(value), "; expected ",
+             expected_names(name, known, kPage));
+}
+
 }  // namespace tessera::config

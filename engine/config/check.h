@@ -36,4 +36,14 @@ void read_field(const Field& field, const nlohmann::json& value, const std::stri
 /// Local. Writes every field at its path.
 void write_fields(const std::vector<Field>& fields, nlohmann::ordered_json& out);
 
+/// Local. Checks the value of a struct's field as if it stood in a document at `path`, and gives it its
+/// canonical spelling. `type`: of the options that the field belongs to, if it does.
+void check_field(const Field& field, const std::string& path, Origins& origins, Problems& problems,
+                 const std::string& type = "");
+
+/// Local. What an error says of a key that is none of `known`: `unknown key (did you mean "lr"?), found 1 (a
+/// number); expected one of lr, betas`.
+std::string unknown_key(const std::string& name, const nlohmann::json& value,
+                        const std::vector<std::string>& known);
+
 }  // namespace tessera::config

@@ -127,15 +127,36 @@ ordered_json write_optimizer(const OptimizerConfig& optimizer) {
   for (size_t i = 0; i < optimizer.param_groups.size(); ++i) {
     ordered_json item;
     item["match"] = optimizer.param_groups[i].match;
-    std::map<std::string, double> others = optimizer.param_groups[i].params;  // refused when they are read
-    for (const Field& field : fields_of(groups[i + 1])) {
+    for (const Field& field : fields_of(groups[i + 1]))
       if (apply(optimizer.param_groups[i], field)) item[field.key.name()] = value_of(field);
-      for (const std::string& name : names_in_group(field)) others.erase(name);
-    }
-    for (const auto& [name, value] : others) item[name] = value;
     out["param_groups"].push_back(std::move(item));
   }
   return out;
+}
+
+void check_fields(OptimizerConfig& optimizer, Origins& origins, Problems& problems) {
+  for (const Field& field : fields_of(optimizer.options))
+    check_field(field, field.key.path, origins, problems);
+  for (size_t i = 0; i < optimizer.param_groups.size(); ++i) {
+    const ParamGroupConfig& group = optimizer.param_groups[i];
+    const std::string path = group_path(i);
+    origins.set_line(path, 1);
+    const Key match{.type = Type::kTextList};
+    problems.collect([&] {
+      if (const std::string wrong = mismatch(match, group.match); !wrong.empty())
+        origins.fail(path + ".match", wrong);
+    });
+    OptimizerOptions options = optimizer.options;
+    std::vector<std::string> known = {"match"};
+    std::map<std::string, double> unknown = group.params;
+    for (const Field& field : fields_of(options)) {
+      if (apply(group, field)) check_field(field, child_path(path, field.key.name()), origins, problems);
+      for (const std::string& name : names_in_group(field)) unknown.erase(name);
+      if (field.key.per_group) known.push_back(field.key.name());
+    }
+    for (const auto& [name, value] : unknown)
+      problems.collect([&] { origins.fail(child_path(path, name), unknown_key(name, value, known)); });
+  }
 }
 
 void check_together(const OptimizerConfig& optimizer, const Origins& origins) {

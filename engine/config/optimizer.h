@@ -29,7 +29,11 @@ ScheduleOptions read_schedule(const Document& document, ConfigReport* report);
 nlohmann::ordered_json write_optimizer(const OptimizerConfig& optimizer);
 nlohmann::ordered_json write_schedule(const ScheduleOptions& schedule);
 
-/// Local. Checks that concern several keys. Throws KeyError.
+/// Local. Checks every field, as check() does every key of a document.
+void check_fields(OptimizerConfig& optimizer, Origins& origins, Problems& problems);
+void check_fields(ScheduleOptions& schedule, Origins& origins, Problems& problems);
+
+/// Local. What no single key can tell. Throws KeyError.
 void check_together(const OptimizerConfig& optimizer, const Origins& origins);
 void check_together(ScheduleOptions schedule, size_t num_groups, const Origins& origins);
 

@@ -21,15 +21,19 @@ GivenBatch given_batch(const EngineConfig& config) {
           given(config.gradient_accumulation_steps)};
 }
 
+void set_batch(EngineConfig& config, const GivenBatch& given, int world_size, const std::string& source) {
+  const Batch batch = resolve_batch(given, world_size, source);
+  config.train_batch_size = batch.train;
+  config.train_micro_batch_size_per_gpu = batch.micro;
+  config.gradient_accumulation_steps = batch.accumulation;
+}
+
 void read_batch(const Document& document, int world_size, EngineConfig& config, ConfigReport* report) {
   GivenBatch given;
   ConfigReport open;  // the keys that say "auto"; the numbers follow once all three are known
   read_fields(fields_of(given), document, &open);
   given.any_auto = !open.resolved.empty();
-  const Batch batch = resolve_batch(given, world_size, document.origins.source());
-  config.train_batch_size = batch.train;
-  config.train_micro_batch_size_per_gpu = batch.micro;
-  config.gradient_accumulation_steps = batch.accumulation;
+  set_batch(config, given, world_size, document.origins.source());
   given = given_batch(config);
   for (const Field& field : fields_of(given)) {
     const json* written = value_at(*document.json, field.key.path);
@@ -97,15 +101,31 @@ EngineConfig parse(Document document, const ConfigOptions& options) {
   return config;
 }
 
+EngineConfig validate(EngineConfig config, int world_size) {
+  Origins origins("EngineConfig");
+  Problems problems;
+  GivenBatch batch = given_batch(config);
+  for (const Field& field : fields_of(batch))
+    if (!value_of(field).is_null()) check_field(field, field.key.path, origins, problems);
+  check_fields(config.optimizer, origins, problems);
+  check_fields(config.scheduler, origins, problems);
+  for (const Field& field : fields_of(config)) check_field(field, field.key.path, origins, problems);
+  problems.raise();
+  problems.collect([&] { set_batch(config, batch, world_size, origins.source()); });
+  check_together(config, origins, problems);
+  problems.raise();
+  return config;
+}
+
 }  // namespace
 
 void prepare(Document& document, const KeyTable& table, const std::vector<std::string>& overrides,
              ConfigReport* report) {
   Problems problems;
-  // Before the overrides, so that they find every key at its path, and again for what they add.
-  normalise_engine(document, table, problems, report);
+  normalise_engine(document, table, problems,
+                   report);  // before overrides, which then find every key at its path
   apply_overrides(document, without_aliases(overrides, table));
-  normalise_engine(document, table, problems, report);
+  normalise_engine(document, table, problems, report);  // what the overrides have added
   expand_arguments(document, table, problems, report);
   check(document, table, problems, report);
   problems.raise();
@@ -153,11 +173,7 @@ EngineConfig parse_engine_config(std::string_view json_text, const ConfigOptions
 }
 
 EngineConfig validated(const EngineConfig& config, int world_size) {
-  config::Document document;
-  document.origins = config::Origins("EngineConfig");
-  *document.json = config::write_engine_config(config);
-  for (const auto& [name, value] : document.json->items()) document.origins.set_line(name, 1);
-  return config::parse(std::move(document), {.world_size = world_size});
+  return config::validate(config, world_size);
 }
 
 std::string dump_resolved(const EngineConfig& config) {

@@ -43,13 +43,15 @@ ordered_json write_schedule(const ScheduleOptions& given) {
   const std::string type = type_of(schedule);
   out["type"] = type.empty() ? ordered_json(nullptr) : ordered_json(type);
   const WarmupOptions* warmup = warmup_of(schedule);
-  for (const Field& field : fields_of(schedule)) {
-    const json value = value_of(field);
-    const bool is_missing = value.is_null() && field.key.required;
-    if (!is_missing && !(warmup && warmup->ratio && field.key.name() == "warmup_num_steps"))
-      out["params"][field.key.name()] = value;
-  }
+  for (const Field& field : fields_of(schedule))
+    if (!(warmup && warmup->ratio && field.key.name() == "warmup_num_steps"))
+      out["params"][field.key.name()] = value_of(field);
   return out;
+}
+
+void check_fields(ScheduleOptions& schedule, Origins& origins, Problems& problems) {
+  for (const Field& field : fields_of(schedule))
+    check_field(field, field.key.path, origins, problems, type_of(schedule));
 }
 
 void check_together(ScheduleOptions schedule, size_t num_groups, const Origins& origins) {
