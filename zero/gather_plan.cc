@@ -7,22 +7,22 @@
 namespace tessera::zero {
 namespace {
 
-/// Walks the trace once, holding the set of resident units.
+/// Walks the trace once, holding the set of unsharded units.
 class Planner {
  public:
-  Planner(const Trace& trace, std::set<int> resident, const PlanBudget& budget)
-      : trace_(trace), budget_(budget), resident_(std::move(resident)), uses_(budget.unit_numel.size()) {
+  Planner(const Trace& trace, std::set<int> unsharded, const PlanBudget& budget)
+      : trace_(trace), budget_(budget), unsharded_(std::move(unsharded)), uses_(budget.unit_numel.size()) {
     for (size_t p = 0; p < trace.size(); ++p) uses_[trace[p].unit].push_back(p);
-    for (int unit : resident_) count(unit, +1);
+    for (int unit : unsharded_) count(unit, +1);
   }
 
   GatherPlan run() {
     plan_.actions.resize(trace_.size());
     for (position_ = 0; position_ < trace_.size(); ++position_) {
       const int unit = trace_[position_].unit;
-      if (!resident_.count(unit)) {
+      if (!unsharded_.count(unit)) {
         make_room(unit, position_);
-        gather(unit);
+        unshard(unit);
       } else {
         shrink();
       }
@@ -69,7 +69,7 @@ class Planner {
   int victim_at(size_t position) const {
     int victim = -1;
     std::pair<size_t, bool> best{0, false};
-    for (int candidate : resident_) {
+    for (int candidate : unsharded_) {
       if (budget_.persistent[candidate] || pinned(candidate, position)) continue;
       const std::pair<size_t, bool> rank{next_use(candidate, position), idle_until(candidate, position)};
       if (rank <= best) continue;
@@ -80,7 +80,7 @@ class Planner {
   }
 
   /// Drops units until `unit`, needed at `needed_at`, fits. Everything used until then is
-  /// resident already. A prefetch drops what would have to go then, and only if it is not used
+  /// unsharded already. A prefetch drops what would have to go then, and only if it is not used
   /// until then; otherwise returns false.
   bool make_room(int unit, size_t needed_at) {
     const bool prefetch = needed_at > position_;
@@ -89,17 +89,17 @@ class Planner {
       const int victim = victim_at(needed_at);
       if (prefetch && (victim < 0 || !idle_until(victim, needed_at))) {
         for (int taken : victims) {
-          resident_.insert(taken);
+          unsharded_.insert(taken);
           count(taken, +1);
         }
         return false;
       }
       if (victim < 0) break;  // one operator needs more than the budget: correctness first
       victims.push_back(victim);
-      resident_.erase(victim);
+      unsharded_.erase(victim);
       count(victim, -1);
     }
-    for (int victim : victims) plan_release(victim);
+    for (int victim : victims) plan_reshard(victim);
     return true;
   }
 
@@ -108,21 +108,21 @@ class Planner {
     while (over_budget()) {
       const int victim = victim_at(position_);
       if (victim < 0) return;
-      resident_.erase(victim);
+      unsharded_.erase(victim);
       count(victim, -1);
-      plan_release(victim);
+      plan_reshard(victim);
     }
   }
 
-  void plan_release(int victim) {
-    plan_.actions[position_].push_back({PlanAction::kRelease, victim});
+  void plan_reshard(int victim) {
+    plan_.actions[position_].push_back({PlanAction::kReshard, victim});
     scan_ = std::min(scan_, next_use(victim));
   }
 
-  void gather(int unit) {
-    plan_.actions[position_].push_back({PlanAction::kGather, unit});
+  void unshard(int unit) {
+    plan_.actions[position_].push_back({PlanAction::kUnshard, unit});
     ++plan_.num_gathers;
-    resident_.insert(unit);
+    unsharded_.insert(unit);
     count(unit, +1);
   }
 
@@ -131,16 +131,16 @@ class Planner {
     scan_ = std::max(scan_, position_ + 1);
     fetched_ahead_.erase(trace_[position_].unit);
     int64_t ahead_numel = 0;  // gathered but not used yet
-    for (int unit : resident_) {
+    for (int unit : unsharded_) {
       if (fetched_ahead_.count(unit) && next_use(unit) < scan_) ahead_numel += budget_.unit_numel[unit];
     }
     for (; scan_ < trace_.size(); ++scan_) {
       const int unit = trace_[scan_].unit;
-      if (resident_.count(unit)) continue;
+      if (unsharded_.count(unit)) continue;
       ahead_numel += budget_.unit_numel[unit];
       if (ahead_numel > budget_.prefetch_numel) return;
       if (!make_room(unit, scan_)) return;
-      gather(unit);
+      unshard(unit);
       fetched_ahead_.insert(unit);
     }
   }
@@ -154,19 +154,19 @@ class Planner {
   const Trace& trace_;
   const PlanBudget& budget_;
   GatherPlan plan_;
-  std::set<int> resident_;
+  std::set<int> unsharded_;
   std::set<int> fetched_ahead_;
   std::vector<std::vector<size_t>> uses_;  // by unit: positions, ascending
   size_t position_ = 0;
-  size_t scan_ = 0;  // everything before it is resident or already used
+  size_t scan_ = 0;  // everything before it is unsharded or already used
   int num_live_ = 0;
   int64_t live_numel_ = 0;
 };
 
 }  // namespace
 
-GatherPlan make_plan(const Trace& trace, std::set<int> resident, const PlanBudget& budget) {
-  return Planner(trace, std::move(resident), budget).run();
+GatherPlan make_plan(const Trace& trace, std::set<int> unsharded, const PlanBudget& budget) {
+  return Planner(trace, std::move(unsharded), budget).run();
 }
 
 }  // namespace tessera::zero

@@ -26,15 +26,15 @@ struct Use {
 using Trace = std::vector<Use>;
 
 struct PlanBudget {
-  int capacity_units = 3;                  ///< units resident at once, persistent ones not counted
+  int capacity_units = 3;                  ///< units unsharded at once, persistent ones not counted
   int64_t capacity_numel = 1'000'000'000;  ///< stage3_max_live_parameters
   int64_t prefetch_numel = 50'000'000;     ///< stage3_prefetch_bucket_size; 0: no prefetch
   std::vector<int64_t> unit_numel;         ///< by unit
-  std::vector<bool> persistent;            ///< by unit: stays resident once gathered
+  std::vector<bool> persistent;            ///< by unit: stays unsharded once gathered
 };
 
 struct PlanAction {
-  enum Kind { kGather, kRelease } kind;
+  enum Kind { kUnshard, kReshard } kind;
   int unit;
   bool operator==(const PlanAction&) const = default;
 };
@@ -45,8 +45,8 @@ struct GatherPlan {
   int num_gathers = 0;
 };
 
-/// Local. `resident`: the units already there when the pass starts. The budget is exceeded only where one
+/// Local. `unsharded`: the units already there when the pass starts. The budget is exceeded only where one
 /// operator needs more units than it allows.
-GatherPlan make_plan(const Trace& trace, std::set<int> resident, const PlanBudget& budget);
+GatherPlan make_plan(const Trace& trace, std::set<int> unsharded, const PlanBudget& budget);
 
 }  // namespace tessera::zero

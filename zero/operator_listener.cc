@@ -37,7 +37,7 @@ struct Casting : at::ObserverContext {
 };
 
 // [Note: PauseListening is slow] Entering and leaving a PauseListening makes libtorch rebuild its lists of
-// callbacks for every scope, 0.7 us in all, while an operator whose units are resident costs a seventh of
+// callbacks for every scope, 0.7 us in all, while an operator whose units are unsharded costs a seventh of
 // that. So around the Residency a flag of our own does the same on this thread. Other threads need none: what
 // they get of a unit for a collective is a view of plain memory (comm/gloo.cc), which find_unit does not
 // know.
@@ -62,7 +62,7 @@ uint64_t written_arguments(const at::RecordFunction& function) {
 
 /// Tensor::backward() is an operator too, and everything in backward would be nested in it; so it would in
 /// the blocks that code marks for profilers (RECORD_FUNCTION), autograd's own around each node of the graph
-/// among them: a checkpointed segment would stay resident as a whole.
+/// among them: a checkpointed segment would stay unsharded as a whole.
 bool is_operator(const at::RecordFunction& function) {
   constexpr std::string_view kAten = "aten::";
   if (std::strncmp(function.name(), kAten.data(), kAten.size()) == 0)

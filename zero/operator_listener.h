@@ -4,7 +4,7 @@
 //
 // [Note: pinned until the outermost operator ends]
 // Composite operators (linear, lstm, convolution, layer_norm …) read several tensors inside. Units touched by
-// an operator, or by the operators it calls, stay resident until the outermost call has returned.
+// an operator, or by the operators it calls, stay unsharded until the outermost call has returned.
 #pragma once
 
 #include <ATen/record_function.h>

@@ -60,7 +60,7 @@ void UnitCache::reshard_unpinned() {
 void UnitCache::run(const std::vector<PlanAction>& actions) {
   for (const PlanAction& action : actions) {
     ParamUnit& unit = units_[action.unit];
-    if (action.kind == PlanAction::kGather) {
+    if (action.kind == PlanAction::kUnshard) {
       std::erase(deferred_, action.unit);
       // Pinned by a GatheredParameters, on all ranks: it is there already, and may have been written.
       if (unit.use.pins == 0 || !unit.unsharded()) unshard(unit);

@@ -100,8 +100,8 @@ void add_zero_rows(Rows rows) {
   rows.no_effect("sub_group_size", "the step works on one unit at a time", kInteger, at_least(0));
   rows.no_effect("stage3_max_reuse_distance", "the recorded order of use decides what is released", kInteger,
                  at_least(0));
-  rows.no_effect("stage3_model_persistence_threshold", "`stage3_max_live_parameters` bounds what is resident",
-                 kInteger, at_least(0));
+  rows.no_effect("stage3_model_persistence_threshold",
+                 "`stage3_max_live_parameters` bounds what is unsharded", kInteger, at_least(0));
   rows.no_effect("stage3_gather_16bit_weights_on_model_save", "whole models are written from the shards",
                  alias("zero_optimization.stage3_gather_fp16_weights_on_model_save"));
   rows.no_effect("stage3_module_granularity_threshold", units, kInteger);

@@ -88,10 +88,11 @@ std::vector<Field> zero_fields(ZeroConfig& c) {
        "Stage 3: elements gathered ahead of their use", numel_or_0,
        alias("zero_optimization.prefetch_bucket_size")},
       {"stage3_param_persistence_threshold", &c.param_persistence_threshold,
-       "Stage 3: parameters of fewer elements stay resident", numel_or_0,
+       "Stage 3: parameters of fewer elements stay unsharded", numel_or_0,
        alias("zero_optimization.param_persistence_threshold")},
-      {"stage3_max_live_parameters", &c.max_live_parameters, "Stage 3: elements that may be resident at once",
-       numel_or_0, alias("zero_optimization.max_live_parameters")},
+      {"stage3_max_live_parameters", &c.max_live_parameters,
+       "Stage 3: elements that may be unsharded at once", numel_or_0,
+       alias("zero_optimization.max_live_parameters")},
   };
 }
 

@@ -36,7 +36,7 @@ TEST(Casts, MemoryAfterForwardIsBounded) {
   for (int step = 0; step < 3; ++step) {
     const at::Tensor loss = forward(*model, step);
     const int64_t one_layer = (kWidth * kWidth + kWidth) * 2;
-    EXPECT_LE(rig.residency().casts().live_bytes(), 2 * one_layer) << "two units may be resident";
+    EXPECT_LE(rig.residency().casts().live_bytes(), 2 * one_layer) << "two units may be unsharded";
     EXPECT_GT(rig.residency().casts().live_bytes(), 0);
     rig.step(loss);
     EXPECT_EQ(rig.residency().casts().live_bytes(), 0);

@@ -58,7 +58,7 @@ std::set<int> pinned_at(const Trace& trace, size_t position) {
 }
 
 /// Replays a plan; returns how often each unit was gathered.
-std::map<int, int> simulate(const Trace& trace, std::set<int> resident, const PlanBudget& budget,
+std::map<int, int> simulate(const Trace& trace, std::set<int> unsharded, const PlanBudget& budget,
                             const GatherPlan& plan) {
   std::map<int, int> gathers;
   int total = 0;
@@ -69,19 +69,19 @@ std::map<int, int> simulate(const Trace& trace, std::set<int> resident, const Pl
   for (size_t p = 0; p < trace.size(); ++p) {
     const std::set<int> pinned = pinned_at(trace, p);
     for (const PlanAction& action : plan.actions[p]) {
-      if (action.kind == PlanAction::kGather) {
-        EXPECT_TRUE(resident.insert(action.unit).second)
+      if (action.kind == PlanAction::kUnshard) {
+        EXPECT_TRUE(unsharded.insert(action.unit).second)
             << "unit " << action.unit << " is there already, at " << p;
         ++gathers[action.unit];
         ++total;
       } else {
-        EXPECT_EQ(resident.erase(action.unit), 1u) << "unit " << action.unit << " is not there, at " << p;
+        EXPECT_EQ(unsharded.erase(action.unit), 1u) << "unit " << action.unit << " is not there, at " << p;
         EXPECT_FALSE(pinned.count(action.unit)) << "unit " << action.unit << " is in use at " << p;
         EXPECT_FALSE(budget.persistent[action.unit]);
       }
     }
-    EXPECT_TRUE(resident.count(trace[p].unit)) << "unit " << trace[p].unit << " is missing at " << p;
-    EXPECT_LE(live(resident), std::max<int64_t>(budget.capacity_units, live(pinned))) << "at " << p;
+    EXPECT_TRUE(unsharded.count(trace[p].unit)) << "unit " << trace[p].unit << " is missing at " << p;
+    EXPECT_LE(live(unsharded), std::max<int64_t>(budget.capacity_units, live(pinned))) << "at " << p;
   }
   EXPECT_EQ(total, plan.num_gathers);
   return gathers;
@@ -92,18 +92,18 @@ int fewest_gathers(const Trace& trace, size_t capacity) {
   std::map<std::set<int>, int> states{{{}, 0}};
   for (const Use& use : trace) {
     std::map<std::set<int>, int> next;
-    const auto reach = [&](const std::set<int>& resident, int gathers) {
-      const auto [entry, is_new] = next.try_emplace(resident, gathers);
+    const auto reach = [&](const std::set<int>& unsharded, int gathers) {
+      const auto [entry, is_new] = next.try_emplace(unsharded, gathers);
       if (!is_new) entry->second = std::min(entry->second, gathers);
     };
-    for (const auto& [resident, gathers] : states) {
-      std::set<int> with = resident;
+    for (const auto& [unsharded, gathers] : states) {
+      std::set<int> with = unsharded;
       if (!with.insert(use.unit).second) {
-        reach(resident, gathers);
+        reach(unsharded, gathers);
       } else if (with.size() <= capacity) {
         reach(with, gathers + 1);
       } else {
-        for (int victim : resident) {
+        for (int victim : unsharded) {
           std::set<int> swapped = with;
           swapped.erase(victim);
           reach(swapped, gathers + 1);
@@ -113,7 +113,7 @@ int fewest_gathers(const Trace& trace, size_t capacity) {
     states = std::move(next);
   }
   int fewest = INT32_MAX;
-  for (const auto& [resident, gathers] : states) fewest = std::min(fewest, gathers);
+  for (const auto& [unsharded, gathers] : states) fewest = std::min(fewest, gathers);
   return fewest;
 }
 
@@ -151,13 +151,13 @@ TEST(GatherPlan, OperatorsThatNeedSeveralUnits) {
     const PlanBudget with = budget_of(7, 1 + static_cast<int>(random() % 4), 30);
     PlanBudget without = with;
     without.prefetch_numel = 0;
-    std::set<int> resident;
+    std::set<int> unsharded;
     for (int unit = 0; unit < 7; ++unit)
-      if (random() % 4 == 0) resident.insert(unit);
-    const GatherPlan plan = make_plan(trace, resident, with);
-    simulate(trace, resident, with, plan);
-    const GatherPlan on_demand = make_plan(trace, resident, without);
-    simulate(trace, resident, without, on_demand);
+      if (random() % 4 == 0) unsharded.insert(unit);
+    const GatherPlan plan = make_plan(trace, unsharded, with);
+    simulate(trace, unsharded, with, plan);
+    const GatherPlan on_demand = make_plan(trace, unsharded, without);
+    simulate(trace, unsharded, without, on_demand);
     EXPECT_LE(plan.num_gathers, on_demand.num_gathers);
   }
 }
@@ -171,16 +171,16 @@ TEST(GatherPlan, TheBudgetOfElementsCountsToo) {
     budget.unit_numel = {5, 10, 20, 10, 5, 30};
     budget.capacity_numel = 45;
     const GatherPlan plan = make_plan(trace, {}, budget);
-    std::set<int> resident;
+    std::set<int> unsharded;
     for (size_t p = 0; p < trace.size(); ++p) {
       for (const PlanAction& action : plan.actions[p]) {
-        if (action.kind == PlanAction::kGather) resident.insert(action.unit);
-        if (action.kind == PlanAction::kRelease) resident.erase(action.unit);
+        if (action.kind == PlanAction::kUnshard) unsharded.insert(action.unit);
+        if (action.kind == PlanAction::kReshard) unsharded.erase(action.unit);
       }
       int64_t numel = 0;
-      for (int unit : resident) numel += budget.unit_numel[unit];
+      for (int unit : unsharded) numel += budget.unit_numel[unit];
       EXPECT_LE(numel, budget.capacity_numel) << "at " << p;
-      EXPECT_TRUE(resident.count(trace[p].unit));
+      EXPECT_TRUE(unsharded.count(trace[p].unit));
     }
   }
 }
@@ -203,9 +203,9 @@ TEST(GatherPlan, FetchesAheadWithinItsBudget) {
   const GatherPlan plan = make_plan(trace, {}, budget_of(6, 10, 20));
   using Actions = std::vector<PlanAction>;
   EXPECT_EQ(plan.actions[0],
-            (Actions{{PlanAction::kGather, 0}, {PlanAction::kGather, 1}, {PlanAction::kGather, 2}}));
-  EXPECT_EQ(plan.actions[1], (Actions{{PlanAction::kGather, 3}}));
-  EXPECT_EQ(make_plan(trace, {}, budget_of(6, 10, 0)).actions[0], (Actions{{PlanAction::kGather, 0}}));
+            (Actions{{PlanAction::kUnshard, 0}, {PlanAction::kUnshard, 1}, {PlanAction::kUnshard, 2}}));
+  EXPECT_EQ(plan.actions[1], (Actions{{PlanAction::kUnshard, 3}}));
+  EXPECT_EQ(make_plan(trace, {}, budget_of(6, 10, 0)).actions[0], (Actions{{PlanAction::kUnshard, 0}}));
 }
 
 TEST(GatherPlan, BackwardIsFetchedAheadToo) {
@@ -215,7 +215,7 @@ TEST(GatherPlan, BackwardIsFetchedAheadToo) {
   const GatherPlan plan = make_plan(trace, {}, budget_of(8, 3, 1000));
   for (size_t p = 1; p < trace.size(); ++p) {
     for (const PlanAction& action : plan.actions[p]) {
-      const bool too_late = action.kind == PlanAction::kGather && action.unit == trace[p].unit;
+      const bool too_late = action.kind == PlanAction::kUnshard && action.unit == trace[p].unit;
       EXPECT_FALSE(too_late) << "at " << p;
     }
   }
@@ -247,7 +247,7 @@ TEST(GatherPlan, ComesBackWithinTheBudgetAfterAGreedyOperator) {
   EXPECT_EQ(plan.num_gathers, 4);
   const GatherPlan of_too_many = make_plan(one_by_one({0, 1}), {0, 1, 2, 3}, budget);
   EXPECT_EQ(of_too_many.actions[0],
-            (std::vector<PlanAction>{{PlanAction::kRelease, 2}, {PlanAction::kRelease, 3}}));
+            (std::vector<PlanAction>{{PlanAction::kReshard, 2}, {PlanAction::kReshard, 3}}));
 }
 
 TEST(GatherPlan, IsTheSameEveryTime) {

@@ -144,7 +144,7 @@ TEST(GuardedValues, FrozenUnitsFollowALoad) {
                 [&](ShardedModelOptions& options) { options.residency.persistence_numel = persistent; });
         for (int step = 0; step < 2; ++step) {
           rig.step(model->forward(batch(comm->rank(), step)).square().sum());
-          model->forward(batch(comm->rank(), step));  // every unit has been read, and may be resident
+          model->forward(batch(comm->rank(), step));  // every unit has been read, and may be unsharded
           rig.sharded->begin_replacing("the test");
           if (comm->rank() == 1) std::this_thread::sleep_for(milliseconds(40));
           for (int unit = 0; unit < rig.sharded->layout().num_units(); ++unit) {

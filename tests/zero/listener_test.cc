@@ -1,4 +1,4 @@
-// OperatorListener and Residency: which operators make which units resident, and for how long.
+// OperatorListener and Residency: which operators make which units unsharded, and for how long.
 #include "zero/operator_listener.h"
 
 #include <gtest/gtest.h>
