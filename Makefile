@@ -4,7 +4,7 @@
 #   make bench-peers ARGS="--write"                         make fuzz SECONDS_EACH=60
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build demo data test asan tsan bench bench-peers methods soak soak-kill fuzz mutants clean distclean
+.PHONY: help deps build demo data test asan tsan lint bench bench-peers methods soak soak-kill fuzz mutants clean distclean
 SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 NPROC ?= 2
@@ -38,6 +38,10 @@ tsan:  ## collectives, saves and the data loader, ThreadSanitizer
 	@scripts/setup.sh --python
 	@scripts/build.sh tsan comm_test engine_checkpoint_test train_test
 	@scripts/test.sh tsan -R '^(comm_test|engine_checkpoint_test|train_test)$$' $(ARGS)
+
+lint:  ## clang-tidy over the C++ sources (FILES=... some)
+	@scripts/setup.sh --python
+	@scripts/lint.sh $(FILES)
 
 bench:  ## builds and runs the benchmarks
 	@scripts/setup.sh --python

@@ -1,6 +1,7 @@
 // The keys that the engine uses, and the monitors'. tensorboard and csv_monitor are DeepSpeed's.
 #include "core/str.h"
 #include "engine/config/keys.h"
+#include "zero/stage.h"
 
 namespace tessera::config {
 namespace {
@@ -71,7 +72,7 @@ std::vector<Field> zero_fields(ZeroConfig& c) {
   return {
       {"stage", &c.stage,
        "What is sharded over the ranks: 0 nothing, 1 optimizer state, 2 also gradients, 3 also parameters",
-       between(0, 3)},
+       between(0, zero::kMaxStage)},
       {"unit_numel", &c.unit_numel,
        "Our own key: elements a unit (what is sent at once) aims at, equal at every stage", numel},
       {"reduce_bucket_size", &c.reduce_bucket_size, "Upper bound of unit_numel", numel},
