@@ -17,8 +17,8 @@ int columns(const std::string& text) {
   return count;
 }
 
-// What a terminal shows after the bytes: one string a row. Knows \r, \n, and of
-// control sequences those of [Note: two bars].
+// What a terminal shows after these bytes: one string per row. Supports \r, \n and the
+// control sequences of [Note: two bars].
 std::vector<std::string> screen(const std::string& bytes) {
   std::vector<std::vector<std::string>> rows(1);
   size_t row = 0, column = 0;
