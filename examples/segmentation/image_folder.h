@@ -16,8 +16,8 @@ namespace tessera::examples {
 struct ImageFolderOptions {
   std::string images;  ///< data.images: PNG and JPEG files; others are ignored
   std::string masks;   ///< data.masks: likewise
-  std::string mask_suffix =
-      "_mask";  ///< data.mask_suffix: follows the image's name in the mask's name, before the extension
+  /// data.mask_suffix: follows the image's name in the mask's name, before the extension.
+  std::string mask_suffix = "_mask";
   double scale = 0.5;         ///< data.scale: of height and width
   std::vector<int64_t> size;  ///< data.size: {height, width} to resize to, instead of scale; empty: scale
   /// data.mask_values: the masks' values (grey, or a palette's index; 65536 R + 256 G + B of colour) in the

@@ -1,4 +1,4 @@
-// The launcher with real processes: tests/launcher/test_rank.cc says what the actions do.
+// The launcher with real processes; tests/launcher/test_rank.cc defines the actions.
 #include "launcher/launch.h"
 
 #include <gmock/gmock.h>
@@ -35,7 +35,7 @@ class LaunchTest : public ::testing::Test {
   void SetUp() override { ::setenv("TMPDIR", temporary_.path().c_str(), 1); }
   void TearDown() override { ::unsetenv("TMPDIR"); }
 
-  /// Runs to the end: the exit code.
+  /// Runs to the end and returns the exit code.
   int run_tool(int nproc, const std::vector<std::string>& action,
                const std::vector<std::string>& flags = {}) {
     Tool tool(folder_, launch_args(folder_, nproc, action, flags));
@@ -53,11 +53,11 @@ class LaunchTest : public ::testing::Test {
     return "";
   }
 
-  Folder folder_;     // what the ranks leave
+  Folder folder_;     // the ranks' files
   Folder temporary_;  // the launcher's TMPDIR
 };
 
-TEST_F(LaunchTest, RankZeroTalksAndTheOthersLog) {
+TEST_F(LaunchTest, RankZeroPrintsAndTheOthersLog) {
   EXPECT_EQ(run_tool(3, {"ok"}, {"--log-dir", folder_.path("logs/deep")}), 0);
   EXPECT_EQ(output(), "out 0\n");
   EXPECT_EQ(errors(), "err 0\n");
@@ -67,7 +67,7 @@ TEST_F(LaunchTest, RankZeroTalksAndTheOthersLog) {
   EXPECT_TRUE(fs::is_empty(temporary_.path()));
 }
 
-TEST_F(LaunchTest, TemporaryLogsGoOnSuccessAndStayOnFailure) {
+TEST_F(LaunchTest, TemporaryLogsAreRemovedOnSuccessAndKeptOnFailure) {
   EXPECT_EQ(run_tool(2, {"ok"}), 0);
   EXPECT_TRUE(fs::is_empty(temporary_.path()));
   EXPECT_EQ(run_tool(2, {"fail_quietly", "1", "4", "boom"}), 4);
@@ -80,14 +80,14 @@ TEST_F(LaunchTest, TemporaryLogsGoOnSuccessAndStayOnFailure) {
   EXPECT_EQ(line, "error: boom");
 }
 
-// 0.3 s apart: the first is no reason to end the others before they have said the same.
-TEST_F(LaunchTest, AMistakeOfAllRanksIsSaidOnceAndNoLogStays) {
+// The errors are 0.3 s apart: the launcher does not end the other ranks before they have reported theirs.
+TEST_F(LaunchTest, ErrorOfAllRanksIsPrintedOnceAndNoLogIsKept) {
   EXPECT_EQ(run_tool(3, {"fail_alike", "4", "data.path: no such folder"}), 4);
   EXPECT_EQ(errors(), "error: data.path: no such folder\n");
   EXPECT_TRUE(fs::is_empty(temporary_.path()));
 }
 
-TEST_F(LaunchTest, ALogThatSaysNoMoreThanWasPrintedDoesNotStay) {
+TEST_F(LaunchTest, LogWithoutOtherLinesIsNotKept) {
   EXPECT_EQ(run_tool(2, {"raise", "0", std::to_string(SIGKILL)}), 128 + SIGKILL);
   EXPECT_EQ(errors().find("the log of rank"), std::string::npos) << errors();
   EXPECT_TRUE(fs::is_empty(temporary_.path()));
@@ -100,7 +100,7 @@ TEST_F(LaunchTest, TheLimitOfTheRendezvousReachesTheRanks) {
   EXPECT_THAT(errors(), HasSubstr("--rendezvous-timeout 0: expected seconds above 0"));
 }
 
-TEST_F(LaunchTest, VariablesAreTorchruns) {
+TEST_F(LaunchTest, VariablesAreThoseOfTorchrun) {
   ASSERT_EQ(run_tool(2, {"env"}), 0);
   const std::string env = folder_.read("env_1");
   for (const char* line : {"\nRANK=1\n", "\nWORLD_SIZE=2\n", "\nLOCAL_RANK=1\n", "\nLOCAL_WORLD_SIZE=2\n",
@@ -110,7 +110,7 @@ TEST_F(LaunchTest, VariablesAreTorchruns) {
   EXPECT_TRUE(std::regex_search(env, std::regex("\nTESSERA_RUN_ID=[0-9a-f]{16}\n")));
 }
 
-TEST_F(LaunchTest, FirstFailureIsNamedAndEndsStubbornRanks) {
+TEST_F(LaunchTest, FirstFailureIsNamedAndRanksThatIgnoreSigtermAreKilled) {
   const auto start = std::chrono::steady_clock::now();
   EXPECT_EQ(run_tool(4, {"fail", "2", "3", "cannot read the data"}), 3);
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
@@ -156,14 +156,14 @@ TEST_F(LaunchTest, SigtermLeavesTimeToSave) {
   Tool tool(folder_, launch_args(folder_, 2, {"save", "2500"}));  // more than after a failure
   ASSERT_TRUE(folder_.wait_for("ready", 2));
   tool.signal(SIGTERM);
-  EXPECT_EQ(tool.wait(10), 0) << "the ranks have saved, and said that all is well";
+  EXPECT_EQ(tool.wait(10), 0) << "the ranks have saved and exited with 0";
   EXPECT_TRUE(folder_.has("saved_0"));
   EXPECT_TRUE(folder_.has("saved_1"));
   EXPECT_THAT(errors(), Not(HasSubstr("failed")));
   EXPECT_TRUE(nothing_runs());
 }
 
-TEST_F(LaunchTest, ACrashAfterSigtermIsNoGoodEnd) {
+TEST_F(LaunchTest, CrashAfterSigtermIsAFailure) {
   Tool tool(folder_, launch_args(folder_, 2, {"save", "0", "crash"}));
   ASSERT_TRUE(folder_.wait_for("ready", 2));
   tool.signal(SIGTERM);
@@ -172,7 +172,7 @@ TEST_F(LaunchTest, ACrashAfterSigtermIsNoGoodEnd) {
   EXPECT_TRUE(nothing_runs());
 }
 
-TEST_F(LaunchTest, HangupIsPassedOnAsSigterm) {
+TEST_F(LaunchTest, HangupIsForwardedAsSigterm) {
   Tool tool(folder_, launch_args(folder_, 2, {"save", "0"}));
   ASSERT_TRUE(folder_.wait_for("ready", 2));
   tool.signal(SIGHUP);
@@ -180,7 +180,7 @@ TEST_F(LaunchTest, HangupIsPassedOnAsSigterm) {
   EXPECT_TRUE(folder_.has("saved_0"));
 }
 
-TEST_F(LaunchTest, StubbornRanksAreKilledAfterTheGrace) {
+TEST_F(LaunchTest, RanksThatIgnoreSigtermAreKilledAfterTheGrace) {
   for (const int signal : {SIGTERM, SIGINT}) {
     const Folder folder;
     Tool tool(folder, launch_args(folder, 2, {"hang", "stubborn"}, {"--save-grace", "0.5"}));
@@ -204,7 +204,7 @@ TEST_F(LaunchTest, SecondInterruptKillsAtOnceButNotOneSentTwice) {
   EXPECT_TRUE(nothing_runs());
 }
 
-TEST_F(LaunchTest, ACrashWhileSavingDoesNotHoldTheOthers) {
+TEST_F(LaunchTest, CrashWhileSavingDoesNotDelayTheEnd) {
   Tool tool(folder_, launch_args(folder_, 2, {"hang", "stubborn"}));
   ASSERT_TRUE(folder_.wait_for("ready", 2));
   tool.signal(SIGTERM);
@@ -235,7 +235,7 @@ TEST_F(LaunchTest, SigkillOfTheLauncherLeavesNoRankAndNoChildOfOne) {
   ASSERT_TRUE(folder_.wait_for("ready", 3));
   tool.signal(SIGKILL);
   EXPECT_EQ(tool.wait(5), 1000 + SIGKILL);
-  // A daemon in a session of its own is beyond reach then; everything in the ranks' groups is not.
+  // A daemon in its own session cannot be found then; everything in the ranks' groups is killed.
   std::vector<pid_t> pids;
   for (int rank = 0; rank < 3; ++rank)
     for (const char* name : {"pid_", "pid_child_"}) pids.push_back(std::stoi(folder_.read(str(name, rank))));
@@ -259,14 +259,14 @@ TEST_F(LaunchTest, StdinIsRankZeros) {
   EXPECT_EQ(folder_.read("stdin_1"), "");
 }
 
-TEST_F(LaunchTest, ArgumentsReachTheProgramAsTheyAre) {
+TEST_F(LaunchTest, ArgumentsReachTheProgramUnchanged) {
   Tool tool(folder_, {"launch", "-n", "1", "--", "printf", "[%s]", "--nproc", "3", "--", "launch", "", "a b",
                       "--help"});
   EXPECT_EQ(tool.wait(), 0) << errors();
   EXPECT_EQ(output(), "[--nproc][3][--][launch][][a b][--help]");
 }
 
-TEST_F(LaunchTest, AForgottenProgramOrFlagIsExplained) {
+TEST_F(LaunchTest, MissingProgramOrFlagIsExplained) {
   const std::string expected = "; expected: tessera launch -n N [flags] -- PROGRAM [ARGS...]\n";
   const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
       {{"launch", "-n", "2"}, "error: launch: no program was given"},
@@ -299,7 +299,7 @@ TEST_F(LaunchTest, ThePortIsHeldAndRankZeroCanServeOnIt) {
   ::close(listener);
 }
 
-TEST_F(LaunchTest, OneLineForWhatCannotBeStarted) {
+TEST_F(LaunchTest, ProgramThatCannotBeStartedIsAOneLineError) {
   Tool tool(folder_, {"launch", "-n", "2", "--", "./no_such_program", "x"});
   EXPECT_EQ(tool.wait(), 1);
   EXPECT_EQ(errors(), "error: cannot start './no_such_program': No such file or directory\n");
