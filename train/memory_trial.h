@@ -19,8 +19,8 @@ namespace tessera::train {
 
 struct MemoryTrialOptions {
   int num_steps = 5;  ///< timed steps; further steps warm up and record the timeline and the process's peak
-  int simulate_world = 0;  ///< above 0: the process runs alone and holds what rank simulate_rank of so many
-                           ///< would hold (comm/self.h)
+  int simulate_world = 0;  ///< above 0: the process runs alone and holds what rank simulate_rank
+                           ///< would hold in a group of this size (comm/self.h)
   int simulate_rank = 0;
 };
 

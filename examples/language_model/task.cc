@@ -23,7 +23,7 @@ LanguageModelOptions read_language_model_options(const config::Section& model, c
   options.sample.temperature = data.number("temperature", options.sample.temperature, 0.0, 100.0);
   data.finish();
   if (options.sample.prompt.empty())
-    data.fail("prompt", "found \"\"; expected at least one character to go on from");
+    data.fail("prompt", "found \"\"; expected at least one character to continue");
   GptOptions& gpt = options.model;
   model.required_text("type");
   gpt.dim = model.integer("dim", gpt.dim, 1, 65536);

@@ -49,7 +49,7 @@ TEST_F(ErrorFileTest, FirstReportIsKeptAndNoTemporaryFileIsLeft) {
 }
 
 TEST_F(ErrorFileTest, WithoutALauncherNothingHappens) {
-  report_error("nobody listens");
+  report_error("no launcher");
   EXPECT_TRUE(std::filesystem::is_empty(folder_.path()));
   ::setenv("TESSERA_ERROR_FILE", folder_.path("no/such/folder/error").c_str(), 1);
   report_error("cannot be written");

@@ -99,7 +99,7 @@ class CheckpointTest(ToolTest):
         outcome = self.train(config, 2, "--resume")
         self.assertIn("\nalready finished after 20 steps (1.25 epochs); to continue training, raise ", outcome.out)
         self.assertRegex(outcome.out, r"\nmodel    run/model.safetensors \(loss \d\.\d+ at step \d+\)\n")
-        self.assertNotIn("training ", outcome.out.split("going on")[1])
+        self.assertNotIn("training ", outcome.out.split("resuming after")[1])
         self.assertEqual(self.files_of("run"), before)
         (self.folder / "run" / "model.safetensors").unlink()
         self.train(config, 2, "--resume")

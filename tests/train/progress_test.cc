@@ -285,13 +285,13 @@ TEST(PrintLine, IsTheLineAndNoBar) {
   FakeTerminal terminal;
   print_line(terminal.display(), "a line");
   EXPECT_EQ(terminal.out.str(), "a line\n");
-  print_line(Display{}, "nobody hears this");
+  print_line(Display{}, "not shown");
 }
 
 TEST(ProgressBar, SilentDisplayWritesNowhere) {
   ProgressBar bar(Display{}, {.total = 4}, /*keep=*/true);
   bar.update(4);
-  bar.print("nobody hears this");
+  bar.print("not shown");
   bar.close();
 }
 
