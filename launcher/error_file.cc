@@ -48,7 +48,7 @@ std::string one_line(std::string_view text, size_t max_bytes) {
   return line.substr(0, cut) + "...";
 }
 
-/// In ASCII alone: torchrun fails itself on a byte that its locale cannot decode.
+/// ASCII only: torchrun fails on bytes that its locale cannot decode.
 std::string json_string(const std::string& text) {
   std::string out = "\"";
   for (const char c : text) {
@@ -71,14 +71,14 @@ void write_once(const std::string& path, const std::string& content) {
     written += static_cast<size_t>(n);
   }
   fd.reset();
-  const bool whole = written == content.size();
-  // link() refuses an existing name, which keeps the first report. Some file systems have no links.
-  if (whole && ::link(temporary.c_str(), path.c_str()) != 0 && errno != EEXIST)
+  const bool complete = written == content.size();
+  // link() fails if the name exists, which keeps the first report. Some file systems have no hard links.
+  if (complete && ::link(temporary.c_str(), path.c_str()) != 0 && errno != EEXIST)
     ::rename(temporary.c_str(), path.c_str());
   ::unlink(temporary.c_str());
 }
 
-bool speaks_of_an_error(std::string_view line) {
+bool mentions_error(std::string_view line) {
   static constexpr std::array<std::string_view, 9> kWords = {
       "error", "exception", "what()", "terminate called", "fatal", "failed", "cannot", "not found", "assert"};
   if (line.starts_with("frame #")) return false;  // a line of c10's stack trace
@@ -106,7 +106,7 @@ void report_error(const std::string& message) noexcept {
       write_once(torchrun, str("{\"message\": {\"message\": ", json_string(line),
                                ", \"extraInfo\": {\"timestamp\": \"", ::time(nullptr), "\"}}}"));
   } catch (...) {
-    // Out of memory, say. The exit code still tells the launcher that this rank failed.
+    // For example out of memory. The exit code still shows the launcher that this rank has failed.
   }
 }
 
@@ -126,7 +126,7 @@ std::string last_error_line(const std::string& log_path) {
   const std::streamoff size = file.tellg();
   file.seekg(std::max<std::streamoff>(0, size - kTailBytes));
   std::string tail{std::istreambuf_iterator<char>(file), {}};
-  std::replace(tail.begin(), tail.end(), '\r', '\n');  // a progress bar's lines
+  std::replace(tail.begin(), tail.end(), '\r', '\n');  // a progress bar's redraws become lines
 
   std::vector<std::string> lines;
   std::istringstream stream(tail);
@@ -134,15 +134,15 @@ std::string last_error_line(const std::string& log_path) {
     if (std::string line = one_line(raw, kMaxLineBytes); !line.empty()) lines.push_back(std::move(line));
   const size_t begin = lines.size() > kTailLines ? lines.size() - kTailLines : 0;
   for (size_t i = lines.size(); i-- > begin;)
-    if (speaks_of_an_error(lines[i])) return lines[i];
+    if (mentions_error(lines[i])) return lines[i];
   return lines.empty() ? "" : lines.back();
 }
 
-bool says_more_than(const std::string& log_path, const std::vector<std::string>& messages) {
+bool has_other_lines(const std::string& log_path, const std::vector<std::string>& messages) {
   std::ifstream file(log_path, std::ios::binary);
   for (std::string raw; std::getline(file, raw);) {
     const std::string line = one_line(raw, kMaxReportBytes);
-    // "[error] MESSAGE", or a line of a message of several.
+    // "[error] MESSAGE", or one line of a message with several.
     const auto is_in = [&](const std::string& message) {
       return line.find(message) != line.npos || message.find(line) != message.npos;
     };

@@ -12,7 +12,7 @@
 namespace tessera::launcher {
 namespace {
 
-bool is_own_death(int signal) {
+bool is_fatal_signal(int signal) {
   switch (signal) {
     case SIGSEGV:
     case SIGBUS:
@@ -21,31 +21,32 @@ bool is_own_death(int signal) {
     case SIGSYS:
     case SIGTRAP:
     case SIGKILL: return true;
-    default: return false;  // SIGABRT, too: it is what an uncaught "connection closed by peer" ends in
+    default: return false;  // SIGABRT too: an uncaught "connection closed by peer" ends in it
   }
 }
 
 int64_t failure_time_ns(const RankExit& exit) {
   if (exit.report) return exit.report->time_ns;
-  const bool own_death = WIFSIGNALED(exit.status) && is_own_death(WTERMSIG(exit.status));
-  return exit.time_ns - (own_death ? kSignalHeadStartNs : 0);
+  const bool died_by_itself = WIFSIGNALED(exit.status) && is_fatal_signal(WTERMSIG(exit.status));
+  return exit.time_ns - (died_by_itself ? kSignalHeadStartNs : 0);
 }
 
 bool ended_by_launcher(const RankExit& exit) {
-  if (!exit.told_to_end || !WIFSIGNALED(exit.status)) return false;
+  if (!exit.signalled || !WIFSIGNALED(exit.status)) return false;
   return WTERMSIG(exit.status) == SIGTERM || WTERMSIG(exit.status) == SIGKILL;
 }
 
 }  // namespace
 
 bool crashed(const RankExit& exit) {
-  return WIFSIGNALED(exit.status) && is_own_death(WTERMSIG(exit.status)) && WTERMSIG(exit.status) != SIGKILL;
+  return WIFSIGNALED(exit.status) && is_fatal_signal(WTERMSIG(exit.status)) &&
+         WTERMSIG(exit.status) != SIGKILL;
 }
 
 const RankExit* root_cause(const std::vector<RankExit>& exits) {
   const RankExit* first = nullptr;
   for (const RankExit& exit : exits) {
-    if (exit.status == 0 || (exit.told_to_end && !exit.report && !crashed(exit))) continue;
+    if (exit.status == 0 || (exit.signalled && !exit.report && !crashed(exit))) continue;
     if (!first || failure_time_ns(exit) < failure_time_ns(*first)) first = &exit;
   }
   return first;

@@ -1,4 +1,4 @@
-// Which rank failed first, and how to say so. Pure functions over what was seen.
+// Finds the rank that failed first, and describes its failure. Pure functions of the ranks' exits.
 #pragma once
 
 #include <cstdint>
@@ -14,30 +14,30 @@ namespace tessera::launcher {
 struct RankExit {
   int rank = 0;
   int status = 0;                     ///< as waitpid gives it
-  int64_t time_ns = 0;                ///< CLOCK_MONOTONIC, when the launcher saw it
-  bool told_to_end = false;           ///< the launcher had signalled it before
-  std::optional<ErrorReport> report;  ///< what it said itself (error_file.h)
+  int64_t time_ns = 0;                ///< CLOCK_MONOTONIC, when the launcher noticed it
+  bool signalled = false;             ///< the launcher had sent it a signal before
+  std::optional<ErrorReport> report;  ///< its own report (error_file.h)
 };
 
-/// A death that no other rank can have caused is taken to have begun this much before it was seen: its peers
-/// may notice the closed connection, report it and be gone while the kernel still takes the process down.
+/// A death that no other rank can have caused is assumed to have begun this long before it was noticed: its
+/// peers may notice the closed connection, report it and exit while the kernel still ends the process.
 inline constexpr int64_t kSignalHeadStartNs = 100'000'000;
 
-/// Local. Whether the rank died of a signal that nobody sends: SIGSEGV, SIGBUS,
-/// SIGILL, SIGFPE, SIGSYS or SIGTRAP.
+/// Local. Whether the rank died of a signal caused by its own code: SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGSYS
+/// or SIGTRAP.
 bool crashed(const RankExit& exit);
 
-/// Local. The exit that was the first failure by time, or null when no rank failed by itself. A rank's time
-/// is that of its own report, else that of its end, less the head start if it was a signal that no peer can
-/// cause (SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGSYS, SIGTRAP, SIGKILL). Ranks ended by the launcher don't count
-/// unless they had reported an error, or crashed.
+/// Local. The first failure by time, or null if no rank failed by itself. A rank's time is that of its
+/// report, else that of its end, minus the head start if it died of a signal that no peer can cause (SIGSEGV,
+/// SIGBUS, SIGILL, SIGFPE, SIGSYS, SIGTRAP, SIGKILL). Ranks ended by the launcher do not count unless they
+/// had reported an error or crashed.
 const RankExit* root_cause(const std::vector<RankExit>& exits);
 
-/// Local. What every rank has reported, word for word: a mistake that all have met, which needs no rank's
-/// name. None: they differ, or one has reported nothing.
+/// Local. The message, if all ranks have failed with the same one: it can be shown without naming a rank.
+/// Otherwise nullopt.
 std::optional<std::string> common_error(const std::vector<RankExit>& exits);
 
-/// Local. What the launcher returns for this failure: its exit code, 128 + signal, or 1 for a rank that
+/// Local. The launcher's exit code for this failure: the rank's exit code, 128 + signal, or 1 for a rank that
 /// had reported an error and was then ended by the launcher.
 int exit_code(const RankExit& exit);
 

@@ -18,12 +18,12 @@
 namespace tessera::launcher {
 namespace {
 
-/// The guard's whole life: async-signal-safe calls only, and no memory of its own but the stack.
+/// The main function of the guard. Only async-signal-safe calls, no heap memory.
 [[noreturn]] void guard_main(int socket) {
   sigset_t all;
   ::sigfillset(&all);
-  ::sigprocmask(SIG_SETMASK, &all, nullptr);  // ends with the launcher, by nothing milder than SIGKILL
-  ::setsid();                                 // out of reach of the terminal and of kill -9 -GROUP
+  ::sigprocmask(SIG_SETMASK, &all, nullptr);  // until the launcher ends only SIGKILL ends the guard
+  ::setsid();                                 // away from the terminal's signals and from kill -9 -GROUP
   ::prctl(PR_SET_NAME, "tessera-guard");
   ::dup2(socket, 0);
   if (::close_range(1, ~0U, 0) != 0)  // a pipe held open here would keep its reader waiting
@@ -68,7 +68,7 @@ void Guard::watch(pid_t group) { send(group); }
 void Guard::forget(pid_t group) { send(-group); }
 
 void Guard::send(pid_t message) {
-  // A guard that somebody killed is a net lost, not a reason to stop the run.
+  // If the guard was killed the run continues without it.
   while (::send(socket_.get(), &message, sizeof(message), MSG_NOSIGNAL) < 0 && errno == EINTR) {
   }
 }

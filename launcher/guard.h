@@ -1,4 +1,4 @@
-// Guard: a small process that outlives a launcher killed with SIGKILL, to kill what the ranks had started.
+// Guard: a small process that kills the ranks' children if the launcher is killed with SIGKILL.
 #pragma once
 
 #include <sys/types.h>
@@ -8,24 +8,24 @@
 namespace tessera::launcher {
 
 // [Note: who cleans up after SIGKILL]
-// The kernel kills each rank when the launcher dies (PR_SET_PDEATHSIG), but not the children of
-// ranks. The guard knows the ranks' process groups, sleeps on a socket whose other end only the
-// launcher holds, and kills the groups when that end closes. It is a fork without exec: no file to
-// find, a few hundred KB, about a millisecond.
+// The kernel kills each rank when the launcher dies (PR_SET_PDEATHSIG), but not the children of the ranks.
+// The guard knows the ranks' process groups. It waits on a socket whose other end only the launcher holds,
+// and kills the groups when that end closes. It is a fork without exec, which needs no executable file, a few
+// hundred KB and about a millisecond.
 
-/// Owns the guard process and the launcher's end of its socket. Not thread-safe. Destroying it ends the
-/// guard, which kills the groups it still watches.
+/// Owns the guard process and the launcher's end of its socket. The destructor ends the guard, which kills
+/// the groups it still watches. Not thread-safe.
 class Guard {
  public:
-  /// Local. Throws CommError when the process cannot be made.
+  /// Local. Throws CommError if the process cannot be created.
   Guard();
   Guard(const Guard&) = delete;
   Guard& operator=(const Guard&) = delete;
   ~Guard();
 
-  /// Local. From now on the group ends with the launcher. At most kMaxRanks groups at a time.
+  /// Local. The group will be killed when the launcher ends. At most kMaxRanks groups at a time.
   void watch(pid_t group);
-  /// Local. The group has ended: its number may belong to others from now on.
+  /// Local. Stops watching a group that has ended, whose number other processes may get.
   void forget(pid_t group);
 
  private:

@@ -14,8 +14,8 @@
 namespace tessera::launcher {
 namespace {
 
-/// The path of that file in this process's control group; empty when there is
-/// none. `controller` names it in version 1.
+/// The path of a file of this process's control group; empty if there is none. `controller`: its name in
+/// version 1.
 std::string cgroup_file(std::string_view controller, const std::string& v1_file, const std::string& v2_file) {
   std::vector<std::string> candidates;
   std::ifstream lines("/proc/self/cgroup");  // "4:memory:/path" (version 1) or "0::/path" (version 2)
@@ -28,7 +28,7 @@ std::string cgroup_file(std::string_view controller, const std::string& v1_file,
     if (names.find(str(",", controller, ",")) != std::string::npos)
       candidates.push_back(str("/sys/fs/cgroup/", controller, path, "/", v1_file));
   }
-  // In a container whose path is another one's view, its own group is mounted at the top.
+  // In a container /proc/self/cgroup may show the host's path, while its own group is mounted at the top.
   candidates.push_back(str("/sys/fs/cgroup/", v2_file));
   candidates.push_back(str("/sys/fs/cgroup/", controller, "/", v1_file));
   for (const std::string& path : candidates)
@@ -44,7 +44,7 @@ std::optional<int64_t> counter_in(const std::string& path, std::string_view name
   return std::nullopt;
 }
 
-/// Cores the quota allows; none when there is no limit.
+/// Cores allowed by the quota; nullopt without a limit.
 std::optional<int> quota_cores() {
   const std::string path = cgroup_file("cpu", "cpu.cfs_quota_us", "cpu.max");
   double quota = 0, period = 100000;

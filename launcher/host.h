@@ -1,4 +1,4 @@
-// What the kernel says of this host: the cores we may use, and whether it has killed for memory.
+// Facts about this host: the usable cores, and the number of out-of-memory kills.
 #pragma once
 
 #include <cstdint>
@@ -6,12 +6,13 @@
 
 namespace tessera::launcher {
 
-/// Local. Cores this process may use: its CPU affinity, no more than the control group's quota (cpu.max or
-/// cpu.cfs_quota_us, rounded up). At least 1.
+/// Local. The number of cores this process may use: by its CPU affinity, limited by the control group's quota
+/// (cpu.max or cpu.cfs_quota_us, rounded up). At least 1.
 int available_cores();
 
-/// Local. How many processes of this control group the kernel has killed for want of memory so far (v2:
-/// memory.events, v1: memory.oom_control; without either, the host's count in /proc/vmstat). None: not told.
+/// Local. The number of processes of this control group that the kernel's OOM killer has killed so far (v2:
+/// memory.events, v1: memory.oom_control; without either, the host's count in /proc/vmstat). nullopt:
+/// unknown.
 std::optional<int64_t> num_oom_kills();
 
 }  // namespace tessera::launcher

@@ -41,7 +41,7 @@ void check(const Options& options) {
   if (options.program.empty()) throw ConfigError("no program to launch was given");
 }
 
-/// Where the files of a run lie. The temporary folder is removed unless keep() was called.
+/// The paths of a run's files. Owns a temporary folder, which is removed unless keep() was called.
 class RunFiles {
  public:
   explicit RunFiles(const std::string& log_dir) {
@@ -52,7 +52,7 @@ class RunFiles {
       throw ConfigError(str("--log-dir ", log_dir, ": the folder cannot be made: ", error.message()));
   }
 
-  /// Leaves the logs where they are; for the user to read them.
+  /// Keeps the logs for the user to read.
   void keep() {
     if (log_dir_ == temporary_.path()) temporary_.keep();
   }
@@ -87,7 +87,7 @@ FileDescriptor open_file(const std::string& path, int flags) {
   return fd;
 }
 
-/// Descriptors 0 to 2 exist from here on, so that no file opened later takes their place by chance.
+/// Opens descriptors 0 to 2 if they are closed, so that no file opened later gets one of these numbers.
 void ensure_standard_files() {
   int fd = 0;
   do {
@@ -96,7 +96,7 @@ void ensure_standard_files() {
   if (fd > 2) ::close(fd);
 }
 
-/// Orphans of the ranks become children of this process while it lives.
+/// While it lives, orphaned descendants of this process become its children. The destructor kills them.
 class Subreaper {
  public:
   Subreaper() {
@@ -126,69 +126,70 @@ Process spawn_rank(const Options& options, const RankVariables& variables, const
     log = open_file(files.log(variables.rank), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND);
     spawn.stdout_fd = spawn.stderr_fd = log.get();
   }
-  // A rank is a background job to the terminal and could not read from it; a pipe or a file is rank 0's.
+  // Ranks are background jobs of the terminal and cannot read from it. Rank 0 reads a pipe or a file.
   if (variables.rank > 0 || ::isatty(STDIN_FILENO)) spawn.stdin_fd = null.get();
   return Process::spawn(spawn);
 }
 
 std::string last_error(const RankExit& exit, const RunFiles& files) {
   if (exit.report) return exit.report->message;
-  return exit.rank > 0 ? last_error_line(files.log(exit.rank))
-                       : "";  // rank 0's output is the user's, not ours to read
+  return exit.rank > 0 ? last_error_line(files.log(exit.rank)) : "";  // rank 0's output is not logged
 }
 
-/// Why a rank that nobody here killed has died of SIGKILL.
+/// The likely reason of a SIGKILL that the launcher has not sent.
 std::string memory_hint(const RankExit& exit, std::optional<int64_t> oom_kills_before) {
-  if (!WIFSIGNALED(exit.status) || WTERMSIG(exit.status) != SIGKILL || exit.told_to_end) return "";
+  if (!WIFSIGNALED(exit.status) || WTERMSIG(exit.status) != SIGKILL || exit.signalled) return "";
   const auto now = num_oom_kills();
   if (!now || !oom_kills_before) return "; the usual reason is that the host ran out of memory";
   return *now > *oom_kills_before ? "; the kernel killed it because memory ran out" : "";
 }
 
-/// Whether this is how ranks end when the user tells them to, so that there is nothing to report.
+/// Whether this is the normal end of a rank interrupted by `signal`, which needs no report.
 bool is_answer_to(const RankExit& exit, std::optional<int> signal) {
   if (!signal) return false;
-  if (crashed(exit)) return false;  // while it saved, most likely
+  if (crashed(exit)) return false;  // most likely while saving
   return WIFSIGNALED(exit.status) || WEXITSTATUS(exit.status) == 128 + *signal ||
-         WEXITSTATUS(exit.status) == 128 + SIGTERM;  // what a SIGHUP is passed on as
+         WEXITSTATUS(exit.status) == 128 + SIGTERM;  // SIGHUP is forwarded as SIGTERM
 }
 
 std::string describe_failure(const RankExit& exit, int num_ranks, const RunFiles& files,
                              std::optional<int64_t> oom_kills_before) {
-  const bool by_launcher = exit.told_to_end && WIFSIGNALED(exit.status) && !crashed(exit);
+  const bool by_launcher = exit.signalled && WIFSIGNALED(exit.status) && !crashed(exit);
   const std::string error = last_error(exit, files);
   const char* clause = !error.empty() ? "; last error: " : exit.rank == 0 ? "; its output is above" : "";
-  return str("rank ", exit.rank, " of ", num_ranks, " failed", num_ranks > 1 ? " first" : "", ": ",
-             by_launcher ? "it reported an error and was then ended" : describe_status(exit.status),
-             memory_hint(exit, oom_kills_before), clause, error);
+  return str(
+      "rank ", exit.rank, " of ", num_ranks, " failed", num_ranks > 1 ? " first" : "", ": ",
+      by_launcher ? "it reported an error and was then ended by the launcher" : describe_status(exit.status),
+      memory_hint(exit, oom_kills_before), clause, error);
 }
 
-/// Of logs that say more than was printed: the failed rank's, or whosever there are.
-std::string where_logs_are(const std::vector<int>& telling, int failed_rank, int num_ranks,
+/// Names the logs that say more than was printed: the failed rank's, or all.
+std::string where_logs_are(const std::vector<int>& informative, int failed_rank, int num_ranks,
                            const RunFiles& files) {
-  const bool failed_tells = std::find(telling.begin(), telling.end(), failed_rank) != telling.end();
-  if (failed_tells || telling.size() == 1) {
-    const int rank = failed_tells ? failed_rank : telling.front();
+  const bool has_failed_rank =
+      std::find(informative.begin(), informative.end(), failed_rank) != informative.end();
+  if (has_failed_rank || informative.size() == 1) {
+    const int rank = has_failed_rank ? failed_rank : informative.front();
     return str("the log of rank ", rank, " is ", files.log(rank));
   }
   return str("the logs of ranks 1 to ", num_ranks - 1, " are ", files.log(1), " and on");
 }
 
-/// Says why the run has failed, and where there is more about it.
+/// Logs why the run has failed, and which logs say more about it.
 void report_failure(const Outcome& outcome, const RankExit* first, int num_ranks, RunFiles& files,
                     std::optional<int64_t> oom_kills_before, const Logger& log) {
-  std::vector<std::string> told;
+  std::vector<std::string> printed;
   if (first && !is_answer_to(*first, outcome.interrupted_by)) {
     const auto common = common_error(outcome.exits);
     log.error(common ? *common : describe_failure(*first, num_ranks, files, oom_kills_before));
-    if (const std::string error = last_error(*first, files); !error.empty()) told.push_back(error);
+    if (const std::string error = last_error(*first, files); !error.empty()) printed.push_back(error);
   }
-  std::vector<int> telling;
+  std::vector<int> informative;
   for (int rank = 1; rank < num_ranks; ++rank)
-    if (says_more_than(files.log(rank), told)) telling.push_back(rank);
-  if (telling.empty()) return;
+    if (has_other_lines(files.log(rank), printed)) informative.push_back(rank);
+  if (informative.empty()) return;
   files.keep();
-  log.info(where_logs_are(telling, first ? first->rank : 0, num_ranks, files));
+  log.info(where_logs_are(informative, first ? first->rank : 0, num_ranks, files));
 }
 
 }  // namespace
@@ -201,8 +202,8 @@ int run(const Options& options, const Logger& log) {
   RunFiles files(options.log_dir);
   const FileDescriptor null = open_file("/dev/null", O_RDWR);
 
-  // In this order, so that the destructors end ranks, then their orphans and
-  // the guard, then take signals again.
+  // Declared in this order so that the destructors end the ranks, then the guard and the orphans, and restore
+  // the signal mask last.
   SignalWatch signals;
   Subreaper subreaper;
   Guard guard;
@@ -222,7 +223,7 @@ int run(const Options& options, const Logger& log) {
 
   const Outcome outcome = Supervisor(ranks, guard, signals, supervision, log).supervise();
   const RankExit* first = root_cause(outcome.exits);
-  // Also when told to end: all ranks have taken the signal, saved, and say that all is well.
+  // Also after an interrupt: all ranks have saved and exited with 0.
   if (std::all_of(outcome.exits.begin(), outcome.exits.end(),
                   [](const RankExit& exit) { return exit.status == 0; }))
     return 0;

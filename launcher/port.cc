@@ -50,7 +50,7 @@ PortReservation::PortReservation(int port) {
   int error = 0;
   socket_ = bind_any(AF_INET6, port, &error);
   if (!socket_ && error != EADDRINUSE && error != EACCES)
-    socket_ = bind_any(AF_INET, port, &error);  // no IPv6 here
+    socket_ = bind_any(AF_INET, port, &error);  // no IPv6 on this host
   if (!socket_)
     throw CommError(port == 0
                         ? str("no port can be bound on this host: ", std::strerror(error))

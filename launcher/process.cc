@@ -23,7 +23,7 @@ std::vector<char*> pointers_to(const std::vector<std::string>& strings) {
   return pointers;
 }
 
-/// What the child needs, made before the fork: after it only async-signal-safe calls are allowed.
+/// The child's data, prepared before the fork: after it only async-signal-safe calls are allowed.
 struct ChildPlan {
   const SpawnOptions& options;
   std::vector<char*> argv;
@@ -32,12 +32,11 @@ struct ChildPlan {
   int error_pipe;
 };
 
-/// In the child. Returns only when something failed, with errno set.
-void become(const ChildPlan& plan) {
+/// Runs in the child: becomes the program. Returns only on failure, with errno set.
+void exec_child(const ChildPlan& plan) {
   ::setpgid(0, 0);
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (::getppid() != plan.launcher)
-    ::_exit(1);  // the launcher died before the line above: no signal will come
+  if (::getppid() != plan.launcher) ::_exit(1);  // the launcher died before prctl(): no signal will come
   const SpawnOptions& options = plan.options;
   if (options.stdin_fd >= 0 && ::dup2(options.stdin_fd, 0) < 0) return;
   if (options.stdout_fd >= 0 && ::dup2(options.stdout_fd, 1) < 0) return;
@@ -55,7 +54,7 @@ int wait_for(pid_t pid) {
   return status;
 }
 
-/// The child's errno if it could not become the program; 0 when it has (the pipe closed on exec).
+/// The child's errno if its exec failed; 0 if it succeeded (the pipe is closed on exec).
 int exec_error(int pipe_fd) {
   int error = 0;
   ssize_t n = 0;
@@ -79,13 +78,13 @@ Process Process::spawn(const SpawnOptions& options) {
 
   const pid_t pid = ::fork();
   if (pid == 0) {
-    become(plan);
+    exec_child(plan);
     const int error = errno;
     if (::write(plan.error_pipe, &error, sizeof(error)) < 0) ::_exit(126);
     ::_exit(127);
   }
   if (pid < 0) throw CommError(str("cannot start '", options.program, "': ", std::strerror(errno)));
-  ::setpgid(pid, pid);  // here, too: the group must exist before the first signal to it
+  ::setpgid(pid, pid);  // also in the parent: the group must exist before the first signal to it
   writer.reset();
   if (const int error = exec_error(reader.get())) {
     wait_for(pid);
@@ -114,8 +113,7 @@ void Process::signal(int signal) const {
 }
 
 int Process::collect() {
-  // The group is killed while its leader is still a zombie: until it is reaped,
-  // no other process can get its number.
+  // The group is killed while its leader is a zombie: until it is reaped no other process can get its number.
   siginfo_t info{};
   while (::waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOWAIT) < 0 && errno == EINTR) {
   }

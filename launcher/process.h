@@ -1,4 +1,4 @@
-// Process: one rank, in a process group of its own, so that whatever it starts ends with it.
+// Process: one rank in its own process group, which is killed as a whole.
 #pragma once
 
 #include <signal.h>
@@ -10,29 +10,28 @@
 namespace tessera::launcher {
 
 // [Note: a process group for every rank]
-// Ctrl-C goes to the terminal's foreground group, which is the launcher's alone: the launcher passes it on,
-// and every rank sees it once, typed or sent by `kill`. And a group can be killed as a whole, with data
-// loader workers and whatever else a rank has started. The price: ranks are background jobs to the terminal,
-// which may stop one that reads from it (SIGTTIN), changes its modes, or, under `stty tostop`, writes to it
-// (SIGTTOU). Both signals are ignored in ranks: writes then pass, and reads fail instead of hanging.
+// Ctrl-C goes to the terminal's foreground group, which contains only the launcher. The launcher forwards it,
+// so that every rank gets it once, whether it was typed or sent by `kill`. And a group can be killed as a
+// whole, with data loader workers and other children of a rank. The cost: ranks are background jobs of the
+// terminal, which may stop one that reads from it (SIGTTIN), changes its modes or, under `stty tostop`,
+// writes to it (SIGTTOU). Ranks ignore both signals, so that writes succeed, and reads fail instead of
+// stopping the rank.
 
 struct SpawnOptions {
-  std::string program;                   ///< looked up in PATH when there is no '/' in it
-  std::vector<std::string> args;         ///< argv[1] and on
-  std::vector<std::string> environment;  ///< "NAME=value", all of it
-  int stdin_fd = -1;                     ///< -1: the launcher's own, here and below
+  std::string program;                   ///< looked up in PATH if it has no '/'
+  std::vector<std::string> args;         ///< argv[1], argv[2] …
+  std::vector<std::string> environment;  ///< "NAME=value", complete
+  int stdin_fd = -1;                     ///< -1: the launcher's own; also for the next two
   int stdout_fd = -1;
   int stderr_fd = -1;
-  sigset_t signal_mask{};  ///< the mask it starts with
+  sigset_t signal_mask{};  ///< the initial signal mask
 };
 
-/// Owns a child process and its group. Move-only, not thread-safe. The kernel kills the
-/// child (SIGKILL) when the thread that spawned it ends, however that comes. Destroying a
-/// running one kills its group and reaps it.
+/// Owns a child process and its group. The kernel kills the child (SIGKILL) when the thread that spawned it
+/// ends. The destructor kills the group of a running child and reaps it. Move-only, not thread-safe.
 class Process {
  public:
-  /// Local. Returns once the program runs. Throws CommError with the program's
-  /// name when it cannot be started.
+  /// Local. Returns after the child's exec. Throws CommError with the program's name if it cannot be started.
   static Process spawn(const SpawnOptions& options);
 
   Process(Process&& other) noexcept;
@@ -41,10 +40,10 @@ class Process {
 
   pid_t pid() const { return pid_; }
   bool running() const { return running_; }
-  /// Local. Sends `signal` to every process of the group; nothing when it is no longer running.
+  /// Local. Sends `signal` to every process of the group, if the child is running.
   void signal(int signal) const;
-  /// Local. Waits for the end (which must have come, or this blocks), kills what is left of the group,
-  /// and returns the status as waitpid gives it.
+  /// Local. Blocks until the child has ended, kills the rest of its group and returns its status as waitpid
+  /// gives it.
   int collect();
 
  private:

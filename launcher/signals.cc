@@ -15,7 +15,7 @@ bool is_ignored(int signal) {
 
 SignalWatch::SignalWatch() {
   ::sigemptyset(&watched_);
-  // SIGINT even where it is ignored, as it is for a script's background job: it must still end every rank.
+  // SIGINT even if it is ignored, as in a script's background job: it must still end every rank.
   for (const int signal : {SIGCHLD, SIGINT, SIGTERM}) ::sigaddset(&watched_, signal);
   for (const int signal : {SIGHUP, SIGTSTP})
     if (!is_ignored(signal)) ::sigaddset(&watched_, signal);
@@ -52,7 +52,8 @@ std::optional<int> SignalWatch::wait(std::optional<std::chrono::steady_clock::ti
 }
 
 void SignalWatch::stop_here() {
-  // The default action of SIGTSTP, not SIGSTOP: the kernel drops it where nobody could continue us.
+  // SIGTSTP with its default action, not SIGSTOP: the kernel ignores it for a process group that no shell
+  // could continue.
   sigset_t stop;
   ::sigemptyset(&stop);
   ::sigaddset(&stop, SIGTSTP);

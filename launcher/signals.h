@@ -1,4 +1,4 @@
-// SignalWatch: takes signals as events, in order, instead of in handlers.
+// SignalWatch: receives signals as events, in order, without handlers.
 #pragma once
 
 #include <signal.h>
@@ -8,9 +8,9 @@
 
 namespace tessera::launcher {
 
-/// While it lives, the calling thread has SIGCHLD, SIGINT, SIGTERM, SIGHUP and SIGTSTP blocked and wait()
-/// takes them; SIGHUP and SIGTSTP only when they are not ignored (nohup). The destructor drops what has come
-/// and not been taken, and restores the mask. No other thread of the process may take these signals.
+/// While it lives, SIGCHLD, SIGINT, SIGTERM, SIGHUP and SIGTSTP are blocked in the calling thread and wait()
+/// receives them; SIGHUP and SIGTSTP only if they are not ignored (nohup). The destructor discards pending
+/// signals and restores the mask. No other thread of the process may receive these signals.
 class SignalWatch {
  public:
   SignalWatch();
@@ -18,11 +18,12 @@ class SignalWatch {
   SignalWatch& operator=(const SignalWatch&) = delete;
   ~SignalWatch();
 
-  /// Local. Sleeps until a signal comes, and returns it, or until the deadline (none: for ever).
+  /// Local. Waits for a signal and returns it; nullopt at the deadline. Without a deadline it waits without
+  /// limit.
   std::optional<int> wait(std::optional<std::chrono::steady_clock::time_point> deadline);
-  /// Local. Stops this process as Ctrl-Z would have, and returns when it is continued.
+  /// Local. Stops this process as Ctrl-Z does, and returns when it is continued.
   void stop_here();
-  /// The mask that was there before, which children should start with.
+  /// The thread's mask before, for children to start with.
   const sigset_t& previous_mask() const { return previous_mask_; }
 
  private:

@@ -17,14 +17,13 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// After the first failure the others are left alone this long, so that those that fail by themselves say
-/// how. When the first has said what its mistake was, the others may be about to find the same one.
+/// The time after the first failure in which other ranks may fail by themselves and report their errors. It
+/// is longer if the first rank has reported an error, since the others may be about to find the same one.
 constexpr milliseconds kSettle{100}, kSettleAfterReport{1000};
-/// A second Ctrl-C within this time is the first one, sent twice: `timeout -s
-/// INT` signals its child and its group.
+/// A second SIGINT within this time is ignored: `timeout -s INT` sends it to its child and to its group.
 constexpr milliseconds kSameInterrupt{200};
 
-/// The parent of a process out of /proc/PID/stat, "pid (name) state ppid ..."; 0 when it is gone.
+/// The parent of a process, from /proc/PID/stat, "pid (name) state ppid ..."; 0 if the process has ended.
 pid_t parent_of(const std::string& pid) {
   std::ifstream file("/proc/" + pid + "/stat");
   std::string line;
@@ -54,7 +53,7 @@ Supervisor::Supervisor(std::vector<Process>& ranks, Guard& guard, SignalWatch& s
       options_(std::move(options)),
       log_(std::move(log)),
       num_running_(ranks.size()),
-      told_to_end_(ranks.size()) {}
+      signalled_(ranks.size()) {}
 
 Outcome Supervisor::supervise() {
   while (num_running_ > 0) {
@@ -66,10 +65,10 @@ Outcome Supervisor::supervise() {
 }
 
 void Supervisor::on_signal(int signal) {
-  if (signal == SIGCHLD) return;  // it only wakes us: one may stand for several
+  if (signal == SIGCHLD) return;  // handled by collect_ended(): one signal may stand for several exits
   if (signal == SIGTSTP) return suspend();
   if (phase_ == Phase::kRunning) return interrupt(signal);
-  if (signal != SIGINT || phase_ == Phase::kKilled) return;  // they are ending already
+  if (signal != SIGINT || phase_ == Phase::kKilled) return;  // the ranks are ending already
   if (phase_ == Phase::kInterrupted && Clock::now() - interrupted_at_ < kSameInterrupt) return;
   log_.warning(str("killing ", num_running_, " ranks"));
   kill_all();
@@ -78,8 +77,9 @@ void Supervisor::on_signal(int signal) {
 void Supervisor::interrupt(int signal) {
   outcome_.interrupted_by = signal;
   interrupted_at_ = Clock::now();
-  const int passed_on = signal == SIGHUP ? SIGTERM : signal;  // who handles SIGTERM saves; few handle SIGHUP
-  for (size_t rank = 0; rank < ranks_.size(); ++rank) tell(rank, passed_on);
+  // Programs that save handle SIGTERM, few handle SIGHUP.
+  const int passed_on = signal == SIGHUP ? SIGTERM : signal;
+  for (size_t rank = 0; rank < ranks_.size(); ++rank) send_signal(rank, passed_on);
   enter(Phase::kInterrupted, options_.save_grace);
   log_.warning(str(signal_name(signal), ": ", num_running_, " ranks have ",
                    options_.save_grace.count() / 1000.0, " s to end; Ctrl-C",
@@ -98,10 +98,9 @@ void Supervisor::on_deadline() {
   deadline_.reset();
   switch (phase_) {
     case Phase::kSettling:
-      // A rank that has reported an error is ending by itself, and its own exit
-      // code says more than our signal.
+      // A rank that has reported an error is ending by itself, with an exit code of its own.
       for (size_t rank = 0; rank < ranks_.size(); ++rank)
-        if (::access(options_.error_files[rank].c_str(), F_OK) != 0) tell(rank, SIGTERM);
+        if (::access(options_.error_files[rank].c_str(), F_OK) != 0) send_signal(rank, SIGTERM);
       enter(Phase::kEnding, options_.stop_grace);
       break;
     case Phase::kInterrupted:
@@ -115,14 +114,14 @@ void Supervisor::on_deadline() {
 }
 
 void Supervisor::kill_all() {
-  for (size_t rank = 0; rank < ranks_.size(); ++rank) tell(rank, SIGKILL);
+  for (size_t rank = 0; rank < ranks_.size(); ++rank) send_signal(rank, SIGKILL);
   phase_ = Phase::kKilled;
   deadline_.reset();
 }
 
-void Supervisor::tell(size_t rank, int signal) {
+void Supervisor::send_signal(size_t rank, int signal) {
   if (!ranks_[rank].running()) return;
-  told_to_end_[rank] = true;
+  signalled_[rank] = true;
   ranks_[rank].signal(signal);
 }
 
@@ -133,7 +132,7 @@ void Supervisor::enter(Phase phase, milliseconds limit) {
 
 void Supervisor::collect_ended() {
   for (;;) {
-    siginfo_t info{};  // WNOWAIT: see Process::collect
+    siginfo_t info{};  // WNOWAIT: Process::collect() reaps it
     const int rc = ::waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT);
     if (rc < 0 && errno == EINTR) continue;
     if (rc < 0 || info.si_pid == 0) return;
@@ -142,7 +141,7 @@ void Supervisor::collect_ended() {
     if (rank != ranks_.end())
       on_rank_ended(static_cast<int>(rank - ranks_.begin()));
     else
-      ::waitpid(info.si_pid, nullptr, 0);  // an orphan that came to us
+      ::waitpid(info.si_pid, nullptr, 0);  // an orphan of a rank
   }
 }
 
@@ -150,15 +149,15 @@ void Supervisor::on_rank_ended(int rank) {
   RankExit exit;
   exit.rank = rank;
   exit.time_ns = monotonic_ns();
-  exit.told_to_end = told_to_end_[rank];
-  guard_.forget(ranks_[rank].pid());  // first: once it is collected, its number may be another process's
+  exit.signalled = signalled_[rank];
+  guard_.forget(ranks_[rank].pid());  // before collect(): after it another process may get the number
   exit.status = ranks_[rank].collect();
   exit.report = read_error_report(options_.error_files[rank]);
   --num_running_;
   outcome_.exits.push_back(exit);
   if (exit.status == 0) return;
   if (phase_ == Phase::kRunning) enter(Phase::kSettling, exit.report ? kSettleAfterReport : kSettle);
-  // One that crashes while saving leaves the others waiting for it: they won't come to an end by themselves.
+  // If a rank crashes while saving, the others wait for it and do not end by themselves.
   const bool crashed =
       WIFSIGNALED(exit.status) && WTERMSIG(exit.status) != SIGTERM && WTERMSIG(exit.status) != SIGINT;
   if (phase_ == Phase::kInterrupted && crashed)
@@ -171,7 +170,7 @@ void end_orphans() {
     const pid_t reaped = ::waitpid(-1, nullptr, WNOHANG);
     if (reaped > 0) continue;
     if (reaped < 0 && errno == ECHILD) return;
-    kill_children();  // each round brings the children of the last round's dead
+    kill_children();  // each round adopts the children of those killed in the previous one
     ::usleep(1000);
   }
 }

@@ -1,5 +1,5 @@
-// Supervisor: waits for the ranks, ends them all when one fails or the user
-// says so, and tells how each ended.
+// Supervisor: waits for the ranks, ends all of them when one fails or the user interrupts the run, and
+// returns how each ended.
 #pragma once
 
 #include <chrono>
@@ -18,26 +18,27 @@ namespace tessera::launcher {
 struct SupervisorOptions {
   std::chrono::milliseconds stop_grace{2000};   ///< from SIGTERM to SIGKILL after a failure
   std::chrono::milliseconds save_grace{30000};  ///< from the user's SIGINT or SIGTERM to SIGKILL
-  std::vector<std::string> error_files;         ///< one a rank
+  std::vector<std::string> error_files;         ///< one per rank
 };
 
 struct Outcome {
-  std::vector<RankExit> exits;        ///< in the order they ended; one a rank
-  std::optional<int> interrupted_by;  ///< the signal by which the user ended the run
+  std::vector<RankExit> exits;        ///< one per rank, in the order of their ends
+  std::optional<int> interrupted_by;  ///< the signal that interrupted the run
 };
 
-/// Refers to its arguments, which must outlive it. One thread: the one that spawned the ranks. The process
-/// must have no children but these ranks, the guard and what they leave behind: any that ends is reaped.
+/// Borrows its arguments, which must outlive it. Used by the thread that spawned the ranks. The process must
+/// have no children except the ranks, the guard and orphans of the ranks: every child that ends is reaped.
 class Supervisor {
  public:
   Supervisor(std::vector<Process>& ranks, Guard& guard, SignalWatch& signals, SupervisorOptions options,
              Logger log);
-  /// Local. Blocks without using the CPU until no rank is left.
+  /// Local. Blocks until all ranks have ended.
   Outcome supervise();
 
  private:
   using Clock = std::chrono::steady_clock;
-  // kRunning -> a rank fails: kSettling -> kEnding -> kKilled; the user's signal: kInterrupted -> kKilled.
+  // After a failure: kRunning -> kSettling -> kEnding -> kKilled. After a signal to the launcher: kRunning ->
+  // kInterrupted -> kKilled.
   enum class Phase { kRunning, kSettling, kEnding, kInterrupted, kKilled };
 
   void on_signal(int signal);
@@ -47,7 +48,7 @@ class Supervisor {
   void interrupt(int signal);
   void suspend();
   void kill_all();
-  void tell(size_t rank, int signal);
+  void send_signal(size_t rank, int signal);
   void enter(Phase phase, std::chrono::milliseconds limit);
 
   std::vector<Process>& ranks_;
@@ -59,12 +60,12 @@ class Supervisor {
   std::optional<Clock::time_point> deadline_;
   Clock::time_point interrupted_at_;
   size_t num_running_ = 0;
-  std::vector<bool> told_to_end_;
+  std::vector<bool> signalled_;
   Outcome outcome_;
 };
 
-/// Local. Kills and reaps every child this process has: what ranks left behind in sessions of its own comes
-/// to the launcher when its parent ends (PR_SET_CHILD_SUBREAPER). Gives up on unkillable ones after 2 s.
+/// Local. Kills and reaps every child of this process. Processes that ranks have started in other sessions
+/// become its children when their parents end (PR_SET_CHILD_SUBREAPER). Gives up after 2 s.
 void end_orphans();
 
 }  // namespace tessera::launcher

@@ -125,7 +125,7 @@ int train(const TrainFlags& flags, const std::vector<std::string>& args) {
     const train::RunConfig run = train::load_run_config(flags.config, *flags.launch.nproc, flags.overrides);
     check_resume(flags, run.trainer);
     train::check_not_in_use(run.trainer.output_dir);
-    if (!flags.resume) train::check_may_start_anew(run.trainer);
+    if (!flags.resume) train::check_no_unfinished_run(run.trainer);
     return run_ranks_of_self(flags.launch, args, log);
   }
   const comm::Environment environment = comm::environment();

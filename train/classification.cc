@@ -14,7 +14,7 @@ at::Tensor classification_statistics(const at::Tensor& logits, const at::Tensor&
   const at::Tensor valid = mask.defined() ? mask : at::ones_like(target, at::kBool);
   const at::Tensor losses = at::cross_entropy_loss(logits.to(at::kFloat), target, {}, at::Reduction::None);
   const at::Tensor counted =
-      at::where(valid, losses.to(at::kDouble), 0.0);  // not a product: 0 * inf is not 0
+      at::where(valid, losses.to(at::kDouble), 0.0);  // a product would not do: 0 * inf is NaN
   const at::Tensor ones = valid.to(at::kDouble);
   const at::Tensor cells = at::zeros({num_classes * num_classes}, ones.options())
                                .index_add(0, target * num_classes + logits.argmax(1), ones);

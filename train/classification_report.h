@@ -10,38 +10,36 @@
 
 namespace tessera::train {
 
-/// Of one class, or an average over classes.
+/// Scores of one class, or their average over classes.
 struct ClassScores {
-  double precision = 0;  ///< of the samples taken for this class, how many are of it; 0 where none was
-  double recall = 0;     ///< of the samples of this class, how many were taken for it; 0 where there are none
-  double f1 = 0;         ///< harmonic mean of the two; 0 where both are
+  double precision = 0;  ///< true positives / samples predicted as this class; 0 without any
+  double recall = 0;     ///< true positives / samples of this class; 0 without any
+  double f1 = 0;         ///< harmonic mean of the two; 0 if both are 0
   int64_t support = 0;   ///< samples of this class
 };
 
-/// A value.
 struct ClassificationReport {
   std::vector<ClassScores> classes;
-  double accuracy = 0;   ///< of the samples that have a class, how many were taken for it
-  ClassScores micro;     ///< of all classes' samples together
+  double accuracy = 0;   ///< true positives of all classes / all samples
+  ClassScores micro;     ///< from the counts summed over all classes
   ClassScores macro;     ///< means over the classes
   ClassScores weighted;  ///< means over the classes, weighted by support
 };
 
-/// By class, all of one length: samples of it that were taken for it, samples taken for it, samples of it.
-/// Labels of which a sample may have several are classes too.
+/// Counts by class, all of length C: true positives (`hits`), samples predicted as the class, samples of the
+/// class. For multi-label data each label counts as a class.
 struct ClassCounts {
   std::vector<double> hits, predicted, support;
 };
 
-/// Local. As scikit-learn's precision_recall_fscore_support with labels=range(C), zero_division=0.
+/// Local. Equals scikit-learn's precision_recall_fscore_support with labels=range(C), zero_division=0.
 ClassificationReport classification_report(const ClassCounts& counts);
 
-/// Local. confusion: (C, C) fp64 on the CPU, a row a true class, a column a predicted one
+/// Local. confusion: (C, C) fp64 on the CPU, rows are true classes, columns predicted classes
 /// (train/classification.h). All C classes count, as with scikit-learn's labels=range(C), zero_division=0.
 ClassificationReport classification_report(const at::Tensor& confusion);
 
-/// Local. A table, without a line break at its end, with the classes under these
-/// names (empty: "0", "1" …), one each.
+/// Local. The report as a table, without a newline at its end. names: one for each class; empty: "0", "1" …
 std::string format_report(const ClassificationReport& report, const std::vector<std::string>& names = {},
                           int digits = 4);
 

@@ -20,7 +20,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int64_t kMaxSamples = 16;  // of a set
+constexpr int64_t kMaxSamples = 16;  // hashed of each set
 
 std::string digest_of(const at::Tensor& tensor) {
   if (!tensor.defined()) return "none";

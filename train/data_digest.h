@@ -1,5 +1,5 @@
-// What tells data sets apart without sending them: ranks whose files differ would train on a mixture that
-// nobody asked for, and a run that goes on with another split would evaluate what it was trained on.
+// DataDigest: a short hash of a task's data sets. Comparing digests finds ranks whose files differ, and a
+// resumed run whose train/evaluation split has changed (it would be evaluated on samples it was trained on).
 #pragma once
 
 #include <cstdint>
@@ -15,18 +15,18 @@ namespace tessera::train {
 struct SetDigest {
   std::string name;    ///< "training", "evaluation", "test"
   int64_t size = 0;    ///< samples
-  std::string digest;  ///< of types, shapes and bytes of up to 16 evenly spread samples
+  std::string digest;  ///< hash of types, shapes and bytes of up to 16 evenly spaced samples
   bool operator==(const SetDigest&) const = default;
 };
-using DataDigest = std::vector<SetDigest>;  ///< of each of a task's sets
+using DataDigest = std::vector<SetDigest>;  ///< one for each set of a task
 
-/// Collective. Compares the ranks' data, whose samples are made one at a time. Returns what they agree on.
-/// Throws ConfigError, on all ranks alike, naming a set and a rank that has another one than rank 0;
-/// DataError where a sample cannot be made.
+/// Collective. Compares the ranks' data, reading one sample at a time. Returns their common digest. Throws
+/// ConfigError, on all ranks alike, naming a set and a rank where it differs from rank 0's; DataError if a
+/// sample cannot be read.
 DataDigest check_same_data(const Task& task, comm::Communicator& comm);
 
 /// Local. Which sets have changed, and how: "the evaluation set has 90 samples, 100 before; the test set has
-/// other samples than before"; "": none.
+/// other samples than before". Empty if none has.
 std::string describe_change(const DataDigest& before, const DataDigest& now);
 
 /// [["training", 60000, "…"], …]. from_json throws nlohmann::json::exception.

@@ -16,7 +16,7 @@ namespace tessera::train {
 namespace {
 
 template <class Change>
-Batch changed(Batch batch, const Change& change) {
+Batch transform(Batch batch, const Change& change) {
   for (at::Tensor& input : batch.inputs) input = change(input);
   if (batch.target.defined()) batch.target = change(batch.target);
   if (batch.mask.defined()) batch.mask = change(batch.mask);
@@ -33,7 +33,7 @@ DataLoaderOptions data_loader_options(const TrainerConfig& trainer, at::Device d
 }
 
 Batch to_device(Batch batch, at::Device device) {
-  return changed(std::move(batch), [&](const at::Tensor& tensor) {
+  return transform(std::move(batch), [&](const at::Tensor& tensor) {
     return tensor.to(device, tensor.scalar_type(), /*non_blocking=*/true);
   });
 }
@@ -69,7 +69,7 @@ void DataLoader::stop() {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
   }
-  work_.notify_all();
+  work_available_.notify_all();
   for (std::thread& worker : workers_) worker.join();
 }
 
@@ -81,32 +81,32 @@ std::optional<Batch> DataLoader::next() {
     if (plan_ended_) return std::nullopt;
     return to_device(pinned(make()), options_.device);
   }
-  plan_ahead();
-  if (ahead_.empty()) return std::nullopt;
-  const std::shared_ptr<Slot> slot = std::move(ahead_.front());
-  ahead_.pop_front();
+  prefetch();
+  if (prefetched_.empty()) return std::nullopt;
+  const std::shared_ptr<Slot> slot = std::move(prefetched_.front());
+  prefetched_.pop_front();
   {
     std::unique_lock lock(mutex_);
-    done_.wait(lock, [&] { return slot->done; });
+    batch_done_.wait(lock, [&] { return slot->done; });
   }
-  plan_ahead();  // so that no worker is idle while the caller works with this batch
+  prefetch();  // so that no worker is idle while the caller works with this batch
   if (slot->error) std::rethrow_exception(std::exchange(slot->error, nullptr));
   return to_device(std::move(slot->batch), options_.device);
 }
 
-void DataLoader::plan_ahead() {
+void DataLoader::prefetch() {
   const auto most = static_cast<size_t>(options_.num_workers * options_.prefetch_factor);
-  while (!plan_ended_ && ahead_.size() < most) {
+  while (!plan_ended_ && prefetched_.size() < most) {
     Make make = plan_();
     plan_ended_ = !make;
     if (plan_ended_) return;
-    ahead_.push_back(std::make_shared<Slot>());
-    ahead_.back()->make = std::move(make);
+    prefetched_.push_back(std::make_shared<Slot>());
+    prefetched_.back()->make = std::move(make);
     {
       const std::lock_guard lock(mutex_);
-      to_make_.push_back(ahead_.back());
+      to_make_.push_back(prefetched_.back());
     }
-    work_.notify_one();
+    work_available_.notify_one();
   }
 }
 
@@ -116,7 +116,7 @@ void DataLoader::work(const std::shared_ptr<c10::ThreadLocalDebugInfo>& meter) {
   const MemoryFor data(MemoryUse::kOther);
   std::unique_lock lock(mutex_);
   for (;;) {
-    work_.wait(lock, [this] { return stopping_ || !to_make_.empty(); });
+    work_available_.wait(lock, [this] { return stopping_ || !to_make_.empty(); });
     if (stopping_) return;
     const std::shared_ptr<Slot> slot = std::move(to_make_.front());
     to_make_.pop_front();
@@ -129,14 +129,14 @@ void DataLoader::work(const std::shared_ptr<c10::ThreadLocalDebugInfo>& meter) {
     slot->make = nullptr;
     lock.lock();
     slot->done = true;
-    done_.notify_one();
+    batch_done_.notify_one();
   }
 }
 
 Batch DataLoader::pinned(Batch batch) const {
   if (!options_.pin_memory || !options_.device.is_cuda()) return batch;
   const c10::DeviceGuard guard(options_.device);  // page-locked memory belongs to a device's context
-  return changed(std::move(batch), [](const at::Tensor& tensor) { return tensor.pin_memory(); });
+  return transform(std::move(batch), [](const at::Tensor& tensor) { return tensor.pin_memory(); });
 }
 
 }  // namespace tessera::train

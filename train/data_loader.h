@@ -1,11 +1,11 @@
-// DataLoader: batches made ahead of their use on threads, in order, as
-// torch.utils.data.DataLoader does with processes.
+// DataLoader: prefetches batches on worker threads and returns them in order, as torch.utils.data.DataLoader
+// does with worker processes.
 //
 // [Note: the same batches from any number of workers]
-// What is in a batch is decided when it is planned, on the thread that uses the loader and in the order of
-// use: its samples, and the seed of the generator that its augmentation draws from. Workers only carry the
-// plan out. So results do not depend on num_workers to the bit, and a run that goes on after a checkpoint
-// draws what the uninterrupted one draws.
+// The contents of a batch (its samples, and the seed of the generator for its augmentation) are decided when
+// it is planned, on the thread that uses the loader and in the order of use. Workers only carry the plan out.
+// So results are bitwise equal for any num_workers, and a resumed run gets the same random numbers as an
+// uninterrupted one.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -31,59 +31,56 @@ class ThreadLocalDebugInfo;
 namespace tessera::train {
 
 struct DataLoaderOptions {
-  int64_t num_workers =
-      0;  ///< threads; 0: batches are made by the thread that uses the loader, when it asks for them
-  int64_t prefetch_factor = 2;  ///< batches that are made ahead, for each worker
-  bool pin_memory =
-      true;  ///< CUDA only: through page-locked memory, so that the copy to the device waits for nobody
-  at::Device device = at::kCPU;  ///< where batches are handed over
+  int64_t num_workers = 0;       ///< threads; 0: next() makes each batch itself
+  int64_t prefetch_factor = 2;   ///< batches made ahead for each worker
+  bool pin_memory = true;        ///< CUDA only: copies from page-locked memory, asynchronously
+  at::Device device = at::kCPU;  ///< of the returned batches
 };
 
-/// Local. What trainer.dataloader_* says.
+/// Local. The options that trainer.dataloader_* gives.
 DataLoaderOptions data_loader_options(const TrainerConfig& trainer, at::Device device);
 
-/// Local. The batch with its tensors on `device`; from page-locked memory asynchronously on the current
-/// stream. On the CPU it is the same one.
+/// Local. The batch with its tensors on `device`. From page-locked memory the copy is asynchronous on the
+/// current stream. For the CPU the tensors are returned as they are.
 Batch to_device(Batch batch, at::Device device);
 
-/// Owns its workers and the batches under way, at most num_workers * prefetch_factor. Used by one thread.
-/// Each worker runs torch's operators on itself alone, and what it allocates is MemoryUse::kOther of the
-/// meter of the thread that made the loader.
+/// Owns the worker threads and the prefetched batches, at most num_workers * prefetch_factor. Used by one
+/// thread. Workers run torch's operators single-threaded. Their allocations count as MemoryUse::kOther on
+/// the memory meter of the thread that created the loader.
 class DataLoader {
  public:
-  /// Makes one batch, on the CPU; on any thread, and several at once.
+  /// Makes one batch on the CPU. Called on any thread; several may run at once.
   using Make = std::function<Batch()>;
-  /// What makes the next batch; empty: there is none, and never will be. Called
-  /// on the thread that uses the loader.
+  /// Returns the function that makes the next batch; empty: the end of the data. Called on the thread that
+  /// uses the loader.
   using Plan = std::function<Make()>;
 
-  /// Local. Throws Error when the system has no thread to give.
+  /// Local. Throws Error when a worker thread cannot be created.
   DataLoader(const DataLoaderOptions& options, Plan plan);
   DataLoader(const DataLoader&) = delete;
   DataLoader& operator=(const DataLoader&) = delete;
-  /// Waits for batches that are being made; those not begun are dropped.
+  /// Waits for the batches that are being made. Drops those not started.
   ~DataLoader();
 
-  /// Local. The next batch in the order of the plan, on the device; nothing at its end.
-  /// Throws what its Make threw, at its place in the order: the batches before it come as
-  /// ever, and those behind it still can be had.
+  /// Local. The next batch in the order of the plan, on the device; nullopt at the end. Rethrows what the
+  /// batch's Make has thrown, at its place in the order. The batches after it can still be read.
   std::optional<Batch> next();
 
  private:
   struct Slot;
   void start(int64_t num_workers);
   void stop();
-  void plan_ahead();
+  void prefetch();
   void work(const std::shared_ptr<c10::ThreadLocalDebugInfo>& meter);
   Batch pinned(Batch batch) const;
 
   DataLoaderOptions options_;
   Plan plan_;
   bool plan_ended_ = false;
-  std::deque<std::shared_ptr<Slot>> ahead_;  // planned and not handed over, in order
+  std::deque<std::shared_ptr<Slot>> prefetched_;  // planned and not yet returned, in order
 
-  std::mutex mutex_;  // guards what follows, and what is in slots that are not done
-  std::condition_variable work_, done_;
+  std::mutex mutex_;  // guards the members below, and slots that are not done
+  std::condition_variable work_available_, batch_done_;
   std::deque<std::shared_ptr<Slot>> to_make_;
   bool stopping_ = false;
   std::vector<std::thread> workers_;

@@ -4,11 +4,11 @@
 
 namespace tessera::train {
 
-void EarlyStopping::note(double value) {
+void EarlyStopping::update(double value) {
   const bool is_first = !state_.best && std::isfinite(value);
   const double gain = is_first || !state_.best ? 0 : sign_ * (value - *state_.best);
   state_.num_stale = is_first || gain > threshold_ ? 0 : state_.num_stale + 1;
-  if (is_first || gain > 0) state_.best = value;  // a NaN gains nothing
+  if (is_first || gain > 0) state_.best = value;  // false for NaN
 }
 
 }  // namespace tessera::train

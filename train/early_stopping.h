@@ -1,5 +1,5 @@
-// EarlyStopping: whether a run has stopped getting better. As
-// transformers.EarlyStoppingCallback, whose names these are.
+// EarlyStopping: ends training when a metric no longer improves. Follows transformers.EarlyStoppingCallback,
+// and uses its names.
 #pragma once
 
 #include <cstdint>
@@ -7,26 +7,27 @@
 
 namespace tessera::train {
 
-/// What a run that goes on has to know.
+/// What a checkpoint stores.
 struct EarlyStoppingState {
-  std::optional<double> best;  ///< none yet
-  int64_t num_stale = 0;       ///< evaluations since it last got better by more than the threshold
+  std::optional<double> best;  ///< unset before the first finite value
+  int64_t num_stale = 0;       ///< evaluations since the last improvement by more than the threshold
   bool operator==(const EarlyStoppingState&) const = default;
 };
 
-/// A value: counts the evaluations in a row that were no better than the best by more than `threshold`.
+/// Counts the consecutive evaluations that did not improve on the best value by more than `threshold`. A
+/// value type, not thread-safe.
 class EarlyStopping {
  public:
-  /// `patience`: of these evaluations, after which training ends; 0: never.
+  /// `patience`: the number of such evaluations after which training ends; 0: never.
   EarlyStopping(int64_t patience, double threshold, bool greater_is_better)
       : patience_(patience), threshold_(threshold), sign_(greater_is_better ? 1 : -1) {}
 
   bool enabled() const { return patience_ > 0; }
-  /// Local. The metric's value at the next evaluation; one that is no number is not better.
-  void note(double value);
+  /// Local. Adds the metric's value at the next evaluation. NaN is never an improvement.
+  void update(double value);
   bool should_stop() const { return enabled() && state_.num_stale >= patience_; }
   const EarlyStoppingState& state() const { return state_; }
-  /// Local. Continues from a checkpoint.
+  /// Local. Restores the state from a checkpoint.
   void set_state(const EarlyStoppingState& state) { state_ = state; }
 
  private:

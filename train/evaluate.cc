@@ -13,7 +13,7 @@
 namespace tessera::train {
 namespace {
 
-// (B) bool: true for the rows that are samples.
+/// (B) bool: true for samples, false for padding.
 at::Tensor mask_of(const EvalBatch& batch) {
   return at::arange(static_cast<int64_t>(batch.indices.size()), at::kLong).lt(batch.num_valid);
 }

@@ -8,14 +8,14 @@
 namespace tessera::train {
 namespace {
 
-/// A tensor's counts, this rank's part of it until they have been summed.
+/// This rank's counts for one tensor.
 struct Counted {
   std::string name;
   HistogramCounts counts;
 };
 
-/// The counts of what this rank owns of a parameter. `shard`: its shard of the parameter's unit, or of
-/// its gradients, multiplied by `scale`.
+/// Counts the part of a parameter that this rank owns. `shard`: this rank's shard of the parameter's unit, or
+/// of its gradients; its values are multiplied by `scale` first.
 HistogramCounts count(const zero::Layout& layout, int parameter, int rank, const at::Tensor& shard,
                       double scale) {
   const zero::Range mine = layout.owned(parameter, rank);
@@ -44,8 +44,8 @@ std::vector<Counted> count_shards(Engine& engine) {
   return all;
 }
 
-/// A tensor's numbers in the buffer that is summed: num, sum, sum of squares and the counts are sums; the
-/// least and greatest value have a place for each rank, which the others leave 0.
+/// One tensor's numbers in the buffer that is all-reduced. num, sum, sum of squares and the counts are sums.
+/// The least and the greatest value have one element per rank, which the other ranks leave 0.
 class Place {
  public:
   Place(double* numbers, int world_size) : numbers_(numbers), world_size_(world_size) {}

@@ -1,4 +1,4 @@
-// Histograms of a model's parameters and gradients, for monitors.
+// Histograms of a model's parameters and gradients, for the monitors.
 #pragma once
 
 #include <string>
@@ -14,11 +14,11 @@ struct NamedHistogram {
   Histogram histogram;
 };
 
-/// Collective. After a step() that updates, and before the next backward(): for each parameter
-/// "parameters/NAME", its fp32 master weights (the parameter itself where it is frozen), and, unless it is
-/// frozen, "gradients/NAME": the mean over the global batch, unscaled, before clipping. Equal on all ranks,
-/// and to the histogram of the whole tensor. Each rank counts its own shards; what travels is the counts, 12
-/// KB a tensor, in one all-reduce. Throws CommError.
+/// Collective. To be called after a step() that updates and before the next backward(). For each parameter
+/// returns "parameters/NAME", of its fp32 master weights (of the parameter itself if it is frozen), and,
+/// unless it is frozen, "gradients/NAME", of the mean gradient over the global batch, unscaled, before
+/// clipping. Equal on all ranks, and equal to the histogram of the whole tensor. Each rank counts its own
+/// shards; one all-reduce sums the counts, 12 KB per tensor. Throws CommError.
 std::vector<NamedHistogram> histograms_of(Engine& engine);
 
 }  // namespace tessera::train

@@ -28,7 +28,7 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-/// The task's training steps, one after another, epoch after epoch.
+/// Runs the task's training steps.
 class Steps {
  public:
   Steps(Task& task, Engine& engine, TrainSampler sampler, const DataLoaderOptions& data)
@@ -37,7 +37,7 @@ class Steps {
         accumulation_steps_(sampler.shape().accumulation_steps),
         loader_(task, std::move(sampler), {}, std::numeric_limits<int64_t>::max(), data) {}
 
-  /// `begins(phase)` is called as the phases of the last micro-step begin.
+  /// Calls `begins(phase)` at the start of each phase of the last micro-step.
   template <class Begins>
   void run(const Begins& begins) {
     for (int64_t micro_step = 0; micro_step < accumulation_steps_; ++micro_step) {
@@ -62,8 +62,8 @@ class Steps {
   TrainLoader loader_;
 };
 
-/// At most kMaxSamples: of each stretch of time the sample with most bytes, so that no peak is lost.
-std::vector<MemorySample> thinned(const std::vector<MemorySample>& all) {
+/// At most kMaxSamples: the sample with the most bytes of each time interval, so that no peak is lost.
+std::vector<MemorySample> downsample(const std::vector<MemorySample>& all) {
   if (all.size() <= MemoryTrial::kMaxSamples) return all;
   const double end = all.back().seconds;
   std::vector<MemorySample> few;
@@ -88,6 +88,54 @@ int64_t MemoryTrial::model_state() const {
   return sum;
 }
 
+namespace {
+
+/// The ranks' communicator, or one that simulates `options.simulate_world` ranks.
+comm::CommunicatorPtr trial_group(const TrainerConfig& trainer, const comm::Environment& environment,
+                                  const MemoryTrialOptions& options, const Logger& logger) {
+  comm::CommunicatorPtr comm = join_group(trainer, environment, logger);
+  if (options.simulate_world == 0) return comm;
+  return std::make_shared<comm::SelfCommunicator>(comm::SimulatedGroup{.rank = options.simulate_rank,
+                                                                       .size = options.simulate_world,
+                                                                       .one_host = trainer.backend == "shm",
+                                                                       .device = comm->device()});
+}
+
+Engine& initialize_trial(RunConfig& run, Task& task, const comm::CommunicatorPtr& comm, int local_rank,
+                         const Logger& logger) {
+  InitOptions init;
+  init.device = comm->device();
+  init.local_rank = local_rank;
+  init.log = logger;
+  init.steps_per_epoch = 1'000;  // memory does not depend on the schedule
+  fill_in_schedule(run.engine.scheduler, 1'000'000);
+  at::manual_seed(static_cast<uint64_t>(run.engine.seed));
+  return task.initialize(run.engine, comm, init);
+}
+
+/// Fills in `step_ms`, `held`, `phases`, `timeline` and `peak`.
+void measure_steps(Steps& steps, MemoryMeter& meter, int num_steps, MemoryTrial& trial) {
+  steps.run();  // the first step records the order of units
+  steps.run();
+  meter.reset_peak();
+  std::vector<double> times;
+  for (int step = 0; step < num_steps; ++step) {
+    const auto start = Clock::now();
+    steps.run();
+    times.push_back(seconds_since(start) * 1e3);
+  }
+  std::sort(times.begin(), times.end());
+  trial.step_ms = times.empty() ? 0 : times[times.size() / 2];
+  trial.held = meter.now();
+  const auto start = Clock::now();
+  meter.record();
+  steps.run([&](const char* phase) { trial.phases.emplace_back(phase, seconds_since(start)); });
+  trial.timeline = downsample(meter.take_record());
+  trial.peak = meter.peak();
+}
+
+}  // namespace
+
 MemoryTrial run_memory_trial(RunConfig run, const Registry& registry, const comm::Environment& environment,
                              const MemoryTrialOptions& options, const Logger& logger) {
   set_up_process(run.trainer, environment);
@@ -97,55 +145,22 @@ MemoryTrial run_memory_trial(RunConfig run, const Registry& registry, const comm
     at::set_num_threads(choose_num_threads(run.trainer, simulated));
   }
   const std::unique_ptr<Task> task = registry.make(run.model, run.data);
-  comm::CommunicatorPtr comm =
-      join_group(run.trainer, environment, logger);  // of one rank, when the others are simulated
+  const comm::CommunicatorPtr comm = trial_group(run.trainer, environment, options, logger);
   const at::Device device = comm->device();
-  if (options.simulate_world > 0) {
-    const bool one_host = run.trainer.backend == "shm";
-    comm = std::make_shared<comm::SelfCommunicator>(comm::SimulatedGroup{.rank = options.simulate_rank,
-                                                                         .size = options.simulate_world,
-                                                                         .one_host = one_host,
-                                                                         .device = device});
-  }
 
   MemoryTrial trial;
   const double idle_bytes = own_bytes();
   MemoryMeter meter(device.type());
-  InitOptions init;
-  init.device = device;
-  init.local_rank = environment.local_rank;
-  init.log = logger;
-  init.steps_per_epoch = 1'000;  // memory does not depend on the schedule
-  fill_in_schedule(run.engine.scheduler, 1'000'000);
-  at::manual_seed(static_cast<uint64_t>(run.engine.seed));
-  Engine& engine = task->initialize(run.engine, comm, init);
+  Engine& engine = initialize_trial(run, *task, comm, environment.local_rank, logger);
 
-  // What a simulated rank trains on is not the question, and the whole group's
-  // batch may be more than the data.
+  // A simulated rank trains on its own samples: the whole group's batch may be larger than the data.
   const bool alone = options.simulate_world > 0;
   Steps steps(*task, engine, train_sampler(run, *task, alone ? 1 : comm->size(), alone ? 0 : comm->rank()),
               data_loader_options(run.trainer, device));
   meter.set_default_use(MemoryUse::kActivations);
-  steps.run();  // the first step learns the order of units
-  steps.run();
-
-  meter.reset_peak();
-  std::vector<double> times;
-  for (int step = 0; step < options.num_steps; ++step) {
-    const auto start = Clock::now();
-    steps.run();
-    times.push_back(seconds_since(start) * 1e3);
-  }
-  trial.held = meter.now();
-  const auto start = Clock::now();
-  meter.record();
-  steps.run([&](const char* phase) { trial.phases.emplace_back(phase, seconds_since(start)); });
-  trial.timeline = thinned(meter.take_record());
-  trial.peak = meter.peak();
+  measure_steps(steps, meter, options.num_steps, trial);
   trial.process_peak = std::llround(peak_own_bytes([&] { steps.run(), steps.run(); }) - idle_bytes);
 
-  std::sort(times.begin(), times.end());
-  trial.step_ms = times.empty() ? 0 : times[times.size() / 2];
   trial.stage = run.engine.zero.stage;
   trial.rank = comm->rank();
   trial.world_size = comm->size();
@@ -154,7 +169,7 @@ MemoryTrial run_memory_trial(RunConfig run, const Registry& registry, const comm
   trial.precision = precision_of(run.engine);
   trial.optimizer = type_of(run.engine.optimizer.options);
   trial.formula = engine.formula_bytes();
-  if (!device.is_cpu()) trial.formula.snapshot = 0;  // in the host's memory, which is not what is counted
+  if (!device.is_cpu()) trial.formula.snapshot = 0;  // in host memory, which is not measured
   trial.peak_reserved = meter.peak_reserved();
   return trial;
 }

@@ -1,5 +1,5 @@
-// A memory trial: a task really trains a few steps, and one rank says what its memory was for.
-// `tessera memory` runs one for every stage.
+// A memory trial: trains a few steps and measures one rank's memory by use. `tessera memory` runs one for
+// each stage.
 #pragma once
 
 #include <cstdint>
@@ -18,31 +18,31 @@
 namespace tessera::train {
 
 struct MemoryTrialOptions {
-  int num_steps = 5;  ///< timed ones; more are run to warm up, for the time line and to look at the process
-  int simulate_world =
-      0;  ///< above 0: this process is alone and holds what a rank of so many would (comm/self.h)
+  int num_steps = 5;  ///< timed steps; further steps warm up and record the timeline and the process's peak
+  int simulate_world = 0;  ///< above 0: the process runs alone and holds what rank simulate_rank
+                           ///< would hold in a group of this size (comm/self.h)
   int simulate_rank = 0;
 };
 
-/// What one rank measured. Bytes.
+/// What one rank has measured. Memory in bytes.
 struct MemoryTrial {
   int stage = 0;
   int rank = 0;
   int world_size = 1;
   std::string device;     ///< "cpu", "cuda"
   std::string backend;    ///< Communicator::backend()
-  std::string precision;  ///< "fp32", "bf16 under fp16 autocast" …
+  std::string precision;  ///< precision_of()
   std::string optimizer;
   zero::StateBytes formula;   ///< model state
   MemoryBytes held;           ///< between steps
-  MemoryBytes peak;           ///< at the moment of a step when the allocator had given out most
-  int64_t peak_reserved = 0;  ///< CUDA: what the caching allocator had taken from the device
-  int64_t process_peak =
-      0;  ///< private memory and its share of shared memory, over what it was before the model was made
+  MemoryBytes peak;           ///< when most was allocated during the steps
+  int64_t peak_reserved = 0;  ///< CUDA: reserved by the caching allocator
+  /// Private memory plus the process's share of shared memory, above what it was before the model was made.
+  int64_t process_peak = 0;
   double step_ms = 0;                  ///< median
-  std::vector<MemorySample> timeline;  ///< of one step; at most kMaxSamples, each the largest of its time
-  std::vector<std::pair<std::string, double>>
-      phases;  ///< "forward", "backward", "step": when they begin, seconds
+  std::vector<MemorySample> timeline;  ///< of one step; at most kMaxSamples, each the largest of its interval
+  /// "forward", "backward", "step": when they begin, in seconds on the timeline.
+  std::vector<std::pair<std::string, double>> phases;
   static constexpr size_t kMaxSamples = 150;
 
   int64_t model_state() const;  ///< of `held`
@@ -52,7 +52,7 @@ struct MemoryTrial {
 MemoryTrial run_memory_trial(RunConfig run, const Registry& registry, const comm::Environment& environment,
                              const MemoryTrialOptions& options, const Logger& logger);
 
-/// Local. For files, and on the way from a rank to the command.
+/// Local. The format in which a rank sends its result to the command, and of the command's files.
 nlohmann::ordered_json to_json(const MemoryTrial& trial);
 MemoryTrial memory_trial_of(const nlohmann::json& json);
 

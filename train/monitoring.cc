@@ -29,15 +29,15 @@ void add(const ordered_json& section, const std::string& prefix, Scalars& scalar
   }
 }
 
-/// The folder of a monitor that writes files: output_path/job_name as in DeepSpeed, where an output_path of
-/// "" is the folder SECTION in the run's and a job_name of "" the last part of the run's folder (in the run's
-/// folder: nothing).
+/// The folder of a monitor that writes files: output_path/job_name, as in DeepSpeed. An empty output_path is
+/// RUN_FOLDER/SECTION. An empty job_name is the last part of the run's folder, or nothing when output_path is
+/// empty too.
 std::filesystem::path monitor_folder(const FileMonitorConfig& config, std::string_view section,
                                      const MonitoredRun& run) {
   if (config.output_path.empty()) return run.folder / section / config.job_name;
   if (!config.job_name.empty()) return std::filesystem::path(config.output_path) / config.job_name;
   const std::string last =
-      run.folder.filename().string();  // runs with folders of their own do not share one here
+      run.folder.filename().string();  // so that runs with different folders do not share one here
   return std::filesystem::path(config.output_path) /
          (last.empty() || last == "." || last == ".." ? run.name : last);
 }

@@ -1,4 +1,4 @@
-// What a training run tells its monitors (monitor/monitors.h), and which those are.
+// Opens the monitors of a training run (monitor/monitors.h) and names the values they get.
 #pragma once
 
 #include <cstdint>
@@ -18,20 +18,21 @@ namespace tessera::train {
 
 /// The run that is monitored.
 struct MonitoredRun {
-  std::string name;              ///< where the configuration gives no job_name or run_name
-  std::filesystem::path folder;  ///< where it gives no output_path
-  /// The run is resumed after this step: records of later steps are removed. Unset: it is a new run, which
+  std::string name;              ///< used when the configuration has no job_name or run_name
+  std::filesystem::path folder;  ///< used when it has no output_path
+  /// The step after which the run is resumed: records of later steps are removed. Unset: a new run, which
   /// replaces an earlier one recorded in the same folder.
   std::optional<int64_t> resumed_after;
   Logger log;
 };
 
-/// Local. A record of metrics.jsonl under the names Hugging Face's Trainer gives to TensorBoard: {"loss": …}
-/// is train/loss and {"eval_accuracy": …} eval/accuracy, {"test_accuracy": …} test/accuracy; an evaluation's
-/// "epoch" is eval/epoch; numbers in a section are train/SECTION/NAME. Without the step.
+/// Local. The scalars of a record of metrics.jsonl, without its step, under the names Hugging Face's Trainer
+/// uses in TensorBoard: "loss" becomes train/loss, "eval_accuracy" eval/accuracy, "test_accuracy"
+/// test/accuracy, "epoch" in an evaluation's record eval/epoch, and NAME in an object SECTION
+/// train/SECTION/NAME.
 Scalars scalars_of(const nlohmann::ordered_json& record);
 
-/// Local. The monitors that a configuration enables. For rank 0. Does not throw: a monitor that cannot be
+/// Local (rank 0). Opens the monitors that a configuration enables. Does not throw: a monitor that cannot be
 /// opened is left out, with a warning.
 Monitors open_monitors(const MonitorConfig& config, const MonitoredRun& run);
 
@@ -39,7 +40,7 @@ Monitors open_monitors(const MonitorConfig& config, const MonitoredRun& run);
 /// `resumed_after`: the step after which the run is resumed.
 Monitors open_monitors(const RunConfig& run, std::optional<int64_t> resumed_after, const Logger& log);
 
-/// Local. Where those of the configuration's monitors that write files have them.
+/// Local. The files and folders of the configuration's monitors, for those that write files.
 std::vector<std::filesystem::path> monitor_paths(const RunConfig& run);
 
 }  // namespace tessera::train

@@ -14,7 +14,7 @@
 namespace tessera::train {
 
 bool is_out_of_memory(const std::exception& error) {
-  if (dynamic_cast<const Error*>(&error) != nullptr) return false;  // which may quote another rank's
+  if (dynamic_cast<const Error*>(&error) != nullptr) return false;  // it may quote another rank's message
   const std::string_view text = error.what();
   return dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr ||
          text.find("can't allocate memory") != text.npos || text.find("CUDA out of memory") != text.npos;
@@ -22,8 +22,8 @@ bool is_out_of_memory(const std::exception& error) {
 
 void fail_for_memory(const std::exception& error, const std::string& when, const EngineConfig& config,
                      const comm::Communicator& comm, const std::optional<MemoryMeter>& meter) {
-  std::string held = "; memory_breakdown: true would say what it was for";
-  if (meter) held = str("; held then (MB): ", format_memory(meter->at_failure().value_or(meter->peak())));
+  std::string held = "; memory_breakdown: true shows what memory was used for";
+  if (meter) held = str("; in use then (MB): ", format_memory(meter->at_failure().value_or(meter->peak())));
   std::vector<std::string> advice;
   if (!zero::sharding_of(config.zero.stage).parameters && comm.size() > 1)
     advice.push_back(str("raise zero_optimization.stage (", config.zero.stage, ")"));

@@ -1,5 +1,4 @@
-// Predictor: answers of a trained model, without the data it was trained on: for
-// single texts, or for the samples of a file.
+// Predictor: runs a trained model on single texts, or on the samples of a file, without its training data.
 #pragma once
 
 #include <cstdint>
@@ -12,38 +11,37 @@
 
 namespace tessera::train {
 
-/// What a model makes of one text.
+/// A model's output for one text.
 struct Prediction {
-  std::string line;  ///< for people: "pos 0.9312"
-  nlohmann::ordered_json
-      answer;  ///< for programs, as transformers' pipelines answer: {"label": "pos", "score": 0.9312}
+  std::string line;               ///< to print: "pos 0.9312"
+  nlohmann::ordered_json answer;  ///< as transformers' pipelines return it: {"label": "pos", "score": 0.9312}
 };
 
-/// A file of samples, and where what the model makes of them goes.
+/// A file of samples and the file for the outputs.
 struct PredictFileOptions {
   std::string input, output;
   int64_t batch_size = 1;
-  std::function<void(int64_t done, int64_t total)> progress = {};  ///< hears samples
+  std::function<void(int64_t done, int64_t total)> progress = {};  ///< counts are samples
 };
 
-/// A tensor in the output.
+/// A tensor in the output file.
 struct PredictedTensor {
   std::string name;
   std::vector<int64_t> shape;  ///< (samples, …)
 };
 
-/// Owns the model and its engine, and answers for texts or for files. One thread uses it.
+/// Owns the model and its engine. Implementations take either texts or files. Used by one thread.
 class Predictor {
  public:
   virtual ~Predictor() = default;
-  /// Collective. Builds the model and wraps it, once, as Task::initialize does.
+  /// Collective. Builds the model and its engine, as Task::initialize does. To be called once.
   virtual Engine& initialize(const EngineConfig& config, comm::CommunicatorPtr comm,
                              const InitOptions& options) = 0;
-  /// Collective at stage 3. One answer for each text (UTF-8), in order. To be called in evaluation mode.
-  /// Throws ConfigError where the model does not take texts.
+  /// Collective at stage 3. One prediction for each text (UTF-8), in order. To be called in evaluation mode.
+  /// Throws ConfigError if the model does not take texts.
   virtual std::vector<Prediction> predict(const std::vector<std::string>& texts);
-  /// Local: one rank has the whole model. What the output holds once it is written. To be called in
-  /// evaluation mode. Throws DataError, DiskError; ConfigError where the model takes texts.
+  /// Local: for one rank with the whole model. Writes the output file and returns the tensors it holds. To be
+  /// called in evaluation mode. Throws DataError, DiskError; ConfigError if the model takes texts.
   virtual std::vector<PredictedTensor> predict_file(const PredictFileOptions& options);
 };
 

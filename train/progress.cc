@@ -20,11 +20,11 @@ namespace tessera::train {
 namespace {
 
 constexpr double kRedraw_s = 0.1;
-constexpr int kNarrow = 40;  // columns with room for one bar only
+constexpr int kNarrow = 40;  // columns; narrower terminals show one bar only
 constexpr std::array<std::string_view, 8> kEighths = {"", "▏", "▎", "▍", "▌", "▋", "▊", "▉"};
 constexpr std::string_view kFullBlock = "█";
 
-// One a character: wide ones do not occur in what we print.
+// One column per character: none of the printed text has wide characters.
 int columns(std::string_view text) { return static_cast<int>(num_characters(text)); }
 
 std::string_view cut(std::string_view text, int width) {
@@ -146,8 +146,8 @@ void ProgressBar::draw() {
     drawn_columns_ = line_columns;
     return;
   }
-  const int left_over =
-      std::min(drawn_columns_, width) - line_columns;  // of the line before, maybe on a wider terminal
+  const int left_over = std::min(drawn_columns_, width) -
+                        line_columns;  // of the previous line; the terminal may have been wider
   *display_.out << '\r' << line_ << std::string(static_cast<size_t>(std::max(0, left_over)), ' ')
                 << std::flush;
   drawn_columns_ = line_columns;

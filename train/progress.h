@@ -1,14 +1,14 @@
-// A progress bar with tqdm's look, for the rank that talks:
+// ProgressBar: a progress bar in tqdm's format, for rank 0:
 //
 //   train:  42%|████▏     | 590/1404 [00:17<00:24, 4310 samples/s, loss=0.412, lr=1.2e-03]
 //
-// Where the output is no terminal (a file, a pipe, CI) there is no bar, only whole lines.
+// If the output is not a terminal (a file, a pipe, CI) there is no bar, only whole lines.
 //
 // [Note: two bars]
-// During an evaluation a second bar stands on the line below, as tqdm's position=1. The cursor rests on the
-// upper bar's line, and each redraw of the lower bar draws both. So a log line, which empties the cursor's
-// line and what is below it before it is written, stands above both of them (core/log.cc), and neither bar
-// needs to know of it. One bar alone needs no more than \r, which any terminal knows.
+// During an evaluation a second bar is on the line below, as with tqdm's position=1. The cursor stays on the
+// upper bar's line, and each redraw of the lower bar draws both. A log line first clears the cursor's line
+// and everything below it (core/log.cc), so it ends up above both bars without their help. One bar alone
+// only needs \r, which every terminal supports.
 #pragma once
 
 #include <cstdint>
@@ -21,68 +21,68 @@ namespace tessera::train {
 
 class ProgressBar;
 
-/// Where a run talks to its user. Copyable; borrows `out`, which must outlive every copy.
+/// Where a run prints its progress. Copyable; borrows `out`, which must outlive every copy.
 struct Display {
   std::ostream* out = nullptr;  ///< null: silent (ranks other than 0)
-  bool is_terminal = false;     ///< draw bars; otherwise only lines
+  bool is_terminal = false;     ///< draw bars; false: only lines
   bool ascii = false;           ///< bars of '#', for a locale without UTF-8
-  bool has_sequences = false;   ///< the terminal's cursor can go up, so that there can be two bars
+  bool has_sequences = false;   ///< the terminal can move the cursor up, which two bars need
   std::function<int()> width = [] { return 80; };  ///< columns
   std::function<double()> now_s;  ///< a steady clock in seconds; unset: std::chrono::steady_clock
   ProgressBar* above = nullptr;   ///< see ProgressBar::below
 };
 
-/// Local. The display for `out`, which writes to file descriptor `fd`: asks the system whether
-/// that is a terminal, how wide it is (again at every redraw; 80 where unknown), what it can do,
-/// and whether the locale speaks UTF-8.
+/// Local. The display for `out`, which writes to file descriptor `fd`. Determines whether that is a terminal,
+/// its width (again at every redraw; 80 if unknown), whether it supports escape sequences, and whether the
+/// locale is UTF-8.
 Display display_for(std::ostream& out, int fd);
 
-/// Local. Writes a whole line where no bar stands (where one does: ProgressBar::print). On a terminal that is
-/// narrower it is broken between words, and set in by `indent` from there on.
+/// Local. Writes a line when there is no bar (otherwise: ProgressBar::print). On a narrower terminal it is
+/// wrapped between words, and continuation lines are indented by `indent` columns.
 void print_line(const Display& display, const std::string& line, int indent = 2);
 
-/// What a bar shows at one moment.
+/// The contents of a bar.
 struct BarState {
   std::string description = {};
   int64_t done = 0;
   int64_t total = 0;
   double elapsed_s = 0;
-  std::string unit = "it";    ///< of the rate
+  std::string unit = "it";    ///< of the displayed rate
   double units_per_item = 1;  ///< the rate is done * units_per_item / elapsed_s
   std::string postfix = {};   ///< "loss=0.412, lr=1.2e-03"
 };
 
-/// Local. One line of at most `width` columns: the bar takes what the text leaves; where the text alone is
-/// too long, the postfix loses its last parts, and what is still too long is cut.
+/// Local. One line of at most `width` columns. The bar takes the columns that the text leaves. If the text
+/// alone is too long, the last parts of the postfix are left out, then the line is cut.
 std::string format_bar(const BarState& state, int width, bool ascii = false);
-/// Local. tqdm's durations: "00:07", "12:34", "1:02:03"; "?" for what is not known.
+/// Local. tqdm's durations: "00:07", "12:34", "1:02:03"; "?" if unknown (negative or not finite).
 std::string format_duration(double seconds);
 
-/// One bar. Not thread-safe. Redraws at most ten times a second, and for the last item.
+/// One bar. Redraws at most ten times per second, and for the last item. Not thread-safe.
 class ProgressBar {
  public:
-  /// `keep`: the finished bar stays on the screen, as tqdm's `leave`.
+  /// `keep`: the finished bar stays on the screen (tqdm's `leave`).
   ProgressBar(const Display& display, BarState start, bool keep);
   ~ProgressBar();
   ProgressBar(const ProgressBar&) = delete;
   ProgressBar& operator=(const ProgressBar&) = delete;
 
-  /// Local. `done` items are finished.
+  /// Local. Sets the number of finished items.
   void update(int64_t done);
   /// Local. Shown at the next redraw.
   void set_postfix(std::string postfix) { state_.postfix = std::move(postfix); }
-  /// Local. These seconds (an evaluation in between) count neither as elapsed nor for the rate.
+  /// Local. Leaves these seconds (such as an evaluation) out of the elapsed time and the rate.
   void exclude_time(double seconds) { start_s_ += seconds; }
-  /// Local. The display for a bar on the line below, while this one stays as it is; that bar must be gone
-  /// before this one is used again. On a narrow terminal, or one whose cursor cannot go up, this bar is
-  /// hidden and the other takes its place.
+  /// Local. The display for a second bar on the line below. That bar must be destroyed before this one is
+  /// used again. On a narrow terminal, or one that cannot move the cursor up, this bar is hidden and the
+  /// second one takes its place.
   Display below();
-  /// Local. Removes the bar from the screen until the next update, so that others can write.
+  /// Local. Removes the bar from the screen until the next update, so that other output can be written.
   void hide();
-  /// Local. Writes a whole line, above the bar where there is one, as print_line().
+  /// Local. Writes a line as print_line() does, above the bar if there is one.
   void print(const std::string& line, int indent = 2);
-  /// Local. Draws the end state and moves to a new line (`keep`), or removes
-  /// the bar. Called by the destructor too.
+  /// Local. Draws the final state and moves to a new line (`keep`), or removes the bar. The destructor calls
+  /// it too.
   void close();
 
  private:
@@ -97,8 +97,8 @@ class ProgressBar {
   bool closed_ = false;
   double start_s_;
   double drawn_s_ = 0;
-  std::string line_;       // as it was drawn last
-  int drawn_columns_ = 0;  // of the line on the screen; 0: nothing is drawn
+  std::string line_;       // as last drawn
+  int drawn_columns_ = 0;  // width of the line on the screen; 0: nothing is drawn
 };
 
 }  // namespace tessera::train

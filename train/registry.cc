@@ -9,7 +9,7 @@
 namespace tessera::train {
 namespace {
 
-// The entry of `table` that section.type names.
+/// The entry of `table` named by the section's `type`.
 template <class Table>
 const auto& find(const Table& table, const config::Section& section, const std::string& what,
                  const std::string& where) {
@@ -21,7 +21,7 @@ const auto& find(const Table& table, const config::Section& section, const std::
                            "; known: ", join(known, ", ")));
 }
 
-// The factory of data.type and model.type.
+/// The factory of data.type and model.type.
 template <class Table>
 const auto& find(const Table& table, const config::Section& model, const config::Section& data,
                  const std::string& what) {

@@ -24,14 +24,14 @@ long long number(int64_t value) { return static_cast<long long>(value); }
 
 constexpr std::array<const char*, kNumPhases> kPhaseNames = {"data", "forward", "backward", "step"};
 
-// "1,404 steps (3 epochs)"
+/// "1,404 steps (3 epochs)"
 std::string length_of(const Summary& summary) {
   const std::string epochs = print("%.4g", summary.num_epochs);
   return counted(summary.num_steps, "step") + " (" + epochs + (epochs == "1" ? " epoch)" : " epochs)");
 }
 
-// "training loss 0.3012 over 1,404 steps (3 epochs) in 59.5 s" and, below,
-// "speed    3,019 samples/s (1,509 a rank)"
+/// "training loss 0.3012 over 1,404 steps (3 epochs) in 59.5 s" and, on the next line,
+/// "speed    3,019 samples/s (1,509 a rank)"
 std::string training_lines(const Summary& summary) {
   std::string text = print("training loss %.4f over ", summary.train_loss) + length_of(summary) +
                      print(" in %.1f s", summary.train_s);
@@ -99,7 +99,7 @@ std::string format_summary(const Summary& summary) {
   if (const auto& last = summary.test ? summary.test : summary.evaluation)
     text += format_result(*last) + "\n";
   if (summary.was_finished) {
-    text += "finished before, after " + length_of(summary) + "; to train on, raise " +
+    text += "already finished after " + length_of(summary) + "; to continue training, raise " +
             (summary.stopped_early.empty() ? "trainer.epochs or trainer.max_steps"
                                            : "trainer.early_stopping_patience");
     if (summary.skipped_steps > 0) text += ", " + format_count(summary.skipped_steps) + " skipped";
@@ -110,7 +110,7 @@ std::string format_summary(const Summary& summary) {
   text += print("\nranks    %d, ZeRO stage %d", summary.world_size, summary.stage);
   if (!summary.interrupted.empty())
     return text + "\nstopped  saved in " + summary.interrupted +
-           "\n         go on with: the same command and --resume";
+           "\n         resume with: the same command and --resume";
   if (!summary.model.empty())
     text += "\nmodel    " + summary.folder + "/" + summary.model +
             (summary.model_metric.empty() ? "" : " (" + summary.model_metric + ")");

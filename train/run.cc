@@ -60,7 +60,7 @@ comm::CommunicatorPtr join_group(const TrainerConfig& trainer, const comm::Envir
 }
 
 void make_deterministic() {
-  ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);  // cuBLAS reads it at its first use
+  ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);  // read by cuBLAS at its first use
   at::Context& context = at::globalContext();
   context.setDeterministicAlgorithms(true, /*warn_only=*/false);
   context.setDeterministicCuDNN(true);
@@ -69,7 +69,7 @@ void make_deterministic() {
 
 void set_up_process(const TrainerConfig& trainer, const comm::Environment& environment) {
   std::signal(SIGXFSZ,
-              SIG_IGN);  // a limit of file sizes is an error of the write that meets it, as a full disk is
+              SIG_IGN);  // exceeding a file size limit is then a write error, as a full disk is
   if (trainer.deterministic) make_deterministic();
   at::set_num_threads(choose_num_threads(trainer, environment));
   choose_device(trainer, environment);

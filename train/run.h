@@ -1,5 +1,5 @@
-// run: from a configuration to a trained model, for one rank. What `tessera
-// train` does after its command line is read.
+// run(): trains one rank of a run from its configuration. `tessera train` calls it after reading its command
+// line.
 #pragma once
 
 #include "comm/init.h"
@@ -8,32 +8,31 @@
 
 namespace tessera::train {
 
-/// Collective. Loads the data, joins the group `environment` describes, trains and evaluates. `run` was read
-/// for environment.world_size ranks. Ranks other than 0 write nothing to output.display; their logger is
-/// used. Throws ConfigError, DataError or CommError, each one line.
+/// Collective. Loads the data, joins the process group that `environment` describes, trains and evaluates.
+/// `run` must have been read for environment.world_size ranks. Only rank 0 writes to output.display; every
+/// rank uses its logger. Throws ConfigError, DataError or CommError, with one line each.
 Summary run(RunConfig run, const Registry& registry, const comm::Environment& environment,
             const TrainerOutput& output, TrainerStart start = {});
 
-/// Local. The device of this rank: comm::choose_device() of trainer.device and comm.backend. Throws
-/// ConfigError when CUDA is asked for and not there, or comm.backend cannot move its tensors.
+/// Local. The device of this rank, by trainer.device and comm.backend (comm::choose_device). Throws
+/// ConfigError if CUDA is asked for and not available, or if comm.backend does not support it.
 at::Device choose_device(const TrainerConfig& trainer, const comm::Environment& environment);
 
-/// Collective. The group of `environment`, over comm.backend, for tensors on choose_device(). Throws
-/// CommError.
+/// Collective. Joins the process group of `environment` over comm.backend, for tensors on choose_device().
+/// Throws CommError.
 comm::CommunicatorPtr join_group(const TrainerConfig& trainer, const comm::Environment& environment,
                                  const Logger& logger);
 
-/// Local. How a rank begins, before anything runs on its device: trainer.deterministic, choose_num_threads(),
-/// and SIGXFSZ is ignored, so that a file that may not grow is an error and no end of the process. Throws
-/// what choose_device() does, before the data are loaded.
+/// Local. Process-wide settings, to be made before anything runs on the device: applies
+/// trainer.deterministic and choose_num_threads(), and ignores SIGXFSZ, so that exceeding a file size limit
+/// is a write error and does not end the process. Throws what choose_device() throws.
 void set_up_process(const TrainerConfig& trainer, const comm::Environment& environment);
 
-/// Local. For trainer.deterministic: as torch.use_deterministic_algorithms(True), for the whole process and
-/// for good. To be called before anything runs on CUDA.
+/// Local. For trainer.deterministic: as torch.use_deterministic_algorithms(True), for the whole process. To
+/// be called before anything runs on CUDA.
 void make_deterministic();
 
-/// Local. trainer.num_threads, or this host's cores (as far as this process may
-/// use them) over its ranks; at least 1.
+/// Local. trainer.num_threads; if that is 0, this host's cores divided by its ranks, at least 1.
 int choose_num_threads(const TrainerConfig& trainer, const comm::Environment& environment);
 
 }  // namespace tessera::train

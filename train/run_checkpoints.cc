@@ -26,7 +26,7 @@ using nlohmann::json;
 namespace fs = std::filesystem;
 
 /// "accuracy, greatest"
-std::string metric_of(const TrainerConfig& config) {
+std::string metric_name(const TrainerConfig& config) {
   return str(config.metric_for_best, config.greater_is_better() ? ", greatest" : ", least");
 }
 
@@ -40,7 +40,7 @@ json to_json(const Position& position, const std::optional<Best>& best, const Tr
                      {"loss_count", totals.loss_count},
                      {"seconds", totals.seconds},
                      {"num_samples", totals.num_samples}};
-  state["metric"] = metric_of(config);  // that `best` and early_stopping are of
+  state["metric"] = metric_name(config);  // of `best` and early_stopping
   if (best) state["best"] = {{"value", best->value}, {"step", best->step}, {"tag", best->tag}};
   const EarlyStoppingState& stopping = position.early_stopping;
   if (stopping != EarlyStoppingState{})
@@ -50,7 +50,7 @@ json to_json(const Position& position, const std::optional<Best>& best, const Tr
   return {{"trainer", state}};
 }
 
-/// Throws json::exception for a client_state that is another program's.
+/// Throws json::exception for a client_state that was not written by to_json() above.
 Position position_of(const json& client_state) {
   const json& state = client_state.at("trainer");
   Position position;
@@ -82,11 +82,11 @@ std::optional<Best> best_of(const json& client_state) {
               best.at("tag").get<std::string>()};
 }
 
-// [Note: a new run in an old folder] A run's checkpoints/ holds its own alone: what a run before has
-// left there goes to checkpoints/previous first, `latest` ahead of the rest, so that a new run killed
-// before its first save is not resumed as the old one. It goes from there when the new run has a whole
-// checkpoint, so one is there all the time. On the way a crash leaves checkpoints without `latest`,
-// and the next run puts those aside too.
+// [Note: a new run in an old folder] A run's checkpoints/ holds only its own checkpoints. Those of an earlier
+// run are moved to checkpoints/previous first, beginning with the file `latest`, so that a new run killed
+// before its first save is not resumed as the old one. They are deleted when the new run has a complete
+// checkpoint, so that there is one at any time. A crash during the move leaves checkpoints without `latest`;
+// the next run moves those too.
 constexpr const char* kPrevious = "previous";
 
 fs::path folder_of(const fs::path& output_dir) { return output_dir / kCheckpointsName; }
@@ -106,7 +106,7 @@ std::optional<Position> saved_position(const fs::path& output_dir, const std::st
   return std::nullopt;
 }
 
-void check_may_start_anew(const TrainerConfig& config) {
+void check_no_unfinished_run(const TrainerConfig& config) {
   const fs::path folder = folder_of(config.output_dir);
   std::error_code error;
   if (config.overwrite_output_dir || fs::exists(fs::path(config.output_dir) / kResultsName, error)) return;
@@ -116,8 +116,8 @@ void check_may_start_anew(const TrainerConfig& config) {
   throw ConfigError(str(
       "trainer.output_dir: ", config.output_dir,
       " has checkpoints of a run that has not finished (the last: ", tags.back(),
-      "); expected --resume to go on with it, --set trainer.overwrite_output_dir=true to start anew in its "
-      "place, or another folder"));
+      "); expected --resume to continue it, --set trainer.overwrite_output_dir=true to replace it with a new "
+      "run, or another folder"));
 }
 
 void set_aside_checkpoints(const fs::path& output_dir) {
@@ -126,10 +126,10 @@ void set_aside_checkpoints(const fs::path& output_dir) {
   if (tags.empty()) return;
   const Disk disk({.sync = false, .probe = {}});
   std::error_code error;
-  const bool counts = fs::exists(folder / checkpoint::kLatestName, error);
-  if (counts) disk.remove_all(previous);
+  const bool has_latest = fs::exists(folder / checkpoint::kLatestName, error);
+  if (has_latest) disk.remove_all(previous);
   disk.create_directories(previous);
-  if (counts) disk.rename(folder / checkpoint::kLatestName, previous / checkpoint::kLatestName);
+  if (has_latest) disk.rename(folder / checkpoint::kLatestName, previous / checkpoint::kLatestName);
   for (const std::string& tag : tags) {
     disk.remove_all(previous / tag);
     disk.rename(folder / tag, previous / tag);
@@ -139,34 +139,34 @@ void set_aside_checkpoints(const fs::path& output_dir) {
 RunCheckpoints::RunCheckpoints(const TrainerConfig& config, Engine& engine, Logger log)
     : config_(config), engine_(engine), log_(std::move(log)), folder_(folder_of(config.output_dir)) {}
 
-bool RunCheckpoints::due(int64_t steps_done, int64_t epochs_ended, int64_t total_steps) const {
+bool RunCheckpoints::due(int64_t steps_done, int64_t epochs_completed, int64_t total_steps) const {
   if (!saves()) return false;
   if (steps_done == total_steps) return true;
-  return is_due(steps_done, config_.save_every_steps) || is_due(epochs_ended, config_.save_every_epochs);
+  return is_due(steps_done, config_.save_every_steps) || is_due(epochs_completed, config_.save_every_epochs);
 }
 
 bool RunCheckpoints::is_best(const Evaluation& evaluation, int64_t steps_done) {
   if (!saves()) return false;
   const double value =
-      evaluation.find(config_.metric_for_best).value();  // the Trainer has seen that there is such a metric
+      evaluation.find(config_.metric_for_best).value();  // the Trainer has checked that it exists
   if (!std::isfinite(value)) return false;
-  if (best_ && best_->step == saved_at_step_) settle();  // what was not written is not to be beaten
+  if (best_ && best_->step == saved_at_step_) check_last_save();  // a failed save is no best
   if (best_ && !(config_.greater_is_better() ? value > best_->value : value < best_->value)) return false;
   best_before_ = best_;
   best_ = Best{value, steps_done, str("global_step", engine_.global_steps())};
   return true;
 }
 
-/// Takes note of how the last save has ended, which for an asynchronous one is
-/// known late. Equal on all ranks.
-void RunCheckpoints::settle() {
+/// Handles the outcome of the last save, waiting for it if it is asynchronous. The outcome is equal on all
+/// ranks.
+void RunCheckpoints::check_last_save() {
   if (engine_.last_save_failed()) {
     if (best_ && best_->step == saved_at_step_) best_ = best_before_;
-    last_tag_ = whole_tag_;
+    last_tag_ = complete_tag_;
     saved_at_step_ = -1;
   }
-  whole_tag_ = last_tag_;
-  if (!whole_tag_.empty()) remove_previous();
+  complete_tag_ = last_tag_;
+  if (!complete_tag_.empty()) remove_previous();
 }
 
 void RunCheckpoints::remove_previous() const {
@@ -176,30 +176,30 @@ void RunCheckpoints::remove_previous() const {
   const Disk disk({.sync = false, .probe = {}});
   try {
     const fs::path away = folder_ / temporary_name(kPrevious);
-    disk.rename(previous, away);  // so that no half-deleted checkpoint looks whole
+    disk.rename(previous, away);  // so that no half-deleted checkpoint looks complete
     disk.remove_all(away);
   } catch (const Error& caught) {
-    log_.warning(str("the checkpoints of the run before are left over: ", caught.what()));
+    log_.warning(str("the checkpoints of the earlier run could not be removed: ", caught.what()));
   }
 }
 
 bool RunCheckpoints::save(const Position& position, bool must_succeed) {
-  if (must_succeed || saved_at_step_ != position.steps_done) settle();
+  if (must_succeed || saved_at_step_ != position.steps_done) check_last_save();
   if (saved_at_step_ == position.steps_done) return false;
   try {
     if (best_) engine_.keep_checkpoints({best_->tag});
     const std::string path = engine_.save_checkpoint(folder_.string(), "", to_json(position, best_, config_));
     last_tag_ = std::filesystem::path(path).filename().string();
     saved_at_step_ = position.steps_done;
-    if (!engine_.config().checkpoint.async) settle();
-    if (std::exchange(is_failing_, false)) log_.info(str("checkpoints are saved again: ", path));
+    if (!engine_.config().checkpoint.async) check_last_save();
+    if (std::exchange(last_save_failed_, false)) log_.info(str("checkpoints are saved again: ", path));
     return true;
   } catch (const CheckpointError& error) {
     if (must_succeed) throw;
-    if (!std::exchange(is_failing_, true))  // once: a full disk stays full
+    if (!std::exchange(last_save_failed_, true))  // once in a row: a full disk stays full
       log_.warning(str("no checkpoint at step ", position.steps_done,
-                       ", training goes on and tries again at each save: ", error.what(), "; ",
-                       what_is_safe()));
+                       ", training continues and the next save is tried again: ", error.what(), "; ",
+                       resume_hint()));
     if (best_ && best_->step == position.steps_done) best_ = best_before_;
     return false;
   }
@@ -209,17 +209,17 @@ Position RunCheckpoints::resume(const std::string& tag) {
   LoadOptions options;
   options.advice = "to start from its weights alone, tessera consolidate makes a file of them for --init";
   const LoadedCheckpoint loaded = engine_.load_checkpoint(folder_.string(), tag, options);
-  last_tag_ = whole_tag_ = loaded.tag;
+  last_tag_ = complete_tag_ = loaded.tag;
   try {
     best_ = best_of(loaded.client_state);
     Position position = position_of(loaded.client_state);
-    if (loaded.client_state.at("trainer").value("metric", metric_of(config_)) !=
-        metric_of(config_)) {  // values of another cannot be compared
+    if (loaded.client_state.at("trainer").value("metric", metric_name(config_)) !=
+        metric_name(config_)) {  // values of different metrics cannot be compared
       best_.reset();
       position.early_stopping = {};
     }
-    if (best_ && best_->tag != loaded.tag && !is_there(best_->tag))
-      best_.reset();  // a later best had taken its place
+    if (best_ && best_->tag != loaded.tag && !exists(best_->tag))
+      best_.reset();  // deleted when a later one was the best
     saved_at_step_ = position.steps_done;
     return position;
   } catch (const json::exception&) {
@@ -229,28 +229,28 @@ Position RunCheckpoints::resume(const std::string& tag) {
 }
 
 /// Collective.
-bool RunCheckpoints::is_there(const std::string& tag) const {
+bool RunCheckpoints::exists(const std::string& tag) const {
   const comm::Answer found = comm::ask_rank_0(
       engine_.comm(), "best checkpoint", [&] { return checkpoint::find_checkpoint(folder_, tag).string(); });
   return !found.is_failure;
 }
 
-std::string RunCheckpoints::what_is_safe() const {
-  if (whole_tag_.empty()) return "there is no checkpoint of this run yet";
-  return str((folder_ / whole_tag_).string(), " is whole: the same command and --resume go on from it");
+std::string RunCheckpoints::resume_hint() const {
+  if (complete_tag_.empty()) return "there is no checkpoint of this run yet";
+  return str((folder_ / complete_tag_).string(),
+             " is complete: the same command and --resume continue from it");
 }
 
 void RunCheckpoints::finish() {
   engine_.finish_checkpoint();
-  settle();
-  tidy();
+  check_last_save();
+  remove_old_checkpoints();
 }
 
-/// What a killed process had not deleted yet is deleted by the next save; here
-/// for a run that has no more to save.
-void RunCheckpoints::tidy() const {
+/// Deletes what a killed process left undeleted. A save does so too; this is for a run that saves no more.
+void RunCheckpoints::remove_old_checkpoints() const {
   const auto num = static_cast<int>(engine_.config().checkpoint.keep_last);
-  if (engine_.rank() != 0 || whole_tag_.empty()) return;
+  if (engine_.rank() != 0 || complete_tag_.empty()) return;
   const Disk disk({.sync = false, .probe = {}});
   try {
     checkpoint::remove_leftovers(folder_, disk);
@@ -259,22 +259,22 @@ void RunCheckpoints::tidy() const {
           folder_, {.num = num, .protect = best_ ? std::vector{best_->tag} : std::vector<std::string>{}},
           disk);
   } catch (const Error& caught) {
-    log_.warning(str("old checkpoints are left over: ", caught.what()));
+    log_.warning(str("old checkpoints could not be removed: ", caught.what()));
   }
 }
 
-void RunCheckpoints::load_chosen() {
-  if (chosen_tag() == last_tag_) return;
+void RunCheckpoints::load_final_weights() {
+  if (final_tag() == last_tag_) return;
   LoadOptions options;
   options.load_module_only = true;
-  engine_.load_checkpoint(folder_.string(), chosen_tag(), options);
+  engine_.load_checkpoint(folder_.string(), final_tag(), options);
 }
 
 std::filesystem::path RunCheckpoints::export_model(const std::filesystem::path& output_dir) {
   return comm::from_rank_0<CheckpointError>(engine_.comm(), "exported model", [&] {
     checkpoint::ConsolidateOptions options;
     options.directory = folder_;
-    options.tag = chosen_tag();
+    options.tag = final_tag();
     options.output = output_dir / kModelName;
     options.disk.sync = engine_.config().checkpoint.fsync;
     checkpoint::consolidate(options);

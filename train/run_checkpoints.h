@@ -1,4 +1,4 @@
-// RunCheckpoints: which checkpoints a run saves and keeps, and where it goes on after loading one.
+// RunCheckpoints: when a run saves checkpoints, which it keeps, and how it resumes from one.
 #pragma once
 
 #include <cstdint>
@@ -17,18 +17,18 @@
 
 namespace tessera::train {
 
-/// Where a run stands, but for what the engine knows.
+/// The training state outside of the engine, stored in each checkpoint's client_state.
 struct Position {
   int64_t steps_done = 0;  ///< optimizer steps
   EpochPosition data;
-  TrainTotals totals;  ///< of these steps
+  TrainTotals totals;  ///< of these steps, by all processes of the run
   EarlyStoppingState early_stopping;
-  DataDigest digest;  ///< of the data they were of; empty: not known
+  DataDigest digest;  ///< of the data trained on; empty: not known (older checkpoints)
   bool operator==(const Position&) const = default;
 };
 
-/// Collective. Where the checkpoint `tag` (empty: the latest) of the run in this folder, which rank 0 reads,
-/// stands; nothing where none can be read: loading it says why.
+/// Collective. The position stored in the checkpoint `tag` (empty: the latest) of the run in this folder,
+/// read by rank 0. nullopt if it cannot be read; loading the checkpoint then throws and gives the reason.
 std::optional<Position> saved_position(const std::filesystem::path& output_dir, const std::string& tag,
                                        comm::Communicator& comm);
 
@@ -40,68 +40,67 @@ struct Best {
   bool operator==(const Best&) const = default;
 };
 
-/// Local (rank 0). Throws ConfigError where starting anew in this folder would
-/// discard a run that has not finished.
-void check_may_start_anew(const TrainerConfig& config);
-/// Local (rank 0). Makes way for a run that starts anew: the checkpoints of the run before are put aside, so
-/// that there is nothing of it to resume (in checkpoints/previous, a checkpoint directory itself), and
-/// removed once the new run has one of its own. Throws tessera::Error.
+/// Local (rank 0). Throws ConfigError if starting a new run in this folder would discard an unfinished one.
+void check_no_unfinished_run(const TrainerConfig& config);
+/// Local (rank 0). Moves the checkpoints of an earlier run to checkpoints/previous (itself a checkpoint
+/// directory), so that a new run cannot be resumed from them. They are removed once the new run has a
+/// complete checkpoint. Throws tessera::Error.
 void set_aside_checkpoints(const std::filesystem::path& output_dir);
 
-/// One rank's end of the run's checkpoints, in OUTPUT_DIR/checkpoints/. Used by
-/// one thread; equal on all ranks.
+/// Saves, keeps and loads the run's checkpoints in OUTPUT_DIR/checkpoints/. Borrows the engine. Its state is
+/// equal on all ranks. Used by one thread.
 class RunCheckpoints {
  public:
   RunCheckpoints(const TrainerConfig& config, Engine& engine, Logger log);
 
-  /// Local. Whether the run is to be saved after this step, by
-  /// trainer.save_every_steps and save_every_epochs. `epochs_ended`: where this step
-  /// is the last of an epoch, the number of epochs done; else 0.
-  bool due(int64_t steps_done, int64_t epochs_ended, int64_t total_steps) const;
-  /// Local. Takes note of an evaluation; true when it is the best so far, and should be saved. Waits for an
-  /// asynchronous save only where that is the best one's.
+  /// Local. Whether to save after this step, by trainer.save_every_steps and save_every_epochs.
+  /// `epochs_completed`: the number of epochs done if this step is the last of an epoch, else 0.
+  bool due(int64_t steps_done, int64_t epochs_completed, int64_t total_steps) const;
+  /// Local. Records an evaluation. Returns true if it is the best so far and should be saved. Waits for an
+  /// asynchronous save only if that is the best checkpoint's.
   bool is_best(const Evaluation& evaluation, int64_t steps_done);
-  /// Collective. Saves, once a step; false where there was nothing to save, or it failed. A
-  /// failure is logged, the first of several in a row, and training goes on; with
-  /// `must_succeed` it is thrown (CheckpointError).
+  /// Collective. Saves a checkpoint unless this step has one. Returns whether it did. With `must_succeed` a
+  /// failure is thrown (CheckpointError). Otherwise the first of several failures in a row is logged, and
+  /// training continues.
   bool save(const Position& position, bool must_succeed);
-  /// Collective. Continues from the checkpoint `tag`; empty: the latest. Throws CheckpointError
-  /// when there is none, or it doesn't fit.
+  /// Collective. Loads the checkpoint `tag`; empty: the latest. Throws CheckpointError if there is none or it
+  /// does not fit the engine.
   Position resume(const std::string& tag);
   /// Collective. Waits for an asynchronous save. Throws CheckpointError.
   void finish();
-  /// Local. Whether the best checkpoint's weights are what the run ends with; else the last's:
-  /// trainer.load_best_at_end is false, or nothing was evaluated.
-  bool ends_with_best() const { return best_ && config_.load_best_at_end; }
-  /// Collective. Gives the engine the weights the run ends with. Throws CheckpointError.
-  void load_chosen();
-  /// Collective. Writes OUTPUT_DIR/model.safetensors, the full fp32 model the run ends with, and
-  /// returns its path. Throws CheckpointError.
+  /// Local. Whether the final weights, which are tested and exported, are the best checkpoint's. Otherwise
+  /// they are the last step's: trainer.load_best_at_end is false, or nothing was evaluated.
+  bool final_is_best() const { return best_ && config_.load_best_at_end; }
+  /// Collective. Loads the final weights into the engine. Throws CheckpointError.
+  void load_final_weights();
+  /// Collective. Writes the final weights, full and in fp32, to OUTPUT_DIR/model.safetensors and returns its
+  /// path. Throws CheckpointError.
   std::filesystem::path export_model(const std::filesystem::path& output_dir);
 
   const std::filesystem::path& folder() const { return folder_; }
   const std::optional<Best>& best() const { return best_; }
   bool saves() const { return config_.save_every_epochs > 0 || config_.save_every_steps > 0; }
   const std::string& last_tag() const { return last_tag_; }
-  /// Local. For an error that ends the run: the checkpoint that is left, and how to go on from it.
-  std::string what_is_safe() const;
+  /// Local. For the message of an error that ends the run: its last complete checkpoint, and how to resume
+  /// from it.
+  std::string resume_hint() const;
 
  private:
-  const std::string& chosen_tag() const { return ends_with_best() ? best_->tag : last_tag_; }
-  bool is_there(const std::string& tag) const;
-  void settle();
+  const std::string& final_tag() const { return final_is_best() ? best_->tag : last_tag_; }
+  bool exists(const std::string& tag) const;
+  void check_last_save();
   void remove_previous() const;
-  void tidy() const;
+  void remove_old_checkpoints() const;
 
   TrainerConfig config_;
   Engine& engine_;
   Logger log_;
   std::filesystem::path folder_;
   std::optional<Best> best_, best_before_;
-  std::string last_tag_;   // of the last save, which may be under way
-  std::string whole_tag_;  // of the last one known to be complete
+  std::string last_tag_;      // of the last save, which may still be running
+  std::string complete_tag_;  // of the last save known to be complete
   int64_t saved_at_step_ = -1;
-  bool is_failing_ = false;  // the last save, which was logged
+  bool last_save_failed_ = false;  // and this has been logged
 };
 
 }  // namespace tessera::train

@@ -18,12 +18,12 @@ namespace {
   throw ConfigError(str("trainer.output_dir: ", path.string(), " cannot be written: ", reason));
 }
 
-/// What sample_path named, and nothing else: the folder may be somebody's.
+/// Removes only files named by sample_path(), since the folder may hold files of the user's own.
 void remove_samples(const std::filesystem::path& samples) {
   std::error_code error;
   for (const auto& entry : std::filesystem::directory_iterator(samples, error)) {
     const std::string file_name = entry.path().filename().string();
-    const std::string_view unfinished = name_of_temporary(file_name);  // by a killed run
+    const std::string_view unfinished = name_of_temporary(file_name);  // left by a killed run
     const std::string stem =
         std::filesystem::path(unfinished.empty() ? file_name : unfinished).stem().string();
     const bool is_ours = stem.size() >= 13 && stem.starts_with("step_") &&
@@ -31,7 +31,7 @@ void remove_samples(const std::filesystem::path& samples) {
     if (is_ours && entry.is_regular_file(error)) std::filesystem::remove(entry.path(), error);
     if (error) throw Error(str(entry.path().string(), " cannot be removed: ", error.message()));
   }
-  std::filesystem::remove(samples, error);  // when nothing is left in it
+  std::filesystem::remove(samples, error);  // succeeds only if it is empty
 }
 
 }  // namespace
@@ -61,12 +61,12 @@ std::filesystem::path sample_path(const std::filesystem::path& folder, int64_t s
 
 void RunDirectory::begin() {
   remove_samples(folder_ / kSamplesName);
-  remove_outdated();
+  remove_results();
   metrics_.emplace(folder_ / kMetricsName, nullptr);
 }
 
-void RunDirectory::go_on(int64_t step) {
-  remove_outdated();
+void RunDirectory::resume(int64_t step) {
+  remove_results();
   metrics_.emplace(folder_ / kMetricsName, [step](const std::string& line) {
     const auto record = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
     return record.is_object() && record.contains("step") && record["step"].is_number_integer() &&
@@ -74,8 +74,8 @@ void RunDirectory::go_on(int64_t step) {
   });
 }
 
-/// First of all: results are never beside another run's metrics.
-void RunDirectory::remove_outdated() const {
+/// Before metrics.jsonl changes, so that results are never beside another run's metrics.
+void RunDirectory::remove_results() const {
   std::error_code error;
   for (const char* name : {kResultsName, kStateName, kEvalResultsName, kModelName}) {
     std::filesystem::remove(folder_ / name, error);

@@ -1,4 +1,4 @@
-// How many optimizer steps a run has, and after which of them something is due.
+// The number of optimizer steps of a run, and after which of them something is due.
 #pragma once
 
 #include <cstdint>
@@ -10,13 +10,13 @@
 
 namespace tessera::train {
 
-/// Whether what happens every so many steps or epochs is to happen after the `count`th; `every` 0: never.
+/// Local. Whether `count` steps or epochs is a positive multiple of `every`; `every` 0: never.
 inline bool is_due(int64_t count, int64_t every) { return every > 0 && count > 0 && count % every == 0; }
 
-/// Local. trainer.max_steps, or the steps of trainer.epochs. `begun`: where a run that goes on stands. Epochs
-/// are passes over the data, so with another batch size than before what is left of them is another number of
-/// steps. Throws ConfigError for more than can be counted.
+/// Local. trainer.max_steps, or the steps of trainer.epochs. `resumed_at`: the position of a resumed run; the
+/// rest of its epochs is counted in steps of the current batch size, which may differ from the earlier one.
+/// Throws ConfigError if the number overflows.
 int64_t total_steps(const TrainerConfig& trainer, const TrainSampler& sampler,
-                    const std::optional<Position>& begun = std::nullopt);
+                    const std::optional<Position>& resumed_at = std::nullopt);
 
 }  // namespace tessera::train

@@ -19,7 +19,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kLockName = ".lock";
-constexpr int kTries = 20;  // check_not_in_use() of others holds the lock for a moment
+constexpr int kTries = 20;  // another process's check_not_in_use() holds the lock for a moment
 constexpr auto kPause = std::chrono::milliseconds(10);
 
 std::string this_process() {
@@ -34,15 +34,15 @@ std::string this_process() {
   std::string holder(text, bytes > 0 ? static_cast<size_t>(bytes) : 0);
   holder = holder.substr(0, holder.find('\n'));
   throw ConfigError(str("trainer.output_dir: ", folder.string(), " is in use by another run (",
-                        holder.empty() ? "a process that has just begun" : holder,
-                        "); expected another folder, or to start when that run has ended"));
+                        holder.empty() ? "a process that has just started" : holder,
+                        "); expected another folder, or to start after that run has ended"));
 }
 
 [[noreturn]] void fail_to_write(const fs::path& path, int error) {
   throw ConfigError(str("trainer.output_dir: ", path.string(), " cannot be written: ", std::strerror(error)));
 }
 
-/// Whether the name still stands for this file: who held the lock before may have removed it.
+/// Whether `path` still names this file: the previous holder of the lock may have removed it.
 bool is_at(int file, const fs::path& path) {
   struct stat mine{}, named{};
   return ::fstat(file, &mine) == 0 && ::stat(path.c_str(), &named) == 0 && mine.st_ino == named.st_ino &&
@@ -60,7 +60,7 @@ RunLock::RunLock(const fs::path& folder) : path_(folder / kLockName) {
       const std::string holder = this_process() + "\n";
       if (::ftruncate(file.get(), 0) != 0) fail_to_write(path_, errno);
       (void)!::pwrite(file.get(), holder.data(), holder.size(),
-                      0);  // on a full disk the lock holds without a name
+                      0);  // on a full disk the lock holds without its holder's name
       file_ = std::move(file);
       return;
     }
@@ -75,8 +75,7 @@ RunLock::RunLock(const fs::path& folder) : path_(folder / kLockName) {
 
 RunLock::~RunLock() {
   if (file_)
-    ::unlink(
-        path_.c_str());  // while it is held: who waits with the old file open looks whether it is still there
+    ::unlink(path_.c_str());  // before the lock is released: a process that waits for it checks is_at()
 }
 
 void check_not_in_use(const fs::path& folder) {

@@ -1,4 +1,4 @@
-// RunLock: one run at a time in an output folder.
+// RunLock: a lock file that lets only one run at a time use an output folder.
 #pragma once
 
 #include <filesystem>
@@ -8,19 +8,20 @@
 
 namespace tessera::train {
 
-/// Owns OUTPUT_DIR/.lock, an flock(2) that ends with the process, however it ends. The file
-/// says who holds it, and is removed by the destructor; one that a killed process has left
-/// stands in nobody's way. Not thread-safe.
+/// Owns OUTPUT_DIR/.lock and an flock(2) on it, which the kernel releases when the process ends. The file
+/// names the process that holds it. The destructor removes it; a file left by a killed process does no harm.
+/// Not thread-safe.
 class RunLock {
  public:
-  /// Local. Takes the lock of this folder, which exists. Throws ConfigError naming
-  /// the process and the host that have it.
+  /// Local. Takes the lock of an existing folder. Throws ConfigError naming the process and host that hold
+  /// it.
   explicit RunLock(const std::filesystem::path& folder);
   RunLock(const RunLock&) = delete;
   RunLock& operator=(const RunLock&) = delete;
   ~RunLock();
 
-  /// Local. Why there is no lock, where the file system has none (some network file systems); else empty.
+  /// Local. Why there is no lock, if the file system does not support any (some network file systems); else
+  /// empty.
   const std::string& missing() const { return missing_; }
 
  private:
@@ -29,8 +30,8 @@ class RunLock {
   std::string missing_;
 };
 
-/// Local. Throws ConfigError as RunLock does while a run has the lock of this folder,
-/// which need not exist. Changes nothing.
+/// Local. Throws ConfigError, as RunLock, if another process holds the lock of this folder, which need not
+/// exist. Changes nothing.
 void check_not_in_use(const std::filesystem::path& folder);
 
 }  // namespace tessera::train

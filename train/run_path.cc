@@ -15,8 +15,7 @@ bool is_file(const fs::path& path) {
   return fs::is_regular_file(path, error);
 }
 
-/// The folder that `folder` lies in. "x/" and "x" lie in the same; of "." and ".."
-/// only the file system knows the name.
+/// The parent folder; "x/" and "x" have the same. "." and ".." are looked up in the file system.
 fs::path parent_of(const fs::path& folder) {
   fs::path path = folder.has_filename() ? folder : folder.parent_path();
   if (path.filename() == "." || path.filename() == ".." || !path.has_filename()) path = fs::canonical(path);

@@ -1,5 +1,4 @@
-// RunPath: the folder that a command is given, whichever of a run's it is: RUN,
-// RUN/checkpoints or RUN/checkpoints/TAG.
+// RunPath: resolves the folder given to a command, which may be RUN, RUN/checkpoints or RUN/checkpoints/TAG.
 #pragma once
 
 #include <filesystem>
@@ -8,15 +7,14 @@
 namespace tessera::train {
 
 struct RunPath {
-  std::filesystem::path
-      run;  ///< with config.json; for checkpoints alone the folder they are in, which need not have one
+  std::filesystem::path run;          ///< holds config.json, unless only its checkpoints were copied
   std::filesystem::path checkpoints;  ///< the folder of the checkpoints
   std::string tag;                    ///< of the checkpoint; empty: the latest
 };
 
-/// Local. `tag`: as given beside the folder; empty for none. A folder that is none of these is
-/// taken for one of checkpoints, whose reader says what is missing. Throws ConfigError for a
-/// checkpoint's folder beside another tag.
+/// Local. `tag`: the tag given with the folder; empty: none. Any other folder is treated as a folder of
+/// checkpoints, and reading it reports what is missing. Throws ConfigError for the folder of one checkpoint
+/// with the tag of another.
 RunPath find_run(const std::filesystem::path& folder, const std::string& tag);
 
 }  // namespace tessera::train

@@ -10,26 +10,25 @@
 
 namespace tessera::train {
 
-void RunRecord::on_rank_0(const std::function<void()>& part) {
+void RunRecord::do_on_rank_0(const std::function<void()>& part) {
   comm::from_rank_0<ConfigError>(comm_, "output folder", [&] { return part(), ""; });
 }
 
 void RunRecord::open(const TrainerConfig& config, bool resume) {
-  on_rank_0([&] {
-    directory_.emplace(
-        config.output_dir);  // the lock first: what a run that lives has written is not looked at
-    if (!resume) check_may_start_anew(config);
+  do_on_rank_0([&] {
+    directory_.emplace(config.output_dir);  // takes the lock before anything in the folder is read
+    if (!resume) check_no_unfinished_run(config);
     if (const std::string& missing = directory_->lock().missing(); !missing.empty())
       log_.warning(str("trainer.output_dir: ", config.output_dir, " cannot be locked (", missing,
-                       "): a second run there would not be noticed"));
+                       "): a second run there would not be detected"));
   });
 }
 
 void RunRecord::begin(const RunConfig& run, std::optional<int64_t> resumed_after,
                       const std::vector<std::pair<std::string, std::string>>& files) {
-  on_rank_0([&] {
+  do_on_rank_0([&] {
     if (resumed_after) {
-      directory_->go_on(*resumed_after);
+      directory_->resume(*resumed_after);
     } else {
       set_aside_checkpoints(run.trainer.output_dir);
       directory_->begin();
@@ -63,41 +62,41 @@ std::vector<std::string> RunRecord::files(
   return files;
 }
 
-bool RunRecord::is_there(const char* name) const {
+bool RunRecord::exists(const char* name) const {
   std::error_code error;
   const bool mine = directory_ && std::filesystem::exists(directory_->folder() / name, error);
   return comm_.exchange(mine, name).front();
 }
 
-bool RunRecord::has_results() const { return is_there(kResultsName); }
-bool RunRecord::has_model() const { return is_there(kModelName); }
+bool RunRecord::has_results() const { return exists(kResultsName); }
+bool RunRecord::has_model() const { return exists(kModelName); }
 
-void RunRecord::numbers(const nlohmann::ordered_json& record) {
+void RunRecord::log_metrics(const nlohmann::ordered_json& record) {
   if (!directory_) return;
   directory_->append_metrics(record);
   monitors_.scalars(record.at("step"), scalars_of(record));
 }
 
-void RunRecord::state(const TrainerState& state) {
+void RunRecord::write_state(const TrainerState& state) {
   if (!directory_) return;
   try {
     directory_->write(kStateName, to_json(state, directory_->metrics()).dump(2) + "\n");
-  } catch (const Error& error) {  // as a checkpoint that cannot be written: training goes on
+  } catch (const Error& error) {  // training continues, as without a checkpoint
     log_.warning(error.what());
   }
 }
 
-void RunRecord::results(const Summary& summary) {
+void RunRecord::write_results(const Summary& summary) {
   if (!directory_) return;
   directory_->write(kResultsName, to_json(summary).dump(2) + "\n");
   monitors_.artifact(directory_->folder() / kResultsName);
 }
 
-void RunRecord::histograms(int64_t step, const std::vector<NamedHistogram>& histograms) {
+void RunRecord::log_histograms(int64_t step, const std::vector<NamedHistogram>& histograms) {
   for (const NamedHistogram& one : histograms) monitors_.histogram(one.name, step, one.histogram);
 }
 
-void RunRecord::samples(int64_t step, const std::vector<SampleFile>& samples) {
+void RunRecord::log_samples(int64_t step, const std::vector<SampleFile>& samples) {
   for (const SampleFile& sample : samples)
     monitors_.sample(str(kSamplesName, "/", sample.name), step, sample.file);
 }

@@ -1,4 +1,4 @@
-// RunRecord: what a run writes down as it goes, its folder and its monitors.
+// RunRecord: writes a run's metrics and results to its output folder and its monitors.
 #pragma once
 
 #include <cstdint>
@@ -22,40 +22,40 @@
 
 namespace tessera::train {
 
-/// One rank's end. Rank 0's owns the folder's files and the monitors; on the other ranks everything Local
-/// does nothing. Used by one thread. A run that ends by an exception closes its monitors as failed.
+/// On rank 0 owns the output folder's files and the monitors; on other ranks every Local member does nothing.
+/// The destructor closes the monitors as failed unless close() was called. Used by one thread.
 class RunRecord {
  public:
   RunRecord(comm::Communicator& comm, Logger log) : comm_(comm), log_(std::move(log)) {}
 
-  /// Collective. Finds out whether the folder can be written, and may be by a run that starts anew; what it
-  /// holds stays. Throws ConfigError on every rank alike.
+  /// Collective. Locks the folder and checks that it can be written and, for a new run, that it has no
+  /// unfinished one. Changes no files. Throws ConfigError on every rank alike.
   void open(const TrainerConfig& config, bool resume);
-  /// Collective. Takes the folder over, once it is certain that this run trains; `resumed_after`: the step
-  /// after which it goes on. `files`: see Task::files. Throws as open().
+  /// Collective. Prepares the folder and opens the monitors, once it is certain that this run trains.
+  /// `resumed_after`: the step after which the run is resumed; unset: a new run. `files`: Task::files().
+  /// Throws as open().
   void begin(const RunConfig& run, std::optional<int64_t> resumed_after,
              const std::vector<std::pair<std::string, std::string>>& files);
-  /// Collective. Whether the folder has the results of a run that came to its
-  /// end. To be called before begin().
+  /// Collective. Whether the folder has the results of a finished run. To be called before begin().
   bool has_results() const;
-  /// Collective. Whether the exported model is there.
+  /// Collective. Whether the folder has the exported model.
   bool has_model() const;
 
-  // Local. These two throw tessera::Error when the folder cannot be written.
-  void numbers(const nlohmann::ordered_json& record);  ///< of its "step"
-  void results(const Summary& summary);
-  // Local. What goes wrong here is a warning.
-  void state(const TrainerState& state);
-  void histograms(int64_t step, const std::vector<NamedHistogram>& histograms);
-  void samples(int64_t step, const std::vector<SampleFile>& samples);
+  // Local. These two throw tessera::Error if the folder cannot be written.
+  void log_metrics(const nlohmann::ordered_json& record);  ///< must have a "step"
+  void write_results(const Summary& summary);
+  // Local. A failure of these is logged as a warning.
+  void write_state(const TrainerState& state);
+  void log_histograms(int64_t step, const std::vector<NamedHistogram>& histograms);
+  void log_samples(int64_t step, const std::vector<SampleFile>& samples);
   void close(RunStatus status) { monitors_.close(status); }
-  /// Local. What the run has left in its folder but for the model, in the order of Summary::files.
+  /// Local. The run's files except the model, for Summary::files.
   std::vector<std::string> files(const RunConfig& run,
                                  const std::vector<std::pair<std::string, std::string>>& task_files) const;
 
  private:
-  void on_rank_0(const std::function<void()>& part);
-  bool is_there(const char* name) const;
+  void do_on_rank_0(const std::function<void()>& part);
+  bool exists(const char* name) const;
 
   comm::Communicator& comm_;
   Logger log_;

@@ -7,10 +7,10 @@
 namespace tessera::train {
 namespace {
 
-/// The keys that may differ between ranks; everything else must not.
-constexpr std::pair<const char*, const char*> kRanksOwn[] = {
-    // Where files lie. What is in them is compared: the data by check_same_data(), the model by its
-    // layout, and its weights are rank 0's.
+/// The keys that may differ between ranks. All others must be equal.
+constexpr std::pair<const char*, const char*> kPerRankKeys[] = {
+    // File paths. Their contents are compared: the data by check_same_data(), the model by its layout. The
+    // initial weights are rank 0's.
     {"data", "path"},
     {"data", "eval_path"},
     {"data", "images"},
@@ -18,14 +18,14 @@ constexpr std::pair<const char*, const char*> kRanksOwn[] = {
     {"data", "vocab"},
     {"model", "path"},
     {"model", "eval_path"},
-    // How a rank makes its batches, which are the same in any case.
+    // How a rank makes its batches, which do not depend on it.
     {"trainer", "num_threads"},
     {"trainer", "dataloader_num_workers"},
     {"trainer", "dataloader_prefetch_factor"},
     {"trainer", "dataloader_pin_memory"},
-    // What rank 0 alone uses: by default the name of the rank's configuration file.
+    // Used by rank 0 only. The default is the name of the rank's configuration file.
     {"trainer", "name"},
-    // What comm/ has compared when the ranks joined, or is over by then.
+    // Compared by comm/ when the ranks joined, or no longer used after that.
     {"comm", "backend"},
     {"comm", "rendezvous_timeout_s"},
 };
@@ -35,7 +35,7 @@ constexpr std::pair<const char*, const char*> kRanksOwn[] = {
 void check_same_run(const RunConfig& run, comm::Communicator& comm,
                     const std::vector<std::pair<std::string, bool>>& flags) {
   nlohmann::ordered_json mine = resolved(run);
-  for (const auto& [section, key] : kRanksOwn)
+  for (const auto& [section, key] : kPerRankKeys)
     if (mine.contains(section)) mine[section].erase(key);
   for (const auto& [name, value] : flags) mine[name] = value;
   check_same_config(comm, mine);

@@ -1,4 +1,4 @@
-// What must be the same on all ranks of a run, besides its data (train/data_digest.h).
+// Checks that all ranks of a run have the same configuration. For the data see train/data_digest.h.
 #pragma once
 
 #include <string>
@@ -10,9 +10,9 @@
 
 namespace tessera::train {
 
-/// Collective. Compares the resolved configuration, but for a rank's own matters: its threads, and where its
-/// host has the files of the model and the data. `flags`: what else the command line says. Throws
-/// ConfigError, on all ranks in the same words.
+/// Collective. Compares the ranks' resolved configurations, except for keys that may differ between ranks
+/// (such as thread counts and file paths). `flags`: further command line flags to compare. Throws
+/// ConfigError, with the same message on all ranks.
 void check_same_run(const RunConfig& run, comm::Communicator& comm,
                     const std::vector<std::pair<std::string, bool>>& flags = {});
 

@@ -13,7 +13,7 @@
 namespace tessera::train {
 namespace {
 
-// splitmix64's finalizer: neighbouring (seed, epoch) pairs give unrelated generator states.
+/// splitmix64's finalizer: similar (seed, epoch) pairs give unrelated generator states.
 uint64_t mix(uint64_t x) {
   x += 0x9e3779b97f4a7c15ull;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
@@ -21,7 +21,7 @@ uint64_t mix(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-// A number below `bound`, each equally likely: draws from the incomplete last multiple are thrown away.
+/// A uniform number below `bound`: draws from the incomplete last multiple of `bound` are rejected.
 uint64_t below(std::mt19937_64& random, uint64_t bound) {
   const uint64_t limit = std::numeric_limits<uint64_t>::max() / bound * bound;
   uint64_t value = random();
@@ -58,8 +58,9 @@ uint64_t augmentation_seed(uint64_t seed, int64_t epoch, int64_t first, int64_t 
 }
 
 TrainSampler::TrainSampler(int64_t num_samples, const BatchShape& shape, uint64_t seed, TrainOrder order)
-    : num_samples_(num_samples), shape_(shape), seed_(seed), how_(std::move(order)) {
-  TESSERA_CHECK(!how_.weights || static_cast<int64_t>(how_.weights->size()) == num_samples);
+    : num_samples_(num_samples), shape_(shape), seed_(seed), order_options_(std::move(order)) {
+  TESSERA_CHECK(!order_options_.weights ||
+                static_cast<int64_t>(order_options_.weights->size()) == num_samples);
   if (step_size(0) > 0) return;
   if (num_samples == 0) throw ConfigError("data: the training set is empty; expected at least one sample");
   throw ConfigError(str(
@@ -67,23 +68,23 @@ TrainSampler::TrainSampler(int64_t num_samples, const BatchShape& shape, uint64_
       num_samples, "; it must hold at least one global batch (or trainer.dataloader_drop_last be false)"));
 }
 
-int64_t TrainSampler::steps_behind(int64_t first) const {
+int64_t TrainSampler::steps_remaining(int64_t first) const {
   const int64_t left = std::max<int64_t>(num_samples_ - first, 0), batch = shape_.global_batch();
-  return left / batch + (!how_.drop_last && left % batch != 0 ? 1 : 0);
+  return left / batch + (!order_options_.drop_last && left % batch != 0 ? 1 : 0);
 }
 
 int64_t TrainSampler::samples_per_epoch() const {
-  return how_.drop_last ? steps_per_epoch() * shape_.global_batch() : num_samples_;
+  return order_options_.drop_last ? steps_per_epoch() * shape_.global_batch() : num_samples_;
 }
 
 int64_t TrainSampler::step_size(int64_t first) const {
   const int64_t left = std::max<int64_t>(num_samples_ - first, 0), batch = shape_.global_batch();
   if (left >= batch) return batch;
-  return how_.drop_last ? 0 : left;
+  return order_options_.drop_last ? 0 : left;
 }
 
 void TrainSampler::set_epoch(int64_t epoch) {
-  if (how_.shuffle) {
+  if (order_options_.shuffle) {
     order_ = shuffled_indices(num_samples_, seed_, epoch);
   } else if (order_.empty()) {
     order_.resize(static_cast<size_t>(num_samples_));
@@ -91,12 +92,12 @@ void TrainSampler::set_epoch(int64_t epoch) {
   }
 }
 
-/// Of the epoch's samples from `begin` to `end`.
+/// The sum of the weights of the epoch's samples from `begin` to `end`.
 double TrainSampler::weight_of(int64_t begin, int64_t end) const {
-  if (!how_.weights) return static_cast<double>(end - begin);
+  if (!order_options_.weights) return static_cast<double>(end - begin);
   double sum = 0;
   for (int64_t i = begin; i < end; ++i)
-    sum += (*how_.weights)[static_cast<size_t>(order_[static_cast<size_t>(i)])];
+    sum += (*order_options_.weights)[static_cast<size_t>(order_[static_cast<size_t>(i)])];
   return sum;
 }
 
@@ -106,16 +107,16 @@ TrainSlice TrainSampler::slice(int64_t first, int64_t micro_step) const {
   TESSERA_CHECK(micro_step >= 0 && micro_step < shape_.accumulation_steps, "micro-step ", micro_step);
   const int64_t num_slices = shape_.accumulation_steps * shape_.world_size;
   const int64_t number = micro_step * shape_.world_size + shape_.rank;
-  // Rounded up: of a step smaller than its slices the last are empty, and rank 0, whose buffers are
-  // everybody's, trains on samples that count.
+  // Rounded up, so that in a step with fewer samples than slices the last slices are the empty ones: rank 0,
+  // whose buffers are broadcast, always has samples.
   const auto edge = [&](int64_t slice) { return (slice * size + num_slices - 1) / num_slices; };
   const int64_t begin = edge(number), end = edge(number + 1);
   TrainSlice slice;
   slice.num_samples = end - begin;
-  const double all = weight_of(first, first + size);  // 0: nothing in this step counts
+  const double all = weight_of(first, first + size);  // 0 if all samples of the step have weight 0
   slice.weight = all > 0 ? weight_of(first + begin, first + end) * static_cast<double>(num_slices) / all : 0;
   const auto samples =
-      order_.begin() + first + std::min(begin, size - 1);  // so that there is one even for a slice without
+      order_.begin() + first + std::min(begin, size - 1);  // an empty slice gets one sample, with weight 0
   slice.indices = {samples, samples + std::max<int64_t>(slice.num_samples, 1)};
   return slice;
 }

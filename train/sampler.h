@@ -1,10 +1,10 @@
-// Which samples a rank sees, and when.
+// Samplers: the samples that each rank trains on and evaluates, in order.
 //
 // [Note: the global batch does not depend on the world]
 // An epoch is one shuffled order of the training set, equal on every rank. Step k takes the next
-// train_batch_size samples of it, whatever the number of ranks; only then are they cut, by micro-step first
-// and by rank second. So runs of different world sizes, or with another micro-batch, train on the same
-// samples at every step and their losses can be compared.
+// train_batch_size samples of it, for any number of ranks. These are divided by micro-step first and by rank
+// second. So runs with different world sizes or micro-batches train on the same samples at every step, and
+// their losses can be compared.
 #pragma once
 
 #include <cstdint>
@@ -13,11 +13,11 @@
 
 namespace tessera::train {
 
-/// Local. The numbers 0 .. size-1 in an order that depends on (seed, epoch) alone: equal on every rank,
-/// machine and compiler (Fisher-Yates over std::mt19937_64; std::shuffle's order is up to the library).
+/// Local. The numbers 0 .. size-1 in an order that depends only on (seed, epoch): equal on every rank,
+/// machine and compiler (Fisher-Yates over std::mt19937_64; std::shuffle's order depends on the library).
 std::vector<int64_t> shuffled_indices(int64_t size, uint64_t seed, int64_t epoch);
 
-/// Samples of each part of a set, by number.
+/// A data set split into parts; sample numbers.
 struct Parts {
   std::vector<int64_t> train, validation, test;
 };
@@ -28,72 +28,71 @@ struct PartsOptions {
   uint64_t seed = 0;
 };
 
-/// Local. The numbers 0 .. size-1 in three parts, in the random order of shuffled_indices: equal on every
-/// machine. Fractions are rounded down.
+/// Local. Splits the numbers 0 .. size-1 in the order of shuffled_indices(size, seed, 0), equal on every
+/// machine. The sizes of the validation and test parts are rounded down.
 Parts split_into_parts(int64_t size, const PartsOptions& options);
 
-/// Where the training order stands.
+/// A position in the training order.
 struct EpochPosition {
   int64_t epoch = 0;               ///< from 0
-  int64_t samples_into_epoch = 0;  ///< of the epoch's order, over all ranks
+  int64_t samples_into_epoch = 0;  ///< samples of the epoch used so far, over all ranks
   bool operator==(const EpochPosition&) const = default;
 };
 
-/// How a global batch is cut.
+/// How a global batch is divided, and this rank's part.
 struct BatchShape {
-  int64_t micro_batch = 1;         ///< samples a rank sees in one micro-step
-  int64_t accumulation_steps = 1;  ///< micro-steps of one optimizer step
+  int64_t micro_batch = 1;         ///< samples of one rank in one micro-step
+  int64_t accumulation_steps = 1;  ///< micro-steps per optimizer step
   int world_size = 1;
   int rank = 0;
 
   int64_t global_batch() const { return micro_batch * accumulation_steps * world_size; }
 };
 
-/// What one rank sees in one micro-step.
+/// One rank's samples of one micro-step.
 struct TrainSlice {
-  std::vector<int64_t> indices;  ///< never empty: a slice without a sample has one that counts with weight 0
-  int64_t num_samples = 0;       ///< that count
-  double weight =
-      1;  ///< of its mean loss: the mean of all weighted slices of a step is the mean over the step's samples
+  std::vector<int64_t> indices;  ///< never empty: a slice without samples has one with weight 0
+  int64_t num_samples = 0;       ///< number of indices that count
+  /// Factor for its mean loss, such that the mean over a step's slices is the mean over its samples.
+  double weight = 1;
 };
 
-/// How an epoch goes through the training set.
+/// The order in which an epoch uses the training set.
 struct TrainOrder {
-  bool drop_last = true;  ///< false: what is left over of an epoch is a smaller step
-  bool shuffle = true;    ///< false: every epoch is in the order of the set
-  /// By sample: how much it counts in the mean of its slice's loss (its tokens that are not ignored,
-  /// say). Slices are weighted so that the mean over a step is the mean over all that counts in it,
-  /// however it is cut. Null: all samples alike.
+  bool drop_last = true;  ///< false: the last samples of an epoch make a smaller step
+  bool shuffle = true;    ///< false: every epoch has the order of the set
+  /// The weight of each sample in its slice's mean loss, such as its number of tokens that are not ignored.
+  /// Slices are weighted so that the mean over a step is the weighted mean over its samples, however it is
+  /// divided. Null: all samples have the same weight.
   std::shared_ptr<const std::vector<float>> weights = nullptr;
 };
 
-/// Local. Seed of what is random about one rank's samples of a micro-step: depends on these numbers alone.
-/// `first`: as in TrainSampler, the step.
+/// Local. Seed for the augmentation of one rank's samples of a micro-step. Depends only on these numbers.
+/// `first`: identifies the step, as in TrainSampler.
 uint64_t augmentation_seed(uint64_t seed, int64_t epoch, int64_t first, int64_t micro_step, int rank);
 
-/// Training order. A step is named by how many samples of its epoch come before it, so that a run can go on
-/// with another batch size where it stopped. The samples left over after the last whole global batch of an
-/// epoch are dropped (another shuffle drops others), or without drop_last make a step of their own, cut
+/// The training order. A step is identified by `first`, the number of samples of its epoch before it, so that
+/// a run can be resumed with another batch size. The samples after the last whole global batch of an epoch
+/// are dropped (different ones in each shuffle); without drop_last they make a step of their own, divided
 /// evenly over all slices. Owns one permutation; not thread-safe.
 class TrainSampler {
  public:
-  /// Local. Throws ConfigError when the set has no step: fewer samples than one
-  /// global batch, or without drop_last none.
+  /// Local. Throws ConfigError if an epoch has no step: the set has fewer samples than one global batch, or
+  /// is empty.
   TrainSampler(int64_t num_samples, const BatchShape& shape, uint64_t seed, TrainOrder order = {});
 
   const BatchShape& shape() const { return shape_; }
   uint64_t seed() const { return seed_; }
-  int64_t steps_per_epoch() const { return steps_behind(0); }
-  /// Local. Steps of an epoch behind its `first` samples.
-  int64_t steps_behind(int64_t first) const;
-  /// Samples of an epoch that are trained on.
+  int64_t steps_per_epoch() const { return steps_remaining(0); }
+  /// Local. Steps of an epoch after its first `first` samples.
+  int64_t steps_remaining(int64_t first) const;
+  /// Local. Samples used per epoch.
   int64_t samples_per_epoch() const;
-  /// Local. Samples, over all ranks, of the step behind the epoch's `first`
-  /// samples; 0: the epoch has no further step.
+  /// Local. Samples, over all ranks, of the step at `first`; 0: the epoch has no further step.
   int64_t step_size(int64_t first) const;
-  /// Local. Puts this epoch, counted from 0, in order; to be called before slice().
+  /// Local. Computes the order of this epoch, counted from 0. To be called before slice().
   void set_epoch(int64_t epoch);
-  /// Local. This rank's part of `micro_step` of that step.
+  /// Local. This rank's part of `micro_step` of the step at `first`.
   TrainSlice slice(int64_t first, int64_t micro_step) const;
 
  private:
@@ -102,26 +101,26 @@ class TrainSampler {
   int64_t num_samples_;
   BatchShape shape_;
   uint64_t seed_;
-  TrainOrder how_;
+  TrainOrder order_options_;
   std::vector<int64_t> order_;
 };
 
-/// One batch of an evaluation: `indices` always has the full batch size; only the first `num_valid` are
-/// samples, the rest is padding (a repeated index) that must not be counted.
+/// One batch of an evaluation. `indices` always has the full batch size. Only the first `num_valid` are
+/// samples; the rest is padding (a repeated index) that must not be counted.
 struct EvalBatch {
   std::vector<int64_t> indices;
   int64_t num_valid = 0;
 };
 
-/// Evaluation order: every sample exactly once over all ranks, in order, with an equal number of batches on
-/// every rank (at stage 3 a forward pass is a collective).
+/// The evaluation order: every sample exactly once over all ranks, in order, with the same number of batches
+/// on every rank (at stage 3 a forward pass is collective). Immutable.
 class EvalSampler {
  public:
   EvalSampler(int64_t num_samples, int64_t batch_size, int world_size, int rank);
 
   /// Local. Equal on every rank.
   int64_t num_batches() const;
-  /// Local. This rank's part of round `index`; num_valid is 0 when nothing is left for it.
+  /// Local. This rank's batch number `index`; num_valid is 0 if no samples are left for it.
   EvalBatch batch(int64_t index) const;
 
  private:

@@ -39,8 +39,7 @@ void StepMeter::add_loss(const at::Tensor& loss, double share) {
     sum.add_(loss.detach().to(at::kDouble), share);
     loss_sum_[1].add_(share);
   }
-  loss_sum_[2].add_(
-      sum.sub(sum).eq(0));  // a sum that is not finite stays so: from there on nothing is counted
+  loss_sum_[2].add_(sum.sub(sum).eq(0));  // 1 while the sum is finite, 0 from the first loss on that is not
 }
 
 void StepMeter::pause() { pause_start_ = Clock::now(); }
@@ -53,7 +52,7 @@ double StepMeter::resume() {
   return paused_s;
 }
 
-TrainTotals StepMeter::under_way(comm::Communicator& comm) const {
+TrainTotals StepMeter::window_sums(comm::Communicator& comm) const {
   at::Tensor sums = loss_sum_.clone();
   comm.all_reduce(sums, "training loss")->wait();
   sums = sums.cpu();
@@ -65,12 +64,12 @@ TrainTotals StepMeter::under_way(comm::Communicator& comm) const {
 
 TrainTotals StepMeter::totals(comm::Communicator& comm) const {
   TrainTotals totals = totals_;
-  totals += under_way(comm);
+  totals += window_sums(comm);
   return totals;
 }
 
 StepWindow StepMeter::finish_window(comm::Communicator& comm) {
-  const TrainTotals ended = under_way(comm);
+  const TrainTotals ended = window_sums(comm);
   totals_ += ended;
   StepWindow window = std::exchange(window_, {});
   window.loss = ended.mean_loss();

@@ -37,12 +37,12 @@ TrainPlan::MicroStep TrainPlan::next() {
                  .seed = augmentation_seed(sampler_.seed(), position_.epoch, first, micro_step_, shape.rank),
                  .step_size = sampler_.step_size(first),
                  .ends_step = false,
-                 .behind = {}};
+                 .position_after = {}};
   if (++micro_step_ == shape.accumulation_steps) {
     micro_step_ = 0;
     first += next.step_size;
     next.ends_step = true;
-    next.behind = position_;
+    next.position_after = position_;
   }
   return next;
 }
@@ -62,7 +62,7 @@ std::string list_samples(const std::vector<int64_t>& samples) {
              samples.size() > kMost ? str(" and ", samples.size() - kMost, " more") : std::string());
 }
 
-/// Those with a value that is not finite.
+/// The indices of the samples with a value that is not finite.
 std::vector<int64_t> broken_samples(const Batch& batch, const std::vector<int64_t>& indices) {
   at::Tensor finite = at::ones({static_cast<int64_t>(indices.size())}, at::kBool);
   std::vector<at::Tensor> tensors = batch.inputs;
@@ -104,10 +104,10 @@ TrainLoader::TrainLoader(const Task& task, TrainSampler sampler, const EpochPosi
 
 TrainBatch TrainLoader::next() {
   std::optional<Batch> batch = loader_.next();
-  TESSERA_CHECK(batch, "a batch behind the last step");
+  TESSERA_CHECK(batch, "a batch after the last step");
   const Planned planned = std::move(ahead_.front());
   ahead_.pop_front();
-  if (planned.ends_step) position_ = planned.behind;
+  if (planned.ends_step) position_ = planned.position_after;
   TrainBatch result = planned.outline;
   result.batch = *std::move(batch);
   return result;
@@ -119,7 +119,7 @@ DataLoader::Make TrainLoader::plan() {
   if (next.ends_step) --steps_left_;
   ahead_.push_back({.outline = {.batch = {}, .weight = next.slice.weight, .step_size = next.step_size},
                     .ends_step = next.ends_step,
-                    .behind = next.behind});
+                    .position_after = next.position_after});
   return [this, indices = std::move(next.slice.indices), seed = next.seed] {
     return make_batch(task_, indices, seed);
   };

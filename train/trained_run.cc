@@ -21,15 +21,15 @@ namespace fs = std::filesystem;
 
 fs::path checkpoints_of(const fs::path& folder) { return folder / kCheckpointsName; }
 
-/// Weights alone: moments would take twice their memory.
-void forget_training(EngineConfig& config) {
+/// Without momentum and moments, which would take twice the memory of the weights.
+void drop_training_state(EngineConfig& config) {
   config.optimizer = {.options = SGDOptions{.lr = 0}};
   config.scheduler = ConstantLrOptions{};
-  config.checkpoint.async = false;  // which would set aside memory for a copy
+  config.checkpoint.async = false;  // which would reserve memory for a copy
 }
 
-/// The number of ranks may be another now: the micro-batch stays, and the global batch follows from it.
-std::vector<std::string> for_any_world(std::vector<std::string> overrides) {
+/// Keeps the micro-batch and derives the global batch from it, since the number of ranks may have changed.
+std::vector<std::string> allow_any_world_size(std::vector<std::string> overrides) {
   overrides.insert(overrides.begin(), {"train_batch_size=auto", "gradient_accumulation_steps=1"});
   return overrides;
 }
@@ -58,12 +58,12 @@ TrainedRun open_run(const fs::path& given, int world_size, const std::vector<std
                           ": has no config.json; expected the folder of a run of `tessera train` "
                           "(trainer.output_dir), or of its checkpoints"));
   TrainedRun run{.folder = folder,
-                 .config = load_run_config(config.string(), world_size, for_any_world(overrides)),
+                 .config = load_run_config(config.string(), world_size, allow_any_world_size(overrides)),
                  .weights = {},
                  .tag = path.tag};
   run.config.trainer.output_dir = folder.string();
-  run.config.report = {};  // was said when it was trained
-  forget_training(run.config.engine);
+  run.config.report = {};  // its warnings were logged in training
+  drop_training_state(run.config.engine);
   if (!run.tag.empty()) return run;
   const bool whole_run = path.checkpoints != given;
   if (whole_run && fs::exists(folder / kModelName, error)) {
@@ -102,7 +102,7 @@ std::vector<Evaluation> evaluate_run(const TrainedRun& run, const Registry& regi
   const Display display = comm->rank() == 0 ? output.display : Display{};
   std::vector<Evaluation> evaluations;
   nlohmann::ordered_json numbers;
-  for (const EvaluationSet set : {EvaluationSet::kOnTheWay, EvaluationSet::kTest}) {
+  for (const EvaluationSet set : {EvaluationSet::kEval, EvaluationSet::kTest}) {
     if ((set == EvaluationSet::kTest ? task->test_size() : task->eval_size()) == 0) continue;
     evaluations.push_back(evaluate(*task, engine, trainer, display, set));
     add_evaluation(evaluations.back(), numbers);
@@ -123,7 +123,7 @@ std::unique_ptr<Predictor> load_predictor(const TrainedRun& run, const Registry&
   std::unique_ptr<Predictor> predictor =
       registry.make_predictor(run.config.model, run.config.data, run.folder);
   EngineConfig config = run.config.engine;
-  config.zero.stage = 0;  // one rank has it all
+  config.zero.stage = 0;  // there is only one rank
   const comm::CommunicatorPtr comm = join_group(run.config.trainer, alone, logger);
   InitOptions init;
   init.device = comm->device();

@@ -1,5 +1,5 @@
-// TrainedRun: the folder a run has left (train/run_directory.h), read back to
-// evaluate its model or to ask it.
+// TrainedRun: a trained run's folder (train/run_directory.h), read to evaluate its model or to predict with
+// it.
 #pragma once
 
 #include <filesystem>
@@ -16,31 +16,31 @@
 namespace tessera::train {
 
 struct TrainedRun {
-  std::filesystem::path folder;  ///< of the run
-  RunConfig config;  ///< config.json's, but for what only training needs: the optimizer has no state, there
-                     ///< is no schedule
-  std::filesystem::path weights;  ///< folder/model.safetensors; empty: a checkpoint's
-  std::string tag;                ///< of the checkpoint
+  std::filesystem::path folder;   ///< of the run
+  RunConfig config;               ///< of config.json, without optimizer state and schedule
+  std::filesystem::path weights;  ///< folder/model.safetensors; empty: a checkpoint is used
+  std::string tag;                ///< of the checkpoint used
 };
 
-/// Local. `folder`: of the run, of its checkpoints, or of one of them (train/run_path.h). For `world_size`
-/// ranks, however many have trained; `overrides` as given to --set. The weights are those of the checkpoint
-/// `tag`; without one, given the run, the exported model, which is the best; without that the latest
-/// checkpoint. Throws ConfigError: no folder of a run, or one that has neither; CheckpointError.
+/// Local. `folder`: of the run, of its checkpoints, or of one of them (train/run_path.h). `world_size`: the
+/// number of ranks, which may differ from that of training. `overrides`: as given to --set. Uses the weights
+/// of the checkpoint `tag`; without a tag those of the exported model, if `folder` is the run's and has one;
+/// otherwise those of the latest checkpoint. Throws ConfigError if this is not a run's folder or has no
+/// weights; CheckpointError.
 TrainedRun open_run(const std::filesystem::path& folder, int world_size,
                     const std::vector<std::string>& overrides = {}, const std::string& tag = "");
 
-/// Collective. Gives the engine the run's weights. Throws CheckpointError.
+/// Collective. Loads the run's weights into the engine. Throws CheckpointError.
 void load_trained_weights(const TrainedRun& run, Engine& engine);
 
-/// Collective. What `tessera eval` does: loads data and weights, and evaluates every set the task has (the
-/// one on the way; the test set, if it is another), sharded as the run was. Rank 0 shows the results and
-/// writes FOLDER/eval_results.json. Throws as run(), and CheckpointError.
+/// Collective. For `tessera eval`: loads data and weights, and evaluates the task's evaluation set and test
+/// set, with the run's ZeRO stage. Rank 0 prints the results and writes FOLDER/eval_results.json. Throws as
+/// run(), and CheckpointError.
 std::vector<Evaluation> evaluate_run(const TrainedRun& run, const Registry& registry,
                                      const comm::Environment& environment, const TrainerOutput& output);
 
-/// Local. What `tessera predict` asks: the run's model, alone in this process. Throws as
-/// Registry::make_predictor, and CheckpointError.
+/// Local. For `tessera predict`: the run's model in this one process. Throws as Registry::make_predictor, and
+/// CheckpointError.
 std::unique_ptr<Predictor> load_predictor(const TrainedRun& run, const Registry& registry,
                                           const Logger& logger);
 

@@ -1,5 +1,7 @@
-// Trainer: the training loop. Runs one Task for some epochs or steps, evaluates
-// it, reports, and writes the run's files.
+// Trainer: the training loop. Trains one Task for some epochs or steps, evaluates it, reports, and writes the
+// run's files. Its members are defined in four files, by phase: trainer_setup.cc (the constructor),
+// trainer.cc (the loop), trainer_report.cc (reports and evaluations within the loop) and trainer_finish.cc
+// (what follows the last step).
 #pragma once
 
 #include <functional>
@@ -12,6 +14,7 @@
 #include "engine/memory_meter.h"
 #include "train/data_digest.h"
 #include "train/early_stopping.h"
+#include "train/non_finite_warnings.h"
 #include "train/progress.h"
 #include "train/report.h"
 #include "train/run_checkpoints.h"
@@ -24,99 +27,113 @@
 
 namespace tessera::train {
 
-/// Where a Trainer talks. Ranks other than 0 stay silent, whatever is given.
+/// Where a Trainer writes. Ranks other than 0 write nothing, whatever is given.
 struct TrainerOutput {
   Display display;  ///< progress and results
   Logger logger;    ///< warnings
 };
 
-/// How a run begins and ends.
+/// How a run starts and stops.
 struct TrainerStart {
-  bool resume = false;          ///< from a checkpoint in its folder
-  std::string resume_tag = {};  ///< which; empty: the latest
-  std::string init = {};  ///< weights to start from, unless the run is resumed: a .safetensors file, or a
-                          ///< folder with one; empty: the model's own
-  LoadWeightsOptions init_options = {};  ///< how they fit, besides what the task says
-  std::function<void()> joined = {};  ///< called when all ranks have met: from then on `stop` is asked, and
-                                      ///< what interrupts a wait is the program's. May be unset
-  std::function<bool()>
-      stop;  ///< asked before each step on each rank; true on any of them: save and end. May be unset
+  bool resume = false;          ///< from a checkpoint in its output folder
+  std::string resume_tag = {};  ///< which checkpoint; empty: the latest
+  std::string init = {};  ///< weights to start from, ignored by a resumed run: a .safetensors file, or a
+                          ///< folder with one; empty: the model's own initialization
+  LoadWeightsOptions init_options = {};  ///< how they are matched to the model, added to the task's options
+  std::function<void()> joined = {};  ///< called once all ranks have connected. From then on `stop` is asked
+                                      ///< and may end the run. May be unset
+  /// Asked before each step on each rank; true on any rank: save and end. May be unset.
+  std::function<bool()> stop;
 };
 
-/// Owns the run's output; borrows the task, which must outlive it. One thread uses it.
+/// Owns the run's output files, data loader and progress bar. Borrows the task, which must outlive it. Used
+/// by one thread.
 class Trainer {
  public:
   /// Collective. Compares the ranks' configurations and data, creates and locks the output folder, seeds
   /// torch's generator and initializes the task's engine (`init`: device and local rank; the rest is filled
-  /// in). Throws ConfigError (on every rank alike) when ranks are to do different things, the metric is none
-  /// of the task's, the folder cannot be written, is another run's that lives, has checkpoints of a run that
-  /// has not finished (unless this one resumes it, or trainer.overwrite_output_dir is true), the data are
-  /// fewer than one batch, or training is to stop early without an evaluation.
+  /// in). Throws ConfigError, on every rank alike, when
+  /// - the ranks' configurations or data differ,
+  /// - the task has no metric named trainer.metric_for_best,
+  /// - the output folder cannot be written, or another process uses it,
+  /// - it has checkpoints of an unfinished run, unless this run resumes it or
+  ///   trainer.overwrite_output_dir is true,
+  /// - the training set is smaller than one batch,
+  /// - early stopping is asked for, and there is nothing to evaluate.
   Trainer(RunConfig run, Task& task, comm::CommunicatorPtr comm, const InitOptions& init,
           const TrainerOutput& output, TrainerStart start = {});
 
-  /// Collective. Trains to the end, or until told to stop, once; a resumed run that had finished stays as it
-  /// is. The summary is equal on every rank, but for times and files.
+  /// Collective. Trains to the end, or until told to stop. To be called once. Changes nothing when the
+  /// resumed run had finished. The summary is equal on every rank, except for times and files.
   Summary run();
 
  private:
-  Summary train();
+  // trainer_setup.cc
+  void compare_ranks();
+  void check_evaluation_config() const;
+  void resolve_schedule();
+  void initialize_engine(const InitOptions& init);
   void resume();
-  void announce();
+
+  // trainer.cc
+  Summary train();
+  void print_header();
+  void prepare_loop();
   void train_step();
-  template <class Body>
-  void watching_memory(const std::string& when, const Body& body);
+  void save();
+  Position position();
+  void explain_out_of_memory(const std::string& when, const std::function<void()>& body);
+  int64_t epochs_completed() const;
+  double epochs_done() const;
+  bool stopped_early() const { return early_stopping_.should_stop(); }
+
+  // trainer_report.cc
   bool report_due() const;
   bool evaluation_due() const;
   bool histograms_due() const;
   void report();
-  void send_histograms();
+  void log_histograms();
   void evaluate();
-  void note_for_early_stopping();
+  void update_early_stopping();
   void write_samples(bool is_recorded = true);
   void write_state();
-  bool stopped_early() const { return early_stopping_.should_stop(); }
-  void measure(Summary& summary);
-  Evaluation measure(EvaluationSet set);
-  void save();
-  Position position();
   StepWindow finish_window();
-  void warn_of_loss(const StepWindow& window);
-  std::string describe_loss(const StepWindow& window);
-  void warn_of(const Evaluation& evaluation);
-  void check_metric() const;
+
+  // trainer_finish.cc
   Summary finish();
+  void evaluate_final_weights(Summary& summary);
+  Evaluation evaluate_final_weights(EvaluationSet set);
   Summary report_finished();
-  Summary outline() const;
-  void name_model(Summary& summary) const;
-  int64_t epochs_ended() const;
-  double epochs_done() const;
+  Summary summary_without_results() const;
+  void describe_model(Summary& summary) const;
 
   RunConfig config_;
   Task& task_;
   comm::CommunicatorPtr comm_;
   TrainerOutput output_;
-  DataDigest digest_;
-  TrainSampler sampler_;
   TrainerStart start_;
-  int64_t total_steps_ = 0;
   RunRecord record_;
-  Engine* engine_ = nullptr;           // the task's
-  std::optional<MemoryMeter> memory_;  // memory_breakdown
+  EarlyStopping early_stopping_;
+
+  // Set by the constructor.
+  DataDigest digest_;
+  std::optional<TrainSampler> sampler_;
+  int64_t total_steps_ = 0;
+  std::optional<MemoryMeter> memory_;  // with memory_breakdown
+  Engine* engine_ = nullptr;           // owned by the task
+  std::optional<RunCheckpoints> checkpoints_;
+  Position start_position_;    // where this process begins
+  bool was_finished_ = false;  // an earlier process has finished the run and written its results
+
+  // Set by run().
   std::optional<StepMeter> meter_;
   std::unique_ptr<ProgressBar> bar_;
-  std::optional<Evaluation> last_evaluation_;
-  std::optional<RunCheckpoints> checkpoints_;
+  std::unique_ptr<TrainLoader> loader_;
+  std::optional<NonFiniteWarnings> non_finite_;
+
   int64_t steps_done_ = 0;
-  bool was_finished_ = false;            // by an earlier process, results included
-  Position start_position_;              // where this process begins
-  std::unique_ptr<TrainLoader> loader_;  // of run()
-  EarlyStopping early_stopping_;
-  double learning_rate_ = 0;       // of the last step
-  int64_t window_start_ = 0;       // steps done where the meter's window begins
-  EpochPosition window_position_;  // and where the data stood
-  bool loss_was_finite_ = true;
-  bool evaluation_was_finite_ = true, test_was_finite_ = true;
+  double learning_rate_ = 0;  // of the last step
+  std::optional<Evaluation> last_evaluation_;
 };
 
 }  // namespace tessera::train

@@ -18,8 +18,8 @@ using nlohmann::ordered_json;
 
 constexpr double kMaxCount = 9e15;
 
-/// The keys of `trainer` that each fill one field; epochs, max_steps, name, output_dir and eval_batch_size
-/// have defaults that depend on others.
+/// The keys of `trainer` with defaults of their own. Those of epochs, max_steps, name, output_dir and
+/// eval_batch_size depend on other keys: see given_fields().
 std::vector<config::Field> trainer_fields(TrainerConfig& c) {
   using namespace config;
   const Attribute count = between(0, kMaxCount);
@@ -71,6 +71,12 @@ std::vector<config::Field> trainer_fields(TrainerConfig& c) {
        "As torch.use_deterministic_algorithms(True): operators give the same bits in every run, and one that "
        "cannot is an error",
        argument("full_determinism")},
+  };
+}
+
+std::vector<config::Field> dataloader_fields(TrainerConfig& c) {
+  using namespace config;
+  return {
       {"dataloader_num_workers", &c.dataloader_num_workers,
        "Threads of one rank that make the next batches while it computes; 0: batches are made when they are "
        "needed",
@@ -104,7 +110,7 @@ std::vector<config::Field> comm_fields(TrainerConfig& c) {
   };
 }
 
-/// Keys whose defaults depend on others; unset: not given.
+/// Keys whose defaults depend on other keys; unset: not given.
 struct GivenTrainer {
   std::optional<std::string> name{}, output_dir{};
   std::optional<int64_t> epochs{}, max_steps{}, eval_batch_size{};
@@ -134,26 +140,27 @@ std::vector<config::Field> all_fields(GivenTrainer& given, TrainerConfig& traine
   std::vector<config::Field> fields;
   for (auto& [section, rows] : {std::pair{"trainer", given_fields(given)},
                                 {"trainer", trainer_fields(trainer)},
+                                {"trainer", dataloader_fields(trainer)},
                                 {"comm", comm_fields(trainer)}})
     for (config::Field& field : config::in_section(section, rows)) fields.push_back(std::move(field));
   return fields;
 }
 
-/// max_steps win over epochs, as in Hugging Face's Trainer; the command line wins over the file.
+/// max_steps overrides epochs, as in Hugging Face's Trainer. The command line overrides the file.
 void set_length(const GivenTrainer& given, const config::Origins& origins, TrainerConfig& trainer,
                 config::ConfigReport* report) {
   trainer.epochs = given.epochs.value_or(trainer.epochs);
   trainer.max_steps = std::max<int64_t>(given.max_steps.value_or(0), 0);
   if (trainer.max_steps == 0) return;
-  const bool epochs_win =
+  const bool use_epochs =
       given.epochs && origins.is_override("trainer.epochs") && !origins.is_override("trainer.max_steps");
   if (given.epochs && report)
-    report->resolved.push_back(epochs_win ? str("trainer.epochs: ", *given.epochs,
+    report->resolved.push_back(use_epochs ? str("trainer.epochs: ", *given.epochs,
                                                 " of the command line count in place of trainer.max_steps ",
                                                 *given.max_steps)
                                           : str("trainer.max_steps: ", *given.max_steps,
                                                 " count in place of trainer.epochs ", *given.epochs));
-  (epochs_win ? trainer.max_steps : trainer.epochs) = 0;
+  (use_epochs ? trainer.max_steps : trainer.epochs) = 0;
 }
 
 TrainerConfig read_trainer(const Document& document, const EngineConfig& engine, config::Problems& problems,
@@ -177,7 +184,7 @@ TrainerConfig read_trainer(const Document& document, const EngineConfig& engine,
       origins.fail("trainer.output_dir", "found \"\" (a string); expected a folder");
   });
 
-  // Hugging Face's Trainer puts this prefix before the names of its metrics.
+  // Hugging Face's Trainer prefixes the names of its metrics.
   if (constexpr std::string_view kPrefix = "eval_"; trainer.metric_for_best.starts_with(kPrefix))
     trainer.metric_for_best.erase(0, kPrefix.size());
   trainer.eval_batch_size = given.eval_batch_size.value_or(engine.train_micro_batch_size_per_gpu);
@@ -209,7 +216,7 @@ config::KeyTable run_keys() {
   const KeyTable engine = engine_keys();
   for (const Key& key : engine.keys())
     if (key.path != "dataloader_drop_last")
-      table.add(key);  // without effect for an engine alone, which loads no data
+      table.add(key);  // ignored by an engine alone; an alias of trainer.dataloader_drop_last in a run
   const auto add = [&](Type type, const char* path, const char* doc, const auto&... attributes) {
     table.add(make_key(type, path, doc, attributes...));
   };

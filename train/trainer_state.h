@@ -1,5 +1,5 @@
-// trainer_state.json: where a run stands and what it has recorded, under the
-// names of transformers.TrainerState.
+// TrainerState: the contents of trainer_state.json, a run's progress and its records so far, under the names
+// of transformers.TrainerState.
 #pragma once
 
 #include <cstdint>
@@ -16,11 +16,11 @@ namespace tessera::train {
 struct TrainerState {
   int64_t global_step = 0;
   int64_t max_steps = 0;
-  double epoch = 0;             ///< passes over the data done
-  double num_train_epochs = 0;  ///< that max_steps are
+  double epoch = 0;             ///< epochs done
+  double num_train_epochs = 0;  ///< epochs of the whole run
   int64_t logging_steps = 0;
   std::optional<Best> best;
-  std::string checkpoints;  ///< the folder of best->tag
+  std::string checkpoints;  ///< the folder that holds best->tag
   std::optional<EarlyStoppingState> early_stopping;
 };
 

@@ -15,7 +15,7 @@
 namespace tessera::examples {
 namespace {
 
-// `directory/name.gz` or `directory/name`, whichever is there.
+/// `directory/name.gz` or `directory/name`, whichever exists.
 std::string find_file(const std::string& directory, const std::string& name) {
   for (const char* suffix : {".gz", ""}) {
     const std::string path = (std::filesystem::path(directory) / (name + suffix)).string();
@@ -28,7 +28,7 @@ std::string find_file(const std::string& directory, const std::string& name) {
       "dataset-fashion-mnist brings them) or of MNIST"));
 }
 
-// Read-only: it may be the file.
+/// Read-only: the memory may be a mapped file.
 at::Tensor to_tensor(const IdxArray& array, at::IntArrayRef shape) {
   return at::from_blob(
       const_cast<uint8_t*>(array.values.data()), shape, [storage = array.storage](void*) {}, at::kByte);

@@ -11,8 +11,8 @@ namespace tessera::examples {
 inline constexpr int64_t kImageSize = 28;
 inline constexpr int64_t kNumClasses = 10;
 
-/// One split, kept as bytes (47 MB for the training set), which are the file itself where that is not
-/// compressed: read-only. Batches are converted as they are needed.
+/// One split as bytes (47 MB for the training set). Read-only: an uncompressed file is mapped. Batches are
+/// converted when they are made.
 struct LabelledImages {
   at::Tensor images;  ///< (N, 1, 28, 28) uint8
   at::Tensor labels;  ///< (N) uint8, below kNumClasses
@@ -28,11 +28,11 @@ struct PixelStatistics {
 enum class Split { kTrain, kTest };
 
 /// Local. Reads train-images-idx3-ubyte and train-labels-idx1-ubyte (or t10k-…), with or without .gz, from
-/// `directory`. Throws DataError naming the file when one is missing, damaged or of another kind, when images
-/// and labels differ in number, or when a label is out of range.
+/// `directory`. Throws DataError naming the file if one is missing, damaged or of another type, if the
+/// numbers of images and labels differ, or if a label is out of range.
 LabelledImages load_split(const std::string& directory, Split split);
 
-/// Local. Over all pixels of `data`.
+/// Local. Mean and standard deviation of all pixels of `data`.
 PixelStatistics pixel_statistics(const LabelledImages& data);
 
 }  // namespace tessera::examples

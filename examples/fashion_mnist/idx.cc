@@ -18,11 +18,11 @@ namespace tessera::examples {
 namespace {
 
 constexpr size_t kBlock_bytes = 1 << 18;
-constexpr int64_t kMaxValues = int64_t{1} << 32;  // 4 GiB: no set of this kind is near it
+constexpr int64_t kMaxValues = int64_t{1} << 32;  // 4 GiB, far more than any such data set
 constexpr uint8_t kUnsignedByte = 0x08;
 
-// The bytes of a file, decompressed when it starts as gzip does. zlib's own gzFile would ignore damage behind
-// the compressed stream, so the stream is driven here.
+/// Reads the bytes of a file, decompressing it if it is gzip. Uses inflate() directly: zlib's gzFile ignores
+/// damage after the compressed stream.
 class ByteSource {
  public:
   explicit ByteSource(const std::string& path) try : path_(path), file_(path) {
@@ -41,7 +41,7 @@ class ByteSource {
 
   bool gzip() const { return gzip_; }
 
-  // Fills `buffer` as far as the file goes; fewer bytes than asked for mean its end.
+  /// Fills `buffer`; returns fewer bytes only at the end of the file.
   size_t read(uint8_t* buffer, size_t size) {
     return gzip_ ? read_gzip(buffer, size) : read_plain(buffer, size);
   }
@@ -104,7 +104,7 @@ std::string shape_text(const std::vector<int64_t>& shape) {
   return text;
 }
 
-// Reads the header and returns the shape it gives.
+/// Reads the header and returns its shape.
 std::vector<int64_t> read_header(ByteSource& source, const std::string& path,
                                  const std::vector<int64_t>& expected) {
   const std::string wanted = str("expected an IDX file of unsigned bytes of shape ", shape_text(expected));
@@ -148,7 +148,7 @@ int64_t checked_numel(const std::string& path, const std::vector<int64_t>& shape
   return numel;
 }
 
-/// "truncated" and "trailing bytes": `found` values where `numel` are said to be.
+/// Reports "truncated" or "trailing bytes": `found` values instead of `numel`.
 [[noreturn]] void fail_for_size(const std::string& path, const IdxArray& array, int64_t numel,
                                 int64_t found) {
   throw DataError(str(path, found < numel ? ": truncated" : ": trailing bytes", ": the header says ",

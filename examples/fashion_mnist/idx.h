@@ -15,17 +15,17 @@ namespace tessera::examples {
 struct IdxArray {
   std::vector<int64_t> shape;
   std::span<const uint8_t> values;      ///< row-major, product(shape) of them
-  std::shared_ptr<const void> storage;  ///< what holds them: this process's memory, or the file itself
+  std::shared_ptr<const void> storage;  ///< owns the memory of `values`: a buffer or a mapped file
 };
 
-/// Dimension of an expected shape that may be anything.
+/// In an expected shape: any size of this dimension.
 inline constexpr int64_t kAnySize = -1;
 
 /// Local. Reads `path` and checks it against `expected_shape`. A plain file is mapped, so that the ranks of
-/// a host share its bytes: it must not be shortened meanwhile. A compressed one is read completely. Throws
-/// DataError naming the file, what was found and what was expected, when it is missing, damaged, truncated,
-/// longer than its header says, of another type or of another shape. Memory is taken as the values arrive,
-/// so a header that lies costs nothing.
+/// a host share its memory; it must not be shortened while it is in use. A compressed file is read
+/// completely. Throws DataError naming the file, what was found and what was expected, if it is missing,
+/// damaged, truncated, longer than its header says, or of another type or shape. Memory is allocated as the
+/// values are read, so a wrong header cannot cause a large allocation.
 IdxArray read_idx(const std::string& path, const std::vector<int64_t>& expected_shape);
 
 }  // namespace tessera::examples

@@ -1,5 +1,5 @@
-// A convolutional network for 28 x 28 grey images. Plain libtorch: nothing in
-// it knows that it will be sharded.
+// A convolutional network for 28 x 28 grey images. Plain libtorch, without
+// anything for sharding.
 #pragma once
 
 #include <ATen/ATen.h>

@@ -50,7 +50,7 @@ class FashionMnist final : public train::Task {
   std::unique_ptr<TypedEngine<FashionCnnImpl>> engine_;
 };
 
-/// Local. Makes the task known under its names.
+/// Local. Adds the task to `registry`.
 void register_fashion_mnist(train::Registry& registry);
 
 }  // namespace tessera::examples

@@ -1,4 +1,4 @@
-// A GPT. Plain libtorch: nothing in it knows that it will be sharded. Pre-norm blocks, fused query-key-value
+// A GPT. Plain libtorch, without anything for sharding. Pre-norm blocks, fused query-key-value
 // projection, causal attention, learned positions, an untied output projection.
 #pragma once
 
@@ -16,7 +16,7 @@ struct GptOptions {
   int64_t dim = 256;
   int64_t layers = 4;
   int64_t heads = 4;
-  int64_t vocabulary = 256;  ///< bytes have 256
+  int64_t vocabulary = 256;  ///< 256 for bytes
   int64_t sequence = 128;    ///< tokens of a sample, at most
 };
 

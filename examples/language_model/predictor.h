@@ -1,4 +1,4 @@
-// How a text goes on, by a trained language model of bytes.
+// Continues a text with a trained byte-level language model.
 #pragma once
 
 #include <memory>
@@ -10,11 +10,11 @@
 
 namespace tessera::examples {
 
-/// Answers as transformers' text-generation pipeline: {"generated_text": …}, the text and data.sample_bytes
-/// drawn after it, at data.temperature; bytes that are no UTF-8 become U+FFFD.
+/// Predictions have the format of transformers' text-generation pipeline: {"generated_text": …}, the text
+/// followed by data.sample_bytes sampled bytes, at data.temperature. Bytes that are not UTF-8 become U+FFFD.
 class LanguageModelPredictor final : public train::Predictor {
  public:
-  /// Local. Throws ConfigError where data.sample_bytes is 0.
+  /// Local. Throws ConfigError if data.sample_bytes is 0.
   explicit LanguageModelPredictor(const LanguageModelOptions& options);
 
   Engine& initialize(const EngineConfig& config, comm::CommunicatorPtr comm,

@@ -1,4 +1,4 @@
-// Text drawn from a language model of bytes, one after another.
+// Samples text from a byte-level language model, byte by byte.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,16 +10,16 @@
 namespace tessera::examples {
 
 struct SampleOptions {
-  std::string prompt = "\n";  ///< what the text goes on from; not empty
-  int64_t num_bytes = 128;    ///< drawn after it
-  int64_t sequence = 128;     ///< what the model can read at once, bytes
-  double temperature = 0.8;   ///< 0: always the likeliest byte
+  std::string prompt = "\n";  ///< the text to continue; not empty
+  int64_t num_bytes = 128;    ///< number of bytes to sample
+  int64_t sequence = 128;     ///< context length of the model, bytes
+  double temperature = 0.8;   ///< 0: always the most likely byte
   uint64_t seed = 0;
 };
 
-/// Local, but for what `logits_of` is: that is called num_bytes times, on every rank with the same shapes.
-/// `logits_of`: (1, T) int64 bytes -> (1, T, V) logits, V at least 256. Returns the drawn bytes. The same
-/// on every machine where the logits are.
+/// Local, or Collective if `logits_of` is: it is called num_bytes times, with the same shapes on every rank.
+/// `logits_of`: (1, T) int64 bytes -> (1, T, V) logits, V at least 256. Returns the sampled bytes, which are
+/// equal on every machine with equal logits.
 std::string sample_text(const std::function<at::Tensor(const at::Tensor& bytes)>& logits_of,
                         const SampleOptions& options);
 

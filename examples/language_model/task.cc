@@ -23,7 +23,7 @@ LanguageModelOptions read_language_model_options(const config::Section& model, c
   options.sample.temperature = data.number("temperature", options.sample.temperature, 0.0, 100.0);
   data.finish();
   if (options.sample.prompt.empty())
-    data.fail("prompt", "found \"\"; expected at least one character to go on from");
+    data.fail("prompt", "found \"\"; expected at least one character to continue");
   GptOptions& gpt = options.model;
   model.required_text("type");
   gpt.dim = model.integer("dim", gpt.dim, 1, 65536);
@@ -73,7 +73,7 @@ at::Tensor LanguageModel::loss(const train::Batch& batch) {
   return engine_->forward(batch.inputs[0], batch.target);
 }
 
-// {samples, sum over samples of the mean loss of a token}
+/// Returns {samples, sum over samples of the mean loss per token}.
 at::Tensor LanguageModel::statistics(const train::Batch& batch) {
   const at::Tensor logits = engine_->forward(batch.inputs[0]).to(at::kFloat);  // (B, T, vocabulary)
   const at::Tensor token_loss =
@@ -96,7 +96,7 @@ std::vector<train::SampleFile> LanguageModel::write_samples(const std::filesyste
   if (engine_->rank() != 0) return {};
   const std::filesystem::path path = train::sample_path(folder, step, ".txt");
   try {
-    replace_file(path, options_.sample.prompt + drawn);  // whole or absent, whenever the run is killed
+    replace_file(path, options_.sample.prompt + drawn);  // atomically, in case the run is killed
   } catch (const DiskError& error) {
     throw DataError(error.what());
   }

@@ -14,7 +14,7 @@ namespace tessera::examples {
 
 struct LanguageModelOptions {
   std::string path;            ///< data.path: a text file
-  double test_fraction = 0.1;  ///< data.test_fraction: of its end
+  double test_fraction = 0.1;  ///< data.test_fraction: taken from the end of the file
   SampleOptions sample;  ///< data.prompt, data.sample_bytes (0: none), data.temperature: the text drawn at
                          ///< each evaluation
   GptOptions model;
@@ -39,7 +39,7 @@ class LanguageModel final : public train::Task {
   at::Tensor statistics(const train::Batch& batch) override;
   std::vector<std::string> metric_names() const override { return {"loss", "perplexity"}; }
   train::Metrics metrics(const at::Tensor& total) const override;
-  /// step_00000100.txt: the prompt, and what the model makes of it.
+  /// step_00000100.txt: the prompt and the text sampled after it.
   std::vector<train::SampleFile> write_samples(const std::filesystem::path& folder, int64_t step) override;
 
  private:
@@ -51,7 +51,7 @@ class LanguageModel final : public train::Task {
   std::unique_ptr<TypedEngine<GptImpl>> engine_;
 };
 
-/// Local. Makes the task known under its names.
+/// Local. Adds the task and its predictor to `registry`.
 void register_language_model(train::Registry& registry);
 
 }  // namespace tessera::examples

@@ -1,6 +1,6 @@
-// What image_file.cc asks of libpng and libjpeg. Both report errors by longjmp, which must not pass
-// a destructor: every call of theirs stands in a `guarded` body that has nothing to destroy, and
-// what owns memory lives outside of it.
+// Image decoding with libpng and libjpeg, for image_file.cc. Both report errors by longjmp, which must not
+// skip destructors. So all calls of these libraries are in `guarded` bodies without objects that need a
+// destructor; owners of memory live outside of these bodies.
 #pragma once
 
 #include <cstdint>
@@ -14,12 +14,12 @@ namespace tessera::examples::codecs {
 
 using Bytes = std::span<const uint8_t>;
 
-/// Local. `file` is the content of `path`, which is only named. Without `pixels` the image stays
-/// empty but for its size. Throws DataError.
+/// Local. `file`: the content of `path`, which is used in messages only. Without `pixels` only the image's
+/// size is set. Throws DataError.
 Image decode_png(const std::string& path, Bytes file, Palette palette, bool pixels);
 Image decode_jpeg(const std::string& path, Bytes file, bool pixels);
 
-/// Local. Throws DataError when the image has too many pixels (or none).
+/// Local. Throws DataError if the image has too many pixels, or none.
 void check_size(const std::string& path, uint64_t width, uint64_t height);
 
 }  // namespace tessera::examples::codecs

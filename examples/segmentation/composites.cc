@@ -16,19 +16,18 @@ namespace {
 
 using Colour = std::array<double, 3>;  // RGB, 0 to 255
 
-constexpr double kInk =
-    24;  // a brighter pixel of Fashion-MNIST belongs to the piece; around it there is faint dust
-constexpr double kGrain = 12;  // of the camera: at most so much is added to or taken from every value
+constexpr double kInk = 24;    // brighter pixels belong to the piece; darker ones around it are noise
+constexpr double kGrain = 12;  // camera noise: the largest change of a value
 constexpr int64_t kSmallestItem = 16;
 
 /// [Note: the same pictures everywhere]
 class Random {
  public:
   Random(uint64_t seed, uint64_t index) : engine_(mixed(seed, index)) {}
-  /// From 0 to below 1.
+  /// In [0, 1).
   double unit() { return static_cast<double>(engine_() >> 11) * 0x1p-53; }
   double between(double low, double high) { return low + (high - low) * unit(); }
-  /// From `low` to `high`, both included.
+  /// In [low, high].
   int64_t integer(int64_t low, int64_t high) {
     return low + static_cast<int64_t>(engine_() % static_cast<uint64_t>(high - low + 1));
   }
@@ -99,7 +98,7 @@ void paint_background(Random& random, Canvas& canvas) {
   for (size_t i = 0; i < parts.size(); ++i) canvas.pixels[i] = mix(one, other, parts[i]);
 }
 
-/// One piece of clothing over what is there, wholly inside. `item`: 28 x 28.
+/// Draws one piece of clothing, fully inside the picture. `item`: 28 x 28.
 void paint_item(Random& random, Canvas& canvas, const uint8_t* item) {
   std::array<double, kImageSize * kImageSize> ink{};
   std::copy_n(item, ink.size(), ink.begin());

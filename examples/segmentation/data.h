@@ -1,4 +1,4 @@
-// What a segmentation is trained on: images, and for each of their pixels a class.
+// Data for segmentation: images with a class for each pixel.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,7 +13,7 @@ struct SegmentationSample {
   at::Tensor mask;   ///< (H, W) uint8, classes; 0 is the background
 };
 
-/// A set of samples, made or read when they are asked for. Thread-safe: asking changes nothing.
+/// A set of samples, made or read on demand. Implementations are immutable and thread-safe.
 class SegmentationData {
  public:
   virtual ~SegmentationData() = default;

@@ -15,8 +15,7 @@ namespace {
 
 constexpr std::array<uint8_t, 8> kPngSignature = {0x89, 'P', 'N', 'G', '\r', '\n', 0x1a, '\n'};
 constexpr std::array<uint8_t, 3> kJpegSignature = {0xff, 0xd8, 0xff};
-constexpr int64_t kMaxFile_bytes = int64_t{1}
-                                   << 30;  // 67 million pixels, incompressible, are a quarter of it
+constexpr int64_t kMaxFile_bytes = int64_t{1} << 30;  // 67 million incompressible pixels are a quarter of it
 
 std::vector<uint8_t> read_file(const std::string& path) {
   try {

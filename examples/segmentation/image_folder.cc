@@ -18,7 +18,7 @@ namespace fs = std::filesystem;
 
 constexpr size_t kMaxShown = 8;  // values in an error's text
 
-/// Name without ending -> path, of the PNG and JPEG files in a folder.
+/// The PNG and JPEG files in a folder: name without extension -> path.
 std::map<std::string, std::string> list_images(const std::string& folder, const std::string& key) {
   std::error_code error;
   fs::directory_iterator entries(folder, error);
@@ -31,8 +31,8 @@ std::map<std::string, std::string> list_images(const std::string& folder, const 
     if (stem.starts_with(".") || (ending != ".png" && ending != ".jpg" && ending != ".jpeg")) continue;
     const auto [other, is_new] = files.emplace(stem, entry.path().string());
     if (!is_new) {
-      const std::set<std::string> both = {other->second,
-                                          entry.path().string()};  // in order: folders are listed in none
+      const std::set<std::string> both = {
+          other->second, entry.path().string()};  // sorted, since directories are listed in any order
       throw DataError(str(*both.rbegin(), ": has the same name as ", *both.begin(),
                           " but for the ending; expected one of the two"));
     }
@@ -40,7 +40,7 @@ std::map<std::string, std::string> list_images(const std::string& folder, const 
   return files;
 }
 
-/// ", found car_1_mask.gif, which is neither" when there is such a file.
+/// ", found car_1_mask.gif, which is neither" if there is such a file.
 std::string found_instead(const std::string& folder, const std::string& stem) {
   std::error_code error;
   for (const fs::directory_entry& entry : fs::directory_iterator(folder, error))

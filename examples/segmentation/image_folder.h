@@ -1,5 +1,5 @@
-// A folder of images and a folder of masks, as milesial/Pytorch-UNet reads Carvana's:
-// images/car_1.jpg goes with masks/car_1_mask.png.
+// A folder of images and a folder of masks, as milesial/Pytorch-UNet reads the Carvana data:
+// images/car_1.jpg with masks/car_1_mask.png.
 #pragma once
 
 #include <cstdint>
@@ -16,30 +16,30 @@ namespace tessera::examples {
 struct ImageFolderOptions {
   std::string images;  ///< data.images: PNG and JPEG files; others are ignored
   std::string masks;   ///< data.masks: likewise
-  std::string mask_suffix =
-      "_mask";         ///< data.mask_suffix: what a mask's name has behind its image's, before the ending
-  double scale = 0.5;  ///< data.scale: of height and width
-  std::vector<int64_t> size;  ///< data.size: {height, width} to resize to, in place of scale; empty: scale
+  /// data.mask_suffix: follows the image's name in the mask's name, before the extension.
+  std::string mask_suffix = "_mask";
+  double scale = 0.5;         ///< data.scale: of height and width
+  std::vector<int64_t> size;  ///< data.size: {height, width} to resize to, instead of scale; empty: scale
   /// data.mask_values: the masks' values (grey, or a palette's index; 65536 R + 256 G + B of colour) in the
   /// order of the classes. Empty: the values that occur, in increasing order.
   std::vector<int64_t> mask_values;
-  int64_t num_classes = 2;  ///< mask values there may be
+  int64_t num_classes = 2;  ///< largest number of mask values
   bool verify = true;       ///< data.verify: decodes every image before training
 };
 
-/// Owns names only; samples are read when they are asked for.
+/// Owns the file names; samples are read on demand. Immutable; thread-safe.
 class ImageFolder final : public SegmentationData {
  public:
-  /// Local. Finds the pairs, checks their sizes, decodes all masks where their values aren't given, and with
-  /// `verify` everything; on all of torch's threads. Throws DataError naming the first file in order of which
-  /// there is something to say: an image without a mask, a mask without an image, two of one name, a size
-  /// that differs, a file that cannot be decoded; masks with more values than classes.
+  /// Local. Finds the pairs and checks their sizes. Decodes all masks if their values are not given, and all
+  /// files with `verify`, on all of torch's threads. Throws DataError naming the first file, in sorted order,
+  /// with an error: an image without a mask, a mask without an image, two files of one name, a different
+  /// size, a file that cannot be decoded, or masks with more values than classes.
   explicit ImageFolder(const ImageFolderOptions& options);
 
   int64_t size() const override { return static_cast<int64_t>(pairs_.size()); }
   int64_t height() const override { return height_; }
   int64_t width() const override { return width_; }
-  /// Local. Resized like Pillow's BILINEAR and NEAREST, image and mask.
+  /// Local. The image is resized as by Pillow's BILINEAR, the mask as by NEAREST.
   SegmentationSample sample(int64_t index) const override;
 
   const std::vector<int64_t>& mask_values() const { return values_; }  ///< of the classes 0, 1 …
@@ -48,7 +48,7 @@ class ImageFolder final : public SegmentationData {
   struct Pair {
     std::string image, mask;  // paths
   };
-  /// What is known of one pair after it was looked at.
+  /// The result of checking one pair.
   struct Checked {
     int64_t width = 0, height = 0, mask_channels = 0;
     std::set<int64_t> values;  // of its mask, if it was decoded

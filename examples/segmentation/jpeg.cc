@@ -15,7 +15,7 @@
 namespace tessera::examples::codecs {
 namespace {
 
-constexpr int kMaxScans = 500;  // a progressive file of a few bytes a scan would otherwise take minutes
+constexpr int kMaxScans = 500;  // a progressive file with many tiny scans would otherwise take minutes
 
 /// libjpeg finds its callbacks through the first member.
 struct ErrorManager {
@@ -30,7 +30,7 @@ struct ErrorManager {
   std::longjmp(errors->jump, 1);
 }
 
-// libjpeg fills in grey for what is missing and calls that a warning. Bytes too many are harmless.
+// libjpeg fills missing pixels with grey and only warns. Extra bytes are harmless.
 void on_message(j_common_ptr info, int level) {
   if (level < 0 && info->err->msg_code != JWRN_EXTRANEOUS_DATA) on_error(info);
 }
@@ -42,7 +42,7 @@ void on_progress(j_common_ptr info) {
   std::longjmp(errors->jump, 1);
 }
 
-/// libjpeg's decompressor. Owns it.
+/// Owns libjpeg's decompressor.
 class Jpeg {
  public:
   Jpeg() {
@@ -51,7 +51,7 @@ class Jpeg {
     errors.manager.emit_message = on_message;
     errors.manager.output_message = [](j_common_ptr) {};
   }
-  ~Jpeg() { jpeg_destroy_decompress(&info); }  // nothing where it was not created
+  ~Jpeg() { jpeg_destroy_decompress(&info); }  // does nothing if it was not created
   Jpeg(const Jpeg&) = delete;
   Jpeg& operator=(const Jpeg&) = delete;
 
@@ -60,7 +60,7 @@ class Jpeg {
   jpeg_progress_mgr progress{};
 };
 
-/// Whether `body`, in which nothing needs a destructor, ended without an error.
+/// Whether `body` ended without an error. It must not have objects with destructors.
 template <class Body>
 [[gnu::noinline]] bool guarded(Jpeg& jpeg, const Body& body) {
   if (setjmp(jpeg.errors.jump) != 0) return false;

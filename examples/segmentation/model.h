@@ -1,5 +1,5 @@
 // A U-Net (Ronneberger, Fischer, Brox 2015) as in milesial/Pytorch-UNet, with its parameter names. Plain
-// libtorch: nothing in it knows that it will be sharded.
+// libtorch, without anything for sharding.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -18,10 +18,10 @@
 
 struct UNetOptions {
   int64_t in_channels = 3;
-  int64_t num_classes = 2;     ///< channels of the logits; 1: one logit a pixel, for a sigmoid
-  int64_t base_channels = 64;  ///< at full resolution; doubled by every level
-  int64_t depth = 4;           ///< times the resolution is halved
-  bool bilinear = false;       ///< upsamples by interpolation in place of a transposed convolution
+  int64_t num_classes = 2;     ///< channels of the logits; 1: one logit per pixel, for a sigmoid
+  int64_t base_channels = 64;  ///< at full resolution; doubled at every level
+  int64_t depth = 4;           ///< number of times the resolution is halved
+  bool bilinear = false;       ///< upsamples by interpolation instead of a transposed convolution
 };
 
 /// (convolution, batch norm, ReLU) twice.
@@ -53,7 +53,7 @@ struct DownImpl : torch::nn::Module {
 };
 TORCH_MODULE(Down);
 
-/// Doubles the resolution, puts the skip connection in front, then a DoubleConv.
+/// Doubles the resolution, concatenates the skip connection before it, then a DoubleConv.
 struct UpImpl : torch::nn::Module {
   UpImpl(int64_t in, int64_t out, bool bilinear) {
     using namespace torch::nn;

@@ -11,7 +11,7 @@ namespace {
 
 constexpr int64_t kBorder = 4;       // pixels around every picture
 constexpr int64_t kMinEdge = 160;    // smaller pictures are enlarged
-constexpr int64_t kMaxEdge = 512;    // larger ones are thinned out
+constexpr int64_t kMaxEdge = 512;    // larger ones are subsampled
 constexpr int kBackgroundGrey = 96;  // neither black nor white
 
 /// (B, H, W) int64 -> (B, 3, H, W) uint8

@@ -13,9 +13,9 @@ namespace tessera::examples::codecs {
 namespace {
 
 constexpr int64_t kMaxDeflateRatio =
-    1032;  // no deflate stream unpacks to more (RFC 1951: 258 bytes from 2 bits)
+    1032;  // largest expansion of a deflate stream (RFC 1951: 258 bytes from 2 bits)
 
-/// What the callbacks see: the input and where it is, and the first error.
+/// The callbacks' state: the input, the position in it, and the first error.
 struct Stream {
   Bytes input;
   size_t position = 0;
@@ -28,7 +28,7 @@ void on_error(png_structp png, png_const_charp message) {
   png_longjmp(png, 1);
 }
 
-void on_warning(png_structp, png_const_charp) {}  // what is wrong with pixels is an error
+void on_warning(png_structp, png_const_charp) {}  // errors in the pixels are not warnings
 
 void read_bytes(png_structp png, png_bytep to, size_t size) {
   auto* stream = static_cast<Stream*>(png_get_io_ptr(png));
@@ -37,7 +37,7 @@ void read_bytes(png_structp png, png_bytep to, size_t size) {
   stream->position += size;
 }
 
-/// libpng's two structs. Owns them.
+/// Owns libpng's two structs.
 class Reader {
  public:
   explicit Reader(Stream& stream)
@@ -59,7 +59,7 @@ class Reader {
   png_infop info_ = nullptr;
 };
 
-/// Whether `body`, in which nothing needs a destructor, ended without an error.
+/// Whether `body` ended without an error. It must not have objects with destructors.
 template <class Body>
 [[gnu::noinline]] bool guarded(png_structp png, const Body& body) {
   if (setjmp(png_jmpbuf(png)) != 0) return false;
@@ -67,7 +67,7 @@ template <class Body>
   return true;
 }
 
-/// 8 bits a channel and 1, 3 or 4 channels, whatever the file has.
+/// Converts to 8 bits per channel and 1, 3 or 4 channels.
 void ask_for_bytes(png_structp png, png_infop info, Palette palette) {
   const int type = png_get_color_type(png, info);
   png_set_scale_16(png);
@@ -94,8 +94,8 @@ Image decode_png(const std::string& path, Bytes file, Palette palette, bool pixe
   const bool has_header = guarded(png, [&] {
     png_set_read_fn(png, &stream, read_bytes);
     png_set_keep_unknown_chunks(png, PNG_HANDLE_CHUNK_NEVER, nullptr,
-                                -1);  // texts and profiles, which may unpack to gigabytes
-    png_set_user_limits(png, PNG_UINT_31_MAX, PNG_UINT_31_MAX);  // check_size() has the last word
+                                -1);  // texts and profiles, which may expand to gigabytes
+    png_set_user_limits(png, PNG_UINT_31_MAX, PNG_UINT_31_MAX);  // check_size() limits the size
     png_read_info(png, info);
   });
   if (!has_header) throw damaged();

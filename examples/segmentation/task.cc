@@ -15,7 +15,7 @@
 namespace tessera::examples {
 namespace {
 
-constexpr int64_t kNumPictures = 4;  // in every file of samples
+constexpr int64_t kNumPictures = 4;  // per file of samples
 constexpr int64_t kMaxSeed = 9'000'000'000'000'000;
 
 std::vector<int64_t> picked(const std::vector<int64_t>& numbers, const std::vector<int64_t>& indices) {
@@ -142,8 +142,8 @@ std::vector<train::SampleFile> Segmentation::write_samples(const std::filesystem
   if (validation_.empty()) return {};
   const std::vector<int64_t> samples(validation_.begin(),
                                      validation_.begin() + std::min(kNumPictures, eval_size()));
-  // What cannot be read ends the run, as in an evaluation: the other ranks are
-  // about to take part in a forward pass.
+  // A sample that cannot be read ends the run, as in an evaluation: the other ranks are about to start a
+  // forward pass, which is collective.
   const auto [images, masks] = [&] {
     try {
       return gather(samples);

@@ -1,5 +1,5 @@
 // The tasks `data.type: image_masks` (folders of images and masks, as Carvana's) and `data.type:
-// fashion_composites` (made-up pictures with known masks), `model.type: unet`: which class is each pixel?
+// fashion_composites` (synthetic images with known masks), `model.type: unet`: classifies each pixel.
 #pragma once
 
 #include <filesystem>
@@ -19,22 +19,22 @@ namespace tessera::examples {
 
 struct SegmentationOptions {
   double validation_fraction = 0.1;  ///< data.validation_fraction: of the samples, chosen at random
-  uint64_t seed = 0;  ///< data.seed: of that choice, and of what is made up; independent of the run's seed
-  bool flip = false;  ///< data.flip: mirrors training images and masks at random, left and right
+  uint64_t seed = 0;  ///< data.seed: for the split and the synthetic images; independent of the run's seed
+  bool flip = false;  ///< data.flip: mirrors training images and masks at random, horizontally
   UNetOptions model;
 };
 
-/// Local. What both data types have in common; further keys are left for their
-/// own readers. Throws ConfigError.
+/// Local. The options common to both data types. Their other keys are read by the functions below. Throws
+/// ConfigError.
 SegmentationOptions read_segmentation_options(const config::Section& model, const config::Section& data);
-/// Local. Keys of one data type. Throw ConfigError.
+/// Local. The keys of one data type. Throw ConfigError.
 CompositesOptions read_composites_options(const config::Section& data);
 ImageFolderOptions read_image_folder_options(const config::Section& data);
 
 class Segmentation final : public train::Task {
  public:
-  /// Local. Cuts `data` in two: the same cut on every machine, whatever the number of ranks. Throws
-  /// ConfigError when the images are too small for model.depth.
+  /// Local. Splits `data` into training and validation sets, equally on every machine and for any number of
+  /// ranks. Throws ConfigError if the images are too small for model.depth.
   Segmentation(const SegmentationOptions& options, std::unique_ptr<SegmentationData> data);
 
   std::string_view name() const override { return "segmentation"; }
@@ -67,7 +67,7 @@ class Segmentation final : public train::Task {
   std::unique_ptr<TypedEngine<UNetImpl>> engine_;
 };
 
-/// Local. Makes the tasks known under their names.
+/// Local. Adds the tasks to `registry`.
 void register_segmentation(train::Registry& registry);
 
 }  // namespace tessera::examples

@@ -11,8 +11,8 @@ namespace tessera::examples {
 namespace {
 
 bool is_punctuation(char32_t c) {
-  // In ASCII everything that is neither letter, digit nor control, as BERT has it, although
-  // some are symbols to Unicode ("$", "^").
+  // In ASCII everything that is neither letter, digit nor control, as in BERT, although
+  // some are symbols in Unicode ("$", "^").
   if ((c >= 33 && c <= 47) || (c >= 58 && c <= 64) || (c >= 91 && c <= 96) || (c >= 123 && c <= 126))
     return true;
   const utf8proc_category_t category = utf8proc_category(static_cast<int32_t>(c));
@@ -25,7 +25,7 @@ bool is_space(char32_t c) {
   return category >= UTF8PROC_CATEGORY_ZS && category <= UTF8PROC_CATEGORY_ZP;
 }
 
-/// Of unassigned characters nobody knows what they are, so they stay.
+/// Unassigned characters are kept.
 bool is_dropped(char32_t c) {
   if (c == 0 || c == 0xfffd) return true;
   const utf8proc_category_t category = utf8proc_category(static_cast<int32_t>(c));

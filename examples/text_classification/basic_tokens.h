@@ -1,4 +1,4 @@
-// Text as words and punctuation marks, the way BERT's BasicTokenizer cuts it. Without libtorch.
+// Splits text into words and punctuation marks, as BERT's BasicTokenizer does. Without libtorch.
 #pragma once
 
 #include <string>
@@ -8,8 +8,8 @@
 namespace tessera::examples {
 
 /// Local. Thread-safe. Words of `text`, which is UTF-8, as code points: control characters are dropped, white
-/// space separates, Chinese characters and punctuation marks stand alone. With `lower_case` letters lose
-/// their accents and case too (canonical decomposition without combining marks, then simple lower case).
+/// space separates words, Chinese characters and punctuation marks are words of their own. `lower_case` also
+/// removes accents and case (canonical decomposition without combining marks, then simple lower case).
 /// Equal to Hugging Face's BertNormalizer and BertPreTokenizer.
 std::vector<std::u32string> basic_tokens(std::string_view text, bool lower_case);
 

@@ -1,4 +1,4 @@
-// EncodedTexts: token numbers of many texts, in one buffer; and batches of them.
+// EncodedTexts: the token ids of many texts in one buffer, and padded batches of them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,13 +9,13 @@
 
 namespace tessera::examples {
 
-/// Texts side by side as one tensor.
+/// A batch of texts, padded to one length.
 struct PaddedTexts {
   at::Tensor input_ids;       ///< (B, T) int64
   at::Tensor attention_mask;  ///< (B, T) bool: false for padding
 };
 
-/// Owns 4 bytes a token and 8 a text. Reading it is thread-safe.
+/// Owns 4 bytes per token and 8 per text. Const members are thread-safe.
 class EncodedTexts {
  public:
   void add(std::span<const int32_t> ids);
@@ -24,8 +24,8 @@ class EncodedTexts {
   int64_t num_tokens() const { return static_cast<int64_t>(ids_.size()); }
   std::span<const int32_t> operator[](int64_t index) const;
 
-  /// Local. The texts of these numbers, filled up with `pad` to the longest of them, rounded up to a multiple
-  /// of 8, at most `max_length`, which no text exceeds.
+  /// Local. The texts with these indices, padded with `pad` to the length of the longest, rounded up to a
+  /// multiple of 8 but at most `max_length`. No text may be longer than `max_length`.
   PaddedTexts batch(const std::vector<int64_t>& indices, int32_t pad, int64_t max_length) const;
 
  private:

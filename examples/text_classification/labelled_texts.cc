@@ -18,7 +18,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Without white space at both ends: ASCII's, no-break and ideographic spaces.
+/// Strips white space at both ends: ASCII's, no-break and ideographic spaces.
 std::string_view trimmed(std::string_view text) {
   constexpr std::array<std::string_view, 8> kSpaces = {" ", "\t", "\r", "\n", "\v", "\f", "\u00a0", "\u3000"};
   for (bool found = true; std::exchange(found, false);)
@@ -29,7 +29,7 @@ std::string_view trimmed(std::string_view text) {
   return text;
 }
 
-/// Calls `take(line, number)` for every line with something in it; numbers count from 1. Throws DataError.
+/// Calls `take(line, number)` for every line that is not empty; numbers count from 1. Throws DataError.
 void for_each_line(const fs::path& path, const std::string& expected,
                    const std::function<void(std::string_view, int64_t)>& take) {
   const std::string bytes = read_data_file(path, expected);

@@ -1,9 +1,9 @@
-// BERT for sequence classification (Devlin et al. 2019). Plain libtorch:
-// nothing in it knows that it will be sharded.
+// BERT for sequence classification (Devlin et al. 2019). Plain libtorch, without
+// anything for sharding.
 //
 // Modules and parameters have the names of Hugging Face's
-// BertForSequenceClassification ("bert.encoder.layer.0.attention.self.query. weight"),
-// and compute what those do, so that their weights load as they are.
+// BertForSequenceClassification ("bert.encoder.layer.0.attention.self.query.weight") and compute the same, so
+// that its weights can be loaded unchanged.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -79,8 +79,8 @@ struct BertSelfAttentionImpl : torch::nn::Module {
     value = register_module("value", torch::nn::Linear(options.hidden_size, options.hidden_size));
   }
 
-  /// x: (B, T, hidden); mask: (B, 1, 1, T) bool, false where there is nothing to
-  /// attend to, or undefined -> (B, T, hidden)
+  /// x: (B, T, hidden); mask: (B, 1, 1, T) bool, false for positions that are not
+  /// attended to, or undefined -> (B, T, hidden)
   at::Tensor forward(const at::Tensor& x, const at::Tensor& mask) {
     const int64_t batch = x.size(0), length = x.size(1), hidden = x.size(2);
     const auto by_head = [&](const at::Tensor& t) {
@@ -99,8 +99,8 @@ struct BertSelfAttentionImpl : torch::nn::Module {
 };
 TORCH_MODULE(BertSelfAttention);
 
-/// What ends both halves of a layer: a projection, dropout, and the norm of the
-/// sum with the half's input (post-norm).
+/// The end of both halves of a layer: a projection, dropout, and the norm of the sum with the half's input
+/// (post-norm).
 struct BertOutputImpl : torch::nn::Module {
   BertOutputImpl(int64_t input_size, const BertOptions& options) {
     dense = register_module("dense", torch::nn::Linear(input_size, options.hidden_size));

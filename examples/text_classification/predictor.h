@@ -1,4 +1,4 @@
-// Which label a text has, by a trained BERT.
+// Classifies texts with a trained BERT.
 #pragma once
 
 #include <filesystem>
@@ -11,12 +11,12 @@
 
 namespace tessera::examples {
 
-/// Answers as transformers' text-classification pipeline: {"label": "pos", "score": 0.93}, the
-/// likeliest label and its probability.
+/// Predictions have the format of transformers' text-classification pipeline: {"label": "pos", "score":
+/// 0.93}, the most likely label and its probability.
 class TextClassificationPredictor final : public train::Predictor {
  public:
   /// Local. `vocabulary`: the vocab.txt the model was trained with. Throws DataError;
-  /// ConfigError when it does not fit the model.
+  /// ConfigError if it does not fit the model.
   TextClassificationPredictor(const TextClassificationOptions& options,
                               const std::filesystem::path& vocabulary);
 

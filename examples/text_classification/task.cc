@@ -171,8 +171,7 @@ void register_text_classification(train::Registry& registry) {
       [](const config::Section& model, const config::Section& data, const std::filesystem::path& run) {
         TextClassificationOptions options = read_text_classification_options(model, data);
         if (!run.empty())
-          options.vocab =
-              (run / kVocabularyName).string();  // the one its model knows, whatever the data are now
+          options.vocab = (run / kVocabularyName).string();  // the one the model was trained with
         return std::make_unique<TextClassification>(options);
       });
   registry.add_predictor(

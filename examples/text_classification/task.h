@@ -1,4 +1,4 @@
-// The task `data.type: labelled_text`, `model.type: bert`: which of a few labels a text has.
+// The task `data.type: labelled_text`, `model.type: bert`: classifies texts.
 #pragma once
 
 #include <memory>
@@ -15,16 +15,16 @@
 
 namespace tessera::examples {
 
-/// Of the vocabulary, in the run's folder.
+/// File name of the vocabulary in the run's folder.
 inline constexpr const char* kVocabularyName = "vocab.txt";
 
 struct TextClassificationOptions {
   std::string path;                                  ///< data.path: see read_labelled_texts
   std::vector<std::string> labels = {"neg", "pos"};  ///< data.labels
   std::string tokenizer = "character";               ///< data.tokenizer: "character" or "wordpiece"
-  std::string vocab;          ///< data.vocab: a vocab.txt; empty (characters only): made of the training part
-  bool lower_case = true;     ///< data.lower_case: without accents too
-  int64_t min_frequency = 1;  ///< data.min_frequency: of a character, to be in a vocabulary that is made
+  std::string vocab;       ///< data.vocab: a vocab.txt; empty (characters only): made from the training part
+  bool lower_case = true;  ///< data.lower_case: also removes accents
+  int64_t min_frequency = 1;  ///< data.min_frequency: of the characters of a vocabulary that is made
   int64_t max_length = 128;   ///< data.max_length: tokens of a text, [CLS] and [SEP] included; the rest is
                               ///< left out. As read: at most the model's positions
   bool deduplicate = true;    ///< data.deduplicate: see without_duplicates
@@ -38,12 +38,12 @@ TextClassificationOptions read_text_classification_options(const config::Section
 
 /// Local. The tokenizer that the options name.
 std::unique_ptr<Tokenizer> make_tokenizer(const TextClassificationOptions& options, Vocabulary vocabulary);
-/// Local. Sets what the model takes from the vocabulary. Throws ConfigError
-/// when model.vocab_size is too small.
+/// Local. Sets the model's options that depend on the vocabulary. Throws ConfigError if model.vocab_size is
+/// too small.
 void fit_to_vocabulary(BertOptions& bert, const Vocabulary& vocabulary);
 
-/// Local. Weights may be those of a BERT without a classifier of ours, without a
-/// pooler, or with heads for its own tasks.
+/// Local. Accepts weights of a BERT without this classifier, without a pooler, or with heads for its
+/// pretraining tasks.
 LoadWeightsOptions bert_init_weights();
 
 /// Owns the texts' tokens (not the texts), the model and its engine.
@@ -92,7 +92,7 @@ class TextClassification final : public train::Task {
   std::unique_ptr<TypedEngine<BertForSequenceClassificationImpl>> engine_;
 };
 
-/// Local. Makes the task known under its names.
+/// Local. Adds the task and its predictor to `registry`.
 void register_text_classification(train::Registry& registry);
 
 }  // namespace tessera::examples

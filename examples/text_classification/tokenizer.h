@@ -1,4 +1,5 @@
-// Tokenizer: text to numbers of a vocabulary, by characters or by BERT's word pieces. Without libtorch.
+// Tokenizer: converts text to token ids of a vocabulary, by characters or by BERT's WordPiece. Without
+// libtorch.
 #pragma once
 
 #include <cstdint>
@@ -16,9 +17,8 @@ class Tokenizer {
   virtual ~Tokenizer() = default;
   const Vocabulary& vocabulary() const { return vocabulary_; }
 
-  /// Local. The numbers of the tokens of `text`, which is UTF-8, between [CLS] and [SEP]: at
-  /// most `max_length`, which is at least 2, the rest of the text is left out. Special tokens
-  /// that are written in a text are text.
+  /// Local. The token ids of `text` (UTF-8) between [CLS] and [SEP]: at most `max_length` (at least 2); the
+  /// rest of the text is left out. Special tokens written in the text are treated as text.
   std::vector<int32_t> encode(std::string_view text, int64_t max_length) const;
 
  protected:
@@ -32,7 +32,7 @@ class Tokenizer {
   bool lower_case_;
 };
 
-/// Every character but white space is a token: for scripts without spaces, and where no vocabulary is given.
+/// Every character except white space is a token: for scripts without spaces, and if no vocabulary is given.
 class CharacterTokenizer final : public Tokenizer {
  public:
   CharacterTokenizer(Vocabulary vocabulary, bool lower_case) : Tokenizer(std::move(vocabulary), lower_case) {}
@@ -46,9 +46,9 @@ class CharacterTokenizer final : public Tokenizer {
 Vocabulary character_vocabulary(const std::vector<std::string_view>& texts, bool lower_case,
                                 int64_t min_frequency);
 
-/// WordPiece (Schuster, Nakajima 2012) as BERT uses it: of each word the longest piece the vocabulary has,
-/// then of the rest, where pieces begin with "##". A word that cannot be cut so, or is longer than 100
-/// characters, is [UNK]. Equal to Hugging Face's BertTokenizer.
+/// WordPiece (Schuster, Nakajima 2012) as BERT uses it: takes the longest piece of each word that is in
+/// the vocabulary, then the same for the rest of the word, whose pieces begin with "##". A word that cannot
+/// be split in this way, or is longer than 100 characters, is [UNK]. Equal to Hugging Face's BertTokenizer.
 class WordPieceTokenizer final : public Tokenizer {
  public:
   WordPieceTokenizer(Vocabulary vocabulary, bool lower_case) : Tokenizer(std::move(vocabulary), lower_case) {}

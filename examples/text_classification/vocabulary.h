@@ -1,4 +1,4 @@
-// Vocabulary: tokens and their numbers, in a file as BERT's vocab.txt. Without libtorch.
+// Vocabulary: tokens and their ids, in a file like BERT's vocab.txt. Without libtorch.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ class Vocabulary {
 
   int64_t size() const { return static_cast<int64_t>(tokens_.size()); }
   const std::vector<std::string>& tokens() const { return tokens_; }
-  /// Local. The token's number; -1 where there is none.
+  /// Local. The token's id; -1 if there is none.
   int32_t find(std::string_view token) const;
   int32_t pad() const { return pad_; }
   int32_t unknown() const { return unknown_; }

@@ -12,7 +12,7 @@
 namespace tessera::examples {
 namespace {
 
-/// Sorted by bytes: glob()'s own order depends on the locale.
+/// Sorted by bytes, since glob()'s order depends on the locale.
 std::vector<std::string> matches_of(const std::string& pattern) {
   glob_t found{};
   const int result = ::glob(pattern.c_str(), GLOB_NOSORT, nullptr, &found);

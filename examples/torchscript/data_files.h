@@ -1,4 +1,4 @@
-// The files that data.path names: one, several, or those that match a pattern.
+// Expands data.path: one or several files, or patterns.
 #pragma once
 
 #include <string>

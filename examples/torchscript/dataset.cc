@@ -44,8 +44,7 @@ std::string describe_numbers(std::vector<int64_t> numbers) {
   return str("records ", join(numbers, ", "), count > kShown ? str(" and ", count - kShown, " more") : "");
 }
 
-/// Whether a model is given both alike: floating types in the one it computes
-/// in, targets of integers as int64.
+/// Whether a model gets both in the same type: floating types in its compute type, integer targets as int64.
 bool given_alike(DType a, DType b, bool is_target) {
   const at::ScalarType first = to_torch(a), second = to_torch(b);
   if (at::isFloatingType(first) && at::isFloatingType(second)) return true;

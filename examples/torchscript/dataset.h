@@ -1,4 +1,4 @@
-// TensorSet: samples in named tensors, the first dimension counting them, of one file or several.
+// TensorSet: samples in named tensors, indexed by their first dimension, from one file or several.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -31,13 +31,13 @@ class TensorSet {
   /// some at a time (the target may be larger than the memory): `first` is the place of the first of them.
   void visit_targets(int64_t count, const std::function<int64_t(int64_t)>& number_of,
                      const std::function<void(int64_t first, const at::Tensor& targets)>& visit) const;
-  /// Undefined without a target.
+  /// Local. Undefined without a target.
   at::Tensor target(const std::vector<int64_t>& numbers) const;
 
   /// "train.safetensors: 'y'" of the first file, for messages.
   std::string target_name() const;
   DType target_type() const { return parts_.front().target->type; }
-  /// Of one sample's target.
+  /// Local. Of one sample's target.
   std::vector<int64_t> target_shape() const;
   /// "train.safetensors: records 0 to 11", or the first of those that are no
   /// range; by file where there are several.

@@ -73,8 +73,7 @@ std::string LossFunction::mismatch(const at::Tensor& output, const at::Tensor& t
 LossFunction::Positions LossFunction::positions(const at::Tensor& output, const at::Tensor& target) const {
   const at::Tensor labels = target.to(at::kLong);
   if (options_.kind != Loss::kCausalLm) return {output, labels};
-  // The labels move, not the scores, of which a part would be a copy: the last
-  // position has nothing to foretell.
+  // Shifts the labels instead of slicing the scores, which would copy them. The last position has no label.
   const at::Tensor next = at::constant_pad_nd(labels.narrow(1, 1, labels.size(1) - 1), {0, 1}, kIgnoredLabel);
   return {output.flatten(0, 1), next.flatten()};
 }
@@ -100,8 +99,8 @@ at::Tensor LossFunction::compute(const at::Tensor& output, const at::Tensor& tar
   }
 }
 
-/// In the labels' shape, fp32: 0 for ignored ones. What is no class counts as the
-/// nearest, until check_labels() names it.
+/// The labels' weights, in their shape, fp32: 0 for ignored ones. An invalid class gets the nearest one's
+/// weight; check_labels() reports it.
 at::Tensor LossFunction::label_weights(const at::Tensor& labels) const {
   const at::Tensor counted = labels.ne(kIgnoredLabel);
   if (!weights_.defined()) return counted.to(at::kFloat);
@@ -110,8 +109,8 @@ at::Tensor LossFunction::label_weights(const at::Tensor& labels) const {
   return at::where(counted, of_class, 0.0);
 }
 
-// torch divides by what counts, and gives NaN where nothing does, in gradients
-// too: a slice of a step may well be such.
+/// torch divides by the sum of the weights, which gives NaN (also in gradients) if it is 0. That can happen
+/// in a slice of a step.
 at::Tensor LossFunction::mean(const at::Tensor& output, const at::Tensor& target) const {
   if (!counts_classes(options_.kind)) return compute(output, target, at::Reduction::Mean);
   const at::Tensor weight = label_weights(positions(output.detach(), target).labels).sum();

@@ -1,4 +1,4 @@
-// Losses by the names torch.nn.functional has for them, of what a model gives.
+// Loss functions of a model's output, by their names in torch.nn.functional.
 //
 // [Note: the mean over a step]
 // torch's mean over class numbers divides by what counts: the labels that are not ignored, or their classes'
@@ -29,7 +29,7 @@ enum class Loss {
   kBceWithLogits,
 };
 
-/// Class numbers that say "not this one", as in torch.nn.functional.
+/// The label of ignored elements, as in torch.nn.functional.
 inline constexpr int64_t kIgnoredLabel = -100;
 
 /// Local. "model", "cross_entropy", "nll", "causal_lm", "mse", "l1", "smooth_l1", "bce_with_logits".
@@ -37,13 +37,13 @@ const std::vector<std::string>& loss_names();
 Loss loss_of(const std::string& name);
 const std::string& name_of(Loss loss);
 
-/// Whether targets are class numbers.
+/// Local. Whether targets are class numbers.
 constexpr bool counts_classes(Loss loss) {
   return loss == Loss::kCrossEntropy || loss == Loss::kNll || loss == Loss::kCausalLm;
 }
 
-/// As torch.nn.CrossEntropyLoss and BCEWithLogitsLoss name them, but for
-/// class_weights, which is `weight` there.
+/// Named as in torch.nn.CrossEntropyLoss and BCEWithLogitsLoss, except class_weights, which is `weight`
+/// there.
 struct LossOptions {
   Loss kind = Loss::kModel;
   std::vector<double> class_weights;  ///< cross_entropy, nll: by class; empty: all 1
@@ -51,7 +51,7 @@ struct LossOptions {
   double label_smoothing = 0;         ///< cross_entropy
 };
 
-/// A loss function on one device. Immutable but for to(); not for kModel.
+/// A loss function on one device. Immutable except for to(). Not for kModel.
 ///
 /// Of class numbers: scores (B, C, …) and targets (B, …); with causal_lm scores (B, T, C) and tokens (B, T),
 /// of which the scores at t are compared with token t + 1. Other targets have their output's shape.
@@ -68,10 +68,10 @@ class LossFunction {
   /// Local. Classes the output has scores for; of a loss that counts_classes().
   int64_t num_classes(const at::Tensor& output) const;
 
-  /// Local. fp32 scalar, whatever the types are: the mean over what counts; 0 when nothing does.
+  /// Local. fp32 scalar for all types: the mean over the elements that count; 0 if none does.
   at::Tensor mean(const at::Tensor& output, const at::Tensor& target) const;
 
-  /// Scores and labels as they belong together, ignored labels still among them. Class numbers only.
+  /// Scores with their labels, ignored ones included. For class numbers only.
   struct Positions {
     at::Tensor scores;  ///< (N, C, …); N is B, and B * T of causal_lm
     at::Tensor labels;  ///< (N, …) int64
@@ -80,8 +80,8 @@ class LossFunction {
   /// {losses, weights} of each element, fp32, in the target's shape (of causal_lm: at t those of token t +
   /// 1). Ignored labels have 0 and 0. The sum of the losses by the sum of the weights is the mean.
   std::pair<at::Tensor, at::Tensor> elements(const at::Tensor& output, const at::Tensor& target) const;
-  /// Local. (B) fp64: how much each row of a target counts in a mean. Class numbers
-  /// only. Rows may hold what is no class.
+  /// Local. (B) fp64: the weight of each row of a target in a mean. For class numbers only. Rows may hold
+  /// invalid classes.
   at::Tensor target_weights(const at::Tensor& target) const;
 
  private:

@@ -36,7 +36,7 @@ train::ClassCounts counts_of(const at::Tensor& sums, int64_t begin) {
   return {.hits = row(0), .predicted = row(1), .support = row(2)};
 }
 
-/// "f1_macro" …, of a report.
+/// The value of "f1_macro" … in a report.
 double score_of(const ClassificationReport& report, const std::string& name) {
   const size_t split = name.find('_');
   const std::string score = name.substr(0, split),
@@ -85,7 +85,8 @@ std::vector<std::string> default_metrics(Loss loss) {
 MetricSet::MetricSet(Loss loss, std::vector<std::string> names)
     : kind_(Kind::kNone), names_(std::move(names)) {
   const auto any = [&](const auto& test) { return std::any_of(names_.begin(), names_.end(), test); };
-  if (!any([](const std::string& name) { return name != "perplexity"; })) return;  // which the loss says
+  if (!any([](const std::string& name) { return name != "perplexity"; }))
+    return;  // perplexity follows from the loss
   kind_ = counts_classes(loss)           ? Kind::kClasses
           : loss == Loss::kBceWithLogits ? Kind::kLabels
                                          : Kind::kNumbers;

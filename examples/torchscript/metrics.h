@@ -1,13 +1,13 @@
-// Metrics by the names scikit-learn has for them, as sums (train/task.h), so that
-// they are exact on any number of ranks.
+// Metrics under scikit-learn's names, computed as sums (train/task.h), so that they are exact on any number
+// of ranks.
 //
-// Which there are depends on what the loss compares:
+// The available metrics depend on the loss:
 //   class numbers (cross_entropy, nll, causal_lm): accuracy; precision, recall and f1, each _macro, _weighted
 //   or _micro; classification_report labels, of which a sample may have several (bce_with_logits): accuracy,
 //   which is that of all of a sample's labels together; hamming_loss;
 //     precision, recall and f1 as above
 //   numbers (mse, l1, smooth_l1): mse, rmse, mae, r2
-// causal_lm has perplexity besides.
+// causal_lm also has perplexity.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,12 +20,12 @@
 
 namespace tessera::examples {
 
-/// Local. All a loss can go with, in the order of the documentation; those shown
-/// where nothing is said. Empty for kModel.
+/// Local. All metrics available with a loss, in the order of the documentation; and the default ones. Empty
+/// for kModel.
 std::vector<std::string> metric_names(Loss loss);
 std::vector<std::string> default_metrics(Loss loss);
 
-/// The metrics of one task. A value.
+/// The metrics of one task. A value type.
 class MetricSet {
  public:
   /// `names`: of metric_names(loss).
@@ -38,10 +38,10 @@ class MetricSet {
   /// Local. From the sum of all statistics, fp64 on the CPU, and the mean loss: the
   /// metrics by name, in the order of `names`.
   train::Metrics metrics(const at::Tensor& sums, double loss) const;
-  /// Local. scikit-learn's classification_report, where it is among the names.
+  /// Local. scikit-learn's classification_report if it is among the names; else empty.
   std::string report(const at::Tensor& sums) const;
 
-  /// Local. Of metrics(): all but the report.
+  /// Local. The names in metrics(): all except the report.
   std::vector<std::string> names() const;
   bool wants(const std::string& name) const;
   /// Local. (…) one sample's target: r2's sums of squares are taken around it, so that few digits cancel. The

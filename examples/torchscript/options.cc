@@ -13,7 +13,7 @@ namespace {
 constexpr double kLargest = 1e30;
 constexpr int64_t kLargestSeed = 9'000'000'000'000'000;
 
-/// A key that takes one file or a list of them. Empty: there is no such key.
+/// A key that takes one file or a list of files. Empty if the key is absent.
 std::vector<std::string> files_of(const config::Section& data, const std::string& name) {
   if (!data.has(name) || !data.json().at(name).is_array()) {
     const std::string file = data.text(name, "");
@@ -44,7 +44,7 @@ void check_loss(const config::Section& model, const LossOptions& loss) {
     only_for("pos_weight", "bce_with_logits");
   if (loss.label_smoothing > 0 && loss.kind != Loss::kCrossEntropy)
     only_for("label_smoothing", "cross_entropy");
-  // torch smooths the samples of such a class all the same, though nothing of them counts in the mean.
+  // torch applies smoothing to samples of such a class, although they do not count in the mean.
   if (loss.label_smoothing > 0 &&
       std::find(loss.class_weights.begin(), loss.class_weights.end(), 0.0) != loss.class_weights.end())
     model.fail(

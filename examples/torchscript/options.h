@@ -1,4 +1,4 @@
-// What the sections `model` and `data` say of a model and data from Python. docs/own_model.md.
+// The sections `model` and `data` for a TorchScript model and tensor files. docs/own_model.md.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@ namespace tessera::examples {
 
 struct TensorsOptions {
   std::string model_path;       ///< model.path: what torch.jit.save wrote
-  std::string eval_model_path;  ///< model.eval_path: the same model as it is in evaluation; empty: model_path
-  LossOptions loss;             ///< model.loss and what belongs to it
+  std::string eval_model_path;  ///< model.eval_path: the model traced in evaluation mode; empty: model_path
+  LossOptions loss;             ///< model.loss and its options
   std::vector<std::string> metrics;     ///< model.metrics
   std::vector<std::string> files;       ///< data.path: .safetensors, .h5; names and patterns
   std::vector<std::string> eval_files;  ///< data.eval_path: the same for the test set; empty: eval_fraction

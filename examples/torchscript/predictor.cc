@@ -30,7 +30,7 @@ Engine& TensorsPredictor::initialize(const EngineConfig& config, comm::Communica
 
 namespace {
 
-/// Those with a row for each sample, on the CPU.
+/// The tensors with a row for each sample, on the CPU.
 NamedTensors rows_of(const c10::IValue& given, int64_t num_samples, const std::string& path) {
   NamedTensors rows;
   std::vector<std::string> others;

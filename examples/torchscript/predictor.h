@@ -1,4 +1,4 @@
-// What a trained TorchScript model makes of tensors in a file.
+// Runs a trained TorchScript model on the tensors of a file.
 #pragma once
 
 #include <filesystem>
@@ -11,7 +11,7 @@
 
 namespace tessera::examples {
 
-/// Needs the model's file and the names of its inputs, not the data it was trained on.
+/// Needs the model's file and the names of its inputs, not its training data.
 class TensorsPredictor final : public train::Predictor {
  public:
   /// Local. Throws DataError.

@@ -29,7 +29,7 @@ Engine& ScriptEngine::initialize(const EngineConfig& config, comm::CommunicatorP
   if (evaluation_) zero::refuse_forks(zero::view_of(*evaluation_), zero::sharding_of(config.zero.stage));
   engine_ = tessera::initialize(training_, config, std::move(comm), options);
   const at::ScalarType compute = to_torch(config.compute_dtype());
-  for (at::Tensor& buffer : own_buffers_)  // as the engine does with those it knows
+  for (at::Tensor& buffer : own_buffers_)  // as the engine does with its own buffers
     buffer.set_data(buffer.to(options.device, buffer.is_floating_point() && compute != at::kFloat
                                                   ? compute
                                                   : buffer.scalar_type()));
@@ -42,7 +42,7 @@ Engine& ScriptEngine::engine() const { return *engine_; }
 
 c10::IValue ScriptEngine::forward(std::vector<c10::IValue> arguments, ForwardMode mode) {
   if (mode == ForwardMode::kTraining || !evaluation_) return engine_->forward(std::move(arguments));
-  // A torch::jit::Module is a handle: for this pass the engine's stands for the other module.
+  // torch::jit::Module is a handle: for this pass the engine's is set to the other module.
   struct Swap {
     torch::jit::Module &mine, &other;
     Swap(torch::jit::Module& mine, torch::jit::Module& other) : mine(mine), other(other) {

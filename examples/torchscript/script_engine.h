@@ -1,4 +1,4 @@
-// ScriptEngine: a TorchScript model in an engine, with another trace of it for evaluation where there is one.
+// ScriptEngine: a TorchScript model in an engine, optionally with another trace of it for evaluation.
 //
 // [Note: a trace has one mode]
 // A trace keeps the dropout of the mode it was made in. So a traced model may come as two files, of
@@ -30,15 +30,15 @@ class ScriptEngine {
   /// Local. check_arguments() of each module. Throws DataError.
   void check_arguments(const CallOfForward& call) const;
 
-  /// Collective. Once. Throws as tessera::initialize.
+  /// Collective. To be called once. Throws as tessera::initialize.
   Engine& initialize(const EngineConfig& config, comm::CommunicatorPtr comm, const InitOptions& options);
   Engine& engine() const;
 
-  /// Collective at stage 3. What the model gives. Throws what its forward throws.
+  /// Collective at stage 3. Returns the output of the model's forward. Throws what it throws.
   c10::IValue forward(std::vector<c10::IValue> arguments, ForwardMode mode);
 
   bool has_evaluation() const { return evaluation_ != nullptr; }
-  /// The file of the module that `mode` runs, for messages.
+  /// Local. The file of the module that `mode` runs, for messages.
   const std::string& path(ForwardMode mode) const {
     return mode == ForwardMode::kEvaluation && evaluation_ ? eval_path_ : path_;
   }

@@ -62,7 +62,7 @@ void check_arguments(const torch::jit::Module& model, const std::string& path, c
   const std::vector<c10::Argument>& arguments = forward->function().getSchema().arguments();
   std::vector<std::string> names;
   size_t num_required = 0;
-  for (size_t i = 1; i < arguments.size(); ++i) {  // behind self
+  for (size_t i = 1; i < arguments.size(); ++i) {  // argument 0 is self
     names.push_back(arguments[i].name());
     if (!arguments[i].default_value()) num_required = i;
   }

@@ -1,4 +1,4 @@
-// TorchScript files and what their modules give back.
+// Reads TorchScript files and interprets the outputs of their modules.
 #pragma once
 
 #include <ATen/core/Tensor.h>

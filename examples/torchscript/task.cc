@@ -18,7 +18,7 @@
 namespace tessera::examples {
 namespace {
 
-/// Of a batch's statistics, before those of the metrics: samples, sum of the losses, sum of their weights.
+/// The first elements of a batch's statistics: samples, sum of the losses, sum of their weights.
 constexpr int64_t kNumSums = 3;
 
 std::unique_ptr<TensorSet> open_test_set(const TensorsOptions& options) {
@@ -26,7 +26,7 @@ std::unique_ptr<TensorSet> open_test_set(const TensorsOptions& options) {
   return std::make_unique<TensorSet>(find_data_files(options.eval_files), options.inputs, options.target);
 }
 
-/// A loss function's targets can be told from their types; the model's own can not.
+/// A loss function's targets are classified by their types; those of the model's own loss cannot be.
 void check_target(const TensorSet& set, Loss loss) {
   if (!counts_classes(loss)) return;
   if (!at::isIntegralType(to_torch(set.target_type()), /*includeBool=*/false))
@@ -37,7 +37,7 @@ void check_target(const TensorSet& set, Loss loss) {
                         "; expected [T], at least two tokens, for model.loss causal_lm"));
 }
 
-/// Where a batch comes from, for messages. A device that has failed does not tell its records any more.
+/// The origin of a batch, for messages. A failed device cannot return the record numbers.
 std::string origin_of(const train::Batch& batch, const TensorSet& set) {
   std::vector<int64_t> records;
   try {
@@ -80,8 +80,7 @@ TensorsTask::TensorsTask(const TensorsOptions& options)
   if (counts_classes(options_.loss.kind)) weights_ = weigh();
 }
 
-/// Both parts in the order of the file, which is faster to read, and where the training set is
-/// not shuffled the order that is meant.
+/// Both parts in the order of the file, which is faster to read and is the training order without shuffling.
 TensorsTask::Split TensorsTask::split() const {
   if (!options_.random_split || train_size_ == train_.size()) return {};
   train::Parts parts = train::split_into_parts(
@@ -92,8 +91,7 @@ TensorsTask::Split TensorsTask::split() const {
   return {std::move(parts.train), std::move(parts.validation)};
 }
 
-/// How much each training sample counts in its batch's mean, where they differ:
-/// see [Note: the mean over a step].
+/// The weight of each training sample in its batch's mean, if they differ: see [Note: the mean over a step].
 std::shared_ptr<const std::vector<float>> TensorsTask::weigh() const {
   auto weights = std::make_shared<std::vector<float>>();
   weights->reserve(static_cast<size_t>(train_size_));
@@ -118,8 +116,7 @@ Engine& TensorsTask::initialize(const EngineConfig& config, comm::CommunicatorPt
   return engine;
 }
 
-/// A trace of a model in training mode changes running statistics in evaluation too;
-/// what this pass changes is taken back.
+/// A trace made in training mode changes running statistics in evaluation too. Such changes are undone.
 void TensorsTask::try_out(int64_t batch_size) {
   const at::NoGradGuard no_grad;
   Engine& engine = model_.engine();
@@ -140,7 +137,7 @@ void TensorsTask::try_out(int64_t batch_size) {
   for (const auto& [buffer, before] : buffers) buffer.copy_(before);
 }
 
-/// What forward takes, and behind it the records' numbers, (B) int64, for messages.
+/// The arguments of forward, followed by the record numbers, (B) int64, for messages.
 train::Batch TensorsTask::make_batch(const TensorSet& set, const std::vector<int64_t>& rows) const {
   train::Batch batch;
   for (const at::Tensor& input : set.inputs(rows)) batch.inputs.push_back(for_layers(input));
@@ -163,7 +160,7 @@ train::Batch TensorsTask::eval_batch(const std::vector<int64_t>& indices) const 
   return make_batch(eval_set(), rows);
 }
 
-/// What the model gives: its loss, or what a loss is computed of.
+/// The model's output: its loss, or the input of the loss function.
 at::Tensor TensorsTask::forward(const train::Batch& batch, const TensorSet& set, ForwardMode mode) {
   std::vector<c10::IValue> arguments(batch.inputs.begin(), batch.inputs.end() - 1);
   if (own_loss() && batch.target.defined()) arguments.emplace_back(batch.target);
@@ -178,8 +175,8 @@ at::Tensor TensorsTask::forward(const train::Batch& batch, const TensorSet& set,
   return output;
 }
 
-/// Looks at shapes alone, and so waits for no device. A loss function would broadcast (B, 1) and
-/// (B) to (B, B), and nobody would know.
+/// Checks shapes only, so it does not synchronize with the device. A loss function would silently broadcast
+/// (B, 1) and (B) to (B, B).
 void TensorsTask::check_output(const at::Tensor& output, const train::Batch& batch, const TensorSet& set,
                                ForwardMode mode) const {
   if (own_loss()) {
@@ -196,7 +193,7 @@ at::Tensor TensorsTask::loss(const train::Batch& batch) {
   return own_loss() ? output : loss_.mean(output, batch.target);
 }
 
-// {samples, sum of the losses, sum of their weights, the metrics' sums …}
+/// Returns {samples, sum of the losses, sum of their weights, the metrics' sums …}.
 at::Tensor TensorsTask::statistics(const train::Batch& batch) {
   if (own_loss()) return statistics_of_own_loss(batch);
   const at::Tensor output = forward(batch, eval_set(), ForwardMode::kEvaluation);
@@ -209,7 +206,7 @@ at::Tensor TensorsTask::statistics(const train::Batch& batch) {
   const at::Tensor counted = in_shape_of(losses);
   const auto sum = [&](const at::Tensor& values) {
     return at::where(counted, values.to(at::kDouble), 0.0).sum();
-  };  // not a product: 0 * inf is not 0
+  };  // a product would not do: 0 * inf is NaN
   const at::Tensor sums = at::stack({batch.mask.sum().to(at::kDouble), sum(losses), sum(weights)});
   if (!counts_classes(options_.loss.kind))
     return at::cat({sums, metrics_.statistics(output, batch.target, batch.mask)});
@@ -219,8 +216,8 @@ at::Tensor TensorsTask::statistics(const train::Batch& batch) {
                                  counted.reshape(labels.sizes()).logical_and(labels.ne(kIgnoredLabel)))});
 }
 
-/// A loss of the model's own cannot leave rows out, so it gets none of the padding;
-/// where all is padding, it still runs.
+/// The model's own loss cannot leave rows out, so it gets the batch without padding. It runs even if all rows
+/// are padding.
 at::Tensor TensorsTask::statistics_of_own_loss(const train::Batch& batch) {
   const at::Tensor valid = batch.mask.sum().to(at::kDouble);
   const int64_t num_valid = valid.item<int64_t>();

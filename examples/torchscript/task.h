@@ -1,5 +1,5 @@
-// The task `data.type: tensors`, `model.type: torchscript`: a model and data brought
-// along from Python. docs/own_model.md.
+// The task `data.type: tensors`, `model.type: torchscript`: a model and data made in Python.
+// docs/own_model.md.
 #pragma once
 
 #include <cstdint>
@@ -75,11 +75,11 @@ class TensorsTask final : public train::Task {
   ScriptEngine model_;
 };
 
-/// Local. As layers expect it: floating ones in fp32 (the engine makes them
-/// bf16 or fp16 where it computes in that).
+/// Local. Converts floating tensors to fp32 (the engine converts them to bf16 or fp16 if it computes in
+/// that).
 at::Tensor for_layers(const at::Tensor& tensor);
 
-/// Local. Makes the task known under its names, and its predictor.
+/// Local. Adds the task and its predictor to `registry`.
 void register_torchscript(train::Registry& registry);
 
 }  // namespace tessera::examples

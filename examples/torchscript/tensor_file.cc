@@ -26,8 +26,7 @@ std::string names_there_are(const std::vector<std::string>& names) {
   return names.empty() ? "none" : join(shown, ", ");
 }
 
-/// What `body` returns. What it throws becomes a DataError that names the file,
-/// be it a library's or about memory.
+/// Returns what `body` returns. Every exception of it becomes a DataError that names the file.
 template <class Body>
 auto with_file_name(const fs::path& path, const Body& body) {
   try {
@@ -70,7 +69,7 @@ TensorFile::TensorFile(const fs::path& path) : path_(path), source_(std::make_un
       source_->hdf5.emplace(path);
     else
       source_->safetensors.emplace(path);
-    source_->mapping = std::make_shared<MappedFile>(path);  // neither kind of file is ever empty
+    source_->mapping = std::make_shared<MappedFile>(path);  // files of both formats are never empty
   });
 }
 

@@ -16,13 +16,13 @@
 namespace tessera::examples {
 namespace {
 
-constexpr int64_t kMaxCsvColumns = 16'384;  // what spreadsheets take
+constexpr int64_t kMaxCsvColumns = 16'384;  // the limit of spreadsheets
 
 int64_t numel_of(const std::vector<int64_t>& shape) {
   return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
 }
 
-/// As RFC 4180 has it: in quotes where it must be.
+/// A field of RFC 4180: in quotes if needed.
 std::string csv_field(const std::string& text) {
   if (text.find_first_of("\",\r\n") == std::string::npos) return text;
   std::string quoted = "\"";

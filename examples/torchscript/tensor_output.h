@@ -15,8 +15,8 @@
 
 namespace tessera::examples {
 
-/// Owns what has not been written: all of it but the first tensor of a binary file. The file is
-/// whole or absent. Used by one thread.
+/// Owns the rows that are not written yet: all except those of the first tensor of a binary file. The file is
+/// complete or absent. Used by one thread.
 class TensorOutput {
  public:
   /// Local. The name's ending says the format: .csv, or one of checkpoint::model_format_of

@@ -1,5 +1,5 @@
-// The ready configurations of configs/: each is read to its end by the task it names, and
-// the GPTs have the sizes in their names.
+// The configurations in configs/: the task of each reads all of its keys, and the GPTs
+// have the sizes in their names.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -49,11 +49,11 @@ TEST(Configs, AreReadByTheirTasks) {
   for (const std::string& file : config_files()) {
     SCOPED_TRACE(file);
     const train::RunConfig as_it_is = train::load_run_config(file, 1);
-    if (!as_it_is.model.has("type")) continue;  // for a program of one's own
+    if (!as_it_is.model.has("type")) continue;  // for a program of the user's own
     ++num_with_a_task;
     EXPECT_TRUE(as_it_is.report.warnings.empty()) << as_it_is.report.warnings.front();
     const train::RunConfig run = train::load_run_config(file, 2, {"data.path=/not/there"});
-    // A task reads its sections to their ends, and only then its data.
+    // A task reads all keys of its sections before its data.
     EXPECT_THAT(error_of<DataError>([&] { all_tasks().make(run.model, run.data); }), HasSubstr("/not/there"));
   }
   EXPECT_GE(num_with_a_task, 5);
@@ -70,7 +70,7 @@ TEST(Configs, GptsHaveTheSizesInTheirNames) {
   const auto size_of = [](const char* name) {
     const train::RunConfig run = train::load_run_config((kConfigs / name).string(), 1);
     const GptOptions gpt = read_language_model_options(run.model, run.data).model;
-    // Each layer has as many, so that the large model need not be made: 110 million are 440 MB.
+    // Every layer has the same number, so the large model (440 MB) need not be made.
     const int64_t first = num_parameters(gpt, 1), second = num_parameters(gpt, 2) - first;
     return first + (gpt.layers - 1) * second;
   };

@@ -1,5 +1,5 @@
 """One rank of PyTorch's DistributedDataParallel over Gloo: prints the losses of every step as JSON. RANK, WORLD_SIZE,
-MASTER_ADDR and MASTER_PORT say where it stands."""
+MASTER_ADDR and MASTER_PORT define the group."""
 import json
 import os
 

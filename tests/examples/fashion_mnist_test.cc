@@ -168,7 +168,7 @@ TEST_F(FashionMnistTest, FlipMirrorsSomeImagesAndKeepsTheRest) {
       << "never in tests";
 }
 
-// The real set, where Debian's package is installed.
+// The real data set, if Debian's package is installed.
 TEST(FashionMnistData, TheRealSetIsAsPublished) {
   const std::string path = FashionMnistOptions{}.path;
   if (!std::filesystem::exists(path)) GTEST_SKIP() << "Debian package dataset-fashion-mnist is not installed";

@@ -23,7 +23,7 @@ LABELS = ["bad", "fair", "good"]
 
 
 def random_bert(kind=BertForSequenceClassification):
-    """Weights far from their initial values, so that every one matters."""
+    """Weights far from their initial values, so that each affects the output."""
     torch.manual_seed(11)
     model = kind(BertConfig(**SHAPE, num_labels=len(LABELS), hidden_dropout_prob=0, attention_probs_dropout_prob=0))
     with torch.no_grad():

@@ -44,7 +44,7 @@ def vocabulary():
 
 
 def is_settled(c):
-    """The library's tables are older than ours, and Unicode has added characters and moved some to other categories since."""
+    """The library's Unicode tables are older: characters have been added and categories changed since."""
     category = unicodedata.category(c)
     return unicodedata.ucd_3_2_0.category(c) == category and category not in ("Cn", "Cs")
 
@@ -88,7 +88,7 @@ class TokenizerTest(unittest.TestCase):
                 self.assertEqual(ids, theirs.encode(text).ids, (lower_case, text.encode("unicode_escape")))
 
     def test_every_character(self):
-        """Between two letters each either stays, separates, stands alone or vanishes."""
+        """Between two letters each character is kept, separates, is a token of its own or is removed."""
         self.vocab.write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\nb\nab\n", encoding="utf-8")
         characters = [chr(c) for c in range(1, 0x30000) if not 0xd800 <= c < 0xe000]
         texts = [f"a{c}b" for c in characters]

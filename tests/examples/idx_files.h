@@ -1,4 +1,4 @@
-// Writers of IDX files, whole and damaged ones.
+// Writes IDX files, valid and damaged ones.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -47,7 +47,7 @@ inline Bytes gzipped(const Bytes& bytes) {
   return out;
 }
 
-/// A folder of its own for each test, removed afterwards.
+/// A folder for each test, removed afterwards.
 class IdxFolderTest : public ::testing::Test {
  protected:
   std::string write(const std::string& name, const Bytes& bytes) const {

@@ -120,7 +120,7 @@ TEST_F(IdxTest, WrongShapes) {
 }
 
 TEST_F(IdxTest, ALyingHeaderAllocatesNothing) {
-  // 4,294,967,295 images would be 3 TB; 5,000,000 are 3.9 GB, which is allowed but is not there.
+  // 4,294,967,295 images would be 3 TB; 5,000,000 are 3.9 GB, which is allowed but not in the file.
   EXPECT_THAT(error_of(idx_bytes({0xffffffffu, 28, 28}, counting(10))), HasSubstr("impossible shape"));
   EXPECT_THAT(error_of(idx_bytes({5'000'000u, 28, 28}, counting(10))),
               AllOf(HasSubstr("truncated"), HasSubstr("found 10")));
@@ -133,8 +133,8 @@ TEST_F(IdxTest, DamagedGzip) {
               AllOf(HasSubstr("damaged: not a valid gzip stream"), HasSubstr("incorrect data check")));
 }
 
-// 5000 mutations: flips, cuts and insertions, of both forms. Each is read as it
-// is, or refused with a DataError.
+// 5000 mutations of both forms: flips, cuts and insertions. Each is read correctly,
+// or is a DataError.
 TEST_F(IdxTest, NoMutationDoesWorseThanADataError) {
   std::mt19937 random(1);
   const auto below = [&](size_t bound) { return static_cast<size_t>(random() % bound); };

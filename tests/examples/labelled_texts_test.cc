@@ -86,7 +86,7 @@ TEST_F(LabelledTextsTest, DuplicatesStayOnceAndContradictionsNot) {
   EXPECT_THAT(kept.labels, ElementsAre(0, 1, 1));
 }
 
-// The real set, where `make data` has fetched it.
+// The real data set, if `make data` has fetched it.
 TEST(Reviews, AreAsPublished) {
   const fs::path path = fs::path(TESSERA_SOURCE_DIR) / "data/reviews";
   if (!fs::exists(path)) GTEST_SKIP() << "no data/reviews (`make data` brings it)";

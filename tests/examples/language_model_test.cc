@@ -1,5 +1,5 @@
-// Text as samples, and the task around them: windows, mistakes, and that it
-// learns a text and counts every sample once.
+// The language model's text windows, its task and its errors; it learns a text
+// and counts every sample once.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <gmock/gmock.h>
@@ -140,11 +140,11 @@ TEST_F(LanguageModelTest, SamplesAreWholeOrAbsent) {
   });
 }
 
-/// After a byte comes the next one, surely, or one of two with the odds given;
-/// bytes up to 255 of a vocabulary of 300.
+/// A model whose next byte is certain, or one of two with the given odds; bytes up
+/// to 255 of a vocabulary of 300.
 at::Tensor logits_of_next(const at::Tensor& bytes, double odds) {
   at::Tensor logits = at::full({1, bytes.size(1), 300}, -100.0);
-  logits.narrow(2, 256, 44).fill_(100.0);  // no byte
+  logits.narrow(2, 256, 44).fill_(100.0);  // not bytes
   for (int64_t k = 0; k < bytes.size(1); ++k) {
     const int64_t next = (bytes[0][k].item<int64_t>() + 1) % 256;
     logits[0][k][next] = std::log(odds);

@@ -1,4 +1,4 @@
-"""docs/own_model.md works as it stands: its files are written to a folder, its commands run there, and what they print agrees."""
+"""docs/own_model.md works: its files are written to a folder, its commands run there, and their output agrees with the page."""
 import os
 import re
 import sys
@@ -26,7 +26,7 @@ class OwnModelTest(ToolTest):
         (self.bin / "python").chmod(0o755)
 
     def walk(self, model, folder):
-        """Runs the commands of one section; what the training and the Python model say of the test set."""
+        """Runs the commands of one section; returns the results of the training and of the Python model for the test set."""
         blocks = [block for block in re.findall(r"^```sh\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE) if f"{model}.json" in block]
         self.assertEqual(len(blocks), 1)
         shown = []
@@ -55,7 +55,7 @@ class OwnModelTest(ToolTest):
         self.walk("gpt2", "runs/gpt2")
 
     def test_exports_print_what_is_said(self):
-        """The page shows where the trace warns; nothing else does that is not a matter of names that change."""
+        """The page shows the trace's warnings; there are no others except about renamed functions."""
         outcome = self.run_tool("-B", "export_bert.py", program=sys.executable)
         self.assertEqual(outcome.code, 0, outcome)
         warned = re.findall(r"(transformers/\S+\.py):\d+: TracerWarning", outcome.err)

@@ -60,7 +60,7 @@ class PretrainedBertTest(unittest.TestCase):
         self.assertLess(((hidden - expected) * mask).abs().max().item(), 1e-4)
 
     def test_a_run_starts_from_these_weights(self):
-        """With a learning rate of 0, what a sharded step leaves behind is what it began with, to the bit."""
+        """With a learning rate of 0 a sharded step changes no bit of the weights."""
         with tempfile.TemporaryDirectory(prefix="tessera_bert_") as name:
             folder = Path(name)
             (folder / "texts.tsv").write_text("".join(f"{LABELS[i % 2]}\t{text}\n" for i, text in enumerate(TEXTS[:4])), encoding="utf-8")

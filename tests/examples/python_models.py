@@ -8,7 +8,7 @@ LEARNING_RATE = 0.01
 
 
 class Classifier(nn.Module):
-    """A convolution, a norm and a frozen layer: what state dicts of real models have in them."""
+    """A convolution, a norm and a frozen layer, as in the state dicts of real models."""
 
     def __init__(self, num_classes=5):
         super().__init__()
@@ -35,7 +35,7 @@ class Segmenter(nn.Module):
 
 
 class Regressor(nn.Module):
-    """Two inputs, and another output beside the wanted one."""
+    """Two inputs, and an extra output."""
 
     def __init__(self):
         super().__init__()

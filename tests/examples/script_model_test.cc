@@ -16,8 +16,8 @@ using tessera::testing::error_of;
 using ::testing::HasSubstr;
 using torch::jit::Module;
 
-/// A layer inside of a model: y = factor * (x * inner.weight + inner.shift), with a buffer `shift` and
-/// another, `extra`, where it is asked for.
+/// A layer within a model: y = factor * (x * inner.weight + inner.shift), with a buffer `shift` and
+/// optionally another, `extra`.
 Module make(const std::string& factor, int64_t size, bool extra) {
   Module inner("Inner");
   inner.register_parameter("weight", at::randn({size}), /*is_buffer=*/false);

@@ -1,4 +1,4 @@
-// Tensors of files: what is mapped, what is read, and mistakes.
+// Tensors in files: mapped ones, decoded ones, and errors.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -116,7 +116,7 @@ TEST_F(TensorFileTest, MistakesNameFileAndTensor) {
 }
 
 /// "c": (64, 8) fp32 in compressed chunks, "p": the same in one piece. Headers have no checksums, as in files
-/// that h5py writes unless told otherwise.
+/// written by h5py by default.
 void write_hdf5(const fs::path& path) {
   const hid_t file = H5Fcreate(path.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, H5P_DEFAULT);
   const hsize_t shape[] = {64, 8}, chunk[] = {16, 8};
@@ -134,7 +134,7 @@ void write_hdf5(const fs::path& path) {
   ASSERT_GE(H5Fclose(file), 0);
 }
 
-/// What reading both tensors says; empty when it succeeds.
+/// The error of reading both tensors; empty on success.
 std::string read_both(const fs::path& path) {
   return error_of<DataError>([&] {
     const TensorFile file(path);
@@ -142,7 +142,7 @@ std::string read_both(const fs::path& path) {
   });
 }
 
-// h5py writes ">f4" so, and files of older machines are.
+// Big-endian files, such as h5py's ">f4".
 TEST_F(TensorFileTest, BigEndianHdf5IsReadByValue) {
   const fs::path path = folder_ / "big.h5";
   const hid_t file = H5Fcreate(path.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, H5P_DEFAULT);
@@ -175,14 +175,14 @@ TEST_F(TensorFileTest, AnImplausibleHdf5FileIsRefusedByName) {
   std::string dimensions(16, '\0');
   std::memcpy(dimensions.data(), &rows, 8);
   std::memcpy(dimensions.data() + 8, &columns, 8);
-  int num_refused = 0;  // some places are the largest sizes the datasets may grow to, which count for nothing
+  int num_refused = 0;  // some bytes are the datasets' maximum sizes, which are ignored
   for (size_t at = content.find(dimensions); at != content.npos; at = content.find(dimensions, at + 1))
     for (const uint64_t value : {uint64_t{1} << 31, uint64_t{1} << 40, uint64_t{1} << 45, uint64_t{1} << 58,
                                  uint64_t{1} << 62, ~uint64_t{0} - 7}) {
       std::string damaged = content;
       std::memcpy(damaged.data() + at, &value, 8);
       std::ofstream(path, std::ios::binary) << damaged;
-      const std::string error = read_both(path);  // what is no DataError goes through
+      const std::string error = read_both(path);  // other exceptions fail the test
       if (error.empty()) continue;
       ++num_refused;
       EXPECT_THAT(error, AllOf(HasSubstr(path.string()), AnyOf(HasSubstr("expected a size that can be true"),
@@ -194,7 +194,7 @@ TEST_F(TensorFileTest, AnImplausibleHdf5FileIsRefusedByName) {
   EXPECT_GE(num_refused, 2 * 6) << "both datasets, with every size";
 }
 
-// Small data may lie within their header. HDF5 1.10 would copy 600 bytes out of 60.
+// Small data may be stored in their header. HDF5 1.10 would copy 600 bytes from 60.
 TEST_F(TensorFileTest, AHeaderThatHoldsLessThanItsShapeIsRefused) {
   const fs::path path = folder_ / "compact.h5";
   const hid_t file = H5Fcreate(path.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, H5P_DEFAULT);
@@ -211,7 +211,7 @@ TEST_F(TensorFileTest, AHeaderThatHoldsLessThanItsShapeIsRefused) {
   EXPECT_EQ(values<float>(TensorFile(path).tensor("x"), 15), x);
 
   std::string bytes = InputFile(path).read_all();
-  const std::string before{5, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0};  // the shape, as it lies there
+  const std::string before{5, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0};  // the shape in the file
   size_t count = 0;
   for (size_t at = bytes.find(before); at != bytes.npos; at = bytes.find(before, at + 1), ++count)
     bytes[at] = 50;
@@ -237,7 +237,7 @@ TEST_F(TensorFileTest, WhateverIsWrongWithAnHdf5FileNamesIt) {
     for (uint64_t i = random() % 3; i != ~uint64_t{0}; --i)
       damaged[random() % damaged.size()] = static_cast<char>(random());
     std::ofstream(path, std::ios::binary) << damaged;
-    const std::string error = read_both(path);  // anything but a DataError goes through
+    const std::string error = read_both(path);  // other exceptions fail the test
     num_refused += !error.empty();
     if (!error.empty()) {
       EXPECT_THAT(error, HasSubstr(path.string()));

@@ -1,4 +1,4 @@
-// The task around texts: parts, batches, options, mistakes; and that it learns at every stage.
+// The text classification task: parts, batches, options, errors; it learns at every stage.
 #include "examples/text_classification/task.h"
 
 #include <ATen/ATen.h>
@@ -29,7 +29,7 @@ using nlohmann::json;
 
 class TextClassificationTest : public ::testing::Test {
  protected:
-  // A text is positive when 好 is in it, somewhere among other characters; no two are alike.
+  // A text is positive when 好 is in it, somewhere among other characters; all texts differ.
   TextClassificationOptions small() const {
     std::ofstream negative(folder_ / "neg.txt"), positive(folder_ / "pos.txt");
     for (int i = 0; i < 60; ++i) {
@@ -93,7 +93,7 @@ TEST_F(TextClassificationTest, PartsAndVocabularyComeFromTheData) {
 
   std::ofstream(folder_ / "vocab.txt") << files[0].second;
   options.vocab = (folder_ / "vocab.txt").string();
-  options.min_frequency = 1000;  // has no say over a vocabulary that is given
+  options.min_frequency = 1000;  // has no effect on a given vocabulary
   EXPECT_EQ(TextClassification(options).tokenizer().vocabulary().tokens(),
             task.tokenizer().vocabulary().tokens());
 }

@@ -1,4 +1,4 @@
-// What hugging_face_*_test.py asks of the text_classification example; JSON from stdin to stdout:
+// The text_classification example for hugging_face_*_test.py; JSON from stdin to stdout:
 //   text_tool tokens character|wordpiece VOCAB LOWER_CASE MAX_LENGTH   ["text", …]  ->  [[1, 2], …]
 //   text_tool bert   {"model": {…}, "weights": PATH, "input_ids": […], "attention_mask": […],
 //   "token_type_ids": […]}
@@ -49,9 +49,8 @@ json json_of(const at::Tensor& tensor) {
 json bert() {
   const json request = json::parse(std::cin);
   const config::Origins origins("stdin");
-  const json data = {{"type", "labelled_text"},
-                     {"path", ""},
-                     {"labels", request.at("labels")}};  // the texts are not asked for
+  const json data = {
+      {"type", "labelled_text"}, {"path", ""}, {"labels", request.at("labels")}};  // the texts are not needed
   const auto options = examples::read_text_classification_options(
       config::Section(request.at("model"), "model", origins), config::Section(data, "data", origins));
   BertForSequenceClassification model(options.model);

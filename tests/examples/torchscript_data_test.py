@@ -130,7 +130,7 @@ class FilesTest(TorchScriptTest):
 
 
 class Noisy(torch.nn.Module):
-    """Differs in evaluation: dropout, and running statistics; with a frozen layer and tied weights."""
+    """Behaves differently in evaluation (dropout, running statistics); has a frozen layer and tied weights."""
 
     def __init__(self, size=12):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Losses and metrics by name, for models from Python: PyTorch's, Hugging Face's and scikit-learn's numbers, however a step is cut."""
+"""Losses and metrics by name, for models from Python: PyTorch's, Hugging Face's and scikit-learn's numbers, for any division of a step."""
 import json
 import math
 import unittest
@@ -17,7 +17,7 @@ CUT = (2, 3)  # ranks, micro-steps: 2 of 12 samples at once
 
 
 class LanguageModel(torch.nn.Module):
-    """forward's second positional argument of GPT-2 is another one."""
+    """The second positional argument of GPT-2's forward is not the labels."""
 
     def __init__(self, config):
         super().__init__()
@@ -57,7 +57,7 @@ class StepTest(TorchScriptTest):
         return model.eval()
 
     def few_labels(self):
-        """Most samples have no label: many a micro-step has none at all."""
+        """Most samples have no label: many micro-steps have none."""
         model, data = models.classification()
         data["y"][torch.rand(models.NUM_SAMPLES, generator=torch.Generator().manual_seed(5)) < 0.6] = -100
         return self.export((model, data))
@@ -101,7 +101,7 @@ class StepTest(TorchScriptTest):
 
         def loss_of(rows):
             return model.gpt(input_ids=tokens[rows], attention_mask=mask[rows], labels=labels[rows]).loss
-        # The gradient of attention's key bias is rounding noise, of which Adam makes whole steps.
+        # The gradient of attention's key bias is rounding noise, of which Adam makes full steps.
         self.check(model, data, loss_of, num_test=11, compare_weights=False, loss="causal_lm", inputs=("ids", "mask"))
         with torch.no_grad():
             expected = loss_of(slice(29, None)).item()
@@ -122,7 +122,7 @@ class MetricsTest(TorchScriptTest):
     NUM_TEST = 61
 
     def check(self, output_size, y, loss, names, expected_of, report_of=None):
-        """expected_of(given, wanted): by name, of what the model gives for the test set."""
+        """expected_of(given, wanted): the metrics by name, from the model's output for the test set."""
         torch.manual_seed(3)
         x = models.random(200, 6, seed=2)
         model = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.Tanh(), torch.nn.Linear(16, output_size))
@@ -173,7 +173,7 @@ class MetricsTest(TorchScriptTest):
             return sklearn_metrics.classification_report(*counted(given, wanted), labels=range(6), digits=4, zero_division=0).rstrip("\n")
         names = ["f1_weighted", "accuracy", *[f"{s}_{a}" for s in ("precision", "recall") for a in ("macro", "weighted", "micro")], "f1", "f1_macro",
                  "f1_micro", "classification_report"]
-        # scikit-learn says "micro avg" for "accuracy" where labels that nobody has are asked for.
+        # scikit-learn says "micro avg" for "accuracy" if labels without samples are asked for.
         self.check(6, y, "cross_entropy", names, expected, lambda *args: report(*args).split("\n\n")[1])
 
     def test_several_labels(self):

@@ -1,4 +1,4 @@
-"""Models and data from Python that do not fit, or break off: one line each that says what, where and what was expected."""
+"""Models and data from Python that do not fit or fail: each error is one line with what was found, where and what was expected."""
 import shutil
 import unittest
 
@@ -148,7 +148,7 @@ class MistakesTest(TorchScriptTest):
 
 
 class RunsThatBreakOffTest(TorchScriptTest):
-    """What no look at the files and the first samples can find."""
+    """Errors that checking the files and the first samples cannot find."""
 
     def error(self, **changes):
         outcome = self.run_tool("train", self.write("config.json", self.run_config(**changes)))
@@ -175,7 +175,7 @@ class RunsThatBreakOffTest(TorchScriptTest):
         self.assertEqual(self.error(loss="model", data={"path": "bad.safetensors"}), "error: bad.safetensors: records 0 to 11: " + reason)
 
     def test_another_shape_in_training(self):
-        """(B, 1) beside (B) would be broadcast to (B, B): a loss, but nobody's."""
+        """(B, 1) beside (B) would be broadcast to (B, B), which is a wrong loss."""
         torch.jit.script(Moody()).save(str(self.folder / "m.pt"))
         save_file({"x": models.random(models.NUM_SAMPLES, 6, seed=2), "y": models.random(models.NUM_SAMPLES, seed=3)},
                   self.folder / "train.safetensors")

@@ -35,7 +35,7 @@ def loss_of(model, data, inputs, name, rows):
 
 
 def train_plainly(model, data, inputs, name, size, accumulation=1, world=2):
-    """PyTorch on the global batch: the mean over the micro-batches of all ranks, as DDP with accumulation gives it."""
+    """PyTorch on the global batch: the mean over the micro-batches of all ranks, as with DDP and accumulation."""
     optimizer, losses = models.optimizer(model), []
     for rows in batches(size, models.BATCH, models.STEPS):
         share = len(rows) // (world * accumulation)
@@ -203,7 +203,7 @@ class DataTest(TorchScriptTest):
         self.assertEqual(self.results()["eval_loss"], results["eval_loss"])
 
     def test_running_statistics_are_those_of_training(self):
-        """The look at the first samples before training leaves no trace, though a trace in training mode changes them in every pass."""
+        """The forward pass on the first samples before training changes no buffers, although a trace in training mode changes them."""
         torch.manual_seed(1)
         model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.BatchNorm1d(108), torch.nn.Linear(108, 5))
         torch.jit.trace(model, torch.randn(6, 3, 6, 6), check_trace=False).save(str(self.folder / "m.pt"))

@@ -36,7 +36,7 @@ class EnvironmentTest : public ::testing::Test {
   }
 };
 
-TEST_F(EnvironmentTest, AloneAProcessStartsRanksWhenMoreThanOneIsAskedFor) {
+TEST_F(EnvironmentTest, OutsideAGroupItStartsRanksIfMoreThanOneIsAskedFor) {
   EXPECT_FALSE(in_group());
   EXPECT_FALSE(should_start_ranks(std::nullopt));
   EXPECT_FALSE(should_start_ranks(1));
@@ -47,9 +47,9 @@ TEST_F(EnvironmentTest, AloneAProcessStartsRanksWhenMoreThanOneIsAskedFor) {
   EXPECT_THAT(refusal(4097), HasSubstr("--nproc 4097"));
 }
 
-TEST_F(EnvironmentTest, InAGroupItIsOneRankAndMustNotBeToldOtherwise) {
+TEST_F(EnvironmentTest, InAGroupItIsOneRankAndAnotherNprocIsAnError) {
   ::setenv("RANK", "5", 1);
-  EXPECT_FALSE(in_group());  // half a group is none; the rendezvous says what is missing
+  EXPECT_FALSE(in_group());  // incomplete variables: the rendezvous reports what is missing
   ::setenv("WORLD_SIZE", "8", 1);
   EXPECT_TRUE(in_group());
   EXPECT_FALSE(should_start_ranks(std::nullopt));

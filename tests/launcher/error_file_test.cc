@@ -29,7 +29,7 @@ class ErrorFileTest : public ::testing::Test {
   Folder folder_;
 };
 
-TEST_F(ErrorFileTest, ReportComesBackOnOneLineWithItsTime) {
+TEST_F(ErrorFileTest, ReportIsReadBackOnOneLineWithItsTime) {
   ::setenv("TESSERA_ERROR_FILE", folder_.path("error").c_str(), 1);
   const int64_t before = monotonic_ns();
   report_error("first line\n  second line\x1b[31m red\x1b[0m");
@@ -40,7 +40,7 @@ TEST_F(ErrorFileTest, ReportComesBackOnOneLineWithItsTime) {
   EXPECT_LE(report->time_ns, monotonic_ns());
 }
 
-TEST_F(ErrorFileTest, FirstReportStaysAndNoTemporaryFileIsLeft) {
+TEST_F(ErrorFileTest, FirstReportIsKeptAndNoTemporaryFileIsLeft) {
   ::setenv("TESSERA_ERROR_FILE", folder_.path("error").c_str(), 1);
   report_error("first");
   report_error("second");
@@ -49,7 +49,7 @@ TEST_F(ErrorFileTest, FirstReportStaysAndNoTemporaryFileIsLeft) {
 }
 
 TEST_F(ErrorFileTest, WithoutALauncherNothingHappens) {
-  report_error("nobody listens");
+  report_error("no launcher");
   EXPECT_TRUE(std::filesystem::is_empty(folder_.path()));
   ::setenv("TESSERA_ERROR_FILE", folder_.path("no/such/folder/error").c_str(), 1);
   report_error("cannot be written");
@@ -64,13 +64,13 @@ TEST_F(ErrorFileTest, UnderTorchrunItIsTorchrunsJson) {
   EXPECT_GT(std::stoll(json["message"]["extraInfo"]["timestamp"].get<std::string>()), 1'500'000'000);
 }
 
-TEST_F(ErrorFileTest, ForeignFileIsNoReport) {
+TEST_F(ErrorFileTest, OtherFileIsNoReport) {
   std::ofstream(folder_.path("error")) << "not a time\nmessage\n";
   EXPECT_FALSE(read_error_report(folder_.path("error")));
   EXPECT_FALSE(read_error_report(folder_.path("absent")));
 }
 
-TEST_F(ErrorFileTest, LastErrorLineIsTheLastThatSpeaksOfAnError) {
+TEST_F(ErrorFileTest, LastErrorLineIsTheLastThatMentionsAnError) {
   EXPECT_EQ(log_of("start\nerror: one\nRuntimeError: two\nclosing files\n\n"), "RuntimeError: two");
   EXPECT_EQ(log_of("terminate called after throwing\n  what():  bad\nframe #0: c10::Error at x\n"),
             "what():  bad");
@@ -80,10 +80,10 @@ TEST_F(ErrorFileTest, LastErrorLineIsTheLastThatSpeaksOfAnError) {
   EXPECT_EQ(last_error_line(folder_.path("absent")), "");
 }
 
-TEST_F(ErrorFileTest, ALogThatSaysMoreThanWasPrinted) {
+TEST_F(ErrorFileTest, LogHasOtherLinesThanThoseMessages) {
   const auto says_more = [&](const std::string& log, const std::vector<std::string>& told) {
     std::ofstream(folder_.path("log")) << log;
-    return says_more_than(folder_.path("log"), told);
+    return has_other_lines(folder_.path("log"), told);
   };
   EXPECT_FALSE(says_more("", {}));
   EXPECT_FALSE(says_more("\n \n", {}));
@@ -92,7 +92,7 @@ TEST_F(ErrorFileTest, ALogThatSaysMoreThanWasPrinted) {
   EXPECT_FALSE(says_more("two\nlines\n", {"two lines"}));
   EXPECT_TRUE(says_more("a warning\n[error] no such file\n", {"no such file"}));
   EXPECT_TRUE(says_more("[error] no such file\n", {}));
-  EXPECT_FALSE(says_more_than(folder_.path("absent"), {}));
+  EXPECT_FALSE(has_other_lines(folder_.path("absent"), {}));
 }
 
 TEST_F(ErrorFileTest, LastErrorLineOfAHugeLogIsBounded) {
@@ -101,7 +101,7 @@ TEST_F(ErrorFileTest, LastErrorLineOfAHugeLogIsBounded) {
   const std::string line = log_of(log);
   EXPECT_THAT(line, ::testing::StartsWith("error: yyy"));
   EXPECT_LE(line.size(), 503u);
-  // A cut never leaves half a character.
+  // A line is not cut within a UTF-8 character.
   std::string wide = "error: ";
   for (int i = 0; i < 1000; ++i) wide += "ü";
   EXPECT_NO_THROW(nlohmann::json(log_of(wide)).dump());

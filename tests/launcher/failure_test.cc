@@ -17,7 +17,7 @@ RankExit reported(int rank, int status, int64_t ms, int64_t report_ms) {
 }
 
 RankExit told(RankExit exit) {
-  exit.told_to_end = true;
+  exit.signalled = true;
   return exit;
 }
 
@@ -31,7 +31,7 @@ TEST(FailureTest, SuccessHasNoCause) {
   EXPECT_EQ(cause({at(0, 0, 1), reported(1, 0, 2, 1)}), -1);
 }
 
-TEST(FailureTest, WhatAllRanksHaveReportedAlike) {
+TEST(FailureTest, ErrorReportedByAllRanks) {
   EXPECT_EQ(common_error({reported(0, exited(1), 9, 8), reported(1, exited(1), 7, 6)}), "error");
   EXPECT_EQ(common_error({reported(0, exited(1), 9, 8), told(reported(1, SIGTERM, 7, 6))}), "error");
   EXPECT_EQ(common_error({reported(0, exited(1), 9, 8), at(1, exited(1), 7)}), std::nullopt);
@@ -45,22 +45,22 @@ TEST(FailureTest, WhatAllRanksHaveReportedAlike) {
 
 TEST(FailureTest, FirstByTimeNotByRankOrOrder) {
   EXPECT_EQ(cause({at(0, exited(1), 20), at(1, exited(2), 10)}), 1);
-  // Rank 2 said so first, although it was slow to end.
+  // Rank 2 reported first, although it ended last.
   EXPECT_EQ(
       cause({reported(0, exited(1), 10, 9), reported(1, exited(1), 11, 8), reported(2, exited(5), 500, 3)}),
       2);
 }
 
-TEST(FailureTest, AKilledRankBeatsTheComplaintsOfItsPeers) {
-  // Rank 1 noticed the closed connection, and reported it, before rank 0's death could be seen.
+TEST(FailureTest, KilledRankIsTheCauseBeforeItsPeersReports) {
+  // Rank 1 noticed the closed connection and reported it before the launcher noticed rank 0's death.
   EXPECT_EQ(cause({reported(1, exited(1), 1005, 1001), at(0, SIGKILL, 1006)}), 0);
   EXPECT_EQ(cause({at(1, exited(1), 1005), at(0, SIGSEGV | 0x80, 1006)}), 0);  // 0x80: with a core file
-  // Not one that crashed long after the first error, nor an abort, which can itself be such a complaint.
+  // Not a crash long after the first error, nor an abort, which a closed connection can cause.
   EXPECT_EQ(cause({reported(1, exited(1), 1005, 1001), at(0, SIGSEGV, 1500)}), 1);
   EXPECT_EQ(cause({at(1, exited(1), 1005), at(0, SIGABRT, 1006)}), 1);
 }
 
-TEST(FailureTest, WhatTheLauncherEndedIsNoCauseUnlessItHadReported) {
+TEST(FailureTest, RankEndedByTheLauncherIsNoCauseUnlessItHadReported) {
   EXPECT_EQ(cause({told(at(0, SIGTERM, 5)), at(1, exited(3), 10)}), 1);
   const RankExit slow = told(reported(0, SIGKILL, 3000, 1));
   EXPECT_EQ(cause({at(1, exited(3), 10), slow}), 0);

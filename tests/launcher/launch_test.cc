@@ -1,63 +1,27 @@
-// The launcher with real processes: tests/launcher/test_rank.cc says what the actions do.
+// Starting ranks: what they get, and where their output goes.
 #include "launcher/launch.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <signal.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 
-#include <chrono>
-#include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <regex>
 
-#include "core/error.h"
 #include "core/str.h"
 #include "launcher/environment.h"
 #include "launcher/port.h"
-#include "tests/launcher/tool.h"
+#include "tests/launcher/launch_testing.h"
 
 namespace tessera::launcher {
 namespace {
 
 namespace fs = std::filesystem;
-using testing::all_gone;
-using testing::Folder;
 using ::testing::HasSubstr;
-using testing::launch_args;
-using ::testing::Not;
-using testing::Tool;
 
-class LaunchTest : public ::testing::Test {
- protected:
-  void SetUp() override { ::setenv("TMPDIR", temporary_.path().c_str(), 1); }
-  void TearDown() override { ::unsetenv("TMPDIR"); }
-
-  /// Runs to the end: the exit code.
-  int run_tool(int nproc, const std::vector<std::string>& action,
-               const std::vector<std::string>& flags = {}) {
-    Tool tool(folder_, launch_args(folder_, nproc, action, flags));
-    return tool.wait();
-  }
-  std::string errors() const { return folder_.read("tool.err"); }
-  std::string output() const { return folder_.read("tool.out"); }
-  bool nothing_runs(double seconds = 1) const { return all_gone(folder_.pids(), seconds); }
-  std::string refusal(const Options& options) const {
-    try {
-      run(options, Logger());
-    } catch (const Error& error) {
-      return error.what();
-    }
-    return "";
-  }
-
-  Folder folder_;     // what the ranks leave
-  Folder temporary_;  // the launcher's TMPDIR
-};
-
-TEST_F(LaunchTest, RankZeroTalksAndTheOthersLog) {
+TEST_F(LaunchTest, RankZeroPrintsAndTheOthersLog) {
   EXPECT_EQ(run_tool(3, {"ok"}, {"--log-dir", folder_.path("logs/deep")}), 0);
   EXPECT_EQ(output(), "out 0\n");
   EXPECT_EQ(errors(), "err 0\n");
@@ -67,7 +31,7 @@ TEST_F(LaunchTest, RankZeroTalksAndTheOthersLog) {
   EXPECT_TRUE(fs::is_empty(temporary_.path()));
 }
 
-TEST_F(LaunchTest, TemporaryLogsGoOnSuccessAndStayOnFailure) {
+TEST_F(LaunchTest, TemporaryLogsAreRemovedOnSuccessAndKeptOnFailure) {
   EXPECT_EQ(run_tool(2, {"ok"}), 0);
   EXPECT_TRUE(fs::is_empty(temporary_.path()));
   EXPECT_EQ(run_tool(2, {"fail_quietly", "1", "4", "boom"}), 4);
@@ -80,14 +44,14 @@ TEST_F(LaunchTest, TemporaryLogsGoOnSuccessAndStayOnFailure) {
   EXPECT_EQ(line, "error: boom");
 }
 
-// 0.3 s apart: the first is no reason to end the others before they have said the same.
-TEST_F(LaunchTest, AMistakeOfAllRanksIsSaidOnceAndNoLogStays) {
+// The errors are 0.3 s apart: the launcher does not end the other ranks before they have reported theirs.
+TEST_F(LaunchTest, ErrorOfAllRanksIsPrintedOnceAndNoLogIsKept) {
   EXPECT_EQ(run_tool(3, {"fail_alike", "4", "data.path: no such folder"}), 4);
   EXPECT_EQ(errors(), "error: data.path: no such folder\n");
   EXPECT_TRUE(fs::is_empty(temporary_.path()));
 }
 
-TEST_F(LaunchTest, ALogThatSaysNoMoreThanWasPrintedDoesNotStay) {
+TEST_F(LaunchTest, LogWithoutOtherLinesIsNotKept) {
   EXPECT_EQ(run_tool(2, {"raise", "0", std::to_string(SIGKILL)}), 128 + SIGKILL);
   EXPECT_EQ(errors().find("the log of rank"), std::string::npos) << errors();
   EXPECT_TRUE(fs::is_empty(temporary_.path()));
@@ -100,7 +64,7 @@ TEST_F(LaunchTest, TheLimitOfTheRendezvousReachesTheRanks) {
   EXPECT_THAT(errors(), HasSubstr("--rendezvous-timeout 0: expected seconds above 0"));
 }
 
-TEST_F(LaunchTest, VariablesAreTorchruns) {
+TEST_F(LaunchTest, VariablesAreThoseOfTorchrun) {
   ASSERT_EQ(run_tool(2, {"env"}), 0);
   const std::string env = folder_.read("env_1");
   for (const char* line : {"\nRANK=1\n", "\nWORLD_SIZE=2\n", "\nLOCAL_RANK=1\n", "\nLOCAL_WORLD_SIZE=2\n",
@@ -108,139 +72,6 @@ TEST_F(LaunchTest, VariablesAreTorchruns) {
     EXPECT_THAT(env, HasSubstr(line));
   EXPECT_TRUE(std::regex_search(env, std::regex("\nMASTER_PORT=[1-9][0-9]+\n")));
   EXPECT_TRUE(std::regex_search(env, std::regex("\nTESSERA_RUN_ID=[0-9a-f]{16}\n")));
-}
-
-TEST_F(LaunchTest, FirstFailureIsNamedAndEndsStubbornRanks) {
-  const auto start = std::chrono::steady_clock::now();
-  EXPECT_EQ(run_tool(4, {"fail", "2", "3", "cannot read the data"}), 3);
-  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
-  EXPECT_THAT(errors(),
-              HasSubstr("rank 2 of 4 failed first: exit code 3; last error: cannot read the data\n"));
-  EXPECT_TRUE(nothing_runs());
-}
-
-TEST_F(LaunchTest, LastErrorComesFromTheLogOfAProgramThatReportsNone) {
-  EXPECT_EQ(run_tool(2, {"fail_quietly", "1", "9", "boom"}), 9);
-  EXPECT_THAT(errors(), HasSubstr("rank 1 of 2 failed first: exit code 9; last error: error: boom\n"));
-}
-
-TEST_F(LaunchTest, RankZeroFailsLikeAnyOther) {
-  EXPECT_EQ(run_tool(2, {"fail", "0", "5", "no such model"}), 5);
-  EXPECT_THAT(errors(), HasSubstr("rank 0 of 2 failed first: exit code 5; last error: no such model\n"));
-}
-
-TEST_F(LaunchTest, TheCauseIsTheFirstByTimeEvenWhenItEndsLast) {
-  EXPECT_EQ(run_tool(4, {"cascade", "3"}), 7);
-  EXPECT_THAT(errors(), HasSubstr("rank 3 of 4 failed first: exit code 7; last error: the real reason\n"));
-}
-
-TEST_F(LaunchTest, ASignalIsNamedAndGives128PlusItsNumber) {
-  EXPECT_EQ(run_tool(3, {"raise", "1", std::to_string(SIGSEGV)}), 128 + SIGSEGV);
-  EXPECT_THAT(errors(), HasSubstr("rank 1 of 3 failed first: SIGSEGV (segmentation fault)"));
-  EXPECT_TRUE(nothing_runs());
-  EXPECT_EQ(run_tool(2, {"raise", "0", std::to_string(SIGKILL)}), 128 + SIGKILL);
-  EXPECT_THAT(errors(), HasSubstr("rank 0 of 2 failed first: SIGKILL (killed)"));
-  EXPECT_TRUE(nothing_runs());
-}
-
-TEST_F(LaunchTest, KilledFromOutside) {
-  Tool tool(folder_, launch_args(folder_, 3, {"hang"}));
-  ASSERT_TRUE(folder_.wait_for("ready", 3));
-  ::kill(std::stoi(folder_.read("pid_2")), SIGKILL);
-  EXPECT_EQ(tool.wait(5), 137);
-  EXPECT_THAT(errors(), HasSubstr("rank 2 of 3 failed first: SIGKILL"));
-  EXPECT_TRUE(nothing_runs());
-}
-
-TEST_F(LaunchTest, SigtermLeavesTimeToSave) {
-  Tool tool(folder_, launch_args(folder_, 2, {"save", "2500"}));  // more than after a failure
-  ASSERT_TRUE(folder_.wait_for("ready", 2));
-  tool.signal(SIGTERM);
-  EXPECT_EQ(tool.wait(10), 0) << "the ranks have saved, and said that all is well";
-  EXPECT_TRUE(folder_.has("saved_0"));
-  EXPECT_TRUE(folder_.has("saved_1"));
-  EXPECT_THAT(errors(), Not(HasSubstr("failed")));
-  EXPECT_TRUE(nothing_runs());
-}
-
-TEST_F(LaunchTest, ACrashAfterSigtermIsNoGoodEnd) {
-  Tool tool(folder_, launch_args(folder_, 2, {"save", "0", "crash"}));
-  ASSERT_TRUE(folder_.wait_for("ready", 2));
-  tool.signal(SIGTERM);
-  EXPECT_EQ(tool.wait(10), 128 + SIGSEGV);
-  EXPECT_THAT(errors(), HasSubstr("rank 1 of 2 failed first: SIGSEGV (segmentation fault)"));
-  EXPECT_TRUE(nothing_runs());
-}
-
-TEST_F(LaunchTest, HangupIsPassedOnAsSigterm) {
-  Tool tool(folder_, launch_args(folder_, 2, {"save", "0"}));
-  ASSERT_TRUE(folder_.wait_for("ready", 2));
-  tool.signal(SIGHUP);
-  EXPECT_EQ(tool.wait(10), 0);
-  EXPECT_TRUE(folder_.has("saved_0"));
-}
-
-TEST_F(LaunchTest, StubbornRanksAreKilledAfterTheGrace) {
-  for (const int signal : {SIGTERM, SIGINT}) {
-    const Folder folder;
-    Tool tool(folder, launch_args(folder, 2, {"hang", "stubborn"}, {"--save-grace", "0.5"}));
-    ASSERT_TRUE(folder.wait_for("ready", 2));
-    tool.signal(signal);
-    EXPECT_EQ(tool.wait(5), 128 + signal);
-    EXPECT_THAT(folder.read("tool.err"), HasSubstr("2 ranks did not end in time and are killed"));
-    EXPECT_TRUE(all_gone(folder.pids(), 1));
-  }
-}
-
-TEST_F(LaunchTest, SecondInterruptKillsAtOnceButNotOneSentTwice) {
-  Tool tool(folder_, launch_args(folder_, 2, {"hang", "stubborn"}));
-  ASSERT_TRUE(folder_.wait_for("ready", 2));
-  tool.signal(SIGINT);
-  ::usleep(20'000);
-  tool.signal(SIGINT);  // as `timeout -s INT` does
-  EXPECT_EQ(tool.wait(0.6), -1);
-  tool.signal(SIGINT);
-  EXPECT_EQ(tool.wait(2), 130);
-  EXPECT_TRUE(nothing_runs());
-}
-
-TEST_F(LaunchTest, ACrashWhileSavingDoesNotHoldTheOthers) {
-  Tool tool(folder_, launch_args(folder_, 2, {"hang", "stubborn"}));
-  ASSERT_TRUE(folder_.wait_for("ready", 2));
-  tool.signal(SIGTERM);
-  ::usleep(200'000);
-  ::kill(std::stoi(folder_.read("pid_0")), SIGKILL);
-  EXPECT_EQ(tool.wait(5), 143);
-  EXPECT_TRUE(nothing_runs());
-}
-
-TEST_F(LaunchTest, NothingOutlivesTheRanks) {
-  EXPECT_EQ(run_tool(2, {"family", "0"}), 0);
-  EXPECT_EQ(folder_.pids().size(), 6u);  // 2 ranks, each with a child and a daemon in its own session
-  EXPECT_TRUE(nothing_runs());
-  EXPECT_EQ(run_tool(2, {"family", "6"}), 6);
-  EXPECT_TRUE(nothing_runs());
-}
-
-TEST_F(LaunchTest, NothingOutlivesAnInterrupt) {
-  Tool tool(folder_, launch_args(folder_, 2, {"family", "hang"}));
-  ASSERT_TRUE(folder_.wait_for("ready", 2));
-  tool.signal(SIGINT);
-  EXPECT_EQ(tool.wait(5), 130);
-  EXPECT_TRUE(nothing_runs());
-}
-
-TEST_F(LaunchTest, SigkillOfTheLauncherLeavesNoRankAndNoChildOfOne) {
-  Tool tool(folder_, launch_args(folder_, 3, {"family", "hang"}));
-  ASSERT_TRUE(folder_.wait_for("ready", 3));
-  tool.signal(SIGKILL);
-  EXPECT_EQ(tool.wait(5), 1000 + SIGKILL);
-  // A daemon in a session of its own is beyond reach then; everything in the ranks' groups is not.
-  std::vector<pid_t> pids;
-  for (int rank = 0; rank < 3; ++rank)
-    for (const char* name : {"pid_", "pid_child_"}) pids.push_back(std::stoi(folder_.read(str(name, rank))));
-  EXPECT_TRUE(all_gone(pids, 3));
-  for (const pid_t pid : folder_.pids()) ::kill(pid, SIGKILL);
 }
 
 TEST_F(LaunchTest, ManyRanks) {
@@ -259,14 +90,14 @@ TEST_F(LaunchTest, StdinIsRankZeros) {
   EXPECT_EQ(folder_.read("stdin_1"), "");
 }
 
-TEST_F(LaunchTest, ArgumentsReachTheProgramAsTheyAre) {
+TEST_F(LaunchTest, ArgumentsReachTheProgramUnchanged) {
   Tool tool(folder_, {"launch", "-n", "1", "--", "printf", "[%s]", "--nproc", "3", "--", "launch", "", "a b",
                       "--help"});
   EXPECT_EQ(tool.wait(), 0) << errors();
   EXPECT_EQ(output(), "[--nproc][3][--][launch][][a b][--help]");
 }
 
-TEST_F(LaunchTest, AForgottenProgramOrFlagIsExplained) {
+TEST_F(LaunchTest, MissingProgramOrFlagIsExplained) {
   const std::string expected = "; expected: tessera launch -n N [flags] -- PROGRAM [ARGS...]\n";
   const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
       {{"launch", "-n", "2"}, "error: launch: no program was given"},
@@ -299,7 +130,7 @@ TEST_F(LaunchTest, ThePortIsHeldAndRankZeroCanServeOnIt) {
   ::close(listener);
 }
 
-TEST_F(LaunchTest, OneLineForWhatCannotBeStarted) {
+TEST_F(LaunchTest, ProgramThatCannotBeStartedIsAOneLineError) {
   Tool tool(folder_, {"launch", "-n", "2", "--", "./no_such_program", "x"});
   EXPECT_EQ(tool.wait(), 1);
   EXPECT_EQ(errors(), "error: cannot start './no_such_program': No such file or directory\n");

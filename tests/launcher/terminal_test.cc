@@ -24,13 +24,13 @@ using testing::Folder;
 using ::testing::HasSubstr;
 using testing::launch_args;
 
-/// A shell with job control, in little: runs the tool as the foreground job of a new terminal, continues it
-/// when it has been stopped (leaving the file `stopped_0`), and exits with its code.
+/// A minimal shell with job control: runs the tool as the foreground job of a new terminal, continues it
+/// after it was stopped (and writes the file `stopped_0`), and exits with its code.
 [[noreturn]] void shell_main(const std::vector<std::string>& args, const std::string& stopped_file) {
   ::signal(SIGTTOU, SIG_IGN);
   termios modes{};
   ::tcgetattr(0, &modes);
-  modes.c_lflag |= TOSTOP;  // the strictest: background jobs may not even write
+  modes.c_lflag |= TOSTOP;  // strictest mode: background jobs may not write
   modes.c_lflag &= ~static_cast<tcflag_t>(ECHO);
   ::tcsetattr(0, TCSANOW, &modes);
   std::vector<const char*> argv = {TEST_TOOL};
@@ -47,7 +47,7 @@ using testing::launch_args;
   int status = 0;
   while (::waitpid(job, &status, WUNTRACED) == job && WIFSTOPPED(status)) {
     std::ofstream(stopped_file + "~") << job;
-    ::rename((stopped_file + "~").c_str(), stopped_file.c_str());  // whole, for who waits for it
+    ::rename((stopped_file + "~").c_str(), stopped_file.c_str());  // atomically, since the test waits for it
     while (::access((stopped_file + "_go").c_str(), F_OK) != 0) ::usleep(2000);
     ::kill(-job, SIGCONT);
   }
@@ -64,7 +64,7 @@ class TerminalTest : public ::testing::Test {
     if (shell_ == 0) shell_main(args, folder_.path("stopped_0"));
   }
   void type(char key) { ASSERT_EQ(::write(terminal_, &key, 1), 1); }
-  /// Reads the terminal until its last process is gone; the exit code.
+  /// Reads the terminal until its last process has ended. Returns the exit code.
   int finish() {
     char buffer[256];
     for (ssize_t n; (n = ::read(terminal_, buffer, sizeof(buffer))) > 0;)
@@ -74,7 +74,7 @@ class TerminalTest : public ::testing::Test {
     ::close(terminal_);
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
   }
-  Folder folder_;     // what the ranks leave
+  Folder folder_;     // the ranks' files
   Folder temporary_;  // the launcher's TMPDIR
   std::string screen_;
   int terminal_ = -1;

@@ -1,5 +1,5 @@
-// A rank for the launcher's tests: test_rank FOLDER ACTION [ARGS...]. It leaves
-// pid_RANK in FOLDER, then acts.
+// A rank for the launcher's tests: test_rank FOLDER ACTION [ARGS...]. It writes
+// FOLDER/pid_RANK, then runs the action.
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <signal.h>
@@ -45,11 +45,11 @@ void wait_for_all() {
     while (!std::filesystem::exists(str(folder, "/pid_", r))) sleep_ms(2);
 }
 
-[[noreturn]] void sleep_for_ever() {
+[[noreturn]] void sleep_forever() {
   for (;;) ::pause();
 }
 
-void be_stubborn() {
+void ignore_sigterm() {
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) ::signal(signal, SIG_IGN);
 }
 
@@ -66,12 +66,12 @@ int env(const Args&) {
   return 0;
 }
 
-/// fail RANK CODE MESSAGE: reports the message; quiet: only prints it. The others end by force alone.
+/// fail RANK CODE MESSAGE: reports the message; quiet: only prints it. The others ignore SIGTERM.
 int fail(const Args& args, bool quiet) {
-  be_stubborn();
+  ignore_sigterm();
   leave(str("ready_", rank), "");
   wait_for_all();
-  if (rank != std::stoi(args.at(0))) sleep_for_ever();
+  if (rank != std::stoi(args.at(0))) sleep_forever();
   for (int r = 0; r < world_size; ++r)
     while (!std::filesystem::exists(str(folder, "/ready_", r))) sleep_ms(2);
   if (!quiet) tessera::launcher::report_error(args.at(2));
@@ -79,7 +79,7 @@ int fail(const Args& args, bool quiet) {
   return std::stoi(args.at(1));
 }
 
-/// fail_alike CODE MESSAGE: all report the same, one after another, and say so.
+/// fail_alike CODE MESSAGE: all ranks report and print the same error, one after another.
 int fail_alike(const Args& args) {
   wait_for_all();
   sleep_ms(300 * rank);
@@ -88,7 +88,7 @@ int fail_alike(const Args& args) {
   return std::stoi(args.at(0));
 }
 
-/// The rank named first reports its error and is slow to end; the others are quick to complain of it.
+/// The given rank reports its error and ends slowly; the others fail because of it and end quickly.
 int cascade(const Args& args) {
   wait_for_all();
   if (rank == std::stoi(args.at(0))) {
@@ -103,28 +103,28 @@ int cascade(const Args& args) {
 
 int raise_signal(const Args& args) {
   wait_for_all();
-  if (rank != std::stoi(args.at(0))) sleep_for_ever();
+  if (rank != std::stoi(args.at(0))) sleep_forever();
   const rlimit none{0, 0};
   ::setrlimit(RLIMIT_CORE, &none);
   const int signal = std::stoi(args.at(1));
-  ::signal(signal, SIG_DFL);  // sanitizers have a handler of their own
+  ::signal(signal, SIG_DFL);  // sanitizers install their own handlers
   ::raise(signal);
   return 99;
 }
 
 int hang(const Args& args) {
-  if (!args.empty() && args[0] == "stubborn") be_stubborn();
+  if (!args.empty() && args[0] == "stubborn") ignore_sigterm();
   leave(str("ready_", rank), "");
-  sleep_for_ever();
+  sleep_forever();
 }
 
-/// Needs a moment to end cleanly after SIGTERM, as one that saves a checkpoint does.
+/// Ends some time after SIGTERM with 0, as a rank that saves a checkpoint.
 int save(const Args& args) {
   ::signal(SIGTERM, [](int) { terminated = true; });
   leave(str("ready_", rank), "");
   while (!terminated) sleep_ms(5);
   if (args.size() > 1 && args[1] == "crash" && rank == 1) {
-    ::signal(SIGSEGV, SIG_DFL);  // a sanitizer would make an exit of it
+    ::signal(SIGSEGV, SIG_DFL);  // a sanitizer would turn it into an exit
     ::raise(SIGSEGV);
   }
   sleep_ms(std::stoi(args.at(0)));
@@ -141,19 +141,19 @@ int count_interrupts(const Args&) {
   return 130;
 }
 
-/// Starts a child in its own group and one in a session of its own, neither of which ends by itself.
+/// Starts a child in its group and one in a new session. Neither ends by itself.
 int family(const Args& args) {
   for (const bool daemon : {false, true}) {
     if (::fork() != 0) continue;
     if (daemon && (::setsid() < 0 || ::fork() != 0)) ::_exit(0);
-    be_stubborn();
+    ignore_sigterm();
     leave(str(daemon ? "pid_daemon_" : "pid_child_", rank), std::to_string(::getpid()));
-    sleep_for_ever();
+    sleep_forever();
   }
   for (const char* name : {"pid_daemon_", "pid_child_"})
     while (!std::filesystem::exists(str(folder, "/", name, rank))) sleep_ms(2);
   leave(str("ready_", rank), "");
-  if (args.at(0) == "hang") sleep_for_ever();
+  if (args.at(0) == "hang") sleep_forever();
   return std::stoi(args.at(0));
 }
 
@@ -186,7 +186,7 @@ int read_stdin(const Args&) {
   return 0;
 }
 
-/// What a progress bar does with a terminal, then a read, which must fail rather than stop the rank.
+/// Uses the terminal as a progress bar does, then reads from it, which must fail and not stop the rank.
 int use_terminal(const Args&) {
   termios modes{};
   const bool set = ::tcgetattr(1, &modes) == 0 && ::tcsetattr(1, TCSANOW, &modes) == 0;

@@ -1,4 +1,4 @@
-// Drives the launcher as a process of its own, with a folder for what its ranks leave.
+// Runs the launcher as a separate process, with a folder for its ranks' files.
 #pragma once
 
 #include <sys/types.h>
@@ -28,7 +28,7 @@ class Folder {
   TemporaryFolder folder_{"launcher_test"};
 };
 
-/// True once none of these processes runs (zombies don't), within `seconds`.
+/// Whether none of these processes runs (zombies do not count) within `seconds`.
 bool all_gone(const std::vector<pid_t>& pids, double seconds);
 
 /// A running launcher_test_tool; its stdout and stderr go to `folder`'s tool.out and tool.err. Killed if
@@ -41,7 +41,7 @@ class Tool {
   Tool& operator=(const Tool&) = delete;
   ~Tool();
   void signal(int signal) const;
-  /// Waits for the end: the exit code, 1000 + signal, or -1 after `seconds`.
+  /// Waits for the end. Returns the exit code, 1000 + signal, or -1 after `seconds`.
   int wait(double seconds = 30);
 
  private:

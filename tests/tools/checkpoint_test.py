@@ -55,7 +55,7 @@ class CheckpointTest(ToolTest):
         self.train(self.run_config("whole", 24, **changes), ranks)
         self.train(self.run_config("parts", 20, **changes), ranks)
         outcome = self.train(self.run_config("parts", 24, **changes), ranks, "--resume")
-        self.assertIn("going on after step 20, from parts/checkpoints/global_step20", outcome.out)
+        self.assertIn("resuming after step 20, from parts/checkpoints/global_step20", outcome.out)
         self.assertEqual(self.losses("whole"), self.losses("parts"))
         self.assertEqual(len(self.losses("parts")), 24)
         self.assertEqual(self.consolidated("whole", "global_step24"), self.consolidated("parts", "global_step24"))
@@ -80,7 +80,7 @@ class CheckpointTest(ToolTest):
     def test_another_number_of_ranks_and_stage_goes_on(self):
         self.train(self.run_config("run", 20, zero_optimization={"stage": 3}), 3)
         outcome = self.train(self.run_config("run", 24, zero_optimization={"stage": 1}), 2, "--resume")
-        self.assertIn("going on after step 20", outcome.out)
+        self.assertIn("resuming after step 20", outcome.out)
         self.assertEqual(len(self.losses("run")), 24)
 
     def test_nothing_to_resume(self):
@@ -97,9 +97,9 @@ class CheckpointTest(ToolTest):
         self.train(config, 2)
         before = self.files_of("run")
         outcome = self.train(config, 2, "--resume")
-        self.assertIn("\nfinished before, after 20 steps (1.25 epochs); to train on, raise ", outcome.out)
+        self.assertIn("\nalready finished after 20 steps (1.25 epochs); to continue training, raise ", outcome.out)
         self.assertRegex(outcome.out, r"\nmodel    run/model.safetensors \(loss \d\.\d+ at step \d+\)\n")
-        self.assertNotIn("training ", outcome.out.split("going on")[1])
+        self.assertNotIn("training ", outcome.out.split("resuming after")[1])
         self.assertEqual(self.files_of("run"), before)
         (self.folder / "run" / "model.safetensors").unlink()
         self.train(config, 2, "--resume")
@@ -274,7 +274,7 @@ class CheckpointTest(ToolTest):
         for tag in ("global_step10", "run/checkpoints/global_step10"):
             with self.subTest(tag):
                 outcome = self.train(config, 2, "--resume", tag)
-                self.assertIn("going on after step 10, from run/checkpoints/global_step10", outcome.out)
+                self.assertIn("resuming after step 10, from run/checkpoints/global_step10", outcome.out)
                 self.assertEqual(self.losses("run"), whole)
                 self.assertEqual(self.results("run")["eval_loss"], results["eval_loss"])
         self.assertIn("has no checkpoint global_step7; it has global_step10, ", self.fails(config, "--nproc", 2, "--resume", "global_step7"))
@@ -282,7 +282,7 @@ class CheckpointTest(ToolTest):
         self.assertIn("expected one of this run's, in run/checkpoints", self.fails(config, "--resume", "other/checkpoints/global_step10"))
         outcome = self.run_tool("train", "--resume", config, "--nproc", 2)  # the word after it is CONFIG
         self.assert_succeeded(outcome)
-        self.assertIn("finished before", outcome.out)
+        self.assertIn("already finished", outcome.out)
         shutil.rmtree(self.folder / "run/checkpoints/global_step30")
         self.train(config, 2, "--resume=global_step20")
         self.assertEqual(self.losses("run"), whole)
@@ -321,7 +321,7 @@ class CheckpointTest(ToolTest):
         (self.folder / "run").mkdir()
         (self.folder / "run" / "checkpoints").write_text("in the way")
         outcome = self.run_tool("train", config, "--nproc", 2)
-        self.assertIn("no checkpoint at step 10, training goes on and tries again at each save: ", outcome.err)
+        self.assertIn("no checkpoint at step 10, training continues and the next save is tried again: ", outcome.err)
         self.assertEqual(len(self.losses("run")), 20)
         self.assertEqual(outcome.code, 1, outcome)  # the last one fails
         self.assertIn("run/checkpoints", outcome.err)

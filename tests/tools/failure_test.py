@@ -67,11 +67,11 @@ class FailureTest(ToolTest):
         self.assertLess(outcome.seconds, 5)
         self.assertEqual(outcome.code, 0, outcome)
         self.assertNotIn("error:", outcome.err)
-        self.assertRegex(outcome.out, r"stopped  saved in run/checkpoints/global_step\d+\n +go on with: .*--resume")
+        self.assertRegex(outcome.out, r"stopped  saved in run/checkpoints/global_step\d+\n +resume with: .*--resume")
         last_step = self.lines_of_metrics()[-1]["step"]
         resumed = self.run_tool("train", self.name, "--nproc", 2, "--resume", "--set", f"trainer.max_steps={last_step + 20}")
         self.assertEqual(resumed.code, 0, resumed)
-        self.assertIn("going on after step ", resumed.out)
+        self.assertIn("resuming after step ", resumed.out)
         steps = [record["step"] for record in self.lines_of_metrics() if "loss" in record]
         self.assertEqual(steps, list(range(1, last_step + 21)))
         (self.folder / "run" / "all_results.json").unlink()
@@ -190,7 +190,7 @@ class FailureTest(ToolTest):
         lines = [line for line in outcome.err.splitlines() if "No space left on device" in line]
         self.assertEqual([line.split(": ")[0] for line in lines], ["warning", "error"], outcome)
         for line in lines:
-            safe = re.search(r"; (run/checkpoints/global_step\d+) is whole: the same command and --resume go on from it$", line)
+            safe = re.search(r"; (run/checkpoints/global_step\d+) is complete: the same command and --resume continue from it$", line)
             self.assertTrue(safe, outcome)
         self.assertIn(f"from {safe[1]}\n", resumed)
         for log in self.tmp.glob("tessera_*"):

@@ -1,5 +1,5 @@
-// A task small enough for tests: points around four centres in the plane, told apart by a tiny
-// network with batch norm (so with buffers).
+// BlobsTask: a small task for tests. Classifies points around four centres in the plane by a tiny
+// network with batch norm (which has buffers).
 #pragma once
 
 #include <ATen/ATen.h>
@@ -53,14 +53,14 @@ struct BlobsOptions {
   int64_t test_size = 0;
   double nan_from_step =
       std::numeric_limits<double>::infinity();  ///< the loss is NaN from this micro-step on
-  int64_t greedy_from_step = std::numeric_limits<int64_t>::max();  ///< from this micro-step on the loss wants
-                                                                   ///< more memory than there is
-  double test_delay_s = 0;                                         ///< that test_batch() takes
+  int64_t greedy_from_step = std::numeric_limits<int64_t>::max();  ///< from this micro-step on the loss
+                                                                   ///< allocates too much memory
+  double test_delay_s = 0;                                         ///< duration of test_batch()
   std::string test_error = {};  ///< what test_batch() throws for record 3, which is none of those compared at
                                 ///< the start; empty: nothing
   bool norm = true;  ///< without batch norm a sample's gradient does not depend on the others of its batch
-  double noise = 0;  ///< of training points, drawn anew each time
-  int64_t broken_record = -1;  ///< of the training set: cannot be read
+  double noise = 0;  ///< of training points, different at each use
+  int64_t broken_record = -1;  ///< training sample that cannot be read
   std::function<void(at::Tensor& x, at::Tensor& y)> change_training = {}, change_evaluation = {},
                                                     change_test = {};  ///< of the sets
   std::string samples_error =
@@ -152,11 +152,11 @@ class BlobsTask final : public Task {
   const std::vector<int64_t>& seen() const { return seen_; }  ///< training samples of this rank, in order
   at::Tensor seen_points() const {
     return seen_points_.empty() ? at::empty({0, 2}) : at::cat(seen_points_);
-  }  ///< these samples as they were given, (N, 2)
+  }  ///< these samples after augmentation, (N, 2)
   int64_t num_evaluated_rows() const { return num_evaluated_rows_; }
   TypedEngine<BlobsMlpImpl>& engine() { return *engine_; }
 
-  // The values depend on the seed alone; torch's own generator is one for all ranks when these are threads.
+  // The values depend on the seed only. Ranks that are threads would share torch's generator.
   static void fill(torch::nn::Module& model, uint64_t seed) {
     const at::NoGradGuard no_grad;
     for (auto& item : model.named_parameters()) {
@@ -171,7 +171,7 @@ class BlobsTask final : public Task {
   }
 
  private:
-  // Points and their classes, for the same reason without torch's generator.
+  // Points and their classes, without torch's generator for the same reason.
   static std::pair<at::Tensor, at::Tensor> points(int64_t count, uint64_t seed) {
     const std::vector<int64_t> noise = shuffled_indices(2 * count, seed, 0);
     at::Tensor x = at::empty({count, 2});

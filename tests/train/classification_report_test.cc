@@ -1,4 +1,4 @@
-// Scores of classes and how they are printed. scikit_learn_test.py compares them with the library.
+// Classification reports and their format. scikit_learn_test.py compares them with scikit-learn.
 #include "train/classification_report.h"
 
 #include <ATen/ATen.h>
@@ -20,7 +20,7 @@ TEST(ClassificationReport, FollowsItsDefinitions) {
   EXPECT_DOUBLE_EQ(report.classes[1].recall, 0.875);
   EXPECT_DOUBLE_EQ(report.accuracy, 43.0 / 50);
   EXPECT_DOUBLE_EQ(report.macro.recall, (0.8 + 0.875) / 2);
-  EXPECT_DOUBLE_EQ(report.weighted.recall, report.accuracy) << "always so";
+  EXPECT_DOUBLE_EQ(report.weighted.recall, report.accuracy) << "equal by definition";
   EXPECT_EQ(report.macro.support, 50);
 }
 

@@ -1,5 +1,5 @@
-// What scikit_learn_test.py asks: {"logits": [[…]], "target": […], "names": […], "digits": 4}
-// from stdin, and to stdout {"text": …, "classes": [[precision, recall, f1, support], …],
+// For scikit_learn_test.py. Reads {"logits": [[…]], "target": […], "names": […], "digits": 4}
+// from stdin and writes {"text": …, "classes": [[precision, recall, f1, support], …],
 // "accuracy": …, "macro": […], "weighted": […]}.
 #include <ATen/ATen.h>
 
@@ -27,7 +27,7 @@ int main() {
   std::vector<float> logits;
   for (const json& row : request.at("logits"))
     for (const json& value : row) logits.push_back(value.get<float>());
-  // In parts, as batches and ranks give them.
+  // As a sum of parts, as over batches and ranks.
   at::Tensor total;
   const at::Tensor rows = at::tensor(logits, at::kFloat).view({target.size(0), -1});
   for (const auto& [some_rows, some_targets] : {std::pair(rows.slice(0, 0, 7), target.slice(0, 0, 7)),

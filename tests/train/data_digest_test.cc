@@ -18,7 +18,7 @@ using testing::Not;
 
 const BlobsOptions kSets{.train_size = 100, .eval_size = 7, .test_size = 40, .noise = 0.1};
 
-/// What every rank of three hears, when rank `strange`'s task is another one.
+/// The error of each of three ranks if the task of rank `strange` differs.
 template <class E>
 std::vector<std::string> errors(const BlobsOptions& theirs, int strange) {
   std::vector<std::string> heard(3);
@@ -62,7 +62,7 @@ TEST(DataDigest, SizesContentsAndOrderCount) {
     options = kSets;
     options.change_test = change;
     EXPECT_THAT(errors<ConfigError>(options, 0), Each(HasSubstr("the test set of rank 1")))
-        << "rank 0 is what others are compared with";
+        << "the other ranks are compared with rank 0";
   }
 }
 
@@ -79,7 +79,7 @@ TEST(DataDigest, ChangesOfARunsDataAreDescribed) {
     const DataDigest before = check_same_data(BlobsTask(kSets), *comm);
     EXPECT_EQ(describe_change(before, before), "");
     EXPECT_EQ(digest_from_json(to_json(before)), before);
-    EXPECT_EQ(describe_change({}, before), "") << "nothing is known of a checkpoint of before";
+    EXPECT_EQ(describe_change({}, before), "") << "older checkpoints have no digest";
     BlobsOptions options = kSets;
     options.eval_size = 9;
     options.change_test = relabel;

@@ -26,7 +26,7 @@ Batch batch_of(int64_t number) {
   return batch;
 }
 
-/// Batches 0 .. count-1; later ones are often made sooner.
+/// Batches 0 .. count-1; later ones are often finished earlier.
 DataLoader::Plan numbered(int64_t count) {
   return [count, next = int64_t{0}]() mutable -> DataLoader::Make {
     if (next == count) return {};
@@ -49,7 +49,7 @@ TEST(DataLoader, KeepsTheOrderWithAnyNumberOfWorkers) {
         EXPECT_FALSE(batch->mask.defined());
       }
       EXPECT_FALSE(loader.next());
-      EXPECT_FALSE(loader.next()) << "the end stays the end";
+      EXPECT_FALSE(loader.next()) << "again at the end";
     }
   }
 }
@@ -65,7 +65,7 @@ TEST(DataLoader, MakesAsManyAheadAsAllowedAndOnOtherThreads) {
       return batch_of(number);
     };
   });
-  EXPECT_EQ(num_planned, 0) << "nothing before it is asked for";
+  EXPECT_EQ(num_planned, 0) << "nothing before the first next()";
   for (int64_t i = 0; i < 20; ++i) {
     loader.next();
     EXPECT_EQ(num_planned, i + 1 + 2 * 3);
@@ -89,7 +89,7 @@ TEST(DataLoader, AnErrorComesAtTheBatchItBelongsTo) {
       }
       try {
         loader.next();
-        ADD_FAILURE() << "batch " << i << " was handed over";
+        ADD_FAILURE() << "batch " << i << " was returned";
       } catch (const DataError& error) {
         EXPECT_EQ(error.what(), "image " + std::to_string(i) + " cannot be read");
       }
@@ -115,7 +115,7 @@ TEST(DataLoader, EndsInMidFlight) {
         });
         for (int64_t i = 0; i < num_taken; ++i) loader.next();
       }
-      EXPECT_EQ(num_making, 0) << "nothing goes on behind its end";
+      EXPECT_EQ(num_making, 0) << "no batch is made after the destructor";
       EXPECT_GE(num_made, num_taken);
       EXPECT_EQ(num_planned, num_taken == 0 ? 0 : num_taken + 4 * num_workers);
       EXPECT_LE(num_made, num_planned);
@@ -143,7 +143,7 @@ TEST(DataLoader, AWorkerUsesOneThreadAndTheOthersKeepTheirs) {
   EXPECT_EQ(at::get_num_threads(), 3);
   int in_another = 0;
   std::thread([&] { in_another = at::get_num_threads(); }).join();
-  EXPECT_EQ(in_another, 3) << "a thread that begins later";
+  EXPECT_EQ(in_another, 3) << "in a thread started later";
   at::set_num_threads(before);
 }
 
@@ -168,7 +168,7 @@ TEST(DataLoader, TheMeterOfItsThreadCountsWhatWorkersAllocate) {
         EXPECT_EQ(meter.now()[MemoryUse::kActivations], 0);
       }
     }
-    EXPECT_LT(meter.now().total(), kBytes) << "all given back";
+    EXPECT_LT(meter.now().total(), kBytes) << "all freed";
     EXPECT_LT(meter.peak().total(), (num_workers * 2 + 2) * kBytes);
   }
 }

@@ -1,5 +1,5 @@
-// What a run says at its end is of the model it leaves; which metric chooses
-// that model; numbers that are not finite.
+// The final results are those of the exported model; the metric that chooses
+// it; numbers that are not finite.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -9,13 +9,13 @@
 namespace tessera::train {
 namespace {
 
-using testing::AllOf;
-using testing::HasSubstr;
-using testing::Not;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
 
 class FinalResultsTest : public TrainerTest {
  protected:
-  /// On the way, of the exported model alone, by nothing that the run has kept.
+  /// The evaluation of the exported model, loaded by another engine.
   Evaluation evaluate_export(const json& config, const BlobsOptions& options) const {
     Evaluation evaluation;
     comm::run_threads(1, {}, [&](comm::CommunicatorPtr comm) {
@@ -38,9 +38,8 @@ TEST_F(FinalResultsTest, AreOfTheExportedModelWhereTheBestIsNotTheLast) {
   json config = base_config();
   config["trainer"]["best_is"] = "greatest";  // of the losses: the first evaluation's weights
   config["checkpoint"] = {{"keep_last", 1}, {"fsync", false}};
-  for (const auto& [world_size, test_size] :
-       {std::pair{2, 0}, {1, 67}}) {  // without and with a test set besides
-    SCOPED_TRACE(testing::Message() << world_size << " ranks, test set of " << test_size);
+  for (const auto& [world_size, test_size] : {std::pair{2, 0}, {1, 67}}) {  // without and with a test set
+    SCOPED_TRACE(::testing::Message() << world_size << " ranks, test set of " << test_size);
     fs::remove_all(folder_);
     BlobsOptions options;
     options.test_size = test_size;
@@ -49,7 +48,7 @@ TEST_F(FinalResultsTest, AreOfTheExportedModelWhereTheBestIsNotTheLast) {
     double last = 0;
     for (const json& record : json_lines(folder_ / "metrics.jsonl"))
       if (record.contains("eval_loss")) last = record.at("eval_loss");
-    ASSERT_GT(exported, 1.2 * last) << "the first epoch's weights are the worse ones";
+    ASSERT_GT(exported, 1.2 * last) << "the first epoch's weights are worse";
 
     const json results = json::parse(read_text(folder_ / "all_results.json"));
     EXPECT_NEAR(results.at("eval_loss").get<double>(), exported, 1e-6);
@@ -62,7 +61,7 @@ TEST_F(FinalResultsTest, AreOfTheExportedModelWhereTheBestIsNotTheLast) {
       EXPECT_THAT(summary, HasSubstr("model.safetensors (loss "));
     }
 
-    // Killed before the results were written: another process measures the same.
+    // As if killed before the results were written: another process gets the same results.
     fs::remove(folder_ / "all_results.json");
     train(config, world_size, options, false, {.resume = true, .init = {}, .stop = {}});
     EXPECT_NEAR(json::parse(read_text(folder_ / "all_results.json")).at("eval_loss").get<double>(), exported,
@@ -81,7 +80,7 @@ TEST_F(FinalResultsTest, AreOfTheLastWeightsWhereTheseAreExported) {
   EXPECT_NEAR(results.at("eval_loss").get<double>(), evaluate_export(config, {}).find("loss").value(), 1e-6);
 }
 
-// Hugging Face's own values.
+// The values of Hugging Face's Trainer.
 TEST_F(FinalResultsTest, AMetricMayHaveTheEvaluationsPrefix) {
   for (const auto& [name, plain] : std::vector<std::pair<std::string, std::string>>{
            {"eval_accuracy", "accuracy"}, {"eval_loss", "loss"}}) {
@@ -127,7 +126,7 @@ TEST_F(FinalResultsTest, AnEvaluationThatIsNoNumberIsWarnedOf) {
   EXPECT_THAT(at_the_end.log, AllOf(HasSubstr("the test loss is nan"), Not(HasSubstr("the eval loss"))));
 }
 
-// 1,000 steps between reports: which step it was is found out all the same.
+// 1,000 steps between reports: the warning still names the step.
 TEST_F(FinalResultsTest, ATrainingLossThatIsNotFiniteNamesTheSamples) {
   constexpr int64_t kBad = 123;
   const auto spoil = [](at::Tensor& x, at::Tensor&) { x[kBad][1] = std::numeric_limits<float>::infinity(); };

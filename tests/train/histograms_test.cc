@@ -1,4 +1,4 @@
-// Histograms that ranks count shard by shard are those of the whole tensors.
+// Histograms counted shard by shard equal those of the whole tensors.
 #include "train/histograms.h"
 
 #include <gmock/gmock.h>

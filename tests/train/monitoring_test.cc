@@ -1,4 +1,4 @@
-// What a training run tells its monitors: under which names, and how it came to its end.
+// What a training run sends to its monitors: names, values, and its final status.
 #include "train/monitoring.h"
 
 #include <gmock/gmock.h>
@@ -63,7 +63,7 @@ class MonitoredRunTest : public testing::Test {
         BlobsTask task(options);
         Trainer(parse_run_config(config.dump(), "blobs.json", world_size), task, comm, {}, {}, start).run();
       });
-    } catch (const Error&) {  // of a run that is to fail
+    } catch (const Error&) {  // the run is meant to fail
     }
     std::vector<json> lines;
     std::ifstream file(folder_ / "jsonl_monitor" / "events.jsonl");
@@ -106,7 +106,7 @@ TEST_F(MonitoredRunTest, EverythingInMetricsAndTheConfigurationAndTheResults) {
   EXPECT_EQ(lines.at(7).at("status"), "FINISHED");
 }
 
-// The results stand for a run that came to its end. Without them --resume has just the test to do.
+// Results exist only for a finished run. Without them --resume only runs the final test.
 TEST_F(MonitoredRunTest, AFailedTestIsDoneAgainByAResumedRun) {
   EXPECT_EQ(
       train(config(), {.test_size = 67, .test_error = "test.csv:3: damaged"}, {}, 1).back().at("status"),
@@ -138,7 +138,7 @@ TEST_F(MonitoredRunTest, AnInterruptedRunIsKilledAndGoesOn) {
   EXPECT_THAT(steps, ElementsAre(2, 4, 6));
   const size_t num_lines = lines.size();
   EXPECT_EQ(train(config(), {}, start, 1).size(), num_lines)
-      << "a finished run that is resumed has nothing to tell";
+      << "a finished run that is resumed sends nothing";
 }
 
 TEST_F(MonitoredRunTest, ARunThatAnErrorEndsHasFailed) {

@@ -9,9 +9,9 @@
 namespace tessera::train {
 namespace {
 
-using testing::AllOf;
-using testing::HasSubstr;
-using testing::Not;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
 
 class OutputFolderTest : public TrainerTest {
  protected:
@@ -28,7 +28,7 @@ class OutputFolderTest : public TrainerTest {
     EXPECT_EQ(train(config, world_size, {}, false, start).summary.num_steps, 30);
   }
 
-  /// A second run in the folder, with a log and an output of its own.
+  /// A second run in the folder, with its own log and output.
   std::string second(bool resume, bool overwrite) const {
     json config = base_config();
     config["trainer"]["overwrite_output_dir"] = overwrite;
@@ -60,8 +60,8 @@ TEST_F(OutputFolderTest, ASecondRunIsRefusedWhileTheFirstOneLives) {
                                                      HasSubstr(host), Not(HasSubstr("\n"))));
     EXPECT_EQ(read_text(folder_ / "metrics.jsonl"), metrics);
     EXPECT_EQ(read_text(folder_ / "config.json"), config);
-    EXPECT_TRUE(fs::exists(folder_ / "checkpoints" / "latest")) << "nothing was put aside";
-    open_run(folder_, 1);  // looking at it is allowed
+    EXPECT_TRUE(fs::exists(folder_ / "checkpoints" / "latest")) << "nothing was moved";
+    open_run(folder_, 1);  // reading is allowed
   });
   EXPECT_EQ(second(true, false), "") << "the first one has ended";
   EXPECT_EQ(second(false, false), "");

@@ -17,8 +17,8 @@ int columns(const std::string& text) {
   return count;
 }
 
-// What a terminal shows after the bytes: one string a row. Knows \r, \n, and of
-// control sequences those of [Note: two bars].
+// What a terminal shows after these bytes: one string per row. Supports \r, \n and the
+// control sequences of [Note: two bars].
 std::vector<std::string> screen(const std::string& bytes) {
   std::vector<std::vector<std::string>> rows(1);
   size_t row = 0, column = 0;
@@ -285,13 +285,13 @@ TEST(PrintLine, IsTheLineAndNoBar) {
   FakeTerminal terminal;
   print_line(terminal.display(), "a line");
   EXPECT_EQ(terminal.out.str(), "a line\n");
-  print_line(Display{}, "nobody hears this");
+  print_line(Display{}, "not shown");
 }
 
 TEST(ProgressBar, SilentDisplayWritesNowhere) {
   ProgressBar bar(Display{}, {.total = 4}, /*keep=*/true);
   bar.update(4);
-  bar.print("nobody hears this");
+  bar.print("not shown");
   bar.close();
 }
 

@@ -91,15 +91,15 @@ TEST(Report, OneIsNotMany) {
       << format_summary(one);
   EXPECT_NE(format_line(*one.evaluation, 1).find("| 1 sample in "), std::string::npos);
   one.was_finished = true;
-  EXPECT_NE(format_summary(one).find("finished before, after 1 step (1 epoch); "), std::string::npos);
+  EXPECT_NE(format_summary(one).find("already finished after 1 step (1 epoch); "), std::string::npos);
   one.num_epochs = 0.5;
   EXPECT_NE(format_summary(one).find("1 step (0.5 epochs)"), std::string::npos);
 }
 
-// Numbers and pictures go to TensorBoard under the same word.
+// Scalars and images have the same prefix in TensorBoard.
 TEST(Report, ASetHasOneName) {
   Evaluation evaluation = *summary().evaluation;
-  for (const EvaluationSet of : {EvaluationSet::kOnTheWay, EvaluationSet::kTest}) {
+  for (const EvaluationSet of : {EvaluationSet::kEval, EvaluationSet::kTest}) {
     evaluation.of = of;
     const std::string name = of == EvaluationSet::kTest ? "test" : "eval";
     EXPECT_NE(format_line(evaluation, 1).find("| " + name + " accuracy "), std::string::npos);

@@ -1,4 +1,4 @@
-// Which checkpoint is the best one, and stays it, whatever goes wrong with others.
+// The best checkpoint, and that it stays the best when other saves fail.
 #include "train/run_checkpoints.h"
 
 #include <cmath>
@@ -14,7 +14,7 @@ using testing::HasSubstr;
 class RunCheckpointsTest : public TrainerTest {
  protected:
   fs::path checkpoints() const { return folder_ / "checkpoints"; }
-  /// While they are hidden, no save succeeds.
+  /// While the checkpoints are hidden every save fails.
   void hide() const {
     fs::rename(checkpoints(), folder_ / "aside");
     std::ofstream(checkpoints()) << "in the way";
@@ -26,8 +26,8 @@ class RunCheckpointsTest : public TrainerTest {
   static Evaluation with_loss(double loss) { return {.num_samples = 1, .metrics = {{"loss", loss}}}; }
 };
 
-// The older best one is what later evaluations are compared with, what cleaning
-// up leaves alone, and what is exported.
+// Later evaluations are compared with the older best one, cleaning up keeps it,
+// and it is exported.
 TEST_F(RunCheckpointsTest, ASaveOfANewBestThatFailsLeavesTheOlderOneTheBest) {
   for (const bool async : {false, true}) {
     SCOPED_TRACE(async ? "async" : "sync");
@@ -64,10 +64,10 @@ TEST_F(RunCheckpointsTest, ASaveOfANewBestThatFailsLeavesTheOlderOneTheBest) {
       show();
 
       const Position third = step();
-      EXPECT_FALSE(run.is_best(with_loss(0.6), 3)) << "0.5 is known still";
+      EXPECT_FALSE(run.is_best(with_loss(0.6), 3)) << "0.5 is still the best";
       ASSERT_TRUE(run.best());
       EXPECT_EQ(*run.best(), (Best{0.5, 1, "global_step1"}));
-      EXPECT_TRUE(saved(third));  // of which only the last one and the best are kept
+      EXPECT_TRUE(saved(third));  // only the last one and the best are kept
       const Position fourth = step();
       EXPECT_TRUE(run.save(fourth, /*must_succeed=*/true));
       run.finish();
@@ -81,7 +81,7 @@ TEST_F(RunCheckpointsTest, ASaveOfANewBestThatFailsLeavesTheOlderOneTheBest) {
       EXPECT_TRUE(at::equal(exported.full_parameter("second.weight"), best_weights));
 
       step();
-      EXPECT_TRUE(run.is_best(with_loss(0.45), 5)) << "which the lost one would have beaten";
+      EXPECT_TRUE(run.is_best(with_loss(0.45), 5)) << "the lost one was better";
     });
   }
 }

@@ -30,10 +30,10 @@ TEST_F(RunDirectoryTest, WritesWholeFilesAndLines) {
   directory.append_metrics({{"step", 2}, {"loss", std::nan("")}});
   EXPECT_EQ(read_text(root_ / "a/b/config.json"), "{}\n");
   EXPECT_EQ(read_text(root_ / "a/b/metrics.jsonl"), "{\"step\":1}\n{\"step\":2,\"loss\":null}\n")
-      << "readable while the run goes on";
+      << "readable during the run";
   size_t num_files = 0;
   for ([[maybe_unused]] const auto& entry : fs::directory_iterator(root_ / "a/b")) ++num_files;
-  EXPECT_EQ(num_files, 3u) << "with .lock; no temporary files stay";
+  EXPECT_EQ(num_files, 3u) << "with .lock; no temporary files are left";
 }
 
 TEST_F(RunDirectoryTest, EarlierResultsAreNotTakenForThisRuns) {
@@ -41,14 +41,14 @@ TEST_F(RunDirectoryTest, EarlierResultsAreNotTakenForThisRuns) {
     RunDirectory earlier(root_);
     earlier.begin();
     for (int step : {1, 2, 3}) earlier.append_metrics({{"step", step}});
-    earlier.append_metrics({{"step", "three"}});  // nobody's
+    earlier.append_metrics({{"step", "three"}});  // not a valid record
     earlier.write("all_results.json", "{}");
   }
   RunDirectory directory(root_);
   EXPECT_TRUE(fs::exists(root_ / kResultsName)) << "opening it changes nothing yet";
   EXPECT_EQ(read_text(root_ / "metrics.jsonl"),
             "{\"step\":1}\n{\"step\":2}\n{\"step\":3}\n{\"step\":\"three\"}\n");
-  directory.go_on(2);
+  directory.resume(2);
   EXPECT_FALSE(fs::exists(root_ / kResultsName));
   EXPECT_EQ(read_text(root_ / "metrics.jsonl"), "{\"step\":1}\n{\"step\":2}\n");
   directory.begin();

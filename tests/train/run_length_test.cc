@@ -18,7 +18,7 @@ TrainerConfig epochs(int64_t count) {
   return trainer;
 }
 
-// 50 samples in batches of 12: 4 steps an epoch, or 5 with the rest.
+// 50 samples in batches of 12: 4 steps per epoch, or 5 with the last 2 samples.
 TrainSampler sampler(bool drop_last, int64_t batch = 12) {
   return TrainSampler(50, {.micro_batch = batch}, 1, {.drop_last = drop_last});
 }
@@ -48,11 +48,11 @@ TEST(RunLength, OfEpochsOrOfSteps) {
 
 TEST(RunLength, AnotherBatchSizeLeavesOtherSteps) {
   const Position begun = after_six_steps();
-  EXPECT_EQ(total_steps(epochs(3), sampler(true), begun), 6 + 2 + 4) << "as it would have been";
+  EXPECT_EQ(total_steps(epochs(3), sampler(true), begun), 6 + 2 + 4) << "as without the interruption";
   EXPECT_EQ(total_steps(epochs(3), sampler(true, 5), begun), 6 + 5 + 10);
   EXPECT_EQ(total_steps(epochs(3), sampler(false, 20), begun), 6 + 2 + 3);
   EXPECT_EQ(total_steps(epochs(2), sampler(true, 5), begun), 6 + 5);
-  EXPECT_EQ(total_steps(epochs(1), sampler(true, 5), begun), 6) << "of fewer epochs there is nothing left";
+  EXPECT_EQ(total_steps(epochs(1), sampler(true, 5), begun), 6) << "fewer epochs are done already";
 }
 
 TEST(RunLength, MoreThanCanBeCounted) {

@@ -1,4 +1,4 @@
-// Ranks whose configurations differ: refused at the start, on all ranks in the same words.
+// Ranks with different configurations fail at the start, all with the same message.
 #include <nlohmann/json.hpp>
 
 #include "tests/train/trainer_testing.h"
@@ -13,7 +13,7 @@ using ::testing::Not;
 
 class SameConfigTest : public TrainerTest {
  protected:
-  /// What each of two ranks hears that train with these; "" from one that comes to its end.
+  /// The error of each of two ranks that train with these; "" for a rank that finishes.
   std::vector<std::string> errors(const std::vector<json>& configs, const std::vector<TrainerStart>& starts =
                                                                         std::vector<TrainerStart>(2)) const {
     std::vector<std::string> heard(2);
@@ -63,7 +63,7 @@ TEST_F(SameConfigTest, AKeyThatDiffersIsNamedWithBothValues) {
     EXPECT_THAT(errors({with(one.pointer, one.on_rank_0), with(one.pointer, one.on_rank_1)}),
                 Each(AllOf(HasSubstr(one.words), HasSubstr("the same on all ranks"), Not(HasSubstr("\n")))))
         << one.pointer;
-    EXPECT_FALSE(fs::exists(folder_)) << one.pointer << ": nothing has begun";
+    EXPECT_FALSE(fs::exists(folder_)) << one.pointer << ": nothing was written";
   }
 }
 
@@ -84,8 +84,8 @@ TEST_F(SameConfigTest, HowARunBeginsMustAgreeToo) {
               Each(HasSubstr("--init is false on rank 0, but true on rank 1")));
 }
 
-// A rank's threads and where its host has the data are its own matter: what is
-// in the data is compared by itself.
+// Thread counts and paths of the data may differ between ranks: the contents of
+// the data are compared separately.
 TEST_F(SameConfigTest, WhatIsOneRanksOwnMayDiffer) {
   for (const auto& [pointer, value] :
        std::vector<std::pair<std::string, json>>{{"/trainer/num_threads", 1},

@@ -46,7 +46,7 @@ TEST(ShuffledIndices, ArePermutationsThatDependOnSeedAndEpochOnly) {
   EXPECT_EQ(*std::max_element(order.begin(), order.end()), 999);
 }
 
-// The order is part of what makes a run reproducible: it may never change with a compiler or a library.
+// Runs are reproducible only if the order never changes with the compiler or the library.
 TEST(ShuffledIndices, AreTheSameEverywhereAndForever) {
   EXPECT_THAT(shuffled_indices(10, 42, 0), ElementsAre(2, 0, 4, 7, 8, 3, 5, 1, 9, 6));
   EXPECT_THAT(shuffled_indices(10, 42, 1), ElementsAre(2, 8, 7, 3, 6, 4, 0, 9, 5, 1));
@@ -101,8 +101,8 @@ TEST(TrainSampler, RefusesFewerSamplesThanOneBatch) {
   }
 }
 
-// Weighted means of slices are the mean of the step; each sample once, in the
-// order of the epoch, also from within it.
+// The mean of the weighted slices is the mean of the step; each sample is used once,
+// in the order of the epoch, also when starting within it.
 TEST(TrainSampler, TheRestOfAnEpochIsAStepOfItsOwn) {
   for (int64_t num_samples : {1, 2, 5, 12, 23, 24, 25, 29, 100}) {
     for (BatchShape shape :
@@ -143,8 +143,8 @@ TEST(TrainSampler, TheRestOfAnEpochIsAStepOfItsOwn) {
   EXPECT_THROW(TrainSampler(0, {3, 2, 2, 0}, 7, {.drop_last = false}), ConfigError);
 }
 
-// Rank 0's buffers are everybody's: its batch norm must not see a sample that does
-// not count, as long as there are some.
+// Rank 0's buffers are broadcast: its batch norm must not see a sample with weight 0
+// while there are others.
 TEST(TrainSampler, WithoutEnoughSamplesTheLastSlicesAreEmpty) {
   for (const int64_t rest : {1, 2, 3, 5}) {
     std::vector<int64_t> counts;
@@ -171,8 +171,8 @@ TEST(TrainSampler, WithoutShuffleEveryEpochIsTheOrderOfTheSet) {
   }
 }
 
-// However a step is cut, the weighted mean of its slices' means is the mean over all that counts in it; a
-// slice without anything has no weight.
+// For any division of a step, the mean of its weighted slices is the weighted mean of its samples; an empty
+// slice has weight 0.
 TEST(TrainSampler, SlicesAreWeightedByWhatCountsInThem) {
   std::vector<float> weights, losses;
   for (int i = 0; i < 31; ++i)
@@ -212,7 +212,7 @@ TEST(TrainSampler, SlicesAreWeightedByWhatCountsInThem) {
   const auto none = std::make_shared<const std::vector<float>>(12, 0.0f);
   TrainSampler sampler(12, {12, 1, 1, 0}, 7, {.weights = none});
   sampler.set_epoch(0);
-  EXPECT_EQ(sampler.slice(0, 0).weight, 0) << "nothing in the step counts";
+  EXPECT_EQ(sampler.slice(0, 0).weight, 0) << "all weights in the step are 0";
 }
 
 TEST(AugmentationSeed, IsAnotherForEveryMicroStepOfEveryRank) {
@@ -231,7 +231,7 @@ TEST(Parts, AreTheSameEverywhereAndHoldEverySampleOnce) {
   EXPECT_EQ(parts.test.size(), 1u);
   EXPECT_EQ(parts.validation.size(), 3u);
   EXPECT_EQ(parts.train.size(), 13u);
-  EXPECT_THAT(parts.test, ElementsAre(15)) << "on every machine";
+  EXPECT_THAT(parts.test, ElementsAre(15)) << "equal on every machine";
   EXPECT_THAT(parts.validation, ElementsAre(2, 5, 7));
   std::vector<int64_t> all = parts.train;
   all.insert(all.end(), parts.validation.begin(), parts.validation.end());

@@ -17,7 +17,7 @@ at::Tensor loss(double value) { return at::scalar_tensor(value, at::kFloat); }
 TEST(StepMeter, MeansAreOverTheSamplesOfAllRanks) {
   comm::run_threads(2, {}, [](comm::CommunicatorPtr comm) {
     StepMeter meter(at::kCPU, false);
-    // Rank 1's second micro-step has half the samples, and one that counts not at all.
+    // Rank 1's second micro-step has half the samples; one further micro-step has share 0.
     meter.add_loss(loss(1 + comm->rank()));
     meter.add_loss(loss(10), comm->rank() == 0 ? 1 : 0.5);
     meter.add_loss(loss(1e9), 0);
@@ -41,10 +41,10 @@ TEST(StepMeter, TotalsHoldTheWindowUnderWayAndWhatCameBefore) {
     EXPECT_GE(totals.seconds, 100);
     EXPECT_LT(totals.seconds, 200);
     const StepWindow window = meter.finish_window(*comm);
-    EXPECT_EQ(window.loss, 4) << "asking for totals ends no window";
+    EXPECT_EQ(window.loss, 4) << "totals() does not end the window";
     EXPECT_EQ(window.num_samples, 10);
     totals = meter.totals(*comm);
-    EXPECT_EQ(totals.num_samples, 60) << "and nothing counts twice";
+    EXPECT_EQ(totals.num_samples, 60) << "nothing is counted twice";
     EXPECT_DOUBLE_EQ(totals.mean_loss(), 38.0 / 12);
   });
 }
@@ -66,7 +66,7 @@ TEST(StepMeter, PausesDoNotCount) {
     StepMeter meter(at::kCPU, false);
     meter.pause();
     std::this_thread::sleep_for(500ms);
-    EXPECT_LT(meter.totals(*comm).seconds, 0.4) << "nor does the one under way";
+    EXPECT_LT(meter.totals(*comm).seconds, 0.4) << "nor does the current pause";
     EXPECT_GE(meter.resume(), 0.5);
     EXPECT_LT(meter.finish_window(*comm).seconds, 0.4);
   });

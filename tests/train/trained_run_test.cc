@@ -1,4 +1,4 @@
-// A run's folder read back: another number of ranks, another stage, the exported model or a checkpoint.
+// Reading a run's folder: with other numbers of ranks and stages, the exported model or a checkpoint.
 #include "train/trained_run.h"
 
 #include <gmock/gmock.h>
@@ -83,7 +83,7 @@ TEST_F(TrainedRunTest, GivesWhatTheRunHadAtItsEnd) {
 TEST_F(TrainedRunTest, EvaluatesCheckpointsToo) {
   train(/*export_model=*/false);
   const double last =
-      evaluate(open_run(folder_, 1))[0].metrics[1].second;  // the latest, where there is no model
+      evaluate(open_run(folder_, 1))[0].metrics[1].second;  // the latest checkpoint, without a model
   const double first = evaluate(open_run(folder_, 1, {}, "global_step10"))[0].metrics[1].second;
   EXPECT_GT(first, 1.1 * last);
   EXPECT_THAT(error_of<CheckpointError>([&] { evaluate(open_run(folder_, 1, {}, "global_step11")); }),
@@ -95,7 +95,7 @@ TEST_F(TrainedRunTest, AnotherNumberOfRanksKeepsTheMicroBatch) {
   const TrainedRun run = open_run(folder_, 5);
   EXPECT_EQ(run.config.engine.train_micro_batch_size_per_gpu, 24);
   EXPECT_EQ(run.config.engine.train_batch_size, 5 * 24);
-  EXPECT_EQ(type_of(run.config.engine.optimizer.options), "SGD") << "without moments, which nobody needs";
+  EXPECT_EQ(type_of(run.config.engine.optimizer.options), "SGD") << "without moments";
   EXPECT_TRUE(run.config.engine.optimizer.param_groups.empty());
   EXPECT_FALSE(run.config.engine.checkpoint.async);
 }
@@ -113,7 +113,7 @@ TEST_F(TrainedRunTest, ANewRunTakesTheOldResultsAway) {
   EXPECT_FALSE(fs::exists(folder_ / "eval_results.json"));
   train(/*export_model=*/false);
   const TrainedRun run = open_run(folder_, 1);
-  EXPECT_TRUE(run.weights.empty()) << "not the model of the run before";
+  EXPECT_TRUE(run.weights.empty()) << "not the model of the earlier run";
   EXPECT_EQ(run.tag, "global_step30");
 }
 

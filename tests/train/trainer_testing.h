@@ -1,4 +1,4 @@
-// What the tests of a whole run share: a Trainer over ranks as threads, and what it has said and seen.
+// Fixture for tests of whole runs: a Trainer on ranks that are threads, with its output and its samples.
 #pragma once
 
 #include <gmock/gmock.h>
@@ -30,9 +30,9 @@ inline std::vector<json> json_lines(const fs::path& path) {
   return records;
 }
 
-class TrainerTest : public testing::Test {
+class TrainerTest : public ::testing::Test {
  protected:
-  // 48 samples a step, 10 steps an epoch.
+  // 48 samples per step, 10 steps per epoch.
   json base_config(int stage = 2) const {
     return {{"model", {{"type", "mlp"}}},
             {"data", {{"type", "blobs"}}},

@@ -1,4 +1,4 @@
-// How data reaches the steps of a Trainer: with workers, with the rest of an epoch, and on resuming.
+// The training data of a Trainer: with workers, with the last samples of an epoch, and when resuming.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -94,7 +94,7 @@ TEST_F(TrainingData, WorkersChangeNothing) {
   const auto noise_of = [&](size_t rank, int64_t begin) {
     return outcome.points[rank].slice(0, begin, begin + 12);
   };
-  EXPECT_FALSE(at::equal(noise_of(0, 0), noise_of(1, 0))) << "ranks draw other numbers";
+  EXPECT_FALSE(at::equal(noise_of(0, 0), noise_of(1, 0))) << "ranks draw different numbers";
 }
 
 TEST_F(TrainingData, ARunThatGoesOnDrawsTheSameAugmentation) {
@@ -119,7 +119,7 @@ TEST_F(TrainingData, ARunThatGoesOnDrawsTheSameAugmentation) {
   }
 }
 
-/// Two epochs in libtorch's own terms: mean loss over the samples of each step.
+/// Two epochs in plain libtorch: mean loss over the samples of each step.
 struct Plain {
   double loss = 0;  // of a sample, on average
   std::map<std::string, at::Tensor> weights;
@@ -153,7 +153,7 @@ TEST_F(TrainingData, TheRestOfAnEpochIsTrainedLikeInPyTorch) {
     const Plain plain = plain_training(num_samples, 12);
     for (const int stage : {0, 2, 3}) {
       for (const int world_size : {1, 2, 3}) {
-        SCOPED_TRACE(testing::Message()
+        SCOPED_TRACE(::testing::Message()
                      << num_samples << " samples, stage " << stage << ", " << world_size << " ranks");
         json run = config(12, 2, {{"epochs", 2}, {"overwrite_output_dir", true}});
         run["dataloader_drop_last"] = false;
@@ -190,11 +190,11 @@ TEST_F(TrainingData, AnotherBatchSizeOnResumingLeavesNoSampleOut) {
   EXPECT_EQ(seen, expected);
 }
 
-// Two epochs stay two epochs, and the schedule ends with them.
+// The number of epochs stays the same, and the schedule ends with them.
 TEST_F(TrainingData, AnotherBatchSizeOnResumingCountsEpochsOfData) {
   for (const int64_t batch : {5, 24}) {
     for (const int64_t stop_at : {3, 5, 7}) {  // of 2 x 5 steps
-      SCOPED_TRACE(testing::Message() << "batch " << batch << " after step " << stop_at);
+      SCOPED_TRACE(::testing::Message() << "batch " << batch << " after step " << stop_at);
       fs::remove_all(folder_);
       int64_t num_asked = 0;
       TrainerStart start;

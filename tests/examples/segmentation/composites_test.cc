@@ -1,4 +1,4 @@
-// Made-up pictures: their masks are right, and they are the same everywhere.
+// Synthetic pictures: their masks are right, and they are the same on every machine.
 #include "examples/segmentation/composites.h"
 
 #include <ATen/ATen.h>
@@ -26,7 +26,7 @@ class CompositesTest : public IdxFolderTest {
   }
 };
 
-/// Rows and columns, both included, in which a mask has something.
+/// The first and last row and column in which a mask is not 0.
 struct Box {
   explicit Box(const at::Tensor& mask) {
     const at::Tensor places = mask.nonzero();

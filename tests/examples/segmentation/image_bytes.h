@@ -1,4 +1,4 @@
-// Writers of PNG and JPEG files, whole ones and such that no library would write.
+// Writes PNG and JPEG files, valid ones and some that no library would write.
 #pragma once
 
 #include <cstdio>  // before jpeglib.h, which needs FILE
@@ -27,7 +27,7 @@ inline void put_chunk(Bytes& png, const std::string& name, const Bytes& content)
   put_32(png, crc32(0, png.data() + begin, static_cast<uInt>(png.size() - begin)));
 }
 
-/// What stands in a PNG's header, and its further chunks.
+/// The contents of a PNG's header, and its further chunks.
 struct PngParts {
   uint32_t width = 0, height = 0;
   uint8_t depth = 8, colour_type = 0;

@@ -1,4 +1,4 @@
-// PNG and JPEG files: every kind there is, and every way to be damaged. Pillow reads the same
+// PNG and JPEG files: all supported formats, and damaged ones. Pillow reads the same
 // files in segmentation_libraries_test.py.
 #include "examples/segmentation/image_file.h"
 

@@ -1,4 +1,4 @@
-// Folders of images and masks: pairs, sizes, values, and what is wrong with them, by name.
+// Folders of images and masks: pairs, sizes, values, and errors that name the file.
 #include "examples/segmentation/image_folder.h"
 
 #include <ATen/ATen.h>
@@ -95,7 +95,7 @@ TEST_F(ImageFolderTest, ScaleAndSize) {
   options_.scale = 0.3;
   EXPECT_THAT(error(), HasSubstr("with data.scale 0.3 nothing would be left"));
   options_.size = {6, 8};
-  add("images/b.png", 3, 3, 4, Bytes(36, 50));  // sizes may differ then, and transparency is left out
+  add("images/b.png", 3, 3, 4, Bytes(36, 50));  // sizes may differ then, and transparency is ignored
   add("masks/b_mask.png", 3, 3, 1, Bytes(9, 255));
   add("images/c.png", 4, 2, 1, Bytes(8, 60));  // grey
   const ImageFolder resized(options_);

@@ -61,7 +61,7 @@ TEST(SegmentationLoss, IsFp32WhateverTheLogitsAre) {
   const at::Tensor loss = segmentation_loss(logits, target);
   EXPECT_EQ(loss.scalar_type(), at::kFloat);
   EXPECT_EQ(loss.item<float>(), segmentation_loss(logits.to(at::kFloat), target).item<float>());
-  // Half precision could not even count the pixels of a large mask: its sums end at 65504.
+  // Half precision cannot count the pixels of a large mask: its largest number is 65504.
   const at::Tensor large = at::ones({1, 512, 512}, at::kLong);
   const at::Tensor certain = at::one_hot(large, 2).permute({0, 3, 1, 2}).to(at::kHalf) * 20;
   EXPECT_LT(segmentation_loss(certain, large).item<double>(), 1e-5);

@@ -1,4 +1,4 @@
-// The segmentation example, for tests in Python:
+// The segmentation example for the tests in Python:
 //   segmentation_tool decode FILE colours|indices   -> "WIDTH HEIGHT CHANNELS\n" and the bytes, on stdout
 //   segmentation_tool encode WIDTH HEIGHT CHANNELS FILE   the bytes from stdin
 //   segmentation_tool sample IMAGES MASKS SCALE INDEX   -> "WIDTH HEIGHT\n", the image's bytes (3, H, W), the

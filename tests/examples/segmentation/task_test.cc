@@ -29,7 +29,7 @@ using tessera::testing::error_of;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-/// Bright squares on dark noise; the place depends on the number alone.
+/// Bright squares on dark noise; their places depend only on the index.
 class Squares final : public SegmentationData {
  public:
   explicit Squares(int64_t count, int64_t size = 16) : count_(count), size_(size) {}
@@ -174,8 +174,8 @@ class TrainedSegmentation : public ::testing::Test {
   const std::filesystem::path folder_ = temporary_.path() / "run";
 };
 
-// Two ranks see other samples, so their batch statistics differ: an evaluation must use one
-// rank's, and a checkpoint have the same.
+// Two ranks have different samples, so their batch statistics differ: an evaluation must use
+// those of one rank, and a checkpoint must store the same.
 TEST_F(TrainedSegmentation, EvaluationIsThatOfOneRankOnAnyNumber) {
   std::map<std::string, std::pair<double, double>> found;
   const auto evaluate_on = [&](int world_size, int stage, bool from_checkpoint) {
@@ -216,13 +216,13 @@ TEST_F(TrainedSegmentation, LearnsAndDrawsWhatItFinds) {
       options.model.bilinear = num_classes == 1;
       Segmentation task(options, std::make_unique<Squares>(60));
       Engine& engine = task.initialize(engine_config(3, 8), comm, {});
-      train_steps(task, engine, 150, 8);  // enough from whatever weights it begins with
+      train_steps(task, engine, 150, 8);  // enough for any initial weights
       const train::Evaluation evaluation = train::evaluate(task, engine, {.eval_batch_size = 8}, {});
       EXPECT_EQ(evaluation.metrics[0].first, "dice");
       EXPECT_GT(evaluation.metrics[0].second, 0.95);
       task.write_samples(folder_ / "samples", 60);
       engine.train();
-      train_steps(task, engine, 1, 8);  // goes on
+      train_steps(task, engine, 1, 8);  // training continues
     });
     const Image picture = read_image((folder_ / "samples" / "step_00000060.png").string());
     EXPECT_EQ(picture.width, 3 * (160 + 8));
@@ -242,8 +242,8 @@ TEST_F(TrainedSegmentation, LearnsAndDrawsWhatItFinds) {
   }
 }
 
-// torch.autocast and GradScaler: the loss is scaled, the gradients are not, and
-// 16 bits are enough to follow fp32.
+// As torch.autocast and GradScaler: the loss is scaled, the gradients are not, and
+// the results are close to fp32.
 TEST_F(TrainedSegmentation, AutocastFollowsFp32InEitherType) {
   std::map<std::string, double> losses, norms;
   for (const std::string precision : {"fp32", "bf16", "fp16"})

@@ -1,0 +1,149 @@
+// How a run ends: failures of ranks, signals, and the processes that ranks have started.
+#include <signal.h>
+
+#include <chrono>
+
+#include "core/str.h"
+#include "tests/launcher/launch_testing.h"
+
+namespace tessera::launcher {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+TEST_F(LaunchTest, FirstFailureIsNamedAndRanksThatIgnoreSigtermAreKilled) {
+  const auto start = std::chrono::steady_clock::now();
+  EXPECT_EQ(run_tool(4, {"fail", "2", "3", "cannot read the data"}), 3);
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
+  EXPECT_THAT(errors(),
+              HasSubstr("rank 2 of 4 failed first: exit code 3; last error: cannot read the data\n"));
+  EXPECT_TRUE(nothing_runs());
+}
+
+TEST_F(LaunchTest, LastErrorComesFromTheLogOfAProgramThatReportsNone) {
+  EXPECT_EQ(run_tool(2, {"fail_quietly", "1", "9", "boom"}), 9);
+  EXPECT_THAT(errors(), HasSubstr("rank 1 of 2 failed first: exit code 9; last error: error: boom\n"));
+}
+
+TEST_F(LaunchTest, RankZeroFailsLikeAnyOther) {
+  EXPECT_EQ(run_tool(2, {"fail", "0", "5", "no such model"}), 5);
+  EXPECT_THAT(errors(), HasSubstr("rank 0 of 2 failed first: exit code 5; last error: no such model\n"));
+}
+
+TEST_F(LaunchTest, TheCauseIsTheFirstByTimeEvenWhenItEndsLast) {
+  EXPECT_EQ(run_tool(4, {"cascade", "3"}), 7);
+  EXPECT_THAT(errors(), HasSubstr("rank 3 of 4 failed first: exit code 7; last error: the real reason\n"));
+}
+
+TEST_F(LaunchTest, ASignalIsNamedAndGives128PlusItsNumber) {
+  EXPECT_EQ(run_tool(3, {"raise", "1", std::to_string(SIGSEGV)}), 128 + SIGSEGV);
+  EXPECT_THAT(errors(), HasSubstr("rank 1 of 3 failed first: SIGSEGV (segmentation fault)"));
+  EXPECT_TRUE(nothing_runs());
+  EXPECT_EQ(run_tool(2, {"raise", "0", std::to_string(SIGKILL)}), 128 + SIGKILL);
+  EXPECT_THAT(errors(), HasSubstr("rank 0 of 2 failed first: SIGKILL (killed)"));
+  EXPECT_TRUE(nothing_runs());
+}
+
+TEST_F(LaunchTest, KilledFromOutside) {
+  Tool tool(folder_, launch_args(folder_, 3, {"hang"}));
+  ASSERT_TRUE(folder_.wait_for("ready", 3));
+  ::kill(std::stoi(folder_.read("pid_2")), SIGKILL);
+  EXPECT_EQ(tool.wait(5), 137);
+  EXPECT_THAT(errors(), HasSubstr("rank 2 of 3 failed first: SIGKILL"));
+  EXPECT_TRUE(nothing_runs());
+}
+
+TEST_F(LaunchTest, SigtermLeavesTimeToSave) {
+  Tool tool(folder_, launch_args(folder_, 2, {"save", "2500"}));  // more than after a failure
+  ASSERT_TRUE(folder_.wait_for("ready", 2));
+  tool.signal(SIGTERM);
+  EXPECT_EQ(tool.wait(10), 0) << "the ranks have saved and exited with 0";
+  EXPECT_TRUE(folder_.has("saved_0"));
+  EXPECT_TRUE(folder_.has("saved_1"));
+  EXPECT_THAT(errors(), Not(HasSubstr("failed")));
+  EXPECT_TRUE(nothing_runs());
+}
+
+TEST_F(LaunchTest, CrashAfterSigtermIsAFailure) {
+  Tool tool(folder_, launch_args(folder_, 2, {"save", "0", "crash"}));
+  ASSERT_TRUE(folder_.wait_for("ready", 2));
+  tool.signal(SIGTERM);
+  EXPECT_EQ(tool.wait(10), 128 + SIGSEGV);
+  EXPECT_THAT(errors(), HasSubstr("rank 1 of 2 failed first: SIGSEGV (segmentation fault)"));
+  EXPECT_TRUE(nothing_runs());
+}
+
+TEST_F(LaunchTest, HangupIsForwardedAsSigterm) {
+  Tool tool(folder_, launch_args(folder_, 2, {"save", "0"}));
+  ASSERT_TRUE(folder_.wait_for("ready", 2));
+  tool.signal(SIGHUP);
+  EXPECT_EQ(tool.wait(10), 0);
+  EXPECT_TRUE(folder_.has("saved_0"));
+}
+
+TEST_F(LaunchTest, RanksThatIgnoreSigtermAreKilledAfterTheGrace) {
+  for (const int signal : {SIGTERM, SIGINT}) {
+    const Folder folder;
+    Tool tool(folder, launch_args(folder, 2, {"hang", "stubborn"}, {"--save-grace", "0.5"}));
+    ASSERT_TRUE(folder.wait_for("ready", 2));
+    tool.signal(signal);
+    EXPECT_EQ(tool.wait(5), 128 + signal);
+    EXPECT_THAT(folder.read("tool.err"), HasSubstr("2 ranks did not end in time and are killed"));
+    EXPECT_TRUE(all_gone(folder.pids(), 1));
+  }
+}
+
+TEST_F(LaunchTest, SecondInterruptKillsAtOnceButNotOneSentTwice) {
+  Tool tool(folder_, launch_args(folder_, 2, {"hang", "stubborn"}));
+  ASSERT_TRUE(folder_.wait_for("ready", 2));
+  tool.signal(SIGINT);
+  ::usleep(20'000);
+  tool.signal(SIGINT);  // as `timeout -s INT` does
+  EXPECT_EQ(tool.wait(0.6), -1);
+  tool.signal(SIGINT);
+  EXPECT_EQ(tool.wait(2), 130);
+  EXPECT_TRUE(nothing_runs());
+}
+
+TEST_F(LaunchTest, CrashWhileSavingDoesNotDelayTheEnd) {
+  Tool tool(folder_, launch_args(folder_, 2, {"hang", "stubborn"}));
+  ASSERT_TRUE(folder_.wait_for("ready", 2));
+  tool.signal(SIGTERM);
+  ::usleep(200'000);
+  ::kill(std::stoi(folder_.read("pid_0")), SIGKILL);
+  EXPECT_EQ(tool.wait(5), 143);
+  EXPECT_TRUE(nothing_runs());
+}
+
+TEST_F(LaunchTest, NothingOutlivesTheRanks) {
+  EXPECT_EQ(run_tool(2, {"family", "0"}), 0);
+  EXPECT_EQ(folder_.pids().size(), 6u);  // 2 ranks, each with a child and a daemon in its own session
+  EXPECT_TRUE(nothing_runs());
+  EXPECT_EQ(run_tool(2, {"family", "6"}), 6);
+  EXPECT_TRUE(nothing_runs());
+}
+
+TEST_F(LaunchTest, NothingOutlivesAnInterrupt) {
+  Tool tool(folder_, launch_args(folder_, 2, {"family", "hang"}));
+  ASSERT_TRUE(folder_.wait_for("ready", 2));
+  tool.signal(SIGINT);
+  EXPECT_EQ(tool.wait(5), 130);
+  EXPECT_TRUE(nothing_runs());
+}
+
+TEST_F(LaunchTest, SigkillOfTheLauncherLeavesNoRankAndNoChildOfOne) {
+  Tool tool(folder_, launch_args(folder_, 3, {"family", "hang"}));
+  ASSERT_TRUE(folder_.wait_for("ready", 3));
+  tool.signal(SIGKILL);
+  EXPECT_EQ(tool.wait(5), 1000 + SIGKILL);
+  // A daemon in its own session cannot be found then; everything in the ranks' groups is killed.
+  std::vector<pid_t> pids;
+  for (int rank = 0; rank < 3; ++rank)
+    for (const char* name : {"pid_", "pid_child_"}) pids.push_back(std::stoi(folder_.read(str(name, rank))));
+  EXPECT_TRUE(all_gone(pids, 3));
+  for (const pid_t pid : folder_.pids()) ::kill(pid, SIGKILL);
+}
+
+}  // namespace
+}  // namespace tessera::launcher

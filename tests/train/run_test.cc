@@ -1,0 +1,73 @@
+// run(), and how a process is set up for it.
+#include "train/run.h"
+
+#include <sstream>
+
+#include "tests/train/trainer_testing.h"
+
+namespace tessera::train {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+TEST_F(TrainerTest, RunJoinsLoadsAndTrains) {
+  Registry registry;
+  register_blobs(registry);
+  std::ostringstream out;
+  const TrainerOutput output{{.out = &out, .now_s = {}}, Logger()};
+  const json config = base_config();
+  const Summary summary =
+      run(parse_run_config(config.dump(), "blobs.json", 1), registry, comm::Environment{}, output);
+  EXPECT_EQ(summary.evaluation->num_samples, 101);
+  EXPECT_THAT(out.str(), HasSubstr("on 101 test samples"));
+  EXPECT_EQ(json::parse(read_text(folder_ / "config.json")).at("model").at("hidden"), 16)
+      << "defaults are filled in";
+
+  json unknown = config;
+  unknown["data"]["type"] = "blob";
+  EXPECT_THROW(run(parse_run_config(unknown.dump(), "blobs.json", 1), registry, comm::Environment{}, output),
+               ConfigError);
+}
+
+// As torch.use_deterministic_algorithms(True): put_ without accumulation has no deterministic form.
+TEST(MakeDeterministic, NondeterministicOperatorIsAnError) {
+  at::Tensor values = at::zeros({4});
+  const auto put = [&] { values.put_(at::tensor({1, 1}, at::kLong), at::tensor({1.0f, 2.0f})); };
+  EXPECT_NO_THROW(put());
+  make_deterministic();
+  EXPECT_THROW(put(), c10::Error);
+  at::globalContext().setDeterministicAlgorithms(false, false);
+}
+
+TEST(ChooseDevice, Cpu) {
+  TrainerConfig trainer;
+  trainer.device = "cpu";
+  EXPECT_TRUE(choose_device(trainer, {}).is_cpu());
+  trainer.device = "auto";
+  comm::Environment crowded;
+  crowded.local_world_size = 4096;  // more ranks than any host has devices
+  EXPECT_TRUE(choose_device(trainer, crowded).is_cpu());
+  trainer.device = "cuda";
+  try {
+    choose_device(trainer, crowded);
+    FAIL() << "accepted";
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("trainer.device"), Not(HasSubstr("\n"))));
+  }
+}
+
+TEST(ChooseNumThreads, SharesTheCores) {
+  TrainerConfig trainer;
+  trainer.num_threads = 3;
+  EXPECT_EQ(choose_num_threads(trainer, {}), 3);
+  trainer.num_threads = 0;
+  comm::Environment crowded;
+  crowded.local_world_size = 4096;
+  EXPECT_EQ(choose_num_threads(trainer, crowded), 1);
+  EXPECT_GE(choose_num_threads(trainer, {}), 1);
+}
+
+}  // namespace
+}  // namespace tessera::train

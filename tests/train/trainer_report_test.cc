@@ -1,0 +1,142 @@
+// What a Trainer prints and logs, its breakdowns, and the samples it writes.
+#include "train/trainer.h"
+
+#include <cmath>
+#include <fstream>
+#include <set>
+
+#include "tests/train/trainer_testing.h"
+
+namespace tessera::train {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+TEST_F(TrainerTest, PlainOutputIsLines) {
+  const std::string output = train(base_config(), 2).output;
+  EXPECT_EQ(output.find('\r'), std::string::npos);
+  EXPECT_THAT(output, AllOf(HasSubstr("blobs: 512 training and 101 test samples, 30 steps\nbatch 48 = 12 x 2 "
+                                      "accumulated x 2 ranks, "),
+                            HasSubstr("\nstep 4/30 | epoch 0.40 | loss "),
+                            HasSubstr("\nepoch 1.00 | eval accuracy "), HasSubstr(" on 101 test samples\n"),
+                            HasSubstr("30 steps (3 epochs) in "), HasSubstr("\nranks    2, ZeRO stage 2\n"),
+                            HasSubstr("\nfiles    " + folder_.string() +
+                                      "/{config.json, metrics.jsonl, trainer_state.json, all_results.json, "
+                                      "checkpoints/, samples/}\n")));
+}
+
+TEST_F(TrainerTest, TerminalShowsABar) {
+  const std::string output = train(base_config(), 2, {}, /*is_terminal=*/true).output;
+  EXPECT_THAT(output,
+              AllOf(HasSubstr("\rtrain: 100%|"), HasSubstr("| 30/30 ["), HasSubstr("samples/s, loss="),
+                    HasSubstr("\repoch 1.00 | eval accuracy "), Not(HasSubstr("step 4/30 |"))));
+}
+
+TEST_F(TrainerTest, Fp16ShowsTheLossScale) {
+  json config = base_config();
+  config["fp16"] = {{"enabled", true}, {"initial_scale_power", 10}};
+  const Result result = train(config, 2);
+  EXPECT_THAT(result.output, HasSubstr("| loss scale 1024 |"));
+  EXPECT_EQ(json_lines(folder_ / "metrics.jsonl")[0].at("loss_scale"), 1024);
+  EXPECT_GT(result.summary.evaluation->metrics[0].second, 0.9);
+}
+
+TEST_F(TrainerTest, BreakdownOfTime) {
+  json config = base_config();
+  config["wall_clock_breakdown"] = true;
+  const Result result = train(config, 1);
+  EXPECT_THAT(result.output, HasSubstr("\n  time (ms) | data "));
+  const json record = json_lines(folder_ / "metrics.jsonl")[0];
+  for (const char* phase : {"data_ms", "forward_ms", "backward_ms", "step_ms"})
+    EXPECT_GT(record.at(phase), 0) << phase;
+}
+
+TEST_F(TrainerTest, BreakdownOfMemory) {
+  json config = base_config();
+  config["memory_breakdown"] = true;
+  config["zero_optimization"]["stage"] = 2;
+  const Result result = train(config, 2);
+  EXPECT_THAT(result.output, HasSubstr("\n  memory at the peak (MB) | parameters "));
+  const json bytes = json_lines(folder_ / "metrics.jsonl")[0].at("memory_peak_bytes");
+  // AdamW in fp32: two states a parameter, and the gradient's shard is as large as one of them.
+  EXPECT_GT(bytes.at("gradients"), 0);
+  EXPECT_EQ(bytes.at("optimizer"), 2 * bytes.at("gradients").get<int64_t>());
+  EXPECT_GT(bytes.at("activations"), 0);
+  int64_t sum = 0;
+  for (const auto& [use, value] : bytes.items())
+    if (use != "total") sum += value.get<int64_t>();
+  EXPECT_EQ(bytes.at("total"), sum);
+}
+
+TEST_F(TrainerTest, OutOfMemoryErrorSaysWhatWasInUseAndWhatToChange) {
+  for (const bool breakdown : {false, true}) {
+    json config = base_config();
+    config["memory_breakdown"] = breakdown;
+    std::string error;
+    try {
+      train(config, 2, {.greedy_from_step = 5});
+    } catch (const Error& caught) {
+      error = caught.what();
+    }
+    EXPECT_THAT(
+        error,
+        AllOf(HasSubstr("out of memory in step "),
+              HasSubstr(
+                  "to change: raise zero_optimization.stage (2), or lower train_micro_batch_size_per_gpu ("),
+              Not(HasSubstr("\n"))));
+    EXPECT_THAT(error, HasSubstr(breakdown ? "; in use then (MB): parameters 0.0 | "
+                                           : "; memory_breakdown: true shows what memory was used for; "));
+    if (breakdown) {
+      EXPECT_THAT(error, HasSubstr("activations and temporaries 3.0 | "))
+          << "at the time of the error, not afterwards";
+    }
+  }
+}
+
+TEST_F(TrainerTest, WarnsOnceAboutALossThatIsNotFinite) {
+  const Result result = train(base_config(), 2, {.nan_from_step = 20});
+  const std::string words = "the training loss is nan at step 11 on rank 0";
+  ASSERT_THAT(result.log, HasSubstr(words));
+  EXPECT_THAT(result.log.substr(result.log.find(words) + 1), Not(HasSubstr("the training loss is")));
+  EXPECT_EQ(result.summary.skipped_steps, 20) << "from step 11 on no gradient is finite";
+  EXPECT_THAT(result.output, HasSubstr("| skipped 2\n"));
+  EXPECT_THAT(result.output, HasSubstr(" s, 20 skipped\n"));
+  EXPECT_TRUE(std::isfinite(result.summary.evaluation->metrics[1].second))
+      << "the weights stayed as they were";
+}
+
+TEST_F(TrainerTest, FailureToWriteTheStateIsAWarning) {
+  const fs::path state = folder_ / "trainer_state.json";
+  TrainerStart start;
+  start.stop = [&] { return fs::create_directories(state / "in the way"), false; };
+  const Result result = train(base_config(), 2, {}, false, start);
+  EXPECT_THAT(result.log, HasSubstr(state.string()));
+  EXPECT_EQ(result.summary.num_steps, 30);
+  EXPECT_TRUE(fs::exists(folder_ / "all_results.json"));
+}
+
+TEST_F(TrainerTest, SamplesAreWrittenAtEachEvaluation) {
+  train(base_config(), 2);
+  std::set<std::string> names;
+  for (const auto& entry : fs::directory_iterator(folder_ / "samples"))
+    names.insert(entry.path().filename().string());
+  EXPECT_EQ(names, (std::set<std::string>{"step_00000010.txt", "step_00000020.txt", "step_00000030.txt"}));
+  std::ofstream(folder_ / "samples" / "step_by_step.txt") << "a file of the user's";
+  json shorter = base_config();
+  shorter["trainer"]["epochs"] = 1;
+  train(shorter, 2);
+  EXPECT_TRUE(fs::exists(folder_ / "samples" / "step_by_step.txt"));
+  EXPECT_FALSE(fs::exists(folder_ / "samples" / "step_00000030.txt")) << "written by the earlier run";
+  EXPECT_TRUE(fs::exists(folder_ / "samples" / "step_00000010.txt"));
+}
+
+TEST_F(TrainerTest, FailureToWriteSamplesIsAWarning) {
+  const Result result = train(base_config(), 2, {.samples_error = "samples/10.png: the disk is full"});
+  EXPECT_THAT(result.log, HasSubstr("samples/10.png: the disk is full"));
+  EXPECT_EQ(result.summary.num_steps, 30);
+}
+
+}  // namespace
+}  // namespace tessera::train

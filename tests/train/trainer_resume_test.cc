@@ -1,0 +1,157 @@
+// A Trainer that resumes a run.
+#include "train/trainer.h"
+
+#include <algorithm>
+#include <mutex>
+
+#include "core/str.h"
+#include "tests/train/trainer_testing.h"
+
+namespace tessera::train {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+TEST_F(TrainerTest, ResumedRunSeesTheSamplesOfAnUninterruptedOne) {
+  json config = base_config();
+  config["trainer"]["save_every_epochs"] = 1;
+  config["checkpoint"]["fsync"] = false;
+  const std::vector<int64_t> whole = train(config, 1).seen[0];
+  for (int64_t stop_at : {4, 10}) {  // within an epoch, at its end
+    fs::remove_all(folder_);
+    std::vector<int64_t> seen;
+    for (bool resume : {false, true}) {
+      int64_t num_asked = 0;
+      comm::run_threads(1, {}, [&](comm::CommunicatorPtr comm) {
+        BlobsTask task({});
+        TrainerStart start{
+            .resume = resume, .init = {}, .stop = [&] { return !resume && ++num_asked == stop_at; }};
+        const Summary summary =
+            Trainer(parse_run_config(config.dump(), "blobs.json", 1), task, comm, {}, {}, start).run();
+        EXPECT_EQ(summary.num_steps, resume ? 30 : stop_at);
+        seen.insert(seen.end(), task.seen().begin(), task.seen().end());
+      });
+    }
+    EXPECT_TRUE(seen == whole) << "stopped after step " << stop_at;
+  }
+}
+
+// The parts of a random split depend on its seed: with a different seed the resumed run would be evaluated on
+// samples it was trained on.
+TEST_F(TrainerTest, WarnsWhenTheDataOfAResumedRunHaveChanged) {
+  json config = base_config();
+  config["trainer"]["save_every_epochs"] = 1;
+  const BlobsOptions before{.train_size = 480, .eval_size = 40, .test_size = 0, .noise = 0.1};
+  const auto train_epochs = [&](int epochs, const BlobsOptions& options) {
+    config["trainer"]["epochs"] = epochs;
+    return train(config, 2, options, false, {.resume = epochs > 1, .init = {}, .stop = {}}).log;
+  };
+  EXPECT_THAT(train_epochs(1, before), Not(HasSubstr("the data have changed")));
+  EXPECT_THAT(train_epochs(2, before), Not(HasSubstr("the data have changed")));
+  BlobsOptions options = before;
+  options.eval_size = 39;
+  EXPECT_THAT(train_epochs(3, options), HasSubstr("the data have changed since the checkpoint: the "
+                                                  "evaluation set has 39 samples, 40 before"));
+  EXPECT_THAT(train_epochs(4, options), Not(HasSubstr("the data have changed"))) << "only once";
+}
+
+TEST_F(TrainerTest, ResultsOfAResumedRunAreOfTheWholeRun) {
+  for (const int world_size : {1, 2}) {
+    json config = base_config();
+    config["checkpoint"]["fsync"] = false;
+    fs::remove_all(folder_);
+    train(config, world_size);
+    const json whole = json::parse(read_text(folder_ / "all_results.json"));
+    fs::remove_all(folder_);
+    double seconds = 0;
+    for (const int64_t stop_at : {7, 16, 30}) {  // between reports
+      int64_t num_asked = stop_at < 30 ? 0 : -1000, begun = stop_at == 7 ? 0 : 7;
+      if (stop_at == 30) begun = 16;
+      std::mutex mutex;
+      TrainerStart start{.resume = begun > 0, .init = {}, .stop = [&] {
+                           const std::lock_guard lock(mutex);
+                           return ++num_asked > (stop_at - begun - 1) * world_size;
+                         }};
+      const Summary summary = train(config, world_size, {}, false, start).summary;
+      EXPECT_EQ(summary.num_steps, stop_at);
+      EXPECT_EQ(summary.num_samples, stop_at * 48);
+      EXPECT_GT(summary.train_s, seconds);
+      seconds = summary.train_s;
+    }
+    // As if killed after the last step, before the results were written.
+    for (const bool again : {false, true}) {
+      if (again) {
+        fs::remove(folder_ / "all_results.json");
+        train(config, world_size, {}, false, {.resume = true, .init = {}, .stop = {}});
+      }
+      const json results = json::parse(read_text(folder_ / "all_results.json"));
+      EXPECT_EQ(results.at("train_samples"), whole.at("train_samples"));
+      EXPECT_NEAR(results.at("train_loss").get<double>(), whole.at("train_loss").get<double>(), 1e-6);
+      EXPECT_NEAR(results.at("train_runtime").get<double>(), seconds, 0.2 * seconds);
+      EXPECT_EQ(results.at("eval_loss"), whole.at("eval_loss"));
+    }
+  }
+}
+
+// So that "the same command and --resume" works for every command.
+TEST_F(TrainerTest, ResumedRunDoesNotReadTheInitialWeights) {
+  json config = base_config();
+  config["checkpoint"]["fsync"] = false;
+  train(config, 1);
+  config["trainer"]["epochs"] = 4;
+  EXPECT_EQ(train(config, 2, {}, false, {.resume = true, .init = "is not there.safetensors", .stop = {}})
+                .summary.num_steps,
+            40);
+}
+
+TEST_F(TrainerTest, BestOfAnotherMetricIsDropped) {
+  json config = base_config();
+  config["trainer"]["metric_for_best"] = "loss";
+  config["trainer"]["best_is"] = "greatest";  // no accuracy is above it
+  config["trainer"]["early_stopping_patience"] = 9;
+  config["checkpoint"]["fsync"] = false;
+  train(config, 1);
+  EXPECT_EQ(json::parse(read_text(folder_ / "trainer_state.json")).at("best_global_step"), 10);
+  config["trainer"]["metric_for_best"] = "accuracy";
+  config["trainer"]["epochs"] = 4;
+  train(config, 1, {}, false, {.resume = true, .init = {}, .stop = {}});
+  const json state = json::parse(read_text(folder_ / "trainer_state.json"));
+  EXPECT_EQ(state.at("best_global_step"), 40);
+  EXPECT_LE(state.at("best_metric"), 1);
+}
+
+// Under the names of transformers' TrainerState.
+TEST_F(TrainerTest, TrainerState) {
+  json config = base_config();
+  config["trainer"]["early_stopping_patience"] = 5;
+  config["checkpoint"]["fsync"] = false;
+  int64_t num_asked = 0;
+  for (const bool resume : {false, true}) {
+    TrainerStart start{.resume = resume, .init = {}, .stop = [&] { return !resume && ++num_asked == 14; }};
+    train(config, 1, {}, false, start);
+    const json state = json::parse(read_text(folder_ / "trainer_state.json"));
+    EXPECT_EQ(state.at("global_step"), resume ? 30 : 14);
+    EXPECT_EQ(state.at("max_steps"), 30);
+    EXPECT_EQ(state.at("num_train_epochs"), 3);
+    EXPECT_DOUBLE_EQ(state.at("epoch"), resume ? 3 : 1.4);
+    const json& history = state.at("log_history");
+    const auto records = json_lines(folder_ / "metrics.jsonl");
+    ASSERT_EQ(history.size(), records.size());
+    EXPECT_TRUE(std::equal(history.begin(), history.end(), records.begin()));
+    double best = 1e9;
+    for (const json& record : records)
+      if (record.contains("eval_loss")) best = std::min(best, record.at("eval_loss").get<double>());
+    EXPECT_EQ(state.at("best_metric"), best);
+    EXPECT_EQ(state.at("best_model_checkpoint"),
+              str(folder_.string(), "/checkpoints/global_step", state.at("best_global_step").get<int>()));
+    EXPECT_EQ(state.at("stateful_callbacks")
+                  .at("EarlyStoppingCallback")
+                  .at("attributes")
+                  .at("early_stopping_patience_counter"),
+              0);
+  }
+}
+
+}  // namespace
+}  // namespace tessera::train
