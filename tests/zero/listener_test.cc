@@ -30,7 +30,8 @@ void expect_plain_gradients(const Loss& loss_of) {
     const std::vector<at::Tensor> expected = plain_gradients(*plain, loss_of(*plain));
     rig.backward(loss_of(*model));
     EXPECT_TRUE(same_bits(rig.gradients(), expected)) << "step " << step;
-    EXPECT_GT(rig.residency().cache().max_unsharded(), 1) << "the case should need more than one unit at once";
+    EXPECT_GT(rig.residency().cache().max_unsharded(), 1)
+        << "the case should need more than one unit at once";
     rig.sharded->skip_step();
   }
 }

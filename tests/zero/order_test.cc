@@ -30,7 +30,8 @@ TEST(Order, EachUnitIsGatheredTwiceAStep) {
         // Replay: 6 forward; the last 2 stay for backward, and the first layer's backward needs no weight.
         EXPECT_EQ(step == 0 ? 9 : rig.num_gathers(), 9) << "step " << step;
         EXPECT_LE(rig.residency().cache().max_unsharded(), 2);
-        EXPECT_LE(rig.residency().cache().pool().peak_bytes(), 2 * rig.sharded->layout().units()[0].numel * 4);
+        EXPECT_LE(rig.residency().cache().pool().peak_bytes(),
+                  2 * rig.sharded->layout().units()[0].numel * 4);
         rig.update();
       }
     });
