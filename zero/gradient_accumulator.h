@@ -19,8 +19,8 @@
 
 namespace tessera::zero {
 
-/// Used by the thread that runs backward. `parameters[i]` is Layout parameter i. Layout and units must
-/// outlive it.
+/// Used by one thread at a time: autograd's in hooks, and the one that calls backward(). `parameters[i]` is
+/// Layout parameter i. Layout and units must outlive it.
 class GradientAccumulator {
  public:
   struct Options {
@@ -39,7 +39,7 @@ class GradientAccumulator {
   void expect_as_now();
 
   // -- a gradient that has come --
-  /// It is one more than expected, where that makes it late.
+  /// Where slots round: more gradients have come than expected, so this one is late.
   bool unexpected(int parameter) const;
   void came_late(int parameter);
   /// Adds it to the unit's accumulator.
@@ -57,7 +57,7 @@ class GradientAccumulator {
   void complete_accumulator(const ParamUnit& unit);
   /// Zeroes what has not come since the accumulators started anew.
   void zero_unused(const ParamUnit& unit) const;
-  /// The unit's slot is used by another one from now on.
+  /// The unit has been reduced: none of its gradients is in the slot now.
   void leave_slot(const ParamUnit& unit);
 
   const at::Tensor& parameter(int parameter) const { return parameters_[parameter]; }

@@ -36,8 +36,8 @@ struct ReducerOptions {
   Logger log;
 };
 
-/// Used by the thread that runs backward. `parameters[i]` is Layout parameter i. Layout and units must
-/// outlive it.
+/// Used by one thread at a time: autograd's in hooks, and the one that calls backward(). `parameters[i]` is
+/// Layout parameter i. Layout and units must outlive it.
 class GradientReducer {
  public:
   GradientReducer(const Layout& layout, std::vector<ParamUnit>& units, std::vector<at::Tensor> parameters,
@@ -75,12 +75,12 @@ class GradientReducer {
 
   // Where the reductions' order is not this class's alone: see [Note: one order on a device] in residency.h.
   bool under_way() const { return in_backward_; }
-  /// Local. Of the backward under way: reductions that could be issued, in the agreed order (before there is
-  /// one: in the order that will be), and those that have been.
+  /// Local. Of the backward under way: reductions that could be issued, in the agreed order (in the
+  /// first backward: units complete so far), and those that have been.
   int num_ready() const;
   int num_issued() const { return in_backward_ ? queue_->num_issued() : 0; }
   /// Collective. Issues reductions until `count` have been, with zeros for gradients that have not come.
-  /// Outside of backward nothing.
+  /// Does nothing outside of backward.
   void issue_until(int count);
   /// Whether hooks are to issue nothing, because issue_until() does.
   std::function<bool()> issued_from_outside;

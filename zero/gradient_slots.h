@@ -7,7 +7,8 @@
 // run dry. The buffer has room for a few units of the mean size, and for the largest one. Where communication
 // is slower than backward, a hook waits for that reduction: this is what bounds the memory of gradients. A
 // gradient stays in `p.grad` only while its unit's turn cannot come, because a unit before it still lacks
-// gradients on this rank (an order of use that differs from the agreed one).
+// gradients on this rank (an order of use that differs from the agreed one), or while hooks do not wait
+// ([Note: hooks wait with a limit] in reduction_queue.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>

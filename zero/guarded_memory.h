@@ -9,7 +9,7 @@ namespace tessera::zero {
 
 /// Owns `bytes` of PROT_NONE address space (no memory behind it). The first object installs a SIGSEGV handler
 /// that writes `message` for faults inside any live region to stderr, then hands the fault to the handler
-/// before it. Movable is not needed; not copyable. Creating and destroying are thread-safe.
+/// before it. Neither copied nor moved. Creating and destroying are thread-safe.
 class GuardedMemory {
  public:
   /// Throws tessera::Error when the address space cannot be had.

@@ -133,7 +133,7 @@ void on_end(const at::RecordFunction& function, at::ObserverContext* context) {
     if (cast.handle != nullptr && cast.handle->residency != nullptr && !function.outputs().empty() &&
         function.outputs().front().isTensor()) {
       const PauseListening our_own_operators;
-      cast.handle->residency->casts().add(cast, function.outputs().front().toTensor());
+      cast.handle->residency->track_cast(cast, function.outputs().front().toTensor());
     }
   }
   if (--thread_state.depth == 0 && !thread_state.residencies.empty()) release_pins();

@@ -33,7 +33,7 @@ class OrderOfUse {
   const Trace& recorded() const { return recorded_; }
 
   bool replaying() const { return in_pass_ && mode_ == Mode::kReplay; }
-  /// While replaying. `unsharded`: the units that are when the pass begins.
+  /// While replaying. `unsharded`: the units that are unsharded when the pass begins.
   void make_plan(std::set<int> unsharded);
   /// The place in the order that the pass has come to.
   size_t place() const { return place_; }

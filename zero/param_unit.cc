@@ -102,7 +102,7 @@ StateBytes ParamUnit::bytes() const {
 }
 
 void ParamUnit::unshard(comm::Communicator& comm) {
-  TESSERA_CHECK(!gathering());
+  TESSERA_CHECK(!gathering() && memory.has_buffer());
   memory.guard();
   unsharded_ = true;
   gather_ = comm.all_gather(memory.contents(), shard, name);

@@ -1,8 +1,9 @@
 // ParamUnit: one unit of the Layout as this rank has it. It owns everything that belongs to the unit: the
 // memory its parameters are views of, this rank's shard, fp32 masters, optimizer states, the accumulated
 // gradient, and the collectives in flight. Residency decides when a unit is unsharded and resharded,
-// GradientReducer when its gradient is reduced, ShardedOptimizer what an update computes. Besides, they keep
-// only the order of their work (lists of units, places in a plan) and counts by parameter.
+// GradientReducer when its gradient is reduced, ShardedOptimizer what an update computes. Beside it
+// they keep the order of their work, counts and flags by parameter, and memory that units share or borrow:
+// the buffer pool, the gradient slots, partial sums.
 //
 // [Note: one copy on a host]
 // Where all ranks share memory (Communicator::allocate_shared), a unit of which each rank updates its shard

@@ -28,7 +28,8 @@
 
 namespace tessera::zero {
 
-/// Used by the thread that runs backward. The units must outlive it.
+/// Used by one thread at a time: autograd's in hooks, and the one that calls backward(). The units must
+/// outlive it.
 class ReductionQueue {
  public:
   enum class Wait {

@@ -111,6 +111,11 @@ void Residency::on_cast_read(int unit, c10::StorageImpl& cast, const char* opera
   CastTracker::bind_zeros(cast);
 }
 
+void Residency::track_cast(const CastSource& source, const at::Tensor& copy) {
+  const Lock lock(mutex_);
+  cache_.casts().add(source, copy);
+}
+
 void Residency::ensure_unsharded(ParamUnit& unit, const char* operator_name) {
   if (unit.unsharded()) return make_readable(unit);
   if (failure_) return fail(unit);
@@ -310,9 +315,19 @@ void Residency::pin(const std::vector<int>& units, bool writable) {
     std::vector<int> missing;
     for (int unit : units)
       if (!units_[unit].unsharded()) missing.push_back(unit);
+    // Without memory on one rank, none issues a gather, and training can continue.
+    const std::exception_ptr no_memory = cache_.take_buffers(missing);
+    const std::vector<int> kNoMemory{-1};
+    if (no_memory && comm_->size() == 1) std::rethrow_exception(no_memory);
     if (comm_->size() > 1) {
-      const std::vector<std::vector<int>> wanted = comm_->exchange(missing, "GatheredParameters");
+      const std::vector<std::vector<int>> wanted =
+          comm_->exchange(no_memory ? kNoMemory : missing, "GatheredParameters");
       for (int rank = 0; rank < comm_->size(); ++rank) {
+        if (wanted[rank] == kNoMemory) {
+          if (no_memory) std::rethrow_exception(no_memory);
+          cache_.give_buffers_back(missing);
+          throw Error(str("GatheredParameters: rank ", rank, " has no memory for the parameters"));
+        }
         if (wanted[rank] != missing)
           throw CommError(str("GatheredParameters: rank ", comm_->rank(), " needs units [",
                               join(missing, " "), "], rank ", rank, " needs [", join(wanted[rank], " "),
@@ -324,12 +339,20 @@ void Residency::pin(const std::vector<int>& units, bool writable) {
       cache_.reshard_when_unpinned(units_[unit]);  // unless the plan takes it over
     }
   }
-  for (int index : units) {
-    ParamUnit& unit = units_[index];
-    ++unit.use.pins;
-    cache_.wait(unit);
-    // Until the writes of one rank are every rank's, each sees its own: in a memory of its own.
-    if (writable && unit.use.writers++ == 0) unit.begin_private_writes(cache_.pool());
+  std::vector<int> pinned;
+  try {
+    for (int index : units) {
+      ParamUnit& unit = units_[index];
+      cache_.wait(unit);
+      // Until the writes of one rank are every rank's, each rank writes into its own copy.
+      if (writable && unit.use.writers == 0) unit.begin_private_writes(cache_.pool());
+      ++unit.use.pins;
+      if (writable) ++unit.use.writers;
+      pinned.push_back(index);
+    }
+  } catch (...) {
+    unpin(pinned, writable);
+    throw;
   }
 }
 

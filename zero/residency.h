@@ -70,7 +70,7 @@ struct Reductions {
   std::function<int()> num_ready;
   std::function<int()> num_issued;
   std::function<void(int count)>
-      issue_until;  ///< Collective. Until `count` have been; outside of backward nothing
+      issue_until;  ///< Collective. Until `count` have been; does nothing outside of backward
 };
 
 /// Decides when one rank's units are unsharded. Calls from several threads are serialised; see [Note: one
@@ -133,8 +133,8 @@ class Residency {
   /// What is unsharded, and its counters: of the pass in progress, and of the one before.
   const UnitCache& cache() const { return cache_; }
   const ResidencyCounts& previous_counts() const { return previous_counts_; }
-  /// What autocast has made of units: for OperatorListener.
-  CastTracker& casts() { return cache_.casts(); }
+  /// Local. An operator has made `copy` of a piece of a unit: see CastTracker::add().
+  void track_cast(const CastSource& source, const at::Tensor& copy);
   /// Whether some unit is sharded, so that gathers are issued during a pass and not after the update alone.
   bool gathers_on_use() const { return gathers_on_use_; }
   bool tracks_casts() const { return gathers_on_use_ && options_.track_casts; }

@@ -188,7 +188,7 @@ void ShardedModel::update(double grad_scale) {
   try {
     optimizer_->step(*gradients_, grad_scale, used_);
   } catch (...) {
-    residency_->keep_failure(std::current_exception());  // operators that run nevertheless read zeros
+    residency_->keep_failure(std::current_exception());  // what operators that run from now on are told
     throw;
   }
 }
@@ -219,13 +219,13 @@ static std::string first_line(const std::string& text) { return text.substr(0, t
 void ShardedModel::check_usable() {
   try {
     if (failure_) std::rethrow_exception(failure_);
-    residency_->rethrow();
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
     throw Error(str("an earlier backward() or step() failed and left gradients or parameters incomplete: ",
                     first_line(error.what())));
   }
+  residency_->rethrow();
   versions_->check();
 }
 

@@ -24,11 +24,32 @@ auto UnitCache::or_kept(const Function& function) {
 
 void UnitCache::unshard(ParamUnit& unit) {
   wait(unit);
-  if (!unit.memory.has_buffer()) unit.memory.hold(pool_.acquire(unit.memory.bytes()));
-  or_kept([&] { unit.unshard(*comm_); });
+  or_kept([&] {
+    take_buffer(unit);
+    unit.unshard(*comm_);
+  });
   ++counts.gathers[unit.index];
   max_unsharded_ = std::max(max_unsharded_, num_unsharded());
   if (!options_.overlap || comm_->size() == 1) wait(unit);
+}
+
+void UnitCache::take_buffer(ParamUnit& unit) {
+  if (!unit.memory.has_buffer()) unit.memory.hold(pool_.acquire(unit.memory.bytes()));
+}
+
+std::exception_ptr UnitCache::take_buffers(const std::vector<int>& units) {
+  try {
+    for (const int unit : units) take_buffer(units_[unit]);
+    return nullptr;
+  } catch (...) {
+    give_buffers_back(units);
+    return std::current_exception();
+  }
+}
+
+void UnitCache::give_buffers_back(const std::vector<int>& units) {
+  for (const int unit : units)
+    if (units_[unit].memory.has_buffer()) pool_.give_back(units_[unit].memory.release());
 }
 
 void UnitCache::wait(ParamUnit& unit) {

@@ -33,9 +33,13 @@ class UnitCache {
   };
   UnitCache(std::vector<ParamUnit>& units, comm::CommunicatorPtr comm, const Options& options);
 
-  /// Collective. Issues the gather of the unit. Throws CommError; where there is no memory for a buffer,
-  /// nothing has changed.
+  /// Collective. Issues the gather of the unit. What it throws, CommError or the allocator's error, is kept:
+  /// the other ranks count on this gather.
   void unshard(ParamUnit& unit);
+  /// Local. Buffers for the gathers of resharded units, before the ranks agree on them: for all units or,
+  /// when the allocator's error is returned, for none.
+  std::exception_ptr take_buffers(const std::vector<int>& units);
+  void give_buffers_back(const std::vector<int>& units);
   /// Local. Waits for the gather in flight, if there is one; the unit and its casts are readable then.
   /// Throws CommError.
   void wait(ParamUnit& unit);
@@ -49,7 +53,7 @@ class UnitCache {
   void run(const std::vector<PlanAction>& actions);
   /// Local. Reshards the units used longest ago, none of them pinned, until `unit` fits the budget.
   void make_room(const ParamUnit& unit, const PlanBudget& budget);
-  /// Local. The unit has new values: its casts are stale. What is unsharded of it, too.
+  /// Local. The unit has new values: forgets its casts, and reshards it if it is unsharded.
   void drop(ParamUnit& unit);
 
   /// The unsharded units, without those that are to be resharded.
@@ -61,8 +65,10 @@ class UnitCache {
   const BufferPool& pool() const { return pool_; }
   BufferPool& pool() { return pool_; }
   CastTracker& casts() { return casts_; }
+  const CastTracker& casts() const { return casts_; }
 
  private:
+  void take_buffer(ParamUnit& unit);
   template <class Function>
   auto or_kept(const Function& function);
 
