@@ -147,13 +147,21 @@ void ShardedModel::end_forward() {
   if (!training_ && listener_) residency_->end_pass();
 }
 
-/// What `function` throws, every later call throws too.
+static std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+
+/// What `function` throws, every later call throws too. Of an exception that is not ours only the text is
+/// kept: one of Python's holds the frames of its traceback, and so whatever owns this model.
 template <class Function>
 auto ShardedModel::or_unusable(const Function& function) {
   try {
     return function();
-  } catch (...) {
+  } catch (const Error&) {
     failure_ = std::current_exception();
+    throw;
+  } catch (const std::exception& error) {
+    failure_ = std::make_exception_ptr(
+        Error(str("an earlier backward() or step() failed and left gradients or parameters incomplete: ",
+                  first_line(error.what()))));
     throw;
   }
 }
@@ -221,19 +229,10 @@ void ShardedModel::note_new_value(size_t parameter) {
   note_version(parameter);
 }
 
-static std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
-
 void ShardedModel::check_usable() {
   residency_->rethrow();
-  if (!failure_) return check_parameters();
-  try {
-    std::rethrow_exception(failure_);
-  } catch (const Error&) {
-    throw;
-  } catch (const std::exception& error) {
-    throw Error(str("an earlier backward() or step() failed and left gradients or parameters incomplete: ",
-                    first_line(error.what())));
-  }
+  if (failure_) std::rethrow_exception(failure_);
+  check_parameters();
 }
 
 void ShardedModel::check_parameters() const {
