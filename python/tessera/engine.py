@@ -9,9 +9,12 @@
 import json
 from contextlib import contextmanager
 
+import torch
+
 from tessera import _engine, module_state, whole_model
 from tessera.containers import map_tensors
 from tessera.errors import Error
+from tessera.zero import GatheredParameters
 
 # Keys of the client state of a checkpoint that are the package's own.
 _SCHEDULER_STATE = "tessera.lr_scheduler"
@@ -65,7 +68,10 @@ class Engine:
         kwargs = {key: map_tensors(value, prepare) for key, value in kwargs.items()}
         engine.begin_forward()
         try:
-            result = self.module(*args, **kwargs)
+            # A compiled graph reads raw pointers; without autograd the engine does not hear of it.
+            unheard = not torch.is_grad_enabled() and module_state.is_compiled(self.module)
+            with GatheredParameters(self.module, enabled=unheard):
+                result = self.module(*args, **kwargs)
         except BaseException as error:
             engine.leave_forward()
             if isinstance(error, Exception):
