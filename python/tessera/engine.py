@@ -17,6 +17,7 @@ from tessera.errors import Error
 from tessera.zero import GatheredParameters
 
 # Keys of the client state of a checkpoint that are the package's own.
+_GROUPS_STATE = "tessera.param_groups"
 _SCHEDULER_STATE = "tessera.lr_scheduler"
 _LOADER_STATE = "tessera.dataloader"
 
@@ -231,8 +232,8 @@ class Engine:
     def save_checkpoint(self, save_dir, tag=None, client_state=None, **_):
         """Save all that training needs to resume to SAVE_DIR/TAG, a folder that all ranks share. Collective.
 
-        It is saved completely, or not at all, and SAVE_DIR/latest then names it. The scheduler of `initialize(lr_scheduler=)` and
-        the place of the data loader of `initialize(training_data=)` are saved too.
+        It is saved completely, or not at all, and SAVE_DIR/latest then names it. The values of the optimizer's param groups, the
+        scheduler of `initialize(lr_scheduler=)` and the place of the data loader of `initialize(training_data=)` are saved too.
 
         Parameters
         ----------
@@ -247,7 +248,7 @@ class Engine:
         str
             SAVE_DIR/TAG.
         """
-        state = {"client_state": client_state}
+        state = {"client_state": client_state, _GROUPS_STATE: self.optimizer.values()}
         if self._steps_lr_scheduler:
             state[_SCHEDULER_STATE] = self.lr_scheduler.state_dict()
         if hasattr(self.training_dataloader, "state_dict"):
@@ -289,10 +290,9 @@ class Engine:
         if not isinstance(state, dict) or "client_state" not in state:  # saved from C++
             state = {"client_state": state}
         if not load_module_only:
+            self.optimizer.load_values(state.get(_GROUPS_STATE, []))
             if load_lr_scheduler_states and self._steps_lr_scheduler and _SCHEDULER_STATE in state:
                 self.lr_scheduler.load_state_dict(state[_SCHEDULER_STATE])
-                for group, rate in zip(self.optimizer.param_groups, self.lr_scheduler.get_last_lr()):
-                    group["lr"] = rate
             if _LOADER_STATE in state and hasattr(self.training_dataloader, "load_state_dict"):
                 self.training_dataloader.load_state_dict(state[_LOADER_STATE])
         self.optimizer.pull()

@@ -14,7 +14,7 @@ from tessera.lr_scheduler import LRScheduler
 
 def initialize(args=None, model=None, optimizer=None, model_parameters=None, training_data=None, lr_scheduler=None,
                distributed_port=None, mpu=None, dist_init_required=None, collate_fn=None, config=None, mesh_param=None,
-               config_params=None):
+               config_params=None, engine_class=Engine):
     """Make an engine that trains a model. Collective; it joins the group of ranks if that was not done.
 
     The model is used as before, through the engine or directly. Its parameters move into the engine's memory, with rank 0's
@@ -43,6 +43,8 @@ def initialize(args=None, model=None, optimizer=None, model_parameters=None, tra
         DeepSpeed's; the first two and the last have to be None, the other has no effect.
     config_params : dict, str or Path, optional
         An older name of `config`.
+    engine_class : type
+        Engine, or a class derived from it.
 
     Returns
     -------
@@ -81,7 +83,7 @@ def initialize(args=None, model=None, optimizer=None, model_parameters=None, tra
                             accumulation_steps=resolved["gradient_accumulation_steps"], seed=resolved.get("seed", 42),
                             collate_fn=collate_fn)
         steps_per_epoch = loader.steps_per_epoch
-    engine = Engine(model, parsed, group, comm.get_local_rank(), steps_per_epoch)
+    engine = engine_class(model, parsed, group, comm.get_local_rank(), steps_per_epoch)
     engine.training_dataloader = loader
     _attach(engine, optimizer, lr_scheduler)
     zero.register(engine)

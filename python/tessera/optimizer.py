@@ -164,7 +164,7 @@ class Optimizer(torch.optim.Optimizer):
             super().__init__([{"params": [parameters[name] for name in groups[i].parameters], **self._shown(groups[i].hyper)}
                               for i in self._indices], {})
         self._client = client
-        self._pushed = [self._read(group) for group in self._groups()]
+        self._pushed = self.values()
 
     def step(self, closure=None):
         """As `engine.step()`."""
@@ -181,8 +181,24 @@ class Optimizer(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict):
         """Takes the hyper-parameters of the param groups. The states come with `engine.load_checkpoint`."""
-        for group, saved in zip(self._groups(), state_dict["param_groups"]):
-            group.update({key: value for key, value in saved.items() if key != "params"})
+        self.load_values([{key: value for key, value in group.items() if key != "params"}
+                          for group in state_dict["param_groups"] if group["params"]])
+
+    def values(self):
+        """The hyper-parameters of each param group, as JSON has them."""
+        return [self._read(group) for group in self._groups()]
+
+    def load_values(self, values):
+        """Writes what `values` has returned into the groups, if they are as many."""
+        if len(values) == len(self._groups()):
+            for group, saved in zip(self._groups(), values):
+                group.update(saved)
+
+    @property
+    def overflow(self):
+        """Whether the last step was skipped."""
+        engine = self._engine()
+        return engine.global_steps > 0 and not engine.was_step_applied()
 
     def _groups(self):
         return [group for group in self.param_groups if group["params"]]
@@ -196,7 +212,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def push(self):
         """Give the engine what has been written into the param groups."""
-        now = [self._read(group) for group in self._groups()]
+        now = self.values()
         if now == self._pushed:
             return
         engine = self._engine()._engine

@@ -13,6 +13,11 @@ def register(engine):
     _engines.add(engine)
 
 
+def engines():
+    """The engines of this process."""
+    return _engines
+
+
 class GatheredParameters:
     """Whole parameters inside of a `with`. Collective: all ranks enter and leave it with the same parameters.
 
