@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -20,8 +21,13 @@ namespace tessera::comm {
 class GroupContext {
  public:
   /// `serves_store`: this rank's process runs the store's server, and so must be the last to end.
-  GroupContext(GroupStore store, int rank, int size, bool serves_store)
-      : store_(std::move(store)), rank_(rank), size_(size), serves_store_(serves_store) {}
+  /// `interrupt`: JoinOptions::interrupt.
+  GroupContext(GroupStore store, int rank, int size, bool serves_store, std::function<void()> interrupt = {})
+      : store_(std::move(store)),
+        rank_(rank),
+        size_(size),
+        serves_store_(serves_store),
+        interrupt_(std::move(interrupt)) {}
   GroupContext(const GroupContext&) = delete;
   GroupContext& operator=(const GroupContext&) = delete;
   /// The shutdown: leave(); the store's server then waits for the others to leave, up to 5 s (1 s after an
@@ -31,6 +37,10 @@ class GroupContext {
   const GroupStore& store() const { return store_; }
   int rank() const { return rank_; }
   int size() const { return size_; }
+  /// Local. To be called while this rank waits for others. Throws what JoinOptions::interrupt does.
+  void check_interrupt() const {
+    if (interrupt_) interrupt_();
+  }
 
   /// Local. Until when this rank waits for the other ranks' failure reports: 1 s after its first failure in
   /// any of the groups.
@@ -52,6 +62,7 @@ class GroupContext {
   const int rank_;
   const int size_;
   const bool serves_store_;
+  const std::function<void()> interrupt_;
   std::mutex mutex_;  ///< guards what follows
   bool left_ = false;
   std::optional<std::chrono::steady_clock::time_point> report_deadline_;

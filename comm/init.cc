@@ -130,9 +130,9 @@ CommunicatorPtr join(const JoinOptions& given, const Environment& env) {
   if (env.world_size == 1)
     return std::make_shared<SelfCommunicator>(SimulatedGroup{.timeout = options.timeout, .device = device});
   check_open_files(env.world_size, env.rank == 0 && !env.agent_store, options.backend);
-  const Rendezvous met =
-      rendezvous(env, options.rendezvous_timeout, settings_of(options, device), options.log);
-  auto context = std::make_shared<GroupContext>(met.store, env.rank, env.world_size, met.serves_store);
+  const Rendezvous met = rendezvous(env, options, settings_of(options, device));
+  auto context = std::make_shared<GroupContext>(met.store, env.rank, env.world_size, met.serves_store,
+                                                options.interrupt);
   const std::string backend = choose_backend(met, env, options, device);
   const MakeTransport make = [&](const GroupStore& store, FailureHook on_failure) {
     if (backend == "shm")
@@ -174,8 +174,8 @@ void run_threads(int world_size, const JoinOptions& options,
         return make_gloo_transport(group_store, gloo, std::move(on_failure));
       };
       comm = std::make_shared<TransportCommunicator>(
-          std::make_shared<GroupContext>(store, rank, world_size, /*serves_store=*/false), options.timeout,
-          make);
+          std::make_shared<GroupContext>(store, rank, world_size, /*serves_store=*/false, options.interrupt),
+          options.timeout, make);
       body(comm);
     } catch (const CommError&) {
       fail(first_comm_error);

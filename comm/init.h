@@ -26,6 +26,10 @@ struct JoinOptions {
   std::chrono::milliseconds rendezvous_timeout = std::chrono::minutes(5);
   /// Says what a rendezvous of more than 5 s waits for, and when "auto" has to do without shared memory.
   Logger log{};
+  /// Called about every half second by a thread that waits for other ranks, at the rendezvous and in every
+  /// collective. What it throws ends the wait: this rank leaves the group, and the call throws it. Python
+  /// looks for Ctrl-C there.
+  std::function<void()> interrupt = {};
 };
 
 /// Local. The device that join() takes, for a program that needs to know, or to fail, before it joins. With

@@ -31,23 +31,25 @@ std::string host_name() {
   return name.data();
 }
 
-/// The time limit of the rendezvous. Logs what a wait is for when it takes long.
+/// The time limit of the rendezvous. Logs what a wait is for when it takes long. Borrows the options.
 class WaitLimit {
  public:
-  WaitLimit(milliseconds timeout, const Logger& log) : log_(log), deadline_(Clock::now() + timeout) {}
+  explicit WaitLimit(const JoinOptions& options)
+      : options_(options), deadline_(Clock::now() + options.rendezvous_timeout) {}
   milliseconds left() const {
     return std::max(std::chrono::duration_cast<milliseconds>(deadline_ - Clock::now()), milliseconds(1));
   }
   template <class Describe>
   void still_waiting(const Describe& describe) {
+    if (options_.interrupt) options_.interrupt();
     if (Clock::now() < next_) return;
     next_ = Clock::now() + std::chrono::minutes(1);
-    log_.info(
+    options_.log.info(
         str(describe(), "; gives up in ", std::chrono::ceil<std::chrono::seconds>(left()).count(), " s"));
   }
 
  private:
-  const Logger& log_;
+  const JoinOptions& options_;
   const Clock::time_point deadline_;
   Clock::time_point next_ = Clock::now() + std::chrono::seconds(5);
 };
@@ -194,14 +196,14 @@ Settings settings_of(const JoinOptions& options, at::Device device) {
           {"the device of the tensors", device.is_cuda() ? "cuda" : "cpu"}};
 }
 
-Rendezvous rendezvous(const Environment& env, milliseconds timeout, const Settings& settings,
-                      const Logger& log) {
+Rendezvous rendezvous(const Environment& env, const JoinOptions& options, const Settings& settings) {
+  const milliseconds timeout = options.rendezvous_timeout;
   // "localhost" may mean ::1 on one side and 127.0.0.1 on the other.
   const std::string host = env.master_addr == "localhost" ? "127.0.0.1" : env.master_addr;
   const std::string where =
       str(env.agent_store ? "torchrun's agent is gone: the store at " : "rank 0 is gone: its store at ",
           endpoint(host, env.master_port));
-  WaitLimit limit(timeout, log);
+  WaitLimit limit(options);
   const auto liveness = std::make_shared<Liveness>(own_address(host, env.master_port));
   RankInfo mine{loopback_domain(), str("process ", getpid(), " on ", host_name()), liveness->endpoint(),
                 settings};

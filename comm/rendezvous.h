@@ -23,10 +23,10 @@ using Settings = std::map<std::string, std::string>;
 Settings settings_of(const JoinOptions& options, at::Device device);
 
 /// Collective. Rank 0 serves the store (torchrun's agent, with env.agent_store), all others connect. All of
-/// it takes no longer than `timeout`; what it waits for after 5 s, and then every minute, goes to `log`.
+/// it takes no longer than options.rendezvous_timeout, unless options.interrupt throws; what it waits for
+/// after 5 s, and then every minute, goes to options.log.
 /// Throws CommError: port in use, no server or another program's, ranks missing (which), WORLD_SIZE or a
 /// setting differing, one RANK given twice, a rank that has ended or cannot be reached.
-Rendezvous rendezvous(const Environment& env, std::chrono::milliseconds timeout, const Settings& settings,
-                      const Logger& log);
+Rendezvous rendezvous(const Environment& env, const JoinOptions& options, const Settings& settings);
 
 }  // namespace tessera::comm

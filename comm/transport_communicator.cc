@@ -136,6 +136,7 @@ void TransportCommunicator::wait(PendingCollective& collective) {
     }
   };
   for (auto next_comparison = Clock::now() + stall; !is_done();) {
+    check_interrupt();
     check_all_alive(collective.number_);
     if (Clock::now() < next_comparison) continue;
     check_stalled(collective.number_);
@@ -219,6 +220,7 @@ std::vector<std::string> TransportCommunicator::exchange(const std::string& valu
   const int64_t number = recorder_->record(describe("exchange", label));
   auto next_comparison = Clock::now() + std::min(kStallInterval, timeout / 2);
   const auto watch = [&] {
+    check_interrupt();
     if (recorder_->any_failed_or_left())
       for (int r = 0; r < size(); ++r)
         if (recorder_->has_failed_or_left(r) && !exchange_.has_arrived(r)) throw CommError("a rank left");
@@ -284,6 +286,7 @@ void TransportCommunicator::open(const MakeTransport& make) {
     recorder->report_fault(fault_of(cause), recorder->number_of(tag));
   });
   const auto watch = [&] {
+    check_interrupt();
     if (!recorder_->any_failed_or_left()) return;
     for (int r = 0; r < size(); ++r)
       if (const auto departure = recorder_->departure(r); departure && !exchange_.has_arrived(r))
@@ -323,6 +326,15 @@ void TransportCommunicator::abort(std::string_view reason) {
 
 void TransportCommunicator::check_usable() const {
   if (error_) throw CommError(*error_);
+}
+
+void TransportCommunicator::check_interrupt() {
+  try {
+    context_->check_interrupt();
+  } catch (const std::exception&) {
+    abort("it was interrupted");
+    throw;
+  }
 }
 
 void TransportCommunicator::check_all_alive(int64_t number) {

@@ -87,6 +87,8 @@ class TransportCommunicator final : public Communicator,
 
   /// Throws the error of a group that has failed.
   void check_usable() const;
+  /// Leaves the group when the caller's JoinOptions::interrupt throws.
+  void check_interrupt();
   /// Fails when a rank's process has ended that had not left in order.
   void check_all_alive(int64_t number);
   /// Fails when the other ranks that wait have issued something else, or wait for this one.

@@ -127,11 +127,8 @@ std::optional<at::ScalarType> Engine::input_dtype() const {
 }
 
 /// The module may have been given other tensors, which would not be trained.
-void Engine::check_same_parameters() const {
+void Engine::check_same_parameters(const std::vector<zero::NamedTensor>& now) const {
   using zero::NamedTensor;
-  const auto changed = changed_parameters(parameters_);
-  if (!changed) return;
-  const std::vector<NamedTensor>& now = *changed;
   const auto named = [](const std::vector<NamedTensor>& list, const std::string& name) {
     return std::find_if(list.begin(), list.end(),
                         [&](const NamedTensor& parameter) { return parameter.name == name; });
@@ -153,7 +150,7 @@ void Engine::check_same_parameters() const {
 
 // ----------------------------------------------------------------------------------------- the step
 
-void Engine::backward(const at::Tensor& loss) {
+void Engine::backward(const at::Tensor& loss, bool average) {
   sharded_->check_usable();
   if (!loss.defined() || loss.numel() != 1)
     throw Error(str(
@@ -165,41 +162,44 @@ void Engine::backward(const at::Tensor& loss) {
         "backward() needs a loss that depends on the parameters; was it computed under NoGradGuard, or "
         "detached?");
   if (!sharded_->training()) throw Error("backward() in evaluation mode: call train() first");
-  if (at_boundary())
+  if (at_boundary_)
     throw Error("backward() at the accumulation boundary: call step() after the last backward()");
   sharded_->check_gradients();
   gradient_scale_ = scaler_.scale();
   // One factor, applied in fp32: in fp16, 2^16 alone would overflow.
-  const double factor = gradient_scale_ / static_cast<double>(config_.gradient_accumulation_steps);
+  const double factor =
+      gradient_scale_ / static_cast<double>(average ? config_.gradient_accumulation_steps : 1);
   at::Tensor scaled = loss;
   if (factor != 1)
     scaled = (at::isReducedFloatingType(loss.scalar_type()) ? loss.to(at::kFloat) : loss) * factor;
 
   const bool first = micro_steps_in_window_ == 0;
-  if (first) check_same_parameters();
+  if (first)
+    if (const auto changed = changed_parameters(parameters_)) check_same_parameters(*changed);
+  at_boundary_ = next_is_last();
   ++micro_steps_;
   ++micro_steps_in_window_;
   micro_step_closed_ = false;
-  sharded_->backward(scaled, {.first = first, .last = at_boundary()});
+  sharded_->backward(scaled, {.first = first, .last = at_boundary_});
 }
 
 bool Engine::is_gradient_accumulation_boundary() const {
   // Between backward() and step() the micro-step just done is meant, otherwise the one to come.
-  return at_boundary() ||
-         (micro_step_closed_ && micro_steps_in_window_ + 1 == config_.gradient_accumulation_steps);
+  return at_boundary_ || (micro_step_closed_ && next_is_last());
 }
 
 void Engine::step() {
   sharded_->check_usable();
   sharded_->check_gradients();
   micro_step_closed_ = true;
-  if (!at_boundary()) return;
+  if (!at_boundary_) return;
   if (checkpoint_writer_) checkpoint_writer_->report();
   const zero::GradientSummary summary = sharded_->summarize_gradients(stop_requested_);
   should_stop_ = summary.flag_raised;
   const bool overflow = summary.num_nonfinite > 0;
   gradient_norm_ = overflow ? std::numeric_limits<double>::infinity() : summary.norm / gradient_scale_;
   micro_steps_in_window_ = 0;
+  at_boundary_ = false;
   ++global_steps_;
   if (overflow) {
     sharded_->skip_step();
@@ -234,7 +234,7 @@ void Engine::set_rates() {
   const int64_t applied = global_steps_ - 1 - skipped_steps_;
   std::vector<kernels::Hyper>& groups = sharded_->param_groups();
   for (size_t group = 0; group < groups.size(); ++group) {
-    groups[group].lr = schedule_.lr(applied, group);
+    groups[group].lr = set_rates_ ? (*set_rates_)[group] : schedule_.lr(applied, group);
     if (const auto betas = schedule_.betas(applied, group)) {
       groups[group].beta1 = betas->beta1;
       groups[group].beta2 = betas->beta2;
@@ -242,7 +242,15 @@ void Engine::set_rates() {
   }
 }
 
+void Engine::set_learning_rates(std::vector<double> rates) {
+  if (rates.size() != schedule_.num_groups())
+    throw Error(
+        str("set_learning_rates(): ", rates.size(), " rates for ", schedule_.num_groups(), " param groups"));
+  set_rates_ = std::move(rates);
+}
+
 std::vector<double> Engine::learning_rates() const {
+  if (set_rates_) return *set_rates_;
   std::vector<double> rates;
   for (size_t group = 0; group < schedule_.num_groups(); ++group)
     rates.push_back(schedule_.lr(global_steps_ - skipped_steps_, group));
@@ -251,7 +259,7 @@ std::vector<double> Engine::learning_rates() const {
 
 at::Tensor Engine::full_gradient(const std::string& name) {
   sharded_->check_usable();
-  if (micro_steps_ == 0 || (micro_steps_in_window_ != 0 && !at_boundary()))
+  if (micro_steps_ == 0 || (micro_steps_in_window_ != 0 && !at_boundary_))
     throw Error(str("full_gradient(\"", name,
                     "\"): gradients are reduced at the accumulation boundary; after ", micro_steps_in_window_,
                     " of ", config_.gradient_accumulation_steps, " backward() calls there is none yet"));

@@ -80,7 +80,8 @@ class Engine {
   /// / accumulation steps, runs backward, and reduces. Replaces loss.backward(), whose gradients would
   /// not be reduced: they are refused here and in step(). Throws CommError; Error when the loss is not a
   /// scalar or needs no gradient, in evaluation mode, and when step() is overdue.
-  void backward(const at::Tensor& loss);
+  /// `average`: false for a loss that is already divided by the number of accumulation steps.
+  void backward(const at::Tensor& loss, bool average = true);
   /// Collective. At the accumulation boundary: clips, updates, advances the schedule; otherwise does nothing.
   /// A step whose gradients are not finite is skipped on all ranks alike, and logged. Throws CommError; Error
   /// when that happens at the smallest loss scale allowed.
@@ -89,6 +90,9 @@ class Engine {
   /// engine->forward() (or with step(), where step() is called after every backward) and ends when the next
   /// one begins.
   bool is_gradient_accumulation_boundary() const;
+  /// Local. From now on the next backward() is the window's last, or is not, whatever number of accumulation
+  /// steps is configured; unset: that number counts again. The same on all ranks.
+  void set_gradient_accumulation_boundary(std::optional<bool> is_boundary) { set_boundary_ = is_boundary; }
 
   /// Collective. Both set the mode of the module and its submodules; eval() also copies rank 0's buffers to
   /// all ranks.
@@ -142,6 +146,9 @@ class Engine {
   /// Of the next step, by param group: [0] for parameters in no group, then the
   /// config's groups, then InitOptions'.
   std::vector<double> learning_rates() const;
+  /// Local. Rates by param group from now on, in place of the configured schedule's: for a schedule of the
+  /// caller's. The same on all ranks. Throws Error for another number of rates than param groups.
+  void set_learning_rates(std::vector<double> rates);
   double loss_scale() const { return scaler_.scale(); }
   /// By which the accumulated gradients are multiplied: the last backward()'s loss scale.
   double gradient_scale() const { return gradient_scale_; }
@@ -179,6 +186,10 @@ class Engine {
     AutocastScope autocast_;
   };
 
+  /// Local. Throws Error naming the first parameter by which `now`, those that the model has, differ from
+  /// the engine's.
+  void check_same_parameters(const std::vector<zero::NamedTensor>& now) const;
+
   /// Tensors go to the device, floating ones in the compute dtype when that is bf16 or fp16 (or the
   /// parameters all are); those in standard containers and IValues too. Everything else stays as it is.
   at::Tensor prepare_tensor(const at::Tensor& input) const;
@@ -194,11 +205,13 @@ class Engine {
 
  private:
   void check_same_config_everywhere() const;
-  void check_same_parameters() const;
   void refuse_unscaled_fp16() const;
   std::optional<at::ScalarType> input_dtype() const;
   void warn_unmatched_patterns() const;
-  bool at_boundary() const { return micro_steps_in_window_ == config_.gradient_accumulation_steps; }
+  /// Whether the next backward() is the window's last.
+  bool next_is_last() const {
+    return set_boundary_.value_or(micro_steps_in_window_ + 1 == config_.gradient_accumulation_steps);
+  }
   void set_rates();
   double clip_coefficient(double norm) const;
   std::string optimizer_name() const;
@@ -217,10 +230,13 @@ class Engine {
   std::optional<at::ScalarType>
       input_dtype_;  ///< of forward()'s floating inputs; unset: they stay as they are
 
-  bool micro_step_closed_ = true;  ///< step() was called after the last backward()
+  bool micro_step_closed_ = true;     ///< step() was called after the last backward()
+  bool at_boundary_ = false;          ///< the last backward() was its window's last; step() is to come
+  std::optional<bool> set_boundary_;  ///< in place of the configured number of micro-steps
   int64_t micro_steps_ = 0, micro_steps_in_window_ = 0;
   int64_t global_steps_ = 0, skipped_steps_ = 0;
   bool stop_requested_ = false, should_stop_ = false;
+  std::optional<std::vector<double>> set_rates_;  ///< in place of the schedule's
   double gradient_norm_ = 0;
   double gradient_scale_ = 1;  ///< loss scale by which the accumulated gradients are multiplied
 };

@@ -34,15 +34,17 @@ GatheredParameters::GatheredParameters(ShardedModel& model, const std::vector<st
 GatheredParameters::~GatheredParameters() {
   if (!open_) return;
   try {
-    if (std::uncaught_exceptions() > exceptions_before_) {
-      const PauseListening our_own_operators;
-      model_.residency().unpin(units_, /*writable=*/modifier_rank_ >= 0);
-    } else {
-      close();
-    }
+    std::uncaught_exceptions() > exceptions_before_ ? abandon() : close();
   } catch (...) {
     model_.residency().keep_failure(std::current_exception());
   }
+}
+
+void GatheredParameters::abandon() {
+  if (!open_) return;
+  open_ = false;
+  const PauseListening our_own_operators;
+  model_.residency().unpin(units_, /*writable=*/modifier_rank_ >= 0);
 }
 
 void GatheredParameters::close() {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "zero/cast_tracker.h"
+#include "zero/compiled_graphs.h"
 #include "zero/residency.h"
 #include "zero/unit_memory.h"
 
@@ -60,6 +61,10 @@ uint64_t written_arguments(const at::RecordFunction& function) {
   return entry->second;
 }
 
+bool is_compiled_forward(const at::RecordFunction& function) {
+  return function.name()[0] == 'C' && function.name() == CompiledGraphs::kForward;
+}
+
 /// Tensor::backward() is an operator too, and everything in backward would be nested in it; so it would in
 /// the blocks that code marks for profilers (RECORD_FUNCTION), autograd's own around each node of the graph
 /// among them: a checkpointed segment would stay unsharded as a whole.
@@ -67,13 +72,32 @@ bool is_operator(const at::RecordFunction& function) {
   constexpr std::string_view kAten = "aten::";
   if (std::strncmp(function.name(), kAten.data(), kAten.size()) == 0)
     return std::strcmp(function.name() + kAten.size(), "_backward") != 0;
-  return function.operator_name().has_value();
+  return is_compiled_forward(function) || function.operator_name().has_value();
 }
 
 /// Whether it counts for the nesting depth: the same at an operator's start and at its end.
 bool counts(const at::RecordFunction& function) {
   return !thread_state.inside_residency && is_operator(function);
 }
+
+/// Of the process, as the callbacks are. See [Note: compiled graphs].
+CompiledGraphs& compiled_graphs() {
+  static CompiledGraphs graphs;
+  return graphs;
+}
+
+void listen_to_compiled_backwards();
+
+void note_use(UnitHandle* handle, const char* operator_name) {
+  Residency& residency = *handle->residency;
+  auto& heard = thread_state.residencies;
+  if (std::find(heard.begin(), heard.end(), &residency) == heard.end()) heard.push_back(&residency);
+  residency.on_use(handle->unit, operator_name);
+}
+
+/// From here on nothing is known of whether an argument is written: of a graph, which has no schema, and of
+/// the arguments that a mask of 64 bits does not hold.
+constexpr size_t kUnknownArgument = 64;
 
 /// Returns the handle when `tensor` is (a view of) a parameter, null for casts of one and for anything else.
 UnitHandle* visit_argument(const at::RecordFunction& function, const at::Tensor& tensor, size_t argument) {
@@ -84,11 +108,9 @@ UnitHandle* visit_argument(const at::RecordFunction& function, const at::Tensor&
   if (handle == nullptr || handle->residency == nullptr) return nullptr;
   Residency& residency = *handle->residency;
   const ReentryGuard our_own_operators;
-  auto& heard = thread_state.residencies;
-  if (std::find(heard.begin(), heard.end(), &residency) == heard.end()) heard.push_back(&residency);
-  residency.on_use(handle->unit, function.name());
+  note_use(handle, function.name());
   if (parameter == nullptr) residency.on_cast_read(handle->unit, storage, function.name());
-  if (argument < 64 && (written_arguments(function) >> argument & 1) != 0)
+  if (argument < kUnknownArgument && (written_arguments(function) >> argument & 1) != 0)
     residency.on_write(handle->unit, function.name());
   return parameter;
 }
@@ -102,13 +124,16 @@ void release_pins() {
 std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& function) {
   if (!counts(function)) return nullptr;
   ++thread_state.depth;
+  const bool is_graph = is_compiled_forward(function);
+  if (is_graph) listen_to_compiled_backwards();
   std::unique_ptr<Casting> casting;
-  size_t argument = 0;
+  size_t argument = is_graph ? kUnknownArgument : 0;
   for (const c10::IValue& value : function.inputs()) {
     if (value.isTensor()) {
       UnitHandle* parameter = visit_argument(function, value.toTensor(), argument);
       // Autocast casts inside an operator (linear > to > _to_copy); a cast that
       // the model makes itself is its own.
+      if (is_graph && parameter != nullptr) compiled_graphs().add(function, parameter);
       if (parameter != nullptr && thread_state.depth >= 3 && parameter->residency->tracks_casts() &&
           std::strcmp(function.name(), "aten::_to_copy") == 0)
         casting = std::make_unique<Casting>(cast_source(parameter, value.toTensor()));
@@ -137,6 +162,29 @@ void on_end(const at::RecordFunction& function, at::ObserverContext* context) {
     }
   }
   if (--thread_state.depth == 0 && !thread_state.residencies.empty()) release_pins();
+}
+
+std::unique_ptr<at::ObserverContext> on_backward_start(const at::RecordFunction& function) {
+  if (function.name() != CompiledGraphs::kBackward) return nullptr;
+  ++thread_state.depth;
+  const std::vector<UnitHandle*> units = compiled_graphs().read_by_forward_of(function);
+  const ReentryGuard our_own_operators;
+  for (UnitHandle* unit : units) note_use(unit, function.name());
+  return nullptr;
+}
+
+void on_backward_end(const at::RecordFunction& function, at::ObserverContext*) {
+  if (function.name() != CompiledGraphs::kBackward) return;
+  compiled_graphs().erase(function);
+  if (--thread_state.depth == 0 && !thread_state.residencies.empty()) release_pins();
+}
+
+/// From the first graph on: each node of backward then costs a call more.
+void listen_to_compiled_backwards() {
+  static const at::CallbackHandle once =
+      at::addGlobalCallback(at::RecordFunctionCallback(on_backward_start, on_backward_end)
+                                .scopes({at::RecordScope::BACKWARD_FUNCTION}));
+  static_cast<void>(once);
 }
 
 /// The callback of the process, which all listeners share: libtorch keeps its
@@ -179,6 +227,9 @@ OperatorListener::OperatorListener(bool casts) : casts_(casts) {
   Callback::of_process().change(1, casts_ ? 1 : 0);
 }
 
-OperatorListener::~OperatorListener() { Callback::of_process().change(-1, casts_ ? -1 : 0); }
+OperatorListener::~OperatorListener() {
+  Callback::of_process().change(-1, casts_ ? -1 : 0);
+  compiled_graphs().forget_the_gone();
+}
 
 }  // namespace tessera::zero

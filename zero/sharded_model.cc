@@ -146,13 +146,21 @@ void ShardedModel::end_forward() {
   if (!training_ && listener_) residency_->end_pass();
 }
 
-/// What `function` throws, every later call throws too.
+static std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+
+/// What `function` throws, every later call throws too. Of an exception that is not ours only the text is
+/// kept: one of Python's holds the frames of its traceback, and so whatever owns this model.
 template <class Function>
 auto ShardedModel::or_unusable(const Function& function) {
   try {
     return function();
-  } catch (...) {
+  } catch (const Error&) {
     failure_ = std::current_exception();
+    throw;
+  } catch (const std::exception& error) {
+    failure_ = std::make_exception_ptr(
+        Error(str("an earlier backward() or step() failed and left gradients or parameters incomplete: ",
+                  first_line(error.what()))));
     throw;
   }
 }
@@ -214,17 +222,8 @@ void ShardedModel::skip_step() {
 
 // ------------------------------------------------------------------------------- what must not change
 
-static std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
-
 void ShardedModel::check_usable() {
-  try {
-    if (failure_) std::rethrow_exception(failure_);
-  } catch (const Error&) {
-    throw;
-  } catch (const std::exception& error) {
-    throw Error(str("an earlier backward() or step() failed and left gradients or parameters incomplete: ",
-                    first_line(error.what())));
-  }
+  if (failure_) std::rethrow_exception(failure_);
   residency_->rethrow();
   versions_->check();
 }

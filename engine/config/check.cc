@@ -81,6 +81,10 @@ class Checker {
       for (const auto& [name, value] : object.items()) {
         const Key* key = is_plain(name) ? table_.find(child_path(place.rows, name), place.type) : nullptr;
         if (!key && (free || sections)) continue;
+        if (!key && name.starts_with('_')) {  // a comment, as people write them in JSON
+          without_effect_.push_back(child_path(place.path, name));
+          continue;
+        }
         if (key && sections != (key->type == Type::kSection || key->type == Type::kSectionList)) continue;
         problems_.collect([&] {
           if (!key) fail_unknown(place, name, value);

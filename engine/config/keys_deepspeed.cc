@@ -135,6 +135,9 @@ void add_precision_rows(Rows rows) {
   const Attribute dtype = choices({"fp32", "fp16", "bf16"});
   const char* master = "master weights are always fp32";
   rows.no_effect("fp16.auto_cast", "how inputs are cast does not depend on it");
+  rows.no_effect("fp16.opt_level", "a level of Apex AMP, which fp16 does not use", kText);
+  rows.no_effect("fp16.fp16_scale_tolerance", "fp16.hysteresis says how many overflows are tolerated",
+                 of_type(Type::kNumber));
   rows.refused("fp16.fp16_master_weights_and_grads", master, "false");
   rows.no_effect("bf16.immediate_grad_update", "gradients are always accumulated as they come");
   rows.no_effect("bf16.check_grad_overflow", "non-finite gradients always skip the step",
@@ -143,6 +146,9 @@ void add_precision_rows(Rows rows) {
   rows.refused("bf16.bf16_optimizer_states", "optimizer state is always fp32", "false");
   rows.no_effect("torch_autocast.lower_precision_safe_modules", "autocast decides operator by operator",
                  of_type(Type::kTextList), kNullable);
+  rows.no_effect("data_types.keep_in_fp32_modules",
+                 "every parameter has the compute type, with an fp32 master", of_type(Type::kTextList),
+                 kNullable);
   rows.refused("data_types.param_dtype", "the parameters' type comes from `fp16` and `bf16`", "", dtype);
   rows.refused("data_types.buffer_dtype",
                "floating buffers take the parameters' compute type, others keep theirs", "", dtype);
@@ -195,6 +201,13 @@ void add_other_rows(Rows rows) {
   rows.no_effect("graph_harvesting", "there is no graph capture");
   rows.no_effect("dataloader_drop_last",
                  "an engine loads no data; `tessera train` takes it for trainer.dataloader_drop_last");
+  rows.no_effect("comms_config", "collectives are not logged one by one", kSection);
+  rows.no_effect("monitor_config", "each monitor has a section of its own", kSection);
+  rows.no_effect("cuda_visible_devices", "the environment variable of this name decides", kText, kNullable);
+  rows.no_effect("disable_python_gc", "Python's garbage collector is the script's own matter");
+  rows.no_effect("compute_grad_norm",
+                 "the norm is always computed, in the pass that looks for non-finite ones");
+  rows.no_effect("parameter_alignment", "units are aligned to cache lines", kInteger);
   rows.no_effect("vocabulary_size", "only a hint in DeepSpeed, too", kInteger, kNullable);
   rows.no_effect("log_level", "rank 0 talks, the others log to files", kText, kNullable);
 }

@@ -13,8 +13,9 @@ for folder in ("train", "examples"):
     MAY_INCLUDE[folder].add("monitor")  # the engine does not know where a run's numbers go
 MAY_INCLUDE["cmake"] = set()  # the precompiled header
 MAY_INCLUDE["tessera.h"] = MAY_INCLUDE["train"] | {"engine"}  # what a program of one's own includes
+MAY_INCLUDE["python"] = set(MAY_INCLUDE) - {"examples", "cmake"}
 for top in ("tools", "tests", "benchmarks"):
-    MAY_INCLUDE[top] = set(MAY_INCLUDE) | {"tools", "tests", "benchmarks"}
+    MAY_INCLUDE[top] = set(MAY_INCLUDE) - {"python"} | {"tools", "tests", "benchmarks"}
 
 CHECKPOINT_FROM_ZERO = re.compile(r"zero/layout\w*\.h")
 # Files that must be usable, and testable, without libtorch.

@@ -72,8 +72,7 @@ CommunicatorPtr join(const std::string& what, const tessera::comm::Environment& 
     return tessera::comm::join(options, environment);
   if (what == "rendezvous") std::thread(be_killed).detach();
   if (what == "connecting") {
-    tessera::comm::rendezvous(environment, options.rendezvous_timeout,
-                              tessera::comm::settings_of(options, at::kCPU), options.log);
+    tessera::comm::rendezvous(environment, options, tessera::comm::settings_of(options, at::kCPU));
     be_killed();
   }
   const CommunicatorPtr comm = tessera::comm::join(options, environment);

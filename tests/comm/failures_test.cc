@@ -1,7 +1,10 @@
 // Ranks that do not arrive, issue something else, fail or leave: every other rank gets a one-line error soon.
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <memory>
 #include <mutex>
+#include <stdexcept>
 #include <thread>
 
 #include "comm/init.h"
@@ -94,6 +97,47 @@ TEST_P(FailuresTest, EveryCollectiveHasTheTimeout) {
     });
     EXPECT_EQ(errors[0].find(op), 0u) << errors[0];
     EXPECT_NE(errors[0].find("rank 1 has not arrived within 0.3 s"), std::string::npos) << errors[0];
+  }
+}
+
+// As Ctrl-C does to rank 0, which waits for rank 1.
+TEST_P(FailuresTest, AnInterruptEndsAWaitAndTheGroup) {
+  for (const std::string op : {"all_reduce", "exchange", "barrier"}) {
+    std::atomic<bool> interrupted = false;
+    std::string own_error, others_error;
+    double seconds_until_end = 0;
+    JoinOptions options = with_timeout(seconds(30));
+    const auto main_thread_of_rank_0 = std::make_shared<std::atomic<std::thread::id>>();
+    options.interrupt = [&] {
+      if (interrupted && std::this_thread::get_id() == *main_thread_of_rank_0)
+        throw std::runtime_error("stop");
+    };
+    run_threads(2, options, [&](CommunicatorPtr comm) {
+      at::Tensor buffer = at::ones({8});
+      comm->barrier("start");
+      const auto wait = [&] {
+        if (op == "all_reduce") comm->all_reduce(buffer, "unit 0")->wait();
+        if (op == "exchange") comm->exchange("", "numbers");
+        if (op == "barrier") comm->barrier("waited for");
+      };
+      if (comm->rank() == 0) {
+        *main_thread_of_rank_0 = std::this_thread::get_id();
+        interrupted = true;
+        const auto start = Clock::now();
+        own_error = error_of(wait);
+        seconds_until_end = seconds_since(start);
+      } else {
+        std::this_thread::sleep_for(milliseconds(1500));
+        others_error = error_of([&] {
+          wait();  // an exchange has all values already
+          comm->barrier("next");
+        });
+      }
+    });
+    EXPECT_EQ(own_error, "stop") << op;
+    EXPECT_LT(seconds_until_end, 1) << op;
+    EXPECT_NE(others_error.find("rank 0"), std::string::npos) << op << ": " << others_error;
+    EXPECT_NE(others_error.find("it was interrupted"), std::string::npos) << op << ": " << others_error;
   }
 }
 

@@ -68,6 +68,55 @@ TEST_P(EngineAt, StepBetweenBoundariesAndTwiceDoesNothing) {
   });
 }
 
+TEST_P(EngineAt, TheCallersBoundaryTakesThePlaceOfTheConfiguredNumber) {
+  on_ranks(2, [&](comm::CommunicatorPtr comm) {
+    Case c = small_units(2, GetParam());
+    c.accumulation = 3;
+    // 2 and 4 micro-steps instead of 3, of losses that are divided by the caller.
+    for (const int num_micro_steps : {2, 4}) {
+      Case expected = c;
+      expected.accumulation = num_micro_steps;
+      auto other = mlp_engine(expected, comm);
+      auto same = mlp_engine(c, comm);
+      for (int micro = 0; micro < num_micro_steps; ++micro) {
+        other->backward(loss_of(*other, micro));
+        same->set_gradient_accumulation_boundary(micro == num_micro_steps - 1);
+        EXPECT_EQ(same->is_gradient_accumulation_boundary(), micro == num_micro_steps - 1);
+        same->backward(loss_of(*same, micro) / num_micro_steps, /*average=*/false);
+        same->step();
+        EXPECT_EQ(same->global_steps(), micro == num_micro_steps - 1 ? 1 : 0);
+      }
+      other->step();
+      EXPECT_TRUE(
+          at::allclose(same->full_parameter("fc1.weight"), other->full_parameter("fc1.weight"), 1e-6, 1e-7));
+    }
+  });
+}
+
+TEST_P(EngineAt, RatesOfTheCallerTakeThePlaceOfTheSchedule) {
+  on_ranks(2, [&](comm::CommunicatorPtr comm) {
+    const Case c = small_units(2, GetParam());
+    auto engine = mlp_engine(c, comm);
+    const at::Tensor before = engine->full_parameter("fc1.weight");
+    EXPECT_THAT(error_of([&] { engine->set_learning_rates({1, 2}); }),
+                HasSubstr("2 rates for 1 param groups"));
+    engine->set_learning_rates({0});
+    EXPECT_EQ(engine->learning_rates(), std::vector<double>{0});
+    engine->backward(loss_of(*engine, 0));
+    engine->step();
+    EXPECT_TRUE(at::equal(engine->full_parameter("fc1.weight"), before));
+
+    auto configured = mlp_engine(c, comm), given = mlp_engine(c, comm);
+    given->set_learning_rates(configured->learning_rates());
+    for (const auto& one : {configured, given}) {
+      one->backward(loss_of(*one, 0));
+      one->step();
+    }
+    EXPECT_TRUE(at::equal(given->full_parameter("fc1.weight"), configured->full_parameter("fc1.weight")));
+    EXPECT_FALSE(at::equal(given->full_parameter("fc1.weight"), before));
+  });
+}
+
 // ------------------------------------------------------------------------------ parameters by name
 
 TEST_P(EngineAt, ParametersAndGradientsByNameAndAlias) {

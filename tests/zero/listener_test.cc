@@ -79,6 +79,39 @@ TEST(Listener, UnitsStayUntilTheOutermostOperatorEndsAttention) {
   });
 }
 
+// As torch.compile's code does: no operator, but an event that has the parameters among its inputs, and in
+// backward one that has the same number.
+TEST(Listener, ACompiledGraphHasItsParametersUntilItEndsAndSoDoesItsBackward) {
+  Attention model;
+  fill_parameters(*model, 1);
+  const at::Tensor first = model->attention->in_proj_weight, second = model->attention->out_proj->weight;
+  const at::Tensor expected_first = first.clone(), expected_second = second.clone();
+  Rig rig(*model, alone(), 3, one_unit_at_a_time);
+  const auto expect_readable = [&](const char* where) {
+    const at::DisableRecordFunctionGuard silent;  // a raw read
+    EXPECT_TRUE(at::equal(first, expected_first)) << where;
+    EXPECT_TRUE(at::equal(second, expected_second)) << where;
+  };
+  for (int64_t number = 7; number < 9; ++number) {
+    {
+      RECORD_FUNCTION("CompiledFunction", std::vector<c10::IValue>({randn({2}, 1), first, second}), number);
+      expect_readable("forward");
+      first.sum();
+      expect_readable("after an operator inside of the graph");
+    }
+    model->norm->weight.sum();
+    EXPECT_EQ(rig.residency().num_unsharded(), 1) << "a graph's parameters go when it has ended";
+    {
+      at::RecordFunction backward(at::RecordScope::BACKWARD_FUNCTION);
+      backward.setForwardThreadId(at::RecordFunction::currentThreadId());
+      backward.before("CompiledFunctionBackward", number);
+      expect_readable("backward");
+    }
+    model->norm->weight.sum();
+    EXPECT_EQ(rig.residency().num_unsharded(), 1);
+  }
+}
+
 TEST(Listener, TensorListsCount) {
   Chain model(2);
   Chain plain(2);

@@ -234,6 +234,22 @@ TEST(ConfigCheck, KeysWithoutEffectGiveOneWarning) {
             "c.json:1: dump_state: found 1 (a number); expected true or false");
 }
 
+// As in files of LLaMA-Factory, LLaVA, trlx and others.
+TEST(ConfigCheck, CommentsAndOldKeysAreTakenWithTheSameWarning) {
+  config::ConfigReport report;
+  parse_engine_config(
+      R"({"train_batch_size": 8, "_comment": "from the wiki", "monitor_config": {"enabled": true}, "comms_config": {"verbose": false},
+      "cuda_visible_devices": "0,1", "disable_python_gc": true, "compute_grad_norm": false, "parameter_alignment": 128,
+      "fp16": {"enabled": true, "opt_level": "O2", "fp16_scale_tolerance": 0.25, "_why": 1},
+      "data_types": {"keep_in_fp32_modules": ["norm"]}})",
+      {.report = &report}, "c.json");
+  ASSERT_EQ(report.warnings.size(), 1u);
+  for (const char* key : {"_comment", "monitor_config", "comms_config", "cuda_visible_devices",
+                          "disable_python_gc", "compute_grad_norm", "parameter_alignment", "fp16.opt_level",
+                          "fp16.fp16_scale_tolerance", "fp16._why", "data_types.keep_in_fp32_modules"})
+    EXPECT_NE(report.warnings[0].find(key), std::string::npos) << key;
+}
+
 TEST(ConfigCheck, LinesAndOverridesAreNamed) {
   auto error = [](const std::vector<std::string>& overrides) {
     return config_error([&] {

@@ -1,0 +1,17 @@
+// The parts of the module tessera._engine, which module.cc puts together. python/tessera/_engine.pyi is the
+// description of what they add.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace tessera::python {
+
+void bind_comm(pybind11::module_& module);
+void bind_config(pybind11::module_& module);
+void bind_engine(pybind11::module_& module);
+
+/// For whatever may wait for other ranks or take long. Collectives need it: a rank that waits with the GIL
+/// held stops every other thread of Python, and backward() with it held is an error in libtorch.
+using ReleaseGil = pybind11::call_guard<pybind11::gil_scoped_release>;
+
+}  // namespace tessera::python

@@ -1,0 +1,80 @@
+// Communicator: a rank's end of the group, for tessera.comm.
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "comm/init.h"
+#include "core/error.h"
+#include "python/binding/bindings.h"
+#include "python/binding/interrupt.h"
+
+namespace tessera::python {
+namespace {
+
+namespace py = pybind11;
+using comm::Communicator;
+
+std::chrono::milliseconds milliseconds_of(double seconds) {
+  return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
+}
+
+comm::CommunicatorPtr join(const std::string& backend, const std::string& device, double timeout_s,
+                           double rendezvous_timeout_s, bool log) {
+  comm::JoinOptions options;
+  options.backend = backend;
+  options.device = device;
+  options.timeout = milliseconds_of(timeout_s);
+  options.rendezvous_timeout = milliseconds_of(rendezvous_timeout_s);
+  if (log) options.log = Logger(LogOptions{});
+  options.interrupt = &check_signals;
+  return comm::join(options);
+}
+
+/// The buffer that collectives take: one-dimensional, of a dense tensor.
+at::Tensor flat(const at::Tensor& tensor) {
+  if (!tensor.defined() || !tensor.is_contiguous())
+    throw Error("a collective works in place and needs a contiguous tensor: give tensor.contiguous()");
+  return tensor.detach().view(-1);
+}
+
+std::vector<py::bytes> exchange(Communicator& self, const std::string& value, const std::string& label) {
+  std::vector<std::string> values;
+  {
+    const py::gil_scoped_release release;
+    values = self.exchange(value, label);
+  }
+  return {values.begin(), values.end()};
+}
+
+}  // namespace
+
+void bind_comm(py::module_& module) {
+  py::class_<Communicator, comm::CommunicatorPtr>(module, "Communicator")
+      .def_property_readonly("rank", &Communicator::rank)
+      .def_property_readonly("size", &Communicator::size)
+      .def_property_readonly("backend", [](const Communicator& self) { return std::string(self.backend()); })
+      .def_property_readonly("device", &Communicator::device)
+      .def("barrier", &Communicator::barrier, py::arg("label"), ReleaseGil())
+      .def(
+          "all_reduce",
+          [](Communicator& self, const at::Tensor& tensor, const std::string& label, double scale) {
+            self.all_reduce(flat(tensor), label, scale)->wait();
+          },
+          py::arg("tensor"), py::arg("label"), py::arg("scale"), ReleaseGil())
+      .def(
+          "broadcast",
+          [](Communicator& self, const at::Tensor& tensor, int root, const std::string& label) {
+            self.broadcast(flat(tensor), root, label)->wait();
+          },
+          py::arg("tensor"), py::arg("root"), py::arg("label"), ReleaseGil())
+      .def("exchange", &exchange, py::arg("value"), py::arg("label"));
+
+  module.def("join", &join, py::arg("backend"), py::arg("device"), py::arg("timeout_s"),
+             py::arg("rendezvous_timeout_s"), py::arg("log"), ReleaseGil());
+}
+
+}  // namespace tessera::python

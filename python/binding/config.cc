@@ -1,0 +1,94 @@
+// What surrounds an engine: EngineConfig, read strictly from a ds_config.json or the JSON of a dict, the
+// memory it means for a model, and the training order.
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <map>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "comm/torch_dtype.h"
+#include "core/log.h"
+#include "engine/config/parse.h"
+#include "engine/optimizer_setup.h"
+#include "python/binding/bindings.h"
+#include "train/sampler.h"
+#include "zero/kernels/kernels.h"
+#include "zero/layout.h"
+#include "zero/memory_model.h"
+#include "zero/stage.h"
+
+namespace tessera::python {
+namespace {
+
+namespace py = pybind11;
+using ConfigAndWarnings = std::pair<EngineConfig, std::vector<std::string>>;
+
+ConfigAndWarnings read_config(const std::string& file_or_json, bool is_file, int world_size,
+                              const std::vector<std::string>& overrides) {
+  config::ConfigReport report;
+  const ConfigOptions options{.world_size = world_size, .overrides = overrides, .report = &report};
+  EngineConfig config =
+      is_file ? load_engine_config(file_or_json, options) : parse_engine_config(file_or_json, options);
+  return {std::move(config), std::move(report.warnings)};
+}
+
+using Parameter = std::tuple<std::string, std::vector<int64_t>, at::ScalarType, bool>;
+
+/// Bytes of a rank's model state by kind, at the configuration's stage.
+std::map<std::string, int64_t> state_bytes(const EngineConfig& config,
+                                           const std::vector<Parameter>& parameters, int world_size) {
+  const OptimizerSetup optimizer = set_up_optimizer(config.optimizer);
+  std::vector<zero::ParameterSpec> specs;
+  for (const auto& [name, shape, dtype, trainable] : parameters)
+    specs.push_back(
+        {.name = name,
+         .shape = shape,
+         .dtype = config.compute_dtype() == DType::kFloat32 ? from_torch(dtype) : config.compute_dtype(),
+         .trainable = trainable,
+         .group = 0,
+         .aliases = {}});
+  const zero::Layout layout(specs, zero::LayoutOptions{world_size, config.zero.unit_numel});
+  const zero::StateBytes bytes = zero::model_state_bytes(
+      layout, {.sharding = zero::sharding_of(config.zero.stage),
+               .accumulate_dtype = config.grad_accum_dtype.value_or(DType::kFloat32),
+               .num_states =
+                   static_cast<int>(kernels::state_names(optimizer.kind, optimizer.groups.front()).size())});
+  return {{"parameters", bytes.parameters},
+          {"gradients", bytes.gradients},
+          {"master", bytes.master},
+          {"optimizer", bytes.optimizer}};
+}
+
+train::TrainSampler make_sampler(int64_t num_samples, int64_t micro_batch, int64_t accumulation_steps,
+                                 int world_size, int rank, uint64_t seed) {
+  return {num_samples, {micro_batch, accumulation_steps, world_size, rank}, seed};
+}
+
+}  // namespace
+
+void bind_config(py::module_& module) {
+  py::class_<EngineConfig>(module, "Config")
+      .def_property_readonly("resolved", &dump_resolved)
+      .def_property_readonly("stage", [](const EngineConfig& self) { return self.zero.stage; });
+  module.def("read_config", &read_config, py::arg("file_or_json"), py::arg("is_file"), py::arg("world_size"),
+             py::arg("overrides"));
+  module.def(
+      "log_warning", [](const std::string& line) { Logger(LogOptions{}).warning(line); }, py::arg("line"));
+  py::class_<train::TrainSampler>(module, "TrainSampler")
+      .def(py::init(&make_sampler), py::arg("num_samples"), py::arg("micro_batch"),
+           py::arg("accumulation_steps"), py::arg("world_size"), py::arg("rank"), py::arg("seed"))
+      .def_property_readonly("steps_per_epoch", &train::TrainSampler::steps_per_epoch)
+      .def("set_epoch", &train::TrainSampler::set_epoch, py::arg("epoch"))
+      .def(
+          "slice",
+          [](const train::TrainSampler& self, int64_t first, int64_t micro_step) {
+            return self.slice(first, micro_step).indices;
+          },
+          py::arg("first"), py::arg("micro_step"));
+  module.def("state_bytes", &state_bytes, py::arg("config"), py::arg("parameters"), py::arg("world_size"));
+}
+
+}  // namespace tessera::python

@@ -1,0 +1,222 @@
+// PyEngine and GatheredParameters for tessera.engine and tessera.zero.
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "engine/checkpointing.h"
+#include "engine/config/parse.h"
+#include "python/binding/bindings.h"
+#include "python/binding/python_engine.h"
+#include "zero/gathered_parameters.h"
+#include "zero/stage.h"
+
+namespace tessera::python {
+namespace {
+
+namespace py = pybind11;
+using nlohmann::json;
+using Named = std::vector<std::pair<std::string, at::Tensor>>;
+
+std::vector<zero::NamedTensor> named_tensors(const Named& pairs) {
+  std::vector<zero::NamedTensor> tensors;
+  for (const auto& [name, tensor] : pairs) tensors.push_back({name, tensor});
+  return tensors;
+}
+
+std::unique_ptr<PyEngine> make_engine(const Named& parameters, const Named& buffers,
+                                      const EngineConfig& config, const comm::CommunicatorPtr& comm,
+                                      int local_rank, int64_t steps_per_epoch) {
+  zero::ModelView view;
+  view.parameters = named_tensors(parameters);
+  view.buffers = named_tensors(buffers);
+  InitOptions options;
+  options.device = comm->device();
+  options.local_rank = local_rank;
+  options.steps_per_epoch = steps_per_epoch;
+  if (comm->rank() == 0) options.log = Logger(LogOptions{});
+  return std::make_unique<PyEngine>(view, config, comm, options);
+}
+
+/// What a checkpoint brings: its path, client state (JSON) and what was not loaded.
+std::tuple<std::string, std::string, std::vector<std::string>> load_checkpoint(
+    PyEngine& self, const std::string& directory, const std::string& tag, bool strict,
+    bool load_optimizer_states, bool load_module_only) {
+  LoadOptions options;
+  options.strict = strict;
+  options.load_optimizer_states = load_optimizer_states;
+  options.load_module_only = load_module_only;
+  LoadedCheckpoint loaded = self.load_checkpoint(directory, tag, options);
+  return {loaded.path, loaded.client_state.dump(), std::move(loaded.not_loaded)};
+}
+
+std::string save_checkpoint(PyEngine& self, const std::string& directory, const std::string& tag,
+                            const std::string& client_state) {
+  return self.save_checkpoint(directory, tag, json::parse(client_state));
+}
+
+/// The hyper-parameters of a param group by their names in torch.optim, and its parameters' names.
+struct ParamGroup {
+  kernels::Hyper hyper;
+  std::vector<std::string> parameters;
+};
+
+std::vector<ParamGroup> param_groups(PyEngine& self) {
+  std::vector<ParamGroup> groups;
+  for (const kernels::Hyper& hyper : self.sharded_model().param_groups()) groups.push_back({hyper, {}});
+  for (const zero::ParameterSpec& parameter : self.sharded_model().layout().parameters())
+    if (parameter.trainable) groups.at(parameter.group).parameters.push_back(parameter.name);
+  const std::vector<double> rates = self.learning_rates();
+  for (size_t i = 0; i < groups.size(); ++i) groups[i].hyper.lr = rates[i];
+  return groups;
+}
+
+/// For the next updates. Rates have a function of their own: a schedule may change them.
+void set_hyper(PyEngine& self, size_t group, const kernels::Hyper& hyper) {
+  self.sharded_model().param_groups().at(group) = hyper;
+}
+
+/// The names of the parameters in each unit: what one GatheredParameters holds at the least.
+std::vector<std::vector<std::string>> units(PyEngine& self) {
+  const zero::Layout& layout = self.sharded_model().layout();
+  std::vector<std::vector<std::string>> names;
+  for (const zero::UnitSpec& unit : layout.units()) {
+    names.emplace_back();
+    for (const int parameter : unit.parameters) names.back().push_back(layout.parameters()[parameter].name);
+  }
+  return names;
+}
+
+void save_model(PyEngine& self, const std::string& path,
+                const std::vector<std::tuple<std::string, std::vector<std::string>, std::optional<at::Tensor>,
+                                             at::ScalarType>>& tensors) {
+  std::vector<PyEngine::SavedTensor> saved;
+  for (const auto& [name, aliases, buffer, dtype] : tensors) saved.push_back({name, aliases, buffer, dtype});
+  self.save_model(path, saved);
+}
+
+std::map<std::string, int64_t> by_kind(const zero::StateBytes& bytes) {
+  return {{"parameters", bytes.parameters}, {"gradients", bytes.gradients}, {"master", bytes.master},
+          {"optimizer", bytes.optimizer},   {"snapshot", bytes.snapshot},   {"total", bytes.total()}};
+}
+
+void bind_gathered_parameters(py::module_& module) {
+  py::class_<zero::GatheredParameters>(module, "GatheredParameters")
+      .def(py::init([](PyEngine& engine, const std::vector<std::string>& names,
+                       std::optional<int> modifier_rank) {
+             return std::make_unique<zero::GatheredParameters>(engine.sharded_model(), names, modifier_rank);
+           }),
+           py::arg("engine"), py::arg("names"), py::arg("modifier_rank"), py::keep_alive<1, 2>(),
+           ReleaseGil())
+      .def("close", &zero::GatheredParameters::close, ReleaseGil())
+      .def("abandon", &zero::GatheredParameters::abandon, ReleaseGil());
+}
+
+void bind_param_groups(py::module_& module) {
+  using kernels::Hyper;
+  py::class_<Hyper>(module, "Hyper")
+      .def(py::init<>())
+      .def_readwrite("lr", &Hyper::lr)
+      .def_readwrite("beta1", &Hyper::beta1)
+      .def_readwrite("beta2", &Hyper::beta2)
+      .def_readwrite("eps", &Hyper::eps)
+      .def_readwrite("weight_decay", &Hyper::weight_decay)
+      .def_readwrite("momentum", &Hyper::momentum)
+      .def_readwrite("dampening", &Hyper::dampening)
+      .def_readwrite("nesterov", &Hyper::nesterov)
+      .def_readwrite("lr_decay", &Hyper::lr_decay)
+      .def_readwrite("bias_correction", &Hyper::bias_correction)
+      .def_readwrite("max_coeff", &Hyper::max_coeff)
+      .def_readwrite("min_coeff", &Hyper::min_coeff);
+  py::class_<ParamGroup>(module, "ParamGroup")
+      .def_readonly("hyper", &ParamGroup::hyper)
+      .def_readonly("parameters", &ParamGroup::parameters);
+}
+
+}  // namespace
+
+void bind_engine(py::module_& module) {
+  bind_param_groups(module);
+  py::class_<PyEngine> engine(module, "Engine");
+  bind_gathered_parameters(module);
+  engine
+      .def(py::init(&make_engine), py::arg("parameters"), py::arg("buffers"), py::arg("config"),
+           py::arg("comm"), py::arg("local_rank"), py::arg("steps_per_epoch"), ReleaseGil())
+      // the step
+      .def("prepare", &PyEngine::prepare_tensor, py::arg("tensor"), ReleaseGil())
+      .def("begin_forward", &PyEngine::begin_forward, ReleaseGil())
+      .def("end_forward", &PyEngine::end_forward, ReleaseGil())
+      .def("leave_forward", &PyEngine::leave_forward, ReleaseGil())
+      .def("backward", &PyEngine::backward, py::arg("loss"), py::arg("average"), ReleaseGil())
+      .def("step", &PyEngine::step, ReleaseGil())
+      .def("train", &PyEngine::train, ReleaseGil())
+      .def("eval", &PyEngine::eval, ReleaseGil())
+      .def_property_readonly("is_boundary", &PyEngine::is_gradient_accumulation_boundary)
+      .def("set_boundary", &PyEngine::set_gradient_accumulation_boundary, py::arg("is_boundary"))
+      .def(
+          "check_usable", [](PyEngine& self) { self.sharded_model().check_usable(); }, ReleaseGil())
+      .def(
+          "check_same_parameters",
+          [](PyEngine& self, const Named& now) { self.check_same_parameters(named_tensors(now)); },
+          py::arg("now"))
+      // rates
+      .def("param_groups", &param_groups)
+      .def("set_hyper", &set_hyper, py::arg("group"), py::arg("hyper"))
+      .def("set_learning_rates", &PyEngine::set_learning_rates, py::arg("rates"))
+      .def_property_readonly("learning_rates", &PyEngine::learning_rates)
+      // the whole model
+      .def("full_parameter", &PyEngine::full_parameter, py::arg("name"), ReleaseGil())
+      .def("full_gradient", &PyEngine::full_gradient, py::arg("name"), ReleaseGil())
+      .def("units", &units)
+      .def("save_model", &save_model, py::arg("path"), py::arg("tensors"), ReleaseGil())
+      .def(
+          "load_weights",
+          [](PyEngine& self, const std::string& path, const std::vector<std::string>& ignore_missing,
+             const std::vector<std::string>& ignore_unexpected) {
+            self.load_weights(path, {.base_model_prefix = {},
+                                     .ignore_missing = ignore_missing,
+                                     .ignore_unexpected = ignore_unexpected});
+          },
+          py::arg("path"), py::arg("ignore_missing"), py::arg("ignore_unexpected"), ReleaseGil())
+      .def(
+          "broadcast_buffers", [](PyEngine& self) { self.sharded_model().broadcast_buffers(); }, ReleaseGil())
+      // checkpoints
+      .def("save_checkpoint", &save_checkpoint, py::arg("directory"), py::arg("tag"), py::arg("client_state"),
+           ReleaseGil())
+      .def("load_checkpoint", &load_checkpoint, py::arg("directory"), py::arg("tag"), py::arg("strict"),
+           py::arg("load_optimizer_states"), py::arg("load_module_only"), ReleaseGil())
+      .def("finish_checkpoint", &PyEngine::finish_checkpoint, ReleaseGil())
+      // numbers
+      .def_property_readonly("global_steps", &PyEngine::global_steps)
+      .def_property_readonly("skipped_steps", &PyEngine::skipped_steps)
+      .def_property_readonly("micro_steps", &PyEngine::micro_steps)
+      .def_property_readonly("loss_scale", &PyEngine::loss_scale)
+      .def_property_readonly("gradient_norm", &PyEngine::gradient_norm)
+      .def_property_readonly("rank", &PyEngine::rank)
+      .def_property_readonly("local_rank", &PyEngine::local_rank)
+      .def_property_readonly("world_size", &PyEngine::world_size)
+      .def_property_readonly("device", &PyEngine::device)
+      .def_property_readonly("stage", [](const PyEngine& self) { return self.config().zero.stage; })
+      .def_property_readonly(
+          "micro_batch_size",
+          [](const PyEngine& self) { return self.config().train_micro_batch_size_per_gpu; })
+      .def_property_readonly("batch_size",
+                             [](const PyEngine& self) { return self.config().train_batch_size; })
+      .def_property_readonly("accumulation_steps",
+                             [](const PyEngine& self) { return self.config().gradient_accumulation_steps; })
+      .def_property_readonly("clipping", [](const PyEngine& self) { return self.config().gradient_clipping; })
+      .def_property_readonly("seed", [](const PyEngine& self) { return self.config().seed; })
+      .def_property_readonly("config", [](const PyEngine& self) { return dump_resolved(self.config()); })
+      .def_property_readonly("shards_parameters",
+                             [](PyEngine& self) { return self.sharded_model().residency().gathers_on_use(); })
+      .def("measured_bytes", [](const PyEngine& self) { return by_kind(self.measured_bytes()); })
+      .def("formula_bytes", [](const PyEngine& self) { return by_kind(self.formula_bytes()); });
+}
+
+}  // namespace tessera::python

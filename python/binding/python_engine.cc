@@ -1,0 +1,77 @@
+#include "python/binding/python_engine.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+
+#include "checkpoint/checkpoint_error.h"
+#include "checkpoint/formats/model_writer.h"
+#include "comm/agreement.h"
+#include "core/disk.h"
+#include "core/str.h"
+#include "engine/checkpoint_types.h"
+#include "zero/operator_listener.h"
+
+namespace tessera::python {
+
+void PyEngine::begin_forward() {
+  if (scope_) throw Error("the engine's forward was called from inside of its forward");
+  scope_.emplace(*this);
+}
+
+void PyEngine::end_forward() {
+  TESSERA_CHECK(scope_.has_value());
+  try {
+    scope_->finish();
+  } catch (...) {
+    scope_.reset();
+    throw;
+  }
+  scope_.reset();
+}
+
+void PyEngine::save_model(const std::string& path, const std::vector<SavedTensor>& tensors) {
+  sharded_model().check_usable();
+  sharded_model().broadcast_buffers();
+  const Disk disk;
+  std::unique_ptr<checkpoint::ModelWriter> writer;
+  comm::on_all_ranks<CheckpointError>(comm(), "model to save", [&] {
+    if (rank() != 0) return;
+    checkpoint::ModelWriterOptions options;
+    options.path = path;
+    const auto format = checkpoint::model_format_of(path);
+    if (!format)
+      throw CheckpointError(str(path, ": no format has this ending; expected .safetensors, .pt or .h5"));
+    options.format = *format;
+    for (const SavedTensor& tensor : tensors) {
+      const int parameter = tensor.buffer ? -1 : sharded_model().layout().find(tensor.name);
+      options.tensors.push_back({.name = tensor.name,
+                                 .shape = tensor.buffer
+                                              ? tensor.buffer->sizes().vec()
+                                              : sharded_model().layout().parameters().at(parameter).shape,
+                                 .type = from_torch(tensor.dtype),
+                                 .aliases = tensor.aliases});
+    }
+    writer = checkpoint::open_model_writer(disk, std::move(options));
+  });
+  const auto append = [&](const at::Tensor& value, at::ScalarType dtype) {
+    const zero::PauseListening our_own_operators;
+    const at::NoGradGuard no_grad;
+    writer->append(bytes_of(value.to(at::kCPU, dtype).contiguous()));
+  };
+  std::string failure;  // of rank 0, which goes on with the collectives
+  for (const SavedTensor& tensor : tensors) {
+    const at::Tensor value = tensor.buffer ? *tensor.buffer : full_parameter(tensor.name);
+    if (!writer || !failure.empty()) continue;
+    try {
+      append(value, tensor.dtype);
+    } catch (const Error& error) {
+      failure = error.what();
+    }
+  }
+  comm::on_all_ranks<CheckpointError>(comm(), "saved model", [&] {
+    if (!failure.empty()) throw CheckpointError(failure);
+    if (writer) writer->finish();
+  });
+}
+
+}  // namespace tessera::python

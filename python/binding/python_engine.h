@@ -1,0 +1,53 @@
+// PyEngine: an Engine whose model is an nn.Module that Python holds.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/engine.h"
+#include "zero/gathered_parameters.h"
+
+namespace tessera::python {
+
+/// Owns what Engine does, and no object of Python but tensors. The caller sets the module's mode itself, and
+/// reports parameters that have changed. Used by one thread.
+class PyEngine final : public Engine {
+ public:
+  /// Collective. See tessera::initialize().
+  PyEngine(const zero::ModelView& model, const EngineConfig& config, comm::CommunicatorPtr comm,
+           const InitOptions& options)
+      : Engine(model, config, std::move(comm), options) {}
+
+  using Engine::check_same_parameters;
+  using Engine::prepare_tensor;
+
+  /// Around the module's forward, on one thread. Collective in evaluation. Throws Error for a forward
+  /// inside of another one.
+  void begin_forward();
+  void end_forward();
+  /// Local. After a forward that has thrown.
+  void leave_forward() { scope_.reset(); }
+
+  /// Collective. Writes parameters and buffers to one safetensors file (or .pt, .h5, by the name's ending);
+  /// rank 0 writes, unit by unit. `names`: in the order of the file, each with the further names of a tied
+  /// one. Throws CheckpointError and DiskError, the same on all ranks.
+  struct SavedTensor {
+    std::string name;
+    std::vector<std::string> aliases;
+    std::optional<at::Tensor> buffer;  ///< none: a parameter
+    at::ScalarType dtype = at::kFloat;
+  };
+  void save_model(const std::string& path, const std::vector<SavedTensor>& tensors);
+
+ private:
+  void set_training(bool) override {}
+  std::optional<std::vector<zero::NamedTensor>> changed_parameters(
+      const std::vector<zero::NamedTensor>&) const override {
+    return std::nullopt;
+  }
+  std::optional<ForwardScope> scope_;
+};
+
+}  // namespace tessera::python

@@ -1,0 +1,27 @@
+"""Tessera: ZeRO training of unmodified PyTorch modules, with DeepSpeed's names.
+
+    import tessera
+    engine, optimizer, _, _ = tessera.initialize(model=model, config="ds_config.json")
+"""
+import os as _os
+from pathlib import Path as _Path
+
+import torch as _torch  # noqa: F401  before the module that links it
+
+from tessera import comm, errors, zero
+from tessera._engine import __version__
+from tessera.data import DataLoader
+from tessera.engine import Engine
+from tessera.errors import CheckpointError, CommError, ConfigError, DataError, Error
+from tessera.estimate import estimate
+from tessera.initialize import initialize
+from tessera.launch import launch
+from tessera.optimizer import Optimizer
+from tessera.zero import GatheredParameters
+
+_plugin = _Path(__file__).parent / "bin" / "libtessera_cuda.so"
+if _plugin.exists():
+    _os.environ.setdefault("TESSERA_CUDA_PLUGIN", str(_plugin))
+
+__all__ = ["CheckpointError", "CommError", "ConfigError", "DataError", "DataLoader", "Engine", "Error", "GatheredParameters", "Optimizer",
+           "__version__", "comm", "errors", "estimate", "initialize", "launch", "zero"]

@@ -1,0 +1,4 @@
+"""`python -m tessera`: the command."""
+from tessera.launch import main
+
+main()

@@ -1,0 +1,134 @@
+"""The group of ranks of this process, and collectives for a training script's own numbers.
+
+A process belongs to one group, which it joins once: by `tessera.initialize`, or before it by `init_distributed`. The place in the
+group comes from the environment, as `torchrun` and `tessera launch` set it (RANK, WORLD_SIZE, MASTER_ADDR ...); a process without
+these variables is a group of one rank.
+"""
+import atexit
+import json
+import os
+import threading
+
+import torch
+
+from tessera import _engine
+from tessera.errors import CommError
+
+_group = None
+_lock = threading.Lock()
+
+
+def init_distributed(backend="auto", device="auto", timeout_s=1800.0, rendezvous_timeout_s=300.0):
+    """Join the group of ranks. Collective. A process that has joined stays in its group.
+
+    Parameters
+    ----------
+    backend : {"auto", "nccl", "shm", "gloo"}
+        What moves the data: NCCL for CUDA tensors, shared memory or Gloo for CPU tensors.
+    device : {"auto", "cuda", "cpu"}
+        Where models live; "cuda" is device LOCAL_RANK.
+    timeout_s : float
+        Of a collective, in seconds; the same on all ranks.
+    rendezvous_timeout_s : float
+        How long to wait for the other ranks to arrive.
+
+    Returns
+    -------
+    Communicator
+        With `rank`, `size`, `backend` and `device`.
+
+    Raises
+    ------
+    CommError
+        Ranks are missing, differ in these arguments, or cannot connect.
+    """
+    global _group
+    with _lock:
+        if _group is None:
+            _group = _engine.join(backend, device, timeout_s, rendezvous_timeout_s, True)
+            atexit.register(destroy)
+        elif backend not in ("auto", _group.backend) and _group.size > 1:
+            raise CommError(f"this process has joined its group over {_group.backend}; it cannot join again over {backend}")
+        return _group
+
+
+def group():
+    """The group of this process. It is joined, with the defaults of `init_distributed`, unless that was done."""
+    return _group or init_distributed()
+
+
+def is_initialized():
+    """Whether this process has joined its group."""
+    return _group is not None
+
+
+def destroy():
+    """Leave the group. Engines must be gone, or not be used any more."""
+    global _group
+    _group = None
+
+
+def get_rank():
+    """This process's number in the group: 0 to `get_world_size()` - 1. Reads the environment before the group is joined."""
+    return _group.rank if _group else int(os.environ.get("RANK", 0))
+
+
+def get_world_size():
+    """The number of ranks."""
+    return _group.size if _group else int(os.environ.get("WORLD_SIZE", 1))
+
+
+def get_local_rank():
+    """This process's number among those of its host."""
+    return int(os.environ.get("LOCAL_RANK", 0))
+
+
+def barrier(label="barrier"):
+    """Return when all ranks have called it. Collective. `label` names the place in errors."""
+    group().barrier(label)
+
+
+def all_gather(value, label="all_gather"):
+    """Give every rank the values of all. Collective.
+
+    Parameters
+    ----------
+    value : anything that JSON has: numbers, strings, None, and lists and dicts of them
+    label : str
+        Names the values in errors; the same on all ranks.
+
+    Returns
+    -------
+    list
+        By rank.
+    """
+    return [json.loads(text) for text in group().exchange(json.dumps(value), label)]
+
+
+def all_reduce(tensor, op="mean", label="all_reduce"):
+    """Replace a tensor by its mean or sum over the ranks, in place. Collective.
+
+    Parameters
+    ----------
+    tensor : Tensor or number
+        Of the same shape and dtype on all ranks, on the group's device. A number becomes an fp64 one.
+    op : {"mean", "sum"}
+    label : str
+
+    Returns
+    -------
+    Tensor or float
+        The tensor itself; a float for a number.
+    """
+    if op not in ("mean", "sum"):
+        raise ValueError(f"op is {op!r}; expected 'mean' or 'sum'")
+    is_number = not isinstance(tensor, torch.Tensor)
+    value = torch.tensor(float(tensor), dtype=torch.float64, device=group().device) if is_number else tensor
+    group().all_reduce(value, label, 1.0 / group().size if op == "mean" else 1.0)
+    return value.item() if is_number else value
+
+
+def broadcast(tensor, root=0, label="broadcast"):
+    """Replace a tensor by the one of rank `root`, in place. Collective. Returns the tensor."""
+    group().broadcast(tensor, root, label)
+    return tensor

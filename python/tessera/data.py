@@ -1,0 +1,80 @@
+"""DataLoader: a dataset in the training order of `tessera train`, which resumes at the same sample."""
+import torch
+
+from tessera import _engine, comm
+
+
+class DataLoader:
+    """This rank's micro-batches of one epoch after another, in an order that depends on `seed` and epoch alone.
+
+    A step takes the next samples of an epoch's order, whatever the number of ranks, and cuts them by micro-step and rank. Each
+    iteration goes to the end of the epoch; the samples after its last whole step are left out. `state_dict` says where the
+    training stands, `load_state_dict` makes the next iteration begin there, with another number of ranks too.
+
+    Parameters
+    ----------
+    dataset : map-style Dataset
+        `len(dataset)` and `dataset[i]`.
+    micro_batch_size : int
+        Samples of one batch of this rank.
+    accumulation_steps : int
+        Batches of one optimizer step.
+    seed : int
+    **options
+        Of torch.utils.data.DataLoader: num_workers, collate_fn, pin_memory, prefetch_factor ...
+
+    Raises
+    ------
+    ConfigError
+        There are fewer samples than one step has.
+    """
+
+    def __init__(self, dataset, micro_batch_size, accumulation_steps=1, seed=42, **options):
+        self.dataset = dataset
+        self._accumulation_steps = accumulation_steps
+        self._seed = seed
+        self._options = options
+        self._step_size = micro_batch_size * accumulation_steps * comm.get_world_size()
+        self._sampler = _engine.TrainSampler(len(dataset), micro_batch_size, accumulation_steps, comm.get_world_size(),
+                                             comm.get_rank(), seed)
+        self.epoch = 0
+        self._samples_into_epoch = 0
+
+    @property
+    def steps_per_epoch(self):
+        """Optimizer steps in a whole epoch."""
+        return self._sampler.steps_per_epoch
+
+    def __len__(self):
+        """Batches of this rank in a whole epoch."""
+        return self.steps_per_epoch * self._accumulation_steps
+
+    def set_epoch(self, epoch):
+        """The next iteration is this epoch from its beginning, unless it was resumed in the middle of it."""
+        if epoch != self.epoch:
+            self.epoch, self._samples_into_epoch = epoch, 0
+
+    def __iter__(self):
+        self._sampler.set_epoch(self.epoch)
+        begin = self._samples_into_epoch
+        end = self.steps_per_epoch * self._step_size
+        plan = [self._sampler.slice(first, micro_step)
+                for first in range(begin, end - self._step_size + 1, self._step_size)
+                for micro_step in range(self._accumulation_steps)]
+        # A generator of its own: workers' seeds do not take from the one that dropout uses.
+        generator = torch.Generator().manual_seed(hash((self._seed, self.epoch, begin)) & (2**63 - 1))
+        batches = torch.utils.data.DataLoader(self.dataset, batch_sampler=plan, generator=generator, **self._options)
+        for number, batch in enumerate(batches, 1):
+            if number % self._accumulation_steps == 0:
+                self._samples_into_epoch += self._step_size
+            if number == len(plan):
+                self.epoch, self._samples_into_epoch = self.epoch + 1, 0
+            yield batch
+
+    def state_dict(self):
+        """Where the next step's samples are: {"epoch", "samples_into_epoch", "seed"}."""
+        return {"epoch": self.epoch, "samples_into_epoch": self._samples_into_epoch, "seed": self._seed}
+
+    def load_state_dict(self, state_dict):
+        self.epoch = state_dict["epoch"]
+        self._samples_into_epoch = state_dict["samples_into_epoch"]

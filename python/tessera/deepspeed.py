@@ -1,0 +1,251 @@
+"""`deepspeed`, for scripts and libraries that were written for it. One line, before Accelerate or transformers are imported:
+
+    import tessera.deepspeed
+
+From then on `import deepspeed` gives this module in this process, whether DeepSpeed is installed or not, so that the Hugging Face
+Trainer (`deepspeed="ds_config.json"`) and Accelerate's DeepSpeedPlugin train with Tessera. It has the names that those two use, and
+those of a training script; what else DeepSpeed has is an AttributeError.
+"""
+import importlib.machinery
+import importlib.metadata
+import logging
+import math
+import os
+import sys
+import types
+from datetime import timedelta
+
+import torch
+
+from tessera import comm as _comm
+from tessera import initialize as _initialize
+from tessera import whole_model, zero
+from tessera.engine import Engine
+from tessera.errors import Error
+
+__version__ = "0.19.8"  # whose interface this is
+logger = logging.getLogger("DeepSpeed")
+
+
+class DeepSpeedEngine(Engine):
+    """An Engine with DeepSpeed's further methods."""
+
+    def destroy(self):
+        """Does nothing: an engine goes when nothing refers to it."""
+
+    def compile(self, backend="inductor", compile_kwargs=None, **_):
+        """Compile the module in place, as `module.compile`."""
+        self.module.compile(backend=backend, **(compile_kwargs or {}))
+
+    def zero_gather_16bit_weights_on_model_save(self):
+        return True
+
+    def _zero3_consolidated_16bit_state_dict(self, exclude_frozen_parameters=False):
+        """The whole model on rank 0, None elsewhere. Collective."""
+        state = whole_model.gathered_state_dict(self, only_rank=0)
+        if exclude_frozen_parameters:
+            frozen = {name for name, parameter in self.named_tensors if not parameter.requires_grad}
+            state = {name: value for name, value in state.items() if name not in frozen}
+        return state if self.global_rank == 0 else None
+
+    def save_16bit_model(self, save_dir, save_filename="model.safetensors", exclude_frozen_parameters=False):
+        """Write the model to one file. Collective. Returns True."""
+        if exclude_frozen_parameters:
+            raise Error("save_16bit_model(exclude_frozen_parameters=True): the whole model is saved here; expected False")
+        if self.global_rank == 0:
+            os.makedirs(save_dir, exist_ok=True)
+        _comm.barrier("folder of the model")
+        self.save_model(os.path.join(save_dir, save_filename))
+        return True
+
+
+def initialize(*args, config=None, config_params=None, **kwargs):
+    """As `tessera.initialize`; the engine is a `DeepSpeedEngine`."""
+    given = config if config is not None else config_params
+    if isinstance(given, dict):  # Accelerate's way to say never
+        given = {key: value for key, value in given.items() if not (isinstance(value, float) and math.isinf(value))}
+    return _initialize(*args, config=given, engine_class=DeepSpeedEngine, **kwargs)
+
+
+def init_distributed(dist_backend=None, auto_mpi_discovery=True, distributed_port=None, verbose=True, timeout=None, init_method=None,
+                     dist_init_required=None, config=None, rank=-1, world_size=-1):
+    """Join Tessera's group, and make torch.distributed's over the same store, for the libraries that use that. Collective."""
+    if os.environ.get("RANK") is None:
+        os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
+    timeout = timeout or timedelta(minutes=30)
+    group = _comm.init_distributed(timeout_s=timeout.total_seconds())
+    if torch.distributed.is_initialized():
+        return
+    if group.size == 1:
+        store = torch.distributed.HashStore()
+    else:
+        store = torch.distributed.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, timeout=timeout)
+    backend = dist_backend or ("nccl" if group.device.type == "cuda" else "gloo")
+    torch.distributed.init_process_group(backend, store=torch.distributed.PrefixStore("torch", store), rank=group.rank,
+                                         world_size=group.size, timeout=timeout)
+
+
+def add_config_arguments(parser):
+    """Add --deepspeed and --deepspeed_config to an argparse parser."""
+    group = parser.add_argument_group("DeepSpeed", "DeepSpeed configurations")
+    group.add_argument("--deepspeed", default=False, action="store_true", help="Enable DeepSpeed")
+    group.add_argument("--deepspeed_config", default=None, type=str, help="DeepSpeed json configuration file.")
+    return parser
+
+
+class Init:
+    """`zero.Init`: each rank makes the whole model, and `initialize` shards it. All arguments are accepted."""
+
+    def __init__(self, *args, **kwargs):
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        pass
+
+
+class _Accelerator:
+    """`get_accelerator()`: the device type of this process."""
+
+    def device_name(self, index=None):
+        kind = "cuda" if torch.cuda.is_available() else "cpu"
+        return kind if index is None or kind == "cpu" else f"{kind}:{index}"
+
+    def current_device_name(self):
+        return self.device_name(_comm.get_local_rank())
+
+    def communication_backend_name(self):
+        return "nccl" if torch.cuda.is_available() else "gloo"
+
+    def is_available(self):
+        return torch.cuda.is_available()
+
+    def empty_cache(self):
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def _engine_and_name(parameter):
+    for engine in list(zero.engines()):
+        for name, other in engine.named_tensors:
+            if other is parameter:
+                return engine, name
+    raise Error("the parameter belongs to no engine")
+
+
+def safe_get_full_fp32_param(param):
+    """An fp32 copy of a whole parameter. Collective."""
+    engine, name = _engine_and_name(param)
+    return engine.full_parameter(name)
+
+
+def safe_get_full_grad(param):
+    """The fp32 gradient of a whole parameter; None if there is none. Collective."""
+    engine, name = _engine_and_name(param)
+    try:
+        return engine.full_gradient(name)
+    except Error:
+        return None
+
+
+def _nothing(*args, **kwargs):
+    """Not needed here."""
+
+
+def _cloned(state_dict):
+    return {name: value.detach().clone() if isinstance(value, torch.Tensor) else value for name, value in state_dict.items()}
+
+
+def _not_here(name):
+    def refuse(*args, **kwargs):
+        raise Error(f"deepspeed.{name}: Tessera translates torch's optimizers; expected one of torch.optim, or the configuration's")
+    return refuse
+
+
+def _module_tree():
+    """What each module of the package has."""
+    return {
+        "deepspeed": {name: globals()[name] for name in ("__version__", "DeepSpeedEngine", "initialize", "init_distributed",
+                                                         "add_config_arguments")},
+        "deepspeed.accelerator": {"get_accelerator": _Accelerator},
+        "deepspeed.checkpoint": {},
+        "deepspeed.checkpoint.utils": {"clone_tensors_for_torch_save": _cloned},
+        "deepspeed.comm": {
+            "init_distributed": init_distributed, "is_initialized": torch.distributed.is_initialized, "get_rank": _comm.get_rank,
+            "get_world_size": _comm.get_world_size, "get_local_rank": _comm.get_local_rank,
+            **{name: getattr(torch.distributed, name) for name in ("all_gather", "all_reduce", "barrier", "broadcast", "reduce", "ReduceOp",
+                                                                   "all_gather_object", "broadcast_object_list", "new_group")}},
+        "deepspeed.ops": {},
+        "deepspeed.ops.adam": {"DeepSpeedCPUAdam": _not_here("ops.adam.DeepSpeedCPUAdam"), "FusedAdam": _not_here("ops.adam.FusedAdam")},
+        "deepspeed.runtime": {},
+        "deepspeed.runtime.engine": {"DeepSpeedEngine": DeepSpeedEngine},
+        "deepspeed.runtime.lr_schedules": {
+            "VALID_LR_SCHEDULES": ["LRRangeTest", "OneCycle", "WarmupLR", "WarmupDecayLR", "WarmupCosineLR"]},
+        "deepspeed.runtime.zero": {},
+        "deepspeed.runtime.zero.partition_parameters": {
+            "zero_wrapper_for_fp_tensor_constructor": lambda function, *args, **kwargs: function, "_orig_torch_arange": torch.arange,
+            "get_accelerator": _Accelerator},
+        "deepspeed.utils": {"logger": logger, "safe_get_full_fp32_param": safe_get_full_fp32_param, "safe_get_full_grad": safe_get_full_grad,
+                            "set_z3_leaf_modules": _nothing},
+        "deepspeed.zero": {"Init": Init, "GatheredParameters": zero.GatheredParameters, "register_external_parameter": _nothing},
+    }
+
+
+class _Metadata(importlib.metadata.DistributionFinder):
+    """Says that the distribution deepspeed is installed, where it is not: libraries look for it before they import it."""
+
+    class _Distribution(importlib.metadata.Distribution):
+        def read_text(self, filename):
+            return f"Metadata-Version: 2.1\nName: deepspeed\nVersion: {__version__}\n" if filename == "METADATA" else None
+
+        def locate_file(self, path):
+            return path
+
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None
+
+    @classmethod
+    def find_distributions(cls, context=None):
+        return [cls._Distribution()] if context is not None and context.name == "deepspeed" else []
+
+
+def _teach_accelerate_ranks_on_cpus():
+    """Accelerate has DeepSpeed on devices only: without one it takes each process for a group of its own."""
+    try:
+        from accelerate.state import DistributedType, PartialState
+    except ImportError:
+        return
+    prepare = PartialState._prepare_backend
+
+    def prepare_with_cpus(self, *args, **kwargs):
+        backend, kind = prepare(self, *args, **kwargs)
+        is_rank = "LOCAL_RANK" in os.environ and os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true"
+        return ("gloo", DistributedType.MULTI_CPU) if backend is None and is_rank else (backend, kind)
+
+    PartialState._prepare_backend = prepare_with_cpus
+
+
+def install():
+    """Make `import deepspeed` give this module. Importing `tessera.deepspeed` has done it."""
+    already = sys.modules.get("deepspeed")
+    if already is not None and not hasattr(already, "__tessera__"):
+        raise Error("deepspeed is imported already: import tessera.deepspeed first, before accelerate and transformers")
+    for name, names in _module_tree().items():
+        module = types.ModuleType(name, __doc__)
+        module.__spec__ = importlib.machinery.ModuleSpec(name, loader=None, is_package=True)
+        module.__path__ = []
+        module.__tessera__ = True
+        vars(module).update(names)
+        sys.modules[name] = module
+        parent, _, child = name.rpartition(".")
+        if parent:
+            setattr(sys.modules[parent], child, module)
+    if _Metadata not in sys.meta_path:
+        sys.meta_path.append(_Metadata)
+        _teach_accelerate_ranks_on_cpus()
+
+
+install()

@@ -1,0 +1,392 @@
+"""Engine: a model in training. The names follow DeepSpeed's `DeepSpeedEngine`.
+
+    engine, optimizer, _, _ = tessera.initialize(model=model, config="ds_config.json")
+    for x, y in loader:
+        loss = engine(x, y)
+        engine.backward(loss)
+        engine.step()
+"""
+import json
+from contextlib import contextmanager
+
+import torch
+
+from tessera import _engine, module_state, whole_model
+from tessera.containers import map_tensors
+from tessera.errors import Error
+from tessera.zero import GatheredParameters
+
+# Keys of the client state of a checkpoint that are the package's own.
+_GROUPS_STATE = "tessera.param_groups"
+_SCHEDULER_STATE = "tessera.lr_scheduler"
+_LOADER_STATE = "tessera.dataloader"
+
+
+class Engine:
+    """One rank's engine; `tessera.initialize` makes it. Used by one thread.
+
+    It owns the memory of the model's parameters and updates them; the module itself stays as it is, in `engine.module`. Methods
+    marked Collective are called by all ranks, in the same order. The errors that they raise are in `tessera.errors`.
+
+    Attributes
+    ----------
+    module : torch.nn.Module
+    optimizer : tessera.Optimizer
+    lr_scheduler : object with step(), or None
+    training_dataloader : iterable, or None
+    global_steps, skipped_steps, micro_steps : int
+        Optimizer steps taken or skipped; of these the skipped ones (gradients that are not finite); calls of `backward`.
+    """
+
+    def __init__(self, module, config, comm, local_rank, steps_per_epoch=0):
+        parameters = module_state.named_parameters(module)
+        self.module = module
+        self.named_tensors = parameters
+        self._parameter_ids = module_state.parameter_ids(module)
+        self._engine = _engine.Engine(parameters, module_state.named_buffers(module), config, comm, local_rank, steps_per_epoch)
+        self.config = json.loads(self._engine.config)
+        self.optimizer = self.lr_scheduler = self.training_dataloader = None
+        self._steps_lr_scheduler = False
+        self._in_no_sync = self._applied = False
+        if not module.training:
+            module.train()
+
+    # ------------------------------------------------------------------------------------------- the step
+
+    def forward(self, *args, **kwargs):
+        """Run the module's forward. Collective at stage 3, and in evaluation, where all ranks call it equally often.
+
+        Tensors among the arguments, also inside of lists, tuples and dicts, are moved to the engine's device; floating ones are
+        cast to bf16 or fp16 where the model computes in it.
+
+        Returns
+        -------
+        What the module returns.
+        """
+        self._check_same_parameters()
+        engine, prepare = self._engine, self._engine.prepare
+        args = [map_tensors(value, prepare) for value in args]
+        kwargs = {key: map_tensors(value, prepare) for key, value in kwargs.items()}
+        engine.begin_forward()
+        try:
+            # A compiled graph reads raw pointers; without autograd the engine does not hear of it.
+            unheard = not torch.is_grad_enabled() and module_state.is_compiled(self.module)
+            with GatheredParameters(self.module, enabled=unheard):
+                result = self.module(*args, **kwargs)
+        except BaseException as error:
+            engine.leave_forward()
+            if isinstance(error, Exception):
+                self._raise_cause_of(error)
+            raise
+        engine.end_forward()
+        return result
+
+    __call__ = forward
+
+    def backward(self, loss, retain_graph=False, scale_wrt_gas=True):
+        """Add the loss's gradients to those of this step. Collective where gradients are reduced. In place of `loss.backward()`.
+
+        Parameters
+        ----------
+        loss : Tensor of one element
+            The mean over this rank's micro-batch. It is divided by the number of accumulation steps, and multiplied by the loss
+            scale.
+        retain_graph : bool
+            Not supported: add losses up and call it once.
+        scale_wrt_gas : bool
+            False: the loss is divided by the number of accumulation steps already.
+
+        Returns
+        -------
+        Tensor
+            The loss.
+        """
+        if retain_graph:
+            raise Error("backward(retain_graph=True): a graph is used once here; add the losses and call backward() on the sum")
+        self._check_same_parameters()
+        self._engine.backward(loss, scale_wrt_gas)
+        return loss
+
+    def step(self):
+        """Update the parameters, if this micro-step is the last of its step; else do nothing. Collective.
+
+        Clips, updates, frees the gradients and advances the schedule. A step with gradients that are not finite is skipped on all
+        ranks alike; `was_step_applied` tells.
+        """
+        if self._in_no_sync:
+            raise Error("step() inside of no_sync(): gradients are not reduced there; leave it for the last backward() of a step")
+        before, skipped = self.global_steps, self.skipped_steps
+        self.optimizer.push()
+        self._engine.step()
+        if self.global_steps == before:
+            return
+        if self.skipped_steps == skipped:
+            self.optimizer.stepped()
+            if self._steps_lr_scheduler:
+                self.lr_scheduler.step()
+        self.optimizer.pull()
+        self._applied = self.skipped_steps == skipped
+
+    def was_step_applied(self):
+        """Whether the last step() at a boundary updated the parameters, and was not skipped."""
+        return self._applied
+
+    def is_gradient_accumulation_boundary(self):
+        """Whether the current micro-step is the last one before an update."""
+        return self._engine.is_boundary
+
+    def set_gradient_accumulation_boundary(self, is_boundary):
+        """Say whether the next backward() is the last before an update, in place of `gradient_accumulation_steps`. None: count again."""
+        self._engine.set_boundary(is_boundary)
+
+    @contextmanager
+    def no_sync(self):
+        """Backward passes inside only add up; the first one after it is the last of its step, as in DistributedDataParallel."""
+        self._engine.set_boundary(False)
+        self._in_no_sync = True
+        try:
+            yield
+        finally:
+            self._in_no_sync = False
+            self._engine.set_boundary(True)
+
+    def zero_grad(self, set_to_none=True):
+        """Does nothing: gradients are freed when they have been used."""
+
+    def attach_scheduler(self, lr_scheduler):
+        """Have step() step a scheduler of the caller's, which writes rates into the optimizer's param groups."""
+        self.lr_scheduler = lr_scheduler
+        self._steps_lr_scheduler = True
+
+    # -------------------------------------------------------------------------------------------- modes
+
+    def train(self, mode=True):
+        """Set the mode of the module. Collective. Returns the engine."""
+        if not mode:
+            return self.eval()
+        self.module.train()
+        self._engine.train()
+        return self
+
+    def eval(self):
+        """Set the mode of the module to evaluation, and copy rank 0's buffers to all ranks. Collective. Returns the engine."""
+        self.module.eval()
+        self._engine.eval()
+        return self
+
+    # ---------------------------------------------------------------------------------- the whole model
+
+    def full_parameter(self, name):
+        """An fp32 copy of a whole parameter, its master weights, on the engine's device. Collective."""
+        return self._engine.full_parameter(name)
+
+    def full_gradient(self, name):
+        """The fp32 mean gradient of a whole parameter over the global batch, unscaled and before clipping. Collective.
+
+        There is one from the backward() at the accumulation boundary until the next backward(). Raises Error without one.
+        """
+        return self._engine.full_gradient(name)
+
+    def state_dict(self, *args, only_rank=None):
+        """What `module.state_dict()` would be with whole parameters. Collective.
+
+        Parameters
+        ----------
+        only_rank : int, optional
+            The rank that gets it, to save memory; others get an empty one.
+
+        Returns
+        -------
+        OrderedDict of str to Tensor
+            On the CPU, in the parameters' own types; names of a tied parameter share one tensor.
+        """
+        return whole_model.gathered_state_dict(self, only_rank)
+
+    def save_model(self, path, dtype=None):
+        """Write parameters and buffers to one file that other programs read, through one unit's memory. Collective.
+
+        Parameters
+        ----------
+        path : str or Path
+            NAME.safetensors, NAME.pt or NAME.h5; rank 0 writes it.
+        dtype : {"fp32", "bf16", "fp16"}, optional
+            Of floating tensors; by default their own. "fp32" gives the master weights of a 16-bit model.
+
+        Raises
+        ------
+        CheckpointError
+            The file cannot be written. The same on all ranks.
+        """
+        whole_model.save(self, path, dtype)
+
+    def load_weights(self, path, ignore_missing=(), ignore_unexpected=()):
+        """Load parameters and buffers from a .safetensors file, or a folder of them, in any precision. Collective.
+
+        `ignore_missing`: globs of names that the file may lack; `ignore_unexpected`: of those that the model may lack. Raises
+        CheckpointError, the same on all ranks, before anything has changed.
+        """
+        self._engine.load_weights(str(path), list(ignore_missing), list(ignore_unexpected))
+
+    # -------------------------------------------------------------------------------------- checkpoints
+
+    def save_checkpoint(self, save_dir, tag=None, client_state=None, **_):
+        """Save all that training needs to resume to SAVE_DIR/TAG, a folder that all ranks share. Collective.
+
+        It is saved completely, or not at all, and SAVE_DIR/latest then names it. The values of the optimizer's param groups, the
+        scheduler of `initialize(lr_scheduler=)` and the place of the data loader of `initialize(training_data=)` are saved too.
+
+        Parameters
+        ----------
+        save_dir : str or Path
+        tag : str, optional
+            By default "global_step" and the number of steps.
+        client_state : what JSON has, optional
+            Comes back from `load_checkpoint`; rank 0's is kept.
+
+        Returns
+        -------
+        str
+            SAVE_DIR/TAG.
+        """
+        state = {"client_state": client_state, _GROUPS_STATE: self.optimizer.values()}
+        if self._steps_lr_scheduler:
+            state[_SCHEDULER_STATE] = self.lr_scheduler.state_dict()
+        if hasattr(self.training_dataloader, "state_dict"):
+            state[_LOADER_STATE] = self.training_dataloader.state_dict()
+        try:
+            text = json.dumps(state, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise Error(f"save_checkpoint(): client_state and the scheduler's state have to be JSON: {error}") from error
+        return self._engine.save_checkpoint(str(save_dir), str(tag or ""), text)
+
+    def load_checkpoint(self, load_dir, tag=None, load_module_strict=True, load_optimizer_states=True, load_lr_scheduler_states=True,
+                        load_module_only=False, **_):
+        """Load LOAD_DIR/TAG, saved with any stage, number of ranks and precision. Collective.
+
+        Parameters
+        ----------
+        load_dir : str or Path
+        tag : str, optional
+            By default the one in LOAD_DIR/latest.
+        load_module_strict : bool
+            False: tensors of the same name and shape are loaded, the others keep their values.
+        load_optimizer_states, load_lr_scheduler_states : bool
+        load_module_only : bool
+            Parameters and buffers alone; counters, optimizer and random numbers stay.
+
+        Returns
+        -------
+        (str, object)
+            The checkpoint's path, and the client state that was saved.
+
+        Raises
+        ------
+        CheckpointError
+            There is none, it is damaged or does not fit. The same on all ranks, before anything has changed.
+        """
+        path, text, _ = self._engine.load_checkpoint(str(load_dir), str(tag or ""), load_module_strict, load_optimizer_states,
+                                                     load_module_only)
+        state = json.loads(text)
+        if not isinstance(state, dict) or "client_state" not in state:  # saved from C++
+            state = {"client_state": state}
+        if not load_module_only:
+            self.optimizer.load_values(state.get(_GROUPS_STATE, []))
+            if load_lr_scheduler_states and self._steps_lr_scheduler and _SCHEDULER_STATE in state:
+                self.lr_scheduler.load_state_dict(state[_SCHEDULER_STATE])
+            if _LOADER_STATE in state and hasattr(self.training_dataloader, "load_state_dict"):
+                self.training_dataloader.load_state_dict(state[_LOADER_STATE])
+        self.optimizer.pull()
+        return path, state["client_state"]
+
+    def finish_checkpoint(self):
+        """Wait for an asynchronous save. Raises the last save's CheckpointError, once and the same on all ranks."""
+        self._engine.finish_checkpoint()
+
+    # ------------------------------------------------------------------------------------------ numbers
+
+    @property
+    def global_steps(self):
+        return self._engine.global_steps
+
+    @property
+    def skipped_steps(self):
+        return self._engine.skipped_steps
+
+    @property
+    def micro_steps(self):
+        return self._engine.micro_steps
+
+    @property
+    def loss_scale(self):
+        """By which the next loss is multiplied; 1 without fp16."""
+        return self._engine.loss_scale
+
+    @property
+    def device(self):
+        return self._engine.device
+
+    @property
+    def global_rank(self):
+        return self._engine.rank
+
+    @property
+    def local_rank(self):
+        return self._engine.local_rank
+
+    @property
+    def world_size(self):
+        return self._engine.world_size
+
+    dp_world_size = world_size
+
+    def get_global_grad_norm(self):
+        """The L2 norm of the last step's gradients over all parameters and ranks, unscaled, before clipping."""
+        return self._engine.gradient_norm
+
+    def get_lr(self):
+        """The rates of the next step, by param group."""
+        return [group["lr"] for group in self.optimizer.param_groups]
+
+    def train_batch_size(self):
+        return self._engine.batch_size
+
+    def train_micro_batch_size_per_gpu(self):
+        return self._engine.micro_batch_size
+
+    def gradient_accumulation_steps(self):
+        return self._engine.accumulation_steps
+
+    def gradient_clipping(self):
+        return self._engine.clipping
+
+    def zero_optimization_stage(self):
+        return self._engine.stage
+
+    def measured_bytes(self):
+        """Bytes of model state that this rank holds, measured from its tensors: {"parameters", "gradients", "master", "optimizer",
+        "snapshot", "total"}. `formula_bytes` is what the formula says."""
+        return self._engine.measured_bytes()
+
+    def formula_bytes(self):
+        return self._engine.formula_bytes()
+
+    # --------------------------------------------------------------------------------------- the module
+
+    def __getattr__(self, name):
+        """What the engine has not, its module has: `engine.parameters()`, `engine.generate(...)`, `engine.training`."""
+        if name in ("module", "_engine") or name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.module, name)
+
+    def _check_same_parameters(self):
+        ids = module_state.parameter_ids(self.module)
+        if ids != self._parameter_ids:
+            self._engine.check_same_parameters([(name, p) for name, p in module_state.named_parameters(self.module)])
+            self._parameter_ids = ids
+
+    def _raise_cause_of(self, error):
+        """An operator that could not gather its parameters reads zeros; what the module raises then is a consequence."""
+        try:
+            self._engine.check_usable()
+        except Error as cause:
+            raise cause from error

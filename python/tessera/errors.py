@@ -1,0 +1,21 @@
+"""The errors of Tessera. Every message is one line: what was found, where, and what was expected."""
+
+
+class Error(RuntimeError):
+    """Base of the errors below; raised itself where a call is wrong, such as step() while gradients are missing."""
+
+
+class ConfigError(Error):
+    """A configuration, model or optimizer that cannot be used. The message begins with the file or the key."""
+
+
+class CommError(Error):
+    """A collective, rendezvous or launch that failed. The message names the operation and the ranks."""
+
+
+class CheckpointError(Error):
+    """A checkpoint or file of weights that is missing, damaged, or does not fit the model."""
+
+
+class DataError(Error):
+    """Input data that is missing, truncated or of another kind."""

@@ -1,0 +1,59 @@
+"""The memory that a model's state takes, before it is trained."""
+import json
+
+from tessera import _engine, module_state
+
+
+def estimate(model, world=1, config=None):
+    """Bytes of model state on one rank, at each ZeRO stage, by the formula that real allocations are tested against.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        On any device, "meta" too: shapes alone count.
+    world : int
+        Ranks.
+    config : dict, optional
+        Precision, optimizer and so on, as for `initialize`; the stage is ignored.
+
+    Returns
+    -------
+    Estimate
+        A dict by stage of {"parameters", "gradients", "master", "optimizer", "total"}; printed, a table. Activations and buffers of
+        communication come on top: `tessera memory` measures those.
+    """
+    seen, parameters = set(), []
+    for name, parameter in module_state.named_parameters(model):
+        if id(parameter) not in seen:
+            parameters.append((name, list(parameter.shape), parameter.dtype, parameter.requires_grad))
+        seen.add(id(parameter))
+    given = {"train_micro_batch_size_per_gpu": 1, **(config or {})}
+    table = Estimate()
+    for stage in range(4):
+        text = json.dumps({**given, "zero_optimization": {**given.get("zero_optimization", {}), "stage": stage}})
+        parsed, _ = _engine.read_config(text, False, world, [])
+        table[stage] = _engine.state_bytes(parsed, parameters, world)
+        table[stage]["total"] = sum(table[stage].values())
+    return table
+
+
+class Estimate(dict):
+    """See `estimate`."""
+
+    _COLUMNS = ("parameters", "gradients", "master", "optimizer", "total")
+
+    def __str__(self):
+        lines = ["stage" + "".join(f"{name:>14}" for name in self._COLUMNS)]
+        for stage, sizes in self.items():
+            lines.append(f"{stage:<5}" + "".join(f"{_shown(sizes[name]):>14}" for name in self._COLUMNS))
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+def _shown(size):
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            break
+        size, unit = size / 1024, {"B": "KiB", "KiB": "MiB", "MiB": "GiB", "GiB": "TiB"}[unit]
+    return f"{size:.1f} {unit}" if unit != "B" else f"{size} B"

@@ -1,0 +1,142 @@
+"""`tessera.initialize`, with the signature of `deepspeed.initialize`."""
+import json
+import os
+from pathlib import Path
+
+import torch
+
+from tessera import _engine, comm, module_state, optimizer, zero
+from tessera.data import DataLoader
+from tessera.engine import Engine
+from tessera.errors import ConfigError
+from tessera.lr_scheduler import LRScheduler
+
+
+def initialize(args=None, model=None, optimizer=None, model_parameters=None, training_data=None, lr_scheduler=None,
+               distributed_port=None, mpu=None, dist_init_required=None, collate_fn=None, config=None, mesh_param=None,
+               config_params=None, engine_class=Engine):
+    """Make an engine that trains a model. Collective; it joins the group of ranks if that was not done.
+
+    The model is used as before, through the engine or directly. Its parameters move into the engine's memory, with rank 0's
+    values, and its floating parameters and buffers get the configuration's precision.
+
+    Parameters
+    ----------
+    args : object, optional
+        With an attribute `deepspeed_config` or `tessera_config`, in place of `config`.
+    model : torch.nn.Module
+        Unmodified. All ranks build the same one.
+    optimizer : torch.optim.Optimizer, or callable(parameters) that makes one, optional
+        AdamW, Adam, SGD or Adagrad of torch.optim, Lion or LAMB, before its first step; in place of the section "optimizer". It is
+        translated: the engine updates the parameters. Its param groups stay those of the returned optimizer.
+    model_parameters : iterable of Parameter, or of dicts with "params", optional
+        Param groups for the optimizer of the configuration.
+    training_data : Dataset, optional
+        Makes `training_dataloader`, a `tessera.DataLoader` over it with the configuration's batch size.
+    lr_scheduler : torch.optim.lr_scheduler.LRScheduler, or callable(optimizer) that makes one, optional
+        Drives the rates through the param groups; `engine.step()` steps it. In place of the section "scheduler".
+    collate_fn : callable, optional
+        Of the data loader.
+    config : dict, str or Path
+        What a ds_config.json holds, or the file (docs/configuration.md has every key).
+    distributed_port, mpu, dist_init_required, mesh_param
+        DeepSpeed's; the first two and the last have to be None, the other has no effect.
+    config_params : dict, str or Path, optional
+        An older name of `config`.
+    engine_class : type
+        Engine, or a class derived from it.
+
+    Returns
+    -------
+    (Engine, Optimizer, DataLoader or None, scheduler or None)
+
+    Raises
+    ------
+    ConfigError
+        The configuration, model or optimizer cannot be used; a line for each error.
+    CommError
+        The ranks do not find each other, or differ in model or configuration.
+
+    Examples
+    --------
+    >>> engine, optimizer, _, _ = tessera.initialize(model=model, config={
+    ...     "train_micro_batch_size_per_gpu": 8, "zero_optimization": {"stage": 3}, "optimizer": {"type": "AdamW"}})
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise ConfigError(f"model is {_describe(model)}; expected a torch.nn.Module")
+    for name, value in (("mpu", mpu), ("mesh_param", mesh_param)):
+        if value is not None:
+            raise ConfigError(f"{name}: Tessera has data parallelism alone; expected None")
+    if distributed_port is not None:
+        os.environ.setdefault("MASTER_PORT", str(distributed_port))
+    config = _given_config(args, config, config_params)
+    group = comm.group()
+    named = module_state.named_parameters(model)
+    if callable(optimizer) and not isinstance(optimizer, torch.optim.Optimizer):
+        optimizer = optimizer(list(model_parameters or (p for p in model.parameters() if p.requires_grad)))
+        model_parameters = None
+    parsed = _parse(config, group, optimizer, model_parameters, lr_scheduler, named)
+    loader, steps_per_epoch = None, 0
+    if training_data is not None:
+        resolved = json.loads(parsed.resolved)
+        loader = DataLoader(training_data, resolved["train_micro_batch_size_per_gpu"],
+                            accumulation_steps=resolved["gradient_accumulation_steps"], seed=resolved.get("seed", 42),
+                            collate_fn=collate_fn)
+        steps_per_epoch = loader.steps_per_epoch
+    engine = engine_class(model, parsed, group, comm.get_local_rank(), steps_per_epoch)
+    engine.training_dataloader = loader
+    _attach(engine, optimizer, lr_scheduler)
+    zero.register(engine)
+    return engine, engine.optimizer, loader, engine.lr_scheduler
+
+
+def _given_config(args, config, config_params):
+    from_args = getattr(args, "tessera_config", None) or getattr(args, "deepspeed_config", None)
+    given = [value for value in (config, config_params, from_args) if value is not None]
+    if len(given) != 1:
+        raise ConfigError(f"{'no config was' if not given else 'several configs were'} given; expected config=, a dict or the path "
+                          "of a ds_config.json")
+    if not isinstance(given[0], (dict, str, Path)):
+        raise ConfigError(f"config is {_describe(given[0])}; expected a dict or the path of a ds_config.json")
+    return given[0]
+
+
+def _parse(config, group, client, model_parameters, lr_scheduler, named):
+    overrides = []
+    if isinstance(client, torch.optim.Optimizer):
+        overrides.append(optimizer.to_override("optimizer", optimizer.section_of(client, named)))
+    elif client is not None:
+        raise ConfigError(f"optimizer is {_describe(client)}; expected an optimizer of torch.optim, or a callable that makes one")
+    elif model_parameters is not None:
+        groups = optimizer.groups_of(model_parameters, named)
+        if groups:
+            overrides.append(optimizer.to_override("optimizer.param_groups", groups))
+    if lr_scheduler is not None:
+        overrides.append(optimizer.to_override("scheduler", {}))
+    is_file = not isinstance(config, dict)
+    text = str(config) if is_file else _json_of(config)
+    parsed, warnings = _engine.read_config(text, is_file, group.size, overrides)
+    if group.rank == 0:
+        for line in warnings:
+            _engine.log_warning(line)
+    return parsed
+
+
+def _json_of(config):
+    try:
+        return json.dumps(config, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"config: {error}; expected what JSON has") from error
+
+
+def _attach(engine, client, lr_scheduler):
+    engine.optimizer = optimizer.Optimizer(engine, client)
+    if lr_scheduler is not None:
+        is_factory = callable(lr_scheduler) and not hasattr(lr_scheduler, "step")
+        engine.attach_scheduler(lr_scheduler(engine.optimizer) if is_factory else lr_scheduler)
+    elif engine.config.get("scheduler", {}).get("type"):
+        engine.lr_scheduler = LRScheduler(engine)
+
+
+def _describe(value):
+    return f"{value!r}"[:60] + f" (a {type(value).__name__})"

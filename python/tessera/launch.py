@@ -1,0 +1,100 @@
+"""Ranks on this host: for notebooks, and the command."""
+import multiprocessing
+import os
+import socket
+import sys
+import traceback
+from pathlib import Path
+
+
+def command_path():
+    """The program `tessera` of this package."""
+    return Path(__file__).parent / "bin" / "tessera"
+
+
+def main():
+    """The command `tessera`, in the place of this process: `python -m tessera`, and the console script."""
+    os.execv(command_path(), ["tessera", *sys.argv[1:]])
+
+
+def launch(function, args=(), nproc=2):
+    """Run a function on several ranks of this host, such as a notebook's. Returns when all have ended.
+
+    Each rank is a fork of this process, so the function may be one that was typed into a cell; nothing may have used CUDA, or
+    joined a group, in this process before.
+
+    Parameters
+    ----------
+    function : callable
+        Called with `args` on each rank; trains with `tessera.initialize`.
+    args : tuple
+    nproc : int
+        Ranks.
+
+    Returns
+    -------
+    object
+        What rank 0's function returned, which has to be picklable.
+
+    Raises
+    ------
+    Error
+        A rank has failed: with the first one's traceback. The others are ended.
+    """
+    from tessera import comm
+    from tessera.errors import Error
+
+    if comm.is_initialized():
+        raise Error("launch() after this process has joined a group; call it in a fresh process, or restart the notebook's kernel")
+    context = multiprocessing.get_context("fork")
+    with socket.create_server(("127.0.0.1", 0)) as store:
+        os.set_inheritable(store.fileno(), True)
+        results = [context.Pipe(duplex=False) for _ in range(nproc)]
+        ranks = [context.Process(target=_run_rank, args=(function, args, rank, nproc, store, results[rank][1]), daemon=True)
+                 for rank in range(nproc)]
+        for rank in ranks:
+            rank.start()
+    for _, sender in results:
+        sender.close()
+    return _await_results(ranks, [receiver for receiver, _ in results], Error)
+
+
+def _run_rank(function, args, rank, nproc, store, sender):
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(nproc), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(nproc),
+                      MASTER_ADDR="127.0.0.1", MASTER_PORT=str(store.getsockname()[1]))
+    if rank == 0:
+        os.environ["TESSERA_STORE_FD"] = str(os.dup(store.fileno()))
+        os.set_inheritable(int(os.environ["TESSERA_STORE_FD"]), True)
+    store.close()
+    try:
+        result = function(*args)
+        sender.send((None, result if rank == 0 else None))
+    except BaseException:
+        sender.send((traceback.format_exc(), None))
+        raise SystemExit(1) from None
+    finally:
+        from tessera import comm
+        comm.destroy()
+
+
+def _await_results(ranks, receivers, error):
+    waiting, outcome = dict(enumerate(receivers)), None
+    try:
+        while waiting:
+            for receiver in multiprocessing.connection.wait(list(waiting.values())):
+                rank = next(number for number, other in waiting.items() if other is receiver)
+                del waiting[rank]
+                try:
+                    failure, result = receiver.recv()
+                except EOFError:
+                    ranks[rank].join()
+                    failure, result = f"its process ended with exit code {ranks[rank].exitcode}", None
+                if failure:
+                    raise error(f"rank {rank} failed: {failure}")
+                outcome = result if rank == 0 else outcome
+    finally:
+        for process in ranks:
+            if waiting:
+                process.terminate()
+            process.join()
+    return outcome

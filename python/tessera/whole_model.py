@@ -1,0 +1,45 @@
+"""The whole model out of an engine's shards: in memory and in a file."""
+from collections import OrderedDict
+
+import torch
+
+from tessera import module_state
+from tessera.zero import GatheredParameters
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def gathered_state_dict(engine, only_rank=None):
+    """See `Engine.state_dict`. Unit by unit, so that never more than one is in memory beside the copies."""
+    engine._engine.check_usable()
+    wanted = only_rank is None or engine.global_rank == only_rank
+    copies = {}
+    by_name = dict(engine.named_tensors)
+    for names in engine._engine.units():
+        parameters = [by_name[name] for name in names]
+        with GatheredParameters(parameters):
+            if wanted:
+                copies.update((id(parameter), _copy(parameter)) for parameter in parameters)
+    engine._engine.broadcast_buffers()
+    state = OrderedDict()
+    for name, value in engine.module.state_dict(keep_vars=True).items() if wanted else ():
+        if id(value) in copies:
+            state[name] = copies[id(value)]
+        else:
+            state[name] = _copy(value) if isinstance(value, torch.Tensor) else value
+    return state
+
+
+def save(engine, path, dtype=None):
+    """See `Engine.save_model`."""
+    if dtype is not None and dtype not in _DTYPES:
+        raise ValueError(f"dtype is {dtype!r}; expected one of {', '.join(_DTYPES)}")
+    tensors = []
+    for names, tensor, is_buffer in module_state.saved_tensors(engine.module):
+        own = _DTYPES[dtype] if dtype and tensor.is_floating_point() else tensor.dtype
+        tensors.append((names[0], names[1:], tensor.detach() if is_buffer else None, own))
+    engine._engine.save_model(str(path), tensors)
+
+
+def _copy(tensor):
+    return tensor.detach().to("cpu", copy=True)

@@ -1,0 +1,87 @@
+"""What rank programs share: a list of checks that run one after another, and plain PyTorch's side of a comparison."""
+import copy
+import sys
+import time
+
+import tessera
+import torch
+
+_checks = []
+
+
+def check(function):
+    """A function without arguments that all ranks call; its name is on the command line or all run."""
+    _checks.append(function)
+    return function
+
+
+def main(backend=None):
+    """Joins over the backend that is argument 1; runs the checks named by the others."""
+    torch.set_num_threads(1)
+    tessera.comm.init_distributed(backend=backend or sys.argv[1], timeout_s=60, rendezvous_timeout_s=120)
+    wanted = sys.argv[2:]
+    for function in _checks:
+        if not wanted or function.__name__ in wanted:
+            start = time.monotonic()
+            print(function.__name__, end=" ", flush=True)
+            function()
+            tessera.comm.barrier(function.__name__)
+            print(f"{time.monotonic() - start:.1f} s", flush=True)
+
+
+def config(stage, **changes):
+    """Small units, so that even a tiny model has many."""
+    return {"train_micro_batch_size_per_gpu": 2,
+            "zero_optimization": {"stage": stage, "unit_numel": 20_000, "stage3_param_persistence_threshold": 0}, **changes}
+
+
+def train(engine, batches, loss_of):
+    """Steps over each rank's own micro-batch. Returns the mean losses over the ranks, each as its exact bits tell."""
+    losses = []
+    for batch in batches:
+        loss = loss_of(engine, batch[engine.global_rank])
+        engine.backward(loss)
+        engine.step()
+        losses.append(tessera.comm.all_gather(loss.item()))
+    return [sum(values) / len(values) for values in losses]
+
+
+def train_plainly(model, optimizer, batches, loss_of):
+    """The same in one process of plain PyTorch, as DistributedDataParallel does it: each rank's batch, gradients averaged."""
+    losses = []
+    for batch in batches:
+        optimizer.zero_grad()
+        values = []
+        for micro_batch in batch:
+            loss = loss_of(model, micro_batch)
+            (loss / len(batch)).backward()
+            values.append(loss.item())
+        optimizer.step()
+        losses.append(sum(values) / len(values))
+    return losses
+
+
+def largest_difference(a, b):
+    """Over two lists of numbers, or two state dicts."""
+    if isinstance(a, list):
+        assert len(a) == len(b)
+        return max(abs(x - y) for x, y in zip(a, b))
+    assert a.keys() == b.keys(), a.keys() ^ b.keys()
+    return max((a[name].float() - b[name].float()).abs().max().item() for name in a if a[name].numel() > 0)
+
+
+def raises(kind, function, *parts):
+    """Asserts that a call raises, with these parts in the message. Returns the message."""
+    try:
+        function()
+    except kind as error:
+        text = str(error)
+        for part in parts:
+            assert part in text, f"{part!r} is not in {text!r}"
+        assert "\n" not in text.strip() or kind is not tessera.Error, text
+        return text
+    raise AssertionError(f"no {kind.__name__} was raised")
+
+
+def deep_copy(model):
+    return copy.deepcopy(model)

@@ -1,0 +1,441 @@
+"""The engine's calls, on one rank or more: what they answer, what they refuse, and what is left after an error."""
+import copy
+import gc
+import os
+import threading
+import weakref
+from pathlib import Path
+
+import models
+import safetensors.torch
+import tessera
+import torch
+from checks import check, config, largest_difference, main, raises, train
+from torch import nn
+from torch.nn import functional
+
+rank, world = tessera.comm.get_rank(), tessera.comm.get_world_size()
+STAGES = range(4)
+
+
+def mlp(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.BatchNorm1d(64), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 5))
+
+
+def batch(step, size=4):
+    """By rank."""
+    return [models._vectors(step * world + r, size, 16) for r in range(world)]
+
+
+def loss_of(model, samples):
+    return functional.cross_entropy(model(samples[0]), samples[1])
+
+
+def make(stage, model=None, **changes):
+    model = model if model is not None else mlp()
+    changes.setdefault("optimizer", {"type": "AdamW", "params": {"lr": 1e-2}})
+    engine, *_ = tessera.initialize(model=model, config=config(stage, **changes))
+    return engine
+
+
+def shard_of_run(stage, steps, **changes):
+    engine = make(stage, **changes)
+    return engine, train(engine, [batch(step) for step in steps], loss_of)
+
+
+# --------------------------------------------------------------------------------------------------- the step
+
+
+@check
+def returns_what_deepspeed_does():
+    model = mlp()
+    engine, optimizer, loader, scheduler = tessera.initialize(None, model, config=config(2))
+    assert engine.module is model and engine.optimizer is optimizer and loader is None and scheduler is None
+    assert isinstance(optimizer, torch.optim.Optimizer)
+    assert (engine.global_rank, engine.world_size, engine.global_steps, engine.micro_steps) == (rank, world, 0, 0)
+    assert engine.train_micro_batch_size_per_gpu() == 2 and engine.train_batch_size() == 2 * world
+    assert engine.zero_optimization_stage() == 2 and engine.gradient_accumulation_steps() == 1
+    assert engine.device == torch.device("cpu") and engine.training
+    assert list(engine.parameters())[0] is model[0].weight  # what the engine has not, its module has
+
+
+@check
+def inputs_are_converted_inside_of_containers():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, first, *, named, flag):
+            self.seen = (first, named, flag)
+            return self.layer(first["x"][0]).sum()
+
+    engine = make(0, Model(), bf16={"enabled": True})
+    engine({"x": [torch.ones(2, 4)], "n": torch.ones(2, dtype=torch.long)}, named=(torch.ones(1), "text"), flag=None)
+    first, named, flag = engine.module.seen
+    assert first["x"][0].dtype == torch.bfloat16 and first["n"].dtype == torch.long
+    assert named[0].dtype == torch.bfloat16 and named[1] == "text" and flag is None
+
+
+@check
+def accumulation_by_number_by_no_sync_and_by_hand():
+    for stage in STAGES:
+        expected = make(stage)
+        samples = [batch(step) for step in range(3)]
+        joined = [tuple(torch.cat([s[r][i] for s in samples]) for i in (0, 1)) for r in range(world)]
+        model = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 5))
+        expected = make(stage, copy.deepcopy(model))
+        train(expected, [joined], loss_of)
+        wanted = expected.state_dict()
+
+        by_number = make(stage, copy.deepcopy(model), gradient_accumulation_steps=3)
+        for step, sample in enumerate(samples):
+            assert by_number.is_gradient_accumulation_boundary() == (step == 2)
+            by_number.backward(loss_of(by_number, sample[rank]))
+            by_number.step()
+        assert by_number.global_steps == 1
+
+        ddp = make(stage, copy.deepcopy(model))
+        with ddp.no_sync():
+            for sample in samples[:2]:
+                ddp.backward(loss_of(ddp, sample[rank]) / 3)
+            raises(tessera.Error, ddp.step, "no_sync()")
+        ddp.backward(loss_of(ddp, samples[2][rank]) / 3)
+        ddp.step()
+
+        by_hand = make(stage, copy.deepcopy(model), gradient_accumulation_steps=3)
+        for step, sample in enumerate(samples):
+            by_hand.set_gradient_accumulation_boundary(step == 2)
+            by_hand.backward(loss_of(by_hand, sample[rank]) / 3, scale_wrt_gas=False)
+            by_hand.step()
+        for engine in (by_number, ddp, by_hand):
+            assert largest_difference(engine.state_dict(), wanted) < 1e-4  # Adam's first step
+
+
+@check
+def precision_and_clipping():
+    for stage in STAGES:
+        model = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 5))
+        engine = make(stage, copy.deepcopy(model), bf16={"enabled": True}, gradient_clipping=0.1)
+        assert engine.module[0].weight.dtype == torch.bfloat16
+        losses = train(engine, [batch(step) for step in range(6)], lambda m, b: functional.cross_entropy(m(b[0]).float(), b[1]))
+        assert losses[-1] == losses[-1] and engine.get_global_grad_norm() > 0.1
+        autocast = make(stage, copy.deepcopy(model), torch_autocast={"enabled": True})
+        assert autocast(batch(0)[rank][0]).dtype == torch.bfloat16 and autocast.module[0].weight.dtype == torch.float32
+        autocast.backward(loss_of(autocast, batch(0)[rank]))
+        autocast.step()
+        assert make(stage, copy.deepcopy(model), fp16={"enabled": True}).loss_scale == 2 ** 16
+
+
+@check
+def evaluation_generation_and_inference_mode():
+    import transformers
+
+    model, _, _ = models.transformers_cases()["gpt2"]
+    torch.manual_seed(0)
+    gpt = model()
+    tokens = models._tokens(0)
+    expected = copy.deepcopy(gpt).eval().generate(tokens, max_new_tokens=4, do_sample=False, pad_token_id=0)
+    for stage in STAGES:
+        engine = make(stage, copy.deepcopy(gpt))
+        engine.eval()
+        assert not engine.training
+        with torch.inference_mode():
+            out = engine(input_ids=tokens)
+        assert isinstance(out, transformers.utils.ModelOutput)
+        with torch.no_grad():
+            assert engine.generate(tokens, max_new_tokens=4, do_sample=False, pad_token_id=0).equal(expected)
+        engine.train()
+        engine.backward(engine(input_ids=tokens, labels=tokens).loss)
+        engine.step()
+
+
+@check
+def two_engines_and_functional_call():
+    for stage in STAGES:
+        generator, critic = make(stage, mlp(1)), make(stage, nn.Linear(5, 1))
+        x = batch(0)[rank][0]
+        critic.backward(critic(generator(x).detach()).mean())
+        critic.step()
+        generator.backward(generator(x).square().mean())
+        generator.step()
+        names = {name: torch.zeros_like(p) for name, p in mlp(1).named_parameters()}
+        out = torch.func.functional_call(generator.module, names, (x,))
+        assert out.abs().max() == 0
+
+
+# --------------------------------------------------------------------------------------------- the whole model
+
+
+@check
+def parameters_gradients_and_state():
+    for stage in STAGES:
+        plain, model = mlp(), mlp(rank)  # rank 0's values count
+        engine = make(stage, model)
+        assert largest_difference(engine.state_dict(), plain.state_dict()) == 0
+        samples = batch(0)
+        for sample in samples:
+            (loss_of(plain, sample) / world).backward()
+        raises(tessera.Error, lambda e=engine: e.full_gradient("0.weight"), "there is none yet")
+        engine.backward(loss_of(engine, samples[rank]))
+        for name, parameter in plain.named_parameters():
+            assert (engine.full_gradient(name) - parameter.grad).abs().max() < 1e-6
+            assert engine.full_parameter(name).equal(parameter)
+        raises(tessera.Error, lambda e=engine: e.full_parameter("no.such"), "no parameter named no.such")
+        engine.step()
+        mine = engine.state_dict(only_rank=world - 1)
+        assert len(mine) == (len(plain.state_dict()) if rank == world - 1 else 0)
+        sizes = engine.measured_bytes()
+        assert sizes == engine.formula_bytes() and sizes["total"] > 0
+
+
+@check
+def gathered_parameters():
+    for stage in STAGES:
+        engine = make(stage)
+        weight = engine.module[3].weight
+        with tessera.GatheredParameters(weight, modifier_rank=0):
+            if rank == 0:
+                with torch.no_grad():
+                    weight.fill_(0.25)
+        assert engine.full_parameter("3.weight").eq(0.25).all()
+        with tessera.GatheredParameters(engine.module):
+            assert weight.detach().numpy().sum() == 0.25 * 64 * 64
+        with tessera.GatheredParameters(nn.Linear(2, 2).weight), tessera.GatheredParameters(weight, enabled=False):
+            pass  # what no engine owns
+        try:
+            with tessera.GatheredParameters(weight, modifier_rank=0):
+                raise KeyError("mine")
+        except KeyError:
+            pass
+        engine.backward(loss_of(engine, batch(0)[rank]))
+        engine.step()
+
+
+@check
+def models_are_saved_for_other_programs():
+    folder = Path(tessera.comm.all_gather(os.getcwd())[0])
+    make_model, _, _ = models.torch_cases()["recurrent_and_tied"]
+    for stage in STAGES:
+        torch.manual_seed(0)
+        model = make_model()
+        model.register_buffer("steps", torch.tensor([3, 4]))
+        expected = copy.deepcopy(model.state_dict())
+        engine = make(stage, model)
+        path = folder / f"model{stage}.safetensors"
+        engine.save_model(path)
+        if rank == 0:
+            saved = safetensors.torch.load_file(path)
+            assert largest_difference({**saved, "head.weight": saved["table.weight"]}, expected) == 0
+            half = torch.load(folder / "half.pt") if (folder / "half.pt").exists() else None
+            assert half is None or half["table.weight"].dtype == torch.bfloat16 and half["steps"].tolist() == [3, 4]
+        engine.save_model(folder / "half.pt", dtype="bf16")
+        other = make(stage, make_model())
+        other.load_weights(path, ignore_unexpected=["steps"])
+        assert largest_difference(other.state_dict(), {k: v for k, v in expected.items() if k != "steps"}) == 0
+        raises(tessera.CheckpointError, lambda e=engine: e.save_model(folder / "none" / "model.safetensors"))
+        raises(tessera.CheckpointError, lambda e=engine: e.save_model(folder / "model.xyz"), "no format has this ending")
+        raises(tessera.CheckpointError, lambda e=engine: e.load_weights(folder / "nothing.safetensors"))
+
+
+@check
+def a_resumed_run_equals_the_uninterrupted_one():
+    folder = Path(tessera.comm.all_gather(os.getcwd())[0]) / "checkpoints"
+    for stage in STAGES:
+        whole, losses = shard_of_run(stage, range(6))
+        first, _ = shard_of_run(stage, range(3))
+        path = first.save_checkpoint(folder, tag=f"stage{stage}", client_state={"epoch": 7, "note": "ä"})
+        assert Path(path) == folder / f"stage{stage}"
+        for other in {stage, 3 - stage}:
+            second = make(other, mlp(5))
+            loaded, client_state = second.load_checkpoint(folder, tag=f"stage{stage}")
+            assert Path(loaded) == Path(path) and client_state == {"epoch": 7, "note": "ä"} and second.global_steps == 3
+            rest = train(second, [batch(step) for step in range(3, 6)], loss_of)
+            assert rest == losses[3:], (stage, other, rest, losses)
+            assert largest_difference(second.state_dict(), whole.state_dict()) == 0
+        raises(tessera.CheckpointError, lambda e=first: e.load_checkpoint(folder, "missing"), "missing")
+        raises(tessera.Error, lambda e=first: e.save_checkpoint(folder, "x", client_state={"a": object()}), "JSON")
+        first.load_checkpoint(folder)
+
+
+# ---------------------------------------------------------------------------------------------------- refusals
+
+
+@check
+def configurations_that_cannot_be_used():
+    model = mlp()
+    raises(tessera.ConfigError, lambda: tessera.initialize(model=model), "no config was given")
+    raises(tessera.ConfigError, lambda: tessera.initialize(model="x", config=config(0)), "expected a torch.nn.Module")
+    raises(tessera.ConfigError, lambda: tessera.initialize(model=model, config=config(7)), "zero_optimization.stage")
+    raises(tessera.ConfigError, lambda: tessera.initialize(model=model, config=config(0, optimiser={})), "did you mean \"optimizer\"")
+    raises(tessera.ConfigError, lambda: tessera.initialize(model=model, config=config(0, x={1, 2})), "expected what JSON has")
+    raises(tessera.ConfigError, lambda: tessera.initialize(model=model, config="none.json"), "none.json")
+    raises(tessera.ConfigError, lambda: tessera.initialize(model=model.double(), config=config(0)), "fp32")
+    assert issubclass(tessera.ConfigError, tessera.Error) and issubclass(tessera.Error, RuntimeError)
+
+
+@check
+def wrong_calls_are_refused_and_training_goes_on():
+    for stage in STAGES:
+        engine = make(stage)
+        samples = batch(0)[rank]
+        raises(tessera.Error, lambda e=engine: e.backward(torch.ones(3, requires_grad=True)), "scalar loss")
+        raises(tessera.Error, lambda e=engine, s=samples: e.backward(loss_of(e, s), retain_graph=True), "retain_graph")
+        with torch.no_grad():
+            loss = loss_of(engine, samples)
+        raises(tessera.Error, lambda e=engine, v=loss: e.backward(v), "NoGradGuard")
+        engine.backward(loss_of(engine, samples))
+        raises(tessera.Error, lambda e=engine, s=samples: e.backward(loss_of(e, s)), "call step()")
+        engine.step()
+        loss_of(engine, samples).backward()
+        raises(tessera.Error, engine.step, "has a gradient that did not come from engine->backward")
+        for parameter in engine.parameters():
+            parameter.grad = None
+        try:
+            engine(torch.ones(2, 3))
+        except RuntimeError as error:
+            assert "shapes cannot be multiplied" in str(error), error  # the module's own
+        engine.backward(loss_of(engine, samples))
+        engine.step()
+        assert engine.global_steps == 2
+
+
+@check
+def detached_parameters_are_named_at_the_next_call():
+    def to_half(engine):
+        engine.module.half()
+
+    def to_double(engine):
+        engine.module.to(torch.float64)
+
+    def assign(engine):
+        engine.module[3].weight = nn.Parameter(torch.ones(64, 64))
+
+    def replace_layer(engine):
+        engine.module[3] = nn.Linear(64, 64)
+
+    def load_assigned(engine):
+        engine.module.load_state_dict(mlp().state_dict(), assign=True)
+
+    def load(engine):
+        engine.module.load_state_dict(mlp(4).state_dict())
+
+    def add(engine):
+        engine.module.register_parameter("extra", nn.Parameter(torch.ones(2)))
+
+    for stage in STAGES:
+        for change, name in ((to_half, "0.weight"), (to_double, "0.weight"), (assign, "3.weight"), (replace_layer, "3.weight"),
+                             (load_assigned, "0.weight"), (load, "0.weight"), (add, "extra")):
+            engine = make(stage)
+            engine.backward(loss_of(engine, batch(0)[rank]))
+            engine.step()
+            try:
+                change(engine)
+            except RuntimeError as error:  # where the write itself is refused
+                assert isinstance(error, tessera.Error) or change is load, error
+                continue
+            text = raises(tessera.Error, lambda e=engine: e(batch(1)[rank][0]), "")
+            assert name in text or (change is load and "writes into unit" in text), (stage, change.__name__, text)
+
+
+@check
+def errors_of_python_code_in_backward_are_its_own_and_leave_no_cycle():
+    class Failing(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            raise KeyError("mine")
+
+    for stage in STAGES:
+        engine = make(stage)
+        loss = loss_of(engine, batch(0)[rank])
+        try:
+            engine.backward(Failing.apply(loss))
+            raise AssertionError("no error")
+        except KeyError as error:
+            assert error.args == ("mine",)
+        raises(tessera.Error, engine.step, "an earlier backward() or step() failed")
+        gone = weakref.ref(engine)
+        del engine, loss
+        gc.collect()
+        assert gone() is None
+
+
+@check
+def no_cycle_keeps_an_engine_alive():
+    gc.collect()
+    gc.disable()
+    try:
+        for stage in STAGES:
+            model = mlp()
+            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+            schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+            engine, *rest = tessera.initialize(model=model, optimizer=optimizer, lr_scheduler=schedule, config=config(stage))
+            train(engine, [batch(0)], loss_of)
+            gone, parameter = weakref.ref(engine), weakref.ref(model[0].weight)
+            del engine, rest
+            assert gone() is None, f"stage {stage}"
+            del model, schedule, optimizer
+            gc.collect()
+            assert parameter() is None, f"stage {stage}"
+    finally:
+        gc.enable()
+
+
+@check
+def another_thread_may_take_its_turn():
+    for stage in STAGES:
+        engine = make(stage)
+        failures = []
+
+        def run(e=engine, f=failures):
+            try:
+                train(e, [batch(0), batch(1)], loss_of)
+            except Exception as error:
+                f.append(error)
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+        train(engine, [batch(2)], loss_of)
+        assert not failures and engine.global_steps == 3, failures
+
+
+@check
+def loader_processes_are_forked_safely():
+    class Numbers(torch.utils.data.Dataset):
+        def __len__(self):
+            return 24 * world
+
+        def __getitem__(self, i):
+            return torch.full((16,), float(i)), i % 5
+
+    for stage in (0, 3):
+        engine, _, loader, _ = tessera.initialize(model=mlp(), training_data=Numbers(), config=config(stage))
+        loader._options["num_workers"] = 2
+        losses = []
+        for x, y in loader:
+            loss = functional.cross_entropy(engine(x), y)
+            engine.backward(loss)
+            engine.step()
+            losses.append(loss.item())
+        assert len(losses) == len(loader) == 12 and engine.global_steps == 12
+
+
+@check
+def an_estimate_is_what_is_allocated():
+    for stage in STAGES:
+        engine = make(stage, zero_optimization={"stage": stage})
+        table = tessera.estimate(mlp(), world=world, config={"optimizer": {"type": "AdamW"}})
+        if tessera.comm.group().backend != "shm":
+            assert table[stage]["total"] == engine.measured_bytes()["total"], (stage, table, engine.measured_bytes())
+        with torch.device("meta"):
+            assert tessera.estimate(mlp(), world=world) == table
+        assert str(table).count("\n") == 4
+
+
+if __name__ == "__main__":
+    main()

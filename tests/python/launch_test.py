@@ -1,0 +1,81 @@
+"""One script, started in every way that there is: plainly, by torchrun, by the command, in a notebook."""
+import json
+import re
+import sys
+import unittest
+from pathlib import Path
+
+from ranks import HERE, TESSERA, RanksTest, free_port
+
+SCRIPT = HERE / "train_script.py"
+NOTEBOOK = """
+import sys
+sys.path.insert(0, {here!r})
+import tessera, train_script
+print(tessera.launch(train_script.train, nproc=2)["world"])
+import json; print(json.dumps(tessera.launch(train_script.train, nproc=2)))
+def bad(number): raise KeyError(number)
+try:
+    tessera.launch(bad, args=(7,), nproc=2)
+except tessera.Error as error:
+    assert "failed: Traceback" in str(error) and "KeyError: 7" in str(error), error
+def dies():
+    import os
+    os._exit(3)
+try:
+    tessera.launch(dies, nproc=2)
+except tessera.Error as error:
+    assert "its process ended with exit code 3" in str(error), error
+"""
+
+
+class Launch(RanksTest):
+    def result(self, *command):
+        (text,) = self.finish([self.start(*command)])
+        return json.loads(next(line for line in reversed(text.splitlines()) if line.startswith("{")))
+
+    def test_every_way_trains_alike(self):
+        alone = self.result(sys.executable, SCRIPT)
+        self.assertEqual(alone["world"], 1)
+        ways = [
+            [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", 2, "--master-port", free_port(), SCRIPT],
+            [TESSERA, "launch", "-n", 2, "--", sys.executable, SCRIPT],
+            [sys.executable, "-m", "tessera", "launch", "-n", 2, "--", sys.executable, SCRIPT],
+        ]
+        results = [self.result(*command) for command in ways]
+        for result in results:
+            self.assertEqual(result, results[0])
+            self.assertEqual(result["world"], 2)
+            for ours, theirs in zip(result["losses"], alone["losses"]):
+                self.assertAlmostEqual(ours, theirs, places=5)
+
+    def test_a_notebook_launches_a_function(self):
+        (text,) = self.finish([self.start(sys.executable, "-c", NOTEBOOK.format(here=str(HERE)))])
+        self.assertEqual(text.splitlines()[0], "2")
+        self.assertEqual(json.loads(text.splitlines()[1])["losses"],
+                         self.result(TESSERA, "launch", "-n", 2, "--", sys.executable, SCRIPT)["losses"])
+
+    def test_the_command_is_the_command(self):
+        (ours,) = self.finish([self.start(sys.executable, "-m", "tessera", "--version")])
+        (theirs,) = self.finish([self.start(TESSERA, "--version")])
+        self.assertEqual(ours, theirs)
+
+    def test_a_rank_that_fails_ends_the_others(self):
+        ((code, text),) = self.outcome([self.start(TESSERA, "launch", "-n", 2, "--", sys.executable, SCRIPT, "fail_on_rank_1")])
+        self.assertEqual(code, 1, text)
+        self.assertRegex(text, r"rank 1\b")
+
+    def test_a_read_on_rank_0_alone_is_an_error_soon(self):
+        ranks = self.start_ranks(2, "train_script.py", "only_rank_0_reads")
+        (code, text), _ = self.outcome(ranks, timeout_s=60)
+        self.assertNotEqual(code, 0)
+        self.assertRegex(text, re.compile(r"CommError.*rank 1", re.DOTALL))
+        self.assertIn("rank 1 waits here", text)
+
+    def test_the_package_is_the_build_trees(self):
+        (text,) = self.finish([self.start(sys.executable, "-c", "import tessera; print(tessera.__file__)")])
+        self.assertEqual(Path(text.strip()).name, "__init__.py")
+
+
+if __name__ == "__main__":
+    unittest.main()

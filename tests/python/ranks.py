@@ -1,0 +1,84 @@
+"""Starts Python programs as the ranks of one group. ctest gives the paths: PYTHONPATH (the package), TESSERA (the command)."""
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+TESSERA = os.environ.get("TESSERA", str(ROOT / "build" / "tessera"))
+_RANK_VARIABLES = re.compile(r"RANK|WORLD_SIZE|LOCAL_|GROUP_|ROLE_|MASTER_|TORCHELASTIC_|TESSERA_")
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def environment(**changes):
+    """This process's, without a place in a group; one thread a rank."""
+    variables = {name: value for name, value in os.environ.items() if not _RANK_VARIABLES.match(name)}
+    variables.update(OMP_NUM_THREADS="1", PYTHONDONTWRITEBYTECODE="1", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
+    variables.update({name: str(value) for name, value in changes.items()})
+    return variables
+
+
+class RanksTest(unittest.TestCase):
+    """Each test has a folder, in which its programs run; none of them outlives it."""
+
+    maxDiff = None
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(prefix="tessera_python_")
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+        self._started = []
+        self.addCleanup(self._kill)
+
+    def _kill(self):
+        for process in self._started:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+
+    def start(self, *command, **variables):
+        """A program, in a process group of its own, with stdout and stderr together."""
+        process = subprocess.Popen(list(map(str, command)), cwd=self.folder, env=environment(**variables), text=True,
+                                   stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+        self._started.append(process)
+        return process
+
+    def start_ranks(self, world, script, *arguments, **variables):
+        """One process a rank; `script` lies beside this file."""
+        port = free_port()
+        place = {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        if world == 1:
+            place = {}
+        return [self.start(sys.executable, HERE / script, *arguments, **place, **({"RANK": rank, "LOCAL_RANK": rank} if place else {}),
+                           **variables) for rank in range(world)]
+
+    def finish(self, processes, timeout_s=240):
+        """Waits for all; asserts that each has succeeded. Returns what they wrote, by rank."""
+        outputs = self.outcome(processes, timeout_s)
+        said = "\n".join(f"--- rank {rank}: exit code {code}\n{text}" for rank, (code, text) in enumerate(outputs))
+        self.assertTrue(all(code == 0 for code, _ in outputs), said)
+        return [text for _, text in outputs]
+
+    def outcome(self, processes, timeout_s=240):
+        """[(exit code, output)] by rank."""
+        give_up = time.monotonic() + timeout_s
+        results = []
+        for process in processes:
+            text, _ = process.communicate(timeout=max(0.1, give_up - time.monotonic()))
+            results.append((process.returncode, text))
+        return results
+
+    def run_ranks(self, world, script, *arguments, **variables):
+        return self.finish(self.start_ranks(world, script, *arguments, **variables))

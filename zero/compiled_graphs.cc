@@ -1,0 +1,44 @@
+#include "zero/compiled_graphs.h"
+
+#include <algorithm>
+
+namespace tessera::zero {
+namespace {
+
+UnitHandle* handle_of(const at::DataPtr& owner) { return static_cast<UnitHandle*>(owner.get()); }
+
+}  // namespace
+
+void CompiledGraphs::add(const at::RecordFunction& function, UnitHandle* unit) {
+  const std::lock_guard lock(mutex_);
+  std::vector<at::DataPtr>& units = units_[{function.seqNr(), at::RecordFunction::currentThreadId()}];
+  const bool is_known =
+      std::any_of(units.begin(), units.end(), [&](const at::DataPtr& one) { return handle_of(one) == unit; });
+  if (!is_known) units.push_back(share(unit));
+  if (units_.size() > kMostGraphs) units_.erase(units_.begin());
+}
+
+std::vector<UnitHandle*> CompiledGraphs::read_by_forward_of(const at::RecordFunction& backward) const {
+  const std::lock_guard lock(mutex_);
+  std::vector<UnitHandle*> units;
+  const auto found = units_.find({backward.seqNr(), backward.forwardThreadId()});
+  if (found == units_.end()) return units;
+  for (const at::DataPtr& owner : found->second)
+    if (handle_of(owner)->residency != nullptr) units.push_back(handle_of(owner));
+  return units;
+}
+
+void CompiledGraphs::erase(const at::RecordFunction& backward) {
+  const std::lock_guard lock(mutex_);
+  units_.erase({backward.seqNr(), backward.forwardThreadId()});
+}
+
+void CompiledGraphs::forget_the_gone() {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(units_, [](const auto& graph) {
+    return std::any_of(graph.second.begin(), graph.second.end(),
+                       [](const at::DataPtr& owner) { return handle_of(owner)->residency == nullptr; });
+  });
+}
+
+}  // namespace tessera::zero
