@@ -38,7 +38,7 @@ class CompiledGraphs {
   void forget_the_gone();
 
  private:
-  /// A forward that never has a backward is forgotten when so many have come after it.
+  /// A forward that never has a backward is forgotten after this number of later ones.
   static constexpr size_t kMostGraphs = 4096;
   using Key = std::pair<int64_t, uint64_t>;  // sequence number, thread of the forward
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <thread>
 
+#include "core/str.h"
+
 namespace tessera::zero {
 
 constexpr int kFirstPassesWithoutWaits = 8;
