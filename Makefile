@@ -4,7 +4,7 @@
 #   make bench-peers ARGS="--write"                         make fuzz SECONDS_EACH=60
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build demo data test asan tsan lint bench bench-peers methods soak soak-kill fuzz mutants clean distclean
+.PHONY: help deps build wheel demo data test asan tsan lint bench bench-peers methods soak soak-kill fuzz mutants clean distclean
 SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 NPROC ?= 2
@@ -17,6 +17,10 @@ deps:  ## installs what is missing: Debian packages, libtorch (.deps/)
 
 build: deps  ## builds the command, build/tessera
 	@scripts/build.sh release tessera
+
+wheel: build  ## makes the Python package's wheel, dist/tessera-*.whl
+	@scripts/setup.sh --python
+	@.deps/venv/bin/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .
 
 demo: build  ## trains a CNN on Fashion-MNIST on NPROC=2 ranks, ZeRO stage 2
 	@build/tessera train configs/fashion_mnist.json --nproc $(NPROC) $(ARGS)

@@ -6,7 +6,7 @@ from torch.nn import functional
 
 def cases(family):
     """By name."""
-    return {"torch": torch_cases, "transformers": transformers_cases, "torchvision": torchvision_cases}[family]()
+    return {"torch": torch_cases, "transformers": transformers_cases, "torchvision": torchvision_cases, "peft": peft_cases}[family]()
 
 
 def _generator(i):
@@ -225,3 +225,23 @@ def torchvision_cases():
 
     return {"resnet": (resnet, images, _classify), "convnext": (convnext, images, _classify),
             "vision_transformer": (vit, lambda i: _vectors(i, 4, 3, 16, 16), _classify)}
+
+
+# -------------------------------------------------------------------------------------------------------- peft
+
+
+def peft_cases():
+    """LoRA adapters in fp32 over a frozen base in bf16."""
+    import peft
+    import transformers as hf
+
+    def lora():
+        base = hf.LlamaForCausalLM(hf.LlamaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+                                                  intermediate_size=64, num_key_value_heads=2)).to(torch.bfloat16)
+        adapted = peft.get_peft_model(base, peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], lora_dropout=0.0))
+        for parameter in adapted.parameters():
+            if parameter.requires_grad:
+                parameter.data = torch.randn(parameter.shape, generator=_generator(parameter.numel())) / 10
+        return adapted
+
+    return {"lora_over_a_frozen_bf16_base": (lora, _tokens, _language_loss)}
