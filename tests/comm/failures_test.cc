@@ -106,7 +106,7 @@ TEST_P(FailuresTest, AnInterruptEndsAWaitAndTheGroup) {
     std::atomic<bool> interrupted = false;
     std::string own_error, others_error;
     double seconds_until_end = 0;
-    JoinOptions options = with_timeout(seconds(30));
+    JoinOptions options = testing::quick_options(backend);
     const auto main_thread_of_rank_0 = std::make_shared<std::atomic<std::thread::id>>();
     options.interrupt = [&] {
       if (interrupted && std::this_thread::get_id() == *main_thread_of_rank_0)
