@@ -79,10 +79,10 @@ TEST_P(EngineAt, TheCallersBoundaryTakesThePlaceOfTheConfiguredNumber) {
       auto other = mlp_engine(expected, comm);
       auto same = mlp_engine(c, comm);
       for (int micro = 0; micro < num_micro_steps; ++micro) {
-        other->backward(loss_of(*other, micro));
+        other->backward(step_loss(*other, micro));
         same->set_gradient_accumulation_boundary(micro == num_micro_steps - 1);
         EXPECT_EQ(same->is_gradient_accumulation_boundary(), micro == num_micro_steps - 1);
-        same->backward(loss_of(*same, micro) / num_micro_steps, /*average=*/false);
+        same->backward(step_loss(*same, micro) / num_micro_steps, /*average=*/false);
         same->step();
         EXPECT_EQ(same->global_steps(), micro == num_micro_steps - 1 ? 1 : 0);
       }
@@ -102,14 +102,14 @@ TEST_P(EngineAt, RatesOfTheCallerTakeThePlaceOfTheSchedule) {
                 HasSubstr("2 rates for 1 param groups"));
     engine->set_learning_rates({0});
     EXPECT_EQ(engine->learning_rates(), std::vector<double>{0});
-    engine->backward(loss_of(*engine, 0));
+    engine->backward(step_loss(*engine, 0));
     engine->step();
     EXPECT_TRUE(at::equal(engine->full_parameter("fc1.weight"), before));
 
     auto configured = mlp_engine(c, comm), given = mlp_engine(c, comm);
     given->set_learning_rates(configured->learning_rates());
     for (const auto& one : {configured, given}) {
-      one->backward(loss_of(*one, 0));
+      one->backward(step_loss(*one, 0));
       one->step();
     }
     EXPECT_TRUE(at::equal(given->full_parameter("fc1.weight"), configured->full_parameter("fc1.weight")));

@@ -100,7 +100,7 @@ TEST(Listener, ACompiledGraphHasItsParametersUntilItEndsAndSoDoesItsBackward) {
       expect_readable("after an operator inside of the graph");
     }
     model->norm->weight.sum();
-    EXPECT_EQ(rig.residency().num_unsharded(), 1) << "a graph's parameters go when it has ended";
+    EXPECT_EQ(rig.residency().cache().num_unsharded(), 1) << "a graph's parameters go when it has ended";
     {
       at::RecordFunction backward(at::RecordScope::BACKWARD_FUNCTION);
       backward.setForwardThreadId(at::RecordFunction::currentThreadId());
@@ -108,7 +108,7 @@ TEST(Listener, ACompiledGraphHasItsParametersUntilItEndsAndSoDoesItsBackward) {
       expect_readable("backward");
     }
     model->norm->weight.sum();
-    EXPECT_EQ(rig.residency().num_unsharded(), 1);
+    EXPECT_EQ(rig.residency().cache().num_unsharded(), 1);
   }
 }
 
