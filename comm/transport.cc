@@ -22,7 +22,7 @@ at::Tensor view_of(const at::Tensor& buffer, void* data, int64_t numel, at::Scal
 }  // namespace
 
 at::Tensor plain_view(const at::Tensor& buffer, int64_t begin, int64_t numel) {
-  char* data = static_cast<char*>(buffer.data_ptr()) + begin * static_cast<int64_t>(buffer.element_size());
+  char* data = static_cast<char*>(buffer.data_ptr()) + begin * buffer.element_size();
   return view_of(buffer, data, numel, buffer.scalar_type(), at::Tensor(buffer));
 }
 

@@ -109,7 +109,7 @@ OptimizerConfig client_optimizer(const optim::Optimizer& optimizer,
   }
   for (const zero::NamedTensor& parameter : parameters)
     if (parameter.tensor.requires_grad() &&
-        !in_a_group.count(names.at(parameter.tensor.unsafeGetTensorImpl())))
+        !in_a_group.contains(names.at(parameter.tensor.unsafeGetTensorImpl())))
       throw ConfigError(
           str("parameter ", parameter.name,
               " is trainable and in no param group of the optimizer: add it to one, or freeze it with "

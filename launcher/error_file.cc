@@ -24,7 +24,7 @@ namespace {
 
 constexpr size_t kMaxLineBytes = 500;
 constexpr size_t kMaxReportBytes = 4000;
-constexpr std::streamoff kTailBytes = 64 * 1024;
+constexpr std::streamoff kTailBytes = 65'536;
 constexpr size_t kTailLines = 60;
 
 /// `text` on one line of bounded length, without control characters.

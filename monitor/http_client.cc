@@ -27,7 +27,7 @@ using Headers = std::unique_ptr<curl_slist, FreeHeaders>;
 void add_header(Headers& headers, const std::string& line) {
   curl_slist* longer = curl_slist_append(headers.get(), line.c_str());
   if (longer == nullptr) throw HttpError("out of memory");
-  headers.release();
+  [[maybe_unused]] const curl_slist* const before = headers.release();  // a part of `longer` now
   headers.reset(longer);
 }
 

@@ -50,7 +50,7 @@ class Place {
  public:
   Place(double* numbers, int world_size) : numbers_(numbers), world_size_(world_size) {}
   static int64_t size(int world_size) {
-    return kNumSums + 2 * world_size + static_cast<int64_t>(HistogramCounts().counts.size());
+    return kNumSums + int64_t{2} * world_size + static_cast<int64_t>(HistogramCounts().counts.size());
   }
 
   void write(const HistogramCounts& mine, int rank) {

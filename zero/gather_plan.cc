@@ -20,7 +20,7 @@ class Planner {
     plan_.actions.resize(trace_.size());
     for (position_ = 0; position_ < trace_.size(); ++position_) {
       const int unit = trace_[position_].unit;
-      if (!unsharded_.count(unit)) {
+      if (!unsharded_.contains(unit)) {
         make_room(unit, position_);
         unshard(unit);
       } else {
@@ -132,11 +132,11 @@ class Planner {
     fetched_ahead_.erase(trace_[position_].unit);
     int64_t ahead_numel = 0;  // gathered but not used yet
     for (int unit : unsharded_) {
-      if (fetched_ahead_.count(unit) && next_use(unit) < scan_) ahead_numel += budget_.unit_numel[unit];
+      if (fetched_ahead_.contains(unit) && next_use(unit) < scan_) ahead_numel += budget_.unit_numel[unit];
     }
     for (; scan_ < trace_.size(); ++scan_) {
       const int unit = trace_[scan_].unit;
-      if (unsharded_.count(unit)) continue;
+      if (unsharded_.contains(unit)) continue;
       ahead_numel += budget_.unit_numel[unit];
       if (ahead_numel > budget_.prefetch_numel) return;
       if (!make_room(unit, scan_)) return;

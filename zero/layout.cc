@@ -29,7 +29,7 @@ bool same_kind(const ParameterSpec& a, const ParameterSpec& b) {
 
 Range intersect(Range a, Range b) {
   Range both{std::max(a.begin, b.begin), std::min(a.end, b.end)};
-  if (both.end < both.begin) both.end = both.begin;
+  both.end = std::max(both.begin, both.end);
   return both;
 }
 

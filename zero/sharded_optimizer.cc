@@ -161,8 +161,9 @@ void ShardedOptimizer::step_lamb(const GradientReducer& gradients, double grad_s
       all.push_back(stretch);
       if (intersect(stretch.range, unit.shard_range).numel() == 0)
         continue;  // stage 0: that part is another rank's to report
-      mine[2 * stretch.parameter] += part.weight_sq;
-      mine[2 * stretch.parameter + 1] += part.update_sq;
+      const auto place = 2 * static_cast<size_t>(stretch.parameter);
+      mine[place] += part.weight_sq;
+      mine[place + 1] += part.update_sq;
     }
   }
   std::vector<kernels::LambPart> totals(layout_.parameters().size());

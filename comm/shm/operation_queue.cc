@@ -328,7 +328,7 @@ template <class Condition>
 bool OperationQueue::wait_until(const Condition& condition, milliseconds limit) {
   for (int spin = 0; spin < num_spins_; ++spin) {
     if (condition()) return true;
-#if defined(__x86_64__)
+#ifdef __x86_64__
     __builtin_ia32_pause();
 #endif
   }

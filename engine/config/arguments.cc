@@ -23,9 +23,10 @@ class Argument {
     return value_.get<bool>();
   }
   std::string choice(const std::vector<std::string>& choices) const {
-    if (std::find(choices.begin(), choices.end(), value_) == choices.end())
+    const auto* text = value_.get_ptr<const std::string*>();
+    if (text == nullptr || std::find(choices.begin(), choices.end(), *text) == choices.end())
       refuse(str("one of \"", join(choices, "\", \""), "\""));
-    return value_.get<std::string>();
+    return *text;
   }
   [[noreturn]] void refuse(const std::string& expected) const {
     document_.origins.fail(path_, str("found ", describe_value(value_), "; expected ", expected));
