@@ -59,7 +59,7 @@ using Loss = std::function<at::Tensor(ChainImpl& model, int rank, int step)>;
 /// Five steps on two ranks at stage 3: each step's gradients are plain autograd's, and all ranks issue the
 /// same collectives in the same order. Returns how many units' gradients came late, by step, on either rank.
 std::vector<size_t> expect_one_order(const Loss& loss_of, const Change& change = {}) {
-  std::vector<size_t> num_late(5, 0);
+  std::array<std::array<size_t, 5>, 2> late_on_rank{};
   std::array<Log, 2> logs;
   run_ranks(2, [&](comm::CommunicatorPtr comm) {
     const auto network = std::make_shared<StreamOrdered>(comm, &logs[comm->rank()]);
@@ -69,7 +69,7 @@ std::vector<size_t> expect_one_order(const Loss& loss_of, const Change& change =
     for (int step = 0; step < 5; ++step) {
       rig.backward(loss_of(*model, comm->rank(), step));
       rig.update(/*scale=*/0);
-      num_late[step] = std::max(num_late[step], rig.num_late);
+      late_on_rank[comm->rank()][step] = rig.num_late;
       const std::vector<at::Tensor> expected =
           plain_gradients(*plain, (loss_of(*plain, 0, step) + loss_of(*plain, 1, step)) / 2);
       EXPECT_LT(largest_difference(rig.gradients(), expected), 1e-5) << "step " << step;
@@ -77,6 +77,9 @@ std::vector<size_t> expect_one_order(const Loss& loss_of, const Change& change =
     }
   });
   EXPECT_EQ(logs[0], logs[1]);
+  std::vector<size_t> num_late;
+  for (int step = 0; step < 5; ++step)
+    num_late.push_back(std::max(late_on_rank[0][step], late_on_rank[1][step]));
   return num_late;
 }
 
