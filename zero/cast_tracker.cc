@@ -10,17 +10,16 @@
 namespace tessera::zero {
 namespace {
 
-/// What a tracked cast's DataPtr carries: its unit's handle (counted) and the memory it is bound to.
+/// What a tracked cast's DataPtr carries: its unit's handle and the memory it is bound to.
 struct CastHandle {
-  at::DataPtr unit;  // keeps the UnitHandle alive
-  UnitHandle* handle;
+  std::shared_ptr<UnitHandle> handle;
   at::DataPtr memory;
 };
 
 void delete_cast(void* context) { delete static_cast<CastHandle*>(context); }
 
 at::DataPtr pointer_to(UnitHandle* handle, void* data, at::DataPtr memory, at::Device device) {
-  return {data, new CastHandle{share(handle), handle, std::move(memory)}, &delete_cast, device};
+  return {data, new CastHandle{handle->shared_from_this(), std::move(memory)}, &delete_cast, device};
 }
 
 }  // namespace
@@ -32,7 +31,7 @@ CastSource cast_source(UnitHandle* handle, const at::Tensor& tensor) {
 
 UnitHandle* find_cast(const c10::StorageImpl& storage) {
   const auto* cast = storage.data_ptr().cast_context<CastHandle>(&delete_cast);
-  return cast == nullptr ? nullptr : cast->handle;
+  return cast == nullptr ? nullptr : cast->handle.get();
 }
 
 void CastTracker::add(const CastSource& source, const at::Tensor& copy) {

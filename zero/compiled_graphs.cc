@@ -3,18 +3,14 @@
 #include <algorithm>
 
 namespace tessera::zero {
-namespace {
-
-UnitHandle* handle_of(const at::DataPtr& owner) { return static_cast<UnitHandle*>(owner.get()); }
-
-}  // namespace
 
 void CompiledGraphs::add(const at::RecordFunction& function, UnitHandle* unit) {
   const std::lock_guard lock(mutex_);
-  std::vector<at::DataPtr>& units = units_[{function.seqNr(), at::RecordFunction::currentThreadId()}];
+  std::vector<std::shared_ptr<UnitHandle>>& units =
+      units_[{function.seqNr(), at::RecordFunction::currentThreadId()}];
   const bool is_known =
-      std::any_of(units.begin(), units.end(), [&](const at::DataPtr& one) { return handle_of(one) == unit; });
-  if (!is_known) units.push_back(share(unit));
+      std::any_of(units.begin(), units.end(), [&](const auto& one) { return one.get() == unit; });
+  if (!is_known) units.push_back(unit->shared_from_this());
   if (units_.size() > kMostGraphs) units_.erase(units_.begin());
 }
 
@@ -23,8 +19,8 @@ std::vector<UnitHandle*> CompiledGraphs::read_by_forward_of(const at::RecordFunc
   std::vector<UnitHandle*> units;
   const auto found = units_.find({backward.seqNr(), backward.forwardThreadId()});
   if (found == units_.end()) return units;
-  for (const at::DataPtr& owner : found->second)
-    if (handle_of(owner)->residency != nullptr) units.push_back(handle_of(owner));
+  for (const auto& unit : found->second)
+    if (unit->residency != nullptr) units.push_back(unit.get());
   return units;
 }
 
@@ -37,7 +33,7 @@ void CompiledGraphs::forget_the_gone() {
   const std::lock_guard lock(mutex_);
   std::erase_if(units_, [](const auto& graph) {
     return std::any_of(graph.second.begin(), graph.second.end(),
-                       [](const at::DataPtr& owner) { return handle_of(owner)->residency == nullptr; });
+                       [](const auto& unit) { return unit->residency == nullptr; });
   });
 }
 

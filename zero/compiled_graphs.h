@@ -13,6 +13,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string_view>
 #include <utility>
@@ -43,7 +44,7 @@ class CompiledGraphs {
   using Key = std::pair<int64_t, uint64_t>;  // sequence number, thread of the forward
 
   mutable std::mutex mutex_;  // guards what follows
-  std::map<Key, std::vector<at::DataPtr>> units_;
+  std::map<Key, std::vector<std::shared_ptr<UnitHandle>>> units_;
 };
 
 }  // namespace tessera::zero

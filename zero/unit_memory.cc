@@ -2,30 +2,31 @@
 
 #include <ATen/ops/empty.h>
 
+#include <typeinfo>
+#include <utility>
+
 #include "core/check.h"
 
 namespace tessera::zero {
 namespace {
 
-void drop_reference(void* context) {
-  auto* handle = static_cast<UnitHandle*>(context);
-  if (handle->references.fetch_sub(1, std::memory_order_acq_rel) == 1) delete handle;
-}
-
-at::DataPtr pointer_to(UnitHandle* handle, void* data, at::Device device) {
-  handle->references.fetch_add(1, std::memory_order_relaxed);
-  return {data, handle, &drop_reference, device};
-}
+/// See [Note: finding the unit of a tensor].
+struct UnitStorage final : c10::StorageImpl {
+  UnitStorage(size_t bytes, at::DataPtr data, std::shared_ptr<UnitHandle> handle)
+      : StorageImpl(use_byte_size_t(), bytes, std::move(data), /*allocator=*/nullptr, /*resizable=*/false),
+        handle(std::move(handle)) {}
+  const std::shared_ptr<UnitHandle> handle;
+};
 
 }  // namespace
 
 UnitHandle* find_unit(const c10::StorageImpl& storage) {
-  return storage.data_ptr().cast_context<UnitHandle>(&drop_reference);
+  // By address: comparing two of libtorch's types by name costs more.
+  if (&typeid(storage) != &typeid(UnitStorage)) return nullptr;
+  return static_cast<const UnitStorage&>(storage).handle.get();
 }
 
-at::DataPtr share(UnitHandle* handle) { return pointer_to(handle, handle, at::kCPU); }
-
-UnitMemory::UnitMemory(const Options& options) : handle_(new UnitHandle) {
+UnitMemory::UnitMemory(const Options& options) : handle_(std::make_shared<UnitHandle>()) {
   handle_->unit = options.unit;
   const size_t bytes = options.numel * at::elementSize(options.dtype);
   handle_->bytes = static_cast<int64_t>(bytes);
@@ -34,22 +35,19 @@ UnitMemory::UnitMemory(const Options& options) : handle_(new UnitHandle) {
                  " is not in memory (released, or still being gathered after step()) and was "
                  "used other than by an operator: hold a zero::GatheredParameters around raw pointers and "
                  "torch::save"));
-  c10::Storage storage(c10::make_intrusive<c10::StorageImpl>(
-      c10::StorageImpl::use_byte_size_t(), bytes, pointer_to(handle_, handle_->guard->data(), options.device),
-      /*allocator=*/nullptr, /*resizable=*/false));
+  c10::Storage storage(
+      c10::make_intrusive<UnitStorage>(bytes, at::DataPtr(handle_->guard->data(), options.device), handle_));
   full_ = at::empty({0}, at::TensorOptions().dtype(options.dtype).device(options.device));
   full_.set_(std::move(storage), 0, {options.numel}, {1});
 }
 
 UnitMemory::~UnitMemory() {
-  if (handle_ == nullptr) return;
-  handle_->residency = nullptr;
-  drop_reference(handle_);
+  if (handle_) handle_->residency = nullptr;
 }
 
-UnitMemory::UnitMemory(UnitMemory&& other) noexcept
-    : handle_(other.handle_), full_(std::move(other.full_)), bound_(other.bound_) {
-  other.handle_ = nullptr;
+/// What is pointed to belongs to the handle, and so lives as long as the storage.
+void UnitMemory::point_to(void* data) {
+  full_.storage().unsafeGetStorageImpl()->set_data_ptr_noswap(at::DataPtr(data, full_.device()));
 }
 
 at::Tensor UnitMemory::contents() const {
@@ -64,15 +62,13 @@ void UnitMemory::hold(at::Tensor buffer) {
 
 void UnitMemory::bind() {
   TESSERA_CHECK(has_buffer());
-  full_.storage().unsafeGetStorageImpl()->set_data_ptr_noswap(
-      pointer_to(handle_, handle_->buffer.data_ptr(), full_.device()));
+  point_to(handle_->buffer.data_ptr());
   bound_ = true;
 }
 
 void UnitMemory::guard() {
   if (!std::exchange(bound_, false)) return;
-  full_.storage().unsafeGetStorageImpl()->set_data_ptr_noswap(
-      pointer_to(handle_, handle_->guard->data(), full_.device()));
+  point_to(handle_->guard->data());
 }
 
 at::Tensor UnitMemory::release() {

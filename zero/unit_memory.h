@@ -9,14 +9,13 @@
 // storage is bound when the collective is done.
 //
 // [Note: finding the unit of a tensor]
-// The storage's DataPtr carries a UnitHandle as its context and a deleter of ours, so "does this tensor
-// belong to a unit, and to whose?" is one pointer comparison and works on any thread, for any number of
-// engines in the process, without a table.
+// The storage is of a class of ours, which has a UnitHandle. So "does this tensor belong to a unit, and to
+// whose?" is one pointer comparison and works on any thread, for any number of engines in the process,
+// without a table. What is compared never changes, so it may be read while another thread binds the storage.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
-#include <atomic>
 #include <memory>
 #include <string>
 
@@ -26,11 +25,11 @@ namespace tessera::zero {
 
 class Residency;
 
-/// What a storage of ours points back to. Counted by the DataPtrs that carry it (and by UnitMemory).
-struct UnitHandle {
+/// What a storage of ours points back to. Owned by the storage, by UnitMemory, and by what remembers the
+/// unit.
+struct UnitHandle : std::enable_shared_from_this<UnitHandle> {
   Residency* residency = nullptr;  ///< null once the engine is gone
   int unit = -1;
-  std::atomic<int> references{1};
   at::Tensor buffer;  ///< the unit's memory, readable or not; undefined: released
   std::unique_ptr<GuardedMemory> guard;
   int64_t bytes = 0;
@@ -38,8 +37,6 @@ struct UnitHandle {
 
 /// Local. The handle of the unit whose memory `storage` is, or null.
 UnitHandle* find_unit(const c10::StorageImpl& storage);
-/// Local. Counts one more owner of the handle, for as long as the result lives.
-at::DataPtr share(UnitHandle* handle);
 
 /// Owns the storage binding of one unit. Not thread-safe.
 class UnitMemory {
@@ -53,7 +50,7 @@ class UnitMemory {
   };
   explicit UnitMemory(const Options& options);
   ~UnitMemory();
-  UnitMemory(UnitMemory&&) noexcept;
+  UnitMemory(UnitMemory&&) noexcept = default;
   UnitMemory(const UnitMemory&) = delete;
 
   /// (numel) view of the storage; readable only while bound.
@@ -81,7 +78,9 @@ class UnitMemory {
   void set_residency(Residency* residency) { handle_->residency = residency; }
 
  private:
-  UnitHandle* handle_;
+  void point_to(void* data);
+
+  std::shared_ptr<UnitHandle> handle_;
   at::Tensor full_;
   bool bound_ = false;
 };
