@@ -33,10 +33,10 @@ double peak_own_bytes(const std::function<void()>& body, std::chrono::millisecon
   double peak = 0;
   {
     const std::jthread watcher([&](const std::stop_token& stop) {
-      while (!stop.stop_requested()) {
+      do {  // once in any case: a busy machine may start this thread when `body` has ended
         peak = std::max(peak, own_bytes());
         std::this_thread::sleep_for(period);
-      }
+      } while (!stop.stop_requested());
     });
     body();
   }
