@@ -2,7 +2,6 @@
 # project elsewhere needs find_package(tessera) and nothing of this tree (docs/own_model.md; tests/install builds one).
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
-set(_rooms core monitor comm zero checkpoint engine train)  # what a program of one's own builds on
 set(_package "${CMAKE_INSTALL_LIBDIR}/cmake/tessera")
 
 get_property(_libraries GLOBAL PROPERTY TESSERA_LIBRARIES)
@@ -10,7 +9,7 @@ foreach(_library IN LISTS _libraries)
   get_target_property(_room ${_library} SOURCE_DIR)
   file(RELATIVE_PATH _room "${PROJECT_SOURCE_DIR}" "${_room}")
   string(REGEX REPLACE "/.*" "" _room "${_room}")
-  if(_room IN_LIST _rooms)
+  if(_room IN_LIST TESSERA_PUBLIC_ROOMS)
     list(APPEND _installed ${_library})
   endif()
 endforeach()
@@ -20,7 +19,7 @@ target_link_libraries(tessera_everything INTERFACE tessera::train)
 
 install(TARGETS ${_installed} tessera_everything EXPORT tessera ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}/tessera")
 install(EXPORT tessera NAMESPACE tessera:: FILE tesseraTargets.cmake DESTINATION "${_package}")
-install(CODE "set(SOURCE [[${PROJECT_SOURCE_DIR}]])\nset(ROOMS [[${_rooms}]])
+install(CODE "set(SOURCE [[${PROJECT_SOURCE_DIR}]])\nset(ROOMS [[${TESSERA_PUBLIC_ROOMS}]])
   set(INCLUDES \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_INCLUDEDIR}\")")
 install(SCRIPT cmake/InstallHeaders.cmake)
 write_basic_package_version_file("${PROJECT_BINARY_DIR}/tesseraConfigVersion.cmake" COMPATIBILITY SameMinorVersion)

@@ -60,6 +60,9 @@ class GradientAccumulator {
   /// The unit has been reduced: none of its gradients is in the slot now.
   void leave_slot(const ParamUnit& unit);
 
+  /// Of the backward under way, or the last one: the accumulators started anew with it.
+  bool first() const { return first_; }
+  bool in_backward() const { return in_backward_; }
   const at::Tensor& parameter(int parameter) const { return parameters_[parameter]; }
   /// By parameter: a gradient came on this rank since the accumulators started anew.
   const std::vector<bool>& used() const { return used_; }

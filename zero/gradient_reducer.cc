@@ -90,14 +90,12 @@ GradientReducer::~GradientReducer() {
 }
 
 void GradientReducer::begin_backward(bool first, bool boundary) {
-  if (in_backward_)
+  if (under_way())
     throw Error("the backward pass before this one failed half-way, and its gradients are lost");
-  first_ = first;
   boundary_ = boundary;
-  in_backward_ = true;
+  gradients_.begin_backward(first);
   if (all_have_read_) std::exchange(all_have_read_, nullptr)->wait();
   queue_->begin();
-  gradients_.begin_backward(first);
 }
 
 // ------------------------------------------------------------------------------- gradients that come
@@ -109,7 +107,7 @@ bool GradientReducer::late(int parameter) const {
 }
 
 void GradientReducer::on_gradient(int parameter) {
-  if (!in_backward_) return;  // a backward of the user's own, e.g. torch::autograd::grad on the side
+  if (!under_way()) return;  // a backward of the user's own, e.g. torch::autograd::grad on the side
   if (check) check();
   const PauseListening our_own_operators;
   const at::NoGradGuard no_grad;
@@ -170,12 +168,12 @@ bool GradientReducer::issue_next(Wait wait) {
 }
 
 int GradientReducer::num_ready() const {
-  if (!in_backward_) return 0;
+  if (!under_way()) return 0;
   return order_agreed_ ? queue_->num_ready() : static_cast<int>(finished_.size());
 }
 
 void GradientReducer::issue_until(int count) {
-  if (!in_backward_ || !reducing()) return;
+  if (!under_way() || !reducing()) return;
   const PauseListening our_own_operators;
   const at::NoGradGuard no_grad;
   while (queue_->num_issued() < count) TESSERA_CHECK(issue_next(Wait::kUntilDone));
@@ -208,7 +206,7 @@ at::Tensor GradientReducer::prepare_buffer(ParamUnit& unit) {
 
 void GradientReducer::issue(ParamUnit& unit) {
   const at::Tensor flat = prepare_buffer(unit);
-  const bool add = way_ == Way::kReduceEachBackward && !first_;
+  const bool add = way_ == Way::kReduceEachBackward && !gradients_.first();
   unit.gradient.reduction = update_whole_ && !through_slots() && !reads_peers_
                                 ? comm_->all_reduce(flat, unit.name, postscale_)
                                 : comm_->reduce_scatter(flat, {shard(unit), postscale_, add}, unit.name);
@@ -233,17 +231,16 @@ void GradientReducer::gather_results() {
 void GradientReducer::finish_backward() {
   const PauseListening our_own_operators;
   const at::NoGradGuard no_grad;
-  TESSERA_CHECK(in_backward_);
+  TESSERA_CHECK(under_way());
   if (before_waiting) before_waiting();
   if (reducing()) {
     issue_ready(/*at_end=*/true);
     while (queue_->in_flight() > 0) complete_next(Wait::kUntilDone);
     gather_results();
     if (!order_agreed_) agree_on_order();
-  } else if (first_) {
+  } else if (gradients_.first()) {
     for (const int unit : order()) gradients_.zero_unused(units_[unit]);
   }
-  in_backward_ = false;
   gradients_.finish_backward();
 }
 

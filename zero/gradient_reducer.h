@@ -74,11 +74,11 @@ class GradientReducer {
   void done_reading();
 
   // Where the reductions' order is not this class's alone: see [Note: one order on a device] in residency.h.
-  bool under_way() const { return in_backward_; }
+  bool under_way() const { return gradients_.in_backward(); }
   /// Local. Of the backward under way: reductions that could be issued, in the agreed order (in the
   /// first backward: units complete so far), and those that have been.
   int num_ready() const;
-  int num_issued() const { return in_backward_ ? queue_->num_issued() : 0; }
+  int num_issued() const { return under_way() ? queue_->num_issued() : 0; }
   /// Collective. Issues reductions until `count` have been, with zeros for gradients that have not come.
   /// Does nothing outside of backward.
   void issue_until(int count);
@@ -140,7 +140,7 @@ class GradientReducer {
   std::vector<int> finished_;  // the first backward's order of completion
   bool order_agreed_ = false;
 
-  bool first_ = true, boundary_ = true, in_backward_ = false;
+  bool boundary_ = true;
 };
 
 }  // namespace tessera::zero

@@ -26,8 +26,7 @@ class FailuresTest : public ::testing::TestWithParam<std::string> {
  protected:
   void SetUp() override { backend = GetParam(); }
 };
-INSTANTIATE_TEST_SUITE_P(Backends, FailuresTest, ::testing::Values("gloo", "shm"),
-                         [](const auto& info) { return info.param; });
+INSTANTIATE_TEST_SUITE_P(Backends, FailuresTest, ::testing::Values("gloo", "shm"), testing::backend_name);
 
 /// Runs `body` on every rank; returns what each threw.
 std::vector<std::string> errors_of(int size, milliseconds timeout,

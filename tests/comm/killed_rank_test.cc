@@ -21,9 +21,8 @@ using testing::start;
 using testing::Variables;
 using Clock = std::chrono::steady_clock;
 
-class OnEachBackend : public ::testing::TestWithParam<std::string> {};
-INSTANTIATE_TEST_SUITE_P(Backends, OnEachBackend, ::testing::Values("shm", "gloo"),
-                         [](const auto& info) { return info.param; });
+class OnEachBackend : public testing::EachBackend {};
+INSTANTIATE_TEST_SUITE_P(Backends, OnEachBackend, ::testing::Values("shm", "gloo"), testing::backend_name);
 
 TEST_P(OnEachBackend, AKilledRankIsNamedWithinSeconds) {
   Processes processes = start("loop", 3, {{"TEST_BACKEND", GetParam()}});
