@@ -35,6 +35,7 @@ if(NOT TESSERA_UTF8PROC_LIBRARY)
   tessera_missing("the library utf8proc" libutf8proc-dev)
 endif()
 include(Hdf5)
+include(Liburing)
 
 if(TESSERA_BUILD_TESTS)
   tessera_require_file(TESSERA_GMOCK_INCLUDE_DIR gmock/gmock.h libgmock-dev)

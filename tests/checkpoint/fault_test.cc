@@ -5,7 +5,6 @@
 #include <signal.h>
 #include <sys/mount.h>
 #include <sys/resource.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -15,6 +14,7 @@
 #include "checkpoint/verify.h"
 #include "core/str.h"
 #include "tests/checkpoint/checkpoint_testing.h"
+#include "tests/support/child_process.h"
 
 namespace tessera::checkpoint::testing {
 namespace {
@@ -26,6 +26,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::StartsWith;
+using tessera::testing::in_child;
 
 std::vector<std::string> save_with_fault(const SampleModel& model, const fs::path& directory,
                                          const std::string& tag, int faulty_rank, int fail_at, bool& failed) {
@@ -112,34 +113,6 @@ TEST(Fault, AnExchangeThatFailsLeavesNothing) {
     EXPECT_THROW(save(after.request(folder.path(), "b", 0), exchange), CommError);
     EXPECT_THAT(names_in(folder.path()), ElementsAre("a", "latest"));
   }
-}
-
-/// What `action` returns, from a child process that may change its own limits, rights and mounts.
-std::string in_child(const std::function<std::string()>& action) {
-  int ends[2];
-  if (::pipe(ends) != 0) throw std::runtime_error("no pipe");
-  const pid_t child = ::fork();
-  if (child == 0) {
-    std::string result;
-    try {
-      result = action();
-    } catch (const std::exception& error) {
-      result = str("exception: ", error.what());
-    }
-    const bool written =
-        ::write(ends[1], result.data(), result.size()) == static_cast<ssize_t>(result.size());
-    ::_exit(written ? 0 : 1);
-  }
-  ::close(ends[1]);
-  std::string result;
-  char buffer[4096];
-  for (ssize_t got; (got = ::read(ends[0], buffer, sizeof buffer)) > 0;)
-    result.append(buffer, static_cast<size_t>(got));
-  ::close(ends[0]);
-  int status = 0;
-  ::waitpid(child, &status, 0);
-  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
-  return result;
 }
 
 SampleModel big_model(uint64_t seed) {
