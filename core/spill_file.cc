@@ -102,13 +102,15 @@ int allocate(int file, int64_t bytes) {
   rlimit limit{};
   // Asked before, because the kernel answers with SIGXFSZ too.
   if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && static_cast<rlim_t>(bytes) > limit.rlim_cur) return EFBIG;
+  // Asked before too, because fallocate takes all that is there before it fails: other processes would find
+  // the disk full. No blocks at all: the file system does not tell.
+  struct statvfs status{};
+  if (::fstatvfs(file, &status) != 0) return errno;
+  if (status.f_blocks > 0 && static_cast<uint64_t>(bytes) / status.f_frsize > status.f_bavail) return ENOSPC;
   // Not posix_fallocate: where the file system cannot reserve, glibc writes a byte to each block.
   while (::fallocate(file, 0, 0, bytes) != 0) {
     if (errno == EINTR) continue;
     if (errno != EOPNOTSUPP && errno != ENOSYS) return errno;
-    struct statvfs status{};
-    if (::fstatvfs(file, &status) != 0) return errno;
-    if (static_cast<uint64_t>(bytes) / status.f_frsize > status.f_bavail) return ENOSPC;
     return ::ftruncate(file, bytes) == 0 ? 0 : errno;
   }
   return 0;
