@@ -26,7 +26,7 @@ struct SpillFileOptions {
   /// Tests: called before each operation ("reserve", "read", "write") on the thread that does it; an errno
   /// value other than 0 makes it fail so. After a short read or write the rest is an operation of its own.
   /// Must not throw.
-  std::function<int(std::string_view operation, int64_t offset, int64_t bytes)> probe;
+  std::function<int(std::string_view operation, int64_t offset, int64_t bytes)> probe = {};
 };
 
 /// Owns the file and the threads that read and write it. Thread-safe. All members are local.
