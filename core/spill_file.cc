@@ -149,6 +149,9 @@ class SpillFile::State {
     size_ = rounded_up(options_.bytes);
     reserve(file_.get(), size_, options_);
     direct_ = options_.direct && size_ > 0 && make_direct(file_.get());
+    // No readahead: it fills the page cache with folios that reach over the end of a piece, and those are not
+    // dropped with it.
+    if (!direct_) static_cast<void>(::posix_fadvise(file_.get(), 0, 0, POSIX_FADV_RANDOM));
     start_io();
   }
 

@@ -233,10 +233,17 @@ TEST_P(SpillFileTest, LeavesNothingInThePageCache) {
   };
   ASSERT_EQ(::pread(descriptor, memory.span().data(), kBlock, 0), kBlock);
   if (!file.direct() && num_cached() == 0) GTEST_SKIP() << "mincore() tells nothing about this file system";
-  file.wait(file.write(0, memory.span()));
-  EXPECT_EQ(num_cached(), 0);
-  file.wait(file.read(0, memory.span()));
-  EXPECT_EQ(num_cached(), 0);
+  // Whole, and in parts of an odd size.
+  for (const int64_t part_bytes : {kBytes, 37 * kBlock})
+    for (const bool is_write : {true, false}) {
+      std::vector<SpillFile::Transfer> transfers;
+      for (int64_t at = 0; at < kBytes; at += part_bytes) {
+        const auto part = memory.part(at, std::min(part_bytes, kBytes - at));
+        transfers.push_back(is_write ? file.write(at, part) : file.read(at, part));
+      }
+      for (const SpillFile::Transfer transfer : transfers) file.wait(transfer);
+      EXPECT_EQ(num_cached(), 0) << (is_write ? "written" : "read") << " by " << part_bytes;
+    }
   EXPECT_EQ(::munmap(mapped, kBytes), 0);
 }
 
