@@ -20,13 +20,13 @@ namespace tessera::checkpoint::testing {
 namespace {
 
 namespace fs = std::filesystem;
+using tessera::testing::in_child;
 using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::StartsWith;
-using tessera::testing::in_child;
 
 std::vector<std::string> save_with_fault(const SampleModel& model, const fs::path& directory,
                                          const std::string& tag, int faulty_rank, int fail_at, bool& failed) {

@@ -183,17 +183,24 @@ TEST_P(SpillFileTest, RefusesWhatIsNotAlignedOrNotInside) {
   file.wait(file.read(3 * kBlock, memory.part(0, kBlock)));
 }
 
-// In time, whatever is under way; memory may go afterwards (AddressSanitizer would not see the kernel write).
+// The memory is the caller's again: AddressSanitizer would not see the kernel write to it.
 TEST_P(SpillFileTest, EndsWithTransfersUnderWay) {
   const TemporaryFolder folder("spill");
+  constexpr int64_t kBytes = 32 << 20;
+  const AlignedMemory ones(kBytes, 1), memory(kBytes), twos(kBytes, 2);
   for (int i = 0; i < 5; ++i) {
-    const AlignedMemory memory(32 << 20);
-    SpillFileOptions few = options(folder.path(), 32 << 20);
-    few.queue_depth = few.num_threads = 2;
-    few.piece_bytes = 1 << 20;
-    SpillFile file(few);
-    file.write(0, memory.span());
-    if (i % 2 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    SpillFileOptions small = options(folder.path(), kBytes);
+    small.queue_depth = small.num_threads = i < 3 ? 32 : 2;
+    small.piece_bytes = 1 << 20;
+    {
+      SpillFile file(small);
+      file.wait(file.write(0, ones.span()));
+      file.read(0, memory.span());
+      std::this_thread::sleep_for(std::chrono::milliseconds(2 * i));
+    }
+    std::ranges::copy(twos.span(), memory.span().begin());
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    EXPECT_TRUE(memory == twos);
   }
   EXPECT_TRUE(is_empty(folder.path()));
   EXPECT_EQ(descriptor_in(folder.path()), -1);
