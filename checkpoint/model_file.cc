@@ -52,7 +52,7 @@ FileRecord write_model_file(const Disk& disk, const std::filesystem::path& path,
   for (const std::string& name : buffers)
     builder.add_external_link(rank_file_name(0), tensor_dataset(name), model_dataset(name));
   const Hdf5Image image = builder.finish();
-  const std::vector<std::span<const std::byte>> no_data(image.offsets.size());
+  const std::vector<SourceBytes> no_data(image.offsets.size());
   return write_image_file(disk, path, image, no_data);
 }
 

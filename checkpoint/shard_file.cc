@@ -5,7 +5,6 @@
 
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/hdf5_image.h"
-#include "checkpoint/image_file.h"
 #include "core/error.h"
 #include "core/str.h"
 #include "core/utf8.h"
@@ -20,11 +19,11 @@ constexpr size_t kMaxNameBytes = 1024;  // escaped and with its group below the 
 /// The contents of a file, in the order of its datasets.
 struct Contents {
   std::vector<Hdf5Dataset> datasets;
-  std::vector<std::span<const std::byte>> data;
+  std::vector<SourceBytes> data;
 
-  void add(Hdf5Dataset dataset, std::span<const std::byte> bytes) {
+  void add(Hdf5Dataset dataset, SourceBytes bytes) {
     datasets.push_back(std::move(dataset));
-    data.push_back(bytes);
+    data.push_back(std::move(bytes));
   }
 };
 
@@ -36,9 +35,9 @@ void check_name(const std::string& name, std::string_view kind, std::set<std::st
     throw CheckpointError(str("cannot save ", kind, " ", name, ": the name is used twice"));
 }
 
-void check_bytes(std::span<const std::byte> data, int64_t expected, const std::string& what) {
-  if (static_cast<int64_t>(data.size()) != expected)
-    throw CheckpointError(str("cannot save ", what, ": found ", data.size(), " bytes; expected ", expected));
+void check_bytes(const SourceBytes& data, int64_t expected, const std::string& what) {
+  if (data.size != expected)
+    throw CheckpointError(str("cannot save ", what, ": found ", data.size, " bytes; expected ", expected));
 }
 
 void check_units(const ShardContent& content) {
@@ -146,7 +145,7 @@ FileRecord write_shard_file(const Disk& disk, const std::filesystem::path& path,
                                .type = dataset.type,
                                .shape = dataset.shape,
                                .offset = image.offsets[i],
-                               .bytes = static_cast<int64_t>(contents.data[i].size())});
+                               .bytes = contents.data[i].size});
   }
   return record;
 }

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "checkpoint/image_file.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/saved_layout.h"
 #include "core/disk.h"
@@ -17,9 +18,8 @@ namespace tessera::checkpoint {
 
 /// This rank's slice of one unit, (shard_numel) each. The memory is the caller's.
 struct UnitData {
-  std::span<const std::byte> weights;  ///< fp32 master of a trainable unit; compute dtype of a frozen one
-  std::vector<std::span<const std::byte>>
-      states;  ///< fp32, in the order of the state names; none for a frozen unit
+  SourceBytes weights;              ///< fp32 master of a trainable unit; compute dtype of a frozen one
+  std::vector<SourceBytes> states;  ///< fp32, in the order of the state names; none for a frozen unit
 };
 
 /// A tensor that is not sharded: contiguous, row-major. The memory is the caller's.

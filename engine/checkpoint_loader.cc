@@ -134,6 +134,7 @@ void CheckpointLoader::check(const std::string& saved_optimizer, const std::stri
 void CheckpointLoader::load_piece(const Piece& piece, int kind, const DatasetRecord& dataset) const {
   const zero::LocalState& held = held_[piece.unit];
   const at::Tensor& whole = kind == 0 ? held.weights : held.states[kind - 1];
+  const zero::TensorInMemory in_memory(model_.unit(piece.unit), whole, zero::InMemory::Access::kReadWrite);
   const at::Tensor target = whole.narrow(0, piece.begin - held.range.begin, piece.numel);
   const at::ScalarType saved_type = to_torch(dataset.type);
   const int64_t begin = piece.saved_begin * size_bytes(dataset.type);

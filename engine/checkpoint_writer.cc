@@ -24,7 +24,9 @@ struct CheckpointWriter::Job {
 CheckpointWriter::CheckpointWriter(zero::ShardedModel& model, int stage, const CheckpointConfig& config,
                                    Logger log)
     : model_(model), stage_(stage), config_(config), log_(std::move(log)) {
-  if (!config_.async) return;
+  if (config_.async && !in_background() && model_.comm().rank() == 0)
+    log_.info("checkpoint.async: state on disk is saved before save_checkpoint() returns");
+  if (!in_background()) return;
   own_comm_ = model_.comm().duplicate("checkpoint");
   const MemoryFor use(MemoryUse::kSnapshot);
   snapshot_ = at::zeros({bytes_to_copy()}, at::kByte);
@@ -62,11 +64,26 @@ at::Tensor CheckpointWriter::on_host(const at::Tensor& tensor, bool copy) {
   return place.copy_(tensor);
 }
 
+/// Read while it is written, one after another.
+checkpoint::SourceBytes CheckpointWriter::on_disk(zero::ParamUnit& unit, const at::Tensor& tensor) {
+  zero::OffloadedTensor* const source = unit.find_on_disk(tensor);
+  const size_t place = on_disk_.size();
+  on_disk_.push_back(source);
+  return {static_cast<int64_t>(tensor.nbytes()),
+          [this, source, tensor, place] {
+            source->acquire(zero::InMemory::Access::kRead);
+            ahead_.reached(place);
+            return std::span<const std::byte>(bytes_of(tensor));
+          },
+          [source] { source->release(); }};
+}
+
 std::unique_ptr<CheckpointWriter::Job> CheckpointWriter::prepare(const CheckpointContent& content,
                                                                  bool copy) {
   const zero::PauseListening our_own_operators;
   const at::NoGradGuard no_grad;
   snapshot_used_ = 0;
+  on_disk_.clear();
   auto job = std::make_unique<Job>();
   const auto keep = [&](const at::Tensor& tensor) {
     job->tensors.push_back(on_host(tensor, copy));
@@ -81,14 +98,22 @@ std::unique_ptr<CheckpointWriter::Job> CheckpointWriter::prepare(const Checkpoin
   for (std::string_view name : model_.state_names()) request.state_names.emplace_back(name);
   for (int unit = 0; unit < model_.layout().num_units(); ++unit) {
     const zero::LocalState mine = model_.unit(unit).shard_state();
+    zero::ParamUnit& owner = model_.unit(unit);
+    const auto source = [&](const at::Tensor& tensor) {
+      if (owner.find_on_disk(tensor) == nullptr) return checkpoint::SourceBytes(keep(tensor));
+      return on_disk(owner, tensor);
+    };
     checkpoint::UnitData& data = request.units.emplace_back();
-    data.weights = keep(mine.weights);
-    for (const at::Tensor& state : mine.states) data.states.push_back(keep(state));
+    data.weights = source(mine.weights);
+    for (const at::Tensor& state : mine.states) data.states.push_back(source(state));
   }
   for (const zero::NamedTensor& buffer : content.buffers)
     request.tensors.push_back({buffer.name, dtype_of(buffer.tensor, buffer.name), buffer.tensor.sizes().vec(),
                                keep(buffer.tensor)});
   for (const zero::NamedTensor& blob : content.blobs) request.blobs.push_back({blob.name, keep(blob.tensor)});
+  std::vector<zero::ReadAhead::Step> steps;
+  for (zero::OffloadedTensor* const tensor : on_disk_) steps.push_back({tensor});
+  ahead_.plan(std::move(steps));
   request.state = content.state;
   request.disk = {.sync = config_.fsync, .probe = content.probe};
   job->protect = protected_tags_;
@@ -114,9 +139,9 @@ std::string CheckpointWriter::save(const CheckpointContent& content) {
   last_failed();
   failure_ = nullptr;
   logged_ = false;
-  std::unique_ptr<Job> job = prepare(content, /*copy=*/config_.async);
+  std::unique_ptr<Job> job = prepare(content, /*copy=*/in_background());
   const std::string path = (job->request.directory / job->request.tag).string();
-  if (!config_.async) {
+  if (!in_background()) {
     write(*job, model_.comm());
     return path;
   }

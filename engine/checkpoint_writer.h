@@ -7,6 +7,9 @@
 // its own communicator, so that its exchanges cannot mix with the training's. One save is in flight at a
 // time.
 //
+// State that lies on disk (zero_optimization.offload_optimizer, offload_param) is saved before save()
+// returns: a copy to write from would have to be written, too.
+//
 // [Note: a failure stays until all ranks take it] save() fails on all ranks alike, but their threads
 // end at different times, so one rank may see it some steps before another. report() therefore only logs. The
 // program acts on last_failed(), finish() and the next save(), which wait, and so see the same on all ranks.
@@ -24,6 +27,7 @@
 #include <utility>
 #include <vector>
 
+#include "checkpoint/image_file.h"
 #include "comm/communicator.h"
 #include "core/disk.h"
 #include "core/log.h"
@@ -74,6 +78,8 @@ class CheckpointWriter {
 
  private:
   struct Job;  // tensors that are kept alive and the request that refers to them
+  bool in_background() const { return config_.async && model_.offload_store() == nullptr; }
+  checkpoint::SourceBytes on_disk(zero::ParamUnit& unit, const at::Tensor& tensor);
   std::unique_ptr<Job> prepare(const CheckpointContent& content, bool copy);
   at::Tensor on_host(const at::Tensor& tensor, bool copy);
   int64_t bytes_to_copy() const;
@@ -88,6 +94,8 @@ class CheckpointWriter {
   at::Tensor snapshot_;             // (bytes) uint8
   int64_t snapshot_used_ = 0;
   std::vector<std::string> protected_tags_;
+  zero::ReadAhead ahead_;  // of the save's tensors on disk, in the order of the file
+  zero::ReadAhead::Step on_disk_ = {};
 
   std::thread thread_;
   std::mutex mutex_;            // guards what follows

@@ -56,6 +56,7 @@ std::string Engine::save_checkpoint(const std::string& directory, const std::str
     throw Error(str("save_checkpoint() after ", micro_steps_in_window_, " of ",
                     config_.gradient_accumulation_steps,
                     " backward() calls: gradients are not saved; save after a step() that updates"));
+  sharded_->finish_updates();
   sharded_->broadcast_buffers();
 
   CheckpointState state;
@@ -85,8 +86,9 @@ void Engine::finish_checkpoint() {
   if (checkpoint_writer_) checkpoint_writer_->finish();
 }
 
-zero::StateBytes Engine::measured_bytes() const {
-  zero::StateBytes bytes = sharded_->measured_bytes();
+zero::StateBytes Engine::measured_bytes(zero::Tier tier) const {
+  zero::StateBytes bytes = sharded_->measured_bytes(tier);
+  if (tier != zero::Tier::kDevice) return bytes;
   if (checkpoint_writer_) bytes.snapshot = checkpoint_writer_->snapshot_bytes();
   return bytes;
 }

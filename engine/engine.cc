@@ -31,8 +31,33 @@ EngineConfig completed(EngineConfig config, const InitOptions& options, int worl
   return validated(config, world_size);
 }
 
+/// What the keys offload_optimizer and offload_param say.
+void set_tiers(const ZeroConfig& zero, at::Device device, int world_size,
+               zero::ShardedModelOptions& options) {
+  for (const auto& [name, offload] :
+       {std::pair{"offload_optimizer", &zero.offload_optimizer}, {"offload_param", &zero.offload_param}})
+    if (offload->device != "none" && !device.is_cpu())
+      throw ConfigError(str("zero_optimization.", name, ".device: found \"", offload->device,
+                            "\" where the model is on ", device.str(),
+                            "; expected \"none\": state is offloaded by ranks that compute on the CPU"));
+  const bool optimizer = zero.offload_optimizer.on_disk(), parameters = zero.offload_param.on_disk();
+  if (optimizer && zero.stage == 0 && world_size > 1)
+    throw ConfigError(
+        "zero_optimization.offload_optimizer.device: found \"nvme\" at stage 0 with several ranks, each of "
+        "which keeps all states; expected stage 1, 2 or 3");
+  if (optimizer) {
+    options.tiers.optimizer = zero::Tier::kDisk;
+    options.unit_numel = std::min(options.unit_numel, std::max<int64_t>(zero.sub_group_size, 1));
+    options.sharding = zero::sharding_of(std::max(zero.stage, 1));  // of one rank: its shard is all there is
+  }
+  if (parameters) options.tiers.parameters = zero::Tier::kDisk;
+  options.offload.directory = optimizer ? zero.offload_optimizer.nvme_path : zero.offload_param.nvme_path;
+  options.offload.num_buffers = (optimizer ? 2 * zero.offload_optimizer.buffer_count : 0) +
+                                (parameters ? zero.offload_param.buffer_count : 0);
+}
+
 zero::ShardedModelOptions sharding_options(const EngineConfig& config, const InitOptions& init,
-                                           const OptimizerSetup& optimizer) {
+                                           const OptimizerSetup& optimizer, int world_size) {
   const ZeroConfig& zero = config.zero;
   const DType accumulate = config.grad_accum_dtype.value_or(DType::kFloat32);
   zero::ShardedModelOptions options;
@@ -57,6 +82,7 @@ zero::ShardedModelOptions sharding_options(const EngineConfig& config, const Ini
   options.residency.log = init.log;
   options.optimizer = {optimizer.kind, optimizer.groups, init.update_rule};
   options.group_of = optimizer.group_of;
+  set_tiers(zero, init.device, world_size, options);
   return options;
 }
 
@@ -74,8 +100,8 @@ Engine::Engine(const zero::ModelView& model, const EngineConfig& config, comm::C
   check_same_config_everywhere();
   warn_unmatched_patterns();
   refuse_unscaled_fp16();
-  sharded_ =
-      std::make_unique<zero::ShardedModel>(model, comm_, sharding_options(config_, options_, optimizer_));
+  sharded_ = std::make_unique<zero::ShardedModel>(
+      model, comm_, sharding_options(config_, options_, optimizer_, comm_->size()));
   input_dtype_ = input_dtype();
   if (config_.checkpoint.async) checkpoint_writer();
 }

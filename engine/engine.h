@@ -162,8 +162,11 @@ class Engine {
   const EngineConfig& config() const { return config_; }
   /// Local. Bytes of model state that this rank holds between steps: measured from its tensors, and by the
   /// formula.
-  zero::StateBytes measured_bytes() const;
-  zero::StateBytes formula_bytes() const { return sharded_->formula_bytes(config_.checkpoint.async); }
+  /// `tier`: what of it is in memory, or on disk.
+  zero::StateBytes measured_bytes(zero::Tier tier = zero::Tier::kDevice) const;
+  zero::StateBytes formula_bytes(zero::Tier tier = zero::Tier::kDevice) const {
+    return sharded_->formula_bytes(config_.checkpoint.async, tier);
+  }
   comm::Communicator& comm() { return *comm_; }
   zero::ShardedModel& sharded_model() { return *sharded_; }
 

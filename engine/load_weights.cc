@@ -210,6 +210,8 @@ void Engine::load_weights(const std::string& path, const LoadWeightsOptions& opt
       const zero::LocalState held = sharded_->unit(slice.unit).local_state();
       const zero::Range mine = zero::intersect(slice.range(), held.range);
       if (mine.numel() == 0) continue;
+      const zero::TensorInMemory in_memory(sharded_->unit(slice.unit), held.weights,
+                                           zero::InMemory::Access::kReadWrite);
       held.weights.narrow(0, mine.begin - held.range.begin, mine.numel())
           .copy_(read(*file, *one.tensor, mine.begin - slice.offset, mine.numel()));
     }

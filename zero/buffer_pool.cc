@@ -8,6 +8,14 @@
 
 namespace tessera::zero {
 
+at::Tensor BufferPool::allocate(int64_t bytes) const {
+  const MemoryFor use(MemoryUse::kCommunication);
+  const at::Tensor memory =
+      at::empty({bytes + alignment_ - 1}, at::TensorOptions().dtype(at::kByte).device(device_));
+  const int64_t past = reinterpret_cast<intptr_t>(memory.data_ptr()) % alignment_;
+  return memory.narrow(0, past == 0 ? 0 : alignment_ - past, bytes);
+}
+
 at::Tensor BufferPool::acquire(int64_t bytes) {
   // The smallest free buffer that is large enough, unless it would waste half of itself.
   auto best = free_.end();
@@ -27,8 +35,7 @@ at::Tensor BufferPool::acquire(int64_t bytes) {
       free_bytes_ -= free_.front().nbytes();
       free_.erase(free_.begin());
     }
-    const MemoryFor use(MemoryUse::kCommunication);
-    buffer = at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(device_));
+    buffer = allocate(bytes);
   }
   ++num_lent_;
   lent_bytes_ += buffer.nbytes();

@@ -12,8 +12,10 @@ namespace tessera::zero {
 /// Not thread-safe. Owns the buffers that are not lent.
 class BufferPool {
  public:
-  /// Keeps at most `max_free` unused buffers.
-  BufferPool(at::Device device, int max_free) : device_(device), max_free_(max_free) {}
+  /// Keeps at most `max_free` unused buffers. `alignment`: of their addresses, where libtorch's 64 bytes are
+  /// too few.
+  BufferPool(at::Device device, int max_free, int64_t alignment = 1)
+      : device_(device), max_free_(max_free), alignment_(alignment) {}
 
   /// Local. A uint8 tensor of at least `bytes`; contents unspecified.
   at::Tensor acquire(int64_t bytes);
@@ -23,8 +25,11 @@ class BufferPool {
   int64_t peak_bytes() const { return peak_bytes_; }  ///< most bytes owned and lent together
 
  private:
+  at::Tensor allocate(int64_t bytes) const;
+
   at::Device device_;
   int max_free_;
+  int64_t alignment_;
   int num_lent_ = 0;
   std::vector<at::Tensor> free_;
   int64_t lent_bytes_ = 0;

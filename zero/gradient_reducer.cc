@@ -9,6 +9,7 @@
 #include "core/error.h"
 #include "core/memory_use.h"
 #include "zero/gradient_hook.h"
+#include "zero/kernels/kernels.h"
 #include "zero/operator_listener.h"
 
 namespace tessera::zero {
@@ -60,8 +61,9 @@ void GradientReducer::make_accumulator(ParamUnit& unit) {
       unit.memory.full().options().dtype(options_.accumulate_dtype).requires_grad(false);
   const int64_t numel = unit.placement.gradient_sharded ? unit.shard_range.numel() : unit.spec.numel;
   const MemoryFor use(MemoryUse::kGradients);
-  unit.gradient.accumulator =
-      through_slots() ? at::zeros({numel}, like) : symmetric_zeros(*comm_, numel, like, unit.name);
+  unit.gradient.accumulator = through_slots()
+                                  ? unit.make(kGradient, numel, options_.accumulate_dtype, "the gradient")
+                                  : symmetric_zeros(*comm_, numel, like, unit.name);
   for (const int parameter : unit.spec.parameters) {
     const at::Tensor& tensor = gradients_.parameter(parameter);
     tensor.mutable_grad().reset();
@@ -94,8 +96,16 @@ void GradientReducer::begin_backward(bool first, bool boundary) {
     throw Error("the backward pass before this one failed half-way, and its gradients are lost");
   boundary_ = boundary;
   gradients_.begin_backward(first);
+  if (!first) read_ahead();
   if (all_have_read_) std::exchange(all_have_read_, nullptr)->wait();
   queue_->begin();
+}
+
+/// What was accumulated before, in the order in which it is added to.
+void GradientReducer::read_ahead() {
+  std::vector<ReadAhead::Step> steps;
+  for (const int unit : order()) steps.push_back(units_[unit].on_disk(kGradient));
+  ahead_.plan(std::move(steps));
 }
 
 // ------------------------------------------------------------------------------- gradients that come
@@ -207,6 +217,8 @@ at::Tensor GradientReducer::prepare_buffer(ParamUnit& unit) {
 void GradientReducer::issue(ParamUnit& unit) {
   const at::Tensor flat = prepare_buffer(unit);
   const bool add = way_ == Way::kReduceEachBackward && !gradients_.first();
+  unit.acquire(kGradient, add ? InMemory::Access::kReadWrite : InMemory::Access::kOverwrite);
+  if (add) ahead_.reached(unit.gradient.place);
   unit.gradient.reduction = update_whole_ && !through_slots() && !reads_peers_
                                 ? comm_->all_reduce(flat, unit.name, postscale_)
                                 : comm_->reduce_scatter(flat, {shard(unit), postscale_, add}, unit.name);
@@ -216,7 +228,20 @@ bool GradientReducer::complete_next(Wait wait) {
   ParamUnit* const unit = queue_->complete_next(wait);
   if (unit == nullptr) return false;
   free_slot(*unit);
+  leave_memory(*unit);
   return true;
+}
+
+/// The gradient has been reduced into the accumulator. What is wanted of it before the update is taken now,
+/// where it goes to disk.
+void GradientReducer::leave_memory(ParamUnit& unit) {
+  if (!unit.is_on_disk(kGradient)) return;
+  if (boundary_) unit.gradient.norm = kernels::squared_norm(shard(unit));
+  unit.release(kGradient);
+}
+
+kernels::NormPart GradientReducer::norm(const ParamUnit& unit) const {
+  return unit.is_on_disk(kGradient) ? unit.gradient.norm : kernels::squared_norm(shard(unit));
 }
 
 /// Collective. What was reduced through slots is here in this rank's shard only; stage 0 wants all of it.
@@ -268,7 +293,9 @@ void GradientReducer::reduce_late(const std::vector<int>& units) {
     ParamUnit& unit = units_[index];
     const at::Tensor flat = slot_of(unit);
     gradients_.complete_slot(unit, flat);
+    unit.acquire(kGradient, InMemory::Access::kReadWrite);
     comm_->reduce_scatter(flat, {shard(unit), postscale_, /*add=*/true}, unit.name)->wait();
+    leave_memory(unit);
     if (update_whole_) comm_->all_gather(unit.gradient.accumulator, shard(unit), unit.name)->wait();
     unit.gradient.late = false;
     free_slot(unit);

@@ -57,8 +57,10 @@ class GradientReducer {
   void reduce_late(const std::vector<int>& units);
 
   /// (shard numel) accumulate dtype: this rank's part of the reduced sum. Valid after a boundary's
-  /// finish_backward, until the next begin_backward.
+  /// finish_backward, until the next begin_backward. May be on disk: see InMemory.
   at::Tensor shard(const ParamUnit& unit) const;
+  /// Local. Of shard(), after a boundary's finish_backward.
+  kernels::NormPart norm(const ParamUnit& unit) const;
   /// Whether a gradient came for the parameter on this rank since the accumulators started anew.
   const std::vector<bool>& used() const { return gradients_.used(); }
 
@@ -118,6 +120,8 @@ class GradientReducer {
   void issue(ParamUnit& unit);
   bool complete_next(Wait wait);
   void free_slot(ParamUnit& unit);
+  void leave_memory(ParamUnit& unit);
+  void read_ahead();
   void gather_results();
   void make_accumulator(ParamUnit& unit);
   void make_slots();
@@ -137,6 +141,7 @@ class GradientReducer {
 
   std::unique_ptr<ReductionQueue> queue_;
   std::optional<GradientSlots> slots_;
+  ReadAhead ahead_;            // of accumulators on disk
   std::vector<int> finished_;  // the first backward's order of completion
   bool order_agreed_ = false;
 

@@ -41,20 +41,21 @@ int parameter_at(const Layout& layout, const ParamUnit& unit, int64_t element) {
   return -1;
 }
 
-std::vector<double> part_of_rank(const Layout& layout, const std::vector<ParamUnit>& units,
+std::vector<double> part_of_rank(const Layout& layout, std::vector<ParamUnit>& units,
                                  const GradientReducer& gradients, bool raise_flag) {
   std::vector<double> mine(kHeadSize, 0.0);
   mine[kFirstNonfinite] = -1;
   mine[kFlag] = raise_flag;
-  for (const ParamUnit& unit : units) {
+  for (ParamUnit& unit : units) {
     if (!unit.spec.trainable) continue;
-    const at::Tensor shard = gradients.shard(unit);
-    const kernels::NormPart part = kernels::squared_norm(shard);
+    const kernels::NormPart part = gradients.norm(unit);
     mine[kSumOfSquares] += part.sum_of_squares;
     mine[kNumNonfinite] += static_cast<double>(part.num_nonfinite);
-    if (part.num_nonfinite > 0 && mine[kFirstNonfinite] < 0)
-      mine[kFirstNonfinite] =
-          parameter_at(layout, unit, unit.shard_range.begin + kernels::first_nonfinite(shard));
+    if (part.num_nonfinite > 0 && mine[kFirstNonfinite] < 0) {
+      const InMemory gradient(unit, kGradient, InMemory::Access::kRead);
+      const int64_t first = kernels::first_nonfinite(gradients.shard(unit));
+      mine[kFirstNonfinite] = parameter_at(layout, unit, unit.shard_range.begin + first);
+    }
   }
   for (bool late : gradients.late_units()) mine.push_back(late);
   for (bool used : gradients.used()) mine.push_back(used);
@@ -63,7 +64,7 @@ std::vector<double> part_of_rank(const Layout& layout, const std::vector<ParamUn
 
 }  // namespace
 
-GradientSummary summarize(const Layout& layout, const std::vector<ParamUnit>& units,
+GradientSummary summarize(const Layout& layout, std::vector<ParamUnit>& units,
                           const GradientReducer& gradients, comm::Communicator& comm, bool raise_flag) {
   const PauseListening our_own_operators;
   const at::NoGradGuard no_grad;

@@ -29,7 +29,7 @@ struct GradientSummary {
 };
 
 /// Collective. `raise_flag`: see GradientSummary::flag_raised.
-GradientSummary summarize(const Layout& layout, const std::vector<ParamUnit>& units,
+GradientSummary summarize(const Layout& layout, std::vector<ParamUnit>& units,
                           const GradientReducer& gradients, comm::Communicator& comm, bool raise_flag);
 
 /// Collective. Every rank's `mine`, of the same length, in rank order. `device`: where the transport's

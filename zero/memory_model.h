@@ -37,6 +37,7 @@ struct StateModel {
       false;  ///< ranks share memory: trainable parameters exist once as soon as the optimizer is sharded
   int num_states = 2;              ///< fp32 moments an element (Adam: 2)
   bool async_checkpoints = false;  ///< a copy of this rank's shards is set aside
+  Tiers tiers = {};
 };
 
 /// Elements of one dtype, and a rank's part of them.
@@ -47,19 +48,23 @@ struct StateElements {
   bool trainable = true;
 };
 
-/// Local. What a rank holds of them.
-inline StateBytes state_bytes(const StateElements& whole, const StateModel& model) {
+/// Local. What a rank holds of them on `tier`, between steps.
+inline StateBytes state_bytes(const StateElements& whole, const StateModel& model,
+                              Tier tier = Tier::kDevice) {
   StateBytes bytes;
   const auto held = [&](bool sharded) { return sharded ? whole.shard_numel : whole.numel; };
-  const Placement placement = place(model.sharding, whole.trainable, model.one_copy_a_host);
-  bytes.parameters = held(placement.parameters != Placement::Parameters::kWhole) * size_bytes(whole.dtype);
-  if (model.async_checkpoints) {
+  const Placement placement = place(model.sharding, whole.trainable, model.one_copy_a_host, model.tiers);
+  if (placement.values == tier)
+    bytes.parameters = held(placement.parameters != Placement::Parameters::kWhole) * size_bytes(whole.dtype);
+  if (model.async_checkpoints && tier == Tier::kDevice) {
     const int64_t element =
         whole.trainable ? (1 + model.num_states) * size_bytes(DType::kFloat32) : size_bytes(whole.dtype);
     bytes.snapshot = whole.shard_numel * element;
   }
   if (!whole.trainable) return bytes;
-  bytes.gradients = held(placement.gradient_sharded) * size_bytes(model.accumulate_dtype);
+  if (placement.gradient == tier)
+    bytes.gradients = held(placement.gradient_sharded) * size_bytes(model.accumulate_dtype);
+  if (placement.optimizer != tier) return bytes;
   const int64_t fp32_bytes = held(placement.updates_shard) * size_bytes(DType::kFloat32);
   if (whole.dtype != DType::kFloat32) bytes.master = fp32_bytes;
   bytes.optimizer = model.num_states * fp32_bytes;
@@ -67,11 +72,12 @@ inline StateBytes state_bytes(const StateElements& whole, const StateModel& mode
 }
 
 /// Local. Padding included, so it is exact.
-inline StateBytes model_state_bytes(const Layout& layout, const StateModel& model) {
+inline StateBytes model_state_bytes(const Layout& layout, const StateModel& model,
+                                    Tier tier = Tier::kDevice) {
   StateBytes bytes;
   for (int unit = 0; unit < layout.num_units(); ++unit) {
     const UnitSpec& whole = layout.units()[unit];
-    bytes += state_bytes({whole.numel, layout.shard_numel(unit), whole.dtype, whole.trainable}, model);
+    bytes += state_bytes({whole.numel, layout.shard_numel(unit), whole.dtype, whole.trainable}, model, tier);
   }
   return bytes;
 }

@@ -41,7 +41,7 @@ class OrderOfUse {
   const Use& at(size_t place) const { return trace()[place]; }
   /// Moves to the next place. Returns what to do there before its operator runs.
   const std::vector<PlanAction>& advance() { return plan_->actions[++place_]; }
-  const std::vector<PlanAction>& first_actions() const { return plan_->actions.front(); }
+  const GatherPlan& plan() const { return *plan_; }
   /// The rest of the pass has no order.
   void leave();
 

@@ -11,20 +11,64 @@
 
 namespace tessera::zero {
 
-ParamUnit::ParamUnit(const Layout& layout, int index, Sharding sharding, at::Device device,
-                     comm::Communicator& comm)
+ParamUnit::ParamUnit(const Layout& layout, int index, const UnitOptions& options, comm::Communicator& comm)
     : index(index),
       spec(layout.units()[index]),
       name(layout.describe(index)),
       shard_range(layout.shard(index, comm.rank())),
-      memory({index, spec.numel, to_torch(spec.dtype), device, name}) {
+      memory({index, spec.numel, to_torch(spec.dtype), options.device, name}),
+      store_(options.store) {
   const MemoryFor use_of_memory(MemoryUse::kParameters);
+  const auto placed = [&](bool one_copy_a_host) {
+    return place(options.sharding, spec.trainable, one_copy_a_host, options.tiers);
+  };
   at::Tensor buffer;
-  if (sharding.updates_shard(spec.trainable)) buffer = comm.allocate_shared(memory.bytes(), name);
-  placement = place(sharding, spec.trainable, /*one_copy_a_host=*/buffer.defined());
+  if (placed(true).host_shared()) buffer = comm.allocate_shared(memory.bytes(), name);
+  placement = placed(/*one_copy_a_host=*/buffer.defined());
   if (!buffer.defined())
-    buffer = at::empty({memory.bytes()}, at::TensorOptions().dtype(at::kByte).device(device));
+    buffer = at::empty({memory.bytes()}, at::TensorOptions().dtype(at::kByte).device(options.device));
   memory.bind(std::move(buffer));
+}
+
+Tier ParamUnit::tier_of(Pieces piece) const {
+  return piece == kValues ? placement.values : piece == kOptimizer ? placement.optimizer : placement.gradient;
+}
+
+at::Tensor ParamUnit::make(Pieces piece, int64_t numel, at::ScalarType dtype, const std::string& what) {
+  if (tier_of(piece) == Tier::kDevice) return at::zeros({numel}, memory.full().options().dtype(dtype));
+  TESSERA_CHECK(store_ != nullptr);
+  offloaded_.emplace_back(piece,
+                          std::make_unique<OffloadedTensor>(*store_, numel, dtype, str(what, " of ", name)));
+  return offloaded_.back().second->tensor();
+}
+
+std::vector<OffloadedTensor*> ParamUnit::on_disk(Pieces pieces) const {
+  std::vector<OffloadedTensor*> found;
+  for (const auto& [piece, tensor] : offloaded_)
+    if ((piece & pieces) != 0) found.push_back(tensor.get());
+  return found;
+}
+
+OffloadedTensor* ParamUnit::find_on_disk(const at::Tensor& tensor) const {
+  for (const auto& [piece, offloaded] : offloaded_)
+    if (offloaded->tensor().is_alias_of(tensor)) return offloaded.get();
+  return nullptr;
+}
+
+void ParamUnit::acquire(Pieces pieces, OffloadedTensor::Access access) {
+  const std::vector<OffloadedTensor*> tensors = on_disk(pieces);
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    try {
+      tensors[i]->acquire(access);
+    } catch (...) {
+      while (i > 0) tensors[--i]->release();
+      throw;
+    }
+  }
+}
+
+void ParamUnit::release(Pieces pieces) {
+  for (OffloadedTensor* const tensor : on_disk(pieces)) tensor->release();
 }
 
 void ParamUnit::move_in(const std::vector<at::Tensor>& tensors, const Layout& layout,
@@ -58,13 +102,24 @@ void ParamUnit::move_in(const std::vector<at::Tensor>& tensors, const Layout& la
   shard =
       (placement.updates_shard ? memory.contents() : full).narrow(0, shard_range.begin, shard_range.numel());
   if (placement.sharded()) {
-    shard = shard.clone();
+    shard = moved(kValues, shard, "the shard");
     memory.release();
     unsharded_ = false;
   }
   if (!spec.trainable) return;
   const MemoryFor use_of_master(MemoryUse::kMaster);
-  master = fp32 ? values() : local(flat).clone();
+  master = fp32 ? values() : moved(kOptimizer, local(flat), "the master");
+}
+
+/// A copy of `tensor` on that piece's tier.
+at::Tensor ParamUnit::moved(Pieces piece, const at::Tensor& tensor, const std::string& what) {
+  if (tier_of(piece) == Tier::kDevice) return tensor.clone();
+  const at::Tensor copy = make(piece, tensor.numel(), tensor.scalar_type(), what);
+  OffloadedTensor& place = *offloaded_.back().second;
+  place.acquire(OffloadedTensor::Access::kOverwrite);
+  at::Tensor(copy).copy_(tensor);
+  place.release();
+  return copy;
 }
 
 at::Tensor ParamUnit::local(const at::Tensor& flat) const {
@@ -86,16 +141,20 @@ LocalState ParamUnit::shard_state() const {
   return part;
 }
 
-StateBytes ParamUnit::bytes() const {
+StateBytes ParamUnit::bytes(Tier tier) const {
   StateBytes bytes;
-  switch (placement.parameters) {
-    case Placement::Parameters::kWhole: bytes.parameters = memory.bytes(); break;
-    case Placement::Parameters::kSharded:
-      bytes.parameters = static_cast<int64_t>(shard.storage().nbytes());
-      break;
-    case Placement::Parameters::kHostShared: bytes.parameters = static_cast<int64_t>(shard.nbytes()); break;
+  if (placement.values == tier) {
+    switch (placement.parameters) {
+      case Placement::Parameters::kWhole: bytes.parameters = memory.bytes(); break;
+      case Placement::Parameters::kSharded:
+        bytes.parameters = static_cast<int64_t>(shard.storage().nbytes());
+        break;
+      case Placement::Parameters::kHostShared: bytes.parameters = static_cast<int64_t>(shard.nbytes()); break;
+    }
   }
-  if (gradient.accumulator.defined()) bytes.gradients = static_cast<int64_t>(gradient.accumulator.nbytes());
+  if (gradient.accumulator.defined() && placement.gradient == tier)
+    bytes.gradients = static_cast<int64_t>(gradient.accumulator.nbytes());
+  if (placement.optimizer != tier) return bytes;
   if (has_own_master()) bytes.master = static_cast<int64_t>(master.nbytes());
   for (const at::Tensor& state : states) bytes.optimizer += static_cast<int64_t>(state.nbytes());
   return bytes;
@@ -105,13 +164,25 @@ void ParamUnit::unshard(comm::Communicator& comm) {
   TESSERA_CHECK(!gathering() && memory.has_buffer());
   memory.guard();
   unsharded_ = true;
-  gather_ = comm.all_gather(memory.contents(), shard, name);
+  acquire(kValues, OffloadedTensor::Access::kRead);  // until the gather has arrived
+  try {
+    gather_ = comm.all_gather(memory.contents(), shard, name);
+  } catch (...) {
+    release(kValues);
+    throw;
+  }
 }
 
 bool ParamUnit::wait_for_unshard() {
   const comm::WorkPtr work = std::exchange(gather_, nullptr);
   if (!work) return false;
-  work->wait();
+  try {
+    work->wait();
+  } catch (...) {
+    release(kValues);
+    throw;
+  }
+  release(kValues);
   memory.bind();
   return true;
 }
@@ -123,7 +194,7 @@ void ParamUnit::reshard(BufferPool& pool) {
 }
 
 void ParamUnit::bind_zeros() {
-  gather_ = nullptr;
+  if (std::exchange(gather_, nullptr)) release(kValues);
   const at::TensorOptions bytes = at::TensorOptions().dtype(at::kByte).device(memory.full().device());
   if (!memory.bound()) memory.bind(at::zeros({memory.bytes()}, bytes));
   unsharded_ = true;

@@ -18,13 +18,16 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "comm/communicator.h"
 #include "zero/buffer_pool.h"
+#include "zero/kernels/sums.h"
 #include "zero/layout.h"
 #include "zero/memory_model.h"
+#include "zero/offloaded_tensor.h"
 #include "zero/placement.h"
 #include "zero/unit_memory.h"
 
@@ -37,6 +40,15 @@ struct LocalState {
   std::vector<at::Tensor> states;  ///< (range) fp32 each, as ShardedOptimizer::state_names(); frozen: none
 };
 
+/// Which of a unit's state, as bits.
+enum Pieces : unsigned {
+  kValues = 1,     ///< the shard
+  kOptimizer = 2,  ///< masters beside the values, optimizer states
+  kGradient = 4,   ///< the accumulator
+  kUpdated = kValues | kOptimizer,
+};
+constexpr Pieces operator|(Pieces a, Pieces b) { return static_cast<Pieces>(unsigned{a} | unsigned{b}); }
+
 /// What GradientReducer keeps of a trainable unit.
 struct UnitGradient {
   at::Tensor
@@ -46,6 +58,16 @@ struct UnitGradient {
   int num_missing = 0;      ///< parameters that have not had as many gradients as expected in this backward
   bool in_slot = false;     ///< the unit's slot is in use
   bool late = false;        ///< a gradient came after the reduction had been issued
+  /// Of the reduced shard, where it is on disk: taken while it was in memory.
+  kernels::NormPart norm;
+};
+
+/// How units are made.
+struct UnitOptions {
+  Sharding sharding;
+  Tiers tiers;
+  at::Device device = at::kCPU;
+  OffloadStore* store = nullptr;  ///< where tiers say disk
 };
 
 /// Who uses a unit now: what keeps it unsharded.
@@ -63,7 +85,7 @@ class ParamUnit {
  public:
   /// Collective. Allocates the unit's memory, in memory that the ranks share where `comm` has such. Throws
   /// CommError when there is no room.
-  ParamUnit(const Layout& layout, int index, Sharding sharding, at::Device device, comm::Communicator& comm);
+  ParamUnit(const Layout& layout, int index, const UnitOptions& options, comm::Communicator& comm);
   ParamUnit(ParamUnit&&) noexcept = default;
 
   /// Collective. Makes `tensors` (by parameter of the layout) views of the unit, with rank 0's values; makes
@@ -95,11 +117,22 @@ class ParamUnit {
   LocalState shard_state() const;
   /// Local. Masters beside the values, of another dtype.
   bool has_own_master() const { return master.defined() && spec.dtype != DType::kFloat32; }
-  /// Local. What this rank holds between steps, measured from the tensors.
-  StateBytes bytes() const;
+  /// Local. What this rank holds on `tier` between steps, measured from the tensors.
+  StateBytes bytes(Tier tier = Tier::kDevice) const;
 
   UnitGradient gradient;
   UnitUse use;
+
+  // -- state on disk; see [Note: state on disk]. Does nothing for pieces that are in memory anyhow --
+  /// Local. (numel) zeros on that piece's tier.
+  at::Tensor make(Pieces piece, int64_t numel, at::ScalarType dtype, const std::string& what);
+  std::vector<OffloadedTensor*> on_disk(Pieces pieces) const;
+  /// Local. Of which `tensor` is a view; null: of none.
+  OffloadedTensor* find_on_disk(const at::Tensor& tensor) const;
+  bool is_on_disk(Pieces pieces) const { return !on_disk(pieces).empty(); }
+  /// Local. Around every use of the pieces' tensors: see InMemory. Throws Error.
+  void acquire(Pieces pieces, OffloadedTensor::Access access);
+  void release(Pieces pieces);
 
   // -- unsharded: has a buffer, which is current once the gather in flight has arrived --
   bool unsharded() const { return unsharded_; }
@@ -122,9 +155,45 @@ class ParamUnit {
   void end_private_writes(BufferPool& pool);
 
  private:
+  Tier tier_of(Pieces piece) const;
+  at::Tensor moved(Pieces piece, const at::Tensor& tensor, const std::string& what);
+
+  OffloadStore* store_;
+  std::vector<std::pair<Pieces, std::unique_ptr<OffloadedTensor>>> offloaded_;
   bool unsharded_ = true;
   comm::WorkPtr gather_;
   at::Tensor common_;  // the host-shared buffer while a private copy is bound
+};
+
+/// Keeps pieces of a unit in memory during its lifetime.
+class InMemory {
+ public:
+  using Access = OffloadedTensor::Access;
+  InMemory(ParamUnit& unit, Pieces pieces, Access access) : unit_(unit), pieces_(pieces) {
+    unit_.acquire(pieces, access);
+  }
+  ~InMemory() noexcept(false) { unit_.release(pieces_); }
+  InMemory(const InMemory&) = delete;
+
+ private:
+  ParamUnit& unit_;
+  Pieces pieces_;
+};
+
+/// The same for one of its tensors, whatever piece it is of.
+class TensorInMemory {
+ public:
+  TensorInMemory(ParamUnit& unit, const at::Tensor& tensor, OffloadedTensor::Access access)
+      : tensor_(unit.find_on_disk(tensor)) {
+    if (tensor_ != nullptr) tensor_->acquire(access);
+  }
+  ~TensorInMemory() noexcept(false) {
+    if (tensor_ != nullptr) tensor_->release();
+  }
+  TensorInMemory(const TensorInMemory&) = delete;
+
+ private:
+  OffloadedTensor* tensor_;
 };
 
 }  // namespace tessera::zero

@@ -1,10 +1,24 @@
-// Placement: where the values of one unit are between uses, and which part of them this rank updates. A
-// value, computed once a unit, from the stage's Sharding and from whether the ranks share memory.
+// Placement: where a unit's state is between uses, and which part of it this rank updates. A value, computed
+// once a unit, from the stage's Sharding, from the tiers, and from whether the ranks share memory.
 #pragma once
 
 #include "zero/stage.h"
 
 namespace tessera::zero {
+
+/// Where state lies that is not in use.
+enum class Tier {
+  kDevice,  ///< in the memory of the rank's device
+  kDisk,    ///< in a file: see [Note: state on disk] in offloaded_tensor.h
+};
+
+/// DeepSpeed's offload_param and offload_optimizer.
+struct Tiers {
+  Tier parameters = Tier::kDevice;  ///< of sharded units alone
+  Tier optimizer = Tier::kDevice;   ///< fp32 masters beside the values, optimizer states, sharded gradients
+  bool any_on_disk() const { return parameters == Tier::kDisk || optimizer == Tier::kDisk; }
+  bool operator==(const Tiers&) const = default;
+};
 
 struct Placement {
   enum class Parameters {
@@ -16,23 +30,30 @@ struct Placement {
   /// This rank updates its shard alone: after an update the others' shards are gathered, or, where the copy
   /// is shared, waited for. False: it updates the whole unit, as every rank does.
   bool updates_shard = false;
-  bool gradient_sharded = false;  ///< gradients accumulate in this rank's shard
+  bool gradient_sharded = false;   ///< gradients accumulate in this rank's shard
+  Tier values = Tier::kDevice;     ///< of this rank's shard
+  Tier optimizer = Tier::kDevice;  ///< of masters beside the values, and of optimizer states
+  Tier gradient = Tier::kDevice;
 
   bool sharded() const { return parameters == Parameters::kSharded; }
   bool host_shared() const { return parameters == Parameters::kHostShared; }
   bool operator==(const Placement&) const = default;
 };
 
-/// Local. Of a trainable or a frozen unit. `one_copy_a_host`: the ranks share memory.
-constexpr Placement place(Sharding sharding, bool trainable, bool one_copy_a_host) {
+/// Local. Of a trainable or a frozen unit. `one_copy_a_host`: the ranks share memory (which stays in memory:
+/// what is on disk is each rank's own).
+constexpr Placement place(Sharding sharding, bool trainable, bool one_copy_a_host, Tiers tiers = {}) {
   Placement placement;
   placement.updates_shard = sharding.updates_shard(trainable);
   placement.gradient_sharded = trainable && sharding.gradients;
-  if (placement.updates_shard && one_copy_a_host) {
+  if (placement.updates_shard && one_copy_a_host && tiers.parameters == Tier::kDevice) {
     placement.parameters = Placement::Parameters::kHostShared;
   } else if (sharding.parameters) {
     placement.parameters = Placement::Parameters::kSharded;
+    placement.values = tiers.parameters;
   }
+  if (trainable) placement.optimizer = tiers.optimizer;
+  if (placement.gradient_sharded) placement.gradient = tiers.optimizer;
   return placement;
 }
 

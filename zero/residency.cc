@@ -30,7 +30,8 @@ Residency::Residency(std::vector<ParamUnit>& units, comm::CommunicatorPtr comm, 
       cache_(units, comm_,
              {.max_free = options.capacity_units,
               .overlap = options.overlap,
-              .keep_failure = [this](std::exception_ptr failure) { keep_failure(std::move(failure)); }}),
+              .keep_failure = [this](std::exception_ptr failure) { keep_failure(std::move(failure)); },
+              .update = options.late_update ? options.late_update : [](ParamUnit&) {}}),
       previous_counts_(cache_.counts) {
   TESSERA_CHECK(options_.capacity_units >= 1);
   for (ParamUnit& unit : units_) unit.memory.set_residency(this);
@@ -128,8 +129,27 @@ void Residency::ensure_unsharded(ParamUnit& unit, const char* operator_name) {
 
 /// Of an unsharded unit.
 void Residency::make_readable(ParamUnit& unit) {
+  catch_up_to(unit);
   cache_.wait(unit);
   if (!unit.memory.bound()) throw Error(str("the gather of ", unit.name, " has failed before"));
+}
+
+void Residency::catch_up_to(const ParamUnit& unit) {
+  if (std::find(behind_.begin(), behind_.end(), unit.index) == behind_.end()) return;
+  const auto issue_next = [&] {
+    const int next = behind_.front();
+    behind_.pop_front();
+    cache_.unshard(units_[next]);
+    return next;
+  };
+  while (issue_next() != unit.index) {
+  }
+  if (!behind_.empty() && options_.overlap && comm_->size() > 1) issue_next();  // while this one is used
+}
+
+void Residency::catch_up() {
+  const Lock lock = enter("backward()");
+  while (!behind_.empty()) catch_up_to(units_[behind_.back()]);
 }
 
 void Residency::replay(const ParamUnit& unit, const char* operator_name) {
@@ -227,7 +247,8 @@ void Residency::begin_pass(Pass pass) {
   previous_counts_ = std::exchange(cache_.counts, {std::vector<int>(units_.size()), 0});
   if (!order_.replaying() || !gathers_on_use_) return;
   order_.make_plan(cache_.kept_units());
-  cache_.run(order_.first_actions());
+  cache_.begin_plan(order_.plan());
+  cache_.run(order_.plan().actions.front());
 }
 
 void Residency::drop_pass() {
@@ -262,18 +283,26 @@ void Residency::begin_update() {
   updating_ = true;
 }
 
-/// In the order the next forward reads them, so that it can start on the first while the rest arrive.
-std::vector<ParamUnit*> Residency::updated_units(bool frozen_too) {
-  std::vector<ParamUnit*> updated;
+std::vector<int> Residency::order_of_first_use() const {
+  std::vector<int> order;
   std::vector<bool> listed(units_.size(), false);
-  const auto add = [&](ParamUnit& unit) {
-    const bool new_values = unit.placement.updates_shard && (unit.spec.trainable || frozen_too);
-    if (!listed[unit.index] && new_values) updated.push_back(&unit);
-    listed[unit.index] = true;
+  const auto add = [&](int unit) {
+    if (!listed[unit]) order.push_back(unit);
+    listed[unit] = true;
   };
   if (const Trace* trace = order_.recorded_order(Pass::kTrain))
-    for (const Use& use : *trace) add(units_[use.unit]);
-  for (ParamUnit& unit : units_) add(unit);
+    for (const Use& use : *trace) add(use.unit);
+  for (const ParamUnit& unit : units_) add(unit.index);
+  return order;
+}
+
+/// In the order the next forward reads them, so that it can start on the first while the rest arrive.
+std::vector<ParamUnit*> Residency::updated_units(bool frozen_too) const {
+  std::vector<ParamUnit*> updated;
+  for (const int index : order_of_first_use()) {
+    ParamUnit& unit = units_[index];
+    if (unit.placement.updates_shard && (unit.spec.trainable || frozen_too)) updated.push_back(&unit);
+  }
   return updated;
 }
 
@@ -289,6 +318,9 @@ void Residency::parameters_updated(bool frozen_too) {
   for (ParamUnit* unit : updated) {
     if (unit->placement.sharded()) {
       cache_.drop(*unit);
+    } else if (options_.late_update) {
+      unit->memory.guard();
+      behind_.push_back(unit->index);
     } else {
       cache_.unshard(*unit);
     }

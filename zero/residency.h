@@ -36,6 +36,7 @@
 // and 2, shared memory), further threads may read beside the first, but not during an update.
 #pragma once
 
+#include <deque>
 #include <exception>
 #include <functional>
 #include <mutex>
@@ -60,6 +61,9 @@ struct ResidencyOptions {
   int64_t prefetch_numel = 50'000'000;
   int64_t persistence_numel = 100'000;  ///< units up to this size stay unsharded between updates
   bool track_casts = false;             ///< the model runs under autocast
+  /// Updates a unit that step() has left for later; unset: there are none. See [Note: late updates] in
+  /// sharded_optimizer.h.
+  std::function<void(ParamUnit&)> late_update;
   Logger log;
 };
 
@@ -112,9 +116,14 @@ class Residency {
   /// Local. The shards are about to get new values, until parameters_updated(): waits for gathers in flight,
   /// refuses readers.
   void begin_update();
-  /// Collective. The shards of trainable units (`frozen_too`: and of frozen ones) have new values: what is
-  /// unsharded of them is stale.
+  /// Collective. The shards of trainable units (`frozen_too`: and of frozen ones) have new values, or will
+  /// have them before they are gathered: what is unsharded of them is stale.
   void parameters_updated(bool frozen_too = false);
+  /// Collective, with late updates. Issues the gathers that parameters_updated() has left for the units'
+  /// first use, in one order on all ranks.
+  void catch_up();
+  /// Local. All units, in the order a pass of training first uses them.
+  std::vector<int> order_of_first_use() const;
   /// Local. Throws the first failure met inside an operator.
   void rethrow();
   /// Local. For failures met where nothing may be thrown.
@@ -146,6 +155,7 @@ class Residency {
   void on_use_beside(ParamUnit& unit, const char* operator_name);
   void ensure_unsharded(ParamUnit& unit, const char* operator_name);
   void make_readable(ParamUnit& unit);
+  void catch_up_to(const ParamUnit& unit);
   void replay(const ParamUnit& unit, const char* operator_name);
   void leave_plan(const ParamUnit& unit, const char* operator_name);
   void issue_reductions(int count);
@@ -154,7 +164,7 @@ class Residency {
   void finish_plan();
   void agree_on(const ParamUnit& unit, const std::string& why);
   void fail(ParamUnit& unit) noexcept;
-  std::vector<ParamUnit*> updated_units(bool frozen_too);
+  std::vector<ParamUnit*> updated_units(bool frozen_too) const;
 
   std::vector<ParamUnit>& units_;
   comm::CommunicatorPtr comm_, calls_;
@@ -169,7 +179,8 @@ class Residency {
   std::thread::id inside_;  // the thread whose operator has used them
   std::vector<int> used_;   // by the operator that runs
   int64_t operator_count_ = 0;
-  bool updating_ = false;  // between begin_update() and parameters_updated()
+  std::deque<int> behind_;  // units that stay unsharded, whose gathers are still to be issued
+  bool updating_ = false;   // between begin_update() and parameters_updated()
   std::exception_ptr failure_;
   ResidencyCounts previous_counts_;
 };

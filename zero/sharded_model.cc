@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <exception>
 
+#include "comm/agreement.h"
 #include "comm/torch_dtype.h"
 #include "core/check.h"
 #include "core/error.h"
@@ -30,12 +31,15 @@ ShardedModel::ShardedModel(const ModelView& model, comm::CommunicatorPtr comm,
   refuse_forks(model, options_.sharding);
   parameters_ = list.tensors;
   gather_comm_ = comm_->duplicate("gather");
+  make_offload_store();
   move_into_units(list.tensors);
   adopt_buffers(model);
 
   const bool gathered = std::any_of(units_.begin(), units_.end(),
                                     [](const ParamUnit& unit) { return unit.placement.updates_shard; });
   const bool one_order = !gather_comm_->wait_blocks();  // [Note: one order on a device] in residency.h
+  if (options_.tiers.any_on_disk())
+    options_.residency.late_update = [this](ParamUnit& unit) { optimizer_->update(unit); };
   residency_ = std::make_unique<Residency>(units_, gather_comm_, comm_, options_.residency);
   gradients_ = std::make_unique<GradientReducer>(
       *layout_, units_, parameters_, one_order ? gather_comm_ : comm_->duplicate("reduce"), options_.reducer);
@@ -54,6 +58,7 @@ ShardedModel::ShardedModel(const ModelView& model, comm::CommunicatorPtr comm,
 ShardedModel::~ShardedModel() {
   if (!residency_ || residency_->gathers_on_use() || std::uncaught_exceptions() > 0) return;
   try {
+    finish_updates();
     residency_->wait_all();
   } catch (const std::exception&) {
     // The rank that failed says so itself.
@@ -72,11 +77,45 @@ void ShardedModel::check_same_model_everywhere() const {
                           all[rank], ": all ranks must build the same model"));
 }
 
+/// What of a unit lies on disk, in bytes.
+static void add_sizes_on_disk(const UnitSpec& unit, int64_t shard_numel, const ShardedModelOptions& options,
+                              std::vector<int64_t>& sizes) {
+  const Placement placement =
+      place(options.sharding, unit.trainable, /*one_copy_a_host=*/false, options.tiers);
+  const int64_t local_numel = placement.updates_shard ? shard_numel : unit.numel;
+  const int64_t fp32_bytes = local_numel * size_bytes(DType::kFloat32);
+  if (placement.values == Tier::kDisk) sizes.push_back(shard_numel * size_bytes(unit.dtype));
+  if (placement.optimizer == Tier::kDisk) {
+    if (unit.dtype != DType::kFloat32) sizes.push_back(fp32_bytes);
+    sizes.insert(sizes.end(), state_names_of(options.optimizer).size(), fp32_bytes);
+  }
+  if (placement.gradient == Tier::kDisk)
+    sizes.push_back(shard_numel * static_cast<int64_t>(at::elementSize(options.reducer.accumulate_dtype)));
+}
+
+/// Collective: a rank whose disk is full ends all of them.
+void ShardedModel::make_offload_store() {
+  if (!options_.tiers.any_on_disk()) return;
+  std::vector<int64_t> sizes;
+  for (int unit = 0; unit < layout_->num_units(); ++unit)
+    add_sizes_on_disk(layout_->units()[unit], layout_->shard_numel(unit), options_, sizes);
+  comm::on_all_ranks<Error>(*comm_, "state on disk", [&] {
+    if (!sizes.empty())
+      offload_store_ =
+          std::make_unique<OffloadStore>(options_.offload, sizes, str("model state of rank ", comm_->rank()));
+  });
+}
+
 // Unit by unit, so that never more than one unit exists twice.
 void ShardedModel::move_into_units(const std::vector<at::Tensor>& tensors) {
   units_.reserve(layout_->num_units());
   for (int unit = 0; unit < layout_->num_units(); ++unit) {
-    units_.emplace_back(*layout_, unit, options_.sharding, options_.device, *gather_comm_);
+    units_.emplace_back(*layout_, unit,
+                        UnitOptions{.sharding = options_.sharding,
+                                    .tiers = options_.tiers,
+                                    .device = options_.device,
+                                    .store = offload_store_.get()},
+                        *gather_comm_);
     units_.back().move_in(tensors, *layout_, *gather_comm_);
   }
 }
@@ -168,6 +207,7 @@ auto ShardedModel::or_unusable(const Function& function) {
 void ShardedModel::backward(const at::Tensor& loss, MicroStep micro_step) {
   residency_->rethrow();
   or_unusable([&] {
+    if (micro_step.first) finish_updates();  // its gradients are in the accumulators
     gradients_->begin_backward(micro_step.first, micro_step.last);
     torch::autograd::backward({loss}, {});
     residency_->rethrow();
@@ -194,7 +234,8 @@ GradientSummary ShardedModel::summarize_gradients(bool raise_flag) {
 
 void ShardedModel::update(double grad_scale) {
   try {
-    optimizer_->step(*gradients_, grad_scale, used_);
+    optimizer_->begin_step(*gradients_, grad_scale, used_, residency_->order_of_first_use());
+    if (!options_.tiers.any_on_disk()) optimizer_->finish_step();
   } catch (...) {
     residency_->keep_failure(std::current_exception());  // what operators that run from now on are told
     throw;
@@ -213,6 +254,14 @@ void ShardedModel::step(double grad_scale) {
     used_.clear();
     if (listener_) residency_->parameters_updated();
     begin_pass(Pass::kTrain);
+  });
+}
+
+void ShardedModel::finish_updates() {
+  if (!options_.tiers.any_on_disk()) return;
+  or_unusable([&] {
+    residency_->catch_up();
+    optimizer_->finish_step();
   });
 }
 
@@ -266,18 +315,26 @@ at::Tensor ShardedModel::gather_parameter(int parameter, const at::Tensor& mine,
 
 at::Tensor ShardedModel::full_parameter(const std::string& name) {
   const int parameter = find(name);
+  finish_updates();
   residency_->wait_all();
-  const ParamUnit& unit = units_[layout_->slice(parameter).unit];
+  ParamUnit& unit = units_[layout_->slice(parameter).unit];
+  const InMemory weights(unit, kUpdated, InMemory::Access::kRead);
   return gather_parameter(parameter, unit.local_state().weights, !unit.placement.updates_shard, "parameters");
 }
 
 at::Tensor ShardedModel::full_gradient(const std::string& name) {
   const int parameter = find(name);
-  const ParamUnit& unit = units_[layout_->slice(parameter).unit];
+  ParamUnit& unit = units_[layout_->slice(parameter).unit];
   if (!unit.spec.trainable) throw Error(str("parameter ", name, " is frozen and has no gradient"));
+  const InMemory gradient(unit, kGradient, InMemory::Access::kRead);
   const bool whole = !unit.placement.updates_shard && !gradients_->reads_peers();
   return gather_parameter(parameter, whole ? unit.gradient.accumulator : gradients_->shard(unit), whole,
                           "gradient");
+}
+
+void ShardedModel::pin(const std::vector<int>& units, bool writable) {
+  finish_updates();
+  residency_->pin(units, writable);
 }
 
 void ShardedModel::unpin(const std::vector<int>& units, int modifier_rank) {
@@ -291,6 +348,7 @@ void ShardedModel::unpin(const std::vector<int>& units, int modifier_rank) {
     for (int parameter : unit.spec.parameters) versions_->allow(parameter);
     const at::Tensor& full = unit.memory.full();
     if (comm_->size() > 1) comm_->broadcast(full, modifier_rank, unit.name)->wait();
+    const InMemory weights(unit, kUpdated, InMemory::Access::kReadWrite);
     // What was written lies in another memory than the shard.
     if (unit.placement.parameters != Placement::Parameters::kWhole)
       unit.shard.copy_(full.narrow(0, unit.shard_range.begin, unit.shard_range.numel()));
@@ -307,6 +365,7 @@ void ShardedModel::unpin(const std::vector<int>& units, int modifier_rank) {
 // --------------------------------------------------------------------------------- what this rank keeps
 
 void ShardedModel::begin_replacing(std::string_view call) {
+  finish_updates();
   failure_ = std::make_exception_ptr(
       Error(str(call, " failed half-way, and the parameters are neither old nor new")));
   if (listener_) residency_->drop_pass();
@@ -316,8 +375,11 @@ void ShardedModel::begin_replacing(std::string_view call) {
 void ShardedModel::end_replacing() {
   const PauseListening our_own_operators;
   const at::NoGradGuard no_grad;
-  for (const ParamUnit& unit : units_)
-    if (unit.has_own_master()) at::Tensor(unit.values()).copy_(unit.master);
+  for (ParamUnit& unit : units_) {
+    if (!unit.has_own_master()) continue;
+    const InMemory weights(unit, kUpdated, InMemory::Access::kReadWrite);
+    at::Tensor(unit.values()).copy_(unit.master);
+  }
   for (int parameter = 0; parameter < layout_->num_parameters(); ++parameter)
     versions_->written_by_engine(parameter);
   if (listener_) residency_->parameters_updated(/*frozen_too=*/true);
@@ -325,18 +387,21 @@ void ShardedModel::end_replacing() {
   failure_ = nullptr;
 }
 
-StateBytes ShardedModel::measured_bytes() const {
+StateBytes ShardedModel::measured_bytes(Tier tier) const {
   StateBytes bytes;
-  for (const ParamUnit& unit : units_) bytes += unit.bytes();
+  for (const ParamUnit& unit : units_) bytes += unit.bytes(tier);
   return bytes;
 }
 
-StateBytes ShardedModel::formula_bytes(bool async_checkpoints) const {
-  return model_state_bytes(*layout_, {.sharding = options_.sharding,
-                                      .accumulate_dtype = from_torch(options_.reducer.accumulate_dtype),
-                                      .one_copy_a_host = host_shared(),
-                                      .num_states = static_cast<int>(state_names().size()),
-                                      .async_checkpoints = async_checkpoints});
+StateBytes ShardedModel::formula_bytes(bool async_checkpoints, Tier tier) const {
+  return model_state_bytes(*layout_,
+                           {.sharding = options_.sharding,
+                            .accumulate_dtype = from_torch(options_.reducer.accumulate_dtype),
+                            .one_copy_a_host = host_shared(),
+                            .num_states = static_cast<int>(state_names().size()),
+                            .async_checkpoints = async_checkpoints && !offload_store_,
+                            .tiers = options_.tiers},
+                           tier);
 }
 
 }  // namespace tessera::zero

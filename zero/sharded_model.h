@@ -40,6 +40,8 @@ namespace tessera::zero {
 
 struct ShardedModelOptions {
   Sharding sharding;
+  Tiers tiers;
+  OffloadOptions offload;  ///< where tiers say disk
   /// bf16, fp16: that of all parameters and floating buffers. fp32: each keeps its own, see [Note: dtypes].
   DType compute_dtype = DType::kFloat32;
   at::Device device = at::kCPU;
@@ -103,12 +105,13 @@ class ShardedModel {
   at::Tensor full_parameter(const std::string& name);
   at::Tensor full_gradient(const std::string& name);
   /// Collective. For GatheredParameters: makes whole units readable (and, with `modifier_rank`, writable).
-  void pin(const std::vector<int>& units, bool writable) { residency_->pin(units, writable); }
+  void pin(const std::vector<int>& units, bool writable);
   /// Collective. Takes over what `modifier_rank` wrote (-1: nothing) and lets the units go.
   void unpin(const std::vector<int>& units, int modifier_rank);
 
   // -- what this rank keeps: see ParamUnit --
   const ParamUnit& unit(int unit) const { return units_[unit]; }
+  ParamUnit& unit(int unit) { return units_[unit]; }
   /// Local. (shard numel) this rank's part of the reduced gradients, in the accumulation dtype, after the
   /// last micro-step.
   at::Tensor gradient_shard(int unit) const { return gradients_->shard(units_[unit]); }
@@ -125,11 +128,17 @@ class ShardedModel {
   /// names `call`.
   void begin_replacing(std::string_view call);
   void end_replacing();
-  /// Local. Bytes this rank holds between steps, measured from the tensors.
-  StateBytes measured_bytes() const;
+  /// Collective where parameters are gathered. step() may leave updates for the units' first use ([Note: late
+  /// updates] in sharded_optimizer.h): carries them out. To be called before the state is read otherwise than
+  /// by operators; the members of this class do so themselves.
+  void finish_updates();
+  /// Local. Bytes this rank holds on `tier` between steps, measured from the tensors.
+  StateBytes measured_bytes(Tier tier = Tier::kDevice) const;
   /// Local. What the layout's arithmetic says it should hold; `async_checkpoints`: with the copy they are
   /// written from.
-  StateBytes formula_bytes(bool async_checkpoints = false) const;
+  StateBytes formula_bytes(bool async_checkpoints = false, Tier tier = Tier::kDevice) const;
+  /// Local. The state that is on disk, or null.
+  OffloadStore* offload_store() const { return offload_store_.get(); }
 
   const Layout& layout() const { return *layout_; }
   const Sharding& sharding() const { return options_.sharding; }
@@ -147,6 +156,7 @@ class ShardedModel {
   void update(double grad_scale);
   template <class Function>
   auto or_unusable(const Function& function);
+  void make_offload_store();
   bool host_shared() const;
   int find(const std::string& name) const;
   at::Tensor gather_parameter(int parameter, const at::Tensor& mine, bool whole, std::string_view what);
@@ -157,6 +167,7 @@ class ShardedModel {
   std::vector<at::Tensor> parameters_;
   std::vector<NamedTensor> buffers_;
   std::unique_ptr<Layout> layout_;
+  std::unique_ptr<OffloadStore> offload_store_;
   std::vector<ParamUnit> units_;
   std::unique_ptr<Residency> residency_;
   std::unique_ptr<GradientReducer> gradients_;

@@ -1,7 +1,6 @@
 #include "zero/sharded_optimizer.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
 #include <cctype>
@@ -29,6 +28,17 @@ static std::vector<std::string> checked(std::vector<std::string> names, const st
   return names;
 }
 
+std::vector<std::string> state_names_of(const ShardedOptimizer::Options& options) {
+  if (options.rule) return checked(options.rule->state_names(), options.rule->name());
+  // SGD keeps a momentum buffer when any group has momentum.
+  std::vector<std::string> names;
+  for (const kernels::Hyper& hyper : options.groups) {
+    const auto of_group = kernels::state_names(options.kind, hyper);
+    if (of_group.size() > names.size()) names.assign(of_group.begin(), of_group.end());
+  }
+  return names;
+}
+
 ShardedOptimizer::ShardedOptimizer(const Layout& layout, std::vector<ParamUnit>& units,
                                    comm::CommunicatorPtr comm, const Options& options)
     : layout_(layout),
@@ -37,18 +47,14 @@ ShardedOptimizer::ShardedOptimizer(const Layout& layout, std::vector<ParamUnit>&
       kind_(options.kind),
       rule_(options.rule),
       groups_(options.groups),
+      state_names_(state_names_of(options)),
       steps_(layout.parameters().size(), 0) {
-  if (rule_) state_names_ = checked(rule_->state_names(), rule_->name());
-  // SGD keeps a momentum buffer when any group has momentum.
-  for (const kernels::Hyper& hyper : groups_) {
-    const auto names = kernels::state_names(kind_, hyper);
-    if (!rule_ && names.size() > state_names_.size()) state_names_.assign(names.begin(), names.end());
-  }
   const MemoryFor use(MemoryUse::kOptimizer);
   for (ParamUnit& unit : units_) {
     if (!unit.spec.trainable) continue;
     device_ = unit.master.device();
-    for (size_t i = 0; i < state_names_.size(); ++i) unit.states.push_back(at::zeros_like(unit.master));
+    for (const std::string& name : state_names_)
+      unit.states.push_back(unit.make(kOptimizer, unit.master.numel(), at::kFloat, name));
   }
 }
 
@@ -106,59 +112,90 @@ bool ShardedOptimizer::no_parameter_between(const ParamUnit& unit, int64_t begin
   });
 }
 
-kernels::Segment ShardedOptimizer::segment(const Stretch& stretch, const GradientReducer& gradients) const {
+kernels::Segment ShardedOptimizer::segment(const Stretch& stretch) const {
   const ParamUnit& unit = *stretch.unit;
   const auto cut = [&](const at::Tensor& tensor) {
     return tensor.narrow(0, stretch.range.begin - unit.local_range().begin, stretch.range.numel());
   };
   kernels::Segment segment;
   segment.master = cut(unit.master);
-  segment.grad = gradients.reduced(unit, stretch.range);
+  segment.grad = step_->gradients->reduced(unit, stretch.range);
   for (const at::Tensor& state : unit.states) segment.state.push_back(cut(state));
   if (unit.has_own_master()) segment.param = cut(unit.values());
   return segment;
 }
 
-void ShardedOptimizer::update(const Stretch& stretch, const GradientReducer& gradients,
-                              double grad_scale) const {
-  const kernels::Hyper& hyper = groups_[layout_.parameters()[stretch.parameter].group];
-  const int64_t number = steps_[stretch.parameter] + 1;
-  const kernels::Segment elements = segment(stretch, gradients);
-  if (!rule_) return kernels::update(kind_, hyper, number, grad_scale, elements);
-  at::Tensor gradient = elements.grad.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true).mul_(grad_scale);
+void ShardedOptimizer::update(const Stretch& stretch) const {
+  const kernels::Hyper& hyper = step_->groups[layout_.parameters()[stretch.parameter].group];
+  const int64_t number = steps_[stretch.parameter];
+  const kernels::Segment elements = segment(stretch);
+  if (!rule_) return kernels::update(kind_, hyper, number, step_->grad_scale, elements);
+  at::Tensor gradient =
+      elements.grad.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true).mul_(step_->grad_scale);
   rule_->update({elements.master, std::move(gradient), elements.state},
                 {number, hyper.lr, hyper.weight_decay});
   if (elements.param.defined()) at::Tensor(elements.param).copy_(elements.master);
 }
 
-void ShardedOptimizer::step(const GradientReducer& gradients, double grad_scale,
-                            const std::vector<bool>& used) {
-  const PauseListening our_own_operators;
-  const at::NoGradGuard no_grad;
-  if (kind_ == kernels::OptimizerKind::kLamb && !rule_) {
-    step_lamb(gradients, grad_scale, used);
-  } else {
-    for (ParamUnit& unit : units_) {
-      if (!unit.spec.trainable) continue;
-      for (const Stretch& stretch : stretches(unit, used, /*by_parameter=*/false))
-        update(stretch, gradients, grad_scale);
-    }
+void ShardedOptimizer::begin_step(const GradientReducer& gradients, double grad_scale,
+                                  const std::vector<bool>& used, const std::vector<int>& order) {
+  TESSERA_CHECK(!step_);
+  step_ = Step{.gradients = &gradients,
+               .grad_scale = grad_scale,
+               .used = used,
+               .groups = groups_,
+               .order = {},
+               .place = std::vector<size_t>(units_.size(), 0),
+               .updated = std::vector<bool>(units_.size(), true)};
+  std::vector<ReadAhead::Step> steps;
+  for (const int index : order) {
+    const ParamUnit& unit = units_[index];
+    if (!unit.spec.trainable) continue;
+    step_->place[index] = step_->order.size();
+    step_->updated[index] = false;
+    step_->order.push_back(index);
+    steps.push_back(unit.on_disk(kUpdated | kGradient));
   }
   for (size_t parameter = 0; parameter < used.size(); ++parameter)
     if (used[parameter]) ++steps_[parameter];
+  ahead_.plan(std::move(steps));
+  if (kind_ == kernels::OptimizerKind::kLamb && !rule_) {
+    step_lamb();
+    step_.reset();
+  }
 }
 
-void ShardedOptimizer::step_lamb(const GradientReducer& gradients, double grad_scale,
-                                 const std::vector<bool>& used) {
+void ShardedOptimizer::update(ParamUnit& unit) {
+  if (!step_ || step_->updated[unit.index]) return;
+  const PauseListening our_own_operators;
+  const at::NoGradGuard no_grad;
+  const InMemory gradient(unit, kGradient, InMemory::Access::kRead);
+  const InMemory updated(unit, kUpdated, InMemory::Access::kReadWrite);
+  ahead_.reached(step_->place[unit.index]);
+  for (const Stretch& stretch : stretches(unit, step_->used, /*by_parameter=*/false)) update(stretch);
+  step_->updated[unit.index] = true;
+}
+
+void ShardedOptimizer::finish_step() {
+  if (!step_) return;
+  for (const int unit : step_->order) update(units_[unit]);
+  step_.reset();
+}
+
+void ShardedOptimizer::step_lamb() {
+  const PauseListening our_own_operators;
+  const at::NoGradGuard no_grad;
   std::vector<double> mine(2 * layout_.parameters().size(), 0.0);
-  std::vector<Stretch> all;
-  for (ParamUnit& unit : units_) {
-    if (!unit.spec.trainable) continue;
-    for (const Stretch& stretch : stretches(unit, used, /*by_parameter=*/true)) {
-      const kernels::Hyper& hyper = groups_[layout_.parameters()[stretch.parameter].group];
-      const kernels::LambPart part =
-          kernels::lamb_norms(hyper, steps_[stretch.parameter] + 1, grad_scale, segment(stretch, gradients));
-      all.push_back(stretch);
+  const auto hyper_of = [&](const Stretch& stretch) -> const kernels::Hyper& {
+    return step_->groups[layout_.parameters()[stretch.parameter].group];
+  };
+  for (const int index : step_->order) {
+    ParamUnit& unit = units_[index];
+    const InMemory gradient(unit, kGradient, InMemory::Access::kRead);
+    const InMemory updated(unit, kUpdated, InMemory::Access::kReadWrite);
+    for (const Stretch& stretch : stretches(unit, step_->used, /*by_parameter=*/true)) {
+      const kernels::LambPart part = kernels::lamb_norms(hyper_of(stretch), steps_[stretch.parameter],
+                                                         step_->grad_scale, segment(stretch));
       if (intersect(stretch.range, unit.shard_range).numel() == 0)
         continue;  // stage 0: that part is another rank's to report
       const auto place = 2 * static_cast<size_t>(stretch.parameter);
@@ -172,11 +209,13 @@ void ShardedOptimizer::step_lamb(const GradientReducer& gradients, double grad_s
       totals[parameter].weight_sq += part[2 * parameter];
       totals[parameter].update_sq += part[2 * parameter + 1];
     }
-  for (const Stretch& stretch : all) {
-    const kernels::Hyper& hyper = groups_[layout_.parameters()[stretch.parameter].group];
-    kernels::lamb_apply(hyper, steps_[stretch.parameter] + 1,
-                        kernels::lamb_trust_ratio(hyper, totals[stretch.parameter]),
-                        segment(stretch, gradients));
+  for (const int index : step_->order) {
+    ParamUnit& unit = units_[index];
+    const InMemory updated(unit, kUpdated, InMemory::Access::kReadWrite);
+    for (const Stretch& stretch : stretches(unit, step_->used, /*by_parameter=*/true))
+      kernels::lamb_apply(hyper_of(stretch), steps_[stretch.parameter],
+                          kernels::lamb_trust_ratio(hyper_of(stretch), totals[stretch.parameter]),
+                          segment(stretch));
   }
 }
 

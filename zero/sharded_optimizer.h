@@ -9,11 +9,20 @@
 // [Note: parameters without a gradient]
 // A parameter that received no gradient on any rank is left alone, step count and moments included, as
 // torch.optim leaves parameters whose .grad is None. Hence each parameter has its own step count.
+//
+// [Note: late updates]
+// Where state lies on disk, step() does not update: each unit is updated right before it is read again, in
+// the order of the recorded pass, while its neighbours are fetched and written. What the update depends on is
+// known and kept by begin_step(): the scale with the clip coefficient, rates, step counts, which parameters
+// to update; and gradients stay where they are until the next backward begins. So the bits are those of an
+// update at once. Who reads the state in another way calls finish_step() first. LAMB's norms need all units,
+// so it is never late.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -38,14 +47,20 @@ class ShardedOptimizer {
   ShardedOptimizer(const Layout& layout, std::vector<ParamUnit>& units, comm::CommunicatorPtr comm,
                    const Options& options);
 
-  /// Local; Collective for LAMB, whose trust ratios need each parameter's norms over all shards. Updates
-  /// values and masters; `grad_scale` multiplies the gradients first. `used`: by parameter, what to update.
-  void step(const GradientReducer& gradients, double grad_scale, const std::vector<bool>& used);
+  /// Local; Collective for LAMB, whose trust ratios need each parameter's norms over all shards. An update of
+  /// values and masters begins; `grad_scale` multiplies the gradients first. `used`: by parameter, what to
+  /// update. `order`: units, as they will be updated. `gradients` must outlive the update.
+  void begin_step(const GradientReducer& gradients, double grad_scale, const std::vector<bool>& used,
+                  const std::vector<int>& order);
+  /// Local. Updates the unit, if it has not been since begin_step(). Throws Error when the disk fails.
+  void update(ParamUnit& unit);
+  /// Local. Updates all units that have not been.
+  void finish_step();
 
   std::vector<kernels::Hyper>& groups() { return groups_; }
   /// Of ParamUnit::states, in their order.
   const std::vector<std::string>& state_names() const { return state_names_; }
-  /// Updates a parameter has had (Adam's step count).
+  /// Updates a parameter has had (Adam's step count), those to come of the step that has begun included.
   int64_t steps(int parameter) const { return steps_[parameter]; }
   /// Local. Continues from a checkpoint.
   void set_steps(int parameter, int64_t steps) { steps_[parameter] = steps; }
@@ -61,9 +76,20 @@ class ShardedOptimizer {
   std::vector<Stretch> stretches(ParamUnit& unit, const std::vector<bool>& used, bool by_parameter) const;
   std::vector<Stretch> cut_at_shards(const std::vector<Stretch>& stretches) const;
   bool no_parameter_between(const ParamUnit& unit, int64_t begin, int64_t end) const;
-  kernels::Segment segment(const Stretch& stretch, const GradientReducer& gradients) const;
-  void update(const Stretch& stretch, const GradientReducer& gradients, double grad_scale) const;
-  void step_lamb(const GradientReducer& gradients, double grad_scale, const std::vector<bool>& used);
+  kernels::Segment segment(const Stretch& stretch) const;
+  void update(const Stretch& stretch) const;
+  void step_lamb();
+
+  /// What the update that has begun depends on.
+  struct Step {
+    const GradientReducer* gradients;
+    double grad_scale;
+    std::vector<bool> used;              // by parameter
+    std::vector<kernels::Hyper> groups;  // as they were when it began
+    std::vector<int> order;
+    std::vector<size_t> place;  // by unit, in `order`
+    std::vector<bool> updated;  // by unit
+  };
 
   const Layout& layout_;
   std::vector<ParamUnit>& units_;
@@ -73,7 +99,13 @@ class ShardedOptimizer {
   std::vector<kernels::Hyper> groups_;
   std::vector<std::string> state_names_;
   std::vector<int64_t> steps_;  // by parameter
+  std::optional<Step> step_;    // some unit is still to be updated
+  ReadAhead ahead_;             // of the units to be updated
   at::Device device_ = at::kCPU;
 };
+
+/// Local. Names of the states that each trainable element has. Throws ConfigError for an update rule's name
+/// that a checkpoint could not hold.
+std::vector<std::string> state_names_of(const ShardedOptimizer::Options& options);
 
 }  // namespace tessera::zero

@@ -25,6 +25,7 @@ auto UnitCache::or_kept(const Function& function) {
 void UnitCache::unshard(ParamUnit& unit) {
   wait(unit);
   or_kept([&] {
+    options_.update(unit);
     take_buffer(unit);
     unit.unshard(*comm_);
   });
@@ -78,11 +79,21 @@ void UnitCache::reshard_unpinned() {
   deferred_ = std::move(pinned);
 }
 
+void UnitCache::begin_plan(const GatherPlan& plan) {
+  std::vector<ReadAhead::Step> steps;
+  for (const std::vector<PlanAction>& actions : plan.actions)
+    for (const PlanAction& action : actions)
+      if (action.kind == PlanAction::kUnshard) steps.push_back(units_[action.unit].on_disk(kValues));
+  num_gathers_ = 0;
+  ahead_.plan(std::move(steps));
+}
+
 void UnitCache::run(const std::vector<PlanAction>& actions) {
   for (const PlanAction& action : actions) {
     ParamUnit& unit = units_[action.unit];
     if (action.kind == PlanAction::kUnshard) {
       std::erase(deferred_, action.unit);
+      ahead_.reached(num_gathers_++);
       // Pinned by a GatheredParameters, on all ranks: it is there already, and may have been written.
       if (unit.use.pins == 0 || !unit.unsharded()) unshard(unit);
     } else if (unit.use.pinned()) {

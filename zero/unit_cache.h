@@ -30,6 +30,9 @@ class UnitCache {
     bool overlap = true;  ///< false: each gather is waited for where it is issued
     /// Called for each gather that fails, which leaves its unit unreadable.
     std::function<void(std::exception_ptr)> keep_failure;
+    /// Called before each gather: the unit's shard may still have to be updated ([Note: late updates] in
+    /// sharded_optimizer.h).
+    std::function<void(ParamUnit&)> update = [](ParamUnit&) {};
   };
   UnitCache(std::vector<ParamUnit>& units, comm::CommunicatorPtr comm, const Options& options);
 
@@ -49,7 +52,9 @@ class UnitCache {
   /// Local. The same, once the unit is unpinned and reshard_unpinned() is called.
   void reshard_when_unpinned(const ParamUnit& unit) { deferred_.push_back(unit.index); }
   void reshard_unpinned();
-  /// Collective. Carries out a part of a plan.
+  /// Local. A plan begins: what it gathers is read ahead, where it is on disk.
+  void begin_plan(const GatherPlan& plan);
+  /// Collective. Carries out a part of the plan, one after another.
   void run(const std::vector<PlanAction>& actions);
   /// Local. Reshards the units used longest ago, none of them pinned, until `unit` fits the budget.
   void make_room(const ParamUnit& unit, const PlanBudget& budget);
@@ -77,6 +82,8 @@ class UnitCache {
   Options options_;
   BufferPool pool_;
   CastTracker casts_;
+  ReadAhead ahead_;            // of what the plan gathers
+  size_t num_gathers_ = 0;     // of the plan, so far
   std::vector<int> deferred_;  // to be resharded once unpinned
   int max_unsharded_ = 0;
 };

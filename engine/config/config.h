@@ -30,6 +30,16 @@ struct OptimizerConfig {
   bool operator==(const OptimizerConfig&) const = default;
 };
 
+/// zero_optimization.offload_optimizer or offload_param: where state lies that is not in use. "none" and, on
+/// CPU ranks, "cpu": in the rank's memory.
+struct OffloadConfig {
+  std::string device = "none";  ///< or "cpu", "nvme"
+  std::string nvme_path;        ///< "nvme": a folder on the disk
+  int buffer_count = 4;         ///< buffers in memory, of the largest tensor's size
+  bool on_disk() const { return device == "nvme"; }
+  bool operator==(const OffloadConfig&) const = default;
+};
+
 struct ZeroConfig {
   int stage = 0;
   int64_t unit_numel = 4'000'000;               ///< our own key: elements a unit aims at
@@ -42,6 +52,9 @@ struct ZeroConfig {
   int64_t prefetch_bucket_size = 50'000'000;      ///< stage3_prefetch_bucket_size, elements
   int64_t param_persistence_threshold = 100'000;  ///< stage3_param_persistence_threshold, elements
   int64_t max_live_parameters = 1'000'000'000;    ///< stage3_max_live_parameters, elements
+  int64_t sub_group_size = 1'000'000'000;         ///< caps unit_numel where optimizer state is on disk
+  OffloadConfig offload_optimizer;
+  OffloadConfig offload_param{.nvme_path = {}, .buffer_count = 5};
   bool operator==(const ZeroConfig&) const = default;
 };
 

@@ -97,7 +97,6 @@ void add_zero_rows(Rows rows) {
   rows.no_effect("elastic_checkpoint", "a checkpoint loads at any world size");
   rows.no_effect("legacy_stage1", "there is one implementation of every stage");
   rows.no_effect("grad_hooks", "gradients always come through hooks");
-  rows.no_effect("sub_group_size", "the step works on one unit at a time", kInteger, at_least(0));
   rows.no_effect("stage3_max_reuse_distance", "the recorded order of use decides what is released", kInteger,
                  at_least(0));
   rows.no_effect("stage3_model_persistence_threshold",
@@ -116,12 +115,21 @@ void add_zero_rows(Rows rows) {
 }
 
 void add_refused_zero_rows(Rows rows) {
-  const char* offload = "sharded state stays in the memory of its device";
+  const char* host = "on CPU ranks state is in the host's memory";
   const char* quantized = "ZeRO++ quantization of what is sent";
   const char* mics = "MiCS shards inside sub-groups of the ranks";
-  rows.refused("offload_optimizer offload_param", offload, "", switched_by("device", "\"none\""));
-  rows.refused("cpu_offload cpu_offload_param", offload, "false");
-  rows.no_effect("cpu_offload_use_pin_memory", "nothing is offloaded");
+  rows.no_effect("offload_optimizer.pin_memory offload_param.pin_memory",
+                 "buffers are page-aligned, as direct I/O needs them");
+  rows.no_effect("offload_optimizer.fast_init", "a new file reads as zeros");
+  rows.no_effect(
+      "offload_optimizer.pipeline offload_optimizer.pipeline_read offload_optimizer.pipeline_write",
+      "state is always read ahead and written behind");
+  rows.no_effect("offload_optimizer.ratio", "all of it is offloaded", of_type(Type::kNumber));
+  rows.no_effect("offload_param.buffer_size", "buffers have the size of the largest tensor", kInteger,
+                 at_least(0));
+  rows.no_effect("offload_param.max_in_cpu", "`buffer_count` bounds what is in memory", kInteger,
+                 at_least(0));
+  rows.no_effect("cpu_offload cpu_offload_param cpu_offload_use_pin_memory", host);
   rows.refused("zero_quantized_weights zero_quantized_gradients zero_quantized_nontrainable_weights",
                quantized, "false");
   rows.refused("zeropp_loco_param", quantized, "", kSection);
@@ -189,7 +197,7 @@ void add_other_rows(Rows rows) {
   rows.no_effect("flops_profiler", "there is no FLOPS profiler", enabled);
   rows.no_effect("comms_logger", "collectives are not logged one by one", enabled);
   rows.no_effect("activation_checkpointing", "recomputation is the model's own matter", kSection);
-  rows.no_effect("aio", "nothing is offloaded to disk", kSection);
+  rows.no_effect("aio", "transfers are pieces of 4 MiB, 32 under way at once", kSection);
   rows.no_effect("timers", "`wall_clock_breakdown` decides what is timed", kSection);
   rows.no_effect("seq_parallel_communication_data_type", "there is no sequence parallelism",
                  choices({"fp32", "fp16", "bf16"}), kNullable);

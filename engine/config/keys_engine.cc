@@ -94,6 +94,24 @@ std::vector<Field> zero_fields(ZeroConfig& c) {
       {"stage3_max_live_parameters", &c.max_live_parameters,
        "Stage 3: elements that may be unsharded at once", numel_or_0,
        alias("zero_optimization.max_live_parameters")},
+      {"sub_group_size", &c.sub_group_size, "Upper bound of unit_numel where optimizer states are on disk",
+       numel_or_0},
+  };
+}
+
+std::vector<Field> offload_fields(OffloadConfig& c, const char* what) {
+  return {
+      {"device", &c.device,
+       str("Where ", what,
+           " lie that are not in use: none and cpu in memory, where the ranks compute on the CPU; nvme in a "
+           "private file on disk, read ahead of their use. Ranks on CUDA take none"),
+       choices({"none", "cpu", "nvme"})},
+      {"nvme_path", &c.nvme_path, "Folder for that file; it has no name there, and goes with the process"},
+      {"buffer_count", &c.buffer_count,
+       str("Buffers in memory, of the largest tensor's size", c.buffer_count == 4 ? "; twice as many while "
+                                                                                    "reading ahead"
+                                                                                  : ""),
+       between(1, 1e6)},
   };
 }
 
@@ -142,6 +160,9 @@ std::vector<Field> fields_of(EngineConfig& config) {
   const std::vector<std::pair<std::string, std::vector<Field>>> sections = {
       {"", precision_fields(config)},
       {"zero_optimization", zero_fields(config.zero)},
+      {"zero_optimization.offload_optimizer",
+       offload_fields(config.zero.offload_optimizer, "optimizer states, fp32 masters and sharded gradients")},
+      {"zero_optimization.offload_param", offload_fields(config.zero.offload_param, "sharded parameters")},
       {"checkpoint", checkpoint_fields(config.checkpoint)},
       {"tensorboard", file_monitor_fields("tensorboard", "TensorBoard event files", monitors.tensorboard)},
       {"csv_monitor",
@@ -190,6 +211,10 @@ KeyTable engine_keys() {
         {"jsonl_monitor", "Our own: one file of JSON lines"},
         {"mlflow", "Our own: an MLflow tracking server"}})
     table.add(make_key(Type::kSection, section, doc));
+  table.add(make_key(Type::kSection, "zero_optimization.offload_optimizer",
+                     "Optimizer states and gradients that don't fit in memory", kNullable));
+  table.add(make_key(Type::kSection, "zero_optimization.offload_param",
+                     "Parameters that don't fit in memory (stage 3)", kNullable));
   for (const Key& key : keys)
     if (!key.parent().empty()) table.add(key);
   table.add(deepspeed_keys());

@@ -59,6 +59,19 @@ void check_precision(const EngineConfig& config, const Origins& origins) {
                      compute == DType::kFloat32 ? "" : str(" or \"", name_of(compute), "\"")));
 }
 
+void check_offload(const ZeroConfig& zero, const Origins& origins) {
+  const auto check = [&](const char* name, const OffloadConfig& offload) {
+    if (offload.on_disk() && offload.nvme_path.empty())
+      origins.fail(str("zero_optimization.", name, ".nvme_path"),
+                   "is missing, and device \"nvme\" needs it; expected a folder on the disk to use");
+  };
+  check("offload_optimizer", zero.offload_optimizer);
+  check("offload_param", zero.offload_param);
+  if (zero.offload_param.on_disk() && zero.stage < 3)
+    origins.fail("zero_optimization.offload_param.device",
+                 str("found \"nvme\" at stage ", zero.stage, "; expected stage 3, which shards parameters"));
+}
+
 void check_tracking_uri(const std::string& uri, const Origins& origins) {
   if (uri.find('@') != uri.npos)
     origins.fail("mlflow.tracking_uri",
@@ -74,6 +87,7 @@ void check_together(const EngineConfig& config, const Origins& origins, Problems
   problems.collect(
       [&] { check_together(config.scheduler, config.optimizer.param_groups.size() + 1, origins); });
   problems.collect([&] { check_precision(config, origins); });
+  problems.collect([&] { check_offload(config.zero, origins); });
   problems.collect([&] { check_tracking_uri(config.monitors.mlflow.tracking_uri, origins); });
 }
 

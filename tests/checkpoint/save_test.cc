@@ -147,7 +147,7 @@ TEST(Save, RefusesWhatCannotBeSavedBeforeAnyFileExists) {
     return errors[0];
   };
   EXPECT_THAT(
-      with([](SaveRequest& r) { r.units[0].weights = r.units[0].weights.subspan(4); }),
+      with([](SaveRequest& r) { r.units[0].weights = r.units[0].weights.acquire().subspan(4); }),
       AllOf(HasSubstr("rank 1: cannot save /master/unit_00000: found "), HasSubstr(" bytes; expected ")));
   EXPECT_THAT(with([](SaveRequest& r) { r.units.pop_back(); }),
               HasSubstr("rank 1: cannot save rank 1: found data of "));

@@ -34,6 +34,10 @@ Trained::Trained(const Job& setup, comm::CommunicatorPtr comm, Logger log) : mod
   c.config.fp16.enabled = setup.precision == "fp16";
   c.config.fp16.loss_scale_window = 3;
   c.config.checkpoint = setup.checkpoint;
+  if (!setup.offload_to.empty()) {
+    c.config.zero.offload_optimizer = {.device = "nvme", .nvme_path = setup.offload_to};
+    if (setup.stage == 3) c.config.zero.offload_param = c.config.zero.offload_optimizer;
+  }
   InitOptions init;
   init.log = log;
   engine = initialize(model, engine_config(c), comm, init);
@@ -52,6 +56,7 @@ Tensors whole_state(Engine& engine) {
   Tensors all = full_parameters(engine);
   for (int unit = 0; unit < layout.num_units(); ++unit) {
     const zero::LocalState mine = model.unit(unit).shard_state();
+    const zero::InMemory in_memory(model.unit(unit), zero::kUpdated, zero::InMemory::Access::kRead);
     for (size_t i = 0; i < mine.states.size(); ++i) {
       const at::Tensor whole = at::empty({layout.units()[unit].numel});
       engine.comm().all_gather(whole, mine.states[i].contiguous(), "test state")->wait();

@@ -41,6 +41,7 @@ struct Job {
   double dropout = 0;
   uint64_t seed = 1;
   CheckpointConfig checkpoint{.async = false, .keep_last = 0, .fsync = false};
+  std::string offload_to;  ///< a folder: all state is on disk (parameters at stage 3)
 };
 
 /// A model and its engine on one rank.

@@ -56,7 +56,8 @@ Vectors::Vectors(const std::vector<int64_t>& numels, const comm::CommunicatorPtr
   }
   layout = std::make_unique<Layout>(specs, LayoutOptions{world_, kNumel});
   for (int unit = 0; unit < layout->num_units(); ++unit)
-    units.emplace_back(*layout, unit, sharding_of(options.stage), at::kCPU, *comm);
+    units.emplace_back(*layout, unit, UnitOptions{.sharding = sharding_of(options.stage), .tiers = {}},
+                       *comm);
   auto watched = std::make_shared<IssueWatch>(comm, [this] { look_at_slots(); });
   reducer = std::make_unique<GradientReducer>(*layout, units, parameters, watched, options);
   reducer->check = [this] {

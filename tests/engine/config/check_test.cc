@@ -166,10 +166,9 @@ TEST(ConfigCheck, SaysWhereOthersArgumentsAreSaidHere) {
 }
 
 TEST(ConfigCheck, RefusedByNameUnlessTheyAskForNothing) {
-  EXPECT_EQ(error_for(R"("zero_optimization": {"offload_optimizer": {"device": "cpu"}})"),
-            "c.json:1: zero_optimization.offload_optimizer: found {\"device\":\"cpu\"} (a section), which "
-            "Tessera does not do: sharded state stays "
-            "in the memory of its device; expected it to be left out, or {\"device\": \"none\"}");
+  EXPECT_EQ(error_for(R"("amp": {"enabled": true})"),
+            "c.json:1: amp: found {\"enabled\":true} (a section), which Tessera does not do: Apex AMP; use "
+            "`bf16`, `fp16` or `torch_autocast`; expected it to be left out, or {\"enabled\": false}");
   EXPECT_EQ(error_for(R"("sparse_gradients": true)"),
             "c.json:1: sparse_gradients: found true (a boolean), which Tessera does not do: gradients are "
             "sent dense (sparse ones are made dense); "
@@ -197,9 +196,8 @@ TEST(ConfigCheck, RefusedByNameUnlessTheyAskForNothing) {
   for (const std::string& keys : refused)
     EXPECT_NE(error_for(keys).find("which Tessera does not do"), std::string::npos)
         << keys << error_for(keys);
-  for (const char* key :
-       {"zero_quantized_weights", "zero_quantized_gradients", "zero_quantized_nontrainable_weights",
-        "cpu_offload", "cpu_offload_param", "mics_hierarchical_params_gather"})
+  for (const char* key : {"zero_quantized_weights", "zero_quantized_gradients",
+                          "zero_quantized_nontrainable_weights", "mics_hierarchical_params_gather"})
     EXPECT_NE(error_for("\"zero_optimization\": {\"" + std::string(key) + "\": true}").find(key),
               std::string::npos);
   EXPECT_NE(error_for(R"("zero_optimization": {"zero_hpz_partition_size": 8})"), "");
@@ -210,7 +208,7 @@ TEST(ConfigCheck, RefusedByNameUnlessTheyAskForNothing) {
       R"({"train_batch_size": 8, "amp": {"enabled": false, "opt_level": "O1"}, "elasticity": {}, "wandb": null,
       "sparse_gradients": false, "gradient_allreduce_op": "mean", "tensor_parallel": {"autotp_size": 1}, "compile": {"deepcompile": false},
       "optimizer": {"params": {"amsgrad": false, "max_grad_norm": 0.0}},
-      "zero_optimization": {"zero_hpz_partition_size": 1, "mics_shard_size": -1, "zenflow": null, "offload_param": {"device": "none", "pin_memory": true},
+      "zero_optimization": {"zero_hpz_partition_size": 1, "mics_shard_size": -1, "zenflow": null, "offload_param": {"device": "none"}, "offload_optimizer": null,
       "zero_quantized_weights": false}})",
       {.report = &report});
   EXPECT_TRUE(report.warnings.empty()) << report.warnings[0];
@@ -228,10 +226,23 @@ TEST(ConfigCheck, KeysWithoutEffectGiveOneWarning) {
             "c.json: these DeepSpeed keys have no effect in Tessera: activation_checkpointing, comms_logger, "
             "wandb, "
             "zero_allow_untested_optimizer, zero_optimization.contiguous_gradients, "
-            "zero_optimization.stage3_max_reuse_distance, "
-            "zero_optimization.sub_group_size");
+            "zero_optimization.stage3_max_reuse_distance");
   EXPECT_EQ(error_for(R"("dump_state": 1)"),
             "c.json:1: dump_state: found 1 (a number); expected true or false");
+}
+
+TEST(ConfigCheck, StateOnDiskNeedsAFolderAndParametersStage3) {
+  EXPECT_EQ(error_for(R"("zero_optimization": {"stage": 2, "offload_optimizer": {"device": "nvme"}})"),
+            "c.json:1: zero_optimization.offload_optimizer.nvme_path: is missing, and device \"nvme\" needs "
+            "it; expected a folder on the disk to use");
+  EXPECT_EQ(
+      error_for(
+          R"("zero_optimization": {"stage": 2, "offload_param": {"device": "nvme", "nvme_path": "/x"}})"),
+      "c.json:1: zero_optimization.offload_param.device: found \"nvme\" at stage 2; expected stage 3, "
+      "which shards parameters");
+  EXPECT_EQ(error_for(R"("zero_optimization": {"stage": 3, "offload_param": {"device": "ssd"}})"),
+            "c.json:1: zero_optimization.offload_param.device: found \"ssd\" (a string); expected one of "
+            "\"none\", \"cpu\", \"nvme\", or \"auto\"");
 }
 
 // As in files of LLaMA-Factory, LLaVA, trlx and others.

@@ -60,7 +60,8 @@ TEST(ConfigInTheWild, FilesAreAcceptedOrRefusedAsExpected) {
     SCOPED_TRACE(source);
     config::ConfigReport report;
     const std::string error = config_error([&] {
-      parse_engine_config(entry.at("settings").dump(), {.world_size = 2, .report = &report}, source);
+      parse_engine_config(entry.at("settings").dump(),
+                          {.world_size = entry.value("world_size", 2), .report = &report}, source);
     });
     const json& expected = entry.at("expected");
     if (expected.is_object()) {

@@ -1,0 +1,72 @@
+// Checkpoints of state that is on disk: saved and loaded as if it were in memory.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+
+#include "core/str.h"
+#include "tests/engine/checkpoint_testing.h"
+
+namespace tessera::testing {
+namespace {
+
+class OffloadedCheckpoint : public ::testing::TestWithParam<int> {};  // stage
+
+// Each way of the two is saved by one and loaded by the other, on another number of ranks, and resumed.
+TEST_P(OffloadedCheckpoint, IsThatOfStateInMemory) {
+  const TestFolder folder(str("offloaded", GetParam()));
+  const Job in_memory{.world = 2, .stage = GetParam()};
+  Job on_disk = in_memory;
+  on_disk.offload_to = folder / "disk";
+  std::vector<Tensors> saved;
+  for (const Job& job : {in_memory, on_disk})
+    on_ranks(2, [&](comm::CommunicatorPtr comm) {
+      Trained trained(job, comm);
+      for (int i = 0; i < 3; ++i) trained.step();
+      trained.engine->save_checkpoint(folder.string(), str("by", job.offload_to.empty() ? "memory" : "disk"));
+      Tensors state = whole_state(*trained.engine);
+      if (comm->rank() == 0) saved.push_back(std::move(state));
+    });
+  EXPECT_TRUE(bit_equal(saved[0], saved[1]));
+  for (const int world : {1, 2, 3})
+    for (const char* tag : {"bymemory", "bydisk"}) {
+      std::vector<Tensors> resumed;
+      for (Job job : {in_memory, on_disk})
+        on_ranks(world, [&](comm::CommunicatorPtr comm) {
+          job.unit_numel = 400;
+          job.seed = 9;
+          Trained trained(job, comm);
+          trained.step();  // something to be overwritten
+          trained.engine->load_checkpoint(folder.string(), tag);
+          EXPECT_TRUE(bit_equal(whole_state(*trained.engine), saved[0])) << tag << " on " << world;
+          trained.step();
+          Tensors state = whole_state(*trained.engine);
+          if (comm->rank() == 0) resumed.push_back(std::move(state));
+        });
+      EXPECT_TRUE(bit_equal(resumed[0], resumed[1])) << tag << " on " << world;
+    }
+  EXPECT_TRUE(std::filesystem::is_empty(folder / "disk")) << "a file of state has no name";
+}
+
+TEST_P(OffloadedCheckpoint, AnAsynchronousOneIsWrittenAtOnce) {
+  const TestFolder folder(str("offloaded_async", GetParam()));
+  on_ranks(2, [&](comm::CommunicatorPtr comm) {
+    const Job job{.stage = GetParam(),
+                  .checkpoint = {.async = true, .keep_last = 0, .fsync = false},
+                  .offload_to = folder / "disk"};
+    Trained trained(job, comm);
+    trained.step();
+    const std::string path = trained.engine->save_checkpoint(folder.string(), "a");
+    comm->barrier("saved");
+    EXPECT_TRUE(std::filesystem::exists(path));
+    EXPECT_EQ(trained.engine->measured_bytes().snapshot, 0) << "no second copy in memory";
+    EXPECT_EQ(trained.engine->measured_bytes(), trained.engine->formula_bytes());
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Stages, OffloadedCheckpoint, ::testing::Values(1, 2, 3),
+                         [](const auto& info) { return str("Stage", info.param); });
+
+}  // namespace
+}  // namespace tessera::testing

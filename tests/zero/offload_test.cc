@@ -1,0 +1,243 @@
+// State on disk: the same bits as in memory, in bounded memory, updated late; and disks that fail.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cerrno>
+#include <filesystem>
+#include <optional>
+
+#include "core/temporary_folder.h"
+#include "tests/zero/zero_testing.h"
+
+namespace tessera::zero::testing {
+namespace {
+
+using kernels::OptimizerKind;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using Probe = std::function<int(std::string_view operation, int64_t offset, int64_t bytes)>;
+
+constexpr Tiers kInMemoryTiers{};
+constexpr Tiers kOptimizerOnDisk{.optimizer = Tier::kDisk};
+constexpr Tiers kAllOnDisk{.parameters = Tier::kDisk, .optimizer = Tier::kDisk};
+constexpr int kNumLayers = 6;
+
+struct Setting {
+  Tiers tiers = kInMemoryTiers;
+  OptimizerKind optimizer = OptimizerKind::kAdamW;
+  DType dtype = DType::kFloat32;
+  Probe probe = {};
+  int num_buffers = 13;
+};
+
+class OffloadTest : public ::testing::Test {
+ protected:
+  Change with(const Setting& setting) const {
+    return [=, this](ShardedModelOptions& options) {
+      options.tiers = setting.tiers;
+      options.offload = {
+          .directory = folder_.path().string(), .num_buffers = setting.num_buffers, .probe = setting.probe};
+      options.optimizer.kind = setting.optimizer;
+      options.optimizer.groups = {kernels::Hyper{}};
+      options.optimizer.groups[0].lr = 0.05;
+      options.optimizer.groups[0].weight_decay = 0.1;
+      options.optimizer.groups[0].momentum = 0.9;
+      options.compute_dtype = setting.dtype;
+      options.unit_numel = kLinearNumel;
+      options.residency.persistence_numel = 0;
+    };
+  }
+
+  TemporaryFolder folder_{"tessera_offload"};
+};
+
+/// Weights and last gradients after steps of two micro-steps; the last layer is used in some of them only,
+/// and the rates change.
+std::vector<at::Tensor> train(Chain& model, Rig& rig, int rank, int num_steps = 4) {
+  std::vector<at::Tensor> found;
+  for (int step = 0; step < num_steps; ++step) {
+    rig.sharded->param_groups()[0].lr = 0.05 / (step + 1);
+    for (const bool last : {false, true}) {
+      at::Tensor y =
+          model->forward(batch(rank, 2 * step + (last ? 1 : 0)).to(model->layers[0]->weight.scalar_type()));
+      if (step % 2 == 1) y = model->extra->forward(y);
+      rig.backward(y.to(at::kFloat).square().sum(), !last, last);
+    }
+    const GradientSummary summary = rig.sharded->summarize_gradients();
+    rig.sharded->step(0.5 / (1 + summary.norm));
+    if (step == 1)
+      for (const at::Tensor& weight : rig.weights()) found.push_back(weight);
+  }
+  for (const at::Tensor& weight : rig.weights()) found.push_back(weight);
+  for (const at::Tensor& gradient : rig.gradients()) found.push_back(gradient);
+  return found;
+}
+
+std::vector<at::Tensor> train_once(const comm::CommunicatorPtr& comm, int stage, const Change& change) {
+  Chain model(kNumLayers);
+  Rig rig(*model, comm, stage, change);
+  return train(model, rig, comm->rank());
+}
+
+TEST_F(OffloadTest, TheSameBitsAsInMemory) {
+  for (int world = 1; world <= 3; ++world)
+    for (int stage = 1; stage <= 3; ++stage)
+      for (const OptimizerKind kind : {OptimizerKind::kAdamW, OptimizerKind::kSGD, OptimizerKind::kLamb})
+        for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+          const bool plain = kind == OptimizerKind::kAdamW && dtype == DType::kFloat32;
+          if (world == 3 && !plain) continue;
+          run_ranks(world, [&](comm::CommunicatorPtr comm) {
+            Setting setting{.optimizer = kind, .dtype = dtype};
+            const auto expected = train_once(comm, stage, with(setting));
+            setting.tiers = kOptimizerOnDisk;
+            EXPECT_TRUE(same_bits(train_once(comm, stage, with(setting)), expected))
+                << "world " << world << " stage " << stage;
+            if (stage < 3) return;
+            setting.tiers = kAllOnDisk;
+            EXPECT_TRUE(same_bits(train_once(comm, stage, with(setting)), expected)) << "world " << world;
+            setting.tiers = {.parameters = Tier::kDisk};
+            EXPECT_TRUE(same_bits(train_once(comm, stage, with(setting)), expected)) << "world " << world;
+          });
+        }
+}
+
+TEST_F(OffloadTest, FewBuffersGiveTheSameBits) {
+  run_ranks(2, [&](comm::CommunicatorPtr comm) {
+    const auto expected = train_once(comm, 3, with({}));
+    for (const int num_buffers : {1, 2, 5})
+      EXPECT_TRUE(
+          same_bits(train_once(comm, 3, with({.tiers = kAllOnDisk, .num_buffers = num_buffers})), expected))
+          << num_buffers << " buffers";
+  });
+}
+
+TEST_F(OffloadTest, WhatIsOnDiskIsNotInMemory) {
+  run_ranks(2, [&](comm::CommunicatorPtr comm) {
+    for (const DType dtype : {DType::kFloat32, DType::kBFloat16})
+      for (const Tiers& tiers : {kInMemoryTiers, kOptimizerOnDisk, kAllOnDisk}) {
+        Chain model(kNumLayers);
+        Rig rig(*model, comm, 3, with({.tiers = tiers, .dtype = dtype}));
+        train(model, rig, comm->rank(), 1);
+        const ShardedModel& sharded = *rig.sharded;
+        const StateBytes memory = sharded.measured_bytes(), disk = sharded.measured_bytes(Tier::kDisk);
+        EXPECT_EQ(memory, sharded.formula_bytes());
+        EXPECT_EQ(disk, sharded.formula_bytes(false, Tier::kDisk));
+        int64_t numel = 0;
+        for (int unit = 0; unit < sharded.layout().num_units(); ++unit)
+          numel += sharded.layout().shard_numel(unit);
+        const int64_t element = size_bytes(dtype);
+        EXPECT_EQ(memory.total() + disk.total(), numel * (dtype == DType::kFloat32 ? 16 : 18));
+        const bool parameters = tiers.parameters == Tier::kDisk, optimizer = tiers.optimizer == Tier::kDisk;
+        EXPECT_EQ(disk.parameters, parameters ? numel * element : 0);
+        EXPECT_EQ(disk.optimizer, optimizer ? numel * 8 : 0);
+        EXPECT_EQ(disk.gradients, optimizer ? numel * 4 : 0);
+        EXPECT_EQ(memory.gradients, optimizer ? 0 : numel * 4);
+        if (!tiers.any_on_disk()) continue;
+        EXPECT_LE(sharded.offload_store()->peak_buffer_bytes(), sharded.offload_store()->budget());
+        EXPECT_GE(sharded.offload_store()->bytes_on_disk(), disk.total());
+      }
+  });
+}
+
+TEST_F(OffloadTest, UnitsAreUpdatedWhenTheyAreUsed) {
+  Chain model(kNumLayers);
+  Rig rig(*model, alone(), 1, with({.tiers = kOptimizerOnDisk}));
+  rig.step(model->forward(batch(0, 0)).sum());
+  rig.sharded->finish_updates();
+  OffloadStore& store = *rig.sharded->offload_store();
+  store.finish_writes();
+  const int64_t before = store.bytes_written();
+  rig.step(model->forward(batch(0, 1)).sum());
+  EXPECT_EQ(store.bytes_written(), before) << "step() updates nothing at once";
+  model->through({0, 1}, batch(0, 2));
+  rig.sharded->finish_updates();
+  store.finish_writes();
+  // exp_avg and exp_avg_sq of each unit that had a gradient, and of one that had none, written once.
+  const int64_t page = SpillFile::kAlignment;
+  EXPECT_GE(store.bytes_written() - before, 2 * kNumLayers * page);
+  EXPECT_LE(store.bytes_written() - before, 2 * (kNumLayers + 1) * page);
+}
+
+TEST_F(OffloadTest, EvaluationAfterAStepSeesTheUpdate) {
+  for (const Tiers& tiers : {kOptimizerOnDisk, kAllOnDisk})
+    run_ranks(2, [&](comm::CommunicatorPtr comm) {
+      const auto evaluate = [&](const Setting& setting) {
+        Chain model(kNumLayers);
+        Rig rig(*model, comm, 3, with(setting));
+        rig.step(model->forward(batch(comm->rank(), 0)).sum());
+        rig.sharded->eval();
+        const at::NoGradGuard no_grad;
+        rig.sharded->begin_forward();
+        const at::Tensor y = model->forward(batch(comm->rank(), 1)).clone();
+        rig.sharded->end_forward();
+        return std::vector<at::Tensor>{y};
+      };
+      EXPECT_TRUE(same_bits(evaluate({.tiers = tiers}), evaluate({})));
+    });
+}
+
+TEST_F(OffloadTest, GatheredParametersSeeAndKeepWhatIsWritten) {
+  run_ranks(2, [&](comm::CommunicatorPtr comm) {
+    Chain model(kNumLayers);
+    Rig rig(*model, comm, 3, with({.tiers = kAllOnDisk}));
+    rig.step(model->forward(batch(comm->rank(), 0)).sum());
+    {
+      GatheredParameters gathered(*rig.sharded, {"fc1.weight"}, /*modifier_rank=*/0);
+      const at::NoGradGuard no_grad;
+      if (comm->rank() == 0) model->layers[1]->weight.fill_(0.25);
+    }
+    EXPECT_TRUE(rig.sharded->full_parameter("fc1.weight").eq(0.25).all().item<bool>());
+  });
+}
+
+TEST_F(OffloadTest, NothingIsLeftInTheDirectory) {
+  {
+    Chain model(kNumLayers);
+    Rig rig(*model, alone(), 3, with({.tiers = kAllOnDisk}));
+    rig.step(model->forward(batch(0, 0)).sum());
+  }
+  EXPECT_TRUE(std::filesystem::is_empty(folder_.path()));
+}
+
+TEST_F(OffloadTest, NoRoomOnTheDiskIsAnErrorOnAllRanksAtTheStart) {
+  const Probe full = [](std::string_view operation, int64_t, int64_t) {
+    return operation == "reserve" ? ENOSPC : 0;
+  };
+  run_ranks(2, [&](comm::CommunicatorPtr comm) {
+    Chain model(kNumLayers);
+    const std::string error = error_of([&] {
+      Rig rig(*model, comm, 3, with({.tiers = kAllOnDisk, .probe = comm->rank() == 1 ? full : Probe{}}));
+    });
+    EXPECT_THAT(error, AllOf(HasSubstr("rank 1"), HasSubstr(folder_.path().string())));
+  });
+}
+
+/// Fails the n-th operation of a kind.
+Probe fails(std::string_view kind, int at, int error = EIO) {
+  return [=, count = std::make_shared<std::atomic<int>>(0)](std::string_view operation, int64_t, int64_t) {
+    return operation == kind && count->fetch_add(1) == at ? error : 0;
+  };
+}
+
+TEST_F(OffloadTest, AFailingDiskIsSaidOnceAndLeavesTheModelUnusable) {
+  for (const char* kind : {"read", "write"})
+    for (const int at : {0, 1, 5, 12, 25, 40}) {
+      Chain model(kNumLayers);
+      std::optional<Rig> rig;
+      const std::string error = error_of([&] {
+        rig.emplace(*model, alone(), 3, with({.tiers = kAllOnDisk, .probe = fails(kind, at)}));
+        train(model, *rig, 0);
+        rig->sharded->check_usable();
+      });
+      EXPECT_THAT(error, AllOf(HasSubstr("model state of rank 0"), HasSubstr(folder_.path().string()),
+                               HasSubstr("Input/output error")))
+          << kind << " " << at;
+      if (rig) {
+        EXPECT_NE(error_of([&] { rig->sharded->check_usable(); }), "") << kind << " " << at;
+      }
+    }
+}
+
+}  // namespace
+}  // namespace tessera::zero::testing
