@@ -18,8 +18,9 @@ deps:  ## installs what is missing: Debian packages, libtorch (.deps/)
 build: deps  ## builds the command, build/tessera
 	@scripts/build.sh release tessera
 
-wheel: build  ## makes the Python package's wheel, dist/tessera-*.whl
+wheel:  ## makes the Python package's wheel, dist/tessera-*.whl
 	@scripts/setup.sh --python
+	@scripts/build.sh release tessera tessera_engine_module
 	@.deps/venv/bin/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .
 
 demo: build  ## trains a CNN on Fashion-MNIST on NPROC=2 ranks, ZeRO stage 2

@@ -3,6 +3,8 @@
 #include <ATen/ops/from_blob.h>
 
 #include <algorithm>
+#include <functional>
+#include <utility>
 
 #include "comm/error_message.h"
 #include "comm/reported_memory.h"
@@ -84,6 +86,8 @@ class ShmTransport final : public Transport {
 
   at::Tensor allocate_symmetric(int64_t bytes) override { return allocate(bytes, /*common=*/false); }
   at::Tensor allocate_shared(int64_t bytes) override { return allocate(bytes, /*common=*/true); }
+
+  void set_watch(std::function<void()> watch) override { queue_->set_watch(std::move(watch)); }
 
   at::Tensor peer_view(const at::Tensor& mine, int rank) override {
     const void* theirs = queue_->peer_address(mine.data_ptr(), static_cast<int64_t>(mine.nbytes()), rank);

@@ -52,6 +52,10 @@ class Transport {
   /// Collective. See Communicator; undefined: no such memory.
   virtual at::Tensor allocate_symmetric(int64_t) { return {}; }
   virtual at::Tensor allocate_shared(int64_t) { return {}; }
+  /// Local. `watch` is called about ten times a second while one of the calls above itself waits for other
+  /// ranks, if it ever does, and ends the wait by what it throws.
+  virtual void set_watch(std::function<void()>) {}
+
   /// Local. See Communicator.
   virtual at::Tensor peer_view(const at::Tensor&, int) { return {}; }
 

@@ -105,6 +105,7 @@ WorkPtr TransportCommunicator::issue(CollectiveDesc desc, std::vector<at::Tensor
   try {
     pending = begin(tag);
   } catch (const std::exception& error) {
+    if (was_interrupted_) throw;
     fail(number, error_message(error), timeout_);
   }
   in_flight_.push_back(
@@ -285,6 +286,7 @@ void TransportCommunicator::open(const MakeTransport& make) {
   transport_ = make(store_, [recorder = recorder_](const std::string& cause, uint32_t tag) {
     recorder->report_fault(fault_of(cause), recorder->number_of(tag));
   });
+  transport_->set_watch([this] { check_interrupt(); });
   const auto watch = [&] {
     check_interrupt();
     if (!recorder_->any_failed_or_left()) return;
@@ -332,6 +334,7 @@ void TransportCommunicator::check_interrupt() {
   try {
     context_->check_interrupt();
   } catch (const std::exception&) {
+    was_interrupted_ = true;
     abort("it was interrupted");
     throw;
   }

@@ -106,6 +106,7 @@ class TransportCommunicator final : public Communicator,
   const std::string name_;
   const int exceptions_at_birth_;
   std::optional<std::string> error_;  ///< once set, every call throws it
+  bool was_interrupted_ = false;
   std::deque<std::shared_ptr<PendingCollective>> in_flight_;
   int64_t num_duplicates_ = 0;
   std::unique_ptr<Transport> transport_;  ///< last: its threads use the recorder

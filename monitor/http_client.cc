@@ -1,13 +1,12 @@
 #include "monitor/http_client.h"
 
-#include <curl/curl.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
 
 #include "core/str.h"
+#include "monitor/curl_library.h"
 
 namespace tessera {
 namespace {
@@ -20,12 +19,12 @@ struct CloseFile {
 using File = std::unique_ptr<std::FILE, CloseFile>;
 
 struct FreeHeaders {
-  void operator()(curl_slist* headers) const { curl_slist_free_all(headers); }
+  void operator()(curl_slist* headers) const { curl_library().slist_free_all(headers); }
 };
 using Headers = std::unique_ptr<curl_slist, FreeHeaders>;
 
 void add_header(Headers& headers, const std::string& line) {
-  curl_slist* longer = curl_slist_append(headers.get(), line.c_str());
+  curl_slist* longer = curl_library().slist_append(headers.get(), line.c_str());
   if (longer == nullptr) throw HttpError("out of memory");
   [[maybe_unused]] const curl_slist* const before = headers.release();  // a part of `longer` now
   headers.reset(longer);
@@ -57,19 +56,18 @@ File open_file(const std::filesystem::path& path) {
 }  // namespace
 
 struct HttpClient::Curl {
-  CURL* handle = nullptr;
-  ~Curl() { curl_easy_cleanup(handle); }
+  const CurlLibrary& library = curl_library();
+  CURL* handle = library.easy_init();
+  ~Curl() { library.easy_cleanup(handle); }
 
   template <class Value>
   void set(CURLoption option, Value value) {
-    if (const CURLcode code = curl_easy_setopt(handle, option, value); code != CURLE_OK)
-      throw HttpError(str("libcurl option ", static_cast<int>(option), ": ", curl_easy_strerror(code)));
+    if (const CURLcode code = library.easy_setopt(handle, option, value); code != CURLE_OK)
+      throw HttpError(str("libcurl option ", static_cast<int>(option), ": ", library.easy_strerror(code)));
   }
 };
 
 HttpClient::HttpClient(HttpOptions options) : options_(std::move(options)), curl_(std::make_unique<Curl>()) {
-  static const CURLcode started = curl_global_init(CURL_GLOBAL_DEFAULT);  // once a process
-  if (started == CURLE_OK) curl_->handle = curl_easy_init();
   if (curl_->handle == nullptr) throw HttpError("libcurl cannot be initialized");
 }
 
@@ -80,7 +78,7 @@ HttpResponse HttpClient::send(const HttpRequest& request) {
   char reason[CURL_ERROR_SIZE] = "";
   Headers headers;
   File file;
-  curl_easy_reset(curl_->handle);  // keeps the connection
+  curl_->library.easy_reset(curl_->handle);  // keeps the connection
   curl_->set(CURLOPT_URL, request.url.c_str());
   curl_->set(CURLOPT_PROTOCOLS_STR, "http,https");
   curl_->set(CURLOPT_NOSIGNAL, 1L);    // signals are the program's
@@ -122,9 +120,9 @@ HttpResponse HttpClient::send(const HttpRequest& request) {
   }
   curl_->set(CURLOPT_HTTPHEADER, headers.get());
 
-  const CURLcode code = curl_easy_perform(curl_->handle);
-  if (code != CURLE_OK) throw HttpError(reason[0] != '\0' ? reason : curl_easy_strerror(code));
-  curl_easy_getinfo(curl_->handle, CURLINFO_RESPONSE_CODE, &response.status);
+  const CURLcode code = curl_->library.easy_perform(curl_->handle);
+  if (code != CURLE_OK) throw HttpError(reason[0] != '\0' ? reason : curl_->library.easy_strerror(code));
+  curl_->library.easy_getinfo(curl_->handle, CURLINFO_RESPONSE_CODE, &response.status);
   return response;
 }
 

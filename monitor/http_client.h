@@ -43,6 +43,7 @@ struct HttpOptions {
 /// https_proxy and no_proxy, as curl does.
 class HttpClient {
  public:
+  /// Throws HttpError where there is no libcurl (monitor/curl_library.h).
   explicit HttpClient(HttpOptions options);
   HttpClient(HttpClient&&) = delete;
   ~HttpClient();

@@ -3,7 +3,7 @@
 # .deps/venv). Safe to run again: done work costs a few hundredths of a second, interrupted work is redone.
 #
 #   scripts/setup.sh           all that building and training need (with CUDA too, where nvcc is found)
-#   scripts/setup.sh --python  and the Python packages of the tests and benchmarks
+#   scripts/setup.sh --python  and what the wheel, the tests and the benchmarks need: HDF5 from its source, Python packages
 #   scripts/setup.sh --peers   and the engines that benchmarks/peers and benchmarks/methods compare with, and a pretrained BERT
 #
 # TESSERA_SKIP_APT=1 leaves the system alone; CMake then names what is missing.
@@ -16,7 +16,7 @@ readonly UNFINISHED="$ROOT/.deps/venv-unfinished"  # stands while pip works
 
 missing_packages() {
   local listed installed
-  listed=$(sed 's/[[:space:]]*#.*//; /^$/d' packages.txt | sort)
+  listed=$(sed '/^# \[source\]/,$d; s/[[:space:]]*#.*//; /^$/d' packages.txt | sort)
   # shellcheck disable=SC2086  # one word a package
   installed=$(dpkg-query -W -f='${db:Status-Status} ${Package}\n' $listed 2>/dev/null |
     sed -n 's/^installed //p' | sort -u || true)  # dpkg-query fails when one is unknown
@@ -104,6 +104,7 @@ main() {
     setup_python cuda "NVIDIA's libraries from PyPI (about 1.6 GB to download)"
   fi
   if [[ -n ${1:-} ]]; then
+    command -v apt-get >/dev/null && scripts/hdf5.sh  # elsewhere CMake takes the system's, and makes no wheel
     setup_python python "Python packages of the tests"
     setup_python mlflow "MLflow's server, for the tests"
   fi

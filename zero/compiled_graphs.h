@@ -5,8 +5,11 @@
 // CompiledFunction, with every tensor of the graph among its inputs, parameters included. That is a read of
 // all of them, which stay unsharded until it ends. Its backward, the node CompiledFunctionBackward with the
 // same sequence number, reads parameters among the tensors that were saved, and has none among its inputs:
-// the units that its forward has read are gathered again. Without autograd (under no_grad, or where nothing
-// is trainable) a compiled graph is not heard at all: the caller then holds a GatheredParameters.
+// the units that its forward has read are gathered again. Without autograd (under no_grad, or where neither a
+// parameter nor an input of the graph requires a gradient, as in a frozen part) there is no such function,
+// and nothing is heard: the Python package then announces inductor's graphs (CompiledGraphRead), which is a
+// read of all parameters among their inputs. A graph that neither has announced gets an error from data_ptr()
+// ([Note: asking for the memory of a released unit] in unit_memory.h).
 #pragma once
 
 #include <ATen/record_function.h>
@@ -28,6 +31,7 @@ namespace tessera::zero {
 class CompiledGraphs {
  public:
   static constexpr std::string_view kForward = "CompiledFunction", kBackward = "CompiledFunctionBackward";
+  static constexpr std::string_view kAnnounced = "CompiledGraphRead";
 
   /// Local. A forward graph that begins, for `function`, reads a parameter of this unit.
   void add(const at::RecordFunction& function, UnitHandle* unit);

@@ -65,6 +65,11 @@ bool is_compiled_forward(const at::RecordFunction& function) {
   return function.name()[0] == 'C' && function.name() == CompiledGraphs::kForward;
 }
 
+bool is_compiled_graph(const at::RecordFunction& function) {
+  return is_compiled_forward(function) ||
+         (function.name()[0] == 'C' && function.name() == CompiledGraphs::kAnnounced);
+}
+
 /// Tensor::backward() is an operator too, and everything in backward would be nested in it; so it would in
 /// the blocks that code marks for profilers (RECORD_FUNCTION), autograd's own around each node of the graph
 /// among them: a checkpointed segment would stay unsharded as a whole.
@@ -72,7 +77,7 @@ bool is_operator(const at::RecordFunction& function) {
   constexpr std::string_view kAten = "aten::";
   if (std::strncmp(function.name(), kAten.data(), kAten.size()) == 0)
     return std::strcmp(function.name() + kAten.size(), "_backward") != 0;
-  return is_compiled_forward(function) || function.operator_name().has_value();
+  return is_compiled_graph(function) || function.operator_name().has_value();
 }
 
 /// Whether it counts for the nesting depth: the same at an operator's start and at its end.
@@ -124,8 +129,8 @@ void release_pins() {
 std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& function) {
   if (!counts(function)) return nullptr;
   ++thread_state.depth;
-  const bool is_graph = is_compiled_forward(function);
-  if (is_graph) listen_to_compiled_backwards();
+  const bool is_graph = is_compiled_graph(function), has_backward = is_compiled_forward(function);
+  if (has_backward) listen_to_compiled_backwards();
   std::unique_ptr<Casting> casting;
   size_t argument = is_graph ? kUnknownArgument : 0;
   for (const c10::IValue& value : function.inputs()) {
@@ -133,7 +138,7 @@ std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& function
       UnitHandle* parameter = visit_argument(function, value.toTensor(), argument);
       // Autocast casts inside an operator (linear > to > _to_copy); a cast that
       // the model makes itself is its own.
-      if (is_graph && parameter != nullptr) compiled_graphs().add(function, parameter);
+      if (has_backward && parameter != nullptr) compiled_graphs().add(function, parameter);
       if (parameter != nullptr && thread_state.depth >= 3 && parameter->residency->tracks_casts() &&
           std::strcmp(function.name(), "aten::_to_copy") == 0)
         casting = std::make_unique<Casting>(cast_source(parameter, value.toTensor()));
@@ -230,6 +235,19 @@ OperatorListener::OperatorListener(bool casts) : casts_(casts) {
 OperatorListener::~OperatorListener() {
   Callback::of_process().change(-1, casts_ ? -1 : 0);
   compiled_graphs().forget_the_gone();
+}
+
+CompiledGraphRead::CompiledGraphRead(const std::vector<at::Tensor>& inputs) {
+  if (thread_state.depth > 0) return;
+  std::vector<c10::IValue> parameters;
+  for (const at::Tensor& input : inputs)
+    if (input.defined() && input.has_storage() &&
+        find_unit(*input.storage().unsafeGetStorageImpl()) != nullptr)
+      parameters.emplace_back(input);
+  if (parameters.empty()) return;
+  event_.emplace(at::RecordScope::FUNCTION);
+  event_->before(CompiledGraphs::kAnnounced.data(),
+                 c10::ArrayRef<const c10::IValue>(parameters.data(), parameters.size()));
 }
 
 }  // namespace tessera::zero

@@ -7,7 +7,11 @@
 // an operator, or by the operators it calls, stay unsharded until the outermost call has returned.
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <ATen/record_function.h>
+
+#include <optional>
+#include <vector>
 
 namespace tessera::zero {
 
@@ -24,6 +28,20 @@ class OperatorListener {
 
  private:
   bool casts_;
+};
+
+/// While one lives, a graph of torch.compile that nothing else announces runs on this thread: the units of
+/// its inputs stay unsharded. See [Note: compiled graphs] in compiled_graphs.h. Does nothing inside of an
+/// operator that is heard, whose inputs have them all. Ends on the thread that it began on.
+class CompiledGraphRead {
+ public:
+  /// Collective where it gathers. Of the inputs only parameters count.
+  explicit CompiledGraphRead(const std::vector<at::Tensor>& inputs);
+  CompiledGraphRead(const CompiledGraphRead&) = delete;
+  CompiledGraphRead& operator=(const CompiledGraphRead&) = delete;
+
+ private:
+  std::optional<at::RecordFunction> event_;
 };
 
 /// While one lives, this thread's operators are not heard: the engine's own copies and collectives.

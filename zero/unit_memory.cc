@@ -18,6 +18,16 @@ struct UnitStorage final : c10::StorageImpl {
   const std::shared_ptr<UnitHandle> handle;
 };
 
+// libtorch has a switch in each storage, with which data_ptr() throws a message, for tensors without memory.
+// It turns it on and never off, so the member is reached here by its name: an explicit instantiation may name
+// what is private.
+template <bool c10::StorageImpl::* kSwitch>
+struct SwitchOf {
+  friend bool& throws_on_access(c10::StorageImpl& storage) { return storage.*kSwitch; }
+};
+bool& throws_on_access(c10::StorageImpl& storage);
+template struct SwitchOf<&c10::StorageImpl::throw_on_immutable_data_ptr_>;
+
 }  // namespace
 
 UnitHandle* find_unit(const c10::StorageImpl& storage) {
@@ -30,15 +40,17 @@ UnitMemory::UnitMemory(const Options& options) : handle_(std::make_shared<UnitHa
   handle_->unit = options.unit;
   const size_t bytes = options.numel * at::elementSize(options.dtype);
   handle_->bytes = static_cast<int64_t>(bytes);
-  handle_->guard = std::make_unique<GuardedMemory>(
-      bytes, str("tessera: ", options.description,
-                 " is not in memory (released, or still being gathered after step()) and was "
-                 "used other than by an operator: hold a zero::GatheredParameters around raw pointers and "
-                 "torch::save"));
+  const std::string message = str(
+      "tessera: ", options.description,
+      " is not in memory (released, or still being gathered after step()) and was read other than by an "
+      "operator: use engine.state_dict() or save_model(), or hold a GatheredParameters around raw pointers, "
+      "numpy(), pickle and torch.save");
+  handle_->guard = std::make_unique<GuardedMemory>(bytes, message);
   c10::Storage storage(
       c10::make_intrusive<UnitStorage>(bytes, at::DataPtr(handle_->guard->data(), options.device), handle_));
   full_ = at::empty({0}, at::TensorOptions().dtype(options.dtype).device(options.device));
   full_.set_(std::move(storage), 0, {options.numel}, {1});
+  full_.storage().unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(message);
 }
 
 UnitMemory::~UnitMemory() {
@@ -47,7 +59,9 @@ UnitMemory::~UnitMemory() {
 
 /// What is pointed to belongs to the handle, and so lives as long as the storage.
 void UnitMemory::point_to(void* data) {
-  full_.storage().unsafeGetStorageImpl()->set_data_ptr_noswap(at::DataPtr(data, full_.device()));
+  c10::StorageImpl& storage = *full_.storage().unsafeGetStorageImpl();
+  throws_on_access(storage) = data == handle_->guard->data();
+  storage.set_data_ptr_noswap(at::DataPtr(data, full_.device()));  // and libtorch looks at the switch
 }
 
 at::Tensor UnitMemory::contents() const {

@@ -8,6 +8,11 @@
 // early dies with a message, and never computes with, or saves, a mixture of old and new values. The
 // storage is bound when the collective is done.
 //
+// [Note: asking for the memory of a released unit]
+// While the storage is on the guard, data_ptr() of a parameter throws c10::Error, which Python sees as a
+// RuntimeError: numpy(), pickle, torch.save, DLPack and the kernels of a compiled graph ask for it in this
+// way. The guard is the last resort, for code that goes past libtorch's checks.
+//
 // [Note: finding the unit of a tensor]
 // The storage is of a class of ours, which has a UnitHandle. So "does this tensor belong to a unit, and to
 // whose?" is one pointer comparison and works on any thread, for any number of engines in the process,
@@ -46,7 +51,7 @@ class UnitMemory {
     int64_t numel = 0;
     at::ScalarType dtype = at::kFloat;
     at::Device device = at::kCPU;
-    std::string description;  ///< for the message of a fault
+    std::string description;  ///< for the message of an error or a fault
   };
   explicit UnitMemory(const Options& options);
   ~UnitMemory();

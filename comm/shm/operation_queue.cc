@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <functional>
 #include <thread>
 
 #include "comm/error_message.h"
@@ -23,6 +22,8 @@ using Counter = ProgressCounters::Counter;
 constexpr int64_t kHalfMailbox = 512 << 10;
 /// A wait longer than this checks whether the other ranks are alive, and again after every such time.
 constexpr milliseconds kPollInterval{20};
+/// How often a wait of the queue's own calls `watch`.
+constexpr milliseconds kOwnWatchInterval{100};
 /// A wait first checks this often without sleeping, a few microseconds in all: most waits are short.
 constexpr int kNumSpins = 200;
 
@@ -99,7 +100,10 @@ std::shared_ptr<SharedRegion> OperationQueue::allocate(int64_t bytes, bool commo
   const int64_t pages = whole_pages(std::max<int64_t>(bytes, 1));
   auto region = std::make_shared<SharedRegion>();
   region->stride = common ? 0 : pages;
-  region->memory = share(*peers_, common ? pages : size() * pages, timeout_, [this] { check_alive(); });
+  region->memory = share(*peers_, common ? pages : size() * pages, timeout_, [this] {
+    check_alive();
+    watch_();
+  });
   regions_.push_back(region);
   return region;
 }
@@ -356,8 +360,12 @@ void OperationQueue::await_all_done(uint64_t number) {
     progress();
     return counters_->all_at(Counter::kDone, number);
   };
-  if (number > 0 && !wait_until(all_done, timeout_))
-    throw CommError(str("timed out after ", name_duration(timeout_)));
+  if (number == 0) return;
+  const auto deadline = steady_clock::now() + timeout_;
+  while (!wait_until(all_done, std::min(kOwnWatchInterval, timeout_))) {
+    if (steady_clock::now() >= deadline) throw CommError(str("timed out after ", name_duration(timeout_)));
+    watch_();
+  }
 }
 
 void OperationQueue::abort() { counters_->leave(); }

@@ -17,8 +17,10 @@
 #include <array>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "comm/shm/peer_sockets.h"
@@ -51,6 +53,11 @@ class OperationQueue {
   int rank() const { return peers_->rank(); }
   int size() const { return peers_->size(); }
   const std::shared_ptr<PeerSockets>& peers() const { return peers_; }
+
+  /// Local. Called about ten times a second while a call other than wait() waits for other ranks: for room in
+  /// the mailbox or in the list of operations, or for memory. May throw, which ends the call; the group is
+  /// then to be aborted.
+  void set_watch(std::function<void()> watch) { watch_ = std::move(watch); }
 
   /// Collective, in one order over this group and all its duplicates. `bytes` a rank, zeros, from a page
   /// boundary on (`common`: the same bytes for all ranks).
@@ -129,6 +136,7 @@ class OperationQueue {
   std::shared_ptr<PeerSockets> peers_;
   const std::chrono::milliseconds timeout_;
   const int num_spins_;
+  std::function<void()> watch_ = [] {};
   SharedMemory counters_memory_;
   std::optional<ProgressCounters> counters_;
   std::vector<std::shared_ptr<SharedRegion>> regions_;

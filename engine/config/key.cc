@@ -41,6 +41,9 @@ bool fits(const Key& key, const json& value) {
     case Type::kNumberList: return is_number(value) || all_of(is_number);
     case Type::kTextList:
       return value.is_string() || all_of([](const json& item) { return item.is_string(); });
+    case Type::kNumbersOrTexts:
+      return value.is_string() || is_number(value) ||
+             all_of([&](const json& item) { return item.is_string() || is_number(item); });
     case Type::kSection:
     case Type::kOpenSection:
     case Type::kFreeSection: return value.is_object();
@@ -78,6 +81,7 @@ std::string type_text(const Key& key) {
     case Type::kPair: return str("a list of two numbers", range.empty() ? "" : ", each", range);
     case Type::kNumberList: return str("a number", range, ", or a list with one for every param group");
     case Type::kTextList: return "a string or a list of strings";
+    case Type::kNumbersOrTexts: return "a number, a string, or a list of them";
     case Type::kSection:
     case Type::kOpenSection:
     case Type::kFreeSection: return "a section {…}";

@@ -26,13 +26,14 @@ enum class Type : uint8_t {
   kNumber,
   kChoice,  ///< one of `choices`
   kText,
-  kPair,         ///< a list of two numbers, as betas
-  kNumberList,   ///< a number, or a list with one for every param group
-  kTextList,     ///< a string or a list of strings
-  kSection,      ///< an object whose keys are in the table
-  kSectionList,  ///< a list of such objects
-  kOpenSection,  ///< an object whose keys are not checked (it has no effect, or is refused when on)
-  kFreeSection,  ///< an object with further keys, which its own reader checks (config::Section)
+  kPair,            ///< a list of two numbers, as betas
+  kNumberList,      ///< a number, or a list with one for every param group
+  kTextList,        ///< a string or a list of strings
+  kNumbersOrTexts,  ///< a number, a string, or a list of them
+  kSection,         ///< an object whose keys are in the table
+  kSectionList,     ///< a list of such objects
+  kOpenSection,     ///< an object whose keys are not checked (it has no effect, or is refused when on)
+  kFreeSection,     ///< an object with further keys, which its own reader checks (config::Section)
 };
 
 enum class Use : uint8_t {

@@ -211,7 +211,8 @@ void add_other_rows(Rows rows) {
                  "an engine loads no data; `tessera train` takes it for trainer.dataloader_drop_last");
   rows.no_effect("comms_config", "collectives are not logged one by one", kSection);
   rows.no_effect("monitor_config", "each monitor has a section of its own", kSection);
-  rows.no_effect("cuda_visible_devices", "the environment variable of this name decides", kText, kNullable);
+  rows.no_effect("cuda_visible_devices", "the environment variable of this name decides",
+                 of_type(Type::kNumbersOrTexts), kNullable);
   rows.no_effect("disable_python_gc", "Python's garbage collector is the script's own matter");
   rows.no_effect("compute_grad_norm",
                  "the norm is always computed, in the pass that looks for non-finite ones");

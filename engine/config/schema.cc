@@ -52,6 +52,7 @@ ordered_json value_schema(const KeyTable& table, const Key& key) {
       return {{"type", "array"}, {"items", number_schema(key, "number")}, {"minItems", 2}, {"maxItems", 2}};
     case Type::kNumberList: return one_or_list(number_schema(key, "number"));
     case Type::kTextList: return one_or_list({{"type", "string"}});
+    case Type::kNumbersOrTexts: return one_or_list({{"type", {"number", "string"}}});
     case Type::kOpenSection: return {{"type", "object"}};
     case Type::kSection: return section_schema(table, key.path, false);
     case Type::kFreeSection: return section_schema(table, key.path, true);

@@ -7,6 +7,7 @@
 namespace tessera::python {
 
 void bind_comm(pybind11::module_& module);
+void bind_compiled_graphs(pybind11::module_& module);
 void bind_config(pybind11::module_& module);
 void bind_engine(pybind11::module_& module);
 

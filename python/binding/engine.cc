@@ -16,6 +16,7 @@
 #include "python/binding/python_engine.h"
 #include "zero/gathered_parameters.h"
 #include "zero/stage.h"
+#include "zero/unit_memory.h"
 
 namespace tessera::python {
 namespace {
@@ -106,6 +107,15 @@ std::map<std::string, int64_t> by_kind(const zero::StateBytes& bytes) {
           {"optimizer", bytes.optimizer},   {"snapshot", bytes.snapshot},   {"total", bytes.total()}};
 }
 
+/// Whether a parameter's unit was released: its values are neither here nor on their way.
+bool is_released(const at::Tensor& tensor) {
+  if (!tensor.has_storage()) return false;
+  c10::StorageImpl& storage = *tensor.storage().unsafeGetStorageImpl();
+  const zero::UnitHandle* const unit = zero::find_unit(storage);
+  return unit != nullptr && !unit->buffer.defined() &&
+         storage._mutable_data_ptr_no_checks().get() == unit->guard->data();
+}
+
 void bind_gathered_parameters(py::module_& module) {
   py::class_<zero::GatheredParameters>(module, "GatheredParameters")
       .def(py::init([](PyEngine& engine, const std::vector<std::string>& names,
@@ -145,6 +155,7 @@ void bind_engine(py::module_& module) {
   bind_param_groups(module);
   py::class_<PyEngine> engine(module, "Engine");
   bind_gathered_parameters(module);
+  module.def("is_released", &is_released, py::arg("tensor"));
   engine
       .def(py::init(&make_engine), py::arg("parameters"), py::arg("buffers"), py::arg("config"),
            py::arg("comm"), py::arg("local_rank"), py::arg("steps_per_epoch"), ReleaseGil())

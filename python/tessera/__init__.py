@@ -8,6 +8,7 @@ from pathlib import Path as _Path
 
 import torch as _torch  # noqa: F401  before the module that links it
 
+import tessera._check_torch as _check_torch  # noqa: F401  and is what it was built for
 from tessera import comm, errors, zero
 from tessera._engine import __version__
 from tessera.data import DataLoader

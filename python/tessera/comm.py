@@ -8,6 +8,7 @@ import atexit
 import json
 import os
 import threading
+from typing import Any
 
 import torch
 
@@ -18,7 +19,8 @@ _group = None
 _lock = threading.Lock()
 
 
-def init_distributed(backend="auto", device="auto", timeout_s=1800.0, rendezvous_timeout_s=300.0):
+def init_distributed(backend: str = "auto", device: str = "auto", timeout_s: float = 1800.0,
+                     rendezvous_timeout_s: float = 300.0) -> _engine.Communicator:
     """Join the group of ranks. Collective. A process that has joined stays in its group.
 
     Parameters
@@ -52,43 +54,54 @@ def init_distributed(backend="auto", device="auto", timeout_s=1800.0, rendezvous
         return _group
 
 
-def group():
+def group() -> _engine.Communicator:
     """The group of this process. It is joined, with the defaults of `init_distributed`, unless that was done."""
     return _group or init_distributed()
 
 
-def is_initialized():
+def is_initialized() -> bool:
     """Whether this process has joined its group."""
     return _group is not None
 
 
-def destroy():
+def destroy() -> None:
     """Leave the group. Engines must be gone, or not be used any more."""
     global _group
     _group = None
 
 
-def get_rank():
+def get_rank() -> int:
     """This process's number in the group: 0 to `get_world_size()` - 1. Reads the environment before the group is joined."""
     return _group.rank if _group else int(os.environ.get("RANK", 0))
 
 
-def get_world_size():
+def get_world_size() -> int:
     """The number of ranks."""
     return _group.size if _group else int(os.environ.get("WORLD_SIZE", 1))
 
 
-def get_local_rank():
+def get_local_rank() -> int:
     """This process's number among those of its host."""
     return int(os.environ.get("LOCAL_RANK", 0))
 
 
-def barrier(label="barrier"):
-    """Return when all ranks have called it. Collective. `label` names the place in errors."""
+def barrier(label: str = "barrier") -> None:
+    """Return when all ranks have called it. Collective.
+
+    Parameters
+    ----------
+    label : str
+        Names the place in errors; the same on all ranks.
+
+    Raises
+    ------
+    CommError
+        Ranks are gone, or have called something else.
+    """
     group().barrier(label)
 
 
-def all_gather(value, label="all_gather"):
+def all_gather(value: Any, label: str = "all_gather") -> list[Any]:
     """Give every rank the values of all. Collective.
 
     Parameters
@@ -100,25 +113,40 @@ def all_gather(value, label="all_gather"):
     Returns
     -------
     list
-        By rank.
+        By rank: `get_world_size()` values.
+
+    Raises
+    ------
+    CommError
+        Ranks are gone, or have called something else.
+    TypeError
+        The value is not what JSON has.
     """
     return [json.loads(text) for text in group().exchange(json.dumps(value), label)]
 
 
-def all_reduce(tensor, op="mean", label="all_reduce"):
+def all_reduce(tensor: torch.Tensor | float, op: str = "mean", label: str = "all_reduce") -> torch.Tensor | float:
     """Replace a tensor by its mean or sum over the ranks, in place. Collective.
 
     Parameters
     ----------
     tensor : Tensor or number
-        Of the same shape and dtype on all ranks, on the group's device. A number becomes an fp64 one.
+        Of any shape and the same shape and dtype on all ranks, contiguous, on the group's device. A number becomes an fp64 one.
     op : {"mean", "sum"}
     label : str
+        Names the tensor in errors; the same on all ranks.
 
     Returns
     -------
     Tensor or float
         The tensor itself; a float for a number.
+
+    Raises
+    ------
+    CommError
+        Ranks are gone, or have called something else.
+    ValueError
+        `op` is another one.
     """
     if op not in ("mean", "sum"):
         raise ValueError(f"op is {op!r}; expected 'mean' or 'sum'")
@@ -128,7 +156,27 @@ def all_reduce(tensor, op="mean", label="all_reduce"):
     return value.item() if is_number else value
 
 
-def broadcast(tensor, root=0, label="broadcast"):
-    """Replace a tensor by the one of rank `root`, in place. Collective. Returns the tensor."""
+def broadcast(tensor: torch.Tensor, root: int = 0, label: str = "broadcast") -> torch.Tensor:
+    """Replace a tensor by the one of rank `root`, in place. Collective.
+
+    Parameters
+    ----------
+    tensor : Tensor
+        Of any shape and the same shape and dtype on all ranks, contiguous, on the group's device.
+    root : int
+        The rank whose values all get.
+    label : str
+        Names the tensor in errors; the same on all ranks.
+
+    Returns
+    -------
+    Tensor
+        The tensor itself.
+
+    Raises
+    ------
+    CommError
+        Ranks are gone, or have called something else.
+    """
     group().broadcast(tensor, root, label)
     return tensor

@@ -1,4 +1,7 @@
 """DataLoader: a dataset in the training order of `tessera train`, which resumes at the same sample."""
+from collections.abc import Iterator, Mapping
+from typing import Any
+
 import torch
 
 from tessera import _engine, comm
@@ -29,7 +32,8 @@ class DataLoader:
         There are fewer samples than one step has.
     """
 
-    def __init__(self, dataset, micro_batch_size, accumulation_steps=1, seed=42, **options):
+    def __init__(self, dataset: torch.utils.data.Dataset, micro_batch_size: int, accumulation_steps: int = 1, seed: int = 42,
+                 **options: Any) -> None:
         self.dataset = dataset
         self._accumulation_steps = accumulation_steps
         self._seed = seed
@@ -41,20 +45,21 @@ class DataLoader:
         self._samples_into_epoch = 0
 
     @property
-    def steps_per_epoch(self):
+    def steps_per_epoch(self) -> int:
         """Optimizer steps in a whole epoch."""
         return self._sampler.steps_per_epoch
 
-    def __len__(self):
+    def __len__(self) -> int:
         """Batches of this rank in a whole epoch."""
         return self.steps_per_epoch * self._accumulation_steps
 
-    def set_epoch(self, epoch):
+    def set_epoch(self, epoch: int) -> None:
         """The next iteration is this epoch from its beginning, unless it was resumed in the middle of it."""
         if epoch != self.epoch:
             self.epoch, self._samples_into_epoch = epoch, 0
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Any]:
+        """The rest of the epoch: batches as `collate_fn` makes them, tensors of shape (micro_batch_size, ...)."""
         self._sampler.set_epoch(self.epoch)
         begin = self._samples_into_epoch
         end = self.steps_per_epoch * self._step_size
@@ -71,10 +76,11 @@ class DataLoader:
                 self.epoch, self._samples_into_epoch = self.epoch + 1, 0
             yield batch
 
-    def state_dict(self):
+    def state_dict(self) -> dict[str, int]:
         """Where the next step's samples are: {"epoch", "samples_into_epoch", "seed"}."""
         return {"epoch": self.epoch, "samples_into_epoch": self._samples_into_epoch, "seed": self._seed}
 
-    def load_state_dict(self, state_dict):
+    def load_state_dict(self, state_dict: Mapping[str, int]) -> None:
+        """The next iteration begins where `state_dict()` was called."""
         self.epoch = state_dict["epoch"]
         self._samples_into_epoch = state_dict["samples_into_epoch"]

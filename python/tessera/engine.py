@@ -7,14 +7,20 @@
         engine.step()
 """
 import json
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from tessera import _engine, module_state, whole_model
 from tessera.containers import map_tensors
+from tessera.data import DataLoader
 from tessera.errors import Error
-from tessera.zero import GatheredParameters
+from tessera.numbers import Numbers
+from tessera.optimizer import Optimizer
 
 # Keys of the client state of a checkpoint that are the package's own.
 _GROUPS_STATE = "tessera.param_groups"
@@ -22,7 +28,7 @@ _SCHEDULER_STATE = "tessera.lr_scheduler"
 _LOADER_STATE = "tessera.dataloader"
 
 
-class Engine:
+class Engine(Numbers):
     """One rank's engine; `tessera.initialize` makes it. Used by one thread.
 
     It owns the memory of the model's parameters and updates them; the module itself stays as it is, in `engine.module`. Methods
@@ -36,16 +42,25 @@ class Engine:
     training_dataloader : iterable, or None
     global_steps, skipped_steps, micro_steps : int
         Optimizer steps taken or skipped; of these the skipped ones (gradients that are not finite); calls of `backward`.
+    config : dict
+        The configuration with all defaults.
     """
 
-    def __init__(self, module, config, comm, local_rank, steps_per_epoch=0):
+    module: torch.nn.Module
+    optimizer: Optimizer
+    lr_scheduler: Any
+    training_dataloader: DataLoader | None
+    config: dict[str, Any]
+
+    def __init__(self, module: torch.nn.Module, config: _engine.Config, comm: _engine.Communicator, local_rank: int,
+                 steps_per_epoch: int = 0) -> None:
         parameters = module_state.named_parameters(module)
         self.module = module
         self.named_tensors = parameters
         self._parameter_ids = module_state.parameter_ids(module)
         self._engine = _engine.Engine(parameters, module_state.named_buffers(module), config, comm, local_rank, steps_per_epoch)
         self.config = json.loads(self._engine.config)
-        self.optimizer = self.lr_scheduler = self.training_dataloader = None
+        self.lr_scheduler = self.training_dataloader = None
         self._steps_lr_scheduler = False
         self._in_no_sync = self._applied = False
         if not module.training:
@@ -53,7 +68,7 @@ class Engine:
 
     # ------------------------------------------------------------------------------------------- the step
 
-    def forward(self, *args, **kwargs):
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module's forward. Collective at stage 3, and in evaluation, where all ranks call it equally often.
 
         Tensors among the arguments, also inside of lists, tuples and dicts, are moved to the engine's device; floating ones are
@@ -62,6 +77,13 @@ class Engine:
         Returns
         -------
         What the module returns.
+
+        Raises
+        ------
+        CommError
+            At stage 3: the ranks run different forwards, or one is gone.
+        Error
+            The module's parameters were replaced or written to.
         """
         self._check_same_parameters()
         engine, prepare = self._engine, self._engine.prepare
@@ -69,10 +91,7 @@ class Engine:
         kwargs = {key: map_tensors(value, prepare) for key, value in kwargs.items()}
         engine.begin_forward()
         try:
-            # A compiled graph reads raw pointers; without autograd the engine does not hear of it.
-            unheard = not torch.is_grad_enabled() and module_state.is_compiled(self.module)
-            with GatheredParameters(self.module, enabled=unheard):
-                result = self.module(*args, **kwargs)
+            result = self.module(*args, **kwargs)
         except BaseException as error:
             engine.leave_forward()
             if isinstance(error, Exception):
@@ -83,7 +102,7 @@ class Engine:
 
     __call__ = forward
 
-    def backward(self, loss, retain_graph=False, scale_wrt_gas=True):
+    def backward(self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True) -> torch.Tensor:
         """Add the loss's gradients to those of this step. Collective where gradients are reduced. In place of `loss.backward()`.
 
         Parameters
@@ -100,6 +119,13 @@ class Engine:
         -------
         Tensor
             The loss.
+
+        Raises
+        ------
+        Error
+            The loss is not one element, or was computed without autograd; `step()` is due; `retain_graph`.
+        CommError
+            Another rank is gone, or has called something else.
         """
         if retain_graph:
             raise Error("backward(retain_graph=True): a graph is used once here; add the losses and call backward() on the sum")
@@ -107,7 +133,7 @@ class Engine:
         self._engine.backward(loss, scale_wrt_gas)
         return loss
 
-    def step(self):
+    def step(self) -> None:
         """Update the parameters, if this micro-step is the last of its step; else do nothing. Collective.
 
         Clips, updates, frees the gradients and advances the schedule. A step with gradients that are not finite is skipped on all
@@ -127,20 +153,20 @@ class Engine:
         self.optimizer.pull()
         self._applied = self.skipped_steps == skipped
 
-    def was_step_applied(self):
+    def was_step_applied(self) -> bool:
         """Whether the last step() at a boundary updated the parameters, and was not skipped."""
         return self._applied
 
-    def is_gradient_accumulation_boundary(self):
+    def is_gradient_accumulation_boundary(self) -> bool:
         """Whether the current micro-step is the last one before an update."""
         return self._engine.is_boundary
 
-    def set_gradient_accumulation_boundary(self, is_boundary):
+    def set_gradient_accumulation_boundary(self, is_boundary: bool | None) -> None:
         """Say whether the next backward() is the last before an update, in place of `gradient_accumulation_steps`. None: count again."""
         self._engine.set_boundary(is_boundary)
 
     @contextmanager
-    def no_sync(self):
+    def no_sync(self) -> Iterator[None]:
         """Backward passes inside only add up; the first one after it is the last of its step, as in DistributedDataParallel."""
         self._engine.set_boundary(False)
         self._in_no_sync = True
@@ -150,17 +176,17 @@ class Engine:
             self._in_no_sync = False
             self._engine.set_boundary(True)
 
-    def zero_grad(self, set_to_none=True):
+    def zero_grad(self, set_to_none: bool = True) -> None:
         """Does nothing: gradients are freed when they have been used."""
 
-    def attach_scheduler(self, lr_scheduler):
+    def attach_scheduler(self, lr_scheduler: Any) -> None:
         """Have step() step a scheduler of the caller's, which writes rates into the optimizer's param groups."""
         self.lr_scheduler = lr_scheduler
         self._steps_lr_scheduler = True
 
     # -------------------------------------------------------------------------------------------- modes
 
-    def train(self, mode=True):
+    def train(self, mode: bool = True) -> "Engine":
         """Set the mode of the module. Collective. Returns the engine."""
         if not mode:
             return self.eval()
@@ -168,7 +194,7 @@ class Engine:
         self._engine.train()
         return self
 
-    def eval(self):
+    def eval(self) -> "Engine":
         """Set the mode of the module to evaluation, and copy rank 0's buffers to all ranks. Collective. Returns the engine."""
         self.module.eval()
         self._engine.eval()
@@ -176,22 +202,27 @@ class Engine:
 
     # ---------------------------------------------------------------------------------- the whole model
 
-    def full_parameter(self, name):
-        """An fp32 copy of a whole parameter, its master weights, on the engine's device. Collective."""
+    def full_parameter(self, name: str) -> torch.Tensor:
+        """An fp32 copy of a whole parameter, its master weights, in its shape, on the engine's device. Collective.
+
+        Raises Error for a name that the model has not.
+        """
         return self._engine.full_parameter(name)
 
-    def full_gradient(self, name):
-        """The fp32 mean gradient of a whole parameter over the global batch, unscaled and before clipping. Collective.
+    def full_gradient(self, name: str) -> torch.Tensor:
+        """The fp32 mean gradient of a whole parameter over the global batch, in its shape, unscaled and before clipping. Collective.
 
         There is one from the backward() at the accumulation boundary until the next backward(). Raises Error without one.
         """
         return self._engine.full_gradient(name)
 
-    def state_dict(self, *args, only_rank=None):
+    def state_dict(self, *args: Any, only_rank: int | None = None) -> OrderedDict[str, torch.Tensor]:
         """What `module.state_dict()` would be with whole parameters. Collective.
 
         Parameters
         ----------
+        *args
+            Of `Module.state_dict`; not used.
         only_rank : int, optional
             The rank that gets it, to save memory; others get an empty one.
 
@@ -202,7 +233,7 @@ class Engine:
         """
         return whole_model.gathered_state_dict(self, only_rank)
 
-    def save_model(self, path, dtype=None):
+    def save_model(self, path: str | Path, dtype: str | None = None) -> None:
         """Write parameters and buffers to one file that other programs read, through one unit's memory. Collective.
 
         Parameters
@@ -219,7 +250,7 @@ class Engine:
         """
         whole_model.save(self, path, dtype)
 
-    def load_weights(self, path, ignore_missing=(), ignore_unexpected=()):
+    def load_weights(self, path: str | Path, ignore_missing: Sequence[str] = (), ignore_unexpected: Sequence[str] = ()) -> None:
         """Load parameters and buffers from a .safetensors file, or a folder of them, in any precision. Collective.
 
         `ignore_missing`: globs of names that the file may lack; `ignore_unexpected`: of those that the model may lack. Raises
@@ -229,7 +260,7 @@ class Engine:
 
     # -------------------------------------------------------------------------------------- checkpoints
 
-    def save_checkpoint(self, save_dir, tag=None, client_state=None, **_):
+    def save_checkpoint(self, save_dir: str | Path, tag: str | None = None, client_state: Any = None, **_: Any) -> str:
         """Save all that training needs to resume to SAVE_DIR/TAG, a folder that all ranks share. Collective.
 
         It is saved completely, or not at all, and SAVE_DIR/latest then names it. The values of the optimizer's param groups, the
@@ -247,6 +278,13 @@ class Engine:
         -------
         str
             SAVE_DIR/TAG.
+
+        Raises
+        ------
+        CheckpointError
+            It cannot be written. The same on all ranks.
+        Error
+            The client state is not what JSON has.
         """
         state = {"client_state": client_state, _GROUPS_STATE: self.optimizer.values()}
         if self._steps_lr_scheduler:
@@ -259,8 +297,9 @@ class Engine:
             raise Error(f"save_checkpoint(): client_state and the scheduler's state have to be JSON: {error}") from error
         return self._engine.save_checkpoint(str(save_dir), str(tag or ""), text)
 
-    def load_checkpoint(self, load_dir, tag=None, load_module_strict=True, load_optimizer_states=True, load_lr_scheduler_states=True,
-                        load_module_only=False, **_):
+    def load_checkpoint(self, load_dir: str | Path, tag: str | None = None, load_module_strict: bool = True,
+                        load_optimizer_states: bool = True, load_lr_scheduler_states: bool = True, load_module_only: bool = False,
+                        **_: Any) -> tuple[str, Any]:
         """Load LOAD_DIR/TAG, saved with any stage, number of ranks and precision. Collective.
 
         Parameters
@@ -298,81 +337,13 @@ class Engine:
         self.optimizer.pull()
         return path, state["client_state"]
 
-    def finish_checkpoint(self):
+    def finish_checkpoint(self) -> None:
         """Wait for an asynchronous save. Raises the last save's CheckpointError, once and the same on all ranks."""
         self._engine.finish_checkpoint()
 
-    # ------------------------------------------------------------------------------------------ numbers
-
-    @property
-    def global_steps(self):
-        return self._engine.global_steps
-
-    @property
-    def skipped_steps(self):
-        return self._engine.skipped_steps
-
-    @property
-    def micro_steps(self):
-        return self._engine.micro_steps
-
-    @property
-    def loss_scale(self):
-        """By which the next loss is multiplied; 1 without fp16."""
-        return self._engine.loss_scale
-
-    @property
-    def device(self):
-        return self._engine.device
-
-    @property
-    def global_rank(self):
-        return self._engine.rank
-
-    @property
-    def local_rank(self):
-        return self._engine.local_rank
-
-    @property
-    def world_size(self):
-        return self._engine.world_size
-
-    dp_world_size = world_size
-
-    def get_global_grad_norm(self):
-        """The L2 norm of the last step's gradients over all parameters and ranks, unscaled, before clipping."""
-        return self._engine.gradient_norm
-
-    def get_lr(self):
-        """The rates of the next step, by param group."""
-        return [group["lr"] for group in self.optimizer.param_groups]
-
-    def train_batch_size(self):
-        return self._engine.batch_size
-
-    def train_micro_batch_size_per_gpu(self):
-        return self._engine.micro_batch_size
-
-    def gradient_accumulation_steps(self):
-        return self._engine.accumulation_steps
-
-    def gradient_clipping(self):
-        return self._engine.clipping
-
-    def zero_optimization_stage(self):
-        return self._engine.stage
-
-    def measured_bytes(self):
-        """Bytes of model state that this rank holds, measured from its tensors: {"parameters", "gradients", "master", "optimizer",
-        "snapshot", "total"}. `formula_bytes` is what the formula says."""
-        return self._engine.measured_bytes()
-
-    def formula_bytes(self):
-        return self._engine.formula_bytes()
-
     # --------------------------------------------------------------------------------------- the module
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> Any:
         """What the engine has not, its module has: `engine.parameters()`, `engine.generate(...)`, `engine.training`."""
         if name in ("module", "_engine") or name.startswith("__"):
             raise AttributeError(name)

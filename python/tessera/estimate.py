@@ -1,10 +1,13 @@
 """The memory that a model's state takes, before it is trained."""
 import json
+from typing import Any
+
+import torch
 
 from tessera import _engine, module_state
 
 
-def estimate(model, world=1, config=None):
+def estimate(model: torch.nn.Module, world: int = 1, config: dict[str, Any] | None = None) -> "Estimate":
     """Bytes of model state on one rank, at each ZeRO stage, by the formula that real allocations are tested against.
 
     Parameters
@@ -21,6 +24,11 @@ def estimate(model, world=1, config=None):
     Estimate
         A dict by stage of {"parameters", "gradients", "master", "optimizer", "total"}; printed, a table. Activations and buffers of
         communication come on top: `tessera memory` measures those.
+
+    Raises
+    ------
+    ConfigError
+        The configuration cannot be used.
     """
     seen, parameters = set(), []
     for name, parameter in module_state.named_parameters(model):
@@ -38,7 +46,7 @@ def estimate(model, world=1, config=None):
 
 
 class Estimate(dict):
-    """See `estimate`."""
+    """What `estimate` returns: bytes by stage and kind; as text, a table."""
 
     _COLUMNS = ("parameters", "gradients", "master", "optimizer", "total")
 

@@ -1,20 +1,27 @@
 """`tessera.initialize`, with the signature of `deepspeed.initialize`."""
 import json
 import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from tessera import _engine, comm, module_state, optimizer, zero
+from tessera import _engine, comm, compiled_graphs, module_state, optimizer, whole_model, zero
 from tessera.data import DataLoader
 from tessera.engine import Engine
 from tessera.errors import ConfigError
 from tessera.lr_scheduler import LRScheduler
+from tessera.optimizer import Optimizer
 
 
-def initialize(args=None, model=None, optimizer=None, model_parameters=None, training_data=None, lr_scheduler=None,
-               distributed_port=None, mpu=None, dist_init_required=None, collate_fn=None, config=None, mesh_param=None,
-               config_params=None, engine_class=Engine):
+def initialize(args: Any = None, model: torch.nn.Module | None = None,
+               optimizer: torch.optim.Optimizer | Callable[..., torch.optim.Optimizer] | None = None,
+               model_parameters: Iterable[Any] | None = None, training_data: torch.utils.data.Dataset | None = None,
+               lr_scheduler: Any = None, distributed_port: int | None = None, mpu: None = None, dist_init_required: bool | None = None,
+               collate_fn: Callable[[list], Any] | None = None, config: dict[str, Any] | str | Path | None = None,
+               mesh_param: None = None, config_params: dict[str, Any] | str | Path | None = None,
+               engine_class: type[Engine] = Engine) -> tuple[Engine, Optimizer, DataLoader | None, Any]:
     """Make an engine that trains a model. Collective; it joins the group of ranks if that was not done.
 
     The model is used as before, through the engine or directly. Its parameters move into the engine's memory, with rank 0's
@@ -87,6 +94,9 @@ def initialize(args=None, model=None, optimizer=None, model_parameters=None, tra
     engine.training_dataloader = loader
     _attach(engine, optimizer, lr_scheduler)
     zero.register(engine)
+    compiled_graphs.announce()
+    if engine._engine.shards_parameters:
+        whole_model.refuse_released(model)
     return engine, engine.optimizer, loader, engine.lr_scheduler
 
 
@@ -130,7 +140,7 @@ def _json_of(config):
 
 
 def _attach(engine, client, lr_scheduler):
-    engine.optimizer = optimizer.Optimizer(engine, client)
+    engine.optimizer = Optimizer(engine, client)
     if lr_scheduler is not None:
         is_factory = callable(lr_scheduler) and not hasattr(lr_scheduler, "step")
         engine.attach_scheduler(lr_scheduler(engine.optimizer) if is_factory else lr_scheduler)

@@ -4,20 +4,34 @@ import os
 import socket
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 
-def command_path():
+def command_path() -> Path:
     """The program `tessera` of this package."""
     return Path(__file__).parent / "bin" / "tessera"
 
 
-def main():
+def main() -> None:
     """The command `tessera`, in the place of this process: `python -m tessera`, and the console script."""
-    os.execv(command_path(), ["tessera", *sys.argv[1:]])
+    os.execve(command_path(), ["tessera", *sys.argv[1:]], _with_torch_found(dict(os.environ)))
 
 
-def launch(function, args=(), nproc=2):
+def _with_torch_found(environment):
+    """The command looks for torch's libraries beside the package; an environment that builds upon another has them elsewhere."""
+    import torch
+
+    package, beside = Path(__file__).parent, Path(torch.__file__).parents[1]
+    if not command_path().is_symlink() and beside != package.parent:  # a link: of a build tree, which knows where torch is
+        folders = [beside / "torch" / "lib", *sorted(beside.glob("nvidia/*/lib"))]
+        given = environment.get("LD_LIBRARY_PATH")
+        environment["LD_LIBRARY_PATH"] = ":".join([*map(str, folders), *([given] if given else [])])
+    return environment
+
+
+def launch(function: Callable[..., Any], args: tuple = (), nproc: int = 2) -> Any:
     """Run a function on several ranks of this host, such as a notebook's. Returns when all have ended.
 
     Each rank is a fork of this process, so the function may be one that was typed into a cell; nothing may have used CUDA, or

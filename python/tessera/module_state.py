@@ -1,5 +1,4 @@
 """A module's parameters and buffers, by name: what the engine is told of a model."""
-import torch
 
 
 def named_parameters(module):
@@ -43,8 +42,3 @@ def saved_tensors(module):
         elif hasattr(value, "dtype"):  # what else a module saves is no tensor
             saved[id(value)] = ([name], value, id(value) in buffers)
     return list(saved.values())
-
-
-def is_compiled(module):
-    """Whether torch.compile has been applied to the module or a part of it."""
-    return any(isinstance(part, torch._dynamo.OptimizedModule) or part._compiled_call_impl is not None for part in module.modules())

@@ -6,6 +6,8 @@ writes into them (`group["lr"] = ...`) counts from the next step on.
 """
 import json
 import weakref
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import torch
 
@@ -35,7 +37,7 @@ _KEYS_OF_TYPE = {
 }
 
 
-def section_of(optimizer, named_parameters):
+def section_of(optimizer: torch.optim.Optimizer, named_parameters: list[tuple[str, torch.nn.Parameter]]) -> dict[str, Any]:
     """A torch optimizer as the section `optimizer` of a configuration.
 
     Parameters
@@ -68,7 +70,7 @@ def section_of(optimizer, named_parameters):
     return section
 
 
-def groups_of(model_parameters, named_parameters):
+def groups_of(model_parameters: Iterable[Any], named_parameters: list[tuple[str, torch.nn.Parameter]]) -> list[dict[str, Any]]:
     """`model_parameters` of `initialize` as `optimizer.param_groups`: [] for plain parameters, else a section for each dict.
 
     Raises
@@ -148,7 +150,7 @@ class Optimizer(torch.optim.Optimizer):
     where the configuration has a schedule, that sets the rates.
     """
 
-    def __init__(self, engine, client=None):
+    def __init__(self, engine: Any, client: torch.optim.Optimizer | None = None) -> None:
         self._engine = weakref.ref(engine)
         self._scheduled = bool(engine.config.get("scheduler", {}).get("type"))
         kind = engine.config["optimizer"]["type"]
@@ -166,36 +168,36 @@ class Optimizer(torch.optim.Optimizer):
         self._client = client
         self._pushed = self.values()
 
-    def step(self, closure=None):
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """As `engine.step()`."""
         loss = closure() if closure is not None else None
         self._engine().step()
         return loss
 
-    def zero_grad(self, set_to_none=True):
+    def zero_grad(self, set_to_none: bool = True) -> None:
         """Does nothing: the engine frees gradients when it has used them."""
 
-    def state_dict(self):
+    def state_dict(self) -> dict[str, Any]:
         """The param groups. The states are in the engine's shards: `engine.save_checkpoint` saves them."""
         return super().state_dict()
 
-    def load_state_dict(self, state_dict):
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Takes the hyper-parameters of the param groups. The states come with `engine.load_checkpoint`."""
         self.load_values([{key: value for key, value in group.items() if key != "params"}
                           for group in state_dict["param_groups"] if group["params"]])
 
-    def values(self):
+    def values(self) -> list[dict[str, Any]]:
         """The hyper-parameters of each param group, as JSON has them."""
         return [self._read(group) for group in self._groups()]
 
-    def load_values(self, values):
+    def load_values(self, values: list[dict[str, Any]]) -> None:
         """Writes what `values` has returned into the groups, if they are as many."""
         if len(values) == len(self._groups()):
             for group, saved in zip(self._groups(), values):
                 group.update(saved)
 
     @property
-    def overflow(self):
+    def overflow(self) -> bool:
         """Whether the last step was skipped."""
         engine = self._engine()
         return engine.global_steps > 0 and not engine.was_step_applied()
@@ -210,7 +212,7 @@ class Optimizer(torch.optim.Optimizer):
     def _read(self, group):
         return {key: _plain(group[key]) for key in self._keys if key in group}
 
-    def push(self):
+    def push(self) -> None:
         """Give the engine what has been written into the param groups."""
         now = self.values()
         if now == self._pushed:
@@ -234,7 +236,7 @@ class Optimizer(torch.optim.Optimizer):
             engine.set_hyper(index, hyper)
         self._pushed = now
 
-    def pull(self):
+    def pull(self) -> None:
         """Show the rates that the configured schedule has for the next step."""
         if not self._scheduled:
             return
@@ -242,13 +244,13 @@ class Optimizer(torch.optim.Optimizer):
         for index, group, pushed in zip(self._indices, self._groups(), self._pushed):
             group["lr"] = pushed["lr"] = rates[index]
 
-    def stepped(self):
+    def stepped(self) -> None:
         """A step was taken: for torch's schedulers, which warn when they run before the optimizer."""
         for optimizer in (self, self._client):
             if optimizer is not None:
                 optimizer._opt_called = True
 
 
-def to_override(path, value):
+def to_override(path: str, value: Any) -> str:
     """A key of the configuration with its value, as `--set` takes it."""
     return f"{path}={json.dumps(value)}"

@@ -3,7 +3,8 @@ from collections import OrderedDict
 
 import torch
 
-from tessera import module_state
+from tessera import _engine, module_state
+from tessera.errors import Error
 from tessera.zero import GatheredParameters
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -28,6 +29,25 @@ def gathered_state_dict(engine, only_rank=None):
         else:
             state[name] = _copy(value) if isinstance(value, torch.Tensor) else value
     return state
+
+
+def refuse_released(module):
+    """From now on `state_dict()` of the module, or of a part of it, raises Error where it would return released parameters.
+
+    What `torch.save` or `numpy()` read of them is an error too, which libtorch raises; this one comes first and on every rank.
+    """
+    for part in module.modules():
+        if part._parameters and _refuse_released not in part._state_dict_pre_hooks.values():
+            part.register_state_dict_pre_hook(_refuse_released)
+
+
+def _refuse_released(module, prefix, keep_vars):
+    if keep_vars:  # nothing is read
+        return
+    for name, parameter in module._parameters.items():
+        if parameter is not None and _engine.is_released(parameter):
+            raise Error(f"state_dict(): {prefix}{name} is not in memory, because its shards are on all ranks: call engine.state_dict() or "
+                        "engine.save_model(path), or call it inside of tessera.GatheredParameters(model)")
 
 
 def save(engine, path, dtype=None):

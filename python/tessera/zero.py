@@ -1,5 +1,7 @@
 """GatheredParameters: whole parameters in hand, for code that reads raw pointers, for inspection and initialisation."""
 import weakref
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 
@@ -8,12 +10,12 @@ from tessera import _engine
 _engines = weakref.WeakSet()
 
 
-def register(engine):
+def register(engine: Any) -> None:
     """Make an engine known to GatheredParameters, until it is gone."""
     _engines.add(engine)
 
 
-def engines():
+def engines() -> "weakref.WeakSet":
     """The engines of this process."""
     return _engines
 
@@ -41,7 +43,8 @@ class GatheredParameters:
         Ranks gather different parameters.
     """
 
-    def __init__(self, params, modifier_rank=None, fwd_module=None, enabled=True):
+    def __init__(self, params: torch.Tensor | Iterable[torch.Tensor] | torch.nn.Module, modifier_rank: int | None = None,
+                 fwd_module: torch.nn.Module | None = None, enabled: bool = True) -> None:
         if isinstance(params, torch.Tensor):
             params = [params]
         elif isinstance(params, torch.nn.Module):
@@ -50,7 +53,7 @@ class GatheredParameters:
         self._modifier_rank = modifier_rank
         self._open = []
 
-    def __enter__(self):
+    def __enter__(self) -> "GatheredParameters":
         wanted = {id(parameter) for parameter in self._params}
         for engine in list(_engines) if wanted else ():
             names, seen = [], set()
@@ -62,7 +65,7 @@ class GatheredParameters:
                 self._open.append(_engine.GatheredParameters(engine._engine, names, self._modifier_rank))
         return self
 
-    def __exit__(self, kind, error, traceback):
+    def __exit__(self, kind: type | None, error: BaseException | None, traceback: Any) -> None:
         for gathered in self._open:
             gathered.close() if kind is None else gathered.abandon()
         self._open = []

@@ -101,7 +101,8 @@ TEST_P(FailuresTest, EveryCollectiveHasTheTimeout) {
 
 // As Ctrl-C does to rank 0, which waits for rank 1.
 TEST_P(FailuresTest, AnInterruptEndsAWaitAndTheGroup) {
-  for (const std::string op : {"all_reduce", "exchange", "barrier"}) {
+  // Shared memory takes a large buffer in pieces, and waits for room before it returns.
+  for (const std::string op : {"all_reduce", "posting", "exchange", "barrier"}) {
     std::atomic<bool> interrupted = false;
     std::string own_error, others_error;
     double seconds_until_end = 0;
@@ -112,10 +113,10 @@ TEST_P(FailuresTest, AnInterruptEndsAWaitAndTheGroup) {
         throw std::runtime_error("stop");
     };
     run_threads(2, options, [&](CommunicatorPtr comm) {
-      at::Tensor buffer = at::ones({8});
+      at::Tensor buffer = at::ones({op == "posting" ? 4 << 20 : 8});
       comm->barrier("start");
       const auto wait = [&] {
-        if (op == "all_reduce") comm->all_reduce(buffer, "unit 0")->wait();
+        if (op == "all_reduce" || op == "posting") comm->all_reduce(buffer, "unit 0")->wait();
         if (op == "exchange") comm->exchange("", "numbers");
         if (op == "barrier") comm->barrier("waited for");
       };

@@ -31,7 +31,7 @@ class Interrupt(RanksTest):
 
     def test_in_collectives(self):
         for backend in ("shm", "gloo"):
-            for what in ("barrier", "exchange"):
+            for what in ("barrier", "exchange", "large all_reduce"):
                 with self.subTest(backend=backend, what=what):
                     self.interrupt(self.start_ranks(2, "train_script.py", "wait_for_others", backend, what))
 

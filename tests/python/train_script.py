@@ -56,6 +56,8 @@ def wait_for_others():
             tessera.comm.barrier("never")
         elif sys.argv[3] == "exchange":
             tessera.comm.all_gather(1)
+        elif sys.argv[3] == "large all_reduce":
+            tessera.comm.all_reduce(torch.ones(4 << 20))
         else:
             torch.manual_seed(0)
             tessera.initialize(model=nn.Linear(3, 3), config={"train_micro_batch_size_per_gpu": 1})

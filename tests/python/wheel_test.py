@@ -1,45 +1,170 @@
-"""What the wheel holds, beside an installed torch: it trains, its command runs, and nothing in it points at this machine."""
+"""The wheel, as `make wheel` makes it, installed by pip into a fresh virtual environment: what it needs, what it shows, and that it trains.
+
+torch is not downloaded again (0.6 GB): the packages of .deps/venv are linked into the environment, as if pip had installed them there, or
+are named in a .pth file, as where an environment builds upon another one.
+"""
+import ctypes.util
+import json
 import os
 import re
 import subprocess
 import sys
+import tempfile
 import unittest
+import zipfile
+from email.parser import Parser
 from pathlib import Path
 
 import torch
-from ranks import HERE, RanksTest
+from ranks import HERE, ROOT, RanksTest, environment
 
 BUILD = Path(os.environ["BUILD_DIR"])
 SITE_PACKAGES = Path(torch.__file__).parents[1]
+# What auditwheel's list for manylinux_2_35 has of what we link, and torch's libraries, which `import torch` has loaded.
+SYSTEM = {"libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1", "libgcc_s.so.1", "libstdc++.so.6", "ld-linux-x86-64.so.2"}
+TORCH = {"libtorch.so", "libtorch_cpu.so", "libtorch_python.so", "libc10.so", "libgomp.so.1"}
+CUDA = {"libtorch_cuda.so", "libc10_cuda.so", "libcudart.so.13"}
+NEWEST = {"GLIBC": (2, 35), "GLIBCXX": (3, 4, 30), "CXXABI": (1, 3, 13)}
+
+
+def run(*command, **options):
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False, **options)
+    if done.returncode != 0:
+        raise AssertionError(f"{command}: exit code {done.returncode}\n{done.stdout}\n{done.stderr}")
+    return done.stdout
 
 
 class Wheel(RanksTest):
-    def setUp(self):
-        super().setUp()
-        self.site = self.folder / "site-packages"
-        subprocess.run(["cmake", "--install", BUILD, "--component", "python", "--prefix", self.site], check=True, capture_output=True)
-        for path in SITE_PACKAGES.iterdir():  # as if pip had put all of it into one folder
-            if path.name != "tessera":
-                (self.site / path.name).symlink_to(path)
+    @classmethod
+    def setUpClass(cls):
+        folder = tempfile.TemporaryDirectory(prefix="tessera_wheel_")
+        cls.addClassCleanup(folder.cleanup)
+        cls.home = Path(folder.name)
+        run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-build-isolation", "--no-deps", "--no-index", "--wheel-dir", cls.home, ROOT,
+            "--config-settings", f"cmake.define.TESSERA_BUILD_DIR={BUILD}", "--config-settings", "cmake.define.TESSERA_BUILD=OFF",
+            "--config-settings", f"build-dir={cls.home / 'work'}",
+            env=environment(PIP_DISABLE_PIP_VERSION_CHECK=1))
+        (cls.wheel,) = cls.home.glob("tessera-*.whl")
+        cls.site = cls.make_environment("beside")
+        for path in SITE_PACKAGES.iterdir():
+            if not (cls.site / path.name).exists() and path.name != "tessera":
+                (cls.site / path.name).symlink_to(path)
+        cls.package = cls.site / "tessera"
+        cls.python = cls.home / "beside" / "bin" / "python"
+        print(f"{cls.wheel.name}: {cls.wheel.stat().st_size} bytes")
 
-    def test_trains_and_starts_ranks(self):
-        command = self.site / "tessera" / "bin" / "tessera"
-        interpreter = [os.path.realpath(sys.executable), "-s"]
-        (text,) = self.finish([self.start(*interpreter, "-c", "import tessera; print(tessera.__file__)", PYTHONPATH=self.site)])
-        self.assertTrue(text.startswith(str(self.site)), text)
-        (text,) = self.finish([self.start(command, "launch", "-n", 2, "--", *interpreter, HERE / "train_script.py", PYTHONPATH=self.site)])
-        self.assertIn('"world": 2', text)
-        (text,) = self.finish([self.start(*interpreter, "-m", "tessera", "--version", PYTHONPATH=self.site)])
-        self.assertRegex(text, r"\d+\.\d+\.\d+")
+    @classmethod
+    def make_environment(cls, name):
+        run(os.path.realpath(sys.executable), "-m", "venv", cls.home / name)
+        run(cls.home / name / "bin" / "pip", "install", "--quiet", "--no-deps", "--no-index", cls.wheel,
+            env=environment(PIP_DISABLE_PIP_VERSION_CHECK=1))
+        (site,) = (cls.home / name).glob("lib/python3*/site-packages")
+        return site
 
-    def test_finds_torch_beside_itself_and_exports_its_entry_alone(self):
-        (module,) = (self.site / "tessera").glob("_engine*.so")
-        for path in [module, *(self.site / "tessera" / "bin").iterdir()]:
-            dynamic = subprocess.run(["readelf", "-d", path], check=True, capture_output=True, text=True).stdout
+    def installed(self, *command, code=0, **variables):
+        """Runs a program of the environment, far from the sources. Returns what it wrote."""
+        process = self.start(*command, **{"PYTHONPATH": "", "TESSERA": "", **variables})
+        ((found, text),) = self.outcome([process])
+        self.assertEqual(found, code, text)
+        return text
+
+    def binaries(self):
+        return [*self.package.glob("_engine*.so"), *(self.package / "bin").iterdir()]
+
+    # ----------------------------------------------------------------------------------------- what it is
+
+    def test_tags_and_metadata(self):
+        version = f"{sys.version_info[0]}{sys.version_info[1]}"
+        self.assertRegex(self.wheel.name, rf"^tessera-\d+\.\d+\.\d+-cp{version}-cp{version}-linux_x86_64\.whl$")
+        with zipfile.ZipFile(self.wheel) as wheel:
+            (name,) = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
+            metadata = Parser().parsestr(wheel.read(name).decode())
+            names = set(wheel.namelist())
+        minor = ".".join(torch.__version__.split(".")[:2])
+        self.assertEqual(metadata.get_all("Requires-Dist"), [f"torch=={minor}.*"])
+        self.assertEqual(metadata["License-Expression"], "Apache-2.0")
+        for known in ("tessera/py.typed", "tessera/_engine.pyi", "tessera/bin/tessera", "tessera/licenses/hdf5", "tessera/licenses/zlib1g"):
+            self.assertIn(known, names)
+        self.assertFalse([name for name in names if "torch/" in name or "nvidia" in name or name.endswith(".in")])
+        self.assertEqual("tessera/bin/libtessera_cuda.so" in names, (BUILD / "libtessera_cuda.so").exists())
+
+    def test_needs_torch_and_what_every_linux_has(self):
+        for path in self.binaries():
+            dynamic = run("readelf", "-d", path)
+            needed = set(re.findall(r"\(NEEDED\) +Shared library: \[(.*)\]", dynamic))
+            self.assertTrue({"libtorch_cpu.so", "libc.so.6"} <= needed, path)
+            self.assertEqual(needed - SYSTEM - TORCH - (CUDA if "cuda" in path.name else set()), set(), path)
             for folder in re.search(r"runpath: \[(.*)\]", dynamic)[1].split(":"):
                 self.assertTrue(folder.startswith("$ORIGIN/"), f"{path.name}: {folder}")
-        exported = subprocess.run(["nm", "-D", "--defined-only", module], check=True, capture_output=True, text=True).stdout
+            for name, number in re.findall(r"\b(GLIBC|GLIBCXX|CXXABI)_([0-9.]+)", run("readelf", "-V", path)):
+                self.assertLessEqual(tuple(map(int, number.split("."))), NEWEST[name], path)
+
+    def test_exports_its_entry_alone(self):
+        (module,) = self.package.glob("_engine*.so")
+        exported = run("nm", "-D", "--defined-only", module)
         self.assertEqual([line.split()[-1] for line in exported.splitlines()], ["PyInit__engine"])
+
+    def test_another_hdf5_in_the_process_does_not_matter(self):
+        text = self.installed(self.python, "-c", """if 1:
+            import h5py, tessera, torch
+            model = torch.nn.Linear(3, 2)
+            engine, *_ = tessera.initialize(model=model, config={"train_batch_size": 1})
+            engine.save_model("model.h5")
+            with h5py.File("model.h5") as file:
+                print(sorted(file), (torch.tensor(file["weight"][:]) == model.weight).all().item())""")
+        self.assertIn("['bias', 'weight'] True", text)
+
+    # --------------------------------------------------------------------------------------- that it works
+
+    def test_trains_saves_resumes_and_consolidates(self):
+        command = self.home / "beside" / "bin" / "tessera"
+        losses = {}
+        for stage in range(4):
+            text = self.installed(command, "launch", "-n", 2, "--", self.python, HERE / "resume_script.py", stage)
+            result = json.loads(text.splitlines()[-1])
+            self.assertTrue(result["file"].startswith(str(self.package)), result)
+            self.assertEqual(result["resumed"], result["losses"][3:])
+            losses[stage] = result["losses"]
+            text = self.installed(self.python, "-m", "tessera", "consolidate", f"checkpoints{stage}", f"model{stage}.safetensors")
+            self.installed(self.python, "-c", f"""if 1:
+                import safetensors.torch
+                saved, merged = (safetensors.torch.load_file(name) for name in ("saved{stage}.safetensors", "model{stage}.safetensors"))
+                assert saved.keys() == merged.keys() and all(saved[name].equal(merged[name]) for name in saved)""")
+        self.assertTrue(all(losses[stage] == losses[0] for stage in range(4)), losses)
+
+    def test_the_command_and_help(self):
+        for command in ([self.home / "beside" / "bin" / "tessera"], [self.python, "-m", "tessera"]):
+            self.assertRegex(self.installed(*command, "--version"), r"^\d+\.\d+\.\d+\n$")
+            self.assertIn("consolidate", self.installed(*command, "--help"))
+        text = self.installed(self.python, "-c", "import tessera; help(tessera.initialize)", PAGER="cat")
+        self.assertIn("initialize(args: Any = None, model: torch.nn.modules.module.Module", text)
+        self.assertIn("Returns\n", text)
+
+    def test_torch_elsewhere(self):
+        site = self.make_environment("above")
+        (site / "others.pth").write_text(f"{SITE_PACKAGES}\n")
+        python = self.home / "above" / "bin" / "python"
+        self.assertRegex(self.installed(python, "-m", "tessera", "--version"), r"^\d+\.\d+\.\d+\n$")
+        text = self.installed(python, HERE / "train_script.py")
+        self.assertIn('"world": 1', text)
+
+    def test_another_torch_is_refused_by_name(self):
+        for version, wanted in (("2.12.1+cu130", None), ("2.10.0", None), ("2.11.7", "libtorch")):
+            folder = self.folder / version
+            (folder / "torch").mkdir(parents=True)
+            (folder / "torch" / "__init__.py").write_text(f"__version__ = '{version}'\n")
+            text = self.installed(self.python, "-c", "import tessera", PYTHONPATH=folder, code=1)
+            if wanted:  # the same minor version: the libraries are looked for, which this torch has not
+                self.assertNotIn("was built for torch", text)
+                continue
+            last = text.strip().splitlines()[-1]
+            self.assertEqual(last, f"ImportError: this tessera was built for torch 2.11, and found torch {version} "
+                                   f"({folder}/torch/__init__.py): pip install 'torch==2.11.*', or build tessera for this torch "
+                                   "(docs/python.md)")
+
+    @unittest.skipUnless(ctypes.util.find_library("curl"), "there is no libcurl to compare with")
+    def test_the_command_opens_curl_only_for_mlflow(self):
+        self.assertNotIn("curl", run("ldd", self.package / "bin" / "tessera"))
 
 
 if __name__ == "__main__":

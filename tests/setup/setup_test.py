@@ -28,7 +28,7 @@ def read(name):
 def debian_packages(text):
     """The names in packages.txt; a ValueError names a line that is not "name  # what needs it"."""
     names = []
-    for line in text.splitlines():
+    for line in text.split("# [source]")[0].splitlines():
         if not line.strip() or line.startswith("#"):
             continue
         match = re.fullmatch(r"([a-z0-9][a-z0-9+.-]+) +# \S.*", line)
@@ -36,6 +36,18 @@ def debian_packages(text):
             raise ValueError(f'packages.txt: "{line}" is not "name  # what needs it"')
         names.append(match.group(1))
     return names
+
+
+def source_packages(text):
+    """{name: (version, SHA-256)} of the section [source] of packages.txt; a ValueError names a line that is not pinned."""
+    sources = {}
+    for line in text.split("# [source]")[1].splitlines()[1:]:
+        if line.strip():
+            match = re.fullmatch(r"([a-z0-9]+)=([0-9][0-9a-z.+]*) ([0-9a-f]{64})  # \S.*", line)
+            if not match:
+                raise ValueError(f'packages.txt: "{line}" is not "name=version SHA-256  # what needs it"')
+            sources[match.group(1)] = match.group(2, 3)
+    return sources
 
 
 def requirements(text):
@@ -72,6 +84,25 @@ class Packages(unittest.TestCase):
         for line in ["cmake", "cmake ninja-build  # two", "Cmake  # upper case", "cmake  #", " cmake  # indented"]:
             with self.subTest(line=line), self.assertRaises(ValueError):
                 debian_packages(line + "\n")
+
+    def test_sources_are_pinned(self):
+        self.assertEqual(list(source_packages(read("packages.txt"))), ["hdf5"])
+        for line in ["hdf5", "hdf5=1.10", "hdf5=1.10 abc  # short", "hdf5=1.10 " + "a" * 64]:
+            with self.subTest(line=line), self.assertRaises(ValueError):
+                source_packages(f"# [source] x\n{line}\n")
+
+    def test_sources_are_no_packages_to_install(self):
+        """setup.sh asks dpkg for the lines above the section."""
+        script = re.search(r"listed=\$\((sed .*?)\)$", read("scripts/setup.sh"), re.MULTILINE)[1]
+        listed = subprocess.run(["bash", "-c", script], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+        self.assertEqual(sorted(listed), sorted(debian_packages(read("packages.txt"))))
+
+    def test_hdf5_is_built_from_the_pinned_source(self):
+        """hdf5.sh reads name and checksum from packages.txt; nothing is done where that is built already."""
+        line = next(line for line in read("scripts/hdf5.sh").splitlines() if line.startswith("read -r name_version"))
+        done = subprocess.run(["bash", "-c", f"{line}; echo $name_version $SHA256"], cwd=ROOT, capture_output=True, text=True, check=True)
+        self.assertEqual(done.stdout.split(), ["hdf5=" + source_packages(read("packages.txt"))["hdf5"][0],
+                                               source_packages(read("packages.txt"))["hdf5"][1]])
 
     def test_what_cmake_asks_for_is_listed(self):
         listed = set(debian_packages(read("packages.txt")))  # NVIDIA has packages of its own, for builds with CUDA

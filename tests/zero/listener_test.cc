@@ -8,6 +8,7 @@
 #include <torch/nn/modules/rnn.h>
 
 #include "tests/zero/zero_testing.h"
+#include "zero/gathered_parameters.h"
 
 namespace tessera::zero::testing {
 namespace {
@@ -233,6 +234,29 @@ TEST(Listener, ABlockMarkedForProfilersPinsNothing) {
     rig.backward(model->forward(randn({2, kWidth}, 6)).sum());
   }
   EXPECT_LE(rig.residency().cache().max_unsharded(), 2);
+}
+
+TEST(Listener, AnAnnouncedGraphKeepsItsInputsUntilItEnds) {
+  Chain model(3);
+  Rig rig(*model, alone(), 3);
+  const at::Tensor& weight = model->layers[1]->weight;
+  const auto can_be_read = [](const at::Tensor& tensor) {
+    try {
+      return tensor.data_ptr() != nullptr;
+    } catch (const c10::Error&) {
+      return false;
+    }
+  };
+  ASSERT_FALSE(can_be_read(weight));
+  {
+    const CompiledGraphRead graph({at::ones({2}), weight, at::Tensor()});
+    EXPECT_TRUE(can_be_read(weight));
+    EXPECT_FALSE(can_be_read(model->layers[2]->weight)) << "no input of the graph";
+    model->layers[0]->weight.sum();  // the operators that a graph calls
+    EXPECT_TRUE(can_be_read(weight));
+  }
+  const GatheredParameters gathered(*rig.sharded, {"fc2.weight"});  // the pass is in order
+  EXPECT_TRUE(can_be_read(model->layers[2]->weight));
 }
 
 TEST(Listener, TwoModelsOnOneThread) {

@@ -23,15 +23,50 @@ TEST(ReleasedMemory, ShapesStayReadable) {
   EXPECT_EQ(rig.residency().cache().num_unsharded(), 0) << "looking at shapes gathers nothing";
 }
 
+/// What a read by way of data_ptr() throws.
+std::string access_error(const at::Tensor& tensor) {
+  try {
+    tensor.data_ptr();
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  }
+  return "";
+}
+
+TEST(ReleasedMemory, AskingForItsAddressNamesTheUnitAndWhatToDo) {
+  Chain model(2);
+  const at::Tensor view = model->layers[1]->weight.detach()[3];
+  Rig rig(*model, alone(), 3);
+  const at::Tensor& weight = model->layers[1]->weight;
+  for (const at::Tensor& tensor : {weight, weight.variable_data(), model->layers[1]->bias}) {
+    EXPECT_THAT(access_error(tensor), HasSubstr("unit 1 (fc1.weight, fc1.bias) is not in memory"));
+    for (const char* way : {"engine.state_dict()", "save_model()", "GatheredParameters"})
+      EXPECT_THAT(access_error(tensor), HasSubstr(way));
+  }
+  {
+    const GatheredParameters gathered(*rig.sharded, {"fc1.weight"});
+    EXPECT_EQ(access_error(weight), "");
+    EXPECT_THAT(access_error(model->layers[0]->weight), HasSubstr("unit 0"));
+  }
+  EXPECT_THAT(access_error(weight), HasSubstr("unit 1")) << "released again";
+  EXPECT_NE(view.data_ptr(), nullptr) << "what was the model's memory before is nobody's unit";
+}
+
+/// Past the check, as code does that has taken the storage apart.
+volatile const float* unchecked(const at::Tensor& tensor) {
+  c10::StorageImpl& storage = *tensor.storage().unsafeGetStorageImpl();
+  return static_cast<const float*>(storage._mutable_data_ptr_no_checks().get()) + tensor.storage_offset();
+}
+
 volatile float sink;
 
 TEST(ReleasedMemoryDeathTest, ReadingARawPointerNamesTheUnit) {
   ::testing::GTEST_FLAG(death_test_style) = "threadsafe";
   Chain model(2);
   Rig rig(*model, alone(), 3);
-  const auto* values = static_cast<const float*>(model->layers[1]->bias.data_ptr());
+  const volatile float* values = unchecked(model->layers[1]->bias);
   EXPECT_DEATH(sink = values[1], "unit 1 \\(fc1.weight, fc1.bias\\) is not in memory.*GatheredParameters");
-  EXPECT_DEATH(const_cast<float*>(values)[0] = 1, "unit 1 .* is not in memory");
+  EXPECT_DEATH(const_cast<volatile float*>(values)[0] = 1, "unit 1 .* is not in memory");
 }
 
 TEST(ReleasedMemoryDeathTest, AfterTheEngineToo) {
@@ -41,8 +76,8 @@ TEST(ReleasedMemoryDeathTest, AfterTheEngineToo) {
     const Rig rig(*model, alone(), 3);
   }
   EXPECT_EQ(model->layers[0]->weight.numel(), kWidth * kWidth);
-  EXPECT_DEATH(sink = static_cast<const float*>(model->layers[0]->weight.data_ptr())[0],
-               "unit 0 .* is not in memory");
+  EXPECT_THAT(access_error(model->layers[0]->weight), HasSubstr("unit 0"));
+  EXPECT_DEATH(sink = unchecked(model->layers[0]->weight)[0], "unit 0 .* is not in memory");
 }
 
 TEST(ReleasedMemory, ModelAndEngineMayGoInEitherOrder) {

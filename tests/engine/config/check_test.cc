@@ -261,6 +261,21 @@ TEST(ConfigCheck, CommentsAndOldKeysAreTakenWithTheSameWarning) {
     EXPECT_NE(report.warnings[0].find(key), std::string::npos) << key;
 }
 
+TEST(ConfigCheck, DevicesMayBeNumbersTextsOrAListOfThem) {
+  for (const char* value : {"0", "\"0,1\"", "[0, 1]", "[\"GPU-8f\", 1]"}) {
+    config::ConfigReport report;
+    parse_engine_config(str(R"({"train_batch_size": 8, "cuda_visible_devices": )", value, "}"),
+                        {.report = &report}, "c.json");
+    ASSERT_EQ(report.warnings.size(), 1u) << value;
+    EXPECT_NE(report.warnings[0].find("cuda_visible_devices"), std::string::npos) << value;
+  }
+  EXPECT_EQ(
+      error_for(R"("cuda_visible_devices": {"a": 1})"),
+      R"(c.json:1: cuda_visible_devices: found {"a":1} (a section); expected a number, a string, or a list of them, or null)");
+  EXPECT_NE(error_for(R"("cuda_visible_devices": [true])").find("expected a number, a string, or a list"),
+            std::string::npos);
+}
+
 TEST(ConfigCheck, LinesAndOverridesAreNamed) {
   auto error = [](const std::vector<std::string>& overrides) {
     return config_error([&] {

@@ -1,0 +1,92 @@
+"""What an engine answers when it is asked for numbers: counters, places, sizes. `Engine` derives from it."""
+from typing import Any
+
+import torch
+
+from tessera import _engine
+
+
+class Numbers:
+    """The numbers of `self._engine`. All Local."""
+
+    _engine: _engine.Engine
+    optimizer: Any
+
+    @property
+    def global_steps(self) -> int:
+        """Optimizer steps, skipped ones included."""
+        return self._engine.global_steps
+
+    @property
+    def skipped_steps(self) -> int:
+        """Steps that were skipped, because gradients were not finite."""
+        return self._engine.skipped_steps
+
+    @property
+    def micro_steps(self) -> int:
+        """Calls of `backward`."""
+        return self._engine.micro_steps
+
+    @property
+    def loss_scale(self) -> float:
+        """By which the next loss is multiplied; 1 without fp16."""
+        return self._engine.loss_scale
+
+    @property
+    def device(self) -> torch.device:
+        """Where parameters and inputs are."""
+        return self._engine.device
+
+    @property
+    def global_rank(self) -> int:
+        """This rank: 0 to `world_size` - 1."""
+        return self._engine.rank
+
+    @property
+    def local_rank(self) -> int:
+        """This rank among those of its host."""
+        return self._engine.local_rank
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+        return self._engine.world_size
+
+    dp_world_size = world_size
+
+    def get_global_grad_norm(self) -> float:
+        """The L2 norm of the last step's gradients over all parameters and ranks, unscaled, before clipping."""
+        return self._engine.gradient_norm
+
+    def get_lr(self) -> list[float]:
+        """The rates of the next step, by param group."""
+        return [group["lr"] for group in self.optimizer.param_groups]
+
+    def train_batch_size(self) -> int:
+        """Samples of a step, over all ranks and micro-steps."""
+        return self._engine.batch_size
+
+    def train_micro_batch_size_per_gpu(self) -> int:
+        """Samples of one `backward` on one rank."""
+        return self._engine.micro_batch_size
+
+    def gradient_accumulation_steps(self) -> int:
+        """Calls of `backward` in a step."""
+        return self._engine.accumulation_steps
+
+    def gradient_clipping(self) -> float:
+        """The largest norm of the gradients; 0: they are not clipped."""
+        return self._engine.clipping
+
+    def zero_optimization_stage(self) -> int:
+        """0 to 3."""
+        return self._engine.stage
+
+    def measured_bytes(self) -> dict[str, int]:
+        """Bytes of model state that this rank holds, measured from its tensors: {"parameters", "gradients", "master", "optimizer",
+        "snapshot", "total"}. `formula_bytes` is what the formula says."""
+        return self._engine.measured_bytes()
+
+    def formula_bytes(self) -> dict[str, int]:
+        """What `measured_bytes` should be, by the formula of the stage."""
+        return self._engine.formula_bytes()
