@@ -54,8 +54,11 @@ def train_plainly(model, optimizer, batches, loss_of):
         values = []
         for micro_batch in batch:
             loss = loss_of(model, micro_batch)
-            (loss / len(batch)).backward()
+            loss.backward()
             values.append(loss.item())
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.grad /= len(batch)
         optimizer.step()
         losses.append(sum(values) / len(values))
     return losses

@@ -15,17 +15,17 @@ LOSS_LIMIT, WEIGHT_LIMIT = 1e-5, 1e-5
 RATE = 0.002 if sys.argv[2] == "torchvision" else 0.05
 
 
-def sgd(model):
-    return torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=RATE, momentum=0.9)
+def sgd(model, momentum):
+    return torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=RATE, momentum=momentum)
 
 
-def compare(make, batch_of, loss_of):
+def compare(make, batch_of, loss_of, momentum=0.9):
     world = tessera.comm.get_world_size()
     batches = [[batch_of(step * world + rank) for rank in range(world)] for step in range(STEPS)]
     torch.manual_seed(0)
     plain = make()
     start = {name: value.clone() for name, value in plain.state_dict().items()}
-    expected = train_plainly(plain, sgd(plain), batches, loss_of)
+    expected = train_plainly(plain, sgd(plain, momentum), batches, loss_of)
     weights = dict(plain.state_dict())
     buffers = {name for name, _ in plain.named_buffers()}
     bits = {}
@@ -36,7 +36,7 @@ def compare(make, batch_of, loss_of):
             with torch.no_grad():
                 for parameter in model.parameters():
                     parameter.add_(1)
-        engine, _, _, _ = tessera.initialize(model=model, optimizer=sgd(model), config=config(stage))
+        engine, _, _, _ = tessera.initialize(model=model, optimizer=sgd(model, momentum), config=config(stage))
         assert engine.module is model
         bits[stage] = train(engine, batches, loss_of)
         state = engine.state_dict()

@@ -19,7 +19,7 @@ class Parity(RanksTest):
         self.run_ranks(2, "parity_rank.py", "gloo", FAMILY)
 
     def test_three_ranks(self):
-        if FAMILY == "torch":
+        if FAMILY in ("torch", "patterns"):
             self.run_ranks(3, "parity_rank.py", "gloo", FAMILY)
 
 
