@@ -29,10 +29,10 @@ def main(backend=None):
             print(f"{time.monotonic() - start:.1f} s", flush=True)
 
 
-def config(stage, **changes):
+def config(stage, unit_numel=20_000, **changes):
     """Small units, so that even a tiny model has many."""
     return {"train_micro_batch_size_per_gpu": 2,
-            "zero_optimization": {"stage": stage, "unit_numel": 20_000, "stage3_param_persistence_threshold": 0}, **changes}
+            "zero_optimization": {"stage": stage, "unit_numel": unit_numel, "stage3_param_persistence_threshold": 0}, **changes}
 
 
 def train(engine, batches, loss_of):

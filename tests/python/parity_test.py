@@ -19,7 +19,7 @@ class Parity(RanksTest):
         self.run_ranks(2, "parity_rank.py", "gloo", FAMILY)
 
     def test_three_ranks(self):
-        if FAMILY in ("torch", "patterns"):
+        if FAMILY in ("torch", "patterns", "uneven"):
             self.run_ranks(3, "parity_rank.py", "gloo", FAMILY)
 
 

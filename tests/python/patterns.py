@@ -1,5 +1,5 @@
-"""Ways in which modules are put together and used, which sharded training has to bear: (make, batch_of(i), loss_of(model, batch)), and
-a fourth item where the optimizer's momentum has to be another one. FSDP's own tests look at the same ways; the cases are ours."""
+"""Ways in which modules are put together and used, which sharded training has to bear: (make, batch_of(i), loss_of(model, batch)).
+FSDP's own tests look at the same ways; the cases are ours."""
 import dataclasses
 
 import torch
@@ -328,6 +328,14 @@ class Checkpointed(nn.Module):
         return self.head(checkpoint(self.inner, x, use_reentrant=self.reentrant))
 
 
+def uneven_cases():
+    """Ranks use different parameters in one forward."""
+    return {
+        "a_branch_by_rank": (lambda: Alternating(1), _numbered, _numbered_loss),
+        "rarely_used": (Rarely, _numbered, _numbered_loss),
+    }
+
+
 def cases():
     sequential = (lambda: nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 5)))
     return {
@@ -336,10 +344,7 @@ def cases():
         "frozen_and_trainable_in_one_module": (MixedFrozen, _vector_batch, _classify),
         "odd_shapes": (OddShapes, _vector_batch, _classify),
         "modules_of_buffers_and_of_nothing": (Buffers, _vector_batch, _classify),
-        # Without momentum: see a_parameter_without_gradient in patterns_rank.py.
-        "a_branch_by_rank": (lambda: Alternating(1), _numbered, _numbered_loss, 0),
-        "a_branch_by_step": (lambda: Alternating(3), _numbered, _numbered_loss, 0),
-        "rarely_used": (Rarely, _numbered, _numbered_loss, 0),
+        "a_branch_by_step": (lambda: Alternating(6), _numbered, _numbered_loss),
         "parameters_outside_of_forward": (sequential, _vector_batch, _penalised),
         "several_forwards": (sequential, _vector_batch, _contrastive),
         "gradient_penalty": (sequential, _vector_batch, _gradient_penalty),
