@@ -6,9 +6,9 @@ from torch.nn import functional
 
 def cases(family):
     """By name."""
-    if family in ("patterns", "uneven"):
+    if family == "patterns":
         import patterns
-        return patterns.cases() if family == "patterns" else patterns.uneven_cases()
+        return patterns.cases()
     return {"torch": torch_cases, "transformers": transformers_cases, "torchvision": torchvision_cases, "peft": peft_cases}[family]()
 
 

@@ -328,17 +328,18 @@ class Checkpointed(nn.Module):
         return self.head(checkpoint(self.inner, x, use_reentrant=self.reentrant))
 
 
-def uneven_cases():
-    """Ranks use different parameters in one forward."""
-    return {
-        "a_branch_by_rank": (lambda: Alternating(1), _numbered, _numbered_loss),
-        "rarely_used": (Rarely, _numbered, _numbered_loss),
-    }
+def sequential():
+    return nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 5))
+
+
+# Ranks use different parameters in one forward: where parameters travel, stage 3 refuses it (uneven_rank.py).
+UNEVEN = ("a_branch_by_rank", "rarely_used")
 
 
 def cases():
-    sequential = (lambda: nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 5)))
     return {
+        "a_branch_by_rank": (lambda: Alternating(1), _numbered, _numbered_loss),
+        "rarely_used": (Rarely, _numbered, _numbered_loss),
         "nested_and_shared": (Nested, _vector_batch, _classify),
         "called_often": (CalledOften, _vector_batch, _classify),
         "frozen_and_trainable_in_one_module": (MixedFrozen, _vector_batch, _classify),
