@@ -4,7 +4,7 @@
 #   make bench-peers ARGS="--write"                         make fuzz SECONDS_EACH=60
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build wheel demo data test asan tsan lint bench bench-peers methods soak soak-kill fuzz mutants clean distclean
+.PHONY: help deps build wheel demo data test asan tsan lint bench bench-peers bench-python python-parity methods soak soak-kill fuzz mutants clean distclean
 SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 NPROC ?= 2
@@ -32,6 +32,11 @@ test:  ## builds everything and runs all tests
 	@scripts/setup.sh --python
 	@scripts/build.sh release
 	@scripts/test.sh release $(ARGS)
+
+python-parity:  ## import tessera beside DDP: all models, worlds, precisions: 40 minutes
+	@scripts/setup.sh --peers
+	@scripts/build.sh release tessera tessera_engine_module
+	@PYTHONPATH=build/python TESSERA=build/tessera .deps/venv/bin/python -B tests/python/ddp_test.py full
 
 asan:  ## the same under Address- and UndefinedBehaviorSanitizer
 	@scripts/setup.sh --python
