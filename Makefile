@@ -63,6 +63,11 @@ bench-peers:  ## a step and checkpoints beside DDP, FSDP2 and DeepSpeed
 	@.deps/venv/bin/python -B benchmarks/peers/train_step.py $(ARGS)
 	@.deps/venv/bin/python -B benchmarks/peers/checkpoint.py
 
+bench-python:  ## a step in Python beside DDP, FSDP2 and DeepSpeed: 5 minutes
+	@scripts/setup.sh --peers
+	@scripts/build.sh release tessera tessera_engine_module
+	@PYTHONPATH=build/python .deps/venv/bin/python -B benchmarks/python/train_step.py $(ARGS)
+
 methods:  ## one training every way, Tessera's and Python's: an hour
 	@scripts/setup.sh --peers
 	@scripts/data.sh

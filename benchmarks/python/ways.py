@@ -27,7 +27,7 @@ STAGES = range(4)
 
 def gpt2():
     return transformers.GPT2LMHeadModel(transformers.GPT2Config(
-        vocab_size=8192, n_positions=128, n_embd=384, n_layer=6, n_head=6, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0,
+        vocab_size=8192, n_positions=128, n_embd=256, n_layer=6, n_head=4, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0,
         bos_token_id=0, eos_token_id=0))
 
 
