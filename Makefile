@@ -33,7 +33,7 @@ test:  ## builds everything and runs all tests
 	@scripts/build.sh release
 	@scripts/test.sh release $(ARGS)
 
-python-parity:  ## import tessera beside DDP: all models, worlds, precisions: 40 minutes
+python-parity:  ## import tessera beside DDP: all models and worlds
 	@scripts/setup.sh --peers
 	@scripts/build.sh release tessera tessera_engine_module
 	@PYTHONPATH=build/python TESSERA=build/tessera .deps/venv/bin/python -B tests/python/ddp_test.py full
@@ -63,7 +63,7 @@ bench-peers:  ## a step and checkpoints beside DDP, FSDP2 and DeepSpeed
 	@.deps/venv/bin/python -B benchmarks/peers/train_step.py $(ARGS)
 	@.deps/venv/bin/python -B benchmarks/peers/checkpoint.py
 
-bench-python:  ## a step in Python beside DDP, FSDP2 and DeepSpeed: 5 minutes
+bench-python:  ## a step in Python beside DDP, FSDP2, DeepSpeed: 5 min
 	@scripts/setup.sh --peers
 	@scripts/build.sh release tessera tessera_engine_module
 	@PYTHONPATH=build/python .deps/venv/bin/python -B benchmarks/python/train_step.py $(ARGS)
