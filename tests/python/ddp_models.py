@@ -1,12 +1,12 @@
 """What ddp_rank.py trains: (make, batch_of(i), loss_of(model, batch), options). "quick" models take seconds in all; "full" ones have
 the sizes that people train. Options: "unused" for DDP's find_unused_parameters, "rate" of the optimizer, "not_in" precisions that the model itself cannot do,
-"ill_conditioned": see [Note: tolerance in bf16]."""
+"ill_conditioned" precisions: see [Note: tolerance in bf16]."""
 import models
 import torch
 
 # Batch norm over few samples is ill-conditioned: with larger steps, or images of 48 x 48, one last bit in the weights at the start moves
 # DDP's own losses by 3e-4 in four steps (a ReLU falls on the other side).
-BATCH_NORM = {"rate": 0.002}
+BATCH_NORM = {"rate": 0.002, "ill_conditioned": ("adamw",)}
 UNUSED = {"unused": True}
 MIXES_TYPES = ("autocast",)  # its own operators take one type only
 OWN_TYPES = ("bf16",)  # base and adapters have theirs
@@ -101,10 +101,10 @@ def full():
     return {
         "gpt2_small_124m": (_gpt2_small, _tokens(50_257, 48), models._language_loss, {}),
         "bert_base_109m": (_bert_base, _text_batch, models._loss_of_batch, {"rate": 0.01}),
-        "resnet18_12m": (_resnet18, _images(112, 8), models._classify, {**BATCH_NORM, "ill_conditioned": True}),
+        "resnet18_12m": (_resnet18, _images(112, 8), models._classify, {**BATCH_NORM, "ill_conditioned": ("fp32", "adamw")}),
         "timm_vit_tiny_6m": (_timm("vit_tiny_patch16_224"), _images(224, 2), models._classify, {"rate": 0.01}),
         "timm_convnext_atto_3m": (_timm("convnext_atto"), _images(96), models._classify, {"rate": 0.01}),
-        "timm_efficientnet_b0_4m": (_timm("efficientnet_b0"), _images(96), models._classify, {**BATCH_NORM, "ill_conditioned": True}),
+        "timm_efficientnet_b0_4m": (_timm("efficientnet_b0"), _images(96), models._classify, {**BATCH_NORM, "ill_conditioned": ("fp32", "adamw")}),
         "mixtral_15m": (_mixtral, _tokens(4096, 64), models._language_loss, UNUSED),
         "lora_llama_24m": (_lora, _tokens(8192, 64), models._language_loss, {"not_in": OWN_TYPES}),
     }
