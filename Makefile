@@ -4,7 +4,7 @@
 #   make bench-peers ARGS="--write"                         make fuzz SECONDS_EACH=60
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build wheel demo data test asan tsan lint bench bench-peers methods soak soak-kill fuzz mutants clean distclean
+.PHONY: help deps build wheel demo data test asan tsan lint bench bench-peers bench-python python-parity methods soak soak-kill fuzz mutants clean distclean
 SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 NPROC ?= 2
@@ -34,6 +34,11 @@ test:  ## builds everything and runs all tests
 	@scripts/build.sh release
 	@scripts/test.sh release $(ARGS)
 
+python-parity:  ## import tessera beside DDP: all models and worlds
+	@scripts/setup.sh --peers
+	@scripts/build.sh release tessera tessera_engine_module
+	@PYTHONPATH=build/python TESSERA=build/tessera .deps/venv/bin/python -B tests/python/ddp_test.py full
+
 asan:  ## the same under Address- and UndefinedBehaviorSanitizer
 	@scripts/setup.sh --python
 	@scripts/build.sh asan
@@ -58,6 +63,11 @@ bench-peers:  ## a step and checkpoints beside DDP, FSDP2 and DeepSpeed
 	@scripts/build.sh release tessera step_rank checkpoint_rank
 	@.deps/venv/bin/python -B benchmarks/peers/train_step.py $(ARGS)
 	@.deps/venv/bin/python -B benchmarks/peers/checkpoint.py
+
+bench-python:  ## a step in Python beside DDP, FSDP2, DeepSpeed: 5 min
+	@scripts/setup.sh --peers
+	@scripts/build.sh release tessera tessera_engine_module
+	@PYTHONPATH=build/python .deps/venv/bin/python -B benchmarks/python/train_step.py $(ARGS)
 
 methods:  ## one training every way, Tessera's and Python's: an hour
 	@scripts/setup.sh --peers

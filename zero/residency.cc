@@ -204,8 +204,9 @@ void Residency::agree_on(const ParamUnit& unit, const std::string& why) {
   struct Wanted {
     int unit, reductions_issued;
   };
-  const std::vector<Wanted> all = comm_->exchange(Wanted{unit.index, num_reductions_issued()},
-                                                  str("gather of ", unit.name, " for ", why));
+  // Ranks may need it for different operators. The label is compared, so it does not name them.
+  const std::vector<Wanted> all =
+      comm_->exchange(Wanted{unit.index, num_reductions_issued()}, str("gather of ", unit.name));
   int farthest = 0;
   for (int rank = 0; rank < comm_->size(); ++rank) {
     if (all[rank].unit != unit.index)

@@ -281,6 +281,11 @@ void ShardedModel::check_gradients() const {
   for (size_t parameter = 0; parameter < parameters_.size(); ++parameter) {
     const ParamUnit& unit = units_[layout_->slice(static_cast<int>(parameter)).unit];
     if (!parameters_[parameter].grad().defined() || unit.gradient.late) continue;
+    if (!layout_->parameters()[parameter].trainable)
+      throw Error(
+          str("parameter ", layout_->parameters()[parameter].name,
+              " was frozen at initialize() and has a gradient now: leave it trainable there, and freeze "
+              "it afterwards until it is to be trained"));
     throw Error(str(
         "parameter ", layout_->parameters()[parameter].name,
         " has a gradient that did not come from engine->backward(loss), which takes "

@@ -7,7 +7,9 @@ these variables is a group of one rank.
 import atexit
 import json
 import os
+import socket
 import threading
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -47,11 +49,40 @@ def init_distributed(backend: str = "auto", device: str = "auto", timeout_s: flo
     global _group
     with _lock:
         if _group is None:
-            _group = _engine.join(backend, device, timeout_s, rendezvous_timeout_s, True)
+            with _port_beside_torch():
+                _group = _engine.join(backend, device, timeout_s, rendezvous_timeout_s, True)
             atexit.register(destroy)
         elif backend not in ("auto", _group.backend) and _group.size > 1:
             raise CommError(f"this process has joined its group over {_group.backend}; it cannot join again over {backend}")
         return _group
+
+
+@contextmanager
+def _port_beside_torch():
+    """Where a script has made torch.distributed's group before: its store is served at MASTER_PORT, so ours gets another port inside of
+    the `with`. torchrun serves a store for both."""
+    distributed = torch.distributed
+    if not distributed.is_available() or not distributed.is_initialized():
+        yield
+        return
+    num_ranks = int(os.environ.get("WORLD_SIZE", 1))
+    if num_ranks != distributed.get_world_size():
+        raise CommError(f"torch.distributed has {distributed.get_world_size()} ranks, but WORLD_SIZE is "
+                        f"{os.environ.get('WORLD_SIZE', 'not set')}; expected RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as torchrun sets them")
+    before = os.environ.get("MASTER_PORT")
+    if num_ranks == 1 or before is None or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        yield
+        return
+    store = distributed.distributed_c10d._get_default_store()
+    if distributed.get_rank() == 0:
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            store.set("tessera/port", str(probe.getsockname()[1]))
+    os.environ["MASTER_PORT"] = store.get("tessera/port").decode()
+    try:
+        yield
+    finally:
+        os.environ["MASTER_PORT"] = before
 
 
 def group() -> _engine.Communicator:

@@ -129,6 +129,8 @@ class Engine(Numbers):
         """
         if retain_graph:
             raise Error("backward(retain_graph=True): a graph is used once here; add the losses and call backward() on the sum")
+        if not isinstance(loss, torch.Tensor):
+            raise Error(f"backward(): the loss is a {type(loss).__name__}; expected a tensor of one element, which the model's output gives")
         self._check_same_parameters()
         self._engine.backward(loss, scale_wrt_gas)
         return loss

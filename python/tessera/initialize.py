@@ -79,6 +79,10 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
     config = _given_config(args, config, config_params)
     group = comm.group()
     named = module_state.named_parameters(model)
+    for name, parameter in named:
+        if isinstance(parameter, torch.nn.parameter.UninitializedParameter):
+            raise ConfigError(f"parameter {name} has no shape yet, as lazy modules have none before their first forward; run the model "
+                              "once before initialize()")
     if callable(optimizer) and not isinstance(optimizer, torch.optim.Optimizer):
         optimizer = optimizer(list(model_parameters or (p for p in model.parameters() if p.requires_grad)))
         model_parameters = None

@@ -163,8 +163,9 @@ class Optimizer(torch.optim.Optimizer):
         else:
             parameters = dict(engine.named_tensors)
             self._indices = [i for i, group in enumerate(groups) if group.parameters]
+            nothing = [{"params": []}]  # all are frozen: a model that is evaluated only
             super().__init__([{"params": [parameters[name] for name in groups[i].parameters], **self._shown(groups[i].hyper)}
-                              for i in self._indices], {})
+                              for i in self._indices] or nothing, {})
         self._client = client
         self._pushed = self.values()
 

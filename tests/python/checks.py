@@ -29,10 +29,10 @@ def main(backend=None):
             print(f"{time.monotonic() - start:.1f} s", flush=True)
 
 
-def config(stage, **changes):
+def config(stage, unit_numel=20_000, **changes):
     """Small units, so that even a tiny model has many."""
     return {"train_micro_batch_size_per_gpu": 2,
-            "zero_optimization": {"stage": stage, "unit_numel": 20_000, "stage3_param_persistence_threshold": 0}, **changes}
+            "zero_optimization": {"stage": stage, "unit_numel": unit_numel, "stage3_param_persistence_threshold": 0}, **changes}
 
 
 def train(engine, batches, loss_of):
@@ -54,8 +54,11 @@ def train_plainly(model, optimizer, batches, loss_of):
         values = []
         for micro_batch in batch:
             loss = loss_of(model, micro_batch)
-            (loss / len(batch)).backward()
+            loss.backward()
             values.append(loss.item())
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.grad /= len(batch)
         optimizer.step()
         losses.append(sum(values) / len(values))
     return losses

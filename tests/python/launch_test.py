@@ -29,7 +29,20 @@ except tessera.Error as error:
 """
 
 
+TORCH_GROUP = """
+import sys, tessera, torch
+torch.distributed.init_process_group("gloo", init_method=sys.argv[1], rank=int(sys.argv[2]), world_size=2)
+tessera.initialize(model=torch.nn.Linear(2, 2), config={"train_batch_size": 2})
+"""
+
+
 class Launch(RanksTest):
+    def test_a_group_of_torch_that_the_environment_does_not_know_is_an_error(self):
+        started = [self.start(sys.executable, "-c", TORCH_GROUP, f"file://{self.folder}/group", rank) for rank in range(2)]
+        for code, text in self.outcome(started):
+            self.assertNotEqual(code, 0)
+            self.assertIn("CommError: torch.distributed has 2 ranks, but WORLD_SIZE is not set; expected RANK, WORLD_SIZE", text)
+
     def result(self, *command):
         (text,) = self.finish([self.start(*command)])
         return json.loads(next(line for line in reversed(text.splitlines()) if line.startswith("{")))

@@ -6,6 +6,9 @@ from torch.nn import functional
 
 def cases(family):
     """By name."""
+    if family == "patterns":
+        import patterns
+        return patterns.cases()
     return {"torch": torch_cases, "transformers": transformers_cases, "torchvision": torchvision_cases, "peft": peft_cases}[family]()
 
 
