@@ -97,6 +97,23 @@ std::vector<Field> zero_fields(ZeroConfig& c) {
   };
 }
 
+std::vector<Field> activation_fields(ActivationConfig& c) {
+  return {
+      {"policy", &c.policy,
+       "Our own key: what is recomputed in backward: \"none\"; \"cheap\": elementwise operators, norms, casts "
+       "and dropout; \"block\": all of a block but its input; \"budget\": what frees the most bytes for a second, "
+       "until `budget_bytes` are enough",
+       choices({"none", "cheap", "block", "budget"})},
+      {"budget_bytes", &c.budget_bytes,
+       "Our own key: bytes of saved tensors that a rank keeps from forward to backward, for \"budget\"",
+       between(0, kMaxNumel)},
+      {"blocks", &c.blocks,
+       "Our own key: patterns (`*`, `?`) of the names of the modules that are blocks, separated by spaces; \"\": "
+       "repeated submodules are found by themselves"},
+      {"profile", &c.profile, "Logs what the first two steps keep and recompute"},
+  };
+}
+
 std::vector<Field> checkpoint_fields(CheckpointConfig& c) {
   return {
       {"async", &c.async,
@@ -142,6 +159,7 @@ std::vector<Field> fields_of(EngineConfig& config) {
   const std::vector<std::pair<std::string, std::vector<Field>>> sections = {
       {"", precision_fields(config)},
       {"zero_optimization", zero_fields(config.zero)},
+      {"activation_checkpointing", activation_fields(config.activations)},
       {"checkpoint", checkpoint_fields(config.checkpoint)},
       {"tensorboard", file_monitor_fields("tensorboard", "TensorBoard event files", monitors.tensorboard)},
       {"csv_monitor",
@@ -184,6 +202,7 @@ KeyTable engine_keys() {
         {"torch_autocast", "Mixed precision operator by operator"},
         {"data_types", "Types of what is kept"},
         {"zero_optimization", "Sharding. The old form `true` (stage 1) or `false` is understood"},
+        {"activation_checkpointing", "What is kept from forward to backward, and what is recomputed"},
         {"checkpoint", "Saving and loading"},
         {"tensorboard", "TensorBoard event files"},
         {"csv_monitor", "One CSV file a number"},

@@ -225,8 +225,8 @@ TEST(ConfigCheck, KeysWithoutEffectGiveOneWarning) {
       {.report = &report}, "c.json");
   ASSERT_EQ(report.warnings.size(), 1u);
   EXPECT_EQ(report.warnings[0],
-            "c.json: these DeepSpeed keys have no effect in Tessera: activation_checkpointing, comms_logger, "
-            "wandb, "
+            "c.json: these DeepSpeed keys have no effect in Tessera: "
+            "activation_checkpointing.partition_activations, comms_logger, wandb, "
             "zero_allow_untested_optimizer, zero_optimization.contiguous_gradients, "
             "zero_optimization.stage3_max_reuse_distance, "
             "zero_optimization.sub_group_size");
