@@ -86,7 +86,7 @@ void visit_parameters(const at::RecordFunction& function) {
 
 /// Kernels call operators, too: what they make is no concern of autograd.
 bool below_autograd() {
-  return c10::impl::tls_local_dispatch_key_set().excluded_.has(c10::DispatchKey::AutogradCPU);
+  return c10::impl::tls_local_dispatch_key_set().excluded_.has(c10::DispatchKey::AutogradFunctionality);
 }
 
 std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& function) {

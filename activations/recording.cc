@@ -1,6 +1,6 @@
 #include "activations/recording.h"
 
-#include <ATen/Context.h>
+#include <ATen/core/grad_mode.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
@@ -152,6 +152,7 @@ void Recording::operator_started(RunningOperator& running, c10::ArrayRef<const c
   if (!facts.composite && wants(facts) && inputs.size() == facts.num_arguments) {
     running.call = std::make_shared<Call>();
     running.call->facts = &facts;
+    running.call->grad_mode = at::GradMode::is_enabled();
     running.call->arguments.assign(inputs.begin(), inputs.end());
     for (size_t i = 0; i < inputs.size() && running.call; ++i) {
       c10::IValue& argument = running.call->arguments[i];

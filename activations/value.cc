@@ -73,7 +73,8 @@ namespace {
 struct BelowAutograd {
   at::AutoDispatchBelowADInplaceOrView no_autograd;
   c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
-  at::NoGradGuard no_grad;
+  at::AutoGradMode grad_mode;
+  explicit BelowAutograd(bool grad_mode) : grad_mode(grad_mode) {}
 };
 
 /// Where an operator takes no generator: the default one has the recorded state while it runs.
@@ -151,7 +152,7 @@ void leave_out_statistics(const OperatorFacts& facts, torch::jit::Stack& stack) 
 }
 
 void run(const Call& call) {
-  const BelowAutograd below;
+  const BelowAutograd below(call.grad_mode);
   torch::jit::Stack stack(call.arguments);
   put_tensors(call, stack);
   leave_out_statistics(*call.facts, stack);

@@ -58,6 +58,7 @@ struct Call {
   std::vector<std::weak_ptr<Value>> outputs;  ///< results, lists flattened
   std::optional<at::Generator> generator;     ///< a copy, as it was before the call
   at::Device device = at::kCPU;
+  bool grad_mode = true;  ///< some kernels ask for it
 };
 
 /// Local. `tensor`'s memory without autograd's history. No operator is called.
