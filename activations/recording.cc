@@ -4,7 +4,6 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
-#include <unordered_set>
 #include <utility>
 
 #include "activations/listener.h"
@@ -225,8 +224,8 @@ void Recording::operator_ended(RunningOperator& running, const std::vector<c10::
     const at::Tensor tensor = result.saved->tensor_;
     if (value && value->made_version == tensor._version() && value->storage == storage_of(tensor))
       settle(*result.saved, value, tensor);
-    else
-      counts_.kept_bytes += static_cast<int64_t>(storage_of(tensor)->nbytes());
+    else if (count_kept(tensor) && profiling_)
+      profile_.fixed_bytes += static_cast<int64_t>(storage_of(tensor)->nbytes());
   }
 }
 
@@ -289,6 +288,14 @@ std::shared_ptr<SavedTensor> Recording::save(const at::Tensor& tensor, RunningOp
   return saved;
 }
 
+/// Returns whether this memory is counted for the first time.
+bool Recording::count_kept(const at::Tensor& tensor) {
+  ++counts_.num_kept;
+  if (!counted_.insert(storage_of(tensor)).second) return false;
+  counts_.kept_bytes += static_cast<int64_t>(storage_of(tensor)->nbytes());
+  return true;
+}
+
 void Recording::settle(SavedTensor& saved, const ValuePtr& value, const at::Tensor& tensor) {
   saved.value_ = value;
   const bool kept_already = memory_is_kept(value->storage);
@@ -297,7 +304,6 @@ void Recording::settle(SavedTensor& saved, const ValuePtr& value, const at::Tens
     profile_.results[value->id].saved = true;
     if (small) profile_.results[value->id].pinned = true;
   }
-  if (profiling_ && value->id < 0 && !kept_already) profile_.fixed_bytes += value->bytes;
   if (!value->kept.defined() && !kept_already && !small && decide(value) == Fate::kRecompute) {
     saved.tensor_.reset();
     if (!std::exchange(value->dropped, true)) {
@@ -308,8 +314,7 @@ void Recording::settle(SavedTensor& saved, const ValuePtr& value, const at::Tens
   }
   if (!value->kept.defined()) hold(value, tensor);
   saved.tensor_ = alias_of(tensor);
-  if (!kept_already) counts_.kept_bytes += value->bytes;
-  ++counts_.num_kept;
+  if (count_kept(tensor) && profiling_ && value->id < 0) profile_.fixed_bytes += value->bytes;
 }
 
 Fate Recording::decide(const ValuePtr& value) {
@@ -369,6 +374,7 @@ std::optional<Profile> Recording::end_pass() {
   const std::lock_guard lock(mutex_);
   known_.clear();
   kept_.clear();
+  counted_.clear();
   last_write_.clear();
   num_results_ = 0;
   ++segment_;

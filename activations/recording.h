@@ -25,6 +25,7 @@
 #include <mutex>
 #include <optional>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "activations/budget.h"
@@ -112,6 +113,7 @@ class Recording : public std::enable_shared_from_this<Recording> {
   ValuePtr input_value(const at::Tensor& tensor);
   void hold(const ValuePtr& value, const at::Tensor& tensor);
   bool memory_is_kept(const void* storage) const;
+  bool count_kept(const at::Tensor& tensor);
   void copy_before_writing(const at::Tensor& tensor);
   bool wants(const OperatorFacts& facts) const;
   bool plans_ahead() const { return profiling_ || plan_.has_value(); }
@@ -130,6 +132,7 @@ class Recording : public std::enable_shared_from_this<Recording> {
   std::unordered_map<const void*, Known> known_;  // by tensor
   std::unordered_map<const void*, int64_t> last_write_;  // by storage
   std::unordered_map<const void*, std::vector<std::weak_ptr<Value>>> kept_;  // by storage
+  std::unordered_set<const void*> counted_;  // storages, in counts_.kept_bytes
   int64_t clock_ = 0;  // of operators' starts and ends
   size_t swept_size_ = 256;
   int segment_ = 0, block_ = -1, block_entry_ = -1;

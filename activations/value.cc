@@ -18,15 +18,19 @@ namespace tessera::activations {
 // A chain of Values may be as long as a recurrent layer's input: it is freed in a loop, not by recursion.
 Value::~Value() {
   if (!producer) return;
-  thread_local std::vector<std::shared_ptr<Call>> dying;
-  thread_local bool freeing = false;
+  thread_local std::vector<std::shared_ptr<Call>>* queue = nullptr;  // of the outermost one on this thread
+  if (queue != nullptr) {
+    queue->push_back(std::move(producer));
+    return;
+  }
+  std::vector<std::shared_ptr<Call>> dying;
+  queue = &dying;
   dying.push_back(std::move(producer));
-  if (std::exchange(freeing, true)) return;
   while (!dying.empty()) {
     const std::shared_ptr<Call> next = std::move(dying.back());
     dying.pop_back();
   }
-  freeing = false;
+  queue = nullptr;
 }
 
 at::Tensor alias_of(const at::Tensor& tensor) { return tensor.tensor_data(); }
