@@ -38,12 +38,13 @@ int64_t held_bytes(const std::string& policy, activations::Counts* counts = null
 }
 
 // A block saves: its input and the layer norm's result (1 each), the input of gelu, the mask of dropout and its
-// result (4 each). The first block's input and the target were there before.
-TEST(ActivationBytes, NoneKeepsAll) { EXPECT_NEAR(held_bytes("none"), (3 * 14 - 1 + 1) * kSmall, kSlack); }
+// result (4 each). The first block's input and the target were there before. at::mse_loss() saves the last
+// block's result, and its own result lies in memory as large (whatever is recomputed).
+TEST(ActivationBytes, NoneKeepsAll) { EXPECT_NEAR(held_bytes("none"), (3 * 14 - 1 + 2) * kSmall, kSlack); }
 
 TEST(ActivationBytes, CheapKeepsWhatMatrixProductsMade) {
   activations::Counts counts;
-  EXPECT_NEAR(held_bytes("cheap", &counts), (3 * 5 - 1 + 1) * kSmall, kSlack);
+  EXPECT_NEAR(held_bytes("cheap", &counts), (3 * 5 - 1 + 2) * kSmall, kSlack);
   EXPECT_EQ(counts.dropped_bytes, 3 * 9 * kSmall);
   EXPECT_NEAR(counts.kept_bytes, (3 * 5 + 2) * kSmall, kSlack);
 }
@@ -51,7 +52,7 @@ TEST(ActivationBytes, CheapKeepsWhatMatrixProductsMade) {
 // The loss belongs to the last block: no parameter of another module is read before it.
 TEST(ActivationBytes, BlockKeepsInputs) {
   activations::Counts counts;
-  EXPECT_NEAR(held_bytes("block", &counts), 2 * kSmall, kSlack);
+  EXPECT_NEAR(held_bytes("block", &counts), (3 - 1 + 1) * kSmall, kSlack);
   EXPECT_EQ(counts.dropped_bytes, (3 * 13 + 1) * kSmall);
 }
 
