@@ -33,7 +33,7 @@ bool supported(const at::Tensor& tensor) {
 bool is_parameter(const at::Tensor& tensor) { return zero::find_unit(*storage_of(tensor)) != nullptr; }
 
 void wait_for_device(const at::Device& device) {
-  if (device.is_cpu()) return;
+  if (device.is_cpu() || device.is_meta()) return;
   c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
 }
 
@@ -257,7 +257,10 @@ void Recording::add_result(RunningOperator& running, const at::Tensor& tensor, s
 }
 
 int Recording::profile(const RunningOperator& running, double seconds) {
-  Profile::Call call{.name = running.facts->name, .seconds = seconds, .repeatable = running.call != nullptr};
+  Profile::Call call;
+  call.name = running.facts->name;
+  call.seconds = seconds;
+  call.repeatable = running.call != nullptr;
   if (running.call)
     for (const Call::Input& input : running.call->inputs)
       if (input.value->id >= 0) call.inputs.push_back(input.value->id);
@@ -269,7 +272,6 @@ int Recording::profile(const RunningOperator& running, double seconds) {
 
 std::shared_ptr<SavedTensor> Recording::save(const at::Tensor& tensor, RunningOperator* running) {
   auto saved = std::make_shared<SavedTensor>(shared_from_this(), tensor);
-  saved->tensor_ = alias_of(tensor);
   // Casts of sharded parameters are dropped and made anew with their unit.
   if (!supported(tensor) || is_parameter(tensor) || zero::find_cast(*storage_of(tensor)) != nullptr)
     return saved;
@@ -407,6 +409,7 @@ at::Tensor Recording::make_again(const ValuePtr& value) {
 
 SavedTensor::SavedTensor(std::shared_ptr<Recording> recording, const at::Tensor& tensor)
     : recording_(std::move(recording)),
+      tensor_(alias_of(tensor)),
       counter_(tensor.is_inference() ? c10::VariableVersion() : tensor.unsafeGetTensorImpl()->version_counter()),
       version_(tensor.is_inference() ? 0 : tensor._version()) {}
 

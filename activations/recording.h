@@ -39,6 +39,7 @@ class Recording;
 /// What autograd has instead of a tensor it saved. Thread-safe.
 class SavedTensor {
  public:
+  /// Keeps `tensor`. `recording`: null where it is outside of every forward.
   SavedTensor(std::shared_ptr<Recording> recording, const at::Tensor& tensor);
   /// The tensor, or the same bits made again. Throws Error when it was written in place since (as autograd
   /// does without hooks), and what recomputation throws.

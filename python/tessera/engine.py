@@ -7,7 +7,7 @@
         engine.step()
 """
 import json
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 
@@ -71,7 +71,7 @@ class Engine:
         try:
             # A compiled graph reads raw pointers; without autograd the engine does not hear of it.
             unheard = not torch.is_grad_enabled() and module_state.is_compiled(self.module)
-            with GatheredParameters(self.module, enabled=unheard):
+            with GatheredParameters(self.module, enabled=unheard), self._saved_tensors_hooks():
                 result = self.module(*args, **kwargs)
         except BaseException as error:
             engine.leave_forward()
@@ -82,6 +82,12 @@ class Engine:
         return result
 
     __call__ = forward
+
+    def _saved_tensors_hooks(self):
+        """While the module runs: what `activation_checkpointing` drops of what autograd saves."""
+        if not self._engine.recomputes or not torch.is_grad_enabled():
+            return nullcontext()
+        return torch.autograd.graph.saved_tensors_hooks(_engine.save_tensor, _engine.SavedTensor.unpack)
 
     def backward(self, loss, retain_graph=False, scale_wrt_gas=True):
         """Add the loss's gradients to those of this step. Collective where gradients are reduced. In place of `loss.backward()`.
