@@ -66,8 +66,8 @@ std::vector<int> blocks_of(const std::vector<NamedShape>& parameters,
   std::vector<int> blocks;
   for (const NamedShape& parameter : parameters) {
     const std::string name = block_name(parameter.name, lists, is_block);
-    blocks.push_back(name.empty() ? -1
-                                  : numbers.try_emplace(name, static_cast<int>(numbers.size())).first->second);
+    blocks.push_back(
+        name.empty() ? -1 : numbers.try_emplace(name, static_cast<int>(numbers.size())).first->second);
   }
   return blocks;
 }

@@ -1,5 +1,5 @@
-// Blocks: the repeated submodules of a model, found by the names of its parameters. libtorch's C++ modules have
-// no forward hooks; which block runs is known by the parameters that operators read.
+// Blocks: the repeated submodules of a model, found by the names of its parameters. libtorch's C++ modules
+// have no forward hooks; which block runs is known by the parameters that operators read.
 #pragma once
 
 #include <functional>

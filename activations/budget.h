@@ -19,7 +19,7 @@ struct Profile {
     int call = -1;
     int storage = -1;  ///< results with the same number share memory
     int64_t bytes = 0;
-    bool saved = false;  ///< autograd saved it
+    bool saved = false;   ///< autograd saved it
     bool pinned = false;  ///< is kept in any case
   };
   std::vector<Call> calls;

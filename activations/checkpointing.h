@@ -1,10 +1,11 @@
 // Checkpointing: activation recomputation (gradient checkpointing) of one model, as it is: nothing of it is
 // wrapped. Autograd asks what to save; operators that ran are known by at::RecordFunction; what is dropped is
-// made again in backward by calling them once more, with the same arguments and generator states, so gradients
-// are the same to the bit.
+// made again in backward by calling them once more, with the same arguments and generator states, so
+// gradients are the same to the bit.
 //
-// After: Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016); the choice under a budget follows
-// the idea of Kirisame et al., "Dynamic Tensor Rematerialization" (2021): bytes freed for a second lost.
+// After: Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016); the choice under a budget
+// follows the idea of Kirisame et al., "Dynamic Tensor Rematerialization" (2021): bytes freed for a second
+// lost.
 #pragma once
 
 #include <functional>

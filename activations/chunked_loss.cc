@@ -28,7 +28,8 @@ void add_gradients(Gradients& gradients, at::Tensor probabilities, const at::Ten
   probabilities.mul_((counts * scale).unsqueeze(1));
   const at::Tensor low = probabilities.to(hidden.scalar_type());
   if (gradients.hidden.defined())
-    gradients.hidden.narrow(0, first_row, hidden.size(0)).copy_(at::matmul(low, weight.to(low.scalar_type())));
+    gradients.hidden.narrow(0, first_row, hidden.size(0))
+        .copy_(at::matmul(low, weight.to(low.scalar_type())));
   if (gradients.weight.defined()) gradients.weight.add_(at::matmul(low.t(), hidden));
   if (gradients.bias.defined()) gradients.bias.add_(probabilities.sum(0));
 }
@@ -50,13 +51,12 @@ struct ChunkedCrossEntropy : torch::autograd::Function<ChunkedCrossEntropy> {
     for (int64_t row = 0; row < hidden.size(0); row += chunk_rows) {
       const int64_t rows = std::min(chunk_rows, hidden.size(0) - row);
       const at::Tensor part = hidden.narrow(0, row, rows), wanted = target.narrow(0, row, rows);
-      const at::Tensor logits =
-          at::linear(part, weight, has_bias ? bias : std::nullopt).to(at::kFloat);
+      const at::Tensor logits = at::linear(part, weight, has_bias ? bias : std::nullopt).to(at::kFloat);
       const at::Tensor log_probabilities = at::log_softmax(logits, -1);
       sum = sum + at::nll_loss(log_probabilities, wanted, {}, at::Reduction::Sum, ignore_index);
       if (gradients.hidden.defined() || gradients.weight.defined() || gradients.bias.defined())
-        add_gradients(gradients, log_probabilities.exp(), part, weight, wanted,
-                      counts.narrow(0, row, rows), scale, row);
+        add_gradients(gradients, log_probabilities.exp(), part, weight, wanted, counts.narrow(0, row, rows),
+                      scale, row);
     }
     if (gradients.bias.defined()) gradients.bias = gradients.bias.to(bias->scalar_type());
     context->save_for_backward({gradients.hidden, gradients.weight, gradients.bias});
@@ -78,10 +78,11 @@ at::Tensor chunked_cross_entropy(const at::Tensor& hidden, const at::Tensor& wei
                                  const at::Tensor& target, const ChunkedLossOptions& options) {
   if (hidden.dim() < 1 || weight.dim() != 2 || hidden.size(-1) != weight.size(1) ||
       target.sizes() != hidden.sizes().slice(0, hidden.dim() - 1))
-    throw Error(tessera::str("chunked_cross_entropy(): hidden ", hidden.sizes(), ", weight ", weight.sizes(), ", target ",
-                    target.sizes(), "; expected (…, dim), (vocabulary, dim), (…)"));
+    throw Error(tessera::str("chunked_cross_entropy(): hidden ", hidden.sizes(), ", weight ", weight.sizes(),
+                             ", target ", target.sizes(), "; expected (…, dim), (vocabulary, dim), (…)"));
   if (options.chunk_rows < 1)
-    throw Error(tessera::str("chunked_cross_entropy(): chunk_rows is ", options.chunk_rows, "; expected at least 1"));
+    throw Error(
+        tessera::str("chunked_cross_entropy(): chunk_rows is ", options.chunk_rows, "; expected at least 1"));
   return ChunkedCrossEntropy::apply(hidden.reshape({-1, hidden.size(-1)}), weight,
                                     bias.defined() ? std::optional(bias) : std::nullopt, target.reshape(-1),
                                     options.chunk_rows, options.ignore_index);

@@ -47,9 +47,9 @@ class Subjects {
 
 int parameter_at(const Subject& subject, int unit, int64_t offset) {
   const std::vector<int>& parameters = subject.parameters[unit];
-  const auto after =
-      std::upper_bound(parameters.begin(), parameters.end(), offset,
-                       [&](int64_t place, int parameter) { return place < subject.slices[parameter].offset; });
+  const auto after = std::upper_bound(
+      parameters.begin(), parameters.end(), offset,
+      [&](int64_t place, int parameter) { return place < subject.slices[parameter].offset; });
   return after == parameters.begin() ? -1 : *(after - 1);
 }
 

@@ -51,8 +51,8 @@ class Unheard {
   bool before_;
 };
 
-/// Local. What stands for `tensor` in autograd's graph: of the model that this thread is in the forward of; null
-/// when it is in none.
+/// Local. What stands for `tensor` in autograd's graph: of the model that this thread is in the forward of;
+/// null when it is in none.
 std::shared_ptr<SavedTensor> save_on_this_thread(const at::Tensor& tensor);
 /// Local. Whether this thread is in the forward of a model.
 bool records_on_this_thread();

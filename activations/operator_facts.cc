@@ -14,22 +14,55 @@ namespace tessera::activations {
 namespace {
 
 /// Beside those that libtorch tags as pointwise and those that return a view.
-constexpr std::array kCheap = {
-    "aten::native_layer_norm", "aten::native_group_norm", "aten::native_batch_norm", "aten::cudnn_batch_norm",
-    "aten::_fused_rms_norm",   "aten::_softmax",          "aten::_log_softmax",      "aten::_to_copy",
-    "aten::clone",             "aten::copy_",             "aten::native_dropout",    "aten::bernoulli_",
-    "aten::bernoulli",         "aten::empty",             "aten::empty_like",        "aten::empty_strided",
-    "aten::zeros_like",        "aten::ones_like",         "aten::full_like",         "aten::rand_like",
-    "aten::rand",              "aten::cat",               "aten::stack",             "aten::masked_fill",
-    "aten::masked_fill_",      "aten::repeat",            "aten::tril",              "aten::triu",
-    "aten::sum",               "aten::mean",              "aten::max_pool2d_with_indices",
-    "aten::_reshape_copy",     "aten::constant_pad_nd",   "aten::glu",               "aten::arange",
-    "aten::zeros",             "aten::ones",              "aten::full",              "aten::scalar_tensor"};
+constexpr std::array kCheap = {"aten::native_layer_norm",
+                               "aten::native_group_norm",
+                               "aten::native_batch_norm",
+                               "aten::cudnn_batch_norm",
+                               "aten::_fused_rms_norm",
+                               "aten::_softmax",
+                               "aten::_log_softmax",
+                               "aten::_to_copy",
+                               "aten::clone",
+                               "aten::copy_",
+                               "aten::native_dropout",
+                               "aten::bernoulli_",
+                               "aten::bernoulli",
+                               "aten::empty",
+                               "aten::empty_like",
+                               "aten::empty_strided",
+                               "aten::zeros_like",
+                               "aten::ones_like",
+                               "aten::full_like",
+                               "aten::rand_like",
+                               "aten::rand",
+                               "aten::cat",
+                               "aten::stack",
+                               "aten::masked_fill",
+                               "aten::masked_fill_",
+                               "aten::repeat",
+                               "aten::tril",
+                               "aten::triu",
+                               "aten::sum",
+                               "aten::mean",
+                               "aten::max_pool2d_with_indices",
+                               "aten::_reshape_copy",
+                               "aten::constant_pad_nd",
+                               "aten::glu",
+                               "aten::arange",
+                               "aten::zeros",
+                               "aten::ones",
+                               "aten::full",
+                               "aten::scalar_tensor"};
 
 /// They keep state outside of their arguments, or write what their schema does not name.
-constexpr std::array kNotRepeatable = {"aten::_cudnn_rnn", "aten::miopen_rnn", "aten::miopen_batch_norm",
-                                       "aten::set_", "aten::resize_", "aten::cudnn_batch_norm_backward",
-                                       "aten::_local_scalar_dense", "aten::rrelu_with_noise"};
+constexpr std::array kNotRepeatable = {"aten::_cudnn_rnn",
+                                       "aten::miopen_rnn",
+                                       "aten::miopen_batch_norm",
+                                       "aten::set_",
+                                       "aten::resize_",
+                                       "aten::cudnn_batch_norm_backward",
+                                       "aten::_local_scalar_dense",
+                                       "aten::rrelu_with_noise"};
 
 template <size_t kSize>
 bool contains(const std::array<const char*, kSize>& names, std::string_view name) {
@@ -62,8 +95,8 @@ void read_schema(OperatorFacts& facts, const c10::FunctionSchema& schema) {
                      !schema.is_vararg() && !schema.is_varret() &&
                      (!batch_norm || facts.first_statistic >= 0);
   const bool view = returns_alias && !facts.in_place();
-  facts.cheap = facts.repeatable && (view || facts.call->hasTag(at::Tag::pointwise) ||
-                                     contains(kCheap, facts.name));
+  facts.cheap =
+      facts.repeatable && (view || facts.call->hasTag(at::Tag::pointwise) || contains(kCheap, facts.name));
 }
 
 OperatorFacts read_facts(const at::RecordFunction& function) {

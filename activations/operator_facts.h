@@ -18,7 +18,7 @@ struct OperatorFacts {
   bool composite = false;          ///< only calls other operators, which are heard themselves
   bool random = false;             ///< draws from a generator
   int generator_argument = -1;     ///< where it takes one
-  bool cheap = false;              ///< costs bytes rather than FLOPs: elementwise, norms, casts, copies, views
+  bool cheap = false;  ///< costs bytes rather than FLOPs: elementwise, norms, casts, copies, views
   /// Calling it again has the same result and changes nothing else.
   bool repeatable = false;
   /// Arguments that it writes without its schema saying so, when argument `training_argument` is true: the

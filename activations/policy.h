@@ -21,10 +21,10 @@ struct PolicyOptions {
     kBudget  ///< keep about `budget_bytes`; drop what frees the most bytes for a second of recomputation
   };
   Kind kind = Kind::kCheap;
-  int64_t budget_bytes = 0;   ///< a rank's
+  int64_t budget_bytes = 0;  ///< a rank's
   /// By a module's name: whether it is a block. Unset: they are found by themselves.
   std::function<bool(const std::string& module)> is_block;
-  int64_t min_bytes = 4096;         ///< smaller tensors are always kept
+  int64_t min_bytes = 4096;  ///< smaller tensors are always kept
 };
 
 }  // namespace tessera::activations

@@ -22,8 +22,8 @@ c10::StorageImpl* storage_of(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
 }
 
-/// Dense tensors with memory of their own kind: all else (sparse ones, tensors of functional transforms, …) is
-/// kept.
+/// Dense tensors with memory of their own kind: all else (sparse ones, tensors of functional transforms, …)
+/// is kept.
 bool supported(const at::Tensor& tensor) {
   return tensor.defined() && tensor.layout() == at::kStrided && tensor.has_storage() &&
          !tensor.is_inference() && !tensor.is_quantized() &&
@@ -233,8 +233,8 @@ void Recording::add_result(RunningOperator& running, const at::Tensor& tensor, s
                            int profile_call) {
   const ValuePtr value = remember(tensor);
   value->id = num_results_++;
-  if (plan_ && (value->id >= static_cast<int>(plan_operators_.size()) ||
-                plan_operators_[value->id] != running.facts))
+  if (plan_ &&
+      (value->id >= static_cast<int>(plan_operators_.size()) || plan_operators_[value->id] != running.facts))
     left_plan_ = true;
   int storage = -1;
   if (running.call) {
@@ -249,9 +249,8 @@ void Recording::add_result(RunningOperator& running, const at::Tensor& tensor, s
     }
   }
   if (profiling_) {
-    profile_.results.push_back({.call = profile_call,
-                                .storage = storage >= 0 ? storage : num_storages_++,
-                                .bytes = value->bytes});
+    profile_.results.push_back(
+        {.call = profile_call, .storage = storage >= 0 ? storage : num_storages_++, .bytes = value->bytes});
     plan_operators_.push_back(running.facts);
   }
 }
@@ -277,11 +276,11 @@ std::shared_ptr<SavedTensor> Recording::save(const at::Tensor& tensor, RunningOp
     return saved;
   const std::lock_guard lock(mutex_);
   ValuePtr value = find(tensor);
-  const bool may_be_result =
-      running != nullptr && running->recording.get() == this &&
-      (!value || std::any_of(running->written.begin(), running->written.end(), [&](const at::Tensor& written) {
-         return storage_of(written) == storage_of(tensor);
-       }));
+  const bool may_be_result = running != nullptr && running->recording.get() == this &&
+                             (!value || std::any_of(running->written.begin(), running->written.end(),
+                                                    [&](const at::Tensor& written) {
+                                                      return storage_of(written) == storage_of(tensor);
+                                                    }));
   if (may_be_result) {
     running->saved_results.push_back({saved, tensor.unsafeGetTensorImpl()});
   } else {
@@ -354,8 +353,8 @@ bool Recording::can_be_made_by_plan(const ValuePtr& value) {
     const ValuePtr next = wanted.back();
     wanted.pop_back();
     if (next->kept.defined() || !seen.insert(next.get()).second) continue;
-    const bool planned_to_stay = next != value && next->id >= 0 && profile_.results[next->id].saved &&
-                                 !plan_->drop[next->id];
+    const bool planned_to_stay =
+        next != value && next->id >= 0 && profile_.results[next->id].saved && !plan_->drop[next->id];
     if (planned_to_stay)
       if (auto alive = next->alive.lock()) {
         const at::Tensor tensor(std::move(alive));
@@ -410,13 +409,15 @@ at::Tensor Recording::make_again(const ValuePtr& value) {
 SavedTensor::SavedTensor(std::shared_ptr<Recording> recording, const at::Tensor& tensor)
     : recording_(std::move(recording)),
       tensor_(alias_of(tensor)),
-      counter_(tensor.is_inference() ? c10::VariableVersion() : tensor.unsafeGetTensorImpl()->version_counter()),
+      counter_(tensor.is_inference() ? c10::VariableVersion()
+                                     : tensor.unsafeGetTensorImpl()->version_counter()),
       version_(tensor.is_inference() ? 0 : tensor._version()) {}
 
 at::Tensor SavedTensor::unpack() {
   if (counter_.enabled() && counter_.current_version() != version_)
-    throw Error(str("one of the tensors that backward needs was written in place since the forward: a tensor ",
-                    "of version ", version_, " is at version ", counter_.current_version(), " now"));
+    throw Error(
+        str("one of the tensors that backward needs was written in place since the forward: a tensor ",
+            "of version ", version_, " is at version ", counter_.current_version(), " now"));
   return tensor_.defined() ? tensor_ : recording_->make_again(value_);
 }
 

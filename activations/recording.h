@@ -1,20 +1,20 @@
 // Recording: what is known of one model's forward while it runs: which operator made which tensor, and what
 // autograd saved. It decides for each saved tensor whether it is kept, by its policy.
 //
-// It is knowledge only: a tensor it does not know (made before the forward, by code that calls no operators, or
-// written through a view) is kept like any other, and what it knows wrongly it would notice by the tensors'
-// versions ([Note: written in place]).
+// It is knowledge only: a tensor it does not know (made before the forward, by code that calls no operators,
+// or written through a view) is kept like any other, and what it knows wrongly it would notice by the
+// tensors' versions ([Note: written in place]).
 //
 // [Note: written in place]
 // An operator that writes into its argument makes a new Value for the same tensor, so that
 //   u = addmm(…); relu_(u)
-// has two, and the second can be made from the first. All else that shares the memory (views, or the tensor that
-// this one is a view of) is no longer known. What is kept to be computed from is copied before it is written.
-// Autograd does not compare versions where hooks are set, so SavedTensor does.
+// has two, and the second can be made from the first. All else that shares the memory (views, or the tensor
+// that this one is a view of) is no longer known. What is kept to be computed from is copied before it is
+// written. Autograd does not compare versions where hooks are set, so SavedTensor does.
 //
 // [Note: forwards that branch]
-// A Plan names the results of operators by their number in the pass. A pass that calls another operator at some
-// place has left the plan; from there on it decides as `cheap` does.
+// A Plan names the results of operators by their number in the pass. A pass that calls another operator at
+// some place has left the plan; from there on it decides as `cheap` does.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -102,8 +102,8 @@ class Recording : public std::enable_shared_from_this<Recording> {
   at::Tensor make_again(const ValuePtr& value);
 
  private:
-  /// What is known of a tensor: owned here while the tensor is all that it stands for; a kept Value would keep
-  /// its tensor for ever.
+  /// What is known of a tensor: owned here while the tensor is all that it stands for; a kept Value would
+  /// keep its tensor for ever.
   struct Known {
     ValuePtr owned;
     std::weak_ptr<Value> seen;
@@ -129,12 +129,12 @@ class Recording : public std::enable_shared_from_this<Recording> {
   void sweep();
 
   const PolicyOptions options_;
-  mutable std::recursive_mutex mutex_;  // guards what follows, and all Values
-  std::unordered_map<const void*, Known> known_;  // by tensor
+  mutable std::recursive_mutex mutex_;                   // guards what follows, and all Values
+  std::unordered_map<const void*, Known> known_;         // by tensor
   std::unordered_map<const void*, int64_t> last_write_;  // by storage
   std::unordered_map<const void*, std::vector<std::weak_ptr<Value>>> kept_;  // by storage
   std::unordered_set<const void*> counted_;  // storages, in counts_.kept_bytes
-  int64_t clock_ = 0;  // of operators' starts and ends
+  int64_t clock_ = 0;                        // of operators' starts and ends
   size_t swept_size_ = 256;
   int segment_ = 0, block_ = -1, block_entry_ = -1;
   int num_results_ = 0, num_storages_ = 0;

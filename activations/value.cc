@@ -105,10 +105,11 @@ class GeneratorState {
 
 void check_unchanged(const Value& value, const OperatorFacts& reader) {
   if (value.recomputed || value.kept._version() == value.version) return;
-  throw Error(str("activation_checkpointing: ", reader.name,
-                  " is run again in backward, but a tensor that it reads was written in place after it had run "
-                  "(between forward and backward?): write into a copy, or train without "
-                  "activation_checkpointing"));
+  throw Error(
+      str("activation_checkpointing: ", reader.name,
+          " is run again in backward, but a tensor that it reads was written in place after it had run "
+          "(between forward and backward?): write into a copy, or train without "
+          "activation_checkpointing"));
 }
 
 /// What the call's in-place operator may write into: the memory of a value that nobody else needs, or a copy.

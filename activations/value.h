@@ -1,10 +1,10 @@
-// Value and Call: what the operators of a forward made, and how to make it again. A Value is one tensor at one
-// moment: an operator that writes in place makes a new Value. It is either kept (its memory is held) or has a
-// producer, the call that makes it again, or neither, when nothing can bring it back.
+// Value and Call: what the operators of a forward made, and how to make it again. A Value is one tensor at
+// one moment: an operator that writes in place makes a new Value. It is either kept (its memory is held) or
+// has a producer, the call that makes it again, or neither, when nothing can bring it back.
 //
-// Ownership runs backwards: a saved tensor owns its Value, a Value its producer, a Call the Values it reads. So
-// whatever no saved tensor needs is freed by itself. A Value that is kept needs no producer and has none: that
-// cuts the chains.
+// Ownership runs backwards: a saved tensor owns its Value, a Value its producer, a Call the Values it reads.
+// So whatever no saved tensor needs is freed by itself. A Value that is kept needs no producer and has none:
+// that cuts the chains.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -27,9 +27,9 @@ struct Value {
   ~Value();
   Value(const Value&) = delete;
 
-  at::Tensor kept;              ///< without autograd's history; undefined: not held
-  uint32_t version = 0;         ///< of `kept` when it was taken
-  bool recomputed = false;      ///< `kept` is a result of run(), seen by nobody else
+  at::Tensor kept;          ///< without autograd's history; undefined: not held
+  uint32_t version = 0;     ///< of `kept` when it was taken
+  bool recomputed = false;  ///< `kept` is a result of run(), seen by nobody else
   std::shared_ptr<Call> producer;
   c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> alive{
       c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>()};  ///< the model's own tensor
@@ -37,11 +37,11 @@ struct Value {
   uint32_t made_version = 0;                                             ///< of that tensor
   const void* storage = nullptr;
   int64_t bytes = 0;
-  int64_t made_at = 0;  ///< by a counter of operators
-  int segment = 0;      ///< of the forward: see Blocks
-  int id = -1;          ///< among the results of the pass; -1: not made by an operator in it
-  int depth = 0;        ///< calls from here to what is kept
-  bool dropped = false; ///< autograd saved it, and it was not kept
+  int64_t made_at = 0;   ///< by a counter of operators
+  int segment = 0;       ///< of the forward: see Blocks
+  int id = -1;           ///< among the results of the pass; -1: not made by an operator in it
+  int depth = 0;         ///< calls from here to what is kept
+  bool dropped = false;  ///< autograd saved it, and it was not kept
 };
 using ValuePtr = std::shared_ptr<Value>;
 

@@ -1,6 +1,7 @@
-// Memory and time of a training step under each policy of activation recomputation, side by side: one process,
-// one rank, the policies take turns in random order. The peak is of the bytes that libtorch's allocator gives
-// for activations and temporary tensors during a step; kept: saved tensors held between forward and backward.
+// Memory and time of a training step under each policy of activation recomputation, side by side: one
+// process, one rank, the policies take turns in random order. The peak is of the bytes that libtorch's
+// allocator gives for activations and temporary tensors during a step; kept: saved tensors held between
+// forward and backward.
 //
 //   bench_activations --gpt small --micro-batch 8 --turns 10
 #include <ATen/CPUGeneratorImpl.h>
@@ -45,9 +46,8 @@ class Contestant {
             options.autocast ? "true" : "false", R"(}, "activation_checkpointing": )", section, "}");
     engine_ = initialize(Gpt(shape), parse_engine_config(json, {.world_size = 1}, "the benchmark"),
                          std::make_shared<comm::SelfCommunicator>(std::chrono::minutes(1)));
-    const at::Tensor tokens =
-        at::randint(shape.vocabulary, {options.micro_batch, shape.sequence + 1},
-                    at::make_generator<at::CPUGeneratorImpl>(uint64_t{1}), at::kLong);
+    const at::Tensor tokens = at::randint(shape.vocabulary, {options.micro_batch, shape.sequence + 1},
+                                          at::make_generator<at::CPUGeneratorImpl>(uint64_t{1}), at::kLong);
     input_ = tokens.narrow(1, 0, shape.sequence).contiguous();
     target_ = tokens.narrow(1, 1, shape.sequence).contiguous();
   }
@@ -122,8 +122,8 @@ void run(const Options& options) {
     std::shuffle(order.begin(), order.end(), random);
     for (Contestant* contestant : order) contestant->turn(meter, options.steps);
   }
-  std::printf("%-13s %9s %9s %8s %12s %8s %10s %12s\n", "", "step ms", "min ms", "x none", "peak MB", "x none",
-              "kept MB", "loss");
+  std::printf("%-13s %9s %9s %8s %12s %8s %10s %12s\n", "", "step ms", "min ms", "x none", "peak MB",
+              "x none", "kept MB", "loss");
   const Contestant& none = *all.front();
   for (const auto& c : all)
     std::printf("%-13s %9.1f %9.1f %8.3f %12.2f %8.3f %10.2f %12.9f\n", c->name().c_str(), c->median_ms(),

@@ -43,10 +43,11 @@ void Engine::set_up_activations() {
   if (config.policy == "none") return;
   if (config.policy == "budget" && config.budget_bytes <= 0)
     throw ConfigError(
-        "activation_checkpointing.budget_bytes: found 0; the policy \"budget\" needs the bytes of saved tensors "
+        "activation_checkpointing.budget_bytes: found 0; the policy \"budget\" needs the bytes of saved "
+        "tensors "
         "that a rank may keep");
-  activations_ = std::make_unique<activations::Checkpointing>(*sharded_, policy_of(config),
-                                                              options_.autograd_hooks);
+  activations_ =
+      std::make_unique<activations::Checkpointing>(*sharded_, policy_of(config), options_.autograd_hooks);
   if (rank() == 0 && config.policy == "block" && activations_->num_blocks() == 0)
     options_.log.warning(
         "activation_checkpointing: the model has no repeated submodules, and no module matches "
@@ -58,7 +59,8 @@ void Engine::report_activations() {
   if (rank() != 0) return;
   if (counts.left_plan && !std::exchange(left_plan_reported_, true))
     options_.log.warning(
-        "activation_checkpointing: the model calls other operators than in its first step, so the plan for the "
+        "activation_checkpointing: the model calls other operators than in its first step, so the plan for "
+        "the "
         "budget is left where they differ, and \"cheap\" decides from there on");
   if (config_.activations.profile && micro_steps_ <= 2)
     options_.log.info(str("activation_checkpointing: forward ", micro_steps_, " keeps ", counts.num_kept,

@@ -100,15 +100,18 @@ std::vector<Field> zero_fields(ZeroConfig& c) {
 std::vector<Field> activation_fields(ActivationConfig& c) {
   return {
       {"policy", &c.policy,
-       "Our own key: what is recomputed in backward: \"none\"; \"cheap\": elementwise operators, norms, casts "
-       "and dropout; \"block\": all of a block but its input; \"budget\": what frees the most bytes for a second, "
+       "Our own key: what is recomputed in backward: \"none\"; \"cheap\": elementwise operators, norms, "
+       "casts "
+       "and dropout; \"block\": all of a block but its input; \"budget\": what frees the most bytes for a "
+       "second, "
        "until `budget_bytes` are enough",
        choices({"none", "cheap", "block", "budget"})},
       {"budget_bytes", &c.budget_bytes,
        "Our own key: bytes of saved tensors that a rank keeps from forward to backward, for \"budget\"",
        between(0, kMaxNumel)},
       {"blocks", &c.blocks,
-       "Our own key: patterns (`*`, `?`) of the names of the modules that are blocks, separated by spaces; \"\": "
+       "Our own key: patterns (`*`, `?`) of the names of the modules that are blocks, separated by spaces; "
+       "\"\": "
        "repeated submodules are found by themselves"},
       {"profile", &c.profile, "Logs what the first two steps keep and recompute"},
   };

@@ -1,4 +1,5 @@
-// The bytes that are held between forward and backward, counted by an allocator, against those of the formula.
+// The bytes that are held between forward and backward, counted by an allocator, against those of the
+// formula.
 #include <gtest/gtest.h>
 
 #include "activations/checkpointing.h"
@@ -37,9 +38,9 @@ int64_t held_bytes(const std::string& policy, activations::Counts* counts = null
   return held;
 }
 
-// A block saves: its input and the layer norm's result (1 each), the input of gelu, the mask of dropout and its
-// result (4 each). The first block's input and the target were there before. at::mse_loss() saves the last
-// block's result, and its own result lies in memory as large (whatever is recomputed).
+// A block saves: its input and the layer norm's result (1 each), the input of gelu, the mask of dropout and
+// its result (4 each). The first block's input and the target were there before. at::mse_loss() saves the
+// last block's result, and its own result lies in memory as large (whatever is recomputed).
 TEST(ActivationBytes, NoneKeepsAll) { EXPECT_NEAR(held_bytes("none"), (3 * 14 - 1 + 2) * kSmall, kSlack); }
 
 TEST(ActivationBytes, CheapKeepsWhatMatrixProductsMade) {

@@ -28,9 +28,9 @@ Result result(int64_t chunk_rows, bool with_bias, at::ScalarType dtype = at::kFl
   at::Tensor target = randint(kWords, {2, kRows / 2}, 4);
   target[0][3] = -100;
   const at::Tensor loss =
-      chunk_rows > 0
-          ? chunked_cross_entropy(hidden, weight, bias, target, {.chunk_rows = chunk_rows})
-          : at::cross_entropy_loss(at::linear(hidden, weight, bias).to(at::kFloat).flatten(0, 1), target.flatten());
+      chunk_rows > 0 ? chunked_cross_entropy(hidden, weight, bias, target, {.chunk_rows = chunk_rows})
+                     : at::cross_entropy_loss(at::linear(hidden, weight, bias).to(at::kFloat).flatten(0, 1),
+                                              target.flatten());
   (loss * 3).backward();
   Result result{loss.detach(), {hidden.grad(), weight.grad()}};
   if (with_bias) result.gradients.push_back(bias.grad());
@@ -45,7 +45,8 @@ TEST(ChunkedLoss, IsThePlainLoss) {
       EXPECT_TRUE(at::allclose(chunked.loss, plain.loss, 1e-6, 1e-6)) << chunk_rows;
       ASSERT_EQ(chunked.gradients.size(), plain.gradients.size());
       for (size_t i = 0; i < plain.gradients.size(); ++i)
-        EXPECT_TRUE(at::allclose(chunked.gradients[i], plain.gradients[i], 1e-5, 1e-6)) << chunk_rows << " " << i;
+        EXPECT_TRUE(at::allclose(chunked.gradients[i], plain.gradients[i], 1e-5, 1e-6))
+            << chunk_rows << " " << i;
     }
   }
 }

@@ -52,7 +52,9 @@ TEST_F(Limits, ASavedTensorThatIsWrittenIsRefusedAsWithoutHooks) {
 }
 
 TEST_F(Limits, AnInputWrittenAfterwardsIsCopiedBefore) {
-  model->then = [&](const at::Tensor& h) { return h * at::gelu(mask + 1); };  // the product saves gelu's result
+  model->then = [&](const at::Tensor& h) {
+    return h * at::gelu(mask + 1);
+  };  // the product saves gelu's result
   std::vector<at::Tensor> gradients;
   for (const char* policy : {"none", "cheap"}) {
     mask = randn({64, kDim}, 2);
@@ -114,7 +116,8 @@ TEST_F(Limits, BackwardOfBackwardHasTheSameBits) {
   // A gradient penalty: the forward runs a backward whose graph is kept.
   model->then = [](const at::Tensor& h) {
     const at::Tensor energy = (at::gelu(at::gelu(h) * 2) * 3).sum();
-    const auto gradient = torch::autograd::grad({energy}, {h}, {}, /*retain_graph=*/true, /*create_graph=*/true);
+    const auto gradient =
+        torch::autograd::grad({energy}, {h}, {}, /*retain_graph=*/true, /*create_graph=*/true);
     return gradient[0].square() + energy;
   };
   std::vector<at::Tensor> gradients;

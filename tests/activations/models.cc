@@ -40,7 +40,8 @@ struct AttentionBlockImpl : torch::nn::Module {
   }
   at::Tensor attention(const at::Tensor& x, const at::Generator& generator) {
     const int64_t batch = x.size(0);
-    const auto parts = qkv->forward(x).view({batch, kLength, 3, 4, kDim / 4}).permute({2, 0, 3, 1, 4}).unbind(0);
+    const auto parts =
+        qkv->forward(x).view({batch, kLength, 3, 4, kDim / 4}).permute({2, 0, 3, 1, 4}).unbind(0);
     at::Tensor mixed;
     if (by_hand) {
       const at::Tensor scores = at::matmul(parts[0], parts[1].transpose(-2, -1)) / std::sqrt(kDim / 4.0);
@@ -105,9 +106,8 @@ at::Tensor AttentionNetImpl::forward(const at::Tensor& tokens, const at::Tensor&
 }
 
 RecurrentImpl::RecurrentImpl() {
-  lstm = register_module("lstm", torch::nn::LSTM(torch::nn::LSTMOptions(kDim, 2 * kDim)
-                                                     .num_layers(2)
-                                                     .batch_first(true)));
+  lstm = register_module(
+      "lstm", torch::nn::LSTM(torch::nn::LSTMOptions(kDim, 2 * kDim).num_layers(2).batch_first(true)));
   gru = register_module("gru", torch::nn::GRU(torch::nn::GRUOptions(2 * kDim, 2 * kDim).batch_first(true)));
   head = register_module("head", torch::nn::Linear(2 * kDim, kDim));
 }

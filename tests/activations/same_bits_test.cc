@@ -25,7 +25,8 @@ Outcome train(Case c, const std::string& policy, const LossOf<typename Holder::I
     if (engine.rank() != 0) return;
     EXPECT_EQ(engine.activations() == nullptr, policy == "none");
     if (engine.activations() != nullptr) outcome.counts = engine.activations()->counts();
-    for (const auto& [name, tensor] : engine.sharded_model().buffers()) outcome.buffers[name] = tensor.clone();
+    for (const auto& [name, tensor] : engine.sharded_model().buffers())
+      outcome.buffers[name] = tensor.clone();
   });
   return outcome;
 }

@@ -226,7 +226,8 @@ TEST(ConfigCheck, KeysWithoutEffectGiveOneWarning) {
   ASSERT_EQ(report.warnings.size(), 1u);
   EXPECT_EQ(report.warnings[0],
             "c.json: these DeepSpeed keys have no effect in Tessera: comms_logger, wandb, "
-            "zero_allow_untested_optimizer, activation_checkpointing.partition_activations, zero_optimization.contiguous_gradients, "
+            "zero_allow_untested_optimizer, activation_checkpointing.partition_activations, "
+            "zero_optimization.contiguous_gradients, "
             "zero_optimization.stage3_max_reuse_distance, "
             "zero_optimization.sub_group_size");
   EXPECT_EQ(error_for(R"("dump_state": 1)"),
