@@ -28,6 +28,8 @@ class Checkpointing {
   /// hooks that call save_on_this_thread(). The model must outlive it.
   Checkpointing(zero::ShardedModel& model, const PolicyOptions& options, bool install_hooks = true);
 
+  /// Local. Before a forward that the engine calls; a model may also be called without.
+  void begin_forward() { subject_->recording->begin_forward(); }
   /// Local; Collective the first time under a budget, where ranks follow rank 0's choice. To be called before
   /// backward.
   void end_forward();

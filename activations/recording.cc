@@ -233,9 +233,7 @@ void Recording::add_result(RunningOperator& running, const at::Tensor& tensor, s
                            int profile_call) {
   const ValuePtr value = remember(tensor);
   value->id = num_results_++;
-  if (plan_ &&
-      (value->id >= static_cast<int>(plan_operators_.size()) || plan_operators_[value->id] != running.facts))
-    left_plan_ = true;
+  if (plan_ && left_plan_.empty()) check_plan(*value, *running.facts);
   int storage = -1;
   if (running.call) {
     for (const Call::Input& input : running.call->inputs) {
@@ -253,6 +251,13 @@ void Recording::add_result(RunningOperator& running, const at::Tensor& tensor, s
         {.call = profile_call, .storage = storage >= 0 ? storage : num_storages_++, .bytes = value->bytes});
     plan_operators_.push_back(running.facts);
   }
+}
+
+void Recording::check_plan(const Value& value, const OperatorFacts& facts) {
+  const bool longer = value.id >= static_cast<int>(plan_operators_.size());
+  if (!longer && plan_operators_[value.id] == &facts) return;
+  left_plan_ = str("result ", value.id, " is of ", facts.name, ", not of ",
+                   longer ? "any operator" : plan_operators_[value.id]->name);
 }
 
 int Recording::profile(const RunningOperator& running, double seconds) {
@@ -320,7 +325,7 @@ void Recording::settle(SavedTensor& saved, const ValuePtr& value, const at::Tens
 
 Fate Recording::decide(const ValuePtr& value) {
   bool drop = false;
-  if (plan_ && !left_plan_) {
+  if (plan_ && left_plan_.empty()) {
     drop = value->id >= 0 && plan_->drop[value->id] && can_be_made_by_plan(value);
   } else if (block_ >= 0 && value->segment == segment_) {
     drop = can_be_made(value, /*cheaply=*/false);
@@ -371,8 +376,7 @@ bool Recording::can_be_made_by_plan(const ValuePtr& value) {
 
 // ------------------------------------------------------------------------------------ between passes
 
-std::optional<Profile> Recording::end_pass() {
-  const std::lock_guard lock(mutex_);
+void Recording::start_anew() {
   known_.clear();
   kept_.clear();
   counted_.clear();
@@ -380,8 +384,25 @@ std::optional<Profile> Recording::end_pass() {
   num_results_ = 0;
   ++segment_;
   block_ = block_entry_ = -1;
-  last_ = std::exchange(counts_, {.num_repeated = counts_.num_repeated});
-  last_.left_plan = std::exchange(left_plan_, false);
+  left_plan_.clear();
+}
+
+void Recording::begin_forward() {
+  const std::lock_guard lock(mutex_);
+  if (counts_.num_kept > 0 || counts_.num_dropped > 0) return;
+  start_anew();
+  if (!profiling_) return;
+  profile_ = {};
+  plan_operators_.clear();
+}
+
+std::optional<Profile> Recording::end_pass() {
+  const std::lock_guard lock(mutex_);
+  const int64_t num_repeated = counts_.num_repeated;
+  last_ = std::exchange(counts_, Counts());
+  last_.left_plan = left_plan_;
+  counts_.num_repeated = num_repeated;
+  start_anew();
   return profiling_ ? std::optional(profile_) : std::nullopt;
 }
 

@@ -24,6 +24,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <unordered_map>
 #include <unordered_set>
 #include <vector>
@@ -76,7 +77,7 @@ struct Counts {
   int64_t dropped_bytes = 0;  ///< of saved tensors that were not kept
   int64_t num_kept = 0, num_dropped = 0;
   int64_t num_repeated = 0;  ///< operators run again, in all backward passes so far
-  bool left_plan = false;
+  std::string left_plan;     ///< where the forward called another operator than the plan has; empty: nowhere
 };
 
 /// Called by the thread that runs the forward, and by those that run backward.
@@ -91,6 +92,10 @@ class Recording : public std::enable_shared_from_this<Recording> {
   void operator_started(RunningOperator& running, c10::ArrayRef<const c10::IValue> inputs);
   void operator_ended(RunningOperator& running, const std::vector<c10::IValue>& results);
   std::shared_ptr<SavedTensor> save(const at::Tensor& tensor, RunningOperator* running);
+
+  /// The engine's own call of the model begins: what was heard before is no part of the forward, if autograd
+  /// has saved nothing yet.
+  void begin_forward();
 
   // -- between passes --
   /// The forward has ended. Returns what a first pass under a budget has recorded.
@@ -126,6 +131,8 @@ class Recording : public std::enable_shared_from_this<Recording> {
   Fate decide(const ValuePtr& value);
   bool can_be_made(const ValuePtr& value, bool cheaply) const;
   bool can_be_made_by_plan(const ValuePtr& value);
+  void check_plan(const Value& value, const OperatorFacts& facts);
+  void start_anew();
   void sweep();
 
   const PolicyOptions options_;
@@ -138,7 +145,8 @@ class Recording : public std::enable_shared_from_this<Recording> {
   size_t swept_size_ = 256;
   int segment_ = 0, block_ = -1, block_entry_ = -1;
   int num_results_ = 0, num_storages_ = 0;
-  bool profiling_, left_plan_ = false;
+  bool profiling_;
+  std::string left_plan_;  // see Counts
   Profile profile_;
   std::optional<Plan> plan_;
   std::vector<const OperatorFacts*> plan_operators_;  // by result

@@ -295,6 +295,7 @@ Engine::ForwardScope::ForwardScope(Engine& engine)
   engine_.sharded_->check_usable();
   // A new micro-step begins, whether or not step() was called after the last.
   if (engine_.sharded_->training()) engine_.micro_step_closed_ = true;
+  if (engine_.activations_ && engine_.sharded_->training()) engine_.activations_->begin_forward();
   engine_.sharded_->begin_forward();
 }
 
