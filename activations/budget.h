@@ -13,7 +13,7 @@ struct Profile {
     std::string name;
     double seconds = 0;
     bool repeatable = false;
-    std::vector<int> inputs;  ///< results that it read
+    std::vector<int> inputs = {};  ///< results that it read
   };
   struct Result {
     int call = -1;

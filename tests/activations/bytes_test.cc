@@ -18,7 +18,8 @@ template <class Holder>
 auto make_engine(Holder model, const std::string& policy, int64_t budget = 0) {
   Case c;
   c.micro_batch = 4;
-  c.config.activations = {.policy = policy, .budget_bytes = budget};
+  c.config.activations.policy = policy;
+  c.config.activations.budget_bytes = budget;
   return initialize(model, engine_config(c),
                     std::make_shared<comm::SelfCommunicator>(std::chrono::minutes(1)));
 }

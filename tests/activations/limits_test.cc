@@ -63,7 +63,9 @@ TEST_F(Limits, AnInputWrittenAfterwardsIsCopiedBefore) {
     mask.zero_();
     engine->backward(loss);
     gradients.push_back(engine->full_gradient("layer.weight"));
-    if (engine->activations() != nullptr) EXPECT_GT(engine->activations()->counts().num_repeated, 0);
+    if (engine->activations() != nullptr) {
+      EXPECT_GT(engine->activations()->counts().num_repeated, 0);
+    }
   }
   EXPECT_TRUE(at::equal(gradients[0], gradients[1]));
 }
@@ -125,7 +127,9 @@ TEST_F(Limits, BackwardOfBackwardHasTheSameBits) {
     const auto engine = make_engine(policy);
     engine->backward(engine->forward(x).mean());
     gradients.push_back(engine->full_gradient("layer.weight"));
-    if (engine->activations() != nullptr) EXPECT_GT(engine->activations()->counts().num_repeated, 0);
+    if (engine->activations() != nullptr) {
+      EXPECT_GT(engine->activations()->counts().num_repeated, 0);
+    }
   }
   EXPECT_TRUE(at::equal(gradients[0], gradients[1]));
 }
