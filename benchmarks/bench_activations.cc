@@ -68,6 +68,11 @@ class Contestant {
   double min_ms() const { return *std::min_element(times_.begin(), times_.end()); }
   int64_t peak() const { return peak_; }
   double loss() const { return loss_; }
+  int64_t planned_bytes() const {
+    return engine_->activations() != nullptr && engine_->activations()->plan() != nullptr
+               ? engine_->activations()->plan()->kept_bytes
+               : 0;
+  }
   activations::Counts counts() const {
     return engine_->activations() != nullptr ? engine_->activations()->counts() : activations::Counts();
   }
@@ -122,14 +127,16 @@ void run(const Options& options) {
     std::shuffle(order.begin(), order.end(), random);
     for (Contestant* contestant : order) contestant->turn(meter, options.steps);
   }
-  std::printf("%-13s %9s %9s %8s %12s %8s %10s %12s\n", "", "step ms", "min ms", "x none", "peak MB",
-              "x none", "kept MB", "loss");
+  std::printf("%-13s %9s %9s %8s %9s %8s %9s %11s %12s\n", "", "step ms", "min ms", "x none", "peak MB",
+              "x none", "kept MB", "planned MB", "loss");
   const Contestant& none = *all.front();
   for (const auto& c : all)
-    std::printf("%-13s %9.1f %9.1f %8.3f %12.2f %8.3f %10.2f %12.9f\n", c->name().c_str(), c->median_ms(),
-                c->min_ms(), c->median_ms() / none.median_ms(), static_cast<double>(c->peak()) / 1e6,
+    std::printf("%-13s %9.1f %9.1f %8.3f %9.2f %8.3f %9.2f %11.2f %12.9f\n", c->name().c_str(),
+                c->median_ms(), c->min_ms(), c->median_ms() / none.median_ms(),
+                static_cast<double>(c->peak()) / 1e6,
                 static_cast<double>(c->peak()) / static_cast<double>(none.peak()),
-                static_cast<double>(c->counts().kept_bytes) / 1e6, c->loss());
+                static_cast<double>(c->counts().kept_bytes) / 1e6,
+                static_cast<double>(c->planned_bytes()) / 1e6, c->loss());
 }
 
 }  // namespace

@@ -58,10 +58,9 @@ void Engine::report_activations() {
   const activations::Counts counts = activations_->counts();
   if (rank() != 0) return;
   if (!counts.left_plan.empty() && !std::exchange(left_plan_reported_, true))
-    options_.log.warning(
-        str("activation_checkpointing: the model calls other operators than in its first step (",
-            counts.left_plan,
-            "): there the plan for the budget is left, and \"cheap\" decides from there on"));
+    options_.log.warning(str(
+        "activation_checkpointing: the model calls other operators than in its first step (",
+        counts.left_plan, "): there the plan for the budget is left, and \"cheap\" decides from there on"));
   if (config_.activations.profile && micro_steps_ <= 2)
     options_.log.info(str("activation_checkpointing: forward ", micro_steps_, " keeps ", counts.num_kept,
                           " saved tensors, ", counts.kept_bytes, " bytes; ", counts.num_dropped, ", ",
