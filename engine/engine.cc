@@ -8,6 +8,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "activations/checkpointing.h"
 #include "comm/torch_dtype.h"
 #include "core/error.h"
 #include "core/str.h"
@@ -102,6 +103,7 @@ Engine::Engine(const zero::ModelView& model, const EngineConfig& config, comm::C
   refuse_unscaled_fp16();
   sharded_ = std::make_unique<zero::ShardedModel>(
       model, comm_, sharding_options(config_, options_, optimizer_, comm_->size()));
+  set_up_activations();
   input_dtype_ = input_dtype();
   if (config_.checkpoint.async) checkpoint_writer();
 }
@@ -206,6 +208,10 @@ void Engine::backward(const at::Tensor& loss, bool average) {
   ++micro_steps_;
   ++micro_steps_in_window_;
   micro_step_closed_ = false;
+  if (activations_) {
+    activations_->end_forward();
+    report_activations();
+  }
   sharded_->backward(scaled, {.first = first, .last = at_boundary_});
 }
 
@@ -300,12 +306,14 @@ void Engine::train() {
   sharded_->check_usable();
   set_training(true);
   sharded_->train();
+  if (activations_) activations_->set_training(true);
 }
 
 void Engine::eval() {
   sharded_->check_usable();
   set_training(false);
   sharded_->eval();
+  if (activations_) activations_->set_training(false);
 }
 
 Engine::ForwardScope::ForwardScope(Engine& engine)
@@ -313,6 +321,7 @@ Engine::ForwardScope::ForwardScope(Engine& engine)
   engine_.sharded_->check_usable();
   // A new micro-step begins, whether or not step() was called after the last.
   if (engine_.sharded_->training()) engine_.micro_step_closed_ = true;
+  if (engine_.activations_ && engine_.sharded_->training()) engine_.activations_->begin_forward();
   engine_.sharded_->begin_forward();
 }
 

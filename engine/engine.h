@@ -45,6 +45,9 @@ struct Module;
 namespace tessera {
 
 class CheckpointWriter;
+namespace activations {
+class Checkpointing;
+}
 struct LoadedCheckpoint;  // engine/checkpointing.h
 struct LoadOptions;
 
@@ -61,6 +64,8 @@ struct InitOptions {
   /// A formula of one's own, in place of the one of the config's optimizer: of that only lr, weight_decay,
   /// param groups and the schedule count then. See zero/update_rule.h.
   std::shared_ptr<const zero::UpdateRule> update_rule = nullptr;
+  /// false in a process of Python, whose own autograd engine hears of saved tensors.
+  bool autograd_hooks = true;
 };
 
 /// One rank's engine. Used by one thread. Calls marked Collective must be made by all ranks, in the same
@@ -169,6 +174,8 @@ class Engine {
   }
   comm::Communicator& comm() { return *comm_; }
   zero::ShardedModel& sharded_model() { return *sharded_; }
+  /// What is recomputed in backward; null: nothing is.
+  const activations::Checkpointing* activations() const { return activations_.get(); }
 
  protected:
   Engine(const zero::ModelView& model, const EngineConfig& config, comm::CommunicatorPtr comm,
@@ -211,6 +218,8 @@ class Engine {
   void refuse_unscaled_fp16() const;
   std::optional<at::ScalarType> input_dtype() const;
   void warn_unmatched_patterns() const;
+  void set_up_activations();
+  void report_activations();
   /// Whether the next backward() is the window's last.
   bool next_is_last() const {
     return set_boundary_.value_or(micro_steps_in_window_ + 1 == config_.gradient_accumulation_steps);
@@ -229,7 +238,8 @@ class Engine {
   LrSchedule schedule_;
   std::vector<zero::NamedTensor> parameters_;
   std::unique_ptr<zero::ShardedModel> sharded_;
-  std::unique_ptr<CheckpointWriter> checkpoint_writer_;  ///< refers to sharded_
+  std::unique_ptr<activations::Checkpointing> activations_;  ///< refers to sharded_
+  std::unique_ptr<CheckpointWriter> checkpoint_writer_;      ///< refers to sharded_
   std::optional<at::ScalarType>
       input_dtype_;  ///< of forward()'s floating inputs; unset: they stay as they are
 
@@ -239,6 +249,7 @@ class Engine {
   int64_t micro_steps_ = 0, micro_steps_in_window_ = 0;
   int64_t global_steps_ = 0, skipped_steps_ = 0;
   bool stop_requested_ = false, should_stop_ = false;
+  bool left_plan_reported_ = false;
   std::optional<std::vector<double>> set_rates_;  ///< in place of the schedule's
   double gradient_norm_ = 0;
   double gradient_scale_ = 1;  ///< loss scale by which the accumulated gradients are multiplied

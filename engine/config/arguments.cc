@@ -197,7 +197,7 @@ const OtherArgument kOtherArguments[] = {
      "here it is zero_optimization.stage: 3 shards parameters too (full_shard), 2 gradients and optimizer "
      "state (shard_grad_op)"},
     {"gpu_ids", "here CUDA_VISIBLE_DEVICES in the environment says it"},
-    {"gradient_checkpointing", "there is none here: what the model itself recomputes is allowed"},
+    {"gradient_checkpointing", "`activation_checkpointing.policy` \"block\" does this, for any model"},
     {"group_by_length",
      "there is none here: texts of a batch are padded to the longest of a rank's micro-batch"},
     {"hub_model_id hub_token push_to_hub", "there is no client of the Hub here"},

@@ -76,6 +76,15 @@ struct AutocastConfig {
   bool operator==(const AutocastConfig&) const = default;
 };
 
+/// Which saved tensors are made again in backward (activations/checkpointing.h).
+struct ActivationConfig {
+  std::string policy = "none";  ///< our own key: "none", "cheap", "block" or "budget"
+  int64_t budget_bytes = 0;     ///< our own key: for "budget": of saved tensors that a rank keeps
+  std::string blocks;           ///< our own key: for "block": patterns of modules' names, separated by spaces
+  bool profile = false;         ///< logs after the first forward, and the second, what is kept
+  bool operator==(const ActivationConfig&) const = default;
+};
+
 struct CheckpointConfig {
   bool async = false;     ///< our own key: save_checkpoint() returns after a copy; a thread writes it
   int64_t keep_last = 0;  ///< our own key: checkpoints to keep; 0: all
@@ -128,6 +137,7 @@ struct EngineConfig {
   int64_t steps_per_print = 10;  ///< 0: never
   bool wall_clock_breakdown = false;
   bool memory_breakdown = false;
+  ActivationConfig activations;
   CheckpointConfig checkpoint;
   MonitorConfig monitors;
   int64_t seed = 42;

@@ -75,6 +75,14 @@ void add_schedule_rows(Rows rows) {
   rows.no_effect("verbose", "the learning rate is in the progress line");
 }
 
+void add_activation_rows(Rows rows) {
+  rows.no_effect("partition_activations", "there is no tensor parallelism whose ranks could share them");
+  rows.no_effect("cpu_checkpointing", "what is kept stays on its device; `policy` says what is recomputed");
+  rows.no_effect("contiguous_memory_optimization", "what is kept is not copied");
+  rows.no_effect("number_checkpoints", "`policy` finds the blocks", kInteger, kNullable);
+  rows.no_effect("synchronize_checkpoint_boundary", "recomputation needs no synchronization");
+}
+
 void add_checkpoint_rows(Rows rows) {
   rows.no_effect("tag_validation", "ranks that save under different tags always fail",
                  choices({"Ignore", "Warn", "Fail"}));
@@ -196,7 +204,6 @@ void add_other_rows(Rows rows) {
   rows.no_effect("optimizer.legacy_fusion", "the fusion of DeepSpeed's first fp16 optimizer");
   rows.no_effect("flops_profiler", "there is no FLOPS profiler", enabled);
   rows.no_effect("comms_logger", "collectives are not logged one by one", enabled);
-  rows.no_effect("activation_checkpointing", "recomputation is the model's own matter", kSection);
   rows.no_effect("aio", "transfers are pieces of 4 MiB, 32 under way at once", kSection);
   rows.no_effect("timers", "`wall_clock_breakdown` decides what is timed", kSection);
   rows.no_effect("seq_parallel_communication_data_type", "there is no sequence parallelism",
@@ -227,6 +234,7 @@ std::vector<Key> deepspeed_keys() {
   std::vector<Key> keys;
   add_optimizer_rows({"optimizer.params", keys});
   add_schedule_rows({"scheduler.params", keys});
+  add_activation_rows({"activation_checkpointing", keys});
   add_checkpoint_rows({"checkpoint", keys});
   add_zero_rows({"zero_optimization", keys});
   add_refused_zero_rows({"zero_optimization", keys});

@@ -115,6 +115,26 @@ std::vector<Field> offload_fields(OffloadConfig& c, const char* what) {
   };
 }
 
+std::vector<Field> activation_fields(ActivationConfig& c) {
+  return {
+      {"policy", &c.policy,
+       "Our own key: what is recomputed in backward: \"none\"; \"cheap\": elementwise operators, norms, "
+       "casts "
+       "and dropout; \"block\": all of a block but its input; \"budget\": what frees the most bytes for a "
+       "second, "
+       "until `budget_bytes` are enough",
+       choices({"none", "cheap", "block", "budget"})},
+      {"budget_bytes", &c.budget_bytes,
+       "Our own key: bytes of saved tensors that a rank keeps from forward to backward, for \"budget\"",
+       between(0, kMaxNumel)},
+      {"blocks", &c.blocks,
+       "Our own key: patterns (`*`, `?`) of the names of the modules that are blocks, separated by spaces; "
+       "\"\": "
+       "repeated submodules are found by themselves"},
+      {"profile", &c.profile, "Logs what the first two steps keep and recompute"},
+  };
+}
+
 std::vector<Field> checkpoint_fields(CheckpointConfig& c) {
   return {
       {"async", &c.async,
@@ -163,6 +183,7 @@ std::vector<Field> fields_of(EngineConfig& config) {
       {"zero_optimization.offload_optimizer",
        offload_fields(config.zero.offload_optimizer, "optimizer states, fp32 masters and sharded gradients")},
       {"zero_optimization.offload_param", offload_fields(config.zero.offload_param, "sharded parameters")},
+      {"activation_checkpointing", activation_fields(config.activations)},
       {"checkpoint", checkpoint_fields(config.checkpoint)},
       {"tensorboard", file_monitor_fields("tensorboard", "TensorBoard event files", monitors.tensorboard)},
       {"csv_monitor",
@@ -205,6 +226,7 @@ KeyTable engine_keys() {
         {"torch_autocast", "Mixed precision operator by operator"},
         {"data_types", "Types of what is kept"},
         {"zero_optimization", "Sharding. The old form `true` (stage 1) or `false` is understood"},
+        {"activation_checkpointing", "What is kept from forward to backward, and what is recomputed"},
         {"checkpoint", "Saving and loading"},
         {"tensorboard", "TensorBoard event files"},
         {"csv_monitor", "One CSV file a number"},

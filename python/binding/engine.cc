@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "activations/checkpointing.h"
 #include "engine/checkpointing.h"
 #include "engine/config/parse.h"
 #include "python/binding/bindings.h"
@@ -41,6 +42,7 @@ std::unique_ptr<PyEngine> make_engine(const Named& parameters, const Named& buff
   options.device = comm->device();
   options.local_rank = local_rank;
   options.steps_per_epoch = steps_per_epoch;
+  options.autograd_hooks = false;  // Python's own engine has their place: engine.py pushes hooks
   if (comm->rank() == 0) options.log = Logger(LogOptions{});
   return std::make_unique<PyEngine>(view, config, comm, options);
 }
@@ -128,6 +130,20 @@ void bind_gathered_parameters(py::module_& module) {
       .def("abandon", &zero::GatheredParameters::abandon, ReleaseGil());
 }
 
+/// What stands for a tensor that autograd saves: see _saved_tensors_hooks in engine.py.
+void bind_saved_tensors(py::module_& module) {
+  using activations::SavedTensor;
+  py::class_<SavedTensor, std::shared_ptr<SavedTensor>>(module, "SavedTensor")
+      .def("unpack", &SavedTensor::unpack, ReleaseGil());
+  module.def(
+      "save_tensor",
+      [](const at::Tensor& tensor) {
+        std::shared_ptr<SavedTensor> saved = activations::save_on_this_thread(tensor);
+        return saved ? saved : std::make_shared<SavedTensor>(nullptr, tensor);
+      },
+      py::arg("tensor"));
+}
+
 void bind_param_groups(py::module_& module) {
   using kernels::Hyper;
   py::class_<Hyper>(module, "Hyper")
@@ -153,6 +169,7 @@ void bind_param_groups(py::module_& module) {
 
 void bind_engine(py::module_& module) {
   bind_param_groups(module);
+  bind_saved_tensors(module);
   py::class_<PyEngine> engine(module, "Engine");
   bind_gathered_parameters(module);
   module.def("is_released", &is_released, py::arg("tensor"));
@@ -176,6 +193,16 @@ void bind_engine(py::module_& module) {
           "check_same_parameters",
           [](PyEngine& self, const Named& now) { self.check_same_parameters(named_tensors(now)); },
           py::arg("now"))
+      .def_property_readonly("recomputes", [](const PyEngine& self) { return self.activations() != nullptr; })
+      .def("activation_counts",
+           [](const PyEngine& self) {
+             const activations::Counts counts = self.activations()->counts();
+             return std::map<std::string, int64_t>{{"kept_bytes", counts.kept_bytes},
+                                                   {"dropped_bytes", counts.dropped_bytes},
+                                                   {"num_kept", counts.num_kept},
+                                                   {"num_dropped", counts.num_dropped},
+                                                   {"num_repeated", counts.num_repeated}};
+           })
       // rates
       .def("param_groups", &param_groups)
       .def("set_hyper", &set_hyper, py::arg("group"), py::arg("hyper"))

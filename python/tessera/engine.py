@@ -9,7 +9,7 @@
 import json
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +91,8 @@ class Engine(Numbers):
         kwargs = {key: map_tensors(value, prepare) for key, value in kwargs.items()}
         engine.begin_forward()
         try:
-            result = self.module(*args, **kwargs)
+            with self._saved_tensors_hooks():
+                result = self.module(*args, **kwargs)
         except BaseException as error:
             engine.leave_forward()
             if isinstance(error, Exception):
@@ -101,6 +102,12 @@ class Engine(Numbers):
         return result
 
     __call__ = forward
+
+    def _saved_tensors_hooks(self) -> AbstractContextManager:
+        """While the module runs: what `activation_checkpointing` drops of what autograd saves."""
+        if not self._engine.recomputes or not torch.is_grad_enabled():
+            return nullcontext()
+        return torch.autograd.graph.saved_tensors_hooks(_engine.save_tensor, _engine.SavedTensor.unpack)
 
     def backward(self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True) -> torch.Tensor:
         """Add the loss's gradients to those of this step. Collective where gradients are reduced. In place of `loss.backward()`.

@@ -5,7 +5,7 @@ from pathlib import Path, PurePosixPath
 from source_tree import CPP_SUFFIXES, code_of, project_files
 
 # Folder -> the folders it may include from, itself excepted. The order is the order of the layers.
-CHAIN = ["core", "comm", "zero", "checkpoint", "engine", "train", "examples"]
+CHAIN = ["core", "comm", "zero", "activations", "checkpoint", "engine", "train", "examples"]
 MAY_INCLUDE = {folder: set(CHAIN[:i]) for i, folder in enumerate(CHAIN)}
 MAY_INCLUDE["checkpoint"] = {"core", "zero"}  # of zero only the layout: CHECKPOINT_FROM_ZERO
 MAY_INCLUDE["launcher"] = MAY_INCLUDE["monitor"] = {"core"}

@@ -81,7 +81,7 @@ TEST(ConfigCheck, WrongValues) {
 
 TEST(ConfigCheck, UnknownKeys) {
   const auto top = [](const std::string& nearest) {
-    return "; expected one of " + nearest + ", … (all 23 are in docs/configuration.md)";
+    return "; expected one of " + nearest + ", … (all 24 are in docs/configuration.md)";
   };
   const std::vector<std::pair<std::string, std::string>> cases = {
       {R"("sede": 1)", "sede: unknown key (did you mean \"seed\"?), found 1 (a number)" +
@@ -223,9 +223,9 @@ TEST(ConfigCheck, KeysWithoutEffectGiveOneWarning) {
       {.report = &report}, "c.json");
   ASSERT_EQ(report.warnings.size(), 1u);
   EXPECT_EQ(report.warnings[0],
-            "c.json: these DeepSpeed keys have no effect in Tessera: activation_checkpointing, comms_logger, "
-            "wandb, "
-            "zero_allow_untested_optimizer, zero_optimization.contiguous_gradients, "
+            "c.json: these DeepSpeed keys have no effect in Tessera: comms_logger, wandb, "
+            "zero_allow_untested_optimizer, activation_checkpointing.partition_activations, "
+            "zero_optimization.contiguous_gradients, "
             "zero_optimization.stage3_max_reuse_distance");
   EXPECT_EQ(error_for(R"("dump_state": 1)"),
             "c.json:1: dump_state: found 1 (a number); expected true or false");

@@ -1,0 +1,67 @@
+#include "activations/checkpointing.h"
+
+#include <algorithm>
+#include <sstream>
+
+#include "activations/blocks.h"
+#include "core/str.h"
+
+namespace tessera::activations {
+namespace {
+
+std::shared_ptr<Subject> subject_of(zero::ShardedModel& model, const PolicyOptions& options) {
+  const zero::Layout& layout = model.layout();
+  auto subject = std::make_shared<Subject>();
+  subject->recording = std::make_shared<Recording>(options);
+  subject->residency = &model.residency();
+  std::vector<NamedShape> shapes;
+  for (int i = 0; i < layout.num_parameters(); ++i) {
+    const zero::ParameterSpec& spec = layout.parameters()[i];
+    shapes.push_back({spec.name, str(static_cast<int>(spec.dtype), " ", join(spec.shape, "x"))});
+    subject->slices.push_back(layout.slice(i));
+  }
+  for (const zero::UnitSpec& unit : layout.units()) subject->parameters.push_back(unit.parameters);
+  if (options.kind == PolicyOptions::Kind::kCheap)
+    subject->blocks.assign(shapes.size(), -1);
+  else
+    subject->blocks = blocks_of(shapes, options.is_block);
+  return subject;
+}
+
+/// What ranks must have in common to follow one plan, and this rank's choice.
+std::string describe(const Profile& profile, const Plan& plan) {
+  size_t digest = 0;
+  for (const Profile::Call& call : profile.calls)
+    digest = digest * 1'000'003 + std::hash<std::string>()(call.name);
+  std::string text = str(digest, " ", profile.results.size(), " ");
+  for (const bool drop : plan.drop) text += drop ? '1' : '0';
+  return text;
+}
+
+}  // namespace
+
+Checkpointing::Checkpointing(zero::ShardedModel& model, const PolicyOptions& options, bool install_hooks)
+    : model_(model), subject_(subject_of(model, options)), listener_(subject_) {
+  if (install_hooks) install_autograd_hooks();
+  for (const int block : subject_->blocks) num_blocks_ = std::max(num_blocks_, block + 1);
+}
+
+void Checkpointing::end_forward() {
+  ++subject_->pass;
+  const std::optional<Profile> profile = subject_->recording->end_pass();
+  if (!profile || profile->results.empty()) return;
+  plan_ = choose(*profile, subject_->recording->options().budget_bytes);
+  const auto all = model_.comm().exchange(describe(*profile, *plan_), "activation_checkpointing");
+  const auto operators = [](const std::string& text) { return text.substr(0, text.rfind(' ')); };
+  const bool alike = std::all_of(all.begin(), all.end(), [&](const std::string& other) {
+    return operators(other) == operators(all.front());
+  });
+  if (!alike) plan_.reset();
+  if (plan_) {
+    const std::string drop = all.front().substr(all.front().rfind(' ') + 1);
+    for (size_t id = 0; id < drop.size(); ++id) plan_->drop[id] = drop[id] == '1';
+  }
+  subject_->recording->follow(plan_);
+}
+
+}  // namespace tessera::activations

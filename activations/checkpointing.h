@@ -1,0 +1,53 @@
+// Checkpointing: activation recomputation (gradient checkpointing) of one model, as it is: nothing of it is
+// wrapped. Autograd asks what to save; operators that ran are known by at::RecordFunction; what is dropped is
+// made again in backward by calling them once more, with the same arguments and generator states, so
+// gradients are the same to the bit.
+//
+// After: Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016); the choice under a budget
+// follows the idea of Kirisame et al., "Dynamic Tensor Rematerialization" (2021): bytes freed for a second
+// lost.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "activations/budget.h"
+#include "activations/listener.h"
+#include "activations/policy.h"
+#include "activations/recording.h"
+#include "zero/sharded_model.h"
+
+namespace tessera::activations {
+
+/// Used by the thread that uses the ShardedModel.
+class Checkpointing {
+ public:
+  /// Local. From the next forward on. `install_hooks`: false in a process of Python, where the caller pushes
+  /// hooks that call save_on_this_thread(). The model must outlive it.
+  Checkpointing(zero::ShardedModel& model, const PolicyOptions& options, bool install_hooks = true);
+
+  /// Local. Before a forward that the engine calls; a model may also be called without.
+  void begin_forward() { subject_->recording->begin_forward(); }
+  /// Local; Collective the first time under a budget, where ranks follow rank 0's choice. To be called before
+  /// backward.
+  void end_forward();
+  /// Local. In evaluation nothing is recorded.
+  void set_training(bool training) { subject_->active = training; }
+
+  /// Local. Of the last forward.
+  Counts counts() const { return subject_->recording->counts(); }
+  /// What a budget has chosen, or null.
+  const Plan* plan() const { return plan_ ? &*plan_ : nullptr; }
+  int num_blocks() const { return num_blocks_; }
+
+ private:
+  zero::ShardedModel& model_;
+  std::shared_ptr<Subject> subject_;
+  Listener listener_;
+  int num_blocks_ = 0;
+  std::optional<Plan> plan_;
+};
+
+}  // namespace tessera::activations

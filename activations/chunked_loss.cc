@@ -1,0 +1,91 @@
+#include "activations/chunked_loss.h"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "core/error.h"
+#include "core/str.h"
+
+namespace tessera {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+struct Gradients {
+  at::Tensor hidden, weight, bias;  // undefined: not asked for
+};
+
+/// Adds the gradients of one chunk. probabilities: (rows, vocabulary) fp32, overwritten.
+void add_gradients(Gradients& gradients, at::Tensor probabilities, const at::Tensor& hidden,
+                   const at::Tensor& weight, const at::Tensor& target, const at::Tensor& counts,
+                   const at::Tensor& scale, int64_t first_row) {
+  const at::Tensor column = target.clamp_min(0).unsqueeze(1);
+  probabilities.scatter_add_(1, column, at::full({1, 1}, -1, probabilities.options()).expand_as(column));
+  probabilities.mul_((counts * scale).unsqueeze(1));
+  const at::Tensor low = probabilities.to(hidden.scalar_type());
+  if (gradients.hidden.defined())
+    gradients.hidden.narrow(0, first_row, hidden.size(0))
+        .copy_(at::matmul(low, weight.to(low.scalar_type())));
+  if (gradients.weight.defined()) gradients.weight.add_(at::matmul(low.t(), hidden));
+  if (gradients.bias.defined()) gradients.bias.add_(probabilities.sum(0));
+}
+
+struct ChunkedCrossEntropy : torch::autograd::Function<ChunkedCrossEntropy> {
+  /// hidden: (rows, dim), target: (rows)
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& hidden, const at::Tensor& weight,
+                            const std::optional<at::Tensor>& bias, const at::Tensor& target,
+                            int64_t chunk_rows, int64_t ignore_index) {
+    const bool has_bias = bias.has_value() && bias->defined();
+    Gradients gradients;
+    if (context->needs_input_grad(0)) gradients.hidden = at::empty_like(hidden);
+    if (context->needs_input_grad(1)) gradients.weight = at::zeros_like(weight);
+    if (has_bias && context->needs_input_grad(2))
+      gradients.bias = at::zeros(bias->sizes(), bias->options().dtype(at::kFloat));
+    const at::Tensor counts = (target != ignore_index).to(at::kFloat);
+    const at::Tensor scale = 1 / counts.sum();
+    at::Tensor sum = at::zeros({}, counts.options());
+    for (int64_t row = 0; row < hidden.size(0); row += chunk_rows) {
+      const int64_t rows = std::min(chunk_rows, hidden.size(0) - row);
+      const at::Tensor part = hidden.narrow(0, row, rows), wanted = target.narrow(0, row, rows);
+      const at::Tensor logits = at::linear(part, weight, has_bias ? bias : std::nullopt).to(at::kFloat);
+      const at::Tensor log_probabilities = at::log_softmax(logits, -1);
+      sum = sum + at::nll_loss(log_probabilities, wanted, {}, at::Reduction::Sum, ignore_index);
+      if (gradients.hidden.defined() || gradients.weight.defined() || gradients.bias.defined())
+        add_gradients(gradients, log_probabilities.exp(), part, weight, wanted, counts.narrow(0, row, rows),
+                      scale, row);
+    }
+    if (gradients.bias.defined()) gradients.bias = gradients.bias.to(bias->scalar_type());
+    context->save_for_backward({gradients.hidden, gradients.weight, gradients.bias});
+    return sum * scale;
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradient) {
+    variable_list gradients;
+    for (const at::Tensor& saved : context->get_saved_variables())
+      gradients.push_back(saved.defined() ? saved * gradient[0].to(saved.scalar_type()) : at::Tensor());
+    gradients.resize(6);
+    return gradients;
+  }
+};
+
+}  // namespace
+
+at::Tensor chunked_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& bias,
+                                 const at::Tensor& target, const ChunkedLossOptions& options) {
+  if (hidden.dim() < 1 || weight.dim() != 2 || hidden.size(-1) != weight.size(1) ||
+      target.sizes() != hidden.sizes().slice(0, hidden.dim() - 1))
+    throw Error(tessera::str("chunked_cross_entropy(): hidden ", hidden.sizes(), ", weight ", weight.sizes(),
+                             ", target ", target.sizes(), "; expected (…, dim), (vocabulary, dim), (…)"));
+  if (options.chunk_rows < 1)
+    throw Error(
+        tessera::str("chunked_cross_entropy(): chunk_rows is ", options.chunk_rows, "; expected at least 1"));
+  return ChunkedCrossEntropy::apply(hidden.reshape({-1, hidden.size(-1)}), weight,
+                                    bias.defined() ? std::optional(bias) : std::nullopt, target.reshape(-1),
+                                    options.chunk_rows, options.ignore_index);
+}
+
+}  // namespace tessera

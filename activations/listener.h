@@ -1,0 +1,64 @@
+// Listener: connects the operators and the saved tensors of this process with the Recordings of its models. A
+// thread begins to record when an operator on it reads a parameter of a model that trains, so a model may be
+// called in any way and by any thread; it stops at the model's backward.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <atomic>
+#include <memory>
+#include <vector>
+
+#include "activations/recording.h"
+#include "zero/layout.h"
+
+namespace tessera::zero {
+class Residency;
+}
+
+namespace tessera::activations {
+
+/// A model as operators show it.
+struct Subject {
+  std::shared_ptr<Recording> recording;
+  const zero::Residency* residency = nullptr;  ///< the one that its units point to
+  std::vector<zero::UnitSlice> slices;         ///< by parameter
+  std::vector<std::vector<int>> parameters;    ///< by unit, ordered by offset
+  std::vector<int> blocks;                     ///< by parameter; -1: none
+  std::atomic<int64_t> pass{0};                ///< a thread records for the pass in which it began
+  std::atomic<bool> active{true};              ///< the model trains
+};
+
+/// While one lives, the operators of all threads are heard.
+class Listener {
+ public:
+  explicit Listener(std::shared_ptr<Subject> subject);
+  ~Listener();
+  Listener(const Listener&) = delete;
+
+ private:
+  std::shared_ptr<Subject> subject_;
+};
+
+/// While one lives, this thread's operators are not recorded. (OperatorListener of zero/ hears them.)
+class Unheard {
+ public:
+  Unheard();
+  ~Unheard();
+  Unheard(const Unheard&) = delete;
+
+ private:
+  bool before_;
+};
+
+/// Local. What stands for `tensor` in autograd's graph: of the model that this thread is in the forward of;
+/// null when it is in none.
+std::shared_ptr<SavedTensor> save_on_this_thread(const at::Tensor& tensor);
+/// Local. Whether this thread is in the forward of a model.
+bool records_on_this_thread();
+
+/// Local. From now on autograd asks us what to save, on all threads. Not in a process of Python, whose own
+/// engine has this place.
+void install_autograd_hooks();
+
+}  // namespace tessera::activations

@@ -1,0 +1,30 @@
+// Which saved tensors are dropped and made again in backward. A policy decides for each tensor that autograd
+// saves; what follows from its answer (Fate) is the business of Recording and SavedTensor.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+namespace tessera::activations {
+
+/// What becomes of a saved tensor between forward and backward.
+enum class Fate {
+  kKeep,      ///< stays in memory
+  kRecompute  ///< dropped; made again when backward asks for it
+};
+
+struct PolicyOptions {
+  enum class Kind {
+    kCheap,  ///< drop what costs bytes rather than FLOPs, where all that it is made of is kept anyway
+    kBlock,  ///< keep what goes into a block (see Blocks); drop the rest of it. Outside of blocks: as kCheap
+    kBudget  ///< keep about `budget_bytes`; drop what frees the most bytes for a second of recomputation
+  };
+  Kind kind = Kind::kCheap;
+  int64_t budget_bytes = 0;  ///< a rank's
+  /// By a module's name: whether it is a block. Unset: they are found by themselves.
+  std::function<bool(const std::string& module)> is_block;
+  int64_t min_bytes = 4096;  ///< smaller tensors are always kept
+};
+
+}  // namespace tessera::activations

@@ -1,0 +1,445 @@
+#include "activations/recording.h"
+
+#include <ATen/core/grad_mode.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "activations/listener.h"
+#include "core/error.h"
+#include "core/str.h"
+#include "zero/cast_tracker.h"
+#include "zero/unit_memory.h"
+
+namespace tessera::activations {
+namespace {
+
+/// Longer chains are not looked at: they would cost more to make than a step can bear.
+constexpr int kMaxCheapDepth = 32;
+
+c10::StorageImpl* storage_of(const at::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+}
+
+/// Dense tensors with memory of their own kind: all else (sparse ones, tensors of functional transforms, …)
+/// is kept.
+bool supported(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.layout() == at::kStrided && tensor.has_storage() &&
+         !tensor.is_inference() && !tensor.is_quantized() &&
+         !tensor.unsafeGetTensorImpl()->is_python_dispatch();
+}
+
+bool is_parameter(const at::Tensor& tensor) { return zero::find_unit(*storage_of(tensor)) != nullptr; }
+
+void wait_for_device(const at::Device& device) {
+  if (device.is_cpu() || device.is_meta()) return;
+  c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
+}
+
+}  // namespace
+
+// --------------------------------------------------------------------------------- what a tensor is
+
+ValuePtr Recording::find(const at::Tensor& tensor) const {
+  const auto found = known_.find(tensor.unsafeGetTensorImpl());
+  if (found == known_.end()) return nullptr;
+  ValuePtr value = found->second.get();
+  if (!value || value->alive.expired() || value->made_version != tensor._version()) return nullptr;
+  const void* storage = storage_of(tensor);
+  if (value->storage != storage) return nullptr;  // set_data()
+  const auto written = last_write_.find(storage);
+  return written == last_write_.end() || written->second <= value->made_at ? value : nullptr;
+}
+
+ValuePtr Recording::remember(const at::Tensor& tensor) {
+  auto value = std::make_shared<Value>();
+  value->alive = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(tensor.getIntrusivePtr());
+  value->tensor = tensor.unsafeGetTensorImpl();
+  value->made_version = tensor._version();
+  value->storage = storage_of(tensor);
+  value->bytes = static_cast<int64_t>(storage_of(tensor)->nbytes());
+  value->made_at = clock_;
+  value->segment = segment_;
+  known_[value->tensor] = {value, value};
+  if (known_.size() > swept_size_) sweep();
+  return value;
+}
+
+void Recording::sweep() {
+  std::erase_if(known_, [](const auto& item) {
+    const ValuePtr value = item.second.get();
+    return !value || value->alive.expired();
+  });
+  std::erase_if(kept_, [](const auto& item) {
+    return std::all_of(item.second.begin(), item.second.end(),
+                       [](const std::weak_ptr<Value>& value) { return value.expired(); });
+  });
+  swept_size_ = std::max<size_t>(256, 2 * known_.size());
+}
+
+void Recording::hold(const ValuePtr& value, const at::Tensor& tensor) {
+  keep(*value, tensor);
+  kept_[value->storage].push_back(value);
+  const auto found = known_.find(value->tensor);
+  if (found != known_.end() && found->second.owned == value) found->second.owned.reset();
+}
+
+bool Recording::memory_is_kept(const void* storage) const {
+  const auto found = kept_.find(storage);
+  if (found == kept_.end()) return false;
+  return std::any_of(found->second.begin(), found->second.end(), [&](const std::weak_ptr<Value>& weak) {
+    const ValuePtr value = weak.lock();
+    return value && value->kept.defined() && storage_of(value->kept) == storage;
+  });
+}
+
+/// What an operator reads. Held where recomputation starts from it: what comes from outside of the forward
+/// (inputs, buffers: there is memory of it anyway), and what goes into a block.
+ValuePtr Recording::input_value(const at::Tensor& tensor) {
+  if (is_parameter(tensor)) {
+    auto value = std::make_shared<Value>();
+    value->made_version = tensor._version();
+    keep(*value, tensor);
+    return value;
+  }
+  ValuePtr value = find(tensor);
+  const bool from_outside = !value;
+  if (from_outside) value = remember(tensor);
+  if (value->kept.defined()) return value;
+  const bool into_block = block_ >= 0 && (value->segment != segment_ || !value->producer);
+  if (into_block || (from_outside && (!tensor.requires_grad() || plans_ahead()))) hold(value, tensor);
+  return value;
+}
+
+// ----------------------------------------------------------------------------------- the operators
+
+/// A parameter that began the block and is read again: the block is called again.
+void Recording::enter_block(int block, int parameter) {
+  const std::lock_guard lock(mutex_);
+  if (block == block_ && (block < 0 || parameter != block_entry_)) return;
+  ++segment_;
+  block_ = block;
+  block_entry_ = parameter;
+}
+
+bool Recording::wants(const OperatorFacts& facts) const {
+  return facts.repeatable && (facts.cheap || block_ >= 0 || plans_ahead());
+}
+
+void Recording::add_input(RunningOperator& running, size_t argument, int64_t position,
+                          const at::Tensor& tensor) {
+  if (!supported(tensor)) {
+    running.call.reset();
+    return;
+  }
+  ValuePtr value = input_value(tensor);
+  const bool written = (running.facts->written_arguments >> argument & 1) != 0;
+  // Nothing can bring back what is about to be overwritten.
+  if (written && (!value->producer && !value->recomputed)) running.call.reset();
+  if (running.call) running.call->inputs.push_back({argument, position, std::move(value)});
+}
+
+void Recording::operator_started(RunningOperator& running, c10::ArrayRef<const c10::IValue> inputs) {
+  const std::lock_guard lock(mutex_);
+  const OperatorFacts& facts = *running.facts;
+  running.started_at = ++clock_;
+  if (facts.in_place())
+    for (size_t i = 0; i < inputs.size() && i < 64; ++i)
+      if ((facts.written_arguments >> i & 1) != 0 && inputs[i].isTensor() && supported(inputs[i].toTensor()))
+        running.written.push_back(inputs[i].toTensor());
+  if (!facts.composite && wants(facts) && inputs.size() == facts.num_arguments) {
+    running.call = std::make_shared<Call>();
+    running.call->facts = &facts;
+    running.call->grad_mode = at::GradMode::is_enabled();
+    running.call->arguments.assign(inputs.begin(), inputs.end());
+    for (size_t i = 0; i < inputs.size() && running.call; ++i) {
+      c10::IValue& argument = running.call->arguments[i];
+      const c10::IValue given = argument;
+      if (given.isTensor()) {
+        argument = c10::IValue();
+        if (!given.toTensor().defined()) continue;
+        running.call->device = given.toTensor().device();
+        add_input(running, i, -1, given.toTensor());
+      } else if (given.isTensorList() || given.isOptionalTensorList()) {
+        const auto items = given.toListRef();
+        bool any = false;
+        for (size_t k = 0; k < items.size() && running.call; ++k) {
+          if (!items[k].isTensor() || !items[k].toTensor().defined()) continue;
+          any = true;
+          add_input(running, i, static_cast<int64_t>(k), items[k].toTensor());
+        }
+        const auto size = static_cast<int64_t>(items.size());
+        if (any && running.call) running.call->arguments[i] = given.isTensorList() ? size : -size;
+      }
+    }
+    if (running.call && facts.random) remember_generator(*running.call);
+  }
+  for (const at::Tensor& tensor : running.written) copy_before_writing(tensor);
+  if (profiling_ && running.call) wait_for_device(running.call->device);
+  running.start = std::chrono::steady_clock::now();
+}
+
+/// See [Note: written in place].
+void Recording::copy_before_writing(const at::Tensor& tensor) {
+  const auto found = kept_.find(storage_of(tensor));
+  if (found == kept_.end()) return;
+  for (const std::weak_ptr<Value>& weak : std::exchange(found->second, {})) {
+    const ValuePtr value = weak.lock();
+    if (!value || !value->kept.defined() || storage_of(value->kept) != found->first) continue;
+    value->kept = copy_of(value->kept);
+    value->version = value->kept._version();
+  }
+}
+
+/// Views and the tensors they are views of are no longer known: see [Note: written in place].
+void Recording::note_written(RunningOperator& running) {
+  for (const at::Tensor& tensor : running.written) {
+    const ValuePtr value = find(tensor);
+    if (value && value->made_at > running.started_at) continue;  // by an operator that this one called
+    last_write_[storage_of(tensor)] = ++clock_;
+  }
+}
+
+void Recording::operator_ended(RunningOperator& running, const std::vector<c10::IValue>& results) {
+  const std::lock_guard lock(mutex_);
+  if (profiling_ && running.call) wait_for_device(running.call->device);
+  const double seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - running.start).count();
+  ++clock_;
+  note_written(running);
+  if (!running.facts->composite) {
+    const std::vector<at::Tensor> tensors = flatten(results);
+    int profile_call = -1;
+    if (running.call) running.call->outputs.resize(tensors.size());
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      if (!supported(tensors[i]) || is_parameter(tensors[i]) || find(tensors[i])) continue;
+      if (profiling_ && profile_call < 0) profile_call = profile(running, seconds);
+      add_result(running, tensors[i], i, profile_call);
+    }
+  }
+  for (RunningOperator::Result& result : running.saved_results) {
+    const auto found = known_.find(result.tensor);
+    const ValuePtr value = found == known_.end() ? nullptr : found->second.get();
+    const at::Tensor tensor = result.saved->tensor_;
+    if (value && value->made_version == tensor._version() && value->storage == storage_of(tensor))
+      settle(*result.saved, value, tensor);
+    else if (count_kept(tensor) && profiling_)
+      profile_.fixed_bytes += static_cast<int64_t>(storage_of(tensor)->nbytes());
+  }
+}
+
+void Recording::add_result(RunningOperator& running, const at::Tensor& tensor, size_t index,
+                           int profile_call) {
+  const ValuePtr value = remember(tensor);
+  value->id = num_results_++;
+  if (plan_ && left_plan_.empty()) check_plan(*value, *running.facts);
+  int storage = -1;
+  if (running.call) {
+    for (const Call::Input& input : running.call->inputs) {
+      value->depth = std::max(value->depth, input.value->depth + 1);
+      if (input.value->storage == value->storage && input.value->id >= 0)
+        storage = profiling_ ? profile_.results[input.value->id].storage : -1;
+    }
+    if (value->depth <= kMaxCheapDepth || block_ >= 0 || plans_ahead()) {
+      value->producer = running.call;
+      running.call->outputs[index] = value;
+    }
+  }
+  if (profiling_) {
+    profile_.results.push_back(
+        {.call = profile_call, .storage = storage >= 0 ? storage : num_storages_++, .bytes = value->bytes});
+    plan_operators_.push_back(running.facts);
+  }
+}
+
+void Recording::check_plan(const Value& value, const OperatorFacts& facts) {
+  const bool longer = value.id >= static_cast<int>(plan_operators_.size());
+  if (!longer && plan_operators_[value.id] == &facts) return;
+  left_plan_ = str("result ", value.id, " is of ", facts.name, ", not of ",
+                   longer ? "any operator" : plan_operators_[value.id]->name);
+}
+
+int Recording::profile(const RunningOperator& running, double seconds) {
+  Profile::Call call;
+  call.name = running.facts->name;
+  call.seconds = seconds;
+  call.repeatable = running.call != nullptr;
+  if (running.call)
+    for (const Call::Input& input : running.call->inputs)
+      if (input.value->id >= 0) call.inputs.push_back(input.value->id);
+  profile_.calls.push_back(std::move(call));
+  return static_cast<int>(profile_.calls.size()) - 1;
+}
+
+// ------------------------------------------------------------------------------ what autograd saves
+
+std::shared_ptr<SavedTensor> Recording::save(const at::Tensor& tensor, RunningOperator* running) {
+  auto saved = std::make_shared<SavedTensor>(shared_from_this(), tensor);
+  // Casts of sharded parameters are dropped and made anew with their unit.
+  if (!supported(tensor) || is_parameter(tensor) || zero::find_cast(*storage_of(tensor)) != nullptr)
+    return saved;
+  const std::lock_guard lock(mutex_);
+  ValuePtr value = find(tensor);
+  const bool may_be_result = running != nullptr && running->recording.get() == this &&
+                             (!value || std::any_of(running->written.begin(), running->written.end(),
+                                                    [&](const at::Tensor& written) {
+                                                      return storage_of(written) == storage_of(tensor);
+                                                    }));
+  if (may_be_result) {
+    running->saved_results.push_back({saved, tensor.unsafeGetTensorImpl()});
+  } else {
+    settle(*saved, value ? value : remember(tensor), tensor);
+  }
+  return saved;
+}
+
+/// Returns whether this memory is counted for the first time.
+bool Recording::count_kept(const at::Tensor& tensor) {
+  ++counts_.num_kept;
+  if (!counted_.insert(storage_of(tensor)).second) return false;
+  counts_.kept_bytes += static_cast<int64_t>(storage_of(tensor)->nbytes());
+  return true;
+}
+
+void Recording::settle(SavedTensor& saved, const ValuePtr& value, const at::Tensor& tensor) {
+  saved.value_ = value;
+  const bool kept_already = memory_is_kept(value->storage);
+  const bool small = value->bytes < options_.min_bytes;
+  if (profiling_ && value->id >= 0) {
+    profile_.results[value->id].saved = true;
+    if (small) profile_.results[value->id].pinned = true;
+  }
+  if (!value->kept.defined() && !kept_already && !small && decide(value) == Fate::kRecompute) {
+    saved.tensor_.reset();
+    if (!std::exchange(value->dropped, true)) {
+      counts_.dropped_bytes += static_cast<int64_t>(tensor.nbytes());
+      ++counts_.num_dropped;
+    }
+    return;
+  }
+  if (!value->kept.defined()) hold(value, tensor);
+  saved.tensor_ = alias_of(tensor);
+  if (count_kept(tensor) && profiling_ && value->id < 0) profile_.fixed_bytes += value->bytes;
+}
+
+Fate Recording::decide(const ValuePtr& value) {
+  bool drop = false;
+  if (plan_ && left_plan_.empty()) {
+    drop = value->id >= 0 && plan_->drop[value->id] && can_be_made_by_plan(value);
+  } else if (block_ >= 0 && value->segment == segment_) {
+    drop = can_be_made(value, /*cheaply=*/false);
+  } else {
+    drop = can_be_made(value, /*cheaply=*/true);
+  }
+  return drop ? Fate::kRecompute : Fate::kKeep;
+}
+
+/// Whether all that leads to the value is kept already.
+bool Recording::can_be_made(const ValuePtr& value, bool cheaply) const {
+  std::vector<const Value*> wanted{value.get()};
+  std::unordered_set<const Value*> seen;
+  while (!wanted.empty()) {
+    const Value* next = wanted.back();
+    wanted.pop_back();
+    if (next->kept.defined() || !seen.insert(next).second) continue;
+    if (!next->producer) return false;
+    if (cheaply && (!next->producer->facts->cheap || seen.size() > kMaxCheapDepth)) return false;
+    for (const Call::Input& input : next->producer->inputs) wanted.push_back(input.value.get());
+  }
+  return true;
+}
+
+/// Holds now what the plan will keep: the model may take another way from here on.
+bool Recording::can_be_made_by_plan(const ValuePtr& value) {
+  std::vector<ValuePtr> wanted{value};
+  std::unordered_set<const Value*> seen;
+  while (!wanted.empty()) {
+    const ValuePtr next = wanted.back();
+    wanted.pop_back();
+    if (next->kept.defined() || !seen.insert(next.get()).second) continue;
+    const bool planned_to_stay =
+        next != value && next->id >= 0 && profile_.results[next->id].saved && !plan_->drop[next->id];
+    if (planned_to_stay)
+      if (auto alive = next->alive.lock()) {
+        const at::Tensor tensor(std::move(alive));
+        if (find(tensor) == next) {
+          hold(next, tensor);
+          continue;
+        }
+      }
+    if (!next->producer) return false;
+    for (const Call::Input& input : next->producer->inputs) wanted.push_back(input.value);
+  }
+  return true;
+}
+
+// ------------------------------------------------------------------------------------ between passes
+
+void Recording::start_anew() {
+  known_.clear();
+  kept_.clear();
+  counted_.clear();
+  last_write_.clear();
+  num_results_ = 0;
+  ++segment_;
+  block_ = block_entry_ = -1;
+  left_plan_.clear();
+}
+
+void Recording::begin_forward() {
+  const std::lock_guard lock(mutex_);
+  if (counts_.num_kept > 0 || counts_.num_dropped > 0) return;
+  start_anew();
+  if (!profiling_) return;
+  profile_ = {};
+  plan_operators_.clear();
+}
+
+std::optional<Profile> Recording::end_pass() {
+  const std::lock_guard lock(mutex_);
+  const int64_t num_repeated = counts_.num_repeated;
+  last_ = std::exchange(counts_, Counts());
+  last_.left_plan = left_plan_;
+  counts_.num_repeated = num_repeated;
+  start_anew();
+  return profiling_ ? std::optional(profile_) : std::nullopt;
+}
+
+void Recording::follow(std::optional<Plan> plan) {
+  const std::lock_guard lock(mutex_);
+  profiling_ = false;
+  plan_ = std::move(plan);
+}
+
+Counts Recording::counts() const {
+  const std::lock_guard lock(mutex_);
+  Counts counts = last_;
+  counts.num_repeated = counts_.num_repeated;
+  return counts;
+}
+
+at::Tensor Recording::make_again(const ValuePtr& value) {
+  const std::lock_guard lock(mutex_);
+  const Unheard our_own_operators;
+  return make(value, counts_.num_repeated);
+}
+
+// ------------------------------------------------------------------------------------- SavedTensor
+
+SavedTensor::SavedTensor(std::shared_ptr<Recording> recording, const at::Tensor& tensor)
+    : recording_(std::move(recording)),
+      tensor_(alias_of(tensor)),
+      counter_(tensor.is_inference() ? c10::VariableVersion()
+                                     : tensor.unsafeGetTensorImpl()->version_counter()),
+      version_(tensor.is_inference() ? 0 : tensor._version()) {}
+
+at::Tensor SavedTensor::unpack() {
+  if (counter_.enabled() && counter_.current_version() != version_)
+    throw Error(
+        str("one of the tensors that backward needs was written in place since the forward: a tensor ",
+            "of version ", version_, " is at version ", counter_.current_version(), " now"));
+  return tensor_.defined() ? tensor_ : recording_->make_again(value_);
+}
+
+}  // namespace tessera::activations

@@ -1,0 +1,156 @@
+// Recording: what is known of one model's forward while it runs: which operator made which tensor, and what
+// autograd saved. It decides for each saved tensor whether it is kept, by its policy.
+//
+// It is knowledge only: a tensor it does not know (made before the forward, by code that calls no operators,
+// or written through a view) is kept like any other, and what it knows wrongly it would notice by the
+// tensors' versions ([Note: written in place]).
+//
+// [Note: written in place]
+// An operator that writes into its argument makes a new Value for the same tensor, so that
+//   u = addmm(…); relu_(u)
+// has two, and the second can be made from the first. All else that shares the memory (views, or the tensor
+// that this one is a view of) is no longer known. What is kept to be computed from is copied before it is
+// written. Autograd does not compare versions where hooks are set, so SavedTensor does.
+//
+// [Note: forwards that branch]
+// A Plan names the results of operators by their number in the pass. A pass that calls another operator at
+// some place has left the plan; from there on it decides as `cheap` does.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/record_function.h>
+
+#include <chrono>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "activations/budget.h"
+#include "activations/policy.h"
+#include "activations/value.h"
+
+namespace tessera::activations {
+
+class Recording;
+
+/// What autograd has instead of a tensor it saved. Thread-safe.
+class SavedTensor {
+ public:
+  /// Keeps `tensor`. `recording`: null where it is outside of every forward.
+  SavedTensor(std::shared_ptr<Recording> recording, const at::Tensor& tensor);
+  /// The tensor, or the same bits made again. Throws Error when it was written in place since (as autograd
+  /// does without hooks), and what recomputation throws.
+  at::Tensor unpack();
+
+ private:
+  friend class Recording;
+  std::shared_ptr<Recording> recording_;
+  at::Tensor tensor_;  // kept
+  ValuePtr value_;     // null: not known
+  c10::VariableVersion counter_;
+  uint32_t version_;
+};
+
+/// An operator that runs. Lives from its start to its end.
+struct RunningOperator final : at::ObserverContext {
+  std::shared_ptr<Recording> recording;
+  RunningOperator* outer = nullptr;  ///< the one that called it
+  const OperatorFacts* facts = nullptr;
+  std::shared_ptr<Call> call;  ///< null: not recorded
+  std::vector<at::Tensor> written;
+  struct Result {
+    std::shared_ptr<SavedTensor> saved;
+    const void* tensor;
+  };
+  std::vector<Result> saved_results;  ///< saved by autograd while it runs: what it made is not known yet
+  int64_t started_at = 0;
+  std::chrono::steady_clock::time_point start;
+};
+
+/// Of the last forward that has ended.
+struct Counts {
+  int64_t kept_bytes = 0;     ///< of saved tensors, each memory once; parameters not counted
+  int64_t dropped_bytes = 0;  ///< of saved tensors that were not kept
+  int64_t num_kept = 0, num_dropped = 0;
+  int64_t num_repeated = 0;  ///< operators run again, in all backward passes so far
+  std::string left_plan;     ///< where the forward called another operator than the plan has; empty: nowhere
+};
+
+/// Called by the thread that runs the forward, and by those that run backward.
+class Recording : public std::enable_shared_from_this<Recording> {
+ public:
+  explicit Recording(PolicyOptions options)
+      : options_(std::move(options)), profiling_(options_.kind == PolicyOptions::Kind::kBudget) {}
+
+  // -- while the forward runs; `running` is the innermost operator of the thread --
+  /// An outermost operator reads a parameter of this block (-1: of none).
+  void enter_block(int block, int parameter);
+  void operator_started(RunningOperator& running, c10::ArrayRef<const c10::IValue> inputs);
+  void operator_ended(RunningOperator& running, const std::vector<c10::IValue>& results);
+  std::shared_ptr<SavedTensor> save(const at::Tensor& tensor, RunningOperator* running);
+
+  /// The engine's own call of the model begins: what was heard before is no part of the forward, if autograd
+  /// has saved nothing yet.
+  void begin_forward();
+
+  // -- between passes --
+  /// The forward has ended. Returns what a first pass under a budget has recorded.
+  std::optional<Profile> end_pass();
+  void follow(std::optional<Plan> plan);
+  Counts counts() const;
+  const PolicyOptions& options() const { return options_; }
+
+  at::Tensor make_again(const ValuePtr& value);
+
+ private:
+  /// What is known of a tensor: owned here while the tensor is all that it stands for; a kept Value would
+  /// keep its tensor for ever.
+  struct Known {
+    ValuePtr owned;
+    std::weak_ptr<Value> seen;
+    ValuePtr get() const { return owned ? owned : seen.lock(); }
+  };
+  ValuePtr find(const at::Tensor& tensor) const;
+  ValuePtr remember(const at::Tensor& tensor);
+  ValuePtr input_value(const at::Tensor& tensor);
+  void hold(const ValuePtr& value, const at::Tensor& tensor);
+  bool memory_is_kept(const void* storage) const;
+  bool count_kept(const at::Tensor& tensor);
+  void copy_before_writing(const at::Tensor& tensor);
+  bool wants(const OperatorFacts& facts) const;
+  bool plans_ahead() const { return profiling_ || plan_.has_value(); }
+  void add_input(RunningOperator& running, size_t argument, int64_t position, const at::Tensor& tensor);
+  void note_written(RunningOperator& running);
+  void add_result(RunningOperator& running, const at::Tensor& tensor, size_t index, int profile_call);
+  int profile(const RunningOperator& running, double seconds);
+  void settle(SavedTensor& saved, const ValuePtr& value, const at::Tensor& tensor);
+  Fate decide(const ValuePtr& value);
+  bool can_be_made(const ValuePtr& value, bool cheaply) const;
+  bool can_be_made_by_plan(const ValuePtr& value);
+  void check_plan(const Value& value, const OperatorFacts& facts);
+  void start_anew();
+  void sweep();
+
+  const PolicyOptions options_;
+  mutable std::recursive_mutex mutex_;                   // guards what follows, and all Values
+  std::unordered_map<const void*, Known> known_;         // by tensor
+  std::unordered_map<const void*, int64_t> last_write_;  // by storage
+  std::unordered_map<const void*, std::vector<std::weak_ptr<Value>>> kept_;  // by storage
+  std::unordered_set<const void*> counted_;  // storages, in counts_.kept_bytes
+  int64_t clock_ = 0;                        // of operators' starts and ends
+  size_t swept_size_ = 256;
+  int segment_ = 0, block_ = -1, block_entry_ = -1;
+  int num_results_ = 0, num_storages_ = 0;
+  bool profiling_;
+  std::string left_plan_;  // see Counts
+  Profile profile_;
+  std::optional<Plan> plan_;
+  std::vector<const OperatorFacts*> plan_operators_;  // by result
+  Counts counts_, last_;
+};
+
+}  // namespace tessera::activations

@@ -1,0 +1,81 @@
+// Value and Call: what the operators of a forward made, and how to make it again. A Value is one tensor at
+// one moment: an operator that writes in place makes a new Value. It is either kept (its memory is held) or
+// has a producer, the call that makes it again, or neither, when nothing can bring it back.
+//
+// Ownership runs backwards: a saved tensor owns its Value, a Value its producer, a Call the Values it reads.
+// So whatever no saved tensor needs is freed by itself. A Value that is kept needs no producer and has none:
+// that cuts the chains.
+#pragma once
+
+#include <ATen/core/Generator.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "activations/operator_facts.h"
+
+namespace tessera::activations {
+
+struct Call;
+
+struct Value {
+  Value() = default;
+  ~Value();
+  Value(const Value&) = delete;
+
+  at::Tensor kept;          ///< without autograd's history; undefined: not held
+  uint32_t version = 0;     ///< of `kept` when it was taken
+  bool recomputed = false;  ///< `kept` is a result of run(), seen by nobody else
+  std::shared_ptr<Call> producer;
+  c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> alive{
+      c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>()};  ///< the model's own tensor
+  const void* tensor = nullptr;                                          ///< the same, as a key
+  uint32_t made_version = 0;                                             ///< of that tensor
+  const void* storage = nullptr;
+  int64_t bytes = 0;
+  int64_t made_at = 0;   ///< by a counter of operators
+  int segment = 0;       ///< of the forward: see Blocks
+  int id = -1;           ///< among the results of the pass; -1: not made by an operator in it
+  int depth = 0;         ///< calls from here to what is kept
+  bool dropped = false;  ///< autograd saved it, and it was not kept
+};
+using ValuePtr = std::shared_ptr<Value>;
+
+/// One call of an operator.
+struct Call {
+  struct Input {
+    size_t argument;
+    int64_t position;  ///< in a list of tensors; -1: the argument itself
+    ValuePtr value;
+  };
+  const OperatorFacts* facts = nullptr;
+  std::vector<c10::IValue> arguments;  ///< without the tensors
+  std::vector<Input> inputs;
+  std::vector<std::weak_ptr<Value>> outputs;  ///< results, lists flattened
+  std::optional<at::Generator> generator;     ///< a copy, as it was before the call
+  at::Device device = at::kCPU;
+  bool grad_mode = true;  ///< some kernels ask for it
+};
+
+/// Local. `tensor`'s memory without autograd's history. No operator is called.
+at::Tensor alias_of(const at::Tensor& tensor);
+/// Local. A copy with memory of its own; no operator is heard.
+at::Tensor copy_of(const at::Tensor& tensor);
+/// Local. For a random operator that is about to run: copies its generator's state into the call.
+void remember_generator(Call& call);
+/// Local. Holds `tensor`, which is the Value's, and forgets the producer.
+void keep(Value& value, const at::Tensor& tensor);
+
+/// Local. The tensors among results, lists flattened; undefined where a result is no tensor.
+std::vector<at::Tensor> flatten(const std::vector<c10::IValue>& results);
+
+/// Local. Makes the value again where it is not kept: runs the calls that lead to it, below autograd and
+/// autocast, and keeps what they make for whoever else needs it. `num_calls`: increased by the calls run.
+/// Throws Error when the value cannot be made, because what it is made of was written in place since.
+at::Tensor make(const ValuePtr& value, int64_t& num_calls);
+
+}  // namespace tessera::activations

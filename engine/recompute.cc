@@ -1,0 +1,70 @@
+// The engine's part of activation recomputation: the configuration's policy, and what is logged of it.
+#include <algorithm>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "activations/checkpointing.h"
+#include "core/error.h"
+#include "core/str.h"
+#include "engine/engine.h"
+#include "engine/optimizer_setup.h"
+
+namespace tessera {
+namespace {
+
+using activations::PolicyOptions;
+
+std::vector<std::string> words_of(const std::string& text) {
+  std::istringstream in(text);
+  std::vector<std::string> words;
+  for (std::string word; in >> word;) words.push_back(word);
+  return words;
+}
+
+PolicyOptions policy_of(const ActivationConfig& config) {
+  PolicyOptions options;
+  options.kind = config.policy == "cheap"   ? PolicyOptions::Kind::kCheap
+                 : config.policy == "block" ? PolicyOptions::Kind::kBlock
+                                            : PolicyOptions::Kind::kBudget;
+  options.budget_bytes = config.budget_bytes;
+  if (const std::vector<std::string> patterns = words_of(config.blocks); !patterns.empty())
+    options.is_block = [patterns](const std::string& module) {
+      return std::any_of(patterns.begin(), patterns.end(),
+                         [&](const std::string& pattern) { return glob_match(pattern, module); });
+    };
+  return options;
+}
+
+}  // namespace
+
+void Engine::set_up_activations() {
+  const ActivationConfig& config = config_.activations;
+  if (config.policy == "none") return;
+  if (config.policy == "budget" && config.budget_bytes <= 0)
+    throw ConfigError(
+        "activation_checkpointing.budget_bytes: found 0; the policy \"budget\" needs the bytes of saved "
+        "tensors "
+        "that a rank may keep");
+  activations_ =
+      std::make_unique<activations::Checkpointing>(*sharded_, policy_of(config), options_.autograd_hooks);
+  if (rank() == 0 && config.policy == "block" && activations_->num_blocks() == 0)
+    options_.log.warning(
+        "activation_checkpointing: the model has no repeated submodules, and no module matches "
+        "activation_checkpointing.blocks: \"block\" is as \"cheap\" here");
+}
+
+void Engine::report_activations() {
+  const activations::Counts counts = activations_->counts();
+  if (rank() != 0) return;
+  if (!counts.left_plan.empty() && !std::exchange(left_plan_reported_, true))
+    options_.log.warning(str(
+        "activation_checkpointing: the model calls other operators than in its first step (",
+        counts.left_plan, "): there the plan for the budget is left, and \"cheap\" decides from there on"));
+  if (config_.activations.profile && micro_steps_ <= 2)
+    options_.log.info(str("activation_checkpointing: forward ", micro_steps_, " keeps ", counts.num_kept,
+                          " saved tensors, ", counts.kept_bytes, " bytes; ", counts.num_dropped, ", ",
+                          counts.dropped_bytes, " bytes, are made again in backward"));
+}
+
+}  // namespace tessera

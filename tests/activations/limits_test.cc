@@ -1,0 +1,150 @@
+// What recomputation must refuse, and what it must leave alone.
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <thread>
+
+#include "activations/checkpointing.h"
+#include "comm/self.h"
+#include "core/error.h"
+#include "tests/activations/models.h"
+#include "tests/support/errors.h"
+
+namespace tessera::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+/// One linear layer, and what a test does with its result.
+struct OneLayerImpl : torch::nn::Module {
+  OneLayerImpl() { layer = register_module("layer", torch::nn::Linear(kDim, kDim)); }
+  at::Tensor forward(const at::Tensor& x) { return then(layer->forward(x)); }
+  torch::nn::Linear layer{nullptr};
+  std::function<at::Tensor(const at::Tensor&)> then;
+};
+TORCH_MODULE(OneLayer);
+
+class Limits : public ::testing::Test {
+ protected:
+  std::unique_ptr<TypedEngine<OneLayerImpl>> make_engine(const std::string& policy = "cheap") {
+    Case c;
+    c.micro_batch = 4;
+    c.config.activations.policy = policy;
+    fill_parameters(*model, 1);
+    return initialize(model, engine_config(c),
+                      std::make_shared<comm::SelfCommunicator>(std::chrono::minutes(1)));
+  }
+  OneLayer model;
+  at::Tensor x = randn({64, kDim}, 1), mask = randn({64, kDim}, 2);
+};
+
+TEST_F(Limits, ASavedTensorThatIsWrittenIsRefusedAsWithoutHooks) {
+  at::Tensor y;
+  model->then = [&](const at::Tensor& h) { return y = at::tanh(h); };
+  for (const char* policy : {"none", "cheap", "block"}) {
+    const auto engine = make_engine(policy);
+    const at::Tensor loss = engine->forward(x).sum();
+    y.detach().add_(1);
+    EXPECT_NE(error_of([&] { engine->backward(loss); }), "") << policy;
+  }
+}
+
+TEST_F(Limits, AnInputWrittenAfterwardsIsCopiedBefore) {
+  model->then = [&](const at::Tensor& h) {
+    return h * at::gelu(mask + 1);
+  };  // the product saves gelu's result
+  std::vector<at::Tensor> gradients;
+  for (const char* policy : {"none", "cheap"}) {
+    mask = randn({64, kDim}, 2);
+    const auto engine = make_engine(policy);
+    const at::Tensor loss = engine->forward(x).sum();
+    mask.zero_();
+    engine->backward(loss);
+    gradients.push_back(engine->full_gradient("layer.weight"));
+    if (engine->activations() != nullptr) {
+      EXPECT_GT(engine->activations()->counts().num_repeated, 0);
+    }
+  }
+  EXPECT_TRUE(at::equal(gradients[0], gradients[1]));
+}
+
+TEST_F(Limits, AnInputWrittenByAnotherThreadIsRefused) {
+  model->then = [&](const at::Tensor& h) { return h * at::gelu(mask + 1); };
+  const auto engine = make_engine();
+  const at::Tensor loss = engine->forward(x).sum();
+  std::thread([&] { mask.zero_(); }).join();
+  EXPECT_THAT(error_of([&] { engine->backward(loss); }),
+              HasSubstr("is run again in backward, but a tensor that it reads was written in place"));
+}
+
+TEST_F(Limits, EvaluationAndNoGradRecordNothing) {
+  model->then = [](const at::Tensor& h) { return at::gelu(h) * 2; };
+  const auto engine = make_engine();
+  engine->eval();
+  engine->forward(x);
+  EXPECT_FALSE(activations::records_on_this_thread());
+  engine->train();
+  {
+    const at::NoGradGuard no_grad;
+    model->forward(x);
+    EXPECT_FALSE(activations::records_on_this_thread());
+  }
+  const at::Tensor loss = model->forward(x).sum();
+  EXPECT_TRUE(activations::records_on_this_thread());
+  engine->backward(loss);
+  EXPECT_FALSE(activations::records_on_this_thread());
+}
+
+TEST_F(Limits, AnOperatorThatFailsLeavesTheNextForwardUsable) {
+  bool fails = true;
+  model->then = [&](const at::Tensor& h) {
+    const at::Tensor y = at::gelu(at::gelu(h) * 2);
+    if (fails) at::matmul(y, at::zeros({3, 3}));
+    return y * y;
+  };
+  const auto engine = make_engine();
+  EXPECT_THROW(engine->forward(x), std::exception);
+  fails = false;
+  engine->backward(engine->forward(x).sum());
+  const at::Tensor gradient = engine->full_gradient("layer.weight");
+  const auto plain = make_engine("none");
+  plain->backward(plain->forward(x).sum());
+  EXPECT_TRUE(at::equal(gradient, plain->full_gradient("layer.weight")));
+}
+
+TEST_F(Limits, BackwardOfBackwardHasTheSameBits) {
+  // A gradient penalty: the forward runs a backward whose graph is kept.
+  model->then = [](const at::Tensor& h) {
+    const at::Tensor energy = (at::gelu(at::gelu(h) * 2) * 3).sum();
+    const auto gradient =
+        torch::autograd::grad({energy}, {h}, {}, /*retain_graph=*/true, /*create_graph=*/true);
+    return gradient[0].square() + energy;
+  };
+  std::vector<at::Tensor> gradients;
+  for (const char* policy : {"none", "cheap"}) {
+    const auto engine = make_engine(policy);
+    engine->backward(engine->forward(x).mean());
+    gradients.push_back(engine->full_gradient("layer.weight"));
+    if (engine->activations() != nullptr) {
+      EXPECT_GT(engine->activations()->counts().num_repeated, 0);
+    }
+  }
+  EXPECT_TRUE(at::equal(gradients[0], gradients[1]));
+}
+
+TEST_F(Limits, TheGraphMayOutliveTheEngine) {
+  model->then = [](const at::Tensor& h) { return at::gelu(h) * at::gelu(at::gelu(h)); };
+  auto engine = make_engine();
+  const at::Tensor loss = engine->forward(x).sum();
+  engine.reset();
+  EXPECT_TRUE(loss.defined());
+}
+
+TEST_F(Limits, ABudgetNeedsBytes) {
+  EXPECT_THAT(error_of([&] { make_engine("budget"); }), HasSubstr("activation_checkpointing.budget_bytes"));
+}
+
+}  // namespace
+}  // namespace tessera::testing

@@ -1,0 +1,138 @@
+"""What is recomputed in backward changes no bit of a Python model, dropout on."""
+import gc
+import weakref
+
+import tessera
+import torch
+import transformers as hf
+from checks import check, config, main, raises
+from torch import nn
+from torch.nn import functional
+
+rank, world = tessera.comm.get_rank(), tessera.comm.get_world_size()
+
+
+def gpt2():
+    return hf.GPT2LMHeadModel(hf.GPT2Config(vocab_size=64, n_positions=32, n_embd=64, n_layer=3, n_head=4, use_cache=False))
+
+
+class Encoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(64, 4, 128, dropout=0.1, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+def tokens_of(step):
+    return torch.randint(1, 64, (4, 24), generator=torch.Generator().manual_seed(10 * step + rank))
+
+
+def gpt2_loss(engine, step):
+    tokens = tokens_of(step)
+    return engine(input_ids=tokens, labels=tokens).loss
+
+
+def encoder_loss(engine, step):
+    x = torch.randn(4, 24, 64, generator=torch.Generator().manual_seed(10 * step + rank))
+    return engine(x).square().mean()
+
+
+def run(make, loss_of, stage, section, autocast=False, steps=3):
+    """Losses, last gradients, weights; and what the last forward kept."""
+    torch.manual_seed(0)
+    model = make()
+    engine, *_ = tessera.initialize(model=model, config=config(
+        stage, activation_checkpointing=section, torch_autocast={"enabled": autocast},
+        optimizer={"type": "SGD", "params": {"lr": 0.1}}))
+    losses, gradients = [], {}
+    for step in range(steps):
+        torch.manual_seed(100 * step + rank)  # dropout
+        loss = loss_of(engine, step)
+        engine.backward(loss)
+        if step == steps - 1:
+            gradients = {name: engine._engine.full_gradient(name) for name, parameter in model.named_parameters()
+                         if parameter.requires_grad}
+        engine.step()
+        losses.append(loss.item())
+    counts = engine._engine.activation_counts() if engine._engine.recomputes else None
+    return losses, gradients, engine.state_dict(), counts
+
+
+POLICIES = [{"policy": "cheap"}, {"policy": "block"}, {"policy": "budget", "budget_bytes": 300_000}]
+
+
+def compare(make, loss_of, stage, autocast=False):
+    losses, gradients, weights, _ = run(make, loss_of, stage, {}, autocast)
+    for section in POLICIES:
+        got = run(make, loss_of, stage, section, autocast)
+        assert got[0] == losses, (section, got[0], losses)
+        for name, gradient in gradients.items():
+            assert torch.equal(got[1][name], gradient), (section, name)
+        for name, weight in weights.items():
+            assert torch.equal(got[2][name], weight), (section, name)
+        assert got[3]["num_dropped"] > 0 and got[3]["num_repeated"] > 0, (section, got[3])
+
+
+@check
+def gpt2_of_transformers():
+    for stage in (0, 3):
+        compare(gpt2, gpt2_loss, stage)
+
+
+@check
+def encoder_of_torch():
+    for stage in (0, 3):
+        compare(Encoder, encoder_loss, stage)
+
+
+@check
+def under_autocast():
+    for stage in (0, 3):
+        compare(gpt2, gpt2_loss, stage, autocast=True)
+
+
+@check
+def block_keeps_less():
+    kept = {section["policy"]: run(gpt2, gpt2_loss, 0, section)[3]["kept_bytes"] for section in POLICIES[:2]}
+    assert kept["block"] < kept["cheap"] / 2, kept
+
+
+@check
+def nothing_is_left_behind():
+    """An engine that recomputes is collected like any other, and so is what its graph held."""
+    engine, *_ = tessera.initialize(model=gpt2(), config=config(0, activation_checkpointing={"policy": "block"}))
+    seen = []
+    handle = torch.nn.modules.module.register_module_forward_hook(
+        lambda module, _, output: seen.append(weakref.ref(output)) if isinstance(output, torch.Tensor) else None)
+    engine.backward(gpt2_loss(engine, 0))
+    handle.remove()
+    engine.step()
+    gone = weakref.ref(engine)
+    del engine
+    gc.collect()
+    assert seen and not any(tensor() is not None for tensor in seen)
+    assert gone() is None
+
+
+@check
+def a_saved_tensor_that_is_written_is_refused():
+    class Writes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(64, 64)
+
+        def forward(self, x):
+            return functional.gelu(self.layer(x)).tanh()
+
+    engine, *_ = tessera.initialize(model=Writes(), config=config(0, activation_checkpointing={"policy": "cheap"}))
+    y = engine(torch.randn(64, 64))
+    loss = y.sum()
+    y.detach().add_(1)
+    raises(RuntimeError, lambda: engine.backward(loss), "written in place")
+
+
+if __name__ == "__main__":
+    main()
