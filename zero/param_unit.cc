@@ -28,7 +28,8 @@ ParamUnit::ParamUnit(const Layout& layout, int index, Sharding sharding, at::Dev
 }
 
 void ParamUnit::move_in(const std::vector<at::Tensor>& tensors, const Layout& layout,
-                        comm::Communicator& comm) {
+                        comm::Communicator& comm,
+                        const std::function<void(int parameter, at::Tensor flat)>& write_value) {
   const at::Tensor& full = memory.full();
   const bool fp32 = full.scalar_type() == at::kFloat;
   const bool writes = !placement.host_shared() || comm.rank() == 0;
@@ -41,7 +42,7 @@ void ParamUnit::move_in(const std::vector<at::Tensor>& tensors, const Layout& la
     flat.zero_();
     for (int parameter : spec.parameters) {
       const UnitSlice& slice = layout.slice(parameter);
-      flat.narrow(0, slice.offset, slice.numel).copy_(tensors[parameter].reshape(-1));
+      write_value(parameter, flat.narrow(0, slice.offset, slice.numel));
     }
   }
   if (comm.size() > 1) comm.broadcast(flat, 0, name)->wait();

@@ -18,6 +18,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -67,8 +68,10 @@ class ParamUnit {
   ParamUnit(ParamUnit&&) noexcept = default;
 
   /// Collective. Makes `tensors` (by parameter of the layout) views of the unit, with rank 0's values; makes
-  /// shard and master. Afterwards a sharded unit has no buffer.
-  void move_in(const std::vector<at::Tensor>& tensors, const Layout& layout, comm::Communicator& comm);
+  /// shard and master. Afterwards a sharded unit has no buffer. `write_value` writes a parameter's values into
+  /// a flat tensor.
+  void move_in(const std::vector<at::Tensor>& tensors, const Layout& layout, comm::Communicator& comm,
+               const std::function<void(int parameter, at::Tensor flat)>& write_value);
 
   // -- fixed at construction --
   int index;
