@@ -73,9 +73,9 @@ struct InitOptions {
 /// A function without arguments that makes a model: returns a std::shared_ptr of a torch::nn::Module, or a
 /// module holder.
 template <class T>
-concept MakesModel = !requires(const std::remove_cvref_t<T>& holder) { holder.ptr(); } &&
-                     !requires(const std::remove_cvref_t<T>& pointer) { pointer.get(); } &&
-                     std::invocable<T&>;
+concept MakesModel = !requires(const std::remove_cvref_t<T>& holder) {
+  holder.ptr();
+} && !requires(const std::remove_cvref_t<T>& pointer) { pointer.get(); } && std::invocable<T&>;
 
 /// One rank's engine. Used by one thread. Calls marked Collective must be made by all ranks, in the same
 /// order.
@@ -317,9 +317,9 @@ std::unique_ptr<TypedEngine<Contained>> initialize(const torch::nn::ModuleHolder
   return initialize(model.ptr(), config, std::move(comm), options);
 }
 /// Collective. The same of a model that `make` makes, without ever having it in memory as a whole: its
-/// parameters get their values unit by unit, the same as when `make` is called by itself, and so does the state
-/// of the random generators ([Note: making a model without memory] in zero/deferred_model.h). `make` may be
-/// called twice. `counts`: what was done. Throws what `make` throws, too.
+/// parameters get their values unit by unit, the same as when `make` is called by itself, and so does the
+/// state of the random generators ([Note: making a model without memory] in zero/deferred_model.h). `make`
+/// may be called twice. `counts`: what was done. Throws what `make` throws, too.
 template <MakesModel Make>
 auto initialize(Make&& make, const EngineConfig& config, comm::CommunicatorPtr comm,
                 const InitOptions& options = {}, zero::MakingCounts* counts = nullptr) {

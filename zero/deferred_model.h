@@ -2,22 +2,22 @@
 // one parameter at a time.
 //
 // [Note: making a model without memory]
-// A model's constructor allocates and fills all of it, which a rank that keeps a shard has no room for. So the
-// constructor runs while operators are recorded instead of run (zero/deferred/recorder.h). Then units are
+// A model's constructor allocates and fills all of it, which a rank that keeps a shard has no room for. So
+// the constructor runs while operators are recorded instead of run (zero/deferred/recorder.h). Then units are
 // filled one after another: rank 0 runs the operators whose results the unit's parameters are, copies these
 // into the unit, and frees them; the other ranks receive the unit (zero/param_unit.h). What a rank holds
 // meanwhile are its shards, one unit, one parameter, and what some operator has yet to read. The values are
 // those of ordinary making to the bit, and so is the state of the random generators afterwards, on every
 // rank; ranks other than 0 draw no random numbers, if their generators began in rank 0's state.
 //
-// Where values are loaded right after (a checkpoint, weights), nobody computes them: units hold zeros, and the
-// generators stay as they are.
+// Where values are loaded right after (a checkpoint, weights), nobody computes them: units hold zeros, and
+// the generators stay as they are.
 //
 // Other tensors that the model holds are computed at once when `make` has returned: buffers on rank 0, whose
 // values all ranks get, and tensors that are neither parameters nor buffers on every rank. A parameter that
 // shares memory with such a tensor is one too. What cannot be put off runs while the model is made ([Note:
-// what is recorded]); if a raw pointer is asked for that is not there yet, the model is made once more, in the
-// ordinary way. So `make` may be called twice.
+// what is recorded]); if a raw pointer is asked for that is not there yet, the model is made once more, in
+// the ordinary way. So `make` may be called twice.
 //
 // The idea is torchdistX's deferred_init.
 #pragma once

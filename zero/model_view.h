@@ -29,9 +29,9 @@ class DeferredModel;
 struct ModelView {
   std::vector<NamedTensor> parameters;  ///< registration order; tied ones once a name
   std::vector<NamedTensor> buffers;
-  bool scripted = false;  ///< TorchScript
-  std::string forks_in;   ///< the TorchScript method that runs parts of itself on other threads
-                          ///< (torch.jit.fork); empty: none
+  bool scripted = false;              ///< TorchScript
+  std::string forks_in;               ///< the TorchScript method that runs parts of itself on other threads
+                                      ///< (torch.jit.fork); empty: none
   DeferredModel* deferred = nullptr;  ///< computes the values; null: they are there
 };
 

@@ -22,14 +22,27 @@ ParamUnit::ParamUnit(const Layout& layout, int index, Sharding sharding, at::Dev
   at::Tensor buffer;
   if (sharding.updates_shard(spec.trainable)) buffer = comm.allocate_shared(memory.bytes(), name);
   placement = place(sharding, spec.trainable, /*one_copy_a_host=*/buffer.defined());
-  if (!buffer.defined())
-    buffer = at::empty({memory.bytes()}, at::TensorOptions().dtype(at::kByte).device(device));
-  memory.bind(std::move(buffer));
+  const at::TensorOptions options = memory.full().options();
+  if (placement.sharded()) shard = at::empty({shard_range.numel()}, options);
+  if (spec.trainable && spec.dtype != DType::kFloat32) {
+    const MemoryFor use_of_master(MemoryUse::kMaster);
+    master = at::empty({local_range().numel()}, options.dtype(at::kFloat));
+  }
+  if (!buffer.defined() && !placement.sharded()) buffer = new_buffer();
+  if (buffer.defined()) memory.bind(std::move(buffer));
+}
+
+at::Tensor ParamUnit::new_buffer() const {
+  return at::empty({memory.bytes()}, memory.full().options().dtype(at::kByte));
 }
 
 void ParamUnit::move_in(const std::vector<at::Tensor>& tensors, const Layout& layout,
                         comm::Communicator& comm,
                         const std::function<void(int parameter, at::Tensor flat)>& write_value) {
+  if (placement.sharded()) {
+    const MemoryFor use_of_memory(MemoryUse::kParameters);
+    memory.bind(new_buffer());
+  }
   const at::Tensor& full = memory.full();
   const bool fp32 = full.scalar_type() == at::kFloat;
   const bool writes = !placement.host_shared() || comm.rank() == 0;
@@ -55,17 +68,20 @@ void ParamUnit::move_in(const std::vector<at::Tensor>& tensors, const Layout& la
     tensor.set_data(full.narrow(0, slice.offset, slice.numel).view(layout.parameters()[parameter].shape));
   }
 
-  const MemoryFor use_of_memory(MemoryUse::kParameters);
-  shard =
+  const at::Tensor mine =
       (placement.updates_shard ? memory.contents() : full).narrow(0, shard_range.begin, shard_range.numel());
   if (placement.sharded()) {
-    shard = shard.clone();
+    shard.copy_(mine);
     memory.release();
     unsharded_ = false;
+  } else {
+    shard = mine;
   }
   if (!spec.trainable) return;
-  const MemoryFor use_of_master(MemoryUse::kMaster);
-  master = fp32 ? values() : local(flat).clone();
+  if (fp32)
+    master = values();
+  else
+    master.copy_(local(flat));
 }
 
 at::Tensor ParamUnit::local(const at::Tensor& flat) const {

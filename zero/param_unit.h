@@ -62,14 +62,14 @@ struct UnitUse {
 /// what belongs to the gradient and the update is used by the thread that calls backward() and step().
 class ParamUnit {
  public:
-  /// Collective. Allocates the unit's memory, in memory that the ranks share where `comm` has such. Throws
-  /// CommError when there is no room.
+  /// Collective. Allocates what stays: shard and master, or the unit's memory, in memory that the ranks share
+  /// where `comm` has such. Throws CommError when there is no room.
   ParamUnit(const Layout& layout, int index, Sharding sharding, at::Device device, comm::Communicator& comm);
   ParamUnit(ParamUnit&&) noexcept = default;
 
-  /// Collective. Makes `tensors` (by parameter of the layout) views of the unit, with rank 0's values; makes
-  /// shard and master. Afterwards a sharded unit has no buffer. `write_value` writes a parameter's values into
-  /// a flat tensor.
+  /// Collective. Makes `tensors` (by parameter of the layout) views of the unit, with rank 0's values; fills
+  /// shard and master. Afterwards a sharded unit has no buffer. `write_value` writes a parameter's values
+  /// into a flat tensor.
   void move_in(const std::vector<at::Tensor>& tensors, const Layout& layout, comm::Communicator& comm,
                const std::function<void(int parameter, at::Tensor flat)>& write_value);
 
@@ -125,6 +125,8 @@ class ParamUnit {
   void end_private_writes(BufferPool& pool);
 
  private:
+  at::Tensor new_buffer() const;
+
   bool unsharded_ = true;
   comm::WorkPtr gather_;
   at::Tensor common_;  // the host-shared buffer while a private copy is bound

@@ -81,24 +81,29 @@ void ShardedModel::begin_values(const ModelView& model) {
   plan.parameters = parameters_;
   plan.first_rank = comm_->rank() == 0;
   plan.keeps_generators = static_cast<bool>(options_.loaded_next);
-  for (const ParameterSpec& spec : layout_->parameters())
-    plan.computed.push_back(plan.first_rank && !(options_.loaded_next && options_.loaded_next(spec.name)));
+  for (const ParameterSpec& spec : layout_->parameters()) {
+    // Loading may ask for any of the names.
+    const bool is_loaded = options_.loaded_next && options_.loaded_next(spec.name) &&
+                           std::all_of(spec.aliases.begin(), spec.aliases.end(), options_.loaded_next);
+    plan.computed.push_back(plan.first_rank && !is_loaded);
+  }
   for (const NamedTensor& buffer : model.buffers) plan.buffers.push_back(buffer.tensor);
   model.deferred->begin(std::move(plan));
 }
 
-// Unit by unit, so that never more than one unit exists twice.
+// Unit by unit, so that never more than one unit exists twice. What stays is allocated before, so that one
+// unit's buffer finds the room that the last one's has left.
 void ShardedModel::move_into_units(DeferredModel* deferred) {
   units_.reserve(layout_->num_units());
-  for (int unit = 0; unit < layout_->num_units(); ++unit) {
+  for (int unit = 0; unit < layout_->num_units(); ++unit)
     units_.emplace_back(*layout_, unit, options_.sharding, options_.device, *gather_comm_);
-    units_.back().move_in(parameters_, *layout_, *gather_comm_, [&](int parameter, at::Tensor flat) {
+  for (ParamUnit& unit : units_)
+    unit.move_in(parameters_, *layout_, *gather_comm_, [&](int parameter, at::Tensor flat) {
       if (deferred != nullptr)
         deferred->fill(parameter, std::move(flat));
       else
         flat.copy_(parameters_[parameter].reshape(-1));
     });
-  }
 }
 
 void ShardedModel::connect_reductions_and_gathers(bool one_order) {

@@ -1,5 +1,6 @@
 // initialize() with a function that makes the model: the same values and generators as ordinary making.
 #include <ATen/CPUGeneratorImpl.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "core/str.h"
@@ -9,6 +10,7 @@
 #include "examples/text_classification/model.h"
 #include "tests/engine/unusual_models.h"
 #include "tests/support/errors.h"
+#include "tests/support/log_file.h"
 #include "tests/support/losses.h"
 
 namespace tessera::testing {
@@ -55,7 +57,7 @@ void expect_same(const at::Tensor& found, const at::Tensor& expected, const std:
 
 struct Expected {
   bool whole = false;     // made in the ordinary way
-  bool computed = false;  // by every rank
+  bool computed = false;  // something, by every rank
 };
 
 template <class Make>
@@ -63,6 +65,8 @@ void expect_same_everywhere(const Make& make, Expected expected) {
   const Made ordinary = made_in_the_ordinary_way(make);
   for (const int world : {1, 2, 3})
     for (int stage = 0; stage <= 3; ++stage) {
+      // Threads that make the model in the ordinary way draw from one generator in turns.
+      if (expected.whole && world > 1) continue;
       SCOPED_TRACE(str("stage ", stage, ", ", world, " ranks"));
       at::manual_seed(5);
       std::vector<zero::MakingCounts> counts(static_cast<size_t>(world));
@@ -75,7 +79,8 @@ void expect_same_everywhere(const Make& make, Expected expected) {
           expect_same(buffer.tensor, ordinary.buffers.at(buffer.name), buffer.name);
         const std::vector<at::Tensor> others = others_of(engine->module());
         ASSERT_EQ(others.size(), ordinary.others.size());
-        for (size_t i = 0; i < others.size(); ++i) expect_same(others[i], ordinary.others[i], str("other ", i));
+        for (size_t i = 0; i < others.size(); ++i)
+          expect_same(others[i], ordinary.others[i], str("other ", i));
         // Ranks are threads here, and have one generator.
         expect_same(generator_state(), ordinary.generator, "generator");
       });
@@ -117,6 +122,102 @@ TEST(Making, ExamplesGetTheSameBits) {
   expect_same_everywhere([] { return Zoo(); }, {});
   expect_same_everywhere([] { return Odds(); }, {});
   expect_same_everywhere([] { return NormNet(); }, {});
+}
+
+/// Draws from a generator of this rank's own, since ranks are threads.
+struct OwnGenerator {
+  explicit OwnGenerator(uint64_t seed) : generator(at::detail::createCPUGenerator(seed)) {}
+  std::shared_ptr<BuiltImpl> operator()() const {
+    return std::make_shared<BuiltImpl>([this](BuiltImpl& m) {
+      m.parameter("a", at::randn({300, 300}, generator));
+      m.parameter("b", at::rand({40}, generator));
+      at::normal(0, 1, {50}, generator);  // dropped, but drawn
+    });
+  }
+  at::Generator generator;
+};
+
+TEST(Making, EachRanksGeneratorEndsWhereItWould) {
+  for (const bool same_seed : {true, false}) {
+    const auto seed_of = [&](int rank) { return same_seed ? 3 : 3 + static_cast<uint64_t>(rank); };
+    on_ranks(3, [&](comm::CommunicatorPtr comm) {
+      const OwnGenerator first(seed_of(0)), plain(seed_of(comm->rank())), deferred(seed_of(comm->rank()));
+      const auto expected = first();
+      plain();
+      zero::MakingCounts counts;
+      const auto engine = initialize(deferred, engine_config(small_units(3, 3)), comm, {}, &counts);
+      expect_same(deferred.generator.get_state(), plain.generator.get_state(), "generator");
+      for (const auto& item : expected->named_parameters())
+        expect_same(engine->full_parameter(item.key()), item.value().detach(), item.key());
+      // A rank that began with another state has to draw for the sake of its own.
+      EXPECT_EQ(counts.num_drawn > 0, comm->rank() == 0 || !same_seed);
+    });
+  }
+}
+
+TEST(Making, NobodyComputesWhatIsLoadedNext) {
+  at::manual_seed(5);
+  const at::Tensor before = generator_state();
+  on_ranks(2, [&](comm::CommunicatorPtr comm) {
+    InitOptions options;
+    options.loaded_next = [](const std::string& name) { return !name.starts_with("norm"); };
+    zero::MakingCounts counts;
+    const auto engine =
+        initialize([] { return Mlp(); }, engine_config(small_units(2, 3)), comm, options, &counts);
+    for (const zero::ParameterSpec& parameter : engine->sharded_model().layout().parameters()) {
+      const double expected = parameter.name == "norm.weight" ? 1 : 0;
+      EXPECT_TRUE(engine->full_parameter(parameter.name).eq(expected).all().item<bool>()) << parameter.name;
+    }
+    EXPECT_EQ(counts.num_drawn, 0);
+    expect_same(generator_state(), before, "generator");
+  });
+}
+
+// A name that loading may ask for decides, whichever of a tied parameter's names it is.
+TEST(Making, ATiedParameterIsComputedWhereOneOfItsNamesMayBeMissing) {
+  on_ranks(2, [&](comm::CommunicatorPtr comm) {
+    InitOptions options;
+    options.loaded_next = [](const std::string& name) { return name != "b"; };
+    const auto engine = initialize(
+        [] {
+          return std::make_shared<BuiltImpl>([](BuiltImpl& m) {
+            m.parameter("a", at::ones({300, 300}));
+            m.parameter("b", m.named_parameters()["a"]);
+            m.parameter("c", at::ones({300, 300}));
+          });
+        },
+        engine_config(small_units(2, 2)), comm, options);
+    EXPECT_EQ(engine->full_parameter("a").sum().item<float>(), 300 * 300);
+    EXPECT_EQ(engine->full_parameter("c").sum().item<float>(), 0);
+  });
+}
+
+TEST(Making, WhatTheFunctionThrowsIsThrown) {
+  on_ranks(1, [&](comm::CommunicatorPtr comm) {
+    const auto make = [] {
+      return std::make_shared<BuiltImpl>(
+          [](BuiltImpl& m) { m.parameter("a", at::randn({3})).add_(at::ones({4})); });
+    };
+    EXPECT_THAT(error_of<std::exception>([&] { initialize(make, engine_config(small_units(1, 3)), comm); }),
+                ::testing::HasSubstr("leaf Variable that requires grad"));
+  });
+}
+
+TEST(Making, SaysWhenTheModelWasMadeWhole) {
+  LogFile log;
+  on_ranks(1, [&](comm::CommunicatorPtr comm) {
+    initialize(
+        [] {
+          return std::make_shared<BuiltImpl>([](BuiltImpl& m) {
+            at::Tensor weight = at::randn({8, 8});
+            weight.data_ptr<float>()[0] = 1;
+            m.parameter("weight", weight);
+          });
+        },
+        engine_config(small_units(1, 3)), comm, {.log = log.logger()});
+  });
+  EXPECT_THAT(log.text(), ::testing::HasSubstr("the model could not be made unit by unit"));
+  EXPECT_THAT(log.text(), ::testing::HasSubstr("a raw pointer"));
 }
 
 }  // namespace

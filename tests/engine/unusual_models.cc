@@ -74,6 +74,10 @@ void clones(BuiltImpl& m) {
   const Linear first = m.module("first", Linear(kLarge, kLarge));
   m.module("second", std::dynamic_pointer_cast<torch::nn::LinearImpl>(first->clone()));
   m.parameter("third", first->weight.detach().clone().mul_(2));
+}
+
+// The options keep the first layer, which is not registered.
+void clones_of_others(BuiltImpl& m) {
   m.module("encoder", torch::nn::TransformerEncoder(torch::nn::TransformerEncoderOptions(
                           torch::nn::TransformerEncoderLayerOptions(16, 2).dim_feedforward(24), 3)));
 }
@@ -118,7 +122,10 @@ void buffers(BuiltImpl& m) {
   m.buffer("noise", torch::randn({kLarge, kLarge}));
   m.parameter("weight", torch::randn({kLarge, kLarge}));
   m.buffer("positions", torch::arange(40).expand({1, -1}));
-  m.buffer("weights_view", m.parameter("viewed", torch::randn({6, 7})).detach().view({42}));
+}
+
+void buffer_of_a_parameter(BuiltImpl& m) {
+  m.buffer("view", m.parameter("viewed", torch::randn({6, 7})).detach().view({42}));
 }
 
 void others(BuiltImpl& m) {
@@ -140,14 +147,20 @@ void values(BuiltImpl& m) {
 
 void drawn_by_values(BuiltImpl& m) {
   const at::Tensor rates = torch::rand({kLarge, kLarge}) * 5;
-  m.parameter("poisson", at::poisson(rates));
   m.parameter("bernoulli", at::bernoulli(rates / 5));
   at::Tensor chances = torch::empty({kLarge, kLarge});
   m.parameter("chances", chances.bernoulli_(rates / 5));
-  at::multinomial(torch::rand({20}), 4);  // its result is dropped
   m.parameter("after", torch::randn({20}));
   m.parameter("permuted", torch::randperm(30).to(at::kFloat));
   m.parameter("dropped", at::dropout(torch::ones({40}), 0.5, /*train=*/true));
+}
+
+// Without a kernel for meta tensors.
+void run_at_once(BuiltImpl& m) {
+  m.parameter("before", torch::randn({20}));
+  m.parameter("poisson", at::poisson(torch::rand({kLarge, kLarge}) * 5));
+  m.parameter("chosen", at::multinomial(torch::rand({20}), 4).to(at::kFloat));
+  m.parameter("after", torch::randn({20}));
 }
 
 void tables(BuiltImpl& m) {
@@ -226,26 +239,29 @@ void draws_itself_first(BuiltImpl& m) {
 const std::vector<UnusualModel>& unusual_models() {
   static const std::vector<UnusualModel> models = {
       {"Tied", tied},
-      {"Views", views},
-      {"GivenOtherData", given_other_data},
+      {"Views", views, false, true},  // autograd keeps what they are views of
+      {"GivenOtherData", given_other_data, false, true},
       {"SixteenBits", sixteen_bits},
       {"Initialisers", initialisers},
       {"Clones", clones},
+      {"ClonesOfOthers", clones_of_others, false, true},
       {"Twice", twice},
       {"Seeds", seeds},
       {"SeedsLast", seeds_last},
       {"Buffers", buffers},
+      {"BufferOfAParameter", buffer_of_a_parameter, false, true},
       {"Others", others, false, true},
       {"Values", values, false, true},
       {"DrawnByValues", drawn_by_values},
+      {"RunAtOnce", run_at_once, false, true},
       {"Tables", tables},
       {"FromOutside", from_outside},
       {"WithHistory", with_history, false, true},
       {"Unfilled", unfilled},
-      {"RawPointers", raw_pointers, true, true},
-      {"Prints", prints, true, true},
-      {"DrawsItself", draws_itself, true, true},
-      {"DrawsItselfFirst", draws_itself_first, true, true},
+      {"RawPointers", raw_pointers, true},
+      {"Prints", prints, true},
+      {"DrawsItself", draws_itself, true},
+      {"DrawsItselfFirst", draws_itself_first, true},
   };
   return models;
 }

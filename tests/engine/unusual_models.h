@@ -30,8 +30,8 @@ struct BuiltImpl : torch::nn::Module {
 struct UnusualModel {
   std::string name;
   BuiltImpl::Build build;
-  bool whole = false;       ///< has to be made in the ordinary way
-  bool computed = false;    ///< every rank has to compute something
+  bool whole = false;     ///< has to be made in the ordinary way
+  bool computed = false;  ///< every rank has to compute something
 };
 
 const std::vector<UnusualModel>& unusual_models();

@@ -68,8 +68,8 @@ std::set<int> RecordedOperator::touched() const {
 // ------------------------------------------------------------------------------------------ recording
 
 bool OperatorLog::Entry::pending_write(const std::deque<RecordedOperator>& operators) const {
-  return !has_memory || std::any_of(writers.begin(), writers.end(),
-                                    [&](int writer) { return !operators[writer].done; });
+  return !has_memory ||
+         std::any_of(writers.begin(), writers.end(), [&](int writer) { return !operators[writer].done; });
 }
 
 int OperatorLog::find(const at::Tensor& tensor) const {

@@ -52,8 +52,8 @@ struct RecordedOperator {
 
 struct LogCounts {
   int64_t recorded = 0;
-  int64_t run = 0;      ///< recorded operators that were run
-  int64_t drawn = 0;    ///< random operators that were run or drawn for the state alone
+  int64_t run = 0;    ///< recorded operators that were run
+  int64_t drawn = 0;  ///< random operators that were run or drawn for the state alone
 };
 
 /// Not thread-safe.
@@ -62,10 +62,10 @@ class OperatorLog {
   struct Entry {
     c10::Storage storage;
     bool has_memory = false;
-    bool made_here = false;  ///< while recording; others' memory is never freed
+    bool made_here = false;             ///< while recording; others' memory is never freed
     std::vector<int> writers, readers;  ///< operators, in order
     int num_pending = 0;                ///< of these, not done
-    int num_uses = 0;  ///< after recording: live operators and demands that are still to come
+    int num_uses = 0;   ///< after recording: live operators and demands that are still to come
     bool kept = false;  ///< after recording: has its memory as long as the storage lives
     /// Whether the values are those that the program would see now.
     bool pending_write(const std::deque<RecordedOperator>& operators) const;

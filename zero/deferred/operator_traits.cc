@@ -15,8 +15,8 @@ using c10::DispatchKey;
 // In-place operators that overwrite their first argument and never read it. (Of the random ones, how much
 // they draw depends on the argument's shape alone.)
 constexpr std::array<std::string_view, 10> kFills = {
-    "aten::uniform_",    "aten::normal_",     "aten::random_",     "aten::exponential_", "aten::cauchy_",
-    "aten::log_normal_", "aten::geometric_", "aten::zero_",       "aten::fill_",        "aten::copy_"};
+    "aten::uniform_",    "aten::normal_",    "aten::random_", "aten::exponential_", "aten::cauchy_",
+    "aten::log_normal_", "aten::geometric_", "aten::zero_",   "aten::fill_",        "aten::copy_"};
 // With a composite kernel that reads and writes memory.
 constexpr std::array<std::string_view, 1> kCompositesThatCompute = {"aten::copy_"};
 constexpr std::array<std::string_view, 2> kUninitialized = {"aten::empty", "aten::empty_strided"};
@@ -68,9 +68,9 @@ OperatorKind kind_of(const c10::OperatorHandle& op, const OperatorTraits& traits
 OperatorTraits make_traits(const c10::OperatorHandle& op) {
   OperatorTraits traits;
   const c10::FunctionSchema& schema = op.schema();
-  const bool fills = among(kFills, op.operator_name().name) ||
-                     (op.operator_name().name == "aten::bernoulli_" &&
-                      op.operator_name().overload_name == "float");
+  const bool fills =
+      among(kFills, op.operator_name().name) ||
+      (op.operator_name().name == "aten::bernoulli_" && op.operator_name().overload_name == "float");
   traits.random = op.hasTag(at::Tag::nondeterministic_seeded);
   const std::vector<c10::Argument>& arguments = schema.arguments();
   for (size_t i = 0; i < arguments.size(); ++i) {

@@ -8,13 +8,13 @@
 namespace tessera::zero::deferred {
 
 enum class OperatorKind {
-  kComposite,    ///< calls other operators, and touches no memory itself
-  kView,         ///< returns views, and touches no memory
-  kViewInPlace,  ///< changes shape, strides or storage of its first argument
-  kResize,       ///< the same, and may allocate
+  kComposite,      ///< calls other operators, and touches no memory itself
+  kView,           ///< returns views, and touches no memory
+  kViewInPlace,    ///< changes shape, strides or storage of its first argument
+  kResize,         ///< the same, and may allocate
   kUninitialized,  ///< makes a tensor without values
-  kOpaque,         ///< has to run at once: its result depends on values, or it does what its schema doesn't say
-  kCompute,        ///< all others
+  kOpaque,   ///< has to run at once: its result depends on values, or it does what its schema doesn't say
+  kCompute,  ///< all others
 };
 
 struct OperatorTraits {

@@ -31,7 +31,8 @@ void hear(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::S
 /// Once a process, when the first model is made without memory.
 void register_fallback() {
   [[maybe_unused]] static auto& library = *[] {
-    auto* made = new torch::Library(torch::Library::IMPL, "_", c10::DispatchKey::DeferredInit, __FILE__, __LINE__);
+    auto* made =
+        new torch::Library(torch::Library::IMPL, "_", c10::DispatchKey::DeferredInit, __FILE__, __LINE__);
     made->fallback(torch::CppFunction::makeFromBoxedFunction<&hear>());
     return made;
   }();
@@ -39,9 +40,9 @@ void register_fallback() {
 
 at::Tensor shares_storage(const at::Tensor& tensor) {
   const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
-  return at::Tensor(impl->shallow_copy_and_detach(
-      tensor.is_inference() ? c10::VariableVersion(0) : impl->version_counter(),
-      /*allow_tensor_metadata_change=*/false));
+  return at::Tensor(
+      impl->shallow_copy_and_detach(tensor.is_inference() ? c10::VariableVersion(0) : impl->version_counter(),
+                                    /*allow_tensor_metadata_change=*/false));
 }
 
 bool is_plain(const at::Tensor& tensor) {
@@ -49,10 +50,13 @@ bool is_plain(const at::Tensor& tensor) {
          !tensor.is_meta() && !tensor.is_nested();
 }
 
-int64_t bytes_of(const at::Tensor& tensor) { return tensor.numel() * static_cast<int64_t>(tensor.itemsize()); }
+int64_t bytes_of(const at::Tensor& tensor) {
+  return tensor.numel() * static_cast<int64_t>(tensor.itemsize());
+}
 
 bool covers_storage(const at::Tensor& tensor) {
-  return tensor.storage_offset() == 0 && bytes_of(tensor) == static_cast<int64_t>(tensor.storage().nbytes()) &&
+  return tensor.storage_offset() == 0 &&
+         bytes_of(tensor) == static_cast<int64_t>(tensor.storage().nbytes()) &&
          tensor.is_non_overlapping_and_dense();
 }
 
@@ -84,9 +88,10 @@ struct Recorder::Call {
     const size_t num = op.schema().arguments().size();
     first = stack.size() - num;
     for (size_t i = 0; i < num; ++i)
-      plain = visit_tensors(stack[first + i], [&](const at::Tensor& tensor) {
-                tensors.push_back({tensor, static_cast<int>(i)});
-              }) && plain;
+      plain = visit_tensors(
+                  stack[first + i],
+                  [&](const at::Tensor& tensor) { tensors.push_back({tensor, static_cast<int>(i)}); }) &&
+              plain;
   }
   struct Argument {
     at::Tensor tensor;
@@ -112,9 +117,7 @@ struct Recorder::Call {
 };
 
 Recorder::Recorder(OperatorLog& log)
-    : log_(log),
-      outer_((register_fallback(), current)),
-      hear_operators_(c10::DispatchKey::DeferredInit) {
+    : log_(log), outer_((register_fallback(), current)), hear_operators_(c10::DispatchKey::DeferredInit) {
   current = this;
 }
 
@@ -123,9 +126,8 @@ Recorder::~Recorder() { current = outer_; }
 void Recorder::handle(const c10::OperatorHandle& op, c10::DispatchKeySet below, torch::jit::Stack& stack) {
   const Call call(op, below, stack);
   const auto all_plain = [&] {
-    return call.plain && std::all_of(call.tensors.begin(), call.tensors.end(), [](const Call::Argument& one) {
-             return is_plain(one.tensor);
-           });
+    return call.plain && std::all_of(call.tensors.begin(), call.tensors.end(),
+                                     [](const Call::Argument& one) { return is_plain(one.tensor); });
   };
   switch (call.traits.kind) {
     case OperatorKind::kComposite: return op.redispatchBoxed(below, &stack);
@@ -157,8 +159,7 @@ void Recorder::run_as_it_is(const Call& call) {
 
 /// Autograd has to see it, or a tensor's memory may be gone later.
 bool Recorder::needs_now(const Call& call) const {
-  const bool differentiable =
-      at::GradMode::is_enabled() && call.below.has_any(c10::autograd_dispatch_keyset);
+  const bool differentiable = at::GradMode::is_enabled() && call.below.has_any(c10::autograd_dispatch_keyset);
   return std::any_of(call.tensors.begin(), call.tensors.end(), [&](const Call::Argument& argument) {
     const at::Tensor& tensor = argument.tensor;
     if (differentiable && tensor.requires_grad()) return true;
@@ -243,8 +244,8 @@ void Recorder::count_small(const torch::jit::Stack& results) {
     if (result.isTensor() && result.toTensor().defined() && result.toTensor().has_storage()) {
       const at::Tensor& tensor = result.toTensor();
       const auto bytes = static_cast<int64_t>(tensor.storage().nbytes());
-      const auto [place, is_new] = small_.try_emplace(
-          tensor.storage().unsafeGetStorageImpl(), Small{tensor.storage().getWeakStorageImpl(), bytes});
+      const auto [place, is_new] = small_.try_emplace(tensor.storage().unsafeGetStorageImpl(),
+                                                      Small{tensor.storage().getWeakStorageImpl(), bytes});
       if (is_new) small_bytes_ += bytes;
     }
 }

@@ -1,10 +1,10 @@
 // Recorder: while it stands, operators of this thread are recorded instead of run.
 //
 // [Note: what is recorded]
-// Every operator that this thread calls comes here first, by the dispatch key DeferredInit. (The idea, and the
-// key, are torchdistX's.) Composite operators are let through: those that they call come here. Views are made,
-// of tensors without memory too: they only change shapes. What is left computes: it is run on meta tensors,
-// for the shapes of its results, and recorded. It is run at once
+// Every operator that this thread calls comes here first, by the dispatch key DeferredInit. (The idea, and
+// the key, are torchdistX's.) Composite operators are let through: those that they call come here. Views are
+// made, of tensors without memory too: they only change shapes. What is left computes: it is run on meta
+// tensors, for the shapes of its results, and recorded. It is run at once
 // - if it has all its values and makes little: raw pointers to small tensors (at::accessor) work as ever;
 // - if somebody needs values from it (Tensor::item()), or autograd has to see it, or its results' shapes
 //   depend on values, or it has no kernel for meta tensors. What it reads is computed before.
