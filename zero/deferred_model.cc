@@ -2,8 +2,9 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/grad_mode.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <algorithm>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <set>
@@ -130,7 +131,8 @@ void DeferredModel::finish(comm::Communicator& comm) {
   std::string mine;
   if (log_ && !plan_.keeps_generators)
     for (int stream = 0; stream < log_->num_streams(); ++stream)
-      mine += str(log_->stream(stream).num_draws(), ":") + state_bytes(log_->stream(stream).initial_state());
+      mine += str(log_->stream(stream).num_draws(), " draws from ",
+                  std::hash<std::string>()(state_bytes(log_->stream(stream).initial_state())), "; ");
   const std::vector<std::string> began = comm.exchange(mine, "random generators before making the model");
   const bool sends = comm.rank() == 0, receives = !sends && !mine.empty() && mine == began[0];
   std::vector<at::Tensor> states;

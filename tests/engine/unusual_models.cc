@@ -95,6 +95,18 @@ void twice(BuiltImpl& m) {
   layers[3]->weight.copy_(layers[1]->weight.t());
 }
 
+// Values that are read before they are overwritten.
+void overtaken(BuiltImpl& m) {
+  at::Tensor first = torch::randn({kLarge, kLarge});
+  const at::Tensor copy = first.clone();
+  first.normal_(1, 2);
+  const at::Tensor part = first.slice(0, 0, 20).clone();
+  first.slice(0, 0, 20).zero_();
+  m.parameter("first", first);
+  m.parameter("copy", copy);
+  m.parameter("part", part);
+}
+
 void seeds(BuiltImpl& m) {
   m.parameter("a", torch::randn({kLarge, kLarge}));
   torch::manual_seed(7);
@@ -246,6 +258,7 @@ const std::vector<UnusualModel>& unusual_models() {
       {"Clones", clones},
       {"ClonesOfOthers", clones_of_others, false, true},
       {"Twice", twice},
+      {"Overtaken", overtaken},
       {"Seeds", seeds},
       {"SeedsLast", seeds_last},
       {"Buffers", buffers},

@@ -1,6 +1,7 @@
 #include "zero/deferred/closed_storage.h"
 
 #include <c10/core/Allocator.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/StorageImpl.h>
 
 #include <utility>
@@ -30,6 +31,7 @@ c10::Storage storage_without_memory(size_t bytes, c10::Device device) {
 }
 
 void give_memory(const c10::Storage& storage) {
+  const c10::OptionalDeviceGuard device(storage.device());
   c10::Allocator* allocator = impl(storage).allocator();
   if (allocator == nullptr) allocator = c10::GetAllocator(storage.device_type());
   impl(storage).set_data_ptr_noswap(allocator->allocate(storage.nbytes()));
