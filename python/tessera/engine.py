@@ -38,12 +38,13 @@ class Engine:
         Optimizer steps taken or skipped; of these the skipped ones (gradients that are not finite); calls of `backward`.
     """
 
-    def __init__(self, module, config, comm, local_rank, steps_per_epoch=0):
+    def __init__(self, module, config, comm, local_rank, steps_per_epoch=0, deferred=None):
         parameters = module_state.named_parameters(module)
         self.module = module
         self.named_tensors = parameters
         self._parameter_ids = module_state.parameter_ids(module)
-        self._engine = _engine.Engine(parameters, module_state.named_buffers(module), config, comm, local_rank, steps_per_epoch)
+        self._engine = _engine.Engine(parameters, module_state.named_buffers(module), config, comm, local_rank, steps_per_epoch,
+                                      deferred)
         self.config = json.loads(self._engine.config)
         self.optimizer = self.lr_scheduler = self.training_dataloader = None
         self._steps_lr_scheduler = False
