@@ -131,7 +131,7 @@ void seeds_last(BuiltImpl& m) {
 
 void buffers(BuiltImpl& m) {
   m.module("norm", torch::nn::BatchNorm1d(6));
-  m.buffer("noise", torch::randn({kLarge, kLarge}));
+  m.buffer("noise", torch::randn({kLarge, kLarge}).uniform_());
   m.parameter("weight", torch::randn({kLarge, kLarge}));
   m.buffer("positions", torch::arange(40).expand({1, -1}));
 }
@@ -144,6 +144,7 @@ void others(BuiltImpl& m) {
   m.parameter("weight", torch::randn({kLarge, kLarge}));
   m.others.push_back(torch::randn({kLarge, kLarge}));
   m.others.push_back(torch::ones({kLarge, kLarge}).tril());
+  m.others.push_back(torch::rand({kLarge, kLarge}).normal_());  // overwritten
   m.others.push_back(m.parameter("last", torch::randn({5, 6})).detach());
 }
 

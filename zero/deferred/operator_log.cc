@@ -344,25 +344,23 @@ void OperatorLog::plan(const std::vector<int>& demands, bool all_draws) {
                                               [&](int index) { return operators_[index].stream >= 0; });
   for (size_t index = 0; draws && index < operators_.size(); ++index)
     if (operators_[index].reads_to_draw) wanted.add(static_cast<int>(index));
+  for (Entry& entry : entries_) entry.num_pending = 0;  // only live ones are run from now on
   for (size_t index = 0; index < operators_.size(); ++index) {
     RecordedOperator& recorded = operators_[index];
     recorded.live = wanted.marked.contains(static_cast<int>(index));
     if (!recorded.live) continue;
-    for (const int entry : recorded.touched()) ++entries_[entry].num_uses;
+    for (const int entry : recorded.touched()) {
+      ++entries_[entry].num_uses;
+      ++entries_[entry].num_pending;
+    }
   }
   for (int stream = 0; stream < num_streams(); ++stream)
     streams_[stream]->wanted = [this, stream](int number) {
       const int index = operator_of_draw_[stream][number];
       return index >= 0 && operators_[index].live && !operators_[index].done;
     };
-  for (Entry& entry : entries_) {
-    const auto is_pending = [&](int index) { return operators_[index].live && !operators_[index].done; };
-    if (std::none_of(entry.writers.begin(), entry.writers.end(), is_pending) &&
-        std::none_of(entry.readers.begin(), entry.readers.end(), is_pending)) {
-      entry.num_pending = 0;
-      if (entry.has_memory) open(entry.storage);
-    }
-  }
+  for (Entry& entry : entries_)
+    if (entry.num_pending == 0 && entry.has_memory) open(entry.storage);
   for (Entry& entry : entries_)
     if (entry.num_uses == 0 && !entry.kept && entry.has_memory && entry.made_here) {
       drop_memory(entry.storage);
