@@ -23,19 +23,27 @@ class Net(nn.Module):
         self.encoder = nn.TransformerEncoder(layer, 3)
         self.lstm = nn.LSTM(128, 40)
         self.convolution = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))
-        self.normed = nn.utils.parametrizations.weight_norm(nn.Linear(16, 12))
         self.head = nn.Linear(128, 600, bias=False)
         self.head.weight = self.table.weight
-        self.truncated = nn.Parameter(nn.init.trunc_normal_(torch.empty(400, 300), std=0.02))
-        self.orthogonal = nn.init.orthogonal_(nn.Parameter(torch.empty(300, 280)))
-        self.half = nn.Parameter(torch.randn(300, 300).bfloat16())
         self.register_buffer("mask", torch.ones(300, 300).tril())
         self.positions = torch.arange(50).unsqueeze(0)
         self.apply(self._initialise)
 
     def _initialise(self, module):
-        if isinstance(module, nn.Linear) and not nn.utils.parametrize.is_parametrized(module):
+        if isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, std=0.02)
+
+
+class Normed(nn.Module):
+    """Initialisers, and layers that compute with parameters, which autograd has to see."""
+
+    def __init__(self):
+        super().__init__()
+        self.truncated = nn.Parameter(nn.init.trunc_normal_(torch.empty(400, 300), std=0.02))
+        self.orthogonal = nn.init.orthogonal_(nn.Parameter(torch.empty(300, 280)))
+        self.sixteen_bits = nn.Parameter(torch.randn(300, 300).bfloat16())
+        self.layer = nn.utils.parametrizations.weight_norm(nn.Linear(300, 280))
+        self.spectral = nn.utils.parametrizations.spectral_norm(nn.Linear(300, 280))
 
 
 class Lists(nn.Module):
@@ -73,6 +81,12 @@ def same_bits():
         whole, recorded, run, drawn = engine.counts
         assert not whole and recorded > 0, engine.counts
         assert (run > 0, drawn > 0) == (engine.global_rank == 0, engine.global_rank == 0), engine.counts
+
+
+@check
+def values_that_are_computed_with():
+    engine, _ = compare(Normed, 3)
+    assert not engine.counts[0] and engine.counts[2] > 0, engine.counts
 
 
 @check
