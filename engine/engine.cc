@@ -83,6 +83,7 @@ zero::ShardedModelOptions sharding_options(const EngineConfig& config, const Ini
   options.residency.log = init.log;
   options.optimizer = {optimizer.kind, optimizer.groups, init.update_rule};
   options.group_of = optimizer.group_of;
+  options.loaded_next = init.loaded_next;
   set_tiers(zero, init.device, world_size, options);
   return options;
 }

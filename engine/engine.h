@@ -14,6 +14,8 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 
+#include <concepts>
+#include <functional>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
@@ -31,6 +33,7 @@
 #include "engine/loss_scaler.h"
 #include "engine/lr_schedule.h"
 #include "engine/optimizer_setup.h"
+#include "zero/deferred_model.h"
 #include "zero/sharded_model.h"
 
 namespace torch::nn {
@@ -66,7 +69,18 @@ struct InitOptions {
   std::shared_ptr<const zero::UpdateRule> update_rule = nullptr;
   /// false in a process of Python, whose own autograd engine hears of saved tensors.
   bool autograd_hooks = true;
+  /// For initialize() with a function that makes the model: the parameters, by name, whose values are loaded
+  /// next (load_weights(), load_checkpoint()). Nobody computes theirs, they are zeros until then, and the
+  /// random generators stay as they are. Unset: none.
+  std::function<bool(const std::string& name)> loaded_next = nullptr;
 };
+
+/// A function without arguments that makes a model: returns a std::shared_ptr of a torch::nn::Module, or a
+/// module holder.
+template <class T>
+concept MakesModel = !requires(const std::remove_cvref_t<T>& holder) {
+  holder.ptr();
+} && !requires(const std::remove_cvref_t<T>& pointer) { pointer.get(); } && std::invocable<T&>;
 
 /// One rank's engine. Used by one thread. Calls marked Collective must be made by all ranks, in the same
 /// order.
@@ -260,8 +274,8 @@ template <class Model>
 class TypedEngine final : public Engine {
  public:
   TypedEngine(std::shared_ptr<Model> model, const EngineConfig& config, comm::CommunicatorPtr comm,
-              const InitOptions& options)
-      : Engine(zero::view_of(*model), config, std::move(comm), options), model_(std::move(model)) {
+              const InitOptions& options, zero::DeferredModel* deferred = nullptr)
+      : Engine(zero::view_of(*model, deferred), config, std::move(comm), options), model_(std::move(model)) {
     // Only then: submodules that were put into evaluation mode one by one stay in it.
     if (!model_->is_training()) set_training(true);
   }
@@ -315,6 +329,31 @@ std::unique_ptr<TypedEngine<Contained>> initialize(const torch::nn::ModuleHolder
                                                    const EngineConfig& config, comm::CommunicatorPtr comm,
                                                    const InitOptions& options = {}) {
   return initialize(model.ptr(), config, std::move(comm), options);
+}
+/// Collective. The same of a model that `make` makes, without ever having it in memory as a whole: its
+/// parameters get their values unit by unit, the same as when `make` is called by itself, and so does the
+/// state of the random generators ([Note: making a model without memory] in zero/deferred_model.h). `make`
+/// may be called twice. `counts`: what was done. Throws what `make` throws, too.
+template <MakesModel Make>
+auto initialize(Make&& make, const EngineConfig& config, comm::CommunicatorPtr comm,
+                const InitOptions& options = {}, zero::MakingCounts* counts = nullptr) {
+  decltype(make()) made{nullptr};
+  zero::DeferredModel deferred(comm->rank() == 0 ? options.log : Logger());
+  deferred.make([&] {
+    made = nullptr;  // a first attempt's
+    made = make();
+  });
+  const auto model = [&] {
+    if constexpr (requires { made.ptr(); })
+      return made.ptr();
+    else
+      return std::move(made);
+  }();
+  made = nullptr;
+  using Model = typename std::remove_cvref_t<decltype(model)>::element_type;
+  auto engine = std::make_unique<TypedEngine<Model>>(model, config, std::move(comm), options, &deferred);
+  if (counts != nullptr) *counts = deferred.counts();
+  return engine;
 }
 /// TorchScript. Include torch/csrc/jit/api/module.h (or torch/script.h) where it is used.
 std::unique_ptr<TypedEngine<torch::jit::Module>> initialize(const torch::jit::Module& model,

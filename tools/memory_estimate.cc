@@ -109,8 +109,11 @@ Estimated estimated_of_config(const std::string& config, const std::vector<std::
   alone.scheduler = ConstantLrOptions{};
   alone.checkpoint.async = false;
   const std::unique_ptr<train::Task> task = tasks().make(run.model, run.data);
+  InitOptions options;
+  options.log = log;
+  options.loaded_next = [](const std::string&) { return true; };  // values are not needed here
   Engine& engine =
-      task->initialize(alone, std::make_shared<comm::SelfCommunicator>(comm::SimulatedGroup{}), {.log = log});
+      task->initialize(alone, std::make_shared<comm::SelfCommunicator>(comm::SimulatedGroup{}), options);
   const zero::Layout& layout = engine.sharded_model().layout();
   for (int i = 0; i < static_cast<int>(layout.parameters().size()); ++i)
     (layout.units()[layout.slice(i).unit].trainable ? estimated.num_trainable : estimated.num_frozen) +=

@@ -62,8 +62,8 @@ class Task {
   /// Local. The training order. Its drop_last is overwritten by trainer.dataloader_drop_last.
   virtual TrainOrder train_order() const { return {}; }
 
-  /// Collective. Builds the model and its engine (tessera::initialize). To be called once. The engine lives
-  /// as long as the task.
+  /// Collective. Builds the model and its engine: tessera::initialize() with a function that makes the model,
+  /// so that it is never whole in memory. To be called once. The engine lives as long as the task.
   virtual Engine& initialize(const EngineConfig& config, comm::CommunicatorPtr comm,
                              const InitOptions& options) = 0;
 

@@ -96,6 +96,7 @@ std::vector<Evaluation> evaluate_run(const TrainedRun& run, const Registry& regi
   init.device = comm->device();
   init.log = comm->rank() == 0 ? output.logger : Logger{};
   init.local_rank = environment.local_rank;
+  init.loaded_next = [](const std::string&) { return true; };
   Engine& engine = task->initialize(run.config.engine, comm, init);
   load_trained_weights(run, engine);
 
@@ -128,6 +129,7 @@ std::unique_ptr<Predictor> load_predictor(const TrainedRun& run, const Registry&
   InitOptions init;
   init.device = comm->device();
   init.log = logger;
+  init.loaded_next = [](const std::string&) { return true; };
   Engine& engine = predictor->initialize(config, comm, init);
   load_trained_weights(run, engine);
   engine.eval();

@@ -29,6 +29,16 @@ LoadWeightsOptions merge(LoadWeightsOptions options, const LoadWeightsOptions& m
   return options;
 }
 
+/// Whether load_weights() fails unless the file has a parameter of this name: then nobody needs to compute
+/// it.
+bool must_be_loaded(const std::string& name, const LoadWeightsOptions& options) {
+  const auto match = [&](const std::vector<std::string>& patterns) {
+    return std::any_of(patterns.begin(), patterns.end(),
+                       [&](const std::string& pattern) { return glob_match(pattern, name); });
+  };
+  return !match(options.ignore_missing) && !match(options.ignore_mismatched);
+}
+
 }  // namespace
 
 Trainer::Trainer(RunConfig run, Task& task, comm::CommunicatorPtr comm, const InitOptions& init,
@@ -92,11 +102,14 @@ void Trainer::initialize_engine(const InitOptions& init) {
   InitOptions options = init;
   options.log = output_.logger;
   options.steps_per_epoch = sampler_->steps_per_epoch();
+  const bool loads = !start_.init.empty() && !start_.resume;
+  const LoadWeightsOptions how = merge(task_.init_weights(), start_.init_options);
+  if (start_.resume) options.loaded_next = [](const std::string&) { return true; };
+  if (loads) options.loaded_next = [how](const std::string& name) { return must_be_loaded(name, how); };
   if (config_.engine.memory_breakdown) memory_.emplace(init.device.type());
   explain_out_of_memory("making the model",
                         [&] { engine_ = &task_.initialize(config_.engine, comm_, options); });
-  if (!start_.init.empty() && !start_.resume)
-    engine_->load_weights(start_.init, merge(task_.init_weights(), start_.init_options));
+  if (loads) engine_->load_weights(start_.init, how);
   // From here on the ranks' generators differ, so that their dropout differs.
   at::manual_seed(static_cast<uint64_t>(config_.engine.seed + comm_->rank()));
 }

@@ -1,6 +1,5 @@
 #include "zero/model_view.h"
 
-#include <ATen/MemoryOverlap.h>
 #include <torch/csrc/jit/api/function_impl.h>
 #include <torch/csrc/jit/api/module.h>
 #include <torch/csrc/jit/ir/ir.h>
@@ -11,6 +10,7 @@
 #include "comm/torch_dtype.h"
 #include "core/check.h"
 #include "core/error.h"
+#include "zero/deferred_model.h"
 
 namespace tessera::zero {
 namespace {
@@ -33,15 +33,20 @@ void check_can_be_sharded(const NamedTensor& parameter) {
 /// and not any more once they live in units.
 void check_no_overlap(const std::vector<NamedTensor>& parameters) {
   std::unordered_map<const void*, std::vector<const NamedTensor*>> by_storage;
+  const auto bytes_of = [](const at::Tensor& tensor) {  // dense: see check_can_be_sharded()
+    const auto size = static_cast<int64_t>(tensor.itemsize());
+    return Range{tensor.storage_offset() * size, (tensor.storage_offset() + tensor.numel()) * size};
+  };
   for (const NamedTensor& parameter : parameters) {
-    for (const NamedTensor* other : by_storage[parameter.tensor.storage().data()]) {
+    const void* memory = memory_of(parameter.tensor);
+    for (const NamedTensor* other : by_storage[memory]) {
       if (other->tensor.unsafeGetTensorImpl() == parameter.tensor.unsafeGetTensorImpl()) continue;
-      if (at::get_overlap_status(parameter.tensor, other->tensor) != at::MemOverlapStatus::No)
+      if (intersect(bytes_of(parameter.tensor), bytes_of(other->tensor)).numel() > 0)
         throw ConfigError(
             str("parameters ", other->name, " and ", parameter.name,
                 " share memory without being the same tensor; tie them by registering one tensor twice"));
     }
-    if (parameter.tensor.numel() > 0) by_storage[parameter.tensor.storage().data()].push_back(&parameter);
+    if (parameter.tensor.numel() > 0) by_storage[memory].push_back(&parameter);
   }
 }
 
@@ -133,16 +138,18 @@ std::vector<NamedTensor> parameters_of(const torch::jit::Module& model) {
   return parameters;
 }
 
-ModelView view_of(const torch::nn::Module& model) {
+ModelView view_of(const torch::nn::Module& model, DeferredModel* deferred) {
   ModelView view;
+  view.deferred = deferred;
   view.parameters = parameters_of(model);
   for (const auto& item : model.named_buffers())
     if (item.value().defined()) view.buffers.push_back({item.key(), item.value()});
   return view;
 }
 
-ModelView view_of(const torch::jit::Module& model) {
+ModelView view_of(const torch::jit::Module& model, DeferredModel* deferred) {
   ModelView view;
+  view.deferred = deferred;
   view.scripted = true;
   view.forks_in = forking_method(model);
   view.parameters = parameters_of(model);

@@ -24,17 +24,20 @@ struct NamedTensor {
   at::Tensor tensor;
 };
 
+class DeferredModel;
+
 struct ModelView {
   std::vector<NamedTensor> parameters;  ///< registration order; tied ones once a name
   std::vector<NamedTensor> buffers;
-  bool scripted = false;  ///< TorchScript
-  std::string forks_in;   ///< the TorchScript method that runs parts of itself on other threads
-                          ///< (torch.jit.fork); empty: none
+  bool scripted = false;              ///< TorchScript
+  std::string forks_in;               ///< the TorchScript method that runs parts of itself on other threads
+                                      ///< (torch.jit.fork); empty: none
+  DeferredModel* deferred = nullptr;  ///< computes the values; null: they are there
 };
 
-/// Local.
-ModelView view_of(const torch::nn::Module& model);
-ModelView view_of(const torch::jit::Module& model);
+/// Local. `deferred`: what made the model without its values; null: they are there.
+ModelView view_of(const torch::nn::Module& model, DeferredModel* deferred = nullptr);
+ModelView view_of(const torch::jit::Module& model, DeferredModel* deferred = nullptr);
 /// Local. Throws ConfigError for a model that uses torch.jit.fork where parameters are sharded:
 /// one thread at a time may run it there.
 void refuse_forks(const ModelView& model, const Sharding& sharding);

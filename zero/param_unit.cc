@@ -25,9 +25,17 @@ ParamUnit::ParamUnit(const Layout& layout, int index, const UnitOptions& options
   at::Tensor buffer;
   if (placed(true).host_shared()) buffer = comm.allocate_shared(memory.bytes(), name);
   placement = placed(/*one_copy_a_host=*/buffer.defined());
-  if (!buffer.defined())
-    buffer = at::empty({memory.bytes()}, at::TensorOptions().dtype(at::kByte).device(options.device));
-  memory.bind(std::move(buffer));
+  if (placement.sharded()) shard = make(kValues, shard_range.numel(), memory.full().scalar_type(), "the shard");
+  if (spec.trainable && spec.dtype != DType::kFloat32) {
+    const MemoryFor use_of_master(MemoryUse::kMaster);
+    master = make(kOptimizer, local_range().numel(), at::kFloat, "the master");
+  }
+  if (!buffer.defined() && !placement.sharded()) buffer = new_buffer();
+  if (buffer.defined()) memory.bind(std::move(buffer));
+}
+
+at::Tensor ParamUnit::new_buffer() const {
+  return at::empty({memory.bytes()}, memory.full().options().dtype(at::kByte));
 }
 
 Tier ParamUnit::tier_of(Pieces piece) const {
@@ -72,7 +80,12 @@ void ParamUnit::release(Pieces pieces) {
 }
 
 void ParamUnit::move_in(const std::vector<at::Tensor>& tensors, const Layout& layout,
-                        comm::Communicator& comm) {
+                        comm::Communicator& comm,
+                        const std::function<void(int parameter, at::Tensor flat)>& write_value) {
+  if (placement.sharded()) {
+    const MemoryFor use_of_memory(MemoryUse::kParameters);
+    memory.bind(new_buffer());
+  }
   const at::Tensor& full = memory.full();
   const bool fp32 = full.scalar_type() == at::kFloat;
   const bool writes = !placement.host_shared() || comm.rank() == 0;
@@ -85,7 +98,7 @@ void ParamUnit::move_in(const std::vector<at::Tensor>& tensors, const Layout& la
     flat.zero_();
     for (int parameter : spec.parameters) {
       const UnitSlice& slice = layout.slice(parameter);
-      flat.narrow(0, slice.offset, slice.numel).copy_(tensors[parameter].reshape(-1));
+      write_value(parameter, flat.narrow(0, slice.offset, slice.numel));
     }
   }
   if (comm.size() > 1) comm.broadcast(flat, 0, name)->wait();
@@ -98,28 +111,23 @@ void ParamUnit::move_in(const std::vector<at::Tensor>& tensors, const Layout& la
     tensor.set_data(full.narrow(0, slice.offset, slice.numel).view(layout.parameters()[parameter].shape));
   }
 
-  const MemoryFor use_of_memory(MemoryUse::kParameters);
-  shard =
+  const at::Tensor mine =
       (placement.updates_shard ? memory.contents() : full).narrow(0, shard_range.begin, shard_range.numel());
   if (placement.sharded()) {
-    shard = moved(kValues, shard, "the shard");
+    const InMemory in_memory(*this, kValues, InMemory::Access::kOverwrite);
+    shard.copy_(mine);
     memory.release();
     unsharded_ = false;
+  } else {
+    shard = mine;
   }
   if (!spec.trainable) return;
-  const MemoryFor use_of_master(MemoryUse::kMaster);
-  master = fp32 ? values() : moved(kOptimizer, local(flat), "the master");
-}
-
-/// A copy of `tensor` on that piece's tier.
-at::Tensor ParamUnit::moved(Pieces piece, const at::Tensor& tensor, const std::string& what) {
-  if (tier_of(piece) == Tier::kDevice) return tensor.clone();
-  const at::Tensor copy = make(piece, tensor.numel(), tensor.scalar_type(), what);
-  OffloadedTensor& place = *offloaded_.back().second;
-  place.acquire(OffloadedTensor::Access::kOverwrite);
-  at::Tensor(copy).copy_(tensor);
-  place.release();
-  return copy;
+  if (fp32) {
+    master = values();
+  } else {
+    const InMemory in_memory(*this, kOptimizer, InMemory::Access::kOverwrite);
+    master.copy_(local(flat));
+  }
 }
 
 at::Tensor ParamUnit::local(const at::Tensor& flat) const {

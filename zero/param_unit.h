@@ -18,6 +18,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -83,14 +84,16 @@ struct UnitUse {
 /// what belongs to the gradient and the update is used by the thread that calls backward() and step().
 class ParamUnit {
  public:
-  /// Collective. Allocates the unit's memory, in memory that the ranks share where `comm` has such. Throws
-  /// CommError when there is no room.
+  /// Collective. Allocates what stays: shard and master, or the unit's memory, in memory that the ranks share
+  /// where `comm` has such. Throws CommError when there is no room.
   ParamUnit(const Layout& layout, int index, const UnitOptions& options, comm::Communicator& comm);
   ParamUnit(ParamUnit&&) noexcept = default;
 
-  /// Collective. Makes `tensors` (by parameter of the layout) views of the unit, with rank 0's values; makes
-  /// shard and master. Afterwards a sharded unit has no buffer.
-  void move_in(const std::vector<at::Tensor>& tensors, const Layout& layout, comm::Communicator& comm);
+  /// Collective. Makes `tensors` (by parameter of the layout) views of the unit, with rank 0's values; fills
+  /// shard and master. Afterwards a sharded unit has no buffer. `write_value` writes a parameter's values
+  /// into a flat tensor.
+  void move_in(const std::vector<at::Tensor>& tensors, const Layout& layout, comm::Communicator& comm,
+               const std::function<void(int parameter, at::Tensor flat)>& write_value);
 
   // -- fixed at construction --
   int index;
@@ -156,7 +159,7 @@ class ParamUnit {
 
  private:
   Tier tier_of(Pieces piece) const;
-  at::Tensor moved(Pieces piece, const at::Tensor& tensor, const std::string& what);
+  at::Tensor new_buffer() const;
 
   OffloadStore* store_;
   std::vector<std::pair<Pieces, std::unique_ptr<OffloadedTensor>>> offloaded_;

@@ -14,6 +14,7 @@
 #include "comm/torch_dtype.h"
 #include "core/check.h"
 #include "core/error.h"
+#include "zero/deferred_model.h"
 
 namespace tessera::zero {
 
@@ -32,8 +33,10 @@ ShardedModel::ShardedModel(const ModelView& model, comm::CommunicatorPtr comm,
   parameters_ = list.tensors;
   gather_comm_ = comm_->duplicate("gather");
   make_offload_store();
-  move_into_units(list.tensors);
+  if (model.deferred != nullptr) begin_values(model);
+  move_into_units(model.deferred);
   adopt_buffers(model);
+  if (model.deferred != nullptr) model.deferred->finish(*comm_);
 
   const bool gathered = std::any_of(units_.begin(), units_.end(),
                                     [](const ParamUnit& unit) { return unit.placement.updates_shard; });
@@ -106,18 +109,40 @@ void ShardedModel::make_offload_store() {
   });
 }
 
-// Unit by unit, so that never more than one unit exists twice.
-void ShardedModel::move_into_units(const std::vector<at::Tensor>& tensors) {
+/// See [Note: making a model without memory] in zero/deferred_model.h.
+void ShardedModel::begin_values(const ModelView& model) {
+  DeferredModel::Plan plan;
+  plan.parameters = parameters_;
+  plan.first_rank = comm_->rank() == 0;
+  plan.keeps_generators = static_cast<bool>(options_.loaded_next);
+  for (const ParameterSpec& spec : layout_->parameters()) {
+    // Loading may ask for any of the names.
+    const bool is_loaded = options_.loaded_next && options_.loaded_next(spec.name) &&
+                           std::all_of(spec.aliases.begin(), spec.aliases.end(), options_.loaded_next);
+    plan.computed.push_back(plan.first_rank && !is_loaded);
+  }
+  for (const NamedTensor& buffer : model.buffers) plan.buffers.push_back(buffer.tensor);
+  model.deferred->begin(std::move(plan));
+}
+
+// Unit by unit, so that never more than one unit exists twice. What stays is allocated before, so that one
+// unit's buffer finds the room that the last one's has left.
+void ShardedModel::move_into_units(DeferredModel* deferred) {
   units_.reserve(layout_->num_units());
-  for (int unit = 0; unit < layout_->num_units(); ++unit) {
+  for (int unit = 0; unit < layout_->num_units(); ++unit)
     units_.emplace_back(*layout_, unit,
                         UnitOptions{.sharding = options_.sharding,
                                     .tiers = options_.tiers,
                                     .device = options_.device,
                                     .store = offload_store_.get()},
                         *gather_comm_);
-    units_.back().move_in(tensors, *layout_, *gather_comm_);
-  }
+  for (ParamUnit& unit : units_)
+    unit.move_in(parameters_, *layout_, *gather_comm_, [&](int parameter, at::Tensor flat) {
+      if (deferred != nullptr)
+        deferred->fill(parameter, std::move(flat));
+      else
+        flat.copy_(parameters_[parameter].reshape(-1));
+    });
 }
 
 void ShardedModel::connect_reductions_and_gathers(bool one_order) {

@@ -50,6 +50,9 @@ struct ShardedModelOptions {
   ResidencyOptions residency;
   ShardedOptimizer::Options optimizer{.groups = {kernels::Hyper{}}};
   std::function<int(const std::string& name)> group_of;  ///< index into optimizer.groups; unset: 0
+  /// Of a model made without memory: the parameters whose values are loaded next, so that nobody computes
+  /// them. They are zeros until then. Unset: none.
+  std::function<bool(const std::string& name)> loaded_next;
 };
 
 /// The place of a backward pass in the accumulation of gradients.
@@ -149,7 +152,8 @@ class ShardedModel {
 
  private:
   void check_same_model_everywhere() const;
-  void move_into_units(const std::vector<at::Tensor>& tensors);
+  void begin_values(const ModelView& model);
+  void move_into_units(DeferredModel* deferred);
   void adopt_buffers(const ModelView& model);
   void connect_reductions_and_gathers(bool one_order);
   void begin_pass(Pass pass);

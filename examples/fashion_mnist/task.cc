@@ -36,8 +36,8 @@ FashionMnist::FashionMnist(const FashionMnistOptions& options)
 
 Engine& FashionMnist::initialize(const EngineConfig& config, comm::CommunicatorPtr comm,
                                  const InitOptions& options) {
-  FashionCnn model(options_.model);
-  engine_ = tessera::initialize(model, config, std::move(comm), options);
+  engine_ =
+      tessera::initialize([this] { return FashionCnn(options_.model); }, config, std::move(comm), options);
   return *engine_;
 }
 

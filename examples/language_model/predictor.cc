@@ -16,8 +16,7 @@ LanguageModelPredictor::LanguageModelPredictor(const LanguageModelOptions& optio
 
 Engine& LanguageModelPredictor::initialize(const EngineConfig& config, comm::CommunicatorPtr comm,
                                            const InitOptions& options) {
-  Gpt model(options_.model);
-  engine_ = tessera::initialize(model, config, std::move(comm), options);
+  engine_ = tessera::initialize([this] { return Gpt(options_.model); }, config, std::move(comm), options);
   return *engine_;
 }
 

@@ -46,8 +46,7 @@ LanguageModel::LanguageModel(const LanguageModelOptions& options)
 
 Engine& LanguageModel::initialize(const EngineConfig& config, comm::CommunicatorPtr comm,
                                   const InitOptions& options) {
-  Gpt model(options_.model);
-  engine_ = tessera::initialize(model, config, std::move(comm), options);
+  engine_ = tessera::initialize([this] { return Gpt(options_.model); }, config, std::move(comm), options);
   return *engine_;
 }
 

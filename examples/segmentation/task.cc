@@ -86,8 +86,7 @@ Segmentation::Segmentation(const SegmentationOptions& options, std::unique_ptr<S
 
 Engine& Segmentation::initialize(const EngineConfig& config, comm::CommunicatorPtr comm,
                                  const InitOptions& options) {
-  UNet model(options_.model);
-  engine_ = tessera::initialize(model, config, std::move(comm), options);
+  engine_ = tessera::initialize([this] { return UNet(options_.model); }, config, std::move(comm), options);
   return *engine_;
 }
 

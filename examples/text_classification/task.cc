@@ -121,8 +121,8 @@ void fit_to_vocabulary(BertOptions& bert, const Vocabulary& vocabulary) {
 
 Engine& TextClassification::initialize(const EngineConfig& config, comm::CommunicatorPtr comm,
                                        const InitOptions& options) {
-  BertForSequenceClassification model(options_.model);
-  engine_ = tessera::initialize(model, config, std::move(comm), options);
+  engine_ = tessera::initialize([this] { return BertForSequenceClassification(options_.model); }, config,
+                                std::move(comm), options);
   return *engine_;
 }
 

@@ -2,6 +2,7 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <exception>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -15,6 +16,7 @@
 #include "engine/config/parse.h"
 #include "python/binding/bindings.h"
 #include "python/binding/python_engine.h"
+#include "zero/deferred_model.h"
 #include "zero/gathered_parameters.h"
 #include "zero/stage.h"
 #include "zero/unit_memory.h"
@@ -34,8 +36,10 @@ std::vector<zero::NamedTensor> named_tensors(const Named& pairs) {
 
 std::unique_ptr<PyEngine> make_engine(const Named& parameters, const Named& buffers,
                                       const EngineConfig& config, const comm::CommunicatorPtr& comm,
-                                      int local_rank, int64_t steps_per_epoch) {
+                                      int local_rank, int64_t steps_per_epoch,
+                                      zero::DeferredModel* deferred) {
   zero::ModelView view;
+  view.deferred = deferred;
   view.parameters = named_tensors(parameters);
   view.buffers = named_tensors(buffers);
   InitOptions options;
@@ -45,6 +49,36 @@ std::unique_ptr<PyEngine> make_engine(const Named& parameters, const Named& buff
   options.autograd_hooks = false;  // Python's own engine has their place: engine.py pushes hooks
   if (comm->rank() == 0) options.log = Logger(LogOptions{});
   return std::make_unique<PyEngine>(view, config, comm, options);
+}
+
+/// Calls `make`, a function of Python, which may be called twice. The GIL is let go where other threads that
+/// make models are waited for. A KeyboardInterrupt and the like end it at once.
+void make_deferred(zero::DeferredModel& self, const py::function& make) {
+  std::exception_ptr interrupt;
+  const py::gil_scoped_release released;
+  self.make([&] {
+    const py::gil_scoped_acquire held;
+    if (interrupt) std::rethrow_exception(interrupt);
+    try {
+      make();
+    } catch (const py::error_already_set& error) {
+      if (!error.matches(PyExc_Exception)) interrupt = std::current_exception();
+      throw;
+    }
+  });
+}
+
+void bind_deferred_model(py::module_& module) {
+  py::class_<zero::DeferredModel>(module, "DeferredModel")
+      .def(py::init([](bool warns) {
+             return std::make_unique<zero::DeferredModel>(warns ? Logger(LogOptions{}) : Logger());
+           }),
+           py::arg("warns"))
+      .def("make", &make_deferred, py::arg("make"))
+      .def_property_readonly("counts", [](const zero::DeferredModel& self) {
+        const zero::MakingCounts counts = self.counts();
+        return std::tuple(counts.whole, counts.num_recorded, counts.num_run, counts.num_drawn);
+      });
 }
 
 /// What a checkpoint brings: its path, client state (JSON) and what was not loaded.
@@ -170,12 +204,14 @@ void bind_param_groups(py::module_& module) {
 void bind_engine(py::module_& module) {
   bind_param_groups(module);
   bind_saved_tensors(module);
+  bind_deferred_model(module);
   py::class_<PyEngine> engine(module, "Engine");
   bind_gathered_parameters(module);
   module.def("is_released", &is_released, py::arg("tensor"));
   engine
       .def(py::init(&make_engine), py::arg("parameters"), py::arg("buffers"), py::arg("config"),
-           py::arg("comm"), py::arg("local_rank"), py::arg("steps_per_epoch"), ReleaseGil())
+           py::arg("comm"), py::arg("local_rank"), py::arg("steps_per_epoch"), py::arg("deferred"),
+           ReleaseGil())
       // the step
       .def("prepare", &PyEngine::prepare_tensor, py::arg("tensor"), ReleaseGil())
       .def("begin_forward", &PyEngine::begin_forward, ReleaseGil())

@@ -53,12 +53,13 @@ class Engine(Numbers):
     config: dict[str, Any]
 
     def __init__(self, module: torch.nn.Module, config: _engine.Config, comm: _engine.Communicator, local_rank: int,
-                 steps_per_epoch: int = 0) -> None:
+                 steps_per_epoch: int = 0, deferred: _engine.DeferredModel | None = None) -> None:
         parameters = module_state.named_parameters(module)
         self.module = module
         self.named_tensors = parameters
         self._parameter_ids = module_state.parameter_ids(module)
-        self._engine = _engine.Engine(parameters, module_state.named_buffers(module), config, comm, local_rank, steps_per_epoch)
+        self._engine = _engine.Engine(parameters, module_state.named_buffers(module), config, comm, local_rank, steps_per_epoch,
+                                      deferred)
         self.config = json.loads(self._engine.config)
         self.lr_scheduler = self.training_dataloader = None
         self._steps_lr_scheduler = False

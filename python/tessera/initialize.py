@@ -31,8 +31,10 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
     ----------
     args : object, optional
         With an attribute `deepspeed_config` or `tessera_config`, in place of `config`.
-    model : torch.nn.Module
-        Unmodified. All ranks build the same one.
+    model : torch.nn.Module, or callable() that makes one
+        Unmodified. All ranks build the same one. Of a callable the whole model is never in memory: parameters get their values, the
+        same as otherwise, unit by unit. It may be called twice, where its code reads values in another way than by operators
+        (`numpy()`, `tolist()`).
     optimizer : torch.optim.Optimizer, or callable(parameters) that makes one, optional
         AdamW, Adam, SGD or Adagrad of torch.optim, Lion or LAMB, before its first step; in place of the section "optimizer". It is
         translated: the engine updates the parameters. Its param groups stay those of the returned optimizer.
@@ -69,8 +71,8 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
     >>> engine, optimizer, _, _ = tessera.initialize(model=model, config={
     ...     "train_micro_batch_size_per_gpu": 8, "zero_optimization": {"stage": 3}, "optimizer": {"type": "AdamW"}})
     """
-    if not isinstance(model, torch.nn.Module):
-        raise ConfigError(f"model is {_describe(model)}; expected a torch.nn.Module")
+    if not isinstance(model, torch.nn.Module) and not callable(model):
+        raise ConfigError(f"model is {_describe(model)}; expected a torch.nn.Module, or a callable that makes one")
     for name, value in (("mpu", mpu), ("mesh_param", mesh_param)):
         if value is not None:
             raise ConfigError(f"{name}: Tessera has data parallelism alone; expected None")
@@ -78,6 +80,9 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
         os.environ.setdefault("MASTER_PORT", str(distributed_port))
     config = _given_config(args, config, config_params)
     group = comm.group()
+    deferred = None
+    if not isinstance(model, torch.nn.Module):
+        model, deferred = _make(model, group)
     named = module_state.named_parameters(model)
     for name, parameter in named:
         if isinstance(parameter, torch.nn.parameter.UninitializedParameter):
@@ -94,7 +99,8 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
                             accumulation_steps=resolved["gradient_accumulation_steps"], seed=resolved.get("seed", 42),
                             collate_fn=collate_fn)
         steps_per_epoch = loader.steps_per_epoch
-    engine = engine_class(model, parsed, group, comm.get_local_rank(), steps_per_epoch)
+    more = {} if deferred is None else {"deferred": deferred}  # a class derived from Engine need not know it
+    engine = engine_class(model, parsed, group, comm.get_local_rank(), steps_per_epoch, **more)
     engine.training_dataloader = loader
     _attach(engine, optimizer, lr_scheduler)
     zero.register(engine)
@@ -102,6 +108,20 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
     if engine._engine.shards_parameters:
         whole_model.refuse_released(model)
     return engine, engine.optimizer, loader, engine.lr_scheduler
+
+
+def _make(make, group):
+    """The module that `make` makes, without its parameters' values, and what computes these."""
+    made = []
+
+    def once_more():
+        made[:] = [make()]
+
+    deferred = _engine.DeferredModel(warns=group.rank == 0)
+    deferred.make(once_more)
+    if not isinstance(made[0], torch.nn.Module):
+        raise ConfigError(f"model is a callable that made {_describe(made[0])}; expected a torch.nn.Module")
+    return made[0], deferred
 
 
 def _given_config(args, config, config_params):

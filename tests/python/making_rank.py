@@ -1,0 +1,124 @@
+"""One rank: modules that `tessera.initialize(model=callable)` makes have the values, and the generators the state, of ordinary making."""
+import tessera
+import torch
+from checks import check, config, main, raises
+from torch import nn
+
+
+class Counting(tessera.Engine):
+    """Keeps (made whole, recorded, run, drawn)."""
+
+    def __init__(self, *args, deferred):
+        super().__init__(*args, deferred=deferred)
+        self.counts = deferred.counts
+
+
+class Net(nn.Module):
+    """Many kinds of layers, an initialisation of its own, a buffer and a tensor that is neither."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(600, 128, padding_idx=0)
+        layer = nn.TransformerEncoderLayer(128, 4, 256, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 3)
+        self.lstm = nn.LSTM(128, 40)
+        self.convolution = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))
+        self.head = nn.Linear(128, 600, bias=False)
+        self.head.weight = self.table.weight
+        self.register_buffer("mask", torch.ones(300, 300).tril())
+        self.positions = torch.arange(50).unsqueeze(0)
+        self.apply(self._initialise)
+
+    def _initialise(self, module):
+        if isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=0.02)
+
+
+class Normed(nn.Module):
+    """Initialisers, and layers that compute with parameters, which autograd has to see."""
+
+    def __init__(self):
+        super().__init__()
+        self.truncated = nn.Parameter(nn.init.trunc_normal_(torch.empty(400, 300), std=0.02))
+        self.orthogonal = nn.init.orthogonal_(nn.Parameter(torch.empty(300, 280)))
+        self.sixteen_bits = nn.Parameter(torch.randn(300, 300).bfloat16())
+        self.layer = nn.utils.parametrizations.weight_norm(nn.Linear(300, 280))
+        self.spectral = nn.utils.parametrizations.spectral_norm(nn.Linear(300, 280))
+
+
+class Lists(nn.Module):
+    """Reads values in another way than by operators."""
+
+    def __init__(self):
+        super().__init__()
+        weight = torch.randn(300, 300)
+        self.weight = nn.Parameter(weight * weight[0].tolist()[0])
+
+
+def compare(make, stage):
+    """The engine, of which everything was compared."""
+    torch.manual_seed(3)
+    plain = make()
+    state = torch.get_rng_state()
+    torch.manual_seed(3)
+    engine, *_ = tessera.initialize(model=make, engine_class=Counting, config=config(
+        stage, optimizer={"type": "SGD", "params": {"lr": 0.1}}))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert type(engine.module) is make
+    for name, expected in plain.named_parameters():
+        assert torch.equal(engine.full_parameter(name), expected.float()), name
+    for name, expected in plain.named_buffers():
+        assert torch.equal(engine.module.get_buffer(name), expected), name
+    return engine, plain
+
+
+@check
+def same_bits():
+    for stage in range(4):
+        engine, plain = compare(Net, stage)
+        assert torch.equal(engine.module.positions, plain.positions)
+        assert engine.module.head.weight is engine.module.table.weight
+        whole, recorded, run, drawn = engine.counts
+        assert not whole and recorded > 0, engine.counts
+        assert (run > 0, drawn > 0) == (engine.global_rank == 0, engine.global_rank == 0), engine.counts
+
+
+@check
+def values_that_are_computed_with():
+    engine, _ = compare(Normed, 3)
+    assert not engine.counts[0] and engine.counts[2] > 0, engine.counts
+
+
+@check
+def values_that_are_read():
+    engine, _ = compare(Lists, 3)
+    assert engine.counts[0]
+
+
+@check
+def interrupted():
+    """Ctrl-C in a constructor ends it, and does not have it called once more."""
+    calls = []
+
+    def make():
+        calls.append(1)
+        raise KeyboardInterrupt
+
+    try:
+        tessera.initialize(model=make, config=config(0))
+    except KeyboardInterrupt:
+        assert calls == [1]
+    else:
+        raise AssertionError("no KeyboardInterrupt")
+
+
+@check
+def mistakes():
+    def fails():
+        raise ValueError("no such size")
+
+    raises(ValueError, lambda: tessera.initialize(model=fails, config=config(0)), "no such size")
+    raises(tessera.ConfigError, lambda: tessera.initialize(model=lambda: 3, config=config(0)), "expected a torch.nn.Module")
+
+
+main()

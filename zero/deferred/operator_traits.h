@@ -1,0 +1,35 @@
+// What recording has to know of an operator, read from its schema, its tags and its kernels.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <vector>
+
+namespace tessera::zero::deferred {
+
+enum class OperatorKind {
+  kComposite,      ///< calls other operators, and touches no memory itself
+  kView,           ///< returns views, and touches no memory
+  kViewInPlace,    ///< changes shape, strides or storage of its first argument
+  kResize,         ///< the same, and may allocate
+  kUninitialized,  ///< makes a tensor without values
+  kOpaque,   ///< has to run at once: its result depends on values, or it does what its schema doesn't say
+  kCompute,  ///< all others
+};
+
+struct OperatorTraits {
+  OperatorKind kind = OperatorKind::kCompute;
+  bool random = false;         ///< draws from a generator
+  int generator = -1;          ///< the argument that is one
+  int device = -1;             ///< the argument that is one
+  std::vector<bool> written;   ///< by argument
+  std::vector<bool> not_read;  ///< by argument: written without having been read
+  /// By return value: the argument that it is, or -1 for a tensor of its own.
+  std::vector<int> returns;
+  bool only_writes = false;  ///< returns nothing of its own
+};
+
+/// Local, thread-safe.
+const OperatorTraits& traits_of(const c10::OperatorHandle& op);
+
+}  // namespace tessera::zero::deferred
