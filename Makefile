@@ -44,7 +44,7 @@ asan:  ## the same under Address- and UndefinedBehaviorSanitizer
 	@scripts/build.sh asan
 	@scripts/test.sh asan $(ARGS)
 
-tsan:  ## collectives, gathers, saves and the data loader, ThreadSanitizer
+tsan:  ## collectives, gathers, saves, data loader: ThreadSanitizer
 	@scripts/setup.sh --python
 	@scripts/build.sh tsan comm_test residency_test engine_checkpoint_test train_test
 	@scripts/test.sh tsan -R '^(comm_test|residency_test|engine_checkpoint_test|train_test)$$' $(ARGS)

@@ -42,17 +42,18 @@ void set_tiers(const ZeroConfig& zero, at::Device device, int world_size,
                             "\" where the model is on ", device.str(),
                             "; expected \"none\": state is offloaded by ranks that compute on the CPU"));
   const bool optimizer = zero.offload_optimizer.on_disk(), parameters = zero.offload_param.on_disk();
-  if (optimizer && zero.stage == 0 && world_size > 1)
+  if (optimizer && !options.sharding.optimizer && world_size > 1)
     throw ConfigError(
         "zero_optimization.offload_optimizer.device: found \"nvme\" at stage 0 with several ranks, each of "
         "which keeps all states; expected stage 1, 2 or 3");
   if (optimizer) {
     options.tiers.optimizer = zero::Tier::kDisk;
     options.unit_numel = std::min(options.unit_numel, std::max<int64_t>(zero.sub_group_size, 1));
-    options.sharding = zero::sharding_of(std::max(zero.stage, 1));  // of one rank: its shard is all there is
+    options.sharding.optimizer = true;  // of one rank: its shard is all there is
   }
   if (parameters) options.tiers.parameters = zero::Tier::kDisk;
-  options.offload.directory = optimizer ? zero.offload_optimizer.nvme_path : zero.offload_param.nvme_path;
+  options.offload.directory =
+      (optimizer ? zero.offload_optimizer : zero.offload_param).nvme_path.value_or("");
   options.offload.num_buffers = (optimizer ? 2 * zero.offload_optimizer.buffer_count : 0) +
                                 (parameters ? zero.offload_param.buffer_count : 0);
 }

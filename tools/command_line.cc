@@ -65,7 +65,11 @@ std::string key_named(const std::string& name, const config::KeyTable& table) {
     if (key.path == name) return name;
     if (has_name && std::find(paths.begin(), paths.end(), key.path) == paths.end()) paths.push_back(key.path);
   }
-  if (paths.size() == 1) return paths.front();
+  // Keys of a section's sections are not meant by their last name, where another key has it.
+  const auto depth = [](const std::string& path) { return std::count(path.begin(), path.end(), '.'); };
+  std::stable_sort(paths.begin(), paths.end(),
+                   [&](const std::string& a, const std::string& b) { return depth(a) < depth(b); });
+  if (paths.size() == 1 || (paths.size() > 1 && depth(paths[0]) < depth(paths[1]))) return paths.front();
   for (const config::ArgumentRow& row : config::argument_rows())
     if (row.name == name) return name;
   return "";

@@ -16,6 +16,12 @@ at::Tensor BufferPool::allocate(int64_t bytes) const {
   return memory.narrow(0, past == 0 ? 0 : alignment_ - past, bytes);
 }
 
+void BufferPool::drop_oldest() {
+  if (free_.empty()) return;
+  free_bytes_ -= free_.front().nbytes();
+  free_.erase(free_.begin());
+}
+
 at::Tensor BufferPool::acquire(int64_t bytes) {
   // The smallest free buffer that is large enough, unless it would waste half of itself.
   auto best = free_.end();
@@ -31,22 +37,21 @@ at::Tensor BufferPool::acquire(int64_t bytes) {
     free_bytes_ -= buffer.nbytes();
   } else {
     // The sizes wanted have changed: let the oldest unused one go rather than own more and more.
-    if (!free_.empty() && num_lent_ + static_cast<int>(free_.size()) >= max_free_) {
-      free_bytes_ -= free_.front().nbytes();
-      free_.erase(free_.begin());
-    }
+    if (num_lent_ + static_cast<int>(free_.size()) >= max_free_) drop_oldest();
+    while (!free_.empty() && owned_bytes() + bytes > max_bytes_) drop_oldest();
     buffer = allocate(bytes);
   }
   ++num_lent_;
   lent_bytes_ += buffer.nbytes();
-  peak_bytes_ = std::max(peak_bytes_, lent_bytes_ + free_bytes_);
+  peak_bytes_ = std::max(peak_bytes_, owned_bytes());
   return buffer;
 }
 
 void BufferPool::give_back(at::Tensor buffer) {
   --num_lent_;
   lent_bytes_ -= buffer.nbytes();
-  if (static_cast<int>(free_.size()) >= max_free_) return;
+  const auto bytes = static_cast<int64_t>(buffer.nbytes());
+  if (static_cast<int>(free_.size()) >= max_free_ || owned_bytes() + bytes > max_bytes_) return;
   free_bytes_ += buffer.nbytes();
   free_.push_back(std::move(buffer));
 }

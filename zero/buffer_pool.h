@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 namespace tessera::zero {
@@ -12,10 +13,11 @@ namespace tessera::zero {
 /// Not thread-safe. Owns the buffers that are not lent.
 class BufferPool {
  public:
-  /// Keeps at most `max_free` unused buffers. `alignment`: of their addresses, where libtorch's 64 bytes are
-  /// too few.
-  BufferPool(at::Device device, int max_free, int64_t alignment = 1)
-      : device_(device), max_free_(max_free), alignment_(alignment) {}
+  /// Keeps at most `max_free` unused buffers, and gives them up rather than own more than `max_bytes` in all.
+  /// `alignment`: of their addresses, where libtorch's 64 bytes are too few.
+  BufferPool(at::Device device, int max_free, int64_t alignment = 1,
+             int64_t max_bytes = std::numeric_limits<int64_t>::max())
+      : device_(device), max_free_(max_free), alignment_(alignment), max_bytes_(max_bytes) {}
 
   /// Local. A uint8 tensor of at least `bytes`; contents unspecified.
   at::Tensor acquire(int64_t bytes);
@@ -26,10 +28,13 @@ class BufferPool {
 
  private:
   at::Tensor allocate(int64_t bytes) const;
+  void drop_oldest();
+  int64_t owned_bytes() const { return lent_bytes_ + free_bytes_; }
 
   at::Device device_;
   int max_free_;
   int64_t alignment_;
+  int64_t max_bytes_;
   int num_lent_ = 0;
   std::vector<at::Tensor> free_;
   int64_t lent_bytes_ = 0;

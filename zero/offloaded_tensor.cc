@@ -1,5 +1,7 @@
 #include "zero/offloaded_tensor.h"
 
+#include <malloc.h>
+
 #include <algorithm>
 #include <span>
 #include <utility>
@@ -26,14 +28,26 @@ static std::vector<int64_t> rounded_up(std::vector<int64_t> sizes, int64_t (*rou
   return sizes;
 }
 
+/// glibc raises the size from which it maps blocks of their own to 32 MB, once such blocks are freed. Then
+/// buffers, gradients and activations of a few megabytes share the heap, which fragments: a third and more of
+/// the process was unused memory that it could not give back. (A setting of the process.)
+static void map_large_blocks() {
+#ifdef __GLIBC__
+  ::mallopt(M_MMAP_THRESHOLD, 1 << 20);
+#endif
+}
+
 OffloadStore::OffloadStore(const OffloadOptions& options, const std::vector<int64_t>& sizes,
                            const std::string& purpose)
     : file_({.directory = options.directory,
              .bytes = sum(rounded_up(sizes, &reserved)),
              .purpose = purpose,
              .probe = options.probe}),
-      buffers_(at::kCPU, options.num_buffers, SpillFile::kAlignment),
-      budget_(options.num_buffers * reserved(*std::max_element(sizes.begin(), sizes.end()))) {}
+      budget_(options.num_buffers * reserved(*std::max_element(sizes.begin(), sizes.end()))),
+      // Smaller buffers are more than options.num_buffers, within the same bytes.
+      buffers_(at::kCPU, 8 * options.num_buffers, SpillFile::kAlignment, budget_) {
+  map_large_blocks();
+}
 
 int64_t OffloadStore::allocate(int64_t bytes) {
   return std::exchange(allocated_, allocated_ + reserved(bytes));

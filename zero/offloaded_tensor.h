@@ -61,8 +61,8 @@ class OffloadStore {
 
   std::recursive_mutex mutex_;  // guards what follows, and the tensors' states
   SpillFile file_;
-  BufferPool buffers_;
   int64_t budget_;
+  BufferPool buffers_;
   int64_t allocated_ = 0;
   std::deque<OffloadedTensor*> writing_;      // oldest first
   std::vector<OffloadedTensor*> prefetched_;  // and not used yet, in the order of their reads

@@ -25,7 +25,8 @@ ParamUnit::ParamUnit(const Layout& layout, int index, const UnitOptions& options
   at::Tensor buffer;
   if (placed(true).host_shared()) buffer = comm.allocate_shared(memory.bytes(), name);
   placement = placed(/*one_copy_a_host=*/buffer.defined());
-  if (placement.sharded()) shard = make(kValues, shard_range.numel(), memory.full().scalar_type(), "the shard");
+  if (placement.sharded())
+    shard = make(kValues, shard_range.numel(), memory.full().scalar_type(), "the shard");
   if (spec.trainable && spec.dtype != DType::kFloat32) {
     const MemoryFor use_of_master(MemoryUse::kMaster);
     master = make(kOptimizer, local_range().numel(), at::kFloat, "the master");
@@ -58,8 +59,9 @@ std::vector<OffloadedTensor*> ParamUnit::on_disk(Pieces pieces) const {
 }
 
 OffloadedTensor* ParamUnit::find_on_disk(const at::Tensor& tensor) const {
+  const auto storage_of = [](const at::Tensor& one) { return one.storage().unsafeGetStorageImpl(); };
   for (const auto& [piece, offloaded] : offloaded_)
-    if (offloaded->tensor().is_alias_of(tensor)) return offloaded.get();
+    if (storage_of(offloaded->tensor()) == storage_of(tensor)) return offloaded.get();
   return nullptr;
 }
 

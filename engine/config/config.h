@@ -33,9 +33,9 @@ struct OptimizerConfig {
 /// zero_optimization.offload_optimizer or offload_param: where state lies that is not in use. "none" and, on
 /// CPU ranks, "cpu": in the rank's memory.
 struct OffloadConfig {
-  std::string device = "none";  ///< or "cpu", "nvme"
-  std::string nvme_path;        ///< "nvme": a folder on the disk
-  int buffer_count = 4;         ///< buffers in memory, of the largest tensor's size
+  std::string device = "none";           ///< or "cpu", "nvme"
+  std::optional<std::string> nvme_path;  ///< "nvme": a folder on the disk
+  int buffer_count = 4;                  ///< buffers in memory, of the largest tensor's size
   bool on_disk() const { return device == "nvme"; }
   bool operator==(const OffloadConfig&) const = default;
 };

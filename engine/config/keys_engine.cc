@@ -106,7 +106,8 @@ std::vector<Field> offload_fields(OffloadConfig& c, const char* what) {
            " lie that are not in use: none and cpu in memory, where the ranks compute on the CPU; nvme in a "
            "private file on disk, read ahead of their use. Ranks on CUDA take none"),
        choices({"none", "cpu", "nvme"})},
-      {"nvme_path", &c.nvme_path, "Folder for that file; it has no name there, and goes with the process"},
+      {"nvme_path", &c.nvme_path, "Folder for that file; it has no name there, and goes with the process",
+       kNullable},
       {"buffer_count", &c.buffer_count,
        str("Buffers in memory, of the largest tensor's size", c.buffer_count == 4 ? "; twice as many while "
                                                                                     "reading ahead"

@@ -7,6 +7,7 @@
 #include "engine/config/arguments.h"
 #include "engine/config/keys.h"
 #include "engine/config/optimizer.h"
+#include "zero/stage.h"
 
 namespace tessera {
 namespace config {
@@ -61,13 +62,13 @@ void check_precision(const EngineConfig& config, const Origins& origins) {
 
 void check_offload(const ZeroConfig& zero, const Origins& origins) {
   const auto check = [&](const char* name, const OffloadConfig& offload) {
-    if (offload.on_disk() && offload.nvme_path.empty())
+    if (offload.on_disk() && offload.nvme_path.value_or("").empty())
       origins.fail(str("zero_optimization.", name, ".nvme_path"),
                    "is missing, and device \"nvme\" needs it; expected a folder on the disk to use");
   };
   check("offload_optimizer", zero.offload_optimizer);
   check("offload_param", zero.offload_param);
-  if (zero.offload_param.on_disk() && zero.stage < 3)
+  if (zero.offload_param.on_disk() && !zero::sharding_of(zero.stage).parameters)
     origins.fail("zero_optimization.offload_param.device",
                  str("found \"nvme\" at stage ", zero.stage, "; expected stage 3, which shards parameters"));
 }

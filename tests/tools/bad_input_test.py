@@ -18,8 +18,16 @@ class ConfigurationTest(ToolTest):
         self.expect(self.config(train_batch_sise=12), "config.json:1: train_batch_sise",
                     'did you mean "train_batch_size"?', "found 12", "expected")
         self.expect(self.config(zero_optimization={"stge": 2}), "zero_optimization.stge", 'did you mean "stage"?')
-        self.expect(self.config(zero_optimization={"offload_optimizer": {"device": "cpu"}}),
-                    "zero_optimization.offload_optimizer", "does not do")
+        self.expect(self.config(amp={"enabled": True}), "amp", "does not do")
+        self.expect(self.config(zero_optimization={"stage": 2, "offload_optimizer": {"device": "nvme"}}),
+                    "zero_optimization.offload_optimizer.nvme_path", "is missing", "expected a folder")
+
+    def test_a_folder_for_state_that_cannot_be_made(self):
+        offload = {"stage": 2, "offload_optimizer": {"device": "nvme", "nvme_path": "/proc/none"}}
+        outcome = self.run_tool("train", self.write("config.json", self.config(zero_optimization=offload)))
+        self.assertEqual(outcome.code, 1, outcome)
+        for part in ("/proc/none", "nvme_path"):
+            self.assertIn(part, outcome.err, outcome)
 
     def test_all_mistakes_of_a_file_in_its_order(self):
         name = self.write("config.json", """{
