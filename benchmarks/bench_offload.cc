@@ -42,7 +42,7 @@ const std::map<std::string, std::string> kSettings = {
 struct Options {
   std::string gpt = "33m", directory = ".", only;
   int64_t micro_batch = 2, sequence = 256, accumulation = 4, unit_numel = 1'000'000;
-  int turns = 2, steps = 3, threads = 2;
+  int turns = 2, steps = 3, threads = 2, buffers = 4;
   bool without_memory = false;  ///< leaves out the setting in memory, for models that don't fit
 };
 
@@ -60,8 +60,8 @@ std::string config_of(const Options& options) {
   const auto section = [&](const char* name) {
     return tiers.find(name) == std::string::npos
                ? std::string()
-               : str(R"(, "offload_)", name, R"(": {"device": "nvme", "nvme_path": ")", options.directory,
-                     "\"}");
+               : str(R"(, "offload_)", name, R"(": {"device": "nvme", "buffer_count": )", options.buffers,
+                     R"(, "nvme_path": ")", options.directory, "\"}");
   };
   return str(R"({"train_micro_batch_size_per_gpu": )", options.micro_batch,
              R"(, "gradient_accumulation_steps": )", options.accumulation,
@@ -166,6 +166,7 @@ int main(int argc, char** argv) {
   app.add_option("--accumulation", options.accumulation, "Micro-steps of a step")->check(CLI::PositiveNumber);
   app.add_option("--unit-numel", options.unit_numel, "zero_optimization.unit_numel")
       ->check(CLI::PositiveNumber);
+  app.add_option("--buffers", options.buffers, "buffer_count of both sections")->check(CLI::PositiveNumber);
   app.add_option("--turns", options.turns, "Processes of each setting")->check(CLI::PositiveNumber);
   app.add_option("--steps", options.steps, "Steps a process, after one that doesn't count")
       ->check(CLI::PositiveNumber);
