@@ -248,7 +248,7 @@ void Residency::begin_pass(Pass pass) {
   previous_counts_ = std::exchange(cache_.counts, {std::vector<int>(units_.size()), 0});
   if (!order_.replaying() || !gathers_on_use_) return;
   order_.make_plan(cache_.kept_units());
-  cache_.begin_plan(order_.plan());
+  if (pass == Pass::kEvaluation) cache_.expect(order_.plan());
   cache_.run(order_.plan().actions.front());
 }
 
