@@ -95,6 +95,19 @@ void OffloadStore::look_ahead() {
   }
 }
 
+/// Of what could go at once. Null: there is nothing.
+OffloadedTensor* OffloadStore::used_last_of_unwanted() const {
+  std::vector<OffloadedTensor*> candidates;
+  for (OffloadedTensor* const tensor : idle_)
+    if (!wanted(*tensor) && !tensor->changed_ && tensor->transfer_done()) candidates.push_back(tensor);
+  if (candidates.empty()) return nullptr;
+  order_.for_each_next([&](AccessOrder::Access next) {
+    if (candidates.size() > 1) std::erase(candidates, tensors_[next.tensor]);
+    return candidates.size() > 1;
+  });
+  return candidates.front();
+}
+
 /// Without waiting, until `bytes` have room.
 void OffloadStore::free_unwanted(int64_t bytes) {
   const auto reap = [&] {
@@ -103,11 +116,7 @@ void OffloadStore::free_unwanted(int64_t bytes) {
     return true;
   };
   while (!has_room(bytes)) {
-    const auto found = std::find_if(idle_.begin(), idle_.end(), [&](const OffloadedTensor* tensor) {
-      return !wanted(*tensor) && !tensor->changed_ && tensor->transfer_done();
-    });
-    if (found != idle_.end()) {
-      OffloadedTensor* const tensor = *found;
+    if (OffloadedTensor* const tensor = used_last_of_unwanted()) {
       tensor->finish_transfer();
       tensor->free_buffer();
     } else if (!reap()) {

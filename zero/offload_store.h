@@ -67,6 +67,7 @@ class OffloadStore {
   bool wanted(const OffloadedTensor& tensor) const;
   void find_wanted();
   void look_ahead();
+  OffloadedTensor* used_last_of_unwanted() const;
   void free_unwanted(int64_t bytes);
   void make_room(int64_t bytes);
 
