@@ -232,6 +232,8 @@ std::vector<std::string> TransportCommunicator::exchange(const std::string& valu
   StoreExchange::Result result;
   try {
     result = exchange_.run(str(label, '\n', value), timeout, watch);
+  } catch (const RanksDiffer&) {  // check_stalled() has found it
+    throw;
   } catch (const CommError& error) {  // the store is gone
     check_usable();
     fail_with(error.what());
@@ -243,7 +245,7 @@ std::vector<std::string> TransportCommunicator::exchange(const std::string& valu
     std::string& text = result.values[r];
     const std::string their_label = text.substr(0, text.find('\n'));
     if (their_label != label)
-      fail_with(
+      differ(
           str("rank ", rank(), " exchanges \"", label, "\" but rank ", r, " exchanges \"", their_label, '"'));
     text.erase(0, their_label.size() + 1);
   }
@@ -353,7 +355,7 @@ void TransportCommunicator::check_all_alive(int64_t number) {
 void TransportCommunicator::check_stalled(int64_t number) {
   if (auto problem = context_->publish_wait(name_, number)) {
     recorder_->report_fault(Fault::kClosed, number);
-    fail_with(*std::move(problem));
+    differ(*std::move(problem));
   }
 }
 
@@ -361,7 +363,7 @@ void TransportCommunicator::fail(int64_t number, const std::string& cause, milli
                                  std::vector<int> missing) {
   recorder_->report_fault(fault_of(cause), number);
   transport_->abort();
-  if (auto problem = context_->publish_wait(name_, number)) fail_with(*std::move(problem));
+  if (auto problem = context_->publish_wait(name_, number)) differ(*std::move(problem));
   Failure failure;
   failure.number = number;
   failure.cause = cause;
@@ -377,10 +379,19 @@ void TransportCommunicator::fail(int64_t number, const std::string& cause, milli
 }
 
 void TransportCommunicator::fail_with(std::string message) {
+  end_with(std::move(message));
+  throw CommError(*error_);
+}
+
+void TransportCommunicator::differ(std::string message) {
+  end_with(std::move(message));
+  throw RanksDiffer(*error_);
+}
+
+void TransportCommunicator::end_with(std::string message) {
   error_ = std::move(message);
   transport_->abort();
   in_flight_.clear();
-  throw CommError(*error_);
 }
 
 }  // namespace tessera::comm

@@ -97,6 +97,9 @@ class TransportCommunicator final : public Communicator,
   [[noreturn]] void fail(int64_t number, const std::string& cause, std::chrono::milliseconds timeout,
                          std::vector<int> missing = {});
   [[noreturn]] void fail_with(std::string message);
+  /// The same, with a RanksDiffer.
+  [[noreturn]] void differ(std::string message);
+  void end_with(std::string message);
 
   const std::shared_ptr<GroupContext> context_;
   const GroupStore store_;
