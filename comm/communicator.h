@@ -25,7 +25,7 @@
 namespace tessera::comm {
 
 /// Ranks have issued different collectives, or wait for each other on different groups. Thrown to those that
-/// find it out; later calls throw a CommError with the same text.
+/// find it out.
 class RanksDiffer : public CommError {
  public:
   using CommError::CommError;

@@ -126,7 +126,7 @@ void TransportCommunicator::reap() {
 }
 
 void TransportCommunicator::wait(PendingCollective& collective) {
-  if (error_ && !collective.has_succeeded()) throw CommError(*error_);
+  if (error_ && !collective.has_succeeded()) throw_error();
   if (!collective.pending_) return;
   const milliseconds stall = std::min(kStallInterval, std::max(timeout_ / 2, milliseconds(1)));
   const auto is_done = [&, limit = std::min(kLivenessInterval, stall)] {
@@ -232,8 +232,6 @@ std::vector<std::string> TransportCommunicator::exchange(const std::string& valu
   StoreExchange::Result result;
   try {
     result = exchange_.run(str(label, '\n', value), timeout, watch);
-  } catch (const RanksDiffer&) {  // check_stalled() has found it
-    throw;
   } catch (const CommError& error) {  // the store is gone
     check_usable();
     fail_with(error.what());
@@ -329,7 +327,12 @@ void TransportCommunicator::abort(std::string_view reason) {
 }
 
 void TransportCommunicator::check_usable() const {
-  if (error_) throw CommError(*error_);
+  if (error_) throw_error();
+}
+
+void TransportCommunicator::throw_error() const {
+  if (ranks_differ_) throw RanksDiffer(*error_);
+  throw CommError(*error_);
 }
 
 void TransportCommunicator::check_interrupt() {
@@ -379,19 +382,15 @@ void TransportCommunicator::fail(int64_t number, const std::string& cause, milli
 }
 
 void TransportCommunicator::fail_with(std::string message) {
-  end_with(std::move(message));
-  throw CommError(*error_);
-}
-
-void TransportCommunicator::differ(std::string message) {
-  end_with(std::move(message));
-  throw RanksDiffer(*error_);
-}
-
-void TransportCommunicator::end_with(std::string message) {
   error_ = std::move(message);
   transport_->abort();
   in_flight_.clear();
+  throw_error();
+}
+
+void TransportCommunicator::differ(std::string message) {
+  ranks_differ_ = true;
+  fail_with(std::move(message));
 }
 
 }  // namespace tessera::comm
