@@ -22,7 +22,9 @@ build: deps  ## builds the command, build/tessera
 wheel:  ## makes the Python package's wheel, dist/tessera-*.whl
 	@scripts/setup.sh --python
 	@scripts/build.sh release tessera tessera_engine_module
-	@_PYTHON_HOST_PLATFORM=$(PLATFORM) .deps/venv/bin/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .
+	@tag=$$(.deps/venv/bin/python -c 'import sys; print("cp{0}{1}-cp{0}{1}".format(*sys.version_info))'); \
+	.deps/venv/bin/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist . $(if $(PLATFORM), \
+	  --config-settings cmake.define.TESSERA_PLATFORM=$(PLATFORM) --config-settings wheel.tags=$$tag-$(PLATFORM))
 
 demo: build  ## trains a CNN on Fashion-MNIST on NPROC=2 ranks, ZeRO stage 2
 	@build/tessera train configs/fashion_mnist.json --nproc $(NPROC) $(ARGS)

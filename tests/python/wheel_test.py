@@ -22,6 +22,8 @@ from ranks import HERE, ROOT, RanksTest, environment
 
 BUILD = Path(os.environ["BUILD_DIR"])
 SITE_PACKAGES = Path(torch.__file__).parents[1]
+VERSION = f"{sys.version_info[0]}{sys.version_info[1]}"
+PLATFORM = "manylinux_2_35_x86_64"
 # What auditwheel's list for manylinux_2_35 has of what we link, and torch's libraries, which `import torch` has loaded.
 SYSTEM = {"libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1", "libgcc_s.so.1", "libstdc++.so.6", "ld-linux-x86-64.so.2"}
 TORCH = {"libtorch.so", "libtorch_cpu.so", "libtorch_python.so", "libc10.so", "libgomp.so.1"}
@@ -44,8 +46,9 @@ class Wheel(RanksTest):
         cls.home = Path(folder.name)
         run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-build-isolation", "--no-deps", "--no-index", "--wheel-dir", cls.home, ROOT,
             "--config-settings", f"cmake.define.TESSERA_BUILD_DIR={BUILD}", "--config-settings", "cmake.define.TESSERA_BUILD=OFF",
-            "--config-settings", f"build-dir={cls.home / 'work'}",
-            env=environment(PIP_DISABLE_PIP_VERSION_CHECK=1, _PYTHON_HOST_PLATFORM="manylinux_2_35_x86_64"))
+            "--config-settings", f"build-dir={cls.home / 'work'}", "--config-settings", f"cmake.define.TESSERA_PLATFORM={PLATFORM}",
+            "--config-settings", f"wheel.tags=cp{VERSION}-cp{VERSION}-{PLATFORM}",
+            env=environment(PIP_DISABLE_PIP_VERSION_CHECK=1))
         (cls.wheel,) = cls.home.glob("tessera-*.whl")
         cls.site = cls.make_environment("beside")
         for path in SITE_PACKAGES.iterdir():
@@ -76,8 +79,7 @@ class Wheel(RanksTest):
     # ----------------------------------------------------------------------------------------- what it is
 
     def test_tags_and_metadata(self):
-        version = f"{sys.version_info[0]}{sys.version_info[1]}"
-        self.assertRegex(self.wheel.name, rf"^tessera-\d+\.\d+\.\d+-cp{version}-cp{version}-manylinux_2_35_x86_64\.whl$")
+        self.assertRegex(self.wheel.name, rf"^tessera-\d+\.\d+\.\d+-cp{VERSION}-cp{VERSION}-{PLATFORM}\.whl$")
         with zipfile.ZipFile(self.wheel) as wheel:
             (name,) = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
             metadata = Parser().parsestr(wheel.read(name).decode())
@@ -108,9 +110,9 @@ class Wheel(RanksTest):
         run("cc", "-shared", "-fPIC", "-x", "c", "-o", self.folder / "tessera" / "_engine.so", "-",
             input="unsigned arc4random(void);\nunsigned draw(void) { return arc4random(); }\n")
         for tag, found in (("manylinux_2_35_x86_64", "_engine.so needs GLIBC_2.36, and manylinux_2_35_x86_64 has GLIBC_2.35"),
-                           ("manylinux_2_17_x86_64", "expected manylinux_2_35_x86_64, or unset"), ("", None)):
-            done = subprocess.run(["cmake", f"-DCMAKE_INSTALL_PREFIX={self.folder}", "-P", ROOT / "python" / "wheel" / "PlatformTag.cmake"],
-                                  env=environment(_PYTHON_HOST_PLATFORM=tag), capture_output=True, text=True, check=False)
+                           ("manylinux_2_17_x86_64", "expected manylinux_2_35_x86_64, or nothing"), ("", None)):
+            done = subprocess.run(["cmake", f"-DCMAKE_INSTALL_PREFIX={self.folder}", f"-DTESSERA_PLATFORM={tag}", "-P",
+                                   ROOT / "python" / "wheel" / "PlatformTag.cmake"], capture_output=True, text=True, check=False)
             self.assertEqual(done.returncode != 0, found is not None, done.stderr)
             self.assertIn(found or "", " ".join(done.stderr.split()))
 
