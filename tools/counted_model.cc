@@ -48,7 +48,7 @@ CountedModel count_model(const std::string& config, const std::vector<std::strin
   std::vector<std::string> overrides = {"train_batch_size=auto",
                                         "gradient_accumulation_steps=1"};  // for any world
   overrides.insert(overrides.end(), given.begin(), given.end());
-  overrides.insert(overrides.end(), {"zero_optimization.stage=0", "trainer.device=cpu"});
+  overrides.insert(overrides.end(), {"zero_optimization.stage=3", "trainer.device=cpu"});
   const train::RunConfig run = train::load_run_config(config, 1, overrides);
   constexpr int kMany = 4096;  // ranks, of which one has next to nothing
   CountedModel model;
@@ -61,7 +61,8 @@ CountedModel count_model(const std::string& config, const std::vector<std::strin
   alone.optimizer = {.options = SGDOptions{.lr = 0}};
   alone.scheduler = ConstantLrOptions{};
   alone.checkpoint.async = false;
-  alone.zero = {.stage = 3};
+  alone.zero = ZeroConfig();
+  alone.zero.stage = 3;
   alone.train_batch_size = 0;  // of any world
   const std::unique_ptr<train::Task> task = tasks().make(run.model, run.data);
   model.train_size = task->train_size();

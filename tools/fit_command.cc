@@ -157,6 +157,7 @@ void Fit::read(int num_ranks) {
   space_.micro_batches = smaller_micro_batches(space_.samples_of_a_step, micro_batch);
   space_.world = num_ranks;
   space_.disk = !flags_.no_disk;
+  space_.small_units = zero.unit_numel > kSmallUnitNumel;
   space_.memory_limit = limit_;
   space_.disk_limit = flags_.no_disk ? 0 : disk_space(folder_);
   const bool shared = num_ranks > 1 && run_.trainer.backend != "gloo";
@@ -264,7 +265,8 @@ void Fit::print_row(const Tried& tried) const {
                            : tried.is_more      ? ">" + mb
                                                 : mb,
                            9)
-            << padded_left(tried.is_whole_run     ? "run"
+            << padded_left(tried.grows            ? "grows"
+                           : tried.is_whole_run   ? "run"
                            : tried.disk_too_small ? "disk"
                            : tried.step_ms == 0   ? "-"
                                                   : fixed(tried.step_ms / 1e3, 2),
@@ -299,7 +301,7 @@ void Fit::conclude(const Tried& found) const {
   std::cout << '\n';
   print_wrapped(str("Chosen: ", in_words(found.setting), ": ", in_mb(found.memory), " of ", in_mb(limit_),
                     found.is_whole_run ? ", measured in a short run" : ", measured in a simulated rank",
-                    on_disk == 0 ? "" : str(", and ", in_mb(on_disk), " on disk in ", folder_), "."));
+                    on_disk == 0 ? "" : str(", and ", in_mb(on_disk), " on disk (", folder_, ")"), "."));
   print_wrapped(why(found));
   const int64_t batch = found.setting.micro_batch * found.setting.accumulation * found.setting.world;
   if (batch != run_.engine.train_batch_size && !flags_.fewest_ranks)

@@ -41,15 +41,30 @@ Setting FitSearch::setting_of(int stage, OnDisk on_disk, const std::string& poli
           .world = space_.world};
 }
 
-/// What of this may be on disk; expects that stages_for() has one.
-Setting FitSearch::least_setting(OnDisk on_disk) const {
-  return setting_of(stages_for(on_disk).back(), on_disk, space_.policies.back(), space_.micro_batches.back());
+/// What may need the least of all that has this on disk; expects that stages_for() has a stage. A step in one
+/// micro-batch needs no memory between micro-batches, and smaller ones need less within them.
+std::vector<Setting> FitSearch::least_settings(OnDisk on_disk) const {
+  const int stage = stages_for(on_disk).back();
+  std::vector<Setting> settings;
+  for (const std::string& policy : {space_.policies.front(), space_.policies.back()})
+    for (const int64_t micro_batch : {space_.micro_batches.front(), space_.micro_batches.back()})
+      if (const Setting one = setting_of(stage, on_disk, policy, micro_batch);
+          std::find(settings.begin(), settings.end(), one) == settings.end())
+        settings.push_back(one);
+  return settings;
+}
+
+bool FitSearch::may_fit(OnDisk on_disk) {
+  const std::vector<Setting> settings = least_settings(on_disk);
+  return std::any_of(settings.rbegin(), settings.rend(),
+                     [&](const Setting& one) { return consider(one).fits; });
 }
 
 std::vector<OnDisk> FitSearch::choices() const {
   std::vector<OnDisk> choices;
   for (const OnDisk on_disk : kAllOnDiskChoices)
-    if ((space_.disk || on_disk == OnDisk::kNothing) && !stages_for(on_disk).empty())
+    if ((space_.disk || on_disk == OnDisk::kNothing) &&
+        (space_.small_units || on_disk != OnDisk::kAllSmallUnits) && !stages_for(on_disk).empty())
       choices.push_back(on_disk);
   return choices;
 }
@@ -93,7 +108,8 @@ bool FitSearch::holds_in_a_run(const Setting& setting) {
   tried.is_more = needed.is_more;
   tried.memory = std::max(tried.memory, needed.memory);
   tried.is_whole_run = true;
-  tried.fits = !needed.is_more && is_within(needed.memory, space_.memory_limit);
+  tried.grows = needed.grows;
+  tried.fits = !needed.is_more && !needed.grows && is_within(needed.memory, space_.memory_limit);
   report_(tried);
   return tried.fits;
 }
@@ -111,7 +127,7 @@ std::optional<Tried> FitSearch::cheapest_with(OnDisk on_disk) {
     const Setting setting = setting_of(stage, on_disk, space_.policies.front(), space_.micro_batches.front());
     if (consider(setting).fits && holds_in_a_run(setting)) return tried_.at(setting);
   }
-  if (!consider(least_setting(on_disk)).fits) return std::nullopt;
+  if (!may_fit(on_disk)) return std::nullopt;
   std::vector<Tried> finalists;
   for (const std::string& policy : space_.policies)
     if (std::optional<Tried> found = with_largest_micro_batch(stages.back(), on_disk, policy))
@@ -119,19 +135,23 @@ std::optional<Tried> FitSearch::cheapest_with(OnDisk on_disk) {
   return best_of(std::move(finalists));
 }
 
-/// By halving: a smaller micro-batch needs less.
+/// The wanted one, or else by halving, since of those that are smaller the smaller one needs less.
 std::optional<Tried> FitSearch::with_largest_micro_batch(int stage, OnDisk on_disk,
                                                          const std::string& policy) {
-  size_t low = 0, high = space_.micro_batches.size();  // the first that fits is in [low, high]
+  const auto setting = [&](size_t index) {
+    return setting_of(stage, on_disk, policy, space_.micro_batches[index]);
+  };
+  if (consider(setting(0)).fits) return tried_.at(setting(0));
+  size_t low = 1, high = space_.micro_batches.size();  // the first that fits is in [low, high]
   while (low < high) {
     const size_t middle = (low + high) / 2;
-    if (consider(setting_of(stage, on_disk, policy, space_.micro_batches[middle])).fits)
+    if (consider(setting(middle)).fits)
       high = middle;
     else
       low = middle + 1;
   }
   if (low == space_.micro_batches.size()) return std::nullopt;
-  return tried_.at(setting_of(stage, on_disk, policy, space_.micro_batches[low]));
+  return tried_.at(setting(low));
 }
 
 /// The fastest; of those that are as fast to a few percent, the one with the least recomputation.
@@ -149,25 +169,29 @@ std::optional<Tried> FitSearch::best_of(std::vector<Tried> finalists) {
 
 bool FitSearch::least_fits() {
   const std::vector<OnDisk> all = choices();
-  return std::any_of(all.rbegin(), all.rend(), [&](OnDisk one) { return consider(least_setting(one)).fits; });
+  return std::any_of(all.rbegin(), all.rend(), [&](OnDisk one) { return may_fit(one); });
 }
 
 Tried FitSearch::least(int64_t memory_limit) {
   const int64_t given_limit = std::exchange(space_.memory_limit, memory_limit);
   trials_.set_memory_limit(memory_limit);
+  std::vector<Tried> measured;
+  std::vector<OnDisk> all = choices();
+  // The more is on disk, the less is in memory; without room on the disk the next one is looked at.
+  for (; measured.empty() && !all.empty(); all.pop_back())
+    for (const Setting& setting : least_settings(all.back())) {
+      if (const Tried* known = tried(setting); known != nullptr && known->is_more) tried_.erase(setting);
+      const Tried& tried = consider(setting);
+      if (!tried.disk_too_small && !tried.is_more && !tried.grows) measured.push_back(tried);
+    }
+  std::sort(measured.begin(), measured.end(),
+            [](const Tried& a, const Tried& b) { return a.memory < b.memory; });
   Tried least;
   least.is_more = true;
-  for (const OnDisk on_disk : choices()) {
-    if (on_disk == OnDisk::kOptimizer || on_disk == OnDisk::kAll) continue;  // more buffers need more
-    const Setting setting = least_setting(on_disk);
-    if (const Tried* known = tried(setting); known != nullptr && known->is_more) tried_.erase(setting);
-    const Tried& tried = consider(setting);
-    if (!tried.disk_too_small && !tried.is_more && (least.is_more || tried.memory < least.memory))
-      least = tried;
-  }
-  if (!least.is_more) {
-    holds_in_a_run(least.setting);
-    least = tried_.at(least.setting);
+  for (const Tried& one : measured) {
+    if (!holds_in_a_run(one.setting)) continue;
+    least = tried_.at(one.setting);
+    break;
   }
   space_.memory_limit = given_limit;
   trials_.set_memory_limit(given_limit);

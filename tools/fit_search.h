@@ -26,7 +26,8 @@ struct SearchSpace {
   std::vector<int64_t> micro_batches;  ///< descending; the first is the one that is wanted
   int64_t samples_of_a_step = 1;       ///< of one rank
   int world = 1;
-  bool disk = true;  ///< whether state may lie on disk
+  bool disk = true;         ///< whether state may lie on disk
+  bool small_units = true;  ///< whether OnDisk::kAllSmallUnits makes units smaller than they are
   int64_t memory_limit = 0;
   int64_t disk_limit = 0;
   /// Bytes of model state by formula, of all ranks on this host.
@@ -39,6 +40,7 @@ struct Tried {
   int64_t memory = 0;         ///< measured, or a bound if is_more
   bool is_more = false;       ///< it needs more than `memory`
   bool is_whole_run = false;  ///< measured in a short run with evaluation and checkpoint
+  bool grows = false;         ///< in that run memory became more with each step
   bool disk_too_small = false;
   double step_ms = 0;  ///< 0: not measured
   bool fits = false;
@@ -65,7 +67,8 @@ class FitSearch {
  private:
   std::vector<int> stages_for(OnDisk on_disk) const;
   Setting setting_of(int stage, OnDisk on_disk, const std::string& policy, int64_t micro_batch) const;
-  Setting least_setting(OnDisk on_disk) const;
+  std::vector<Setting> least_settings(OnDisk on_disk) const;
+  bool may_fit(OnDisk on_disk);
   std::vector<OnDisk> choices() const;
   const Tried& consider(const Setting& setting);
   bool holds_in_a_run(const Setting& setting);

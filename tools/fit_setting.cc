@@ -26,7 +26,6 @@ zero::Tiers tiers_of(OnDisk on_disk) {
 }
 
 std::vector<std::string> overrides_of(const Setting& setting, const std::string& disk_folder) {
-  constexpr int kSmallUnitNumel = 1'000'000;
   const zero::Tiers tiers = tiers_of(setting.on_disk);
   const std::string folder = nlohmann::json(disk_folder).dump();
   const bool few_buffers = setting.on_disk != OnDisk::kOptimizer && setting.on_disk != OnDisk::kAll;

@@ -22,6 +22,9 @@ inline constexpr OnDisk kAllOnDiskChoices[] = {
     OnDisk::kNothing, OnDisk::kOptimizer,     OnDisk::kOptimizerFewBuffers,
     OnDisk::kAll,     OnDisk::kAllFewBuffers, OnDisk::kAllSmallUnits};
 
+/// zero_optimization.unit_numel of kAllSmallUnits.
+inline constexpr int64_t kSmallUnitNumel = 1'000'000;
+
 /// Local. In a word or two, such as "optimizer, 1 buffer".
 const char* name_of(OnDisk on_disk);
 zero::Tiers tiers_of(OnDisk on_disk);

@@ -35,6 +35,13 @@ int64_t limit_of_rank(int64_t limit, int num_ranks) {
   return num_ranks == 1 ? limit : limit / num_ranks * 5 / 4;
 }
 
+/// Whether the later steps have needed more than the first ones, by more than noise.
+bool grows(const std::vector<double>& peak_before_step) {
+  constexpr double kNoise = 1.01;
+  return !peak_before_step.empty() &&
+         peak_before_step.back() > kNoise * peak_before_step[peak_before_step.size() / 2];
+}
+
 }  // namespace
 
 MemoryGuard::MemoryGuard(int64_t limit_bytes, int num_ranks, const fs::path& folder)
@@ -95,6 +102,7 @@ Needed FitTrials::run(const Setting& setting, std::vector<std::string> more) {
     std::ifstream file(result_of(folder.path(), rank));
     const nlohmann::json result = nlohmann::json::parse(file);
     needed.memory += result.at("memory").get<int64_t>();
+    needed.grows = needed.grows || result.at("grows").get<bool>();
     needed.step_ms = std::max(needed.step_ms, result.at("step_ms").get<double>());
     code = std::min(code, result.at("code").get<int64_t>());
   }
@@ -107,12 +115,14 @@ int run_fit_trial(const std::string& config, const std::vector<std::string>& ove
   const comm::Environment environment = comm::environment();
   const MemoryGuard guard(flags.limit, environment.local_world_size, flags.folder);
   const int world_size = simulate_world > 0 ? simulate_world : environment.world_size;
-  nlohmann::json result = {{"step_ms", 0.0}};
+  nlohmann::json result = {{"step_ms", 0.0}, {"grows", false}};
   try {
     train::RunConfig run = train::load_run_config(config, world_size, overrides);
     if (flags.whole_run) {
-      train::run_briefly(std::move(run), tasks(), environment,
-                         {.folder = fs::path(flags.folder) / "run", .saves = flags.saves}, Logger());
+      const std::vector<double> peaks =
+          train::run_briefly(std::move(run), tasks(), environment,
+                             {.folder = fs::path(flags.folder) / "run", .saves = flags.saves}, Logger());
+      result["grows"] = grows(peaks);
     } else {
       const train::MemoryTrial trial = train::run_memory_trial(
           std::move(run), tasks(), environment,

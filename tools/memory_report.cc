@@ -126,8 +126,8 @@ class Table {
     out += state_rows([](const MemoryTrial& trial) { return trial.disk.held.total(); },
                       [](const MemoryTrial& trial) { return trial.disk.formula.total(); });
     out += bytes_row("the file, by the kernel", [](const MemoryTrial& trial) { return trial.disk.file; });
-    out +=
-        bytes_row("its buffers, at most", [](const MemoryTrial& trial) { return trial.disk.buffers_limit; });
+    out += bytes_row("buffers by buffer_count",
+                     [](const MemoryTrial& trial) { return trial.disk.buffers_limit; });
     out += bytes_row("read by a step", [](const MemoryTrial& trial) { return trial.disk.read; });
     return out + bytes_row("written by a step", [](const MemoryTrial& trial) { return trial.disk.written; }) +
            "\n";

@@ -31,7 +31,7 @@ struct DiskTrial {
   zero::StateBytes formula;   ///< model state
   zero::StateBytes held;      ///< the same, added up from the tensors
   int64_t file = 0;           ///< what the kernel says that the file has; tensors begin at whole pages
-  int64_t buffers_limit = 0;  ///< MemoryUse::kDiskBuffers is at most this
+  int64_t buffers_limit = 0;  ///< of MemoryUse::kDiskBuffers, unless one update needs more at once
   int64_t read = 0;           ///< by a step
   int64_t written = 0;
 };

@@ -4,6 +4,7 @@
 #include <memory>
 #include <utility>
 
+#include "core/process_memory.h"
 #include "train/run.h"
 #include "train/trainer.h"
 
@@ -65,8 +66,8 @@ void shorten(RunConfig& run, const ShortRunOptions& options) {
 
 }  // namespace
 
-void run_briefly(RunConfig run, const Registry& registry, const comm::Environment& environment,
-                 const ShortRunOptions& options, const Logger& logger) {
+std::vector<double> run_briefly(RunConfig run, const Registry& registry, const comm::Environment& environment,
+                                const ShortRunOptions& options, const Logger& logger) {
   set_up_process(run.trainer, environment);
   shorten(run, options);
   const std::unique_ptr<Task> task = registry.make(run.model, run.data);
@@ -76,8 +77,15 @@ void run_briefly(RunConfig run, const Registry& registry, const comm::Environmen
   init.local_rank = environment.local_rank;
   constexpr int64_t kBatches = 2;
   BrieflyEvaluated brief(*task, kBatches * run.trainer.eval_batch_size * comm->size());
-  Trainer trainer(std::move(run), brief, comm, init, {.display = {}, .logger = logger});
+  std::vector<double> peaks;
+  TrainerStart start;
+  start.stop = [&] {
+    peaks.push_back(peak_resident_bytes());
+    return false;
+  };
+  Trainer trainer(std::move(run), brief, comm, init, {.display = {}, .logger = logger}, std::move(start));
   trainer.run();
+  return peaks;
 }
 
 }  // namespace tessera::train

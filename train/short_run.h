@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <vector>
 
 #include "comm/init.h"
 #include "core/log.h"
@@ -11,14 +12,15 @@
 namespace tessera::train {
 
 struct ShortRunOptions {
-  int num_steps = 3;
+  int num_steps = 8;
   std::filesystem::path folder;  ///< of the run: its checkpoint and its files
   bool saves = true;             ///< false: it neither saves nor exports, even if `run` does
 };
 
 /// Collective. Trains `run` for a few steps, evaluates some batches of each set, and saves, exports and loads
-/// as `run` says. Monitors are off, and nothing is printed. Throws what run() throws.
-void run_briefly(RunConfig run, const Registry& registry, const comm::Environment& environment,
-                 const ShortRunOptions& options, const Logger& logger);
+/// as `run` says. Monitors are off, and nothing is printed. Returns the largest memory that the process has
+/// had before each step, in bytes. Throws what run() throws.
+std::vector<double> run_briefly(RunConfig run, const Registry& registry, const comm::Environment& environment,
+                                const ShortRunOptions& options, const Logger& logger);
 
 }  // namespace tessera::train

@@ -9,8 +9,8 @@ import unittest
 from terminal import render, run_on_terminal
 from tool import ROOT, ToolTest
 
-# A GPT with 5.4 million parameters: 86 MB of state in fp32 with AdamW.
-MODEL = {"type": "gpt", "dim": 256, "layers": 4, "heads": 4, "vocabulary": 8192, "sequence": 64}
+# A GPT with 5 million parameters: 80 MB of state in fp32 with AdamW.
+MODEL = {"type": "gpt", "dim": 256, "layers": 6, "heads": 4, "vocabulary": 512, "sequence": 64}
 
 
 class FitTest(ToolTest):
@@ -20,7 +20,7 @@ class FitTest(ToolTest):
 
     def gpt(self, **changes):
         config = self.config(model=MODEL, data={"type": "text", "path": str(ROOT / "LICENSE"), "test_fraction": 0.2},
-                             train_batch_size=None, train_micro_batch_size_per_gpu=8)
+                             train_batch_size=None, train_micro_batch_size_per_gpu=4, zero_optimization={"unit_numel": 300_000})
         config["trainer"].update(eval_batch_size=4)
         config.update(changes)
         return config
@@ -35,15 +35,8 @@ class FitTest(ToolTest):
         return json.loads((self.folder / name).read_text())
 
     def peak_mb(self, *args):
-        """What the kernel says of `tessera train` with one rank: the largest resident set."""
-        process = self.start("train", *args)
-        outcome = process.communicate(timeout=120)
-        self.assertEqual(process.returncode, 0, outcome)
-        shutil.rmtree(self.folder / "run")
-        return self.largest_resident_mb(args)
-
-    def largest_resident_mb(self, args):
-        """Of one more such run, as a child of a process that has no other."""
+        """What the kernel says of `tessera train` with one rank: the largest resident set in 30 steps, as the only child of a process."""
+        args = [*args, "--set", "trainer.max_steps=30"]
         script = ("import resource, subprocess, sys; subprocess.run(sys.argv[1:], check=True, capture_output=True);"
                   "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)")
         program = os.environ.get("TESSERA", str(ROOT / "build" / "tessera"))
@@ -71,7 +64,7 @@ class FitTest(ToolTest):
         out = self.fit("--memory", "8GB")
         self.assertIn("Why: nothing costs less, and it fits.", out)
         found = self.chosen()
-        self.assertEqual(found["zero_optimization"], {"stage": 0})
+        self.assertEqual(found["zero_optimization"], {"unit_numel": 300_000, "stage": 0})
         self.assertEqual(found["activation_checkpointing"], {"policy": "none"})
         self.assert_succeeded(self.run_tool("train", "c.json"))
         expected = self.losses()
@@ -83,16 +76,16 @@ class FitTest(ToolTest):
         """Limits between what the configuration needs and the least: each proposal is trained, with evaluation and checkpoints."""
         as_it_is = self.peak_mb("c.json")
         least = self.rows(self.fit("--least-memory"))[-1]["MB"]
-        self.assertLess(least, as_it_is - 60, "there is something to choose")
+        self.assertLess(least, as_it_is - 40, "there is something to choose")
         disks = []
-        for part in (0.85, 0.5, 0.12):
+        for part in (0.85, 0.45, 0.1):
             limit = round(least * 1.04 + (as_it_is - least) * part)
             out = self.fit("--memory", f"{limit}MB", "-o", "small.json")
             found = self.chosen("small.json")
             peak = self.peak_mb("small.json")
             self.assertLessEqual(peak, limit, out)
             self.assertGreater(as_it_is, limit, "the limit excludes the configuration as it is")
-            self.assertEqual(found["train_batch_size"], 8)
+            self.assertEqual(found["train_batch_size"], 4)
             stated = float(re.search(r"([\d.]+) MB of [\d.]+ MB", out.replace("\n ", ""))[1])
             self.assertLessEqual(peak, stated * 1.03, out)
             disks.append("offload_optimizer" in found["zero_optimization"])
@@ -105,7 +98,7 @@ class FitTest(ToolTest):
         found = self.chosen("small.json")
         self.assertEqual(found["zero_optimization"]["offload_optimizer"]["device"], "nvme")
         losses = []
-        micro = ["--set", f"train_micro_batch_size_per_gpu={found['train_micro_batch_size_per_gpu']}", "--set", "train_batch_size=8"]
+        micro = ["--set", f"train_micro_batch_size_per_gpu={found['train_micro_batch_size_per_gpu']}", "--set", "train_batch_size=4"]
         for args in (["small.json"], ["c.json", *micro]):  # the order of sums depends on the micro-batch
             self.assert_succeeded(self.run_tool("train", *args))
             losses.append(self.losses())
@@ -116,7 +109,7 @@ class FitTest(ToolTest):
         out = self.fit("--nproc", 2, "--memory", "1GB", "--set", "zero_optimization.stage=1")
         self.assertIn("Memory of 2 ranks on this host", out)
         found = self.chosen()
-        self.assertEqual(found["train_batch_size"], 16)
+        self.assertEqual(found["train_batch_size"], 8)
         self.assertEqual(found["zero_optimization"]["stage"], 1)
         self.assert_succeeded(self.run_tool("train", "c_fit.json", "--nproc", 2))
 
@@ -124,7 +117,7 @@ class FitTest(ToolTest):
         limit = round(self.needs_mb() * 1.25)
         out = self.fit("--memory", f"{limit}MB", "--largest-batch", "--no-disk")
         found = self.chosen()
-        self.assertGreater(found["train_micro_batch_size_per_gpu"], 8)
+        self.assertGreater(found["train_micro_batch_size_per_gpu"], 4)
         self.assertIn("The batch of a step is now", out)
         self.assertLessEqual(self.peak_mb("c_fit.json"), limit)
         larger = ["--set", f"train_micro_batch_size_per_gpu={round(found['train_micro_batch_size_per_gpu'] * 1.4)}", "--set", "train_batch_size=auto",
@@ -132,10 +125,10 @@ class FitTest(ToolTest):
         self.assertGreater(self.peak_mb("c_fit.json", *larger) * 1.03, limit, "a larger one does not fit")
 
     def test_the_fewest_ranks(self):
-        self.write("c.json", self.gpt(train_micro_batch_size_per_gpu=1, zero_optimization={"stage": 2}))
+        self.write("c.json", self.gpt(train_micro_batch_size_per_gpu=1, zero_optimization={"stage": 2, "unit_numel": 300_000}))
         as_it_is = self.needs_mb()
         out = self.fit("--fewest-ranks", "--no-disk", "--memory", f"{round(as_it_is * 0.92)}MB")
-        ranks = int(re.search(r" x (\d+) ranks", out)[1])
+        ranks = int(re.search(r" x (\d+) ranks", out.replace("\n ", ""))[1])
         self.assertGreater(ranks, 1)
         self.assertEqual(self.chosen()["train_batch_size"], ranks)
 
@@ -164,9 +157,9 @@ class FitTest(ToolTest):
 
     def test_the_disk_is_too_small(self):
         disk = self.small_disk(16)
-        outcome = self.run_tool("memory", "c.json", "--fit", "--memory", "100MB", "--disk", disk)
+        outcome = self.run_tool("memory", "c.json", "--fit", "--memory", "190MB", "--disk", disk)
         self.assertEqual(outcome.code, 1, outcome)
-        self.assertRegex(outcome.err, r"^error: --memory 100MB: no setting fits; .* and state on disk needs [\d.]+ MB in \S+/disk, which has [\d.]+ MB free\n$")
+        self.assertRegex(outcome.err, r"^error: --memory 190MB: no setting fits; .* and state on disk needs [\d.]+ MB in \S+/disk, which has [\d.]+ MB free\n$")
 
     def test_state_in_memory_is_no_state_on_disk(self):
         if not os.path.ismount("/dev/shm"):
@@ -179,7 +172,7 @@ class FitTest(ToolTest):
         self.fit("--memory", "4GB", "--set", "optimizer.params.lr=0.5", "--output", "new.json")
         found = self.chosen("new.json")
         self.assertEqual(found["optimizer"], {"type": "AdamW", "params": {"lr": 0.5}})
-        self.assertEqual((found["model"], found["train_micro_batch_size_per_gpu"]), (MODEL, 8))
+        self.assertEqual((found["model"], found["train_micro_batch_size_per_gpu"]), (MODEL, 4))
         self.assertNotIn("per_device_train_batch_size", found)
         self.assertEqual(list(found)[:3], ["model", "data", "trainer"], "in the order of the file")
 

@@ -138,9 +138,14 @@ class OnDiskTest(ToolTest):
                     # Tensors begin at whole pages: at most four a unit, of about 50,000 elements or one layer.
                     self.assertGreaterEqual(trial["disk"]["file"], sum(disk[kind] for kind in self.KINDS))
                     self.assertLessEqual(trial["disk"]["file"], sum(disk[kind] for kind in self.KINDS) + 4096 * 4 * 12)
-                    self.assertTrue(0 < trial["peak"]["disk_buffers"] <= trial["disk"]["buffers_limit"] + 4096 * 104, trial)
-                    self.assertGreaterEqual(trial["disk"]["written"], disk["optimizer"])
-                    self.assertGreaterEqual(trial["disk"]["read"], disk["optimizer"])
+                    buffer = trial["disk"]["buffers_limit"] / (4 if zero is self.ALL else 2)
+                    at_once = 4 if changes else 3  # that an update needs: two states, the gradient, the master beside bf16
+                    self.assertGreater(trial["peak"]["disk_buffers"], 0)
+                    self.assertLessEqual(trial["peak"]["disk_buffers"], max(trial["disk"]["buffers_limit"], at_once * buffer) + 4096 * 104)
+                    # What stays in the buffers from one step to the next is neither read nor, at the end, written yet.
+                    buffered = trial["disk"]["buffers_limit"]
+                    self.assertGreaterEqual(trial["disk"]["written"], disk["optimizer"] - buffered)
+                    self.assertGreaterEqual(trial["disk"]["read"], disk["optimizer"] - buffered)
             self.assertEqual(next(iter(together.values()))["peak"]["disk_buffers"], 0)
         self.assertEqual(list((self.folder / "disk").iterdir()), [], "the file has no name, and is gone")
 
@@ -150,7 +155,7 @@ class OnDiskTest(ToolTest):
         above, below = self.out.split("on disk, between steps\n")
         self.assertIn("buffers for the disk", above)
         for label in ("parameters", "gradients", "optimizer state", "model state, measured", "  by formula", "the file, by the kernel",
-                      "its buffers, at most", "read by a step", "written by a step"):
+                      "buffers by buffer_count", "read by a step", "written by a step"):
             self.assertTrue(any(line.startswith(label) for line in below.splitlines()), label)
         self.assertEqual(next(line for line in below.splitlines() if "difference" in line).split()[1:], ["0.00", "%"])
         rows = list(csv.DictReader((self.folder / "m" / "memory.csv").read_text().splitlines()))
@@ -204,7 +209,7 @@ class EstimateTest(ToolTest):
         return outcome.out
 
     def columns(self, out, column):
-        return [line.split()[column] for line in out.splitlines() if line.startswith("stage ")]
+        return [line.split()[column] for line in out.splitlines() if line.startswith("stage ")][:4]
 
     def test_the_zero_papers_table(self):
         out = self.estimate("--params", "7.5e9", "--world", 64)
@@ -224,7 +229,7 @@ class EstimateTest(ToolTest):
             measured = {trial["stage"]: trial["held"] for trial in json.loads((self.folder / "m" / "memory.json").read_text())["trials"]}
             out = self.estimate(name, "--world", 2, *changes)
             self.assertIn("MB (10^6 bytes) a rank on 2 ranks", out)
-            lines = {int(line.split()[1]): [float(word) for word in line.split()[2:7]] for line in out.splitlines() if line.startswith("stage ")}
+            lines = {int(line.split()[1]): [float(word) for word in line.split()[2:7]] for line in out.split("The same with")[0].splitlines() if line.startswith("stage ")}
             for stage, held in measured.items():
                 expected = [held[use] / 1e6 for use in ("parameters", "gradients", "master", "optimizer")]
                 for shown, wanted in zip(lines[stage], [*expected, sum(expected)]):
