@@ -14,6 +14,7 @@
 #include "comm/torch_dtype.h"
 #include "core/check.h"
 #include "core/error.h"
+#include "core/memory_use.h"
 #include "zero/deferred_model.h"
 
 namespace tessera::zero {
@@ -103,6 +104,7 @@ void ShardedModel::make_offload_store() {
   for (int unit = 0; unit < layout_->num_units(); ++unit)
     add_sizes_on_disk(layout_->units()[unit], layout_->shard_numel(unit), options_, sizes);
   comm::on_all_ranks<Error>(*comm_, "state on disk", [&] {
+    const MemoryFor buffers(MemoryUse::kDiskBuffers);
     if (!sizes.empty())
       offload_store_ =
           std::make_unique<OffloadStore>(options_.offload, sizes, str("model state of rank ", comm_->rank()));
