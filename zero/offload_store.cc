@@ -1,10 +1,9 @@
 #include "zero/offload_store.h"
 
-#include <malloc.h>
-
 #include <algorithm>
 #include <utility>
 
+#include "core/process_memory.h"
 #include "zero/offloaded_tensor.h"
 
 namespace tessera::zero {
@@ -25,15 +24,6 @@ static std::vector<int64_t> rounded_up(std::vector<int64_t> sizes, int64_t (*rou
   return sizes;
 }
 
-/// glibc raises the size from which it maps blocks of their own to 32 MB, once such blocks are freed. Then
-/// buffers, gradients and activations of a few megabytes share the heap, which fragments: a third and more of
-/// the process was unused memory that it could not give back. (A setting of the process.)
-static void map_large_blocks() {
-#ifdef __GLIBC__
-  ::mallopt(M_MMAP_THRESHOLD, 1 << 20);
-#endif
-}
-
 OffloadStore::OffloadStore(const OffloadOptions& options, const std::vector<int64_t>& sizes,
                            const std::string& purpose)
     : file_({.directory = options.directory,
@@ -43,7 +33,7 @@ OffloadStore::OffloadStore(const OffloadOptions& options, const std::vector<int6
       budget_(options.num_buffers * reserved(*std::max_element(sizes.begin(), sizes.end()))),
       // Smaller buffers are more than options.num_buffers, within the same bytes.
       buffers_(at::kCPU, 8 * options.num_buffers, SpillFile::kAlignment, budget_) {
-  map_large_blocks();
+  return_large_blocks();
 }
 
 int64_t OffloadStore::allocate(int64_t bytes) {
