@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <iostream>
+#include <numeric>
 #include <optional>
 #include <utility>
 
@@ -149,7 +150,8 @@ void Fit::read(int num_ranks) {
   const std::string runs = fs::path(run_.trainer.output_dir).parent_path().string();
   folder_ = !flags_.disk.empty() ? flags_.disk : path.value_or(runs.empty() ? "." : runs);
   const ActivationConfig& activations = run_.engine.activations;
-  for (int stage = zero.stage; stage <= 3; ++stage) space_.stages.push_back(stage);
+  space_.stages.resize(zero::kMaxStage + 1 - zero.stage);
+  std::iota(space_.stages.begin(), space_.stages.end(), static_cast<int>(zero.stage));
   space_.policies = {"none", "cheap", "block"};
   if (activations.policy == "budget") space_.policies = {"budget"};
   const int64_t micro_batch = run_.engine.train_micro_batch_size_per_gpu;
