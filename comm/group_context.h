@@ -21,13 +21,15 @@ namespace tessera::comm {
 class GroupContext {
  public:
   /// `serves_store`: this rank's process runs the store's server, and so must be the last to end.
-  /// `interrupt`: JoinOptions::interrupt.
-  GroupContext(GroupStore store, int rank, int size, bool serves_store, std::function<void()> interrupt = {})
+  /// `interrupt`, `step_aside`: of JoinOptions.
+  GroupContext(GroupStore store, int rank, int size, bool serves_store, std::function<void()> interrupt = {},
+               std::function<std::shared_ptr<void>()> step_aside = {})
       : store_(std::move(store)),
         rank_(rank),
         size_(size),
         serves_store_(serves_store),
-        interrupt_(std::move(interrupt)) {}
+        interrupt_(std::move(interrupt)),
+        step_aside_(std::move(step_aside)) {}
   GroupContext(const GroupContext&) = delete;
   GroupContext& operator=(const GroupContext&) = delete;
   /// The shutdown: leave(); the store's server then waits for the others to leave, up to 5 s (1 s after an
@@ -41,6 +43,8 @@ class GroupContext {
   void check_interrupt() const {
     if (interrupt_) interrupt_();
   }
+  /// Local. To be kept while this rank posts a collective or waits for other ranks.
+  std::shared_ptr<void> step_aside() const { return step_aside_ ? step_aside_() : nullptr; }
 
   /// Local. Until when this rank waits for the other ranks' failure reports: 1 s after its first failure in
   /// any of the groups.
@@ -63,6 +67,7 @@ class GroupContext {
   const int size_;
   const bool serves_store_;
   const std::function<void()> interrupt_;
+  const std::function<std::shared_ptr<void>()> step_aside_;
   std::mutex mutex_;  ///< guards what follows
   bool left_ = false;
   std::optional<std::chrono::steady_clock::time_point> report_deadline_;

@@ -132,7 +132,7 @@ CommunicatorPtr join(const JoinOptions& given, const Environment& env) {
   check_open_files(env.world_size, env.rank == 0 && !env.agent_store, options.backend);
   const Rendezvous met = rendezvous(env, options, settings_of(options, device));
   auto context = std::make_shared<GroupContext>(met.store, env.rank, env.world_size, met.serves_store,
-                                                options.interrupt);
+                                                options.interrupt, options.step_aside);
   const std::string backend = choose_backend(met, env, options, device);
   const MakeTransport make = [&](const GroupStore& store, FailureHook on_failure) {
     if (backend == "shm")
@@ -174,7 +174,8 @@ void run_threads(int world_size, const JoinOptions& options,
         return make_gloo_transport(group_store, gloo, std::move(on_failure));
       };
       comm = std::make_shared<TransportCommunicator>(
-          std::make_shared<GroupContext>(store, rank, world_size, /*serves_store=*/false, options.interrupt),
+          std::make_shared<GroupContext>(store, rank, world_size, /*serves_store=*/false, options.interrupt,
+                                         options.step_aside),
           options.timeout, make);
       body(comm);
     } catch (const CommError&) {

@@ -30,6 +30,9 @@ struct JoinOptions {
   /// collective. What it throws ends the wait: this rank leaves the group, and the call throws it. Python
   /// looks for Ctrl-C there.
   std::function<void()> interrupt = {};
+  /// Called by a thread that posts a collective or waits for one; what it returns is destroyed afterwards.
+  /// Python lets go of the GIL meanwhile [Note: the GIL and the backend's threads].
+  std::function<std::shared_ptr<void>()> step_aside = {};
 };
 
 /// Local. The device that join() takes, for a program that needs to know, or to fail, before it joins. With

@@ -50,6 +50,11 @@ CollectiveDesc describe(const char* op, std::string_view label, const at::Tensor
 
 // ------------------------------------------------------------------------------------------- collectives
 
+// [Note: the GIL and the backend's threads] A thread of Gloo or NCCL destroys an operation, with the tensors
+// and the thread-local state that it holds, after it is done. To free one that Python knows it takes the GIL,
+// and Gloo's does so with the lock held that posting needs. So a thread that posts or waits does not keep the
+// GIL (JoinOptions::step_aside). Most of libtorch's operators let go of it; autograd.Function.apply does not.
+
 /// A collective in flight. The communicator keeps it, and with it the buffers, until it is done, even if the
 /// caller drops it.
 class PendingCollective final : public Work {
@@ -96,6 +101,7 @@ class PendingCollective final : public Work {
 
 WorkPtr TransportCommunicator::issue(CollectiveDesc desc, std::vector<at::Tensor> buffers,
                                      const Begin& begin) {
+  const auto aside = context_->step_aside();
   check_usable();
   reap();
   const uint32_t fingerprint = desc.fingerprint();
@@ -128,6 +134,7 @@ void TransportCommunicator::reap() {
 void TransportCommunicator::wait(PendingCollective& collective) {
   if (error_ && !collective.has_succeeded()) throw_error();
   if (!collective.pending_) return;
+  const auto aside = context_->step_aside();
   const milliseconds stall = std::min(kStallInterval, std::max(timeout_ / 2, milliseconds(1)));
   const auto is_done = [&, limit = std::min(kLivenessInterval, stall)] {
     try {
@@ -217,6 +224,7 @@ at::Tensor TransportCommunicator::peer_view(const at::Tensor& mine, int rank) {
 
 std::vector<std::string> TransportCommunicator::exchange(const std::string& value, std::string_view label,
                                                          milliseconds timeout) {
+  const auto aside = context_->step_aside();
   check_usable();
   const int64_t number = recorder_->record(describe("exchange", label));
   auto next_comparison = Clock::now() + std::min(kStallInterval, timeout / 2);
@@ -318,6 +326,8 @@ TransportCommunicator::~TransportCommunicator() {
   } else if (std::uncaught_exceptions() > exceptions_at_birth_) {
     abort("an error ended it");
   }
+  const auto aside = context_->step_aside();
+  transport_.reset();
 }
 
 void TransportCommunicator::abort(std::string_view reason) {

@@ -22,6 +22,11 @@ std::chrono::milliseconds milliseconds_of(double seconds) {
   return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
 }
 
+/// For JoinOptions::step_aside. Lets go of the GIL, if this thread has it, until the result is destroyed.
+std::shared_ptr<void> release_gil() {
+  return PyGILState_Check() ? std::make_shared<py::gil_scoped_release>() : nullptr;
+}
+
 comm::CommunicatorPtr join(const std::string& backend, const std::string& device, double timeout_s,
                            double rendezvous_timeout_s, bool log) {
   comm::JoinOptions options;
@@ -31,6 +36,7 @@ comm::CommunicatorPtr join(const std::string& backend, const std::string& device
   options.rendezvous_timeout = milliseconds_of(rendezvous_timeout_s);
   if (log) options.log = Logger(LogOptions{});
   options.interrupt = &check_signals;
+  options.step_aside = &release_gil;
   return comm::join(options);
 }
 
@@ -42,11 +48,7 @@ at::Tensor flat(const at::Tensor& tensor) {
 }
 
 std::vector<py::bytes> exchange(Communicator& self, const std::string& value, const std::string& label) {
-  std::vector<std::string> values;
-  {
-    const py::gil_scoped_release release;
-    values = self.exchange(value, label);
-  }
+  const std::vector<std::string> values = self.exchange(value, label);
   return {values.begin(), values.end()};
 }
 
@@ -58,19 +60,19 @@ void bind_comm(py::module_& module) {
       .def_property_readonly("size", &Communicator::size)
       .def_property_readonly("backend", [](const Communicator& self) { return std::string(self.backend()); })
       .def_property_readonly("device", &Communicator::device)
-      .def("barrier", &Communicator::barrier, py::arg("label"), ReleaseGil())
+      .def("barrier", &Communicator::barrier, py::arg("label"))
       .def(
           "all_reduce",
           [](Communicator& self, const at::Tensor& tensor, const std::string& label, double scale) {
             self.all_reduce(flat(tensor), label, scale)->wait();
           },
-          py::arg("tensor"), py::arg("label"), py::arg("scale"), ReleaseGil())
+          py::arg("tensor"), py::arg("label"), py::arg("scale"))
       .def(
           "broadcast",
           [](Communicator& self, const at::Tensor& tensor, int root, const std::string& label) {
             self.broadcast(flat(tensor), root, label)->wait();
           },
-          py::arg("tensor"), py::arg("root"), py::arg("label"), ReleaseGil())
+          py::arg("tensor"), py::arg("root"), py::arg("label"))
       .def("exchange", &exchange, py::arg("value"), py::arg("label"));
 
   module.def("join", &join, py::arg("backend"), py::arg("device"), py::arg("timeout_s"),

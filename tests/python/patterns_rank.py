@@ -162,6 +162,39 @@ def sparse_gradients_of_a_table():
         assert largest_difference(train(engine, batches, loss), expected) < 1e-5, stage
 
 
+class ProductOfAll(torch.autograd.Function):
+    """Takes all weights at once. apply() holds the GIL, unlike libtorch's operators, while the weights are gathered."""
+
+    @staticmethod
+    def forward(ctx, x, *weights):
+        ctx.save_for_backward(x, *weights)
+        return x * torch.stack(weights).prod(0)
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, *weights = ctx.saved_tensors
+        product = torch.stack(weights).prod(0)
+        return grad * product, *((grad * x).sum(0) * product / weight for weight in weights)
+
+
+@check
+def functions_of_python_that_take_all_weights():
+    class Products(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weights = nn.ParameterList([torch.linspace(0.9, 1.1, 600) for _ in range(12)])
+
+        def forward(self, x):
+            return ProductOfAll.apply(x, *self.weights)
+
+    batches = [[models._vectors(step * world + r, 4, 600)[0] for r in range(world)] for step in range(10)]
+    for stage in STAGES:
+        plain = Products()
+        engine = make(stage, copy.deepcopy(plain))
+        expected = train_plainly(plain, sgd(plain), batches, lambda model, x: model(x).square().mean())
+        assert largest_difference(train(engine, batches, lambda model, x: model(x).square().mean()), expected) < 1e-5, stage
+
+
 @check
 def models_that_cannot_be_trained_are_refused():
     for stage in (0, 3):
