@@ -10,8 +10,9 @@ namespace tessera::tools {
 using zero::Tier;
 
 bool is_within(int64_t memory, int64_t limit) {
-  constexpr double kReserve = 0.03;
-  return static_cast<double>(memory) * (1 + kReserve) <= static_cast<double>(limit);
+  constexpr double kPart = 0.03;
+  constexpr int64_t kLeast = 25'000'000;
+  return memory + std::max(kLeast, static_cast<int64_t>(kPart * static_cast<double>(memory))) <= limit;
 }
 
 FitSearch::FitSearch(SearchSpace space, FitTrials& trials, std::function<void(const Tried&)> report)
@@ -83,7 +84,7 @@ const Tried& FitSearch::consider(const Setting& setting) {
   if (on_disk > space_.disk_limit) {
     tried.disk_too_small = true;
     disk_missing_ = disk_missing_ == 0 ? on_disk : std::min(disk_missing_, on_disk);
-  } else if (!is_within(state, space_.memory_limit)) {
+  } else if (state > space_.memory_limit) {
     tried.memory = state;
     tried.is_more = true;
   } else {

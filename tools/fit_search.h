@@ -83,7 +83,8 @@ class FitSearch {
   int64_t disk_missing_ = 0;
 };
 
-/// Local. Whether what was measured stays within the limit, with a few percent for what a long run adds.
+/// Local. Whether what was measured stays within the limit, with some room for what a long run adds: malloc keeps
+/// what is freed.
 bool is_within(int64_t memory, int64_t limit);
 
 }  // namespace tessera::tools

@@ -37,9 +37,9 @@ int64_t limit_of_rank(int64_t limit, int num_ranks) {
 
 /// Whether the later steps have needed more than the first ones, by more than noise.
 bool grows(const std::vector<double>& peak_before_step) {
-  constexpr double kNoise = 1.01;
-  return !peak_before_step.empty() &&
-         peak_before_step.back() > kNoise * peak_before_step[peak_before_step.size() / 2];
+  if (peak_before_step.empty()) return false;
+  const double earlier = peak_before_step[peak_before_step.size() / 2];
+  return peak_before_step.back() - earlier > std::max(0.01 * earlier, 8e6);
 }
 
 }  // namespace

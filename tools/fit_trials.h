@@ -77,8 +77,8 @@ class FitTrials {
 
 /// Of the command line of a rank of a trial, hidden.
 struct TrialFlags {
-  int stage = -1;      ///< 0 and above: this process is such a rank
-  std::string folder;  ///< for its results
+  int stage = -1;
+  std::string folder;  ///< for its results; empty: this process is no such rank
   bool fits = false;   ///< of --fit: it is guarded, and fewer steps are measured
   bool whole_run = false;
   bool saves = false;

@@ -194,7 +194,7 @@ int memory(const MemoryFlags& flags, const std::vector<std::string>& args) {
   const Logger log{LogOptions{}};
   if (flags.trial.fits)
     return run_fit_trial(flags.config, flags.overrides, flags.simulate_world, flags.trial);
-  if (flags.trial.stage >= 0) return run_trial(flags, log);
+  if (!flags.trial.folder.empty()) return run_trial(flags, log);
   if (flags.fit && !flags.estimate) return fit(flags, log);
   if (any_of_fit(flags.by_measurement))
     throw ConfigError(

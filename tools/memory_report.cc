@@ -67,9 +67,9 @@ class Table {
     const size_t at_once = (width_ - kLabelWidth) / kCellWidth;
     for (size_t first = 0; first < trials_.size(); first += at_once) {
       columns_.clear();
-      for (auto stage = std::next(trials_.begin(), static_cast<int64_t>(first));
-           stage != trials_.end() && columns_.size() < at_once; ++stage)
-        columns_.push_back(&stage->second);
+      for (auto column = std::next(trials_.begin(), static_cast<int64_t>(first));
+           column != trials_.end() && columns_.size() < at_once; ++column)
+        columns_.push_back(&column->second);
       out += "\n" + stages() + in_memory() + "\n" + on_disk();
     }
     return out + bars();

@@ -19,7 +19,7 @@ class FitTest(ToolTest):
         self.write("c.json", self.gpt())
 
     def gpt(self, **changes):
-        config = self.config(model=MODEL, data={"type": "text", "path": str(ROOT / "LICENSE"), "test_fraction": 0.2},
+        config = self.config(model=MODEL, data={"type": "text", "path": str(ROOT / "LICENSE"), "test_fraction": 0.2, "sample_bytes": 8},
                              train_batch_size=None, train_micro_batch_size_per_gpu=4, zero_optimization={"unit_numel": 300_000})
         config["trainer"].update(eval_batch_size=4)
         config.update(changes)
@@ -74,27 +74,28 @@ class FitTest(ToolTest):
 
     def test_what_is_proposed_stays_within_the_limit(self):
         """Limits between what the configuration needs and the least: each proposal is trained, with evaluation and checkpoints."""
+        self.write("c.json", self.gpt(train_micro_batch_size_per_gpu=16))
         as_it_is = self.peak_mb("c.json")
         least = self.rows(self.fit("--least-memory"))[-1]["MB"]
-        self.assertLess(least, as_it_is - 40, "there is something to choose")
+        self.assertLess(least, as_it_is - 60, "there is something to choose")
         disks = []
-        for part in (0.85, 0.45, 0.1):
-            limit = round(least * 1.04 + (as_it_is - least) * part)
+        for part in (0.8, 0.3):
+            limit = round(least + 26 + (as_it_is - least - 26) * part)
             out = self.fit("--memory", f"{limit}MB", "-o", "small.json")
             found = self.chosen("small.json")
             peak = self.peak_mb("small.json")
             self.assertLessEqual(peak, limit, out)
             self.assertGreater(as_it_is, limit, "the limit excludes the configuration as it is")
-            self.assertEqual(found["train_batch_size"], 4)
+            self.assertEqual(found["train_batch_size"], 16)
             stated = float(re.search(r"([\d.]+) MB of [\d.]+ MB", out.replace("\n ", ""))[1])
-            self.assertLessEqual(peak, stated * 1.03, out)
+            self.assertLessEqual(peak, max(stated * 1.03, stated + 25), out)
             disks.append("offload_optimizer" in found["zero_optimization"])
         self.assertFalse(disks[0], "in memory is preferred")
         self.assertTrue(disks[-1], "the smallest limit needs the disk")
 
     def test_the_losses_are_those_of_the_configuration(self):
         least = self.rows(self.fit("--least-memory", "--no-disk"))[-1]["MB"]
-        self.fit("--memory", f"{round(least * 0.93)}MB", "-o", "small.json")
+        self.fit("--memory", f"{round(least)}MB", "-o", "small.json")
         found = self.chosen("small.json")
         self.assertEqual(found["zero_optimization"]["offload_optimizer"]["device"], "nvme")
         losses = []
@@ -114,7 +115,7 @@ class FitTest(ToolTest):
         self.assert_succeeded(self.run_tool("train", "c_fit.json", "--nproc", 2))
 
     def test_the_largest_micro_batch(self):
-        limit = round(self.needs_mb() * 1.25)
+        limit = round(self.needs_mb() * 1.3)
         out = self.fit("--memory", f"{limit}MB", "--largest-batch", "--no-disk")
         found = self.chosen()
         self.assertGreater(found["train_micro_batch_size_per_gpu"], 4)
@@ -122,12 +123,12 @@ class FitTest(ToolTest):
         self.assertLessEqual(self.peak_mb("c_fit.json"), limit)
         larger = ["--set", f"train_micro_batch_size_per_gpu={round(found['train_micro_batch_size_per_gpu'] * 1.4)}", "--set", "train_batch_size=auto",
                   "--set", "gradient_accumulation_steps=1"]
-        self.assertGreater(self.peak_mb("c_fit.json", *larger) * 1.03, limit, "a larger one does not fit")
+        self.assertGreater(self.peak_mb("c_fit.json", *larger) + 25, limit, "a larger one does not fit")
 
     def test_the_fewest_ranks(self):
         self.write("c.json", self.gpt(train_micro_batch_size_per_gpu=1, zero_optimization={"stage": 2, "unit_numel": 300_000}))
-        as_it_is = self.needs_mb()
-        out = self.fit("--fewest-ranks", "--no-disk", "--memory", f"{round(as_it_is * 0.92)}MB")
+        steps = self.rows(self.fit("--memory", "1TB"))[0]["MB"]
+        out = self.fit("--fewest-ranks", "--no-disk", "--memory", f"{steps + 10}MB")
         ranks = int(re.search(r" x (\d+) ranks", out.replace("\n ", ""))[1])
         self.assertGreater(ranks, 1)
         self.assertEqual(self.chosen()["train_batch_size"], ranks)
@@ -141,7 +142,8 @@ class FitTest(ToolTest):
         self.assertFalse((self.folder / "c_fit.json").exists())
         self.assertEqual(list(self.tmp.iterdir()), [])
         self.assert_nothing_runs()
-        self.fit("--memory", f"{round(float(least[1]) * 1.08)}MB")
+        stated = re.search(r": ([\d.]+) MB of", self.fit("--least-memory").replace("\n ", ""))
+        self.assertAlmostEqual(float(least[1]), float(stated[1]), delta=25)
 
     def small_disk(self, megabytes):
         """A file system of that size, or a skipped test where none may be mounted."""
