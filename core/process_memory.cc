@@ -2,6 +2,8 @@
 
 #include <sys/stat.h>
 
+#include <malloc.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
@@ -70,6 +72,12 @@ double peak_own_bytes(const std::function<void()>& body, std::chrono::millisecon
     body();
   }
   return peak;
+}
+
+void return_large_blocks() {
+#ifdef __GLIBC__
+  ::mallopt(M_MMAP_THRESHOLD, 1 << 20);
+#endif
 }
 
 }  // namespace tessera

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <iostream>
+#include <numeric>
 #include <optional>
 #include <utility>
 
@@ -21,7 +22,6 @@
 #include "tools/fit_search.h"
 #include "train/run.h"
 #include "train/trainer_config.h"
-#include "zero/stage.h"
 
 namespace tessera::tools {
 namespace {
@@ -59,12 +59,6 @@ std::vector<int64_t> smaller_micro_batches(int64_t samples, int64_t wanted) {
   for (int64_t size = wanted; size >= 1; --size)
     if (samples % size == 0) sizes.push_back(size);
   return sizes;
-}
-
-/// Whether `sharding` shards all that `other` does.
-bool shards_all_of(const zero::Sharding& sharding, const zero::Sharding& other) {
-  return (sharding.optimizer || !other.optimizer) && (sharding.gradients || !other.gradients) &&
-         (sharding.parameters || !other.parameters);
 }
 
 /// The command, from the flags to the file.
@@ -156,8 +150,8 @@ void Fit::read(int num_ranks) {
   const std::string runs = fs::path(run_.trainer.output_dir).parent_path().string();
   folder_ = !flags_.disk.empty() ? flags_.disk : path.value_or(runs.empty() ? "." : runs);
   const ActivationConfig& activations = run_.engine.activations;
-  for (const int one : {0, 1, 2, 3})
-    if (shards_all_of(zero::sharding_of(one), zero::sharding_of(zero.stage))) space_.stages.push_back(one);
+  space_.stages.resize(zero::kMaxStage + 1 - zero.stage);
+  std::iota(space_.stages.begin(), space_.stages.end(), static_cast<int>(zero.stage));
   space_.policies = {"none", "cheap", "block"};
   if (activations.policy == "budget") space_.policies = {"budget"};
   const int64_t micro_batch = run_.engine.train_micro_batch_size_per_gpu;

@@ -77,7 +77,7 @@ class FitTrials {
 
 /// Of the command line of a rank of a trial, hidden.
 struct TrialFlags {
-  int stage = -1;
+  int stage = -1;      ///< of such a rank
   std::string folder;  ///< for its results; empty: this process is no such rank
   bool fits = false;   ///< of --fit: it is guarded, and fewer steps are measured
   bool whole_run = false;

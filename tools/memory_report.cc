@@ -67,9 +67,9 @@ class Table {
     const size_t at_once = (width_ - kLabelWidth) / kCellWidth;
     for (size_t first = 0; first < trials_.size(); first += at_once) {
       columns_.clear();
-      for (auto column = std::next(trials_.begin(), static_cast<int64_t>(first));
-           column != trials_.end() && columns_.size() < at_once; ++column)
-        columns_.push_back(&column->second);
+      for (auto trial = std::next(trials_.begin(), static_cast<int64_t>(first));
+           trial != trials_.end() && columns_.size() < at_once; ++trial)
+        columns_.push_back(&trial->second);
       out += "\n" + stages() + in_memory() + "\n" + on_disk();
     }
     return out + bars();

@@ -274,6 +274,7 @@ void ShardedModel::step(double grad_scale) {
   TESSERA_CHECK(used_.size() == parameters_.size(), "step() without summarize_gradients() before it");
   or_unusable([&] {
     if (listener_) residency_->begin_update();
+    if (offload_store_) offload_store_->begin_step();
     update(grad_scale);
     gradients_->done_reading();
     for (int parameter = 0; parameter < layout_->num_parameters(); ++parameter)
@@ -293,7 +294,10 @@ void ShardedModel::finish_updates() {
 }
 
 void ShardedModel::skip_step() {
-  or_unusable([&] { begin_pass(Pass::kTrain); });
+  or_unusable([&] {
+    if (offload_store_) offload_store_->begin_step();
+    begin_pass(Pass::kTrain);
+  });
 }
 
 // ------------------------------------------------------------------------------- what must not change
