@@ -35,11 +35,13 @@ int64_t limit_of_rank(int64_t limit, int num_ranks) {
   return num_ranks == 1 ? limit : limit / num_ranks * 5 / 4;
 }
 
-/// Whether the later steps have needed more than the first ones, by more than noise.
+/// Whether most of the later steps have needed more than the step before. A peak that rises once is noise.
 bool grows(const std::vector<double>& peak_before_step) {
-  if (peak_before_step.empty()) return false;
-  const double earlier = peak_before_step[peak_before_step.size() / 2];
-  return peak_before_step.back() - earlier > std::max(0.01 * earlier, 8e6);
+  constexpr double kLeast = 1e6;
+  int64_t num_grown = 0, num = 0;
+  for (size_t step = peak_before_step.size() / 2; step < peak_before_step.size(); ++step, ++num)
+    if (step > 0 && peak_before_step[step] - peak_before_step[step - 1] > kLeast) ++num_grown;
+  return 2 * num_grown > num;
 }
 
 }  // namespace
@@ -126,7 +128,7 @@ int run_fit_trial(const std::string& config, const std::vector<std::string>& ove
     } else {
       const train::MemoryTrial trial = train::run_memory_trial(
           std::move(run), tasks(), environment,
-          {.num_steps = 1, .simulate_world = simulate_world, .samples_process = false}, Logger());
+          {.num_steps = 2, .simulate_world = simulate_world, .brief = true}, Logger());
       result["step_ms"] = trial.step_ms;
     }
   } catch (...) {
