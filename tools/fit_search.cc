@@ -127,7 +127,7 @@ bool FitSearch::holds_in_a_run(const Setting& setting) {
   int64_t bytes = 0;
   for (const Tier tier : {Tier::kDevice, Tier::kDisk}) bytes += space_.state_bytes(setting, tier);
   observer_.begins(setting, true);
-  const Needed needed = trials_.measure_run(setting, kCheckpointAndExport * bytes);
+  const Needed needed = trials_.measure_run(setting, kCheckpointAndExport * bytes, tried.step_ms);
   const int64_t by_steps = tried.memory;
   tried.is_more = needed.is_more;
   tried.memory = std::max(tried.memory, needed.memory);

@@ -70,11 +70,14 @@ FitTrials::FitTrials(TrialOptions options, const Logger& log) : options_(std::mo
 
 Needed FitTrials::measure(const Setting& setting) { return run(setting, {}); }
 
-Needed FitTrials::measure_run(const Setting& setting, int64_t disk_bytes) {
+Needed FitTrials::measure_run(const Setting& setting, int64_t disk_bytes, double step_ms) {
   std::error_code error;
   const fs::space_info space = fs::space(fs::temp_directory_path(error), error);
   const bool saves = !error && static_cast<int64_t>(space.available) > disk_bytes;
-  std::vector<std::string> more = {"--trial-whole-run"};
+  constexpr double kLimitMs = 20e3, kFewest = 4, kMost = 8;
+  const double num_steps = std::clamp(kLimitMs / std::max(1.0, step_ms), kFewest, kMost);
+  std::vector<std::string> more = {"--trial-whole-run", "--trial-steps",
+                                   std::to_string(static_cast<int>(num_steps))};
   if (saves) more.emplace_back("--trial-saves");
   return run(setting, std::move(more));
 }
@@ -121,9 +124,10 @@ int run_fit_trial(const std::string& config, const std::vector<std::string>& ove
   try {
     train::RunConfig run = train::load_run_config(config, world_size, overrides);
     if (flags.whole_run) {
-      const std::vector<double> peaks =
-          train::run_briefly(std::move(run), tasks(), environment,
-                             {.folder = fs::path(flags.folder) / "run", .saves = flags.saves}, Logger());
+      const std::vector<double> peaks = train::run_briefly(
+          std::move(run), tasks(), environment,
+          {.num_steps = flags.num_steps, .folder = fs::path(flags.folder) / "run", .saves = flags.saves},
+          Logger());
       result["grows"] = grows(peaks);
     } else {
       const train::MemoryTrial trial = train::run_memory_trial(
