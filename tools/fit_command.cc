@@ -254,12 +254,17 @@ std::optional<Tried> Fit::largest_batch() {
     space.micro_batches = {micro_batch};
     return space;
   };
-  const auto tried = [&](int64_t size) { return search(space_of(size)).with_most_room(/*runs=*/false); };
   const int64_t wanted = space_.micro_batches.front();
-  int64_t size = largest_size(wanted, most, limit_, tried);
-  for (; size > wanted; size -= std::max<int64_t>(1, size / 8))  // evaluation and saving need memory too
-    if (search(space_of(size)).with_most_room(/*runs=*/true))
-      if (const std::optional<Tried> found = search_->cheapest()) return found;
+  constexpr int kMaxRuns = 2;
+  for (auto policy = space_.policies.rbegin(); policy != space_.policies.rend(); ++policy) {
+    const auto tried = [&](int64_t size) { return search(space_of(size)).with_most_room(*policy, false); };
+    int64_t size = largest_size(wanted, most, limit_, tried);
+    for (int runs = 0; size > wanted && runs < kMaxRuns; ++runs) {
+      if (search(space_of(size)).with_most_room(*policy, /*runs=*/true))
+        if (const std::optional<Tried> found = search_->cheapest()) return found;
+      size -= std::max<int64_t>(1, size / 8);  // evaluation and saving need memory too
+    }
+  }
   return search(space_).cheapest();  // which may have a smaller one
 }
 
@@ -307,11 +312,11 @@ void Fit::print_row(const Tried& tried) const {
                            : tried.is_more      ? ">" + mb
                                                 : mb,
                            9)
-            << padded_left(tried.grows            ? "grows"
-                           : tried.is_whole_run   ? "run"
-                           : tried.disk_too_small ? "disk"
-                           : tried.step_ms == 0   ? "-"
-                                                  : fixed(tried.step_ms / 1e3, 2),
+            << padded_left(outgrows(tried, limit_) ? "grows"
+                           : tried.is_whole_run    ? "run"
+                           : tried.disk_too_small  ? "disk"
+                           : tried.step_ms == 0    ? "-"
+                                                   : fixed(tried.step_ms / 1e3, 2),
                            8)
             << std::endl;  // trials take long
 }

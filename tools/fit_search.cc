@@ -17,6 +17,11 @@ int64_t reserve_of(int64_t memory) {
 
 bool is_within(int64_t memory, int64_t limit) { return memory + reserve_of(memory) <= limit; }
 
+bool outgrows(const Tried& tried, int64_t limit) {
+  constexpr int64_t kSteps = 100;
+  return tried.growth > 0 && !is_within(tried.memory + kSteps * tried.growth, limit);
+}
+
 FitSearch::FitSearch(SearchSpace space, FitTrials& trials, SearchObserver observer)
     : space_(std::move(space)), trials_(trials), observer_(std::move(observer)) {}
 
@@ -114,7 +119,7 @@ const Tried& FitSearch::consider(const Setting& setting) {
 }
 
 bool FitSearch::fits(const Tried& tried) const {
-  if (tried.is_more || tried.disk_too_small || tried.grows) return false;
+  if (tried.is_more || tried.disk_too_small || outgrows(tried, space_.memory_limit)) return false;
   return is_within(tried.memory + (tried.is_whole_run ? 0 : run_extra_), space_.memory_limit);
 }
 
@@ -132,9 +137,9 @@ bool FitSearch::holds_in_a_run(const Setting& setting) {
   tried.is_more = needed.is_more;
   tried.memory = std::max(tried.memory, needed.memory);
   tried.is_whole_run = true;
-  tried.grows = needed.grows;
+  tried.growth = needed.growth;
   observer_.considered(tried);
-  if (!tried.grows) run_extra_ = std::max(run_extra_, tried.memory - by_steps);
+  if (tried.growth == 0) run_extra_ = std::max(run_extra_, tried.memory - by_steps);
   return fits(tried);
 }
 
@@ -205,10 +210,10 @@ std::optional<Tried> FitSearch::with_largest_micro_batch(int stage, OnDisk on_di
   return low == num ? std::nullopt : std::optional(tried_.at(setting(low)));
 }
 
-std::optional<Tried> FitSearch::with_most_room(bool runs) {
+std::optional<Tried> FitSearch::with_most_room(const std::string& policy, bool runs) {
   const OnDisk on_disk = most_on_disk();
   const Setting setting =
-      setting_of(stages_for(on_disk).back(), on_disk, space_.policies.back(), space_.micro_batches.front());
+      setting_of(stages_for(on_disk).back(), on_disk, policy, space_.micro_batches.front());
   if (!fits(setting) || (runs && !holds_in_a_run(setting))) return std::nullopt;
   return tried_.at(setting);
 }
@@ -224,7 +229,7 @@ Tried FitSearch::least(int64_t memory_limit) {
     for (const Setting& setting : least_settings(all.back())) {
       if (const Tried* known = tried(setting); known != nullptr && known->is_more) tried_.erase(setting);
       const Tried& tried = consider(setting);
-      if (!tried.disk_too_small && !tried.is_more && !tried.grows) measured.push_back(tried);
+      if (!tried.disk_too_small && !tried.is_more && tried.growth == 0) measured.push_back(tried);
     }
   std::sort(measured.begin(), measured.end(),
             [](const Tried& a, const Tried& b) { return a.memory < b.memory; });

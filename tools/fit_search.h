@@ -45,7 +45,7 @@ struct Tried {
   int64_t memory = 0;         ///< measured, or a bound if is_more
   bool is_more = false;       ///< it needs more than `memory`
   bool is_whole_run = false;  ///< measured in a short run with evaluation and checkpoint
-  bool grows = false;         ///< in that run memory became more with each step
+  int64_t growth = 0;         ///< of memory, with each step of that run
   bool disk_too_small = false;
   double step_ms = 0;  ///< 0: not measured
 };
@@ -67,9 +67,9 @@ class FitSearch {
   std::optional<Tried> cheapest();
   /// Local. Whether something may fit: with the most on disk something does.
   bool something_may_fit() { return may_fit(most_on_disk()); }
-  /// Local. What needs the least if the micro-batch is large, with the first one of the space; in a run too
+  /// Local. With the first micro-batch of the space and this policy, what has the most on disk; in a run too
   /// if `runs`. None if it does not fit.
-  std::optional<Tried> with_most_room(bool runs);
+  std::optional<Tried> with_most_room(const std::string& policy, bool runs);
   /// Local. The setting that needs the least, and what it needs, up to a limit in place of the given one;
   /// is_more: all need more than that.
   Tried least(int64_t memory_limit);
@@ -109,5 +109,7 @@ class FitSearch {
 int64_t reserve_of(int64_t memory);
 /// Local. Whether `memory` and its reserve stay within the limit.
 bool is_within(int64_t memory, int64_t limit);
+/// Local. Whether it would exceed the limit if it went on growing for a hundred steps.
+bool outgrows(const Tried& tried, int64_t limit);
 
 }  // namespace tessera::tools

@@ -35,13 +35,16 @@ int64_t limit_of_rank(int64_t limit, int num_ranks) {
   return num_ranks == 1 ? limit : limit / num_ranks * 5 / 4;
 }
 
-/// Whether most of the later steps have needed more than the step before. A peak that rises once is noise.
-bool grows(const std::vector<double>& peak_before_step) {
+/// What a later step needs more than the one before: the median, since a peak that rises once is noise.
+int64_t growth_of(const std::vector<double>& peak_before_step) {
   constexpr double kLeast = 1e6;
-  int64_t num_grown = 0, num = 0;
-  for (size_t step = peak_before_step.size() / 2; step < peak_before_step.size(); ++step, ++num)
-    if (step > 0 && peak_before_step[step] - peak_before_step[step - 1] > kLeast) ++num_grown;
-  return 2 * num_grown > num;
+  std::vector<double> more;
+  for (size_t step = std::max<size_t>(1, peak_before_step.size() / 2); step < peak_before_step.size(); ++step)
+    more.push_back(peak_before_step[step] - peak_before_step[step - 1]);
+  if (more.empty()) return 0;
+  std::sort(more.begin(), more.end());
+  const double median = more[more.size() / 2];
+  return median < kLeast ? 0 : std::llround(median);
 }
 
 }  // namespace
@@ -107,7 +110,7 @@ Needed FitTrials::run(const Setting& setting, std::vector<std::string> more) {
     std::ifstream file(result_of(folder.path(), rank));
     const nlohmann::json result = nlohmann::json::parse(file);
     needed.memory += result.at("memory").get<int64_t>();
-    needed.grows = needed.grows || result.at("grows").get<bool>();
+    needed.growth += result.at("growth").get<int64_t>();
     needed.step_ms = std::max(needed.step_ms, result.at("step_ms").get<double>());
     code = std::min(code, result.at("code").get<int64_t>());
   }
@@ -120,7 +123,7 @@ int run_fit_trial(const std::string& config, const std::vector<std::string>& ove
   const comm::Environment environment = comm::environment();
   const MemoryGuard guard(flags.limit, environment.local_world_size, flags.folder);
   const int world_size = simulate_world > 0 ? simulate_world : environment.world_size;
-  nlohmann::json result = {{"step_ms", 0.0}, {"grows", false}};
+  nlohmann::json result = {{"step_ms", 0.0}, {"growth", 0}};
   try {
     train::RunConfig run = train::load_run_config(config, world_size, overrides);
     if (flags.whole_run) {
@@ -128,7 +131,7 @@ int run_fit_trial(const std::string& config, const std::vector<std::string>& ove
           std::move(run), tasks(), environment,
           {.num_steps = flags.num_steps, .folder = fs::path(flags.folder) / "run", .saves = flags.saves},
           Logger());
-      result["grows"] = grows(peaks);
+      result["growth"] = growth_of(peaks);
     } else {
       const train::MemoryTrial trial = train::run_memory_trial(
           std::move(run), tasks(), environment,

@@ -35,7 +35,7 @@ struct Needed {
   int64_t memory = 0;
   double step_ms = 0;    ///< of an optimizer step; 0: not measured
   bool is_more = false;  ///< it was ended there, and needs more
-  bool grows = false;    ///< measure_run(): later steps needed more than earlier ones
+  int64_t growth = 0;    ///< measure_run(): what each later step needed more than the one before
 };
 
 struct TrialOptions {
