@@ -256,12 +256,15 @@ std::optional<Tried> Fit::largest_batch() {
   };
   const int64_t wanted = space_.micro_batches.front();
   constexpr int kMaxRuns = 2;
-  for (auto policy = space_.policies.rbegin(); policy != space_.policies.rend(); ++policy) {
-    const auto tried = [&](int64_t size) { return search(space_of(size)).with_most_room(*policy, false); };
+  for (const std::string& policy : {space_.policies.back(), space_.policies.front()}) {
+    const auto tried = [&](int64_t size) { return search(space_of(size)).with_most_room(policy, false); };
     int64_t size = largest_size(wanted, most, limit_, tried);
     for (int runs = 0; size > wanted && runs < kMaxRuns; ++runs) {
-      if (search(space_of(size)).with_most_room(*policy, /*runs=*/true))
+      if (search(space_of(size)).with_most_room(policy, /*runs=*/true)) {
         if (const std::optional<Tried> found = search_->cheapest()) return found;
+      } else if (search_->last_run_grew()) {
+        break;  // smaller ones grow too
+      }
       size -= std::max<int64_t>(1, size / 8);  // evaluation and saving need memory too
     }
   }

@@ -138,6 +138,7 @@ bool FitSearch::holds_in_a_run(const Setting& setting) {
   tried.memory = std::max(tried.memory, needed.memory);
   tried.is_whole_run = true;
   tried.growth = needed.growth;
+  last_run_grew_ = tried.growth > 0;
   observer_.considered(tried);
   if (tried.growth == 0) run_extra_ = std::max(run_extra_, tried.memory - by_steps);
   return fits(tried);

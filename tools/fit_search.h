@@ -79,6 +79,9 @@ class FitSearch {
   /// none was left out.
   int64_t least_disk_missing() const { return disk_missing_; }
 
+  /// Local. Whether the last run needed more with each step.
+  bool last_run_grew() const { return last_run_grew_; }
+
  private:
   std::vector<int> stages_for(OnDisk on_disk) const;
   Setting setting_of(int stage, OnDisk on_disk, const std::string& policy, int64_t micro_batch) const;
@@ -101,6 +104,7 @@ class FitSearch {
   SearchObserver observer_;
   std::map<Setting, Tried> tried_;
   int64_t run_extra_ = 0;  ///< what a run with the same state on disk needs more than a few steps
+  bool last_run_grew_ = false;
   int64_t disk_missing_ = 0;
 };
 
