@@ -31,6 +31,9 @@ using zero::Tier;
 
 std::string in_mb(int64_t bytes) { return fixed(static_cast<double>(bytes) / 1e6, 1) + " MB"; }
 
+/// As --memory takes it, rounded up.
+std::string whole_mb(int64_t bytes) { return str((bytes + 999'999) / 1'000'000, "MB"); }
+
 /// The nearest folder that exists.
 fs::path existing(fs::path folder) {
   folder = fs::absolute(folder);
@@ -82,6 +85,7 @@ class Fit {
                       .memory_limit = limit_},
                      log_);
     trials_ = &trials;
+    search_.emplace(space_, trials, observer());
     try {
       const std::optional<Tried> found = flags_.fewest_ranks    ? fewest_ranks()
                                          : flags_.largest_batch ? largest_batch()
@@ -98,7 +102,11 @@ class Fit {
 
  private:
   void read(int num_ranks);
-  FitSearch& search(const SearchSpace& space);
+  SearchObserver observer() const;
+  FitSearch& search(const SearchSpace& space) {
+    search_->set_space(space);
+    return *search_;
+  }
   std::optional<Tried> fewest_ranks();
   std::optional<Tried> largest_batch();
   std::optional<Tried> least_memory();
@@ -111,12 +119,10 @@ class Fit {
     std::cout << wrap_words(line, terminal_width(STDOUT_FILENO), 2) << '\n';
   }
   void clear_progress() const {
-    if (::isatty(STDERR_FILENO) != 0) std::cerr << "\r                    \r" << std::flush;
-  }
-  void show_progress() const {
     if (::isatty(STDERR_FILENO) != 0)
-      std::cerr << "\rtrial " << trials_->num_trials() + 1 << " ..." << std::flush;
+      std::cerr << '\r' << std::string(terminal_width(STDERR_FILENO) - 1, ' ') << '\r' << std::flush;
   }
+  void show_progress(const Setting& setting, bool is_whole_run) const;
   fs::path output() const {
     return flags_.output.empty() ? default_fit_output(config_) : fs::path(flags_.output);
   }
@@ -171,13 +177,20 @@ void Fit::read(int num_ranks) {
   };
 }
 
-FitSearch& Fit::search(const SearchSpace& space) {
-  show_progress();
-  return search_.emplace(space, *trials_, [this](const Tried& tried) {
-    clear_progress();
-    print_row(tried);
-    show_progress();
-  });
+void Fit::show_progress(const Setting& setting, bool is_whole_run) const {
+  if (::isatty(STDERR_FILENO) == 0) return;
+  const std::string line =
+      str("trial ", trials_->num_trials() + 1, ": ", is_whole_run ? "run, " : "", in_words(setting));
+  std::cerr << line.substr(0, terminal_width(STDERR_FILENO) - 1) << std::flush;
+}
+
+SearchObserver Fit::observer() const {
+  return {.begins = [this](const Setting& setting, bool is_run) { show_progress(setting, is_run); },
+          .considered =
+              [this](const Tried& tried) {
+                clear_progress();
+                print_row(tried);
+              }};
 }
 
 /// Brings low and high nearer to each other, to a sixteenth: ok(n) is false up to some n from `low` on, and
@@ -190,6 +203,34 @@ void bisect(int64_t& low, int64_t& high, const Ok& ok) {
   }
 }
 
+/// The largest size up to `most`, to a sixteenth, that fits; or `size` if a larger one does not. `tried`
+/// gives what a size needs, or none if it does not fit. That is nearly linear: two sizes tell where the limit
+/// is.
+template <class Consider>
+int64_t largest_size(int64_t size, int64_t most, int64_t limit, const Consider& tried) {
+  constexpr int kMaxTrials = 8;
+  constexpr int64_t kFactor = 4;
+  std::optional<Tried> largest = tried(size);
+  int64_t too_large = most + 1, next = 2 * size;
+  for (int trials = 1; largest && trials < kMaxTrials; ++trials) {
+    if (next >= too_large) next = too_large > most ? most : size + (too_large - size) / 2;
+    if (next - size <= size / 16) break;
+    const std::optional<Tried> larger = tried(next);
+    if (!larger) {
+      too_large = next;
+      continue;
+    }
+    const double each =
+        static_cast<double>(larger->memory - largest->memory) / static_cast<double>(next - size);
+    const int64_t room = limit - larger->memory - reserve_of(larger->memory);
+    size = next;
+    largest = larger;
+    next = kFactor * size;
+    if (each > 0) next = std::min(next, size + static_cast<int64_t>(static_cast<double>(room) / each));
+  }
+  return size;
+}
+
 std::optional<Tried> Fit::fewest_ranks() {
   constexpr int kMost = 4096;
   const auto space_of = [&](int64_t world) {
@@ -197,7 +238,7 @@ std::optional<Tried> Fit::fewest_ranks() {
     space.world = static_cast<int>(world);
     return space;
   };
-  const auto fits = [&](int64_t world) { return search(space_of(world)).least_fits(); };
+  const auto fits = [&](int64_t world) { return search(space_of(world)).something_may_fit(); };
   int64_t world = 1;
   while (!fits(world))
     if ((world *= 2) > kMost) return std::nullopt;
@@ -213,15 +254,21 @@ std::optional<Tried> Fit::largest_batch() {
     space.micro_batches = {micro_batch};
     return space;
   };
-  const auto too_large = [&](int64_t size) { return !search(space_of(size)).least_fits(); };
   const int64_t wanted = space_.micro_batches.front();
-  if (too_large(wanted)) return search(space_).cheapest();  // which may have a smaller one
-  int64_t fits = wanted, size = wanted;
-  while (size < most && !too_large(size = std::min(2 * fits, most))) fits = size;
-  if (fits < size) bisect(fits, size, too_large);
-  for (; fits > wanted; fits -= std::max<int64_t>(1, fits / 16))  // evaluation and saving need memory too
-    if (const std::optional<Tried> found = search(space_of(fits)).cheapest()) return found;
-  return search(space_).cheapest();
+  constexpr int kMaxRuns = 2;
+  for (const std::string& policy : {space_.policies.back(), space_.policies.front()}) {
+    const auto tried = [&](int64_t size) { return search(space_of(size)).with_most_room(policy, false); };
+    int64_t size = largest_size(wanted, most, limit_, tried);
+    for (int runs = 0; size > wanted && runs < kMaxRuns; ++runs) {
+      if (search(space_of(size)).with_most_room(policy, /*runs=*/true)) {
+        if (const std::optional<Tried> found = search_->cheapest()) return found;
+      } else if (search_->last_run_grew()) {
+        break;  // smaller ones grow too
+      }
+      size -= std::max<int64_t>(1, size / 8);  // evaluation and saving need memory too
+    }
+  }
+  return search(space_).cheapest();  // which may have a smaller one
 }
 
 std::optional<Tried> Fit::least_memory() {
@@ -241,8 +288,9 @@ void Fit::fail() {
   throw ConfigError(
       str(limit, ": no setting fits; ",
           least.is_more
-              ? str("all need more than the ", in_mb(available_memory()), " that this machine has free")
-              : str("the least that one needs is ", in_mb(least.memory), " (", in_words(least.setting), ")"),
+              ? str("none was found within the ", in_mb(available_memory()), " that this machine has free")
+              : str("the least limit that was found is ", whole_mb(least.memory + reserve_of(least.memory)),
+                    " (", in_words(least.setting), ")"),
           on_disk));
 }
 
@@ -267,11 +315,11 @@ void Fit::print_row(const Tried& tried) const {
                            : tried.is_more      ? ">" + mb
                                                 : mb,
                            9)
-            << padded_left(tried.grows            ? "grows"
-                           : tried.is_whole_run   ? "run"
-                           : tried.disk_too_small ? "disk"
-                           : tried.step_ms == 0   ? "-"
-                                                  : fixed(tried.step_ms / 1e3, 2),
+            << padded_left(outgrows(tried, limit_) ? "grows"
+                           : tried.is_whole_run    ? "run"
+                           : tried.disk_too_small  ? "disk"
+                           : tried.step_ms == 0    ? "-"
+                                                   : fixed(tried.step_ms / 1e3, 2),
                            8)
             << std::endl;  // trials take long
 }
@@ -279,7 +327,7 @@ void Fit::print_row(const Tried& tried) const {
 /// The time of a step beside that of the configuration as it is, if both were measured.
 std::string Fit::why(const Tried& found) const {
   std::string text = flags_.fewest_ranks    ? "Why: with fewer ranks, found by halving, it does not fit."
-                     : flags_.largest_batch ? "Why: larger micro-batches, found by halving, do not fit."
+                     : flags_.largest_batch ? "Why: by what was measured, larger micro-batches do not fit."
                      : flags_.least_memory  ? "Why: of what was measured it needs the least."
                                             : "Why: what costs less does not fit.";
   Setting first{.stage = space_.stages.front(),

@@ -9,13 +9,21 @@ namespace tessera::tools {
 
 using zero::Tier;
 
-bool is_within(int64_t memory, int64_t limit) {
-  constexpr double kReserve = 0.03;
-  return static_cast<double>(memory) * (1 + kReserve) <= static_cast<double>(limit);
+int64_t reserve_of(int64_t memory) {
+  constexpr double kPart = 0.03;
+  constexpr int64_t kLeast = 25'000'000;
+  return std::max(kLeast, static_cast<int64_t>(kPart * static_cast<double>(memory)));
 }
 
-FitSearch::FitSearch(SearchSpace space, FitTrials& trials, std::function<void(const Tried&)> report)
-    : space_(std::move(space)), trials_(trials), report_(std::move(report)) {}
+bool is_within(int64_t memory, int64_t limit) { return memory + reserve_of(memory) <= limit; }
+
+bool outgrows(const Tried& tried, int64_t limit) {
+  constexpr int64_t kSteps = 100;
+  return tried.growth > 0 && !is_within(tried.memory + kSteps * tried.growth, limit);
+}
+
+FitSearch::FitSearch(SearchSpace space, FitTrials& trials, SearchObserver observer)
+    : space_(std::move(space)), trials_(trials), observer_(std::move(observer)) {}
 
 /// The stages with which this may lie on disk, of which each needs less memory than the one before.
 std::vector<int> FitSearch::stages_for(OnDisk on_disk) const {
@@ -41,23 +49,24 @@ Setting FitSearch::setting_of(int stage, OnDisk on_disk, const std::string& poli
           .world = space_.world};
 }
 
-/// What may need the least of all that has this on disk; expects that stages_for() has a stage. A step in one
-/// micro-batch needs no memory between micro-batches, and smaller ones need less within them.
+/// What may need the least of all that has this on disk; expects that stages_for() has a stage. Smaller
+/// micro-batches need less within them; a step in one micro-batch needs nothing between micro-batches.
 std::vector<Setting> FitSearch::least_settings(OnDisk on_disk) const {
   const int stage = stages_for(on_disk).back();
+  const std::string &least = space_.policies.front(), &most = space_.policies.back();
+  const int64_t largest = space_.micro_batches.front(), smallest = space_.micro_batches.back();
   std::vector<Setting> settings;
-  for (const std::string& policy : {space_.policies.front(), space_.policies.back()})
-    for (const int64_t micro_batch : {space_.micro_batches.front(), space_.micro_batches.back()})
-      if (const Setting one = setting_of(stage, on_disk, policy, micro_batch);
-          std::find(settings.begin(), settings.end(), one) == settings.end())
-        settings.push_back(one);
+  for (const auto& [policy, micro_batch] :
+       {std::pair(least, smallest), std::pair(most, largest), std::pair(most, smallest)})
+    if (const Setting one = setting_of(stage, on_disk, policy, micro_batch);
+        std::find(settings.begin(), settings.end(), one) == settings.end())
+      settings.push_back(one);
   return settings;
 }
 
 bool FitSearch::may_fit(OnDisk on_disk) {
   const std::vector<Setting> settings = least_settings(on_disk);
-  return std::any_of(settings.rbegin(), settings.rend(),
-                     [&](const Setting& one) { return consider(one).fits; });
+  return std::any_of(settings.begin(), settings.end(), [&](const Setting& one) { return fits(one); });
 }
 
 std::vector<OnDisk> FitSearch::choices() const {
@@ -74,107 +83,146 @@ const Tried* FitSearch::tried(const Setting& setting) const {
   return found == tried_.end() ? nullptr : &found->second;
 }
 
+bool FitSearch::has_room_on_disk(const Setting& setting) {
+  const int64_t bytes = space_.state_bytes(setting, Tier::kDisk);
+  if (bytes <= space_.disk_limit) return true;
+  disk_missing_ = disk_missing_ == 0 ? bytes : std::min(disk_missing_, bytes);
+  return false;
+}
+
+/// Of what has room on the disk.
+OnDisk FitSearch::most_on_disk() {
+  std::vector<OnDisk> all = choices();
+  while (all.size() > 1 && !has_room_on_disk(least_settings(all.back()).front())) all.pop_back();
+  return all.back();
+}
+
 /// Measures it, unless the formula alone says that it does not fit.
 const Tried& FitSearch::consider(const Setting& setting) {
   if (const auto found = tried_.find(setting); found != tried_.end()) return found->second;
   Tried tried{.setting = setting};
-  const int64_t state = space_.state_bytes(setting, Tier::kDevice),
-                on_disk = space_.state_bytes(setting, Tier::kDisk);
-  if (on_disk > space_.disk_limit) {
+  const int64_t state = space_.state_bytes(setting, Tier::kDevice);
+  if (!has_room_on_disk(setting)) {
     tried.disk_too_small = true;
-    disk_missing_ = disk_missing_ == 0 ? on_disk : std::min(disk_missing_, on_disk);
-  } else if (!is_within(state, space_.memory_limit)) {
+  } else if (state > space_.memory_limit) {
     tried.memory = state;
     tried.is_more = true;
   } else {
+    observer_.begins(setting, false);
     const Needed needed = trials_.measure(setting);
     tried.memory = needed.memory;
     tried.is_more = needed.is_more;
     tried.step_ms = needed.step_ms;
-    tried.fits = !needed.is_more && is_within(needed.memory, space_.memory_limit);
   }
-  report_(tried);
+  observer_.considered(tried);
   return tried_[setting] = tried;
+}
+
+bool FitSearch::fits(const Tried& tried) const {
+  if (tried.is_more || tried.disk_too_small || outgrows(tried, space_.memory_limit)) return false;
+  return is_within(tried.memory + (tried.is_whole_run ? 0 : run_extra_), space_.memory_limit);
 }
 
 /// A run evaluates and saves too. What does not hold there no longer counts as fitting.
 bool FitSearch::holds_in_a_run(const Setting& setting) {
-  if (trials_.options().simulate) return true;  // there are no ranks to run with
   Tried& tried = tried_.at(setting);
+  if (trials_.options().simulate || tried.is_whole_run)
+    return fits(tried);  // simulated: no ranks to run with
   constexpr int64_t kCheckpointAndExport = 2;
   int64_t bytes = 0;
   for (const Tier tier : {Tier::kDevice, Tier::kDisk}) bytes += space_.state_bytes(setting, tier);
-  const Needed needed = trials_.measure_run(setting, kCheckpointAndExport * bytes);
+  observer_.begins(setting, true);
+  const Needed needed = trials_.measure_run(setting, kCheckpointAndExport * bytes, tried.step_ms);
+  const int64_t by_steps = tried.memory;
   tried.is_more = needed.is_more;
   tried.memory = std::max(tried.memory, needed.memory);
   tried.is_whole_run = true;
-  tried.grows = needed.grows;
-  tried.fits = !needed.is_more && !needed.grows && is_within(needed.memory, space_.memory_limit);
-  report_(tried);
-  return tried.fits;
+  tried.growth = needed.growth;
+  last_run_grew_ = tried.growth > 0;
+  observer_.considered(tried);
+  if (tried.growth == 0) run_extra_ = std::max(run_extra_, tried.memory - by_steps);
+  return fits(tried);
 }
 
 /// See [Note: what is cheapest].
 std::optional<Tried> FitSearch::cheapest() {
-  for (const OnDisk on_disk : choices())
-    if (std::optional<Tried> found = cheapest_with(on_disk)) return found;
+  const std::vector<OnDisk> all = choices();
+  if (std::optional<Tried> found = cheapest_with(all.front())) return found;
+  if (all.size() == 1 || !something_may_fit()) return std::nullopt;
+  for (auto on_disk = std::next(all.begin()); on_disk != all.end(); ++on_disk)
+    if (std::optional<Tried> found = cheapest_with(*on_disk)) return found;
   return std::nullopt;
 }
 
 std::optional<Tried> FitSearch::cheapest_with(OnDisk on_disk) {
+  constexpr int kMaxRuns = 4;
+  run_extra_ = 0;
+  std::optional<Tried> found;
+  for (int runs = 0; !found && runs < kMaxRuns; ++runs) {
+    const std::optional<Tried> candidate = cheapest_by_steps(on_disk);
+    if (!candidate) break;
+    if (holds_in_a_run(candidate->setting)) found = tried_.at(candidate->setting);
+  }
+  run_extra_ = 0;
+  return found;
+}
+
+std::optional<Tried> FitSearch::cheapest_by_steps(OnDisk on_disk) {
   const std::vector<int> stages = stages_for(on_disk);
   for (const int stage : stages) {
     const Setting setting = setting_of(stage, on_disk, space_.policies.front(), space_.micro_batches.front());
-    if (consider(setting).fits && holds_in_a_run(setting)) return tried_.at(setting);
+    if (fits(setting)) return tried_.at(setting);
   }
   if (!may_fit(on_disk)) return std::nullopt;
   std::vector<Tried> finalists;
+  int64_t micro_batch = 0;
   for (const std::string& policy : space_.policies)
-    if (std::optional<Tried> found = with_largest_micro_batch(stages.back(), on_disk, policy))
-      finalists.push_back(*found);
-  return best_of(std::move(finalists));
+    if (std::optional<Tried> one = with_largest_micro_batch(stages.back(), on_disk, policy, micro_batch)) {
+      micro_batch = one->setting.micro_batch;
+      finalists.push_back(*one);
+    }
+  if (finalists.empty()) return std::nullopt;
+  constexpr double kNoise = 1.1;
+  double fastest = finalists.front().step_ms;
+  for (const Tried& one : finalists) fastest = std::min(fastest, one.step_ms);
+  return *std::find_if(finalists.begin(), finalists.end(),
+                       [&](const Tried& one) { return one.step_ms <= kNoise * fastest; });
 }
 
 /// The wanted one, or else by halving, since of those that are smaller the smaller one needs less.
-std::optional<Tried> FitSearch::with_largest_micro_batch(int stage, OnDisk on_disk,
-                                                         const std::string& policy) {
+std::optional<Tried> FitSearch::with_largest_micro_batch(int stage, OnDisk on_disk, const std::string& policy,
+                                                         int64_t more_than) {
   const auto setting = [&](size_t index) {
     return setting_of(stage, on_disk, policy, space_.micro_batches[index]);
   };
-  if (consider(setting(0)).fits) return tried_.at(setting(0));
-  size_t low = 1, high = space_.micro_batches.size();  // the first that fits is in [low, high]
+  const auto num = static_cast<size_t>(
+      std::count_if(space_.micro_batches.begin(), space_.micro_batches.end(),
+                    [more_than](int64_t micro_batch) { return micro_batch > more_than; }));
+  if (num == 0) return std::nullopt;
+  if (fits(setting(0))) return tried_.at(setting(0));
+  size_t low = 1, high = num;  // the first that fits is in [low, high]
   while (low < high) {
     const size_t middle = (low + high) / 2;
-    if (consider(setting(middle)).fits)
+    if (fits(setting(middle)))
       high = middle;
     else
       low = middle + 1;
   }
-  if (low == space_.micro_batches.size()) return std::nullopt;
-  return tried_.at(setting(low));
+  return low == num ? std::nullopt : std::optional(tried_.at(setting(low)));
 }
 
-/// The fastest; of those that are as fast to a few percent, the one with the least recomputation.
-std::optional<Tried> FitSearch::best_of(std::vector<Tried> finalists) {
-  constexpr double kNoise = 1.05;
-  while (!finalists.empty()) {
-    auto best = finalists.begin();
-    for (auto other = finalists.begin(); other != finalists.end(); ++other)
-      if (other->step_ms * kNoise < best->step_ms) best = other;
-    if (holds_in_a_run(best->setting)) return tried_.at(best->setting);
-    finalists.erase(best);
-  }
-  return std::nullopt;
-}
-
-bool FitSearch::least_fits() {
-  const std::vector<OnDisk> all = choices();
-  return std::any_of(all.rbegin(), all.rend(), [&](OnDisk one) { return may_fit(one); });
+std::optional<Tried> FitSearch::with_most_room(const std::string& policy, bool runs) {
+  const OnDisk on_disk = most_on_disk();
+  const Setting setting =
+      setting_of(stages_for(on_disk).back(), on_disk, policy, space_.micro_batches.front());
+  if (!fits(setting) || (runs && !holds_in_a_run(setting))) return std::nullopt;
+  return tried_.at(setting);
 }
 
 Tried FitSearch::least(int64_t memory_limit) {
   const int64_t given_limit = std::exchange(space_.memory_limit, memory_limit);
   trials_.set_memory_limit(memory_limit);
+  run_extra_ = 0;
   std::vector<Tried> measured;
   std::vector<OnDisk> all = choices();
   // The more is on disk, the less is in memory; without room on the disk the next one is looked at.
@@ -182,7 +230,7 @@ Tried FitSearch::least(int64_t memory_limit) {
     for (const Setting& setting : least_settings(all.back())) {
       if (const Tried* known = tried(setting); known != nullptr && known->is_more) tried_.erase(setting);
       const Tried& tried = consider(setting);
-      if (!tried.disk_too_small && !tried.is_more && !tried.grows) measured.push_back(tried);
+      if (!tried.disk_too_small && !tried.is_more && tried.growth == 0) measured.push_back(tried);
     }
   std::sort(measured.begin(), measured.end(),
             [](const Tried& a, const Tried& b) { return a.memory < b.memory; });
@@ -193,6 +241,7 @@ Tried FitSearch::least(int64_t memory_limit) {
     least = tried_.at(one.setting);
     break;
   }
+  run_extra_ = 0;
   space_.memory_limit = given_limit;
   trials_.set_memory_limit(given_limit);
   return least;

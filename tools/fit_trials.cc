@@ -35,11 +35,16 @@ int64_t limit_of_rank(int64_t limit, int num_ranks) {
   return num_ranks == 1 ? limit : limit / num_ranks * 5 / 4;
 }
 
-/// Whether the later steps have needed more than the first ones, by more than noise.
-bool grows(const std::vector<double>& peak_before_step) {
-  constexpr double kNoise = 1.01;
-  return !peak_before_step.empty() &&
-         peak_before_step.back() > kNoise * peak_before_step[peak_before_step.size() / 2];
+/// What a later step needs more than the one before: the median, since a peak that rises once is noise.
+int64_t growth_of(const std::vector<double>& peak_before_step) {
+  constexpr double kLeast = 1e6;
+  std::vector<double> more;
+  for (size_t step = std::max<size_t>(1, peak_before_step.size() / 2); step < peak_before_step.size(); ++step)
+    more.push_back(peak_before_step[step] - peak_before_step[step - 1]);
+  if (more.empty()) return 0;
+  std::sort(more.begin(), more.end());
+  const double median = more[more.size() / 2];
+  return median < kLeast ? 0 : std::llround(median);
 }
 
 }  // namespace
@@ -68,11 +73,14 @@ FitTrials::FitTrials(TrialOptions options, const Logger& log) : options_(std::mo
 
 Needed FitTrials::measure(const Setting& setting) { return run(setting, {}); }
 
-Needed FitTrials::measure_run(const Setting& setting, int64_t disk_bytes) {
+Needed FitTrials::measure_run(const Setting& setting, int64_t disk_bytes, double step_ms) {
   std::error_code error;
   const fs::space_info space = fs::space(fs::temp_directory_path(error), error);
   const bool saves = !error && static_cast<int64_t>(space.available) > disk_bytes;
-  std::vector<std::string> more = {"--trial-whole-run"};
+  constexpr double kLimitMs = 20e3, kFewest = 4, kMost = 8;
+  const double num_steps = std::clamp(kLimitMs / std::max(1.0, step_ms), kFewest, kMost);
+  std::vector<std::string> more = {"--trial-whole-run", "--trial-steps",
+                                   std::to_string(static_cast<int>(num_steps))};
   if (saves) more.emplace_back("--trial-saves");
   return run(setting, std::move(more));
 }
@@ -102,7 +110,7 @@ Needed FitTrials::run(const Setting& setting, std::vector<std::string> more) {
     std::ifstream file(result_of(folder.path(), rank));
     const nlohmann::json result = nlohmann::json::parse(file);
     needed.memory += result.at("memory").get<int64_t>();
-    needed.grows = needed.grows || result.at("grows").get<bool>();
+    needed.growth += result.at("growth").get<int64_t>();
     needed.step_ms = std::max(needed.step_ms, result.at("step_ms").get<double>());
     code = std::min(code, result.at("code").get<int64_t>());
   }
@@ -115,18 +123,19 @@ int run_fit_trial(const std::string& config, const std::vector<std::string>& ove
   const comm::Environment environment = comm::environment();
   const MemoryGuard guard(flags.limit, environment.local_world_size, flags.folder);
   const int world_size = simulate_world > 0 ? simulate_world : environment.world_size;
-  nlohmann::json result = {{"step_ms", 0.0}, {"grows", false}};
+  nlohmann::json result = {{"step_ms", 0.0}, {"growth", 0}};
   try {
     train::RunConfig run = train::load_run_config(config, world_size, overrides);
     if (flags.whole_run) {
-      const std::vector<double> peaks =
-          train::run_briefly(std::move(run), tasks(), environment,
-                             {.folder = fs::path(flags.folder) / "run", .saves = flags.saves}, Logger());
-      result["grows"] = grows(peaks);
+      const std::vector<double> peaks = train::run_briefly(
+          std::move(run), tasks(), environment,
+          {.num_steps = flags.num_steps, .folder = fs::path(flags.folder) / "run", .saves = flags.saves},
+          Logger());
+      result["growth"] = growth_of(peaks);
     } else {
       const train::MemoryTrial trial = train::run_memory_trial(
           std::move(run), tasks(), environment,
-          {.num_steps = 1, .simulate_world = simulate_world, .samples_process = false}, Logger());
+          {.num_steps = 2, .simulate_world = simulate_world, .brief = true}, Logger());
       result["step_ms"] = trial.step_ms;
     }
   } catch (...) {

@@ -35,7 +35,7 @@ struct Needed {
   int64_t memory = 0;
   double step_ms = 0;    ///< of an optimizer step; 0: not measured
   bool is_more = false;  ///< it was ended there, and needs more
-  bool grows = false;    ///< measure_run(): later steps needed more than earlier ones
+  int64_t growth = 0;    ///< measure_run(): what each later step needed more than the one before
 };
 
 struct TrialOptions {
@@ -60,8 +60,8 @@ class FitTrials {
   /// Local. Some steps of training. Throws TrialFailed.
   Needed measure(const Setting& setting);
   /// Local. A short run as `tessera train` makes it, with evaluation and, where TMPDIR has `disk_bytes`, a
-  /// checkpoint.
-  Needed measure_run(const Setting& setting, int64_t disk_bytes);
+  /// checkpoint. `step_ms`: of a step as measured; the slower it is, the fewer steps it has: 8 to 4.
+  Needed measure_run(const Setting& setting, int64_t disk_bytes, double step_ms);
   /// Local. In place of TrialOptions::memory_limit.
   void set_memory_limit(int64_t bytes) { options_.memory_limit = bytes; }
   const TrialOptions& options() const { return options_; }
@@ -81,6 +81,7 @@ struct TrialFlags {
   std::string folder;  ///< for its results; empty: this process is no such rank
   bool fits = false;   ///< of --fit: it is guarded, and fewer steps are measured
   bool whole_run = false;
+  int num_steps = 0;  ///< of a whole run
   bool saves = false;
   int64_t limit = 0;  ///< of MemoryGuard
 };

@@ -236,6 +236,7 @@ void add_trial_flags(CLI::App& command, TrialFlags& flags) {
   command.add_option("--trial-limit", flags.limit)->group("");
   command.add_flag("--trial-fit", flags.fits)->group("");
   command.add_flag("--trial-whole-run", flags.whole_run)->group("");
+  command.add_option("--trial-steps", flags.num_steps)->group("");
   command.add_flag("--trial-saves", flags.saves)->group("");
 }
 

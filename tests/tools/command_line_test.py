@@ -19,7 +19,7 @@ class CommandLineTest(ToolTest):
                                (("eval",), ("RUN", "--tag TAG", "--set KEY=VALUE", "-n, --nproc")),
                                (("predict",), ("RUN", "--text TEXT", "--file FILE", "--json")),
                                (("inspect",), ("DIR", "--tag TAG", "--verify", "--json")),
-                               (("memory",), ("--stages LIST", "--simulate-world N", "--estimate", "--fit SIZE", "--out DIR")),
+                               (("memory",), ("--stages LIST", "--simulate-world N", "--estimate", "--fit CONFIG", "--memory SIZE", "-o, --output FILE", "--out DIR")),
                                (("launch",), ("--master-port PORT", "--log-dir DIR", "-- PROGRAM ARGS"))):
             with self.subTest(command=command):
                 outcome = self.run_tool(*command, "--help")

@@ -7,10 +7,12 @@ import subprocess
 import unittest
 
 from terminal import render, run_on_terminal
-from tool import ROOT, ToolTest
+from tool import ROOT, TESSERA, ToolTest
 
 # A GPT with 5 million parameters: 80 MB of state in fp32 with AdamW.
-MODEL = {"type": "gpt", "dim": 256, "layers": 6, "heads": 4, "vocabulary": 512, "sequence": 64}
+MODEL = {"type": "gpt", "dim": 256, "layers": 6, "heads": 4, "vocabulary": 512, "sequence": 32}
+# What a setting that was measured must leave free at least (fit_search.h, reserve_of).
+RESERVE_MB = 25
 
 
 class FitTest(ToolTest):
@@ -19,9 +21,10 @@ class FitTest(ToolTest):
         self.write("c.json", self.gpt())
 
     def gpt(self, **changes):
-        config = self.config(model=MODEL, data={"type": "text", "path": str(ROOT / "LICENSE"), "test_fraction": 0.2},
+        config = self.config(model=MODEL, data={"type": "text", "path": str(ROOT / "LICENSE"), "test_fraction": 0.2, "sample_bytes": 8},
                              train_batch_size=None, train_micro_batch_size_per_gpu=4, zero_optimization={"unit_numel": 300_000})
-        config["trainer"].update(eval_batch_size=4)
+        # One thread: on a busy machine several of them wait for each other in each small operator.
+        config["trainer"].update(eval_batch_size=4, num_threads=1)
         config.update(changes)
         return config
 
@@ -34,20 +37,17 @@ class FitTest(ToolTest):
     def chosen(self, name="c_fit.json"):
         return json.loads((self.folder / name).read_text())
 
-    def peak_mb(self, *args):
-        """What the kernel says of `tessera train` with one rank: the largest resident set in 30 steps, as the only child of a process."""
-        args = [*args, "--set", "trainer.max_steps=30"]
+    def train(self, *args):
+        """`tessera train` with one rank and 20 steps: its largest resident set by the kernel, as the only child of a process, in MB,
+        and its losses."""
+        args = [*args, "--set", "trainer.max_steps=20"]
         script = ("import resource, subprocess, sys; subprocess.run(sys.argv[1:], check=True, capture_output=True);"
                   "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)")
-        program = os.environ.get("TESSERA", str(ROOT / "build" / "tessera"))
-        done = subprocess.run(["python3", "-c", script, program, "train", *map(str, args)], cwd=self.folder, check=True, capture_output=True,
+        done = subprocess.run(["python3", "-c", script, TESSERA, "train", *map(str, args)], cwd=self.folder, check=True, capture_output=True,
                               text=True, env=self.environment(), timeout=120)
+        losses = self.losses()
         shutil.rmtree(self.folder / "run")
-        return int(done.stdout) * 1024 / 1e6
-
-    def needs_mb(self, config="c.json", *args):
-        """The configuration as it is: the last row of a fit without a limit."""
-        return self.rows(self.fit("--memory", "1TB", *args, config=config))[-1]["MB"]
+        return int(done.stdout) * 1024 / 1e6, losses
 
     def rows(self, out):
         rows = []
@@ -73,40 +73,28 @@ class FitTest(ToolTest):
         self.assertEqual(self.losses(), expected)
 
     def test_what_is_proposed_stays_within_the_limit(self):
-        """Limits between what the configuration needs and the least: each proposal is trained, with evaluation and checkpoints."""
-        as_it_is = self.peak_mb("c.json")
-        least = self.rows(self.fit("--least-memory"))[-1]["MB"]
-        self.assertLess(least, as_it_is - 40, "there is something to choose")
-        disks = []
-        for part in (0.85, 0.45, 0.1):
-            limit = round(least * 1.04 + (as_it_is - least) * part)
-            out = self.fit("--memory", f"{limit}MB", "-o", "small.json")
-            found = self.chosen("small.json")
-            peak = self.peak_mb("small.json")
-            self.assertLessEqual(peak, limit, out)
-            self.assertGreater(as_it_is, limit, "the limit excludes the configuration as it is")
-            self.assertEqual(found["train_batch_size"], 4)
-            stated = float(re.search(r"([\d.]+) MB of [\d.]+ MB", out.replace("\n ", ""))[1])
-            self.assertLessEqual(peak, stated * 1.03, out)
-            disks.append("offload_optimizer" in found["zero_optimization"])
-        self.assertFalse(disks[0], "in memory is preferred")
-        self.assertTrue(disks[-1], "the smallest limit needs the disk")
-
-    def test_the_losses_are_those_of_the_configuration(self):
-        least = self.rows(self.fit("--least-memory", "--no-disk"))[-1]["MB"]
-        self.fit("--memory", f"{round(least * 0.93)}MB", "-o", "small.json")
-        found = self.chosen("small.json")
-        self.assertEqual(found["zero_optimization"]["offload_optimizer"]["device"], "nvme")
-        losses = []
-        micro = ["--set", f"train_micro_batch_size_per_gpu={found['train_micro_batch_size_per_gpu']}", "--set", "train_batch_size=4"]
-        for args in (["small.json"], ["c.json", *micro]):  # the order of sums depends on the micro-batch
-            self.assert_succeeded(self.run_tool("train", *args))
-            losses.append(self.losses())
-            shutil.rmtree(self.folder / "run")
-        self.assertEqual(*losses)
+        """Limits that exclude the configuration as it is: each proposal is trained, with evaluation and checkpoints."""
+        self.write("c.json", self.gpt(train_micro_batch_size_per_gpu=16))
+        as_it_is, _ = self.train("c.json")
+        out = self.fit("--least-memory", "-o", "least.json")
+        least = self.rows(out)[-1]["MB"]
+        self.assertIn("offload_param", self.chosen("least.json")["zero_optimization"])
+        self.assertLess(least + RESERVE_MB, as_it_is - 40, "there is something to choose")
+        for limit, disk in ((as_it_is - 5, False), (least + RESERVE_MB + 20, True)):
+            with self.subTest(limit=limit):
+                out = self.fit("--memory", f"{round(limit)}MB", "-o", "small.json")
+                found = self.chosen("small.json")
+                peak, losses = self.train("small.json")
+                self.assertLessEqual(peak, limit, out)
+                self.assertEqual(found["train_batch_size"], 16)
+                if disk:
+                    self.assertIn("offload_optimizer", found["zero_optimization"], out)
+                # The order of sums depends on the micro-batch, and nothing else changes a bit.
+                same = [f"{key}={found[key]}" for key in ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size")]
+                self.assertEqual(losses, self.train("c.json", *(word for one in same for word in ("--set", one)))[1])
 
     def test_ranks_share_the_memory(self):
-        out = self.fit("--nproc", 2, "--memory", "1GB", "--set", "zero_optimization.stage=1")
+        out = self.fit("--nproc", 2, "--memory", "8GB", "--set", "zero_optimization.stage=1")
         self.assertIn("Memory of 2 ranks on this host", out)
         found = self.chosen()
         self.assertEqual(found["train_batch_size"], 8)
@@ -114,34 +102,37 @@ class FitTest(ToolTest):
         self.assert_succeeded(self.run_tool("train", "c_fit.json", "--nproc", 2))
 
     def test_the_largest_micro_batch(self):
-        limit = round(self.needs_mb() * 1.25)
+        limit = round(self.train("c.json")[0] + RESERVE_MB + 60)
         out = self.fit("--memory", f"{limit}MB", "--largest-batch", "--no-disk")
         found = self.chosen()
-        self.assertGreater(found["train_micro_batch_size_per_gpu"], 4)
+        micro_batch = found["train_micro_batch_size_per_gpu"]
+        self.assertGreater(micro_batch, 4, out)
         self.assertIn("The batch of a step is now", out)
-        self.assertLessEqual(self.peak_mb("c_fit.json"), limit)
-        larger = ["--set", f"train_micro_batch_size_per_gpu={round(found['train_micro_batch_size_per_gpu'] * 1.4)}", "--set", "train_batch_size=auto",
+        self.assertLessEqual(self.train("c_fit.json")[0], limit, out)
+        larger = ["--set", f"train_micro_batch_size_per_gpu={2 * micro_batch}", "--set", "train_batch_size=auto",
                   "--set", "gradient_accumulation_steps=1"]
-        self.assertGreater(self.peak_mb("c_fit.json", *larger) * 1.03, limit, "a larger one does not fit")
+        self.assertGreater(self.train("c_fit.json", *larger)[0] + RESERVE_MB, limit, out)
 
     def test_the_fewest_ranks(self):
+        """Stage 2 shards all but 4 of the 16 bytes of a parameter: 40 MB less on 3 ranks, and 60 MB less on many."""
         self.write("c.json", self.gpt(train_micro_batch_size_per_gpu=1, zero_optimization={"stage": 2, "unit_numel": 300_000}))
-        as_it_is = self.needs_mb()
-        out = self.fit("--fewest-ranks", "--no-disk", "--memory", f"{round(as_it_is * 0.92)}MB")
+        alone = self.rows(self.fit("--memory", "1TB"))[0]["MB"]
+        out = self.fit("--fewest-ranks", "--no-disk", "--memory", f"{alone + RESERVE_MB - 20}MB")
         ranks = int(re.search(r" x (\d+) ranks", out.replace("\n ", ""))[1])
-        self.assertGreater(ranks, 1)
+        self.assertTrue(2 <= ranks <= 8, out)
         self.assertEqual(self.chosen()["train_batch_size"], ranks)
+        self.assertTrue(all(row["above"] or row["MB"] + RESERVE_MB > alone + RESERVE_MB - 20 for row in self.rows(out) if row["times"] == 1), out)
 
     def test_no_setting_fits(self):
         outcome = self.run_tool("memory", "c.json", "--fit", "--memory", "20MB")
         self.assertEqual(outcome.code, 1, outcome)
         self.assertEqual(len(outcome.err.splitlines()), 1, outcome)
-        least = re.search(r"error: --memory 20MB: no setting fits; the least that one needs is ([\d.]+) MB \(all", outcome.err)
+        least = re.search(r"error: --memory 20MB: no setting fits; the least limit that was found is (\d+)MB \(all", outcome.err)
         self.assertTrue(least, outcome)
         self.assertFalse((self.folder / "c_fit.json").exists())
         self.assertEqual(list(self.tmp.iterdir()), [])
         self.assert_nothing_runs()
-        self.fit("--memory", f"{round(float(least[1]) * 1.08)}MB")
+        self.fit("--least-memory", "--memory", f"{int(least[1]) + 15}MB")
 
     def small_disk(self, megabytes):
         """A file system of that size, or a skipped test where none may be mounted."""
@@ -157,9 +148,9 @@ class FitTest(ToolTest):
 
     def test_the_disk_is_too_small(self):
         disk = self.small_disk(16)
-        outcome = self.run_tool("memory", "c.json", "--fit", "--memory", "190MB", "--disk", disk)
+        outcome = self.run_tool("memory", "c.json", "--fit", "--memory", "100MB", "--disk", disk)
         self.assertEqual(outcome.code, 1, outcome)
-        self.assertRegex(outcome.err, r"^error: --memory 190MB: no setting fits; .* and state on disk needs [\d.]+ MB in \S+/disk, which has [\d.]+ MB free\n$")
+        self.assertRegex(outcome.err, r"^error: --memory 100MB: no setting fits; .* and state on disk needs [\d.]+ MB in \S+/disk, which has [\d.]+ MB free\n$")
 
     def test_state_in_memory_is_no_state_on_disk(self):
         if not os.path.ismount("/dev/shm"):
@@ -176,15 +167,16 @@ class FitTest(ToolTest):
         self.assertNotIn("per_device_train_batch_size", found)
         self.assertEqual(list(found)[:3], ["model", "data", "trainer"], "in the order of the file")
 
-    def test_on_terminals(self):
-        for columns in (60, 80):
-            process, written = run_on_terminal(lambda **streams: self.start("memory", "--fit", "c.json", "--memory", "8GB", **streams), columns, 120)
-            self.assertEqual(process.returncode, 0, written)
-            lines = [line for line in render(written, columns) if line]
-            self.assertTrue(lines[0].startswith("Memory of 1 rank"), lines)
-            self.assertFalse(any(line.startswith("trial") for line in lines), lines)
-            self.assertEqual(len(self.rows("\n".join(lines))), 2)
-            self.assertEqual(sum(line.startswith("  ") for line in lines[-5:]) <= 4, True, lines)
+    def test_on_a_terminal(self):
+        columns = 60
+        process, written = run_on_terminal(lambda **streams: self.start("memory", "--fit", "c.json", "--memory", "8GB", **streams), columns, 120)
+        self.assertEqual(process.returncode, 0, written)
+        self.assertIn(b"trial 1: nothing on disk, stage 0", written)
+        self.assertIn(b"trial 2: run, nothing on disk", written)
+        lines = [line for line in render(written, columns) if line]
+        self.assertTrue(lines[0].startswith("Memory of 1 rank"), lines)
+        self.assertFalse(any("trial" in line for line in lines), lines)
+        self.assertEqual(len(self.rows("\n".join(lines))), 2)
 
     def test_mistakes(self):
         name = "c.json"
