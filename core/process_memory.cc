@@ -2,8 +2,6 @@
 
 #include <sys/stat.h>
 
-#include <malloc.h>
-
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
@@ -72,12 +70,6 @@ double peak_own_bytes(const std::function<void()>& body, std::chrono::millisecon
     body();
   }
   return peak;
-}
-
-void return_large_blocks() {
-#ifdef __GLIBC__
-  ::mallopt(M_MMAP_THRESHOLD, 1 << 20);
-#endif
 }
 
 }  // namespace tessera

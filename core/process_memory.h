@@ -34,10 +34,4 @@ int64_t unnamed_file_bytes(const std::string& directory);
 double peak_own_bytes(const std::function<void()>& body,
                       std::chrono::milliseconds period = std::chrono::milliseconds(5));
 
-/// Local. From now on freed blocks of a megabyte and more go back to the system at once; a setting of the
-/// process, for glibc. By itself glibc keeps blocks up to 32 MB in the heap, once such blocks have been
-/// freed. The heap fragments where tensors of many sizes come and go: the 33-million-parameter GPT of the
-/// benchmarks took 1,746 MB where 331 are enough. The price is page faults.
-void return_large_blocks();
-
 }  // namespace tessera

@@ -6,7 +6,6 @@
 
 #include "activations/checkpointing.h"
 #include "core/error.h"
-#include "core/process_memory.h"
 #include "core/str.h"
 #include "engine/engine.h"
 #include "engine/optimizer_setup.h"
@@ -47,7 +46,6 @@ void Engine::set_up_activations() {
         "activation_checkpointing.budget_bytes: found 0; the policy \"budget\" needs the bytes of saved "
         "tensors "
         "that a rank may keep");
-  return_large_blocks();
   activations_ =
       std::make_unique<activations::Checkpointing>(*sharded_, policy_of(config), options_.autograd_hooks);
   if (rank() == 0 && config.policy == "block" && activations_->num_blocks() == 0)

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "core/process_memory.h"
 #include "zero/offloaded_tensor.h"
 
 namespace tessera::zero {
@@ -32,9 +31,7 @@ OffloadStore::OffloadStore(const OffloadOptions& options, const std::vector<int6
              .probe = options.probe}),
       budget_(options.num_buffers * reserved(*std::max_element(sizes.begin(), sizes.end()))),
       // Smaller buffers are more than options.num_buffers, within the same bytes.
-      buffers_(at::kCPU, 8 * options.num_buffers, SpillFile::kAlignment, budget_) {
-  return_large_blocks();
-}
+      buffers_(at::kCPU, 8 * options.num_buffers, SpillFile::kAlignment, budget_) {}
 
 int64_t OffloadStore::allocate(int64_t bytes) {
   return std::exchange(allocated_, allocated_ + reserved(bytes));

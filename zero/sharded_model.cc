@@ -11,6 +11,7 @@
 #include <exception>
 
 #include "comm/agreement.h"
+#include "comm/cpu_allocator.h"
 #include "comm/torch_dtype.h"
 #include "core/check.h"
 #include "core/error.h"
@@ -269,12 +270,17 @@ void ShardedModel::update(double grad_scale) {
   }
 }
 
+void ShardedModel::begin_step() {
+  comm::cpu_allocator_step();
+  if (offload_store_) offload_store_->begin_step();
+}
+
 void ShardedModel::step(double grad_scale) {
   const PauseListening our_own_operators;
   TESSERA_CHECK(used_.size() == parameters_.size(), "step() without summarize_gradients() before it");
   or_unusable([&] {
     if (listener_) residency_->begin_update();
-    if (offload_store_) offload_store_->begin_step();
+    begin_step();
     update(grad_scale);
     gradients_->done_reading();
     for (int parameter = 0; parameter < layout_->num_parameters(); ++parameter)
@@ -295,7 +301,7 @@ void ShardedModel::finish_updates() {
 
 void ShardedModel::skip_step() {
   or_unusable([&] {
-    if (offload_store_) offload_store_->begin_step();
+    begin_step();
     begin_pass(Pass::kTrain);
   });
 }

@@ -157,6 +157,7 @@ class ShardedModel {
   void adopt_buffers(const ModelView& model);
   void connect_reductions_and_gathers(bool one_order);
   void begin_pass(Pass pass);
+  void begin_step();
   void update(double grad_scale);
   template <class Function>
   auto or_unusable(const Function& function);
