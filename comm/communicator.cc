@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <ATen/record_function.h>
 
+#include "comm/cpu_allocator.h"
 #include "comm/torch_dtype.h"
 #include "comm/transport.h"
 #include "core/check.h"
@@ -39,6 +40,8 @@ void write_result(const at::Tensor& sum, const ReduceInto& into) {
   if (shard.data_ptr() != sum.data_ptr()) shard.copy_(sum);
   if (into.scale != 1) shard.mul_(into.scale);
 }
+
+Communicator::Communicator(at::Device device) : device_(device) { install_cpu_allocator(); }
 
 WorkPtr Communicator::all_gather(const at::Tensor& full, const at::Tensor& shard, std::string_view label) {
   check_buffer(full, label);

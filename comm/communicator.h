@@ -149,7 +149,8 @@ class Communicator {
   virtual std::shared_ptr<Communicator> duplicate(std::string_view name) = 0;
 
  protected:
-  explicit Communicator(at::Device device = at::kCPU) : device_(device) {}
+  /// Installs the allocator of CPU tensors (cpu_allocator.h).
+  explicit Communicator(at::Device device = at::kCPU);
 
   virtual WorkPtr do_all_gather(const at::Tensor& full, const at::Tensor& shard, std::string_view label) = 0;
   virtual WorkPtr do_reduce_scatter(const at::Tensor& full, const ReduceInto& into,

@@ -10,7 +10,6 @@
 #include <mutex>
 #include <thread>
 
-#include "comm/cpu_allocator.h"
 #include "comm/error_message.h"
 #include "comm/gloo.h"
 #include "comm/group_context.h"
@@ -43,7 +42,6 @@ using std::chrono::milliseconds;
 //    process.
 // All must happen before the first process group, and while no other thread reads the environment.
 void prepare_libtorch() {
-  install_cpu_allocator();
   if (std::getenv("TORCH_CPP_LOG_LEVEL") == nullptr) FLAGS_caffe2_log_level = c10::GLOG_ERROR;
   setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/0);
   struct sigaction pipe{};
