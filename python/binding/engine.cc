@@ -237,7 +237,8 @@ void bind_engine(py::module_& module) {
                                                    {"dropped_bytes", counts.dropped_bytes},
                                                    {"num_kept", counts.num_kept},
                                                    {"num_dropped", counts.num_dropped},
-                                                   {"num_repeated", counts.num_repeated}};
+                                                   {"num_repeated", counts.num_repeated},
+                                                   {"left_plan", counts.left_plan.empty() ? 0 : 1}};
            })
       // rates
       .def("param_groups", &param_groups)

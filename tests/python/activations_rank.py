@@ -100,6 +100,34 @@ def block_keeps_less():
     assert kept["block"] < kept["cheap"] / 2, kept
 
 
+def held_bytes(stage, section, steps=4):
+    """What the last forward leaves allocated, as PyTorch's profiler counts it; and the engine's own counts."""
+    torch.manual_seed(0)
+    engine, *_ = tessera.initialize(model=Encoder(), config=config(stage, activation_checkpointing=section))
+    x = torch.randn(32, 24, 64)
+    for step in range(steps):
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+            loss = engine(x).square().mean()
+        held = sum(event.self_cpu_memory_usage for event in profile.events())
+        engine.backward(loss)
+        engine.step()
+        if engine._engine.recomputes:
+            assert not engine._engine.activation_counts()["left_plan"], (stage, step)
+    return held
+
+
+@check
+def budget_is_held_with_dropout():
+    """At every stage the operators of each step are those of the first one, so the plan is followed."""
+    every = held_bytes(0, {})
+    for stage in (0, 3):
+        gathered = held_bytes(stage, {}) - every  # what the forward leaves unsharded at stage 3
+        for percent in (70, 50):
+            budget = every * percent // 100
+            held = held_bytes(stage, {"policy": "budget", "budget_bytes": budget}) - gathered
+            assert 0.95 * budget <= held <= 1.05 * budget, (stage, percent, held, budget, every, gathered)
+
+
 @check
 def nothing_is_left_behind():
     """An engine that recomputes is collected like any other, and so is what its graph held."""
