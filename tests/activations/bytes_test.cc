@@ -120,7 +120,7 @@ TEST(ActivationBytes, BudgetIsKeptAtEveryStageWithDropout) {
       EXPECT_EQ(counts.left_plan, "") << "stage " << stage << ", step " << step;
       if (step == 0) continue;  // the profile
       EXPECT_LE(counts.kept_bytes, budget * 1.05) << "stage " << stage << ", step " << step;
-      EXPECT_GE(counts.kept_bytes, budget * 0.95) << "stage " << stage << ", step " << step;
+      EXPECT_GE(counts.kept_bytes, budget - 4 * kSmall) << "the largest saved tensor; stage " << stage;
     }
   }
 }

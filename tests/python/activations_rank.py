@@ -100,14 +100,21 @@ def block_keeps_less():
     assert kept["block"] < kept["cheap"] / 2, kept
 
 
+class EncoderLoss(Encoder):
+    """Hooks are set while the module runs, so a budget is for what is saved there."""
+
+    def forward(self, x):
+        return super().forward(x).square().mean()
+
+
 def held_bytes(stage, section, steps=4):
     """What the last forward leaves allocated, as PyTorch's profiler counts it; and the engine's own counts."""
     torch.manual_seed(0)
-    engine, *_ = tessera.initialize(model=Encoder(), config=config(stage, activation_checkpointing=section))
+    engine, *_ = tessera.initialize(model=EncoderLoss(), config=config(stage, activation_checkpointing=section))
     x = torch.randn(32, 24, 64)
     for step in range(steps):
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-            loss = engine(x).square().mean()
+            loss = engine(x)
         held = sum(event.self_cpu_memory_usage for event in profile.events())
         engine.backward(loss)
         engine.step()
