@@ -1,5 +1,5 @@
-// A GPT. Plain libtorch, without anything for sharding. Pre-norm blocks, fused query-key-value
-// projection, causal attention, learned positions, an untied output projection.
+// A GPT. Plain libtorch, without anything for sharding (the loss in chunks is for any model). Pre-norm
+// blocks, fused query-key-value projection, causal attention, learned positions, an untied output projection.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -12,12 +12,15 @@
 
 #include <cstdint>
 
+#include "activations/chunked_loss.h"
+
 struct GptOptions {
   int64_t dim = 256;
   int64_t layers = 4;
   int64_t heads = 4;
-  int64_t vocabulary = 256;  ///< 256 for bytes
-  int64_t sequence = 128;    ///< tokens of a sample, at most
+  int64_t vocabulary = 256;     ///< 256 for bytes
+  int64_t sequence = 128;       ///< tokens of a sample, at most
+  int64_t loss_chunk_rows = 0;  ///< tokens whose logits exist at once in the loss; 0: all
 };
 
 struct GptBlockImpl : torch::nn::Module {
@@ -56,7 +59,7 @@ struct GptBlockImpl : torch::nn::Module {
 TORCH_MODULE(GptBlock);
 
 struct GptImpl : torch::nn::Module {
-  explicit GptImpl(const GptOptions& options) {
+  explicit GptImpl(const GptOptions& options) : loss_chunk_rows(options.loss_chunk_rows) {
     tokens = register_module("tokens", torch::nn::Embedding(options.vocabulary, options.dim));
     positions = register_module("positions", torch::nn::Embedding(options.sequence, options.dim));
     blocks = register_module("blocks", torch::nn::ModuleList());
@@ -72,10 +75,14 @@ struct GptImpl : torch::nn::Module {
     const at::Tensor place = at::arange(input.size(1), input.options());
     at::Tensor x = tokens->forward(input) + positions->forward(place);
     for (const auto& block : *blocks) x = block->as<GptBlock>()->forward(x);
-    const at::Tensor logits = head->forward(norm->forward(x));  // (B, T, vocabulary)
+    x = norm->forward(x);
+    if (target.defined() && loss_chunk_rows > 0)
+      return tessera::chunked_cross_entropy(x, head->weight, {}, target, {.chunk_rows = loss_chunk_rows});
+    const at::Tensor logits = head->forward(x);  // (B, T, vocabulary)
     return target.defined() ? at::cross_entropy_loss(logits.flatten(0, 1), target.flatten()) : logits;
   }
 
+  int64_t loss_chunk_rows;
   torch::nn::Embedding tokens{nullptr}, positions{nullptr};
   torch::nn::ModuleList blocks{nullptr};
   torch::nn::LayerNorm norm{nullptr};

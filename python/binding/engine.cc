@@ -233,12 +233,17 @@ void bind_engine(py::module_& module) {
       .def("activation_counts",
            [](const PyEngine& self) {
              const activations::Counts counts = self.activations()->counts();
-             return std::map<std::string, int64_t>{{"kept_bytes", counts.kept_bytes},
-                                                   {"dropped_bytes", counts.dropped_bytes},
-                                                   {"num_kept", counts.num_kept},
-                                                   {"num_dropped", counts.num_dropped},
-                                                   {"num_repeated", counts.num_repeated},
-                                                   {"left_plan", counts.left_plan.empty() ? 0 : 1}};
+             return std::map<std::string, int64_t>{
+                 {"kept_bytes", counts.kept_bytes},
+                 {"dropped_bytes", counts.dropped_bytes},
+                 {"num_kept", counts.num_kept},
+                 {"num_dropped", counts.num_dropped},
+                 {"num_repeated", counts.work.num_calls},
+                 {"repeat_us", static_cast<int64_t>(1e6 * counts.work.call_seconds)},
+                 {"read_us", static_cast<int64_t>(1e6 * counts.work.read_seconds)},
+                 {"offloaded_bytes", counts.offloaded_bytes},
+                 {"num_offloaded", counts.num_offloaded},
+                 {"left_plan", counts.left_plan.empty() ? 0 : 1}};
            })
       // rates
       .def("param_groups", &param_groups)
