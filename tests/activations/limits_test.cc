@@ -141,15 +141,42 @@ TEST_F(Limits, BackwardOfBackwardHasTheSameBits) {
 }
 
 TEST_F(Limits, BackwardLeavesTheGeneratorAsItWas) {
-  model->then = [](const at::Tensor& h) { return at::gelu(at::dropout(h, 0.5, true)) * 2; };
-  std::vector<at::Tensor> drawn;
-  for (const char* policy : {"none", "cheap"}) {
+  // native_dropout draws from the default generator: it has no argument for another.
+  model->then = [](const at::Tensor& h) {
+    return at::gelu(std::get<0>(at::native_dropout(at::gelu(h * 2), 0.5, true))) * 2;
+  };
+  std::vector<at::Tensor> drawn, gradients;
+  for (const char* policy : {"none", "cheap", "block"}) {
     const auto engine = make_engine(policy);
     at::manual_seed(1);
-    engine->backward(engine->forward(x).sum());
+    const at::Tensor loss = engine->forward(x).sum();
+    static_cast<void>(at::rand({5}));  // moves the generator on
+    engine->backward(loss);
     drawn.push_back(at::rand({8}));
+    gradients.push_back(engine->full_gradient("layer.weight"));
+    expect_at_work(*engine);
   }
-  EXPECT_TRUE(at::equal(drawn[0], drawn[1]));
+  for (const size_t i : {1, 2}) {
+    EXPECT_TRUE(at::equal(drawn[0], drawn[i]));
+    EXPECT_TRUE(at::equal(gradients[0], gradients[i]));
+  }
+}
+
+TEST_F(Limits, AnInPlaceOperatorIsRepeatedOnACopyOfWhatOthersNeed) {
+  model->then = [&](const at::Tensor& h) {
+    at::Tensor input = mask.clone();
+    const at::Tensor before = at::gelu(input + 1);
+    input.mul_(0.5);
+    return h * at::gelu(before + input);  // made again: the product, then what was there before it
+  };
+  std::vector<at::Tensor> gradients;
+  for (const char* policy : {"none", "cheap"}) {
+    const auto engine = make_engine(policy);
+    engine->backward(engine->forward(x).sum());
+    gradients.push_back(engine->full_gradient("layer.weight"));
+    expect_at_work(*engine);
+  }
+  EXPECT_TRUE(at::equal(gradients[0], gradients[1]));
 }
 
 TEST_F(Limits, TheGraphMayOutliveTheEngine) {
