@@ -38,7 +38,7 @@ class Chooser {
   }
 
   Plan choose(int64_t budget) {
-    while (plan_.kept_bytes > budget && free_best()) {
+    while (memory() > budget && free_best()) {
     }
     // The largest first: what is freed last may have freed more than was asked for.
     std::vector<Candidate*> freed;
@@ -46,13 +46,24 @@ class Chooser {
       if (candidate.fate != Fate::kKeep) freed.push_back(&candidate);
     std::stable_sort(freed.begin(), freed.end(),
                      [](const Candidate* a, const Candidate* b) { return a->bytes > b->bytes; });
-    for (Candidate* candidate : freed)
-      if (plan_.kept_bytes + candidate->bytes <= budget) take_back(*candidate);
+    for (Candidate* candidate : freed) {
+      const Fate fate = candidate->fate;
+      set_fate(*candidate, Fate::kKeep);
+      if (memory() > budget) set_fate(*candidate, fate);
+    }
     count_seconds();
     return plan_;
   }
 
  private:
+  /// A result that is written is in a buffer as a whole.
+  int64_t memory() const {
+    int64_t buffers = plan_.offloaded_bytes > 0 ? offload_->buffer_bytes : 0;
+    for (const Candidate& candidate : candidates_)
+      if (candidate.fate == Fate::kOffload) buffers = std::max(buffers, candidate.bytes);
+    return plan_.kept_bytes + buffers;
+  }
+
   /// In memory or on disk: recomputation can start from it.
   bool kept(int id) const {
     const Profile::Result& result = profile_.results[id];
@@ -121,8 +132,6 @@ class Chooser {
     set_fate(*best.candidate, best.fate);
     return true;
   }
-
-  void take_back(Candidate& candidate) { set_fate(candidate, Fate::kKeep); }
 
   void set_fate(Candidate& candidate, Fate fate) {
     const auto count = [&](int64_t sign) {

@@ -33,7 +33,7 @@ struct Profile {
 
 struct Plan {
   std::vector<Fate> fates;  ///< by result
-  int64_t kept_bytes = 0;   ///< of saved tensors, each memory once; and of fixed ones
+  int64_t kept_bytes = 0;   ///< of saved tensors, each memory once; and of fixed ones; without buffers
   int64_t offloaded_bytes = 0;
   double seconds = 0;  ///< of the operators that run again
 };
@@ -42,7 +42,8 @@ struct Plan {
 /// its time; a step only waits for what these do not hide, and for the copies into buffers.
 struct OffloadCost {
   SpillRates rates;
-  int64_t min_bytes = 0;  ///< smaller results are not offloaded
+  int64_t min_bytes = 0;     ///< smaller results are not offloaded
+  int64_t buffer_bytes = 0;  ///< of the budget, and at least the largest offloaded result: for buffers
 };
 
 /// Local. Drops or offloads, one after the other, what frees the most bytes for a second lost, until

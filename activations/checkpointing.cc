@@ -46,13 +46,12 @@ Checkpointing::Checkpointing(zero::ShardedModel& model, const PolicyOptions& opt
   for (const int block : subject_->blocks) num_blocks_ = std::max(num_blocks_, block + 1);
 }
 
-/// What buffers may hold is part of the budget.
 Plan Checkpointing::choose_plan(const Profile& profile) const {
   const PolicyOptions& options = subject_->recording->options();
   TensorSpill* const spill = subject_->recording->spill();
   if (spill == nullptr) return choose(profile, options.budget_bytes);
-  return choose(profile, options.budget_bytes - spill->buffer_bytes(),
-                OffloadCost{spill->measure(), options.min_offload_bytes});
+  return choose(profile, options.budget_bytes,
+                OffloadCost{spill->measure(), options.min_offload_bytes, spill->buffer_bytes()});
 }
 
 void Checkpointing::end_forward() {

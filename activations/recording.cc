@@ -301,7 +301,6 @@ std::optional<Profile> Recording::end_pass() {
   counts_.work = work;
   start_anew();
   if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
-  if (spill_) spill_->trim();
   return profiling_ ? std::optional(profile_) : std::nullopt;
 }
 

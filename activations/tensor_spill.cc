@@ -123,11 +123,6 @@ void TensorSpill::make_room(int64_t bytes) {
   }
 }
 
-void TensorSpill::trim() {
-  const std::lock_guard lock(mutex_);
-  make_room(0);
-}
-
 std::shared_ptr<SpillBlock> TensorSpill::write(std::span<const std::byte> data) {
   const std::lock_guard lock(mutex_);
   const int64_t bytes = rounded_up(static_cast<int64_t>(data.size()));

@@ -64,8 +64,6 @@ class TensorSpill : public std::enable_shared_from_this<TensorSpill> {
   };
   /// Local. Waits for the block, and reads those saved before it ahead. Throws DiskError.
   Memory read(Block& block);
-  /// Local. Waits until no more than `buffer_bytes` are in buffers. Throws DiskError.
-  void trim();
   /// Local. How fast it is now, measured with 16 MiB.
   SpillRates measure();
 

@@ -13,6 +13,7 @@ peak         MB allocated at once in a step, beyond what lies there between step
 loss         of the last step: all ways train on the same tokens from the same weights
 """
 import argparse
+import gc
 import multiprocessing
 import random
 import re
@@ -94,6 +95,9 @@ def saved_bytes(name, micro_batch, batch):
     step, engine = engine_of(name, micro_batch, {"policy": "cheap"})
     step(*batch)
     counts = engine._engine.activation_counts()
+    del step, engine
+    gc.collect()
+    torch.manual_seed(1)
     return counts["kept_bytes"] + counts["dropped_bytes"]
 
 

@@ -83,12 +83,13 @@ OffloadCost disk(double copy, double write, double read, int64_t min_bytes = 0) 
 }
 
 TEST(Budget, OffloadsWhatCostsMoreToRecompute) {
-  // 100 bytes take 0.5 s to copy; the forward's 2.1 s hide the rest.
-  const Plan plan = choose(chain({{1, 100}, {0.1, 100}, {1, 100}}), 100, disk(200, 1000, 1000));
-  EXPECT_EQ(dropped(plan), (std::vector<bool>{false, true, false}));
-  EXPECT_EQ(offloaded(plan), (std::vector<bool>{true, false, false}));
+  // 100 bytes take 0.5 s to copy; the forward's 3.1 s hide the rest.
+  const Profile profile = chain({{1, 100}, {0.1, 100}, {1, 100}, {1, 100}});
+  const Plan plan = choose(profile, 250, disk(200, 1000, 1000));
+  EXPECT_EQ(dropped(plan), (std::vector<bool>{false, true, false, false}));
+  EXPECT_EQ(offloaded(plan), (std::vector<bool>{true, false, true, false}));
   EXPECT_EQ(plan.kept_bytes, 100);
-  EXPECT_EQ(plan.offloaded_bytes, 100);
+  EXPECT_EQ(plan.offloaded_bytes, 200);
   EXPECT_DOUBLE_EQ(plan.seconds, 0.1);
 }
 
@@ -100,6 +101,15 @@ TEST(Budget, OffloadsNoMoreThanTheForwardHides) {
   EXPECT_EQ(plan.seconds, 2);
   EXPECT_EQ(choose(profile, 0, disk(1e9, 1e9, 12.5)).offloaded_bytes, 100) << "backward hides twice as much";
   EXPECT_EQ(choose(profile, 0, disk(1e9, 1e9, 1e9)).offloaded_bytes, 400);
+}
+
+TEST(Budget, BuffersArePartOfIt) {
+  const Profile profile = chain({{1, 100}, {1, 100}, {1, 100}, {1, 100}});
+  OffloadCost cost = disk(1e9, 1e9, 1e9);
+  EXPECT_EQ(choose(profile, 300, cost).kept_bytes, 200) << "one of 100 bytes is in a buffer";
+  cost.buffer_bytes = 150;
+  EXPECT_EQ(choose(profile, 300, cost).kept_bytes, 100);
+  EXPECT_EQ(choose(profile, 400, cost).kept_bytes, 400) << "without any on disk there are no buffers";
 }
 
 TEST(Budget, OffloadsWhatCannotBeMadeAgainButNothingSmall) {
