@@ -8,6 +8,7 @@
 SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 NPROC ?= 2
+PLATFORM ?= manylinux_2_35_x86_64
 
 help:  ## lists these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -21,7 +22,9 @@ build: deps  ## builds the command, build/tessera
 wheel:  ## makes the Python package's wheel, dist/tessera-*.whl
 	@scripts/setup.sh --python
 	@scripts/build.sh release tessera tessera_engine_module
-	@.deps/venv/bin/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .
+	@tag=$$(.deps/venv/bin/python -c 'import sys; print("cp{0}{1}-cp{0}{1}".format(*sys.version_info))'); \
+	.deps/venv/bin/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist . $(if $(PLATFORM), \
+	  --config-settings cmake.define.TESSERA_PLATFORM=$(PLATFORM) --config-settings wheel.tags=$$tag-$(PLATFORM))
 
 demo: build  ## trains a CNN on Fashion-MNIST on NPROC=2 ranks, ZeRO stage 2
 	@build/tessera train configs/fashion_mnist.json --nproc $(NPROC) $(ARGS)
@@ -35,7 +38,7 @@ test:  ## builds everything and runs all tests
 	@scripts/test.sh release $(ARGS)
 
 python-parity:  ## import tessera beside DDP: all models and worlds
-	@scripts/setup.sh --peers
+	@scripts/setup.sh --python
 	@scripts/build.sh release tessera tessera_engine_module
 	@PYTHONPATH=build/python TESSERA=build/tessera .deps/venv/bin/python -B tests/python/ddp_test.py full
 

@@ -24,6 +24,7 @@
 #include "comm/self.h"
 #include "core/error.h"
 #include "core/process_memory.h"
+#include "core/spill_file.h"
 #include "core/str.h"
 #include "engine/config/parse.h"
 #include "engine/engine.h"
@@ -35,9 +36,14 @@ const std::map<std::string, std::string> kSettings = {
     {"1 in memory", ""},
     {"2 optimizer on disk", "optimizer"},
     {"3 all on disk", "optimizer param"},
-    {"4 in memory, blocks recomputed", "block"},
-    {"5 all on disk, blocks recomputed", "optimizer param block"},
+    {"4 in memory, cheap recomputed", "cheap"},
+    {"5 all on disk, cheap recomputed", "optimizer param cheap"},
+    {"6 in memory, blocks recomputed", "block"},
+    {"7 all on disk, blocks recomputed", "optimizer param block"},
 };
+
+/// Steps that learn what the next ones do: the order of units, and that of reads.
+constexpr int kWarmUp = 2;
 
 struct Options {
   std::string gpt = "33m", directory = ".", only;
@@ -57,23 +63,52 @@ GptOptions shape_of(const Options& options) {
 
 std::string config_of(const Options& options) {
   const std::string& tiers = kSettings.at(options.only);
+  const auto has = [&](const char* word) { return tiers.find(word) != std::string::npos; };
   const auto section = [&](const char* name) {
-    return tiers.find(name) == std::string::npos
-               ? std::string()
-               : str(R"(, "offload_)", name, R"(": {"device": "nvme", "buffer_count": )", options.buffers,
-                     R"(, "nvme_path": ")", options.directory, "\"}");
+    return !has(name) ? std::string()
+                      : str(R"(, "offload_)", name, R"(": {"device": "nvme", "buffer_count": )",
+                            options.buffers, R"(, "nvme_path": ")", options.directory, "\"}");
   };
   return str(R"({"train_micro_batch_size_per_gpu": )", options.micro_batch,
              R"(, "gradient_accumulation_steps": )", options.accumulation,
              R"(, "gradient_clipping": 1.0, "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},)",
              R"("activation_checkpointing": {"policy": ")",
-             tiers.find("block") == std::string::npos ? "none" : "block", "\"},",
-             R"("zero_optimization": {"stage": 3, "unit_numel": )", options.unit_numel, section("optimizer"),
-             section("param"), "}}");
+             has("block")   ? "block"
+             : has("cheap") ? "cheap"
+                            : "none",
+             "\"},", R"("zero_optimization": {"stage": 3, "unit_numel": )", options.unit_numel,
+             section("optimizer"), section("param"), "}}");
 }
 
-/// A process of one setting: prints "peak MB", "read MB", "written MB" a step, then seconds and loss of each
-/// step.
+/// Seconds that the disk alone takes for what a step reads and writes, both at once in transfers of 16 MB.
+double disk_alone(const std::string& directory, int64_t read, int64_t written) {
+  constexpr int64_t kTransfer = 16 << 20;
+  const auto num = [](int64_t bytes) { return (bytes + kTransfer - 1) / kTransfer; };
+  const int64_t total = num(read) + num(written);
+  constexpr int64_t kUnderWay = 8;
+  SpillFile file({.directory = directory, .bytes = 2 * kUnderWay * kTransfer, .purpose = "the benchmark"});
+  std::vector<std::byte> memory(kUnderWay * kTransfer + SpillFile::kAlignment);
+  std::byte* const start = memory.data() + SpillFile::kAlignment -
+                           reinterpret_cast<uintptr_t>(memory.data()) % SpillFile::kAlignment;
+  std::vector<SpillFile::Transfer> slots(kUnderWay, 0);
+  const auto clock = std::chrono::steady_clock::now;
+  auto began = clock();
+  for (int64_t i = -2 * kUnderWay; i < total; ++i) {  // the first ones write what is read later
+    if (i == 0) began = clock();
+    const int64_t slot = (i + 2 * kUnderWay) % kUnderWay;
+    file.wait(slots[slot]);
+    const std::span<std::byte> bytes(start + slot * kTransfer, kTransfer);
+    const int64_t place = (i + 2 * kUnderWay) % (2 * kUnderWay) * kTransfer;
+    // Spread evenly: as many reads among the first i as among all.
+    const bool reads = i >= 0 && (i + 1) * num(read) / total > i * num(read) / total;
+    slots[slot] = reads ? file.read(place, bytes) : file.write(place, bytes);
+  }
+  for (const SpillFile::Transfer slot : slots) file.wait(slot);
+  return std::chrono::duration<double>(clock() - began).count();
+}
+
+/// A process of one setting: prints peak MB; MB read, MB written and seconds waited a step; the seconds that
+/// the disk alone takes for that; then seconds and loss of each step.
 void train(const Options& options) {
   at::set_num_threads(options.threads);
   at::manual_seed(1);
@@ -85,9 +120,13 @@ void train(const Options& options) {
   const auto generator = at::make_generator<at::CPUGeneratorImpl>(uint64_t{1});
   zero::OffloadStore* const store = engine->sharded_model().offload_store();
   int64_t read = 0, written = 0;
+  double waited = 0;
   std::ostringstream steps;
-  for (int step = 0; step <= options.steps; ++step) {
-    if (step == 1 && store != nullptr) read = store->bytes_read(), written = store->bytes_written();
+  for (int step = 0; step < options.steps + kWarmUp; ++step) {
+    if (step == kWarmUp && store != nullptr) {
+      read = store->bytes_read(), written = store->bytes_written();
+      waited = store->seconds_waited();
+    }
     const auto start = std::chrono::steady_clock::now();
     double loss = 0;
     for (int64_t micro_step = 0; micro_step < options.accumulation; ++micro_step) {
@@ -104,15 +143,20 @@ void train(const Options& options) {
     std::snprintf(line, sizeof line, "%.6f %.17g\n", seconds, loss);
     steps << line;
   }
-  const double mb = 1e6 * options.steps;
-  std::printf("%.1f %.1f %.1f\n%s", (peak_resident_bytes() - before) / 1e6,
-              store == nullptr ? 0 : static_cast<double>(store->bytes_read() - read) / mb,
-              store == nullptr ? 0 : static_cast<double>(store->bytes_written() - written) / mb,
-              steps.str().c_str());
+  const double peak = peak_resident_bytes() - before;
+  double alone = 0;
+  if (store != nullptr) {
+    read = (store->bytes_read() - read) / options.steps;
+    written = (store->bytes_written() - written) / options.steps;
+    waited = (store->seconds_waited() - waited) / options.steps;
+    alone = disk_alone(options.directory, read, written);
+  }
+  std::printf("%.1f %.1f %.1f %.3f %.3f\n%s", peak / 1e6, static_cast<double>(read) / 1e6,
+              static_cast<double>(written) / 1e6, waited, alone, steps.str().c_str());
 }
 
 struct Row {
-  double peak_mb = 0, read_mb = 0, written_mb = 0;
+  double peak_mb = 0, read_mb = 0, written_mb = 0, waited = 0, disk_alone = 0;
   std::vector<double> seconds, losses;
 };
 
@@ -121,10 +165,11 @@ void run_process(const std::string& command, Row& row) {
   if (output == nullptr) throw Error(str("cannot run ", command));
   double peak = 0;
   std::vector<double> losses;
-  bool ok = std::fscanf(output, "%lf %lf %lf", &peak, &row.read_mb, &row.written_mb) == 3;
+  bool ok = std::fscanf(output, "%lf %lf %lf %lf %lf", &peak, &row.read_mb, &row.written_mb, &row.waited,
+                        &row.disk_alone) == 5;
   double seconds = 0, loss = 0;
   for (int step = 0; std::fscanf(output, "%lf %lf", &seconds, &loss) == 2; ++step) {
-    if (step > 0) row.seconds.push_back(seconds);  // the first step records the order
+    if (step >= kWarmUp) row.seconds.push_back(seconds);
     losses.push_back(loss);
   }
   ok &= ::pclose(output) == 0;
@@ -142,14 +187,14 @@ void run_all(const Options& options, const std::string& command) {
       if (!options.without_memory || tiers.starts_with("optimizer param"))
         run_process(str(command, " --only '", name, "'"), rows[name]);
   const Row& first = rows.begin()->second;
-  std::printf("%-34s %9s %7s %8s %7s %9s %9s  %s\n", "", "step s", "x", "peak MB", "x", "read MB", "write MB",
-              "losses");
+  std::printf("%-33s %7s %6s %8s %6s %8s %8s %7s %7s  %s\n", "", "step s", "x", "peak MB", "x", "read MB",
+              "write MB", "waits s", "disk s", "losses");
   for (const auto& [name, row] : rows) {
     const double step = *std::min_element(row.seconds.begin(), row.seconds.end());
     const double base = *std::min_element(first.seconds.begin(), first.seconds.end());
-    std::printf("%-34s %9.3f %7.3f %8.1f %7.3f %9.1f %9.1f  %s\n", name.c_str(), step, step / base,
-                row.peak_mb, row.peak_mb / first.peak_mb, row.read_mb, row.written_mb,
-                row.losses == first.losses ? "equal" : "DIFFER");
+    std::printf("%-33s %7.3f %6.3f %8.1f %6.3f %8.1f %8.1f %7.3f %7.3f  %s\n", name.c_str(), step,
+                step / base, row.peak_mb, row.peak_mb / first.peak_mb, row.read_mb, row.written_mb,
+                row.waited, row.disk_alone, row.losses == first.losses ? "equal" : "DIFFER");
   }
 }
 
@@ -168,7 +213,7 @@ int main(int argc, char** argv) {
       ->check(CLI::PositiveNumber);
   app.add_option("--buffers", options.buffers, "buffer_count of both sections")->check(CLI::PositiveNumber);
   app.add_option("--turns", options.turns, "Processes of each setting")->check(CLI::PositiveNumber);
-  app.add_option("--steps", options.steps, "Steps a process, after one that doesn't count")
+  app.add_option("--steps", options.steps, "Steps a process, after two that don't count")
       ->check(CLI::PositiveNumber);
   app.add_option("--threads", options.threads, "Threads of libtorch")->check(CLI::PositiveNumber);
   app.add_flag("--without-memory", options.without_memory, "Leaves out the setting in memory");

@@ -24,6 +24,13 @@
 
 namespace tessera::comm {
 
+/// Ranks have issued different collectives, or wait for each other on different groups. Thrown to those that
+/// find it out.
+class RanksDiffer : public CommError {
+ public:
+  using CommError::CommError;
+};
+
 /// A collective in flight. Not thread-safe. Dropping it waits for nothing.
 class Work {
  public:

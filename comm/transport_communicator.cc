@@ -126,7 +126,7 @@ void TransportCommunicator::reap() {
 }
 
 void TransportCommunicator::wait(PendingCollective& collective) {
-  if (error_ && !collective.has_succeeded()) throw CommError(*error_);
+  if (error_ && !collective.has_succeeded()) throw_error();
   if (!collective.pending_) return;
   const milliseconds stall = std::min(kStallInterval, std::max(timeout_ / 2, milliseconds(1)));
   const auto is_done = [&, limit = std::min(kLivenessInterval, stall)] {
@@ -243,7 +243,7 @@ std::vector<std::string> TransportCommunicator::exchange(const std::string& valu
     std::string& text = result.values[r];
     const std::string their_label = text.substr(0, text.find('\n'));
     if (their_label != label)
-      fail_with(
+      differ(
           str("rank ", rank(), " exchanges \"", label, "\" but rank ", r, " exchanges \"", their_label, '"'));
     text.erase(0, their_label.size() + 1);
   }
@@ -327,7 +327,12 @@ void TransportCommunicator::abort(std::string_view reason) {
 }
 
 void TransportCommunicator::check_usable() const {
-  if (error_) throw CommError(*error_);
+  if (error_) throw_error();
+}
+
+void TransportCommunicator::throw_error() const {
+  if (ranks_differ_) throw RanksDiffer(*error_);
+  throw CommError(*error_);
 }
 
 void TransportCommunicator::check_interrupt() {
@@ -353,7 +358,7 @@ void TransportCommunicator::check_all_alive(int64_t number) {
 void TransportCommunicator::check_stalled(int64_t number) {
   if (auto problem = context_->publish_wait(name_, number)) {
     recorder_->report_fault(Fault::kClosed, number);
-    fail_with(*std::move(problem));
+    differ(*std::move(problem));
   }
 }
 
@@ -361,7 +366,7 @@ void TransportCommunicator::fail(int64_t number, const std::string& cause, milli
                                  std::vector<int> missing) {
   recorder_->report_fault(fault_of(cause), number);
   transport_->abort();
-  if (auto problem = context_->publish_wait(name_, number)) fail_with(*std::move(problem));
+  if (auto problem = context_->publish_wait(name_, number)) differ(*std::move(problem));
   Failure failure;
   failure.number = number;
   failure.cause = cause;
@@ -380,7 +385,12 @@ void TransportCommunicator::fail_with(std::string message) {
   error_ = std::move(message);
   transport_->abort();
   in_flight_.clear();
-  throw CommError(*error_);
+  throw_error();
+}
+
+void TransportCommunicator::differ(std::string message) {
+  ranks_differ_ = true;
+  fail_with(std::move(message));
 }
 
 }  // namespace tessera::comm

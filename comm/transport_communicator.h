@@ -87,6 +87,7 @@ class TransportCommunicator final : public Communicator,
 
   /// Throws the error of a group that has failed.
   void check_usable() const;
+  [[noreturn]] void throw_error() const;
   /// Leaves the group when the caller's JoinOptions::interrupt throws.
   void check_interrupt();
   /// Fails when a rank's process has ended that had not left in order.
@@ -97,6 +98,8 @@ class TransportCommunicator final : public Communicator,
   [[noreturn]] void fail(int64_t number, const std::string& cause, std::chrono::milliseconds timeout,
                          std::vector<int> missing = {});
   [[noreturn]] void fail_with(std::string message);
+  /// The same, with a RanksDiffer.
+  [[noreturn]] void differ(std::string message);
 
   const std::shared_ptr<GroupContext> context_;
   const GroupStore store_;
@@ -106,6 +109,7 @@ class TransportCommunicator final : public Communicator,
   const std::string name_;
   const int exceptions_at_birth_;
   std::optional<std::string> error_;  ///< once set, every call throws it
+  bool ranks_differ_ = false;         ///< as a RanksDiffer
   bool was_interrupted_ = false;
   std::deque<std::shared_ptr<PendingCollective>> in_flight_;
   int64_t num_duplicates_ = 0;

@@ -18,6 +18,7 @@ std::string_view name_of(MemoryUse use) {
     case MemoryUse::kOptimizer: return "optimizer state";
     case MemoryUse::kSnapshot: return "checkpoint snapshot";
     case MemoryUse::kCommunication: return "communication buffers";
+    case MemoryUse::kDiskBuffers: return "buffers for the disk";
     case MemoryUse::kActivations: return "activations and temporaries";
     case MemoryUse::kOther: return "buffers and data";
   }
@@ -32,6 +33,7 @@ std::string_view key_of(MemoryUse use) {
     case MemoryUse::kOptimizer: return "optimizer";
     case MemoryUse::kSnapshot: return "snapshot";
     case MemoryUse::kCommunication: return "communication";
+    case MemoryUse::kDiskBuffers: return "disk_buffers";
     case MemoryUse::kActivations: return "activations";
     case MemoryUse::kOther: return "other";
   }

@@ -17,10 +17,11 @@ enum class MemoryUse : uint8_t {
   kOptimizer,
   kSnapshot,       ///< the copy that asynchronous checkpoints are written from
   kCommunication,  ///< buffers of gradients being reduced and of gathered units
+  kDiskBuffers,    ///< what state on disk is read into and written from (zero/offloaded_tensor.h)
   kActivations,    ///< activations, temporary tensors, and all else that a step allocates
   kOther,          ///< allocated before the first step: buffers of the model, data
 };
-inline constexpr size_t kNumMemoryUses = 8;
+inline constexpr size_t kNumMemoryUses = 9;
 
 /// Local. "optimizer state", "activations and temporaries" …
 std::string_view name_of(MemoryUse use);

@@ -1,6 +1,11 @@
 #include "core/process_memory.h"
 
+#include <sys/stat.h>
+
+#include <malloc.h>
+
 #include <algorithm>
+#include <filesystem>
 #include <fstream>
 #include <initializer_list>
 #include <stop_token>
@@ -29,6 +34,32 @@ double peak_resident_bytes() { return sum_of("/proc/self/status", {"VmHWM:"}); }
 
 double own_bytes() { return sum_of("/proc/self/smaps_rollup", {"Pss_Anon:", "Pss_Shmem:"}); }
 
+double peak_bytes() {
+  const double shared = sum_of("/proc/self/status", {"RssShmem:"}),
+               share = sum_of("/proc/self/smaps_rollup", {"Pss_Shmem:"});
+  return peak_resident_bytes() - shared + share;
+}
+
+double resident_share(int num_ranks) {
+  return sum_of("/proc/self/status", {"RssAnon:"}) + sum_of("/proc/self/status", {"RssShmem:"}) / num_ranks;
+}
+
+double file_mapping_bytes() { return sum_of("/proc/self/status", {"RssFile:"}); }
+
+int64_t unnamed_file_bytes(const std::string& directory) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  const std::string folder = fs::weakly_canonical(directory, error).string() + "/";
+  int64_t bytes = 0;
+  for (const auto& entry : fs::directory_iterator("/proc/self/fd", error)) {
+    struct stat file{};
+    if (fs::read_symlink(entry.path(), error).string().starts_with(folder) &&
+        ::stat(entry.path().c_str(), &file) == 0 && S_ISREG(file.st_mode) && file.st_nlink == 0)
+      bytes += file.st_blocks * 512;
+  }
+  return bytes;
+}
+
 double peak_own_bytes(const std::function<void()>& body, std::chrono::milliseconds period) {
   double peak = 0;
   {
@@ -41,6 +72,12 @@ double peak_own_bytes(const std::function<void()>& body, std::chrono::millisecon
     body();
   }
   return peak;
+}
+
+void return_large_blocks() {
+#ifdef __GLIBC__
+  ::mallopt(M_MMAP_THRESHOLD, 1 << 20);
+#endif
 }
 
 }  // namespace tessera

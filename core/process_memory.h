@@ -2,7 +2,9 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <functional>
+#include <string>
 
 namespace tessera {
 
@@ -13,9 +15,29 @@ double peak_resident_bytes();
 /// (libraries). Takes milliseconds: the kernel visits all pages.
 double own_bytes();
 
+/// Local. The largest memory this process has had, in bytes: VmHWM, of which memory that is shared with other
+/// processes counts by this process's share now. Contains file_mapping_bytes().
+double peak_bytes();
+/// Local. Bytes of memory now, without file mappings; `num_ranks` processes share what is shared. Takes
+/// microseconds.
+double resident_share(int num_ranks);
+/// Local. Bytes of file mappings in memory: libraries' code, which processes of one program share, and files
+/// of data.
+double file_mapping_bytes();
+
+/// Local. Disk space, by the kernel, of the files that this process has open in `directory` and that have no
+/// name there.
+int64_t unnamed_file_bytes(const std::string& directory);
+
 /// Local. The largest own_bytes() while `body` runs, sampled every `period` on another thread. Throws what
 /// `body` throws.
 double peak_own_bytes(const std::function<void()>& body,
                       std::chrono::milliseconds period = std::chrono::milliseconds(5));
+
+/// Local. From now on freed blocks of a megabyte and more go back to the system at once; a setting of the
+/// process, for glibc. By itself glibc keeps blocks up to 32 MB in the heap, once such blocks have been
+/// freed. The heap fragments where tensors of many sizes come and go: the 33-million-parameter GPT of the
+/// benchmarks took 1,746 MB where 331 are enough. The price is page faults.
+void return_large_blocks();
 
 }  // namespace tessera

@@ -65,17 +65,13 @@ at::Tensor CheckpointWriter::on_host(const at::Tensor& tensor, bool copy) {
 }
 
 /// Read while it is written, one after another.
-checkpoint::SourceBytes CheckpointWriter::on_disk(zero::ParamUnit& unit, const at::Tensor& tensor) {
-  zero::OffloadedTensor* const source = unit.find_on_disk(tensor);
-  const size_t place = on_disk_.size();
-  on_disk_.push_back(source);
+static checkpoint::SourceBytes bytes_on_disk(zero::OffloadedTensor& source, const at::Tensor& tensor) {
   return {static_cast<int64_t>(tensor.nbytes()),
-          [this, source, tensor, place] {
-            source->acquire(zero::InMemory::Access::kRead);
-            ahead_.reached(place);
+          [&source, tensor] {
+            source.acquire(zero::InMemory::Access::kRead);
             return std::span<const std::byte>(bytes_of(tensor));
           },
-          [source] { source->release(); }};
+          [&source] { source.release(); }};
 }
 
 std::unique_ptr<CheckpointWriter::Job> CheckpointWriter::prepare(const CheckpointContent& content,
@@ -83,8 +79,8 @@ std::unique_ptr<CheckpointWriter::Job> CheckpointWriter::prepare(const Checkpoin
   const zero::PauseListening our_own_operators;
   const at::NoGradGuard no_grad;
   snapshot_used_ = 0;
-  on_disk_.clear();
   auto job = std::make_unique<Job>();
+  std::vector<zero::OffloadedTensor*> read_next;  // in the order of the file
   const auto keep = [&](const at::Tensor& tensor) {
     job->tensors.push_back(on_host(tensor, copy));
     return std::span<const std::byte>(bytes_of(job->tensors.back()));
@@ -98,10 +94,11 @@ std::unique_ptr<CheckpointWriter::Job> CheckpointWriter::prepare(const Checkpoin
   for (std::string_view name : model_.state_names()) request.state_names.emplace_back(name);
   for (int unit = 0; unit < model_.layout().num_units(); ++unit) {
     const zero::LocalState mine = model_.unit(unit).shard_state();
-    zero::ParamUnit& owner = model_.unit(unit);
     const auto source = [&](const at::Tensor& tensor) {
-      if (owner.find_on_disk(tensor) == nullptr) return checkpoint::SourceBytes(keep(tensor));
-      return on_disk(owner, tensor);
+      zero::OffloadedTensor* const on_disk = model_.unit(unit).find_on_disk(tensor);
+      if (on_disk == nullptr) return checkpoint::SourceBytes(keep(tensor));
+      read_next.push_back(on_disk);
+      return bytes_on_disk(*on_disk, tensor);
     };
     checkpoint::UnitData& data = request.units.emplace_back();
     data.weights = source(mine.weights);
@@ -111,9 +108,7 @@ std::unique_ptr<CheckpointWriter::Job> CheckpointWriter::prepare(const Checkpoin
     request.tensors.push_back({buffer.name, dtype_of(buffer.tensor, buffer.name), buffer.tensor.sizes().vec(),
                                keep(buffer.tensor)});
   for (const zero::NamedTensor& blob : content.blobs) request.blobs.push_back({blob.name, keep(blob.tensor)});
-  std::vector<zero::ReadAhead::Step> steps;
-  for (zero::OffloadedTensor* const tensor : on_disk_) steps.push_back({tensor});
-  ahead_.plan(std::move(steps));
+  zero::OffloadedTensor::expect(read_next);
   request.state = content.state;
   request.disk = {.sync = config_.fsync, .probe = content.probe};
   job->protect = protected_tags_;

@@ -79,7 +79,6 @@ class CheckpointWriter {
  private:
   struct Job;  // tensors that are kept alive and the request that refers to them
   bool in_background() const { return config_.async && model_.offload_store() == nullptr; }
-  checkpoint::SourceBytes on_disk(zero::ParamUnit& unit, const at::Tensor& tensor);
   std::unique_ptr<Job> prepare(const CheckpointContent& content, bool copy);
   at::Tensor on_host(const at::Tensor& tensor, bool copy);
   int64_t bytes_to_copy() const;
@@ -94,8 +93,6 @@ class CheckpointWriter {
   at::Tensor snapshot_;             // (bytes) uint8
   int64_t snapshot_used_ = 0;
   std::vector<std::string> protected_tags_;
-  zero::ReadAhead ahead_;  // of the save's tensors on disk, in the order of the file
-  zero::ReadAhead::Step on_disk_ = {};
 
   std::thread thread_;
   std::mutex mutex_;            // guards what follows

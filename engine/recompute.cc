@@ -6,6 +6,7 @@
 
 #include "activations/checkpointing.h"
 #include "core/error.h"
+#include "core/process_memory.h"
 #include "core/str.h"
 #include "engine/engine.h"
 #include "engine/optimizer_setup.h"
@@ -47,8 +48,7 @@ void Engine::set_up_activations() {
   if (config.policy == "budget" && config.budget_bytes <= 0)
     throw ConfigError(
         "activation_checkpointing.budget_bytes: found 0; the policy \"budget\" needs the bytes of saved "
-        "tensors "
-        "that a rank may keep");
+        "tensors that a rank may keep");
   if (config.policy == "offload" && config.nvme_path.value_or("").empty())
     throw ConfigError(
         "activation_checkpointing.nvme_path: not given; the policy \"offload\" needs a folder on a local "
@@ -56,6 +56,7 @@ void Engine::set_up_activations() {
   if (!config.nvme_path.value_or("").empty() && !options_.device.is_cpu())
     throw ConfigError(str("activation_checkpointing.nvme_path: saved tensors lie on disk on CPU ranks only; ",
                           "this one is on ", options_.device.str(), ": leave it out"));
+  return_large_blocks();
   PolicyOptions policy = policy_of(config);
   policy.owner = str("rank ", rank());
   activations_ = std::make_unique<activations::Checkpointing>(*sharded_, policy, options_.autograd_hooks);

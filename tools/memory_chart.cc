@@ -15,8 +15,8 @@ using train::MemoryTrial;
 
 constexpr double kWidth = 960, kLeft = 64, kRight = 16, kBarsTop = 64, kBarsHeight = 280, kPanelsTop = 452,
                  kPanelHeight = 150;
-constexpr const char* kColours[kNumMemoryUses] = {"#0072b2", "#56b4e9", "#cc79a7", "#e69f00",
-                                                  "#999999", "#009e73", "#d55e00", "#b8b8b8"};
+constexpr const char* kColours[kNumMemoryUses] = {"#0072b2", "#56b4e9", "#cc79a7", "#e69f00", "#999999",
+                                                  "#009e73", "#f0e442", "#d55e00", "#b8b8b8"};
 
 /// The look of a kind of text or line: its colour on a light and on a dark page, and its other attributes.
 struct Look {
@@ -225,7 +225,10 @@ class Chart {
     }
     words(left, bottom + 18, "text", str("stage ", trial.stage, ": a step, ", number(end * 1e3), " ms"));
     words(left, bottom + 34, "faint",
-          str("peak ", number(static_cast<double>(trial.peak.total()) / scale_.unit), " ", scale_.unit_name));
+          str("peak ", number(static_cast<double>(trial.peak.total()) / scale_.unit), " ", scale_.unit_name,
+              trial.disk.used
+                  ? str(", on disk ", number(static_cast<double>(trial.disk.held.total()) / scale_.unit))
+                  : ""));
   }
 
   std::vector<const MemoryTrial*> stages_;

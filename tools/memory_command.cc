@@ -8,6 +8,7 @@
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "core/disk.h"
 #include "core/environment.h"
@@ -15,8 +16,12 @@
 #include "core/log.h"
 #include "core/str.h"
 #include "core/temporary_folder.h"
+#include "core/terminal.h"
 #include "launcher/environment.h"
 #include "tools/command_line.h"
+#include "tools/counted_model.h"
+#include "tools/fit_command.h"
+#include "tools/fit_trials.h"
 #include "tools/launch_command.h"
 #include "tools/memory_estimate.h"
 #include "tools/memory_report.h"
@@ -31,7 +36,7 @@ namespace fs = std::filesystem;
 struct MemoryFlags {
   std::string config;
   std::vector<std::string> overrides;
-  std::string stages = "0,1,2,3";
+  std::optional<std::string> stages;  ///< unset: all at which the configuration's state may lie where it says
   int num_steps = 5;
   std::string out;
   int simulate_world = 0;
@@ -41,9 +46,11 @@ struct MemoryFlags {
   bool estimate = false;
   EstimateFlags by_formula;
 
-  // What the command tells the ranks that it starts.
-  int trial_stage = -1;
-  std::string trial_folder;
+  bool fit = false;
+  std::string fit_value;  ///< CONFIG; of --estimate a size
+  FitFlags by_measurement;
+
+  TrialFlags trial;  ///< what the command tells the ranks that it starts
 };
 
 std::vector<int> parse_stages(const std::string& text) {
@@ -67,15 +74,29 @@ train::RunConfig run_config(const MemoryFlags& flags, int world_size, int stage)
   return train::load_run_config(flags.config, world_size, overrides);
 }
 
+std::vector<int> stages_of(const MemoryFlags& flags, int world_size) {
+  if (flags.stages) return parse_stages(*flags.stages);
+  const ZeroConfig zero = run_config(flags, world_size, 3).engine.zero;
+  const auto tier = [](const OffloadConfig& offload) {
+    return offload.on_disk() ? zero::Tier::kDisk : zero::Tier::kDevice;
+  };
+  std::vector<int> stages;
+  for (const int stage : {0, 1, 2, 3})
+    if (can_offload(stage, world_size,
+                    {.parameters = tier(zero.offload_param), .optimizer = tier(zero.offload_optimizer)}))
+      stages.push_back(stage);
+  return stages;
+}
+
 /// What a rank does: trains at one stage, and writes what it measured into the trial folder.
 int run_trial(const MemoryFlags& flags, const Logger& log) {
   const comm::Environment environment = comm::environment();
   const int world_size = flags.simulate_world > 0 ? flags.simulate_world : environment.world_size;
   const train::MemoryTrial trial = train::run_memory_trial(
-      run_config(flags, world_size, flags.trial_stage), tasks(), environment,
+      run_config(flags, world_size, flags.trial.stage), tasks(), environment,
       {.num_steps = flags.num_steps, .simulate_world = flags.simulate_world, .simulate_rank = flags.rank},
       log);
-  replace_file(fs::path(flags.trial_folder) / str("stage", trial.stage, "_rank", trial.rank, ".json"),
+  replace_file(fs::path(flags.trial.folder) / str("stage", trial.stage, "_rank", trial.rank, ".json"),
                to_json(trial).dump());
   return 0;
 }
@@ -92,8 +113,8 @@ int measure(const MemoryFlags& flags, const std::vector<std::string>& args, cons
     throw ConfigError(
         "memory: runs under a launcher, but starts its ranks itself; expected a start without one, with "
         "--nproc N");
-  if (!flags.by_formula.params.empty() || !flags.by_formula.fit.empty() || flags.by_formula.world > 0)
-    throw ConfigError("--params, --world and --fit are options of --estimate; expected --estimate too");
+  if (!flags.by_formula.params.empty() || flags.by_formula.world > 0)
+    throw ConfigError("--params and --world are options of --estimate; expected --estimate too");
   if (flags.simulate_world == 0 && flags.rank > 0)
     throw ConfigError("--rank chooses a rank of --simulate-world; expected --simulate-world N too");
   if (flags.simulate_world > 0 && flags.launch.nproc)
@@ -101,11 +122,11 @@ int measure(const MemoryFlags& flags, const std::vector<std::string>& args, cons
   if (flags.simulate_world > 0 && flags.rank >= flags.simulate_world)
     throw ConfigError(str("--rank ", flags.rank, ": expected 0 to ", flags.simulate_world - 1,
                           ", the ranks of --simulate-world"));
-  const std::vector<int> stages = parse_stages(flags.stages);
   LaunchFlags launch = flags.launch;
   launch.nproc = launch.nproc.value_or(1);
   launcher::should_start_ranks(launch.nproc);  // throws for numbers out of range
   const int world_size = flags.simulate_world > 0 ? flags.simulate_world : *launch.nproc;
+  const std::vector<int> stages = stages_of(flags, world_size);
   for (const int stage : stages)
     run_config(flags, world_size, stage);  // mistakes are one line here, not one from every rank
   if (!flags.out.empty()) {
@@ -132,7 +153,7 @@ int measure(const MemoryFlags& flags, const std::vector<std::string>& args, cons
         trials[stage].push_back(read_trial(folder.path() / str("stage", stage, "_rank", rank, ".json")));
     }
   }
-  std::cout << memory_table(trials);
+  std::cout << memory_table(trials, terminal_width(STDOUT_FILENO));
   if (!flags.out.empty()) {
     const fs::path out = flags.out;
     replace_file(out / "memory.json", memory_json(trials).dump(1) + "\n");
@@ -143,12 +164,79 @@ int measure(const MemoryFlags& flags, const std::vector<std::string>& args, cons
   return 0;
 }
 
+/// --fit: `--fit CONFIG` is `CONFIG --fit`.
+int fit(const MemoryFlags& flags, const Logger& log) {
+  std::string config = flags.config;
+  if (config.empty()) config = flags.fit_value;
+  if (config.empty()) throw ConfigError("--fit: expected --fit CONFIG, the name of a JSON file");
+  if (!flags.config.empty() && !flags.fit_value.empty())
+    throw ConfigError(str("--fit ", flags.fit_value, ": CONFIG is ", flags.config,
+                          "; expected --memory SIZE for what it is to fit into, or --estimate"));
+  if (in_group())
+    throw ConfigError(
+        "--fit: runs under a launcher, but starts its ranks itself; expected a start without one");
+  const FitFlags& asked = flags.by_measurement;
+  if (asked.largest_batch + asked.fewest_ranks + asked.least_memory > 1)
+    throw ConfigError("--largest-batch, --fewest-ranks, --least-memory: expected one of them");
+  if (asked.no_disk && !asked.disk.empty()) throw ConfigError("--no-disk, --disk: expected one of them");
+  if (asked.fewest_ranks && flags.launch.nproc)
+    throw ConfigError("--fewest-ranks finds the number of ranks; expected it without --nproc");
+  launcher::should_start_ranks(flags.launch.nproc.value_or(1));  // throws for numbers out of range
+  return run_fit(config, flags.overrides, asked, flags.launch, log);
+}
+
+bool any_of_fit(const FitFlags& flags) {
+  return flags.no_disk || flags.largest_batch || flags.fewest_ranks || flags.least_memory ||
+         !(flags.memory + flags.disk + flags.output).empty();
+}
+
 int memory(const MemoryFlags& flags, const std::vector<std::string>& args) {
   const Logger log{LogOptions{}};
-  if (flags.trial_stage >= 0) return run_trial(flags, log);
+  if (flags.trial.fits)
+    return run_fit_trial(flags.config, flags.overrides, flags.simulate_world, flags.trial);
+  if (!flags.trial.folder.empty()) return run_trial(flags, log);
+  if (flags.fit && !flags.estimate) return fit(flags, log);
+  if (any_of_fit(flags.by_measurement))
+    throw ConfigError(
+        "--memory, --disk, --no-disk, --output, --largest-batch, --fewest-ranks and --least-memory are "
+        "options of --fit; expected --fit CONFIG");
   if (!flags.estimate) return measure(flags, args, log);
-  print_memory_estimate(flags.config, flags.overrides, flags.by_formula, log);
+  EstimateFlags by_formula = flags.by_formula;
+  by_formula.fit = flags.fit_value;
+  if (flags.fit && by_formula.fit.empty()) throw ConfigError("--fit: expected a size, such as 80GiB");
+  print_memory_estimate(flags.config, flags.overrides, by_formula, log);
   return 0;
+}
+
+void add_fit_flags(CLI::App& command, FitFlags& flags) {
+  const char* const group = "Options of --fit CONFIG";
+  command.add_option("--memory", flags.memory, "What this host's ranks may use (default: what it has free)")
+      ->type_name("SIZE")
+      ->group(group);
+  command
+      .add_option("--disk", flags.disk,
+                  "Folder for state on disk (default: nvme_path of CONFIG, else where its runs are)")
+      ->type_name("DIR")
+      ->group(group);
+  command.add_flag("--no-disk", flags.no_disk, "All state stays in memory")->group(group);
+  command.add_flag("--largest-batch", flags.largest_batch, "Find the largest micro-batch instead")
+      ->group(group);
+  command.add_flag("--fewest-ranks", flags.fewest_ranks, "Find the fewest ranks, each with that memory")
+      ->group(group);
+  command.add_flag("--least-memory", flags.least_memory, "Find the setting that needs the least")
+      ->group(group);
+  command.add_option("-o,--output", flags.output, "The file (default: CONFIG's name with _fit, beside it)")
+      ->type_name("FILE")
+      ->group(group);
+}
+
+void add_trial_flags(CLI::App& command, TrialFlags& flags) {
+  command.add_option("--trial-stage", flags.stage)->group("");
+  command.add_option("--trial-folder", flags.folder)->group("");
+  command.add_option("--trial-limit", flags.limit)->group("");
+  command.add_flag("--trial-fit", flags.fits)->group("");
+  command.add_flag("--trial-whole-run", flags.whole_run)->group("");
+  command.add_flag("--trial-saves", flags.saves)->group("");
 }
 
 }  // namespace
@@ -191,14 +279,21 @@ void add_memory_command(CLI::App& app, const std::vector<std::string>& args, int
       ->type_name("NAME");
   command->add_option("--precision", flags->by_formula.precision, "fp32, bf16 or fp16 (default: bf16)")
       ->type_name("DTYPE");
-  command
-      ->add_option("--fit", flags->by_formula.fit,
-                   "Find the smallest number of ranks at each stage that fits into SIZE a rank, e.g. 80GiB")
-      ->type_name("SIZE");
-  command->add_option("--trial-stage", flags->trial_stage)->group("");
-  command->add_option("--trial-folder", flags->trial_folder)->group("");
+  CLI::Option* const fits =
+      command
+          ->add_option(
+              "--fit", flags->fit_value,
+              "Find the cheapest setting of CONFIG that fits into this machine's memory, and write it; "
+              "with --estimate, the ranks that each stage needs to fit into a size, e.g. 80GiB")
+          ->type_name("CONFIG")
+          ->expected(0, 1);
+  add_fit_flags(*command, flags->by_measurement);
+  add_trial_flags(*command, flags->trial);
   command->footer("docs/memory.md says what is counted, and how.");
-  command->callback([flags, args, &exit_code] { exit_code = memory(*flags, args); });
+  command->callback([flags, fits, args, &exit_code] {
+    flags->fit = fits->count() > 0;
+    exit_code = memory(*flags, args);
+  });
 }
 
 }  // namespace tessera::tools

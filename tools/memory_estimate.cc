@@ -3,17 +3,12 @@
 #include <charconv>
 #include <cstdint>
 #include <iostream>
-#include <memory>
 
-#include "comm/self.h"
 #include "core/error.h"
 #include "core/str.h"
-#include "engine/engine.h"
-#include "engine/optimizer_setup.h"
 #include "tools/columns.h"
 #include "tools/command_line.h"
-#include "tools/tasks.h"
-#include "train/trainer_config.h"
+#include "tools/counted_model.h"
 #include "zero/memory_model.h"
 
 namespace tessera::tools {
@@ -45,12 +40,6 @@ DType parse_precision(const std::string& word) {
   return *dtype;
 }
 
-/// The number of fp32 state tensors of the optimizer.
-int num_states_of(const OptimizerConfig& config) {
-  const OptimizerSetup setup = set_up_optimizer(config);
-  return static_cast<int>(kernels::state_names(setup.kind, setup.groups.front()).size());
-}
-
 OptimizerConfig parse_optimizer(const std::string& type) {
   if (const auto options = options_named<OptimizerOptions>(type)) return {.options = *options};
   std::vector<std::string> names;
@@ -58,30 +47,8 @@ OptimizerConfig parse_optimizer(const std::string& type) {
   throw ConfigError(str("--optimizer ", type.empty() ? "''" : type, ": expected ", join(names, " or ")));
 }
 
-/// What an estimate is made of.
-struct Estimated {
-  int64_t num_trainable = 0, num_frozen = 0;
-  DType dtype = DType::kFloat32;
-  DType accumulate_dtype = DType::kFloat32;
-  int num_states = 0;
-  std::string precision, optimizer;  // in words
-
-  zero::StateBytes bytes(int stage, int64_t world, DType accumulate) const {
-    const zero::StateModel model{
-        .sharding = zero::sharding_of(stage), .accumulate_dtype = accumulate, .num_states = num_states};
-    zero::StateBytes sum = zero::estimate_state_bytes(num_trainable, static_cast<int>(world), dtype, model);
-    return sum += zero::state_bytes({num_frozen, (num_frozen + world - 1) / world, dtype, false}, model);
-  }
-  /// As zero::smallest_world.
-  int64_t smallest_world(int stage, int64_t budget_bytes) const {
-    return zero::smallest_fitting_world(num_trainable + num_frozen, [&](int64_t world) {
-      return bytes(stage, world, accumulate_dtype).total() <= budget_bytes;
-    });
-  }
-};
-
-Estimated estimated_of_flags(const EstimateFlags& flags) {
-  Estimated estimated;
+CountedModel counted_by_flags(const EstimateFlags& flags) {
+  CountedModel estimated;
   estimated.num_trainable = parse_count(flags.params);
   estimated.precision = flags.precision.empty() ? "bf16" : flags.precision;
   estimated.dtype = parse_precision(estimated.precision);
@@ -90,43 +57,16 @@ Estimated estimated_of_flags(const EstimateFlags& flags) {
   return estimated;
 }
 
-/// Makes the configuration's model, in this process and on the CPU, to count it; nothing is trained.
-Estimated estimated_of_config(const std::string& config, const std::vector<std::string>& given,
-                              const Logger& log) {
-  std::vector<std::string> overrides = {"train_batch_size=auto",
-                                        "gradient_accumulation_steps=1"};  // for any world
-  overrides.insert(overrides.end(), given.begin(), given.end());
-  overrides.insert(overrides.end(), {"zero_optimization.stage=0", "trainer.device=cpu"});
-  const train::RunConfig run = train::load_run_config(config, 1, overrides);
-  Estimated estimated;
-  estimated.dtype = run.engine.compute_dtype();
-  estimated.accumulate_dtype = run.engine.grad_accum_dtype.value_or(DType::kFloat32);
-  estimated.precision = train::precision_of(run.engine);
-  estimated.optimizer = type_of(run.engine.optimizer.options);
-  estimated.num_states = num_states_of(run.engine.optimizer);
-  EngineConfig alone = run.engine;
-  alone.optimizer = {.options = SGDOptions{.lr = 0}};
-  alone.scheduler = ConstantLrOptions{};
-  alone.checkpoint.async = false;
-  const std::unique_ptr<train::Task> task = tasks().make(run.model, run.data);
-  InitOptions options;
-  options.log = log;
-  options.loaded_next = [](const std::string&) { return true; };  // values are not needed here
-  Engine& engine =
-      task->initialize(alone, std::make_shared<comm::SelfCommunicator>(comm::SimulatedGroup{}), options);
-  const zero::Layout& layout = engine.sharded_model().layout();
-  for (int i = 0; i < static_cast<int>(layout.parameters().size()); ++i)
-    (layout.units()[layout.slice(i).unit].trainable ? estimated.num_trainable : estimated.num_frozen) +=
-        layout.parameters()[i].numel();
-  return estimated;
-}
-
 std::string in_unit(int64_t bytes, double unit, size_t width) {
   return padded_left(fixed(static_cast<double>(bytes) / unit, 1), width);
 }
 
-void print_stages(const Estimated& estimated, int world) {
-  const double unit = estimated.bytes(0, 1, DType::kFloat32).total() >= 10'000'000'000 ? 1e9 : 1e6;
+double unit_of(const CountedModel& estimated) {
+  return estimated.bytes(0, 1, DType::kFloat32).total() >= 10'000'000'000 ? 1e9 : 1e6;
+}
+
+void print_stages(const CountedModel& estimated, int world) {
+  const double unit = unit_of(estimated);
   // The paper accumulates gradients in the model's own dtype; Tessera in fp32, unless
   // data_types.grad_accum_dtype says otherwise.
   const bool two = estimated.dtype != DType::kFloat32 && estimated.accumulate_dtype != estimated.dtype;
@@ -147,23 +87,47 @@ void print_stages(const Estimated& estimated, int world) {
   }
 }
 
-void print_fit(const Estimated& estimated, const std::string& size, int given_world) {
-  const int64_t budget = parse_size("--fit", size, /*bare_bytes=*/false);
-  std::cout << "\nTo fit into " << size << " a rank\n\n";
-  int smallest_stage = -1;
+void print_tiers(const CountedModel& estimated, int world) {
+  const double unit = unit_of(estimated);
+  std::cout << "\nThe same with state on disk, on CPU ranks (docs/offload.md)\n\n"
+            << "           optimizer on disk      parameters too\n"
+            << "            memory      disk    memory      disk\n";
   for (const int stage : {0, 1, 2, 3}) {
-    const int64_t world = estimated.smallest_world(stage, budget);
-    std::cout << "stage " << stage << "  "
-              << (world == 0 ? "at no number of ranks: what it does not shard is larger alone"
-                             : str("from ", format_count(world), world == 1 ? " rank on" : " ranks on"))
-              << '\n';
-    const int64_t wanted = given_world > 0 ? given_world : INT64_MAX;
-    if (smallest_stage < 0 && world > 0 && world <= wanted) smallest_stage = stage;
+    std::cout << "stage " << stage << ' ';
+    for (const zero::Tiers& tiers : {kOptimizerOnDisk, kAllOnDisk})
+      for (const zero::Tier tier : {zero::Tier::kDevice, zero::Tier::kDisk}) {
+        const zero::StateBytes bytes = estimated.bytes(stage, world, estimated.accumulate_dtype, tiers, tier);
+        std::cout << (can_offload(stage, world, tiers) ? in_unit(bytes.total(), unit, 10)
+                                                       : padded_left("-", 10));
+      }
+    std::cout << '\n';
   }
+}
+
+void print_fit(const CountedModel& estimated, const std::string& size, int given_world) {
+  const int64_t budget = parse_size("--fit", size, /*bare_bytes=*/false);
+  std::cout << "\nThe smallest number of ranks of which each fits into " << size << "\n\n"
+            << "           in memory   optimizer on disk   parameters too\n";
+  int smallest_stage = -1;
+  bool any_fails = false;
+  for (const int stage : {0, 1, 2, 3}) {
+    std::cout << "stage " << stage;
+    size_t width = 13;
+    for (const zero::Tiers& tiers : {zero::Tiers{}, kOptimizerOnDisk, kAllOnDisk}) {
+      const int64_t world = estimated.smallest_world(stage, tiers, budget);
+      any_fails = any_fails || world == 0;
+      std::cout << padded_left(world == 0 ? "-" : format_count(world), width);
+      width = tiers.any_on_disk() ? 17 : 20;
+      const int64_t wanted = given_world > 0 ? given_world : INT64_MAX;
+      if (smallest_stage < 0 && !tiers.any_on_disk() && world > 0 && world <= wanted) smallest_stage = stage;
+    }
+    std::cout << '\n';
+  }
+  if (any_fails) std::cout << "\n-: none, because what is neither sharded nor on disk is more.\n";
   if (given_world == 0) return;
   std::cout << '\n'
             << (smallest_stage < 0
-                    ? str("On ", given_world, " ranks no stage fits.")
+                    ? str("On ", given_world, " ranks no stage fits in memory.")
                     : str("On ", given_world, " ranks the smallest stage that fits is ", smallest_stage, "."))
             << '\n';
 }
@@ -181,15 +145,18 @@ void print_memory_estimate(const std::string& config, const std::vector<std::str
   if (flags.world < 1 && flags.fit.empty())
     throw ConfigError("--estimate: expected --world, the number of ranks, or --fit, a size");
   if (!flags.fit.empty()) parse_size("--fit", flags.fit, /*bare_bytes=*/false);
-  const Estimated estimated =
-      config.empty() ? estimated_of_flags(flags) : estimated_of_config(config, overrides, log);
+  const CountedModel estimated =
+      config.empty() ? counted_by_flags(flags) : count_model(config, overrides, log);
   std::cout << "Model state of " << format_count(estimated.num_trainable)
             << (estimated.num_frozen > 0
                     ? str(" trainable and ", format_count(estimated.num_frozen), " frozen")
                     : "")
             << " parameters, " << estimated.precision << ", " << estimated.optimizer
             << ", by formula.\nActivations and buffers come on top: measure them (tessera memory CONFIG).\n";
-  if (flags.world > 0) print_stages(estimated, flags.world);
+  if (flags.world > 0) {
+    print_stages(estimated, flags.world);
+    print_tiers(estimated, flags.world);
+  }
   if (!flags.fit.empty()) print_fit(estimated, flags.fit, flags.world);
 }
 

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "core/str.h"
+#include "core/terminal.h"
 #include "tools/columns.h"
 
 namespace tessera::tools {
@@ -16,8 +17,9 @@ using train::MemoryTrial;
 
 constexpr size_t kLabelWidth = 28;
 constexpr size_t kCellWidth = 13;
-constexpr size_t kBarWidth = 50;
-constexpr const char* kBarMarks[kNumMemoryUses] = {"█", "▓", "▚", "▒", "▞", "≡", "░", "·"};
+constexpr size_t kMaxBarWidth = 50;
+constexpr size_t kBesideBar = 18;  // "stage 0 " and the number
+constexpr const char* kBarMarks[kNumMemoryUses] = {"█", "▓", "▚", "▒", "▞", "≡", "╳", "░", "·"};
 
 struct UnitOfBytes {
   double bytes;
@@ -51,45 +53,99 @@ std::string range_of(const std::vector<MemoryTrial>& ranks, double unit, const V
   return exact.size() < kCellWidth ? exact : text(0);  // a space between columns
 }
 
+/// Stages in columns; where the terminal has no room for all of them, some stand below the others.
 class Table {
  public:
-  explicit Table(const MemoryTrials& trials)
-      : trials_(trials), any_(trials.begin()->second.front()), unit_(unit_for(trials)) {}
+  Table(const MemoryTrials& trials, int width)
+      : trials_(trials),
+        any_(trials.begin()->second.front()),
+        unit_(unit_for(trials)),
+        width_(static_cast<size_t>(std::max(width, kMinWidth))) {}
 
-  std::string text() const {
-    std::string out = title();
-    out += row("", [](const std::vector<MemoryTrial>& ranks) { return str("stage ", ranks.front().stage); });
-    for (size_t use = 0; use < kNumMemoryUses; ++use) {
-      const auto bytes = [use](const MemoryTrial& trial) {
-        return static_cast<double>(trial.peak.by_use[use]);
-      };
-      if (!is_used(use)) continue;
-      out += bytes_row(std::string(name_of(static_cast<MemoryUse>(use))), bytes);
+  std::string text() {
+    std::string out = wrap_words(title(), static_cast<int>(width_), 2) + "\n";
+    const size_t at_once = (width_ - kLabelWidth) / kCellWidth;
+    for (size_t first = 0; first < trials_.size(); first += at_once) {
+      columns_.clear();
+      for (auto trial = std::next(trials_.begin(), static_cast<int64_t>(first));
+           trial != trials_.end() && columns_.size() < at_once; ++trial)
+        columns_.push_back(&trial->second);
+      out += "\n" + stages() + in_memory() + "\n" + on_disk();
     }
-    out += bytes_row("= allocator's peak",
-                     [](const MemoryTrial& trial) { return static_cast<double>(trial.peak.total()); });
-    if (any_.device == "cuda")
-      out += bytes_row("reserved by the allocator",
-                       [](const MemoryTrial& trial) { return static_cast<double>(trial.peak_reserved); });
-    out += "\n";
-    out += bytes_row("model state, measured",
-                     [](const MemoryTrial& trial) { return static_cast<double>(trial.model_state()); });
-    out += bytes_row("  by formula",
-                     [](const MemoryTrial& trial) { return static_cast<double>(trial.formula.total()); });
-    out += row("  difference", difference);
-    out += bytes_row("process, over idle",
-                     [](const MemoryTrial& trial) { return static_cast<double>(trial.process_peak); });
-    out += row("a step, ms", [](const std::vector<MemoryTrial>& ranks) {
-      return range_of(ranks, 1, [](const MemoryTrial& trial) { return trial.step_ms; });
-    });
-    return out + "\n" + bars();
+    return out + bars();
   }
 
  private:
+  static constexpr int kMinWidth = 54;  // two stages
+  using Ranks = std::vector<MemoryTrial>;
+
   std::string title() const {
+    const std::string activations = any_.activations == "none" ? "" : str(", activations ", any_.activations);
     return str(unit_.name, " a rank at the peak of a step: ", any_.world_size,
                any_.world_size == 1 ? " rank" : " ranks", " (", any_.backend, "), ", any_.precision, ", ",
-               any_.optimizer, "\n\n");
+               any_.optimizer, activations);
+  }
+
+  std::string stages() const {
+    return row("", [](const Ranks& ranks) { return str("stage ", ranks.front().stage); });
+  }
+
+  std::string in_memory() const {
+    std::string out;
+    for (size_t use = 0; use < kNumMemoryUses; ++use)
+      if (is_used(use))
+        out += bytes_row(std::string(name_of(static_cast<MemoryUse>(use))),
+                         [use](const MemoryTrial& trial) { return trial.peak.by_use[use]; });
+    out += bytes_row("= allocator's peak", [](const MemoryTrial& trial) { return trial.peak.total(); });
+    if (any_.device == "cuda")
+      out += bytes_row("reserved by the allocator",
+                       [](const MemoryTrial& trial) { return trial.peak_reserved; });
+    out += "\n";
+    out += state_rows([](const MemoryTrial& trial) { return trial.model_state(); },
+                      [](const MemoryTrial& trial) { return trial.formula.total(); });
+    out += bytes_row("process, over idle", [](const MemoryTrial& trial) { return trial.process_peak; });
+    out += row("a step, ms", [](const Ranks& ranks) {
+      return range_of(ranks, 1, [](const MemoryTrial& trial) { return trial.step_ms; });
+    });
+    return out;
+  }
+
+  /// Empty where nothing is on disk.
+  std::string on_disk() const {
+    if (!any_.disk.used) return "";
+    std::string out = str(unit_.name, " a rank on disk, between steps\n");
+    for (const auto& [use, bytes] : {std::pair{MemoryUse::kParameters, &zero::StateBytes::parameters},
+                                     {MemoryUse::kGradients, &zero::StateBytes::gradients},
+                                     {MemoryUse::kMaster, &zero::StateBytes::master},
+                                     {MemoryUse::kOptimizer, &zero::StateBytes::optimizer}})
+      if (std::any_of(trials_.begin(), trials_.end(), [bytes = bytes](const auto& stage) {
+            return stage.second.front().disk.held.*bytes != 0;
+          }))
+        out += bytes_row(std::string(name_of(use)),
+                         [bytes = bytes](const MemoryTrial& trial) { return trial.disk.held.*bytes; });
+    out += state_rows([](const MemoryTrial& trial) { return trial.disk.held.total(); },
+                      [](const MemoryTrial& trial) { return trial.disk.formula.total(); });
+    out += bytes_row("the file, by the kernel", [](const MemoryTrial& trial) { return trial.disk.file; });
+    out += bytes_row("buffers by buffer_count",
+                     [](const MemoryTrial& trial) { return trial.disk.buffers_limit; });
+    out += bytes_row("read by a step", [](const MemoryTrial& trial) { return trial.disk.read; });
+    return out + bytes_row("written by a step", [](const MemoryTrial& trial) { return trial.disk.written; }) +
+           "\n";
+  }
+
+  template <class Measured, class Formula>
+  std::string state_rows(const Measured& measured, const Formula& formula) const {
+    return bytes_row("model state, measured", measured) + bytes_row("  by formula", formula) +
+           row("  difference", [&](const Ranks& ranks) {
+             double worst = 0;
+             for (const MemoryTrial& trial : ranks) {
+               if (formula(trial) == 0) continue;
+               const double relative =
+                   static_cast<double>(measured(trial)) / static_cast<double>(formula(trial)) - 1;
+               if (std::abs(relative) > std::abs(worst)) worst = relative;
+             }
+             return fixed(worst * 100, 2) + " %";
+           });
   }
 
   bool is_used(size_t use) const {
@@ -100,29 +156,22 @@ class Table {
   }
 
   std::string row(const std::string& label,
-                  const std::function<std::string(const std::vector<MemoryTrial>& ranks)>& cell) const {
+                  const std::function<std::string(const Ranks& ranks)>& cell) const {
     std::string line = padded_right(label, kLabelWidth);
-    for (const auto& [stage, ranks] : trials_) line += padded_left(cell(ranks), kCellWidth);
+    for (const Ranks* ranks : columns_) line += padded_left(cell(*ranks), kCellWidth);
     return line + "\n";
   }
-  std::string bytes_row(const std::string& label, const Value& value) const {
-    return row(label,
-               [&](const std::vector<MemoryTrial>& ranks) { return range_of(ranks, unit_.bytes, value); });
-  }
-
-  static std::string difference(const std::vector<MemoryTrial>& ranks) {
-    double worst = 0;
-    for (const MemoryTrial& trial : ranks) {
-      if (trial.formula.total() == 0) continue;
-      const double relative =
-          static_cast<double>(trial.model_state()) / static_cast<double>(trial.formula.total()) - 1;
-      if (std::abs(relative) > std::abs(worst)) worst = relative;
-    }
-    return fixed(worst * 100, 2) + " %";
+  template <class Bytes>
+  std::string bytes_row(const std::string& label, const Bytes& bytes) const {
+    return row(label, [&](const Ranks& ranks) {
+      return range_of(ranks, unit_.bytes,
+                      [&](const MemoryTrial& trial) { return static_cast<double>(bytes(trial)); });
+    });
   }
 
   std::string bars() const {
     const auto largest = largest_by_stage(trials_);
+    const double bar_width = static_cast<double>(std::min(kMaxBarWidth, width_ - kBesideBar));
     double widest = 1;
     std::array<bool, kNumMemoryUses> shown{};
     for (const MemoryTrial* trial : largest)
@@ -134,7 +183,7 @@ class Table {
       size_t drawn = 0;
       for (size_t use = 0; use < kNumMemoryUses; ++use) {
         bytes += static_cast<double>(trial->peak.by_use[use]);
-        const auto end = static_cast<size_t>(std::llround(bytes / widest * kBarWidth));
+        const auto end = static_cast<size_t>(std::llround(bytes / widest * bar_width));
         shown[use] = shown[use] || end > drawn;
         for (; drawn < end; ++drawn) out += kBarMarks[use];
       }
@@ -145,7 +194,7 @@ class Table {
     for (size_t use = 0; use < kNumMemoryUses; ++use) {
       if (!shown[use]) continue;
       const std::string_view name = name_of(static_cast<MemoryUse>(use));
-      if (width + name.size() + 4 > 79) line += "\n", width = 0;
+      if (width + name.size() + 4 > width_ - 1) line += "\n", width = 0;
       line += str(width == 0 ? "" : "  ", kBarMarks[use], " ", name);
       width += name.size() + 4;
     }
@@ -155,6 +204,8 @@ class Table {
   const MemoryTrials& trials_;
   const MemoryTrial& any_;
   const UnitOfBytes unit_;
+  const size_t width_;
+  std::vector<const Ranks*> columns_;  // the stages that are being written
 };
 
 std::optional<int64_t> formula_of(const zero::StateBytes& formula, MemoryUse use) {
@@ -179,7 +230,7 @@ std::vector<const MemoryTrial*> largest_by_stage(const MemoryTrials& trials) {
   return largest;
 }
 
-std::string memory_table(const MemoryTrials& trials) { return Table(trials).text(); }
+std::string memory_table(const MemoryTrials& trials, int width) { return Table(trials, width).text(); }
 
 nlohmann::ordered_json memory_json(const MemoryTrials& trials) {
   nlohmann::ordered_json json;
@@ -203,6 +254,12 @@ std::string memory_csv(const MemoryTrials& trials) {
                    formula ? std::to_string(*formula) : "", "\n");
       }
       out += str(stage, ",", trial.rank, ",process,,", trial.process_peak, ",\n");
+      if (!trial.disk.used) continue;
+      for (size_t i = 0; i < kNumMemoryUses; ++i)
+        if (const auto use = static_cast<MemoryUse>(i); formula_of(trial.disk.formula, use))
+          out += str(stage, ",", trial.rank, ",disk_", key_of(use), ",", *formula_of(trial.disk.held, use),
+                     ",,", *formula_of(trial.disk.formula, use), "\n");
+      out += str(stage, ",", trial.rank, ",disk_file,", trial.disk.file, ",,\n");
     }
   }
   return out;

@@ -113,11 +113,41 @@ Engine& initialize_trial(RunConfig& run, Task& task, const comm::CommunicatorPtr
   return task.initialize(run.engine, comm, init);
 }
 
-/// Fills in `step_ms`, `held`, `phases`, `timeline` and `peak`.
-void measure_steps(Steps& steps, MemoryMeter& meter, int num_steps, MemoryTrial& trial) {
+/// The folder of the state on disk.
+std::string folder_of(const ZeroConfig& zero) {
+  return (zero.offload_optimizer.on_disk() ? zero.offload_optimizer : zero.offload_param)
+      .nvme_path.value_or("");
+}
+
+/// Fills in `formula` and `disk`. `before`: what the file had read and written `num_steps` steps ago.
+void measure_state(Engine& engine, const ZeroConfig& zero, std::pair<int64_t, int64_t> before, int num_steps,
+                   MemoryTrial& trial) {
+  trial.formula = engine.formula_bytes();
+  if (trial.device != "cpu") trial.formula.snapshot = 0;  // in host memory, which is not measured
+  const zero::OffloadStore* const store = engine.sharded_model().offload_store();
+  if (store == nullptr) return;
+  trial.disk.used = true;
+  trial.disk.formula = engine.formula_bytes(zero::Tier::kDisk);
+  trial.disk.held = engine.measured_bytes(zero::Tier::kDisk);
+  trial.disk.file = unnamed_file_bytes(folder_of(zero));
+  trial.disk.buffers_limit = store->budget();
+  trial.disk.read = (store->bytes_read() - before.first) / num_steps;
+  trial.disk.written = (store->bytes_written() - before.second) / num_steps;
+}
+
+std::pair<int64_t, int64_t> transferred(Engine& engine) {
+  const zero::OffloadStore* const store = engine.sharded_model().offload_store();
+  return store == nullptr ? std::pair<int64_t, int64_t>()
+                          : std::pair(store->bytes_read(), store->bytes_written());
+}
+
+/// Fills in `step_ms`, `held`, `phases`, `timeline` and `peak`, and what measure_state() does.
+void measure_steps(Steps& steps, Engine& engine, const ZeroConfig& zero, MemoryMeter& meter, int num_steps,
+                   MemoryTrial& trial) {
   steps.run();  // the first step records the order of units
   steps.run();
   meter.reset_peak();
+  const std::pair<int64_t, int64_t> before = transferred(engine);
   std::vector<double> times;
   for (int step = 0; step < num_steps; ++step) {
     const auto start = Clock::now();
@@ -126,6 +156,7 @@ void measure_steps(Steps& steps, MemoryMeter& meter, int num_steps, MemoryTrial&
   }
   std::sort(times.begin(), times.end());
   trial.step_ms = times.empty() ? 0 : times[times.size() / 2];
+  measure_state(engine, zero, before, num_steps, trial);
   trial.held = meter.now();
   const auto start = Clock::now();
   meter.record();
@@ -158,18 +189,20 @@ MemoryTrial run_memory_trial(RunConfig run, const Registry& registry, const comm
   Steps steps(*task, engine, train_sampler(run, *task, alone ? 1 : comm->size(), alone ? 0 : comm->rank()),
               data_loader_options(run.trainer, device));
   meter.set_default_use(MemoryUse::kActivations);
-  measure_steps(steps, meter, options.num_steps, trial);
-  trial.process_peak = std::llround(peak_own_bytes([&] { steps.run(), steps.run(); }) - idle_bytes);
+  trial.device = device.is_cpu() ? "cpu" : "cuda";
+  measure_steps(steps, engine, run.engine.zero, meter, options.num_steps, trial);
+  if (options.samples_process)
+    trial.process_peak = std::llround(peak_own_bytes([&] { steps.run(), steps.run(); }) - idle_bytes);
+  trial.whole_peak = std::llround(peak_bytes());
+  trial.code = std::llround(file_mapping_bytes());
 
   trial.stage = run.engine.zero.stage;
   trial.rank = comm->rank();
   trial.world_size = comm->size();
-  trial.device = device.is_cpu() ? "cpu" : "cuda";
   trial.backend = comm->backend();
   trial.precision = precision_of(run.engine);
   trial.optimizer = type_of(run.engine.optimizer.options);
-  trial.formula = engine.formula_bytes();
-  if (!device.is_cpu()) trial.formula.snapshot = 0;  // in host memory, which is not measured
+  trial.activations = run.engine.activations.policy;
   trial.peak_reserved = meter.peak_reserved();
   return trial;
 }
@@ -183,6 +216,16 @@ MemoryBytes bytes_of(const nlohmann::json& json) {
   return bytes;
 }
 
+nlohmann::ordered_json to_json(const zero::StateBytes& bytes) {
+  return {{"parameters", bytes.parameters}, {"gradients", bytes.gradients}, {"master", bytes.master},
+          {"optimizer", bytes.optimizer},   {"snapshot", bytes.snapshot},   {"total", bytes.total()}};
+}
+
+zero::StateBytes state_bytes_of(const nlohmann::json& json) {
+  return {json.at("parameters"), json.at("gradients"), json.at("master"), json.at("optimizer"),
+          json.at("snapshot")};
+}
+
 }  // namespace
 
 nlohmann::ordered_json to_json(const MemoryTrial& trial) {
@@ -194,14 +237,22 @@ nlohmann::ordered_json to_json(const MemoryTrial& trial) {
   json["backend"] = trial.backend;
   json["precision"] = trial.precision;
   json["optimizer"] = trial.optimizer;
-  json["formula"] = {{"parameters", trial.formula.parameters}, {"gradients", trial.formula.gradients},
-                     {"master", trial.formula.master},         {"optimizer", trial.formula.optimizer},
-                     {"snapshot", trial.formula.snapshot},     {"total", trial.formula.total()}};
+  json["activations"] = trial.activations;
+  json["formula"] = to_json(trial.formula);
   json["model_state"] = trial.model_state();
   json["held"] = to_json(trial.held);
   json["peak"] = to_json(trial.peak);
   json["peak_reserved"] = trial.peak_reserved;
   json["process_peak"] = trial.process_peak;
+  json["whole_peak"] = trial.whole_peak;
+  json["code"] = trial.code;
+  if (trial.disk.used)
+    json["disk"] = {{"formula", to_json(trial.disk.formula)},
+                    {"held", to_json(trial.disk.held)},
+                    {"file", trial.disk.file},
+                    {"buffers_limit", trial.disk.buffers_limit},
+                    {"read", trial.disk.read},
+                    {"written", trial.disk.written}};
   json["step_ms"] = trial.step_ms;
   for (const auto& [phase, seconds] : trial.phases) json["phases"][phase] = seconds;
   for (const MemorySample& sample : trial.timeline) {
@@ -221,13 +272,24 @@ MemoryTrial memory_trial_of(const nlohmann::json& json) {
   trial.backend = json.at("backend");
   trial.precision = json.at("precision");
   trial.optimizer = json.at("optimizer");
-  const nlohmann::json& formula = json.at("formula");
-  trial.formula = {formula.at("parameters"), formula.at("gradients"), formula.at("master"),
-                   formula.at("optimizer"), formula.at("snapshot")};
+  trial.activations = json.at("activations");
+  trial.formula = state_bytes_of(json.at("formula"));
   trial.held = bytes_of(json.at("held"));
   trial.peak = bytes_of(json.at("peak"));
   trial.peak_reserved = json.at("peak_reserved");
   trial.process_peak = json.at("process_peak");
+  trial.whole_peak = json.at("whole_peak");
+  trial.code = json.at("code");
+  if (json.contains("disk")) {
+    const nlohmann::json& disk = json.at("disk");
+    trial.disk = {true,
+                  state_bytes_of(disk.at("formula")),
+                  state_bytes_of(disk.at("held")),
+                  disk.at("file"),
+                  disk.at("buffers_limit"),
+                  disk.at("read"),
+                  disk.at("written")};
+  }
   trial.step_ms = json.at("step_ms");
   for (const auto& [phase, seconds] : json.at("phases").items())
     trial.phases.emplace_back(phase, seconds.get<double>());

@@ -22,6 +22,18 @@ struct MemoryTrialOptions {
   int simulate_world = 0;  ///< above 0: the process runs alone and holds what rank simulate_rank
                            ///< would hold in a group of this size (comm/self.h)
   int simulate_rank = 0;
+  bool samples_process = true;  ///< false: process_peak stays 0, and there are fewer steps
+};
+
+/// What one rank has on disk. Bytes.
+struct DiskTrial {
+  bool used = false;          ///< some of the model's state lies there
+  zero::StateBytes formula;   ///< model state
+  zero::StateBytes held;      ///< the same, added up from the tensors
+  int64_t file = 0;           ///< what the kernel says that the file has; tensors begin at whole pages
+  int64_t buffers_limit = 0;  ///< of MemoryUse::kDiskBuffers, unless one update needs more at once
+  int64_t read = 0;           ///< by a step
+  int64_t written = 0;
 };
 
 /// What one rank has measured. Memory in bytes.
@@ -33,12 +45,18 @@ struct MemoryTrial {
   std::string backend;    ///< Communicator::backend()
   std::string precision;  ///< precision_of()
   std::string optimizer;
-  zero::StateBytes formula;   ///< model state
+  std::string activations;    ///< activation_checkpointing.policy
+  zero::StateBytes formula;   ///< model state in memory
   MemoryBytes held;           ///< between steps
   MemoryBytes peak;           ///< when most was allocated during the steps
   int64_t peak_reserved = 0;  ///< CUDA: reserved by the caching allocator
   /// Private memory plus the process's share of shared memory, above what it was before the model was made.
   int64_t process_peak = 0;
+  /// The most that the process has had, with libraries' code, and memory that ranks share by its share: from
+  /// the start to the last step.
+  int64_t whole_peak = 0;
+  int64_t code = 0;  ///< of that, file mappings, which ranks of one host share
+  DiskTrial disk;
   double step_ms = 0;                  ///< median
   std::vector<MemorySample> timeline;  ///< of one step; at most kMaxSamples, each the largest of its interval
   /// "forward", "backward", "step": when they begin, in seconds on the timeline.

@@ -4,12 +4,10 @@
 
 #include <algorithm>
 
-#include "core/memory_use.h"
-
 namespace tessera::zero {
 
 at::Tensor BufferPool::allocate(int64_t bytes) const {
-  const MemoryFor use(MemoryUse::kCommunication);
+  const MemoryFor use(use_);
   const at::Tensor memory =
       at::empty({bytes + alignment_ - 1}, at::TensorOptions().dtype(at::kByte).device(device_));
   const int64_t past = reinterpret_cast<intptr_t>(memory.data_ptr()) % alignment_;

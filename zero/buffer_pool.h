@@ -8,9 +8,12 @@
 #include <limits>
 #include <vector>
 
+#include "core/memory_use.h"
+
 namespace tessera::zero {
 
-/// Not thread-safe. Owns the buffers that are not lent.
+/// Not thread-safe. Owns the buffers that are not lent. They count as communication buffers, or as what the
+/// MemoryFor scope says in which the pool is made.
 class BufferPool {
  public:
   /// Keeps at most `max_free` unused buffers, and gives them up rather than own more than `max_bytes` in all.
@@ -35,6 +38,7 @@ class BufferPool {
   int max_free_;
   int64_t alignment_;
   int64_t max_bytes_;
+  MemoryUse use_ = MemoryFor::current().value_or(MemoryUse::kCommunication);
   int num_lent_ = 0;
   std::vector<at::Tensor> free_;
   int64_t lent_bytes_ = 0;

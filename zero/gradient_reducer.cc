@@ -96,16 +96,8 @@ void GradientReducer::begin_backward(bool first, bool boundary) {
     throw Error("the backward pass before this one failed half-way, and its gradients are lost");
   boundary_ = boundary;
   gradients_.begin_backward(first);
-  if (!first) read_ahead();
   if (all_have_read_) std::exchange(all_have_read_, nullptr)->wait();
   queue_->begin();
-}
-
-/// What was accumulated before, in the order in which it is added to.
-void GradientReducer::read_ahead() {
-  std::vector<ReadAhead::Step> steps;
-  for (const int unit : order()) steps.push_back(units_[unit].on_disk(kGradient));
-  ahead_.plan(std::move(steps));
 }
 
 // ------------------------------------------------------------------------------- gradients that come
@@ -218,7 +210,6 @@ void GradientReducer::issue(ParamUnit& unit) {
   const at::Tensor flat = prepare_buffer(unit);
   const bool add = way_ == Way::kReduceEachBackward && !gradients_.first();
   unit.acquire(kGradient, add ? InMemory::Access::kReadWrite : InMemory::Access::kOverwrite);
-  if (add) ahead_.reached(unit.gradient.place);
   unit.gradient.reduction = update_whole_ && !through_slots() && !reads_peers_
                                 ? comm_->all_reduce(flat, unit.name, postscale_)
                                 : comm_->reduce_scatter(flat, {shard(unit), postscale_, add}, unit.name);

@@ -121,7 +121,6 @@ class GradientReducer {
   bool complete_next(Wait wait);
   void free_slot(ParamUnit& unit);
   void leave_memory(ParamUnit& unit);
-  void read_ahead();
   void gather_results();
   void make_accumulator(ParamUnit& unit);
   void make_slots();
@@ -141,7 +140,6 @@ class GradientReducer {
 
   std::unique_ptr<ReductionQueue> queue_;
   std::optional<GradientSlots> slots_;
-  ReadAhead ahead_;            // of accumulators on disk
   std::vector<int> finished_;  // the first backward's order of completion
   bool order_agreed_ = false;
 

@@ -87,8 +87,9 @@ inline StateBytes model_state_bytes(const Layout& layout, const StateModel& mode
 /// numbers of Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models"
 /// (2020), figure 1: 16 bytes a parameter.
 inline StateBytes estimate_state_bytes(int64_t num_parameters, int world_size, DType dtype,
-                                       const StateModel& model) {
-  return state_bytes({num_parameters, (num_parameters + world_size - 1) / world_size, dtype, true}, model);
+                                       const StateModel& model, Tier tier = Tier::kDevice) {
+  return state_bytes({num_parameters, (num_parameters + world_size - 1) / world_size, dtype, true}, model,
+                     tier);
 }
 
 /// Local. The smallest world, up to `num_parameters` ranks, of which `fits(world)` is true; it is

@@ -9,7 +9,7 @@ namespace tessera::zero {
 /// Where state lies that is not in use.
 enum class Tier {
   kDevice,  ///< in the memory of the rank's device
-  kDisk,    ///< in a file: see [Note: state on disk] in offloaded_tensor.h
+  kDisk,    ///< in a file: see [Note: state on disk] in offload_store.h
 };
 
 /// DeepSpeed's offload_param and offload_optimizer.

@@ -1,10 +1,17 @@
 #include "zero/residency.h"
 
 #include <algorithm>
+#include <string_view>
 
 #include "core/check.h"
 
 namespace tessera::zero {
+
+/// What to do about ranks that need different units. See [Note: one order for all ranks].
+constexpr std::string_view kOneOrder =
+    ". At stage 3 all ranks have to need the same parameters in the same order: set zero_optimization.stage "
+    "to 2, or run this part of the model, with its backward, while all ranks hold its parameters in one "
+    "GatheredParameters";
 
 static PlanBudget budget_of(const std::vector<ParamUnit>& units, const ResidencyOptions& options) {
   PlanBudget budget;
@@ -120,7 +127,7 @@ void Residency::track_cast(const CastSource& source, const at::Tensor& copy) {
 void Residency::ensure_unsharded(ParamUnit& unit, const char* operator_name) {
   if (unit.unsharded()) return make_readable(unit);
   if (failure_) return fail(unit);
-  agree_on(unit, operator_name);
+  agree_on(unit);
   cache_.make_room(unit, order_.budget());
   cache_.unshard(unit);
   ++cache_.counts.agreed_gathers;
@@ -169,15 +176,13 @@ void Residency::leave_plan(const ParamUnit& unit, const char* operator_name) {
   if (reductions_ && comm_->size() > 1) {
     // Whether the rest of the plan has reductions in it must be the same everywhere.
     const bool mine = reductions_->under_way();
-    const std::vector<bool> in_backward =
-        comm_->exchange(mine, str(unit.name, " outside of the recorded order"));
+    const std::vector<bool> in_backward = agree(mine, str(unit.name, " outside of the recorded order"));
     const auto name_of = [](bool backward) { return backward ? "backward" : "forward"; };
     for (int rank = 0; rank < comm_->size(); ++rank)
       if (in_backward[rank] != mine)
         throw CommError(str("rank ", comm_->rank(), " needs ", unit.name,
                             " outside of the recorded order in ", name_of(mine), ", rank ", rank, " in ",
-                            name_of(in_backward[rank]),
-                            ": every rank must run the same operators over sharded parameters"));
+                            name_of(in_backward[rank]), kOneOrder));
   }
   finish_plan();
   options_.log.debug(str(operator_name, " reads ", unit.name, " outside of the recorded order"));
@@ -199,23 +204,20 @@ void Residency::finish_plan() {
   if (order_.replaying() && gathers_on_use_) advance_to(order_.last_place());
 }
 
-void Residency::agree_on(const ParamUnit& unit, const std::string& why) {
+void Residency::agree_on(const ParamUnit& unit) {
   if (comm_->size() == 1) return;
-  struct Wanted {
-    int unit, reductions_issued;
-  };
   // Ranks may need it for different operators. The label is compared, so it does not name them.
-  const std::vector<Wanted> all =
-      comm_->exchange(Wanted{unit.index, num_reductions_issued()}, str("gather of ", unit.name));
-  int farthest = 0;
-  for (int rank = 0; rank < comm_->size(); ++rank) {
-    if (all[rank].unit != unit.index)
-      throw CommError(str("rank ", comm_->rank(), " needs ", unit.name, " for ", why, ", but rank ", rank,
-                          " needs ", units_[all[rank].unit].name,
-                          ": every rank must run the same operators over sharded parameters"));
-    farthest = std::max(farthest, all[rank].reductions_issued);
+  const std::vector<int> issued = agree(num_reductions_issued(), str("gather of ", unit.name));
+  issue_reductions(*std::max_element(issued.begin(), issued.end()));
+}
+
+template <class T>
+std::vector<T> Residency::agree(const T& mine, const std::string& label) {
+  try {
+    return comm_->exchange(mine, label);
+  } catch (const comm::RanksDiffer& error) {
+    throw CommError(str(error.what(), kOneOrder));
   }
-  issue_reductions(farthest);
 }
 
 bool Residency::follows_recorded_order() {
@@ -248,7 +250,7 @@ void Residency::begin_pass(Pass pass) {
   previous_counts_ = std::exchange(cache_.counts, {std::vector<int>(units_.size()), 0});
   if (!order_.replaying() || !gathers_on_use_) return;
   order_.make_plan(cache_.kept_units());
-  cache_.begin_plan(order_.plan());
+  if (pass == Pass::kEvaluation) cache_.expect(order_.plan());
   cache_.run(order_.plan().actions.front());
 }
 

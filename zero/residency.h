@@ -162,7 +162,10 @@ class Residency {
   int num_reductions_issued() const { return reductions_ ? reductions_->num_issued() : 0; }
   void advance_to(size_t place);
   void finish_plan();
-  void agree_on(const ParamUnit& unit, const std::string& why);
+  void agree_on(const ParamUnit& unit);
+  /// Collective. An exchange on `comm_` whose error says what to do where ranks need different units.
+  template <class T>
+  std::vector<T> agree(const T& mine, const std::string& label);
   void fail(ParamUnit& unit) noexcept;
   std::vector<ParamUnit*> updated_units(bool frozen_too) const;
 

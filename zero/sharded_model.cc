@@ -14,6 +14,7 @@
 #include "comm/torch_dtype.h"
 #include "core/check.h"
 #include "core/error.h"
+#include "core/memory_use.h"
 #include "zero/deferred_model.h"
 
 namespace tessera::zero {
@@ -103,6 +104,7 @@ void ShardedModel::make_offload_store() {
   for (int unit = 0; unit < layout_->num_units(); ++unit)
     add_sizes_on_disk(layout_->units()[unit], layout_->shard_numel(unit), options_, sizes);
   comm::on_all_ranks<Error>(*comm_, "state on disk", [&] {
+    const MemoryFor buffers(MemoryUse::kDiskBuffers);
     if (!sizes.empty())
       offload_store_ =
           std::make_unique<OffloadStore>(options_.offload, sizes, str("model state of rank ", comm_->rank()));
@@ -272,6 +274,7 @@ void ShardedModel::step(double grad_scale) {
   TESSERA_CHECK(used_.size() == parameters_.size(), "step() without summarize_gradients() before it");
   or_unusable([&] {
     if (listener_) residency_->begin_update();
+    if (offload_store_) offload_store_->begin_step();
     update(grad_scale);
     gradients_->done_reading();
     for (int parameter = 0; parameter < layout_->num_parameters(); ++parameter)
@@ -291,7 +294,10 @@ void ShardedModel::finish_updates() {
 }
 
 void ShardedModel::skip_step() {
-  or_unusable([&] { begin_pass(Pass::kTrain); });
+  or_unusable([&] {
+    if (offload_store_) offload_store_->begin_step();
+    begin_pass(Pass::kTrain);
+  });
 }
 
 // ------------------------------------------------------------------------------- what must not change

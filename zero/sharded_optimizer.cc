@@ -145,20 +145,14 @@ void ShardedOptimizer::begin_step(const GradientReducer& gradients, double grad_
                .used = used,
                .groups = groups_,
                .order = {},
-               .place = std::vector<size_t>(units_.size(), 0),
                .updated = std::vector<bool>(units_.size(), true)};
-  std::vector<ReadAhead::Step> steps;
   for (const int index : order) {
-    const ParamUnit& unit = units_[index];
-    if (!unit.spec.trainable) continue;
-    step_->place[index] = step_->order.size();
+    if (!units_[index].spec.trainable) continue;
     step_->updated[index] = false;
     step_->order.push_back(index);
-    steps.push_back(unit.on_disk(kUpdated | kGradient));
   }
   for (size_t parameter = 0; parameter < used.size(); ++parameter)
     if (used[parameter]) ++steps_[parameter];
-  ahead_.plan(std::move(steps));
   if (kind_ == kernels::OptimizerKind::kLamb && !rule_) {
     step_lamb();
     step_.reset();
@@ -171,7 +165,6 @@ void ShardedOptimizer::update(ParamUnit& unit) {
   const at::NoGradGuard no_grad;
   const InMemory gradient(unit, kGradient, InMemory::Access::kRead);
   const InMemory updated(unit, kUpdated, InMemory::Access::kReadWrite);
-  ahead_.reached(step_->place[unit.index]);
   for (const Stretch& stretch : stretches(unit, step_->used, /*by_parameter=*/false)) update(stretch);
   step_->updated[unit.index] = true;
 }

@@ -87,7 +87,6 @@ class ShardedOptimizer {
     std::vector<bool> used;              // by parameter
     std::vector<kernels::Hyper> groups;  // as they were when it began
     std::vector<int> order;
-    std::vector<size_t> place;  // by unit, in `order`
     std::vector<bool> updated;  // by unit
   };
 
@@ -100,7 +99,6 @@ class ShardedOptimizer {
   std::vector<std::string> state_names_;
   std::vector<int64_t> steps_;  // by parameter
   std::optional<Step> step_;    // some unit is still to be updated
-  ReadAhead ahead_;             // of the units to be updated
   at::Device device_ = at::kCPU;
 };
 

@@ -79,13 +79,15 @@ void UnitCache::reshard_unpinned() {
   deferred_ = std::move(pinned);
 }
 
-void UnitCache::begin_plan(const GatherPlan& plan) {
-  std::vector<ReadAhead::Step> steps;
+void UnitCache::expect(const GatherPlan& plan) {
+  std::vector<OffloadedTensor*> shards;
   for (const std::vector<PlanAction>& actions : plan.actions)
-    for (const PlanAction& action : actions)
-      if (action.kind == PlanAction::kUnshard) steps.push_back(units_[action.unit].on_disk(kValues));
-  num_gathers_ = 0;
-  ahead_.plan(std::move(steps));
+    for (const PlanAction& action : actions) {
+      if (action.kind != PlanAction::kUnshard) continue;
+      const std::vector<OffloadedTensor*> on_disk = units_[action.unit].on_disk(kValues);
+      shards.insert(shards.end(), on_disk.begin(), on_disk.end());
+    }
+  OffloadedTensor::expect(shards);
 }
 
 void UnitCache::run(const std::vector<PlanAction>& actions) {
@@ -93,7 +95,6 @@ void UnitCache::run(const std::vector<PlanAction>& actions) {
     ParamUnit& unit = units_[action.unit];
     if (action.kind == PlanAction::kUnshard) {
       std::erase(deferred_, action.unit);
-      ahead_.reached(num_gathers_++);
       // Pinned by a GatheredParameters, on all ranks: it is there already, and may have been written.
       if (unit.use.pins == 0 || !unit.unsharded()) unshard(unit);
     } else if (unit.use.pinned()) {

@@ -52,8 +52,8 @@ class UnitCache {
   /// Local. The same, once the unit is unpinned and reshard_unpinned() is called.
   void reshard_when_unpinned(const ParamUnit& unit) { deferred_.push_back(unit.index); }
   void reshard_unpinned();
-  /// Local. A plan begins: what it gathers is read ahead, where it is on disk.
-  void begin_plan(const GatherPlan& plan);
+  /// Local. A pass outside of training begins: what its plan gathers is read ahead, where it is on disk.
+  void expect(const GatherPlan& plan);
   /// Collective. Carries out a part of the plan, one after another.
   void run(const std::vector<PlanAction>& actions);
   /// Local. Reshards the units used longest ago, none of them pinned, until `unit` fits the budget.
@@ -82,8 +82,6 @@ class UnitCache {
   Options options_;
   BufferPool pool_;
   CastTracker casts_;
-  ReadAhead ahead_;            // of what the plan gathers
-  size_t num_gathers_ = 0;     // of the plan, so far
   std::vector<int> deferred_;  // to be resharded once unpinned
   int max_unsharded_ = 0;
 };

@@ -6,6 +6,7 @@ From then on `import deepspeed` gives this module in this process, whether DeepS
 Trainer (`deepspeed="ds_config.json"`) and Accelerate's DeepSpeedPlugin train with Tessera. It has the names that those two use, and
 those of a training script; what else DeepSpeed has is an AttributeError.
 """
+import atexit
 import importlib.machinery
 import importlib.metadata
 import logging
@@ -83,6 +84,15 @@ def init_distributed(dist_backend=None, auto_mpi_discovery=True, distributed_por
     backend = dist_backend or ("nccl" if group.device.type == "cuda" else "gloo")
     torch.distributed.init_process_group(backend, store=torch.distributed.PrefixStore("torch", store), rank=group.rank,
                                          world_size=group.size, timeout=timeout)
+    if backend == "gloo":
+        atexit.register(_destroy_torch_group)
+
+
+def _destroy_torch_group():
+    """Before the interpreter is gone: Gloo's threads let go of tensors, which takes the GIL, and a thread that asks for it too late ends the
+    process (SIGABRT, "terminate called without an active exception")."""
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 def add_config_arguments(parser):

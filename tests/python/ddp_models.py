@@ -106,5 +106,5 @@ def full():
         "timm_convnext_atto_3m": (_timm("convnext_atto"), _images(96), models._classify, {"rate": 0.01}),
         "timm_efficientnet_b0_4m": (_timm("efficientnet_b0"), _images(96), models._classify, {**BATCH_NORM, "ill_conditioned": ("fp32", "adamw")}),
         "mixtral_15m": (_mixtral, _tokens(4096, 64), models._language_loss, UNUSED),
-        "lora_llama_24m": (_lora, _tokens(8192, 64), models._language_loss, {"not_in": OWN_TYPES}),
+        "lora_llama_24m": (_lora, _tokens(8192, 64), models._language_loss, {"not_in": OWN_TYPES, "ill_conditioned": ("adamw",)}),
     }

@@ -1,7 +1,10 @@
 """A script that was written for DeepSpeed itself: but for its first line, nothing is Tessera's."""
 import tessera.deepspeed  # noqa: F401  isort: skip
 import argparse
+import atexit
 import json
+import os
+from pathlib import Path
 
 import deepspeed
 import torch
@@ -10,7 +13,13 @@ from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_grad
 from torch import nn
 
 
+def say_what_is_left():
+    """At exit, after what was registered later: whether torch's group, with its threads, is gone."""
+    Path(f"exit{os.environ['RANK']}").write_text(str(torch.distributed.is_initialized()))
+
+
 def main():
+    atexit.register(say_what_is_left)
     parser = deepspeed.add_config_arguments(argparse.ArgumentParser())
     arguments = parser.parse_args()
     deepspeed.init_distributed()

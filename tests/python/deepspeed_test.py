@@ -64,6 +64,7 @@ class DeepSpeed(RanksTest):
             "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 2, "warmup_max_lr": 0.01, "warmup_type": "linear"}}}))
         result = self.run_script("deepspeed_script.py", "--deepspeed", "--deepspeed_config", "ds.json")
         self.assertLess(result["losses"][-1], result["losses"][0])
+        self.assertEqual([(self.folder / f"exit{rank}").read_text() for rank in range(2)], ["False", "False"])
         self.assertEqual(result["lr"], [0.01])
         self.assertTrue((self.folder / "model" / "model.safetensors").exists())
 

@@ -2,8 +2,8 @@
 import os
 import re
 import tempfile
-import types
 import unittest
+from collections import OrderedDict
 from pathlib import Path
 
 import tessera
@@ -30,13 +30,16 @@ class Document(unittest.TestCase):
             for code in blocks("Checkpoints"):
                 exec(code, names)
             self.assertEqual(names["client_state"], {"epoch": 2})
-            names["model"] = torch.nn.ModuleDict({"head": torch.nn.Linear(4, 2)})
+            names["model"] = torch.nn.Sequential(OrderedDict(head=torch.nn.Linear(4, 2), experts=torch.nn.Sequential(torch.nn.Linear(2, 2))))
             names["engine"] = tessera.initialize(model=names["model"], config={"train_batch_size": 1, "zero_optimization": {"stage": 3}})[0]
-            names.update(model=types.SimpleNamespace(head=names["model"]["head"]), nn=torch.nn)
-            names["engine"].backward(names["model"].head(torch.ones(1, 4)).sum())
-            for code in blocks("Whole parameters"):
-                exec(code, names)
+            names.update(x=torch.ones(1, 4), nn=torch.nn)
+            names["engine"].backward(names["model"](names["x"]).sum())
+            whole, branches = blocks("Whole parameters")
+            exec(whole, names)
             self.assertEqual(names["engine"].full_parameter("head.weight").abs().sum(), 0)
+            names["engine"].step()
+            exec(branches, names)
+            self.assertEqual(names["engine"].global_steps, 2)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 torch is not downloaded again (0.6 GB): the packages of .deps/venv are linked into the environment, as if pip had installed them there, or
 are named in a .pth file, as where an environment builds upon another one.
 """
+import ctypes
 import ctypes.util
 import json
 import os
@@ -15,11 +16,14 @@ import zipfile
 from email.parser import Parser
 from pathlib import Path
 
+import packaging.tags
 import torch
 from ranks import HERE, ROOT, RanksTest, environment
 
 BUILD = Path(os.environ["BUILD_DIR"])
 SITE_PACKAGES = Path(torch.__file__).parents[1]
+VERSION = f"{sys.version_info[0]}{sys.version_info[1]}"
+PLATFORM = "manylinux_2_35_x86_64"
 # What auditwheel's list for manylinux_2_35 has of what we link, and torch's libraries, which `import torch` has loaded.
 SYSTEM = {"libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1", "libgcc_s.so.1", "libstdc++.so.6", "ld-linux-x86-64.so.2"}
 TORCH = {"libtorch.so", "libtorch_cpu.so", "libtorch_python.so", "libc10.so", "libgomp.so.1"}
@@ -42,7 +46,8 @@ class Wheel(RanksTest):
         cls.home = Path(folder.name)
         run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-build-isolation", "--no-deps", "--no-index", "--wheel-dir", cls.home, ROOT,
             "--config-settings", f"cmake.define.TESSERA_BUILD_DIR={BUILD}", "--config-settings", "cmake.define.TESSERA_BUILD=OFF",
-            "--config-settings", f"build-dir={cls.home / 'work'}",
+            "--config-settings", f"build-dir={cls.home / 'work'}", "--config-settings", f"cmake.define.TESSERA_PLATFORM={PLATFORM}",
+            "--config-settings", f"wheel.tags=cp{VERSION}-cp{VERSION}-{PLATFORM}",
             env=environment(PIP_DISABLE_PIP_VERSION_CHECK=1))
         (cls.wheel,) = cls.home.glob("tessera-*.whl")
         cls.site = cls.make_environment("beside")
@@ -74,12 +79,12 @@ class Wheel(RanksTest):
     # ----------------------------------------------------------------------------------------- what it is
 
     def test_tags_and_metadata(self):
-        version = f"{sys.version_info[0]}{sys.version_info[1]}"
-        self.assertRegex(self.wheel.name, rf"^tessera-\d+\.\d+\.\d+-cp{version}-cp{version}-linux_x86_64\.whl$")
+        self.assertRegex(self.wheel.name, rf"^tessera-\d+\.\d+\.\d+-cp{VERSION}-cp{VERSION}-{PLATFORM}\.whl$")
         with zipfile.ZipFile(self.wheel) as wheel:
             (name,) = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
             metadata = Parser().parsestr(wheel.read(name).decode())
             names = set(wheel.namelist())
+        self.assertIn(self.wheel.stem.split("-", 2)[2], {str(tag) for tag in packaging.tags.sys_tags()}, "pip takes it on Debian 12")
         minor = ".".join(torch.__version__.split(".")[:2])
         self.assertEqual(metadata.get_all("Requires-Dist"), [f"torch=={minor}.*"])
         self.assertEqual(metadata["License-Expression"], "Apache-2.0")
@@ -98,6 +103,18 @@ class Wheel(RanksTest):
                 self.assertTrue(folder.startswith("$ORIGIN/"), f"{path.name}: {folder}")
             for name, number in re.findall(r"\b(GLIBC|GLIBCXX|CXXABI)_([0-9.]+)", run("readelf", "-V", path)):
                 self.assertLessEqual(tuple(map(int, number.split("."))), NEWEST[name], path)
+
+    @unittest.skipUnless(hasattr(ctypes.CDLL(None), "arc4random"), "glibc is older than 2.36, which brought arc4random")
+    def test_a_tag_that_is_not_true_is_refused(self):
+        (self.folder / "tessera").mkdir()
+        run("cc", "-shared", "-fPIC", "-x", "c", "-o", self.folder / "tessera" / "_engine.so", "-",
+            input="unsigned arc4random(void);\nunsigned draw(void) { return arc4random(); }\n")
+        for tag, found in (("manylinux_2_35_x86_64", "_engine.so needs GLIBC_2.36, and manylinux_2_35_x86_64 has GLIBC_2.35"),
+                           ("manylinux_2_17_x86_64", "expected manylinux_2_35_x86_64, or nothing"), ("", None)):
+            done = subprocess.run(["cmake", f"-DCMAKE_INSTALL_PREFIX={self.folder}", f"-DTESSERA_PLATFORM={tag}", "-P",
+                                   ROOT / "python" / "wheel" / "PlatformTag.cmake"], capture_output=True, text=True, check=False)
+            self.assertEqual(done.returncode != 0, found is not None, done.stderr)
+            self.assertIn(found or "", " ".join(done.stderr.split()))
 
     def test_exports_its_entry_alone(self):
         (module,) = self.package.glob("_engine*.so")

@@ -146,17 +146,43 @@ TEST_F(OffloadTest, UnitsAreUpdatedWhenTheyAreUsed) {
   rig.step(model->forward(batch(0, 0)).sum());
   rig.sharded->finish_updates();
   OffloadStore& store = *rig.sharded->offload_store();
-  store.finish_writes();
+  store.flush();
   const int64_t before = store.bytes_written();
   rig.step(model->forward(batch(0, 1)).sum());
   EXPECT_EQ(store.bytes_written(), before) << "step() updates nothing at once";
   model->through({0, 1}, batch(0, 2));
   rig.sharded->finish_updates();
-  store.finish_writes();
+  store.flush();
   // exp_avg and exp_avg_sq of each unit that had a gradient, and of one that had none, written once.
   const int64_t page = SpillFile::kAlignment;
   EXPECT_GE(store.bytes_written() - before, 2 * kNumLayers * page);
   EXPECT_LE(store.bytes_written() - before, 2 * (kNumLayers + 1) * page);
+}
+
+/// Bytes read and written in a step, once the order is known.
+std::pair<int64_t, int64_t> traffic_of_a_step(const Change& change) {
+  Chain model(kNumLayers);
+  Rig rig(*model, alone(), 3, change);
+  train(model, rig, 0, 4);
+  const OffloadStore& store = *rig.sharded->offload_store();
+  const std::pair before(store.bytes_read(), store.bytes_written());
+  train(model, rig, 0, 2);
+  return {(store.bytes_read() - before.first) / 2, (store.bytes_written() - before.second) / 2};
+}
+
+TEST_F(OffloadTest, WhatHasRoomStaysInMemory) {
+  const int num_tensors = 4 * (kNumLayers + 1);
+  const auto [all_read, all_written] =
+      traffic_of_a_step(with({.tiers = kAllOnDisk, .num_buffers = num_tensors}));
+  EXPECT_EQ(all_read, 0);
+  const auto [half_read, half_written] =
+      traffic_of_a_step(with({.tiers = kAllOnDisk, .num_buffers = num_tensors / 2}));
+  const auto [few_read, few_written] = traffic_of_a_step(with({.tiers = kAllOnDisk, .num_buffers = 4}));
+  EXPECT_GT(half_read, 0);
+  EXPECT_LT(half_read, few_read);
+  // The unit that some steps leave out is not expected, and so written.
+  EXPECT_LT(all_written, few_written / 4);
+  EXPECT_LT(half_written, few_written);
 }
 
 TEST_F(OffloadTest, EvaluationAfterAStepSeesTheUpdate) {

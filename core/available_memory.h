@@ -1,0 +1,14 @@
+// Memory that processes of this one's group can still get.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+
+namespace tessera {
+
+/// Local. Bytes: the kernel's MemAvailable, or less where a memory cgroup of this process (version 1 or 2),
+/// or one that it lies in, has less room below its limit. File pages that a cgroup can drop are room. `root`:
+/// where proc/ and sys/ are; tests have their own. Throws Error if the kernel does not say.
+int64_t available_memory(const std::filesystem::path& root = "/");
+
+}  // namespace tessera

@@ -1,0 +1,211 @@
+"""`tessera memory --fit`: what it proposes is trained here, and the kernel says how much memory that took."""
+import json
+import os
+import re
+import shutil
+import subprocess
+import unittest
+
+from terminal import render, run_on_terminal
+from tool import ROOT, ToolTest
+
+# A GPT with 5 million parameters: 80 MB of state in fp32 with AdamW.
+MODEL = {"type": "gpt", "dim": 256, "layers": 6, "heads": 4, "vocabulary": 512, "sequence": 64}
+
+
+class FitTest(ToolTest):
+    def setUp(self):
+        super().setUp()
+        self.write("c.json", self.gpt())
+
+    def gpt(self, **changes):
+        config = self.config(model=MODEL, data={"type": "text", "path": str(ROOT / "LICENSE"), "test_fraction": 0.2},
+                             train_batch_size=None, train_micro_batch_size_per_gpu=4, zero_optimization={"unit_numel": 300_000})
+        config["trainer"].update(eval_batch_size=4)
+        config.update(changes)
+        return config
+
+    def fit(self, *args, config="c.json"):
+        outcome = self.run_tool("memory", "--fit", config, *args)
+        self.assert_succeeded(outcome)
+        self.assertLessEqual(max(map(len, outcome.out.splitlines())), 80, outcome.out)
+        return outcome.out
+
+    def chosen(self, name="c_fit.json"):
+        return json.loads((self.folder / name).read_text())
+
+    def peak_mb(self, *args):
+        """What the kernel says of `tessera train` with one rank: the largest resident set in 30 steps, as the only child of a process."""
+        args = [*args, "--set", "trainer.max_steps=30"]
+        script = ("import resource, subprocess, sys; subprocess.run(sys.argv[1:], check=True, capture_output=True);"
+                  "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)")
+        program = os.environ.get("TESSERA", str(ROOT / "build" / "tessera"))
+        done = subprocess.run(["python3", "-c", script, program, "train", *map(str, args)], cwd=self.folder, check=True, capture_output=True,
+                              text=True, env=self.environment(), timeout=120)
+        shutil.rmtree(self.folder / "run")
+        return int(done.stdout) * 1024 / 1e6
+
+    def needs_mb(self, config="c.json", *args):
+        """The configuration as it is: the last row of a fit without a limit."""
+        return self.rows(self.fit("--memory", "1TB", *args, config=config))[-1]["MB"]
+
+    def rows(self, out):
+        rows = []
+        for line in out.splitlines():
+            match = re.match(r"(nothing|optimizer|all)(, [a-z1 ]+?)? +(\d)  (\w+) +(\d+)x(\d+) +(>?)(\d+|-) +(\S+)$", line)
+            if match:
+                disk, more, stage, policy, micro, others, above, mb, step = match.groups()
+                rows.append({"disk": disk + (more or ""), "stage": int(stage), "policy": policy, "micro": int(micro), "times": int(others),
+                             "above": above == ">", "MB": None if mb == "-" else int(mb), "step": step})
+        self.assertGreater(len(rows), 0, out)
+        return rows
+
+    def test_what_fits_as_it_is_stays_as_it_is(self):
+        out = self.fit("--memory", "8GB")
+        self.assertIn("Why: nothing costs less, and it fits.", out)
+        found = self.chosen()
+        self.assertEqual(found["zero_optimization"], {"unit_numel": 300_000, "stage": 0})
+        self.assertEqual(found["activation_checkpointing"], {"policy": "none"})
+        self.assert_succeeded(self.run_tool("train", "c.json"))
+        expected = self.losses()
+        shutil.rmtree(self.folder / "run")
+        self.assert_succeeded(self.run_tool("train", "c_fit.json"))
+        self.assertEqual(self.losses(), expected)
+
+    def test_what_is_proposed_stays_within_the_limit(self):
+        """Limits between what the configuration needs and the least: each proposal is trained, with evaluation and checkpoints."""
+        as_it_is = self.peak_mb("c.json")
+        least = self.rows(self.fit("--least-memory"))[-1]["MB"]
+        self.assertLess(least, as_it_is - 40, "there is something to choose")
+        disks = []
+        for part in (0.85, 0.45, 0.1):
+            limit = round(least * 1.04 + (as_it_is - least) * part)
+            out = self.fit("--memory", f"{limit}MB", "-o", "small.json")
+            found = self.chosen("small.json")
+            peak = self.peak_mb("small.json")
+            self.assertLessEqual(peak, limit, out)
+            self.assertGreater(as_it_is, limit, "the limit excludes the configuration as it is")
+            self.assertEqual(found["train_batch_size"], 4)
+            stated = float(re.search(r"([\d.]+) MB of [\d.]+ MB", out.replace("\n ", ""))[1])
+            self.assertLessEqual(peak, stated * 1.03, out)
+            disks.append("offload_optimizer" in found["zero_optimization"])
+        self.assertFalse(disks[0], "in memory is preferred")
+        self.assertTrue(disks[-1], "the smallest limit needs the disk")
+
+    def test_the_losses_are_those_of_the_configuration(self):
+        least = self.rows(self.fit("--least-memory", "--no-disk"))[-1]["MB"]
+        self.fit("--memory", f"{round(least * 0.93)}MB", "-o", "small.json")
+        found = self.chosen("small.json")
+        self.assertEqual(found["zero_optimization"]["offload_optimizer"]["device"], "nvme")
+        losses = []
+        micro = ["--set", f"train_micro_batch_size_per_gpu={found['train_micro_batch_size_per_gpu']}", "--set", "train_batch_size=4"]
+        for args in (["small.json"], ["c.json", *micro]):  # the order of sums depends on the micro-batch
+            self.assert_succeeded(self.run_tool("train", *args))
+            losses.append(self.losses())
+            shutil.rmtree(self.folder / "run")
+        self.assertEqual(*losses)
+
+    def test_ranks_share_the_memory(self):
+        out = self.fit("--nproc", 2, "--memory", "1GB", "--set", "zero_optimization.stage=1")
+        self.assertIn("Memory of 2 ranks on this host", out)
+        found = self.chosen()
+        self.assertEqual(found["train_batch_size"], 8)
+        self.assertEqual(found["zero_optimization"]["stage"], 1)
+        self.assert_succeeded(self.run_tool("train", "c_fit.json", "--nproc", 2))
+
+    def test_the_largest_micro_batch(self):
+        limit = round(self.needs_mb() * 1.25)
+        out = self.fit("--memory", f"{limit}MB", "--largest-batch", "--no-disk")
+        found = self.chosen()
+        self.assertGreater(found["train_micro_batch_size_per_gpu"], 4)
+        self.assertIn("The batch of a step is now", out)
+        self.assertLessEqual(self.peak_mb("c_fit.json"), limit)
+        larger = ["--set", f"train_micro_batch_size_per_gpu={round(found['train_micro_batch_size_per_gpu'] * 1.4)}", "--set", "train_batch_size=auto",
+                  "--set", "gradient_accumulation_steps=1"]
+        self.assertGreater(self.peak_mb("c_fit.json", *larger) * 1.03, limit, "a larger one does not fit")
+
+    def test_the_fewest_ranks(self):
+        self.write("c.json", self.gpt(train_micro_batch_size_per_gpu=1, zero_optimization={"stage": 2, "unit_numel": 300_000}))
+        as_it_is = self.needs_mb()
+        out = self.fit("--fewest-ranks", "--no-disk", "--memory", f"{round(as_it_is * 0.92)}MB")
+        ranks = int(re.search(r" x (\d+) ranks", out.replace("\n ", ""))[1])
+        self.assertGreater(ranks, 1)
+        self.assertEqual(self.chosen()["train_batch_size"], ranks)
+
+    def test_no_setting_fits(self):
+        outcome = self.run_tool("memory", "c.json", "--fit", "--memory", "20MB")
+        self.assertEqual(outcome.code, 1, outcome)
+        self.assertEqual(len(outcome.err.splitlines()), 1, outcome)
+        least = re.search(r"error: --memory 20MB: no setting fits; the least that one needs is ([\d.]+) MB \(all", outcome.err)
+        self.assertTrue(least, outcome)
+        self.assertFalse((self.folder / "c_fit.json").exists())
+        self.assertEqual(list(self.tmp.iterdir()), [])
+        self.assert_nothing_runs()
+        self.fit("--memory", f"{round(float(least[1]) * 1.08)}MB")
+
+    def small_disk(self, megabytes):
+        """A file system of that size, or a skipped test where none may be mounted."""
+        image, folder = self.folder / "image", self.folder / "disk"
+        image.write_bytes(b"")
+        os.truncate(image, megabytes << 20)
+        folder.mkdir()
+        for command in (["mkfs.ext4", "-q", str(image)], ["mount", "-o", "loop", str(image), str(folder)]):
+            if not shutil.which(command[0]) or subprocess.run(command, capture_output=True).returncode != 0:
+                self.skipTest(f"{command[0]} is not possible here")
+        self.addCleanup(subprocess.run, ["umount", str(folder)], check=True)
+        return folder
+
+    def test_the_disk_is_too_small(self):
+        disk = self.small_disk(16)
+        outcome = self.run_tool("memory", "c.json", "--fit", "--memory", "190MB", "--disk", disk)
+        self.assertEqual(outcome.code, 1, outcome)
+        self.assertRegex(outcome.err, r"^error: --memory 190MB: no setting fits; .* and state on disk needs [\d.]+ MB in \S+/disk, which has [\d.]+ MB free\n$")
+
+    def test_state_in_memory_is_no_state_on_disk(self):
+        if not os.path.ismount("/dev/shm"):
+            self.skipTest("no file system in memory here")
+        self.assert_one_error(self.run_tool("memory", "c.json", "--fit", "--disk", "/dev/shm/x"), "--disk /dev/shm/x", "tmpfs")
+
+    def test_the_file_keeps_what_was_written(self):
+        text = json.dumps(self.gpt()).replace('"train_micro_batch_size_per_gpu"', '// a comment\n "per_device_train_batch_size"', 1)
+        self.write("c.json", text)
+        self.fit("--memory", "4GB", "--set", "optimizer.params.lr=0.5", "--output", "new.json")
+        found = self.chosen("new.json")
+        self.assertEqual(found["optimizer"], {"type": "AdamW", "params": {"lr": 0.5}})
+        self.assertEqual((found["model"], found["train_micro_batch_size_per_gpu"]), (MODEL, 4))
+        self.assertNotIn("per_device_train_batch_size", found)
+        self.assertEqual(list(found)[:3], ["model", "data", "trainer"], "in the order of the file")
+
+    def test_on_terminals(self):
+        for columns in (60, 80):
+            process, written = run_on_terminal(lambda **streams: self.start("memory", "--fit", "c.json", "--memory", "8GB", **streams), columns, 120)
+            self.assertEqual(process.returncode, 0, written)
+            lines = [line for line in render(written, columns) if line]
+            self.assertTrue(lines[0].startswith("Memory of 1 rank"), lines)
+            self.assertFalse(any(line.startswith("trial") for line in lines), lines)
+            self.assertEqual(len(self.rows("\n".join(lines))), 2)
+            self.assertEqual(sum(line.startswith("  ") for line in lines[-5:]) <= 4, True, lines)
+
+    def test_mistakes(self):
+        name = "c.json"
+        for args, parts in [
+            (("--fit",), ("--fit CONFIG",)),
+            ((name, "--fit", "80GiB"), ("--fit 80GiB", "--memory", "--estimate")),
+            ((name, "--memory", "8GB"), ("--fit CONFIG",)),
+            (("--fit", name, "--memory", "8"), ("--memory 8", "with its unit")),
+            (("--fit", name, "--output", name), ("--output c.json", "CONFIG itself")),
+            (("--fit", name, "-o", "no/where.json"), ("no/where.json", "folder")),
+            (("--fit", name, "--least-memory", "--fewest-ranks"), ("expected one of them",)),
+            (("--fit", name, "--no-disk", "--disk", "x"), ("--no-disk",)),
+            (("--fit", name, "--fewest-ranks", "--nproc", 2), ("--nproc",)),
+            (("--fit", "no.json"), ("no.json",)),
+            (("--fit", name, "--set", "zero_optimization.stage=9"), ("zero_optimization.stage",)),
+            (("--fit", name, "--set", "trainer.device=cuda"), ("trainer.device",)),
+            (("--fit", name, "--set", "data.path=nowhere"), ("nowhere",)),
+        ]:
+            with self.subTest(args=args):
+                self.assert_one_error(self.run_tool("memory", *args), *parts)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,44 @@
+// A model of which the number of parameters is known, and so its state's bytes at every stage and tier.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/dtype.h"
+#include "core/log.h"
+#include "engine/config/config.h"
+#include "zero/memory_model.h"
+
+namespace tessera::tools {
+
+struct CountedModel {
+  int64_t num_trainable = 0, num_frozen = 0;
+  DType dtype = DType::kFloat32;
+  DType accumulate_dtype = DType::kFloat32;
+  int num_states = 0;
+  int64_t train_size = 0;            ///< samples of the training set, where it is a configuration's
+  std::string precision, optimizer;  ///< in words
+
+  /// Local. Bytes of one rank of `world` on `tier`, without padding. `one_copy_a_host`: see zero::StateModel.
+  zero::StateBytes bytes(int stage, int64_t world, DType accumulate, zero::Tiers tiers = {},
+                         zero::Tier tier = zero::Tier::kDevice, bool one_copy_a_host = false) const;
+  /// Local. As zero::smallest_world.
+  int64_t smallest_world(int stage, zero::Tiers tiers, int64_t budget_bytes) const;
+};
+
+inline constexpr zero::Tiers kOptimizerOnDisk{.optimizer = zero::Tier::kDisk};
+inline constexpr zero::Tiers kAllOnDisk{.parameters = zero::Tier::kDisk, .optimizer = zero::Tier::kDisk};
+
+/// Local. Whether `world` ranks may put this on disk at this stage.
+bool can_offload(int stage, int64_t world, zero::Tiers tiers);
+
+/// Local. The number of fp32 state tensors of the optimizer.
+int num_states_of(const OptimizerConfig& config);
+
+/// Local. Makes the configuration's model, in this process, on the CPU and without its memory, to count it.
+/// `overrides`: as --set gives them. Throws ConfigError, DataError.
+CountedModel count_model(const std::string& config, const std::vector<std::string>& overrides,
+                         const Logger& log);
+
+}  // namespace tessera::tools

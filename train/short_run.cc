@@ -1,0 +1,91 @@
+#include "train/short_run.h"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "core/process_memory.h"
+#include "train/run.h"
+#include "train/trainer.h"
+
+namespace tessera::train {
+namespace {
+
+/// A task with the first samples of its evaluation sets alone. Borrows the task.
+class BrieflyEvaluated final : public Task {
+ public:
+  BrieflyEvaluated(Task& task, int64_t max_samples) : task_(task), max_samples_(max_samples) {}
+
+  std::string_view name() const override { return task_.name(); }
+  int64_t train_size() const override { return task_.train_size(); }
+  int64_t eval_size() const override { return std::min(task_.eval_size(), max_samples_); }
+  int64_t test_size() const override { return std::min(task_.test_size(), max_samples_); }
+  std::string_view eval_set_name() const override { return task_.eval_set_name(); }
+  TrainOrder train_order() const override { return task_.train_order(); }
+  Engine& initialize(const EngineConfig& config, comm::CommunicatorPtr comm,
+                     const InitOptions& options) override {
+    return task_.initialize(config, std::move(comm), options);
+  }
+  Batch train_batch(const std::vector<int64_t>& indices, at::Generator generator) const override {
+    return task_.train_batch(indices, std::move(generator));
+  }
+  Batch eval_batch(const std::vector<int64_t>& indices) const override { return task_.eval_batch(indices); }
+  Batch test_batch(const std::vector<int64_t>& indices) const override { return task_.test_batch(indices); }
+  at::Tensor loss(const Batch& batch) override { return task_.loss(batch); }
+  at::Tensor statistics(const Batch& batch) override { return task_.statistics(batch); }
+  std::vector<std::string> metric_names() const override { return task_.metric_names(); }
+  Metrics metrics(const at::Tensor& total) const override { return task_.metrics(total); }
+  std::string report(const at::Tensor& total) const override { return task_.report(total); }
+  std::vector<std::pair<std::string, std::string>> files() const override { return task_.files(); }
+  LoadWeightsOptions init_weights() const override { return task_.init_weights(); }
+  std::vector<SampleFile> write_samples(const std::filesystem::path& folder, int64_t step) override {
+    return task_.write_samples(folder, step);
+  }
+
+ private:
+  Task& task_;
+  int64_t max_samples_;
+};
+
+/// `run` in a few steps: what it does every so many epochs or steps it does once.
+void shorten(RunConfig& run, const ShortRunOptions& options) {
+  TrainerConfig& trainer = run.trainer;
+  const bool evaluates = trainer.eval_every_epochs > 0 || trainer.eval_every_steps > 0;
+  const bool saves = options.saves && (trainer.save_every_epochs > 0 || trainer.save_every_steps > 0);
+  trainer.epochs = 0;
+  trainer.max_steps = options.num_steps;
+  trainer.eval_every_epochs = trainer.save_every_epochs = trainer.histograms_every_steps = 0;
+  trainer.eval_every_steps = evaluates ? options.num_steps : 0;
+  trainer.save_every_steps = saves ? options.num_steps : 0;
+  trainer.export_model = trainer.export_model && saves;
+  trainer.early_stopping_patience = 0;
+  trainer.output_dir = options.folder.string();
+  run.engine.monitors = {};
+  fill_in_schedule(run.engine.scheduler, 1'000'000);  // memory does not depend on it
+}
+
+}  // namespace
+
+std::vector<double> run_briefly(RunConfig run, const Registry& registry, const comm::Environment& environment,
+                                const ShortRunOptions& options, const Logger& logger) {
+  set_up_process(run.trainer, environment);
+  shorten(run, options);
+  const std::unique_ptr<Task> task = registry.make(run.model, run.data);
+  const comm::CommunicatorPtr comm = join_group(run.trainer, environment, logger);
+  InitOptions init;
+  init.device = comm->device();
+  init.local_rank = environment.local_rank;
+  constexpr int64_t kBatches = 2;
+  BrieflyEvaluated brief(*task, kBatches * run.trainer.eval_batch_size * comm->size());
+  std::vector<double> peaks;
+  TrainerStart start;
+  start.stop = [&] {
+    peaks.push_back(peak_resident_bytes());
+    return false;
+  };
+  Trainer trainer(std::move(run), brief, comm, init, {.display = {}, .logger = logger}, std::move(start));
+  trainer.run();
+  return peaks;
+}
+
+}  // namespace tessera::train
