@@ -179,7 +179,7 @@ SpillRates TensorSpill::measure() {
   const at::Tensor data = make_buffer(kBytes);
   std::memset(data.data_ptr(), 1, kBytes);
   SpillRates rates;
-  static_cast<void>(write(bytes_of(data)));  // makes the file
+  static_cast<void>(write(bytes_of(data)));  // makes a file, if there is none with room
   auto start = Clock::now();
   const std::shared_ptr<Block> block = write(bytes_of(data));
   rates.copy = kBytes / seconds_since(start);

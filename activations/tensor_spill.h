@@ -5,10 +5,12 @@
 // there, without waiting; buffers stay after their write, and the oldest leave when their bytes exceed
 // `buffer_bytes`: what was saved last is in memory still when backward begins. When a block is fetched, those
 // saved before it are read ahead, within the same bytes. The order is that of this forward, so a model may
-// take another way at each step.
+// take another way at each step. (A rank's state has its own store, zero/offload_store.h: its tensors are the
+// same at each step, and their order of use is learnt from the step before.)
 //
-// The files have no names (see SpillFile). How much is saved is not known before the first forward: files are
-// added as they are needed, each at least half as large as all before it, and reserved at once.
+// The files have no names (see SpillFile). How much is saved is not known before the first forward: a small
+// file is reserved at once, so that a folder that cannot be used is noticed before training; others are added
+// as they are needed, each at least half as large as all before it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -49,8 +51,8 @@ class TensorSpill : public std::enable_shared_from_this<TensorSpill> {
   };
   class Block;
 
-  /// Local. Nothing is reserved yet.
-  explicit TensorSpill(Options options) : options_(std::move(options)) {}
+  /// Local. Reserves the first file. Throws DiskError.
+  explicit TensorSpill(Options options) : options_(std::move(options)) { add_file(0); }
   TensorSpill(const TensorSpill&) = delete;
 
   /// Local. A copy of `data`, on its way to the disk. Waits while the buffers are full. Throws DiskError,

@@ -1,12 +1,16 @@
 // Saved tensors on disk: TensorSpill alone, and a model that trains with it.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sched.h>
+#include <sys/mount.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <random>
 
 #include "activations/checkpointing.h"
@@ -16,6 +20,7 @@
 #include "core/disk_error.h"
 #include "core/temporary_folder.h"
 #include "tests/activations/models.h"
+#include "tests/support/child_process.h"
 #include "tests/support/errors.h"
 #include "tests/support/live_bytes.h"
 
@@ -149,19 +154,27 @@ struct Trained {
   activations::Counts counts;
 };
 
-Trained train_gpt(const std::string& policy, const std::string& path, int64_t budget = 0) {
+GptOptions gpt_shape() {
   GptOptions shape = benchmarks::small_gpt();
   shape.vocabulary = 512;
-  const at::Tensor tokens = randint(shape.vocabulary, {8, shape.sequence}, 1);
+  return shape;
+}
+
+auto make_gpt(const std::string& policy, const std::string& path, int64_t budget) {
   Case c;
   c.micro_batch = 8;
   c.config.activations.policy = policy;
   c.config.activations.budget_bytes = budget;
   c.config.activations.nvme_path = path;
-  const LiveBytes live;
   at::manual_seed(1);
-  const auto engine = initialize(Gpt(shape), engine_config(c),
-                                 std::make_shared<comm::SelfCommunicator>(std::chrono::minutes(1)));
+  return initialize(Gpt(gpt_shape()), engine_config(c),
+                    std::make_shared<comm::SelfCommunicator>(std::chrono::minutes(1)));
+}
+
+Trained train_gpt(const std::string& policy, const std::string& path, int64_t budget = 0) {
+  const at::Tensor tokens = randint(gpt_shape().vocabulary, {8, gpt_shape().sequence}, 1);
+  const LiveBytes live;
+  const auto engine = make_gpt(policy, path, budget);
   Trained trained;
   for (int step = 0; step < 3; ++step) {
     const int64_t before = live.now();
@@ -201,7 +214,8 @@ TEST(ActivationOffload, ABudgetIsHeldWithADisk) {
   }
 }
 
-TEST(ActivationOffload, AFullDiskIsOneLineWhenTheForwardHasEnded) {
+// As where a file system cannot reserve: the first write that fails is noticed when its buffer is needed.
+TEST(ActivationOffload, AWriteThatFailsIsOneLineWhenTheForwardHasEnded) {
   const TemporaryFolder folder{"activations"};
   Case c;
   c.micro_batch = 4;
@@ -210,10 +224,15 @@ TEST(ActivationOffload, AFullDiskIsOneLineWhenTheForwardHasEnded) {
   activations::PolicyOptions options;
   options.kind = activations::PolicyOptions::Kind::kOffload;
   options.directory = folder.path().string();
+  options.buffer_bytes = 64 << 10;
   options.owner = "rank 3";
-  options.probe = [](std::string_view what, int64_t, int64_t) { return what == "reserve" ? ENOSPC : 0; };
+  std::atomic<bool> full = false;
+  options.probe = [&](std::string_view what, int64_t, int64_t) {
+    return full && what == "write" ? ENOSPC : 0;
+  };
   activations::Checkpointing checkpointing(engine->sharded_model(), options);
   const at::Tensor x = randn({4, kLength, kDim}, 1);
+  full = true;
   const at::Tensor loss = engine->forward(x, x);
   const std::string error = error_of<DiskError>([&] { checkpointing.end_forward(); });
   EXPECT_THAT(error, HasSubstr("saved tensors of rank 3 in " + folder.path().string()));
@@ -221,6 +240,58 @@ TEST(ActivationOffload, AFullDiskIsOneLineWhenTheForwardHasEnded) {
   EXPECT_THAT(error, HasSubstr("(activation_checkpointing.nvme_path)"));
   EXPECT_THAT(error, Not(HasSubstr("\n")));
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
+}
+
+/// What `action` says of a disk of `size` at `folder`.
+std::string on_small_disk(const std::filesystem::path& folder, const char* size,
+                          const std::function<std::string()>& action) {
+  return in_child([&]() -> std::string {
+    if (::geteuid() != 0 && ::unshare(CLONE_NEWUSER) != 0) return "";
+    if (::unshare(CLONE_NEWNS) != 0 || ::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0)
+      return "";
+    if (::mount("tmpfs", folder.c_str(), "tmpfs", 0, size) != 0) return "";
+    return action();
+  });
+}
+
+TEST(ActivationOffload, AFullDiskIsOneLine) {
+  const TemporaryFolder folder{"activations"};
+  const std::string error = on_small_disk(folder.path(), "size=40m", [&] {
+    return error_of<DiskError>(
+        [&] { TensorSpill(TensorSpill::Options{.directory = folder.path().string()}); });
+  });
+  if (error.empty()) GTEST_SKIP() << "mounting a small tmpfs is not allowed here";
+  EXPECT_EQ(error, "cannot reserve 67,108,864 bytes for saved tensors in " + folder.path().string() +
+                       ": No space left on device, 41,943,040 bytes are available there; choose a directory "
+                       "with more room (activation_checkpointing.nvme_path)");
+}
+
+TEST(ActivationOffload, ADiskThatFillsUpIsOneLine) {
+  const TemporaryFolder folder{"activations"};
+  const std::string error = on_small_disk(folder.path(), "size=8m", [&] {
+    return error_of<DiskError>([&] {
+      const auto spill = std::make_shared<TensorSpill>(TensorSpill::Options{
+          .directory = folder.path().string(), .buffer_bytes = 1 << 20, .first_file_bytes = 5 << 20});
+      std::vector<std::shared_ptr<SpillBlock>> blocks;
+      for (int i = 0; i < 6; ++i) blocks.push_back(spill->write(random_bytes(1 << 20, i)));
+    });
+  });
+  if (error.empty()) GTEST_SKIP() << "mounting a small tmpfs is not allowed here";
+  EXPECT_THAT(error,
+              HasSubstr("cannot reserve 5,242,880 bytes for saved tensors in " + folder.path().string()));
+  EXPECT_THAT(error, HasSubstr("3,145,728 bytes are available there"));
+}
+
+TEST(ActivationOffload, AFolderThatCannotBeUsedIsRefusedBeforeTraining) {
+  const TemporaryFolder folder{"activations"};
+  const std::string file = (folder.path() / "file").string();
+  std::ofstream(file) << "x";
+  for (const char* policy : {"offload", "budget"}) {
+    const std::string error = error_of<DiskError>([&] { make_gpt(policy, file, 1'000'000); });
+    EXPECT_THAT(error, HasSubstr("saved tensors of rank 0 in " + file)) << policy;
+    EXPECT_THAT(error, HasSubstr("(activation_checkpointing.nvme_path)")) << policy;
+    EXPECT_THAT(error, Not(HasSubstr("\n"))) << policy;
+  }
 }
 
 TEST(ActivationOffload, NeedsAFolder) {
