@@ -139,6 +139,47 @@ def budget_is_held_with_dropout():
             assert 0.95 * budget <= held <= 1.05 * budget, (stage, percent, held, budget, every, gathered)
 
 
+class TinyLanguageModel(nn.Module):
+    def __init__(self, chunk_rows=0):
+        super().__init__()
+        self.tokens, self.head, self.chunk_rows = nn.Embedding(512, 64), nn.Linear(64, 512), chunk_rows
+        self.encoder = Encoder()
+
+    def forward(self, tokens):
+        hidden, target = self.encoder(self.tokens(tokens)), tokens.roll(-1, 1)
+        if self.chunk_rows:
+            return tessera.chunked_cross_entropy(hidden, self.head.weight, target, self.head.bias, chunk_rows=self.chunk_rows)
+        return functional.cross_entropy(self.head(hidden).flatten(0, 1), target.flatten())
+
+
+def tiny_loss(engine, step):
+    return engine(tokens_of(step))
+
+
+@check
+def chunked_loss():
+    for stage in (0, 3):
+        plain = run(TinyLanguageModel, tiny_loss, stage, {}, steps=1)
+        chunked = run(lambda: TinyLanguageModel(chunk_rows=13), tiny_loss, stage, {}, steps=1)
+        torch.testing.assert_close(chunked[0], plain[0], rtol=0, atol=1e-6)
+        for name, gradient in plain[1].items():
+            torch.testing.assert_close(chunked[1][name], gradient, rtol=0, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
+        compare(lambda: TinyLanguageModel(chunk_rows=13), tiny_loss, stage)
+
+
+@check
+def chunked_loss_without_an_engine():
+    hidden, weight = torch.randn(6, 8, requires_grad=True), torch.randn(20, 8, requires_grad=True)
+    target = torch.tensor([1, 19, -100, 0, 5, 7])
+    functional.cross_entropy(hidden @ weight.T, target).backward()
+    wanted = hidden.grad.clone(), weight.grad.clone()
+    hidden.grad = weight.grad = None
+    tessera.chunked_cross_entropy(hidden, weight, target, chunk_rows=4).backward()
+    torch.testing.assert_close((hidden.grad, weight.grad), wanted, rtol=0, atol=1e-6)
+    raises(tessera.Error, lambda: tessera.chunked_cross_entropy(hidden, weight, target[:3]), "target [3]; expected (…, dim)")
+    raises(tessera.Error, lambda: tessera.chunked_cross_entropy(hidden, weight, target, chunk_rows=0), "chunk_rows is 0")
+
+
 @check
 def nothing_is_left_behind():
     """An engine that recomputes is collected like any other, and so is what its graph held."""
