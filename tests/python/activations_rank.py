@@ -112,31 +112,36 @@ class EncoderLoss(Encoder):
 
 
 def held_bytes(stage, section, steps=4):
-    """What the last forward leaves allocated, as PyTorch's profiler counts it; and the engine's own counts."""
+    """What the last forward leaves allocated, as PyTorch's profiler counts it; and the engine's own count of saved tensors."""
     torch.manual_seed(0)
     engine, *_ = tessera.initialize(model=EncoderLoss(), config=config(stage, activation_checkpointing=section))
     x = torch.randn(32, 24, 64)
+    kept = 0
     for step in range(steps):
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profile:
             loss = engine(x)
         held = sum(event.self_cpu_memory_usage for event in profile.events())
         engine.backward(loss)
         engine.step()
         if engine._engine.recomputes:
-            assert not engine._engine.activation_counts()["left_plan"], (stage, step)
-    return held
+            counts = engine._engine.activation_counts()
+            assert not counts["left_plan"], (stage, step)
+            kept = counts["kept_bytes"]
+    return held, kept
 
 
 @check
 def budget_is_held_with_dropout():
     """At every stage the operators of each step are those of the first one, so the plan is followed."""
-    every = held_bytes(0, {})
-    for stage in (0, 3):
-        gathered = held_bytes(stage, {}) - every  # what the forward leaves unsharded at stage 3
-        for percent in (70, 50):
-            budget = every * percent // 100
-            held = held_bytes(stage, {"policy": "budget", "budget_bytes": budget}) - gathered
-            assert 0.95 * budget <= held <= 1.05 * budget, (stage, percent, held, budget, every, gathered)
+    every, _ = held_bytes(0, {})
+    for percent in (70, 50):
+        budget = every * percent // 100
+        held, kept = held_bytes(0, {"policy": "budget", "budget_bytes": budget})
+        assert 0.95 * budget <= held <= 1.05 * budget, (percent, held, budget, every)
+        assert 0.95 * budget <= kept <= budget, (percent, kept, budget, every)
+        # How many units are gathered when the forward ends is a matter of time: the allocator's bytes say nothing here.
+        _, kept = held_bytes(3, {"policy": "budget", "budget_bytes": budget})
+        assert 0.95 * budget <= kept <= budget, (percent, kept, budget, every)
 
 
 class TinyLanguageModel(nn.Module):
