@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "activations/checkpointing.h"
+#include "activations/chunked_loss.h"
 #include "benchmarks/gpt.h"
 #include "benchmarks/median.h"
 #include "comm/self.h"
@@ -114,7 +115,11 @@ void run(const Options& options) {
     at::manual_seed(1);
     meter.set_default_use(MemoryUse::kOther);
     GptOptions model = shape;
-    model.loss_chunk_rows = chunk_rows;
+    if (chunk_rows > 0)
+      model.loss = [chunk_rows](const at::Tensor& hidden, const at::Tensor& weight,
+                                const at::Tensor& target) {
+        return chunked_cross_entropy(hidden, weight, {}, target, {.chunk_rows = chunk_rows});
+      };
     all.push_back(std::make_unique<Contestant>(name, section, model, options));
     meter.set_default_use(MemoryUse::kActivations);
     return *all.back();

@@ -1,5 +1,5 @@
-// A GPT. Plain libtorch, without anything for sharding (the loss in chunks is for any model). Pre-norm
-// blocks, fused query-key-value projection, causal attention, learned positions, an untied output projection.
+// A GPT. Plain libtorch, without anything for sharding. Pre-norm blocks, fused query-key-value
+// projection, causal attention, learned positions, an untied output projection.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -11,16 +11,18 @@
 #include <torch/nn/pimpl.h>
 
 #include <cstdint>
-
-#include "activations/chunked_loss.h"
+#include <functional>
 
 struct GptOptions {
   int64_t dim = 256;
   int64_t layers = 4;
   int64_t heads = 4;
-  int64_t vocabulary = 256;     ///< 256 for bytes
-  int64_t sequence = 128;       ///< tokens of a sample, at most
-  int64_t loss_chunk_rows = 0;  ///< tokens whose logits exist at once in the loss; 0: all
+  int64_t vocabulary = 256;  ///< 256 for bytes
+  int64_t sequence = 128;    ///< tokens of a sample, at most
+  /// Of hidden states (B, T, dim), the output projection (vocabulary, dim) and targets (B, T), in place of
+  /// the cross-entropy of all logits.
+  std::function<at::Tensor(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& target)>
+      loss = {};
 };
 
 struct GptBlockImpl : torch::nn::Module {
@@ -59,7 +61,7 @@ struct GptBlockImpl : torch::nn::Module {
 TORCH_MODULE(GptBlock);
 
 struct GptImpl : torch::nn::Module {
-  explicit GptImpl(const GptOptions& options) : loss_chunk_rows(options.loss_chunk_rows) {
+  explicit GptImpl(const GptOptions& options) : loss(options.loss) {
     tokens = register_module("tokens", torch::nn::Embedding(options.vocabulary, options.dim));
     positions = register_module("positions", torch::nn::Embedding(options.sequence, options.dim));
     blocks = register_module("blocks", torch::nn::ModuleList());
@@ -76,13 +78,12 @@ struct GptImpl : torch::nn::Module {
     at::Tensor x = tokens->forward(input) + positions->forward(place);
     for (const auto& block : *blocks) x = block->as<GptBlock>()->forward(x);
     x = norm->forward(x);
-    if (target.defined() && loss_chunk_rows > 0)
-      return tessera::chunked_cross_entropy(x, head->weight, {}, target, {.chunk_rows = loss_chunk_rows});
+    if (target.defined() && loss) return loss(x, head->weight, target);
     const at::Tensor logits = head->forward(x);  // (B, T, vocabulary)
     return target.defined() ? at::cross_entropy_loss(logits.flatten(0, 1), target.flatten()) : logits;
   }
 
-  int64_t loss_chunk_rows;
+  decltype(GptOptions::loss) loss;
   torch::nn::Embedding tokens{nullptr}, positions{nullptr};
   torch::nn::ModuleList blocks{nullptr};
   torch::nn::LayerNorm norm{nullptr};

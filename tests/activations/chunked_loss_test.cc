@@ -76,6 +76,14 @@ TEST(ChunkedLoss, RefusesOtherShapes) {
               ::testing::HasSubstr("hidden [4, 8], weight [10, 8], target [5]"));
 }
 
+/// Of the GPT; 0: its own.
+decltype(GptOptions::loss) loss_of_rows(int64_t chunk_rows) {
+  if (chunk_rows == 0) return {};
+  return [chunk_rows](const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& target) {
+    return chunked_cross_entropy(hidden, weight, {}, target, {.chunk_rows = chunk_rows});
+  };
+}
+
 /// A GPT whose loss goes by `kRowsAtOnce` tokens.
 template <int64_t kRowsAtOnce>
 struct TinyGptImpl : GptImpl {
@@ -85,7 +93,7 @@ struct TinyGptImpl : GptImpl {
                  .heads = 2,
                  .vocabulary = 512,
                  .sequence = 16,
-                 .loss_chunk_rows = kRowsAtOnce}) {}
+                 .loss = loss_of_rows(kRowsAtOnce)}) {}
 };
 template <int64_t kRowsAtOnce>
 struct TinyGpt : torch::nn::ModuleHolder<TinyGptImpl<kRowsAtOnce>> {
