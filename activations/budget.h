@@ -1,9 +1,13 @@
-// Choosing what to drop so that what is kept fits into a number of bytes.
+// Choosing what to drop, and what to offload, so that what is kept fits into a number of bytes.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
+
+#include "activations/policy.h"
+#include "activations/tensor_spill.h"
 
 namespace tessera::activations {
 
@@ -28,14 +32,24 @@ struct Profile {
 };
 
 struct Plan {
-  std::vector<bool> drop;  ///< by result
-  int64_t kept_bytes = 0;  ///< of saved tensors, each memory once; and of fixed ones
-  double seconds = 0;      ///< of the operators that run again
+  std::vector<Fate> fates;  ///< by result
+  int64_t kept_bytes = 0;   ///< of saved tensors, each memory once; and of fixed ones; without buffers
+  int64_t offloaded_bytes = 0;
+  double seconds = 0;  ///< of the operators that run again
 };
 
-/// Local. Drops, one after the other, what frees the most bytes for a second of recomputation, until
+/// What offloading costs. Writes run beside the forward, and reads beside backward, which takes about twice
+/// its time; a step only waits for what these do not hide, and for the copies into buffers.
+struct OffloadCost {
+  SpillRates rates;
+  int64_t min_bytes = 0;     ///< smaller results are not offloaded
+  int64_t buffer_bytes = 0;  ///< of the budget, and at least the largest offloaded result: for buffers
+};
+
+/// Local. Drops or offloads, one after the other, what frees the most bytes for a second lost, until
 /// `budget_bytes` are enough; then takes back what fits into the rest. Where they are never enough: all that
-/// can be dropped is.
-Plan choose(const Profile& profile, int64_t budget_bytes);
+/// can leave memory does. `offload`: unset where there is no disk for it.
+Plan choose(const Profile& profile, int64_t budget_bytes,
+            const std::optional<OffloadCost>& offload = std::nullopt);
 
 }  // namespace tessera::activations

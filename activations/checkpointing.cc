@@ -34,7 +34,7 @@ std::string describe(const Profile& profile, const Plan& plan) {
   for (const Profile::Call& call : profile.calls)
     digest = digest * 1'000'003 + std::hash<std::string>()(call.name);
   std::string text = str(digest, " ", profile.results.size(), " ");
-  for (const bool drop : plan.drop) text += drop ? '1' : '0';
+  for (const Fate fate : plan.fates) text += static_cast<char>('0' + static_cast<int>(fate));
   return text;
 }
 
@@ -46,11 +46,19 @@ Checkpointing::Checkpointing(zero::ShardedModel& model, const PolicyOptions& opt
   for (const int block : subject_->blocks) num_blocks_ = std::max(num_blocks_, block + 1);
 }
 
+Plan Checkpointing::choose_plan(const Profile& profile) const {
+  const PolicyOptions& options = subject_->recording->options();
+  TensorSpill* const spill = subject_->recording->spill();
+  if (spill == nullptr) return choose(profile, options.budget_bytes);
+  return choose(profile, options.budget_bytes,
+                OffloadCost{spill->measure(), options.min_offload_bytes, spill->buffer_bytes()});
+}
+
 void Checkpointing::end_forward() {
   ++subject_->pass;
   const std::optional<Profile> profile = subject_->recording->end_pass();
   if (!profile || profile->results.empty()) return;
-  plan_ = choose(*profile, subject_->recording->options().budget_bytes);
+  plan_ = choose_plan(*profile);
   const auto all = model_.comm().exchange(describe(*profile, *plan_), "activation_checkpointing");
   const auto operators = [](const std::string& text) { return text.substr(0, text.rfind(' ')); };
   const bool alike = std::all_of(all.begin(), all.end(), [&](const std::string& other) {
@@ -58,8 +66,8 @@ void Checkpointing::end_forward() {
   });
   if (!alike) plan_.reset();
   if (plan_) {
-    const std::string drop = all.front().substr(all.front().rfind(' ') + 1);
-    for (size_t id = 0; id < drop.size(); ++id) plan_->drop[id] = drop[id] == '1';
+    const std::string fates = all.front().substr(all.front().rfind(' ') + 1);
+    for (size_t id = 0; id < fates.size(); ++id) plan_->fates[id] = static_cast<Fate>(fates[id] - '0');
   }
   subject_->recording->follow(plan_);
 }

@@ -1,7 +1,7 @@
 // Checkpointing: activation recomputation (gradient checkpointing) of one model, as it is: nothing of it is
 // wrapped. Autograd asks what to save; operators that ran are known by at::RecordFunction; what is dropped is
 // made again in backward by calling them once more, with the same arguments and generator states, so
-// gradients are the same to the bit.
+// gradients are the same to the bit. What is offloaded is read back from disk.
 //
 // After: Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016); the choice under a budget
 // follows the idea of Kirisame et al., "Dynamic Tensor Rematerialization" (2021): bytes freed for a second
@@ -31,7 +31,7 @@ class Checkpointing {
   /// Local. Before a forward that the engine calls; a model may also be called without.
   void begin_forward() { subject_->recording->begin_forward(); }
   /// Local; Collective the first time under a budget, where ranks follow rank 0's choice. To be called before
-  /// backward.
+  /// backward. Throws DiskError where saved tensors go to disk.
   void end_forward();
   /// Local. In evaluation nothing is recorded.
   void set_training(bool training) { subject_->active = training; }
@@ -40,9 +40,13 @@ class Checkpointing {
   Counts counts() const { return subject_->recording->counts(); }
   /// What a budget has chosen, or null.
   const Plan* plan() const { return plan_ ? &*plan_ : nullptr; }
+  /// Null: nothing is offloaded.
+  const TensorSpill* spill() const { return subject_->recording->spill(); }
   int num_blocks() const { return num_blocks_; }
 
  private:
+  Plan choose_plan(const Profile& profile) const;
+
   zero::ShardedModel& model_;
   std::shared_ptr<Subject> subject_;
   Listener listener_;

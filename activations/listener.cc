@@ -10,6 +10,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "zero/operator_listener.h"
 #include "zero/unit_memory.h"
 
 namespace tessera::activations {
@@ -91,7 +92,7 @@ bool below_autograd() {
 
 std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& function) {
   ThreadState& state = thread_state;
-  if (state.unheard || below_autograd()) return nullptr;
+  if (state.unheard || zero::residency_at_work() || below_autograd()) return nullptr;
   const OperatorFacts& facts = facts_of(function);
   if (!facts.call) return nullptr;
   if (state.innermost == nullptr) visit_parameters(function);

@@ -5,26 +5,36 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <string_view>
 
 namespace tessera::activations {
 
 /// What becomes of a saved tensor between forward and backward.
 enum class Fate {
-  kKeep,      ///< stays in memory
-  kRecompute  ///< dropped; made again when backward asks for it
+  kKeep,       ///< stays in memory
+  kRecompute,  ///< dropped; made again when backward asks for it
+  kOffload     ///< written to disk; read back before backward asks for it
 };
 
 struct PolicyOptions {
   enum class Kind {
-    kCheap,  ///< drop what costs bytes rather than FLOPs, where all that it is made of is kept anyway
-    kBlock,  ///< keep what goes into a block (see Blocks); drop the rest of it. Outside of blocks: as kCheap
-    kBudget  ///< keep about `budget_bytes`; drop what frees the most bytes for a second of recomputation
+    kCheap,   ///< drop what costs bytes rather than FLOPs, where all that it is made of is kept anyway
+    kBlock,   ///< keep what goes into a block (see Blocks); drop the rest of it. Outside of blocks: as kCheap
+    kBudget,  ///< keep about `budget_bytes`; drop (or offload) what frees the most bytes for a second lost
+    kOffload  ///< all results of operators go to disk
   };
   Kind kind = Kind::kCheap;
   int64_t budget_bytes = 0;  ///< a rank's
   /// By a module's name: whether it is a block. Unset: they are found by themselves.
   std::function<bool(const std::string& module)> is_block;
-  int64_t min_bytes = 4096;  ///< smaller tensors are always kept
+  int64_t min_bytes = 4096;           ///< smaller tensors are always kept
+  int64_t min_offload_bytes = 16384;  ///< smaller ones are not written to disk
+  /// For kOffload and, where it is not empty, kBudget: where the files are.
+  std::string directory;
+  int64_t buffer_bytes = 32 << 20;  ///< of what is being written or was read ahead, in memory
+  std::string owner = "a rank";     ///< for messages
+  /// Tests: see SpillFileOptions::probe.
+  std::function<int(std::string_view operation, int64_t offset, int64_t bytes)> probe;
 };
 
 }  // namespace tessera::activations

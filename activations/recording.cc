@@ -6,31 +6,10 @@
 #include <algorithm>
 #include <utility>
 
-#include "activations/listener.h"
-#include "core/error.h"
 #include "core/str.h"
-#include "zero/cast_tracker.h"
-#include "zero/unit_memory.h"
 
 namespace tessera::activations {
 namespace {
-
-/// Longer chains are not looked at: they would cost more to make than a step can bear.
-constexpr int kMaxCheapDepth = 32;
-
-c10::StorageImpl* storage_of(const at::Tensor& tensor) {
-  return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
-}
-
-/// Dense tensors with memory of their own kind: all else (sparse ones, tensors of functional transforms, …)
-/// is kept.
-bool supported(const at::Tensor& tensor) {
-  return tensor.defined() && tensor.layout() == at::kStrided && tensor.has_storage() &&
-         !tensor.is_inference() && !tensor.is_quantized() &&
-         !tensor.unsafeGetTensorImpl()->is_python_dispatch();
-}
-
-bool is_parameter(const at::Tensor& tensor) { return zero::find_unit(*storage_of(tensor)) != nullptr; }
 
 void wait_for_device(const at::Device& device) {
   if (device.is_cpu() || device.is_meta()) return;
@@ -38,6 +17,19 @@ void wait_for_device(const at::Device& device) {
 }
 
 }  // namespace
+
+Recording::Recording(PolicyOptions options)
+    : options_(std::move(options)), profiling_(options_.kind == PolicyOptions::Kind::kBudget) {
+  if (options_.directory.empty()) return;
+  int64_t buffer_bytes = options_.buffer_bytes;  // part of what a budget allows
+  if (profiling_)
+    buffer_bytes = std::min(buffer_bytes, std::max<int64_t>(options_.budget_bytes / 32, 64 << 10));
+  spill_ =
+      std::make_shared<TensorSpill>(TensorSpill::Options{.directory = options_.directory,
+                                                         .buffer_bytes = buffer_bytes,
+                                                         .purpose = str("saved tensors of ", options_.owner),
+                                                         .probe = options_.probe});
+}
 
 // --------------------------------------------------------------------------------- what a tensor is
 
@@ -81,8 +73,12 @@ void Recording::sweep() {
 void Recording::hold(const ValuePtr& value, const at::Tensor& tensor) {
   keep(*value, tensor);
   kept_[value->storage].push_back(value);
-  const auto found = known_.find(value->tensor);
-  if (found != known_.end() && found->second.owned == value) found->second.owned.reset();
+  disown(*value);
+}
+
+void Recording::disown(const Value& value) {
+  const auto found = known_.find(value.tensor);
+  if (found != known_.end() && found->second.owned.get() == &value) found->second.owned.reset();
 }
 
 bool Recording::memory_is_kept(const void* storage) const {
@@ -106,8 +102,9 @@ ValuePtr Recording::input_value(const at::Tensor& tensor) {
   ValuePtr value = find(tensor);
   const bool from_outside = !value;
   if (from_outside) value = remember(tensor);
-  if (value->kept.defined()) return value;
-  const bool into_block = block_ >= 0 && (value->segment != segment_ || !value->producer);
+  if (value->available()) return value;
+  const bool planned = follows_plan() && value->id >= 0 && plan_->fates[value->id] != Fate::kKeep;
+  const bool into_block = block_ >= 0 && !planned && (value->segment != segment_ || !value->producer);
   if (into_block || (from_outside && (!tensor.requires_grad() || plans_ahead()))) hold(value, tensor);
   return value;
 }
@@ -124,7 +121,8 @@ void Recording::enter_block(int block, int parameter) {
 }
 
 bool Recording::wants(const OperatorFacts& facts) const {
-  return facts.repeatable && (facts.cheap || block_ >= 0 || plans_ahead());
+  return options_.kind != PolicyOptions::Kind::kOffload && facts.repeatable &&
+         (facts.cheap || block_ >= 0 || plans_ahead());
 }
 
 void Recording::add_input(RunningOperator& running, size_t argument, int64_t position,
@@ -233,7 +231,7 @@ void Recording::add_result(RunningOperator& running, const at::Tensor& tensor, s
                            int profile_call) {
   const ValuePtr value = remember(tensor);
   value->id = num_results_++;
-  if (plan_ && left_plan_.empty()) check_plan(*value, *running.facts);
+  if (follows_plan()) check_plan(*value, *running.facts);
   int storage = -1;
   if (running.call) {
     for (const Call::Input& input : running.call->inputs) {
@@ -272,108 +270,6 @@ int Recording::profile(const RunningOperator& running, double seconds) {
   return static_cast<int>(profile_.calls.size()) - 1;
 }
 
-// ------------------------------------------------------------------------------ what autograd saves
-
-std::shared_ptr<SavedTensor> Recording::save(const at::Tensor& tensor, RunningOperator* running) {
-  auto saved = std::make_shared<SavedTensor>(shared_from_this(), tensor);
-  // Casts of sharded parameters are dropped and made anew with their unit.
-  if (!supported(tensor) || is_parameter(tensor) || zero::find_cast(*storage_of(tensor)) != nullptr)
-    return saved;
-  const std::lock_guard lock(mutex_);
-  ValuePtr value = find(tensor);
-  const bool may_be_result = running != nullptr && running->recording.get() == this &&
-                             (!value || std::any_of(running->written.begin(), running->written.end(),
-                                                    [&](const at::Tensor& written) {
-                                                      return storage_of(written) == storage_of(tensor);
-                                                    }));
-  if (may_be_result) {
-    running->saved_results.push_back({saved, tensor.unsafeGetTensorImpl()});
-  } else {
-    settle(*saved, value ? value : remember(tensor), tensor);
-  }
-  return saved;
-}
-
-/// Returns whether this memory is counted for the first time.
-bool Recording::count_kept(const at::Tensor& tensor) {
-  ++counts_.num_kept;
-  if (!counted_.insert(storage_of(tensor)).second) return false;
-  counts_.kept_bytes += static_cast<int64_t>(storage_of(tensor)->nbytes());
-  return true;
-}
-
-void Recording::settle(SavedTensor& saved, const ValuePtr& value, const at::Tensor& tensor) {
-  saved.value_ = value;
-  const bool kept_already = memory_is_kept(value->storage);
-  const bool small = value->bytes < options_.min_bytes;
-  if (profiling_ && value->id >= 0) {
-    profile_.results[value->id].saved = true;
-    if (small) profile_.results[value->id].pinned = true;
-  }
-  if (!value->kept.defined() && !kept_already && !small && decide(value) == Fate::kRecompute) {
-    saved.tensor_.reset();
-    if (!std::exchange(value->dropped, true)) {
-      counts_.dropped_bytes += static_cast<int64_t>(tensor.nbytes());
-      ++counts_.num_dropped;
-    }
-    return;
-  }
-  if (!value->kept.defined()) hold(value, tensor);
-  saved.tensor_ = alias_of(tensor);
-  if (count_kept(tensor) && profiling_ && value->id < 0) profile_.fixed_bytes += value->bytes;
-}
-
-Fate Recording::decide(const ValuePtr& value) {
-  bool drop = false;
-  if (plan_ && left_plan_.empty()) {
-    drop = value->id >= 0 && plan_->drop[value->id] && can_be_made_by_plan(value);
-  } else if (block_ >= 0 && value->segment == segment_) {
-    drop = can_be_made(value, /*cheaply=*/false);
-  } else {
-    drop = can_be_made(value, /*cheaply=*/true);
-  }
-  return drop ? Fate::kRecompute : Fate::kKeep;
-}
-
-/// Whether all that leads to the value is kept already.
-bool Recording::can_be_made(const ValuePtr& value, bool cheaply) const {
-  std::vector<const Value*> wanted{value.get()};
-  std::unordered_set<const Value*> seen;
-  while (!wanted.empty()) {
-    const Value* next = wanted.back();
-    wanted.pop_back();
-    if (next->kept.defined() || !seen.insert(next).second) continue;
-    if (!next->producer) return false;
-    if (cheaply && (!next->producer->facts->cheap || seen.size() > kMaxCheapDepth)) return false;
-    for (const Call::Input& input : next->producer->inputs) wanted.push_back(input.value.get());
-  }
-  return true;
-}
-
-/// Holds now what the plan will keep: the model may take another way from here on.
-bool Recording::can_be_made_by_plan(const ValuePtr& value) {
-  std::vector<ValuePtr> wanted{value};
-  std::unordered_set<const Value*> seen;
-  while (!wanted.empty()) {
-    const ValuePtr next = wanted.back();
-    wanted.pop_back();
-    if (next->kept.defined() || !seen.insert(next.get()).second) continue;
-    const bool planned_to_stay =
-        next != value && next->id >= 0 && profile_.results[next->id].saved && !plan_->drop[next->id];
-    if (planned_to_stay)
-      if (auto alive = next->alive.lock()) {
-        const at::Tensor tensor(std::move(alive));
-        if (find(tensor) == next) {
-          hold(next, tensor);
-          continue;
-        }
-      }
-    if (!next->producer) return false;
-    for (const Call::Input& input : next->producer->inputs) wanted.push_back(input.value);
-  }
-  return true;
-}
-
 // ------------------------------------------------------------------------------------ between passes
 
 void Recording::start_anew() {
@@ -381,6 +277,7 @@ void Recording::start_anew() {
   kept_.clear();
   counted_.clear();
   last_write_.clear();
+  on_disk_.clear();
   num_results_ = 0;
   ++segment_;
   block_ = block_entry_ = -1;
@@ -398,11 +295,12 @@ void Recording::begin_forward() {
 
 std::optional<Profile> Recording::end_pass() {
   const std::lock_guard lock(mutex_);
-  const int64_t num_repeated = counts_.num_repeated;
+  const Work work = counts_.work;
   last_ = std::exchange(counts_, Counts());
   last_.left_plan = left_plan_;
-  counts_.num_repeated = num_repeated;
+  counts_.work = work;
   start_anew();
+  if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
   return profiling_ ? std::optional(profile_) : std::nullopt;
 }
 
@@ -415,31 +313,8 @@ void Recording::follow(std::optional<Plan> plan) {
 Counts Recording::counts() const {
   const std::lock_guard lock(mutex_);
   Counts counts = last_;
-  counts.num_repeated = counts_.num_repeated;
+  counts.work = counts_.work;
   return counts;
-}
-
-at::Tensor Recording::make_again(const ValuePtr& value) {
-  const std::lock_guard lock(mutex_);
-  const Unheard our_own_operators;
-  return make(value, counts_.num_repeated);
-}
-
-// ------------------------------------------------------------------------------------- SavedTensor
-
-SavedTensor::SavedTensor(std::shared_ptr<Recording> recording, const at::Tensor& tensor)
-    : recording_(std::move(recording)),
-      tensor_(alias_of(tensor)),
-      counter_(tensor.is_inference() ? c10::VariableVersion()
-                                     : tensor.unsafeGetTensorImpl()->version_counter()),
-      version_(tensor.is_inference() ? 0 : tensor._version()) {}
-
-at::Tensor SavedTensor::unpack() {
-  if (counter_.enabled() && counter_.current_version() != version_)
-    throw Error(
-        str("one of the tensors that backward needs was written in place since the forward: a tensor ",
-            "of version ", version_, " is at version ", counter_.current_version(), " now"));
-  return tensor_.defined() ? tensor_ : recording_->make_again(value_);
 }
 
 }  // namespace tessera::activations

@@ -15,12 +15,17 @@
 // [Note: forwards that branch]
 // A Plan names the results of operators by their number in the pass. A pass that calls another operator at
 // some place has left the plan; from there on it decides as `cheap` does.
+//
+// [Note: what fills the disk]
+// Where a saved tensor cannot be written it stays in memory, and nothing more is offloaded in this forward.
+// end_pass() throws the reason.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 #include <ATen/record_function.h>
 
 #include <chrono>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -34,6 +39,9 @@
 #include "activations/value.h"
 
 namespace tessera::activations {
+
+/// Longer chains of cheap operators are not looked at: they would cost more to make than a step can bear.
+inline constexpr int kMaxCheapDepth = 32;
 
 class Recording;
 
@@ -73,18 +81,18 @@ struct RunningOperator final : at::ObserverContext {
 
 /// Of the last forward that has ended.
 struct Counts {
-  int64_t kept_bytes = 0;     ///< of saved tensors, each memory once; parameters not counted
-  int64_t dropped_bytes = 0;  ///< of saved tensors that were not kept
-  int64_t num_kept = 0, num_dropped = 0;
-  int64_t num_repeated = 0;  ///< operators run again, in all backward passes so far
-  std::string left_plan;     ///< where the forward called another operator than the plan has; empty: nowhere
+  int64_t kept_bytes = 0;       ///< of saved tensors, each memory once; parameters not counted
+  int64_t dropped_bytes = 0;    ///< of saved tensors that were not kept
+  int64_t offloaded_bytes = 0;  ///< each memory once
+  int64_t num_kept = 0, num_dropped = 0, num_offloaded = 0;
+  Work work;              ///< of all backward passes so far
+  std::string left_plan;  ///< where the forward called another operator than the plan has; empty: nowhere
 };
 
 /// Called by the thread that runs the forward, and by those that run backward.
 class Recording : public std::enable_shared_from_this<Recording> {
  public:
-  explicit Recording(PolicyOptions options)
-      : options_(std::move(options)), profiling_(options_.kind == PolicyOptions::Kind::kBudget) {}
+  explicit Recording(PolicyOptions options);
 
   // -- while the forward runs; `running` is the innermost operator of the thread --
   /// An outermost operator reads a parameter of this block (-1: of none).
@@ -98,11 +106,13 @@ class Recording : public std::enable_shared_from_this<Recording> {
   void begin_forward();
 
   // -- between passes --
-  /// The forward has ended. Returns what a first pass under a budget has recorded.
+  /// The forward has ended. Returns what a first pass under a budget has recorded. Throws DiskError.
   std::optional<Profile> end_pass();
   void follow(std::optional<Plan> plan);
   Counts counts() const;
   const PolicyOptions& options() const { return options_; }
+  /// Null: nothing is offloaded.
+  TensorSpill* spill() const { return spill_.get(); }
 
   at::Tensor make_again(const ValuePtr& value);
 
@@ -114,20 +124,31 @@ class Recording : public std::enable_shared_from_this<Recording> {
     std::weak_ptr<Value> seen;
     ValuePtr get() const { return owned ? owned : seen.lock(); }
   };
+  /// A storage that lies on disk, and since when.
+  struct OnDisk {
+    std::weak_ptr<SpillBlock> block;
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage{c10::intrusive_ptr<c10::StorageImpl>()};
+    uint32_t version = 0;
+    int64_t made_at = 0;
+  };
   ValuePtr find(const at::Tensor& tensor) const;
   ValuePtr remember(const at::Tensor& tensor);
   ValuePtr input_value(const at::Tensor& tensor);
   void hold(const ValuePtr& value, const at::Tensor& tensor);
+  void disown(const Value& value);
   bool memory_is_kept(const void* storage) const;
   bool count_kept(const at::Tensor& tensor);
   void copy_before_writing(const at::Tensor& tensor);
   bool wants(const OperatorFacts& facts) const;
   bool plans_ahead() const { return profiling_ || plan_.has_value(); }
+  bool follows_plan() const { return plan_ && left_plan_.empty(); }
   void add_input(RunningOperator& running, size_t argument, int64_t position, const at::Tensor& tensor);
   void note_written(RunningOperator& running);
   void add_result(RunningOperator& running, const at::Tensor& tensor, size_t index, int profile_call);
   int profile(const RunningOperator& running, double seconds);
   void settle(SavedTensor& saved, const ValuePtr& value, const at::Tensor& tensor);
+  bool leaves_memory(const ValuePtr& value, const at::Tensor& tensor);
+  bool offload(const ValuePtr& value, const at::Tensor& tensor);
   Fate decide(const ValuePtr& value);
   bool can_be_made(const ValuePtr& value, bool cheaply) const;
   bool can_be_made_by_plan(const ValuePtr& value);
@@ -140,6 +161,7 @@ class Recording : public std::enable_shared_from_this<Recording> {
   std::unordered_map<const void*, Known> known_;         // by tensor
   std::unordered_map<const void*, int64_t> last_write_;  // by storage
   std::unordered_map<const void*, std::vector<std::weak_ptr<Value>>> kept_;  // by storage
+  std::unordered_map<const void*, OnDisk> on_disk_;                          // by storage
   std::unordered_set<const void*> counted_;  // storages, in counts_.kept_bytes
   int64_t clock_ = 0;                        // of operators' starts and ends
   size_t swept_size_ = 256;
@@ -151,6 +173,8 @@ class Recording : public std::enable_shared_from_this<Recording> {
   std::optional<Plan> plan_;
   std::vector<const OperatorFacts*> plan_operators_;  // by result
   Counts counts_, last_;
+  std::shared_ptr<TensorSpill> spill_;
+  std::exception_ptr failure_;  // see [Note: what fills the disk]
 };
 
 }  // namespace tessera::activations

@@ -7,11 +7,13 @@
 #include <ATen/ops/clone.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <chrono>
 #include <mutex>
 #include <utility>
 
 #include "core/error.h"
 #include "core/str.h"
+#include "zero/unit_memory.h"
 
 namespace tessera::activations {
 
@@ -58,6 +60,18 @@ void keep(Value& value, const at::Tensor& tensor) {
   value.depth = 0;
   value.producer.reset();
 }
+
+c10::StorageImpl* storage_of(const at::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+}
+
+bool supported(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.layout() == at::kStrided && tensor.has_storage() &&
+         !tensor.is_inference() && !tensor.is_quantized() &&
+         !tensor.unsafeGetTensorImpl()->is_python_dispatch();
+}
+
+bool is_parameter(const at::Tensor& tensor) { return zero::find_unit(*storage_of(tensor)) != nullptr; }
 
 std::vector<at::Tensor> flatten(const std::vector<c10::IValue>& results) {
   std::vector<at::Tensor> tensors;
@@ -115,8 +129,9 @@ void check_unchanged(const Value& value, const OperatorFacts& reader) {
 /// What the call's in-place operator may write into: the memory of a value that nobody else needs, or a copy.
 at::Tensor writable(const Call::Input& input) {
   const at::Tensor& kept = input.value->kept;
-  const bool own = input.value->recomputed && input.value.use_count() == 1 && kept.use_count() == 1 &&
-                   kept.storage().use_count() == 1;
+  // A block on disk lends its memory to all who ask while somebody has it.
+  const bool own = input.value->recomputed && !input.value->on_disk && input.value.use_count() == 1 &&
+                   kept.use_count() == 1 && kept.storage().use_count() == 1;
   return own ? kept : kept.clone();
 }
 
@@ -179,10 +194,20 @@ void run(const Call& call) {
 
 }  // namespace
 
-at::Tensor make(const ValuePtr& value, int64_t& num_calls) {
+at::Tensor make(const ValuePtr& value, Work& work) {
+  using Clock = std::chrono::steady_clock;
+  const auto seconds_since = [](Clock::time_point start) {
+    return std::chrono::duration<double>(Clock::now() - start).count();
+  };
   std::vector<ValuePtr> wanted{value};
   while (!wanted.empty()) {
     const ValuePtr& next = wanted.back();
+    if (!next->kept.defined() && next->on_disk) {
+      const Clock::time_point start = Clock::now();
+      next->kept = next->on_disk->fetch();
+      work.read_seconds += seconds_since(start);
+      next->recomputed = true;
+    }
     if (next->kept.defined()) {
       wanted.pop_back();
       continue;
@@ -194,8 +219,10 @@ at::Tensor make(const ValuePtr& value, int64_t& num_calls) {
     for (const Call::Input& input : call->inputs)
       if (!input.value->kept.defined()) wanted.push_back(input.value);
     if (wanted.size() != before) continue;
+    const Clock::time_point start = Clock::now();
     run(*call);
-    ++num_calls;
+    work.call_seconds += seconds_since(start);
+    ++work.num_calls;
     if (!wanted.back()->kept.defined())
       throw Error(str("activation_checkpointing: ", call->facts->name,
                       " was run again, but did not make the tensor that it had made (a bug)"));

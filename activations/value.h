@@ -1,10 +1,10 @@
 // Value and Call: what the operators of a forward made, and how to make it again. A Value is one tensor at
-// one moment: an operator that writes in place makes a new Value. It is either kept (its memory is held) or
-// has a producer, the call that makes it again, or neither, when nothing can bring it back.
+// one moment: an operator that writes in place makes a new Value. It is kept (its memory is held), on disk,
+// or has a producer, the call that makes it again; or none of these, when nothing can bring it back.
 //
 // Ownership runs backwards: a saved tensor owns its Value, a Value its producer, a Call the Values it reads.
-// So whatever no saved tensor needs is freed by itself. A Value that is kept needs no producer and has none:
-// that cuts the chains.
+// So whatever no saved tensor needs is freed by itself. A Value that is kept or on disk needs no producer and
+// has none: that cuts the chains.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "activations/operator_facts.h"
+#include "activations/tensor_spill.h"
 
 namespace tessera::activations {
 
@@ -29,7 +30,8 @@ struct Value {
 
   at::Tensor kept;          ///< without autograd's history; undefined: not held
   uint32_t version = 0;     ///< of `kept` when it was taken
-  bool recomputed = false;  ///< `kept` is a result of run(), seen by nobody else
+  bool recomputed = false;  ///< `kept` was made by make(), seen by nobody else
+  std::optional<SpilledTensor> on_disk;
   std::shared_ptr<Call> producer;
   c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> alive{
       c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>()};  ///< the model's own tensor
@@ -42,6 +44,9 @@ struct Value {
   int id = -1;           ///< among the results of the pass; -1: not made by an operator in it
   int depth = 0;         ///< calls from here to what is kept
   bool dropped = false;  ///< autograd saved it, and it was not kept
+
+  /// Nothing needs to be computed to have it.
+  bool available() const { return kept.defined() || on_disk.has_value(); }
 };
 using ValuePtr = std::shared_ptr<Value>;
 
@@ -70,12 +75,26 @@ void remember_generator(Call& call);
 /// Local. Holds `tensor`, which is the Value's, and forgets the producer.
 void keep(Value& value, const at::Tensor& tensor);
 
+/// Local. Null: none.
+c10::StorageImpl* storage_of(const at::Tensor& tensor);
+/// Local. Dense tensors with memory of their own kind: all else (sparse ones, tensors of functional
+/// transforms, …) is kept.
+bool supported(const at::Tensor& tensor);
+bool is_parameter(const at::Tensor& tensor);
+
 /// Local. The tensors among results, lists flattened; undefined where a result is no tensor.
 std::vector<at::Tensor> flatten(const std::vector<c10::IValue>& results);
 
-/// Local. Makes the value again where it is not kept: runs the calls that lead to it, below autograd and
-/// autocast, and keeps what they make for whoever else needs it. `num_calls`: increased by the calls run.
-/// Throws Error when the value cannot be made, because what it is made of was written in place since.
-at::Tensor make(const ValuePtr& value, int64_t& num_calls);
+struct Work {
+  int64_t num_calls = 0;
+  double call_seconds = 0;  ///< on a device that runs asynchronously: to launch them
+  double read_seconds = 0;  ///< that were waited for
+};
+
+/// Local. Brings the value back where it is not kept: reads it from disk, or runs the calls that lead to it,
+/// below autograd and autocast, and keeps what they make for whoever else needs it. `work`: increased by what
+/// it took. Throws Error when the value cannot be made, because what it is made of was written in place
+/// since, and DiskError.
+at::Tensor make(const ValuePtr& value, Work& work);
 
 }  // namespace tessera::activations

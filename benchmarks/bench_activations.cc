@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "activations/checkpointing.h"
+#include "activations/chunked_loss.h"
 #include "benchmarks/gpt.h"
 #include "benchmarks/median.h"
 #include "comm/self.h"
@@ -34,7 +35,12 @@ struct Options {
   int64_t micro_batch = 8, sequence = 0;
   int turns = 10, steps = 3, threads = 1;
   bool autocast = false;
+  std::string disk;
 };
+
+GptOptions shape_of(const std::string& name) {
+  return name == "110m" ? gpt_110m() : name == "33m" ? gpt_33m() : small_gpt();
+}
 
 class Contestant {
  public:
@@ -100,14 +106,21 @@ int64_t saved_bytes(Contestant& cheap) {
 
 void run(const Options& options) {
   at::set_num_threads(options.threads);
-  GptOptions shape = options.gpt == "33m" ? gpt_33m() : small_gpt();
+  GptOptions shape = shape_of(options.gpt);
   if (options.sequence > 0) shape.sequence = options.sequence;
   MemoryMeter meter(c10::DeviceType::CPU);
   std::vector<std::unique_ptr<Contestant>> all;
-  const auto add = [&](const std::string& name, const std::string& section) -> Contestant& {
+  const auto add = [&](const std::string& name, const std::string& section,
+                       int64_t chunk_rows = 0) -> Contestant& {
     at::manual_seed(1);
     meter.set_default_use(MemoryUse::kOther);
-    all.push_back(std::make_unique<Contestant>(name, section, shape, options));
+    GptOptions model = shape;
+    if (chunk_rows > 0)
+      model.loss = [chunk_rows](const at::Tensor& hidden, const at::Tensor& weight,
+                                const at::Tensor& target) {
+        return chunked_cross_entropy(hidden, weight, {}, target, {.chunk_rows = chunk_rows});
+      };
+    all.push_back(std::make_unique<Contestant>(name, section, model, options));
     meter.set_default_use(MemoryUse::kActivations);
     return *all.back();
   };
@@ -120,6 +133,10 @@ void run(const Options& options) {
     add(str("budget ", percent, " %"), str(R"({"policy": "budget", "budget_bytes": )", bytes, "}"))
         .turn(meter, 1);
   }
+  if (!options.disk.empty())
+    add("offload", str(R"({"policy": "offload", "nvme_path": ")", options.disk, R"("})")).turn(meter, 1);
+  add("chunked loss", R"({"policy": "none"})", /*chunk_rows=*/256).turn(meter, 1);
+  add("chunked, block", R"({"policy": "block"})", /*chunk_rows=*/256).turn(meter, 1);
   std::mt19937 random(1);
   for (int turn = 0; turn < options.turns; ++turn) {
     std::vector<Contestant*> order;
@@ -145,12 +162,14 @@ void run(const Options& options) {
 int main(int argc, char** argv) {
   tessera::benchmarks::Options options;
   CLI::App app("Peak memory and step time of each policy of activation_checkpointing");
-  app.add_option("--gpt", options.gpt, "The model: small or 33m")->check(CLI::IsMember({"small", "33m"}));
+  app.add_option("--gpt", options.gpt, "The model: small, 33m or 110m")
+      ->check(CLI::IsMember({"small", "33m", "110m"}));
   app.add_option("--micro-batch", options.micro_batch, "Sequences a step")->check(CLI::PositiveNumber);
   app.add_option("--sequence", options.sequence, "Tokens of a sequence, in place of the model's own");
   app.add_option("--turns", options.turns, "Turns of each policy")->check(CLI::PositiveNumber);
   app.add_option("--steps", options.steps, "Steps a turn, after one that doesn't count");
   app.add_option("--threads", options.threads, "Threads of libtorch")->check(CLI::PositiveNumber);
+  app.add_option("--disk", options.disk, "Folder for the policy offload; without it: not measured");
   app.add_flag("--autocast", options.autocast, "In bfloat16, by torch_autocast");
   CLI11_PARSE(app, argc, argv);
   try {

@@ -27,8 +27,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kKeys = "zero_optimization.offload_*.nvme_path";
-
 int64_t rounded_up(int64_t bytes) {
   return (bytes + SpillFile::kAlignment - 1) / SpillFile::kAlignment * SpillFile::kAlignment;
 }
@@ -50,7 +48,7 @@ std::string available(int file) {
 [[noreturn]] void throw_error(const std::string& what, const SpillFileOptions& options, int error,
                               const std::string& advice) {
   const std::string reason = describe_errno(error);
-  throw DiskError(str("cannot ", what, " ", subject(options), ": ", reason, advice, " (", kKeys, ")"),
+  throw DiskError(str("cannot ", what, " ", subject(options), ": ", reason, advice, " (", options.key, ")"),
                   reason);
 }
 
@@ -62,8 +60,8 @@ void check(const SpillFileOptions& options) {
                     options.piece_bytes <= static_cast<int64_t>(kLargestCall),
                 options.piece_bytes);
   if (options.directory.empty())
-    throw DiskError(
-        str("no directory is given for ", options.purpose, "; expected one on a local disk (", kKeys, ")"));
+    throw DiskError(str("no directory is given for ", options.purpose, "; expected one on a local disk (",
+                        options.key, ")"));
 }
 
 /// A file without a name (O_TMPFILE), or one whose name is removed at once, where the file system has no
@@ -256,7 +254,7 @@ std::string SpillFile::State::describe(const UnderWay& transfer) const {
                                  : describe_errno(transfer.error);
   return str("cannot ", transfer.is_write ? "write " : "read ", format_count(transfer.bytes),
              " bytes at byte ", format_count(transfer.offset), " of ", subject(options_), ": ", reason,
-             "; check that disk, or choose another directory (", kKeys, ")");
+             "; check that disk, or choose another directory (", options_.key, ")");
 }
 
 bool SpillFile::State::done(Transfer transfer) const {

@@ -24,9 +24,12 @@ std::vector<std::string> words_of(const std::string& text) {
 
 PolicyOptions policy_of(const ActivationConfig& config) {
   PolicyOptions options;
-  options.kind = config.policy == "cheap"   ? PolicyOptions::Kind::kCheap
-                 : config.policy == "block" ? PolicyOptions::Kind::kBlock
-                                            : PolicyOptions::Kind::kBudget;
+  options.kind = config.policy == "cheap"    ? PolicyOptions::Kind::kCheap
+                 : config.policy == "block"  ? PolicyOptions::Kind::kBlock
+                 : config.policy == "budget" ? PolicyOptions::Kind::kBudget
+                                             : PolicyOptions::Kind::kOffload;
+  if (config.policy == "budget" || config.policy == "offload")
+    options.directory = config.nvme_path.value_or("");
   options.budget_bytes = config.budget_bytes;
   if (const std::vector<std::string> patterns = words_of(config.blocks); !patterns.empty())
     options.is_block = [patterns](const std::string& module) {
@@ -44,10 +47,17 @@ void Engine::set_up_activations() {
   if (config.policy == "budget" && config.budget_bytes <= 0)
     throw ConfigError(
         "activation_checkpointing.budget_bytes: found 0; the policy \"budget\" needs the bytes of saved "
-        "tensors "
-        "that a rank may keep");
-  activations_ =
-      std::make_unique<activations::Checkpointing>(*sharded_, policy_of(config), options_.autograd_hooks);
+        "tensors that a rank may keep");
+  if (config.policy == "offload" && config.nvme_path.value_or("").empty())
+    throw ConfigError(
+        "activation_checkpointing.nvme_path: not given; the policy \"offload\" needs a folder on a local "
+        "disk");
+  if (!config.nvme_path.value_or("").empty() && !options_.device.is_cpu())
+    throw ConfigError(str("activation_checkpointing.nvme_path: saved tensors lie on disk on CPU ranks only; ",
+                          "this one is on ", options_.device.str(), ": leave it out"));
+  PolicyOptions policy = policy_of(config);
+  policy.owner = str("rank ", rank());
+  activations_ = std::make_unique<activations::Checkpointing>(*sharded_, policy, options_.autograd_hooks);
   if (rank() == 0 && config.policy == "block" && activations_->num_blocks() == 0)
     options_.log.warning(
         "activation_checkpointing: the model has no repeated submodules, and no module matches "
@@ -64,7 +74,8 @@ void Engine::report_activations() {
   if (config_.activations.profile && micro_steps_ <= 2)
     options_.log.info(str("activation_checkpointing: forward ", micro_steps_, " keeps ", counts.num_kept,
                           " saved tensors, ", counts.kept_bytes, " bytes; ", counts.num_dropped, ", ",
-                          counts.dropped_bytes, " bytes, are made again in backward"));
+                          counts.dropped_bytes, " bytes, are made again in backward; ", counts.num_offloaded,
+                          ", ", counts.offloaded_bytes, " bytes, are on disk"));
 }
 
 }  // namespace tessera

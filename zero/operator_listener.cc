@@ -228,6 +228,8 @@ class Callback {
 
 }  // namespace
 
+bool residency_at_work() { return thread_state.inside_residency; }
+
 OperatorListener::OperatorListener(bool casts) : casts_(casts) {
   Callback::of_process().change(1, casts_ ? 1 : 0);
 }

@@ -44,6 +44,10 @@ class CompiledGraphRead {
   std::optional<at::RecordFunction> event_;
 };
 
+/// Local. Whether a Residency is at work on this thread: its gathers and copies call operators too, but at
+/// other places in each step. Other listeners must not take them for the model's.
+bool residency_at_work();
+
 /// While one lives, this thread's operators are not heard: the engine's own copies and collectives.
 using PauseListening = at::DisableRecordFunctionGuard;
 

@@ -76,12 +76,13 @@ struct AutocastConfig {
   bool operator==(const AutocastConfig&) const = default;
 };
 
-/// Which saved tensors are made again in backward (activations/checkpointing.h).
+/// Which saved tensors are made again in backward, or lie on disk until then (activations/checkpointing.h).
 struct ActivationConfig {
-  std::string policy = "none";  ///< our own key: "none", "cheap", "block" or "budget"
+  std::string policy = "none";  ///< our own key: "none", "cheap", "block", "budget" or "offload"
   int64_t budget_bytes = 0;     ///< our own key: for "budget": of saved tensors that a rank keeps
   std::string blocks;           ///< our own key: for "block": patterns of modules' names, separated by spaces
-  bool profile = false;         ///< logs after the first forward, and the second, what is kept
+  std::optional<std::string> nvme_path = {};  ///< our own key: "offload", "budget": a folder on the disk
+  bool profile = false;                       ///< logs after the first forward, and the second, what is kept
   bool operator==(const ActivationConfig&) const = default;
 };
 

@@ -77,7 +77,9 @@ void add_schedule_rows(Rows rows) {
 
 void add_activation_rows(Rows rows) {
   rows.no_effect("partition_activations", "there is no tensor parallelism whose ranks could share them");
-  rows.no_effect("cpu_checkpointing", "what is kept stays on its device; `policy` says what is recomputed");
+  rows.no_effect(
+      "cpu_checkpointing",
+      "on CPU ranks what is kept is in the host's memory already; `policy` \"offload\" has it on disk");
   rows.no_effect("contiguous_memory_optimization", "what is kept is not copied");
   rows.no_effect("number_checkpoints", "`policy` finds the blocks", kInteger, kNullable);
   rows.no_effect("synchronize_checkpoint_boundary", "recomputation needs no synchronization");

@@ -123,8 +123,8 @@ std::vector<Field> activation_fields(ActivationConfig& c) {
        "casts "
        "and dropout; \"block\": all of a block but its input; \"budget\": what frees the most bytes for a "
        "second, "
-       "until `budget_bytes` are enough",
-       choices({"none", "cheap", "block", "budget"})},
+       "until `budget_bytes` are enough; \"offload\": nothing, what is saved lies on disk until backward",
+       choices({"none", "cheap", "block", "budget", "offload"})},
       {"budget_bytes", &c.budget_bytes,
        "Our own key: bytes of saved tensors that a rank keeps from forward to backward, for \"budget\"",
        between(0, kMaxNumel)},
@@ -132,7 +132,12 @@ std::vector<Field> activation_fields(ActivationConfig& c) {
        "Our own key: patterns (`*`, `?`) of the names of the modules that are blocks, separated by spaces; "
        "\"\": "
        "repeated submodules are found by themselves"},
-      {"profile", &c.profile, "Logs what the first two steps keep and recompute"},
+      {"nvme_path", &c.nvme_path,
+       "Our own key: folder for saved tensors, for \"offload\", and for \"budget\" where it is given; the "
+       "files "
+       "have no name there, and go with the process",
+       kNullable},
+      {"profile", &c.profile, "Logs what the first two steps keep, recompute and offload"},
   };
 }
 

@@ -73,6 +73,12 @@ void check_offload(const ZeroConfig& zero, const Origins& origins) {
                  str("found \"nvme\" at stage ", zero.stage, "; expected stage 3, which shards parameters"));
 }
 
+void check_activations(const ActivationConfig& activations, const Origins& origins) {
+  if (activations.policy == "offload" && activations.nvme_path.value_or("").empty())
+    origins.fail("activation_checkpointing.nvme_path",
+                 "is missing, and policy \"offload\" needs it; expected a folder on the disk to use");
+}
+
 void check_tracking_uri(const std::string& uri, const Origins& origins) {
   if (uri.find('@') != uri.npos)
     origins.fail("mlflow.tracking_uri",
@@ -89,6 +95,7 @@ void check_together(const EngineConfig& config, const Origins& origins, Problems
       [&] { check_together(config.scheduler, config.optimizer.param_groups.size() + 1, origins); });
   problems.collect([&] { check_precision(config, origins); });
   problems.collect([&] { check_offload(config.zero, origins); });
+  problems.collect([&] { check_activations(config.activations, origins); });
   problems.collect([&] { check_tracking_uri(config.monitors.mlflow.tracking_uri, origins); });
 }
 

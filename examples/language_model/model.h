@@ -11,6 +11,7 @@
 #include <torch/nn/pimpl.h>
 
 #include <cstdint>
+#include <functional>
 
 struct GptOptions {
   int64_t dim = 256;
@@ -18,6 +19,10 @@ struct GptOptions {
   int64_t heads = 4;
   int64_t vocabulary = 256;  ///< 256 for bytes
   int64_t sequence = 128;    ///< tokens of a sample, at most
+  /// Of hidden states (B, T, dim), the output projection (vocabulary, dim) and targets (B, T), in place of
+  /// the cross-entropy of all logits.
+  std::function<at::Tensor(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& target)>
+      loss = {};
 };
 
 struct GptBlockImpl : torch::nn::Module {
@@ -56,7 +61,7 @@ struct GptBlockImpl : torch::nn::Module {
 TORCH_MODULE(GptBlock);
 
 struct GptImpl : torch::nn::Module {
-  explicit GptImpl(const GptOptions& options) {
+  explicit GptImpl(const GptOptions& options) : loss(options.loss) {
     tokens = register_module("tokens", torch::nn::Embedding(options.vocabulary, options.dim));
     positions = register_module("positions", torch::nn::Embedding(options.sequence, options.dim));
     blocks = register_module("blocks", torch::nn::ModuleList());
@@ -72,10 +77,13 @@ struct GptImpl : torch::nn::Module {
     const at::Tensor place = at::arange(input.size(1), input.options());
     at::Tensor x = tokens->forward(input) + positions->forward(place);
     for (const auto& block : *blocks) x = block->as<GptBlock>()->forward(x);
-    const at::Tensor logits = head->forward(norm->forward(x));  // (B, T, vocabulary)
+    x = norm->forward(x);
+    if (target.defined() && loss) return loss(x, head->weight, target);
+    const at::Tensor logits = head->forward(x);  // (B, T, vocabulary)
     return target.defined() ? at::cross_entropy_loss(logits.flatten(0, 1), target.flatten()) : logits;
   }
 
+  decltype(GptOptions::loss) loss;
   torch::nn::Embedding tokens{nullptr}, positions{nullptr};
   torch::nn::ModuleList blocks{nullptr};
   torch::nn::LayerNorm norm{nullptr};

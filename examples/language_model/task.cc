@@ -5,6 +5,7 @@
 #include <cmath>
 #include <utility>
 
+#include "activations/chunked_loss.h"
 #include "core/disk.h"
 #include "core/error.h"
 #include "core/str.h"
@@ -31,6 +32,10 @@ LanguageModelOptions read_language_model_options(const config::Section& model, c
   gpt.heads = model.integer("heads", gpt.heads, 1, 1024);
   gpt.vocabulary = model.integer("vocabulary", gpt.vocabulary, 256, 1'000'000);
   gpt.sequence = model.integer("sequence", gpt.sequence, 1, 1'000'000);
+  if (const int64_t rows = model.integer("loss_chunk_rows", 0, 0, 1'000'000'000); rows > 0)
+    gpt.loss = [rows](const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& target) {
+      return chunked_cross_entropy(hidden, weight, {}, target, {.chunk_rows = rows});
+    };
   model.finish();
   if (gpt.dim % gpt.heads != 0)
     throw ConfigError(str("model.heads: found ", gpt.heads, ", which does not divide model.dim, ", gpt.dim,

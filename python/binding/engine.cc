@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "activations/checkpointing.h"
+#include "activations/chunked_loss.h"
 #include "engine/checkpointing.h"
 #include "engine/config/parse.h"
 #include "python/binding/bindings.h"
@@ -178,6 +179,18 @@ void bind_saved_tensors(py::module_& module) {
       py::arg("tensor"));
 }
 
+void bind_chunked_loss(py::module_& module) {
+  module.def(
+      "chunked_cross_entropy",
+      [](const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& target,
+         const std::optional<at::Tensor>& bias, int64_t chunk_rows, int64_t ignore_index) {
+        return chunked_cross_entropy(hidden, weight, bias.value_or(at::Tensor()), target,
+                                     {.chunk_rows = chunk_rows, .ignore_index = ignore_index});
+      },
+      py::arg("hidden"), py::arg("weight"), py::arg("target"), py::arg("bias"), py::arg("chunk_rows"),
+      py::arg("ignore_index"), ReleaseGil());
+}
+
 void bind_param_groups(py::module_& module) {
   using kernels::Hyper;
   py::class_<Hyper>(module, "Hyper")
@@ -204,6 +217,7 @@ void bind_param_groups(py::module_& module) {
 void bind_engine(py::module_& module) {
   bind_param_groups(module);
   bind_saved_tensors(module);
+  bind_chunked_loss(module);
   bind_deferred_model(module);
   py::class_<PyEngine> engine(module, "Engine");
   bind_gathered_parameters(module);
@@ -233,11 +247,17 @@ void bind_engine(py::module_& module) {
       .def("activation_counts",
            [](const PyEngine& self) {
              const activations::Counts counts = self.activations()->counts();
-             return std::map<std::string, int64_t>{{"kept_bytes", counts.kept_bytes},
-                                                   {"dropped_bytes", counts.dropped_bytes},
-                                                   {"num_kept", counts.num_kept},
-                                                   {"num_dropped", counts.num_dropped},
-                                                   {"num_repeated", counts.num_repeated}};
+             return std::map<std::string, int64_t>{
+                 {"kept_bytes", counts.kept_bytes},
+                 {"dropped_bytes", counts.dropped_bytes},
+                 {"num_kept", counts.num_kept},
+                 {"num_dropped", counts.num_dropped},
+                 {"num_repeated", counts.work.num_calls},
+                 {"repeat_us", static_cast<int64_t>(1e6 * counts.work.call_seconds)},
+                 {"read_us", static_cast<int64_t>(1e6 * counts.work.read_seconds)},
+                 {"offloaded_bytes", counts.offloaded_bytes},
+                 {"num_offloaded", counts.num_offloaded},
+                 {"left_plan", counts.left_plan.empty() ? 0 : 1}};
            })
       // rates
       .def("param_groups", &param_groups)

@@ -99,5 +99,31 @@ TEST(ActivationBytes, BudgetIsKeptWithinFivePercent) {
   }
 }
 
+// What the ZeRO stage gathers, and when, is no part of the plan.
+TEST(ActivationBytes, BudgetIsKeptAtEveryStageWithDropout) {
+  const int64_t saved = (3 * 14 + 1) * kSmall, budget = saved / 2;
+  for (const int stage : {0, 1, 2, 3}) {
+    Case c;
+    c.micro_batch = 4;
+    c.config.zero.stage = stage;
+    c.config.zero.unit_numel = 10'000;
+    c.config.zero.param_persistence_threshold = 0;
+    c.config.activations.policy = "budget";
+    c.config.activations.budget_bytes = budget;
+    const auto engine = initialize(DropoutMlp(), engine_config(c),
+                                   std::make_shared<comm::SelfCommunicator>(std::chrono::minutes(1)));
+    const at::Tensor x = randn({4, kLength, kDim}, 1), target = randn({4, kLength, kDim}, 2);
+    for (int step = 0; step < 5; ++step) {
+      engine->backward(engine->forward(x, target));
+      engine->step();
+      const activations::Counts counts = engine->activations()->counts();
+      EXPECT_EQ(counts.left_plan, "") << "stage " << stage << ", step " << step;
+      if (step == 0) continue;  // the profile
+      EXPECT_LE(counts.kept_bytes, budget * 1.05) << "stage " << stage << ", step " << step;
+      EXPECT_GE(counts.kept_bytes, budget - 4 * kSmall) << "the largest saved tensor; stage " << stage;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace tessera::testing

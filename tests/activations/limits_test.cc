@@ -9,6 +9,7 @@
 #include "activations/checkpointing.h"
 #include "comm/self.h"
 #include "core/error.h"
+#include "core/temporary_folder.h"
 #include "tests/activations/models.h"
 #include "tests/support/errors.h"
 
@@ -32,18 +33,25 @@ class Limits : public ::testing::Test {
     Case c;
     c.micro_batch = 4;
     c.config.activations.policy = policy;
+    if (policy == "offload") c.config.activations.nvme_path = folder.path().string();
     fill_parameters(*model, 1);
     return initialize(model, engine_config(c),
                       std::make_shared<comm::SelfCommunicator>(std::chrono::minutes(1)));
   }
+  TemporaryFolder folder{"activations"};
   OneLayer model;
+  static void expect_at_work(const Engine& engine) {
+    if (engine.activations() == nullptr) return;
+    const activations::Counts counts = engine.activations()->counts();
+    EXPECT_GT(counts.work.num_calls + counts.num_offloaded, 0);
+  }
   at::Tensor x = randn({64, kDim}, 1), mask = randn({64, kDim}, 2);
 };
 
 TEST_F(Limits, ASavedTensorThatIsWrittenIsRefusedAsWithoutHooks) {
   at::Tensor y;
   model->then = [&](const at::Tensor& h) { return y = at::tanh(h); };
-  for (const char* policy : {"none", "cheap", "block"}) {
+  for (const char* policy : {"none", "cheap", "block", "offload"}) {
     const auto engine = make_engine(policy);
     const at::Tensor loss = engine->forward(x).sum();
     y.detach().add_(1);
@@ -56,18 +64,17 @@ TEST_F(Limits, AnInputWrittenAfterwardsIsCopiedBefore) {
     return h * at::gelu(mask + 1);
   };  // the product saves gelu's result
   std::vector<at::Tensor> gradients;
-  for (const char* policy : {"none", "cheap"}) {
+  for (const char* policy : {"none", "cheap", "offload"}) {
     mask = randn({64, kDim}, 2);
     const auto engine = make_engine(policy);
     const at::Tensor loss = engine->forward(x).sum();
     mask.zero_();
     engine->backward(loss);
     gradients.push_back(engine->full_gradient("layer.weight"));
-    if (engine->activations() != nullptr) {
-      EXPECT_GT(engine->activations()->counts().num_repeated, 0);
-    }
+    expect_at_work(*engine);
   }
   EXPECT_TRUE(at::equal(gradients[0], gradients[1]));
+  EXPECT_TRUE(at::equal(gradients[0], gradients[2]));
 }
 
 TEST_F(Limits, AnInputWrittenByAnotherThreadIsRefused) {
@@ -123,13 +130,51 @@ TEST_F(Limits, BackwardOfBackwardHasTheSameBits) {
     return gradient[0].square() + energy;
   };
   std::vector<at::Tensor> gradients;
-  for (const char* policy : {"none", "cheap"}) {
+  for (const char* policy : {"none", "cheap", "offload"}) {
     const auto engine = make_engine(policy);
     engine->backward(engine->forward(x).mean());
     gradients.push_back(engine->full_gradient("layer.weight"));
-    if (engine->activations() != nullptr) {
-      EXPECT_GT(engine->activations()->counts().num_repeated, 0);
-    }
+    expect_at_work(*engine);
+  }
+  EXPECT_TRUE(at::equal(gradients[0], gradients[1]));
+  EXPECT_TRUE(at::equal(gradients[0], gradients[2]));
+}
+
+TEST_F(Limits, BackwardLeavesTheGeneratorAsItWas) {
+  // native_dropout draws from the default generator: it has no argument for another.
+  model->then = [](const at::Tensor& h) {
+    return at::gelu(std::get<0>(at::native_dropout(at::gelu(h * 2), 0.5, true))) * 2;
+  };
+  std::vector<at::Tensor> drawn, gradients;
+  for (const char* policy : {"none", "cheap", "block"}) {
+    const auto engine = make_engine(policy);
+    at::manual_seed(1);
+    const at::Tensor loss = engine->forward(x).sum();
+    static_cast<void>(at::rand({5}));  // moves the generator on
+    engine->backward(loss);
+    drawn.push_back(at::rand({8}));
+    gradients.push_back(engine->full_gradient("layer.weight"));
+    expect_at_work(*engine);
+  }
+  for (const size_t i : {1, 2}) {
+    EXPECT_TRUE(at::equal(drawn[0], drawn[i]));
+    EXPECT_TRUE(at::equal(gradients[0], gradients[i]));
+  }
+}
+
+TEST_F(Limits, AnInPlaceOperatorIsRepeatedOnACopyOfWhatOthersNeed) {
+  model->then = [&](const at::Tensor& h) {
+    at::Tensor input = mask.clone();
+    const at::Tensor before = at::gelu(input + 1);
+    input.mul_(0.5);
+    return h * at::gelu(before + input);  // made again: the product, then what was there before it
+  };
+  std::vector<at::Tensor> gradients;
+  for (const char* policy : {"none", "cheap"}) {
+    const auto engine = make_engine(policy);
+    engine->backward(engine->forward(x).sum());
+    gradients.push_back(engine->full_gradient("layer.weight"));
+    expect_at_work(*engine);
   }
   EXPECT_TRUE(at::equal(gradients[0], gradients[1]));
 }

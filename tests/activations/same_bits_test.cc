@@ -4,6 +4,7 @@
 #include <mutex>
 
 #include "activations/checkpointing.h"
+#include "core/temporary_folder.h"
 #include "engine/autocast.h"
 #include "tests/activations/models.h"
 
@@ -18,8 +19,11 @@ struct Outcome {
 
 template <class Holder>
 Outcome train(Case c, const std::string& policy, const LossOf<typename Holder::Impl>& loss) {
-  c.config.activations.policy = policy;
+  const TemporaryFolder folder{"activations"};
+  c.config.activations.policy = policy == "budget_with_disk" ? "budget" : policy;
   c.config.activations.budget_bytes = 150'000;
+  if (policy == "offload" || policy == "budget_with_disk")
+    c.config.activations.nvme_path = folder.path().string();
   Outcome outcome;
   outcome.run = engine_run<Holder>(c, loss, [&](Engine& engine, int) {
     if (engine.rank() != 0) return;
@@ -54,7 +58,7 @@ std::ostream& operator<<(std::ostream& out, const Setting& s) {
 class SameBits : public ::testing::TestWithParam<std::tuple<const char*, Setting>> {
  protected:
   template <class Holder>
-  void expect_same(const LossOf<typename Holder::Impl>& loss, int accumulation = 1) {
+  void expect_same(const LossOf<typename Holder::Impl>& loss, int accumulation = 1, bool branches = false) {
     const auto& [policy, setting] = GetParam();
     Case c = make_case(setting.world, setting.stage, setting.backend);
     c.accumulation = accumulation;
@@ -66,8 +70,18 @@ class SameBits : public ::testing::TestWithParam<std::tuple<const char*, Setting
       EXPECT_TRUE(bit_equal(outcome.run.gradients[step], plain.run.gradients[step])) << "step " << step;
     EXPECT_TRUE(bit_equal(outcome.run.weights, plain.run.weights));
     EXPECT_TRUE(bit_equal(outcome.buffers, plain.buffers));
-    EXPECT_GT(outcome.counts.num_dropped, 0);
-    EXPECT_GT(outcome.counts.num_repeated, 0);
+    if (std::string(policy) == "offload") {
+      EXPECT_GT(outcome.counts.num_offloaded, 0);
+      EXPECT_EQ(outcome.counts.work.num_calls, 0);
+    } else {
+      EXPECT_GT(outcome.counts.num_dropped + outcome.counts.num_offloaded, 0);
+    }
+    if (std::string(policy) != "offload" && std::string(policy) != "budget_with_disk") {
+      EXPECT_GT(outcome.counts.work.num_calls, 0);
+    }
+    if (!branches) {
+      EXPECT_EQ(outcome.counts.left_plan, "");
+    }
   }
 };
 
@@ -78,7 +92,9 @@ TEST_P(SameBits, MlpWithDropout) {
 TEST_P(SameBits, AttentionTiedAndFrozen) { expect_same<AttentionNet>(attention_loss); }
 TEST_P(SameBits, Accumulation) { expect_same<AttentionNet>(attention_loss, /*accumulation=*/2); }
 TEST_P(SameBits, Recurrent) { expect_same<Recurrent>(recurrent_loss); }
-TEST_P(SameBits, ModelThatBranches) { expect_same<Branches>(branches_loss); }
+TEST_P(SameBits, ModelThatBranches) {
+  expect_same<Branches>(branches_loss, /*accumulation=*/1, /*branches=*/true);
+}
 TEST_P(SameBits, WritesInPlace) { expect_same<InPlace>(in_place_loss); }
 TEST_P(SameBits, Autocast) {
   const LossOf<AttentionNetImpl> loss = [](AttentionNetImpl& model, int step, int64_t first, int64_t num) {
@@ -89,7 +105,8 @@ TEST_P(SameBits, Autocast) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Policies, SameBits,
-                         ::testing::Combine(::testing::Values("cheap", "block", "budget"),
+                         ::testing::Combine(::testing::Values("cheap", "block", "budget", "offload",
+                                                              "budget_with_disk"),
                                             ::testing::Values(Setting{1, 0, "gloo"}, Setting{2, 0, "shm"},
                                                               Setting{2, 3, "shm"}, Setting{2, 3, "gloo"})),
                          [](const auto& info) {

@@ -118,6 +118,36 @@ TEST_F(LanguageModelTest, LearnsATextAtEveryStage) {
   }
 }
 
+TEST_F(LanguageModelTest, TheLossInChunksIsAKeyOfItsModel) {
+  write(std::string(40, 'a') + "bcdefghijklmnopqrstuvwxyz");
+  const auto result_with = [&](int chunk_rows) {
+    const nlohmann::json model = {{"type", "gpt"}, {"dim", 16},     {"layers", 1},
+                                  {"heads", 2},    {"sequence", 8}, {"loss_chunk_rows", chunk_rows}};
+    const nlohmann::json data = {{"type", "text"}, {"path", path_.string()}};
+    const config::Origins origins("run.json");
+    const LanguageModelOptions options = read_language_model_options(config::Section(model, "model", origins),
+                                                                     config::Section(data, "data", origins));
+    EXPECT_EQ(options.model.loss != nullptr, chunk_rows > 0);
+    std::pair<double, at::Tensor> result;
+    comm::run_threads(1, {}, [&](comm::CommunicatorPtr comm) {
+      at::manual_seed(1);
+      LanguageModel task(options);
+      EngineConfig config;
+      config.train_micro_batch_size_per_gpu = 4;
+      Engine& engine = task.initialize(config, comm, {});
+      const at::Tensor loss = task.loss(task.train_batch({2, 3, 4, 5}, {}));
+      engine.backward(loss);
+      result = {loss.item<double>(), engine.full_gradient("head.weight")};
+    });
+    return result;
+  };
+  const auto [plain, plain_gradient] = result_with(0);
+  const auto [chunked, gradient] = result_with(5);
+  EXPECT_NEAR(chunked, plain, 1e-6);
+  EXPECT_TRUE(at::allclose(gradient, plain_gradient, 0, 1e-6));
+  EXPECT_FALSE(at::equal(gradient, plain_gradient)) << "sums of 5 rows, then of chunks: other rounding";
+}
+
 TEST_F(LanguageModelTest, SamplesAreWholeOrAbsent) {
   write(std::string(100, 'a'));
   comm::run_threads(1, {}, [&](comm::CommunicatorPtr comm) {

@@ -231,6 +231,13 @@ TEST(ConfigCheck, KeysWithoutEffectGiveOneWarning) {
             "c.json:1: dump_state: found 1 (a number); expected true or false");
 }
 
+TEST(ConfigCheck, SavedTensorsOnDiskNeedAFolder) {
+  EXPECT_EQ(
+      error_for(R"("activation_checkpointing": {"policy": "offload"})"),
+      "c.json:1: activation_checkpointing.nvme_path: is missing, and policy \"offload\" needs it; expected "
+      "a folder on the disk to use");
+}
+
 TEST(ConfigCheck, StateOnDiskNeedsAFolderAndParametersStage3) {
   EXPECT_EQ(error_for(R"("zero_optimization": {"stage": 2, "offload_optimizer": {"device": "nvme"}})"),
             "c.json:1: zero_optimization.offload_optimizer.nvme_path: is missing, and device \"nvme\" needs "
