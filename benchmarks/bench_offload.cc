@@ -6,6 +6,7 @@
 //   bench_offload --gpt 110m --accumulation 4 --turns 2 --directory /mnt/nvme
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
+#include <c10/core/CPUAllocator.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -15,6 +16,7 @@
 #include <iostream>
 #include <map>
 #include <memory>
+#include <ranges>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -40,16 +42,17 @@ const std::map<std::string, std::string> kSettings = {
     {"5 all on disk, cheap recomputed", "optimizer param cheap"},
     {"6 in memory, blocks recomputed", "block"},
     {"7 all on disk, blocks recomputed", "optimizer param block"},
+    {"8 in memory, torch's allocator", "libtorch"},  // without comm/cpu_allocator.h
+    {"9 the same, cheap recomputed", "libtorch cheap"},
 };
 
 /// Steps that learn what the next ones do: the order of units, and that of reads.
 constexpr int kWarmUp = 2;
 
 struct Options {
-  std::string gpt = "33m", directory = ".", only;
+  std::string gpt = "33m", directory = ".", settings = "123456789", only;
   int64_t micro_batch = 2, sequence = 256, accumulation = 4, unit_numel = 1'000'000;
   int turns = 2, steps = 3, threads = 2, buffers = 4;
-  bool without_memory = false;  ///< leaves out the setting in memory, for models that don't fit
 };
 
 GptOptions shape_of(const Options& options) {
@@ -110,6 +113,8 @@ double disk_alone(const std::string& directory, int64_t read, int64_t written) {
 /// A process of one setting: prints peak MB; MB read, MB written and seconds waited a step; the seconds that
 /// the disk alone takes for that; then seconds and loss of each step.
 void train(const Options& options) {
+  if (kSettings.at(options.only).starts_with("libtorch"))
+    c10::SetCPUAllocator(c10::GetDefaultCPUAllocator(), /*priority=*/100);
   at::set_num_threads(options.threads);
   at::manual_seed(1);
   const double before = peak_resident_bytes();
@@ -183,8 +188,8 @@ void run_process(const std::string& command, Row& row) {
 void run_all(const Options& options, const std::string& command) {
   std::map<std::string, Row> rows;
   for (int turn = 0; turn < options.turns; ++turn)
-    for (const auto& [name, tiers] : kSettings)
-      if (!options.without_memory || tiers.starts_with("optimizer param"))
+    for (const auto& name : std::views::keys(kSettings))
+      if (options.settings.find(name.front()) != std::string::npos)
         run_process(str(command, " --only '", name, "'"), rows[name]);
   const Row& first = rows.begin()->second;
   std::printf("%-33s %7s %6s %8s %6s %8s %8s %7s %7s  %s\n", "", "step s", "x", "peak MB", "x", "read MB",
@@ -216,7 +221,7 @@ int main(int argc, char** argv) {
   app.add_option("--steps", options.steps, "Steps a process, after two that don't count")
       ->check(CLI::PositiveNumber);
   app.add_option("--threads", options.threads, "Threads of libtorch")->check(CLI::PositiveNumber);
-  app.add_flag("--without-memory", options.without_memory, "Leaves out the setting in memory");
+  app.add_option("--settings", options.settings, "Which, by their numbers: 35 for the third and the fifth");
   app.add_option("--only", options.only, "")->group("");  // hidden: this process trains
   CLI11_PARSE(app, argc, argv);
   std::string command;
