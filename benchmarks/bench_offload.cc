@@ -21,6 +21,7 @@
 #include <string>
 #include <vector>
 
+#include "activations/chunked_loss.h"
 #include "benchmarks/gpt.h"
 #include "benchmarks/median.h"
 #include "comm/self.h"
@@ -42,17 +43,18 @@ const std::map<std::string, std::string> kSettings = {
     {"5 all on disk, cheap recomputed", "optimizer param cheap"},
     {"6 in memory, blocks recomputed", "block"},
     {"7 all on disk, blocks recomputed", "optimizer param block"},
-    {"8 in memory, torch's allocator", "libtorch"},  // without comm/cpu_allocator.h
+    {"8 in memory, libtorch allocator", "libtorch"},  // without comm/cpu_allocator.h
     {"9 the same, cheap recomputed", "libtorch cheap"},
+    {"B all on disk, recomputed by budget", "optimizer param budget"},
 };
 
 /// Steps that learn what the next ones do: the order of units, and that of reads.
 constexpr int kWarmUp = 2;
 
 struct Options {
-  std::string gpt = "33m", directory = ".", settings = "123456789", only;
-  int64_t micro_batch = 2, sequence = 256, accumulation = 4, unit_numel = 1'000'000;
-  int turns = 2, steps = 3, threads = 2, buffers = 4;
+  std::string gpt = "33m", directory = ".", settings = "123456789B", only;
+  int64_t micro_batch = 2, sequence = 256, accumulation = 4, unit_numel = 1'000'000, chunk_rows = 0;
+  int turns = 2, steps = 3, threads = 2, buffers = 4, budget_mb = 100;
 };
 
 GptOptions shape_of(const Options& options) {
@@ -60,6 +62,11 @@ GptOptions shape_of(const Options& options) {
   if (options.gpt == "110m") shape = gpt_110m();
   if (options.gpt == "1.5b")
     shape.dim = 1'600, shape.layers = 48, shape.heads = 25, shape.vocabulary = 32'000;
+  if (options.chunk_rows > 0)
+    shape.loss = [rows = options.chunk_rows](const at::Tensor& hidden, const at::Tensor& weight,
+                                             const at::Tensor& target) {
+      return chunked_cross_entropy(hidden, weight, {}, target, {.chunk_rows = rows});
+    };
   shape.sequence = options.sequence;
   return shape;
 }
@@ -76,11 +83,13 @@ std::string config_of(const Options& options) {
              R"(, "gradient_accumulation_steps": )", options.accumulation,
              R"(, "gradient_clipping": 1.0, "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},)",
              R"("activation_checkpointing": {"policy": ")",
-             has("block")   ? "block"
-             : has("cheap") ? "cheap"
-                            : "none",
-             "\"},", R"("zero_optimization": {"stage": 3, "unit_numel": )", options.unit_numel,
-             section("optimizer"), section("param"), "}}");
+             has("block")    ? "block"
+             : has("cheap")  ? "cheap"
+             : has("budget") ? "budget"
+                             : "none",
+             R"(", "budget_bytes": )", int64_t{1'000'000} * options.budget_mb, "},",
+             R"("zero_optimization": {"stage": 3, "unit_numel": )", options.unit_numel, section("optimizer"),
+             section("param"), "}}");
 }
 
 /// Seconds that the disk alone takes for what a step reads and writes, both at once in transfers of 16 MB.
@@ -192,12 +201,12 @@ void run_all(const Options& options, const std::string& command) {
       if (options.settings.find(name.front()) != std::string::npos)
         run_process(str(command, " --only '", name, "'"), rows[name]);
   const Row& first = rows.begin()->second;
-  std::printf("%-33s %7s %6s %8s %6s %8s %8s %7s %7s  %s\n", "", "step s", "x", "peak MB", "x", "read MB",
+  std::printf("%-36s %7s %6s %8s %6s %8s %8s %7s %7s  %s\n", "", "step s", "x", "peak MB", "x", "read MB",
               "write MB", "waits s", "disk s", "losses");
   for (const auto& [name, row] : rows) {
     const double step = *std::min_element(row.seconds.begin(), row.seconds.end());
     const double base = *std::min_element(first.seconds.begin(), first.seconds.end());
-    std::printf("%-33s %7.3f %6.3f %8.1f %6.3f %8.1f %8.1f %7.3f %7.3f  %s\n", name.c_str(), step,
+    std::printf("%-36s %7.3f %6.3f %8.1f %6.3f %8.1f %8.1f %7.3f %7.3f  %s\n", name.c_str(), step,
                 step / base, row.peak_mb, row.peak_mb / first.peak_mb, row.read_mb, row.written_mb,
                 row.waited, row.disk_alone, row.losses == first.losses ? "equal" : "DIFFER");
   }
@@ -217,6 +226,9 @@ int main(int argc, char** argv) {
   app.add_option("--unit-numel", options.unit_numel, "zero_optimization.unit_numel")
       ->check(CLI::PositiveNumber);
   app.add_option("--buffers", options.buffers, "buffer_count of both sections")->check(CLI::PositiveNumber);
+  app.add_option("--budget", options.budget_mb, "activation_checkpointing.budget_bytes, in MB")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--chunk-rows", options.chunk_rows, "The loss in chunks of this many tokens; 0: at once");
   app.add_option("--turns", options.turns, "Processes of each setting")->check(CLI::PositiveNumber);
   app.add_option("--steps", options.steps, "Steps a process, after two that don't count")
       ->check(CLI::PositiveNumber);
