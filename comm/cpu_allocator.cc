@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdlib>
+#include <iterator>
+#include <map>
 #include <mutex>
 #include <utility>
 #include <vector>
@@ -74,26 +76,21 @@ class LargeBlockCache {
   void* take(size_t bytes) {
     const size_t capacity = (bytes + kPage - 1) / kPage * kPage;
     std::vector<void*> returned;
-    void* data = nullptr;
     {
       const std::lock_guard lock(mutex_);
-      const auto found = find(capacity);
-      data = found == kept_.end() ? nullptr : *found;
-      if (data != nullptr) {
-        kept_.erase(found);
-        kept_bytes_ -= header_of(data).capacity;
-      }
-      in_use_ += data != nullptr ? header_of(data).capacity : capacity;
-      peak_ = std::max(peak_, in_use_);
+      if (void* const data = take_kept(capacity)) return data;
+      in_use_ += capacity;
       trim(returned);
     }
-    for (void* block : returned) unmap(block);
-    if (data == nullptr && (data = map(capacity)) == nullptr) {
+    unmap_all(returned);
+    void* data = map(capacity);
+    if (data == nullptr) {  // without what is kept there may be room
       return_all();
       data = map(capacity);
-      const std::lock_guard lock(mutex_);
-      if (data == nullptr) in_use_ -= capacity;
     }
+    const std::lock_guard lock(mutex_);
+    if (data == nullptr) in_use_ -= capacity;
+    peak_ = std::max(peak_, in_use_);
     return data;
   }
 
@@ -103,11 +100,12 @@ class LargeBlockCache {
     {
       const std::lock_guard lock(mutex_);
       in_use_ -= capacity;
-      kept_.push_back(data);
       kept_bytes_ += capacity;
+      by_age_.emplace(next_age_, by_capacity_.emplace(capacity, Kept{data, next_age_}));
+      ++next_age_;
       trim(returned);
     }
-    for (void* block : returned) unmap(block);
+    unmap_all(returned);
   }
 
   void begin_step() {
@@ -117,7 +115,7 @@ class LargeBlockCache {
       last_peak_ = std::exchange(peak_, in_use_);
       trim(returned);
     }
-    for (void* block : returned) unmap(block);
+    unmap_all(returned);
   }
 
   LargeBlocks bytes() {
@@ -128,40 +126,59 @@ class LargeBlockCache {
   std::mutex& mutex() { return mutex_; }
 
  private:
-  /// The smallest that is large enough and wastes no more than an eighth; of several the youngest.
-  std::vector<void*>::iterator find(size_t capacity) {
-    auto best = kept_.end();
-    for (auto it = kept_.begin(); it != kept_.end(); ++it) {
-      const size_t size = header_of(*it).capacity;
-      if (size >= capacity && size - capacity <= capacity / 8 &&
-          (best == kept_.end() || size <= header_of(*best).capacity))
-        best = it;
-    }
-    return best;
+  struct Kept {
+    void* data;
+    uint64_t age;
+  };
+  using ByCapacity = std::multimap<size_t, Kept>;
+
+  /// The smallest that is large enough and wastes no more than an eighth, of several the youngest; or null.
+  void* take_kept(size_t capacity) {
+    auto found = by_capacity_.lower_bound(capacity);
+    if (found == by_capacity_.end() || found->first - capacity > capacity / 8) return nullptr;
+    found = std::prev(by_capacity_.upper_bound(found->first));
+    in_use_ += found->first;
+    peak_ = std::max(peak_, in_use_);
+    by_age_.erase(found->second.age);
+    return forget(found);
   }
 
-  size_t most() const { return std::max(peak_, last_peak_); }
+  void* forget(ByCapacity::iterator block) {
+    void* const data = block->second.data;
+    kept_bytes_ -= block->first;
+    by_capacity_.erase(block);
+    return data;
+  }
+
+  size_t most() const { return std::max({peak_, last_peak_, in_use_}); }
 
   void trim(std::vector<void*>& returned) {
-    auto end = kept_.begin();
-    for (; end != kept_.end() && in_use_ + kept_bytes_ > most(); ++end)
-      kept_bytes_ -= header_of(*end).capacity;
-    returned.assign(kept_.begin(), end);
-    kept_.erase(kept_.begin(), end);
+    while (!by_age_.empty() && in_use_ + kept_bytes_ > most()) {
+      returned.push_back(forget(by_age_.begin()->second));
+      by_age_.erase(by_age_.begin());
+    }
   }
 
   void return_all() {
     std::vector<void*> returned;
     {
       const std::lock_guard lock(mutex_);
-      returned.swap(kept_);
+      for (const auto& [capacity, kept] : by_capacity_) returned.push_back(kept.data);
+      by_capacity_.clear();
+      by_age_.clear();
       kept_bytes_ = 0;
     }
-    for (void* block : returned) unmap(block);
+    unmap_all(returned);
   }
 
-  std::mutex mutex_;         ///< guards what follows
-  std::vector<void*> kept_;  ///< in the order of their freeing
+  static void unmap_all(const std::vector<void*>& blocks) {
+    for (void* block : blocks) unmap(block);
+  }
+
+  std::mutex mutex_;  ///< guards what follows
+  ByCapacity by_capacity_;
+  std::map<uint64_t, ByCapacity::iterator> by_age_;  ///< the oldest first
+  uint64_t next_age_ = 0;
   size_t in_use_ = 0, kept_bytes_ = 0, peak_ = 0, last_peak_ = 0;
 };
 
