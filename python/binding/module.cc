@@ -6,13 +6,11 @@
 // Python holds the module, and tells the engine when the module's parameters are other tensors.
 #include <pybind11/pybind11.h>
 
-#include "comm/cpu_allocator.h"
 #include "python/binding/bindings.h"
 #include "python/binding/errors.h"
 
 PYBIND11_MODULE(_engine, module) {
   module.attr("__version__") = TESSERA_VERSION;
-  tessera::comm::install_cpu_allocator();  // the model is usually made before the ranks meet
   tessera::python::register_errors();
   tessera::python::bind_comm(module);
   tessera::python::bind_compiled_graphs(module);
