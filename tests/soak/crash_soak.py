@@ -2,8 +2,9 @@
 
     make soak ARGS="--kills 200 --seed 1"
 
-After each kill: no process is left, `latest` verifies, no temporary folder but the one of the unfinished save. The next start
-takes another ZeRO stage, synchronous or asynchronous saves, with or without fsync. A run that has come to its end this
+After each kill: no process is left, `latest` verifies, no temporary folder but the one of the unfinished save, nothing on the
+disk that state is offloaded to. The next start takes another ZeRO stage, synchronous or asynchronous saves, with or without
+fsync, state in memory or on disk, another policy of activation_checkpointing. A run that has come to its end this
 way must equal the uninterrupted one to the bit: exported model, weights of the last step, every loss. Needs the
 standard library only, and one core; a seed draws the same plan again, though not the same microseconds.
 """
@@ -25,6 +26,9 @@ from tool import MARKER, ROOT, TESSERA, make_data, process_environment  # noqa: 
 
 MAX_STEPS, SAVE_EVERY = 64, 2  # 16 steps an epoch
 KEEP_LAST = 2
+OPTIMIZER, BOTH = ("offload_optimizer",), ("offload_optimizer", "offload_param")
+OFFLOADS = {0: [()], 1: [(), OPTIMIZER], 2: [(), OPTIMIZER], 3: [(), OPTIMIZER, BOTH]}  # by stage
+POLICIES = ("none", "none", "cheap", "block", "offload")
 GONE_WITHIN_S = 10.0
 LIMIT_S = 300.0  # of one start
 RUN_FILES = {"config.json", "metrics.jsonl", "trainer_state.json", "checkpoints", "model.safetensors", "all_results.json"}
@@ -53,14 +57,15 @@ class Run:
     def __init__(self, base, name, precision):
         self.base, self.folder, self.precision = base, base / name, precision
         self.checkpoints = self.folder / "checkpoints"
-        self.tmp = base / "tmp"
+        self.tmp, self.disk = base / "tmp", base / "disk"
         self.tmp.mkdir(exist_ok=True)
+        self.disk.mkdir(exist_ok=True)
         self.marker = uuid.uuid4().hex
 
     def environment(self):
         return {**os.environ, "TMPDIR": str(self.tmp), MARKER: self.marker}
 
-    def start(self, stage=2, asynchronous=False, fsync=False, resume=False):
+    def start(self, stage=2, asynchronous=False, fsync=False, offloads=(), policy="none", resume=False):
         settings = {
             "data.path": self.base / "data", "data.flip": "true", "model.channels": 8, "model.hidden": 32, "model.dropout": 0.3,
             "trainer.output_dir": self.folder, "trainer.device": "cpu", "trainer.epochs": "null", "trainer.max_steps": MAX_STEPS,
@@ -68,6 +73,11 @@ class Run:
             "train_batch_size": 12, "steps_per_print": 1, "zero_optimization.stage": stage,
             "checkpoint.async": str(asynchronous).lower(), "checkpoint.fsync": str(fsync).lower(),
             "checkpoint.keep_last": KEEP_LAST}
+        for section in offloads:
+            settings |= {f"zero_optimization.{section}.{key}": value
+                         for key, value in (("device", "nvme"), ("nvme_path", self.disk), ("buffer_count", 1))}
+        if policy != "none":
+            settings |= {"activation_checkpointing.policy": policy, "activation_checkpointing.nvme_path": self.disk}
         if self.precision == "bf16":
             settings["bf16.enabled"] = "true"
         args = [TESSERA, "train", ROOT / "configs/fashion_mnist.json", "--nproc", 2]
@@ -197,7 +207,10 @@ class Soak:
 
     def start(self, run):
         source = self.source
-        return run.start(source.randrange(4), source.random() < 0.5, source.random() < 0.5, resume=run.latest() > 0)
+        stage = source.randrange(4)
+        offloads = source.choice(OFFLOADS[stage])
+        self.counts["starts with state on disk"] += bool(offloads)
+        return run.start(stage, source.random() < 0.5, source.random() < 0.5, offloads, source.choice(POLICIES), resume=run.latest() > 0)
 
     def start_and_kill(self, run):
         """Whether the run came to its end before it was killed."""
@@ -253,6 +266,7 @@ class Soak:
             self.counts["before the first checkpoint"] += 1
 
     def check_folders(self, run, step, before):
+        expect(not names(run.disk), "left on the disk:", names(run.disk))
         left = run.temporary()
         self.worst["temporary folders"] = max(self.worst["temporary folders"], len(left))
         expect(len([name for name in left if not name.startswith("latest.tmp-")]) <= 1, "temporary folders pile up:", left)

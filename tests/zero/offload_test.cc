@@ -226,6 +226,19 @@ TEST_F(OffloadTest, NothingIsLeftInTheDirectory) {
   EXPECT_TRUE(std::filesystem::is_empty(folder_.path()));
 }
 
+// The file has no name: it stays for the process that has it open.
+TEST_F(OffloadTest, TheDirectoryMayVanish) {
+  const std::filesystem::path folder = folder_.path() / "removed";
+  Chain model(kNumLayers);
+  Rig rig(*model, alone(), 3, [&](ShardedModelOptions& options) {
+    with({.tiers = kAllOnDisk})(options);
+    options.offload.directory = folder.string();
+  });
+  std::filesystem::remove_all(folder);
+  const std::vector<at::Tensor> found = train(model, rig, 0);
+  EXPECT_TRUE(same_bits(found, train_once(alone(), 3, with({}))));
+}
+
 TEST_F(OffloadTest, NoRoomOnTheDiskIsAnErrorOnAllRanksAtTheStart) {
   const Probe full = [](std::string_view operation, int64_t, int64_t) {
     return operation == "reserve" ? ENOSPC : 0;
@@ -240,24 +253,27 @@ TEST_F(OffloadTest, NoRoomOnTheDiskIsAnErrorOnAllRanksAtTheStart) {
 }
 
 /// Fails the n-th operation of a kind.
-Probe fails(std::string_view kind, int at, int error = EIO) {
+Probe fails(std::string_view kind, int at, int error) {
   return [=, count = std::make_shared<std::atomic<int>>(0)](std::string_view operation, int64_t, int64_t) {
     return operation == kind && count->fetch_add(1) == at ? error : 0;
   };
 }
 
 TEST_F(OffloadTest, AFailingDiskIsSaidOnceAndLeavesTheModelUnusable) {
-  for (const char* kind : {"read", "write"})
+  const std::tuple<const char*, int, const char*> kinds[] = {{"read", EIO, "Input/output error"},
+                                                             {"write", EIO, "Input/output error"},
+                                                             {"write", ENOSPC, "No space left on device"}};
+  for (const auto& [kind, code, reason] : kinds)
     for (const int at : {0, 1, 5, 12, 25, 40}) {
       Chain model(kNumLayers);
       std::optional<Rig> rig;
       const std::string error = error_of([&] {
-        rig.emplace(*model, alone(), 3, with({.tiers = kAllOnDisk, .probe = fails(kind, at)}));
+        rig.emplace(*model, alone(), 3, with({.tiers = kAllOnDisk, .probe = fails(kind, at, code)}));
         train(model, *rig, 0);
         rig->sharded->check_usable();
       });
       EXPECT_THAT(error, AllOf(HasSubstr("model state of rank 0"), HasSubstr(folder_.path().string()),
-                               HasSubstr("Input/output error")))
+                               HasSubstr(reason)))
           << kind << " " << at;
       if (rig) {
         EXPECT_NE(error_of([&] { rig->sharded->check_usable(); }), "") << kind << " " << at;
