@@ -57,7 +57,7 @@ TEST(Processes, AFailureIsSeen) {
 // Wherever a rank is killed in that, and in backward and saving, the last checkpoint gives the uninterrupted
 // run's bits.
 TEST(Processes, KilledInALateUpdateAndResumed) {
-  constexpr int kPoints = 12;
+  constexpr int kPoints = 8;
   for (const std::string stage : {"2", "3"}) {
     const TemporaryFolder whole("tessera_late_update_whole");
     ASSERT_EQ(launch(2, "late_update_rank", {whole.path(), stage, "0"}), 0);
