@@ -4,7 +4,7 @@
 #   make bench-peers ARGS="--write"                         make fuzz SECONDS_EACH=60
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build wheel demo data test asan tsan lint bench bench-peers bench-python bench-activations python-parity methods soak soak-kill fuzz mutants clean distclean
+.PHONY: help deps build wheel demo data test asan tsan lint bench bench-peers bench-python bench-activations bench-offload-python python-parity methods soak soak-kill fuzz mutants clean distclean
 SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 NPROC ?= 2
@@ -76,6 +76,11 @@ bench-activations:  ## recomputation and offload beside torch's: 20 min
 	@scripts/setup.sh --python
 	@scripts/build.sh release tessera tessera_engine_module
 	@PYTHONPATH=build/python .deps/venv/bin/python -B benchmarks/python/activations.py $(ARGS)
+
+bench-offload-python:  ## offload beside FSDP2 and DeepSpeed: 12 min
+	@scripts/setup.sh --peers
+	@scripts/build.sh release tessera tessera_engine_module
+	@PYTHONPATH=build/python .deps/venv/bin/python -B benchmarks/python/offload.py $(ARGS)
 
 methods:  ## one training every way, Tessera's and Python's: an hour
 	@scripts/setup.sh --peers
