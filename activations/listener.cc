@@ -142,6 +142,8 @@ Listener::~Listener() {
 Unheard::Unheard() : before_(std::exchange(thread_state.unheard, true)) {}
 Unheard::~Unheard() { thread_state.unheard = before_; }
 
+bool unheard_on_this_thread() { return thread_state.unheard; }
+
 bool records_on_this_thread() { return !thread_state.unheard && thread_state.records(); }
 
 std::shared_ptr<SavedTensor> save_on_this_thread(const at::Tensor& tensor) {

@@ -51,6 +51,9 @@ class Unheard {
   bool before_;
 };
 
+/// Local. Whether one lives: operators of this thread repeat what was computed before, or are our own.
+bool unheard_on_this_thread();
+
 /// Local. What stands for `tensor` in autograd's graph: of the model that this thread is in the forward of;
 /// null when it is in none.
 std::shared_ptr<SavedTensor> save_on_this_thread(const at::Tensor& tensor);

@@ -108,6 +108,8 @@ Engine::Engine(const zero::ModelView& model, const EngineConfig& config, comm::C
   set_up_activations();
   input_dtype_ = input_dtype();
   if (config_.checkpoint.async) checkpoint_writer();
+  profiler_ = std::make_unique<StepProfiler>(config_.flops_profiler, config_.profiler, options_.device,
+                                             rank(), options_.log);
 }
 
 Engine::~Engine() = default;
@@ -115,7 +117,8 @@ Engine::~Engine() = default;
 /// Compares all keys but those that may differ between ranks when only the engine reads them.
 void Engine::check_same_config_everywhere() const {
   nlohmann::ordered_json shared = config::write_engine_config(config_);
-  for (const char* key : {"seed", "steps_per_print", "wall_clock_breakdown", "memory_breakdown"})
+  for (const char* key :
+       {"seed", "steps_per_print", "wall_clock_breakdown", "memory_breakdown", "flops_profiler", "profiler"})
     shared.erase(key);
   if (options_.update_rule)
     shared["update_rule"] = {{"name", options_.update_rule->name()},
@@ -181,6 +184,7 @@ void Engine::check_same_parameters(const std::vector<zero::NamedTensor>& now) co
 // ----------------------------------------------------------------------------------------- the step
 
 void Engine::backward(const at::Tensor& loss, bool average) {
+  RECORD_USER_SCOPE("tessera.backward");
   sharded_->check_usable();
   if (!loss.defined() || loss.numel() != 1)
     throw Error(str(
@@ -227,6 +231,13 @@ void Engine::step() {
   sharded_->check_gradients();
   micro_step_closed_ = true;
   if (!at_boundary_) return;
+  update();
+  profiler_->end_step(global_steps_);
+}
+
+/// Collective. At the accumulation boundary.
+void Engine::update() {
+  RECORD_USER_SCOPE("tessera.step");
   if (checkpoint_writer_) checkpoint_writer_->report();
   const zero::GradientSummary summary = sharded_->summarize_gradients(stop_requested_);
   should_stop_ = summary.flag_raised;
@@ -319,7 +330,10 @@ void Engine::eval() {
 }
 
 Engine::ForwardScope::ForwardScope(Engine& engine)
-    : engine_(engine), autocast_(engine.config_.autocast, engine.options_.device) {
+    : engine_(engine),
+      autocast_(engine.config_.autocast, engine.options_.device),
+      named_(at::RecordScope::USER_SCOPE) {
+  if (named_.isActive()) named_.before("tessera.forward");
   engine_.sharded_->check_usable();
   // A new micro-step begins, whether or not step() was called after the last.
   if (engine_.sharded_->training()) engine_.micro_step_closed_ = true;

@@ -13,6 +13,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
+#include <ATen/record_function.h>
 
 #include <concepts>
 #include <functional>
@@ -33,6 +34,7 @@
 #include "engine/loss_scaler.h"
 #include "engine/lr_schedule.h"
 #include "engine/optimizer_setup.h"
+#include "engine/step_profiler.h"
 #include "zero/deferred_model.h"
 #include "zero/sharded_model.h"
 
@@ -188,6 +190,8 @@ class Engine {
   }
   comm::Communicator& comm() { return *comm_; }
   zero::ShardedModel& sharded_model() { return *sharded_; }
+  /// Local. Model FLOPs of one optimizer step of this rank, once `flops_profiler` has counted them.
+  const std::optional<Flops>& flops() const { return profiler_->flops(); }
   /// What is recomputed in backward; null: nothing is.
   const activations::Checkpointing* activations() const { return activations_.get(); }
 
@@ -208,6 +212,7 @@ class Engine {
    private:
     Engine& engine_;
     AutocastScope autocast_;
+    at::RecordFunction named_;  // in traces
   };
 
   /// Local. Throws Error naming the first parameter by which `now`, those that the model has, differ from
@@ -238,6 +243,7 @@ class Engine {
   bool next_is_last() const {
     return set_boundary_.value_or(micro_steps_in_window_ + 1 == config_.gradient_accumulation_steps);
   }
+  void update();
   void set_rates();
   double clip_coefficient(double norm) const;
   std::string optimizer_name() const;
@@ -254,6 +260,7 @@ class Engine {
   std::unique_ptr<zero::ShardedModel> sharded_;
   std::unique_ptr<activations::Checkpointing> activations_;  ///< refers to sharded_
   std::unique_ptr<CheckpointWriter> checkpoint_writer_;      ///< refers to sharded_
+  std::unique_ptr<StepProfiler> profiler_;
   std::optional<at::ScalarType>
       input_dtype_;  ///< of forward()'s floating inputs; unset: they stay as they are
 

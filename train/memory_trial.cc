@@ -109,6 +109,8 @@ Engine& initialize_trial(RunConfig& run, Task& task, const comm::CommunicatorPtr
   init.log = logger;
   init.steps_per_epoch = 1'000;  // memory does not depend on the schedule
   fill_in_schedule(run.engine.scheduler, 1'000'000);
+  run.engine.flops_profiler = {};
+  run.engine.profiler = {};
   at::manual_seed(static_cast<uint64_t>(run.engine.seed));
   return task.initialize(run.engine, comm, init);
 }

@@ -55,6 +55,8 @@ std::string format_line(const StepReport& report) {
                            report.learning_rate, report.gradient_norm);
   if (report.loss_scale) line += print(" | loss scale %g", *report.loss_scale);
   line += print(" | %.0f samples/s", report.samples_per_s);
+  if (report.tflops) line += print(" | %.3g TFLOP/s a rank", *report.tflops);
+  if (report.mfu) line += print(" | MFU %.1f %%", 100 * *report.mfu);
   if (report.skipped_steps > 0) line += print(" | skipped %lld", number(report.skipped_steps));
   if (report.phase_ms) {
     line += "\n  time (ms)";
@@ -143,6 +145,8 @@ ordered_json to_json(const StepReport& report) {
   if (report.loss_scale) record["loss_scale"] = *report.loss_scale;
   record["samples_per_second"] = report.samples_per_s;
   record["samples_per_second_per_rank"] = report.samples_per_s / report.world_size;
+  if (report.tflops) record["tflops_per_rank"] = *report.tflops;
+  if (report.mfu) record["mfu"] = *report.mfu;
   record["skipped_steps"] = report.skipped_steps;
   if (report.memory_peak) record["memory_peak_bytes"] = to_json(*report.memory_peak);
   if (report.phase_ms) {

@@ -25,7 +25,9 @@ struct StepReport {
   double gradient_norm = 0;
   double samples_per_s = 0;  ///< over all ranks
   int world_size = 1;
-  int64_t skipped_steps = 0;                               ///< since the start of the run
+  std::optional<double> tflops;  ///< model TFLOP/s of this rank; flops_profiler only, once a step was counted
+  std::optional<double> mfu;     ///< of flops_profiler.peak_tflops, if given
+  int64_t skipped_steps = 0;     ///< since the start of the run
   std::optional<double> loss_scale;                        ///< fp16 only, autocast included
   std::optional<std::array<double, kNumPhases>> phase_ms;  ///< wall_clock_breakdown only
   std::optional<MemoryBytes> memory_peak;  ///< of this rank, since the last report; memory_breakdown only

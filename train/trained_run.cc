@@ -26,6 +26,8 @@ void drop_training_state(EngineConfig& config) {
   config.optimizer = {.options = SGDOptions{.lr = 0}};
   config.scheduler = ConstantLrOptions{};
   config.checkpoint.async = false;  // which would reserve memory for a copy
+  config.flops_profiler = {};
+  config.profiler = {};
 }
 
 /// Keeps the micro-batch and derives the global batch from it, since the number of ranks may have changed.

@@ -37,6 +37,11 @@ void Trainer::report() {
   report.gradient_norm = engine_->gradient_norm();
   report.samples_per_s = static_cast<double>(window.num_samples) / window.seconds;
   report.world_size = comm_->size();
+  if (const auto& flops = engine_->flops()) {
+    const double peak = config_.engine.flops_profiler.peak_tflops;
+    report.tflops = static_cast<double>(flops->total() * window.num_steps) / window.seconds / 1e12;
+    if (peak > 0) report.mfu = *report.tflops / peak;
+  }
   report.skipped_steps = engine_->skipped_steps();
   if (config_.engine.scales_loss()) report.loss_scale = engine_->loss_scale();
   if (config_.engine.wall_clock_breakdown) report.phase_ms = window.phase_ms;

@@ -107,8 +107,10 @@ void Trainer::initialize_engine(const InitOptions& init) {
   if (start_.resume) options.loaded_next = [](const std::string&) { return true; };
   if (loads) options.loaded_next = [how](const std::string& name) { return must_be_loaded(name, how); };
   if (config_.engine.memory_breakdown) memory_.emplace(init.device.type());
-  explain_out_of_memory("making the model",
-                        [&] { engine_ = &task_.initialize(config_.engine, comm_, options); });
+  EngineConfig engine = config_.engine;
+  if (engine.profiler.path.empty())
+    engine.profiler.path = (std::filesystem::path(config_.trainer.output_dir) / "profile").string();
+  explain_out_of_memory("making the model", [&] { engine_ = &task_.initialize(engine, comm_, options); });
   if (loads) engine_->load_weights(start_.init, how);
   // From here on the ranks' generators differ, so that their dropout differs.
   at::manual_seed(static_cast<uint64_t>(config_.engine.seed + comm_->rank()));

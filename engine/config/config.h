@@ -53,7 +53,7 @@ struct ZeroConfig {
   int64_t param_persistence_threshold = 100'000;  ///< stage3_param_persistence_threshold, elements
   int64_t max_live_parameters = 1'000'000'000;    ///< stage3_max_live_parameters, elements
   int64_t sub_group_size = 1'000'000'000;         ///< caps unit_numel where optimizer state is on disk
-  OffloadConfig offload_optimizer;
+  OffloadConfig offload_optimizer = {};
   OffloadConfig offload_param{.nvme_path = {}, .buffer_count = 5};
   bool operator==(const ZeroConfig&) const = default;
 };
@@ -120,6 +120,22 @@ struct MonitorConfig {
   bool operator==(const MonitorConfig&) const = default;
 };
 
+/// Model FLOPs, counted in one step (engine/flop_counter.h).
+struct FlopsProfilerConfig {
+  bool enabled = false;
+  int64_t profile_step = 1;  ///< the optimizer step that is counted, or the first whole one after it
+  double peak_tflops = 0;    ///< our own key: what one device can do, for MFU; 0: unknown
+  bool operator==(const FlopsProfilerConfig&) const = default;
+};
+
+/// The profiler section (our own): traces of libtorch's profiler (engine/step_profiler.h).
+struct ProfilerConfig {
+  int64_t steps = 0;       ///< optimizer steps traced; 0: none
+  int64_t first_step = 3;  ///< of these; the first two steps of a run learn what later ones use
+  std::string path;        ///< a folder, for a file of each rank; empty: profile
+  bool operator==(const ProfilerConfig&) const = default;
+};
+
 struct EngineConfig {
   int64_t train_batch_size = 0;  ///< = micro_batch * accumulation * world once parsed; 0: not given
   int64_t train_micro_batch_size_per_gpu = 0;  ///< 0: not given
@@ -139,6 +155,8 @@ struct EngineConfig {
   bool wall_clock_breakdown = false;
   bool memory_breakdown = false;
   ActivationConfig activations;
+  FlopsProfilerConfig flops_profiler;
+  ProfilerConfig profiler;
   CheckpointConfig checkpoint;
   MonitorConfig monitors;
   int64_t seed = 42;

@@ -204,7 +204,12 @@ void add_refused_rows(Rows rows) {
 void add_other_rows(Rows rows) {
   const Attribute enabled = switched_by("enabled", "false");
   rows.no_effect("optimizer.legacy_fusion", "the fusion of DeepSpeed's first fp16 optimizer");
-  rows.no_effect("flops_profiler", "there is no FLOPS profiler", enabled);
+  rows.no_effect("flops_profiler.recompute_fwd_factor", "what is recomputed is not counted",
+                 of_type(Type::kNumber));
+  rows.no_effect("flops_profiler.module_depth flops_profiler.top_modules",
+                 "operators are counted, not modules", kInteger);
+  rows.no_effect("flops_profiler.detailed", "operators are counted, not modules");
+  rows.no_effect("flops_profiler.output_file", "the log has the result", kText, kNullable);
   rows.no_effect("comms_logger", "collectives are not logged one by one", enabled);
   rows.no_effect("aio", "transfers are pieces of 4 MiB, 32 under way at once", kSection);
   rows.no_effect("timers", "`wall_clock_breakdown` decides what is timed", kSection);

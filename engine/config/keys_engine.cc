@@ -141,6 +141,26 @@ std::vector<Field> activation_fields(ActivationConfig& c) {
   };
 }
 
+std::vector<Field> flops_profiler_fields(FlopsProfilerConfig& c) {
+  return {
+      {"enabled", &c.enabled, "Counts a step's model FLOPs, and reports TFLOP/s with the progress"},
+      {"profile_step", &c.profile_step, "The optimizer step that is counted", between(1, 9e15)},
+      {"peak_tflops", &c.peak_tflops,
+       "Our own key: TFLOP/s that one device can do by its data sheet, for MFU; 0: MFU is not reported",
+       at_least(0)},
+  };
+}
+
+std::vector<Field> profiler_fields(ProfilerConfig& c) {
+  return {
+      {"steps", &c.steps, "Our own key: optimizer steps that libtorch's profiler traces; 0: none",
+       between(0, 1e6)},
+      {"first_step", &c.first_step, "Our own key: the first of them", between(1, 9e15)},
+      {"path", &c.path,
+       "Our own key: folder for a Chrome trace of each rank; \"\": `trainer.output_dir`/profile"},
+  };
+}
+
 std::vector<Field> checkpoint_fields(CheckpointConfig& c) {
   return {
       {"async", &c.async,
@@ -190,6 +210,8 @@ std::vector<Field> fields_of(EngineConfig& config) {
        offload_fields(config.zero.offload_optimizer, "optimizer states, fp32 masters and sharded gradients")},
       {"zero_optimization.offload_param", offload_fields(config.zero.offload_param, "sharded parameters")},
       {"activation_checkpointing", activation_fields(config.activations)},
+      {"flops_profiler", flops_profiler_fields(config.flops_profiler)},
+      {"profiler", profiler_fields(config.profiler)},
       {"checkpoint", checkpoint_fields(config.checkpoint)},
       {"tensorboard", file_monitor_fields("tensorboard", "TensorBoard event files", monitors.tensorboard)},
       {"csv_monitor",
@@ -233,6 +255,8 @@ KeyTable engine_keys() {
         {"data_types", "Types of what is kept"},
         {"zero_optimization", "Sharding. The old form `true` (stage 1) or `false` is understood"},
         {"activation_checkpointing", "What is kept from forward to backward, and what is recomputed"},
+        {"flops_profiler", "Model FLOPs, TFLOP/s and MFU"},
+        {"profiler", "Our own: a trace of what the host and the device did"},
         {"checkpoint", "Saving and loading"},
         {"tensorboard", "TensorBoard event files"},
         {"csv_monitor", "One CSV file a number"},

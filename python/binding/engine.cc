@@ -288,6 +288,10 @@ void bind_engine(py::module_& module) {
       .def("finish_checkpoint", &PyEngine::finish_checkpoint, ReleaseGil())
       // numbers
       .def_property_readonly("global_steps", &PyEngine::global_steps)
+      .def_property_readonly("flops_per_step",
+                             [](const PyEngine& engine) {
+                               return engine.flops() ? std::optional(engine.flops()->total()) : std::nullopt;
+                             })
       .def_property_readonly("skipped_steps", &PyEngine::skipped_steps)
       .def_property_readonly("micro_steps", &PyEngine::micro_steps)
       .def_property_readonly("loss_scale", &PyEngine::loss_scale)

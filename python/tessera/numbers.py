@@ -28,6 +28,11 @@ class Numbers:
         return self._engine.micro_steps
 
     @property
+    def flops_per_step(self) -> int | None:
+        """Model FLOPs of one optimizer step of this rank, once `flops_profiler` has counted them."""
+        return self._engine.flops_per_step
+
+    @property
     def loss_scale(self) -> float:
         """By which the next loss is multiplied; 1 without fp16."""
         return self._engine.loss_scale

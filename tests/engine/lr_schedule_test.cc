@@ -219,9 +219,11 @@ TEST(LrSchedule, WarmupDecayLrWithoutMaxRisesToEachGroupsOwnRate) {
 }
 
 TEST(LrSchedule, EveryTypeIsAcceptedAndListed) {
-  for (const ScheduleOptions& options : all_types<ScheduleOptions>())
-    if (const std::string type = type_of(options); !type.empty())
-      EXPECT_THAT(schedule_error(type, {}), ::testing::Not(HasSubstr("scheduler.type: found")));
+  for (const ScheduleOptions& options : all_types<ScheduleOptions>()) {
+    const std::string type = type_of(options);
+    if (type.empty()) continue;
+    EXPECT_THAT(schedule_error(type, {}), ::testing::Not(HasSubstr("scheduler.type: found")));
+  }
   EXPECT_THAT(schedule_error("WarmupRL", {}),
               AllOf(HasSubstr("scheduler.type"), HasSubstr("\"WarmupLR\", \"WarmupDecayLR\"")));
 }
