@@ -6,32 +6,35 @@
 
 namespace tessera::checkpoint {
 
+SavedRange SavedTensor::range(const Checkpoint& checkpoint, int64_t next, int64_t most) const {
+  const auto rank = static_cast<int>(next / shard_bytes);
+  const int64_t stop = std::min(end, (rank + int64_t{1}) * shard_bytes);
+  return {rank, &checkpoint.dataset(rank, dataset), next - rank * shard_bytes, std::min(stop - next, most)};
+}
+
 bool BatchPlanner::next(SavedBatch& batch) {
   batch.parts.clear();
   batch.reads.clear();
   int64_t filled = 0;
-  for (; tensor_ < saved_.size(); ++tensor_, range_ = 0) {
+  for (; tensor_ < saved_.size(); ++tensor_, taken_ = 0) {
     const SavedTensor& tensor = saved_[tensor_];
     const int64_t before = filled, element_bytes = size_bytes(tensor.type);
-    for (; range_ < tensor.ranges.size(); ++range_, taken_ = 0) {
-      const SavedRange& range = tensor.ranges[range_];
+    while (tensor.begin + taken_ < tensor.end) {
       // Whole elements, because they are converted.
       const int64_t room = (kBatchBytes - filled) / element_bytes * element_bytes;
-      const int64_t bytes = std::min(range.bytes - taken_, room);
-      if (bytes > 0)
-        batch.reads.push_back({{range.rank, range.dataset, range.begin + taken_, bytes}, filled});
-      filled += bytes;
-      taken_ += bytes;
-      if (taken_ < range.bytes) break;
+      if (room == 0) break;
+      batch.reads.push_back({tensor.range(checkpoint_, tensor.begin + taken_, room), filled});
+      filled += batch.reads.back().range.bytes;
+      taken_ += batch.reads.back().range.bytes;
     }
     if (filled > before) batch.parts.push_back({tensor_, filled - before});
-    if (range_ < tensor.ranges.size()) break;  // the batch is full
+    if (tensor.begin + taken_ < tensor.end) break;  // the batch is full
   }
   return filled > 0;
 }
 
 BatchReader::BatchReader(const Checkpoint& checkpoint, const std::vector<SavedTensor>& saved)
-    : checkpoint_(checkpoint), planner_(saved), thread_([this] { run(); }) {}
+    : checkpoint_(checkpoint), planner_(checkpoint, saved), thread_([this] { run(); }) {}
 
 BatchReader::~BatchReader() {
   {

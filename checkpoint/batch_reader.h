@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <exception>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -27,10 +28,17 @@ struct SavedRange {
   int64_t bytes = 0;
 };
 
-/// A tensor of the checkpoint: its bytes in the order of its elements.
+/// A tensor of the checkpoint: a range of a unit, of which rank r's file has the r-th of equal shards. Which
+/// files have it is computed as it is read, so that tables don't grow with the number of ranks.
 struct SavedTensor {
   DType type = DType::kFloat32;
-  std::vector<SavedRange> ranges;
+  std::string dataset;      ///< of the unit, in each rank's file; of a whole tensor, in rank 0's
+  int64_t begin = 0;        ///< byte of the unit
+  int64_t end = 0;          ///< and the one after the last
+  int64_t shard_bytes = 0;  ///< of a rank
+
+  /// Local. The bytes from `next` on that one file has, at most `most`.
+  SavedRange range(const Checkpoint& checkpoint, int64_t next, int64_t most) const;
 };
 
 /// Bytes as saved, of consecutive elements of consecutive tensors.
@@ -51,17 +59,18 @@ struct SavedBatch {
 /// Divides tensors into batches. Not thread-safe.
 class BatchPlanner {
  public:
-  /// `saved` must outlive the planner.
-  explicit BatchPlanner(const std::vector<SavedTensor>& saved) : saved_(saved) {}
+  /// Both must outlive the planner.
+  BatchPlanner(const Checkpoint& checkpoint, const std::vector<SavedTensor>& saved)
+      : checkpoint_(checkpoint), saved_(saved) {}
 
   /// Local. Fills in the next batch's parts and reads; false when there is nothing left.
   bool next(SavedBatch& batch);
 
  private:
+  const Checkpoint& checkpoint_;
   const std::vector<SavedTensor>& saved_;
   size_t tensor_ = 0;
-  size_t range_ = 0;   // of the tensor
-  int64_t taken_ = 0;  // bytes of the range that earlier batches have
+  int64_t taken_ = 0;  // bytes of the tensor that earlier batches have
 };
 
 /// Owns the thread and the batches. At any time a batch is used either by the thread or by the caller. All

@@ -22,34 +22,26 @@ struct Model {
   std::vector<SavedTensor> saved;    // by tensor
 };
 
-// A parameter is one range of its unit, and each rank's file has one shard of the unit.
-SavedTensor saved_parameter(const Checkpoint& checkpoint, const SavedParameter& parameter) {
-  const SavedLayout& layout = checkpoint.manifest().layout;
-  SavedTensor saved{layout.weights_type(parameter.unit), {}};
-  const int64_t shard_numel = layout.shard_numel(parameter.unit), element_bytes = size_bytes(saved.type);
-  const std::string dataset = weights_dataset(layout, parameter.unit);
-  for (int64_t next = parameter.offset, end = next + parameter.numel(); next < end;) {
-    const auto rank = static_cast<int>(next / shard_numel);
-    const int64_t stop = std::min(end, (rank + int64_t{1}) * shard_numel);
-    saved.ranges.push_back({rank, &checkpoint.dataset(rank, dataset),
-                            (next - rank * shard_numel) * element_bytes, (stop - next) * element_bytes});
-    next = stop;
-  }
-  return saved;
+SavedTensor saved_parameter(const SavedLayout& layout, const SavedParameter& parameter) {
+  const DType type = layout.weights_type(parameter.unit);
+  return {.type = type,
+          .dataset = weights_dataset(layout, parameter.unit),
+          .begin = parameter.range().begin * size_bytes(type),
+          .end = parameter.range().end * size_bytes(type),
+          .shard_bytes = layout.shard_numel(parameter.unit) * size_bytes(type)};
 }
 
 Model model_of(const Checkpoint& checkpoint, DType dtype) {
   const Manifest& manifest = checkpoint.manifest();
   Model model;
   for (const SavedParameter& parameter : manifest.layout.parameters) {
-    model.saved.push_back(saved_parameter(checkpoint, parameter));
+    model.saved.push_back(saved_parameter(manifest.layout, parameter));
     model.tensors.push_back(
         {parameter.name, parameter.shape, output_type(model.saved.back().type, dtype), parameter.aliases});
   }
   for (const TensorRecord& record : manifest.tensors) {
     const DatasetRecord& dataset = checkpoint.dataset(0, record.dataset);
-    model.saved.push_back({dataset.type, {}});
-    if (dataset.bytes > 0) model.saved.back().ranges.push_back({0, &dataset, 0, dataset.bytes});
+    model.saved.push_back({dataset.type, record.dataset, 0, dataset.bytes, dataset.bytes});
     model.tensors.push_back({record.name, dataset.shape, output_type(dataset.type, dtype), {}});
   }
   return model;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 
 #include "checkpoint/block_hashes.h"
 #include "checkpoint/checkpoint_error.h"
@@ -71,16 +72,29 @@ std::string lines(const Items& items, const ToText& to_text) {
     text += to_text(item);
     separator = ",\n";
   }
-  return text + (items.empty() ? "]" : "\n]");
+  return text + (separator == std::string_view("\n") ? "]" : "\n]");
+}
+
+std::string datasets_text(const DatasetList& datasets) {
+  return lines(datasets, [&](const DatasetRecord& one) { return dump(to_json(one), one.name); });
+}
+
+std::string record_text(const FileRecord& record, const std::string& datasets) {
+  return str("{\"name\": ", dump(json(record.name), record.name), ", \"bytes\": ", record.bytes,
+             ", \"blocks\": \"", hashes_to_hex(record.block_hashes), "\"", kDatasetsKey, datasets, "}");
+}
+
+/// [Note: datasets are listed once]: since version 2 a list that an earlier file has is that file's index.
+std::string files_text(const std::vector<FileRecord>& files, int version) {
+  std::map<const void*, size_t> listed;  // by list, the first file that has it
+  size_t next = 0;
+  return lines(files, [&](const FileRecord& file) {
+    const auto [first, is_new] = listed.emplace(file.datasets.identity(), next++);
+    return record_text(file, is_new || version == 1 ? datasets_text(file.datasets) : str(first->second));
+  });
 }
 
 }  // namespace
-
-const DatasetRecord* FileRecord::find(std::string_view dataset) const {
-  for (const DatasetRecord& record : datasets)
-    if (record.name == dataset) return &record;
-  return nullptr;
-}
 
 const TensorRecord* Manifest::find_tensor(std::string_view name) const {
   for (const TensorRecord& tensor : tensors)
@@ -95,16 +109,13 @@ int64_t Manifest::total_bytes() const {
 }
 
 std::string file_record_to_text(const FileRecord& record) {
-  const auto dataset = [&](const DatasetRecord& one) { return dump(to_json(one), one.name); };
-  return str("{\"name\": ", dump(json(record.name), record.name), ", \"bytes\": ", record.bytes,
-             ", \"blocks\": \"", hashes_to_hex(record.block_hashes),
-             "\", \"datasets\": ", lines(record.datasets, dataset), "}");
+  return record_text(record, datasets_text(record.datasets));
 }
 
 std::string Manifest::to_text() const {
   if (!state.is_object()) throw CheckpointError("cannot save state: expected an object");
   check_state(state, "state", 1);
-  std::string text = str("{\n\"format\": \"", kFormatName, "\",\n\"version\": ", kFormatVersion,
+  std::string text = str("{\n\"format\": \"", kFormatName, "\",\n\"version\": ", version,
                          ",\n\"tag\": ", dump(json(tag), "the tag"), ",\n\"world_size\": ", layout.world_size,
                          ",\n\"stage\": ", stage, ",\n\"block_bytes\": ", kBlockBytes,
                          ",\n\"state_names\": ", dump(json(state_names), "state names"));
@@ -115,7 +126,7 @@ std::string Manifest::to_text() const {
   add("parameters", lines(layout.parameters, [](const SavedParameter& one) {
         return dump(to_json(one), "a parameter's name");
       }));
-  add("files", lines(files, file_record_to_text));
+  add("files", files_text(files, version));
   add("tensors",
       lines(tensors, [](const TensorRecord& one) { return dump(to_json(one), "a buffer's name"); }));
   add("state", dump(state, "state"));

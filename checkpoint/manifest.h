@@ -11,33 +11,21 @@
 #include <string_view>
 #include <vector>
 
+#include "checkpoint/dataset_list.h"
 #include "checkpoint/saved_layout.h"
 #include "core/dtype.h"
 
 namespace tessera::checkpoint {
 
-inline constexpr int kFormatVersion = 1;
-inline constexpr size_t kMaxDims = 32;  ///< of a tensor; HDF5's limit
+inline constexpr int kFormatVersion = 2;  ///< written; 1 is read, too
+inline constexpr size_t kMaxDims = 32;    ///< of a tensor; HDF5's limit
 inline constexpr int64_t kMaxManifestBytes = int64_t{1} << 30;
-
-/// A contiguous, row-major, little-endian tensor within a file.
-struct DatasetRecord {
-  std::string name;  ///< its HDF5 path
-  DType type = DType::kFloat32;
-  std::vector<int64_t> shape;
-  int64_t offset = 0;  ///< in the file's bytes
-  int64_t bytes = 0;
-  bool operator==(const DatasetRecord&) const = default;
-};
 
 struct FileRecord {
   std::string name;  ///< "rank_00000.h5"; no folders
   int64_t bytes = 0;
-  std::vector<uint64_t> block_hashes;   ///< see block_hashes.h
-  std::vector<DatasetRecord> datasets;  ///< by offset as created; none for model.h5
-
-  /// nullptr when there is none.
-  const DatasetRecord* find(std::string_view dataset) const;
+  std::vector<uint64_t> block_hashes;  ///< see block_hashes.h
+  DatasetList datasets;                ///< none for model.h5
   bool operator==(const FileRecord&) const = default;
 };
 
@@ -49,6 +37,7 @@ struct TensorRecord {
 };
 
 struct Manifest {
+  int version = kFormatVersion;  ///< of its text
   std::string tag;
   int stage = 0;
   SavedLayout layout;
@@ -75,8 +64,17 @@ struct Manifest {
   bool operator==(const Manifest&) const = default;
 };
 
-/// Local. A file's record to text and back, for sending it to rank 0. Throws as Manifest::parse does.
+/// Local. A file's record to text, for sending it to rank 0.
 std::string file_record_to_text(const FileRecord& record);
-FileRecord parse_file_record(std::string_view text, const std::string& source);
+/// Local. The inverse, for the records of many ranks: equal lists of datasets are read once, and shared.
+class FileRecordReader {
+ public:
+  /// Throws as Manifest::parse does.
+  FileRecord parse(const std::string& text, const std::string& source);
+
+ private:
+  std::string datasets_text_;  // of the record before
+  DatasetList datasets_;
+};
 
 }  // namespace tessera::checkpoint

@@ -115,6 +115,27 @@ DatasetRecord parse_dataset(const JsonField& field, int64_t file_bytes) {
   return dataset;
 }
 
+DatasetList parse_datasets(const JsonField& field, int64_t file_bytes) {
+  std::vector<DatasetRecord> records;
+  Names names;
+  std::map<int64_t, const DatasetRecord*> by_offset;
+  records.reserve(field.list_size());  // so that pointers stay valid
+  field.for_each([&](const JsonField& one) {
+    const DatasetRecord& dataset = records.emplace_back(parse_dataset(one, file_bytes));
+    insert_unique(names, dataset.name, one);
+    if (dataset.bytes == 0) return;
+    const auto [next, fresh] = by_offset.emplace(dataset.offset, &dataset);
+    const auto after = std::next(next);
+    const bool runs_into_next = after != by_offset.end() && dataset.offset + dataset.bytes > after->first;
+    const bool lies_in_previous =
+        next != by_offset.begin() && std::prev(next)->first + std::prev(next)->second->bytes > dataset.offset;
+    if (!fresh || runs_into_next || lies_in_previous)
+      one.complain(str(dataset.name, " overlaps with another dataset"));
+  });
+  return DatasetList(std::move(records));
+}
+
+/// Without its datasets.
 FileRecord parse_file(const JsonField& field) {
   field.expect_keys({"name", "bytes", "blocks", "datasets"});
   FileRecord file{.name = field["name"].text(255),
@@ -126,23 +147,18 @@ FileRecord parse_file(const JsonField& field) {
     field["blocks"].complain(
         str("expected 16 lower-case hexadecimal digits for each of ", num_blocks(file.bytes), " blocks"));
   file.block_hashes = *hashes;
-  Names names;
-  std::map<int64_t, const DatasetRecord*> by_offset;
-  const JsonField datasets = field["datasets"];
-  file.datasets.reserve(datasets.list_size());  // so that pointers stay valid
-  datasets.for_each([&](const JsonField& one) {
-    const DatasetRecord& dataset = file.datasets.emplace_back(parse_dataset(one, file.bytes));
-    insert_unique(names, dataset.name, one);
-    if (dataset.bytes == 0) return;
-    const auto [next, fresh] = by_offset.emplace(dataset.offset, &dataset);
-    const auto after = std::next(next);
-    const bool runs_into_next = after != by_offset.end() && dataset.offset + dataset.bytes > after->first;
-    const bool lies_in_previous =
-        next != by_offset.begin() && std::prev(next)->first + std::prev(next)->second->bytes > dataset.offset;
-    if (!fresh || runs_into_next || lies_in_previous)
-      one.complain(str(dataset.name, " overlaps with another dataset"));
-  });
   return file;
+}
+
+/// The list itself, or the index of an earlier file that has the same.
+DatasetList datasets_of(const JsonField& field, const FileRecord& file, const Manifest& manifest) {
+  if (manifest.version == 1 || !field.value().is_number()) return parse_datasets(field, file.bytes);
+  const int64_t num_before = static_cast<int64_t>(manifest.files.size());
+  if (num_before == 0) field.fail("a list");
+  const DatasetList& listed = manifest.files[field.integer(0, num_before - 1)].datasets;
+  if (listed.end_byte() > file.bytes)
+    field.complain(str("the datasets end at byte ", listed.end_byte(), " of a file of ", file.bytes));
+  return listed;
 }
 
 /// Checks that the file of a rank has a dataset for each unit, of the right type and shape, and otherwise
@@ -175,13 +191,19 @@ void check_rank_file(const Manifest& manifest, int rank, const JsonField& field)
 void parse_files(const JsonField& field, Manifest& manifest) {
   const size_t num_files = static_cast<size_t>(manifest.layout.world_size) + 1;
   if (field.list_size() != num_files) field.fail(str(num_files, ": one a rank, and ", kModelFileName));
+  std::set<const void*> checked;  // lists of other files than rank 0's
   field.for_each([&](const JsonField& one) {
     const int rank = static_cast<int>(manifest.files.size());
-    manifest.files.push_back(parse_file(one));
+    FileRecord file = parse_file(one);
+    file.datasets = datasets_of(one["datasets"], file, manifest);
+    manifest.files.push_back(std::move(file));
     const bool is_model = rank == manifest.layout.world_size;
     const std::string name = is_model ? std::string(kModelFileName) : rank_file_name(rank);
     if (manifest.files.back().name != name) one["name"].fail(name);
-    if (!is_model) return check_rank_file(manifest, rank, one);
+    if (!is_model) {
+      const bool is_new = rank == 0 || checked.insert(manifest.files.back().datasets.identity()).second;
+      return is_new ? check_rank_file(manifest, rank, one) : void();
+    }
     if (!manifest.files.back().datasets.empty()) one["datasets"].fail("none");
   });
 }
@@ -215,9 +237,20 @@ void check_digest(std::string_view text, const std::string& source) {
 
 }  // namespace
 
-FileRecord parse_file_record(std::string_view text, const std::string& source) {
-  const nlohmann::json document = parse_json(text, source);
-  return parse_file(JsonField(document, source));
+FileRecord FileRecordReader::parse(const std::string& text, const std::string& source) {
+  const size_t datasets = text.find(kDatasetsKey);
+  const bool is_known = datasets != std::string::npos && !datasets_text_.empty() &&
+                        std::string_view(text).substr(datasets) == datasets_text_;
+  const nlohmann::json document =
+      parse_json(is_known ? str(text.substr(0, datasets), kDatasetsKey, "[]}") : text, source);
+  const JsonField field(document, source);
+  FileRecord file = parse_file(field);
+  if (!is_known || datasets_.end_byte() > file.bytes) {
+    datasets_ = parse_datasets(field["datasets"], file.bytes);
+    datasets_text_ = datasets == std::string::npos ? "" : text.substr(datasets);
+  }
+  file.datasets = datasets_;
+  return file;
 }
 
 Manifest Manifest::parse(std::string_view text, const std::string& source) {
@@ -232,6 +265,7 @@ Manifest Manifest::parse(std::string_view text, const std::string& source) {
   field.expect_keys({"format", "version", "tag", "world_size", "stage", "block_bytes", "state_names", "units",
                      "parameters", "files", "tensors", "state", "digest"});
   Manifest manifest;
+  manifest.version = static_cast<int>(version);
   manifest.tag = field["tag"].text(200);
   manifest.stage = static_cast<int>(field["stage"].integer(0, kMaxStage));
   field["block_bytes"].integer(kBlockBytes, kBlockBytes);

@@ -8,6 +8,8 @@
 namespace tessera::checkpoint {
 
 inline constexpr std::string_view kFormatName = "tessera-checkpoint";
+/// The last member of a file's record.
+inline constexpr std::string_view kDatasetsKey = ", \"datasets\": ";
 inline constexpr std::string_view kDigestKey =
     "\"digest\": \"";  // the digest's 32 digits follow: of all bytes up to here
 inline constexpr std::string_view kDigestEnd = "\"\n}\n";

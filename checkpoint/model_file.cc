@@ -30,6 +30,19 @@ std::vector<Hdf5Source> sources_of(const SavedLayout& layout, const SavedParamet
   return sources;
 }
 
+/// Pieces of all parameters.
+int64_t num_sources(const SavedLayout& layout) {
+  int64_t sum = 0;
+  for (const SavedParameter& parameter : layout.parameters) {
+    if (parameter.numel() == 0) continue;
+    const int64_t shard_numel = layout.shard_numel(parameter.unit);
+    sum += (parameter.range().end - 1) / shard_numel - parameter.offset / shard_numel + 1;
+  }
+  return sum;
+}
+
+constexpr std::string_view kLeftOut = "parameters: they lie in too many pieces; use tessera consolidate";
+
 }  // namespace
 
 FileRecord write_model_file(const Disk& disk, const std::filesystem::path& path, const SavedLayout& layout,
@@ -37,7 +50,10 @@ FileRecord write_model_file(const Disk& disk, const std::filesystem::path& path,
   Hdf5Builder builder(std::string(kModelFileName), Hdf5Readers::kSince1_10);
   builder.set_attribute("/", {"format", "tessera-checkpoint"});
   builder.set_attribute("/", {"format_version", int64_t{kFormatVersion}});
+  const bool shows_parameters = num_sources(layout) <= kMaxModelFilePieces;
+  if (!shows_parameters) builder.set_attribute("/", {"left_out", std::string(kLeftOut)});
   for (const SavedParameter& parameter : layout.parameters) {
+    if (!shows_parameters) break;
     const Hdf5Dataset dataset{.path = model_dataset(parameter.name),
                               .type = layout.weights_type(parameter.unit),
                               .shape = parameter.shape,

@@ -6,7 +6,6 @@
 #include <mutex>
 #include <optional>
 #include <string_view>
-#include <unordered_map>
 
 #include "checkpoint/block_hashes.h"
 #include "checkpoint/catalog.h"
@@ -45,15 +44,6 @@ void check_folder_name(const fs::path& folder, const std::string& tag) {
                             folder.string(), " ", (folder.parent_path() / tag).string(),
                             "), in another directory if there is a ", tag, " here"));
 }
-
-/// A recently read block, for ranges that begin or end within it. There are several, because datasets are
-/// often read alternately.
-struct CachedBlock {
-  int rank = -1;
-  int64_t block = -1;
-  uint64_t used = 0;
-  std::vector<std::byte> bytes;
-};
 
 }  // namespace
 
@@ -95,9 +85,17 @@ Manifest read_manifest(const fs::path& folder) {
 }
 
 struct Checkpoint::Impl {
+  /// A recently read block, for ranges that begin or end within it. There are several, because datasets are
+  /// often read alternately.
+  struct CachedBlock {
+    int rank = -1;
+    int64_t block = -1;
+    uint64_t used = 0;
+    std::vector<std::byte> bytes;
+  };
+
   fs::path path;
   Manifest manifest;
-  std::vector<std::unordered_map<std::string_view, const DatasetRecord*>> datasets;  // by rank, by name
   std::atomic<int64_t> bytes_read = 0;
 
   std::mutex files_mutex;
@@ -168,8 +166,6 @@ Checkpoint Checkpoint::open(const fs::path& directory, const std::string& tag) {
     if (bytes != static_cast<uintmax_t>(file.bytes))
       throw CheckpointError(str((impl->path / file.name).string(), ": found ", bytes, " bytes; expected ",
                                 file.bytes, ", as saved"));
-    auto& datasets = impl->datasets.emplace_back();
-    for (const DatasetRecord& dataset : file.datasets) datasets.emplace(dataset.name, &dataset);
   }
   impl->files.resize(impl->manifest.world_size());
   impl->checked.resize(impl->manifest.world_size());
@@ -182,10 +178,10 @@ int64_t Checkpoint::bytes_read() const { return impl_->bytes_read; }
 
 const DatasetRecord& Checkpoint::dataset(int rank, const std::string& name) const {
   const FileRecord& file = impl_->manifest.rank_file(rank);
-  const auto found = impl_->datasets[rank].find(name);
-  if (found == impl_->datasets[rank].end())
+  const DatasetRecord* const found = file.datasets.find(name);
+  if (found == nullptr)
     throw CheckpointError(str((impl_->path / file.name).string(), ": has no dataset ", name));
-  return *found->second;
+  return *found;
 }
 
 void Checkpoint::read(int rank, const DatasetRecord& dataset, int64_t begin,

@@ -182,12 +182,12 @@ class Save {
     return {{"record", text_digest(text)}};
   }
 
-  FileRecord take_record(int rank) const {
+  FileRecord take_record(int rank, FileRecordReader& records) const {
     const fs::path path = record_path(folder_, rank);
     const std::string text = InputFile(path).read_all(kMaxManifestBytes);
     if (text_digest(text) != outcomes_[rank].facts.value("record", std::string()))
       throw CheckpointError(str(path.string(), ": is not what rank ", rank, " wrote"));
-    FileRecord record = parse_file_record(text, path.string());
+    FileRecord record = records.parse(text, path.string());
     scratch_.remove_all(path);
     return record;
   }
@@ -201,8 +201,9 @@ class Save {
                       .files = {},
                       .tensors = {},
                       .state = request_.state};
+    FileRecordReader records;
     for (int rank = 0; rank < layout_.world_size; ++rank)
-      manifest.files.push_back(rank == 0 ? mine_ : take_record(rank));
+      manifest.files.push_back(rank == 0 ? mine_ : take_record(rank, records));
     manifest.files.push_back(model_);
     for (const WholeTensor& tensor : request_.tensors)
       manifest.tensors.push_back({tensor.name, tensor_dataset(tensor.name)});

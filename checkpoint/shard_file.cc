@@ -139,14 +139,16 @@ FileRecord write_shard_file(const Disk& disk, const std::filesystem::path& path,
   const Contents contents = contents_of(content);
   const Hdf5Image image = lay_out(content, contents);
   FileRecord record = write_image_file(disk, path, image, contents.data);
+  std::vector<DatasetRecord> datasets;
   for (size_t i = 0; i < contents.datasets.size(); ++i) {
     const Hdf5Dataset& dataset = contents.datasets[i];
-    record.datasets.push_back({.name = dataset.path,
-                               .type = dataset.type,
-                               .shape = dataset.shape,
-                               .offset = image.offsets[i],
-                               .bytes = contents.data[i].size});
+    datasets.push_back({.name = dataset.path,
+                        .type = dataset.type,
+                        .shape = dataset.shape,
+                        .offset = image.offsets[i],
+                        .bytes = contents.data[i].size});
   }
+  record.datasets = DatasetList(std::move(datasets));
   return record;
 }
 

@@ -166,7 +166,8 @@ void CheckpointLoader::load(const std::vector<int64_t>& steps) {
 at::Tensor CheckpointLoader::blob(const std::string& name) const {
   const int rank = model_.comm().rank();
   if (rank >= checkpoint_.manifest().world_size()) return {};
-  const DatasetRecord* dataset = checkpoint_.manifest().rank_file(rank).find(checkpoint::blob_dataset(name));
+  const DatasetRecord* dataset =
+      checkpoint_.manifest().rank_file(rank).datasets.find(checkpoint::blob_dataset(name));
   if (dataset == nullptr) return {};
   const at::Tensor bytes = at::empty({dataset->bytes}, at::kByte);
   checkpoint_.read(rank, *dataset, 0, bytes_of(bytes));

@@ -51,7 +51,7 @@ ordered_json to_json(const checkpoint::Checkpoint& saved, const checkpoint::Veri
   ordered_json out;
   out["path"] = saved.path().string();
   out["tag"] = manifest.tag;
-  out["format_version"] = checkpoint::kFormatVersion;
+  out["format_version"] = manifest.version;
   out["global_steps"] = state_number(manifest, "global_steps");
   out["world_size"] = manifest.world_size();
   out["zero_stage"] = manifest.stage;

@@ -98,7 +98,7 @@ class DamagedFile : public ::testing::Test {
 TEST_F(DamagedFile, IsNamedWithBlockAndDataset) {
   const Manifest manifest = read_manifest(folder_.path() / "a");
   const int unit = manifest.layout.parameters.back().unit;
-  const DatasetRecord* dataset = manifest.rank_file(1).find(state_dataset("exp_avg", unit));
+  const DatasetRecord* dataset = manifest.rank_file(1).datasets.find(state_dataset("exp_avg", unit));
   ASSERT_NE(dataset, nullptr);
   const int64_t byte = dataset->offset + 1'500'000, block = byte / (1 << 20);
   flip_bit(file("rank_00001.h5"), byte, 3);

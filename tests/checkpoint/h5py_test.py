@@ -32,6 +32,9 @@ class Checkpoint:
     def __init__(self, directory):
         self.folder = Path(directory, Path(directory, "latest").read_text().removesuffix("\n"))
         self.manifest = json.loads((self.folder / "manifest.json").read_text(encoding="utf-8"))
+        for file in self.manifest["files"]:
+            if isinstance(file["datasets"], int):  # those of an earlier file
+                file["datasets"] = self.manifest["files"][file["datasets"]]["datasets"]
 
     def dataset(self, rank, name):
         file = self.manifest["files"][rank]

@@ -61,7 +61,68 @@ TEST(Manifest, TextAndBack) {
   EXPECT_EQ(again.to_text(), text);
   EXPECT_EQ(error_with([](ordered_json&) {}), "") << "the test's own sealing";
   for (const FileRecord& file : sample().files)
-    EXPECT_EQ(parse_file_record(file_record_to_text(file), "f.json"), file);
+    EXPECT_EQ(FileRecordReader().parse(file_record_to_text(file), "f.json"), file);
+}
+
+/// By ranks whose blobs have one size, as states of random generators do.
+Manifest saved_by(int world) {
+  const MemoryFolder folder;
+  SampleModel model = sample_model(world, 7);
+  for (int rank = 0; rank < world; ++rank) model.blob(rank) = random_bytes(100, rank);
+  save_all(model, folder.path(), "step7");
+  return read_manifest(folder.path() / "step7");
+}
+
+// Files of ranks have the same datasets, but for rank 0's: the text lists them twice, whatever the number of
+// ranks.
+TEST(Manifest, DatasetsAreListedOnce) {
+  const Manifest manifest = saved_by(5);
+  const ordered_json document = ordered_json::parse(manifest.to_text());
+  EXPECT_EQ(document["version"], 2);
+  for (int rank = 0; rank < 5; ++rank) {
+    const ordered_json& datasets = document["files"][rank]["datasets"];
+    if (rank < 2)
+      EXPECT_TRUE(datasets.is_array()) << rank;
+    else
+      EXPECT_EQ(datasets, 1) << rank;
+    EXPECT_EQ(manifest.rank_file(rank).datasets.identity() == manifest.rank_file(1).datasets.identity(),
+              rank > 0);
+  }
+  FileRecordReader records;
+  const std::string second = file_record_to_text(manifest.rank_file(1));
+  EXPECT_EQ(records.parse(second, "f"), manifest.rank_file(1));
+  const FileRecord third = records.parse(file_record_to_text(manifest.rank_file(2)), "f");
+  EXPECT_EQ(third, manifest.rank_file(2));
+  EXPECT_EQ(third.datasets.identity(), records.parse(second, "f").datasets.identity());
+
+  const auto error_in_third = [&](const ordered_json& datasets, int64_t bytes_less = 0) {
+    ordered_json changed = document;
+    changed["files"][2]["datasets"] = datasets;
+    if (bytes_less > 0)
+      changed["files"][2]["bytes"] = changed["files"][2]["bytes"].get<int64_t>() - bytes_less;
+    return parse_error(sealed(changed));
+  };
+  EXPECT_THAT(error_in_third(2), HasSubstr("files[2].datasets: found 2; expected an integer from 0 to 1"));
+  EXPECT_THAT(error_in_third(-1), HasSubstr("files[2].datasets: found -1"));
+  EXPECT_THAT(error_in_third(1.5), HasSubstr("files[2].datasets: found 1.5"));
+  EXPECT_THAT(error_in_third(0), HasSubstr("files[2]")) << "rank 0's file has the buffers too";
+  const int64_t after = manifest.rank_file(2).bytes - manifest.rank_file(2).datasets.end_byte();
+  EXPECT_EQ(error_in_third(1), "");
+  EXPECT_THAT(error_in_third(1, after + 1), HasSubstr("the datasets end at byte"));
+}
+
+TEST(Manifest, Version1ListsThemForEachFile) {
+  Manifest manifest = saved_by(3);
+  manifest.version = 1;
+  const std::string text = manifest.to_text();
+  const ordered_json document = ordered_json::parse(text);
+  EXPECT_EQ(document["version"], 1);
+  EXPECT_EQ(document["files"][1]["datasets"], document["files"][2]["datasets"]);
+  EXPECT_TRUE(document["files"][2]["datasets"].is_array());
+  EXPECT_EQ(Manifest::parse(text, "m.json"), manifest);
+  ordered_json mixed = document;
+  mixed["files"][2]["datasets"] = 1;
+  EXPECT_THAT(parse_error(sealed(mixed)), HasSubstr("files[2].datasets: found 1; expected a list"));
 }
 
 TEST(Manifest, TheDigestCoversEveryByte) {
@@ -81,11 +142,11 @@ TEST(Manifest, TheDigestCoversEveryByte) {
 
 TEST(Manifest, ANewerVersionIsNamed) {
   EXPECT_EQ(error_with([](ordered_json& m) {
-              m["version"] = 2;
+              m["version"] = 3;
               m["news"] = true;
               m.erase("units");
             }),
-            "m.json: has format version 2, written by a newer Tessera; this one reads up to version 1");
+            "m.json: has format version 3, written by a newer Tessera; this one reads up to version 2");
   EXPECT_EQ(error_with([](ordered_json& m) { m["version"] = 0; }),
             "m.json: version: found 0; expected an integer from 1 to 9223372036854775807");
   EXPECT_EQ(error_with([](ordered_json& m) { m["format"] = "other"; }),

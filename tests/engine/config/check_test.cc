@@ -85,7 +85,7 @@ TEST(ConfigCheck, UnknownKeys) {
   };
   const std::vector<std::pair<std::string, std::string>> cases = {
       {R"("sede": 1)", "sede: unknown key (did you mean \"seed\"?), found 1 (a number)" +
-                           top("seed, scheduler, prescale_gradients, steps_per_print, train_batch_size")},
+                           top("seed, scheduler, prescale_gradients, steps_per_print, flops_profiler")},
       {R"("stage": 1)", "stage: unknown key (did you mean \"zero_optimization.stage\"?), found 1 (a number)" +
                             top("data_types, prescale_gradients, optimizer, scheduler, steps_per_print")},
       {R"("qqqq": [1, 2])",
