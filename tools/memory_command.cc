@@ -76,9 +76,11 @@ train::RunConfig run_config(const MemoryFlags& flags, int world_size, int stage)
 
 std::vector<int> stages_of(const MemoryFlags& flags, int world_size) {
   if (flags.stages) return parse_stages(*flags.stages);
-  const ZeroConfig zero = run_config(flags, world_size, 3).engine.zero;
-  const auto tier = [](const OffloadConfig& offload) {
-    return offload.on_disk() ? zero::Tier::kDisk : zero::Tier::kDevice;
+  const train::RunConfig run = run_config(flags, world_size, 3);
+  const ZeroConfig& zero = run.engine.zero;
+  const auto tier = [&](const OffloadConfig& offload) {
+    if (offload.on_disk()) return zero::Tier::kDisk;
+    return offload.device == "cpu" && run.trainer.device == "cuda" ? zero::Tier::kHost : zero::Tier::kDevice;
   };
   std::vector<int> stages;
   for (const int stage : {0, 1, 2, 3})
