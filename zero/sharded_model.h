@@ -145,6 +145,8 @@ class ShardedModel {
   StateBytes formula_bytes(bool async_checkpoints = false, Tier tier = Tier::kDevice) const;
   /// Local. The state that is on disk, or null.
   OffloadStore* offload_store() const { return offload_store_.get(); }
+  /// Local. Of the host's memory that offloaded state lies in or passes through: see DeviceLink.
+  int64_t pinned_bytes() const { return options_.link ? options_.link->pinned_bytes() : 0; }
 
   const Layout& layout() const { return *layout_; }
   const Sharding& sharding() const { return options_.sharding; }

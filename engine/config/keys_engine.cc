@@ -94,7 +94,7 @@ std::vector<Field> zero_fields(ZeroConfig& c) {
       {"stage3_max_live_parameters", &c.max_live_parameters,
        "Stage 3: elements that may be unsharded at once", numel_or_0,
        alias("zero_optimization.max_live_parameters")},
-      {"sub_group_size", &c.sub_group_size, "Upper bound of unit_numel where optimizer states are on disk",
+      {"sub_group_size", &c.sub_group_size, "Upper bound of unit_numel where optimizer states are offloaded",
        numel_or_0},
   };
 }

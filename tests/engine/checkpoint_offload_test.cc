@@ -7,6 +7,7 @@
 
 #include "core/str.h"
 #include "tests/engine/checkpoint_testing.h"
+#include "tests/zero/host_link.h"
 
 namespace tessera::testing {
 namespace {
@@ -63,6 +64,58 @@ TEST_P(OffloadedCheckpoint, AnAsynchronousOneIsWrittenAtOnce) {
     EXPECT_EQ(trained.engine->measured_bytes().snapshot, 0) << "no second copy in memory";
     EXPECT_EQ(trained.engine->measured_bytes(), trained.engine->formula_bytes());
   });
+}
+
+// The device is host memory (tests/zero/host_link.h). In fp16 the first steps overflow and are skipped.
+TEST_P(OffloadedCheckpoint, OfADeviceWhoseMemoryIsNotTheHosts) {
+  using zero::testing::HostLink;
+  const TestFolder folder(str("device", GetParam()));
+  for (const char* precision : {"fp32", "fp16"})
+    for (const bool async : {false, true})
+      for (const bool on_disk : {false, true}) {
+        Job on_device{.stage = GetParam(), .precision = precision};
+        on_device.checkpoint.async = async;
+        Job offloaded = on_device;
+        const auto link = std::make_shared<HostLink>(HostLink::Mode::kLast);
+        offloaded.link = link;
+        if (on_disk) offloaded.offload_to = folder / "disk";
+        std::vector<Tensors> states;
+        std::vector<int64_t> skipped;
+        for (const Job& job : {on_device, offloaded})
+          on_ranks(2, [&](comm::CommunicatorPtr comm) {
+            Trained trained(job, comm);
+            for (int i = 0; i < 6; ++i) trained.step();
+            const char* const tag = job.link ? "by_host" : "by_device";
+            trained.engine->save_checkpoint(folder.string(), tag);
+            trained.step();  // while it is written, or right after
+            trained.engine->finish_checkpoint();
+            EXPECT_EQ(trained.engine->measured_bytes(zero::Tier::kHost),
+                      trained.engine->formula_bytes(zero::Tier::kHost));
+            EXPECT_EQ(trained.engine->measured_bytes(zero::Tier::kHost).total() > 0, job.link && !on_disk);
+            comm->barrier("saved");
+            trained.engine->load_checkpoint(folder.string(), tag);
+            trained.step();
+            Tensors state = whole_state(*trained.engine);
+            if (comm->rank() != 0) return;
+            states.push_back(std::move(state));
+            skipped.push_back(trained.engine->skipped_steps());
+          });
+        EXPECT_TRUE(bit_equal(states[0], states[1])) << precision << (async ? " async" : "");
+        EXPECT_EQ(skipped[0], skipped[1]);
+        EXPECT_EQ(skipped[0] > 0, std::string(precision) == "fp16");
+        // Each loads the other's.
+        std::vector<Tensors> loaded;
+        for (const Job& job : {on_device, offloaded})
+          on_ranks(1, [&](comm::CommunicatorPtr comm) {
+            Trained trained(job, comm);
+            trained.step();
+            trained.engine->load_checkpoint(folder.string(), job.link ? "by_device" : "by_host");
+            trained.step();
+            loaded.push_back(whole_state(*trained.engine));
+          });
+        EXPECT_TRUE(bit_equal(loaded[0], loaded[1]));
+        EXPECT_THAT(link->violations(), ::testing::IsEmpty());
+      }
 }
 
 INSTANTIATE_TEST_SUITE_P(Stages, OffloadedCheckpoint, ::testing::Values(1, 2, 3),
