@@ -45,7 +45,8 @@ class CudaLink final : public DeviceLink {
         pin_memory_(pin_memory),
         guard_(device.type()),
         down_(guard_.getStreamFromGlobalPool(device)),
-        up_(guard_.getStreamFromGlobalPool(device)) {}
+        up_(guard_.getStreamFromGlobalPool(device)),
+        behind_(guard_.getStreamFromGlobalPool(device)) {}
 
   /// Page-locked by registration: libtorch's own pinned memory comes in sizes that are powers of two. The
   /// registered range is of whole pages that nothing else has, because no page may be registered twice.
@@ -73,13 +74,14 @@ class CudaLink final : public DeviceLink {
     if (moment) event_of(moment).block(guard_.getStream(device_));
   }
 
-  // Collectives wait for the stream that is current when they are issued ([Note: streams] in comm/nccl.cc).
-  void issue_after(const MomentPtr& moment, c10::function_ref<void()> issue) override {
-    if (!moment) return issue();
-    const std::lock_guard lock(mutex_);
-    event_of(moment).block(up_);
-    const c10::StreamGuard on_copies(up_);
+  // Collectives wait for the stream that is current when they are issued ([Note: streams] in comm/nccl.cc):
+  // one that waits for both, so that neither the device's work nor later copies wait for the moment.
+  MomentPtr issue_after(const MomentPtr& moment, c10::function_ref<void()> issue) override {
+    event_of(now()).block(behind_);
+    if (moment) event_of(moment).block(behind_);
+    const c10::StreamGuard on_stream(behind_);
     issue();
+    return std::make_shared<CudaMoment>(behind_);
   }
 
   bool passed(const MomentPtr& moment) override { return !moment || event_of(moment).query(); }
@@ -89,6 +91,7 @@ class CudaLink final : public DeviceLink {
   void wait_for_all() override {
     guard_.synchronizeStream(down_);
     guard_.synchronizeStream(up_);
+    guard_.synchronizeStream(behind_);
   }
 
  private:
@@ -132,7 +135,8 @@ class CudaLink final : public DeviceLink {
   const bool pin_memory_;
   const c10::impl::VirtualGuardImpl guard_;
   const c10::Stream down_, up_;
-  std::recursive_mutex mutex_;  // from the wait for `after` to the copy: nothing comes between
+  const c10::Stream behind_;  // what issue_after() issues
+  std::mutex mutex_;          // from the wait for `after` to the copy: nothing comes between
   const Pinned pinned_bytes_ =
       std::make_shared<std::atomic<int64_t>>(0);  // outlives the link with its memory
 };

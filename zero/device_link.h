@@ -42,8 +42,10 @@ class DeviceLink {
   virtual MomentPtr to_device(const at::Tensor& device, const at::Tensor& host, const MomentPtr& after) = 0;
   /// What is given to this thread's current stream from now on comes after `moment`.
   virtual void follow(const MomentPtr& moment) = 0;
-  /// Calls `issue`: what it gives to the current stream comes after `moment`, and what comes later does not.
-  virtual void issue_after(const MomentPtr& moment, c10::function_ref<void()> issue) = 0;
+  /// Calls `issue`: what it gives to the current stream comes after what that was given before and after
+  /// `moment`; what comes later does not wait for it. For collectives; returns the end of what was given to
+  /// the stream itself. One thread at a time.
+  virtual MomentPtr issue_after(const MomentPtr& moment, c10::function_ref<void()> issue) = 0;
   virtual bool passed(const MomentPtr& moment) = 0;
   /// This thread waits until the moment has passed, or until all copies have ended.
   virtual void wait(const MomentPtr& moment) = 0;

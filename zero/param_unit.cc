@@ -211,7 +211,7 @@ void ParamUnit::unshard(comm::Communicator& comm) {
     const at::Tensor mine = shard_on_device();
     const auto issue = [&] { gather_ = comm.all_gather(memory.contents(), mine, name); };
     if (arrival_) {
-      link_->issue_after(arrival_, issue);
+      arrival_ = link_->issue_after(arrival_, issue);
     } else {
       issue();
     }

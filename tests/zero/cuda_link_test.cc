@@ -72,8 +72,7 @@ TEST_P(CudaLinkTest, WhatIsIssuedAfterAMomentSeesIt) {
   at::Tensor seen = at::zeros_like(a);
   up.fill_(3);
   const MomentPtr arrived = link_->to_device(a, up, link_->now());
-  link_->issue_after(arrived, [&] { seen.copy_(a); });
-  link_->wait_for_all();
+  link_->follow(link_->issue_after(arrived, [&] { seen.copy_(a); }));
   EXPECT_TRUE(seen.eq(3).all().item<bool>());
 }
 

@@ -145,9 +145,10 @@ void HostLink::run(Direction direction) {
   }
 }
 
-void HostLink::issue_after(const MomentPtr& moment, c10::function_ref<void()> issue) {
+MomentPtr HostLink::issue_after(const MomentPtr& moment, c10::function_ref<void()> issue) {
   wait(moment);
   issue();
+  return moment;
 }
 
 bool HostLink::passed(const MomentPtr& moment) {

@@ -40,7 +40,7 @@ class HostLink final : public DeviceLink {
   MomentPtr to_host(const at::Tensor& host, const at::Tensor& device, const MomentPtr& after) override;
   MomentPtr to_device(const at::Tensor& device, const at::Tensor& host, const MomentPtr& after) override;
   void follow(const MomentPtr& moment) override { wait(moment); }
-  void issue_after(const MomentPtr& moment, c10::function_ref<void()> issue) override;
+  MomentPtr issue_after(const MomentPtr& moment, c10::function_ref<void()> issue) override;
   bool passed(const MomentPtr& moment) override;
   void wait(const MomentPtr& moment) override;
   void wait_for_all() override;
