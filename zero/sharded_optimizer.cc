@@ -172,7 +172,7 @@ void ShardedOptimizer::leave(ParamUnit& unit, Passage passage) {
   if (passage.values.memory.defined()) {
     passage.values.free = passage.values_arrive;
     staging_->give_back(std::move(passage.values));
-  } else if (unit.is_on_disk(kOptimizer)) {
+  } else if (passage.values_arrive && unit.is_on_disk(kOptimizer)) {
     link_->wait(passage.values_arrive);  // the master's buffer goes
   }
   if (passage.values_arrive) unit.values_arrive(std::move(passage.values_arrive));
