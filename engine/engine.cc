@@ -67,7 +67,7 @@ void set_tiers(const ZeroConfig& zero, const InitOptions& init, int world_size,
   tiers.parameters = tier_of(zero.offload_param, tiers.host_apart);
   check_tiers(zero, tiers, options.sharding, world_size);
   if (tiers.optimizer != zero::Tier::kDevice) {
-    options.unit_numel = std::min(options.unit_numel, std::max<int64_t>(zero.sub_group_size, 1));
+    if (zero.sub_group_size > 0) options.unit_numel = std::min(options.unit_numel, zero.sub_group_size);
     options.sharding.optimizer = true;  // of one rank: its shard is all there is
   }
   const bool optimizer = tiers.optimizer == zero::Tier::kDisk;
