@@ -64,7 +64,7 @@ void print_offload_plan(const CountedModel& model, int64_t world) {
       return moved == 0 ? "-" : str(fixed(moved / 1e9, 1), "  ", fixed(moved / speed.link_bytes, 2));
     });
   };
-  std::cout << "\nState of a GPU's rank in the host's memory (docs/offload.md): computed, not measured\n\n";
+  std::cout << "\nA GPU's rank with state in the host's memory: computed, not measured\n\n";
   row("offload_", [&](size_t i) { return columns[i].section; });
   row("", [&](size_t i) { return str("stage ", columns[i].stage); });
   bytes_row("on the device, GB: parameters", [](const OffloadPlan& plan) { return plan.device.parameters; });

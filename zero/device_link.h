@@ -25,7 +25,8 @@ class Moment {
 /// Null: a moment that has passed.
 using MomentPtr = std::shared_ptr<const Moment>;
 
-/// Thread-safe. All members are local. What fails on the device throws Error, from these or later calls.
+/// Thread-safe. All members are local. What fails on the device throws Error or c10::Error, from
+/// these or later calls.
 class DeviceLink {
  public:
   virtual ~DeviceLink() = default;

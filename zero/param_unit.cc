@@ -4,6 +4,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <cstring>
+#include <exception>
 
 #include "comm/torch_dtype.h"
 #include "core/check.h"
@@ -244,7 +245,11 @@ void ParamUnit::reshard(BufferPool& pool) {
 }
 
 void ParamUnit::bind_zeros() {
-  if (std::exchange(gather_, nullptr)) release_shard();
+  try {
+    if (std::exchange(gather_, nullptr)) release_shard();
+  } catch (const std::exception&) {
+    // The failure that led here is the one to show.
+  }
   const at::TensorOptions bytes = at::TensorOptions().dtype(at::kByte).device(memory.full().device());
   if (!memory.bound()) memory.bind(at::zeros({memory.bytes()}, bytes));
   unsharded_ = true;
