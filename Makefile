@@ -47,10 +47,10 @@ asan:  ## the same under Address- and UndefinedBehaviorSanitizer
 	@scripts/build.sh asan
 	@scripts/test.sh asan $(ARGS)
 
-tsan:  ## collectives, gathers, saves, data loader: ThreadSanitizer
+tsan:  ## collectives, gathers, offload, saves, data loader: ThreadSanitizer
 	@scripts/setup.sh --python
-	@scripts/build.sh tsan comm_test residency_test engine_checkpoint_test train_test
-	@scripts/test.sh tsan -R '^(comm_test|residency_test|engine_checkpoint_test|train_test)$$' $(ARGS)
+	@scripts/build.sh tsan comm_test residency_test device_offload_test engine_checkpoint_test train_test
+	@scripts/test.sh tsan -R '^(comm_test|residency_test|device_offload_test|engine_checkpoint_test|train_test)$$' $(ARGS)
 
 lint:  ## clang-tidy over the C++ sources (FILES=... some)
 	@scripts/setup.sh --python

@@ -16,6 +16,7 @@
 #include "engine/config/parse.h"
 #include "engine/optimizer_setup.h"
 #include "engine/same_config.h"
+#include "zero/cuda_link.h"
 
 namespace tessera {
 namespace {
@@ -32,30 +33,52 @@ EngineConfig completed(EngineConfig config, const InitOptions& options, int worl
   return validated(config, world_size);
 }
 
+/// Where the key's value says: on CPU ranks the host's memory is the device's.
+zero::Tier tier_of(const OffloadConfig& offload, bool host_apart) {
+  if (offload.on_disk()) return zero::Tier::kDisk;
+  return offload.device == "cpu" && host_apart ? zero::Tier::kHost : zero::Tier::kDevice;
+}
+
+void check_tiers(const ZeroConfig& zero, const zero::Tiers& tiers, const zero::Sharding& sharding,
+                 int world_size) {
+  const auto refuse = [](const char* key, const std::string& found, const char* reason) {
+    throw ConfigError(str("zero_optimization.", key, ".device: found \"", found, "\" ", reason));
+  };
+  if (tiers.optimizer != zero::Tier::kDevice && !sharding.optimizer && world_size > 1)
+    refuse("offload_optimizer", zero.offload_optimizer.device,
+           "at stage 0 with several ranks, each of which keeps all states; expected stage 1, 2 or 3");
+  if (tiers.parameters == zero::Tier::kDevice) return;
+  if (!sharding.parameters)
+    refuse("offload_param", zero.offload_param.device,
+           "at a stage that does not shard parameters; expected stage 3");
+  if (tiers.host_apart && tiers.optimizer == zero::Tier::kDevice)
+    refuse("offload_param", zero.offload_param.device,
+           "on a GPU whose optimizer states are not offloaded; expected offload_optimizer with device "
+           "\"cpu\" or "
+           "\"nvme\" beside it: values on the host are updated there");
+}
+
 /// What the keys offload_optimizer and offload_param say.
-void set_tiers(const ZeroConfig& zero, at::Device device, int world_size,
+void set_tiers(const ZeroConfig& zero, const InitOptions& init, int world_size,
                zero::ShardedModelOptions& options) {
-  for (const auto& [name, offload] :
-       {std::pair{"offload_optimizer", &zero.offload_optimizer}, {"offload_param", &zero.offload_param}})
-    if (offload->device != "none" && !device.is_cpu())
-      throw ConfigError(str("zero_optimization.", name, ".device: found \"", offload->device,
-                            "\" where the model is on ", device.str(),
-                            "; expected \"none\": state is offloaded by ranks that compute on the CPU"));
-  const bool optimizer = zero.offload_optimizer.on_disk(), parameters = zero.offload_param.on_disk();
-  if (optimizer && !options.sharding.optimizer && world_size > 1)
-    throw ConfigError(
-        "zero_optimization.offload_optimizer.device: found \"nvme\" at stage 0 with several ranks, each of "
-        "which keeps all states; expected stage 1, 2 or 3");
-  if (optimizer) {
-    options.tiers.optimizer = zero::Tier::kDisk;
-    options.unit_numel = std::min(options.unit_numel, std::max<int64_t>(zero.sub_group_size, 1));
+  zero::Tiers& tiers = options.tiers;
+  tiers.host_apart = !init.device.is_cpu() || init.device_link != nullptr;
+  tiers.optimizer = tier_of(zero.offload_optimizer, tiers.host_apart);
+  tiers.parameters = tier_of(zero.offload_param, tiers.host_apart);
+  check_tiers(zero, tiers, options.sharding, world_size);
+  if (tiers.optimizer != zero::Tier::kDevice) {
+    if (zero.sub_group_size > 0) options.unit_numel = std::min(options.unit_numel, zero.sub_group_size);
     options.sharding.optimizer = true;  // of one rank: its shard is all there is
   }
-  if (parameters) options.tiers.parameters = zero::Tier::kDisk;
+  const bool optimizer = tiers.optimizer == zero::Tier::kDisk;
+  const bool parameters = tiers.parameters == zero::Tier::kDisk;
   options.offload.directory =
       (optimizer ? zero.offload_optimizer : zero.offload_param).nvme_path.value_or("");
   options.offload.num_buffers = (optimizer ? 2 * zero.offload_optimizer.buffer_count : 0) +
                                 (parameters ? zero.offload_param.buffer_count : 0);
+  if (!tiers.host_apart || !tiers.any_below_device()) return;
+  const bool pin = zero.offload_optimizer.pin_memory || zero.offload_param.pin_memory;
+  options.link = init.device_link ? init.device_link : zero::make_cuda_link(init.device, pin);
 }
 
 zero::ShardedModelOptions sharding_options(const EngineConfig& config, const InitOptions& init,
@@ -85,7 +108,7 @@ zero::ShardedModelOptions sharding_options(const EngineConfig& config, const Ini
   options.optimizer = {optimizer.kind, optimizer.groups, init.update_rule};
   options.group_of = optimizer.group_of;
   options.loaded_next = init.loaded_next;
-  set_tiers(zero, init.device, world_size, options);
+  set_tiers(zero, init, world_size, options);
   return options;
 }
 

@@ -75,6 +75,8 @@ struct InitOptions {
   /// next (load_weights(), load_checkpoint()). Nobody computes theirs, they are zeros until then, and the
   /// random generators stay as they are. Unset: none.
   std::function<bool(const std::string& name)> loaded_next = nullptr;
+  /// Tests: the model's device has memory apart from the host's, which this connects. Unset: CUDA's own.
+  std::shared_ptr<zero::DeviceLink> device_link = nullptr;
 };
 
 /// A function without arguments that makes a model: returns a std::shared_ptr of a torch::nn::Module, or a

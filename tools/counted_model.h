@@ -29,8 +29,11 @@ struct CountedModel {
 
 inline constexpr zero::Tiers kOptimizerOnDisk{.optimizer = zero::Tier::kDisk};
 inline constexpr zero::Tiers kAllOnDisk{.parameters = zero::Tier::kDisk, .optimizer = zero::Tier::kDisk};
+inline constexpr zero::Tiers kOptimizerOnHost{.optimizer = zero::Tier::kHost, .host_apart = true};
+inline constexpr zero::Tiers kAllOnHost{
+    .parameters = zero::Tier::kHost, .optimizer = zero::Tier::kHost, .host_apart = true};
 
-/// Local. Whether `world` ranks may put this on disk at this stage.
+/// Local. Whether `world` ranks may put this below the device at this stage.
 bool can_offload(int stage, int64_t world, zero::Tiers tiers);
 
 /// Local. The number of fp32 state tensors of the optimizer.

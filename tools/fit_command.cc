@@ -148,8 +148,7 @@ void Fit::read(int num_ranks) {
   if (!train::choose_device(run_.trainer, comm::environment()).is_cpu())
     throw ConfigError(
         "--fit: the ranks would be on CUDA, and it measures ranks on the CPU; expected --set "
-        "trainer.device=cpu, or tessera memory CONFIG, which measures on CUDA (state stays on the device "
-        "there: offload is refused)");
+        "trainer.device=cpu, or tessera memory CONFIG, which measures on CUDA");
   const ZeroConfig& zero = run_.engine.zero;
   const auto path =
       zero.offload_optimizer.nvme_path ? zero.offload_optimizer.nvme_path : zero.offload_param.nvme_path;

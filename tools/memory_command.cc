@@ -76,9 +76,11 @@ train::RunConfig run_config(const MemoryFlags& flags, int world_size, int stage)
 
 std::vector<int> stages_of(const MemoryFlags& flags, int world_size) {
   if (flags.stages) return parse_stages(*flags.stages);
-  const ZeroConfig zero = run_config(flags, world_size, 3).engine.zero;
-  const auto tier = [](const OffloadConfig& offload) {
-    return offload.on_disk() ? zero::Tier::kDisk : zero::Tier::kDevice;
+  const train::RunConfig run = run_config(flags, world_size, 3);
+  const ZeroConfig& zero = run.engine.zero;
+  const auto tier = [&](const OffloadConfig& offload) {
+    if (offload.on_disk()) return zero::Tier::kDisk;
+    return offload.device == "cpu" && run.trainer.device == "cuda" ? zero::Tier::kHost : zero::Tier::kDevice;
   };
   std::vector<int> stages;
   for (const int stage : {0, 1, 2, 3})
@@ -113,8 +115,9 @@ int measure(const MemoryFlags& flags, const std::vector<std::string>& args, cons
     throw ConfigError(
         "memory: runs under a launcher, but starts its ranks itself; expected a start without one, with "
         "--nproc N");
-  if (!flags.by_formula.params.empty() || flags.by_formula.world > 0)
-    throw ConfigError("--params and --world are options of --estimate; expected --estimate too");
+  if (!flags.by_formula.params.empty() || flags.by_formula.world > 0 || flags.by_formula.offload_plan)
+    throw ConfigError(
+        "--params, --world and --offload-plan are options of --estimate; expected --estimate too");
   if (flags.simulate_world == 0 && flags.rank > 0)
     throw ConfigError("--rank chooses a rank of --simulate-world; expected --simulate-world N too");
   if (flags.simulate_world > 0 && flags.launch.nproc)
@@ -280,6 +283,8 @@ void add_memory_command(CLI::App& app, const std::vector<std::string>& args, int
       ->type_name("NAME");
   command->add_option("--precision", flags->by_formula.precision, "fp32, bf16 or fp16 (default: bf16)")
       ->type_name("DTYPE");
+  command->add_flag("--offload-plan", flags->by_formula.offload_plan,
+                    "With --estimate: what a GPU's rank keeps in the host's memory, and moves in a step");
   CLI::Option* const fits =
       command
           ->add_option(

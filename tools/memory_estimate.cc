@@ -9,6 +9,7 @@
 #include "tools/columns.h"
 #include "tools/command_line.h"
 #include "tools/counted_model.h"
+#include "tools/offload_plan.h"
 #include "zero/memory_model.h"
 
 namespace tessera::tools {
@@ -104,6 +105,28 @@ void print_tiers(const CountedModel& estimated, int world) {
   }
 }
 
+/// A device whose memory is not the host's.
+void print_host_tiers(const CountedModel& estimated, int world) {
+  const double unit = unit_of(estimated);
+  constexpr zero::Tiers kDiskBehindHost{
+      .parameters = zero::Tier::kDisk, .optimizer = zero::Tier::kDisk, .host_apart = true};
+  std::cout << "\nThe same on GPUs, with state in the host's memory or on disk\n\n"
+            << "           optimizer on host      parameters too     both on disk\n"
+            << "            device      host    device      host    device      disk\n";
+  for (const int stage : {0, 1, 2, 3}) {
+    std::cout << "stage " << stage << ' ';
+    for (const auto& [tiers, below] : {std::pair{kOptimizerOnHost, zero::Tier::kHost},
+                                       {kAllOnHost, zero::Tier::kHost},
+                                       {kDiskBehindHost, zero::Tier::kDisk}})
+      for (const zero::Tier tier : {zero::Tier::kDevice, below}) {
+        const zero::StateBytes bytes = estimated.bytes(stage, world, estimated.accumulate_dtype, tiers, tier);
+        std::cout << (can_offload(stage, world, tiers) ? in_unit(bytes.total(), unit, 10)
+                                                       : padded_left("-", 10));
+      }
+    std::cout << '\n';
+  }
+}
+
 void print_fit(const CountedModel& estimated, const std::string& size, int given_world) {
   const int64_t budget = parse_size("--fit", size, /*bare_bytes=*/false);
   std::cout << "\nThe smallest number of ranks of which each fits into " << size << "\n\n"
@@ -142,6 +165,8 @@ void print_memory_estimate(const std::string& config, const std::vector<std::str
     throw ConfigError(
         "--precision and --optimizer describe the model of --params; CONFIG has its own: expected --set for "
         "its keys");
+  if (flags.world < 1 && flags.offload_plan)
+    throw ConfigError("--offload-plan: expected --world, the number of ranks");
   if (flags.world < 1 && flags.fit.empty())
     throw ConfigError("--estimate: expected --world, the number of ranks, or --fit, a size");
   if (!flags.fit.empty()) parse_size("--fit", flags.fit, /*bare_bytes=*/false);
@@ -156,6 +181,8 @@ void print_memory_estimate(const std::string& config, const std::vector<std::str
   if (flags.world > 0) {
     print_stages(estimated, flags.world);
     print_tiers(estimated, flags.world);
+    print_host_tiers(estimated, flags.world);
+    if (flags.offload_plan) print_offload_plan(estimated, flags.world);
   }
   if (!flags.fit.empty()) print_fit(estimated, flags.fit, flags.world);
 }

@@ -15,6 +15,7 @@ struct EstimateFlags {
   std::string optimizer;  ///< empty: AdamW
   std::string precision;  ///< empty: bf16
   std::string fit;        ///< a size such as "80GB"; empty: not asked
+  bool offload_plan = false;
 };
 
 /// Local. Prints the estimate for the model of the JSON file `config` (with `overrides`, as --set gives

@@ -70,7 +70,7 @@ class Table {
       for (auto trial = std::next(trials_.begin(), static_cast<int64_t>(first));
            trial != trials_.end() && columns_.size() < at_once; ++trial)
         columns_.push_back(&trial->second);
-      out += "\n" + stages() + in_memory() + "\n" + on_disk();
+      out += "\n" + stages() + in_memory() + "\n" + on_host() + on_disk();
     }
     return out + bars();
   }
@@ -110,21 +110,35 @@ class Table {
     return out;
   }
 
-  /// Empty where nothing is on disk.
-  std::string on_disk() const {
-    if (!any_.disk.used) return "";
-    std::string out = str(unit_.name, " a rank on disk, between steps\n");
+  /// What the tiers below have. `tier`: MemoryTrial::host or disk.
+  template <class Tier>
+  std::string held_rows(Tier MemoryTrial::* tier) const {
+    std::string out;
     for (const auto& [use, bytes] : {std::pair{MemoryUse::kParameters, &zero::StateBytes::parameters},
                                      {MemoryUse::kGradients, &zero::StateBytes::gradients},
                                      {MemoryUse::kMaster, &zero::StateBytes::master},
                                      {MemoryUse::kOptimizer, &zero::StateBytes::optimizer}})
-      if (std::any_of(trials_.begin(), trials_.end(), [bytes = bytes](const auto& stage) {
-            return stage.second.front().disk.held.*bytes != 0;
+      if (std::any_of(trials_.begin(), trials_.end(), [tier, bytes = bytes](const auto& stage) {
+            return (stage.second.front().*tier).held.*bytes != 0;
           }))
-        out += bytes_row(std::string(name_of(use)),
-                         [bytes = bytes](const MemoryTrial& trial) { return trial.disk.held.*bytes; });
-    out += state_rows([](const MemoryTrial& trial) { return trial.disk.held.total(); },
-                      [](const MemoryTrial& trial) { return trial.disk.formula.total(); });
+        out += bytes_row(std::string(name_of(use)), [tier, bytes = bytes](const MemoryTrial& trial) {
+          return (trial.*tier).held.*bytes;
+        });
+    return out + state_rows([tier](const MemoryTrial& trial) { return (trial.*tier).held.total(); },
+                            [tier](const MemoryTrial& trial) { return (trial.*tier).formula.total(); });
+  }
+
+  /// Empty where nothing is in the host's memory, or on disk.
+  std::string on_host() const {
+    if (!any_.host.used) return "";
+    return str(unit_.name, " a rank in the host's memory, between steps\n") + held_rows(&MemoryTrial::host) +
+           bytes_row("page-locked, with buffers",
+                     [](const MemoryTrial& trial) { return trial.host.pinned; }) +
+           "\n";
+  }
+  std::string on_disk() const {
+    if (!any_.disk.used) return "";
+    std::string out = str(unit_.name, " a rank on disk, between steps\n") + held_rows(&MemoryTrial::disk);
     out += bytes_row("the file, by the kernel", [](const MemoryTrial& trial) { return trial.disk.file; });
     out += bytes_row("buffers by buffer_count",
                      [](const MemoryTrial& trial) { return trial.disk.buffers_limit; });
@@ -254,11 +268,15 @@ std::string memory_csv(const MemoryTrials& trials) {
                    formula ? std::to_string(*formula) : "", "\n");
       }
       out += str(stage, ",", trial.rank, ",process,,", trial.process_peak, ",\n");
+      const auto add_tier = [&](const char* name, const auto& tier) {
+        for (size_t i = 0; i < kNumMemoryUses; ++i)
+          if (const auto use = static_cast<MemoryUse>(i); formula_of(tier.formula, use))
+            out += str(stage, ",", trial.rank, ",", name, "_", key_of(use), ",", *formula_of(tier.held, use),
+                       ",,", *formula_of(tier.formula, use), "\n");
+      };
+      if (trial.host.used) add_tier("host", trial.host);
       if (!trial.disk.used) continue;
-      for (size_t i = 0; i < kNumMemoryUses; ++i)
-        if (const auto use = static_cast<MemoryUse>(i); formula_of(trial.disk.formula, use))
-          out += str(stage, ",", trial.rank, ",disk_", key_of(use), ",", *formula_of(trial.disk.held, use),
-                     ",,", *formula_of(trial.disk.formula, use), "\n");
+      add_tier("disk", trial.disk);
       out += str(stage, ",", trial.rank, ",disk_file,", trial.disk.file, ",,\n");
     }
   }

@@ -121,11 +121,15 @@ std::string folder_of(const ZeroConfig& zero) {
       .nvme_path.value_or("");
 }
 
-/// Fills in `formula` and `disk`. `before`: what the file had read and written `num_steps` steps ago.
+/// Fills in `formula`, `host` and `disk`. `before`: what the file had read and written `num_steps` steps ago.
 void measure_state(Engine& engine, const ZeroConfig& zero, std::pair<int64_t, int64_t> before, int num_steps,
                    MemoryTrial& trial) {
   trial.formula = engine.formula_bytes();
   if (trial.device != "cpu") trial.formula.snapshot = 0;  // in host memory, which is not measured
+  trial.host.held = engine.measured_bytes(zero::Tier::kHost);
+  trial.host.used = trial.host.held.total() > 0;
+  trial.host.formula = engine.formula_bytes(zero::Tier::kHost);
+  trial.host.pinned = engine.sharded_model().pinned_bytes();
   const zero::OffloadStore* const store = engine.sharded_model().offload_store();
   if (store == nullptr) return;
   trial.disk.used = true;
@@ -268,6 +272,10 @@ nlohmann::ordered_json to_json(const MemoryTrial& trial) {
   json["process_peak"] = trial.process_peak;
   json["whole_peak"] = trial.whole_peak;
   json["code"] = trial.code;
+  if (trial.host.used)
+    json["host"] = {{"formula", to_json(trial.host.formula)},
+                    {"held", to_json(trial.host.held)},
+                    {"pinned", trial.host.pinned}};
   if (trial.disk.used)
     json["disk"] = {{"formula", to_json(trial.disk.formula)},
                     {"held", to_json(trial.disk.held)},
@@ -302,6 +310,11 @@ MemoryTrial memory_trial_of(const nlohmann::json& json) {
   trial.process_peak = json.at("process_peak");
   trial.whole_peak = json.at("whole_peak");
   trial.code = json.at("code");
+  if (json.contains("host")) {
+    const nlohmann::json& host = json.at("host");
+    trial.host = {true, state_bytes_of(host.at("formula")), state_bytes_of(host.at("held")),
+                  host.at("pinned")};
+  }
   if (json.contains("disk")) {
     const nlohmann::json& disk = json.at("disk");
     trial.disk = {true,

@@ -40,6 +40,14 @@ struct DiskTrial {
   int64_t written = 0;
 };
 
+/// What one rank has in the host's memory, where that is not the device's. Bytes.
+struct HostTrial {
+  bool used = false;         ///< some of the model's state lies there
+  zero::StateBytes formula;  ///< model state
+  zero::StateBytes held;     ///< the same, added up from the tensors
+  int64_t pinned = 0;        ///< page-locked, with the buffers that state passes through
+};
+
 /// What one rank has measured. Memory in bytes.
 struct MemoryTrial {
   int stage = 0;
@@ -60,6 +68,7 @@ struct MemoryTrial {
   /// the start to the last step.
   int64_t whole_peak = 0;
   int64_t code = 0;  ///< of that, file mappings, which ranks of one host share
+  HostTrial host;
   DiskTrial disk;
   double step_ms = 0;                  ///< median; the least of a brief trial
   std::vector<MemorySample> timeline;  ///< of one step; at most kMaxSamples, each the largest of its interval

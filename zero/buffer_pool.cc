@@ -8,8 +8,10 @@ namespace tessera::zero {
 
 at::Tensor BufferPool::allocate(int64_t bytes) const {
   const MemoryFor use(use_);
+  const int64_t with_alignment = bytes + alignment_ - 1;
   const at::Tensor memory =
-      at::empty({bytes + alignment_ - 1}, at::TensorOptions().dtype(at::kByte).device(device_));
+      allocate_ ? allocate_(with_alignment)
+                : at::empty({with_alignment}, at::TensorOptions().dtype(at::kByte).device(device_));
   const int64_t past = reinterpret_cast<intptr_t>(memory.data_ptr()) % alignment_;
   return memory.narrow(0, past == 0 ? 0 : alignment_ - past, bytes);
 }

@@ -5,7 +5,9 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "core/memory_use.h"
@@ -18,9 +20,15 @@ class BufferPool {
  public:
   /// Keeps at most `max_free` unused buffers, and gives them up rather than own more than `max_bytes` in all.
   /// `alignment`: of their addresses, where libtorch's 64 bytes are too few.
+  /// `allocate`: where the buffers come from, in place of libtorch's memory.
+  using Allocate = std::function<at::Tensor(int64_t bytes)>;
   BufferPool(at::Device device, int max_free, int64_t alignment = 1,
-             int64_t max_bytes = std::numeric_limits<int64_t>::max())
-      : device_(device), max_free_(max_free), alignment_(alignment), max_bytes_(max_bytes) {}
+             int64_t max_bytes = std::numeric_limits<int64_t>::max(), Allocate allocate = {})
+      : device_(device),
+        max_free_(max_free),
+        alignment_(alignment),
+        max_bytes_(max_bytes),
+        allocate_(std::move(allocate)) {}
 
   /// Local. A uint8 tensor of at least `bytes`; contents unspecified.
   at::Tensor acquire(int64_t bytes);
@@ -38,6 +46,7 @@ class BufferPool {
   int max_free_;
   int64_t alignment_;
   int64_t max_bytes_;
+  Allocate allocate_;
   MemoryUse use_ = MemoryFor::current().value_or(MemoryUse::kCommunication);
   int num_lent_ = 0;
   std::vector<at::Tensor> free_;

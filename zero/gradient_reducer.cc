@@ -1,9 +1,11 @@
 #include "zero/gradient_reducer.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "core/check.h"
 #include "core/error.h"
@@ -51,6 +53,14 @@ GradientReducer::GradientReducer(const Layout& layout, std::vector<ParamUnit>& u
   }
   for (const int unit : this->order()) make_accumulator(units_[unit]);
   if (through_slots()) make_slots();
+  if (placement.on_host(placement.gradient)) {
+    const at::TensorOptions bytes =
+        units_[this->order().front()].memory.full().options().dtype(at::kByte).requires_grad(false);
+    on_device_.emplace(*options_.link, /*num_buffers=*/3, [bytes](int64_t size) {
+      const MemoryFor use(MemoryUse::kCommunication);
+      return at::empty({size}, bytes);
+    });
+  }
   reads_peers_ = update_whole_ && !through_slots() &&
                  comm_->peer_view(units_[this->order().front()].gradient.accumulator, 0).defined();
 }
@@ -165,6 +175,7 @@ bool GradientReducer::issue_next(Wait wait) {
   if (!has_room(wait)) return false;
   issue(unit);
   queue_->issued();
+  if (on_device_ && !gradients_.first() && !queue_->all_issued()) bring_accumulator(queue_->next(), true);
   if (!options_.overlap) complete_next(wait);
   return true;
 }
@@ -209,10 +220,34 @@ at::Tensor GradientReducer::prepare_buffer(ParamUnit& unit) {
 void GradientReducer::issue(ParamUnit& unit) {
   const at::Tensor flat = prepare_buffer(unit);
   const bool add = way_ == Way::kReduceEachBackward && !gradients_.first();
-  unit.acquire(kGradient, add ? InMemory::Access::kReadWrite : InMemory::Access::kOverwrite);
+  const at::Tensor sum = sum_goes_to(unit, add);
   unit.gradient.reduction = update_whole_ && !through_slots() && !reads_peers_
                                 ? comm_->all_reduce(flat, unit.name, postscale_)
-                                : comm_->reduce_scatter(flat, {shard(unit), postscale_, add}, unit.name);
+                                : comm_->reduce_scatter(flat, {sum, postscale_, add}, unit.name);
+}
+
+/// (shard numel) for the reduction that is issued next, on the device. What it adds to is there.
+at::Tensor GradientReducer::sum_goes_to(ParamUnit& unit, bool add) {
+  bring_accumulator(unit, add);
+  if (!on_device_) return shard(unit);
+  options_.link->follow(unit.gradient.on_device.free);
+  return sum_on_device(unit);
+}
+
+at::Tensor GradientReducer::sum_on_device(const ParamUnit& unit) const {
+  return unit.gradient.on_device.view(unit.shard_range.numel(), options_.accumulate_dtype);
+}
+
+/// Begins to, ahead of the unit's reduction.
+void GradientReducer::bring_accumulator(ParamUnit& unit, bool add) {
+  StagingPool::Buffer& buffer = unit.gradient.on_device;
+  if (buffer.memory.defined()) return;
+  unit.acquire(kGradient, add ? InMemory::Access::kReadWrite : InMemory::Access::kOverwrite);
+  if (!on_device_) return;
+  buffer = on_device_->take(static_cast<int64_t>(shard(unit).nbytes()));
+  if (!add) return;
+  unit.wait_for_gradient();  // of the micro-step before
+  buffer.free = options_.link->to_device(sum_on_device(unit), shard(unit), buffer.free);
 }
 
 bool GradientReducer::complete_next(Wait wait) {
@@ -223,16 +258,27 @@ bool GradientReducer::complete_next(Wait wait) {
   return true;
 }
 
-/// The gradient has been reduced into the accumulator. What is wanted of it before the update is taken now,
-/// where it goes to disk.
+/// The gradient has been reduced. What is wanted of it before the update is taken now, where it leaves the
+/// device or the memory.
 void GradientReducer::leave_memory(ParamUnit& unit) {
+  if (unit.placement.gradient == Tier::kDevice) return;
+  UnitGradient& gradient = unit.gradient;
+  const at::Tensor sum = on_device_ ? sum_on_device(unit) : shard(unit);
+  if (boundary_) gradient.norm = kernels::begin_squared_norm(sum);
+  if (!on_device_) return unit.release(kGradient);
+  gradient.arrival = options_.link->to_host(shard(unit), sum, options_.link->now());
+  gradient.on_device.free = gradient.arrival;
+  on_device_->give_back(std::exchange(gradient.on_device, {}));
   if (!unit.is_on_disk(kGradient)) return;
-  if (boundary_) unit.gradient.norm = kernels::squared_norm(shard(unit));
-  unit.release(kGradient);
+  options_.host->post([&unit, link = options_.link, arrival = gradient.arrival] {
+    link->wait(arrival);
+    unit.release(kGradient);
+  });
 }
 
 kernels::NormPart GradientReducer::norm(const ParamUnit& unit) const {
-  return unit.is_on_disk(kGradient) ? unit.gradient.norm : kernels::squared_norm(shard(unit));
+  return unit.placement.gradient == Tier::kDevice ? kernels::squared_norm(shard(unit))
+                                                  : unit.gradient.norm.get();
 }
 
 /// Collective. What was reduced through slots is here in this rank's shard only; stage 0 wants all of it.
@@ -284,8 +330,8 @@ void GradientReducer::reduce_late(const std::vector<int>& units) {
     ParamUnit& unit = units_[index];
     const at::Tensor flat = slot_of(unit);
     gradients_.complete_slot(unit, flat);
-    unit.acquire(kGradient, InMemory::Access::kReadWrite);
-    comm_->reduce_scatter(flat, {shard(unit), postscale_, /*add=*/true}, unit.name)->wait();
+    const at::Tensor sum = sum_goes_to(unit, /*add=*/true);
+    comm_->reduce_scatter(flat, {sum, postscale_, /*add=*/true}, unit.name)->wait();
     leave_memory(unit);
     if (update_whole_) comm_->all_gather(unit.gradient.accumulator, shard(unit), unit.name)->wait();
     unit.gradient.late = false;

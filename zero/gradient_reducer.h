@@ -14,6 +14,7 @@
 #include "core/log.h"
 #include "zero/gradient_accumulator.h"
 #include "zero/gradient_slots.h"
+#include "zero/host_thread.h"
 #include "zero/layout.h"
 #include "zero/param_unit.h"
 #include "zero/reduction_queue.h"
@@ -30,6 +31,10 @@ struct ReducerOptions {
   int num_slots = 3;
   double predivide_factor = 1;  ///< DeepSpeed's gradient_predivide_factor
   bool prescale = false;        ///< DeepSpeed's prescale_gradients: divide by the world size before summing
+  /// Where the host's memory is not the device's, and gradients lie there or pass through it: see [Note:
+  /// state on the host] in param_unit.h.
+  DeviceLink* link = nullptr;
+  HostThread* host = nullptr;
   /// How long a hook waits for a reduction, where it must not wait for ever: see [Note: hooks wait with a
   /// limit].
   std::chrono::milliseconds hook_wait_limit = std::chrono::seconds(1);
@@ -89,6 +94,7 @@ class GradientReducer {
 
   int64_t slot_bytes() const { return slots_ ? slots_->bytes() : 0; }
   const std::vector<int>& order() const { return queue_->order(); }
+  at::ScalarType accumulate_dtype() const { return options_.accumulate_dtype; }
   /// False for some passes once a hook's wait has reached its limit.
   bool waits_in_hooks() const { return queue_->waits_in_hooks(); }
   /// Called at the start of every hook: failures kept elsewhere surface here, inside backward.
@@ -117,6 +123,9 @@ class GradientReducer {
   bool issue_next(Wait wait);
   bool has_room(Wait wait);
   at::Tensor prepare_buffer(ParamUnit& unit);
+  void bring_accumulator(ParamUnit& unit, bool add);
+  at::Tensor sum_goes_to(ParamUnit& unit, bool add);
+  at::Tensor sum_on_device(const ParamUnit& unit) const;
   void issue(ParamUnit& unit);
   bool complete_next(Wait wait);
   void free_slot(ParamUnit& unit);
@@ -140,7 +149,8 @@ class GradientReducer {
 
   std::unique_ptr<ReductionQueue> queue_;
   std::optional<GradientSlots> slots_;
-  std::vector<int> finished_;  // the first backward's order of completion
+  std::optional<StagingPool> on_device_;  // where accumulators are on the host
+  std::vector<int> finished_;             // the first backward's order of completion
   bool order_agreed_ = false;
 
   bool boundary_ = true;

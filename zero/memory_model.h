@@ -15,7 +15,7 @@ namespace tessera::zero {
 struct StateBytes {
   int64_t parameters = 0;
   int64_t gradients = 0;
-  int64_t master = 0;     ///< fp32 weights beside bf16/fp16 parameters
+  int64_t master = 0;     ///< fp32 weights beside bf16/fp16 parameters, or on the host beside the device's
   int64_t optimizer = 0;  ///< moments
   int64_t snapshot = 0;   ///< the copy that asynchronous checkpoints are written from
   int64_t total() const { return parameters + gradients + master + optimizer + snapshot; }
@@ -66,7 +66,7 @@ inline StateBytes state_bytes(const StateElements& whole, const StateModel& mode
     bytes.gradients = held(placement.gradient_sharded) * size_bytes(model.accumulate_dtype);
   if (placement.optimizer != tier) return bytes;
   const int64_t fp32_bytes = held(placement.updates_shard) * size_bytes(DType::kFloat32);
-  if (whole.dtype != DType::kFloat32) bytes.master = fp32_bytes;
+  if (whole.dtype != DType::kFloat32 || placement.copies_updates_up()) bytes.master = fp32_bytes;
   bytes.optimizer = model.num_states * fp32_bytes;
   return bytes;
 }

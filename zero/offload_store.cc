@@ -23,6 +23,12 @@ static std::vector<int64_t> rounded_up(std::vector<int64_t> sizes, int64_t (*rou
   return sizes;
 }
 
+/// Null: libtorch's memory.
+static BufferPool::Allocate allocator_of(const OffloadOptions& options) {
+  if (!options.link) return {};
+  return [link = options.link](int64_t bytes) { return link->host_memory(bytes); };
+}
+
 OffloadStore::OffloadStore(const OffloadOptions& options, const std::vector<int64_t>& sizes,
                            const std::string& purpose)
     : file_({.directory = options.directory,
@@ -31,7 +37,7 @@ OffloadStore::OffloadStore(const OffloadOptions& options, const std::vector<int6
              .probe = options.probe}),
       budget_(options.num_buffers * reserved(*std::max_element(sizes.begin(), sizes.end()))),
       // Smaller buffers are more than options.num_buffers, within the same bytes.
-      buffers_(at::kCPU, 8 * options.num_buffers, SpillFile::kAlignment, budget_) {}
+      buffers_(at::kCPU, 8 * options.num_buffers, SpillFile::kAlignment, budget_, allocator_of(options)) {}
 
 int64_t OffloadStore::allocate(int64_t bytes) {
   return std::exchange(allocated_, allocated_ + reserved(bytes));

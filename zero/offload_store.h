@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <string_view>
@@ -23,6 +24,7 @@
 #include "core/spill_file.h"
 #include "zero/access_order.h"
 #include "zero/buffer_pool.h"
+#include "zero/device_link.h"
 
 namespace tessera::zero {
 
@@ -31,6 +33,7 @@ class OffloadedTensor;
 struct OffloadOptions {
   std::string directory;  ///< where the file is
   int num_buffers = 13;   ///< of the largest tensor's size: what may be in memory at once
+  std::shared_ptr<DeviceLink> link = nullptr;  ///< the device that the buffers are copied to and from
   /// Tests: see SpillFileOptions::probe.
   std::function<int(std::string_view operation, int64_t offset, int64_t bytes)> probe = {};
 };

@@ -4,6 +4,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <cstring>
+#include <exception>
 
 #include "comm/torch_dtype.h"
 #include "core/check.h"
@@ -17,7 +18,8 @@ ParamUnit::ParamUnit(const Layout& layout, int index, const UnitOptions& options
       name(layout.describe(index)),
       shard_range(layout.shard(index, comm.rank())),
       memory({index, spec.numel, to_torch(spec.dtype), options.device, name}),
-      store_(options.store) {
+      store_(options.store),
+      link_(options.link) {
   const MemoryFor use_of_memory(MemoryUse::kParameters);
   const auto placed = [&](bool one_copy_a_host) {
     return place(options.sharding, spec.trainable, one_copy_a_host, options.tiers);
@@ -27,7 +29,7 @@ ParamUnit::ParamUnit(const Layout& layout, int index, const UnitOptions& options
   placement = placed(/*one_copy_a_host=*/buffer.defined());
   if (placement.sharded())
     shard = make(kValues, shard_range.numel(), memory.full().scalar_type(), "the shard");
-  if (spec.trainable && spec.dtype != DType::kFloat32) {
+  if (has_own_master()) {
     const MemoryFor use_of_master(MemoryUse::kMaster);
     master = make(kOptimizer, local_range().numel(), at::kFloat, "the master");
   }
@@ -44,7 +46,13 @@ Tier ParamUnit::tier_of(Pieces piece) const {
 }
 
 at::Tensor ParamUnit::make(Pieces piece, int64_t numel, at::ScalarType dtype, const std::string& what) {
-  if (tier_of(piece) == Tier::kDevice) return at::zeros({numel}, memory.full().options().dtype(dtype));
+  const Tier tier = tier_of(piece);
+  if (tier == Tier::kDevice) return at::zeros({numel}, memory.full().options().dtype(dtype));
+  TESSERA_CHECK(placement.host_apart == (link_ != nullptr));
+  if (tier == Tier::kHost) {
+    TESSERA_CHECK(link_ != nullptr, "the host's memory is the device's");
+    return link_->host_memory(numel * static_cast<int64_t>(at::elementSize(dtype))).view(dtype);
+  }
   TESSERA_CHECK(store_ != nullptr);
   offloaded_.emplace_back(piece,
                           std::make_unique<OffloadedTensor>(*store_, numel, dtype, str(what, " of ", name)));
@@ -124,11 +132,11 @@ void ParamUnit::move_in(const std::vector<at::Tensor>& tensors, const Layout& la
     shard = mine;
   }
   if (!spec.trainable) return;
-  if (fp32) {
+  if (!has_own_master()) {
     master = values();
   } else {
     const InMemory in_memory(*this, kOptimizer, InMemory::Access::kOverwrite);
-    master.copy_(local(flat));
+    master.copy_(cast ? local(flat) : values());
   }
 }
 
@@ -156,9 +164,7 @@ StateBytes ParamUnit::bytes(Tier tier) const {
   if (placement.values == tier) {
     switch (placement.parameters) {
       case Placement::Parameters::kWhole: bytes.parameters = memory.bytes(); break;
-      case Placement::Parameters::kSharded:
-        bytes.parameters = static_cast<int64_t>(shard.storage().nbytes());
-        break;
+      case Placement::Parameters::kSharded: bytes.parameters = static_cast<int64_t>(shard.nbytes()); break;
       case Placement::Parameters::kHostShared: bytes.parameters = static_cast<int64_t>(shard.nbytes()); break;
     }
   }
@@ -170,15 +176,48 @@ StateBytes ParamUnit::bytes(Tier tier) const {
   return bytes;
 }
 
+void ParamUnit::follow_values() {
+  if (arrival_) link_->follow(arrival_);
+}
+
+void ParamUnit::wait_for_gradient() const {
+  if (gradient.arrival) link_->wait(gradient.arrival);
+}
+
+void ParamUnit::wait_for_copies_up() const {
+  if (copied_up_) link_->wait(copied_up_);
+}
+
+/// (shard numel) the values of this rank's shard, in the device's memory once arrival_ has passed. The
+/// buffer's last readers were given to the current stream before.
+at::Tensor ParamUnit::shard_on_device() {
+  if (!placement.on_host(placement.values)) return shard;
+  at::Tensor place = memory.contents().narrow(0, shard_range.begin, shard_range.numel());
+  arrival_ = copied_up_ = link_->to_device(place, shard, link_->now());
+  return place;
+}
+
+/// What reads it has ended, or is ordered behind what may be given to the device.
+void ParamUnit::release_shard() {
+  if (placement.on_host(placement.values) && is_on_disk(kValues)) link_->wait(arrival_);
+  release(kValues);
+}
+
 void ParamUnit::unshard(comm::Communicator& comm) {
   TESSERA_CHECK(!gathering() && memory.has_buffer());
   memory.guard();
   unsharded_ = true;
   acquire(kValues, OffloadedTensor::Access::kRead);  // until the gather has arrived
   try {
-    gather_ = comm.all_gather(memory.contents(), shard, name);
+    const at::Tensor mine = shard_on_device();
+    const auto issue = [&] { gather_ = comm.all_gather(memory.contents(), mine, name); };
+    if (arrival_) {
+      arrival_ = link_->issue_after(arrival_, issue);
+    } else {
+      issue();
+    }
   } catch (...) {
-    release(kValues);
+    release_shard();
     throw;
   }
 }
@@ -189,10 +228,12 @@ bool ParamUnit::wait_for_unshard() {
   try {
     work->wait();
   } catch (...) {
-    release(kValues);
+    release_shard();
     throw;
   }
-  release(kValues);
+  follow_values();  // also where no collective was
+  release_shard();
+  arrival_ = nullptr;
   memory.bind();
   return true;
 }
@@ -204,7 +245,11 @@ void ParamUnit::reshard(BufferPool& pool) {
 }
 
 void ParamUnit::bind_zeros() {
-  if (std::exchange(gather_, nullptr)) release(kValues);
+  try {
+    if (std::exchange(gather_, nullptr)) release_shard();
+  } catch (const std::exception&) {
+    // The failure that led here is the one to show.
+  }
   const at::TensorOptions bytes = at::TensorOptions().dtype(at::kByte).device(memory.full().device());
   if (!memory.bound()) memory.bind(at::zeros({memory.bytes()}, bytes));
   unsharded_ = true;

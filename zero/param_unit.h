@@ -13,6 +13,15 @@
 // which comes first, takes all ranks. So stages 1 and 2 hold no more parameters a rank than stage 3 does, and
 // bytes() counts this rank's shard. The model still reads that memory when its engine is gone; then nothing
 // keeps a rank from writing into all ranks' values.
+//
+// [Note: state on the host]
+// Where the device's memory is not the host's (CUDA), a tier below the device is the host's memory, or a file
+// with buffers in the host's memory. What lies there visits the device where the device needs it: a shard of
+// parameters is copied into its place in the gather's buffer, a gradient shard leaves as its reduction ends
+// (and comes back to be added to, where the optimizer's update is some micro-steps away). Masters and
+// optimizer states never do: they are updated on the host, and new values travel up (sharded_optimizer.h:
+// [Note: late updates]). Copies are ordered by moments ([Note: the link] in device_link.h). Where the host's
+// memory is the device's (CPU ranks) there is no link, and none of this.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -25,11 +34,13 @@
 
 #include "comm/communicator.h"
 #include "zero/buffer_pool.h"
-#include "zero/kernels/sums.h"
+#include "zero/device_link.h"
+#include "zero/kernels/kernels.h"
 #include "zero/layout.h"
 #include "zero/memory_model.h"
 #include "zero/offloaded_tensor.h"
 #include "zero/placement.h"
+#include "zero/staging_pool.h"
 #include "zero/unit_memory.h"
 
 namespace tessera::zero {
@@ -59,8 +70,12 @@ struct UnitGradient {
   int num_missing = 0;      ///< parameters that have not had as many gradients as expected in this backward
   bool in_slot = false;     ///< the unit's slot is in use
   bool late = false;        ///< a gradient came after the reduction had been issued
-  /// Of the reduced shard, where it is on disk: taken while it was in memory.
-  kernels::NormPart norm;
+  /// Of the reduced shard, where it is below the device: taken while it was there.
+  kernels::PendingNorm norm;
+  /// Where the accumulator is on the host: the buffer on the device that the sum is made in, with what is
+  /// added to, undefined while there is none; and when the accumulator has the sum.
+  StagingPool::Buffer on_device = {};
+  MomentPtr arrival = nullptr;
 };
 
 /// How units are made.
@@ -69,6 +84,7 @@ struct UnitOptions {
   Tiers tiers;
   at::Device device = at::kCPU;
   OffloadStore* store = nullptr;  ///< where tiers say disk
+  DeviceLink* link = nullptr;     ///< where the host's memory is not the device's
 };
 
 /// Who uses a unit now: what keeps it unsharded.
@@ -118,8 +134,10 @@ class ParamUnit {
   /// Local. All that this rank updates, or its shard alone, at every stage alike.
   LocalState local_state() const;
   LocalState shard_state() const;
-  /// Local. Masters beside the values, of another dtype.
-  bool has_own_master() const { return master.defined() && spec.dtype != DType::kFloat32; }
+  /// Local. Masters beside the values: of another dtype, or on the host.
+  bool has_own_master() const {
+    return spec.trainable && (spec.dtype != DType::kFloat32 || placement.copies_updates_up());
+  }
   /// Local. What this rank holds on `tier` between steps, measured from the tensors.
   StateBytes bytes(Tier tier = Tier::kDevice) const;
 
@@ -137,9 +155,21 @@ class ParamUnit {
   void acquire(Pieces pieces, OffloadedTensor::Access access);
   void release(Pieces pieces);
 
+  /// Local. Where the update is computed on the host: the values on the device are the new ones from `moment`
+  /// on.
+  void values_arrive(MomentPtr moment) { arrival_ = copied_up_ = std::move(moment); }
+  /// Local. What is given to the device's current stream from now on sees them.
+  void follow_values();
+  /// Local. Waits until the accumulator on the host has what was reduced; until no copy to the device reads
+  /// what is on the host.
+  void wait_for_gradient() const;
+  void wait_for_copies_up() const;
+
   // -- unsharded: has a buffer, which is current once the gather in flight has arrived --
   bool unsharded() const { return unsharded_; }
   bool gathering() const { return gather_ != nullptr; }
+  /// The gather is of values that are on their way to the device.
+  bool arriving() const { return gathering() && arrival_ != nullptr; }
   /// Collective. Issues the all-gather of the shards into the buffer that `memory` holds, which is guarded
   /// until wait_for_unshard(). Throws CommError.
   void unshard(comm::Communicator& comm);
@@ -160,12 +190,17 @@ class ParamUnit {
  private:
   Tier tier_of(Pieces piece) const;
   at::Tensor new_buffer() const;
+  at::Tensor shard_on_device();
+  void release_shard();
 
   OffloadStore* store_;
+  DeviceLink* link_;
   std::vector<std::pair<Pieces, std::unique_ptr<OffloadedTensor>>> offloaded_;
   bool unsharded_ = true;
   comm::WorkPtr gather_;
-  at::Tensor common_;  // the host-shared buffer while a private copy is bound
+  MomentPtr copied_up_;  // what is on the host may be changed from then on
+  MomentPtr arrival_;    // of this rank's shard on the device: an update's, or for the gather in flight
+  at::Tensor common_;    // the host-shared buffer while a private copy is bound
 };
 
 /// Keeps pieces of a unit in memory during its lifetime.
@@ -173,6 +208,7 @@ class InMemory {
  public:
   using Access = OffloadedTensor::Access;
   InMemory(ParamUnit& unit, Pieces pieces, Access access) : unit_(unit), pieces_(pieces) {
+    if ((pieces & kGradient) != 0) unit_.wait_for_gradient();
     unit_.acquire(pieces, access);
   }
   ~InMemory() noexcept(false) { unit_.release(pieces_); }

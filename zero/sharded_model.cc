@@ -10,12 +10,10 @@
 #include <algorithm>
 #include <exception>
 
-#include "comm/agreement.h"
 #include "comm/cpu_allocator.h"
 #include "comm/torch_dtype.h"
 #include "core/check.h"
 #include "core/error.h"
-#include "core/memory_use.h"
 #include "zero/deferred_model.h"
 
 namespace tessera::zero {
@@ -34,6 +32,7 @@ ShardedModel::ShardedModel(const ModelView& model, comm::CommunicatorPtr comm,
   refuse_forks(model, options_.sharding);
   parameters_ = list.tensors;
   gather_comm_ = comm_->duplicate("gather");
+  connect_to_host();
   make_offload_store();
   if (model.deferred != nullptr) begin_values(model);
   move_into_units(model.deferred);
@@ -43,7 +42,7 @@ ShardedModel::ShardedModel(const ModelView& model, comm::CommunicatorPtr comm,
   const bool gathered = std::any_of(units_.begin(), units_.end(),
                                     [](const ParamUnit& unit) { return unit.placement.updates_shard; });
   const bool one_order = !gather_comm_->wait_blocks();  // [Note: one order on a device] in residency.h
-  if (options_.tiers.any_on_disk())
+  if (options_.tiers.any_below_device())
     options_.residency.late_update = [this](ParamUnit& unit) { optimizer_->update(unit); };
   residency_ = std::make_unique<Residency>(units_, gather_comm_, comm_, options_.residency);
   gradients_ = std::make_unique<GradientReducer>(
@@ -61,12 +60,19 @@ ShardedModel::ShardedModel(const ModelView& model, comm::CommunicatorPtr comm,
 // The model may be read once its engine is gone, unless its parameters are sharded: the last updates have to
 // arrive.
 ShardedModel::~ShardedModel() {
-  if (!residency_ || residency_->gathers_on_use() || std::uncaught_exceptions() > 0) return;
   try {
-    finish_updates();
-    residency_->wait_all();
+    if (residency_ && !residency_->gathers_on_use() && std::uncaught_exceptions() == 0) {
+      finish_updates();
+      residency_->wait_all();
+    }
   } catch (const std::exception&) {
     // The rank that failed says so itself.
+  }
+  host_thread_.reset();
+  try {
+    if (options_.link) options_.link->wait_for_all();  // then no copy uses what goes now
+  } catch (const std::exception&) {
+    // What failed on the device is known.
   }
 }
 
@@ -80,36 +86,6 @@ void ShardedModel::check_same_model_everywhere() const {
     if (all[rank] != mine)
       throw CommError(str("rank ", comm_->rank(), "'s model has ", mine, "; rank ", rank, "'s has ",
                           all[rank], ": all ranks must build the same model"));
-}
-
-/// What of a unit lies on disk, in bytes.
-static void add_sizes_on_disk(const UnitSpec& unit, int64_t shard_numel, const ShardedModelOptions& options,
-                              std::vector<int64_t>& sizes) {
-  const Placement placement =
-      place(options.sharding, unit.trainable, /*one_copy_a_host=*/false, options.tiers);
-  const int64_t local_numel = placement.updates_shard ? shard_numel : unit.numel;
-  const int64_t fp32_bytes = local_numel * size_bytes(DType::kFloat32);
-  if (placement.values == Tier::kDisk) sizes.push_back(shard_numel * size_bytes(unit.dtype));
-  if (placement.optimizer == Tier::kDisk) {
-    if (unit.dtype != DType::kFloat32) sizes.push_back(fp32_bytes);
-    sizes.insert(sizes.end(), state_names_of(options.optimizer).size(), fp32_bytes);
-  }
-  if (placement.gradient == Tier::kDisk)
-    sizes.push_back(shard_numel * static_cast<int64_t>(at::elementSize(options.reducer.accumulate_dtype)));
-}
-
-/// Collective: a rank whose disk is full ends all of them.
-void ShardedModel::make_offload_store() {
-  if (!options_.tiers.any_on_disk()) return;
-  std::vector<int64_t> sizes;
-  for (int unit = 0; unit < layout_->num_units(); ++unit)
-    add_sizes_on_disk(layout_->units()[unit], layout_->shard_numel(unit), options_, sizes);
-  comm::on_all_ranks<Error>(*comm_, "state on disk", [&] {
-    const MemoryFor buffers(MemoryUse::kDiskBuffers);
-    if (!sizes.empty())
-      offload_store_ =
-          std::make_unique<OffloadStore>(options_.offload, sizes, str("model state of rank ", comm_->rank()));
-  });
 }
 
 /// See [Note: making a model without memory] in zero/deferred_model.h.
@@ -137,7 +113,8 @@ void ShardedModel::move_into_units(DeferredModel* deferred) {
                         UnitOptions{.sharding = options_.sharding,
                                     .tiers = options_.tiers,
                                     .device = options_.device,
-                                    .store = offload_store_.get()},
+                                    .store = offload_store_.get(),
+                                    .link = options_.link.get()},
                         *gather_comm_);
   for (ParamUnit& unit : units_)
     unit.move_in(parameters_, *layout_, *gather_comm_, [&](int parameter, at::Tensor flat) {
@@ -263,7 +240,7 @@ GradientSummary ShardedModel::summarize_gradients(bool raise_flag) {
 void ShardedModel::update(double grad_scale) {
   try {
     optimizer_->begin_step(*gradients_, grad_scale, used_, residency_->order_of_first_use());
-    if (!options_.tiers.any_on_disk()) optimizer_->finish_step();
+    if (!options_.tiers.any_below_device()) optimizer_->finish_step();
   } catch (...) {
     residency_->keep_failure(std::current_exception());  // what operators that run from now on are told
     throw;
@@ -292,10 +269,11 @@ void ShardedModel::step(double grad_scale) {
 }
 
 void ShardedModel::finish_updates() {
-  if (!options_.tiers.any_on_disk()) return;
+  if (!options_.tiers.any_below_device()) return;
   or_unusable([&] {
     residency_->catch_up();
     optimizer_->finish_step();
+    for (ParamUnit& unit : units_) unit.follow_values();
   });
 }
 
@@ -345,10 +323,11 @@ at::Tensor ShardedModel::gather_parameter(int parameter, const at::Tensor& mine,
   const PauseListening our_own_operators;
   const at::NoGradGuard no_grad;
   const zero::UnitSlice& slice = layout_->slice(parameter);
-  at::Tensor full = mine;
+  at::Tensor full = mine.to(options_.device);  // from the host, where it lies there
   if (!whole) {
-    full = at::empty({layout_->units()[slice.unit].numel}, mine.options());
-    comm_->all_gather(full, mine, str(what, " of ", layout_->describe(slice.unit)))->wait();
+    const at::Tensor part =
+        std::exchange(full, at::empty({layout_->units()[slice.unit].numel}, full.options()));
+    comm_->all_gather(full, part, str(what, " of ", layout_->describe(slice.unit)))->wait();
   }
   return full.narrow(0, slice.offset, slice.numel)
       .to(at::kFloat, /*non_blocking=*/false, /*copy=*/true)
@@ -384,6 +363,7 @@ void ShardedModel::unpin(const std::vector<int>& units, int modifier_rank) {
   const at::NoGradGuard no_grad;
   residency_->align("end of GatheredParameters");
   const bool written = modifier_rank >= 0;
+  if (written && options_.link) options_.link->wait_for_all();  // copies read what is written here
   for (int index : units) {
     if (!written) break;
     ParamUnit& unit = units_[index];
@@ -396,7 +376,7 @@ void ShardedModel::unpin(const std::vector<int>& units, int modifier_rank) {
       unit.shard.copy_(full.narrow(0, unit.shard_range.begin, unit.shard_range.numel()));
     if (!unit.has_own_master()) continue;
     // Keep the fp32 digits of what was not written.
-    const at::Tensor value = unit.local(full);
+    const at::Tensor value = unit.local(full).to(unit.master.device());
     unit.master.copy_(
         at::where(unit.master.to(value.scalar_type()) == value, unit.master, value.to(at::kFloat)));
   }
@@ -412,6 +392,7 @@ void ShardedModel::begin_replacing(std::string_view call) {
       Error(str(call, " failed half-way, and the parameters are neither old nor new")));
   if (listener_) residency_->drop_pass();
   residency_->wait_all();
+  if (options_.link) options_.link->wait_for_all();  // copies read what is replaced
 }
 
 void ShardedModel::end_replacing() {

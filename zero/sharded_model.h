@@ -26,6 +26,7 @@
 #include "core/log.h"
 #include "zero/gradient_reducer.h"
 #include "zero/gradient_summary.h"
+#include "zero/host_thread.h"
 #include "zero/layout.h"
 #include "zero/memory_model.h"
 #include "zero/model_view.h"
@@ -42,6 +43,8 @@ struct ShardedModelOptions {
   Sharding sharding;
   Tiers tiers;
   OffloadOptions offload;  ///< where tiers say disk
+  /// Where tiers say host_apart. Tests: one whose device is the host.
+  std::shared_ptr<DeviceLink> link = nullptr;
   /// bf16, fp16: that of all parameters and floating buffers. fp32: each keeps its own, see [Note: dtypes].
   DType compute_dtype = DType::kFloat32;
   at::Device device = at::kCPU;
@@ -142,6 +145,8 @@ class ShardedModel {
   StateBytes formula_bytes(bool async_checkpoints = false, Tier tier = Tier::kDevice) const;
   /// Local. The state that is on disk, or null.
   OffloadStore* offload_store() const { return offload_store_.get(); }
+  /// Local. Of the host's memory that offloaded state lies in or passes through: see DeviceLink.
+  int64_t pinned_bytes() const { return options_.link ? options_.link->pinned_bytes() : 0; }
 
   const Layout& layout() const { return *layout_; }
   const Sharding& sharding() const { return options_.sharding; }
@@ -161,6 +166,7 @@ class ShardedModel {
   void update(double grad_scale);
   template <class Function>
   auto or_unusable(const Function& function);
+  void connect_to_host();
   void make_offload_store();
   bool host_shared() const;
   int find(const std::string& name) const;
@@ -182,6 +188,7 @@ class ShardedModel {
   bool training_ = true;
   std::exception_ptr failure_;  // of a backward or an update that ended half-way
   std::vector<bool> used_;      // by parameter: had a gradient on some rank, as the last summary says
+  std::unique_ptr<HostThread> host_thread_;  // its tasks use all of the above
 };
 
 }  // namespace tessera::zero

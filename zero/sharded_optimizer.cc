@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <iterator>
 
 #include "core/check.h"
 #include "core/error.h"
@@ -48,11 +49,18 @@ ShardedOptimizer::ShardedOptimizer(const Layout& layout, std::vector<ParamUnit>&
       rule_(options.rule),
       groups_(options.groups),
       state_names_(state_names_of(options)),
-      steps_(layout.parameters().size(), 0) {
+      steps_(layout.parameters().size(), 0),
+      link_(options.link),
+      host_(options.host) {
+  if (link_ != nullptr)
+    staging_.emplace(*link_, /*num_buffers=*/4, [this](int64_t bytes) {
+      const MemoryFor use(MemoryUse::kCommunication);
+      return link_->host_memory(bytes);
+    });
   const MemoryFor use(MemoryUse::kOptimizer);
   for (ParamUnit& unit : units_) {
     if (!unit.spec.trainable) continue;
-    device_ = unit.master.device();
+    device_ = unit.memory.full().device();
     for (const std::string& name : state_names_)
       unit.states.push_back(unit.make(kOptimizer, unit.master.numel(), at::kFloat, name));
   }
@@ -112,23 +120,89 @@ bool ShardedOptimizer::no_parameter_between(const ParamUnit& unit, int64_t begin
   });
 }
 
-kernels::Segment ShardedOptimizer::segment(const Stretch& stretch) const {
+// ------------------------------------------------------------------------- what passes through the host
+
+/// See [Note: state on the host]. The gradient of the unit that is updated next follows right behind.
+ShardedOptimizer::Passage ShardedOptimizer::enter(ParamUnit& unit, Takes takes) {
+  Passage passage;
+  const Placement& placement = unit.placement;
+  if (!placement.on_host(placement.optimizer)) return passage;
+  unit.wait_for_copies_up();  // of the update before, or of the last gather
+  if (takes != Takes::kValues && placement.gradient == Tier::kDevice) {
+    const bool on_its_way = next_gradient_.first == unit.index;
+    passage.gradient =
+        on_its_way ? std::exchange(next_gradient_, {-1, {}}).second : begin_to_bring_gradient(unit);
+    const auto next = std::next(std::find(step_->order.begin(), step_->order.end(), unit.index));
+    if (next != step_->order.end() && next_gradient_.first < 0)
+      next_gradient_ = {*next, begin_to_bring_gradient(units_[*next])};
+    link_->wait(passage.gradient.free);
+  }
+  if (takes != Takes::kGradient && placement.copies_updates_up() && unit.spec.dtype != DType::kFloat32) {
+    passage.values = staging_->take(static_cast<int64_t>(unit.values().nbytes()));
+    link_->wait(passage.values.free);
+  }
+  return passage;
+}
+
+/// The buffer has it when the moment has passed.
+StagingPool::Buffer ShardedOptimizer::begin_to_bring_gradient(const ParamUnit& unit) {
+  const at::Tensor from = step_->gradients->reduced(unit, unit.local_range());
+  StagingPool::Buffer buffer = staging_->take(static_cast<int64_t>(from.nbytes()));
+  link_->wait(buffer.free);  // then only `begun` is left to follow
+  buffer.free = link_->to_host(buffer.view(from.numel(), from.scalar_type()), from, step_->begun);
+  return buffer;
+}
+
+/// Of fp32 units the master is what is copied: it changes with the next update only.
+void ShardedOptimizer::send_up(const Stretch& stretch, Passage& passage) const {
+  const ParamUnit& unit = *stretch.unit;
+  if (!unit.placement.copies_updates_up()) return;
+  const at::Tensor& values = unit.values();
+  const at::Tensor updated = passage.values.memory.defined()
+                                 ? passage.values.view(values.numel(), values.scalar_type())
+                                 : unit.master;
+  const auto cut = [&](const at::Tensor& tensor) {
+    return tensor.narrow(0, stretch.range.begin - unit.local_range().begin, stretch.range.numel());
+  };
+  passage.values_arrive = link_->to_device(cut(values), cut(updated), step_->begun);
+}
+
+void ShardedOptimizer::leave(ParamUnit& unit, Passage passage) {
+  if (passage.gradient.memory.defined()) staging_->give_back(std::move(passage.gradient));
+  if (passage.values.memory.defined()) {
+    passage.values.free = passage.values_arrive;
+    staging_->give_back(std::move(passage.values));
+  } else if (passage.values_arrive && unit.is_on_disk(kOptimizer)) {
+    link_->wait(passage.values_arrive);  // the master's buffer goes
+  }
+  if (passage.values_arrive) unit.values_arrive(std::move(passage.values_arrive));
+}
+
+// ------------------------------------------------------------------------------------------- the update
+
+kernels::Segment ShardedOptimizer::segment(const Stretch& stretch, const Passage& passage) const {
   const ParamUnit& unit = *stretch.unit;
   const auto cut = [&](const at::Tensor& tensor) {
     return tensor.narrow(0, stretch.range.begin - unit.local_range().begin, stretch.range.numel());
   };
   kernels::Segment segment;
   segment.master = cut(unit.master);
-  segment.grad = step_->gradients->reduced(unit, stretch.range);
+  segment.grad = passage.gradient.memory.defined()
+                     ? cut(passage.gradient.view(unit.master.numel(), step_->gradients->accumulate_dtype()))
+                     : step_->gradients->reduced(unit, stretch.range);
   for (const at::Tensor& state : unit.states) segment.state.push_back(cut(state));
-  if (unit.has_own_master()) segment.param = cut(unit.values());
+  if (passage.values.memory.defined()) {
+    segment.param = cut(passage.values.view(unit.master.numel(), unit.values().scalar_type()));
+  } else if (unit.has_own_master() && !unit.placement.copies_updates_up()) {
+    segment.param = cut(unit.values());
+  }
   return segment;
 }
 
-void ShardedOptimizer::update(const Stretch& stretch) const {
+void ShardedOptimizer::update(const Stretch& stretch, const Passage& passage) const {
   const kernels::Hyper& hyper = step_->groups[layout_.parameters()[stretch.parameter].group];
   const int64_t number = steps_[stretch.parameter];
-  const kernels::Segment elements = segment(stretch);
+  const kernels::Segment elements = segment(stretch, passage);
   if (!rule_) return kernels::update(kind_, hyper, number, step_->grad_scale, elements);
   at::Tensor gradient =
       elements.grad.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true).mul_(step_->grad_scale);
@@ -140,12 +214,14 @@ void ShardedOptimizer::update(const Stretch& stretch) const {
 void ShardedOptimizer::begin_step(const GradientReducer& gradients, double grad_scale,
                                   const std::vector<bool>& used, const std::vector<int>& order) {
   TESSERA_CHECK(!step_);
+  if (next_gradient_.first >= 0) staging_->give_back(std::exchange(next_gradient_, {-1, {}}).second);
   step_ = Step{.gradients = &gradients,
                .grad_scale = grad_scale,
                .used = used,
                .groups = groups_,
                .order = {},
-               .updated = std::vector<bool>(units_.size(), true)};
+               .updated = std::vector<bool>(units_.size(), true),
+               .begun = link_ == nullptr ? nullptr : link_->now()};
   for (const int index : order) {
     if (!units_[index].spec.trainable) continue;
     step_->updated[index] = false;
@@ -155,18 +231,35 @@ void ShardedOptimizer::begin_step(const GradientReducer& gradients, double grad_
     if (used[parameter]) ++steps_[parameter];
   if (kind_ == kernels::OptimizerKind::kLamb && !rule_) {
     step_lamb();
-    step_.reset();
+    return step_.reset();
   }
+  if (host_ == nullptr || rule_) return;
+  step_->tasks.resize(units_.size());
+  for (const int index : step_->order)
+    step_->tasks[index] = host_->post([this, index] { update_now(units_[index]); });
 }
 
 void ShardedOptimizer::update(ParamUnit& unit) {
   if (!step_ || step_->updated[unit.index]) return;
+  if (step_->tasks.empty()) {
+    update_now(unit);
+  } else {
+    host_->wait(step_->tasks[unit.index]);
+  }
+  step_->updated[unit.index] = true;
+}
+
+void ShardedOptimizer::update_now(ParamUnit& unit) {
   const PauseListening our_own_operators;
   const at::NoGradGuard no_grad;
   const InMemory gradient(unit, kGradient, InMemory::Access::kRead);
   const InMemory updated(unit, kUpdated, InMemory::Access::kReadWrite);
-  for (const Stretch& stretch : stretches(unit, step_->used, /*by_parameter=*/false)) update(stretch);
-  step_->updated[unit.index] = true;
+  Passage passage = enter(unit, Takes::kBoth);
+  for (const Stretch& stretch : stretches(unit, step_->used, /*by_parameter=*/false)) {
+    update(stretch, passage);
+    send_up(stretch, passage);
+  }
+  leave(unit, std::move(passage));
 }
 
 void ShardedOptimizer::finish_step() {
@@ -186,15 +279,17 @@ void ShardedOptimizer::step_lamb() {
     ParamUnit& unit = units_[index];
     const InMemory gradient(unit, kGradient, InMemory::Access::kRead);
     const InMemory updated(unit, kUpdated, InMemory::Access::kReadWrite);
+    Passage passage = enter(unit, Takes::kGradient);
     for (const Stretch& stretch : stretches(unit, step_->used, /*by_parameter=*/true)) {
       const kernels::LambPart part = kernels::lamb_norms(hyper_of(stretch), steps_[stretch.parameter],
-                                                         step_->grad_scale, segment(stretch));
+                                                         step_->grad_scale, segment(stretch, passage));
       if (intersect(stretch.range, unit.shard_range).numel() == 0)
         continue;  // stage 0: that part is another rank's to report
       const auto place = 2 * static_cast<size_t>(stretch.parameter);
       mine[place] += part.weight_sq;
       mine[place + 1] += part.update_sq;
     }
+    leave(unit, std::move(passage));
   }
   std::vector<kernels::LambPart> totals(layout_.parameters().size());
   for (const std::vector<double>& part : all_gather_doubles(*comm_, device_, mine, "LAMB norms"))
@@ -205,10 +300,14 @@ void ShardedOptimizer::step_lamb() {
   for (const int index : step_->order) {
     ParamUnit& unit = units_[index];
     const InMemory updated(unit, kUpdated, InMemory::Access::kReadWrite);
-    for (const Stretch& stretch : stretches(unit, step_->used, /*by_parameter=*/true))
+    Passage passage = enter(unit, Takes::kValues);
+    for (const Stretch& stretch : stretches(unit, step_->used, /*by_parameter=*/true)) {
       kernels::lamb_apply(hyper_of(stretch), steps_[stretch.parameter],
                           kernels::lamb_trust_ratio(hyper_of(stretch), totals[stretch.parameter]),
-                          segment(stretch));
+                          segment(stretch, passage));
+      send_up(stretch, passage);
+    }
+    leave(unit, std::move(passage));
   }
 }
 

@@ -11,12 +11,15 @@
 // torch.optim leaves parameters whose .grad is None. Hence each parameter has its own step count.
 //
 // [Note: late updates]
-// Where state lies on disk, step() does not update: each unit is updated right before it is read again, in
-// the order of the recorded pass, while its neighbours are fetched and written. What the update depends on is
-// known and kept by begin_step(): the scale with the clip coefficient, rates, step counts, which parameters
-// to update; and gradients stay where they are until the next backward begins. So the bits are those of an
-// update at once. Who reads the state in another way calls finish_step() first. LAMB's norms need all units,
-// so it is never late.
+// Where state lies below the device, step() does not update: each unit is updated before it is read again, in
+// the order of the recorded pass. Where the device's memory is the host's, that is right before, while its
+// neighbours are fetched and written. Else a thread of the host goes through the units at once, while the
+// device computes on those that are done, and whoever reads a unit waits for its update alone. (A user's
+// rule, and LAMB, run on the thread that calls.) What the update depends on is known and kept by
+// begin_step(): the scale with the clip coefficient, rates, step counts, which parameters to update; and
+// gradients stay where they are until the next backward begins. So the bits are those of an update at once.
+// Who reads the state in another way calls finish_step() first. LAMB's norms need all units, so it is never
+// late.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -24,13 +27,16 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/communicator.h"
 #include "zero/gradient_reducer.h"
+#include "zero/host_thread.h"
 #include "zero/kernels/kernels.h"
 #include "zero/layout.h"
 #include "zero/param_unit.h"
+#include "zero/staging_pool.h"
 #include "zero/update_rule.h"
 
 namespace tessera::zero {
@@ -41,6 +47,8 @@ class ShardedOptimizer {
     kernels::OptimizerKind kind = kernels::OptimizerKind::kAdamW;
     std::vector<kernels::Hyper> groups;                ///< by ParameterSpec::group
     std::shared_ptr<const UpdateRule> rule = nullptr;  ///< in place of `kind`'s formula
+    DeviceLink* link = nullptr;                        ///< where the host's memory is not the device's
+    HostThread* host = nullptr;
   };
 
   /// Local. Gives the trainable units their states: zeros. Layout and units must outlive it.
@@ -76,9 +84,22 @@ class ShardedOptimizer {
   std::vector<Stretch> stretches(ParamUnit& unit, const std::vector<bool>& used, bool by_parameter) const;
   std::vector<Stretch> cut_at_shards(const std::vector<Stretch>& stretches) const;
   bool no_parameter_between(const ParamUnit& unit, int64_t begin, int64_t end) const;
-  kernels::Segment segment(const Stretch& stretch) const;
-  void update(const Stretch& stretch) const;
+  /// What passes through the host's memory while a unit is updated there; undefined: it lies where the update
+  /// reads and writes.
+  struct Passage {
+    StagingPool::Buffer gradient = {}, values = {};
+    MomentPtr values_arrive = nullptr;
+  };
+  enum class Takes { kGradient, kValues, kBoth };
+
+  kernels::Segment segment(const Stretch& stretch, const Passage& passage) const;
+  void update(const Stretch& stretch, const Passage& passage) const;
+  void update_now(ParamUnit& unit);
   void step_lamb();
+  Passage enter(ParamUnit& unit, Takes takes);
+  StagingPool::Buffer begin_to_bring_gradient(const ParamUnit& unit);
+  void send_up(const Stretch& stretch, Passage& passage) const;
+  void leave(ParamUnit& unit, Passage passage);
 
   /// What the update that has begun depends on.
   struct Step {
@@ -88,6 +109,8 @@ class ShardedOptimizer {
     std::vector<kernels::Hyper> groups;  // as they were when it began
     std::vector<int> order;
     std::vector<bool> updated;  // by unit
+    MomentPtr begun = nullptr;  // the device has read the values that are replaced, and has the gradients
+    std::vector<HostThread::Task> tasks = {};  // by unit: its update
   };
 
   const Layout& layout_;
@@ -100,6 +123,10 @@ class ShardedOptimizer {
   std::vector<int64_t> steps_;  // by parameter
   std::optional<Step> step_;    // some unit is still to be updated
   at::Device device_ = at::kCPU;
+  DeviceLink* link_;
+  HostThread* host_;
+  std::optional<StagingPool> staging_;  // host memory; used by the thread that updates
+  std::pair<int, StagingPool::Buffer> next_gradient_ = {-1, {}};  // by unit: on its way
 };
 
 /// Local. Names of the states that each trainable element has. Throws ConfigError for an update rule's name

@@ -31,7 +31,7 @@ void UnitCache::unshard(ParamUnit& unit) {
   });
   ++counts.gathers[unit.index];
   max_unsharded_ = std::max(max_unsharded_, num_unsharded());
-  if (!options_.overlap || comm_->size() == 1) wait(unit);
+  if (!options_.overlap || (comm_->size() == 1 && !unit.arriving())) wait(unit);
 }
 
 void UnitCache::take_buffer(ParamUnit& unit) {

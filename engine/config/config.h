@@ -31,11 +31,12 @@ struct OptimizerConfig {
 };
 
 /// zero_optimization.offload_optimizer or offload_param: where state lies that is not in use. "none" and, on
-/// CPU ranks, "cpu": in the rank's memory.
+/// CPU ranks, "cpu": in the memory of the rank's device.
 struct OffloadConfig {
   std::string device = "none";           ///< or "cpu", "nvme"
   std::optional<std::string> nvme_path;  ///< "nvme": a folder on the disk
   int buffer_count = 4;                  ///< buffers in memory, of the largest tensor's size
+  bool pin_memory = false;               ///< CUDA: the host's memory that state lies in is page-locked
   bool on_disk() const { return device == "nvme"; }
   bool operator==(const OffloadConfig&) const = default;
 };

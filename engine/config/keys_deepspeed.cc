@@ -128,8 +128,6 @@ void add_refused_zero_rows(Rows rows) {
   const char* host = "on CPU ranks state is in the host's memory";
   const char* quantized = "ZeRO++ quantization of what is sent";
   const char* mics = "MiCS shards inside sub-groups of the ranks";
-  rows.no_effect("offload_optimizer.pin_memory offload_param.pin_memory",
-                 "buffers are page-aligned, as direct I/O needs them");
   rows.no_effect("offload_optimizer.fast_init", "a new file reads as zeros");
   rows.no_effect(
       "offload_optimizer.pipeline offload_optimizer.pipeline_read offload_optimizer.pipeline_write",

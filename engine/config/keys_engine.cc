@@ -94,7 +94,7 @@ std::vector<Field> zero_fields(ZeroConfig& c) {
       {"stage3_max_live_parameters", &c.max_live_parameters,
        "Stage 3: elements that may be unsharded at once", numel_or_0,
        alias("zero_optimization.max_live_parameters")},
-      {"sub_group_size", &c.sub_group_size, "Upper bound of unit_numel where optimizer states are on disk",
+      {"sub_group_size", &c.sub_group_size, "Upper bound of unit_numel where optimizer states are offloaded",
        numel_or_0},
   };
 }
@@ -103,8 +103,9 @@ std::vector<Field> offload_fields(OffloadConfig& c, const char* what) {
   return {
       {"device", &c.device,
        str("Where ", what,
-           " lie that are not in use: none and cpu in memory, where the ranks compute on the CPU; nvme in a "
-           "private file on disk, read ahead of their use. Ranks on CUDA take none"),
+           " lie that are not in use: none in the memory of the rank's device; cpu in the host's memory, "
+           "which "
+           "on CPU ranks is the same; nvme in a private file on disk, read ahead of their use"),
        choices({"none", "cpu", "nvme"})},
       {"nvme_path", &c.nvme_path, "Folder for that file; it has no name there, and goes with the process",
        kNullable},
@@ -113,6 +114,9 @@ std::vector<Field> offload_fields(OffloadConfig& c, const char* what) {
                                                                                     "reading ahead"
                                                                                   : ""),
        between(1, 1e6)},
+      {"pin_memory", &c.pin_memory,
+       "On CUDA ranks: page-locks the host's memory that offloaded state lies in and passes through, so that "
+       "copies run beside the device's work; of either section it holds for both"},
   };
 }
 

@@ -7,6 +7,8 @@
 
 #include "core/str.h"
 #include "tests/engine/checkpoint_testing.h"
+#include "tests/support/errors.h"
+#include "tests/zero/host_link.h"
 
 namespace tessera::testing {
 namespace {
@@ -63,6 +65,108 @@ TEST_P(OffloadedCheckpoint, AnAsynchronousOneIsWrittenAtOnce) {
     EXPECT_EQ(trained.engine->measured_bytes().snapshot, 0) << "no second copy in memory";
     EXPECT_EQ(trained.engine->measured_bytes(), trained.engine->formula_bytes());
   });
+}
+
+// The device is host memory (tests/zero/host_link.h). In fp16 the first steps overflow and are skipped.
+TEST_P(OffloadedCheckpoint, OfADeviceWhoseMemoryIsNotTheHosts) {
+  using zero::testing::HostLink;
+  const TestFolder folder(str("device", GetParam()));
+  for (const char* precision : {"fp32", "fp16"})
+    for (const bool async : {false, true})
+      for (const bool on_disk : {false, true}) {
+        Job on_device{.stage = GetParam(), .precision = precision};
+        on_device.checkpoint.async = async;
+        Job offloaded = on_device;
+        const auto link = std::make_shared<HostLink>(HostLink::Mode::kLast);
+        offloaded.link = link;
+        if (on_disk) offloaded.offload_to = folder / "disk";
+        std::vector<Tensors> states;
+        std::vector<int64_t> skipped;
+        for (const Job& job : {on_device, offloaded})
+          on_ranks(2, [&](comm::CommunicatorPtr comm) {
+            Trained trained(job, comm);
+            for (int i = 0; i < 6; ++i) trained.step();
+            const char* const tag = job.link ? "by_host" : "by_device";
+            trained.engine->save_checkpoint(folder.string(), tag);
+            trained.step();  // while it is written, or right after
+            trained.engine->finish_checkpoint();
+            EXPECT_EQ(trained.engine->measured_bytes(zero::Tier::kHost),
+                      trained.engine->formula_bytes(zero::Tier::kHost));
+            EXPECT_EQ(trained.engine->measured_bytes(zero::Tier::kHost).total() > 0, job.link && !on_disk);
+            comm->barrier("saved");
+            trained.engine->load_checkpoint(folder.string(), tag);
+            trained.step();
+            Tensors state = whole_state(*trained.engine);
+            if (comm->rank() != 0) return;
+            states.push_back(std::move(state));
+            skipped.push_back(trained.engine->skipped_steps());
+          });
+        EXPECT_TRUE(bit_equal(states[0], states[1])) << precision << (async ? " async" : "");
+        EXPECT_EQ(skipped[0], skipped[1]);
+        EXPECT_EQ(skipped[0] > 0, std::string(precision) == "fp16");
+        // Each loads the other's.
+        std::vector<Tensors> loaded;
+        for (const Job& job : {on_device, offloaded})
+          on_ranks(1, [&](comm::CommunicatorPtr comm) {
+            Trained trained(job, comm);
+            trained.step();
+            trained.engine->load_checkpoint(folder.string(), job.link ? "by_device" : "by_host");
+            trained.step();
+            loaded.push_back(whole_state(*trained.engine));
+          });
+        EXPECT_TRUE(bit_equal(loaded[0], loaded[1]));
+        EXPECT_THAT(link->violations(), ::testing::IsEmpty());
+      }
+}
+
+std::string error_of_offload(int stage, const OffloadConfig& optimizer, const OffloadConfig& parameters,
+                             int world = 1) {
+  std::string error;
+  on_ranks(world, [&](comm::CommunicatorPtr comm) {
+    SavedNet model;
+    Case c = small_units(world, stage);
+    c.config.zero.offload_optimizer = optimizer;
+    c.config.zero.offload_param = parameters;
+    InitOptions init;
+    init.device_link = std::make_shared<zero::testing::HostLink>(zero::testing::HostLink::Mode::kAtOnce);
+    const std::string mine = error_of([&] { initialize(model, engine_config(c), comm, init); });
+    if (comm->rank() == 0) error = mine;
+  });
+  return error;
+}
+
+TEST(OffloadOfADevice, TheSameBitsAtStage0OnOneRank) {
+  std::vector<Tensors> states;
+  for (const bool offloads : {false, true})
+    on_ranks(1, [&](comm::CommunicatorPtr comm) {
+      Job job{.stage = 0, .precision = "bf16"};
+      if (offloads)
+        job.link = std::make_shared<zero::testing::HostLink>(zero::testing::HostLink::Mode::kLast);
+      Trained trained(job, comm);
+      for (int i = 0; i < 4; ++i) trained.step();
+      states.push_back(whole_state(*trained.engine));
+      EXPECT_EQ(trained.engine->measured_bytes(zero::Tier::kHost).optimizer > 0, offloads);
+    });
+  EXPECT_TRUE(bit_equal(states[0], states[1]));
+}
+
+TEST(OffloadOfADevice, SaysWhatItDoesNotTake) {
+  const OffloadConfig none, host{.device = "cpu"};
+  EXPECT_EQ(
+      error_of_offload(3, none, host),
+      "zero_optimization.offload_param.device: found \"cpu\" on a GPU whose optimizer states are not "
+      "offloaded; expected offload_optimizer with device \"cpu\" or \"nvme\" beside it: values on the host "
+      "are updated there");
+  EXPECT_EQ(
+      error_of_offload(2, host, host),
+      "zero_optimization.offload_param.device: found \"cpu\" at a stage that does not shard parameters; "
+      "expected stage 3");
+  EXPECT_EQ(error_of_offload(0, host, none, /*world=*/2),
+            "zero_optimization.offload_optimizer.device: found \"cpu\" at stage 0 with several ranks, each "
+            "of which "
+            "keeps all states; expected stage 1, 2 or 3");
+  EXPECT_EQ(error_of_offload(0, host, none), "");
+  EXPECT_EQ(error_of_offload(3, host, host), "");
 }
 
 INSTANTIATE_TEST_SUITE_P(Stages, OffloadedCheckpoint, ::testing::Values(1, 2, 3),

@@ -34,12 +34,14 @@ Trained::Trained(const Job& setup, comm::CommunicatorPtr comm, Logger log) : mod
   c.config.fp16.enabled = setup.precision == "fp16";
   c.config.fp16.loss_scale_window = 3;
   c.config.checkpoint = setup.checkpoint;
-  if (!setup.offload_to.empty()) {
-    c.config.zero.offload_optimizer = {.device = "nvme", .nvme_path = setup.offload_to};
+  if (!setup.offload_to.empty() || setup.link) {
+    c.config.zero.offload_optimizer = {.device = setup.offload_to.empty() ? "cpu" : "nvme",
+                                       .nvme_path = setup.offload_to};
     if (setup.stage == 3) c.config.zero.offload_param = c.config.zero.offload_optimizer;
   }
   InitOptions init;
   init.log = log;
+  init.device_link = setup.link;
   engine = initialize(model, engine_config(c), comm, init);
 }
 

@@ -174,7 +174,8 @@ class OnDiskTest(ToolTest):
         outcome = self.run_tool("memory", "c.json", "--estimate", "--world", 2)
         self.assert_succeeded(outcome)
         trial = json.loads((self.folder / "m" / "memory.json").read_text())["trials"][0]
-        last = [line for line in outcome.out.splitlines() if line.startswith("stage 3")][-1].split()
+        on_cpus = outcome.out.split("on CPU ranks")[1].split("on GPUs")[0]
+        last = next(line for line in on_cpus.splitlines() if line.startswith("stage 3")).split()
         self.assertEqual(float(last[4]), 0)
         self.assertAlmostEqual(float(last[5]), trial["disk"]["held"]["total"] / 1e6, delta=0.06)
 
@@ -215,6 +216,30 @@ class EstimateTest(ToolTest):
         out = self.estimate("--params", "7.5e9", "--world", 64)
         self.assertEqual(self.columns(out, -1), ["120.0", "31.4", "16.6", "1.9"], "gradients in bf16: the paper's 16 bytes a parameter")
         self.assertEqual(self.columns(out, -2), ["135.0", "46.4", "16.9", "2.1"], "gradients in fp32, the default: 18 bytes")
+
+    def test_tiers_of_gpus(self):
+        out = self.estimate("--params", "1e9", "--world", 2).split("on GPUs")[1]
+        found = {line.split()[1]: line.split()[2:] for line in out.splitlines() if line.startswith("stage ")}
+        # bf16 parameters 2 GB, fp32 gradients 4, master and states 12: what is sharded is halved.
+        self.assertEqual(found["0"], ["-"] * 6)
+        self.assertEqual(found["1"], ["6.0", "6.0"] + ["-"] * 4)
+        self.assertEqual(found["2"], ["2.0", "8.0"] + ["-"] * 4)
+        self.assertEqual(found["3"], ["1.0", "8.0", "0.0", "9.0", "0.0", "9.0"])
+        out = self.estimate("--params", "1e9", "--world", 2, "--precision", "fp32").split("on GPUs")[1]
+        found = {line.split()[1]: line.split()[2:] for line in out.splitlines() if line.startswith("stage ")}
+        # fp32: masters on the host beside the device's values; where both are on the host they are one.
+        self.assertEqual(found["3"], ["2.0", "8.0", "0.0", "8.0", "0.0", "8.0"])
+
+    def test_the_plan_of_a_gpu(self):
+        out = self.estimate("--params", "6.7e9", "--world", 1, "--offload-plan").split("computed, not measured")[1]
+        found = {line[:41].strip(): line[41:].split() for line in out.splitlines() if line.strip()}
+        self.assertEqual(found["in all"], ["80.4", "107.2", "120.6"])
+        self.assertEqual(found["on the device, GB: parameters"], ["13.4", "13.4", "0.0"])
+        self.assertEqual(found["gradients down, last micro-step"], ["26.8", "0.49"] * 3)
+        self.assertEqual(found["down, and up again, each before it"], ["-", "26.8", "0.49", "26.8", "0.49"])
+        self.assertEqual(found["new values up, once a step"], ["13.4", "0.24", "13.4", "0.24", "-"])
+        self.assertEqual(found["shards up for gathers, each micro-step"], ["-", "-", "26.8", "0.49"])
+        self.assertEqual(found["update, s, at 4.5e9 parameters/s"], ["1.49"] * 3)
 
     def test_other_optimizers_and_fp32(self):
         out = self.estimate("--params", "1B", "--world", 4, "--precision", "fp32", "--optimizer", "Lion")

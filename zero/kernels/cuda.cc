@@ -31,14 +31,12 @@ at::Tensor empty_on(at::Device device, int64_t numel, at::ScalarType dtype) {
 
 }  // namespace
 
-NormPart squared_norm(const ConstSpan& grad, at::Device device) {
+at::Tensor squared_norm(const ConstSpan& grad, at::Device device) {
   static const auto launch = TESSERA_RESOLVE(tessera_cuda_squared_norm);
   const c10::DeviceGuard guard(device);
   const at::Tensor scratch = empty_on(device, kCudaScratchNumel, at::kDouble);
   check(launch(&grad, scratch.data_ptr<double>(), current_stream(device)), "squared_norm");
-  const at::Tensor result = scratch.narrow(0, 0, 2).cpu();
-  const auto* values = result.const_data_ptr<double>();
-  return {values[0], static_cast<int64_t>(values[1])};
+  return scratch.narrow(0, 0, 2).clone();  // not all of the scratch
 }
 
 int64_t first_nonfinite(const ConstSpan& grad, at::Device device) {

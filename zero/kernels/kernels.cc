@@ -134,12 +134,21 @@ Part sum_chunks(int64_t numel, const PartOf& part_of) {
 
 }  // namespace
 
-NormPart squared_norm(const at::Tensor& grad) {
-  const ConstSpan span = span_of(grad);
-  if (grad.is_cuda()) return cuda::squared_norm(span, grad.device());
-  return sum_chunks<NormPart>(
-      span.numel, [&](int64_t begin, int64_t end) { return cpu::squared_norm(slice(span, begin, end)); });
+NormPart PendingNorm::get() const {
+  if (!on_device_.defined()) return part_;
+  const at::Tensor result = on_device_.cpu();
+  const auto* values = result.const_data_ptr<double>();
+  return {values[0], static_cast<int64_t>(values[1])};
 }
+
+PendingNorm begin_squared_norm(const at::Tensor& grad) {
+  const ConstSpan span = span_of(grad);
+  if (grad.is_cuda()) return PendingNorm(cuda::squared_norm(span, grad.device()));
+  return PendingNorm(sum_chunks<NormPart>(
+      span.numel, [&](int64_t begin, int64_t end) { return cpu::squared_norm(slice(span, begin, end)); }));
+}
+
+NormPart squared_norm(const at::Tensor& grad) { return begin_squared_norm(grad).get(); }
 
 int64_t first_nonfinite(const at::Tensor& grad) {
   const ConstSpan span = span_of(grad);

@@ -11,6 +11,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "zero/kernels/hyper.h"
@@ -20,6 +21,20 @@ namespace tessera::kernels {
 /// `grad`: (n) fp32, bf16 or fp16. Summed in fp64 in an order that depends on n alone: the same bits whatever
 /// the alignment of the slice or the number of threads.
 NormPart squared_norm(const at::Tensor& grad);
+/// The same without waiting for the device.
+class PendingNorm {
+ public:
+  PendingNorm() = default;
+  explicit PendingNorm(NormPart part) : part_(part) {}
+  explicit PendingNorm(at::Tensor on_device) : on_device_(std::move(on_device)) {}
+  /// Waits for it.
+  NormPart get() const;
+
+ private:
+  at::Tensor on_device_;  // (2) fp64: sum_of_squares, num_nonfinite; undefined: they are in part_
+  NormPart part_;
+};
+PendingNorm begin_squared_norm(const at::Tensor& grad);
 /// Index of the first element that is inf or NaN, or -1.
 int64_t first_nonfinite(const at::Tensor& grad);
 

@@ -1,0 +1,45 @@
+// HostThread: work of the host that runs beside the device, one task after another. Late updates run here
+// where the device's memory is not the host's ([Note: late updates] in sharded_optimizer.h).
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <mutex>
+#include <thread>
+
+namespace tessera::zero {
+
+/// Thread-safe. Owns its thread. All members are local.
+class HostThread {
+ public:
+  using Task = int64_t;  ///< 0: none, which has ended
+
+  HostThread();
+  /// Waits for the task that runs; those behind it are dropped.
+  ~HostThread();
+  HostThread(const HostThread&) = delete;
+
+  /// Tasks end in the order in which they were posted. Once one has thrown, those behind it are dropped.
+  Task post(std::function<void()> task);
+  /// Waits until the task has ended. Throws what one before it, or it, has thrown, at every call.
+  void wait(Task task);
+  /// The same for all that were posted.
+  void wait_for_all();
+
+ private:
+  void run();
+
+  std::mutex mutex_;  // guards what follows
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> tasks_;
+  Task num_posted_ = 0;
+  Task num_ended_ = 0;
+  std::exception_ptr failure_;
+  bool stops_ = false;
+  std::thread thread_;  // last: it uses all of the above
+};
+
+}  // namespace tessera::zero

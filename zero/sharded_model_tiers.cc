@@ -1,0 +1,58 @@
+// The part of ShardedModel that connects it to the tiers below its device.
+#include <algorithm>
+
+#include "comm/agreement.h"
+#include "core/check.h"
+#include "core/error.h"
+#include "core/memory_use.h"
+#include "zero/sharded_model.h"
+
+namespace tessera::zero {
+
+/// See [Note: state on the host] in param_unit.h.
+void ShardedModel::connect_to_host() {
+  options_.tiers.host_apart = options_.tiers.any_below_device() && options_.link != nullptr;
+  if (!options_.tiers.host_apart) {
+    options_.link = nullptr;
+    TESSERA_CHECK(options_.device.is_cpu() || !options_.tiers.any_below_device());
+    return;
+  }
+  // Else the update's result would have to travel down.
+  TESSERA_CHECK(options_.tiers.optimizer != Tier::kDevice, "parameters below the device, the optimizer not");
+  host_thread_ = std::make_unique<HostThread>();
+  options_.reducer.link = options_.optimizer.link = options_.link.get();
+  options_.reducer.host = options_.optimizer.host = host_thread_.get();
+  options_.offload.link = options_.link;
+}
+
+/// What of a unit lies on disk, in bytes.
+static void add_sizes_on_disk(const UnitSpec& unit, int64_t shard_numel, const ShardedModelOptions& options,
+                              std::vector<int64_t>& sizes) {
+  const Placement placement =
+      place(options.sharding, unit.trainable, /*one_copy_a_host=*/false, options.tiers);
+  const int64_t local_numel = placement.updates_shard ? shard_numel : unit.numel;
+  const int64_t fp32_bytes = local_numel * size_bytes(DType::kFloat32);
+  if (placement.values == Tier::kDisk) sizes.push_back(shard_numel * size_bytes(unit.dtype));
+  if (placement.optimizer == Tier::kDisk) {
+    if (unit.dtype != DType::kFloat32 || placement.copies_updates_up()) sizes.push_back(fp32_bytes);
+    sizes.insert(sizes.end(), state_names_of(options.optimizer).size(), fp32_bytes);
+  }
+  if (placement.gradient == Tier::kDisk)
+    sizes.push_back(shard_numel * static_cast<int64_t>(at::elementSize(options.reducer.accumulate_dtype)));
+}
+
+/// Collective: a rank whose disk is full ends all of them.
+void ShardedModel::make_offload_store() {
+  if (!options_.tiers.any_on_disk()) return;
+  std::vector<int64_t> sizes;
+  for (int unit = 0; unit < layout_->num_units(); ++unit)
+    add_sizes_on_disk(layout_->units()[unit], layout_->shard_numel(unit), options_, sizes);
+  comm::on_all_ranks<Error>(*comm_, "state on disk", [&] {
+    const MemoryFor buffers(MemoryUse::kDiskBuffers);
+    if (!sizes.empty())
+      offload_store_ =
+          std::make_unique<OffloadStore>(options_.offload, sizes, str("model state of rank ", comm_->rank()));
+  });
+}
+
+}  // namespace tessera::zero
