@@ -56,6 +56,7 @@ Supervisor::Supervisor(std::vector<Process>& ranks, Guard& guard, SignalWatch& s
       signalled_(ranks.size()) {}
 
 Outcome Supervisor::supervise() {
+  if (options_.timeout.count() > 0) deadline_ = Clock::now() + options_.timeout;
   while (num_running_ > 0) {
     if (const auto signal = signals_.wait(deadline_)) on_signal(*signal);
     collect_ended();
@@ -109,6 +110,11 @@ void Supervisor::on_deadline() {
       break;
     case Phase::kEnding: kill_all(); break;
     case Phase::kRunning:
+      outcome_.timed_out = true;
+      log_.warning(str("--timeout: the run has taken ",
+                       static_cast<double>(options_.timeout.count()) / 1000.0, " s and is ended"));
+      interrupt(SIGTERM);
+      break;
     case Phase::kKilled: break;
   }
 }
@@ -147,7 +153,7 @@ void Supervisor::collect_ended() {
 
 void Supervisor::on_rank_ended(int rank) {
   RankExit exit;
-  exit.rank = rank;
+  exit.rank = options_.first_rank + rank;
   exit.time_ns = monotonic_ns();
   exit.signalled = signalled_[rank];
   guard_.forget(ranks_[rank].pid());  // before collect(): after it another process may get the number

@@ -18,12 +18,15 @@ namespace tessera::launcher {
 struct SupervisorOptions {
   std::chrono::milliseconds stop_grace{2000};   ///< from SIGTERM to SIGKILL after a failure
   std::chrono::milliseconds save_grace{30000};  ///< from the user's SIGINT or SIGTERM to SIGKILL
-  std::vector<std::string> error_files;         ///< one per rank
+  std::vector<std::string> error_files;         ///< one per rank of this host
+  int first_rank = 0;                           ///< the number of the first one in the run
+  std::chrono::milliseconds timeout{0};         ///< of the run, which is then ended as by SIGTERM; 0: none
 };
 
 struct Outcome {
   std::vector<RankExit> exits;        ///< one per rank, in the order of their ends
   std::optional<int> interrupted_by;  ///< the signal that interrupted the run
+  bool timed_out = false;             ///< it was the run's time limit
 };
 
 /// Borrows its arguments, which must outlive it. Used by the thread that spawned the ranks. The process must
