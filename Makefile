@@ -40,7 +40,7 @@ test:  ## builds everything and runs all tests
 test-hosts:  ## the same training under ssh, pdsh, mpirun, srun, torchrun
 	@scripts/setup.sh --hosts
 	@scripts/build.sh release tessera tessera_engine_module
-	@TESSERA_TEST_HOSTS_REQUIRED=1 TESSERA=$(CURDIR)/build/tessera TORCHRUN=$(CURDIR)/.deps/venv/bin/torchrun \
+	@TESSERA_TEST_HOSTS_REQUIRED=1 TESSERA=$(CURDIR)/build/tessera TORCHRUN=$(CURDIR)/.deps/venv/bin/torchrun PYTHONPATH=$(CURDIR)/build/python \
 	  .deps/venv/bin/python -B tests/hosts/hosts_test.py $(ARGS)
 
 python-parity:  ## import tessera beside DDP: all models and worlds

@@ -1,5 +1,6 @@
 #include "launcher/cluster.h"
 
+#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -95,7 +96,7 @@ std::vector<std::string> names_of(const std::vector<Host>& hosts) {
 }
 
 EngineCommand pdsh_command(const ClusterOptions& options) {
-  EngineCommand pdsh{.program = "pdsh", .label = "pdsh"};
+  EngineCommand pdsh{.program = "pdsh", .label = "pdsh", .end_signal = SIGTERM};
   pdsh.variables = {"PDSH_RCMD_TYPE=ssh"};
   if (options.ssh_port != 0) {
     const char* before = std::getenv("PDSH_SSH_ARGS_APPEND");
@@ -115,19 +116,11 @@ EngineCommand pdsh_command(const ClusterOptions& options) {
 }
 
 EngineCommand openmpi_command(const ClusterOptions& options) {
-  EngineCommand mpirun{.program = "mpirun", .label = "mpirun"};
-  const auto grace_s = std::chrono::duration_cast<std::chrono::seconds>(options.save_grace).count() + 5;
-  mpirun.args = {"-n",
-                 std::to_string(options.hosts.size()),
-                 "--host",
-                 join(names_of(options.hosts), ","),
-                 "--map-by",
-                 "ppr:1:node",
-                 "--bind-to",
-                 "none",
-                 "--mca",
-                 "odls_base_sigkill_timeout",
-                 std::to_string(grace_s)};
+  EngineCommand mpirun{.program = "mpirun", .label = "mpirun", .end_signal = SIGUSR1};
+  mpirun.args = {"-n",        std::to_string(options.hosts.size()),
+                 "--host",    join(names_of(options.hosts), ","),
+                 "--map-by",  "ppr:1:node",
+                 "--bind-to", "none"};
   for (const auto& variables : {options.variables, agent_variables(options, "1")})
     for (const std::string& variable : variables) {  // the values go by the environment
       mpirun.variables.push_back(variable);
@@ -143,7 +136,7 @@ EngineCommand openmpi_command(const ClusterOptions& options) {
 }
 
 EngineCommand slurm_command(const ClusterOptions& options) {
-  EngineCommand srun{.program = "srun", .label = "srun"};
+  EngineCommand srun{.program = "srun", .label = "srun", .end_signal = SIGUSR1};
   srun.variables = options.variables;
   for (const std::string& variable : agent_variables(options, "1")) srun.variables.push_back(variable);
   size_t slots = options.hosts.empty() ? static_cast<size_t>(options.nproc) : 1;

@@ -42,6 +42,10 @@ struct ClusterOptions {
 struct EngineCommand {
   std::string program;
   std::string label;  ///< for messages: "ssh to n1", "srun"
+  /// What makes the launchers on the hosts end their ranks as SIGTERM does, besides the end of standard
+  /// input. mpirun and srun hand SIGUSR1 on; after SIGTERM mpirun would kill them within a second. 0: none
+  /// needed.
+  int end_signal = 0;
   std::vector<std::string> args = {};
   std::vector<std::string> variables = {};  ///< "NAME=value", besides this process's
   std::string input = {};                   ///< what it reads; its standard input then stays open

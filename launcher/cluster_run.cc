@@ -20,6 +20,7 @@
 #include "launcher/launch.h"
 #include "launcher/process.h"
 #include "launcher/signals.h"
+#include "launcher/supervisor.h"
 
 namespace tessera::launcher {
 namespace {
@@ -30,13 +31,14 @@ using Clock = std::chrono::steady_clock;
 /// because of it.
 constexpr auto kSettle = std::chrono::seconds(2);
 /// What launchers on hosts need beyond --save-grace to end themselves.
-constexpr auto kEndGrace = std::chrono::seconds(5);
+constexpr std::chrono::milliseconds kEndGrace{5000};
 
 /// One running program, and the end of its standard input that keeps the launcher on its host alive.
 struct Running {
   Process process;
   FileDescriptor input;
   std::string label;
+  int end_signal = 0;
   int status = 0;
   Clock::time_point ended_at = Clock::time_point::max();
 };
@@ -75,7 +77,7 @@ Running start(const EngineCommand& command, const sigset_t& mask, std::vector<Fi
   spawn.signal_mask = mask;
   spawn.stdin_fd = theirs.get();
   spawn.stderr_fd = write_end.get();
-  Running running{Process::spawn(spawn), std::move(ours), command.label};
+  Running running{Process::spawn(spawn), std::move(ours), command.label, command.end_signal};
   theirs.reset();
   send_all(running.input.get(), command.input);
   return running;
@@ -96,41 +98,30 @@ class ClusterSupervisor {
       if (signal == SIGTSTP) signals_.stop_here();
       if (signal == SIGINT || signal == SIGTERM || signal == SIGHUP) on_signal(*signal);
       collect_ended();
-      if (deadline_ && Clock::now() >= *deadline_) on_deadline();
+      if (deadline_ && Clock::now() >= *deadline_) end_all();
     }
     return interrupted_by_;
   }
 
  private:
   void on_signal(int signal) {
-    if (interrupted_by_) return kill_all();  // the second one
-    interrupted_by_ = signal;
-    log_.warning(str(signal_name(signal), ": the ranks have ", static_cast<double>(grace_.count()) / 1000.0,
-                     " s to end; a second signal kills them"));
+    if (!interrupted_by_ && step_ == 0)
+      log_.warning(str(signal_name(signal), ": the ranks have ", static_cast<double>(grace_.count()) / 1000.0,
+                       " s to end; a second signal kills them"));
+    if (!interrupted_by_) interrupted_by_ = signal;
     end_all();
   }
 
-  /// The launchers on the hosts end as by SIGTERM, and then their programs here.
+  /// First the launchers on the hosts end as by SIGTERM; then the programs here are ended, and killed.
   void end_all() {
-    is_ending_ = true;
-    deadline_ = Clock::now() + grace_ + kEndGrace;
+    ++step_;
+    deadline_ = Clock::now() + (step_ == 1 ? grace_ + kEndGrace : kEndGrace);
     for (Running& one : programs_) {
-      const bool is_ssh = one.input && one.label.starts_with("ssh");
       one.input.reset();
-      if (!is_ssh) one.process.signal(SIGTERM);
+      const int signal = step_ == 1 ? one.end_signal : step_ == 2 ? SIGTERM : SIGKILL;
+      if (signal != 0) one.process.signal(signal);
     }
-  }
-
-  void on_deadline() {
-    deadline_.reset();
-    if (is_ending_)
-      kill_all();
-    else
-      end_all();
-  }
-
-  void kill_all() {
-    for (const Running& one : programs_) one.process.signal(SIGKILL);
+    if (step_ > 2) deadline_.reset();
   }
 
   void collect_ended() {
@@ -144,8 +135,7 @@ class ClusterSupervisor {
       one.ended_at = Clock::now();
       has_failed_ |= one.status != 0;
     }
-    if ((has_failed_ || output_.has_report()) && !is_ending_ && !deadline_)
-      deadline_ = Clock::now() + kSettle;
+    if ((has_failed_ || output_.has_report()) && step_ == 0 && !deadline_) deadline_ = Clock::now() + kSettle;
   }
 
   std::vector<Running>& programs_;
@@ -155,7 +145,8 @@ class ClusterSupervisor {
   const Logger log_;
   std::optional<Clock::time_point> deadline_;
   std::optional<int> interrupted_by_;
-  bool is_ending_ = false, has_failed_ = false;
+  int step_ = 0;  ///< of ending
+  bool has_failed_ = false;
 };
 
 int code_of(int status) { return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status); }
@@ -190,6 +181,7 @@ int report(std::vector<FailureReport> reports, const std::vector<Running>& progr
 int run_cluster(const ClusterOptions& options, const Logger& log) {
   std::vector<FileDescriptor> errors;
   SignalWatch signals;
+  const Subreaper subreaper;  // pdsh leaves its ssh processes when it is ended
   std::vector<Running> programs;
   for (const EngineCommand& command : engine_commands(options))
     programs.push_back(start(command, signals.previous_mask(), errors));

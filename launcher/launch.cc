@@ -56,24 +56,6 @@ void ensure_standard_files() {
   if (fd > 2) ::close(fd);
 }
 
-/// While it lives, orphaned descendants of this process become its children. The destructor kills them.
-class Subreaper {
- public:
-  Subreaper() {
-    ::prctl(PR_GET_CHILD_SUBREAPER, &previous_);
-    ::prctl(PR_SET_CHILD_SUBREAPER, 1);
-  }
-  Subreaper(const Subreaper&) = delete;
-  Subreaper& operator=(const Subreaper&) = delete;
-  ~Subreaper() {
-    end_orphans();
-    ::prctl(PR_SET_CHILD_SUBREAPER, previous_);
-  }
-
- private:
-  int previous_ = 0;
-};
-
 /// This host's part of the run.
 struct Share {
   int first_rank = 0;
@@ -195,7 +177,7 @@ int run(const Options& options, const Logger& log) {
 
   // Declared in this order so that the destructors end the ranks, then the guard and the orphans, and restore
   // the signal mask last.
-  SignalWatch signals;
+  SignalWatch signals(options.is_agent ? SIGUSR1 : 0);
   Subreaper subreaper;
   Guard guard;
   const StdinWatch stdin_watch(options.watch_stdin);

@@ -67,8 +67,18 @@ class Supervisor {
   Outcome outcome_;
 };
 
-/// Local. Kills and reaps every child of this process. Processes that ranks have started in other sessions
-/// become its children when their parents end (PR_SET_CHILD_SUBREAPER). Gives up after 2 s.
-void end_orphans();
+/// While it lives, orphaned descendants of this process become its children, such as processes that ranks
+/// have started in other sessions (PR_SET_CHILD_SUBREAPER). The destructor kills and reaps every child; it
+/// gives up after 2 s.
+class Subreaper {
+ public:
+  Subreaper();
+  Subreaper(const Subreaper&) = delete;
+  Subreaper& operator=(const Subreaper&) = delete;
+  ~Subreaper();
+
+ private:
+  int previous_ = 0;
+};
 
 }  // namespace tessera::launcher

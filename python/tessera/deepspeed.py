@@ -18,10 +18,9 @@ from datetime import timedelta
 
 import torch
 
-from tessera import _engine
+from tessera import _engine, whole_model, zero
 from tessera import comm as _comm
 from tessera import initialize as _initialize
-from tessera import whole_model, zero
 from tessera.engine import Engine
 from tessera.errors import Error
 

@@ -25,7 +25,7 @@ def run(*command):
 
 
 def enter():
-    """Starts this script again in namespaces of its own. Returns there, or here with the reason why that cannot be."""
+    """Starts this script again in namespaces of its own. Returns there "", or here the reason why that cannot be."""
     if os.environ.get(INSIDE):
         return ""
     if os.geteuid() != 0:
@@ -37,14 +37,15 @@ def enter():
     if probe.returncode != 0:
         return "no network namespaces here: " + " ".join(probe.stderr.split())
     os.environ[INSIDE] = "1"
-    sys.exit(subprocess.run([*command, sys.executable, "-B", *sys.argv]).returncode)
+    # Process 1 of the namespace gets the orphans, and has to wait for them, as a shell does: Slurm asks whether a zombie is there.
+    return os.execvp(command[0], [*command, "bash", "-c", '"$@" & wait $!', "init", sys.executable, "-B", *sys.argv])
 
 
 def processes():
     """Name by process id, of all that run in these namespaces besides this one."""
     names = {}
     for entry in os.listdir("/proc"):
-        if entry.isdigit() and int(entry) != os.getpid():
+        if entry.isdigit() and int(entry) not in (1, os.getpid()):
             try:
                 state = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[0]
                 if state not in "ZX":
@@ -78,8 +79,9 @@ class Testbed:
         return [] if host == "n1" else ["nsenter", f"--target={self.holder.pid}", "--net", "--uts"]
 
     def start(self, host, *command):
-        process = subprocess.Popen([*self.on(host), *map(str, command)], stdin=subprocess.DEVNULL,
-                                   stdout=open(self.folder / "daemons.log", "a"), stderr=subprocess.STDOUT)
+        with open(self.folder / "daemons.log", "a") as log:
+            process = subprocess.Popen([*self.on(host), *map(str, command)], env={**os.environ, **self.environment()},
+                                       stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
         self.daemons.append(process)
         return process
 
@@ -130,7 +132,6 @@ class Testbed:
             + "".join(f"NodeName={host} NodeAddr={address} CPUs={max(2, cores)} State=UNKNOWN\n" for host, address in ADDRESSES.items())
             + "PartitionName=all Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP OverSubscribe=FORCE:4\n")
         (self.folder / "state").mkdir()
-        os.environ["SLURM_CONF"] = str(self.slurm_conf())
         # A socket of the file system is reached from both hosts.
         self.start("n1", which("munged"), "--foreground", "--force", f"--key-file={key}", f"--socket={self.folder}/munge.socket",
                    f"--pid-file={self.folder}/munge.pid", f"--log-file={self.folder}/munged.log", f"--seed-file={self.folder}/munge.seed")
@@ -146,7 +147,7 @@ class Testbed:
     def environment(self):
         """For what uses the daemons."""
         ssh_options = f"-F {self.folder}/ssh_config"
-        return {"PDSH_SSH_ARGS_APPEND": ssh_options, "OMPI_MCA_plm_rsh_args": ssh_options, "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        return {"SLURM_CONF": str(self.slurm_conf()), "PDSH_SSH_ARGS_APPEND": ssh_options, "OMPI_MCA_plm_rsh_args": ssh_options, "OMPI_ALLOW_RUN_AS_ROOT": "1",
                 "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_btl_tcp_if_include": "eth0", "OMPI_MCA_oob_tcp_if_include": "eth0"}
 
     def end(self):

@@ -207,7 +207,7 @@ TEST(ClusterCommands, EachEngineIsToldWhatItNeeds) {
   options.launcher = "/opt/tessera";
   options.program = "a program";
   options.args = {"100%", "it's"};
-  options.directory = "/work dir";
+  options.directory = "/a dir";
   options.run_id = "00112233445566aa";
   options.variables = {"SECRET=x y"};
   options.engine_args = {"--more"};
@@ -219,7 +219,7 @@ TEST(ClusterCommands, EachEngineIsToldWhatItNeeds) {
   ASSERT_EQ(ssh.size(), 2U);
   EXPECT_THAT(ssh[1].args,
               ElementsAre("-o", "BatchMode=yes", "-T", "-p", "2222", "--more", "--", "n2", "/bin/sh"));
-  EXPECT_THAT(ssh[1].input, StartsWith("cd '/work dir' && exec env "));
+  EXPECT_THAT(ssh[1].input, StartsWith("cd '/a dir' && exec env "));
   EXPECT_THAT(ssh[1].input, HasSubstr(" 'SECRET=x y' "));
   EXPECT_THAT(ssh[1].input,
               HasSubstr("'/opt/tessera' 'launch' '--master-addr=n1' '--master-port=4321' '--node-rank=1' "
@@ -233,6 +233,7 @@ TEST(ClusterCommands, EachEngineIsToldWhatItNeeds) {
 
   options.engine = Engine::kOpenMpi;
   const auto mpirun = engine_commands(options);
+  EXPECT_EQ(mpirun[0].end_signal, SIGUSR1);
   EXPECT_THAT(mpirun[0].args, Contains("SECRET"));
   EXPECT_THAT(mpirun[0].args, Not(Contains(HasSubstr("x y"))));
   EXPECT_THAT(mpirun[0].variables, Contains("SECRET=x y"));
