@@ -39,9 +39,9 @@ void add_text(CLI::App& command, const std::string& names, const char* type_name
 }
 
 void add_place_flags(CLI::App& command, LaunchFlags& flags) {
-  add_number(command, "-n,--nproc,--nproc-per-node,--nproc_per_node,--num-gpus,--num_gpus,--num_accelerators",
-             "N", str("1 to ", launcher::kMaxRanks, " ranks"), flags.nproc, "Ranks to start on each host");
-  add_number(command, "--nnodes,--num-nodes,--num_nodes", "N", str("1 to ", launcher::kMaxRanks, " hosts"),
+  add_number(command, "-n,--nproc,--nproc-per-node,--nproc_per_node,--num_gpus,--num_accelerators", "N",
+             str("1 to ", launcher::kMaxRanks, " ranks"), flags.nproc, "Ranks to start on each host");
+  add_number(command, "--nnodes,--num_nodes", "N", str("1 to ", launcher::kMaxRanks, " hosts"),
              flags.num_nodes, "Hosts; with --hostfile the first N of it (default: 1)");
   add_number(command, "--node-rank,--node_rank", "I", "0 to the number of hosts less 1", flags.node_rank,
              "This host's number, where each is started by hand");
@@ -76,7 +76,7 @@ void add_cluster_flags(CLI::App& command, LaunchFlags& flags) {
 void add_rank_flags(CLI::App& command, LaunchFlags& flags) {
   add_text(command, "--env-file,--env_file", "FILE", flags.env_file,
            "Environment variables for the ranks: lines NAME=VALUE");
-  add_text(command, "--log-dir,--log_dir,--enable-each-rank-log,--enable_each_rank_log", "DIR", flags.log_dir,
+  add_text(command, "--log-dir,--log_dir,--enable_each_rank_log", "DIR", flags.log_dir,
            "Folder for the output of ranks 1 and above (default: a temporary one, kept if it says more "
            "about a failure than was printed)");
   command
