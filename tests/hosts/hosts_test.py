@@ -72,11 +72,14 @@ class HostsTest(ToolTest):
     def config(self, **changes):
         return super().config(**{"zero_optimization": {"stage": 2}, **changes})
 
-    def train(self, name, *command, code=0):
-        """Trains into a folder of its own; the losses and gradient norms of all steps."""
+    def write_config(self, name):
         config = self.config()
         config["trainer"]["output_dir"] = f"run_{name}"
-        self.write(f"{name}.json", config)
+        return self.write(f"{name}.json", config)
+
+    def train(self, name, *command, code=0):
+        """Trains into a folder of its own; the losses and gradient norms of all steps."""
+        self.write_config(name)
         words = [word.replace("CONFIG", f"{name}.json") if isinstance(word, str) else word for word in command]
         outcome = self.run_tool(*words[1:], program=words[0])
         self.assertEqual(outcome.code, code, outcome)
@@ -93,6 +96,20 @@ class HostsTest(ToolTest):
     def test_torchrun(self):
         self.assertEqual(self.train("torchrun", TORCHRUN or "torchrun", "--no-python", "--nproc-per-node", 3, TESSERA, "train", "CONFIG"),
                          self.expected(3))
+
+    @needs(TORCHRUN or "torchrun", "ssh", "sshd")
+    def test_torchrun_on_two_hosts(self):
+        """Two ranks and one, as the launcher starts them by ssh."""
+        config = self.write_config("torchrun2")
+        ends = []
+        for node, (host, nproc) in enumerate((("n1", 2), ("n2", 1))):
+            program, *words = [*self.bed.on(host), TORCHRUN or "torchrun", "--nnodes", 2, "--node-rank", node, "--nproc-per-node", nproc,
+                               "--master-addr", "n1", "--master-port", 29611, "--no-python", TESSERA, "train", config]
+            ends.append(self.start(*words, program=program))
+        for outcome in [self.finish(process) for process in ends]:
+            self.assertEqual(outcome.code, 0, outcome)
+        losses = self.train("ssh3", TESSERA, "train", "CONFIG", "--hostfile", "hosts", *self.ssh_flags())
+        self.assertEqual(losses, self.losses("run_torchrun2"))
 
     @needs("mpirun")
     def test_mpirun(self):
@@ -121,8 +138,8 @@ class HostsTest(ToolTest):
     @needs("sbatch", "munged")
     def test_sbatch(self):
         """In the script itself there is one rank, srun in it starts all."""
-        self.write("alone.json", {**self.config(), "trainer": {**self.config()["trainer"], "output_dir": "run_alone"}})
-        self.write("job.json", {**self.config(), "trainer": {**self.config()["trainer"], "output_dir": "run_job"}})
+        self.write_config("alone")
+        self.write_config("job")
         self.write("job.sh", f"#!/bin/bash\n'{TESSERA}' train alone.json && srun '{TESSERA}' train job.json\n")
         outcome = self.run_tool("--wait", "-N", 2, "-n", 2, "-o", "job.out", "job.sh", program="sbatch")
         self.assertEqual(outcome.code, 0, f"{outcome}\n{(self.folder / 'job.out').read_text()}")
