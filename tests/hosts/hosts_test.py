@@ -36,7 +36,6 @@ class HostsTest(ToolTest):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
-        os.environ["OMP_NUM_THREADS"] = "1"  # the number of threads changes sums
         cls.bed = testbed.Testbed(tempfile.mkdtemp(dir=cls.shared, prefix="bed"))
         cls.addClassCleanup(cls.end_bed)
         if testbed.which("sshd"):
@@ -74,7 +73,7 @@ class HostsTest(ToolTest):
 
     def write_config(self, name):
         config = self.config()
-        config["trainer"]["output_dir"] = f"run_{name}"
+        config["trainer"].update(output_dir=f"run_{name}", num_threads=1)  # the number of threads changes sums
         return self.write(f"{name}.json", config)
 
     def train(self, name, *command, code=0):
