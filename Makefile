@@ -4,7 +4,7 @@
 #   make bench-peers ARGS="--write"                         make fuzz SECONDS_EACH=60
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build wheel demo data test asan tsan lint bench bench-peers bench-python bench-activations bench-offload-python python-parity methods soak soak-kill fuzz mutants clean distclean
+.PHONY: help deps build wheel demo data test test-hosts asan tsan lint bench bench-peers bench-python bench-activations bench-offload-python python-parity methods soak soak-kill fuzz mutants clean distclean
 SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 NPROC ?= 2
@@ -36,6 +36,12 @@ test:  ## builds everything and runs all tests
 	@scripts/setup.sh --python
 	@scripts/build.sh release
 	@scripts/test.sh release $(ARGS)
+
+test-hosts:  ## the same training under ssh, pdsh, mpirun, srun, torchrun
+	@scripts/setup.sh --hosts
+	@scripts/build.sh release tessera tessera_engine_module
+	@TESSERA_TEST_HOSTS_REQUIRED=1 TESSERA=$(CURDIR)/build/tessera TORCHRUN=$(CURDIR)/.deps/venv/bin/torchrun PYTHONPATH=$(CURDIR)/build/python \
+	  .deps/venv/bin/python -B tests/hosts/hosts_test.py $(ARGS)
 
 python-parity:  ## import tessera beside DDP: all models and worlds
 	@scripts/setup.sh --python

@@ -40,6 +40,8 @@ Team::Team(Mode mode, int size, const std::vector<std::string>& rank_args) : nam
     launcher::RankVariables variables;
     variables.rank = trains_alone(mode) ? 0 : rank;
     variables.world_size = trains_alone(mode) ? 1 : size;
+    variables.local_rank = variables.rank;
+    variables.local_world_size = variables.world_size;
     variables.master_addr = "127.0.0.1";
     variables.master_port = port_.port();
     Pipe to = make_pipe(), from = make_pipe();

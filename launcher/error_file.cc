@@ -1,15 +1,17 @@
 #include "launcher/error_file.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cstdio>
+#include <charconv>
 #include <cstdlib>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <sstream>
 #include <string_view>
 #include <vector>
@@ -48,16 +50,6 @@ std::string one_line(std::string_view text, size_t max_bytes) {
   return line.substr(0, cut) + "...";
 }
 
-/// ASCII only: torchrun fails on bytes that its locale cannot decode.
-std::string json_string(const std::string& text) {
-  std::string out = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') out += '\\';
-    out += static_cast<unsigned char>(c) < 0x80 ? c : '?';
-  }
-  return out + '"';
-}
-
 /// Creates `path` with this content unless it exists already.
 void write_once(const std::string& path, const std::string& content) {
   const std::string temporary = temporary_path(path).string();
@@ -76,6 +68,16 @@ void write_once(const std::string& path, const std::string& content) {
   if (complete && ::link(temporary.c_str(), path.c_str()) != 0 && errno != EEXIST)
     ::rename(temporary.c_str(), path.c_str());
   ::unlink(temporary.c_str());
+}
+
+/// The time of the last change of a file, as CLOCK_MONOTONIC: torch's reports have whole seconds.
+int64_t time_of_file(const std::string& path) {
+  struct stat status{};
+  timespec now{};
+  ::clock_gettime(CLOCK_REALTIME, &now);
+  if (::stat(path.c_str(), &status) != 0) return monotonic_ns();
+  const auto ns = [](const timespec& time) { return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec; };
+  return monotonic_ns() - std::max<int64_t>(0, ns(now) - ns(status.st_mtim));
 }
 
 bool mentions_error(std::string_view line) {
@@ -97,14 +99,15 @@ int64_t monotonic_ns() {
 
 void report_error(const std::string& message) noexcept {
   try {
-    const int64_t now = monotonic_ns();
-    const std::string line = one_line(message, kMaxReportBytes);
-    if (const char* ours = std::getenv("TESSERA_ERROR_FILE"))
-      write_once(ours, str(now, "\n", line, "\n"));
-    else if (const char* torchrun = std::getenv("TORCHELASTIC_ERROR_FILE"))
-      // The format of torch.distributed.elastic.multiprocessing.errors.ErrorHandler.
-      write_once(torchrun, str("{\"message\": {\"message\": ", json_string(line),
-                               ", \"extraInfo\": {\"timestamp\": \"", ::time(nullptr), "\"}}}"));
+    const char* path = std::getenv("TESSERA_ERROR_FILE");
+    if (!path) path = std::getenv("TORCHELASTIC_ERROR_FILE");
+    if (!path) return;
+    const nlohmann::json extra = {{"timestamp", std::to_string(::time(nullptr))},
+                                  {"monotonic_ns", std::to_string(monotonic_ns())}};
+    const nlohmann::json report = {
+        {"message", {{"message", one_line(message, kMaxReportBytes)}, {"extraInfo", extra}}}};
+    // ASCII only: torchrun fails on bytes that its locale cannot decode.
+    write_once(path, report.dump(-1, ' ', /*ensure_ascii=*/true, nlohmann::json::error_handler_t::replace));
   } catch (...) {
     // For example out of memory. The exit code still shows the launcher that this rank has failed.
   }
@@ -112,10 +115,22 @@ void report_error(const std::string& message) noexcept {
 
 std::optional<ErrorReport> read_error_report(const std::string& path) {
   std::ifstream file(path);
+  if (!file) return std::nullopt;
+  const auto json = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object() || !json.contains("message")) return std::nullopt;
   ErrorReport report;
-  if (!(file >> report.time_ns)) return std::nullopt;
-  file.ignore();
-  std::getline(file, report.message);
+  report.time_ns = time_of_file(path);
+  const nlohmann::json& inner = json["message"];
+  const nlohmann::json& text = inner.is_object() && inner.contains("message") ? inner["message"] : inner;
+  report.message = one_line(text.is_string() ? text.get<std::string>() : text.dump(), kMaxReportBytes);
+  if (const auto extra = inner.is_object() ? inner.find("extraInfo") : inner.end();
+      inner.is_object() && extra != inner.end() && extra->is_object() && extra->contains("monotonic_ns")) {
+    const std::string digits =
+        (*extra)["monotonic_ns"].is_string() ? (*extra)["monotonic_ns"].get<std::string>() : "";
+    int64_t time_ns = 0;
+    if (std::from_chars(digits.data(), digits.data() + digits.size(), time_ns).ec == std::errc())
+      report.time_ns = time_ns;
+  }
   return report;
 }
 

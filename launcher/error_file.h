@@ -16,12 +16,14 @@ struct ErrorReport {
 };
 
 /// Local. Reports the error that is about to end this rank; to be called where `main` catches. Writes the
-/// file named by TESSERA_ERROR_FILE (this launcher), or by TORCHELASTIC_ERROR_FILE (torchrun, in its JSON
-/// format, so that its summary shows the message). Does nothing without either variable, or if the file
-/// exists. Atomic: a reader sees a complete report or none. Never throws.
+/// file that TORCHELASTIC_ERROR_FILE names (this launcher gives the same name as TESSERA_ERROR_FILE), in the
+/// format of torch.distributed.elastic.multiprocessing.errors.ErrorHandler, so that torchrun's summary shows
+/// the message too. Does nothing without either variable, or if the file exists. Atomic: a reader sees a
+/// complete report or none. Never throws.
 void report_error(const std::string& message) noexcept;
 
-/// Local. The report in `path`; nullopt if the file is absent or not a report.
+/// Local. The report in `path`, ours or that of a Python program under torch's @record; nullopt if the file
+/// is absent or not a report.
 std::optional<ErrorReport> read_error_report(const std::string& path);
 
 /// Local. The most likely error message near the end of a log: the last line that mentions an error, else the

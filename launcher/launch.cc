@@ -8,29 +8,30 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstdio>
-#include <cstring>
-#include <filesystem>
+#include <numeric>
 #include <optional>
 
 #include "core/error.h"
 #include "core/file_descriptor.h"
 #include "core/str.h"
-#include "core/temporary_folder.h"
+#include "launcher/core_binding.h"
 #include "launcher/environment.h"
+#include "launcher/error_file.h"
 #include "launcher/failure.h"
+#include "launcher/failure_report.h"
 #include "launcher/guard.h"
 #include "launcher/host.h"
 #include "launcher/port.h"
 #include "launcher/process.h"
+#include "launcher/run_files.h"
 #include "launcher/signals.h"
+#include "launcher/stdin_watch.h"
 #include "launcher/supervisor.h"
+#include "launcher/tee.h"
 
 namespace tessera::launcher {
 namespace {
-
-namespace fs = std::filesystem;
 
 void check(const Options& options) {
   if (options.nproc < 1 || options.nproc > kMaxRanks)
@@ -38,36 +39,116 @@ void check(const Options& options) {
   if (options.master_port < 0 || options.master_port > 65535)
     throw ConfigError(
         str("--master-port ", options.master_port, ": expected 1 to 65535, or 0 for a free port"));
+  if (options.num_nodes < 1 || options.num_nodes > kMaxRanks)
+    throw ConfigError(str("--nnodes ", options.num_nodes, ": expected 1 to ", kMaxRanks, " hosts"));
+  if (options.node_rank < 0 || options.node_rank >= options.num_nodes)
+    throw ConfigError(str("--node-rank ", options.node_rank, ": expected 0 to ", options.num_nodes - 1,
+                          ", because there are ", options.num_nodes, " hosts (--nnodes)"));
   if (options.program.empty()) throw ConfigError("no program to launch was given");
 }
 
-/// The paths of a run's files. Owns a temporary folder, which is removed unless keep() was called.
-class RunFiles {
+/// Opens descriptors 0 to 2 if they are closed, so that no file opened later gets one of these numbers.
+void ensure_standard_files() {
+  int fd = 0;
+  do {
+    fd = ::open("/dev/null", O_RDWR);
+  } while (fd >= 0 && fd <= 2);
+  if (fd > 2) ::close(fd);
+}
+
+/// This host's part of the run.
+struct Share {
+  int first_rank = 0;
+  int num_ranks = 1;
+  int world_size = 1;
+};
+
+Share share_of(const Options& options) {
+  if (options.ranks_by_node.empty())
+    return {options.node_rank * options.nproc, options.nproc, options.num_nodes * options.nproc};
+  const auto here = options.ranks_by_node.begin() + options.node_rank;
+  return {std::accumulate(options.ranks_by_node.begin(), here, 0), *here,
+          std::accumulate(options.ranks_by_node.begin(), options.ranks_by_node.end(), 0)};
+}
+
+std::vector<std::vector<Core>> cores_of_ranks(const Options& options, int num_ranks) {
+  if (!options.bind_cores) return std::vector<std::vector<Core>>(static_cast<size_t>(num_ranks));
+  std::vector<int> threads = allowed_threads();
+  for (const int thread : options.core_list)
+    if (std::find(threads.begin(), threads.end(), thread) == threads.end())
+      throw ConfigError(str("--bind-core-list: this process may not run on core ", thread));
+  return share_cores(numa_nodes(options.core_list.empty() ? threads : options.core_list), num_ranks);
+}
+
+/// Makes the ranks of this host one after another.
+class RankStarter {
  public:
-  explicit RunFiles(const std::string& log_dir) {
-    log_dir_ = log_dir.empty() ? temporary_.path() : fs::path(log_dir);
-    std::error_code error;
-    fs::create_directories(log_dir_, error);
-    if (error)
-      throw ConfigError(str("--log-dir ", log_dir, ": the folder cannot be made: ", error.message()));
+  RankStarter(const Options& options, const Share& share, int port, const RunFiles& files,
+              const sigset_t& mask)
+      : options_(options),
+        share_(share),
+        files_(files),
+        mask_(mask),
+        cores_(cores_of_ranks(options, share.num_ranks)),
+        null_(open_file("/dev/null", O_RDWR)) {
+    variables_.world_size = share.world_size;
+    variables_.local_world_size = share.num_ranks;
+    variables_.node_rank = options.node_rank;
+    variables_.num_nodes = options.num_nodes;
+    variables_.master_addr = options.master_addr;
+    variables_.master_port = port;
+    variables_.run_id = options.run_id.empty() ? new_run_id() : options.run_id;
+    variables_.visible_devices = options.visible_devices;
+    variables_.given = options.variables;
   }
 
-  /// Keeps the logs for the user to read.
-  void keep() {
-    if (log_dir_ == temporary_.path()) temporary_.keep();
+  bool is_logged(int rank) const { return rank > 0 || options_.tee; }
+
+  Process start(int local_rank) {
+    const int rank = share_.first_rank + local_rank;
+    variables_.rank = rank;
+    variables_.local_rank = local_rank;
+    variables_.error_file = files_.error(rank);
+    SpawnOptions spawn;
+    spawn.program = options_.program;
+    spawn.args = options_.args;
+    spawn.signal_mask = mask_;
+    for (const Core& core : cores_[static_cast<size_t>(local_rank)])
+      spawn.cores.insert(spawn.cores.end(), core.begin(), core.end());
+    if (options_.bind_cores)
+      variables_.num_cores = static_cast<int>(cores_[static_cast<size_t>(local_rank)].size());
+    spawn.environment = rank_environment(variables_);
+    FileDescriptor log;
+    if (is_logged(rank)) {
+      log = open_file(files_.log(rank), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND);
+      spawn.stdout_fd = spawn.stderr_fd = log.get();
+    }
+    // Ranks are background jobs of the terminal and cannot read from it. Rank 0 reads a pipe or a file.
+    if (rank > 0 || options_.watch_stdin || ::isatty(STDIN_FILENO)) spawn.stdin_fd = null_.get();
+    return Process::spawn(spawn);
   }
-  std::string log(int rank) const { return (log_dir_ / name(rank, ".log")).string(); }
-  std::string error(int rank) const { return (temporary_.path() / name(rank, ".error")).string(); }
 
  private:
-  static std::string name(int rank, const char* suffix) {
-    char text[32];
-    std::snprintf(text, sizeof(text), "rank_%05d%s", rank, suffix);
-    return text;
-  }
-  TemporaryFolder temporary_{"tessera"};
-  fs::path log_dir_;
+  const Options& options_;
+  const Share share_;
+  const RunFiles& files_;
+  const sigset_t mask_;
+  const std::vector<std::vector<Core>> cores_;
+  const FileDescriptor null_;
+  RankVariables variables_;
 };
+
+std::vector<RankLog> shown_logs(const Options& options, const Share& share, const RunFiles& files) {
+  std::vector<RankLog> logs;
+  for (int local = 0; options.tee && local < share.num_ranks; ++local) {
+    const auto& chosen = options.tee_ranks;
+    if (chosen.empty() || std::find(chosen.begin(), chosen.end(), local) != chosen.end())
+      logs.push_back({share.first_rank + local, files.log(share.first_rank + local)});
+  }
+  return logs;
+}
+
+}  // namespace
 
 std::string new_run_id() {
   unsigned char bytes[8] = {};
@@ -81,153 +162,50 @@ std::string new_run_id() {
   return id;
 }
 
-FileDescriptor open_file(const std::string& path, int flags) {
-  FileDescriptor fd(::open(path.c_str(), flags | O_CLOEXEC, 0644));
-  if (!fd) throw ConfigError(str(path, ": cannot be opened: ", std::strerror(errno)));
-  return fd;
-}
-
-/// Opens descriptors 0 to 2 if they are closed, so that no file opened later gets one of these numbers.
-void ensure_standard_files() {
-  int fd = 0;
-  do {
-    fd = ::open("/dev/null", O_RDWR);
-  } while (fd >= 0 && fd <= 2);
-  if (fd > 2) ::close(fd);
-}
-
-/// While it lives, orphaned descendants of this process become its children. The destructor kills them.
-class Subreaper {
- public:
-  Subreaper() {
-    ::prctl(PR_GET_CHILD_SUBREAPER, &previous_);
-    ::prctl(PR_SET_CHILD_SUBREAPER, 1);
-  }
-  Subreaper(const Subreaper&) = delete;
-  Subreaper& operator=(const Subreaper&) = delete;
-  ~Subreaper() {
-    end_orphans();
-    ::prctl(PR_SET_CHILD_SUBREAPER, previous_);
-  }
-
- private:
-  int previous_ = 0;
-};
-
-Process spawn_rank(const Options& options, const RankVariables& variables, const RunFiles& files,
-                   const FileDescriptor& null, const sigset_t& mask) {
-  SpawnOptions spawn;
-  spawn.program = options.program;
-  spawn.args = options.args;
-  spawn.environment = rank_environment(variables);
-  spawn.signal_mask = mask;
-  FileDescriptor log;
-  if (variables.rank > 0) {
-    log = open_file(files.log(variables.rank), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND);
-    spawn.stdout_fd = spawn.stderr_fd = log.get();
-  }
-  // Ranks are background jobs of the terminal and cannot read from it. Rank 0 reads a pipe or a file.
-  if (variables.rank > 0 || ::isatty(STDIN_FILENO)) spawn.stdin_fd = null.get();
-  return Process::spawn(spawn);
-}
-
-std::string last_error(const RankExit& exit, const RunFiles& files) {
-  if (exit.report) return exit.report->message;
-  return exit.rank > 0 ? last_error_line(files.log(exit.rank)) : "";  // rank 0's output is not logged
-}
-
-/// The likely reason of a SIGKILL that the launcher has not sent.
-std::string memory_hint(const RankExit& exit, std::optional<int64_t> oom_kills_before) {
-  if (!WIFSIGNALED(exit.status) || WTERMSIG(exit.status) != SIGKILL || exit.signalled) return "";
-  const auto now = num_oom_kills();
-  if (!now || !oom_kills_before) return "; the usual reason is that the host ran out of memory";
-  return *now > *oom_kills_before ? "; the kernel killed it because memory ran out" : "";
-}
-
-/// Whether this is the normal end of a rank interrupted by `signal`, which needs no report.
-bool is_answer_to(const RankExit& exit, std::optional<int> signal) {
-  if (!signal) return false;
-  if (crashed(exit)) return false;  // most likely while saving
-  return WIFSIGNALED(exit.status) || WEXITSTATUS(exit.status) == 128 + *signal ||
-         WEXITSTATUS(exit.status) == 128 + SIGTERM;  // SIGHUP is forwarded as SIGTERM
-}
-
-std::string describe_failure(const RankExit& exit, int num_ranks, const RunFiles& files,
-                             std::optional<int64_t> oom_kills_before) {
-  const bool by_launcher = exit.signalled && WIFSIGNALED(exit.status) && !crashed(exit);
-  const std::string error = last_error(exit, files);
-  const char* clause = !error.empty() ? "; last error: " : exit.rank == 0 ? "; its output is above" : "";
-  return str(
-      "rank ", exit.rank, " of ", num_ranks, " failed", num_ranks > 1 ? " first" : "", ": ",
-      by_launcher ? "it reported an error and was then ended by the launcher" : describe_status(exit.status),
-      memory_hint(exit, oom_kills_before), clause, error);
-}
-
-/// Names the logs that say more than was printed: the failed rank's, or all.
-std::string where_logs_are(const std::vector<int>& informative, int failed_rank, int num_ranks,
-                           const RunFiles& files) {
-  const bool has_failed_rank =
-      std::find(informative.begin(), informative.end(), failed_rank) != informative.end();
-  if (has_failed_rank || informative.size() == 1) {
-    const int rank = has_failed_rank ? failed_rank : informative.front();
-    return str("the log of rank ", rank, " is ", files.log(rank));
-  }
-  return str("the logs of ranks 1 to ", num_ranks - 1, " are ", files.log(1), " and on");
-}
-
-/// Logs why the run has failed, and which logs say more about it.
-void report_failure(const Outcome& outcome, const RankExit* first, int num_ranks, RunFiles& files,
-                    std::optional<int64_t> oom_kills_before, const Logger& log) {
-  std::vector<std::string> printed;
-  if (first && !is_answer_to(*first, outcome.interrupted_by)) {
-    const auto common = common_error(outcome.exits);
-    log.error(common ? *common : describe_failure(*first, num_ranks, files, oom_kills_before));
-    if (const std::string error = last_error(*first, files); !error.empty()) printed.push_back(error);
-  }
-  std::vector<int> informative;
-  for (int rank = 1; rank < num_ranks; ++rank)
-    if (has_other_lines(files.log(rank), printed)) informative.push_back(rank);
-  if (informative.empty()) return;
-  files.keep();
-  log.info(where_logs_are(informative, first ? first->rank : 0, num_ranks, files));
-}
-
-}  // namespace
-
 int run(const Options& options, const Logger& log) {
   check(options);
   ensure_standard_files();
-  const auto oom_kills_before = num_oom_kills();
-  const PortReservation port(options.master_port);
+  // The one that started it on this host: sshd, mpirun, slurmstepd.
+  if (options.is_agent) ::prctl(PR_SET_PDEATHSIG, SIGTERM);
+  const Share share = share_of(options);
+  RunFacts facts{share.world_size, options.tee, num_oom_kills(), options.is_agent};
+  std::optional<PortReservation> port;  // rank 0's
+  const bool is_fixed = options.num_nodes > 1 && options.master_port == 0;
+  const int asked = is_fixed ? kDefaultMasterPort : options.master_port;
+  if (options.node_rank == 0) port.emplace(asked);
   RunFiles files(options.log_dir);
-  const FileDescriptor null = open_file("/dev/null", O_RDWR);
 
   // Declared in this order so that the destructors end the ranks, then the guard and the orphans, and restore
   // the signal mask last.
-  SignalWatch signals;
+  SignalWatch signals(options.is_agent ? SIGUSR1 : 0);
   Subreaper subreaper;
   Guard guard;
+  const StdinWatch stdin_watch(options.watch_stdin);
   std::vector<Process> ranks;
-  ranks.reserve(static_cast<size_t>(options.nproc));
-  SupervisorOptions supervision{options.stop_grace, options.save_grace, {}};
-  RankVariables variables{0, options.nproc, options.master_addr, port.port(), new_run_id(), ""};
-  for (int rank = 0; rank < options.nproc; ++rank) {
-    variables.rank = rank;
-    variables.error_file = files.error(rank);
-    supervision.error_files.push_back(variables.error_file);
-    ranks.push_back(spawn_rank(options, variables, files, null, signals.previous_mask()));
+  ranks.reserve(static_cast<size_t>(share.num_ranks));
+  SupervisorOptions supervision{
+      options.stop_grace, options.save_grace, {}, share.first_rank, options.timeout};
+  RankStarter starter(options, share, port ? port->port() : asked, files, signals.previous_mask());
+  for (int local = 0; local < share.num_ranks; ++local) {
+    supervision.error_files.push_back(files.error(share.first_rank + local));
+    ranks.push_back(starter.start(local));
     guard.watch(ranks.back().pid());
   }
-  log.debug(str("started ", options.nproc, " ranks of ", options.program, ", rendezvous at ",
-                options.master_addr, ":", port.port()));
+  log.debug(str("started ", share.num_ranks, " ranks of ", options.program, ", rendezvous at ",
+                options.master_addr, ":", port ? port->port() : asked));
 
-  const Outcome outcome = Supervisor(ranks, guard, signals, supervision, log).supervise();
+  Outcome outcome;
+  {
+    const Tee tee(shown_logs(options, share, files), STDOUT_FILENO);
+    outcome = Supervisor(ranks, guard, signals, supervision, log).supervise();
+  }
   const RankExit* first = root_cause(outcome.exits);
   // Also after an interrupt: all ranks have saved and exited with 0.
   if (std::all_of(outcome.exits.begin(), outcome.exits.end(),
                   [](const RankExit& exit) { return exit.status == 0; }))
-    return 0;
-  report_failure(outcome, first, options.nproc, files, oom_kills_before, log);
+    return outcome.timed_out ? kTimeoutExitCode : 0;
+  report_failure(outcome, first, facts, files, log);
+  if (outcome.timed_out) return kTimeoutExitCode;
   if (outcome.interrupted_by && !(first && crashed(*first))) return 128 + *outcome.interrupted_by;
   return exit_code(*first);
 }

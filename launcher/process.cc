@@ -1,6 +1,7 @@
 #include "launcher/process.h"
 
 #include <fcntl.h>
+#include <sched.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -30,6 +31,7 @@ struct ChildPlan {
   std::vector<char*> envp;
   pid_t launcher;
   int error_pipe;
+  cpu_set_t cores;
 };
 
 /// Runs in the child: becomes the program. Returns only on failure, with errno set.
@@ -38,6 +40,7 @@ void exec_child(const ChildPlan& plan) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != plan.launcher) ::_exit(1);  // the launcher died before prctl(): no signal will come
   const SpawnOptions& options = plan.options;
+  if (!options.cores.empty() && ::sched_setaffinity(0, sizeof(plan.cores), &plan.cores) != 0) return;
   if (options.stdin_fd >= 0 && ::dup2(options.stdin_fd, 0) < 0) return;
   if (options.stdout_fd >= 0 && ::dup2(options.stdout_fd, 1) < 0) return;
   if (options.stderr_fd >= 0 && ::dup2(options.stderr_fd, 2) < 0) return;
@@ -73,8 +76,11 @@ Process Process::spawn(const SpawnOptions& options) {
   FileDescriptor reader(pipe_fds[0]), writer(pipe_fds[1]);
   std::vector<std::string> argv = {options.program};
   argv.insert(argv.end(), options.args.begin(), options.args.end());
-  const ChildPlan plan{options, pointers_to(argv), pointers_to(options.environment), ::getpid(),
-                       writer.get()};
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  for (const int core : options.cores) CPU_SET(static_cast<size_t>(core), &cores);
+  const ChildPlan plan{options,    pointers_to(argv), pointers_to(options.environment),
+                       ::getpid(), writer.get(),      cores};
 
   const pid_t pid = ::fork();
   if (pid == 0) {

@@ -25,6 +25,7 @@ struct SpawnOptions {
   int stdout_fd = -1;
   int stderr_fd = -1;
   sigset_t signal_mask{};  ///< the initial signal mask
+  std::vector<int> cores;  ///< the hardware threads that it may use; empty: as this process
 };
 
 /// Owns a child process and its group. The kernel kills the child (SIGKILL) when the thread that spawned it

@@ -13,7 +13,8 @@ namespace tessera::launcher {
 /// signals and restores the mask. No other thread of the process may receive these signals.
 class SignalWatch {
  public:
-  SignalWatch();
+  /// Local. `extra`: one more signal to receive; 0: none.
+  explicit SignalWatch(int extra = 0);
   SignalWatch(const SignalWatch&) = delete;
   SignalWatch& operator=(const SignalWatch&) = delete;
   ~SignalWatch();

@@ -1,6 +1,7 @@
 #include "launcher/supervisor.h"
 
 #include <dirent.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -43,6 +44,17 @@ void kill_children() {
   ::closedir(proc);
 }
 
+void end_orphans() {
+  const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(2);
+  while (std::chrono::steady_clock::now() < give_up) {
+    const pid_t reaped = ::waitpid(-1, nullptr, WNOHANG);
+    if (reaped > 0) continue;
+    if (reaped < 0 && errno == ECHILD) return;
+    kill_children();  // each round adopts the children of those killed in the previous one
+    ::usleep(1000);
+  }
+}
+
 }  // namespace
 
 Supervisor::Supervisor(std::vector<Process>& ranks, Guard& guard, SignalWatch& signals,
@@ -56,6 +68,7 @@ Supervisor::Supervisor(std::vector<Process>& ranks, Guard& guard, SignalWatch& s
       signalled_(ranks.size()) {}
 
 Outcome Supervisor::supervise() {
+  if (options_.timeout.count() > 0) deadline_ = Clock::now() + options_.timeout;
   while (num_running_ > 0) {
     if (const auto signal = signals_.wait(deadline_)) on_signal(*signal);
     collect_ended();
@@ -67,6 +80,7 @@ Outcome Supervisor::supervise() {
 void Supervisor::on_signal(int signal) {
   if (signal == SIGCHLD) return;  // handled by collect_ended(): one signal may stand for several exits
   if (signal == SIGTSTP) return suspend();
+  if (signal == SIGUSR1) signal = SIGTERM;  // by way of mpirun or srun (EngineCommand::end_signal)
   if (phase_ == Phase::kRunning) return interrupt(signal);
   if (signal != SIGINT || phase_ == Phase::kKilled) return;  // the ranks are ending already
   if (phase_ == Phase::kInterrupted && Clock::now() - interrupted_at_ < kSameInterrupt) return;
@@ -109,6 +123,11 @@ void Supervisor::on_deadline() {
       break;
     case Phase::kEnding: kill_all(); break;
     case Phase::kRunning:
+      outcome_.timed_out = true;
+      log_.warning(str("--timeout: the run has taken ",
+                       static_cast<double>(options_.timeout.count()) / 1000.0, " s and is ended"));
+      interrupt(SIGTERM);
+      break;
     case Phase::kKilled: break;
   }
 }
@@ -147,7 +166,7 @@ void Supervisor::collect_ended() {
 
 void Supervisor::on_rank_ended(int rank) {
   RankExit exit;
-  exit.rank = rank;
+  exit.rank = options_.first_rank + rank;
   exit.time_ns = monotonic_ns();
   exit.signalled = signalled_[rank];
   guard_.forget(ranks_[rank].pid());  // before collect(): after it another process may get the number
@@ -164,15 +183,14 @@ void Supervisor::on_rank_ended(int rank) {
     deadline_ = std::min(*deadline_, Clock::now() + options_.stop_grace);
 }
 
-void end_orphans() {
-  const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(2);
-  while (std::chrono::steady_clock::now() < give_up) {
-    const pid_t reaped = ::waitpid(-1, nullptr, WNOHANG);
-    if (reaped > 0) continue;
-    if (reaped < 0 && errno == ECHILD) return;
-    kill_children();  // each round adopts the children of those killed in the previous one
-    ::usleep(1000);
-  }
+Subreaper::Subreaper() {
+  ::prctl(PR_GET_CHILD_SUBREAPER, &previous_);
+  ::prctl(PR_SET_CHILD_SUBREAPER, 1);
+}
+
+Subreaper::~Subreaper() {
+  end_orphans();
+  ::prctl(PR_SET_CHILD_SUBREAPER, previous_);
 }
 
 }  // namespace tessera::launcher

@@ -18,12 +18,15 @@ namespace tessera::launcher {
 struct SupervisorOptions {
   std::chrono::milliseconds stop_grace{2000};   ///< from SIGTERM to SIGKILL after a failure
   std::chrono::milliseconds save_grace{30000};  ///< from the user's SIGINT or SIGTERM to SIGKILL
-  std::vector<std::string> error_files;         ///< one per rank
+  std::vector<std::string> error_files;         ///< one per rank of this host
+  int first_rank = 0;                           ///< the number of the first one in the run
+  std::chrono::milliseconds timeout{0};         ///< of the run, which is then ended as by SIGTERM; 0: none
 };
 
 struct Outcome {
   std::vector<RankExit> exits;        ///< one per rank, in the order of their ends
   std::optional<int> interrupted_by;  ///< the signal that interrupted the run
+  bool timed_out = false;             ///< it was the run's time limit
 };
 
 /// Borrows its arguments, which must outlive it. Used by the thread that spawned the ranks. The process must
@@ -64,8 +67,18 @@ class Supervisor {
   Outcome outcome_;
 };
 
-/// Local. Kills and reaps every child of this process. Processes that ranks have started in other sessions
-/// become its children when their parents end (PR_SET_CHILD_SUBREAPER). Gives up after 2 s.
-void end_orphans();
+/// While it lives, orphaned descendants of this process become its children, such as processes that ranks
+/// have started in other sessions (PR_SET_CHILD_SUBREAPER). The destructor kills and reaps every child; it
+/// gives up after 2 s.
+class Subreaper {
+ public:
+  Subreaper();
+  Subreaper(const Subreaper&) = delete;
+  Subreaper& operator=(const Subreaper&) = delete;
+  ~Subreaper();
+
+ private:
+  int previous_ = 0;
+};
 
 }  // namespace tessera::launcher

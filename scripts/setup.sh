@@ -4,6 +4,7 @@
 #
 #   scripts/setup.sh           all that building and training need (with CUDA too, where nvcc is found)
 #   scripts/setup.sh --python  and what the wheel, the tests and the benchmarks need: HDF5 from its source, Python packages
+#   scripts/setup.sh --hosts   and the launchers and schedulers of `make test-hosts`: Open MPI, Slurm, pdsh, OpenSSH
 #   scripts/setup.sh --peers   and the engines that benchmarks/peers and benchmarks/methods compare with, and a pretrained BERT
 #
 # TESSERA_SKIP_APT=1 leaves the system alone; CMake then names what is missing.
@@ -14,9 +15,14 @@ readonly VENV="$ROOT/.deps/venv"
 readonly PYTHON=/usr/bin/python3  # Debian's: another python3 may come first in PATH
 readonly UNFINISHED="$ROOT/.deps/venv-unfinished"  # stands while pip works
 
+# Those of packages.txt that are not installed: the main ones, or with `hosts` that section's.
 missing_packages() {
   local listed installed
-  listed=$(sed '/^# \[source\]/,$d; s/[[:space:]]*#.*//; /^$/d' packages.txt | sort)
+  if [[ ${1:-} == hosts ]]; then
+    listed=$(sed '1,/^# \[hosts\]/d; /^# \[source\]/,$d; s/[[:space:]]*#.*//; /^$/d' packages.txt | sort)
+  else
+    listed=$(sed '/^# \[hosts\]/,$d; s/[[:space:]]*#.*//; /^$/d' packages.txt | sort)
+  fi
   # shellcheck disable=SC2086  # one word a package
   installed=$(dpkg-query -W -f='${db:Status-Status} ${Package}\n' $listed 2>/dev/null |
     sed -n 's/^installed //p' | sort -u || true)  # dpkg-query fails when one is unknown
@@ -34,13 +40,14 @@ install_packages() {
   apt_get install --yes --no-install-recommends "$@"
 }
 
+# setup_debian [hosts]
 setup_debian() {
   [[ ${TESSERA_SKIP_APT:-} == 1 ]] && return
   if ! command -v apt-get dpkg-query >/dev/null; then
     fail "no Debian system: install the equivalents of packages.txt and run again with TESSERA_SKIP_APT=1"
   fi
   local missing
-  missing=$(missing_packages)
+  missing=$(missing_packages "${1:-}")
   [[ -z $missing ]] && return
   SUDO=""
   if ((EUID != 0)); then
@@ -51,7 +58,7 @@ setup_debian() {
   fi
   # shellcheck disable=SC2086
   step "Debian packages ($(wc -l <<<"$missing") missing)" apt install_packages $missing
-  missing=$(missing_packages)
+  missing=$(missing_packages "${1:-}")
   # shellcheck disable=SC2086
   [[ -z $missing ]] || fail "Debian packages still missing after apt-get install:" $missing
 }
@@ -99,6 +106,9 @@ main() {
   exec 9>"$ROOT/.deps/lock"
   flock 9  # one set-up at a time
   setup_debian
+  if [[ ${1:-} == --hosts ]]; then
+    setup_debian hosts
+  fi
   setup_python build "libtorch from PyPI (about 0.6 GB to download)"
   if [[ -n ${1:-} ]] || command -v nvcc /usr/local/cuda/bin/nvcc >/dev/null; then
     setup_python cuda "NVIDIA's libraries from PyPI (about 1.6 GB to download)"
@@ -114,6 +124,6 @@ main() {
 }
 
 case "${1:-}" in
-  "" | --python | --peers) main "$@" ;;
-  *) fail "usage: scripts/setup.sh [--python | --peers]" ;;
+  "" | --python | --hosts | --peers) main "$@" ;;
+  *) fail "usage: scripts/setup.sh [--python | --hosts | --peers]" ;;
 esac

@@ -6,7 +6,6 @@
 #include <memory>
 
 #include "core/log.h"
-#include "launcher/environment.h"
 #include "tools/command_line.h"
 #include "tools/launch_command.h"
 #include "tools/tasks.h"
@@ -23,10 +22,11 @@ struct EvalFlags {
 
 int eval(const EvalFlags& flags, const std::vector<std::string>& args) {
   const Logger log{LogOptions{}};
-  if (launcher::should_start_ranks(flags.launch.nproc)) {
-    train::open_run(flags.folder, *flags.launch.nproc, flags.overrides,
+  if (starts_ranks(flags.launch)) {
+    const LaunchPlan plan = plan_launch(flags.launch);
+    train::open_run(flags.folder, plan.num_ranks, flags.overrides,
                     flags.tag);  // a mistake is one line here, not one from every rank
-    return run_ranks_of_self(flags.launch, args, log);
+    return run_ranks_of_self(plan, args, log);
   }
   const comm::Environment environment = comm::environment();
   const train::TrainedRun run =

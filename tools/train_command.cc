@@ -16,7 +16,6 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "core/str.h"
-#include "launcher/environment.h"
 #include "tools/command_line.h"
 #include "tools/launch_command.h"
 #include "tools/tasks.h"
@@ -120,13 +119,14 @@ int train(const TrainFlags& flags, const std::vector<std::string>& args) {
   const Logger log{LogOptions{}};
   const LoadWeightsOptions weights = init_options(flags);
   if (flags.config.empty()) throw ConfigError("CONFIG is empty; expected the name of a JSON file");
-  if (launcher::should_start_ranks(flags.launch.nproc)) {
+  if (starts_ranks(flags.launch)) {
+    const LaunchPlan plan = plan_launch(flags.launch);
     // A mistake in the configuration is one line here, not one from every rank.
-    const train::RunConfig run = train::load_run_config(flags.config, *flags.launch.nproc, flags.overrides);
+    const train::RunConfig run = train::load_run_config(flags.config, plan.num_ranks, flags.overrides);
     check_resume(flags, run.trainer);
-    train::check_not_in_use(run.trainer.output_dir);
-    if (!flags.resume) train::check_no_unfinished_run(run.trainer);
-    return run_ranks_of_self(flags.launch, args, log);
+    if (plan.is_first_host) train::check_not_in_use(run.trainer.output_dir);
+    if (plan.is_first_host && !flags.resume) train::check_no_unfinished_run(run.trainer);
+    return run_ranks_of_self(plan, args, log);
   }
   const comm::Environment environment = comm::environment();
   train::RunConfig run = train::load_run_config(flags.config, environment.world_size, flags.overrides);
@@ -179,9 +179,9 @@ void add_train_command(CLI::App& app, const std::vector<std::string>& args, int&
       ->take_all();
   add_launch_flags(*command, flags->launch);
   command->footer(
-      "Under torchrun, or with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set,\n"
-      "it is one rank. Keys: docs/configuration.md. Starting, logs, exit codes:\n"
-      "docs/launching.md.");
+      "Under torchrun, mpirun or srun, or with RANK, WORLD_SIZE, MASTER_ADDR and\n"
+      "MASTER_PORT set, it is one rank. Keys: docs/configuration.md. Starting, logs,\n"
+      "exit codes: docs/launching.md.");
   command->callback([command, flags, args, &exit_code] {
     read_resume(*flags, command->get_option("CONFIG")->count() > 0);
     exit_code = train(*flags, args);

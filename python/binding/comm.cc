@@ -3,11 +3,13 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <chrono>
+#include <map>
 #include <string>
 #include <vector>
 
 #include "comm/communicator.h"
 #include "comm/init.h"
+#include "core/environment.h"
 #include "core/error.h"
 #include "python/binding/bindings.h"
 #include "python/binding/interrupt.h"
@@ -38,6 +40,20 @@ comm::CommunicatorPtr join(const std::string& backend, const std::string& device
   options.interrupt = &check_signals;
   options.step_aside = &release_gil;
   return comm::join(options);
+}
+
+/// torchrun's variables for this process, whatever launcher has started it.
+std::map<std::string, std::string> torchrun_variables() {
+  const Environment env = environment();
+  std::map<std::string, std::string> variables = {{"RANK", std::to_string(env.rank)},
+                                                  {"WORLD_SIZE", std::to_string(env.world_size)},
+                                                  {"LOCAL_RANK", std::to_string(env.local_rank)},
+                                                  {"LOCAL_WORLD_SIZE", std::to_string(env.local_world_size)}};
+  if (env.world_size > 1) {
+    variables["MASTER_ADDR"] = env.master_addr;
+    variables["MASTER_PORT"] = std::to_string(env.master_port);
+  }
+  return variables;
 }
 
 /// The buffer that collectives take: one-dimensional, of a dense tensor.
@@ -75,6 +91,7 @@ void bind_comm(py::module_& module) {
           py::arg("tensor"), py::arg("root"), py::arg("label"))
       .def("exchange", &exchange, py::arg("value"), py::arg("label"));
 
+  module.def("environment", &torchrun_variables);
   module.def("join", &join, py::arg("backend"), py::arg("device"), py::arg("timeout_s"),
              py::arg("rendezvous_timeout_s"), py::arg("log"), ReleaseGil());
 }

@@ -1,8 +1,8 @@
 """The group of ranks of this process, and collectives for a training script's own numbers.
 
 A process belongs to one group, which it joins once: by `tessera.initialize`, or before it by `init_distributed`. The place in the
-group comes from the environment, as `torchrun` and `tessera launch` set it (RANK, WORLD_SIZE, MASTER_ADDR ...); a process without
-these variables is a group of one rank.
+group comes from the environment: torchrun's variables (RANK, WORLD_SIZE, MASTER_ADDR ...), which `tessera launch`, Ray and others
+set too, or those of mpirun, srun, Horovod and PyTorchJob (docs/launching.md). A process without them is a group of one rank.
 """
 import atexit
 import json
@@ -65,7 +65,7 @@ def _port_beside_torch():
     if not distributed.is_available() or not distributed.is_initialized():
         yield
         return
-    num_ranks = int(os.environ.get("WORLD_SIZE", 1))
+    num_ranks = int(_engine.environment()["WORLD_SIZE"])
     if num_ranks != distributed.get_world_size():
         raise CommError(f"torch.distributed has {distributed.get_world_size()} ranks, but WORLD_SIZE is "
                         f"{os.environ.get('WORLD_SIZE', 'not set')}; expected RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as torchrun sets them")
@@ -103,17 +103,17 @@ def destroy() -> None:
 
 def get_rank() -> int:
     """This process's number in the group: 0 to `get_world_size()` - 1. Reads the environment before the group is joined."""
-    return _group.rank if _group else int(os.environ.get("RANK", 0))
+    return _group.rank if _group else int(_engine.environment()["RANK"])
 
 
 def get_world_size() -> int:
     """The number of ranks."""
-    return _group.size if _group else int(os.environ.get("WORLD_SIZE", 1))
+    return _group.size if _group else int(_engine.environment()["WORLD_SIZE"])
 
 
 def get_local_rank() -> int:
     """This process's number among those of its host."""
-    return int(os.environ.get("LOCAL_RANK", 0))
+    return int(_engine.environment()["LOCAL_RANK"])
 
 
 def barrier(label: str = "barrier") -> None:

@@ -18,9 +18,9 @@ from datetime import timedelta
 
 import torch
 
+from tessera import _engine, whole_model, zero
 from tessera import comm as _comm
 from tessera import initialize as _initialize
-from tessera import whole_model, zero
 from tessera.engine import Engine
 from tessera.errors import Error
 
@@ -71,8 +71,7 @@ def initialize(*args, config=None, config_params=None, **kwargs):
 def init_distributed(dist_backend=None, auto_mpi_discovery=True, distributed_port=None, verbose=True, timeout=None, init_method=None,
                      dist_init_required=None, config=None, rank=-1, world_size=-1):
     """Join Tessera's group, and make torch.distributed's over the same store, for the libraries that use that. Collective."""
-    if os.environ.get("RANK") is None:
-        os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
+    os.environ.update(_engine.environment())  # for those that read torchrun's names, whatever launcher it is
     timeout = timeout or timedelta(minutes=30)
     group = _comm.init_distributed(timeout_s=timeout.total_seconds())
     if torch.distributed.is_initialized():

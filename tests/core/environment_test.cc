@@ -2,10 +2,14 @@
 #include "core/environment.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <map>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "core/error.h"
 #include "tests/support/errors.h"
@@ -16,15 +20,11 @@ namespace {
 using testing::error_of;
 using Variables = std::map<std::string, std::string>;
 
-constexpr const char* kNames[] = {"RANK",
-                                  "WORLD_SIZE",
-                                  "LOCAL_RANK",
-                                  "LOCAL_WORLD_SIZE",
-                                  "MASTER_ADDR",
-                                  "MASTER_PORT",
-                                  "TESSERA_STORE_FD",
-                                  "TORCHELASTIC_USE_AGENT_STORE",
-                                  "TORCHELASTIC_RESTART_COUNT"};
+/// What environment() reads begins with one of these.
+constexpr const char* kPrefixes[] = {"RANK",       "WORLD_SIZE",  "LOCAL_",    "GROUP_RANK",    "NODE_RANK",
+                                     "CROSS_RANK", "MASTER_",     "TESSERA_",  "TORCHELASTIC_", "OMPI_",
+                                     "PMIX_",      "PMI_",        "MPI_LOCAL", "HOROVOD_",      "SLURM_",
+                                     "PET_",       "KUBERNETES_", "PBS_",      "LSB_"};
 
 class EnvironmentTest : public ::testing::Test {
  protected:
@@ -38,7 +38,14 @@ class EnvironmentTest : public ::testing::Test {
 
  private:
   static void clear() {
-    for (const char* name : kNames) unsetenv(name);
+    std::vector<std::string> names;
+    for (char** entry = environ; *entry; ++entry) {
+      const std::string_view name = std::string_view(*entry).substr(0, std::string_view(*entry).find('='));
+      if (std::any_of(std::begin(kPrefixes), std::end(kPrefixes),
+                      [&](const char* prefix) { return name.starts_with(prefix); }))
+        names.emplace_back(name);
+    }
+    for (const std::string& name : names) unsetenv(name.c_str());
   }
 };
 
@@ -100,24 +107,31 @@ TEST_F(EnvironmentTest, NamesTheVariableThatIsWrong) {
     const char* error;
   };
   const Case cases[] = {
-      {"RANK", nullptr, "RANK is not set although WORLD_SIZE is"},
-      {"WORLD_SIZE", nullptr, "WORLD_SIZE is not set although RANK is"},
-      {"LOCAL_RANK", nullptr, "LOCAL_RANK is not set although LOCAL_WORLD_SIZE is"},
+      {"RANK", nullptr,
+       "RANK is not set although WORLD_SIZE=4 is; set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT "
+       "together, or unset them"},
+      {"WORLD_SIZE", nullptr,
+       "WORLD_SIZE is not set although RANK=3 is; set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT "
+       "together, or unset them"},
+      {"LOCAL_RANK", nullptr,
+       "LOCAL_RANK is not set although LOCAL_WORLD_SIZE=2 is; set RANK, WORLD_SIZE, MASTER_ADDR and "
+       "MASTER_PORT together, or unset them"},
       {"MASTER_ADDR", nullptr,
-       "MASTER_ADDR is not set although WORLD_SIZE is above 1: the address of rank 0's host"},
+       "MASTER_ADDR is not set although WORLD_SIZE=4 is above 1: expected the address of rank 0's host"},
       {"MASTER_ADDR", "", "MASTER_ADDR is empty: expected the address of rank 0's host"},
-      {"MASTER_PORT", nullptr, "MASTER_PORT is not set although WORLD_SIZE is above 1"},
+      {"MASTER_PORT", nullptr,
+       "MASTER_PORT is not set although WORLD_SIZE=4 is above 1: expected a free port of rank 0's host"},
       {"RANK", "", "RANK='' is not an integer"},
       {"RANK", "one", "RANK='one' is not an integer"},
       {"RANK", " 1", "RANK=' 1' is not an integer"},
       {"RANK", "1.0", "RANK='1.0' is not an integer"},
       {"RANK", "99999999999", "RANK='99999999999' is not an integer"},
-      {"RANK", "4", "RANK=4 is out of range: expected 0 to 3"},
-      {"RANK", "-1", "RANK=-1 is out of range: expected 0 to 3"},
+      {"RANK", "4", "RANK=4 is out of range: expected 0 to 3, because WORLD_SIZE=4"},
+      {"RANK", "-1", "RANK=-1 is out of range: expected 0 to 3, because WORLD_SIZE=4"},
       {"WORLD_SIZE", "0", "WORLD_SIZE=0 is out of range: expected 1 to 1048576"},
       {"WORLD_SIZE", "2x", "WORLD_SIZE='2x' is not an integer"},
-      {"LOCAL_RANK", "2", "LOCAL_RANK=2 is out of range: expected 0 to 1"},
-      {"LOCAL_WORLD_SIZE", "5", "LOCAL_WORLD_SIZE=5 is out of range: expected 1 to 4"},
+      {"LOCAL_RANK", "2", "LOCAL_RANK=2 is out of range: expected 0 to 1, because LOCAL_WORLD_SIZE=2"},
+      {"LOCAL_WORLD_SIZE", "5", "LOCAL_WORLD_SIZE=5 is out of range: expected 1 to 4, because WORLD_SIZE=4"},
       {"MASTER_PORT", "0", "MASTER_PORT=0 is out of range: expected 1 to 65535"},
       {"MASTER_PORT", "65536", "MASTER_PORT=65536 is out of range: expected 1 to 65535"},
       {"MASTER_PORT", "http", "MASTER_PORT='http' is not an integer"},

@@ -60,8 +60,18 @@ TEST_F(ErrorFileTest, UnderTorchrunItIsTorchrunsJson) {
   ::setenv("TORCHELASTIC_ERROR_FILE", folder_.path("error.json").c_str(), 1);
   report_error("no \"file\" C:\\x\nhere\xff");
   const auto json = nlohmann::json::parse(folder_.read("error.json"));
-  EXPECT_EQ(json["message"]["message"], "no \"file\" C:\\x here?");
+  EXPECT_EQ(json["message"]["message"], "no \"file\" C:\\x here\ufffd");
   EXPECT_GT(std::stoll(json["message"]["extraInfo"]["timestamp"].get<std::string>()), 1'500'000'000);
+}
+
+TEST_F(ErrorFileTest, TheReportOfTorchsRecordIsRead) {
+  std::ofstream(folder_.path("error"))
+      << R"({"message": {"message": "ValueError: bad\nbatch", "extraInfo": {"py_callstack": "...", "timestamp": "1700000000"}}})";
+  const auto report = read_error_report(folder_.path("error"));
+  ASSERT_TRUE(report);
+  EXPECT_EQ(report->message, "ValueError: bad batch");
+  EXPECT_NEAR(static_cast<double>(report->time_ns), static_cast<double>(monotonic_ns()), 1e9)
+      << "the file's time";
 }
 
 TEST_F(ErrorFileTest, OtherFileIsNoReport) {

@@ -9,6 +9,7 @@
 namespace tessera::launcher {
 namespace {
 
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -16,24 +17,33 @@ TEST_F(LaunchTest, FirstFailureIsNamedAndRanksThatIgnoreSigtermAreKilled) {
   const auto start = std::chrono::steady_clock::now();
   EXPECT_EQ(run_tool(4, {"fail", "2", "3", "cannot read the data"}), 3);
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
-  EXPECT_THAT(errors(),
-              HasSubstr("rank 2 of 4 failed first: exit code 3; last error: cannot read the data\n"));
+  EXPECT_THAT(errors(), ContainsRegex("rank 2 of 4 failed first: exit code 3(, on host [^ ]+ at [0-9:.]+); "
+                                      "last error: cannot read the data"));
   EXPECT_TRUE(nothing_runs());
 }
 
 TEST_F(LaunchTest, LastErrorComesFromTheLogOfAProgramThatReportsNone) {
   EXPECT_EQ(run_tool(2, {"fail_quietly", "1", "9", "boom"}), 9);
-  EXPECT_THAT(errors(), HasSubstr("rank 1 of 2 failed first: exit code 9; last error: error: boom\n"));
+  EXPECT_THAT(
+      errors(),
+      ContainsRegex(
+          "rank 1 of 2 failed first: exit code 9(, on host [^ ]+ at [0-9:.]+); last error: error: boom"));
 }
 
 TEST_F(LaunchTest, RankZeroFailsLikeAnyOther) {
   EXPECT_EQ(run_tool(2, {"fail", "0", "5", "no such model"}), 5);
-  EXPECT_THAT(errors(), HasSubstr("rank 0 of 2 failed first: exit code 5; last error: no such model\n"));
+  EXPECT_THAT(
+      errors(),
+      ContainsRegex(
+          "rank 0 of 2 failed first: exit code 5(, on host [^ ]+ at [0-9:.]+); last error: no such model"));
 }
 
 TEST_F(LaunchTest, TheCauseIsTheFirstByTimeEvenWhenItEndsLast) {
   EXPECT_EQ(run_tool(4, {"cascade", "3"}), 7);
-  EXPECT_THAT(errors(), HasSubstr("rank 3 of 4 failed first: exit code 7; last error: the real reason\n"));
+  EXPECT_THAT(
+      errors(),
+      ContainsRegex(
+          "rank 3 of 4 failed first: exit code 7(, on host [^ ]+ at [0-9:.]+); last error: the real reason"));
 }
 
 TEST_F(LaunchTest, ASignalIsNamedAndGives128PlusItsNumber) {

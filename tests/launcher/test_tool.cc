@@ -5,7 +5,6 @@
 
 #include "core/error.h"
 #include "core/str.h"
-#include "launcher/environment.h"
 #include "launcher/error_file.h"
 #include "tools/launch_command.h"
 
@@ -23,7 +22,7 @@ int main(int argc, char** argv) {
   self->add_option("folder", folder)->required();
   tools::add_launch_flags(*self, flags);
   self->callback([&] {
-    if (launcher::should_start_ranks(flags.nproc)) {
+    if (tools::starts_ranks(flags)) {
       exit_code = tools::run_ranks_of_self(flags, {argv + 1, argv + argc}, log);
     } else {
       const char* rank = std::getenv("RANK");

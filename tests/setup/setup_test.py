@@ -25,10 +25,11 @@ def read(name):
     return (ROOT / name).read_text(encoding="utf-8")
 
 
-def debian_packages(text):
-    """The names in packages.txt; a ValueError names a line that is not "name  # what needs it"."""
+def debian_packages(text, section=""):
+    """The names in packages.txt, in front of all sections or in one; a ValueError names a line that is not "name  # what needs it"."""
     names = []
-    for line in text.split("# [source]")[0].splitlines():
+    parts = re.split(r"^# \[(\w+)\].*$", text, flags=re.MULTILINE)
+    for line in (parts[0] if not section else parts[parts.index(section) + 1]).splitlines():
         if not line.strip() or line.startswith("#"):
             continue
         match = re.fullmatch(r"([a-z0-9][a-z0-9+.-]+) +# \S.*", line)
@@ -91,11 +92,12 @@ class Packages(unittest.TestCase):
             with self.subTest(line=line), self.assertRaises(ValueError):
                 source_packages(f"# [source] x\n{line}\n")
 
-    def test_sources_are_no_packages_to_install(self):
-        """setup.sh asks dpkg for the lines above the section."""
-        script = re.search(r"listed=\$\((sed .*?)\)$", read("scripts/setup.sh"), re.MULTILINE)[1]
-        listed = subprocess.run(["bash", "-c", script], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
-        self.assertEqual(sorted(listed), sorted(debian_packages(read("packages.txt"))))
+    def test_only_the_section_asked_for_is_installed(self):
+        """setup.sh asks dpkg for the lines above the sections, and with --hosts for those of [hosts]."""
+        of_hosts, main = re.findall(r"listed=\$\((sed .*?)\)$", read("scripts/setup.sh"), re.MULTILINE)
+        for script, section in ((main, ""), (of_hosts, "hosts")):
+            listed = subprocess.run(["bash", "-c", script], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+            self.assertEqual(sorted(listed), sorted(debian_packages(read("packages.txt"), section)))
 
     def test_hdf5_is_built_from_the_pinned_source(self):
         """hdf5.sh reads name and checksum from packages.txt; nothing is done where that is built already."""

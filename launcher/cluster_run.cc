@@ -1,0 +1,194 @@
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <optional>
+#include <utility>
+
+#include "core/error.h"
+#include "core/file_descriptor.h"
+#include "core/str.h"
+#include "launcher/cluster.h"
+#include "launcher/engine_output.h"
+#include "launcher/failure.h"
+#include "launcher/launch.h"
+#include "launcher/process.h"
+#include "launcher/signals.h"
+#include "launcher/supervisor.h"
+
+namespace tessera::launcher {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// From a failure on one host until the others are ended: they may be about to report the same, or to fail
+/// because of it.
+constexpr auto kSettle = std::chrono::seconds(2);
+/// What launchers on hosts need beyond --save-grace to end themselves.
+constexpr std::chrono::milliseconds kEndGrace{5000};
+
+/// One running program, and the end of its standard input that keeps the launcher on its host alive.
+struct Running {
+  Process process;
+  FileDescriptor input;
+  std::string label;
+  int end_signal = 0;
+  int status = 0;
+  Clock::time_point ended_at = Clock::time_point::max();
+};
+
+void send_all(int fd, const std::string& text) {
+  for (size_t sent = 0; sent < text.size();) {
+    const ssize_t n = ::send(fd, text.data() + sent, text.size() - sent, MSG_NOSIGNAL);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return;  // the program has ended, and its exit code says why
+    sent += static_cast<size_t>(n);
+  }
+}
+
+std::vector<std::string> environment_with(const std::vector<std::string>& variables) {
+  std::vector<std::string> environment;
+  for (char** entry = environ; *entry; ++entry) {
+    const std::string line = *entry, front = line.substr(0, line.find('=') + 1);
+    if (std::none_of(variables.begin(), variables.end(),
+                     [&](const std::string& one) { return one.starts_with(front); }))
+      environment.push_back(line);
+  }
+  environment.insert(environment.end(), variables.begin(), variables.end());
+  return environment;
+}
+
+Running start(const EngineCommand& command, const sigset_t& mask, std::vector<FileDescriptor>& errors) {
+  int sockets[2], pipe[2];
+  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets) != 0 || ::pipe2(pipe, O_CLOEXEC) != 0)
+    throw CommError(str(command.label, ": no pipe could be made: ", std::strerror(errno)));
+  FileDescriptor ours(sockets[0]), theirs(sockets[1]), write_end(pipe[1]);
+  errors.emplace_back(pipe[0]);
+  SpawnOptions spawn;
+  spawn.program = command.program;
+  spawn.args = command.args;
+  spawn.environment = environment_with(command.variables);
+  spawn.signal_mask = mask;
+  spawn.stdin_fd = theirs.get();
+  spawn.stderr_fd = write_end.get();
+  Running running{Process::spawn(spawn), std::move(ours), command.label, command.end_signal};
+  theirs.reset();
+  send_all(running.input.get(), command.input);
+  return running;
+}
+
+/// The programs of a run, until all have ended.
+class ClusterSupervisor {
+ public:
+  ClusterSupervisor(std::vector<Running>& programs, SignalWatch& signals, EngineOutput& output,
+                    std::chrono::milliseconds grace, Logger log)
+      : programs_(programs), signals_(signals), output_(output), grace_(grace), log_(std::move(log)) {}
+
+  /// The signal that interrupted the run, if one did.
+  std::optional<int> supervise() {
+    while (std::any_of(programs_.begin(), programs_.end(),
+                       [](const Running& one) { return one.process.running(); })) {
+      const auto signal = signals_.wait(deadline_);
+      if (signal == SIGTSTP) signals_.stop_here();
+      if (signal == SIGINT || signal == SIGTERM || signal == SIGHUP) on_signal(*signal);
+      collect_ended();
+      if (deadline_ && Clock::now() >= *deadline_) end_all();
+    }
+    return interrupted_by_;
+  }
+
+ private:
+  void on_signal(int signal) {
+    if (!interrupted_by_ && step_ == 0)
+      log_.warning(str(signal_name(signal), ": the ranks have ", static_cast<double>(grace_.count()) / 1000.0,
+                       " s to end; a second signal kills them"));
+    if (!interrupted_by_) interrupted_by_ = signal;
+    end_all();
+  }
+
+  /// First the launchers on the hosts end as by SIGTERM; then the programs here are ended, and killed.
+  void end_all() {
+    ++step_;
+    deadline_ = Clock::now() + (step_ == 1 ? grace_ + kEndGrace : kEndGrace);
+    for (Running& one : programs_) {
+      one.input.reset();
+      const int signal = step_ == 1 ? one.end_signal : step_ == 2 ? SIGTERM : SIGKILL;
+      if (signal != 0) one.process.signal(signal);
+    }
+    if (step_ > 2) deadline_.reset();
+  }
+
+  void collect_ended() {
+    for (Running& one : programs_) {
+      siginfo_t info{};
+      if (!one.process.running() ||
+          ::waitid(P_PID, static_cast<id_t>(one.process.pid()), &info, WEXITED | WNOHANG | WNOWAIT) != 0 ||
+          info.si_pid == 0)
+        continue;
+      one.status = one.process.collect();
+      one.ended_at = Clock::now();
+      has_failed_ |= one.status != 0;
+    }
+    if ((has_failed_ || output_.has_report()) && step_ == 0 && !deadline_) deadline_ = Clock::now() + kSettle;
+  }
+
+  std::vector<Running>& programs_;
+  SignalWatch& signals_;
+  EngineOutput& output_;
+  const std::chrono::milliseconds grace_;
+  const Logger log_;
+  std::optional<Clock::time_point> deadline_;
+  std::optional<int> interrupted_by_;
+  int step_ = 0;  ///< of ending
+  bool has_failed_ = false;
+};
+
+int code_of(int status) { return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status); }
+
+/// Logs the first failure by the hosts' clocks; the exit code.
+int report(std::vector<FailureReport> reports, const std::vector<Running>& programs, int num_hosts,
+           std::optional<int> interrupted_by, const Logger& log) {
+  const Running* failed = nullptr;
+  for (const Running& one : programs)
+    if (one.status != 0 && (!failed || one.ended_at < failed->ended_at)) failed = &one;
+  if (!failed) return 0;
+  std::sort(reports.begin(), reports.end(),
+            [](const FailureReport& a, const FailureReport& b) { return a.time_ns < b.time_ns; });
+  if (!reports.empty()) {
+    FailureReport first = reports.front();
+    const auto is_alike = [&](const FailureReport& one) { return one.is_common && one.error == first.error; };
+    first.is_common = static_cast<int>(reports.size()) == num_hosts &&
+                      std::all_of(reports.begin(), reports.end(), is_alike);
+    log.error(describe(first));
+    if (!first.where.empty()) log.info(str(first.where, " on host ", first.host));
+    return interrupted_by ? 128 + *interrupted_by : first.exit_code;
+  }
+  if (interrupted_by) return 128 + *interrupted_by;
+  const int code = code_of(failed->status);
+  if (code != kTimeoutExitCode)
+    log.error(str(failed->label, " failed: ", describe_status(failed->status), "; what it said is above"));
+  return code;
+}
+
+}  // namespace
+
+int run_cluster(const ClusterOptions& options, const Logger& log) {
+  std::vector<FileDescriptor> errors;
+  SignalWatch signals;
+  const Subreaper subreaper;  // pdsh leaves its ssh processes when it is ended
+  std::vector<Running> programs;
+  for (const EngineCommand& command : engine_commands(options))
+    programs.push_back(start(command, signals.previous_mask(), errors));
+  EngineOutput output(std::move(errors));
+  const std::optional<int> interrupted_by =
+      ClusterSupervisor(programs, signals, output, options.save_grace, log).supervise();
+  return report(output.finish(), programs, options.num_nodes, interrupted_by, log);
+}
+
+}  // namespace tessera::launcher

@@ -1,0 +1,32 @@
+// RunFiles: the paths of a run's files on this host.
+#pragma once
+
+#include <filesystem>
+#include <string>
+
+#include "core/file_descriptor.h"
+#include "core/temporary_folder.h"
+
+namespace tessera::launcher {
+
+/// Owns a temporary folder, which is removed unless keep() was called.
+class RunFiles {
+ public:
+  /// Local. `log_dir`: the folder of the logs, made if it is missing; empty: the temporary one. Throws
+  /// ConfigError if it cannot be made.
+  explicit RunFiles(const std::string& log_dir);
+
+  /// Keeps the logs for the user to read.
+  void keep();
+  std::string log(int rank) const;
+  std::string error(int rank) const;
+
+ private:
+  TemporaryFolder temporary_{"tessera"};
+  std::filesystem::path log_dir_;
+};
+
+/// Local. Opens a file, which programs that are started do not inherit. Throws ConfigError with the reason.
+FileDescriptor open_file(const std::string& path, int flags);
+
+}  // namespace tessera::launcher

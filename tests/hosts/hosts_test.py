@@ -1,0 +1,248 @@
+"""The same small training under every launcher, with the real programs: torchrun, mpirun, srun, ssh, pdsh. The losses are those of
+`tessera train --nproc`, to the bit. (On two hosts with two ranks, whose sums have one order; with more, Gloo's between hosts
+differs from that of shared memory, and the launchers are compared with each other.)
+
+    hosts_test.py [TEST...]        TESSERA and TORCHRUN name the programs
+"""
+import os
+import re
+import signal
+import sys
+import tempfile
+import time
+import unittest
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent / "tools"), str(HERE)]
+import testbed  # noqa: E402
+from tool import TESSERA, ToolTest  # noqa: E402
+
+SKIPPED = 77
+TORCHRUN = os.environ.get("TORCHRUN", "")
+LAUNCHERS = re.compile(r"OMPI_|PMIX?_|SLURM_|HOROVOD_|PET_|PDSH_")
+
+
+def needs(*programs):
+    """Skips a test where a program is missing, unless the tests have to run (make test-hosts)."""
+    missing = [name for name in programs if not (testbed.which(name) or os.path.isfile(name))]
+    reason = f"not installed: {', '.join(missing)}; `make test-hosts` installs the Debian packages"
+    if missing and os.environ.get("TESSERA_TEST_HOSTS_REQUIRED"):
+        raise SystemExit(reason)
+    return unittest.skipIf(missing, reason)
+
+
+class HostsTest(ToolTest):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.bed = testbed.Testbed(tempfile.mkdtemp(dir=cls.shared, prefix="bed"))
+        cls.addClassCleanup(cls.end_bed)
+        if testbed.which("sshd"):
+            cls.bed.start_sshd()
+        if testbed.which("slurmctld") and testbed.which("munged"):
+            cls.bed.start_slurm()
+        cls.before = set(testbed.processes())
+
+    @classmethod
+    def end_bed(cls):
+        cls.bed.end()
+        if left := testbed.processes():
+            raise AssertionError(f"left behind: {left}")
+
+    def setUp(self):
+        super().setUp()
+        self.write("hosts", "# the testbed\nn1 slots=2\nn2 slots=1\n")
+        self.write("pair", "n1 slots=1\nn2 slots=1\n")
+
+    def left_behind(self):
+        return {pid: name for pid, name in testbed.processes().items() if pid not in self.before and name not in ("slurmstepd", "sshd")}
+
+    def tearDown(self):
+        give_up = time.monotonic() + 10
+        while self.left_behind() and time.monotonic() < give_up:  # what ended a host's launcher may be faster than that
+            time.sleep(0.1)
+        self.assertEqual(self.left_behind(), {}, "left behind")
+
+    def environment(self, **changes):
+        base = {name: value for name, value in super().environment().items() if not LAUNCHERS.match(name)}
+        return {**base, **self.bed.environment(), "OMP_NUM_THREADS": "1", **{name: str(value) for name, value in changes.items()}}
+
+    def config(self, **changes):
+        return super().config(**{"zero_optimization": {"stage": 2}, **changes})
+
+    def write_config(self, name):
+        config = self.config()
+        config["trainer"].update(output_dir=f"run_{name}", num_threads=1)  # the number of threads changes sums
+        return self.write(f"{name}.json", config)
+
+    def train(self, name, *command, code=0):
+        """Trains into a folder of its own; the losses and gradient norms of all steps."""
+        self.write_config(name)
+        words = [word.replace("CONFIG", f"{name}.json") if isinstance(word, str) else word for word in command]
+        outcome = self.run_tool(*words[1:], program=words[0])
+        self.assertEqual(outcome.code, code, outcome)
+        return self.losses(f"run_{name}") if code == 0 else outcome
+
+    def expected(self, num_ranks=2):
+        losses = self.train("expected", TESSERA, "train", "CONFIG", "--nproc", num_ranks)
+        self.assertEqual(len(losses), 5)
+        return losses
+
+    # --------------------------------------------------------- under launchers that start every rank themselves
+
+    @needs(TORCHRUN or "torchrun")
+    def test_torchrun(self):
+        self.assertEqual(self.train("torchrun", TORCHRUN or "torchrun", "--no-python", "--nproc-per-node", 3, TESSERA, "train", "CONFIG"),
+                         self.expected(3))
+
+    @needs(TORCHRUN or "torchrun", "ssh", "sshd")
+    def test_torchrun_on_two_hosts(self):
+        """Two ranks and one, as the launcher starts them by ssh."""
+        config = self.write_config("torchrun2")
+        ends = []
+        for node, (host, nproc) in enumerate((("n1", 2), ("n2", 1))):
+            program, *words = [*self.bed.on(host), TORCHRUN or "torchrun", "--nnodes", 2, "--node-rank", node, "--nproc-per-node", nproc,
+                               "--master-addr", "n1", "--master-port", 29611, "--no-python", TESSERA, "train", config]
+            ends.append(self.start(*words, program=program))
+        for outcome in [self.finish(process) for process in ends]:
+            self.assertEqual(outcome.code, 0, outcome)
+        losses = self.train("ssh3", TESSERA, "train", "CONFIG", "--hostfile", "hosts", *self.ssh_flags())
+        self.assertEqual(losses, self.losses("run_torchrun2"))
+
+    @needs("mpirun")
+    def test_mpirun(self):
+        losses = self.train("mpirun", "mpirun", "--oversubscribe", "--bind-to", "none", "-n", 3, TESSERA, "train", "CONFIG")
+        self.assertEqual(losses, self.expected(3))
+
+    @needs("mpirun", "sshd")
+    def test_mpirun_on_two_hosts(self):
+        losses = self.train("mpirun2", "mpirun", "--bind-to", "none", "--host", "n1:1,n2:1", "-n", 2, "-x", "OMP_NUM_THREADS",
+                            "-x", "MASTER_ADDR=n1", TESSERA, "train", "CONFIG")
+        self.assertEqual(losses, self.expected())
+        outcome = self.train("unsaid", "mpirun", "--bind-to", "none", "--host", "n1:1,n2:1", "-n", 2, TESSERA, "train", "CONFIG", code=1)
+        self.assertIn("MASTER_ADDR is not set, and Open MPI does not say where rank 0 is", outcome.err)
+
+    @needs("srun", "munged")
+    def test_srun(self):
+        losses = self.train("srun", "srun", "-N", 2, "-n", 2, TESSERA, "train", "CONFIG")
+        self.assertEqual(losses, self.expected())
+
+    @needs("srun", "munged", "ssh", "sshd")
+    def test_srun_starts_one_launcher_a_host(self):
+        losses = self.train("srun4", "srun", "-N", 2, "--ntasks-per-node", 1, TESSERA, "train", "CONFIG", "--nproc", 2)
+        self.write("four", "n1 slots=2\nn2 slots=2\n")
+        self.assertEqual(losses, self.train("ssh4", TESSERA, "train", "CONFIG", "--hostfile", "four", *self.ssh_flags()))
+
+    @needs("sbatch", "munged")
+    def test_sbatch(self):
+        """In the script itself there is one rank, srun in it starts all."""
+        self.write_config("alone")
+        self.write_config("job")
+        self.write("job.sh", f"#!/bin/bash\n'{TESSERA}' train alone.json && srun '{TESSERA}' train job.json\n")
+        outcome = self.run_tool("--wait", "-N", 2, "-n", 2, "-o", "job.out", "job.sh", program="sbatch")
+        self.assertEqual(outcome.code, 0, f"{outcome}\n{(self.folder / 'job.out').read_text()}")
+        self.assertEqual(self.losses("run_job"), self.expected())
+        self.assertEqual(self.losses("run_alone"), self.train("one", TESSERA, "train", "CONFIG"))
+
+    def check_python(self, *launcher):
+        """The Python package in ranks of a launcher: its place before it joins, and in the group."""
+        self.write("group.py", "from tessera import comm\nbefore = comm.get_rank(), comm.get_world_size(), comm.get_local_rank()\n"
+                   "print(before, comm.all_gather(comm.get_rank()), comm.get_rank() == before[0])\n")
+        outcome = self.run_tool(*launcher[1:], sys.executable, "group.py", program=launcher[0])
+        self.assertEqual(outcome.code, 0, outcome)
+        return sorted(outcome.out.splitlines())
+
+    @needs("mpirun")
+    def test_python_under_mpirun(self):
+        expected = [f"({rank}, 3, {rank}) [0, 1, 2] True" for rank in range(3)]
+        self.assertEqual(self.check_python("mpirun", "--oversubscribe", "--bind-to", "none", "-n", 3), expected)
+
+    @needs("srun", "munged")
+    def test_python_under_srun(self):
+        places = [(0, 0), (1, 1), (2, 0)]  # two tasks on n1, one on n2
+        expected = [f"({rank}, 3, {local}) [0, 1, 2] True" for rank, local in places]
+        self.assertEqual(self.check_python("srun", "-N", 2, "-n", 3, "--overcommit"), expected)
+
+    # ------------------------------------------------------------------------------- driven by --launcher
+
+    def ssh_flags(self):
+        return ["--launcher-args", f"-F {self.bed.folder}/ssh_config"]
+
+    def check_launcher(self, launcher, *flags):
+        losses = self.train(launcher, TESSERA, "train", "CONFIG", "--hostfile", "pair", "--launcher", launcher, *flags)
+        self.assertEqual(losses, self.expected())
+        # A rank on the second host dies: one line names the host and the rank.
+        script = self.write("fail.sh", 'if [ "$RANK" = 2 ]; then echo "error: rank $RANK is out of luck" >&2; exit 9; fi; sleep 100')
+        outcome = self.run_tool("launch", "--hostfile", "hosts", "--launcher", launcher, "--save-grace", 2, *flags, "--", "sh", script)
+        self.assertEqual(outcome.code, 9, outcome)
+        self.assertRegex(outcome.err, r"(?m)^error: rank 2 of 3 failed first: exit code 9, on host n2 at [\d:.]+; last error: error: rank 2 is out of luck$")
+        self.assertLess(outcome.seconds, 30)
+        self.check_interrupt(launcher, *flags)
+
+    def check_interrupt(self, launcher, *flags):
+        """Ctrl-C: the ranks of both hosts save, and the launcher waits for them."""
+        script = self.write("save.sh", 'trap "sleep 2; echo saved > saved_$RANK; exit 0" TERM; touch ready_$RANK; while :; do sleep 0.1; done')
+        process = self.start("launch", "--hostfile", "hosts", "--launcher", launcher, *flags, "--", "sh", script)
+        self.wait_for_files("ready_0", "ready_1", "ready_2")
+        process.send_signal(signal.SIGINT)
+        outcome = self.finish(process)
+        if launcher != "pdsh":  # which ends its ssh processes, and cannot wait for the hosts
+            self.assertEqual(outcome.code, 0, outcome)
+        self.wait_for_files("saved_0", "saved_1", "saved_2", seconds=10 if launcher == "pdsh" else 0)
+
+    @needs("ssh", "sshd")
+    def test_ssh(self):
+        self.check_launcher("ssh", *self.ssh_flags())
+
+    @needs("pdsh", "ssh", "sshd")
+    def test_pdsh(self):
+        self.check_launcher("pdsh")
+
+    @needs("mpirun", "sshd")
+    def test_openmpi(self):
+        self.check_launcher("openmpi")
+
+    @needs("srun", "munged")
+    def test_slurm(self):
+        self.check_launcher("slurm", "--launcher-args", "--overcommit")
+
+    @needs("ssh", "sshd")
+    def test_include(self):
+        """A slot of a host, and all of the other."""
+        flags = ["--hostfile", "hosts", *self.ssh_flags()]
+        self.write("place.sh", "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $(hostname) $CUDA_VISIBLE_DEVICES > place_$RANK")
+        outcome = self.run_tool("launch", *flags, "--include", "n1:1@n2", "--", "sh", "place.sh")
+        self.assertEqual(outcome.code, 0, outcome)
+        self.assertEqual([(self.folder / f"place_{rank}").read_text() for rank in (0, 1)], ["0/2 0/1 n1 1\n", "1/2 0/1 n2\n"])
+
+    @needs("ssh", "sshd")
+    def test_ssh_is_refused(self):
+        outcome = self.run_tool("launch", "--hostfile", "hosts", "--", "true")  # without the key
+        self.assertEqual(outcome.code, 255, outcome)
+        self.assertRegex(outcome.err, r"error: ssh to n[12] failed: exit code 255; what it said is above")
+
+    @needs("ssh", "sshd")
+    def test_killed_launcher_leaves_nothing(self):
+        script = self.write("hang.sh", "touch ready_$RANK; sleep 1000")
+        process = self.start("launch", "--hostfile", "hosts", *self.ssh_flags(), "--", "sh", script)
+        self.wait_for_files("ready_0", "ready_1", "ready_2")
+        process.kill()
+        self.finish(process)
+        self.wait_until(lambda: not [name for pid, name in testbed.processes().items() if name in ("sleep", "sh", "tessera") and pid not in self.before])
+
+    def wait_for_files(self, *names, seconds=20):
+        self.wait_until(lambda: all((self.folder / name).exists() for name in names), seconds)
+
+    def wait_until(self, condition, seconds=20):
+        give_up = time.monotonic() + seconds
+        while not condition():
+            self.assertLess(time.monotonic(), give_up, "it did not happen")
+            time.sleep(0.05)
+
+
+if __name__ == "__main__":
+    if reason := testbed.enter():
+        print(f"skipped: {reason}")
+        sys.exit(1 if os.environ.get("TESSERA_TEST_HOSTS_REQUIRED") else SKIPPED)
+    unittest.main(verbosity=2)

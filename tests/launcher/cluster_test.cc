@@ -1,0 +1,250 @@
+// Runs on several hosts, with a stand-in for ssh that runs the command here. The real ssh, pdsh, mpirun and
+// srun are in tests/hosts.
+#include "launcher/cluster.h"
+
+#include <signal.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <fstream>
+#include <regex>
+#include <set>
+
+#include "core/str.h"
+#include "tests/launcher/launch_testing.h"
+#include "tests/support/errors.h"
+
+namespace tessera::launcher {
+namespace {
+
+using ::testing::Contains;
+using ::testing::ContainsRegex;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
+
+class ClusterTest : public LaunchTest {
+ protected:
+  void SetUp() override {
+    LaunchTest::SetUp();
+    std::filesystem::create_directory(folder_.path("bin"));
+    // Its options, `--`, the host, and the command, whose text comes by standard input.
+    std::ofstream(folder_.path("bin/ssh"))
+        << "#!/bin/sh\n"
+           "echo \"$@\" >> '"
+        << folder_.path("ssh_args")
+        << "'\n"
+           "while [ \"$1\" != -- ]; do shift; done\n"
+           "case $2 in unreachable) echo 'ssh: no route' >&2; exit 255;; esac\n"
+           "shift 2; exec \"$@\"\n";
+    ::chmod(folder_.path("bin/ssh").c_str(), 0755);
+  }
+
+  std::string hostfile(const std::string& content) {
+    std::ofstream(folder_.path("hosts")) << content;
+    return folder_.path("hosts");
+  }
+  std::vector<std::string> args(const std::string& hosts, const std::vector<std::string>& action,
+                                const std::vector<std::string>& flags = {}) {
+    std::vector<std::string> all = {"launch", "--hostfile", hostfile(hosts), "--master-addr", "127.0.0.1"};
+    all.insert(all.end(), flags.begin(), flags.end());
+    for (const char* word : {"--", TEST_RANK}) all.emplace_back(word);
+    all.push_back(folder_.path());
+    all.insert(all.end(), action.begin(), action.end());
+    return all;
+  }
+  std::vector<std::string> path() const {
+    return {"PATH=" + folder_.path("bin") + ":" + std::getenv("PATH")};
+  }
+  int run_on(const std::string& hosts, const std::vector<std::string>& action,
+             const std::vector<std::string>& flags = {}) {
+    Tool tool(folder_, args(hosts, action, flags), path());
+    return tool.wait();
+  }
+};
+
+TEST_F(ClusterTest, RanksAreNumberedThroughTheHosts) {
+  std::ofstream(folder_.path("vars")) << "GIVEN=a 'b' \"c\" $d %n\n";
+  EXPECT_EQ(run_on("h1 slots=2\nh2 slots=3\nh3 slots=1\n", {"env"},
+                   {"--exclude", "h2:1@h3", "--env-file", folder_.path("vars")}),
+            0)
+      << errors();
+  std::set<std::string> run_ids, ports;
+  for (int rank = 0; rank < 4; ++rank) {
+    const std::string env = "\n" + folder_.read(str("env_", rank));
+    const bool on_first = rank < 2;
+    for (const std::string& line :
+         {str("RANK=", rank), str("WORLD_SIZE=4"), str("LOCAL_RANK=", rank % 2), str("LOCAL_WORLD_SIZE=2"),
+          str("GROUP_RANK=", on_first ? 0 : 1), str("GROUP_WORLD_SIZE=2"), str("MASTER_ADDR=127.0.0.1"),
+          str("GIVEN=a 'b' \"c\" $d %n")})
+      EXPECT_THAT(env, HasSubstr("\n" + line + "\n")) << rank;
+    EXPECT_EQ(env.find("\nCUDA_VISIBLE_DEVICES=0,2\n") != env.npos, !on_first) << "slots 0 and 2 of h2";
+    EXPECT_THAT(env, Not(HasSubstr("TESSERA_LAUNCH_")));
+    std::smatch found;
+    ASSERT_TRUE(std::regex_search(env, found, std::regex("\nTESSERA_RUN_ID=([0-9a-f]{16})\n")));
+    run_ids.insert(found[1]);
+    ASSERT_TRUE(std::regex_search(env, found, std::regex("\nMASTER_PORT=([0-9]+)\n")));
+    ports.insert(found[1]);
+  }
+  EXPECT_EQ(run_ids.size(), 1U);
+  EXPECT_EQ(ports.size(), 1U);
+  EXPECT_THAT(folder_.read("ssh_args"), Not(HasSubstr("GIVEN"))) << "no value in a command line";
+}
+
+TEST_F(ClusterTest, TheFirstFailureOfAllHostsIsNamed) {
+  EXPECT_EQ(run_on("h1 slots=2\nh2 slots=2\n", {"cascade", "3"}), 7);
+  EXPECT_THAT(errors(),
+              ContainsRegex("^error: rank 3 of 4 failed first: exit code 7, on host [^ ]+ at "
+                            "[0-9]{2}:[0-9]{2}:[0-9]{2}\\.[0-9]{3}; last error: the real reason\n"));
+  EXPECT_THAT(errors(), Not(HasSubstr("TESSERA_LAUNCH_FAILURE")));
+  EXPECT_TRUE(nothing_runs());
+}
+
+TEST_F(ClusterTest, AnErrorThatAllRanksReportStandsOnce) {
+  EXPECT_EQ(run_on("h1 slots=1\nh2 slots=1\n", {"fail_alike", "4", "config.json: no such key"}), 4);
+  EXPECT_EQ(errors(), "error: config.json: no such key\n");
+}
+
+TEST_F(ClusterTest, RanksOnOtherHostsThatHangAreEnded) {
+  EXPECT_EQ(run_on("h1 slots=1\nh2 slots=1\n", {"fail", "1", "3", "gone"}, {"--save-grace", "1"}), 3);
+  EXPECT_THAT(errors(), HasSubstr("last error: gone"));
+  EXPECT_TRUE(nothing_runs());
+}
+
+TEST_F(ClusterTest, ASignalLetsRanksOfAllHostsSave) {
+  Tool tool(folder_, args("h1 slots=1\nh2 slots=2\n", {"save", "200"}), path());
+  ASSERT_TRUE(folder_.wait_for("ready", 3));
+  tool.signal(SIGTERM);
+  EXPECT_EQ(tool.wait(), 0) << errors();
+  EXPECT_TRUE(folder_.has("saved_0") && folder_.has("saved_1") && folder_.has("saved_2"));
+}
+
+TEST_F(ClusterTest, WhenTheLauncherIsKilledTheHostsEnd) {
+  Tool tool(folder_, args("h1 slots=1\nh2 slots=1\n", {"hang"}), path());
+  ASSERT_TRUE(folder_.wait_for("ready", 2));
+  tool.signal(SIGKILL);
+  tool.wait();
+  EXPECT_TRUE(nothing_runs(5));
+}
+
+TEST_F(ClusterTest, AHostThatCannotBeReachedEndsTheOthers) {
+  EXPECT_EQ(run_on("h1 slots=1\nunreachable slots=1\n", {"hang"}, {"--save-grace", "1"}), 255);
+  EXPECT_THAT(errors(), HasSubstr("ssh: no route\n"));
+  EXPECT_THAT(errors(),
+              HasSubstr("error: ssh to unreachable failed: exit code 255; what it said is above\n"));
+  EXPECT_TRUE(nothing_runs());
+}
+
+TEST_F(ClusterTest, ATimeoutEndsAllHostsAndReturns124) {
+  EXPECT_EQ(run_on("h1 slots=1\nh2 slots=1\n", {"save", "10"}, {"--timeout", "1"}), 124);
+  EXPECT_THAT(errors(), HasSubstr("--timeout: the run has taken 1 s and is ended"));
+  EXPECT_TRUE(folder_.has("saved_0") && folder_.has("saved_1"));
+}
+
+TEST_F(ClusterTest, WrongFlagsAreOneLine) {
+  const auto refusal_of = [&](std::vector<std::string> flags) {
+    flags.insert(flags.begin(), "launch");
+    flags.insert(flags.end(), {"--", "true"});
+    Tool tool(folder_, flags, path());
+    EXPECT_EQ(tool.wait(), 1);
+    return errors();
+  };
+  const std::string hosts = hostfile("h1 slots=2\nh2 slots=2\n");
+  EXPECT_EQ(refusal_of({"--launcher", "ssh"}),
+            "error: --launcher ssh: expected --hostfile FILE, the hosts\n");
+  EXPECT_EQ(refusal_of({"--launcher", "rsh"}),
+            "error: --launcher rsh: expected one of local, ssh, pdsh, openmpi, slurm\n");
+  EXPECT_EQ(refusal_of({"--include", "h1"}),
+            "error: --include, --exclude: choose hosts of a hostfile; expected --hostfile FILE too\n");
+  EXPECT_EQ(refusal_of({"--hostfile", hosts, "--nnodes", "3"}),
+            "error: --nnodes 3: the hostfile leaves 2 hosts\n");
+  EXPECT_EQ(refusal_of({"--hostfile", hosts, "--num_gpus", "3"}), "error: --nproc 3: host h1 has 2 slots\n");
+  EXPECT_EQ(refusal_of({"--hostfile", hosts, "--launcher", "local"}),
+            "error: --launcher local: the hostfile names other hosts; expected this one alone, or another "
+            "launcher\n");
+  EXPECT_EQ(refusal_of({"--nnodes", "2"}),
+            "error: --nnodes 2: expected --node-rank 0 to 1 on each host, or --hostfile FILE to start all "
+            "from here\n");
+  EXPECT_EQ(refusal_of({"--nnodes", "2", "--node-rank", "0"}),
+            "error: --nnodes 2: expected --master-addr HOST, the address of host 0\n");
+  EXPECT_EQ(refusal_of({"--nnodes", "2", "--node-rank", "2", "--master-addr", "h"}),
+            "error: --node-rank 2: expected 0 to 1, because there are 2 hosts (--nnodes)\n");
+  EXPECT_EQ(refusal_of({"--tee", "7"}), "error: --tee 7: expected 0 to 3, or ranks as in 0:3,1:3\n");
+  EXPECT_EQ(refusal_of({"--bind-core-list", "99999"}),
+            "error: --bind-core-list: this process may not run on core 99999\n");
+}
+
+TEST_F(ClusterTest, HostsStartedByHand) {
+  const std::vector<std::string> common = {"--nnodes",      "2",    "--master_addr", "127.0.0.1",
+                                           "--master_port", "29877"};
+  for (const char* node : {"0", "1"}) {
+    std::vector<std::string> flags = common;
+    flags.insert(flags.end(), {"--node_rank", node});
+    Tool tool(folder_, launch_args(folder_, 2, {"env"}, flags));
+    EXPECT_EQ(tool.wait(), 0) << errors();
+  }
+  EXPECT_THAT(folder_.read("env_3"), HasSubstr("\nLOCAL_RANK=1\n"));
+  EXPECT_THAT(folder_.read("env_3"), HasSubstr("\nWORLD_SIZE=4\n"));
+  EXPECT_THAT(folder_.read("env_2"), HasSubstr("\nMASTER_PORT=29877\n"));
+}
+
+TEST_F(ClusterTest, TeeShowsAllRanksAndLogsThem) {
+  const std::string logs = folder_.path("logs");
+  EXPECT_EQ(run_on("h1 slots=1\nh2 slots=2\n", {"fail_alike", "0", "spoken"}, {"--tee", "--log-dir", logs}),
+            0);
+  EXPECT_THAT(output(), HasSubstr("[rank 1] [error] spoken\n"));
+  EXPECT_THAT(output(), HasSubstr("[rank 2] [error] spoken\n"));
+  for (const char* name : {"logs/rank_00000.log", "logs/rank_00001.log", "logs/rank_00002.log"})
+    EXPECT_TRUE(folder_.has(name));
+  EXPECT_EQ(folder_.read("logs/rank_00002.log"), "[error] spoken\n");
+}
+
+TEST(ClusterCommands, EachEngineIsToldWhatItNeeds) {
+  ClusterOptions options;
+  options.hosts = {{"n1", {0, 1}}, {"n2", {0}}};
+  options.num_nodes = 2;
+  options.launcher = "/opt/tessera";
+  options.program = "a program";
+  options.args = {"100%", "it's"};
+  options.directory = "/a dir";
+  options.run_id = "00112233445566aa";
+  options.variables = {"SECRET=x y"};
+  options.engine_args = {"--more"};
+  options.master_port = 4321;
+
+  options.engine = Engine::kSsh;
+  options.ssh_port = 2222;
+  const auto ssh = engine_commands(options);
+  ASSERT_EQ(ssh.size(), 2U);
+  EXPECT_THAT(ssh[1].args,
+              ElementsAre("-o", "BatchMode=yes", "-T", "-p", "2222", "--more", "--", "n2", "/bin/sh"));
+  EXPECT_THAT(ssh[1].input, StartsWith("cd '/a dir' && exec env "));
+  EXPECT_THAT(ssh[1].input, HasSubstr(" 'SECRET=x y' "));
+  EXPECT_THAT(ssh[1].input,
+              HasSubstr("'/opt/tessera' 'launch' '--master-addr=n1' '--master-port=4321' '--node-rank=1' "
+                        "'--' 'a program' '100%' 'it'\\''s'\n"));
+
+  options.engine = Engine::kPdsh;
+  const auto pdsh = engine_commands(options);
+  ASSERT_EQ(pdsh.size(), 1U);
+  EXPECT_THAT(pdsh[0].args.back(), HasSubstr("'--node-rank=%n' '--' 'a program' '100%%' "));
+  EXPECT_THAT(pdsh[0].args, Contains("n1,n2"));
+
+  options.engine = Engine::kOpenMpi;
+  const auto mpirun = engine_commands(options);
+  EXPECT_EQ(mpirun[0].end_signal, SIGUSR1);
+  EXPECT_THAT(mpirun[0].args, Contains("SECRET"));
+  EXPECT_THAT(mpirun[0].args, Not(Contains(HasSubstr("x y"))));
+  EXPECT_THAT(mpirun[0].variables, Contains("SECRET=x y"));
+  EXPECT_THAT(mpirun[0].variables, Contains("TESSERA_LAUNCH_HOSTS=n1:0,1@n2:0"));
+
+  options.engine = Engine::kSlurm;
+  const auto srun = engine_commands(options);
+  EXPECT_THAT(srun[0].args, Contains("--nodelist=n1,n2"));
+  EXPECT_THAT(srun[0].args, Contains("--cpus-per-task=2"));
+  EXPECT_THAT(srun[0].variables, Contains("SECRET=x y"));
+}
+
+}  // namespace
+}  // namespace tessera::launcher
