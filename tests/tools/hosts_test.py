@@ -4,8 +4,8 @@ host, what crosses is what the formula says, and a network that delays and loses
     TESSERA=build/tessera hosts_test.py
 """
 import json
-import re
 import shutil
+import subprocess
 import sys
 import tempfile
 import unittest
@@ -19,7 +19,6 @@ from tool import TESSERA  # noqa: E402
 NUM_STEPS, WORLD, PORT = 6, 4, 29517
 SMALL_GPT = {"model.dim": 64, "model.layers": 2, "model.heads": 2, "model.vocabulary": 256, "model.sequence": 32,
              "trainer.max_steps": NUM_STEPS, "steps_per_print": 1, "trainer.device": "cpu", "comm.timeout_s": 60}
-NUM_PARAMETERS = re.compile(r"([\d,]+) parameters")
 
 
 class HostsTest(unittest.TestCase):
@@ -39,16 +38,40 @@ class HostsTest(unittest.TestCase):
         words = [TESSERA, "train", ROOT / "configs" / "gpt_33m.json", "--set", f"trainer.output_dir={self.folder / name}"]
         for key, value in {**SMALL_GPT, "zero_optimization.stage": stage, **settings}.items():
             words += ["--set", f"{key}={value}"]
-        ranks = [machines[rank * len(machines) // WORLD].popen(words, env=hosts.rank_environment(rank, WORLD, machines, PORT),
-                                                               stdout=open(self.folder / f"{name}.{rank}", "w"), stderr=-2, cwd=self.folder)
-                 for rank in range(WORLD)]
-        for rank, process in enumerate(ranks):
-            self.assertEqual(process.wait(timeout=120), 0, (self.folder / f"{name}.{rank}").read_text())
+        logs = [self.folder / f"{name}.{rank}" for rank in range(WORLD)]
+        ranks = []
+        for rank, log in enumerate(logs):
+            with open(log, "w", encoding="utf-8") as out:
+                ranks.append(machines[rank * len(machines) // WORLD].popen(
+                    words, env=hosts.rank_environment(rank, WORLD, machines, PORT), stdout=out, stderr=subprocess.STDOUT, cwd=self.folder))
+        for process, log in zip(ranks, logs):
+            self.assertEqual(process.wait(timeout=120), 0, log.read_text())
         lines = (self.folder / name / "metrics.jsonl").read_text().splitlines()
         losses = [line["loss"] for line in map(json.loads, lines) if "loss" in line and "step" in line]
-        return losses, (self.folder / f"{name}.0").read_text()
+        return losses, logs[0].read_text()
 
-    def test_losses_are_those_of_one_host_and_bytes_the_formula(self):
+    def bytes_of_a_step(self, machines, backend):
+        """What a host receives, from runs of two lengths: what they have in common is left out."""
+        received = {}
+        for steps in (2, 2 + NUM_STEPS):
+            before = sum(machine.received_bytes() for machine in machines)
+            self.train(f"{backend}{steps}", machines, 2, **{"trainer.max_steps": steps, "comm.backend": backend})
+            received[steps] = sum(machine.received_bytes() for machine in machines) - before
+        return (received[2 + NUM_STEPS] - received[2]) / NUM_STEPS / len(machines)
+
+    def test_bytes_are_the_formula(self):
+        machines = self.make_hosts(2)
+        # GPT-2's parameters: embeddings, blocks, the last norm; the output is the embedding.
+        dim, layers = SMALL_GPT["model.dim"], SMALL_GPT["model.layers"]
+        numel = dim * (SMALL_GPT["model.vocabulary"] + SMALL_GPT["model.sequence"]) + layers * (12 * dim * dim + 13 * dim) + 2 * dim
+        formula = 4 * numel * 2 * (1 - 1 / len(machines))  # fp32; a sum and a gather
+        hybrid, gloo = (self.bytes_of_a_step(machines, backend) for backend in ("hybrid", "gloo"))
+        print(f"a host receives {hybrid:.0f} bytes a step over hybrid, {gloo:.0f} over gloo; the formula says {formula:.0f}")
+        self.assertGreater(hybrid, 0.98 * formula)
+        self.assertLess(hybrid, 1.15 * formula)  # headers, norms, losses
+        self.assertGreater(gloo, 1.5 * hybrid)
+
+    def test_losses_are_those_of_one_host(self):
         one, two = self.make_hosts(1), self.make_hosts(2)
         expected, _ = self.train("one_host", one, 2)
         self.assertEqual(len(expected), NUM_STEPS)
