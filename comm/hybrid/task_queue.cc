@@ -67,14 +67,14 @@ void TaskQueue::close() {
   bool in_order = false;
   {
     std::unique_lock lock(mutex_);
-    while (num_unfinished_ > 0 && !error_ && !stop_ && !peers_->gone()) changed_.wait_for(lock, kSleep);
+    while (num_unfinished_ > 0 && !error_ && !stop_) changed_.wait_for(lock, kSleep);
     in_order = num_unfinished_ == 0 && !error_ && !stop_;
   }
   if (!in_order) return abort();
   stop_ = true;
   counters_->notify();
   const std::lock_guard lock(join_mutex_);
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
 }
 
 TaskQueue::~TaskQueue() { close(); }
