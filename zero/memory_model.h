@@ -57,7 +57,7 @@ inline StateBytes state_bytes(const StateElements& whole, const StateModel& mode
   const Placement placement = place(model.sharding, whole.trainable, model.one_copy_a_host, model.tiers);
   if (placement.values == tier)
     bytes.parameters = held(placement.parameters != Placement::Parameters::kWhole) * size_bytes(whole.dtype);
-  if (placement.host_shared() && model.ranks_a_host > 0)
+  if (placement.host_shared() && placement.values == tier && model.ranks_a_host > 0)
     bytes.parameters = (whole.numel * size_bytes(whole.dtype) + model.ranks_a_host - 1) / model.ranks_a_host;
   if (model.async_checkpoints && tier == Tier::kDevice) {
     const int64_t element =
