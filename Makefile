@@ -4,7 +4,7 @@
 #   make bench-peers ARGS="--write"                         make fuzz SECONDS_EACH=60
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build wheel demo data test test-hosts asan tsan lint bench bench-peers bench-python bench-activations bench-offload-python python-parity methods soak soak-kill fuzz mutants clean distclean
+.PHONY: help deps build wheel demo data test test-hosts asan tsan lint bench bench-peers bench-python bench-hosts bench-activations bench-offload-python python-parity methods soak soak-kill fuzz mutants clean distclean
 SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 NPROC ?= 2
@@ -77,6 +77,11 @@ bench-python:  ## a step in Python beside DDP, FSDP2, DeepSpeed: 5 min
 	@scripts/setup.sh --peers
 	@scripts/build.sh release tessera tessera_engine_module
 	@PYTHONPATH=build/python .deps/venv/bin/python -B benchmarks/python/train_step.py $(ARGS)
+
+bench-hosts:  ## a step on 2 and 4 hosts (network namespaces) beside DDP and FSDP2: 25 min
+	@scripts/setup.sh --python
+	@scripts/build.sh release tessera step_rank
+	@.deps/venv/bin/python -B benchmarks/hosts/train_step.py $(ARGS)
 
 bench-activations:  ## recomputation and offload beside torch's: 20 min
 	@scripts/setup.sh --python

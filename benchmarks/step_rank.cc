@@ -1,12 +1,13 @@
 // One rank that trains a GPT with the files that peers/train_step.py has written into a folder:
 // ds_config.json, weights.safetensors and tokens.bin, (batches, ranks, micro-batch, sequence + 1) int64.
 // Prints one JSON line: [What a rank reports] there.
-//   tessera launch -n 2 -- step_rank together|alone FOLDER 33m|110m STEPS
+//   tessera launch -n 2 -- step_rank together|alone FOLDER 33m|110m STEPS [BACKEND]
 #include <ATen/Parallel.h>
 #include <ATen/ops/from_file.h>
 
 #include <chrono>
 #include <filesystem>
+#include <fstream>
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -31,6 +32,18 @@ at::Tensor read_tokens(const std::string& path, int64_t num_ranks, int64_t rank,
   const auto numel = static_cast<int64_t>(std::filesystem::file_size(path) / sizeof(int64_t));
   const at::Tensor all = at::from_file(path, /*shared=*/false, numel, at::kLong);
   return all.view({-1, num_ranks, micro_batch, sequence + 1}).select(1, rank).clone();
+}
+
+/// What the interfaces of this host (or network namespace) have received, without the loopback one.
+int64_t network_bytes() {
+  std::ifstream devices("/proc/net/dev");
+  int64_t sum = 0;
+  for (std::string line; std::getline(devices, line);) {
+    const size_t colon = line.find(':');
+    if (colon == line.npos || line.substr(0, colon).ends_with(" lo")) continue;
+    sum += std::stoll(line.substr(colon + 1));
+  }
+  return sum;
 }
 
 class Training {
@@ -76,18 +89,22 @@ nlohmann::json train(const comm::CommunicatorPtr& group, bool alone, const std::
   std::vector<double> losses, step_ms;
   for (int i = 0; i < kWarmUpSteps; ++i) losses.push_back(training.step());
   group->barrier("after the warm-up");
+  const int64_t received_before = network_bytes();
   for (int i = 0; i < num_steps; ++i) {
     const auto start = std::chrono::steady_clock::now();
     losses.push_back(training.step());
     step_ms.push_back(
         std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count());
   }
+  group->barrier("after the timed steps");
+  const int64_t received_bytes = network_bytes() - received_before;
   const double peak_bytes = peak_own_bytes([&] {
     for (int i = 0; i < kMemorySteps; ++i) losses.push_back(training.step());
   });
   group->barrier("after the last step");
   return {{"step_ms", step_ms},
           {"losses", losses},
+          {"received_bytes", received_bytes},
           {"mib", (peak_bytes - idle_bytes) / kMib},
           {"resident_mib", (peak_resident_bytes() - idle_resident_bytes) / kMib}};
 }
@@ -97,10 +114,10 @@ nlohmann::json train(const comm::CommunicatorPtr& group, bool alone, const std::
 
 int main(int argc, char** argv) try {
   using namespace tessera;
-  if (argc != 5) throw Error("usage: step_rank together|alone FOLDER 33m|110m STEPS");
+  if (argc < 5 || argc > 6) throw Error("usage: step_rank together|alone FOLDER 33m|110m STEPS [BACKEND]");
   at::set_num_threads(1);
   const GptOptions shape = std::string(argv[3]) == "110m" ? benchmarks::gpt_110m() : benchmarks::gpt_33m();
-  const auto group = comm::join();
+  const auto group = comm::join({.backend = argc == 6 ? argv[5] : "auto"});
   std::cout
       << benchmarks::train(group, std::string(argv[1]) == "alone", argv[2], shape, std::stoi(argv[4])).dump()
       << std::endl;

@@ -53,6 +53,12 @@ struct ReduceInto {
   bool add = false;
 };
 
+/// A rank among those that have the memory of Communicator::allocate_shared() in common.
+struct PlaceOnHost {
+  int index = 0;      ///< 0 … num_ranks - 1, in rank order
+  int num_ranks = 1;  ///< this one included
+};
+
 /// What exchange() can send as bytes.
 template <class T>
 concept Exchangeable = std::is_trivially_copyable_v<T> && !std::is_array_v<T> && !std::is_pointer_v<T> &&
@@ -67,7 +73,7 @@ class Communicator {
 
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  /// "gloo", "nccl", "shm" …
+  /// "gloo", "nccl", "shm", "hybrid" …
   virtual std::string_view backend() const = 0;
   virtual std::chrono::milliseconds timeout() const = 0;
   /// Where its buffers lie.
@@ -90,11 +96,11 @@ class Communicator {
   void barrier(std::string_view label);
 
   /// Collective. (bytes) uint8, for buffers that are often given to collectives: where ranks share memory,
-  /// the others read them in place, and it lasts as long as this group does; elsewhere any memory. Not
-  /// initialised. Throws CommError when there is no room.
+  /// the others on this host read them in place, and it lasts as long as this group does; elsewhere any
+  /// memory. Not initialised. Throws CommError when there is no room.
   virtual at::Tensor allocate_symmetric(int64_t bytes, at::Device device, std::string_view label);
   /// Local. The same part of rank `rank`'s buffer as `mine` is of this rank's, where `mine` lies in memory
-  /// from allocate_symmetric(): for reading. Undefined where ranks don't see each other's memory.
+  /// from allocate_symmetric(): for reading. Undefined where not all ranks see each other's memory.
   virtual at::Tensor peer_view(const at::Tensor& mine, int rank);
 
   /// Local. Whether Work::wait() blocks the thread until the result is there. False (CUDA): it makes the
@@ -104,10 +110,15 @@ class Communicator {
   /// Local. Whether a reduce_scatter in flight takes memory of its buffer's size: a caller that issues many
   /// should then wait for some.
   virtual bool buffers_reductions() const { return false; }
-  /// Collective. (bytes) uint8 zeros: one memory, which all ranks have mapped and may read and write. An
-  /// all-gather into it moves nothing. Undefined where ranks share no memory. Throws CommError when there is
-  /// no room.
+  /// Collective. (bytes) uint8 zeros: one memory a host, which all its ranks have mapped and may read and
+  /// write. An all-gather into it moves nothing within the host. Undefined where ranks share no memory.
+  /// Throws CommError when there is no room.
   virtual at::Tensor allocate_shared(int64_t bytes, std::string_view label);
+  /// Local. This rank among those of its host, which have allocate_shared()'s memory in common.
+  virtual PlaceOnHost place_on_host() const { return {}; }
+  /// Local. Bytes of this group's collectives that this rank has received from other hosts. Counted by
+  /// backend "hybrid"; 0 elsewhere.
+  virtual int64_t bytes_from_other_hosts() const { return 0; }
 
   /// Collective, over the rendezvous store rather than the network backend: every rank gives a value and
   /// receives all ranks' values, in rank order. For small things, such as agreement on plans and error

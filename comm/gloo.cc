@@ -19,6 +19,12 @@
 #include "core/str.h"
 
 namespace tessera::comm {
+
+class GlooDevices {
+ public:
+  std::vector<std::shared_ptr<::gloo::transport::Device>> devices;
+};
+
 namespace {
 
 using std::chrono::milliseconds;
@@ -26,6 +32,12 @@ using std::chrono::milliseconds;
 // Gloo's headers (Debian's) are older than the Gloo inside libtorch, and some of its classes differ. So
 // nothing here touches a Gloo object; pointers to them are only passed along.
 // (ProcessGroupGloo::setTimeout, inline, would.)
+
+int number_of(const GlooOptions& options) { return options.number < 0 ? options.rank : options.number; }
+
+std::string bound_to(const GlooOptions& options) {
+  return options.interfaces.empty() ? options.address : str("GLOO_SOCKET_IFNAME=", options.interfaces);
+}
 
 /// Of one slice a rank, one after another, to where the result is wanted. Dispatches no operator.
 void reduce_slices(const at::Tensor& slices, at::ScalarType dtype, int num_ranks, const ReduceInto& into) {
@@ -73,27 +85,22 @@ class GlooGroup final : public c10d::ProcessGroupGloo {
   at::Tensor scratch_ = at::zeros({1}, at::kByte);
 };
 
-class GlooTransport final : public Transport {
+class C10dGlooTransport final : public GlooTransport {
  public:
-  GlooTransport(const GroupStore& store, const GlooOptions& options,
-                std::vector<std::shared_ptr<::gloo::transport::Device>> devices, FailureHook on_failure)
-      : options_(options), devices_(std::move(devices)), on_failure_(std::move(on_failure)) {
+  C10dGlooTransport(const GroupStore& store, const GlooOptions& options, FailureHook on_failure)
+      : options_(options), on_failure_(std::move(on_failure)) {
     // Gloo waits five times this for a connection. Collectives give their own timeout.
     auto group_options =
         c10d::ProcessGroupGloo::Options::create(std::max(options.connect_timeout / 5, milliseconds(1000)));
-    group_options->devices = devices_;
+    group_options->devices = options.devices->devices;
     group_options->group_name = "tessera";
     try {
       group_ = c10::make_intrusive<GlooGroup>(store.c10d_store(), options.rank, options.size, group_options);
     } catch (const std::exception& error) {
       store.check_all_alive(milliseconds(200));
-      throw CommError(str("rank ", options.rank, " cannot connect to the other ranks over ",
+      throw CommError(str("rank ", number_of(options), " cannot connect to the other ranks over ",
                           bound_to(options), " (", error_message(error), ")"));
     }
-  }
-
-  static std::string bound_to(const GlooOptions& options) {
-    return options.interfaces.empty() ? options.address : str("GLOO_SOCKET_IFNAME=", options.interfaces);
   }
 
   std::string_view name() const override { return "gloo"; }
@@ -123,18 +130,12 @@ class GlooTransport final : public Transport {
   // receives in rank order, which gives the same bits as comm/shm for any number of ranks. It needs a buffer
   // for the received slices until they are summed.
   PendingPtr reduce_scatter(const at::Tensor& full, const ReduceInto& into, uint32_t tag) override {
-    at::Tensor sent = plain_bytes(full);
-    const auto slices = std::make_shared<at::Tensor>(gloo_reduction_buffer(full));
-    at::Tensor received = plain_bytes(slices);  // Gloo's thread frees its view later than `finish` runs
-    std::vector<int64_t> equal;
-    c10d::AllToAllOptions all_to_all_options;
-    all_to_all_options.timeout = options_.timeout;
-    group_->use_tag(tag);
-    C10dWork work = observed(group_->alltoall_base(received, sent, equal, equal, all_to_all_options), tag);
-    return pending({std::move(work)}, [slices, into, dtype = full.scalar_type(), size = options_.size] {
-      reduce_slices(*slices, dtype, size, into);
-      slices->reset();
-    });
+    return reduce_slices_of(full, {}, into, tag);
+  }
+
+  PendingPtr reduce_scatter(const at::Tensor& full, const std::vector<int64_t>& numels,
+                            const ReduceInto& into, uint32_t tag) override {
+    return reduce_slices_of(full, numels, into, tag);
   }
 
   PendingPtr all_reduce(const at::Tensor& full, double scale, uint32_t tag) override {
@@ -161,10 +162,33 @@ class GlooTransport final : public Transport {
 
   std::unique_ptr<Transport> duplicate(const GroupStore& store, FailureHook on_failure) override {
     // The devices, each an I/O thread with a listening socket, are shared; the connections are not.
-    return std::make_unique<GlooTransport>(store, options_, devices_, std::move(on_failure));
+    return std::make_unique<C10dGlooTransport>(store, options_, std::move(on_failure));
   }
 
  private:
+  /// `numels`: empty: slices of one length.
+  PendingPtr reduce_slices_of(const at::Tensor& full, const std::vector<int64_t>& numels,
+                              const ReduceInto& into, uint32_t tag) {
+    const auto slices = std::make_shared<at::Tensor>(
+        reduction_buffer(options_.size * into.shard.numel() * full.element_size()));
+    at::Tensor sent = plain_bytes(full);
+    at::Tensor received = plain_bytes(slices);  // Gloo's thread frees its view later than `finish` runs
+    std::vector<int64_t> sent_bytes, received_bytes;
+    for (const int64_t numel : numels) {
+      sent_bytes.push_back(numel * full.element_size());
+      received_bytes.push_back(into.shard.numel() * full.element_size());
+    }
+    c10d::AllToAllOptions all_to_all_options;
+    all_to_all_options.timeout = options_.timeout;
+    group_->use_tag(tag);
+    C10dWork work =
+        observed(group_->alltoall_base(received, sent, received_bytes, sent_bytes, all_to_all_options), tag);
+    return pending({std::move(work)}, [slices, into, dtype = full.scalar_type(), size = options_.size] {
+      reduce_slices(*slices, dtype, size, into);
+      slices->reset();
+    });
+  }
+
   static PendingPtr pending(std::vector<C10dWork> works, std::function<void()> finish = {}) {
     return std::make_unique<C10dPending>(std::move(works), /*wait_blocks=*/true, std::move(finish));
   }
@@ -181,24 +205,27 @@ class GlooTransport final : public Transport {
   /// Reports a failure when it happens, even while this rank is busy elsewhere: the others wait for the
   /// report.
   C10dWork observed(C10dWork work, uint32_t tag) const {
-    work->getFuture()->addCallback([on_failure = on_failure_, tag](c10::ivalue::Future& future) {
-      if (future.hasError()) on_failure(error_message(future.exception_ptr()), tag);
-    });
+    work->getFuture()->addCallback(
+        [on_failure = on_failure_, on_end = options_.on_end, tag](c10::ivalue::Future& future) {
+          if (future.hasError()) on_failure(error_message(future.exception_ptr()), tag);
+          if (on_end) on_end();
+        });
     return work;
   }
 
   GlooOptions options_;
-  std::vector<std::shared_ptr<::gloo::transport::Device>> devices_;
   FailureHook on_failure_;
   c10::intrusive_ptr<GlooGroup> group_;
 };
 
-std::vector<std::shared_ptr<::gloo::transport::Device>> make_devices(const GlooOptions& options) {
-  std::vector<std::shared_ptr<::gloo::transport::Device>> devices;
+}  // namespace
+
+std::shared_ptr<GlooDevices> open_gloo_devices(const GlooOptions& options) {
+  auto opened = std::make_shared<GlooDevices>();
   try {
     if (options.interfaces.empty()) {
-      devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(options.address));
-      return devices;
+      opened->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(options.address));
+      return opened;
     }
     std::istringstream names(options.interfaces);
     for (std::string name; std::getline(names, name, ',');) {
@@ -206,28 +233,28 @@ std::vector<std::shared_ptr<::gloo::transport::Device>> make_devices(const GlooO
         throw CommError(str("GLOO_SOCKET_IFNAME=", options.interfaces,
                             ": this host has no network interface '", name, "'"));
       }
-      devices.push_back(c10d::ProcessGroupGloo::createDeviceForInterface(name));
+      opened->devices.push_back(c10d::ProcessGroupGloo::createDeviceForInterface(name));
     }
   } catch (const CommError&) {
     throw;
   } catch (const std::exception& error) {
-    throw CommError(str("rank ", options.rank, " cannot listen on ", GlooTransport::bound_to(options), " (",
+    throw CommError(str("rank ", number_of(options), " cannot listen on ", bound_to(options), " (",
                         error_message(error), ")"));
   }
-  return devices;
+  return opened;
 }
 
-}  // namespace
-
-at::Tensor gloo_reduction_buffer(const at::Tensor& full) {
+at::Tensor reduction_buffer(int64_t bytes) {
   const MemoryFor use(MemoryUse::kCommunication);
   const at::DisableRecordFunctionGuard guard;
-  return at::empty({static_cast<int64_t>(full.nbytes())}, at::kByte);
+  return at::empty({bytes}, at::kByte);
 }
 
-std::unique_ptr<Transport> make_gloo_transport(const GroupStore& store, const GlooOptions& options,
-                                               FailureHook on_failure) {
-  return std::make_unique<GlooTransport>(store, options, make_devices(options), std::move(on_failure));
+std::unique_ptr<GlooTransport> make_gloo_transport(const GroupStore& store, const GlooOptions& given,
+                                                   FailureHook on_failure) {
+  GlooOptions options = given;
+  if (!options.devices) options.devices = open_gloo_devices(options);
+  return std::make_unique<C10dGlooTransport>(store, options, std::move(on_failure));
 }
 
 }  // namespace tessera::comm

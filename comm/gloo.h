@@ -1,30 +1,54 @@
 // Gloo for CPU tensors, through libtorch's ProcessGroupGloo.
 #pragma once
 
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "comm/transport.h"
 
 namespace tessera::comm {
 
+/// Listening sockets, each with an I/O thread. Transports of one process may share them.
+class GlooDevices;
+
 struct GlooOptions {
   int rank = 0;
   int size = 1;
+  int number =
+      -1;  ///< what messages call this rank, where the transport's ranks are some of many; -1: `rank`
   /// GLOO_SOCKET_IFNAME: network interfaces, comma-separated; empty: `address`
   std::string interfaces = {};
-  std::string address = "127.0.0.1";             ///< the local address to bind to
-  std::chrono::milliseconds timeout{0};          ///< of a collective
-  std::chrono::milliseconds connect_timeout{0};  ///< of connecting to all ranks
+  std::string address = "127.0.0.1";               ///< the local address to bind to
+  std::chrono::milliseconds timeout{0};            ///< of a collective
+  std::chrono::milliseconds connect_timeout{0};    ///< of connecting to all ranks
+  std::shared_ptr<GlooDevices> devices = nullptr;  ///< null: of its own
+  std::function<void()> on_end =
+      {};  ///< called on a thread of Gloo when a collective has ended. Must not throw
+};
+
+/// Local. Throws CommError when an interface does not exist or an address cannot be bound.
+std::shared_ptr<GlooDevices> open_gloo_devices(const GlooOptions& options);
+
+class GlooTransport : public Transport {
+ public:
+  using Transport::reduce_scatter;
+  /// Collective. reduce_scatter() of slices of different lengths: `full` has `numels[r]` elements for rank r,
+  /// one rank's after another's. Elements are added in rank order.
+  virtual PendingPtr reduce_scatter(const at::Tensor& full, const std::vector<int64_t>& numels,
+                                    const ReduceInto& into, uint32_t tag) = 0;
 };
 
 /// Collective. Connects every pair of ranks, which find each other through `store`. `on_failure` is called on
 /// a thread of Gloo when a collective fails. Throws CommError when a rank cannot be reached or an interface
 /// does not exist.
-std::unique_ptr<Transport> make_gloo_transport(const GroupStore& store, const GlooOptions& options,
-                                               FailureHook on_failure);
+std::unique_ptr<GlooTransport> make_gloo_transport(const GroupStore& store, const GlooOptions& options,
+                                                   FailureHook on_failure);
 
-/// Local. (bytes of `full`) uint8: what a reduce_scatter takes while it is in flight.
-at::Tensor gloo_reduction_buffer(const at::Tensor& full);
+/// Local. (bytes) uint8, not initialised, counted as communication: for what a reduction takes while it is in
+/// flight. Dispatches no operator.
+at::Tensor reduction_buffer(int64_t bytes);
 
 }  // namespace tessera::comm

@@ -8,11 +8,13 @@
 #include <cstdlib>
 #include <exception>
 #include <mutex>
+#include <set>
 #include <thread>
 
 #include "comm/error_message.h"
 #include "comm/gloo.h"
 #include "comm/group_context.h"
+#include "comm/hybrid.h"
 #include "comm/nccl.h"
 #include "comm/network.h"
 #include "comm/open_files.h"
@@ -50,7 +52,6 @@ void prepare_libtorch() {
 
 /// Collective. Why the ranks cannot all have shared memory; empty if they can.
 std::string obstacle_to_shared_memory(const Rendezvous& met, const Environment& env, milliseconds timeout) {
-  if (!met.one_host) return "the ranks are on several hosts, or in several network namespaces";
   std::string mine;
   try {
     shm::SharedMemory::create(1 << 20);
@@ -68,18 +69,47 @@ std::string obstacle_to_shared_memory(const Rendezvous& met, const Environment& 
   return "";
 }
 
-/// Collective. "shm", "gloo" or "nccl".
-std::string choose_backend(const Rendezvous& met, const Environment& env, const JoinOptions& options,
-                           at::Device device) {
-  if (device.is_cuda()) return "nccl";
-  if (options.backend == "gloo") return "gloo";
-  const std::string obstacle = obstacle_to_shared_memory(met, env, options.rendezvous_timeout);
-  if (obstacle.empty()) return "shm";
-  if (options.backend == "shm") throw CommError(str("backend \"shm\" cannot be used: ", obstacle));
-  if (met.one_host && env.rank == 0)
+/// What carries the collectives.
+struct Choice {
+  std::string backend;  ///< "shm", "hybrid", "gloo" or "nccl"
+  FoundHosts found;     ///< for "hybrid"
+};
+
+/// Collective. Ranks on several hosts, some of which share one.
+Choice choose_between_hosts(const Rendezvous& met, const Environment& env, const JoinOptions& options) {
+  const std::set<std::string> hosts(met.may_share.begin(), met.may_share.end());
+  const bool nothing_to_share = hosts.size() == met.may_share.size();
+  if (options.backend == "auto" && nothing_to_share) return {"gloo", {}};
+  FoundHosts found = find_hosts(met.store, env.rank, met.may_share, options.rendezvous_timeout);
+  if (found.obstacle.empty()) {
+    if (env.rank == 0)
+      options.log.info(str("backend hybrid: ", env.world_size, " ranks on ", found.hosts->num_hosts(),
+                           " hosts, shared memory within a host and Gloo between hosts"));
+    return {"hybrid", std::move(found)};
+  }
+  if (options.backend != "auto") throw CommError(str("backend \"hybrid\" cannot be used: ", found.obstacle));
+  if (env.rank == 0)
+    options.log.warning(
+        str("ranks share a host, but not memory, and use Gloo, which is slower: ", found.obstacle));
+  return {"gloo", {}};
+}
+
+/// Collective.
+Choice choose_backend(const Rendezvous& met, const Environment& env, const JoinOptions& options,
+                      at::Device device) {
+  if (device.is_cuda()) return {"nccl", {}};
+  if (options.backend == "gloo") return {"gloo", {}};
+  const bool one_host = std::set<std::string>(met.may_share.begin(), met.may_share.end()).size() == 1;
+  if (!one_host && options.backend != "shm") return choose_between_hosts(met, env, options);
+  const std::string obstacle = one_host ? obstacle_to_shared_memory(met, env, options.rendezvous_timeout)
+                                        : "the ranks are on several hosts, or in several network namespaces";
+  if (obstacle.empty()) return {"shm", {}};
+  if (options.backend != "auto")
+    throw CommError(str("backend \"", options.backend, "\" cannot be used: ", obstacle));
+  if (env.rank == 0)
     options.log.warning(
         str("the ranks share a host, but not memory, and use Gloo, which is slower: ", obstacle));
-  return "gloo";
+  return {"gloo", {}};
 }
 
 GlooOptions gloo_options(const Environment& env, const JoinOptions& options, bool one_host) {
@@ -99,12 +129,12 @@ GlooOptions gloo_options(const Environment& env, const JoinOptions& options, boo
 
 at::Device choose_device(const JoinOptions& options, const Environment& env) {
   const std::string &backend = options.backend, &device = options.device;
-  if (backend != "auto" && backend != "shm" && backend != "gloo" && backend != "nccl")
-    throw CommError(
-        str("unknown backend \"", backend, "\": expected \"auto\", \"shm\", \"gloo\" or \"nccl\""));
+  if (backend != "auto" && backend != "shm" && backend != "hybrid" && backend != "gloo" && backend != "nccl")
+    throw CommError(str("unknown backend \"", backend,
+                        "\": expected \"auto\", \"shm\", \"hybrid\", \"gloo\" or \"nccl\""));
   if (device != "auto" && device != "cpu" && device != "cuda")
     throw CommError(str("unknown device \"", device, "\": expected \"auto\", \"cpu\" or \"cuda\""));
-  const bool moves_cpu_tensors = backend == "shm" || backend == "gloo";
+  const bool moves_cpu_tensors = backend == "shm" || backend == "hybrid" || backend == "gloo";
   if (moves_cpu_tensors && device == "cuda")
     throw CommError(str("backend \"", backend, "\" moves CPU tensors; CUDA tensors need \"nccl\""));
   if (device == "cuda" || (device == "auto" && !moves_cpu_tensors)) {
@@ -116,7 +146,7 @@ at::Device choose_device(const JoinOptions& options, const Environment& env) {
     }
   }
   if (backend == "nccl")
-    throw CommError("backend \"nccl\" moves CUDA tensors; CPU tensors need \"shm\" or \"gloo\"");
+    throw CommError("backend \"nccl\" moves CUDA tensors; CPU tensors need \"shm\", \"hybrid\" or \"gloo\"");
   return at::kCPU;
 }
 
@@ -133,12 +163,16 @@ CommunicatorPtr join(const JoinOptions& given, const Environment& env) {
   const Rendezvous met = rendezvous(env, options, settings_of(options, device));
   auto context = std::make_shared<GroupContext>(met.store, env.rank, env.world_size, met.serves_store,
                                                 options.interrupt, options.step_aside);
-  const std::string backend = choose_backend(met, env, options, device);
-  const MakeTransport make = [&](const GroupStore& store, FailureHook on_failure) {
-    if (backend == "shm")
+  const Choice choice = choose_backend(met, env, options, device);
+  const MakeTransport make = [&](const GroupStore& store,
+                                 FailureHook on_failure) -> std::unique_ptr<Transport> {
+    if (choice.backend == "shm")
       return make_shm_transport(store, env.rank, env.world_size, options.timeout, options.rendezvous_timeout);
-    if (backend == "nccl") return make_nccl_transport(store, env, options.timeout);
-    return make_gloo_transport(store, gloo_options(env, options, met.one_host), std::move(on_failure));
+    if (choice.backend == "nccl") return make_nccl_transport(store, env, options.timeout);
+    const GlooOptions gloo = gloo_options(env, options, met.one_host);
+    if (choice.backend == "hybrid")
+      return make_hybrid_transport(store, choice.found, gloo, std::move(on_failure));
+    return make_gloo_transport(store, gloo, std::move(on_failure));
   };
   return std::make_shared<TransportCommunicator>(std::move(context), options.timeout, make, device);
 }
@@ -150,6 +184,11 @@ void run_threads(int world_size, const JoinOptions& options,
   if (world_size == 1) return body(std::make_shared<SelfCommunicator>(options.timeout));
   prepare_libtorch();
   const GroupStore store(c10::make_intrusive<c10d::HashStore>(), "the threads' store");
+  std::vector<std::string> hosts;
+  for (int rank = 0; rank < world_size; ++rank)
+    hosts.push_back(options.host_for_tests ? options.host_for_tests(rank)
+                                           : str(2 * rank < world_size ? "first" : "second"));
+  const bool one_host = std::set<std::string>(hosts.begin(), hosts.end()).size() == 1;
   std::mutex mutex;
   std::exception_ptr first_error, first_comm_error;
   const auto run = [&](int rank) {
@@ -163,14 +202,19 @@ void run_threads(int world_size, const JoinOptions& options,
       if (comm) comm->abort(error_message(error));
     };
     try {
-      const MakeTransport make = [&](const GroupStore& group_store, FailureHook on_failure) {
-        if (options.backend == "shm")
+      const MakeTransport make = [&](const GroupStore& group_store,
+                                     FailureHook on_failure) -> std::unique_ptr<Transport> {
+        if (options.backend == "shm" || (options.backend == "hybrid" && one_host))
           return make_shm_transport(group_store, rank, world_size, options.timeout,
                                     options.rendezvous_timeout);
         const GlooOptions gloo{.rank = rank,
                                .size = world_size,
                                .timeout = options.timeout,
                                .connect_timeout = options.rendezvous_timeout};
+        if (options.backend == "hybrid")
+          return make_hybrid_transport(group_store,
+                                       find_hosts(group_store, rank, hosts, options.rendezvous_timeout), gloo,
+                                       std::move(on_failure));
         return make_gloo_transport(group_store, gloo, std::move(on_failure));
       };
       comm = std::make_shared<TransportCommunicator>(

@@ -15,8 +15,9 @@ using tessera::Environment;
 using tessera::environment;
 
 struct JoinOptions {
-  /// "nccl" for CUDA tensors; "shm" (all ranks on one host) or "gloo" for CPU tensors; "auto": nccl, shm or
-  /// gloo, the first that can be. Ranks as threads: "auto" is gloo.
+  /// "nccl" for CUDA tensors; for CPU tensors "shm" (all ranks on one host), "hybrid" (shared memory within
+  /// hosts, Gloo between them; on one host it is "shm") or "gloo"; "auto": the first of these that can be.
+  /// Ranks as threads: "auto" is gloo.
   std::string backend = "auto";
   /// Where the buffers will lie: "cpu"; "cuda": on device LOCAL_RANK; "auto": CUDA where this host has a
   /// device for each of its ranks and `backend` moves CUDA tensors, else the CPU.
@@ -26,6 +27,9 @@ struct JoinOptions {
   std::chrono::milliseconds rendezvous_timeout = std::chrono::minutes(5);
   /// Says what a rendezvous of more than 5 s waits for, and when "auto" has to do without shared memory.
   Logger log{};
+  /// For tests: ranks for which it returns different words share no memory, as if on different hosts. Unset:
+  /// ranks that can share memory do; as threads with "hybrid", the first half and the other ranks don't.
+  std::function<std::string(int rank)> host_for_tests = {};
   /// Called about every half second by a thread that waits for other ranks, at the rendezvous and in every
   /// collective. What it throws ends the wait: this rank leaves the group, and the call throws it. Python
   /// looks for Ctrl-C there.

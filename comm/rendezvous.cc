@@ -23,7 +23,7 @@ using Clock = std::chrono::steady_clock;
 /// After a failure the store lasts this long, so that the ranks that wait can read why.
 constexpr milliseconds kErrorTime{500};
 /// Of what ranks write to the store: to be raised when a release changes it.
-constexpr int kProtocolVersion = 3;
+constexpr int kProtocolVersion = 4;
 
 std::string host_name() {
   std::array<char, 256> name{};
@@ -92,11 +92,11 @@ CommError refusal(const GroupStore& store, const std::string& why) {
 
 /// What a rank publishes of itself.
 struct RankInfo {
-  std::string domain, process, endpoint;
+  std::string domain, may_share, process, endpoint;
   Settings settings;
 
   std::string encode() const {
-    std::string text = str(domain, '\n', process, '\n', endpoint, '\n');
+    std::string text = str(domain, '\n', may_share, '\n', process, '\n', endpoint, '\n');
     for (const auto& [name, value] : settings) text += str(name, '\t', value, '\n');
     return text;
   }
@@ -104,7 +104,8 @@ struct RankInfo {
   static RankInfo decode(const std::string& text) {
     RankInfo info;
     std::istringstream lines(text);
-    std::getline(std::getline(std::getline(lines, info.domain), info.process), info.endpoint);
+    for (std::string* field : {&info.domain, &info.may_share, &info.process, &info.endpoint})
+      std::getline(lines, *field);
     for (std::string line; std::getline(lines, line);) {
       const size_t tab = line.find('\t');
       if (tab != std::string::npos) info.settings[line.substr(0, tab)] = line.substr(tab + 1);
@@ -205,8 +206,9 @@ Rendezvous rendezvous(const Environment& env, const JoinOptions& options, const 
           endpoint(host, env.master_port));
   WaitLimit limit(options);
   const auto liveness = std::make_shared<Liveness>(own_address(host, env.master_port));
-  RankInfo mine{loopback_domain(), str("process ", getpid(), " on ", host_name()), liveness->endpoint(),
-                settings};
+  const std::string domain = loopback_domain();
+  RankInfo mine{domain, options.host_for_tests ? str(domain, '/', options.host_for_tests(env.rank)) : domain,
+                str("process ", getpid(), " on ", host_name()), liveness->endpoint(), settings};
   mine.settings["the version of what ranks say to each other"] = std::to_string(kProtocolVersion);
   // The agent's store outlives the ranks it restarts; torch keeps its attempts apart in the same way.
   const std::string prefix = env.agent_store ? str("tessera/attempt_", env.restart_count) : "tessera";
@@ -217,6 +219,7 @@ Rendezvous rendezvous(const Environment& env, const JoinOptions& options, const 
     check_settings(ranks);
     result.one_host = std::all_of(ranks.begin(), ranks.end(),
                                   [&](const RankInfo& rank) { return rank.domain == mine.domain; });
+    for (const RankInfo& rank : ranks) result.may_share.push_back(rank.may_share);
     connect_liveness(*liveness, ranks, env, result.one_host, limit.left());
     result.store = result.store.watched(liveness);
   } catch (const CommError&) {

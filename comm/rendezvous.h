@@ -5,6 +5,7 @@
 #include <chrono>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "comm/group_store.h"
 #include "comm/init.h"
@@ -15,6 +16,8 @@ struct Rendezvous {
   GroupStore store;           ///< the group's own part of it; its waits notice ranks that have ended
   bool serves_store = false;  ///< this process runs the server
   bool one_host = false;      ///< all ranks reach each other over the loopback interface
+  /// By rank: equal for ranks that may share memory.
+  std::vector<std::string> may_share = {};
 };
 
 /// Names and values that must be equal on all ranks.

@@ -67,8 +67,9 @@ WorkPtr SelfCommunicator::do_reduce_scatter(const at::Tensor& full, const Reduce
   const at::DisableRecordFunctionGuard silent;
   const int64_t numel = into.shard.numel();
   write_result(full.narrow(0, group_.rank * numel, numel), into);
-  return std::make_shared<FinishedWork>(buffers_reductions() && full.is_cpu() ? gloo_reduction_buffer(full)
-                                                                              : at::Tensor());
+  return std::make_shared<FinishedWork>(buffers_reductions() && full.is_cpu()
+                                            ? reduction_buffer(static_cast<int64_t>(full.nbytes()))
+                                            : at::Tensor());
 }
 
 WorkPtr SelfCommunicator::do_all_reduce(const at::Tensor& full, double scale, std::string_view) {

@@ -26,6 +26,10 @@ at::Tensor plain_view(const at::Tensor& buffer, int64_t begin, int64_t numel) {
   return view_of(buffer, data, numel, buffer.scalar_type(), at::Tensor(buffer));
 }
 
+at::Tensor plain_view_at(void* data, int64_t numel, at::ScalarType dtype, const at::Tensor& owner) {
+  return view_of(owner, data, numel, dtype, at::Tensor(owner));
+}
+
 at::Tensor plain_bytes(const at::Tensor& buffer) {
   return view_of(buffer, buffer.data_ptr(), static_cast<int64_t>(buffer.nbytes()), at::kByte,
                  at::Tensor(buffer));

@@ -1,4 +1,5 @@
-// Transport: moves the bytes of one group's collectives, over Gloo, NCCL or shared memory.
+// Transport: moves the bytes of one group's collectives, over Gloo, NCCL, shared memory, or the last within
+// hosts and Gloo between them.
 // TransportCommunicator (transport_communicator.h) numbers the collectives, keeps their buffers alive and
 // explains failures.
 #pragma once
@@ -52,6 +53,9 @@ class Transport {
   /// Collective. See Communicator; undefined: no such memory.
   virtual at::Tensor allocate_symmetric(int64_t) { return {}; }
   virtual at::Tensor allocate_shared(int64_t) { return {}; }
+  /// Local. See Communicator.
+  virtual PlaceOnHost place_on_host() const { return {}; }
+  virtual int64_t bytes_from_other_hosts() const { return 0; }
   /// Local. `watch` is called about ten times a second while one of the calls above itself waits for other
   /// ranks, if it ever does, and ends the wait by what it throws.
   virtual void set_watch(std::function<void()>) {}
@@ -69,6 +73,8 @@ class Transport {
 /// operator and with a storage of its own, so that those who listen to operators on the model's storages
 /// (zero/residency) do not see communication.
 at::Tensor plain_view(const at::Tensor& buffer, int64_t begin, int64_t numel);
+/// Local. The same of (numel) elements at `data`, which `owner` keeps alive.
+at::Tensor plain_view_at(void* data, int64_t numel, at::ScalarType dtype, const at::Tensor& owner);
 /// Local. The same of the whole buffer, as bytes.
 at::Tensor plain_bytes(const at::Tensor& buffer);
 /// Local. The same of a buffer that its owner frees by buffer->reset() when the operation is done, even if

@@ -321,12 +321,12 @@ std::shared_ptr<Communicator> TransportCommunicator::duplicate(std::string_view 
 }
 
 TransportCommunicator::~TransportCommunicator() {
+  const auto aside = context_->step_aside();
   if (error_) {
     context_->leave(kLeftByFault);
   } else if (std::uncaught_exceptions() > exceptions_at_birth_) {
     abort("an error ended it");
   }
-  const auto aside = context_->step_aside();
   transport_.reset();
 }
 

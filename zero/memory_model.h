@@ -35,6 +35,7 @@ struct StateModel {
   DType accumulate_dtype = DType::kFloat32;  ///< gradients
   bool one_copy_a_host =
       false;  ///< ranks share memory: trainable parameters exist once as soon as the optimizer is sharded
+  int ranks_a_host = 0;            ///< that share the copy; 0: all
   int num_states = 2;              ///< fp32 moments an element (Adam: 2)
   bool async_checkpoints = false;  ///< a copy of this rank's shards is set aside
   Tiers tiers = {};
@@ -56,6 +57,8 @@ inline StateBytes state_bytes(const StateElements& whole, const StateModel& mode
   const Placement placement = place(model.sharding, whole.trainable, model.one_copy_a_host, model.tiers);
   if (placement.values == tier)
     bytes.parameters = held(placement.parameters != Placement::Parameters::kWhole) * size_bytes(whole.dtype);
+  if (placement.host_shared() && placement.values == tier && model.ranks_a_host > 0)
+    bytes.parameters = (whole.numel * size_bytes(whole.dtype) + model.ranks_a_host - 1) / model.ranks_a_host;
   if (model.async_checkpoints && tier == Tier::kDevice) {
     const int64_t element =
         whole.trainable ? (1 + model.num_states) * size_bytes(DType::kFloat32) : size_bytes(whole.dtype);

@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
 #include <cstring>
 #include <exception>
 
@@ -18,6 +19,7 @@ ParamUnit::ParamUnit(const Layout& layout, int index, const UnitOptions& options
       name(layout.describe(index)),
       shard_range(layout.shard(index, comm.rank())),
       memory({index, spec.numel, to_torch(spec.dtype), options.device, name}),
+      num_sharing_(comm.place_on_host().num_ranks),
       store_(options.store),
       link_(options.link) {
   const MemoryFor use_of_memory(MemoryUse::kParameters);
@@ -98,7 +100,7 @@ void ParamUnit::move_in(const std::vector<at::Tensor>& tensors, const Layout& la
   }
   const at::Tensor& full = memory.full();
   const bool fp32 = full.scalar_type() == at::kFloat;
-  const bool writes = !placement.host_shared() || comm.rank() == 0;
+  const bool writes = !placement.host_shared() || comm.place_on_host().index == 0;
 
   // Initial values of trainable parameters travel in fp32, so that masters start from what the model had
   // before the cast.
@@ -165,7 +167,9 @@ StateBytes ParamUnit::bytes(Tier tier) const {
     switch (placement.parameters) {
       case Placement::Parameters::kWhole: bytes.parameters = memory.bytes(); break;
       case Placement::Parameters::kSharded: bytes.parameters = static_cast<int64_t>(shard.nbytes()); break;
-      case Placement::Parameters::kHostShared: bytes.parameters = static_cast<int64_t>(shard.nbytes()); break;
+      case Placement::Parameters::kHostShared:
+        bytes.parameters = (memory.bytes() + num_sharing_ - 1) / num_sharing_;
+        break;
     }
   }
   if (gradient.accumulator.defined() && placement.gradient == tier)
@@ -261,6 +265,14 @@ void ParamUnit::begin_private_writes(BufferPool& pool) {
   std::memcpy(buffer.data_ptr(), memory.full().data_ptr(), static_cast<size_t>(memory.bytes()));
   common_ = memory.release();
   memory.bind(std::move(buffer));
+}
+
+void ParamUnit::publish_private_writes(const comm::PlaceOnHost& place) {
+  if (!common_.defined()) return;
+  const int64_t bytes = memory.bytes(), part = (bytes + place.num_ranks - 1) / place.num_ranks;
+  const int64_t begin = std::min(bytes, place.index * part), length = std::min(part, bytes - begin);
+  std::memcpy(static_cast<char*>(common_.data_ptr()) + begin,
+              static_cast<const char*>(memory.full().const_data_ptr()) + begin, static_cast<size_t>(length));
 }
 
 void ParamUnit::end_private_writes(BufferPool& pool) {

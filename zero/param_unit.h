@@ -6,13 +6,14 @@
 // the buffer pool, the gradient slots, partial sums.
 //
 // [Note: one copy on a host]
-// Where all ranks share memory (Communicator::allocate_shared), a unit of which each rank updates its shard
-// (stages 1 to 3; frozen ones at stage 3) is one memory for all ranks: each updates its shard of it, and
-// reads all of it in place. It is never gathered or released; what is left of a gather is to wait until every
-// rank has updated. No rank updates before every rank's backward has ended, because the gradients' norm,
-// which comes first, takes all ranks. So stages 1 and 2 hold no more parameters a rank than stage 3 does, and
-// bytes() counts this rank's shard. The model still reads that memory when its engine is gone; then nothing
-// keeps a rank from writing into all ranks' values.
+// Where the ranks of a host share memory (Communicator::allocate_shared), a unit of which each rank updates
+// its shard (stages 1 to 3; frozen ones at stage 3) is one memory for all of them: each updates its shard of
+// it, and reads all of it in place. It is never gathered on use or released; what is left of a gather is to
+// bring the shards of other hosts, once a step, and to wait until every rank of this one has updated. No rank
+// updates before every rank's backward has ended, because the gradients' norm, which comes first, takes all
+// ranks. So stages 1 and 2 hold no more parameters a rank than stage 3 does, and bytes() counts this rank's
+// part of the host's copy. The model still reads that memory when its engine is gone; then nothing keeps a
+// rank from writing into its host's values.
 //
 // [Note: state on the host]
 // Where the device's memory is not the host's (CUDA), a tier below the device is the host's memory, or a file
@@ -185,6 +186,9 @@ class ParamUnit {
   /// Local. Of a host-shared unit: from the first on, writes of this rank go to a copy of its own, until the
   /// end.
   void begin_private_writes(BufferPool& pool);
+  /// Local. Each rank of a host writes its part of what all of them have in their copies to the memory they
+  /// share.
+  void publish_private_writes(const comm::PlaceOnHost& place);
   void end_private_writes(BufferPool& pool);
 
  private:
@@ -193,6 +197,7 @@ class ParamUnit {
   at::Tensor shard_on_device();
   void release_shard();
 
+  const int num_sharing_;  ///< ranks that a host-shared unit's memory belongs to
   OffloadStore* store_;
   DeviceLink* link_;
   std::vector<std::pair<Pieces, std::unique_ptr<OffloadedTensor>>> offloaded_;

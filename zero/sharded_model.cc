@@ -364,8 +364,7 @@ void ShardedModel::unpin(const std::vector<int>& units, int modifier_rank) {
   residency_->align("end of GatheredParameters");
   const bool written = modifier_rank >= 0;
   if (written && options_.link) options_.link->wait_for_all();  // copies read what is written here
-  for (int index : units) {
-    if (!written) break;
+  for (int index : written ? units : std::vector<int>()) {
     ParamUnit& unit = units_[index];
     for (int parameter : unit.spec.parameters) versions_->allow(parameter);
     const at::Tensor& full = unit.memory.full();
@@ -374,6 +373,7 @@ void ShardedModel::unpin(const std::vector<int>& units, int modifier_rank) {
     // What was written lies in another memory than the shard.
     if (unit.placement.parameters != Placement::Parameters::kWhole)
       unit.shard.copy_(full.narrow(0, unit.shard_range.begin, unit.shard_range.numel()));
+    unit.publish_private_writes(comm_->place_on_host());
     if (!unit.has_own_master()) continue;
     // Keep the fp32 digits of what was not written.
     const at::Tensor value = unit.local(full).to(unit.master.device());
@@ -421,6 +421,7 @@ StateBytes ShardedModel::formula_bytes(bool async_checkpoints, Tier tier) const 
                            {.sharding = options_.sharding,
                             .accumulate_dtype = from_torch(options_.reducer.accumulate_dtype),
                             .one_copy_a_host = host_shared(),
+                            .ranks_a_host = comm_->place_on_host().num_ranks,
                             .num_states = static_cast<int>(state_names().size()),
                             .async_checkpoints = async_checkpoints && !offload_store_,
                             .tiers = options_.tiers},

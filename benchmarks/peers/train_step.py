@@ -15,7 +15,7 @@ MiB      the most a rank holds in a step, over what it held before it had a mode
          shared memory, libraries left out; the mean over the ranks
 loss     the largest difference to DDP's loss (mean over the ranks) in any step
 
-[What a rank reports] {"step_ms": [...], "losses": [...], "mib": x, "resident_mib": y}: losses of the warm-up too, and of
+[What a rank reports] {"step_ms": [...], "losses": [...], "mib": x, "resident_mib": y, "received_bytes": z}: losses of the warm-up too, and of
 the two steps after the timed ones in which memory is sampled. resident_mib is how much VmHWM has grown, set-up included;
 it counts shared pages in full, and only --json shows it.
 

@@ -116,6 +116,12 @@ def peak_resident_mib():
     return int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text(encoding="utf-8")).group(1)) / 1024
 
 
+def network_bytes():
+    """What the interfaces of this host (or network namespace) have received, without the loopback one."""
+    lines = Path("/proc/net/dev").read_text(encoding="utf-8").splitlines()
+    return sum(int(numbers.split()[0]) for name, _, numbers in (line.partition(":") for line in lines) if numbers and name.strip() != "lo")
+
+
 def peak_mib(body):
     """The largest own_mib() while `body` runs."""
     peak, done = 0.0, threading.Event()
@@ -148,13 +154,16 @@ def main():
     step = WAYS[way](model, config, config["bf16"]["enabled"])
     losses = [step(batches) for _ in range(WARM_UP_STEPS)]
     dist.barrier()
-    step_ms = []
+    step_ms, received_before = [], network_bytes()
     for _ in range(num_steps):
         start = time.perf_counter()
         losses.append(step(batches))
         step_ms.append(1e3 * (time.perf_counter() - start))
+    dist.barrier()
+    received = network_bytes() - received_before
     peak = peak_mib(lambda: losses.extend(step(batches) for _ in range(MEMORY_STEPS)))
-    leave({"step_ms": step_ms, "losses": losses, "mib": peak - idle, "resident_mib": peak_resident_mib() - idle_resident})
+    leave({"step_ms": step_ms, "losses": losses, "received_bytes": received, "mib": peak - idle,
+           "resident_mib": peak_resident_mib() - idle_resident})
 
 
 if __name__ == "__main__":

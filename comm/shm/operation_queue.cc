@@ -1,7 +1,5 @@
 #include "comm/shm/operation_queue.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstring>
 #include <thread>
@@ -27,41 +25,6 @@ constexpr milliseconds kOwnWatchInterval{100};
 /// A wait first checks this often without sleeping, a few microseconds in all: most waits are short.
 constexpr int kNumSpins = 200;
 
-int64_t whole_pages(int64_t bytes) {
-  const int64_t page = sysconf(_SC_PAGESIZE);
-  return (bytes + page - 1) / page * page;
-}
-
-/// Collective. Rank 0 makes the memory, the others receive it. `watch` may throw to end the wait for it.
-SharedMemory share(PeerSockets& peers, int64_t bytes, milliseconds timeout,
-                   const std::function<void()>& watch) {
-  if (peers.rank() == 0) {
-    SharedMemory memory;
-    try {
-      memory = SharedMemory::create(bytes);
-    } catch (const CommError&) {
-      for (int other = 1; other < peers.size(); ++other) peers.send(other, -1, bytes, timeout);
-      throw;
-    }
-    for (int other = 1; other < peers.size(); ++other) peers.send(other, memory.fd(), bytes, timeout);
-    memory.close_fd();
-    return memory;
-  }
-  PeerSockets::Received received = peers.receive(0, timeout, watch);
-  if (received.number != bytes)
-    throw CommError(str("rank ", peers.rank(), " expects ", bytes, " bytes of shared memory, rank 0 made ",
-                        received.number));
-  if (!received.fd) throw CommError(str("rank 0 found no ", mebibytes(bytes), " MiB of shared memory"));
-  try {
-    SharedMemory memory = SharedMemory::adopt(std::move(received.fd), bytes);
-    memory.close_fd();
-    return memory;
-  } catch (const CommError&) {
-    peers.disconnect();  // rank 0 believes that this rank has it
-    throw;
-  }
-}
-
 ReduceOutput at_offset(const ReduceOutput& output, int64_t numel) {
   ReduceOutput moved = output;
   if (output.data != nullptr)
@@ -69,7 +32,7 @@ ReduceOutput at_offset(const ReduceOutput& output, int64_t numel) {
   return moved;
 }
 
-void copy(void* to, const void* from, int64_t bytes) {
+void copy_bytes(void* to, const void* from, int64_t bytes) {
   if (to != from) std::memcpy(to, from, static_cast<size_t>(bytes));
 }
 
@@ -86,8 +49,9 @@ OperationQueue::OperationQueue(std::shared_ptr<PeerSockets> peers, milliseconds 
     : peers_(std::move(peers)),
       timeout_(timeout),
       // With more ranks than cores, spinning takes the time of the rank that is waited for.
-      num_spins_(static_cast<unsigned>(size()) > std::thread::hardware_concurrency() ? 1 : kNumSpins) {
-  counters_memory_ = share(*peers_, whole_pages(ProgressCounters::bytes(size())), timeout_, [] {});
+      num_spins_(static_cast<unsigned>(size()) > std::thread::hardware_concurrency() ? 1 : kNumSpins),
+      regions_(peers_, timeout) {
+  counters_memory_ = share_memory(*peers_, whole_pages(ProgressCounters::bytes(size())), timeout_, [] {});
   counters_.emplace(counters_memory_.data(), rank(), size());
   allocate(2 * kHalfMailbox, /*common=*/false);
 }
@@ -95,37 +59,16 @@ OperationQueue::OperationQueue(std::shared_ptr<PeerSockets> peers, milliseconds 
 OperationQueue::~OperationQueue() = default;
 
 std::shared_ptr<SharedRegion> OperationQueue::allocate(int64_t bytes, bool common) {
-  // The other ranks check in share(), while they wait: rank 0 sends the reason why there is no memory.
+  // The other ranks check while they wait: rank 0 sends the reason why there is no memory.
   if (rank() == 0 || counters_->has_left(rank())) check_alive();
-  const int64_t pages = whole_pages(std::max<int64_t>(bytes, 1));
-  auto region = std::make_shared<SharedRegion>();
-  region->stride = common ? 0 : pages;
-  region->memory = share(*peers_, common ? pages : size() * pages, timeout_, [this] {
+  return regions_.allocate(bytes, common, [this] {
     check_alive();
     watch_();
   });
-  regions_.push_back(region);
-  return region;
-}
-
-std::optional<OperationQueue::InputLocation> OperationQueue::find(const void* begin, int64_t bytes) const {
-  const auto* first = static_cast<const std::byte*>(begin);
-  for (size_t i = 0; i < regions_.size(); ++i) {
-    const SharedRegion& region = *regions_[i];
-    const std::byte* base = region.address(rank());
-    if (first >= base && first + bytes <= base + (region.is_common() ? region.memory.bytes() : region.stride))
-      return InputLocation{static_cast<int>(i), first - base};
-  }
-  return std::nullopt;
-}
-
-const std::byte* OperationQueue::address(const InputLocation& input, int rank) const {
-  return regions_[input.region]->address(rank) + input.offset;
 }
 
 const void* OperationQueue::peer_address(const void* mine, int64_t bytes, int rank) const {
-  const auto location = find(mine, bytes);
-  return location && !regions_[location->region]->is_common() ? address(*location, rank) : nullptr;
+  return regions_.peer_address(mine, bytes, rank);
 }
 
 // ------------------------------------------------------------------------------------------ issuing
@@ -135,7 +78,8 @@ uint64_t OperationQueue::reduce_scatter(const void* full, DType dtype, int64_t n
   const int64_t slice_bytes = numel * size_bytes(dtype);
   Operation operation{
       .kind = Kind::kReduceScatter, .input = {}, .dtype = dtype, .numel = numel, .output = output};
-  if (const auto input = find(full, size() * slice_bytes)) return post_in_place(operation, *input, tag);
+  if (const auto input = regions_.find(full, size() * slice_bytes))
+    return post_in_place(operation, *input, tag);
   operation.kind = Kind::kReduceFromMailbox;
   uint64_t last = 0;
   for (int owner = 0; owner < size(); ++owner) {
@@ -151,21 +95,22 @@ uint64_t OperationQueue::all_reduce(void* full, DType dtype, int64_t numel, doub
                       .dtype = dtype,
                       .numel = numel,
                       .output = {full, dtype, scale, false}};
-  if (const auto input = find(full, numel * size_bytes(dtype))) return post_in_place(operation, *input, tag);
+  if (const auto input = regions_.find(full, numel * size_bytes(dtype)))
+    return post_in_place(operation, *input, tag);
   operation.kind = Kind::kReduceFromMailbox;
   return post_from_mailbox(operation, full, tag);
 }
 
 uint64_t OperationQueue::all_gather(void* full, const void* shard, int64_t bytes, uint32_t tag) {
   auto* own_slice = static_cast<std::byte*>(full) + rank() * bytes;
-  copy(own_slice, shard, bytes);
+  copy_bytes(own_slice, shard, bytes);
   Operation operation{.kind = Kind::kAllGather,
                       .input = {},
                       .dtype = DType::kUInt8,
                       .numel = bytes,
                       .output = {full, DType::kUInt8},
                       .output_stride = bytes};
-  if (const auto input = find(full, size() * bytes)) {
+  if (const auto input = regions_.find(full, size() * bytes)) {
     operation.input_stride = bytes;
     return post_in_place(operation, *input, tag);
   }
@@ -179,7 +124,7 @@ uint64_t OperationQueue::broadcast(void* buffer, int64_t bytes, int root, uint32
                             .numel = bytes,
                             .output = {buffer, DType::kUInt8},
                             .root = root};
-  if (const auto input = find(buffer, bytes)) return post_in_place(operation, *input, tag);
+  if (const auto input = regions_.find(buffer, bytes)) return post_in_place(operation, *input, tag);
   return post_from_mailbox(operation, rank() == root ? buffer : nullptr, tag);
 }
 
@@ -188,7 +133,7 @@ uint64_t OperationQueue::barrier(uint32_t tag) { return post({}, tag); }
 /// The others read the caller's own memory. In memory that is common to all ranks, a gather or broadcast only
 /// has to wait until the others have posted: the data are there already.
 uint64_t OperationQueue::post_in_place(Operation operation, const InputLocation& input, uint32_t tag) {
-  const bool is_common = regions_[input.region]->is_common();
+  const bool is_common = regions_.region(input).is_common();
   TESSERA_CHECK(!is_common || operation.kind == Kind::kAllGather || operation.kind == Kind::kBroadcast);
   operation.input = input;
   operation.buffer_is_input = !is_common;
@@ -209,7 +154,7 @@ uint64_t OperationQueue::post_from_mailbox(const Operation& whole, const void* d
     chunk.output = at_offset(whole.output, begin);
     chunk.input = {kMailbox, half * kHalfMailbox};
     if (data != nullptr)
-      std::memcpy(regions_[kMailbox]->address(rank()) + chunk.input.offset,
+      std::memcpy(regions_.address(chunk.input, rank()),
                   static_cast<const std::byte*>(data) + begin * element_bytes,
                   static_cast<size_t>(chunk.numel * element_bytes));
     last = mailbox_used_[half] = post(chunk, tag);
@@ -251,7 +196,7 @@ void OperationQueue::reduce_range(const Operation& operation, int64_t begin, int
                                   const ReduceOutput& output) const {
   std::vector<const void*> inputs;
   for (int other = 0; other < size(); ++other)
-    inputs.push_back(address(operation.input, other) + begin * size_bytes(operation.dtype));
+    inputs.push_back(regions_.address(operation.input, other) + begin * size_bytes(operation.dtype));
   reduce({.dtype = operation.dtype,
           .inputs = inputs.data(),
           .num_inputs = size(),
@@ -284,19 +229,22 @@ bool OperationQueue::complete(uint64_t number) {
         const auto [begin, numel] = slice_of(operation.numel, other, size());
         const int64_t element_bytes = size_bytes(operation.dtype), offset = begin * element_bytes;
         if (other != rank())
-          copy(output + offset, address(operation.input, other) + offset, numel * element_bytes);
+          copy_bytes(output + offset, regions_.address(operation.input, other) + offset,
+                     numel * element_bytes);
       }
       return true;
     case Kind::kAllGather:
       if (!all_posted(number)) return false;
       for (int other = 0; other < size(); ++other)
         if (other != rank())
-          copy(output + other * operation.output_stride,
-               address(operation.input, other) + other * operation.input_stride, operation.numel);
+          copy_bytes(output + other * operation.output_stride,
+                     regions_.address(operation.input, other) + other * operation.input_stride,
+                     operation.numel);
       return true;
     case Kind::kBroadcast:
       if (!all_posted(number)) return false;
-      if (rank() != operation.root) copy(output, address(operation.input, operation.root), operation.numel);
+      if (rank() != operation.root)
+        copy_bytes(output, regions_.address(operation.input, operation.root), operation.numel);
       return true;
     case Kind::kReduceFromMailbox:
       if (!all_posted(number)) return false;

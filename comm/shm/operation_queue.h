@@ -27,17 +27,9 @@
 #include "comm/shm/progress_counters.h"
 #include "comm/shm/reduce.h"
 #include "comm/shm/shared_memory.h"
+#include "comm/shm/shared_regions.h"
 
 namespace tessera::comm::shm {
-
-/// Memory that every rank has mapped: `stride` bytes for each, one rank's after another's; 0: the same bytes
-/// for all.
-struct SharedRegion {
-  SharedMemory memory;
-  int64_t stride = 0;
-  bool is_common() const { return stride == 0; }
-  std::byte* address(int rank) const { return memory.data() + rank * stride; }
-};
 
 /// Owns its counters and mailbox; shares the sockets with the queues of duplicated groups. One thread at a
 /// time, except abort(). Every call may throw CommError: other ranks issued something else, left, or are
@@ -89,11 +81,7 @@ class OperationQueue {
 
  private:
   enum class Kind { kBarrier, kReduceScatter, kAllReduce, kAllGather, kBroadcast, kReduceFromMailbox };
-  /// Where each rank's input of an operation is.
-  struct InputLocation {
-    int region = -1;
-    int64_t offset = 0;
-  };
+  using InputLocation = SharedRegions::Location;  ///< where each rank's input of an operation is
   struct Operation {
     Kind kind = Kind::kBarrier;
     InputLocation input;
@@ -107,9 +95,6 @@ class OperationQueue {
     /// The input is the caller's memory: the operation is finished when no rank reads it any more.
     bool buffer_is_input = false;
   };
-
-  std::optional<InputLocation> find(const void* begin, int64_t bytes) const;
-  const std::byte* address(const InputLocation& input, int rank) const;
 
   uint64_t post(const Operation& operation, uint32_t tag);
   uint64_t post_in_place(Operation operation, const InputLocation& input, uint32_t tag);
@@ -139,7 +124,7 @@ class OperationQueue {
   std::function<void()> watch_ = [] {};
   SharedMemory counters_memory_;
   std::optional<ProgressCounters> counters_;
-  std::vector<std::shared_ptr<SharedRegion>> regions_;
+  SharedRegions regions_;
   static constexpr int kMailbox = 0;        ///< region
   std::array<uint64_t, 2> mailbox_used_{};  ///< the last operation that read each half
   int next_half_ = 0;

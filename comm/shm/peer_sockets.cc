@@ -47,13 +47,10 @@ std::string random_token() {
   return token;
 }
 
-/// The tokens that ranks 0 … `num_ranks` - 1 have written to the store.
-std::vector<std::string> read_tokens(const GroupStore& store, const char* key, int num_ranks) {
-  std::vector<std::string> tokens = store.get_all(key, num_ranks);
-  for (int rank = 0; rank < num_ranks; ++rank)
-    if (const size_t length = tokens[rank].size(); length != kTokenLength)
-      throw CommError(str("the store has ", length, " bytes as ", key, rank, ", not ", kTokenLength));
-  return tokens;
+/// What a rank has written to the store.
+void check_token(const std::string& token, const char* key, int rank) {
+  if (token.size() != kTokenLength)
+    throw CommError(str("the store has ", token.size(), " bytes as ", key, rank, ", not ", kTokenLength));
 }
 
 /// A name that begins with NUL lives in the kernel's table only.
@@ -82,17 +79,21 @@ constexpr milliseconds kWatchInterval{20};
 
 }  // namespace
 
-PeerSockets::PeerSockets(const GroupStore& store, int rank, int size, milliseconds timeout)
-    : rank_(rank), sockets_(static_cast<size_t>(size)) {
+PeerSockets::PeerSockets(const GroupStore& store, int rank, int size, milliseconds timeout,
+                         std::vector<int> numbers)
+    : rank_(rank), numbers_(std::move(numbers)), sockets_(static_cast<size_t>(size)) {
   const FileDescriptor listener = new_socket();
   const std::string name = random_token();    // every program on this host can see it
   const std::string secret = random_token();  // only programs that can read the store know it
   const auto [address, length] = address_of(name);
   if (bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0) throw failed("bind");
   if (listen(listener.get(), size) != 0) throw failed("listen");
-  store.set(str("secret/", rank), secret);
-  store.set(str("socket/", rank), name);
-  const std::vector<int> missing = store.await_ranks("socket/", size, timeout, [] {});
+  // Keys have the ranks' numbers, by which the store's waits know who has ended.
+  store.set(str("secret/", number_of(rank)), secret);
+  store.set(str("socket/", number_of(rank)), name);
+  std::vector<int> all;
+  for (int other = 0; other < size; ++other) all.push_back(number_of(other));
+  const std::vector<int> missing = store.await_ranks("socket/", all, timeout, [] {});
   if (!missing.empty())
     throw CommError(
         str(name_ranks(missing), " did not set up shared memory within ", name_duration(timeout)));
@@ -100,17 +101,28 @@ PeerSockets::PeerSockets(const GroupStore& store, int rank, int size, millisecon
   accept_higher(store, listener.get(), secret, timeout);
 }
 
+std::vector<std::string> PeerSockets::read_tokens(const GroupStore& store, const char* key) const {
+  std::vector<std::string> tokens;
+  if (numbers_.empty()) {
+    tokens = store.get_all(key, rank_);
+  } else {
+    for (int lower = 0; lower < rank_; ++lower) tokens.push_back(store.get(str(key, number_of(lower))));
+  }
+  for (int lower = 0; lower < rank_; ++lower) check_token(tokens[lower], key, number_of(lower));
+  return tokens;
+}
+
 void PeerSockets::connect_to_lower(const GroupStore& store) {
   if (rank_ == 0) return;
-  const std::vector<std::string> names = read_tokens(store, "socket/", rank_);
-  const std::vector<std::string> secrets = read_tokens(store, "secret/", rank_);
+  const std::vector<std::string> names = read_tokens(store, "socket/");
+  const std::vector<std::string> secrets = read_tokens(store, "secret/");
   for (int lower = 0; lower < rank_; ++lower) {
     FileDescriptor out = new_socket();
     const auto [theirs, theirs_length] = address_of(names[lower]);
     if (connect(out.get(), reinterpret_cast<const sockaddr*>(&theirs), theirs_length) != 0) {
-      if (errno == ECONNREFUSED) throw RankIsGone(lower);
-      throw CommError(
-          str("rank ", rank_, " cannot reach rank ", lower, " over a Unix socket: ", std::strerror(errno)));
+      if (errno == ECONNREFUSED) throw RankIsGone(number_of(lower));
+      throw CommError(str("rank ", number_of(rank_), " cannot reach rank ", number_of(lower),
+                          " over a Unix socket: ", std::strerror(errno)));
     }
     Greeting greeting{};
     secrets[lower].copy(greeting.secret, sizeof greeting.secret);
@@ -129,8 +141,8 @@ void PeerSockets::accept_higher(const GroupStore& store, int listener, const std
       if (steady_clock::now() < deadline) continue;
       std::vector<int> absent;
       for (int higher = rank_ + 1; higher < size(); ++higher)
-        if (!sockets_[higher]) absent.push_back(higher);
-      throw CommError(str(name_ranks(absent), " did not connect to rank ", rank_,
+        if (!sockets_[higher]) absent.push_back(number_of(higher));
+      throw CommError(str(name_ranks(absent), " did not connect to rank ", number_of(rank_),
                           " over a Unix socket within ", name_duration(timeout)));
     }
     FileDescriptor in(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC));
@@ -165,13 +177,14 @@ void PeerSockets::send(int to, int fd, int64_t number, milliseconds timeout) {
   const auto deadline = steady_clock::now() + timeout;
   while (sendmsg(sockets_[to].get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT) != sizeof data) {
     const int error = errno;
-    if (error == EPIPE || error == ECONNRESET) throw RankIsGone(to);
+    if (error == EPIPE || error == ECONNRESET) throw RankIsGone(number_of(to));
     // A queue that is full, or too many descriptors under way: the receiver is behind.
     if (error != EINTR && error != EAGAIN && error != ETOOMANYREFS && error != ENOBUFS)
-      throw CommError(str("shared memory cannot be handed to rank ", to, ": ", std::strerror(error)));
-    if (steady_clock::now() > deadline)
       throw CommError(
-          str("timed out after ", name_duration(timeout), ": rank ", to, " takes no shared memory"));
+          str("shared memory cannot be handed to rank ", number_of(to), ": ", std::strerror(error)));
+    if (steady_clock::now() > deadline)
+      throw CommError(str("timed out after ", name_duration(timeout), ": rank ", number_of(to),
+                          " takes no shared memory"));
     pollfd poll_fd{sockets_[to].get(), POLLOUT, 0};
     poll(&poll_fd, 1, static_cast<int>(kWatchInterval.count()));
     if (error == ETOOMANYREFS) std::this_thread::sleep_for(kWatchInterval);
@@ -193,8 +206,8 @@ PeerSockets::Received PeerSockets::receive(int from, milliseconds timeout,
       throw;
     }
     if (steady_clock::now() > deadline)
-      throw CommError(
-          str("timed out after ", name_duration(timeout), ": rank ", from, " has sent no shared memory"));
+      throw CommError(str("timed out after ", name_duration(timeout), ": rank ", number_of(from),
+                          " has sent no shared memory"));
   }
   Message data{};
   iovec part{&data, sizeof data};
@@ -208,7 +221,7 @@ PeerSockets::Received PeerSockets::receive(int from, milliseconds timeout,
   do {
     got = recvmsg(sockets_[from].get(), &message, MSG_CMSG_CLOEXEC);
   } while (got < 0 && errno == EINTR);
-  if (got != sizeof data) throw RankIsGone(from);
+  if (got != sizeof data) throw RankIsGone(number_of(from));
   Received received{{}, data.number};
   int fd = -1;
   for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr; header = CMSG_NXTHDR(&message, header))
@@ -218,7 +231,8 @@ PeerSockets::Received PeerSockets::receive(int from, milliseconds timeout,
   received.fd = FileDescriptor(fd);
   if (!received.fd && data.has_fd != 0) {
     disconnect();
-    throw CommError(str("rank ", from, "'s shared memory did not arrive: too many open files (ulimit -n)"));
+    throw CommError(
+        str("rank ", number_of(from), "'s shared memory did not arrive: too many open files (ulimit -n)"));
   }
   return received;
 }
@@ -229,13 +243,15 @@ void PeerSockets::disconnect() {
 }
 
 std::optional<int> PeerSockets::gone() const {
-  for (size_t rank = 0; rank < sockets_.size(); ++rank) {
-    if (!sockets_[rank]) continue;
-    pollfd poll_fd{sockets_[rank].get(), POLLRDHUP, 0};
-    if (poll(&poll_fd, 1, 0) > 0 && (poll_fd.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0)
-      return static_cast<int>(rank);
-  }
+  for (int rank = 0; rank < size(); ++rank)
+    if (is_gone(rank)) return number_of(rank);
   return std::nullopt;
+}
+
+bool PeerSockets::is_gone(int rank) const {
+  if (!sockets_[rank]) return false;
+  pollfd poll_fd{sockets_[rank].get(), POLLRDHUP, 0};
+  return poll(&poll_fd, 1, 0) > 0 && (poll_fd.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0;
 }
 
 }  // namespace tessera::comm::shm

@@ -18,10 +18,13 @@ class PeerSockets {
  public:
   /// Collective. The ranks find each other through `store`. Sockets are abstract ones, without a file: every
   /// user of this network namespace sees them and can connect, so a rank accepts only connections that begin
-  /// with a secret from the store. Throws CommError naming the ranks, RankIsGone.
-  PeerSockets(const GroupStore& store, int rank, int size, std::chrono::milliseconds timeout);
+  /// with a secret from the store. `numbers`: what messages and RankIsGone call the ranks, where these are
+  /// part of a larger group; empty: 0 … size - 1. Throws CommError naming the ranks, RankIsGone.
+  PeerSockets(const GroupStore& store, int rank, int size, std::chrono::milliseconds timeout,
+              std::vector<int> numbers = {});
 
   int rank() const { return rank_; }
+  int number_of(int rank) const { return numbers_.empty() ? rank : numbers_[static_cast<size_t>(rank)]; }
   int size() const { return static_cast<int>(sockets_.size()); }
 
   /// Local; the receiver calls receive(). A number, and a descriptor unless `fd` is -1. Throws CommError,
@@ -36,15 +39,19 @@ class PeerSockets {
   /// Local. For ranks that no longer agree: the others see this rank as gone.
   void disconnect();
 
-  /// Local, a system call. A rank whose process has closed its end.
+  /// Local, a system call. The number of a rank whose process has closed its end.
   std::optional<int> gone() const;
+  bool is_gone(int rank) const;
 
  private:
   void connect_to_lower(const GroupStore& store);
+  /// What the ranks before this one have written.
+  std::vector<std::string> read_tokens(const GroupStore& store, const char* key) const;
   void accept_higher(const GroupStore& store, int listener, const std::string& secret,
                      std::chrono::milliseconds timeout);
 
   int rank_;
+  std::vector<int> numbers_;
   std::vector<FileDescriptor> sockets_;  // by rank; this one's: none
 };
 

@@ -16,7 +16,7 @@ struct alignas(64) ProgressCounters::Shared {
 };
 
 struct alignas(64) ProgressCounters::RankCounters {
-  std::atomic<uint64_t> reached[3];  // by Counter
+  std::atomic<uint64_t> reached[4];  // by Counter
   std::atomic<uint32_t> left;
   OperationKey keys[kMaxInFlight];
 };
@@ -34,8 +34,12 @@ ProgressCounters::RankCounters& ProgressCounters::of(int rank) const {
 
 bool ProgressCounters::all_at(Counter counter, uint64_t number) const {
   for (int rank = 0; rank < size_; ++rank)
-    if (of(rank).reached[static_cast<size_t>(counter)].load(std::memory_order_acquire) < number) return false;
+    if (!has_reached(rank, counter, number)) return false;
   return true;
+}
+
+bool ProgressCounters::has_reached(int rank, Counter counter, uint64_t number) const {
+  return of(rank).reached[static_cast<size_t>(counter)].load(std::memory_order_acquire) >= number;
 }
 
 void ProgressCounters::set(Counter counter, uint64_t number) {

@@ -1,7 +1,7 @@
 // ProgressCounters: shared memory in which the ranks of one group publish how far they are. Each rank writes
 // its own counters only; every change wakes the ranks that sleep.
 //
-// [Note: three counters]
+// [Note: counters]
 // Operations are numbered from 1, equally on all ranks. A rank whose counter
 //   posted  >= n  has its input of operation n in memory that the others can read;
 //   reduced >= n  has reduced its slice of n: it reads no other rank's input of n any more, and its slice of
@@ -35,8 +35,9 @@ class ProgressCounters {
   ProgressCounters(std::byte* memory, int rank, int size) : memory_(memory), rank_(rank), size_(size) {}
   static int64_t bytes(int size);
 
-  enum class Counter { kPosted, kReduced, kDone };
+  enum class Counter { kPosted, kReduced, kGathered, kDone };
   bool all_at(Counter counter, uint64_t number) const;
+  bool has_reached(int rank, Counter counter, uint64_t number) const;
   /// This rank's counter; notifies.
   void set(Counter counter, uint64_t number);
 

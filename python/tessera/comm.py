@@ -27,8 +27,9 @@ def init_distributed(backend: str = "auto", device: str = "auto", timeout_s: flo
 
     Parameters
     ----------
-    backend : {"auto", "nccl", "shm", "gloo"}
-        What moves the data: NCCL for CUDA tensors, shared memory or Gloo for CPU tensors.
+    backend : {"auto", "nccl", "shm", "hybrid", "gloo"}
+        What moves the data: NCCL for CUDA tensors; for CPU tensors shared memory, shared memory within hosts and Gloo between them, or
+        Gloo.
     device : {"auto", "cuda", "cpu"}
         Where models live; "cuda" is device LOCAL_RANK.
     timeout_s : float

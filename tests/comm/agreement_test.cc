@@ -13,7 +13,8 @@ namespace {
 using tessera::testing::error_of;
 
 class Agreement : public testing::EachBackend {};
-INSTANTIATE_TEST_SUITE_P(Backends, Agreement, ::testing::Values("gloo", "shm"), testing::backend_name);
+INSTANTIATE_TEST_SUITE_P(Backends, Agreement, ::testing::Values("gloo", "shm", "hybrid"),
+                         testing::backend_name);
 
 TEST_P(Agreement, AFailureOfOneRankIsAllRanks) {
   run_threads(3, testing::quick_options(GetParam()), [](CommunicatorPtr comm) {

@@ -5,6 +5,7 @@
 //   comm_test_rank fail      joins, then rank 1 ends by an error of its own while the others add up
 //   comm_test_rank wait WHAT joins; the others call WHAT and wait for rank TEST_VICTIM, which is killed by
 //                            SIGKILL after kMoment
+// TEST_HOSTS is a letter a rank: ranks with different ones share no memory, as if on different hosts.
 // TEST_RENDEZVOUS_MS and TEST_TIMEOUT_MS set the timeouts, TEST_BACKEND the backend, TEST_LOG=1 shows the
 // log, TEST_NOFILE limits the files that may be open, TEST_NO_LOOPBACK=1 goes to a network namespace whose
 // loopback interface is down. A tessera::Error is printed as "error: LINE"; exit code 3.
@@ -131,6 +132,8 @@ int main(int argc, char** argv) {
     if (const char* backend = std::getenv("TEST_BACKEND")) options.backend = backend;
     options.timeout = setting("TEST_TIMEOUT_MS", 60000);
     options.rendezvous_timeout = setting("TEST_RENDEZVOUS_MS", 30000);
+    if (const char* hosts = std::getenv("TEST_HOSTS"))
+      options.host_for_tests = [hosts](int rank) { return std::string(1, hosts[rank]); };
     if (std::getenv("TEST_LOG")) options.log = tessera::Logger(tessera::LogOptions{});
     const std::string scenario = argc > 1 ? argv[1] : "sum", what = argc > 2 ? argv[2] : "";
     run(scenario, what, join(what, tessera::comm::environment(), options));

@@ -20,7 +20,8 @@ class CommunicatorTest : public ::testing::TestWithParam<std::string> {
  protected:
   JoinOptions options() const { return quick_options(GetParam()); }
 };
-INSTANTIATE_TEST_SUITE_P(Backends, CommunicatorTest, ::testing::Values("gloo", "shm"), testing::backend_name);
+INSTANTIATE_TEST_SUITE_P(Backends, CommunicatorTest, ::testing::Values("gloo", "shm", "hybrid"),
+                         testing::backend_name);
 
 TEST_P(CommunicatorTest, OneRankAloneIsImmediateAndLocal) {
   const auto start = std::chrono::steady_clock::now();

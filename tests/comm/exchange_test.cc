@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "comm/gloo.h"
+#include "comm/hybrid.h"
 #include "comm/init.h"
 #include "comm/shm.h"
 #include "comm/store_exchange.h"
@@ -84,7 +85,8 @@ TEST(StoreExchangeTest, AsksTheStoreALimitedNumberOfTimesARank) {
 }
 
 class ExchangeTest : public testing::EachBackend {};
-INSTANTIATE_TEST_SUITE_P(Backends, ExchangeTest, ::testing::Values("gloo", "shm"), testing::backend_name);
+INSTANTIATE_TEST_SUITE_P(Backends, ExchangeTest, ::testing::Values("gloo", "shm", "hybrid"),
+                         testing::backend_name);
 
 TEST_P(ExchangeTest, TheStoreDoesNotGrow) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
@@ -98,7 +100,11 @@ TEST_P(ExchangeTest, TheStoreDoesNotGrow) {
       gloo.rank = rank;
       gloo.size = 3;
       gloo.timeout = gloo.connect_timeout = std::chrono::seconds(20);
-      const auto make = [&](const GroupStore& under, FailureHook hook) {
+      const auto make = [&](const GroupStore& under, FailureHook hook) -> std::unique_ptr<Transport> {
+        if (GetParam() == "hybrid")
+          return make_hybrid_transport(
+              under, find_hosts(under, rank, {"first", "first", "second"}, gloo.connect_timeout), gloo,
+              std::move(hook));
         if (GetParam() == "shm")
           return make_shm_transport(under, rank, 3, gloo.timeout, gloo.connect_timeout);
         return make_gloo_transport(under, gloo, std::move(hook));

@@ -26,7 +26,8 @@ class FailuresTest : public ::testing::TestWithParam<std::string> {
  protected:
   void SetUp() override { backend = GetParam(); }
 };
-INSTANTIATE_TEST_SUITE_P(Backends, FailuresTest, ::testing::Values("gloo", "shm"), testing::backend_name);
+INSTANTIATE_TEST_SUITE_P(Backends, FailuresTest, ::testing::Values("gloo", "shm", "hybrid"),
+                         testing::backend_name);
 
 /// Runs `body` on every rank; returns what each threw.
 std::vector<std::string> errors_of(int size, milliseconds timeout,

@@ -14,10 +14,10 @@ TEST(ChooseDevice, RefusesUnknownBackendsAndThoseForOtherTensors) {
   JoinOptions options;
   options.backend = "mpi";
   EXPECT_EQ(error_of([&] { join(options, Environment{}); }),
-            "unknown backend \"mpi\": expected \"auto\", \"shm\", \"gloo\" or \"nccl\"");
+            "unknown backend \"mpi\": expected \"auto\", \"shm\", \"hybrid\", \"gloo\" or \"nccl\"");
   options.backend = "nccl";
   EXPECT_EQ(error_of([&] { join(options, Environment{}); }),
-            "backend \"nccl\" moves CUDA tensors; CPU tensors need \"shm\" or \"gloo\"");
+            "backend \"nccl\" moves CUDA tensors; CPU tensors need \"shm\", \"hybrid\" or \"gloo\"");
   options.backend = "gloo";
   options.device = "cuda";
   EXPECT_EQ(error_of([&] { join(options, Environment{}); }),

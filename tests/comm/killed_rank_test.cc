@@ -22,10 +22,18 @@ using testing::Variables;
 using Clock = std::chrono::steady_clock;
 
 class OnEachBackend : public testing::EachBackend {};
-INSTANTIATE_TEST_SUITE_P(Backends, OnEachBackend, ::testing::Values("shm", "gloo"), testing::backend_name);
+INSTANTIATE_TEST_SUITE_P(Backends, OnEachBackend, ::testing::Values("shm", "gloo", "hybrid"),
+                         testing::backend_name);
+
+/// Ranks 0 and 1 on one host, rank 2 on another.
+Variables on(const std::string& backend) {
+  Variables variables{{"TEST_BACKEND", backend}};
+  if (backend == "hybrid") variables["TEST_HOSTS"] = "aab";
+  return variables;
+}
 
 TEST_P(OnEachBackend, AKilledRankIsNamedWithinSeconds) {
-  Processes processes = start("loop", 3, {{"TEST_BACKEND", GetParam()}});
+  Processes processes = start("loop", 3, on(GetParam()));
   for (const auto& process : processes) ASSERT_TRUE(process->await_output("running")) << process->output();
   const auto begin = Clock::now();
   processes[1]->kill(SIGKILL);
@@ -39,7 +47,7 @@ TEST_P(OnEachBackend, AKilledRankIsNamedWithinSeconds) {
 }
 
 TEST_P(OnEachBackend, RankZeroKilledTakesTheStoreWithIt) {
-  Processes processes = start("loop", 3, {{"TEST_BACKEND", GetParam()}});
+  Processes processes = start("loop", 3, on(GetParam()));
   for (const auto& process : processes) ASSERT_TRUE(process->await_output("running")) << process->output();
   const auto begin = Clock::now();
   processes[0]->kill(SIGKILL);
@@ -54,7 +62,9 @@ TEST_P(OnEachBackend, RankZeroKilledTakesTheStoreWithIt) {
 
 // Its process still exists, so no connection closes: comm.timeout_s ends the waits.
 TEST_P(OnEachBackend, AStoppedRankIsWaitedForUntilTheTimeout) {
-  Processes processes = start("loop", 3, {{"TEST_BACKEND", GetParam()}, {"TEST_TIMEOUT_MS", "2000"}});
+  Variables variables = on(GetParam());
+  variables["TEST_TIMEOUT_MS"] = "2000";
+  Processes processes = start("loop", 3, variables);
   for (const auto& process : processes) ASSERT_TRUE(process->await_output("running")) << process->output();
   const auto begin = Clock::now();
   processes[1]->kill(SIGSTOP);
@@ -70,7 +80,7 @@ TEST_P(OnEachBackend, AStoppedRankIsWaitedForUntilTheTimeout) {
 
 TEST_P(OnEachBackend, AnErrorOfOneRankEndsTheOthers) {
   const auto begin = Clock::now();
-  const Processes processes = start("fail", 3, {{"TEST_BACKEND", GetParam()}});
+  const Processes processes = start("fail", 3, on(GetParam()));
   EXPECT_EQ(processes[1]->wait(), 3);
   EXPECT_EQ(processes[1]->output(), "error: data/train: truncated\n");
   for (const int rank : {0, 2}) {
@@ -85,33 +95,40 @@ TEST_P(OnEachBackend, AnErrorOfOneRankEndsTheOthers) {
 // waits; rank 0 takes the store with it.
 class KilledRank : public ::testing::TestWithParam<std::tuple<std::string, int>> {};
 INSTANTIATE_TEST_SUITE_P(Waits, KilledRank,
-                         ::testing::Combine(::testing::Values("shm", "gloo"), ::testing::Values(0, 1)),
+                         ::testing::Values(std::tuple("shm", 0), std::tuple("shm", 1), std::tuple("gloo", 0),
+                                           std::tuple("gloo", 1), std::tuple("hybrid", 0),
+                                           std::tuple("hybrid", 1), std::tuple("hybrid", 2)),
                          [](const auto& info) {
                            return str(std::get<0>(info.param), "_rank_", std::get<1>(info.param));
                          });
 
 TEST_P(KilledRank, EndsEveryWait) {
   const auto& [backend, victim] = GetParam();
+  const int world = backend == "hybrid" ? 3 : 2;
   std::vector<std::pair<std::string, Processes>> groups;
   for (const char* what : {"connecting", "all_gather", "reduce_scatter", "all_reduce", "broadcast", "barrier",
                            "exchange", "duplicate"}) {
-    groups.emplace_back(
-        what, start("wait", 2, {{"TEST_BACKEND", backend}, {"TEST_VICTIM", std::to_string(victim)}}, what));
+    Variables variables = on(backend);
+    variables["TEST_VICTIM"] = std::to_string(victim);
+    groups.emplace_back(what, start("wait", world, variables, what));
   }
   for (const auto& [what, processes] : groups)
     EXPECT_EQ(processes[victim]->wait(), 128 + SIGKILL) << what << processes[victim]->output();
   const auto begin = Clock::now();
-  for (const auto& [what, processes] : groups) {
-    EXPECT_EQ(processes[1 - victim]->wait(), 3) << what;
-    EXPECT_NE(processes[1 - victim]->output().find(str("rank ", victim, " is gone")), std::string::npos)
-        << what << processes[1 - victim]->output();
-  }
+  for (const auto& [what, processes] : groups)
+    for (int rank = 0; rank < world; ++rank) {
+      if (rank == victim) continue;
+      EXPECT_EQ(processes[rank]->wait(), 3) << what;
+      EXPECT_NE(processes[rank]->output().find(str("rank ", victim, " is gone")), std::string::npos)
+          << what << processes[rank]->output();
+    }
   EXPECT_LT(seconds_since(begin), 10);
 }
 
 TEST_P(OnEachBackend, AKilledRankEndsWaitsUnderTheLauncherToo) {
   ::setenv("TEST_BACKEND", GetParam().c_str(), 1);
   ::setenv("TEST_VICTIM", "1", 1);
+  ::setenv("TEST_HOSTS", "aab", 1);
   for (const char* what : {"all_reduce", "exchange"}) {
     launcher::Options options;
     options.nproc = 3;
@@ -124,6 +141,7 @@ TEST_P(OnEachBackend, AKilledRankEndsWaitsUnderTheLauncherToo) {
   }
   ::unsetenv("TEST_BACKEND");
   ::unsetenv("TEST_VICTIM");
+  ::unsetenv("TEST_HOSTS");
 }
 
 TEST(ProcessTest, AKilledRankEndsTheWaitForSharedMemory) {

@@ -109,9 +109,9 @@ TEST_P(Counts, EachUnitIsReducedOnceWhereTheStageSaysSo) {
       for (size_t micro = 0; micro < micro_steps.size(); ++micro) {
         const bool boundary = micro == micro_steps.size() - 1;
         const int reductions = boundary || each || GetParam() >= 2 ? counts.num_trainable_units : 0;
-        // Where ranks see each other's memory stage 0 leaves the sums in shards
+        // Where all ranks see each other's memory stage 0 leaves the sums in shards
         // too, and the others read them there.
-        const bool whole_in_place = GetParam() == 0 && !each && !in_shared_memory();
+        const bool whole_in_place = GetParam() == 0 && !each && default_backend() != "shm";
         // Stage 0 reduces into shards when it reduces more than once, and needs all of them at the boundary.
         const int gathers = GetParam() == 0 && each && boundary ? reductions : 0;
         EXPECT_EQ(micro_steps[micro].all_reduces, whole_in_place ? reductions : 0);

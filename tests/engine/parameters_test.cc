@@ -228,11 +228,11 @@ std::string name_of_case(const ::testing::TestParamInfo<ParametersAt::ParamType>
              : precision == Precision::kBf16 ? "Bf16"
                                              : "Fp16");
 }
-INSTANTIATE_TEST_SUITE_P(All, ParametersAt,
-                         ::testing::Combine(::testing::Values("gloo", "shm"), ::testing::Values(0, 1, 2, 3),
-                                            ::testing::Values(Precision::kFp32, Precision::kBf16,
-                                                              Precision::kFp16)),
-                         name_of_case);
+INSTANTIATE_TEST_SUITE_P(
+    All, ParametersAt,
+    ::testing::Combine(::testing::Values("gloo", "shm", "hybrid"), ::testing::Values(0, 1, 2, 3),
+                       ::testing::Values(Precision::kFp32, Precision::kBf16, Precision::kFp16)),
+    name_of_case);
 
 }  // namespace
 }  // namespace tessera::testing

@@ -81,6 +81,10 @@ INSTANTIATE_TEST_SUITE_P(InSharedMemory, Parity,
                          ::testing::Combine(::testing::Values("shm"), ::testing::Values(2, 3, 4, 8),
                                             ::testing::Values(0, 1, 2, 3)),
                          name_of_case);
+INSTANTIATE_TEST_SUITE_P(OnTwoHosts, Parity,
+                         ::testing::Combine(::testing::Values("hybrid"), ::testing::Values(2, 3, 4, 8),
+                                            ::testing::Values(0, 1, 2, 3)),
+                         name_of_case);
 
 void expect_same_bits(const TrainingRun& a, const TrainingRun& b) {
   EXPECT_EQ(a.losses, b.losses);
@@ -143,6 +147,8 @@ INSTANTIATE_TEST_SUITE_P(Worlds, SameBits,
                          ::testing::Combine(::testing::Values("gloo"), ::testing::Values(1, 2, 3, 4)));
 INSTANTIATE_TEST_SUITE_P(InSharedMemory, SameBits,
                          ::testing::Combine(::testing::Values("shm"), ::testing::Values(2, 3, 4, 8)));
+INSTANTIATE_TEST_SUITE_P(OnTwoHosts, SameBits,
+                         ::testing::Combine(::testing::Values("hybrid"), ::testing::Values(2, 3, 4, 8)));
 
 }  // namespace
 }  // namespace tessera::testing

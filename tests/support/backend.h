@@ -1,5 +1,6 @@
 // The backend of ranks that are threads, where a test does not choose one. ctest runs these suites once on
-// each backend (tessera_test's BACKENDS): on one host users get shared memory, on several a network.
+// each backend (tessera_test's BACKENDS): on one host users get shared memory, on several hybrid
+// communication or a network alone.
 #pragma once
 
 #include <cstdlib>
@@ -12,6 +13,7 @@ inline std::string default_backend() {
   return chosen == nullptr ? "gloo" : chosen;
 }
 
-inline bool in_shared_memory() { return default_backend() == "shm"; }
+/// Whether the parameters of stages 1 to 3 are one copy a host, which is not gathered on use.
+inline bool in_shared_memory() { return default_backend() == "shm" || default_backend() == "hybrid"; }
 
 }  // namespace tessera::testing

@@ -38,6 +38,8 @@ class ForwardingCommunicator : public comm::Communicator {
   at::Tensor allocate_shared(int64_t bytes, std::string_view label) override {
     return inner_->allocate_shared(bytes, label);
   }
+  comm::PlaceOnHost place_on_host() const override { return inner_->place_on_host(); }
+  int64_t bytes_from_other_hosts() const override { return inner_->bytes_from_other_hosts(); }
 
  protected:
   comm::WorkPtr do_all_gather(const at::Tensor& full, const at::Tensor& shard,

@@ -83,7 +83,7 @@ TEST(Reducer, GradientsInPartsRoundAlikeAtEveryStage) {
        {Rounding{"bf16", at::kBFloat16}, Rounding{"fp16", at::kHalf}, Rounding{"prescale", at::kFloat, true},
         Rounding{"predivide", at::kFloat, false, 3},
         Rounding{"bf16 model", at::kBFloat16, true, 1, DType::kBFloat16}})
-    for (const char* backend : {"gloo", "shm"})
+    for (const char* backend : {"gloo", "shm", "hybrid"})
       for (const bool each : {false, true}) {
         if (each && (rounding.communicate != at::kBFloat16 || backend == std::string("gloo"))) continue;
         std::vector<at::Tensor> expected;

@@ -161,7 +161,7 @@ INSTANTIATE_TEST_SUITE_P(All, EveryOptimizer,
                          ::testing::Combine(::testing::Values(OptimizerKind::kAdam, OptimizerKind::kAdamW,
                                                               OptimizerKind::kSGD, OptimizerKind::kAdagrad,
                                                               OptimizerKind::kLion, OptimizerKind::kLamb),
-                                            ::testing::Values("gloo", "shm")));
+                                            ::testing::Values("gloo", "shm", "hybrid")));
 
 TEST(ShardedOptimizer, GroupsHaveTheirOwnHyperParameters) {
   for (int stage = 0; stage <= 3; ++stage) {

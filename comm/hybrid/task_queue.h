@@ -1,0 +1,152 @@
+// TaskQueue: carries out the collectives of ranks on several hosts, in order: shared memory within a host,
+// Gloo between hosts. See [Note: hybrid collectives] in plan.h and [Note: pieces] in tasks.h.
+//
+// [Note: one thread that waits]
+// A piece waits for the ranks of its host, then for the network, then for the ranks of its host again, while
+// the rank's own thread computes. So a thread of the queue's own takes the pieces from step to step, and
+// sleeps in between, on the host's shared counters (comm/shm/progress_counters.h), which Gloo's threads also
+// notify. It adds up what would be added up in any case; no rank waits for another rank's computation.
+//
+// [Note: each step in order]
+// Pieces are numbered, equally on all ranks. A rank takes every step of piece n after the same step of piece
+// n - 1, but a later piece may be in an earlier step: one is being reduced while another is on the network.
+// Reductions and gathers between hosts have a process group each, so that their order relative to each other
+// does not matter: Gloo's few threads work through a group's collectives in the order in which they were
+// issued, and ranks that issued them in different orders could wait for each other.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "comm/gloo.h"
+#include "comm/hybrid/hosts.h"
+#include "comm/hybrid/tasks.h"
+#include "comm/shm/progress_counters.h"
+#include "comm/shm/shared_regions.h"
+
+namespace tessera::comm::hybrid {
+
+/// The network side of a column that this rank carries. Its ranks are the hosts.
+struct Column {
+  int number = 0;
+  std::unique_ptr<GlooTransport> reduce, gather;
+  uint32_t num_reduced = 0, num_gathered = 0;  ///< for tags
+};
+
+/// Owns the thread, the counters, the staging memory and the columns. One thread at a time, except abort().
+class TaskQueue {
+ public:
+  /// Makes the columns' transports; `on_end` and `on_failure` are for them.
+  using MakeColumns =
+      std::function<std::vector<Column>(std::function<void()> on_end, const FailureHook& on_failure)>;
+
+  /// Collective. `peers`: the ranks of this host. `on_failure`: called by the queue's thread, or Gloo's.
+  TaskQueue(std::shared_ptr<const Hosts> hosts, int rank, std::shared_ptr<shm::PeerSockets> peers,
+            std::chrono::milliseconds timeout, FailureHook on_failure, const MakeColumns& make_columns);
+  ~TaskQueue();
+  TaskQueue(const TaskQueue&) = delete;
+  TaskQueue& operator=(const TaskQueue&) = delete;
+
+  /// Collective, in one order over this group and all its duplicates. See SharedRegions::allocate().
+  std::shared_ptr<shm::SharedRegion> allocate(int64_t bytes, bool common);
+  /// Local. Called about ten times a second while allocate() waits.
+  void set_watch(std::function<void()> watch) { watch_ = std::move(watch); }
+
+  /// Collective. Does not wait.
+  void issue(const OperationPtr& operation);
+  /// Local. Whether it is done. Throws CommError: the queue has failed, or the operation's time is over.
+  bool poll(const Operation& operation);
+  /// Local. The same; waits for it, at most for `limit`.
+  bool wait(const Operation& operation, std::chrono::milliseconds limit);
+
+  /// Local. Waits for what is in flight, unless it has failed, and ends the thread.
+  void close();
+  /// Local. Everything fails, on the other ranks too. Never throws.
+  void abort();
+
+  /// Local. Bytes of collectives that this rank has received from other hosts.
+  int64_t received_bytes() const { return received_bytes_.load(std::memory_order_relaxed); }
+
+ private:
+  using Counter = shm::ProgressCounters::Counter;
+
+  int index() const { return hosts_->index_of(rank_); }
+  int host() const { return hosts_->host_of(rank_); }
+  std::string timed_out() const;
+  void make_staging();
+
+  // What the thread does.
+  void run();
+  void work();
+  void take_issued();
+  /// Takes pieces as far as they can go. False: none has moved.
+  bool advance();
+  template <class Step>
+  bool advance(uint64_t& passed, uint64_t limit, const Step& step);
+  Task& task(uint64_t number) { return tasks_[number - finished_ - 1]; }
+  void fail(const std::string& cause);
+  void check_alive() const;
+  void check_peers() const;
+
+  // The steps. False: it cannot be taken yet.
+  bool begin(uint64_t number);
+  bool reduce(uint64_t number);
+  bool start_exchange(uint64_t number);
+  bool finish_exchange(uint64_t number);
+  bool start_gather(uint64_t number);
+  bool finish_gather(uint64_t number);
+  bool share(uint64_t number);
+  bool finish(uint64_t number);
+
+  bool all_posted(uint64_t number) const;
+  bool all_ended(Task& task);
+  void reduce_on_host(const Operation& operation, const Task& task, const Range& range, void* sum) const;
+  void broadcast(Column& column, Task& task, const Range& range, int from_index, int root);
+  std::byte* user_address(const Task& task, const Range& slice) const;
+
+  const std::shared_ptr<const Hosts> hosts_;
+  const int rank_;
+  const std::shared_ptr<shm::PeerSockets> peers_;
+  const std::chrono::milliseconds timeout_;
+  const FailureHook on_failure_;
+  std::function<void()> watch_ = [] {};
+  shm::SharedMemory counters_memory_;
+  std::optional<shm::ProgressCounters> counters_;
+  shm::SharedRegions regions_;
+  Staging staging_;
+
+  std::atomic<int64_t> received_bytes_ = 0;
+  std::atomic<uint64_t> num_ended_ = 0;  ///< collectives of Gloo; its threads count
+  std::atomic<uint32_t> oldest_tag_ = 0;
+  std::atomic<bool> stop_ = false, aborted_ = false;
+
+  std::mutex mutex_;  ///< guards what follows
+  std::condition_variable changed_;
+  std::deque<Task> issued_;  ///< that the thread has not taken yet
+  int64_t num_unfinished_ = 0;
+  std::optional<std::string> error_;
+
+  // The thread's. Numbers of the last piece that has passed each step.
+  std::deque<Task> tasks_;  ///< from finished_ + 1 on
+  uint64_t posted_ = 0, reduced_ = 0, exchanging_ = 0, exchanged_ = 0, gathering_ = 0, gathered_ = 0,
+           done_ = 0, finished_ = 0;
+  uint64_t num_collected_ = 0;  ///< of Gloo's collectives
+  std::vector<uint64_t> slot_users_;
+  int next_slot_ = 0;
+
+  bool closed_ = false;
+  std::vector<Column> columns_;  ///< Gloo's threads use what is above
+  std::mutex join_mutex_;
+  std::thread thread_;
+};
+
+}  // namespace tessera::comm::hybrid

@@ -1,0 +1,70 @@
+#include "comm/hybrid/tasks.h"
+
+#include <algorithm>
+
+namespace tessera::comm::hybrid {
+namespace {
+
+constexpr int64_t kPieceBytes = 4 << 20;
+constexpr int64_t kSlotBytes = 1 << 20;
+/// Pieces begin at multiples of this many elements of their slice.
+constexpr int64_t kAlignment = 64;
+
+/// Of a buffer that has one slice a rank: the same part of each slice, so that they fill `limit` bytes.
+int64_t longest_part(int64_t slice_numel, int count, int64_t element_bytes, int64_t limit) {
+  const int64_t numel = limit / (count * element_bytes) / kAlignment * kAlignment;
+  return std::min(slice_numel, std::max(numel, kAlignment));
+}
+
+}  // namespace
+
+int64_t Staging::bytes_for(int num_ranks) {
+  const int64_t smallest = num_ranks * kAlignment * 8;  // one part of each slice, of the widest dtype
+  return shm::whole_pages(std::max(kSlotBytes, smallest));
+}
+
+int64_t element_bytes(const Operation& operation) {
+  return reduces(operation.kind) ? static_cast<int64_t>(operation.full.element_size()) : 1;
+}
+
+std::vector<Task> cut(const OperationPtr& operation, const Hosts& hosts, const Staging& staging,
+                      const HostMemory* in_place, const shm::SharedRegions::Location& location) {
+  std::vector<Task> tasks;
+  const auto add = [&](const Slices& user, const Slices& staged, int64_t into_begin) {
+    Task& task = tasks.emplace_back();
+    task.operation = operation;
+    task.user = user;
+    task.work = in_place != nullptr ? user : staged;
+    task.memory = in_place != nullptr ? *in_place : staging.memory;
+    task.location = in_place != nullptr ? location : staging.location;
+    task.slot = in_place != nullptr ? -1 : 0;
+    task.into_begin = into_begin;
+  };
+  if (operation->kind == Kind::kBarrier) {
+    add({}, {}, 0);
+    tasks.back().slot = -1;
+    tasks.back().location = {};
+    return tasks;
+  }
+  const int64_t bytes = element_bytes(*operation);
+  const int64_t numel = static_cast<int64_t>(operation->full.nbytes()) / bytes;
+  const int64_t limit = in_place != nullptr ? kPieceBytes : staging.slot_bytes;
+  if (operation->kind == Kind::kReduceScatter || operation->kind == Kind::kAllGather) {
+    const int count = hosts.num_ranks();
+    const int64_t slice = numel / count, longest = longest_part(slice, count, bytes, limit);
+    for (int64_t begin = 0; begin < slice; begin += longest) {
+      const int64_t part = std::min(longest, slice - begin);
+      add({begin, slice, part, numel}, {0, part, part, part * count}, begin);
+    }
+    return tasks;
+  }
+  const int count = operation->kind == Kind::kBroadcast ? hosts.num_columns() : hosts.num_ranks();
+  const int64_t longest = std::max(limit / bytes / kAlignment * kAlignment, kAlignment);
+  for (int64_t begin = 0; begin < numel; begin += longest) {
+    const int64_t end = std::min(numel, begin + longest);
+    add(evenly(begin, end, count), evenly(0, end - begin, count), 0);
+  }
+  return tasks;
+}
+
+}  // namespace tessera::comm::hybrid

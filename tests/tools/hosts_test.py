@@ -1,0 +1,105 @@
+"""`tessera train` on several hosts, which are network namespaces: backend "auto" takes hybrid communication, the losses are those of one
+host, what crosses is what the formula says, and a network that delays and loses packets changes no bit.
+
+    TESSERA=build/tessera hosts_test.py
+"""
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "support"))
+import hosts  # noqa: E402
+from tool import TESSERA  # noqa: E402
+
+NUM_STEPS, WORLD, PORT = 6, 4, 29517
+SMALL_GPT = {"model.dim": 64, "model.layers": 2, "model.heads": 2, "model.vocabulary": 256, "model.sequence": 32,
+             "trainer.max_steps": NUM_STEPS, "steps_per_print": 1, "trainer.device": "cpu", "comm.timeout_s": 60}
+
+
+class HostsTest(unittest.TestCase):
+    def setUp(self):
+        self.folder = Path(tempfile.mkdtemp(prefix="tessera_hosts_"))
+        self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
+        self.machines = []
+        self.addCleanup(lambda: [machine.end() for machine in self.machines])
+
+    def make_hosts(self, count, bridged=True):
+        network = len(self.machines)
+        self.machines += [hosts.Host(number, network, bridged) for number in range(count)]
+        return self.machines[-count:]
+
+    def train(self, name, machines, stage, **settings):
+        """Returns (the losses, what rank 0 said)."""
+        words = [TESSERA, "train", ROOT / "configs" / "gpt_33m.json", "--set", f"trainer.output_dir={self.folder / name}"]
+        for key, value in {**SMALL_GPT, "zero_optimization.stage": stage, **settings}.items():
+            words += ["--set", f"{key}={value}"]
+        logs = [self.folder / f"{name}.{rank}" for rank in range(WORLD)]
+        ranks = []
+        for rank, log in enumerate(logs):
+            with open(log, "w", encoding="utf-8") as out:
+                ranks.append(machines[rank * len(machines) // WORLD].popen(
+                    words, env=hosts.rank_environment(rank, WORLD, machines, PORT), stdout=out, stderr=subprocess.STDOUT, cwd=self.folder))
+        for process, log in zip(ranks, logs):
+            self.assertEqual(process.wait(timeout=120), 0, log.read_text())
+        lines = (self.folder / name / "metrics.jsonl").read_text().splitlines()
+        losses = [line["loss"] for line in map(json.loads, lines) if "loss" in line and "step" in line]
+        return losses, logs[0].read_text()
+
+    def bytes_of_a_step(self, machines, backend):
+        """What a host receives, from runs of two lengths: what they have in common is left out."""
+        received = {}
+        for steps in (2, 2 + NUM_STEPS):
+            before = sum(machine.received_bytes() for machine in machines)
+            self.train(f"{backend}{steps}", machines, 2, **{"trainer.max_steps": steps, "comm.backend": backend})
+            received[steps] = sum(machine.received_bytes() for machine in machines) - before
+        return (received[2 + NUM_STEPS] - received[2]) / NUM_STEPS / len(machines)
+
+    def test_bytes_are_the_formula(self):
+        machines = self.make_hosts(2)
+        # GPT-2's parameters: embeddings, blocks, the last norm; the output is the embedding.
+        dim, layers = SMALL_GPT["model.dim"], SMALL_GPT["model.layers"]
+        numel = dim * (SMALL_GPT["model.vocabulary"] + SMALL_GPT["model.sequence"]) + layers * (12 * dim * dim + 13 * dim) + 2 * dim
+        formula = 4 * numel * 2 * (1 - 1 / len(machines))  # fp32; a sum and a gather
+        hybrid, gloo = (self.bytes_of_a_step(machines, backend) for backend in ("hybrid", "gloo"))
+        print(f"a host receives {hybrid:.0f} bytes a step over hybrid, {gloo:.0f} over gloo; the formula says {formula:.0f}")
+        self.assertGreater(hybrid, 0.98 * formula)
+        self.assertLess(hybrid, 1.15 * formula)  # headers, norms, losses
+        self.assertGreater(gloo, 1.5 * hybrid)
+
+    def test_losses_are_those_of_one_host(self):
+        one, two = self.make_hosts(1), self.make_hosts(2)
+        expected, _ = self.train("one_host", one, 2)
+        self.assertEqual(len(expected), NUM_STEPS)
+        for stage in range(4):
+            with self.subTest(stage=stage):
+                losses, said = self.train(f"hybrid{stage}", two, stage)
+                self.assertIn("backend hybrid: 4 ranks on 2 hosts", said)
+                if stage == 0:
+                    same = losses
+                self.assertEqual(losses, same, "stages give the same bits")
+                for mine, theirs in zip(losses, expected):
+                    self.assertAlmostEqual(mine, theirs, delta=1e-4)
+
+    def test_a_bad_network_changes_no_bit(self):
+        good, bad = self.make_hosts(2), self.make_hosts(2, bridged=False)
+        try:
+            relay = hosts.Relay(bad, delay_s=0.003, loss=0.005, bytes_per_s=20e6)
+        except OSError as error:
+            self.skipTest(f"no TUN devices: {error}")
+        self.addCleanup(relay.end)
+        for stage in (1, 3):
+            expected, _ = self.train(f"good{stage}", good, stage)
+            losses, _ = self.train(f"bad{stage}", bad, stage)
+            self.assertEqual(losses, expected)
+        print(f"{relay.carried} packets carried, {relay.lost} lost")
+        self.assertGreater(relay.lost, 10)
+
+
+if __name__ == "__main__":
+    hosts.own_network()
+    unittest.main(verbosity=2)
