@@ -135,7 +135,8 @@ TEST(Threads, TwoThreadsThatTrainAndReadAtOnce) {
     while (error.empty() && seconds_since(start) < 10)
       error = error_of([&] { rig.step(model->forward(batch(0, 0)).square().sum()); });
   }
-  EXPECT_THAT(error, HasSubstr("one thread at a time"));
+  EXPECT_THAT(error,
+              ::testing::AnyOf(HasSubstr("one thread at a time"), HasSubstr("another one is in step()")));
 }
 
 }  // namespace
