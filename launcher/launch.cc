@@ -167,6 +167,8 @@ int run(const Options& options, const Logger& log) {
   ensure_standard_files();
   // The one that started it on this host: sshd, mpirun, slurmstepd.
   if (options.is_agent) ::prctl(PR_SET_PDEATHSIG, SIGTERM);
+  // When it is gone, a message to it must not end this process before its ranks have saved.
+  if (options.is_agent) ::signal(SIGPIPE, SIG_IGN);
   const Share share = share_of(options);
   RunFacts facts{share.world_size, options.tee, num_oom_kills(), options.is_agent};
   std::optional<PortReservation> port;  // rank 0's

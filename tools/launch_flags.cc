@@ -45,13 +45,14 @@ void add_place_flags(CLI::App& command, LaunchFlags& flags) {
              flags.num_nodes, "Hosts; with --hostfile the first N of it (default: 1)");
   add_number(command, "--node-rank,--node_rank", "I", "0 to the number of hosts less 1", flags.node_rank,
              "This host's number, where each is started by hand");
-  // Where mpirun has started this process, the variable says what mpirun does not (core/environment.h).
+  // Where mpirun has started this process, the variable says what mpirun does not (core/environment.h). A
+  // rank has it from its launcher.
   command
       .add_option_function<std::string>(
           "--master-addr,--master_addr",
           [&flags](const std::string& text) {
             flags.master_addr = text;
-            ::setenv("MASTER_ADDR", text.c_str(), /*overwrite=*/1);
+            if (!std::getenv("RANK")) ::setenv("MASTER_ADDR", text.c_str(), /*overwrite=*/1);
           },
           "Address of host 0 (default: this host, or the first of the hostfile)")
       ->type_name("HOST");
