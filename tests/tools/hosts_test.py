@@ -68,7 +68,7 @@ class HostsTest(unittest.TestCase):
         hybrid, gloo = (self.bytes_of_a_step(machines, backend) for backend in ("hybrid", "gloo"))
         print(f"a host receives {hybrid:.0f} bytes a step over hybrid, {gloo:.0f} over gloo; the formula says {formula:.0f}")
         self.assertGreater(hybrid, 0.98 * formula)
-        self.assertLess(hybrid, 1.15 * formula)  # headers, norms, losses
+        self.assertLess(hybrid, 1.3 * formula)  # headers, norms, losses
         self.assertGreater(gloo, 1.5 * hybrid)
 
     def test_losses_are_those_of_one_host(self):
