@@ -104,7 +104,7 @@ TITLES = ["ms", "to DDP", "MB", "formula", "loss"]
 
 
 def markdown(found):
-    lines = [f"GPT of {found['parameters'] / 1e6:.1f} million parameters, fp32, {found['ranks_a_host']} ranks a host; medians of {found['steps']} steps.",
+    lines = [f"GPT of {found['parameters'] / 1e6:.1f} million parameters, fp32, medians of the steps.",
              results.surroundings(found)]
     for title, table in found["settings"].items():
         lines += ["", f"| {title} | {' | '.join(TITLES)} |", "|---" * (len(TITLES) + 1) + "|"]
@@ -150,18 +150,18 @@ def main():
             for host in machines:
                 host.end()
         train_step.check_first_losses(args, measured)
-        title = f"{num_hosts} hosts x {args.ranks_a_host} ranks, {rate}/s"
+        title = f"{num_hosts} hosts x {args.ranks_a_host} ranks, {rate}/s, {args.rounds * args.steps} steps"
         table = found["settings"][title] = summary(measured, parameters, num_hosts, args.ranks_a_host)
-        print(f"\n{title:32}" + "".join(f"{column:>10}" for column in TITLES))
+        print(f"\n{title:40}" + "".join(f"{column:>10}" for column in TITLES))
         for row, values in table.items():
-            print(f"{row:32}" + "".join(f"{cell:>10}" for cell in cells(values)), flush=True)
+            print(f"{row:40}" + "".join(f"{cell:>10}" for cell in cells(values)), flush=True)
     if not args.write:
         return
     document.surroundings(PERFORMANCE, COMMAND)
     before = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {"settings": {}}
     stamp = results.results({}, {}, train_step.tessera_version())
     found = {"date": stamp["date"], "machine": machine.describe(), "versions": stamp["versions"], "parameters": parameters,
-             "ranks_a_host": args.ranks_a_host, "steps": args.steps, "settings": {**before["settings"], **found["settings"]}}
+             "settings": {**before["settings"], **found["settings"]}}
     RESULTS.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     document.replace_table(PERFORMANCE, COMMAND, markdown(found))
 
