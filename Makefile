@@ -53,7 +53,7 @@ asan:  ## the same under Address- and UndefinedBehaviorSanitizer
 	@scripts/build.sh asan
 	@scripts/test.sh asan $(ARGS)
 
-tsan:  ## collectives, gathers, offload, saves, data loader: ThreadSanitizer
+tsan:  ## collectives, gathers, offload, saves, loader: ThreadSanitizer
 	@scripts/setup.sh --python
 	@scripts/build.sh tsan comm_test residency_test device_offload_test engine_checkpoint_test train_test
 	@scripts/test.sh tsan -R '^(comm_test|residency_test|device_offload_test|engine_checkpoint_test|train_test)$$' $(ARGS)
@@ -78,7 +78,7 @@ bench-python:  ## a step in Python beside DDP, FSDP2, DeepSpeed: 5 min
 	@scripts/build.sh release tessera tessera_engine_module
 	@PYTHONPATH=build/python .deps/venv/bin/python -B benchmarks/python/train_step.py $(ARGS)
 
-bench-hosts:  ## a step on 2 and 4 hosts (network namespaces) beside DDP and FSDP2: 25 min
+bench-hosts:  ## a step on 2 and 4 hosts beside DDP and FSDP2: 25 min
 	@scripts/setup.sh --python
 	@scripts/build.sh release tessera step_rank
 	@.deps/venv/bin/python -B benchmarks/hosts/train_step.py $(ARGS)
@@ -88,7 +88,7 @@ bench-activations:  ## recomputation and offload beside torch's: 20 min
 	@scripts/build.sh release tessera tessera_engine_module
 	@PYTHONPATH=build/python .deps/venv/bin/python -B benchmarks/python/activations.py $(ARGS)
 
-bench-offload-python:  ## offload beside FSDP2 and DeepSpeed: 12 min
+bench-offload-python:  ## beside FSDP2, DeepSpeed: 12 min
 	@scripts/setup.sh --peers
 	@scripts/build.sh release tessera tessera_engine_module
 	@PYTHONPATH=build/python .deps/venv/bin/python -B benchmarks/python/offload.py $(ARGS)

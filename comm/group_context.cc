@@ -95,7 +95,7 @@ GroupContext::~GroupContext() {
       store_.await_ranks("left/", others, std::chrono::ceil<milliseconds>(deadline - Clock::now()), [] {});
       return;
     } catch (const RankIsGone& gone) {
-      std::erase(others, gone.rank());
+      for (const int rank : gone.ranks()) std::erase(others, rank);
     } catch (const CommError&) {
       return;
     }

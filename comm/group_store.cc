@@ -70,7 +70,7 @@ class WatchedStore final : public c10d::PrefixStore {
   void wait(const std::vector<std::string>& keys, const milliseconds& timeout) override {
     const auto deadline = Clock::now() + (timeout == kNoTimeout ? std::chrono::hours(24) : timeout);
     const auto check_all_alive = [&] {
-      if (const std::vector<int> ranks = liveness_->gone(); !ranks.empty()) throw RankIsGone(ranks.front());
+      if (const std::vector<int> ranks = liveness_->gone(); !ranks.empty()) throw RankIsGone(ranks);
     };
     if (!poll_until(deadline, [&] { return check(keys); }, check_all_alive))
       throw CommError(str("timed out after ", name_duration(timeout), ": nobody has set ", keys.front()));
@@ -137,7 +137,7 @@ bool GroupStore::await(const std::string& key, milliseconds timeout,
   return poll_until(Clock::now() + timeout, has_come, [&] {
     watch();
     // A rank may end in order as soon as the key is there: looked for again.
-    if (const std::vector<int> ranks = gone(); !ranks.empty() && !has_come()) throw RankIsGone(ranks.front());
+    if (const std::vector<int> ranks = gone(); !ranks.empty() && !has_come()) throw RankIsGone(ranks);
   });
 }
 
@@ -154,9 +154,11 @@ std::vector<int> GroupStore::await_ranks(const std::string& prefix, const std::v
   const auto is_missing = [&](int rank) { return !has(prefix + std::to_string(rank)); };
   const auto watch_ranks = [&] {
     watch();
-    for (const int rank : gone())
-      if (std::find(ranks.begin(), ranks.end(), rank) != ranks.end() && is_missing(rank))
-        throw RankIsGone(rank);
+    std::vector<int> lost = gone();
+    std::erase_if(lost, [&](int rank) {
+      return std::find(ranks.begin(), ranks.end(), rank) == ranks.end() || !is_missing(rank);
+    });
+    if (!lost.empty()) throw RankIsGone(lost);
   };
   std::vector<int> missing;
   if (!poll_until(Clock::now() + timeout, has_all, watch_ranks))
@@ -180,7 +182,7 @@ std::vector<int> GroupStore::gone() const { return liveness_ ? liveness_->gone()
 void GroupStore::check_all_alive(milliseconds limit) const {
   const auto deadline = Clock::now() + limit;
   while (true) {
-    if (const std::vector<int> ranks = gone(); !ranks.empty()) throw RankIsGone(ranks.front());
+    if (const std::vector<int> ranks = gone(); !ranks.empty()) throw RankIsGone(ranks);
     if (Clock::now() >= deadline) return;
     std::this_thread::sleep_for(milliseconds(20));
   }

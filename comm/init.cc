@@ -125,6 +125,23 @@ GlooOptions gloo_options(const Environment& env, const JoinOptions& options, boo
   return gloo;
 }
 
+/// Collective.
+CommunicatorPtr connect(const Rendezvous& met, const Environment& env, const JoinOptions& options,
+                        at::Device device, std::shared_ptr<GroupContext> context) {
+  const Choice choice = choose_backend(met, env, options, device);
+  const MakeTransport make = [&](const GroupStore& store,
+                                 FailureHook on_failure) -> std::unique_ptr<Transport> {
+    if (choice.backend == "shm")
+      return make_shm_transport(store, env.rank, env.world_size, options.timeout, options.rendezvous_timeout);
+    if (choice.backend == "nccl") return make_nccl_transport(store, env, options.timeout);
+    const GlooOptions gloo = gloo_options(env, options, met.one_host);
+    if (choice.backend == "hybrid")
+      return make_hybrid_transport(store, choice.found, gloo, std::move(on_failure));
+    return make_gloo_transport(store, gloo, std::move(on_failure));
+  };
+  return std::make_shared<TransportCommunicator>(std::move(context), options.timeout, make, device);
+}
+
 }  // namespace
 
 at::Device choose_device(const JoinOptions& options, const Environment& env) {
@@ -163,20 +180,14 @@ CommunicatorPtr join(const JoinOptions& given, const Environment& env) {
   const Rendezvous met = rendezvous(env, options, settings_of(options, device));
   auto context = std::make_shared<GroupContext>(met.store, env.rank, env.world_size, met.serves_store,
                                                 options.interrupt, options.step_aside);
-  const Choice choice = choose_backend(met, env, options, device);
-  const MakeTransport make = [&](const GroupStore& store,
-                                 FailureHook on_failure) -> std::unique_ptr<Transport> {
-    if (choice.backend == "shm")
-      return make_shm_transport(store, env.rank, env.world_size, options.timeout, options.rendezvous_timeout);
-    if (choice.backend == "nccl") return make_nccl_transport(store, env, options.timeout);
-    const GlooOptions gloo = gloo_options(env, options, met.one_host);
-    if (choice.backend == "hybrid")
-      return make_hybrid_transport(store, choice.found, gloo, std::move(on_failure));
-    return make_gloo_transport(store, gloo, std::move(on_failure));
-  };
-  return std::make_shared<TransportCommunicator>(std::move(context), options.timeout, make, device);
+  try {
+    return connect(met, env, options, device, std::move(context));
+  } catch (const RankIsGone& error) {
+    std::set<int> gone(error.ranks().begin(), error.ranks().end());
+    for (const int rank : met.store.gone()) gone.insert(rank);
+    throw RankIsGone(std::vector<int>(gone.begin(), gone.end()));
+  }
 }
-
 void run_threads(int world_size, const JoinOptions& options,
                  const std::function<void(CommunicatorPtr)>& body) {
   TESSERA_CHECK(world_size >= 1, world_size, " ranks");

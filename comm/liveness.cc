@@ -1,7 +1,9 @@
 #include "comm/liveness.h"
 
 #include <cerrno>
+#include <utility>
 
+#include "comm/error_message.h"
 #include "comm/tcp.h"
 #include "core/str.h"
 
@@ -16,8 +18,9 @@ CommError unreachable(int rank, const std::string& endpoint, const std::string& 
 
 }  // namespace
 
-RankIsGone::RankIsGone(int rank)
-    : CommError(str("rank ", rank, " is gone (connection closed)")), rank_(rank) {}
+RankIsGone::RankIsGone(std::vector<int> ranks)
+    : CommError(str(name_ranks(ranks), ranks.size() == 1 ? " is" : " are", " gone (connection closed)")),
+      ranks_(std::move(ranks)) {}
 
 Liveness::Liveness(const std::string& address) {
   const Addresses found = resolve_numeric(address, "0");

@@ -21,14 +21,16 @@
 
 namespace tessera::comm {
 
-/// A rank's process has ended before it did its part.
+/// Processes of ranks have ended before they did their part. Of several all are named: one may have ended
+/// because of another.
 class RankIsGone : public CommError {
  public:
-  explicit RankIsGone(int rank);
-  int rank() const { return rank_; }
+  explicit RankIsGone(std::vector<int> ranks);
+  explicit RankIsGone(int rank) : RankIsGone(std::vector{rank}) {}
+  const std::vector<int>& ranks() const { return ranks_; }
 
  private:
-  int rank_;
+  std::vector<int> ranks_;
 };
 
 /// A host whose kernel has not answered for this long counts as gone.

@@ -357,9 +357,10 @@ void TransportCommunicator::check_interrupt() {
 
 void TransportCommunicator::check_all_alive(int64_t number) {
   try {
-    for (const int rank : store_.gone())
-      // A rank that has left in order has done its part, which may still be on its way.
-      if (recorder_->departure(rank) != kLeftInOrder) throw RankIsGone(rank);
+    std::vector<int> gone = store_.gone();
+    // A rank that has left in order has done its part, which may still be on its way.
+    std::erase_if(gone, [&](int rank) { return recorder_->departure(rank) == kLeftInOrder; });
+    if (!gone.empty()) throw RankIsGone(gone);
   } catch (const CommError& error) {  // RankIsGone, or the store has gone with rank 0
     fail(number, error.what(), timeout_);
   }

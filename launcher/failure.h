@@ -21,7 +21,7 @@ struct RankExit {
 
 /// A death that no other rank can have caused is assumed to have begun this long before it was noticed: its
 /// peers may notice the closed connection, report it and exit while the kernel still ends the process.
-inline constexpr int64_t kSignalHeadStartNs = 100'000'000;
+inline constexpr int64_t kSignalHeadStartNs = 500'000'000;
 
 /// Local. Whether the rank died of a signal caused by its own code: SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGSYS
 /// or SIGTRAP.

@@ -98,7 +98,7 @@ class H5py(unittest.TestCase):
             for rank in range(world):
                 with h5py.File(folder / "step7" / f"rank_{rank:05d}.h5", "r") as file:
                     attributes = dict(file.attrs)
-                    self.assertEqual(attributes, {"format": "tessera-checkpoint", "format_version": 1, "tag": "step7",
+                    self.assertEqual(attributes, {"format": "tessera-checkpoint", "format_version": 2, "tag": "step7",
                                                   "rank": rank, "world_size": world})
                     for index, unit in enumerate(expected["units"]):
                         group = "master" if unit["trainable"] else "parameter"

@@ -147,8 +147,9 @@ class HostsTest(ToolTest):
 
     def check_python(self, *launcher):
         """The Python package in ranks of a launcher: its place before it joins, and in the group."""
-        self.write("group.py", "from tessera import comm\nbefore = comm.get_rank(), comm.get_world_size(), comm.get_local_rank()\n"
-                   "print(before, comm.all_gather(comm.get_rank()), comm.get_rank() == before[0])\n")
+        self.write("group.py", "import sys\nfrom tessera import comm\nbefore = comm.get_rank(), comm.get_world_size(), comm.get_local_rank()\n"
+                   "line = f'{before} {comm.all_gather(comm.get_rank())} {comm.get_rank() == before[0]}'\n"
+                   "sys.stdout.write(line + '\\n')  # at once: the launcher mixes what ranks write\n")
         outcome = self.run_tool(*launcher[1:], sys.executable, "group.py", program=launcher[0])
         self.assertEqual(outcome.code, 0, outcome)
         return sorted(outcome.out.splitlines())

@@ -56,7 +56,7 @@ TEST(FailureTest, KilledRankIsTheCauseBeforeItsPeersReports) {
   EXPECT_EQ(cause({reported(1, exited(1), 1005, 1001), at(0, SIGKILL, 1006)}), 0);
   EXPECT_EQ(cause({at(1, exited(1), 1005), at(0, SIGSEGV | 0x80, 1006)}), 0);  // 0x80: with a core file
   // Not a crash long after the first error, nor an abort, which a closed connection can cause.
-  EXPECT_EQ(cause({reported(1, exited(1), 1005, 1001), at(0, SIGSEGV, 1500)}), 1);
+  EXPECT_EQ(cause({reported(1, exited(1), 1005, 1001), at(0, SIGSEGV, 2000)}), 1);
   EXPECT_EQ(cause({at(1, exited(1), 1005), at(0, SIGABRT, 1006)}), 1);
 }
 

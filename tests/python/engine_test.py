@@ -8,6 +8,9 @@ class Engine(RanksTest):
     def test_alone(self):
         self.run_ranks(1, "engine_rank.py", "auto")
 
+    def test_flops(self):
+        self.run_ranks(1, "flops_rank.py", "auto")
+
     def test_two_ranks_in_shared_memory(self):
         self.run_ranks(2, "engine_rank.py", "shm")
 

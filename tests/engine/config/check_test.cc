@@ -93,7 +93,7 @@ TEST(ConfigCheck, UnknownKeys) {
            top("train_batch_size, train_micro_batch_size_per_gpu, gradient_accumulation_steps, "
                "gradient_clipping, communication_data_type")},
       {R"("model": {})", "model: unknown key, found {} (a section)" +
-                             top("optimizer, scheduler, seed, memory_breakdown, csv_monitor")},
+                             top("profiler, optimizer, scheduler, seed, memory_breakdown")},
       {R"("fp16": {"enable": true})",
        "fp16.enable: unknown key (did you mean \"enabled\"?), found true (a boolean); expected one of "
        "enabled, loss_scale, initial_scale_power, "
