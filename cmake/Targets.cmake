@@ -73,10 +73,10 @@ function(tessera_test_library name)
 endfunction()
 
 # tessera_test(name SOURCES a_test.cc DEPS ...): one GoogleTest binary; ctest runs it as one test, or with
-# DISCOVER each case alone (for suites whose cases need a process of their own); with BACKENDS also as NAME_shm, with the
-# ranks in shared memory, and as NAME_hybrid, on two hosts (tests/support/backend.h).
+# DISCOVER each case alone (for suites whose cases need a process of their own); with BACKENDS shm hybrid also as
+# NAME_shm, with the ranks in shared memory, and as NAME_hybrid, on two hosts (tests/support/backend.h).
 function(tessera_test name)
-  cmake_parse_arguments(ARG "TORCH;NN;DISCOVER;BACKENDS" "TIMEOUT" "SOURCES;DEPS" ${ARGN})
+  cmake_parse_arguments(ARG "TORCH;NN;DISCOVER" "TIMEOUT" "SOURCES;DEPS;BACKENDS" ${ARGN})
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 300)
   endif()
@@ -98,11 +98,9 @@ function(tessera_test name)
   else()
     add_test(NAME ${name} COMMAND ${name})
     set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT})
-    if(ARG_BACKENDS)
-      foreach(backend shm hybrid)
-        add_test(NAME ${name}_${backend} COMMAND ${name})
-        set_tests_properties(${name}_${backend} PROPERTIES TIMEOUT ${ARG_TIMEOUT} ENVIRONMENT TESSERA_TEST_BACKEND=${backend})
-      endforeach()
-    endif()
+    foreach(backend ${ARG_BACKENDS})
+      add_test(NAME ${name}_${backend} COMMAND ${name})
+      set_tests_properties(${name}_${backend} PROPERTIES TIMEOUT ${ARG_TIMEOUT} ENVIRONMENT TESSERA_TEST_BACKEND=${backend})
+    endforeach()
   endif()
 endfunction()
