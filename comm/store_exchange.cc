@@ -11,7 +11,7 @@ namespace tessera::comm {
 namespace {
 
 /// In place of the packed values: a rank has given up.
-constexpr const char* kGivenUp = "given up";
+constexpr std::string_view kGivenUp = "given up: ";  // and why; values begin with a number
 
 std::string value_key(int rank) { return str("value/", rank); }
 std::string result_key(int64_t round) { return str("result/", round); }
@@ -51,7 +51,7 @@ StoreExchange::Result StoreExchange::run(const std::string& value, std::chrono::
                                          const std::function<void()>& watch) {
   ++round_;
   store_.set(value_key(rank_), str(round_, '\n', value));
-  Result result{.values = {}, .cause = "others gave up", .missing = {}};
+  Result result;
   std::string packed;
   if (store_.add("arrived", 1) == round_ * size_) {
     packed = store_.claim(result_key(round_), pack(store_.get_all("value/", size_)));
@@ -59,7 +59,10 @@ StoreExchange::Result StoreExchange::run(const std::string& value, std::chrono::
   } else {
     packed = await_result(timeout, watch, result);
   }
-  if (packed != kGivenUp) result.values = unpack(packed, size_);
+  if (!packed.starts_with(kGivenUp))
+    result.values = unpack(packed, size_);
+  else if (result.cause.empty())  // another rank's
+    result.cause = packed.substr(kGivenUp.size());
   return result;
 }
 
@@ -73,7 +76,7 @@ std::string StoreExchange::await_result(std::chrono::milliseconds timeout, const
   } catch (const CommError& error) {
     failure.cause = error.what();
   }
-  return store_.claim(result_key(round_), kGivenUp);
+  return store_.claim(result_key(round_), str(kGivenUp, failure.cause));
 }
 
 bool StoreExchange::has_arrived(int rank) const {

@@ -23,8 +23,8 @@ class StoreExchange {
 
   struct Result {
     std::vector<std::string> values;  ///< by rank; empty: the exchange has failed
-    std::string cause;                ///< why it has failed
-    std::vector<int> missing;         ///< the ranks that had not arrived after `timeout`
+    std::string cause;         ///< why it has failed, on the first rank that gave up if not on this one
+    std::vector<int> missing;  ///< the ranks that had not arrived after `timeout`
   };
   /// Collective. `watch` is called about every 100 ms of waiting, and may throw a CommError to give up.
   /// Throws CommError when the store is gone.
