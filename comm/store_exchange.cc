@@ -68,15 +68,16 @@ StoreExchange::Result StoreExchange::run(const std::string& value, std::chrono::
 
 std::string StoreExchange::await_result(std::chrono::milliseconds timeout, const std::function<void()>& watch,
                                         Result& failure) const {
+  std::string for_others = "others gave up";
   try {
     if (store_.await(result_key(round_), timeout, watch)) return store_.get(result_key(round_));
     failure.cause = "timed out";
     for (int rank = 0; rank < size_; ++rank)
       if (!has_arrived(rank)) failure.missing.push_back(rank);
   } catch (const CommError& error) {
-    failure.cause = error.what();
+    failure.cause = for_others = error.what();
   }
-  return store_.claim(result_key(round_), str(kGivenUp, failure.cause));
+  return store_.claim(result_key(round_), str(kGivenUp, for_others));
 }
 
 bool StoreExchange::has_arrived(int rank) const {
