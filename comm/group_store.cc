@@ -87,7 +87,7 @@ auto GroupStore::guarded(Function&& function) const {
   try {
     return function();
   } catch (const std::exception& error) {
-    throw CommError(str(where_, " does not answer (", error_message(error), ")"));
+    throw StoreIsGone(str(where_, " does not answer (", error_message(error), ")"));
   }
 }
 

@@ -15,8 +15,14 @@
 
 namespace tessera::comm {
 
+/// The store does not answer: its server has ended, or the rank that serves it.
+class StoreIsGone : public CommError {
+ public:
+  using CommError::CommError;
+};
+
 /// A handle: copies share the connection. Thread-safe as far as the c10d store is (TCPStore and HashStore
-/// are). Every call is local to this rank and the server, and throws CommError when the server is gone.
+/// are). Every call is local to this rank and the server, and throws StoreIsGone when the server is gone.
 class GroupStore {
  public:
   /// `where` names the server in errors: "rank 0 is gone: its store at 10.0.0.1:29500".

@@ -186,6 +186,9 @@ CommunicatorPtr join(const JoinOptions& given, const Environment& env) {
     std::set<int> gone(error.ranks().begin(), error.ranks().end());
     for (const int rank : met.store.gone()) gone.insert(rank);
     throw RankIsGone(std::vector<int>(gone.begin(), gone.end()));
+  } catch (const StoreIsGone&) {  // rank 0 may have ended because of another
+    if (const std::vector<int> gone = met.store.gone(); gone.size() > 1) throw RankIsGone(gone);
+    throw;
   }
 }
 void run_threads(int world_size, const JoinOptions& options,
