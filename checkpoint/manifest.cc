@@ -72,7 +72,7 @@ std::string lines(const Items& items, const ToText& to_text) {
     text += to_text(item);
     separator = ",\n";
   }
-  return text + (separator == std::string_view("\n") ? "]" : "\n]");
+  return text + (items.empty() ? "]" : "\n]");
 }
 
 std::string datasets_text(const DatasetList& datasets) {

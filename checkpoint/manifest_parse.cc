@@ -200,11 +200,12 @@ void parse_files(const JsonField& field, Manifest& manifest) {
     const bool is_model = rank == manifest.layout.world_size;
     const std::string name = is_model ? std::string(kModelFileName) : rank_file_name(rank);
     if (manifest.files.back().name != name) one["name"].fail(name);
-    if (!is_model) {
-      const bool is_new = rank == 0 || checked.insert(manifest.files.back().datasets.identity()).second;
-      return is_new ? check_rank_file(manifest, rank, one) : void();
+    const DatasetList& datasets = manifest.files.back().datasets;
+    if (is_model) {
+      if (!datasets.empty()) one["datasets"].fail("none");
+    } else if (rank == 0 || checked.insert(datasets.identity()).second) {
+      check_rank_file(manifest, rank, one);
     }
-    if (!manifest.files.back().datasets.empty()) one["datasets"].fail("none");
   });
 }
 
@@ -239,8 +240,8 @@ void check_digest(std::string_view text, const std::string& source) {
 
 FileRecord FileRecordReader::parse(const std::string& text, const std::string& source) {
   const size_t datasets = text.find(kDatasetsKey);
-  const bool is_known = datasets != std::string::npos && !datasets_text_.empty() &&
-                        std::string_view(text).substr(datasets) == datasets_text_;
+  const bool is_known =
+      datasets != std::string::npos && std::string_view(text).substr(datasets) == datasets_text_;
   const nlohmann::json document =
       parse_json(is_known ? str(text.substr(0, datasets), kDatasetsKey, "[]}") : text, source);
   const JsonField field(document, source);

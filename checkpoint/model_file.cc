@@ -41,19 +41,8 @@ int64_t num_sources(const SavedLayout& layout) {
   return sum;
 }
 
-constexpr std::string_view kLeftOut = "parameters: they lie in too many pieces; use tessera consolidate";
-
-}  // namespace
-
-FileRecord write_model_file(const Disk& disk, const std::filesystem::path& path, const SavedLayout& layout,
-                            const std::vector<std::string>& buffers) {
-  Hdf5Builder builder(std::string(kModelFileName), Hdf5Readers::kSince1_10);
-  builder.set_attribute("/", {"format", "tessera-checkpoint"});
-  builder.set_attribute("/", {"format_version", int64_t{kFormatVersion}});
-  const bool shows_parameters = num_sources(layout) <= kMaxModelFilePieces;
-  if (!shows_parameters) builder.set_attribute("/", {"left_out", std::string(kLeftOut)});
+void add_parameters(Hdf5Builder& builder, const SavedLayout& layout) {
   for (const SavedParameter& parameter : layout.parameters) {
-    if (!shows_parameters) break;
     const Hdf5Dataset dataset{.path = model_dataset(parameter.name),
                               .type = layout.weights_type(parameter.unit),
                               .shape = parameter.shape,
@@ -65,6 +54,21 @@ FileRecord write_model_file(const Disk& disk, const std::filesystem::path& path,
       builder.add_virtual(dataset, sources_of(layout, parameter));
     for (const std::string& alias : parameter.aliases) builder.add_link(dataset.path, model_dataset(alias));
   }
+}
+
+constexpr std::string_view kLeftOut = "parameters: they lie in too many pieces; use tessera consolidate";
+
+}  // namespace
+
+FileRecord write_model_file(const Disk& disk, const std::filesystem::path& path, const SavedLayout& layout,
+                            const std::vector<std::string>& buffers) {
+  Hdf5Builder builder(std::string(kModelFileName), Hdf5Readers::kSince1_10);
+  builder.set_attribute("/", {"format", "tessera-checkpoint"});
+  builder.set_attribute("/", {"format_version", int64_t{kFormatVersion}});
+  if (num_sources(layout) <= kMaxModelFilePieces)
+    add_parameters(builder, layout);
+  else
+    builder.set_attribute("/", {"left_out", std::string(kLeftOut)});
   for (const std::string& name : buffers)
     builder.add_external_link(rank_file_name(0), tensor_dataset(name), model_dataset(name));
   const Hdf5Image image = builder.finish();

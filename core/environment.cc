@@ -155,15 +155,11 @@ void read_local(const EnvironmentScheme& scheme, Environment& env) {
                             env.local_world_size - 1, of_local);
 }
 
-/// Two runs that differ in one of these variables most likely get different ports. Below the ports that the
-/// kernel gives to outgoing connections (32768 and up), and below those of Kubernetes (30000 and up).
 int port_of_job(const VariableNames& names) {
   if (first_set(names) == nullptr) return 29500;  // torch's own
-  uint32_t hash = 2166136261U;                    // FNV-1a
-  for (const char* name : names)
-    for (const char c : variable(name).value_or(""))
-      hash = (hash ^ static_cast<unsigned char>(c)) * 16777619U;
-  return 15000 + static_cast<int>(hash % 15000U);
+  std::string id;
+  for (const char* name : names) id += variable(name).value_or("");
+  return port_of_run(id);
 }
 
 /// Where rank 0 is, for a launcher that does not say so.
@@ -245,6 +241,12 @@ bool is_marked_as_torchruns() {
 }
 
 }  // namespace
+
+int port_of_run(std::string_view id) {
+  uint32_t hash = 2166136261U;  // FNV-1a
+  for (const char c : id) hash = (hash ^ static_cast<unsigned char>(c)) * 16777619U;
+  return 15000 + static_cast<int>(hash % 15000U);
+}
 
 std::optional<Environment> scheduler_environment() {
   const EnvironmentScheme* other = is_marked_as_torchruns() ? nullptr : other_present();

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <optional>
 #include <string>
+#include <string_view>
 
 namespace tessera {
 
@@ -47,6 +48,11 @@ std::optional<Environment> scheduler_environment();
 /// Local. Whether this process is a rank of a group that something else has started, and must not start
 /// others: RANK and WORLD_SIZE are set, or another launcher's variables for more than one rank.
 bool in_group();
+
+/// Local. The rendezvous' port of a run for which none was given: from its id alone, 15000 to 29999, so that
+/// two runs most likely get different ones. Below the ports that the kernel gives to outgoing connections
+/// (32768 and up), and below those of Kubernetes (30000 and up).
+int port_of_run(std::string_view id);
 
 /// Local. The value of a variable that is a decimal integer; nullopt if it is unset or anything else.
 std::optional<int> integer_variable(const char* name);

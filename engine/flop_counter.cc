@@ -1,6 +1,7 @@
 #include "engine/flop_counter.h"
 
 #include <ATen/core/grad_mode.h>
+#include <c10/util/accumulate.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
@@ -18,17 +19,11 @@ namespace {
 
 using Inputs = c10::ArrayRef<const c10::IValue>;
 
-int64_t product(at::IntArrayRef sizes) {
-  int64_t result = 1;
-  for (const int64_t size : sizes) result *= size;
-  return result;
-}
-
 at::IntArrayRef sizes_of(const Inputs& inputs, size_t i) { return inputs.at(i).toTensor().sizes(); }
 
 /// (..., m, k) times (..., k, n).
 int64_t matrix_product(const Inputs& inputs, size_t first) {
-  return 2 * product(sizes_of(inputs, first)) * sizes_of(inputs, first + 1).back();
+  return 2 * c10::multiply_integers(sizes_of(inputs, first)) * sizes_of(inputs, first + 1).back();
 }
 
 /// Elements of a list of which a single one stands for all dimensions.
@@ -50,7 +45,7 @@ struct Convolution {
                     ? input[i]
                     : (input[i] + 2 * at_dimension(padding, i - 2) - reach) / at_dimension(stride, i - 2) + 1;
     }
-    return 2 * input.at(0) * places * product(weight);
+    return 2 * input.at(0) * places * c10::multiply_integers(weight);
   }
 };
 
@@ -76,7 +71,7 @@ int64_t convolution_backward(const Inputs& inputs) {
 int64_t attention(const Inputs& inputs, size_t query) {
   const at::IntArrayRef q = sizes_of(inputs, query), k = sizes_of(inputs, query + 1),
                         v = sizes_of(inputs, query + 2);
-  const int64_t scores = product(q.slice(0, q.size() - 1)) * k[k.size() - 2];
+  const int64_t scores = c10::multiply_integers(q.slice(0, q.size() - 1)) * k[k.size() - 2];
   return 2 * scores * (q.back() + v.back());
 }
 

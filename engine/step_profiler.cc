@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "comm/error_message.h"
 #include "core/error.h"
 #include "core/str.h"
 
@@ -16,9 +17,6 @@ namespace {
 
 namespace profiler = torch::autograd::profiler;
 using torch::profiler::impl::ActivityType;
-
-/// libtorch's messages go on with a backtrace.
-std::string first_line(const std::string& message) { return message.substr(0, message.find('\n')); }
 
 /// "12.3 GFLOP"
 std::string in_words(int64_t flops) {
@@ -38,11 +36,10 @@ std::string in_words(int64_t flops) {
 StepProfiler::StepProfiler(const FlopsProfilerConfig& flops, const ProfilerConfig& trace, at::Device device,
                            int rank, Logger log)
     : trace_(trace),
-      counted_step_(flops.profile_step),
+      counts_(flops),
       device_(device),
       rank_(rank),
       log_(std::move(log)),
-      waits_for_count_(flops.enabled),
       waits_for_trace_(trace.steps > 0) {
   if (trace_.path.empty()) trace_.path = "profile";
   begin(0);
@@ -54,7 +51,8 @@ StepProfiler::~StepProfiler() {
 
 void StepProfiler::begin(int64_t steps) {
   // Where a run goes on after the step that is asked for, the next whole one takes its place.
-  if (waits_for_count_ && !counter_ && steps + 1 >= counted_step_) counter_ = std::make_unique<FlopCounter>();
+  if (counts_.enabled && !flops_ && steps + 1 >= counts_.profile_step)
+    counter_ = std::make_unique<FlopCounter>();
   if (waits_for_trace_ && !trace_begins_ && steps + 1 >= trace_.first_step) {
     trace_begins_ = steps;
     begin_trace();
@@ -65,7 +63,6 @@ void StepProfiler::end_step(int64_t steps) {
   if (counter_) {
     flops_ = counter_->flops();
     counter_.reset();
-    waits_for_count_ = false;
     if (rank_ == 0)
       log_.info(str("flops_profiler: step ", steps, " took ", in_words(flops_->forward), " in forward and ",
                     in_words(flops_->backward), " in backward on rank 0"));
@@ -85,7 +82,7 @@ void StepProfiler::begin_trace() {
   } catch (const std::exception& error) {  // another profiler is at work on this thread
     trace_begins_.reset();
     waits_for_trace_ = false;
-    log_.warning(str("profiler: no trace: ", first_line(error.what())));
+    log_.warning(str("profiler: no trace: ", comm::error_message(error)));
   }
 }
 
@@ -102,7 +99,7 @@ void StepProfiler::end_trace() {
     if (!std::filesystem::exists(path)) throw Error("the file was not written");
     if (rank_ == 0) log_.info(str("profiler: the trace of rank 0 is ", path.string()));
   } catch (const std::exception& error) {  // training goes on without it
-    log_.warning(str("profiler: no trace at ", path.string(), ": ", first_line(error.what())));
+    log_.warning(str("profiler: no trace at ", path.string(), ": ", comm::error_message(error)));
   }
 }
 

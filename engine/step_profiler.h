@@ -36,11 +36,11 @@ class StepProfiler {
   void end_trace();
 
   ProfilerConfig trace_;
-  int64_t counted_step_;
+  FlopsProfilerConfig counts_;
   at::Device device_;
   int rank_;
   Logger log_;
-  bool waits_for_count_, waits_for_trace_;
+  bool waits_for_trace_;
   std::unique_ptr<FlopCounter> counter_;  // while the step is under way
   std::optional<int64_t> trace_begins_;   // steps done when the trace that is under way began
   std::optional<Flops> flops_;

@@ -6,11 +6,11 @@
 #include <algorithm>
 #include <array>
 #include <cstdlib>
-#include <functional>
 #include <string_view>
 #include <utility>
 
 #include "core/ascii.h"
+#include "core/environment.h"
 #include "core/error.h"
 #include "core/str.h"
 #include "launcher/environment.h"
@@ -44,8 +44,7 @@ std::vector<std::string> agent_variables(const ClusterOptions& options, const ch
 }
 
 int master_port(const ClusterOptions& options) {
-  if (options.master_port != 0) return options.master_port;
-  return 15000 + static_cast<int>(std::hash<std::string>()(options.run_id) % 15000);
+  return options.master_port != 0 ? options.master_port : port_of_run(options.run_id);
 }
 
 /// `tessera launch ... -- PROGRAM ARGS` for a host; `place`: the flags that say which one it is.

@@ -149,8 +149,6 @@ class ClusterSupervisor {
   bool has_failed_ = false;
 };
 
-int code_of(int status) { return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status); }
-
 /// Logs the first failure by the hosts' clocks; the exit code.
 int report(std::vector<FailureReport> reports, const std::vector<Running>& programs, int num_hosts,
            std::optional<int> interrupted_by, const Logger& log) {
@@ -170,7 +168,7 @@ int report(std::vector<FailureReport> reports, const std::vector<Running>& progr
     return interrupted_by ? 128 + *interrupted_by : first.exit_code;
   }
   if (interrupted_by) return 128 + *interrupted_by;
-  const int code = code_of(failed->status);
+  const int code = exit_code(failed->status);
   if (code != kTimeoutExitCode)
     log.error(str(failed->label, " failed: ", describe_status(failed->status), "; what it said is above"));
   return code;

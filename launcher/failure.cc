@@ -61,10 +61,9 @@ std::optional<std::string> common_error(const std::vector<RankExit>& exits) {
   return exits.front().report->message;
 }
 
-int exit_code(const RankExit& exit) {
-  if (ended_by_launcher(exit)) return 1;
-  return WIFSIGNALED(exit.status) ? 128 + WTERMSIG(exit.status) : WEXITSTATUS(exit.status);
-}
+int exit_code(const RankExit& exit) { return ended_by_launcher(exit) ? 1 : exit_code(exit.status); }
+
+int exit_code(int status) { return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status); }
 
 std::string describe_status(int status) {
   if (WIFEXITED(status)) return str("exit code ", WEXITSTATUS(status));

@@ -15,10 +15,6 @@ namespace {
 /// How many pieces may be between the local reduction and the end of the exchange: each has a buffer.
 constexpr uint64_t kMaxExchanges = 8;
 
-void copy_bytes(std::byte* to, const std::byte* from, int64_t bytes) {
-  if (to != from && bytes > 0) std::memcpy(to, from, static_cast<size_t>(bytes));
-}
-
 uint32_t column_tag(const Operation& operation, uint32_t& counter) {
   return (operation.tag & 0xffff0000u) | (counter++ & 0xffffu);  // see [Note: tags] in gloo.cc
 }
@@ -50,7 +46,8 @@ bool TaskQueue::begin(uint64_t number) {
       const bool mine = reduces(operation.kind) || (is_broadcast ? operation.root == rank_ : i == rank_);
       const Range from = task.user.of(i), to = task.work.of(i);
       if (mine)
-        copy_bytes(task.memory.of(index()) + to.begin * bytes, user_address(task, from), from.numel * bytes);
+        shm::copy_bytes(task.memory.of(index()) + to.begin * bytes, user_address(task, from),
+                        from.numel * bytes);
     }
   }
   counters_->write_key(number, {operation.tag, task.location.region, task.location.offset});
@@ -200,8 +197,8 @@ bool TaskQueue::share(uint64_t number) {
       const int source = is_broadcast ? broadcast_source_of(*hosts_, rank_, operation.root, i)
                                       : source_of(*hosts_, rank_, i);
       const Range from = task.work.of(i), to = task.user.of(i);
-      copy_bytes(user_address(task, to), task.memory.of(hosts_->index_of(source)) + from.begin * bytes,
-                 from.numel * bytes);
+      shm::copy_bytes(user_address(task, to), task.memory.of(hosts_->index_of(source)) + from.begin * bytes,
+                      from.numel * bytes);
     }
   }
   counters_->set(Counter::kDone, number);

@@ -32,10 +32,6 @@ ReduceOutput at_offset(const ReduceOutput& output, int64_t numel) {
   return moved;
 }
 
-void copy_bytes(void* to, const void* from, int64_t bytes) {
-  if (to != from) std::memcpy(to, from, static_cast<size_t>(bytes));
-}
-
 /// Where a rank's slice of an all-reduce begins, and its length: as even as can be.
 std::pair<int64_t, int64_t> slice_of(int64_t numel, int rank, int size) {
   const int64_t longest = (numel + size - 1) / size;

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "core/error.h"
@@ -13,6 +14,10 @@ namespace tessera::comm::shm {
 int64_t whole_pages(int64_t bytes) {
   const int64_t page = sysconf(_SC_PAGESIZE);
   return (bytes + page - 1) / page * page;
+}
+
+void copy_bytes(void* to, const void* from, int64_t bytes) {
+  if (to != from && bytes > 0) std::memcpy(to, from, static_cast<size_t>(bytes));
 }
 
 SharedMemory share_memory(PeerSockets& peers, int64_t bytes, std::chrono::milliseconds timeout,

@@ -17,6 +17,9 @@ namespace tessera::comm::shm {
 /// Local. `bytes`, rounded up to whole pages.
 int64_t whole_pages(int64_t bytes);
 
+/// Local. From one rank's memory to another's; nothing where both are the same.
+void copy_bytes(void* to, const void* from, int64_t bytes);
+
 /// Collective over the peers. Rank 0 makes `bytes` zeros, the others map them. `watch` may throw to end the
 /// wait for it. Throws CommError: no room, or ranks ask for different sizes.
 SharedMemory share_memory(PeerSockets& peers, int64_t bytes, std::chrono::milliseconds timeout,
