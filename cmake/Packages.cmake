@@ -66,7 +66,7 @@ if(TESSERA_BUNDLES)
 else()
   include(Hdf5)
 endif()
-include(Liburing)
+include(SmallLibraries)
 
 if(TESSERA_BUILD_TESTS)
   tessera_require_file(TESSERA_GMOCK_INCLUDE_DIR gmock/gmock.h libgmock-dev)

@@ -86,6 +86,8 @@ template <class Function>
 auto GroupStore::guarded(Function&& function) const {
   try {
     return function();
+  } catch (const CommError&) {  // of a SealedStore
+    throw;
   } catch (const std::exception& error) {
     throw StoreIsGone(str(where_, " does not answer (", error_message(error), ")"));
   }

@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <fstream>
@@ -72,6 +73,30 @@ bool is_local_shortage(int error) {
   return error == EMFILE || error == ENFILE || error == ENOMEM || error == ENOBUFS;
 }
 
+/// One that ranks on other hosts see too. (A host's own name often is 127.0.1.1 to itself.)
+bool names_one_address(const addrinfo& found) {
+  std::array<char, NI_MAXHOST> text{};
+  return found.ai_next == nullptr &&
+         getnameinfo(found.ai_addr, found.ai_addrlen, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST) ==
+             0 &&
+         !is_loopback(text.data());
+}
+
+int listen_on_all(const std::string& host, int port) {
+  sockaddr_in6 any6{};
+  any6.sin6_family = AF_INET6;
+  any6.sin6_port = htons(static_cast<uint16_t>(port));
+  FileDescriptor fd = listen_at(AF_INET6, reinterpret_cast<const sockaddr*>(&any6), sizeof any6);
+  if (!fd && errno != EADDRINUSE && errno != EACCES) {  // a kernel without IPv6
+    sockaddr_in any4{};
+    any4.sin_family = AF_INET;
+    any4.sin_port = htons(static_cast<uint16_t>(port));
+    fd = listen_at(AF_INET, reinterpret_cast<const sockaddr*>(&any4), sizeof any4);
+  }
+  if (!fd) cannot_listen(host, port, errno);
+  return fd.release();
+}
+
 enum class Reply { kStore, kOther, kClosed, kNone };
 
 /// What a TCPStore's client sends first; the server answers with the nonce. (A TCPStore waits for that
@@ -116,24 +141,13 @@ std::string endpoint(const std::string& host, int port) {
 }
 
 int listen_for_store(const std::string& host, int port) {
-  FileDescriptor fd;
-  if (is_loopback(host)) {
-    const Addresses addresses = resolve(host, port, SOCK_STREAM, "MASTER_ADDR");
-    fd = listen_at(addresses->ai_family, addresses->ai_addr, addresses->ai_addrlen);
-  } else {
-    sockaddr_in6 any6{};
-    any6.sin6_family = AF_INET6;
-    any6.sin6_port = htons(static_cast<uint16_t>(port));
-    fd = listen_at(AF_INET6, reinterpret_cast<const sockaddr*>(&any6), sizeof any6);
-    if (!fd && errno != EADDRINUSE && errno != EACCES) {  // a kernel without IPv6
-      sockaddr_in any4{};
-      any4.sin_family = AF_INET;
-      any4.sin_port = htons(static_cast<uint16_t>(port));
-      fd = listen_at(AF_INET, reinterpret_cast<const sockaddr*>(&any4), sizeof any4);
-    }
+  const Addresses addresses = resolve(host, port, SOCK_STREAM, "MASTER_ADDR");
+  if (is_loopback(host) || names_one_address(*addresses)) {
+    FileDescriptor fd = listen_at(addresses->ai_family, addresses->ai_addr, addresses->ai_addrlen);
+    if (fd) return fd.release();
+    if (is_loopback(host) || errno == EADDRINUSE) cannot_listen(host, port, errno);
   }
-  if (!fd) cannot_listen(host, port, errno);
-  return fd.release();
+  return listen_on_all(host, port);
 }
 
 void check_listening(int fd) {

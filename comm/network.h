@@ -10,8 +10,9 @@ namespace tessera::comm {
 /// Local. "localhost", 127.x.x.x, ::1.
 bool is_loopback(const std::string& host);
 
-/// Local. A listening socket for the store (close-on-exec): on the loopback interface if `host` is a loopback
-/// name, else on all. Throws CommError in one line when the port is taken. The caller owns the descriptor.
+/// Local. A listening socket for the store (close-on-exec): at `host` alone if that is a loopback name or has
+/// one address, which is this host's; else on all interfaces. Throws CommError in one line when the port is
+/// taken. The caller owns the descriptor.
 int listen_for_store(const std::string& host, int port);
 
 /// Local. Throws CommError unless `fd` is a listening socket (TESSERA_STORE_FD).

@@ -11,6 +11,7 @@
 
 #include "comm/error_message.h"
 #include "comm/network.h"
+#include "comm/sealed_store.h"
 #include "core/error.h"
 #include "core/str.h"
 
@@ -23,7 +24,7 @@ using Clock = std::chrono::steady_clock;
 /// After a failure the store lasts this long, so that the ranks that wait can read why.
 constexpr milliseconds kErrorTime{500};
 /// Of what ranks write to the store: to be raised when a release changes it.
-constexpr int kProtocolVersion = 4;
+constexpr int kProtocolVersion = 5;
 
 std::string host_name() {
   std::array<char, 256> name{};
@@ -83,6 +84,28 @@ c10::intrusive_ptr<c10d::Store> open_store(const Environment& env, const std::st
     throw CommError(str("rank ", env.rank, " cannot join the rendezvous at ", endpoint(host, env.master_port),
                         " (", error_message(error), ")"));
   }
+}
+
+/// Collective. What ranks say from here on is sealed where they have a secret. [Note: the run's secret]
+c10::intrusive_ptr<c10d::Store> sealed(c10::intrusive_ptr<c10d::Store> store, const std::string& prefix,
+                                       const Environment& env, const std::string& where) {
+  const std::string& secret = env.run_secret;
+  const std::string mine = secret.empty() ? "none" : SealedStore::fingerprint(secret);
+  const std::string theirs = GroupStore(store, where).under(prefix).claim("secret", mine);
+  if (theirs != mine) {
+    const bool both = !secret.empty() && theirs != "none";
+    throw CommError(str("TESSERA_RUN_SECRET ",
+                        secret.empty() ? "is not set"
+                        : both         ? "differs"
+                                       : "is set",
+                        " on rank ", env.rank,
+                        both             ? " from"
+                        : secret.empty() ? ", but is on"
+                                         : ", but not on",
+                        " the rank that came first; expected the same value on all ranks"));
+  }
+  if (secret.empty()) return store;
+  return c10::make_intrusive<SealedStore>(std::move(store), secret);
 }
 
 /// Tells the ranks that wait that there will be no group. Returns what to throw: the first such reason.
@@ -212,7 +235,8 @@ Rendezvous rendezvous(const Environment& env, const JoinOptions& options, const 
   mine.settings["the version of what ranks say to each other"] = std::to_string(kProtocolVersion);
   // The agent's store outlives the ranks it restarts; torch keeps its attempts apart in the same way.
   const std::string prefix = env.agent_store ? str("tessera/attempt_", env.restart_count) : "tessera";
-  Rendezvous result{GroupStore(open_store(env, host, timeout, limit), where).under(prefix)};
+  const auto store = sealed(open_store(env, host, timeout, limit), prefix, env, where);
+  Rendezvous result{GroupStore(store, where).under(prefix)};
   result.serves_store = env.rank == 0 && !env.agent_store;
   try {
     const std::vector<RankInfo> ranks = register_rank(result.store, env, mine, timeout, limit);

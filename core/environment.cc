@@ -198,6 +198,10 @@ void read_rendezvous(const EnvironmentScheme& scheme, Environment& env) {
   read_master(scheme, env);
   if (const auto seconds = variable("TESSERA_RENDEZVOUS_TIMEOUT_S"))
     env.rendezvous_timeout = parse_seconds("TESSERA_RENDEZVOUS_TIMEOUT_S", *seconds);
+  env.run_secret = variable("TESSERA_RUN_SECRET").value_or("");
+  if (constexpr size_t kLeast = 16; !env.run_secret.empty() && env.run_secret.size() < kLeast)
+    throw CommError(str("TESSERA_RUN_SECRET has ", env.run_secret.size(), " characters: expected at least ",
+                        kLeast, ", the same on all ranks (for example 32 hexadecimal digits)"));
   if (&scheme != &torchrun_scheme()) return;
   // torch compares with exactly this.
   env.agent_store = variable("TORCHELASTIC_USE_AGENT_STORE") == "True";

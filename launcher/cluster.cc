@@ -29,6 +29,8 @@ constexpr std::array<std::string_view, 16> kExportedPrefixes = {
     "NCCL_", "GLOO_",   "UCX_",  "PYTHON",           "OMP_",         "MKL_",       "TORCH_",  "TESSERA_",
     "HF_",   "MLFLOW_", "PATH=", "LD_LIBRARY_PATH=", "VIRTUAL_ENV=", "CUDA_HOME=", "CUBLAS_", "LC_ALL="};
 
+constexpr std::string_view kSecret = "TESSERA_RUN_SECRET=";
+
 bool is_exported(std::string_view line) {
   if (line.starts_with("TESSERA_LAUNCH_") || line.starts_with("TESSERA_ERROR_FILE=")) return false;
   return std::any_of(kExportedPrefixes.begin(), kExportedPrefixes.end(),
@@ -39,6 +41,7 @@ bool is_exported(std::string_view line) {
 std::vector<std::string> agent_variables(const ClusterOptions& options, const char* agent) {
   std::vector<std::string> variables = {str("TESSERA_RUN_ID=", options.run_id),
                                         str(kAgentVariable, "=", agent)};
+  if (!options.run_secret.empty()) variables.push_back(str(kSecret, options.run_secret));
   if (!options.hosts.empty()) variables.push_back(str(kHostsVariable, "=", encode_hosts(options.hosts)));
   return variables;
 }
@@ -67,10 +70,14 @@ std::vector<std::string> agent_command(const ClusterOptions& options, const std:
 std::string shell_line(const ClusterOptions& options, const char* agent,
                        const std::vector<std::string>& command) {
   std::string line = str("cd ", shell_quoted(options.directory), " && exec env");
+  const auto add = [&](const std::string& variable) {
+    if (options.engine != Engine::kPdsh || !variable.starts_with(kSecret))
+      line += " " + shell_quoted(variable);
+  };
   for (char** entry = environ; *entry; ++entry)
-    if (is_exported(*entry)) line += " " + shell_quoted(*entry);
+    if (is_exported(*entry)) add(*entry);
   for (const auto& variables : {options.variables, agent_variables(options, agent)})
-    for (const std::string& variable : variables) line += " " + shell_quoted(variable);
+    for (const std::string& variable : variables) add(variable);
   for (const std::string& word : command) line += " " + shell_quoted(word);
   return line;
 }

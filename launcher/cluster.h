@@ -35,6 +35,8 @@ struct ClusterOptions {
   std::vector<std::string> variables;  ///< "NAME=value" of --env-file
   std::string directory;               ///< the working directory on all hosts
   std::string run_id;
+  /// TESSERA_RUN_SECRET; empty: as it is. With kPdsh no host gets any: all would see it in a command line.
+  std::string run_secret;
   std::chrono::milliseconds save_grace{30000};
 };
 

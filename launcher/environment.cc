@@ -88,6 +88,7 @@ std::vector<std::string> rank_environment(const RankVariables& variables) {
       {"TESSERA_ERROR_FILE", variables.error_file},
       {"TORCHELASTIC_ERROR_FILE", variables.error_file},
   };
+  if (!variables.run_secret.empty()) ours.emplace_back("TESSERA_RUN_SECRET", variables.run_secret);
   if (!variables.visible_devices.empty())
     ours.emplace_back("CUDA_VISIBLE_DEVICES", variables.visible_devices);
   const auto is_ours = [&](std::string_view name) {

@@ -52,6 +52,7 @@ struct RankVariables {
   std::string master_addr = {};
   int master_port = 0;
   std::string run_id = {};
+  std::string run_secret = {};       ///< TESSERA_RUN_SECRET; empty: as it is
   std::string error_file = {};       ///< see launcher/error_file.h
   std::string visible_devices = {};  ///< CUDA_VISIBLE_DEVICES; empty: as it is
   /// What OMP_NUM_THREADS is where it is unset; nullopt: this rank's share of the cores.
@@ -62,8 +63,8 @@ struct RankVariables {
 /// Local. This process's environment as "NAME=value" with these variables set for the rank: RANK, WORLD_SIZE,
 /// LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, GROUP_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, TESSERA_RUN_ID,
 /// TESSERA_ERROR_FILE, TORCHELASTIC_ERROR_FILE, and OMP_NUM_THREADS when it is unset (cores /
-/// local_world_size, at least 1). What belongs to an outer launcher is removed: the other TORCHELASTIC_*,
-/// PET_*.
+/// local_world_size, at least 1), TESSERA_RUN_SECRET. What belongs to an outer launcher is removed: the other
+/// TORCHELASTIC_*, PET_*.
 std::vector<std::string> rank_environment(const RankVariables& variables);
 
 }  // namespace tessera::launcher

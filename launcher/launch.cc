@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <numeric>
 #include <optional>
 
@@ -98,6 +99,9 @@ class RankStarter {
     variables_.master_addr = options.master_addr;
     variables_.master_port = port;
     variables_.run_id = options.run_id.empty() ? new_run_id() : options.run_id;
+    // Of several hosts, those who start them give it to all.
+    if (options.num_nodes == 1 && !options.is_agent)
+      variables_.run_secret = new_run_secret(options.variables);
     variables_.visible_devices = options.visible_devices;
     variables_.given = options.variables;
   }
@@ -148,18 +152,29 @@ std::vector<RankLog> shown_logs(const Options& options, const Share& share, cons
   return logs;
 }
 
-}  // namespace
-
-std::string new_run_id() {
-  unsigned char bytes[8] = {};
-  if (::getrandom(bytes, sizeof(bytes), 0) < 0) return std::to_string(monotonic_ns());
-  std::string id;
+/// Two hexadecimal digits a byte.
+template <size_t Size>
+std::string random_digits() {
+  unsigned char bytes[Size] = {};
+  if (::getrandom(bytes, Size, 0) != Size) throw CommError("the system has no random numbers (getrandom)");
+  std::string digits;
   for (const unsigned char byte : bytes) {
     char hex[3];
     std::snprintf(hex, sizeof(hex), "%02x", byte);
-    id += hex;
+    digits += hex;
   }
-  return id;
+  return digits;
+}
+
+}  // namespace
+
+std::string new_run_id() { return random_digits<8>(); }
+
+std::string new_run_secret(const std::vector<std::string>& variables) {
+  const bool given = std::any_of(variables.begin(), variables.end(), [](const std::string& variable) {
+    return variable.starts_with("TESSERA_RUN_SECRET=");
+  });
+  return given || std::getenv("TESSERA_RUN_SECRET") != nullptr ? "" : random_digits<16>();
 }
 
 int run(const Options& options, const Logger& log) {

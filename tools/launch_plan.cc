@@ -183,6 +183,7 @@ launcher::ClusterOptions cluster_of(const LaunchFlags& flags, Engine engine, con
   cluster.variables = local.variables;
   cluster.directory = std::filesystem::current_path().string();
   cluster.run_id = launcher::new_run_id();
+  cluster.run_secret = launcher::new_run_secret(local.variables);
   cluster.save_grace = local.save_grace;
   return cluster;
 }

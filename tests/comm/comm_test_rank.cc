@@ -1,5 +1,6 @@
 // One rank as a process of its own, for tests that kill, delay or misconfigure ranks:
 //   comm_test_rank sum       joins, adds up once, prints "sum S backend B"
+//   comm_test_rank sums      joins, adds up TEST_SUMS times, checks each sum, prints the seconds it took
 //   comm_test_rank loop      adds up until something fails; prints "running" after the first time
 //   comm_test_rank exchange  exchanges texts many times, then leaves at once
 //   comm_test_rank fail      joins, then rank 1 ends by an error of its own while the others add up
@@ -15,6 +16,7 @@
 #include <signal.h>
 #include <sys/resource.h>
 
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -84,6 +86,17 @@ void add_up(const CommunicatorPtr& comm, const at::Tensor& buffer) {
   comm->all_reduce(buffer, "numbers")->wait();
 }
 
+void add_up_often(const CommunicatorPtr& comm, const at::Tensor& buffer) {
+  const int ranks = comm->size(), count = std::atoi(std::getenv("TEST_SUMS"));
+  const auto start = std::chrono::steady_clock::now();
+  for (int i = 0; i < count; ++i) {
+    add_up(comm, buffer.fill_(comm->rank() + i));
+    if (!buffer.eq(ranks * i + ranks * (ranks - 1) / 2).all().item<bool>())
+      throw std::logic_error("wrong sum");
+  }
+  say(std::to_string(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count()));
+}
+
 void run(const std::string& scenario, const std::string& what, const CommunicatorPtr& comm) {
   at::Tensor buffer = at::ones({1 << 16});
   if (scenario == "wait") {
@@ -91,6 +104,8 @@ void run(const std::string& scenario, const std::string& what, const Communicato
   } else if (scenario == "sum") {
     add_up(comm, buffer);
     say(tessera::str("sum ", buffer[0].item<float>(), " backend ", comm->backend()));
+  } else if (scenario == "sums") {
+    add_up_often(comm, buffer);
   } else if (scenario == "loop") {
     for (bool first = true;; first = false) {
       add_up(comm, buffer.fill_(1));

@@ -199,6 +199,55 @@ TEST(ProcessTest, SettingsThatMustBeEqualAreComparedAtTheRendezvous) {
   }
 }
 
+TEST(ProcessTest, RanksWithoutTheRunsSecretDoNotJoin) {
+  const std::string secret = "00112233445566778899aabbccddeeff";
+  for (const auto& process : start("sum", 2, {{"TESSERA_RUN_SECRET", secret}})) EXPECT_EQ(process->wait(), 0);
+  const std::string differs = "error: TESSERA_RUN_SECRET differs on rank 1 from the rank that came first";
+  const std::string unset =
+      "error: TESSERA_RUN_SECRET is not set on rank 1, but is on the rank that came first";
+  const std::string expected = "; expected the same value on all ranks\n";
+  for (const auto& [theirs, error] : {std::pair{secret + "0", differs}, {std::string(), unset}}) {
+    const int port = free_port();
+    Variables first = rank_variables(0, 2, port), second = rank_variables(1, 2, port);
+    first["TESSERA_RUN_SECRET"] = secret;
+    first["TEST_RENDEZVOUS_MS"] = "3000";
+    if (!theirs.empty()) second["TESSERA_RUN_SECRET"] = theirs;
+    RankProcess zero({"sum"}, first);
+    std::this_thread::sleep_for(std::chrono::seconds(1));  // rank 0 comes first
+    RankProcess one({"sum"}, second);
+    EXPECT_EQ(one.wait(), 3);
+    EXPECT_EQ(one.output(), error + expected);
+    EXPECT_EQ(zero.wait(), 3);
+    EXPECT_EQ(zero.output(), "error: rank 1 of 2 has not arrived at the rendezvous within 3 s\n");
+  }
+}
+
+/// Nor can they read or forge what ranks say.
+TEST(ProcessTest, AStrangerAtTheRendezvousReadsNothing) {
+  const int port = free_port();
+  const Variables secret = {{"TESSERA_RUN_SECRET", "00112233445566778899aabbccddeeff"}};
+  Variables variables = rank_variables(0, 2, port);
+  variables.insert(secret.begin(), secret.end());
+  RankProcess zero({"sum"}, variables);
+  await_server("127.0.0.1", port, std::chrono::seconds(20), [](const std::string&) {});
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<uint16_t>(port);
+  options.waitWorkers = false;
+  const auto stranger = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+  std::vector<std::string> keys;
+  while (keys.size() < 3) keys = stranger->listKeys();  // the fingerprint, the world's size, rank 0
+  for (const std::string& key : keys) {
+    EXPECT_EQ(key.find("rank"), std::string::npos) << key;
+    const std::vector<uint8_t> value = stranger->get(key);
+    EXPECT_EQ(std::string(value.begin(), value.end()).find("process"), std::string::npos) << key;
+  }
+  variables = rank_variables(1, 2, port);
+  variables.insert(secret.begin(), secret.end());
+  RankProcess one({"sum"}, variables);
+  EXPECT_EQ(one.wait(), 0) << one.output();
+  EXPECT_EQ(zero.wait(), 0) << zero.output();
+}
+
 TEST(ProcessTest, AServerThatIsNotTheRendezvous) {
   const int port = free_port();
   const FileDescriptor listener(listen_for_store("127.0.0.1", port));

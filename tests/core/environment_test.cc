@@ -134,6 +134,9 @@ TEST_F(EnvironmentTest, NamesTheVariableThatIsWrong) {
       {"LOCAL_WORLD_SIZE", "5", "LOCAL_WORLD_SIZE=5 is out of range: expected 1 to 4, because WORLD_SIZE=4"},
       {"MASTER_PORT", "0", "MASTER_PORT=0 is out of range: expected 1 to 65535"},
       {"MASTER_PORT", "65536", "MASTER_PORT=65536 is out of range: expected 1 to 65535"},
+      {"TESSERA_RUN_SECRET", "too short",
+       "TESSERA_RUN_SECRET has 9 characters: expected at least 16, the same on all ranks (for example 32 "
+       "hexadecimal digits)"},
       {"MASTER_PORT", "http", "MASTER_PORT='http' is not an integer"},
       {"TORCHELASTIC_RESTART_COUNT", "-2",
        "TORCHELASTIC_RESTART_COUNT=-2 is out of range: expected 0 to 1048576"},

@@ -70,7 +70,7 @@ TEST_F(ClusterTest, RanksAreNumberedThroughTheHosts) {
                    {"--exclude", "h2:1@h3", "--env-file", folder_.path("vars")}),
             0)
       << errors();
-  std::set<std::string> run_ids, ports;
+  std::set<std::string> run_ids, ports, secrets;
   for (int rank = 0; rank < 4; ++rank) {
     const std::string env = "\n" + folder_.read(str("env_", rank));
     const bool on_first = rank < 2;
@@ -86,7 +86,10 @@ TEST_F(ClusterTest, RanksAreNumberedThroughTheHosts) {
     run_ids.insert(found[1]);
     ASSERT_TRUE(std::regex_search(env, found, std::regex("\nMASTER_PORT=([0-9]+)\n")));
     ports.insert(found[1]);
+    ASSERT_TRUE(std::regex_search(env, found, std::regex("\nTESSERA_RUN_SECRET=([0-9a-f]{32})\n")));
+    secrets.insert(found[1]);
   }
+  EXPECT_EQ(secrets.size(), 1U);
   EXPECT_EQ(run_ids.size(), 1U);
   EXPECT_EQ(ports.size(), 1U);
   EXPECT_THAT(folder_.read("ssh_args"), Not(HasSubstr("GIVEN"))) << "no value in a command line";
@@ -209,6 +212,7 @@ TEST(ClusterCommands, EachEngineIsToldWhatItNeeds) {
   options.args = {"100%", "it's"};
   options.directory = "/a dir";
   options.run_id = "00112233445566aa";
+  options.run_secret = "known to ranks only";
   options.variables = {"SECRET=x y"};
   options.engine_args = {"--more"};
   options.master_port = 4321;
@@ -221,6 +225,7 @@ TEST(ClusterCommands, EachEngineIsToldWhatItNeeds) {
               ElementsAre("-o", "BatchMode=yes", "-T", "-p", "2222", "--more", "--", "n2", "/bin/sh"));
   EXPECT_THAT(ssh[1].input, StartsWith("cd '/a dir' && exec env "));
   EXPECT_THAT(ssh[1].input, HasSubstr(" 'SECRET=x y' "));
+  EXPECT_THAT(ssh[1].input, HasSubstr(" 'TESSERA_RUN_SECRET=known to ranks only' "));
   EXPECT_THAT(ssh[1].input,
               HasSubstr("'/opt/tessera' 'launch' '--master-addr=n1' '--master-port=4321' '--node-rank=1' "
                         "'--' 'a program' '100%' 'it'\\''s'\n"));
@@ -230,12 +235,15 @@ TEST(ClusterCommands, EachEngineIsToldWhatItNeeds) {
   ASSERT_EQ(pdsh.size(), 1U);
   EXPECT_THAT(pdsh[0].args.back(), HasSubstr("'--node-rank=%n' '--' 'a program' '100%%' "));
   EXPECT_THAT(pdsh[0].args, Contains("n1,n2"));
+  EXPECT_THAT(pdsh[0].args.back(), Not(HasSubstr("RUN_SECRET"))) << "all users may read it there";
 
   options.engine = Engine::kOpenMpi;
   const auto mpirun = engine_commands(options);
   EXPECT_EQ(mpirun[0].end_signal, SIGUSR1);
   EXPECT_THAT(mpirun[0].args, Contains("SECRET"));
   EXPECT_THAT(mpirun[0].args, Not(Contains(HasSubstr("x y"))));
+  EXPECT_THAT(mpirun[0].args, Not(Contains(HasSubstr("known to"))));
+  EXPECT_THAT(mpirun[0].variables, Contains("TESSERA_RUN_SECRET=known to ranks only"));
   EXPECT_THAT(mpirun[0].variables, Contains("SECRET=x y"));
   EXPECT_THAT(mpirun[0].variables, Contains("TESSERA_LAUNCH_HOSTS=n1:0,1@n2:0"));
 

@@ -73,6 +73,12 @@ TEST_F(LaunchTest, VariablesAreThoseOfTorchrun) {
     EXPECT_THAT(env, HasSubstr(line));
   EXPECT_TRUE(std::regex_search(env, std::regex("\nMASTER_PORT=[1-9][0-9]+\n")));
   EXPECT_TRUE(std::regex_search(env, std::regex("\nTESSERA_RUN_ID=[0-9a-f]{16}\n")));
+  std::smatch secret;
+  ASSERT_TRUE(std::regex_search(env, secret, std::regex("\nTESSERA_RUN_SECRET=[0-9a-f]{32}\n")));
+  EXPECT_THAT(folder_.read("env_0"), HasSubstr(secret.str())) << "the same on all ranks";
+  std::ofstream(folder_.path("vars")) << "TESSERA_RUN_SECRET=one of the user's own\n";
+  ASSERT_EQ(run_tool(2, {"env"}, {"--env-file", folder_.path("vars")}), 0);
+  EXPECT_THAT(folder_.read("env_1"), HasSubstr("\nTESSERA_RUN_SECRET=one of the user's own\n"));
 }
 
 TEST_F(LaunchTest, ManyRanks) {

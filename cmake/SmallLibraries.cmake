@@ -1,0 +1,32 @@
+# tessera::liburing, which core/async_io_uring.cc uses, and tessera::libsodium, which comm/sealed_store.cc uses. Also part of the
+# installed package. The static library where a shared library that hides its symbols can have it, as Debian's is: then programs and
+# wheels need no other file.
+function(tessera_small_library name header package)
+  if(TARGET tessera::lib${name})
+    return()
+  endif()
+  string(TOUPPER "TESSERA_LIB${name}" prefix)
+  find_path(${prefix}_INCLUDE_DIR NAMES ${header})
+  find_library(${prefix}_STATIC NAMES lib${name}.a)
+  find_library(${prefix}_SHARED NAMES ${name})
+  if(NOT ${prefix}_INCLUDE_DIR OR NOT (${prefix}_STATIC OR ${prefix}_SHARED))
+    message(FATAL_ERROR "lib${name} (${header}) not found: Debian package ${package} brings it (`make deps`, or apt-get install ${package}).")
+  endif()
+  if(${prefix}_STATIC AND NOT DEFINED ${prefix}_IS_SHAREABLE)
+    file(WRITE "${CMAKE_BINARY_DIR}/CMakeFiles/nothing.cc" "int nothing;\n")
+    message(STATUS "Looking whether ${${prefix}_STATIC} can be part of a shared library")
+    try_compile(is_shareable "${CMAKE_BINARY_DIR}/CMakeFiles" SOURCES "${CMAKE_BINARY_DIR}/CMakeFiles/nothing.cc"
+      LINK_OPTIONS -shared -Wl,--exclude-libs,ALL -Wl,--whole-archive "${${prefix}_STATIC}" -Wl,--no-whole-archive COMPILE_DEFINITIONS -fPIC)
+    set(${prefix}_IS_SHAREABLE ${is_shareable} CACHE INTERNAL "")
+  endif()
+  add_library(tessera::lib${name} UNKNOWN IMPORTED)
+  if(${prefix}_IS_SHAREABLE OR NOT ${prefix}_SHARED)
+    set_target_properties(tessera::lib${name} PROPERTIES IMPORTED_LOCATION "${${prefix}_STATIC}")
+  else()
+    set_target_properties(tessera::lib${name} PROPERTIES IMPORTED_LOCATION "${${prefix}_SHARED}")
+  endif()
+  set_target_properties(tessera::lib${name} PROPERTIES INTERFACE_INCLUDE_DIRECTORIES "${${prefix}_INCLUDE_DIR}")
+endfunction()
+
+tessera_small_library(uring liburing.h liburing-dev)
+tessera_small_library(sodium sodium.h libsodium-dev)

@@ -1,0 +1,138 @@
+"""Connections from strangers: silence, garbage and half a protocol at every port where ranks listen neither stop a run nor change it.
+
+    strangers_test.py COMM_TEST_RANK
+"""
+
+import contextlib
+import os
+import random
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+import unittest
+from pathlib import Path
+
+WORLD = 3
+SUMS = 300
+RANK_PROGRAM = ""
+
+# What a client of c10d's TCPStore says first, and queries of its (TCPStoreBackend.hpp): SET with a key of 2^60 bytes, one of no meaning.
+VALIDATE = struct.pack("=BI", 0, 0x3C85F7CE)
+MESSAGES = (
+    b"",
+    b"\0" * 8,
+    b"\0" * 4096,
+    b"\xff" * 64,
+    b"GET / HTTP/1.1\r\nHost: somewhere\r\n\r\n",
+    *(struct.pack("=Q", number) for number in range(1, 9)),  # Gloo's numbers of connections
+    VALIDATE,
+    VALIDATE + struct.pack("=BQ", 1, 1 << 60),
+    VALIDATE + b"\xee" * 32,
+)
+
+
+def listening_ports(processes):
+    """(address, port) of the TCP sockets where the processes listen."""
+    inodes = set()
+    for process in processes:
+        with contextlib.suppress(OSError):
+            for entry in os.scandir(f"/proc/{process.pid}/fd"):
+                with contextlib.suppress(OSError):
+                    inodes.add(os.readlink(entry.path).removeprefix("socket:[").rstrip("]"))
+    found = set()
+    for table, family in (("/proc/net/tcp", socket.AF_INET), ("/proc/net/tcp6", socket.AF_INET6)):
+        for line in Path(table).read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and fields[9] in inodes:  # LISTEN
+                found.add((family, int(fields[1].rsplit(":", 1)[1], 16), fields[1].rsplit(":", 1)[0]))
+    return found
+
+
+class Strangers:
+    """Connect again and again to each port of the processes; half of the connections stay open."""
+
+    def __init__(self, processes):
+        self.processes, self.ended, self.kept = processes, threading.Event(), []
+        self.connections, self.ports = 0, set()
+        self.thread = threading.Thread(target=self.disturb, daemon=True)
+        self.thread.start()
+
+    def disturb(self):
+        rng = random.Random(1)
+        while not self.ended.is_set():
+            self.ports |= listening_ports(self.processes)
+            for family, port, _ in sorted(self.ports):
+                with contextlib.suppress(OSError):
+                    stranger = socket.create_connection(("127.0.0.1" if family == socket.AF_INET else "::1", port), timeout=1)
+                    stranger.setblocking(False)
+                    stranger.send(rng.choice(MESSAGES))
+                    self.connections += 1
+                    if rng.random() < 0.5 and len(self.kept) < 300:
+                        self.kept.append(stranger)
+                    else:
+                        stranger.close()
+            time.sleep(0.005)
+
+    def end(self):
+        self.ended.set()
+        self.thread.join()
+        for stranger in self.kept:
+            stranger.close()
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def run(backend, disturbed, hosts="aab"):
+    """Seconds of the sums, what went wrong, connections of strangers."""
+    port, ranks = free_port(), []
+
+    def start(rank):
+        environment = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(WORLD), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(WORLD),
+                       "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "TEST_BACKEND": backend,
+                       "TEST_SUMS": str(SUMS), "TEST_RENDEZVOUS_MS": "60000"}
+        if backend == "hybrid":
+            environment["TEST_HOSTS"] = hosts
+        ranks.append(subprocess.Popen([RANK_PROGRAM, "sums"], env=environment, stdout=subprocess.PIPE, text=True))
+
+    start(0)
+    start(1)
+    strangers = Strangers(ranks) if disturbed else None
+    time.sleep(3)  # the strangers are there during the rendezvous
+    start(2)
+    try:
+        said = [rank.communicate(timeout=120)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+        if strangers:
+            strangers.end()
+    return said, [rank.returncode for rank in ranks], strangers
+
+
+class StrangersTest(unittest.TestCase):
+    def test_a_run_goes_on(self):
+        for backend in ("gloo", "shm", "hybrid"):
+            with self.subTest(backend):
+                alone, codes, _ = run(backend, disturbed=False)
+                self.assertEqual(codes, [0] * WORLD, alone)
+                disturbed, codes, strangers = run(backend, disturbed=True)
+                self.assertEqual(codes, [0] * WORLD, disturbed)  # every sum was checked
+                self.assertGreater(strangers.connections, 30)
+                self.assertGreaterEqual(len(strangers.ports), 1 + WORLD)  # the store, and where ranks notice each other's end
+                seconds = [max(float(text) for text in said) for said in (alone, disturbed)]
+                print(f"{backend}: {SUMS} sums in {seconds[0]:.2f} s, beside {strangers.connections} connections of strangers to "
+                      f"{len(strangers.ports)} ports {seconds[1]:.2f} s")
+                self.assertLess(seconds[1], 10 * seconds[0] + 5)  # no sum waits for a time limit
+
+
+if __name__ == "__main__":
+    RANK_PROGRAM = sys.argv.pop(1)
+    unittest.main(verbosity=2)
