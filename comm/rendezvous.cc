@@ -6,11 +6,11 @@
 #include <algorithm>
 #include <array>
 #include <cstdlib>
-#include <sstream>
 #include <thread>
 
 #include "comm/error_message.h"
 #include "comm/network.h"
+#include "comm/registration.h"
 #include "comm/sealed_store.h"
 #include "core/error.h"
 #include "core/str.h"
@@ -31,29 +31,6 @@ std::string host_name() {
   gethostname(name.data(), name.size() - 1);
   return name.data();
 }
-
-/// The time limit of the rendezvous. Logs what a wait is for when it takes long. Borrows the options.
-class WaitLimit {
- public:
-  explicit WaitLimit(const JoinOptions& options)
-      : options_(options), deadline_(Clock::now() + options.rendezvous_timeout) {}
-  milliseconds left() const {
-    return std::max(std::chrono::duration_cast<milliseconds>(deadline_ - Clock::now()), milliseconds(1));
-  }
-  template <class Describe>
-  void still_waiting(const Describe& describe) {
-    if (options_.interrupt) options_.interrupt();
-    if (Clock::now() < next_) return;
-    next_ = Clock::now() + std::chrono::minutes(1);
-    options_.log.info(
-        str(describe(), "; gives up in ", std::chrono::ceil<std::chrono::seconds>(left()).count(), " s"));
-  }
-
- private:
-  const JoinOptions& options_;
-  const Clock::time_point deadline_;
-  Clock::time_point next_ = Clock::now() + std::chrono::seconds(5);
-};
 
 c10::intrusive_ptr<c10d::Store> open_store(const Environment& env, const std::string& host,
                                            milliseconds timeout, WaitLimit& limit) {
@@ -108,86 +85,6 @@ c10::intrusive_ptr<c10d::Store> sealed(c10::intrusive_ptr<c10d::Store> store, co
   return c10::make_intrusive<SealedStore>(std::move(store), secret);
 }
 
-/// Tells the ranks that wait that there will be no group. Returns what to throw: the first such reason.
-CommError refusal(const GroupStore& store, const std::string& why) {
-  return CommError(store.claim("refused", why));
-}
-
-/// What a rank publishes of itself.
-struct RankInfo {
-  std::string domain, may_share, process, endpoint;
-  Settings settings;
-
-  std::string encode() const {
-    std::string text = str(domain, '\n', may_share, '\n', process, '\n', endpoint, '\n');
-    for (const auto& [name, value] : settings) text += str(name, '\t', value, '\n');
-    return text;
-  }
-
-  static RankInfo decode(const std::string& text) {
-    RankInfo info;
-    std::istringstream lines(text);
-    for (std::string* field : {&info.domain, &info.may_share, &info.process, &info.endpoint})
-      std::getline(lines, *field);
-    for (std::string line; std::getline(lines, line);) {
-      const size_t tab = line.find('\t');
-      if (tab != std::string::npos) info.settings[line.substr(0, tab)] = line.substr(tab + 1);
-    }
-    return info;
-  }
-};
-
-void check_settings(const std::vector<RankInfo>& ranks) {
-  for (const auto& [name, value] : ranks.front().settings)
-    for (size_t rank = 1; rank < ranks.size(); ++rank) {
-      const auto theirs = ranks[rank].settings.find(name);
-      const std::string found = theirs == ranks[rank].settings.end() ? "not given" : theirs->second;
-      if (found != value)
-        throw CommError(
-            str(name, " differs between ranks: it is ", value, " on rank 0 and ", found, " on rank ", rank));
-    }
-}
-
-void await_all(const GroupStore& store, const Environment& env, milliseconds timeout, WaitLimit& limit) {
-  const auto watch = [&] {
-    if (store.has("refused")) throw CommError(store.get("refused"));
-    limit.still_waiting([&] {
-      std::vector<int> missing;
-      for (int r = 0; r < env.world_size; ++r)
-        if (!store.has(str("rank/", r))) missing.push_back(r);
-      return str("rank ", env.rank, " waits at the rendezvous at ",
-                 endpoint(env.master_addr, env.master_port), " for ", name_ranks(missing), " of ",
-                 env.world_size);
-    });
-  };
-  const std::vector<int> missing = store.await_ranks("rank/", env.world_size, limit.left(), watch);
-  if (!missing.empty()) {
-    throw refusal(store,
-                  str(name_ranks(missing), " of ", env.world_size, missing.size() == 1 ? " has" : " have",
-                      " not arrived at the rendezvous within ", name_duration(timeout)));
-  }
-}
-
-/// Publishes `mine` and returns what all ranks publish.
-std::vector<RankInfo> register_rank(const GroupStore& store, const Environment& env, const RankInfo& mine,
-                                    milliseconds timeout, WaitLimit& limit) {
-  const std::string claimed = store.claim("world", str(env.world_size, " on rank ", env.rank));
-  if (claimed.substr(0, claimed.find(' ')) != std::to_string(env.world_size)) {
-    throw refusal(store, str("WORLD_SIZE differs between ranks: it is ", env.world_size, " on rank ",
-                             env.rank, " and ", claimed));
-  }
-  const RankInfo holder = RankInfo::decode(store.claim(str("rank/", env.rank), mine.encode()));
-  if (holder.process != mine.process) {
-    throw refusal(
-        store, str("RANK=", env.rank, " is given to two processes: ", holder.process, " and ", mine.process));
-  }
-  await_all(store, env, timeout, limit);
-  std::vector<RankInfo> ranks;
-  for (const std::string& text : store.get_all("rank/", env.world_size))
-    ranks.push_back(RankInfo::decode(text));
-  return ranks;
-}
-
 /// Where the other ranks reach this one.
 std::string own_address(const std::string& host, int port) {
   const char* interfaces = std::getenv("GLOO_SOCKET_IFNAME");
@@ -227,7 +124,7 @@ Rendezvous rendezvous(const Environment& env, const JoinOptions& options, const 
   const std::string where =
       str(env.agent_store ? "torchrun's agent is gone: the store at " : "rank 0 is gone: its store at ",
           endpoint(host, env.master_port));
-  WaitLimit limit(options);
+  WaitLimit limit(timeout, options.log, options.interrupt);
   const auto liveness = std::make_shared<Liveness>(own_address(host, env.master_port));
   const std::string domain = loopback_domain();
   RankInfo mine{domain, options.host_for_tests ? str(domain, '/', options.host_for_tests(env.rank)) : domain,
@@ -239,8 +136,7 @@ Rendezvous rendezvous(const Environment& env, const JoinOptions& options, const 
   Rendezvous result{GroupStore(store, where).under(prefix)};
   result.serves_store = env.rank == 0 && !env.agent_store;
   try {
-    const std::vector<RankInfo> ranks = register_rank(result.store, env, mine, timeout, limit);
-    check_settings(ranks);
+    const std::vector<RankInfo> ranks = register_rank(result.store, env, mine, limit);
     result.one_host = std::all_of(ranks.begin(), ranks.end(),
                                   [&](const RankInfo& rank) { return rank.domain == mine.domain; });
     for (const RankInfo& rank : ranks) result.may_share.push_back(rank.may_share);

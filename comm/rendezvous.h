@@ -3,12 +3,12 @@
 #pragma once
 
 #include <chrono>
-#include <map>
 #include <string>
 #include <vector>
 
 #include "comm/group_store.h"
 #include "comm/init.h"
+#include "comm/registration.h"
 
 namespace tessera::comm {
 
@@ -20,8 +20,6 @@ struct Rendezvous {
   std::vector<std::string> may_share = {};
 };
 
-/// Names and values that must be equal on all ranks.
-using Settings = std::map<std::string, std::string>;
 /// Local. Those of a group, named as in a run's configuration.
 Settings settings_of(const JoinOptions& options, at::Device device);
 
