@@ -41,8 +41,8 @@ class GroupStore {
   /// Adds to a key that holds a number (0 before the first call); returns the sum.
   int64_t add(const std::string& key, int64_t amount) const;
 
-  // Waits ask again at growing intervals, up to 10 ms (more where the server is slow), instead of blocking on the server, so that other
-  // threads can use the connection. `watch` runs about every 100 ms and may throw.
+  // Waits ask again at growing intervals, up to 10 ms (more where the server is slow), instead of blocking on
+  // the server, so that other threads can use the connection. `watch` runs about every 100 ms and may throw.
 
   /// Waits for a key; false: it did not appear in time. Throws RankIsGone when any rank has ended before it
   /// appeared.
