@@ -101,7 +101,7 @@ class FitTest(ToolTest):
         self.assert_succeeded(self.run_tool("train", "c_fit.json", "--nproc", 2))
 
     def test_the_largest_micro_batch(self):
-        limit = round(self.train("c.json")[0] + RESERVE_MB + 30)
+        limit = round(self.train("c.json")[0] + RESERVE_MB + 12)
         out = self.fit("--memory", f"{limit}MB", "--largest-batch", "--no-disk")
         found = self.chosen()
         micro_batch = found["train_micro_batch_size_per_gpu"]

@@ -84,16 +84,15 @@ class MeasuredTest(ToolTest):
         self.assert_every_colour_is_literal(ElementTree.parse(ROOT / "docs" / "memory.svg").getroot())
 
     def test_a_simulated_rank_holds_what_a_real_one_does(self):
-        for backend in ("shm", "gloo"):
-            for world in (2, 4):
-                real = self.trials("--nproc", world, "--set", f"comm.backend={backend}")
-                for rank in (0, world - 1):
-                    for simulated in self.trials("--simulate-world", world, "--rank", rank, "--set", f"comm.backend={backend}"):
-                        match = next(t for t in real if (t["stage"], t["rank"]) == (simulated["stage"], rank))
-                        for use in STATE:
-                            self.assertEqual(simulated["held"][use], match["held"][use])
-                        self.assertAlmostEqual(simulated["peak"]["total"] / match["peak"]["total"], 1, delta=0.01,
-                                               msg=(backend, world, rank, simulated["stage"]))
+        for backend, world, ranks in (("shm", 2, [0]), ("gloo", 3, [0, 2])):
+            real = self.trials("--nproc", world, "--set", f"comm.backend={backend}")
+            for rank in ranks:
+                for simulated in self.trials("--simulate-world", world, "--rank", rank, "--set", f"comm.backend={backend}"):
+                    match = next(t for t in real if (t["stage"], t["rank"]) == (simulated["stage"], rank))
+                    for use in STATE:
+                        self.assertEqual(simulated["held"][use], match["held"][use])
+                    self.assertAlmostEqual(simulated["peak"]["total"] / match["peak"]["total"], 1, delta=0.01,
+                                           msg=(backend, world, rank, simulated["stage"]))
 
     def test_schedules_that_end_with_the_run(self):
         for scheduler in ({"type": "WarmupDecayLR", "params": {"warmup_num_steps": 2}}, {"type": "StepLR", "params": {"step_size": 1, "interval": "epoch"}}):
@@ -122,7 +121,7 @@ class OnDiskTest(ToolTest):
         return {(t["stage"], t["rank"]): t for t in json.loads((self.folder / "m" / "memory.json").read_text())["trials"]}
 
     def test_memory_and_disk_hold_what_memory_held(self):
-        for world, changes in ((1, {}), (2, {"bf16": {"enabled": True}}), (3, {})):
+        for world, changes in ((1, {}), (2, {"bf16": {"enabled": True}})):
             together = self.trials({}, "--nproc", world, **changes)
             for zero, kinds in ((self.OPTIMIZER, ("optimizer", "master")), (self.ALL, ("optimizer", "master", "gradients", "parameters"))):
                 apart = self.trials(zero, "--nproc", world, **changes)
