@@ -34,10 +34,10 @@ TEST_P(OffloadedCheckpoint, IsThatOfStateInMemory) {
   for (const int world : {1, 2, 3})
     for (const char* tag : {"bymemory", "bydisk"}) {
       std::vector<Tensors> resumed;
-      for (Job job : {in_memory, on_disk})
+      for (Job job : {in_memory, on_disk}) {
+        job.unit_numel = 400;
+        job.seed = 9;
         on_ranks(world, [&](comm::CommunicatorPtr comm) {
-          job.unit_numel = 400;
-          job.seed = 9;
           Trained trained(job, comm);
           trained.step();  // something to be overwritten
           trained.engine->load_checkpoint(folder.string(), tag);
@@ -46,6 +46,7 @@ TEST_P(OffloadedCheckpoint, IsThatOfStateInMemory) {
           Tensors state = whole_state(*trained.engine);
           if (comm->rank() == 0) resumed.push_back(std::move(state));
         });
+      }
       EXPECT_TRUE(bit_equal(resumed[0], resumed[1])) << tag << " on " << world;
     }
   EXPECT_TRUE(std::filesystem::is_empty(folder / "disk")) << "a file of state has no name";
