@@ -240,6 +240,7 @@ class HostsTest(ToolTest):
         """Trains 300 steps over ssh with a checkpoint every 10, and kills host n2 after some; the outcome."""
         config = self.config()
         config["trainer"].update(output_dir=f"run_{name}", num_threads=1, max_steps=300, save_every_steps=10)
+        config["model"]["dropout"] = 0  # each rank draws its own
         config = self.write(f"{name}.json", config)
         process = self.start("train", config, *flags, *self.ssh_flags())
         metrics = self.folder / f"run_{name}" / "metrics.jsonl"
@@ -276,7 +277,7 @@ class HostsTest(ToolTest):
         self.assertIn("batch 12 = 3 x 2 accumulated x 2 ranks", outcome.out)
         calm = self.undisturbed("lost", "--nproc", 3)
         largest = max(abs(a - b) / b for one, other in zip(self.losses("run_lost"), calm) for a, b in zip(one, other))
-        self.assertLess(largest, 1e-2)
+        self.assertLess(largest, 1e-5)
 
     def wait_for_files(self, *names, seconds=20):
         self.wait_until(lambda: all((self.folder / name).exists() for name in names), seconds)

@@ -175,7 +175,7 @@ class RestartTest(ToolTest):
         start = self.resumed_at(outcome)[0]
         self.assertEqual(after[:start], before[:start])
         largest = max(abs(a - b) / b for one, other in zip(after, before) for a, b in zip(one, other))
-        self.assertLess(largest, 2e-4)
+        self.assertLess(largest, 1e-5)
         self.check_left_nothing(outcome)
         return outcome, largest
 
