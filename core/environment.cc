@@ -214,8 +214,7 @@ Environment read(const EnvironmentScheme& scheme) {
   env.rank = required(scheme, scheme.rank, first_set(scheme.world_size), 0, env.world_size - 1,
                       str(", because ", setting(first_set(scheme.world_size))));
   read_local(scheme, env);
-  if (&scheme == &torchrun_scheme())
-    env.restart_count = optional("TORCHELASTIC_RESTART_COUNT", 0, 0, kMost);
+  if (&scheme == &torchrun_scheme()) env.restart_count = optional("TORCHELASTIC_RESTART_COUNT", 0, 0, kMost);
   if (env.world_size > 1) read_rendezvous(scheme, env);
   return env;
 }

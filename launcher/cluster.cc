@@ -90,7 +90,8 @@ EngineCommand ssh_command(const ClusterOptions& options, size_t node) {
   ssh.args = {"-o", "BatchMode=yes", "-T"};
   if (options.ssh_port != 0) ssh.args.insert(ssh.args.end(), {"-p", std::to_string(options.ssh_port)});
   ssh.args.insert(ssh.args.end(), options.engine_args.begin(), options.engine_args.end());
-  // A host that is gone does not close its connections. The first value of an option counts: --launcher-args'.
+  // A host that is gone does not close its connections. The first value of an option counts:
+  // --launcher-args'.
   if (options.restarts.max_restarts > 0)
     for (const char* option : {"ConnectTimeout=30", "ServerAliveInterval=15", "ServerAliveCountMax=3"})
       ssh.args.insert(ssh.args.end(), {"-o", option});

@@ -214,8 +214,8 @@ Ending run_once(const ClusterOptions& options, SignalWatch& signals, const Logge
   Ending ending;
   ending.exit_code = report(reports, programs, options.num_nodes, supervisor.interrupted_by(), log);
   ending.was_asked = supervisor.was_asked() || ending.exit_code == kTimeoutExitCode;
-  ending.would_recur = std::any_of(reports.begin(), reports.end(),
-                                   [](const FailureReport& one) { return one.would_recur; });
+  ending.would_recur =
+      std::any_of(reports.begin(), reports.end(), [](const FailureReport& one) { return one.would_recur; });
   for (size_t node = 0; node < programs.size(); ++node)
     if (is_lost(programs[node], node, options, reports)) ending.lost.push_back(static_cast<int>(node));
   return ending;

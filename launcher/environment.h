@@ -64,8 +64,8 @@ struct RankVariables {
 /// Local. This process's environment as "NAME=value" with these variables set for the rank: RANK, WORLD_SIZE,
 /// LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, GROUP_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, TESSERA_RUN_ID,
 /// TESSERA_ERROR_FILE, TORCHELASTIC_ERROR_FILE, TORCHELASTIC_RESTART_COUNT, TORCHELASTIC_MAX_RESTARTS, and
-/// OMP_NUM_THREADS when it is unset (cores / local_world_size, at least 1). What belongs to an outer launcher is removed: the other TORCHELASTIC_*,
-/// PET_*.
+/// OMP_NUM_THREADS when it is unset (cores / local_world_size, at least 1). What belongs to an outer launcher
+/// is removed: the other TORCHELASTIC_*, PET_*.
 std::vector<std::string> rank_environment(const RankVariables& variables);
 
 }  // namespace tessera::launcher

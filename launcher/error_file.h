@@ -11,8 +11,8 @@ namespace tessera::launcher {
 
 /// A rank's report of its error.
 struct ErrorReport {
-  int64_t time_ns = 0;  ///< CLOCK_MONOTONIC, common to all processes of a host
-  std::string message;  ///< one line
+  int64_t time_ns = 0;       ///< CLOCK_MONOTONIC, common to all processes of a host
+  std::string message;       ///< one line
   bool would_recur = false;  ///< a mistake in the configuration: not to be restarted
 };
 

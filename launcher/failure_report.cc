@@ -116,11 +116,11 @@ std::string describe(const FailureReport& report) {
 }
 
 std::string to_line(const FailureReport& report) {
-  const nlohmann::json json = {
-      {"host", report.host},           {"rank", report.rank},   {"num_ranks", report.num_ranks},
-      {"time_ns", report.time_ns},     {"what", report.what},   {"error", report.error},
-      {"is_common", report.is_common}, {"where", report.where}, {"exit_code", report.exit_code},
-      {"would_recur", report.would_recur}};
+  const nlohmann::json json = {{"host", report.host},           {"rank", report.rank},
+                               {"num_ranks", report.num_ranks}, {"time_ns", report.time_ns},
+                               {"what", report.what},           {"error", report.error},
+                               {"is_common", report.is_common}, {"where", report.where},
+                               {"exit_code", report.exit_code}, {"would_recur", report.would_recur}};
   return str(kMark, json.dump(-1, ' ', /*ensure_ascii=*/true, nlohmann::json::error_handler_t::replace));
 }
 

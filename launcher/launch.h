@@ -30,9 +30,9 @@ struct Options {
   std::vector<std::string> variables;    ///< "NAME=value" for the ranks
   std::string run_id;                    ///< TESSERA_RUN_ID; empty: a new one
   std::chrono::milliseconds timeout{0};  ///< ends the run as SIGTERM does; 0: no limit
-  RestartPolicy restarts;   ///< after failures; its members are filled in
-  int restart_count = 0;    ///< of an agent, whose launcher restarts: TORCHELASTIC_RESTART_COUNT of its ranks
-  int max_restarts = 0;     ///< and TORCHELASTIC_MAX_RESTARTS
+  RestartPolicy restarts;                ///< after failures; its members are filled in
+  int restart_count = 0;  ///< of an agent, whose launcher restarts: TORCHELASTIC_RESTART_COUNT of its ranks
+  int max_restarts = 0;   ///< and TORCHELASTIC_MAX_RESTARTS
   /// Started by the launcher of a run on several hosts: it gets the report of a failure.
   bool is_agent = false;
   bool watch_stdin = false;                     ///< ends as by SIGTERM when standard input ends

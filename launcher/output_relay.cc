@@ -70,7 +70,8 @@ OutputRelay::OutputRelay(bool active) {
   sigset_t all, before;
   ::sigfillset(&all);
   ::pthread_sigmask(SIG_BLOCK, &all, &before);  // the thread inherits it
-  thread_ = std::jthread([sources = std::move(sources)](const std::stop_token& stop) { copy_all(stop, sources); });
+  thread_ =
+      std::jthread([sources = std::move(sources)](const std::stop_token& stop) { copy_all(stop, sources); });
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 

@@ -19,8 +19,8 @@ struct Member {
 };
 
 struct RestartPolicy {
-  int max_restarts = 0;             ///< --max-restarts
-  int fewest = 0;                   ///< MIN of --nproc or --nnodes MIN:MAX, in members; 0: all are needed
+  int max_restarts = 0;              ///< --max-restarts
+  int fewest = 0;                    ///< MIN of --nproc or --nnodes MIN:MAX, in members; 0: all are needed
   std::vector<Member> members = {};  ///< of the first attempt
   /// The program's arguments on this many ranks; nullopt: it cannot run on so many. Unset: the same on any
   /// number.
@@ -29,17 +29,17 @@ struct RestartPolicy {
 
 /// One start of the ranks.
 struct Attempt {
-  int restart_count = 0;                ///< attempts before this one
-  std::vector<int> members = {};        ///< that take part, by their place in RestartPolicy::members
+  int restart_count = 0;          ///< attempts before this one
+  std::vector<int> members = {};  ///< that take part, by their place in RestartPolicy::members
   std::optional<std::vector<std::string>> arguments = {};  ///< of the program, where RestartPolicy has them
 };
 
 /// How an attempt has ended.
 struct Ending {
   int exit_code = 0;
-  bool was_asked = false;       ///< Ctrl-C, SIGTERM or --timeout has come, before a failure or after it
-  bool would_recur = false;     ///< the error is one of the configuration
-  std::vector<int> lost = {};   ///< members that are gone, by their place in Attempt::members
+  bool was_asked = false;      ///< Ctrl-C, SIGTERM or --timeout has come, before a failure or after it
+  bool would_recur = false;    ///< the error is one of the configuration
+  std::vector<int> lost = {};  ///< members that are gone, by their place in Attempt::members
 };
 
 /// What follows: another attempt, or the end.

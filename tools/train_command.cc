@@ -120,13 +120,13 @@ LoadWeightsOptions init_options(const TrainFlags& flags) {
 /// nullopt: the configuration allows no such number of ranks.
 std::optional<std::vector<std::string>> args_on(int num_ranks, const TrainFlags& flags,
                                                 const train::RunConfig& run, std::vector<std::string> args) {
-  const auto batch = config::divide_batch(run.engine.train_batch_size,
-                                          run.engine.train_micro_batch_size_per_gpu, num_ranks);
+  const auto batch =
+      config::divide_batch(run.engine.train_batch_size, run.engine.train_micro_batch_size_per_gpu, num_ranks);
   if (!batch) return std::nullopt;
   std::vector<std::string> overrides = flags.overrides;
-  for (const auto& [key, value] : {std::pair(config::kTrainBatchSize, batch->train),
-                                   std::pair(config::kMicroBatchSize, batch->micro),
-                                   std::pair(config::kAccumulationSteps, batch->accumulation)}) {
+  for (const auto& [key, value] :
+       {std::pair(config::kTrainBatchSize, batch->train), std::pair(config::kMicroBatchSize, batch->micro),
+        std::pair(config::kAccumulationSteps, batch->accumulation)}) {
     overrides.push_back(str(key, "=", value));
     args.insert(args.end(), {"--set", overrides.back()});
   }

@@ -194,7 +194,8 @@ bool RunCheckpoints::save(const Position& position, bool must_succeed) {
   if (saved_at_step_ == position.steps_done) return false;
   try {
     if (best_) engine_.keep_checkpoints({best_->tag});
-    const std::string path = engine_.save_checkpoint(folder_.string(), "", to_json(position, best_, config_, run_id_));
+    const std::string path =
+        engine_.save_checkpoint(folder_.string(), "", to_json(position, best_, config_, run_id_));
     last_tag_ = std::filesystem::path(path).filename().string();
     saved_at_step_ = position.steps_done;
     if (!engine_.config().checkpoint.async) check_last_save();

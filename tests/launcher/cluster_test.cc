@@ -166,7 +166,8 @@ TEST_F(ClusterTest, AllHostsAreStartedAgainOnAnotherPort) {
 }
 
 TEST_F(ClusterTest, AHostThatCannotBeReachedIsLeftOut) {
-  EXPECT_EQ(run_on("unreachable slots=1\nh1 slots=2\n", {"env"}, {"--nnodes", "1:2", "--save-grace", "0.5"}), 0)
+  EXPECT_EQ(run_on("unreachable slots=1\nh1 slots=2\n", {"env"}, {"--nnodes", "1:2", "--save-grace", "0.5"}),
+            0)
       << errors();
   EXPECT_THAT(errors(), HasSubstr("restart 1 of 1: 2 ranks instead of 3, without host unreachable\n"));
   // The rendezvous was to be on the host that is left out.
@@ -174,13 +175,15 @@ TEST_F(ClusterTest, AHostThatCannotBeReachedIsLeftOut) {
     EXPECT_THAT(folder_.read("env_1"), HasSubstr(line));
   EXPECT_THAT(folder_.read("ssh_args"), HasSubstr("-o ConnectTimeout=30 -o ServerAliveInterval=15"));
   // At least two are needed: the host is tried again.
-  EXPECT_EQ(run_on("unreachable slots=1\nh1 slots=2\n", {"env"}, {"--nnodes", "2:2", "--max-restarts", "1"}), 255);
+  EXPECT_EQ(run_on("unreachable slots=1\nh1 slots=2\n", {"env"}, {"--nnodes", "2:2", "--max-restarts", "1"}),
+            255);
   EXPECT_THAT(errors(), HasSubstr("restart 1 of 1: 3 ranks\n"));
 }
 
 TEST_F(ClusterTest, AMistakeOnAHostIsNotRestarted) {
   EXPECT_EQ(run_on("h1 slots=1\nh2 slots=1\n", {"mistake", "no such key"}, {"--max-restarts", "2"}), 1);
-  EXPECT_THAT(errors(), HasSubstr("error: no such key\nwarning: not restarted: the same error would occur again\n"));
+  EXPECT_THAT(errors(),
+              HasSubstr("error: no such key\nwarning: not restarted: the same error would occur again\n"));
 }
 
 TEST_F(ClusterTest, WrongFlagsAreOneLine) {

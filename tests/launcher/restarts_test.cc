@@ -129,13 +129,15 @@ TEST_F(LaunchTest, RanksAreStartedAgainWithTorchrunsVariables) {
     EXPECT_EQ(variable(restart, "TORCHELASTIC_MAX_RESTARTS"), "3");
     EXPECT_EQ(variable(restart, "WORLD_SIZE"), "2");
     EXPECT_EQ(variable(restart, "TESSERA_RUN_ID"), variable(0, "TESSERA_RUN_ID"));
-    EXPECT_NE(variable(restart, "TORCHELASTIC_ERROR_FILE"), variable((restart + 1) % 3, "TORCHELASTIC_ERROR_FILE"));
+    EXPECT_NE(variable(restart, "TORCHELASTIC_ERROR_FILE"),
+              variable((restart + 1) % 3, "TORCHELASTIC_ERROR_FILE"));
   }
   EXPECT_TRUE(nothing_runs());
 }
 
 TEST_F(LaunchTest, UsedUpRestartsEndWithTheLastExitCode) {
-  EXPECT_EQ(run_tool(2, {"fail_until", "9", "3"}, {"--max-restarts", "1", "--log-dir", folder_.path("logs")}), 3);
+  EXPECT_EQ(run_tool(2, {"fail_until", "9", "3"}, {"--max-restarts", "1", "--log-dir", folder_.path("logs")}),
+            3);
   EXPECT_THAT(errors(), HasSubstr("warning: restart 1 of 1: 2 ranks\n"));
   EXPECT_THAT(errors(), HasSubstr("warning: not restarted: --max-restarts 1 is used up\n"));
   EXPECT_TRUE(folder_.has("logs/rank_00001.log") && folder_.has("logs/attempt_1/rank_00001.log"));

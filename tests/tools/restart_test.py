@@ -9,10 +9,11 @@ import time
 import unittest
 from pathlib import Path
 
-from tool import NOISE, TESSERA, ToolTest
+from tool import NOISE, TESSERA, ToolTest, free_port
 
 TORCHRUN = os.environ.get("TORCHRUN", "")
 NUM_STEPS = 40
+NO_DROPOUT = {"type": "fashion_mnist_cnn", "channels": 4, "hidden": 16, "dropout": 0}  # of which each rank draws its own
 
 
 class RestartTest(ToolTest):
@@ -37,13 +38,21 @@ class RestartTest(ToolTest):
                 if "RANK" in environment and Path(f"/proc/{pid}/comm").read_text().strip() == "tessera"}
 
     def kill_at(self, process, rank, folder, num_steps, number=signal.SIGKILL):
-        """Kills a rank once the run has a record of so many steps; waits for its end."""
+        """Kills a rank once the run has a record of so many steps."""
+        self.wait_for_steps(folder, num_steps, process)
+        os.kill(self.ranks()[rank], number)
+
+    def wait_for_steps(self, folder, num_steps, process):
         metrics, give_up = self.folder / folder / "metrics.jsonl", time.monotonic() + 60
         while not metrics.exists() or metrics.read_text().count('"loss"') < num_steps:
             self.assertIsNone(process.poll(), "the run has ended")
             self.assertLess(time.monotonic(), give_up, "the run does not get there")
             time.sleep(0.005)
-        os.kill(self.ranks()[rank], number)
+
+    def largest_difference(self):
+        """Of a loss or gradient norm from that of the undisturbed run, relative."""
+        pairs = zip(self.losses("run"), self.losses("undisturbed"), strict=True)
+        return max(abs(a - b) / b for one, other in pairs for a, b in zip(one, other))
 
     def check_left_nothing(self, outcome):
         self.assertNotRegex(outcome.err, NOISE, outcome)
@@ -105,19 +114,35 @@ class RestartTest(ToolTest):
         self.assertEqual(self.digest("run"), self.digest("undisturbed"))
         self.check_left_nothing(outcome)
 
-    def test_before_the_first_checkpoint(self):
+    def check_before_the_first_checkpoint(self, wait):
         """The folder has a finished run. The new one dies before it has saved, and begins anew, not where the old one ended."""
         self.undisturbed("--nproc", 2)
         self.assert_succeeded(self.run_tool("train", self.configure("run", trainer={"max_steps": 8}, seed=7), "--nproc", 2))
-        process = self.start("train", self.configure("run", trainer={"save_every_steps": 30}), "--nproc", 2, "--max-restarts", 1)
-        time.sleep(0.3)
-        self.kill_at(process, 1, "run", 1)
+        name = self.configure("run", trainer={"save_every_steps": 30})
+        process = self.start("train", name, "--nproc", 2, "--max-restarts", 1)
+        wait(process)
+        os.kill(self.ranks()[1], signal.SIGKILL)
         outcome = self.finish(process)
         self.assertEqual(outcome.code, 0, outcome)
         self.assertEqual(self.resumed_at(outcome), [])
         self.check_complete("run")
-        self.assertEqual(self.digest("run"), self.digest("undisturbed"))
+        self.assertEqual(self.losses("run"), self.losses("undisturbed"))
         self.check_left_nothing(outcome)
+
+    def test_before_the_run_begins(self):
+        """The checkpoints of the finished run are still there."""
+        def wait(_):
+            while len(self.ranks()) < 2:
+                time.sleep(0.002)
+            self.assertTrue((self.folder / "run" / "all_results.json").exists())
+        self.check_before_the_first_checkpoint(wait)
+
+    def test_before_the_first_checkpoint(self):
+        def wait(process):
+            while (self.folder / "run" / "all_results.json").exists():
+                time.sleep(0.002)
+            self.wait_for_steps("run", 3, process)
+        self.check_before_the_first_checkpoint(wait)
 
     def test_a_resumed_run(self):
         """--resume TAG: from there, until there is a checkpoint of this run."""
@@ -163,7 +188,7 @@ class RestartTest(ToolTest):
         """A rank dies; the run goes on with fewer, on the same samples: losses and gradient norms of all steps are those of the
         undisturbed run but for rounding."""
         most = int(nproc.partition(":")[2])
-        changes["model"] = {"type": "fashion_mnist_cnn", "channels": 4, "hidden": 16, "dropout": 0}  # each rank draws its own
+        changes["model"] = NO_DROPOUT
         self.undisturbed("--nproc", most, **changes)
         process = self.start("train", self.configure("run", **changes), "--nproc", nproc)
         self.kill_at(process, killed, "run", 10)
@@ -174,25 +199,24 @@ class RestartTest(ToolTest):
         before, after = self.losses("undisturbed"), self.losses("run")
         start = self.resumed_at(outcome)[0]
         self.assertEqual(after[:start], before[:start])
-        largest = max(abs(a - b) / b for one, other in zip(after, before) for a, b in zip(one, other))
-        self.assertLess(largest, 1e-5)
+        self.assertLess(self.largest_difference(), 1e-5)
         self.check_left_nothing(outcome)
-        return outcome, largest
+        return outcome
 
     def test_one_rank_fewer(self):
-        outcome, _ = self.check_fewer("1:3", 1, 2)
+        outcome = self.check_fewer("1:3", 1, 2)
         self.assertIn("batch 12 = 4 x 1 accumulated x 3 ranks", outcome.out)
         self.assertIn("batch 12 = 3 x 2 accumulated x 2 ranks", outcome.out)
 
     def test_the_next_number_that_divides_the_batch(self):
         """The configuration gives the micro-batch, of which each rank has one: the batch is that of 4 ranks, which 3 do not divide."""
-        outcome, _ = self.check_fewer("1:4", 2, 2, train_batch_size=None, train_micro_batch_size_per_gpu=2)
+        outcome = self.check_fewer("1:4", 2, 2, train_batch_size=None, train_micro_batch_size_per_gpu=2)
         self.assertIn("batch 8 = 2 x 1 accumulated x 4 ranks", outcome.out)
         self.assertIn("batch 8 = 2 x 2 accumulated x 2 ranks", outcome.out)
 
     def test_down_to_one(self):
         """All three numbers are given; an epoch ends in the middle of a step, and its last samples make a smaller one."""
-        outcome, _ = self.check_fewer("1:2", 0, 1, train_batch_size=12, train_micro_batch_size_per_gpu=3, gradient_accumulation_steps=2,
+        outcome = self.check_fewer("1:2", 0, 1, train_batch_size=12, train_micro_batch_size_per_gpu=3, gradient_accumulation_steps=2,
                                       trainer={"dataloader_drop_last": False})
         self.assertIn("batch 12 = 3 x 4 accumulated x 1 rank", outcome.out)
 
@@ -201,7 +225,7 @@ class RestartTest(ToolTest):
     @unittest.skipUnless(TORCHRUN and os.path.isfile(TORCHRUN), "torchrun is not installed")
     def test_torchrun(self):
         self.undisturbed("--nproc", 2)
-        process = self.start("--no-python", "--nproc-per-node", 2, "--max-restarts", 2, "--master-port", 29655, TESSERA, "train",
+        process = self.start("--no-python", "--nproc-per-node", 2, "--max-restarts", 2, "--master-port", free_port(), TESSERA, "train",
                              self.configure("run"), program=TORCHRUN)
         self.kill_at(process, 1, "run", 10)
         outcome = self.finish(process)
@@ -210,6 +234,31 @@ class RestartTest(ToolTest):
         self.check_complete("run")
         self.assertEqual(self.losses("run"), self.losses("undisturbed"))
         self.assertEqual(self.digest("run"), self.digest("undisturbed"))
+        self.assert_nothing_runs()
+
+    @unittest.skipUnless(TORCHRUN and os.path.isfile(TORCHRUN), "torchrun is not installed")
+    def test_an_agent_of_torchrun_leaves(self):
+        """Two agents with a rank each; one is killed with its rank. The other goes on alone, on the same samples, although the
+        configuration names the micro-batch only."""
+        changes = {"model": NO_DROPOUT, "train_batch_size": None, "train_micro_batch_size_per_gpu": 6}
+        self.undisturbed("--nproc", 2, **changes)
+        name, endpoint = self.configure("run", **changes), f"127.0.0.1:{free_port()}"
+        agents = []
+        for _ in range(2):
+            agents.append(self.start("--nnodes", "1:2", "--nproc-per-node", 1, "--max-restarts", 3, "--rdzv-backend", "c10d", "--rdzv-id", "job7",
+                                     "--rdzv-endpoint", endpoint, "--rdzv-conf", "last_call_timeout=3,keep_alive_interval=1,keep_alive_max_attempt=2",
+                                     "--no-python", TESSERA, "train", name, program=TORCHRUN))
+            time.sleep(1.5)  # the first one serves the rendezvous
+        self.wait_for_steps("run", 10, agents[0])
+        leaves = next(pid for pid, environment in self.marked().items() if environment.get("GROUP_RANK") == "1")
+        agents[1].kill()
+        os.kill(leaves, signal.SIGKILL)
+        self.finish(agents[1])
+        outcome = self.finish(agents[0])
+        self.assertEqual(outcome.code, 0, outcome)
+        self.assertIn("batch 12 = 6 x 2 accumulated x 1 rank", outcome.out)
+        self.check_complete("run")
+        self.assertLess(self.largest_difference(), 1e-5)
         self.assert_nothing_runs()
 
 
