@@ -2,10 +2,14 @@
 
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <string_view>
+#include <thread>
 
 #include "checkpoint/catalog.h"
 #include "checkpoint/reader.h"
@@ -15,6 +19,7 @@
 #include "engine/config/batch.h"
 #include "train/run_checkpoints.h"
 #include "train/run_directory.h"
+#include "train/run_lock.h"
 
 namespace tessera::train {
 namespace {
@@ -34,6 +39,21 @@ std::string parent_process() {
   return str("process ", ::getppid(), " of ", host, ", started at ", field);
 }
 
+/// Waits while rank 0 of the attempt before still has the folder. On a host that is gone, a network file system
+/// keeps its lock for some time.
+void wait_for_lock(const std::filesystem::path& folder) {
+  constexpr std::chrono::seconds kMost{120};
+  constexpr std::chrono::milliseconds kPause{100};
+  for (const auto give_up = std::chrono::steady_clock::now() + kMost;;) {
+    try {
+      return check_not_in_use(folder);
+    } catch (const ConfigError&) {
+      if (std::chrono::steady_clock::now() > give_up) throw;
+    }
+    std::this_thread::sleep_for(kPause);
+  }
+}
+
 }  // namespace
 
 std::string launched_run() {
@@ -48,8 +68,10 @@ void continue_after_restart(RunConfig& run, TrainerStart& start, const comm::Env
   if (environment.restart_count == 0) return;
   // Rank 0 knows whose checkpoint it is; a folder may hold those of an earlier run.
   const comm::Answer answer = comm::ask_rank_0(comm, "checkpoint of this run", [&] {
-    const auto folder = std::filesystem::path(run.trainer.output_dir) / kCheckpointsName;
-    const nlohmann::json state = checkpoint::read_manifest(checkpoint::find_checkpoint(folder, "")).state;
+    const std::filesystem::path folder = run.trainer.output_dir;
+    wait_for_lock(folder);
+    const nlohmann::json state =
+        checkpoint::read_manifest(checkpoint::find_checkpoint(folder / kCheckpointsName, "")).state;
     const std::string saved_by = state.at("client_state").at("trainer").value(kRunIdKey, "");
     if (saved_by.empty() || saved_by != launched_run()) throw ConfigError("it is of another run");
     const nlohmann::json& config = state.at("config");

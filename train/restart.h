@@ -19,7 +19,8 @@ std::string launched_run();
 /// Collective. If `environment` says that these ranks were started again (restart_count > 0) and the latest
 /// checkpoint in the run's folder was saved by this run (launched_run()), sets `start` to resume from it, and
 /// the micro-batch and accumulation so that a step has as many samples as that checkpoint's. Otherwise
-/// changes nothing: the run begins as its first attempt did. Throws ConfigError if the number of ranks does
+/// changes nothing: the run begins as its first attempt did. Waits, up to 2 minutes, until the attempt before
+/// has left the folder. Throws ConfigError if the number of ranks does
 /// not divide the batch.
 void continue_after_restart(RunConfig& run, TrainerStart& start, const comm::Environment& environment,
                             comm::Communicator& comm);

@@ -180,6 +180,17 @@ class HostsTest(ToolTest):
         self.assertRegex(outcome.err, r"(?m)^error: rank 2 of 3 failed first: exit code 9, on host n2 at [\d:.]+; last error: error: rank 2 is out of luck$")
         self.assertLess(outcome.seconds, 30)
         self.check_interrupt(launcher, *flags)
+        self.check_restart(launcher, *flags)
+
+    def check_restart(self, launcher, *flags):
+        """A rank on the second host fails once: all ranks of both hosts are started again."""
+        script = self.write("again.sh", 'n=$TORCHELASTIC_RESTART_COUNT; if [ $n = 1 ]; then echo $WORLD_SIZE > again_$RANK; exit 0; fi; '
+                            'if [ "$RANK" = 2 ]; then exit 9; fi; sleep 100')
+        outcome = self.run_tool("launch", "--hostfile", "hosts", "--launcher", launcher, "--max-restarts", 1, "--save-grace", 2, *flags, "--", "sh", script)
+        self.assertEqual(outcome.code, 0, outcome)
+        self.assertIn("rank 2 of 3 failed first: exit code 9, on host n2", outcome.err)
+        self.assertIn("restart 1 of 1: 3 ranks\n", outcome.err)
+        self.assertEqual([(self.folder / f"again_{rank}").read_text() for rank in range(3)], ["3\n"] * 3)
 
     def check_interrupt(self, launcher, *flags):
         """Ctrl-C: the ranks of both hosts save, and the launcher waits for them."""

@@ -1,5 +1,6 @@
 """Ranks that die in the middle of training and are started again, by `tessera train` and by torchrun: the run goes on from its
 latest checkpoint, on as many ranks or on fewer, and ends as a run that nothing has disturbed."""
+import fcntl
 import hashlib
 import os
 import re
@@ -143,6 +144,23 @@ class RestartTest(ToolTest):
                 time.sleep(0.002)
             self.wait_for_steps("run", 3, process)
         self.check_before_the_first_checkpoint(wait)
+
+    def test_the_folder_is_in_use_for_a_while(self):
+        """As by rank 0 on a host that is gone, whose lock a network file system keeps."""
+        process = self.start("train", self.configure("run"), "--nproc", 2, "--max-restarts", 1)
+        self.wait_for_steps("run", 10, process)
+        with open(self.folder / "run" / ".lock") as lock:
+            rank_0 = self.ranks()[0]
+            os.kill(rank_0, signal.SIGKILL)
+            fcntl.flock(lock, fcntl.LOCK_EX)  # as soon as rank 0 has ended
+            time.sleep(3)
+            self.assertEqual(len(self.ranks()), 2)
+            self.assertNotIn(rank_0, self.ranks().values())
+        outcome = self.finish(process)
+        self.assertEqual(outcome.code, 0, outcome)
+        self.assertEqual(len(self.resumed_at(outcome)), 1)
+        self.check_complete("run")
+        self.check_left_nothing(outcome)
 
     def test_a_resumed_run(self):
         """--resume TAG: from there, until there is a checkpoint of this run."""
