@@ -130,8 +130,10 @@ Rendezvous rendezvous(const Environment& env, const JoinOptions& options, const 
   RankInfo mine{domain, options.host_for_tests ? str(domain, '/', options.host_for_tests(env.rank)) : domain,
                 str("process ", getpid(), " on ", host_name()), liveness->endpoint(), settings};
   mine.settings["the version of what ranks say to each other"] = std::to_string(kProtocolVersion);
-  // The agent's store outlives the ranks it restarts; torch keeps its attempts apart in the same way.
-  const std::string prefix = env.agent_store ? str("tessera/attempt_", env.restart_count) : "tessera";
+  // The agent's store outlives the ranks it restarts; torch keeps its attempts apart in the same way. A late
+  // rank of an earlier attempt may find the store of the next one.
+  const bool has_attempts = env.agent_store || env.restart_count > 0;
+  const std::string prefix = has_attempts ? str("tessera/attempt_", env.restart_count) : "tessera";
   const auto store = sealed(open_store(env, host, timeout, limit), prefix, env, where);
   Rendezvous result{GroupStore(store, where).under(prefix)};
   result.serves_store = env.rank == 0 && !env.agent_store;

@@ -205,7 +205,6 @@ void read_rendezvous(const EnvironmentScheme& scheme, Environment& env) {
   if (&scheme != &torchrun_scheme()) return;
   // torch compares with exactly this.
   env.agent_store = variable("TORCHELASTIC_USE_AGENT_STORE") == "True";
-  env.restart_count = optional("TORCHELASTIC_RESTART_COUNT", 0, 0, kMost);
   if (env.rank == 0 && !env.agent_store) env.store_fd = optional("TESSERA_STORE_FD", -1, 0, kMost);
 }
 
@@ -219,6 +218,7 @@ Environment read(const EnvironmentScheme& scheme) {
   env.rank = required(scheme, scheme.rank, first_set(scheme.world_size), 0, env.world_size - 1,
                       str(", because ", setting(first_set(scheme.world_size))));
   read_local(scheme, env);
+  if (&scheme == &torchrun_scheme()) env.restart_count = optional("TORCHELASTIC_RESTART_COUNT", 0, 0, kMost);
   if (env.world_size > 1) read_rendezvous(scheme, env);
   return env;
 }

@@ -20,7 +20,7 @@ struct Environment {
   /// True when torchrun's agent serves the store (TORCHELASTIC_USE_AGENT_STORE=True); rank 0 is then a
   /// client.
   bool agent_store = false;
-  int restart_count = 0;  ///< TORCHELASTIC_RESTART_COUNT: an agent's store outlives the ranks it restarts
+  int restart_count = 0;  ///< TORCHELASTIC_RESTART_COUNT: how often the launcher has started the ranks again
   /// TESSERA_STORE_FD: a listening socket on master_port, inherited from the launcher, for rank 0's store
   /// server (so that no other process can take the port before); -1: rank 0 opens a socket.
   int store_fd = -1;

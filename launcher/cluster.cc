@@ -40,14 +40,19 @@ bool is_exported(std::string_view line) {
 /// What the launcher on each host needs to know.
 std::vector<std::string> agent_variables(const ClusterOptions& options, const char* agent) {
   std::vector<std::string> variables = {str("TESSERA_RUN_ID=", options.run_id),
-                                        str(kAgentVariable, "=", agent)};
+                                        str(kAgentVariable, "=", agent),
+                                        str("TORCHELASTIC_RESTART_COUNT=", options.restart_count),
+                                        str("TORCHELASTIC_MAX_RESTARTS=", options.restarts.max_restarts)};
   if (!options.run_secret.empty()) variables.push_back(str(kSecret, options.run_secret));
   if (!options.hosts.empty()) variables.push_back(str(kHostsVariable, "=", encode_hosts(options.hosts)));
   return variables;
 }
 
+/// Another one after each restart: what is left of an attempt must not disturb the next.
 int master_port(const ClusterOptions& options) {
-  return options.master_port != 0 ? options.master_port : port_of_run(options.run_id);
+  if (options.master_port != 0) return options.master_port;
+  return port_of_run(options.restart_count == 0 ? options.run_id
+                                                : str(options.run_id, "/", options.restart_count));
 }
 
 /// `tessera launch ... -- PROGRAM ARGS` for a host; `place`: the flags that say which one it is.
@@ -58,6 +63,8 @@ std::vector<std::string> agent_command(const ClusterOptions& options, const std:
   if (const std::string address = options.master_addr.empty() ? first : options.master_addr; !address.empty())
     command.push_back("--master-addr=" + address);
   command.push_back(str("--master-port=", master_port(options)));
+  if (options.timeout.count() > 0)
+    command.push_back(str("--timeout=", static_cast<double>(options.timeout.count()) / 1000));
   command.insert(command.end(), place.begin(), place.end());
   command.insert(command.end(), options.flags.begin(), options.flags.end());
   command.push_back("--");
@@ -90,6 +97,11 @@ EngineCommand ssh_command(const ClusterOptions& options, size_t node) {
   ssh.args = {"-o", "BatchMode=yes", "-T"};
   if (options.ssh_port != 0) ssh.args.insert(ssh.args.end(), {"-p", std::to_string(options.ssh_port)});
   ssh.args.insert(ssh.args.end(), options.engine_args.begin(), options.engine_args.end());
+  // A host that is gone does not close its connections. The first value of an option counts:
+  // --launcher-args'.
+  if (options.restarts.max_restarts > 0)
+    for (const char* option : {"ConnectTimeout=30", "ServerAliveInterval=15", "ServerAliveCountMax=3"})
+      ssh.args.insert(ssh.args.end(), {"-o", option});
   ssh.args.insert(ssh.args.end(), {"--", host, "/bin/sh"});
   ssh.input = shell_line(options, "stdin", agent_command(options, {str("--node-rank=", node)})) + "\n";
   return ssh;

@@ -9,6 +9,7 @@
 
 #include "core/log.h"
 #include "launcher/hosts.h"
+#include "launcher/restarts.h"
 
 namespace tessera::launcher {
 
@@ -38,6 +39,9 @@ struct ClusterOptions {
   /// TESSERA_RUN_SECRET; empty: as it is. With kPdsh no host gets any: all would see it in a command line.
   std::string run_secret;
   std::chrono::milliseconds save_grace{30000};
+  std::chrono::milliseconds timeout{0};  ///< of the run; 0: none
+  RestartPolicy restarts;                ///< after failures; its members are filled in
+  int restart_count = 0;                 ///< attempts before this one
 };
 
 /// One program to start here.
@@ -61,8 +65,9 @@ std::vector<EngineCommand> engine_commands(const ClusterOptions& options);
 std::string shell_quoted(const std::string& text);
 
 /// Local. Runs the commands to their end, as launcher::run its ranks: a signal is passed on, a failure ends
-/// all of them, and the failure that was first by the hosts' clocks is logged. Returns the exit code. Throws
-/// CommError if a program cannot be started.
+/// all of them, and the failure that was first by the hosts' clocks is logged; then restarts follow. With
+/// kSsh a host is lost if ssh to it failed, or had to be ended. Returns the exit code. Throws CommError if a
+/// program cannot be started.
 int run_cluster(const ClusterOptions& options, const Logger& log);
 
 }  // namespace tessera::launcher

@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <numeric>
 #include <optional>
 #include <utility>
 
@@ -40,6 +41,7 @@ struct Running {
   std::string label;
   int end_signal = 0;
   int status = 0;
+  bool was_ended = false;  ///< here, by a signal
   Clock::time_point ended_at = Clock::time_point::max();
 };
 
@@ -90,8 +92,8 @@ class ClusterSupervisor {
                     std::chrono::milliseconds grace, Logger log)
       : programs_(programs), signals_(signals), output_(output), grace_(grace), log_(std::move(log)) {}
 
-  /// The signal that interrupted the run, if one did.
-  std::optional<int> supervise() {
+  /// Returns when all have ended.
+  void supervise() {
     while (std::any_of(programs_.begin(), programs_.end(),
                        [](const Running& one) { return one.process.running(); })) {
       const auto signal = signals_.wait(deadline_);
@@ -100,11 +102,16 @@ class ClusterSupervisor {
       collect_ended();
       if (deadline_ && Clock::now() >= *deadline_) end_all();
     }
-    return interrupted_by_;
   }
+
+  /// The signal that interrupted the run, if one did.
+  std::optional<int> interrupted_by() const { return interrupted_by_; }
+  /// Whether a signal asked for the end, also after a failure.
+  bool was_asked() const { return was_asked_; }
 
  private:
   void on_signal(int signal) {
+    was_asked_ = true;
     if (!interrupted_by_ && step_ == 0)
       log_.warning(str(signal_name(signal), ": the ranks have ", static_cast<double>(grace_.count()) / 1000.0,
                        " s to end; a second signal kills them"));
@@ -119,7 +126,9 @@ class ClusterSupervisor {
     for (Running& one : programs_) {
       one.input.reset();
       const int signal = step_ == 1 ? one.end_signal : step_ == 2 ? SIGTERM : SIGKILL;
-      if (signal != 0) one.process.signal(signal);
+      if (signal == 0) continue;
+      one.was_ended |= step_ > 1 && one.process.running();
+      one.process.signal(signal);
     }
     if (step_ > 2) deadline_.reset();
   }
@@ -147,6 +156,7 @@ class ClusterSupervisor {
   std::optional<int> interrupted_by_;
   int step_ = 0;  ///< of ending
   bool has_failed_ = false;
+  bool was_asked_ = false;
 };
 
 /// Logs the first failure by the hosts' clocks; the exit code.
@@ -174,19 +184,81 @@ int report(std::vector<FailureReport> reports, const std::vector<Running>& progr
   return code;
 }
 
-}  // namespace
+constexpr int kSshFailed = 255;
 
-int run_cluster(const ClusterOptions& options, const Logger& log) {
+/// With ssh: whether the host of this program is gone. A launcher there that ends by itself reports why.
+bool is_lost(const Running& program, size_t node, const ClusterOptions& options,
+             const std::vector<FailureReport>& reports) {
+  if (options.engine != Engine::kSsh) return false;
+  const auto before = options.hosts.begin() + static_cast<std::ptrdiff_t>(node);
+  const auto count = [](int sum, const Host& host) { return sum + static_cast<int>(host.slots.size()); };
+  const int first = std::accumulate(options.hosts.begin(), before, 0, count);
+  const auto is_from_it = [&](const FailureReport& one) {
+    return one.rank >= first && one.rank < count(first, *before);
+  };
+  if (std::any_of(reports.begin(), reports.end(), is_from_it)) return false;
+  return program.was_ended || exit_code(program.status) == kSshFailed;
+}
+
+/// One attempt.
+Ending run_once(const ClusterOptions& options, SignalWatch& signals, const Logger& log) {
   std::vector<FileDescriptor> errors;
-  SignalWatch signals;
   const Subreaper subreaper;  // pdsh leaves its ssh processes when it is ended
   std::vector<Running> programs;
   for (const EngineCommand& command : engine_commands(options))
     programs.push_back(start(command, signals.previous_mask(), errors));
   EngineOutput output(std::move(errors));
-  const std::optional<int> interrupted_by =
-      ClusterSupervisor(programs, signals, output, options.save_grace, log).supervise();
-  return report(output.finish(), programs, options.num_nodes, interrupted_by, log);
+  ClusterSupervisor supervisor(programs, signals, output, options.save_grace, log);
+  supervisor.supervise();
+  const std::vector<FailureReport> reports = output.finish();
+  Ending ending;
+  ending.exit_code = report(reports, programs, options.num_nodes, supervisor.interrupted_by(), log);
+  ending.was_asked = supervisor.was_asked() || ending.exit_code == kTimeoutExitCode;
+  ending.would_recur =
+      std::any_of(reports.begin(), reports.end(), [](const FailureReport& one) { return one.would_recur; });
+  for (size_t node = 0; node < programs.size(); ++node)
+    if (is_lost(programs[node], node, options, reports)) ending.lost.push_back(static_cast<int>(node));
+  return ending;
+}
+
+RestartPolicy policy_of(const ClusterOptions& options) {
+  RestartPolicy policy = options.restarts;
+  for (const Host& host : options.hosts)
+    policy.members.push_back({"host " + host.name, static_cast<int>(host.slots.size())});
+  for (int node = 0; options.hosts.empty() && node < options.num_nodes; ++node)
+    policy.members.push_back({str("host ", node), options.nproc});
+  return policy;
+}
+
+/// What `attempt` changes.
+ClusterOptions options_of(const ClusterOptions& options, const Attempt& attempt) {
+  ClusterOptions changed = options;
+  changed.restart_count = attempt.restart_count;
+  if (attempt.arguments) changed.args = *attempt.arguments;
+  if (options.hosts.empty()) return changed;
+  changed.hosts.clear();
+  for (const int member : attempt.members)
+    changed.hosts.push_back(options.hosts[static_cast<size_t>(member)]);
+  changed.num_nodes = static_cast<int>(changed.hosts.size());
+  if (attempt.members.front() != 0) changed.master_addr.clear();  // it was that of the first host
+  return changed;
+}
+
+}  // namespace
+
+int run_cluster(const ClusterOptions& options, const Logger& log) {
+  SignalWatch signals;  // between attempts it keeps the signals that come
+  const TimeLimit limit(options.timeout);
+  return run_attempts(
+      policy_of(options),
+      [&](const Attempt& attempt) {
+        ClusterOptions now = options_of(options, attempt);
+        now.timeout = limit.left(attempt);
+        Ending ending = run_once(now, signals, log);
+        ending.was_asked |= signals.take_pending_end();
+        return ending;
+      },
+      log);
 }
 
 }  // namespace tessera::launcher

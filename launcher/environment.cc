@@ -57,7 +57,7 @@ std::optional<HostPlace> place_of_this_host() {
                    env->master_port, std::nullopt,    env->launcher};
 }
 
-bool should_start_ranks(std::optional<int> nproc) {
+bool should_start_ranks(std::optional<int> nproc, int fewest) {
   if (nproc && (*nproc < 1 || *nproc > kMaxRanks))
     throw ConfigError(str("--nproc ", *nproc, ": expected 1 to ", kMaxRanks, " ranks on this host"));
   if (const auto place = place_of_this_host(); place && nproc.value_or(place->nproc.value_or(1)) > 1)
@@ -66,7 +66,8 @@ bool should_start_ranks(std::optional<int> nproc) {
   if (!nproc) return false;
   const Environment env = environment();
   const bool is_local = env.local_world_size != env.world_size || std::getenv("LOCAL_WORLD_SIZE");
-  if (env.local_world_size != *nproc)
+  const bool is_within = fewest > 0 && env.local_world_size >= fewest && env.local_world_size <= *nproc;
+  if (env.local_world_size != *nproc && !is_within)
     throw ConfigError(str("--nproc ", *nproc, ": this process already is rank ", env.rank,
                           " of a group with ",
                           is_local ? "LOCAL_WORLD_SIZE=" : "WORLD_SIZE=", env.local_world_size, " (",
@@ -87,6 +88,8 @@ std::vector<std::string> rank_environment(const RankVariables& variables) {
       {"TESSERA_RUN_ID", variables.run_id},
       {"TESSERA_ERROR_FILE", variables.error_file},
       {"TORCHELASTIC_ERROR_FILE", variables.error_file},
+      {"TORCHELASTIC_RESTART_COUNT", std::to_string(variables.restart_count)},
+      {"TORCHELASTIC_MAX_RESTARTS", std::to_string(variables.max_restarts)},
   };
   if (!variables.run_secret.empty()) ours.emplace_back("TESSERA_RUN_SECRET", variables.run_secret);
   if (!variables.visible_devices.empty())

@@ -38,8 +38,8 @@ std::optional<HostPlace> place_of_this_host();
 /// a rank if it is part of a group (tessera::in_group), or if only one rank is asked for; but several ranks
 /// for a process that is alone on its host (place_of_this_host) are started. Throws ConfigError if `nproc` is
 /// not in 1..kMaxRanks, or differs from the number of ranks that another launcher has started
-/// (LOCAL_WORLD_SIZE, else WORLD_SIZE).
-bool should_start_ranks(std::optional<int> nproc);
+/// (LOCAL_WORLD_SIZE, else WORLD_SIZE); with `fewest` > 0 from fewest to nproc of them are right.
+bool should_start_ranks(std::optional<int> nproc, int fewest = 0);
 
 /// The values of one rank's environment variables.
 struct RankVariables {
@@ -52,6 +52,8 @@ struct RankVariables {
   std::string master_addr = {};
   int master_port = 0;
   std::string run_id = {};
+  int restart_count = 0;
+  int max_restarts = 0;
   std::string run_secret = {};       ///< TESSERA_RUN_SECRET; empty: as it is
   std::string error_file = {};       ///< see launcher/error_file.h
   std::string visible_devices = {};  ///< CUDA_VISIBLE_DEVICES; empty: as it is
@@ -62,9 +64,9 @@ struct RankVariables {
 
 /// Local. This process's environment as "NAME=value" with these variables set for the rank: RANK, WORLD_SIZE,
 /// LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, GROUP_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, TESSERA_RUN_ID,
-/// TESSERA_ERROR_FILE, TORCHELASTIC_ERROR_FILE, and OMP_NUM_THREADS when it is unset (cores /
-/// local_world_size, at least 1), TESSERA_RUN_SECRET. What belongs to an outer launcher is removed: the other
-/// TORCHELASTIC_*, PET_*.
+/// TESSERA_ERROR_FILE, TORCHELASTIC_ERROR_FILE, TORCHELASTIC_RESTART_COUNT, TORCHELASTIC_MAX_RESTARTS, and
+/// OMP_NUM_THREADS when it is unset (cores / local_world_size, at least 1), TESSERA_RUN_SECRET. What belongs
+/// to an outer launcher is removed: the other TORCHELASTIC_*, PET_*.
 std::vector<std::string> rank_environment(const RankVariables& variables);
 
 }  // namespace tessera::launcher

@@ -97,13 +97,14 @@ int64_t monotonic_ns() {
   return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
 }
 
-void report_error(const std::string& message) noexcept {
+void report_error(const std::string& message, bool would_recur) noexcept {
   try {
     const char* path = std::getenv("TESSERA_ERROR_FILE");
     if (!path) path = std::getenv("TORCHELASTIC_ERROR_FILE");
     if (!path) return;
-    const nlohmann::json extra = {{"timestamp", std::to_string(::time(nullptr))},
-                                  {"monotonic_ns", std::to_string(monotonic_ns())}};
+    nlohmann::json extra = {{"timestamp", std::to_string(::time(nullptr))},
+                            {"monotonic_ns", std::to_string(monotonic_ns())}};
+    if (would_recur) extra["would_recur"] = "true";
     const nlohmann::json report = {
         {"message", {{"message", one_line(message, kMaxReportBytes)}, {"extraInfo", extra}}}};
     // ASCII only: torchrun fails on bytes that its locale cannot decode.
@@ -124,9 +125,13 @@ std::optional<ErrorReport> read_error_report(const std::string& path) {
   const nlohmann::json& text = inner.is_object() && inner.contains("message") ? inner["message"] : inner;
   report.message = one_line(text.is_string() ? text.get<std::string>() : text.dump(), kMaxReportBytes);
   if (const auto extra = inner.is_object() ? inner.find("extraInfo") : inner.end();
-      inner.is_object() && extra != inner.end() && extra->is_object() && extra->contains("monotonic_ns")) {
-    const std::string digits =
-        (*extra)["monotonic_ns"].is_string() ? (*extra)["monotonic_ns"].get<std::string>() : "";
+      inner.is_object() && extra != inner.end() && extra->is_object()) {
+    const auto text_of = [&](const char* name) {
+      const auto value = extra->find(name);
+      return value != extra->end() && value->is_string() ? value->get<std::string>() : std::string();
+    };
+    const std::string digits = text_of("monotonic_ns");
+    report.would_recur = text_of("would_recur") == "true";
     int64_t time_ns = 0;
     if (std::from_chars(digits.data(), digits.data() + digits.size(), time_ns).ec == std::errc())
       report.time_ns = time_ns;

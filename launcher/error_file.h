@@ -11,16 +11,18 @@ namespace tessera::launcher {
 
 /// A rank's report of its error.
 struct ErrorReport {
-  int64_t time_ns = 0;  ///< CLOCK_MONOTONIC, common to all processes of a host
-  std::string message;  ///< one line
+  int64_t time_ns = 0;       ///< CLOCK_MONOTONIC, common to all processes of a host
+  std::string message;       ///< one line
+  bool would_recur = false;  ///< a mistake in the configuration: not to be restarted
 };
 
 /// Local. Reports the error that is about to end this rank; to be called where `main` catches. Writes the
 /// file that TORCHELASTIC_ERROR_FILE names (this launcher gives the same name as TESSERA_ERROR_FILE), in the
 /// format of torch.distributed.elastic.multiprocessing.errors.ErrorHandler, so that torchrun's summary shows
 /// the message too. Does nothing without either variable, or if the file exists. Atomic: a reader sees a
-/// complete report or none. Never throws.
-void report_error(const std::string& message) noexcept;
+/// complete report or none. `would_recur`: the error is a mistake in the configuration, which another start
+/// would find again. Never throws.
+void report_error(const std::string& message, bool would_recur = false) noexcept;
 
 /// Local. The report in `path`, ours or that of a Python program under torch's @record; nullopt if the file
 /// is absent or not a report.

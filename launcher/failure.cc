@@ -43,6 +43,10 @@ bool crashed(const RankExit& exit) {
          WTERMSIG(exit.status) != SIGKILL;
 }
 
+bool was_lost(const RankExit& exit) {
+  return WIFSIGNALED(exit.status) && is_fatal_signal(WTERMSIG(exit.status)) && !exit.signalled;
+}
+
 const RankExit* root_cause(const std::vector<RankExit>& exits) {
   const RankExit* first = nullptr;
   for (const RankExit& exit : exits) {

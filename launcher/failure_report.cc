@@ -73,6 +73,7 @@ FailureReport report_of(const RankExit& exit, const Outcome& outcome, const RunF
                             : describe_status(exit.status) + memory_hint(exit, facts.oom_kills_before);
   report.error = last_error(exit, facts, files);
   report.exit_code = exit_code(exit);
+  report.would_recur = exit.report && exit.report->would_recur;
   if (const auto common = common_error(outcome.exits)) {
     report.error = *common;
     report.is_common = true;
@@ -115,10 +116,11 @@ std::string describe(const FailureReport& report) {
 }
 
 std::string to_line(const FailureReport& report) {
-  const nlohmann::json json = {
-      {"host", report.host},           {"rank", report.rank},   {"num_ranks", report.num_ranks},
-      {"time_ns", report.time_ns},     {"what", report.what},   {"error", report.error},
-      {"is_common", report.is_common}, {"where", report.where}, {"exit_code", report.exit_code}};
+  const nlohmann::json json = {{"host", report.host},           {"rank", report.rank},
+                               {"num_ranks", report.num_ranks}, {"time_ns", report.time_ns},
+                               {"what", report.what},           {"error", report.error},
+                               {"is_common", report.is_common}, {"where", report.where},
+                               {"exit_code", report.exit_code}, {"would_recur", report.would_recur}};
   return str(kMark, json.dump(-1, ' ', /*ensure_ascii=*/true, nlohmann::json::error_handler_t::replace));
 }
 
@@ -137,6 +139,7 @@ std::optional<FailureReport> failure_report_of(std::string_view line) {
     json.at("is_common").get_to(report.is_common);
     json.at("where").get_to(report.where);
     json.at("exit_code").get_to(report.exit_code);
+    json.at("would_recur").get_to(report.would_recur);
     return report;
   } catch (const nlohmann::json::exception&) {
     return std::nullopt;

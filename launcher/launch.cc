@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/prctl.h>
-#include <sys/random.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -12,6 +11,7 @@
 #include <cstdlib>
 #include <numeric>
 #include <optional>
+#include <sstream>
 
 #include "core/error.h"
 #include "core/file_descriptor.h"
@@ -23,9 +23,11 @@
 #include "launcher/failure_report.h"
 #include "launcher/guard.h"
 #include "launcher/host.h"
+#include "launcher/output_relay.h"
 #include "launcher/port.h"
 #include "launcher/process.h"
 #include "launcher/run_files.h"
+#include "launcher/run_id.h"
 #include "launcher/signals.h"
 #include "launcher/stdin_watch.h"
 #include "launcher/supervisor.h"
@@ -85,10 +87,11 @@ std::vector<std::vector<Core>> cores_of_ranks(const Options& options, int num_ra
 class RankStarter {
  public:
   RankStarter(const Options& options, const Share& share, int port, const RunFiles& files,
-              const sigset_t& mask)
+              const OutputRelay& relay, const sigset_t& mask)
       : options_(options),
         share_(share),
         files_(files),
+        relay_(relay),
         mask_(mask),
         cores_(cores_of_ranks(options, share.num_ranks)),
         null_(open_file("/dev/null", O_RDWR)) {
@@ -98,7 +101,9 @@ class RankStarter {
     variables_.num_nodes = options.num_nodes;
     variables_.master_addr = options.master_addr;
     variables_.master_port = port;
-    variables_.run_id = options.run_id.empty() ? new_run_id() : options.run_id;
+    variables_.run_id = options.run_id;
+    variables_.restart_count = options.restart_count;
+    variables_.max_restarts = options.max_restarts;
     // Of several hosts, those who start them give it to all.
     if (options.num_nodes == 1 && !options.is_agent)
       variables_.run_secret = new_run_secret(options.variables);
@@ -126,6 +131,9 @@ class RankStarter {
     if (is_logged(rank)) {
       log = open_file(files_.log(rank), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND);
       spawn.stdout_fd = spawn.stderr_fd = log.get();
+    } else {
+      spawn.stdout_fd = relay_.stdout_fd();
+      spawn.stderr_fd = relay_.stderr_fd();
     }
     // Ranks are background jobs of the terminal and cannot read from it. Rank 0 reads a pipe or a file.
     if (rank > 0 || options_.watch_stdin || ::isatty(STDIN_FILENO)) spawn.stdin_fd = null_.get();
@@ -136,6 +144,7 @@ class RankStarter {
   const Options& options_;
   const Share share_;
   const RunFiles& files_;
+  const OutputRelay& relay_;
   const sigset_t mask_;
   const std::vector<std::vector<Core>> cores_;
   const FileDescriptor null_;
@@ -152,49 +161,56 @@ std::vector<RankLog> shown_logs(const Options& options, const Share& share, cons
   return logs;
 }
 
-/// Two hexadecimal digits a byte.
-template <size_t Size>
-std::string random_digits() {
-  unsigned char bytes[Size] = {};
-  if (::getrandom(bytes, Size, 0) != Size) throw CommError("the system has no random numbers (getrandom)");
-  std::string digits;
-  for (const unsigned char byte : bytes) {
-    char hex[3];
-    std::snprintf(hex, sizeof(hex), "%02x", byte);
-    digits += hex;
-  }
-  return digits;
+/// The devices of the first attempt, by local rank; empty where they are not known one by one.
+std::vector<std::string> devices_of(const Options& options) {
+  const char* inherited = std::getenv("CUDA_VISIBLE_DEVICES");
+  std::istringstream given(!options.visible_devices.empty() ? options.visible_devices
+                           : inherited                      ? inherited
+                                                            : "");
+  std::vector<std::string> devices;
+  for (std::string device; std::getline(given, device, ',');) devices.push_back(device);
+  if (devices.empty() && !inherited)
+    for (int device = 0; device < options.nproc; ++device) devices.push_back(std::to_string(device));
+  return static_cast<int>(devices.size()) < options.nproc ? std::vector<std::string>() : devices;
 }
 
-}  // namespace
-
-std::string new_run_id() { return random_digits<8>(); }
-
-std::string new_run_secret(const std::vector<std::string>& variables) {
-  const bool given = std::any_of(variables.begin(), variables.end(), [](const std::string& variable) {
-    return variable.starts_with("TESSERA_RUN_SECRET=");
-  });
-  return given || std::getenv("TESSERA_RUN_SECRET") != nullptr ? "" : random_digits<16>();
+/// What `attempt` changes: fewer ranks, which keep their devices.
+Options options_of(const Options& options, const Attempt& attempt) {
+  Options changed = options;
+  changed.restart_count += attempt.restart_count;
+  changed.max_restarts += options.restarts.max_restarts;
+  if (attempt.arguments) changed.args = *attempt.arguments;
+  changed.nproc = static_cast<int>(attempt.members.size());
+  if (changed.nproc == options.nproc) return changed;
+  if (!changed.ranks_by_node.empty()) changed.ranks_by_node = {changed.nproc};
+  const std::vector<std::string> all = devices_of(options);
+  std::vector<std::string> devices;
+  for (const int member : attempt.members)
+    if (!all.empty()) devices.push_back(all[static_cast<size_t>(member)]);
+  changed.visible_devices = join(devices, ",");
+  return changed;
 }
 
-int run(const Options& options, const Logger& log) {
-  check(options);
-  ensure_standard_files();
-  // The one that started it on this host: sshd, mpirun, slurmstepd.
-  if (options.is_agent) ::prctl(PR_SET_PDEATHSIG, SIGTERM);
-  // When it is gone, a message to it must not end this process before its ranks have saved.
-  if (options.is_agent) ::signal(SIGPIPE, SIG_IGN);
+Ending ending_of(const Outcome& outcome, const RankExit* first, int first_rank) {
+  Ending ending;
+  ending.was_asked = outcome.was_asked;
+  ending.would_recur = first && first->report && first->report->would_recur;
+  for (const RankExit& exit : outcome.exits)
+    if (was_lost(exit)) ending.lost.push_back(exit.rank - first_rank);
+  return ending;
+}
+
+/// One attempt, from the first process to the end of the last.
+Ending run_once(const Options& options, SignalWatch& signals, const Logger& log) {
   const Share share = share_of(options);
   RunFacts facts{share.world_size, options.tee, num_oom_kills(), options.is_agent};
   std::optional<PortReservation> port;  // rank 0's
   const bool is_fixed = options.num_nodes > 1 && options.master_port == 0;
   const int asked = is_fixed ? kDefaultMasterPort : options.master_port;
   if (options.node_rank == 0) port.emplace(asked);
-  RunFiles files(options.log_dir);
+  RunFiles files(options.log_dir, options.restart_count);
 
-  // Declared in this order so that the destructors end the ranks, then the guard and the orphans, and restore
-  // the signal mask last.
-  SignalWatch signals(options.is_agent ? SIGUSR1 : 0);
+  // Declared in this order so that the destructors end the ranks, then the guard and the orphans.
   Subreaper subreaper;
   Guard guard;
   const StdinWatch stdin_watch(options.watch_stdin);
@@ -202,7 +218,8 @@ int run(const Options& options, const Logger& log) {
   ranks.reserve(static_cast<size_t>(share.num_ranks));
   SupervisorOptions supervision{
       options.stop_grace, options.save_grace, {}, share.first_rank, options.timeout};
-  RankStarter starter(options, share, port ? port->port() : asked, files, signals.previous_mask());
+  std::optional<OutputRelay> relay(std::in_place, options.watch_stdin);
+  RankStarter starter(options, share, port ? port->port() : asked, files, *relay, signals.previous_mask());
   for (int local = 0; local < share.num_ranks; ++local) {
     supervision.error_files.push_back(files.error(share.first_rank + local));
     ranks.push_back(starter.start(local));
@@ -215,16 +232,48 @@ int run(const Options& options, const Logger& log) {
   {
     const Tee tee(shown_logs(options, share, files), STDOUT_FILENO);
     outcome = Supervisor(ranks, guard, signals, supervision, log).supervise();
+    relay.reset();  // before a report of the failure: what rank 0 has written
   }
   const RankExit* first = root_cause(outcome.exits);
+  Ending ending = ending_of(outcome, first, share.first_rank);
   // Also after an interrupt: all ranks have saved and exited with 0.
-  if (std::all_of(outcome.exits.begin(), outcome.exits.end(),
-                  [](const RankExit& exit) { return exit.status == 0; }))
-    return outcome.timed_out ? kTimeoutExitCode : 0;
-  report_failure(outcome, first, facts, files, log);
-  if (outcome.timed_out) return kTimeoutExitCode;
-  if (outcome.interrupted_by && !(first && crashed(*first))) return 128 + *outcome.interrupted_by;
-  return exit_code(*first);
+  const bool succeeded = std::all_of(outcome.exits.begin(), outcome.exits.end(),
+                                     [](const RankExit& exit) { return exit.status == 0; });
+  if (!succeeded) report_failure(outcome, first, facts, files, log);
+  if (outcome.timed_out)
+    ending.exit_code = kTimeoutExitCode;
+  else if (outcome.interrupted_by && !succeeded && !(first && crashed(*first)))
+    ending.exit_code = 128 + *outcome.interrupted_by;
+  else if (!succeeded)
+    ending.exit_code = exit_code(*first);
+  return ending;
+}
+
+}  // namespace
+
+int run(const Options& options, const Logger& log) {
+  check(options);
+  ensure_standard_files();
+  // The one that started it on this host: sshd, mpirun, slurmstepd.
+  if (options.is_agent) ::prctl(PR_SET_PDEATHSIG, SIGTERM);
+  // When it is gone, a message to it must not end this process before its ranks have saved.
+  if (options.is_agent) ::signal(SIGPIPE, SIG_IGN);
+  Options first = options;
+  if (first.run_id.empty()) first.run_id = new_run_id();  // the same after a restart
+  for (int rank = 0; rank < options.nproc; ++rank) first.restarts.members.push_back({str("rank ", rank)});
+  // Between attempts it keeps the signals that come.
+  SignalWatch signals(options.is_agent ? SIGUSR1 : 0);
+  const TimeLimit limit(options.timeout);
+  return run_attempts(
+      first.restarts,
+      [&](const Attempt& attempt) {
+        Options now = options_of(first, attempt);
+        now.timeout = limit.left(attempt);
+        Ending ending = run_once(now, signals, log);
+        ending.was_asked |= signals.take_pending_end();
+        return ending;
+      },
+      log);
 }
 
 }  // namespace tessera::launcher

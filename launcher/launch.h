@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/log.h"
+#include "launcher/restarts.h"
 
 namespace tessera::launcher {
 
@@ -29,6 +30,9 @@ struct Options {
   std::vector<std::string> variables;    ///< "NAME=value" for the ranks
   std::string run_id;                    ///< TESSERA_RUN_ID; empty: a new one
   std::chrono::milliseconds timeout{0};  ///< ends the run as SIGTERM does; 0: no limit
+  RestartPolicy restarts;                ///< after failures; its members are filled in
+  int restart_count = 0;  ///< of an agent, whose launcher restarts: TORCHELASTIC_RESTART_COUNT of its ranks
+  int max_restarts = 0;   ///< and TORCHELASTIC_MAX_RESTARTS
   /// Started by the launcher of a run on several hosts: it gets the report of a failure.
   bool is_agent = false;
   bool watch_stdin = false;                     ///< ends as by SIGTERM when standard input ends
@@ -49,11 +53,5 @@ inline constexpr int kTimeoutExitCode = 124;      ///< as timeout(1)
 /// (launcher/signals.h). Throws ConfigError for options out of range, and CommError if the port is in use or
 /// the program cannot be started.
 int run(const Options& options, const Logger& log);
-
-/// Local. 16 hexadecimal digits, different at each call.
-std::string new_run_id();
-/// Local. A value for TESSERA_RUN_SECRET: 32 hexadecimal digits. Empty: this process or `variables`
-/// ("NAME=value") have one already.
-std::string new_run_secret(const std::vector<std::string>& variables);
 
 }  // namespace tessera::launcher

@@ -23,8 +23,9 @@ std::string name_of(int rank, const char* suffix) {
 
 }  // namespace
 
-RunFiles::RunFiles(const std::string& log_dir) {
+RunFiles::RunFiles(const std::string& log_dir, int restart_count) {
   log_dir_ = log_dir.empty() ? temporary_.path() : fs::path(log_dir);
+  if (!log_dir.empty() && restart_count > 0) log_dir_ /= str("attempt_", restart_count);
   std::error_code error;
   fs::create_directories(log_dir_, error);
   if (error) throw ConfigError(str("--log-dir ", log_dir, ": the folder cannot be made: ", error.message()));

@@ -12,9 +12,9 @@ namespace tessera::launcher {
 /// Owns a temporary folder, which is removed unless keep() was called.
 class RunFiles {
  public:
-  /// Local. `log_dir`: the folder of the logs, made if it is missing; empty: the temporary one. Throws
-  /// ConfigError if it cannot be made.
-  explicit RunFiles(const std::string& log_dir);
+  /// Local. `log_dir`: the folder of the logs, made if it is missing; empty: the temporary one. After
+  /// restarts its folder attempt_N is used instead. Throws ConfigError if it cannot be made.
+  explicit RunFiles(const std::string& log_dir, int restart_count = 0);
 
   /// Keeps the logs for the user to read.
   void keep();

@@ -28,11 +28,20 @@ SignalWatch::SignalWatch(int extra) {
 }
 
 SignalWatch::~SignalWatch() {
-  const timespec now{};
-  while (::sigtimedwait(&watched_, nullptr, &now) > 0 || errno == EINTR) {
-  }
+  take_pending_end();
   ::sigaction(SIGCHLD, &previous_child_action_, nullptr);
   ::pthread_sigmask(SIG_SETMASK, &previous_mask_, nullptr);
+}
+
+bool SignalWatch::take_pending_end() {
+  const timespec now{};
+  bool has_come = false;
+  for (;;) {
+    errno = 0;
+    const int signal = ::sigtimedwait(&watched_, nullptr, &now);
+    if (signal < 0 && errno != EINTR) return has_come;
+    if (signal > 0 && signal != SIGCHLD && signal != SIGTSTP) has_come = true;
+  }
 }
 
 std::optional<int> SignalWatch::wait(std::optional<std::chrono::steady_clock::time_point> deadline) {

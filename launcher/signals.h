@@ -22,6 +22,9 @@ class SignalWatch {
   /// Local. Waits for a signal and returns it; nullopt at the deadline. Without a deadline it waits without
   /// limit.
   std::optional<int> wait(std::optional<std::chrono::steady_clock::time_point> deadline);
+  /// Local. Whether a signal that ends a run has come which wait() has not returned. Discards what is
+  /// pending.
+  bool take_pending_end();
   /// Local. Stops this process as Ctrl-Z does, and returns when it is continued.
   void stop_here();
   /// The thread's mask before, for children to start with.

@@ -80,6 +80,7 @@ Outcome Supervisor::supervise() {
 void Supervisor::on_signal(int signal) {
   if (signal == SIGCHLD) return;  // handled by collect_ended(): one signal may stand for several exits
   if (signal == SIGTSTP) return suspend();
+  outcome_.was_asked = true;                // in any phase
   if (signal == SIGUSR1) signal = SIGTERM;  // by way of mpirun or srun (EngineCommand::end_signal)
   if (phase_ == Phase::kRunning) return interrupt(signal);
   if (signal != SIGINT || phase_ == Phase::kKilled) return;  // the ranks are ending already
@@ -89,6 +90,7 @@ void Supervisor::on_signal(int signal) {
 }
 
 void Supervisor::interrupt(int signal) {
+  outcome_.was_asked = true;
   outcome_.interrupted_by = signal;
   interrupted_at_ = Clock::now();
   // Programs that save handle SIGTERM, few handle SIGHUP.

@@ -27,6 +27,7 @@ struct Outcome {
   std::vector<RankExit> exits;        ///< one per rank, in the order of their ends
   std::optional<int> interrupted_by;  ///< the signal that interrupted the run
   bool timed_out = false;             ///< it was the run's time limit
+  bool was_asked = false;  ///< the launcher was told to end the run, or its time is up; also after a failure
 };
 
 /// Borrows its arguments, which must outlive it. Used by the thread that spawned the ranks. The process must

@@ -33,16 +33,48 @@ void add_number(CLI::App& command, const std::string& names, const char* type_na
   command.add_option_function<std::string>(names, store, description)->type_name(type_name);
 }
 
+/// "4", or "2:4" with `fewest`.
+void read_range(const std::string& name, const std::string& text, const std::string& expected,
+                std::optional<int>& most, int& fewest) {
+  const auto number = [&](const std::string& part) {
+    int value = 0;
+    const char* end = part.data() + part.size();
+    const auto [stop, error] = std::from_chars(part.data(), end, value);
+    if (error != std::errc() || stop != end)
+      throw ConfigError(str(name, " ", text.empty() ? "''" : text, ": expected ", expected));
+    return value;
+  };
+  const size_t colon = text.find(':');
+  fewest = colon == text.npos ? 0 : number(text.substr(0, colon));
+  most = number(colon == text.npos ? text : text.substr(colon + 1));
+  if (colon != text.npos && (fewest < 1 || fewest > *most))
+    throw ConfigError(str(name, " ", text, ": expected MIN:MAX with 1 <= MIN <= MAX"));
+}
+
 void add_text(CLI::App& command, const std::string& names, const char* type_name, std::string& target,
               const std::string& description) {
   command.add_option(names, target, description)->type_name(type_name);
 }
 
 void add_place_flags(CLI::App& command, LaunchFlags& flags) {
-  add_number(command, "-n,--nproc,--nproc-per-node,--nproc_per_node,--num_gpus,--num_accelerators", "N",
-             str("1 to ", launcher::kMaxRanks, " ranks"), flags.nproc, "Ranks to start on each host");
-  add_number(command, "--nnodes,--num_nodes", "N", str("1 to ", launcher::kMaxRanks, " hosts"),
-             flags.num_nodes, "Hosts; with --hostfile the first N of it (default: 1)");
+  command
+      .add_option_function<std::string>(
+          "-n,--nproc,--nproc-per-node,--nproc_per_node,--num_gpus,--num_accelerators",
+          [&flags](const std::string& text) {
+            read_range("--nproc", text, str("1 to ", launcher::kMaxRanks, " ranks"), flags.nproc,
+                       flags.fewest_ranks);
+          },
+          "Ranks to start on each host; MIN:MAX: after a failure as few as MIN on this host")
+      ->type_name("N");
+  command
+      .add_option_function<std::string>(
+          "--nnodes,--num_nodes",
+          [&flags](const std::string& text) {
+            read_range("--nnodes", text, str("1 to ", launcher::kMaxRanks, " hosts"), flags.num_nodes,
+                       flags.fewest_nodes);
+          },
+          "Hosts; with --hostfile the first N of it (default: 1); MIN:MAX: after a failure as few as MIN")
+      ->type_name("N");
   add_number(command, "--node-rank,--node_rank", "I", "0 to the number of hosts less 1", flags.node_rank,
              "This host's number, where each is started by hand");
   // Where mpirun has started this process, the variable says what mpirun does not (core/environment.h). A
@@ -91,6 +123,9 @@ void add_rank_flags(CLI::App& command, LaunchFlags& flags) {
                    "Each rank on cores of its own, within one NUMA node where that can be");
   add_text(command, "--bind-core-list,--bind_core_list", "CORES", flags.core_list,
            "The cores to share: 0-3,8 (default: all)");
+  add_number(command, "--max-restarts,--max_restarts", "N", "0 to 1000000 restarts", flags.max_restarts,
+             "How often all ranks are started again after one has failed (default: 0; with MIN:MAX the "
+             "difference)");
   add_number(command, "--timeout", "S", "seconds from 0 to 86400", flags.timeout_s,
              "Seconds until the run is asked to save and end; the exit code is then 124");
   add_number(command, "--save-grace", "S", "seconds from 0 to 86400", flags.save_grace_s,

@@ -8,11 +8,14 @@
 namespace tessera::tools {
 
 struct LaunchFlags {
-  std::optional<int> nproc;      ///< -n, --nproc: ranks on each host
-  std::optional<int> num_nodes;  ///< --nnodes
-  std::optional<int> node_rank;  ///< --node-rank
-  std::string master_addr;       ///< --master-addr; empty: this host, or the first one of the hostfile
-  int master_port = 0;           ///< --master-port; 0: a free one
+  std::optional<int> nproc;         ///< -n, --nproc: ranks on each host; the greatest of MIN:MAX
+  int fewest_ranks = 0;             ///< MIN of --nproc MIN:MAX; 0: it was one number
+  std::optional<int> num_nodes;     ///< --nnodes; the greatest of MIN:MAX
+  int fewest_nodes = 0;             ///< MIN of --nnodes MIN:MAX; 0: it was one number
+  std::optional<int> max_restarts;  ///< --max-restarts
+  std::optional<int> node_rank;     ///< --node-rank
+  std::string master_addr;          ///< --master-addr; empty: this host, or the first one of the hostfile
+  int master_port = 0;              ///< --master-port; 0: a free one
   std::string hostfile, include, exclude;
   std::string launcher;       ///< --launcher; empty: ssh with a hostfile, else local
   std::string launcher_args;  ///< words, separated by blanks

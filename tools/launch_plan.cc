@@ -58,6 +58,7 @@ std::vector<Host> hosts_of(const LaunchFlags& flags) {
   if (flags.hostfile.empty()) {
     if (!flags.include.empty() || !flags.exclude.empty())
       throw ConfigError("--include, --exclude: choose hosts of a hostfile; expected --hostfile FILE too");
+    if (flags.fewest_nodes > 0) throw ConfigError("--nnodes MIN:MAX: expected --hostfile FILE, the hosts");
     return {};
   }
   std::vector<Host> hosts =
@@ -132,6 +133,8 @@ void become_agent(launcher::Options& options, const LaunchFlags& flags, std::str
   options.is_agent = true;
   options.watch_stdin = kind == "stdin";
   if (const char* run_id = std::getenv("TESSERA_RUN_ID")) options.run_id = run_id;
+  options.restart_count = integer_variable("TORCHELASTIC_RESTART_COUNT").value_or(0);
+  options.max_restarts = integer_variable("TORCHELASTIC_MAX_RESTARTS").value_or(0);
   const char* text = std::getenv(launcher::kHostsVariable);
   if (!text) return take_place(options, flags);
   const std::vector<Host> hosts = launcher::decode_hosts(text);
@@ -156,7 +159,6 @@ std::vector<std::string> flags_for_hosts(const LaunchFlags& flags) {
   if (flags.tee) words.push_back("--tee=" + *flags.tee);
   if (flags.bind_cores) words.emplace_back("--bind-cores");
   if (!flags.core_list.empty()) words.push_back("--bind-core-list=" + flags.core_list);
-  if (flags.timeout_s > 0) words.push_back(str("--timeout=", flags.timeout_s));
   return words;
 }
 
@@ -185,7 +187,28 @@ launcher::ClusterOptions cluster_of(const LaunchFlags& flags, Engine engine, con
   cluster.run_id = launcher::new_run_id();
   cluster.run_secret = launcher::new_run_secret(local.variables);
   cluster.save_grace = local.save_grace;
+  cluster.timeout = local.timeout;
   return cluster;
+}
+
+/// --max-restarts, and MIN of MIN:MAX. `engine`: what starts ranks on other hosts.
+launcher::RestartPolicy restarts_of(const LaunchFlags& flags, Engine engine, const launcher::Options& local) {
+  launcher::RestartPolicy policy;
+  const bool is_here = engine == Engine::kLocal;
+  policy.fewest = is_here ? flags.fewest_ranks : flags.fewest_nodes;
+  const int most = (is_here ? flags.nproc : flags.num_nodes).value_or(0);
+  policy.max_restarts = flags.max_restarts.value_or(policy.fewest > 0 ? most - policy.fewest : 0);
+  if (policy.max_restarts < 0)
+    throw ConfigError(str("--max-restarts ", policy.max_restarts, ": expected 0 or more"));
+  if (!is_here && flags.fewest_ranks > 0)
+    throw ConfigError("--nproc MIN:MAX: ranks of one host; expected --nnodes MIN:MAX with --hostfile");
+  if (!is_here && flags.fewest_nodes > 0 && engine != Engine::kSsh)
+    throw ConfigError("--nnodes MIN:MAX: only ssh says which host is lost; expected --launcher ssh");
+  if (is_here && local.num_nodes > 1 && policy.max_restarts > 0)
+    throw ConfigError(
+        "--max-restarts: the launchers of hosts that were started one by one do not know of each other; "
+        "expected --hostfile FILE, or torchrun --max-restarts");
+  return policy;
 }
 
 }  // namespace
@@ -195,7 +218,9 @@ bool starts_ranks(const LaunchFlags& flags) {
       std::getenv("RANK") && (std::getenv("TESSERA_RUN_ID") || std::getenv("TORCHELASTIC_RUN_ID"));
   const bool names_hosts = !flags.hostfile.empty() || flags.num_nodes.value_or(1) > 1 ||
                            (!flags.launcher.empty() && launcher::engine_of(flags.launcher) != Engine::kLocal);
-  return (names_hosts && !is_rank) || launcher::should_start_ranks(flags.nproc);
+  if (names_hosts && !is_rank) return true;
+  if (launcher::should_start_ranks(flags.nproc, flags.fewest_ranks)) return true;
+  return flags.max_restarts.value_or(0) > 0 && !in_group();  // one rank, and a launcher that restarts it
 }
 
 LaunchPlan plan_launch(const LaunchFlags& flags) {
@@ -212,6 +237,7 @@ LaunchPlan plan_launch(const LaunchFlags& flags) {
       throw ConfigError("--node-rank: --launcher starts all hosts from here; expected one of them");
     if (hosts.empty() && engine != Engine::kSlurm)
       throw ConfigError(str("--launcher ", flags.launcher, ": expected --hostfile FILE, the hosts"));
+    plan.restarts = restarts_of(flags, engine, plan.local);
     plan.cluster = cluster_of(flags, engine, plan.local, std::move(hosts));
     plan.num_ranks = plan.cluster->num_nodes * plan.cluster->nproc;
     if (!plan.cluster->hosts.empty()) plan.num_ranks = 0;
@@ -226,6 +252,7 @@ LaunchPlan plan_launch(const LaunchFlags& flags) {
   else
     take_place(plan.local, flags);
   if (!hosts.empty()) take_slots(plan.local, hosts);
+  if (!agent) plan.restarts = restarts_of(flags, Engine::kLocal, plan.local);
   plan.is_first_host = plan.local.node_rank == 0;
   plan.num_ranks = plan.local.num_nodes * plan.local.nproc;
   return plan;
@@ -236,10 +263,12 @@ int run_plan(LaunchPlan plan, const std::string& program, const std::vector<std:
   if (plan.cluster) {
     plan.cluster->program = program;
     plan.cluster->args = args;
+    plan.cluster->restarts = std::move(plan.restarts);
     return launcher::run_cluster(*plan.cluster, log);
   }
   plan.local.program = program;
   plan.local.args = args;
+  plan.local.restarts = std::move(plan.restarts);
   return launcher::run(plan.local, log);
 }
 

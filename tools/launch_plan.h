@@ -17,6 +17,7 @@ struct LaunchPlan {
   bool is_first_host = true;                        ///< what is checked once for a run is checked here
   launcher::Options local;                          ///< the ranks of this host
   std::optional<launcher::ClusterOptions> cluster;  ///< set: the ranks are on these hosts instead
+  launcher::RestartPolicy restarts;                 ///< of either
 };
 
 /// Local. Whether a command that may be a rank itself should start ranks: launcher::should_start_ranks, and

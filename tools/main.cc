@@ -34,8 +34,8 @@ bool launcher_prints_errors() {
   return rank && report && std::string_view(rank) == "0" && ::access(report, F_OK) == 0;
 }
 
-int fail(const tessera::Logger& log, const std::string& message) {
-  tessera::launcher::report_error(message);
+int fail(const tessera::Logger& log, const std::string& message, bool would_recur = false) {
+  tessera::launcher::report_error(message, would_recur);
   if (launcher_prints_errors()) return 1;
   std::istringstream lines(message);  // one for each mistake of a configuration
   for (std::string line; std::getline(lines, line);) log.error(line);
@@ -80,7 +80,9 @@ int main(int num_given, char** given) {
   } catch (const CLI::Success& asked) {  // --help, --version
     return finish(log, app.exit(asked));
   } catch (const CLI::ParseError& error) {
-    return fail(log, tools::describe_mistake(app, error, argc, argv));
+    return fail(log, tools::describe_mistake(app, error, argc, argv), /*would_recur=*/true);
+  } catch (const ConfigError& error) {
+    return fail(log, error.what(), /*would_recur=*/true);
   } catch (const Error& error) {
     return fail(log, error.what());
   } catch (const std::exception& error) {

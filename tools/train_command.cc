@@ -16,6 +16,7 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "core/str.h"
+#include "engine/config/batch.h"
 #include "tools/command_line.h"
 #include "tools/launch_command.h"
 #include "tools/tasks.h"
@@ -115,17 +116,42 @@ LoadWeightsOptions init_options(const TrainFlags& flags) {
   return options;
 }
 
+/// The arguments of a rank on fewer ranks than `run` was read for: a step keeps its number of samples.
+/// nullopt: the configuration allows no such number of ranks.
+std::optional<std::vector<std::string>> args_on(int num_ranks, const TrainFlags& flags,
+                                                const train::RunConfig& run, std::vector<std::string> args) {
+  const auto batch =
+      config::divide_batch(run.engine.train_batch_size, run.engine.train_micro_batch_size_per_gpu, num_ranks);
+  if (!batch) return std::nullopt;
+  std::vector<std::string> overrides = flags.overrides;
+  for (const auto& [key, value] :
+       {std::pair(config::kTrainBatchSize, batch->train), std::pair(config::kMicroBatchSize, batch->micro),
+        std::pair(config::kAccumulationSteps, batch->accumulation)}) {
+    overrides.push_back(str(key, "=", value));
+    args.insert(args.end(), {"--set", overrides.back()});
+  }
+  try {
+    train::load_run_config(flags.config, num_ranks, overrides);
+  } catch (const ConfigError&) {
+    return std::nullopt;
+  }
+  return args;
+}
+
 int train(const TrainFlags& flags, const std::vector<std::string>& args) {
   const Logger log{LogOptions{}};
   const LoadWeightsOptions weights = init_options(flags);
   if (flags.config.empty()) throw ConfigError("CONFIG is empty; expected the name of a JSON file");
   if (starts_ranks(flags.launch)) {
-    const LaunchPlan plan = plan_launch(flags.launch);
+    LaunchPlan plan = plan_launch(flags.launch);
     // A mistake in the configuration is one line here, not one from every rank.
     const train::RunConfig run = train::load_run_config(flags.config, plan.num_ranks, flags.overrides);
     check_resume(flags, run.trainer);
     if (plan.is_first_host) train::check_not_in_use(run.trainer.output_dir);
     if (plan.is_first_host && !flags.resume) train::check_no_unfinished_run(run.trainer);
+    plan.restarts.arguments = [&, num_ranks = plan.num_ranks](int now) {
+      return now == num_ranks ? std::optional(args) : args_on(now, flags, run, args);
+    };
     return run_ranks_of_self(plan, args, log);
   }
   const comm::Environment environment = comm::environment();

@@ -14,6 +14,7 @@
 
 #include "core/error.h"
 #include "core/str.h"
+#include "train/restart.h"
 
 namespace tessera::train {
 namespace {
@@ -82,6 +83,8 @@ Summary run(RunConfig run, const Registry& registry, const comm::Environment& en
   const std::unique_ptr<Task> task = registry.make(run.model, run.data);
   const comm::CommunicatorPtr comm = join_group(run.trainer, environment, output.logger);
   if (start.joined) start.joined();
+  continue_after_restart(run, start, environment, *comm);
+  start.run_id = launched_run();
 
   InitOptions init;
   init.device = comm->device();

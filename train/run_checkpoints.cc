@@ -30,8 +30,10 @@ std::string metric_name(const TrainerConfig& config) {
   return str(config.metric_for_best, config.greater_is_better() ? ", greatest" : ", least");
 }
 
-json to_json(const Position& position, const std::optional<Best>& best, const TrainerConfig& config) {
+json to_json(const Position& position, const std::optional<Best>& best, const TrainerConfig& config,
+             const std::string& run_id) {
   json state;
+  if (!run_id.empty()) state[kRunIdKey] = run_id;
   state["steps_done"] = position.steps_done;
   state["epoch"] = position.data.epoch;
   state["samples_into_epoch"] = position.data.samples_into_epoch;
@@ -136,8 +138,12 @@ void set_aside_checkpoints(const fs::path& output_dir) {
   }
 }
 
-RunCheckpoints::RunCheckpoints(const TrainerConfig& config, Engine& engine, Logger log)
-    : config_(config), engine_(engine), log_(std::move(log)), folder_(folder_of(config.output_dir)) {}
+RunCheckpoints::RunCheckpoints(const TrainerConfig& config, Engine& engine, Logger log, std::string run_id)
+    : config_(config),
+      engine_(engine),
+      log_(std::move(log)),
+      folder_(folder_of(config.output_dir)),
+      run_id_(std::move(run_id)) {}
 
 bool RunCheckpoints::due(int64_t steps_done, int64_t epochs_completed, int64_t total_steps) const {
   if (!saves()) return false;
@@ -188,7 +194,8 @@ bool RunCheckpoints::save(const Position& position, bool must_succeed) {
   if (saved_at_step_ == position.steps_done) return false;
   try {
     if (best_) engine_.keep_checkpoints({best_->tag});
-    const std::string path = engine_.save_checkpoint(folder_.string(), "", to_json(position, best_, config_));
+    const std::string path =
+        engine_.save_checkpoint(folder_.string(), "", to_json(position, best_, config_, run_id_));
     last_tag_ = std::filesystem::path(path).filename().string();
     saved_at_step_ = position.steps_done;
     if (!engine_.config().checkpoint.async) check_last_save();

@@ -32,6 +32,9 @@ struct Position {
 std::optional<Position> saved_position(const std::filesystem::path& output_dir, const std::string& tag,
                                        comm::Communicator& comm);
 
+/// In the trainer's part of client_state: the run that has saved the checkpoint (launched_run()).
+inline constexpr const char* kRunIdKey = "run_id";
+
 /// The best evaluation so far, by trainer.metric_for_best.
 struct Best {
   double value = 0;
@@ -51,7 +54,8 @@ void set_aside_checkpoints(const std::filesystem::path& output_dir);
 /// equal on all ranks. Used by one thread.
 class RunCheckpoints {
  public:
-  RunCheckpoints(const TrainerConfig& config, Engine& engine, Logger log);
+  /// `run_id`: stored in each checkpoint unless it is empty.
+  RunCheckpoints(const TrainerConfig& config, Engine& engine, Logger log, std::string run_id = {});
 
   /// Local. Whether to save after this step, by trainer.save_every_steps and save_every_epochs.
   /// `epochs_completed`: the number of epochs done if this step is the last of an epoch, else 0.
@@ -96,6 +100,7 @@ class RunCheckpoints {
   Engine& engine_;
   Logger log_;
   std::filesystem::path folder_;
+  std::string run_id_;
   std::optional<Best> best_, best_before_;
   std::string last_tag_;      // of the last save, which may still be running
   std::string complete_tag_;  // of the last save known to be complete

@@ -44,6 +44,7 @@ struct TrainerStart {
                                       ///< and may end the run. May be unset
   /// Asked before each step on each rank; true on any rank: save and end. May be unset.
   std::function<bool()> stop;
+  std::string run_id = {};  ///< stored in the run's checkpoints (train/restart.h); may be empty
 };
 
 /// Owns the run's output files, data loader and progress bar. Borrows the task, which must outlive it. Used

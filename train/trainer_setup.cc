@@ -61,7 +61,7 @@ Trainer::Trainer(RunConfig run, Task& task, comm::CommunicatorPtr comm, const In
                                saved_position(config_.trainer.output_dir, start_.resume_tag, *comm_));
   resolve_schedule();
   initialize_engine(init);
-  checkpoints_.emplace(config_.trainer, *engine_, output_.logger);
+  checkpoints_.emplace(config_.trainer, *engine_, output_.logger, start_.run_id);
   if (start_.resume) resume();
   if (!was_finished_)
     record_.begin(config_, start_.resume ? std::optional(steps_done_) : std::nullopt, task_.files());

@@ -1,5 +1,6 @@
 #include "engine/config/batch.h"
 
+#include <algorithm>
 #include <vector>
 
 #include "core/error.h"
@@ -73,6 +74,15 @@ Batch resolve_batch(const GivenBatch& given, int world_size, const std::string& 
     fail(source, str("neither ", kTrainBatchSize, " nor ", kMicroBatchSize,
                      " is given; expected at least one of them"));
   }
+  return batch;
+}
+
+std::optional<Batch> divide_batch(int64_t train, int64_t micro, int world_size) {
+  if (world_size < 1 || train % world_size != 0) return std::nullopt;
+  const int64_t share = train / world_size;
+  Batch batch{train, std::min(micro, share), 1};
+  while (share % batch.micro != 0) --batch.micro;
+  batch.accumulation = share / batch.micro;
   return batch;
 }
 

@@ -180,6 +180,17 @@ class HostsTest(ToolTest):
         self.assertRegex(outcome.err, r"(?m)^error: rank 2 of 3 failed first: exit code 9, on host n2 at [\d:.]+; last error: error: rank 2 is out of luck$")
         self.assertLess(outcome.seconds, 30)
         self.check_interrupt(launcher, *flags)
+        self.check_restart(launcher, *flags)
+
+    def check_restart(self, launcher, *flags):
+        """A rank on the second host fails once: all ranks of both hosts are started again."""
+        script = self.write("again.sh", 'n=$TORCHELASTIC_RESTART_COUNT; if [ $n = 1 ]; then echo $WORLD_SIZE > again_$RANK; exit 0; fi; '
+                            'if [ "$RANK" = 2 ]; then exit 9; fi; sleep 100')
+        outcome = self.run_tool("launch", "--hostfile", "hosts", "--launcher", launcher, "--max-restarts", 1, "--save-grace", 2, *flags, "--", "sh", script)
+        self.assertEqual(outcome.code, 0, outcome)
+        self.assertIn("rank 2 of 3 failed first: exit code 9, on host n2", outcome.err)
+        self.assertIn("restart 1 of 1: 3 ranks\n", outcome.err)
+        self.assertEqual([(self.folder / f"again_{rank}").read_text() for rank in range(3)], ["3\n"] * 3)
 
     def check_interrupt(self, launcher, *flags):
         """Ctrl-C: the ranks of both hosts save, and the launcher waits for them."""
@@ -190,8 +201,7 @@ class HostsTest(ToolTest):
         outcome = self.finish(process)
         if launcher != "pdsh":  # which ends its ssh processes, and cannot wait for the hosts
             self.assertEqual(outcome.code, 0, outcome)
-        if launcher != "pdsh":  # which does not wait for the hosts: their ranks may be cut off
-            self.wait_for_files("saved_0", "saved_1", "saved_2", seconds=0)
+        self.wait_for_files("saved_0", "saved_1", "saved_2", seconds=10 if launcher == "pdsh" else 0)
 
     @needs("ssh", "sshd")
     def test_ssh(self):
@@ -226,12 +236,59 @@ class HostsTest(ToolTest):
 
     @needs("ssh", "sshd")
     def test_killed_launcher_leaves_nothing(self):
-        script = self.write("hang.sh", "touch ready_$RANK; sleep 1000")
+        """The ranks have time to save, and may write while they do."""
+        script = self.write("hang.sh", 'trap "echo saving; sleep 1; echo; touch saved_$RANK; exit 0" TERM; touch ready_$RANK; while :; do sleep 0.1; done')
         process = self.start("launch", "--hostfile", "hosts", *self.ssh_flags(), "--", "sh", script)
         self.wait_for_files("ready_0", "ready_1", "ready_2")
         process.kill()
         self.finish(process)
+        self.wait_for_files("saved_0", "saved_1", "saved_2")
         self.wait_until(lambda: not [name for pid, name in testbed.processes().items() if name in ("sleep", "sh", "tessera") and pid not in self.before])
+
+    # ------------------------------------------------------------------------------------------- restarts
+
+    def kill_n2_and_finish(self, name, *flags, comes_back):
+        """Trains 300 steps over ssh with a checkpoint every 10, and kills host n2 after some; the outcome."""
+        config = self.config()
+        config["trainer"].update(output_dir=f"run_{name}", num_threads=1, max_steps=300, save_every_steps=10)
+        config["model"]["dropout"] = 0  # each rank draws its own
+        config = self.write(f"{name}.json", config)
+        process = self.start("train", config, *flags, *self.ssh_flags())
+        metrics = self.folder / f"run_{name}" / "metrics.jsonl"
+        self.wait_until(lambda: metrics.exists() and metrics.read_text().count('"loss"') > 20, 60)
+        self.bed.kill_host("n2")
+        self.assertIsNone(process.poll(), "the run has ended before")
+        if comes_back:
+            self.bed.start_sshd_on("n2")
+        outcome = self.finish(process)
+        if not comes_back:
+            self.bed.start_sshd_on("n2")
+        self.assertEqual(outcome.code, 0, outcome)
+        self.assertEqual(outcome.out.count("resuming after step"), 1, outcome)
+        steps = [record["step"] for record in self.lines_of_metrics(f"run_{name}") if "loss" in record]
+        self.assertEqual(steps, list(range(1, 301)))
+        return outcome
+
+    def undisturbed(self, name, *flags):
+        outcome = self.run_tool("train", f"{name}.json", "--set", f"trainer.output_dir=calm_{name}", *flags)
+        self.assertEqual(outcome.code, 0, outcome)
+        return self.losses(f"calm_{name}")
+
+    @needs("ssh", "sshd")
+    def test_restart_on_a_host_that_was_killed(self):
+        outcome = self.kill_n2_and_finish("restart", "--hostfile", "pair", "--max-restarts", 1, comes_back=True)
+        self.assertIn("restart 1 of 1: 2 ranks\n", outcome.err)
+        self.assertEqual(self.losses("run_restart"), self.undisturbed("restart", "--hostfile", "pair", *self.ssh_flags()))
+
+    @needs("ssh", "sshd")
+    def test_a_host_is_lost(self):
+        """Three ranks on two hosts, then two on the one that is left, on the same samples."""
+        outcome = self.kill_n2_and_finish("lost", "--hostfile", "hosts", "--nnodes", "1:2", comes_back=False)
+        self.assertIn("restart 1 of 1: 2 ranks instead of 3, without host n2\n", outcome.err)
+        self.assertIn("batch 12 = 3 x 2 accumulated x 2 ranks", outcome.out)
+        calm = self.undisturbed("lost", "--nproc", 3)
+        largest = max(abs(a - b) / b for one, other in zip(self.losses("run_lost"), calm) for a, b in zip(one, other))
+        self.assertLess(largest, 1e-5)
 
     def wait_for_files(self, *names, seconds=20):
         self.wait_until(lambda: all((self.folder / name).exists() for name in names), seconds)

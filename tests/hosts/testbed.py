@@ -5,6 +5,7 @@ when it ends is killed by the kernel. enter() starts it again in them. All files
 """
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -111,9 +112,21 @@ class Testbed:
             f"Host *\n  IdentityFile {self.folder}/key\n  Port {SSH_PORT}\n  StrictHostKeyChecking no\n"
             "  UserKnownHostsFile /dev/null\n  LogLevel ERROR\n  ControlMaster no\n")
         for host in ADDRESSES:
-            self.start(host, which("sshd"), "-D", "-e", "-f", config)
-        for host in ADDRESSES:
-            self.wait_for("sshd", "ssh", "-F", self.folder / "ssh_config", host, "true")
+            self.start_sshd_on(host)
+
+    def start_sshd_on(self, host):
+        self.start(host, which("sshd"), "-D", "-e", "-f", self.folder / "sshd_config")
+        self.wait_for("sshd", "ssh", "-F", self.folder / "ssh_config", host, "true")
+
+    def kill_host(self, host):
+        """Kills all that runs on a host, at once; of its daemons Slurm's remain."""
+        network = os.readlink(f"/proc/{self.holder.pid}/ns/net")
+        for pid, name in processes().items():
+            try:
+                if pid != self.holder.pid and name != "slurmd" and os.readlink(f"/proc/{pid}/ns/net") == network:
+                    os.kill(pid, signal.SIGKILL)
+            except OSError:
+                pass  # it has ended
 
     # ----------------------------------------------------------------------------------------------- Slurm
 

@@ -145,6 +145,50 @@ TEST_F(ClusterTest, ATimeoutEndsAllHostsAndReturns124) {
   EXPECT_TRUE(folder_.has("saved_0") && folder_.has("saved_1"));
 }
 
+TEST_F(ClusterTest, AllHostsAreStartedAgainOnAnotherPort) {
+  EXPECT_EQ(run_on("h1 slots=1\nh2 slots=1\n", {"fail_until", "1", "3"},
+                   {"--max-restarts", "2", "--save-grace", "0.5"}),
+            0)
+      << errors();
+  EXPECT_THAT(errors(), HasSubstr("rank 1 of 2 failed first: exit code 3"));
+  EXPECT_THAT(errors(), HasSubstr("warning: restart 1 of 2: 2 ranks\n"));
+  std::set<std::string> ports, run_ids;
+  for (const char* name : {"env_0_0", "env_1_0", "env_0_1", "env_1_1"}) {
+    const std::string env = folder_.read(name);
+    std::smatch found;
+    ASSERT_TRUE(std::regex_search(env, found, std::regex("\nMASTER_PORT=([0-9]+)\n"))) << name;
+    ports.insert(found[1]);
+    ASSERT_TRUE(std::regex_search(env, found, std::regex("\nTESSERA_RUN_ID=([0-9a-f]{16})\n"))) << name;
+    run_ids.insert(found[1]);
+    EXPECT_THAT(env, HasSubstr(str("\nTORCHELASTIC_RESTART_COUNT=", name[6], "\n")));
+    EXPECT_THAT(env, HasSubstr("\nTORCHELASTIC_MAX_RESTARTS=2\n"));
+  }
+  EXPECT_EQ(ports.size(), 2u);
+  EXPECT_EQ(run_ids.size(), 1u);
+  EXPECT_TRUE(nothing_runs());
+}
+
+TEST_F(ClusterTest, AHostThatCannotBeReachedIsLeftOut) {
+  EXPECT_EQ(run_on("unreachable slots=1\nh1 slots=2\n", {"env"}, {"--nnodes", "1:2", "--save-grace", "0.5"}),
+            0)
+      << errors();
+  EXPECT_THAT(errors(), HasSubstr("restart 1 of 1: 2 ranks instead of 3, without host unreachable\n"));
+  // The rendezvous was to be on the host that is left out.
+  for (const char* line : {"\nWORLD_SIZE=2\n", "\nGROUP_WORLD_SIZE=1\n", "\nMASTER_ADDR=h1\n"})
+    EXPECT_THAT(folder_.read("env_1"), HasSubstr(line));
+  EXPECT_THAT(folder_.read("ssh_args"), HasSubstr("-o ConnectTimeout=30 -o ServerAliveInterval=15"));
+  // At least two are needed: the host is tried again.
+  EXPECT_EQ(run_on("unreachable slots=1\nh1 slots=2\n", {"env"}, {"--nnodes", "2:2", "--max-restarts", "1"}),
+            255);
+  EXPECT_THAT(errors(), HasSubstr("restart 1 of 1: 3 ranks\n"));
+}
+
+TEST_F(ClusterTest, AMistakeOnAHostIsNotRestarted) {
+  EXPECT_EQ(run_on("h1 slots=1\nh2 slots=1\n", {"mistake", "no such key"}, {"--max-restarts", "2"}), 1);
+  EXPECT_THAT(errors(),
+              HasSubstr("error: no such key\nwarning: not restarted: the same error would occur again\n"));
+}
+
 TEST_F(ClusterTest, WrongFlagsAreOneLine) {
   const auto refusal_of = [&](std::vector<std::string> flags) {
     flags.insert(flags.begin(), "launch");

@@ -128,6 +128,8 @@ TEST_F(EnvironmentTest, RanksGetTorchrunsVariablesOnceEach) {
   variables.master_addr = "10.0.0.1";
   variables.master_port = 1234;
   variables.run_id = "id";
+  variables.restart_count = 1;
+  variables.max_restarts = 3;
   variables.error_file = "/some/file";
   variables.visible_devices = "0,2";
   variables.given = {"A=b=c", "RANK=7", "OMP_NUM_THREADS=3"};
@@ -135,10 +137,11 @@ TEST_F(EnvironmentTest, RanksGetTorchrunsVariablesOnceEach) {
   for (const char* line :
        {"RANK=2", "WORLD_SIZE=5", "LOCAL_RANK=0", "LOCAL_WORLD_SIZE=3", "GROUP_RANK=1", "GROUP_WORLD_SIZE=2",
         "MASTER_ADDR=10.0.0.1", "MASTER_PORT=1234", "TESSERA_RUN_ID=id", "TESSERA_ERROR_FILE=/some/file",
-        "TORCHELASTIC_ERROR_FILE=/some/file", "CUDA_VISIBLE_DEVICES=0,2", "A=b=c", "OMP_NUM_THREADS=3"})
+        "TORCHELASTIC_ERROR_FILE=/some/file", "TORCHELASTIC_RESTART_COUNT=1", "TORCHELASTIC_MAX_RESTARTS=3",
+        "CUDA_VISIBLE_DEVICES=0,2", "A=b=c", "OMP_NUM_THREADS=3"})
     EXPECT_THAT(environment, Contains(line).Times(1));
   EXPECT_THAT(environment, Contains(StartsWith("RANK=")).Times(1));
-  EXPECT_THAT(environment, Contains(StartsWith("TORCHELASTIC_")).Times(1));
+  EXPECT_THAT(environment, Contains(StartsWith("TORCHELASTIC_")).Times(3));
   EXPECT_THAT(environment, Not(Contains(StartsWith("PET_"))));
   EXPECT_THAT(environment, Contains(StartsWith("PATH=")));
 }

@@ -101,6 +101,49 @@ int cascade(const Args& args) {
   return 1;
 }
 
+[[noreturn]] int hang(const Args& args) {
+  if (!args.empty() && args[0] == "stubborn") ignore_sigterm();
+  leave(str("ready_", rank), "");
+  sleep_forever();
+}
+
+int restart_count() { return std::atoi(std::getenv("TORCHELASTIC_RESTART_COUNT")); }
+
+/// fail_until N CODE: leaves its environment; rank 1 fails with CODE before the Nth restart.
+int fail_until(const Args& args) {
+  std::string text = "\n";
+  for (char** entry = environ; *entry; ++entry) text += str(*entry, "\n");
+  leave(str("env_", rank, "_", restart_count()), text);
+  if (restart_count() >= std::stoi(args.at(0))) return 0;
+  std::cout << "attempt " << restart_count() << std::endl;
+  return rank == 1 ? std::stoi(args.at(1)) : hang({});
+}
+
+/// Rank 1 fails after a time.
+int fail_slowly(const Args& args) {
+  if (rank != 1) hang({});
+  sleep_ms(std::stoi(args.at(0)));
+  return 3;
+}
+
+/// killed_while_many N: rank 1 dies of SIGKILL while there are more than N ranks.
+int killed_while_many(const Args& args) {
+  const char* devices = std::getenv("CUDA_VISIBLE_DEVICES");
+  if (world_size > std::stoi(args.at(0))) {
+    if (rank == 1) ::raise(SIGKILL);
+    hang({});
+  }
+  leave(str("done_", world_size, "_", rank), "");
+  leave(str("devices_", world_size, "_", rank), devices ? devices : "");
+  return 0;
+}
+
+/// mistake MESSAGE: an error of the configuration, on all ranks.
+int mistake(const Args& args) {
+  tessera::launcher::report_error(args.at(0), /*would_recur=*/true);
+  return 1;
+}
+
 int raise_signal(const Args& args) {
   wait_for_all();
   if (rank != std::stoi(args.at(0))) sleep_forever();
@@ -110,12 +153,6 @@ int raise_signal(const Args& args) {
   ::signal(signal, SIG_DFL);  // sanitizers install their own handlers
   ::raise(signal);
   return 99;
-}
-
-int hang(const Args& args) {
-  if (!args.empty() && args[0] == "stubborn") ignore_sigterm();
-  leave(str("ready_", rank), "");
-  sleep_forever();
 }
 
 /// Ends some time after SIGTERM with 0, as a rank that saves a checkpoint.
@@ -213,6 +250,10 @@ int main(int argc, char** argv) {
       {"fail_quietly", [](const Args& args) { return fail(args, true); }},
       {"cascade", cascade},
       {"fail_alike", fail_alike},
+      {"fail_until", fail_until},
+      {"fail_slowly", fail_slowly},
+      {"killed_while_many", killed_while_many},
+      {"mistake", mistake},
       {"raise", raise_signal},
       {"hang", hang},
       {"save", save},

@@ -6,6 +6,7 @@ import select
 import shutil
 import signal
 import socket
+import subprocess
 import time
 import unittest
 
@@ -195,6 +196,19 @@ class FailureTest(ToolTest):
         self.assertIn(f"from {safe[1]}\n", resumed)
         for log in self.tmp.glob("tessera_*"):
             shutil.rmtree(log)
+
+    def test_the_connection_to_a_host_breaks(self):
+        """As sshd does it: the launcher's input ends, and nobody takes the output of its ranks. They have time to save, and may write."""
+        script = 'trap "echo saving; echo more >&2; sleep 0.3; echo; touch saved_$RANK; exit 0" TERM; echo ready; touch ready_$RANK; while :; do sleep 0.1; done'
+        process = self.start("launch", "-n", 2, "--", "sh", "-c", script, stdin=subprocess.PIPE, env={"TESSERA_LAUNCH_AGENT": "stdin"})
+        self.assertEqual(process.stdout.readline(), "ready\n")
+        while not all((self.folder / f"ready_{rank}").exists() for rank in (0, 1)):
+            time.sleep(0.02)
+        for stream in (process.stdout, process.stderr, process.stdin):
+            stream.close()
+        self.assertEqual(process.wait(20), 0)
+        self.assertTrue(all((self.folder / f"saved_{rank}").exists() for rank in (0, 1)))
+        self.assert_nothing_runs()
 
     def test_launcher_is_killed(self):
         launcher, _ = self.start_training()

@@ -281,6 +281,8 @@ class MistakesTest(ToolTest):
         self.expect("--rank 4", "0 to 3", args=(name, "--simulate-world", 4, "--rank", 4))
         self.expect("--nproc", args=(name, "--simulate-world", 4, "--nproc", 2))
         self.expect("--rank", "--simulate-world", args=(name, "--rank", 1))
+        self.expect("--max-restarts", args=(name, "--nproc", "1:2"))
+        self.expect("--max-restarts", args=(name, "--max-restarts", 1))
         self.expect("--nproc 0", args=(name, "--nproc", 0))
         self.expect("no.json", args=("no.json", "--nproc", 2))
         self.expect("--params", args=("--estimate",))

@@ -82,5 +82,22 @@ TEST(ConfigBatch, EveryResolvedTripleSatisfiesTheEquation) {
       }
 }
 
+TEST(ConfigBatch, TheSameBatchOnOtherWorlds) {
+  for (int world = 1; world <= 6; ++world)
+    for (int64_t train = 1; train <= 60; ++train)
+      for (int64_t micro = 1; micro <= 12; ++micro) {
+        const auto batch = divide_batch(train, micro, world);
+        ASSERT_EQ(batch.has_value(), train % world == 0) << train << " " << micro << " " << world;
+        if (!batch) continue;
+        EXPECT_EQ(batch->train, train);
+        EXPECT_EQ(batch->micro * batch->accumulation * world, train);
+        EXPECT_LE(batch->micro, micro);
+        // No larger micro-batch would do.
+        for (int64_t larger = batch->micro + 1; larger <= micro; ++larger)
+          EXPECT_NE(train % (larger * world), 0) << train << " " << micro << " " << world;
+      }
+  EXPECT_FALSE(divide_batch(12, 4, 0));
+}
+
 }  // namespace
 }  // namespace tessera::config

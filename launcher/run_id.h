@@ -1,0 +1,16 @@
+// What tells a run from all others, and what only its ranks know.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace tessera::launcher {
+
+/// Local. 16 hexadecimal digits, different at each call.
+std::string new_run_id();
+
+/// Local. A value for TESSERA_RUN_SECRET: 32 hexadecimal digits. Empty: this process or `variables`
+/// ("NAME=value") have one already.
+std::string new_run_secret(const std::vector<std::string>& variables);
+
+}  // namespace tessera::launcher

@@ -1,0 +1,284 @@
+"""Ranks that die in the middle of training and are started again, by `tessera train` and by torchrun: the run goes on from its
+latest checkpoint, on as many ranks or on fewer, and ends as a run that nothing has disturbed."""
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import signal
+import time
+import unittest
+from pathlib import Path
+
+from tool import NOISE, TESSERA, ToolTest, free_port
+
+TORCHRUN = os.environ.get("TORCHRUN", "")
+NUM_STEPS = 40
+NO_DROPOUT = {"type": "fashion_mnist_cnn", "channels": 4, "hidden": 16, "dropout": 0}  # of which each rank draws its own
+
+
+class RestartTest(ToolTest):
+    def setUp(self):
+        super().setUp()
+        self.shared_memory = set(os.listdir("/dev/shm"))
+
+    def configure(self, name, **changes):
+        """A run of 40 steps with a checkpoint every 4, in a folder of the same name. Batches of 12 of 203 samples: a step ends no
+        epoch evenly."""
+        trainer = {"max_steps": NUM_STEPS, "eval_batch_size": 16, "output_dir": name, "device": "cpu", "save_every_steps": 4, "num_threads": 1,
+                   "load_best_at_end": False, **changes.pop("trainer", {})}
+        return self.write(f"{name}.json", self.config(trainer=trainer, zero_optimization={"stage": 2}, **changes))
+
+    def undisturbed(self, *flags, **changes):
+        outcome = self.run_tool("train", self.configure("undisturbed", **changes), *flags)
+        self.assert_succeeded(outcome)
+        self.assertEqual(len(self.losses("undisturbed")), NUM_STEPS)
+
+    def ranks(self):
+        return {int(environment["RANK"]): pid for pid, environment in self.marked().items()
+                if "RANK" in environment and Path(f"/proc/{pid}/comm").read_text().strip() == "tessera"}
+
+    def kill_at(self, process, rank, folder, num_steps, number=signal.SIGKILL):
+        """Kills a rank once the run has a record of so many steps."""
+        self.wait_for_steps(folder, num_steps, process)
+        os.kill(self.ranks()[rank], number)
+
+    def wait_for_steps(self, folder, num_steps, process):
+        metrics, give_up = self.folder / folder / "metrics.jsonl", time.monotonic() + 60
+        while not metrics.exists() or metrics.read_text().count('"loss"') < num_steps:
+            self.assertIsNone(process.poll(), "the run has ended")
+            self.assertLess(time.monotonic(), give_up, "the run does not get there")
+            time.sleep(0.005)
+
+    def largest_difference(self):
+        """Of a loss or gradient norm from that of the undisturbed run, relative."""
+        pairs = zip(self.losses("run"), self.losses("undisturbed"), strict=True)
+        return max(abs(a - b) / b for one, other in pairs for a, b in zip(one, other))
+
+    def check_left_nothing(self, outcome):
+        self.assertNotRegex(outcome.err, NOISE, outcome)
+        self.assert_nothing_runs()
+        self.assertEqual(set(os.listdir("/dev/shm")) - self.shared_memory, set())
+        for folder in self.tmp.glob("tessera_*"):  # logs of a failure are kept where they say more, and are named
+            self.assertIn(str(folder), outcome.err)
+            shutil.rmtree(folder)
+        self.assertEqual(list(self.tmp.iterdir()), [])
+
+    def check_complete(self, folder):
+        """All steps are there, once each."""
+        steps = [record["step"] for record in self.lines_of_metrics(folder) if "loss" in record]
+        self.assertEqual(steps, list(range(1, NUM_STEPS + 1)))
+
+    def digest(self, folder):
+        return hashlib.sha256((self.folder / folder / "model.safetensors").read_bytes()).hexdigest()
+
+    def resumed_at(self, outcome):
+        return [int(step) for step in re.findall(r"resuming after step (\d+)", outcome.out)]
+
+    # ------------------------------------------------------------------------------------------ the same ranks
+
+    def test_a_killed_rank_and_the_same_bits(self):
+        """Two kills, of rank 1 and of rank 0. The model, and the losses of all steps, are those of a run without."""
+        self.undisturbed("--nproc", 2)
+        process = self.start("train", self.configure("run"), "--nproc", 2, "--max-restarts", 2)
+        self.kill_at(process, 1, "run", 10)
+        self.kill_at(process, 0, "run", 25)
+        outcome = self.finish(process)
+        self.assertEqual(outcome.code, 0, outcome)
+        self.assertIn("rank 1 of 2 failed first: SIGKILL", outcome.err)
+        self.assertIn("rank 0 of 2 failed first: SIGKILL", outcome.err)
+        self.assertEqual(re.findall(r"restart .*", outcome.err), ["restart 1 of 2: 2 ranks", "restart 2 of 2: 2 ranks"])
+        first, second = self.resumed_at(outcome)
+        self.assertTrue(4 <= first <= second < NUM_STEPS and first % 4 == second % 4 == 0, outcome)
+        self.check_complete("run")
+        self.assertEqual(self.losses("run"), self.losses("undisturbed"))
+        self.assertEqual(self.digest("run"), self.digest("undisturbed"))
+        self.check_left_nothing(outcome)
+
+    def test_used_up(self):
+        process = self.start("train", self.configure("run"), "--nproc", 2, "--max-restarts", 1)
+        self.kill_at(process, 1, "run", 6)
+        self.kill_at(process, 1, "run", 20)
+        outcome = self.finish(process)
+        self.assertEqual(outcome.code, 128 + signal.SIGKILL, outcome)
+        self.assertEqual(outcome.err.count("rank 1 of 2 failed first: SIGKILL"), 2, outcome)
+        self.assertEqual(re.findall(r"(?:not )?restart.*", outcome.err), ["restart 1 of 1: 2 ranks", "not restarted: --max-restarts 1 is used up"])
+        self.check_left_nothing(outcome)
+
+    def test_one_rank(self):
+        self.undisturbed()
+        process = self.start("train", self.configure("run"), "--max-restarts", 1)
+        self.kill_at(process, 0, "run", 10)
+        outcome = self.finish(process)
+        self.assertEqual(outcome.code, 0, outcome)
+        self.assertIn("restart 1 of 1: 1 rank\n", outcome.err)
+        self.assertEqual(self.digest("run"), self.digest("undisturbed"))
+        self.check_left_nothing(outcome)
+
+    def check_before_the_first_checkpoint(self, wait):
+        """The folder has a finished run. The new one dies before it has saved, and begins anew, not where the old one ended."""
+        self.undisturbed("--nproc", 2)
+        self.assert_succeeded(self.run_tool("train", self.configure("run", trainer={"max_steps": 8}, seed=7), "--nproc", 2))
+        name = self.configure("run", trainer={"save_every_steps": 30})
+        process = self.start("train", name, "--nproc", 2, "--max-restarts", 1)
+        wait(process)
+        os.kill(self.ranks()[1], signal.SIGKILL)
+        outcome = self.finish(process)
+        self.assertEqual(outcome.code, 0, outcome)
+        self.assertEqual(self.resumed_at(outcome), [])
+        self.check_complete("run")
+        self.assertEqual(self.losses("run"), self.losses("undisturbed"))
+        self.check_left_nothing(outcome)
+
+    def test_before_the_run_begins(self):
+        """The checkpoints of the finished run are still there."""
+        def wait(_):
+            while len(self.ranks()) < 2:
+                time.sleep(0.002)
+            self.assertTrue((self.folder / "run" / "all_results.json").exists())
+        self.check_before_the_first_checkpoint(wait)
+
+    def test_before_the_first_checkpoint(self):
+        def wait(process):
+            while (self.folder / "run" / "all_results.json").exists():
+                time.sleep(0.002)
+            self.wait_for_steps("run", 3, process)
+        self.check_before_the_first_checkpoint(wait)
+
+    def test_the_folder_is_in_use_for_a_while(self):
+        """As by rank 0 on a host that is gone, whose lock a network file system keeps."""
+        process = self.start("train", self.configure("run"), "--nproc", 2, "--max-restarts", 1)
+        self.wait_for_steps("run", 10, process)
+        with open(self.folder / "run" / ".lock") as lock:
+            rank_0 = self.ranks()[0]
+            os.kill(rank_0, signal.SIGKILL)
+            fcntl.flock(lock, fcntl.LOCK_EX)  # as soon as rank 0 has ended
+            time.sleep(3)
+            self.assertEqual(len(self.ranks()), 2)
+            self.assertNotIn(rank_0, self.ranks().values())
+        outcome = self.finish(process)
+        self.assertEqual(outcome.code, 0, outcome)
+        self.assertEqual(len(self.resumed_at(outcome)), 1)
+        self.check_complete("run")
+        self.check_left_nothing(outcome)
+
+    def test_a_resumed_run(self):
+        """--resume TAG: from there, until there is a checkpoint of this run."""
+        self.undisturbed("--nproc", 2)
+        name = self.configure("run", trainer={"max_steps": 16}, checkpoint={"keep_last": 0})
+        self.assert_succeeded(self.run_tool("train", name, "--nproc", 2))
+        name = self.configure("run", trainer={"save_every_steps": 10})
+        (self.folder / "run" / "metrics.jsonl").unlink()
+        process = self.start("train", name, "--nproc", 2, "--max-restarts", 2, "--resume", "global_step8")
+        self.kill_at(process, 1, "run", 1)
+        self.kill_at(process, 1, "run", 17)
+        outcome = self.finish(process)
+        self.assertEqual(outcome.code, 0, outcome)
+        starts = self.resumed_at(outcome)
+        self.assertEqual(starts[0], 8)
+        self.assertIn(starts[1], (8, 10))
+        self.assertEqual(starts[2] % 10, 0)
+        self.assertEqual(self.digest("run"), self.digest("undisturbed"))
+        self.check_left_nothing(outcome)
+
+    def test_a_mistake_is_not_restarted(self):
+        name = self.configure("run", data={"type": "fashion_mnist", "path": str(self.data)}, trainer={"metric_for_best": "nonsense"})
+        outcome = self.run_tool("train", name, "--nproc", 2, "--max-restarts", 3)
+        self.assertEqual(outcome.code, 1, outcome)
+        self.assertEqual(outcome.err.count("\n"), 2, outcome)
+        self.assertIn("error: trainer.metric_for_best: found \"nonsense\"", outcome.err)
+        self.assertIn("not restarted: the same error would occur again", outcome.err)
+
+    def test_ctrl_c_is_not_restarted(self):
+        process = self.start("train", self.configure("run", trainer={"max_steps": 100000}), "--nproc", 2, "--max-restarts", 3)
+        metrics = self.folder / "run" / "metrics.jsonl"
+        while not metrics.exists() or metrics.read_text().count("\n") < 3:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        outcome = self.finish(process)
+        self.assertEqual(outcome.code, 0, outcome)
+        self.assertNotIn("restart", outcome.err)
+        self.assertIn("stopped  saved in run/checkpoints/", outcome.out)
+
+    # ---------------------------------------------------------------------------------------------- fewer ranks
+
+    def check_fewer(self, nproc, killed, ranks, **changes):
+        """A rank dies; the run goes on with fewer, on the same samples: losses and gradient norms of all steps are those of the
+        undisturbed run but for rounding."""
+        most = int(nproc.partition(":")[2])
+        changes["model"] = NO_DROPOUT
+        self.undisturbed("--nproc", most, **changes)
+        process = self.start("train", self.configure("run", **changes), "--nproc", nproc)
+        self.kill_at(process, killed, "run", 10)
+        outcome = self.finish(process)
+        self.assertEqual(outcome.code, 0, outcome)
+        self.assertRegex(outcome.err, rf"restart 1 of \d: {ranks} ranks? instead of {most}, without rank {killed}")
+        self.check_complete("run")
+        before, after = self.losses("undisturbed"), self.losses("run")
+        start = self.resumed_at(outcome)[0]
+        self.assertEqual(after[:start], before[:start])
+        self.assertLess(self.largest_difference(), 1e-5)
+        self.check_left_nothing(outcome)
+        return outcome
+
+    def test_one_rank_fewer(self):
+        outcome = self.check_fewer("1:3", 1, 2)
+        self.assertIn("batch 12 = 4 x 1 accumulated x 3 ranks", outcome.out)
+        self.assertIn("batch 12 = 3 x 2 accumulated x 2 ranks", outcome.out)
+
+    def test_the_next_number_that_divides_the_batch(self):
+        """The configuration gives the micro-batch, of which each rank has one: the batch is that of 4 ranks, which 3 do not divide."""
+        outcome = self.check_fewer("1:4", 2, 2, train_batch_size=None, train_micro_batch_size_per_gpu=2)
+        self.assertIn("batch 8 = 2 x 1 accumulated x 4 ranks", outcome.out)
+        self.assertIn("batch 8 = 2 x 2 accumulated x 2 ranks", outcome.out)
+
+    def test_down_to_one(self):
+        """All three numbers are given; an epoch ends in the middle of a step, and its last samples make a smaller one."""
+        outcome = self.check_fewer("1:2", 0, 1, train_batch_size=12, train_micro_batch_size_per_gpu=3, gradient_accumulation_steps=2,
+                                      trainer={"dataloader_drop_last": False})
+        self.assertIn("batch 12 = 3 x 4 accumulated x 1 rank", outcome.out)
+
+    # ------------------------------------------------------------------------------------------------- torchrun
+
+    @unittest.skipUnless(TORCHRUN and os.path.isfile(TORCHRUN), "torchrun is not installed")
+    def test_torchrun(self):
+        self.undisturbed("--nproc", 2)
+        process = self.start("--no-python", "--nproc-per-node", 2, "--max-restarts", 2, "--master-port", free_port(), TESSERA, "train",
+                             self.configure("run"), program=TORCHRUN)
+        self.kill_at(process, 1, "run", 10)
+        outcome = self.finish(process)
+        self.assertEqual(outcome.code, 0, outcome)
+        self.assertEqual(len(self.resumed_at(outcome)), 1, outcome)
+        self.check_complete("run")
+        self.assertEqual(self.losses("run"), self.losses("undisturbed"))
+        self.assertEqual(self.digest("run"), self.digest("undisturbed"))
+        self.assert_nothing_runs()
+
+    @unittest.skipUnless(TORCHRUN and os.path.isfile(TORCHRUN), "torchrun is not installed")
+    def test_an_agent_of_torchrun_leaves(self):
+        """Two agents with a rank each; one is killed with its rank. The other goes on alone, on the same samples, although the
+        configuration names the micro-batch only."""
+        changes = {"model": NO_DROPOUT, "train_batch_size": None, "train_micro_batch_size_per_gpu": 6}
+        self.undisturbed("--nproc", 2, **changes)
+        name, endpoint = self.configure("run", **changes), f"127.0.0.1:{free_port()}"
+        agents = []
+        for _ in range(2):
+            agents.append(self.start("--nnodes", "1:2", "--nproc-per-node", 1, "--max-restarts", 3, "--rdzv-backend", "c10d", "--rdzv-id", "job7",
+                                     "--rdzv-endpoint", endpoint, "--rdzv-conf", "last_call_timeout=3,keep_alive_interval=1,keep_alive_max_attempt=2",
+                                     "--no-python", TESSERA, "train", name, program=TORCHRUN))
+            time.sleep(1.5)  # the first one serves the rendezvous
+        self.wait_for_steps("run", 10, agents[0])
+        leaves = next(pid for pid, environment in self.marked().items() if environment.get("GROUP_RANK") == "1")
+        agents[1].kill()
+        os.kill(leaves, signal.SIGKILL)
+        self.finish(agents[1])
+        outcome = self.finish(agents[0])
+        self.assertEqual(outcome.code, 0, outcome)
+        self.assertIn("batch 12 = 6 x 2 accumulated x 1 rank", outcome.out)
+        self.check_complete("run")
+        self.assertLess(self.largest_difference(), 1e-5)
+        self.assert_nothing_runs()
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,96 @@
+#include "train/restart.h"
+
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string_view>
+#include <thread>
+
+#include "checkpoint/catalog.h"
+#include "checkpoint/reader.h"
+#include "comm/agreement.h"
+#include "core/error.h"
+#include "core/str.h"
+#include "engine/config/batch.h"
+#include "train/run_checkpoints.h"
+#include "train/run_directory.h"
+#include "train/run_lock.h"
+
+namespace tessera::train {
+namespace {
+
+/// The process that started this one, and when: torchrun's agent, which stays when ranks are started again.
+std::string parent_process() {
+  constexpr int kStartTime = 22, kAfterName = 3;  // fields of /proc/PID/stat
+  std::ifstream file(str("/proc/", ::getppid(), "/stat"));
+  std::string line, field;
+  std::getline(file, line);
+  const size_t name_end = line.rfind(')');
+  if (name_end == line.npos) return "";
+  std::istringstream fields(line.substr(name_end + 1));
+  for (int i = kAfterName; i <= kStartTime; ++i) fields >> field;
+  char host[256] = {};
+  ::gethostname(host, sizeof(host) - 1);
+  return str("process ", ::getppid(), " of ", host, ", started at ", field);
+}
+
+/// Waits while rank 0 of the attempt before still has the folder. On a host that is gone, a network file system
+/// keeps its lock for some time.
+void wait_for_lock(const std::filesystem::path& folder) {
+  constexpr std::chrono::seconds kMost{120};
+  constexpr std::chrono::milliseconds kPause{100};
+  for (const auto give_up = std::chrono::steady_clock::now() + kMost;;) {
+    try {
+      return check_not_in_use(folder);
+    } catch (const ConfigError&) {
+      if (std::chrono::steady_clock::now() > give_up) throw;
+    }
+    std::this_thread::sleep_for(kPause);
+  }
+}
+
+}  // namespace
+
+std::string launched_run() {
+  if (const char* id = std::getenv("TESSERA_RUN_ID")) return id;
+  const char* id = std::getenv("TORCHELASTIC_RUN_ID");
+  if (!id) return "";
+  return std::string_view(id) == "none" ? parent_process() : id;
+}
+
+void continue_after_restart(RunConfig& run, TrainerStart& start, const comm::Environment& environment,
+                            comm::Communicator& comm) {
+  if (environment.restart_count == 0) return;
+  // Rank 0 knows whose checkpoint it is; a folder may hold those of an earlier run.
+  const comm::Answer answer = comm::ask_rank_0(comm, "checkpoint of this run", [&] {
+    const std::filesystem::path folder = run.trainer.output_dir;
+    wait_for_lock(folder);
+    const nlohmann::json state =
+        checkpoint::read_manifest(checkpoint::find_checkpoint(folder / kCheckpointsName, "")).state;
+    const std::string saved_by = state.at("client_state").at("trainer").value(kRunIdKey, "");
+    if (saved_by.empty() || saved_by != launched_run()) throw ConfigError("it is of another run");
+    const nlohmann::json& config = state.at("config");
+    return nlohmann::json({config.at(config::kTrainBatchSize), config.at(config::kMicroBatchSize)}).dump();
+  });
+  if (answer.is_failure) return;
+  start.resume = true;
+  start.resume_tag.clear();
+  const auto saved = nlohmann::json::parse(answer.text);
+  const int64_t train = saved.at(0), micro = saved.at(1);
+  EngineConfig& engine = run.engine;
+  if (engine.train_batch_size == train && engine.train_micro_batch_size_per_gpu <= micro) return;
+  const auto batch = config::divide_batch(train, micro, comm.size());
+  if (!batch)
+    throw ConfigError(str(config::kTrainBatchSize, ": the run has ", train,
+                          " samples in a step, which cannot be divided among ", comm.size(), " ranks"));
+  engine.train_batch_size = batch->train;
+  engine.train_micro_batch_size_per_gpu = batch->micro;
+  engine.gradient_accumulation_steps = batch->accumulation;
+}
+
+}  // namespace tessera::train

@@ -1,0 +1,28 @@
+// What ranks do that a launcher has started again after a failure: they continue from the run's latest
+// checkpoint.
+#pragma once
+
+#include <string>
+
+#include "comm/communicator.h"
+#include "comm/init.h"
+#include "train/trainer.h"
+#include "train/trainer_config.h"
+
+namespace tessera::train {
+
+/// Local. Names the run, the same on rank 0 after a restart, and another for each start of a launcher:
+/// TESSERA_RUN_ID; under torchrun TORCHELASTIC_RUN_ID, or where that is "none" its agent's process. Empty:
+/// started by hand, or by a launcher that does not restart.
+std::string launched_run();
+
+/// Collective. If `environment` says that these ranks were started again (restart_count > 0) and the latest
+/// checkpoint in the run's folder was saved by this run (launched_run()), sets `start` to resume from it, and
+/// the micro-batch and accumulation so that a step has as many samples as that checkpoint's. Otherwise
+/// changes nothing: the run begins as its first attempt did. Waits, up to 2 minutes, until the attempt before
+/// has left the folder. Throws ConfigError if the number of ranks does
+/// not divide the batch.
+void continue_after_restart(RunConfig& run, TrainerStart& start, const comm::Environment& environment,
+                            comm::Communicator& comm);
+
+}  // namespace tessera::train
