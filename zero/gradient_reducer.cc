@@ -5,6 +5,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <deque>
 #include <utility>
 
 #include "core/check.h"
@@ -16,6 +17,17 @@
 
 namespace tessera::zero {
 
+/// Collective. Every rank gets the same bits.
+static void sum_over(comm::Communicator& comm, const at::Tensor& flat, const std::string& label) {
+  comm.reduce_scatter(flat, label)->wait();
+  const int64_t numel = flat.numel() / comm.size();
+  comm.all_gather(flat, flat.narrow(0, comm.rank() * numel, numel), label)->wait();
+}
+
+static int num_ranks(const comm::Communicator& comm, const ReducerOptions& options) {
+  return comm.size() * (options.replicas ? options.replicas->size() : 1);
+}
+
 GradientReducer::GradientReducer(const Layout& layout, std::vector<ParamUnit>& units,
                                  std::vector<at::Tensor> parameters, comm::CommunicatorPtr comm,
                                  const ReducerOptions& options)
@@ -23,8 +35,9 @@ GradientReducer::GradientReducer(const Layout& layout, std::vector<ParamUnit>& u
       units_(units),
       comm_(std::move(comm)),
       options_(options),
-      prescale_(options.prescale ? 1.0 / comm_->size() : 1 / options.predivide_factor),
-      postscale_(options.prescale ? 1 : options.predivide_factor / comm_->size()),
+      prescale_(options.prescale ? 1.0 / num_ranks(*comm_, options) : 1 / options.predivide_factor),
+      postscale_(options.prescale ? 1 : options.predivide_factor / num_ranks(*comm_, options)),
+      row_scale_(options.replicas ? 1 : postscale_),
       gradients_(layout, units, std::move(parameters),
                  {.accumulate_dtype = options.accumulate_dtype,
                   .prescale = prescale_,
@@ -38,7 +51,7 @@ GradientReducer::GradientReducer(const Layout& layout, std::vector<ParamUnit>& u
   }
   queue_ = std::make_unique<ReductionQueue>(
       units_, std::move(order),
-      ReductionQueue::Options{.rank = comm_->rank(),
+      ReductionQueue::Options{.rank = comm_->global_rank(comm_->rank()),
                               .hooks_may_block = !gathers_on_use || !comm_->wait_blocks(),
                               .wait_limit = options_.hook_wait_limit,
                               .log = options_.log});
@@ -46,6 +59,7 @@ GradientReducer::GradientReducer(const Layout& layout, std::vector<ParamUnit>& u
   const Placement& placement = units_[this->order().front()].placement;  // that of all trainable units
   for (const int unit : this->order()) TESSERA_CHECK(units_[unit].placement == placement);
   update_whole_ = !placement.updates_shard;
+  TESSERA_CHECK(!options_.replicas || (placement.gradient_sharded && placement.gradient == Tier::kDevice));
   if (placement.gradient_sharded || options_.reduce_each_micro_step) {
     way_ = Way::kReduceEachBackward;
   } else if (options_.accumulate_dtype != options_.communicate_dtype) {
@@ -71,9 +85,11 @@ void GradientReducer::make_accumulator(ParamUnit& unit) {
       unit.memory.full().options().dtype(options_.accumulate_dtype).requires_grad(false);
   const int64_t numel = unit.placement.gradient_sharded ? unit.shard_range.numel() : unit.spec.numel;
   const MemoryFor use(MemoryUse::kGradients);
-  unit.gradient.accumulator = through_slots()
-                                  ? unit.make(kGradient, numel, options_.accumulate_dtype, "the gradient")
-                                  : symmetric_zeros(*comm_, numel, like, unit.name);
+  unit.gradient.accumulator =
+      through_slots() ? options_.replicas
+                            ? symmetric_zeros(*options_.replicas, numel, like, unit.name)
+                            : unit.make(kGradient, numel, options_.accumulate_dtype, "the gradient")
+                      : symmetric_zeros(*comm_, numel, like, unit.name);
   for (const int parameter : unit.spec.parameters) {
     const at::Tensor& tensor = gradients_.parameter(parameter);
     tensor.mutable_grad().reset();
@@ -223,7 +239,7 @@ void GradientReducer::issue(ParamUnit& unit) {
   const at::Tensor sum = sum_goes_to(unit, add);
   unit.gradient.reduction = update_whole_ && !through_slots() && !reads_peers_
                                 ? comm_->all_reduce(flat, unit.name, postscale_)
-                                : comm_->reduce_scatter(flat, {sum, postscale_, add}, unit.name);
+                                : comm_->reduce_scatter(flat, {sum, row_scale_, add}, unit.name);
 }
 
 /// (shard numel) for the reduction that is issued next, on the device. What it adds to is there.
@@ -277,7 +293,7 @@ void GradientReducer::leave_memory(ParamUnit& unit) {
 }
 
 kernels::NormPart GradientReducer::norm(const ParamUnit& unit) const {
-  return unit.placement.gradient == Tier::kDevice ? kernels::squared_norm(shard(unit))
+  return unit.placement.gradient == Tier::kDevice ? kernels::squared_norm(piece(unit))
                                                   : unit.gradient.norm.get();
 }
 
@@ -290,6 +306,30 @@ void GradientReducer::gather_results() {
   for (const int unit : order()) std::exchange(units_[unit].gradient.reduction, nullptr)->wait();
 }
 
+/// Collective, at an accumulation boundary. The replicas' accumulators get the same bits, also where the
+/// backend's all-reduce would not promise that: each rank sums its piece, and the others take it over. Where
+/// reductions are buffered, few are under way at once. Everything in a row has been issued before, on every
+/// rank: see [Note: one order on a device] in residency.h.
+void GradientReducer::sum_over_replicas() {
+  if (!options_.replicas || !boundary_) return;
+  comm::Communicator& replicas = *options_.replicas;
+  std::deque<std::pair<ParamUnit*, comm::WorkPtr>> summed, gathered;
+  const auto gather_oldest = [&] {
+    const auto [unit, sum] = std::exchange(summed.front(), {});
+    summed.pop_front();
+    sum->wait();
+    gathered.emplace_back(unit, replicas.all_gather(unit->gradient.accumulator, piece(*unit), unit->name));
+  };
+  for (ParamUnit& unit : units_) {
+    if (!unit.spec.trainable) continue;
+    if (static_cast<int>(summed.size()) == options_.num_slots) gather_oldest();
+    summed.emplace_back(
+        &unit, replicas.reduce_scatter(unit.gradient.accumulator, {piece(unit), postscale_}, unit.name));
+  }
+  while (!summed.empty()) gather_oldest();
+  for (const auto& [unit, gather] : gathered) gather->wait();
+}
+
 void GradientReducer::finish_backward() {
   const PauseListening our_own_operators;
   const at::NoGradGuard no_grad;
@@ -299,6 +339,7 @@ void GradientReducer::finish_backward() {
     issue_ready(/*at_end=*/true);
     while (queue_->in_flight() > 0) complete_next(Wait::kUntilDone);
     gather_results();
+    sum_over_replicas();
     if (!order_agreed_) agree_on_order();
   } else if (gradients_.first()) {
     for (const int unit : order()) gradients_.zero_unused(units_[unit]);
@@ -330,6 +371,8 @@ void GradientReducer::reduce_late(const std::vector<int>& units) {
     ParamUnit& unit = units_[index];
     const at::Tensor flat = slot_of(unit);
     gradients_.complete_slot(unit, flat);
+    // The accumulator is the mean over all ranks by now: so has to be what is added.
+    if (options_.replicas) sum_over(*options_.replicas, flat, unit.name);
     const at::Tensor sum = sum_goes_to(unit, /*add=*/true);
     comm_->reduce_scatter(flat, {sum, postscale_, /*add=*/true}, unit.name)->wait();
     leave_memory(unit);
@@ -345,6 +388,10 @@ at::Tensor GradientReducer::shard(const ParamUnit& unit) const {
   const at::Tensor& accumulator = unit.gradient.accumulator;
   if (unit.placement.gradient_sharded) return accumulator;
   return accumulator.narrow(0, unit.shard_range.begin, unit.shard_range.numel());
+}
+
+at::Tensor GradientReducer::piece(const ParamUnit& unit) const {
+  return shard(unit).narrow(0, unit.piece_range.begin - unit.shard_range.begin, unit.piece_range.numel());
 }
 
 at::Tensor GradientReducer::reduced(const ParamUnit& unit, Range range) const {

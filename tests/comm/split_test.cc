@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <latch>
 
 #include "comm/init.h"
 #include "core/str.h"
@@ -108,13 +109,16 @@ TEST_P(SplitTest, NeedNoCommonOrderWithTheWhole) {
 TEST_P(SplitTest, AFailureNamesRanksOfTheWholeGroup) {
   JoinOptions options = quick_options(GetParam(), std::chrono::seconds(1));
   std::string error;
+  std::latch has_failed(1);
   EXPECT_NO_THROW(run_threads(4, options, [&](CommunicatorPtr whole) {
     const Grouping pairs{0, 1, 0, 1};
     const CommunicatorPtr part = whole->split(ranks_of(pairs, pairs[whole->rank()]), "pair");
-    if (whole->rank() == 1)
+    if (whole->rank() == 1) {
       error = error_of([&] { part->all_reduce(at::ones({8}), "lonely")->wait(); });
-    else if (whole->rank() == 3)
-      std::this_thread::sleep_for(std::chrono::seconds(2));
+      has_failed.count_down();
+    } else if (whole->rank() == 3) {
+      has_failed.wait();
+    }
   }));
   EXPECT_NE(error.find("rank 3 has not arrived within 1 s"), std::string::npos) << error;
 }

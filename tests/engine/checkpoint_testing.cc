@@ -57,7 +57,7 @@ Tensors whole_state(Engine& engine) {
   const zero::Layout& layout = model.layout();
   Tensors all = full_parameters(engine);
   for (int unit = 0; unit < layout.num_units(); ++unit) {
-    const zero::LocalState mine = model.unit(unit).shard_state();
+    const zero::LocalState mine = model.unit(unit).piece_state();
     const zero::InMemory in_memory(model.unit(unit), zero::kUpdated, zero::InMemory::Access::kRead);
     for (size_t i = 0; i < mine.states.size(); ++i) {
       const at::Tensor whole = at::empty({layout.units()[unit].numel});
