@@ -14,8 +14,8 @@
 #include "core/environment.h"
 #include "core/error.h"
 #include "core/str.h"
-#include "engine/config/groups.h"
 #include "core/terminal.h"
+#include "engine/config/groups.h"
 #include "tools/columns.h"
 #include "tools/command_line.h"
 #include "tools/counted_model.h"
@@ -154,7 +154,8 @@ void Fit::read(int num_ranks) {
   if (groups_of(zero, num_ranks) != zero::GroupSizes())
     throw ConfigError(
         "--fit: zero_optimization.mics_shard_size and zero_hpz_partition_size hold copies, which it does not "
-        "weigh against other settings; expected them left out, or tessera memory CONFIG, which measures them");
+        "weigh against other settings; expected them left out, or tessera memory CONFIG, which measures "
+        "them");
   const auto path =
       zero.offload_optimizer.nvme_path ? zero.offload_optimizer.nvme_path : zero.offload_param.nvme_path;
   const std::string runs = fs::path(run_.trainer.output_dir).parent_path().string();

@@ -5,7 +5,6 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
-#include <deque>
 #include <utility>
 
 #include "core/check.h"
@@ -123,6 +122,7 @@ void GradientReducer::begin_backward(bool first, bool boundary) {
   boundary_ = boundary;
   gradients_.begin_backward(first);
   if (all_have_read_) std::exchange(all_have_read_, nullptr)->wait();
+  sums_.clear();
   queue_->begin();
 }
 
@@ -271,6 +271,8 @@ bool GradientReducer::complete_next(Wait wait) {
   if (unit == nullptr) return false;
   free_slot(*unit);
   leave_memory(*unit);
+  // Elsewhere the order relative to the row's operations is not free: [Note: one order on a device].
+  if (options_.overlap && comm_->wait_blocks()) issue_sums(/*at_end=*/false);
   return true;
 }
 
@@ -306,28 +308,34 @@ void GradientReducer::gather_results() {
   for (const int unit : order()) std::exchange(units_[unit].gradient.reduction, nullptr)->wait();
 }
 
+/// Issues the sums over the replicas, of those units whose reduction in the row is complete, in the agreed
+/// order. Where reductions are buffered, few are under way at once; only `at_end` is a sum waited for.
+void GradientReducer::issue_sums(bool at_end) {
+  if (!options_.replicas || !boundary_) return;
+  while (static_cast<int>(sums_.size()) < queue_->num_completed()) {
+    if (const size_t oldest = sums_.size() - static_cast<size_t>(options_.num_slots);
+        sums_.size() >= static_cast<size_t>(options_.num_slots)) {
+      if (!at_end && !sums_[oldest]->test()) return;
+      sums_[oldest]->wait();
+    }
+    const ParamUnit& unit = units_[order()[sums_.size()]];
+    sums_.push_back(
+        options_.replicas->reduce_scatter(unit.gradient.accumulator, {piece(unit), postscale_}, unit.name));
+  }
+}
+
 /// Collective, at an accumulation boundary. The replicas' accumulators get the same bits, also where the
-/// backend's all-reduce would not promise that: each rank sums its piece, and the others take it over. Where
-/// reductions are buffered, few are under way at once. Everything in a row has been issued before, on every
-/// rank: see [Note: one order on a device] in residency.h.
+/// backend's all-reduce would not promise that: each rank sums its piece, and the others take it over.
 void GradientReducer::sum_over_replicas() {
   if (!options_.replicas || !boundary_) return;
-  comm::Communicator& replicas = *options_.replicas;
-  std::deque<std::pair<ParamUnit*, comm::WorkPtr>> summed, gathered;
-  const auto gather_oldest = [&] {
-    const auto [unit, sum] = std::exchange(summed.front(), {});
-    summed.pop_front();
-    sum->wait();
-    gathered.emplace_back(unit, replicas.all_gather(unit->gradient.accumulator, piece(*unit), unit->name));
-  };
-  for (ParamUnit& unit : units_) {
-    if (!unit.spec.trainable) continue;
-    if (static_cast<int>(summed.size()) == options_.num_slots) gather_oldest();
-    summed.emplace_back(
-        &unit, replicas.reduce_scatter(unit.gradient.accumulator, {piece(unit), postscale_}, unit.name));
+  issue_sums(/*at_end=*/true);
+  std::vector<comm::WorkPtr> gathers;
+  for (size_t place = 0; place < sums_.size(); ++place) {
+    const ParamUnit& unit = units_[order()[place]];
+    sums_[place]->wait();
+    gathers.push_back(options_.replicas->all_gather(unit.gradient.accumulator, piece(unit), unit.name));
   }
-  while (!summed.empty()) gather_oldest();
-  for (const auto& [unit, gather] : gathered) gather->wait();
+  for (const comm::WorkPtr& gather : gathers) gather->wait();
 }
 
 void GradientReducer::finish_backward() {
@@ -351,6 +359,7 @@ void GradientReducer::agree_on_order() {
   for (const int unit : order())
     if (std::find(finished_.begin(), finished_.end(), unit) == finished_.end()) finished_.push_back(unit);
   std::vector<int> order = comm_->exchange(finished_, "order of gradient reduction").front();
+  if (options_.replicas) order = options_.replicas->exchange(order, "order of gradient reduction").front();
   queue_->set_order(std::move(order));
   if (slots_) slots_->arrange(numels_in_order());
   gradients_.expect_as_now();

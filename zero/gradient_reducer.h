@@ -136,6 +136,7 @@ class GradientReducer {
   void free_slot(ParamUnit& unit);
   void leave_memory(ParamUnit& unit);
   void gather_results();
+  void issue_sums(bool at_end);
   void sum_over_replicas();
   void make_accumulator(ParamUnit& unit);
   void make_slots();
@@ -159,6 +160,7 @@ class GradientReducer {
   std::optional<StagingPool> on_device_;  // where accumulators are on the host
   std::vector<int> finished_;             // the first backward's order of completion
   bool order_agreed_ = false;
+  std::vector<comm::WorkPtr> sums_;  // over the replicas, of this boundary's backward, in that order
 
   bool boundary_ = true;
 };

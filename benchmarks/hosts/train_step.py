@@ -12,6 +12,7 @@ ms        median over all rounds of a step of the slowest rank
 to DDP    that, divided by DDP's
 MB        that a host receives from others in a step, as its network interface counts it; the mean over the hosts
 formula   for Tessera: 4 bytes x parameters x (sums + gathers) x (1 - 1 / hosts), times the ranks of a host where each of them fetches its own
+          (gathers between hosts: MiCS has a group a host, and gathers what it has summed over the hosts; hpZ gathers once)
 loss      the largest difference to DDP's loss (mean over the ranks) in any step
 
 --write adds the rows of the settings that were measured to docs/hosts.json, and writes the table of docs/performance.md from it.
@@ -42,18 +43,24 @@ STAGES = (0, 2, 3)
 
 
 def rows(args, folder):
-    """name, (stage, command) of every row."""
+    """name, (keys of zero_optimization, command) of every row."""
     arguments = (folder, args.size, args.steps)
-    yield REFERENCE, (0, ranks.peer("train_step_peer.py", "ddp", *arguments))
-    yield "FSDP2", (0, ranks.peer("train_step_peer.py", "fsdp2", *arguments))
+    yield REFERENCE, ({}, ranks.peer("train_step_peer.py", "ddp", *arguments))
+    yield "FSDP2", ({}, ranks.peer("train_step_peer.py", "fsdp2", *arguments))
     for backend in ("gloo", "hybrid"):
+        command = ranks.own("step_rank", "together", *arguments, backend)
         for stage in STAGES:
-            yield f"Tessera {backend}, stage {stage}", (stage, ranks.own("step_rank", "together", *arguments, backend))
+            yield f"Tessera {backend}, stage {stage}", ({"stage": stage}, command)
+        if backend == "gloo":  # a host that shares memory has a second copy in any case
+            yield f"Tessera {backend}, hpZ", ({"stage": 3, "zero_hpz_partition_size": args.ranks_a_host}, command)
+        yield f"Tessera {backend}, MiCS", ({"stage": 3, "mics_shard_size": args.ranks_a_host}, command)
 
 
-def measure(args, machines, folder, stage, command):
+def measure(args, machines, folder, keys, command):
     """One round of one row."""
-    (folder / "ds_config.json").write_text(json.dumps(train_step.config(args, stage)), encoding="utf-8")
+    config = train_step.config(args, 0)
+    config["zero_optimization"].update(keys)
+    (folder / "ds_config.json").write_text(json.dumps(config), encoding="utf-8")
     processes = []
     for rank in range(args.ranks):
         environment = {**hosts.rank_environment(rank, args.ranks, machines, PORT), "GLOO_SOCKET_IFNAME": "eth0"}
@@ -78,7 +85,8 @@ def formula_mb(name, parameters, num_hosts, ranks_a_host):
     if not name.startswith("Tessera"):
         return None
     passes = 3 if name == "Tessera gloo, stage 3" else 2  # a sum, and a gather or two
-    return 4e-6 * parameters * passes * (1 - 1 / num_hosts) * (ranks_a_host if "gloo" in name else 1)
+    each_fetches = "gloo" in name and "MiCS" not in name
+    return 4e-6 * parameters * passes * (1 - 1 / num_hosts) * (ranks_a_host if each_fetches else 1)
 
 
 def summary(measured, parameters, num_hosts, ranks_a_host):

@@ -1,9 +1,7 @@
 // One rank as a process of its own, for process_test: trains at every stage and checks the outcome itself.
 //   engine_test_rank parity    against a plain loop on the global batch
 //   engine_test_rank dropout   against itself, stage by stage, with a random generator of its own
-//   engine_test_rank rows      mics_shard_size 2, on hosts of 2 ranks, against stage 3 without it; and
-//   resumed,
-//                              with random generators of the ranks' own
+//   engine_test_rank rows      mics_shard_size 2 on hosts of 2 ranks, against stage 3 without it; and resumed
 // Exit code 0 when everything agrees; otherwise the differences are on stderr, and the exit code is 1.
 #include <iostream>
 #include <optional>
@@ -11,6 +9,7 @@
 #include "core/error.h"
 #include "core/str.h"
 #include "core/temporary_folder.h"
+#include "engine/checkpointing.h"
 #include "tests/support/losses.h"
 
 namespace tessera::testing {
