@@ -123,6 +123,23 @@ TEST_P(SplitTest, AFailureNamesRanksOfTheWholeGroup) {
   EXPECT_NE(error.find("rank 3 has not arrived within 1 s"), std::string::npos) << error;
 }
 
+// Rank 0 waits for rank 1 on the whole group, and rank 1 for rank 0 on a part of it.
+TEST_P(SplitTest, RanksThatWaitForEachOtherOnAPartAndTheWholeAreFound) {
+  std::string error;
+  try {
+    run(3, [&](CommunicatorPtr whole) {
+      const Grouping grouping{1, 1, 0};
+      const CommunicatorPtr part = whole->split(ranks_of(grouping, grouping[whole->rank()]), "part");
+      (whole->rank() == 1 ? part : whole)->all_reduce(at::ones({8}), "sum")->wait();
+    });
+  } catch (const CommError& failure) {
+    error = failure.what();
+  }
+  EXPECT_NE(error.find("the ranks wait for each other: rank 0 waits in all_reduce of \"sum\""),
+            std::string::npos)
+      << error;
+}
+
 TEST_P(SplitTest, ARankInTwoListsIsAnError) {
   std::string error;
   try {
