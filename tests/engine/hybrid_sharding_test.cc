@@ -165,13 +165,18 @@ TEST(HybridSharding, AResumedRunHasTheBitsOfTheUninterruptedOne) {
   }
 }
 
-TEST(HybridSharding, ParametersOnDiskAreThoseOfARow) {
+TEST(HybridSharding, StateOnDiskChangesNoBit) {
   const TestFolder folder("disk");
+  const OffloadConfig on_disk{.device = "nvme", .nvme_path = folder.string()};
   on_ranks(4, [&](comm::CommunicatorPtr comm) {
-    Case c = case_of({4, 2, 1}), in_memory = c;
-    c.config.zero.offload_param = {.device = "nvme", .nvme_path = folder.string()};
-    const TrainingRun expected = rank_run<Mlp>(in_memory, comm, mlp_loss);
-    EXPECT_TRUE(bit_equal(rank_run<Mlp>(c, comm, mlp_loss).weights, expected.weights));
+    const Case rows = case_of({4, 2, 1}), second_copies = case_of({4, -1, 2});
+    Case rows_on_disk = rows, second_copies_on_disk = second_copies;
+    rows_on_disk.config.zero.offload_param = on_disk;
+    second_copies_on_disk.config.zero.offload_optimizer = on_disk;
+    for (const auto& [on_disk, in_memory] :
+         {std::pair{rows_on_disk, rows}, {second_copies_on_disk, second_copies}})
+      EXPECT_TRUE(bit_equal(rank_run<Mlp>(on_disk, comm, mlp_loss).weights,
+                            rank_run<Mlp>(in_memory, comm, mlp_loss).weights));
   });
 }
 
