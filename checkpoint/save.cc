@@ -116,7 +116,9 @@ class Save {
     std::string errors;
     for (int rank = 0; rank < layout_.world_size; ++rank)
       if (!outcomes_[rank].error.empty())
-        errors += str(errors.empty() ? "" : "; ", "rank ", rank, ": ", outcomes_[rank].error);
+        errors += str(errors.empty() ? "" : "; ", "rank ",
+                      request_.writers.empty() ? rank : request_.writers[static_cast<size_t>(rank)], ": ",
+                      outcomes_[rank].error);
     if (!errors.empty()) throw CheckpointError(what() + errors);
   }
 

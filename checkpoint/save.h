@@ -33,7 +33,9 @@ using Exchange = std::function<std::vector<std::string>(const std::string& mine)
 struct SaveRequest {
   std::filesystem::path directory;  ///< on a file system that all ranks share; created if absent
   std::string tag;                  ///< a folder's name, such as "global_step1200"
-  int rank = 0;
+  int rank = 0;                     ///< of the file that this process writes; 0 writes what there is once
+  /// By that number: what messages call the rank. Empty: the same number.
+  std::vector<int> writers = {};
   int stage = 0;                         ///< recorded for information
   const zero::Layout* layout = nullptr;  ///< equal on all ranks, as are tag, stage and state_names
   std::vector<std::string> state_names;

@@ -158,6 +158,13 @@ class Communicator {
   /// Collective. An independent group over the same ranks, whose collectives need no common order with
   /// this one's (c10d: a process group of its own).
   virtual std::shared_ptr<Communicator> duplicate(std::string_view name) = 0;
+  /// Collective over this group. An independent group of some of its ranks: `ranks`, ascending, this one
+  /// among them. Ranks that give the same list form a group, in which a rank's number is its place in the
+  /// list. So every rank of a list must give that list. `name` is equal on all ranks of this group.
+  virtual std::shared_ptr<Communicator> split(const std::vector<int>& ranks, std::string_view name) = 0;
+  /// Local. What messages call `rank` of this group: its number in the group of all ranks (which split()
+  /// leaves as it is).
+  virtual int global_rank(int rank) const { return rank; }
 
  protected:
   /// Installs the allocator of CPU tensors (cpu_allocator.h).

@@ -117,12 +117,18 @@ const RankReport& own_report(const Failure& failure) {
   return failure.reports[static_cast<size_t>(failure.rank)];
 }
 
+std::string named(std::vector<int> ranks, const Failure& failure) {
+  for (int& rank : ranks) rank = failure.name(rank);
+  return name_ranks(ranks);
+}
+
 /// Another rank issued something else under the same number.
 std::string differences(const Failure& failure) {
   const RankReport& own = own_report(failure);
   for (size_t r = 0; r < failure.reports.size(); ++r) {
     if (const auto number = first_difference(own, failure.reports[r]))
-      return describe_difference(*number, failure.rank, own, static_cast<int>(r), failure.reports[r]);
+      return describe_difference(*number, failure.name(failure.rank), own, failure.name(static_cast<int>(r)),
+                                 failure.reports[r]);
   }
   return "";
 }
@@ -132,7 +138,8 @@ std::string departures(const Failure& failure) {
   for (size_t r = 0; r < failure.reports.size(); ++r) {
     const std::string& left = failure.reports[r].left;
     if (static_cast<int>(r) == failure.rank || left.empty()) continue;
-    out += str(out.empty() ? "" : "; ", "rank ", r, " left the group: ", left);
+    out +=
+        str(out.empty() ? "" : "; ", "rank ", failure.name(static_cast<int>(r)), " left the group: ", left);
   }
   return out;
 }
@@ -164,12 +171,12 @@ std::string absences(const Failure& failure) {
       std::erase_if(
           absent, [&](int rank) { return std::count(failure.gone.begin(), failure.gone.end(), rank) == 0; });
     if (absent.empty()) return "";
-    return str(name_ranks(absent), absent.size() == 1 ? " is" : " are", " gone (connection closed)");
+    return str(named(absent, failure), absent.size() == 1 ? " is" : " are", " gone (connection closed)");
   }
   absent.insert(absent.end(), behind.begin(), behind.end());
   std::sort(absent.begin(), absent.end());
   if (absent.empty()) return "";
-  return str(name_ranks(absent), absent.size() == 1 ? " has" : " have", " not arrived within ",
+  return str(named(absent, failure), absent.size() == 1 ? " has" : " have", " not arrived within ",
              name_duration(failure.timeout));
 }
 
@@ -183,8 +190,8 @@ std::string other_causes(const Failure& failure) {
     return str("all ranks arrived, but it was not done within ", name_duration(failure.timeout));
   }
   if (!gave_up.empty()) {
-    return str("rank ", failure.rank, " came too late: ", name_ranks(gave_up), " had given up after ",
-               name_duration(failure.timeout));
+    return str("rank ", failure.name(failure.rank), " came too late: ", named(gave_up, failure),
+               " had given up after ", name_duration(failure.timeout));
   }
   return str("a connection between ranks broke (", failure.cause, ")");
 }

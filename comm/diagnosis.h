@@ -73,6 +73,9 @@ struct Failure {
   std::vector<RankReport> reports;       ///< one a rank, the asking one's included
   std::vector<int> missing;              ///< ranks known not to have arrived (exchange)
   std::vector<int> gone;                 ///< ranks whose processes are known to have ended (liveness.h)
+  std::vector<int> names = {};           ///< by rank: what it is called; empty: the same number
+
+  int name(int r) const { return names.empty() ? r : names[static_cast<size_t>(r)]; }
 };
 
 /// Local. `all_reduce of "unit 3" (8 x Float), collective 17: ranks 1 and 2 have not arrived within 2 s`

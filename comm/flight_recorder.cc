@@ -17,9 +17,11 @@ std::string left_key(int rank) { return str("left/", rank); }
 
 }  // namespace
 
-FlightRecorder::FlightRecorder(int rank, int size, GroupStore group_store, GroupStore context_store)
+FlightRecorder::FlightRecorder(int rank, std::vector<int> ranks, GroupStore group_store,
+                               GroupStore context_store)
     : rank_(rank),
-      size_(size),
+      size_(static_cast<int>(ranks.size())),
+      ranks_(std::move(ranks)),
       store_(std::move(group_store)),
       context_store_(std::move(context_store)),
       issuer_(std::this_thread::get_id()) {}
@@ -71,12 +73,13 @@ bool FlightRecorder::any_failed_or_left() const {
 }
 
 bool FlightRecorder::has_failed_or_left(int rank) const {
-  return store_.has(fault_key(rank)) || context_store_.has(left_key(rank));
+  return store_.has(fault_key(rank)) || departure(rank).has_value();
 }
 
 std::optional<std::string> FlightRecorder::departure(int rank) const {
-  if (!context_store_.has(left_key(rank))) return std::nullopt;
-  return context_store_.get(left_key(rank));
+  const std::string key = left_key(ranks_[static_cast<size_t>(rank)]);
+  if (!context_store_.has(key)) return std::nullopt;
+  return context_store_.get(key);
 }
 
 bool FlightRecorder::read_report(int rank, RankReport& report) const {
@@ -92,15 +95,24 @@ bool FlightRecorder::read_report(int rank, RankReport& report) const {
   return true;
 }
 
+std::vector<int> FlightRecorder::gone() const {
+  const std::vector<int> ended = store_.gone();
+  std::vector<int> found;
+  for (int rank = 0; rank < size_; ++rank)
+    if (std::count(ended.begin(), ended.end(), ranks_[static_cast<size_t>(rank)]) > 0) found.push_back(rank);
+  return found;
+}
+
 std::string FlightRecorder::diagnose(Failure failure, Clock::time_point deadline) const {
   failure.rank = rank_;
   failure.reports.resize(static_cast<size_t>(size_));
+  failure.names = ranks_;
   std::vector<int> silent;
   for (int r = 0; r < size_; ++r)
     if (r != rank_) silent.push_back(r);
   while (true) {
     const bool is_last = Clock::now() >= deadline;
-    failure.gone = store_.gone();  // before reading what they have left in the store
+    failure.gone = gone();  // before reading what they have left in the store
     std::erase_if(silent, [&](int r) { return read_report(r, failure.reports[static_cast<size_t>(r)]); });
     const bool all_gone = std::all_of(silent.begin(), silent.end(), [&](int r) {
       return std::count(failure.gone.begin(), failure.gone.end(), r) > 0;

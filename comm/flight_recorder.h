@@ -21,13 +21,14 @@ inline constexpr std::string_view kLeftByFault = "!";
 /// … or it is done.
 inline constexpr std::string_view kLeftInOrder = "it has finished";
 
-/// Its keys are `fault/R` (a failure of rank R, with R's collectives) in the group's store, and `left/R` in
-/// the store of the GroupContext. `fault/any` and `left/any` exist once any rank has written its own, so that
-/// one question is enough while there is no failure. Thread-safe: a backend's threads report failures while
-/// the rank's own thread is busy elsewhere.
+/// Its keys are `fault/R` (a failure of rank R, with R's collectives) in the group's store, and `left/R` (by
+/// its number in the GroupContext) in the store of that. `fault/any` and `left/any` exist once any rank has
+/// written its own, so that one question is enough while there is no failure. Thread-safe: a backend's
+/// threads report failures while the rank's own thread is busy elsewhere.
 class FlightRecorder {
  public:
-  FlightRecorder(int rank, int size, GroupStore group_store, GroupStore context_store);
+  /// `ranks`: of the group, by their numbers in the GroupContext; this one is at `rank`.
+  FlightRecorder(int rank, std::vector<int> ranks, GroupStore group_store, GroupStore context_store);
 
   /// Local. Notes a collective. Returns its number, from 1 on.
   int64_t record(CollectiveDesc desc);
@@ -47,6 +48,9 @@ class FlightRecorder {
   /// Local. Why `rank` left the group; nothing while it is there.
   std::optional<std::string> departure(int rank) const;
 
+  /// Local. The ranks of the group whose processes have ended.
+  std::vector<int> gone() const;
+
   /// Local. Waits until all ranks have reported, left or ended, at most until `deadline`, and says who is to
   /// blame. Fills in the reports and the ranks that are gone. Throws CommError when the store is gone.
   std::string diagnose(Failure failure, std::chrono::steady_clock::time_point deadline) const;
@@ -57,6 +61,7 @@ class FlightRecorder {
 
   const int rank_;
   const int size_;
+  const std::vector<int> ranks_;  ///< numbers in the context, by rank
   const GroupStore store_;
   const GroupStore context_store_;
   mutable std::mutex mutex_;                                       ///< guards what follows

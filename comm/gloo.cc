@@ -165,6 +165,15 @@ class C10dGlooTransport final : public GlooTransport {
     return std::make_unique<C10dGlooTransport>(store, options_, std::move(on_failure));
   }
 
+  std::unique_ptr<Transport> split(const std::vector<int>& ranks, const GroupStore& store,
+                                   FailureHook on_failure) override {
+    GlooOptions options = options_;
+    options.number = number_of(options_);
+    options.rank = place_of(ranks, options_.rank);
+    options.size = static_cast<int>(ranks.size());
+    return std::make_unique<C10dGlooTransport>(store, options, std::move(on_failure));
+  }
+
  private:
   /// `numels`: empty: slices of one length.
   PendingPtr reduce_slices_of(const at::Tensor& full, const std::vector<int64_t>& numels,

@@ -5,6 +5,7 @@
 
 #include "comm/hybrid/task_queue.h"
 #include "comm/reported_memory.h"
+#include "comm/shm.h"
 #include "core/str.h"
 
 namespace tessera::comm {
@@ -78,6 +79,34 @@ class HybridTransport final : public Transport {
     return std::make_unique<HybridTransport>(store, found_, gloo_, std::move(on_failure));
   }
 
+  /// Over what the ranks need: shared memory alone, Gloo alone, or both.
+  std::unique_ptr<Transport> split(const std::vector<int>& ranks, const GroupStore& store,
+                                   FailureHook on_failure) override {
+    std::vector<int> hosts, mine;  // by rank: its host; the ranks of this host
+    for (const int rank : ranks) {
+      hosts.push_back(found_.hosts->host_of(rank));
+      if (hosts.back() == found_.hosts->host_of(gloo_.rank))
+        mine.push_back(found_.peers->number_of(found_.hosts->index_of(rank)));
+    }
+    GlooOptions gloo = gloo_;
+    gloo.number = gloo_.number < 0 ? gloo_.rank : gloo_.number;
+    gloo.rank = place_of(ranks, gloo_.rank);
+    gloo.size = static_cast<int>(ranks.size());
+    FoundHosts found{std::make_shared<hybrid::Hosts>(hosts), nullptr, ""};
+    if (found.hosts->num_hosts() == gloo.size) return make_gloo_transport(store, gloo, std::move(on_failure));
+    if (found.hosts->num_hosts() == 1)
+      return make_shm_transport(store, {.rank = gloo.rank,
+                                        .size = gloo.size,
+                                        .timeout = gloo.timeout,
+                                        .connect_timeout = gloo.connect_timeout,
+                                        .numbers = mine});
+    const int host = found.hosts->host_of(gloo.rank);
+    found.peers =
+        std::make_shared<shm::PeerSockets>(store.under(str("host/", host)), found.hosts->index_of(gloo.rank),
+                                           static_cast<int>(mine.size()), gloo.connect_timeout, mine);
+    return std::make_unique<HybridTransport>(store, found, gloo, std::move(on_failure));
+  }
+
  private:
   PendingPtr issue(Kind kind, const at::Tensor& full, uint32_t tag, ReduceInto into = {}, int root = 0) {
     const auto operation = std::make_shared<Operation>();
@@ -103,7 +132,7 @@ class HybridTransport final : public Transport {
     GlooOptions options = gloo_;
     options.rank = hosts.host_of(gloo_.rank);
     options.size = hosts.num_hosts();
-    options.number = gloo_.rank;
+    options.number = gloo_.number < 0 ? gloo_.rank : gloo_.number;
     options.on_end = std::move(on_end);
     std::vector<Column> columns;
     for (const int number : hosts.columns_of(gloo_.rank)) {

@@ -132,7 +132,10 @@ CommunicatorPtr connect(const Rendezvous& met, const Environment& env, const Joi
   const MakeTransport make = [&](const GroupStore& store,
                                  FailureHook on_failure) -> std::unique_ptr<Transport> {
     if (choice.backend == "shm")
-      return make_shm_transport(store, env.rank, env.world_size, options.timeout, options.rendezvous_timeout);
+      return make_shm_transport(store, {.rank = env.rank,
+                                        .size = env.world_size,
+                                        .timeout = options.timeout,
+                                        .connect_timeout = options.rendezvous_timeout});
     if (choice.backend == "nccl") return make_nccl_transport(store, env, options.timeout);
     const GlooOptions gloo = gloo_options(env, options, met.one_host);
     if (choice.backend == "hybrid")
@@ -219,8 +222,10 @@ void run_threads(int world_size, const JoinOptions& options,
       const MakeTransport make = [&](const GroupStore& group_store,
                                      FailureHook on_failure) -> std::unique_ptr<Transport> {
         if (options.backend == "shm" || (options.backend == "hybrid" && one_host))
-          return make_shm_transport(group_store, rank, world_size, options.timeout,
-                                    options.rendezvous_timeout);
+          return make_shm_transport(group_store, {.rank = rank,
+                                                  .size = world_size,
+                                                  .timeout = options.timeout,
+                                                  .connect_timeout = options.rendezvous_timeout});
         const GlooOptions gloo{.rank = rank,
                                .size = world_size,
                                .timeout = options.timeout,

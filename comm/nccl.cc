@@ -97,6 +97,12 @@ class NcclTransport final : public Transport {
     return std::make_unique<NcclTransport>(store, rank_, size_, device_, timeout_);
   }
 
+  std::unique_ptr<Transport> split(const std::vector<int>& ranks, const GroupStore& store,
+                                   FailureHook) override {
+    return std::make_unique<NcclTransport>(store, place_of(ranks, rank_), static_cast<int>(ranks.size()),
+                                           device_, timeout_);
+  }
+
  private:
   static PendingPtr pending(C10dWork work, std::function<void()> finish = {}) {
     return std::make_unique<C10dPending>(std::vector<C10dWork>{std::move(work)}, /*wait_blocks=*/false,

@@ -16,6 +16,10 @@ void tessera_nccl_make_group(const c10::intrusive_ptr<c10d::Store>* store, int r
   // CleanUpOnly (2) aborts the communicator instead, and the error shows in the works
   // (TransportCommunicator::reap), to be diagnosed like any other.
   setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2", /*overwrite=*/0);
+  // Operations of several NCCL communicators on one device start in the order in which the host has given
+  // them to it (NCCL 2.26 and later), which is the same on all ranks: [Note: one order on a device] in
+  // zero/residency.h.
+  setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", /*overwrite=*/0);
   auto options = c10d::ProcessGroupNCCL::Options::create();
   options->timeout = std::chrono::milliseconds(timeout_ms);
   options->group_name = "tessera";

@@ -6,6 +6,7 @@
 
 #include "comm/gloo.h"
 #include "comm/reported_memory.h"
+#include "comm/transport.h"
 
 namespace tessera::comm {
 namespace {
@@ -48,6 +49,13 @@ std::vector<std::string> SelfCommunicator::exchange(const std::string& value, st
 
 std::shared_ptr<Communicator> SelfCommunicator::duplicate(std::string_view) {
   return std::make_shared<SelfCommunicator>(group_);
+}
+
+std::shared_ptr<Communicator> SelfCommunicator::split(const std::vector<int>& ranks, std::string_view) {
+  SimulatedGroup part = group_;
+  part.rank = place_of(ranks, group_.rank);
+  part.size = static_cast<int>(ranks.size());
+  return std::make_shared<SelfCommunicator>(part);
 }
 
 WorkPtr SelfCommunicator::do_all_gather(const at::Tensor& full, const at::Tensor& shard, std::string_view) {

@@ -40,6 +40,7 @@ class SelfCommunicator final : public Communicator {
   std::vector<std::string> exchange(const std::string& value, std::string_view label,
                                     std::chrono::milliseconds timeout) override;
   std::shared_ptr<Communicator> duplicate(std::string_view name) override;
+  std::shared_ptr<Communicator> split(const std::vector<int>& ranks, std::string_view name) override;
 
  protected:
   WorkPtr do_all_gather(const at::Tensor& full, const at::Tensor& shard, std::string_view label) override;

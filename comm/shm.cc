@@ -57,8 +57,9 @@ class ShmPending final : public Pending {
 
 class ShmTransport final : public Transport {
  public:
-  ShmTransport(std::shared_ptr<shm::PeerSockets> peers, milliseconds timeout)
-      : timeout_(timeout), queue_(std::make_shared<shm::OperationQueue>(std::move(peers), timeout)) {}
+  ShmTransport(std::shared_ptr<shm::PeerSockets> peers, ShmOptions options)
+      : options_(std::move(options)),
+        queue_(std::make_shared<shm::OperationQueue>(std::move(peers), options_.timeout)) {}
 
   std::string_view name() const override { return "shm"; }
   bool wait_blocks() const override { return true; }
@@ -103,11 +104,23 @@ class ShmTransport final : public Transport {
   void abort() override { queue_->abort(); }
 
   std::unique_ptr<Transport> duplicate(const GroupStore&, FailureHook) override {
-    return std::make_unique<ShmTransport>(queue_->peers(), timeout_);
+    return std::make_unique<ShmTransport>(queue_->peers(), options_);
+  }
+
+  std::unique_ptr<Transport> split(const std::vector<int>& ranks, const GroupStore& store,
+                                   FailureHook) override {
+    ShmOptions options = options_;
+    options.rank = place_of(ranks, options_.rank);
+    options.size = static_cast<int>(ranks.size());
+    options.numbers.clear();
+    for (const int rank : ranks) options.numbers.push_back(queue_->peers()->number_of(rank));
+    return make_shm_transport(store, options);
   }
 
  private:
-  PendingPtr pending(uint64_t number) const { return std::make_unique<ShmPending>(queue_, number, timeout_); }
+  PendingPtr pending(uint64_t number) const {
+    return std::make_unique<ShmPending>(queue_, number, options_.timeout);
+  }
 
   at::Tensor allocate(int64_t bytes, bool common) {
     auto region = queue_->allocate(bytes, common);
@@ -115,16 +128,17 @@ class ShmTransport final : public Transport {
     return reported_memory(std::move(region), data, bytes, common ? queue_->size() : 1);
   }
 
-  const milliseconds timeout_;
+  const ShmOptions options_;
   const std::shared_ptr<shm::OperationQueue> queue_;
 };
 
 }  // namespace
 
-std::unique_ptr<Transport> make_shm_transport(const GroupStore& store, int rank, int size,
-                                              milliseconds timeout, milliseconds connect_timeout) {
+std::unique_ptr<Transport> make_shm_transport(const GroupStore& store, const ShmOptions& options) {
   return std::make_unique<ShmTransport>(
-      std::make_shared<shm::PeerSockets>(store.under("shm"), rank, size, connect_timeout), timeout);
+      std::make_shared<shm::PeerSockets>(store.under("shm"), options.rank, options.size,
+                                         options.connect_timeout, options.numbers),
+      options);
 }
 
 }  // namespace tessera::comm

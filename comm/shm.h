@@ -3,15 +3,22 @@
 
 #include <chrono>
 #include <memory>
+#include <vector>
 
 #include "comm/transport.h"
 
 namespace tessera::comm {
 
+struct ShmOptions {
+  int rank = 0;
+  int size = 1;
+  std::chrono::milliseconds timeout{0};          ///< of a collective
+  std::chrono::milliseconds connect_timeout{0};  ///< of connecting to all ranks
+  std::vector<int> numbers = {};  ///< what messages call the ranks, where they are some of many; empty: 0 …
+};
+
 /// Collective. Connects the ranks, which find each other through `store`, over Unix sockets. Throws
 /// CommError: ranks in different network namespaces, no shared memory, no descriptors.
-std::unique_ptr<Transport> make_shm_transport(const GroupStore& store, int rank, int size,
-                                              std::chrono::milliseconds timeout,
-                                              std::chrono::milliseconds connect_timeout);
+std::unique_ptr<Transport> make_shm_transport(const GroupStore& store, const ShmOptions& options);
 
 }  // namespace tessera::comm

@@ -3,6 +3,10 @@
 #include <ATen/ops/from_blob.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 
+#include <algorithm>
+
+#include "core/check.h"
+
 namespace tessera::comm {
 namespace {
 
@@ -20,6 +24,12 @@ at::Tensor view_of(const at::Tensor& buffer, void* data, int64_t numel, at::Scal
 }
 
 }  // namespace
+
+int place_of(const std::vector<int>& ranks, int rank) {
+  const auto found = std::find(ranks.begin(), ranks.end(), rank);
+  TESSERA_CHECK(found != ranks.end(), "rank ", rank, " is not in the group");
+  return static_cast<int>(found - ranks.begin());
+}
 
 at::Tensor plain_view(const at::Tensor& buffer, int64_t begin, int64_t numel) {
   char* data = static_cast<char*>(buffer.data_ptr()) + begin * buffer.element_size();

@@ -11,6 +11,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "comm/communicator.h"
 #include "comm/group_store.h"
@@ -67,7 +68,14 @@ class Transport {
   virtual void abort() = 0;
   /// Collective. An independent group over the same ranks, which find each other through `store`.
   virtual std::unique_ptr<Transport> duplicate(const GroupStore& store, FailureHook on_failure) = 0;
+  /// Collective over `ranks`, at least two of this group's, ascending, this one among them. An independent
+  /// group of them, which find each other through `store`.
+  virtual std::unique_ptr<Transport> split(const std::vector<int>& ranks, const GroupStore& store,
+                                           FailureHook on_failure) = 0;
 };
+
+/// Local. The place of `rank` in `ranks`, which has it.
+int place_of(const std::vector<int>& ranks, int rank);
 
 /// Local. Elements [begin, begin + numel) of a 1-D contiguous tensor, which is kept alive. Made without an
 /// operator and with a storage of its own, so that those who listen to operators on the model's storages

@@ -251,42 +251,14 @@ std::vector<std::string> TransportCommunicator::exchange(const std::string& valu
     std::string& text = result.values[r];
     const std::string their_label = text.substr(0, text.find('\n'));
     if (their_label != label)
-      differ(
-          str("rank ", rank(), " exchanges \"", label, "\" but rank ", r, " exchanges \"", their_label, '"'));
+      differ(str("rank ", global_rank(rank_), " exchanges \"", label, "\" but rank ",
+                 global_rank(static_cast<int>(r)), " exchanges \"", their_label, '"'));
     text.erase(0, their_label.size() + 1);
   }
   return std::move(result.values);
 }
 
 // --------------------------------------------------------------------------------------- life and failure
-
-TransportCommunicator::TransportCommunicator(std::shared_ptr<GroupContext> context, milliseconds timeout,
-                                             const MakeTransport& make, at::Device device)
-    : Communicator(device),
-      context_(std::move(context)),
-      store_(context_->store().under("group")),
-      recorder_(std::make_shared<FlightRecorder>(rank(), size(), store_, context_->store())),
-      exchange_(store_.under("exchange"), rank(), size()),
-      timeout_(timeout),
-      name_("main"),
-      exceptions_at_birth_(std::uncaught_exceptions()) {
-  open(make);
-}
-
-TransportCommunicator::TransportCommunicator(const TransportCommunicator& original, std::string name,
-                                             GroupStore store)
-    : Communicator(original.device()),
-      context_(original.context_),
-      store_(std::move(store)),
-      recorder_(std::make_shared<FlightRecorder>(rank(), size(), store_, context_->store())),
-      exchange_(store_.under("exchange"), rank(), size()),
-      timeout_(original.timeout_),
-      name_(std::move(name)),
-      exceptions_at_birth_(std::uncaught_exceptions()) {
-  open([&](const GroupStore& group_store, FailureHook on_failure) {
-    return original.transport_->duplicate(group_store, std::move(on_failure));
-  });
-}
 
 // A rank that is done early must not leave while others still connect to each other.
 void TransportCommunicator::open(const MakeTransport& make) {
@@ -300,24 +272,13 @@ void TransportCommunicator::open(const MakeTransport& make) {
     if (!recorder_->any_failed_or_left()) return;
     for (int r = 0; r < size(); ++r)
       if (const auto departure = recorder_->departure(r); departure && !exchange_.has_arrived(r))
-        throw CommError(str("rank ", r, " left the group while it was set up: ", *departure));
+        throw CommError(str("rank ", global_rank(r), " left the group while it was set up: ", *departure));
   };
   const StoreExchange::Result result = exchange_.run("", kOpenTimeout, watch);
   if (!result.missing.empty())
-    throw CommError(str(name_ranks(result.missing), result.missing.size() == 1 ? " has" : " have",
+    throw CommError(str(named(result.missing), result.missing.size() == 1 ? " has" : " have",
                         " not connected within ", name_duration(kOpenTimeout)));
   if (result.values.empty()) throw CommError(result.cause);
-}
-
-std::shared_ptr<Communicator> TransportCommunicator::duplicate(std::string_view name) {
-  exchange("", str("duplicate \"", name, '"'), timeout_);
-  ++num_duplicates_;
-  try {
-    return std::make_shared<TransportCommunicator>(*this, str(name_, "/", num_duplicates_, " ", name),
-                                                   store_.under(str("duplicate/", num_duplicates_)));
-  } catch (const CommError& error) {
-    fail_with(error.what());
-  }
 }
 
 TransportCommunicator::~TransportCommunicator() {
@@ -332,7 +293,7 @@ TransportCommunicator::~TransportCommunicator() {
 
 void TransportCommunicator::abort(std::string_view reason) {
   context_->leave(error_ ? kLeftByFault : reason);
-  if (!error_) error_ = str("rank ", rank(), " has left the group: ", reason);
+  if (!error_) error_ = str("rank ", global_rank(rank_), " has left the group: ", reason);
   transport_->abort();
 }
 
@@ -357,9 +318,10 @@ void TransportCommunicator::check_interrupt() {
 
 void TransportCommunicator::check_all_alive(int64_t number) {
   try {
-    std::vector<int> gone = store_.gone();
+    std::vector<int> gone = recorder_->gone();
     // A rank that has left in order has done its part, which may still be on its way.
     std::erase_if(gone, [&](int rank) { return recorder_->departure(rank) == kLeftInOrder; });
+    for (int& rank : gone) rank = global_rank(rank);
     if (!gone.empty()) throw RankIsGone(gone);
   } catch (const CommError& error) {  // RankIsGone, or the store has gone with rank 0
     fail(number, error.what(), timeout_);
@@ -390,6 +352,11 @@ void TransportCommunicator::fail(int64_t number, const std::string& cause, milli
     message = error.what();
   }
   fail_with(std::move(message));
+}
+
+std::string TransportCommunicator::named(std::vector<int> ranks) const {
+  for (int& rank : ranks) rank = global_rank(rank);
+  return name_ranks(ranks);
 }
 
 void TransportCommunicator::fail_with(std::string message) {

@@ -43,13 +43,16 @@ class TransportCommunicator final : public Communicator,
   /// Collective. Connects, and returns when all ranks have. Throws CommError.
   TransportCommunicator(std::shared_ptr<GroupContext> context, std::chrono::milliseconds timeout,
                         const MakeTransport& make, at::Device device = at::kCPU);
-  /// Collective. A duplicate: `name` and `store` are the same on all ranks, and of this group alone.
-  TransportCommunicator(const TransportCommunicator& original, std::string name, GroupStore store);
+  /// Collective. A duplicate, or a part of the original: `ranks` of it. `name` and `store` are the same on
+  /// all of them, and of this group alone.
+  TransportCommunicator(const TransportCommunicator& original, const std::vector<int>& ranks,
+                        std::string name, GroupStore store);
   /// While an exception unwinds, aborts; else waits for what is in flight.
   ~TransportCommunicator() override;
 
-  int rank() const override { return context_->rank(); }
-  int size() const override { return context_->size(); }
+  int rank() const override { return rank_; }
+  int size() const override { return static_cast<int>(ranks_.size()); }
+  int global_rank(int rank) const override { return ranks_[static_cast<size_t>(rank)]; }
   std::string_view backend() const override { return transport_->name(); }
   std::chrono::milliseconds timeout() const override { return timeout_; }
   bool wait_blocks() const override { return transport_->wait_blocks(); }
@@ -58,6 +61,7 @@ class TransportCommunicator final : public Communicator,
                                     std::chrono::milliseconds timeout) override;
   using Communicator::exchange;
   std::shared_ptr<Communicator> duplicate(std::string_view name) override;
+  std::shared_ptr<Communicator> split(const std::vector<int>& ranks, std::string_view name) override;
   at::Tensor allocate_symmetric(int64_t bytes, at::Device device, std::string_view label) override;
   at::Tensor allocate_shared(int64_t bytes, std::string_view label) override;
   at::Tensor peer_view(const at::Tensor& mine, int rank) override;
@@ -100,10 +104,14 @@ class TransportCommunicator final : public Communicator,
   [[noreturn]] void fail(int64_t number, const std::string& cause, std::chrono::milliseconds timeout,
                          std::vector<int> missing = {});
   [[noreturn]] void fail_with(std::string message);
+  /// As messages call them.
+  std::string named(std::vector<int> ranks) const;
   /// The same, with a RanksDiffer.
   [[noreturn]] void differ(std::string message);
 
   const std::shared_ptr<GroupContext> context_;
+  const std::vector<int> ranks_;  ///< of this group: their numbers in the context, by rank
+  const int rank_;
   const GroupStore store_;
   const std::shared_ptr<FlightRecorder> recorder_;
   StoreExchange exchange_;
@@ -114,7 +122,7 @@ class TransportCommunicator final : public Communicator,
   bool ranks_differ_ = false;         ///< as a RanksDiffer
   bool was_interrupted_ = false;
   std::deque<std::shared_ptr<PendingCollective>> in_flight_;
-  int64_t num_duplicates_ = 0;
+  int64_t num_duplicates_ = 0;            ///< and parts
   std::unique_ptr<Transport> transport_;  ///< last: its threads use the recorder
 };
 

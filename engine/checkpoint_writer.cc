@@ -43,7 +43,7 @@ CheckpointWriter::~CheckpointWriter() {
 int64_t CheckpointWriter::bytes_to_copy() const {
   int64_t bytes = 0;
   for (int unit = 0; unit < model_.layout().num_units(); ++unit) {
-    const zero::LocalState mine = model_.unit(unit).shard_state();
+    const zero::LocalState mine = model_.unit(unit).piece_state();
     bytes += static_cast<int64_t>(mine.weights.nbytes());
     for (const at::Tensor& state : mine.states) bytes += static_cast<int64_t>(state.nbytes());
   }
@@ -74,6 +74,17 @@ static checkpoint::SourceBytes bytes_on_disk(zero::OffloadedTensor& source, cons
           [&source] { source.release(); }};
 }
 
+/// Collective where this rank does not write the file of its own number: then it gets the blob that belongs
+/// there.
+at::Tensor CheckpointWriter::blob_of_file(const zero::NamedTensor& blob, int file) {
+  comm::Communicator& comm = model_.comm();
+  if (model_.mesh().num_rows() == 1) return blob.tensor;
+  const at::Tensor mine = blob.tensor.to(comm.device());
+  const at::Tensor all = at::empty({comm.size() * mine.numel()}, mine.options());
+  comm.all_gather(all, mine, blob.name)->wait();
+  return all.narrow(0, file * mine.numel(), mine.numel()).cpu();
+}
+
 std::unique_ptr<CheckpointWriter::Job> CheckpointWriter::prepare(const CheckpointContent& content,
                                                                  bool copy) {
   const zero::PauseListening our_own_operators;
@@ -88,12 +99,14 @@ std::unique_ptr<CheckpointWriter::Job> CheckpointWriter::prepare(const Checkpoin
   checkpoint::SaveRequest& request = job->request;
   request.directory = content.directory;
   request.tag = content.tag;
-  request.rank = model_.comm().rank();
+  request.rank = model_.mesh().piece();
+  for (int piece = 0; piece < model_.comm().size(); ++piece)
+    request.writers.push_back(model_.mesh().rank_of_piece(piece));
   request.stage = stage_;
   request.layout = &model_.layout();
   for (std::string_view name : model_.state_names()) request.state_names.emplace_back(name);
   for (int unit = 0; unit < model_.layout().num_units(); ++unit) {
-    const zero::LocalState mine = model_.unit(unit).shard_state();
+    const zero::LocalState mine = model_.unit(unit).piece_state();
     const auto source = [&](const at::Tensor& tensor) {
       zero::OffloadedTensor* const on_disk = model_.unit(unit).find_on_disk(tensor);
       if (on_disk == nullptr) return checkpoint::SourceBytes(keep(tensor));
@@ -107,7 +120,8 @@ std::unique_ptr<CheckpointWriter::Job> CheckpointWriter::prepare(const Checkpoin
   for (const zero::NamedTensor& buffer : content.buffers)
     request.tensors.push_back({buffer.name, dtype_of(buffer.tensor, buffer.name), buffer.tensor.sizes().vec(),
                                keep(buffer.tensor)});
-  for (const zero::NamedTensor& blob : content.blobs) request.blobs.push_back({blob.name, keep(blob.tensor)});
+  for (const zero::NamedTensor& blob : content.blobs)
+    request.blobs.push_back({blob.name, keep(blob_of_file(blob, request.rank))});
   zero::OffloadedTensor::expect(read_next);
   request.state = content.state;
   request.disk = {.sync = config_.fsync, .probe = content.probe};
@@ -117,7 +131,10 @@ std::unique_ptr<CheckpointWriter::Job> CheckpointWriter::prepare(const Checkpoin
 
 void CheckpointWriter::write(const Job& job, comm::Communicator& comm) const {
   const checkpoint::SaveResult result = checkpoint::save(job.request, [&](const std::string& mine) {
-    return comm.exchange(mine, "checkpoint " + job.request.tag);
+    const std::vector<std::string> by_rank = comm.exchange(mine, "checkpoint " + job.request.tag);
+    std::vector<std::string> by_file;
+    for (const int rank : job.request.writers) by_file.push_back(by_rank[static_cast<size_t>(rank)]);
+    return by_file;
   });
   if (!result.warning.empty()) log_.warning(result.warning);
   if (config_.keep_last == 0 || comm.rank() != 0) return;

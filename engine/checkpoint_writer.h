@@ -10,6 +10,10 @@
 // State that lies on disk (zero_optimization.offload_optimizer, offload_param) is saved before save()
 // returns: a copy to write from would have to be written, too.
 //
+// [Note: pieces in files] A checkpoint has a file for each rank. Rank r writes the file of its piece
+// (zero/mesh.h), so every element is written once, also where rows of ranks hold copies, and the files are
+// those that a run without rows would write. Each rank's own blobs go into the file of its number.
+//
 // [Note: a failure stays until all ranks take it] save() fails on all ranks alike, but their threads
 // end at different times, so one rank may see it some steps before another. report() therefore only logs. The
 // program acts on last_failed(), finish() and the next save(), which wait, and so see the same on all ranks.
@@ -81,6 +85,7 @@ class CheckpointWriter {
   bool in_background() const { return config_.async && model_.offload_store() == nullptr; }
   std::unique_ptr<Job> prepare(const CheckpointContent& content, bool copy);
   at::Tensor on_host(const at::Tensor& tensor, bool copy);
+  at::Tensor blob_of_file(const zero::NamedTensor& blob, int file);
   int64_t bytes_to_copy() const;
   void write(const Job& job, comm::Communicator& comm) const;
   void log_failure(const std::exception_ptr& failure) const;

@@ -13,6 +13,7 @@
 #include "core/error.h"
 #include "core/str.h"
 #include "engine/checkpoint_writer.h"
+#include "engine/config/groups.h"
 #include "engine/config/parse.h"
 #include "engine/optimizer_setup.h"
 #include "engine/same_config.h"
@@ -47,7 +48,15 @@ void check_tiers(const ZeroConfig& zero, const zero::Tiers& tiers, const zero::S
   if (tiers.optimizer != zero::Tier::kDevice && !sharding.optimizer && world_size > 1)
     refuse("offload_optimizer", zero.offload_optimizer.device,
            "at stage 0 with several ranks, each of which keeps all states; expected stage 1, 2 or 3");
+  const zero::GroupSizes groups = groups_of(zero, world_size);
+  if (tiers.optimizer != zero::Tier::kDevice && groups.shard > 0)
+    refuse("offload_optimizer", zero.offload_optimizer.device,
+           "beside mics_shard_size; expected one of the two: gradients are summed over the groups on the "
+           "device");
   if (tiers.parameters == zero::Tier::kDevice) return;
+  if (groups.secondary > 0)
+    refuse("offload_param", zero.offload_param.device,
+           "beside zero_hpz_partition_size; expected one of the two: the second copy would be on the device");
   if (!sharding.parameters)
     refuse("offload_param", zero.offload_param.device,
            "at a stage that does not shard parameters; expected stage 3");
@@ -87,6 +96,7 @@ zero::ShardedModelOptions sharding_options(const EngineConfig& config, const Ini
   const DType accumulate = config.grad_accum_dtype.value_or(DType::kFloat32);
   zero::ShardedModelOptions options;
   options.sharding = zero::sharding_of(zero.stage);
+  options.groups = groups_of(zero, world_size);
   options.compute_dtype = config.compute_dtype();
   options.device = init.device;
   options.unit_numel = std::min({zero.unit_numel, zero.reduce_bucket_size, zero.allgather_bucket_size});

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "comm/self.h"
+#include "engine/config/groups.h"
 #include "engine/engine.h"
 #include "engine/optimizer_setup.h"
 #include "tools/tasks.h"
@@ -15,14 +16,27 @@ using zero::Tier;
 
 zero::StateBytes CountedModel::bytes(int stage, int64_t world, DType accumulate, zero::Tiers tiers, Tier tier,
                                      bool one_copy_a_host) const {
-  const zero::StateModel state{.sharding = zero::sharding_of(stage),
-                               .accumulate_dtype = accumulate,
-                               .one_copy_a_host = one_copy_a_host,
-                               .num_states = num_states,
-                               .tiers = tiers};
+  return bytes_of({.sharding = zero::sharding_of(stage),
+                   .accumulate_dtype = accumulate,
+                   .one_copy_a_host = one_copy_a_host,
+                   .num_states = num_states,
+                   .tiers = tiers},
+                  world, tier);
+}
+
+zero::StateBytes CountedModel::bytes_in_groups(int64_t world, DType accumulate) const {
+  return bytes_of({.sharding = zero::sharding_of(3),
+                   .accumulate_dtype = accumulate,
+                   .num_states = num_states,
+                   .groups = groups},
+                  world, Tier::kDevice);
+}
+
+zero::StateBytes CountedModel::bytes_of(const zero::StateModel& state, int64_t world, Tier tier) const {
   zero::StateBytes sum =
       zero::estimate_state_bytes(num_trainable, static_cast<int>(world), dtype, state, tier);
-  return sum += zero::state_bytes({num_frozen, (num_frozen + world - 1) / world, dtype, false}, state, tier);
+  return sum +=
+         zero::state_bytes(zero::elements_of(num_frozen, world, dtype, false, state.groups), state, tier);
 }
 
 int64_t CountedModel::smallest_world(int stage, zero::Tiers tiers, int64_t budget_bytes) const {
@@ -57,6 +71,7 @@ CountedModel count_model(const std::string& config, const std::vector<std::strin
   model.precision = train::precision_of(run.engine);
   model.optimizer = type_of(run.engine.optimizer.options);
   model.num_states = num_states_of(run.engine.optimizer);
+  model.groups = groups_of(run.engine.zero, kMany);
   EngineConfig alone = run.engine;
   alone.optimizer = {.options = SGDOptions{.lr = 0}};
   alone.scheduler = ConstantLrOptions{};

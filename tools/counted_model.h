@@ -17,14 +17,21 @@ struct CountedModel {
   DType dtype = DType::kFloat32;
   DType accumulate_dtype = DType::kFloat32;
   int num_states = 0;
+  /// Groups of ranks, where the configuration forms them; see bytes_in_groups().
+  zero::GroupSizes groups = {};
   int64_t train_size = 0;            ///< samples of the training set, where it is a configuration's
   std::string precision, optimizer;  ///< in words
 
   /// Local. Bytes of one rank of `world` on `tier`, without padding. `one_copy_a_host`: see zero::StateModel.
   zero::StateBytes bytes(int stage, int64_t world, DType accumulate, zero::Tiers tiers = {},
                          zero::Tier tier = zero::Tier::kDevice, bool one_copy_a_host = false) const;
+  /// Local. The same in memory at stage 3, with `groups`, which divide `world`.
+  zero::StateBytes bytes_in_groups(int64_t world, DType accumulate) const;
   /// Local. As zero::smallest_world.
   int64_t smallest_world(int stage, zero::Tiers tiers, int64_t budget_bytes) const;
+
+ private:
+  zero::StateBytes bytes_of(const zero::StateModel& state, int64_t world, zero::Tier tier) const;
 };
 
 inline constexpr zero::Tiers kOptimizerOnDisk{.optimizer = zero::Tier::kDisk};

@@ -15,6 +15,7 @@
 #include "core/error.h"
 #include "core/str.h"
 #include "core/terminal.h"
+#include "engine/config/groups.h"
 #include "tools/columns.h"
 #include "tools/command_line.h"
 #include "tools/counted_model.h"
@@ -150,6 +151,11 @@ void Fit::read(int num_ranks) {
         "--fit: the ranks would be on CUDA, and it measures ranks on the CPU; expected --set "
         "trainer.device=cpu, or tessera memory CONFIG, which measures on CUDA");
   const ZeroConfig& zero = run_.engine.zero;
+  if (groups_of(zero, num_ranks) != zero::GroupSizes())
+    throw ConfigError(
+        "--fit: zero_optimization.mics_shard_size and zero_hpz_partition_size hold copies, which it does not "
+        "weigh against other settings; expected them left out, or tessera memory CONFIG, which measures "
+        "them");
   const auto path =
       zero.offload_optimizer.nvme_path ? zero.offload_optimizer.nvme_path : zero.offload_param.nvme_path;
   const std::string runs = fs::path(run_.trainer.output_dir).parent_path().string();

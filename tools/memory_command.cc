@@ -17,6 +17,7 @@
 #include "core/str.h"
 #include "core/temporary_folder.h"
 #include "core/terminal.h"
+#include "engine/config/groups.h"
 #include "launcher/environment.h"
 #include "tools/command_line.h"
 #include "tools/counted_model.h"
@@ -82,9 +83,11 @@ std::vector<int> stages_of(const MemoryFlags& flags, int world_size) {
     if (offload.on_disk()) return zero::Tier::kDisk;
     return offload.device == "cpu" && run.trainer.device == "cuda" ? zero::Tier::kHost : zero::Tier::kDevice;
   };
+  const bool in_groups = groups_of(zero, world_size) != zero::GroupSizes();
   std::vector<int> stages;
   for (const int stage : {0, 1, 2, 3})
-    if (can_offload(stage, world_size,
+    if ((!in_groups || zero::sharding_of(stage).parameters) &&
+        can_offload(stage, world_size,
                     {.parameters = tier(zero.offload_param), .optimizer = tier(zero.offload_optimizer)}))
       stages.push_back(stage);
   return stages;
@@ -115,9 +118,12 @@ int measure(const MemoryFlags& flags, const std::vector<std::string>& args, cons
     throw ConfigError(
         "memory: runs under a launcher, but starts its ranks itself; expected a start without one, with "
         "--nproc N");
-  if (!flags.by_formula.params.empty() || flags.by_formula.world > 0 || flags.by_formula.offload_plan)
+  const EstimateFlags& formula = flags.by_formula;
+  if (!formula.params.empty() || formula.world > 0 || formula.offload_plan ||
+      formula.groups != zero::GroupSizes())
     throw ConfigError(
-        "--params, --world and --offload-plan are options of --estimate; expected --estimate too");
+        "--params, --world, --mics-shard-size, --hpz-partition-size and --offload-plan are options of "
+        "--estimate; expected --estimate too");
   if (flags.simulate_world == 0 && flags.rank > 0)
     throw ConfigError("--rank chooses a rank of --simulate-world; expected --simulate-world N too");
   if (flags.simulate_world > 0 && flags.launch.nproc)
@@ -287,6 +293,16 @@ void add_memory_command(CLI::App& app, const std::vector<std::string>& args, int
       ->type_name("NAME");
   command->add_option("--precision", flags->by_formula.precision, "fp32, bf16 or fp16 (default: bf16)")
       ->type_name("DTYPE");
+  command
+      ->add_option("--mics-shard-size", flags->by_formula.groups.shard,
+                   "Stage 3 with zero_optimization.mics_shard_size, too")
+      ->type_name("N")
+      ->check(CLI::Range(1, 1 << 30).description(""));
+  command
+      ->add_option("--hpz-partition-size", flags->by_formula.groups.secondary,
+                   "Stage 3 with zero_optimization.zero_hpz_partition_size, too")
+      ->type_name("N")
+      ->check(CLI::Range(2, 1 << 30).description(""));
   command->add_flag("--offload-plan", flags->by_formula.offload_plan,
                     "With --estimate: what a GPU's rank keeps in the host's memory, and moves in a step");
   CLI::Option* const fits =

@@ -3,6 +3,7 @@
 #include <charconv>
 #include <cstdint>
 #include <iostream>
+#include <utility>
 
 #include "core/error.h"
 #include "core/str.h"
@@ -55,6 +56,7 @@ CountedModel counted_by_flags(const EstimateFlags& flags) {
   estimated.dtype = parse_precision(estimated.precision);
   estimated.optimizer = flags.optimizer.empty() ? "AdamW" : flags.optimizer;
   estimated.num_states = num_states_of(parse_optimizer(estimated.optimizer));
+  estimated.groups = flags.groups;
   return estimated;
 }
 
@@ -76,16 +78,28 @@ void print_stages(const CountedModel& estimated, int world) {
             << (world == 1 ? " rank" : " ranks") << "\n\n"
             << "          parameters  gradients  master  optimizer     total"
             << (two ? "   " + gradients : "") << '\n';
-  for (const int stage : {0, 1, 2, 3}) {
-    const zero::StateBytes bytes = estimated.bytes(stage, world, estimated.accumulate_dtype);
-    std::cout << "stage " << stage << "  " << in_unit(bytes.parameters, unit, 11)
+  const auto print = [&](const std::string& name, const auto& bytes_with) {
+    const zero::StateBytes bytes = bytes_with(estimated.accumulate_dtype);
+    std::cout << padded_right(name, 9) << in_unit(bytes.parameters, unit, 11)
               << in_unit(bytes.gradients, unit, 11) << in_unit(bytes.master, unit, 8)
               << in_unit(bytes.optimizer, unit, 11) << in_unit(bytes.total(), unit, 10);
-    if (two)
-      std::cout << in_unit(estimated.bytes(stage, world, estimated.dtype).total(), unit,
-                           gradients.size() + 3);
+    if (two) std::cout << in_unit(bytes_with(estimated.dtype).total(), unit, gradients.size() + 3);
     std::cout << '\n';
-  }
+  };
+  for (const int stage : {0, 1, 2, 3})
+    print(str("stage ", stage), [&](DType accumulate) { return estimated.bytes(stage, world, accumulate); });
+  if (const zero::GroupSizes& groups = estimated.groups; groups.shard + groups.secondary > 0 && world > 1)
+    print(groups.shard > 0 ? str("mics ", groups.shard) : str("hpz ", groups.secondary),
+          [&](DType accumulate) { return estimated.bytes_in_groups(world, accumulate); });
+}
+
+void check_groups(const zero::GroupSizes& groups, int world) {
+  if (groups.shard > 0 && groups.secondary > 0)
+    throw ConfigError("--mics-shard-size, --hpz-partition-size: expected one of them");
+  for (const auto& [name, size] :
+       {std::pair{"mics_shard_size", groups.shard}, {"zero_hpz_partition_size", groups.secondary}})
+    if (size > 0 && world > 1 && world % size != 0)
+      throw ConfigError(str("--world ", world, ": ", name, " is ", size, "; expected a multiple of it"));
 }
 
 void print_tiers(const CountedModel& estimated, int world) {
@@ -169,9 +183,15 @@ void print_memory_estimate(const std::string& config, const std::vector<std::str
     throw ConfigError("--offload-plan: expected --world, the number of ranks");
   if (flags.world < 1 && flags.fit.empty())
     throw ConfigError("--estimate: expected --world, the number of ranks, or --fit, a size");
+  if (!config.empty() && flags.groups.shard + flags.groups.secondary > 0)
+    throw ConfigError(
+        "--mics-shard-size and --hpz-partition-size are for --params; CONFIG has keys for them: expected "
+        "--set "
+        "zero_optimization.mics_shard_size=N or zero_optimization.zero_hpz_partition_size=N");
   if (!flags.fit.empty()) parse_size("--fit", flags.fit, /*bare_bytes=*/false);
   const CountedModel estimated =
       config.empty() ? counted_by_flags(flags) : count_model(config, overrides, log);
+  check_groups(estimated.groups, flags.world);
   std::cout << "Model state of " << format_count(estimated.num_trainable)
             << (estimated.num_frozen > 0
                     ? str(" trainable and ", format_count(estimated.num_frozen), " frozen")

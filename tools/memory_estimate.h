@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/log.h"
+#include "zero/mesh.h"
 
 namespace tessera::tools {
 
@@ -16,6 +17,7 @@ struct EstimateFlags {
   std::string precision;  ///< empty: bf16
   std::string fit;        ///< a size such as "80GB"; empty: not asked
   bool offload_plan = false;
+  zero::GroupSizes groups = {};  ///< of the model of `params`; a configuration has its own
 };
 
 /// Local. Prints the estimate for the model of the JSON file `config` (with `overrides`, as --set gives

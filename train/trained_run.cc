@@ -127,6 +127,8 @@ std::unique_ptr<Predictor> load_predictor(const TrainedRun& run, const Registry&
       registry.make_predictor(run.config.model, run.config.data, run.folder);
   EngineConfig config = run.config.engine;
   config.zero.stage = 0;  // there is only one rank
+  config.zero.mics_shard_size = ZeroConfig().mics_shard_size;
+  config.zero.hpz_partition_size = ZeroConfig().hpz_partition_size;
   const comm::CommunicatorPtr comm = join_group(run.config.trainer, alone, logger);
   InitOptions init;
   init.device = comm->device();

@@ -16,6 +16,17 @@
 
 namespace tessera::zero {
 
+/// Collective. Every rank gets the same bits.
+static void sum_over(comm::Communicator& comm, const at::Tensor& flat, const std::string& label) {
+  comm.reduce_scatter(flat, label)->wait();
+  const int64_t numel = flat.numel() / comm.size();
+  comm.all_gather(flat, flat.narrow(0, comm.rank() * numel, numel), label)->wait();
+}
+
+static int num_ranks(const comm::Communicator& comm, const ReducerOptions& options) {
+  return comm.size() * (options.replicas ? options.replicas->size() : 1);
+}
+
 GradientReducer::GradientReducer(const Layout& layout, std::vector<ParamUnit>& units,
                                  std::vector<at::Tensor> parameters, comm::CommunicatorPtr comm,
                                  const ReducerOptions& options)
@@ -23,8 +34,9 @@ GradientReducer::GradientReducer(const Layout& layout, std::vector<ParamUnit>& u
       units_(units),
       comm_(std::move(comm)),
       options_(options),
-      prescale_(options.prescale ? 1.0 / comm_->size() : 1 / options.predivide_factor),
-      postscale_(options.prescale ? 1 : options.predivide_factor / comm_->size()),
+      prescale_(options.prescale ? 1.0 / num_ranks(*comm_, options) : 1 / options.predivide_factor),
+      postscale_(options.prescale ? 1 : options.predivide_factor / num_ranks(*comm_, options)),
+      row_scale_(options.replicas ? 1 : postscale_),
       gradients_(layout, units, std::move(parameters),
                  {.accumulate_dtype = options.accumulate_dtype,
                   .prescale = prescale_,
@@ -38,7 +50,7 @@ GradientReducer::GradientReducer(const Layout& layout, std::vector<ParamUnit>& u
   }
   queue_ = std::make_unique<ReductionQueue>(
       units_, std::move(order),
-      ReductionQueue::Options{.rank = comm_->rank(),
+      ReductionQueue::Options{.rank = comm_->global_rank(comm_->rank()),
                               .hooks_may_block = !gathers_on_use || !comm_->wait_blocks(),
                               .wait_limit = options_.hook_wait_limit,
                               .log = options_.log});
@@ -46,6 +58,7 @@ GradientReducer::GradientReducer(const Layout& layout, std::vector<ParamUnit>& u
   const Placement& placement = units_[this->order().front()].placement;  // that of all trainable units
   for (const int unit : this->order()) TESSERA_CHECK(units_[unit].placement == placement);
   update_whole_ = !placement.updates_shard;
+  TESSERA_CHECK(!options_.replicas || (placement.gradient_sharded && placement.gradient == Tier::kDevice));
   if (placement.gradient_sharded || options_.reduce_each_micro_step) {
     way_ = Way::kReduceEachBackward;
   } else if (options_.accumulate_dtype != options_.communicate_dtype) {
@@ -71,9 +84,11 @@ void GradientReducer::make_accumulator(ParamUnit& unit) {
       unit.memory.full().options().dtype(options_.accumulate_dtype).requires_grad(false);
   const int64_t numel = unit.placement.gradient_sharded ? unit.shard_range.numel() : unit.spec.numel;
   const MemoryFor use(MemoryUse::kGradients);
-  unit.gradient.accumulator = through_slots()
-                                  ? unit.make(kGradient, numel, options_.accumulate_dtype, "the gradient")
-                                  : symmetric_zeros(*comm_, numel, like, unit.name);
+  unit.gradient.accumulator =
+      through_slots() ? options_.replicas
+                            ? symmetric_zeros(*options_.replicas, numel, like, unit.name)
+                            : unit.make(kGradient, numel, options_.accumulate_dtype, "the gradient")
+                      : symmetric_zeros(*comm_, numel, like, unit.name);
   for (const int parameter : unit.spec.parameters) {
     const at::Tensor& tensor = gradients_.parameter(parameter);
     tensor.mutable_grad().reset();
@@ -107,6 +122,7 @@ void GradientReducer::begin_backward(bool first, bool boundary) {
   boundary_ = boundary;
   gradients_.begin_backward(first);
   if (all_have_read_) std::exchange(all_have_read_, nullptr)->wait();
+  sums_.clear();
   queue_->begin();
 }
 
@@ -223,7 +239,7 @@ void GradientReducer::issue(ParamUnit& unit) {
   const at::Tensor sum = sum_goes_to(unit, add);
   unit.gradient.reduction = update_whole_ && !through_slots() && !reads_peers_
                                 ? comm_->all_reduce(flat, unit.name, postscale_)
-                                : comm_->reduce_scatter(flat, {sum, postscale_, add}, unit.name);
+                                : comm_->reduce_scatter(flat, {sum, row_scale_, add}, unit.name);
 }
 
 /// (shard numel) for the reduction that is issued next, on the device. What it adds to is there.
@@ -255,6 +271,8 @@ bool GradientReducer::complete_next(Wait wait) {
   if (unit == nullptr) return false;
   free_slot(*unit);
   leave_memory(*unit);
+  // Elsewhere the order relative to the row's operations is not free: [Note: one order on a device].
+  if (options_.overlap && comm_->wait_blocks()) issue_sums(/*at_end=*/false);
   return true;
 }
 
@@ -277,7 +295,7 @@ void GradientReducer::leave_memory(ParamUnit& unit) {
 }
 
 kernels::NormPart GradientReducer::norm(const ParamUnit& unit) const {
-  return unit.placement.gradient == Tier::kDevice ? kernels::squared_norm(shard(unit))
+  return unit.placement.gradient == Tier::kDevice ? kernels::squared_norm(piece(unit))
                                                   : unit.gradient.norm.get();
 }
 
@@ -290,6 +308,36 @@ void GradientReducer::gather_results() {
   for (const int unit : order()) std::exchange(units_[unit].gradient.reduction, nullptr)->wait();
 }
 
+/// Issues the sums over the replicas, of those units whose reduction in the row is complete, in the agreed
+/// order. Where reductions are buffered, few are under way at once; only `at_end` is a sum waited for.
+void GradientReducer::issue_sums(bool at_end) {
+  if (!options_.replicas || !boundary_) return;
+  while (static_cast<int>(sums_.size()) < queue_->num_completed()) {
+    if (const size_t oldest = sums_.size() - static_cast<size_t>(options_.num_slots);
+        sums_.size() >= static_cast<size_t>(options_.num_slots)) {
+      if (!at_end && !sums_[oldest]->test()) return;
+      sums_[oldest]->wait();
+    }
+    const ParamUnit& unit = units_[order()[sums_.size()]];
+    sums_.push_back(
+        options_.replicas->reduce_scatter(unit.gradient.accumulator, {piece(unit), postscale_}, unit.name));
+  }
+}
+
+/// Collective, at an accumulation boundary. The replicas' accumulators get the same bits, also where the
+/// backend's all-reduce would not promise that: each rank sums its piece, and the others take it over.
+void GradientReducer::sum_over_replicas() {
+  if (!options_.replicas || !boundary_) return;
+  issue_sums(/*at_end=*/true);
+  std::vector<comm::WorkPtr> gathers;
+  for (size_t place = 0; place < sums_.size(); ++place) {
+    const ParamUnit& unit = units_[order()[place]];
+    sums_[place]->wait();
+    gathers.push_back(options_.replicas->all_gather(unit.gradient.accumulator, piece(unit), unit.name));
+  }
+  for (const comm::WorkPtr& gather : gathers) gather->wait();
+}
+
 void GradientReducer::finish_backward() {
   const PauseListening our_own_operators;
   const at::NoGradGuard no_grad;
@@ -299,6 +347,7 @@ void GradientReducer::finish_backward() {
     issue_ready(/*at_end=*/true);
     while (queue_->in_flight() > 0) complete_next(Wait::kUntilDone);
     gather_results();
+    sum_over_replicas();
     if (!order_agreed_) agree_on_order();
   } else if (gradients_.first()) {
     for (const int unit : order()) gradients_.zero_unused(units_[unit]);
@@ -310,6 +359,7 @@ void GradientReducer::agree_on_order() {
   for (const int unit : order())
     if (std::find(finished_.begin(), finished_.end(), unit) == finished_.end()) finished_.push_back(unit);
   std::vector<int> order = comm_->exchange(finished_, "order of gradient reduction").front();
+  if (options_.replicas) order = options_.replicas->exchange(order, "order of gradient reduction").front();
   queue_->set_order(std::move(order));
   if (slots_) slots_->arrange(numels_in_order());
   gradients_.expect_as_now();
@@ -330,6 +380,8 @@ void GradientReducer::reduce_late(const std::vector<int>& units) {
     ParamUnit& unit = units_[index];
     const at::Tensor flat = slot_of(unit);
     gradients_.complete_slot(unit, flat);
+    // The accumulator is the mean over all ranks by now: so has to be what is added.
+    if (options_.replicas) sum_over(*options_.replicas, flat, unit.name);
     const at::Tensor sum = sum_goes_to(unit, /*add=*/true);
     comm_->reduce_scatter(flat, {sum, postscale_, /*add=*/true}, unit.name)->wait();
     leave_memory(unit);
@@ -345,6 +397,10 @@ at::Tensor GradientReducer::shard(const ParamUnit& unit) const {
   const at::Tensor& accumulator = unit.gradient.accumulator;
   if (unit.placement.gradient_sharded) return accumulator;
   return accumulator.narrow(0, unit.shard_range.begin, unit.shard_range.numel());
+}
+
+at::Tensor GradientReducer::piece(const ParamUnit& unit) const {
+  return shard(unit).narrow(0, unit.piece_range.begin - unit.shard_range.begin, unit.piece_range.numel());
 }
 
 at::Tensor GradientReducer::reduced(const ParamUnit& unit, Range range) const {

@@ -31,6 +31,9 @@ struct ReducerOptions {
   int num_slots = 3;
   double predivide_factor = 1;  ///< DeepSpeed's gradient_predivide_factor
   bool prescale = false;        ///< DeepSpeed's prescale_gradients: divide by the world size before summing
+  /// The ranks that hold the same shards, where there are several rows of ranks (mesh.h): the accumulators
+  /// are summed over them at the accumulation boundary.
+  comm::CommunicatorPtr replicas = nullptr;
   /// Where the host's memory is not the device's, and gradients lie there or pass through it: see [Note:
   /// state on the host] in param_unit.h.
   DeviceLink* link = nullptr;
@@ -42,7 +45,7 @@ struct ReducerOptions {
 };
 
 /// Used by one thread at a time: autograd's in hooks, and the one that calls backward(). `parameters[i]` is
-/// Layout parameter i. Layout and units must outlive it.
+/// Layout parameter i. `comm`: of the ranks that hold the shards of a unit. Layout and units must outlive it.
 class GradientReducer {
  public:
   GradientReducer(const Layout& layout, std::vector<ParamUnit>& units, std::vector<at::Tensor> parameters,
@@ -64,7 +67,9 @@ class GradientReducer {
   /// (shard numel) accumulate dtype: this rank's part of the reduced sum. Valid after a boundary's
   /// finish_backward, until the next begin_backward. May be on disk: see InMemory.
   at::Tensor shard(const ParamUnit& unit) const;
-  /// Local. Of shard(), after a boundary's finish_backward.
+  /// (piece numel) the part of shard() that this rank alone answers for.
+  at::Tensor piece(const ParamUnit& unit) const;
+  /// Local. Of piece(), after a boundary's finish_backward.
   kernels::NormPart norm(const ParamUnit& unit) const;
   /// Whether a gradient came for the parameter on this rank since the accumulators started anew.
   const std::vector<bool>& used() const { return gradients_.used(); }
@@ -131,6 +136,8 @@ class GradientReducer {
   void free_slot(ParamUnit& unit);
   void leave_memory(ParamUnit& unit);
   void gather_results();
+  void issue_sums(bool at_end);
+  void sum_over_replicas();
   void make_accumulator(ParamUnit& unit);
   void make_slots();
   std::vector<int64_t> numels_in_order() const;
@@ -143,6 +150,7 @@ class GradientReducer {
   Way way_ = Way::kAccumulateInPlace;
   bool update_whole_ = false;  // every rank updates whole units, and needs the whole sum
   double prescale_, postscale_;
+  double row_scale_;  // of a row's sum: postscale_, unless the sum over rows is what is scaled
   GradientAccumulator gradients_;
   bool reads_peers_ = false;
   comm::WorkPtr all_have_read_;
@@ -152,6 +160,7 @@ class GradientReducer {
   std::optional<StagingPool> on_device_;  // where accumulators are on the host
   std::vector<int> finished_;             // the first backward's order of completion
   bool order_agreed_ = false;
+  std::vector<comm::WorkPtr> sums_;  // over the replicas, of this boundary's backward, in that order
 
   bool boundary_ = true;
 };

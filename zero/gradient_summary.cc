@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "zero/kernels/kernels.h"
 #include "zero/operator_listener.h"
@@ -30,6 +31,14 @@ std::vector<std::vector<double>> all_gather_doubles(comm::Communicator& comm, at
   return parts;
 }
 
+std::vector<std::vector<double>> in_order_of_pieces(std::vector<std::vector<double>> by_rank,
+                                                    const Mesh& mesh) {
+  std::vector<std::vector<double>> by_piece(by_rank.size());
+  for (size_t rank = 0; rank < by_rank.size(); ++rank)
+    by_piece[static_cast<size_t>(mesh.piece(static_cast<int>(rank)))] = std::move(by_rank[rank]);
+  return by_piece;
+}
+
 namespace {
 
 /// The head of a rank's part of the all-gather. Behind it: {late, by unit} {used, by parameter}.
@@ -53,8 +62,8 @@ std::vector<double> part_of_rank(const Layout& layout, std::vector<ParamUnit>& u
     mine[kNumNonfinite] += static_cast<double>(part.num_nonfinite);
     if (part.num_nonfinite > 0 && mine[kFirstNonfinite] < 0) {
       const InMemory gradient(unit, kGradient, InMemory::Access::kRead);
-      const int64_t first = kernels::first_nonfinite(gradients.shard(unit));
-      mine[kFirstNonfinite] = parameter_at(layout, unit, unit.shard_range.begin + first);
+      const int64_t first = kernels::first_nonfinite(gradients.piece(unit));
+      mine[kFirstNonfinite] = parameter_at(layout, unit, unit.piece_range.begin + first);
     }
   }
   for (bool late : gradients.late_units()) mine.push_back(late);
@@ -77,7 +86,8 @@ GradientSummary summarize(const Layout& layout, std::vector<ParamUnit>& units,
   std::vector<bool> late(num_units);
   double sum_of_squares = 0;
   auto first_nonfinite = static_cast<int>(num_parameters);
-  for (const std::vector<double>& part : all_gather_doubles(comm, device, mine, "gradient norm")) {
+  for (const std::vector<double>& part :
+       in_order_of_pieces(all_gather_doubles(comm, device, mine, "gradient norm"), units.front().mesh)) {
     sum_of_squares += part[kSumOfSquares];
     summary.num_nonfinite += static_cast<int64_t>(part[kNumNonfinite]);
     if (part[kFirstNonfinite] >= 0)

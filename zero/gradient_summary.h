@@ -36,5 +36,8 @@ GradientSummary summarize(const Layout& layout, std::vector<ParamUnit>& units,
 /// tensors are.
 std::vector<std::vector<double>> all_gather_doubles(comm::Communicator& comm, at::Device device,
                                                     const std::vector<double>& mine, std::string_view label);
+/// Local. What the ranks gave, in the order of their pieces (mesh.h), in which it is added up.
+std::vector<std::vector<double>> in_order_of_pieces(std::vector<std::vector<double>> by_rank,
+                                                    const Mesh& mesh);
 
 }  // namespace tessera::zero

@@ -5,6 +5,7 @@
 
 #include "core/dtype.h"
 #include "zero/layout.h"
+#include "zero/mesh.h"
 #include "zero/placement.h"
 #include "zero/stage.h"
 
@@ -39,12 +40,15 @@ struct StateModel {
   int num_states = 2;              ///< fp32 moments an element (Adam: 2)
   bool async_checkpoints = false;  ///< a copy of this rank's shards is set aside
   Tiers tiers = {};
+  GroupSizes groups = {};  ///< see mesh.h
 };
 
 /// Elements of one dtype, and a rank's part of them.
 struct StateElements {
   int64_t numel = 0;
-  int64_t shard_numel = 0;
+  int64_t shard_numel = 0;      ///< of a copy that all ranks, or the groups of GroupSizes::shard, have
+  int64_t piece_numel = 0;      ///< of what all ranks have
+  int64_t secondary_numel = 0;  ///< of the second copy, where there is one
   DType dtype = DType::kFloat32;
   bool trainable = true;
 };
@@ -54,15 +58,18 @@ inline StateBytes state_bytes(const StateElements& whole, const StateModel& mode
                               Tier tier = Tier::kDevice) {
   StateBytes bytes;
   const auto held = [&](bool sharded) { return sharded ? whole.shard_numel : whole.numel; };
-  const Placement placement = place(model.sharding, whole.trainable, model.one_copy_a_host, model.tiers);
+  const Placement placement =
+      place(model.sharding, whole.trainable, model.one_copy_a_host, model.tiers, model.groups.secondary > 0);
   if (placement.values == tier)
     bytes.parameters = held(placement.parameters != Placement::Parameters::kWhole) * size_bytes(whole.dtype);
+  if (placement.second_copy && tier == Tier::kDevice)
+    bytes.parameters += whole.secondary_numel * size_bytes(whole.dtype);
   if (placement.host_shared() && placement.values == tier && model.ranks_a_host > 0)
     bytes.parameters = (whole.numel * size_bytes(whole.dtype) + model.ranks_a_host - 1) / model.ranks_a_host;
   if (model.async_checkpoints && tier == Tier::kDevice) {
     const int64_t element =
         whole.trainable ? (1 + model.num_states) * size_bytes(DType::kFloat32) : size_bytes(whole.dtype);
-    bytes.snapshot = whole.shard_numel * element;
+    bytes.snapshot = whole.piece_numel * element;
   }
   if (!whole.trainable) return bytes;
   if (placement.gradient == tier)
@@ -74,13 +81,27 @@ inline StateBytes state_bytes(const StateElements& whole, const StateModel& mode
   return bytes;
 }
 
+/// Local. `numel` elements over `world` ranks; rounded up where they do not divide.
+inline StateElements elements_of(int64_t numel, int64_t world, DType dtype, bool trainable,
+                                 GroupSizes groups) {
+  const auto part = [&](int64_t size) { return (numel + size - 1) / size; };
+  return {.numel = numel,
+          .shard_numel = part(groups.shard > 0 ? groups.shard : world),
+          .piece_numel = part(world),
+          .secondary_numel = groups.secondary > 0 ? part(groups.secondary) : 0,
+          .dtype = dtype,
+          .trainable = trainable};
+}
+
 /// Local. Padding included, so it is exact.
 inline StateBytes model_state_bytes(const Layout& layout, const StateModel& model,
                                     Tier tier = Tier::kDevice) {
   StateBytes bytes;
   for (int unit = 0; unit < layout.num_units(); ++unit) {
     const UnitSpec& whole = layout.units()[unit];
-    bytes += state_bytes({whole.numel, layout.shard_numel(unit), whole.dtype, whole.trainable}, model, tier);
+    bytes +=
+        state_bytes(elements_of(whole.numel, layout.world_size(), whole.dtype, whole.trainable, model.groups),
+                    model, tier);
   }
   return bytes;
 }
@@ -91,8 +112,7 @@ inline StateBytes model_state_bytes(const Layout& layout, const StateModel& mode
 /// (2020), figure 1: 16 bytes a parameter.
 inline StateBytes estimate_state_bytes(int64_t num_parameters, int world_size, DType dtype,
                                        const StateModel& model, Tier tier = Tier::kDevice) {
-  return state_bytes({num_parameters, (num_parameters + world_size - 1) / world_size, dtype, true}, model,
-                     tier);
+  return state_bytes(elements_of(num_parameters, world_size, dtype, true, model.groups), model, tier);
 }
 
 /// Local. The smallest world, up to `num_parameters` ranks, of which `fits(world)` is true; it is

@@ -1,7 +1,9 @@
 #include "zero/param_unit.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/record_function.h>
 
 #include <algorithm>
 #include <cstring>
@@ -17,20 +19,24 @@ ParamUnit::ParamUnit(const Layout& layout, int index, const UnitOptions& options
     : index(index),
       spec(layout.units()[index]),
       name(layout.describe(index)),
-      shard_range(layout.shard(index, comm.rank())),
+      mesh(options.mesh.value_or(mesh_of({}, comm.size(), comm.rank()))),
+      shard_range(mesh.shard_of(spec.numel)),
+      piece_range(mesh.piece_of(spec.numel)),
       memory({index, spec.numel, to_torch(spec.dtype), options.device, name}),
       num_sharing_(comm.place_on_host().num_ranks),
       store_(options.store),
       link_(options.link) {
   const MemoryFor use_of_memory(MemoryUse::kParameters);
   const auto placed = [&](bool one_copy_a_host) {
-    return place(options.sharding, spec.trainable, one_copy_a_host, options.tiers);
+    return place(options.sharding, spec.trainable, one_copy_a_host, options.tiers, mesh.secondary_size > 0);
   };
   at::Tensor buffer;
   if (placed(true).host_shared()) buffer = comm.allocate_shared(memory.bytes(), name);
   placement = placed(/*one_copy_a_host=*/buffer.defined());
   if (placement.sharded())
     shard = make(kValues, shard_range.numel(), memory.full().scalar_type(), "the shard");
+  if (placement.second_copy)
+    secondary = at::empty({mesh.secondary_of(spec.numel).numel()}, memory.full().options());
   if (has_own_master()) {
     const MemoryFor use_of_master(MemoryUse::kMaster);
     master = make(kOptimizer, local_range().numel(), at::kFloat, "the master");
@@ -93,7 +99,8 @@ void ParamUnit::release(Pieces pieces) {
 
 void ParamUnit::move_in(const std::vector<at::Tensor>& tensors, const Layout& layout,
                         comm::Communicator& comm,
-                        const std::function<void(int parameter, at::Tensor flat)>& write_value) {
+                        const std::function<void(int parameter, at::Tensor flat)>& write_value,
+                        const std::function<void(const at::Tensor& flat)>& broadcast) {
   if (placement.sharded()) {
     const MemoryFor use_of_memory(MemoryUse::kParameters);
     memory.bind(new_buffer());
@@ -113,7 +120,7 @@ void ParamUnit::move_in(const std::vector<at::Tensor>& tensors, const Layout& la
       write_value(parameter, flat.narrow(0, slice.offset, slice.numel));
     }
   }
-  if (comm.size() > 1) comm.broadcast(flat, 0, name)->wait();
+  broadcast(flat);
   if (cast && writes) at::Tensor(full).copy_(flat);
   if (cast && placement.host_shared()) comm.barrier(name);
 
@@ -150,14 +157,14 @@ LocalState ParamUnit::local_state() const {
   return {local_range(), spec.trainable ? master : values(), states};
 }
 
-LocalState ParamUnit::shard_state() const {
+LocalState ParamUnit::piece_state() const {
   LocalState part = local_state();
   const auto cut = [&](at::Tensor& tensor) {
-    tensor = tensor.narrow(0, shard_range.begin - part.range.begin, shard_range.numel());
+    tensor = tensor.narrow(0, piece_range.begin - part.range.begin, piece_range.numel());
   };
   cut(part.weights);
   for (at::Tensor& state : part.states) cut(state);
-  part.range = shard_range;
+  part.range = piece_range;
   return part;
 }
 
@@ -172,6 +179,8 @@ StateBytes ParamUnit::bytes(Tier tier) const {
         break;
     }
   }
+  if (secondary.defined() && tier == Tier::kDevice)
+    bytes.parameters += static_cast<int64_t>(secondary.nbytes());
   if (gradient.accumulator.defined() && placement.gradient == tier)
     bytes.gradients = static_cast<int64_t>(gradient.accumulator.nbytes());
   if (placement.optimizer != tier) return bytes;
@@ -207,10 +216,14 @@ void ParamUnit::release_shard() {
   release(kValues);
 }
 
-void ParamUnit::unshard(comm::Communicator& comm) {
+void ParamUnit::unshard(comm::Communicator& comm, comm::Communicator* secondary_comm) {
   TESSERA_CHECK(!gathering() && memory.has_buffer());
   memory.guard();
   unsharded_ = true;
+  if (secondary_current_) {
+    gather_ = secondary_comm->all_gather(memory.contents(), secondary, name);
+    return;
+  }
   acquire(kValues, OffloadedTensor::Access::kRead);  // until the gather has arrived
   try {
     const at::Tensor mine = shard_on_device();
@@ -239,7 +252,17 @@ bool ParamUnit::wait_for_unshard() {
   release_shard();
   arrival_ = nullptr;
   memory.bind();
+  keep_second_copy();
   return true;
+}
+
+/// What has been gathered is kept in part, for the gathers that follow. The model reads nothing here.
+void ParamUnit::keep_second_copy() {
+  if (!placement.second_copy || std::exchange(secondary_current_, true)) return;
+  const at::DisableRecordFunctionGuard silent;
+  const at::NoGradGuard no_grad;
+  const Range part = mesh.secondary_of(spec.numel);
+  secondary.copy_(memory.full().narrow(0, part.begin, part.numel()));
 }
 
 void ParamUnit::reshard(BufferPool& pool) {

@@ -30,6 +30,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -39,6 +40,7 @@
 #include "zero/kernels/kernels.h"
 #include "zero/layout.h"
 #include "zero/memory_model.h"
+#include "zero/mesh.h"
 #include "zero/offloaded_tensor.h"
 #include "zero/placement.h"
 #include "zero/staging_pool.h"
@@ -84,6 +86,7 @@ struct UnitOptions {
   Sharding sharding;
   Tiers tiers;
   at::Device device = at::kCPU;
+  std::optional<Mesh> mesh = {};  ///< unset: all ranks of the communicator are one row
   OffloadStore* store = nullptr;  ///< where tiers say disk
   DeviceLink* link = nullptr;     ///< where the host's memory is not the device's
 };
@@ -101,22 +104,26 @@ struct UnitUse {
 /// what belongs to the gradient and the update is used by the thread that calls backward() and step().
 class ParamUnit {
  public:
-  /// Collective. Allocates what stays: shard and master, or the unit's memory, in memory that the ranks share
-  /// where `comm` has such. Throws CommError when there is no room.
+  /// Collective. `comm`: of the ranks that hold its shards. Allocates what stays: shard and master, or the
+  /// unit's memory, in memory that the ranks share where `comm` has such. Throws CommError when there is no
+  /// room.
   ParamUnit(const Layout& layout, int index, const UnitOptions& options, comm::Communicator& comm);
   ParamUnit(ParamUnit&&) noexcept = default;
 
   /// Collective. Makes `tensors` (by parameter of the layout) views of the unit, with rank 0's values; fills
   /// shard and master. Afterwards a sharded unit has no buffer. `write_value` writes a parameter's values
-  /// into a flat tensor.
+  /// into a flat tensor; `broadcast` makes a flat tensor rank 0's.
   void move_in(const std::vector<at::Tensor>& tensors, const Layout& layout, comm::Communicator& comm,
-               const std::function<void(int parameter, at::Tensor flat)>& write_value);
+               const std::function<void(int parameter, at::Tensor flat)>& write_value,
+               const std::function<void(const at::Tensor& flat)>& broadcast);
 
   // -- fixed at construction --
   int index;
   UnitSpec spec;
   std::string name;   ///< Layout::describe(): "unit 3 (a.weight … b.bias)"
+  Mesh mesh;          ///< which ranks hold its shards
   Range shard_range;  ///< this rank's shard, in the unit's elements
+  Range piece_range;  ///< the part of it that no other rank answers for: mesh.h
   Placement placement;
   /// What this rank updates, in the unit's elements: its shard, or all of it.
   Range local_range() const { return placement.updates_shard ? shard_range : Range{0, spec.numel}; }
@@ -125,6 +132,9 @@ class ParamUnit {
   UnitMemory memory;
   at::Tensor
       shard;  ///< (shard numel) values of this rank's shard; a slice of the memory unless the unit is sharded
+  /// (secondary numel) the unit's dtype: this rank's shard of the second copy, where the placement has one.
+  /// Current from the first gather of new values on.
+  at::Tensor secondary;
   at::Tensor master;  ///< (local numel) fp32; values() itself where these are fp32; undefined: frozen
   std::vector<at::Tensor> states;  ///< (local numel) fp32 each
 
@@ -132,9 +142,9 @@ class ParamUnit {
   const at::Tensor& values() const { return placement.updates_shard ? shard : memory.full(); }
   /// The part of `flat`, (numel), that this rank updates.
   at::Tensor local(const at::Tensor& flat) const;
-  /// Local. All that this rank updates, or its shard alone, at every stage alike.
+  /// Local. All that this rank updates, or its piece alone, at every stage alike.
   LocalState local_state() const;
-  LocalState shard_state() const;
+  LocalState piece_state() const;
   /// Local. Masters beside the values: of another dtype, or on the host.
   bool has_own_master() const {
     return spec.trainable && (spec.dtype != DType::kFloat32 || placement.copies_updates_up());
@@ -172,8 +182,12 @@ class ParamUnit {
   /// The gather is of values that are on their way to the device.
   bool arriving() const { return gathering() && arrival_ != nullptr; }
   /// Collective. Issues the all-gather of the shards into the buffer that `memory` holds, which is guarded
-  /// until wait_for_unshard(). Throws CommError.
-  void unshard(comm::Communicator& comm);
+  /// until wait_for_unshard(): over `comm`, or, of the second copy, over `secondary_comm`. Throws CommError.
+  void unshard(comm::Communicator& comm, comm::Communicator* secondary_comm);
+  /// Local. The second copy is current: the next gather is of it.
+  bool secondary_current() const { return secondary_current_; }
+  /// Local. The shards have new values, or will have before they are gathered.
+  void values_changed() { secondary_current_ = false; }
   /// Local. Waits for the gather in flight and makes the memory readable. False when there was none. Throws
   /// CommError.
   bool wait_for_unshard();
@@ -196,12 +210,14 @@ class ParamUnit {
   at::Tensor new_buffer() const;
   at::Tensor shard_on_device();
   void release_shard();
+  void keep_second_copy();
 
   const int num_sharing_;  ///< ranks that a host-shared unit's memory belongs to
   OffloadStore* store_;
   DeviceLink* link_;
   std::vector<std::pair<Pieces, std::unique_ptr<OffloadedTensor>>> offloaded_;
   bool unsharded_ = true;
+  bool secondary_current_ = false;
   comm::WorkPtr gather_;
   MomentPtr copied_up_;  // what is on the host may be changed from then on
   MomentPtr arrival_;    // of this rank's shard on the device: an update's, or for the gather in flight

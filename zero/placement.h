@@ -36,6 +36,7 @@ struct Placement {
   /// is shared, waited for. False: it updates the whole unit, as every rank does.
   bool updates_shard = false;
   bool gradient_sharded = false;   ///< gradients accumulate in this rank's shard
+  bool second_copy = false;        ///< of the parameters, in shards of a smaller group: mesh.h
   Tier values = Tier::kDevice;     ///< of this rank's shard
   Tier optimizer = Tier::kDevice;  ///< of masters beside the values, and of optimizer states
   Tier gradient = Tier::kDevice;
@@ -52,8 +53,10 @@ struct Placement {
 };
 
 /// Local. Of a trainable or a frozen unit. `one_copy_a_host`: the ranks share memory (which stays in memory:
-/// what is on disk is each rank's own).
-constexpr Placement place(Sharding sharding, bool trainable, bool one_copy_a_host, Tiers tiers = {}) {
+/// what is on disk is each rank's own). `second_copy`: of sharded units there is one; a host's copy needs
+/// none.
+constexpr Placement place(Sharding sharding, bool trainable, bool one_copy_a_host, Tiers tiers = {},
+                          bool second_copy = false) {
   Placement placement;
   placement.host_apart = tiers.host_apart;
   placement.updates_shard = sharding.updates_shard(trainable);
@@ -63,6 +66,7 @@ constexpr Placement place(Sharding sharding, bool trainable, bool one_copy_a_hos
   } else if (sharding.parameters) {
     placement.parameters = Placement::Parameters::kSharded;
     placement.values = tiers.parameters;
+    placement.second_copy = second_copy;
   }
   if (trainable) placement.optimizer = tiers.optimizer;
   if (placement.gradient_sharded) placement.gradient = tiers.optimizer;

@@ -37,6 +37,7 @@ Residency::Residency(std::vector<ParamUnit>& units, comm::CommunicatorPtr comm, 
       cache_(units, comm_,
              {.max_free = options.capacity_units,
               .overlap = options.overlap,
+              .secondary = options.secondary,
               .keep_failure = [this](std::exception_ptr failure) { keep_failure(std::move(failure)); },
               .update = options.late_update ? options.late_update : [](ParamUnit&) {}}),
       previous_counts_(cache_.counts) {
@@ -180,9 +181,9 @@ void Residency::leave_plan(const ParamUnit& unit, const char* operator_name) {
     const auto name_of = [](bool backward) { return backward ? "backward" : "forward"; };
     for (int rank = 0; rank < comm_->size(); ++rank)
       if (in_backward[rank] != mine)
-        throw CommError(str("rank ", comm_->rank(), " needs ", unit.name,
-                            " outside of the recorded order in ", name_of(mine), ", rank ", rank, " in ",
-                            name_of(in_backward[rank]), kOneOrder));
+        throw CommError(str("rank ", comm_->global_rank(comm_->rank()), " needs ", unit.name,
+                            " outside of the recorded order in ", name_of(mine), ", rank ",
+                            comm_->global_rank(rank), " in ", name_of(in_backward[rank]), kOneOrder));
   }
   finish_plan();
   options_.log.debug(str(operator_name, " reads ", unit.name, " outside of the recorded order"));
@@ -218,6 +219,15 @@ std::vector<T> Residency::agree(const T& mine, const std::string& label) {
   } catch (const comm::RanksDiffer& error) {
     throw CommError(str(error.what(), kOneOrder));
   }
+}
+
+template <class T>
+std::vector<T> Residency::exchange_in_row(const T& mine, const char* label) {
+  const std::vector<T> all = calls_->exchange(mine, label);
+  std::vector<T> row;
+  for (int rank = 0; rank < calls_->size(); ++rank)
+    if (options_.mesh.in_my_row(rank)) row.push_back(all[static_cast<size_t>(rank)]);
+  return row;
 }
 
 bool Residency::follows_recorded_order() {
@@ -259,7 +269,7 @@ void Residency::drop_pass() {
   rethrow();
   if (!order_.in_pass()) return;
   // Ranks may stand at different places of the plan.
-  const std::vector<size_t> places = calls_->exchange(order_.place(), "end of an unfinished pass");
+  const std::vector<size_t> places = exchange_in_row(order_.place(), "end of an unfinished pass");
   if (std::any_of(places.begin(), places.end(), [](size_t place) { return place != 0; })) finish_plan();
   order_.drop();
 }
@@ -353,18 +363,18 @@ void Residency::pin(const std::vector<int>& units, bool writable) {
     // Without memory on one rank, none issues a gather, and training can continue.
     const std::exception_ptr no_memory = cache_.take_buffers(missing);
     const std::vector<int> kNoMemory{-1};
-    if (no_memory && comm_->size() == 1) std::rethrow_exception(no_memory);
-    if (comm_->size() > 1) {
+    if (no_memory && calls_->size() == 1) std::rethrow_exception(no_memory);
+    if (calls_->size() > 1) {
       const std::vector<std::vector<int>> wanted =
-          comm_->exchange(no_memory ? kNoMemory : missing, "GatheredParameters");
-      for (int rank = 0; rank < comm_->size(); ++rank) {
+          calls_->exchange(no_memory ? kNoMemory : missing, "GatheredParameters");
+      for (int rank = 0; rank < calls_->size(); ++rank) {
         if (wanted[rank] == kNoMemory) {
           if (no_memory) std::rethrow_exception(no_memory);
           cache_.give_buffers_back(missing);
           throw Error(str("GatheredParameters: rank ", rank, " has no memory for the parameters"));
         }
-        if (wanted[rank] != missing)
-          throw CommError(str("GatheredParameters: rank ", comm_->rank(), " needs units [",
+        if (options_.mesh.in_my_row(rank) && wanted[rank] != missing)
+          throw CommError(str("GatheredParameters: rank ", calls_->rank(), " needs units [",
                               join(missing, " "), "], rank ", rank, " needs [", join(wanted[rank], " "),
                               "]: every rank must gather the same parameters"));
       }
@@ -393,13 +403,13 @@ void Residency::pin(const std::vector<int>& units, bool writable) {
 
 void Residency::align(const char* why) {
   const Lock lock = enter(why);
-  if (!gathers_on_use_ || !order_.in_pass() || comm_->size() == 1) return;
+  if (!gathers_on_use_ || !order_.in_pass() || calls_->size() == 1) return;
   struct Progress {
     size_t place;
     int reductions_issued;
   };
   Progress farthest{0, 0};
-  for (const Progress& theirs : calls_->exchange(Progress{order_.place(), num_reductions_issued()}, why)) {
+  for (const Progress& theirs : exchange_in_row(Progress{order_.place(), num_reductions_issued()}, why)) {
     farthest.place = std::max(farthest.place, theirs.place);
     farthest.reductions_issued = std::max(farthest.reductions_issued, theirs.reductions_issued);
   }

@@ -59,8 +59,10 @@ struct ResidencyOptions {
   int capacity_units = 3;
   int64_t max_live_numel = 1'000'000'000;
   int64_t prefetch_numel = 50'000'000;
-  int64_t persistence_numel = 100'000;  ///< units up to this size stay unsharded between updates
-  bool track_casts = false;             ///< the model runs under autocast
+  int64_t persistence_numel = 100'000;        ///< units up to this size stay unsharded between updates
+  bool track_casts = false;                   ///< the model runs under autocast
+  Mesh mesh = {};                             ///< who gathers together
+  comm::CommunicatorPtr secondary = nullptr;  ///< see UnitCache::Options
   /// Updates a unit that step() has left for later; unset: there are none. See [Note: late updates] in
   /// sharded_optimizer.h.
   std::function<void(ParamUnit&)> late_update;
@@ -81,9 +83,9 @@ struct Reductions {
 /// thread at a time]. The units must outlive it.
 class Residency {
  public:
-  /// `comm`: for gathers, and agreements on the next one. `calls`: for agreements between ranks that make the
-  /// same call, but may have issued different numbers of gathers: in `comm`'s list of collectives these would
-  /// stand at different places.
+  /// `comm`: of the ranks that gather together, for that, and for agreements on the next gather. `calls`: of
+  /// all ranks, for agreements between those that make the same call, but may have issued different numbers
+  /// of gathers: in `comm`'s list of collectives these would stand at different places.
   Residency(std::vector<ParamUnit>& units, comm::CommunicatorPtr comm, comm::CommunicatorPtr calls,
             const ResidencyOptions& options);
   ~Residency();
@@ -166,6 +168,9 @@ class Residency {
   /// Collective. An exchange on `comm_` whose error says what to do where ranks need different units.
   template <class T>
   std::vector<T> agree(const T& mine, const std::string& label);
+  /// Collective, over `calls_`. What the ranks give that gather together with this one.
+  template <class T>
+  std::vector<T> exchange_in_row(const T& mine, const char* label);
   void fail(ParamUnit& unit) noexcept;
   std::vector<ParamUnit*> updated_units(bool frozen_too) const;
 

@@ -31,7 +31,7 @@ ShardedModel::ShardedModel(const ModelView& model, comm::CommunicatorPtr comm,
   check_same_model_everywhere();
   refuse_forks(model, options_.sharding);
   parameters_ = list.tensors;
-  gather_comm_ = comm_->duplicate("gather");
+  make_groups();
   connect_to_host();
   make_offload_store();
   if (model.deferred != nullptr) begin_values(model);
@@ -46,7 +46,7 @@ ShardedModel::ShardedModel(const ModelView& model, comm::CommunicatorPtr comm,
     options_.residency.late_update = [this](ParamUnit& unit) { optimizer_->update(unit); };
   residency_ = std::make_unique<Residency>(units_, gather_comm_, comm_, options_.residency);
   gradients_ = std::make_unique<GradientReducer>(
-      *layout_, units_, parameters_, one_order ? gather_comm_ : comm_->duplicate("reduce"), options_.reducer);
+      *layout_, units_, parameters_, one_order ? gather_comm_ : row_group("reduce"), options_.reducer);
   connect_reductions_and_gathers(one_order);
   optimizer_ = std::make_unique<ShardedOptimizer>(*layout_, units_, comm_, options_.optimizer);
   // TorchScript's fuser hands raw pointers to compiled kernels, which no listener hears of. (A switch of the
@@ -113,16 +113,19 @@ void ShardedModel::move_into_units(DeferredModel* deferred) {
                         UnitOptions{.sharding = options_.sharding,
                                     .tiers = options_.tiers,
                                     .device = options_.device,
+                                    .mesh = mesh_,
                                     .store = offload_store_.get(),
                                     .link = options_.link.get()},
                         *gather_comm_);
+  const auto write_value = [&](int parameter, at::Tensor flat) {
+    if (deferred != nullptr)
+      deferred->fill(parameter, std::move(flat));
+    else
+      flat.copy_(parameters_[parameter].reshape(-1));
+  };
   for (ParamUnit& unit : units_)
-    unit.move_in(parameters_, *layout_, *gather_comm_, [&](int parameter, at::Tensor flat) {
-      if (deferred != nullptr)
-        deferred->fill(parameter, std::move(flat));
-      else
-        flat.copy_(parameters_[parameter].reshape(-1));
-    });
+    unit.move_in(parameters_, *layout_, *gather_comm_, write_value,
+                 [&](const at::Tensor& flat) { broadcast_from_rank_0(flat, unit.name); });
 }
 
 void ShardedModel::connect_reductions_and_gathers(bool one_order) {
@@ -316,7 +319,7 @@ int ShardedModel::find(const std::string& name) const {
   return parameter;
 }
 
-/// `mine`: (unit numel) if `whole`, else this rank's shard of the parameter's unit.
+/// `mine`: (unit numel) if `whole`, else this rank's piece of the parameter's unit.
 /// Returns an fp32 copy of the parameter.
 at::Tensor ShardedModel::gather_parameter(int parameter, const at::Tensor& mine, bool whole,
                                           std::string_view what) {
@@ -328,6 +331,8 @@ at::Tensor ShardedModel::gather_parameter(int parameter, const at::Tensor& mine,
     const at::Tensor part =
         std::exchange(full, at::empty({layout_->units()[slice.unit].numel}, full.options()));
     comm_->all_gather(full, part, str(what, " of ", layout_->describe(slice.unit)))->wait();
+    // From the order of ranks into that of pieces.
+    full = full.view({mesh_.num_rows(), mesh_.shard_size, part.numel()}).transpose(0, 1).reshape(-1);
   }
   return full.narrow(0, slice.offset, slice.numel)
       .to(at::kFloat, /*non_blocking=*/false, /*copy=*/true)
@@ -340,7 +345,9 @@ at::Tensor ShardedModel::full_parameter(const std::string& name) {
   residency_->wait_all();
   ParamUnit& unit = units_[layout_->slice(parameter).unit];
   const InMemory weights(unit, kUpdated, InMemory::Access::kRead);
-  return gather_parameter(parameter, unit.local_state().weights, !unit.placement.updates_shard, "parameters");
+  const bool whole = !unit.placement.updates_shard;
+  return gather_parameter(parameter, (whole ? unit.local_state() : unit.piece_state()).weights, whole,
+                          "parameters");
 }
 
 at::Tensor ShardedModel::full_gradient(const std::string& name) {
@@ -349,7 +356,7 @@ at::Tensor ShardedModel::full_gradient(const std::string& name) {
   if (!unit.spec.trainable) throw Error(str("parameter ", name, " is frozen and has no gradient"));
   const InMemory gradient(unit, kGradient, InMemory::Access::kRead);
   const bool whole = !unit.placement.updates_shard && !gradients_->reads_peers();
-  return gather_parameter(parameter, whole ? unit.gradient.accumulator : gradients_->shard(unit), whole,
+  return gather_parameter(parameter, whole ? unit.gradient.accumulator : gradients_->piece(unit), whole,
                           "gradient");
 }
 
@@ -373,7 +380,8 @@ void ShardedModel::unpin(const std::vector<int>& units, int modifier_rank) {
     // What was written lies in another memory than the shard.
     if (unit.placement.parameters != Placement::Parameters::kWhole)
       unit.shard.copy_(full.narrow(0, unit.shard_range.begin, unit.shard_range.numel()));
-    unit.publish_private_writes(comm_->place_on_host());
+    unit.values_changed();
+    unit.publish_private_writes(gather_comm_->place_on_host());
     if (!unit.has_own_master()) continue;
     // Keep the fp32 digits of what was not written.
     const at::Tensor value = unit.local(full).to(unit.master.device());
@@ -421,10 +429,11 @@ StateBytes ShardedModel::formula_bytes(bool async_checkpoints, Tier tier) const 
                            {.sharding = options_.sharding,
                             .accumulate_dtype = from_torch(options_.reducer.accumulate_dtype),
                             .one_copy_a_host = host_shared(),
-                            .ranks_a_host = comm_->place_on_host().num_ranks,
+                            .ranks_a_host = gather_comm_->place_on_host().num_ranks,
                             .num_states = static_cast<int>(state_names().size()),
                             .async_checkpoints = async_checkpoints && !offload_store_,
-                            .tiers = options_.tiers},
+                            .tiers = options_.tiers,
+                            .groups = options_.groups},
                            tier);
 }
 

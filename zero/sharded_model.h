@@ -41,6 +41,8 @@ namespace tessera::zero {
 
 struct ShardedModelOptions {
   Sharding sharding;
+  /// Rows of ranks, and second copies: where parameters are sharded. See [Note: hybrid sharding] in mesh.h.
+  GroupSizes groups;
   Tiers tiers;
   OffloadOptions offload;  ///< where tiers say disk
   /// Where tiers say host_apart. Tests: one whose device is the host.
@@ -118,9 +120,9 @@ class ShardedModel {
   // -- what this rank keeps: see ParamUnit --
   const ParamUnit& unit(int unit) const { return units_[unit]; }
   ParamUnit& unit(int unit) { return units_[unit]; }
-  /// Local. (shard numel) this rank's part of the reduced gradients, in the accumulation dtype, after the
+  /// Local. (piece numel) this rank's part of the reduced gradients, in the accumulation dtype, after the
   /// last micro-step.
-  at::Tensor gradient_shard(int unit) const { return gradients_->shard(units_[unit]); }
+  at::Tensor gradient_piece(int unit) const { return gradients_->piece(units_[unit]); }
   const std::vector<NamedTensor>& buffers() const { return buffers_; }
   /// Local. Hyper-parameters by param group, for the next step.
   std::vector<kernels::Hyper>& param_groups() { return optimizer_->groups(); }
@@ -150,6 +152,7 @@ class ShardedModel {
 
   const Layout& layout() const { return *layout_; }
   const Sharding& sharding() const { return options_.sharding; }
+  const Mesh& mesh() const { return mesh_; }
   at::Device device() const { return options_.device; }
   comm::Communicator& comm() { return *comm_; }
   Residency& residency() { return *residency_; }
@@ -157,6 +160,9 @@ class ShardedModel {
 
  private:
   void check_same_model_everywhere() const;
+  void make_groups();
+  comm::CommunicatorPtr row_group(const char* name);
+  void broadcast_from_rank_0(const at::Tensor& flat, const std::string& label);
   void begin_values(const ModelView& model);
   void move_into_units(DeferredModel* deferred);
   void adopt_buffers(const ModelView& model);
@@ -174,7 +180,9 @@ class ShardedModel {
 
   ShardedModelOptions options_;
   comm::CommunicatorPtr comm_;
-  comm::CommunicatorPtr gather_comm_;  // its gathers need no common order with the reductions
+  Mesh mesh_;
+  comm::CommunicatorPtr gather_comm_;  // of this row; its gathers need no common order with the reductions
+  comm::CommunicatorPtr replicas_;     // of this column; null: there is one row
   std::vector<at::Tensor> parameters_;
   std::vector<NamedTensor> buffers_;
   std::unique_ptr<Layout> layout_;

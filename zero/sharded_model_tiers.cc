@@ -46,7 +46,8 @@ void ShardedModel::make_offload_store() {
   if (!options_.tiers.any_on_disk()) return;
   std::vector<int64_t> sizes;
   for (int unit = 0; unit < layout_->num_units(); ++unit)
-    add_sizes_on_disk(layout_->units()[unit], layout_->shard_numel(unit), options_, sizes);
+    add_sizes_on_disk(layout_->units()[unit], mesh_.shard_of(layout_->units()[unit].numel).numel(), options_,
+                      sizes);
   comm::on_all_ranks<Error>(*comm_, "state on disk", [&] {
     const MemoryFor buffers(MemoryUse::kDiskBuffers);
     if (!sizes.empty())

@@ -66,9 +66,9 @@ ShardedOptimizer::ShardedOptimizer(const Layout& layout, std::vector<ParamUnit>&
   }
 }
 
-/// The parts of a unit this rank updates, each within one shard. Neighbours in a shard with one group and
+/// The parts of a unit this rank updates, each within one piece. Neighbours in a piece with one group and
 /// step count become one stretch, padding between them included (zeros stay zeros); `by_parameter` keeps them
-/// apart. A shard gives the same stretches at every stage: libtorch's operators, which an UpdateRule may use,
+/// apart. A piece gives the same stretches at every stage: libtorch's operators, which an UpdateRule may use,
 /// round by an element's place.
 std::vector<ShardedOptimizer::Stretch> ShardedOptimizer::stretches(ParamUnit& unit,
                                                                    const std::vector<bool>& used,
@@ -78,13 +78,13 @@ std::vector<ShardedOptimizer::Stretch> ShardedOptimizer::stretches(ParamUnit& un
     const Range range = intersect(layout_.slice(parameter).range(), unit.local_range());
     if (range.numel() > 0 && used[parameter]) each.push_back({&unit, parameter, range});
   }
-  each = cut_at_shards(each);
+  each = cut_at_pieces(each);
   if (by_parameter) return each;
   std::vector<Stretch> joined;
-  const int64_t shard_numel = unit.shard_range.numel();
+  const int64_t piece_numel = unit.piece_range.numel();
   for (const Stretch& next : each) {
     const bool follows =
-        !joined.empty() && joined.back().range.begin / shard_numel == next.range.begin / shard_numel &&
+        !joined.empty() && joined.back().range.begin / piece_numel == next.range.begin / piece_numel &&
         steps_[joined.back().parameter] == steps_[next.parameter] &&
         layout_.parameters()[joined.back().parameter].group == layout_.parameters()[next.parameter].group;
     // Only padding may lie between, not a parameter that has no gradient.
@@ -97,15 +97,15 @@ std::vector<ShardedOptimizer::Stretch> ShardedOptimizer::stretches(ParamUnit& un
   return joined;
 }
 
-/// Gradients come from the rank that owns the shard, and so do norms. (Beyond stage 0 nothing is cut: a rank
-/// updates one shard.)
-std::vector<ShardedOptimizer::Stretch> ShardedOptimizer::cut_at_shards(
+/// Gradients come from the rank that owns the piece, and so do norms. (Beyond stage 0, without rows of ranks,
+/// nothing is cut: a rank updates one piece, its shard.)
+std::vector<ShardedOptimizer::Stretch> ShardedOptimizer::cut_at_pieces(
     const std::vector<Stretch>& stretches) const {
   std::vector<Stretch> found;
   for (const Stretch& stretch : stretches) {
-    const int64_t shard_numel = stretch.unit->shard_range.numel();
+    const int64_t piece_numel = stretch.unit->piece_range.numel();
     for (int64_t begin = stretch.range.begin; begin < stretch.range.end;) {
-      const int64_t end = std::min(stretch.range.end, (begin / shard_numel + 1) * shard_numel);
+      const int64_t end = std::min(stretch.range.end, (begin / piece_numel + 1) * piece_numel);
       found.push_back({stretch.unit, stretch.parameter, {begin, end}});
       begin = end;
     }
@@ -283,8 +283,8 @@ void ShardedOptimizer::step_lamb() {
     for (const Stretch& stretch : stretches(unit, step_->used, /*by_parameter=*/true)) {
       const kernels::LambPart part = kernels::lamb_norms(hyper_of(stretch), steps_[stretch.parameter],
                                                          step_->grad_scale, segment(stretch, passage));
-      if (intersect(stretch.range, unit.shard_range).numel() == 0)
-        continue;  // stage 0: that part is another rank's to report
+      if (intersect(stretch.range, unit.piece_range).numel() == 0)
+        continue;  // that part is another rank's to report
       const auto place = 2 * static_cast<size_t>(stretch.parameter);
       mine[place] += part.weight_sq;
       mine[place + 1] += part.update_sq;
@@ -292,7 +292,8 @@ void ShardedOptimizer::step_lamb() {
     leave(unit, std::move(passage));
   }
   std::vector<kernels::LambPart> totals(layout_.parameters().size());
-  for (const std::vector<double>& part : all_gather_doubles(*comm_, device_, mine, "LAMB norms"))
+  for (const std::vector<double>& part :
+       in_order_of_pieces(all_gather_doubles(*comm_, device_, mine, "LAMB norms"), units_.front().mesh))
     for (size_t parameter = 0; parameter < totals.size(); ++parameter) {
       totals[parameter].weight_sq += part[2 * parameter];
       totals[parameter].update_sq += part[2 * parameter + 1];

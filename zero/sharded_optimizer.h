@@ -82,7 +82,7 @@ class ShardedOptimizer {
   };
 
   std::vector<Stretch> stretches(ParamUnit& unit, const std::vector<bool>& used, bool by_parameter) const;
-  std::vector<Stretch> cut_at_shards(const std::vector<Stretch>& stretches) const;
+  std::vector<Stretch> cut_at_pieces(const std::vector<Stretch>& stretches) const;
   bool no_parameter_between(const ParamUnit& unit, int64_t begin, int64_t end) const;
   /// What passes through the host's memory while a unit is updated there; undefined: it lies where the update
   /// reads and writes.

@@ -27,7 +27,8 @@ void UnitCache::unshard(ParamUnit& unit) {
   or_kept([&] {
     options_.update(unit);
     take_buffer(unit);
-    unit.unshard(*comm_);
+    if (unit.secondary_current()) ++counts.secondary_gathers;
+    unit.unshard(*comm_, options_.secondary.get());
   });
   ++counts.gathers[unit.index];
   max_unsharded_ = std::max(max_unsharded_, num_unsharded());
@@ -128,6 +129,7 @@ void UnitCache::make_room(const ParamUnit& unit, const PlanBudget& budget) {
 void UnitCache::drop(ParamUnit& unit) {
   casts_.forget(unit.index);
   if (unit.unsharded()) reshard(unit);
+  unit.values_changed();
 }
 
 int UnitCache::num_unsharded() const {

@@ -18,8 +18,9 @@ namespace tessera::zero {
 
 /// Counters of one pass, for tests and metrics.
 struct ResidencyCounts {
-  std::vector<int> gathers;  ///< by unit
-  int agreed_gathers = 0;    ///< of these, gathers the ranks had to agree on one by one
+  std::vector<int> gathers;   ///< by unit
+  int agreed_gathers = 0;     ///< of these, gathers the ranks had to agree on one by one
+  int secondary_gathers = 0;  ///< of these, gathers of the second copy
 };
 
 /// Not thread-safe: Residency's lock guards it. The units must outlive it.
@@ -28,6 +29,8 @@ class UnitCache {
   struct Options {
     int max_free = 3;     ///< unused buffers kept
     bool overlap = true;  ///< false: each gather is waited for where it is issued
+    /// Of the ranks that have a second copy of the parameters among them; null: there is none.
+    comm::CommunicatorPtr secondary = nullptr;
     /// Called for each gather that fails, which leaves its unit unreadable.
     std::function<void(std::exception_ptr)> keep_failure;
     /// Called before each gather: the unit's shard may still have to be updated ([Note: late updates] in

@@ -2,7 +2,7 @@
 model, same data, in turns.
 
     .deps/venv/bin/python benchmarks/hosts/train_step.py [--hosts 2,4] [--rates 1gbit,10gbit] [--ranks-a-host 2] [--size 33m|110m]
-        [--steps 3] [--rounds 1] [--only REGEX] [--write]
+        [--steps 3] [--accumulation 1] [--rounds 1] [--only REGEX] [--write]
 
 The link of a host is limited in both directions (tc tbf). All ranks share the machine's cores, so that a step computes for as long as it
 would on hosts with that many cores in all: what differs between the rows is what they send, and how much of it they hide. Model, data and
@@ -12,6 +12,7 @@ ms        median over all rounds of a step of the slowest rank
 to DDP    that, divided by DDP's
 MB        that a host receives from others in a step, as its network interface counts it; the mean over the hosts
 formula   for Tessera: 4 bytes x parameters x (sums + gathers) x (1 - 1 / hosts), times the ranks of a host where each of them fetches its own
+          (gathers between hosts: MiCS has a group a host, and gathers what it has summed over the hosts; hpZ gathers once)
 loss      the largest difference to DDP's loss (mean over the ranks) in any step
 
 --write adds the rows of the settings that were measured to docs/hosts.json, and writes the table of docs/performance.md from it.
@@ -42,18 +43,24 @@ STAGES = (0, 2, 3)
 
 
 def rows(args, folder):
-    """name, (stage, command) of every row."""
+    """name, (keys of zero_optimization, command) of every row."""
     arguments = (folder, args.size, args.steps)
-    yield REFERENCE, (0, ranks.peer("train_step_peer.py", "ddp", *arguments))
-    yield "FSDP2", (0, ranks.peer("train_step_peer.py", "fsdp2", *arguments))
+    yield REFERENCE, ({}, ranks.peer("train_step_peer.py", "ddp", *arguments))
+    yield "FSDP2", ({}, ranks.peer("train_step_peer.py", "fsdp2", *arguments))
     for backend in ("gloo", "hybrid"):
+        command = ranks.own("step_rank", "together", *arguments, backend)
         for stage in STAGES:
-            yield f"Tessera {backend}, stage {stage}", (stage, ranks.own("step_rank", "together", *arguments, backend))
+            yield f"Tessera {backend}, stage {stage}", ({"stage": stage}, command)
+        if backend == "gloo":  # a host that shares memory has a second copy in any case
+            yield f"Tessera {backend}, hpZ", ({"stage": 3, "zero_hpz_partition_size": args.ranks_a_host}, command)
+        yield f"Tessera {backend}, MiCS", ({"stage": 3, "mics_shard_size": args.ranks_a_host}, command)
 
 
-def measure(args, machines, folder, stage, command):
+def measure(args, machines, folder, keys, command):
     """One round of one row."""
-    (folder / "ds_config.json").write_text(json.dumps(train_step.config(args, stage)), encoding="utf-8")
+    config = train_step.config(args, 0)
+    config["zero_optimization"].update(keys)
+    (folder / "ds_config.json").write_text(json.dumps(config), encoding="utf-8")
     processes = []
     for rank in range(args.ranks):
         environment = {**hosts.rank_environment(rank, args.ranks, machines, PORT), "GLOO_SOCKET_IFNAME": "eth0"}
@@ -73,22 +80,25 @@ def measure(args, machines, folder, stage, command):
             "mb": round(statistics.fmean(report["received_bytes"] for report in reports) / args.steps / 1e6, 2)}
 
 
-def formula_mb(name, parameters, num_hosts, ranks_a_host):
+def formula_mb(name, parameters, num_hosts, ranks_a_host, micro_steps):
     """None for a peer."""
     if not name.startswith("Tessera"):
         return None
-    passes = 3 if name == "Tessera gloo, stage 3" else 2  # a sum, and a gather or two
-    return 4e-6 * parameters * passes * (1 - 1 / num_hosts) * (ranks_a_host if "gloo" in name else 1)
+    sums = micro_steps if re.search("stage [23]|hpZ", name) else 1
+    gathers = 2 * micro_steps if name == "Tessera gloo, stage 3" else 1
+    passes = sums + gathers
+    each_fetches = "gloo" in name and "MiCS" not in name
+    return 4e-6 * parameters * passes * (1 - 1 / num_hosts) * (ranks_a_host if each_fetches else 1)
 
 
-def summary(measured, parameters, num_hosts, ranks_a_host):
+def summary(measured, parameters, num_hosts, ranks_a_host, micro_steps):
     def median(name):
         return statistics.median(ms for found in measured[name] for ms in found["step_ms"])
 
     table = {}
     for name, rounds in measured.items():
         reference = measured.get(REFERENCE)
-        formula = formula_mb(name, parameters, num_hosts, ranks_a_host)
+        formula = formula_mb(name, parameters, num_hosts, ranks_a_host, micro_steps)
         table[name] = {"ms": median(name), "to_ddp": round(median(name) / median(REFERENCE), 3) if reference else None,
                        "mb": round(statistics.fmean(found["mb"] for found in rounds), 1), "formula_mb": formula and round(formula, 1),
                        "loss": max(abs(a - b) for a, b in zip(rounds[0]["losses"], reference[0]["losses"])) if reference else None}
@@ -119,11 +129,12 @@ def parse_arguments():
     parser.add_argument("--ranks-a-host", type=int, default=2)
     parser.add_argument("--size", default="33m", choices=("33m", "110m"))
     parser.add_argument("--steps", type=int, default=3, help="timed ones, in each round")
+    parser.add_argument("--accumulation", type=int, default=1, help="micro-steps of a step")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--only", default="", metavar="REGEX", help="rows whose names match")
     parser.add_argument("--write", action="store_true", help="puts the rows into docs/hosts.json and docs/performance.md")
     args = parser.parse_args()
-    args.precision, args.accumulation = "fp32", 1
+    args.precision = "fp32"
     return args
 
 
@@ -151,7 +162,9 @@ def main():
                 host.end()
         train_step.check_first_losses(args, measured)
         title = f"{num_hosts} hosts x {args.ranks_a_host} ranks, {rate}/s, {args.rounds * args.steps} steps"
-        table = found["settings"][title] = summary(measured, parameters, num_hosts, args.ranks_a_host)
+        if args.accumulation > 1:
+            title += f" of {args.accumulation} micro-steps"
+        table = found["settings"][title] = summary(measured, parameters, num_hosts, args.ranks_a_host, args.accumulation)
         print(f"\n{title:40}" + "".join(f"{column:>10}" for column in TITLES))
         for row, values in table.items():
             print(f"{row:40}" + "".join(f"{cell:>10}" for cell in cells(values)), flush=True)

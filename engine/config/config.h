@@ -54,6 +54,8 @@ struct ZeroConfig {
   int64_t param_persistence_threshold = 100'000;  ///< stage3_param_persistence_threshold, elements
   int64_t max_live_parameters = 1'000'000'000;    ///< stage3_max_live_parameters, elements
   int64_t sub_group_size = 1'000'000'000;         ///< caps unit_numel where optimizer state is on disk
+  int hpz_partition_size = 1;  ///< zero_hpz_partition_size: ranks that hold a second copy; up to 1: none
+  int mics_shard_size = -1;    ///< ranks that hold one copy of the model state; -1: all
   OffloadConfig offload_optimizer = {};
   OffloadConfig offload_param{.nvme_path = {}, .buffer_count = 5};
   bool operator==(const ZeroConfig&) const = default;

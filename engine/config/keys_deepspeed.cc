@@ -127,7 +127,6 @@ void add_zero_rows(Rows rows) {
 void add_refused_zero_rows(Rows rows) {
   const char* host = "on CPU ranks state is in the host's memory";
   const char* quantized = "ZeRO++ quantization of what is sent";
-  const char* mics = "MiCS shards inside sub-groups of the ranks";
   rows.no_effect("offload_optimizer.fast_init", "a new file reads as zeros");
   rows.no_effect(
       "offload_optimizer.pipeline offload_optimizer.pipeline_read offload_optimizer.pipeline_write",
@@ -141,9 +140,8 @@ void add_refused_zero_rows(Rows rows) {
   rows.refused("zero_quantized_weights zero_quantized_gradients zero_quantized_nontrainable_weights",
                quantized, "false");
   rows.refused("zeropp_loco_param", quantized, "", kSection);
-  rows.refused("zero_hpz_partition_size", "ZeRO++ secondary partitions inside a node", "0 1", kInteger);
-  rows.refused("mics_shard_size", mics, "-1", kInteger);
-  rows.refused("mics_hierarchical_params_gather", mics, "false");
+  rows.no_effect("mics_hierarchical_params_gather",
+                 "gathers are hierarchical wherever ranks of several hosts share memory");
   rows.refused("zenflow", "ZenFlow updates parts of the gradients on the CPU", "", kSection);
 }
 

@@ -96,6 +96,15 @@ std::vector<Field> zero_fields(ZeroConfig& c) {
        alias("zero_optimization.max_live_parameters")},
       {"sub_group_size", &c.sub_group_size, "Upper bound of unit_numel where optimizer states are offloaded",
        numel_or_0},
+      {"zero_hpz_partition_size", &c.hpz_partition_size,
+       "Stage 3, ZeRO++'s hpZ: groups of so many consecutive ranks keep a second copy of the parameters, "
+       "from "
+       "which all gathers after a step's first come; 0 and 1: none",
+       between(0, 1e9)},
+      {"mics_shard_size", &c.mics_shard_size,
+       "Stage 3, MiCS and FSDP's HYBRID_SHARD: model state is sharded within groups of so many consecutive "
+       "ranks, of which each has a copy; -1: over all ranks",
+       between(-1, 1e9)},
   };
 }
 

@@ -73,6 +73,37 @@ void check_offload(const ZeroConfig& zero, const Origins& origins) {
                  str("found \"nvme\" at stage ", zero.stage, "; expected stage 3, which shards parameters"));
 }
 
+/// Of the keys that form groups of ranks. One rank alone is any group.
+void check_groups(const ZeroConfig& zero, int world_size, const Origins& origins) {
+  const bool second_copy = zero.hpz_partition_size > 1, rows = zero.mics_shard_size != -1;
+  const auto check = [&](const std::string& name, int size, const OffloadConfig& offload, const char* section,
+                         const char* what) {
+    const std::string path = "zero_optimization." + name;
+    if (!zero::sharding_of(zero.stage).parameters)
+      origins.fail(path, str("found ", size, " at stage ", zero.stage,
+                             "; expected stage 3, which shards parameters, or the key left out"));
+    if (size < 1) origins.fail(path, str("found ", size, "; expected a number of ranks, or -1 for all"));
+    if (world_size > 1 && world_size % size != 0)
+      origins.fail(
+          path, str("found ", size, " for ", world_size,
+                    " ranks, which are no whole number of such groups; expected a divisor of ", world_size));
+    if (offload.on_disk())
+      origins.fail(path, str("found ", size, " beside ", section,
+                             ".device \"nvme\"; expected one of the two: ", what));
+  };
+  if (second_copy && rows)
+    origins.fail(
+        "zero_optimization.mics_shard_size",
+        str("found ", zero.mics_shard_size, " beside zero_hpz_partition_size ", zero.hpz_partition_size,
+            "; expected one of the two: a group that has all parameters needs no second copy"));
+  if (second_copy)
+    check("zero_hpz_partition_size", zero.hpz_partition_size, zero.offload_param, "offload_param",
+          "the second copy would be in memory");
+  if (rows)
+    check("mics_shard_size", zero.mics_shard_size, zero.offload_optimizer, "offload_optimizer",
+          "gradients are summed over the groups in memory");
+}
+
 void check_activations(const ActivationConfig& activations, const Origins& origins) {
   if (activations.policy == "offload" && activations.nvme_path.value_or("").empty())
     origins.fail("activation_checkpointing.nvme_path",
@@ -89,12 +120,13 @@ void check_tracking_uri(const std::string& uri, const Origins& origins) {
                                             "; expected the address of a server, http://… or https://…"));
 }
 
-void check_together(const EngineConfig& config, const Origins& origins, Problems& problems) {
+void check_together(const EngineConfig& config, int world_size, const Origins& origins, Problems& problems) {
   problems.collect([&] { check_together(config.optimizer, origins); });
   problems.collect(
       [&] { check_together(config.scheduler, config.optimizer.param_groups.size() + 1, origins); });
   problems.collect([&] { check_precision(config, origins); });
   problems.collect([&] { check_offload(config.zero, origins); });
+  problems.collect([&] { check_groups(config.zero, world_size, origins); });
   problems.collect([&] { check_activations(config.activations, origins); });
   problems.collect([&] { check_tracking_uri(config.monitors.mlflow.tracking_uri, origins); });
 }
@@ -134,7 +166,7 @@ EngineConfig validate(EngineConfig config, int world_size) {
   for (const Field& field : fields_of(config)) check_field(field, field.key.path, origins, problems);
   problems.raise();
   problems.collect([&] { set_batch(config, batch, world_size, origins.source()); });
-  check_together(config, origins, problems);
+  check_together(config, world_size, origins, problems);
   problems.raise();
   return config;
 }
@@ -160,7 +192,7 @@ EngineConfig read_engine_config(const Document& document, int world_size, Proble
   read_fields(fields_of(config), document, report);
   config.optimizer = read_optimizer(document, report);
   problems.collect([&] { config.scheduler = read_schedule(document, report); });
-  check_together(config, document.origins, problems);
+  check_together(config, world_size, document.origins, problems);
   return config;
 }
 

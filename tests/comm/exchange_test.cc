@@ -106,7 +106,9 @@ TEST_P(ExchangeTest, TheStoreDoesNotGrow) {
               under, find_hosts(under, rank, {"first", "first", "second"}, gloo.connect_timeout), gloo,
               std::move(hook));
         if (GetParam() == "shm")
-          return make_shm_transport(under, rank, 3, gloo.timeout, gloo.connect_timeout);
+          return make_shm_transport(
+              under,
+              {.rank = rank, .size = 3, .timeout = gloo.timeout, .connect_timeout = gloo.connect_timeout});
         return make_gloo_transport(under, gloo, std::move(hook));
       };
       const auto comm = std::make_shared<TransportCommunicator>(context, gloo.timeout, make);

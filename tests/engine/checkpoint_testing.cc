@@ -34,6 +34,8 @@ Trained::Trained(const Job& setup, comm::CommunicatorPtr comm, Logger log) : mod
   c.config.fp16.enabled = setup.precision == "fp16";
   c.config.fp16.loss_scale_window = 3;
   c.config.checkpoint = setup.checkpoint;
+  c.config.zero.mics_shard_size = setup.mics_shard_size;
+  c.config.zero.hpz_partition_size = setup.hpz_partition_size;
   if (!setup.offload_to.empty() || setup.link) {
     c.config.zero.offload_optimizer = {.device = setup.offload_to.empty() ? "cpu" : "nvme",
                                        .nvme_path = setup.offload_to};
@@ -57,11 +59,15 @@ Tensors whole_state(Engine& engine) {
   const zero::Layout& layout = model.layout();
   Tensors all = full_parameters(engine);
   for (int unit = 0; unit < layout.num_units(); ++unit) {
-    const zero::LocalState mine = model.unit(unit).shard_state();
+    const zero::LocalState mine = model.unit(unit).piece_state();
     const zero::InMemory in_memory(model.unit(unit), zero::kUpdated, zero::InMemory::Access::kRead);
     for (size_t i = 0; i < mine.states.size(); ++i) {
-      const at::Tensor whole = at::empty({layout.units()[unit].numel});
-      engine.comm().all_gather(whole, mine.states[i].contiguous(), "test state")->wait();
+      const at::Tensor by_rank = at::empty({layout.units()[unit].numel}), whole = at::empty_like(by_rank);
+      engine.comm().all_gather(by_rank, mine.states[i].contiguous(), "test state")->wait();
+      const int64_t numel = mine.range.numel();
+      for (int rank = 0; rank < engine.world_size(); ++rank)
+        whole.narrow(0, model.mesh().piece(rank) * numel, numel)
+            .copy_(by_rank.narrow(0, rank * numel, numel));
       for (int parameter : layout.units()[unit].parameters) {
         const zero::UnitSlice& slice = layout.slice(parameter);
         all[str(layout.parameters()[parameter].name, " ", model.state_names()[i])] =

@@ -42,6 +42,7 @@ struct Job {
   uint64_t seed = 1;
   CheckpointConfig checkpoint{.async = false, .keep_last = 0, .fsync = false};
   std::string offload_to = {};  ///< a folder: all state is on disk (parameters at stage 3)
+  int mics_shard_size = -1, hpz_partition_size = 1;
   /// To a device whose memory is not the host's: state that is not on disk is in the host's memory.
   std::shared_ptr<zero::DeviceLink> link = nullptr;
 };

@@ -48,6 +48,9 @@ TEST(Processes, ParityWithAPlainLoopAtEveryStage) {
 
 TEST(Processes, DropoutDrawsTheSameNumbersAtEveryStage) { EXPECT_EQ(launch(2, "dropout"), 0); }
 
+// Hybrid communication on hosts of two ranks: a row shares memory, a column is on the network.
+TEST(Processes, RowsOnHosts) { EXPECT_EQ(launch(4, "rows"), 0); }
+
 TEST(Processes, AFailureIsSeen) {
   EXPECT_EQ(launch(2, "neither"), 1);
   fs::remove_all(fs::temp_directory_path() / ("tessera_engine_process_test_" + std::to_string(getpid())));

@@ -13,7 +13,7 @@
 namespace tessera::testing {
 
 /// Forwards every virtual member of Communicator to `inner`. Duplicates are the inner one's, unless
-/// duplicate() is overridden too.
+/// duplicate() is overridden too; so are parts, and split().
 class ForwardingCommunicator : public comm::Communicator {
  public:
   explicit ForwardingCommunicator(comm::CommunicatorPtr inner)
@@ -29,6 +29,10 @@ class ForwardingCommunicator : public comm::Communicator {
     return inner_->exchange(value, label, timeout);
   }
   comm::CommunicatorPtr duplicate(std::string_view name) override { return inner_->duplicate(name); }
+  comm::CommunicatorPtr split(const std::vector<int>& ranks, std::string_view name) override {
+    return inner_->split(ranks, name);
+  }
+  int global_rank(int rank) const override { return inner_->global_rank(rank); }
   at::Tensor allocate_symmetric(int64_t bytes, at::Device device, std::string_view label) override {
     return inner_->allocate_symmetric(bytes, device, label);
   }

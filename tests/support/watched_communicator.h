@@ -1,4 +1,4 @@
-// A communicator that counts what is asked of it, and of every group duplicated from it.
+// A communicator that counts what is asked of it, and of every group made from it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -42,14 +42,20 @@ class WatchedCommunicator : public ForwardingCommunicator {
     return duplicates_.back();
   }
 
+  comm::CommunicatorPtr split(const std::vector<int>& ranks, std::string_view name) override {
+    duplicates_.push_back(
+        std::make_shared<WatchedCommunicator>(ForwardingCommunicator::split(ranks, name), std::string(name)));
+    return duplicates_.back();
+  }
+
   const CollectiveCounts& counts() const { return counts_; }
-  /// The duplicate of that name. Throws std::logic_error if there is none.
+  /// The duplicate, or part, of that name. Throws std::logic_error if there is none.
   const WatchedCommunicator& named(const std::string& name) const {
     for (const auto& duplicate : duplicates_)
       if (duplicate->name_ == name) return *duplicate;
-    throw std::logic_error("no group was duplicated as " + name);
+    throw std::logic_error("no group was made as " + name);
   }
-  /// Exchanges over the store, of this group and its duplicates.
+  /// Exchanges over the store, of this group and those made from it.
   int num_exchanges() const {
     int sum = num_exchanges_;
     for (const auto& duplicate : duplicates_) sum += duplicate->num_exchanges();

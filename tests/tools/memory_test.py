@@ -240,6 +240,35 @@ class EstimateTest(ToolTest):
         self.assertEqual(found["shards up for gathers, each micro-step"], ["-", "-", "26.8", "0.49"])
         self.assertEqual(found["update, s, at 4.5e9 parameters/s"], ["1.49"] * 3)
 
+    def test_groups_of_ranks(self):
+        def row(*args):
+            out = self.estimate("--params", "7.5e9", "--world", 64, *args)
+            return next(line.split() for line in out.splitlines() if line.startswith(("mics", "hpz")))
+        # Of 15 GB of parameters, 30 of gradients, 30 of masters and 60 of states: an eighth; a 64th, and an eighth of the parameters.
+        self.assertEqual(row("--mics-shard-size", 8)[1:7], ["8", "1.9", "3.8", "3.8", "7.5", "16.9"])
+        self.assertEqual(row("--hpz-partition-size", 8)[1:7], ["8", "2.1", "0.5", "0.5", "0.9", "4.0"])
+
+    def test_groups_of_ranks_of_a_configuration(self):
+        """The estimate equals the measured state, and that of a rank which is measured alone."""
+        name = self.write("c.json", self.config(model={"type": "fashion_mnist_cnn", "channels": 16, "hidden": 256}, train_batch_size=12))
+        for key in ("mics_shard_size", "zero_hpz_partition_size"):
+            changes = ["--set", "comm.backend=gloo", "--set", f"zero_optimization.{key}=2"]
+            held = []
+            for ranks in (["--nproc", 4], ["--simulate-world", 4, "--rank", 3]):
+                self.assert_succeeded(self.run_tool("memory", name, "--steps", 1, "--out", "m", *ranks, *changes))
+                trials = json.loads((self.folder / "m" / "memory.json").read_text())["trials"]
+                self.assertEqual({trial["stage"] for trial in trials}, {3}, "the stage at which the key has a meaning")
+                for trial in trials:
+                    state = {use: trial["held"][use] for use in trial["formula"] if use != "total"}
+                    self.assertEqual({**state, "total": sum(state.values())}, trial["formula"], key)
+                held.append(trials[-1]["formula"])
+            self.assertEqual(*held)
+            out = self.estimate(name, "--world", 4, *changes, "--set", "zero_optimization.stage=3")
+            shown = next(line.split()[2:7] for line in out.splitlines() if line.startswith(("mics 2", "hpz 2")))
+            expected = [held[0][use] / 1e6 for use in ("parameters", "gradients", "master", "optimizer")]
+            for number, wanted in zip(shown, [*expected, sum(expected)]):
+                self.assertAlmostEqual(float(number), wanted, delta=0.06, msg=(key, out))
+
     def test_other_optimizers_and_fp32(self):
         out = self.estimate("--params", "1B", "--world", 4, "--precision", "fp32", "--optimizer", "Lion")
         self.assertEqual(self.columns(out, -1), ["12.0", "9.0", "6.0", "3.0"])
@@ -289,6 +318,8 @@ class MistakesTest(ToolTest):
         self.expect("CONFIG", "--params", args=(name, "--estimate", "--params", "1B", "--world", 2))
         self.expect("--precision", "--set", args=(name, "--estimate", "--world", 2, "--precision", "bf16"))
         self.expect("--fit 80: expected a size with its unit, such as 5GB", args=("--estimate", "--params", "1B", "--fit", "80"))
+        self.expect("--world 6: mics_shard_size is 4", "a multiple", args=("--estimate", "--params", "1B", "--world", 6, "--mics-shard-size", 4))
+        self.expect("--mics-shard-size", "--set", args=(name, "--estimate", "--world", 2, "--mics-shard-size", 2))
         self.expect("--params many", "7.5e9", args=("--estimate", "--params", "many", "--world", 2))
         self.expect("--precision int8", "bf16", args=("--estimate", "--params", "1B", "--world", 2, "--precision", "int8"))
         self.expect("--fit 80GX", "GiB", args=("--estimate", "--params", "1B", "--fit", "80GX"))

@@ -38,18 +38,21 @@ TEST(Reducer, HooksThatFireTwiceInOneBackward) {
     return model.extra->forward(model.forward(model.extra->forward(input))).square().sum();
   };
   const auto input = [](int rank) { return randn({3, kWidth}, 4'000 + rank).requires_grad_(); };
-  for (int world : {1, 2}) {
+  // The last: two rows of two ranks.
+  for (const auto& [world, row] : {std::pair{1, 0}, {2, 0}, {4, 2}}) {
     Chain plain(2);
     at::Tensor mean = at::zeros({});
     for (int rank = 0; rank < world; ++rank) mean = mean + plainly(*plain, input(rank)) / world;
     const std::vector<at::Tensor> expected = plain_gradients(*plain, mean);
-    for (int stage = 0; stage <= 3; ++stage) {
+    for (int stage = row > 0 ? 3 : 0; stage <= 3; ++stage) {
       for (int micro_steps : {1, 2}) {
-        SCOPED_TRACE(str("world ", world, " stage ", stage, " micro-steps ", micro_steps));
-        run_ranks(world, [&](comm::CommunicatorPtr comm) {
+        SCOPED_TRACE(str("world ", world, " row ", row, " stage ", stage, " micro-steps ", micro_steps));
+        run_ranks(world, [&, row = row](comm::CommunicatorPtr comm) {
           Chain model(2);
-          Rig rig(*model, comm, stage,
-                  [](ShardedModelOptions& options) { options.optimizer.groups[0].lr = 0; });
+          Rig rig(*model, comm, stage, [&](ShardedModelOptions& options) {
+            options.optimizer.groups[0].lr = 0;
+            options.groups.shard = row;
+          });
           for (int step = 0; step < 3; ++step) {
             for (int micro = 0; micro < micro_steps; ++micro)
               rig.backward(checkpointed(*model, input(comm->rank())) / micro_steps, micro == 0,

@@ -54,9 +54,11 @@ Vectors::Vectors(const std::vector<int64_t>& numels, const comm::CommunicatorPtr
                      .aliases = {}});
     parameters.push_back(at::ones({numels[i]}).requires_grad_());
   }
-  layout = std::make_unique<Layout>(specs, LayoutOptions{world_, kNumel});
+  layout =
+      std::make_unique<Layout>(specs, LayoutOptions{options.mesh ? options.mesh->world : world_, kNumel});
   for (int unit = 0; unit < layout->num_units(); ++unit)
-    units.emplace_back(*layout, unit, UnitOptions{.sharding = sharding_of(options.stage), .tiers = {}},
+    units.emplace_back(*layout, unit,
+                       UnitOptions{.sharding = sharding_of(options.stage), .tiers = {}, .mesh = options.mesh},
                        *comm);
   auto watched = std::make_shared<IssueWatch>(comm, [this] { look_at_slots(); });
   reducer = std::make_unique<GradientReducer>(*layout, units, parameters, watched, options);

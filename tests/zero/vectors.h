@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "tests/zero/zero_testing.h"
@@ -15,8 +16,9 @@ constexpr int64_t kNumel = 48;
 
 struct StageOptions : ReducerOptions {
   int stage = 0;
+  std::optional<Mesh> mesh = {};  ///< unset: the communicator's ranks are all there are
 };
-inline StageOptions at_stage(int stage) { return {{}, stage}; }
+inline StageOptions at_stage(int stage) { return {{}, stage, {}}; }
 
 /// By vector: its gradient is factor * (1, 2, …, 7, 1, 2, …). 0: the vector is not used.
 using Factors = std::vector<double>;

@@ -196,12 +196,10 @@ TEST(ConfigCheck, RefusedByNameUnlessTheyAskForNothing) {
   for (const std::string& keys : refused)
     EXPECT_NE(error_for(keys).find("which Tessera does not do"), std::string::npos)
         << keys << error_for(keys);
-  for (const char* key : {"zero_quantized_weights", "zero_quantized_gradients",
-                          "zero_quantized_nontrainable_weights", "mics_hierarchical_params_gather"})
+  for (const char* key :
+       {"zero_quantized_weights", "zero_quantized_gradients", "zero_quantized_nontrainable_weights"})
     EXPECT_NE(error_for("\"zero_optimization\": {\"" + std::string(key) + "\": true}").find(key),
               std::string::npos);
-  EXPECT_NE(error_for(R"("zero_optimization": {"zero_hpz_partition_size": 8})"), "");
-  EXPECT_NE(error_for(R"("zero_optimization": {"mics_shard_size": 2})"), "");
 
   config::ConfigReport report;
   parse_engine_config(

@@ -1,0 +1,224 @@
+// mics_shard_size and zero_hpz_partition_size through the engine: against a plain loop, and in checkpoints.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <map>
+
+#include "core/str.h"
+#include "tests/engine/checkpoint_testing.h"
+
+namespace tessera::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+/// Which groups of ranks.
+struct Groups {
+  int world, mics, hpz;
+};
+std::ostream& operator<<(std::ostream& out, const Groups& groups) {
+  return out << "world " << groups.world << " mics " << groups.mics << " hpz " << groups.hpz;
+}
+constexpr Groups kGroups[] = {{2, 1, 1}, {4, 2, 1}, {4, 1, 2}, {4, -1, 2}, {6, 2, 1}, {6, 3, 1}, {6, -1, 3}};
+
+Job job_of(const Groups& groups, const std::string& precision = "fp32") {
+  Job job{.world = groups.world, .stage = 3, .precision = precision};
+  job.mics_shard_size = groups.hpz > 1 ? -1 : groups.mics;
+  job.hpz_partition_size = groups.hpz;
+  return job;
+}
+
+Case case_of(const Groups& groups) {
+  Case c = small_units(groups.world, 3);
+  c.config.zero.mics_shard_size = job_of(groups).mics_shard_size;
+  c.config.zero.hpz_partition_size = groups.hpz;
+  return c;
+}
+
+void expect_same(const TrainingRun& run, const TrainingRun& plain, bool weights) {
+  constexpr double kTolerance = 1e-5;
+  ASSERT_EQ(run.losses.size(), plain.losses.size());
+  for (size_t step = 0; step < plain.losses.size(); ++step) {
+    EXPECT_NEAR(run.losses[step], plain.losses[step], kTolerance) << "step " << step;
+    EXPECT_NEAR(run.norms[step], plain.norms[step], kTolerance * (1 + plain.norms[step])) << "step " << step;
+    EXPECT_LT(largest_difference(run.gradients[step], plain.gradients[step]), kTolerance) << "step " << step;
+  }
+  if (weights) {
+    EXPECT_LT(largest_difference(run.weights, plain.weights), kTolerance);
+  }
+}
+
+TEST(HybridSharding, TrainsAsAPlainLoopDoes) {
+  for (const Groups& groups : kGroups) {
+    SCOPED_TRACE(groups);
+    Case c = case_of(groups);
+    expect_same(engine_run<Odds>(c, odds_loss), plain_run<Odds>(c, odds_loss), /*weights=*/true);
+    c.accumulation = 2;
+    c.clipping = 0.05;
+    const TrainingRun plain = plain_run<Mlp>(c, mlp_loss);
+    EXPECT_GT(plain.norms.front(), c.clipping) << "the case must clip";
+    expect_same(engine_run<Mlp>(c, mlp_loss), plain, /*weights=*/true);
+  }
+}
+
+// ------------------------------------------------------------------------------------------ checkpoints
+
+std::string contents(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+/// By name.
+std::map<std::string, std::string> files_of(const fs::path& folder) {
+  std::map<std::string, std::string> files;
+  for (const auto& entry : fs::directory_iterator(folder))
+    if (entry.path().extension() == ".h5") files[entry.path().filename()] = contents(entry.path());
+  return files;
+}
+
+TEST(HybridSharding, FilesAreThoseOfARunWithoutIt) {
+  for (const Groups& groups : kGroups) {
+    SCOPED_TRACE(groups);
+    const TestFolder saved("rows"), saved_again("no_rows");
+    on_ranks(groups.world, [&](comm::CommunicatorPtr comm) {
+      Trained trained(job_of(groups), comm);
+      for (int i = 0; i < 3; ++i) trained.step();
+      const std::string path = trained.engine->save_checkpoint(saved.string(), "step3");
+      const std::string twice = trained.engine->save_checkpoint(saved.string(), "again");
+      Trained plain({.world = groups.world, .stage = 3, .seed = 9}, comm);
+      plain.engine->load_checkpoint(saved.string(), "step3");
+      EXPECT_TRUE(bit_equal(whole_state(*plain.engine), whole_state(*trained.engine)));
+      const std::string plain_path = plain.engine->save_checkpoint(saved_again.string(), "step3");
+      comm->barrier("saved");
+      if (comm->rank() != 0) return;
+      const auto files = files_of(path);
+      EXPECT_EQ(files.size(), static_cast<size_t>(groups.world) + 1) << "a file a rank, and the model's";
+      EXPECT_TRUE(files == files_of(plain_path)) << "every byte";
+    });
+  }
+}
+
+TEST(HybridSharding, AnyGroupsLoadAnyOther) {
+  const TestFolder folder("groups");
+  std::map<std::string, Tensors> states;
+  const std::vector<Groups> plain{{1, -1, 1}, {3, -1, 1}};
+  std::vector<Groups> all(std::begin(kGroups), std::end(kGroups));
+  all.insert(all.end(), plain.begin(), plain.end());
+  for (const Groups& groups : all) {
+    const std::string tag = str("world", groups.world, "mics", groups.mics, "hpz", groups.hpz);
+    on_ranks(groups.world, [&](comm::CommunicatorPtr comm) {
+      Trained trained(job_of(groups), comm);
+      for (int i = 0; i < 3; ++i) trained.step();
+      trained.engine->save_checkpoint(folder.string(), tag);
+      Tensors state = whole_state(*trained.engine);
+      if (comm->rank() == 0) states[tag] = std::move(state);
+    });
+  }
+  for (const Groups& groups : all) {
+    SCOPED_TRACE(groups);
+    on_ranks(groups.world, [&](comm::CommunicatorPtr comm) {
+      Job job = job_of(groups);
+      job.unit_numel = 400;
+      job.seed = 9;
+      Trained trained(job, comm);
+      trained.step();  // something to be overwritten
+      for (const auto& [tag, expected] : states) {
+        EXPECT_THAT(trained.engine->load_checkpoint(folder.string(), tag).not_loaded, IsEmpty());
+        EXPECT_TRUE(bit_equal(whole_state(*trained.engine), expected)) << tag;
+        EXPECT_TRUE(std::isfinite(trained.step())) << "training goes on";
+      }
+    });
+  }
+}
+
+TEST(HybridSharding, AResumedRunHasTheBitsOfTheUninterruptedOne) {
+  for (const Groups& groups : {Groups{4, 2, 1}, Groups{4, -1, 2}, Groups{6, 3, 1}}) {
+    for (const std::string precision : {"fp32", "bf16", "fp16"}) {
+      for (const bool async : {false, true}) {
+        SCOPED_TRACE(str(groups.world, " ", groups.mics, " ", precision, " ", async));
+        const TestFolder folder("resume");
+        on_ranks(groups.world, [&](comm::CommunicatorPtr comm) {
+          Job job = job_of(groups, precision);
+          job.checkpoint.async = async;
+          Trained trained(job, comm);
+          for (int i = 0; i < 3; ++i) trained.step();
+          trained.engine->save_checkpoint(folder.string());
+          std::vector<double> losses, resumed_losses;
+          for (int i = 0; i < 3; ++i) losses.push_back(trained.step());
+          trained.engine->finish_checkpoint();
+          EXPECT_EQ(trained.engine->measured_bytes(), trained.engine->formula_bytes());
+          job.seed = 9;
+          Trained resumed(job, comm);
+          resumed.engine->load_checkpoint(folder.string());
+          for (int i = 0; i < 3; ++i) resumed_losses.push_back(resumed.step());
+          EXPECT_EQ(losses, resumed_losses);
+          EXPECT_TRUE(bit_equal(whole_state(*resumed.engine), whole_state(*trained.engine)));
+        });
+      }
+    }
+  }
+}
+
+TEST(HybridSharding, StateOnDiskChangesNoBit) {
+  const TestFolder folder("disk");
+  const OffloadConfig on_disk{.device = "nvme", .nvme_path = folder.string()};
+  on_ranks(4, [&](comm::CommunicatorPtr comm) {
+    const Case rows = case_of({4, 2, 1}), second_copies = case_of({4, -1, 2});
+    Case rows_on_disk = rows, second_copies_on_disk = second_copies;
+    rows_on_disk.config.zero.offload_param = on_disk;
+    second_copies_on_disk.config.zero.offload_optimizer = on_disk;
+    for (const auto& [on_disk, in_memory] :
+         {std::pair{rows_on_disk, rows}, {second_copies_on_disk, second_copies}})
+      EXPECT_TRUE(bit_equal(rank_run<Mlp>(on_disk, comm, mlp_loss).weights,
+                            rank_run<Mlp>(in_memory, comm, mlp_loss).weights));
+  });
+}
+
+// --------------------------------------------------------------------------------------------- refusals
+
+TEST(HybridSharding, WhatCannotBeIsRefusedInOneLine) {
+  const auto refusal = [](const std::string& zero, int world) {
+    return error_of([&] {
+      parse_engine_config("{\"train_batch_size\": 12, \"zero_optimization\": {" + zero + "}}",
+                          {.world_size = world}, "c.json");
+    });
+  };
+  EXPECT_EQ(
+      refusal(R"("stage": 3, "mics_shard_size": 3)", 4),
+      "c.json:1: zero_optimization.mics_shard_size: found 3 for 4 ranks, which are no whole number of such "
+      "groups; expected a divisor of 4");
+  EXPECT_EQ(
+      refusal(R"("stage": 2, "zero_hpz_partition_size": 2)", 4),
+      "c.json:1: zero_optimization.zero_hpz_partition_size: found 2 at stage 2; expected stage 3, which "
+      "shards parameters, or the key left out");
+  EXPECT_EQ(refusal(R"("stage": 3, "zero_hpz_partition_size": 2, "mics_shard_size": 2)", 4),
+            "c.json:1: zero_optimization.mics_shard_size: found 2 beside zero_hpz_partition_size 2; expected "
+            "one of "
+            "the two: a group that has all parameters needs no second copy");
+  EXPECT_THAT(refusal(R"("stage": 3, "mics_shard_size": 0)", 4),
+              HasSubstr("found 0; expected a number of ranks"));
+  EXPECT_THAT(
+      refusal(
+          R"("stage": 3, "mics_shard_size": 2, "offload_optimizer": {"device": "nvme", "nvme_path": "/tmp"})",
+          4),
+      HasSubstr("found 2 beside offload_optimizer.device \"nvme\"; expected one of the two"));
+  EXPECT_THAT(
+      refusal(
+          R"("stage": 3, "zero_hpz_partition_size": 2, "offload_param": {"device": "nvme", "nvme_path": "/tmp"})",
+          4),
+      HasSubstr("found 2 beside offload_param.device \"nvme\"; expected one of the two"));
+  for (const char* harmless :
+       {R"("mics_shard_size": -1)", R"("zero_hpz_partition_size": 1)", R"("zero_hpz_partition_size": 0)",
+        R"("stage": 3, "mics_shard_size": 4)", R"("stage": 3, "zero_hpz_partition_size": 2)"})
+    EXPECT_EQ(refusal(harmless, 4), "") << harmless;
+  EXPECT_EQ(refusal(R"("stage": 3, "mics_shard_size": 2)", 1), "") << "one rank alone is any group";
+}
+
+}  // namespace
+}  // namespace tessera::testing
