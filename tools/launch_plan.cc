@@ -15,6 +15,7 @@
 #include "launcher/environment.h"
 #include "launcher/failure_report.h"
 #include "launcher/hosts.h"
+#include "launcher/run_id.h"
 
 namespace tessera::tools {
 namespace {
