@@ -144,6 +144,8 @@ Rendezvous rendezvous(const Environment& env, const JoinOptions& options, const 
     for (const RankInfo& rank : ranks) result.may_share.push_back(rank.may_share);
     connect_liveness(*liveness, ranks, env, result.one_host, limit.left());
     result.store = result.store.watched(liveness);
+    // From here on a rank 0 that hangs is waited for as long as in a collective.
+    set_timeout_of_connections_to(env.master_port, std::min(timeout, options.timeout));
   } catch (const CommError&) {
     if (result.serves_store) std::this_thread::sleep_for(kErrorTime);
     throw;

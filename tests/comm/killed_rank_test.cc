@@ -79,6 +79,23 @@ TEST_P(OnEachBackend, AStoppedRankIsWaitedForUntilTheTimeout) {
   processes[1]->kill(SIGKILL);
 }
 
+/// It serves the store.
+TEST_P(OnEachBackend, ARankZeroThatIsStoppedIsNotWaitedForAnyLonger) {
+  Variables variables = on(GetParam());
+  variables["TEST_TIMEOUT_MS"] = "2000";
+  Processes processes = start("loop", 3, variables);
+  for (const auto& process : processes) ASSERT_TRUE(process->await_output("running")) << process->output();
+  const auto begin = Clock::now();
+  processes[0]->kill(SIGSTOP);
+  for (const int rank : {1, 2}) {
+    EXPECT_EQ(processes[rank]->wait(), 3);
+    EXPECT_NE(processes[rank]->output().find("rank 0 "), std::string::npos) << processes[rank]->output();
+  }
+  EXPECT_GT(seconds_since(begin), 1.5);
+  EXPECT_LT(seconds_since(begin), 15) << "the rendezvous has 30 s";
+  processes[0]->kill(SIGKILL);
+}
+
 TEST_P(OnEachBackend, AnErrorOfOneRankEndsTheOthers) {
   const auto begin = Clock::now();
   const Processes processes = start("fail", 3, on(GetParam()));

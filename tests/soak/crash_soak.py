@@ -65,7 +65,7 @@ class Run:
     def environment(self):
         return {**os.environ, "TMPDIR": str(self.tmp), MARKER: self.marker}
 
-    def start(self, stage=2, asynchronous=False, fsync=False, offloads=(), policy="none", resume=False):
+    def start(self, stage=2, asynchronous=False, fsync=False, offloads=(), policy="none", resume=False, flags=()):
         settings = {
             "data.path": self.base / "data", "data.flip": "true", "model.channels": 8, "model.hidden": 32, "model.dropout": 0.3,
             "trainer.output_dir": self.folder, "trainer.device": "cpu", "trainer.epochs": "null", "trainer.max_steps": MAX_STEPS,
@@ -84,6 +84,7 @@ class Run:
         for key, value in settings.items():
             args += ["--set", f"{key}={value}"]
         args += ["--resume"] if resume else []
+        args += flags
         self.log = open(self.base / "log", "w+", encoding="utf-8", errors="replace")
         return subprocess.Popen(list(map(str, args)), env=self.environment(), stdin=subprocess.DEVNULL, stdout=self.log,
                                 stderr=subprocess.STDOUT, cwd=self.base, start_new_session=True)
