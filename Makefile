@@ -45,6 +45,7 @@ test-hosts:  ## one training under ssh, pdsh, mpirun, srun, torchrun, Spark, Ray
 	@scripts/setup.sh --hosts
 	@scripts/build.sh release tessera tessera_engine_module
 	@.deps/venv/bin/python -B tests/hosts/hosts_test.py $(ARGS)
+	@$(if $(ARGS),,.deps/venv/bin/python -B tests/hosts/doctor_test.py)
 	@$(if $(ARGS),,.deps/venv/bin/python -B tests/hosts/engines_test.py)
 
 python-parity:  ## import tessera beside DDP: all models and worlds

@@ -81,7 +81,7 @@ class EnginesTest(ToolTest):
         """Runs the page's code, with the paths of this test in place of the page's."""
         for shown, real in (("/data/fashion", self.images), ("/data/config.json", self.folder / f"{name}.json"), ("/models", self.folder)):
             code = code.replace(shown, str(real))
-        script = self.write(f"{name}.py", code)
+        script = self.write(f"{name}_script.py", code)  # ray.py would be what `import ray` finds
         program, *words = [*before, sys.executable, script] if not before or before[0] != "spark-submit" else [*before, script]
         outcome = self.run_tool(*words, program=shutil.which(program, path=f"{BIN}:{os.environ['PATH']}"))
         self.assertEqual(outcome.code, 0, outcome)
@@ -181,6 +181,9 @@ class EnginesTest(ToolTest):
         outcome = self.run_script("ray", JOB + RAY + "\nprint('last loss', last_loss)\n")
         self.check_job(expected, "ray")
         self.assertIn(f"last loss {expected[0][-1][1]!r}", outcome.out)
+        (kept,) = (path for path in (self.folder / "ray_results").glob("*/checkpoint_*") if path.is_dir())  # Ray's copy
+        shutil.copytree(kept, self.folder / "kept")
+        self.assertEqual(self.weights("kept"), expected[1])
 
     def test_command_under_ray(self):
         self.write_config("ray")
