@@ -37,16 +37,14 @@ test:  ## builds everything and runs all tests
 	@scripts/build.sh release
 	@scripts/test.sh release $(ARGS)
 
-test-hosts: export TESSERA_TEST_HOSTS_REQUIRED = 1
-test-hosts: export TESSERA = $(CURDIR)/build/tessera
-test-hosts: export TORCHRUN = $(CURDIR)/.deps/venv/bin/torchrun
-test-hosts: export PYTHONPATH = $(CURDIR)/build/python
-test-hosts:  ## one training under ssh, pdsh, mpirun, srun, torchrun, Spark, Ray
+hosts_program = TESSERA_TEST_HOSTS_REQUIRED=1 TESSERA=$(CURDIR)/build/tessera TORCHRUN=$(CURDIR)/.deps/venv/bin/torchrun \
+  PYTHONPATH=$(CURDIR)/build/python .deps/venv/bin/python -B tests/hosts
+test-hosts:  ## one training under ssh, mpirun, srun, torchrun, Spark, Ray
 	@scripts/setup.sh --hosts
 	@scripts/build.sh release tessera tessera_engine_module
-	@.deps/venv/bin/python -B tests/hosts/hosts_test.py $(ARGS)
-	@$(if $(ARGS),,.deps/venv/bin/python -B tests/hosts/doctor_test.py)
-	@$(if $(ARGS),,.deps/venv/bin/python -B tests/hosts/engines_test.py)
+	@$(hosts_program)/hosts_test.py $(ARGS)
+	@$(if $(ARGS),,$(hosts_program)/doctor_test.py)
+	@$(if $(ARGS),,$(hosts_program)/engines_test.py)
 
 python-parity:  ## import tessera beside DDP: all models and worlds
 	@scripts/setup.sh --python

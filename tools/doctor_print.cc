@@ -11,8 +11,10 @@ constexpr int kIndent = 11;                       ///< of what a check has found
 constexpr size_t kTimeWidth = 9, kRateWidth = 6;  ///< of the columns of a size
 constexpr size_t kCheckWidth = 12;                ///< "open files" and two blanks
 
+/// Rounded: a buffer is a multiple of the number of ranks.
 std::string bytes_label(int64_t bytes) {
-  return bytes >= (1 << 20) ? str(bytes >> 20, " MiB") : str(bytes >> 10, " KiB");
+  constexpr int64_t kKiB = 1 << 10, kMiB = 1 << 20;
+  return bytes >= kMiB ? str((bytes + kMiB / 2) / kMiB, " MiB") : str((bytes + kKiB / 2) / kKiB, " KiB");
 }
 
 std::string lines_of(const Finding& finding, int width) {

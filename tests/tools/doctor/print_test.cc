@@ -54,6 +54,13 @@ TEST(DoctorText, ShowsTimesAndBusBandwidth) {
   EXPECT_THAT(text, HasSubstr(" problems, "));
 }
 
+TEST(DoctorText, SizesOfThreeRanksAreRounded) {
+  DoctorReport report;
+  report.num_ranks = 3;
+  report.collectives = {{"broadcast", 4092, 1e-3}, {"broadcast", 33554424, 1}};
+  EXPECT_THAT(doctor_text(report, {}, 80), testing::ContainsRegex("collective +4 KiB +32 MiB"));
+}
+
 TEST(DoctorText, SaysWhereTheRestIs) {
   DoctorReport report;
   EXPECT_THAT(doctor_text(report, {}, 80), HasSubstr("--nproc N"));
