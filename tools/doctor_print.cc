@@ -80,7 +80,7 @@ std::string doctor_text(const DoctorReport& report, const std::vector<Finding>& 
   else if (report.num_ranks == 1)
     text +=
         wrap_words("--nproc N and --hostfile FILE start ranks, and measure collectives.", width, 0) + "\n\n";
-  else if (report.backend.empty() && report.no_group.empty())
+  else if (report.num_ranks > 1 && report.backend.empty() && report.no_group.empty())
     text += wrap_words("The host of rank 0 prints what the ranks measure.", width, 0) + "\n\n";
   text += number_of(count(findings, Level::kProblem), "problem") + ", " +
           number_of(count(findings, Level::kWarning), "warning") + "\n";

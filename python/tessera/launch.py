@@ -47,6 +47,8 @@ def run_command(*arguments: str | os.PathLike) -> None:
     prctl = ctypes.CDLL(None).prctl
     with comm._port_beside_torch():
         environment = _with_torch_found({**os.environ, **_engine.environment()})
+    for name in ("TESSERA_ERROR_FILE", "TORCHELASTIC_ERROR_FILE"):  # this process's own; the command says its error itself
+        environment.pop(name, None)
     with subprocess.Popen(words, executable=command_path(), env=environment, stdin=subprocess.DEVNULL,
                           preexec_fn=lambda: prctl(1, signal.SIGTERM)) as process:  # PR_SET_PDEATHSIG: a worker that is killed takes it along
         try:

@@ -107,6 +107,17 @@ class DoctorOnHosts(ToolTest):
         self.assertEqual([finding["host"] for finding in report["findings"] if finding["level"] == "problem"], ["n3"])
         self.check_two_hosts({**report, "problems": 0, "hosts": [report["hosts"][0], report["hosts"][2]]})
 
+    @needs("pdsh", "mpirun")
+    def test_unreachable_host_under_other_launchers(self):
+        for launcher in ("pdsh", "openmpi"):
+            with self.subTest(launcher=launcher):
+                report = self.report("--hostfile", "three", "--launcher", launcher, code=1)
+                (problem,) = [finding for finding in report["findings"] if finding["level"] == "problem"]
+                self.assertEqual((problem["host"], problem["check"]), ("n3", "reach"))
+                self.assertIn("Could not resolve hostname n3", problem["found"])
+                self.assertEqual([host["has_facts"] for host in report["hosts"]], [True, False, True])
+                self.assertEqual(len(report["collectives"]), 12)
+
     def test_key_is_not_accepted(self):
         report = self.report("--hostfile", "hosts", "--ssh-port", testbed.SSH_PORT, "--launcher-args",
                              "-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR", code=1)

@@ -66,6 +66,8 @@ TEST(DoctorText, SaysWhereTheRestIs) {
   EXPECT_THAT(doctor_text(report, {}, 80), HasSubstr("--nproc N"));
   report.num_ranks = 4;
   EXPECT_THAT(doctor_text(report, {}, 80), HasSubstr("The host of rank 0 prints"));
+  report.num_ranks = 0;  // no host was reached
+  EXPECT_THAT(doctor_text(report, {}, 80), testing::Not(HasSubstr("prints")));
 }
 
 TEST(DoctorJson, HasFindingsAndRates) {
