@@ -3,7 +3,12 @@
 #include <arpa/inet.h>
 #include <dlfcn.h>
 #include <ifaddrs.h>
+#include <linux/ethtool.h>
+#include <linux/sockios.h>
+#include <net/if.h>
+#include <sys/ioctl.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/statvfs.h>
 #include <torch/version.h>
 #include <unistd.h>
@@ -11,6 +16,7 @@
 #include <ATen/ATen.h>
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
 #include <iterator>
 #include <limits>
@@ -23,6 +29,7 @@
 #include "core/available_memory.h"
 #include "core/cuda_plugin.h"
 #include "core/error.h"
+#include "core/file_descriptor.h"
 #include "core/str.h"
 #include "launcher/failure_report.h"
 #include "launcher/host.h"
@@ -133,6 +140,22 @@ std::string interface_with(const std::string& address) {
   return "";
 }
 
+/// Asks the kernel by a socket, because /sys may be that of another network namespace. A driver need not know
+/// the speed.
+void find_link(HostReport& host) {
+  if (host.interface.empty() || host.interface.size() >= IFNAMSIZ) return;
+  const FileDescriptor socket(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  ifreq request{};
+  std::memcpy(request.ifr_name, host.interface.data(), host.interface.size());
+  if (::ioctl(socket.get(), SIOCGIFMTU, &request) == 0) host.mtu = request.ifr_mtu;
+  ethtool_cmd settings{};
+  settings.cmd = ETHTOOL_GSET;
+  request.ifr_data = reinterpret_cast<char*>(&settings);
+  if (::ioctl(socket.get(), SIOCETHTOOL, &request) != 0) return;
+  const auto megabits = ethtool_cmd_speed(&settings);
+  if (megabits != static_cast<__u32>(SPEED_UNKNOWN)) host.link_bits_per_s = int64_t{megabits} * 1'000'000;
+}
+
 }  // namespace
 
 int64_t memory_limit(const fs::path& root) {
@@ -190,10 +213,7 @@ void find_network(HostReport& host, const std::string& master_addr, int master_p
     host.chosen_by = error.what();
     return;
   }
-  const fs::path link = fs::path("/sys/class/net") / host.interface;
-  const int64_t megabits = host.interface == "lo" ? 0 : number_in(link / "speed", 0);
-  host.link_bits_per_s = std::max<int64_t>(0, megabits) * 1'000'000;
-  host.mtu = static_cast<int>(number_in(link / "mtu", 0));
+  find_link(host);
 }
 
 }  // namespace tessera::tools

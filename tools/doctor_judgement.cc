@@ -173,15 +173,16 @@ void judge_versions(Findings& findings, const DoctorReport& report) {
 
 /// How much of the slowest link between hosts an all-reduce of the largest buffer uses.
 void judge_links(Findings& findings, const DoctorReport& report) {
-  int64_t slowest = 0;
+  int64_t slowest = 0, num_reached = 0;
+  for (const HostReport& host : report.hosts) num_reached += host.unreachable.empty() ? 1 : 0;
   for (const HostReport& host : report.hosts)
     if (host.link_bits_per_s > 0)
       slowest = slowest == 0 ? host.link_bits_per_s : std::min(slowest, host.link_bits_per_s);
   const CollectiveTiming* largest = nullptr;
   for (const CollectiveTiming& timing : report.collectives)
     if (timing.name == "all_reduce" && (!largest || timing.bytes > largest->bytes)) largest = &timing;
-  if (slowest == 0 || !largest || report.hosts.size() < 2) return;
-  const auto num_hosts = static_cast<double>(report.hosts.size());
+  if (slowest == 0 || !largest || num_reached < 2) return;
+  const auto num_hosts = static_cast<double>(num_reached);
   const double used =
       algorithm_bandwidth(*largest) * 2 * (num_hosts - 1) / num_hosts * 8 / static_cast<double>(slowest);
   findings.add(used < kLowUseOfLink ? Level::kWarning : Level::kOk, "links",

@@ -72,6 +72,7 @@ class DoctorOnHosts(ToolTest):
         self.assertEqual([(host["name"], host["num_ranks"], host["address"], host["interface"]) for host in report["hosts"]],
                          [("n1", 2, "10.78.0.1", "eth0"), ("n2", 2, "10.78.0.2", "eth0")])
         self.assertEqual([host["facts"]["name"] for host in report["hosts"]], ["n1", "n2"])
+        self.assertEqual([(host["mtu"], host["link_bits_per_s"]) for host in report["hosts"]], [(1500, 10**10)] * 2, "those of veth")
         clock = report["hosts"][1]  # one clock, in truth
         self.assertTrue(clock["has_clock"])
         self.assertLess(abs(clock["clock_s"]), clock["clock_error_s"] + 1e-4)

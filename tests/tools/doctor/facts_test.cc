@@ -61,6 +61,11 @@ TEST(DoctorFacts, NetworkByRouteAndByName) {
   EXPECT_EQ(host.address, "127.0.0.1");
   EXPECT_EQ(host.interface, "lo");
   EXPECT_EQ(host.chosen_by, "route to 127.0.0.1");
+  std::ifstream mtu("/sys/class/net/lo/mtu");
+  int expected = 0;
+  ASSERT_TRUE(mtu >> expected);
+  EXPECT_EQ(host.mtu, expected);
+  EXPECT_EQ(host.link_bits_per_s, 0);
   ::setenv("GLOO_SOCKET_IFNAME", "lo", 1);
   find_network(host, "192.0.2.1", 29500, /*is_cuda=*/false);
   EXPECT_EQ(host.interface, "lo");

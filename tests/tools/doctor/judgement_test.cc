@@ -212,6 +212,9 @@ TEST(DoctorJudgement, UseOfTheLink) {
   report.hosts[1].link_bits_per_s = 40 * kGB;
   report.collectives = {{"all_reduce", 1 << 12, 1}, {"all_reduce", kGB, 1}};  // 8 of 10 Gbit/s, on 2 hosts
   EXPECT_THAT(judge(report), testing::Contains(finding(Level::kOk, "", "links", "80 % of 10.0 Gbit/s", "")));
+  report.hosts.emplace_back().unreachable = "off";  // carries nothing
+  EXPECT_THAT(judge(report), testing::Contains(finding(Level::kOk, "", "links", "80 % of 10.0 Gbit/s", "")));
+  report.hosts.pop_back();
   report.collectives[1].seconds = 4;
   EXPECT_THAT(bad(report), ElementsAre(finding(Level::kWarning, "", "links", "20 % of 10.0 Gbit/s", "MTU")));
 }
