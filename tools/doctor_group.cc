@@ -10,6 +10,7 @@
 #include "comm/init.h"
 #include "comm/network.h"
 #include "core/str.h"
+#include "tools/doctor_clock.h"
 #include "tools/doctor_facts.h"
 
 namespace tessera::tools {
@@ -78,13 +79,7 @@ std::vector<CollectiveTiming> time_collectives(Communicator& comm) {
   return timings;
 }
 
-struct ClockDifference {
-  double seconds = 0, error = 0;
-};
-
-// [Note: clocks] As NTP does (RFC 5905, section 8): `other` sends at t0, rank 0 receives at t1 and answers at
-// t2, `other` receives at t3. Its clock is ahead by ((t0 - t1) + (t3 - t2)) / 2, wrong by at most half of the
-// time on the way. The fastest of several counts.
+/// Of `other`'s host against rank 0's [Note: clocks].
 ClockDifference clock_of(Communicator& comm, int other, const at::Tensor& byte) {
   std::vector<double> mine;
   for (int ping = 0; ping < kPings; ++ping) {
@@ -97,14 +92,7 @@ ClockDifference clock_of(Communicator& comm, int other, const at::Tensor& byte) 
     if (comm.rank() == other) mine.push_back(wall_clock_now());
   }
   const auto times = comm.exchange(mine, "doctor: clocks");
-  const std::vector<double>&at_0 = times[0], &there = times[static_cast<size_t>(other)];
-  ClockDifference best{0, 1e9};
-  for (size_t i = 0; i < 2 * kPings; i += 2) {
-    const double on_the_way = (there[i + 1] - there[i]) - (at_0[i + 1] - at_0[i]);
-    if (on_the_way / 2 < best.error)
-      best = {((there[i] - at_0[i]) + (there[i + 1] - at_0[i + 1])) / 2, std::max(0.0, on_the_way / 2)};
-  }
-  return best;
+  return clock_difference(times[static_cast<size_t>(other)], times[0]);
 }
 
 /// What each rank tells the others.
