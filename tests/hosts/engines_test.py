@@ -94,6 +94,17 @@ class EnginesTest(ToolTest):
             time.sleep(0.1)
         self.assertEqual(list(left), [], "processes were left behind")
 
+    def remove_new(self, folder):
+        """At the end, what the test has made in a folder that may have been there before."""
+        before = set(folder.glob("*"))
+
+        def remove():
+            for path in set(folder.glob("*")) - before:
+                shutil.rmtree(path)
+            if not before:
+                shutil.rmtree(folder, ignore_errors=True)
+        self.addCleanup(remove)
+
     def weights(self, folder):
         """The checkpoint as one file, read by the command."""
         name = f"{folder}.safetensors"
@@ -165,6 +176,7 @@ class EnginesTest(ToolTest):
         self.assertIn(f"last loss {expected[0][-1][1]!r}", outcome.out)
         shutil.rmtree(self.folder / "distributed")
         on_workers = "".join(line for line in SPARK.splitlines(keepends=True) if "on_the_driver" not in line)
+        self.remove_new(Path(importlib.util.find_spec("pyspark").origin).parent / "work")  # where such workers run
         self.run_script("cluster", JOB + on_workers + show, "spark-submit", "--master", "local-cluster[2,1,1024]")
         self.check_job(expected, "distributed")
 
