@@ -37,11 +37,14 @@ test:  ## builds everything and runs all tests
 	@scripts/build.sh release
 	@scripts/test.sh release $(ARGS)
 
-test-hosts:  ## the same training under ssh, pdsh, mpirun, srun, torchrun
+hosts_program = TESSERA_TEST_HOSTS_REQUIRED=1 TESSERA=$(CURDIR)/build/tessera TORCHRUN=$(CURDIR)/.deps/venv/bin/torchrun \
+  PYTHONPATH=$(CURDIR)/build/python .deps/venv/bin/python -B tests/hosts
+test-hosts:  ## one training under ssh, mpirun, srun, torchrun, Spark, Ray
 	@scripts/setup.sh --hosts
 	@scripts/build.sh release tessera tessera_engine_module
-	@TESSERA_TEST_HOSTS_REQUIRED=1 TESSERA=$(CURDIR)/build/tessera TORCHRUN=$(CURDIR)/.deps/venv/bin/torchrun PYTHONPATH=$(CURDIR)/build/python \
-	  .deps/venv/bin/python -B tests/hosts/hosts_test.py $(ARGS)
+	@$(hosts_program)/hosts_test.py $(ARGS)
+	@$(if $(ARGS),,$(hosts_program)/doctor_test.py)
+	@$(if $(ARGS),,$(hosts_program)/engines_test.py)
 
 python-parity:  ## import tessera beside DDP: all models and worlds
 	@scripts/setup.sh --python

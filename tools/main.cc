@@ -17,6 +17,7 @@
 #include "launcher/error_file.h"
 #include "tools/command_line.h"
 #include "tools/consolidate_command.h"
+#include "tools/doctor_command.h"
 #include "tools/eval_command.h"
 #include "tools/inspect_command.h"
 #include "tools/launch_command.h"
@@ -74,6 +75,7 @@ int main(int num_given, char** given) {
   tools::add_launch_command(app, program, log, exit_code);
   tools::add_consolidate_command(app);
   tools::add_inspect_command(app, exit_code);
+  tools::add_doctor_command(app, exit_code);
   tools::add_memory_command(app, {argv + 1, argv + argc}, exit_code);
   try {
     app.parse(argc, argv);

@@ -16,7 +16,7 @@ from tessera.engine import Engine
 from tessera.errors import CheckpointError, CommError, ConfigError, DataError, Error
 from tessera.estimate import estimate
 from tessera.initialize import initialize
-from tessera.launch import launch
+from tessera.launch import launch, run_command
 from tessera.loss import chunked_cross_entropy
 from tessera.optimizer import Optimizer
 from tessera.zero import GatheredParameters
@@ -26,4 +26,5 @@ if _plugin.exists():
     _os.environ.setdefault("TESSERA_CUDA_PLUGIN", str(_plugin))
 
 __all__ = ["CheckpointError", "CommError", "ConfigError", "DataError", "DataLoader", "Engine", "Error", "GatheredParameters", "Optimizer",
-           "__version__", "chunked_cross_entropy", "comm", "errors", "estimate", "initialize", "launch", "zero"]
+           "__version__", "chunked_cross_entropy", "comm", "errors", "estimate", "initialize", "launch",
+           "run_command", "zero"]

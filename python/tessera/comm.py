@@ -5,6 +5,7 @@ group comes from the environment: torchrun's variables (RANK, WORLD_SIZE, MASTER
 set too, or those of mpirun, srun, Horovod and PyTorchJob (docs/launching.md). A process without them is a group of one rank.
 """
 import atexit
+import itertools
 import json
 import os
 import socket
@@ -19,6 +20,7 @@ from tessera.errors import CommError
 
 _group = None
 _lock = threading.Lock()
+_ports = itertools.count()  # asked for in the store of torch.distributed, by all ranks in one order
 
 
 def init_distributed(backend: str = "auto", device: str = "auto", timeout_s: float = 1800.0,
@@ -75,11 +77,12 @@ def _port_beside_torch():
         yield
         return
     store = distributed.distributed_c10d._get_default_store()
+    key = f"tessera/port{next(_ports)}"
     if distributed.get_rank() == 0:
         with socket.socket() as probe:
             probe.bind(("", 0))
-            store.set("tessera/port", str(probe.getsockname()[1]))
-    os.environ["MASTER_PORT"] = store.get("tessera/port").decode()
+            store.set(key, str(probe.getsockname()[1]))
+    os.environ["MASTER_PORT"] = store.get(key).decode()
     try:
         yield
     finally:

@@ -1,7 +1,10 @@
 """Ranks on this host: for notebooks, and the command."""
+import ctypes
 import multiprocessing
 import os
+import signal
 import socket
+import subprocess
 import sys
 import traceback
 from collections.abc import Callable
@@ -17,6 +20,44 @@ def command_path() -> Path:
 def main() -> None:
     """The command `tessera`, in the place of this process: `python -m tessera`, and the console script."""
     os.execve(command_path(), ["tessera", *sys.argv[1:]], _with_torch_found(dict(os.environ)))
+
+
+def run_command(*arguments: str | os.PathLike) -> None:
+    """Run the command `tessera` as this rank of the group, in a process of its own, and wait for its end. Collective.
+
+    For workers of an engine that tells each Python process its place, as Ray Train does. torch.distributed's group may have been
+    made in this process; Tessera's own not yet, because the command's processes join it.
+
+    Parameters
+    ----------
+    arguments : str or Path
+        What stands behind `tessera` on a command line: `"train", "config.json"`.
+
+    Raises
+    ------
+    Error
+        The command's exit code is not 0; what it said is above. Or this process has joined the group.
+    """
+    from tessera import _engine, comm
+    from tessera.errors import Error
+
+    if comm.is_initialized():
+        raise Error("run_command() after this process has joined the group; call it in a process that does not use tessera.initialize")
+    words = ["tessera", *map(os.fspath, arguments)]
+    prctl = ctypes.CDLL(None).prctl
+    with comm._port_beside_torch():
+        environment = _with_torch_found({**os.environ, **_engine.environment()})
+    for name in ("TESSERA_ERROR_FILE", "TORCHELASTIC_ERROR_FILE"):  # this process's own; the command says its error itself
+        environment.pop(name, None)
+    with subprocess.Popen(words, executable=command_path(), env=environment, stdin=subprocess.DEVNULL,
+                          preexec_fn=lambda: prctl(1, signal.SIGTERM)) as process:  # PR_SET_PDEATHSIG: a worker that is killed takes it along
+        try:
+            code = process.wait()
+        except BaseException:  # an engine cancels its workers by exceptions
+            process.terminate()
+            raise
+    if code != 0:
+        raise Error(f"{' '.join(words)}: {f'exit code {code}' if code > 0 else f'ended by {signal.Signals(-code).name}'}; what it said is above")
 
 
 def _with_torch_found(environment):

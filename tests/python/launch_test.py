@@ -36,7 +36,35 @@ tessera.initialize(model=torch.nn.Linear(2, 2), config={"train_batch_size": 2})
 """
 
 
+COMMAND = """
+import os, tessera, torch
+torch.distributed.init_process_group("gloo")
+ports = []
+for _ in range(3):
+    with tessera.comm._port_beside_torch():
+        ports.append(os.environ["MASTER_PORT"])
+agreed = [None, None]
+torch.distributed.all_gather_object(agreed, ports)
+assert agreed == [ports, ports] and os.environ["MASTER_PORT"] not in ports, agreed
+tessera.run_command("--version")
+try:
+    tessera.run_command("train", "missing.json")
+except tessera.Error as error:
+    assert str(error) == "tessera train missing.json: exit code 1; what it said is above", error
+tessera.comm.init_distributed()
+try:
+    tessera.run_command("--version")
+except tessera.Error as error:
+    assert "after this process has joined the group" in str(error), error
+print("done")
+"""
+
+
 class Launch(RanksTest):
+    def test_the_command_as_a_rank(self):
+        (text,) = self.finish([self.start(TESSERA, "launch", "-n", 2, "--", sys.executable, "-c", COMMAND)])
+        self.assertRegex(text, r"(?s)^\d+\.\d+\.\d+\nerror: missing.json: .*\ndone\n$")
+
     def test_a_group_of_torch_that_the_environment_does_not_know_is_an_error(self):
         started = [self.start(sys.executable, "-c", TORCH_GROUP, f"file://{self.folder}/group", rank) for rank in range(2)]
         for code, text in self.outcome(started):

@@ -119,7 +119,7 @@ class Packages(unittest.TestCase):
 class Requirements(unittest.TestCase):
     def test_every_package_is_pinned(self):
         sections = requirements(read("requirements.txt"))
-        self.assertEqual(list(sections), ["build", "cuda", "python", "mlflow", "peers"])
+        self.assertEqual(list(sections), ["build", "cuda", "python", "mlflow", "peers", "engines"])
         self.assertEqual(sorted(sections["build"]), ["nvidia-cuda-cupti", "nvidia-cuda-runtime", "torch"])
 
     def test_an_inexact_line_is_caught(self):
