@@ -149,9 +149,10 @@ int train(const TrainFlags& flags, const std::vector<std::string>& args) {
     check_resume(flags, run.trainer);
     if (plan.is_first_host) train::check_not_in_use(run.trainer.output_dir);
     if (plan.is_first_host && !flags.resume) train::check_no_unfinished_run(run.trainer);
-    plan.restarts.arguments = [&, num_ranks = plan.num_ranks](int now) {
-      return now == num_ranks ? std::optional(args) : args_on(now, flags, run, args);
-    };
+    if (plan.restarts.max_restarts > 0)
+      plan.restarts.arguments = [&, num_ranks = plan.num_ranks](int now) {
+        return now == num_ranks ? std::optional(args) : args_on(now, flags, run, args);
+      };
     return run_ranks_of_self(plan, args, log);
   }
   const comm::Environment environment = comm::environment();

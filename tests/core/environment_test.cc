@@ -91,6 +91,9 @@ TEST_F(EnvironmentTest, TheLocalOnesDefaultToOneHost) {
 TEST_F(EnvironmentTest, OneRankNeedsNoAddress) {
   set({{"RANK", "0"}, {"WORLD_SIZE", "1"}});
   EXPECT_EQ(environment().world_size, 1);
+  EXPECT_EQ(environment().restart_count, 0);
+  set({{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"TORCHELASTIC_RESTART_COUNT", "3"}});
+  EXPECT_EQ(environment().restart_count, 3) << "the last rank that is left is restarted too";
 }
 
 TEST_F(EnvironmentTest, OnlyRankZeroTakesTheListeningSocket) {

@@ -40,6 +40,15 @@ TEST_F(ErrorFileTest, ReportIsReadBackOnOneLineWithItsTime) {
   EXPECT_LE(report->time_ns, monotonic_ns());
 }
 
+TEST_F(ErrorFileTest, AMistakeInTheConfigurationIsMarked) {
+  for (const bool would_recur : {false, true}) {
+    const std::string path = folder_.path(would_recur ? "mistake" : "failure");
+    ::setenv("TESSERA_ERROR_FILE", path.c_str(), 1);
+    report_error("no such key", would_recur);
+    EXPECT_EQ(read_error_report(path)->would_recur, would_recur);
+  }
+}
+
 TEST_F(ErrorFileTest, FirstReportIsKeptAndNoTemporaryFileIsLeft) {
   ::setenv("TESSERA_ERROR_FILE", folder_.path("error").c_str(), 1);
   report_error("first");
