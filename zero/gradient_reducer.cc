@@ -58,6 +58,11 @@ GradientReducer::GradientReducer(const Layout& layout, std::vector<ParamUnit>& u
   const Placement& placement = units_[this->order().front()].placement;  // that of all trainable units
   for (const int unit : this->order()) TESSERA_CHECK(units_[unit].placement == placement);
   update_whole_ = !placement.updates_shard;
+  if (options_.replicas) {
+    // Where a transport reads the accumulators in place, they have to be memory of the one group.
+    const bool apart = comm_->wait_blocks() && options_.replicas->buffers_reductions();
+    sum_gather_comm_ = apart ? options_.replicas->duplicate("sums") : options_.replicas;
+  }
   TESSERA_CHECK(!options_.replicas || (placement.gradient_sharded && placement.gradient == Tier::kDevice));
   if (placement.gradient_sharded || options_.reduce_each_micro_step) {
     way_ = Way::kReduceEachBackward;
@@ -123,6 +128,7 @@ void GradientReducer::begin_backward(bool first, bool boundary) {
   gradients_.begin_backward(first);
   if (all_have_read_) std::exchange(all_have_read_, nullptr)->wait();
   sums_.clear();
+  sum_gathers_.clear();
   queue_->begin();
 }
 
@@ -308,34 +314,35 @@ void GradientReducer::gather_results() {
   for (const int unit : order()) std::exchange(units_[unit].gradient.reduction, nullptr)->wait();
 }
 
-/// Issues the sums over the replicas, of those units whose reduction in the row is complete, in the agreed
-/// order. Where reductions are buffered, few are under way at once; only `at_end` is a sum waited for.
+/// Issues the sums over the replicas of those units whose reduction in the row is complete, and the gathers
+/// of those sums that are there, each in the agreed order. Where reductions are buffered, few are under way
+/// at once; only `at_end` is anything waited for. The replicas' accumulators get the same bits, also where
+/// the backend's all-reduce would not promise that: each rank sums its piece, and the others take it over.
 void GradientReducer::issue_sums(bool at_end) {
   if (!options_.replicas || !boundary_) return;
+  const auto may_wait_for = [&](const comm::WorkPtr& work) {
+    if (!at_end && !work->test()) return false;
+    work->wait();
+    return true;
+  };
   while (static_cast<int>(sums_.size()) < queue_->num_completed()) {
-    if (const size_t oldest = sums_.size() - static_cast<size_t>(options_.num_slots);
-        sums_.size() >= static_cast<size_t>(options_.num_slots)) {
-      if (!at_end && !sums_[oldest]->test()) return;
-      sums_[oldest]->wait();
-    }
+    const auto limit = static_cast<size_t>(options_.num_slots);
+    if (sums_.size() >= limit && !may_wait_for(sums_[sums_.size() - limit])) break;
     const ParamUnit& unit = units_[order()[sums_.size()]];
     sums_.push_back(
         options_.replicas->reduce_scatter(unit.gradient.accumulator, {piece(unit), postscale_}, unit.name));
   }
+  if (!at_end && sum_gather_comm_ == options_.replicas) return;  // sums first, on every rank
+  while (sum_gathers_.size() < sums_.size() && may_wait_for(sums_[sum_gathers_.size()])) {
+    const ParamUnit& unit = units_[order()[sum_gathers_.size()]];
+    sum_gathers_.push_back(sum_gather_comm_->all_gather(unit.gradient.accumulator, piece(unit), unit.name));
+  }
 }
 
-/// Collective, at an accumulation boundary. The replicas' accumulators get the same bits, also where the
-/// backend's all-reduce would not promise that: each rank sums its piece, and the others take it over.
+/// Collective, at an accumulation boundary.
 void GradientReducer::sum_over_replicas() {
-  if (!options_.replicas || !boundary_) return;
   issue_sums(/*at_end=*/true);
-  std::vector<comm::WorkPtr> gathers;
-  for (size_t place = 0; place < sums_.size(); ++place) {
-    const ParamUnit& unit = units_[order()[place]];
-    sums_[place]->wait();
-    gathers.push_back(options_.replicas->all_gather(unit.gradient.accumulator, piece(unit), unit.name));
-  }
-  for (const comm::WorkPtr& gather : gathers) gather->wait();
+  for (const comm::WorkPtr& gather : sum_gathers_) gather->wait();
 }
 
 void GradientReducer::finish_backward() {

@@ -160,7 +160,10 @@ class GradientReducer {
   std::optional<StagingPool> on_device_;  // where accumulators are on the host
   std::vector<int> finished_;             // the first backward's order of completion
   bool order_agreed_ = false;
-  std::vector<comm::WorkPtr> sums_;  // over the replicas, of this boundary's backward, in that order
+  // Over the replicas, of this boundary's backward, in that order: sums of pieces, and gathers of those,
+  // which have a group of their own where that lets them begin before all sums have.
+  std::vector<comm::WorkPtr> sums_, sum_gathers_;
+  comm::CommunicatorPtr sum_gather_comm_;
 
   bool boundary_ = true;
 };

@@ -55,6 +55,20 @@ class WatchedCommunicator : public ForwardingCommunicator {
       if (duplicate->name_ == name) return *duplicate;
     throw std::logic_error("no group was made as " + name);
   }
+  /// Of this group and those made from it.
+  CollectiveCounts all_counts() const {
+    CollectiveCounts sum = counts_;
+    for (const auto& duplicate : duplicates_) {
+      const CollectiveCounts theirs = duplicate->all_counts();
+      sum.all_gathers += theirs.all_gathers;
+      sum.reduce_scatters += theirs.reduce_scatters;
+      sum.all_reduces += theirs.all_reduces;
+      sum.broadcasts += theirs.broadcasts;
+      sum.barriers += theirs.barriers;
+      sum.bytes += theirs.bytes;
+    }
+    return sum;
+  }
   /// Exchanges over the store, of this group and those made from it.
   int num_exchanges() const {
     int sum = num_exchanges_;

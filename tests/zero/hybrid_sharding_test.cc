@@ -222,17 +222,18 @@ TEST(HybridSharding, OnlyGradientSumsCrossRows) {
     int64_t unit_bytes = 0;
     for (const UnitSpec& unit : rig.sharded->layout().units()) unit_bytes += 4 * unit.numel;
     for (int step = 0; step < 2; ++step) {
-      const tessera::testing::CollectiveCounts before = comm->counts(), column_before = column.counts();
+      const tessera::testing::CollectiveCounts before = comm->counts(), column_before = column.all_counts();
       const int64_t row_gathers = row.counts().all_gathers;
       for (int micro = 0; micro < kMicroSteps; ++micro) {
-        EXPECT_EQ(column.counts().bytes, column_before.bytes) << "before the boundary";
+        EXPECT_EQ(column.all_counts().bytes, column_before.bytes) << "before the boundary";
         rig.backward(model->forward(batch(comm->rank(), micro)).square().sum(), micro == 0,
                      micro == kMicroSteps - 1);
       }
       EXPECT_EQ(comm->counts().bytes, before.bytes) << "forward and backward use no group of all ranks";
-      EXPECT_EQ(column.counts().reduce_scatters - column_before.reduce_scatters, num_units);
-      EXPECT_EQ(column.counts().all_gathers - column_before.all_gathers, num_units);
-      EXPECT_EQ(column.counts().bytes - column_before.bytes, 2 * unit_bytes / 2)
+      const tessera::testing::CollectiveCounts crossed = column.all_counts();
+      EXPECT_EQ(crossed.reduce_scatters - column_before.reduce_scatters, num_units);
+      EXPECT_EQ(crossed.all_gathers - column_before.all_gathers, num_units);
+      EXPECT_EQ(crossed.bytes - column_before.bytes, 2 * unit_bytes / 2)
           << "this rank's shards, each reduced and gathered once";
       EXPECT_EQ(column.counts().broadcasts, comm->rank() % 2 == 0 ? num_units : 0) << "the initial values";
       const bool gathered = !rig.sharded->unit(0).placement.host_shared();
