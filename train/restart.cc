@@ -39,8 +39,8 @@ std::string parent_process() {
   return str("process ", ::getppid(), " of ", host, ", started at ", field);
 }
 
-/// Waits while rank 0 of the attempt before still has the folder. On a host that is gone, a network file system
-/// keeps its lock for some time.
+/// Waits while rank 0 of the attempt before still has the folder. On a host that is gone, a network file
+/// system keeps its lock for some time.
 void wait_for_lock(const std::filesystem::path& folder) {
   constexpr std::chrono::seconds kMost{120};
   constexpr std::chrono::milliseconds kPause{100};
