@@ -1,6 +1,6 @@
 """Ranks that are killed, crash or hang at random moments under `tessera train --max-restarts`: the run must come to its end by itself.
 
-    make soak-restart ARGS="--kills 200 --seed 1"
+    make soak-restarts ARGS="--kills 200 --seed 1"
 
 A fault is: a rank or both killed (SIGKILL), a rank that crashes (SIGSEGV), a rank that hangs (SIGSTOP; the others end after
 comm.timeout_s, or after --rendezvous-timeout), or the launcher killed, after which the same command and --resume go on. Each run over shared memory or Gloo, at a
