@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <cstdlib>
 #include <string_view>
 #include <utility>
@@ -73,18 +74,28 @@ std::vector<std::string> agent_command(const ClusterOptions& options, const std:
   return command;
 }
 
-/// A line for a shell: "cd DIR && exec env A=B ... PROGRAM ARGS".
+bool is_identifier(std::string_view name) {
+  const auto fits = [](char c) { return c == '_' || std::isalnum(static_cast<unsigned char>(c)) != 0; };
+  return !name.empty() && std::isdigit(static_cast<unsigned char>(name.front())) == 0 &&
+         std::all_of(name.begin(), name.end(), fits);
+}
+
+/// A line for a shell: "cd DIR && export A=B ... && exec PROGRAM ARGS" for ssh's, which is sh: other users
+/// see the arguments of programs, and export is none. pdsh's may be csh: "cd DIR && exec env A=B ... PROGRAM
+/// ARGS".
 std::string shell_line(const ClusterOptions& options, const char* agent,
                        const std::vector<std::string>& command) {
-  std::string line = str("cd ", shell_quoted(options.directory), " && exec env");
+  const bool is_sh = options.engine == Engine::kSsh;
+  std::string line = str("cd ", shell_quoted(options.directory), is_sh ? " && export" : " && exec env");
   const auto add = [&](const std::string& variable) {
-    if (options.engine != Engine::kPdsh || !variable.starts_with(kSecret))
+    if (is_sh ? is_identifier(variable.substr(0, variable.find('='))) : !variable.starts_with(kSecret))
       line += " " + shell_quoted(variable);
   };
   for (char** entry = environ; *entry; ++entry)
     if (is_exported(*entry)) add(*entry);
   for (const auto& variables : {options.variables, agent_variables(options, agent)})
     for (const std::string& variable : variables) add(variable);
+  if (is_sh) line += " && exec";
   for (const std::string& word : command) line += " " + shell_quoted(word);
   return line;
 }

@@ -159,6 +159,8 @@ class ClusterSupervisor {
   bool was_asked_ = false;
 };
 
+bool is_earlier(const FailureReport& a, const FailureReport& b) { return a.time_ns < b.time_ns; }
+
 /// Logs the first failure by the hosts' clocks; the exit code.
 int report(std::vector<FailureReport> reports, const std::vector<Running>& programs, int num_hosts,
            std::optional<int> interrupted_by, const Logger& log) {
@@ -166,8 +168,7 @@ int report(std::vector<FailureReport> reports, const std::vector<Running>& progr
   for (const Running& one : programs)
     if (one.status != 0 && (!failed || one.ended_at < failed->ended_at)) failed = &one;
   if (!failed) return 0;
-  std::sort(reports.begin(), reports.end(),
-            [](const FailureReport& a, const FailureReport& b) { return a.time_ns < b.time_ns; });
+  std::sort(reports.begin(), reports.end(), &is_earlier);
   if (!reports.empty()) {
     FailureReport first = reports.front();
     const auto is_alike = [&](const FailureReport& one) { return one.is_common && one.error == first.error; };
@@ -214,8 +215,8 @@ Ending run_once(const ClusterOptions& options, SignalWatch& signals, const Logge
   Ending ending;
   ending.exit_code = report(reports, programs, options.num_nodes, supervisor.interrupted_by(), log);
   ending.was_asked = supervisor.was_asked() || ending.exit_code == kTimeoutExitCode;
-  ending.would_recur =
-      std::any_of(reports.begin(), reports.end(), [](const FailureReport& one) { return one.would_recur; });
+  const auto first = std::min_element(reports.begin(), reports.end(), &is_earlier);
+  ending.would_recur = first != reports.end() && first->would_recur;
   for (size_t node = 0; node < programs.size(); ++node)
     if (is_lost(programs[node], node, options, reports)) ending.lost.push_back(static_cast<int>(node));
   return ending;

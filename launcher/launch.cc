@@ -163,13 +163,16 @@ std::vector<RankLog> shown_logs(const Options& options, const Share& share, cons
 
 /// The devices of the first attempt, by local rank; empty where they are not known one by one.
 std::vector<std::string> devices_of(const Options& options) {
+  constexpr std::string_view kName = "CUDA_VISIBLE_DEVICES=";
   const char* inherited = std::getenv("CUDA_VISIBLE_DEVICES");
-  std::istringstream given(!options.visible_devices.empty() ? options.visible_devices
-                           : inherited                      ? inherited
-                                                            : "");
+  std::optional<std::string> list = inherited ? std::optional<std::string>(inherited) : std::nullopt;
+  for (const std::string& variable : options.variables)  // --env-file
+    if (variable.starts_with(kName)) list = variable.substr(kName.size());
+  if (!options.visible_devices.empty()) list = options.visible_devices;
+  std::istringstream given(list.value_or(""));
   std::vector<std::string> devices;
   for (std::string device; std::getline(given, device, ',');) devices.push_back(device);
-  if (devices.empty() && !inherited)
+  if (!list)
     for (int device = 0; device < options.nproc; ++device) devices.push_back(std::to_string(device));
   return static_cast<int>(devices.size()) < options.nproc ? std::vector<std::string>() : devices;
 }

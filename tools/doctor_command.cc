@@ -80,6 +80,8 @@ LaunchPlan quiet(LaunchPlan plan) {
   plan.local.tee = false;
   if (plan.cluster)
     std::erase_if(plan.cluster->flags, [](const std::string& flag) { return flag.starts_with("--tee"); });
+  // A host or a rank that is lost is what is to be found.
+  plan.restarts = {};
   return plan;
 }
 

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
@@ -12,6 +13,7 @@
 #include <thread>
 
 #include "checkpoint/catalog.h"
+#include "checkpoint/checkpoint_error.h"
 #include "checkpoint/reader.h"
 #include "comm/agreement.h"
 #include "core/error.h"
@@ -41,10 +43,9 @@ std::string parent_process() {
 
 /// Waits while rank 0 of the attempt before still has the folder. On a host that is gone, a network file
 /// system keeps its lock for some time.
-void wait_for_lock(const std::filesystem::path& folder) {
-  constexpr std::chrono::seconds kMost{120};
+void wait_for_lock(const std::filesystem::path& folder, std::chrono::milliseconds most) {
   constexpr std::chrono::milliseconds kPause{100};
-  for (const auto give_up = std::chrono::steady_clock::now() + kMost;;) {
+  for (const auto give_up = std::chrono::steady_clock::now() + most;;) {
     try {
       return check_not_in_use(folder);
     } catch (const ConfigError&) {
@@ -66,21 +67,24 @@ std::string launched_run() {
 void continue_after_restart(RunConfig& run, TrainerStart& start, const comm::Environment& environment,
                             comm::Communicator& comm) {
   if (environment.restart_count == 0) return;
-  // Rank 0 knows whose checkpoint it is; a folder may hold those of an earlier run.
-  const comm::Answer answer = comm::ask_rank_0(comm, "checkpoint of this run", [&] {
+  // Rank 0 knows whose checkpoint it is; a folder may hold those of an earlier run. One that cannot be read
+  // may be this run's: an error, which another restart may not have.
+  const std::string batch_of_run = comm::from_rank_0<CheckpointError>(comm, "checkpoint of this run", [&] {
     const std::filesystem::path folder = run.trainer.output_dir;
-    wait_for_lock(folder);
+    wait_for_lock(folder, std::min<std::chrono::milliseconds>(std::chrono::minutes(2), comm.timeout() / 2));
+    if (!std::filesystem::exists(folder / kCheckpointsName / checkpoint::kLatestName)) return std::string();
     const nlohmann::json state =
         checkpoint::read_manifest(checkpoint::find_checkpoint(folder / kCheckpointsName, "")).state;
-    const std::string saved_by = state.at("client_state").at("trainer").value(kRunIdKey, "");
-    if (saved_by.empty() || saved_by != launched_run()) throw ConfigError("it is of another run");
+    const nlohmann::json trainer = state.at("client_state").value("trainer", nlohmann::json::object());
+    const std::string saved_by = trainer.value(kRunIdKey, "");
+    if (saved_by.empty() || saved_by != launched_run()) return std::string();
     const nlohmann::json& config = state.at("config");
     return nlohmann::json({config.at(config::kTrainBatchSize), config.at(config::kMicroBatchSize)}).dump();
   });
-  if (answer.is_failure) return;
+  if (batch_of_run.empty()) return;
   start.resume = true;
   start.resume_tag.clear();
-  const auto saved = nlohmann::json::parse(answer.text);
+  const auto saved = nlohmann::json::parse(batch_of_run);
   const int64_t train = saved.at(0), micro = saved.at(1);
   EngineConfig& engine = run.engine;
   if (engine.train_batch_size == train && engine.train_micro_batch_size_per_gpu <= micro) return;

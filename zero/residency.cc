@@ -42,6 +42,10 @@ Residency::Residency(std::vector<ParamUnit>& units, comm::CommunicatorPtr comm, 
               .update = options.late_update ? options.late_update : [](ParamUnit&) {}}),
       previous_counts_(cache_.counts) {
   TESSERA_CHECK(options_.capacity_units >= 1);
+  some_rank_gathers_on_use_ = gathers_on_use_;
+  if (options_.mesh.num_rows() > 1)
+    for (const int theirs : calls_->exchange(gathers_on_use_ ? 1 : 0, "gathers on use"))
+      some_rank_gathers_on_use_ |= theirs != 0;
   for (ParamUnit& unit : units_) unit.memory.set_residency(this);
 }
 
@@ -356,7 +360,7 @@ void Residency::pin(const std::vector<int>& units, bool writable) {
   const Lock lock = enter("GatheredParameters");
   rethrow();
   align("start of GatheredParameters");
-  if (gathers_on_use_) {
+  if (some_rank_gathers_on_use_) {
     std::vector<int> missing;
     for (int unit : units)
       if (!units_[unit].unsharded()) missing.push_back(unit);
@@ -403,7 +407,7 @@ void Residency::pin(const std::vector<int>& units, bool writable) {
 
 void Residency::align(const char* why) {
   const Lock lock = enter(why);
-  if (!gathers_on_use_ || !order_.in_pass() || calls_->size() == 1) return;
+  if (!some_rank_gathers_on_use_ || !order_.in_pass() || calls_->size() == 1) return;
   struct Progress {
     size_t place;
     int reductions_issued;
@@ -413,6 +417,7 @@ void Residency::align(const char* why) {
     farthest.place = std::max(farthest.place, theirs.place);
     farthest.reductions_issued = std::max(farthest.reductions_issued, theirs.reductions_issued);
   }
+  if (!gathers_on_use_) return;
   if (order_.replaying()) advance_to(farthest.place);
   issue_reductions(farthest.reductions_issued);
 }

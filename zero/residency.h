@@ -85,7 +85,8 @@ class Residency {
  public:
   /// `comm`: of the ranks that gather together, for that, and for agreements on the next gather. `calls`: of
   /// all ranks, for agreements between those that make the same call, but may have issued different numbers
-  /// of gathers: in `comm`'s list of collectives these would stand at different places.
+  /// of gathers: in `comm`'s list of collectives these would stand at different places. Collective over
+  /// `calls` where the mesh has several rows.
   Residency(std::vector<ParamUnit>& units, comm::CommunicatorPtr comm, comm::CommunicatorPtr calls,
             const ResidencyOptions& options);
   ~Residency();
@@ -178,6 +179,7 @@ class Residency {
   comm::CommunicatorPtr comm_, calls_;
   ResidencyOptions options_;
   bool gathers_on_use_;
+  bool some_rank_gathers_on_use_;  // rows may differ: a host's memory is shared, or not
   std::optional<Reductions> reductions_;
 
   std::recursive_mutex
