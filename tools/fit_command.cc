@@ -151,7 +151,7 @@ void Fit::read(int num_ranks) {
         "--fit: the ranks would be on CUDA, and it measures ranks on the CPU; expected --set "
         "trainer.device=cpu, or tessera memory CONFIG, which measures on CUDA");
   const ZeroConfig& zero = run_.engine.zero;
-  if (groups_of(zero, num_ranks) != zero::GroupSizes())
+  if (groups_of(zero, flags_.fewest_ranks ? 2 : num_ranks) != zero::GroupSizes())
     throw ConfigError(
         "--fit: zero_optimization.mics_shard_size and zero_hpz_partition_size hold copies, which it does not "
         "weigh against other settings; expected them left out, or tessera memory CONFIG, which measures "

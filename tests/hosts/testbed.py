@@ -119,14 +119,18 @@ class Testbed:
         self.wait_for("sshd", "ssh", "-F", self.folder / "ssh_config", host, "true")
 
     def kill_host(self, host):
-        """Kills all that runs on a host, at once; of its daemons Slurm's remain."""
+        """Kills all that runs on a host, at once, and waits until it is gone, so that its ports are free; of its daemons Slurm's remain."""
         network = os.readlink(f"/proc/{self.holder.pid}/ns/net")
-        for pid, name in processes().items():
-            try:
-                if pid != self.holder.pid and name != "slurmd" and os.readlink(f"/proc/{pid}/ns/net") == network:
-                    os.kill(pid, signal.SIGKILL)
-            except OSError:
-                pass  # it has ended
+        some_left = True
+        while some_left:
+            some_left = False
+            for pid, name in processes().items():
+                try:
+                    if pid != self.holder.pid and name != "slurmd" and os.readlink(f"/proc/{pid}/ns/net") == network:
+                        os.kill(pid, signal.SIGKILL)
+                        some_left = True
+                except OSError:
+                    pass  # it has ended
 
     # ----------------------------------------------------------------------------------------------- Slurm
 
