@@ -3,15 +3,12 @@
 #include <ATen/ATen.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/record_function.h>
-#include <net/if.h>
-#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
-#include <algorithm>
 #include <cstring>
-#include <sstream>
 
 #include "comm/c10d_pending.h"
 #include "comm/error_message.h"
+#include "comm/gloo_group.h"
 #include "comm/shm/reduce.h"
 #include "comm/torch_dtype.h"
 #include "core/error.h"
@@ -20,24 +17,9 @@
 
 namespace tessera::comm {
 
-class GlooDevices {
- public:
-  std::vector<std::shared_ptr<::gloo::transport::Device>> devices;
-};
-
 namespace {
 
 using std::chrono::milliseconds;
-
-// Gloo's headers (Debian's) are older than the Gloo inside libtorch, and some of its classes differ. So
-// nothing here touches a Gloo object; pointers to them are only passed along.
-// (ProcessGroupGloo::setTimeout, inline, would.)
-
-int number_of(const GlooOptions& options) { return options.number < 0 ? options.rank : options.number; }
-
-std::string bound_to(const GlooOptions& options) {
-  return options.interfaces.empty() ? options.address : str("GLOO_SOCKET_IFNAME=", options.interfaces);
-}
 
 /// Of one slice a rank, one after another, to where the result is wanted. Dispatches no operator.
 void reduce_slices(const at::Tensor& slices, at::ScalarType dtype, int num_ranks, const ReduceInto& into) {
@@ -53,55 +35,10 @@ void reduce_slices(const at::Tensor& slices, at::ScalarType dtype, int num_ranks
        .output = {into.shard.data_ptr(), from_torch(into.shard.scalar_type()), into.scale, into.add}});
 }
 
-/// c10d's process group with the two things it lacks: tags of our choice, and abort().
-class GlooGroup final : public c10d::ProcessGroupGloo {
- public:
-  using c10d::ProcessGroupGloo::ProcessGroupGloo;
-
-  // [Note: tags] Gloo matches messages by tag, which c10d counts up with every collective. A tag of ours also
-  // carries a fingerprint of the collective (transport_communicator.cc): two ranks that issue different
-  // things under one number never exchange a byte. With plain counting, buffers of different sizes would
-  // meet, and Gloo ends the process then, by an exception on its I/O thread.
-  void use_tag(uint32_t tag) { collectiveCounter_ = tag; }
-
-  // [Note: aborting Gloo] c10d has no abort for Gloo, and destroying a group waits for what is pending. But a
-  // receive that runs into its timeout makes Gloo fail all pending operations of the group and close its
-  // connections. So abort() posts one that is never answered. On a connection that is already broken posting
-  // throws, hence the loop over peers. Each device has a context of its own, chosen by the tag.
-  void abort() override {
-    for (int tag = 0; tag < static_cast<int>(contexts_.size()); ++tag) {
-      for (int peer = 0; peer < getSize(); ++peer) {
-        if (peer == getRank()) continue;
-        try {
-          std::vector<at::Tensor> unanswered{scratch_};
-          recv(unanswered, peer, tag)->wait(milliseconds(1));
-        } catch (const std::exception&) {
-        }
-      }
-    }
-  }
-
- private:
-  at::Tensor scratch_ = at::zeros({1}, at::kByte);
-};
-
 class C10dGlooTransport final : public GlooTransport {
  public:
   C10dGlooTransport(const GroupStore& store, const GlooOptions& options, FailureHook on_failure)
-      : options_(options), on_failure_(std::move(on_failure)) {
-    // Gloo waits five times this for a connection. Collectives give their own timeout.
-    auto group_options =
-        c10d::ProcessGroupGloo::Options::create(std::max(options.connect_timeout / 5, milliseconds(1000)));
-    group_options->devices = options.devices->devices;
-    group_options->group_name = "tessera";
-    try {
-      group_ = c10::make_intrusive<GlooGroup>(store.c10d_store(), options.rank, options.size, group_options);
-    } catch (const std::exception& error) {
-      store.check_all_alive(milliseconds(200));
-      throw CommError(str("rank ", number_of(options), " cannot connect to the other ranks over ",
-                          bound_to(options), " (", error_message(error), ")"));
-    }
-  }
+      : options_(options), on_failure_(std::move(on_failure)), group_(connect_gloo_group(store, options_)) {}
 
   std::string_view name() const override { return "gloo"; }
   bool wait_blocks() const override { return true; }
@@ -224,34 +161,10 @@ class C10dGlooTransport final : public GlooTransport {
 
   GlooOptions options_;
   FailureHook on_failure_;
-  c10::intrusive_ptr<GlooGroup> group_;
+  const c10::intrusive_ptr<GlooGroup> group_;
 };
 
 }  // namespace
-
-std::shared_ptr<GlooDevices> open_gloo_devices(const GlooOptions& options) {
-  auto opened = std::make_shared<GlooDevices>();
-  try {
-    if (options.interfaces.empty()) {
-      opened->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(options.address));
-      return opened;
-    }
-    std::istringstream names(options.interfaces);
-    for (std::string name; std::getline(names, name, ',');) {
-      if (if_nametoindex(name.c_str()) == 0) {
-        throw CommError(str("GLOO_SOCKET_IFNAME=", options.interfaces,
-                            ": this host has no network interface '", name, "'"));
-      }
-      opened->devices.push_back(c10d::ProcessGroupGloo::createDeviceForInterface(name));
-    }
-  } catch (const CommError&) {
-    throw;
-  } catch (const std::exception& error) {
-    throw CommError(str("rank ", number_of(options), " cannot listen on ", bound_to(options), " (",
-                        error_message(error), ")"));
-  }
-  return opened;
-}
 
 at::Tensor reduction_buffer(int64_t bytes) {
   const MemoryFor use(MemoryUse::kCommunication);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "comm/transport.h"
+#include "core/log.h"
 
 namespace tessera::comm {
 
@@ -26,7 +27,8 @@ struct GlooOptions {
   std::chrono::milliseconds connect_timeout{0};    ///< of connecting to all ranks
   std::shared_ptr<GlooDevices> devices = nullptr;  ///< null: of its own
   std::function<void()> on_end =
-      {};  ///< called on a thread of Gloo when a collective has ended. Must not throw
+      {};        ///< called on a thread of Gloo when a collective has ended. Must not throw
+  Logger log{};  ///< says on rank 0 that all connect again, and why
 };
 
 /// Local. Throws CommError when an interface does not exist or an address cannot be bound.
@@ -41,9 +43,9 @@ class GlooTransport : public Transport {
                                     const ReduceInto& into, uint32_t tag) = 0;
 };
 
-/// Collective. Connects every pair of ranks, which find each other through `store`. `on_failure` is called on
-/// a thread of Gloo when a collective fails. Throws CommError when a rank cannot be reached or an interface
-/// does not exist.
+/// Collective. Connects every pair of ranks, which find each other through `store`, and proves the
+/// connections [Note: proven connections]. `on_failure` is called on a thread of Gloo when a collective
+/// fails. Throws CommError when a rank cannot be reached or an interface does not exist.
 std::unique_ptr<GlooTransport> make_gloo_transport(const GroupStore& store, const GlooOptions& options,
                                                    FailureHook on_failure);
 

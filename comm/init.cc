@@ -113,7 +113,7 @@ Choice choose_backend(const Rendezvous& met, const Environment& env, const JoinO
 }
 
 GlooOptions gloo_options(const Environment& env, const JoinOptions& options, bool one_host) {
-  GlooOptions gloo{.rank = env.rank, .size = env.world_size, .timeout = options.timeout};
+  GlooOptions gloo{.rank = env.rank, .size = env.world_size, .timeout = options.timeout, .log = options.log};
   // All ranks have just been at the rendezvous: connecting takes less than a second, or never ends.
   gloo.connect_timeout = std::min<milliseconds>(options.rendezvous_timeout, std::chrono::seconds(20));
   if (const char* interfaces = std::getenv("GLOO_SOCKET_IFNAME");

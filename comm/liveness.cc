@@ -1,6 +1,7 @@
 #include "comm/liveness.h"
 
 #include <cerrno>
+#include <set>
 #include <utility>
 
 #include "comm/error_message.h"
@@ -35,6 +36,7 @@ void Liveness::connect(const std::vector<std::string>& endpoints, int rank,
   const auto deadline = std::chrono::steady_clock::now() + timeout;
   connections_.resize(endpoints.size());
   polled_.assign(endpoints.size(), pollfd{-1, POLLRDHUP, 0});
+  std::set<int> ended;
   for (size_t other = 0; other < endpoints.size(); ++other) {
     if (static_cast<int>(other) == rank) continue;
     const size_t space = endpoints[other].find(' ');
@@ -44,13 +46,20 @@ void Liveness::connect(const std::vector<std::string>& endpoints, int rank,
         resolve_numeric(endpoints[other].substr(0, space), endpoints[other].substr(space + 1));
     connections_[other] = connect_to(*address, deadline);
     if (!connections_[other]) {
-      // It listened before it published its address, so its process has ended since.
-      if (errno == ECONNREFUSED) throw RankIsGone(static_cast<int>(other));
+      // It listened before it published its address, so its process has ended since. Maybe because of another
+      // rank that has, so all are looked for.
+      if (errno == ECONNREFUSED) {
+        ended.insert(static_cast<int>(other));
+        continue;
+      }
       throw unreachable(static_cast<int>(other), endpoints[other], describe_connect_error(errno));
     }
     keep_alive(connections_[other].get(), kHostTimeout);
     polled_[other].fd = connections_[other].get();
   }
+  if (ended.empty()) return;
+  for (const int rank : gone()) ended.insert(rank);
+  throw RankIsGone(std::vector<int>(ended.begin(), ended.end()));
 }
 
 std::vector<int> Liveness::gone() const {

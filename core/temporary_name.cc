@@ -4,9 +4,9 @@
 #include <sys/file.h>
 #include <sys/stat.h>
 
-#include <algorithm>
 #include <cerrno>
-#include <random>
+
+#include "core/random_digits.h"
 
 namespace tessera {
 namespace {
@@ -34,10 +34,7 @@ bool is_leftover(const fs::path& path, FileDescriptor& descriptor) {
 }  // namespace
 
 std::string temporary_name(std::string_view name) {
-  std::random_device random;
-  std::string temporary = std::string(name) + std::string(kInfix);
-  for (size_t i = 0; i < kNumDigits; ++i) temporary += kHex[random() % kHex.size()];
-  return temporary;
+  return std::string(name) + std::string(kInfix) + random_digits(kNumDigits / 2);
 }
 
 fs::path temporary_path(const fs::path& path) {

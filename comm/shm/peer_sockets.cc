@@ -1,7 +1,6 @@
 #include "comm/shm/peer_sockets.h"
 
 #include <poll.h>
-#include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 
@@ -16,6 +15,7 @@
 #include "comm/liveness.h"
 #include "comm/tcp.h"
 #include "core/error.h"
+#include "core/random_digits.h"
 #include "core/str.h"
 
 namespace tessera::comm::shm {
@@ -35,17 +35,6 @@ FileDescriptor new_socket() {
 }
 
 constexpr size_t kTokenLength = 32;
-
-std::string random_token() {
-  unsigned char bytes[kTokenLength / 2];
-  if (getrandom(bytes, sizeof bytes, 0) != sizeof bytes) throw failed("getrandom");
-  std::string token;
-  for (unsigned char byte : bytes) {
-    token += "0123456789abcdef"[byte >> 4];
-    token += "0123456789abcdef"[byte & 15];
-  }
-  return token;
-}
 
 /// What a rank has written to the store.
 void check_token(const std::string& token, const char* key, int rank) {
@@ -83,8 +72,9 @@ PeerSockets::PeerSockets(const GroupStore& store, int rank, int size, millisecon
                          std::vector<int> numbers)
     : rank_(rank), numbers_(std::move(numbers)), sockets_(static_cast<size_t>(size)) {
   const FileDescriptor listener = new_socket();
-  const std::string name = random_token();    // every program on this host can see it
-  const std::string secret = random_token();  // only programs that can read the store know it
+  const std::string name = random_digits(kTokenLength / 2);  // every program on this host can see it
+  const std::string secret =
+      random_digits(kTokenLength / 2);  // only programs that can read the store know it
   const auto [address, length] = address_of(name);
   if (bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0) throw failed("bind");
   if (listen(listener.get(), size) != 0) throw failed("listen");
