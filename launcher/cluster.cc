@@ -14,6 +14,7 @@
 #include "core/environment.h"
 #include "core/error.h"
 #include "core/str.h"
+#include "launcher/env_file.h"
 #include "launcher/environment.h"
 
 namespace tessera::launcher {
@@ -74,12 +75,6 @@ std::vector<std::string> agent_command(const ClusterOptions& options, const std:
   return command;
 }
 
-bool is_identifier(std::string_view name) {
-  const auto fits = [](char c) { return c == '_' || std::isalnum(static_cast<unsigned char>(c)) != 0; };
-  return !name.empty() && std::isdigit(static_cast<unsigned char>(name.front())) == 0 &&
-         std::all_of(name.begin(), name.end(), fits);
-}
-
 /// A line for a shell: "cd DIR && export A=B ... && exec PROGRAM ARGS" for ssh's, which is sh: other users
 /// see the arguments of programs, and export is none. pdsh's may be csh: "cd DIR && exec env A=B ... PROGRAM
 /// ARGS".
@@ -88,7 +83,7 @@ std::string shell_line(const ClusterOptions& options, const char* agent,
   const bool is_sh = options.engine == Engine::kSsh;
   std::string line = str("cd ", shell_quoted(options.directory), is_sh ? " && export" : " && exec env");
   const auto add = [&](const std::string& variable) {
-    if (is_sh ? is_identifier(variable.substr(0, variable.find('='))) : !variable.starts_with(kSecret))
+    if (is_sh ? is_variable_name(variable.substr(0, variable.find('='))) : !variable.starts_with(kSecret))
       line += " " + shell_quoted(variable);
   };
   for (char** entry = environ; *entry; ++entry)

@@ -249,17 +249,12 @@ ClusterOptions options_of(const ClusterOptions& options, const Attempt& attempt)
 
 int run_cluster(const ClusterOptions& options, const Logger& log) {
   SignalWatch signals;  // between attempts it keeps the signals that come
-  const TimeLimit limit(options.timeout);
-  return run_attempts(
-      policy_of(options),
-      [&](const Attempt& attempt) {
-        ClusterOptions now = options_of(options, attempt);
-        now.timeout = limit.left(attempt);
-        Ending ending = run_once(now, signals, log);
-        ending.was_asked |= signals.take_pending_end();
-        return ending;
-      },
-      log);
+  const auto run = [&](const Attempt& attempt, std::chrono::milliseconds time_limit) {
+    ClusterOptions now = options_of(options, attempt);
+    now.timeout = time_limit;
+    return run_once(now, signals, log);
+  };
+  return run_attempts(policy_of(options), options.timeout, signals, run, log);
 }
 
 }  // namespace tessera::launcher

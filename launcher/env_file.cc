@@ -3,21 +3,16 @@
 #include <algorithm>
 #include <cctype>
 #include <fstream>
-#include <string_view>
 
 #include "core/error.h"
 #include "core/str.h"
 
 namespace tessera::launcher {
-namespace {
-
-bool is_name(std::string_view text) {
-  const auto is_letter = [](unsigned char c) { return std::isalnum(c) || c == '_'; };
-  return !text.empty() && !std::isdigit(static_cast<unsigned char>(text[0])) &&
-         std::all_of(text.begin(), text.end(), is_letter);
+bool is_variable_name(std::string_view text) {
+  const auto fits = [](unsigned char c) { return std::isalnum(c) != 0 || c == '_'; };
+  return !text.empty() && std::isdigit(static_cast<unsigned char>(text[0])) == 0 &&
+         std::all_of(text.begin(), text.end(), fits);
 }
-
-}  // namespace
 
 std::vector<std::string> read_env_file(const std::string& path) {
   std::ifstream file(path);
@@ -29,7 +24,7 @@ std::vector<std::string> read_env_file(const std::string& path) {
     if (line.ends_with('\r')) line.pop_back();
     if (line.find_first_not_of(" \t") == line.npos || line.starts_with('#')) continue;
     const size_t equals = line.find('=');
-    if (equals == line.npos || !is_name(std::string_view(line).substr(0, equals)))
+    if (equals == line.npos || !is_variable_name(std::string_view(line).substr(0, equals)))
       throw ConfigError(
           str(path, ":", number, ": expected NAME=VALUE, with a name of letters, digits and _"));
     const std::string front = line.substr(0, equals + 1);

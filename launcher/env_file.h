@@ -2,9 +2,13 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace tessera::launcher {
+
+/// Local. Whether a shell can have a variable of this name: ASCII letters, digits and _, not first a digit.
+bool is_variable_name(std::string_view text);
 
 /// Local. "NAME=value" lines, in order. Empty lines and those that begin with `#` are left out; the value is
 /// all that follows the first `=`, as it is. Throws ConfigError with FILE:LINE for another line, a name that

@@ -266,17 +266,12 @@ int run(const Options& options, const Logger& log) {
   for (int rank = 0; rank < options.nproc; ++rank) first.restarts.members.push_back({str("rank ", rank)});
   // Between attempts it keeps the signals that come.
   SignalWatch signals(options.is_agent ? SIGUSR1 : 0);
-  const TimeLimit limit(options.timeout);
-  return run_attempts(
-      first.restarts,
-      [&](const Attempt& attempt) {
-        Options now = options_of(first, attempt);
-        now.timeout = limit.left(attempt);
-        Ending ending = run_once(now, signals, log);
-        ending.was_asked |= signals.take_pending_end();
-        return ending;
-      },
-      log);
+  const auto run = [&](const Attempt& attempt, std::chrono::milliseconds time_limit) {
+    Options now = options_of(first, attempt);
+    now.timeout = time_limit;
+    return run_once(now, signals, log);
+  };
+  return run_attempts(first.restarts, options.timeout, signals, run, log);
 }
 
 }  // namespace tessera::launcher

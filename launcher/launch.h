@@ -41,7 +41,6 @@ struct Options {
 };
 
 inline constexpr int kDefaultMasterPort = 29500;  ///< torchrun's
-inline constexpr int kTimeoutExitCode = 124;      ///< as timeout(1)
 
 /// Local. Runs the ranks to their end. Returns 0 if all have returned 0; otherwise 128 + the signal that
 /// interrupted the launcher, or the exit code of the rank that failed first (128 + signal if a signal killed

@@ -9,6 +9,9 @@
 namespace tessera::launcher {
 namespace {
 
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
 int num_ranks(const RestartPolicy& policy, const std::vector<int>& members) {
   return std::accumulate(members.begin(), members.end(), 0, [&](int sum, int member) {
     return sum + policy.members[static_cast<size_t>(member)].num_ranks;
@@ -52,13 +55,6 @@ std::string describe_members(const RestartPolicy& policy, const Attempt& last, c
 
 }  // namespace
 
-std::chrono::milliseconds TimeLimit::left(const Attempt& attempt) const {
-  using std::chrono::milliseconds;
-  if (limit_.count() == 0 || attempt.restart_count == 0) return limit_;
-  const auto left = end_ - std::chrono::steady_clock::now();
-  return std::max(std::chrono::duration_cast<milliseconds>(left), milliseconds(1));
-}
-
 Attempt first_attempt(const RestartPolicy& policy) {
   Attempt first;
   first.members.resize(policy.members.size());
@@ -79,11 +75,21 @@ NextStep next_step(const RestartPolicy& policy, const Attempt& last, const Endin
   return next;
 }
 
-int run_attempts(const RestartPolicy& policy, const std::function<Ending(const Attempt&)>& run,
-                 const Logger& log) {
+int run_attempts(const RestartPolicy& policy, milliseconds time_limit, SignalWatch& signals,
+                 const RunAttempt& run, const Logger& log) {
+  const auto end = steady_clock::now() + time_limit;
+  milliseconds left = time_limit;
   for (Attempt attempt = first_attempt(policy);;) {
-    const Ending ending = run(attempt);
+    Ending ending = run(attempt, left);
+    ending.was_asked |= signals.take_pending_end();
     NextStep next = next_step(policy, attempt, ending);
+    if (next.attempt && time_limit.count() > 0) {
+      left = std::chrono::duration_cast<milliseconds>(end - steady_clock::now());
+      if (left.count() <= 0) {
+        log.warning("not restarted: the run has taken as long as --timeout lets it");
+        return kTimeoutExitCode;
+      }
+    }
     if (!next.message.empty()) log.warning(next.message);
     if (!next.attempt) return ending.exit_code;
     attempt = *std::move(next.attempt);

@@ -9,8 +9,12 @@
 #include <vector>
 
 #include "core/log.h"
+#include "launcher/signals.h"
 
 namespace tessera::launcher {
+
+inline constexpr int kTimeoutExitCode =
+    124;  ///< of a run that has taken as long as --timeout lets it; as timeout(1)
 
 /// What a run can lose and go on without: a rank of this host, or a host with its ranks.
 struct Member {
@@ -48,20 +52,6 @@ struct NextStep {
   std::string message = {};  ///< for the user; may be empty
 };
 
-/// The time of a run, which all its attempts share. Begins when it is made.
-class TimeLimit {
- public:
-  /// 0: no limit.
-  explicit TimeLimit(std::chrono::milliseconds limit)
-      : limit_(limit), end_(std::chrono::steady_clock::now() + limit) {}
-  /// Local. What is left when `attempt` begins, at least 1 ms; 0: no limit.
-  std::chrono::milliseconds left(const Attempt& attempt) const;
-
- private:
-  std::chrono::milliseconds limit_;
-  std::chrono::steady_clock::time_point end_;
-};
-
 /// Local. The attempt that begins a run: all members.
 Attempt first_attempt(const RestartPolicy& policy);
 
@@ -71,9 +61,13 @@ Attempt first_attempt(const RestartPolicy& policy);
 /// number of ranks. If it can run on none of these numbers, all members of `last` are started again.
 NextStep next_step(const RestartPolicy& policy, const Attempt& last, const Ending& ending);
 
-/// Local. Calls `run` for each attempt until next_step() has no other, and logs its messages. Returns the
-/// exit code of the last attempt.
-int run_attempts(const RestartPolicy& policy, const std::function<Ending(const Attempt&)>& run,
-                 const Logger& log);
+/// What makes one attempt. `time_limit`: what is left of the run's; 0: none.
+using RunAttempt = std::function<Ending(const Attempt& attempt, std::chrono::milliseconds time_limit)>;
+
+/// Local. Calls `run` for each attempt until next_step() has no other, and logs its messages. A signal that
+/// has come between attempts counts as asked. Returns the exit code of the last attempt, or kTimeoutExitCode
+/// where the run's time (0: no limit) is over before another.
+int run_attempts(const RestartPolicy& policy, std::chrono::milliseconds time_limit, SignalWatch& signals,
+                 const RunAttempt& run, const Logger& log);
 
 }  // namespace tessera::launcher

@@ -2,7 +2,8 @@
 
 #include <charconv>
 #include <cstdlib>
-#include <type_traits>
+#include <optional>
+#include <string_view>
 
 #include "core/error.h"
 #include "core/str.h"
@@ -13,42 +14,62 @@ namespace {
 
 constexpr double kMaxSeconds = 86400;
 
-/// An option whose value is a number. CLI11's own takes "" for no value, and its errors name neither what was
-/// found nor what is accepted.
+/// The first long name of "-n,--nproc,--nproc-per-node".
+std::string name_of(const std::string& names) {
+  const size_t begin = names.find("--");
+  return names.substr(begin, names.find(',', begin) - begin);
+}
+
+/// `part`: of `text`, what the user has written. CLI11's own numbers take "" for no value, and its errors
+/// name neither what was found nor what is accepted.
 template <class Number>
+Number read_number(const std::string& name, const std::string& text, std::string_view part,
+                   const std::string& expected) {
+  Number value{};
+  const char* end = part.data() + part.size();
+  const auto [stop, error] = std::from_chars(part.data(), end, value);
+  if (error != std::errc() || stop != end)
+    throw ConfigError(str(name, " ", text.empty() ? "''" : text, ": expected ", expected));
+  return value;
+}
+
+/// `Target`: int or optional<int>.
+template <class Target>
 void add_number(CLI::App& command, const std::string& names, const char* type_name,
-                const std::string& expected, Number& target, const std::string& description) {
-  constexpr bool is_seconds = std::is_same_v<Number, double>;
-  const std::string name =
-      names.substr(names.find("--"), names.find(',', names.find("--")) - names.find("--"));
-  const auto store = [name, expected, &target](const std::string& text) {
-    std::conditional_t<is_seconds, double, int> value{};
-    const char* end = text.data() + text.size();
-    const auto [stop, error] = std::from_chars(text.data(), end, value);
-    const bool in_range = !is_seconds || (value >= 0 && value <= kMaxSeconds);  // no NaN either
-    if (error != std::errc() || stop != end || !in_range)
-      throw ConfigError(str(name, " ", text.empty() ? "''" : text, ": expected ", expected));
-    target = value;
+                const std::string& expected, Target& target, const std::string& description) {
+  const auto store = [name = name_of(names), expected, &target](const std::string& text) {
+    target = read_number<int>(name, text, text, expected);
   };
   command.add_option_function<std::string>(names, store, description)->type_name(type_name);
 }
 
-/// "4", or "2:4" with `fewest`.
-void read_range(const std::string& name, const std::string& text, const std::string& expected,
-                std::optional<int>& most, int& fewest) {
-  const auto number = [&](const std::string& part) {
-    int value = 0;
-    const char* end = part.data() + part.size();
-    const auto [stop, error] = std::from_chars(part.data(), end, value);
-    if (error != std::errc() || stop != end)
-      throw ConfigError(str(name, " ", text.empty() ? "''" : text, ": expected ", expected));
-    return value;
+void add_seconds(CLI::App& command, const std::string& names, double& target,
+                 const std::string& description) {
+  const auto store = [name = name_of(names), &target](const std::string& text) {
+    const std::string expected = str("seconds from 0 to ", kMaxSeconds);
+    const auto value = read_number<double>(name, text, text, expected);
+    if (!(value >= 0 && value <= kMaxSeconds))
+      throw ConfigError(str(name, " ", text, ": expected ", expected));
+    target = value;
   };
-  const size_t colon = text.find(':');
-  fewest = colon == text.npos ? 0 : number(text.substr(0, colon));
-  most = number(colon == text.npos ? text : text.substr(colon + 1));
-  if (colon != text.npos && (fewest < 1 || fewest > *most))
-    throw ConfigError(str(name, " ", text, ": expected MIN:MAX with 1 <= MIN <= MAX"));
+  command.add_option_function<std::string>(names, store, description)->type_name("S");
+}
+
+/// "4", or "2:4" with `fewest`.
+void add_range(CLI::App& command, const std::string& names, const char* of_what, std::optional<int>& most,
+               int& fewest, const std::string& description) {
+  const auto store = [name = name_of(names), of_what, &most, &fewest](const std::string& text) {
+    const std::string expected = str("1 to ", launcher::kMaxRanks, " ", of_what);
+    const size_t colon = text.find(':');
+    const std::string_view all = text;
+    fewest = colon == all.npos ? 0 : read_number<int>(name, text, all.substr(0, colon), expected);
+    most = read_number<int>(name, text, colon == all.npos ? all : all.substr(colon + 1), expected);
+    if (*most < 1 || *most > launcher::kMaxRanks)
+      throw ConfigError(str(name, " ", text, ": expected ", expected));
+    if (colon != all.npos && (fewest < 1 || fewest > *most))
+      throw ConfigError(str(name, " ", text, ": expected MIN:MAX with 1 <= MIN <= MAX"));
+  };
+  command.add_option_function<std::string>(names, store, description)->type_name("N");
 }
 
 void add_text(CLI::App& command, const std::string& names, const char* type_name, std::string& target,
@@ -57,24 +78,11 @@ void add_text(CLI::App& command, const std::string& names, const char* type_name
 }
 
 void add_place_flags(CLI::App& command, LaunchFlags& flags) {
-  command
-      .add_option_function<std::string>(
-          "-n,--nproc,--nproc-per-node,--nproc_per_node,--num_gpus,--num_accelerators",
-          [&flags](const std::string& text) {
-            read_range("--nproc", text, str("1 to ", launcher::kMaxRanks, " ranks"), flags.nproc,
-                       flags.fewest_ranks);
-          },
-          "Ranks to start on each host; MIN:MAX: after a failure as few as MIN on this host")
-      ->type_name("N");
-  command
-      .add_option_function<std::string>(
-          "--nnodes,--num_nodes",
-          [&flags](const std::string& text) {
-            read_range("--nnodes", text, str("1 to ", launcher::kMaxRanks, " hosts"), flags.num_nodes,
-                       flags.fewest_nodes);
-          },
-          "Hosts; with --hostfile the first N of it (default: 1); MIN:MAX: after a failure as few as MIN")
-      ->type_name("N");
+  add_range(command, "-n,--nproc,--nproc-per-node,--nproc_per_node,--num_gpus,--num_accelerators", "ranks",
+            flags.nproc, flags.fewest_ranks,
+            "Ranks to start on each host; MIN:MAX: after a failure as few as MIN on this host");
+  add_range(command, "--nnodes,--num_nodes", "hosts", flags.num_nodes, flags.fewest_nodes,
+            "Hosts; with --hostfile the first N of it (default: 1); MIN:MAX: after a failure as few as MIN");
   add_number(command, "--node-rank,--node_rank", "I", "0 to the number of hosts less 1", flags.node_rank,
              "This host's number, where each is started by hand");
   // Where mpirun has started this process, the variable says what mpirun does not (core/environment.h). A
@@ -126,10 +134,10 @@ void add_rank_flags(CLI::App& command, LaunchFlags& flags) {
   add_number(command, "--max-restarts,--max_restarts", "N", "0 to 1000000 restarts", flags.max_restarts,
              "How often all ranks are started again after one has failed (default: 0; with MIN:MAX the "
              "difference)");
-  add_number(command, "--timeout", "S", "seconds from 0 to 86400", flags.timeout_s,
-             "Seconds until the run is asked to save and end; the exit code is then 124");
-  add_number(command, "--save-grace", "S", "seconds from 0 to 86400", flags.save_grace_s,
-             "Seconds ranks have to end after Ctrl-C or SIGTERM (default: 30)");
+  add_seconds(command, "--timeout", flags.timeout_s,
+              "Seconds until the run is asked to save and end; the exit code is then 124");
+  add_seconds(command, "--save-grace", flags.save_grace_s,
+              "Seconds ranks have to end after Ctrl-C or SIGTERM (default: 30)");
 }
 
 }  // namespace
