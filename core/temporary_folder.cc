@@ -12,9 +12,9 @@ namespace tessera {
 
 namespace fs = std::filesystem;
 
-TemporaryFolder::TemporaryFolder(const std::string& prefix) {
+TemporaryFolder::TemporaryFolder(const std::string& prefix, fs::path parent) {
   std::error_code error;
-  const fs::path parent = fs::temp_directory_path(error);
+  if (parent.empty()) parent = fs::temp_directory_path(error);
   std::string name = ((error ? fs::path("/tmp") : parent) / (prefix + "_XXXXXX")).string();
   if (!::mkdtemp(name.data()))
     throw Error(str(name, ": a temporary folder cannot be made: ", std::strerror(errno)));

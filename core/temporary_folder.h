@@ -1,4 +1,4 @@
-// TemporaryFolder: a new folder in the system's temporary folder.
+// TemporaryFolder: a new folder, in the system's temporary folder or another.
 #pragma once
 
 #include <filesystem>
@@ -9,8 +9,9 @@ namespace tessera {
 /// Owns the folder, and removes it with its contents unless keep() was called.
 class TemporaryFolder {
  public:
-  /// Local. Creates TMPDIR/PREFIX_XXXXXX with a unique name. Throws tessera::Error naming it and the reason.
-  explicit TemporaryFolder(const std::string& prefix);
+  /// Local. Creates PARENT/PREFIX_XXXXXX with a unique name, which only this user can read. `parent`: empty:
+  /// TMPDIR. Throws tessera::Error naming it and the reason.
+  explicit TemporaryFolder(const std::string& prefix, std::filesystem::path parent = {});
   ~TemporaryFolder();
   TemporaryFolder(const TemporaryFolder&) = delete;
   TemporaryFolder& operator=(const TemporaryFolder&) = delete;

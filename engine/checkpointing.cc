@@ -51,6 +51,20 @@ std::string Engine::save_checkpoint(const std::string& directory, const std::str
 
 std::string Engine::save_checkpoint(const std::string& directory, const std::string& tag,
                                     const json& client_state) {
+  return save_with(checkpoint_writer(), directory, tag, client_state);
+}
+
+void Engine::save_in_memory(const std::string& directory, const json& client_state) {
+  if (!memory_writer_)
+    memory_writer_ = std::make_unique<CheckpointWriter>(
+        *sharded_, config_.zero.stage, CheckpointConfig{.async = false, .keep_last = 1, .fsync = false},
+        options_.log);
+  save_with(*memory_writer_, directory, "", client_state);
+}
+
+/// Collective.
+std::string Engine::save_with(CheckpointWriter& writer, const std::string& directory, const std::string& tag,
+                              const json& client_state) {
   sharded_->check_usable();
   if (micro_steps_in_window_ != 0)
     throw Error(str("save_checkpoint() after ", micro_steps_in_window_, " of ",
@@ -79,7 +93,7 @@ std::string Engine::save_checkpoint(const std::string& directory, const std::str
   content.blobs.push_back({kCpuGenerator, generator_of(at::kCPU).get_state()});
   if (!device().is_cpu()) content.blobs.push_back({kCudaGenerator, generator_of(device()).get_state()});
   content.state = to_json(state);
-  return checkpoint_writer().save(content);
+  return writer.save(content);
 }
 
 void Engine::finish_checkpoint() {

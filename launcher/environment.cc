@@ -92,6 +92,7 @@ std::vector<std::string> rank_environment(const RankVariables& variables) {
       {"TORCHELASTIC_MAX_RESTARTS", std::to_string(variables.max_restarts)},
   };
   if (!variables.run_secret.empty()) ours.emplace_back("TESSERA_RUN_SECRET", variables.run_secret);
+  if (!variables.memory_folder.empty()) ours.emplace_back("TESSERA_MEMORY_DIR", variables.memory_folder);
   if (!variables.visible_devices.empty())
     ours.emplace_back("CUDA_VISIBLE_DEVICES", variables.visible_devices);
   const auto is_ours = [&](std::string_view name) {

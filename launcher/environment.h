@@ -54,6 +54,7 @@ struct RankVariables {
   std::string run_id = {};
   int restart_count = 0;
   int max_restarts = 0;
+  std::string memory_folder = {};    ///< TESSERA_MEMORY_DIR; empty: as it is
   std::string run_secret = {};       ///< TESSERA_RUN_SECRET; empty: as it is
   std::string error_file = {};       ///< see launcher/error_file.h
   std::string visible_devices = {};  ///< CUDA_VISIBLE_DEVICES; empty: as it is
@@ -65,7 +66,8 @@ struct RankVariables {
 /// Local. This process's environment as "NAME=value" with these variables set for the rank: RANK, WORLD_SIZE,
 /// LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, GROUP_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, TESSERA_RUN_ID,
 /// TESSERA_ERROR_FILE, TORCHELASTIC_ERROR_FILE, TORCHELASTIC_RESTART_COUNT, TORCHELASTIC_MAX_RESTARTS, and
-/// OMP_NUM_THREADS when it is unset (cores / local_world_size, at least 1), TESSERA_RUN_SECRET. What belongs
+/// OMP_NUM_THREADS when it is unset (cores / local_world_size, at least 1), TESSERA_RUN_SECRET,
+/// TESSERA_MEMORY_DIR. What belongs
 /// to an outer launcher is removed: the other TORCHELASTIC_*, PET_*.
 std::vector<std::string> rank_environment(const RankVariables& variables);
 

@@ -1,7 +1,10 @@
-// Guard: a small process that kills the ranks' children if the launcher is killed with SIGKILL.
+// Guard: a small process that cleans up if the launcher is killed with SIGKILL: it kills the ranks' children,
+// or removes a folder.
 #pragma once
 
 #include <sys/types.h>
+
+#include <string>
 
 #include "core/file_descriptor.h"
 
@@ -27,6 +30,11 @@ class Guard {
   void watch(pid_t group);
   /// Local. Stops watching a group that has ended, whose number other processes may get.
   void forget(pid_t group);
+  /// Local. The folder and all in it will be removed if the launcher ends without the destructor. `path`:
+  /// absolute, of at most kMaxPath bytes. Only before watch().
+  void remove_if_killed(const std::string& path);
+
+  static constexpr size_t kMaxPath = 4095;
 
  private:
   void send(pid_t message);

@@ -23,6 +23,7 @@
 #include "launcher/failure_report.h"
 #include "launcher/guard.h"
 #include "launcher/host.h"
+#include "launcher/memory_folder.h"
 #include "launcher/output_relay.h"
 #include "launcher/port.h"
 #include "launcher/process.h"
@@ -102,6 +103,7 @@ class RankStarter {
     variables_.master_addr = options.master_addr;
     variables_.master_port = port;
     variables_.run_id = options.run_id;
+    variables_.memory_folder = options.memory_folder;
     variables_.restart_count = options.restart_count;
     variables_.max_restarts = options.max_restarts;
     // Of several hosts, those who start them give it to all.
@@ -263,6 +265,12 @@ int run(const Options& options, const Logger& log) {
   if (options.is_agent) ::signal(SIGPIPE, SIG_IGN);
   Options first = options;
   if (first.run_id.empty()) first.run_id = new_run_id();  // the same after a restart
+  std::optional<MemoryFolder> memory;
+  if (first.restarts.max_restarts > 0 && options.num_nodes == 1 && first.memory_folder.empty()) try {
+      first.memory_folder = memory.emplace().path();
+    } catch (const Error& error) {
+      log.debug(str(error.what(), "; nothing is kept in memory for a restart"));
+    }
   for (int rank = 0; rank < options.nproc; ++rank) first.restarts.members.push_back({str("rank ", rank)});
   // Between attempts it keeps the signals that come.
   SignalWatch signals(options.is_agent ? SIGUSR1 : 0);

@@ -28,6 +28,7 @@ struct Options {
   std::vector<int> core_list;            ///< the hardware threads to share; empty: all
   std::string visible_devices;           ///< CUDA_VISIBLE_DEVICES of the ranks; empty: as it is
   std::vector<std::string> variables;    ///< "NAME=value" for the ranks
+  std::string memory_folder;             ///< TESSERA_MEMORY_DIR; empty: run() makes one if it may restart
   std::string run_id;                    ///< TESSERA_RUN_ID; empty: a new one
   std::chrono::milliseconds timeout{0};  ///< ends the run as SIGTERM does; 0: no limit
   RestartPolicy restarts;                ///< after failures; its members are filled in

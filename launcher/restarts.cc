@@ -65,11 +65,13 @@ Attempt first_attempt(const RestartPolicy& policy) {
 
 NextStep next_step(const RestartPolicy& policy, const Attempt& last, const Ending& ending) {
   if (ending.exit_code == 0 || ending.was_asked || policy.max_restarts == 0) return {};
-  if (ending.would_recur) return {.message = "not restarted: the same error would occur again"};
+  if (ending.would_recur && (last.restart_count == 0 || last.follows_mistake))
+    return {.message = "not restarted: the same error would occur again"};
   if (last.restart_count >= policy.max_restarts)
     return {.message = str("not restarted: --max-restarts ", policy.max_restarts, " is used up")};
   NextStep next;
   next.attempt = without_lost(policy, last, ending.lost);
+  next.attempt->follows_mistake = ending.would_recur;
   next.message = str("restart ", next.attempt->restart_count, " of ", policy.max_restarts, ": ",
                      describe_members(policy, last, *next.attempt));
   return next;

@@ -34,6 +34,7 @@ struct RestartPolicy {
 /// One start of the ranks.
 struct Attempt {
   int restart_count = 0;          ///< attempts before this one
+  bool follows_mistake = false;   ///< the attempt before this one has ended with Ending::would_recur
   std::vector<int> members = {};  ///< that take part, by their place in RestartPolicy::members
   std::optional<std::vector<std::string>> arguments = {};  ///< of the program, where RestartPolicy has them
 };
@@ -42,7 +43,7 @@ struct Attempt {
 struct Ending {
   int exit_code = 0;
   bool was_asked = false;      ///< Ctrl-C, SIGTERM or --timeout has come, before a failure or after it
-  bool would_recur = false;    ///< the error is one of the configuration
+  bool would_recur = false;    ///< the error is one of the configuration, or of what it names
   std::vector<int> lost = {};  ///< members that are gone, by their place in Attempt::members
 };
 
@@ -55,10 +56,12 @@ struct NextStep {
 /// Local. The attempt that begins a run: all members.
 Attempt first_attempt(const RestartPolicy& policy);
 
-/// Local. The decision after `last` has ended. A run that succeeded, was asked to end, or found an error of
-/// its configuration is not restarted, nor one that has used all its restarts. If policy.fewest > 0, lost
-/// members are left out as long as that many remain, and then the last ones until the program can run on the
-/// number of ranks. If it can run on none of these numbers, all members of `last` are started again.
+/// Local. The decision after `last` has ended. A run that succeeded or was asked to end is not restarted, nor
+/// one that has used all its restarts. Nor is one with an error of its configuration in the first attempt, or
+/// in two in a row: after an attempt that began to train, it may be that of a disk or a lock, which passes.
+/// If policy.fewest > 0, lost members are left out as long as that many remain, and then the last ones until
+/// the program can run on the number of ranks. If it can run on none of these numbers, all members of `last`
+/// are started again.
 NextStep next_step(const RestartPolicy& policy, const Attempt& last, const Ending& ending);
 
 /// What makes one attempt. `time_limit`: what is left of the run's; 0: none.

@@ -221,7 +221,13 @@ bool starts_ranks(const LaunchFlags& flags) {
                            (!flags.launcher.empty() && launcher::engine_of(flags.launcher) != Engine::kLocal);
   if (names_hosts && !is_rank) return true;
   if (launcher::should_start_ranks(flags.nproc, flags.fewest_ranks)) return true;
-  return flags.max_restarts.value_or(0) > 0 && !in_group();  // one rank, and a launcher that restarts it
+  if (flags.max_restarts.value_or(0) == 0) return false;
+  if (!in_group()) return true;  // one rank, and a launcher that restarts it
+  if (!std::getenv("TORCHELASTIC_RESTART_COUNT"))
+    throw ConfigError(str("--max-restarts: these ranks were started by ", environment().launcher,
+                          ", which does not start them again; expected the flag where Tessera starts them "
+                          "(--nproc, --hostfile, --launcher), or torchrun's --max-restarts"));
+  return false;
 }
 
 LaunchPlan plan_launch(const LaunchFlags& flags) {

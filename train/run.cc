@@ -83,8 +83,12 @@ Summary run(RunConfig run, const Registry& registry, const comm::Environment& en
   const std::unique_ptr<Task> task = registry.make(run.model, run.data);
   const comm::CommunicatorPtr comm = join_group(run.trainer, environment, output.logger);
   if (start.joined) start.joined();
-  continue_after_restart(run, start, environment, *comm);
   start.run_id = launched_run();
+  start.memory_folder = memory_folder(environment);
+  if (run.trainer.save_in_memory_every_steps > 0 && start.memory_folder.empty() && environment.rank == 0)
+    output.logger.warning(
+        "trainer.save_in_memory_every_steps: no effect without --max-restarts, or on several hosts");
+  continue_after_restart(run, start, environment, *comm, output.logger);
 
   InitOptions init;
   init.device = comm->device();

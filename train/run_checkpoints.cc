@@ -91,15 +91,14 @@ std::optional<Best> best_of(const json& client_state) {
 // the next run moves those too.
 constexpr const char* kPrevious = "previous";
 
-fs::path folder_of(const fs::path& output_dir) { return output_dir / kCheckpointsName; }
-fs::path previous_checkpoints(const fs::path& output_dir) { return folder_of(output_dir) / kPrevious; }
+fs::path previous_checkpoints(const fs::path& output_dir) { return checkpoints_of(output_dir) / kPrevious; }
 
 }  // namespace
 
-std::optional<Position> saved_position(const fs::path& output_dir, const std::string& tag,
+std::optional<Position> saved_position(const fs::path& folder, const std::string& tag,
                                        comm::Communicator& comm) try {
   const comm::Answer state = comm::ask_rank_0(comm, "position in the data", [&] {
-    return checkpoint::read_manifest(checkpoint::find_checkpoint(folder_of(output_dir), tag))
+    return checkpoint::read_manifest(checkpoint::find_checkpoint(folder, tag))
         .state.at("client_state")
         .dump();
   });
@@ -109,7 +108,7 @@ std::optional<Position> saved_position(const fs::path& output_dir, const std::st
 }
 
 void check_no_unfinished_run(const TrainerConfig& config) {
-  const fs::path folder = folder_of(config.output_dir);
+  const fs::path folder = checkpoints_of(config.output_dir);
   std::error_code error;
   if (config.overwrite_output_dir || fs::exists(fs::path(config.output_dir) / kResultsName, error)) return;
   if (!fs::exists(folder / checkpoint::kLatestName, error)) return;
@@ -123,7 +122,7 @@ void check_no_unfinished_run(const TrainerConfig& config) {
 }
 
 void set_aside_checkpoints(const fs::path& output_dir) {
-  const fs::path folder = folder_of(output_dir), previous = previous_checkpoints(output_dir);
+  const fs::path folder = checkpoints_of(output_dir), previous = previous_checkpoints(output_dir);
   const std::vector<std::string> tags = checkpoint::list_checkpoints(folder);
   if (tags.empty()) return;
   const Disk disk({.sync = false, .probe = {}});
@@ -138,11 +137,13 @@ void set_aside_checkpoints(const fs::path& output_dir) {
   }
 }
 
-RunCheckpoints::RunCheckpoints(const TrainerConfig& config, Engine& engine, Logger log, std::string run_id)
+RunCheckpoints::RunCheckpoints(const TrainerConfig& config, Engine& engine, Logger log, std::string run_id,
+                               fs::path memory_folder)
     : config_(config),
       engine_(engine),
       log_(std::move(log)),
-      folder_(folder_of(config.output_dir)),
+      folder_(checkpoints_of(config.output_dir)),
+      memory_folder_(std::move(memory_folder)),
       run_id_(std::move(run_id)) {}
 
 bool RunCheckpoints::due(int64_t steps_done, int64_t epochs_completed, int64_t total_steps) const {
@@ -212,11 +213,29 @@ bool RunCheckpoints::save(const Position& position, bool must_succeed) {
   }
 }
 
-Position RunCheckpoints::resume(const std::string& tag) {
+bool RunCheckpoints::due_in_memory(int64_t steps_done) const {
+  return !memory_folder_.empty() && saved_at_step_ != steps_done &&
+         is_due(steps_done, config_.save_in_memory_every_steps);
+}
+
+void RunCheckpoints::save_in_memory(const Position& position) {
+  try {
+    engine_.save_in_memory(memory_folder_.string(), to_json(position, best_, config_, run_id_));
+    last_save_in_memory_failed_ = false;
+  } catch (const CheckpointError& error) {
+    if (!std::exchange(last_save_in_memory_failed_, true))
+      log_.warning(str("no checkpoint in memory at step ", position.steps_done,
+                       ", training continues and the next save is tried again: ", error.what()));
+  }
+}
+
+Position RunCheckpoints::resume(const fs::path& source, const std::string& tag) {
   LoadOptions options;
   options.advice = "to start from its weights alone, tessera consolidate makes a file of them for --init";
-  const LoadedCheckpoint loaded = engine_.load_checkpoint(folder_.string(), tag, options);
-  last_tag_ = complete_tag_ = loaded.tag;
+  const LoadedCheckpoint loaded = engine_.load_checkpoint(source.string(), tag, options);
+  const bool from_folder = source == folder_;
+  resumed_from_ = loaded.path;
+  last_tag_ = complete_tag_ = from_folder ? loaded.tag : latest();
   try {
     best_ = best_of(loaded.client_state);
     Position position = position_of(loaded.client_state);
@@ -225,14 +244,20 @@ Position RunCheckpoints::resume(const std::string& tag) {
       best_.reset();
       position.early_stopping = {};
     }
-    if (best_ && best_->tag != loaded.tag && !exists(best_->tag))
+    if (best_ && (!from_folder || best_->tag != loaded.tag) && !exists(best_->tag))
       best_.reset();  // deleted when a later one was the best
-    saved_at_step_ = position.steps_done;
+    if (from_folder) saved_at_step_ = position.steps_done;
     return position;
   } catch (const json::exception&) {
     throw CheckpointError(
         str(loaded.path, ": was not saved by `tessera train`: its client_state has no position in the data"));
   }
+}
+
+/// Collective. The tag of the latest checkpoint in the run's folder; empty: there is none.
+std::string RunCheckpoints::latest() const {
+  return comm::from_rank_0<CheckpointError>(engine_.comm(), "latest checkpoint",
+                                            [&] { return checkpoint::read_latest(folder_).value_or(""); });
 }
 
 /// Collective.

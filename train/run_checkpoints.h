@@ -27,9 +27,9 @@ struct Position {
   bool operator==(const Position&) const = default;
 };
 
-/// Collective. The position stored in the checkpoint `tag` (empty: the latest) of the run in this folder,
-/// read by rank 0. nullopt if it cannot be read; loading the checkpoint then throws and gives the reason.
-std::optional<Position> saved_position(const std::filesystem::path& output_dir, const std::string& tag,
+/// Collective. The position stored in the checkpoint `tag` (empty: the latest) in `folder`, read by rank 0.
+/// nullopt if it cannot be read; loading the checkpoint then throws and gives the reason.
+std::optional<Position> saved_position(const std::filesystem::path& folder, const std::string& tag,
                                        comm::Communicator& comm);
 
 /// In the trainer's part of client_state: the run that has saved the checkpoint (launched_run()).
@@ -54,8 +54,9 @@ void set_aside_checkpoints(const std::filesystem::path& output_dir);
 /// equal on all ranks. Used by one thread.
 class RunCheckpoints {
  public:
-  /// `run_id`: stored in each checkpoint unless it is empty.
-  RunCheckpoints(const TrainerConfig& config, Engine& engine, Logger log, std::string run_id = {});
+  /// `run_id`: stored in each checkpoint unless it is empty. `memory_folder`: empty: there is none.
+  RunCheckpoints(const TrainerConfig& config, Engine& engine, Logger log, std::string run_id = {},
+                 std::filesystem::path memory_folder = {});
 
   /// Local. Whether to save after this step, by trainer.save_every_steps and save_every_epochs.
   /// `epochs_completed`: the number of epochs done if this step is the last of an epoch, else 0.
@@ -67,9 +68,17 @@ class RunCheckpoints {
   /// failure is thrown (CheckpointError). Otherwise the first of several failures in a row is logged, and
   /// training continues.
   bool save(const Position& position, bool must_succeed);
-  /// Collective. Loads the checkpoint `tag`; empty: the latest. Throws CheckpointError if there is none or it
-  /// does not fit the engine.
-  Position resume(const std::string& tag);
+  /// Local. Whether to save in memory after this step, by trainer.save_in_memory_every_steps. Not where
+  /// save() has.
+  bool due_in_memory(int64_t steps_done) const;
+  /// Collective. Saves in memory, in place of the last such save. The first of several failures in a row is
+  /// logged, and training continues.
+  void save_in_memory(const Position& position);
+  /// Collective. Loads the checkpoint `tag` (empty: the latest) of `source`, this run's folder or its folder
+  /// in memory. Throws CheckpointError if there is none or it does not fit the engine.
+  Position resume(const std::filesystem::path& source, const std::string& tag);
+  /// Local. The path of the checkpoint that resume() has loaded.
+  const std::string& resumed_from() const { return resumed_from_; }
   /// Collective. Waits for an asynchronous save. Throws CheckpointError.
   void finish();
   /// Local. Whether the final weights, which are tested and exported, are the best checkpoint's. Otherwise
@@ -92,6 +101,7 @@ class RunCheckpoints {
  private:
   const std::string& final_tag() const { return final_is_best() ? best_->tag : last_tag_; }
   bool exists(const std::string& tag) const;
+  std::string latest() const;
   void check_last_save();
   void remove_previous() const;
   void remove_old_checkpoints() const;
@@ -99,13 +109,14 @@ class RunCheckpoints {
   TrainerConfig config_;
   Engine& engine_;
   Logger log_;
-  std::filesystem::path folder_;
-  std::string run_id_;
+  std::filesystem::path folder_, memory_folder_;
+  std::string run_id_, resumed_from_;
   std::optional<Best> best_, best_before_;
   std::string last_tag_;      // of the last save, which may still be running
   std::string complete_tag_;  // of the last save known to be complete
   int64_t saved_at_step_ = -1;
-  bool last_save_failed_ = false;  // and this has been logged
+  bool last_save_failed_ = false;            // and this has been logged
+  bool last_save_in_memory_failed_ = false;  // the same
 };
 
 }  // namespace tessera::train

@@ -29,6 +29,11 @@ inline constexpr const char* kEvalResultsName = "eval_results.json";  // of `tes
 inline constexpr const char* kModelName = "model.safetensors";
 inline constexpr const char* kSamplesName = "samples";
 
+/// Local. Where the run in this folder has its checkpoints.
+inline std::filesystem::path checkpoints_of(const std::filesystem::path& folder) {
+  return folder / kCheckpointsName;
+}
+
 /// Local. FOLDER/step_00000100ENDING, for Task::write_samples. Creates the folder; if that fails, writing the
 /// file will fail.
 std::filesystem::path sample_path(const std::filesystem::path& folder, int64_t step, std::string_view ending);

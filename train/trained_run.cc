@@ -19,8 +19,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-fs::path checkpoints_of(const fs::path& folder) { return folder / kCheckpointsName; }
-
 /// Without momentum and moments, which would take twice the memory of the weights.
 void drop_training_state(EngineConfig& config) {
   config.optimizer = {.options = SGDOptions{.lr = 0}};

@@ -53,6 +53,7 @@ Summary Trainer::train() {
     if (histograms_due()) log_histograms();
     if (evaluation_due()) evaluate();
     if (checkpoints_->due(steps_done_, epochs_completed(), total_steps_)) save();
+    if (checkpoints_->due_in_memory(steps_done_)) save_in_memory();
     bar_->update(steps_done_);
   }
   bar_->close();
@@ -71,7 +72,7 @@ void Trainer::print_header() {
                  precision_of(engine), " on ", engine_->device().is_cpu() ? "cpu" : "cuda"));
   if (start_.resume)
     print_line(output_.display, str("resuming after step ", format_count(steps_done_), ", from ",
-                                    (checkpoints_->folder() / checkpoints_->last_tag()).string()));
+                                    checkpoints_->resumed_from()));
 }
 
 void Trainer::prepare_loop() {
@@ -119,6 +120,13 @@ void Trainer::save() {
   bar_->hide();
   meter_->pause();
   if (checkpoints_->save(position(), /*must_succeed=*/false)) write_state();
+  bar_->exclude_time(meter_->resume());
+}
+
+/// Collective.
+void Trainer::save_in_memory() {
+  meter_->pause();
+  checkpoints_->save_in_memory(position());
   bar_->exclude_time(meter_->resume());
 }
 

@@ -16,18 +16,19 @@ namespace tessera::train {
 /// The `trainer` section.
 struct TrainerConfig {
   std::string name = {};  ///< of the run; default: the configuration file's name without folder and extension
-  std::string output_dir = {};           ///< default: runs/NAME
-  bool overwrite_output_dir = false;     ///< replaces an unfinished run in output_dir
-  int64_t epochs = 1;                    ///< passes over the training data; 0 if max_steps is used
-  int64_t max_steps = 0;                 ///< optimizer steps; 0: epochs is used
-  int64_t eval_every_epochs = 1;         ///< 0: not by epochs
-  int64_t eval_every_steps = 0;          ///< optimizer steps; 0: not by steps
-  int64_t eval_batch_size = 0;           ///< samples of one forward pass on one rank; above 0 once read
-  int64_t histograms_every_steps = 0;    ///< optimizer steps; 0: none
-  int64_t save_every_epochs = 1;         ///< 0: not by epochs
-  int64_t save_every_steps = 0;          ///< optimizer steps; 0: not by steps
-  std::string metric_for_best = "loss";  ///< metric of the evaluations that chooses the best checkpoint
-  std::string best_is = "auto";          ///< "greatest", "least", or "auto": see greater_is_better()
+  std::string output_dir = {};             ///< default: runs/NAME
+  bool overwrite_output_dir = false;       ///< replaces an unfinished run in output_dir
+  int64_t epochs = 1;                      ///< passes over the training data; 0 if max_steps is used
+  int64_t max_steps = 0;                   ///< optimizer steps; 0: epochs is used
+  int64_t eval_every_epochs = 1;           ///< 0: not by epochs
+  int64_t eval_every_steps = 0;            ///< optimizer steps; 0: not by steps
+  int64_t eval_batch_size = 0;             ///< samples of one forward pass on one rank; above 0 once read
+  int64_t histograms_every_steps = 0;      ///< optimizer steps; 0: none
+  int64_t save_every_epochs = 1;           ///< 0: not by epochs
+  int64_t save_every_steps = 0;            ///< optimizer steps; 0: not by steps
+  int64_t save_in_memory_every_steps = 0;  ///< optimizer steps, for a restart on this host; 0: never
+  std::string metric_for_best = "loss";    ///< metric of the evaluations that chooses the best checkpoint
+  std::string best_is = "auto";            ///< "greatest", "least", or "auto": see greater_is_better()
   bool load_best_at_end = true;  ///< tests and exports the best checkpoint's weights; false: the last step's
   int64_t early_stopping_patience = 0;  ///< evaluations without a better metric_for_best; 0: none
   double early_stopping_threshold = 0;  ///< smallest improvement that counts as better

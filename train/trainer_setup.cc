@@ -9,6 +9,7 @@
 #include "core/error.h"
 #include "core/str.h"
 #include "engine/config/suggest.h"
+#include "train/run_directory.h"
 #include "train/run_length.h"
 #include "train/same_run.h"
 #include "train/trainer.h"
@@ -39,6 +40,12 @@ bool must_be_loaded(const std::string& name, const LoadWeightsOptions& options) 
   return !match(options.ignore_missing) && !match(options.ignore_mismatched);
 }
 
+/// The folder of the checkpoint that the run continues from.
+std::filesystem::path source_of(const TrainerStart& start, const TrainerConfig& config) {
+  return start.resume_folder.empty() ? checkpoints_of(config.output_dir)
+                                     : std::filesystem::path(start.resume_folder);
+}
+
 }  // namespace
 
 Trainer::Trainer(RunConfig run, Task& task, comm::CommunicatorPtr comm, const InitOptions& init,
@@ -58,10 +65,10 @@ Trainer::Trainer(RunConfig run, Task& task, comm::CommunicatorPtr comm, const In
   record_.open(config_.trainer, start_.resume);
   if (start_.resume)
     total_steps_ = total_steps(config_.trainer, *sampler_,
-                               saved_position(config_.trainer.output_dir, start_.resume_tag, *comm_));
+                               saved_position(source_of(start_, config_.trainer), start_.resume_tag, *comm_));
   resolve_schedule();
   initialize_engine(init);
-  checkpoints_.emplace(config_.trainer, *engine_, output_.logger, start_.run_id);
+  checkpoints_.emplace(config_.trainer, *engine_, output_.logger, start_.run_id, start_.memory_folder);
   if (start_.resume) resume();
   if (!was_finished_)
     record_.begin(config_, start_.resume ? std::optional(steps_done_) : std::nullopt, task_.files());
@@ -119,7 +126,7 @@ void Trainer::initialize_engine(const InitOptions& init) {
 /// Collective. The order of an epoch does not depend on the number of ranks or on the batch size, so both may
 /// differ from those of the run that is resumed.
 void Trainer::resume() {
-  start_position_ = checkpoints_->resume(start_.resume_tag);
+  start_position_ = checkpoints_->resume(source_of(start_, config_.trainer), start_.resume_tag);
   steps_done_ = start_position_.steps_done;
   if (const int64_t epoch = steps_done_ / sampler_->steps_per_epoch();
       counts_epochs(config_.engine.scheduler) && std::abs(epoch - start_position_.data.epoch) > 1)

@@ -19,7 +19,9 @@
 // On CUDA a wait only orders streams, and NCCL's collectives are kernels that wait for each other on the
 // device. If ranks start the kernels of two communicators in different orders, they can wait for each other
 // for ever. The same happens when the start of one kernel waits, by streams, for the other. So where waits
-// don't block (Communicator::wait_blocks), gathers and gradient reductions use one group and one order. Each
+// don't block (Communicator::wait_blocks), gathers and gradient reductions use one group and one order. (With
+// rows of ranks, zero/mesh.h, there are two groups; NCCL then starts their kernels in the order in which the
+// host has issued them, which is that one: NCCL_LAUNCH_ORDER_IMPLICIT, NCCL 2.26 and later.) Each
 // place of the recorded order of use says how many reductions rank 0 had ready there. A rank that reaches
 // the place issues that many, with zeros for gradients that it lacks; a gradient that comes later is reduced
 // after backward (GradientReducer::reduce_late). While there is no recorded order, hooks issue reductions,

@@ -59,6 +59,12 @@ TEST(RestartsTest, WhatIsNotRestarted) {
   const NextStep mistake = next_step(policy, first, {.exit_code = 1, .would_recur = true});
   EXPECT_FALSE(mistake.attempt);
   EXPECT_EQ(mistake.message, "not restarted: the same error would occur again");
+  const Attempt second = *next_step(policy, first, {.exit_code = kKilled}).attempt;
+  const NextStep once = next_step(policy, second, {.exit_code = 1, .would_recur = true});
+  ASSERT_TRUE(once.attempt) << "the first attempt had none";
+  EXPECT_EQ(next_step(policy, *once.attempt, {.exit_code = 1, .would_recur = true}).message, mistake.message);
+  const Attempt other = *next_step(policy, *once.attempt, {.exit_code = 1}).attempt;
+  EXPECT_TRUE(next_step(policy, other, {.exit_code = 1, .would_recur = true}).attempt);
   const NextStep never = next_step(ranks(2, 0), first, {.exit_code = 1});
   EXPECT_FALSE(never.attempt);
   EXPECT_EQ(never.message, "");

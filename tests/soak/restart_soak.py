@@ -3,9 +3,10 @@
     make soak-restarts ARGS="--kills 200 --seed 1"
 
 A fault is: a rank or both killed (SIGKILL), a rank that crashes (SIGSEGV), a rank that hangs (SIGSTOP; the others end after
-comm.timeout_s, or after --rendezvous-timeout), or the launcher killed, after which the same command and --resume go on. Each run over shared memory or Gloo, at a
-random stage, with synchronous or asynchronous saves. It must equal the undisturbed run to the bit: exported model, weights of the last
-step, every loss. Needs the standard library only.
+comm.timeout_s, or after --rendezvous-timeout), or the launcher killed, after which the same command and --resume go on. Each run over
+shared memory or Gloo, at a random stage, with synchronous or asynchronous saves, half of them with a checkpoint in memory after each
+step. It must equal the undisturbed run to the bit: exported model, weights of the last step, every loss. Needs the standard library
+only.
 """
 import os
 import re
@@ -25,10 +26,19 @@ FAULTS = {"a rank killed": 8, "both ranks killed": 2, "a rank crashed": 3, "a ra
 SIGNALS = {"a rank crashed": signal.SIGSEGV, "a rank hung": signal.SIGSTOP}
 
 
+def memory_folders():
+    return set(Path("/dev/shm").glob("tessera_memory_*"))
+
+
 class Soak(crash_soak.Soak):
     def __init__(self, base, seed, num_kills):
         super().__init__(base, seed, num_kills)
         self.seconds = []
+        self.memory_before = memory_folders()
+
+    def expect_gone(self, run):
+        super().expect_gone(run)
+        expect(memory_folders() <= self.memory_before, "left in memory:", memory_folders() - self.memory_before)
 
     def go(self):
         number = 0
@@ -44,7 +54,8 @@ class Soak(crash_soak.Soak):
     def start_and_disturb(self, run):
         """Whether the run came to its end; else its launcher was killed."""
         flags = ["--max-restarts", "1000", "--save-grace", "5", "--rendezvous-timeout", "10", "--set", f"comm.timeout_s={TIMEOUT_S}", "--set",
-                 f"comm.backend={self.source.choice(('shm', 'gloo'))}"]
+                 f"comm.backend={self.source.choice(('shm', 'gloo'))}", "--set",
+                 f"trainer.save_in_memory_every_steps={self.source.randrange(2)}"]
         process = run.start(self.source.randrange(4), self.source.random() < 0.5, False, resume=run.latest() > 0, flags=flags)
         restarts = 0
         while process.poll() is None:
@@ -67,6 +78,7 @@ class Soak(crash_soak.Soak):
             restarts = self.await_restart(run, process, kind, restarts)
         self.expect_gone(run)
         expect(process.returncode == 0, "it failed:", run.output())
+        self.counts["restarts from memory"] += run.output().count("from /dev/shm/tessera_memory_")
         shutil.rmtree(run.tmp)  # logs of failures, which the launcher keeps
         run.tmp.mkdir()
         return True

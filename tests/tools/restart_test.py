@@ -1,80 +1,19 @@
 """Ranks that die in the middle of training and are started again, by `tessera train` and by torchrun: the run goes on from its
 latest checkpoint, on as many ranks or on fewer, and ends as a run that nothing has disturbed."""
 import fcntl
-import hashlib
 import os
 import re
-import shutil
 import signal
 import time
 import unittest
-from pathlib import Path
 
-from tool import NOISE, TESSERA, ToolTest, free_port
+from restarts import NO_DROPOUT, NUM_STEPS, Restarts
+from tool import TESSERA, free_port
 
 TORCHRUN = os.environ.get("TORCHRUN", "")
-NUM_STEPS = 40
-NO_DROPOUT = {"type": "fashion_mnist_cnn", "channels": 4, "hidden": 16, "dropout": 0}  # of which each rank draws its own
 
 
-class RestartTest(ToolTest):
-    def setUp(self):
-        super().setUp()
-        self.shared_memory = set(os.listdir("/dev/shm"))
-
-    def configure(self, name, **changes):
-        """A run of 40 steps with a checkpoint every 4, in a folder of the same name. Batches of 12 of 203 samples: a step ends no
-        epoch evenly."""
-        trainer = {"max_steps": NUM_STEPS, "eval_batch_size": 16, "output_dir": name, "device": "cpu", "save_every_steps": 4, "num_threads": 1,
-                   "load_best_at_end": False, **changes.pop("trainer", {})}
-        return self.write(f"{name}.json", self.config(trainer=trainer, zero_optimization={"stage": 2}, **changes))
-
-    def undisturbed(self, *flags, **changes):
-        outcome = self.run_tool("train", self.configure("undisturbed", **changes), *flags)
-        self.assert_succeeded(outcome)
-        self.assertEqual(len(self.losses("undisturbed")), NUM_STEPS)
-
-    def ranks(self):
-        return {int(environment["RANK"]): pid for pid, environment in self.marked().items()
-                if "RANK" in environment and Path(f"/proc/{pid}/comm").read_text().strip() == "tessera"}
-
-    def kill_at(self, process, rank, folder, num_steps, number=signal.SIGKILL):
-        """Kills a rank once the run has a record of so many steps."""
-        self.wait_for_steps(folder, num_steps, process)
-        os.kill(self.ranks()[rank], number)
-
-    def wait_for_steps(self, folder, num_steps, process):
-        metrics, give_up = self.folder / folder / "metrics.jsonl", time.monotonic() + 60
-        while not metrics.exists() or metrics.read_text().count('"loss"') < num_steps:
-            self.assertIsNone(process.poll(), "the run has ended")
-            self.assertLess(time.monotonic(), give_up, "the run does not get there")
-            time.sleep(0.005)
-
-    def largest_difference(self):
-        """Of a loss or gradient norm from that of the undisturbed run, relative."""
-        pairs = zip(self.losses("run"), self.losses("undisturbed"), strict=True)
-        return max(abs(a - b) / b for one, other in pairs for a, b in zip(one, other))
-
-    def check_left_nothing(self, outcome):
-        self.assertNotRegex(outcome.err, NOISE, outcome)
-        self.assert_nothing_runs()
-        self.assertEqual(set(os.listdir("/dev/shm")) - self.shared_memory, set())
-        for folder in self.tmp.glob("tessera_*"):  # logs of a failure are kept where they say more, and are named
-            self.assertIn(str(folder), outcome.err)
-            shutil.rmtree(folder)
-        self.assertEqual(list(self.tmp.iterdir()), [])
-
-    def check_complete(self, folder):
-        """All steps are there, once each."""
-        steps = [record["step"] for record in self.lines_of_metrics(folder) if "loss" in record]
-        self.assertEqual(steps, list(range(1, NUM_STEPS + 1)))
-
-    def digest(self, folder):
-        return hashlib.sha256((self.folder / folder / "model.safetensors").read_bytes()).hexdigest()
-
-    def resumed_at(self, outcome):
-        return [int(step) for step in re.findall(r"resuming after step (\d+)", outcome.out)]
-
+class RestartTest(Restarts):
     # ------------------------------------------------------------------------------------------ the same ranks
 
     def test_a_killed_rank_and_the_same_bits(self):
@@ -217,25 +156,6 @@ class RestartTest(ToolTest):
         self.assertIn("stopped  saved in run/checkpoints/", outcome.out)
 
     # ---------------------------------------------------------------------------------------------- fewer ranks
-
-    def check_fewer(self, nproc, killed, ranks, **changes):
-        """A rank dies; the run goes on with fewer, on the same samples: losses and gradient norms of all steps are those of the
-        undisturbed run but for rounding."""
-        most = int(nproc.partition(":")[2])
-        changes["model"] = NO_DROPOUT
-        self.undisturbed("--nproc", most, **changes)
-        process = self.start("train", self.configure("run", **changes), "--nproc", nproc)
-        self.kill_at(process, killed, "run", 10)
-        outcome = self.finish(process)
-        self.assertEqual(outcome.code, 0, outcome)
-        self.assertRegex(outcome.err, rf"restart 1 of \d: {ranks} ranks? instead of {most}, without rank {killed}")
-        self.check_complete("run")
-        before, after = self.losses("undisturbed"), self.losses("run")
-        start = self.resumed_at(outcome)[0]
-        self.assertEqual(after[:start], before[:start])
-        self.assertLess(self.largest_difference(), 1e-5)
-        self.check_left_nothing(outcome)
-        return outcome
 
     def test_one_rank_fewer(self):
         outcome = self.check_fewer("1:3", 1, 2)

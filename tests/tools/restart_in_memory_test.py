@@ -1,0 +1,118 @@
+"""Ranks that die and continue from a checkpoint in memory (trainer.save_in_memory_every_steps), which the launcher keeps for them."""
+import os
+import signal
+import time
+import unittest
+from pathlib import Path
+
+from restarts import Restarts
+
+STEPS = {"save_in_memory_every_steps": 1, "save_every_steps": 30}  # on disk only at the end of these runs
+
+
+class RestartInMemoryTest(Restarts):
+    def memory_folder(self):
+        folders = {environment["TESSERA_MEMORY_DIR"] for environment in self.marked().values() if "TESSERA_MEMORY_DIR" in environment}
+        self.assertEqual(len(folders), 1)
+        return Path(folders.pop())
+
+    def num_recorded(self):
+        return (self.folder / "run" / "metrics.jsonl").read_text().count('"loss"')
+
+    def test_it_loses_at_most_the_step_under_way(self):
+        """Rank 1 and then rank 0 are killed. The model and all losses are those of a run without."""
+        self.undisturbed("--nproc", 2)
+        process = self.start("train", self.configure("run", trainer=STEPS), "--nproc", 2, "--max-restarts", 2)
+        done = []
+        for rank, step in ((1, 7), (0, 18)):
+            self.kill_at(process, rank, "run", step)
+            done.append(self.num_recorded())
+            self.assertEqual(os.stat(self.memory_folder()).st_mode & 0o777, 0o700)
+        outcome = self.finish(process)
+        self.assertEqual(outcome.code, 0, outcome)
+        starts = self.resumed_at(outcome)
+        self.assertEqual(len(starts), 2, outcome)
+        for start, recorded in zip(starts, done):
+            self.assertGreaterEqual(start, recorded - 1)
+        self.assertEqual(outcome.out.count("from /dev/shm/tessera_memory_"), 2, outcome)
+        self.check_complete("run")
+        self.assertEqual(self.losses("run"), self.losses("undisturbed"))
+        self.assertEqual(self.digest("run"), self.digest("undisturbed"))
+        self.check_left_nothing(outcome)
+
+    def test_the_later_of_disk_and_memory(self):
+        """Every 3 steps in memory, every 4 on disk: the later one, or where both are of one step that on disk."""
+        self.undisturbed("--nproc", 2)
+        process = self.start("train", self.configure("run", trainer={"save_in_memory_every_steps": 3, "save_every_steps": 4}), "--nproc", 2,
+                             "--max-restarts", 6)
+        done = []
+        for step in (5, 9, 13, 16, 21, 27):
+            self.kill_at(process, 1, "run", step)
+            done.append(self.num_recorded())
+            while len(self.ranks()) == 2 or process.poll() is not None:
+                time.sleep(0.002)
+        outcome = self.finish(process)
+        self.assertEqual(outcome.code, 0, outcome)
+        for line, recorded in zip((line for line in outcome.out.splitlines() if "resuming after step" in line), done, strict=True):
+            step = int(line.split(",")[0].split()[-1])
+            self.assertTrue(step % 3 == 0 or step % 4 == 0, line)
+            self.assertIn("/dev/shm/" if step % 4 else "run/checkpoints/", line)
+            self.assertGreaterEqual(step, recorded - 3)  # 9, 12: at most 2 steps, and the one under way
+        self.assertEqual(self.losses("run"), self.losses("undisturbed"))
+        self.assertEqual(self.digest("run"), self.digest("undisturbed"))
+        self.check_left_nothing(outcome)
+
+    def test_one_that_is_damaged_is_not_used(self):
+        self.undisturbed("--nproc", 2)
+        process = self.start("train", self.configure("run", trainer={"save_in_memory_every_steps": 1}), "--nproc", 2, "--max-restarts", 1)
+        self.wait_for_steps("run", 10, process)
+        ranks = list(self.ranks().values())
+        for pid in ranks:
+            os.kill(pid, signal.SIGSTOP)
+        memory = self.memory_folder()
+        file = memory / (memory / "latest").read_text().strip() / "rank_00001.h5"
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 1
+        file.write_bytes(content)
+        for pid in ranks:
+            os.kill(pid, signal.SIGKILL)
+        outcome = self.finish(process)
+        self.assertEqual(outcome.code, 0, outcome)
+        self.assertRegex(outcome.err, "warning: the checkpoint in memory is not used: rank_00001.h5: [^\n]* is damaged")
+        self.assertIn("from run/checkpoints/global_step", outcome.out)
+        self.assertEqual(self.digest("run"), self.digest("undisturbed"))
+        self.check_left_nothing(outcome)
+
+    def test_fewer_ranks(self):
+        outcome = self.check_fewer("1:3", 1, 2, disturbed={"trainer": STEPS})
+        self.assertIn("from /dev/shm/tessera_memory_", outcome.out)
+
+    def test_a_killed_launcher_leaves_no_memory(self):
+        process = self.start("train", self.configure("run", trainer=STEPS), "--nproc", 2, "--max-restarts", 1)
+        self.wait_for_steps("run", 5, process)
+        memory = self.memory_folder()
+        self.assertGreater(len(list(memory.glob("global_step*/rank_*.h5"))), 1)
+        process.kill()
+        process.wait()
+        self.finish(process)
+        give_up = time.monotonic() + 20
+        while self.marked():  # ranks, and what cleans up
+            self.assertLess(time.monotonic(), give_up, self.marked())
+            time.sleep(0.01)
+        self.assertFalse(memory.exists(), list(memory.rglob("*")))
+
+    def test_a_full_memory_is_a_warning(self):
+        """A folder that cannot be written, as where /dev/shm is full: said once."""
+        outcome = self.run_tool("train", self.configure("run", trainer=STEPS), env={"TESSERA_MEMORY_DIR": "/proc/nowhere"})
+        self.assertEqual(outcome.code, 0, outcome)
+        self.assertEqual(outcome.err.count("warning: no checkpoint in memory at step 1, training continues"), 1, outcome)
+        self.assertEqual(outcome.err.count("checkpoint in memory"), 1, outcome)
+
+    def test_without_restarts_it_has_no_effect(self):
+        outcome = self.run_tool("train", self.configure("run", trainer=STEPS), "--nproc", 2)
+        self.assertEqual(outcome.code, 0, outcome)
+        self.assertEqual(outcome.err.count("trainer.save_in_memory_every_steps: no effect without --max-restarts"), 1, outcome)
+
+
+if __name__ == "__main__":
+    unittest.main()
