@@ -89,6 +89,10 @@ class Save {
 
  private:
   bool is_first() const { return request_.rank == 0; }
+  /// Which rank writes the file of this number.
+  int rank_of(int file) const {
+    return request_.writers.empty() ? file : request_.writers[static_cast<size_t>(file)];
+  }
   std::string what() const {
     fs::path path = request_.directory;
     try {
@@ -114,11 +118,9 @@ class Save {
     TESSERA_CHECK(static_cast<int>(outcomes_.size()) == layout_.world_size, "the exchange gave ",
                   outcomes_.size(), " strings");
     std::string errors;
-    for (int rank = 0; rank < layout_.world_size; ++rank)
-      if (!outcomes_[rank].error.empty())
-        errors += str(errors.empty() ? "" : "; ", "rank ",
-                      request_.writers.empty() ? rank : request_.writers[static_cast<size_t>(rank)], ": ",
-                      outcomes_[rank].error);
+    for (int file = 0; file < layout_.world_size; ++file)
+      if (!outcomes_[file].error.empty())
+        errors += str(errors.empty() ? "" : "; ", "rank ", rank_of(file), ": ", outcomes_[file].error);
     if (!errors.empty()) throw CheckpointError(what() + errors);
   }
 
@@ -156,11 +158,11 @@ class Save {
 
   void check_same_save() const {
     for (const char* key : {"tag", "stage", "states", "layout"})
-      for (int rank = 1; rank < layout_.world_size; ++rank) {
-        const json &first = outcomes_[0].facts[key], &other = outcomes_[rank].facts[key];
+      for (int file = 1; file < layout_.world_size; ++file) {
+        const json &first = outcomes_[0].facts[key], &other = outcomes_[file].facts[key];
         if (other != first)
-          throw CheckpointError(
-              str(what(), key, " ", other.dump(), " on rank ", rank, ", ", first.dump(), " on rank 0"));
+          throw CheckpointError(str(what(), key, " ", other.dump(), " on rank ", rank_of(file), ", ",
+                                    first.dump(), " on rank ", rank_of(0)));
       }
   }
 
@@ -184,11 +186,11 @@ class Save {
     return {{"record", text_digest(text)}};
   }
 
-  FileRecord take_record(int rank, FileRecordReader& records) const {
-    const fs::path path = record_path(folder_, rank);
+  FileRecord take_record(int file, FileRecordReader& records) const {
+    const fs::path path = record_path(folder_, file);
     const std::string text = InputFile(path).read_all(kMaxManifestBytes);
-    if (text_digest(text) != outcomes_[rank].facts.value("record", std::string()))
-      throw CheckpointError(str(path.string(), ": is not what rank ", rank, " wrote"));
+    if (text_digest(text) != outcomes_[file].facts.value("record", std::string()))
+      throw CheckpointError(str(path.string(), ": is not what rank ", rank_of(file), " wrote"));
     FileRecord record = records.parse(text, path.string());
     scratch_.remove_all(path);
     return record;
@@ -248,7 +250,7 @@ class Save {
   SavedLayout layout_;
   fs::path folder_;
   FileRecord mine_, model_;
-  std::vector<Outcome> outcomes_;  // of the last exchange, by rank
+  std::vector<Outcome> outcomes_;  // of the last exchange, by file
 };
 
 }  // namespace

@@ -43,22 +43,27 @@ GroupPtr connect(const GroupStore& store, const GlooOptions& options) {
 /// Collective. Sends this rank's word to all over each device, and expects each rank's from it. Throws.
 void prove(GlooGroup& group, const std::vector<std::string>& words, int rank) {
   const auto size = static_cast<int64_t>(words.size());
-  at::Tensor sent = reduction_buffer(size * kWordBytes), received = reduction_buffer(size * kWordBytes);
-  auto* const out = static_cast<char*>(sent.data_ptr());
+  const auto sent = std::make_shared<at::Tensor>(reduction_buffer(size * kWordBytes));
+  const auto received = std::make_shared<at::Tensor>(reduction_buffer(size * kWordBytes));
+  at::Tensor sent_bytes = plain_bytes(sent), received_bytes = plain_bytes(received);
+  auto* const out = static_cast<char*>(sent->data_ptr());
   for (size_t to = 0; to < words.size(); ++to)
     std::memcpy(out + to * kWordBytes, words[static_cast<size_t>(rank)].data(), kWordBytes);
   for (uint32_t tag = 0; tag < group.num_contexts(); ++tag) {
-    std::memset(received.data_ptr(), 0, received.nbytes());
+    std::memset(received->data_ptr(), 0, received->nbytes());
     std::vector<int64_t> equal_slices;
     c10d::AllToAllOptions options;
     options.timeout = kProofTime;
     group.use_tag(tag);
-    group.alltoall_base(received, sent, equal_slices, equal_slices, options)->wait(kProofTime);
-    const auto* const in = static_cast<const char*>(received.const_data_ptr());
+    group.alltoall_base(received_bytes, sent_bytes, equal_slices, equal_slices, options)->wait(kProofTime);
+    const auto* const in = static_cast<const char*>(received->const_data_ptr());
     for (size_t from = 0; from < words.size(); ++from)
       if (std::memcmp(in + from * kWordBytes, words[from].data(), kWordBytes) != 0)
         throw CommError("a connection brought something else than a rank sends");
   }
+  // Gloo's threads let go of their views later. After an error they may still use the memory.
+  sent->reset();
+  received->reset();
 }
 
 /// One attempt of all ranks after another. What it tells the others: "c" and this rank's word (connected, or
