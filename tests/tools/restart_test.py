@@ -197,14 +197,12 @@ class RestartTest(Restarts):
         changes = {"model": NO_DROPOUT, "train_batch_size": None, "train_micro_batch_size_per_gpu": 6}
         self.undisturbed("--nproc", 2, **changes)
         name, endpoint = self.configure("run", **changes), f"127.0.0.1:{free_port()}"
-        agents = []
-        for _ in range(2):
-            agents.append(self.start("--nnodes", "1:2", "--nproc-per-node", 1, "--max-restarts", 3, "--rdzv-backend", "c10d", "--rdzv-id", "job7",
-                                     "--rdzv-endpoint", endpoint, "--rdzv-conf", "last_call_timeout=3,keep_alive_interval=1,keep_alive_max_attempt=2",
-                                     "--no-python", TESSERA, "train", name, program=TORCHRUN))
-            time.sleep(1.5)  # the first one serves the rendezvous
+        agents = [self.start("--nnodes", "1:2", "--nproc-per-node", 1, "--max-restarts", 3, "--rdzv-backend", "c10d", "--rdzv-id", "job7",
+                             "--rdzv-endpoint", endpoint, "--rdzv-conf", f"is_host={host},last_call_timeout=3,keep_alive_interval=1,"
+                             "keep_alive_max_attempt=2", "--no-python", TESSERA, "train", name, program=TORCHRUN)
+                  for host in ("true", "false")]  # the first one serves the rendezvous
         self.wait_for_steps("run", 10, agents[0])
-        leaves = next(pid for pid, environment in self.marked().items() if environment.get("GROUP_RANK") == "1")
+        (leaves,) = [pid for pid in self.ranks().values() if self.parent(pid) == agents[1].pid]
         agents[1].kill()
         os.kill(leaves, signal.SIGKILL)
         self.finish(agents[1])
