@@ -154,19 +154,24 @@ Checkpoint::Checkpoint(Checkpoint&&) noexcept = default;
 Checkpoint::~Checkpoint() = default;
 
 Checkpoint Checkpoint::open(const fs::path& directory, const std::string& tag) {
+  Checkpoint opened = open_part(directory, tag);
+  for (int rank = 0; rank < opened.manifest().world_size(); ++rank) {
+    const FileRecord& file = opened.manifest().rank_file(rank);
+    const fs::path path = opened.path() / file.name;
+    std::error_code error;
+    const uintmax_t bytes = fs::file_size(path, error);
+    if (error) throw CheckpointError(str(path.string(), ": cannot be read: ", error.message()));
+    if (bytes != static_cast<uintmax_t>(file.bytes))
+      throw CheckpointError(
+          str(path.string(), ": found ", bytes, " bytes; expected ", file.bytes, ", as saved"));
+  }
+  return opened;
+}
+
+Checkpoint Checkpoint::open_part(const fs::path& directory, const std::string& tag) {
   auto impl = std::make_unique<Impl>();
   impl->path = find_checkpoint(directory, tag);
   impl->manifest = read_manifest(impl->path);
-  for (int rank = 0; rank < impl->manifest.world_size(); ++rank) {
-    const FileRecord& file = impl->manifest.rank_file(rank);
-    std::error_code error;
-    const uintmax_t bytes = fs::file_size(impl->path / file.name, error);
-    if (error)
-      throw CheckpointError(str((impl->path / file.name).string(), ": cannot be read: ", error.message()));
-    if (bytes != static_cast<uintmax_t>(file.bytes))
-      throw CheckpointError(str((impl->path / file.name).string(), ": found ", bytes, " bytes; expected ",
-                                file.bytes, ", as saved"));
-  }
   impl->files.resize(impl->manifest.world_size());
   impl->checked.resize(impl->manifest.world_size());
   return Checkpoint(std::move(impl));

@@ -29,6 +29,8 @@ class Checkpoint {
   /// Local. Reads the manifest; checks that the ranks' files exist and have their saved lengths. Throws
   /// CheckpointError.
   static Checkpoint open(const std::filesystem::path& directory, const std::string& tag = "");
+  /// Local. The same without the check: files that are not read may be missing.
+  static Checkpoint open_part(const std::filesystem::path& directory, const std::string& tag);
   Checkpoint(Checkpoint&&) noexcept;
   ~Checkpoint();
 

@@ -1,5 +1,6 @@
 #include "checkpoint/save.h"
 
+#include <algorithm>
 #include <exception>
 #include <utility>
 
@@ -20,7 +21,8 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-/// The file through which a rank sends its file record to rank 0. It can be too long for an exchange.
+/// The file through which a rank sends its file record to rank 0, in a folder that both share: for many ranks
+/// the records are too long for an exchange.
 fs::path record_path(const fs::path& folder, int rank) { return folder / str(rank_file_name(rank), ".json"); }
 
 /// The outcome of a step on one rank, as sent to the others.
@@ -66,15 +68,16 @@ class Save {
       : request_(request), exchange_(exchange), disk_(request.disk), scratch_(without_sync(request.disk)) {
     TESSERA_CHECK(request.layout != nullptr);
     layout_ = saved_layout(*request.layout);
+    TESSERA_CHECK(request.owners.empty() || std::ssize(request.owners) == layout_.world_size);
   }
 
   SaveResult run() {
     try {
       agree([&] { return begin(); });
       check_same_save();
-      folder_ = request_.directory / outcomes_[0].facts.value("folder", std::string());
+      folder_ = request_.directory / outcomes_[owner()].facts.value("folder", std::string());
       agree([&] { return write(); });
-      agree([&] { return is_first() ? commit() : json::object(); });
+      agree([&] { return owns_folder() ? commit() : json::object(); });
     } catch (...) {
       discard();
       throw;
@@ -83,12 +86,20 @@ class Save {
                       .rank_bytes = mine_.bytes,
                       .total_bytes = outcomes_[0].facts.value("total_bytes", int64_t{0}),
                       .warning = ""};
-    if (is_first()) result.warning = remove_replaced();
+    if (owns_folder()) result.warning = remove_replaced();
     return result;
   }
 
  private:
   bool is_first() const { return request_.rank == 0; }
+  size_t owner() const {
+    return request_.owners.empty() ? 0
+                                   : static_cast<size_t>(request_.owners[static_cast<size_t>(request_.rank)]);
+  }
+  bool owns_folder() const { return static_cast<int>(owner()) == request_.rank; }
+  bool is_one_folder() const {
+    return std::all_of(request_.owners.begin(), request_.owners.end(), [](int owner) { return owner == 0; });
+  }
   /// Which rank writes the file of this number.
   int rank_of(int file) const {
     return request_.writers.empty() ? file : request_.writers[static_cast<size_t>(file)];
@@ -141,10 +152,11 @@ class Save {
                {"stage", request_.stage},
                {"states", join(request_.state_names, ", ")},
                {"layout", str(std::hex, request_.layout->digest())}};
-    if (!is_first()) return facts;
+    if (!owns_folder()) return facts;
     const fs::path& directory = request_.directory;
     if (!request_.replace && fs::exists(directory / request_.tag))
       throw CheckpointError("there is one of that tag, and it is not to be replaced");
+    if (!request_.create && !fs::is_directory(directory)) throw CheckpointError("the folder is gone");
     const std::vector<fs::path> made = missing_folders(directory);
     disk_.create_directories(directory);
     for (const fs::path& folder : made) disk_.sync_directory(folder.parent_path());
@@ -169,16 +181,21 @@ class Save {
   json write() {
     const fs::path path = folder_ / rank_file_name(request_.rank);
     if (!fs::is_directory(folder_))
-      throw CheckpointError(str(folder_.string(),
-                                ", which rank 0 made, is not here: all ranks must share the file system of ",
+      throw CheckpointError(str(folder_.string(), ", which rank ", rank_of(static_cast<int>(owner())),
+                                " made, is not here: all ranks must share the file system of ",
                                 request_.directory.string()));
     mine_ = write_shard_file(disk_, path, content());
-    if (is_first()) {
+    if (owns_folder()) {
       std::vector<std::string> buffers;
       for (const WholeTensor& tensor : request_.tensors) buffers.push_back(tensor.name);
       model_ = write_model_file(disk_, folder_ / kModelFileName, layout_, buffers);
-      return json::object();
     }
+    if (!is_one_folder()) {
+      json facts{{"record", file_record_to_text(mine_)}};
+      if (is_first()) facts["state"] = request_.state;
+      return facts;
+    }
+    if (is_first()) return json::object();
     const std::string text = file_record_to_text(mine_);
     OutputFile file = scratch_.create(record_path(folder_, request_.rank));
     file.append(text);
@@ -187,16 +204,18 @@ class Save {
   }
 
   FileRecord take_record(int file, FileRecordReader& records) const {
+    const std::string record = outcomes_[file].facts.value("record", std::string());
+    if (!is_one_folder()) return records.parse(record, str("the record of rank ", rank_of(file)));
     const fs::path path = record_path(folder_, file);
     const std::string text = InputFile(path).read_all(kMaxManifestBytes);
-    if (text_digest(text) != outcomes_[file].facts.value("record", std::string()))
+    if (text_digest(text) != record)
       throw CheckpointError(str(path.string(), ": is not what rank ", rank_of(file), " wrote"));
-    FileRecord record = records.parse(text, path.string());
+    FileRecord parsed = records.parse(text, path.string());
     scratch_.remove_all(path);
-    return record;
+    return parsed;
   }
 
-  /// Rank 0: the checkpoint is committed when this returns.
+  /// A folder's owner: the checkpoint is committed there when this returns.
   json commit() {
     Manifest manifest{.tag = request_.tag,
                       .stage = request_.stage,
@@ -204,10 +223,10 @@ class Save {
                       .state_names = request_.state_names,
                       .files = {},
                       .tensors = {},
-                      .state = request_.state};
+                      .state = is_one_folder() ? request_.state : outcomes_[0].facts.at("state")};
     FileRecordReader records;
     for (int rank = 0; rank < layout_.world_size; ++rank)
-      manifest.files.push_back(rank == 0 ? mine_ : take_record(rank, records));
+      manifest.files.push_back(rank == request_.rank ? mine_ : take_record(rank, records));
     manifest.files.push_back(model_);
     for (const WholeTensor& tensor : request_.tensors)
       manifest.tensors.push_back({tensor.name, tensor_dataset(tensor.name)});
@@ -236,7 +255,7 @@ class Save {
 
   /// After an error, when all ranks have stopped writing.
   void discard() const noexcept {
-    if (!is_first() || folder_.empty()) return;
+    if (!owns_folder() || folder_.empty()) return;
     try {
       disk_.remove_all(folder_);
     } catch (const std::exception&) {

@@ -33,11 +33,13 @@ class Verifier {
   VerifyReport run() {
     for (const FileRecord& file : manifest_.files) {
       ++report_.num_files;
+      const size_t num_before = report_.problems.size();
       try {
         verify(file);
       } catch (const DiskError& error) {
         report_.problems.push_back(str(file.name, ": ", error.what()));
       }
+      report_.by_file.push_back(report_.problems.size() > num_before ? report_.problems[num_before] : "");
     }
     return std::move(report_);
   }

@@ -4,6 +4,7 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <set>
 #include <tuple>
 
 #include "checkpoint/checkpoint_error.h"
@@ -19,7 +20,10 @@ using checkpoint::Piece;
 
 CheckpointLoader::CheckpointLoader(const std::string& directory, const std::string& tag,
                                    zero::ShardedModel& model, const LoadOptions& options)
-    : checkpoint_(checkpoint::Checkpoint::open(directory, tag)), model_(model), options_(options) {
+    : checkpoint_(options.folders ? checkpoint::Checkpoint::open_part(directory, tag)
+                                  : checkpoint::Checkpoint::open(directory, tag)),
+      model_(model),
+      options_(options) {
   const checkpoint::SavedLayout& saved = checkpoint_.manifest().layout;
   comparison_ = checkpoint::compare(saved, model_.layout());
   std::vector<zero::Range> wanted;
@@ -28,6 +32,14 @@ CheckpointLoader::CheckpointLoader(const std::string& directory, const std::stri
     wanted.push_back(held_.back().range);
   }
   pieces_ = checkpoint::plan_reads(saved, model_.layout(), comparison_.matches, wanted);
+}
+
+std::vector<int> CheckpointLoader::files() const {
+  std::set<int> files;
+  for (const Piece& piece : pieces_) files.insert(piece.file);
+  if (!checkpoint_.manifest().tensors.empty()) files.insert(0);
+  if (const int rank = model_.comm().rank(); rank < checkpoint_.manifest().world_size()) files.insert(rank);
+  return {files.begin(), files.end()};
 }
 
 std::string CheckpointLoader::advice(const char* otherwise) const {

@@ -23,6 +23,8 @@ class CheckpointLoader {
   CheckpointLoader(const std::string& directory, const std::string& tag, zero::ShardedModel& model,
                    const LoadOptions& options);
 
+  /// The files that this rank will read, by number, ascending.
+  std::vector<int> files() const;
   /// Compares the checkpoint with the model and verifies all that load() will read. Throws CheckpointError.
   void check(const std::string& saved_optimizer, const std::string& optimizer);
   /// Overwrites weights, optimizer state and buffers; between ShardedModel::begin_replacing() and

@@ -22,8 +22,8 @@ struct CheckpointWriter::Job {
 };
 
 CheckpointWriter::CheckpointWriter(zero::ShardedModel& model, int stage, const CheckpointConfig& config,
-                                   Logger log)
-    : model_(model), stage_(stage), config_(config), log_(std::move(log)) {
+                                   Logger log, HostFolders* folders)
+    : model_(model), stage_(stage), config_(config), log_(std::move(log)), folders_(folders) {
   if (config_.async && !in_background() && model_.comm().rank() == 0)
     log_.info("checkpoint.async: state on disk is saved before save_checkpoint() returns");
   if (!in_background()) return;
@@ -102,6 +102,9 @@ std::unique_ptr<CheckpointWriter::Job> CheckpointWriter::prepare(const Checkpoin
   request.rank = model_.mesh().piece();
   for (int piece = 0; piece < model_.comm().size(); ++piece)
     request.writers.push_back(model_.mesh().rank_of_piece(piece));
+  for (size_t file = 0; folders_ && file < request.writers.size(); ++file)
+    request.owners.push_back(model_.mesh().piece(folders_->owner_of(request.writers[file])));
+  request.create = folders_ == nullptr;
   request.stage = stage_;
   request.layout = &model_.layout();
   for (std::string_view name : model_.state_names()) request.state_names.emplace_back(name);
@@ -137,7 +140,8 @@ void CheckpointWriter::write(const Job& job, comm::Communicator& comm) const {
     return by_file;
   });
   if (!result.warning.empty()) log_.warning(result.warning);
-  if (config_.keep_last == 0 || comm.rank() != 0) return;
+  if (folders_) folders_->copy(job.request.tag, job.request.rank);
+  if (config_.keep_last == 0 || !(folders_ ? folders_->owns() : comm.rank() == 0)) return;
   try {
     checkpoint::keep_last(job.request.directory,
                           {.num = static_cast<int>(config_.keep_last), .protect = job.protect},

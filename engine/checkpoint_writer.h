@@ -36,6 +36,7 @@
 #include "core/disk.h"
 #include "core/log.h"
 #include "engine/config/config.h"
+#include "engine/host_folders.h"
 #include "zero/model_view.h"
 #include "zero/sharded_model.h"
 
@@ -57,7 +58,9 @@ struct CheckpointContent {
 class CheckpointWriter {
  public:
   /// Collective when `config.async`: makes the second group, and allocates the memory for the copy.
-  CheckpointWriter(zero::ShardedModel& model, int stage, const CheckpointConfig& config, Logger log);
+  /// `folders`: where it saves, in place of one folder that all ranks share; must outlive it.
+  CheckpointWriter(zero::ShardedModel& model, int stage, const CheckpointConfig& config, Logger log,
+                   HostFolders* folders = nullptr);
   /// Waits for a save in flight; logs that it failed.
   ~CheckpointWriter();
 
@@ -94,6 +97,7 @@ class CheckpointWriter {
   int stage_;
   CheckpointConfig config_;
   Logger log_;
+  HostFolders* folders_;
   comm::CommunicatorPtr own_comm_;  // asynchronous
   at::Tensor snapshot_;             // (bytes) uint8
   int64_t snapshot_used_ = 0;

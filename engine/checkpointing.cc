@@ -16,6 +16,7 @@
 #include "engine/checkpoint_writer.h"
 #include "engine/config/parse.h"
 #include "engine/engine.h"
+#include "engine/host_folders.h"
 
 namespace tessera {
 namespace {
@@ -54,12 +55,10 @@ std::string Engine::save_checkpoint(const std::string& directory, const std::str
   return save_with(checkpoint_writer(), directory, tag, client_state);
 }
 
-void Engine::save_in_memory(const std::string& directory, const json& client_state) {
-  if (!memory_writer_)
-    memory_writer_ = std::make_unique<CheckpointWriter>(
-        *sharded_, config_.zero.stage, CheckpointConfig{.async = false, .keep_last = 1, .fsync = false},
-        options_.log);
-  save_with(*memory_writer_, directory, "", client_state);
+void Engine::save_in_memory(HostFolders& folders, const json& client_state) {
+  const CheckpointConfig config{.async = false, .keep_last = 1, .fsync = false};
+  CheckpointWriter writer(*sharded_, config_.zero.stage, config, options_.log, &folders);
+  save_with(writer, folders.path(), "", client_state);
 }
 
 /// Collective.
@@ -135,8 +134,11 @@ LoadedCheckpoint Engine::load_checkpoint(const std::string& directory, const std
   std::unique_ptr<CheckpointLoader> loader;
   CheckpointState state;
   at::Tensor cpu_generator, cuda_generator;
-  comm::on_all_ranks<CheckpointError>(*comm_, "verified checkpoint", [&] {
+  comm::on_all_ranks<CheckpointError>(*comm_, "opened checkpoint", [&] {
     loader = std::make_unique<CheckpointLoader>(directory, chosen, *sharded_, options);
+  });
+  if (options.folders) options.folders->bring(loader->files());
+  comm::on_all_ranks<CheckpointError>(*comm_, "verified checkpoint", [&] {
     const checkpoint::Manifest& manifest = loader->checkpoint().manifest();
     state = parse_checkpoint_state(manifest.state, manifest.layout.parameters.size(),
                                    loader->checkpoint().path().string());

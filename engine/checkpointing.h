@@ -7,6 +7,8 @@
 
 namespace tessera {
 
+class HostFolders;
+
 struct LoadOptions {
   /// True: any difference between the checkpoint's and the model's parameters and buffers is an error
   /// that names them. False: tensors with the same name and shape are loaded, the others keep their values
@@ -15,6 +17,9 @@ struct LoadOptions {
   bool load_optimizer_states = true;  ///< false: moments and step counts are reset
   /// True: parameters and buffers only; optimizer, counters, loss scale and random numbers stay as they are.
   bool load_module_only = false;
+  /// The folders in memory whose HostFolders::find() has found the checkpoint; `directory` is this host's.
+  /// Unset: `directory` is one folder that all ranks share.
+  HostFolders* folders = nullptr;
   /// The end of the error for a checkpoint that does not fit: what the caller's user can do. Empty: these
   /// options' names.
   std::string advice = {};

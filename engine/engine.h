@@ -50,6 +50,7 @@ struct Module;
 namespace tessera {
 
 class CheckpointWriter;
+class HostFolders;
 namespace activations {
 class Checkpointing;
 }
@@ -138,11 +139,11 @@ class Engine {
   std::string save_checkpoint(const std::string& directory, const std::string& tag = "");
   std::string save_checkpoint(const std::string& directory, const std::string& tag,
                               const nlohmann::json& client_state);
-  /// Collective. Saves the same into a folder in memory (/dev/shm), from which ranks that a launcher starts
-  /// again continue (docs/launching.md, Restarts). It is written before the call returns, and replaces what
-  /// the last call has saved there, once it is complete. Throws CheckpointError, the same on all ranks; the
-  /// engine and what was saved are unchanged.
-  void save_in_memory(const std::string& directory, const nlohmann::json& client_state);
+  /// Collective. Saves the same into each host's folder in memory (engine/host_folders.h), from which ranks
+  /// that a launcher starts again continue (docs/launching.md, Restarts). It is written before the call
+  /// returns, and replaces what the last call has saved there, once it is complete. Throws CheckpointError,
+  /// the same on all ranks; the engine and what was saved are unchanged.
+  void save_in_memory(HostFolders& folders, const nlohmann::json& client_state);
   /// Collective. Loads DIRECTORY/TAG (default: the tag in DIRECTORY/latest), saved with any stage, number of
   /// ranks, unit size and precision. Each rank reads what it needs. Random numbers continue on the ranks that
   /// the saving run had, too. Throws CheckpointError, the same on all ranks, before anything has changed.
@@ -269,7 +270,6 @@ class Engine {
   std::unique_ptr<zero::ShardedModel> sharded_;
   std::unique_ptr<activations::Checkpointing> activations_;  ///< refers to sharded_
   std::unique_ptr<CheckpointWriter> checkpoint_writer_;      ///< refers to sharded_
-  std::unique_ptr<CheckpointWriter> memory_writer_;          ///< the same, of save_in_memory()
   std::unique_ptr<StepProfiler> profiler_;
   std::optional<at::ScalarType>
       input_dtype_;  ///< of forward()'s floating inputs; unset: they stay as they are

@@ -79,7 +79,8 @@ std::vector<std::string> agent_command(const ClusterOptions& options, const std:
 /// see the arguments of programs, and export is none. pdsh's may be csh: "cd DIR && exec env A=B ... PROGRAM
 /// ARGS".
 std::string shell_line(const ClusterOptions& options, const char* agent,
-                       const std::vector<std::string>& command) {
+                       const std::vector<std::string>& command,
+                       const std::vector<std::string>& variables_of_host = {}) {
   const bool is_sh = options.engine == Engine::kSsh;
   std::string line = str("cd ", shell_quoted(options.directory), is_sh ? " && export" : " && exec env");
   const auto add = [&](const std::string& variable) {
@@ -88,29 +89,20 @@ std::string shell_line(const ClusterOptions& options, const char* agent,
   };
   for (char** entry = environ; *entry; ++entry)
     if (is_exported(*entry)) add(*entry);
-  for (const auto& variables : {options.variables, agent_variables(options, agent)})
+  for (const auto& variables : {options.variables, agent_variables(options, agent), variables_of_host})
     for (const std::string& variable : variables) add(variable);
   if (is_sh) line += " && exec";
   for (const std::string& word : command) line += " " + shell_quoted(word);
   return line;
 }
 
-/// ssh runs a shell on the host that reads what to do from standard input: neither values of variables nor
-/// arguments stand in a command line that others may read, and no limit of its length applies.
-EngineCommand ssh_command(const ClusterOptions& options, size_t node) {
-  const std::string& host = options.hosts[node].name;
-  EngineCommand ssh{.program = "ssh", .label = "ssh to " + host};
-  ssh.args = {"-o", "BatchMode=yes", "-T"};
-  if (options.ssh_port != 0) ssh.args.insert(ssh.args.end(), {"-p", std::to_string(options.ssh_port)});
-  ssh.args.insert(ssh.args.end(), options.engine_args.begin(), options.engine_args.end());
-  // A host that is gone does not close its connections. The first value of an option counts:
-  // --launcher-args'.
-  if (options.restarts.max_restarts > 0)
-    for (const char* option : {"ConnectTimeout=30", "ServerAliveInterval=15", "ServerAliveCountMax=3"})
-      ssh.args.insert(ssh.args.end(), {"-o", option});
-  ssh.args.insert(ssh.args.end(), {"--", host, "/bin/sh"});
-  ssh.input = shell_line(options, "stdin", agent_command(options, {str("--node-rank=", node)})) + "\n";
-  return ssh;
+EngineCommand ssh_agent_command(const ClusterOptions& options, size_t node) {
+  std::vector<std::string> variables;
+  if (!options.memory_folders.empty())
+    variables.push_back("TESSERA_MEMORY_DIR=" + options.memory_folders[node]);
+  return ssh_command(
+      options, options.hosts[node].name,
+      shell_line(options, "stdin", agent_command(options, {str("--node-rank=", node)}), variables));
 }
 
 std::vector<std::string> names_of(const std::vector<Host>& hosts) {
@@ -191,6 +183,23 @@ Engine engine_of(const std::string& name) {
   throw ConfigError(str("--launcher ", name.empty() ? "''" : name, ": expected one of ", join(names, ", ")));
 }
 
+/// ssh runs a shell on the host that reads what to do from standard input: neither values of variables nor
+/// arguments stand in a command line that others may read, and no limit of its length applies.
+EngineCommand ssh_command(const ClusterOptions& options, const std::string& host, const std::string& line) {
+  EngineCommand ssh{.program = "ssh", .label = "ssh to " + host};
+  ssh.args = {"-o", "BatchMode=yes", "-T"};
+  if (options.ssh_port != 0) ssh.args.insert(ssh.args.end(), {"-p", std::to_string(options.ssh_port)});
+  ssh.args.insert(ssh.args.end(), options.engine_args.begin(), options.engine_args.end());
+  // A host that is gone does not close its connections. The first value of an option counts:
+  // --launcher-args'.
+  if (options.restarts.max_restarts > 0)
+    for (const char* option : {"ConnectTimeout=30", "ServerAliveInterval=15", "ServerAliveCountMax=3"})
+      ssh.args.insert(ssh.args.end(), {"-o", option});
+  ssh.args.insert(ssh.args.end(), {"--", host, "/bin/sh"});
+  ssh.input = line + "\n";
+  return ssh;
+}
+
 std::string shell_quoted(const std::string& text) {
   std::string quoted = "'";
   for (const char c : text) quoted += c == '\'' ? "'\\''" : std::string(1, c);
@@ -205,7 +214,7 @@ std::vector<EngineCommand> engine_commands(const ClusterOptions& options) {
     case Engine::kSlurm: commands.push_back(slurm_command(options)); break;
     case Engine::kSsh:
       for (size_t node = 0; node < options.hosts.size(); ++node)
-        commands.push_back(ssh_command(options, node));
+        commands.push_back(ssh_agent_command(options, node));
       break;
     case Engine::kLocal: break;
   }

@@ -42,6 +42,8 @@ struct ClusterOptions {
   std::chrono::milliseconds timeout{0};  ///< of the run; 0: none
   RestartPolicy restarts;                ///< after failures; its members are filled in
   int restart_count = 0;                 ///< attempts before this one
+  /// By host: TESSERA_MEMORY_DIR of its ranks. Empty: they have none.
+  std::vector<std::string> memory_folders = {};
 };
 
 /// One program to start here.
@@ -60,6 +62,9 @@ struct EngineCommand {
 /// Local. Pure but for the environment, whose variables that ranks need (NCCL_*, PYTHON*, PATH ...) go with
 /// the command where the engine does not hand them on itself.
 std::vector<EngineCommand> engine_commands(const ClusterOptions& options);
+
+/// Local. An ssh to the host whose shell reads `line`.
+EngineCommand ssh_command(const ClusterOptions& options, const std::string& host, const std::string& line);
 
 /// Local. `text` as one word of a POSIX shell.
 std::string shell_quoted(const std::string& text);

@@ -20,6 +20,7 @@
 #include "launcher/failure.h"
 #include "launcher/launch.h"
 #include "launcher/process.h"
+#include "launcher/remote_folders.h"
 #include "launcher/signals.h"
 #include "launcher/supervisor.h"
 
@@ -238,8 +239,12 @@ ClusterOptions options_of(const ClusterOptions& options, const Attempt& attempt)
   if (attempt.arguments) changed.args = *attempt.arguments;
   if (options.hosts.empty()) return changed;
   changed.hosts.clear();
-  for (const int member : attempt.members)
+  changed.memory_folders.clear();
+  for (const int member : attempt.members) {
     changed.hosts.push_back(options.hosts[static_cast<size_t>(member)]);
+    if (!options.memory_folders.empty())
+      changed.memory_folders.push_back(options.memory_folders[static_cast<size_t>(member)]);
+  }
   changed.num_nodes = static_cast<int>(changed.hosts.size());
   if (attempt.members.front() != 0) changed.master_addr.clear();  // it was that of the first host
   return changed;
@@ -249,8 +254,12 @@ ClusterOptions options_of(const ClusterOptions& options, const Attempt& attempt)
 
 int run_cluster(const ClusterOptions& options, const Logger& log) {
   SignalWatch signals;  // between attempts it keeps the signals that come
+  RemoteFolders memory(options, signals.previous_mask());
+  ClusterOptions first = options;
+  first.memory_folders = memory.paths();
   const auto run = [&](const Attempt& attempt, std::chrono::milliseconds time_limit) {
-    ClusterOptions now = options_of(options, attempt);
+    memory.make();
+    ClusterOptions now = options_of(first, attempt);
     now.timeout = time_limit;
     return run_once(now, signals, log);
   };

@@ -34,24 +34,30 @@ pid_t parent_of(const std::string& pid) {
   return std::atoi(line.c_str() + name_end + 4);
 }
 
-void kill_children() {
+std::vector<pid_t> children() {
+  std::vector<pid_t> found;
   DIR* proc = ::opendir("/proc");
-  if (!proc) return;
+  if (!proc) return found;
   while (const dirent* entry = ::readdir(proc)) {
     const pid_t pid = std::atoi(entry->d_name);
-    if (pid > 0 && parent_of(entry->d_name) == ::getpid()) ::kill(pid, SIGKILL);
+    if (pid > 0 && parent_of(entry->d_name) == ::getpid()) found.push_back(pid);
   }
   ::closedir(proc);
+  return found;
 }
 
-void end_orphans() {
+void end_children_but(const std::vector<pid_t>& kept) {
   const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(2);
   while (std::chrono::steady_clock::now() < give_up) {
-    const pid_t reaped = ::waitpid(-1, nullptr, WNOHANG);
-    if (reaped > 0) continue;
-    if (reaped < 0 && errno == ECHILD) return;
-    kill_children();  // each round adopts the children of those killed in the previous one
-    ::usleep(1000);
+    int num_left = 0;
+    for (const pid_t child : children()) {
+      if (std::find(kept.begin(), kept.end(), child) != kept.end()) continue;
+      ++num_left;
+      ::kill(child, SIGKILL);
+      ::waitpid(child, nullptr, WNOHANG);
+    }
+    if (num_left == 0) return;
+    ::usleep(1000);  // the next round adopts the children of those that were killed
   }
 }
 
@@ -185,13 +191,13 @@ void Supervisor::on_rank_ended(int rank) {
     deadline_ = std::min(*deadline_, Clock::now() + options_.stop_grace);
 }
 
-Subreaper::Subreaper() {
+Subreaper::Subreaper() : kept_(children()) {
   ::prctl(PR_GET_CHILD_SUBREAPER, &previous_);
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
 }
 
 Subreaper::~Subreaper() {
-  end_orphans();
+  end_children_but(kept_);
   ::prctl(PR_SET_CHILD_SUBREAPER, previous_);
 }
 

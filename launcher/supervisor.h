@@ -2,6 +2,8 @@
 // returns how each ended.
 #pragma once
 
+#include <sys/types.h>
+
 #include <chrono>
 #include <optional>
 #include <string>
@@ -69,8 +71,8 @@ class Supervisor {
 };
 
 /// While it lives, orphaned descendants of this process become its children, such as processes that ranks
-/// have started in other sessions (PR_SET_CHILD_SUBREAPER). The destructor kills and reaps every child; it
-/// gives up after 2 s.
+/// have started in other sessions (PR_SET_CHILD_SUBREAPER). The destructor kills and reaps every child but
+/// those that this process had before; it gives up after 2 s.
 class Subreaper {
  public:
   Subreaper();
@@ -79,6 +81,7 @@ class Subreaper {
   ~Subreaper();
 
  private:
+  std::vector<pid_t> kept_;
   int previous_ = 0;
 };
 

@@ -16,7 +16,6 @@
 #include "checkpoint/catalog.h"
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/reader.h"
-#include "checkpoint/verify.h"
 #include "comm/agreement.h"
 #include "core/error.h"
 #include "core/str.h"
@@ -59,45 +58,61 @@ void wait_for_lock(const std::filesystem::path& folder, std::chrono::millisecond
 
 /// A checkpoint that this run has saved.
 struct OwnCheckpoint {
-  std::filesystem::path folder;
   int64_t steps_done = 0;
   int64_t train_batch = 0, micro_batch = 0;
 };
 
-/// The latest in the folder. nullopt: there is none, or another run's. Throws CheckpointError.
-std::optional<OwnCheckpoint> own_checkpoint(const std::filesystem::path& folder) {
-  if (!std::filesystem::exists(folder / checkpoint::kLatestName)) return std::nullopt;
-  const nlohmann::json state = checkpoint::read_manifest(checkpoint::find_checkpoint(folder, "")).state;
+/// nullopt: another run's. Throws CheckpointError, json::exception.
+std::optional<OwnCheckpoint> own_checkpoint(const nlohmann::json& state) {
   const nlohmann::json trainer = state.at("client_state").value("trainer", nlohmann::json::object());
   const std::string saved_by = trainer.value(kRunIdKey, "");
   if (saved_by.empty() || saved_by != launched_run()) return std::nullopt;
   const nlohmann::json& config = state.at("config");
-  return OwnCheckpoint{folder, trainer.at("steps_done"), config.at(config::kTrainBatchSize),
+  return OwnCheckpoint{trainer.at("steps_done"), config.at(config::kTrainBatchSize),
                        config.at(config::kMicroBatchSize)};
 }
 
-/// The same of the folder in memory, whose every byte is compared with its hash: a rank was killed while it
-/// may have written there. One that is damaged is none.
-std::optional<OwnCheckpoint> whole_checkpoint_in_memory(const std::filesystem::path& folder,
-                                                        const Logger& log) {
-  if (folder.empty()) return std::nullopt;
+/// Collective. The latest in the run's folder. Rank 0 knows whose checkpoint it is; a folder may hold those
+/// of an earlier run. One that cannot be read may be this run's: an error, which another restart may not
+/// have.
+std::optional<OwnCheckpoint> latest_on_disk(const std::filesystem::path& output_dir,
+                                            comm::Communicator& comm) {
+  const std::string found = comm::from_rank_0<CheckpointError>(comm, "checkpoint of this run", [&] {
+    wait_for_lock(output_dir,
+                  std::min<std::chrono::milliseconds>(std::chrono::minutes(2), comm.timeout() / 2));
+    const std::filesystem::path folder = checkpoints_of(output_dir);
+    if (!std::filesystem::exists(folder / checkpoint::kLatestName)) return std::string();
+    const auto own = own_checkpoint(checkpoint::read_manifest(checkpoint::find_checkpoint(folder, "")).state);
+    if (!own) return std::string();
+    return nlohmann::json({own->steps_done, own->train_batch, own->micro_batch}).dump();
+  });
+  if (found.empty()) return std::nullopt;
+  const auto own = nlohmann::json::parse(found);
+  return OwnCheckpoint{own.at(0), own.at(1), own.at(2)};
+}
+
+/// Collective. The latest in memory. Without it, training continues from the disk.
+HostFolders::Found latest_in_memory(HostFolders* folders, const comm::Communicator& comm, const Logger& log) {
+  if (folders == nullptr) return {};
   try {
-    const auto found = own_checkpoint(folder);
-    if (!found) return std::nullopt;
-    const checkpoint::VerifyReport report = checkpoint::verify(folder, "");
-    if (report.ok()) return found;
-    throw CheckpointError(report.problems.front());
-  } catch (const std::exception& error) {
-    log.warning(str("the checkpoint in memory is not used: ", error.what()));
-    return std::nullopt;
+    HostFolders::Found found = folders->find([](const nlohmann::json& state) {
+      const auto own = own_checkpoint(state);
+      return own ? std::optional(own->steps_done) : std::nullopt;
+    });
+    if (!found.problem.empty() && comm.rank() == 0)
+      log.warning("the checkpoint in memory is not used: " + found.problem);
+    return found;
+  } catch (const CheckpointError& error) {
+    if (comm.rank() == 0) log.warning(str("the checkpoints in memory are not used: ", error.what()));
+    return {};
   }
 }
 
 }  // namespace
 
-std::string memory_folder(const comm::Environment& environment) {
+std::string memory_folder() {
   const char* folder = std::getenv("TESSERA_MEMORY_DIR");
-  return folder && environment.local_world_size == environment.world_size ? folder : "";
+  return folder ? folder : "";
 }
 
 std::string launched_run() {
@@ -107,26 +122,21 @@ std::string launched_run() {
   return std::string_view(id) == "none" ? parent_process() : id;
 }
 
-void continue_after_restart(RunConfig& run, TrainerStart& start, const comm::Environment& environment,
-                            comm::Communicator& comm, const Logger& log) {
-  if (environment.restart_count == 0) return;
-  // Rank 0 knows whose checkpoint it is; a folder may hold those of an earlier run. One that cannot be read
-  // may be this run's: an error, which another restart may not have.
-  const std::string found = comm::from_rank_0<CheckpointError>(comm, "checkpoint of this run", [&] {
-    const std::filesystem::path folder = run.trainer.output_dir;
-    wait_for_lock(folder, std::min<std::chrono::milliseconds>(std::chrono::minutes(2), comm.timeout() / 2));
-    std::optional<OwnCheckpoint> latest = own_checkpoint(checkpoints_of(folder));
-    const auto in_memory = whole_checkpoint_in_memory(start.memory_folder, log);
-    if (in_memory && (!latest || in_memory->steps_done > latest->steps_done)) latest = in_memory;
-    if (!latest) return std::string();
-    return nlohmann::json({latest->folder.string(), latest->train_batch, latest->micro_batch}).dump();
-  });
-  if (found.empty()) return;
-  const auto saved = nlohmann::json::parse(found);
+void continue_after_restart(RunConfig& run, TrainerStart& start, int restart_count, comm::Communicator& comm,
+                            const Logger& log) {
+  const std::vector<int> counts = comm.exchange(restart_count, "restarts");  // agents of torchrun count alone
+  if (*std::max_element(counts.begin(), counts.end()) == 0) return;
+  std::optional<OwnCheckpoint> latest = latest_on_disk(run.trainer.output_dir, comm);
+  const HostFolders::Found in_memory = latest_in_memory(start.memory.get(), comm, log);
+  if (!in_memory.tag.empty()) {
+    const auto own = own_checkpoint(in_memory.state);
+    start.resume_in_memory = !latest || own->steps_done > latest->steps_done;
+    if (start.resume_in_memory) latest = own;
+  }
+  if (!latest) return;
   start.resume = true;
-  start.resume_tag.clear();
-  start.resume_folder = saved.at(0);
-  const int64_t train = saved.at(1), micro = saved.at(2);
+  start.resume_tag = start.resume_in_memory ? in_memory.tag : "";
+  const int64_t train = latest->train_batch, micro = latest->micro_batch;
   EngineConfig& engine = run.engine;
   if (engine.train_batch_size == train && engine.train_micro_batch_size_per_gpu <= micro) return;
   const auto batch = config::divide_batch(train, micro, comm.size());

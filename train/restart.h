@@ -5,7 +5,6 @@
 #include <string>
 
 #include "comm/communicator.h"
-#include "comm/init.h"
 #include "core/log.h"
 #include "train/trainer.h"
 #include "train/trainer_config.h"
@@ -17,18 +16,17 @@ namespace tessera::train {
 /// started by hand, or by a launcher that does not restart.
 std::string launched_run();
 
-/// Local. The folder in memory that a launcher keeps while it starts ranks again (TESSERA_MEMORY_DIR); empty:
-/// there is none, or the ranks are on several hosts.
-std::string memory_folder(const comm::Environment& environment);
+/// Local. This host's folder in memory, which a launcher keeps while it starts ranks again
+/// (TESSERA_MEMORY_DIR); empty: there is none.
+std::string memory_folder();
 
-/// Collective. If `environment` says that these ranks were started again (restart_count > 0) and the latest
-/// checkpoint in the run's folder, or a later one in start.memory_folder that is whole, was saved by this run
-/// (launched_run()), sets `start` to resume from it, and
-/// the micro-batch and accumulation so that a step has as many samples as that checkpoint's. Otherwise
-/// changes nothing: the run begins as its first attempt did. Waits, up to 2 minutes, until the attempt before
-/// has left the folder. Throws ConfigError if the number of ranks does
-/// not divide the batch.
-void continue_after_restart(RunConfig& run, TrainerStart& start, const comm::Environment& environment,
-                            comm::Communicator& comm, const Logger& log);
+/// Collective. If these ranks were started again (`restart_count`, the largest of any rank, is above 0) and
+/// the latest checkpoint in the run's folder, or a later one in start.memory, was saved by this run
+/// (launched_run()), sets `start` to resume from it, and the micro-batch and accumulation so that a step has
+/// as many samples as that checkpoint's. Otherwise changes nothing: the run begins as its first attempt did.
+/// Waits, up to 2 minutes, until the attempt before has left the folder. Throws ConfigError if the number of
+/// ranks does not divide the batch.
+void continue_after_restart(RunConfig& run, TrainerStart& start, int restart_count, comm::Communicator& comm,
+                            const Logger& log);
 
 }  // namespace tessera::train

@@ -84,11 +84,13 @@ Summary run(RunConfig run, const Registry& registry, const comm::Environment& en
   const comm::CommunicatorPtr comm = join_group(run.trainer, environment, output.logger);
   if (start.joined) start.joined();
   start.run_id = launched_run();
-  start.memory_folder = memory_folder(environment);
-  if (run.trainer.save_in_memory_every_steps > 0 && start.memory_folder.empty() && environment.rank == 0)
+  start.memory = HostFolders::join(comm, memory_folder());
+  if (run.trainer.save_in_memory_every_steps > 0 && !start.memory && environment.rank == 0)
     output.logger.warning(
-        "trainer.save_in_memory_every_steps: no effect without --max-restarts, or on several hosts");
-  continue_after_restart(run, start, environment, *comm, output.logger);
+        "trainer.save_in_memory_every_steps: no effect without --max-restarts of tessera's launcher, on one "
+        "host "
+        "or by ssh");
+  continue_after_restart(run, start, environment.restart_count, *comm, output.logger);
 
   InitOptions init;
   init.device = comm->device();

@@ -138,12 +138,12 @@ void set_aside_checkpoints(const fs::path& output_dir) {
 }
 
 RunCheckpoints::RunCheckpoints(const TrainerConfig& config, Engine& engine, Logger log, std::string run_id,
-                               fs::path memory_folder)
+                               std::shared_ptr<HostFolders> memory)
     : config_(config),
       engine_(engine),
       log_(std::move(log)),
       folder_(checkpoints_of(config.output_dir)),
-      memory_folder_(std::move(memory_folder)),
+      memory_(std::move(memory)),
       run_id_(std::move(run_id)) {}
 
 bool RunCheckpoints::due(int64_t steps_done, int64_t epochs_completed, int64_t total_steps) const {
@@ -214,13 +214,12 @@ bool RunCheckpoints::save(const Position& position, bool must_succeed) {
 }
 
 bool RunCheckpoints::due_in_memory(int64_t steps_done) const {
-  return !memory_folder_.empty() && saved_at_step_ != steps_done &&
-         is_due(steps_done, config_.save_in_memory_every_steps);
+  return memory_ && saved_at_step_ != steps_done && is_due(steps_done, config_.save_in_memory_every_steps);
 }
 
 void RunCheckpoints::save_in_memory(const Position& position) {
   try {
-    engine_.save_in_memory(memory_folder_.string(), to_json(position, best_, config_, run_id_));
+    engine_.save_in_memory(*memory_, to_json(position, best_, config_, run_id_));
     last_save_in_memory_failed_ = false;
   } catch (const CheckpointError& error) {
     if (!std::exchange(last_save_in_memory_failed_, true))
@@ -232,8 +231,9 @@ void RunCheckpoints::save_in_memory(const Position& position) {
 Position RunCheckpoints::resume(const fs::path& source, const std::string& tag) {
   LoadOptions options;
   options.advice = "to start from its weights alone, tessera consolidate makes a file of them for --init";
-  const LoadedCheckpoint loaded = engine_.load_checkpoint(source.string(), tag, options);
   const bool from_folder = source == folder_;
+  if (!from_folder) options.folders = memory_.get();
+  const LoadedCheckpoint loaded = engine_.load_checkpoint(source.string(), tag, options);
   resumed_from_ = loaded.path;
   last_tag_ = complete_tag_ = from_folder ? loaded.tag : latest();
   try {

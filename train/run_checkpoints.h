@@ -3,11 +3,13 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <string>
 
 #include "core/log.h"
 #include "engine/engine.h"
+#include "engine/host_folders.h"
 #include "train/data_digest.h"
 #include "train/early_stopping.h"
 #include "train/evaluate.h"
@@ -54,9 +56,9 @@ void set_aside_checkpoints(const std::filesystem::path& output_dir);
 /// equal on all ranks. Used by one thread.
 class RunCheckpoints {
  public:
-  /// `run_id`: stored in each checkpoint unless it is empty. `memory_folder`: empty: there is none.
+  /// `run_id`: stored in each checkpoint unless it is empty. `memory`: may be unset.
   RunCheckpoints(const TrainerConfig& config, Engine& engine, Logger log, std::string run_id = {},
-                 std::filesystem::path memory_folder = {});
+                 std::shared_ptr<HostFolders> memory = {});
 
   /// Local. Whether to save after this step, by trainer.save_every_steps and save_every_epochs.
   /// `epochs_completed`: the number of epochs done if this step is the last of an epoch, else 0.
@@ -74,8 +76,9 @@ class RunCheckpoints {
   /// Collective. Saves in memory, in place of the last such save. The first of several failures in a row is
   /// logged, and training continues.
   void save_in_memory(const Position& position);
-  /// Collective. Loads the checkpoint `tag` (empty: the latest) of `source`, this run's folder or its folder
-  /// in memory. Throws CheckpointError if there is none or it does not fit the engine.
+  /// Collective. Loads the checkpoint `tag` (empty: the latest) of `source`, this run's folder, or that of
+  /// this host in memory, where HostFolders::find() has found it. Throws CheckpointError if there is none or
+  /// it does not fit the engine.
   Position resume(const std::filesystem::path& source, const std::string& tag);
   /// Local. The path of the checkpoint that resume() has loaded.
   const std::string& resumed_from() const { return resumed_from_; }
@@ -109,7 +112,8 @@ class RunCheckpoints {
   TrainerConfig config_;
   Engine& engine_;
   Logger log_;
-  std::filesystem::path folder_, memory_folder_;
+  std::filesystem::path folder_;
+  std::shared_ptr<HostFolders> memory_;
   std::string run_id_, resumed_from_;
   std::optional<Best> best_, best_before_;
   std::string last_tag_;      // of the last save, which may still be running

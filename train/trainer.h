@@ -35,9 +35,9 @@ struct TrainerOutput {
 
 /// How a run starts and stops.
 struct TrainerStart {
-  bool resume = false;             ///< from a checkpoint in its output folder
-  std::string resume_tag = {};     ///< which checkpoint; empty: the latest
-  std::string resume_folder = {};  ///< with checkpoints; empty: that of its output folder
+  bool resume = false;            ///< from a checkpoint in its output folder
+  std::string resume_tag = {};    ///< which checkpoint; empty: the latest
+  bool resume_in_memory = false;  ///< from the one that memory->find() has found, of tag resume_tag
   std::string init = {};  ///< weights to start from, ignored by a resumed run: a .safetensors file, or a
                           ///< folder with one; empty: the model's own initialization
   LoadWeightsOptions init_options = {};  ///< how they are matched to the model, added to the task's options
@@ -46,8 +46,8 @@ struct TrainerStart {
   /// Asked before each step on each rank; true on any rank: save and end. May be unset.
   std::function<bool()> stop;
   std::string run_id = {};  ///< stored in the run's checkpoints (train/restart.h); may be empty
-  /// For trainer.save_in_memory_every_steps (train/restart.h); empty: there is none.
-  std::string memory_folder = {};
+  /// For trainer.save_in_memory_every_steps; unset: there are no such folders.
+  std::shared_ptr<HostFolders> memory = {};
 };
 
 /// Owns the run's output files, data loader and progress bar. Borrows the task, which must outlive it. Used

@@ -42,8 +42,7 @@ bool must_be_loaded(const std::string& name, const LoadWeightsOptions& options) 
 
 /// The folder of the checkpoint that the run continues from.
 std::filesystem::path source_of(const TrainerStart& start, const TrainerConfig& config) {
-  return start.resume_folder.empty() ? checkpoints_of(config.output_dir)
-                                     : std::filesystem::path(start.resume_folder);
+  return start.resume_in_memory ? start.memory->path() : checkpoints_of(config.output_dir);
 }
 
 }  // namespace
@@ -68,7 +67,7 @@ Trainer::Trainer(RunConfig run, Task& task, comm::CommunicatorPtr comm, const In
                                saved_position(source_of(start_, config_.trainer), start_.resume_tag, *comm_));
   resolve_schedule();
   initialize_engine(init);
-  checkpoints_.emplace(config_.trainer, *engine_, output_.logger, start_.run_id, start_.memory_folder);
+  checkpoints_.emplace(config_.trainer, *engine_, output_.logger, start_.run_id, start_.memory);
   if (start_.resume) resume();
   if (!was_finished_)
     record_.begin(config_, start_.resume ? std::optional(steps_done_) : std::nullopt, task_.files());

@@ -4,8 +4,10 @@ differs from that of shared memory, and the launchers are compared with each oth
 
     hosts_test.py [TEST...]        TESSERA and TORCHRUN name the programs
 """
+import glob
 import os
 import re
+import shutil
 import signal
 import sys
 import tempfile
@@ -238,25 +240,33 @@ class HostsTest(ToolTest):
     def test_killed_launcher_leaves_nothing(self):
         """The ranks have time to save, and may write while they do."""
         script = self.write("hang.sh", 'trap "echo saving; sleep 1; echo; touch saved_$RANK; exit 0" TERM; touch ready_$RANK; while :; do sleep 0.1; done')
-        process = self.start("launch", "--hostfile", "hosts", *self.ssh_flags(), "--", "sh", script)
+        process = self.start("launch", "--hostfile", "hosts", "--max-restarts", 1, *self.ssh_flags(), "--", "sh", script)
         self.wait_for_files("ready_0", "ready_1", "ready_2")
+        self.assertEqual(len(self.memory_folders()), 2)
         process.kill()
         self.finish(process)
         self.wait_for_files("saved_0", "saved_1", "saved_2")
         self.wait_until(lambda: not [name for pid, name in testbed.processes().items() if name in ("sleep", "sh", "tessera") and pid not in self.before])
+        self.assertEqual(self.memory_folders(), [])
 
     # ------------------------------------------------------------------------------------------- restarts
 
-    def kill_n2_and_finish(self, name, *flags, comes_back):
-        """Trains 300 steps over ssh with a checkpoint every 10, and kills host n2 after some; the outcome."""
+    def memory_folders(self):
+        return sorted(glob.glob("/dev/shm/tessera_memory_" + "[0-9a-f]" * 32 + "_*"))
+
+    def kill_n2_and_finish(self, name, *flags, comes_back, **trainer):
+        """Trains 300 steps over ssh with a checkpoint every 10, and kills host n2, with its memory, after some; the outcome."""
         config = self.config()
-        config["trainer"].update(output_dir=f"run_{name}", num_threads=1, max_steps=300, save_every_steps=10)
+        config["trainer"].update({"output_dir": f"run_{name}", "num_threads": 1, "max_steps": 300, "save_every_steps": 10, **trainer})
         config["model"]["dropout"] = 0  # each rank draws its own
         config = self.write(f"{name}.json", config)
         process = self.start("train", config, *flags, *self.ssh_flags())
         metrics = self.folder / f"run_{name}" / "metrics.jsonl"
         self.wait_until(lambda: metrics.exists() and metrics.read_text().count('"loss"') > 20, 60)
+        self.num_recorded = metrics.read_text().count('"loss"')
+        (memory,) = [folder for folder in self.memory_folders() if folder.endswith("_1")]
         self.bed.kill_host("n2")
+        shutil.rmtree(memory, ignore_errors=True)
         self.assertIsNone(process.poll(), "the run has ended before")
         if comes_back:
             self.bed.start_sshd_on("n2")
@@ -267,6 +277,7 @@ class HostsTest(ToolTest):
         self.assertEqual(outcome.out.count("resuming after step"), 1, outcome)
         steps = [record["step"] for record in self.lines_of_metrics(f"run_{name}") if "loss" in record]
         self.assertEqual(steps, list(range(1, 301)))
+        self.assertEqual(self.memory_folders(), [])
         return outcome
 
     def undisturbed(self, name, *flags):
@@ -288,6 +299,30 @@ class HostsTest(ToolTest):
         self.assertIn("batch 12 = 3 x 2 accumulated x 2 ranks", outcome.out)
         calm = self.undisturbed("lost", "--nproc", 3)
         largest = max(abs(a - b) / b for one, other in zip(self.losses("run_lost"), calm) for a, b in zip(one, other))
+        self.assertLess(largest, 1e-5)
+
+    def check_resumed_in_memory(self, outcome):
+        """On n1, and at most the step under way is lost."""
+        found = re.search(r"resuming after step (\d+), from /dev/shm/tessera_memory_[0-9a-f]{32}_0/global_step(\d+)", outcome.out)
+        self.assertTrue(found, outcome)
+        self.assertEqual(found[1], found[2])
+        self.assertGreaterEqual(int(found[1]), self.num_recorded - 1)
+
+    @needs("ssh", "sshd")
+    def test_restart_from_memory_on_a_host_that_was_killed(self):
+        """What was in the memory of n2 comes from n1's copy; n2 has a new folder then."""
+        outcome = self.kill_n2_and_finish("memory", "--hostfile", "pair", "--max-restarts", 1, comes_back=True, save_every_steps=300,
+                                          save_in_memory_every_steps=1)
+        self.check_resumed_in_memory(outcome)
+        self.assertEqual(self.losses("run_memory"), self.undisturbed("memory", "--hostfile", "pair", *self.ssh_flags()))
+
+    @needs("ssh", "sshd")
+    def test_a_host_is_lost_with_its_memory(self):
+        outcome = self.kill_n2_and_finish("less", "--hostfile", "hosts", "--nnodes", "1:2", comes_back=False, save_every_steps=300,
+                                          save_in_memory_every_steps=1)
+        self.check_resumed_in_memory(outcome)
+        calm = self.undisturbed("less", "--nproc", 3)
+        largest = max(abs(a - b) / b for one, other in zip(self.losses("run_less"), calm) for a, b in zip(one, other))
         self.assertLess(largest, 1e-5)
 
     def wait_for_files(self, *names, seconds=20):

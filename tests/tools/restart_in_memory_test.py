@@ -88,8 +88,10 @@ class RestartInMemoryTest(Restarts):
         self.assertIn("from /dev/shm/tessera_memory_", outcome.out)
 
     def test_a_killed_launcher_leaves_no_memory(self):
+        """Also after a restart."""
         process = self.start("train", self.configure("run", trainer=STEPS), "--nproc", 2, "--max-restarts", 1)
-        self.wait_for_steps("run", 5, process)
+        self.kill_at(process, 1, "run", 5)
+        self.wait_for_steps("run", 15, process)
         memory = self.memory_folder()
         self.assertGreater(len(list(memory.glob("global_step*/rank_*.h5"))), 1)
         process.kill()

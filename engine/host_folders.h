@@ -1,0 +1,74 @@
+// HostFolders: checkpoints in memory. Each host has a folder of its own, and the folders are used as one.
+//
+// [Note: copies on another host]
+// Each rank's file lies in the folder of its host. Hosts are partners in the order of their ranks, two by
+// two, the last three of an odd number. After a save, partners send each other their files, and only then the
+// checkpoint before is removed. So there are two copies of each file, on two hosts, of one checkpoint at
+// least: when a host is lost, its partner's folder has what was in its own. (Zheng, Shi, Kalé: FTC-Charm++,
+// an in-memory checkpoint-based fault tolerant runtime, 2004: "double in-memory checkpointing".)
+//
+// A crash can leave a new checkpoint on some hosts only, or cut off. find() compares every byte with its
+// hash, and takes the latest checkpoint of which each file is whole in one folder at least. bring() then
+// sends the files that hosts are to read and do not have.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/communicator.h"
+
+namespace tessera {
+
+/// Owns the group over which copies are sent; the folders are the launchers'. Used by one thread.
+class HostFolders {
+ public:
+  /// Collective. `mine`: the folder of this host: an absolute path that is the same on all its ranks, and
+  /// another on other hosts. Returns nullptr if it is empty on any rank.
+  static std::unique_ptr<HostFolders> join(comm::CommunicatorPtr comm, const std::filesystem::path& mine);
+
+  const std::filesystem::path& path() const { return mine_; }
+  int num_hosts() const { return static_cast<int>(owners_.size()); }
+  /// Local. The rank that publishes checkpoints in the folder of `rank`: the first one of its host.
+  int owner_of(int rank) const { return owners_[hosts_[rank]]; }
+  bool owns() const { return owner_of(comm_->rank()) == comm_->rank(); }
+
+  /// Collective, after a save in which this rank has written the file of number `file`: sends the partners'
+  /// hosts their copies. Throws CheckpointError, the same on all ranks.
+  void copy(const std::string& tag, int file);
+
+  struct Found {
+    std::string tag;       ///< empty: there is none
+    nlohmann::json state;  ///< of the manifest
+    std::string problem;   ///< why a later one is not used; empty: there is none
+  };
+  /// Collective. The checkpoint for whose state `order` gives the largest number, of those with whole files;
+  /// nullopt: not to be used. All hosts then have its manifest. Throws CheckpointError, the same on all
+  /// ranks.
+  Found find(const std::function<std::optional<int64_t>(const nlohmann::json& state)>& order);
+  /// Collective, after find(). Afterwards this host has the files of these numbers of the checkpoint found.
+  /// Throws CheckpointError, the same on all ranks.
+  void bring(const std::vector<int>& files);
+
+ private:
+  HostFolders(comm::CommunicatorPtr comm, std::filesystem::path mine,
+              const std::vector<std::string>& folders);
+  std::vector<int> partners() const;
+  int host() const { return hosts_[comm_->rank()]; }
+
+  comm::CommunicatorPtr comm_, partners_;  // partners_: made when first used
+  std::filesystem::path mine_;
+  std::vector<int> hosts_;   // by rank
+  std::vector<int> owners_;  // by host
+
+  // Of the checkpoint found:
+  std::string tag_;
+  std::vector<std::vector<bool>> has_;  // by host and file: whether it is there, whole
+};
+
+}  // namespace tessera

@@ -1,0 +1,80 @@
+#include "launcher/remote_folders.h"
+
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <optional>
+
+#include "core/error.h"
+#include "core/file_descriptor.h"
+#include "core/random_digits.h"
+#include "core/str.h"
+
+namespace tessera::launcher {
+
+struct RemoteFolders::Keeper {
+  std::optional<Process> ssh;
+  FileDescriptor input;
+};
+
+namespace {
+
+bool has_ended(const Process& process) {
+  siginfo_t info{};
+  return !process.running() ||
+         ::waitid(P_PID, static_cast<id_t>(process.pid()), &info, WEXITED | WNOHANG | WNOWAIT) != 0 ||
+         info.si_pid != 0;
+}
+
+}  // namespace
+
+RemoteFolders::RemoteFolders(const ClusterOptions& options, const sigset_t& mask)
+    : options_(options), mask_(mask) {
+  if (options.engine != Engine::kSsh || options.restarts.max_restarts == 0) return;
+  for (size_t host = 0; host < options.hosts.size(); ++host)
+    paths_.push_back(str("/dev/shm/tessera_memory_", random_digits(16), "_", host));
+  keepers_.resize(paths_.size());
+}
+
+RemoteFolders::~RemoteFolders() {
+  const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+  for (Keeper& keeper : keepers_) keeper.input.reset();
+  for (Keeper& keeper : keepers_)
+    while (keeper.ssh && !has_ended(*keeper.ssh) && std::chrono::steady_clock::now() < give_up)
+      ::usleep(5000);
+}
+
+// A rank that is saving when the run ends may be making a file: so the folder must stay away.
+EngineCommand RemoteFolders::command_for(size_t host) const {
+  const std::string& path = paths_[host];
+  return ssh_command(
+      options_, options_.hosts[host].name,
+      str("trap '' HUP INT TERM; mkdir -m 700 ", path, " || exit; cat > /dev/null; ",
+          "for i in 1 2 3 4 5 6 7 8 9; do rm -rf ", path, "; sleep 0.2; [ -e ", path, " ] || exit 0; done"));
+}
+
+void RemoteFolders::make() {
+  for (size_t host = 0; host < keepers_.size(); ++host) {
+    Keeper& keeper = keepers_[host];
+    if (keeper.ssh && !has_ended(*keeper.ssh)) continue;
+    int sockets[2];
+    if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets) != 0) continue;
+    keeper.input = FileDescriptor(sockets[0]);
+    const FileDescriptor theirs(sockets[1]), null(::open("/dev/null", O_RDWR | O_CLOEXEC));
+    const EngineCommand command = command_for(host);
+    SpawnOptions spawn;
+    spawn.program = command.program;
+    spawn.args = command.args;
+    for (char** entry = environ; *entry; ++entry) spawn.environment.emplace_back(*entry);
+    spawn.signal_mask = mask_;
+    spawn.stdin_fd = theirs.get();
+    spawn.stdout_fd = spawn.stderr_fd = null.get();  // an ssh that fails says so for the launcher on the host
+    keeper.ssh.emplace(Process::spawn(spawn));
+    ::send(keeper.input.get(), command.input.data(), command.input.size(), MSG_NOSIGNAL);
+  }
+}
+
+}  // namespace tessera::launcher

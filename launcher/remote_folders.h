@@ -1,0 +1,42 @@
+// RemoteFolders: a folder in memory on each host of a run over ssh, for what a restart continues from. They
+// outlive the launchers on the hosts, which live for one attempt.
+#pragma once
+
+#include <signal.h>
+
+#include <string>
+#include <vector>
+
+#include "launcher/cluster.h"
+#include "launcher/process.h"
+
+namespace tessera::launcher {
+
+/// Owns an ssh to each host, whose shell makes the folder and removes it when its standard input ends: at the
+/// end of the run, when this process is killed, or when the connection is lost. Used by one thread.
+class RemoteFolders {
+ public:
+  /// Local. Nothing is made unless the run is over ssh and may be restarted. `mask`: the signal mask of ssh.
+  RemoteFolders(const ClusterOptions& options, const sigset_t& mask);
+  /// Waits, for up to 5 s, until the folders are removed.
+  ~RemoteFolders();
+  RemoteFolders(const RemoteFolders&) = delete;
+  RemoteFolders& operator=(const RemoteFolders&) = delete;
+
+  /// Local. By host: where its folder is. Empty: there are none.
+  const std::vector<std::string>& paths() const { return paths_; }
+  /// Local. Makes the folders, and those again whose ssh has ended, on hosts that have come back. A host
+  /// whose folder cannot be made has none.
+  void make();
+
+ private:
+  struct Keeper;
+  EngineCommand command_for(size_t host) const;
+
+  const ClusterOptions& options_;
+  const sigset_t mask_;
+  std::vector<std::string> paths_;
+  std::vector<Keeper> keepers_;  // by host
+};
+
+}  // namespace tessera::launcher
