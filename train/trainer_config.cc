@@ -43,7 +43,8 @@ std::vector<config::Field> trainer_fields(TrainerConfig& c) {
       {"save_every_steps", &c.save_every_steps, "Optimizer steps between two checkpoints; 0: only by epochs",
        count, argument("save_steps")},
       {"save_in_memory_every_steps", &c.save_in_memory_every_steps,
-       "With `--max-restarts`, all ranks on one host: optimizer steps between two checkpoints in memory "
+       "With `--max-restarts`, on one host or on several over ssh: optimizer steps between two checkpoints "
+       "in memory "
        "(/dev/shm), from which a restart continues; 0: it continues from `output_dir`",
        count},
       {"metric_for_best", &c.metric_for_best,

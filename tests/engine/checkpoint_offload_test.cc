@@ -152,7 +152,9 @@ TEST(OffloadOfADevice, TheSameBitsAtStage0OnOneRank) {
 }
 
 TEST(OffloadOfADevice, SaysWhatItDoesNotTake) {
-  const OffloadConfig none, host{.device = "cpu"};
+  const OffloadConfig none;
+  OffloadConfig host;
+  host.device = "cpu";
   EXPECT_EQ(
       error_of_offload(3, none, host),
       "zero_optimization.offload_param.device: found \"cpu\" on a GPU whose optimizer states are not "
