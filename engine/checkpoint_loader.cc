@@ -38,7 +38,7 @@ std::vector<int> CheckpointLoader::files() const {
   std::set<int> files;
   for (const Piece& piece : pieces_) files.insert(piece.file);
   if (!checkpoint_.manifest().tensors.empty()) files.insert(0);
-  if (const int rank = model_.comm().rank(); rank < checkpoint_.manifest().world_size()) files.insert(rank);
+  if (const int mine = model_.comm().rank(); mine < checkpoint_.manifest().world_size()) files.insert(mine);
   return {files.begin(), files.end()};
 }
 
