@@ -157,13 +157,15 @@ class Save {
     if (!request_.replace && fs::exists(directory / request_.tag))
       throw CheckpointError("there is one of that tag, and it is not to be replaced");
     if (!request_.create && !fs::is_directory(directory)) throw CheckpointError("the folder is gone");
-    const std::vector<fs::path> made = missing_folders(directory);
-    disk_.create_directories(directory);
-    for (const fs::path& folder : made) disk_.sync_directory(folder.parent_path());
+    if (request_.create) {
+      const std::vector<fs::path> made = missing_folders(directory);
+      disk_.create_directories(directory);
+      for (const fs::path& folder : made) disk_.sync_directory(folder.parent_path());
+    }
     remove_leftovers(directory, disk_);
     const std::string name = temporary_name(request_.tag);
     folder_ = directory / name;
-    disk_.create_directories(folder_);
+    disk_.create_directory(folder_);  // `directory` may be gone by now
     facts["folder"] = name;
     return facts;
   }

@@ -1,5 +1,6 @@
 #include "comm/store_exchange.h"
 
+#include <algorithm>
 #include <charconv>
 #include <string_view>
 #include <utility>
@@ -9,6 +10,8 @@
 
 namespace tessera::comm {
 namespace {
+
+constexpr int64_t kMostBytes = int64_t{4} << 20;  // of all ranks' parts together
 
 /// In place of the packed values: a rank has given up.
 constexpr std::string_view kGivenUp = "given up: ";  // and why; values begin with a number
@@ -49,6 +52,25 @@ std::vector<std::string> unpack(std::string_view packed, int size) {
 
 StoreExchange::Result StoreExchange::run(const std::string& value, std::chrono::milliseconds timeout,
                                          const std::function<void()>& watch) {
+  const auto part = static_cast<size_t>(std::max<int64_t>(kMostBytes / size_, 1));
+  Result result = run_part(str(value.size(), '\n', value.substr(0, part)), timeout, watch);
+  size_t longest = 0;
+  for (std::string& text : result.values) {
+    std::string_view rest = text;
+    longest = std::max(longest, static_cast<size_t>(take_number(rest)));
+    text.erase(0, text.size() - rest.size());
+  }
+  for (size_t offset = part; offset < longest; offset += part) {
+    const Result more =
+        run_part(offset < value.size() ? value.substr(offset, part) : std::string(), timeout, watch);
+    if (more.values.empty()) return more;
+    for (size_t rank = 0; rank < more.values.size(); ++rank) result.values[rank] += more.values[rank];
+  }
+  return result;
+}
+
+StoreExchange::Result StoreExchange::run_part(const std::string& value, std::chrono::milliseconds timeout,
+                                              const std::function<void()>& watch) {
   ++round_;
   store_.set(value_key(rank_), str(round_, '\n', value));
   Result result;

@@ -5,6 +5,9 @@
 // other rank reads with one request. So an exchange costs the store's server some four requests a rank, for
 // any number of ranks. That key is written by compare-and-set, and a rank that gives up writes it too: an
 // exchange succeeds on all ranks or on none, also on a rank that arrives later.
+//
+// [Note: long values] c10d's store takes 8 MiB at once. Values that are longer than a rank's share of half of
+// that are sent in parts, one exchange each.
 #pragma once
 
 #include <chrono>
@@ -26,13 +29,15 @@ class StoreExchange {
     std::string cause;         ///< why it has failed, on the first rank that gave up if not on this one
     std::vector<int> missing;  ///< the ranks that had not arrived after `timeout`
   };
-  /// Collective. `watch` is called about every 100 ms of waiting, and may throw a CommError to give up.
-  /// Throws CommError when the store is gone.
+  /// Collective. `timeout`: of each part. `watch` is called about every 100 ms of waiting, and may throw a
+  /// CommError to give up. Throws CommError when the store is gone.
   Result run(const std::string& value, std::chrono::milliseconds timeout, const std::function<void()>& watch);
   /// Local, for `watch`: whether `rank` has given its value to the exchange that this rank waits in.
   bool has_arrived(int rank) const;
 
  private:
+  Result run_part(const std::string& value, std::chrono::milliseconds timeout,
+                  const std::function<void()>& watch);
   std::string await_result(std::chrono::milliseconds timeout, const std::function<void()>& watch,
                            Result& failure) const;
 

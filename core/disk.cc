@@ -96,6 +96,13 @@ void Disk::create_directories(const fs::path& path) const {
   done("create directory", path);
 }
 
+void Disk::create_directory(const fs::path& path) const {
+  std::error_code error;
+  fs::create_directory(path, error);
+  if (error) throw_disk_error("create directory", path, error.value());
+  done("create directory", path);
+}
+
 void Disk::rename(const fs::path& from, const fs::path& to) const {
   if (::rename(from.c_str(), to.c_str()) != 0)
     throw_disk_error(str("rename ", from.filename().string(), " to"), to, errno);

@@ -133,14 +133,20 @@ std::unique_ptr<CheckpointWriter::Job> CheckpointWriter::prepare(const Checkpoin
 }
 
 void CheckpointWriter::write(const Job& job, comm::Communicator& comm) const {
-  const checkpoint::SaveResult result = checkpoint::save(job.request, [&](const std::string& mine) {
+  const auto exchange = [&](const std::string& mine) {
     const std::vector<std::string> by_rank = comm.exchange(mine, "checkpoint " + job.request.tag);
     std::vector<std::string> by_file;
     for (const int rank : job.request.writers) by_file.push_back(by_rank[static_cast<size_t>(rank)]);
     return by_file;
-  });
-  if (!result.warning.empty()) log_.warning(result.warning);
-  if (folders_) folders_->copy(job.request.tag, job.request.rank);
+  };
+  try {
+    const checkpoint::SaveResult result = checkpoint::save(job.request, exchange);
+    if (!result.warning.empty()) log_.warning(result.warning);
+    if (folders_) folders_->copy(job.request.tag, job.request.rank);
+  } catch (const CheckpointError&) {
+    if (folders_) folders_->discard(job.request.tag);  // some hosts may have published it
+    throw;
+  }
   if (config_.keep_last == 0 || !(folders_ ? folders_->owns() : comm.rank() == 0)) return;
   try {
     checkpoint::keep_last(job.request.directory,

@@ -2,11 +2,15 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <map>
 #include <memory>
 #include <span>
+#include <thread>
 #include <utility>
 
 #include "checkpoint/block_hashes.h"
@@ -16,6 +20,7 @@
 #include "checkpoint/shard_file.h"
 #include "checkpoint/verify.h"
 #include "comm/agreement.h"
+#include "comm/network.h"
 #include "core/error.h"
 #include "core/input_file.h"
 #include "core/pending_file.h"
@@ -30,8 +35,6 @@ using checkpoint::Manifest;
 using nlohmann::json;
 
 constexpr int64_t kChunkBytes = int64_t{16} << 20;  // sent at a time
-
-DiskOptions in_memory() { return {.sync = false, .probe = {}}; }
 
 /// Runs parts of a transfer in which other ranks take part: after a failure here they go on, and learn of it
 /// at the end.
@@ -89,15 +92,19 @@ struct Held {
   std::string identity;  // equal where its files are: of its content but for model.h5, which each host makes
   std::string tag;
   int64_t order = 0;
-  std::vector<std::string> problems;  // by file; empty: it is whole here
+  std::string files;    // by file: '+' it is whole here, '-' it is not
+  std::string damaged;  // what is wrong with the first file that is here and not whole; empty: none is
 };
 
-void to_json(json& out, const Held& held) { out = {held.identity, held.tag, held.order, held.problems}; }
+void to_json(json& out, const Held& held) {
+  out = {held.identity, held.tag, held.order, held.files, held.damaged};
+}
 void from_json(const json& in, Held& held) {
   in.at(0).get_to(held.identity);
   in.at(1).get_to(held.tag);
   in.at(2).get_to(held.order);
-  in.at(3).get_to(held.problems);
+  in.at(3).get_to(held.files);
+  in.at(4).get_to(held.damaged);
 }
 
 /// What this host has.
@@ -108,13 +115,17 @@ std::vector<Held> held_in(const fs::path& folder,
       Manifest manifest = checkpoint::read_manifest(folder / tag);
       const std::optional<int64_t> place = order(manifest.state);
       if (!place) continue;
-      Held held{
-          .identity = {}, .tag = tag, .order = *place, .problems = checkpoint::verify(folder, tag).by_file};
+      const std::vector<std::string> problems = checkpoint::verify(folder, tag).by_file;
+      Held held{.identity = {}, .tag = tag, .order = *place, .files = {}, .damaged = {}};
       manifest.files.pop_back();  // model.h5
-      held.problems.pop_back();
       std::string records;
-      for (const checkpoint::FileRecord& file : manifest.files)
+      for (size_t i = 0; i < manifest.files.size(); ++i) {
+        const checkpoint::FileRecord& file = manifest.files[i];
         records += checkpoint::file_record_to_text(file);
+        held.files += problems[i].empty() ? '+' : '-';
+        if (!problems[i].empty() && held.damaged.empty() && fs::exists(folder / tag / file.name))
+          held.damaged = problems[i];
+      }
       held.identity = checkpoint::text_digest(records + manifest.state.dump());
       all.push_back(std::move(held));
     } catch (const CheckpointError&) {
@@ -123,20 +134,43 @@ std::vector<Held> held_in(const fs::path& folder,
   return all;
 }
 
-}  // namespace
-
-std::unique_ptr<HostFolders> HostFolders::join(comm::CommunicatorPtr comm, const fs::path& mine) {
-  const std::vector<std::string> folders = comm->exchange(mine.string(), "folders in memory");
-  if (std::find(folders.begin(), folders.end(), "") != folders.end()) return nullptr;
-  return std::unique_ptr<HostFolders>(new HostFolders(std::move(comm), mine, folders));
+/// Equal for ranks with the same folder; empty for an empty path. Paths alone would be equal where hosts have
+/// folders of the same name. Throws CheckpointError if others may write to it.
+std::string identity_of(const fs::path& folder) {
+  constexpr std::chrono::milliseconds kPatience{5000}, kPause{20};
+  if (folder.empty()) return "";
+  const auto give_up = std::chrono::steady_clock::now() + kPatience;
+  struct stat found{};
+  while (::lstat(folder.c_str(), &found) != 0) {
+    if (std::chrono::steady_clock::now() > give_up)  // find() and saves will say so
+      return str(comm::loopback_domain(), "/", folder.string());
+    std::this_thread::sleep_for(kPause);
+  }
+  if (!S_ISDIR(found.st_mode) || found.st_uid != ::geteuid() || (found.st_mode & (S_IWGRP | S_IWOTH)) != 0)
+    throw CheckpointError(str(folder.string(), ": found something of user ", found.st_uid, " with mode ",
+                              std::oct, found.st_mode, std::dec, "; expected a folder of user ", ::geteuid(),
+                              " that nobody else may write to"));
+  return str(comm::loopback_domain(), "/", found.st_dev, "/", found.st_ino);
 }
 
-HostFolders::HostFolders(comm::CommunicatorPtr comm, fs::path mine, const std::vector<std::string>& folders)
-    : comm_(std::move(comm)), mine_(std::move(mine)) {
+}  // namespace
+
+std::unique_ptr<HostFolders> HostFolders::join(comm::CommunicatorPtr comm, const fs::path& mine,
+                                               decltype(DiskOptions::probe) probe) {
+  std::string identity;
+  comm::on_all_ranks<CheckpointError>(*comm, "folders in memory", [&] { identity = identity_of(mine); });
+  const std::vector<std::string> hosts = comm->exchange(identity, "folders in memory");
+  if (std::find(hosts.begin(), hosts.end(), "") != hosts.end()) return nullptr;
+  return std::unique_ptr<HostFolders>(new HostFolders(std::move(comm), mine, hosts, std::move(probe)));
+}
+
+HostFolders::HostFolders(comm::CommunicatorPtr comm, fs::path mine, const std::vector<std::string>& hosts,
+                         decltype(DiskOptions::probe) probe)
+    : comm_(std::move(comm)), mine_(std::move(mine)), disk_({.sync = false, .probe = std::move(probe)}) {
   std::map<std::string, int> known;
   int rank = 0;
-  for (const std::string& folder : folders) {
-    const auto [host, is_new] = known.emplace(folder, num_hosts());
+  for (const std::string& identity : hosts) {
+    const auto [host, is_new] = known.emplace(identity, num_hosts());
     if (is_new) owners_.push_back(rank);
     hosts_.push_back(host->second);
     ++rank;
@@ -170,7 +204,6 @@ void HostFolders::copy(const std::string& tag, int file) {
                       }) == ranks.begin() + me;  // the first one of this host
 
   Attempt attempt;
-  const Disk disk(in_memory());
   std::optional<InputFile> mine;
   attempt([&] { mine.emplace(mine_ / tag / checkpoint::rank_file_name(file)); });
   struct Size {
@@ -183,14 +216,17 @@ void HostFolders::copy(const std::string& tag, int file) {
     for (size_t i = 0; writes && i < sizes.size(); ++i)
       if (hosts_[ranks[i]] != host())
         arriving[i] = std::make_unique<Arriving>(
-            disk, mine_ / tag / checkpoint::rank_file_name(static_cast<int>(sizes[i].file)), sizes[i].bytes);
+            disk_, mine_ / tag / checkpoint::rank_file_name(static_cast<int>(sizes[i].file)), sizes[i].bytes);
   });
 
   int64_t largest = 0;
   for (const Size& size : sizes) largest = std::max(largest, size.bytes);
   const int64_t chunk = std::min(kChunkBytes, largest);
-  const at::Tensor all = at::empty({chunk * static_cast<int64_t>(sizes.size())},
-                                   at::TensorOptions(at::kByte).device(comm_->device()));
+  at::Tensor all;
+  comm::on_all_ranks<CheckpointError>(*comm_, "copies in memory", [&] {
+    all = at::empty({chunk * static_cast<int64_t>(sizes.size())},
+                    at::TensorOptions(at::kByte).device(comm_->device()));
+  });
   for (int64_t offset = 0; offset < largest; offset += chunk) {
     attempt([&] { read_chunk(*mine, offset, all.narrow(0, me * chunk, chunk)); });
     partners_->all_gather(all, all.narrow(0, me * chunk, chunk), "copies in memory")->wait();
@@ -206,42 +242,51 @@ void HostFolders::copy(const std::string& tag, int file) {
   attempt.finish(*comm_, "copies in memory");
 }
 
+void HostFolders::discard(const std::string& tag) const {
+  if (!owns()) return;
+  try {
+    disk_.remove_all(mine_ / tag);
+  } catch (const DiskError&) {
+    // The next save that succeeds removes it.
+  }
+}
+
 HostFolders::Found HostFolders::find(const std::function<std::optional<int64_t>(const json& state)>& order) {
   std::vector<Held> mine;
   comm::on_all_ranks<CheckpointError>(*comm_, "checkpoints in memory", [&] {
     if (!owns()) return;
-    if (!fs::is_directory(mine_)) throw CheckpointError(str(mine_.string(), ": the folder is gone"));
+    if (!fs::is_directory(mine_)) throw CheckpointError(str(mine_.string(), ": there is no such folder"));
     mine = held_in(mine_, order);
   });
   struct Checkpoint {
-    Held held;  // problems: of the files that are whole nowhere
+    Held held;  // files: that are whole on any host
     std::vector<int> hosts;
     std::vector<std::vector<bool>> has;  // by host and file
   };
   std::map<std::string, Checkpoint> found;  // by identity
-  const std::vector<std::string> answers = comm_->exchange(json(mine).dump(), "checkpoints in memory");
+  const std::vector<std::string> answers = comm_->exchange(
+      json(mine).dump(-1, ' ', false, json::error_handler_t::replace), "checkpoints in memory");
   for (int host = 0; host < num_hosts(); ++host)
     for (const Held& held : json::parse(answers[owners_[host]]).get<std::vector<Held>>()) {
       Checkpoint& one = found.try_emplace(held.identity, Checkpoint{held, {}, {}}).first->second;
       one.hosts.push_back(host);
-      one.has.resize(owners_.size(), std::vector<bool>(held.problems.size()));
-      for (size_t file = 0; file < held.problems.size(); ++file) {
-        one.has[host][file] = held.problems[file].empty();
-        if (held.problems[file].empty()) one.held.problems[file].clear();
-      }
+      one.has.resize(owners_.size(), std::vector<bool>(held.files.size()));
+      if (one.held.damaged.empty()) one.held.damaged = held.damaged;
+      for (size_t file = 0; file < held.files.size(); ++file)
+        if (held.files[file] == '+') one.has[host][file] = true, one.held.files[file] = '+';
     }
 
   Found result;
   const Checkpoint* latest = nullptr;
   std::optional<int64_t> latest_problem;
   for (const auto& [identity, one] : found) {
-    const auto problem = std::find_if(one.held.problems.begin(), one.held.problems.end(),
-                                      [](const std::string& text) { return !text.empty(); });
-    if (problem == one.held.problems.end()) {
+    const size_t lacks = one.held.files.find('-');
+    if (lacks == std::string::npos) {
       if (!latest || one.held.order > latest->held.order) latest = &one;
     } else if (!latest_problem || one.held.order > *latest_problem) {
       latest_problem = one.held.order;
-      result.problem = *problem;
+      result.problem = str(one.held.tag, ": ", checkpoint::rank_file_name(static_cast<int>(lacks)),
+                           " is whole on no host", one.held.damaged.empty() ? "" : "; ", one.held.damaged);
     }
   }
   if (latest && latest_problem && *latest_problem < latest->held.order) result.problem.clear();
@@ -263,57 +308,80 @@ HostFolders::Found HostFolders::find(const std::function<std::optional<int64_t>(
   comm::on_all_ranks<CheckpointError>(*comm_, "checkpoint in memory", [&] {
     const bool is_here = std::find(latest->hosts.begin(), latest->hosts.end(), host()) != latest->hosts.end();
     if (is_here || !owns()) return;
-    const Disk disk(in_memory());
-    disk.remove_all(mine_ / tag_);  // another one of that name
-    disk.create_directories(mine_ / tag_);
-    disk.replace_file(path, text);
+    disk_.remove_all(mine_ / tag_);  // another one of that name
+    disk_.create_directory(mine_ / tag_);
+    disk_.replace_file(path, text);
   });
   comm::on_all_ranks<CheckpointError>(*comm_, "checkpoint in memory",
                                       [&] { result.state = checkpoint::read_manifest(mine_ / tag_).state; });
   return result;
 }
 
+/// Collective. By host and file: whether a rank of the host is to read it, and the host does not have it.
+std::vector<std::vector<bool>> HostFolders::missing(const std::vector<int>& files) const {
+  std::string mine(has_.front().size(), '-');
+  for (const int file : files) mine[static_cast<size_t>(file)] = '+';
+  const std::vector<std::string> wanted = comm_->exchange(mine, "files in memory");
+  std::vector<std::vector<bool>> missing(owners_.size(), std::vector<bool>(mine.size()));
+  for (size_t rank = 0; rank < wanted.size(); ++rank) {
+    const auto host = static_cast<size_t>(hosts_[rank]);
+    for (size_t file = 0; file < mine.size(); ++file)
+      if (wanted[rank][file] == '+' && !has_[host][file]) missing[host][file] = true;
+  }
+  return missing;
+}
+
 void HostFolders::bring(const std::vector<int>& files) {
   if (num_hosts() == 1) return;
   const zero::PauseListening our_own_operators;
   const at::NoGradGuard no_grad;
-  const std::vector<std::vector<int>> wanted = comm_->exchange(files, "files in memory");
-  const Manifest manifest = checkpoint::read_manifest(mine_ / tag_);
-  const Disk disk(in_memory());
+  const std::vector<std::vector<bool>> missing = this->missing(files);
+  const comm::CommunicatorPtr owners =
+      comm_->split(owns() ? owners_ : std::vector{comm_->rank()}, "files in memory");
+  std::optional<Manifest> manifest;
+  at::Tensor chunk;
+  comm::on_all_ranks<CheckpointError>(*comm_, "files in memory", [&] {
+    manifest = checkpoint::read_manifest(mine_ / tag_);
+    chunk = at::empty({kChunkBytes}, at::TensorOptions(at::kByte).device(comm_->device()));
+  });
   Attempt attempt;
-  for (int file = 0; file < manifest.world_size(); ++file) {
-    std::vector<bool> lacks(owners_.size());
-    for (int rank = 0; rank < comm_->size(); ++rank)
-      if (std::find(wanted[rank].begin(), wanted[rank].end(), file) != wanted[rank].end())
-        lacks[hosts_[rank]] = lacks[hosts_[rank]] || !has_[hosts_[rank]][file];
-    if (std::find(lacks.begin(), lacks.end(), true) == lacks.end()) continue;
-    const auto source = std::find_if(has_.begin(), has_.end(), [&](const auto& has) { return has[file]; });
-    const int root = owners_[source - has_.begin()];
-    const int64_t bytes = manifest.rank_file(file).bytes;
-    const fs::path path = mine_ / tag_ / manifest.rank_file(file).name;
+  for (int file = 0; owns() && file < manifest->world_size(); ++file) {
+    const auto is_true = [&](const std::vector<bool>& of_host) { return of_host[file]; };
+    if (std::none_of(missing.begin(), missing.end(), is_true)) continue;
+    const int source = static_cast<int>(std::find_if(has_.begin(), has_.end(), is_true) - has_.begin());
+    const int64_t bytes = manifest->rank_file(file).bytes;
+    const fs::path path = mine_ / tag_ / manifest->rank_file(file).name;
     std::optional<InputFile> from;
     std::unique_ptr<Arriving> to;
     attempt([&] {
-      if (comm_->rank() == root) from.emplace(path);
-      if (owns() && lacks[host()]) to = std::make_unique<Arriving>(disk, path, bytes);
+      if (host() == source) from.emplace(path);
+      if (missing[host()][file]) to = std::make_unique<Arriving>(disk_, path, bytes);
     });
-    const at::Tensor chunk =
-        at::empty({std::min(kChunkBytes, bytes)}, at::TensorOptions(at::kByte).device(comm_->device()));
-    for (int64_t offset = 0; offset < bytes; offset += chunk.numel()) {
+    for (int64_t offset = 0; offset < bytes; offset += kChunkBytes) {
+      const at::Tensor part = chunk.narrow(0, 0, std::min(kChunkBytes, bytes - offset));
       attempt([&] {
-        if (from) read_chunk(*from, offset, chunk);
+        if (from) read_chunk(*from, offset, part);
       });
-      comm_->broadcast(chunk, root, "file in memory")->wait();
+      owners->broadcast(part, source, "file in memory")->wait();
       attempt([&] {
-        if (to) to->append(chunk);
+        if (to) to->append(part);
       });
     }
     attempt([&] {
-      if (to) to->publish();
+      if (!to) return;
+      brought_.push_back(path);
+      to->publish();
     });
-    for (size_t host = 0; host < lacks.size(); ++host) has_[host][file] = has_[host][file] || lacks[host];
   }
   attempt.finish(*comm_, "files in memory");
+}
+
+void HostFolders::release() {
+  for (const fs::path& path : std::exchange(brought_, {})) try {
+      disk_.remove_all(path);
+    } catch (const DiskError&) {
+      // The next save removes the checkpoint.
+    }
 }
 
 }  // namespace tessera

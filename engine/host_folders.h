@@ -5,11 +5,12 @@
 // two, the last three of an odd number. After a save, partners send each other their files, and only then the
 // checkpoint before is removed. So there are two copies of each file, on two hosts, of one checkpoint at
 // least: when a host is lost, its partner's folder has what was in its own. (Zheng, Shi, Kalé: FTC-Charm++,
-// an in-memory checkpoint-based fault tolerant runtime, 2004: "double in-memory checkpointing".)
+// an in-memory checkpoint-based fault tolerant runtime, 2004: "double in-memory checkpointing".) After a
+// restart without that host there are two again with the next save.
 //
 // A crash can leave a new checkpoint on some hosts only, or cut off. find() compares every byte with its
 // hash, and takes the latest checkpoint of which each file is whole in one folder at least. bring() then
-// sends the files that hosts are to read and do not have.
+// sends the files that hosts are to read and do not have, and release() removes them after the load.
 #pragma once
 
 #include <cstdint>
@@ -22,15 +23,19 @@
 #include <vector>
 
 #include "comm/communicator.h"
+#include "core/disk.h"
 
 namespace tessera {
 
 /// Owns the group over which copies are sent; the folders are the launchers'. Used by one thread.
 class HostFolders {
  public:
-  /// Collective. `mine`: the folder of this host: an absolute path that is the same on all its ranks, and
-  /// another on other hosts. Returns nullptr if it is empty on any rank.
-  static std::unique_ptr<HostFolders> join(comm::CommunicatorPtr comm, const std::filesystem::path& mine);
+  /// Collective. `mine`: the folder of this host, an absolute path; whoever starts the ranks makes it, and
+  /// has up to 5 s after them. Ranks with the same folder are those of a host. `probe`: DiskOptions::probe.
+  /// Returns nullptr if `mine` is empty on any rank. Throws CheckpointError, the same on all ranks, if a
+  /// folder is another user's or others may write to it.
+  static std::unique_ptr<HostFolders> join(comm::CommunicatorPtr comm, const std::filesystem::path& mine,
+                                           decltype(DiskOptions::probe) probe = {});
 
   const std::filesystem::path& path() const { return mine_; }
   int num_hosts() const { return static_cast<int>(owners_.size()); }
@@ -41,6 +46,8 @@ class HostFolders {
   /// Collective, after a save in which this rank has written the file of number `file`: sends the partners'
   /// hosts their copies. Throws CheckpointError, the same on all ranks.
   void copy(const std::string& tag, int file);
+  /// Local, after a save or load that failed on all ranks: removes the checkpoint from this host.
+  void discard(const std::string& tag) const;
 
   struct Found {
     std::string tag;       ///< empty: there is none
@@ -54,21 +61,27 @@ class HostFolders {
   /// Collective, after find(). Afterwards this host has the files of these numbers of the checkpoint found.
   /// Throws CheckpointError, the same on all ranks.
   void bring(const std::vector<int>& files);
+  /// Local, when all ranks have read what bring() has brought, or failed: removes it, which the next save
+  /// would keep until it is done.
+  void release();
 
  private:
-  HostFolders(comm::CommunicatorPtr comm, std::filesystem::path mine,
-              const std::vector<std::string>& folders);
+  HostFolders(comm::CommunicatorPtr comm, std::filesystem::path mine, const std::vector<std::string>& hosts,
+              decltype(DiskOptions::probe) probe);
   std::vector<int> partners() const;
+  std::vector<std::vector<bool>> missing(const std::vector<int>& files) const;
   int host() const { return hosts_[comm_->rank()]; }
 
   comm::CommunicatorPtr comm_, partners_;  // partners_: made when first used
   std::filesystem::path mine_;
+  Disk disk_;
   std::vector<int> hosts_;   // by rank
   std::vector<int> owners_;  // by host
 
   // Of the checkpoint found:
   std::string tag_;
   std::vector<std::vector<bool>> has_;  // by host and file: whether it is there, whole
+  std::vector<std::filesystem::path> brought_;
 };
 
 }  // namespace tessera

@@ -34,7 +34,10 @@ constexpr std::array<std::string_view, 16> kExportedPrefixes = {
 constexpr std::string_view kSecret = "TESSERA_RUN_SECRET=";
 
 bool is_exported(std::string_view line) {
-  if (line.starts_with("TESSERA_LAUNCH_") || line.starts_with("TESSERA_ERROR_FILE=")) return false;
+  constexpr std::array<std::string_view, 3> kOwn = {"TESSERA_LAUNCH_",
+                                                    "TESSERA_ERROR_FILE=", "TESSERA_MEMORY_DIR="};
+  if (std::any_of(kOwn.begin(), kOwn.end(), [&](std::string_view own) { return line.starts_with(own); }))
+    return false;
   return std::any_of(kExportedPrefixes.begin(), kExportedPrefixes.end(),
                      [&](std::string_view prefix) { return line.starts_with(prefix); });
 }

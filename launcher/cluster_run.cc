@@ -255,13 +255,15 @@ ClusterOptions options_of(const ClusterOptions& options, const Attempt& attempt)
 int run_cluster(const ClusterOptions& options, const Logger& log) {
   SignalWatch signals;  // between attempts it keeps the signals that come
   RemoteFolders memory(options, signals.previous_mask());
-  ClusterOptions first = options;
-  first.memory_folders = memory.paths();
   const auto run = [&](const Attempt& attempt, std::chrono::milliseconds time_limit) {
-    memory.make();
-    ClusterOptions now = options_of(first, attempt);
+    ClusterOptions all = options;
+    all.memory_folders = memory.make();
+    ClusterOptions now = options_of(all, attempt);
     now.timeout = time_limit;
-    return run_once(now, signals, log);
+    Ending ending = run_once(now, signals, log);
+    for (const int place : ending.lost)
+      memory.check(static_cast<size_t>(attempt.members[static_cast<size_t>(place)]));
+    return ending;
   };
   return run_attempts(policy_of(options), options.timeout, signals, run, log);
 }

@@ -23,11 +23,13 @@ class RemoteFolders {
   RemoteFolders(const RemoteFolders&) = delete;
   RemoteFolders& operator=(const RemoteFolders&) = delete;
 
-  /// Local. By host: where its folder is. Empty: there are none.
-  const std::vector<std::string>& paths() const { return paths_; }
-  /// Local. Makes the folders, and those again whose ssh has ended, on hosts that have come back. A host
-  /// whose folder cannot be made has none.
-  void make();
+  /// Local. Makes the folders, and another in place of each whose ssh has ended: its host may have come back.
+  /// Does not wait for them. By host: where its folder is; empty: there are none. A host on which the folder
+  /// cannot be made has none.
+  const std::vector<std::string>& make();
+  /// Local. The host may be gone, which its ssh may not have noticed: one that does not answer within 5 s is
+  /// ended.
+  void check(size_t host);
 
  private:
   struct Keeper;

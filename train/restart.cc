@@ -100,7 +100,7 @@ HostFolders::Found latest_in_memory(HostFolders* folders, const comm::Communicat
       return own ? std::optional(own->steps_done) : std::nullopt;
     });
     if (!found.problem.empty() && comm.rank() == 0)
-      log.warning("the checkpoint in memory is not used: " + found.problem);
+      log.warning("the latest checkpoint in memory is not used: " + found.problem);
     return found;
   } catch (const CheckpointError& error) {
     if (comm.rank() == 0) log.warning(str("the checkpoints in memory are not used: ", error.what()));
@@ -128,9 +128,9 @@ void continue_after_restart(RunConfig& run, TrainerStart& start, int restart_cou
   if (*std::max_element(counts.begin(), counts.end()) == 0) return;
   std::optional<OwnCheckpoint> latest = latest_on_disk(run.trainer.output_dir, comm);
   const HostFolders::Found in_memory = latest_in_memory(start.memory.get(), comm, log);
-  if (!in_memory.tag.empty()) {
-    const auto own = own_checkpoint(in_memory.state);
+  if (const auto own = in_memory.tag.empty() ? std::nullopt : own_checkpoint(in_memory.state)) {
     start.resume_in_memory = !latest || own->steps_done > latest->steps_done;
+    start.or_from_folder = latest.has_value();
     if (start.resume_in_memory) latest = own;
   }
   if (!latest) return;

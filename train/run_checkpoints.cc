@@ -228,11 +228,28 @@ void RunCheckpoints::save_in_memory(const Position& position) {
   }
 }
 
-Position RunCheckpoints::resume(const fs::path& source, const std::string& tag) {
+Position RunCheckpoints::resume(const std::string& tag) { return resume(folder_, tag, nullptr); }
+
+Position RunCheckpoints::resume_in_memory(const std::string& tag, bool or_from_folder) {
+  try {
+    const Position position = resume(memory_->path(), tag, memory_.get());
+    memory_->release();
+    return position;
+  } catch (const CheckpointError& error) {  // the same on all ranks
+    memory_->release();
+    memory_->discard(tag);
+    if (!or_from_folder) throw;
+    log_.warning(str("the checkpoint in memory is not used: ", error.what()));
+    return resume("");
+  }
+}
+
+/// Collective. `folders`: of a checkpoint in memory, else nullptr.
+Position RunCheckpoints::resume(const fs::path& source, const std::string& tag, HostFolders* folders) {
   LoadOptions options;
   options.advice = "to start from its weights alone, tessera consolidate makes a file of them for --init";
-  const bool from_folder = source == folder_;
-  if (!from_folder) options.folders = memory_.get();
+  options.folders = folders;
+  const bool from_folder = folders == nullptr;
   const LoadedCheckpoint loaded = engine_.load_checkpoint(source.string(), tag, options);
   resumed_from_ = loaded.path;
   last_tag_ = complete_tag_ = from_folder ? loaded.tag : latest();

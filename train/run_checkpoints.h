@@ -76,10 +76,12 @@ class RunCheckpoints {
   /// Collective. Saves in memory, in place of the last such save. The first of several failures in a row is
   /// logged, and training continues.
   void save_in_memory(const Position& position);
-  /// Collective. Loads the checkpoint `tag` (empty: the latest) of `source`, this run's folder, or that of
-  /// this host in memory, where HostFolders::find() has found it. Throws CheckpointError if there is none or
-  /// it does not fit the engine.
-  Position resume(const std::filesystem::path& source, const std::string& tag);
+  /// Collective. Loads the checkpoint `tag` (empty: the latest) of this run's folder. Throws CheckpointError
+  /// if there is none or it does not fit the engine.
+  Position resume(const std::string& tag);
+  /// Collective. The same of the one that HostFolders::find() has found in memory. One that cannot be loaded
+  /// is removed there; then, `or_from_folder`, the latest of this run's folder is loaded.
+  Position resume_in_memory(const std::string& tag, bool or_from_folder);
   /// Local. The path of the checkpoint that resume() has loaded.
   const std::string& resumed_from() const { return resumed_from_; }
   /// Collective. Waits for an asynchronous save. Throws CheckpointError.
@@ -102,6 +104,7 @@ class RunCheckpoints {
   std::string resume_hint() const;
 
  private:
+  Position resume(const std::filesystem::path& source, const std::string& tag, HostFolders* folders);
   const std::string& final_tag() const { return final_is_best() ? best_->tag : last_tag_; }
   bool exists(const std::string& tag) const;
   std::string latest() const;

@@ -38,6 +38,7 @@ struct TrainerStart {
   bool resume = false;            ///< from a checkpoint in its output folder
   std::string resume_tag = {};    ///< which checkpoint; empty: the latest
   bool resume_in_memory = false;  ///< from the one that memory->find() has found, of tag resume_tag
+  bool or_from_folder = false;    ///< where that fails, from the latest in its output folder
   std::string init = {};  ///< weights to start from, ignored by a resumed run: a .safetensors file, or a
                           ///< folder with one; empty: the model's own initialization
   LoadWeightsOptions init_options = {};  ///< how they are matched to the model, added to the task's options

@@ -26,7 +26,7 @@ struct TrainerConfig {
   int64_t histograms_every_steps = 0;      ///< optimizer steps; 0: none
   int64_t save_every_epochs = 1;           ///< 0: not by epochs
   int64_t save_every_steps = 0;            ///< optimizer steps; 0: not by steps
-  int64_t save_in_memory_every_steps = 0;  ///< optimizer steps, for a restart on this host; 0: never
+  int64_t save_in_memory_every_steps = 0;  ///< optimizer steps, for --max-restarts; 0: never
   std::string metric_for_best = "loss";    ///< metric of the evaluations that chooses the best checkpoint
   std::string best_is = "auto";            ///< "greatest", "least", or "auto": see greater_is_better()
   bool load_best_at_end = true;  ///< tests and exports the best checkpoint's weights; false: the last step's

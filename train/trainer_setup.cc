@@ -125,7 +125,9 @@ void Trainer::initialize_engine(const InitOptions& init) {
 /// Collective. The order of an epoch does not depend on the number of ranks or on the batch size, so both may
 /// differ from those of the run that is resumed.
 void Trainer::resume() {
-  start_position_ = checkpoints_->resume(source_of(start_, config_.trainer), start_.resume_tag);
+  start_position_ = start_.resume_in_memory
+                        ? checkpoints_->resume_in_memory(start_.resume_tag, start_.or_from_folder)
+                        : checkpoints_->resume(start_.resume_tag);
   steps_done_ = start_position_.steps_done;
   if (const int64_t epoch = steps_done_ / sampler_->steps_per_epoch();
       counts_epochs(config_.engine.scheduler) && std::abs(epoch - start_position_.data.epoch) > 1)

@@ -27,14 +27,17 @@ class CountingStore final : public c10d::HashStore {
   std::atomic<int64_t> num_reads = 0;   ///< of one value, or of several at once
   std::atomic<int64_t> num_writes = 0;  ///< of any kind
   std::atomic<int64_t> num_checks = 0;  ///< whether a key is there: a rank that waits asks repeatedly
+  std::atomic<size_t> longest = 0;      ///< value written, bytes
 
   void set(const std::string& key, const std::vector<uint8_t>& value) override {
     ++num_writes;
+    note(value);
     HashStore::set(key, value);
   }
   std::vector<uint8_t> compareSet(const std::string& key, const std::vector<uint8_t>& expected,
                                   const std::vector<uint8_t>& desired) override {
     ++num_writes;
+    note(desired);
     return HashStore::compareSet(key, expected, desired);
   }
   int64_t add(const std::string& key, int64_t amount) override {
@@ -56,6 +59,13 @@ class CountingStore final : public c10d::HashStore {
   bool check(const std::vector<std::string>& keys) override {
     ++num_checks;
     return HashStore::check(keys);
+  }
+
+ private:
+  void note(const std::vector<uint8_t>& value) {
+    for (size_t before = longest;
+         value.size() > before && !longest.compare_exchange_weak(before, value.size());) {
+    }
   }
 };
 
@@ -82,6 +92,37 @@ TEST(StoreExchangeTest, AsksTheStoreALimitedNumberOfTimesARank) {
   EXPECT_EQ(store->num_reads, kRounds * kSize) << "one a rank; of the last to arrive, of all values at once";
   EXPECT_LE(store->num_writes, kRounds * (2 * kSize + 2))
       << "the value and the count of each rank, the result";
+}
+
+// c10d's store takes 8 MiB at once.
+TEST(StoreExchangeTest, LongValuesAreSentInParts) {
+  constexpr int kSize = 3;
+  const auto store = c10::make_intrusive<CountingStore>();
+  const GroupStore group_store(store, "the store");
+  const auto value = [](int rank, size_t bytes) {
+    std::string text;
+    for (size_t i = 0; i < bytes; ++i)
+      text += static_cast<char>(i * 31 + i / 1000 + static_cast<size_t>(rank));
+    return text;
+  };
+  const size_t part = (size_t{4} << 20) / kSize;
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < kSize; ++rank) {
+    threads.emplace_back([&, rank] {
+      StoreExchange exchange(group_store, rank, kSize);
+      const std::vector<std::vector<size_t>> rounds = {
+          {1, 2 * part + 5, part}, {0, part, part + 1}, {7, 0, 3}};  // bytes, by rank
+      for (const std::vector<size_t>& bytes : rounds) {
+        const StoreExchange::Result result =
+            exchange.run(value(rank, bytes[rank]), std::chrono::seconds(60), [] {});
+        ASSERT_EQ(result.values.size(), static_cast<size_t>(kSize)) << result.cause;
+        for (int r = 0; r < kSize; ++r) ASSERT_TRUE(result.values[r] == value(r, bytes[r])) << r;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(store->num_reads, (3 + 2 + 1) * kSize) << "one a part and rank";
+  EXPECT_LT(store->longest, size_t{5} << 20);
 }
 
 class ExchangeTest : public testing::EachBackend {};

@@ -3,12 +3,16 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
+#include <chrono>
 #include <set>
+#include <thread>
 
 #include "checkpoint/catalog.h"
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/reader.h"
+#include "core/disk_error.h"
 #include "core/str.h"
 #include "tests/engine/checkpoint_testing.h"
 #include "tests/support/files.h"
@@ -171,6 +175,80 @@ TEST(HostFolders, RanksReadOnlyWhatTheyNeed) {
             (std::set<std::string>{"rank_00000.h5", "rank_00002.h5", "rank_00003.h5"}));
 }
 
+TEST(HostFolders, WhatIsBroughtIsRemovedAfterTheLoad) {
+  Hosts hosts({1, 1, 1, 1});
+  const Job job{.world = 4, .stage = 1};
+  train(hosts, job, 1);
+  on_ranks(4, [&](comm::CommunicatorPtr comm) {
+    const auto folders = HostFolders::join(comm, hosts.folder_of(comm->rank()));
+    folders->find(steps_of);
+    folders->bring({0, 1, 2, 3});
+    EXPECT_THAT(rank_files(folders->path()), ::testing::SizeIs(4));
+    comm->barrier("looked");
+    folders->release();
+    EXPECT_THAT(rank_files(folders->path()), ::testing::SizeIs(2));
+    EXPECT_EQ(folders->find(steps_of).tag, "global_step1");
+  });
+}
+
+/// Fails when `operation` is carried out on a file of that name.
+auto fails(std::string operation, std::string name) {
+  return [operation = std::move(operation), name = std::move(name)](std::string_view done,
+                                                                    const fs::path& path) {
+    if (done == operation && path.filename().string().find(name) != std::string::npos)
+      throw DiskError("no space left (injected)");
+  };
+}
+
+// Each phase of a save, on one host: the others have published it already, or have their copies.
+TEST(HostFolders, ASaveThatFailsOnOneHostIsRemovedOnAll) {
+  Hosts hosts({1, 1});
+  const Job job{.world = 2, .stage = 2};
+  on_ranks(2, [&](comm::CommunicatorPtr comm) {
+    const fs::path mine = hosts.folder_of(comm->rank());
+    Trained trained(job, comm);
+    for (const char* operation : {"write", "rename"}) {
+      const auto good = HostFolders::join(comm, mine);
+      trained.step();
+      trained.engine->save_in_memory(*good, {{"who", "me"}});
+      const std::string before = str("global_step", trained.engine->global_steps());
+      const auto bad = HostFolders::join(
+          comm, mine, comm->rank() == 1 ? fails(operation, "rank_00000.h5") : decltype(DiskOptions::probe)());
+      for (int i = 0; i < 2; ++i) {
+        trained.step();
+        EXPECT_THAT(error_of<CheckpointError>([&] { trained.engine->save_in_memory(*bad, {}); }),
+                    AllOf(HasSubstr("rank 1"), HasSubstr("no space left (injected)")));
+        comm->barrier("looked at");
+        EXPECT_THAT(checkpoint::list_checkpoints(mine), ::testing::ElementsAre(before));
+        comm->barrier("looked");
+      }
+      EXPECT_EQ(good->find(steps_of).tag, before);
+    }
+  });
+}
+
+TEST(HostFolders, FilesThatCannotBeBroughtAreAnErrorOnAllRanks) {
+  Hosts hosts({1, 1, 1, 1});
+  const Job job{.world = 4, .stage = 1};
+  const Tensors saved = train(hosts, job, 1);
+  on_ranks(4, [&](comm::CommunicatorPtr comm) {
+    const fs::path mine = hosts.folder_of(comm->rank());
+    const auto bad = HostFolders::join(
+        comm, mine, comm->rank() == 2 ? fails("write", "rank_00001.h5") : decltype(DiskOptions::probe)());
+    const HostFolders::Found found = bad->find(steps_of);
+    Trained trained(job, comm);
+    const Tensors before = whole_state(*trained.engine);
+    LoadOptions options;
+    options.folders = bad.get();
+    EXPECT_THAT(error_of<CheckpointError>([&] { trained.engine->load_checkpoint(mine, found.tag, options); }),
+                AllOf(HasSubstr("rank 2"), HasSubstr("no space left (injected)")));
+    EXPECT_TRUE(bit_equal(whole_state(*trained.engine), before));
+    bad->release();
+    EXPECT_THAT(rank_files(mine), ::testing::SizeIs(2));
+  });
+  EXPECT_TRUE(bit_equal(restart(hosts, job).state, saved));
+}
+
 void damage(const fs::path& file) { flip_bit(file, static_cast<int64_t>(fs::file_size(file) / 2), 3); }
 
 TEST(HostFolders, ADamagedFileIsTakenFromThePartner) {
@@ -242,7 +320,7 @@ TEST(HostFolders, AFolderThatIsGoneIsAnErrorAndNotMadeAgain) {
     EXPECT_THAT(error_of<CheckpointError>([&] { trained.engine->save_in_memory(*folders, {}); }),
                 AllOf(HasSubstr("rank 1"), HasSubstr("the folder is gone")));
     EXPECT_THAT(error_of<CheckpointError>([&] { folders->find(steps_of); }),
-                AllOf(HasSubstr("rank 1"), HasSubstr("host1: the folder is gone")));
+                AllOf(HasSubstr("rank 1"), HasSubstr("host1: there is no such folder")));
     trained.step();  // training goes on
   });
   EXPECT_FALSE(fs::exists(hosts.folder(1)));
@@ -260,9 +338,36 @@ TEST(HostFolders, RowsOfRanks) {
   EXPECT_TRUE(bit_equal(restarted.state, saved));
 }
 
-TEST(HostFolders, ThereAreNoneWhereOneRankHasNone) {
+TEST(HostFolders, AFolderThatOthersMayWriteToIsRefused) {
+  Hosts hosts({1, 1});
+  ::chmod(hosts.folder(1).c_str(), 0770);
   on_ranks(2, [&](comm::CommunicatorPtr comm) {
-    EXPECT_EQ(HostFolders::join(comm, comm->rank() == 0 ? "/dev/shm" : ""), nullptr);
+    EXPECT_THAT(error_of<CheckpointError>([&] { HostFolders::join(comm, hosts.folder_of(comm->rank())); }),
+                AllOf(HasSubstr("rank 1"), HasSubstr("mode 40770; expected a folder of user")));
+  });
+}
+
+TEST(HostFolders, AFolderMayBeMadeAfterTheRanks) {
+  Hosts hosts({1, 1});
+  fs::remove_all(hosts.folder(1));
+  on_ranks(2, [&](comm::CommunicatorPtr comm) {
+    std::thread late;
+    if (comm->rank() == 1)
+      late = std::thread([&] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(300));
+        fs::create_directory(hosts.folder(1));
+      });
+    const auto folders = HostFolders::join(comm, hosts.folder_of(comm->rank()));
+    if (late.joinable()) late.join();
+    EXPECT_EQ(folders->num_hosts(), 2);
+    EXPECT_EQ(folders->find(steps_of).tag, "");
+  });
+}
+
+TEST(HostFolders, ThereAreNoneWhereOneRankHasNone) {
+  const Hosts hosts({1, 1});
+  on_ranks(2, [&](comm::CommunicatorPtr comm) {
+    EXPECT_EQ(HostFolders::join(comm, comm->rank() == 0 ? hosts.folder(0) : fs::path()), nullptr);
   });
 }
 

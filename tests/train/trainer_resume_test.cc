@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <mutex>
+#include <stdexcept>
 
 #include "core/str.h"
+#include "engine/host_folders.h"
 #include "tests/train/trainer_testing.h"
 
 namespace tessera::train {
@@ -151,6 +153,65 @@ TEST_F(TrainerTest, TrainerState) {
                   .at("early_stopping_patience_counter"),
               0);
   }
+}
+
+// Of four hosts, partners two by two, each is to be sent two files, which one of them has no room for.
+TEST_F(TrainerTest, CheckpointInMemoryThatCannotBeLoadedIsNotUsed) {
+  json config = base_config();
+  config["trainer"]["epochs"] = 1;
+  config["checkpoint"]["fsync"] = false;
+  train(config, 4);
+  const json calm = json::parse(read_text(folder_ / "all_results.json"));
+  config["trainer"]["save_in_memory_every_steps"] = 1;
+  config["trainer"]["save_every_steps"] = 4;
+  const auto in_memory = [&](int rank) { return temporary_.path() / str("memory_", rank); };
+  const fs::path log = temporary_.path() / "log";
+  const auto run = [&](bool restarted, bool or_from_folder) {
+    fs::remove(log);
+    const Logger logger(LogOptions{.terminal = false, .file = log.string()});
+    comm::run_threads(4, {}, [&](comm::CommunicatorPtr comm) {
+      const bool is_full = restarted && comm->rank() == 2;  // has the files of ranks 2 and 3
+      TrainerStart start{.resume = restarted, .init = {}, .stop = {}};
+      start.memory =
+          HostFolders::join(comm, in_memory(comm->rank()), [=](std::string_view done, const fs::path& path) {
+            if (is_full && done == "write" &&
+                str(path.filename().string()).find("rank_0000") != std::string::npos)
+              throw DiskError("no space left (injected)");
+          });
+      if (restarted) {
+        const auto found = start.memory->find([](const json& state) {
+          return std::optional(state.at("client_state").at("trainer").at("steps_done").get<int64_t>());
+        });
+        EXPECT_EQ(found.tag, "global_step6");
+        start.resume_in_memory = true;
+        start.resume_tag = found.tag;
+        start.or_from_folder = or_from_folder;
+      }
+      int64_t num_asked = 0;
+      start.stop = [&]() -> bool {
+        if (!restarted && ++num_asked == 7) throw std::runtime_error("killed");
+        return false;
+      };
+      BlobsTask task({});
+      Trainer(parse_run_config(config.dump(), "blobs.json", 4), task, comm, {}, {{}, logger}, start).run();
+    });
+  };
+  const auto begin = [&] {
+    fs::remove_all(folder_);
+    for (int rank = 0; rank < 4; ++rank) {
+      fs::remove_all(in_memory(rank));
+      fs::create_directory(in_memory(rank));
+    }
+    EXPECT_THROW(run(false, false), std::runtime_error);
+  };
+  begin();
+  EXPECT_THROW(run(true, /*or_from_folder=*/false), Error);
+  for (int rank = 0; rank < 4; ++rank) EXPECT_FALSE(fs::exists(in_memory(rank) / "global_step6"));
+  begin();
+  run(true, /*or_from_folder=*/true);
+  EXPECT_THAT(read_text(log), AllOf(HasSubstr("the checkpoint in memory is not used: "),
+                                    HasSubstr("no space left (injected)")));
+  EXPECT_EQ(json::parse(read_text(folder_ / "all_results.json")).at("eval_loss"), calm.at("eval_loss"));
 }
 
 }  // namespace
