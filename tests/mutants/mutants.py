@@ -105,7 +105,7 @@ class Copy:
 
     def tests(self):
         """By ctest's name: the built programs that its command line and environment mention."""
-        found = self.run(["ctest", "--test-dir", str(self.build), "--show-only=json-v1"], check=True).stdout
+        found = self.run(["ctest", "--test-dir", str(self.build), "-C", "Hosts", "--show-only=json-v1"], check=True).stdout
         prefix = str(self.build) + "/"
         programs = {}
         for test in json.loads(found[found.index("{"):])["tests"]:
@@ -122,7 +122,8 @@ class Copy:
     def run_tests(self, names, timeout_s):
         """The first test that fails, whether it was by its time limit, and what it printed; or (None, False, "")."""
         pattern = "^(" + "|".join(re.escape(name) for name in names) + ")$"
-        output = self.run(["ctest", "--test-dir", str(self.build), "--stop-on-failure", "--output-on-failure", "--timeout", str(timeout_s), "-R", pattern],
+        output = self.run(["ctest", "--test-dir", str(self.build), "-C", "Hosts", "--stop-on-failure", "--output-on-failure",
+                           "--timeout", str(timeout_s), "-R", pattern],
                           env={**os.environ, "GTEST_FAIL_FAST": "1"}).stdout
         for line in output.splitlines():
             failed = re.search(r"Test +#\d+: (\S+) .*\*\*\*(\S+)", line)
