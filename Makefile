@@ -49,6 +49,7 @@ test-hosts:  ## one training under ssh, mpirun, srun, torchrun, Spark, Ray
 python-parity:  ## import tessera beside DDP: all models and worlds
 	@scripts/setup.sh --python
 	@scripts/build.sh release tessera tessera_engine_module
+	@scripts/test.sh release -C Full -L full
 	@PYTHONPATH=build/python TESSERA=build/tessera .deps/venv/bin/python -B tests/python/ddp_test.py full
 
 asan:  ## the same under Address- and UndefinedBehaviorSanitizer

@@ -72,11 +72,22 @@ function(tessera_test_library name)
   endif()
 endfunction()
 
-# tessera_test(name SOURCES a_test.cc DEPS ...): one GoogleTest binary; ctest runs it as one test, or with
-# DISCOVER each case alone (for suites whose cases need a process of their own); with BACKENDS shm hybrid also as
-# NAME_shm, with the ranks in shared memory, and as NAME_hybrid, on two hosts (tests/support/backend.h).
+# add_test() for all of the suite. A test keeps a core busy, of which ctest counts two halves (scripts/test.sh); with WAITS one half:
+# it waits for time-outs, for ranks that were killed or for servers most of the time, and needs little of a core.
+function(tessera_add_test)
+  cmake_parse_arguments(PARSE_ARGV 0 ARG "WAITS" "NAME" "")
+  add_test(NAME ${ARG_NAME} ${ARG_UNPARSED_ARGUMENTS})
+  set(halves 2)
+  if(ARG_WAITS)
+    set(halves 1)
+  endif()
+  set_tests_properties(${ARG_NAME} PROPERTIES PROCESSORS ${halves})
+endfunction()
+
+# tessera_test(name SOURCES a_test.cc DEPS ...): one GoogleTest binary; ctest runs it as one test; with BACKENDS shm hybrid also as
+# NAME_shm, with the ranks in shared memory, and as NAME_hybrid, on two hosts (tests/support/backend.h). WAITS: see above.
 function(tessera_test name)
-  cmake_parse_arguments(ARG "TORCH;NN;DISCOVER" "" "SOURCES;DEPS;BACKENDS" ${ARGN})
+  cmake_parse_arguments(ARG "TORCH;NN;WAITS" "" "SOURCES;DEPS;BACKENDS" ${ARGN})
   add_executable(${name} ${ARG_SOURCES})
   tessera_join_sources(${name})
   tessera_compile_options(${name})
@@ -87,13 +98,13 @@ function(tessera_test name)
   elseif(ARG_TORCH)
     tessera_use_torch(${name})
   endif()
-  if(ARG_DISCOVER)
-    gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60)
-  else()
-    add_test(NAME ${name} COMMAND ${name})
-    foreach(backend ${ARG_BACKENDS})
-      add_test(NAME ${name}_${backend} COMMAND ${name})
-      set_tests_properties(${name}_${backend} PROPERTIES ENVIRONMENT TESSERA_TEST_BACKEND=${backend})
-    endforeach()
+  set(waits)
+  if(ARG_WAITS)
+    set(waits WAITS)
   endif()
+  tessera_add_test(NAME ${name} ${waits} COMMAND ${name})
+  foreach(backend ${ARG_BACKENDS})
+    tessera_add_test(NAME ${name}_${backend} ${waits} COMMAND ${name})
+    set_tests_properties(${name}_${backend} PROPERTIES ENVIRONMENT TESSERA_TEST_BACKEND=${backend})
+  endforeach()
 endfunction()

@@ -7,7 +7,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 (($# >= 1)) || fail "usage: scripts/test.sh release|debug|asan|tsan [CTEST ARGUMENT...]"
 readonly PRESET="$1"
 shift
-# Many tests start several ranks, and many wait more than they compute.
-parallel=$(nproc)
+# ctest's processors are halves of a core: a test takes two, or one if it waits more than it computes (cmake/Targets.cmake).
+parallel=$((2 * $(nproc)))
 ctest --preset "$PRESET" --parallel "${CTEST_PARALLEL_LEVEL:-$parallel}" --no-tests=error "$@" 2>&1 </dev/null |
   tee "$LOG_DIR/ctest-$PRESET.log"
