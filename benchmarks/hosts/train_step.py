@@ -114,11 +114,10 @@ TITLES = ["ms", "to DDP", "MB", "formula", "loss"]
 
 
 def markdown(found):
-    lines = [f"GPT of {found['parameters'] / 1e6:.1f} million parameters, fp32, medians of the steps.",
-             results.surroundings(found)]
-    for title, table in found["settings"].items():
-        lines += ["", f"| {title} | {' | '.join(TITLES)} |", "|---" * (len(TITLES) + 1) + "|"]
-        lines += [f"| {name} | {' | '.join(cells(row))} |" for name, row in table.items()]
+    lines = [f"GPT of {found['parameters'] / 1e6:.1f} million parameters, fp32, medians of the steps."]
+    for title, setting in found["settings"].items():
+        lines += ["", results.surroundings(setting), "", f"| {title} | {' | '.join(TITLES)} |", "|---" * (len(TITLES) + 1) + "|"]
+        lines += [f"| {name} | {' | '.join(cells(row))} |" for name, row in setting["rows"].items()]
     return "\n".join(lines) + "\n"
 
 
@@ -173,8 +172,9 @@ def main():
     document.surroundings(PERFORMANCE, COMMAND)
     before = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {"settings": {}}
     stamp = results.results({}, {}, train_step.tessera_version())
-    found = {"date": stamp["date"], "machine": machine.describe(), "versions": stamp["versions"], "parameters": parameters,
-             "settings": {**before["settings"], **found["settings"]}}
+    for title, table in found["settings"].items():
+        before["settings"][title] = {"date": stamp["date"], "machine": machine.describe(), "versions": stamp["versions"], "rows": table}
+    found = {"parameters": parameters, "settings": before["settings"]}
     RESULTS.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     document.replace_table(PERFORMANCE, COMMAND, markdown(found))
 
