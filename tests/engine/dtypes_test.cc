@@ -7,6 +7,7 @@
 #include "checkpoint/reader.h"
 #include "core/str.h"
 #include "tests/engine/checkpoint_testing.h"
+#include "tests/support/backend.h"
 
 namespace tessera::testing {
 namespace {
@@ -114,6 +115,7 @@ class Dtypes : public ::testing::TestWithParam<std::tuple<Way, int, std::string>
 };
 
 TEST_P(Dtypes, TrainAsInPlainLibtorchAtEveryStage) {
+  TESSERA_ON_ONE_BACKEND();
   const TrainingRun plain = plain_lora_run(make_case(0), way());
   EXPECT_LT(plain.losses.back(), plain.losses.front());
   TrainingRun at_stage_0;

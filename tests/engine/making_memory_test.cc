@@ -8,6 +8,7 @@
 #include "core/process_memory.h"
 #include "core/str.h"
 #include "examples/language_model/model.h"
+#include "tests/support/backend.h"
 #include "tests/support/live_bytes.h"
 #include "tests/support/losses.h"
 
@@ -88,6 +89,7 @@ TEST_P(MakingMemory, IsTheShardsAndTwoUnits) {
 
 // GPT-2 XL: 6.2 GB in fp32.
 TEST(MakingMemoryOfALargeModel, OneRankOf64TakesLessThan2GB) {
+  TESSERA_ON_ONE_BACKEND();
   for (const int rank : {63, 0}) {
     SCOPED_TRACE(str("rank ", rank));
     LiveBytes live;

@@ -11,6 +11,7 @@
 
 #include "comm/self.h"
 #include "core/str.h"
+#include "tests/support/backend.h"
 #include "tests/support/live_bytes.h"
 #include "tests/support/losses.h"
 
@@ -123,6 +124,7 @@ void expect_state(const Measured& measured) {
 class MeteredTraining : public ::testing::TestWithParam<std::tuple<int, std::string>> {};
 
 TEST_P(MeteredTraining, UsesAreWhatTheTensorsSayAndSimulatedRanksHoldTheSame) {
+  TESSERA_ON_ONE_BACKEND();
   const auto& [world, backend] = GetParam();
   for (int stage = 0; stage <= 3; ++stage) {
     for (const bool bf16 : {false, true}) {

@@ -3,6 +3,7 @@
 #include <torch/nn/modules/container/sequential.h>
 
 #include "core/str.h"
+#include "tests/support/backend.h"
 #include "tests/support/live_bytes.h"
 #include "tests/support/losses.h"
 
@@ -154,6 +155,7 @@ void check_allocations(comm::CommunicatorPtr comm, int stage, Precision precisio
 class Allocations : public ::testing::TestWithParam<int> {};  // world
 
 TEST_P(Allocations, NothingElseOfTheModelsSizeIsAlive) {
+  TESSERA_ON_ONE_BACKEND();
   on_ranks(
       GetParam(),
       [](comm::CommunicatorPtr comm) {

@@ -11,6 +11,7 @@
 
 #include "comm/torch_dtype.h"
 #include "core/str.h"
+#include "tests/support/backend.h"
 #include "tests/support/losses.h"
 #include "zero/gathered_parameters.h"
 
@@ -56,6 +57,7 @@ std::string backward_error(TypedEngine<MlpImpl>& engine, const std::function<voi
 // ------------------------------------------------------------------------------------- replaced memory
 
 TEST_P(ParametersAt, AModelMovedOutOfItsUnitsIsRefusedByName) {
+  TESSERA_ON_ONE_BACKEND();
   on_two_ranks([&](comm::CommunicatorPtr comm) {
     const at::ScalarType dtype = to_torch(config().compute_dtype());
     const auto with_engine = [&](const std::function<void(TypedEngine<MlpImpl>&)>& body) {
@@ -157,6 +159,7 @@ TEST(Parameters, AnotherTensorInTheModuleIsRefusedByName) {
 // -------------------------------------------------------------------------------------- in-place writes
 
 TEST_P(ParametersAt, AWriteInPlaceBetweenStepsIsRefused) {
+  TESSERA_ON_ONE_BACKEND();
   on_two_ranks([&](comm::CommunicatorPtr comm) {
     const std::vector<std::function<void(at::Tensor)>> writes{[](at::Tensor p) { p.mul_(0.5); },
                                                               [](at::Tensor p) { p[1].zero_(); },
@@ -183,6 +186,7 @@ TEST_P(ParametersAt, AWriteInPlaceBetweenStepsIsRefused) {
 }
 
 TEST_P(ParametersAt, WritesInsideAGatheredParametersAreTrainedOnOnAllRanks) {
+  TESSERA_ON_ONE_BACKEND();
   // By hand: a step of SGD from the values that were written.
   const at::ScalarType dtype = to_torch(config().compute_dtype());
   const auto bias = [](int rank) { return at::full({3}, 0.5 + rank); };

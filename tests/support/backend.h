@@ -3,6 +3,8 @@
 // communication or a network alone.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <cstdlib>
 #include <string>
 
@@ -17,3 +19,8 @@ inline std::string default_backend() {
 inline bool in_shared_memory() { return default_backend() == "shm" || default_backend() == "hybrid"; }
 
 }  // namespace tessera::testing
+
+/// At the start of a test to which default_backend() means nothing, such as one that chooses its backends:
+/// the suite's run on another backend would repeat it.
+#define TESSERA_ON_ONE_BACKEND() \
+  if (std::getenv("TESSERA_TEST_BACKEND") != nullptr) GTEST_SKIP() << "the run without a backend has it"

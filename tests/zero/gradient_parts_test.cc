@@ -3,6 +3,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "comm/torch_dtype.h"
+#include "tests/support/backend.h"
 #include "tests/zero/vectors.h"
 
 namespace tessera::zero::testing {
@@ -75,6 +76,7 @@ TEST(Reducer, HooksThatFireTwiceInOneBackward) {
 // What is stored in a slot of a narrower dtype, or scaled, is rounded. Stages 0 and 1 round the sum of the
 // parts.
 TEST(Reducer, GradientsInPartsRoundAlikeAtEveryStage) {
+  TESSERA_ON_ONE_BACKEND();
   struct Rounding {
     const char* name;
     at::ScalarType communicate = at::kFloat;

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <limits>
 
+#include "tests/support/backend.h"
 #include "tests/zero/zero_testing.h"
 
 namespace tessera::zero::testing {
@@ -140,6 +141,7 @@ std::vector<at::Tensor> trained(int world, int stage, const Change& change) {
 class EveryOptimizer : public ::testing::TestWithParam<std::tuple<OptimizerKind, std::string>> {};
 
 TEST_P(EveryOptimizer, DoesNotDependOnTheCut) {
+  TESSERA_ON_ONE_BACKEND();
   const OptimizerKind kind = std::get<0>(GetParam());
   const std::vector<at::Tensor> expected = trained(1, 0, with(kind));
   const VectorModel initial;
