@@ -86,14 +86,14 @@ TEST(Reducer, GradientsInPartsRoundAlikeAtEveryStage) {
        {Rounding{"bf16", at::kBFloat16}, Rounding{"fp16", at::kHalf}, Rounding{"prescale", at::kFloat, true},
         Rounding{"predivide", at::kFloat, false, 3},
         Rounding{"bf16 model", at::kBFloat16, true, 1, DType::kBFloat16}})
-    for (const char* backend : {"gloo", "shm", "hybrid"})
+    for (const auto& [world, backend] : {std::pair{3, "gloo"}, {3, "shm"}, {3, "hybrid"}, {1, "self"}})
       for (const bool each : {false, true}) {
         if (each && (rounding.communicate != at::kBFloat16 || backend == std::string("gloo"))) continue;
         std::vector<at::Tensor> expected;
         for (int stage = 0; stage <= 3; ++stage) {
           SCOPED_TRACE(str(rounding.name, " ", backend, " stage ", stage, each ? " each micro-step" : ""));
           comm::run_threads(
-              3, {.backend = backend, .timeout = std::chrono::seconds(20)}, [&](comm::CommunicatorPtr comm) {
+              world, {.backend = backend, .timeout = std::chrono::seconds(20)}, [&](comm::CommunicatorPtr comm) {
                 Chain model(2);
                 Rig rig(*model, comm, stage, [&](ShardedModelOptions& options) {
                   options.compute_dtype = rounding.parameters;
