@@ -11,9 +11,9 @@
 //
 // [Note: nothing to sum]
 // Where a unit's ranks are one rank, a slot would only be copied into the accumulator. There the accumulator
-// is the slot: a gradient goes from p.grad into it, rounded as it would be in a slot of communicate_dtype, and
-// is added where a micro-step before has left something. So the bits are those of the way through a slot, in
-// one pass over memory instead of two, and there are no slots.
+// is the slot: a gradient goes from p.grad into it, rounded as it would be in a slot of communicate_dtype,
+// and is added where a micro-step before has left something. So the bits are those of the way through a slot,
+// in one pass over memory instead of two, and there are no slots.
 #pragma once
 
 #include <ATen/core/Tensor.h>

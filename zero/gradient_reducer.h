@@ -69,8 +69,9 @@ class GradientReducer {
   at::Tensor shard(const ParamUnit& unit) const;
   /// (piece numel) the part of shard() that this rank alone answers for.
   at::Tensor piece(const ParamUnit& unit) const;
-  /// Local. (units, 2) fp64 on the device, after a boundary's finish_backward: of each trainable unit's piece() the
-  /// sum of squares of the finite elements, and the number of the others. Does not wait for the device.
+  /// Local. (units, 2) fp64 on the device, after a boundary's finish_backward: of each trainable unit's
+  /// piece() the sum of squares of the finite elements, and the number of the others. Does not wait for the
+  /// device.
   at::Tensor norms() const;
   /// Whether a gradient came for the parameter on this rank since the accumulators started anew.
   const std::vector<bool>& used() const { return gradients_.used(); }

@@ -59,8 +59,8 @@ int parameter_at(const Layout& layout, const ParamUnit& unit, int64_t element) {
   return -1;
 }
 
-/// The first parameter with an element that is not finite, in this rank's pieces; -1: none. `norms`: this rank's,
-/// (units, 2).
+/// The first parameter with an element that is not finite, in this rank's pieces; -1: none. `norms`: this
+/// rank's, (units, 2).
 int first_nonfinite(const Layout& layout, std::vector<ParamUnit>& units, const GradientReducer& gradients,
                     const double* norms) {
   for (ParamUnit& unit : units) {
@@ -108,9 +108,9 @@ GradientSummary summarize(const Layout& layout, std::vector<ParamUnit>& units,
   const size_t num_units = units.size(), num_parameters = layout.parameters().size();
   const at::Device device = units.front().memory.full().device();
   const Mesh& mesh = units.front().mesh;
-  const at::Tensor parts =
-      all_gather_pieces(comm, device, {gradients.norms().view(-1), flags_of_rank(gradients, device, raise_flag)},
-                        mesh, "gradient norm");
+  const at::Tensor parts = all_gather_pieces(
+      comm, device, {gradients.norms().view(-1), flags_of_rank(gradients, device, raise_flag)}, mesh,
+      "gradient norm");
 
   GradientSummary summary;
   summary.used.resize(num_parameters);
@@ -127,7 +127,8 @@ GradientSummary summarize(const Layout& layout, std::vector<ParamUnit>& units,
   const at::Tensor found = to_be_copied(1, device);
   *static_cast<double*>(found.data_ptr()) =
       first_nonfinite(layout, units, gradients, part_of(mesh.piece(comm.rank())));
-  const at::Tensor firsts = all_gather_pieces(comm, device, {found}, mesh, "first gradient that is not finite");
+  const at::Tensor firsts =
+      all_gather_pieces(comm, device, {found}, mesh, "first gradient that is not finite");
   int first = static_cast<int>(num_parameters);
   for (int piece = 0; piece < comm.size(); ++piece)
     if (const double theirs = firsts.const_data_ptr<double>()[piece]; theirs >= 0)

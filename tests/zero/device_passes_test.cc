@@ -1,10 +1,11 @@
-// What the threads of the CUDA kernels do, one after another on the CPU: every element once, the bits of the CPU's
-// loops wherever a segment starts, and sums whose order is that of the elements' number alone.
+// What the threads of the CUDA kernels do, one after another on the CPU: every element once, the bits of the
+// CPU's loops wherever a segment starts, and sums whose order is that of the elements' number alone.
 #include "zero/kernels/device_passes.h"
 
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <limits>
 #include <random>
 #include <vector>
 
@@ -21,7 +22,8 @@ using device::Pair;
 
 constexpr DType kDtypes[] = {DType::kFloat32, DType::kBFloat16, DType::kFloat16};
 /// Around a group, and around a block's chunk.
-constexpr int64_t kNumels[] = {0, 1, 3, 4, 5, 17, kGroup* kGroupsABlock - 1, kGroup* kGroupsABlock + 3, 9'001};
+constexpr int64_t kNumels[] = {0,    1, 3, 4, 5, 17, kGroup * kGroupsABlock - 1, kGroup * kGroupsABlock + 3,
+                               9'001};
 
 /// (numel) elements of a dtype that begin `offset` elements after an address that is aligned for all.
 class Elements {
@@ -61,8 +63,8 @@ class Elements {
   DType dtype_;
 };
 
-/// The arrays of a segment. `offsets` in elements, from places that are aligned: of the fp32 arrays, the gradient,
-/// the parameter.
+/// The arrays of a segment. `offsets` in elements, from places that are aligned: of the fp32 arrays, the
+/// gradient, the parameter.
 struct Arrays {
   Arrays(int64_t numel, DType dtype, int64_t offset, int64_t grad_offset, int64_t param_offset)
       : master(numel, DType::kFloat32, offset, 1),
@@ -126,8 +128,8 @@ Sums sums_of(int num_blocks, const ThreadSum& thread_sum) {
   return sums;
 }
 
-/// Calls visit(numel, dtype, offset, grad_offset, param_offset) for segments that align together, with a shift, or
-/// not at all.
+/// Calls visit(numel, dtype, offset, grad_offset, param_offset) for segments that align together, with a
+/// shift, or not at all.
 template <class Visit>
 void for_segments(const Visit& visit) {
   for (const DType dtype : kDtypes)
@@ -222,7 +224,9 @@ TEST(DevicePasses, GroupsCoverEveryElementOnceAndAlignedOnesAreAligned) {
         for_threads(groups.num_blocks(), [&](int block, int thread) {
           device::for_groups(groups, block, thread, [&](const device::GroupAt& at) {
             num_whole += at.whole;
-            if (at.whole) EXPECT_EQ((at.begin + shift) % kGroup, 0);
+            if (at.whole) {
+              EXPECT_EQ((at.begin + shift) % kGroup, 0);
+            }
             for (int i = 0; i < kGroup; ++i)
               if (at.has(i)) ++visits.at(static_cast<size_t>(at.begin + i));
           });
@@ -264,7 +268,8 @@ TEST(DevicePasses, ATableFindsTheSegmentOfABlock) {
   EXPECT_TRUE(table.full());
   ASSERT_EQ(table.num_blocks(), 6);
   std::vector<int> found;
-  for (int block = 0; block < table.num_blocks(); ++block) found.push_back(table.entries[table.entry_of(block)]);
+  for (int block = 0; block < table.num_blocks(); ++block)
+    found.push_back(table.entries[table.entry_of(block)]);
   EXPECT_EQ(found, (std::vector<int>{10, 10, 11, 13, 13, 13}));
 }
 

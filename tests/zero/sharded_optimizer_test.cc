@@ -103,7 +103,8 @@ class GatherCounter final : public tessera::testing::ForwardingCommunicator {
   }
 };
 
-// What waits for a device: one gather, whose result is read on the host, and one more for LAMB, and for a name.
+// What waits for a device: one gather, whose result is read on the host, and one more for LAMB, and for a
+// name.
 TEST(ShardedOptimizer, AStepReadsNumbersOfTheDeviceOnce) {
   run_ranks(2, [](comm::CommunicatorPtr comm) {
     for (const OptimizerKind kind : {OptimizerKind::kAdamW, OptimizerKind::kLamb}) {

@@ -1,8 +1,8 @@
-// The CUDA kernels. Elements: the same rules as the CPU's; compiled with --fmad=false, so that an element's bits
-// are the CPU's. What a thread does is in device_passes.h. Sums: every thread adds its elements in order in fp64,
-// a block adds its threads in a fixed tree, a second kernel adds a segment's blocks the same way. Which elements
-// a thread adds depends on their number alone, so the bits depend on nothing else (no atomics, not the device, not
-// what else is in the launch).
+// The CUDA kernels. Elements: the same rules as the CPU's; compiled with --fmad=false, so that an element's
+// bits are the CPU's. What a thread does is in device_passes.h. Sums: every thread adds its elements in order
+// in fp64, a block adds its threads in a fixed tree, a second kernel adds a segment's blocks the same way.
+// Which elements a thread adds depends on their number alone, so the bits depend on nothing else (no atomics,
+// not the device, not what else is in the launch).
 #include <cuda_runtime.h>
 
 #include "zero/kernels/cuda_abi.h"
@@ -20,7 +20,8 @@ const char* launch_error() {
 }
 
 // ------------------------------------------------------------------------------------------- kernels
-// `table` stays in the constant memory of the arguments: __grid_constant__ keeps the compiler from copying it.
+// `table` stays in the constant memory of the arguments: __grid_constant__ keeps the compiler from copying
+// it.
 
 template <class RuleType>
 __global__ void __launch_bounds__(kThreads)
@@ -103,8 +104,8 @@ const char* launch_if_any(const Table& table, const Launch& launch) {
   return launch_error();
 }
 
-/// One launch over the segments from `begin` on that have this rule, as many as fit. Returns CUDA's error text or
-/// null.
+/// One launch over the segments from `begin` on that have this rule, as many as fit. Returns CUDA's error
+/// text or null.
 template <class RuleType>
 const char* update_from(int64_t& begin, const Rule* rules, const UpdateArgs* args, int64_t count,
                         cudaStream_t stream) {

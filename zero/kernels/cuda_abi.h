@@ -1,8 +1,8 @@
 // The entry points of cuda.cu, which is compiled into the CUDA plugin and found by name
-// (core/cuda_plugin.h), so that runs on the CPU load no CUDA library. Arrays of `count` elements are host memory,
-// read during the call; pointers inside their elements are device memory, as are `result` and `scratch`, which has
-// device::scratch_numel() fp64 elements for each segment; `stream` is a cudaStream_t. Each only enqueues work on the stream, whose device must be current, and returns null or
-// CUDA's error text.
+// (core/cuda_plugin.h), so that runs on the CPU load no CUDA library. Arrays of `count` elements are host
+// memory, read during the call; pointers inside their elements are device memory, as are `result` and
+// `scratch`, which has device::scratch_numel() fp64 elements for each segment; `stream` is a cudaStream_t.
+// Each only enqueues work on the stream, whose device must be current, and returns null or CUDA's error text.
 #pragma once
 
 #include <cstdint>

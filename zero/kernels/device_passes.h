@@ -1,13 +1,13 @@
 // What a thread of a CUDA kernel does, without CUDA: cuda.cu has the launches around it, and
 // device_passes_test.cc calls it thread after thread on the CPU.
 //
-// [Note: segments and groups] A launch goes over a table of segments, which the kernel gets by value. Each block
-// has a chunk of one segment, each thread groups of kGroup neighbouring elements of it, so that a warp reads and
-// writes 16 bytes a thread (8 of 16-bit types) without gaps. Segments may start at any element. Where one shift
-// aligns all arrays of a segment, groups begin at the aligned places: the first and the last group may be
-// incomplete, and are read element by element. Where none does, all are. An elementwise pass gives the same bits
-// either way. Sums are never shifted: which thread adds which elements, in which order, depends on the number of
-// elements alone.
+// [Note: segments and groups] A launch goes over a table of segments, which the kernel gets by value. Each
+// block has a chunk of one segment, each thread groups of kGroup neighbouring elements of it, so that a warp
+// reads and writes 16 bytes a thread (8 of 16-bit types) without gaps. Segments may start at any element.
+// Where one shift aligns all arrays of a segment, groups begin at the aligned places: the first and the last
+// group may be incomplete, and are read element by element. Where none does, all are. An elementwise pass
+// gives the same bits either way. Sums are never shifted: which thread adds which elements, in which order,
+// depends on the number of elements alone.
 #pragma once
 
 #include <cstdint>
@@ -112,8 +112,8 @@ struct alignas(8) FourHalves {
   uint16_t values[kGroup];
 };
 
-/// One instruction each. A plain assignment is not: the compiler merges it with the stores of incomplete groups,
-/// element by element. __stwb is the ordinary store.
+/// One instruction each. A plain assignment is not: the compiler merges it with the stores of incomplete
+/// groups, element by element. __stwb is the ordinary store.
 TESSERA_HD void write(FourFloats* to, const FourFloats& group) {
 #ifdef __CUDA_ARCH__
   __stwb(reinterpret_cast<float4*>(to),
@@ -138,8 +138,8 @@ TESSERA_HD FourFloats load_group(const void* data, DType dtype, int64_t begin) {
   const FourHalves halves = *reinterpret_cast<const FourHalves*>(static_cast<const uint16_t*>(data) + begin);
   FourFloats group;
   for (int i = 0; i < kGroup; ++i)
-    group.values[i] = dtype == DType::kBFloat16 ? float_of_bf16(halves.values[i])
-                                                : float_of_fp16(halves.values[i]);
+    group.values[i] =
+        dtype == DType::kBFloat16 ? float_of_bf16(halves.values[i]) : float_of_fp16(halves.values[i]);
   return group;
 }
 
@@ -148,8 +148,8 @@ TESSERA_HD void store_group(void* data, DType dtype, int64_t begin, const FourFl
     return write(reinterpret_cast<FourFloats*>(static_cast<float*>(data) + begin), group);
   FourHalves halves;
   for (int i = 0; i < kGroup; ++i)
-    halves.values[i] = dtype == DType::kBFloat16 ? bf16_of_float(group.values[i])
-                                                 : fp16_of_float(group.values[i]);
+    halves.values[i] =
+        dtype == DType::kBFloat16 ? bf16_of_float(group.values[i]) : fp16_of_float(group.values[i]);
   write(reinterpret_cast<FourHalves*>(static_cast<uint16_t*>(data) + begin), halves);
 }
 
@@ -165,8 +165,8 @@ struct GroupAt {
     first = begin < 0 ? static_cast<int>(-begin) : 0;
     last = groups.numel - begin < kGroup ? static_cast<int>(groups.numel - begin) : kGroup;
   }
-  /// Loops over a group ask this, instead of beginning at `first`, so that the compiler unrolls them and keeps
-  /// groups in registers.
+  /// Loops over a group ask this, instead of beginning at `first`, so that the compiler unrolls them and
+  /// keeps groups in registers.
   TESSERA_HD bool has(int element) const { return element >= first && element < last; }
   /// Zeros beside its elements.
   TESSERA_HD FourFloats load(const void* data, DType dtype) const {
@@ -271,8 +271,7 @@ TESSERA_HD Pair lamb_norms_of_chunk(const LambEntry& entry, int64_t chunk, int t
   for_groups(entry.groups, chunk, thread, [&](const GroupAt& at) {
     const FourFloats grad = scaled_grad(args, at), weights = at.load(args.master, DType::kFloat32);
     FourFloats first = at.load(args.state0, DType::kFloat32), second = at.load(args.state1, DType::kFloat32);
-    for (int i = 0; i < kGroup; ++i)
-      entry.rule.advance(grad.values[i], first.values[i], second.values[i]);
+    for (int i = 0; i < kGroup; ++i) entry.rule.advance(grad.values[i], first.values[i], second.values[i]);
     at.store(args.state0, DType::kFloat32, first);
     at.store(args.state1, DType::kFloat32, second);
     for (int i = 0; i < kGroup; ++i) {
@@ -291,9 +290,9 @@ TESSERA_HD void lamb_apply_chunk(const LambEntry& entry, int64_t chunk, int thre
     const FourFloats first = at.load(args.state0, DType::kFloat32),
                      second = at.load(args.state1, DType::kFloat32);
     for (int i = 0; i < kGroup; ++i)
-      weights.values[i] = weights.values[i] - entry.step_size * entry.rule.direction(weights.values[i],
-                                                                                     first.values[i],
-                                                                                     second.values[i]);
+      weights.values[i] =
+          weights.values[i] -
+          entry.step_size * entry.rule.direction(weights.values[i], first.values[i], second.values[i]);
     store_weights(args, at, weights);
   });
 }

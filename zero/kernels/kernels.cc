@@ -213,8 +213,8 @@ void update(OptimizerKind kind, double grad_scale, const std::vector<SegmentUpda
   std::vector<UpdateArgs> args;
   for (const SegmentUpdate& update : updates) {
     rules.push_back(make_rule(kind, *update.hyper, update.step));
-    const size_t num_states = std::visit(
-        [](const auto& chosen) { return static_cast<size_t>(chosen.kNumStates); }, rules.back());
+    const size_t num_states =
+        std::visit([](const auto& chosen) { return static_cast<size_t>(chosen.kNumStates); }, rules.back());
     args.push_back(args_of(update.segment, num_states, grad_scale, /*reads_grad=*/true));
     TESSERA_CHECK(update.segment.master.device() == updates.front().segment.master.device());
   }
