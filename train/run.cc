@@ -68,10 +68,17 @@ void make_deterministic() {
   context.setBenchmarkCuDNN(false);
 }
 
+void allow_tf32() {
+  at::Context& context = at::globalContext();
+  context.setAllowTF32CuBLAS(true);
+  context.setAllowTF32CuDNN(true);
+}
+
 void set_up_process(const TrainerConfig& trainer, const comm::Environment& environment) {
   std::signal(SIGXFSZ,
               SIG_IGN);  // exceeding a file size limit is then a write error, as a full disk is
   if (trainer.deterministic) make_deterministic();
+  if (trainer.tf32) allow_tf32();
   at::set_num_threads(choose_num_threads(trainer, environment));
   choose_device(trainer, environment);
 }

@@ -32,6 +32,10 @@ void set_up_process(const TrainerConfig& trainer, const comm::Environment& envir
 /// be called before anything runs on CUDA.
 void make_deterministic();
 
+/// Local. For trainer.tf32: as torch.backends.cuda.matmul.allow_tf32 = True and the same of cudnn, for the
+/// whole process. Changes nothing on the CPU.
+void allow_tf32();
+
 /// Local. trainer.num_threads; if that is 0, this host's cores divided by its ranks, at least 1.
 int choose_num_threads(const TrainerConfig& trainer, const comm::Environment& environment);
 

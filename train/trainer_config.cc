@@ -76,6 +76,11 @@ std::vector<config::Field> trainer_fields(TrainerConfig& c) {
        "As torch.use_deterministic_algorithms(True): operators give the same bits in every run, and one that "
        "cannot is an error",
        argument("full_determinism")},
+      {"tf32", &c.tf32,
+       "CUDA: fp32 matrix products and convolutions on tensor cores, which round their inputs to 10 bits of "
+       "mantissa; false: as libtorch does by default (products in fp32, unless the environment has "
+       "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1)",
+       argument("tf32")},
   };
 }
 

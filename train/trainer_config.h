@@ -37,6 +37,7 @@ struct TrainerConfig {
   std::string backend = "auto";         ///< comm.backend: auto, shm, gloo or nccl
   int64_t num_threads = 0;              ///< CPU threads of one rank; 0: the host's cores divided by its ranks
   bool deterministic = false;           ///< as torch.use_deterministic_algorithms(True)
+  bool tf32 = false;                    ///< allow_tf32(); false: as libtorch's defaults and environment say
   double timeout_s = 1800;              ///< timeout of collectives
   double rendezvous_timeout_s = 300;    ///< timeout until all ranks have joined
   int64_t dataloader_num_workers = 0;  ///< threads of one rank that make batches; 0: the training thread does

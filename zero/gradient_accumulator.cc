@@ -1,5 +1,7 @@
 #include "zero/gradient_accumulator.h"
 
+#include <c10/core/ScalarType.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -22,6 +24,7 @@ void GradientAccumulator::begin_backward(bool first) {
   in_backward_ = true;
   std::fill(fired_.begin(), fired_.end(), 0);
   if (first) std::fill(used_.begin(), used_.end(), false);
+  if (options_.straight) std::fill(in_slot_.begin(), in_slot_.end(), !first);
   for (ParamUnit& unit : units_) {
     unit.gradient.num_missing = static_cast<int>(unit.spec.parameters.size());
     unit.gradient.late = false;  // what came late is still in p.grad, and goes with this micro-step
@@ -83,12 +86,21 @@ void GradientAccumulator::copy_into_slot(int parameter, const at::Tensor& slot) 
   const at::Tensor grad =
       parts_[parameter].defined() ? std::exchange(parts_[parameter], at::Tensor()) : take_grad(parameter);
   if (in_slot_[parameter]) {
-    target.add_(grad, options_.prescale);
+    target.add_(rounded_as_in_slot(grad), options_.prescale);
+  } else if (options_.straight) {
+    target.copy_(rounded_as_in_slot(grad));
   } else {
     target.copy_(grad);
     if (options_.prescale != 1) target.mul_(options_.prescale);
   }
   in_slot_[parameter] = true;
+}
+
+/// Where the slot is an accumulator of a wider type, or what is added would be rounded only with the sum.
+at::Tensor GradientAccumulator::rounded_as_in_slot(const at::Tensor& grad) const {
+  if (!options_.straight) return grad;
+  const at::ScalarType dtype = options_.communicate_dtype;
+  return c10::promoteTypes(grad.scalar_type(), dtype) == dtype ? grad : grad.to(dtype);
 }
 
 bool GradientAccumulator::arrived(int parameter) {
@@ -107,7 +119,7 @@ bool GradientAccumulator::has_grad(int parameter) const {
 void GradientAccumulator::complete_slot(const ParamUnit& unit, const at::Tensor& slot) {
   for (const int parameter : unit.spec.parameters)
     if (parts_[parameter].defined() || has_grad(parameter)) copy_into_slot(parameter, slot);
-  zero_missing(slot, unit, in_slot_);
+  if (!options_.straight || first_) zero_missing(slot, unit, in_slot_);
 }
 
 void GradientAccumulator::complete_accumulator(const ParamUnit& unit) {
@@ -121,6 +133,7 @@ void GradientAccumulator::zero_unused(const ParamUnit& unit) const {
 }
 
 void GradientAccumulator::leave_slot(const ParamUnit& unit) {
+  if (options_.straight) return;
   for (const int parameter : unit.spec.parameters) in_slot_[parameter] = false;
 }
 

@@ -8,6 +8,12 @@
 // first, as stages 0 and 1 do, and the sum goes into the slot once: so all stages round alike. How many parts
 // there are the first backward shows; a part beyond those expected is late at every stage, and reduced on its
 // own. A parameter with one part needs no memory for that.
+//
+// [Note: nothing to sum]
+// Where a unit's ranks are one rank, a slot would only be copied into the accumulator. There the accumulator
+// is the slot: a gradient goes from p.grad into it, rounded as it would be in a slot of communicate_dtype,
+// and is added where a micro-step before has left something. So the bits are those of the way through a slot,
+// in one pass over memory instead of two, and there are no slots.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -25,8 +31,10 @@ class GradientAccumulator {
  public:
   struct Options {
     at::ScalarType accumulate_dtype = at::kFloat;
+    at::ScalarType communicate_dtype = at::kFloat;
     double prescale = 1;       ///< of what goes into a slot
     bool slots_round = false;  ///< see [Note: gradients in parts]
+    bool straight = false;     ///< accumulators are the slots: see [Note: nothing to sum]
   };
   GradientAccumulator(const Layout& layout, std::vector<ParamUnit>& units, std::vector<at::Tensor> parameters,
                       const Options& options);
@@ -69,6 +77,7 @@ class GradientAccumulator {
 
  private:
   at::Tensor take_grad(int parameter);
+  at::Tensor rounded_as_in_slot(const at::Tensor& grad) const;
   bool has_grad(int parameter) const;
   void zero_missing(const at::Tensor& flat, const ParamUnit& unit, const std::vector<bool>& came) const;
 
@@ -79,7 +88,8 @@ class GradientAccumulator {
   bool first_ = true, in_backward_ = false;
   // By parameter:
   std::vector<int> fired_, expected_;  // gradients in this backward
-  std::vector<bool> in_slot_;          // its gradient is in the slot
+  std::vector<bool> in_slot_;          // the slot has something of it: of this backward, or, where
+                                       // accumulators are the slots, since these started anew
   std::vector<at::Tensor> parts_;      // the sum of those so far; undefined where none waits
   std::vector<bool> used_;
 };

@@ -37,10 +37,14 @@ GradientReducer::GradientReducer(const Layout& layout, std::vector<ParamUnit>& u
       prescale_(options.prescale ? 1.0 / num_ranks(*comm_, options) : 1 / options.predivide_factor),
       postscale_(options.prescale ? 1 : options.predivide_factor / num_ranks(*comm_, options)),
       row_scale_(options.replicas ? 1 : postscale_),
+      way_(choose_way()),
       gradients_(layout, units, std::move(parameters),
                  {.accumulate_dtype = options.accumulate_dtype,
+                  .communicate_dtype = options.communicate_dtype,
                   .prescale = prescale_,
-                  .slots_round = options.communicate_dtype != options.accumulate_dtype || prescale_ != 1}) {
+                  .slots_round = options.communicate_dtype != options.accumulate_dtype || prescale_ != 1 ||
+                                 way_ == Way::kStraight,
+                  .straight = way_ == Way::kStraight}) {
   TESSERA_CHECK(options_.num_slots >= 1);
   std::vector<int> order;
   bool gathers_on_use = false;
@@ -64,13 +68,9 @@ GradientReducer::GradientReducer(const Layout& layout, std::vector<ParamUnit>& u
     sum_gather_comm_ = apart ? options_.replicas->duplicate("sums") : options_.replicas;
   }
   TESSERA_CHECK(!options_.replicas || (placement.gradient_sharded && placement.gradient == Tier::kDevice));
-  if (placement.gradient_sharded || options_.reduce_each_micro_step) {
-    way_ = Way::kReduceEachBackward;
-  } else if (options_.accumulate_dtype != options_.communicate_dtype) {
-    way_ = Way::kAccumulateThenCopy;
-  }
   for (const int unit : this->order()) make_accumulator(units_[unit]);
   if (through_slots()) make_slots();
+  if (placement.gradient != Tier::kDevice) norms_ = zero_norms();
   if (placement.on_host(placement.gradient)) {
     const at::TensorOptions bytes =
         units_[this->order().front()].memory.full().options().dtype(at::kByte).requires_grad(false);
@@ -81,6 +81,19 @@ GradientReducer::GradientReducer(const Layout& layout, std::vector<ParamUnit>& u
   }
   reads_peers_ = update_whole_ && !through_slots() &&
                  comm_->peer_view(units_[this->order().front()].gradient.accumulator, 0).defined();
+}
+
+GradientReducer::Way GradientReducer::choose_way() const {
+  const auto trainable =
+      std::find_if(units_.begin(), units_.end(), [](const ParamUnit& unit) { return unit.spec.trainable; });
+  if (trainable == units_.end()) return Way::kAccumulateInPlace;
+  const Placement& placement = trainable->placement;
+  if (placement.gradient_sharded || options_.reduce_each_micro_step) {
+    const bool nothing_to_sum = comm_->size() == 1 && !options_.replicas && prescale_ == 1 && postscale_ == 1;
+    return nothing_to_sum && placement.gradient == Tier::kDevice ? Way::kStraight : Way::kReduceEachBackward;
+  }
+  return options_.accumulate_dtype == options_.communicate_dtype ? Way::kAccumulateInPlace
+                                                                 : Way::kAccumulateThenCopy;
 }
 
 // Collective where the accumulator is reduced in place: other ranks then read it.
@@ -147,7 +160,7 @@ void GradientReducer::on_gradient(int parameter) {
   const at::NoGradGuard no_grad;
   if (late(parameter)) return gradients_.came_late(parameter);
   ParamUnit& unit = units_[layout_.slice(parameter).unit];
-  if (way_ == Way::kReduceEachBackward) {
+  if (each_backward()) {
     gradients_.take_part(parameter);
     if (gradients_.ready_for_slot(parameter) && claim_slot(unit, queue_->in_hook()))
       gradients_.copy_into_slot(parameter, slot_of(unit));
@@ -166,7 +179,7 @@ void GradientReducer::on_gradient(int parameter) {
 }
 
 bool GradientReducer::claim_slot(ParamUnit& unit, Wait wait) {
-  if (unit.gradient.in_slot) return true;
+  if (unit.gradient.in_slot || way_ == Way::kStraight) return true;
   const int before = slots_->last_overlapping(unit.gradient.place);
   if (before >= queue_->num_issued()) return false;  // the unit that has the slot cannot be reduced yet
   while (before >= queue_->num_completed()) {
@@ -179,6 +192,10 @@ bool GradientReducer::claim_slot(ParamUnit& unit, Wait wait) {
 void GradientReducer::free_slot(ParamUnit& unit) {
   unit.gradient.in_slot = false;
   gradients_.leave_slot(unit);
+}
+
+at::Tensor GradientReducer::slot_of(const ParamUnit& unit) const {
+  return way_ == Way::kStraight ? unit.gradient.accumulator : slots_->view(unit.gradient.place);
 }
 
 // ---------------------------------------------------------------------------------------- reductions
@@ -225,7 +242,7 @@ bool GradientReducer::has_room(Wait wait) {
 
 /// (numel) what is to be reduced.
 at::Tensor GradientReducer::prepare_buffer(ParamUnit& unit) {
-  if (way_ == Way::kReduceEachBackward) {
+  if (each_backward()) {
     gradients_.complete_slot(unit, slot_of(unit));
     return slot_of(unit);
   }
@@ -288,7 +305,7 @@ void GradientReducer::leave_memory(ParamUnit& unit) {
   if (unit.placement.gradient == Tier::kDevice) return;
   UnitGradient& gradient = unit.gradient;
   const at::Tensor sum = on_device_ ? sum_on_device(unit) : shard(unit);
-  if (boundary_) gradient.norm = kernels::begin_squared_norm(sum);
+  if (boundary_) kernels::squared_norms({sum}, norms_, {unit.index});
   if (!on_device_) return unit.release(kGradient);
   gradient.arrival = options_.link->to_host(shard(unit), sum, options_.link->now());
   gradient.on_device.free = gradient.arrival;
@@ -300,9 +317,23 @@ void GradientReducer::leave_memory(ParamUnit& unit) {
   });
 }
 
-kernels::NormPart GradientReducer::norm(const ParamUnit& unit) const {
-  return unit.placement.gradient == Tier::kDevice ? kernels::squared_norm(piece(unit))
-                                                  : unit.gradient.norm.get();
+at::Tensor GradientReducer::norms() const {
+  if (norms_.defined()) return norms_;
+  const at::Tensor sums = zero_norms();
+  std::vector<at::Tensor> pieces;
+  std::vector<int64_t> rows;
+  for (const ParamUnit& unit : units_) {
+    if (!unit.spec.trainable) continue;
+    pieces.push_back(piece(unit));
+    rows.push_back(unit.index);
+  }
+  kernels::squared_norms(pieces, sums, rows);
+  return sums;
+}
+
+at::Tensor GradientReducer::zero_norms() const {
+  const at::TensorOptions on_device = units_.front().memory.full().options().requires_grad(false);
+  return at::zeros({static_cast<int64_t>(units_.size()), 2}, on_device.dtype(at::kDouble));
 }
 
 /// Collective. What was reduced through slots is here in this rank's shard only; stage 0 wants all of it.
@@ -312,37 +343,6 @@ void GradientReducer::gather_results() {
     units_[unit].gradient.reduction =
         comm_->all_gather(units_[unit].gradient.accumulator, shard(units_[unit]), units_[unit].name);
   for (const int unit : order()) std::exchange(units_[unit].gradient.reduction, nullptr)->wait();
-}
-
-/// Issues the sums over the replicas of those units whose reduction in the row is complete, and the gathers
-/// of those sums that are there, each in the agreed order. Where reductions are buffered, few are under way
-/// at once; only `at_end` is anything waited for. The replicas' accumulators get the same bits, also where
-/// the backend's all-reduce would not promise that: each rank sums its piece, and the others take it over.
-void GradientReducer::issue_sums(bool at_end) {
-  if (!options_.replicas || !boundary_) return;
-  const auto may_wait_for = [&](const comm::WorkPtr& work) {
-    if (!at_end && !work->test()) return false;
-    work->wait();
-    return true;
-  };
-  while (static_cast<int>(sums_.size()) < queue_->num_completed()) {
-    const auto limit = static_cast<size_t>(options_.num_slots);
-    if (sums_.size() >= limit && !may_wait_for(sums_[sums_.size() - limit])) break;
-    const ParamUnit& unit = units_[order()[sums_.size()]];
-    sums_.push_back(
-        options_.replicas->reduce_scatter(unit.gradient.accumulator, {piece(unit), postscale_}, unit.name));
-  }
-  if (!at_end && sum_gather_comm_ == options_.replicas) return;  // sums first, on every rank
-  while (sum_gathers_.size() < sums_.size() && may_wait_for(sums_[sum_gathers_.size()])) {
-    const ParamUnit& unit = units_[order()[sum_gathers_.size()]];
-    sum_gathers_.push_back(sum_gather_comm_->all_gather(unit.gradient.accumulator, piece(unit), unit.name));
-  }
-}
-
-/// Collective, at an accumulation boundary.
-void GradientReducer::sum_over_replicas() {
-  issue_sums(/*at_end=*/true);
-  for (const comm::WorkPtr& gather : sum_gathers_) gather->wait();
 }
 
 void GradientReducer::finish_backward() {
@@ -382,18 +382,19 @@ std::vector<bool> GradientReducer::late_units() const {
 void GradientReducer::reduce_late(const std::vector<int>& units) {
   const PauseListening our_own_operators;
   const at::NoGradGuard no_grad;
-  if (!slots_) make_slots();
+  if (!slots_ && way_ != Way::kStraight) make_slots();
   for (const int index : units) {
     ParamUnit& unit = units_[index];
     const at::Tensor flat = slot_of(unit);
     gradients_.complete_slot(unit, flat);
+    unit.gradient.late = false;
+    if (way_ == Way::kStraight) continue;
     // The accumulator is the mean over all ranks by now: so has to be what is added.
     if (options_.replicas) sum_over(*options_.replicas, flat, unit.name);
     const at::Tensor sum = sum_goes_to(unit, /*add=*/true);
     comm_->reduce_scatter(flat, {sum, postscale_, /*add=*/true}, unit.name)->wait();
     leave_memory(unit);
     if (update_whole_) comm_->all_gather(unit.gradient.accumulator, shard(unit), unit.name)->wait();
-    unit.gradient.late = false;
     free_slot(unit);
   }
 }

@@ -69,8 +69,10 @@ class GradientReducer {
   at::Tensor shard(const ParamUnit& unit) const;
   /// (piece numel) the part of shard() that this rank alone answers for.
   at::Tensor piece(const ParamUnit& unit) const;
-  /// Local. Of piece(), after a boundary's finish_backward.
-  kernels::NormPart norm(const ParamUnit& unit) const;
+  /// Local. (units, 2) fp64 on the device, after a boundary's finish_backward: of each trainable unit's
+  /// piece() the sum of squares of the finite elements, and the number of the others. Does not wait for the
+  /// device.
+  at::Tensor norms() const;
   /// Whether a gradient came for the parameter on this rank since the accumulators started anew.
   const std::vector<bool>& used() const { return gradients_.used(); }
 
@@ -115,15 +117,17 @@ class GradientReducer {
     kAccumulateThenCopy,  ///< the same, reduced through a slot of another dtype
     kReduceEachBackward,  ///< every micro-step goes through a slot; the reduced sum is added to the
                           ///< accumulator
+    kStraight,            ///< the same of one rank: see [Note: nothing to sum] in gradient_accumulator.h
   };
   using Wait = ReductionQueue::Wait;
 
   void on_gradient(int parameter);
-  bool reducing() const { return way_ == Way::kReduceEachBackward || boundary_; }
-  bool through_slots() const { return way_ != Way::kAccumulateInPlace; }
+  bool each_backward() const { return way_ == Way::kReduceEachBackward || way_ == Way::kStraight; }
+  bool reducing() const { return each_backward() || boundary_; }
+  bool through_slots() const { return way_ == Way::kAccumulateThenCopy || way_ == Way::kReduceEachBackward; }
   bool late(int parameter) const;
   bool claim_slot(ParamUnit& unit, Wait wait);
-  at::Tensor slot_of(const ParamUnit& unit) const { return slots_->view(unit.gradient.place); }
+  at::Tensor slot_of(const ParamUnit& unit) const;
   void issue_ready(bool at_end);
   bool issue_next(Wait wait);
   bool has_room(Wait wait);
@@ -139,6 +143,8 @@ class GradientReducer {
   void issue_sums(bool at_end);
   void sum_over_replicas();
   void make_accumulator(ParamUnit& unit);
+  Way choose_way() const;
+  at::Tensor zero_norms() const;
   void make_slots();
   std::vector<int64_t> numels_in_order() const;
   void agree_on_order();
@@ -147,10 +153,10 @@ class GradientReducer {
   std::vector<ParamUnit>& units_;
   comm::CommunicatorPtr comm_;
   ReducerOptions options_;
-  Way way_ = Way::kAccumulateInPlace;
-  bool update_whole_ = false;  // every rank updates whole units, and needs the whole sum
   double prescale_, postscale_;
   double row_scale_;  // of a row's sum: postscale_, unless the sum over rows is what is scaled
+  const Way way_;
+  bool update_whole_ = false;  // every rank updates whole units, and needs the whole sum
   GradientAccumulator gradients_;
   bool reads_peers_ = false;
   comm::WorkPtr all_have_read_;
@@ -158,6 +164,7 @@ class GradientReducer {
   std::unique_ptr<ReductionQueue> queue_;
   std::optional<GradientSlots> slots_;
   std::optional<StagingPool> on_device_;  // where accumulators are on the host
+  at::Tensor norms_;                      // where they leave the device or the memory: taken before they do
   std::vector<int> finished_;             // the first backward's order of completion
   bool order_agreed_ = false;
   // Over the replicas, of this boundary's backward, in that order: sums of pieces, and gathers of those,

@@ -2,47 +2,56 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <cmath>
-#include <utility>
 
 #include "zero/kernels/kernels.h"
 #include "zero/operator_listener.h"
 
 namespace tessera::zero {
 
-std::vector<std::vector<double>> all_gather_doubles(comm::Communicator& comm, at::Device device,
-                                                    const std::vector<double>& mine, std::string_view label) {
-  const auto num = static_cast<int64_t>(mine.size());
-  at::Tensor all = at::empty({comm.size() * num}, at::TensorOptions().dtype(at::kDouble));
-  at::Tensor part = all.narrow(0, comm.rank() * num, num);
-  std::copy(mine.begin(), mine.end(), part.data_ptr<double>());
-  if (comm.size() > 1) {
-    at::Tensor on_device = all.to(device);
-    comm.all_gather(on_device, on_device.narrow(0, comm.rank() * num, num), label)->wait();
-    all = on_device.cpu();
-  }
-  std::vector<std::vector<double>> parts;
-  for (int rank = 0; rank < comm.size(); ++rank) {
-    const double* begin = all.data_ptr<double>() + rank * num;
-    parts.emplace_back(begin, begin + num);
-  }
-  return parts;
-}
-
-std::vector<std::vector<double>> in_order_of_pieces(std::vector<std::vector<double>> by_rank,
-                                                    const Mesh& mesh) {
-  std::vector<std::vector<double>> by_piece(by_rank.size());
-  for (size_t rank = 0; rank < by_rank.size(); ++rank)
-    by_piece[static_cast<size_t>(mesh.piece(static_cast<int>(rank)))] = std::move(by_rank[rank]);
-  return by_piece;
+at::Tensor to_be_copied(int64_t numel, at::Device device) {
+  return at::zeros({numel}, at::TensorOptions().dtype(at::kDouble).pinned_memory(device.is_cuda()));
 }
 
 namespace {
 
-/// The head of a rank's part of the all-gather. Behind it: {late, by unit} {used, by parameter}.
-enum Head : size_t { kSumOfSquares, kNumNonfinite, kFirstNonfinite, kFlag, kHeadSize };
+/// The one wait for the device that a step has.
+at::Tensor on_host(const at::Tensor& tensor) {
+  if (tensor.is_cpu()) return tensor;
+  at::Tensor host = to_be_copied(tensor.numel(), tensor.device()).view(tensor.sizes());
+  host.copy_(tensor, /*non_blocking=*/true);
+  const c10::impl::VirtualGuardImpl guard(tensor.device().type());
+  guard.synchronizeStream(guard.getStream(tensor.device()));
+  return host;
+}
+
+}  // namespace
+
+at::Tensor all_gather_pieces(comm::Communicator& comm, at::Device device, const std::vector<at::Tensor>& mine,
+                             const Mesh& mesh, std::string_view label) {
+  int64_t num = 0;
+  for (const at::Tensor& part : mine) num += part.numel();
+  const at::Tensor all =
+      at::empty({comm.size() * num}, at::TensorOptions().dtype(at::kDouble).device(device));
+  const at::Tensor place = all.narrow(0, comm.rank() * num, num);
+  int64_t end = 0;
+  for (const at::Tensor& part : mine) {
+    place.narrow(0, end, part.numel()).copy_(part, /*non_blocking=*/true);
+    end += part.numel();
+  }
+  if (comm.size() > 1) comm.all_gather(all, place, label)->wait();
+  const at::Tensor by_rank = on_host(all).view({comm.size(), num});
+  at::Tensor by_piece = at::empty_like(by_rank);
+  for (int rank = 0; rank < comm.size(); ++rank) by_piece[mesh.piece(rank)].copy_(by_rank[rank]);
+  return by_piece;
+}
+
+namespace {
 
 int parameter_at(const Layout& layout, const ParamUnit& unit, int64_t element) {
   for (int parameter : unit.spec.parameters)
@@ -50,25 +59,44 @@ int parameter_at(const Layout& layout, const ParamUnit& unit, int64_t element) {
   return -1;
 }
 
-std::vector<double> part_of_rank(const Layout& layout, std::vector<ParamUnit>& units,
-                                 const GradientReducer& gradients, bool raise_flag) {
-  std::vector<double> mine(kHeadSize, 0.0);
-  mine[kFirstNonfinite] = -1;
-  mine[kFlag] = raise_flag;
+/// The first parameter with an element that is not finite, in this rank's pieces; -1: none. `norms`: this
+/// rank's, (units, 2).
+int first_nonfinite(const Layout& layout, std::vector<ParamUnit>& units, const GradientReducer& gradients,
+                    const double* norms) {
   for (ParamUnit& unit : units) {
-    if (!unit.spec.trainable) continue;
-    const kernels::NormPart part = gradients.norm(unit);
-    mine[kSumOfSquares] += part.sum_of_squares;
-    mine[kNumNonfinite] += static_cast<double>(part.num_nonfinite);
-    if (part.num_nonfinite > 0 && mine[kFirstNonfinite] < 0) {
-      const InMemory gradient(unit, kGradient, InMemory::Access::kRead);
-      const int64_t first = kernels::first_nonfinite(gradients.piece(unit));
-      mine[kFirstNonfinite] = parameter_at(layout, unit, unit.piece_range.begin + first);
-    }
+    if (norms[2 * unit.index + 1] == 0) continue;
+    const InMemory gradient(unit, kGradient, InMemory::Access::kRead);
+    return parameter_at(layout, unit,
+                        unit.piece_range.begin + kernels::first_nonfinite(gradients.piece(unit)));
   }
-  for (bool late : gradients.late_units()) mine.push_back(late);
-  for (bool used : gradients.used()) mine.push_back(used);
-  return mine;
+  return -1;
+}
+
+/// What a rank gives to the all-gather beside its norms: its flag {late, by unit} {used, by parameter}.
+at::Tensor flags_of_rank(const GradientReducer& gradients, at::Device device, bool raise_flag) {
+  const std::vector<bool> late = gradients.late_units(), used = gradients.used();
+  const at::Tensor flags = to_be_copied(static_cast<int64_t>(1 + late.size() + used.size()), device);
+  auto* next = static_cast<double*>(flags.data_ptr());
+  *next++ = raise_flag;
+  next = std::copy(late.begin(), late.end(), next);
+  std::copy(used.begin(), used.end(), next);
+  return flags;
+}
+
+/// Adds what one rank gave.
+void take_part(const double* norms, const double* flags, size_t num_units, double& sum_of_squares,
+               std::vector<bool>& late, GradientSummary& summary) {
+  double sum = 0;  // of a rank's units, in their order
+  for (size_t unit = 0; unit < num_units; ++unit) {
+    sum += norms[2 * unit];
+    summary.num_nonfinite += static_cast<int64_t>(norms[2 * unit + 1]);
+  }
+  sum_of_squares += sum;
+  if (*flags++ != 0) summary.flag_raised = true;
+  for (size_t unit = 0; unit < num_units; ++unit)
+    if (*flags++ != 0) late[unit] = true;
+  for (size_t parameter = 0; parameter < summary.used.size(); ++parameter)
+    if (*flags++ != 0) summary.used[parameter] = true;
 }
 
 }  // namespace
@@ -79,30 +107,33 @@ GradientSummary summarize(const Layout& layout, std::vector<ParamUnit>& units,
   const at::NoGradGuard no_grad;
   const size_t num_units = units.size(), num_parameters = layout.parameters().size();
   const at::Device device = units.front().memory.full().device();
-  const std::vector<double> mine = part_of_rank(layout, units, gradients, raise_flag);
+  const Mesh& mesh = units.front().mesh;
+  const at::Tensor parts = all_gather_pieces(
+      comm, device, {gradients.norms().view(-1), flags_of_rank(gradients, device, raise_flag)}, mesh,
+      "gradient norm");
 
   GradientSummary summary;
   summary.used.resize(num_parameters);
   std::vector<bool> late(num_units);
   double sum_of_squares = 0;
-  auto first_nonfinite = static_cast<int>(num_parameters);
-  for (const std::vector<double>& part :
-       in_order_of_pieces(all_gather_doubles(comm, device, mine, "gradient norm"), units.front().mesh)) {
-    sum_of_squares += part[kSumOfSquares];
-    summary.num_nonfinite += static_cast<int64_t>(part[kNumNonfinite]);
-    if (part[kFirstNonfinite] >= 0)
-      first_nonfinite = std::min(first_nonfinite, static_cast<int>(part[kFirstNonfinite]));
-    if (part[kFlag] != 0) summary.flag_raised = true;
-    for (size_t unit = 0; unit < num_units; ++unit)
-      if (part[kHeadSize + unit] != 0) late[unit] = true;
-    for (size_t parameter = 0; parameter < num_parameters; ++parameter)
-      if (part[kHeadSize + num_units + parameter] != 0) summary.used[parameter] = true;
-  }
+  const auto part_of = [&](int piece) { return parts.const_data_ptr<double>() + piece * parts.size(1); };
+  for (int piece = 0; piece < comm.size(); ++piece)
+    take_part(part_of(piece), part_of(piece) + 2 * num_units, num_units, sum_of_squares, late, summary);
   summary.norm = std::sqrt(sum_of_squares);
-  if (first_nonfinite < static_cast<int>(num_parameters))
-    summary.first_nonfinite = layout.parameters()[first_nonfinite].name;
   for (size_t unit = 0; unit < num_units; ++unit)
     if (late[unit]) summary.late_units.push_back(static_cast<int>(unit));
+  if (summary.num_nonfinite == 0) return summary;
+
+  const at::Tensor found = to_be_copied(1, device);
+  *static_cast<double*>(found.data_ptr()) =
+      first_nonfinite(layout, units, gradients, part_of(mesh.piece(comm.rank())));
+  const at::Tensor firsts =
+      all_gather_pieces(comm, device, {found}, mesh, "first gradient that is not finite");
+  int first = static_cast<int>(num_parameters);
+  for (int piece = 0; piece < comm.size(); ++piece)
+    if (const double theirs = firsts.const_data_ptr<double>()[piece]; theirs >= 0)
+      first = std::min(first, static_cast<int>(theirs));
+  if (first < static_cast<int>(num_parameters)) summary.first_nonfinite = layout.parameters()[first].name;
   return summary;
 }
 

@@ -32,12 +32,13 @@ struct GradientSummary {
 GradientSummary summarize(const Layout& layout, std::vector<ParamUnit>& units,
                           const GradientReducer& gradients, comm::Communicator& comm, bool raise_flag);
 
-/// Collective. Every rank's `mine`, of the same length, in rank order. `device`: where the transport's
-/// tensors are.
-std::vector<std::vector<double>> all_gather_doubles(comm::Communicator& comm, at::Device device,
-                                                    const std::vector<double>& mine, std::string_view label);
-/// Local. What the ranks gave, in the order of their pieces (mesh.h), in which it is added up.
-std::vector<std::vector<double>> in_order_of_pieces(std::vector<std::vector<double>> by_rank,
-                                                    const Mesh& mesh);
+/// Collective. (ranks, n) fp64 on the host: what the ranks gave, in the order of their pieces (mesh.h), in
+/// which it is added up. `mine`: flat tensors of fp64, n elements together, in the host's memory (from
+/// to_be_copied()) or a device's. `device`: where the transport's tensors are. Waits for the device once,
+/// whatever is in flight.
+at::Tensor all_gather_pieces(comm::Communicator& comm, at::Device device, const std::vector<at::Tensor>& mine,
+                             const Mesh& mesh, std::string_view label);
+/// Local. (n) fp64 zeros of the host's memory, from which `device` copies without a wait.
+at::Tensor to_be_copied(int64_t numel, at::Device device);
 
 }  // namespace tessera::zero

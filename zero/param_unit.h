@@ -37,7 +37,6 @@
 #include "comm/communicator.h"
 #include "zero/buffer_pool.h"
 #include "zero/device_link.h"
-#include "zero/kernels/kernels.h"
 #include "zero/layout.h"
 #include "zero/memory_model.h"
 #include "zero/mesh.h"
@@ -73,8 +72,6 @@ struct UnitGradient {
   int num_missing = 0;      ///< parameters that have not had as many gradients as expected in this backward
   bool in_slot = false;     ///< the unit's slot is in use
   bool late = false;        ///< a gradient came after the reduction had been issued
-  /// Of the reduced shard, where it is below the device: taken while it was there.
-  kernels::PendingNorm norm;
   /// Where the accumulator is on the host: the buffer on the device that the sum is made in, with what is
   /// added to, undefined while there is none; and when the accumulator has the sum.
   StagingPool::Buffer on_device = {};

@@ -1,6 +1,7 @@
 #include "zero/sharded_optimizer.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <cctype>
@@ -199,16 +200,40 @@ kernels::Segment ShardedOptimizer::segment(const Stretch& stretch, const Passage
   return segment;
 }
 
-void ShardedOptimizer::update(const Stretch& stretch, const Passage& passage) const {
-  const kernels::Hyper& hyper = step_->groups[layout_.parameters()[stretch.parameter].group];
-  const int64_t number = steps_[stretch.parameter];
-  const kernels::Segment elements = segment(stretch, passage);
-  if (!rule_) return kernels::update(kind_, hyper, number, step_->grad_scale, elements);
+kernels::SegmentUpdate ShardedOptimizer::update_of(const Stretch& stretch, const Passage& passage) const {
+  return {&step_->groups[layout_.parameters()[stretch.parameter].group], steps_[stretch.parameter],
+          segment(stretch, passage)};
+}
+
+std::vector<kernels::SegmentUpdate> ShardedOptimizer::updates_of(const std::vector<Stretch>& stretches,
+                                                                 const Passage& passage) const {
+  std::vector<kernels::SegmentUpdate> updates;
+  for (const Stretch& stretch : stretches) updates.push_back(update_of(stretch, passage));
+  return updates;
+}
+
+void ShardedOptimizer::apply_rule(const kernels::SegmentUpdate& update) const {
+  const kernels::Segment& elements = update.segment;
   at::Tensor gradient =
       elements.grad.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true).mul_(step_->grad_scale);
   rule_->update({elements.master, std::move(gradient), elements.state},
-                {number, hyper.lr, hyper.weight_decay});
+                {update.step, update.hyper->lr, update.hyper->weight_decay});
   if (elements.param.defined()) at::Tensor(elements.param).copy_(elements.master);
+}
+
+/// One launch on a device; where values are sent up, each stretch's as soon as it is there.
+void ShardedOptimizer::update(const std::vector<Stretch>& stretches, Passage& passage) const {
+  const bool one_by_one = rule_ || stretches.empty() || stretches.front().unit->placement.copies_updates_up();
+  if (!one_by_one) return kernels::update(kind_, step_->grad_scale, updates_of(stretches, passage));
+  for (const Stretch& stretch : stretches) {
+    const kernels::SegmentUpdate update = update_of(stretch, passage);
+    if (rule_) {
+      apply_rule(update);
+    } else {
+      kernels::update(kind_, step_->grad_scale, {update});
+    }
+    send_up(stretch, passage);
+  }
 }
 
 void ShardedOptimizer::begin_step(const GradientReducer& gradients, double grad_scale,
@@ -255,10 +280,7 @@ void ShardedOptimizer::update_now(ParamUnit& unit) {
   const InMemory gradient(unit, kGradient, InMemory::Access::kRead);
   const InMemory updated(unit, kUpdated, InMemory::Access::kReadWrite);
   Passage passage = enter(unit, Takes::kBoth);
-  for (const Stretch& stretch : stretches(unit, step_->used, /*by_parameter=*/false)) {
-    update(stretch, passage);
-    send_up(stretch, passage);
-  }
+  update(stretches(unit, step_->used, /*by_parameter=*/false), passage);
   leave(unit, std::move(passage));
 }
 
@@ -271,45 +293,53 @@ void ShardedOptimizer::finish_step() {
 void ShardedOptimizer::step_lamb() {
   const PauseListening our_own_operators;
   const at::NoGradGuard no_grad;
-  std::vector<double> mine(2 * layout_.parameters().size(), 0.0);
-  const auto hyper_of = [&](const Stretch& stretch) -> const kernels::Hyper& {
-    return step_->groups[layout_.parameters()[stretch.parameter].group];
-  };
+  const std::vector<kernels::LambPart> totals = lamb_totals();
+  for (const int index : step_->order) {
+    ParamUnit& unit = units_[index];
+    const InMemory updated(unit, kUpdated, InMemory::Access::kReadWrite);
+    Passage passage = enter(unit, Takes::kValues);
+    const std::vector<Stretch> parts = stretches(unit, step_->used, /*by_parameter=*/true);
+    const std::vector<kernels::SegmentUpdate> updates = updates_of(parts, passage);
+    std::vector<double> ratios;
+    for (size_t i = 0; i < parts.size(); ++i)
+      ratios.push_back(kernels::lamb_trust_ratio(*updates[i].hyper, totals[parts[i].parameter]));
+    kernels::lamb_apply(updates, ratios);
+    for (const Stretch& stretch : parts) send_up(stretch, passage);
+    leave(unit, std::move(passage));
+  }
+}
+
+/// By parameter: its sums, which all ranks add up. A parameter has one stretch in this rank's piece at most.
+std::vector<kernels::LambPart> ShardedOptimizer::lamb_totals() {
+  const auto num_parameters = static_cast<int64_t>(layout_.parameters().size());
+  at::Tensor norms;  // (parameters and one that takes what is another rank's to report, 2)
   for (const int index : step_->order) {
     ParamUnit& unit = units_[index];
     const InMemory gradient(unit, kGradient, InMemory::Access::kRead);
     const InMemory updated(unit, kUpdated, InMemory::Access::kReadWrite);
     Passage passage = enter(unit, Takes::kGradient);
-    for (const Stretch& stretch : stretches(unit, step_->used, /*by_parameter=*/true)) {
-      const kernels::LambPart part = kernels::lamb_norms(hyper_of(stretch), steps_[stretch.parameter],
-                                                         step_->grad_scale, segment(stretch, passage));
-      if (intersect(stretch.range, unit.piece_range).numel() == 0)
-        continue;  // that part is another rank's to report
-      const auto place = 2 * static_cast<size_t>(stretch.parameter);
-      mine[place] += part.weight_sq;
-      mine[place + 1] += part.update_sq;
-    }
+    const std::vector<Stretch> parts = stretches(unit, step_->used, /*by_parameter=*/true);
+    if (!norms.defined())
+      norms = at::zeros({num_parameters + 1, 2}, unit.master.options().dtype(at::kDouble));
+    std::vector<int64_t> rows;
+    for (const Stretch& stretch : parts)
+      rows.push_back(intersect(stretch.range, unit.piece_range).numel() > 0 ? stretch.parameter
+                                                                            : num_parameters);
+    kernels::lamb_norms(step_->grad_scale, updates_of(parts, passage), norms, rows);
     leave(unit, std::move(passage));
   }
-  std::vector<kernels::LambPart> totals(layout_.parameters().size());
-  for (const std::vector<double>& part :
-       in_order_of_pieces(all_gather_doubles(*comm_, device_, mine, "LAMB norms"), units_.front().mesh))
-    for (size_t parameter = 0; parameter < totals.size(); ++parameter) {
-      totals[parameter].weight_sq += part[2 * parameter];
-      totals[parameter].update_sq += part[2 * parameter + 1];
+  std::vector<kernels::LambPart> totals(static_cast<size_t>(num_parameters));
+  if (!norms.defined()) return totals;
+  const at::Tensor all = all_gather_pieces(*comm_, device_, {norms.narrow(0, 0, num_parameters).view(-1)},
+                                           units_.front().mesh, "LAMB norms");
+  for (int piece = 0; piece < comm_->size(); ++piece) {
+    const double* next = all.const_data_ptr<double>() + piece * all.size(1);
+    for (kernels::LambPart& total : totals) {
+      total.weight_sq += *next++;
+      total.update_sq += *next++;
     }
-  for (const int index : step_->order) {
-    ParamUnit& unit = units_[index];
-    const InMemory updated(unit, kUpdated, InMemory::Access::kReadWrite);
-    Passage passage = enter(unit, Takes::kValues);
-    for (const Stretch& stretch : stretches(unit, step_->used, /*by_parameter=*/true)) {
-      kernels::lamb_apply(hyper_of(stretch), steps_[stretch.parameter],
-                          kernels::lamb_trust_ratio(hyper_of(stretch), totals[stretch.parameter]),
-                          segment(stretch, passage));
-      send_up(stretch, passage);
-    }
-    leave(unit, std::move(passage));
   }
+  return totals;
 }
 
 }  // namespace tessera::zero

@@ -74,7 +74,7 @@ class ShardedOptimizer {
   void set_steps(int parameter, int64_t steps) { steps_[parameter] = steps; }
 
  private:
-  /// Neighbouring elements that one call of a kernel updates.
+  /// Neighbouring elements with one rule, rates and step count.
   struct Stretch {
     ParamUnit* unit;
     int parameter;  // the first one
@@ -93,9 +93,14 @@ class ShardedOptimizer {
   enum class Takes { kGradient, kValues, kBoth };
 
   kernels::Segment segment(const Stretch& stretch, const Passage& passage) const;
-  void update(const Stretch& stretch, const Passage& passage) const;
+  kernels::SegmentUpdate update_of(const Stretch& stretch, const Passage& passage) const;
+  std::vector<kernels::SegmentUpdate> updates_of(const std::vector<Stretch>& stretches,
+                                                 const Passage& passage) const;
+  void apply_rule(const kernels::SegmentUpdate& update) const;
+  void update(const std::vector<Stretch>& stretches, Passage& passage) const;
   void update_now(ParamUnit& unit);
   void step_lamb();
+  std::vector<kernels::LambPart> lamb_totals();
   Passage enter(ParamUnit& unit, Takes takes);
   StagingPool::Buffer begin_to_bring_gradient(const ParamUnit& unit);
   void send_up(const Stretch& stretch, Passage& passage) const;

@@ -219,7 +219,6 @@ const OtherArgument kOtherArguments[] = {
     {"save_only_model", "there is none here: a checkpoint has all that training needs to go on"},
     {"split_batches",
      "here train_batch_size is the batch of all ranks, train_micro_batch_size_per_gpu of one"},
-    {"tf32", "here it is TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1 in the environment"},
     {"torch_compile torch_compile_backend", "there is none here: models run as they are"},
     {"zero_stage", "here it is zero_optimization.stage"},
 };

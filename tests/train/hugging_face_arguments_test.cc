@@ -18,7 +18,7 @@ std::string meaning_of(const std::string& keys, const std::vector<std::string>& 
 TEST(TrainerConfig, TakesHuggingFacesNames) {
   const std::string names =
       R"({"run_name": "r", "num_train_epochs": 2, "per_device_eval_batch_size": 3, "eval_steps": 4, "save_steps": 5,
-      "metric_for_best_model": "f1", "load_best_model_at_end": false, "full_determinism": true, "dataloader_num_workers": 6})";
+      "metric_for_best_model": "f1", "load_best_model_at_end": false, "full_determinism": true, "tf32": true, "dataloader_num_workers": 6})";
   const TrainerConfig trainer = parse_run_config("{\"train_batch_size\": 8, \"trainer\": " + names + "}",
                                                  "c.json", 1, {"trainer.eval_steps=7"})
                                     .trainer;
@@ -32,6 +32,7 @@ TEST(TrainerConfig, TakesHuggingFacesNames) {
   expected.metric_for_best = "f1";
   expected.load_best_at_end = false;
   expected.deterministic = true;
+  expected.tf32 = true;
   expected.dataloader_num_workers = 6;
   EXPECT_EQ(trainer, expected);
 }

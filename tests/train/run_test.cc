@@ -41,6 +41,22 @@ TEST(MakeDeterministic, NondeterministicOperatorIsAnError) {
   at::globalContext().setDeterministicAlgorithms(false, false);
 }
 
+// As torch.backends.cuda.matmul.allow_tf32: a property of the process, which CUDA's products ask for.
+TEST(SetUpProcess, Tf32IsAllowedWhenAskedFor) {
+  at::Context& context = at::globalContext();
+  const bool before = context.allowTF32CuBLAS();
+  TrainerConfig trainer;
+  trainer.device = "cpu";
+  set_up_process(trainer, {});
+  EXPECT_EQ(context.allowTF32CuBLAS(), before) << "libtorch's default is left alone";
+  context.setAllowTF32CuDNN(false);
+  trainer.tf32 = true;
+  set_up_process(trainer, {});
+  EXPECT_TRUE(context.allowTF32CuBLAS());
+  EXPECT_TRUE(context.allowTF32CuDNN(at::Float32Op::CONV));
+  context.setAllowTF32CuBLAS(before);
+}
+
 TEST(ChooseDevice, Cpu) {
   TrainerConfig trainer;
   trainer.device = "cpu";

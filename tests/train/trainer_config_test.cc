@@ -71,7 +71,7 @@ TEST(TrainerConfig, Errors) {
       {R"("epoch": 2)",
        "trainer.epoch: unknown key (did you mean \"epochs\"?), found 2 (a number); expected one of epochs, "
        "device, eval_every_epochs, save_every_epochs, export_model, … "
-       "(all 25 are in docs/configuration.md)"},
+       "(all 26 are in docs/configuration.md)"},
       {R"("epochs": 0, "name": "a/b", "max_steps": "x")",
        "trainer.epochs: found 0 (a number); expected an integer from 1 to 9e15, or null\n"
        "folder/my_run.json:1: trainer.max_steps: found \"x\" (a string); expected an integer from -1 to "

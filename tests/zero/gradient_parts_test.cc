@@ -88,40 +88,41 @@ TEST(Reducer, GradientsInPartsRoundAlikeAtEveryStage) {
        {Rounding{"bf16", at::kBFloat16}, Rounding{"fp16", at::kHalf}, Rounding{"prescale", at::kFloat, true},
         Rounding{"predivide", at::kFloat, false, 3},
         Rounding{"bf16 model", at::kBFloat16, true, 1, DType::kBFloat16}})
-    for (const char* backend : {"gloo", "shm", "hybrid"})
+    for (const auto& [world, backend] : {std::pair{3, "gloo"}, {3, "shm"}, {3, "hybrid"}, {1, "self"}})
       for (const bool each : {false, true}) {
         if (each && (rounding.communicate != at::kBFloat16 || backend == std::string("gloo"))) continue;
         std::vector<at::Tensor> expected;
         for (int stage = 0; stage <= 3; ++stage) {
           SCOPED_TRACE(str(rounding.name, " ", backend, " stage ", stage, each ? " each micro-step" : ""));
-          comm::run_threads(
-              3, {.backend = backend, .timeout = std::chrono::seconds(20)}, [&](comm::CommunicatorPtr comm) {
-                Chain model(2);
-                Rig rig(*model, comm, stage, [&](ShardedModelOptions& options) {
-                  options.compute_dtype = rounding.parameters;
-                  options.reducer.communicate_dtype = rounding.communicate;
-                  options.reducer.prescale = rounding.prescale;
-                  options.reducer.predivide_factor = rounding.predivide;
-                  options.reducer.reduce_each_micro_step = each;
-                  options.optimizer.groups[0].lr = 1e-3;
-                });
-                for (int step = 0; step < 3;
-                     ++step) {  // in the first one it is not known which hooks will fire twice
-                  const int num_micro_steps = each ? 2 : 1;
-                  for (int micro = 0; micro < num_micro_steps; ++micro) {
-                    const at::Tensor x = randn({3, kWidth}, 4'000 + 100 * step + 10 * micro + comm->rank())
-                                             .to(to_torch(rounding.parameters));
-                    rig.backward(checkpointed(*model, x.requires_grad_()), micro == 0,
-                                 micro == num_micro_steps - 1);
-                  }
-                  rig.update();
-                }
-                std::vector<at::Tensor> found = rig.gradients();
-                for (const at::Tensor& weight : rig.weights()) found.push_back(weight);
-                if (comm->rank() != 0) return;
-                if (expected.empty()) expected = found;
-                EXPECT_TRUE(same_bits(found, expected));
-              });
+          comm::run_threads(world, {.backend = backend, .timeout = std::chrono::seconds(20)},
+                            [&](comm::CommunicatorPtr comm) {
+                              Chain model(2);
+                              Rig rig(*model, comm, stage, [&](ShardedModelOptions& options) {
+                                options.compute_dtype = rounding.parameters;
+                                options.reducer.communicate_dtype = rounding.communicate;
+                                options.reducer.prescale = rounding.prescale;
+                                options.reducer.predivide_factor = rounding.predivide;
+                                options.reducer.reduce_each_micro_step = each;
+                                options.optimizer.groups[0].lr = 1e-3;
+                              });
+                              for (int step = 0; step < 3;
+                                   ++step) {  // in the first one it is not known which hooks will fire twice
+                                const int num_micro_steps = each ? 2 : 1;
+                                for (int micro = 0; micro < num_micro_steps; ++micro) {
+                                  const at::Tensor x =
+                                      randn({3, kWidth}, 4'000 + 100 * step + 10 * micro + comm->rank())
+                                          .to(to_torch(rounding.parameters));
+                                  rig.backward(checkpointed(*model, x.requires_grad_()), micro == 0,
+                                               micro == num_micro_steps - 1);
+                                }
+                                rig.update();
+                              }
+                              std::vector<at::Tensor> found = rig.gradients();
+                              for (const at::Tensor& weight : rig.weights()) found.push_back(weight);
+                              if (comm->rank() != 0) return;
+                              if (expected.empty()) expected = found;
+                              EXPECT_TRUE(same_bits(found, expected));
+                            });
           // Gloo's all-reduce, which stage 0 uses without slots, adds in an order of its own.
           const bool own_order =
               stage == 0 && backend == std::string("gloo") && rounding.communicate == at::kFloat && !each;

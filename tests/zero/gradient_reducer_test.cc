@@ -146,6 +146,56 @@ TEST(Reducer, TypesOfCommunicationAndAccumulation) {
   }
 }
 
+/// (kNumel) of the vector's gradients in micro-step `step`: no dtype of 16 bits holds them.
+at::Tensor odd_gradient(int vector, int step) {
+  return randn({kNumel}, static_cast<uint64_t>(100 * step + vector));
+}
+
+// [Note: nothing to sum]
+TEST(Reducer, OneRankNeedsNoSlotsAndRoundsAsTheyDo) {
+  for (int stage = 0; stage <= 3; ++stage)
+    for (const bool each : {false, true})
+      for (const at::ScalarType communicate : {at::kFloat, at::kBFloat16, at::kHalf})
+        for (const at::ScalarType accumulate : {at::kFloat, at::kBFloat16}) {
+          if (stage < 2 && !each) continue;  // these add up first
+          SCOPED_TRACE(str("stage ", stage, " ", c10::toString(communicate), " ", c10::toString(accumulate)));
+          StageOptions options = at_stage(stage);
+          options.reduce_each_micro_step = each;
+          options.communicate_dtype = communicate;
+          options.accumulate_dtype = accumulate;
+          Vectors vectors(3, alone(), options);
+          EXPECT_EQ(vectors.reducer->slot_bytes(), 0);
+          for (int window = 0; window < 2; ++window) {
+            std::vector<at::Tensor> expected(3, at::zeros({kNumel}, accumulate));
+            for (int step = 0; step < 3; ++step) {
+              at::Tensor sum = at::zeros({}).requires_grad_();
+              for (int i = 0; i < 3; ++i) {
+                if (i == step || (i == 2 && window == 1)) continue;  // it has no gradient
+                const at::Tensor gradient = odd_gradient(i, 10 * window + step);
+                sum = sum + (vectors.parameters[i] * gradient).sum();
+                // A slot of the type they travel in; the sum of one rank is added to what is there.
+                const at::Tensor slot = gradient.to(communicate);
+                expected[i] = expected[i].add(slot).to(accumulate);
+              }
+              vectors.reducer->begin_backward(step == 0, step == 2);
+              sum.backward();
+              vectors.reducer->finish_backward();
+            }
+            for (int i = 0; i < 3; ++i)
+              EXPECT_TRUE(at::equal(vectors.reducer->shard(vectors.units[i]), expected[i])) << "vector " << i;
+          }
+        }
+}
+
+TEST(Reducer, OneRankThatScalesBeforeTheSumKeepsItsSlots) {
+  StageOptions options = at_stage(2);
+  options.predivide_factor = 3;
+  Vectors vectors(2, alone(), options);
+  EXPECT_GT(vectors.reducer->slot_bytes(), 0) << "what is scaled twice is rounded twice";
+  vectors.backward({3, 5});
+  EXPECT_TRUE(vectors.hold({3, 5}, 1e-6));
+}
+
 TEST(Reducer, DifferentUnusedParametersOnDifferentRanks) {
   for (int stage = 0; stage <= 3; ++stage) {
     for (int num_slots : {1, 3}) {

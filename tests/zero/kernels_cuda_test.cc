@@ -5,6 +5,7 @@
 
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/cuda_plugin.h"
@@ -31,23 +32,63 @@ class KernelsOnCuda : public ::testing::Test {
   }
 };
 
+const at::Device kCuda(at::kCUDA, 0);
+
 Segment make_segment(size_t num_states, at::ScalarType grad_dtype, at::ScalarType param_dtype,
-                     at::Device device) {
-  constexpr int64_t kNumel = 3'000'017;  // more than one element for each thread of the largest grid
+                     int64_t numel = 3'000'017) {
   at::manual_seed(17);
   Segment segment;
-  segment.master = at::randn({kNumel}).to(device);
-  segment.grad = at::randn({kNumel}).to(grad_dtype).to(device);
-  for (size_t i = 0; i < num_states; ++i) segment.state.push_back(at::rand({kNumel}).to(device));
-  segment.param = at::zeros({kNumel}, param_dtype).to(device);
+  segment.master = at::randn({numel});
+  segment.grad = at::randn({numel}).to(grad_dtype);
+  for (size_t i = 0; i < num_states; ++i) segment.state.push_back(at::rand({numel}));
+  segment.param = at::zeros({numel}, param_dtype);
   return segment;
 }
 
+Segment on_cuda(const Segment& segment) {
+  Segment copy{segment.master.to(kCuda), segment.grad.to(kCuda), {}, segment.param.to(kCuda)};
+  for (const at::Tensor& state : segment.state) copy.state.push_back(state.to(kCuda));
+  return copy;
+}
+
+Segment part_of(const Segment& segment, int64_t begin, int64_t end) {
+  Segment part{segment.master.slice(0, begin, end),
+               segment.grad.slice(0, begin, end),
+               {},
+               segment.param.slice(0, begin, end)};
+  for (const at::Tensor& state : segment.state) part.state.push_back(state.slice(0, begin, end));
+  return part;
+}
+
+/// The whole of it, also what no pass should have touched.
 void expect_equal_to_cpu(const Segment& found, const Segment& expected) {
   EXPECT_TRUE(at::equal(found.master.cpu(), expected.master));
   EXPECT_TRUE(at::equal(found.param.cpu(), expected.param));
   for (size_t i = 0; i < expected.state.size(); ++i)
     EXPECT_TRUE(at::equal(found.state[i].cpu(), expected.state[i]));
+}
+
+/// Segments that begin and end anywhere, of one element and of none, more than a launch takes.
+std::vector<std::pair<int64_t, int64_t>> odd_cuts(int64_t numel) {
+  std::vector<std::pair<int64_t, int64_t>> cuts;
+  int64_t begin = 1;
+  for (int i = 0; i < 100; ++i) {
+    const int64_t end = begin + (i % 5 == 0 ? i / 5 : 37 * i % 9'001);
+    cuts.emplace_back(begin, end);
+    begin = end + i % 3;
+  }
+  cuts.emplace_back(begin, numel - 3);
+  return cuts;
+}
+
+std::vector<SegmentUpdate> cut(const Segment& whole, const std::vector<Hyper>& groups) {
+  std::vector<SegmentUpdate> updates;
+  for (const auto& [begin, end] : odd_cuts(whole.master.numel())) {
+    const size_t i = updates.size();
+    updates.push_back(
+        {&groups[i / 7 % groups.size()], static_cast<int64_t>(1 + i % 4), part_of(whole, begin, end)});
+  }
+  return updates;
 }
 
 TEST_F(KernelsOnCuda, UpdatesEqualTheCpus) {
@@ -58,9 +99,8 @@ TEST_F(KernelsOnCuda, UpdatesEqualTheCpus) {
     for (OptimizerKind kind : {OptimizerKind::kAdam, OptimizerKind::kAdamW, OptimizerKind::kSGD,
                                OptimizerKind::kAdagrad, OptimizerKind::kLion}) {
       for (at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
-        const size_t num_states = state_names(kind, hyper).size();
-        const Segment cpu = make_segment(num_states, dtype, dtype, at::kCPU);
-        const Segment cuda = make_segment(num_states, dtype, dtype, at::Device(at::kCUDA, 0));
+        const Segment cpu = make_segment(state_names(kind, hyper).size(), dtype, dtype);
+        const Segment cuda = on_cuda(cpu);
         update(kind, hyper, 3, 0.5, cpu);
         update(kind, hyper, 3, 0.5, cuda);
         expect_equal_to_cpu(cuda, cpu);
@@ -69,35 +109,113 @@ TEST_F(KernelsOnCuda, UpdatesEqualTheCpus) {
   }
 }
 
+TEST_F(KernelsOnCuda, ManySegmentsAtOddPlacesEqualTheCpus) {
+  std::vector<Hyper> groups(2);
+  groups[0].weight_decay = 0.1;
+  for (OptimizerKind kind : {OptimizerKind::kAdamW, OptimizerKind::kSGD, OptimizerKind::kLion})
+    for (at::ScalarType grad : {at::kFloat, at::kBFloat16, at::kHalf})
+      for (at::ScalarType param : {at::kFloat, at::kBFloat16, at::kHalf}) {
+        const Segment cpu = make_segment(state_names(kind, groups[0]).size(), grad, param);
+        const Segment cuda = on_cuda(cpu);
+        update(kind, 0.5, cut(cpu, groups));
+        update(kind, 0.5, cut(cuda, groups));
+        expect_equal_to_cpu(cuda, cpu);
+      }
+}
+
+// SGD with and without momentum are different rules: the kernels of different launches.
+TEST_F(KernelsOnCuda, RulesMayAlternate) {
+  std::vector<Hyper> groups(2);
+  groups[1].momentum = 0.9;
+  const Segment cpu = make_segment(1, at::kFloat, at::kBFloat16), cuda = on_cuda(cpu);
+  const auto updates = [&](const Segment& whole) {
+    std::vector<SegmentUpdate> all = cut(whole, groups);
+    for (SegmentUpdate& each : all)
+      if (each.hyper->momentum == 0) each.segment.state.clear();
+    return all;
+  };
+  update(OptimizerKind::kSGD, 1.0, updates(cpu));
+  update(OptimizerKind::kSGD, 1.0, updates(cuda));
+  expect_equal_to_cpu(cuda, cpu);
+}
+
+// Where no shift aligns all arrays.
+TEST_F(KernelsOnCuda, ArraysThatDoNotAlignTogetherEqualTheCpus) {
+  constexpr int64_t kNumel = 100'003;
+  for (at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    const Segment cpu = make_segment(2, dtype, dtype, kNumel + 8), cuda = on_cuda(cpu);
+    const auto shifted = [&](const Segment& whole) {
+      Segment part = part_of(whole, 0, kNumel);
+      part.grad = whole.grad.slice(0, 3, 3 + kNumel);
+      part.param = whole.param.slice(0, 1, 1 + kNumel);
+      return part;
+    };
+    update(OptimizerKind::kAdamW, {}, 2, 0.5, shifted(cpu));
+    update(OptimizerKind::kAdamW, {}, 2, 0.5, shifted(cuda));
+    expect_equal_to_cpu(cuda, cpu);
+  }
+}
+
 TEST_F(KernelsOnCuda, LambEqualsTheCpus) {
-  Hyper hyper;
-  hyper.weight_decay = 0.1;
-  const Segment cpu = make_segment(2, at::kBFloat16, at::kBFloat16, at::kCPU);
-  const Segment cuda = make_segment(2, at::kBFloat16, at::kBFloat16, at::Device(at::kCUDA, 0));
-  const LambPart expected = lamb_norms(hyper, 3, 0.5, cpu);
-  const LambPart found = lamb_norms(hyper, 3, 0.5, cuda);
-  EXPECT_NEAR(found.weight_sq, expected.weight_sq, 1e-12 * expected.weight_sq);
-  EXPECT_NEAR(found.update_sq, expected.update_sq, 1e-12 * expected.update_sq);
-  lamb_apply(hyper, 3, 1.5, cpu);
-  lamb_apply(hyper, 3, 1.5, cuda);
+  std::vector<Hyper> groups(2);
+  groups[0].weight_decay = 0.1;
+  const Segment cpu = make_segment(2, at::kBFloat16, at::kBFloat16), cuda = on_cuda(cpu);
+  const std::vector<SegmentUpdate> on_cpu = cut(cpu, groups), on_device = cut(cuda, groups);
+  const auto count = static_cast<int64_t>(on_cpu.size());
+  std::vector<int64_t> rows;
+  for (int64_t i = 0; i < count; ++i) rows.push_back(count - i);  // row 0 is nobody's
+  at::Tensor expected = at::zeros({count + 1, 2}, at::kDouble), found = expected.to(kCuda);
+  lamb_norms(0.5, on_cpu, expected, rows);
+  lamb_norms(0.5, on_device, found, rows);
+  EXPECT_TRUE(at::allclose(found.cpu(), expected, 1e-12, 0));
+  const std::vector<double> ratios(on_cpu.size(), 1.5);
+  lamb_apply(on_cpu, ratios);
+  lamb_apply(on_device, ratios);
   expect_equal_to_cpu(cuda, cpu);
 }
 
 TEST_F(KernelsOnCuda, NormsAreDeterministicAndFindWhatIsNotFinite) {
   at::manual_seed(18);
-  for (int64_t numel : {0, 1, 255, 2'049, 3'000'017}) {
+  for (int64_t numel : {0, 1, 255, 2'049, 4'096, 3'000'017}) {
     const at::Tensor cpu = at::randn({numel});
-    const at::Tensor cuda = cpu.to(at::Device(at::kCUDA, 0));
+    const at::Tensor cuda = cpu.to(kCuda);
     const double expected = squared_norm(cpu).sum_of_squares;
     const double found = squared_norm(cuda).sum_of_squares;
     EXPECT_NEAR(found, expected, 1e-12 * expected);
     EXPECT_EQ(found, squared_norm(cuda.clone()).sum_of_squares);
+    for (int64_t offset : {1, 2, 3, 7}) {
+      const at::Tensor moved = at::empty({numel + offset}, cuda.options()).slice(0, offset);
+      moved.copy_(cuda);
+      EXPECT_EQ(squared_norm(moved).sum_of_squares, found) << "offset " << offset;
+    }
     EXPECT_EQ(first_nonfinite(cuda), -1);
     if (numel < 3) continue;
     cuda[numel - 1] = std::numeric_limits<float>::quiet_NaN();
     cuda[numel / 2] = std::numeric_limits<float>::infinity();
     EXPECT_EQ(squared_norm(cuda).num_nonfinite, 2);
     EXPECT_EQ(first_nonfinite(cuda), numel / 2);
+  }
+}
+
+// What else is in a launch, or whether it is one, changes nothing.
+TEST_F(KernelsOnCuda, NormsOfManyEqualThoseOfEach) {
+  at::manual_seed(19);
+  for (at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    const at::Tensor whole = at::randn({3'000'017}).to(dtype).to(kCuda);
+    std::vector<at::Tensor> parts;
+    std::vector<int64_t> rows;
+    for (const auto& [begin, end] : odd_cuts(whole.numel())) {
+      rows.push_back(static_cast<int64_t>(parts.size()));
+      parts.push_back(whole.slice(0, begin, end));
+    }
+    const at::Tensor sums =
+        at::full({static_cast<int64_t>(parts.size()), 2}, -1, whole.options().dtype(at::kDouble));
+    squared_norms(parts, sums, rows);
+    const at::Tensor found = sums.cpu();
+    for (size_t i = 0; i < parts.size(); ++i) {
+      EXPECT_EQ(found[static_cast<int64_t>(i)][0].item<double>(), squared_norm(parts[i]).sum_of_squares);
+      EXPECT_EQ(found[static_cast<int64_t>(i)][1].item<double>(), 0);
+    }
   }
 }
 

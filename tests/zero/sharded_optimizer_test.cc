@@ -90,6 +90,43 @@ TEST(ShardedOptimizer, NamesTheFirstNonFiniteGradient) {
   }
 }
 
+/// Counts the all-gathers that are not of units.
+class GatherCounter final : public tessera::testing::ForwardingCommunicator {
+ public:
+  using ForwardingCommunicator::ForwardingCommunicator;
+  std::vector<std::string> labels;
+
+ protected:
+  comm::WorkPtr do_all_gather(const at::Tensor& full, const at::Tensor& shard,
+                              std::string_view label) override {
+    if (full.scalar_type() == at::kDouble) labels.emplace_back(label);
+    return ForwardingCommunicator::do_all_gather(full, shard, label);
+  }
+};
+
+// What waits for a device: one gather, whose result is read on the host, and one more for LAMB, and for a
+// name.
+TEST(ShardedOptimizer, AStepReadsNumbersOfTheDeviceOnce) {
+  run_ranks(2, [](comm::CommunicatorPtr comm) {
+    for (const OptimizerKind kind : {OptimizerKind::kAdamW, OptimizerKind::kLamb}) {
+      auto counter = std::make_shared<GatherCounter>(comm);
+      VectorModel model;
+      Rig rig(*model, counter, 1, with(kind, 16));  // three units
+      for (int step = 0; step < 3; ++step) rig.step(model->forward({1, 1, 1}));
+      const bool lamb = kind == OptimizerKind::kLamb;
+      EXPECT_EQ(counter->labels.size(), lamb ? 6u : 3u);
+      EXPECT_EQ(counter->labels.front(), "gradient norm");
+      if (lamb) continue;
+      counter->labels.clear();
+      rig.backward(model->forward({1, std::numeric_limits<double>::infinity(), 1}));
+      EXPECT_EQ(rig.sharded->summarize_gradients().first_nonfinite, "v1");
+      EXPECT_THAT(counter->labels,
+                  ::testing::ElementsAre("gradient norm", "first gradient that is not finite"));
+      rig.sharded->skip_step();
+    }
+  });
+}
+
 TEST(ShardedOptimizer, UnusedParametersAreLeftAlone) {
   for (int stage = 0; stage <= 3; ++stage) {
     run_ranks(2, [&](comm::CommunicatorPtr comm) {

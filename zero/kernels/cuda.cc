@@ -9,6 +9,7 @@
 #include "core/error.h"
 #include "core/str.h"
 #include "zero/kernels/cuda_abi.h"
+#include "zero/kernels/device_passes.h"
 
 namespace tessera::kernels::cuda {
 namespace {
@@ -29,14 +30,25 @@ at::Tensor empty_on(at::Device device, int64_t numel, at::ScalarType dtype) {
   return at::empty({numel}, at::TensorOptions().device(device).dtype(dtype));
 }
 
+/// For the sums of all segments together. (In fp64 elements; at least one, so that it has a place.)
+template <class Segment>
+at::Tensor scratch_for(const std::vector<Segment>& segments, at::Device device) {
+  int64_t numel = 1;
+  for (const Segment& segment : segments) numel += device::scratch_numel(segment.numel);
+  return empty_on(device, numel, at::kDouble);
+}
+
+int64_t count_of(size_t size) { return static_cast<int64_t>(size); }
+
 }  // namespace
 
-at::Tensor squared_norm(const ConstSpan& grad, at::Device device) {
-  static const auto launch = TESSERA_RESOLVE(tessera_cuda_squared_norm);
+void squared_norms(const std::vector<ConstSpan>& grads, const std::vector<double*>& rows, at::Device device) {
+  static const auto launch = TESSERA_RESOLVE(tessera_cuda_squared_norms);
   const c10::DeviceGuard guard(device);
-  const at::Tensor scratch = empty_on(device, kCudaScratchNumel, at::kDouble);
-  check(launch(&grad, scratch.data_ptr<double>(), current_stream(device)), "squared_norm");
-  return scratch.narrow(0, 0, 2).clone();  // not all of the scratch
+  const at::Tensor scratch = scratch_for(grads, device);
+  check(launch(grads.data(), rows.data(), count_of(grads.size()), scratch.data_ptr<double>(),
+               current_stream(device)),
+        "squared_norms");
 }
 
 int64_t first_nonfinite(const ConstSpan& grad, at::Device device) {
@@ -47,26 +59,28 @@ int64_t first_nonfinite(const ConstSpan& grad, at::Device device) {
   return index.item<int64_t>();
 }
 
-void update(const Rule& rule, const UpdateArgs& args, at::Device device) {
+void update(const std::vector<Rule>& rules, const std::vector<UpdateArgs>& args, at::Device device) {
   static const auto launch = TESSERA_RESOLVE(tessera_cuda_update);
   const c10::DeviceGuard guard(device);
-  check(launch(&rule, &args, current_stream(device)), "update");
+  check(launch(rules.data(), args.data(), count_of(args.size()), current_stream(device)), "update");
 }
 
-LambPart lamb_norms(const LambRule& rule, const UpdateArgs& args, at::Device device) {
+void lamb_norms(const std::vector<LambRule>& rules, const std::vector<UpdateArgs>& args,
+                const std::vector<double*>& rows, at::Device device) {
   static const auto launch = TESSERA_RESOLVE(tessera_cuda_lamb_norms);
   const c10::DeviceGuard guard(device);
-  const at::Tensor scratch = empty_on(device, kCudaScratchNumel, at::kDouble);
-  check(launch(&rule, &args, scratch.data_ptr<double>(), current_stream(device)), "lamb_norms");
-  const at::Tensor result = scratch.narrow(0, 0, 2).cpu();
-  const auto* values = result.const_data_ptr<double>();
-  return {values[0], values[1]};
+  const at::Tensor scratch = scratch_for(args, device);
+  check(launch(rules.data(), args.data(), rows.data(), count_of(args.size()), scratch.data_ptr<double>(),
+               current_stream(device)),
+        "lamb_norms");
 }
 
-void lamb_apply(const LambRule& rule, float step_size, const UpdateArgs& args, at::Device device) {
+void lamb_apply(const std::vector<LambRule>& rules, const std::vector<float>& step_sizes,
+                const std::vector<UpdateArgs>& args, at::Device device) {
   static const auto launch = TESSERA_RESOLVE(tessera_cuda_lamb_apply);
   const c10::DeviceGuard guard(device);
-  check(launch(&rule, step_size, &args, current_stream(device)), "lamb_apply");
+  check(launch(rules.data(), step_sizes.data(), args.data(), count_of(args.size()), current_stream(device)),
+        "lamb_apply");
 }
 
 }  // namespace tessera::kernels::cuda

@@ -3,17 +3,21 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <vector>
+
 #include "zero/kernels/passes.h"
 
 namespace tessera::kernels::cuda {
 
 /// Each throws tessera::Error when CUDA reports an error or the plugin cannot be opened. `device` is where
-/// the pointers live. first_nonfinite and lamb_norms wait for the stream.
-/// (2) fp64 on the device: sum of squares of the finite elements, number of the others.
-at::Tensor squared_norm(const ConstSpan& grad, at::Device device);
+/// the pointers live. Only first_nonfinite waits for the stream. `rows[i]`, in the device's memory, receives
+/// two fp64 for segment i.
+void squared_norms(const std::vector<ConstSpan>& grads, const std::vector<double*>& rows, at::Device device);
 int64_t first_nonfinite(const ConstSpan& grad, at::Device device);
-void update(const Rule& rule, const UpdateArgs& args, at::Device device);
-LambPart lamb_norms(const LambRule& rule, const UpdateArgs& args, at::Device device);
-void lamb_apply(const LambRule& rule, float step_size, const UpdateArgs& args, at::Device device);
+void update(const std::vector<Rule>& rules, const std::vector<UpdateArgs>& args, at::Device device);
+void lamb_norms(const std::vector<LambRule>& rules, const std::vector<UpdateArgs>& args,
+                const std::vector<double*>& rows, at::Device device);
+void lamb_apply(const std::vector<LambRule>& rules, const std::vector<float>& step_sizes,
+                const std::vector<UpdateArgs>& args, at::Device device);
 
 }  // namespace tessera::kernels::cuda

@@ -1,5 +1,7 @@
 #include "zero/kernels/kernels.h"
 
+#include <ATen/ops/empty.h>
+
 #include <algorithm>
 #include <array>
 #include <type_traits>
@@ -132,53 +134,144 @@ Part sum_chunks(int64_t numel, const PartOf& part_of) {
   return total;
 }
 
+/// Row `row` of (rows, 2) fp64.
+double* row_of(const at::Tensor& sums, int64_t row, at::Device device) {
+  TESSERA_CHECK(sums.scalar_type() == at::kDouble && sums.dim() == 2 && sums.size(1) == 2 &&
+                sums.is_contiguous() && sums.device() == device && row >= 0 && row < sums.size(0));
+  return static_cast<double*>(sums.data_ptr()) + 2 * row;
+}
+
+std::vector<double*> rows_of(const at::Tensor& sums, const std::vector<int64_t>& rows, size_t count,
+                             at::Device device) {
+  TESSERA_CHECK(rows.size() == count);
+  std::vector<double*> pointers;
+  for (const int64_t row : rows) pointers.push_back(row_of(sums, row, device));
+  return pointers;
+}
+
+/// (1, 2) fp64 for a sum that is waited for.
+at::Tensor one_row(at::Device device) {
+  return at::empty({1, 2}, at::TensorOptions().dtype(at::kDouble).device(device));
+}
+
+/// All on the first one's device.
+std::vector<UpdateArgs> args_of(const std::vector<SegmentUpdate>& updates, size_t num_states,
+                                double grad_scale, bool reads_grad) {
+  std::vector<UpdateArgs> args;
+  for (const SegmentUpdate& update : updates) {
+    args.push_back(args_of(update.segment, num_states, grad_scale, reads_grad));
+    TESSERA_CHECK(update.segment.master.device() == updates.front().segment.master.device());
+  }
+  return args;
+}
+
+std::vector<LambRule> lamb_rules_of(const std::vector<SegmentUpdate>& updates) {
+  std::vector<LambRule> rules;
+  for (const SegmentUpdate& update : updates) rules.push_back(make_lamb_rule(*update.hyper, update.step));
+  return rules;
+}
+
 }  // namespace
 
-NormPart PendingNorm::get() const {
-  if (!on_device_.defined()) return part_;
-  const at::Tensor result = on_device_.cpu();
+void squared_norms(const std::vector<at::Tensor>& grads, const at::Tensor& sums,
+                   const std::vector<int64_t>& rows) {
+  if (grads.empty()) return;
+  const at::Device device = grads.front().device();
+  const std::vector<double*> results = rows_of(sums, rows, grads.size(), device);
+  std::vector<ConstSpan> spans;
+  for (const at::Tensor& grad : grads) {
+    spans.push_back(span_of(grad));
+    TESSERA_CHECK(grad.device() == device);
+  }
+  if (device.is_cuda()) return cuda::squared_norms(spans, results, device);
+  for (size_t i = 0; i < spans.size(); ++i) {
+    const NormPart part = sum_chunks<NormPart>(spans[i].numel, [&](int64_t begin, int64_t end) {
+      return cpu::squared_norm(slice(spans[i], begin, end));
+    });
+    results[i][0] = part.sum_of_squares;
+    results[i][1] = static_cast<double>(part.num_nonfinite);
+  }
+}
+
+NormPart squared_norm(const at::Tensor& grad) {
+  TESSERA_CHECK(grad.defined());
+  const at::Tensor sums = one_row(grad.device());
+  squared_norms({grad}, sums, {0});
+  const at::Tensor result = sums.cpu();
   const auto* values = result.const_data_ptr<double>();
   return {values[0], static_cast<int64_t>(values[1])};
 }
-
-PendingNorm begin_squared_norm(const at::Tensor& grad) {
-  const ConstSpan span = span_of(grad);
-  if (grad.is_cuda()) return PendingNorm(cuda::squared_norm(span, grad.device()));
-  return PendingNorm(sum_chunks<NormPart>(
-      span.numel, [&](int64_t begin, int64_t end) { return cpu::squared_norm(slice(span, begin, end)); }));
-}
-
-NormPart squared_norm(const at::Tensor& grad) { return begin_squared_norm(grad).get(); }
 
 int64_t first_nonfinite(const at::Tensor& grad) {
   const ConstSpan span = span_of(grad);
   return grad.is_cuda() ? cuda::first_nonfinite(span, grad.device()) : cpu::first_nonfinite(span);
 }
 
+void update(OptimizerKind kind, double grad_scale, const std::vector<SegmentUpdate>& updates) {
+  if (updates.empty()) return;
+  std::vector<Rule> rules;
+  std::vector<UpdateArgs> args;
+  for (const SegmentUpdate& update : updates) {
+    rules.push_back(make_rule(kind, *update.hyper, update.step));
+    const size_t num_states =
+        std::visit([](const auto& chosen) { return static_cast<size_t>(chosen.kNumStates); }, rules.back());
+    args.push_back(args_of(update.segment, num_states, grad_scale, /*reads_grad=*/true));
+    TESSERA_CHECK(update.segment.master.device() == updates.front().segment.master.device());
+  }
+  const at::Device device = updates.front().segment.master.device();
+  if (device.is_cuda()) return cuda::update(rules, args, device);
+  for (size_t i = 0; i < args.size(); ++i)
+    for_ranges(args[i].numel,
+               [&](int64_t begin, int64_t end) { cpu::update(rules[i], slice(args[i], begin, end)); });
+}
+
 void update(OptimizerKind kind, const Hyper& hyper, int64_t step, double grad_scale, const Segment& segment) {
-  const Rule rule = make_rule(kind, hyper, step);
-  const size_t num_states =
-      std::visit([](const auto& chosen) { return static_cast<size_t>(chosen.kNumStates); }, rule);
-  const UpdateArgs args = args_of(segment, num_states, grad_scale, /*reads_grad=*/true);
-  if (segment.master.is_cuda()) return cuda::update(rule, args, segment.master.device());
-  for_ranges(args.numel, [&](int64_t begin, int64_t end) { cpu::update(rule, slice(args, begin, end)); });
+  update(kind, grad_scale, {{&hyper, step, segment}});
+}
+
+void lamb_norms(double grad_scale, const std::vector<SegmentUpdate>& updates, const at::Tensor& sums,
+                const std::vector<int64_t>& rows) {
+  if (updates.empty()) return;
+  const std::vector<LambRule> rules = lamb_rules_of(updates);
+  const std::vector<UpdateArgs> args = args_of(updates, 2, grad_scale, /*reads_grad=*/true);
+  const at::Device device = updates.front().segment.master.device();
+  const std::vector<double*> results = rows_of(sums, rows, updates.size(), device);
+  if (device.is_cuda()) return cuda::lamb_norms(rules, args, results, device);
+  for (size_t i = 0; i < args.size(); ++i) {
+    const LambPart part = sum_chunks<LambPart>(args[i].numel, [&](int64_t begin, int64_t end) {
+      return cpu::lamb_norms(rules[i], slice(args[i], begin, end));
+    });
+    results[i][0] = part.weight_sq;
+    results[i][1] = part.update_sq;
+  }
 }
 
 LambPart lamb_norms(const Hyper& hyper, int64_t step, double grad_scale, const Segment& segment) {
-  const LambRule rule = make_lamb_rule(hyper, step);
-  const UpdateArgs args = args_of(segment, 2, grad_scale, /*reads_grad=*/true);
-  if (segment.master.is_cuda()) return cuda::lamb_norms(rule, args, segment.master.device());
-  return sum_chunks<LambPart>(
-      args.numel, [&](int64_t begin, int64_t end) { return cpu::lamb_norms(rule, slice(args, begin, end)); });
+  const at::Tensor sums = one_row(segment.master.device());
+  lamb_norms(grad_scale, {{&hyper, step, segment}}, sums, {0});
+  const at::Tensor result = sums.cpu();
+  const auto* values = result.const_data_ptr<double>();
+  return {values[0], values[1]};
+}
+
+void lamb_apply(const std::vector<SegmentUpdate>& updates, const std::vector<double>& trust_ratios) {
+  TESSERA_CHECK(trust_ratios.size() == updates.size());
+  if (updates.empty()) return;
+  const std::vector<LambRule> rules = lamb_rules_of(updates);
+  const std::vector<UpdateArgs> args = args_of(updates, 2, /*grad_scale=*/1.0, /*reads_grad=*/false);
+  std::vector<float> step_sizes;
+  for (size_t i = 0; i < updates.size(); ++i)
+    step_sizes.push_back(static_cast<float>(updates[i].hyper->lr * trust_ratios[i]));
+  const at::Device device = updates.front().segment.master.device();
+  if (device.is_cuda()) return cuda::lamb_apply(rules, step_sizes, args, device);
+  for (size_t i = 0; i < args.size(); ++i)
+    for_ranges(args[i].numel, [&](int64_t begin, int64_t end) {
+      cpu::lamb_apply(rules[i], step_sizes[i], slice(args[i], begin, end));
+    });
 }
 
 void lamb_apply(const Hyper& hyper, int64_t step, double trust_ratio, const Segment& segment) {
-  const LambRule rule = make_lamb_rule(hyper, step);
-  const UpdateArgs args = args_of(segment, 2, /*grad_scale=*/1.0, /*reads_grad=*/false);
-  const auto step_size = static_cast<float>(hyper.lr * trust_ratio);
-  if (segment.master.is_cuda()) return cuda::lamb_apply(rule, step_size, args, segment.master.device());
-  for_ranges(args.numel,
-             [&](int64_t begin, int64_t end) { cpu::lamb_apply(rule, step_size, slice(args, begin, end)); });
+  lamb_apply({{&hyper, step, segment}}, {trust_ratio});
 }
 
 }  // namespace tessera::kernels
