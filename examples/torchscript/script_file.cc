@@ -183,8 +183,8 @@ std::shared_ptr<torch::jit::Module> ScriptFile::load() {
     check_tensors(value, path_);
     return value;
   };
-  for (const c10::IValue& constant : read_archive("constants").toTupleRef().elements())
-    constants.push_back(constant);
+  const auto table = read_archive("constants").toTuple();
+  for (const c10::IValue& constant : table->elements()) constants.push_back(constant);
   return std::make_shared<torch::jit::Module>(read_archive("data").toObject());
 }
 
