@@ -120,7 +120,7 @@ void ShardedModel::move_into_units(DeferredModel* deferred) {
   const auto write_value = [&](int parameter, at::Tensor flat) {
     if (deferred != nullptr)
       deferred->fill(parameter, std::move(flat));
-    else
+    else if (comm_->rank() == 0)  // the others receive its values
       flat.copy_(parameters_[parameter].reshape(-1));
   };
   for (ParamUnit& unit : units_)

@@ -6,15 +6,21 @@
 #include <utility>
 
 #include "comm/torch_dtype.h"
+#include "examples/torchscript/device_constants.h"
 #include "zero/model_view.h"
 #include "zero/stage.h"
 
 namespace tessera::examples {
 
 ScriptEngine::ScriptEngine(const std::string& path, const std::string& eval_path)
-    : path_(path), eval_path_(eval_path), training_(load_script_model(path)) {
+    : path_(path), eval_path_(eval_path) {
+  ScriptModel training = load_script_model(path);
+  training_ = std::move(training.module);
+  training_file_ = std::move(training.file);
   if (eval_path.empty()) return;
-  evaluation_ = load_script_model(eval_path);
+  ScriptModel evaluation = load_script_model(eval_path);
+  evaluation_ = std::move(evaluation.module);
+  evaluation_file_ = std::move(evaluation.file);
   evaluation_->eval();
   own_buffers_ = share_parameters(*evaluation_, eval_path, *training_, path);
 }
@@ -27,12 +33,18 @@ void ScriptEngine::check_arguments(const CallOfForward& call) const {
 Engine& ScriptEngine::initialize(const EngineConfig& config, comm::CommunicatorPtr comm,
                                  const InitOptions& options) {
   if (evaluation_) zero::refuse_forks(zero::view_of(*evaluation_), zero::sharding_of(config.zero.stage));
+  for (const auto& module : {training_, evaluation_})
+    if (module) set_device_constants(*module, options.device);
   engine_ = tessera::initialize(training_, config, std::move(comm), options);
   const at::ScalarType compute = to_torch(config.compute_dtype());
   for (at::Tensor& buffer : own_buffers_)  // as the engine does with its own buffers
     buffer.set_data(buffer.to(options.device, buffer.is_floating_point() && compute != at::kFloat
                                                   ? compute
                                                   : buffer.scalar_type()));
+  for (std::unique_ptr<ScriptFile>* const file : {&training_file_, &evaluation_file_}) {
+    if (*file) (*file)->detach();
+    file->reset();
+  }
   return *engine_;
 }
 

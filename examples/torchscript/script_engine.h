@@ -30,7 +30,8 @@ class ScriptEngine {
   /// Local. check_arguments() of each module. Throws DataError.
   void check_arguments(const CallOfForward& call) const;
 
-  /// Collective. To be called once. Throws as tessera::initialize.
+  /// Collective. To be called once. Throws as tessera::initialize, and DataError if a file was changed since
+  /// it was opened. Afterwards nothing depends on the files.
   Engine& initialize(const EngineConfig& config, comm::CommunicatorPtr comm, const InitOptions& options);
   Engine& engine() const;
 
@@ -45,6 +46,7 @@ class ScriptEngine {
 
  private:
   std::string path_, eval_path_;
+  std::unique_ptr<ScriptFile> training_file_, evaluation_file_;  // until initialize()
   std::shared_ptr<torch::jit::Module> training_, evaluation_;  // evaluation_: null without a file of its own
   std::vector<at::Tensor> own_buffers_;                        // of evaluation_ alone
   std::unique_ptr<TypedEngine<torch::jit::Module>> engine_;

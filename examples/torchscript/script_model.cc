@@ -2,7 +2,6 @@
 
 #include <c10/util/Exception.h>
 #include <torch/csrc/jit/api/module.h>
-#include <torch/csrc/jit/serialization/import.h>
 
 #include <filesystem>
 #include <map>
@@ -11,8 +10,8 @@
 #include <vector>
 
 #include "comm/error_message.h"
+#include "core/disk_error.h"
 #include "core/error.h"
-#include "core/input_file.h"
 #include "core/str.h"
 #include "core/utf8.h"
 #include "train/out_of_memory.h"
@@ -37,22 +36,24 @@ void check_trainable(const torch::jit::Module& model, const std::string& path) {
 
 }  // namespace
 
-std::shared_ptr<torch::jit::Module> load_script_model(const std::string& path) {
+ScriptModel load_script_model(const std::string& path) {
   const std::string expected = "; expected a file that torch.jit.save wrote";
   std::error_code ignored;
   if (std::filesystem::is_directory(path, ignored)) throw DataError(str(path, ": is a folder", expected));
+  ScriptModel model;
   try {
-    check_input(path);
+    model.file = std::make_unique<ScriptFile>(path);
   } catch (const DiskError& error) {
     throw DataError(str(path, ": cannot be opened: ", error.reason(), expected));
   }
-  std::shared_ptr<torch::jit::Module> model;
   try {
-    model = std::make_shared<torch::jit::Module>(torch::jit::load(path, c10::Device(at::kCPU)));
+    model.module = model.file->load();
+  } catch (const DataError&) {
+    throw;
   } catch (const std::exception& caught) {
     throw DataError(str(path, ": no TorchScript module: ", comm::error_message(caught), expected));
   }
-  check_trainable(*model, path);
+  check_trainable(*model.module, path);
   return model;
 }
 

@@ -11,17 +11,25 @@
 #include <utility>
 #include <vector>
 
+#include "examples/torchscript/script_file.h"
+
 namespace torch::jit {
 struct Module;
 }
 
 namespace tessera::examples {
 
-/// Local. Reads what torch.jit.save wrote, onto the CPU, with libtorch's own reader: its unpickler makes
-/// tensors and TorchScript values and runs no Python. (The TorchScript inside is a program all the same, and
-/// may run when it is loaded.) Throws DataError naming the file when it cannot be read, is something else
-/// (torch.save's files), or holds nothing to train.
-std::shared_ptr<torch::jit::Module> load_script_model(const std::string& path);
+struct ScriptModel {
+  std::shared_ptr<torch::jit::Module> module;
+  std::unique_ptr<ScriptFile> file;  ///< in which the module's tensors lie
+};
+
+/// Local. Opens what torch.jit.save wrote, on the CPU, with libtorch's own unpickler, which makes tensors and
+/// TorchScript values and runs no Python. (The TorchScript inside is a program all the same, and may run when
+/// it is loaded.) Tensors lie in the file until ScriptFile::detach(): see [Note: TorchScript files are
+/// mapped]. Throws DataError naming the file when it cannot be read, is something else (torch.save's files),
+/// or holds nothing to train.
+ScriptModel load_script_model(const std::string& path);
 
 /// What a forward is to be called with, by the names that a configuration has for it.
 struct CallOfForward {
