@@ -5,11 +5,14 @@ WORLDS), a training by the command line, step times with PyTorch's rows beside o
 bandwidths of bench_kernels. What every program wrote lies in --out.
 """
 import argparse
+import contextlib
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -25,6 +28,24 @@ SHAPES = {
              {"layers": 24, "dim": 2048, "heads": 16, "micro-batch": 8, "sequence": 1024, "vocabulary": 50304, "steps": 10, "largest_world": 1}],
     "cpu": [{"layers": 2, "dim": 64, "heads": 2, "micro-batch": 2, "sequence": 32, "vocabulary": 256, "steps": 3, "largest_world": 2}]}
 STAGES = [f"stage_{stage}" for stage in range(4)]
+
+
+def finish(command, variables, limit):
+    """(exit code, output) of a program that may take `limit` seconds; the code is None where it took longer. Its ranks end with it."""
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(command, env=variables, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+        try:
+            code = process.wait(limit)
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            for number in (signal.SIGTERM, signal.SIGKILL):  # the launcher ends its ranks at the first
+                if process.poll() is None:
+                    os.killpg(process.pid, number)
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        process.wait(10)
+        output.seek(0)
+        return code, output.read().decode(errors="replace")
 
 
 class Check:
@@ -45,12 +66,7 @@ class Check:
         variables = {**os.environ, **environment}
         if self.device == "cpu":
             variables["OMP_NUM_THREADS"] = "1"
-        try:
-            done = subprocess.run(list(map(str, command)), env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-                                  text=True, errors="replace", timeout=limit, check=False)
-            code, text = done.returncode, done.stdout
-        except subprocess.TimeoutExpired as error:
-            code, text = None, (error.stdout or b"").decode(errors="replace")
+        code, text = finish(list(map(str, command)), variables, limit)
         (self.out / (re.sub(r"\W+", "_", name) + ".log")).write_text(text, encoding="utf-8")
         return code, text, time.monotonic() - start
 
@@ -141,9 +157,9 @@ class Check:
         on_device = [name for name in listed.split() if re.search("cuda", name, re.IGNORECASE)]
         if self.device == "cuda" and not on_device:
             print("  bench_kernels has no rows on the device: the CPU's follow", flush=True)
-        chosen = "(?i)cuda" if on_device and self.device == "cuda" else "memcpy|update_AdamW|squared_norm/Float"
+        chosen = "[cC][uU][dD][aA]" if on_device and self.device == "cuda" else "memcpy|update_AdamW|squared_norm/Float"
         report = self.out / "bench_kernels.json"
-        self.run("bench_kernels", ["bench_kernels", f"--benchmark_filter={chosen.replace('(?i)cuda', '[cC][uU][dD][aA]')}", f"--benchmark_out={report}",
+        self.run("bench_kernels", ["bench_kernels", f"--benchmark_filter={chosen}", f"--benchmark_out={report}",
                                    "--benchmark_out_format=json"])
         if report.exists() and report.stat().st_size:
             for one in json.loads(report.read_text(encoding="utf-8"))["benchmarks"]:
@@ -154,7 +170,7 @@ def parse_arguments():
     parser = argparse.ArgumentParser(prog="gpu_check.sh", description="Checks Tessera on this machine's GPU")
     parser.add_argument("--cpu", action="store_true", help="small shapes on the CPU, to try the check itself")
     parser.add_argument("--minutes", type=float, default=9.5, help="what is not done by then is left out, and said to be (default: 9.5)")
-    parser.add_argument("--only", choices=("tests", "steps", "kernels"), help="one part")
+    parser.add_argument("--only", choices=("tests", "kernels", "steps"), help="one part")
     parser.add_argument("--out", type=Path, default=Path("gpu_check"), help="a folder for the programs' output and results.json (default: gpu_check)")
     return parser.parse_args()
 
@@ -176,7 +192,7 @@ def main():
     check = Check(args)
     check.results["machine"] = facts
     start = time.monotonic()
-    for part in ("tests", "steps", "kernels"):
+    for part in ("tests", "kernels", "steps"):
         if args.only in (None, part):
             getattr(check, part)()
     check.results["seconds"] = round(time.monotonic() - start, 1)

@@ -54,6 +54,8 @@ def failures(results):
 
 def render(results):
     lines = []
+    if device := next((row["device_name"] for part in results["steps"] for row in part["rows"] if "device_name" in row), ""):
+        lines += ["", f"{device}, driver {results['machine']['driver']}"]
     for part in results["steps"]:
         lines += step_lines(part)
     lines += memory_lines(results) + kernel_lines(results)

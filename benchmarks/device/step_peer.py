@@ -42,6 +42,9 @@ class Device:
     def __init__(self, name):
         self.name, self.is_cuda = name, name == "cuda"
 
+    def description(self):
+        return {"device_name": f"{torch.cuda.get_device_name()}, torch {torch.__version__}"} if self.is_cuda else {}
+
     def synchronize(self):
         if self.is_cuda:
             torch.cuda.synchronize()
@@ -143,7 +146,7 @@ def measure(args, training, device):
         for name, times in phases.items():
             times.append(device.ms(getattr(training, name)))
     return {"ms": statistics.median(ms), **{f"{name}_ms": statistics.median(times) for name, times in phases.items()},
-            "loss": first_loss, "peak_bytes": device.peak_bytes()}
+            "loss": first_loss, "peak_bytes": device.peak_bytes(), **device.description()}
 
 
 def parse_arguments():
