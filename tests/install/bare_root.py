@@ -10,11 +10,12 @@ from pathlib import Path
 
 PYTHON = Path(os.path.realpath(sys.executable))
 STDLIB = Path(sysconfig.get_path("stdlib"))
+CHROOT = shutil.which("chroot", path="/usr/sbin:/usr/bin:/sbin:/bin") or "chroot"
 
 
 def why_not():
     """Why this machine cannot make one; empty when it can."""
-    done = subprocess.run(BareRoot.NAMESPACE + ["sh", "-c", "mount --bind /tmp /tmp && chroot / true"], capture_output=True, text=True, check=False)
+    done = subprocess.run(BareRoot.NAMESPACE + ["sh", "-c", f"mount --bind /tmp /tmp && {CHROOT} / true"], capture_output=True, text=True, check=False)
     return "" if done.returncode == 0 else f"no mount namespace or chroot here: {done.stderr.strip()}"
 
 
@@ -56,7 +57,7 @@ class BareRoot:
             mounts.append(("--bind", str(self.site_packages), "opt/python"))
         script = "set -e\n" + "".join(f'mount {how} "{source}" "{self.folder / target}"\n' for how, source, target in mounts)
         # env -i outside: the root has no env.
-        script += f"exec env -i PATH=/usr/bin:/bin PYTHONPATH=/opt/python HOME=/tmp USER=user LANG=C.UTF-8 \"$@\" chroot \"{self.folder}\" "
+        script += f"exec env -i PATH=/usr/bin:/bin PYTHONPATH=/opt/python HOME=/tmp USER=user LANG=C.UTF-8 \"$@\" {CHROOT} \"{self.folder}\" "
         environment = [f"{name}={value}" for name, value in variables.items()]
         inner = ["/bin/sh", "-c", 'cd "$1" && shift && exec "$@"', "sh", cwd, *map(str, command)]
         quoted = " ".join("'" + word.replace("'", "'\\''") + "'" for word in inner)

@@ -80,6 +80,20 @@ class BundleTest(unittest.TestCase):
             for name, number in re.findall(r"\b(GLIBC|GLIBCXX|CXXABI)_([0-9.]+)", output_of("readelf", "-V", path)):
                 self.assertLessEqual(tuple(map(int, number.split("."))), NEWEST[name], path)
 
+    def test_what_counts_as_a_failure(self):
+        sys.path.insert(0, str(self.bundle / "lib"))
+        self.addCleanup(sys.path.pop, 0)
+        import tables
+        row = {"engine": "Tessera", "backend": "nccl", "ranks": 1, "way": "stage_3", "ms": 2, "state_bytes": 10, "formula_bytes": 10}
+        peer = {"engine": "PyTorch", "backend": "", "ranks": 1, "way": "bf16_compiled"}
+        results = {"tests": [{"name": "a_test", "status": "passed"}], "kernels": [], "seconds": 1.0, "machine": {},
+                   "steps": [{"title": "GPT", "rows": [row, {**peer, "error": "no compiler"}]}]}
+        self.assertEqual(tables.failures(results), [])
+        results["tests"] += [{"name": "b_test", "status": "FAILED"}, {"name": "c_test", "status": "no time"}]
+        results["steps"][0]["rows"] += [{**row, "formula_bytes": 11}, {**row, "error": "no time was left"}]
+        name = "Tessera bf16, stage 3 (nccl x 1)"
+        self.assertEqual(tables.failures(results), ["b_test: FAILED", "c_test: no time", f"{name}: memory is not the formula's", f"{name}: no time was left"])
+
     # ------------------------------------------------------------------------- on a machine with Python and torch
 
     def test_the_command(self):
