@@ -157,13 +157,13 @@ class Check:
         on_device = [name for name in listed.split() if re.search("cuda", name, re.IGNORECASE)]
         if self.device == "cuda" and not on_device:
             print("  bench_kernels has no rows on the device: the CPU's follow", flush=True)
-        chosen = "[cC][uU][dD][aA]" if on_device and self.device == "cuda" else "memcpy|update_AdamW|squared_norm/Float"
+        chosen = "[cC][uU][dD][aA]" if on_device and self.device == "cuda" else "^(memcpy|copy|update_AdamW|squared_norm/Float)"
         report = self.out / "bench_kernels.json"
         self.run("bench_kernels", ["bench_kernels", f"--benchmark_filter={chosen}", f"--benchmark_out={report}",
                                    "--benchmark_out_format=json"])
         if report.exists() and report.stat().st_size:
             for one in json.loads(report.read_text(encoding="utf-8"))["benchmarks"]:
-                self.results["kernels"].append({"name": one["name"].split("/iterations")[0], **{key: one[key] for key in ("GB_per_s", "x_memcpy") if key in one}})
+                self.results["kernels"].append({"name": one["name"].split("/iterations")[0], "GB_per_s": one.get("GB_per_s"), "x_copy": one.get("x_copy", one.get("x_memcpy"))})
 
 
 def parse_arguments():

@@ -27,7 +27,7 @@ MOST_BYTES = 60 << 20
 # What every Linux with Python has, and what torch's wheels bring.
 SYSTEM = {"libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1", "libgcc_s.so.1", "libstdc++.so.6", "ld-linux-x86-64.so.2"}
 TORCH = {"libtorch.so", "libtorch_cpu.so", "libtorch_cuda.so", "libc10.so", "libc10_cuda.so", "libgomp.so.1", "libcudart.so.13"}
-PROGRAMS = ["tessera", "device_step", "bench_kernels"]
+PROGRAMS = ["tessera", "device_step", "bench_kernels", "comm_test_rank"]  # the last: comm_gpu_test starts it
 SCRIPTS = ["bundle/find_torch.py", "bundle/gpu_check.py", "bundle/tables.py", "benchmarks/device/step_peer.py", "benchmarks/peers/peer.py"]
 CONFIGS = ["ds_config_zero2.json", "fashion_mnist.json", "gpt_110m.json", "gpt_33m.json", "minimal.json", "schema.json", "segmentation.json"]
 FASHION_MNIST, GPL = Path("/usr/share/datasets/fashion-mnist"), Path("/usr/share/common-licenses/GPL-3")

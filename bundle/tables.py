@@ -36,8 +36,10 @@ def memory_lines(results):
 def kernel_lines(results):
     if not results["kernels"]:
         return []
-    return ["", f"{'kernels':52}{'GB/s':>10}{'x copy':>10}",
-            *(f"{one['name']:52}{one.get('GB_per_s', float('nan')):10.1f}{one.get('x_memcpy', float('nan')):10.2f}" for one in results["kernels"])]
+    lines = ["", f"{'kernels':52}{'GB/s':>10}{'x copy':>10}"]
+    for one in results["kernels"]:
+        lines.append(f"{one['name']:52}" + (f"{one['GB_per_s']:10.1f}{one['x_copy']:10.2f}" if one["GB_per_s"] else "  not measured"))
+    return lines
 
 
 def failures(results):

@@ -118,7 +118,7 @@ class BundleTest(unittest.TestCase):
                     "PyTorch DDP, bf16 autocast, fused AdamW", "PyTorch FSDP2, bf16, fused AdamW", "PyTorch pure bf16, fused AdamW"):
             self.assertRegex(text, rf"(?m)^{re.escape(row)}.*( +\d+\.\d+){{7}}$")
         self.assertRegex(text, r"passed   engine_gpu_test shm x 2 \(\d\d cases")
-        self.assertRegex(text, r"(?m)^memcpy +\d")
+        self.assertRegex(text, r"(?m)^(memcpy|copy) +\d")
         self.assertRegex(text, r"(?m)^all passed in [\d.]+ s$")
 
     # ------------------------------------------------------------------------------------ what is missing
