@@ -1,8 +1,8 @@
 """Checks Tessera on this machine's GPU; gpu_check.sh starts it in the bundle's environment and has its help.
 
 Parts, in this order, until the time is up: tests (those with ctest's label gpu; those labelled gpu_ranks in every world of
-WORLDS), a training by the command line, step times with PyTorch's rows beside ours and memory beside the formula, and the
-bandwidths of bench_kernels. What every program wrote lies in --out.
+WORLDS), a training by the command line, the bandwidths of bench_kernels, and step times with PyTorch's rows beside ours and memory
+beside the formula. What every program wrote lies in --out.
 """
 import argparse
 import contextlib
@@ -134,18 +134,20 @@ class Check:
             title = f"GPT {shape['layers']} x {shape['dim']}, micro-batch {shape['micro-batch']}, sequence {shape['sequence']}, vocabulary {shape['vocabulary']}"
             print(f"step times, {title}", flush=True)
             arguments = ["--device", self.device]
-            for key in ("layers", "dim", "heads", "micro-batch", "sequence", "vocabulary", "steps"):
+            for key in ("layers", "dim", "heads", "sequence", "vocabulary", "steps"):
                 arguments += [f"--{key}", shape[key]]
             found = []
             for backend, ranks in self.worlds():
                 if ranks > shape["largest_world"]:
                     continue
-                ways = [*(["forward_backward"] if ranks == 1 else []), *STAGES]
-                command = self.in_world(backend, ranks, ["device_step", *arguments, "--backend", backend, "--ways", *ways])
+                # They share the device, so that they share the batch, too.
+                ways = ["--micro-batch", shape["micro-batch"] // ranks, "--ways", *(["forward_backward"] if ranks == 1 else []), *STAGES]
+                command = self.in_world(backend, ranks, ["device_step", *arguments, "--backend", backend, *ways])
                 for row in self.rows(f"device_step {title} {backend} {ranks}", command):
                     found.append({"engine": "Tessera", "backend": backend, "ranks": ranks, **row})
             ways = ["forward_backward", "ddp_autocast", "fsdp2", "bf16", *(["bf16_compiled"] if self.device == "cuda" else [])]
-            for row in self.rows(f"step_peer {title}", [sys.executable, "-B", BUNDLE / "lib" / "step_peer.py", *arguments, "--ways", *ways]):
+            command = [sys.executable, "-B", BUNDLE / "lib" / "step_peer.py", *arguments, "--micro-batch", shape["micro-batch"], "--ways", *ways]
+            for row in self.rows(f"step_peer {title}", command):
                 found.append({"engine": "PyTorch", "backend": "", "ranks": 1, **row})
             self.results["steps"].append({"title": title, "rows": found})
 

@@ -13,7 +13,10 @@ def name_of(row):
 
 def step_lines(part):
     reference = next((row["ms"] for row in part["rows"] if row["way"] == REFERENCE and "ms" in row), None)
-    lines = ["", part["title"], f"{'ms, medians':52}" + "".join(f"{title:>10}" for _, title in COLUMNS) + f"{'x DDP':>8}{'peak GB':>9}{'loss':>8}"]
+    lines = ["", part["title"]]
+    if any(row["ranks"] > 1 for row in part["rows"]):
+        lines.append("(x N: N ranks share the device and the batch, each a part; other rows have one rank)")
+    lines.append(f"{'ms, medians':52}" + "".join(f"{title:>10}" for _, title in COLUMNS) + f"{'x DDP':>8}{'peak GB':>9}{'loss':>8}")
     for row in part["rows"]:
         if "error" in row:
             lines.append(f"{name_of(row):52}  {row['error']}")
