@@ -161,11 +161,13 @@ class Check:
             print("  bench_kernels has no rows on the device: the CPU's follow", flush=True)
         chosen = "[cC][uU][dD][aA]" if on_device and self.device == "cuda" else "^(memcpy|copy|update_AdamW|squared_norm/Float)"
         report = self.out / "bench_kernels.json"
-        self.run("bench_kernels", ["bench_kernels", f"--benchmark_filter={chosen}", f"--benchmark_out={report}",
-                                   "--benchmark_out_format=json"])
-        if report.exists() and report.stat().st_size:
-            for one in json.loads(report.read_text(encoding="utf-8"))["benchmarks"]:
-                self.results["kernels"].append({"name": one["name"].split("/iterations")[0], "GB_per_s": one.get("GB_per_s"), "x_copy": one.get("x_copy", one.get("x_memcpy"))})
+        command = ["bench_kernels", f"--benchmark_filter={chosen}", f"--benchmark_out={report}", "--benchmark_out_format=json"]
+        code, text, seconds = self.run("bench_kernels", command)
+        found = json.loads(report.read_text(encoding="utf-8"))["benchmarks"] if code == 0 else []
+        for one in found:
+            self.results["kernels"].append({"name": one["name"].split("/iterations")[0], "GB_per_s": one.get("GB_per_s"),
+                                            "x_copy": one.get("x_copy", one.get("x_memcpy"))})
+        self.note("bench_kernels", code, text, seconds, bool(found), f"{len(found)} rows")
 
 
 def parse_arguments():
