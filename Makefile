@@ -4,7 +4,7 @@
 #   make bench-peers ARGS="--write"                         make fuzz SECONDS_EACH=60
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build wheel demo data test test-hosts asan tsan lint bench bench-peers bench-python bench-hosts bench-activations bench-offload-python python-parity methods soak soak-kill soak-restarts fuzz mutants clean distclean
+.PHONY: help deps build wheel bundle demo data test test-hosts asan tsan lint bench bench-peers bench-python bench-hosts bench-activations bench-offload-python python-parity methods soak soak-kill soak-restarts fuzz mutants clean distclean
 SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 NPROC ?= 2
@@ -25,6 +25,11 @@ wheel:  ## makes the Python package's wheel, dist/tessera-*.whl
 	@tag=$$(.deps/venv/bin/python -c 'import sys; print("cp{0}{1}-cp{0}{1}".format(*sys.version_info))'); \
 	.deps/venv/bin/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist . $(if $(PLATFORM), \
 	  --config-settings cmake.define.TESSERA_PLATFORM=$(PLATFORM) --config-settings wheel.tags=$$tag-$(PLATFORM))
+
+bundle:  ## makes a folder to take to a GPU node, dist/*.tar.gz
+	@scripts/setup.sh --python
+	@scripts/build.sh release bundle_programs
+	@.deps/venv/bin/python -B bundle/make_bundle.py
 
 demo: build  ## trains a CNN on Fashion-MNIST on NPROC=2 ranks, ZeRO stage 2
 	@build/tessera train configs/fashion_mnist.json --nproc $(NPROC) $(ARGS)

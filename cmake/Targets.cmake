@@ -108,3 +108,12 @@ function(tessera_test name)
     set_tests_properties(${name}_${backend} PROPERTIES ENVIRONMENT TESSERA_TEST_BACKEND=${backend})
   endforeach()
 endfunction()
+
+# tessera_gpu_test(NAME PROGRAM [gpu_ranks]): ctest's test NAME, which runs PROGRAM, needs a GPU; it skips its cases where there is
+# none. `make bundle` takes it along. gpu_ranks: it runs in every world that bundle/gpu_check.py lists, not on one rank alone.
+function(tessera_gpu_test name program)
+  set_tests_properties(${name} PROPERTIES LABELS "${ARGN};gpu" SKIP_REGULAR_EXPRESSION "\\[  SKIPPED \\]")
+  if(TARGET bundle_programs)
+    add_dependencies(bundle_programs ${program})
+  endif()
+endfunction()

@@ -6,11 +6,12 @@
 
 namespace tessera::testing {
 
-/// Inputs are given in the dtype of the model, as Engine::forward would.
+/// Inputs are given on the device and in the dtype of the model, as Engine::forward would.
 inline at::Tensor mlp_loss(MlpImpl& model, int step, int64_t first, int64_t num) {
+  const at::Device device = model.fc1->weight.device();
   const at::ScalarType dtype = model.fc1->weight.scalar_type();
-  return model.forward(randn({64, 7}, 100 + step).narrow(0, first, num).to(dtype),
-                       randn({64, 3}, 200 + step).narrow(0, first, num).to(dtype));
+  return model.forward(randn({64, 7}, 100 + step).narrow(0, first, num).to(device, dtype),
+                       randn({64, 3}, 200 + step).narrow(0, first, num).to(device, dtype));
 }
 
 /// The loss of this rank's two samples of a step.

@@ -132,7 +132,7 @@ Tensors full_parameters(Engine& engine) {
 TrainingRun rank_run(const Case& c, Engine& engine, const BatchLoss& loss_of, const Inspect& inspect) {
   TrainingRun run;
   for (int step = 0; step < c.steps; ++step) {
-    at::Tensor sum = at::zeros({1}, at::kDouble);
+    at::Tensor sum = at::zeros({1}, at::TensorOptions(engine.comm().device()).dtype(at::kDouble));
     for (int micro = 0; micro < c.accumulation; ++micro) {
       const at::Tensor loss = loss_of(step, first_sample(c, micro, engine.comm().rank()), c.micro_batch);
       sum += loss.detach().to(at::kDouble) / c.accumulation / c.world;

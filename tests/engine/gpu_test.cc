@@ -1,0 +1,240 @@
+// The engine on its ranks' device against plain libtorch there. Skipped where there is no GPU. Each case runs
+// on every rank of a group:
+//   engine_gpu_test                              one rank
+//   tessera launch -n 2 -- engine_gpu_test       two
+// TESSERA_TEST_DEVICE names the device (cuda; cpu tries the cases themselves), TESSERA_TEST_BACKEND the
+// backend (auto).
+#include <ATen/ATen.h>
+#include <ATen/Context.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <optional>
+
+#include "core/environment.h"
+#include "core/str.h"
+#include "core/temporary_folder.h"
+#include "engine/checkpointing.h"
+#include "tests/support/losses.h"
+#include "train/out_of_memory.h"
+
+namespace tessera::testing {
+namespace {
+
+std::string variable(const char* name, const char* otherwise) {
+  const char* const value = std::getenv(name);
+  return value == nullptr ? otherwise : value;
+}
+
+/// Owns the communicator of all cases. Joined once a process, because all ranks run all cases in one order.
+class Group : public ::testing::Environment {
+ public:
+  void SetUp() override {
+    const comm::JoinOptions options{.backend = variable("TESSERA_TEST_BACKEND", "auto"),
+                                    .device = variable("TESSERA_TEST_DEVICE", "cuda"),
+                                    .timeout = std::chrono::seconds(60)};
+    try {
+      comm::choose_device(options, environment());
+    } catch (const Error& error) {
+      why_not_ = error.what();
+      return;
+    }
+    comm_ = comm::join(options);
+  }
+  void TearDown() override { comm_.reset(); }
+
+  const comm::CommunicatorPtr& comm() const { return comm_; }
+  const std::string& why_not() const { return why_not_; }
+
+ private:
+  comm::CommunicatorPtr comm_;
+  std::string why_not_;
+};
+
+Group& group() {
+  static Group* const owned = new Group;  // by GoogleTest
+  return *owned;
+}
+[[maybe_unused]] ::testing::Environment* const registered = ::testing::AddGlobalTestEnvironment(&group());
+
+enum class Precision { kFp32, kBf16, kFp16, kAutocast };
+constexpr Precision kPrecisions[] = {Precision::kFp32, Precision::kBf16, Precision::kFp16,
+                                     Precision::kAutocast};
+
+std::string name_of(Precision precision) {
+  switch (precision) {
+    case Precision::kBf16: return "Bf16";
+    case Precision::kFp16: return "Fp16";
+    case Precision::kAutocast: return "Autocast";
+    default: return "Fp32";
+  }
+}
+
+Tensors on_host(const Tensors& all) {
+  Tensors copies;
+  for (const auto& [name, tensor] : all) copies[name] = tensor.cpu();
+  return copies;
+}
+
+constexpr int kScalePower = 10;  // fp16's loss scale, so that no step is skipped
+
+class OnDevice {
+ protected:
+  comm::Communicator& comm() const { return *group().comm(); }
+  at::Device device() const { return comm().device(); }
+
+  Case make_case(int stage, Precision precision) const {
+    Case c = small_units(comm().size(), stage);
+    c.steps = 5;
+    c.config.bf16 = precision == Precision::kBf16;
+    c.config.fp16.enabled = precision == Precision::kFp16;
+    c.config.fp16.initial_scale_power = kScalePower;
+    c.config.autocast.enabled = precision == Precision::kAutocast;
+    return c;
+  }
+
+  std::unique_ptr<TypedEngine<MlpImpl>> make_engine(const Case& c) const {
+    Mlp model;
+    fill_parameters(*model, 1 + 1000 * comm().rank());  // all ranks must get rank 0's
+    return initialize(model, engine_config(c), group().comm(), {.device = device()});
+  }
+
+  /// Samples [first, first + num) of a step. The engine moves and casts them.
+  static BatchLoss loss_with(TypedEngine<MlpImpl>& engine) {
+    return [&](int step, int64_t first, int64_t num) {
+      return engine.forward(randn({64, 7}, 100 + step).narrow(0, first, num),
+                            randn({64, 3}, 200 + step).narrow(0, first, num));
+    };
+  }
+
+  TrainingRun run(const Case& c) const {
+    const auto engine = make_engine(c);
+    return rank_run(c, *engine, loss_with(*engine), {});
+  }
+
+  /// The plain loop over the global batch on this rank's device.
+  TrainingRun plain(const Case& c, Precision precision) const {
+    Mlp model;
+    fill_parameters(*model, 1);
+    model->to(device());
+    const auto loss_of = [&](int step, int64_t first, int64_t num) {
+      const AutocastScope scope({.enabled = precision == Precision::kAutocast}, device());
+      return mlp_loss(*model, step, first, num);
+    };
+    if (precision == Precision::kFp32 || precision == Precision::kAutocast)
+      return plain_run(c, *model, loss_of);
+    const std::vector<at::Tensor> masters = fp32_masters(*model);
+    const bool fp16 = precision == Precision::kFp16;
+    model->to(fp16 ? at::kHalf : at::kBFloat16);
+    return plain_master_run(c, *model, masters, loss_of, fp16 ? 1 << kScalePower : 1);
+  }
+};
+
+class EngineOnDevice : public ::testing::Test, protected OnDevice {
+ protected:
+  void SetUp() override {
+    if (!group().why_not().empty()) GTEST_SKIP() << group().why_not();
+  }
+};
+
+class EveryStage : public ::testing::TestWithParam<std::tuple<int, Precision>>, protected OnDevice {
+ protected:
+  void SetUp() override {
+    if (!group().why_not().empty()) GTEST_SKIP() << group().why_not();
+  }
+  int stage() const { return std::get<0>(GetParam()); }
+  Precision precision() const { return std::get<1>(GetParam()); }
+};
+
+TEST_P(EveryStage, EqualsAPlainLoop) {
+  // The batch is divided otherwise, so sums differ by rounding: fp32's, or that of 16-bit gradients.
+  const double tolerance = precision() == Precision::kFp32 ? 1e-4 : 1e-2;
+  Case c = make_case(stage(), precision());
+  c.accumulation = 2;
+  const TrainingRun expected = plain(c, precision()), found = run(c);
+  ASSERT_EQ(found.losses.size(), expected.losses.size());
+  for (size_t step = 0; step < expected.losses.size(); ++step)
+    EXPECT_NEAR(found.losses[step], expected.losses[step], tolerance * (1 + expected.losses[step]))
+        << "step " << step;
+  EXPECT_LT(found.losses.back(), found.losses.front());
+  EXPECT_LT(largest_difference(on_host(found.weights), on_host(expected.weights)), tolerance);
+}
+
+TEST_P(EveryStage, EqualsStageZeroToTheBit) {
+  if (comm().backend() == "nccl" && comm().size() > 2)
+    GTEST_SKIP() << "NCCL's order of a sum is its own beyond two ranks";
+  Case c = make_case(stage(), precision()), zero = make_case(0, precision());
+  c.optimizer = zero.optimizer = "AdamW";
+  c.clipping = zero.clipping = 0.05;
+  const TrainingRun expected = run(zero), found = run(c);
+  EXPECT_EQ(found.losses, expected.losses);
+  EXPECT_EQ(found.norms, expected.norms);
+  EXPECT_TRUE(bit_equal(found.weights, expected.weights));
+}
+
+TEST_P(EveryStage, ResumedEqualsUninterruptedToTheBit) {
+  std::optional<TemporaryFolder> mine;
+  if (comm().rank() == 0) mine.emplace("tessera_gpu");
+  const std::string folder = comm().exchange(mine ? mine->path().string() : "", "folder").front();
+  Case c = make_case(stage(), precision());
+  c.optimizer = "AdamW";
+  const auto train = [&](TypedEngine<MlpImpl>& engine, int first_step) {
+    std::vector<double> losses;
+    for (int step = first_step; step < first_step + 3; ++step) {
+      const at::Tensor loss = loss_with(engine)(step, first_sample(c, 0, comm().rank()), c.micro_batch);
+      engine.backward(loss);
+      engine.step();
+      losses.push_back(loss.item<double>());
+    }
+    return losses;
+  };
+  const auto engine = make_engine(c);
+  train(*engine, 0);
+  engine->save_checkpoint(folder);
+  const std::vector<double> uninterrupted = train(*engine, 3);
+  const Tensors weights = full_parameters(*engine);
+  const auto resumed = make_engine(c);
+  resumed->load_checkpoint(folder);
+  EXPECT_EQ(train(*resumed, 3), uninterrupted);
+  EXPECT_TRUE(bit_equal(full_parameters(*resumed), weights));
+  comm().barrier("resumed");  // before the folder goes
+}
+
+TEST_P(EveryStage, HoldsTheBytesOfTheFormula) {
+  Case c = make_case(stage(), precision());
+  c.optimizer = "AdamW";
+  c.steps = 2;
+  const auto engine = make_engine(c);
+  rank_run(c, *engine, loss_with(*engine), {});
+  EXPECT_EQ(engine->device(), device());
+  EXPECT_GT(engine->measured_bytes().total(), 0);
+  EXPECT_EQ(engine->measured_bytes(), engine->formula_bytes());
+}
+
+INSTANTIATE_TEST_SUITE_P(StagesAndPrecisions, EveryStage,
+                         ::testing::Combine(::testing::Range(0, 4), ::testing::ValuesIn(kPrecisions)),
+                         [](const auto& info) {
+                           return str("Stage", std::get<0>(info.param), name_of(std::get<1>(info.param)));
+                         });
+
+TEST_F(EngineOnDevice, OutOfMemoryIsOneLineAndTrainingGoesOn) {
+  constexpr int64_t kTooMuch = int64_t{1} << 50;
+  const Case c = make_case(3, Precision::kBf16);
+  const TrainingRun expected = run(c);
+  const auto engine = make_engine(c);
+  std::string line;
+  try {
+    at::empty({kTooMuch}, at::TensorOptions(device()).dtype(at::kByte));
+  } catch (const std::exception& error) {
+    EXPECT_TRUE(train::is_out_of_memory(error)) << error.what();
+    line = error_of([&] { train::fail_for_memory(error, "in step 0", engine->config(), comm(), {}); });
+  }
+  EXPECT_EQ(line.find("out of memory in step 0 on rank "), 0u) << line;
+  EXPECT_EQ(line.find('\n'), line.npos) << line;
+  const TrainingRun found = rank_run(c, *engine, loss_with(*engine), {});
+  EXPECT_EQ(found.losses, expected.losses);
+  EXPECT_TRUE(bit_equal(found.weights, expected.weights));
+}
+
+}  // namespace
+}  // namespace tessera::testing
