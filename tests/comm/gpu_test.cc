@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <thread>
 
+#include "comm/cuda_choice.h"
 #include "comm/nccl.h"
 #include "comm/nccl_plugin.h"
 #include "comm/transport_communicator.h"
@@ -56,13 +57,12 @@ TEST(GpuTest, NcclCollectives) {
       Environment env;
       env.rank = env.local_rank = rank;
       env.world_size = env.local_world_size = size;
-      check_cuda(env.local_world_size);
-      set_cuda_device(env.local_rank);
+      set_cuda_device(choose_cuda_device(cuda_devices(), rank, size, /*may_share=*/false));
       auto context = std::make_shared<GroupContext>(store, rank, size, false);
       const auto timeout = std::chrono::seconds(60);
       const at::Device device(at::kCUDA, static_cast<c10::DeviceIndex>(rank));
       const auto make = [&](const GroupStore& under, FailureHook) {
-        return make_nccl_transport(under, env, timeout);
+        return make_nccl_transport(under, env, rank, timeout);
       };
       const auto comm = std::make_shared<TransportCommunicator>(context, timeout, make, device);
       EXPECT_EQ(comm->backend(), "nccl");
