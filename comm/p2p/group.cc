@@ -23,6 +23,16 @@ Group::Group(std::shared_ptr<Device> device, std::shared_ptr<shm::PeerSockets> p
       checked_(issued_) {
   if (size() > kMaxRanks)
     throw CommError(str(size(), " ranks on one host: backend \"p2p\" takes at most ", kMaxRanks));
+  try {
+    set_up();
+  } catch (const std::exception&) {
+    peers_->disconnect();  // the others must not wait for this rank
+    throw;
+  }
+  watcher_ = std::thread([this] { watch(); });
+}
+
+void Group::set_up() {
   const int64_t bytes = shm::whole_pages(Flags::bytes(size()));
   flags_memory_ = shm::share_memory(*peers_, bytes, options_.timeout, [] {});
   flags_registration_ = device_->register_flags(flags_memory_.data(), bytes);
@@ -31,7 +41,6 @@ Group::Group(std::shared_ptr<Device> device, std::shared_ptr<shm::PeerSockets> p
   flags_->checked(rank()).store(checked_, std::memory_order_release);
   memory_.allocate(2 * device_->half_mailbox_bytes(), [] {});
   stream_ = device_->make_stream();
-  watcher_ = std::thread([this] { watch(); });
 }
 
 std::shared_ptr<Region> Group::allocate(int64_t bytes) {

@@ -114,6 +114,8 @@ class Group {
   /// Keeps for ever what a stream that does not end may use.
   struct Kept;
 
+  void set_up();
+
   // What the stream is given.
   uint64_t post(const Location& input, uint32_t tag);
   void wait_for_all(Flags::Counter counter, uint64_t number);
