@@ -20,9 +20,13 @@
 // streams are released ([Note: released] in flags.h), and every later call throws. The thread makes no call
 // to the device.
 //
-// What one device's streams carry out is ordered by what was given first where they share a queue of the
-// hardware. So where groups have several orders on different ranks, they may wait for each other for ever, as
-// with NCCL: [Note: one order on a device] in zero/residency.h.
+// [Note: why streams that wait do not block each other]
+// What a stream is told to wait for needs of this rank only what the stream was given before: "posted" and
+// "reduced" are written before anything of the others is waited for. So it does no harm that a driver holds
+// up a call until the device is idle (cudaFree, a kernel that is loaded at its first launch), or that streams
+// of a process share a queue of the hardware, in which a wait stands before work that was given later. That
+// holds as long as ranks are processes, and all groups' operations have one order on all ranks, as with NCCL:
+// [Note: one order on a device] in zero/residency.h.
 #pragma once
 
 #include <atomic>
