@@ -58,6 +58,11 @@ class P2pTransport final : public Transport {
                                                               .on_failure = std::move(on_failure),
                                                               .first_number = options_.first_number})) {}
 
+  P2pTransport(const P2pTransport&) = delete;
+  P2pTransport& operator=(const P2pTransport&) = delete;
+  /// Pendings, which share the group, may be destroyed after the buffers that it uses.
+  ~P2pTransport() override { group_->close(); }
+
   std::string_view name() const override { return "p2p"; }
   bool wait_blocks() const override { return false; }
 

@@ -70,8 +70,7 @@ class Group {
  public:
   /// Collective. At most kMaxRanks ranks.
   Group(std::shared_ptr<Device> device, std::shared_ptr<shm::PeerSockets> peers, GroupOptions options);
-  /// Waits for what is in flight, or, after a failure, until the stream has run out. Where it does not within
-  /// seconds, memory that it may use is not freed.
+  /// Closes it. Where the stream has not run out then, memory that it may use is not freed.
   ~Group();
   Group(const Group&) = delete;
   Group& operator=(const Group&) = delete;
@@ -104,6 +103,10 @@ class Group {
   /// Local. Orders the current stream behind the result; false where that blocks and it has not come within
   /// `limit` (Moment::order_current).
   bool wait(const Issued& issued, std::chrono::milliseconds limit);
+
+  /// Local. Waits for what is in flight, or, after a failure, until the stream has run out, or for seconds.
+  /// No collective may follow; poll() and wait() may.
+  void close();
 
   /// Local. The other ranks give up. Returns when the stream has run out, or after seconds. Never throws.
   void abort();
@@ -162,6 +165,7 @@ class Group {
   uint64_t half_used_[2] = {0, 0};    ///< the last operation that reads each half
 
   uint64_t issued_ = 0;       ///< the last operation's number
+  bool has_ended_ = true;     ///< false: the stream has not run out after a failure
   mutable std::mutex mutex_;  ///< guards what follows
   std::deque<Unfinished> unfinished_;
   uint64_t checked_ = 0;  ///< whose keys have been compared

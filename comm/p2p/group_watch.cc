@@ -135,21 +135,25 @@ struct Group::Kept {
   std::shared_ptr<void> registration;
 };
 
-Group::~Group() {
-  bool ended = true;
+void Group::close() {
+  if (!watcher_.joinable()) return;
   try {
     while (!has_failed() && !stream_->idle()) std::this_thread::sleep_for(kDrainInterval);
   } catch (const std::exception&) {
     // A device that has failed carries out nothing.
   }
-  if (has_failed()) ended = drain();
+  if (has_failed()) has_ended_ = drain();
   {
     const std::lock_guard lock(mutex_);
     stop_ = true;
   }
   stopped_.notify_all();
   watcher_.join();
-  if (!ended)
+}
+
+Group::~Group() {
+  close();
+  if (!has_ended_)
     new Kept{std::move(stream_), std::move(memory_), std::move(flags_memory_),
              std::move(flags_registration_)};
 }
