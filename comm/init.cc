@@ -4,6 +4,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include <algorithm>
+#include <array>
 #include <csignal>
 #include <cstdlib>
 #include <exception>
@@ -11,6 +12,8 @@
 #include <set>
 #include <thread>
 
+#include "comm/choose_backend.h"
+#include "comm/cuda_choice.h"
 #include "comm/error_message.h"
 #include "comm/gloo.h"
 #include "comm/group_context.h"
@@ -18,11 +21,11 @@
 #include "comm/nccl.h"
 #include "comm/network.h"
 #include "comm/open_files.h"
+#include "comm/p2p.h"
+#include "comm/p2p/host_device.h"
 #include "comm/rendezvous.h"
 #include "comm/self.h"
 #include "comm/shm.h"
-#include "comm/shm/shared_memory.h"
-#include "comm/store_exchange.h"
 #include "comm/transport_communicator.h"
 #include "core/check.h"
 #include "core/error.h"
@@ -50,68 +53,6 @@ void prepare_libtorch() {
   if (sigaction(SIGPIPE, nullptr, &pipe) == 0 && pipe.sa_handler == SIG_DFL) signal(SIGPIPE, SIG_IGN);
 }
 
-/// Collective. Why the ranks cannot all have shared memory; empty if they can.
-std::string obstacle_to_shared_memory(const Rendezvous& met, const Environment& env, milliseconds timeout) {
-  std::string mine;
-  try {
-    shm::SharedMemory::create(1 << 20);
-  } catch (const CommError& error) {
-    mine = error.what();
-  }
-  StoreExchange exchange(met.store.under("shm_probe"), env.rank, env.world_size);
-  const StoreExchange::Result result = exchange.run(mine, timeout, [] {});
-  if (!result.missing.empty())
-    throw CommError(str(name_ranks(result.missing), " left during the rendezvous"));
-  if (result.values.empty()) throw CommError(result.cause);
-  for (int rank = 0; rank < env.world_size; ++rank)
-    if (const std::string& theirs = result.values[static_cast<size_t>(rank)]; !theirs.empty())
-      return str("rank ", rank, ": ", theirs);
-  return "";
-}
-
-/// What carries the collectives.
-struct Choice {
-  std::string backend;  ///< "shm", "hybrid", "gloo" or "nccl"
-  FoundHosts found;     ///< for "hybrid"
-};
-
-/// Collective. Ranks on several hosts, some of which share one.
-Choice choose_between_hosts(const Rendezvous& met, const Environment& env, const JoinOptions& options) {
-  const std::set<std::string> hosts(met.may_share.begin(), met.may_share.end());
-  const bool nothing_to_share = hosts.size() == met.may_share.size();
-  if (options.backend == "auto" && nothing_to_share) return {"gloo", {}};
-  FoundHosts found = find_hosts(met.store, env.rank, met.may_share, options.rendezvous_timeout);
-  if (found.obstacle.empty()) {
-    if (env.rank == 0)
-      options.log.info(str("backend hybrid: ", env.world_size, " ranks on ", found.hosts->num_hosts(),
-                           " hosts, shared memory within a host and Gloo between hosts"));
-    return {"hybrid", std::move(found)};
-  }
-  if (options.backend != "auto") throw CommError(str("backend \"hybrid\" cannot be used: ", found.obstacle));
-  if (env.rank == 0)
-    options.log.warning(
-        str("ranks share a host, but not memory, and use Gloo, which is slower: ", found.obstacle));
-  return {"gloo", {}};
-}
-
-/// Collective.
-Choice choose_backend(const Rendezvous& met, const Environment& env, const JoinOptions& options,
-                      at::Device device) {
-  if (device.is_cuda()) return {"nccl", {}};
-  if (options.backend == "gloo") return {"gloo", {}};
-  const bool one_host = std::set<std::string>(met.may_share.begin(), met.may_share.end()).size() == 1;
-  if (!one_host && options.backend != "shm") return choose_between_hosts(met, env, options);
-  const std::string obstacle = one_host ? obstacle_to_shared_memory(met, env, options.rendezvous_timeout)
-                                        : "the ranks are on several hosts, or in several network namespaces";
-  if (obstacle.empty()) return {"shm", {}};
-  if (options.backend != "auto")
-    throw CommError(str("backend \"", options.backend, "\" cannot be used: ", obstacle));
-  if (env.rank == 0)
-    options.log.warning(
-        str("the ranks share a host, but not memory, and use Gloo, which is slower: ", obstacle));
-  return {"gloo", {}};
-}
-
 GlooOptions gloo_options(const Environment& env, const JoinOptions& options, bool one_host) {
   GlooOptions gloo{.rank = env.rank, .size = env.world_size, .timeout = options.timeout, .log = options.log};
   // All ranks have just been at the rendezvous: connecting takes less than a second, or never ends.
@@ -136,7 +77,15 @@ CommunicatorPtr connect(const Rendezvous& met, const Environment& env, const Joi
                                         .size = env.world_size,
                                         .timeout = options.timeout,
                                         .connect_timeout = options.rendezvous_timeout});
-    if (choice.backend == "nccl") return make_nccl_transport(store, env, options.timeout);
+    if (choice.backend == "nccl") return make_nccl_transport(store, env, device.index(), options.timeout);
+    if (choice.backend == "p2p")
+      return make_p2p_transport(store,
+                                {.rank = env.rank,
+                                 .size = env.world_size,
+                                 .timeout = options.timeout,
+                                 .connect_timeout = options.rendezvous_timeout,
+                                 .device = choice.device},
+                                std::move(on_failure));
     const GlooOptions gloo = gloo_options(env, options, met.one_host);
     if (choice.backend == "hybrid")
       return make_hybrid_transport(store, choice.found, gloo, std::move(on_failure));
@@ -149,24 +98,28 @@ CommunicatorPtr connect(const Rendezvous& met, const Environment& env, const Joi
 
 at::Device choose_device(const JoinOptions& options, const Environment& env) {
   const std::string &backend = options.backend, &device = options.device;
-  if (backend != "auto" && backend != "shm" && backend != "hybrid" && backend != "gloo" && backend != "nccl")
+  constexpr std::array kBackends{"auto", "shm", "hybrid", "gloo", "nccl", "p2p"};
+  if (std::find(kBackends.begin(), kBackends.end(), backend) == kBackends.end())
     throw CommError(str("unknown backend \"", backend,
-                        "\": expected \"auto\", \"shm\", \"hybrid\", \"gloo\" or \"nccl\""));
+                        "\": expected \"auto\", \"shm\", \"hybrid\", \"gloo\", \"nccl\" or \"p2p\""));
   if (device != "auto" && device != "cpu" && device != "cuda")
     throw CommError(str("unknown device \"", device, "\": expected \"auto\", \"cpu\" or \"cuda\""));
   const bool moves_cpu_tensors = backend == "shm" || backend == "hybrid" || backend == "gloo";
   if (moves_cpu_tensors && device == "cuda")
-    throw CommError(str("backend \"", backend, "\" moves CPU tensors; CUDA tensors need \"nccl\""));
+    throw CommError(
+        str("backend \"", backend, "\" moves CPU tensors; CUDA tensors need \"p2p\" or \"nccl\""));
   if (device == "cuda" || (device == "auto" && !moves_cpu_tensors)) {
     try {
-      check_cuda(env.local_world_size);
-      return {at::kCUDA, static_cast<c10::DeviceIndex>(env.local_rank)};
+      const int index = choose_cuda_device(cuda_devices(), env.local_rank, env.local_world_size,
+                                           /*may_share=*/backend == "p2p");
+      return {at::kCUDA, static_cast<c10::DeviceIndex>(index)};
     } catch (const Error&) {
       if (device == "cuda") throw;
     }
   }
-  if (backend == "nccl")
-    throw CommError("backend \"nccl\" moves CUDA tensors; CPU tensors need \"shm\", \"hybrid\" or \"gloo\"");
+  if (backend == "nccl" || (backend == "p2p" && !options.p2p_in_host_memory))
+    throw CommError(str("backend \"", backend,
+                        "\" moves CUDA tensors; CPU tensors need \"shm\", \"hybrid\" or \"gloo\""));
   return at::kCPU;
 }
 
@@ -226,6 +179,14 @@ void run_threads(int world_size, const JoinOptions& options,
                                                   .size = world_size,
                                                   .timeout = options.timeout,
                                                   .connect_timeout = options.rendezvous_timeout});
+        if (options.backend == "p2p")
+          return make_p2p_transport(group_store,
+                                    {.rank = rank,
+                                     .size = world_size,
+                                     .timeout = options.timeout,
+                                     .connect_timeout = options.rendezvous_timeout,
+                                     .device = p2p::make_host_device()},
+                                    std::move(on_failure));
         const GlooOptions gloo{.rank = rank,
                                .size = world_size,
                                .timeout = options.timeout,

@@ -119,22 +119,9 @@ class NcclTransport final : public Transport {
 
 }  // namespace
 
-void check_cuda(int local_world_size) {
-  const auto num_devices =
-      reinterpret_cast<decltype(&tessera_cuda_num_devices)>(cuda_plugin_symbol("tessera_cuda_num_devices"))();
-  if (num_devices == 0)
-    throw Error("this host has no usable CUDA device (no driver, or CUDA_VISIBLE_DEVICES hides them)");
-  if (num_devices < local_world_size)
-    throw Error(str("this host has ", num_devices, " CUDA devices for ", local_world_size, " ranks"));
-}
-
-void set_cuda_device(int device) {
-  reinterpret_cast<decltype(&tessera_cuda_set_device)>(cuda_plugin_symbol("tessera_cuda_set_device"))(device);
-}
-
-std::unique_ptr<Transport> make_nccl_transport(const GroupStore& store, const Environment& env,
+std::unique_ptr<Transport> make_nccl_transport(const GroupStore& store, const Environment& env, int device,
                                                std::chrono::milliseconds timeout) {
-  return std::make_unique<NcclTransport>(store, env.rank, env.world_size, env.local_rank, timeout);
+  return std::make_unique<NcclTransport>(store, env.rank, env.world_size, device, timeout);
 }
 
 }  // namespace tessera::comm

@@ -6,20 +6,22 @@
 namespace tessera::comm {
 namespace {
 
-void report(void* data, int64_t bytes) {
-  if (c10::memoryProfilingEnabled())
-    c10::reportMemoryUsageToProfiler(data, bytes, 0, 0, c10::Device(c10::kCPU));
+void report(void* data, int64_t bytes, at::Device device) {
+  if (c10::memoryProfilingEnabled()) c10::reportMemoryUsageToProfiler(data, bytes, 0, 0, device);
 }
 
 }  // namespace
 
-at::Tensor reported_memory(std::shared_ptr<void> owner, void* data, int64_t bytes, int num_sharing) {
+at::Tensor reported_memory(std::shared_ptr<void> owner, void* data, int64_t bytes, int num_sharing,
+                           at::Device device) {
   const int64_t share = (bytes + num_sharing - 1) / num_sharing;
-  at::Tensor memory = at::for_blob(data, {bytes})
-                          .deleter([owner = std::move(owner), share](void* freed) { report(freed, -share); })
-                          .options(at::TensorOptions().dtype(at::kByte))
-                          .make_tensor();
-  report(data, share);
+  at::Tensor memory =
+      at::for_blob(data, {bytes})
+          .deleter([owner = std::move(owner), share, device](void* freed) { report(freed, -share, device); })
+          .options(at::TensorOptions().dtype(at::kByte).device(device))
+          .target_device(device)
+          .make_tensor();
+  report(data, share, device);
   return memory;
 }
 

@@ -226,6 +226,7 @@ std::vector<std::string> TransportCommunicator::exchange(const std::string& valu
                                                          milliseconds timeout) {
   const auto aside = context_->step_aside();
   check_usable();
+  if (!transport_->wait_blocks()) reap();  // what ranks agree on must not come from a collective that failed
   const int64_t number = recorder_->record(describe("exchange", label));
   auto next_comparison = Clock::now() + std::min(kStallInterval, timeout / 2);
   const auto watch = [&] {

@@ -108,10 +108,11 @@ std::vector<config::Field> comm_fields(TrainerConfig& c) {
   using namespace config;
   return {
       {"backend", &c.backend,
-       "What carries the collectives; auto: nccl for CUDA; for CPUs shared memory on one host, hybrid on "
-       "several hosts some of whose ranks share one (shared memory within a host, Gloo between hosts), else "
-       "gloo",
-       choices({"auto", "shm", "hybrid", "gloo", "nccl"}), argument("ddp_backend")},
+       "What carries the collectives; auto: for CUDA p2p where all ranks are on one host and map each other's "
+       "memory, else nccl; for CPUs shared memory on one host, hybrid on several hosts some of whose ranks "
+       "share one (shared memory within a host, Gloo between hosts), else gloo. With p2p by name ranks may "
+       "share a device",
+       choices({"auto", "shm", "hybrid", "gloo", "nccl", "p2p"}), argument("ddp_backend")},
       {"timeout_s", &c.timeout_s, "Seconds after which a waiting collective fails", above(0),
        argument("ddp_timeout")},
       {"rendezvous_timeout_s", &c.rendezvous_timeout_s,

@@ -25,20 +25,6 @@ constexpr milliseconds kOwnWatchInterval{100};
 /// A wait first checks this often without sleeping, a few microseconds in all: most waits are short.
 constexpr int kNumSpins = 200;
 
-ReduceOutput at_offset(const ReduceOutput& output, int64_t numel) {
-  ReduceOutput moved = output;
-  if (output.data != nullptr)
-    moved.data = static_cast<std::byte*>(output.data) + numel * size_bytes(output.dtype);
-  return moved;
-}
-
-/// Where a rank's slice of an all-reduce begins, and its length: as even as can be.
-std::pair<int64_t, int64_t> slice_of(int64_t numel, int rank, int size) {
-  const int64_t longest = (numel + size - 1) / size;
-  const int64_t begin = std::min(numel, rank * longest);
-  return {begin, std::min(longest, numel - begin)};
-}
-
 }  // namespace
 
 OperationQueue::OperationQueue(std::shared_ptr<PeerSockets> peers, milliseconds timeout)

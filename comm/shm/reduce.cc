@@ -4,8 +4,9 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <type_traits>
+#include <utility>
 
+#include "comm/shm/reduce_rule.h"
 #include "core/every_cpu.h"
 #include "core/float_bits.h"
 
@@ -94,28 +95,16 @@ void reduce_floats(const Reduction& reduction) {
   }
 }
 
-/// Of fp64 and integers; `T` is unsigned where overflow wraps.
 template <class T>
 void reduce_as(const Reduction& reduction) {
   const auto& [dtype, inputs, num_inputs, numel, output] = reduction;
-  auto* out = static_cast<T*>(output.data);
-  for (int64_t i = 0; i < numel; ++i) {
-    T value = static_cast<const T*>(inputs[0])[i];
-    for (int input = 1; input < num_inputs; ++input)
-      value = static_cast<T>(value + static_cast<const T*>(inputs[input])[i]);
-    if constexpr (std::is_floating_point_v<T>) value *= output.scale;
-    out[i] = output.add ? static_cast<T>(out[i] + value) : value;
-  }
+  for (int64_t i = 0; i < numel; ++i)
+    reduce_number<T>(inputs, num_inputs, i, output.data, output.scale, output.add);
 }
 
 void reduce_bools(const Reduction& reduction) {
   const auto& [dtype, inputs, num_inputs, numel, output] = reduction;
-  auto* out = static_cast<uint8_t*>(output.data);
-  for (int64_t i = 0; i < numel; ++i) {
-    uint8_t value = output.add ? out[i] : 0;
-    for (int input = 0; input < num_inputs; ++input) value |= static_cast<const uint8_t*>(inputs[input])[i];
-    out[i] = value;
-  }
+  for (int64_t i = 0; i < numel; ++i) reduce_bool(inputs, num_inputs, i, output.data, output.add);
 }
 
 }  // namespace
@@ -133,6 +122,19 @@ void reduce(const Reduction& reduction) {
     case DType::kUInt8: return reduce_as<uint8_t>(reduction);
     case DType::kBool: return reduce_bools(reduction);
   }
+}
+
+ReduceOutput at_offset(const ReduceOutput& output, int64_t numel) {
+  ReduceOutput moved = output;
+  if (output.data != nullptr)
+    moved.data = static_cast<std::byte*>(output.data) + numel * size_bytes(output.dtype);
+  return moved;
+}
+
+std::pair<int64_t, int64_t> slice_of(int64_t numel, int rank, int size) {
+  const int64_t longest = (numel + size - 1) / size;
+  const int64_t begin = std::min(numel, rank * longest);
+  return {begin, std::min(longest, numel - begin)};
 }
 
 }  // namespace tessera::comm::shm

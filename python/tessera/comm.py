@@ -29,11 +29,11 @@ def init_distributed(backend: str = "auto", device: str = "auto", timeout_s: flo
 
     Parameters
     ----------
-    backend : {"auto", "nccl", "shm", "hybrid", "gloo"}
-        What moves the data: NCCL for CUDA tensors; for CPU tensors shared memory, shared memory within hosts and Gloo between them, or
-        Gloo.
+    backend : {"auto", "p2p", "nccl", "shm", "hybrid", "gloo"}
+        What moves the data: for CUDA tensors device memory that the ranks of one host map, or NCCL; for CPU tensors shared memory,
+        shared memory within hosts and Gloo between them, or Gloo.
     device : {"auto", "cuda", "cpu"}
-        Where models live; "cuda" is device LOCAL_RANK.
+        Where models live; "cuda" is this rank's device, which LOCAL_RANK decides.
     timeout_s : float
         Of a collective, in seconds; the same on all ranks.
     rendezvous_timeout_s : float

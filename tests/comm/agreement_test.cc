@@ -13,7 +13,7 @@ namespace {
 using tessera::testing::error_of;
 
 class Agreement : public testing::EachBackend {};
-INSTANTIATE_TEST_SUITE_P(Backends, Agreement, ::testing::Values("gloo", "shm", "hybrid"),
+INSTANTIATE_TEST_SUITE_P(Backends, Agreement, ::testing::Values("gloo", "shm", "hybrid", "p2p"),
                          testing::backend_name);
 
 TEST_P(Agreement, AFailureOfOneRankIsAllRanks) {

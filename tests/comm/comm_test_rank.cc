@@ -2,14 +2,19 @@
 //   comm_test_rank sum       joins, adds up once, prints "sum S backend B"
 //   comm_test_rank sums      joins, adds up TEST_SUMS times, checks each sum, prints the seconds it took
 //   comm_test_rank loop      adds up until something fails; prints "running" after the first time
+//   comm_test_rank device_loop  the same on the device of the communicator, reading each sum
 //   comm_test_rank exchange  exchanges texts many times, then leaves at once
+//   comm_test_rank bits      all collectives of numbers that are the same in every run; prints "bits HASH" of
+//   what
+//                            this rank gets
 //   comm_test_rank fail      joins, then rank 1 ends by an error of its own while the others add up
 //   comm_test_rank wait WHAT joins; the others call WHAT and wait for rank TEST_VICTIM, which is killed by
 //                            SIGKILL after kMoment
 // TEST_HOSTS is a letter a rank: ranks with different ones share no memory, as if on different hosts.
-// TEST_RENDEZVOUS_MS and TEST_TIMEOUT_MS set the timeouts, TEST_BACKEND the backend, TEST_LOG=1 shows the
-// log, TEST_NOFILE limits the files that may be open, TEST_NO_LOOPBACK=1 goes to a network namespace whose
-// loopback interface is down. A tessera::Error is printed as "error: LINE"; exit code 3.
+// TEST_RENDEZVOUS_MS and TEST_TIMEOUT_MS set the timeouts, TEST_BACKEND the backend ("p2p" is over host
+// memory unless TEST_DEVICE is cuda), TEST_LOG=1 shows the log, TEST_NOFILE limits the files that may be
+// open, TEST_NO_LOOPBACK=1 goes to a network namespace whose loopback interface is down. A tessera::Error is
+// printed as "error: LINE"; exit code 3.
 #include <ATen/ATen.h>
 
 #include <sched.h>
@@ -97,6 +102,48 @@ void add_up_often(const CommunicatorPtr& comm, const at::Tensor& buffer) {
   say(std::to_string(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count()));
 }
 
+/// FNV-1a over the bytes of tensors.
+uint64_t hash_of(const std::vector<at::Tensor>& tensors) {
+  uint64_t hash = 0xcbf29ce484222325u;
+  for (const at::Tensor& tensor : tensors) {
+    const at::Tensor bytes = tensor.cpu().view(at::kByte);
+    for (int64_t i = 0; i < bytes.numel(); ++i)
+      hash = (hash ^ bytes.const_data_ptr<uint8_t>()[i]) * 0x100000001b3u;
+  }
+  return hash;
+}
+
+/// Sums of random numbers in every dtype, in memory that all ranks have mapped and in other memory.
+uint64_t bits_of_collectives(const CommunicatorPtr& comm) {
+  constexpr int64_t kShard = 50'021;
+  const int size = comm->size(), rank = comm->rank();
+  const at::Device device = comm->device();
+  at::manual_seed(static_cast<uint64_t>(rank) + 1);
+  std::vector<at::Tensor> results;
+  for (const auto type : {at::kFloat, at::kBFloat16, at::kHalf, at::kDouble})
+    for (const bool in_place : {true, false}) {
+      const auto options = at::TensorOptions().device(device).dtype(type);
+      const int64_t numel = size * kShard, bytes = numel * static_cast<int64_t>(at::elementSize(type));
+      at::Tensor full = in_place ? comm->allocate_symmetric(bytes, device, "buffer").view(type)
+                                 : at::empty({numel}, options);
+      const at::Tensor values = at::randn({numel}).to(options);
+      at::Tensor shard = at::ones({kShard}, options.dtype(type == at::kDouble ? at::kDouble : at::kFloat));
+      full.copy_(values);
+      comm->reduce_scatter(full, {shard, 1.0 / 3, /*add=*/true}, "gradients")->wait();
+      results.push_back(shard);
+      full.copy_(values);
+      comm->all_reduce(full, "sum", 1.0 / 7)->wait();
+      results.push_back(full.clone());
+      comm->all_gather(full, values.narrow(0, rank * kShard, kShard).clone(), "parameters")->wait();
+      results.push_back(full.clone());
+      full.copy_(values);
+      comm->broadcast(full, size - 1, "copy")->wait();
+      results.push_back(full.clone());
+      comm->barrier("next");
+    }
+  return hash_of(results);
+}
+
 void run(const std::string& scenario, const std::string& what, const CommunicatorPtr& comm) {
   at::Tensor buffer = at::ones({1 << 16});
   if (scenario == "wait") {
@@ -104,11 +151,20 @@ void run(const std::string& scenario, const std::string& what, const Communicato
   } else if (scenario == "sum") {
     add_up(comm, buffer);
     say(tessera::str("sum ", buffer[0].item<float>(), " backend ", comm->backend()));
+  } else if (scenario == "bits") {
+    say(tessera::str("bits ", bits_of_collectives(comm), " backend ", comm->backend()));
   } else if (scenario == "sums") {
     add_up_often(comm, buffer);
   } else if (scenario == "loop") {
     for (bool first = true;; first = false) {
       add_up(comm, buffer.fill_(1));
+      if (first) say("running");
+    }
+  } else if (scenario == "device_loop") {
+    buffer = buffer.to(comm->device());
+    for (bool first = true;; first = false) {
+      add_up(comm, buffer.fill_(1));
+      buffer[0].item<float>();  // waits in the driver
       if (first) say("running");
     }
   } else if (scenario == "exchange") {
@@ -145,6 +201,8 @@ int main(int argc, char** argv) {
   try {
     tessera::comm::JoinOptions options;
     if (const char* backend = std::getenv("TEST_BACKEND")) options.backend = backend;
+    if (const char* device = std::getenv("TEST_DEVICE")) options.device = device;
+    options.p2p_in_host_memory = options.device == "cpu";
     options.timeout = setting("TEST_TIMEOUT_MS", 60000);
     options.rendezvous_timeout = setting("TEST_RENDEZVOUS_MS", 30000);
     if (const char* hosts = std::getenv("TEST_HOSTS"))

@@ -20,7 +20,7 @@ class CommunicatorTest : public ::testing::TestWithParam<std::string> {
  protected:
   JoinOptions options() const { return quick_options(GetParam()); }
 };
-INSTANTIATE_TEST_SUITE_P(Backends, CommunicatorTest, ::testing::Values("gloo", "shm", "hybrid"),
+INSTANTIATE_TEST_SUITE_P(Backends, CommunicatorTest, ::testing::Values("gloo", "shm", "hybrid", "p2p"),
                          testing::backend_name);
 
 TEST_P(CommunicatorTest, OneRankAloneIsImmediateAndLocal) {

@@ -126,7 +126,7 @@ TEST(StoreExchangeTest, LongValuesAreSentInParts) {
 }
 
 class ExchangeTest : public testing::EachBackend {};
-INSTANTIATE_TEST_SUITE_P(Backends, ExchangeTest, ::testing::Values("gloo", "shm", "hybrid"),
+INSTANTIATE_TEST_SUITE_P(Backends, ExchangeTest, ::testing::Values("gloo", "shm", "hybrid", "p2p"),
                          testing::backend_name);
 
 TEST_P(ExchangeTest, TheStoreDoesNotGrow) {

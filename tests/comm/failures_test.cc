@@ -26,7 +26,7 @@ class FailuresTest : public ::testing::TestWithParam<std::string> {
  protected:
   void SetUp() override { backend = GetParam(); }
 };
-INSTANTIATE_TEST_SUITE_P(Backends, FailuresTest, ::testing::Values("gloo", "shm", "hybrid"),
+INSTANTIATE_TEST_SUITE_P(Backends, FailuresTest, ::testing::Values("gloo", "shm", "hybrid", "p2p"),
                          testing::backend_name);
 
 /// Runs `body` on every rank; returns what each threw.

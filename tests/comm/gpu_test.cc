@@ -1,15 +1,19 @@
-// NCCL on real devices, one rank per device, as threads. Skipped without a device.
+// Real devices: NCCL, one rank per device, as threads; p2p, with ranks as processes that share one device,
+// and with one for each. Skipped without a device.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include <signal.h>
+
 #include <algorithm>
+#include <chrono>
+#include <cstdlib>
 #include <thread>
 
+#include "comm/cuda_choice.h"
 #include "comm/nccl.h"
-#include "comm/nccl_plugin.h"
 #include "comm/transport_communicator.h"
-#include "core/cuda_plugin.h"
 #include "core/error.h"
 #include "tests/comm/comm_testing.h"
 
@@ -39,15 +43,18 @@ void check_collectives(Communicator& comm, at::Device device) {
   }
 }
 
-TEST(GpuTest, NcclCollectives) {
-  int num_devices = 0;
+/// Why there is no device; empty: there is one.
+std::string no_device() {
   try {
-    num_devices = reinterpret_cast<decltype(&tessera_cuda_num_devices)>(
-        cuda_plugin_symbol("tessera_cuda_num_devices"))();
+    return cuda_devices().num_visible > 0 ? "" : "this host has no usable CUDA device";
   } catch (const Error& error) {
-    GTEST_SKIP() << error.what();
+    return error.what();
   }
-  if (num_devices == 0) GTEST_SKIP() << "this host has no usable CUDA device";
+}
+
+TEST(GpuTest, NcclCollectives) {
+  if (const std::string reason = no_device(); !reason.empty()) GTEST_SKIP() << reason;
+  const int num_devices = cuda_devices().num_visible;
   const int size = std::min(num_devices, 4);
   const GroupStore store(c10::make_intrusive<c10d::HashStore>(), "the threads' store");
   std::vector<std::thread> threads;
@@ -56,13 +63,12 @@ TEST(GpuTest, NcclCollectives) {
       Environment env;
       env.rank = env.local_rank = rank;
       env.world_size = env.local_world_size = size;
-      check_cuda(env.local_world_size);
-      set_cuda_device(env.local_rank);
+      set_cuda_device(choose_cuda_device(cuda_devices(), rank, size, /*may_share=*/false));
       auto context = std::make_shared<GroupContext>(store, rank, size, false);
       const auto timeout = std::chrono::seconds(60);
       const at::Device device(at::kCUDA, static_cast<c10::DeviceIndex>(rank));
       const auto make = [&](const GroupStore& under, FailureHook) {
-        return make_nccl_transport(under, env, timeout);
+        return make_nccl_transport(under, env, rank, timeout);
       };
       const auto comm = std::make_shared<TransportCommunicator>(context, timeout, make, device);
       EXPECT_EQ(comm->backend(), "nccl");
@@ -72,6 +78,58 @@ TEST(GpuTest, NcclCollectives) {
     });
   }
   for (std::thread& thread : threads) thread.join();
+}
+
+/// What each rank prints, as a process of its own: streams of one process may share a queue of the hardware,
+/// in which one rank's wait would stand before what it waits for (comm/p2p/group.h).
+std::vector<std::string> bits_of(int world, testing::Variables variables, bool on_one_device) {
+  if (on_one_device) variables["CUDA_VISIBLE_DEVICES"] = "0";
+  for (const char* name : {"TESSERA_CUDA_PLUGIN", "HOME"})
+    if (const char* value = std::getenv(name)) variables[name] = value;
+  const testing::Processes processes = testing::start("bits", world, variables);
+  std::vector<std::string> bits;
+  for (const auto& process : processes) {
+    EXPECT_EQ(process->wait(), 0) << process->output();
+    bits.push_back(process->output());
+  }
+  return bits;
+}
+
+void expect_p2p_gives_the_bits_of_the_cpu(int world, bool on_one_device) {
+  std::vector<std::string> expected = bits_of(world, {{"TEST_BACKEND", "shm"}}, on_one_device);
+  const std::vector<std::string> found =
+      bits_of(world, {{"TEST_BACKEND", "p2p"}, {"TEST_DEVICE", "cuda"}}, on_one_device);
+  for (size_t rank = 0; rank < found.size(); ++rank) {
+    const std::string& line = expected[rank];
+    EXPECT_EQ(found[rank], line.substr(0, line.find(" backend")) + " backend p2p\n") << "rank " << rank;
+  }
+}
+
+TEST(GpuTest, P2pBetweenRanksOfOneDeviceGivesTheBitsOfTheCpu) {
+  if (const std::string reason = no_device(); !reason.empty()) GTEST_SKIP() << reason;
+  for (const int world : {2, 4}) expect_p2p_gives_the_bits_of_the_cpu(world, /*on_one_device=*/true);
+}
+
+TEST(GpuTest, P2pBetweenDevicesGivesTheBitsOfTheCpu) {
+  if (const std::string reason = no_device(); !reason.empty()) GTEST_SKIP() << reason;
+  const int num_devices = cuda_devices().num_visible;
+  if (num_devices < 2) GTEST_SKIP() << "this host has one CUDA device";
+  expect_p2p_gives_the_bits_of_the_cpu(std::min(num_devices, 4), /*on_one_device=*/false);
+}
+
+// Its stream waits for the rank that is killed, and so does its host: for a loss, say.
+TEST(GpuTest, AKilledRankReleasesTheStreamsThatWaitForIt) {
+  if (const std::string reason = no_device(); !reason.empty()) GTEST_SKIP() << reason;
+  testing::Variables variables{
+      {"TEST_BACKEND", "p2p"}, {"TEST_DEVICE", "cuda"}, {"CUDA_VISIBLE_DEVICES", "0"}};
+  if (const char* plugin = std::getenv("TESSERA_CUDA_PLUGIN")) variables["TESSERA_CUDA_PLUGIN"] = plugin;
+  const testing::Processes processes = testing::start("device_loop", 2, variables);
+  for (const auto& process : processes) ASSERT_TRUE(process->await_output("running")) << process->output();
+  const auto begin = std::chrono::steady_clock::now();
+  processes[1]->kill(SIGKILL);
+  EXPECT_EQ(processes[0]->wait(), 3);
+  EXPECT_NE(processes[0]->output().find("rank 1 is gone"), std::string::npos) << processes[0]->output();
+  EXPECT_LT(testing::seconds_since(begin), 10);
 }
 
 }  // namespace

@@ -14,14 +14,17 @@ TEST(ChooseDevice, RefusesUnknownBackendsAndThoseForOtherTensors) {
   JoinOptions options;
   options.backend = "mpi";
   EXPECT_EQ(error_of([&] { join(options, Environment{}); }),
-            "unknown backend \"mpi\": expected \"auto\", \"shm\", \"hybrid\", \"gloo\" or \"nccl\"");
-  options.backend = "nccl";
-  EXPECT_EQ(error_of([&] { join(options, Environment{}); }),
-            "backend \"nccl\" moves CUDA tensors; CPU tensors need \"shm\", \"hybrid\" or \"gloo\"");
+            "unknown backend \"mpi\": expected \"auto\", \"shm\", \"hybrid\", \"gloo\", \"nccl\" or \"p2p\"");
+  for (const std::string backend : {"nccl", "p2p"}) {
+    options.backend = backend;
+    EXPECT_EQ(
+        error_of([&] { join(options, Environment{}); }),
+        "backend \"" + backend + "\" moves CUDA tensors; CPU tensors need \"shm\", \"hybrid\" or \"gloo\"");
+  }
   options.backend = "gloo";
   options.device = "cuda";
   EXPECT_EQ(error_of([&] { join(options, Environment{}); }),
-            "backend \"gloo\" moves CPU tensors; CUDA tensors need \"nccl\"");
+            "backend \"gloo\" moves CPU tensors; CUDA tensors need \"p2p\" or \"nccl\"");
 }
 
 }  // namespace

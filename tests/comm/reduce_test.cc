@@ -66,7 +66,7 @@ TEST(Reduce, SumsInOrderInFp32AndRoundedOnce) {
 class ReduceIntoTest : public ::testing::TestWithParam<std::tuple<int, std::string>> {};
 INSTANTIATE_TEST_SUITE_P(Worlds, ReduceIntoTest,
                          ::testing::Combine(::testing::Values(1, 2, 3, 4, 8),
-                                            ::testing::Values("gloo", "shm", "hybrid")),
+                                            ::testing::Values("gloo", "shm", "hybrid", "p2p")),
                          [](const auto& info) {
                            return str(std::get<1>(info.param), "_", std::get<0>(info.param));
                          });

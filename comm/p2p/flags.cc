@@ -1,0 +1,48 @@
+#include "comm/p2p/flags.h"
+
+#include <bit>
+
+namespace tessera::comm::p2p {
+
+static_assert(std::endian::native == std::endian::little);
+
+// The memory starts as zeros, which is a valid state of all of these.
+struct alignas(64) Flags::RankFlags {
+  Flag counters[kNumCounters];
+  std::atomic<uint32_t> left;
+  alignas(64) std::atomic<uint64_t> issued;
+  alignas(64) std::atomic<uint64_t> checked;
+  shm::OperationKey keys[kMaxUnchecked];
+};
+
+int64_t Flags::bytes(int size) { return static_cast<int64_t>(sizeof(RankFlags)) * size; }
+
+Flags::RankFlags& Flags::of(int rank) const { return reinterpret_cast<RankFlags*>(memory_)[rank]; }
+
+Flag& Flags::flag(Counter counter, int rank) const { return of(rank).counters[counter]; }
+
+bool Flags::all_done(uint64_t number) const {
+  for (int rank = 0; rank < size_; ++rank)
+    if (!flag(kDone, rank).has_reached(number)) return false;
+  return true;
+}
+
+void Flags::release_all() const {
+  for (int rank = 0; rank < size_; ++rank)
+    for (Flag& flag : of(rank).counters) flag.release();
+}
+
+void Flags::leave() const { of(rank_).left.store(1, std::memory_order_seq_cst); }
+bool Flags::has_left(int rank) const { return of(rank).left.load(std::memory_order_seq_cst) != 0; }
+
+void Flags::write_key(uint64_t number, const shm::OperationKey& key) const {
+  of(rank_).keys[number % kMaxUnchecked] = key;
+}
+const shm::OperationKey& Flags::key(uint64_t number, int rank) const {
+  return of(rank).keys[number % kMaxUnchecked];
+}
+
+std::atomic<uint64_t>& Flags::issued(int rank) const { return of(rank).issued; }
+std::atomic<uint64_t>& Flags::checked(int rank) const { return of(rank).checked; }
+
+}  // namespace tessera::comm::p2p
