@@ -4,7 +4,7 @@
 #   make bench-peers ARGS="--write"                         make fuzz SECONDS_EACH=60
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build wheel demo data test test-hosts asan tsan lint bench bench-peers bench-python bench-hosts bench-activations bench-offload-python python-parity methods soak soak-kill soak-restarts fuzz mutants clean distclean
+.PHONY: help deps build wheel demo data test test-hosts asan tsan lint bench bench-peers bench-python bench-hosts bench-activations bench-offload-python python-parity methods soak soak-kill soak-restarts soak-hosts fuzz mutants clean distclean
 SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 NPROC ?= 2
@@ -109,6 +109,9 @@ soak: build  ## kills runs at random moments, fails disks: 15 minutes
 
 soak-restarts: build  ## ranks die and hang at random, the launcher goes on
 	@nice python3 -B tests/soak/restart_soak.py $(ARGS)
+
+soak-hosts: build  ## hosts die, the cable is pulled: 12 minutes, as root
+	@nice python3 -B tests/soak/hosts_soak.py $(ARGS)
 
 soak-kill: build  ## kills ranks at random: the others must end within 30 s
 	@nice python3 -B tests/soak/kill_soak.py $(ARGS)
