@@ -78,6 +78,7 @@ class Soak(restart_soak.Soak):
         self.bed.start_sshd()
         super().__init__(base, seed, num_kills)
         self.expected["elastic"] = self.undisturbed(Elastic(base, "whole_elastic", "fp32"))
+        self.whole_s *= 2  # ranks are there later than on one host
         self.restore_at = self.return_at = self.restore = None
         self.lines = collections.Counter()
         self.processes_before = set(testbed.processes())
