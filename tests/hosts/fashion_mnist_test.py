@@ -79,7 +79,7 @@ class FashionMnist(HostsCase):
     def alone(self, num_ranks):
         name = f"nproc_{num_ranks}"
         self.run_under(name, flags=("--nproc", num_ranks))
-        print(f"\n{'':42} {'first loss':17}  {'last loss':17}  {"accuracy":8}SHA-256 of all losses and norms")
+        print(f"\n{'':42} {'first loss':17}  {'last loss':17}  {'accuracy':8}  SHA-256 of all losses and norms")
         return self.show(name, f"tessera train --nproc {num_ranks}")
 
     def driven(self, what, hostfile, launcher, *flags):
