@@ -161,6 +161,16 @@ class HostsTest(HostsCase):
     def test_ssh(self):
         self.check_launcher("ssh", *self.ssh_flags())
 
+    @needs("ssh", "sshd")
+    def test_ssh_after_a_failure_does_not_wait_for_ranks_to_save(self):
+        """Rank 2 does not end by SIGTERM: it has the seconds after a failure, not those to save. The failure named is the other's."""
+        script = self.write("stubborn.sh", 'if [ "$RANK" = 0 ]; then while [ ! -e ready ]; do sleep 0.1; done; exit 9; fi; '
+                            '[ "$RANK" = 2 ] && { trap "" TERM; touch ready; }; while :; do sleep 0.1; done')
+        outcome = self.run_tool("launch", "--hostfile", "hosts", "--save-grace", 60, *self.ssh_flags(), "--", "sh", script)
+        self.assertEqual(outcome.code, 9, outcome)
+        self.assertRegex(outcome.err, r"(?m)^error: rank 0 of 3 failed first: exit code 9, on host n1")
+        self.assertLess(outcome.seconds, 20)
+
     @needs("pdsh", "ssh", "sshd")
     def test_pdsh(self):
         self.check_launcher("pdsh")
