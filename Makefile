@@ -115,7 +115,7 @@ soak: build  ## kills runs at random moments, fails disks: 15 minutes
 soak-restarts: build  ## ranks die and hang at random, the launcher goes on
 	@nice python3 -B tests/soak/restart_soak.py $(ARGS)
 
-soak-hosts: build  ## hosts die, the cable is pulled: 12 minutes, as root
+soak-hosts: build  ## hosts die, cables are pulled: 20 minutes, as root
 	@nice python3 -B tests/soak/hosts_soak.py $(ARGS)
 
 soak-kill: build  ## kills ranks at random: the others must end within 30 s

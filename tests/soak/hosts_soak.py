@@ -12,7 +12,6 @@ Two runs in three need both hosts: they must equal the undisturbed run to the bi
 without n2 when that is lost, and must equal it but for rounding. After each fault there must be one line that names the cause, and after
 each run nothing may be left on any host: no process, no folder in memory, no log. Needs root, for the namespaces, and OpenSSH.
 """
-import collections
 import os
 import re
 import shutil
@@ -80,7 +79,6 @@ class Soak(restart_soak.Soak):
         self.expected["elastic"] = self.undisturbed(Elastic(base, "whole_elastic", "fp32"))
         self.whole_s *= 2  # ranks are there later than on one host
         self.restore_at = self.return_at = self.restore = None
-        self.lines = collections.Counter()
         self.processes_before = set(testbed.processes())
 
     def end(self):
@@ -195,11 +193,9 @@ class Soak(restart_soak.Soak):
         """One line that names the cause."""
         said = run.output()[self.said_before:]
         errors = [line for line in said[:said.index("warning: restart")].splitlines() if line.startswith("error: ")]
-        self.lines[f"{len(errors)} lines" if len(errors) != 1 else "one line"] += 1
-        named = any(re.search(CAUSES[kind].format(rank=self.victim), line) for line in errors)
-        self.lines["that names the cause" if named else "that does not"] += 1
-        if not named or len(errors) != 1:
-            print(f"after {kind} (rank {self.victim}):\n{said}", flush=True)
+        expect(len(errors) == 1 and re.search(CAUSES[kind].format(rank=self.victim), errors[0]),
+               f"after {kind} (rank {self.victim}) there is not one line that names it:\n{said}")
+        self.counts["failures of one line that names the cause"] += 1
 
     # ---------------------------------------------------------------------------------------------- checks
 
@@ -236,8 +232,7 @@ def main():
         return 1
     soak, seconds = carry_out(Soak, __doc__.splitlines()[0], "tessera_hosts_soak_")
     soak.end()
-    for counts in (soak.counts, soak.lines):
-        print(", ".join(f"{number} {what}" for what, number in counts.items()))
+    print(", ".join(f"{number} {what}" for what, number in soak.counts.items()))
     for kind in FAULTS:
         if times := [took for one, took in soak.seconds if one == kind]:
             print(f"{kind}: it goes on after {statistics.median(times):.2f} s (median), at most {max(times):.2f} s")
