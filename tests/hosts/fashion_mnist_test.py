@@ -116,10 +116,13 @@ class FashionMnist(HostsCase):
             ("two hosts x 2: mpirun (MPICH)", self.run_under, *self.mpich(), "-hosts", "n1,n2", "-ppn", 2, "-n", 4, "-genv", "MASTER_ADDR", "n1"),
             self.driven("two hosts x 2: pdsh", "four", "pdsh"), self.driven("two hosts x 2: --launcher openmpi", "four", "openmpi"),
             ("two hosts x 2: srun, a launcher a host", lambda name: self.run_under(name, "srun", "-N", 2, "--ntasks-per-node", 1, flags=("--nproc", 2)))])
-        differences = [abs(one[0] - other[0]) / other[0] for one, other in zip(expected, alone)]
-        print(f"two hosts x 2 beside four ranks on one: losses differ by {differences[0]:.1e} at step 1, at most {max(differences):.1e}")
-        self.assertLess(differences[0], 1e-6)
-        self.assertLess(max(differences), 0.05)
+        # The sums have another order: losses differ by rounding, and from step to step by more.
+        first = max(abs(one - other) / other for (one, _), (other, _) in zip(expected[:10], alone[:10]))
+        last, last_alone = (sum(loss for loss, _ in losses[-100:]) / 100 for losses in (expected, alone))
+        print(f"two hosts x 2 beside four ranks on one: losses of steps 1 to 10 differ by {first:.1e} at most; means of the last 100 are "
+              f"{last:.4f} and {last_alone:.4f}")
+        self.assertLess(first, 1e-6)
+        self.assertLess(abs(last - last_alone) / last_alone, 0.02)
 
 
 if __name__ == "__main__":
