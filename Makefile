@@ -4,7 +4,7 @@
 #   make bench-peers ARGS="--write"                         make fuzz SECONDS_EACH=60
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build wheel bundle demo data test test-hosts asan tsan lint bench bench-peers bench-python bench-hosts bench-activations bench-offload-python python-parity methods soak soak-kill soak-restarts fuzz mutants clean distclean
+.PHONY: help deps build wheel bundle demo data test test-hosts fashion-hosts asan tsan lint bench bench-peers bench-python bench-hosts bench-activations bench-offload-python python-parity methods soak soak-kill soak-restarts soak-hosts fuzz mutants clean distclean
 SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 NPROC ?= 2
@@ -44,12 +44,17 @@ test:  ## builds everything and runs all tests
 
 hosts_program = TESSERA_TEST_HOSTS_REQUIRED=1 TESSERA=$(CURDIR)/build/tessera TORCHRUN=$(CURDIR)/.deps/venv/bin/torchrun \
   PYTHONPATH=$(CURDIR)/build/python .deps/venv/bin/python -B tests/hosts
-test-hosts:  ## one training under ssh, mpirun, srun, torchrun, Spark, Ray
+test-hosts:  ## a training under ssh, mpirun, srun, torchrun, Spark, Ray, ...
 	@scripts/setup.sh --hosts
 	@scripts/build.sh release tessera tessera_engine_module
 	@$(hosts_program)/hosts_test.py $(ARGS)
 	@$(if $(ARGS),,$(hosts_program)/doctor_test.py)
 	@$(if $(ARGS),,$(hosts_program)/engines_test.py)
+
+fashion-hosts:  ## make demo's job under each launcher, on one and two hosts
+	@scripts/setup.sh --hosts
+	@scripts/build.sh release tessera
+	@$(hosts_program)/fashion_mnist_test.py $(ARGS)
 
 python-parity:  ## import tessera beside DDP: all models and worlds
 	@scripts/setup.sh --python
@@ -115,6 +120,9 @@ soak: build  ## kills runs at random moments, fails disks: 15 minutes
 
 soak-restarts: build  ## ranks die and hang at random, the launcher goes on
 	@nice python3 -B tests/soak/restart_soak.py $(ARGS)
+
+soak-hosts: build  ## hosts die, cables are pulled: 20 minutes, as root
+	@nice python3 -B tests/soak/hosts_soak.py $(ARGS)
 
 soak-kill: build  ## kills ranks at random: the others must end within 30 s
 	@nice python3 -B tests/soak/kill_soak.py $(ARGS)

@@ -129,7 +129,7 @@ Rendezvous rendezvous(const Environment& env, const JoinOptions& options, const 
   const std::string domain = loopback_domain();
   RankInfo mine{domain, options.host_for_tests ? str(domain, '/', options.host_for_tests(env.rank)) : domain,
                 str("process ", getpid(), " on ", host_name()), liveness->endpoint(), settings};
-  mine.settings["the version of what ranks say to each other"] = std::to_string(kProtocolVersion);
+  mine.settings.try_emplace(kVersionSetting, std::to_string(kProtocolVersion));
   // The agent's store outlives the ranks it restarts; torch keeps its attempts apart in the same way. A late
   // rank of an earlier attempt may find the store of the next one.
   const bool has_attempts = env.agent_store || env.restart_count > 0;

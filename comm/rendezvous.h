@@ -20,6 +20,9 @@ struct Rendezvous {
   std::vector<std::string> may_share = {};
 };
 
+/// The setting that rendezvous() adds. One that is given stands, as if by another release.
+inline constexpr const char* kVersionSetting = "the version of what ranks say to each other";
+
 /// Local. Those of a group, named as in a run's configuration.
 Settings settings_of(const JoinOptions& options, at::Device device);
 

@@ -172,11 +172,10 @@ std::string address_of_rank_0(const EnvironmentScheme& scheme, const Environment
       throw CommError(str(name, ": ", error.what()));
     }
   }
-  throw CommError(
-      str("MASTER_ADDR is not set, and ", scheme.launcher, " does not say where rank 0 is (",
-          setting(first_set(scheme.world_size)), " ranks, ", env.local_world_size,
-          " on this host); set MASTER_ADDR to the address of rank 0's host on all ranks (mpirun -x "
-          "MASTER_ADDR=HOST)"));
+  throw CommError(str("MASTER_ADDR is not set, and ", scheme.launcher, " does not say where rank 0 is (",
+                      setting(first_set(scheme.world_size)), " ranks, ", env.local_world_size,
+                      " on this host); set MASTER_ADDR to the address of rank 0's host on all ranks (",
+                      scheme.pass_address, ")"));
 }
 
 void read_master(const EnvironmentScheme& scheme, Environment& env) {

@@ -23,6 +23,8 @@ struct EnvironmentScheme {
   VariableNames hosts = {};  ///< Slurm's list of hosts: the first one has rank 0
   VariableNames job = {};    ///< together they tell two runs apart; MASTER_PORT is derived from them
   const char* advice = "";   ///< what to do if the variables are wrong
+  /// How the launcher gives a variable to all ranks.
+  const char* pass_address = "mpirun -x MASTER_ADDR=HOST";
 };
 
 /// torchrun's variables, which `tessera launch`, DeepSpeed's launcher, Ray Train, Accelerate and PyTorchJob

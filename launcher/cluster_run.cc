@@ -32,7 +32,9 @@ using Clock = std::chrono::steady_clock;
 /// From a failure on one host until the others are ended: they may be about to report the same, or to fail
 /// because of it.
 constexpr auto kSettle = std::chrono::seconds(2);
-/// What launchers on hosts need beyond --save-grace to end themselves.
+/// What launchers on hosts have to end their ranks after a failure on another one: theirs is 2 s.
+constexpr std::chrono::milliseconds kStopGrace{3000};
+/// What they need beyond that, or beyond --save-grace, to end themselves.
 constexpr std::chrono::milliseconds kEndGrace{5000};
 
 /// One running program, and the end of its standard input that keeps the launcher on its host alive.
@@ -123,8 +125,14 @@ class ClusterSupervisor {
   /// First the launchers on the hosts end as by SIGTERM; then the programs here are ended, and killed.
   void end_all() {
     ++step_;
-    deadline_ = Clock::now() + (step_ == 1 ? grace_ + kEndGrace : kEndGrace);
+    // Only a launcher that ssh has started hears that it is because of a failure (stdin_watch.h).
+    const bool after_failure = step_ == 1 && !was_asked_ && !timed_out_ &&
+                               std::all_of(programs_.begin(), programs_.end(),
+                                           [](const Running& one) { return one.end_signal == 0; });
+    const std::chrono::milliseconds grace = after_failure ? kStopGrace : grace_;
+    deadline_ = Clock::now() + (step_ == 1 ? grace + kEndGrace : kEndGrace);
     for (Running& one : programs_) {
+      if (after_failure) send_all(one.input.get(), "\n");
       one.input.reset();
       const int signal = step_ == 1 ? one.end_signal : step_ == 2 ? SIGTERM : SIGKILL;
       if (signal == 0) continue;
@@ -144,6 +152,7 @@ class ClusterSupervisor {
       one.status = one.process.collect();
       one.ended_at = Clock::now();
       has_failed_ |= one.status != 0;
+      timed_out_ |= exit_code(one.status) == kTimeoutExitCode;
     }
     if ((has_failed_ || output_.has_report()) && step_ == 0 && !deadline_) deadline_ = Clock::now() + kSettle;
   }
@@ -157,6 +166,7 @@ class ClusterSupervisor {
   std::optional<int> interrupted_by_;
   int step_ = 0;  ///< of ending
   bool has_failed_ = false;
+  bool timed_out_ = false;  ///< --timeout: the hosts end by themselves, and save
   bool was_asked_ = false;
 };
 

@@ -273,7 +273,8 @@ int run(const Options& options, const Logger& log) {
     }
   for (int rank = 0; rank < options.nproc; ++rank) first.restarts.members.push_back({str("rank ", rank)});
   // Between attempts it keeps the signals that come.
-  SignalWatch signals(options.is_agent ? SIGUSR1 : 0);
+  SignalWatch signals(options.is_agent ? std::initializer_list<int>{SIGUSR1, kFailureElsewhere}
+                                       : std::initializer_list<int>{});
   const auto run = [&](const Attempt& attempt, std::chrono::milliseconds time_limit) {
     Options now = options_of(first, attempt);
     now.timeout = time_limit;

@@ -13,9 +13,9 @@ bool is_ignored(int signal) {
 
 }  // namespace
 
-SignalWatch::SignalWatch(int extra) {
+SignalWatch::SignalWatch(std::initializer_list<int> extra) {
   ::sigemptyset(&watched_);
-  if (extra != 0) ::sigaddset(&watched_, extra);
+  for (const int signal : extra) ::sigaddset(&watched_, signal);
   // SIGINT even if it is ignored, as in a script's background job: it must still end every rank.
   for (const int signal : {SIGCHLD, SIGINT, SIGTERM}) ::sigaddset(&watched_, signal);
   for (const int signal : {SIGHUP, SIGTSTP})

@@ -4,6 +4,7 @@
 #include <signal.h>
 
 #include <chrono>
+#include <initializer_list>
 #include <optional>
 
 namespace tessera::launcher {
@@ -13,8 +14,8 @@ namespace tessera::launcher {
 /// signals and restores the mask. No other thread of the process may receive these signals.
 class SignalWatch {
  public:
-  /// Local. `extra`: one more signal to receive; 0: none.
-  explicit SignalWatch(int extra = 0);
+  /// Local. `extra`: more signals to receive.
+  explicit SignalWatch(std::initializer_list<int> extra = {});
   SignalWatch(const SignalWatch&) = delete;
   SignalWatch& operator=(const SignalWatch&) = delete;
   ~SignalWatch();

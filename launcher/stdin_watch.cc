@@ -23,10 +23,11 @@ namespace {
       0)  // the guard waits for the end of a socket that only the launcher may hold
     for (int fd = 1; fd < 1024; ++fd) ::close(fd);
   char byte;
-  for (;;) {
+  for (int signal = SIGTERM;;) {
     const ssize_t n = ::read(STDIN_FILENO, &byte, 1);
+    if (n > 0) signal = kFailureElsewhere;
     if (n > 0 || (n < 0 && errno == EINTR)) continue;
-    if (::getppid() == launcher) ::kill(launcher, SIGTERM);
+    if (::getppid() == launcher) ::kill(launcher, signal);
     ::_exit(0);
   }
 }

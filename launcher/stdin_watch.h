@@ -1,6 +1,7 @@
 // StdinWatch: ends this launcher when the one that started it on this host is gone.
 #pragma once
 
+#include <signal.h>
 #include <sys/types.h>
 
 namespace tessera::launcher {
@@ -8,7 +9,13 @@ namespace tessera::launcher {
 // [Note: how a launcher on another host hears of the end]
 // sshd does not end a command whose client is gone: it closes the command's standard input. So the launcher
 // of a run keeps the standard input of those on the hosts open, and this process, which waits for its end,
-// sends its parent SIGTERM; then the ranks save and end as after a SIGTERM of the user.
+// sends its parent SIGTERM; then the ranks save and end as after a SIGTERM of the user. If a byte comes
+// before the end, a rank on another host has failed: then it sends kFailureElsewhere, and the ranks end as
+// after a failure on this host, within SupervisorOptions::stop_grace, because they cannot save without that
+// rank.
+
+/// The signal for it. A launcher on a host receives it (SignalWatch).
+inline constexpr int kFailureElsewhere = SIGUSR2;
 
 /// Owns a child process, a fork without exec as Guard's. The destructor ends it.
 class StdinWatch {

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "core/str.h"
+#include "launcher/stdin_watch.h"
 
 namespace tessera::launcher {
 namespace {
@@ -86,6 +87,7 @@ Outcome Supervisor::supervise() {
 void Supervisor::on_signal(int signal) {
   if (signal == SIGCHLD) return;  // handled by collect_ended(): one signal may stand for several exits
   if (signal == SIGTSTP) return suspend();
+  if (signal == kFailureElsewhere) return on_failure_elsewhere();
   outcome_.was_asked = true;                // in any phase
   if (signal == SIGUSR1) signal = SIGTERM;  // by way of mpirun or srun (EngineCommand::end_signal)
   if (phase_ == Phase::kRunning) return interrupt(signal);
@@ -106,6 +108,14 @@ void Supervisor::interrupt(int signal) {
   log_.warning(str(signal_name(signal), ": ", num_running_, " ranks have ",
                    options_.save_grace.count() / 1000.0, " s to end; Ctrl-C",
                    signal == SIGINT ? " again" : "", " kills them"));
+}
+
+void Supervisor::on_failure_elsewhere() {
+  outcome_.was_asked = true;
+  if (phase_ != Phase::kRunning) return;
+  outcome_.interrupted_by = SIGTERM;
+  for (size_t rank = 0; rank < ranks_.size(); ++rank) send_signal(rank, SIGTERM);
+  enter(Phase::kInterrupted, options_.stop_grace);
 }
 
 void Supervisor::suspend() {

@@ -52,6 +52,7 @@ class Supervisor {
   void collect_ended();
   void on_rank_ended(int rank);
   void interrupt(int signal);
+  void on_failure_elsewhere();
   void suspend();
   void kill_all();
   void send_signal(size_t rank, int signal);

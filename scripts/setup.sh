@@ -4,7 +4,7 @@
 #
 #   scripts/setup.sh           all that building and training need (with CUDA too, where nvcc is found)
 #   scripts/setup.sh --python  and what the wheel, the tests and the benchmarks need: HDF5 from its source, Python packages
-#   scripts/setup.sh --hosts   and the launchers and schedulers of `make test-hosts`: Open MPI, Slurm, pdsh, OpenSSH, Spark, Ray
+#   scripts/setup.sh --hosts   and the launchers and schedulers of `make test-hosts`: Open MPI, MPICH, Slurm, pdsh, OpenSSH, Spark, Ray, Horovod
 #   scripts/setup.sh --peers   and the engines that benchmarks/peers and benchmarks/methods compare with, and a pretrained BERT
 #
 # TESSERA_SKIP_APT=1 leaves the system alone; CMake then names what is missing.
@@ -79,10 +79,11 @@ install_requirements() {
     "$PYTHON" -m venv --clear "$VENV"
   fi
   requirements "$1" >"$ROOT/.deps/requirements-$1.txt"
-  # DeepSpeed and PySpark alone come as source. Nothing is compiled: DeepSpeed goes without its operators (DS_BUILD_OPS=0).
-  env -u PYTHONPATH -u PYTHONHOME -u PIP_USER -u PIP_TARGET -u PIP_PREFIX DS_BUILD_OPS=0 \
+  # DeepSpeed, PySpark and Horovod alone come as source. Nothing is compiled: DeepSpeed goes without its operators
+  # (DS_BUILD_OPS=0), Horovod without its libraries for frameworks (HOROVOD_SKIP_COMPILE=1), which its launcher does not use.
+  env -u PYTHONPATH -u PYTHONHOME -u PIP_USER -u PIP_TARGET -u PIP_PREFIX DS_BUILD_OPS=0 HOROVOD_SKIP_COMPILE=1 \
     "$VENV/bin/python" -m pip install \
-    --no-input --disable-pip-version-check --no-deps --only-binary :all: --no-binary deepspeed,pyspark \
+    --no-input --disable-pip-version-check --no-deps --only-binary :all: --no-binary deepspeed,pyspark,horovod \
     --requirement "$ROOT/.deps/requirements-$1.txt"
   if [[ $1 == peers ]]; then  # pip does that for wheels
     "$VENV/bin/python" -m compileall -q "$VENV"/lib/python3*/site-packages/deepspeed >/dev/null || true
@@ -119,7 +120,7 @@ main() {
     setup_python mlflow "MLflow's server, for the tests"
   fi
   if [[ ${1:-} == --hosts ]]; then
-    setup_python engines "Spark and Ray from PyPI (about 0.6 GB to download)"
+    setup_python engines "Spark, Ray and Horovod from PyPI (about 0.6 GB to download)"
   fi
   if [[ ${1:-} == --peers ]]; then
     setup_python peers "DeepSpeed and a pretrained BERT from PyPI"

@@ -11,6 +11,7 @@
 //   comm_test_rank wait WHAT joins; the others call WHAT and wait for rank TEST_VICTIM, which is killed by
 //                            SIGKILL after kMoment
 // TEST_HOSTS is a letter a rank: ranks with different ones share no memory, as if on different hosts.
+// TEST_VERSION makes it a rank of another release, with that version of what ranks say to each other.
 // TEST_RENDEZVOUS_MS and TEST_TIMEOUT_MS set the timeouts, TEST_BACKEND the backend ("p2p" is over host
 // memory unless TEST_DEVICE is cuda), TEST_LOG=1 shows the log, TEST_NOFILE limits the files that may be
 // open, TEST_NO_LOOPBACK=1 goes to a network namespace whose loopback interface is down. A tessera::Error is
@@ -75,6 +76,11 @@ void wait_for_all(const std::string& what, const CommunicatorPtr& comm) {
 /// A victim ends in the middle of joining, or after it.
 CommunicatorPtr join(const std::string& what, const tessera::comm::Environment& environment,
                      const tessera::comm::JoinOptions& options) {
+  if (const char* version = std::getenv("TEST_VERSION")) {
+    tessera::comm::Settings settings = tessera::comm::settings_of(options, at::kCPU);
+    settings[tessera::comm::kVersionSetting] = version;
+    tessera::comm::rendezvous(environment, options, settings);
+  }
   const char* victim = std::getenv("TEST_VICTIM");
   if (victim == nullptr || std::atoi(victim) != environment.rank)
     return tessera::comm::join(options, environment);

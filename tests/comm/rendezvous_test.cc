@@ -5,6 +5,7 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <memory>
+#include <regex>
 #include <thread>
 
 #include "comm/network.h"
@@ -196,6 +197,23 @@ TEST(ProcessTest, SettingsThatMustBeEqualAreComparedAtTheRendezvous) {
       EXPECT_EQ(process->wait(), 3);
       EXPECT_EQ(process->output(), expected);
     }
+  }
+}
+
+TEST(ProcessTest, ARankOfAnotherReleaseIsRefused) {
+  const int port = free_port();
+  Processes processes;
+  for (int rank = 0; rank < 2; ++rank) {
+    Variables variables = rank_variables(rank, 2, port);
+    if (rank == 1) variables["TEST_VERSION"] = "4000";
+    processes.push_back(std::make_unique<RankProcess>(std::vector<std::string>{"sum"}, variables));
+  }
+  const std::regex expected(
+      "error: the version of what ranks say to each other differs between ranks: it is [0-9]+ on rank 0 and "
+      "4000 on rank 1\n");
+  for (const auto& process : processes) {
+    EXPECT_EQ(process->wait(), 3);
+    EXPECT_TRUE(std::regex_match(process->output(), expected)) << process->output();
   }
 }
 

@@ -1,5 +1,6 @@
 // environment() under launchers other than torchrun: the variables are those that the real programs set (Open
 // MPI 4.1.4 and Slurm 22.05 as printed by `env` in a rank; Hydra, Horovod and Kubernetes by their sources).
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -117,6 +118,11 @@ TEST(EnvironmentSchemes, OnSeveralHostsMpirunHasToBeToldWhereRankZeroIs) {
       "this host); set MASTER_ADDR to the address of rank 0's host on all ranks (mpirun -x "
       "MASTER_ADDR=HOST)");
   EXPECT_EQ(environment_of(Variables{{"SLURM_JOB_NODELIST", "n[7-8]"}} + two_hosts).master_addr, "n7");
+  EXPECT_THAT(
+      refusal({{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}, {"MPI_LOCALRANKID", "0"}, {"MPI_LOCALNRANKS", "1"}}),
+      ::testing::HasSubstr(
+          "Hydra does not say where rank 0 is (PMI_SIZE=2 ranks, 1 on this host); set MASTER_ADDR to "
+          "the address of rank 0's host on all ranks (mpirun -genv MASTER_ADDR HOST)"));
 }
 
 TEST(EnvironmentSchemes, ThePortIsTheSameForAJobAndDiffersBetweenJobs) {

@@ -1,5 +1,5 @@
-"""The code of docs/launching.md#spark-and-ray as it stands, under the real Spark and the real Ray: the SGD and MLflow job of Databricks'
-tutorial through the Python package, and `tessera train`. Losses and weights are those of `tessera launch -n 2`, to the bit.
+"""The code of docs/launching.md#spark-and-ray as it stands, under the real Spark, the real Ray and horovodrun: the SGD and MLflow job of
+Databricks' tutorial through the Python package, and `tessera train`. Losses and weights are those of `tessera launch -n 2`, to the bit.
 
     engines_test.py [TEST...]        TESSERA names the program; what is not installed is skipped, by `make test-hosts` installed
 """
@@ -23,7 +23,7 @@ from tool import ROOT, TESSERA, ToolTest, free_port, make_data  # noqa: E402
 SKIPPED = 77
 PAGE = (ROOT / "docs" / "launching.md").read_text(encoding="utf-8")
 BIN = Path(sys.executable).parent
-MISSING = [f"{name} (requirements.txt [engines])" for name in ("pyspark", "ray", "pandas", "pyarrow") if importlib.util.find_spec(name) is None]
+MISSING = [f"{name} (requirements.txt [engines])" for name in ("pyspark", "ray", "pandas", "pyarrow", "horovod") if importlib.util.find_spec(name) is None]
 MISSING += [] if shutil.which("java") else ["java (Debian package default-jre-headless)"]
 MISSING += [mlflow_server.REASON] if mlflow_server.MISSING else []
 
@@ -43,6 +43,14 @@ def host(index):
     return subprocess.run([{tessera!r}, "train", "/data/config.json", "--nnodes", "2", "--node-rank", str(index), "--nproc", "1",
                            "--master-addr", "127.0.0.1", "--master-port", "{port}"]).returncode
 assert ray.get([host.remote(index) for index in range(2)]) == [0, 0]
+"""
+# Horovod's launcher is Python, and starts ranks over Gloo without a library of its own. But it first asks the one that is built for each framework
+# (TensorFlow, PyTorch, MXNet) whether that has Gloo. None is built here, so that question alone is answered for it.
+HOROVODRUN = """
+from horovod.runner import launch
+if __name__ == "__main__":
+    launch.gloo_built = lambda verbose=False: True
+    launch.run_commandline()
 """
 
 
@@ -206,6 +214,24 @@ class EnginesTest(ToolTest):
         self.write_config("tasks")
         self.run_script("tasks", RAY_TASKS.format(tessera=TESSERA, port=free_port()))
         self.check_command("tasks")
+
+    # --------------------------------------------------------------------------------------------- horovodrun
+
+    def run_horovodrun(self, *command):
+        outcome = self.run_tool(self.write("horovodrun.py", HOROVODRUN), "--gloo", "-np", 2, *command, program=sys.executable)
+        self.assertEqual(outcome.code, 0, outcome)
+        self.assert_ended()
+
+    def test_horovodrun(self):
+        expected = self.expected_job()
+        code = f'{JOB}\ntrain("/data/fashion", "/models/horovod")\n'.replace("/data/fashion", str(self.images)).replace("/models", str(self.folder))
+        self.run_horovodrun(sys.executable, self.write("train.py", code))
+        self.check_job(expected, "horovod")
+
+    def test_command_under_horovodrun(self):
+        self.write_config("horovod")
+        self.run_horovodrun(TESSERA, "train", "horovod.json")
+        self.check_command("horovod")
 
 
 if __name__ == "__main__":

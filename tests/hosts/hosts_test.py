@@ -5,106 +5,34 @@ differs from that of shared memory, and the launchers are compared with each oth
     hosts_test.py [TEST...]        TESSERA and TORCHRUN name the programs
 """
 import glob
-import os
 import re
 import shutil
 import signal
 import sys
-import tempfile
-import time
-import unittest
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent / "tools"), str(HERE)]
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import hosts_case  # noqa: E402
 import testbed  # noqa: E402
-from tool import TESSERA, ToolTest  # noqa: E402
-
-SKIPPED = 77
-TORCHRUN = os.environ.get("TORCHRUN", "")
-LAUNCHERS = re.compile(r"OMPI_|PMIX?_|SLURM_|HOROVOD_|PET_|PDSH_")
+from hosts_case import TORCHRUN, HostsCase, needs  # noqa: E402
+from tool import TESSERA  # noqa: E402
 
 
-def needs(*programs):
-    """Skips a test where a program is missing, unless the tests have to run (make test-hosts)."""
-    missing = [name for name in programs if not (testbed.which(name) or os.path.isfile(name))]
-    reason = f"not installed: {', '.join(missing)}; `make test-hosts` installs the Debian packages"
-    if missing and os.environ.get("TESSERA_TEST_HOSTS_REQUIRED"):
-        raise SystemExit(reason)
-    return unittest.skipIf(missing, reason)
-
-
-class HostsTest(ToolTest):
-    @classmethod
-    def setUpClass(cls):
-        super().setUpClass()
-        cls.bed = testbed.Testbed(tempfile.mkdtemp(dir=cls.shared, prefix="bed"))
-        cls.addClassCleanup(cls.end_bed)
-        if testbed.which("sshd"):
-            cls.bed.start_sshd()
-        if testbed.which("slurmctld") and testbed.which("munged"):
-            cls.bed.start_slurm()
-        cls.before = set(testbed.processes())
-
-    @classmethod
-    def end_bed(cls):
-        cls.bed.end()
-        if left := testbed.processes():
-            raise AssertionError(f"left behind: {left}")
-
-    def setUp(self):
-        super().setUp()
-        self.write("hosts", "# the testbed\nn1 slots=2\nn2 slots=1\n")
-        self.write("pair", "n1 slots=1\nn2 slots=1\n")
-
-    def left_behind(self):
-        return {pid: name for pid, name in testbed.processes().items() if pid not in self.before and name not in ("slurmstepd", "sshd")}
-
-    def tearDown(self):
-        give_up = time.monotonic() + 10
-        while self.left_behind() and time.monotonic() < give_up:  # what ended a host's launcher may be faster than that
-            time.sleep(0.1)
-        self.assertEqual(self.left_behind(), {}, "left behind")
-
-    def environment(self, **changes):
-        base = {name: value for name, value in super().environment().items() if not LAUNCHERS.match(name)}
-        return {**base, **self.bed.environment(), "OMP_NUM_THREADS": "1", **{name: str(value) for name, value in changes.items()}}
-
-    def config(self, **changes):
-        return super().config(**{"zero_optimization": {"stage": 2}, **changes})
-
-    def write_config(self, name):
-        config = self.config()
-        config["trainer"].update(output_dir=f"run_{name}", num_threads=1)  # the number of threads changes sums
-        return self.write(f"{name}.json", config)
-
-    def train(self, name, *command, code=0):
-        """Trains into a folder of its own; the losses and gradient norms of all steps."""
-        self.write_config(name)
-        words = [word.replace("CONFIG", f"{name}.json") if isinstance(word, str) else word for word in command]
-        outcome = self.run_tool(*words[1:], program=words[0])
-        self.assertEqual(outcome.code, code, outcome)
-        return self.losses(f"run_{name}") if code == 0 else outcome
-
-    def expected(self, num_ranks=2):
-        losses = self.train("expected", TESSERA, "train", "CONFIG", "--nproc", num_ranks)
-        self.assertEqual(len(losses), 5)
-        return losses
-
+class HostsTest(HostsCase):
     # --------------------------------------------------------- under launchers that start every rank themselves
 
-    @needs(TORCHRUN or "torchrun")
+    @needs(TORCHRUN)
     def test_torchrun(self):
-        self.assertEqual(self.train("torchrun", TORCHRUN or "torchrun", "--no-python", "--nproc-per-node", 3, TESSERA, "train", "CONFIG"),
+        self.assertEqual(self.train("torchrun", TORCHRUN, "--no-python", "--nproc-per-node", 3, TESSERA, "train", "CONFIG"),
                          self.expected(3))
 
-    @needs(TORCHRUN or "torchrun", "ssh", "sshd")
+    @needs(TORCHRUN, "ssh", "sshd")
     def test_torchrun_on_two_hosts(self):
         """Two ranks and one, as the launcher starts them by ssh."""
         config = self.write_config("torchrun2")
         ends = []
         for node, (host, nproc) in enumerate((("n1", 2), ("n2", 1))):
-            program, *words = [*self.bed.on(host), TORCHRUN or "torchrun", "--nnodes", 2, "--node-rank", node, "--nproc-per-node", nproc,
+            program, *words = [*self.bed.on(host), TORCHRUN, "--nnodes", 2, "--node-rank", node, "--nproc-per-node", nproc,
                                "--master-addr", "n1", "--master-port", 29611, "--no-python", TESSERA, "train", config]
             ends.append(self.start(*words, program=program))
         for outcome in [self.finish(process) for process in ends]:
@@ -124,6 +52,33 @@ class HostsTest(ToolTest):
         self.assertEqual(losses, self.expected())
         outcome = self.train("unsaid", "mpirun", "--bind-to", "none", "--host", "n1:1,n2:1", "-n", 2, TESSERA, "train", "CONFIG", code=1)
         self.assertIn("MASTER_ADDR is not set, and Open MPI does not say where rank 0 is", outcome.err)
+
+    @needs("mpirun.mpich")
+    def test_mpich(self):
+        losses = self.train("mpich", "mpirun.mpich", "-n", 3, TESSERA, "train", "CONFIG")
+        self.assertEqual(losses, self.expected(3))
+
+    @needs("mpirun.mpich", "ssh", "sshd")
+    def test_mpich_on_two_hosts(self):
+        hydra = ["mpirun.mpich", *self.mpich_flags(), "-hosts", "n1,n2", "-ppn", 1, "-n", 2]
+        losses = self.train("mpich2", *hydra, "-genv", "MASTER_ADDR", "n1", TESSERA, "train", "CONFIG")
+        self.assertEqual(losses, self.expected())
+        outcome = self.train("unsaid", *hydra, TESSERA, "train", "CONFIG", code=1)
+        self.assertIn("MASTER_ADDR is not set, and Hydra does not say where rank 0 is", outcome.out + outcome.err)
+        self.assertIn("(mpirun -genv MASTER_ADDR HOST)", outcome.out + outcome.err)
+
+    @needs("mpirun.mpich", "ssh", "sshd")
+    def test_mpich_starts_one_launcher_a_host(self):
+        """Two ranks and two; the losses are those over ssh."""
+        losses = self.train("mpich4", "mpirun.mpich", *self.mpich_flags(), "-hosts", "n1,n2", "-ppn", 1, "-n", 2, "-genv", "MASTER_ADDR", "n1",
+                            TESSERA, "train", "CONFIG", "--nproc", 2)
+        self.write("four", "n1 slots=2\nn2 slots=2\n")
+        self.assertEqual(losses, self.train("ssh4", TESSERA, "train", "CONFIG", "--hostfile", "four", *self.ssh_flags()))
+
+    @needs("mpirun.mpich")
+    def test_python_under_mpich(self):
+        expected = [f"({rank}, 3, {rank}) [0, 1, 2] True" for rank in range(3)]
+        self.assertEqual(self.check_python("mpirun.mpich", "-n", 3), expected)
 
     @needs("srun", "munged")
     def test_srun(self):
@@ -169,9 +124,6 @@ class HostsTest(ToolTest):
 
     # ------------------------------------------------------------------------------- driven by --launcher
 
-    def ssh_flags(self):
-        return ["--launcher-args", f"-F {self.bed.folder}/ssh_config"]
-
     def check_launcher(self, launcher, *flags):
         losses = self.train(launcher, TESSERA, "train", "CONFIG", "--hostfile", "pair", "--launcher", launcher, *flags)
         self.assertEqual(losses, self.expected())
@@ -208,6 +160,16 @@ class HostsTest(ToolTest):
     @needs("ssh", "sshd")
     def test_ssh(self):
         self.check_launcher("ssh", *self.ssh_flags())
+
+    @needs("ssh", "sshd")
+    def test_ssh_after_a_failure_does_not_wait_for_ranks_to_save(self):
+        """Rank 2 does not end by SIGTERM: it has the seconds after a failure, not those to save. The failure named is the other's."""
+        script = self.write("stubborn.sh", 'if [ "$RANK" = 0 ]; then while [ ! -e ready ]; do sleep 0.1; done; exit 9; fi; '
+                            '[ "$RANK" = 2 ] && { trap "" TERM; touch ready; }; while :; do sleep 0.1; done')
+        outcome = self.run_tool("launch", "--hostfile", "hosts", "--save-grace", 60, *self.ssh_flags(), "--", "sh", script)
+        self.assertEqual(outcome.code, 9, outcome)
+        self.assertRegex(outcome.err, r"(?m)^error: rank 0 of 3 failed first: exit code 9, on host n1")
+        self.assertLess(outcome.seconds, 20)
 
     @needs("pdsh", "ssh", "sshd")
     def test_pdsh(self):
@@ -325,18 +287,6 @@ class HostsTest(ToolTest):
         largest = max(abs(a - b) / b for one, other in zip(self.losses("run_less"), calm) for a, b in zip(one, other))
         self.assertLess(largest, 1e-5)
 
-    def wait_for_files(self, *names, seconds=20):
-        self.wait_until(lambda: all((self.folder / name).exists() for name in names), seconds)
-
-    def wait_until(self, condition, seconds=20):
-        give_up = time.monotonic() + seconds
-        while not condition():
-            self.assertLess(time.monotonic(), give_up, "it did not happen")
-            time.sleep(0.05)
-
 
 if __name__ == "__main__":
-    if reason := testbed.enter():
-        print(f"skipped: {reason}")
-        sys.exit(1 if os.environ.get("TESSERA_TEST_HOSTS_REQUIRED") else SKIPPED)
-    unittest.main(verbosity=2)
+    hosts_case.main()

@@ -73,7 +73,8 @@ class Testbed:
         names = self.folder / "hosts"
         names.write_text("127.0.0.1 localhost\n" + "".join(f"{address} {host}\n" for host, address in ADDRESSES.items()))
         run("mount", "--bind", names, "/etc/hosts")
-        run("mount", "-t", "tmpfs", "tmpfs", "/run")
+        for folder in ("/run", "/dev/shm"):  # other runs of this machine keep theirs in memory too
+            run("mount", "-t", "tmpfs", "tmpfs", folder)
 
     def on(self, host):
         """What a command begins with that runs on this host."""

@@ -29,7 +29,6 @@ KEEP_LAST = 2
 OPTIMIZER, BOTH = ("offload_optimizer",), ("offload_optimizer", "offload_param")
 OFFLOADS = {0: [()], 1: [(), OPTIMIZER], 2: [(), OPTIMIZER], 3: [(), OPTIMIZER, BOTH]}  # by stage
 POLICIES = ("none", "none", "cheap", "block", "offload")
-GONE_WITHIN_S = 10.0
 LIMIT_S = 300.0  # of one start
 RUN_FILES = {"config.json", "metrics.jsonl", "trainer_state.json", "checkpoints", "model.safetensors", "all_results.json"}
 LOCK = ".lock"  # a killed run leaves it, and it stops no later run
@@ -53,6 +52,9 @@ def names(folder):
 
 class Run:
     """One output folder: a command to start it, and what is in it."""
+
+    place = ("--nproc", 2)  # where the ranks are
+    sameness = "the same bits"  # as an undisturbed one
 
     def __init__(self, base, name, precision):
         self.base, self.folder, self.precision = base, base / name, precision
@@ -80,7 +82,7 @@ class Run:
             settings |= {"activation_checkpointing.policy": policy, "activation_checkpointing.nvme_path": self.disk}
         if self.precision == "bf16":
             settings["bf16.enabled"] = "true"
-        args = [TESSERA, "train", ROOT / "configs/fashion_mnist.json", "--nproc", 2]
+        args = [TESSERA, "train", ROOT / "configs/fashion_mnist.json", *self.place]
         for key, value in settings.items():
             args += ["--set", f"{key}={value}"]
         args += ["--resume"] if resume else []
@@ -176,6 +178,9 @@ class Moment:
 
 
 class Soak:
+    make_run = Run
+    gone_within_s = 10.0
+
     def __init__(self, base, seed, num_kills):
         self.base, self.source, self.num_kills = base, random.Random(seed), num_kills
         self.counts = collections.Counter()
@@ -183,17 +188,20 @@ class Soak:
         make_data(base / "data")
         self.expected = {}
         for precision in ("fp32", "bf16"):
-            run = Run(base, f"whole_{precision}", precision)
-            begin = time.monotonic()
-            process = run.start()
-            expect(process.wait(LIMIT_S) == 0, run.output())
-            self.whole_s = time.monotonic() - begin
-            self.expected[precision] = (*run.weights(), run.losses(), run.results())
+            self.expected[precision] = self.undisturbed(self.make_run(base, f"whole_{precision}", precision))
+
+    def undisturbed(self, run):
+        """What the run must equal."""
+        begin = time.monotonic()
+        process = run.start()
+        expect(process.wait(LIMIT_S) == 0, run.output())
+        self.whole_s = time.monotonic() - begin
+        return *run.weights(), run.losses(), run.results()
 
     def go(self):
         number = 0
         while self.counts["kills"] < self.num_kills:
-            run = Run(self.base, f"run_{number}", ("fp32", "bf16")[number % 2])
+            run = self.make_run(self.base, f"run_{number}", ("fp32", "bf16")[number % 2])
             number += 1
             while self.counts["kills"] < self.num_kills and not self.start_and_kill(run):
                 pass
@@ -249,7 +257,7 @@ class Soak:
     def expect_gone(self, run):
         begin = time.monotonic()
         while left := run.processes():
-            expect(time.monotonic() - begin < GONE_WITHIN_S, "left behind:", left.keys())
+            expect(time.monotonic() - begin < self.gone_within_s, "left behind:", left.keys())
             time.sleep(0.01)
 
     def count(self, run, victim, step, records):

@@ -19,7 +19,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import crash_soak  # noqa: E402
-from crash_soak import LIMIT_S, Moment, Run, carry_out, expect  # noqa: E402
+from crash_soak import LIMIT_S, Moment, carry_out, expect  # noqa: E402
 
 TIMEOUT_S = 5
 FAULTS = {"a rank killed": 8, "both ranks killed": 2, "a rank crashed": 3, "a rank hung": 2, "the launcher killed": 2}
@@ -31,6 +31,8 @@ def memory_folders():
 
 
 class Soak(crash_soak.Soak):
+    backends = ("shm", "gloo")
+
     def __init__(self, base, seed, num_kills):
         super().__init__(base, seed, num_kills)
         self.seconds = []
@@ -40,21 +42,24 @@ class Soak(crash_soak.Soak):
         super().expect_gone(run)
         expect(memory_folders() <= self.memory_before, "left in memory:", memory_folders() - self.memory_before)
 
+    def new_run(self, number):
+        return self.make_run(self.base, f"run_{number}", ("fp32", "bf16")[number % 2])
+
     def go(self):
         number = 0
         while self.counts["faults"] < self.num_kills:
-            run = Run(self.base, f"run_{number}", ("fp32", "bf16")[number % 2])
+            run = self.new_run(number)
             number += 1
             while not self.start_and_disturb(run):
                 pass
             self.check_finished(run)
             shutil.rmtree(run.folder)
-            print(f"run {number} ({run.precision}): the same bits after {self.counts['faults']} faults in all", flush=True)
+            print(f"run {number} ({run.precision}): {run.sameness} after {self.counts['faults']} faults in all", flush=True)
 
     def start_and_disturb(self, run):
         """Whether the run came to its end; else its launcher was killed."""
         flags = ["--max-restarts", "1000", "--save-grace", "5", "--rendezvous-timeout", "10", "--set", f"comm.timeout_s={TIMEOUT_S}", "--set",
-                 f"comm.backend={self.source.choice(('shm', 'gloo'))}", "--set",
+                 f"comm.backend={self.source.choice(self.backends)}", "--set",
                  f"trainer.save_in_memory_every_steps={self.source.randrange(2)}"]
         process = run.start(self.source.randrange(4), self.source.random() < 0.5, False, resume=run.latest() > 0, flags=flags)
         restarts = 0
@@ -66,7 +71,7 @@ class Soak(crash_soak.Soak):
             if process.poll() is not None or self.counts["faults"] >= self.num_kills:
                 process.wait(LIMIT_S)
                 break
-            kind = self.source.choices(list(FAULTS), FAULTS.values())[0]
+            kind = self.choose(run)
             if not self.carry_out(kind, run, process):
                 continue
             if kind == "the launcher killed":
@@ -83,12 +88,23 @@ class Soak(crash_soak.Soak):
         run.tmp.mkdir()
         return True
 
-    def carry_out(self, kind, run, process):
-        """False: there was nobody to meet."""
+    def choose(self, run):
+        return self.source.choices(list(FAULTS), FAULTS.values())[0]
+
+    def ranks_of(self, run):
+        """Process ids by rank."""
         ranks = {}
         for pid, environment in run.processes().items():
-            if "RANK" in environment and Path(f"/proc/{pid}/comm").read_text().strip() == "tessera":
-                ranks[int(environment["RANK"])] = pid
+            try:
+                if "RANK" in environment and Path(f"/proc/{pid}/comm").read_text().strip() == "tessera":
+                    ranks[int(environment["RANK"])] = pid
+            except OSError:
+                pass  # it has ended
+        return ranks
+
+    def carry_out(self, kind, run, process):
+        """False: there was nobody to meet."""
+        ranks = self.ranks_of(run)
         if len(ranks) < 2:
             return False
         victims = [process.pid] if kind == "the launcher killed" else list(ranks.values()) if kind == "both ranks killed" else \
@@ -98,11 +114,14 @@ class Soak(crash_soak.Soak):
                 os.kill(pid, SIGNALS.get(kind, signal.SIGKILL))
             except ProcessLookupError:
                 return False
+        self.count_fault(kind, run)
+        return True
+
+    def count_fault(self, kind, run):
         self.counts["faults"] += 1
         self.counts[kind] += 1
         self.counts["while saving"] += bool(run.temporary())
         self.counts["before the first checkpoint"] += not run.latest()
-        return True
 
     def await_restart(self, run, process, kind, restarts):
         """Until the ranks have been started again, or all of it has ended (the victim had done its work)."""
