@@ -46,13 +46,15 @@ const std::map<std::string, std::string> kSettings = {
     {"8 in memory, libtorch allocator", "libtorch"},  // without comm/cpu_allocator.h
     {"9 the same, cheap recomputed", "libtorch cheap"},
     {"B all on disk, recomputed by budget", "optimizer param budget"},
+    {"C all on disk, activations too", "optimizer param offload"},
+    {"D all on disk, budget with the disk", "optimizer param budget activations"},
 };
 
 /// Steps that learn what the next ones do: the order of units, and that of reads.
 constexpr int kWarmUp = 2;
 
 struct Options {
-  std::string gpt = "33m", directory = ".", settings = "123456789B", only;
+  std::string gpt = "33m", directory = ".", settings = "123456789BCD", only;
   int64_t micro_batch = 2, sequence = 256, accumulation = 4, unit_numel = 1'000'000, chunk_rows = 0;
   int turns = 2, steps = 3, threads = 2, buffers = 4, budget_mb = 100;
 };
@@ -83,13 +85,15 @@ std::string config_of(const Options& options) {
              R"(, "gradient_accumulation_steps": )", options.accumulation,
              R"(, "gradient_clipping": 1.0, "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},)",
              R"("activation_checkpointing": {"policy": ")",
-             has("block")    ? "block"
-             : has("cheap")  ? "cheap"
-             : has("budget") ? "budget"
-                             : "none",
-             R"(", "budget_bytes": )", int64_t{1'000'000} * options.budget_mb, "},",
-             R"("zero_optimization": {"stage": 3, "unit_numel": )", options.unit_numel, section("optimizer"),
-             section("param"), "}}");
+             has("block")     ? "block"
+             : has("cheap")   ? "cheap"
+             : has("budget")  ? "budget"
+             : has("offload") ? "offload"
+                              : "none",
+             R"(", "budget_bytes": )", int64_t{1'000'000} * options.budget_mb,
+             has("offload") || has("activations") ? str(R"(, "nvme_path": ")", options.directory, "\"") : "",
+             "},", R"("zero_optimization": {"stage": 3, "unit_numel": )", options.unit_numel,
+             section("optimizer"), section("param"), "}}");
 }
 
 /// Seconds that the disk alone takes for what a step reads and writes, both at once in transfers of 16 MB.
