@@ -1,7 +1,9 @@
 #include "comm/choose_backend.h"
 
 #include <algorithm>
+#include <optional>
 #include <set>
+#include <utility>
 
 #include "comm/cuda_choice.h"
 #include "comm/error_message.h"
@@ -105,31 +107,35 @@ std::string obstacle_to_p2p(const Rendezvous& met, const Environment& env, const
   return first_obstacle(met, env, "p2p_probe_result", failed, options.rendezvous_timeout);
 }
 
-/// NCCL's own message for this comes from within a library and names no rank.
-void check_own_device(const std::vector<std::string>& uuids) {
+/// Two ranks that have the same CUDA device.
+std::optional<std::pair<size_t, size_t>> who_share(const std::vector<std::string>& uuids) {
   for (size_t rank = 0; rank < uuids.size(); ++rank)
     for (size_t other = rank + 1; other < uuids.size(); ++other)
-      if (uuids[rank] == uuids[other])
-        throw CommError(str("ranks ", rank, " and ", other,
-                            " have the same CUDA device, which NCCL refuses: expected one for each rank, or "
-                            "comm.backend \"p2p\", over which ranks of one host can share a device"));
+      if (uuids[rank] == uuids[other]) return std::pair(rank, other);
+  return std::nullopt;
 }
 
-/// Collective.
+/// Collective. "auto" is NCCL where NCCL can be used: p2p has not been measured beside it yet.
 Choice choose_for_cuda(const Rendezvous& met, const Environment& env, const JoinOptions& options,
                        at::Device device) {
   const int index = device.index();
   const std::vector<std::string> uuids =
       ask_all(met, env, "cuda_uuid", p2p::cuda_uuid(index), options.rendezvous_timeout);
-  if (options.backend != "nccl") {
+  const auto sharing = who_share(uuids);
+  std::string obstacle;
+  if (options.backend == "p2p" || (options.backend == "auto" && sharing)) {
     const auto shared = p2p::make_cuda_device(index);
-    const std::string obstacle = obstacle_to_p2p(met, env, options, uuids, shared);
+    obstacle = obstacle_to_p2p(met, env, options, uuids, shared);
     if (obstacle.empty()) return {.backend = "p2p", .found = {}, .device = shared};
     if (options.backend == "p2p") throw CommError(str("backend \"p2p\" cannot be used: ", obstacle));
-    if (env.rank == 0 && on_one_host(met))
-      options.log.info(str("backend nccl: the ranks do not map each other's device memory: ", obstacle));
   }
-  check_own_device(uuids);
+  // NCCL's own message for this comes from within a library and names no rank.
+  if (sharing)
+    throw CommError(str("ranks ", sharing->first, " and ", sharing->second,
+                        " have the same CUDA device, which NCCL refuses: expected one for each rank, or ",
+                        obstacle.empty()
+                            ? "comm.backend \"p2p\", over which ranks of one host can share a device"
+                            : str("backend \"p2p\", which cannot be used: ", obstacle)));
   return {.backend = "nccl", .found = {}, .device = nullptr};
 }
 

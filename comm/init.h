@@ -15,10 +15,10 @@ using tessera::Environment;
 using tessera::environment;
 
 struct JoinOptions {
-  /// For CUDA tensors "p2p" (all ranks on one host, where they map each other's device memory) or "nccl"; for
-  /// CPU tensors "shm" (all ranks on one host), "hybrid" (shared memory within hosts, Gloo between them; on
-  /// one host it is "shm") or "gloo"; "auto": the first of these that can be. Ranks as threads: "auto" is
-  /// gloo, and "p2p" is over host memory.
+  /// For CUDA tensors "nccl" (a device for each rank) or "p2p" (all ranks on one host, where they map each
+  /// other's device memory); for CPU tensors "shm" (all ranks on one host), "hybrid" (shared memory within
+  /// hosts, Gloo between them; on one host it is "shm") or "gloo"; "auto": the first of these that can be.
+  /// Ranks as threads: "auto" is gloo, and "p2p" is over host memory.
   std::string backend = "auto";
   /// Where the buffers will lie: "cpu"; "cuda": on the rank's device (cuda_choice.h); "auto": CUDA where this
   /// host has a device for each of its ranks (any, for "p2p") and `backend` moves CUDA tensors, else the CPU.
