@@ -103,7 +103,8 @@ std::vector<config::Field> comm_fields(TrainerConfig& c) {
   using namespace config;
   return {
       {"backend", &c.backend,
-       "What carries the collectives; auto: for CUDA p2p where all ranks are on one host and map each other's "
+       "What carries the collectives; auto: for CUDA p2p where all ranks are on one host and map each "
+       "other's "
        "memory, else nccl; for CPUs shared memory on one host, hybrid on several hosts some of whose ranks "
        "share one (shared memory within a host, Gloo between hosts), else gloo. With p2p by name ranks may "
        "share a device",
