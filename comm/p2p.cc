@@ -141,13 +141,13 @@ std::unique_ptr<Transport> make_p2p_transport(const GroupStore& store, const P2p
 std::string obstacle_to_p2p(const GroupStore& store, const P2pOptions& given) {
   P2pOptions options = given;
   options.timeout = options.connect_timeout;
+  at::Tensor full, sum;  // whatever fails, they outlive the transport, whose stream uses them
   try {
     const auto transport = make_p2p_transport(store, options, {});
     constexpr int64_t kNumel = 1 << 16;
     const auto floats = at::TensorOptions().device(options.device->place()).dtype(at::kFloat);
-    const at::Tensor full =
-        transport->allocate_symmetric(options.size * kNumel * static_cast<int64_t>(sizeof(float)))
-            .view(at::kFloat);
+    full = transport->allocate_symmetric(options.size * kNumel * static_cast<int64_t>(sizeof(float)))
+               .view(at::kFloat);
     const at::Tensor mine = full.narrow(0, options.rank * kNumel, kNumel);
     const auto step = static_cast<uint32_t>(options.size);
     mine.fill_(options.rank + 1);
@@ -157,7 +157,7 @@ std::string obstacle_to_p2p(const GroupStore& store, const P2pOptions& given) {
     if (!at::equal(full.view({options.size, kNumel}), expected))
       return str("rank ", options.rank, " does not read what other ranks have written");
     full.fill_(options.rank + 1);
-    const at::Tensor sum = at::empty({kNumel}, floats);
+    sum = at::empty({kNumel}, floats);
     await(*transport->reduce_scatter(full, {sum}, 2 * step), options.timeout);
     if (!sum.eq(options.size * (options.size + 1) / 2).all().item<bool>())
       return str("rank ", options.rank, " does not sum what other ranks have written");

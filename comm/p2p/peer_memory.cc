@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "comm/liveness.h"
 #include "comm/shm/shared_memory.h"
 #include "core/error.h"
 #include "core/str.h"
@@ -15,8 +16,14 @@ std::shared_ptr<Region> PeerMemory::allocate(int64_t bytes, const std::function<
   region->bytes = std::max<int64_t>(bytes, 1);
   region->of_rank.resize(static_cast<size_t>(size));
   const auto send_all = [&](int fd) {
-    for (int other = 0; other < size; ++other)
-      if (other != rank) peers_->send(other, fd, region->bytes, timeout_);
+    for (int other = 0; other < size; ++other) {
+      if (other == rank) continue;
+      try {
+        peers_->send(other, fd, region->bytes, timeout_);
+      } catch (const RankIsGone&) {
+        // It may have said why: receiving tells.
+      }
+    }
   };
   auto& mine = region->of_rank[static_cast<size_t>(rank)];
   FileDescriptor fd;
