@@ -85,7 +85,8 @@ TEST(DeviceConstants, ALstmRunsOnAnotherDevice) {
   EXPECT_EQ(y.sizes(), (std::vector<int64_t>{2, 3, 5}));
 }
 
-/// A device wherever a program may name one.
+/// A device wherever a program may name one. (Sizes are computed: libtorch folds and compares constants,
+/// which it cannot do on the device "meta".)
 Module program() {
   Module model("Program");
   model.register_parameter("w", at::ones({3}), false);
@@ -94,19 +95,19 @@ Module program() {
   model.register_attribute("tables", c10::ListType::ofTensors(), c10::List<at::Tensor>({at::ones({3})}));
   model.define(R"(
 def offset(self, x, device: Device = torch.device("cpu")):
-    return torch.ones([3], device=device)
+    return torch.ones([torch.size(x, 0)], device=device)
 
 def forward(self, x, times: int):
     y = x * self.w
     for i in range(times):
         if i == 0:
-            y = y + torch.arange(3, device="cpu")
+            y = y + torch.arange(torch.size(x, 0), device="cpu")
         else:
-            y = y + torch.zeros([3], device=torch.device("cuda", 1)).to(torch.device("cpu:0"))
+            y = y + torch.zeros([torch.size(x, 0)], device=torch.device("cuda", 1)).to(torch.device("cpu:0"))
     table = self.table
     if table is not None:
         y = y + table
-    return y + self.offset(x) + self.tables[0] + torch.ones([3], device=self.place)
+    return y + self.offset(x) + self.tables[0] + torch.ones([torch.size(x, 0)], device=self.place)
 )");
   return model;
 }
@@ -159,7 +160,7 @@ TEST(DeviceConstants, TensorsMoveUnlessTheyHaveNoDimensions) {
   model.register_parameter("w", at::ones({3}), false);
   model.define("def forward(self, x):\n    return x * self.w\n");
   const at::Tensor table = at::ones({3});
-  add_constants(model, {table, table, at::scalar_tensor(2)});
+  add_constants(model, {table, at::scalar_tensor(2)});
   const auto loaded = saved_and_loaded(model);
   set_device_constants(*loaded, at::kMeta);
   move_parameters(*loaded, at::kMeta);
@@ -168,10 +169,8 @@ TEST(DeviceConstants, TensorsMoveUnlessTheyHaveNoDimensions) {
   for (torch::jit::Node* node : loaded->get_method("forward").graph()->nodes())
     if (node->kind() == c10::prim::Constant && node->output()->type()->isSubtypeOf(*c10::TensorType::get()))
       found.push_back(torch::jit::toIValue(node->output())->toTensor());
-  ASSERT_EQ(found.size(), 3u);
-  int num_meta = 0;
-  for (const at::Tensor& tensor : found) num_meta += tensor.is_meta() ? 1 : 0;
-  EXPECT_EQ(num_meta, 2);
+  ASSERT_EQ(found.size(), 2u);
+  for (const at::Tensor& tensor : found) EXPECT_EQ(tensor.is_meta(), tensor.dim() == 1);
 }
 
 TEST(DeviceConstants, TheLengthsOfAPackedSequenceAreOnTheCpu) {
