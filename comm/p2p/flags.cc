@@ -6,6 +6,8 @@ namespace tessera::comm::p2p {
 
 static_assert(std::endian::native == std::endian::little);
 
+static constexpr uint32_t kLeft = 1, kReleases = 2;
+
 // The memory starts as zeros, which is a valid state of all of these.
 struct alignas(64) Flags::RankFlags {
   Flag counters[kNumCounters];
@@ -32,8 +34,13 @@ void Flags::release_all() const {
     for (Flag& flag : of(rank).counters) flag.release();
 }
 
-void Flags::leave() const { of(rank_).left.store(1, std::memory_order_seq_cst); }
+void Flags::leave(bool releases) const {
+  of(rank_).left.fetch_or(releases ? kLeft | kReleases : kLeft, std::memory_order_seq_cst);
+}
 bool Flags::has_left(int rank) const { return of(rank).left.load(std::memory_order_seq_cst) != 0; }
+bool Flags::has_released(int rank) const {
+  return (of(rank).left.load(std::memory_order_seq_cst) & kReleases) != 0;
+}
 
 void Flags::write_key(uint64_t number, const shm::OperationKey& key) const {
   of(rank_).keys[number % kMaxUnchecked] = key;

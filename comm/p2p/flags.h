@@ -13,10 +13,12 @@
 // [Note: released]
 // A stream cannot see that a rank has ended, and whoever waits for that stream in the driver cannot either
 // (a loss that is read, memory that is freed). So the first rank that finds the group at an end releases all
-// flags of the group. Streams then run out on all ranks, with whatever was in the buffers. A rank says that
-// it has left before it releases anything. So whoever sees the end of an operation, and then that no rank
-// has left, knows that nothing was released when the operation was carried out. Otherwise it takes the
+// flags of the group. Streams then run out on all ranks, with whatever was in the buffers, and write flags as
+// ever. A rank says that it releases before it does. So whoever sees the end of an operation, and then that
+// no rank has released, knows that the operation was carried out as it should be. Otherwise it takes the
 // operation as failed, and with it the group.
+// A rank that leaves when its stream has nothing to do releases nothing: its flags are true, and the others
+// end by themselves the operations whose part it has done.
 #pragma once
 
 #include <atomic>
@@ -61,9 +63,10 @@ class Flags {
   /// Lets every stream of every rank run out. May be repeated.
   void release_all() const;
 
-  /// Of this rank: it has left the group, and the others must not wait for it.
-  void leave() const;
+  /// Of this rank: it has left the group, and the others must not wait for it. `releases`: it releases flags.
+  void leave(bool releases) const;
   bool has_left(int rank) const;
+  bool has_released(int rank) const;
 
   /// What this rank issues as operation `number`, before issued(): the others compare.
   void write_key(uint64_t number, const shm::OperationKey& key) const;

@@ -28,16 +28,20 @@ constexpr std::chrono::microseconds kDrainInterval{100};
 // -------------------------------------------------------------------------------------------- the caller
 
 bool Group::poll(const Issued& issued) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (issued.number <= finished_) return true;
+  }
   const bool passed = issued.end->passed();
   compare_keys();
-  check();  // after the end was seen: [Note: released]
+  check_part_of_all(issued.number);  // after the end was seen: [Note: released]
   return passed;
 }
 
 bool Group::wait(const Issued& issued, milliseconds limit) {
   const bool ordered = issued.end->order_current(limit);
   compare_keys();
-  check();
+  check_part_of_all(issued.number);
   return ordered;
 }
 
@@ -48,7 +52,7 @@ void Group::await_room(uint64_t number) {
   for (int other = 0; other < size(); ++other) {
     while (flags_->checked(other).load(std::memory_order_acquire) < number - kMaxUnchecked) {
       compare_keys();
-      check();
+      check_all_there();
       std::this_thread::sleep_for(kDrainInterval);
       const auto now = steady_clock::now();
       if (now >= deadline) throw CommError(str("timed out after ", name_duration(options_.timeout)));
@@ -75,15 +79,25 @@ void Group::compare_keys() {
   flags_->checked(rank()).store(checked_, std::memory_order_release);
 }
 
-void Group::check() const {
-  {
-    const std::lock_guard lock(mutex_);
-    if (failure_) std::rethrow_exception(failure_);
-  }
+void Group::check_own() const {
+  const std::lock_guard lock(mutex_);
+  if (failure_) std::rethrow_exception(failure_);
+}
+
+void Group::check_all_there() const {
+  check_own();
   for (int other = 0; other < size(); ++other)
-    if (flags_->has_left(other))
-      throw CommError(other == rank() ? str("rank ", other, " has left the group")
-                                      : str("rank ", other, " left"));
+    if (flags_->has_left(other)) throw CommError(str("rank ", other, " left"));
+}
+
+void Group::check_part_of_all(uint64_t number) const {
+  check_own();
+  for (int other = 0; other < size(); ++other) {
+    // Released flags look as if all was done.
+    const bool left = flags_->has_left(other);
+    if (flags_->has_released(other) || (left && !flags_->flag(Flags::kDone, other).has_reached(number)))
+      throw CommError(str("rank ", other, " left"));
+  }
 }
 
 bool Group::has_failed() const {
@@ -101,7 +115,7 @@ void Group::fail(const std::exception_ptr& cause, uint32_t tag) {
     failure_ = cause;
   }
   if (options_.on_failure) options_.on_failure(error_message(cause), tag);
-  flags_->leave();
+  flags_->leave(/*releases=*/true);
   flags_->release_all();
 }
 
@@ -120,12 +134,26 @@ bool Group::drain() {
 }
 
 void Group::abort() {
+  bool was_well = false;
   {
     const std::lock_guard lock(mutex_);
+    was_well = !failure_;
     if (!failure_) failure_ = std::make_exception_ptr(CommError(str("rank ", rank(), " has left the group")));
   }
-  flags_->leave();
-  drain();
+  const bool has_nothing_to_do = was_well && is_idle_and_true();
+  flags_->leave(/*releases=*/!has_nothing_to_do);
+  if (!has_nothing_to_do) drain();
+}
+
+bool Group::is_idle_and_true() const {
+  try {
+    if (!stream_->idle()) return false;
+  } catch (const std::exception&) {
+    return false;
+  }
+  for (int other = 0; other < size(); ++other)
+    if (flags_->has_released(other)) return false;
+  return true;
 }
 
 struct Group::Kept {
@@ -186,12 +214,15 @@ void Group::look_at_others() {
     for (int other = 0; other < size(); ++other) gone[static_cast<size_t>(other)] = peers_->is_gone(other);
     oldest = unfinished_.front();
     last = unfinished_.back().number;
-    while (!unfinished_.empty() && flags_->all_done(unfinished_.front().number)) unfinished_.pop_front();
+    uint64_t finished = finished_;
+    for (; !unfinished_.empty() && flags_->all_done(unfinished_.front().number); unfinished_.pop_front())
+      finished = unfinished_.front().number;
     if (!unfinished_.empty()) oldest = unfinished_.front();
+    bool any_released = false;
+    for (int other = 0; other < size(); ++other) any_released = any_released || flags_->has_released(other);
+    if (!any_released) finished_ = finished;
   }
-  // Released flags look as if all was done: so a rank that has left counts in any case.
-  for (int other = 0; other < size(); ++other)
-    if (flags_->has_left(other)) throw CommError(str("rank ", other, " left"));
+  check_part_of_all(last);
   // A rank that has ended in order has done its part, which was visible before its socket was closed.
   for (int other = 0; other < size(); ++other)
     if (gone[static_cast<size_t>(other)] && !flags_->flag(Flags::kDone, other).has_reached(last))
