@@ -122,38 +122,25 @@ void Group::fail(const std::exception_ptr& cause, uint32_t tag) {
 bool Group::drain() {
   const auto deadline = steady_clock::now() + kDrainLimit;
   while (true) {
-    flags_->release_all();  // again: a stream that passes 2^32 writes the upper half
     try {
       if (stream_->idle()) return true;
     } catch (const std::exception&) {
       return true;  // a device that has failed carries out nothing
     }
     if (steady_clock::now() >= deadline) return false;
+    flags_->leave(/*releases=*/true);
+    flags_->release_all();  // again: a stream that passes 2^32 writes the upper half
     std::this_thread::sleep_for(kDrainInterval);
   }
 }
 
 void Group::abort() {
-  bool was_well = false;
   {
     const std::lock_guard lock(mutex_);
-    was_well = !failure_;
     if (!failure_) failure_ = std::make_exception_ptr(CommError(str("rank ", rank(), " has left the group")));
   }
-  const bool has_nothing_to_do = was_well && is_idle_and_true();
-  flags_->leave(/*releases=*/!has_nothing_to_do);
-  if (!has_nothing_to_do) drain();
-}
-
-bool Group::is_idle_and_true() const {
-  try {
-    if (!stream_->idle()) return false;
-  } catch (const std::exception&) {
-    return false;
-  }
-  for (int other = 0; other < size(); ++other)
-    if (flags_->has_released(other)) return false;
-  return true;
+  flags_->leave(/*releases=*/false);
+  drain();
 }
 
 struct Group::Kept {
