@@ -149,6 +149,8 @@ class Group {
   void check_part_of_all(uint64_t number) const;
   void fail(const std::exception_ptr& cause, uint32_t tag);
   bool has_failed() const;
+  /// Of all flags: [Note: released].
+  void release();
   /// Lets the stream run out, and releases the flags for it if it has something to do; false when it does not
   /// within the limit.
   bool drain();

@@ -22,6 +22,8 @@ constexpr milliseconds kOwnWatchInterval{100};
 /// caller, which may wait for another group, can hold it up longer.
 constexpr milliseconds kDrainLimit{3000};
 constexpr std::chrono::microseconds kDrainInterval{100};
+/// How long a rank that is about to release lets the others end what it has done itself.
+constexpr milliseconds kGrace{50};
 
 }  // namespace
 
@@ -93,11 +95,12 @@ void Group::check_all_there() const {
 void Group::check_part_of_all(uint64_t number) const {
   check_own();
   for (int other = 0; other < size(); ++other) {
-    // Released flags look as if all was done.
-    const bool left = flags_->has_left(other);
-    if (flags_->has_released(other) || (left && !flags_->flag(Flags::kDone, other).has_reached(number)))
+    const bool left = flags_->has_left(other);  // before its flag, which is final then
+    if (left && !flags_->flag(Flags::kDone, other).has_reached(number))
       throw CommError(str("rank ", other, " left"));
   }
+  for (int other = 0; other < size() && !flags_->is_true(number); ++other)
+    if (flags_->has_released(other)) throw CommError(str("rank ", other, " left"));
 }
 
 bool Group::has_failed() const {
@@ -115,7 +118,16 @@ void Group::fail(const std::exception_ptr& cause, uint32_t tag) {
     failure_ = cause;
   }
   if (options_.on_failure) options_.on_failure(error_message(cause), tag);
-  flags_->leave(/*releases=*/true);
+  release();
+}
+
+void Group::release() {
+  // The others may still be at what this rank has done, and end it within this time.
+  const uint64_t mine = flags_->flag(Flags::kDone, rank()).value();
+  const auto deadline = steady_clock::now() + kGrace;
+  while (!flags_->has_released(rank()) && flags_->done_by_all() < mine && steady_clock::now() < deadline)
+    std::this_thread::sleep_for(kDrainInterval);
+  flags_->announce_release();
   flags_->release_all();
 }
 
@@ -128,8 +140,7 @@ bool Group::drain() {
       return true;  // a device that has failed carries out nothing
     }
     if (steady_clock::now() >= deadline) return false;
-    flags_->leave(/*releases=*/true);
-    flags_->release_all();  // again: a stream that passes 2^32 writes the upper half
+    release();  // again and again: a stream that passes 2^32 writes the upper half
     std::this_thread::sleep_for(kDrainInterval);
   }
 }
@@ -139,7 +150,7 @@ void Group::abort() {
     const std::lock_guard lock(mutex_);
     if (!failure_) failure_ = std::make_exception_ptr(CommError(str("rank ", rank(), " has left the group")));
   }
-  flags_->leave(/*releases=*/false);
+  flags_->leave();
   drain();
 }
 
@@ -201,20 +212,17 @@ void Group::look_at_others() {
     for (int other = 0; other < size(); ++other) gone[static_cast<size_t>(other)] = peers_->is_gone(other);
     oldest = unfinished_.front();
     last = unfinished_.back().number;
-    uint64_t finished = finished_;
-    for (; !unfinished_.empty() && flags_->all_done(unfinished_.front().number); unfinished_.pop_front())
-      finished = unfinished_.front().number;
+    const uint64_t done = flags_->done_by_all();
+    finished_ = std::max(finished_, std::min(done, issued_));
+    while (!unfinished_.empty() && unfinished_.front().number <= done) unfinished_.pop_front();
     if (!unfinished_.empty()) oldest = unfinished_.front();
-    bool any_released = false;
-    for (int other = 0; other < size(); ++other) any_released = any_released || flags_->has_released(other);
-    if (!any_released) finished_ = finished;
   }
   check_part_of_all(last);
   // A rank that has ended in order has done its part, which was visible before its socket was closed.
   for (int other = 0; other < size(); ++other)
     if (gone[static_cast<size_t>(other)] && !flags_->flag(Flags::kDone, other).has_reached(last))
       throw RankIsGone(peers_->number_of(other));
-  if (!flags_->all_done(oldest.number) && steady_clock::now() >= oldest.deadline)
+  if (flags_->done_by_all() < oldest.number && steady_clock::now() >= oldest.deadline)
     throw CommError(str("timed out after ", name_duration(options_.timeout)));
 }
 
