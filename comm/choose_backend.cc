@@ -91,7 +91,10 @@ Choice choose_between_hosts(const Rendezvous& met, const Environment& env, const
 std::string obstacle_to_p2p(const Rendezvous& met, const Environment& env, const JoinOptions& options,
                             const std::vector<std::string>& uuids,
                             const std::shared_ptr<p2p::Device>& device) {
-  if (!on_one_host(met)) return kSeveralHosts;
+  if (!on_one_host(met)) {  // which all know, but none may end while another still connects
+    ask_all(met, env, "p2p_hosts", "", options.rendezvous_timeout);
+    return kSeveralHosts;
+  }
   std::string mine;
   if (device->place().is_cuda()) {
     const std::string error = error_of([&] { mine = p2p::obstacle_on_cuda(device->place().index(), uuids); });

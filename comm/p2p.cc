@@ -34,8 +34,9 @@ class P2pPending final : public Pending {
 
   bool wait(milliseconds limit) override {
     const auto deadline = steady_clock::now() + limit;
-    if (!finished_ && !group_->wait(issued_, limit)) return false;
-    while (blocks_ && !poll()) {
+    if (finished_) return true;
+    if (!group_->wait(issued_, limit)) return false;
+    while (!poll() && blocks_) {
       if (steady_clock::now() >= deadline) return false;
       std::this_thread::sleep_for(std::chrono::microseconds(20));
     }

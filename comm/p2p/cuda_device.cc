@@ -112,9 +112,9 @@ class CudaStream final : public Stream {
     reduction.add = given.output.add;
     check(tessera_p2p_reduce_found(device_, stream_, &reduction), "a sum");
   }
-  void write(Flag& flag, uint64_t number) override {
+  void write(Flag& flag, uint64_t number, bool with_upper) override {
     write32(flag.low, static_cast<uint32_t>(number));
-    if (static_cast<uint32_t>(number) == 0) write32(flag.high, static_cast<uint32_t>(number >> 32));
+    if (with_upper) write32(flag.high, static_cast<uint32_t>(number >> 32));
   }
   void wait(const Flag& flag, uint64_t number) override {
     TESSERA_PLUGIN(tessera_p2p_wait64);

@@ -47,8 +47,9 @@ class Stream {
   virtual void copy(void* to, const void* from, int64_t bytes) = 0;
   /// shm::reduce(), bit for bit, but for the bits of a NaN. At most kMaxRanks inputs.
   virtual void reduce(const shm::Reduction& reduction) = 0;
-  /// The flag becomes `number`, once all that came before is visible to the host and to other devices.
-  virtual void write(Flag& flag, uint64_t number) = 0;
+  /// The flag becomes `number`, once all that came before is visible to the host and to other devices: its
+  /// lower half, then, `with_upper`, the upper one, which is to be written when it changes.
+  virtual void write(Flag& flag, uint64_t number, bool with_upper) = 0;
   /// What comes next waits until the flag is at least `number`, or released.
   virtual void wait(const Flag& flag, uint64_t number) = 0;
   virtual MomentPtr now() = 0;

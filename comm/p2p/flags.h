@@ -13,10 +13,11 @@
 // [Note: released]
 // A stream cannot see that a rank has ended, and whoever waits for that stream in the driver cannot either
 // (a loss that is read, memory that is freed). So the first rank that finds the group at an end releases all
-// flags of the group. Streams then run out on all ranks, with whatever was in the buffers. A rank says that
-// it has left before it releases anything. So whoever sees the end of an operation, and then that no rank
-// has left, knows that nothing was released when the operation was carried out. Otherwise it takes the
-// operation as failed, and with it the group.
+// flags of the group. Streams then run out on all ranks, with whatever was in the buffers, and write flags as
+// ever. Before it releases, a rank says so, and up to which operation all ranks had done their part by then.
+// So whoever sees the end of an operation, and then that no rank has released, or only after that operation,
+// knows that it was carried out as it should be. Otherwise it takes the operation as failed, and with it the
+// group. A rank that leaves when its stream has nothing to do releases nothing: its flags are true.
 #pragma once
 
 #include <atomic>
@@ -57,13 +58,19 @@ class Flags {
 
   enum Counter { kPosted, kReduced, kDone, kNumCounters };
   Flag& flag(Counter counter, int rank) const;
-  bool all_done(uint64_t number) const;
   /// Lets every stream of every rank run out. May be repeated.
   void release_all() const;
 
   /// Of this rank: it has left the group, and the others must not wait for it.
   void leave() const;
   bool has_left(int rank) const;
+  /// Of this rank, before release_all(): it leaves and releases.
+  void announce_release() const;
+  bool has_released(int rank) const;
+  /// What all ranks have done, lies of released streams left out.
+  uint64_t done_by_all() const;
+  /// No rank has released before operation `number` was done by all.
+  bool is_true(uint64_t number) const;
 
   /// What this rank issues as operation `number`, before issued(): the others compare.
   void write_key(uint64_t number, const shm::OperationKey& key) const;

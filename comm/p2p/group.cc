@@ -44,9 +44,9 @@ void Group::set_up() {
 }
 
 std::shared_ptr<Region> Group::allocate(int64_t bytes) {
-  check();
+  check_own();  // a rank that has left may have sent the reason: receiving tells
   return memory_.allocate(bytes, [this] {
-    check();
+    check_all_there();
     watch_();
   });
 }
@@ -110,7 +110,7 @@ void Group::reduce_then_gather(const Location& input, uint64_t number, DType dty
   const Location mine{input.region, input.offset + first * element_bytes};
   wait_for_all(Flags::kPosted, number);
   reduce(mine, dtype, count, {memory_.address(mine, rank()), dtype, scale, false});
-  stream_->write(flags_->flag(Flags::kReduced, rank()), number);
+  write(Flags::kReduced, number);
   for (int owner = 0; owner < size(); ++owner) {
     const auto [begin, n] = slice_of(numel, owner, size());
     const int64_t offset = begin * element_bytes;
@@ -186,7 +186,7 @@ Issued Group::barrier(uint32_t tag) {
 // ------------------------------------------------------------------------------- what the stream is given
 
 uint64_t Group::post(const Location& input, uint32_t tag) {
-  check();  // no operation with a rank that has given up
+  check_all_there();  // no operation with a rank that has given up
   const uint64_t number = issued_ + 1;
   await_room(number);
   flags_->write_key(number, {tag, input.region, input.offset});
@@ -196,8 +196,14 @@ uint64_t Group::post(const Location& input, uint32_t tag) {
     unfinished_.push_back({number, tag, std::chrono::steady_clock::now() + options_.timeout});
   }
   flags_->issued(rank()).store(number, std::memory_order_release);
-  stream_->write(flags_->flag(Flags::kPosted, rank()), number);
+  write(Flags::kPosted, number);
   return number;
+}
+
+void Group::write(Flags::Counter counter, uint64_t number) {
+  const auto upper = static_cast<uint32_t>(number >> 32);
+  const bool changes = std::exchange(upper_halves_[counter], upper) != upper;
+  stream_->write(flags_->flag(counter, rank()), number, changes);
 }
 
 void Group::wait_for(Flags::Counter counter, uint64_t number, int rank) {
@@ -222,7 +228,7 @@ void Group::reduce(const Location& input, DType dtype, int64_t numel, const shm:
 }
 
 Issued Group::finish(uint64_t number, bool others_read_my_buffer) {
-  stream_->write(flags_->flag(Flags::kDone, rank()), number);
+  write(Flags::kDone, number);
   if (others_read_my_buffer) wait_for_all(Flags::kDone, number);
   return {number, stream_->now()};
 }

@@ -125,6 +125,7 @@ class Group {
 
   // What the stream is given.
   uint64_t post(const Location& input, uint32_t tag);
+  void write(Flags::Counter counter, uint64_t number);
   void wait_for_all(Flags::Counter counter, uint64_t number);
   void wait_for(Flags::Counter counter, uint64_t number, int rank);
   void copy(void* to, const void* from, int64_t bytes);
@@ -140,11 +141,18 @@ class Group {
   void await_room(uint64_t number);
   /// Throws when ranks have issued different operations.
   void compare_keys();
-  /// Throws when the group has failed, or a rank has left.
-  void check() const;
+  /// Throws when the group has failed on this rank …
+  void check_own() const;
+  /// … or a rank has left …
+  void check_all_there() const;
+  /// … or one has released flags, or has left without its part of an operation.
+  void check_part_of_all(uint64_t number) const;
   void fail(const std::exception_ptr& cause, uint32_t tag);
   bool has_failed() const;
-  /// Lets the stream run out; false when it does not within the limit.
+  /// Of all flags: [Note: released].
+  void release();
+  /// Lets the stream run out, and releases the flags for it if it has something to do; false when it does not
+  /// within the limit.
   bool drain();
 
   void watch();
@@ -164,11 +172,13 @@ class Group {
   int half_ = 0;                      ///< the one that is written next
   uint64_t half_used_[2] = {0, 0};    ///< the last operation that reads each half
 
-  uint64_t issued_ = 0;       ///< the last operation's number
-  bool has_ended_ = true;     ///< false: the stream has not run out after a failure
-  mutable std::mutex mutex_;  ///< guards what follows
+  uint32_t upper_halves_[Flags::kNumCounters] = {};  ///< of this rank's flags, once the stream has come here
+  uint64_t issued_ = 0;                              ///< the last operation's number
+  bool has_ended_ = true;                            ///< false: the stream has not run out after a failure
+  mutable std::mutex mutex_;                         ///< guards what follows
   std::deque<Unfinished> unfinished_;
-  uint64_t checked_ = 0;  ///< whose keys have been compared
+  uint64_t checked_ = 0;   ///< whose keys have been compared
+  uint64_t finished_ = 0;  ///< which all ranks had done while none had released
   std::exception_ptr failure_;
   bool stop_ = false;
   std::condition_variable stopped_;

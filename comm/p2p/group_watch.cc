@@ -22,22 +22,28 @@ constexpr milliseconds kOwnWatchInterval{100};
 /// caller, which may wait for another group, can hold it up longer.
 constexpr milliseconds kDrainLimit{3000};
 constexpr std::chrono::microseconds kDrainInterval{100};
+/// How long a rank that is about to release lets the others end what it has done itself.
+constexpr milliseconds kGrace{50};
 
 }  // namespace
 
 // -------------------------------------------------------------------------------------------- the caller
 
 bool Group::poll(const Issued& issued) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (issued.number <= finished_) return true;
+  }
   const bool passed = issued.end->passed();
   compare_keys();
-  check();  // after the end was seen: [Note: released]
+  check_part_of_all(issued.number);  // after the end was seen: [Note: released]
   return passed;
 }
 
 bool Group::wait(const Issued& issued, milliseconds limit) {
   const bool ordered = issued.end->order_current(limit);
   compare_keys();
-  check();
+  check_part_of_all(issued.number);
   return ordered;
 }
 
@@ -48,7 +54,7 @@ void Group::await_room(uint64_t number) {
   for (int other = 0; other < size(); ++other) {
     while (flags_->checked(other).load(std::memory_order_acquire) < number - kMaxUnchecked) {
       compare_keys();
-      check();
+      check_all_there();
       std::this_thread::sleep_for(kDrainInterval);
       const auto now = steady_clock::now();
       if (now >= deadline) throw CommError(str("timed out after ", name_duration(options_.timeout)));
@@ -75,15 +81,26 @@ void Group::compare_keys() {
   flags_->checked(rank()).store(checked_, std::memory_order_release);
 }
 
-void Group::check() const {
-  {
-    const std::lock_guard lock(mutex_);
-    if (failure_) std::rethrow_exception(failure_);
-  }
+void Group::check_own() const {
+  const std::lock_guard lock(mutex_);
+  if (failure_) std::rethrow_exception(failure_);
+}
+
+void Group::check_all_there() const {
+  check_own();
   for (int other = 0; other < size(); ++other)
-    if (flags_->has_left(other))
-      throw CommError(other == rank() ? str("rank ", other, " has left the group")
-                                      : str("rank ", other, " left"));
+    if (flags_->has_left(other)) throw CommError(str("rank ", other, " left"));
+}
+
+void Group::check_part_of_all(uint64_t number) const {
+  check_own();
+  for (int other = 0; other < size(); ++other) {
+    const bool left = flags_->has_left(other);  // before its flag, which is final then
+    if (left && !flags_->flag(Flags::kDone, other).has_reached(number))
+      throw CommError(str("rank ", other, " left"));
+  }
+  for (int other = 0; other < size() && !flags_->is_true(number); ++other)
+    if (flags_->has_released(other)) throw CommError(str("rank ", other, " left"));
 }
 
 bool Group::has_failed() const {
@@ -101,20 +118,29 @@ void Group::fail(const std::exception_ptr& cause, uint32_t tag) {
     failure_ = cause;
   }
   if (options_.on_failure) options_.on_failure(error_message(cause), tag);
-  flags_->leave();
+  release();
+}
+
+void Group::release() {
+  // The others may still be at what this rank has done, and end it within this time.
+  const uint64_t mine = flags_->flag(Flags::kDone, rank()).value();
+  const auto deadline = steady_clock::now() + kGrace;
+  while (!flags_->has_released(rank()) && flags_->done_by_all() < mine && steady_clock::now() < deadline)
+    std::this_thread::sleep_for(kDrainInterval);
+  flags_->announce_release();
   flags_->release_all();
 }
 
 bool Group::drain() {
   const auto deadline = steady_clock::now() + kDrainLimit;
   while (true) {
-    flags_->release_all();  // again: a stream that passes 2^32 writes the upper half
     try {
       if (stream_->idle()) return true;
     } catch (const std::exception&) {
       return true;  // a device that has failed carries out nothing
     }
     if (steady_clock::now() >= deadline) return false;
+    release();  // again and again: a stream that passes 2^32 writes the upper half
     std::this_thread::sleep_for(kDrainInterval);
   }
 }
@@ -186,17 +212,17 @@ void Group::look_at_others() {
     for (int other = 0; other < size(); ++other) gone[static_cast<size_t>(other)] = peers_->is_gone(other);
     oldest = unfinished_.front();
     last = unfinished_.back().number;
-    while (!unfinished_.empty() && flags_->all_done(unfinished_.front().number)) unfinished_.pop_front();
+    const uint64_t done = flags_->done_by_all();
+    finished_ = std::max(finished_, std::min(done, issued_));
+    while (!unfinished_.empty() && unfinished_.front().number <= done) unfinished_.pop_front();
     if (!unfinished_.empty()) oldest = unfinished_.front();
   }
-  // Released flags look as if all was done: so a rank that has left counts in any case.
-  for (int other = 0; other < size(); ++other)
-    if (flags_->has_left(other)) throw CommError(str("rank ", other, " left"));
+  check_part_of_all(last);
   // A rank that has ended in order has done its part, which was visible before its socket was closed.
   for (int other = 0; other < size(); ++other)
     if (gone[static_cast<size_t>(other)] && !flags_->flag(Flags::kDone, other).has_reached(last))
       throw RankIsGone(peers_->number_of(other));
-  if (!flags_->all_done(oldest.number) && steady_clock::now() >= oldest.deadline)
+  if (flags_->done_by_all() < oldest.number && steady_clock::now() >= oldest.deadline)
     throw CommError(str("timed out after ", name_duration(options_.timeout)));
 }
 

@@ -87,11 +87,10 @@ class HostStream final : public Stream {
       shm::reduce(reduction);
     });
   }
-  void write(Flag& flag, uint64_t number) override {
-    give([&flag, number] {
+  void write(Flag& flag, uint64_t number, bool with_upper) override {
+    give([&flag, number, with_upper] {
       flag.low.store(static_cast<uint32_t>(number), std::memory_order_release);
-      if (static_cast<uint32_t>(number) == 0)
-        flag.high.store(static_cast<uint32_t>(number >> 32), std::memory_order_release);
+      if (with_upper) flag.high.store(static_cast<uint32_t>(number >> 32), std::memory_order_release);
     });
   }
   void wait(const Flag& flag, uint64_t number) override {

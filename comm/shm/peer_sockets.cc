@@ -207,10 +207,12 @@ PeerSockets::Received PeerSockets::receive(int from, milliseconds timeout,
   message.msg_iovlen = 1;
   message.msg_control = control;
   message.msg_controllen = sizeof control;
+  // A socket whose other end was closed with something unread says so once; what was sent comes after that.
   ssize_t got = 0;
+  bool was_reset = false;
   do {
     got = recvmsg(sockets_[from].get(), &message, MSG_CMSG_CLOEXEC);
-  } while (got < 0 && errno == EINTR);
+  } while (got < 0 && (errno == EINTR || (errno == ECONNRESET && !std::exchange(was_reset, true))));
   if (got != sizeof data) throw RankIsGone(number_of(from));
   Received received{{}, data.number};
   int fd = -1;
