@@ -99,7 +99,7 @@ class TorchScriptFilesTest(TorchScriptTest):
                 ("lost.pt", "data/0", None, "no TorchScript module: "),
                 ("short.pt", "data/0", lambda content: content[:-4], "a tensor of shape [8] has a record of 28 bytes; the file is damaged"),
                 ("pickle.pt", "data.pkl", lambda content: content[:len(content) // 2], "no TorchScript module: "),
-                ("code.pt", "__torch__.py", lambda content: content.replace(b"def forward", b"dfe forward"), "no TorchScript module: "),
+                ("code.pt", ".py", lambda content: content.replace(b"def forward", b"dfe forward"), "no TorchScript module: "),
                 ("constants.pt", "constants.pkl", None, "no TorchScript module: ")):
             with self.subTest(name):
                 rewrite(self.folder / "m.pt", self.folder / name, change_of(damaged, replacement))
