@@ -124,7 +124,10 @@ class ToolTest(unittest.TestCase):
     def finish(self, process):
         """Waits for the end of the process; the seconds count from here."""
         start = time.monotonic()
-        out, err = process.communicate(timeout=TIMEOUT_S)
+        try:
+            out, err = process.communicate(timeout=TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.fail(f"{process.args} has not ended after {TIMEOUT_S} s; its processes:\n" + "\n".join(map(self.describe, self.marked())))
         return Outcome(process.args, process.returncode, out, err, time.monotonic() - start)
 
     def run_tool(self, *args, env=None, program=TESSERA):
@@ -148,6 +151,16 @@ class ToolTest(unittest.TestCase):
                 if environment.get(MARKER) == self.marker:
                     found[int(entry)] = environment
         return found
+
+    @staticmethod
+    def describe(pid):
+        """What a process is, and where in the kernel each of its threads waits."""
+        try:
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            threads = [f"{(task / 'comm').read_text().strip()} in {(task / 'wchan').read_text()}" for task in Path(f"/proc/{pid}/task").iterdir()]
+            return f"{pid} {command}: {', '.join(threads)}"
+        except OSError as error:
+            return f"{pid}: {error}"
 
     def kill_marked(self):
         for pid in self.marked():
