@@ -109,10 +109,9 @@ std::vector<config::Field> comm_fields(TrainerConfig& c) {
   return {
       {"backend", &c.backend,
        "What carries the collectives; auto: for CUDA nccl, or p2p where ranks of one host have the same "
-       "device; "
-       "for CPUs shared memory on one host, hybrid on several hosts some of whose ranks "
-       "share one (shared memory within a host, Gloo between hosts), else gloo. With p2p by name ranks may "
-       "share a device",
+       "device; for CPUs shared memory on one host, hybrid on several hosts some of whose ranks share one "
+       "(shared memory within a host, Gloo between hosts), else gloo. With p2p by name ranks may share a "
+       "device",
        choices({"auto", "shm", "hybrid", "gloo", "nccl", "p2p"}), argument("ddp_backend")},
       {"timeout_s", &c.timeout_s, "Seconds after which a waiting collective fails", above(0),
        argument("ddp_timeout")},

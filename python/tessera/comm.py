@@ -29,8 +29,8 @@ def init_distributed(backend: str = "auto", device: str = "auto", timeout_s: flo
 
     Parameters
     ----------
-    backend : {"auto", "p2p", "nccl", "shm", "hybrid", "gloo"}
-        What moves the data: for CUDA tensors device memory that the ranks of one host map, or NCCL; for CPU tensors shared memory,
+    backend : {"auto", "nccl", "p2p", "shm", "hybrid", "gloo"}
+        What moves the data: for CUDA tensors NCCL, or device memory that the ranks of one host map; for CPU tensors shared memory,
         shared memory within hosts and Gloo between them, or Gloo.
     device : {"auto", "cuda", "cpu"}
         Where models live; "cuda" is this rank's device, which LOCAL_RANK decides.

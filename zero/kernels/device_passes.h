@@ -183,11 +183,16 @@ struct GroupAt {
   }
 };
 
+/// The number of the i-th group of `thread` in a chunk; maybe behind the last one.
+TESSERA_HD int64_t group_of(int64_t chunk, int thread, int i) {
+  return chunk * kGroupsABlock + i * kThreads + thread;
+}
+
 /// Calls visit(GroupAt) for the groups of `thread` in a chunk, in their order.
 template <class Visit>
 TESSERA_HD void for_groups(const Groups& groups, int64_t chunk, int thread, const Visit& visit) {
   for (int i = 0; i < kGroupsAThread; ++i) {
-    const int64_t group = chunk * kGroupsABlock + i * kThreads + thread;
+    const int64_t group = group_of(chunk, thread, i);
     if (group < groups.count()) visit(GroupAt(groups, group));
   }
 }
@@ -242,7 +247,7 @@ TESSERA_HD Pair norm_of_chunk(const NormEntry& entry, int64_t chunk, int thread)
   // All are on their way before the first is waited for.
   FourFloats loaded[kGroupsAThread];
   for (int i = 0; i < kGroupsAThread; ++i) {
-    const int64_t group = chunk * kGroupsABlock + i * kThreads + thread;
+    const int64_t group = group_of(chunk, thread, i);
     loaded[i] = group < entry.groups.count()
                     ? GroupAt(entry.groups, group).load(entry.span.data, entry.span.dtype)
                     : FourFloats{};
