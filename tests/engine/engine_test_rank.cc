@@ -106,16 +106,16 @@ int main(int argc, char** argv) try {
   if (what == "rows") options.host_for_tests = [](int rank) { return str("host ", rank / 2); };
   const auto comm = comm::join(options);
   if (what == "parity") {
-    tessera::testing::check_parity(comm);
+    testing::check_parity(comm);
   } else if (what == "dropout") {
-    tessera::testing::check_dropout(comm);
+    testing::check_dropout(comm);
   } else if (what == "rows") {
-    tessera::testing::check_bits_of_rows(comm);
-    tessera::testing::check_resumed_rows(comm);
+    testing::check_bits_of_rows(comm);
+    testing::check_resumed_rows(comm);
   } else {
     throw Error("expected parity, dropout or rows, found '" + what + "'");
   }
-  return tessera::testing::failures == 0 ? 0 : 1;
+  return testing::failures == 0 ? 0 : 1;
 } catch (const std::exception& error) {
   std::cerr << "error: " << error.what() << std::endl;
   return 1;

@@ -61,7 +61,7 @@ int main(int argc, char** argv) try {
   if (argc != 4) throw Error("expected FOLDER STAGE KILL_AT");
   at::set_num_threads(1);
   const auto comm = comm::join({.timeout = std::chrono::seconds(60)});
-  tessera::testing::train(argv[1], std::stoi(argv[2]), std::stoll(argv[3]), comm);
+  testing::train(argv[1], std::stoi(argv[2]), std::stoll(argv[3]), comm);
   return 0;
 } catch (const std::exception& error) {
   std::cerr << "error: " << error.what() << std::endl;

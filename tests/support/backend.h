@@ -3,8 +3,6 @@
 // communication or a network alone.
 #pragma once
 
-#include <gtest/gtest.h>
-
 #include <cstdlib>
 #include <string>
 
@@ -22,5 +20,6 @@ inline bool in_shared_memory() { return default_backend() == "shm" || default_ba
 
 /// At the start of a test to which default_backend() means nothing, such as one that chooses its backends:
 /// the suite's run on another backend would repeat it.
+/// For files that include <gtest/gtest.h>; ranks, which are programs of their own, do without.
 #define TESSERA_ON_ONE_BACKEND() \
   if (std::getenv("TESSERA_TEST_BACKEND") != nullptr) GTEST_SKIP() << "the run without a backend has it"
