@@ -177,5 +177,7 @@ class Testbed:
             except subprocess.TimeoutExpired:
                 daemon.kill()
                 daemon.wait()
+        # The kernel removes the link with the namespace, but some time after: the next one of this name would find it.
+        subprocess.run(["ip", "link", "delete", "eth0"], stderr=subprocess.DEVNULL, check=False)
         self.holder.kill()
         self.holder.wait()

@@ -57,13 +57,13 @@ class Host:
 
     def __init__(self, number, network=0, bridged=True):
         self.address = f"10.77.{network}.{number + 1}"
-        self.link = f"host{network}.{number}"
+        self.link = f"host{network}.{number}" if bridged else None
         self.holder = subprocess.Popen(["unshare", "--net", "sleep", "infinity"], stdout=subprocess.DEVNULL, preexec_fn=end_with_parent)
         ours = os.readlink("/proc/self/ns/net")
         while os.readlink(f"/proc/{self.holder.pid}/ns/net") == ours:
             time.sleep(0.01)
         run(*self.inside("ip", "link", "set", "lo", "up"))
-        if bridged:
+        if self.link:
             run("ip", "link", "add", self.link, "type", "veth", "peer", "name", "eth0", "netns", str(self.holder.pid))
             run("ip", "link", "set", self.link, "master", "bridge", "up")
             run(*self.inside("ip", "addr", "add", f"{self.address}/24", "dev", "eth0"))
@@ -94,6 +94,8 @@ class Host:
         run("ip", "link", "set", self.link, "down")
 
     def end(self):
+        if self.link:  # the kernel removes it with the namespace, but some time after: the next host of this name would find it
+            subprocess.run(["ip", "link", "delete", self.link], stderr=subprocess.DEVNULL, check=False)
         self.holder.kill()
         self.holder.wait()
 
