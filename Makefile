@@ -4,7 +4,7 @@
 #   make bench-peers ARGS="--write"                         make fuzz SECONDS_EACH=60
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build wheel bundle demo data test test-hosts fashion-hosts asan tsan lint bench bench-peers bench-python bench-hosts bench-activations bench-offload-python python-parity methods soak soak-kill soak-restarts soak-hosts fuzz mutants clean distclean
+.PHONY: help deps build wheel bundle demo data test test-full test-hosts fashion-hosts asan tsan lint bench bench-peers bench-python bench-hosts bench-activations bench-offload-python methods soak soak-kill soak-restarts soak-hosts fuzz mutants clean distclean
 SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 NPROC ?= 2
@@ -42,6 +42,12 @@ test:  ## builds everything and runs all tests
 	@scripts/build.sh release
 	@scripts/test.sh release $(ARGS)
 
+test-full:  ## what `make test` leaves out: more backends, worlds, models
+	@scripts/setup.sh --python
+	@scripts/build.sh release
+	@scripts/test.sh release -C Full -L full
+	@PYTHONPATH=build/python TESSERA=build/tessera .deps/venv/bin/python -B tests/python/ddp_test.py full
+
 hosts_program = TESSERA_TEST_HOSTS_REQUIRED=1 TESSERA=$(CURDIR)/build/tessera TORCHRUN=$(CURDIR)/.deps/venv/bin/torchrun \
   PYTHONPATH=$(CURDIR)/build/python .deps/venv/bin/python -B tests/hosts
 test-hosts:  ## a training under ssh, mpirun, srun, torchrun, Spark, Ray, ...
@@ -56,12 +62,6 @@ fashion-hosts:  ## make demo's job under each launcher, on one and two hosts
 	@scripts/build.sh release tessera
 	@$(hosts_program)/fashion_mnist_test.py $(ARGS)
 
-python-parity:  ## import tessera beside DDP: all models and worlds
-	@scripts/setup.sh --python
-	@scripts/build.sh release tessera tessera_engine_module
-	@scripts/test.sh release -C Full -L full
-	@PYTHONPATH=build/python TESSERA=build/tessera .deps/venv/bin/python -B tests/python/ddp_test.py full
-
 asan:  ## the same under Address- and UndefinedBehaviorSanitizer
 	@scripts/setup.sh --python
 	@scripts/build.sh asan
@@ -70,7 +70,7 @@ asan:  ## the same under Address- and UndefinedBehaviorSanitizer
 tsan:  ## collectives, gathers, offload, saves, loader: ThreadSanitizer
 	@scripts/setup.sh --python
 	@scripts/build.sh tsan comm_test residency_test device_offload_test engine_checkpoint_test train_test
-	@scripts/test.sh tsan -R '^(comm_test|residency_test|device_offload_test|engine_checkpoint_test|train_test)$$' $(ARGS)
+	@scripts/test.sh tsan -C Full -R '^(comm_test|(residency|device_offload|engine_checkpoint)_test(_gloo)?|train_test)$$' $(ARGS)
 
 lint:  ## clang-tidy over the C++ sources (FILES=... some)
 	@scripts/setup.sh --python

@@ -15,9 +15,9 @@
 namespace tessera::examples {
 namespace {
 
-using testing::AllOf;
-using testing::HasSubstr;
-using testing::Not;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
 
 class FashionMnistTest : public IdxFolderTest {
  protected:

@@ -12,9 +12,9 @@
 namespace tessera::examples {
 namespace {
 
-using testing::AllOf;
-using testing::HasSubstr;
-using testing::Not;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
 
 const std::vector<int64_t> kShape = {kAnySize, 28, 28};
 

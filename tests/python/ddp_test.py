@@ -1,5 +1,5 @@
 """Tessera beside DistributedDataParallel, on the same ranks in one script: see ddp_rank.py. Without arguments a part that takes a minute;
-"full" runs all models, worlds, backends and precisions, and ends with a table: `make python-parity`."""
+"full" runs all models, worlds, backends and precisions, and ends with a table: `make test-full`."""
 import json
 import sys
 import unittest

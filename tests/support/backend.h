@@ -1,6 +1,6 @@
-// The backend of ranks that are threads, where a test does not choose one. ctest runs these suites once on
-// each backend (tessera_test's BACKENDS): on one host users get shared memory, on several hybrid
-// communication or a network alone.
+// The backend of ranks that are threads, where a test does not choose one: shared memory, as users get it on
+// one host. On several they get hybrid communication or a network alone: ctest runs suites again on the
+// backends that tessera_test's BACKENDS and FULL_BACKENDS name.
 #pragma once
 
 #include <cstdlib>
@@ -10,7 +10,7 @@ namespace tessera::testing {
 
 inline std::string default_backend() {
   const char* chosen = std::getenv("TESSERA_TEST_BACKEND");
-  return chosen == nullptr ? "gloo" : chosen;
+  return chosen == nullptr ? "shm" : chosen;
 }
 
 /// Whether the parameters of stages 1 to 3 are one copy a host, which is not gathered on use.

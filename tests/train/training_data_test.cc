@@ -31,7 +31,7 @@ struct Outcome {
   std::map<std::string, at::Tensor> weights;
 };
 
-class TrainingData : public testing::Test {
+class TrainingData : public ::testing::Test {
  protected:
   json config(int64_t batch, int64_t accumulation, const json& trainer) const {
     json config = {{"model", {{"type", "mlp"}}},
