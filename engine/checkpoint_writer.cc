@@ -7,6 +7,7 @@
 #include <span>
 
 #include "checkpoint/catalog.h"
+#include "checkpoint/checkpoint_error.h"
 #include "checkpoint/save.h"
 #include "core/error.h"
 #include "core/memory_use.h"
