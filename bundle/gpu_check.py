@@ -118,6 +118,19 @@ class Check:
             self.note(name, code, text, seconds, code == 0 and bool(accuracy) and float(accuracy[-1]) > 0.6,
                       f"accuracy {accuracy[-1] if accuracy else 'unknown'}")
 
+        if self.device == "cuda":
+            self.out_of_memory(common)
+
+    def out_of_memory(self, training):
+        """A training whose GPU has some MB ends with one line."""
+        name = "out of memory"
+        code, text, seconds = self.run(name, [*training, "--set", "trainer.max_steps=2", "--set", "model.hidden=4096",
+                                               "--set", f"trainer.output_dir={self.out / 'no_room'}"],
+                                       PYTORCH_CUDA_ALLOC_CONF="per_process_memory_fraction:0.0002")
+        errors = [line for line in text.splitlines() if line.startswith("error: ")]
+        self.note(name, code, text, seconds, code not in (0, None) and len(errors) == 1 and "out of memory" in errors[0],
+                  errors[0][:80] if errors else "no error")
+
     # ------------------------------------------------------------------------------------------- step times
 
     def rows(self, name, command):

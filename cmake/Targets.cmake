@@ -105,7 +105,7 @@ endfunction()
 
 # tessera_test(name SOURCES a_test.cc DEPS ...): one GoogleTest binary; ctest runs it as one test, with the ranks in shared memory; with
 # BACKENDS gloo hybrid also as NAME_gloo, over the network, and as NAME_hybrid, on two hosts (tests/support/backend.h). FULL_BACKENDS are
-# those that only `make test-full` has. WAITS: see above.
+# those that only `make test-full` has; p2p is device memory of each other, which is host memory there. WAITS: see above.
 function(tessera_test name)
   cmake_parse_arguments(ARG "TORCH;NN;WAITS" "" "SOURCES;DEPS;BACKENDS;FULL_BACKENDS" ${ARGN})
   set(torch)
@@ -126,7 +126,7 @@ function(tessera_test name)
   endforeach()
   foreach(backend ${ARG_FULL_BACKENDS})
     tessera_add_test(NAME ${name}_${backend} ${waits} CONFIGURATIONS Full COMMAND ${name})
-    set_tests_properties(${name}_${backend} PROPERTIES LABELS full ENVIRONMENT TESSERA_TEST_BACKEND=${backend})
+    set_tests_properties(${name}_${backend} PROPERTIES LABELS full TIMEOUT 1500 ENVIRONMENT TESSERA_TEST_BACKEND=${backend})
   endforeach()
 endfunction()
 

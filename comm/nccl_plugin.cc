@@ -20,6 +20,10 @@ void tessera_nccl_make_group(const c10::intrusive_ptr<c10d::Store>* store, int r
   // them to it (NCCL 2.26 and later), which is the same on all ranks: [Note: one order on a device] in
   // zero/residency.h.
   setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", /*overwrite=*/0);
+  // By default (NCCL 2.22 and later) ranks connect for an algorithm when a collective first takes it, and
+  // that call waits for the same call of the others. It would come in a hook of the first backward, while
+  // another rank waits in an agreement for this one.
+  setenv("NCCL_RUNTIME_CONNECT", "0", /*overwrite=*/0);
   auto options = c10d::ProcessGroupNCCL::Options::create();
   options->timeout = std::chrono::milliseconds(timeout_ms);
   options->group_name = "tessera";

@@ -7,29 +7,49 @@
 #include <span>
 
 #include "checkpoint/catalog.h"
+#include "checkpoint/checkpoint_error.h"
 #include "checkpoint/save.h"
 #include "core/error.h"
 #include "core/memory_use.h"
 #include "core/str.h"
 #include "engine/checkpoint_types.h"
+#include "zero/cuda_link.h"
 #include "zero/operator_listener.h"
 
 namespace tessera {
 struct CheckpointWriter::Job {
   std::vector<at::Tensor> tensors;
+  zero::MomentPtr copied;  // the last of the copies, which are made one after another
   checkpoint::SaveRequest request;
   std::vector<std::string> protect;
 };
 
 CheckpointWriter::CheckpointWriter(zero::ShardedModel& model, int stage, const CheckpointConfig& config,
-                                   Logger log, HostFolders* folders)
-    : model_(model), stage_(stage), config_(config), log_(std::move(log)), folders_(folders) {
+                                   Logger log, Where where)
+    : model_(model),
+      stage_(stage),
+      config_(config),
+      log_(std::move(log)),
+      folders_(where.folders),
+      link_(std::move(where.link)) {
   if (config_.async && !in_background() && model_.comm().rank() == 0)
     log_.info("checkpoint.async: state on disk is saved before save_checkpoint() returns");
   if (!in_background()) return;
   own_comm_ = model_.comm().duplicate("checkpoint");
+  allocate_snapshot();
+}
+
+void CheckpointWriter::allocate_snapshot() {
   const MemoryFor use(MemoryUse::kSnapshot);
-  snapshot_ = at::zeros({bytes_to_copy()}, at::kByte);
+  const at::Device device = model_.comm().device();
+  try {
+    if (!link_ && device.is_cuda()) link_ = zero::make_cuda_link(device, /*pin_memory=*/true);
+    if (link_) snapshot_ = link_->host_memory(bytes_to_copy());
+  } catch (const Error& error) {
+    log_.warning(str("checkpoint.async: training will wait for the copies of checkpoints: ", error.what()));
+    link_ = nullptr;
+  }
+  if (!link_) snapshot_ = at::zeros({bytes_to_copy()}, at::kByte);
 }
 
 CheckpointWriter::~CheckpointWriter() {
@@ -50,18 +70,39 @@ int64_t CheckpointWriter::bytes_to_copy() const {
   return bytes;
 }
 
-/// The tensor as contiguous memory of this host; `copy`: that later steps do not write to.
-at::Tensor CheckpointWriter::on_host(const at::Tensor& tensor, bool copy) {
-  if (!copy && tensor.is_cpu()) return tensor.contiguous();
+/// Of the tensor's shape and type; undefined where the snapshot has no room.
+at::Tensor CheckpointWriter::place_in_snapshot(const at::Tensor& tensor) {
   const auto bytes = static_cast<int64_t>(tensor.nbytes());
-  at::Tensor place;
-  if (copy && snapshot_used_ + bytes <= snapshot_bytes()) {
-    place = snapshot_.narrow(0, snapshot_used_, bytes).view(tensor.scalar_type()).view(tensor.sizes());
-    snapshot_used_ += bytes;
-  } else {
-    place = at::empty(tensor.sizes(), at::TensorOptions().dtype(tensor.scalar_type()));
-  }
+  if (snapshot_used_ + bytes > snapshot_bytes()) return {};
+  const int64_t begin = std::exchange(snapshot_used_, snapshot_used_ + bytes);
+  return snapshot_.narrow(0, begin, bytes).view(tensor.scalar_type()).view(tensor.sizes());
+}
+
+/// The tensor as contiguous memory of this host; `copy`: that later steps do not write to, in `place` where
+/// that is defined.
+static at::Tensor on_host(const at::Tensor& tensor, bool copy, at::Tensor place = {}) {
+  if (!copy && tensor.is_cpu()) return tensor.contiguous();
+  if (!place.defined()) place = at::empty(tensor.sizes(), at::TensorOptions().dtype(tensor.scalar_type()));
   return place.copy_(tensor);
+}
+
+/// Of a copy that the device makes: waits for it when it is written.
+checkpoint::SourceBytes CheckpointWriter::source_of(const at::Tensor& tensor, bool copy, Job& job) {
+  at::Tensor place = copy ? place_in_snapshot(tensor) : at::Tensor();
+  if (!place.defined() || !link_ || tensor.device() != model_.comm().device()) {
+    job.tensors.push_back(on_host(tensor, copy, place));
+    return std::span<const std::byte>(bytes_of(job.tensors.back()));
+  }
+  const at::Tensor source = tensor.contiguous();
+  job.tensors.insert(job.tensors.end(), {source, place});
+  job.copied = link_->to_host(place, source, link_->now());
+  const std::span<const std::byte> bytes = bytes_of(place);
+  return {static_cast<int64_t>(bytes.size()),
+          [link = link_, copied = job.copied, bytes] {
+            link->wait(copied);
+            return bytes;
+          },
+          [] {}};
 }
 
 /// Read while it is written, one after another.
@@ -112,7 +153,7 @@ std::unique_ptr<CheckpointWriter::Job> CheckpointWriter::prepare(const Checkpoin
     const zero::LocalState mine = model_.unit(unit).piece_state();
     const auto source = [&](const at::Tensor& tensor) {
       zero::OffloadedTensor* const on_disk = model_.unit(unit).find_on_disk(tensor);
-      if (on_disk == nullptr) return checkpoint::SourceBytes(keep(tensor));
+      if (on_disk == nullptr) return source_of(tensor, copy, *job);
       read_next.push_back(on_disk);
       return bytes_on_disk(*on_disk, tensor);
     };
@@ -125,6 +166,7 @@ std::unique_ptr<CheckpointWriter::Job> CheckpointWriter::prepare(const Checkpoin
                                keep(buffer.tensor)});
   for (const zero::NamedTensor& blob : content.blobs)
     request.blobs.push_back({blob.name, keep(blob_of_file(blob, request.rank))});
+  if (job->copied) link_->follow(job->copied);  // the next update
   zero::OffloadedTensor::expect(read_next);
   request.state = content.state;
   request.disk = {.sync = config_.fsync, .probe = content.probe};

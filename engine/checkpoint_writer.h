@@ -3,9 +3,10 @@
 //
 // [Note: asynchronous saves]
 // Tensors that a step changes are copied first, into one block of memory that is allocated and touched at the
-// start: training waits for that copy only. The thread then runs the same save() as a synchronous one, over
-// its own communicator, so that its exchanges cannot mix with the training's. One save is in flight at a
-// time.
+// start: training waits for that copy only. Of a CUDA model that memory is page-locked, and the copies are
+// given to the device: the host goes on at once, the device's next work comes after them, and the thread
+// waits for each before it writes it. The thread then runs the same save() as a synchronous one, over its own
+// communicator, so that its exchanges cannot mix with the training's. One save is in flight at a time.
 //
 // State that lies on disk (zero_optimization.offload_optimizer, offload_param) is saved before save()
 // returns: a copy to write from would have to be written, too.
@@ -37,6 +38,7 @@
 #include "core/log.h"
 #include "engine/config/config.h"
 #include "engine/host_folders.h"
+#include "zero/device_link.h"
 #include "zero/model_view.h"
 #include "zero/sharded_model.h"
 
@@ -57,10 +59,16 @@ struct CheckpointContent {
 /// in flight. `model` must outlive it. Used by one thread.
 class CheckpointWriter {
  public:
-  /// Collective when `config.async`: makes the second group, and allocates the memory for the copy.
-  /// `folders`: where it saves, in place of one folder that all ranks share; must outlive it.
+  struct Where {
+    /// In place of one folder that all ranks share; must outlive the writer.
+    HostFolders* folders = nullptr;
+    /// To the host, where its memory is not the model's: for the copies of `config.async`. Null: one is made.
+    std::shared_ptr<zero::DeviceLink> link = nullptr;
+  };
+  /// Collective when `config.async`: makes the second group, and allocates the memory for the copy, which is
+  /// page-locked where the model is on CUDA; where it cannot be, a warning says so.
   CheckpointWriter(zero::ShardedModel& model, int stage, const CheckpointConfig& config, Logger log,
-                   HostFolders* folders = nullptr);
+                   Where where);
   /// Waits for a save in flight; logs that it failed.
   ~CheckpointWriter();
 
@@ -83,11 +91,16 @@ class CheckpointWriter {
     return snapshot_.defined() ? static_cast<int64_t>(snapshot_.nbytes()) : 0;
   }
 
+  /// Local. What the copies are made by; null: the host, at once.
+  const std::shared_ptr<zero::DeviceLink>& link() const { return link_; }
+
  private:
   struct Job;  // tensors that are kept alive and the request that refers to them
   bool in_background() const { return config_.async && model_.offload_store() == nullptr; }
   std::unique_ptr<Job> prepare(const CheckpointContent& content, bool copy);
-  at::Tensor on_host(const at::Tensor& tensor, bool copy);
+  void allocate_snapshot();
+  checkpoint::SourceBytes source_of(const at::Tensor& tensor, bool copy, Job& job);
+  at::Tensor place_in_snapshot(const at::Tensor& tensor);
   at::Tensor blob_of_file(const zero::NamedTensor& blob, int file);
   int64_t bytes_to_copy() const;
   void write(const Job& job, comm::Communicator& comm) const;
@@ -98,8 +111,9 @@ class CheckpointWriter {
   CheckpointConfig config_;
   Logger log_;
   HostFolders* folders_;
-  comm::CommunicatorPtr own_comm_;  // asynchronous
-  at::Tensor snapshot_;             // (bytes) uint8
+  std::shared_ptr<zero::DeviceLink> link_;  // null: copies are made at once
+  comm::CommunicatorPtr own_comm_;          // asynchronous
+  at::Tensor snapshot_;                     // (bytes) uint8
   int64_t snapshot_used_ = 0;
   std::vector<std::string> protected_tags_;
 

@@ -35,8 +35,9 @@ constexpr const char* kCudaGenerator = "rng_cuda";
 
 CheckpointWriter& Engine::checkpoint_writer() {
   if (!checkpoint_writer_)
-    checkpoint_writer_ =
-        std::make_unique<CheckpointWriter>(*sharded_, config_.zero.stage, config_.checkpoint, options_.log);
+    checkpoint_writer_ = std::make_unique<CheckpointWriter>(
+        *sharded_, config_.zero.stage, config_.checkpoint, options_.log,
+        CheckpointWriter::Where{.link = sharded_->link() ? sharded_->link() : options_.device_link});
   return *checkpoint_writer_;
 }
 
@@ -57,7 +58,7 @@ std::string Engine::save_checkpoint(const std::string& directory, const std::str
 
 void Engine::save_in_memory(HostFolders& folders, const json& client_state) {
   const CheckpointConfig config{.async = false, .keep_last = 1, .fsync = false};
-  CheckpointWriter writer(*sharded_, config_.zero.stage, config, options_.log, &folders);
+  CheckpointWriter writer(*sharded_, config_.zero.stage, config, options_.log, {.folders = &folders});
   save_with(writer, folders.path(), "", client_state);
 }
 
@@ -103,6 +104,13 @@ zero::StateBytes Engine::measured_bytes(zero::Tier tier) const {
   zero::StateBytes bytes = sharded_->measured_bytes(tier);
   if (tier != zero::Tier::kDevice) return bytes;
   if (checkpoint_writer_) bytes.snapshot = checkpoint_writer_->snapshot_bytes();
+  return bytes;
+}
+
+int64_t Engine::pinned_bytes() const {
+  int64_t bytes = sharded_->pinned_bytes();
+  if (checkpoint_writer_ && checkpoint_writer_->link() && checkpoint_writer_->link() != sharded_->link())
+    bytes += checkpoint_writer_->link()->pinned_bytes();
   return bytes;
 }
 

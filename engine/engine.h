@@ -196,6 +196,9 @@ class Engine {
   zero::StateBytes formula_bytes(zero::Tier tier = zero::Tier::kDevice) const {
     return sharded_->formula_bytes(config_.checkpoint.async, tier);
   }
+  /// Local. Of the host's memory, page-locked: offloaded state with the buffers that it passes through, and
+  /// what asynchronous checkpoints are written from.
+  int64_t pinned_bytes() const;
   comm::Communicator& comm() { return *comm_; }
   zero::ShardedModel& sharded_model() { return *sharded_; }
   /// Local. Model FLOPs of one optimizer step of this rank, once `flops_profiler` has counted them.

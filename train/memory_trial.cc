@@ -129,7 +129,7 @@ void measure_state(Engine& engine, const ZeroConfig& zero, std::pair<int64_t, in
   trial.host.held = engine.measured_bytes(zero::Tier::kHost);
   trial.host.used = trial.host.held.total() > 0;
   trial.host.formula = engine.formula_bytes(zero::Tier::kHost);
-  trial.host.pinned = engine.sharded_model().pinned_bytes();
+  trial.host.pinned = engine.pinned_bytes();
   const zero::OffloadStore* const store = engine.sharded_model().offload_store();
   if (store == nullptr) return;
   trial.disk.used = true;

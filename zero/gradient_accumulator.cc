@@ -19,6 +19,12 @@ GradientAccumulator::GradientAccumulator(const Layout& layout, std::vector<Param
       parts_(parameters_.size()),
       used_(parameters_.size(), false) {}
 
+/// On CUDA: little beside what else a backward holds, and as much as a launch over a full table of parameters
+/// of half a megabyte each. A larger one keeps the device busy for longer than its launch takes.
+int64_t GradientAccumulator::max_waiting_bytes(at::Device device) {
+  return device.is_cuda() ? int64_t{32} << 20 : 0;
+}
+
 void GradientAccumulator::begin_backward(bool first) {
   first_ = first;
   in_backward_ = true;
@@ -29,6 +35,11 @@ void GradientAccumulator::begin_backward(bool first) {
     unit.gradient.num_missing = static_cast<int>(unit.spec.parameters.size());
     unit.gradient.late = false;  // what came late is still in p.grad, and goes with this micro-step
   }
+}
+
+void GradientAccumulator::finish_backward() {
+  put_waiting();
+  in_backward_ = false;
 }
 
 void GradientAccumulator::expect_as_now() {
@@ -52,15 +63,25 @@ at::Tensor GradientAccumulator::take_grad(int parameter) {
   return (grad.is_sparse() ? grad.to_dense() : grad).reshape(-1);
 }
 
+/// In its place now, or together with those that come next.
+void GradientAccumulator::put(int parameter, kernels::Accumulation gradient) {
+  if (fired_[parameter] > 0) put_waiting();  // the part before may be among them
+  waiting_bytes_ += static_cast<int64_t>(gradient.grad.nbytes());
+  waiting_.push_back(std::move(gradient));
+  if (waiting_bytes_ >= options_.max_waiting_bytes) put_waiting();
+}
+
+void GradientAccumulator::put_waiting() {
+  waiting_bytes_ = 0;
+  kernels::accumulate(std::exchange(waiting_, {}));
+}
+
 void GradientAccumulator::accumulate(int parameter) {
   const UnitSlice& slice = layout_.slice(parameter);
-  const at::Tensor target = units_[slice.unit].gradient.accumulator.narrow(0, slice.offset, slice.numel);
-  const at::Tensor grad = take_grad(parameter);
-  if (first_ && fired_[parameter] == 0) {
-    target.copy_(grad);
-  } else {
-    target.add_(grad);
-  }
+  const bool add = !first_ || fired_[parameter] > 0;
+  put(parameter, {.grad = take_grad(parameter),
+                  .into = units_[slice.unit].gradient.accumulator.narrow(0, slice.offset, slice.numel),
+                  .add = add});
 }
 
 void GradientAccumulator::take_part(int parameter) {
@@ -85,13 +106,13 @@ void GradientAccumulator::copy_into_slot(int parameter, const at::Tensor& slot) 
   const at::Tensor target = slot.narrow(0, slice.offset, slice.numel);
   const at::Tensor grad =
       parts_[parameter].defined() ? std::exchange(parts_[parameter], at::Tensor()) : take_grad(parameter);
-  if (in_slot_[parameter]) {
-    target.add_(rounded_as_in_slot(grad), options_.prescale);
-  } else if (options_.straight) {
-    target.copy_(rounded_as_in_slot(grad));
+  if (options_.prescale == 1) {
+    put(parameter, {.grad = rounded_as_in_slot(grad), .into = target, .add = in_slot_[parameter]});
+  } else if (in_slot_[parameter]) {
+    target.add_(grad, options_.prescale);
   } else {
     target.copy_(grad);
-    if (options_.prescale != 1) target.mul_(options_.prescale);
+    target.mul_(options_.prescale);
   }
   in_slot_[parameter] = true;
 }
@@ -119,12 +140,14 @@ bool GradientAccumulator::has_grad(int parameter) const {
 void GradientAccumulator::complete_slot(const ParamUnit& unit, const at::Tensor& slot) {
   for (const int parameter : unit.spec.parameters)
     if (parts_[parameter].defined() || has_grad(parameter)) copy_into_slot(parameter, slot);
+  put_waiting();
   if (!options_.straight || first_) zero_missing(slot, unit, in_slot_);
 }
 
 void GradientAccumulator::complete_accumulator(const ParamUnit& unit) {
   for (const int parameter : unit.spec.parameters)
     if (has_grad(parameter)) accumulate(parameter);
+  put_waiting();
   if (first_) zero_unused(unit);
 }
 

@@ -14,12 +14,20 @@
 // is the slot: a gradient goes from p.grad into it, rounded as it would be in a slot of communicate_dtype,
 // and is added where a micro-step before has left something. So the bits are those of the way through a slot,
 // in one pass over memory instead of two, and there are no slots.
+//
+// [Note: gradients wait for each other]
+// On CUDA a launch for each gradient is what small parameters cost. There gradients taken from p.grad are
+// kept until they are `max_waiting_bytes` together, or until their memory is asked for (a unit's reduction,
+// the end of backward), and then one launch takes all of them, of whatever units. So the memory of gradients
+// grows by that bound, and large ones don't wait. A parameter's next part is never in one launch with the one
+// before. On the CPU nothing is gained, and none waits.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <vector>
 
+#include "zero/kernels/kernels.h"
 #include "zero/layout.h"
 #include "zero/param_unit.h"
 
@@ -35,18 +43,24 @@ class GradientAccumulator {
     double prescale = 1;       ///< of what goes into a slot
     bool slots_round = false;  ///< see [Note: gradients in parts]
     bool straight = false;     ///< accumulators are the slots: see [Note: nothing to sum]
+    /// See [Note: gradients wait for each other]; 0: none waits.
+    int64_t max_waiting_bytes = 0;
   };
   GradientAccumulator(const Layout& layout, std::vector<ParamUnit>& units, std::vector<at::Tensor> parameters,
                       const Options& options);
 
+  /// Local. What Options::max_waiting_bytes should be.
+  static int64_t max_waiting_bytes(at::Device device);
+
   /// `first`: the accumulators start anew.
   void begin_backward(bool first);
   /// What came late may be taken from p.grad from now on.
-  void finish_backward() { in_backward_ = false; }
+  void finish_backward();
   /// From now on a parameter is expected to have as many gradients a backward as it had in this one.
   void expect_as_now();
 
-  // -- a gradient that has come --
+  // -- a gradient that has come: what these take is in its place at the latest after complete_slot(),
+  // complete_accumulator() or finish_backward() --
   /// Where slots round: more gradients have come than expected, so this one is late.
   bool unexpected(int parameter) const;
   void came_late(int parameter);
@@ -57,6 +71,8 @@ class GradientAccumulator {
   /// It may go into the slot: no further part is expected, or none needs to be waited for.
   bool ready_for_slot(int parameter) const;
   void copy_into_slot(int parameter, const at::Tensor& slot);
+  /// Those that wait go to their places now.
+  void put_waiting();
   /// It has been dealt with. Returns whether its unit lacks no gradient now.
   bool arrived(int parameter);
 
@@ -79,6 +95,7 @@ class GradientAccumulator {
   at::Tensor take_grad(int parameter);
   at::Tensor rounded_as_in_slot(const at::Tensor& grad) const;
   bool has_grad(int parameter) const;
+  void put(int parameter, kernels::Accumulation gradient);
   void zero_missing(const at::Tensor& flat, const ParamUnit& unit, const std::vector<bool>& came) const;
 
   const Layout& layout_;
@@ -92,6 +109,9 @@ class GradientAccumulator {
                                        // accumulators are the slots, since these started anew
   std::vector<at::Tensor> parts_;      // the sum of those so far; undefined where none waits
   std::vector<bool> used_;
+
+  std::vector<kernels::Accumulation> waiting_;
+  int64_t waiting_bytes_ = 0;
 };
 
 }  // namespace tessera::zero

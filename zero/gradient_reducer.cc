@@ -44,7 +44,10 @@ GradientReducer::GradientReducer(const Layout& layout, std::vector<ParamUnit>& u
                   .prescale = prescale_,
                   .slots_round = options.communicate_dtype != options.accumulate_dtype || prescale_ != 1 ||
                                  way_ == Way::kStraight,
-                  .straight = way_ == Way::kStraight}) {
+                  .straight = way_ == Way::kStraight,
+                  .max_waiting_bytes = options.max_waiting_bytes.value_or(
+                      GradientAccumulator::max_waiting_bytes(device_of(units)))}),
+      streams_(device_of(units)) {
   TESSERA_CHECK(options_.num_slots >= 1);
   std::vector<int> order;
   bool gathers_on_use = false;
@@ -158,6 +161,7 @@ void GradientReducer::on_gradient(int parameter) {
   if (check) check();
   const PauseListening our_own_operators;
   const at::NoGradGuard no_grad;
+  follow_stream();
   if (late(parameter)) return gradients_.came_late(parameter);
   ParamUnit& unit = units_[layout_.slice(parameter).unit];
   if (each_backward()) {
@@ -176,6 +180,11 @@ void GradientReducer::on_gradient(int parameter) {
   // the work.
   while (queue_->in_flight() > 0 && complete_next(Wait::kNo)) {
   }
+}
+
+/// Gradients that wait are of the stream before, on which their memory may be used anew.
+void GradientReducer::follow_stream() {
+  streams_.follow([this] { gradients_.put_waiting(); });
 }
 
 bool GradientReducer::claim_slot(ParamUnit& unit, Wait wait) {
@@ -257,6 +266,7 @@ at::Tensor GradientReducer::prepare_buffer(ParamUnit& unit) {
 }
 
 void GradientReducer::issue(ParamUnit& unit) {
+  follow_stream();
   const at::Tensor flat = prepare_buffer(unit);
   const bool add = way_ == Way::kReduceEachBackward && !gradients_.first();
   const at::Tensor sum = sum_goes_to(unit, add);
@@ -349,6 +359,7 @@ void GradientReducer::finish_backward() {
   const PauseListening our_own_operators;
   const at::NoGradGuard no_grad;
   TESSERA_CHECK(under_way());
+  follow_stream();
   if (before_waiting) before_waiting();
   if (reducing()) {
     issue_ready(/*at_end=*/true);

@@ -18,6 +18,7 @@
 #include "zero/layout.h"
 #include "zero/param_unit.h"
 #include "zero/reduction_queue.h"
+#include "zero/stream_order.h"
 
 namespace tessera::zero {
 
@@ -38,6 +39,9 @@ struct ReducerOptions {
   /// state on the host] in param_unit.h.
   DeviceLink* link = nullptr;
   HostThread* host = nullptr;
+  /// Bytes of gradients that are taken from p.grad together: see [Note: gradients wait for each other] in
+  /// gradient_accumulator.h. Unset: as the device of the units has it.
+  std::optional<int64_t> max_waiting_bytes = {};
   /// How long a hook waits for a reduction, where it must not wait for ever: see [Note: hooks wait with a
   /// limit].
   std::chrono::milliseconds hook_wait_limit = std::chrono::seconds(1);
@@ -126,6 +130,7 @@ class GradientReducer {
   bool reducing() const { return each_backward() || boundary_; }
   bool through_slots() const { return way_ == Way::kAccumulateThenCopy || way_ == Way::kReduceEachBackward; }
   bool late(int parameter) const;
+  void follow_stream();
   bool claim_slot(ParamUnit& unit, Wait wait);
   at::Tensor slot_of(const ParamUnit& unit) const;
   void issue_ready(bool at_end);
@@ -158,6 +163,7 @@ class GradientReducer {
   const Way way_;
   bool update_whole_ = false;  // every rank updates whole units, and needs the whole sum
   GradientAccumulator gradients_;
+  StreamOrder streams_;
   bool reads_peers_ = false;
   comm::WorkPtr all_have_read_;
 

@@ -282,6 +282,10 @@ void ParamUnit::bind_zeros() {
   unsharded_ = true;
 }
 
+at::Device device_of(const std::vector<ParamUnit>& units) {
+  return units.empty() ? at::Device(at::kCPU) : units.front().memory.full().device();
+}
+
 void ParamUnit::begin_private_writes(BufferPool& pool) {
   if (!placement.host_shared()) return;
   at::Tensor buffer = pool.acquire(memory.bytes());

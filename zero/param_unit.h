@@ -221,6 +221,9 @@ class ParamUnit {
   at::Tensor common_;    // the host-shared buffer while a private copy is bound
 };
 
+/// Local. Where the buffers of all units are; the CPU where there are no units.
+at::Device device_of(const std::vector<ParamUnit>& units);
+
 /// Keeps pieces of a unit in memory during its lifetime.
 class InMemory {
  public:

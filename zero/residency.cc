@@ -66,6 +66,7 @@ void Residency::on_use(int index, const char* operator_name) noexcept {
   }
   unit.use.last_operator = operator_count_;
   try {
+    cache_.follow_stream();
     if (order_.recording()) order_.record(index, operator_count_, reductions_ ? reductions_->num_ready() : 0);
     if (order_.replaying() && gathers_on_use_ && !failure_) replay(unit, operator_name);
     ensure_unsharded(unit, operator_name);

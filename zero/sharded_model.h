@@ -149,6 +149,8 @@ class ShardedModel {
   OffloadStore* offload_store() const { return offload_store_.get(); }
   /// Local. Of the host's memory that offloaded state lies in or passes through: see DeviceLink.
   int64_t pinned_bytes() const { return options_.link ? options_.link->pinned_bytes() : 0; }
+  /// Local. What state below the device is copied by; null where there is none.
+  const std::shared_ptr<DeviceLink>& link() const { return options_.link; }
 
   const Layout& layout() const { return *layout_; }
   const Sharding& sharding() const { return options_.sharding; }

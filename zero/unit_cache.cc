@@ -10,7 +10,8 @@ UnitCache::UnitCache(std::vector<ParamUnit>& units, comm::CommunicatorPtr comm, 
       units_(units),
       comm_(std::move(comm)),
       options_(options),
-      pool_(units.empty() ? at::Device(at::kCPU) : units.front().memory.full().device(), options.max_free) {}
+      pool_(device_of(units), options.max_free),
+      streams_(device_of(units)) {}
 
 template <class Function>
 auto UnitCache::or_kept(const Function& function) {
@@ -25,6 +26,7 @@ auto UnitCache::or_kept(const Function& function) {
 void UnitCache::unshard(ParamUnit& unit) {
   wait(unit);
   or_kept([&] {
+    follow_stream();  // what is in the buffer may still be read on another one
     options_.update(unit);
     take_buffer(unit);
     if (unit.secondary_current()) ++counts.secondary_gathers;

@@ -13,6 +13,7 @@
 #include "zero/cast_tracker.h"
 #include "zero/gather_plan.h"
 #include "zero/param_unit.h"
+#include "zero/stream_order.h"
 
 namespace tessera::zero {
 
@@ -42,6 +43,9 @@ class UnitCache {
   /// Collective. Issues the gather of the unit. What it throws, CommError or the allocator's error, is kept:
   /// the other ranks count on this gather.
   void unshard(ParamUnit& unit);
+  /// Local. A unit is about to be read on this thread's current stream: [Note: streams of the model] in
+  /// stream_order.h.
+  void follow_stream() { streams_.follow(); }
   /// Local. Buffers for the gathers of resharded units, before the ranks agree on them: for all units or,
   /// when the allocator's error is returned, for none.
   std::exception_ptr take_buffers(const std::vector<int>& units);
@@ -85,6 +89,7 @@ class UnitCache {
   Options options_;
   BufferPool pool_;
   CastTracker casts_;
+  StreamOrder streams_;
   std::vector<int> deferred_;  // to be resharded once unpinned
   int max_unsharded_ = 0;
 };

@@ -12,6 +12,8 @@
 #include "checkpoint/reader.h"
 #include "core/str.h"
 #include "tests/engine/checkpoint_testing.h"
+#include "tests/support/log_file.h"
+#include "tests/zero/host_link.h"
 
 namespace tessera::testing {
 namespace {
@@ -74,6 +76,67 @@ TEST(AsyncSave, HoldsTheMomentItWasCalledIn) {
       }
     });
   }
+}
+
+// The copy is the device's work: training's next update comes after it, and the host waits for nothing. The
+// device is host memory.
+TEST(AsyncSave, IsCopiedFromADeviceBesideTraining) {
+  using zero::testing::HostLink;
+  for (const HostLink::Mode mode : {HostLink::Mode::kLast, HostLink::Mode::kOnThreads})
+    for (int stage = 0; stage <= 3; ++stage) {
+      const TestFolder folder("async_device");
+      on_ranks(2, [&](comm::CommunicatorPtr comm) {
+        const auto link = std::make_shared<HostLink>(mode);
+        Job setup{.world = 2, .stage = stage, .precision = "bf16", .link = link, .state_on_device = true};
+        setup.checkpoint.async = true;
+        Trained trained(setup, comm);
+        trained.step();
+        const int64_t snapshot = trained.engine->measured_bytes().snapshot;
+        EXPECT_GT(snapshot, 0);
+        EXPECT_EQ(trained.engine->pinned_bytes(), snapshot);
+        std::vector<Tensors> moments;
+        for (int i = 0; i < 3; ++i) {
+          moments.push_back(whole_state(*trained.engine));
+          link->forget_copies();
+          trained.engine->save_checkpoint(folder.string());
+          EXPECT_EQ(link->bytes(HostLink::Direction::kDown), snapshot);
+          trained.step();
+        }
+        trained.engine->finish_checkpoint();
+        EXPECT_THAT(link->violations(), ::testing::IsEmpty());
+        for (int i = 0; i < 3; ++i) {
+          Trained other({.world = 2, .stage = 3 - stage, .seed = 8}, comm);
+          other.engine->load_checkpoint(folder.string(), str("global_step", i + 1));
+          EXPECT_TRUE(bit_equal(whole_state(*other.engine), moments[i]))
+              << "stage " << stage << " step " << i + 1;
+        }
+      });
+    }
+}
+
+TEST(AsyncSave, WithoutPageLockedMemoryIsCopiedByTheHost) {
+  using zero::testing::HostLink;
+  const TestFolder folder("async_pageable");
+  const LogFile log;
+  on_ranks(1, [&](comm::CommunicatorPtr comm) {
+    const auto link = std::make_shared<HostLink>(HostLink::Mode::kLast);
+    link->refuse_memory();
+    Job setup{.stage = 3, .link = link, .state_on_device = true};
+    setup.checkpoint.async = true;
+    Trained trained(setup, comm, log.logger());
+    trained.step();
+    trained.engine->save_checkpoint(folder.string(), "a");
+    const Tensors moment = whole_state(*trained.engine);
+    trained.step();
+    trained.engine->finish_checkpoint();
+    EXPECT_THAT(link->copies(), ::testing::IsEmpty());
+    EXPECT_EQ(trained.engine->pinned_bytes(), 0);
+    trained.engine->load_checkpoint(folder.string(), "a");
+    EXPECT_TRUE(bit_equal(whole_state(*trained.engine), moment));
+  });
+  EXPECT_THAT(log.text(),
+              HasSubstr("checkpoint.async: training will wait for the copies of checkpoints: no room "
+                        "for "));
 }
 
 int num_warnings(const std::string& log_file) {

@@ -45,6 +45,7 @@ struct Job {
   int mics_shard_size = -1, hpz_partition_size = 1;
   /// To a device whose memory is not the host's: state that is not on disk is in the host's memory.
   std::shared_ptr<zero::DeviceLink> link = nullptr;
+  bool state_on_device = false;  ///< there all the same: only checkpoints are copied
 };
 
 /// A model and its engine on one rank.

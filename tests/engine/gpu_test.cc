@@ -6,6 +6,9 @@
 // backend (auto).
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
+#include <c10/core/Event.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -216,6 +219,140 @@ INSTANTIATE_TEST_SUITE_P(StagesAndPrecisions, EveryStage,
                          [](const auto& info) {
                            return str("Stage", std::get<0>(info.param), name_of(std::get<1>(info.param)));
                          });
+
+// Copied by the device beside training, from page-locked memory.
+TEST_P(EveryStage, AnAsynchronousCheckpointHoldsTheMomentItWasCalledIn) {
+  std::optional<TemporaryFolder> mine;
+  if (comm().rank() == 0) mine.emplace("tessera_gpu");
+  const std::string folder = comm().exchange(mine ? mine->path().string() : "", "folder").front();
+  Case c = make_case(stage(), precision());
+  c.optimizer = "AdamW";
+  c.config.checkpoint.async = true;
+  const auto engine = make_engine(c);
+  const auto step = [&](int i) {
+    engine->backward(loss_with(*engine)(i, first_sample(c, 0, comm().rank()), c.micro_batch));
+    engine->step();
+  };
+  std::vector<Tensors> moments;
+  for (int i = 0; i < 3; ++i) {
+    step(i);
+    moments.push_back(on_host(full_parameters(*engine)));
+    engine->save_checkpoint(folder);
+  }
+  step(3);  // while the last is copied
+  engine->finish_checkpoint();
+  if (!device().is_cpu()) {
+    EXPECT_GE(engine->pinned_bytes(), engine->measured_bytes().snapshot);  // whole pages
+    EXPECT_GT(engine->pinned_bytes(), 0);
+  }
+  for (int i = 0; i < 3; ++i) {
+    engine->load_checkpoint(folder, str("global_step", i + 1));
+    EXPECT_TRUE(bit_equal(on_host(full_parameters(*engine)), moments[static_cast<size_t>(i)]))
+        << "step " << i;
+  }
+  comm().barrier("loaded");  // before the folder goes
+}
+
+// -------------------------------------------------------------------------------------- streams of the model
+
+/// A stream of the device beside the current one; on the CPU there is one.
+c10::Stream side_stream(at::Device device) {
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  return device.is_cpu() ? guard.getStream(device) : guard.getStreamFromGlobalPool(device);
+}
+
+/// What is given to `then` comes after what `first` has been given.
+void follow(const c10::Stream& then, const c10::Stream& first) {
+  if (then == first) return;
+  c10::Event event(first.device_type());
+  event.record(first);
+  event.block(then);
+}
+
+/// Layers beside each other, each a unit: on streams in turn, or one after another.
+struct BranchesImpl : torch::nn::Module {
+  static constexpr int64_t kWidth = 512;
+  explicit BranchesImpl(int num_layers) {
+    for (int i = 0; i < num_layers; ++i)
+      layers.push_back(register_module(str("layer", i), torch::nn::Linear(kWidth, kWidth)));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    const c10::Stream main = current(x);
+    if (streams.empty()) streams.push_back(main);
+    std::vector<at::Tensor> parts;
+    for (size_t i = 0; i < layers.size(); ++i) {
+      const c10::Stream stream = streams[i % streams.size()];
+      follow(stream, main);
+      at::Tensor part;
+      {
+        const c10::StreamGuard on_stream(stream);
+        part = x;
+        for (int repeat = 0; repeat < 4; ++repeat) part = at::tanh(layers[i]->forward(part));
+        part = part.square().mean();
+      }
+      if (stream != main) {
+        x.record_stream(stream);
+        part.record_stream(main);
+      }
+      parts.push_back(part);
+    }
+    for (const c10::Stream& stream : streams) follow(main, stream);
+    return at::stack(parts).sum();
+  }
+  static c10::Stream current(const at::Tensor& x) {
+    return c10::impl::VirtualGuardImpl(x.device().type()).getStream(x.device());
+  }
+  std::vector<torch::nn::Linear> layers;
+  std::vector<c10::Stream> streams;
+};
+TORCH_MODULE(Branches);
+
+// Units are evicted on one stream and read on another; gradients of the units come on several.
+TEST_F(EngineOnDevice, BranchesOnSeveralStreamsGiveTheBitsOfOne) {
+  for (int stage = 1; stage <= 3; ++stage) {
+    std::vector<Tensors> weights;
+    for (const int num_streams : {1, 3}) {
+      Case c = make_case(stage, Precision::kFp32);
+      c.config.zero.unit_numel = BranchesImpl::kWidth * (BranchesImpl::kWidth + 16);
+      c.config.zero.max_live_parameters = 3 * c.config.zero.unit_numel;
+      Branches model(12);
+      fill_parameters(*model, 1);
+      const auto engine = initialize(model, engine_config(c), group().comm(), {.device = device()});
+      for (int i = 0; num_streams > 1 && i < num_streams; ++i)
+        engine->module().streams.push_back(side_stream(device()));
+      for (int step = 0; step < 4; ++step) {
+        const at::Tensor x = randn({256, BranchesImpl::kWidth}, 900 + 10 * step + comm().rank());
+        engine->backward(engine->forward(x));
+        engine->step();
+      }
+      weights.push_back(on_host(full_parameters(*engine)));
+    }
+    EXPECT_TRUE(bit_equal(weights[0], weights[1])) << "stage " << stage;
+  }
+}
+
+TEST_P(EveryStage, AForwardOnAStreamOfTheUsersGivesTheSameBits) {
+  const Case c = make_case(stage(), precision());
+  const TrainingRun expected = run(c);
+  const auto engine = make_engine(c);
+  const c10::Stream side = side_stream(device());
+  const c10::Stream main = c10::impl::VirtualGuardImpl(device().type()).getStream(device());
+  const BatchLoss on_main = loss_with(*engine);
+  const TrainingRun found = rank_run(c, *engine,
+                                     [&](int step, int64_t first, int64_t num) {
+                                       follow(side, main);
+                                       at::Tensor loss;
+                                       {
+                                         const c10::StreamGuard on_side(side);
+                                         loss = on_main(step, first, num);
+                                       }
+                                       follow(main, side);
+                                       return loss;
+                                     },
+                                     {});
+  EXPECT_EQ(found.losses, expected.losses);
+  EXPECT_TRUE(bit_equal(found.weights, expected.weights));
+}
 
 TEST_F(EngineOnDevice, OutOfMemoryIsOneLineAndTrainingGoesOn) {
   constexpr int64_t kTooMuch = int64_t{1} << 50;

@@ -53,6 +53,32 @@ TEST(Reducer, MicroStepsAdd) {
   }
 }
 
+// Bounded: at the beginning of each hook, how many of the gradients before it are in their place.
+TEST(Reducer, GradientsWaitForEachOtherUpToABound) {
+  constexpr int64_t kOne = kNumel * 4;
+  using Numbers = std::vector<int>;
+  for (const auto& [max_waiting_bytes, boundary, expected] :
+       {std::tuple{int64_t{0}, false, Numbers{0, 1, 2, 3, 4}},
+        {kOne, false, Numbers{0, 1, 2, 3, 4}},
+        {kOne + 1, false, Numbers{0, 0, 2, 2, 4}},
+        {3 * kOne, false, Numbers{0, 0, 0, 3, 3}},
+        {100 * kOne, false, Numbers{0, 0, 0, 0, 0}},
+        {100 * kOne, true, Numbers{0, 1, 2, 3, 4}}}) {
+    StageOptions options = at_stage(0);
+    options.max_waiting_bytes = max_waiting_bytes;
+    Vectors vectors(5, alone(), options);
+    Numbers found;
+    vectors.at_hook = [&] {
+      found.push_back(static_cast<int>(
+          std::count_if(vectors.units.begin(), vectors.units.end(),
+                        [](const ParamUnit& unit) { return unit.gradient.accumulator.any().item<bool>(); })));
+    };
+    vectors.backward({1, 2, 3, 4, 5}, {}, /*first=*/true, boundary);
+    EXPECT_EQ(found, expected) << max_waiting_bytes << " bytes, boundary " << boundary;
+    EXPECT_TRUE(vectors.hold({1, 2, 3, 4, 5}));
+  }
+}
+
 TEST(Reducer, PredivideAndPrescaleGiveTheMean) {
   for (const auto& [predivide, prescale] :
        {std::pair{1.0, false}, std::pair{2.0, false}, std::pair{1.0, true}, std::pair{4.0, true}}) {

@@ -3,6 +3,7 @@
 // other.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <mutex>
@@ -50,6 +51,8 @@ class HostLink final : public DeviceLink {
   void forget_copies();
   int64_t bytes(Direction direction) const;
   std::vector<std::string> violations() const;
+  /// host_memory() throws Error.
+  void refuse_memory() { refuses_memory_ = true; }
   /// The n-th copy that begins from now on fails: it, and what waits for it, throw Error.
   void fail_at(int copy);
 
@@ -75,6 +78,7 @@ class HostLink final : public DeviceLink {
   void run(Direction direction);
 
   const Mode mode_;
+  std::atomic<bool> refuses_memory_ = false;
   const std::shared_ptr<std::atomic<int64_t>> host_bytes_ = std::make_shared<std::atomic<int64_t>>(0);
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;

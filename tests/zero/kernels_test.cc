@@ -10,6 +10,8 @@
 #include <stdexcept>
 #include <vector>
 
+#include "zero/kernels/device_passes.h"
+
 namespace tessera::kernels {
 namespace {
 
@@ -179,6 +181,47 @@ TEST(Update, RefusesTensorsThatDoNotFit) {
   EXPECT_THROW(update(variant.kind, variant.hyper, 0, 1.0, segment), std::logic_error)
       << "steps count from 1";
   EXPECT_THROW(update(OptimizerKind::kLamb, variant.hyper, 1, 1.0, segment), std::logic_error);
+}
+
+// What CUDA's threads do is the formula of torch's operators, which the CPU takes.
+TEST(Accumulate, ADevicesThreadsGiveTheBitsOfCopiesAndSums) {
+  at::manual_seed(3);
+  constexpr int64_t kNumel = 9'001;
+  constexpr std::pair<at::ScalarType, DType> kTypes[] = {
+      {at::kFloat, DType::kFloat32}, {at::kBFloat16, DType::kBFloat16}, {at::kHalf, DType::kFloat16}};
+  for (const auto& [from, from_dtype] : kTypes)
+    for (const auto& [to, to_dtype] : kTypes)
+      for (const bool add : {false, true}) {
+        const at::Tensor grad = at::randn({kNumel}).mul_(100).to(from), into = at::randn({kNumel}).to(to);
+        const at::Tensor expected = into.clone(), taken = into.clone();
+        add ? expected.add_(grad) : expected.copy_(grad);
+        accumulate({{grad, taken, add}});
+        EXPECT_TRUE(at::equal(taken, expected));
+        const AccumulateArgs args{.numel = kNumel,
+                                  .grad = grad.const_data_ptr(),
+                                  .into = into.data_ptr(),
+                                  .grad_dtype = from_dtype,
+                                  .into_dtype = to_dtype,
+                                  .add = add};
+        const device::AccumulateEntry entry{args, device::groups_of(args)};
+        for (int block = 0; block < entry.groups.num_blocks(); ++block)
+          for (int thread = 0; thread < device::kThreads; ++thread)
+            device::accumulate_chunk(entry, block, thread);
+        EXPECT_TRUE(at::equal(into, expected)) << c10::toString(from) << " to " << c10::toString(to);
+      }
+}
+
+TEST(Accumulate, RefusesAGradientOfAnotherLength) {
+  EXPECT_THROW(accumulate({{at::ones({3}), at::ones({4}), false}}), std::logic_error);
+}
+
+TEST(Accumulate, RefusesGradientsOfOnePlace) {
+  const at::Tensor into = at::zeros({4});
+  const at::Tensor grad = at::ones({2});
+  EXPECT_THROW(accumulate({{grad, into.narrow(0, 0, 2), true}, {grad, into.narrow(0, 1, 2), true}}),
+               std::logic_error);
+  accumulate({{grad, into.narrow(0, 2, 2), true}, {grad, into.narrow(0, 0, 2), true}});
+  EXPECT_TRUE(into.eq(1).all().item<bool>());
 }
 
 TEST(Lamb, ThreadsAndDtypesDoNotChangeBits) {

@@ -31,6 +31,13 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 __global__ void __launch_bounds__(kThreads)
+    accumulate_kernel(const __grid_constant__ device::AccumulateTable table) {
+  const int block = static_cast<int>(blockIdx.x), entry = table.entry_of(block);
+  device::accumulate_chunk(table.entries[entry], block - table.first_block[entry],
+                           static_cast<int>(threadIdx.x));
+}
+
+__global__ void __launch_bounds__(kThreads)
     lamb_apply_kernel(const __grid_constant__ device::LambTable table) {
   const int block = static_cast<int>(blockIdx.x), entry = table.entry_of(block);
   device::lamb_apply_chunk(table.entries[entry], block - table.first_block[entry],
@@ -152,6 +159,21 @@ const char* tessera_cuda_update(const tk::Rule* rules, const tk::UpdateArgs* arg
         },
         rules[begin]);
   return error;
+}
+
+const char* tessera_cuda_accumulate(const tk::AccumulateArgs* args, int64_t count, void* stream) {
+  for (int64_t begin = 0; begin < count;) {
+    tk::device::AccumulateTable table;
+    for (; begin < count && !table.full(); ++begin) {
+      const tk::device::Groups groups = tk::device::groups_of(args[begin]);
+      table.add({args[begin], groups}, groups.num_blocks());
+    }
+    const char* error = tk::launch_if_any(table, [&](const auto& full) {
+      tk::accumulate_kernel<<<full.num_blocks(), tk::kThreads, 0, static_cast<cudaStream_t>(stream)>>>(full);
+    });
+    if (error != nullptr) return error;
+  }
+  return nullptr;
 }
 
 const char* tessera_cuda_squared_norms(const tk::ConstSpan* spans, double* const* results, int64_t count,

@@ -15,6 +15,7 @@ namespace tessera::kernels::cuda {
 void squared_norms(const std::vector<ConstSpan>& grads, const std::vector<double*>& rows, at::Device device);
 int64_t first_nonfinite(const ConstSpan& grad, at::Device device);
 void update(const std::vector<Rule>& rules, const std::vector<UpdateArgs>& args, at::Device device);
+void accumulate(const std::vector<AccumulateArgs>& args, at::Device device);
 void lamb_norms(const std::vector<LambRule>& rules, const std::vector<UpdateArgs>& args,
                 const std::vector<double*>& rows, at::Device device);
 void lamb_apply(const std::vector<LambRule>& rules, const std::vector<float>& step_sizes,

@@ -1,0 +1,33 @@
+// StreamOrder: one order for what is given to several streams of a device.
+//
+// [Note: streams of the model]
+// A model may run parts of itself on streams of its own, and autograd runs a part's backward on the part's
+// stream. A unit's buffer, read on one stream, is then gathered into anew on another one; gradients of one
+// unit come on several. What is read or written next therefore first follows the stream before it: at each
+// use of a unit, at each gather, and at each gradient. Where the stream is the same, as in most models, that
+// is a comparison.
+#pragma once
+
+#include <c10/core/Device.h>
+#include <c10/core/Stream.h>
+#include <c10/util/FunctionRef.h>
+
+#include <optional>
+
+namespace tessera::zero {
+
+/// Not thread-safe.
+class StreamOrder {
+ public:
+  explicit StreamOrder(c10::Device device) : device_(device) {}
+  /// Local. What is given to this thread's current stream from now on comes after what has been given so far
+  /// to the stream that was current in the call before. Where that is another one, `leave` is called first,
+  /// with it as the current stream. Does nothing elsewhere than on CUDA.
+  void follow(c10::function_ref<void()> leave = [] {});
+
+ private:
+  c10::Device device_;
+  std::optional<c10::Stream> last_;
+};
+
+}  // namespace tessera::zero
