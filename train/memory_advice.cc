@@ -48,28 +48,29 @@ class StateAdvice {
     return str(change, " (model state of a rank ", megabytes(bytes), ", now ", megabytes(now_), ")");
   }
 
+  /// Beside a change that needs sharded parameters.
+  const char* at_stage_3() const { return zero::sharding_of(zero_.stage).parameters ? "" : " at stage 3"; }
+
   std::string stage_or_world() const {
     const int64_t world = layout_.world_size();
-    for (int stage = zero_.stage + 1; stage <= zero::kMaxStage && world > 1; ++stage)
-      if (const int64_t bytes = held(at_stage(stage), world); bytes <= limit_)
-        return with(str("zero_optimization.stage ", stage), bytes);
+    for (int higher = zero_.stage + 1; higher <= zero::kMaxStage && world > 1; ++higher)
+      if (const int64_t bytes = held(at_stage(higher), world); bytes <= limit_)
+        return with(str("zero_optimization.stage ", higher), bytes);
     if (model_.groups.shard > 0) return "";  // a group's ranks hold a copy, however many groups there are
     int64_t numel = 0;
     for (const zero::UnitSpec& unit : layout_.units()) numel += unit.numel;
     const zero::StateModel model = at_stage(zero::kMaxStage);
     const int64_t ranks =
         zero::smallest_fitting_world(numel, [&](int64_t size) { return held(model, size) <= limit_; });
-    return ranks <= world ? ""
-                          : with(str(ranks, " ranks", zero_.stage < zero::kMaxStage ? " at stage 3" : ""),
-                                 held(model, ranks));
+    return ranks <= world ? "" : with(str(ranks, " ranks", at_stage_3()), held(model, ranks));
   }
 
   std::string offload() const {
     const bool host_apart = model_.tiers.host_apart;
     const Tier below = host_apart ? Tier::kHost : Tier::kDisk;
     const std::string device = host_apart ? "\"cpu\"" : "\"nvme\"";
-    const bool optimizer_may = model_.groups.shard == 0 && (zero_.stage > 0 || layout_.world_size() == 1);
-    if (!optimizer_may) return "";
+    const bool part_of_it = zero::sharding_of(zero_.stage).optimizer || layout_.world_size() == 1;
+    if (!part_of_it || model_.groups.shard > 0) return "";  // refused by the engine
     zero::StateModel model = model_;
     model.tiers.optimizer = std::max(model_.tiers.optimizer, below);
     model.sharding.optimizer = true;  // of one rank: its shard is all there is
@@ -82,7 +83,7 @@ class StateAdvice {
     const int64_t bytes = held(model, layout_.world_size());
     return bytes > limit_ ? ""
                           : with(str("zero_optimization.offload_optimizer.device and offload_param.device ",
-                                     device, zero_.stage < zero::kMaxStage ? " at stage 3" : ""),
+                                     device, at_stage_3()),
                                  bytes);
   }
 
