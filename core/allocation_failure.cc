@@ -31,13 +31,17 @@ MemoryForUnit::~MemoryForUnit() { current_unit = outer_; }
 void note_allocation_failure(int64_t bytes, std::optional<int64_t> available,
                              std::optional<int64_t> total) noexcept {
   try {
-    failure_here = AllocationFailure{.bytes = bytes,
-                                     .available = available,
-                                     .total = total,
-                                     .use = MemoryFor::current(),
-                                     .unit = current_unit == nullptr ? "" : *current_unit};
+    const AllocationFailure failure{.bytes = bytes,
+                                    .available = available,
+                                    .total = total,
+                                    .use = MemoryFor::current(),
+                                    .unit = current_unit == nullptr ? "" : *current_unit};
+    const auto note = [&](std::optional<AllocationFailure>& noted) {
+      if (!noted || noted->unit.empty() || !failure.unit.empty()) noted = failure;
+    };
+    note(failure_here);
     const std::lock_guard lock(last_failure().mutex);
-    last_failure().failure = failure_here;
+    note(last_failure().failure);
   } catch (const std::exception&) {
     // Without memory for it the failure is told with less.
   }

@@ -19,13 +19,21 @@
 namespace tessera::train {
 namespace {
 
-/// "; for communication buffers of unit 3 (a.weight … b.weight), with 12.3 MB free"
+/// "16.8 MB were asked for, for communication buffers of unit 3 (a.weight … b.weight), with 12.3 MB free"
 std::string describe(const AllocationFailure& failure, MemoryUse use) {
-  std::string text = str("; for ", name_of(use));
+  std::string text = str(megabytes(failure.bytes), " were asked for, for ", name_of(use));
   if (!failure.unit.empty()) text += " of " + failure.unit;
-  // CUDA's message says what was free.
-  if (failure.available && !failure.total) text += str(", with ", megabytes(*failure.available), " free");
+  if (failure.available) text += str(", with ", megabytes(*failure.available), " free");
+  if (failure.total) text += str(" of ", megabytes(*failure.total));
   return text;
+}
+
+/// What the allocator said, and what was noted. The CPU's says less than the latter.
+std::string describe(const std::exception& error, const std::optional<AllocationFailure>& failure,
+                     MemoryUse use) {
+  if (!failure) return comm::error_message(error);
+  if (!failure->total) return describe(*failure, use);
+  return str(describe(*failure, use), ": ", comm::error_message(error));
 }
 
 /// Where nothing can be computed.
@@ -93,8 +101,7 @@ void fail_for_memory(const std::exception& error, const MemoryDemand& demand, co
                         : demand.batch_key.empty() ? MemoryUse::kOther
                                                    : MemoryUse::kActivations;
   std::string line =
-      str("out of memory ", demand.when, " on rank ", rank.comm.rank(), ": ", comm::error_message(error));
-  if (failure) line += describe(*failure, use);
+      str("out of memory ", demand.when, " on rank ", rank.comm.rank(), ": ", describe(error, failure, use));
   line += rank.meter ? str("; in use then (MB): ", format_memory(held.value_or(rank.meter->peak())))
                      : "; memory_breakdown: true shows what memory was used for";
   throw Error(line + changes(failure, use, held, demand, rank));

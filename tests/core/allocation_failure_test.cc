@@ -50,6 +50,17 @@ TEST(AllocationFailure, OfThisThreadOrElseOfAnother) {
   EXPECT_FALSE(take_allocation_failure());
 }
 
+TEST(AllocationFailure, OfAUnitIsNotReplacedByWhatFollowsFromIt) {
+  const std::string unit = "unit 0 (a)";
+  note_allocation_failure(1, std::nullopt);
+  {
+    const MemoryForUnit for_unit(unit);
+    note_allocation_failure(2, std::nullopt);
+  }
+  note_allocation_failure(3, std::nullopt);
+  EXPECT_EQ(take_allocation_failure()->bytes, 2);
+}
+
 /// Ends the process with 0 if 64 MiB of address space below the limit are what is available.
 void check_available_below_a_limit() {
   int64_t pages = 0;
