@@ -106,7 +106,7 @@ int64_t fitting_batch(const Shortage& shortage) {
 void add_batch(const Shortage& shortage, const EngineConfig& config, std::vector<std::string>& advice) {
   const int64_t batch = shortage.batch_key.empty() ? 0 : fitting_batch(shortage);
   if (batch == 0) return;
-  advice.push_back(str(shortage.batch_key, " of about ", batch, " (now ", shortage.batch, ")",
+  advice.push_back(str(shortage.batch_key, " of at most about ", batch, " (now ", shortage.batch, ")",
                        shortage.trains ? str(" with more gradient_accumulation_steps (now ",
                                              config.gradient_accumulation_steps, ")")
                                        : ""));

@@ -103,12 +103,13 @@ TEST_F(Advice, TheBatchInProportionToActivations) {
   ASSERT_EQ(advice.size(), 3u);
   EXPECT_EQ(advice[0], "zero_optimization.stage 1 (model state of a rank 102.4 MB, now 163.8 MB)");
   EXPECT_EQ(advice[1],
-            "train_micro_batch_size_per_gpu of about 6 (now 8) with more gradient_accumulation_steps (now 2)")
+            "train_micro_batch_size_per_gpu of at most about 6 (now 8) with more gradient_accumulation_steps "
+            "(now 2)")
       << "8 x 120 / 150";
   EXPECT_EQ(advice[2], "activation_checkpointing.policy \"block\" (activations were 100.0 MB)");
 
   shortage_.available = 50 * kMega - 1;
-  EXPECT_EQ(of()[1].find("train_micro_batch_size_per_gpu of about 7 "), 0u) << "less than it is";
+  EXPECT_EQ(of()[1].find("train_micro_batch_size_per_gpu of at most about 7 "), 0u) << "less than it is";
   shortage_.batch = 1;
   EXPECT_EQ(of().size(), 2u) << "no batch is smaller than 1";
 
@@ -121,7 +122,7 @@ TEST_F(Advice, TheBatchInProportionToActivations) {
                .batch = 8};
   EXPECT_EQ(of().size(), 1u);
   shortage_.batch = 20;
-  EXPECT_EQ(of()[1], "trainer.eval_batch_size of about 2 (now 20)");
+  EXPECT_EQ(of()[1], "trainer.eval_batch_size of at most about 2 (now 20)");
   shortage_.activations.reset();
   EXPECT_EQ(of().size(), 1u) << "nothing is known of activations";
 }
