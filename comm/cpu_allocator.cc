@@ -8,11 +8,16 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdlib>
+#include <exception>
 #include <iterator>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <utility>
 #include <vector>
+
+#include "core/allocation_failure.h"
+#include "core/available_memory.h"
 
 namespace tessera::comm {
 namespace {
@@ -197,6 +202,15 @@ void free_block(void* data) {
   }
 }
 
+/// Reading it may itself need memory that there is not.
+std::optional<int64_t> available() {
+  try {
+    return available_to_process();
+  } catch (const std::exception&) {
+    return std::nullopt;
+  }
+}
+
 class CpuAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
@@ -207,6 +221,7 @@ class CpuAllocator final : public c10::Allocator {
                        : bytes < kLarge    ? small_block(bytes)
                                            : cache().take(bytes);
     if (data == nullptr) {
+      note_allocation_failure(static_cast<int64_t>(std::min<size_t>(bytes, PTRDIFF_MAX)), available());
       c10::profiledCPUMemoryReporter().OutOfMemory(bytes);
       TORCH_CHECK_WITH(OutOfMemoryError, false, "can't allocate memory: ", bytes, " bytes were asked for");
     }

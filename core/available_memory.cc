@@ -1,5 +1,8 @@
 #include "core/available_memory.h"
 
+#include <sys/resource.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <charconv>
 #include <fstream>
@@ -74,6 +77,15 @@ int64_t available_memory(const fs::path& root) {
       bytes = std::min(bytes, room_in_groups(root, kVersion1, path));
   }
   return bytes;
+}
+
+int64_t available_to_process() {
+  int64_t bytes = available_memory();
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return bytes;
+  const int64_t pages = number_in("/proc/self/statm", "").value_or(0);  // of its address space
+  const auto room = static_cast<int64_t>(limit.rlim_cur) - pages * ::sysconf(_SC_PAGESIZE);
+  return std::clamp<int64_t>(room, 0, bytes);
 }
 
 }  // namespace tessera

@@ -11,4 +11,8 @@ namespace tessera {
 /// where proc/ and sys/ are; tests have their own. Throws Error if the kernel does not say.
 int64_t available_memory(const std::filesystem::path& root = "/");
 
+/// Local. Bytes that this process can still get: available_memory(), or less where the limit on its address
+/// space (`ulimit -v`) leaves less. Throws Error if the kernel does not say.
+int64_t available_to_process();
+
 }  // namespace tessera

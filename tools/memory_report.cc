@@ -97,11 +97,20 @@ class Table {
         out += bytes_row(std::string(name_of(static_cast<MemoryUse>(use))),
                          [use](const MemoryTrial& trial) { return trial.peak.by_use[use]; });
     out += bytes_row("= allocator's peak", [](const MemoryTrial& trial) { return trial.peak.total(); });
-    if (any_.device == "cuda")
+    if (on_cuda()) {
       out += bytes_row("reserved by the allocator",
                        [](const MemoryTrial& trial) { return trial.peak_reserved; });
+      out += bytes_row("  above its peak", [](const MemoryTrial& trial) {
+        return std::max<int64_t>(0, trial.peak_reserved - trial.peak.total());
+      });
+    }
     out += "\n";
-    out += state_rows([](const MemoryTrial& trial) { return trial.model_state(); },
+    if (on_cuda()) {
+      out +=
+          bytes_row("model state, in blocks", [](const MemoryTrial& trial) { return trial.model_state(); });
+      out += bytes_row("  rounded up by", [](const MemoryTrial& trial) { return trial.rounding; });
+    }
+    out += state_rows([](const MemoryTrial& trial) { return trial.model_state() - trial.rounding; },
                       [](const MemoryTrial& trial) { return trial.formula.total(); });
     out += bytes_row("process, over idle", [](const MemoryTrial& trial) { return trial.process_peak; });
     out += row("a step, ms", [](const Ranks& ranks) {
@@ -109,6 +118,8 @@ class Table {
     });
     return out;
   }
+
+  bool on_cuda() const { return any_.device == "cuda"; }
 
   /// What the tiers below have. `tier`: MemoryTrial::host or disk.
   template <class Tier>
@@ -268,6 +279,9 @@ std::string memory_csv(const MemoryTrials& trials) {
                    formula ? std::to_string(*formula) : "", "\n");
       }
       out += str(stage, ",", trial.rank, ",process,,", trial.process_peak, ",\n");
+      if (trial.device == "cuda")
+        out += str(stage, ",", trial.rank, ",rounding,", trial.rounding, ",,\n", stage, ",", trial.rank,
+                   ",reserved,,", trial.peak_reserved, ",\n");
       const auto add_tier = [&](const char* name, const auto& tier) {
         for (size_t i = 0; i < kNumMemoryUses; ++i)
           if (const auto use = static_cast<MemoryUse>(i); formula_of(tier.formula, use))

@@ -121,6 +121,13 @@ std::string folder_of(const ZeroConfig& zero) {
       .nvme_path.value_or("");
 }
 
+/// The bytes of the tensors of model state that the device's allocator has made; snapshots are not there.
+int64_t state_on_device(const Engine& engine) {
+  zero::StateBytes bytes = engine.measured_bytes();
+  bytes.snapshot = 0;
+  return bytes.total();
+}
+
 /// Fills in `formula`, `host` and `disk`. `before`: what the file had read and written `num_steps` steps ago.
 void measure_state(Engine& engine, const ZeroConfig& zero, std::pair<int64_t, int64_t> before, int num_steps,
                    MemoryTrial& trial) {
@@ -181,6 +188,7 @@ void measure_steps(Steps& steps, Engine& engine, const ZeroConfig& zero, MemoryM
   trial.step_ms = times.empty() ? 0 : times[times.size() / 2];
   measure_state(engine, zero, before, num_steps, trial);
   trial.held = meter.now();
+  if (trial.device != "cpu") trial.rounding = trial.model_state() - state_on_device(engine);
   const auto start = Clock::now();
   meter.record();
   steps.run([&](const char* phase) { trial.phases.emplace_back(phase, seconds_since(start)); });
@@ -267,6 +275,7 @@ nlohmann::ordered_json to_json(const MemoryTrial& trial) {
   json["formula"] = to_json(trial.formula);
   json["model_state"] = trial.model_state();
   json["held"] = to_json(trial.held);
+  json["rounding"] = trial.rounding;
   json["peak"] = to_json(trial.peak);
   json["peak_reserved"] = trial.peak_reserved;
   json["process_peak"] = trial.process_peak;
@@ -305,6 +314,7 @@ MemoryTrial memory_trial_of(const nlohmann::json& json) {
   trial.activations = json.at("activations");
   trial.formula = state_bytes_of(json.at("formula"));
   trial.held = bytes_of(json.at("held"));
+  trial.rounding = json.at("rounding");
   trial.peak = bytes_of(json.at("peak"));
   trial.peak_reserved = json.at("peak_reserved");
   trial.process_peak = json.at("process_peak");

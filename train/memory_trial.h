@@ -60,6 +60,7 @@ struct MemoryTrial {
   std::string activations;    ///< activation_checkpointing.policy
   zero::StateBytes formula;   ///< model state in memory
   MemoryBytes held;           ///< between steps
+  int64_t rounding = 0;       ///< CUDA: by how much the model state's blocks in `held` exceed its tensors
   MemoryBytes peak;           ///< when most was allocated during the steps
   int64_t peak_reserved = 0;  ///< CUDA: reserved by the caching allocator
   /// Private memory plus the process's share of shared memory, above what it was before the model was made.

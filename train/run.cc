@@ -9,6 +9,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
+#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -74,11 +75,38 @@ void allow_tf32() {
   context.setAllowTF32CuDNN(true);
 }
 
+void prefer_attention(const std::vector<std::string>& backends) {
+  // Without this, on some devices, libtorch's first attention replaces the order by its own: cuDNN's first.
+  ::setenv("TORCH_CUDNN_SDPA_DEPRIORITIZED", "1", /*overwrite=*/1);
+  at::Context& context = at::globalContext();
+  const auto is_on = [&](std::string_view name) {
+    return std::find(backends.begin(), backends.end(), name) != backends.end();
+  };
+  context.setSDPUseFlash(is_on("flash"));
+  context.setSDPUseMemEfficient(is_on("efficient"));
+  context.setSDPUseCuDNN(is_on("cudnn"));
+  context.setSDPUseMath(is_on("math"));
+
+  std::vector<int64_t> order;
+  const auto add = [&](at::SDPBackend backend) {
+    const auto number = static_cast<int64_t>(backend);
+    if (std::find(order.begin(), order.end(), number) == order.end()) order.push_back(number);
+  };
+  for (const std::string& name : backends)
+    add(name == "flash"       ? at::SDPBackend::flash_attention
+        : name == "efficient" ? at::SDPBackend::efficient_attention
+        : name == "cudnn"     ? at::SDPBackend::cudnn_attention
+                              : at::SDPBackend::math);
+  for (const at::SDPBackend backend : context.sDPPriorityOrder()) add(backend);  // the order has all of them
+  context.setSDPPriorityOrder(order);
+}
+
 void set_up_process(const TrainerConfig& trainer, const comm::Environment& environment) {
   std::signal(SIGXFSZ,
               SIG_IGN);  // exceeding a file size limit is then a write error, as a full disk is
   if (trainer.deterministic) make_deterministic();
   if (trainer.tf32) allow_tf32();
+  if (!trainer.attention_backends.empty()) prefer_attention(trainer.attention_backends);
   at::set_num_threads(choose_num_threads(trainer, environment));
   choose_device(trainer, environment);
 }

@@ -36,6 +36,11 @@ void make_deterministic();
 /// whole process. Changes nothing on the CPU.
 void allow_tf32();
 
+/// Local. For trainer.attention_backends: the kernels that scaled_dot_product_attention may take in this
+/// process, the preferred first; all others are off. `backends`: at least one of flash, efficient, cudnn and
+/// math. To be called before anything runs on CUDA.
+void prefer_attention(const std::vector<std::string>& backends);
+
 /// Local. trainer.num_threads; if that is 0, this host's cores divided by its ranks, at least 1.
 int choose_num_threads(const TrainerConfig& trainer, const comm::Environment& environment);
 

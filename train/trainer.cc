@@ -6,10 +6,10 @@
 #include <utility>
 
 #include "checkpoint/checkpoint_error.h"
+#include "core/allocation_failure.h"
 #include "core/check.h"
 #include "core/disk.h"
 #include "core/str.h"
-#include "train/out_of_memory.h"
 
 namespace tessera::train {
 namespace {
@@ -48,7 +48,11 @@ Summary Trainer::train() {
   prepare_loop();
   while (steps_done_ < total_steps_ && !stopped_early() && !engine_->should_stop()) {
     if (start_.stop && start_.stop()) engine_->request_stop();
-    explain_out_of_memory(str("in step ", steps_done_ + 1), [this] { train_step(); });
+    explain_out_of_memory({.when = str("in step ", steps_done_ + 1),
+                           .batch_key = "train_micro_batch_size_per_gpu",
+                           .batch = config_.engine.train_micro_batch_size_per_gpu,
+                           .trains = true},
+                          [this] { train_step(); });
     if (report_due()) report();
     if (histograms_due()) log_histograms();
     if (evaluation_due()) evaluate();
@@ -136,13 +140,18 @@ Position Trainer::position() {
 }
 
 /// Runs `body`. An allocator's error is thrown as one that says what memory was used for and what to change.
-void Trainer::explain_out_of_memory(const std::string& when, const std::function<void()>& body) {
+void Trainer::explain_out_of_memory(const MemoryDemand& demand, const std::function<void()>& body) {
+  take_allocation_failure();  // an earlier one, which was dealt with
   try {
     body();
   } catch (const std::exception& error) {
-    if (is_out_of_memory(error)) fail_for_memory(error, when, config_.engine, *comm_, memory_);
+    if (is_out_of_memory(error)) fail_for_memory(error, demand, {config_.engine, *comm_, memory_, engine_});
     throw;
   }
+}
+
+MemoryDemand Trainer::evaluation_demand(const char* when) const {
+  return {.when = when, .batch_key = "trainer.eval_batch_size", .batch = config_.trainer.eval_batch_size};
 }
 
 /// The number of epochs done if the last step ended an epoch, else 0. Not computed from steps_done_: the

@@ -15,6 +15,7 @@
 #include "train/data_digest.h"
 #include "train/early_stopping.h"
 #include "train/non_finite_warnings.h"
+#include "train/out_of_memory.h"
 #include "train/progress.h"
 #include "train/report.h"
 #include "train/run_checkpoints.h"
@@ -88,7 +89,8 @@ class Trainer {
   void save();
   void save_in_memory();
   Position position();
-  void explain_out_of_memory(const std::string& when, const std::function<void()>& body);
+  void explain_out_of_memory(const MemoryDemand& demand, const std::function<void()>& body);
+  MemoryDemand evaluation_demand(const char* when) const;
   int64_t epochs_completed() const;
   double epochs_done() const;
   bool stopped_early() const { return early_stopping_.should_stop(); }

@@ -81,6 +81,16 @@ std::vector<config::Field> trainer_fields(TrainerConfig& c) {
        "mantissa; false: as libtorch does by default (products in fp32, unless the environment has "
        "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1)",
        argument("tf32")},
+      {"attention_backends", &c.attention_backends,
+       "The kernels of `scaled_dot_product_attention`, the preferred first, as "
+       "torch.nn.attention.sdpa_kernel(…, set_priority=True); those left out are off. An attention takes the "
+       "first that can compute it (device, dtype, mask, head size), and is an error where none can: math "
+       "always can. CPU ranks have flash and math, and take flash where it is on. Kernels round differently, "
+       "so another one changes losses and weights in their last bits; null: as libtorch chooses",
+       choice_list({"flash", "efficient", "cudnn", "math"}, {{"flash_attention", "flash"},
+                                                             {"efficient_attention", "efficient"},
+                                                             {"cudnn_attention", "cudnn"}}),
+       kNullable},
   };
 }
 

@@ -38,8 +38,9 @@ struct TrainerConfig {
   int64_t num_threads = 0;              ///< CPU threads of one rank; 0: the host's cores divided by its ranks
   bool deterministic = false;           ///< as torch.use_deterministic_algorithms(True)
   bool tf32 = false;                    ///< allow_tf32(); false: as libtorch's defaults and environment say
-  double timeout_s = 1800;              ///< timeout of collectives
-  double rendezvous_timeout_s = 300;    ///< timeout until all ranks have joined
+  std::vector<std::string> attention_backends = {};  ///< prefer_attention(); empty: as libtorch chooses
+  double timeout_s = 1800;                           ///< timeout of collectives
+  double rendezvous_timeout_s = 300;                 ///< timeout until all ranks have joined
   int64_t dataloader_num_workers = 0;  ///< threads of one rank that make batches; 0: the training thread does
   int64_t dataloader_prefetch_factor = 2;  ///< batches made ahead, for each of these threads
   bool dataloader_pin_memory = true;       ///< CUDA: batches go to the device through page-locked memory

@@ -13,7 +13,7 @@ Summary Trainer::finish() {
   const TrainTotals totals = meter_->totals(*comm_);  // before the rest, which is not training time
   const bool interrupted = steps_done_ < total_steps_ && !stopped_early();
   if (!interrupted && task_.eval_size() == 0) {  // otherwise the evaluations have written samples
-    explain_out_of_memory("drawing samples", [this] {
+    explain_out_of_memory({.when = "drawing samples"}, [this] {
       engine_->eval();
       write_samples(/*is_recorded=*/steps_done_ > start_position_.steps_done);
     });
@@ -58,9 +58,9 @@ void Trainer::evaluate_final_weights(Summary& summary) {
 
 Evaluation Trainer::evaluate_final_weights(EvaluationSet set) {
   Evaluation result;
-  explain_out_of_memory(
-      str("in the final evaluation (trainer.eval_batch_size ", config_.trainer.eval_batch_size, ")"),
-      [&] { result = train::evaluate(task_, *engine_, config_.trainer, output_.display, set); });
+  explain_out_of_memory(evaluation_demand("in the final evaluation"), [&] {
+    result = train::evaluate(task_, *engine_, config_.trainer, output_.display, set);
+  });
   non_finite_->check(result, steps_done_);
   return result;
 }

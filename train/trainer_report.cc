@@ -72,12 +72,11 @@ void Trainer::log_histograms() {
 void Trainer::evaluate() {
   bar_->update(steps_done_);
   meter_->pause();
-  explain_out_of_memory(str("in evaluation (trainer.eval_batch_size ", config_.trainer.eval_batch_size, ")"),
-                        [&] {
-                          last_evaluation_ = train::evaluate(task_, *engine_, config_.trainer, bar_->below());
-                          write_samples();
-                          engine_->train();
-                        });
+  explain_out_of_memory(evaluation_demand("in evaluation"), [&] {
+    last_evaluation_ = train::evaluate(task_, *engine_, config_.trainer, bar_->below());
+    write_samples();
+    engine_->train();
+  });
   bar_->exclude_time(meter_->resume());
   record_.log_metrics(to_json(*last_evaluation_, steps_done_, epochs_done()));
   bar_->print(format_line(*last_evaluation_, epochs_done()));

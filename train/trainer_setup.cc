@@ -116,7 +116,9 @@ void Trainer::initialize_engine(const InitOptions& init) {
   EngineConfig engine = config_.engine;
   if (engine.profiler.path.empty())
     engine.profiler.path = (std::filesystem::path(config_.trainer.output_dir) / "profile").string();
-  explain_out_of_memory("making the model", [&] { engine_ = &task_.initialize(engine, comm_, options); });
+  note_failures_of(init.device);
+  explain_out_of_memory({.when = "making the model"},
+                        [&] { engine_ = &task_.initialize(engine, comm_, options); });
   if (loads) engine_->load_weights(start_.init, how);
   // From here on the ranks' generators differ, so that their dropout differs.
   at::manual_seed(static_cast<uint64_t>(config_.engine.seed + comm_->rank()));

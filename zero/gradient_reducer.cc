@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/allocation_failure.h"
 #include "core/check.h"
 #include "core/error.h"
 #include "core/memory_use.h"
@@ -104,6 +105,7 @@ void GradientReducer::make_accumulator(ParamUnit& unit) {
   const at::TensorOptions like =
       unit.memory.full().options().dtype(options_.accumulate_dtype).requires_grad(false);
   const int64_t numel = unit.placement.gradient_sharded ? unit.shard_range.numel() : unit.spec.numel;
+  const MemoryForUnit for_it(unit.name);
   const MemoryFor use(MemoryUse::kGradients);
   unit.gradient.accumulator =
       through_slots() ? options_.replicas

@@ -9,7 +9,9 @@
 #include <cstring>
 #include <exception>
 
+#include "comm/error_message.h"
 #include "comm/torch_dtype.h"
+#include "core/allocation_failure.h"
 #include "core/check.h"
 #include "core/memory_use.h"
 
@@ -26,6 +28,7 @@ ParamUnit::ParamUnit(const Layout& layout, int index, const UnitOptions& options
       num_sharing_(comm.place_on_host().num_ranks),
       store_(options.store),
       link_(options.link) {
+  const MemoryForUnit for_this(name);
   const MemoryFor use_of_memory(MemoryUse::kParameters);
   const auto placed = [&](bool one_copy_a_host) {
     return place(options.sharding, spec.trainable, one_copy_a_host, options.tiers, mesh.secondary_size > 0);
@@ -54,6 +57,7 @@ Tier ParamUnit::tier_of(Pieces piece) const {
 }
 
 at::Tensor ParamUnit::make(Pieces piece, int64_t numel, at::ScalarType dtype, const std::string& what) {
+  const MemoryForUnit for_this(name);
   const Tier tier = tier_of(piece);
   if (tier == Tier::kDevice) return at::zeros({numel}, memory.full().options().dtype(dtype));
   TESSERA_CHECK(placement.host_apart == (link_ != nullptr));
@@ -102,6 +106,7 @@ void ParamUnit::move_in(const std::vector<at::Tensor>& tensors, const Layout& la
                         const std::function<void(int parameter, at::Tensor flat)>& write_value,
                         const std::function<void(const at::Tensor& flat)>& broadcast) {
   if (placement.sharded()) {
+    const MemoryForUnit for_this(name);
     const MemoryFor use_of_memory(MemoryUse::kParameters);
     memory.bind(new_buffer());
   }
@@ -277,8 +282,16 @@ void ParamUnit::bind_zeros() {
   } catch (const std::exception&) {
     // The failure that led here is the one to show.
   }
-  const at::TensorOptions bytes = at::TensorOptions().dtype(at::kByte).device(memory.full().device());
-  if (!memory.bound()) memory.bind(at::zeros({memory.bytes()}, bytes));
+  if (!memory.bound()) {
+    const MemoryForUnit for_this(name);
+    const MemoryFor use(MemoryUse::kCommunication);
+    try {
+      memory.bind(at::zeros({memory.bytes()}, memory.full().options().dtype(at::kByte)));
+    } catch (const std::exception& error) {
+      memory.refuse(comm::error_message(error));
+      return;
+    }
+  }
   unsharded_ = true;
 }
 
@@ -288,6 +301,7 @@ at::Device device_of(const std::vector<ParamUnit>& units) {
 
 void ParamUnit::begin_private_writes(BufferPool& pool) {
   if (!placement.host_shared()) return;
+  const MemoryForUnit for_this(name);
   at::Tensor buffer = pool.acquire(memory.bytes());
   std::memcpy(buffer.data_ptr(), memory.full().data_ptr(), static_cast<size_t>(memory.bytes()));
   common_ = memory.release();

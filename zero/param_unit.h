@@ -191,7 +191,7 @@ class ParamUnit {
   /// Local. Gives the buffer back. No gather may be in flight.
   void reshard(BufferPool& pool);
   /// Local. After a failure, when an operator will read the unit in any case: zeros, where it is not
-  /// readable.
+  /// readable. Without memory for them, reading the unit is an error that says so.
   void bind_zeros();
 
   /// Local. Of a host-shared unit: from the first on, writes of this rank go to a copy of its own, until the

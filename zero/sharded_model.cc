@@ -425,16 +425,18 @@ StateBytes ShardedModel::measured_bytes(Tier tier) const {
 }
 
 StateBytes ShardedModel::formula_bytes(bool async_checkpoints, Tier tier) const {
-  return model_state_bytes(*layout_,
-                           {.sharding = options_.sharding,
-                            .accumulate_dtype = from_torch(options_.reducer.accumulate_dtype),
-                            .one_copy_a_host = host_shared(),
-                            .ranks_a_host = gather_comm_->place_on_host().num_ranks,
-                            .num_states = static_cast<int>(state_names().size()),
-                            .async_checkpoints = async_checkpoints && !offload_store_,
-                            .tiers = options_.tiers,
-                            .groups = options_.groups},
-                           tier);
+  return model_state_bytes(*layout_, state_model(async_checkpoints), tier);
+}
+
+StateModel ShardedModel::state_model(bool async_checkpoints) const {
+  return {.sharding = options_.sharding,
+          .accumulate_dtype = from_torch(options_.reducer.accumulate_dtype),
+          .one_copy_a_host = host_shared(),
+          .ranks_a_host = gather_comm_->place_on_host().num_ranks,
+          .num_states = static_cast<int>(state_names().size()),
+          .async_checkpoints = async_checkpoints && !offload_store_,
+          .tiers = options_.tiers,
+          .groups = options_.groups};
 }
 
 }  // namespace tessera::zero

@@ -145,6 +145,8 @@ class ShardedModel {
   /// Local. What the layout's arithmetic says it should hold; `async_checkpoints`: with the copy they are
   /// written from.
   StateBytes formula_bytes(bool async_checkpoints = false, Tier tier = Tier::kDevice) const;
+  /// Local. What that arithmetic goes by.
+  StateModel state_model(bool async_checkpoints = false) const;
   /// Local. The state that is on disk, or null.
   OffloadStore* offload_store() const { return offload_store_.get(); }
   /// Local. Of the host's memory that offloaded state lies in or passes through: see DeviceLink.

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/allocation_failure.h"
+
 namespace tessera::zero {
 
 UnitCache::UnitCache(std::vector<ParamUnit>& units, comm::CommunicatorPtr comm, const Options& options)
@@ -38,7 +40,9 @@ void UnitCache::unshard(ParamUnit& unit) {
 }
 
 void UnitCache::take_buffer(ParamUnit& unit) {
-  if (!unit.memory.has_buffer()) unit.memory.hold(pool_.acquire(unit.memory.bytes()));
+  if (unit.memory.has_buffer()) return;
+  const MemoryForUnit for_it(unit.name);
+  unit.memory.hold(pool_.acquire(unit.memory.bytes()));
 }
 
 std::exception_ptr UnitCache::take_buffers(const std::vector<int>& units) {

@@ -68,6 +68,11 @@ at::Tensor UnitMemory::contents() const {
   return handle_->buffer.narrow(0, 0, bytes()).view(full_.scalar_type());
 }
 
+void UnitMemory::refuse(const std::string& why) {
+  TESSERA_CHECK(!bound_);
+  full_.storage().unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(why);
+}
+
 void UnitMemory::hold(at::Tensor buffer) {
   TESSERA_CHECK(static_cast<int64_t>(buffer.nbytes()) >= bytes());
   guard();

@@ -77,6 +77,9 @@ class UnitMemory {
   }
   /// Keeps the buffer; full() is not readable until bind(). See [Note: guarded until it has arrived].
   void guard();
+  /// From now on reading full() while it is not bound throws `why`: for a unit that could not be made
+  /// readable. Not while it is bound.
+  void refuse(const std::string& why);
   /// Releases the memory and returns the buffer.
   at::Tensor release();
 

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <iterator>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "core/ascii.h"
 #include "core/str.h"
@@ -24,6 +25,23 @@ bool is_integer(const json& value) {
   return std::trunc(number) == number && std::abs(number) < 0x1p63;
 }
 
+/// What is wrong with a value of a kChoiceList; else "".
+std::string choice_list_problem(const Key& key, const json& value) {
+  const std::string found = "found " + describe_value(value);
+  if (!value.is_string() && !value.is_array()) return found;
+  if (value.empty()) return str(found, ", which is empty");
+  std::set<std::string> before;
+  for (const json& item : value.is_array() ? value : json::array({value})) {
+    if (!item.is_string()) return str(found, " with ", describe_value(item));
+    const std::string written = item.get<std::string>(), choice = canonical_choice(key, written);
+    if (choice.empty())
+      return str(found, value.is_array() ? " with " + describe_value(item) : "",
+                 did_you_mean(written, key.choices));
+    if (!before.insert(choice).second) return str(found, " with \"", choice, "\" twice");
+  }
+  return "";
+}
+
 bool fits(const Key& key, const json& value) {
   const auto is_number = [&](const json& item) {
     return item.is_number() && std::isfinite(item.get<double>()) && key.range.contains(item.get<double>());
@@ -36,6 +54,7 @@ bool fits(const Key& key, const json& value) {
     case Type::kInteger: return is_integer(value) && is_number(value);
     case Type::kNumber: return is_number(value);
     case Type::kChoice: return value.is_string() && !canonical_choice(key, value.get<std::string>()).empty();
+    case Type::kChoiceList: return choice_list_problem(key, value).empty();
     case Type::kText: return value.is_string();
     case Type::kPair: return value.size() == 2 && all_of(is_number);
     case Type::kNumberList: return is_number(value) || all_of(is_number);
@@ -77,6 +96,7 @@ std::string type_text(const Key& key) {
     case Type::kNumber: return "a number" + range;
     case Type::kChoice:
       return str(key.choices.size() > 1 ? "one of \"" : "\"", join(key.choices, "\", \""), '"');
+    case Type::kChoiceList: return str("a list of some of \"", join(key.choices, "\", \""), "\", each once");
     case Type::kText: return "a string";
     case Type::kPair: return str("a list of two numbers", range.empty() ? "" : ", each", range);
     case Type::kNumberList: return str("a number", range, ", or a list with one for every param group");
@@ -104,6 +124,7 @@ constexpr Type type_for(const std::optional<T>*) {
 }
 constexpr Type type_for(const std::array<double*, 2>&) { return Type::kPair; }
 constexpr Type type_for(const std::vector<double>*) { return Type::kNumberList; }
+constexpr Type type_for(const std::vector<std::string>*) { return Type::kTextList; }
 
 template <class T>
 void from_json(const json& value, T* member) {
@@ -129,6 +150,10 @@ void from_json(const json& value, std::vector<double>* member) {
   else if (!value.is_null())
     member->push_back(value.get<double>());
 }
+void from_json(const json& value, std::vector<std::string>* member) {
+  member->clear();
+  if (!value.is_null()) *member = value.get<std::vector<std::string>>();
+}
 
 template <class T>
 json to_json(const T* member) {
@@ -142,6 +167,9 @@ json to_json(const std::optional<T>* member) {
 json to_json(const std::array<double*, 2>& members) { return {*members[0], *members[1]}; }
 json to_json(const std::vector<double>* member) {
   return member->empty() ? json(nullptr) : member->size() == 1 ? json(member->front()) : json(*member);
+}
+json to_json(const std::vector<std::string>* member) {
+  return member->empty() ? json(nullptr) : json(*member);
 }
 
 /// "[0.9, 0.999]", with a space.
@@ -174,6 +202,9 @@ Attribute between(double min, double max) { return range({.min = min, .max = max
 Attribute from_to_below(double min, double max) { return range({.min = min, .max = max, .below_max = true}); }
 Attribute choices(std::vector<std::string> choices, std::map<std::string, std::string> aliases) {
   return [=](Key& key) { key.type = Type::kChoice, key.choices = choices, key.choice_aliases = aliases; };
+}
+Attribute choice_list(std::vector<std::string> choices, std::map<std::string, std::string> aliases) {
+  return [=](Key& key) { key.type = Type::kChoiceList, key.choices = choices, key.choice_aliases = aliases; };
 }
 Attribute auto_is(std::string json, std::string in_words) {
   return [=](Key& key) { key.auto_json = json, key.auto_doc = in_words; };
@@ -209,6 +240,10 @@ void assign(const Field& field, const json& value) {
   if (field.key.takes_auto() && value == "auto") plain = nullptr;
   if (field.key.type == Type::kChoice && plain.is_string())
     plain = canonical_choice(field.key, plain.get<std::string>());
+  if (field.key.type == Type::kChoiceList && !plain.is_null()) {
+    if (plain.is_string()) plain = json::array({plain});
+    for (json& item : plain) item = canonical_choice(field.key, item.get<std::string>());
+  }
   std::visit([&](const auto& member) { from_json(plain, member); }, field.target);
 }
 
@@ -253,6 +288,8 @@ std::string mismatch(const Key& key, const json& value) {
   if (value.is_null() && key.nullable) return "";
   if (key.takes_auto() && value == "auto") return "";
   if (fits(key, value)) return "";
+  if (key.type == Type::kChoiceList)
+    return str(choice_list_problem(key, value), "; expected ", accepted(key));
   std::string reason, hint;
   if (key.type == Type::kChoice && value.is_string()) {
     const std::string written = value.get<std::string>();

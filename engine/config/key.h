@@ -24,7 +24,8 @@ enum class Type : uint8_t {
   kBool,
   kInteger,  ///< 4 or 4.0 or 4e0: DeepSpeed files write 5e8
   kNumber,
-  kChoice,  ///< one of `choices`
+  kChoice,      ///< one of `choices`
+  kChoiceList,  ///< some of `choices`, each at most once, in an order that counts; or one of them
   kText,
   kPair,            ///< a list of two numbers, as betas
   kNumberList,      ///< a number, or a list with one for every param group
@@ -60,7 +61,7 @@ struct Key {
   Type type = Type::kBool;
   std::string doc = {};  ///< one line; for kNoEffect and kRefused the reason
   Range range = {};
-  std::vector<std::string> choices = {};  ///< kChoice: as they are written in the resolved config
+  std::vector<std::string> choices = {};  ///< of kChoice and kChoiceList, as in the resolved config
   std::map<std::string, std::string> choice_aliases = {};   ///< other spellings (lower case) -> choice
   std::map<std::string, std::string> refused_choices = {};  ///< known elsewhere (lower case) -> reason
   std::string default_json = "null";                        ///< JSON text; "null": not set
@@ -91,6 +92,7 @@ Attribute above(double min);
 Attribute between(double min, double max);
 Attribute from_to_below(double min, double max);
 Attribute choices(std::vector<std::string> choices, std::map<std::string, std::string> aliases = {});
+Attribute choice_list(std::vector<std::string> choices, std::map<std::string, std::string> aliases = {});
 Attribute auto_is(std::string json, std::string in_words = "");
 Attribute argument(const std::string& name);  ///< Hugging Face's or Accelerate's, at the top or in `trainer`
 Attribute alias(std::string path);
@@ -112,10 +114,11 @@ Key make_key(Type type, std::string path, std::string doc, const Attributes&... 
 }
 
 /// The member of a struct that a key fills. Its type says what the key accepts: a string with choices one of
-/// them, two numbers a pair, a list of numbers one for every param group or one for all.
+/// them, a list of strings with choices some of them in order (empty: not given), two numbers a pair, a list
+/// of numbers one for every param group or one for all.
 using Target = std::variant<bool*, int*, int64_t*, double*, std::string*, DType*, std::optional<DType>*,
                             std::optional<int64_t>*, std::optional<double>*, std::optional<std::string>*,
-                            std::array<double*, 2>, std::vector<double>*>;
+                            std::array<double*, 2>, std::vector<double>*, std::vector<std::string>*>;
 
 /// A key together with the member that it fills: {"stage", &zero.stage, "What is sharded …", between(0, 3)}.
 /// Valid as long as the struct is.

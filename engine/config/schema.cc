@@ -47,6 +47,7 @@ ordered_json value_schema(const KeyTable& table, const Key& key) {
     case Type::kInteger: return number_schema(key, "integer");
     case Type::kNumber: return number_schema(key, "number");
     case Type::kChoice: return choice_schema(key);
+    case Type::kChoiceList: return one_or_list(choice_schema(key));
     case Type::kText: return {{"type", "string"}};
     case Type::kPair:
       return {{"type", "array"}, {"items", number_schema(key, "number")}, {"minItems", 2}, {"maxItems", 2}};

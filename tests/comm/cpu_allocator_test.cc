@@ -8,11 +8,13 @@
 
 #include <cstring>
 #include <fstream>
+#include <optional>
 #include <random>
 #include <set>
 #include <thread>
 #include <vector>
 
+#include "core/allocation_failure.h"
 #include "core/process_memory.h"
 
 namespace tessera::comm {
@@ -150,6 +152,10 @@ TEST_F(CpuAllocator, ThreadsAndForkedProcesses) {
 
 TEST_F(CpuAllocator, MoreThanThereIsIsAnOutOfMemoryError) {
   EXPECT_THROW(bytes(int64_t{1} << 60), c10::OutOfMemoryError);
+  const std::optional<AllocationFailure> failure = take_allocation_failure();
+  ASSERT_TRUE(failure);
+  EXPECT_EQ(failure->bytes, int64_t{1} << 60);
+  EXPECT_GT(failure->available.value(), 0);
   EXPECT_EQ(in_use(), 0);
   EXPECT_LT(large_blocks().most_used, int64_t{1} << 40);  // or everything would be kept from now on
   EXPECT_EQ(filled(2 * kMegabyte, 3)[5].item<int>(), 3);

@@ -10,6 +10,7 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <gtest/gtest.h>
+#include <torch/nn/modules/linear.h>
 
 #include <cstdlib>
 #include <optional>
@@ -18,6 +19,7 @@
 #include "core/str.h"
 #include "core/temporary_folder.h"
 #include "engine/checkpointing.h"
+#include "engine/memory_meter.h"
 #include "tests/support/losses.h"
 #include "train/out_of_memory.h"
 
@@ -214,6 +216,33 @@ TEST_P(EveryStage, HoldsTheBytesOfTheFormula) {
   EXPECT_EQ(engine->measured_bytes(), engine->formula_bytes());
 }
 
+// CUDA's allocator rounds: blocks of up to 1 MiB to 512 bytes, of larger ones up to 1 MiB is not cut off.
+TEST_P(EveryStage, BlocksExceedTheFormulaByTheAllocatorsRoundingAlone) {
+  constexpr int64_t kSmall = 1 << 20, kMinBlock = 512;
+  Case c = make_case(stage(), precision());
+  c.optimizer = "AdamW";
+  c.config.zero.unit_numel = 4'000'000;
+  MemoryMeter meter(device().type());
+  const torch::nn::Linear model(2000, 1998);
+  const auto engine = initialize(model, engine_config(c), group().comm(), {.device = device()});
+  const at::Tensor loss = engine->forward(at::ones({2, 2000})).to(at::kFloat).square().mean();
+  engine->backward(loss);
+  engine->step();
+  const zero::StateBytes state = engine->measured_bytes();
+  EXPECT_EQ(state, engine->formula_bytes());
+  const MemoryBytes held = meter.now();
+  const auto check = [&](MemoryUse use, int64_t bytes) {
+    const int64_t most = device().is_cpu() ? 0 : kSmall + kMinBlock;  // a block of one unit
+    EXPECT_GE(held[use], bytes) << name_of(use);
+    EXPECT_LE(held[use], bytes + (use == MemoryUse::kOptimizer ? 2 : 1) * most) << name_of(use);
+  };
+  ASSERT_EQ(engine->sharded_model().layout().num_units(), 1);
+  check(MemoryUse::kParameters, state.parameters);
+  check(MemoryUse::kGradients, state.gradients);
+  check(MemoryUse::kMaster, state.master);
+  check(MemoryUse::kOptimizer, state.optimizer);
+}
+
 INSTANTIATE_TEST_SUITE_P(StagesAndPrecisions, EveryStage,
                          ::testing::Combine(::testing::Range(0, 4), ::testing::ValuesIn(kPrecisions)),
                          [](const auto& info) {
@@ -359,15 +388,22 @@ TEST_F(EngineOnDevice, OutOfMemoryIsOneLineAndTrainingGoesOn) {
   const Case c = make_case(3, Precision::kBf16);
   const TrainingRun expected = run(c);
   const auto engine = make_engine(c);
+  train::note_failures_of(device());
   std::string line;
   try {
     at::empty({kTooMuch}, at::TensorOptions(device()).dtype(at::kByte));
   } catch (const std::exception& error) {
     EXPECT_TRUE(train::is_out_of_memory(error)) << error.what();
-    line = error_of([&] { train::fail_for_memory(error, "in step 0", engine->config(), comm(), {}); });
+    const std::optional<MemoryMeter> no_meter;
+    line = error_of([&] {
+      train::fail_for_memory(error, {.when = "in step 0"},
+                             {engine->config(), comm(), no_meter, engine.get()});
+    });
   }
   EXPECT_EQ(line.find("out of memory in step 0 on rank "), 0u) << line;
   EXPECT_EQ(line.find('\n'), line.npos) << line;
+  EXPECT_NE(line.find("for buffers and data"), line.npos) << "the allocator has told of it: " << line;
+  EXPECT_NE(line.find("neither a stage"), line.npos) << line;
   const TrainingRun found = rank_run(c, *engine, loss_with(*engine), {});
   EXPECT_EQ(found.losses, expected.losses);
   EXPECT_TRUE(bit_equal(found.weights, expected.weights));

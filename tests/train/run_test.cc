@@ -1,6 +1,12 @@
 // run(), and how a process is set up for it.
 #include "train/run.h"
 
+#include <ATen/Context.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
+#include <ATen/record_function.h>
+
+#include <set>
 #include <sstream>
 
 #include "tests/train/trainer_testing.h"
@@ -9,6 +15,8 @@ namespace tessera::train {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::Contains;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -55,6 +63,59 @@ TEST(SetUpProcess, Tf32IsAllowedWhenAskedFor) {
   EXPECT_TRUE(context.allowTF32CuBLAS());
   EXPECT_TRUE(context.allowTF32CuDNN(at::Float32Op::CONV));
   context.setAllowTF32CuBLAS(before);
+}
+
+/// The kernels that attention on the CPU runs, by the names of their operators.
+std::set<std::string> attention_operators() {
+  static std::set<std::string>* names;
+  std::set<std::string> found;
+  names = &found;
+  const auto handle = at::addThreadLocalCallback(
+      at::RecordFunctionCallback([](const at::RecordFunction& function)
+                                     -> std::unique_ptr<at::ObserverContext> {
+        if (const std::string name = function.name();
+            name.starts_with("aten::_scaled_dot_product") && name != "aten::_scaled_dot_product_attention")
+          names->insert(name);
+        return nullptr;
+      }).scopes({at::RecordScope::FUNCTION}));
+  const at::Tensor query = at::ones({1, 2, 8, 16});
+  at::scaled_dot_product_attention(query, query, query);
+  at::removeCallback(handle);
+  return found;
+}
+
+// As torch.nn.attention.sdpa_kernel(…, set_priority=True), for the process.
+TEST(SetUpProcess, AttentionTakesTheBackendsThatAreAskedFor) {
+  using Order = std::array<at::SDPBackend, at::num_sdp_backends>;
+  at::Context& context = at::globalContext();
+  const Order before = context.sDPPriorityOrder();
+  TrainerConfig trainer;
+  trainer.device = "cpu";
+  set_up_process(trainer, {});
+  EXPECT_EQ(context.sDPPriorityOrder(), before) << "libtorch's default is left alone";
+  EXPECT_THAT(attention_operators(), Contains("aten::_scaled_dot_product_flash_attention_for_cpu"));
+
+  trainer.attention_backends = {"cudnn", "math"};
+  set_up_process(trainer, {});
+  EXPECT_EQ(context.sDPPriorityOrder()[0], at::SDPBackend::cudnn_attention);
+  EXPECT_EQ(context.sDPPriorityOrder()[1], at::SDPBackend::math);
+  EXPECT_TRUE(context.userEnabledCuDNNSDP() && context.userEnabledMathSDP());
+  EXPECT_FALSE(context.userEnabledFlashSDP() || context.userEnabledMemEfficientSDP());
+  EXPECT_THAT(attention_operators(), ElementsAre("aten::_scaled_dot_product_attention_math"));
+
+  trainer.attention_backends = {"efficient"};
+  set_up_process(trainer, {});
+  EXPECT_THROW(attention_operators(), c10::Error) << "the CPU has no such kernel";
+
+  trainer.attention_backends = {"flash", "efficient", "math", "cudnn"};
+  set_up_process(trainer, {});
+  EXPECT_EQ(context.sDPPriorityOrder(),
+            (Order{at::SDPBackend::flash_attention, at::SDPBackend::efficient_attention, at::SDPBackend::math,
+                   at::SDPBackend::cudnn_attention, at::SDPBackend::overrideable}));
+  EXPECT_THAT(attention_operators(), ElementsAre("aten::_scaled_dot_product_flash_attention_for_cpu"));
+  std::vector<int64_t> order;
+  for (const at::SDPBackend backend : before) order.push_back(static_cast<int64_t>(backend));
+  context.setSDPPriorityOrder(order);
 }
 
 TEST(ChooseDevice, Cpu) {

@@ -71,7 +71,7 @@ TEST(TrainerConfig, Errors) {
       {R"("epoch": 2)",
        "trainer.epoch: unknown key (did you mean \"epochs\"?), found 2 (a number); expected one of epochs, "
        "device, eval_every_epochs, save_every_epochs, export_model, … "
-       "(all 26 are in docs/configuration.md)"},
+       "(all 27 are in docs/configuration.md)"},
       {R"("epochs": 0, "name": "a/b", "max_steps": "x")",
        "trainer.epochs: found 0 (a number); expected an integer from 1 to 9e15, or null\n"
        "folder/my_run.json:1: trainer.max_steps: found \"x\" (a string); expected an integer from -1 to "
@@ -85,6 +85,35 @@ TEST(TrainerConfig, Errors) {
   EXPECT_EQ(config_error(
                 [] { parse_run_config(R"({"train_batch_size": 8, "model": {"hidden": 3}})", "c.json", 1); }),
             "c.json:1: model.type: is missing; expected a string");
+}
+
+TEST(TrainerConfig, AttentionBackendsAreAListInOrder) {
+  using Names = std::vector<std::string>;
+  const auto read = [](const std::string& value) {
+    return parse("\"attention_backends\": " + value).trainer.attention_backends;
+  };
+  EXPECT_EQ(read("null"), Names());
+  EXPECT_EQ(read(R"(["math", "flash"])"), (Names{"math", "flash"}));
+  EXPECT_EQ(read(R"(["cudnn_attention", "FLASH_ATTENTION", "efficient_attention", "MATH"])"),
+            (Names{"cudnn", "flash", "efficient", "math"}))
+      << "the names of torch.nn.attention.SDPBackend";
+  EXPECT_EQ(read(R"("flash")"), Names{"flash"});
+  const RunConfig run = parse(R"("attention_backends": ["flash_attention", "math"])");
+  EXPECT_EQ(resolved(run).at("trainer").at("attention_backends"), (json{"flash", "math"}));
+  EXPECT_TRUE(resolved(parse("")).at("trainer").at("attention_backends").is_null());
+
+  const std::string expected =
+      "; expected a list of some of \"flash\", \"efficient\", \"cudnn\", \"math\", each once, or null";
+  for (const auto& [value, found] : std::vector<std::pair<std::string, std::string>>{
+           {"[]", "[] (a list), which is empty"},
+           {R"(["flash", "maths"])",
+            R"(["flash","maths"] (a list) with "maths" (a string) (did you mean "math"?))"},
+           {R"(["flash", "FLASH_ATTENTION"])", R"(["flash","FLASH_ATTENTION"] (a list) with "flash" twice)"},
+           {R"(["flash", 3])", R"(["flash",3] (a list) with 3 (a number))"},
+           {R"("fash")", R"("fash" (a string) (did you mean "flash"?))"},
+           {"true", "true (a boolean)"}})
+    EXPECT_EQ(trainer_error("\"attention_backends\": " + value),
+              "folder/my_run.json:1: trainer.attention_backends: found " + found + expected);
 }
 
 TEST(TrainerConfig, WhichMetricsAreBetterWhenTheyAreLower) {
