@@ -21,6 +21,7 @@
 #include "tools/counted_model.h"
 #include "tools/fit_config.h"
 #include "tools/fit_search.h"
+#include "train/memory_advice.h"
 #include "train/run.h"
 #include "train/trainer_config.h"
 
@@ -28,9 +29,8 @@ namespace tessera::tools {
 namespace {
 
 namespace fs = std::filesystem;
+using train::megabytes;
 using zero::Tier;
-
-std::string in_mb(int64_t bytes) { return fixed(static_cast<double>(bytes) / 1e6, 1) + " MB"; }
 
 /// As --memory takes it, rounded up.
 std::string whole_mb(int64_t bytes) { return str((bytes + 999'999) / 1'000'000, "MB"); }
@@ -283,20 +283,20 @@ std::optional<Tried> Fit::least_memory() {
 
 /// One line that says what would be needed.
 void Fit::fail() {
-  const std::string limit = str("--memory ", flags_.memory.empty() ? in_mb(limit_) : flags_.memory);
+  const std::string limit = str("--memory ", flags_.memory.empty() ? megabytes(limit_) : flags_.memory);
   const int64_t disk = search_->least_disk_missing();
   const std::string on_disk = disk == 0 ? ""
-                                        : str(", and state on disk needs ", in_mb(disk), " in ", folder_,
-                                              ", which has ", in_mb(space_.disk_limit), " free");
+                                        : str(", and state on disk needs ", megabytes(disk), " in ", folder_,
+                                              ", which has ", megabytes(space_.disk_limit), " free");
   const Tried least = search_->least(std::max(limit_, available_memory()));
   clear_progress();
-  throw ConfigError(
-      str(limit, ": no setting fits; ",
-          least.is_more
-              ? str("none was found within the ", in_mb(available_memory()), " that this machine has free")
-              : str("the least limit that was found is ", whole_mb(least.memory + reserve_of(least.memory)),
-                    " (", in_words(least.setting), ")"),
-          on_disk));
+  throw ConfigError(str(
+      limit, ": no setting fits; ",
+      least.is_more
+          ? str("none was found within the ", megabytes(available_memory()), " that this machine has free")
+          : str("the least limit that was found is ", whole_mb(least.memory + reserve_of(least.memory)), " (",
+                in_words(least.setting), ")"),
+      on_disk));
 }
 
 void Fit::print_head(int num_ranks) const {
@@ -304,7 +304,8 @@ void Fit::print_head(int num_ranks) const {
                           : num_ranks == 1    ? "1 rank"
                                               : str(num_ranks, " ranks on this host");
   print_wrapped(str("Memory of ", who, ", ", format_count(model_.num_trainable + model_.num_frozen),
-                    " parameters, ", model_.precision, ", ", model_.optimizer, "; at most ", in_mb(limit_)));
+                    " parameters, ", model_.precision, ", ", model_.optimizer, "; at most ",
+                    megabytes(limit_)));
   std::cout << '\n'
             << padded_right("on disk", 20) << padded_left("stage", 6) << "  " << padded_right("policy", 7)
             << padded_left("batch", 8) << padded_left("MB", 9) << padded_left("step, s", 8) << std::endl;
@@ -354,9 +355,10 @@ void Fit::conclude(const Tried& found) const {
   write_fit_config(config_, overrides_, found.setting, folder_, output());
   const int64_t on_disk = space_.state_bytes(found.setting, Tier::kDisk);
   std::cout << '\n';
-  print_wrapped(str("Chosen: ", in_words(found.setting), ": ", in_mb(found.memory), " of ", in_mb(limit_),
+  print_wrapped(str("Chosen: ", in_words(found.setting), ": ", megabytes(found.memory), " of ",
+                    megabytes(limit_),
                     found.is_whole_run ? ", measured in a short run" : ", measured in a simulated rank",
-                    on_disk == 0 ? "" : str(", and ", in_mb(on_disk), " on disk (", folder_, ")"), "."));
+                    on_disk == 0 ? "" : str(", and ", megabytes(on_disk), " on disk (", folder_, ")"), "."));
   print_wrapped(why(found));
   const int64_t batch = found.setting.micro_batch * found.setting.accumulation * found.setting.world;
   if (batch != run_.engine.train_batch_size && !flags_.fewest_ranks)

@@ -56,6 +56,20 @@ class Group : public ::testing::Environment {
   std::string why_not_;
 };
 
+/// Rank 0's, used by all ranks. Collective.
+class CommonFolder {
+ public:
+  explicit CommonFolder(comm::Communicator& comm) {
+    if (comm.rank() == 0) mine_.emplace("tessera_gpu");
+    path_ = comm.exchange(mine_ ? mine_->path().string() : "", "folder").front();
+  }
+  const std::string& path() const { return path_; }
+
+ private:
+  std::optional<TemporaryFolder> mine_;
+  std::string path_;
+};
+
 Group& group() {
   static Group* const owned = new Group;  // by GoogleTest
   return *owned;
@@ -178,9 +192,8 @@ TEST_P(EveryStage, EqualsStageZeroToTheBit) {
 }
 
 TEST_P(EveryStage, ResumedEqualsUninterruptedToTheBit) {
-  std::optional<TemporaryFolder> mine;
-  if (comm().rank() == 0) mine.emplace("tessera_gpu");
-  const std::string folder = comm().exchange(mine ? mine->path().string() : "", "folder").front();
+  const CommonFolder common(comm());
+  const std::string& folder = common.path();
   Case c = make_case(stage(), precision());
   c.optimizer = "AdamW";
   const auto train = [&](TypedEngine<MlpImpl>& engine, int first_step) {
@@ -251,9 +264,8 @@ INSTANTIATE_TEST_SUITE_P(StagesAndPrecisions, EveryStage,
 
 // Copied by the device beside training, from page-locked memory.
 TEST_P(EveryStage, AnAsynchronousCheckpointHoldsTheMomentItWasCalledIn) {
-  std::optional<TemporaryFolder> mine;
-  if (comm().rank() == 0) mine.emplace("tessera_gpu");
-  const std::string folder = comm().exchange(mine ? mine->path().string() : "", "folder").front();
+  const CommonFolder common(comm());
+  const std::string& folder = common.path();
   Case c = make_case(stage(), precision());
   c.optimizer = "AdamW";
   c.config.checkpoint.async = true;

@@ -20,9 +20,6 @@ using ::testing::IsEmpty;
 using Mode = HostLink::Mode;
 using Direction = HostLink::Direction;
 
-constexpr Tiers kOptimizerOnHost{.optimizer = Tier::kHost};
-constexpr Tiers kAllOnHost{.parameters = Tier::kHost, .optimizer = Tier::kHost};
-
 std::vector<Tiers> tiers_at(int stage) {
   std::vector<Tiers> all = {kOptimizerOnHost, kOptimizerOnDisk};
   if (stage == 3)

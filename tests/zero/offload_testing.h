@@ -16,6 +16,8 @@ namespace tessera::zero::testing {
 using Probe = std::function<int(std::string_view operation, int64_t offset, int64_t bytes)>;
 
 constexpr Tiers kInMemoryTiers{};
+constexpr Tiers kOptimizerOnHost{.optimizer = Tier::kHost};
+constexpr Tiers kAllOnHost{.parameters = Tier::kHost, .optimizer = Tier::kHost};
 constexpr Tiers kOptimizerOnDisk{.optimizer = Tier::kDisk};
 constexpr Tiers kAllOnDisk{.parameters = Tier::kDisk, .optimizer = Tier::kDisk};
 constexpr int kNumLayers = 6;

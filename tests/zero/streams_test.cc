@@ -17,9 +17,6 @@ using ::testing::IsEmpty;
 using Access = StreamWatch::Access;
 using Edge = StreamWatch::Edge;
 
-constexpr Tiers kOptimizerOnHost{.optimizer = Tier::kHost};
-constexpr Tiers kAllOnHost{.parameters = Tier::kHost, .optimizer = Tier::kHost};
-
 struct Way {
   int stage = 3;
   bool overlap = true;
