@@ -64,6 +64,14 @@ std::string obstacle_to_shared_memory(const Rendezvous& met, const Environment& 
   return first_obstacle(met, env, "shm_probe", mine, timeout);
 }
 
+Choice gloo_for_want_of_memory(const Environment& env, const JoinOptions& options,
+                               const std::string& obstacle) {
+  if (env.rank == 0)
+    options.log.warning(
+        str("ranks share a host, but not memory, and use Gloo, which is slower: ", obstacle));
+  return {.backend = "gloo", .found = {}, .device = nullptr};
+}
+
 /// Collective. Ranks on several hosts, some of which share one.
 Choice choose_between_hosts(const Rendezvous& met, const Environment& env, const JoinOptions& options) {
   const std::set<std::string> hosts(met.may_share.begin(), met.may_share.end());
@@ -78,10 +86,7 @@ Choice choose_between_hosts(const Rendezvous& met, const Environment& env, const
     return {.backend = "hybrid", .found = std::move(found), .device = nullptr};
   }
   if (options.backend != "auto") throw CommError(str("backend \"hybrid\" cannot be used: ", found.obstacle));
-  if (env.rank == 0)
-    options.log.warning(
-        str("ranks share a host, but not memory, and use Gloo, which is slower: ", found.obstacle));
-  return {.backend = "gloo", .found = {}, .device = nullptr};
+  return gloo_for_want_of_memory(env, options, found.obstacle);
 }
 
 // ------------------------------------------------------------------------------------------------- CUDA
@@ -161,10 +166,7 @@ Choice choose_backend(const Rendezvous& met, const Environment& env, const JoinO
   if (obstacle.empty()) return {.backend = "shm", .found = {}, .device = nullptr};
   if (options.backend != "auto")
     throw CommError(str("backend \"", options.backend, "\" cannot be used: ", obstacle));
-  if (env.rank == 0)
-    options.log.warning(
-        str("the ranks share a host, but not memory, and use Gloo, which is slower: ", obstacle));
-  return {.backend = "gloo", .found = {}, .device = nullptr};
+  return gloo_for_want_of_memory(env, options, obstacle);
 }
 
 }  // namespace tessera::comm

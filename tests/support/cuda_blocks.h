@@ -6,14 +6,14 @@
 
 #include <c10/core/Allocator.h>
 #include <c10/core/AllocatorConfig.h>
-#include <c10/core/CPUAllocator.h>
 
 #include <algorithm>
 #include <iterator>
 #include <map>
-#include <mutex>
 #include <unordered_map>
 #include <utility>
+
+#include "tests/support/listening_allocator.h"
 
 namespace tessera::testing {
 
@@ -99,7 +99,7 @@ class CudaBlocks {
 class ReportedAsCuda {
  public:
   explicit ReportedAsCuda(bool expandable) : blocks_(expandable) {
-    Allocator::instance();
+    ListeningAllocator<ReportedAsCuda>::install();
     current() = this;
   }
   ~ReportedAsCuda() { current() = nullptr; }
@@ -108,52 +108,31 @@ class ReportedAsCuda {
   const CudaBlocks& blocks() const { return blocks_; }
 
  private:
-  void took(void* data, int64_t bytes) {
-    const auto [address, size] = blocks_.take(bytes);
-    addresses_[data] = address;
-    report(data, size);
+  friend ListeningAllocator<ReportedAsCuda>;
+  static void took(void* data, int64_t bytes) {
+    ReportedAsCuda* const self = current();
+    if (self == nullptr) return;
+    const auto [address, size] = self->blocks_.take(bytes);
+    self->addresses_[data] = address;
+    self->report(data, size);
   }
-  void gave_back(void* data) {
-    const auto found = addresses_.find(data);
-    if (found == addresses_.end()) return;
-    report(data, -blocks_.give_back(found->second));
-    addresses_.erase(found);
+  static void gives_back(void* data) {
+    ReportedAsCuda* const self = current();
+    if (self == nullptr) return;
+    const auto found = self->addresses_.find(data);
+    if (found == self->addresses_.end()) return;
+    self->report(data, -self->blocks_.give_back(found->second));
+    self->addresses_.erase(found);
   }
   void report(void* data, int64_t bytes) const {
     c10::reportMemoryUsageToProfiler(data, bytes, static_cast<size_t>(blocks_.allocated()),
                                      static_cast<size_t>(blocks_.reserved()), c10::Device(c10::kCUDA, 0));
   }
+  /// This thread's.
   static ReportedAsCuda*& current() {
     static thread_local ReportedAsCuda* current = nullptr;
     return current;
   }
-
-  /// Installed by the first object, and never removed.
-  class Allocator final : public c10::Allocator {
-   public:
-    c10::DataPtr allocate(size_t bytes) override {
-      void* const data = inner_->raw_allocate(bytes);
-      if (data != nullptr && current() != nullptr) current()->took(data, static_cast<int64_t>(bytes));
-      return {data, data, &free, c10::Device(c10::kCPU)};
-    }
-    c10::DeleterFnPtr raw_deleter() const override { return &free; }
-    void copy_data(void* destination, const void* source, size_t bytes) const override {
-      default_copy_data(destination, source, bytes);
-    }
-    static Allocator& instance() {
-      static Allocator& allocator = *new Allocator;  // outlives every tensor
-      static const bool installed = (c10::SetCPUAllocator(&allocator, /*priority=*/100), true);
-      (void)installed;
-      return allocator;
-    }
-
-   private:
-    static void free(void* data) {
-      if (data != nullptr && current() != nullptr) current()->gave_back(data);
-      instance().inner_->raw_deleter()(data);
-    }
-    c10::Allocator* inner_ = c10::GetCPUAllocator();
-  };
 
   CudaBlocks blocks_;
   std::unordered_map<void*, int64_t> addresses_;

@@ -126,6 +126,19 @@ const char* update_from(int64_t& begin, const Rule* rules, const UpdateArgs* arg
   });
 }
 
+/// Calls `add(table, i)` for i from 0 to count - 1 and `launch(table, first)` for each table that is full, and
+/// for the last; `first` is the table's first i. Returns CUDA's error text or null.
+template <class Table, class Add, class Launch>
+const char* in_tables(int64_t count, const Add& add, const Launch& launch) {
+  for (int64_t next = 0; next < count;) {
+    Table table;
+    const int64_t first = next;
+    for (; next < count && !table.full(); ++next) add(table, next);
+    if (const char* error = launch(table, first)) return error;
+  }
+  return nullptr;
+}
+
 /// Launches `kernel`, which leaves a pair a block, and adds each entry's.
 template <class Table, class Launch>
 const char* sum_pairs(const Table& table, double* const* results, double*& scratch, cudaStream_t stream,
@@ -162,37 +175,36 @@ const char* tessera_cuda_update(const tk::Rule* rules, const tk::UpdateArgs* arg
 }
 
 const char* tessera_cuda_accumulate(const tk::AccumulateArgs* args, int64_t count, void* stream) {
-  for (int64_t begin = 0; begin < count;) {
-    tk::device::AccumulateTable table;
-    for (; begin < count && !table.full(); ++begin) {
-      const tk::device::Groups groups = tk::device::groups_of(args[begin]);
-      table.add({args[begin], groups}, groups.num_blocks());
-    }
-    const char* error = tk::launch_if_any(table, [&](const auto& full) {
-      tk::accumulate_kernel<<<full.num_blocks(), tk::kThreads, 0, static_cast<cudaStream_t>(stream)>>>(full);
-    });
-    if (error != nullptr) return error;
-  }
-  return nullptr;
+  return tk::in_tables<tk::device::AccumulateTable>(
+      count,
+      [&](auto& table, int64_t i) {
+        const tk::device::Groups groups = tk::device::groups_of(args[i]);
+        table.add({args[i], groups}, groups.num_blocks());
+      },
+      [&](const auto& table, int64_t) {
+        return tk::launch_if_any(table, [&](const auto& full) {
+          tk::accumulate_kernel<<<full.num_blocks(), tk::kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
+              full);
+        });
+      });
 }
 
 const char* tessera_cuda_squared_norms(const tk::ConstSpan* spans, double* const* results, int64_t count,
                                        double* scratch, void* stream) {
   auto* cuda_stream = static_cast<cudaStream_t>(stream);
-  for (int64_t begin = 0; begin < count;) {
-    tk::device::NormTable table;
-    const int64_t first = begin;
-    for (; begin < count && !table.full(); ++begin) {
-      const tk::device::Groups groups = tk::device::groups_of(spans[begin]);
-      table.add({spans[begin], groups}, groups.num_blocks());
-    }
-    const char* error = tk::sum_pairs(
-        table, results + first, scratch, cuda_stream, [&](const auto& full, tk::Pair* partials) {
-          tk::norm_kernel<<<full.num_blocks(), tk::kThreads, 0, cuda_stream>>>(full, partials);
-        });
-    if (error != nullptr) return error;
-  }
-  return nullptr;
+  return tk::in_tables<tk::device::NormTable>(
+      count,
+      [&](auto& table, int64_t i) {
+        const tk::device::Groups groups = tk::device::groups_of(spans[i]);
+        table.add({spans[i], groups}, groups.num_blocks());
+      },
+      [&](const auto& table, int64_t first) {
+        return tk::sum_pairs(table, results + first, scratch, cuda_stream,
+                             [&](const auto& full, tk::Pair* partials) {
+                               tk::norm_kernel<<<full.num_blocks(), tk::kThreads, 0, cuda_stream>>>(full,
+                                                                                                    partials);
+                             });
+      });
 }
 
 const char* tessera_cuda_first_nonfinite(const tk::ConstSpan* grad, int64_t* result, void* stream) {
@@ -210,34 +222,33 @@ const char* tessera_cuda_first_nonfinite(const tk::ConstSpan* grad, int64_t* res
 const char* tessera_cuda_lamb_norms(const tk::LambRule* rules, const tk::UpdateArgs* args,
                                     double* const* results, int64_t count, double* scratch, void* stream) {
   auto* cuda_stream = static_cast<cudaStream_t>(stream);
-  for (int64_t begin = 0; begin < count;) {
-    tk::device::LambTable table;
-    const int64_t first = begin;
-    for (; begin < count && !table.full(); ++begin) {
-      const tk::device::Groups groups = tk::device::unshifted_groups_of(args[begin]);
-      table.add({rules[begin], 0, args[begin], groups}, groups.num_blocks());
-    }
-    const char* error = tk::sum_pairs(
-        table, results + first, scratch, cuda_stream, [&](const auto& full, tk::Pair* partials) {
-          tk::lamb_norms_kernel<<<full.num_blocks(), tk::kThreads, 0, cuda_stream>>>(full, partials);
-        });
-    if (error != nullptr) return error;
-  }
-  return nullptr;
+  return tk::in_tables<tk::device::LambTable>(
+      count,
+      [&](auto& table, int64_t i) {
+        const tk::device::Groups groups = tk::device::unshifted_groups_of(args[i]);
+        table.add({rules[i], 0, args[i], groups}, groups.num_blocks());
+      },
+      [&](const auto& table, int64_t first) {
+        return tk::sum_pairs(table, results + first, scratch, cuda_stream,
+                             [&](const auto& full, tk::Pair* partials) {
+                               tk::lamb_norms_kernel<<<full.num_blocks(), tk::kThreads, 0, cuda_stream>>>(
+                                   full, partials);
+                             });
+      });
 }
 
 const char* tessera_cuda_lamb_apply(const tk::LambRule* rules, const float* step_sizes,
                                     const tk::UpdateArgs* args, int64_t count, void* stream) {
-  for (int64_t begin = 0; begin < count;) {
-    tk::device::LambTable table;
-    for (; begin < count && !table.full(); ++begin) {
-      const tk::device::Groups groups = tk::device::groups_of(args[begin]);
-      table.add({rules[begin], step_sizes[begin], args[begin], groups}, groups.num_blocks());
-    }
-    const char* error = tk::launch_if_any(table, [&](const auto& full) {
-      tk::lamb_apply_kernel<<<full.num_blocks(), tk::kThreads, 0, static_cast<cudaStream_t>(stream)>>>(full);
-    });
-    if (error != nullptr) return error;
-  }
-  return nullptr;
+  return tk::in_tables<tk::device::LambTable>(
+      count,
+      [&](auto& table, int64_t i) {
+        const tk::device::Groups groups = tk::device::groups_of(args[i]);
+        table.add({rules[i], step_sizes[i], args[i], groups}, groups.num_blocks());
+      },
+      [&](const auto& table, int64_t) {
+        return tk::launch_if_any(table, [&](const auto& full) {
+          tk::lamb_apply_kernel<<<full.num_blocks(), tk::kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
+              full);
+        });
+      });
 }
