@@ -1,5 +1,7 @@
 #include "comm/cuda_choice.h"
 
+#include <ATen/Context.h>
+
 #include <filesystem>
 #include <iterator>
 #include <system_error>
@@ -28,6 +30,10 @@ CudaDevices cuda_devices() {
   CudaDevices devices;
   devices.num_visible =
       reinterpret_cast<decltype(&tessera_cuda_num_devices)>(cuda_plugin_symbol("tessera_cuda_num_devices"))();
+  if (devices.num_visible > 0 && !at::hasCUDA())
+    throw Error(
+        "libtorch was asked for CUDA before it was loaded, and has none since (torch::manual_seed() asks, "
+        "for one): expected tessera's initialize() or comm::join() before that");
   // The driver lists all of the machine here, whatever CUDA_VISIBLE_DEVICES says.
   std::error_code unknown;
   const std::filesystem::directory_iterator gpus("/proc/driver/nvidia/gpus", unknown);

@@ -51,7 +51,8 @@ std::optional<AllocationFailure> take_allocation_failure() {
   const std::lock_guard lock(last_failure().mutex);
   std::optional<AllocationFailure> other = std::exchange(last_failure().failure, std::nullopt);
   std::optional<AllocationFailure> mine = std::exchange(failure_here, std::nullopt);
-  return mine ? mine : other;
+  const bool of_the_engine = other && !other->unit.empty();
+  return mine && (!mine->unit.empty() || !of_the_engine) ? mine : other;
 }
 
 }  // namespace tessera

@@ -11,7 +11,7 @@
 namespace tessera {
 
 struct AllocationFailure {
-  int64_t bytes = 0;                 ///< asked for
+  int64_t bytes = 0;                 ///< asked for; of CUDA what the allocator would have reserved
   std::optional<int64_t> available;  ///< what was free for it: of the device, or of this process
   std::optional<int64_t> total;      ///< of the device, where that is not the host
   std::optional<MemoryUse> use;      ///< of the innermost MemoryFor; unset: outside of all
@@ -37,8 +37,9 @@ class MemoryForUnit {
 void note_allocation_failure(int64_t bytes, std::optional<int64_t> available,
                              std::optional<int64_t> total = std::nullopt) noexcept;
 
-/// Local. The failure that was noted on this thread, or else on any other (autograd's, of a device);
-/// unset: none since the last call, which forgets it. Thread-safe.
+/// Local. The failure that was noted on this thread, or else on any other (autograd's, of a device), of which
+/// one inside a MemoryForUnit scope comes first; unset: none since the last call, which forgets it.
+/// Thread-safe.
 std::optional<AllocationFailure> take_allocation_failure();
 
 }  // namespace tessera

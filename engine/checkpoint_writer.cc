@@ -14,6 +14,7 @@
 #include "core/str.h"
 #include "engine/checkpoint_types.h"
 #include "zero/cuda_link.h"
+#include "zero/host_thread.h"
 #include "zero/operator_listener.h"
 
 namespace tessera {
@@ -199,6 +200,16 @@ void CheckpointWriter::write(const Job& job, comm::Communicator& comm) const {
   }
 }
 
+/// A failure may have come before they were waited for, and the next copies go to the same memory.
+void CheckpointWriter::wait_for_copies(const Job& job) const {
+  if (!job.copied) return;
+  try {
+    link_->wait(job.copied);
+  } catch (const std::exception&) {
+    // A device that has failed copies nothing.
+  }
+}
+
 std::string CheckpointWriter::save(const CheckpointContent& content) {
   last_failed();
   failure_ = nullptr;
@@ -209,13 +220,15 @@ std::string CheckpointWriter::save(const CheckpointContent& content) {
     write(*job, model_.comm());
     return path;
   }
-  thread_ = std::thread([this, job = std::move(job)] {
+  thread_ = std::thread([this, job = std::move(job), device = model_.comm().device()] {
+    zero::set_device_of_thread(device);
     std::exception_ptr failure;
     try {
       write(*job, *own_comm_);
     } catch (...) {
       failure = std::current_exception();
     }
+    wait_for_copies(*job);
     const std::lock_guard lock(mutex_);
     failure_ = failure;
   });

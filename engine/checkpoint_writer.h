@@ -104,6 +104,7 @@ class CheckpointWriter {
   at::Tensor blob_of_file(const zero::NamedTensor& blob, int file);
   int64_t bytes_to_copy() const;
   void write(const Job& job, comm::Communicator& comm) const;
+  void wait_for_copies(const Job& job) const;
   void log_failure(const std::exception_ptr& failure) const;
 
   zero::ShardedModel& model_;

@@ -33,11 +33,18 @@ constexpr const char* kCudaGenerator = "rng_cuda";
 
 }  // namespace
 
+/// Null: there is none yet.
+std::shared_ptr<zero::DeviceLink> Engine::page_locked_link() const {
+  const ZeroConfig& zero = config_.zero;
+  const bool pins = zero.offload_optimizer.pin_memory || zero.offload_param.pin_memory;
+  return pins && sharded_->link() ? sharded_->link() : options_.device_link;
+}
+
 CheckpointWriter& Engine::checkpoint_writer() {
   if (!checkpoint_writer_)
     checkpoint_writer_ = std::make_unique<CheckpointWriter>(
         *sharded_, config_.zero.stage, config_.checkpoint, options_.log,
-        CheckpointWriter::Where{.link = sharded_->link() ? sharded_->link() : options_.device_link});
+        CheckpointWriter::Where{.link = page_locked_link()});
   return *checkpoint_writer_;
 }
 

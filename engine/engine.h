@@ -260,6 +260,7 @@ class Engine {
   std::string optimizer_name() const;
   void report_skipped_step(const zero::GradientSummary& summary);
   CheckpointWriter& checkpoint_writer();
+  std::shared_ptr<zero::DeviceLink> page_locked_link() const;
   std::string save_with(CheckpointWriter& writer, const std::string& directory, const std::string& tag,
                         const nlohmann::json& client_state);
 

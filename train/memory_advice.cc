@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "core/str.h"
+#include "zero/gradient_slots.h"
 
 namespace tessera::train {
 namespace {
@@ -15,7 +16,7 @@ class StateAdvice {
  public:
   StateAdvice(const Shortage& shortage, const EngineConfig& config, const zero::Layout& layout,
               const zero::StateModel& model)
-      : zero_(config.zero),
+      : config_(config),
         layout_(layout),
         model_(model),
         now_(held(model, layout.world_size())),
@@ -34,7 +35,7 @@ class StateAdvice {
 
  private:
   int64_t held(const zero::StateModel& model, int64_t world) const {
-    return held_bytes(layout_, model, zero_, world);
+    return held_bytes(layout_, model, config_, world);
   }
 
   zero::StateModel at_stage(int stage) const {
@@ -49,11 +50,11 @@ class StateAdvice {
   }
 
   /// Beside a change that needs sharded parameters.
-  const char* at_stage_3() const { return zero::sharding_of(zero_.stage).parameters ? "" : " at stage 3"; }
+  const char* at_stage_3() const { return zero::sharding_of(config_.zero.stage).parameters ? "" : " at stage 3"; }
 
   std::string stage_or_world() const {
     const int64_t world = layout_.world_size();
-    for (int higher = zero_.stage + 1; higher <= zero::kMaxStage && world > 1; ++higher)
+    for (int higher = config_.zero.stage + 1; higher <= zero::kMaxStage && world > 1; ++higher)
       if (const int64_t bytes = held(at_stage(higher), world); bytes <= limit_)
         return with(str("zero_optimization.stage ", higher), bytes);
     if (model_.groups.shard > 0) return "";  // a group's ranks hold a copy, however many groups there are
@@ -69,7 +70,7 @@ class StateAdvice {
     const bool host_apart = model_.tiers.host_apart;
     const Tier below = host_apart ? Tier::kHost : Tier::kDisk;
     const std::string device = host_apart ? "\"cpu\"" : "\"nvme\"";
-    const bool part_of_it = zero::sharding_of(zero_.stage).optimizer || layout_.world_size() == 1;
+    const bool part_of_it = zero::sharding_of(config_.zero.stage).optimizer || layout_.world_size() == 1;
     if (!part_of_it || model_.groups.shard > 0) return "";  // refused by the engine
     zero::StateModel model = model_;
     model.tiers.optimizer = std::max(model_.tiers.optimizer, below);
@@ -87,16 +88,17 @@ class StateAdvice {
                                  bytes);
   }
 
-  const ZeroConfig& zero_;
+  const EngineConfig& config_;
   const zero::Layout& layout_;
   zero::StateModel model_;
   const int64_t now_;
   const int64_t limit_;  ///< what model state may be
 };
 
-/// The largest batch whose activations leave room; 0: none does.
+/// The largest batch whose activations leave room; 0: none does, or it is not known what there were.
 int64_t fitting_batch(const Shortage& shortage) {
-  const auto held = static_cast<double>(shortage.activations.value_or(0));
+  if (!shortage.activations) return 0;
+  const auto held = static_cast<double>(*shortage.activations);
   const double all = held + static_cast<double>(shortage.for_activations ? shortage.wanted : 0);
   const double room = all - static_cast<double>(shortage.missing());
   if (all <= 0 || room <= 0) return 0;
@@ -129,9 +131,27 @@ std::string megabytes(int64_t bytes) {
   return text;
 }
 
-int64_t held_bytes(const zero::Layout& layout, const zero::StateModel& model, const ZeroConfig& zero,
+/// Local. Elements of the gradient slots (zero/gradient_reducer.cc says which models have them).
+static int64_t slots_numel(const zero::Layout& layout, const zero::StateModel& model,
+                           const EngineConfig& config, int64_t world) {
+  const zero::Placement placement = zero::place(model.sharding, true, model.one_copy_a_host, model.tiers);
+  const bool each_backward = placement.gradient_sharded || config.zero.reduce_each_micro_step;
+  const bool through_slots =
+      each_backward ? world > 1 || placement.gradient != Tier::kDevice
+                    : config.communication_dtype.value_or(model.accumulate_dtype) != model.accumulate_dtype;
+  std::vector<int64_t> numels;
+  for (const zero::UnitSpec& unit : layout.units())
+    if (unit.trainable) numels.push_back(unit.numel);
+  if (!through_slots || numels.empty()) return 0;
+  return zero::GradientSlots::total_numel(numels, static_cast<int>(config.zero.communication_buffers));
+}
+
+int64_t held_bytes(const zero::Layout& layout, const zero::StateModel& model, const EngineConfig& config,
                    int64_t world) {
-  int64_t bytes = 0, largest_unit = 0, largest_part = 0;  // the latter in fp32
+  const ZeroConfig& zero = config.zero;
+  int64_t bytes = slots_numel(layout, model, config, world) *
+                  size_bytes(config.communication_dtype.value_or(model.accumulate_dtype));
+  int64_t largest_unit = 0, largest_part = 0;  // the latter in fp32
   for (const zero::UnitSpec& unit : layout.units()) {
     const zero::StateElements elements =
         zero::elements_of(unit.numel, world, unit.dtype, unit.trainable, model.groups);

@@ -32,8 +32,8 @@ struct Shortage {
 };
 
 /// Local. What of the model's state this rank has on its device with these settings on `world` ranks, with
-/// the buffers of the units that are gathered at a time, where parameters are sharded.
-int64_t held_bytes(const zero::Layout& layout, const zero::StateModel& model, const ZeroConfig& zero,
+/// the buffers that units are gathered into and that gradients are reduced from, where there are such.
+int64_t held_bytes(const zero::Layout& layout, const zero::StateModel& model, const EngineConfig& config,
                    int64_t world);
 
 /// Local. What would make room, one change each, the simplest first: "zero_optimization.stage 3 (model state

@@ -132,7 +132,6 @@ int64_t state_on_device(const Engine& engine) {
 void measure_state(Engine& engine, const ZeroConfig& zero, std::pair<int64_t, int64_t> before, int num_steps,
                    MemoryTrial& trial) {
   trial.formula = engine.formula_bytes();
-  if (trial.device != "cpu") trial.formula.snapshot = 0;  // in host memory, which is not measured
   trial.host.held = engine.measured_bytes(zero::Tier::kHost);
   trial.host.used = trial.host.held.total() > 0;
   trial.host.formula = engine.formula_bytes(zero::Tier::kHost);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "comm/error_message.h"
 #include "core/check.h"
 
 namespace tessera::zero {
@@ -29,8 +30,13 @@ CastSource cast_source(UnitHandle* handle, const at::Tensor& tensor) {
   return {handle, tensor.storage_offset(), tensor.numel(), tensor.scalar_type(), tensor.strides().vec()};
 }
 
-UnitHandle* find_cast(const c10::StorageImpl& storage) {
-  const auto* cast = storage.data_ptr().cast_context<CastHandle>(&delete_cast);
+/// Null for a storage that is no tracked cast. Without libtorch's checks, which throw where reading does.
+static CastHandle* handle_of(c10::StorageImpl& storage) {
+  return storage._mutable_data_ptr_no_checks().cast_context<CastHandle>(&delete_cast);
+}
+
+UnitHandle* find_cast(c10::StorageImpl& storage) {
+  const CastHandle* const cast = handle_of(storage);
   return cast == nullptr ? nullptr : cast->handle.get();
 }
 
@@ -85,14 +91,26 @@ void CastTracker::forget(int unit) {
   std::erase_if(casts_, [&](const Cast& cast) { return cast.unit == unit; });
 }
 
-bool CastTracker::readable(const c10::StorageImpl& cast) {
-  const UnitHandle* handle = find_cast(cast);
-  return handle == nullptr || cast.data() != handle->guard->data();
+bool CastTracker::readable(c10::StorageImpl& cast) {
+  const CastHandle* const handle = handle_of(cast);
+  return handle == nullptr || handle->memory.get() != nullptr;
+}
+
+const at::DataPtr& CastTracker::memory_of(c10::StorageImpl& cast) {
+  static const at::DataPtr none;
+  const CastHandle* const handle = handle_of(cast);
+  return handle == nullptr ? none : handle->memory;
 }
 
 void CastTracker::bind_zeros(c10::StorageImpl& cast) {
   const auto bytes = static_cast<int64_t>(cast.nbytes());
-  const at::Tensor zeros = at::zeros({bytes}, at::TensorOptions().dtype(at::kByte).device(cast.device()));
+  at::Tensor zeros;
+  try {
+    zeros = at::zeros({bytes}, at::TensorOptions().dtype(at::kByte).device(cast.device()));
+  } catch (const std::exception& error) {
+    cast.release_data_and_set_meta_custom_data_ptr_error_msg_(comm::error_message(error));
+    return;
+  }
   at::DataPtr memory = zeros.storage().unsafeGetStorageImpl()->set_data_ptr(at::DataPtr());
   void* data = memory.get();
   cast.set_data_ptr_noswap(pointer_to(find_cast(cast), data, std::move(memory), cast.device()));

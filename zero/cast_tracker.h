@@ -25,7 +25,7 @@ struct CastSource {
 /// Local. The piece `tensor` covers, when it is dense in memory (whatever its strides).
 CastSource cast_source(UnitHandle* handle, const at::Tensor& tensor);
 /// Local. The unit that `storage`, itself a tracked cast, was cast from, or null.
-UnitHandle* find_cast(const c10::StorageImpl& storage);
+UnitHandle* find_cast(c10::StorageImpl& storage);
 
 /// The living casts of one rank's units. Not thread-safe.
 class CastTracker {
@@ -40,9 +40,12 @@ class CastTracker {
   void forget(int unit);
 
   /// Local. False for a tracked cast whose memory has gone.
-  static bool readable(const c10::StorageImpl& cast);
-  /// Local. Gives such a cast zeros to be read in place of its values.
+  static bool readable(c10::StorageImpl& cast);
+  /// Local. Gives such a cast zeros to be read in place of its values; without memory for them, reading it
+  /// throws.
   static void bind_zeros(c10::StorageImpl& cast);
+  /// Local. Null where it has gone, and of what is no tracked cast.
+  static const at::DataPtr& memory_of(c10::StorageImpl& cast);
 
   int64_t live_bytes() const;                           ///< memory held by tracked casts now
   size_t num_tracked() const { return casts_.size(); }  ///< some may be gone

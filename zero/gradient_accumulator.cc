@@ -17,7 +17,8 @@ GradientAccumulator::GradientAccumulator(const Layout& layout, std::vector<Param
       expected_(parameters_.size(), 1),
       in_slot_(parameters_.size(), false),
       parts_(parameters_.size()),
-      used_(parameters_.size(), false) {}
+      used_(parameters_.size(), false),
+      streams_(device_of(units)) {}
 
 /// On CUDA: little beside what else a backward holds, and as much as a launch over a full table of parameters
 /// of half a megabyte each. A larger one keeps the device busy for longer than its launch takes.
@@ -60,12 +61,16 @@ void GradientAccumulator::came_late(int parameter) {
 at::Tensor GradientAccumulator::take_grad(int parameter) {
   used_[parameter] = true;  // also one left in p.grad by a backward of the user's own
   at::Tensor grad = std::exchange(parameters_[parameter].mutable_grad(), at::Tensor());
+  streams_.uses(grad);  // one that stayed there may be of another stream
   return (grad.is_sparse() ? grad.to_dense() : grad).reshape(-1);
 }
 
 /// In its place now, or together with those that come next.
 void GradientAccumulator::put(int parameter, kernels::Accumulation gradient) {
-  if (fired_[parameter] > 0) put_waiting();  // the part before may be among them
+  if (std::find(waiting_parameters_.begin(), waiting_parameters_.end(), parameter) !=
+      waiting_parameters_.end())
+    put_waiting();  // the part before
+  waiting_parameters_.push_back(parameter);
   waiting_bytes_ += static_cast<int64_t>(gradient.grad.nbytes());
   waiting_.push_back(std::move(gradient));
   if (waiting_bytes_ >= options_.max_waiting_bytes) put_waiting();
@@ -73,7 +78,13 @@ void GradientAccumulator::put(int parameter, kernels::Accumulation gradient) {
 
 void GradientAccumulator::put_waiting() {
   waiting_bytes_ = 0;
+  waiting_parameters_.clear();
   kernels::accumulate(std::exchange(waiting_, {}));
+}
+
+/// Gradients that wait are of the stream before.
+void GradientAccumulator::follow_stream() {
+  streams_.follow([this] { put_waiting(); });
 }
 
 void GradientAccumulator::accumulate(int parameter) {
@@ -89,6 +100,7 @@ void GradientAccumulator::take_part(int parameter) {
   const at::Tensor grad = take_grad(parameter);
   at::Tensor& sum = parts_[parameter];
   if (sum.defined()) {
+    streams_.uses(sum);
     sum.add_(grad);
   } else {
     sum = expected_[parameter] == 1
@@ -106,6 +118,7 @@ void GradientAccumulator::copy_into_slot(int parameter, const at::Tensor& slot) 
   const at::Tensor target = slot.narrow(0, slice.offset, slice.numel);
   const at::Tensor grad =
       parts_[parameter].defined() ? std::exchange(parts_[parameter], at::Tensor()) : take_grad(parameter);
+  streams_.uses(grad);
   if (options_.prescale == 1) {
     put(parameter, {.grad = rounded_as_in_slot(grad), .into = target, .add = in_slot_[parameter]});
   } else if (in_slot_[parameter]) {

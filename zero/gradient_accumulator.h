@@ -30,6 +30,7 @@
 #include "zero/kernels/kernels.h"
 #include "zero/layout.h"
 #include "zero/param_unit.h"
+#include "zero/stream_order.h"
 
 namespace tessera::zero {
 
@@ -71,8 +72,9 @@ class GradientAccumulator {
   /// It may go into the slot: no further part is expected, or none needs to be waited for.
   bool ready_for_slot(int parameter) const;
   void copy_into_slot(int parameter, const at::Tensor& slot);
-  /// Those that wait go to their places now.
-  void put_waiting();
+  /// What this thread's current stream is given from now on comes after what came before:
+  /// [Note: streams of the model] in stream_order.h.
+  void follow_stream();
   /// It has been dealt with. Returns whether its unit lacks no gradient now.
   bool arrived(int parameter);
 
@@ -96,6 +98,7 @@ class GradientAccumulator {
   at::Tensor rounded_as_in_slot(const at::Tensor& grad) const;
   bool has_grad(int parameter) const;
   void put(int parameter, kernels::Accumulation gradient);
+  void put_waiting();
   void zero_missing(const at::Tensor& flat, const ParamUnit& unit, const std::vector<bool>& came) const;
 
   const Layout& layout_;
@@ -111,7 +114,9 @@ class GradientAccumulator {
   std::vector<bool> used_;
 
   std::vector<kernels::Accumulation> waiting_;
+  std::vector<int> waiting_parameters_;  // whose they are
   int64_t waiting_bytes_ = 0;
+  StreamOrder streams_;
 };
 
 }  // namespace tessera::zero

@@ -47,8 +47,7 @@ GradientReducer::GradientReducer(const Layout& layout, std::vector<ParamUnit>& u
                                  way_ == Way::kStraight,
                   .straight = way_ == Way::kStraight,
                   .max_waiting_bytes = options.max_waiting_bytes.value_or(
-                      GradientAccumulator::max_waiting_bytes(device_of(units)))}),
-      streams_(device_of(units)) {
+                      GradientAccumulator::max_waiting_bytes(device_of(units)))}) {
   TESSERA_CHECK(options_.num_slots >= 1);
   std::vector<int> order;
   bool gathers_on_use = false;
@@ -85,6 +84,7 @@ GradientReducer::GradientReducer(const Layout& layout, std::vector<ParamUnit>& u
   }
   reads_peers_ = update_whole_ && !through_slots() &&
                  comm_->peer_view(units_[this->order().front()].gradient.accumulator, 0).defined();
+  install_hooks();  // last: the destructor removes them, which does not run for a constructor that throws
 }
 
 GradientReducer::Way GradientReducer::choose_way() const {
@@ -112,11 +112,15 @@ void GradientReducer::make_accumulator(ParamUnit& unit) {
                             ? symmetric_zeros(*options_.replicas, numel, like, unit.name)
                             : unit.make(kGradient, numel, options_.accumulate_dtype, "the gradient")
                       : symmetric_zeros(*comm_, numel, like, unit.name);
-  for (const int parameter : unit.spec.parameters) {
-    const at::Tensor& tensor = gradients_.parameter(parameter);
-    tensor.mutable_grad().reset();
-    GradientHook::install(this, tensor, [this, parameter] { on_gradient(parameter); });
-  }
+}
+
+void GradientReducer::install_hooks() {
+  for (const int unit : order())
+    for (const int parameter : units_[unit].spec.parameters) {
+      const at::Tensor& tensor = gradients_.parameter(parameter);
+      tensor.mutable_grad().reset();
+      GradientHook::install(this, tensor, [this, parameter] { on_gradient(parameter); });
+    }
 }
 
 // Collective: all of them at once, because ranks come to their first use at different times.
@@ -163,7 +167,7 @@ void GradientReducer::on_gradient(int parameter) {
   if (check) check();
   const PauseListening our_own_operators;
   const at::NoGradGuard no_grad;
-  follow_stream();
+  gradients_.follow_stream();
   if (late(parameter)) return gradients_.came_late(parameter);
   ParamUnit& unit = units_[layout_.slice(parameter).unit];
   if (each_backward()) {
@@ -182,11 +186,6 @@ void GradientReducer::on_gradient(int parameter) {
   // the work.
   while (queue_->in_flight() > 0 && complete_next(Wait::kNo)) {
   }
-}
-
-/// Gradients that wait are of the stream before, on which their memory may be used anew.
-void GradientReducer::follow_stream() {
-  streams_.follow([this] { gradients_.put_waiting(); });
 }
 
 bool GradientReducer::claim_slot(ParamUnit& unit, Wait wait) {
@@ -268,7 +267,7 @@ at::Tensor GradientReducer::prepare_buffer(ParamUnit& unit) {
 }
 
 void GradientReducer::issue(ParamUnit& unit) {
-  follow_stream();
+  gradients_.follow_stream();
   const at::Tensor flat = prepare_buffer(unit);
   const bool add = way_ == Way::kReduceEachBackward && !gradients_.first();
   const at::Tensor sum = sum_goes_to(unit, add);
@@ -298,6 +297,8 @@ void GradientReducer::bring_accumulator(ParamUnit& unit, bool add) {
   buffer = on_device_->take(static_cast<int64_t>(shard(unit).nbytes()));
   if (!add) return;
   unit.wait_for_gradient();  // of the micro-step before
+  // Memory that was allocated just now may still be used by what the current stream was given before.
+  if (!buffer.free) buffer.free = options_.link->now();
   buffer.free = options_.link->to_device(sum_on_device(unit), shard(unit), buffer.free);
 }
 
@@ -361,7 +362,7 @@ void GradientReducer::finish_backward() {
   const PauseListening our_own_operators;
   const at::NoGradGuard no_grad;
   TESSERA_CHECK(under_way());
-  follow_stream();
+  gradients_.follow_stream();
   if (before_waiting) before_waiting();
   if (reducing()) {
     issue_ready(/*at_end=*/true);

@@ -18,7 +18,6 @@
 #include "zero/layout.h"
 #include "zero/param_unit.h"
 #include "zero/reduction_queue.h"
-#include "zero/stream_order.h"
 
 namespace tessera::zero {
 
@@ -130,7 +129,6 @@ class GradientReducer {
   bool reducing() const { return each_backward() || boundary_; }
   bool through_slots() const { return way_ == Way::kAccumulateThenCopy || way_ == Way::kReduceEachBackward; }
   bool late(int parameter) const;
-  void follow_stream();
   bool claim_slot(ParamUnit& unit, Wait wait);
   at::Tensor slot_of(const ParamUnit& unit) const;
   void issue_ready(bool at_end);
@@ -151,6 +149,7 @@ class GradientReducer {
   Way choose_way() const;
   at::Tensor zero_norms() const;
   void make_slots();
+  void install_hooks();
   std::vector<int64_t> numels_in_order() const;
   void agree_on_order();
 
@@ -163,7 +162,6 @@ class GradientReducer {
   const Way way_;
   bool update_whole_ = false;  // every rank updates whole units, and needs the whole sum
   GradientAccumulator gradients_;
-  StreamOrder streams_;
   bool reads_peers_ = false;
   comm::WorkPtr all_have_read_;
 

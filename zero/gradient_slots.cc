@@ -11,13 +11,17 @@ at::Tensor symmetric_zeros(comm::Communicator& comm, int64_t numel, const at::Te
   return comm.allocate_symmetric(bytes, like.device(), label).view(like.dtype().toScalarType()).zero_();
 }
 
-GradientSlots::GradientSlots(comm::Communicator& comm, const std::vector<int64_t>& numels, int num_slots,
-                             const at::TensorOptions& like) {
+int64_t GradientSlots::total_numel(const std::vector<int64_t>& numels, int num_slots) {
   const auto num_units = static_cast<int64_t>(numels.size());
   const int64_t sum = std::accumulate(numels.begin(), numels.end(), int64_t{0});
   const int64_t largest = *std::max_element(numels.begin(), numels.end());
   const int64_t few = std::min<int64_t>(num_slots, num_units) * sum / num_units;
-  buffer_ = symmetric_zeros(comm, std::max(largest, few), like, "gradient buffer");
+  return std::max(largest, few);
+}
+
+GradientSlots::GradientSlots(comm::Communicator& comm, const std::vector<int64_t>& numels, int num_slots,
+                             const at::TensorOptions& like)
+    : buffer_(symmetric_zeros(comm, total_numel(numels, num_slots), like, "gradient buffer")) {
   arrange(numels);
 }
 

@@ -1,10 +1,20 @@
 #include "zero/host_thread.h"
 
+#include <c10/core/impl/VirtualGuardImpl.h>
+
 #include <utility>
 
 namespace tessera::zero {
 
-HostThread::HostThread() : thread_([this] { run(); }) {}
+void set_device_of_thread(at::Device device) {
+  if (device.is_cuda()) c10::impl::VirtualGuardImpl(device.type()).setDevice(device);
+}
+
+HostThread::HostThread(at::Device device)
+    : thread_([this, device] {
+        set_device_of_thread(device);
+        run();
+      }) {}
 
 HostThread::~HostThread() {
   {

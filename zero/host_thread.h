@@ -2,6 +2,8 @@
 // where the device's memory is not the host's ([Note: late updates] in sharded_optimizer.h).
 #pragma once
 
+#include <c10/core/Device.h>
+
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -12,12 +14,17 @@
 
 namespace tessera::zero {
 
+/// Local. To be called by a thread that makes calls to a CUDA device, before the first: libtorch's guards put
+/// back the device that was current before them, and where that was never set they make a context on device 0.
+void set_device_of_thread(at::Device device);
+
 /// Thread-safe. Owns its thread. All members are local.
 class HostThread {
  public:
   using Task = int64_t;  ///< 0: none, which has ended
 
-  HostThread();
+  /// For work beside `device`.
+  explicit HostThread(at::Device device = at::kCPU);
   /// Waits for the task that runs; those behind it are dropped.
   ~HostThread();
   HostThread(const HostThread&) = delete;

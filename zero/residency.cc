@@ -70,6 +70,7 @@ void Residency::on_use(int index, const char* operator_name) noexcept {
     if (order_.recording()) order_.record(index, operator_count_, reductions_ ? reductions_->num_ready() : 0);
     if (order_.replaying() && gathers_on_use_ && !failure_) replay(unit, operator_name);
     ensure_unsharded(unit, operator_name);
+    cache_.uses(unit);
   } catch (...) {
     fail(unit);
   }
@@ -85,7 +86,9 @@ void Residency::on_use_beside(ParamUnit& unit, const char* operator_name) {
       throw Error(str(operator_name, " reads ", unit.name,
                       " on a second thread while another thread is inside an "
                       "operator of the same model: at stage 3 one thread at a time may run it"));
+    cache_.follow_stream();
     make_readable(unit);
+    cache_.uses(unit);
   } catch (...) {
     fail(unit);
   }
@@ -117,7 +120,7 @@ void Residency::on_write(int unit, const char* operator_name) noexcept {
 // failed.
 void Residency::on_cast_read(int unit, c10::StorageImpl& cast, const char* operator_name) noexcept {
   const Lock lock(mutex_);
-  if (CastTracker::readable(cast)) return;
+  if (CastTracker::readable(cast)) return cache_.uses(cast);
   if (!failure_)
     failure_ = std::make_exception_ptr(Error(str(operator_name, " reads a cast of ", units_[unit].name,
                                                  " that autocast made before the last step(), and "
@@ -297,6 +300,7 @@ void Residency::end_pass() {
 
 void Residency::begin_update() {
   const Lock lock = enter("step()");
+  cache_.follow_stream();
   cache_.wait_all();
   updating_ = true;
 }

@@ -434,8 +434,10 @@ StateModel ShardedModel::state_model(bool async_checkpoints) const {
           .one_copy_a_host = host_shared(),
           .ranks_a_host = gather_comm_->place_on_host().num_ranks,
           .num_states = static_cast<int>(state_names().size()),
-          .async_checkpoints = async_checkpoints && !offload_store_,
-          .tiers = options_.tiers,
+          .async_checkpoints = async_checkpoints && !offload_store_ && options_.device.is_cpu(),
+          .tiers = {.parameters = options_.tiers.parameters,
+                    .optimizer = options_.tiers.optimizer,
+                    .host_apart = host_apart_},
           .groups = options_.groups};
 }
 

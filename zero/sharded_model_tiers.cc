@@ -11,6 +11,7 @@ namespace tessera::zero {
 
 /// See [Note: state on the host] in param_unit.h.
 void ShardedModel::connect_to_host() {
+  host_apart_ = options_.tiers.host_apart;
   options_.tiers.host_apart = options_.tiers.any_below_device() && options_.link != nullptr;
   if (!options_.tiers.host_apart) {
     options_.link = nullptr;
@@ -19,7 +20,7 @@ void ShardedModel::connect_to_host() {
   }
   // Else the update's result would have to travel down.
   TESSERA_CHECK(options_.tiers.optimizer != Tier::kDevice, "parameters below the device, the optimizer not");
-  host_thread_ = std::make_unique<HostThread>();
+  host_thread_ = std::make_unique<HostThread>(options_.device);
   options_.reducer.link = options_.optimizer.link = options_.link.get();
   options_.reducer.host = options_.optimizer.host = host_thread_.get();
   options_.offload.link = options_.link;

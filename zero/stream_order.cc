@@ -7,9 +7,10 @@
 namespace tessera::zero {
 
 void StreamOrder::follow(c10::function_ref<void()> leave) {
-  if (!device_.is_cuda()) return;
+  if (device_.is_cpu()) return;
   const c10::Stream current = c10::impl::VirtualGuardImpl(device_.type()).getStream(device_);
   if (last_ && *last_ != current) {
+    several_ = true;
     {
       const c10::StreamGuard on_last(*last_);
       leave();
@@ -19,6 +20,12 @@ void StreamOrder::follow(c10::function_ref<void()> leave) {
     given.block(current);
   }
   last_ = current;
+}
+
+void StreamOrder::uses(const at::DataPtr& memory) const {
+  if (!several_ || memory.get() == nullptr) return;
+  const c10::impl::VirtualGuardImpl device(device_.type());
+  device.recordDataPtrOnStream(memory, device.getStream(device_));
 }
 
 }  // namespace tessera::zero

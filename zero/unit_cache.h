@@ -46,6 +46,9 @@ class UnitCache {
   /// Local. A unit is about to be read on this thread's current stream: [Note: streams of the model] in
   /// stream_order.h.
   void follow_stream() { streams_.follow(); }
+  /// Local. What runs on this thread's current stream reads them.
+  void uses(const ParamUnit& unit) const { streams_.uses(unit.memory.buffer()); }
+  void uses(c10::StorageImpl& cast) const { streams_.uses(CastTracker::memory_of(cast)); }
   /// Local. Buffers for the gathers of resharded units, before the ranks agree on them: for all units or,
   /// when the allocator's error is returned, for none.
   std::exception_ptr take_buffers(const std::vector<int>& units);

@@ -62,6 +62,7 @@ class UnitMemory {
   const at::Tensor& full() const { return full_; }
   /// (numel) view of the buffer, not of the storage: for collectives that fill it. Needs a buffer.
   at::Tensor contents() const;
+  const at::Tensor& buffer() const { return handle_->buffer; }
   bool has_buffer() const { return handle_->buffer.defined(); }
   bool bound() const { return bound_; }
   int64_t bytes() const { return full_.numel() * full_.element_size(); }

@@ -48,6 +48,14 @@ TEST(AllocationFailure, OfThisThreadOrElseOfAnother) {
   std::thread([] { note_allocation_failure(3, std::nullopt); }).join();
   EXPECT_EQ(take_allocation_failure()->bytes, 2);
   EXPECT_FALSE(take_allocation_failure());
+
+  note_allocation_failure(4, std::nullopt);  // the model's own, which it has caught
+  std::thread([] {
+    const std::string unit = "unit 0 (a)";
+    const MemoryForUnit for_unit(unit);
+    note_allocation_failure(5, std::nullopt);
+  }).join();
+  EXPECT_EQ(take_allocation_failure()->bytes, 5) << "a gather in the backward of a device";
 }
 
 TEST(AllocationFailure, OfAUnitIsNotReplacedByWhatFollowsFromIt) {

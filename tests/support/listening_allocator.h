@@ -8,7 +8,8 @@
 namespace tessera::testing {
 
 /// Listener has `static void took(void* data, int64_t bytes)` and `static void gives_back(void* data)`, which
-/// are called on the thread that allocates or frees.
+/// are called on the thread that allocates or frees. It may have `static void wants(int64_t bytes)`, which is
+/// called before, and which may throw.
 template <class Listener>
 class ListeningAllocator final : public c10::Allocator {
  public:
@@ -16,6 +17,7 @@ class ListeningAllocator final : public c10::Allocator {
   static void install() { instance(); }
 
   c10::DataPtr allocate(size_t bytes) override {
+    if constexpr (requires { Listener::wants(0); }) Listener::wants(static_cast<int64_t>(bytes));
     void* const data = inner_->raw_allocate(bytes);
     if (data != nullptr) Listener::took(data, static_cast<int64_t>(bytes));
     return {data, data, &free, c10::Device(c10::kCPU)};

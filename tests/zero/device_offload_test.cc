@@ -278,6 +278,18 @@ TEST_P(DeviceOffloadTest, ShardsOnTheHostTravelUpForEachGather) {
       }());
 }
 
+// What offloading would mean there: advice when memory runs out is computed from it.
+TEST(HostApart, IsKnownWhereNothingIsOffloaded) {
+  for (const bool apart : {false, true}) {
+    Chain model(2);
+    Rig rig(*model, alone(), 3, [&](ShardedModelOptions& options) {
+      options.tiers.host_apart = apart;
+      if (apart) options.link = std::make_shared<HostLink>(Mode::kAtOnce);
+    });
+    EXPECT_EQ(rig.sharded->state_model().tiers.host_apart, apart);
+  }
+}
+
 TEST_P(DeviceOffloadTest, AFailureOnTheHostThreadIsTheCallersAndStays) {
   for (int at = 0; at < 52; at += 7) {  // of 13 copies a step
     const Setting setting = on_device(kOptimizerOnHost);

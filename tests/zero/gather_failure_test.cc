@@ -6,6 +6,9 @@
 #include <ATen/autocast_mode.h>
 #include <torch/nn/modules/rnn.h>
 
+#include <limits>
+
+#include "tests/support/failing_allocations.h"
 #include "tests/zero/zero_testing.h"
 
 namespace tessera::zero::testing {
@@ -83,6 +86,43 @@ TEST(GatherFailure, AtEveryWait) { fail_everywhere({.in_wait = true}); }
 TEST(GatherFailure, WithoutOverlap) { fail_everywhere({.overlap = false}); }
 TEST(GatherFailure, UnderAutocast) { fail_everywhere({.autocast = true}); }
 TEST(GatherFailure, InTheWaitUnderAutocast) { fail_everywhere({.in_wait = true, .autocast = true}); }
+
+/// Two steps, of which the second has no memory from allocation `first` on. Returns the error, and how many
+/// allocations there were.
+std::pair<std::string, int64_t> train_without_memory(int64_t first, bool autocast) {
+  Mixed model;
+  Rig rig(*model, alone(), 3, [&](ShardedModelOptions& options) {
+    options.unit_numel = 64;
+    options.residency.track_casts = autocast;
+  });
+  int64_t count = 0;
+  const auto step = [&](int number) {
+    const at::Tensor tokens = randint(11, {4, 2}, number);
+    const tessera::testing::FailingAllocations failing(number == 0 ? std::numeric_limits<int64_t>::max() : first);
+    const std::string error = error_of([&] {
+      at::autocast::set_autocast_enabled(at::kCPU, autocast);
+      at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
+      rig.step(model->forward(tokens));
+    });
+    at::autocast::clear_cache();
+    at::autocast::set_autocast_enabled(at::kCPU, false);
+    count = failing.count();
+    return error;
+  };
+  EXPECT_EQ(step(0), "");
+  const std::string error = step(1);
+  return {error, count};
+}
+
+TEST(GatherFailure, NoMemoryFromAnyPointOnIsAnError) {
+  for (const bool autocast : {false, true}) {
+    const int64_t all = train_without_memory(std::numeric_limits<int64_t>::max(), autocast).second;
+    ASSERT_GT(all, 50);
+    for (int64_t first = 0; first < all; ++first)
+      EXPECT_THAT(train_without_memory(first, autocast).first, ::testing::HasSubstr("can't allocate memory"))
+          << "from allocation " << first << " of " << all << ", autocast " << autocast;
+  }
+}
 
 TEST(GatherFailure, OnOneRankEndsTheOthers) {
   for (int at : {0, 3, 12}) {

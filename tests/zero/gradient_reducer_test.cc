@@ -6,9 +6,13 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <torch/nn/modules/linear.h>
+
 #include <thread>
 
+#include "tests/support/failing_allocations.h"
 #include "tests/zero/vectors.h"
+#include "tests/zero/zero_testing.h"
 
 namespace tessera::zero::testing {
 namespace {
@@ -49,6 +53,24 @@ TEST(Reducer, MicroStepsAdd) {
           EXPECT_EQ(vectors.reducer->used(), (std::vector<bool>{true, false, true}));
         }
       });
+    }
+  }
+}
+
+// Wherever memory runs out while it is made.
+TEST(Reducer, WithoutMemoryItLeavesNoHooks) {
+  for (const int stage : {0, 2}) {
+    std::string error = "?";
+    for (int64_t first = 0; !error.empty(); ++first) {
+      const torch::nn::Linear model(8, 8);
+      const comm::CommunicatorPtr comm = alone();
+      {
+        const tessera::testing::FailingAllocations failing(first);
+        error = error_of([&] { Rig rig(*model, comm, stage); });
+      }
+      for (const at::Tensor& parameter : model->parameters())
+        EXPECT_EQ(torch::autograd::impl::post_acc_grad_hooks(parameter), nullptr)
+            << "stage " << stage << ", memory ran out at allocation " << first;
     }
   }
 }

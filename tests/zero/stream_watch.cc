@@ -62,6 +62,10 @@ void note_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torc
       }
   }
   op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey), stack);
+  // The allocator gives what has been freed to the next request on its stream, where earlier work may still
+  // use it: so memory that is new is ordered behind this stream alone.
+  if (watching != nullptr && schema.name() == "aten::empty" && stack->back().isTensor())
+    note(stack->back().toTensor(), /*writes=*/true);
 }
 
 TORCH_LIBRARY_IMPL(_, TESTING_ONLY_GenericMode, library) {
@@ -246,6 +250,10 @@ class StreamedLink::ClockMoment final : public Moment {
   }
   const Clock clock;
 };
+
+at::Tensor StreamedLink::host_memory(int64_t bytes) {
+  return unwatched([&] { return inner_.host_memory(bytes); });
+}
 
 MomentPtr StreamedLink::now() { return std::make_shared<ClockMoment>(watch_->event(current)); }
 

@@ -136,7 +136,7 @@ class StreamedLink final : public DeviceLink {
  public:
   explicit StreamedLink(std::shared_ptr<StreamWatch> watch) : watch_(std::move(watch)) {}
 
-  at::Tensor host_memory(int64_t bytes) override { return inner_.host_memory(bytes); }
+  at::Tensor host_memory(int64_t bytes) override;
   int64_t pinned_bytes() const override { return inner_.pinned_bytes(); }
   MomentPtr now() override;
   MomentPtr to_host(const at::Tensor& host, const at::Tensor& device, const MomentPtr& after) override;
