@@ -67,8 +67,7 @@ std::string obstacle_to_shared_memory(const Rendezvous& met, const Environment& 
 Choice gloo_for_want_of_memory(const Environment& env, const JoinOptions& options,
                                const std::string& obstacle) {
   if (env.rank == 0)
-    options.log.warning(
-        str("ranks share a host, but not memory, and use Gloo, which is slower: ", obstacle));
+    options.log.warning(str("ranks share a host, but not memory, and use Gloo, which is slower: ", obstacle));
   return {.backend = "gloo", .found = {}, .device = nullptr};
 }
 

@@ -42,9 +42,9 @@ std::shared_ptr<zero::DeviceLink> Engine::page_locked_link() const {
 
 CheckpointWriter& Engine::checkpoint_writer() {
   if (!checkpoint_writer_)
-    checkpoint_writer_ = std::make_unique<CheckpointWriter>(
-        *sharded_, config_.zero.stage, config_.checkpoint, options_.log,
-        CheckpointWriter::Where{.link = page_locked_link()});
+    checkpoint_writer_ =
+        std::make_unique<CheckpointWriter>(*sharded_, config_.zero.stage, config_.checkpoint, options_.log,
+                                           CheckpointWriter::Where{.link = page_locked_link()});
   return *checkpoint_writer_;
 }
 

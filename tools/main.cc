@@ -96,7 +96,7 @@ int run(int num_given, char** given) {
 
 int main(int argc, char** argv) {
   const int exit_code = run(argc, argv);
-#ifndef __SANITIZE_ADDRESS__  // which looks for leaks at an ordinary exit
+#ifndef __SANITIZE_ADDRESS__   // which looks for leaks at an ordinary exit
   std::quick_exit(exit_code);  // libtorch's static objects take 80 ms to destroy, and nothing needs it
 #endif
   return exit_code;

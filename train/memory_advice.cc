@@ -50,7 +50,9 @@ class StateAdvice {
   }
 
   /// Beside a change that needs sharded parameters.
-  const char* at_stage_3() const { return zero::sharding_of(config_.zero.stage).parameters ? "" : " at stage 3"; }
+  const char* at_stage_3() const {
+    return zero::sharding_of(config_.zero.stage).parameters ? "" : " at stage 3";
+  }
 
   std::string stage_or_world() const {
     const int64_t world = layout_.world_size();

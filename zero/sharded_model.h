@@ -200,7 +200,7 @@ class ShardedModel {
   bool training_ = true;
   std::exception_ptr failure_;  // of a backward or an update that ended half-way
   std::vector<bool> used_;      // by parameter: had a gradient on some rank, as the last summary says
-  bool host_apart_ = false;  // what the options say, also where nothing lies below the device
+  bool host_apart_ = false;     // what the options say, also where nothing lies below the device
   std::unique_ptr<HostThread> host_thread_;  // its tasks use all of the above
 };
 

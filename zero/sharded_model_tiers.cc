@@ -11,8 +11,9 @@ namespace tessera::zero {
 
 /// See [Note: state on the host] in param_unit.h.
 void ShardedModel::connect_to_host() {
-  host_apart_ = options_.tiers.host_apart;
-  options_.tiers.host_apart = options_.tiers.any_below_device() && options_.link != nullptr;
+  const bool connected = options_.tiers.any_below_device() && options_.link != nullptr;
+  host_apart_ = connected || options_.tiers.host_apart;
+  options_.tiers.host_apart = connected;
   if (!options_.tiers.host_apart) {
     options_.link = nullptr;
     TESSERA_CHECK(options_.device.is_cpu() || !options_.tiers.any_below_device());

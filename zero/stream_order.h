@@ -27,8 +27,8 @@ class StreamOrder {
   /// to the stream that was current in the call before. Where that is another one, `leave` is called first,
   /// with it as the current stream.
   void follow(c10::function_ref<void()> leave = [] {});
-  /// Local. Work on this thread's current stream uses the memory: when it is freed, it is not used anew before
-  /// what has been given to that stream by then is done.
+  /// Local. Work on this thread's current stream uses the memory: when it is freed, it is not used anew
+  /// before what has been given to that stream by then is done.
   void uses(const at::DataPtr& memory) const;
   void uses(const at::Tensor& tensor) const {
     if (several_ && tensor.has_storage()) uses(tensor.storage().data_ptr());

@@ -40,8 +40,8 @@ inline bool has_context(int device) {
          state_of(handle, &flags, &active) == CUDA_SUCCESS && active != 0;
 }
 
-/// Makes `device` current, with its primary context, until the end of the scope. The device before is not made
-/// current again where that would make a context on it: a thread that has set none has device 0.
+/// Makes `device` current, with its primary context, until the end of the scope. The device before is not
+/// made current again where that would make a context on it: a thread that has set none has device 0.
 class OnDevice {
  public:
   explicit OnDevice(int device) {

@@ -134,7 +134,8 @@ void Group::release() {
 bool Group::drain() {
   const auto deadline = steady_clock::now() + kDrainLimit;
   // Before the device is asked: a call to it may be held up until it is idle.
-  if (!flags_->has_released(rank()) && flags_->done_by_all() < flags_->issued(rank()).load(std::memory_order_acquire))
+  if (!flags_->has_released(rank()) &&
+      flags_->done_by_all() < flags_->issued(rank()).load(std::memory_order_acquire))
     release();
   while (true) {
     try {

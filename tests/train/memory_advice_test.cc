@@ -47,7 +47,8 @@ class Advice : public ::testing::Test {
 };
 
 // In MB, from 163.84 of all: stage 1 has 81.92 + 81.92/4 = 102.4; stage 2 40.96 + 122.88/4 = 71.68 and three
-// slots of 4.096 that gradients are reduced from; stage 3 163.84/4 = 40.96, these, and three buffers of 4.096.
+// slots of 4.096 that gradients are reduced from; stage 3 163.84/4 = 40.96, these, and three buffers
+// of 4.096.
 TEST_F(Advice, TheLowestStageThatIsEnough) {
   EXPECT_THAT(of(61),
               ElementsAre("zero_optimization.stage 1 (model state of a rank 102.4 MB, now 163.8 MB)"));
@@ -82,7 +83,8 @@ TEST_F(Advice, OneRankHasNoStages) {
 // On the CPU state below memory is on disk, and passes through buffers of a part's size: 2 x 4.
 TEST_F(Advice, OffloadingOnTheCpuIsToDisk) {
   model_.tiers.host_apart = false;
-  config_.zero.stage = 2;  // 71.68 and slots; optimizer state 20.48 and gradients 10.24 of it; buffers 8 x 1.024
+  config_.zero.stage =
+      2;  // 71.68 and slots; optimizer state 20.48 and gradients 10.24 of it; buffers 8 x 1.024
   EXPECT_THAT(of(20),
               ElementsAre("5 ranks at stage 3 (model state of a rank 57.3 MB, now 84.0 MB)",
                           "zero_optimization.offload_optimizer.device \"nvme\" (model state of a rank "

@@ -98,7 +98,8 @@ std::pair<std::string, int64_t> train_without_memory(int64_t first, bool autocas
   int64_t count = 0;
   const auto step = [&](int number) {
     const at::Tensor tokens = randint(11, {4, 2}, number);
-    const tessera::testing::FailingAllocations failing(number == 0 ? std::numeric_limits<int64_t>::max() : first);
+    const tessera::testing::FailingAllocations failing(number == 0 ? std::numeric_limits<int64_t>::max()
+                                                                   : first);
     const std::string error = error_of([&] {
       at::autocast::set_autocast_enabled(at::kCPU, autocast);
       at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);

@@ -97,7 +97,8 @@ void HostLink::check_free(Direction direction, const at::Tensor& to, const at::T
   for (const Pending& pending : stream(other).pending) {
     ++number;
     if (waits_for != nullptr && waits_for->direction == other && waits_for->number >= number) continue;
-    if (overlap(to, pending.from) || overlap(to, pending.to) || overlap(from, pending.to))
+    if ((pending.read.empty() && overlap(to, pending.from)) || overlap(to, pending.to) ||
+        overlap(from, pending.to))
       violations_.push_back(str("a copy ", direction == Direction::kUp ? "up" : "down", " of ", to.nbytes(),
                                 " bytes uses what copy ", number, " of the other direction still has"));
   }
@@ -123,11 +124,10 @@ void HostLink::carry_out_next(Direction direction, Lock& lock) {
   carry_out_until(copy.after, lock);
   // Stays in the list, so that it is seen, until it has ended.
   const at::Tensor to = copy.to, from = copy.from;
-  if (copy.digest != 0 && copy.digest != std::hash<std::string_view>()(bytes_of(from)))
-    violations_.push_back(str("what a copy ", direction == Direction::kUp ? "up" : "down", " of ",
-                              to.nbytes(), " bytes reads was changed before it had ended"));
+  const std::vector<char> read = std::move(copy.read);
+  if (read.empty()) check_unchanged(direction, copy);
   if (mode_ == Mode::kOnThreads) lock.unlock();
-  std::memcpy(to.data_ptr(), from.const_data_ptr(), from.nbytes());
+  std::memcpy(to.data_ptr(), read.empty() ? from.const_data_ptr() : read.data(), from.nbytes());
   if (mode_ == Mode::kOnThreads) lock.lock();
   stream(direction).pending.pop_front();
   ++stream(direction).num_ended;
@@ -161,6 +161,37 @@ void HostLink::wait(const MomentPtr& moment) {
   Lock lock(mutex_);
   if (failed_) throw Error("the link to the device has failed");
   carry_out_until(moment, lock);
+}
+
+/// What the device does next may write to what a copy to the host has read. The host has the copy no sooner
+/// than it has waited for it.
+void HostLink::follow(const MomentPtr& moment) {
+  const auto* const point = static_cast<const HostMoment*>(moment.get());
+  if (point == nullptr || mode_ != Mode::kLast || point->direction == Direction::kUp) return wait(moment);
+  Lock lock(mutex_);
+  if (failed_) throw Error("the link to the device has failed");
+  read_until(*point, lock);
+}
+
+void HostLink::read_until(const HostMoment& moment, Lock& lock) {
+  const auto pending = [&](int64_t number) -> Pending* {
+    const int64_t ended = down_.num_ended;
+    return number > ended ? &down_.pending[static_cast<size_t>(number - ended - 1)] : nullptr;
+  };
+  for (int64_t number = 1; number <= moment.number; ++number) {
+    if (Pending* const copy = pending(number)) carry_out_until(MomentPtr(copy->after), lock);
+    Pending* const copy = pending(number);  // unless it was carried out for that
+    if (copy == nullptr || !copy->read.empty()) continue;
+    check_unchanged(Direction::kDown, *copy);
+    const std::string_view from = bytes_of(copy->from);
+    copy->read.assign(from.begin(), from.end());
+  }
+}
+
+void HostLink::check_unchanged(Direction direction, const Pending& copy) {
+  if (copy.digest != 0 && copy.digest != std::hash<std::string_view>()(bytes_of(copy.from)))
+    violations_.push_back(str("what a copy ", direction == Direction::kUp ? "up" : "down", " of ",
+                              copy.to.nbytes(), " bytes reads was changed before it had ended"));
 }
 
 void HostLink::wait_for_all() {

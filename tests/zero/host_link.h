@@ -40,7 +40,7 @@ class HostLink final : public DeviceLink {
   MomentPtr now() override { return nullptr; }
   MomentPtr to_host(const at::Tensor& host, const at::Tensor& device, const MomentPtr& after) override;
   MomentPtr to_device(const at::Tensor& device, const at::Tensor& host, const MomentPtr& after) override;
-  void follow(const MomentPtr& moment) override { wait(moment); }
+  void follow(const MomentPtr& moment) override;
   MomentPtr issue_after(const MomentPtr& moment, c10::function_ref<void()> issue) override;
   bool passed(const MomentPtr& moment) override;
   void wait(const MomentPtr& moment) override;
@@ -60,7 +60,8 @@ class HostLink final : public DeviceLink {
   struct Pending {
     at::Tensor to, from;
     MomentPtr after;
-    uint64_t digest;  // of `from` when it began
+    uint64_t digest;              // of `from` when it began
+    std::vector<char> read = {};  // what was in `from`, once the device goes on after the copy
   };
   struct Stream {
     std::deque<Pending> pending;
@@ -75,6 +76,8 @@ class HostLink final : public DeviceLink {
   void carry_out_until(const MomentPtr& moment, Lock& lock);
   void carry_out_next(Direction direction, Lock& lock);
   void check_free(Direction direction, const at::Tensor& to, const at::Tensor& from, const MomentPtr& after);
+  void check_unchanged(Direction direction, const Pending& copy);
+  void read_until(const HostMoment& moment, Lock& lock);
   void run(Direction direction);
 
   const Mode mode_;

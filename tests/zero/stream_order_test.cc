@@ -19,7 +19,7 @@ using ::testing::IsEmpty;
 constexpr c10::DeviceType kType = c10::DeviceType::PrivateUse1;
 const c10::Device kDevice(kType, 0);
 
-c10::Stream stream(int64_t number) { return {c10::Stream::UNSAFE, kDevice, number}; }
+c10::Stream stream(int64_t number) { return c10::Stream(c10::Stream::UNSAFE, kDevice, number); }
 
 /// What the device was told.
 std::vector<std::string>& told() {
@@ -43,7 +43,8 @@ struct NumberedStreams final : c10::impl::DeviceGuardImplInterface {
   c10::Stream exchangeStream(c10::Stream next) const override {
     return stream(std::exchange(current(), static_cast<int64_t>(next.id())));
   }
-  void record(void** event, const c10::Stream& on, const c10::DeviceIndex, const c10::EventFlag) const override {
+  void record(void** event, const c10::Stream& on, const c10::DeviceIndex,
+              const c10::EventFlag) const override {
     *event = &current();  // some address
     told().push_back(str("record on ", on.id()));
   }

@@ -126,8 +126,8 @@ const char* update_from(int64_t& begin, const Rule* rules, const UpdateArgs* arg
   });
 }
 
-/// Calls `add(table, i)` for i from 0 to count - 1 and `launch(table, first)` for each table that is full, and
-/// for the last; `first` is the table's first i. Returns CUDA's error text or null.
+/// Calls `add(table, i)` for i from 0 to count - 1 and `launch(table, first)` for each table that is full,
+/// and for the last; `first` is the table's first i. Returns CUDA's error text or null.
 template <class Table, class Add, class Launch>
 const char* in_tables(int64_t count, const Add& add, const Launch& launch) {
   for (int64_t next = 0; next < count;) {
@@ -199,11 +199,10 @@ const char* tessera_cuda_squared_norms(const tk::ConstSpan* spans, double* const
         table.add({spans[i], groups}, groups.num_blocks());
       },
       [&](const auto& table, int64_t first) {
-        return tk::sum_pairs(table, results + first, scratch, cuda_stream,
-                             [&](const auto& full, tk::Pair* partials) {
-                               tk::norm_kernel<<<full.num_blocks(), tk::kThreads, 0, cuda_stream>>>(full,
-                                                                                                    partials);
-                             });
+        return tk::sum_pairs(
+            table, results + first, scratch, cuda_stream, [&](const auto& full, tk::Pair* partials) {
+              tk::norm_kernel<<<full.num_blocks(), tk::kThreads, 0, cuda_stream>>>(full, partials);
+            });
       });
 }
 
@@ -229,11 +228,10 @@ const char* tessera_cuda_lamb_norms(const tk::LambRule* rules, const tk::UpdateA
         table.add({rules[i], 0, args[i], groups}, groups.num_blocks());
       },
       [&](const auto& table, int64_t first) {
-        return tk::sum_pairs(table, results + first, scratch, cuda_stream,
-                             [&](const auto& full, tk::Pair* partials) {
-                               tk::lamb_norms_kernel<<<full.num_blocks(), tk::kThreads, 0, cuda_stream>>>(
-                                   full, partials);
-                             });
+        return tk::sum_pairs(
+            table, results + first, scratch, cuda_stream, [&](const auto& full, tk::Pair* partials) {
+              tk::lamb_norms_kernel<<<full.num_blocks(), tk::kThreads, 0, cuda_stream>>>(full, partials);
+            });
       });
 }
 
