@@ -42,7 +42,7 @@ UnitHandle* find_cast(c10::StorageImpl& storage) {
 
 void CastTracker::add(const CastSource& source, const at::Tensor& copy) {
   // A cast must not be larger than its unit, whose guarded address space serves it too.
-  const bool plain = copy.is_floating_point() && copy.scalar_type() != source.dtype &&
+  const bool plain = copy.numel() > 0 && copy.is_floating_point() && copy.scalar_type() != source.dtype &&
                      copy.numel() == source.numel && copy.strides() == source.strides &&
                      copy.storage_offset() == 0 &&
                      copy.storage().nbytes() == static_cast<size_t>(copy.numel() * copy.element_size()) &&

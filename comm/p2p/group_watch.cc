@@ -133,10 +133,9 @@ void Group::release() {
 
 bool Group::drain() {
   const auto deadline = steady_clock::now() + kDrainLimit;
-  // Before the device is asked: a call to it may be held up until it is idle.
-  if (!flags_->has_released(rank()) &&
-      flags_->done_by_all() < flags_->issued(rank()).load(std::memory_order_acquire))
-    release();
+  // Before the device is asked: a call to it may be held up until its stream, which waits, is idle.
+  const uint64_t issued = flags_->issued(rank()).load(std::memory_order_acquire);
+  if (!flags_->has_released(rank()) && flags_->flag(Flags::kDone, rank()).value() < issued) release();
   while (true) {
     try {
       if (stream_->idle()) return true;
