@@ -125,7 +125,7 @@ std::optional<std::pair<size_t, size_t>> who_share(const std::vector<std::string
 /// Collective. "auto" is NCCL where NCCL can be used: p2p has not been measured beside it yet.
 Choice choose_for_cuda(const Rendezvous& met, const Environment& env, const JoinOptions& options,
                        at::Device device) {
-  const int index = device.index();
+  const at::DeviceIndex index = device.index();
   const std::vector<std::string> uuids =
       ask_all(met, env, "cuda_uuid", p2p::cuda_uuid(index), options.rendezvous_timeout);
   const auto sharing = who_share(uuids);

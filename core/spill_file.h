@@ -17,7 +17,7 @@ namespace tessera {
 struct SpillFileOptions {
   std::string directory;     ///< made if it does not exist (its parents too), and never removed
   int64_t bytes = 0;         ///< reserved at once; contents read as zeros until written
-  std::string purpose = "";  ///< for error messages: "optimizer state of rank 3"
+  std::string purpose = {};  ///< for error messages: "optimizer state of rank 3"
   std::string key = "zero_optimization.offload_*.nvme_path";  ///< and the key that names the directory
   int queue_depth = 32;           ///< operations under way at once in the kernel, 1 to 4096
   bool direct = true;             ///< O_DIRECT where the file system has it

@@ -371,7 +371,7 @@ auto initialize(Make&& make, const EngineConfig& config, comm::CommunicatorPtr c
       return std::move(made);
   }();
   made = nullptr;
-  using Model = typename std::remove_cvref_t<decltype(model)>::element_type;
+  using Model = std::remove_cvref_t<decltype(model)>::element_type;
   auto engine = std::make_unique<TypedEngine<Model>>(model, config, std::move(comm), options, &deferred);
   if (counts != nullptr) *counts = deferred.counts();
   return engine;

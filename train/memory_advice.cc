@@ -165,9 +165,9 @@ int64_t held_bytes(const zero::Layout& layout, const zero::StateModel& model, co
   if (model.sharding.parameters && !one_copy)
     bytes += std::min<int64_t>(zero.communication_buffers, layout.num_units()) * largest_unit;
   if (model.tiers.optimizer == Tier::kDisk && !model.tiers.host_apart)
-    bytes += 2 * zero.offload_optimizer.buffer_count * largest_part;
+    bytes += largest_part * 2 * zero.offload_optimizer.buffer_count;
   if (model.tiers.parameters == Tier::kDisk && !model.tiers.host_apart)
-    bytes += zero.offload_param.buffer_count * largest_part;
+    bytes += largest_part * zero.offload_param.buffer_count;
   return bytes;
 }
 

@@ -85,6 +85,8 @@ OffloadedTensor* ParamUnit::find_on_disk(const at::Tensor& tensor) const {
   return nullptr;
 }
 
+// It writes into the unit.
+// NOLINTNEXTLINE(readability-make-member-function-const)
 void ParamUnit::acquire(Pieces pieces, OffloadedTensor::Access access) {
   const std::vector<OffloadedTensor*> tensors = on_disk(pieces);
   for (size_t i = 0; i < tensors.size(); ++i) {
@@ -97,6 +99,7 @@ void ParamUnit::acquire(Pieces pieces, OffloadedTensor::Access access) {
   }
 }
 
+// NOLINTNEXTLINE(readability-make-member-function-const)
 void ParamUnit::release(Pieces pieces) {
   for (OffloadedTensor* const tensor : on_disk(pieces)) tensor->release();
 }

@@ -1,5 +1,6 @@
 #include "zero/sharded_model.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/where.h>

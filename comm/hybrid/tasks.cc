@@ -24,7 +24,7 @@ int64_t Staging::bytes_for(int num_ranks) {
 }
 
 int64_t element_bytes(const Operation& operation) {
-  return reduces(operation.kind) ? static_cast<int64_t>(operation.full.element_size()) : 1;
+  return reduces(operation.kind) ? operation.full.element_size() : 1;
 }
 
 std::vector<Task> cut(const OperationPtr& operation, const Hosts& hosts, const Staging& staging,

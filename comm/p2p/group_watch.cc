@@ -182,7 +182,7 @@ void Group::close() {
 
 Group::~Group() {
   close();
-  if (!has_ended_)
+  if (!has_ended_)  // NOLINTNEXTLINE(bugprone-unhandled-exception-at-new): then nothing is left to run
     new Kept{std::move(stream_), std::move(memory_), std::move(flags_memory_),
              std::move(flags_registration_)};
 }

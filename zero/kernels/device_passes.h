@@ -191,7 +191,7 @@ struct GroupAt {
 
 /// The number of the i-th group of `thread` in a chunk; maybe behind the last one.
 TESSERA_HD int64_t group_of(int64_t chunk, int thread, int i) {
-  return chunk * kGroupsABlock + i * kThreads + thread;
+  return chunk * kGroupsABlock + static_cast<int64_t>(i) * kThreads + thread;
 }
 
 /// Calls visit(GroupAt) for the groups of `thread` in a chunk, in their order.
