@@ -158,6 +158,11 @@ class Communicator {
   /// Collective. An independent group over the same ranks, whose collectives need no common order with
   /// this one's (c10d: a process group of its own).
   virtual std::shared_ptr<Communicator> duplicate(std::string_view name) = 0;
+  /// Collective. The same for exchange() alone: it needs no connections and no memory of a device, and its
+  /// collectives throw Error.
+  virtual std::shared_ptr<Communicator> duplicate_for_exchange(std::string_view name) {
+    return duplicate(name);
+  }
   /// Collective over this group. An independent group of some of its ranks: `ranks`, ascending, this one
   /// among them. Ranks that give the same list form a group, in which a rank's number is its place in the
   /// list. So every rank of a list must give that list. `name` is equal on all ranks of this group.

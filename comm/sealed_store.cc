@@ -100,7 +100,7 @@ Bytes SealedStore::open(const std::string& name, const Bytes& sealed) const {
 }
 
 c10::intrusive_ptr<c10d::Store> SealedStore::clone() {
-  return c10::intrusive_ptr<c10d::Store>::reclaim(
+  return c10::intrusive_ptr<SealedStore>::unsafe_steal_from_new(
       new SealedStore(store_->clone(), names_, nonces_, values_));  // the constructor is private
 }
 

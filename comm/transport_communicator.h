@@ -43,10 +43,12 @@ class TransportCommunicator final : public Communicator,
   /// Collective. Connects, and returns when all ranks have. Throws CommError.
   TransportCommunicator(std::shared_ptr<GroupContext> context, std::chrono::milliseconds timeout,
                         const MakeTransport& make, at::Device device = at::kCPU);
+  /// What a group is for.
+  enum class Use { kCollectives, kExchange };
   /// Collective. A duplicate, or a part of the original: `ranks` of it. `name` and `store` are the same on
   /// all of them, and of this group alone.
   TransportCommunicator(const TransportCommunicator& original, const std::vector<int>& ranks,
-                        std::string name, GroupStore store);
+                        std::string name, GroupStore store, Use use);
   /// While an exception unwinds, aborts; else waits for what is in flight.
   ~TransportCommunicator() override;
 
@@ -60,7 +62,12 @@ class TransportCommunicator final : public Communicator,
   std::vector<std::string> exchange(const std::string& value, std::string_view label,
                                     std::chrono::milliseconds timeout) override;
   using Communicator::exchange;
-  std::shared_ptr<Communicator> duplicate(std::string_view name) override;
+  std::shared_ptr<Communicator> duplicate(std::string_view name) override {
+    return duplicate(name, Use::kCollectives);
+  }
+  std::shared_ptr<Communicator> duplicate_for_exchange(std::string_view name) override {
+    return duplicate(name, Use::kExchange);
+  }
   std::shared_ptr<Communicator> split(const std::vector<int>& ranks, std::string_view name) override;
   at::Tensor allocate_symmetric(int64_t bytes, at::Device device, std::string_view label) override;
   at::Tensor allocate_shared(int64_t bytes, std::string_view label) override;
@@ -83,6 +90,7 @@ class TransportCommunicator final : public Communicator,
   friend class PendingCollective;
 
   void open(const MakeTransport& make);
+  std::shared_ptr<Communicator> duplicate(std::string_view name, Use use);
   using Begin = std::function<PendingPtr(uint32_t tag)>;
   WorkPtr issue(CollectiveDesc desc, std::vector<at::Tensor> buffers, const Begin& begin);
   template <class Allocate>

@@ -4,6 +4,7 @@
 #include <numeric>
 #include <utility>
 
+#include "comm/no_transport.h"
 #include "comm/self.h"
 #include "comm/transport_communicator.h"
 #include "core/check.h"
@@ -47,7 +48,7 @@ TransportCommunicator::TransportCommunicator(std::shared_ptr<GroupContext> conte
 
 TransportCommunicator::TransportCommunicator(const TransportCommunicator& original,
                                              const std::vector<int>& ranks, std::string name,
-                                             GroupStore store)
+                                             GroupStore store, Use use)
     : Communicator(original.device()),
       context_(original.context_),
       ranks_(chosen_from(original.ranks_, ranks)),
@@ -58,19 +59,20 @@ TransportCommunicator::TransportCommunicator(const TransportCommunicator& origin
       timeout_(original.timeout_),
       name_(std::move(name)),
       exceptions_at_birth_(std::uncaught_exceptions()) {
-  open([&](const GroupStore& group_store, FailureHook on_failure) {
+  open([&](const GroupStore& group_store, FailureHook on_failure) -> std::unique_ptr<Transport> {
+    if (use == Use::kExchange) return std::make_unique<NoTransport>();
     return size() == original.size() ? original.transport_->duplicate(group_store, std::move(on_failure))
                                      : original.transport_->split(ranks, group_store, std::move(on_failure));
   });
 }
 
-std::shared_ptr<Communicator> TransportCommunicator::duplicate(std::string_view name) {
+std::shared_ptr<Communicator> TransportCommunicator::duplicate(std::string_view name, Use use) {
   exchange("", str("duplicate \"", name, '"'), timeout_);
   ++num_duplicates_;
   try {
     return std::make_shared<TransportCommunicator>(*this, first_numbers(size()),
                                                    str(name_, "/", num_duplicates_, " ", name),
-                                                   store_.under(str("duplicate/", num_duplicates_)));
+                                                   store_.under(str("duplicate/", num_duplicates_)), use);
   } catch (const CommError& error) {
     fail_with(error.what());
   }
@@ -90,7 +92,7 @@ std::shared_ptr<Communicator> TransportCommunicator::split(const std::vector<int
   try {
     const std::string place = str(num_duplicates_, "/", ranks[0]);
     return std::make_shared<TransportCommunicator>(*this, ranks, str(name_, "/", place, " ", name),
-                                                   store_.under(str("split/", place)));
+                                                   store_.under(str("split/", place)), Use::kCollectives);
   } catch (const CommError& error) {
     fail_with(error.what());
   }

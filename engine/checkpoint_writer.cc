@@ -36,7 +36,7 @@ CheckpointWriter::CheckpointWriter(zero::ShardedModel& model, int stage, const C
   if (config_.async && !in_background() && model_.comm().rank() == 0)
     log_.info("checkpoint.async: state on disk is saved before save_checkpoint() returns");
   if (!in_background()) return;
-  own_comm_ = model_.comm().duplicate("checkpoint");
+  own_comm_ = model_.comm().duplicate_for_exchange("checkpoint");
   allocate_snapshot();
 }
 

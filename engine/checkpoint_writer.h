@@ -5,8 +5,9 @@
 // Tensors that a step changes are copied first, into one block of memory that is allocated and touched at the
 // start: training waits for that copy only. Of a CUDA model that memory is page-locked, and the copies are
 // given to the device: the host goes on at once, the device's next work comes after them, and the thread
-// waits for each before it writes it. The thread then runs the same save() as a synchronous one, over its own
-// communicator, so that its exchanges cannot mix with the training's. One save is in flight at a time.
+// waits for each before it writes it. The thread then runs the same save() as a synchronous one, in a group
+// of its own, which has exchanges alone, so that these cannot mix with the training's. One save is in flight
+// at a time.
 //
 // State that lies on disk (zero_optimization.offload_optimizer, offload_param) is saved before save()
 // returns: a copy to write from would have to be written, too.

@@ -107,7 +107,9 @@ TEST(Scale, FourThousandRanksAndTenThousandParameters) {
   std::cout << "4,096 ranks, 10,000 parameters: " << all.seconds << " s, " << megabytes
             << " MiB, manifest of " << all.text_bytes << " bytes\n";
   RecordProperty("seconds", str(all.seconds));
+#ifndef __SANITIZE_ADDRESS__  // which keeps what was freed
   EXPECT_LT(megabytes, 200);
+#endif
   EXPECT_LT(all.seconds, 20) << "2 s on a machine with nothing else to do";
 }
 

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cmath>
 #include <functional>
+#include <thread>
 
 #include "comm/init.h"
 #include "core/str.h"
@@ -248,6 +249,34 @@ TEST_P(CollectivesTest, DuplicatesNeedNoCommonOrder) {
     }
     EXPECT_TRUE(at::equal(a, summed(size, 0, 100, at::kFloat)));
     EXPECT_TRUE(at::equal(b, summed(size, 9, 70, at::kFloat)));
+  });
+}
+
+TEST_P(CollectivesTest, ADuplicateForExchangeHasExchangesOfItsOwn) {
+  const int size = this->size();
+  run_threads(size, options(), [&](CommunicatorPtr comm) {
+    const auto aside = comm->duplicate_for_exchange("aside");
+    EXPECT_EQ(aside->rank(), comm->rank());
+    EXPECT_EQ(aside->size(), size);
+    std::vector<int> first, second;
+    if (comm->rank() % 2 == 0) {
+      std::thread later([&] { second = aside->exchange(10 + comm->rank(), "on another thread"); });
+      first = comm->exchange(comm->rank(), "meanwhile");
+      later.join();
+    } else {
+      second = aside->exchange(10 + comm->rank(), "on another thread");
+      first = comm->exchange(comm->rank(), "meanwhile");
+    }
+    for (int r = 0; r < size; ++r) {
+      EXPECT_EQ(first[static_cast<size_t>(r)], r);
+      EXPECT_EQ(second[static_cast<size_t>(r)], 10 + r);
+    }
+    comm->barrier("both done");
+    at::Tensor buffer = at::ones({size});
+    if (size > 1) {
+      EXPECT_NE(error_of([&] { aside->all_reduce(buffer, "sum"); }).find("for exchange() alone"),
+                std::string::npos);
+    }
   });
 }
 

@@ -45,7 +45,9 @@ TEST_F(SealedStoreTest, RanksWithTheSecretReadWhatTheOthersWrite) {
   EXPECT_FALSE(two_->check({"a"}));
   EXPECT_EQ(one_->add("count", 2), 2);
   EXPECT_EQ(two_->add("count", 3), 5);
-  EXPECT_EQ(text(one_->clone()->get("b")), "2");
+  const c10::intrusive_ptr<c10d::Store> clone = one_->clone();
+  EXPECT_EQ(clone.use_count(), 1u);
+  EXPECT_EQ(text(clone->get("b")), "2");
 }
 
 /// HashStore's own answers are what is expected.

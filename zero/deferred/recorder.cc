@@ -30,7 +30,7 @@ void hear(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::S
 
 /// Once a process, when the first model is made without memory.
 void register_fallback() {
-  [[maybe_unused]] static auto& library = *[] {
+  [[gnu::used]] static torch::Library* const library = [] {
     auto* made =
         new torch::Library(torch::Library::IMPL, "_", c10::DispatchKey::DeferredInit, __FILE__, __LINE__);
     made->fallback(torch::CppFunction::makeFromBoxedFunction<&hear>());
