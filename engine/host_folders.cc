@@ -336,8 +336,7 @@ void HostFolders::bring(const std::vector<int>& files) {
   const zero::PauseListening our_own_operators;
   const at::NoGradGuard no_grad;
   const std::vector<std::vector<bool>> missing = this->missing(files);
-  const comm::CommunicatorPtr owners =
-      comm_->split(owns() ? owners_ : std::vector{comm_->rank()}, "files in memory");
+  if (!senders_) senders_ = comm_->split(owns() ? owners_ : std::vector{comm_->rank()}, "files in memory");
   std::optional<Manifest> manifest;
   at::Tensor chunk;
   comm::on_all_ranks<CheckpointError>(*comm_, "files in memory", [&] {
@@ -362,7 +361,7 @@ void HostFolders::bring(const std::vector<int>& files) {
       attempt([&] {
         if (from) read_chunk(*from, offset, part);
       });
-      owners->broadcast(part, source, "file in memory")->wait();
+      senders_->broadcast(part, source, "file in memory")->wait();
       attempt([&] {
         if (to) to->append(part);
       });

@@ -72,7 +72,9 @@ class HostFolders {
   std::vector<std::vector<bool>> missing(const std::vector<int>& files) const;
   int host() const { return hosts_[comm_->rank()]; }
 
-  comm::CommunicatorPtr comm_, partners_;  // partners_: made when first used
+  // The latter two are made when first used, and kept: one that goes while a failure of all ranks unwinds,
+  // with which they go on, would leave the whole run.
+  comm::CommunicatorPtr comm_, partners_, senders_;
   std::filesystem::path mine_;
   Disk disk_;
   std::vector<int> hosts_;   // by rank

@@ -243,6 +243,8 @@ TEST(HostFolders, FilesThatCannotBeBroughtAreAnErrorOnAllRanks) {
     EXPECT_THAT(error_of<CheckpointError>([&] { trained.engine->load_checkpoint(mine, found.tag, options); }),
                 AllOf(HasSubstr("rank 2"), HasSubstr("no space left (injected)")));
     EXPECT_TRUE(bit_equal(whole_state(*trained.engine), before));
+    if (comm->rank() == 3) std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    EXPECT_EQ(error_of<CommError>([&] { comm->exchange(1, "they go on together"); }), "");
     bad->release();
     EXPECT_THAT(rank_files(mine), ::testing::SizeIs(2));
   });
