@@ -64,8 +64,9 @@ std::string obstacle_to_shared_memory(const Rendezvous& met, const Environment& 
   return first_obstacle(met, env, "shm_probe", mine, timeout);
 }
 
-Choice gloo_for_want_of_memory(const Environment& env, const JoinOptions& options,
-                               const std::string& obstacle) {
+/// Rank 0 says why. `obstacle`: to shared memory.
+Choice gloo_without_shared_memory(const Environment& env, const JoinOptions& options,
+                                  const std::string& obstacle) {
   if (env.rank == 0)
     options.log.warning(str("ranks share a host, but not memory, and use Gloo, which is slower: ", obstacle));
   return {.backend = "gloo", .found = {}, .device = nullptr};
@@ -85,7 +86,7 @@ Choice choose_between_hosts(const Rendezvous& met, const Environment& env, const
     return {.backend = "hybrid", .found = std::move(found), .device = nullptr};
   }
   if (options.backend != "auto") throw CommError(str("backend \"hybrid\" cannot be used: ", found.obstacle));
-  return gloo_for_want_of_memory(env, options, found.obstacle);
+  return gloo_without_shared_memory(env, options, found.obstacle);
 }
 
 // ------------------------------------------------------------------------------------------------- CUDA
@@ -165,7 +166,7 @@ Choice choose_backend(const Rendezvous& met, const Environment& env, const JoinO
   if (obstacle.empty()) return {.backend = "shm", .found = {}, .device = nullptr};
   if (options.backend != "auto")
     throw CommError(str("backend \"", options.backend, "\" cannot be used: ", obstacle));
-  return gloo_for_want_of_memory(env, options, obstacle);
+  return gloo_without_shared_memory(env, options, obstacle);
 }
 
 }  // namespace tessera::comm

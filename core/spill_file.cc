@@ -282,8 +282,8 @@ SpillFile::SpillFile(const SpillFileOptions& options) {
 SpillFile::~SpillFile() {
   if (::getpid() == state_->process_) return;
   state_->file_.reset();
-  [[maybe_unused]] State* const left =
-      state_.release();  // its threads are the parent's, and its locks may be held by them
+  // Left as it is: its threads are the parent's, and its locks may be held by them.
+  [[maybe_unused]] State* const left = state_.release();
 }
 
 SpillFile::Transfer SpillFile::read(int64_t offset, std::span<std::byte> into) {

@@ -18,6 +18,7 @@ GradientAccumulator::GradientAccumulator(const Layout& layout, std::vector<Param
       in_slot_(parameters_.size(), false),
       parts_(parameters_.size()),
       used_(parameters_.size(), false),
+      waits_for_(parameters_.size(), -1),
       streams_(device_of(units)) {}
 
 /// On CUDA: little beside what else a backward holds, and as much as a launch over a full table of parameters
@@ -67,10 +68,8 @@ at::Tensor GradientAccumulator::take_grad(int parameter) {
 
 /// In its place now, or together with those that come next.
 void GradientAccumulator::put(int parameter, kernels::Accumulation gradient) {
-  if (std::find(waiting_parameters_.begin(), waiting_parameters_.end(), parameter) !=
-      waiting_parameters_.end())
-    put_waiting();  // the part before
-  waiting_parameters_.push_back(parameter);
+  if (waits_for_[parameter] == num_launches_) put_waiting();  // the part before
+  waits_for_[parameter] = num_launches_;
   waiting_bytes_ += static_cast<int64_t>(gradient.grad.nbytes());
   waiting_.push_back(std::move(gradient));
   if (waiting_bytes_ >= options_.max_waiting_bytes) put_waiting();
@@ -78,7 +77,7 @@ void GradientAccumulator::put(int parameter, kernels::Accumulation gradient) {
 
 void GradientAccumulator::put_waiting() {
   waiting_bytes_ = 0;
-  waiting_parameters_.clear();
+  ++num_launches_;
   kernels::accumulate(std::exchange(waiting_, {}));
 }
 
@@ -116,9 +115,9 @@ bool GradientAccumulator::ready_for_slot(int parameter) const {
 void GradientAccumulator::copy_into_slot(int parameter, const at::Tensor& slot) {
   const UnitSlice& slice = layout_.slice(parameter);
   const at::Tensor target = slot.narrow(0, slice.offset, slice.numel);
+  streams_.uses(parts_[parameter]);
   const at::Tensor grad =
       parts_[parameter].defined() ? std::exchange(parts_[parameter], at::Tensor()) : take_grad(parameter);
-  streams_.uses(grad);
   if (options_.prescale == 1) {
     put(parameter, {.grad = rounded_as_in_slot(grad), .into = target, .add = in_slot_[parameter]});
   } else if (in_slot_[parameter]) {

@@ -112,9 +112,10 @@ class GradientAccumulator {
                                        // accumulators are the slots, since these started anew
   std::vector<at::Tensor> parts_;      // the sum of those so far; undefined where none waits
   std::vector<bool> used_;
+  std::vector<int64_t> waits_for_;  // the number of the launch that its last gradient was given to
 
   std::vector<kernels::Accumulation> waiting_;
-  std::vector<int> waiting_parameters_;  // whose they are
+  int64_t num_launches_ = 0;  // the number of the one that waiting_ is for
   int64_t waiting_bytes_ = 0;
   StreamOrder streams_;
 };
