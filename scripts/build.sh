@@ -22,14 +22,24 @@ default_jobs() {
   echo $((cores < fitting ? cores : fitting))
 }
 
-# Ninja runs CMake again when a CMakeLists.txt has changed, but not when the presets have, or the tree has moved.
+# What CMake looks for and scripts/setup.sh installs. A folder that was configured with something else is configured anew, so
+# that the build is the same whichever commands came before.
+installed() {
+  cat .deps/venv-{build,cuda,python}.sha256 .deps/hdf5/built-from 2>/dev/null || true
+  command -v nvcc /usr/local/cuda/bin/nvcc || true
+}
+
+# Ninja runs CMake again when a CMakeLists.txt has changed, but not when the presets have, the tree has moved, or what is installed
+# has changed.
 configured() {
   [[ -e $DIR/build.ninja && ! CMakePresets.json -nt $DIR/build.ninja ]] &&
-    grep -qxF "CMAKE_HOME_DIRECTORY:INTERNAL=$ROOT" "$DIR/CMakeCache.txt"
+    grep -qxF "CMAKE_HOME_DIRECTORY:INTERNAL=$ROOT" "$DIR/CMakeCache.txt" &&
+    [[ -e $DIR/configured-with && $(<"$DIR/configured-with") == "$(installed)" ]]
 }
 
 configure() {
   cmake --preset "$PRESET" --fresh
+  installed >"$DIR/configured-with"
   touch "$DIR/build.ninja"
 }
 

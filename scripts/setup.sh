@@ -3,7 +3,7 @@
 # .deps/venv). Safe to run again: done work costs a few hundredths of a second, interrupted work is redone.
 #
 #   scripts/setup.sh           all that building and training need (with CUDA too, where nvcc is found)
-#   scripts/setup.sh --python  and what the wheel, the tests and the benchmarks need: HDF5 from its source, Python packages
+#   scripts/setup.sh --python  and what the wheel, the tests and the benchmarks need: Python packages
 #   scripts/setup.sh --hosts   and the launchers and schedulers of `make test-hosts`: Open MPI, MPICH, Slurm, pdsh, OpenSSH, Spark, Ray, Horovod
 #   scripts/setup.sh --peers   and the engines that benchmarks/peers and benchmarks/methods compare with, and a pretrained BERT
 #
@@ -110,12 +110,25 @@ main() {
   if [[ ${1:-} == --hosts ]]; then
     setup_debian hosts
   fi
+  # HDF5 is compiled while pip downloads. On other systems CMake takes the system's HDF5, and makes no wheel.
+  local hdf5=""
+  if command -v apt-get >/dev/null; then
+    scripts/hdf5.sh >"$LOG_DIR/hdf5-step.log" 2>&1 &
+    hdf5=$!
+    trap 'kill "$hdf5" 2>/dev/null' EXIT
+  fi
   setup_python build "libtorch from PyPI (about 0.6 GB to download)"
   if [[ -n ${1:-} ]] || command -v nvcc /usr/local/cuda/bin/nvcc >/dev/null; then
     setup_python cuda "NVIDIA's libraries from PyPI (about 1.6 GB to download)"
   fi
+  if [[ -n $hdf5 ]]; then
+    local status=0
+    wait "$hdf5" || status=$?
+    trap - EXIT
+    cat "$LOG_DIR/hdf5-step.log"
+    ((status == 0)) || exit "$status"
+  fi
   if [[ -n ${1:-} ]]; then
-    command -v apt-get >/dev/null && scripts/hdf5.sh  # elsewhere CMake takes the system's, and makes no wheel
     setup_python python "Python packages of the tests"
     setup_python mlflow "MLflow's server, for the tests"
   fi

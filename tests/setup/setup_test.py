@@ -3,8 +3,10 @@ import datetime
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 import unittest
 from pathlib import Path
 
@@ -163,8 +165,11 @@ class Commands(unittest.TestCase):
         for name in [".ci/run", "scripts/setup.sh", "scripts/build.sh", "scripts/test.sh"]:
             self.assertTrue(os.access(ROOT / name, os.X_OK), name)
 
-    def test_ci_runs_make_test(self):
-        self.assertRegex(read(".ci/run"), r"(?m)^make test\b")
+    def test_ci_runs_the_commands_of_the_readme_in_their_order(self):
+        shown = re.search(r"^```sh\n(.*?)^```", read("README.md"), re.MULTILINE | re.DOTALL).group(1)
+        commands = re.findall(r"^(make [a-z]+)", shown, re.MULTILINE)
+        self.assertEqual(commands, ["make demo", "make test"])
+        self.assertEqual(re.findall(r"^(make [a-z]+)", read(".ci/run"), re.MULTILINE), commands)
 
     def test_presets_build_where_git_ignores(self):
         presets = json.loads(read("CMakePresets.json"))
@@ -176,6 +181,57 @@ class Commands(unittest.TestCase):
         ignored = read(".gitignore").splitlines()
         for pattern in ("/build*/", "/.deps/"):
             self.assertIn(pattern, ignored)
+
+
+class Builds(unittest.TestCase):
+    """scripts/build.sh in a project of one CMakeLists.txt, which counts how often it was configured and notes what it found."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(prefix="tessera_setup_")
+        self.addCleanup(folder.cleanup)
+        self.root = Path(folder.name)
+        (self.root / "scripts").mkdir()
+        for name in ("scripts/build.sh", "scripts/common.sh", "CMakePresets.json"):
+            shutil.copy(ROOT / name, self.root / name)
+        (self.root / "CMakeLists.txt").write_text(
+            "cmake_minimum_required(VERSION 3.25)\nproject(one NONE)\n"
+            'set(found system)\nif(EXISTS "${PROJECT_SOURCE_DIR}/.deps/hdf5/lib/libhdf5.a")\n  set(found static)\nendif()\n'
+            'file(APPEND "${PROJECT_SOURCE_DIR}/configured" "${found}\\n")\n')
+
+    def build(self):
+        """Returns what each configuration until now has found."""
+        done = subprocess.run([self.root / "scripts" / "build.sh", "release"], capture_output=True, text=True, check=False)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        return (self.root / "configured").read_text(encoding="utf-8").split()
+
+    def install(self, name, text):
+        path = self.root / ".deps" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+    def test_what_is_installed_later_is_found(self):
+        self.assertEqual(self.build(), ["system"])
+        self.assertEqual(self.build(), ["system"])
+        self.install("hdf5/lib/libhdf5.a", "")
+        self.install("hdf5/built-from", "1")
+        self.assertEqual(self.build(), ["system", "static"])
+        self.assertEqual(self.build(), ["system", "static"])
+
+    def test_each_change_of_what_is_installed_configures_anew(self):
+        configured = len(self.build())
+        for name in ("hdf5/built-from", "venv-build.sha256", "venv-cuda.sha256", "venv-python.sha256"):
+            for text in ("1", "2"):
+                self.install(name, text)
+                configured += 1
+                self.assertEqual(len(self.build()), configured, name)
+        self.assertEqual(len(self.build()), configured)
+
+    def test_what_cmake_looks_for_is_installed_by_every_set_up(self):
+        """HDF5 does not depend on the flag of setup.sh: it comes in front of all that looks at the flag but the schedulers'."""
+        lines = read("scripts/setup.sh").split("main() {")[1].splitlines()
+        (hdf5,) = (number for number, line in enumerate(lines) if line.strip().startswith("scripts/hdf5.sh"))
+        flags = [number for number, line in enumerate(lines) if "${1:-}" in line and "--hosts" not in line]
+        self.assertLess(hdf5, min(flags))
 
 
 class Versions(unittest.TestCase):
