@@ -30,6 +30,19 @@ std::string blank() {
   return line;
 }
 
+/// A line of more than 4,000 bytes, which is some value of a file, without its middle.
+std::string abridged(const std::string& line) {
+  constexpr size_t kLongest = 4'000, kFirst = 3'000, kLast = 500;
+  if (line.size() <= kLongest) return line;
+  const std::string_view view = line;
+  size_t last = view.size() - kLast;
+  while (last < view.size() && (static_cast<unsigned char>(view[last]) & 0xc0) == 0x80)
+    ++last;  // within a character
+  size_t first = kFirst;
+  while (first > 0 && (static_cast<unsigned char>(view[first]) & 0xc0) == 0x80) --first;
+  return str(view.substr(0, first), " … (", view.size(), " bytes in all) … ", view.substr(last));
+}
+
 }  // namespace
 
 struct Logger::Sinks {
@@ -59,8 +72,9 @@ Logger::Logger(const LogOptions& options) : sinks_(std::make_shared<Sinks>()) {
   }
 }
 
-void Logger::write(LogLevel level, const std::string& line) const {
+void Logger::write(LogLevel level, const std::string& whole) const {
   if (!sinks_) return;
+  const std::string line = abridged(whole);
   if (sinks_->terminal) {
     // Information is printed without a prefix, other levels with their name.
     const char* prefix = level == LogLevel::kWarning ? "warning: "

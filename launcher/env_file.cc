@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cctype>
 #include <fstream>
+#include <unordered_set>
 
 #include "core/error.h"
 #include "core/str.h"
@@ -18,6 +19,7 @@ std::vector<std::string> read_env_file(const std::string& path) {
   std::ifstream file(path);
   if (!file) throw ConfigError(str("--env-file ", path, ": the file cannot be read"));
   std::vector<std::string> variables;
+  std::unordered_set<std::string> names;
   int number = 0;
   for (std::string line; std::getline(file, line);) {
     ++number;
@@ -27,9 +29,7 @@ std::vector<std::string> read_env_file(const std::string& path) {
     if (equals == line.npos || !is_variable_name(std::string_view(line).substr(0, equals)))
       throw ConfigError(
           str(path, ":", number, ": expected NAME=VALUE, with a name of letters, digits and _"));
-    const std::string front = line.substr(0, equals + 1);
-    if (std::any_of(variables.begin(), variables.end(),
-                    [&](const std::string& one) { return one.starts_with(front); }))
+    if (!names.insert(line.substr(0, equals)).second)
       throw ConfigError(str(path, ":", number, ": ", line.substr(0, equals), " stands there twice"));
     variables.push_back(line);
   }

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <functional>
+#include <set>
 #include <string_view>
 #include <utility>
 
@@ -95,11 +97,11 @@ std::vector<std::string> rank_environment(const RankVariables& variables) {
   if (!variables.memory_folder.empty()) ours.emplace_back("TESSERA_MEMORY_DIR", variables.memory_folder);
   if (!variables.visible_devices.empty())
     ours.emplace_back("CUDA_VISIBLE_DEVICES", variables.visible_devices);
-  const auto is_ours = [&](std::string_view name) {
-    return std::any_of(ours.begin(), ours.end(), [&](const auto& our) { return our.first == name; });
-  };
+  std::set<std::string, std::less<>> names;
+  for (const auto& [name, value] : ours) names.insert(name);
+  const auto is_ours = [&](std::string_view name) { return names.contains(name); };
   for (const std::string& line : variables.given)
-    if (const size_t equals = line.find('='); !is_ours(line.substr(0, equals)))
+    if (const size_t equals = line.find('='); names.insert(line.substr(0, equals)).second)
       ours.emplace_back(line.substr(0, equals), line.substr(equals + 1));
   if (!std::getenv("OMP_NUM_THREADS") && !is_ours("OMP_NUM_THREADS")) {
     const int share = std::max(1, available_cores() / variables.local_world_size);

@@ -6,16 +6,19 @@
 #include <numeric>
 #include <optional>
 #include <sstream>
+#include <unordered_set>
 #include <utility>
 
 #include "core/error.h"
 #include "core/str.h"
+#include "core/utf8.h"
 #include "launcher/environment.h"
 
 namespace tessera::launcher {
 namespace {
 
 constexpr int kMaxNumber = 1 << 20;
+constexpr size_t kLongestHostName = 253;  // of DNS
 
 std::optional<int> number_in(std::string_view text) {
   int value = 0;
@@ -86,6 +89,7 @@ std::vector<Host> read_hostfile(const std::string& path) {
   std::ifstream file(path);
   if (!file) throw ConfigError(str("--hostfile ", path, ": the file cannot be read"));
   std::vector<Host> hosts;
+  std::unordered_set<std::string> names;
   int number = 0;
   for (std::string line; std::getline(file, line);) {
     ++number;
@@ -96,11 +100,15 @@ std::vector<Host> read_hostfile(const std::string& path) {
     const std::string where = str(path, ":", number, ": ");
     const bool complete = (words >> slots) && !(words >> more) && slots.starts_with("slots=");
     const auto count = complete ? number_in(std::string_view(slots).substr(6)) : std::nullopt;
-    if (!count || *count < 1 || *count > kMaxRanks || name.find_first_of("@:,=") != name.npos)
-      throw ConfigError(str(where, "'", line, "': expected HOST slots=N, with 1 to ", kMaxRanks, " slots"));
-    if (find_host(hosts, name) != hosts.end())
+    if (!count || *count < 1 || *count > kMaxRanks || name.size() > kLongestHostName ||
+        name.find_first_of("@:,=") != name.npos)
+      throw ConfigError(
+          str(where, quoted_name(line), ": expected HOST slots=N, with 1 to ", kMaxRanks, " slots"));
+    if (!names.insert(name).second)
       throw ConfigError(
           str(where, "host '", name, "' stands there twice; expected one line with all its slots"));
+    if (hosts.size() == kMaxRanks)
+      throw ConfigError(str(where, "more than ", kMaxRanks, " hosts; expected at most that many"));
     hosts.push_back({name, std::vector<int>(static_cast<size_t>(*count))});
     std::iota(hosts.back().slots.begin(), hosts.back().slots.end(), 0);
   }

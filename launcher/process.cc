@@ -67,6 +67,15 @@ int exec_error(int pipe_fd) {
   return n == static_cast<ssize_t>(sizeof(error)) ? error : 0;
 }
 
+/// What is given to a program, for the error E2BIG.
+std::string too_much_given(const SpawnOptions& options) {
+  size_t num_bytes = 0;
+  for (const auto* list : {&options.args, &options.environment})
+    for (const std::string& text : *list) num_bytes += text.size() + 1;
+  return str(" (its arguments and its environment, with the variables of --env-file, are ", num_bytes,
+             " bytes; the system takes a quarter of `ulimit -s` in all, and 128 KiB in one of them)");
+}
+
 }  // namespace
 
 Process Process::spawn(const SpawnOptions& options) {
@@ -94,7 +103,8 @@ Process Process::spawn(const SpawnOptions& options) {
   writer.reset();
   if (const int error = exec_error(reader.get())) {
     wait_for(pid);
-    throw CommError(str("cannot start '", options.program, "': ", std::strerror(error)));
+    throw CommError(str("cannot start '", options.program, "': ", std::strerror(error),
+                        error == E2BIG ? too_much_given(options) : ""));
   }
   return Process(pid);
 }

@@ -227,7 +227,13 @@ void normalise(Document& document, const KeyTable& table, Problems& problems) {
 void check(const Document& document, const KeyTable& table, Problems& problems, ConfigReport* report) {
   Checker checker(document, table, problems);
   checker.run();
-  const auto& keys = checker.without_effect();
+  constexpr size_t kMostNamed = 20;
+  std::vector<std::string> keys = checker.without_effect();
+  if (keys.size() > kMostNamed) {
+    const std::string more = str("… and ", keys.size() - kMostNamed, " more");
+    keys.resize(kMostNamed);
+    keys.push_back(more);
+  }
   if (!keys.empty() && report)
     report->warnings.push_back(str(document.origins.source(), ": ",
                                    keys.size() == 1 ? "this DeepSpeed key has" : "these DeepSpeed keys have",

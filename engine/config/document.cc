@@ -74,6 +74,12 @@ void Problems::raise() const {
   std::vector<std::string> lines;
   for (const auto& [order, line] : lines_)
     if (std::find(lines.begin(), lines.end(), line) == lines.end()) lines.push_back(line);
+  if (lines.size() > kMostShown) {
+    const std::string more =
+        str("… and ", is_full() ? "at least " : "", lines.size() - kMostShown, " more errors");
+    lines.resize(kMostShown);
+    lines.push_back(more);
+  }
   throw ConfigError(join(lines, "\n"));
 }
 

@@ -67,9 +67,10 @@ class KeyError : public ConfigError {
 /// Collects errors, so that one run reports all of them. Not thread-safe.
 class Problems {
  public:
-  /// Calls check() and keeps the ConfigError it throws.
+  /// Calls check() and keeps the ConfigError it throws. Does not call it once is_full().
   template <class Check>
   void collect(const Check& check) {
+    if (is_full()) return;
     try {
       check();
     } catch (const KeyError& error) {
@@ -79,10 +80,14 @@ class Problems {
     }
   }
   void add(std::string line, int order) { lines_.emplace(order, std::move(line)); }
-  /// Throws ConfigError with a line for each error, in the order of the file, if there are any.
+  /// There are so many errors that looking for more would only take time.
+  bool is_full() const { return lines_.size() >= kMostKept; }
+  /// Throws ConfigError with a line for each of the first 20 errors, in the order of the file, if there are
+  /// any.
   void raise() const;
 
  private:
+  static constexpr size_t kMostKept = 200, kMostShown = 20;
   static constexpr int kLast = 1 << 30;  // about no single key
   std::multimap<int, std::string> lines_;
 };
@@ -100,6 +105,9 @@ struct Document {
 
 /// Nesting deeper than this is an error: no configuration needs it, and the parser is recursive.
 inline constexpr int kMaxJsonDepth = 64;
+/// So are more values than this, which would only take time: every parameter of a large model may have a
+/// group of its own.
+inline constexpr int kMaxJsonValues = 100'000;
 
 /// Local. Any JSON value. Fills `origins` (may be null) with the line of every key. Throws ConfigError
 /// "source:line:column: …".

@@ -84,6 +84,8 @@ class Parser {
   /// `after`: what may follow the value, for an error.
   json parse_value(const std::string& path, int depth, const char* after) {
     const char c = next();
+    if (++num_values_ > kMaxJsonValues)
+      fail(at_, str("more than ", kMaxJsonValues, " values; expected a configuration"));
     if (c == '{' || c == '[') {
       if (depth == kMaxJsonDepth) fail(at_, str("nested deeper than ", kMaxJsonDepth, " levels"));
       return c == '{' ? parse_object(path, depth + 1) : parse_array(path, depth + 1);
@@ -210,6 +212,7 @@ class Parser {
   size_t at_ = 0;
   size_t counted_ = 0;  // lines before this offset are counted in line_
   int line_ = 1;
+  int num_values_ = 0;
 };
 
 }  // namespace

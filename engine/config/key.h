@@ -170,6 +170,8 @@ class KeyTable {
 
  private:
   std::vector<Key> keys_;
+  std::map<std::string, std::vector<size_t>, std::less<>>
+      places_;  // in keys_, by the section that a row is directly inside
 };
 
 /// Local. "an integer from 0 to 3", `one of "auto", "cpu", "cuda"`, …: what a key accepts, for errors and

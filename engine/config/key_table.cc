@@ -39,6 +39,7 @@ void KeyTable::add(Key key) {
   for (const Key& other : keys_)
     TESSERA_CHECK(other.path != key.path || (!other.for_types.empty() && !key.for_types.empty()),
                   "key declared twice: ", key.path);
+  places_[key.parent()].push_back(keys_.size());
   keys_.push_back(std::move(key));
 }
 void KeyTable::add(const std::vector<Key>& keys) {
@@ -60,8 +61,8 @@ const Key* KeyTable::find_any(const std::string& path) const {
 
 std::vector<const Key*> KeyTable::children(const std::string& parent) const {
   std::vector<const Key*> found;
-  for (const Key& key : keys_)
-    if (key.parent() == parent) found.push_back(&key);
+  if (const auto places = places_.find(parent); places != places_.end())
+    for (const size_t place : places->second) found.push_back(&keys_[place]);
   if (parent.ends_with("[]"))
     for (const Key* key : children(find_any(parent.substr(0, parent.size() - 2))->items_like))
       if (key->per_group) found.push_back(key);

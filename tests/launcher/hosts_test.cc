@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <fstream>
 
 #include "core/error.h"
@@ -50,6 +51,32 @@ TEST_F(HostsTest, ABadLineIsNamedWithFileAndLine) {
   EXPECT_THAT(refusal("# nothing\n"), HasSubstr("no hosts; expected lines HOST slots=N"));
   EXPECT_THAT(error_of<ConfigError>([&] { read_hostfile(folder_.path("none")); }),
               HasSubstr("the file cannot be read"));
+}
+
+/// Seconds that call() takes.
+template <class Call>
+double seconds_of(const Call& call) {
+  const auto start = std::chrono::steady_clock::now();
+  call();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+TEST_F(HostsTest, AVeryLongFileIsReadOrRefusedAtOnce) {
+  std::string lines;
+  for (int i = 0; i < 4096; ++i) lines += "n" + std::to_string(i) + " slots=1\n";
+  EXPECT_EQ(read_hostfile(file(lines)).size(), 4096u);
+  for (int i = 4096; i < 200'000; ++i) lines += "n" + std::to_string(i) + " slots=1\n";
+  EXPECT_LT(seconds_of([&] {
+              EXPECT_EQ(refusal(lines),
+                        folder_.path("hosts") + ":4097: more than 4096 hosts; expected at most that many");
+            }),
+            2);
+  EXPECT_LT(refusal(std::string(20'000'000, 'n') + " slots=1\n").size(), 1'000u);
+  EXPECT_LT(refusal(std::string(254, 'n') + " slots=1\n").size(), 1'000u);
+  std::string variables;
+  for (int i = 0; i < 200'000; ++i) variables += "V" + std::to_string(i) + "=1\n";
+  std::ofstream(folder_.path("env")) << variables;
+  EXPECT_LT(seconds_of([&] { EXPECT_EQ(read_env_file(folder_.path("env")).size(), 200'000u); }), 2);
 }
 
 TEST_F(HostsTest, IncludeAndExcludeAreDeepSpeeds) {

@@ -1,6 +1,7 @@
 """Every mistake is one line that says what and where, and a non-zero exit code; no files or processes stay."""
 import shutil
 import socket
+import time
 import unittest
 
 from tool import ToolTest, free_port
@@ -58,6 +59,24 @@ class ConfigurationTest(ToolTest):
         self.expect(self.config(**triple), "train_batch_size 30", "8 x gradient_accumulation_steps 2 x world size 2 = 32",
                     "would do")
         self.expect(self.config(train_batch_size=13), "train_batch_size 13", "12 or 14 would do")
+
+    def test_long_values_and_many_mistakes_are_told_in_short(self):
+        long, many = "k" * 3_000_000, {f"k{i}": i for i in range(50_000)}
+        for config, parts in ((self.config(**{long: 1}), ("kkk", "bytes in all", "unknown key")),
+                              (self.config(model={"type": long}), ("model.type", "kkk")),
+                              (self.config(trainer={"output_dir": "run", **many}), ("trainer.k0: unknown key", "at least 180 more errors")),
+                              (self.config(zero_optimization={"stage": 9, **many}), ("zero_optimization.k", "more errors")),
+                              (self.config(optimizer={"type": "AdamW", "param_groups": [{"macht": "x"}] * 45_000}), ("param_groups[0].match: is missing",))):
+            name = self.write("config.json", config)
+            started = time.monotonic()
+            outcome = self.run_tool("train", name)
+            self.assertLess(time.monotonic() - started, 5)
+            self.assertEqual((outcome.code, outcome.out), (1, ""))
+            self.assertLess(len(outcome.err), 10_000)
+            self.assertLessEqual(len(outcome.err.splitlines()), 21)
+            for part in parts:
+                self.assertIn(part, outcome.err)
+        self.expect("[" + "1," * 200_000 + "1]", "more than 100000 values")
 
     def test_text(self):
         self.expect('{"train_batch_size": 4,\n "train_batch_size": 8}', "config.json:2", "train_batch_size", "twice")

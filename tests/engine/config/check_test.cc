@@ -1,7 +1,11 @@
 // Exact messages for invalid configurations; keys without effect; suggestions.
 #include "engine/config/check.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include <chrono>
+#include <sstream>
 
 #include "core/str.h"
 #include "engine/config/arguments.h"
@@ -116,6 +120,27 @@ TEST(ConfigCheck, UnknownKeys) {
        "\"CosineAnnealingLR\", or null"},
   };
   for (const auto& [keys, message] : cases) EXPECT_EQ(error_for(keys), "c.json:1: " + message) << keys;
+}
+
+TEST(ConfigCheck, OfVeryManyMistakesTheFirstAreTold) {
+  const auto lines_of = [](int num_keys) {
+    std::string text = "{";
+    for (int i = 0; i < num_keys; ++i) text += str(i ? ",\n" : "\n", "\"kei", i, "\": 1");
+    const std::string error = config_error([&] { parse_engine_config(text + "\n}", {}, "c.json"); });
+    std::vector<std::string> lines;
+    std::istringstream stream(error);
+    for (std::string line; std::getline(stream, line);) lines.push_back(line);
+    return lines;
+  };
+  EXPECT_EQ(lines_of(20).size(), 20u);
+  EXPECT_EQ(lines_of(21).size(), 21u);
+  EXPECT_EQ(lines_of(21).back(), "… and 1 more errors");
+  const auto start = std::chrono::steady_clock::now();
+  const auto lines = lines_of(99'000);
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(4));
+  ASSERT_EQ(lines.size(), 21u);
+  EXPECT_EQ(lines[20], "… and at least 180 more errors");
+  EXPECT_THAT(lines_of(100'001).front(), ::testing::HasSubstr("more than 100000 values"));
 }
 
 TEST(ConfigCheck, TellsAllMistakesOfAFileInItsOrder) {
