@@ -110,6 +110,11 @@ ConsolidateResult consolidate(const ConsolidateOptions& options) {
                                                .tensors = std::move(model.tensors),
                                                .max_shard_bytes = options.max_shard_bytes});
   ConsolidateResult result{.checkpoint = checkpoint.path()};
+  const auto& state = checkpoint.manifest().state;  // the engine's
+  if (const auto module = state.find("module"); module != state.end() && module->is_object())
+    if (const auto names = module->find("extra_state"); names != module->end() && names->is_array())
+      for (const auto& name : *names)
+        if (name.is_string()) result.left_out.push_back(name);
   for (const ModelTensor& tensor : writer->tensors()) {
     ++result.num_tensors;
     result.num_names += 1 + static_cast<int64_t>(tensor.aliases.size());

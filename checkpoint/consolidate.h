@@ -12,6 +12,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "checkpoint/formats/model_writer.h"
 #include "core/disk.h"
@@ -33,13 +34,14 @@ struct ConsolidateOptions {
 };
 
 struct ConsolidateResult {
-  std::filesystem::path checkpoint;   ///< DIR/TAG
-  int64_t num_tensors = 0;            ///< a tied tensor counts once
-  int64_t num_names = 0;              ///< all names, also those of tied tensors
-  int64_t numel = 0;                  ///< elements of all tensors; a tied tensor counts once
-  int64_t bytes = 0;                  ///< of these elements, as written
-  int64_t num_overflowed = 0;         ///< finite elements that became infinite in the type written
-  std::string first_overflowed = {};  ///< the first tensor with such an element; empty: none
+  std::filesystem::path checkpoint;        ///< DIR/TAG
+  int64_t num_tensors = 0;                 ///< a tied tensor counts once
+  int64_t num_names = 0;                   ///< all names, also those of tied tensors
+  int64_t numel = 0;                       ///< elements of all tensors; a tied tensor counts once
+  int64_t bytes = 0;                       ///< of these elements, as written
+  int64_t num_overflowed = 0;              ///< finite elements that became infinite in the type written
+  std::vector<std::string> left_out = {};  ///< names in a state dict of what is no tensor
+  std::string first_overflowed = {};       ///< the first tensor with such an element; empty: none
 };
 
 /// Local. Writes all parameters (trainable and frozen, under each of their names) and persistent buffers.

@@ -57,6 +57,10 @@ class AnonymousFile {
 
 }  // namespace
 
+bool is_hdf5_type(DType type) {
+  return type <= DType::kUInt64 || type == DType::kComplex64 || type == DType::kComplex128;
+}
+
 std::string hdf5_name(std::string_view name) {
   if (name == ".") return "%2E";
   std::string link;
@@ -130,6 +134,18 @@ Hdf5Id Hdf5Builder::Handles::type(DType type, const std::string& path) const {
     case DType::kInt16: return standard(H5T_STD_I16LE);
     case DType::kInt8: return standard(H5T_STD_I8LE);
     case DType::kUInt8: return standard(H5T_STD_U8LE);
+    case DType::kUInt16: return standard(H5T_STD_U16LE);
+    case DType::kUInt32: return standard(H5T_STD_U32LE);
+    case DType::kUInt64: return standard(H5T_STD_U64LE);
+    case DType::kComplex64:
+    case DType::kComplex128: {  // as h5py has it
+      const size_t bytes = static_cast<size_t>(size_bytes(type)) / 2;
+      const Hdf5Id part = standard(bytes == 4 ? H5T_IEEE_F32LE : H5T_IEEE_F64LE);
+      Hdf5Id complex = own(H5Tcreate(H5T_COMPOUND, 2 * bytes), H5Tclose, path);
+      check(H5Tinsert(complex, "r", 0, part), path);
+      check(H5Tinsert(complex, "i", bytes, part), path);
+      return complex;
+    }
     case DType::kBFloat16:
     case DType::kFloat16: {
       const size_t mantissa_bits = type == DType::kBFloat16 ? 7 : 10;
@@ -145,6 +161,13 @@ Hdf5Id Hdf5Builder::Handles::type(DType type, const std::string& path) const {
         check(H5Tenum_insert(boolean, value == 0 ? "FALSE" : "TRUE", &value), path);
       return boolean;
     }
+    default: break;
+  }
+  switch (size_bytes(type)) {  // see is_hdf5_type()
+    case 1: return standard(H5T_STD_U8LE);
+    case 2: return standard(H5T_STD_U16LE);
+    case 4: return standard(H5T_STD_U32LE);
+    default: break;
   }
   throw CheckpointError(str("cannot lay out ", *purpose, ": ", path, ": unknown element type"));
 }

@@ -15,7 +15,8 @@ namespace {
 void check_buffer(const at::Tensor& buffer, std::string_view label) {
   TESSERA_CHECK(buffer.defined(), label);
   TESSERA_CHECK(buffer.dim() == 1 && buffer.is_contiguous(), label, " has shape ", buffer.sizes());
-  TESSERA_CHECK(find_dtype(buffer.scalar_type()), label, " is ", buffer.scalar_type());
+  const auto dtype = find_dtype(buffer.scalar_type());
+  TESSERA_CHECK(dtype && *dtype <= DType::kBool, label, " is ", buffer.scalar_type());
 }
 
 void check_divisible(const at::Tensor& full, int size, std::string_view label) {

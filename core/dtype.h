@@ -9,6 +9,8 @@
 
 namespace tessera {
 
+/// Parameters, collectives that sum, and the memory model know the first ten. The others are types of
+/// buffers: they are moved, saved and loaded as bytes.
 enum class DType : uint8_t {
   kFloat32,
   kBFloat16,
@@ -20,53 +22,108 @@ enum class DType : uint8_t {
   kInt8,
   kUInt8,
   kBool,  ///< one byte, 0 or 1
+  kUInt16,
+  kUInt32,
+  kUInt64,
+  kComplex32,  ///< two fp16: real, imaginary
+  kComplex64,
+  kComplex128,
+  kFloat8E5m2,
+  kFloat8E4m3fn,
+  kFloat8E5m2fnuz,
+  kFloat8E4m3fnuz,
+  kFloat8E8m0fnu,
+  kFloat4E2m1fnX2,  ///< two numbers a byte
+  kBits8,           ///< torch's types of bits without a meaning; a byte each but for kBits16
+  kBits16,
+  kBits1x8,
+  kBits2x4,
+  kBits4x2,
+  kInt1,  ///< torch's integers of less than eight bits take a byte each
+  kInt2,
+  kInt3,
+  kInt4,
+  kInt5,
+  kInt6,
+  kInt7,
+  kUInt1,
+  kUInt2,
+  kUInt3,
+  kUInt4,
+  kUInt5,
+  kUInt6,
+  kUInt7,
 };
 
-inline constexpr std::array kAllDTypes{DType::kFloat64, DType::kFloat32, DType::kBFloat16, DType::kFloat16,
-                                       DType::kInt64,   DType::kInt32,   DType::kInt16,    DType::kInt8,
-                                       DType::kUInt8,   DType::kBool};
+struct DTypeInfo {
+  DType dtype;
+  std::string_view name;  ///< in the configuration and in files
+  int64_t bytes;          ///< of one element
+};
 
+inline constexpr std::array kDTypes{
+    DTypeInfo{DType::kFloat32, "fp32", 4},
+    DTypeInfo{DType::kBFloat16, "bf16", 2},
+    DTypeInfo{DType::kFloat16, "fp16", 2},
+    DTypeInfo{DType::kFloat64, "fp64", 8},
+    DTypeInfo{DType::kInt64, "int64", 8},
+    DTypeInfo{DType::kInt32, "int32", 4},
+    DTypeInfo{DType::kInt16, "int16", 2},
+    DTypeInfo{DType::kInt8, "int8", 1},
+    DTypeInfo{DType::kUInt8, "uint8", 1},
+    DTypeInfo{DType::kBool, "bool", 1},
+    DTypeInfo{DType::kUInt16, "uint16", 2},
+    DTypeInfo{DType::kUInt32, "uint32", 4},
+    DTypeInfo{DType::kUInt64, "uint64", 8},
+    DTypeInfo{DType::kComplex32, "complex32", 4},
+    DTypeInfo{DType::kComplex64, "complex64", 8},
+    DTypeInfo{DType::kComplex128, "complex128", 16},
+    DTypeInfo{DType::kFloat8E5m2, "float8_e5m2", 1},
+    DTypeInfo{DType::kFloat8E4m3fn, "float8_e4m3fn", 1},
+    DTypeInfo{DType::kFloat8E5m2fnuz, "float8_e5m2fnuz", 1},
+    DTypeInfo{DType::kFloat8E4m3fnuz, "float8_e4m3fnuz", 1},
+    DTypeInfo{DType::kFloat8E8m0fnu, "float8_e8m0fnu", 1},
+    DTypeInfo{DType::kFloat4E2m1fnX2, "float4_e2m1fn_x2", 1},
+    DTypeInfo{DType::kBits8, "bits8", 1},
+    DTypeInfo{DType::kBits16, "bits16", 2},
+    DTypeInfo{DType::kBits1x8, "bits1x8", 1},
+    DTypeInfo{DType::kBits2x4, "bits2x4", 1},
+    DTypeInfo{DType::kBits4x2, "bits4x2", 1},
+    DTypeInfo{DType::kInt1, "int1", 1},
+    DTypeInfo{DType::kInt2, "int2", 1},
+    DTypeInfo{DType::kInt3, "int3", 1},
+    DTypeInfo{DType::kInt4, "int4", 1},
+    DTypeInfo{DType::kInt5, "int5", 1},
+    DTypeInfo{DType::kInt6, "int6", 1},
+    DTypeInfo{DType::kInt7, "int7", 1},
+    DTypeInfo{DType::kUInt1, "uint1", 1},
+    DTypeInfo{DType::kUInt2, "uint2", 1},
+    DTypeInfo{DType::kUInt3, "uint3", 1},
+    DTypeInfo{DType::kUInt4, "uint4", 1},
+    DTypeInfo{DType::kUInt5, "uint5", 1},
+    DTypeInfo{DType::kUInt6, "uint6", 1},
+    DTypeInfo{DType::kUInt7, "uint7", 1},
+};
+static_assert([] {
+  for (size_t i = 0; i < kDTypes.size(); ++i)
+    if (static_cast<size_t>(kDTypes[i].dtype) != i) return false;
+  return true;
+}());
+
+/// Whether files' conversions know it as a number with a fraction: fp32, bf16, fp16, fp64.
 constexpr bool is_floating(DType dtype) { return dtype <= DType::kFloat64; }
 
 /// Local. Bytes of one element.
-constexpr int64_t size_bytes(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat64:
-    case DType::kInt64: return 8;
-    case DType::kFloat32:
-    case DType::kInt32: return 4;
-    case DType::kBFloat16:
-    case DType::kFloat16:
-    case DType::kInt16: return 2;
-    case DType::kInt8:
-    case DType::kUInt8:
-    case DType::kBool: return 1;
-  }
-  return 0;
-}
+constexpr int64_t size_bytes(DType dtype) { return kDTypes[static_cast<size_t>(dtype)].bytes; }
 
-/// Local. Its name in the configuration and in files: "fp32", "bf16", "fp16", "fp64", "int64",
-/// "int32", "int16", "int8", "uint8", "bool".
-constexpr std::string_view name_of(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat64: return "fp64";
-    case DType::kInt64: return "int64";
-    case DType::kInt32: return "int32";
-    case DType::kInt16: return "int16";
-    case DType::kInt8: return "int8";
-    case DType::kUInt8: return "uint8";
-    case DType::kBool: return "bool";
-    case DType::kFloat32: return "fp32";
-    case DType::kBFloat16: return "bf16";
-    case DType::kFloat16: return "fp16";
-  }
-  return "?";
-}
+/// Local. Its name in the configuration and in files: "fp32", "bf16", "fp16", "fp64", "int64", "int32",
+/// "int16", "int8", "uint8", "bool"; of the others torch's.
+constexpr std::string_view name_of(DType dtype) { return kDTypes[static_cast<size_t>(dtype)].name; }
 
 /// Local. The inverse of name_of(); nullopt for any other word.
 constexpr std::optional<DType> dtype_named(std::string_view name) {
-  for (DType dtype : kAllDTypes)
-    if (name == name_of(dtype)) return dtype;
+  for (const DTypeInfo& info : kDTypes)
+    if (name == info.name) return info.dtype;
   return std::nullopt;
 }
 

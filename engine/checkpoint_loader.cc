@@ -4,6 +4,7 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <map>
 #include <set>
 #include <tuple>
 
@@ -26,6 +27,7 @@ CheckpointLoader::CheckpointLoader(const std::string& directory, const std::stri
       options_(options) {
   const checkpoint::SavedLayout& saved = checkpoint_.manifest().layout;
   comparison_ = checkpoint::compare(saved, model_.layout());
+  record_ = parse_module_record(checkpoint_.manifest().state, checkpoint_.path().string());
   std::vector<zero::Range> wanted;
   for (int unit = 0; unit < model_.layout().num_units(); ++unit) {
     held_.push_back(model_.unit(unit).local_state());
@@ -37,7 +39,7 @@ CheckpointLoader::CheckpointLoader(const std::string& directory, const std::stri
 std::vector<int> CheckpointLoader::files() const {
   std::set<int> files;
   for (const Piece& piece : pieces_) files.insert(piece.file);
-  if (!checkpoint_.manifest().tensors.empty()) files.insert(0);
+  if (!checkpoint_.manifest().tensors.empty() || !record_.extra_state.empty()) files.insert(0);
   if (const int mine = model_.comm().rank(); mine < checkpoint_.manifest().world_size()) files.insert(mine);
   return {files.begin(), files.end()};
 }
@@ -74,32 +76,84 @@ void CheckpointLoader::compare_optimizers(const std::string& saved, const std::s
 }
 
 void CheckpointLoader::match_buffers() {
-  const checkpoint::Manifest& manifest = checkpoint_.manifest();
   std::vector<std::string> problems;
-  std::vector<std::string> names;
-  for (const zero::NamedTensor& buffer : model_.buffers()) {
-    names.push_back(buffer.name);
-    const checkpoint::TensorRecord* record = manifest.find_tensor(buffer.name);
-    if (record == nullptr) {
-      problems.push_back(str("buffer ", buffer.name, ": not in the checkpoint"));
-      continue;
-    }
-    const DatasetRecord& dataset = checkpoint_.dataset(0, record->dataset);
-    if (buffer.tensor.sizes() != at::IntArrayRef(dataset.shape)) {
-      problems.push_back(str("buffer ", buffer.name, ": ", describe_shape(dataset.shape),
-                             " in the checkpoint, ", describe_shape(buffer.tensor.sizes()), " in the model"));
-      continue;
-    }
-    buffers_.push_back({buffer.tensor, &dataset});
+  std::map<std::string, const zero::NamedBuffer*> mine;  // null: not in the module
+  std::vector<zero::NamedBuffer> held;
+  if (model_.module_state() != nullptr) held = model_.module_state()->buffers();
+  for (const checkpoint::TensorRecord& record : checkpoint_.manifest().tensors) mine[record.name] = nullptr;
+  for (const zero::NamedBuffer& buffer : held) mine[buffer.name] = &buffer;
+  for (const auto& [name, buffer] : mine) {
+    // One that is not persistent keeps its value, also where older checkpoints have one.
+    if (buffer != nullptr && !buffer->persistent) continue;
+    const auto is_saved_alias = [&, tensor = buffer != nullptr ? buffer->tensor
+                                                               : at::Tensor()](const auto& other) {
+      return tensor.defined() && other.tensor.is_same(tensor) &&
+             checkpoint_.manifest().find_tensor(other.name) != nullptr;
+    };
+    if (checkpoint_.manifest().find_tensor(name) != nullptr ||
+        std::none_of(held.begin(), held.end(), is_saved_alias))
+      match_buffer(name, buffer, problems);
   }
-  for (const checkpoint::TensorRecord& record : manifest.tensors)
-    if (std::find(names.begin(), names.end(), record.name) == names.end())
-      problems.push_back(str("buffer ", record.name, ": not in the model"));
+  match_extra_state(problems);
   if (problems.empty()) return;
   if (options_.strict)
     throw CheckpointError(str(checkpoint_.path().string(), ": ", join(problems, "; "), "; ",
                               advice("load what fits with strict = false")));
   not_loaded_.insert(not_loaded_.end(), problems.begin(), problems.end());
+}
+
+/// See [Note: a module's state is read when it is used] in zero/module_state.h. `mine`: null: not in the
+/// module.
+void CheckpointLoader::match_buffer(const std::string& name, const zero::NamedBuffer* mine,
+                                    std::vector<std::string>& problems) {
+  const checkpoint::TensorRecord* record = checkpoint_.manifest().find_tensor(name);
+  const DatasetRecord* dataset = record != nullptr ? &checkpoint_.dataset(0, record->dataset) : nullptr;
+  const auto change = record_.changed.find(name);
+  std::optional<zero::BufferKind> saved, first;
+  if (dataset != nullptr) first = saved = zero::BufferKind{to_torch(dataset->type), dataset->shape};
+  if (change != record_.changed.end()) first = change->second.first;
+  const at::Tensor tensor = mine != nullptr ? mine->tensor : at::Tensor();
+  if (!saved && !tensor.defined()) return;
+  const auto problem = [&](const auto&... what) { problems.push_back(str("buffer ", name, what...)); };
+
+  const bool was_there = saved && tensor.defined();  // also in checkpoints from before there were records
+  const bool began_alike = (record_.is_known || was_there) && first == model_.first_kind(name);
+  if (began_alike && (!saved || !tensor.defined() || *saved != zero::kind_of(tensor))) {
+    const bool changes_names = !saved || !tensor.defined();
+    if (!changes_names || (model_.module_state() != nullptr && model_.module_state()->can_assign(name))) {
+      const bool to_none = !saved && change != record_.changed.end() && change->second.is_none;
+      buffers_.push_back({name, tensor, dataset, /*keep_dtype=*/false, to_none});
+      return;
+    }
+  }
+  if (!saved) return problem(": not in the checkpoint");
+  if (!tensor.defined()) return problem(": not in the model");
+  if (tensor.sizes() != at::IntArrayRef(saved->shape))
+    return problem(": ", describe_shape(saved->shape), " in the checkpoint, ", describe_shape(tensor.sizes()),
+                   " in the model");
+  if (!zero::converts(saved->dtype, tensor.scalar_type()))
+    return problem(": ", c10::toString(saved->dtype), " in the checkpoint, ",
+                   c10::toString(tensor.scalar_type()), " in the model");
+  buffers_.push_back({name, tensor, dataset});
+}
+
+void CheckpointLoader::match_extra_state(std::vector<std::string>& problems) {
+  if (!record_.is_known) return;  // older checkpoints have none
+  std::vector<std::string> mine;
+  if (model_.module_state() != nullptr) mine = model_.module_state()->extra_state_names();
+  const std::vector<std::string>& saved = record_.extra_state;
+  const auto has = [](const std::vector<std::string>& names, const std::string& name) {
+    return std::find(names.begin(), names.end(), name) != names.end();
+  };
+  for (const std::string& name : mine)
+    if (!has(saved, name)) problems.push_back(str("extra state ", name, ": not in the checkpoint"));
+  for (const std::string& name : saved)
+    if (!has(mine, name)) problems.push_back(str("extra state ", name, ": not in the model"));
+}
+
+at::Tensor CheckpointLoader::extra_state() const {
+  return blob_of(checkpoint_.manifest().world_size() == model_.comm().size() ? model_.comm().rank() : 0,
+                 kExtraState);
 }
 
 template <class Visit>
@@ -140,7 +194,8 @@ void CheckpointLoader::check(const std::string& saved_optimizer, const std::stri
     const int64_t size = size_bytes(dataset.type);
     checkpoint_.check(piece.file, dataset, piece.saved_begin * size, piece.numel * size);
   });
-  for (const Buffer& buffer : buffers_) checkpoint_.check(0, *buffer.dataset, 0, buffer.dataset->bytes);
+  for (const Buffer& buffer : buffers_)
+    if (buffer.dataset != nullptr) checkpoint_.check(0, *buffer.dataset, 0, buffer.dataset->bytes);
 }
 
 void CheckpointLoader::load_piece(const Piece& piece, int kind, const DatasetRecord& dataset) const {
@@ -159,17 +214,24 @@ void CheckpointLoader::load_piece(const Piece& piece, int kind, const DatasetRec
   target.copy_(read);
 }
 
+void CheckpointLoader::load_buffer(const Buffer& buffer) const {
+  zero::ModuleState* const state = model_.module_state();
+  if (buffer.dataset == nullptr)
+    return buffer.to_none ? state->assign(buffer.name, at::Tensor()) : state->remove(buffer.name);
+  const at::Tensor read = at::empty(buffer.dataset->shape, to_torch(buffer.dataset->type));
+  checkpoint_.read(0, *buffer.dataset, 0, bytes_of(read));
+  if (buffer.tensor.defined())
+    zero::write_buffer(buffer.tensor, read, buffer.keep_dtype);
+  else
+    state->assign(buffer.name, read.to(model_.device()));
+}
+
 void CheckpointLoader::load(const std::vector<int64_t>& steps) {
   const zero::PauseListening our_own_operators;
   const at::NoGradGuard no_grad;
   for_each_read(
       [&](const Piece& piece, int kind, const DatasetRecord& dataset) { load_piece(piece, kind, dataset); });
-  for (const Buffer& buffer : buffers_) {
-    const at::Tensor read = at::empty(buffer.dataset->shape, to_torch(buffer.dataset->type));
-    checkpoint_.read(0, *buffer.dataset, 0, bytes_of(read));
-    at::Tensor tensor = buffer.tensor;
-    tensor.copy_(read);
-  }
+  for (const Buffer& buffer : buffers_) load_buffer(buffer);
   if (!with_states()) return;
   for (const checkpoint::Match& match : comparison_.matches)
     model_.set_parameter_steps(match.current, steps[match.saved]);
@@ -177,6 +239,10 @@ void CheckpointLoader::load(const std::vector<int64_t>& steps) {
 
 at::Tensor CheckpointLoader::blob(const std::string& name) const {
   const int rank = model_.comm().rank();
+  return blob_of(rank, name);
+}
+
+at::Tensor CheckpointLoader::blob_of(int rank, const std::string& name) const {
   if (rank >= checkpoint_.manifest().world_size()) return {};
   const DatasetRecord* dataset =
       checkpoint_.manifest().rank_file(rank).datasets.find(checkpoint::blob_dataset(name));

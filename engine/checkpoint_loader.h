@@ -11,9 +11,13 @@
 #include "checkpoint/reader.h"
 #include "checkpoint/reshard.h"
 #include "engine/checkpointing.h"
+#include "engine/module_record.h"
 #include "zero/sharded_model.h"
 
 namespace tessera {
+
+/// The blob of a rank that has what ModuleState::extra_state() gave.
+inline constexpr const char* kExtraState = "extra_state";
 
 /// Owns the open checkpoint and the plan of what this rank reads. `model` must outlive it. Used by one
 /// thread. All members are local.
@@ -33,14 +37,20 @@ class CheckpointLoader {
   /// This rank's blob as it was saved, (n) uint8 on the CPU; undefined when the checkpoint has none for this
   /// rank. To be called before load(). Throws CheckpointError.
   at::Tensor blob(const std::string& name) const;
+  /// The same of the modules' extra state: this rank's own of as many ranks, else rank 0's.
+  at::Tensor extra_state() const;
+  const ModuleRecord& module_record() const { return record_; }
 
   const checkpoint::Checkpoint& checkpoint() const { return checkpoint_; }
   const std::vector<std::string>& not_loaded() const { return not_loaded_; }
 
  private:
   struct Buffer {
-    at::Tensor tensor;
-    const checkpoint::DatasetRecord* dataset;
+    std::string name;
+    at::Tensor tensor;                                   ///< the module's; undefined: it has none
+    const checkpoint::DatasetRecord* dataset = nullptr;  ///< null: the buffer is taken from the module
+    bool keep_dtype = true;                              ///< false: it gets shape and dtype of the checkpoint
+    bool to_none = false;                                ///< with dataset null: the name stays
   };
   /// Whether optimizer state is loaded; the checkpoint has no other names than the model then.
   bool with_states() const { return options_.load_optimizer_states && !options_.load_module_only; }
@@ -48,6 +58,11 @@ class CheckpointLoader {
   void compare_parameters();
   void compare_optimizers(const std::string& saved, const std::string& current) const;
   void match_buffers();
+  void match_buffer(const std::string& name, const zero::NamedBuffer* mine,
+                    std::vector<std::string>& problems);
+  void match_extra_state(std::vector<std::string>& problems);
+  void load_buffer(const Buffer& buffer) const;
+  at::Tensor blob_of(int rank, const std::string& name) const;
   /// Calls `visit(piece, kind, dataset)` for every slice to read: kind 0 is weights, kind i + 1 the i-th
   /// optimizer state. In the order of the files, so that a block that holds slices of many units and kinds is
   /// read once.
@@ -61,6 +76,7 @@ class CheckpointLoader {
   checkpoint::Comparison comparison_;
   std::vector<zero::LocalState> held_;  // by unit
   std::vector<checkpoint::Piece> pieces_;
+  ModuleRecord record_;
   std::vector<Buffer> buffers_;
   std::vector<std::string> not_loaded_;
 };

@@ -36,6 +36,7 @@ json to_json(const CheckpointState& state) {
                         {"last_overflow_iter", scaler.last_overflow},
                         {"cur_hysteresis", scaler.hysteresis}};
   out["optimizer"] = {{"type", state.optimizer}, {"parameter_steps", state.parameter_steps}};
+  out["module"] = to_json(state.module);
   out["config"] = state.config;
   out["client_state"] = state.client_state;
   return out;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "engine/loss_scaler.h"
+#include "engine/module_record.h"
 
 namespace tessera {
 
@@ -18,6 +19,7 @@ struct CheckpointState {
   LossScaler::State loss_scaler;
   std::string optimizer;                 ///< "AdamW"
   std::vector<int64_t> parameter_steps;  ///< number of updates, by parameter in the manifest's order
+  ModuleRecord module;                   ///< written; read by itself
   nlohmann::json config;                 ///< resolved; for information, not read
   nlohmann::json client_state;
 };

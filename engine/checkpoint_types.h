@@ -11,7 +11,8 @@
 
 namespace tessera {
 
-/// Local. Throws CheckpointError naming the tensor for a type that is not a DType.
+/// Local. Throws CheckpointError naming the tensor for one that files cannot hold: quantized, sparse, without
+/// values.
 DType dtype_of(const at::Tensor& tensor, const std::string& name);
 
 /// Local. The memory of a contiguous CPU tensor.

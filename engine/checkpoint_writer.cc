@@ -4,6 +4,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
 #include <span>
 
 #include "checkpoint/catalog.h"
@@ -121,10 +122,17 @@ static checkpoint::SourceBytes bytes_on_disk(zero::OffloadedTensor& source, cons
 at::Tensor CheckpointWriter::blob_of_file(const zero::NamedTensor& blob, int file) {
   comm::Communicator& comm = model_.comm();
   if (model_.mesh().num_rows() == 1) return blob.tensor;
-  const at::Tensor mine = blob.tensor.to(comm.device());
+  std::vector<int64_t> sizes;
+  for (const std::string& size : comm.exchange(std::to_string(blob.tensor.numel()), blob.name))
+    sizes.push_back(std::stoll(size));
+  const int64_t longest = *std::max_element(sizes.begin(), sizes.end());
+  const at::Tensor mine = at::zeros({longest}, blob.tensor.options().device(comm.device()));
+  mine.narrow(0, 0, blob.tensor.numel()).copy_(blob.tensor);
   const at::Tensor all = at::empty({comm.size() * mine.numel()}, mine.options());
   comm.all_gather(all, mine, blob.name)->wait();
-  return all.narrow(0, file * mine.numel(), mine.numel()).cpu();
+  return all.narrow(0, file * mine.numel(), mine.numel())
+      .narrow(0, 0, sizes[static_cast<size_t>(file)])
+      .cpu();
 }
 
 std::unique_ptr<CheckpointWriter::Job> CheckpointWriter::prepare(const CheckpointContent& content,
@@ -164,7 +172,7 @@ std::unique_ptr<CheckpointWriter::Job> CheckpointWriter::prepare(const Checkpoin
   }
   for (const zero::NamedTensor& buffer : content.buffers)
     request.tensors.push_back({buffer.name, dtype_of(buffer.tensor, buffer.name), buffer.tensor.sizes().vec(),
-                               keep(buffer.tensor)});
+                               keep(zero::bytes_of_elements(buffer.tensor))});
   for (const zero::NamedTensor& blob : content.blobs)
     request.blobs.push_back({blob.name, keep(blob_of_file(blob, request.rank))});
   if (job->copied) link_->follow(job->copied);  // the next update

@@ -79,6 +79,10 @@ std::string Engine::save_with(CheckpointWriter& writer, const std::string& direc
                     " backward() calls: gradients are not saved; save after a step() that updates"));
   sharded_->finish_updates();
   sharded_->broadcast_buffers();
+  zero::ModuleState* const module = sharded_->module_state();
+  at::Tensor extra_state;
+  if (module != nullptr && !module->extra_state_names().empty())
+    comm::on_all_ranks<CheckpointError>(*comm_, "extra state", [&] { extra_state = module->extra_state(); });
 
   CheckpointState state;
   state.global_steps = global_steps_;
@@ -90,13 +94,16 @@ std::string Engine::save_with(CheckpointWriter& writer, const std::string& direc
   const auto num_parameters = static_cast<int>(sharded_->layout().parameters().size());
   for (int parameter = 0; parameter < num_parameters; ++parameter)
     state.parameter_steps.push_back(sharded_->parameter_steps(parameter));
+  state.module = record_of(*sharded_);
   state.config = json::parse(dump_resolved(config_));
   state.client_state = client_state;
 
   CheckpointContent content;
   content.directory = directory;
   content.tag = tag.empty() ? str("global_step", global_steps_) : tag;
-  content.buffers = sharded_->buffers();
+  for (const zero::NamedBuffer& buffer : sharded_->persistent_buffers())
+    if (buffer.tensor.defined()) content.buffers.push_back({buffer.name, buffer.tensor});
+  if (extra_state.defined()) content.blobs.push_back({kExtraState, extra_state});
   content.blobs.push_back({kCpuGenerator, generator_of(at::kCPU).get_state()});
   if (!device().is_cpu()) content.blobs.push_back({kCudaGenerator, generator_of(device()).get_state()});
   content.state = to_json(state);
@@ -148,7 +155,7 @@ LoadedCheckpoint Engine::load_checkpoint(const std::string& directory, const std
 
   std::unique_ptr<CheckpointLoader> loader;
   CheckpointState state;
-  at::Tensor cpu_generator, cuda_generator;
+  at::Tensor cpu_generator, cuda_generator, extra_state;
   comm::on_all_ranks<CheckpointError>(*comm_, "opened checkpoint", [&] {
     loader = std::make_unique<CheckpointLoader>(directory, chosen, *sharded_, options);
   });
@@ -160,11 +167,15 @@ LoadedCheckpoint Engine::load_checkpoint(const std::string& directory, const std
     loader->check(state.optimizer, optimizer_name());
     cpu_generator = loader->blob(kCpuGenerator);
     if (!device().is_cpu()) cuda_generator = loader->blob(kCudaGenerator);
+    extra_state = loader->extra_state();
   });
 
   sharded_->begin_replacing("load_checkpoint()");
-  comm::on_all_ranks<CheckpointError>(*comm_, "loaded checkpoint",
-                                      [&] { loader->load(state.parameter_steps); });
+  comm::on_all_ranks<CheckpointError>(*comm_, "loaded checkpoint", [&] {
+    loader->load(state.parameter_steps);
+    if (extra_state.defined() && sharded_->module_state() != nullptr)
+      sharded_->module_state()->set_extra_state(extra_state);
+  });
   sharded_->end_replacing();
 
   if (!options.load_module_only) {
@@ -176,6 +187,11 @@ LoadedCheckpoint Engine::load_checkpoint(const std::string& directory, const std
     if (cpu_generator.defined()) generator_of(at::kCPU).set_state(cpu_generator);
     if (cuda_generator.defined()) generator_of(device()).set_state(cuda_generator);
   }
+  if (!loader->module_record().is_known && rank() == 0 && sharded_->module_state() != nullptr &&
+      !sharded_->module_state()->extra_state_names().empty())
+    options_.log.warning(str(loader->checkpoint().path().string(),
+                             ": an older version has saved it without get_extra_state(): ",
+                             join(sharded_->module_state()->extra_state_names(), ", "), " stays as it is"));
   micro_step_closed_ = true;
   LoadedCheckpoint loaded;
   loaded.path = loader->checkpoint().path().string();

@@ -15,6 +15,7 @@
 #include "engine/checkpoint_writer.h"
 #include "engine/config/groups.h"
 #include "engine/config/parse.h"
+#include "engine/cpu_batch_norm.h"
 #include "engine/optimizer_setup.h"
 #include "engine/same_config.h"
 #include "zero/cuda_link.h"
@@ -98,6 +99,7 @@ zero::ShardedModelOptions sharding_options(const EngineConfig& config, const Ini
   options.sharding = zero::sharding_of(zero.stage);
   options.groups = groups_of(zero, world_size);
   options.compute_dtype = config.compute_dtype();
+  options.buffer_dtype = config.buffer_dtype;
   options.device = init.device;
   options.unit_numel = std::min({zero.unit_numel, zero.reduce_bucket_size, zero.allgather_bucket_size});
   options.residency.track_casts = config.autocast.enabled;
@@ -133,6 +135,8 @@ Engine::Engine(const zero::ModelView& model, const EngineConfig& config, comm::C
       optimizer_(set_up_optimizer(config_.optimizer)),
       schedule_(config_.scheduler, rates_of(optimizer_.groups), options.steps_per_epoch),
       parameters_(model.parameters) {
+  if (config_.compute_dtype() != DType::kFloat32 && options_.device.is_cpu())
+    let_batch_norm_widen_parameters();
   check_same_config_everywhere();
   warn_unmatched_patterns();
   refuse_unscaled_fp16();

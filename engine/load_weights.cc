@@ -28,6 +28,7 @@ struct Taken {
   const SafetensorsTensor* tensor;
   int parameter = -1;  // -1: a buffer
   at::Tensor buffer;
+  std::string extra_state;  // its name; empty: a parameter or a buffer
 };
 
 struct Match {
@@ -56,8 +57,25 @@ std::set<std::string> names_of(zero::ShardedModel& model) {
     names.insert(parameter.name);
     names.insert(parameter.aliases.begin(), parameter.aliases.end());
   }
-  for (const zero::NamedTensor& buffer : model.buffers()) names.insert(buffer.name);
+  for (const zero::NamedBuffer& buffer : model.persistent_buffers())
+    if (buffer.tensor.defined()) names.insert(buffer.name);
   return names;
+}
+
+/// Persistent buffers, a shared one once with all its names.
+std::vector<std::pair<at::Tensor, std::vector<std::string>>> names_of_buffers(
+    const zero::ShardedModel& model) {
+  std::vector<std::pair<at::Tensor, std::vector<std::string>>> buffers;
+  for (const zero::NamedBuffer& buffer : model.persistent_buffers()) {
+    if (!buffer.tensor.defined()) continue;
+    const auto known = std::find_if(buffers.begin(), buffers.end(),
+                                    [&](const auto& one) { return one.first.is_same(buffer.tensor); });
+    if (known != buffers.end())
+      known->second.push_back(buffer.name);
+    else
+      buffers.push_back({buffer.tensor, {buffer.name}});
+  }
+  return buffers;
 }
 
 /// The file's tensors by the names that the model would have for them.
@@ -162,10 +180,25 @@ Match match(const SafetensorsModel& file, const std::string& path, zero::Sharded
   for (size_t i = 0; i < parameters.size(); ++i) {
     std::vector<std::string> names{parameters[i].name};
     names.insert(names.end(), parameters[i].aliases.begin(), parameters[i].aliases.end());
-    take(names, parameters[i].shape, {nullptr, static_cast<int>(i), {}});
+    take(names, parameters[i].shape, {nullptr, static_cast<int>(i), {}, {}});
   }
-  for (const zero::NamedTensor& buffer : model.buffers())
-    take({buffer.name}, buffer.tensor.sizes().vec(), {nullptr, -1, buffer.tensor});
+  for (const auto& [buffer, names] : names_of_buffers(model))
+    take(names, buffer.sizes().vec(), {nullptr, -1, buffer, {}});
+  if (const zero::ModuleState* state = model.module_state()) {
+    for (const zero::NamedBuffer& buffer : state->buffers())
+      if (!buffer.persistent) {  // it keeps its value, whatever a file has
+        known.insert(buffer.name);
+        if (buffer.name.starts_with(options.base_model_prefix))
+          known.insert(buffer.name.substr(options.base_model_prefix.size()));
+      }
+    for (const std::string& name : state->extra_state_names()) {
+      known.insert(name);
+      if (const SafetensorsTensor* tensor = in_file.find(name))
+        taken.push_back({tensor, -1, {}, name});
+      else
+        found.missing.push_back(str("extra state ", name, ": not in the file"));
+    }
+  }
   for (const auto& [name, own_name] : in_file.names())
     if (!known.contains(name) && !matches_any(options.ignore_unexpected, name)) {
       names_differ = true;
@@ -202,8 +235,13 @@ void Engine::load_weights(const std::string& path, const LoadWeightsOptions& opt
     const at::NoGradGuard no_grad;
     for (const Taken& one : found.taken) {
       if (one.parameter < 0) {
-        at::Tensor buffer = one.buffer;
-        buffer.copy_(read(*file, *one.tensor, 0, buffer.numel()).view(buffer.sizes()));
+        const auto numel = static_cast<int64_t>(c10::multiply_integers(one.tensor->shape));
+        const at::Tensor value = read(*file, *one.tensor, 0, numel).view(one.tensor->shape);
+        if (one.extra_state.empty())
+          zero::write_buffer(one.buffer, value,
+                             /*keep_dtype=*/zero::converts(value.scalar_type(), one.buffer.scalar_type()));
+        else
+          sharded_->module_state()->set_extra_state(one.extra_state, value);
         continue;
       }
       const zero::UnitSlice& slice = sharded_->layout().slice(one.parameter);

@@ -116,6 +116,10 @@ void run(const ConsolidateFlags& flags) {
   std::cout << flags.output << ": " << result.num_names << " tensors, "
             << format_short(static_cast<double>(result.numel)) << " elements, " << name_of(options.dtype)
             << ", from " << result.checkpoint.string() << std::endl;
+  if (!result.left_out.empty())
+    Logger(LogOptions{})
+        .warning(str(flags.output, ": holds tensors alone, and not ", join(result.left_out, ", "),
+                     ", which get_extra_state() gave: load the checkpoint itself for that"));
   if (result.num_overflowed > 0 && options.dtype != DType::kFloat32)  // in fp32 these are fp64 values
     Logger(LogOptions{})
         .warning(str(

@@ -5,7 +5,9 @@
 #include <torch/csrc/jit/ir/ir.h>
 #include <torch/nn/module.h>
 
+#include <algorithm>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "comm/torch_dtype.h"
 #include "core/check.h"
@@ -21,8 +23,8 @@ void check_can_be_sharded(const NamedTensor& parameter) {
     throw ConfigError(str("parameter ", parameter.name, " ", why));
   };
   if (tensor.is_sparse() || !tensor.has_storage()) refuse("is not a dense tensor and cannot be sharded");
-  if (!tensor.is_floating_point() || tensor.scalar_type() == at::kDouble ||
-      at::isFloat8Type(tensor.scalar_type()))
+  if (tensor.scalar_type() != at::kFloat && tensor.scalar_type() != at::kBFloat16 &&
+      tensor.scalar_type() != at::kHalf)
     refuse(str("is ", c10::toString(tensor.scalar_type()),
                "; parameters must be fp32, bf16 or fp16: call model->to(torch::kFloat32)"));
   if (!tensor.is_non_overlapping_and_dense())
@@ -85,6 +87,47 @@ std::string forking_method(const torch::jit::Module& model) {
   return "";
 }
 
+/// Whether two tensors have bytes of memory in common.
+bool overlap(const at::Tensor& a, const at::Tensor& b) {
+  if (!a.has_storage() || !b.has_storage() || memory_of(a) != memory_of(b)) return false;
+  const auto extent = [](const at::Tensor& tensor) {
+    int64_t last = 0;
+    for (int64_t dim = 0; dim < tensor.dim(); ++dim) last += (tensor.size(dim) - 1) * tensor.stride(dim);
+    const auto size = static_cast<int64_t>(tensor.itemsize());
+    return Range{tensor.storage_offset() * size, (tensor.storage_offset() + last + 1) * size};
+  };
+  return intersect(extent(a), extent(b)).numel() > 0;
+}
+
+void visit_tensors(const c10::IValue& value, const std::string& name,
+                   const std::function<void(const std::string& name, const at::Tensor& tensor)>& visit) {
+  const auto visit_list = [&](const auto& elements) {
+    int64_t index = 0;
+    for (const c10::IValue& element : elements) visit_tensors(element, str(name, "[", index++, "]"), visit);
+  };
+  if (value.isTensor()) return visit(name, value.toTensor());
+  if (value.isTuple()) return visit_list(value.toTupleRef().elements());
+  if (value.isList()) return visit_list(value.toListRef());
+  if (value.isGenericDict()) {
+    for (const auto& entry : value.toGenericDict())
+      visit_tensors(entry.value(), tessera::str(name, "[", entry.key(), "]"), visit);
+  } else if (value.isObject()) {
+    const auto object = value.toObject();
+    for (size_t slot = 0; slot < object->type()->numAttributes(); ++slot)
+      visit_tensors(object->getSlot(slot),
+                    str(name, name.empty() ? "" : ".", object->type()->getAttributeName(slot)), visit);
+  }
+}
+
+/// Attributes of all modules, and what they hold.
+std::vector<NamedTensor> members_of(const torch::jit::Module& model) {
+  std::vector<NamedTensor> members;
+  visit_tensors(model._ivalue(), "", [&](const std::string& name, const at::Tensor& tensor) {
+    members.push_back({"attribute " + name, tensor});
+  });
+  return members;
+}
+
 /// Gives access to a module's own list: all that libtorch offers to others copies it, with names.
 struct ParametersOf : torch::nn::Module {
   static const torch::OrderedDict<std::string, at::Tensor>& list(const torch::nn::Module& module) {
@@ -142,8 +185,7 @@ ModelView view_of(const torch::nn::Module& model, DeferredModel* deferred) {
   ModelView view;
   view.deferred = deferred;
   view.parameters = parameters_of(model);
-  for (const auto& item : model.named_buffers())
-    if (item.value().defined()) view.buffers.push_back({item.key(), item.value()});
+  view.state = state_of(model);
   return view;
 }
 
@@ -153,8 +195,64 @@ ModelView view_of(const torch::jit::Module& model, DeferredModel* deferred) {
   view.scripted = true;
   view.forks_in = forking_method(model);
   view.parameters = parameters_of(model);
-  for (const auto& item : model.named_buffers()) view.buffers.push_back({item.name, item.value});
+  view.state = state_of(model);
+  refuse_views(view.parameters, members_of(model));
+  view.members_searched = true;
   return view;
+}
+
+void refuse_views(const std::vector<NamedTensor>& parameters, const std::vector<NamedTensor>& held) {
+  std::unordered_map<const void*, std::vector<const NamedTensor*>> by_memory;
+  for (const NamedTensor& parameter : parameters)
+    if (parameter.tensor.has_storage()) by_memory[memory_of(parameter.tensor)].push_back(&parameter);
+  for (const auto& [holder, tensor] : held) {
+    if (!tensor.defined() || !tensor.has_storage() || tensor.numel() == 0) continue;
+    const auto found = by_memory.find(memory_of(tensor));
+    if (found == by_memory.end()) continue;
+    const auto is_it = [&, &view = tensor](const NamedTensor* one) { return one->tensor.is_same(view); };
+    if (std::any_of(found->second.begin(), found->second.end(), is_it)) continue;
+    for (const NamedTensor* parameter : found->second)
+      if (overlap(parameter->tensor, tensor))
+        throw ConfigError(
+            str(holder, " lies in the memory of parameter ", parameter->name,
+                " and would keep its first values, as the parameter moves into the engine's memory: "
+                "compute the view in forward(), tie modules by registering one parameter twice, or "
+                "clone() what is to keep these values"));
+  }
+}
+
+void refuse_other_holders(const ModelView& model, const std::function<void(const std::string&)>& warn) {
+  std::vector<NamedTensor> buffers;
+  if (model.state != nullptr)
+    for (const NamedBuffer& buffer : model.state->buffers())
+      buffers.push_back({"buffer " + buffer.name, buffer.tensor});
+  refuse_views(model.parameters, buffers);
+  // Memory that is not there yet is counted by nobody, and in Python objects that stand for a storage count,
+  // too: tessera.module_members looks there.
+  if (model.deferred != nullptr || (model.members_searched && !model.scripted)) return;
+  std::unordered_map<const c10::StorageImpl*, std::unordered_set<const at::TensorImpl*>> own;
+  for (const NamedTensor& parameter : model.parameters)
+    own[parameter.tensor.storage().unsafeGetStorageImpl()].insert(parameter.tensor.unsafeGetTensorImpl());
+  for (const auto& [name, buffer] : buffers)
+    if (buffer.defined() && buffer.has_storage())
+      if (const auto shared = own.find(buffer.storage().unsafeGetStorageImpl()); shared != own.end())
+        shared->second.insert(buffer.unsafeGetTensorImpl());
+  for (const NamedTensor& parameter : model.parameters) {
+    const auto holders = own.at(parameter.tensor.storage().unsafeGetStorageImpl()).size();
+    if (parameter.tensor.numel() == 0 || parameter.tensor.storage().use_count() <= holders) continue;
+    const std::string what =
+        str("the memory of parameter ", parameter.name,
+            " is also held by another tensor, which keeps the values of before initialize()");
+    if (model.members_searched)
+      return warn(str(what,
+                      ": it is outside of the model (a state dict, a view, an array, or the graph of an "
+                      "earlier forward) and does not follow the training"));
+    throw ConfigError(
+        str(what,
+            ": a member of the module that is a view of it, a tensor kept elsewhere, or the graph of "
+            "an earlier forward. Compute views in forward(), clone() what is to keep these values, "
+            "and let the rest go before initialize()"));
+  }
 }
 
 void refuse_forks(const ModelView& model, const Sharding& sharding) {

@@ -113,11 +113,11 @@ UnitHandle* visit_argument(const at::RecordFunction& function, const at::Tensor&
   if (handle == nullptr || handle->residency == nullptr) return nullptr;
   Residency& residency = *handle->residency;
   const ReentryGuard our_own_operators;
-  note_use(handle, function.name());
+  if (residency.hears_reads()) note_use(handle, function.name());
   if (parameter == nullptr) residency.on_cast_read(handle->unit, storage, function.name());
   if (argument < kUnknownArgument && (written_arguments(function) >> argument & 1) != 0)
-    residency.on_write(handle->unit, function.name());
-  return parameter;
+    residency.on_write(handle->unit, tensor, function.name());
+  return residency.hears_reads() ? parameter : nullptr;
 }
 
 void release_pins() {

@@ -5,9 +5,9 @@
 // Masters, shards and what other ranks hold follow a write only inside a GatheredParameters with a
 // modifier_rank, or when a checkpoint or weights are loaded. Any other write would be undone by the next
 // update (16 bits), be this rank's alone (stage 0), or be gathered away (stages 1 to 3). So it is refused at
-// every stage and in every dtype: by the operator that writes, where operators are heard (stages 1 to 3), and
-// by the parameters' version counters at the next call. Neither sees a write through a raw pointer; at stage
-// 0 the counters do not see one through tensor.data() either.
+// every stage and in every dtype: by the operator that writes, also through tensor.data(), whose version
+// counter is another one (OperatorListener), and by the parameters' version counters at the next call.
+// Neither sees a write through a raw pointer.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -33,6 +33,7 @@ Residency::Residency(std::vector<ParamUnit>& units, comm::CommunicatorPtr comm, 
       options_(options),
       gathers_on_use_(std::any_of(units.begin(), units.end(),
                                   [](const ParamUnit& unit) { return unit.placement.sharded(); })),
+      hears_reads_(std::ranges::any_of(units, [](const auto& unit) { return unit.placement.updates_shard; })),
       order_(budget_of(units, options)),
       cache_(units, comm_,
              {.max_free = options.capacity_units,
@@ -108,12 +109,16 @@ void Residency::operator_ended() noexcept {
   }
 }
 
-void Residency::on_write(int unit, const char* operator_name) noexcept {
+void Residency::on_write(int unit, const at::Tensor& written, const char* operator_name) noexcept {
   const Lock lock(mutex_);
   if (units_[unit].use.writers > 0 || failure_) return;
+  const bool max_norm = std::string_view(operator_name) == "aten::embedding_renorm_";
   failure_ = std::make_exception_ptr(Error(
-      str(operator_name, " writes into ", units_[unit].name,
-          ", whose values are kept in shards. Write inside a GatheredParameters with modifier_rank set.")));
+      str(operator_name, " writes into ", units_[unit].name, ": parameter ",
+          options_.parameter_at(unit, written.storage_offset()),
+          " belongs to the engine, and the write would be undone by the next step, or differ between ranks. ",
+          max_norm ? "Leave max_norm out, and limit the norm of the rows that the embedding returns"
+                   : "Write inside a GatheredParameters with modifier_rank set, or use load_weights()")));
 }
 
 // Its unit was gathered and the cast was not: it is one of values from before an update, or something has

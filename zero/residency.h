@@ -68,6 +68,8 @@ struct ResidencyOptions {
   /// Updates a unit that step() has left for later; unset: there are none. See [Note: late updates] in
   /// sharded_optimizer.h.
   std::function<void(ParamUnit&)> late_update;
+  /// The name of the parameter that has an element of a unit, for messages. Required.
+  std::function<std::string(int unit, int64_t element)> parameter_at;
   Logger log;
 };
 
@@ -100,7 +102,7 @@ class Residency {
   /// The outermost operator has ended: what it used may go.
   void operator_ended() noexcept;
   /// An operator is about to write into a unit. Refused (rethrow() throws) outside of GatheredParameters.
-  void on_write(int unit, const char* operator_name) noexcept;
+  void on_write(int unit, const at::Tensor& written, const char* operator_name) noexcept;
   /// An operator is about to read a cast of a unit (a tracked one), after on_use().
   void on_cast_read(int unit, c10::StorageImpl& cast, const char* operator_name) noexcept;
 
@@ -151,6 +153,8 @@ class Residency {
   void track_cast(const CastSource& source, const at::Tensor& copy);
   /// Whether some unit is sharded, so that gathers are issued during a pass and not after the update alone.
   bool gathers_on_use() const { return gathers_on_use_; }
+  /// Whether on_use() is to be called: not where every rank updates all values itself (stage 0).
+  bool hears_reads() const { return hears_reads_; }
   bool tracks_casts() const { return gathers_on_use_ && options_.track_casts; }
 
  private:
@@ -181,6 +185,7 @@ class Residency {
   comm::CommunicatorPtr comm_, calls_;
   ResidencyOptions options_;
   bool gathers_on_use_;
+  bool hears_reads_;
   bool some_rank_gathers_on_use_;  // rows may differ: a host's memory is shared, or not
   std::optional<Reductions> reductions_;
 

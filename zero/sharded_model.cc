@@ -21,7 +21,7 @@ namespace tessera::zero {
 
 ShardedModel::ShardedModel(const ModelView& model, comm::CommunicatorPtr comm,
                            const ShardedModelOptions& options)
-    : options_(options), comm_(std::move(comm)) {
+    : options_(options), comm_(std::move(comm)), state_(model.state) {
   const PauseListening our_own_operators;
   const at::NoGradGuard no_grad;
   ParameterList list = list_parameters(model, options_.compute_dtype);
@@ -31,20 +31,27 @@ ShardedModel::ShardedModel(const ModelView& model, comm::CommunicatorPtr comm,
   layout_ = std::make_unique<Layout>(list.specs, LayoutOptions{comm_->size(), options_.unit_numel});
   check_same_model_everywhere();
   refuse_forks(model, options_.sharding);
+  refuse_other_holders(model, [&](const std::string& what) { options_.residency.log.warning(what); });
   parameters_ = list.tensors;
   make_groups();
   connect_to_host();
   make_offload_store();
   if (model.deferred != nullptr) begin_values(model);
   move_into_units(model.deferred);
-  adopt_buffers(model);
+  adopt_buffers();
   if (model.deferred != nullptr) model.deferred->finish(*comm_);
 
-  const bool gathered = std::any_of(units_.begin(), units_.end(),
-                                    [](const ParamUnit& unit) { return unit.placement.updates_shard; });
+  gathered_ = std::any_of(units_.begin(), units_.end(),
+                          [](const ParamUnit& unit) { return unit.placement.updates_shard; });
   const bool one_order = !gather_comm_->wait_blocks();  // [Note: one order on a device] in residency.h
   if (options_.tiers.any_below_device())
     options_.residency.late_update = [this](ParamUnit& unit) { optimizer_->update(unit); };
+  options_.residency.parameter_at = [this](int unit, int64_t element) {
+    for (const int parameter : units_[unit].spec.parameters)
+      if (intersect(layout_->slice(parameter).range(), {element, element + 1}).numel() > 0)
+        return layout_->parameters()[parameter].name;
+    return units_[unit].name;
+  };
   residency_ = std::make_unique<Residency>(units_, gather_comm_, comm_, options_.residency);
   gradients_ = std::make_unique<GradientReducer>(
       *layout_, units_, parameters_, one_order ? gather_comm_ : row_group("reduce"), options_.reducer);
@@ -52,8 +59,8 @@ ShardedModel::ShardedModel(const ModelView& model, comm::CommunicatorPtr comm,
   optimizer_ = std::make_unique<ShardedOptimizer>(*layout_, units_, comm_, options_.optimizer);
   // TorchScript's fuser hands raw pointers to compiled kernels, which no listener hears of. (A switch of the
   // process.)
-  if (model.scripted && gathered) torch::jit::setTensorExprFuserEnabled(false);
-  if (gathered) listener_.emplace(options_.residency.track_casts);
+  if (model.scripted && gathered_) torch::jit::setTensorExprFuserEnabled(false);
+  listener_.emplace(gathered_ && options_.residency.track_casts);
   versions_.emplace(*layout_, units_, parameters_);
   begin_pass(Pass::kTrain);
 }
@@ -101,7 +108,7 @@ void ShardedModel::begin_values(const ModelView& model) {
                            std::all_of(spec.aliases.begin(), spec.aliases.end(), options_.loaded_next);
     plan.computed.push_back(plan.first_rank && !is_loaded);
   }
-  for (const NamedTensor& buffer : model.buffers) plan.buffers.push_back(buffer.tensor);
+  for (const NamedTensor& buffer : buffers()) plan.buffers.push_back(buffer.tensor);
   model.deferred->begin(std::move(plan));
 }
 
@@ -146,34 +153,10 @@ bool ShardedModel::host_shared() const {
                      [](const ParamUnit& unit) { return unit.placement.host_shared(); });
 }
 
-void ShardedModel::adopt_buffers(const ModelView& model) {
-  for (const NamedTensor& buffer : model.buffers) {
-    at::Tensor tensor = buffer.tensor;
-    const bool cast = tensor.is_floating_point() && options_.compute_dtype != DType::kFloat32;
-    const at::ScalarType dtype = cast ? to_torch(options_.compute_dtype) : tensor.scalar_type();
-    if (dtype != tensor.scalar_type() || options_.device != tensor.device())
-      tensor.set_data(tensor.to(options_.device, dtype));
-    buffers_.push_back({buffer.name, tensor});
-  }
-  broadcast_buffers();
-}
-
-void ShardedModel::broadcast_buffers() {
-  if (comm_->size() == 1) return;
-  const PauseListening our_own_operators;
-  const at::NoGradGuard no_grad;
-  for (NamedTensor& buffer : buffers_) {
-    const at::Tensor flat = buffer.tensor.reshape(-1).contiguous();
-    if (flat.numel() == 0) continue;
-    comm_->broadcast(flat.view(at::kByte), 0, "buffers")->wait();  // of any dtype
-    buffer.tensor.copy_(flat.view(buffer.tensor.sizes()));
-  }
-}
-
 // ----------------------------------------------------------------------------------------- the step
 
 void ShardedModel::begin_pass(Pass pass) {
-  if (listener_) residency_->begin_pass(pass);
+  if (gathered_) residency_->begin_pass(pass);
 }
 
 void ShardedModel::train() {
@@ -182,7 +165,7 @@ void ShardedModel::train() {
 
 void ShardedModel::eval() {
   broadcast_buffers();
-  if (std::exchange(training_, false) && listener_) residency_->drop_pass();
+  if (std::exchange(training_, false) && gathered_) residency_->drop_pass();
 }
 
 void ShardedModel::begin_forward() {
@@ -191,7 +174,7 @@ void ShardedModel::begin_forward() {
 
 void ShardedModel::end_forward() {
   residency_->rethrow();
-  if (!training_ && listener_) residency_->end_pass();
+  if (!training_ && gathered_) residency_->end_pass();
 }
 
 static std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
@@ -221,7 +204,7 @@ void ShardedModel::backward(const at::Tensor& loss, MicroStep micro_step) {
     torch::autograd::backward({loss}, {});
     residency_->rethrow();
     gradients_->finish_backward();
-    if (listener_) residency_->end_pass();
+    if (gathered_) residency_->end_pass();
     if (!micro_step.last) begin_pass(Pass::kTrain);
   });
 }
@@ -260,14 +243,14 @@ void ShardedModel::step(double grad_scale) {
   const PauseListening our_own_operators;
   TESSERA_CHECK(used_.size() == parameters_.size(), "step() without summarize_gradients() before it");
   or_unusable([&] {
-    if (listener_) residency_->begin_update();
+    if (gathered_) residency_->begin_update();
     begin_step();
     update(grad_scale);
     gradients_->done_reading();
     for (int parameter = 0; parameter < layout_->num_parameters(); ++parameter)
       if (used_[parameter]) versions_->written_by_engine(parameter);
     used_.clear();
-    if (listener_) residency_->parameters_updated();
+    if (gathered_) residency_->parameters_updated();
     begin_pass(Pass::kTrain);
   });
 }
@@ -399,7 +382,7 @@ void ShardedModel::begin_replacing(std::string_view call) {
   finish_updates();
   failure_ = std::make_exception_ptr(
       Error(str(call, " failed half-way, and the parameters are neither old nor new")));
-  if (listener_) residency_->drop_pass();
+  if (gathered_) residency_->drop_pass();
   residency_->wait_all();
   if (options_.link) options_.link->wait_for_all();  // copies read what is replaced
 }
@@ -414,7 +397,7 @@ void ShardedModel::end_replacing() {
   }
   for (int parameter = 0; parameter < layout_->num_parameters(); ++parameter)
     versions_->written_by_engine(parameter);
-  if (listener_) residency_->parameters_updated(/*frozen_too=*/true);
+  if (gathered_) residency_->parameters_updated(/*frozen_too=*/true);
   if (training_) begin_pass(Pass::kTrain);
   failure_ = nullptr;
 }

@@ -17,6 +17,7 @@
 
 #include <exception>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -30,6 +31,7 @@
 #include "zero/layout.h"
 #include "zero/memory_model.h"
 #include "zero/model_view.h"
+#include "zero/module_state.h"
 #include "zero/operator_listener.h"
 #include "zero/param_unit.h"
 #include "zero/parameter_versions.h"
@@ -47,8 +49,9 @@ struct ShardedModelOptions {
   OffloadOptions offload;  ///< where tiers say disk
   /// Where tiers say host_apart. Tests: one whose device is the host.
   std::shared_ptr<DeviceLink> link = nullptr;
-  /// bf16, fp16: that of all parameters and floating buffers. fp32: each keeps its own, see [Note: dtypes].
+  /// bf16, fp16: that of all parameters. fp32: each keeps its own, see [Note: dtypes].
   DType compute_dtype = DType::kFloat32;
+  std::optional<DType> buffer_dtype;  ///< of floating buffers; unset: each keeps its own
   at::Device device = at::kCPU;
   int64_t unit_numel = 4'000'000;
   ReducerOptions reducer;
@@ -106,7 +109,8 @@ class ShardedModel {
   void check_gradients() const;
 
   // -- the whole model --
-  /// Collective. Buffers become rank 0's.
+  /// Collective. Buffers become rank 0's, in value, shape and dtype. Throws CommError naming a buffer that
+  /// not all ranks have.
   void broadcast_buffers();
   /// Collective. fp32 copies of a whole parameter (its master weights) and of its accumulated gradient; shape
   /// as in the model. Throws Error for an unknown name or, for gradients, a frozen parameter.
@@ -123,7 +127,15 @@ class ShardedModel {
   /// Local. (piece numel) this rank's part of the reduced gradients, in the accumulation dtype, after the
   /// last micro-step.
   at::Tensor gradient_piece(int unit) const { return gradients_->piece(units_[unit]); }
-  const std::vector<NamedTensor>& buffers() const { return buffers_; }
+  /// Local. The buffers that the module has now, by each of their names.
+  std::vector<NamedTensor> buffers() const;
+  /// Local. Of those all that a state dict has, also the names without a tensor.
+  std::vector<NamedBuffer> persistent_buffers() const;
+  /// Local. What initialize() found under a name; unset: no buffer.
+  std::optional<BufferKind> first_kind(const std::string& buffer) const;
+  const std::map<std::string, BufferKind>& first_kinds() const { return first_kinds_; }
+  /// Null: the model has no state besides parameters.
+  ModuleState* module_state() const { return state_.get(); }
   /// Local. Hyper-parameters by param group, for the next step.
   std::vector<kernels::Hyper>& param_groups() { return optimizer_->groups(); }
   const std::vector<std::string>& state_names() const { return optimizer_->state_names(); }
@@ -169,7 +181,8 @@ class ShardedModel {
   void broadcast_from_rank_0(const at::Tensor& flat, const std::string& label);
   void begin_values(const ModelView& model);
   void move_into_units(DeferredModel* deferred);
-  void adopt_buffers(const ModelView& model);
+  void adopt_buffers();
+  void check_same_buffers(const std::vector<std::string>& by_rank) const;
   void connect_reductions_and_gathers(bool one_order);
   void begin_pass(Pass pass);
   void begin_step();
@@ -188,7 +201,8 @@ class ShardedModel {
   comm::CommunicatorPtr gather_comm_;  // of this row; its gathers need no common order with the reductions
   comm::CommunicatorPtr replicas_;     // of this column; null: there is one row
   std::vector<at::Tensor> parameters_;
-  std::vector<NamedTensor> buffers_;
+  std::shared_ptr<ModuleState> state_;  // null: there is none
+  std::map<std::string, BufferKind> first_kinds_;
   std::unique_ptr<Layout> layout_;
   std::unique_ptr<OffloadStore> offload_store_;
   std::vector<ParamUnit> units_;
@@ -196,7 +210,8 @@ class ShardedModel {
   std::unique_ptr<GradientReducer> gradients_;
   std::unique_ptr<ShardedOptimizer> optimizer_;
   std::optional<ParameterVersions> versions_;
-  std::optional<OperatorListener> listener_;  // where some unit is gathered
+  bool gathered_ = false;  // some unit is
+  std::optional<OperatorListener> listener_;
   bool training_ = true;
   std::exception_ptr failure_;  // of a backward or an update that ended half-way
   std::vector<bool> used_;      // by parameter: had a gradient on some rank, as the last summary says

@@ -6,8 +6,10 @@
 
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/formats/hdf5_writer.h"
+#include "checkpoint/formats/safetensors_types.h"
 #include "checkpoint/formats/safetensors_writer.h"
 #include "checkpoint/formats/torch_writer.h"
+#include "checkpoint/hdf5_image.h"
 #include "core/check.h"
 #include "core/error.h"
 #include "core/str.h"
@@ -69,6 +71,15 @@ std::optional<ModelFormat> model_format_of(const std::filesystem::path& path) {
   return std::nullopt;
 }
 
+bool has_type(ModelFormat format, DType type) {
+  switch (format) {
+    case ModelFormat::kSafetensors: return is_safetensors_type(type);
+    case ModelFormat::kHdf5: return is_hdf5_type(type);
+    case ModelFormat::kTorch: return type < DType::kInt1;  // torch.load knows no others
+  }
+  return false;
+}
+
 ModelWriter::ModelWriter(std::vector<ModelTensor> tensors) : tensors_(std::move(tensors)) {
   std::set<std::string_view> seen;
   int64_t room = std::numeric_limits<int64_t>::max() / 2;  // the rest is for headers and padding
@@ -105,6 +116,14 @@ void ModelWriter::finish() {
 }
 
 std::unique_ptr<ModelWriter> open_model_writer(const Disk& disk, ModelWriterOptions options) {
+  for (const ModelTensor& tensor : options.tensors)
+    if (!has_type(options.format, tensor.type))
+      throw CheckpointError(str(options.path.string(), ": ", quoted_name(tensor.name), " is of type ",
+                                name_of(tensor.type), ", which ", name_of(options.format),
+                                " files do not have; ",
+                                has_type(ModelFormat::kTorch, tensor.type)
+                                    ? "expected a .pt file, which has it"
+                                    : "no format has it: keep its bytes in a tensor of uint8"));
   switch (options.format) {
     case ModelFormat::kSafetensors:
       if (options.max_shard_bytes > 0) return open_safetensors_shards(disk, std::move(options));

@@ -46,6 +46,9 @@ std::string_view name_of(ModelFormat format);
 std::optional<ModelFormat> parse_model_format(std::string_view word);
 std::optional<ModelFormat> model_format_of(const std::filesystem::path& path);
 
+/// Local. Whether files of the format have the element type.
+bool has_type(ModelFormat format, DType type);
+
 /// Takes a model's bytes and writes them in one format. Owns the temporary output and removes it
 /// unless finish() returned. Not thread-safe.
 class ModelWriter {

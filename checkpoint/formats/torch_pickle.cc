@@ -8,6 +8,7 @@
 namespace tessera::checkpoint {
 namespace {
 
+/// Null: torch has no class for the type, and writes bytes and the type's name.
 const char* storage_class(DType type) {
   switch (type) {
     case DType::kFloat64: return "DoubleStorage";
@@ -20,8 +21,10 @@ const char* storage_class(DType type) {
     case DType::kInt8: return "CharStorage";
     case DType::kUInt8: return "ByteStorage";
     case DType::kBool: return "BoolStorage";
+    case DType::kComplex64: return "ComplexFloatStorage";
+    case DType::kComplex128: return "ComplexDoubleStorage";
+    default: return nullptr;
   }
-  return "?";
 }
 
 // Opcodes of Python's pickle.py. Nothing is memoized: a reader needs no memo,
@@ -76,17 +79,20 @@ std::vector<int64_t> strides_of(const std::vector<int64_t>& shape) {
   return strides;
 }
 
-// torch._utils._rebuild_tensor_v2(storage, offset, size, stride, requires_grad, backward_hooks)
+// torch._utils._rebuild_tensor_v2(storage, offset, size, stride, requires_grad, backward_hooks), or
+// torch._utils._rebuild_tensor_v3(…, dtype) of a storage of bytes.
 void rebuild_tensor(Pickle& pickle, const ModelTensor& tensor, size_t index) {
-  pickle.global("torch._utils", "_rebuild_tensor_v2").op("(");
-  pickle.op("(")
-      .text("storage")
-      .global("torch", storage_class(tensor.type))
-      .text(std::to_string(index))
-      .text("cpu");
-  pickle.number(tensor.bytes() / size_bytes(tensor.type)).op("tQ");  // TUPLE BINPERSID
+  const char* const storage = storage_class(tensor.type);
+  pickle.global("torch._utils", storage != nullptr ? "_rebuild_tensor_v2" : "_rebuild_tensor_v3").op("(");
+  pickle.op("(").text("storage");
+  storage != nullptr ? pickle.global("torch", storage) : pickle.global("torch.storage", "UntypedStorage");
+  pickle.text(std::to_string(index)).text("cpu");
+  pickle.number(storage != nullptr ? tensor.bytes() / size_bytes(tensor.type) : tensor.bytes());
+  pickle.op("tQ");  // TUPLE BINPERSID
   pickle.number(0).tuple(tensor.shape).tuple(strides_of(tensor.shape));
-  pickle.op("\x89").ordered_dict().op("tR");  // NEWFALSE; TUPLE REDUCE
+  pickle.op("\x89").ordered_dict();  // NEWFALSE
+  if (storage == nullptr) pickle.global("torch", name_of(tensor.type));
+  pickle.op("tR");  // TUPLE REDUCE
 }
 
 }  // namespace

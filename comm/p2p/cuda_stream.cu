@@ -63,6 +63,7 @@ void launch_reduction(const CudaReduction& args, cudaStream_t stream) {
     case DType::kInt8:
     case DType::kUInt8: return launch<Numbers<uint8_t>>(args, stream);
     case DType::kBool: return launch<Bools>(args, stream);
+    default: return;  // Communicator takes no other
   }
 }
 

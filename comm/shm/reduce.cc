@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "comm/shm/reduce_rule.h"
+#include "core/check.h"
 #include "core/every_cpu.h"
 #include "core/float_bits.h"
 
@@ -121,6 +122,7 @@ void reduce(const Reduction& reduction) {
     case DType::kInt8:
     case DType::kUInt8: return reduce_as<uint8_t>(reduction);
     case DType::kBool: return reduce_bools(reduction);
+    default: TESSERA_CHECK(false, "no sum of ", name_of(reduction.dtype));
   }
 }
 

@@ -151,6 +151,7 @@ struct EngineConfig {
   bool bf16 = false;
   AutocastConfig autocast;
   std::optional<DType> grad_accum_dtype;     ///< data_types.grad_accum_dtype; unset: fp32
+  std::optional<DType> buffer_dtype;         ///< data_types.buffer_dtype; unset: buffers keep their dtypes
   std::optional<DType> communication_dtype;  ///< communication_data_type; unset: grad_accum_dtype
   double gradient_predivide_factor = 1;
   bool prescale_gradients = false;

@@ -164,8 +164,6 @@ void add_precision_rows(Rows rows) {
                  "every parameter has the compute type, with an fp32 master", of_type(Type::kTextList),
                  kNullable);
   rows.refused("data_types.param_dtype", "the parameters' type comes from `fp16` and `bf16`", "", dtype);
-  rows.refused("data_types.buffer_dtype",
-               "floating buffers take the parameters' compute type, others keep theirs", "", dtype);
 }
 
 void add_refused_rows(Rows rows) {

@@ -64,6 +64,9 @@ std::vector<Field> precision_fields(EngineConfig& c) {
        "Type gradients are accumulated in: fp32, or the type the model computes in; null: fp32 (DeepSpeed: "
        "the model's)",
        dtypes({"fp32", "bf16", "fp16"}), kNullable, alias("gradient_accumulation_dtype")},
+      {"data_types.buffer_dtype", &c.buffer_dtype,
+       "Type that floating buffers get at the start; null: they keep the model's, as in DeepSpeed",
+       dtypes({"fp32", "bf16", "fp16"}), kNullable},
   };
 }
 

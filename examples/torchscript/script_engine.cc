@@ -36,10 +36,9 @@ Engine& ScriptEngine::initialize(const EngineConfig& config, comm::CommunicatorP
   for (const auto& module : {training_, evaluation_})
     if (module) set_device_constants(*module, options.device);
   engine_ = tessera::initialize(training_, config, std::move(comm), options);
-  const at::ScalarType compute = to_torch(config.compute_dtype());
   for (at::Tensor& buffer : own_buffers_)  // as the engine does with its own buffers
-    buffer.set_data(buffer.to(options.device, buffer.is_floating_point() && compute != at::kFloat
-                                                  ? compute
+    buffer.set_data(buffer.to(options.device, buffer.is_floating_point() && config.buffer_dtype
+                                                  ? to_torch(*config.buffer_dtype)
                                                   : buffer.scalar_type()));
   for (std::unique_ptr<ScriptFile>* const file : {&training_file_, &evaluation_file_}) {
     if (*file) (*file)->detach();
@@ -54,6 +53,7 @@ Engine& ScriptEngine::engine() const { return *engine_; }
 
 c10::IValue ScriptEngine::forward(std::vector<c10::IValue> arguments, ForwardMode mode) {
   if (mode == ForwardMode::kTraining || !evaluation_) return engine_->forward(std::move(arguments));
+  share_buffers(*evaluation_, engine_->module());  // training may have assigned them anew
   // torch::jit::Module is a handle: for this pass the engine's is set to the other module.
   struct Swap {
     torch::jit::Module &mine, &other;

@@ -134,6 +134,19 @@ std::vector<at::Tensor> share_parameters(torch::jit::Module& evaluation, const s
   return own_buffers;
 }
 
+void share_buffers(torch::jit::Module& evaluation, const torch::jit::Module& training) {
+  std::map<std::string, at::Tensor> buffers;
+  for (const auto& item : training.named_buffers()) buffers.emplace(item.name, item.value);
+  for (const auto& item : evaluation.named_modules()) {
+    torch::jit::Module part = item.value;
+    for (const auto& buffer : part.named_buffers(/*recurse=*/false)) {
+      const auto found = buffers.find(item.name.empty() ? buffer.name : item.name + "." + buffer.name);
+      if (found != buffers.end() && !found->second.is_same(buffer.value))
+        part.setattr(buffer.name, found->second);
+    }
+  }
+}
+
 namespace {
 
 void add_tensors(const c10::IValue& value, const std::string& name,

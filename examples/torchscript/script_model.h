@@ -48,6 +48,9 @@ std::vector<at::Tensor> share_parameters(torch::jit::Module& evaluation, const s
                                          const torch::jit::Module& training,
                                          const std::string& training_path);
 
+/// Local. The same for the buffers alone, as `training` has them now.
+void share_buffers(torch::jit::Module& evaluation, const torch::jit::Module& training);
+
 /// Local. The tensor meant in what forward gave: itself; of a dictionary the entry `key`, or its only one; of
 /// a tuple or list the first. Throws DataError, starting with `path`, when there is none.
 at::Tensor tensor_of(const c10::IValue& value, const std::string& key, const std::string& path);

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 #include <utility>
 
@@ -120,9 +121,8 @@ Engine& TensorsTask::initialize(const EngineConfig& config, comm::CommunicatorPt
 void TensorsTask::try_out(int64_t batch_size) {
   const at::NoGradGuard no_grad;
   Engine& engine = model_.engine();
-  std::vector<std::pair<at::Tensor, at::Tensor>> buffers;
-  for (const zero::NamedTensor& buffer : engine.sharded_model().buffers())
-    buffers.emplace_back(buffer.tensor, buffer.tensor.clone());
+  std::map<std::string, at::Tensor> before;
+  for (const auto& [name, tensor] : engine.sharded_model().buffers()) before[name] = tensor.clone();
   std::vector<int64_t> rows;
   for (int64_t index = 0; index < batch_size; ++index) rows.push_back(train_row(index));
   engine.eval();
@@ -134,7 +134,10 @@ void TensorsTask::try_out(int64_t batch_size) {
     if (test_) test_->check_labels(loss_.num_classes(output), kIgnoredLabel);
   }
   engine.train();
-  for (const auto& [buffer, before] : buffers) buffer.copy_(before);
+  // By name: forward may have assigned them anew.
+  for (const auto& [name, tensor] : engine.sharded_model().buffers())
+    if (const auto found = before.find(name); found != before.end())
+      zero::write_buffer(tensor, found->second, /*keep_dtype=*/false);
 }
 
 /// The arguments of forward, followed by the record numbers, (B) int64, for messages.

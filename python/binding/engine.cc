@@ -35,14 +35,69 @@ std::vector<zero::NamedTensor> named_tensors(const Named& pairs) {
   return tensors;
 }
 
-std::unique_ptr<PyEngine> make_engine(const Named& parameters, const Named& buffers,
-                                      const EngineConfig& config, const comm::CommunicatorPtr& comm,
-                                      int local_rank, int64_t steps_per_epoch,
-                                      zero::DeferredModel* deferred) {
+/// An object of Python with ModuleState's members (tessera.module_state.ModuleState), which holds a weak
+/// reference to the module. Takes the GIL itself.
+class PyModuleState final : public zero::ModuleState {
+ public:
+  explicit PyModuleState(py::object state) : state_(std::move(state)) {}
+  ~PyModuleState() override {
+    const py::gil_scoped_acquire held;
+    state_ = py::object();
+  }
+
+  std::vector<zero::NamedBuffer> buffers() const override {
+    const py::gil_scoped_acquire held;
+    std::vector<zero::NamedBuffer> buffers;
+    for (auto& [name, tensor, persistent] :
+         state_.attr("buffers")()
+             .cast<std::vector<std::tuple<std::string, std::optional<at::Tensor>, bool>>>())
+      buffers.push_back({name, tensor.value_or(at::Tensor()), persistent});
+    return buffers;
+  }
+  bool can_assign(const std::string& name) const override {
+    const py::gil_scoped_acquire held;
+    return state_.attr("can_assign")(name).cast<bool>();
+  }
+  void assign(const std::string& name, const at::Tensor& tensor) override {
+    const py::gil_scoped_acquire held;
+    state_.attr("assign")(name, tensor.defined() ? py::cast(tensor) : py::none());
+  }
+  void remove(const std::string& name) override {
+    const py::gil_scoped_acquire held;
+    state_.attr("remove")(name);
+  }
+  std::vector<std::string> extra_state_names() const override {
+    const py::gil_scoped_acquire held;
+    return state_.attr("extra_state_names")().cast<std::vector<std::string>>();
+  }
+  at::Tensor extra_state() const override {
+    const py::gil_scoped_acquire held;
+    return state_.attr("extra_state")().cast<at::Tensor>();
+  }
+  void set_extra_state(const at::Tensor& bytes) override {
+    const py::gil_scoped_acquire held;
+    state_.attr("set_extra_state")(bytes);
+  }
+  void set_extra_state(const std::string& name, const at::Tensor& value) override {
+    const py::gil_scoped_acquire held;
+    state_.attr("set_extra_state_of")(name, value);
+  }
+
+ private:
+  py::object state_;
+};
+
+/// `members`: what the module holds besides, by its name: tensors that are views of parameters are refused.
+std::unique_ptr<PyEngine> make_engine(const Named& parameters, const std::shared_ptr<PyModuleState>& state,
+                                      const Named& members, const EngineConfig& config,
+                                      const comm::CommunicatorPtr& comm, int local_rank,
+                                      int64_t steps_per_epoch, zero::DeferredModel* deferred) {
   zero::ModelView view;
   view.deferred = deferred;
   view.parameters = named_tensors(parameters);
-  view.buffers = named_tensors(buffers);
+  view.state = state;
+  view.members_searched = true;
+  zero::refuse_views(view.parameters, named_tensors(members));
   InitOptions options;
   options.device = comm->device();
   options.local_rank = local_rank;
@@ -222,10 +277,12 @@ void bind_engine(py::module_& module) {
   py::class_<PyEngine> engine(module, "Engine");
   bind_gathered_parameters(module);
   module.def("is_released", &is_released, py::arg("tensor"));
+  py::class_<PyModuleState, std::shared_ptr<PyModuleState>>(module, "ModuleState")
+      .def(py::init<py::object>(), py::arg("state"));
   engine
-      .def(py::init(&make_engine), py::arg("parameters"), py::arg("buffers"), py::arg("config"),
-           py::arg("comm"), py::arg("local_rank"), py::arg("steps_per_epoch"), py::arg("deferred"),
-           ReleaseGil())
+      .def(py::init(&make_engine), py::arg("parameters"), py::arg("state"), py::arg("members"),
+           py::arg("config"), py::arg("comm"), py::arg("local_rank"), py::arg("steps_per_epoch"),
+           py::arg("deferred"), ReleaseGil())
       // the step
       .def("prepare", &PyEngine::prepare_tensor, py::arg("tensor"), ReleaseGil())
       .def("begin_forward", &PyEngine::begin_forward, ReleaseGil())

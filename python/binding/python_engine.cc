@@ -9,6 +9,7 @@
 #include "core/disk.h"
 #include "core/str.h"
 #include "engine/checkpoint_types.h"
+#include "zero/module_state.h"
 #include "zero/operator_listener.h"
 
 namespace tessera::python {
@@ -43,6 +44,7 @@ void PyEngine::save_model(const std::string& path, const std::vector<SavedTensor
       throw CheckpointError(str(path, ": no format has this ending; expected .safetensors, .pt or .h5"));
     options.format = *format;
     for (const SavedTensor& tensor : tensors) {
+      if (tensor.buffer) dtype_of(*tensor.buffer, tensor.name);  // throws for what files cannot hold
       const int parameter = tensor.buffer ? -1 : sharded_model().layout().find(tensor.name);
       options.tensors.push_back({.name = tensor.name,
                                  .shape = tensor.buffer
@@ -56,7 +58,8 @@ void PyEngine::save_model(const std::string& path, const std::vector<SavedTensor
   const auto append = [&](const at::Tensor& value, at::ScalarType dtype) {
     const zero::PauseListening our_own_operators;
     const at::NoGradGuard no_grad;
-    writer->append(bytes_of(value.to(at::kCPU, dtype).contiguous()));
+    const at::Tensor converted = value.scalar_type() == dtype ? value : value.to(dtype);
+    writer->append(bytes_of(zero::bytes_of_elements(converted).cpu()));
   };
   std::string failure;  // of rank 0, which goes on with the collectives
   for (const SavedTensor& tensor : tensors) {

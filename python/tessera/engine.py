@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from tessera import _engine, module_state, whole_model
+from tessera import _engine, module_members, module_state, whole_model
 from tessera.containers import map_tensors
 from tessera.data import DataLoader
 from tessera.errors import Error
@@ -58,8 +58,13 @@ class Engine(Numbers):
         self.module = module
         self.named_tensors = parameters
         self._parameter_ids = module_state.parameter_ids(module)
-        self._engine = _engine.Engine(parameters, module_state.named_buffers(module), config, comm, local_rank, steps_per_epoch,
-                                      deferred)
+        state = _engine.ModuleState(module_state.ModuleState(module))
+        members = [(f"attribute {name}", tensor) for name, tensor in module_members.tensors(module)]
+        viewed = module_members.viewed_outside(module, parameters) if deferred is None and comm.rank == 0 else None
+        self._engine = _engine.Engine(parameters, state, members, config, comm, local_rank, steps_per_epoch, deferred)
+        if viewed is not None:
+            _engine.log_warning(f"the memory of parameter {viewed} is also held by a tensor outside of the module, such as a state dict, a view "
+                                "or an array: it keeps the values of before initialize() and does not follow the training")
         self.config = json.loads(self._engine.config)
         self.lr_scheduler = self.training_dataloader = None
         self._steps_lr_scheduler = False

@@ -8,6 +8,7 @@ from tessera.errors import Error
 from tessera.zero import GatheredParameters
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_CONVERTED = (*_DTYPES.values(), torch.float64)  # not those of fewer bits, whose bytes may mean something else
 
 
 def gathered_state_dict(engine, only_rank=None):
@@ -55,8 +56,11 @@ def save(engine, path, dtype=None):
     if dtype is not None and dtype not in _DTYPES:
         raise ValueError(f"dtype is {dtype!r}; expected one of {', '.join(_DTYPES)}")
     tensors = []
-    for names, tensor, is_buffer in module_state.saved_tensors(engine.module):
-        own = _DTYPES[dtype] if dtype and tensor.is_floating_point() else tensor.dtype
+    saved, others = module_state.saved_tensors(engine.module)
+    if others and engine.global_rank == 0:
+        _engine.log_warning(f"save_model(): {', '.join(others)}: not in {path}, which holds tensors alone; save_checkpoint() keeps it")
+    for names, tensor, is_buffer in saved:
+        own = _DTYPES[dtype] if dtype and tensor.dtype in _CONVERTED else tensor.dtype
         tensors.append((names[0], names[1:], tensor.detach() if is_buffer else None, own))
     engine._engine.save_model(str(path), tensors)
 

@@ -13,9 +13,10 @@ import numpy as np
 SAMPLE_CHECKPOINT = os.environ["SAMPLE_CHECKPOINT"]
 ROOT = Path(__file__).resolve().parents[2]
 NUMPY = {"fp64": "<f8", "fp32": "<f4", "bf16": "<u2", "fp16": "<f2", "int64": "<i8", "int32": "<i4", "int16": "<i2",
-         "int8": "i1", "uint8": "u1", "bool": "?"}
+         "int8": "i1", "uint8": "u1", "bool": "?", "uint16": "<u2", "uint32": "<u4", "uint64": "<u8", "complex64": "<c8"}
 READ_AS = {"fp64": np.float64, "fp32": np.float32, "bf16": np.float32, "fp16": np.float16, "int64": np.int64,
-           "int32": np.int32, "int16": np.int16, "int8": np.int8, "uint8": np.uint8, "bool": np.bool_}
+           "int32": np.int32, "int16": np.int16, "int8": np.int8, "uint8": np.uint8, "bool": np.bool_, "uint16": np.uint16,
+           "uint32": np.uint32, "uint64": np.uint64, "complex64": np.complex64}
 
 
 def decode(text, type_name, shape):

@@ -115,15 +115,19 @@ TEST(Inputs, FloatingOnesTakeTheDtypeOf16BitModels) {
   EXPECT_EQ(heard(config, false), "Half Half Long none none Half Bool Half Half 7!");
 }
 
-TEST(Inputs, BuffersFollowTheModelsDtypeAndCountersStay) {
+TEST(Inputs, BuffersKeepTheirDtypeUnlessTheConfigurationSaysOtherwise) {
   Listener model;
   EngineConfig config;
   config.train_micro_batch_size_per_gpu = 1;
   config.bf16 = true;
   on_ranks(1, [&](comm::CommunicatorPtr comm) {
     auto engine = initialize(model, config, comm);
-    EXPECT_EQ(model->named_buffers()["mean"].scalar_type(), at::kBFloat16);
-    EXPECT_EQ(model->named_buffers()["count"].scalar_type(), at::kLong);
+    EXPECT_EQ(model->named_buffers()["mean"].scalar_type(), at::kFloat);
+    config.buffer_dtype = DType::kFloat16;
+    Listener other;
+    engine = initialize(other, config, comm);
+    EXPECT_EQ(other->named_buffers()["mean"].scalar_type(), at::kHalf);
+    EXPECT_EQ(other->named_buffers()["count"].scalar_type(), at::kLong);
   });
 }
 

@@ -37,7 +37,7 @@ from torch.nn.parallel import DistributedDataParallel
 STEPS, LIMIT, LAST_BIT = 4, 1e-5, 2.0**-24
 CLIPPING = 0.5
 SECTIONS = {"fp32": {}, "adamw": {"gradient_clipping": CLIPPING}, "autocast": {"torch_autocast": {"enabled": True}},
-            "bf16": {"bf16": {"enabled": True}}}
+            "bf16": {"bf16": {"enabled": True}, "data_types": {"buffer_dtype": "bf16"}}}  # as .to(bfloat16) converts them
 
 
 def rank():

@@ -15,7 +15,8 @@ import torch
 
 TOOL = os.environ["FORMATS_TOOL"]
 TYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "int64": torch.int64,
-         "int32": torch.int32, "int16": torch.int16, "int8": torch.int8, "uint8": torch.uint8, "bool": torch.bool}
+         "int32": torch.int32, "int16": torch.int16, "int8": torch.int8, "uint8": torch.uint8, "bool": torch.bool,
+         "uint16": torch.uint16, "uint32": torch.uint32, "uint64": torch.uint64, "complex64": torch.complex64}
 WORDS = {dtype: word for word, dtype in TYPES.items()}
 FORMATS = {"safetensors": "model.safetensors", "pt": "model.pt", "h5": "model.h5"}
 

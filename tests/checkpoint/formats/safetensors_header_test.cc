@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <tuple>
 
+#include "checkpoint/formats/safetensors_types.h"
 #include "tests/checkpoint/formats/formats_testing.h"
 
 namespace tessera::checkpoint {
@@ -35,8 +36,10 @@ TEST(SafetensorsHeader, WhatIsWrongIsSaid) {
       {R"({"a":{"shape":[],"shape":[]}})", 4, R"(tensor 'a' has "shape" twice)"},
       {R"({"a":{"kind":"F32"}})", 4, "tensor 'a' has the key 'kind', expected dtype, shape and data_offsets"},
       {R"({"a":{"dtype":7}})", 4, "tensor 'a': dtype is 7, expected a string"},
-      {R"({"a":{"dtype":"F8_E4M3"}})", 4,
-       "tensor 'a': dtype is 'F8_E4M3', expected one of BOOL, U8, I8, I16, F16, BF16, I32, F32, F64, I64"},
+      {R"({"a":{"dtype":"F6_E3M2"}})", 4,
+       "tensor 'a': dtype is 'F6_E3M2', expected one of BOOL, U8, I8, F8_E5M2, F8_E4M3, F8_E8M0, "
+       "F8_E4M3FNUZ, "
+       "F8_E5M2FNUZ, I16, U16, F16, BF16, I32, U32, F32, C64, F64, I64, U64"},
       {R"({"a":{"dtype":{}}})", 4, "tensor 'a': dtype is an object, expected a string"},
       {R"({"a":{"shape":3}})", 4, "tensor 'a': shape has 3, expected a list of sizes"},
       {R"({"a":{"shape":[-1]}})", 4, "tensor 'a': shape has -1, expected a list of sizes"},
@@ -90,7 +93,7 @@ TEST(SafetensorsHeader, WhatIsWrongIsSaid) {
 TEST(SafetensorsHeader, IsReadAsItWasWritten) {
   SafetensorsHeader header;
   header.metadata = {{"format", "pt"}, {"note", "two\nlines \"and\" quotes"}};
-  for (const DType type : kAllDTypes)
+  for (const auto& [type, word] : kSafetensorsTypes)
     header.tensors.push_back({"t." + std::string(name_of(type)), {3, 1, 5}, type, 0, 0});
   header.tensors.push_back({"重み", {}, DType::kInt8, 0, 0});
   header.tensors.push_back({"empty", {4, 0}, DType::kFloat32, 0, 0});
