@@ -143,11 +143,8 @@ LoadedCheckpoint Engine::load_checkpoint(const std::string& directory, const std
 // twice, rather than held twice.
 LoadedCheckpoint Engine::load_checkpoint(const std::string& directory, const std::string& tag,
                                          const LoadOptions& options) {
-  sharded_->check_usable();
-  if (micro_steps_in_window_ != 0)
-    throw Error(
-        "load_checkpoint() between backward() and the step() that updates: gradients would meet other "
-        "weights");
+  const bool whole = options.strict && options.load_optimizer_states && !options.load_module_only;
+  sharded_->check_replaceable(whole);
   last_save_failed();  // waits; a failed save does not prevent loading
   const std::string chosen = comm::from_rank_0<CheckpointError>(*comm_, "checkpoint to load", [&] {
     return checkpoint::find_checkpoint(directory, tag).filename().string();
@@ -192,7 +189,7 @@ LoadedCheckpoint Engine::load_checkpoint(const std::string& directory, const std
     options_.log.warning(str(loader->checkpoint().path().string(),
                              ": an older version has saved it without get_extra_state(): ",
                              join(sharded_->module_state()->extra_state_names(), ", "), " stays as it is"));
-  micro_step_closed_ = true;
+  begin_window();
   LoadedCheckpoint loaded;
   loaded.path = loader->checkpoint().path().string();
   loaded.tag = chosen;

@@ -247,20 +247,29 @@ void Engine::backward(const at::Tensor& loss, bool average) {
   const bool first = micro_steps_in_window_ == 0;
   if (first)
     if (const auto changed = changed_parameters(parameters_)) check_same_parameters(*changed);
+  if (activations_) activations_->end_forward();
   at_boundary_ = next_is_last();
   ++micro_steps_;
   ++micro_steps_in_window_;
   micro_step_closed_ = false;
-  if (activations_) {
-    activations_->end_forward();
-    report_activations();
-  }
+  if (activations_) report_activations();
   sharded_->backward(scaled, {.first = first, .last = at_boundary_});
 }
 
 bool Engine::is_gradient_accumulation_boundary() const {
   // Between backward() and step() the micro-step just done is meant, otherwise the one to come.
   return at_boundary_ || (micro_step_closed_ && next_is_last());
+}
+
+void Engine::drop_gradients() {
+  sharded_->drop_gradients();
+  begin_window();
+}
+
+void Engine::begin_window() {
+  micro_steps_in_window_ = 0;
+  at_boundary_ = false;
+  micro_step_closed_ = true;
 }
 
 void Engine::step() {

@@ -16,6 +16,7 @@
 #include <ATen/record_function.h>
 
 #include <concepts>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
@@ -93,8 +94,8 @@ concept MakesModel = !requires(const std::remove_cvref_t<T>& holder) {
 /// The engine owns the model's parameters: at stage 3 they cannot be read after it is destroyed. Each call
 /// checks that they are still views of its memory, with the values it wrote there, and throws Error naming
 /// the first that is not: see [Note: who writes parameters] in zero/parameter_versions.h. A backward() or an
-/// update that fails leaves gradients or parameters incomplete, so every later call throws too; other errors
-/// leave the engine unchanged.
+/// update that fails leaves gradients or parameters incomplete, so every later call throws too, until
+/// drop_gradients() (gradients) or load_checkpoint() (both); other errors leave the engine unchanged.
 class Engine {
  public:
   virtual ~Engine();
@@ -110,6 +111,13 @@ class Engine {
   /// A step whose gradients are not finite is skipped on all ranks alike, and logged. Throws CommError; Error
   /// when that happens at the smallest loss scale allowed.
   void step();
+  /// Local. Whether backward(), step() or an operator has failed, so that calls throw.
+  bool has_failed() const { return sharded_->has_failed(); }
+  /// Collective. Drops the gradients of this step, all of its micro-steps, and starts it anew: after a forward
+  /// or backward() that failed on all ranks alike (an exception of the model's own, no memory). Throws what
+  /// has failed where that does not help: an update that ended half-way, for which load_checkpoint() is
+  /// there, and ranks that are gone.
+  void drop_gradients();
   /// Whether the current micro-step is the last one before an update. A micro-step begins with
   /// engine->forward() (or with step(), where step() is called after every backward) and ends when the next
   /// one begins.
@@ -145,7 +153,8 @@ class Engine {
   /// the same on all ranks; the engine and what was saved are unchanged.
   void save_in_memory(HostFolders& folders, const nlohmann::json& client_state);
   /// Collective. Loads DIRECTORY/TAG (default: the tag in DIRECTORY/latest), saved with any stage, number of
-  /// ranks, unit size and precision. Each rank reads what it needs. Random numbers continue on the ranks that
+  /// ranks, unit size and precision. Gradients of a step under way are dropped, and an engine whose backward()
+  /// or step() has failed on all ranks can be used again; each rank reads what it needs. Random numbers continue on the ranks that
   /// the saving run had, too. Throws CheckpointError, the same on all ranks, before anything has changed.
   /// LoadOptions and LoadedCheckpoint are in engine/checkpointing.h.
   LoadedCheckpoint load_checkpoint(const std::string& directory, const std::string& tag = "");
@@ -218,6 +227,16 @@ class Engine {
   class ForwardScope {
    public:
     explicit ForwardScope(Engine& engine);
+    /// What an operator could not read is thrown as the error that it is, and not in libtorch's words.
+    template <class Function>
+    auto run(const Function& function) {
+      try {
+        return function();
+      } catch (const std::exception&) {
+        engine_.sharded_->residency().rethrow();
+        throw;
+      }
+    }
     void finish();  ///< Collective in evaluation. Throws what went wrong inside operators.
 
    private:
@@ -254,6 +273,7 @@ class Engine {
   bool next_is_last() const {
     return set_boundary_.value_or(micro_steps_in_window_ + 1 == config_.gradient_accumulation_steps);
   }
+  void begin_window();
   void update();
   void set_rates();
   double clip_coefficient(double norm) const;
@@ -308,7 +328,7 @@ class TypedEngine final : public Engine {
   template <class... Args>
   auto forward(Args&&... args) {
     ForwardScope scope(*this);
-    auto result = call(prepare(std::forward<Args>(args))...);
+    auto result = scope.run([&] { return call(prepare(std::forward<Args>(args))...); });
     scope.finish();
     return result;
   }

@@ -1,12 +1,10 @@
 #include "zero/cast_tracker.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 
-#include "comm/error_message.h"
-#include "core/check.h"
+#include "zero/storage_access.h"
 
 namespace tessera::zero {
 namespace {
@@ -69,6 +67,9 @@ void CastTracker::release(int unit) {
     if (!storage) continue;
     storage->set_data_ptr_noswap(
         pointer_to(cast.source.handle, cast.source.handle->guard->data(), at::DataPtr(), storage->device()));
+    refuse_access(*storage,
+                  "tessera: a copy that autocast made of a parameter was released with the parameter's unit, "
+                  "and was read other than by an operator");
     cast.released = true;
   }
 }
@@ -83,6 +84,7 @@ void CastTracker::recast(int unit, const at::Tensor& full) {
     at::DataPtr memory = fresh.storage().unsafeGetStorageImpl()->set_data_ptr(at::DataPtr());
     void* data = memory.get();
     storage->set_data_ptr_noswap(pointer_to(cast.source.handle, data, std::move(memory), full.device()));
+    set_access_refused(*storage, false);
     cast.released = false;
   }
 }
@@ -100,20 +102,6 @@ const at::DataPtr& CastTracker::memory_of(c10::StorageImpl& cast) {
   static const at::DataPtr none;
   const CastHandle* const handle = handle_of(cast);
   return handle == nullptr ? none : handle->memory;
-}
-
-void CastTracker::bind_zeros(c10::StorageImpl& cast) {
-  const auto bytes = static_cast<int64_t>(cast.nbytes());
-  at::Tensor zeros;
-  try {
-    zeros = at::zeros({bytes}, at::TensorOptions().dtype(at::kByte).device(cast.device()));
-  } catch (const std::exception& error) {
-    cast.release_data_and_set_meta_custom_data_ptr_error_msg_(comm::error_message(error));
-    return;
-  }
-  at::DataPtr memory = zeros.storage().unsafeGetStorageImpl()->set_data_ptr(at::DataPtr());
-  void* data = memory.get();
-  cast.set_data_ptr_noswap(pointer_to(find_cast(cast), data, std::move(memory), cast.device()));
 }
 
 int64_t CastTracker::live_bytes() const {

@@ -41,9 +41,6 @@ class CastTracker {
 
   /// Local. False for a tracked cast whose memory has gone.
   static bool readable(c10::StorageImpl& cast);
-  /// Local. Gives such a cast zeros to be read in place of its values; without memory for them, reading it
-  /// throws.
-  static void bind_zeros(c10::StorageImpl& cast);
   /// Local. Null where it has gone, and of what is no tracked cast.
   static const at::DataPtr& memory_of(c10::StorageImpl& cast);
 

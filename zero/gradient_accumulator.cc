@@ -44,6 +44,19 @@ void GradientAccumulator::finish_backward() {
   in_backward_ = false;
 }
 
+void GradientAccumulator::drop() {
+  waiting_.clear();
+  waiting_bytes_ = 0;
+  for (const ParamUnit& unit : units_) {
+    if (!unit.spec.trainable) continue;
+    for (const int parameter : unit.spec.parameters) parameters_[parameter].mutable_grad().reset();
+  }
+  std::fill(parts_.begin(), parts_.end(), at::Tensor());
+  std::fill(in_slot_.begin(), in_slot_.end(), false);
+  std::fill(used_.begin(), used_.end(), false);
+  for (ParamUnit& unit : units_) unit.gradient.late = false;
+}
+
 void GradientAccumulator::expect_as_now() {
   for (size_t parameter = 0; parameter < expected_.size(); ++parameter)
     expected_[parameter] = std::max(1, fired_[parameter]);

@@ -57,6 +57,8 @@ class GradientAccumulator {
   void begin_backward(bool first);
   /// What came late may be taken from p.grad from now on.
   void finish_backward();
+  /// Drops all gradients that have come, also those that lie in p.grad.
+  void drop();
   /// From now on a parameter is expected to have as many gradients a backward as it had in this one.
   void expect_as_now();
 

@@ -365,16 +365,33 @@ void GradientReducer::finish_backward() {
   gradients_.follow_stream();
   if (before_waiting) before_waiting();
   if (reducing()) {
-    issue_ready(/*at_end=*/true);
-    while (queue_->in_flight() > 0) complete_next(Wait::kUntilDone);
-    gather_results();
-    sum_over_replicas();
+    complete_all();
     if (!order_agreed_) agree_on_order();
   } else if (gradients_.first()) {
     for (const int unit : order()) gradients_.zero_unused(units_[unit]);
   }
   gradients_.finish_backward();
 }
+
+/// Collective. Issues and waits for what is left.
+void GradientReducer::complete_all() {
+  issue_ready(/*at_end=*/true);
+  while (queue_->in_flight() > 0) complete_next(Wait::kUntilDone);
+  gather_results();
+  sum_over_replicas();
+}
+
+void GradientReducer::drop_backward() {
+  const PauseListening our_own_operators;
+  const at::NoGradGuard no_grad;
+  TESSERA_CHECK(under_way());
+  if (before_waiting) before_waiting();
+  if (reducing()) complete_all();
+  if (!order_agreed_) finished_.clear();
+  gradients_.finish_backward();
+}
+
+void GradientReducer::drop() { gradients_.drop(); }
 
 void GradientReducer::agree_on_order() {
   for (const int unit : order())

@@ -60,6 +60,13 @@ class GradientReducer {
   /// Collective. Issues and waits for whatever is left. Throws CommError.
   void finish_backward();
 
+  /// Collective. In place of finish_backward() for a backward that will not be finished: issues and waits for
+  /// what is left of it, which the other ranks may be waiting for. Throws CommError.
+  void drop_backward();
+  /// Local. Drops all gradients; the next backward starts anew. Not in a backward.
+  void drop();
+  bool at_boundary() const { return boundary_; }
+
   /// Local. Units that received gradients after their reduction had been issued (a parameter used again by
   /// re-entrant recomputation), one flag each. Ranks agree on them and then all call reduce_late with the
   /// same units.
@@ -142,6 +149,7 @@ class GradientReducer {
   bool complete_next(Wait wait);
   void free_slot(ParamUnit& unit);
   void leave_memory(ParamUnit& unit);
+  void complete_all();
   void gather_results();
   void issue_sums(bool at_end);
   void sum_over_replicas();

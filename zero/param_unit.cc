@@ -7,9 +7,7 @@
 
 #include <algorithm>
 #include <cstring>
-#include <exception>
 
-#include "comm/error_message.h"
 #include "comm/torch_dtype.h"
 #include "core/allocation_failure.h"
 #include "core/check.h"
@@ -228,6 +226,7 @@ void ParamUnit::unshard(comm::Communicator& comm, comm::Communicator* secondary_
   TESSERA_CHECK(!gathering() && memory.has_buffer());
   memory.guard();
   unsharded_ = true;
+  has_values_ = false;
   if (secondary_current_) {
     gather_ = secondary_comm->all_gather(memory.contents(), secondary, name);
     return;
@@ -260,6 +259,7 @@ bool ParamUnit::wait_for_unshard() {
   release_shard();
   arrival_ = nullptr;
   memory.bind();
+  has_values_ = true;
   keep_second_copy();
   return true;
 }
@@ -279,23 +279,11 @@ void ParamUnit::reshard(BufferPool& pool) {
   unsharded_ = false;
 }
 
-void ParamUnit::bind_zeros() {
-  try {
-    if (std::exchange(gather_, nullptr)) release_shard();
-  } catch (const std::exception&) {
-    // The failure that led here is the one to show.
-  }
-  if (!memory.bound()) {
-    const MemoryForUnit for_this(name);
-    const MemoryFor use(MemoryUse::kCommunication);
-    try {
-      memory.bind(at::zeros({memory.bytes()}, memory.full().options().dtype(at::kByte)));
-    } catch (const std::exception& error) {
-      memory.refuse(comm::error_message(error));
-      return;
-    }
-  }
-  unsharded_ = true;
+bool ParamUnit::readable_again() {
+  TESSERA_CHECK(!gathering());
+  if (!unsharded_ || memory.bound()) return true;
+  if (has_values_) memory.bind();
+  return has_values_;
 }
 
 at::Device device_of(const std::vector<ParamUnit>& units) {

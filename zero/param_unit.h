@@ -190,9 +190,9 @@ class ParamUnit {
   bool wait_for_unshard();
   /// Local. Gives the buffer back. No gather may be in flight.
   void reshard(BufferPool& pool);
-  /// Local. After a failure, when an operator will read the unit in any case: zeros, where it is not
-  /// readable. Without memory for them, reading the unit is an error that says so.
-  void bind_zeros();
+  /// Local. After a failure: what memory.refuse() has made unreadable is readable again where its buffer has
+  /// the unit's values. Returns whether it is, or the unit has no buffer. No gather may be in flight.
+  bool readable_again();
 
   /// Local. Of a host-shared unit: from the first on, writes of this rank go to a copy of its own, until the
   /// end.
@@ -214,6 +214,7 @@ class ParamUnit {
   DeviceLink* link_;
   std::vector<std::pair<Pieces, std::unique_ptr<OffloadedTensor>>> offloaded_;
   bool unsharded_ = true;
+  bool has_values_ = true;  // the buffer does, unless the unit is resharded or its gather has not arrived
   bool secondary_current_ = false;
   comm::WorkPtr gather_;
   MomentPtr copied_up_;  // what is on the host may be changed from then on

@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "core/check.h"
+#include "zero/storage_access.h"
 
 namespace tessera::zero {
 
@@ -39,7 +40,8 @@ Residency::Residency(std::vector<ParamUnit>& units, comm::CommunicatorPtr comm, 
              {.max_free = options.capacity_units,
               .overlap = options.overlap,
               .secondary = options.secondary,
-              .keep_failure = [this](std::exception_ptr failure) { keep_failure(std::move(failure)); },
+              .keep_failure =
+                  [this](const std::exception_ptr& failure) { keep_failure(failure, /*thrown=*/true); },
               .update = options.late_update ? options.late_update : [](ParamUnit&) {}}),
       previous_counts_(cache_.counts) {
   TESSERA_CHECK(options_.capacity_units >= 1);
@@ -73,7 +75,7 @@ void Residency::on_use(int index, const char* operator_name) noexcept {
     ensure_unsharded(unit, operator_name);
     cache_.uses(unit);
   } catch (...) {
-    fail(unit);
+    refuse(unit, std::current_exception());
   }
 }
 
@@ -91,12 +93,17 @@ void Residency::on_use_beside(ParamUnit& unit, const char* operator_name) {
     make_readable(unit);
     cache_.uses(unit);
   } catch (...) {
-    fail(unit);
+    refuse(unit, std::current_exception());
   }
 }
 
 void Residency::operator_ended() noexcept {
   const Lock lock(mutex_);
+  // It has thrown what it could not read. (A view reads nothing.)
+  if (operator_refused_ && std::uncaught_exceptions() > 0) {
+    operator_refused_ = false;
+    failure_.was_thrown();
+  }
   if (inside_ != std::this_thread::get_id()) return;
   ++operator_count_;
   for (int unit : used_) units_[unit].use.by_operator = false;
@@ -105,20 +112,22 @@ void Residency::operator_ended() noexcept {
   try {
     cache_.reshard_unpinned();
   } catch (...) {
-    failure_ = std::current_exception();
+    failure_.keep(std::current_exception());
   }
 }
 
 void Residency::on_write(int unit, const at::Tensor& written, const char* operator_name) noexcept {
   const Lock lock(mutex_);
-  if (units_[unit].use.writers > 0 || failure_) return;
+  if (units_[unit].use.writers > 0) return;
   const bool max_norm = std::string_view(operator_name) == "aten::embedding_renorm_";
-  failure_ = std::make_exception_ptr(Error(
-      str(operator_name, " writes into ", units_[unit].name, ": parameter ",
-          options_.parameter_at(unit, written.storage_offset()),
-          " belongs to the engine, and the write would be undone by the next step, or differ between ranks. ",
-          max_norm ? "Leave max_norm out, and limit the norm of the rows that the embedding returns"
-                   : "Write inside a GatheredParameters with modifier_rank set, or use load_weights()")));
+  refuse(
+      units_[unit],
+      std::make_exception_ptr(Error(
+          str(operator_name, " writes into ", units_[unit].name, ": parameter ",
+              options_.parameter_at(unit, written.storage_offset()),
+              " belongs to the engine, and the write would be undone by the next step, or differ between ranks. ",
+              max_norm ? "Leave max_norm out, and limit the norm of the rows that the embedding returns"
+                       : "Write inside a GatheredParameters with modifier_rank set, or use load_weights()"))));
 }
 
 // Its unit was gathered and the cast was not: it is one of values from before an update, or something has
@@ -126,11 +135,11 @@ void Residency::on_write(int unit, const at::Tensor& written, const char* operat
 void Residency::on_cast_read(int unit, c10::StorageImpl& cast, const char* operator_name) noexcept {
   const Lock lock(mutex_);
   if (CastTracker::readable(cast)) return cache_.uses(cast);
-  if (!failure_)
-    failure_ = std::make_exception_ptr(Error(str(operator_name, " reads a cast of ", units_[unit].name,
-                                                 " that autocast made before the last step(), and "
-                                                 "that is not kept: run forward again before backward")));
-  CastTracker::bind_zeros(cast);
+  operator_refused_ = true;
+  failure_.keep(std::make_exception_ptr(Error(str(operator_name, " reads a cast of ", units_[unit].name,
+                                                  " that autocast made before the last step(), and "
+                                                  "that is not kept: run forward again before backward"))));
+  refuse_access(cast, failure_.message());
 }
 
 void Residency::track_cast(const CastSource& source, const at::Tensor& copy) {
@@ -140,7 +149,7 @@ void Residency::track_cast(const CastSource& source, const at::Tensor& copy) {
 
 void Residency::ensure_unsharded(ParamUnit& unit, const char* operator_name) {
   if (unit.unsharded()) return make_readable(unit);
-  if (failure_) return fail(unit);
+  if (failure_) return refuse(unit, nullptr);
   agree_on(unit);
   cache_.make_room(unit, order_.budget());
   cache_.unshard(unit);
@@ -155,8 +164,13 @@ void Residency::make_readable(ParamUnit& unit) {
   if (!unit.memory.bound()) throw Error(str("the gather of ", unit.name, " has failed before"));
 }
 
+/// Its gather is still to be issued.
+bool Residency::is_behind(const ParamUnit& unit) const {
+  return std::find(behind_.begin(), behind_.end(), unit.index) != behind_.end();
+}
+
 void Residency::catch_up_to(const ParamUnit& unit) {
-  if (std::find(behind_.begin(), behind_.end(), unit.index) == behind_.end()) return;
+  if (!is_behind(unit)) return;
   const auto issue_next = [&] {
     const int next = behind_.front();
     behind_.pop_front();
@@ -248,11 +262,11 @@ bool Residency::follows_recorded_order() {
   return order_.replaying() && gathers_on_use_;
 }
 
-// libtorch swallows what a callback throws and runs the operator in any case: give it zeros to read, keep the
-// error.
-void Residency::fail(ParamUnit& unit) noexcept {
-  if (!failure_) failure_ = std::current_exception();
-  unit.bind_zeros();
+/// Null: the failure that is kept.
+void Residency::refuse(ParamUnit& unit, const std::exception_ptr& failure) noexcept {
+  if (failure) failure_.keep(failure);
+  unit.memory.refuse(failure_.message());
+  operator_refused_ = true;
 }
 
 // --------------------------------------------------------------------------------------------- passes
@@ -337,6 +351,7 @@ void Residency::parameters_updated(bool frozen_too) {
   const Lock lock = enter("step()");
   TESSERA_CHECK(!order_.in_pass());
   updating_ = false;
+  behind_.clear();  // what an update that failed has left there
   cache_.reset_max();
   const std::vector<ParamUnit*> updated = updated_units(frozen_too);
   for (const ParamUnit* unit : updated)
@@ -356,12 +371,33 @@ void Residency::parameters_updated(bool frozen_too) {
 
 void Residency::rethrow() {
   const Lock lock(mutex_);
-  if (failure_) std::rethrow_exception(failure_);
+  failure_.rethrow();
 }
 
-void Residency::keep_failure(std::exception_ptr failure) {
+void Residency::keep_failure(const std::exception_ptr& failure, bool thrown) {
   const Lock lock(mutex_);
-  if (!failure_) failure_ = std::move(failure);
+  thrown ? failure_.keep_thrown(failure) : failure_.keep(failure);
+}
+
+bool Residency::has_failure() const {
+  const Lock lock(mutex_);
+  return static_cast<bool>(failure_);
+}
+
+void Residency::forget_failure() {
+  const Lock lock = enter("a failed step is left");
+  failure_.clear();
+  cache_.wait_all();
+  for (ParamUnit& unit : units_) {
+    if (is_behind(unit) || unit.readable_again()) continue;
+    if (unit.placement.sharded()) {
+      cache_.drop(unit);
+    } else {
+      cache_.unshard(unit);
+    }
+  }
+  drop_pass();
+  cache_.reshard_unpinned();
 }
 
 // ------------------------------------------------------------------------------------------ pinning

@@ -49,6 +49,7 @@
 
 #include "comm/communicator.h"
 #include "core/log.h"
+#include "zero/kept_failure.h"
 #include "zero/layout.h"
 #include "zero/order_of_use.h"
 #include "zero/param_unit.h"
@@ -97,11 +98,12 @@ class Residency {
 
   // -- for operators (OperatorListener) --
   /// Collective when the unit is not unsharded. Never throws: a failure is kept for rethrow(), and the unit
-  /// is bound to zeros, because the operator will run whatever happens here.
+  /// refuses access, so that the operator throws: [Note: a failure is thrown by the operator that reads] in
+  /// unit_memory.h.
   void on_use(int unit, const char* operator_name) noexcept;
   /// The outermost operator has ended: what it used may go.
   void operator_ended() noexcept;
-  /// An operator is about to write into a unit. Refused (rethrow() throws) outside of GatheredParameters.
+  /// An operator is about to write into a unit. Refused in the same way outside of GatheredParameters.
   void on_write(int unit, const at::Tensor& written, const char* operator_name) noexcept;
   /// An operator is about to read a cast of a unit (a tracked one), after on_use().
   void on_cast_read(int unit, c10::StorageImpl& cast, const char* operator_name) noexcept;
@@ -133,8 +135,13 @@ class Residency {
   std::vector<int> order_of_first_use() const;
   /// Local. Throws the first failure met inside an operator.
   void rethrow();
-  /// Local. For failures met where nothing may be thrown.
-  void keep_failure(std::exception_ptr failure);
+  /// Local. For failures met where nothing may be thrown; `thrown`: for those that are thrown as well.
+  void keep_failure(const std::exception_ptr& failure, bool thrown = false);
+  bool has_failure() const;
+  /// Collective. After a failure that all ranks have met alike: ends the pass, and makes readable what the
+  /// failure has made unreadable. Where that takes new values, those are gathered. Throws a failure that
+  /// nobody has been told of yet.
+  void forget_failure();
 
   // -- for GatheredParameters and whole-model access --
   /// Collective. Unshards units and pins them until unpin(); all ranks with the same units. Throws CommError.
@@ -178,7 +185,8 @@ class Residency {
   /// Collective, over `calls_`. What the ranks give that gather together with this one.
   template <class T>
   std::vector<T> exchange_in_row(const T& mine, const char* label);
-  void fail(ParamUnit& unit) noexcept;
+  void refuse(ParamUnit& unit, const std::exception_ptr& failure) noexcept;
+  bool is_behind(const ParamUnit& unit) const;
   std::vector<ParamUnit*> updated_units(bool frozen_too) const;
 
   std::vector<ParamUnit>& units_;
@@ -189,7 +197,7 @@ class Residency {
   bool some_rank_gathers_on_use_;  // rows may differ: a host's memory is shared, or not
   std::optional<Reductions> reductions_;
 
-  std::recursive_mutex
+  mutable std::recursive_mutex
       mutex_;  // guards what follows, memory and use of units; held while a gather is waited for
   OrderOfUse order_;
   UnitCache cache_;
@@ -198,7 +206,8 @@ class Residency {
   int64_t operator_count_ = 0;
   std::deque<int> behind_;  // units that stay unsharded, whose gathers are still to be issued
   bool updating_ = false;   // between begin_update() and parameters_updated()
-  std::exception_ptr failure_;
+  KeptFailure failure_;
+  bool operator_refused_ = false;  // an operator that runs cannot read what it wants
   ResidencyCounts previous_counts_;
 };
 

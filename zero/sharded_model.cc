@@ -45,7 +45,9 @@ ShardedModel::ShardedModel(const ModelView& model, comm::CommunicatorPtr comm,
                           [](const ParamUnit& unit) { return unit.placement.updates_shard; });
   const bool one_order = !gather_comm_->wait_blocks();  // [Note: one order on a device] in residency.h
   if (options_.tiers.any_below_device())
-    options_.residency.late_update = [this](ParamUnit& unit) { optimizer_->update(unit); };
+    options_.residency.late_update = [this](ParamUnit& unit) {
+      update_parameters([&] { optimizer_->update(unit); });
+    };
   options_.residency.parameter_at = [this](int unit, int64_t element) {
     for (const int parameter : units_[unit].spec.parameters)
       if (intersect(layout_->slice(parameter).range(), {element, element + 1}).numel() > 0)
@@ -179,7 +181,7 @@ void ShardedModel::end_forward() {
 
 static std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
-/// What `function` throws, every later call throws too. Of an exception that is not ours only the text is
+/// What `function` throws, every later call throws too, until drop_gradients() or a checkpoint puts it right. Of an exception that is not ours only the text is
 /// kept: one of Python's holds the frames of its traceback, and so whatever owns this model.
 template <class Function>
 auto ShardedModel::or_unusable(const Function& function) {
@@ -189,6 +191,7 @@ auto ShardedModel::or_unusable(const Function& function) {
     failure_ = std::current_exception();
     throw;
   } catch (const std::exception& error) {
+    residency_->rethrow();  // an operator has thrown it in libtorch's words
     failure_ = std::make_exception_ptr(
         Error(str("an earlier backward() or step() failed and left gradients or parameters incomplete: ",
                   first_line(error.what()))));
@@ -224,12 +227,26 @@ GradientSummary ShardedModel::summarize_gradients(bool raise_flag) {
   });
 }
 
+/// Of what `function` throws parameters stay incomplete.
+template <class Function>
+void ShardedModel::update_parameters(const Function& function) {
+  try {
+    function();
+  } catch (...) {
+    parameters_incomplete_ = true;
+    throw;
+  }
+}
+
 void ShardedModel::update(double grad_scale) {
   try {
-    optimizer_->begin_step(*gradients_, grad_scale, used_, residency_->order_of_first_use());
-    if (!options_.tiers.any_below_device()) optimizer_->finish_step();
+    update_parameters([&] {
+      optimizer_->begin_step(*gradients_, grad_scale, used_, residency_->order_of_first_use());
+      if (!options_.tiers.any_below_device()) optimizer_->finish_step();
+    });
   } catch (...) {
-    residency_->keep_failure(std::current_exception());  // what operators that run from now on are told
+    // What operators that run from now on are told.
+    residency_->keep_failure(std::current_exception(), /*thrown=*/true);
     throw;
   }
 }
@@ -259,7 +276,7 @@ void ShardedModel::finish_updates() {
   if (!options_.tiers.any_below_device()) return;
   or_unusable([&] {
     residency_->catch_up();
-    optimizer_->finish_step();
+    update_parameters([&] { optimizer_->finish_step(); });
     for (ParamUnit& unit : units_) unit.follow_values();
   });
 }
@@ -277,6 +294,50 @@ void ShardedModel::check_usable() {
   if (failure_) std::rethrow_exception(failure_);
   residency_->rethrow();
   versions_->check();
+}
+
+void ShardedModel::check_replaceable(bool whole) {
+  if (parameters_incomplete_ && !whole) check_usable();
+  versions_->check();
+}
+
+bool ShardedModel::has_failed() const { return failure_ || residency_->has_failure(); }
+
+void ShardedModel::drop_gradients() {
+  leave_step(/*parameters_too=*/false);
+  if (training_) begin_pass(Pass::kTrain);
+}
+
+// Ranks may have come to different places of the step: one may wait for what the others have not issued. So
+// all of them issue what is left of it, and drop what comes out.
+void ShardedModel::leave_step(bool parameters_too) {
+  struct State {
+    bool in_backward, at_boundary, parameters_incomplete;
+  };
+  const State mine{gradients_->under_way(), gradients_->at_boundary(), parameters_incomplete_};
+  State any = mine;
+  for (const State& theirs : comm_->exchange(mine, "a step is dropped")) {
+    if (theirs.in_backward && !any.in_backward) any.at_boundary = theirs.at_boundary;
+    any.in_backward |= theirs.in_backward;
+    any.parameters_incomplete |= theirs.parameters_incomplete;
+  }
+  if (any.parameters_incomplete && !parameters_too) {
+    check_usable();
+    throw Error("another rank's update failed and left its parameters incomplete: load a checkpoint");
+  }
+  if (any.parameters_incomplete) {
+    optimizer_->drop_step();
+  } else {
+    finish_updates();
+  }
+  if (any.in_backward) {
+    if (!mine.in_backward) gradients_->begin_backward(/*first=*/true, any.at_boundary);
+    gradients_->drop_backward();
+  }
+  gradients_->drop();
+  used_.clear();
+  residency_->forget_failure();
+  failure_ = nullptr;
 }
 
 void ShardedModel::check_gradients() const {
@@ -379,10 +440,10 @@ void ShardedModel::unpin(const std::vector<int>& units, int modifier_rank) {
 // --------------------------------------------------------------------------------- what this rank keeps
 
 void ShardedModel::begin_replacing(std::string_view call) {
-  finish_updates();
+  leave_step(/*parameters_too=*/true);
   failure_ = std::make_exception_ptr(
       Error(str(call, " failed half-way, and the parameters are neither old nor new")));
-  if (gathered_) residency_->drop_pass();
+  parameters_incomplete_ = true;
   residency_->wait_all();
   if (options_.link) options_.link->wait_for_all();  // copies read what is replaced
 }
@@ -400,6 +461,7 @@ void ShardedModel::end_replacing() {
   if (gathered_) residency_->parameters_updated(/*frozen_too=*/true);
   if (training_) begin_pass(Pass::kTrain);
   failure_ = nullptr;
+  parameters_incomplete_ = false;
 }
 
 StateBytes ShardedModel::measured_bytes(Tier tier) const {

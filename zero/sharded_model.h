@@ -104,6 +104,15 @@ class ShardedModel {
   /// gradients or parameters stay incomplete then. Then ParameterVersions::check(). See [Note: who writes
   /// parameters].
   void check_usable();
+  /// Local. The same, before a call that replaces parameters and drops gradients: only incomplete parameters
+  /// are a failure then, and none where `whole`, because parameters and optimizer states are all replaced.
+  void check_replaceable(bool whole);
+  /// Local. Whether check_usable() throws something that drop_gradients() may put right.
+  bool has_failed() const;
+  /// Collective. Drops the gradients of this step and starts it anew, after a forward or backward() that
+  /// failed on all ranks, or in the middle of an accumulation. Throws what has failed where parameters are
+  /// incomplete, which only a checkpoint puts right; CommError.
+  void drop_gradients();
   /// Local. Between backward passes every gradient has been taken, except those that came late: throws Error
   /// naming a parameter that has another one.
   void check_gradients() const;
@@ -142,8 +151,8 @@ class ShardedModel {
   /// Local. Updates a parameter has had (Adam's step count).
   int64_t parameter_steps(int parameter) const { return optimizer_->steps(parameter); }
   void set_parameter_steps(int parameter, int64_t steps) { optimizer_->set_steps(parameter, steps); }
-  /// Collective. Around writes into what ParamUnit::local_state() gives, on all ranks: ends the pass under
-  /// way and waits for gathers; then makes parameters follow the new weights. Not while a GatheredParameters
+  /// Collective. Around writes into what ParamUnit::local_state() gives, on all ranks: drops the gradients,
+  /// ends the pass under way and waits for gathers; then makes parameters follow the new weights. Not while a GatheredParameters
   /// is open. In between, and when end_replacing() is not reached, the model is unusable: check_usable()
   /// names `call`.
   void begin_replacing(std::string_view call);
@@ -185,8 +194,11 @@ class ShardedModel {
   void check_same_buffers(const std::vector<std::string>& by_rank) const;
   void connect_reductions_and_gathers(bool one_order);
   void begin_pass(Pass pass);
+  void leave_step(bool parameters_too);
   void begin_step();
   void update(double grad_scale);
+  template <class Function>
+  void update_parameters(const Function& function);
   template <class Function>
   auto or_unusable(const Function& function);
   void connect_to_host();
@@ -214,6 +226,7 @@ class ShardedModel {
   std::optional<OperatorListener> listener_;
   bool training_ = true;
   std::exception_ptr failure_;  // of a backward or an update that ended half-way
+  bool parameters_incomplete_ = false;  // of an update
   std::vector<bool> used_;      // by parameter: had a gradient on some rank, as the last summary says
   bool host_apart_ = false;     // what the options say, also where nothing lies below the device
   std::unique_ptr<HostThread> host_thread_;  // its tasks use all of the above

@@ -290,6 +290,11 @@ void ShardedOptimizer::finish_step() {
   step_.reset();
 }
 
+void ShardedOptimizer::drop_step() {
+  if (step_ && !step_->tasks.empty()) host_->wait_for_all();
+  step_.reset();
+}
+
 void ShardedOptimizer::step_lamb() {
   const PauseListening our_own_operators;
   const at::NoGradGuard no_grad;

@@ -64,6 +64,9 @@ class ShardedOptimizer {
   void update(ParamUnit& unit);
   /// Local. Updates all units that have not been.
   void finish_step();
+  /// Local. After an update that failed: leaves the units that have not been updated as they are. All of the
+  /// state is to be replaced.
+  void drop_step();
 
   std::vector<kernels::Hyper>& groups() { return groups_; }
   /// Of ParamUnit::states, in their order.

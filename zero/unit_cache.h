@@ -32,8 +32,8 @@ class UnitCache {
     bool overlap = true;  ///< false: each gather is waited for where it is issued
     /// Of the ranks that have a second copy of the parameters among them; null: there is none.
     comm::CommunicatorPtr secondary = nullptr;
-    /// Called for each gather that fails, which leaves its unit unreadable.
-    std::function<void(std::exception_ptr)> keep_failure;
+    /// Called for each gather that fails, which leaves its unit unreadable, before that is thrown.
+    std::function<void(const std::exception_ptr&)> keep_failure;
     /// Called before each gather: the unit's shard may still have to be updated ([Note: late updates] in
     /// sharded_optimizer.h).
     std::function<void(ParamUnit&)> update = [](ParamUnit&) {};

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/check.h"
+#include "zero/storage_access.h"
 
 namespace tessera::zero {
 namespace {
@@ -17,16 +18,6 @@ struct UnitStorage final : c10::StorageImpl {
         handle(std::move(handle)) {}
   const std::shared_ptr<UnitHandle> handle;
 };
-
-// libtorch has a switch in each storage, with which data_ptr() throws a message, for tensors without memory.
-// It turns it on and never off, so the member is reached here by its name: an explicit instantiation may name
-// what is private.
-template <bool c10::StorageImpl::* kSwitch>
-struct SwitchOf {
-  friend bool& throws_on_access(c10::StorageImpl& storage) { return storage.*kSwitch; }
-};
-bool& throws_on_access(c10::StorageImpl& storage);
-template struct SwitchOf<&c10::StorageImpl::throw_on_immutable_data_ptr_>;
 
 }  // namespace
 
@@ -40,17 +31,17 @@ UnitMemory::UnitMemory(const Options& options) : handle_(std::make_shared<UnitHa
   handle_->unit = options.unit;
   const size_t bytes = options.numel * at::elementSize(options.dtype);
   handle_->bytes = static_cast<int64_t>(bytes);
-  const std::string message = str(
+  released_ = str(
       "tessera: ", options.description,
       " is not in memory (released, or still being gathered after step()) and was read other than by an "
       "operator: use engine.state_dict() or save_model(), or hold a GatheredParameters around raw pointers, "
       "numpy(), pickle and torch.save");
-  handle_->guard = std::make_unique<GuardedMemory>(bytes, message);
+  handle_->guard = std::make_unique<GuardedMemory>(bytes, released_);
   c10::Storage storage(
       c10::make_intrusive<UnitStorage>(bytes, at::DataPtr(handle_->guard->data(), options.device), handle_));
   full_ = at::empty({0}, at::TensorOptions().dtype(options.dtype).device(options.device));
   full_.set_(std::move(storage), 0, {options.numel}, {1});
-  full_.storage().unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(message);
+  refuse_access(*full_.storage().unsafeGetStorageImpl(), released_);
 }
 
 UnitMemory::~UnitMemory() {
@@ -60,8 +51,8 @@ UnitMemory::~UnitMemory() {
 /// What is pointed to belongs to the handle, and so lives as long as the storage.
 void UnitMemory::point_to(void* data) {
   c10::StorageImpl& storage = *full_.storage().unsafeGetStorageImpl();
-  throws_on_access(storage) = data == handle_->guard->data();
-  storage.set_data_ptr_noswap(at::DataPtr(data, full_.device()));  // and libtorch looks at the switch
+  storage.set_data_ptr_noswap(at::DataPtr(data, full_.device()));
+  set_access_refused(storage, data == handle_->guard->data());
 }
 
 at::Tensor UnitMemory::contents() const {
@@ -69,8 +60,9 @@ at::Tensor UnitMemory::contents() const {
 }
 
 void UnitMemory::refuse(const std::string& why) {
-  TESSERA_CHECK(!bound_);
-  full_.storage().unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(why);
+  guard();
+  refuse_access(*full_.storage().unsafeGetStorageImpl(), why);
+  refused_ = true;
 }
 
 void UnitMemory::hold(at::Tensor buffer) {
@@ -87,6 +79,7 @@ void UnitMemory::bind() {
 
 void UnitMemory::guard() {
   if (!std::exchange(bound_, false)) return;
+  if (std::exchange(refused_, false)) refuse_access(*full_.storage().unsafeGetStorageImpl(), released_);
   point_to(handle_->guard->data());
 }
 

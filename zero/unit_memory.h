@@ -13,6 +13,14 @@
 // RuntimeError: numpy(), pickle, torch.save, DLPack and the kernels of a compiled graph ask for it in this
 // way. The guard is the last resort, for code that goes past libtorch's checks.
 //
+// [Note: a failure is thrown by the operator that reads]
+// libtorch swallows what a callback throws and runs the operator anyway. So a unit that could not be made
+// readable for an operator stays on the guard, and its storage refuses access with the message of what went
+// wrong (refuse()). The operator then throws that, in forward as in backward, on any thread, from C++ and from
+// Python, because every kernel asks for the data pointer. Nothing is ever computed on other values than the
+// unit's. Casts that autocast made of a unit (CastTracker) do the same. What no operator throws in this way is
+// kept (kept_failure.h) until a call of the engine throws it.
+//
 // [Note: finding the unit of a tensor]
 // The storage is of a class of ours, which has a UnitHandle. So "does this tensor belong to a unit, and to
 // whose?" is one pointer comparison and works on any thread, for any number of engines in the process,
@@ -78,8 +86,8 @@ class UnitMemory {
   }
   /// Keeps the buffer; full() is not readable until bind(). See [Note: guarded until it has arrived].
   void guard();
-  /// From now on reading full() while it is not bound throws `why`: for a unit that could not be made
-  /// readable. Not while it is bound.
+  /// Keeps the buffer; access to full() throws `why` until bind(). See [Note: a failure is thrown by the
+  /// operator that reads].
   void refuse(const std::string& why);
   /// Releases the memory and returns the buffer.
   at::Tensor release();
@@ -91,7 +99,9 @@ class UnitMemory {
 
   std::shared_ptr<UnitHandle> handle_;
   at::Tensor full_;
+  std::string released_;  // what access says while it is not bound
   bool bound_ = false;
+  bool refused_ = false;  // it says something else
 };
 
 }  // namespace tessera::zero

@@ -292,6 +292,8 @@ void bind_engine(py::module_& module) {
       .def("step", &PyEngine::step, ReleaseGil())
       .def("train", &PyEngine::train, ReleaseGil())
       .def("eval", &PyEngine::eval, ReleaseGil())
+      .def_property_readonly("has_failed", &PyEngine::has_failed)
+      .def("drop_gradients", &PyEngine::drop_gradients, ReleaseGil())
       .def_property_readonly("is_boundary", &PyEngine::is_gradient_accumulation_boundary)
       .def("set_boundary", &PyEngine::set_gradient_accumulation_boundary, py::arg("is_boundary"))
       .def(

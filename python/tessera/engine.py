@@ -192,7 +192,13 @@ class Engine(Numbers):
             self._engine.set_boundary(True)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Does nothing: gradients are freed when they have been used."""
+        """Does nothing: gradients are freed when they have been used.
+
+        But after a forward or `backward` that failed on all ranks alike it drops the gradients of this step, of all its micro-steps,
+        and training goes on. Collective then.
+        """
+        if self._engine.has_failed:
+            self._engine.drop_gradients()
 
     def attach_scheduler(self, lr_scheduler: Any) -> None:
         """Have step() step a scheduler of the caller's, which writes rates into the optimizer's param groups."""
@@ -371,7 +377,7 @@ class Engine(Numbers):
             self._parameter_ids = ids
 
     def _raise_cause_of(self, error):
-        """An operator that could not gather its parameters reads zeros; what the module raises then is a consequence."""
+        """An operator that could not read its parameters raises torch's RuntimeError; the engine has kept the error that it is."""
         try:
             self._engine.check_usable()
         except Error as cause:

@@ -176,7 +176,8 @@ class Optimizer(torch.optim.Optimizer):
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Does nothing: the engine frees gradients when it has used them."""
+        """As `engine.zero_grad()`."""
+        self._engine().zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
         """The param groups. The states are in the engine's shards: `engine.save_checkpoint` saves them."""

@@ -28,8 +28,6 @@ TEST(Save, OnlyBetweenUpdates) {
     trained.engine->backward(saved_net_loss(*trained.model, 0, 0));
     EXPECT_THAT(error_of([&] { trained.engine->save_checkpoint(folder.string()); }),
                 HasSubstr("gradients are not saved"));
-    EXPECT_THAT(error_of([&] { trained.engine->load_checkpoint(folder.string()); }),
-                HasSubstr("between backward() and"));
     trained.engine->step();
     EXPECT_EQ(trained.engine->save_checkpoint(folder.string()), folder / "global_step1");
   });

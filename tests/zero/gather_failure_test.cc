@@ -1,5 +1,6 @@
 // A gather that fails inside an operator. libtorch swallows what a callback throws and runs the operator
-// anyway: it must have something to read, and the error must come out of the next call.
+// anyway: then the operator itself must throw, in forward and backward, and nothing may be computed on other
+// values than the model's.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -7,6 +8,7 @@
 #include <torch/nn/modules/rnn.h>
 
 #include <limits>
+#include <thread>
 
 #include "tests/support/failing_allocations.h"
 #include "tests/zero/zero_testing.h"
@@ -36,9 +38,10 @@ struct Variant {
   bool autocast = false;
 };
 
-/// Two steps, one recorded and one replayed. Returns the error; `plan.count`: all-gathers reached.
+/// Two steps, one recorded and one replayed. Returns the error; `plan.count`: all-gathers reached. `losses`:
+/// filled by a run without failures; in one with a failure all those that forward returns have to be the same.
 std::string train(const std::shared_ptr<FailurePlan>& plan, const comm::CommunicatorPtr& comm,
-                  const Variant& variant) {
+                  const Variant& variant, std::vector<at::Tensor>* losses = nullptr) {
   Mixed model;
   std::string error;
   Rig rig(*model, std::make_shared<FailingCommunicator>(comm, plan), 3, [&](ShardedModelOptions& options) {
@@ -51,10 +54,15 @@ std::string train(const std::shared_ptr<FailurePlan>& plan, const comm::Communic
       at::autocast::set_autocast_enabled(at::kCPU, variant.autocast);
       at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
       at::Tensor loss;
-      const std::string inside = error_of([&] { loss = model->forward(randint(11, {4, 2}, step)); });
+      const std::string inside = message_of([&] { loss = model->forward(randint(11, {4, 2}, step)); });
       at::autocast::clear_cache();
       at::autocast::set_autocast_enabled(at::kCPU, false);
-      EXPECT_EQ(inside, "") << "forward itself does not fail";
+      if (!inside.empty()) throw CommError(inside);
+      if (losses && plan->at < 0) losses->push_back(loss.detach());
+      if (losses && plan->at >= 0) {
+        EXPECT_TRUE(at::equal(loss.detach(), losses->at(static_cast<size_t>(step))))
+            << "computed on other values";
+      }
       rig.step(loss);
     }
     rig.residency().wait_all();  // for the first gathers of a third step
@@ -63,13 +71,17 @@ std::string train(const std::shared_ptr<FailurePlan>& plan, const comm::Communic
   if (!in_shared_memory()) {  // there most all-gathers are not Residency's
     EXPECT_EQ(error_of([&] { rig.residency().rethrow(); }), error) << "every later call says so again";
   }
-  EXPECT_EQ(error_of([&] { model->forward(randint(11, {4, 2}, 9)); }), "") << "operators go on with zeros";
+  if (comm->size() == 1) {
+    EXPECT_EQ(message_of([&] { model->forward(randint(11, {4, 2}, 9)); }), error)
+        << "so do operators, which never compute on something else";
+  }
   return error;
 }
 
 void fail_everywhere(const Variant& variant) {
   auto plan = std::make_shared<FailurePlan>();
-  ASSERT_EQ(train(plan, alone(), variant), "");
+  std::vector<at::Tensor> losses;
+  ASSERT_EQ(train(plan, alone(), variant, &losses), "");
   const int num_gathers = plan->count;
   ASSERT_GT(num_gathers, 10);
   for (int at = 0; at < num_gathers; ++at) {
@@ -77,7 +89,7 @@ void fail_everywhere(const Variant& variant) {
     plan = std::make_shared<FailurePlan>();
     plan->at = at;
     plan->in_wait = variant.in_wait;
-    EXPECT_EQ(train(plan, alone(), variant), "the cable was pulled");
+    EXPECT_EQ(train(plan, alone(), variant, &losses), "the cable was pulled");
   }
 }
 
@@ -123,6 +135,58 @@ TEST(GatherFailure, NoMemoryFromAnyPointOnIsAnError) {
       EXPECT_THAT(train_without_memory(first, autocast).first, ::testing::HasSubstr("can't allocate memory"))
           << "from allocation " << first << " of " << all << ", autocast " << autocast;
   }
+}
+
+/// What reads a weight whose gather fails. One that reads nothing is last.
+const std::vector<std::pair<const char*, std::function<void(const at::Tensor&)>>>& reads() {
+  static const std::vector<std::pair<const char*, std::function<void(const at::Tensor&)>>> all = {
+      {"norm", [](const at::Tensor& weight) { weight.norm(); }},
+      {"item", [](const at::Tensor& weight) { weight[0][0].item<float>(); }},
+      {"clone", [](const at::Tensor& weight) { weight.clone(); }},
+      {"copy_", [](const at::Tensor& weight) { at::empty_like(weight).copy_(weight); }},
+      {"to", [](const at::Tensor& weight) { weight.to(at::kDouble); }},
+      {"matmul", [](const at::Tensor& weight) { weight.matmul(weight); }},
+      {"list", [](const at::Tensor& weight) { at::_foreach_norm({weight}); }},
+      {"cat", [](const at::Tensor& weight) { at::cat({weight, weight}); }},
+      {"view, then read", [](const at::Tensor& weight) { weight.t().sum(); }},
+      {"out", [](const at::Tensor& weight) {
+         at::Tensor sum = at::empty({0});
+         at::sum_out(sum, weight, at::IntArrayRef{0});
+       }},
+  };
+  return all;
+}
+
+TEST(GatherFailure, EveryReadThrowsAtItsOperator) {
+  for (const auto& [name, read] : reads()) {
+    SCOPED_TRACE(name);
+    for (const bool on_another_thread : {false, true}) {
+      auto plan = std::make_shared<FailurePlan>();
+      Mixed model;
+      Rig rig(*model, std::make_shared<FailingCommunicator>(alone(), plan), 3,
+              [](ShardedModelOptions& options) { options.unit_numel = 64; });
+      plan->at = plan->count;
+      const at::Tensor weight = model->head->weight.detach();
+      std::string error;
+      const auto run = [&, &read = read] { error = message_of([&] { read(weight); }); };
+      on_another_thread ? std::thread(run).join() : run();
+      EXPECT_EQ(error, "the cable was pulled");
+    }
+  }
+}
+
+TEST(GatherFailure, BackwardThrowsWhatItsOperatorCannotRead) {
+  auto plan = std::make_shared<FailurePlan>();
+  Chain model(3);
+  Rig rig(*model, std::make_shared<FailingCommunicator>(alone(), plan), 3, [](ShardedModelOptions& options) {
+    options.residency.capacity_units = 1;
+    options.residency.persistence_numel = 0;
+  });
+  const at::Tensor x = batch(0, 0).set_requires_grad(true);
+  const at::Tensor loss = model->forward(x).square().sum();
+  plan->at = plan->count;
+  // Autograd's own call, in which no hook of a parameter runs.
+  EXPECT_EQ(message_of([&] { torch::autograd::grad({loss}, {x}); }), "the cable was pulled");
 }
 
 TEST(GatherFailure, OnOneRankEndsTheOthers) {

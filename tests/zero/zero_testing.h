@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/error_message.h"
 #include "comm/init.h"
 #include "core/error.h"
 #include "core/str.h"
@@ -86,6 +87,17 @@ std::vector<at::Tensor> plain_gradients(torch::nn::Module& model, const at::Tens
 /// stage 1 on: nothing is gathered or released there, and no order of gathers needs agreement.
 void run_ranks(int world, const std::function<void(comm::CommunicatorPtr)>& body);
 comm::CommunicatorPtr alone();
+
+/// What `body` throws, in one line, without libtorch's back-trace; "" if it throws nothing.
+template <class Body>
+std::string message_of(Body&& body) {
+  try {
+    body();
+  } catch (const std::exception& error) {
+    return comm::error_message(error);
+  }
+  return "";
+}
 
 /// Which all-gather fails, counted over a communicator and its duplicates.
 struct FailurePlan {

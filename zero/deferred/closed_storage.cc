@@ -6,17 +6,10 @@
 
 #include <utility>
 
+#include "zero/storage_access.h"
+
 namespace tessera::zero::deferred {
 namespace {
-
-// libtorch can set the flag that makes access to the data throw, and has nothing to take it back. An explicit
-// instantiation may name a private member.
-bool& throws_on_access(c10::StorageImpl& storage);
-template <bool c10::StorageImpl::* flag>
-struct FlagOf {
-  friend bool& throws_on_access(c10::StorageImpl& storage) { return storage.*flag; }
-};
-template struct FlagOf<&c10::StorageImpl::throw_on_immutable_data_ptr_>;
 
 c10::StorageImpl& impl(const c10::Storage& storage) { return *storage.unsafeGetStorageImpl(); }
 
@@ -50,24 +43,20 @@ void take_memory(const c10::Storage& storage, const c10::Storage& from) {
 }
 
 void close(const c10::Storage& storage) {
-  impl(storage).release_data_and_set_meta_custom_data_ptr_error_msg_(
+  refuse_access(
+      impl(storage),
       "tessera: the values of this tensor are computed when the model is moved into units, and a raw pointer "
       "to them was asked for while the model was made");
 }
 
-void open(const c10::Storage& storage) {
-  throws_on_access(impl(storage)) = false;
-  // Has the storage look at its flags again.
-  c10::DataPtr data = std::move(impl(storage)._mutable_data_ptr_no_checks());
-  impl(storage).set_data_ptr_noswap(std::move(data));
-}
+void open(const c10::Storage& storage) { set_access_refused(impl(storage), false); }
 
 bool owns_memory(const c10::Storage& storage) {
   return impl(storage)._mutable_data_ptr_no_checks().get_context() != nullptr;
 }
 
 Opened::Opened(c10::Storage storage)
-    : storage_(std::move(storage)), was_closed_(throws_on_access(impl(storage_))) {
+    : storage_(std::move(storage)), was_closed_(is_access_refused(impl(storage_))) {
   if (was_closed_) open(storage_);
 }
 

@@ -1,0 +1,155 @@
+// What an exception in a forward, in backward, or a checkpoint loaded in the middle of a step leaves: an engine
+// that trains on, as if the step had not been begun.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <optional>
+#include <stdexcept>
+
+#include "core/str.h"
+#include "engine/checkpointing.h"
+#include "tests/engine/checkpoint_testing.h"
+
+namespace tessera::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+enum class Fails { kForward, kBackward, kBackwardElsewhere, kNothing };
+enum class Then { kDrop, kLoad };
+
+struct Failure {
+  Fails fails = Fails::kNothing;
+  int micro_step = 0;
+  Then then = Then::kDrop;
+};
+
+using MlpEngine = TypedEngine<MlpImpl>;
+
+Case case_of(int world, int stage, int accumulation) {
+  Case c = small_units(world, stage);
+  c.accumulation = accumulation;
+  c.optimizer = "AdamW";
+  return c;
+}
+
+at::Tensor micro_loss(MlpEngine& engine, const Case& c, int step, int micro) {
+  return mlp_loss(engine.module(), step, first_sample(c, micro, engine.rank()), c.micro_batch);
+}
+
+/// A whole step.
+void train(MlpEngine& engine, const Case& c, int step) {
+  for (int micro = 0; micro < c.accumulation; ++micro) {
+    engine.backward(micro_loss(engine, c, step, micro));
+    engine.step();
+  }
+}
+
+/// A step that fails in a micro-step, on all ranks.
+void fail(MlpEngine& engine, const Case& c, const Failure& failure) {
+  for (int micro = 0; micro < failure.micro_step; ++micro) {
+    engine.backward(micro_loss(engine, c, 7, micro));
+    engine.step();
+  }
+  if (failure.fails == Fails::kForward) {
+    EXPECT_ANY_THROW(engine.forward(randn({2, 7}, 5), randn({2, 2}, 5)));  // it fails at the loss
+  }
+  if (failure.fails == Fails::kForward || failure.fails == Fails::kNothing) return;
+  // Ranks differ in how far they come, where parameters are not gathered in backward.
+  const bool early = failure.fails == Fails::kBackwardElsewhere && engine.rank() == 1;
+  const at::Tensor& weight = early ? engine.module().fc3->weight : engine.module().fc1->weight;
+  const auto hook = weight.register_hook(
+      [](const at::Tensor&) -> at::Tensor { throw std::runtime_error("the hook's own trouble"); });
+  EXPECT_THROW(engine.backward(micro_loss(engine, c, 7, failure.micro_step)), std::runtime_error);
+  weight.remove_hook(hook);
+  EXPECT_TRUE(engine.has_failed());
+  EXPECT_THAT(error_of([&] { engine.step(); }), HasSubstr("the hook's own trouble"));
+}
+
+Tensors weights_after(comm::CommunicatorPtr comm, const Case& c, const std::optional<Failure>& failure,
+                      const std::string& folder) {
+  auto engine = mlp_engine(c, std::move(comm));
+  train(*engine, c, 0);
+  train(*engine, c, 1);
+  if (failure) {
+    if (failure->then == Then::kLoad) engine->save_checkpoint(folder);
+    for (int repeated = 0; repeated < 2; ++repeated) {
+      fail(*engine, c, *failure);
+      if (failure->then == Then::kDrop) {
+        engine->drop_gradients();
+      } else {
+        engine->load_checkpoint(folder);
+      }
+      EXPECT_FALSE(engine->has_failed());
+      EXPECT_EQ(engine->global_steps(), 2);
+    }
+  }
+  for (int step = 2; step < 4; ++step) train(*engine, c, step);
+  Tensors weights;
+  for (const char* name : {"fc1.weight", "fc2.weight", "fc3.bias"})
+    weights[name] = engine->full_parameter(name);
+  return weights;
+}
+
+class FailedStep : public ::testing::TestWithParam<int> {};  // stage
+INSTANTIATE_TEST_SUITE_P(Stages, FailedStep, ::testing::Values(0, 1, 2, 3),
+                         [](const auto& info) { return str("Stage", info.param); });
+
+void expect_as_if_not_begun(int stage, int world, const std::vector<Fails>& kinds) {
+  for (const int accumulation : {1, 3}) {
+    const Case c = case_of(world, stage, accumulation);
+    const TestFolder folder("failed_step");
+    on_ranks(world, [&](comm::CommunicatorPtr comm) {
+      const Tensors expected = weights_after(comm, c, std::nullopt, "");
+      for (const Fails fails : kinds)
+        for (const Then then : {Then::kDrop, Then::kLoad})
+          for (int micro = accumulation - 1; micro >= 0; micro -= 2)
+            EXPECT_TRUE(bit_equal(weights_after(comm, c, Failure{fails, micro, then}, folder.string()), expected))
+                << "accumulation " << accumulation << " fails " << static_cast<int>(fails) << " then "
+                << static_cast<int>(then) << " at " << micro;
+    });
+  }
+}
+
+TEST_P(FailedStep, IsAsIfNotBegun) {
+  for (const int world : {1, 2})
+    expect_as_if_not_begun(GetParam(), world, {Fails::kForward, Fails::kBackward, Fails::kNothing});
+}
+
+TEST_P(FailedStep, AlsoWhereRanksHaveComeToDifferentPlaces) {
+  // Where parameters are gathered in backward, the rank that fails later waits for a gather of the other.
+  if (GetParam() == 3 && !in_shared_memory()) return;
+  expect_as_if_not_begun(GetParam(), 2, {Fails::kBackwardElsewhere});
+}
+
+TEST_P(FailedStep, AlsoInTheFirstStep) {
+  on_ranks(2, [&](comm::CommunicatorPtr comm) {
+    const Case c = case_of(2, GetParam(), 1);
+    const auto run = [&](bool fails) {
+      auto engine = mlp_engine(c, comm);
+      if (fails) {
+        fail(*engine, c, {.fails = Fails::kBackward});
+        engine->drop_gradients();
+      }
+      for (int step = 0; step < 3; ++step) train(*engine, c, step);
+      return engine->full_parameter("fc2.weight");
+    };
+    EXPECT_TRUE(at::equal(run(true), run(false)));
+  });
+}
+
+TEST_P(FailedStep, ACheckpointThatCannotBeLoadedPutsNothingRight) {
+  const TestFolder folder("failed_step_missing");
+  on_ranks(1, [&](comm::CommunicatorPtr comm) {
+    const Case c = case_of(1, GetParam(), 1);
+    auto engine = mlp_engine(c, comm);
+    train(*engine, c, 0);
+    fail(*engine, c, {.fails = Fails::kBackward});
+    EXPECT_THAT(error_of([&] { engine->load_checkpoint(folder.string()); }), HasSubstr(folder.string()));
+    EXPECT_TRUE(engine->has_failed());
+    EXPECT_THAT(error_of([&] { engine->step(); }), HasSubstr("the hook's own trouble"));
+  });
+}
+
+}  // namespace
+}  // namespace tessera::testing
