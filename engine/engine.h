@@ -86,7 +86,9 @@ struct InitOptions {
 template <class T>
 concept MakesModel = !requires(const std::remove_cvref_t<T>& holder) {
   holder.ptr();
-} && !requires(const std::remove_cvref_t<T>& pointer) { pointer.get(); } && std::invocable<T&>;
+}
+&&!requires(const std::remove_cvref_t<T>& pointer) { pointer.get(); }
+&&std::invocable<T&>;
 
 /// One rank's engine. Used by one thread. Calls marked Collective must be made by all ranks, in the same
 /// order.
@@ -113,10 +115,10 @@ class Engine {
   void step();
   /// Local. Whether backward(), step() or an operator has failed, so that calls throw.
   bool has_failed() const { return sharded_->has_failed(); }
-  /// Collective. Drops the gradients of this step, all of its micro-steps, and starts it anew: after a forward
-  /// or backward() that failed on all ranks alike (an exception of the model's own, no memory). Throws what
-  /// has failed where that does not help: an update that ended half-way, for which load_checkpoint() is
-  /// there, and ranks that are gone.
+  /// Collective. Drops the gradients of this step, all of its micro-steps, and starts it anew: after a
+  /// forward or backward() that failed on all ranks alike (an exception of the model's own, no memory).
+  /// Throws what has failed where that does not help: an update that ended half-way, for which
+  /// load_checkpoint() is there, and ranks that are gone.
   void drop_gradients();
   /// Whether the current micro-step is the last one before an update. A micro-step begins with
   /// engine->forward() (or with step(), where step() is called after every backward) and ends when the next
@@ -153,10 +155,10 @@ class Engine {
   /// the same on all ranks; the engine and what was saved are unchanged.
   void save_in_memory(HostFolders& folders, const nlohmann::json& client_state);
   /// Collective. Loads DIRECTORY/TAG (default: the tag in DIRECTORY/latest), saved with any stage, number of
-  /// ranks, unit size and precision. Gradients of a step under way are dropped, and an engine whose backward()
-  /// or step() has failed on all ranks can be used again; each rank reads what it needs. Random numbers continue on the ranks that
-  /// the saving run had, too. Throws CheckpointError, the same on all ranks, before anything has changed.
-  /// LoadOptions and LoadedCheckpoint are in engine/checkpointing.h.
+  /// ranks, unit size and precision. Gradients of a step under way are dropped, and an engine whose
+  /// backward() or step() has failed on all ranks can be used again; each rank reads what it needs. Random
+  /// numbers continue on the ranks that the saving run had, too. Throws CheckpointError, the same on all
+  /// ranks, before anything has changed. LoadOptions and LoadedCheckpoint are in engine/checkpointing.h.
   LoadedCheckpoint load_checkpoint(const std::string& directory, const std::string& tag = "");
   LoadedCheckpoint load_checkpoint(const std::string& directory, const std::string& tag,
                                    const LoadOptions& options);

@@ -30,8 +30,11 @@ std::string metric_name(const TrainerConfig& config) {
   return str(config.metric_for_best, config.greater_is_better() ? ", greatest" : ", least");
 }
 
-json to_json(const Position& position, const std::optional<Best>& best, const TrainerConfig& config,
-             const std::string& run_id) {
+json to_json(const Best& best) { return {{"value", best.value}, {"step", best.step}, {"tag", best.tag}}; }
+
+/// `best_before`: the best if `best` turns out not to have been saved.
+json to_json(const Position& position, const std::optional<Best>& best,
+             const std::optional<Best>& best_before, const TrainerConfig& config, const std::string& run_id) {
   json state;
   if (!run_id.empty()) state[kRunIdKey] = run_id;
   state["steps_done"] = position.steps_done;
@@ -43,7 +46,8 @@ json to_json(const Position& position, const std::optional<Best>& best, const Tr
                      {"seconds", totals.seconds},
                      {"num_samples", totals.num_samples}};
   state["metric"] = metric_name(config);  // of `best` and early_stopping
-  if (best) state["best"] = {{"value", best->value}, {"step", best->step}, {"tag", best->tag}};
+  if (best) state["best"] = to_json(*best);
+  if (best_before) state["best_before"] = to_json(*best_before);
   const EarlyStoppingState& stopping = position.early_stopping;
   if (stopping != EarlyStoppingState{})
     state["early_stopping"] = {{"best", stopping.best ? json(*stopping.best) : json(nullptr)},
@@ -76,10 +80,11 @@ Position position_of(const json& client_state) {
   return position;
 }
 
-std::optional<Best> best_of(const json& client_state) {
+/// `key`: "best" or "best_before".
+std::optional<Best> best_of(const json& client_state, const char* key) {
   const json& state = client_state.at("trainer");
-  if (!state.contains("best")) return std::nullopt;
-  const json& best = state.at("best");
+  if (!state.contains(key)) return std::nullopt;
+  const json& best = state.at(key);
   return Best{best.at("value").get<double>(), best.at("step").get<int64_t>(),
               best.at("tag").get<std::string>()};
 }
@@ -157,18 +162,39 @@ bool RunCheckpoints::is_best(const Evaluation& evaluation, int64_t steps_done) {
   const double value =
       evaluation.find(config_.metric_for_best).value();  // the Trainer has checked that it exists
   if (!std::isfinite(value)) return false;
-  if (best_ && best_->step == saved_at_step_) check_last_save();  // a failed save is no best
+  if (best_is_being_saved()) check_last_save();  // a failed save is no best
   if (best_ && !(config_.greater_is_better() ? value > best_->value : value < best_->value)) return false;
   best_before_ = best_;
   best_ = Best{value, steps_done, str("global_step", engine_.global_steps())};
   return true;
 }
 
+/// The save of the best is not known to have succeeded.
+bool RunCheckpoints::best_is_being_saved() const { return best_ && best_->step == saved_at_step_; }
+
+/// The one before is the best again. But its weights are still there: a save of this step may yet succeed.
+void RunCheckpoints::best_was_not_saved() { unsaved_best_ = std::exchange(best_, best_before_); }
+
+/// A save of this step begins.
+void RunCheckpoints::take_up_unsaved_best(int64_t steps_done) {
+  const std::optional<Best> unsaved = std::exchange(unsaved_best_, std::nullopt);
+  if (!unsaved) return;
+  if (unsaved->step == steps_done) {
+    best_before_ = best_;
+    best_ = unsaved;
+    return;
+  }
+  log_.warning(str("the evaluation after step ", unsaved->step,
+                   ", the best so far, has no checkpoint, because "
+                   "its save failed; the best that has one is ",
+                   best_ ? str("of step ", best_->step) : std::string("none")));
+}
+
 /// Handles the outcome of the last save, waiting for it if it is asynchronous. The outcome is equal on all
 /// ranks.
 void RunCheckpoints::check_last_save() {
   if (engine_.last_save_failed()) {
-    if (best_ && best_->step == saved_at_step_) best_ = best_before_;
+    if (best_is_being_saved()) best_was_not_saved();
     last_tag_ = complete_tag_;
     saved_at_step_ = -1;
   }
@@ -193,22 +219,23 @@ void RunCheckpoints::remove_previous() const {
 bool RunCheckpoints::save(const Position& position, bool must_succeed) {
   if (must_succeed || saved_at_step_ != position.steps_done) check_last_save();
   if (saved_at_step_ == position.steps_done) return false;
+  take_up_unsaved_best(position.steps_done);
   try {
     if (best_) engine_.keep_checkpoints({best_->tag});
     const std::string path =
-        engine_.save_checkpoint(folder_.string(), "", to_json(position, best_, config_, run_id_));
+        engine_.save_checkpoint(folder_.string(), "", to_json(position, best_, {}, config_, run_id_));
     last_tag_ = std::filesystem::path(path).filename().string();
     saved_at_step_ = position.steps_done;
     if (!engine_.config().checkpoint.async) check_last_save();
     if (std::exchange(last_save_failed_, false)) log_.info(str("checkpoints are saved again: ", path));
     return true;
   } catch (const CheckpointError& error) {
+    if (best_ && best_->step == position.steps_done) best_was_not_saved();
     if (must_succeed) throw;
     if (!std::exchange(last_save_failed_, true))  // once in a row: a full disk stays full
       log_.warning(str("no checkpoint at step ", position.steps_done,
                        ", training continues and the next save is tried again: ", error.what(), "; ",
                        resume_hint()));
-    if (best_ && best_->step == position.steps_done) best_ = best_before_;
     return false;
   }
 }
@@ -219,7 +246,8 @@ bool RunCheckpoints::due_in_memory(int64_t steps_done) const {
 
 void RunCheckpoints::save_in_memory(const Position& position) {
   try {
-    engine_.save_in_memory(*memory_, to_json(position, best_, config_, run_id_));
+    const std::optional<Best> best_before = best_is_being_saved() ? best_before_ : std::nullopt;
+    engine_.save_in_memory(*memory_, to_json(position, best_, best_before, config_, run_id_));
     last_save_in_memory_failed_ = false;
   } catch (const CheckpointError& error) {
     if (!std::exchange(last_save_in_memory_failed_, true))
@@ -254,15 +282,18 @@ Position RunCheckpoints::resume(const fs::path& source, const std::string& tag, 
   resumed_from_ = loaded.path;
   last_tag_ = complete_tag_ = from_folder ? loaded.tag : latest();
   try {
-    best_ = best_of(loaded.client_state);
+    best_ = best_of(loaded.client_state, "best");
     Position position = position_of(loaded.client_state);
     if (loaded.client_state.at("trainer").value("metric", metric_name(config_)) !=
         metric_name(config_)) {  // values of different metrics cannot be compared
       best_.reset();
       position.early_stopping = {};
     }
-    if (best_ && (!from_folder || best_->tag != loaded.tag) && !exists(best_->tag))
-      best_.reset();  // deleted when a later one was the best
+    const auto is_missing = [&] {
+      return best_ && (!from_folder || best_->tag != loaded.tag) && !exists(best_->tag);
+    };
+    if (is_missing()) best_ = best_of(loaded.client_state, "best_before");  // its save has failed since
+    if (is_missing()) best_.reset();  // deleted when a later one was the best
     if (from_folder) saved_at_step_ = position.steps_done;
     return position;
   } catch (const json::exception&) {

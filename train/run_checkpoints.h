@@ -68,7 +68,8 @@ class RunCheckpoints {
   bool is_best(const Evaluation& evaluation, int64_t steps_done);
   /// Collective. Saves a checkpoint unless this step has one. Returns whether it did. With `must_succeed` a
   /// failure is thrown (CheckpointError). Otherwise the first of several failures in a row is logged, and
-  /// training continues.
+  /// training continues. A step whose evaluation is the best is the best also if only a later save of that
+  /// step succeeds.
   bool save(const Position& position, bool must_succeed);
   /// Local. Whether to save in memory after this step, by trainer.save_in_memory_every_steps. Not where
   /// save() has.
@@ -109,6 +110,9 @@ class RunCheckpoints {
   bool exists(const std::string& tag) const;
   std::string latest() const;
   void check_last_save();
+  bool best_is_being_saved() const;
+  void best_was_not_saved();
+  void take_up_unsaved_best(int64_t steps_done);
   void remove_previous() const;
   void remove_old_checkpoints() const;
 
@@ -118,9 +122,11 @@ class RunCheckpoints {
   std::filesystem::path folder_;
   std::shared_ptr<HostFolders> memory_;
   std::string run_id_, resumed_from_;
-  std::optional<Best> best_, best_before_;
-  std::string last_tag_;      // of the last save, which may still be running
-  std::string complete_tag_;  // of the last save known to be complete
+  std::optional<Best> best_;
+  std::optional<Best> best_before_;   // the best again if the save of best_ fails
+  std::optional<Best> unsaved_best_;  // better than best_; its save failed, and may be retried at its step
+  std::string last_tag_;              // of the last save, which may still be running
+  std::string complete_tag_;          // of the last save known to be complete
   int64_t saved_at_step_ = -1;
   bool last_save_failed_ = false;            // and this has been logged
   bool last_save_in_memory_failed_ = false;  // the same

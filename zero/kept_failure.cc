@@ -22,10 +22,11 @@ void at_exit(int status, void* argument) {
   const auto& untold = *static_cast<const Untold*>(argument);
   if (status != 0 || *untold.thrown || untold.process != ::getpid()) return;  // or in a fork
   std::cout.flush();
-  std::fprintf(stderr,
-               "error: %s (met where it could not be thrown, and the program ended without a later call of the "
-               "engine)\n",
-               untold.message.c_str());
+  std::fprintf(
+      stderr,
+      "error: %s (met where it could not be thrown, and the program ended without a later call of the "
+      "engine)\n",
+      untold.message.c_str());
   std::fflush(nullptr);
   ::_exit(1);
 }

@@ -3,15 +3,15 @@
 //
 // [Note: a kept failure is thrown, or the process fails]
 // An operator that cannot read a unit throws ([Note: a failure is thrown by the operator that reads] in
-// unit_memory.h), and every call of the engine throws what is kept. What is left are failures that no operator
-// and no call has thrown: a weight of which only a view was taken, a gather ahead of its use, a
+// unit_memory.h), and every call of the engine throws what is kept. What is left are failures that no
+// operator and no call has thrown: a weight of which only a view was taken, a gather ahead of its use, a
 // GatheredParameters whose destructor failed. A program that ends then looks as if all had gone well. So the
 // first failure that is kept registers a handler of the process's exit. If the status is 0 there, and nobody
 // was told, it writes the failure to stderr and makes the status 1. It does not end the process, which is
-// ending already, and does nothing where the status says that something failed. The handler is told the status
-// (on_exit), so it serves C++ programs and Python alike, after Python has finalised, and whether the engine
-// was destroyed before or not. A destructor could only terminate the process with std::terminate(), in the
-// middle of what else the program has to do.
+// ending already, and does nothing where the status says that something failed. The handler is told the
+// status (on_exit), so it serves C++ programs and Python alike, after Python has finalised, and whether the
+// engine was destroyed before or not. A destructor could only terminate the process with std::terminate(), in
+// the middle of what else the program has to do.
 #pragma once
 
 #include <atomic>

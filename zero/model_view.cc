@@ -186,6 +186,7 @@ ModelView view_of(const torch::nn::Module& model, DeferredModel* deferred) {
   view.deferred = deferred;
   view.parameters = parameters_of(model);
   view.state = state_of(model);
+  view.program = [&model] { return program_of(model); };
   return view;
 }
 
@@ -198,6 +199,7 @@ ModelView view_of(const torch::jit::Module& model, DeferredModel* deferred) {
   view.state = state_of(model);
   refuse_views(view.parameters, members_of(model));
   view.members_searched = true;
+  view.program = [model] { return program_of(model); };  // a handle
   return view;
 }
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "zero/layout.h"
+#include "zero/model_program.h"
 #include "zero/module_state.h"
 #include "zero/stage.h"
 
@@ -40,6 +41,8 @@ struct ModelView {
   /// class's members: there another holder of a parameter's memory may be one.
   bool members_searched = false;
   DeferredModel* deferred = nullptr;  ///< computes the values; null: they are there
+  /// What the model computes, compared between ranks; unset: that is not known. Called while the model lives.
+  std::function<Program()> program = nullptr;
 };
 
 /// Local. Both throw ConfigError naming a view of a parameter that they find. `deferred`: what made the model

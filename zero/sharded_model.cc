@@ -30,6 +30,7 @@ ShardedModel::ShardedModel(const ModelView& model, comm::CommunicatorPtr comm,
     for (ParameterSpec& spec : list.specs) spec.group = options_.group_of(spec.name);
   layout_ = std::make_unique<Layout>(list.specs, LayoutOptions{comm_->size(), options_.unit_numel});
   check_same_model_everywhere();
+  if (model.program && comm_->size() > 1) check_same_program(model.program(), *comm_);
   refuse_forks(model, options_.sharding);
   refuse_other_holders(model, [&](const std::string& what) { options_.residency.log.warning(what); });
   parameters_ = list.tensors;
@@ -181,8 +182,9 @@ void ShardedModel::end_forward() {
 
 static std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
-/// What `function` throws, every later call throws too, until drop_gradients() or a checkpoint puts it right. Of an exception that is not ours only the text is
-/// kept: one of Python's holds the frames of its traceback, and so whatever owns this model.
+/// What `function` throws, every later call throws too, until drop_gradients() or a checkpoint puts it right.
+/// Of an exception that is not ours only the text is kept: one of Python's holds the frames of its traceback,
+/// and so whatever owns this model.
 template <class Function>
 auto ShardedModel::or_unusable(const Function& function) {
   try {

@@ -152,9 +152,9 @@ class ShardedModel {
   int64_t parameter_steps(int parameter) const { return optimizer_->steps(parameter); }
   void set_parameter_steps(int parameter, int64_t steps) { optimizer_->set_steps(parameter, steps); }
   /// Collective. Around writes into what ParamUnit::local_state() gives, on all ranks: drops the gradients,
-  /// ends the pass under way and waits for gathers; then makes parameters follow the new weights. Not while a GatheredParameters
-  /// is open. In between, and when end_replacing() is not reached, the model is unusable: check_usable()
-  /// names `call`.
+  /// ends the pass under way and waits for gathers; then makes parameters follow the new weights. Not while a
+  /// GatheredParameters is open. In between, and when end_replacing() is not reached, the model is unusable:
+  /// check_usable() names `call`.
   void begin_replacing(std::string_view call);
   void end_replacing();
   /// Collective where parameters are gathered. step() may leave updates for the units' first use ([Note: late
@@ -225,10 +225,10 @@ class ShardedModel {
   bool gathered_ = false;  // some unit is
   std::optional<OperatorListener> listener_;
   bool training_ = true;
-  std::exception_ptr failure_;  // of a backward or an update that ended half-way
+  std::exception_ptr failure_;          // of a backward or an update that ended half-way
   bool parameters_incomplete_ = false;  // of an update
-  std::vector<bool> used_;      // by parameter: had a gradient on some rank, as the last summary says
-  bool host_apart_ = false;     // what the options say, also where nothing lies below the device
+  std::vector<bool> used_;              // by parameter: had a gradient on some rank, as the last summary says
+  bool host_apart_ = false;             // what the options say, also where nothing lies below the device
   std::unique_ptr<HostThread> host_thread_;  // its tasks use all of the above
 };
 

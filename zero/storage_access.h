@@ -1,5 +1,5 @@
-// Storages that refuse their data pointer: whoever asks for it, with data_ptr() or through an operator, gets a
-// c10::Error. Shapes and views stay as they are. It is libtorch's own switch for tensors without memory.
+// Storages that refuse their data pointer: whoever asks for it, with data_ptr() or through an operator, gets
+// a c10::Error. Shapes and views stay as they are. It is libtorch's own switch for tensors without memory.
 #pragma once
 
 #include <c10/core/StorageImpl.h>

@@ -78,8 +78,8 @@ void UnitMemory::bind() {
 }
 
 void UnitMemory::guard() {
-  if (!std::exchange(bound_, false)) return;
   if (std::exchange(refused_, false)) refuse_access(*full_.storage().unsafeGetStorageImpl(), released_);
+  if (!std::exchange(bound_, false)) return;
   point_to(handle_->guard->data());
 }
 

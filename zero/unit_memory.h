@@ -16,10 +16,10 @@
 // [Note: a failure is thrown by the operator that reads]
 // libtorch swallows what a callback throws and runs the operator anyway. So a unit that could not be made
 // readable for an operator stays on the guard, and its storage refuses access with the message of what went
-// wrong (refuse()). The operator then throws that, in forward as in backward, on any thread, from C++ and from
-// Python, because every kernel asks for the data pointer. Nothing is ever computed on other values than the
-// unit's. Casts that autocast made of a unit (CastTracker) do the same. What no operator throws in this way is
-// kept (kept_failure.h) until a call of the engine throws it.
+// wrong (refuse()). The operator then throws that, in forward as in backward, on any thread, from C++ and
+// from Python, because every kernel asks for the data pointer. Nothing is ever computed on other values than
+// the unit's. Casts that autocast made of a unit (CastTracker) do the same. What no operator throws in this
+// way is kept (kept_failure.h) until a call of the engine throws it.
 //
 // [Note: finding the unit of a tensor]
 // The storage is of a class of ours, which has a UnitHandle. So "does this tensor belong to a unit, and to

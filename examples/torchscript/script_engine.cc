@@ -35,6 +35,8 @@ Engine& ScriptEngine::initialize(const EngineConfig& config, comm::CommunicatorP
   if (evaluation_) zero::refuse_forks(zero::view_of(*evaluation_), zero::sharding_of(config.zero.stage));
   for (const auto& module : {training_, evaluation_})
     if (module) set_device_constants(*module, options.device);
+  // The engine compares the model's.
+  zero::check_same_program(evaluation_ ? zero::program_of(*evaluation_) : zero::Program(), *comm);
   engine_ = tessera::initialize(training_, config, std::move(comm), options);
   for (at::Tensor& buffer : own_buffers_)  // as the engine does with its own buffers
     buffer.set_data(buffer.to(options.device, buffer.is_floating_point() && config.buffer_dtype

@@ -13,6 +13,7 @@
 #include "core/error.h"
 #include "python/binding/bindings.h"
 #include "python/binding/interrupt.h"
+#include "zero/model_program.h"
 
 namespace tessera::python {
 namespace {
@@ -91,6 +92,10 @@ void bind_comm(py::module_& module) {
           py::arg("tensor"), py::arg("root"), py::arg("label"))
       .def("exchange", &exchange, py::arg("value"), py::arg("label"));
 
+  module.def(
+      "check_same_program",
+      [](Communicator& comm, const zero::Program& program) { zero::check_same_program(program, comm); },
+      py::arg("comm"), py::arg("program"), ReleaseGil());
   module.def("environment", &torchrun_variables);
   module.def("join", &join, py::arg("backend"), py::arg("device"), py::arg("timeout_s"),
              py::arg("rendezvous_timeout_s"), py::arg("log"), ReleaseGil());

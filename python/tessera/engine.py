@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from tessera import _engine, module_members, module_state, whole_model
+from tessera import _engine, module_members, module_program, module_state, whole_model
 from tessera.containers import map_tensors
 from tessera.data import DataLoader
 from tessera.errors import Error
@@ -55,6 +55,7 @@ class Engine(Numbers):
     def __init__(self, module: torch.nn.Module, config: _engine.Config, comm: _engine.Communicator, local_rank: int,
                  steps_per_epoch: int = 0, deferred: _engine.DeferredModel | None = None) -> None:
         parameters = module_state.named_parameters(module)
+        module_program.check_same(module, comm)
         self.module = module
         self.named_tensors = parameters
         self._parameter_ids = module_state.parameter_ids(module)

@@ -1,5 +1,5 @@
-// What an exception in a forward, in backward, or a checkpoint loaded in the middle of a step leaves: an engine
-// that trains on, as if the step had not been begun.
+// What an exception in a forward, in backward, or a checkpoint loaded in the middle of a step leaves: an
+// engine that trains on, as if the step had not been begun.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -104,7 +104,8 @@ void expect_as_if_not_begun(int stage, int world, const std::vector<Fails>& kind
       for (const Fails fails : kinds)
         for (const Then then : {Then::kDrop, Then::kLoad})
           for (int micro = accumulation - 1; micro >= 0; micro -= 2)
-            EXPECT_TRUE(bit_equal(weights_after(comm, c, Failure{fails, micro, then}, folder.string()), expected))
+            EXPECT_TRUE(
+                bit_equal(weights_after(comm, c, Failure{fails, micro, then}, folder.string()), expected))
                 << "accumulation " << accumulation << " fails " << static_cast<int>(fails) << " then "
                 << static_cast<int>(then) << " at " << micro;
     });

@@ -86,6 +86,65 @@ TEST_F(RunCheckpointsTest, ASaveOfANewBestThatFailsLeavesTheOlderOneTheBest) {
   }
 }
 
+// What is exported, kept, recorded and resumed follows the save that has succeeded at last.
+TEST_F(RunCheckpointsTest, ASaveOfANewBestThatSucceedsWhenItIsRetriedIsTheBest) {
+  for (const bool async : {false, true}) {
+    SCOPED_TRACE(async ? "async" : "sync");
+    fs::remove_all(folder_);
+    fs::create_directories(folder_);
+    json json_config = base_config();
+    json_config["gradient_accumulation_steps"] = 1;
+    json_config["checkpoint"] = {{"keep_last", 1}, {"fsync", false}, {"async", async}};
+    comm::run_threads(2, {}, [&](comm::CommunicatorPtr comm) {
+      const RunConfig config = parse_run_config(json_config.dump(), "blobs.json", 1);
+      BlobsTask task({});
+      Engine& engine = task.initialize(config.engine, comm, {});
+      RunCheckpoints run(config.trainer, engine, {});
+      const auto step = [&, steps = int64_t{0}]() mutable {
+        engine.backward(task.loss(task.train_batch({0, 1, 2, 3}, at::Generator())));
+        engine.step();
+        return Position{.steps_done = ++steps, .data = {}, .totals = {}, .early_stopping = {}, .digest = {}};
+      };
+      const auto on_rank_0 = [&](const std::function<void()>& body) {
+        if (comm->rank() == 0) body();
+        comm->barrier("files");
+      };
+
+      const Position first = step();
+      ASSERT_TRUE(run.is_best(with_loss(0.5), 1));
+      ASSERT_TRUE(run.save(first, /*must_succeed=*/false));
+      engine.last_save_failed();  // waits
+
+      const Position second = step();
+      on_rank_0([&] { hide(); });
+      EXPECT_TRUE(run.is_best(with_loss(0.4), 2));
+      run.save(second, /*must_succeed=*/false);
+      EXPECT_EQ(engine.last_save_failed(), async);
+      on_rank_0([&] { show(); });
+
+      EXPECT_TRUE(run.save(second, /*must_succeed=*/true)) << "as at the end of a run";
+      run.finish();
+      const Best best{0.4, 2, "global_step2"};
+      ASSERT_TRUE(run.best());
+      EXPECT_EQ(*run.best(), best);
+      EXPECT_TRUE(fs::exists(checkpoints() / "global_step2"));
+      EXPECT_FALSE(fs::exists(checkpoints() / "global_step1")) << "the older best is not kept";
+      const at::Tensor weights = engine.full_parameter("second.weight").clone();
+
+      run.export_model(folder_);
+      BlobsTask other({});
+      Engine& exported = other.initialize(config.engine, comm, {});
+      exported.load_weights((folder_ / "model.safetensors").string());
+      EXPECT_TRUE(at::equal(exported.full_parameter("second.weight"), weights));
+
+      RunCheckpoints resumed(config.trainer, exported, {});
+      resumed.resume("");
+      ASSERT_TRUE(resumed.best());
+      EXPECT_EQ(*resumed.best(), best);
+    });
+  }
+}
+
 TEST_F(RunCheckpointsTest, WhatIsNoNumberIsNotTheBest) {
   for (const char* metric : {"loss", "accuracy"}) {  // the least, the greatest
     SCOPED_TRACE(metric);

@@ -39,7 +39,8 @@ struct Variant {
 };
 
 /// Two steps, one recorded and one replayed. Returns the error; `plan.count`: all-gathers reached. `losses`:
-/// filled by a run without failures; in one with a failure all those that forward returns have to be the same.
+/// filled by a run without failures; in one with a failure all those that forward returns have to be the
+/// same.
 std::string train(const std::shared_ptr<FailurePlan>& plan, const comm::CommunicatorPtr& comm,
                   const Variant& variant, std::vector<at::Tensor>* losses = nullptr) {
   Mixed model;
@@ -72,7 +73,10 @@ std::string train(const std::shared_ptr<FailurePlan>& plan, const comm::Communic
     EXPECT_EQ(error_of([&] { rig.residency().rethrow(); }), error) << "every later call says so again";
   }
   if (comm->size() == 1) {
-    EXPECT_EQ(message_of([&] { model->forward(randint(11, {4, 2}, 9)); }), error)
+    EXPECT_EQ(message_of([&] {
+                model->forward(randint(11, {4, 2}, 9));
+              }),
+              error)
         << "so do operators, which never compute on something else";
   }
   return error;
@@ -147,9 +151,13 @@ const std::vector<std::pair<const char*, std::function<void(const at::Tensor&)>>
       {"to", [](const at::Tensor& weight) { weight.to(at::kDouble); }},
       {"matmul", [](const at::Tensor& weight) { weight.matmul(weight); }},
       {"list", [](const at::Tensor& weight) { at::_foreach_norm({weight}); }},
-      {"cat", [](const at::Tensor& weight) { at::cat({weight, weight}); }},
+      {"cat",
+       [](const at::Tensor& weight) {
+         at::cat({weight, weight});
+       }},
       {"view, then read", [](const at::Tensor& weight) { weight.t().sum(); }},
-      {"out", [](const at::Tensor& weight) {
+      {"out",
+       [](const at::Tensor& weight) {
          at::Tensor sum = at::empty({0});
          at::sum_out(sum, weight, at::IntArrayRef{0});
        }},

@@ -43,9 +43,7 @@ TEST_F(KeptFailureDeathTest, ThatNobodyWasToldOfFailsTheProcess) {
 TEST_F(KeptFailureDeathTest, AlsoOnceTheEngineIsGone) {
   EXPECT_EXIT(
       {
-        {
-          const Failed failed;
-        }
+        { const Failed failed; }
         std::exit(0);
       },
       ExitedWithCode(1), kSaid);
@@ -64,7 +62,8 @@ TEST_F(KeptFailureDeathTest, ThatAnOperatorHasThrownIsTheCallersOwn) {
   EXPECT_EXIT(
       {
         const Failed failed;
-        const bool thrown = message_of([&] { failed.model->layers[0]->weight.sum(); }) == "the cable was pulled";
+        const bool thrown =
+            message_of([&] { failed.model->layers[0]->weight.sum(); }) == "the cable was pulled";
         std::exit(thrown ? 0 : 9);
       },
       ExitedWithCode(0), "");

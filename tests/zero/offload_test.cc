@@ -216,6 +216,20 @@ TEST_F(OffloadTest, AFailingDiskIsSaidOnceAndLeavesTheModelUnusable) {
           << kind << " " << at;
       if (rig) {
         EXPECT_NE(error_of([&] { rig->sharded->check_usable(); }), "") << kind << " " << at;
+        // All of the state is replaced, as a checkpoint does it.
+        rig->sharded->begin_replacing("the test");
+        for (int unit = 0; unit < rig->sharded->layout().num_units(); ++unit) {
+          const at::NoGradGuard no_grad;
+          const PauseListening as_the_loader;
+          const InMemory in_memory(rig->sharded->unit(unit), kUpdated, InMemory::Access::kOverwrite);
+          const LocalState state = rig->sharded->unit(unit).local_state();
+          state.weights.fill_(0.125);
+          for (const at::Tensor& moment : state.states) moment.zero_();
+        }
+        rig->sharded->end_replacing();
+        EXPECT_TRUE(rig->sharded->full_parameter("fc1.weight").eq(0.125).all().item<bool>());
+        train(model, *rig, 0, 1);
+        EXPECT_EQ(error_of([&] { rig->sharded->check_usable(); }), "") << "and it trains again";
       }
     }
 }

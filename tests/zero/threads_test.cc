@@ -124,8 +124,7 @@ TEST(Threads, ReadingDuringAnUpdateIsAnError) {
   std::string error;
   on_a_thread([&] { error = message_of([&] { model->layers[1]->forward(batch(0, 0)); }); });
   EXPECT_EQ(error_of([&] { rig.residency().rethrow(); }), error);
-  EXPECT_THAT(error,
-              AllOf(HasSubstr("unit 1"), HasSubstr("another one is in step()")));
+  EXPECT_THAT(error, AllOf(HasSubstr("unit 1"), HasSubstr("another one is in step()")));
 }
 
 // Any interleaving gives an error or right values, and no crash.

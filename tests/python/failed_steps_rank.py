@@ -1,0 +1,108 @@
+"""An exception of the user's in a forward or a backward, on all ranks: training goes on as if the step had not been begun."""
+import tempfile
+
+import tessera
+import torch
+from checks import check, config, main
+from torch import nn
+from torch.nn import functional
+
+world, rank = tessera.comm.get_world_size(), tessera.comm.get_rank()
+
+
+class Trap(torch.autograd.Function):
+    """The identity, which raises in forward or backward when it is told to."""
+
+    armed = {}
+
+    @staticmethod
+    def forward(ctx, x):
+        Trap.spring("forward")
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        Trap.spring("backward")
+        return gradient
+
+    @staticmethod
+    def spring(place):
+        if place in Trap.armed:
+            raise Trap.armed.pop(place)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(16, 32), nn.Linear(32, 32), nn.Linear(32, 5)])
+
+    def forward(self, x):
+        for layer in self.layers[:2]:
+            x = Trap.apply(torch.tanh(layer(x)))
+        return self.layers[2](x)
+
+
+def make(stage, accumulation):
+    torch.manual_seed(0)
+    return tessera.initialize(model=Net(), config=config(
+        stage, unit_numel=300, gradient_accumulation_steps=accumulation, optimizer={"type": "AdamW", "params": {"lr": 1e-2}}))[0]
+
+
+def micro_step(engine, number):
+    x = torch.randn(2, 16, generator=torch.Generator().manual_seed(number * world + rank))
+    engine.backward(functional.cross_entropy(engine(x), x.argmax(-1) % 5))
+    engine.step()
+
+
+def trained(stage, accumulation, recover=None, place=None, error=None):
+    engine = make(stage, accumulation)
+    folder = tessera.comm.all_gather(tempfile.mkdtemp(prefix="tessera_failed_steps_"))[0] if recover == "load" else None
+    for step in range(3):
+        if step == 2 and recover is not None:
+            if recover == "load":
+                engine.save_checkpoint(folder)
+            fail(engine, accumulation, place, error)
+            {"engine": lambda: engine.zero_grad(), "optimizer": lambda: engine.optimizer.zero_grad(),
+             "load": lambda: engine.load_checkpoint(folder)}[recover]()
+        for micro in range(accumulation):
+            micro_step(engine, step * accumulation + micro)
+    return engine.state_dict()
+
+
+def fail(engine, accumulation, place, error):
+    """In the last micro-step of another step."""
+    for micro in range(accumulation - 1):
+        micro_step(engine, 90 + micro)
+    Trap.armed[place] = error
+    try:
+        micro_step(engine, 99)
+    except type(error):
+        return
+    raise AssertionError("nothing was raised")
+
+
+def expect_equal(stage, accumulation, *failure):
+    expected, found = trained(stage, accumulation), trained(stage, accumulation, *failure)
+    assert all(torch.equal(found[name], value) for name, value in expected.items()), (stage, accumulation, failure)
+
+
+@check
+def a_backward_that_raised_is_dropped():
+    for stage in range(4):
+        for accumulation in (1, 2):
+            for recover in ("engine", "optimizer", "load"):
+                expect_equal(stage, accumulation, recover, "backward", RuntimeError("no memory"))
+    expect_equal(3, 2, "engine", "backward", KeyboardInterrupt())
+    expect_equal(1, 2, "load", "backward", KeyboardInterrupt())
+
+
+@check
+def a_forward_that_raised_leaves_a_checkpoint_that_can_be_loaded():
+    for stage in range(4):
+        for accumulation in (1, 2):
+            expect_equal(stage, accumulation, "load", "forward", KeyboardInterrupt())
+            expect_equal(stage, accumulation, "load", "forward", MemoryError("no memory"))
+        expect_equal(stage, 1, "engine", "forward", ValueError("no memory"))
+
+
+main()
