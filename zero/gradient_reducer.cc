@@ -381,18 +381,6 @@ void GradientReducer::complete_all() {
   sum_over_replicas();
 }
 
-void GradientReducer::drop_backward() {
-  const PauseListening our_own_operators;
-  const at::NoGradGuard no_grad;
-  TESSERA_CHECK(under_way());
-  if (before_waiting) before_waiting();
-  if (reducing()) complete_all();
-  if (!order_agreed_) finished_.clear();
-  gradients_.finish_backward();
-}
-
-void GradientReducer::drop() { gradients_.drop(); }
-
 void GradientReducer::agree_on_order() {
   for (const int unit : order())
     if (std::find(finished_.begin(), finished_.end(), unit) == finished_.end()) finished_.push_back(unit);

@@ -134,8 +134,8 @@ std::vector<std::string> lines_of(const std::string& text) {
   return lines;
 }
 
-/// The number of the first line that differs. `with_names`: of values of a graph, which follow from where they
-/// are used.
+/// The number of the first line that differs. `with_names`: of values of a graph, which follow from where
+/// they are used.
 size_t first_difference(const std::vector<std::string>& here, const std::vector<std::string>& there,
                         bool with_names) {
   static const std::regex of_a_value(R"(%[A-Za-z0-9_.]+)");

@@ -262,13 +262,6 @@ bool Residency::follows_recorded_order() {
   return order_.replaying() && gathers_on_use_;
 }
 
-/// Null: the failure that is kept.
-void Residency::refuse(ParamUnit& unit, const std::exception_ptr& failure) noexcept {
-  if (failure) failure_.keep(failure);
-  unit.memory.refuse(failure_.message());
-  operator_refused_ = true;
-}
-
 // --------------------------------------------------------------------------------------------- passes
 
 Residency::Lock Residency::enter(const char* what) {
@@ -367,37 +360,6 @@ void Residency::parameters_updated(bool frozen_too) {
       cache_.unshard(*unit);
     }
   }
-}
-
-void Residency::rethrow() {
-  const Lock lock(mutex_);
-  failure_.rethrow();
-}
-
-void Residency::keep_failure(const std::exception_ptr& failure, bool thrown) {
-  const Lock lock(mutex_);
-  thrown ? failure_.keep_thrown(failure) : failure_.keep(failure);
-}
-
-bool Residency::has_failure() const {
-  const Lock lock(mutex_);
-  return static_cast<bool>(failure_);
-}
-
-void Residency::forget_failure() {
-  const Lock lock = enter("a failed step is left");
-  failure_.clear();
-  cache_.wait_all();
-  for (ParamUnit& unit : units_) {
-    if (is_behind(unit) || unit.readable_again()) continue;
-    if (unit.placement.sharded()) {
-      cache_.drop(unit);
-    } else {
-      cache_.unshard(unit);
-    }
-  }
-  drop_pass();
-  cache_.reshard_unpinned();
 }
 
 // ------------------------------------------------------------------------------------------ pinning

@@ -191,6 +191,7 @@ auto ShardedModel::or_unusable(const Function& function) {
     return function();
   } catch (const Error&) {
     failure_ = std::current_exception();
+    if (offload_store_) parameters_incomplete_ = true;  // what a disk has failed to keep may be anything
     throw;
   } catch (const std::exception& error) {
     residency_->rethrow();  // an operator has thrown it in libtorch's words
@@ -292,56 +293,6 @@ void ShardedModel::skip_step() {
 
 // ------------------------------------------------------------------------------- what must not change
 
-void ShardedModel::check_usable() {
-  if (failure_) std::rethrow_exception(failure_);
-  residency_->rethrow();
-  versions_->check();
-}
-
-void ShardedModel::check_replaceable(bool whole) {
-  if (parameters_incomplete_ && !whole) check_usable();
-  versions_->check();
-}
-
-bool ShardedModel::has_failed() const { return failure_ || residency_->has_failure(); }
-
-void ShardedModel::drop_gradients() {
-  leave_step(/*parameters_too=*/false);
-  if (training_) begin_pass(Pass::kTrain);
-}
-
-// Ranks may have come to different places of the step: one may wait for what the others have not issued. So
-// all of them issue what is left of it, and drop what comes out.
-void ShardedModel::leave_step(bool parameters_too) {
-  struct State {
-    bool in_backward, at_boundary, parameters_incomplete;
-  };
-  const State mine{gradients_->under_way(), gradients_->at_boundary(), parameters_incomplete_};
-  State any = mine;
-  for (const State& theirs : comm_->exchange(mine, "a step is dropped")) {
-    if (theirs.in_backward && !any.in_backward) any.at_boundary = theirs.at_boundary;
-    any.in_backward |= theirs.in_backward;
-    any.parameters_incomplete |= theirs.parameters_incomplete;
-  }
-  if (any.parameters_incomplete && !parameters_too) {
-    check_usable();
-    throw Error("another rank's update failed and left its parameters incomplete: load a checkpoint");
-  }
-  if (any.parameters_incomplete) {
-    optimizer_->drop_step();
-  } else {
-    finish_updates();
-  }
-  if (any.in_backward) {
-    if (!mine.in_backward) gradients_->begin_backward(/*first=*/true, any.at_boundary);
-    gradients_->drop_backward();
-  }
-  gradients_->drop();
-  used_.clear();
-  residency_->forget_failure();
-  failure_ = nullptr;
-}
-
 void ShardedModel::check_gradients() const {
   for (size_t parameter = 0; parameter < parameters_.size(); ++parameter) {
     const ParamUnit& unit = units_[layout_->slice(static_cast<int>(parameter)).unit];
@@ -440,31 +391,6 @@ void ShardedModel::unpin(const std::vector<int>& units, int modifier_rank) {
 }
 
 // --------------------------------------------------------------------------------- what this rank keeps
-
-void ShardedModel::begin_replacing(std::string_view call) {
-  leave_step(/*parameters_too=*/true);
-  failure_ = std::make_exception_ptr(
-      Error(str(call, " failed half-way, and the parameters are neither old nor new")));
-  parameters_incomplete_ = true;
-  residency_->wait_all();
-  if (options_.link) options_.link->wait_for_all();  // copies read what is replaced
-}
-
-void ShardedModel::end_replacing() {
-  const PauseListening our_own_operators;
-  const at::NoGradGuard no_grad;
-  for (ParamUnit& unit : units_) {
-    if (!unit.has_own_master()) continue;
-    const InMemory weights(unit, kUpdated, InMemory::Access::kReadWrite);
-    at::Tensor(unit.values()).copy_(unit.master);
-  }
-  for (int parameter = 0; parameter < layout_->num_parameters(); ++parameter)
-    versions_->written_by_engine(parameter);
-  if (gathered_) residency_->parameters_updated(/*frozen_too=*/true);
-  if (training_) begin_pass(Pass::kTrain);
-  failure_ = nullptr;
-  parameters_incomplete_ = false;
-}
 
 StateBytes ShardedModel::measured_bytes(Tier tier) const {
   StateBytes bytes;

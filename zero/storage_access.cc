@@ -7,7 +7,7 @@ namespace {
 
 // libtorch turns the switch on and never off, so the member is reached here by its name: an explicit
 // instantiation may name what is private.
-template <bool c10::StorageImpl::*kSwitch>
+template <bool c10::StorageImpl::* kSwitch>
 struct SwitchOf {
   friend bool& throws_on_access(c10::StorageImpl& storage) { return storage.*kSwitch; }
 };

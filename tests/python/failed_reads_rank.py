@@ -53,8 +53,7 @@ def on_a_thread():
 
 def backward():
     with torch.enable_grad():
-        y = model(x.requires_grad_())
-    torch.autograd.grad(y.sum(), [x])
+        torch.autograd.grad(model(x.requires_grad_()).sum(), [x])
 
 
 def gathered():

@@ -9,6 +9,7 @@ from torch.nn import functional
 from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel
 
 rank = tessera.comm.get_rank()
+NAMES = {"a", "b", "c", "d"}  # in another order in each process
 
 
 def refused(models, *words):
@@ -32,7 +33,7 @@ class Block(nn.Module):
         self.fc, self.started, self.rank = nn.Linear(8, 8), object(), rank  # what differs between ranks
 
     def extra_repr(self):
-        return f"names={set(('a', 'b', 'c', 'd'))}, hook={self.started}, device=cuda:{rank}"
+        return f"names={NAMES}, hook={self.started}, device=cuda:{rank}"
 
 
 def block(**methods):

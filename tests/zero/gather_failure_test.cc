@@ -73,10 +73,7 @@ std::string train(const std::shared_ptr<FailurePlan>& plan, const comm::Communic
     EXPECT_EQ(error_of([&] { rig.residency().rethrow(); }), error) << "every later call says so again";
   }
   if (comm->size() == 1) {
-    EXPECT_EQ(message_of([&] {
-                model->forward(randint(11, {4, 2}, 9));
-              }),
-              error)
+    EXPECT_EQ(message_of([&] { model->forward(randint(11, {4, 2}, 9)); }), error)
         << "so do operators, which never compute on something else";
   }
   return error;
@@ -151,10 +148,7 @@ const std::vector<std::pair<const char*, std::function<void(const at::Tensor&)>>
       {"to", [](const at::Tensor& weight) { weight.to(at::kDouble); }},
       {"matmul", [](const at::Tensor& weight) { weight.matmul(weight); }},
       {"list", [](const at::Tensor& weight) { at::_foreach_norm({weight}); }},
-      {"cat",
-       [](const at::Tensor& weight) {
-         at::cat({weight, weight});
-       }},
+      {"cat", [](const at::Tensor& weight) { at::cat({weight, weight}); }},
       {"view, then read", [](const at::Tensor& weight) { weight.t().sum(); }},
       {"out",
        [](const at::Tensor& weight) {

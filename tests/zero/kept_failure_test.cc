@@ -43,7 +43,9 @@ TEST_F(KeptFailureDeathTest, ThatNobodyWasToldOfFailsTheProcess) {
 TEST_F(KeptFailureDeathTest, AlsoOnceTheEngineIsGone) {
   EXPECT_EXIT(
       {
-        { const Failed failed; }
+        {
+          const Failed failed;
+        }
         std::exit(0);
       },
       ExitedWithCode(1), kSaid);
