@@ -19,7 +19,7 @@
 namespace tessera::zero {
 namespace {
 
-/// Generators belong to the process, and are marked while a model is made.
+/// Generators belong to the process, and are watched while a model is made.
 std::mutex& one_at_a_time() {
   static std::mutex mutex;
   return mutex;
@@ -60,8 +60,8 @@ void DeferredModel::make(const std::function<void()>& make) {
       try {
         log_->end_recording();
         return;
-      } catch (const Error& error) {
-        why = error.what();
+      } catch (const std::exception& error) {
+        why = reason_of(error.what());
       }
     }
     for (int stream = 0; stream < log_->num_streams(); ++stream) log_->stream(stream).restore();
@@ -69,7 +69,9 @@ void DeferredModel::make(const std::function<void()>& make) {
   }
   make();  // what is wrong with the model itself is thrown here
   log_to_.warning(str("the model could not be made unit by unit (", why,
-                      "): it was made whole, which takes more memory"));
+                      "): the function was called once more, and the model was made whole, which takes more "
+                      "memory. What the function took from an iterator, a file or a counter of its own, it "
+                      "has taken twice"));
 }
 
 void DeferredModel::begin(Plan plan) {

@@ -17,6 +17,7 @@
 #include "engine/config/parse.h"
 #include "python/binding/bindings.h"
 #include "python/binding/python_engine.h"
+#include "zero/deferred/operator_log.h"
 #include "zero/deferred_model.h"
 #include "zero/gathered_parameters.h"
 #include "zero/stage.h"
@@ -279,6 +280,7 @@ void bind_engine(py::module_& module) {
   module.def("is_released", &is_released, py::arg("tensor"));
   py::class_<PyModuleState, std::shared_ptr<PyModuleState>>(module, "ModuleState")
       .def(py::init<py::object>(), py::arg("state"));
+  module.def("hash_of", &zero::deferred::hash_of, py::arg("tensor"), ReleaseGil());
   engine
       .def(py::init(&make_engine), py::arg("parameters"), py::arg("state"), py::arg("members"),
            py::arg("config"), py::arg("comm"), py::arg("local_rank"), py::arg("steps_per_epoch"),

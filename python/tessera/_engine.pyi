@@ -75,6 +75,7 @@ class DeferredModel:
 
 class ModuleState:
     def __init__(self, state: object) -> None: ...
+def hash_of(tensor: torch.Tensor) -> int: ...
 
 class Engine:
     def __init__(self, parameters: list[tuple[str, torch.Tensor]], state: ModuleState, members: list[tuple[str, torch.Tensor]],

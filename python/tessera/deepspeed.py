@@ -7,6 +7,9 @@ Trainer (`deepspeed="ds_config.json"`) and Accelerate's DeepSpeedPlugin train wi
 those of a training script; what else DeepSpeed has is an AttributeError.
 """
 import atexit
+import enum
+import functools
+import importlib
 import importlib.machinery
 import importlib.metadata
 import logging
@@ -102,17 +105,19 @@ def add_config_arguments(parser):
     return parser
 
 
-class Init:
-    """`zero.Init`: each rank makes the whole model, and `initialize` shards it. All arguments are accepted."""
+class Init(zero.Init):
+    """`zero.Init`: see `tessera.zero.Init`. Joins the group as `init_distributed` does."""
 
-    def __init__(self, *args, **kwargs):
-        pass
+    def _join(self):
+        init_distributed()
 
-    def __enter__(self):
-        return self
 
-    def __exit__(self, *error):
-        pass
+class ZeroParamStatus(enum.Enum):
+    """What DeepSpeed's parameters have as `ds_status`. Tessera's have no such attribute: operators gather what they read."""
+
+    AVAILABLE = 1
+    NOT_AVAILABLE = 2
+    INFLIGHT = 3
 
 
 class _Accelerator:
@@ -195,7 +200,8 @@ def _module_tree():
         "deepspeed.runtime.zero": {},
         "deepspeed.runtime.zero.partition_parameters": {
             "zero_wrapper_for_fp_tensor_constructor": lambda function, *args, **kwargs: function, "_orig_torch_arange": torch.arange,
-            "get_accelerator": _Accelerator},
+            "get_accelerator": _Accelerator, "GatheredParameters": zero.GatheredParameters, "Init": Init,
+            "ZeroParamStatus": ZeroParamStatus},
         "deepspeed.utils": {"logger": logger, "safe_get_full_fp32_param": safe_get_full_fp32_param, "safe_get_full_grad": safe_get_full_grad,
                             "set_z3_leaf_modules": _nothing},
         "deepspeed.zero": {"Init": Init, "GatheredParameters": zero.GatheredParameters, "register_external_parameter": _nothing},
@@ -237,6 +243,57 @@ def _teach_accelerate_ranks_on_cpus():
     PartialState._prepare_backend = prepare_with_cpus
 
 
+def _teach_transformers_to_load_on_every_rank():
+    """Under a stage 3 configuration transformers reads weights, and draws initial ones, on rank 0 alone, and in another order of draws.
+    Here every rank does what it does under the other stages: so the weights have the same bits at every stage, and every rank has them,
+    with an engine or without. What ranks have drawn differently becomes rank 0's. transformers is taught when its configuration object
+    is made, because importing this module does not import it."""
+    try:
+        from accelerate.utils.deepspeed import HfDeepSpeedConfig
+    except ImportError:
+        return
+    make = HfDeepSpeedConfig.__init__
+
+    @functools.wraps(make)
+    def make_and_teach(self, *args, **kwargs):
+        make(self, *args, **kwargs)
+        if any(base.__module__.startswith("transformers.") for base in type(self).__mro__):
+            _load_on_every_rank(importlib.import_module("transformers.modeling_utils"),
+                                importlib.import_module("transformers.integrations.deepspeed").is_deepspeed_zero3_enabled)
+
+    HfDeepSpeedConfig.__init__ = make_and_teach
+
+
+def _load_on_every_rank(modeling, is_zero3):
+    model_class = modeling.PreTrainedModel
+    if hasattr(model_class, "__tessera__"):
+        return
+    model_class.__tessera__ = True
+    modeling.is_deepspeed_zero3_enabled = lambda: False
+
+    def sharing(function, modules_of):
+        @functools.wraps(function)
+        def call(self_or_class, *args, **kwargs):
+            if not is_zero3():
+                return function(self_or_class, *args, **kwargs)
+            init_distributed()
+            result = function(self_or_class, *args, **kwargs)
+            for module in modules_of(self_or_class, result):
+                zero.share_values((*module.named_parameters(), *module.named_buffers()), what=f"a {type(module).__name__}")
+            return result
+        return call
+
+    def made(_, result):
+        return [result[0] if isinstance(result, tuple) else result]
+
+    def embeddings(model, _):
+        return [part for part in (model.get_input_embeddings(), model.get_output_embeddings()) if part is not None]
+
+    for name in ("from_pretrained", "_from_config"):
+        setattr(model_class, name, classmethod(sharing(getattr(model_class, name).__func__, made)))
+    model_class.resize_token_embeddings = sharing(model_class.resize_token_embeddings, embeddings)
+
+
 def install():
     """Make `import deepspeed` give this module. Importing `tessera.deepspeed` has done it."""
     already = sys.modules.get("deepspeed")
@@ -255,6 +312,7 @@ def install():
     if _Metadata not in sys.meta_path:
         sys.meta_path.append(_Metadata)
         _teach_accelerate_ranks_on_cpus()
+        _teach_transformers_to_load_on_every_rank()
 
 
 install()

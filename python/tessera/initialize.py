@@ -1,6 +1,10 @@
 """`tessera.initialize`, with the signature of `deepspeed.initialize`."""
+import functools
+import itertools
 import json
 import os
+import random
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -34,7 +38,8 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
     model : torch.nn.Module, or callable() that makes one
         Unmodified. All ranks build the same one. Of a callable the whole model is never in memory: parameters get their values, the
         same as otherwise, unit by unit. It may be called twice, where its code reads values in another way than by operators
-        (`numpy()`, `tolist()`).
+        (`numpy()`, `tolist()`). The generators of torch, `random` and `numpy.random` then begin in the same state again; what it takes
+        from other generators, iterators or files, it takes twice.
     optimizer : torch.optim.Optimizer, or callable(parameters) that makes one, optional
         AdamW, Adam, SGD or Adagrad of torch.optim, Lion or LAMB, before its first step; in place of the section "optimizer". It is
         translated: the engine updates the parameters. Its param groups stay those of the returned optimizer.
@@ -113,15 +118,36 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
 def _make(make, group):
     """The module that `make` makes, without its parameters' values, and what computes these."""
     made = []
+    calls = itertools.count()
+    restore = _random_states()
 
-    def once_more():
+    def make_it():  # the second time whole
+        if next(calls) > 0:
+            restore()
         made[:] = [make()]
 
     deferred = _engine.DeferredModel(warns=group.rank == 0)
-    deferred.make(once_more)
+    with zero.making():
+        deferred.make(make_it)
     if not isinstance(made[0], torch.nn.Module):
         raise ConfigError(f"model is a callable that made {_describe(made[0])}; expected a torch.nn.Module")
     return made[0], deferred
+
+
+def _random_states():
+    """What gives the generators of `random`, `numpy.random` and CUDA back the state that they have now. libtorch's on the CPU are restored
+    by DeferredModel."""
+    restores = [functools.partial(random.setstate, random.getstate())]
+    if numpy_random := sys.modules.get("numpy.random"):
+        restores.append(functools.partial(numpy_random.set_state, numpy_random.get_state(legacy=False)))
+    if torch.cuda.is_initialized():
+        restores.append(functools.partial(torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))
+
+    def restore():
+        for one in restores:
+            one()
+
+    return restore
 
 
 def _given_config(args, config, config_params):

@@ -1,13 +1,19 @@
-"""GatheredParameters: whole parameters in hand, for code that reads raw pointers, for inspection and initialisation."""
+"""Parameters before and beside an engine: GatheredParameters, for code that reads raw pointers, for inspection and initialisation; and
+Init, for a model's construction."""
+import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.nn.modules import module as torch_module
 
-from tessera import _engine
+from tessera import _engine, comm
+from tessera.errors import Error
 
 _engines = weakref.WeakSet()
+_here = threading.local()
 
 
 def register(engine: Any) -> None:
@@ -20,18 +26,86 @@ def engines() -> "weakref.WeakSet":
     return _engines
 
 
+@contextmanager
+def making() -> Iterator[None]:
+    """While `initialize` calls a function that makes the model: this thread makes no collective calls, because the ranks do not compute
+    the same values. `initialize` takes rank 0's."""
+    before, _here.is_making = getattr(_here, "is_making", False), True
+    try:
+        yield
+    finally:
+        _here.is_making = before
+
+
+def share_values(named: Iterable[tuple[str, torch.Tensor]], root: int = 0, what: str = "the model") -> None:
+    """Give every rank rank `root`'s values of tensors that no engine owns. Collective, but for what `making` says.
+
+    Ranks compare hashes, and only what differs is sent. Tensors without memory (on the meta device) are left out.
+
+    Raises
+    ------
+    Error
+        The ranks have different tensors; all of them raise it.
+    """
+    if getattr(_here, "is_making", False) or comm.group().size == 1:
+        return
+    owned = {id(parameter) for engine in _engines for _, parameter in engine.named_tensors}
+    tensors = {}
+    for name, tensor in named:
+        if id(tensor) not in owned and _has_memory(tensor):
+            tensors.setdefault(id(tensor), (name, tensor))
+    layout = [f"{name} ({str(tensor.dtype).removeprefix('torch.')}, {list(tensor.shape)})" for name, tensor in tensors.values()]
+    if len(set(comm.all_gather("\n".join(layout), f"tensors of {what}"))) > 1:
+        _raise_difference(layout, what)
+    hashes = comm.all_gather([f"{_engine.hash_of(_on_cpu(tensor)):x}" for _, tensor in tensors.values()], f"values of {what}")
+    for i, (name, tensor) in enumerate(tensors.values()):
+        if any(mine[i] != hashes[root][i] for mine in hashes):
+            _broadcast(tensor, root, name)
+
+
+def _has_memory(tensor):
+    is_lazy = isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin)
+    return not is_lazy and tensor.layout == torch.strided and tensor.device.type != "meta" and tensor.numel() > 0
+
+
+def _on_cpu(tensor):
+    return tensor.detach().to("cpu")
+
+
+def _raise_difference(layout, what):
+    ranks = comm.all_gather(layout, f"names of {what}")
+    for rank, other in enumerate(ranks):
+        for i in range(max(len(other), len(ranks[0]))):
+            found, expected = (other[i:i + 1] or ["nothing"])[0], (ranks[0][i:i + 1] or ["nothing"])[0]
+            if found != expected:
+                raise Error(f"ranks differ in {what}: tensor {i} is {found} on rank {rank}, and {expected} on rank 0; expected the same "
+                            "tensors in the same order on all ranks")
+
+
+def _broadcast(tensor, root, name):
+    """In place, of any dtype, device and strides."""
+    whole = tensor.detach().contiguous()
+    sent = whole.reshape(-1).view(torch.uint8).to(comm.group().device)
+    comm.broadcast(sent, root, f"values of {name}")
+    if sent.data_ptr() != tensor.data_ptr():
+        with torch.no_grad():
+            tensor.detach().copy_(sent.to(tensor.device).view(tensor.dtype).view(tensor.shape))
+
+
 class GatheredParameters:
     """Whole parameters inside of a `with`. Collective: all ranks enter and leave it with the same parameters.
 
     Operators gather the parameters they read by themselves. This is for what reads memory in another way, such as `numpy()` or
-    `torch.save`, and for writing.
+    `torch.save`, and for writing. Parameters that no engine owns are whole on every rank anyhow; with `modifier_rank` they get that
+    rank's values on leaving, as others do.
 
     Parameters
     ----------
-    params : Parameter, iterable of them, or Module
-        Those that no engine owns are whole anyway.
+    params : Parameter, iterable of them in the same order on all ranks, or Module
+        An entry that is None is left out.
     modifier_rank : int, optional
-        What this rank writes becomes every rank's value on leaving. Without it writes are refused.
+        What this rank writes becomes every rank's value on leaving. Without it writes to an engine's parameters are refused, and
+        others keep what each rank has written.
     fwd_module : Module, optional
         Not needed; DeepSpeed's argument.
     enabled : bool
@@ -41,31 +115,157 @@ class GatheredParameters:
     ------
     CommError
         Ranks gather different parameters.
+    Error
+        `modifier_rank` is no rank; what is given is no parameter; the ranks give different parameters that no engine owns.
     """
 
-    def __init__(self, params: torch.Tensor | Iterable[torch.Tensor] | torch.nn.Module, modifier_rank: int | None = None,
+    def __init__(self, params: torch.Tensor | Iterable[torch.Tensor | None] | torch.nn.Module, modifier_rank: int | None = None,
                  fwd_module: torch.nn.Module | None = None, enabled: bool = True) -> None:
-        if isinstance(params, torch.Tensor):
-            params = [params]
-        elif isinstance(params, torch.nn.Module):
-            params = params.parameters()
-        self._params = list(params) if enabled else []
+        self._params = _tensors_of(params) if enabled else []
+        self._has_order = not isinstance(params, (set, frozenset))
         self._modifier_rank = modifier_rank
-        self._open = []
+        self._open, self._without_engine = [], []
 
     def __enter__(self) -> "GatheredParameters":
-        wanted = {id(parameter) for parameter in self._params}
+        wanted = {id(parameter): parameter for parameter in self._params}
+        names_by_engine, owned = [], set()
         for engine in list(_engines) if wanted else ():
-            names, seen = [], set()
+            names = {}
             for name, parameter in engine.named_tensors:
-                if id(parameter) in wanted and id(parameter) not in seen:
-                    names.append(name)
-                    seen.add(id(parameter))
+                if id(parameter) in wanted:
+                    names.setdefault(id(parameter), name)
             if names:
+                names_by_engine.append((engine, list(names.values())))
+                owned.update(names)
+        self._without_engine = [parameter for key, parameter in wanted.items() if key not in owned]
+        if self._modifier_rank is not None and self._without_engine and not getattr(_here, "is_making", False):
+            size = comm.group().size
+            if not isinstance(self._modifier_rank, int) or not 0 <= self._modifier_rank < size:
+                raise Error(f"GatheredParameters: modifier_rank {self._modifier_rank!r} is not a rank of 0 … {size - 1}")
+            if not self._has_order and size > 1 and len(self._without_engine) > 1:
+                raise Error("GatheredParameters: params is a set, which each rank has in another order; expected a list")
+        try:
+            for engine, names in names_by_engine:
                 self._open.append(_engine.GatheredParameters(engine._engine, names, self._modifier_rank))
+        except BaseException:
+            self._close(abandons=True)
+            raise
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, traceback: Any) -> None:
-        for gathered in self._open:
-            gathered.close() if kind is None else gathered.abandon()
-        self._open = []
+        self._close(abandons=kind is not None)
+        if kind is None and self._modifier_rank is not None and self._without_engine:
+            share_values(((f"parameter {i}", parameter) for i, parameter in enumerate(self._without_engine)), self._modifier_rank,
+                         "GatheredParameters")
+
+    def _close(self, abandons):
+        while self._open:
+            gathered = self._open.pop(0)
+            try:
+                gathered.abandon() if abandons else gathered.close()
+            except BaseException:
+                self._close(abandons=True)
+                raise
+
+
+def _tensors_of(params):
+    if isinstance(params, torch.Tensor):
+        return [params]
+    if isinstance(params, torch.nn.Module):
+        return list(params.parameters())
+    if params is None or isinstance(params, (str, bytes, dict)):
+        raise Error(f"GatheredParameters: params is a {type(params).__name__}; expected a Parameter, an iterable of them, or a Module")
+    given = [one for one in params if one is not None]
+    for one in given:
+        if not isinstance(one, torch.Tensor):
+            raise Error(f"GatheredParameters: params has an entry that is a {type(one).__name__}; expected Parameters")
+    return given
+
+
+class Init:
+    """Around a model's construction: on leaving, every rank has rank 0's values of the parameters and buffers of all modules that were
+    made inside. Collective.
+
+    Each rank makes, and keeps until `initialize`, the whole model: no memory is saved here. `initialize(model=function)` makes a model
+    whose whole is in no rank's memory.
+
+    Parameters
+    ----------
+    module : Module, optional
+        That was made already: gets rank 0's values at once.
+    config_dict_or_path, config, remote_device, pin_memory, mem_efficient_linear
+        DeepSpeed's; without effect. What a configuration says of precision and offloading counts from `initialize` on.
+    enabled : bool
+        False: does nothing.
+    dtype : torch.dtype, optional
+        Of the floating parameters. Without it they keep the dtype that they are made with, whatever the configuration says.
+    data_parallel_group, sequence_data_parallel_group, zero_param_parallel_group : optional
+        A group of all ranks, or None.
+    mpu, param_swapper, zero_quantized_weights, zero_quantized_nontrainable_weights
+        DeepSpeed's; None and False are expected.
+
+    Raises
+    ------
+    Error
+        The ranks make different modules; an argument asks for what Tessera does not do.
+    """
+
+    def __init__(self, module: torch.nn.Module | None = None, data_parallel_group: Any = None, sequence_data_parallel_group: Any = None,
+                 mem_efficient_linear: bool = True, remote_device: str | None = None, pin_memory: bool = False,
+                 config_dict_or_path: Any = None, config: Any = None, enabled: bool = True, dtype: torch.dtype | None = None,
+                 mpu: None = None, zero_param_parallel_group: Any = None, zero_quantized_weights: bool = False,
+                 zero_quantized_nontrainable_weights: bool = False, param_swapper: None = None) -> None:
+        self._enabled, self._dtype = enabled, dtype
+        self._modules, self._hooks = {}, []
+        if not enabled:
+            return
+        self._join()
+        for name, value in (("mpu", mpu), ("param_swapper", param_swapper), ("zero_quantized_weights", zero_quantized_weights),
+                            ("zero_quantized_nontrainable_weights", zero_quantized_nontrainable_weights)):
+            if value:
+                raise Error(f"zero.Init: {name} is {value!r}, which is not supported; expected None or False")
+        for name, group in (("data_parallel_group", data_parallel_group), ("sequence_data_parallel_group", sequence_data_parallel_group),
+                            ("zero_param_parallel_group", zero_param_parallel_group)):
+            size = comm.group().size if group is None else torch.distributed.get_world_size(group)
+            if size != comm.group().size:
+                raise Error(f"zero.Init: {name} has {size} ranks; expected all {comm.group().size}, or None")
+        if dtype is not None and not dtype.is_floating_point:
+            raise Error(f"zero.Init: dtype is {dtype}; expected a floating one")
+        if module is not None:
+            self._share(module.modules())
+
+    def _join(self):
+        comm.group()
+
+    def __enter__(self) -> "Init":
+        if self._enabled:
+            thread = threading.get_ident()
+
+            def keep(module, name, value):
+                if threading.get_ident() == thread:
+                    self._modules.setdefault(id(module), module)
+
+            self._modules = {}
+            self._hooks = [torch_module.register_module_parameter_registration_hook(keep),
+                           torch_module.register_module_buffer_registration_hook(keep)]
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, traceback: Any) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        modules, self._modules, self._hooks = self._modules, {}, []
+        if kind is None:
+            self._share(modules.values())
+
+    def _share(self, modules):
+        named = []
+        for number, module in enumerate(modules):
+            for name, value in (*module._parameters.items(), *module._buffers.items()):
+                if value is not None:
+                    named.append((f"{type(module).__name__}.{name} of module {number}", value))
+        if self._dtype is not None:
+            for _, value in named:
+                if isinstance(value, torch.nn.Parameter) and value.is_floating_point():
+                    value.data = value.data.to(self._dtype)
+        if self._enabled:
+            share_values(named, what="the modules of zero.Init")

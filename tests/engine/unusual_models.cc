@@ -10,9 +10,14 @@
 #include <torch/nn/modules/transformercoder.h>
 #include <torch/types.h>
 
+#include <algorithm>
 #include <cmath>
+#include <memory>
 #include <mutex>
 #include <sstream>
+#include <vector>
+
+#include "core/str.h"
 
 namespace tessera::testing {
 namespace {
@@ -228,6 +233,90 @@ void raw_pointers(BuiltImpl& m) {
   m.parameter("weight", weight);
 }
 
+// Pointers that were taken while the memory was there stay right, also where operators write afterwards.
+void pointers_kept(BuiltImpl& m) {
+  const at::NoGradGuard no_grad;
+  at::Tensor small = m.parameter("small", torch::zeros({100}));
+  auto* const small_data = small.data_ptr<float>();
+  small.normal_();
+  for (int i = 0; i < 100; ++i) small_data[i] *= 0.5F;
+  m.parameter("between", torch::randn({kLarge, kLarge}));
+  at::Tensor computed = torch::randn({kLarge, kLarge});
+  computed.mul_(1 / computed.abs().max().item<double>());
+  computed.sum().item<double>();  // computes it
+  auto* const data = computed.data_ptr<float>();
+  data[0] = 5;
+  m.parameter("copied", torch::empty({kLarge, kLarge})).copy_(computed);
+  data[0] = 7;
+  m.parameter("noisy", torch::empty({kLarge, kLarge})).normal_().add_(computed);
+  data[0] = 9;
+  computed.normal_();
+  data[1] = 11;
+  m.parameter("computed", computed);
+  m.parameter("last", torch::randn({50}));
+}
+
+// Memory from outside that is used again and again.
+void one_buffer_for_all(BuiltImpl& m) {
+  const at::NoGradGuard no_grad;
+  auto numbers = std::make_shared<std::vector<float>>(kLarge * kLarge);
+  const at::Tensor buffer = at::from_blob(numbers->data(), {kLarge, kLarge}, [numbers](void*) {});
+  for (int layer = 0; layer < 3; ++layer) {
+    std::fill(numbers->begin(), numbers->end(), static_cast<float>(layer));
+    m.parameter(str("weight", layer), torch::randn({kLarge, kLarge})).add_(buffer);
+    m.parameter(str("transposed", layer), torch::empty({kLarge, kLarge})).copy_(buffer.t().slice(0, 1, 2));
+  }
+  at::Tensor(buffer).uniform_();
+  m.parameter("scale", torch::full({2}, (*numbers)[3]));
+  m.parameter("kept", buffer, /*requires_grad=*/false);
+}
+
+// The program's own tensor, which libtorch allocated, changed through a pointer.
+void outside_changed_by_pointer(BuiltImpl& m) {
+  static const at::Tensor table = at::zeros({kLarge, kLarge});
+  for (int layer = 0; layer < 2; ++layer) {
+    table.data_ptr<float>()[0] = static_cast<float>(layer);
+    m.parameter(str("weight", layer), torch::empty({kLarge, kLarge})).detach().copy_(table);
+  }
+}
+
+at::Tensor state_of(at::Generator generator) {
+  const std::lock_guard lock(generator.mutex());
+  return generator.get_state();
+}
+
+// What a generator shows is what it has in ordinary making.
+void states(BuiltImpl& m) {
+  at::Generator generator = at::detail::getDefaultCPUGenerator();
+  m.parameter("before", torch::randn({kLarge, kLarge}));
+  m.parameter("seed", torch::full({1}, static_cast<double>(generator.current_seed() % 1000)));
+  m.buffer("state", state_of(generator));
+  at::Generator clone;
+  {
+    const std::lock_guard lock(generator.mutex());
+    clone = generator.clone();
+  }
+  m.parameter("cloned", at::randn({kLarge, kLarge}, clone));
+  m.parameter("drawn", torch::randn({7}));
+  at::Generator own = at::detail::createCPUGenerator(3);
+  m.parameter("own", at::randn({20}, own));
+  {
+    const std::lock_guard lock(own.mutex());
+    own.set_state(m.named_buffers()["state"]);
+  }
+  m.parameter("own_again", at::randn({20}, own));
+  m.buffer("own_state", state_of(own));
+  m.buffer("clone_state", state_of(clone));
+  const at::Tensor saved = state_of(generator);
+  m.parameter("forked", torch::rand({kLarge, kLarge}));
+  {
+    const std::lock_guard lock(generator.mutex());
+    generator.set_state(saved);
+  }
+  m.parameter("number", torch::full({1}, generator.get<at::CPUGeneratorImpl>()->random() / 7e9));
+  m.parameter("after", torch::randn({20}));
+}
+
 void prints(BuiltImpl& m) {
   m.parameter("weight", torch::randn({3}));
   std::ostringstream text;
@@ -260,7 +349,7 @@ const std::vector<UnusualModel>& unusual_models() {
       {"ClonesOfOthers", clones_of_others, false, true},
       {"Twice", twice},
       {"Overtaken", overtaken},
-      {"Seeds", seeds},
+      {"Seeds", seeds, false, true},  // asks for the state
       {"SeedsLast", seeds_last},
       {"Buffers", buffers},
       {"BufferOfAParameter", buffer_of_a_parameter, false, true},
@@ -273,6 +362,10 @@ const std::vector<UnusualModel>& unusual_models() {
       {"WithHistory", with_history, false, true},
       {"Unfilled", unfilled},
       {"RawPointers", raw_pointers, true},
+      {"PointersKept", pointers_kept, false, true},
+      {"OneBufferForAll", one_buffer_for_all, false, true},
+      {"OutsideChangedByPointer", outside_changed_by_pointer, true},
+      {"States", states, false, true},
       {"Prints", prints, true},
       {"DrawsItself", draws_itself, true},
       {"DrawsItselfFirst", draws_itself_first, true},

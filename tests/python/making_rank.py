@@ -1,4 +1,8 @@
 """One rank: modules that `tessera.initialize(model=callable)` makes have the values, and the generators the state, of ordinary making."""
+import ctypes
+import random
+
+import numpy as np
 import tessera
 import torch
 from checks import check, config, main, raises
@@ -55,11 +59,13 @@ class Lists(nn.Module):
         self.weight = nn.Parameter(weight * weight[0].tolist()[0])
 
 
-def compare(make, stage):
+def compare(make, stage, seed_more=lambda: None):
     """The engine, of which everything was compared."""
+    seed_more()
     torch.manual_seed(3)
     plain = make()
     state = torch.get_rng_state()
+    seed_more()
     torch.manual_seed(3)
     engine, *_ = tessera.initialize(model=make, engine_class=Counting, config=config(
         stage, optimizer={"type": "SGD", "params": {"lr": 0.1}}))
@@ -93,6 +99,100 @@ def values_that_are_computed_with():
 def values_that_are_read():
     engine, _ = compare(Lists, 3)
     assert engine.counts[0]
+
+
+class Numpy(nn.Module):
+    """Memory that numpy writes: one buffer for all layers, and arrays over parameters."""
+
+    def __init__(self):
+        super().__init__()
+        buffer = np.empty((300, 300), np.float32)
+        self.layers = nn.ModuleList()
+        for read in (torch.from_numpy, torch.as_tensor, torch.from_dlpack, lambda array: torch.frombuffer(array.data, dtype=torch.float32)):
+            layer = nn.Linear(300, 300)
+            buffer[:] = np.random.standard_normal((300, 300))
+            layer.weight.data.copy_(read(buffer).view(300, 300))
+            buffer[:] = 7
+            self.layers.append(layer)
+        self.small = nn.Parameter(torch.zeros(100))
+        array = self.small.detach().numpy()
+        nn.init.normal_(self.small)
+        array *= 0.1
+        self.std = float(array.std())
+        storage = nn.Parameter(torch.zeros(50))
+        pointer = ctypes.cast(storage.untyped_storage().data_ptr(), ctypes.POINTER(ctypes.c_float))
+        nn.init.uniform_(storage)
+        pointer[3] = 5.0
+        self.storage = storage
+        self.last = nn.Parameter(torch.randn(300, 300))
+
+
+class States(nn.Module):
+    """Reads the states of generators, and goes on from them."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(300, 300)
+        self.seed = torch.initial_seed()
+        generator = torch.Generator()
+        generator.set_state(torch.get_rng_state())
+        self.second = nn.Parameter(torch.randn(300, 300, generator=generator))
+        self.cloned = nn.Parameter(torch.randn(300, 300, generator=torch.default_generator.clone_state()))
+        with torch.random.fork_rng():
+            torch.manual_seed(torch.initial_seed() + 1)
+            self.forked = nn.Linear(300, 300)
+        self.states = [torch.default_generator.get_state(), generator.get_state()]
+        np.random.seed(torch.initial_seed() % 2 ** 32)
+        self.numbers = nn.Parameter(torch.from_numpy(np.random.standard_normal((300, 300)).astype(np.float32)))
+        self.after = nn.Linear(300, 300)
+        self.states.append(torch.random.get_rng_state())
+
+
+class Drawing(nn.Module):
+    """Draws from the generators of Python and numpy before it is made a second time."""
+
+    def __init__(self):
+        super().__init__()
+        self.rate = random.random()
+        self.weight = nn.Parameter(torch.from_numpy(np.random.standard_normal((300, 300)).astype(np.float32)))
+        self.noise = nn.Parameter(torch.randn(300, 300))
+        self.largest = float(self.noise.detach().numpy().max())
+
+
+def seed_others():
+    random.seed(5)
+    np.random.seed(5)
+
+
+def others_drew():
+    return random.random(), np.random.random()
+
+
+@check
+def memory_that_numpy_writes():
+    engine, plain = compare(Numpy, 3, seed_others)
+    assert not engine.counts[0]
+    assert engine.module.std == plain.std
+
+
+@check
+def states_of_generators():
+    engine, plain = compare(States, 3, seed_others)
+    assert not engine.counts[0]
+    assert engine.module.seed == plain.seed == 3
+    for ours, expected in zip(engine.module.states, plain.states):
+        assert torch.equal(ours, expected)
+
+
+@check
+def made_twice():
+    engine, plain = compare(Drawing, 3, seed_others)
+    assert engine.counts[0]
+    assert (engine.module.rate, engine.module.largest) == (plain.rate, plain.largest)
+    ours = others_drew()
+    seed_others()
+    Drawing()
+    assert ours == others_drew()
 
 
 @check

@@ -1,8 +1,10 @@
 #include "zero/deferred/closed_storage.h"
 
+#include <ATen/MapAllocator.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/StorageImpl.h>
+#include <c10/core/impl/COW.h>
 
 #include <utility>
 
@@ -51,8 +53,32 @@ void close(const c10::Storage& storage) {
 
 void open(const c10::Storage& storage) { set_access_refused(impl(storage), false); }
 
+bool is_closed(const c10::Storage& storage) { return throws_on_access(impl(storage)); }
+
 bool owns_memory(const c10::Storage& storage) {
   return impl(storage)._mutable_data_ptr_no_checks().get_context() != nullptr;
+}
+
+bool is_of_libtorch(const c10::Storage& storage) {
+  const Opened opened(storage);
+  if (c10::impl::cow::has_simple_data_ptr(impl(storage)) || is_watched(storage))
+    return impl(storage).allocator() != nullptr;
+  const at::MapAllocator* const mapping = at::MapAllocator::fromDataPtr(storage.data_ptr());
+  return mapping != nullptr &&
+         (mapping->flags() & (at::ALLOCATOR_MAPPED_SHARED | at::ALLOCATOR_MAPPED_SHAREDMEM)) == 0;
+}
+
+void watch(const c10::Storage& storage) {
+  if (storage.nbytes() > 0 && !is_closed(storage) && !is_watched(storage))
+    c10::impl::cow::lazy_clone_storage(impl(storage));  // the clone goes at once
+}
+
+void unwatch(const c10::Storage& storage) {
+  if (is_watched(storage)) c10::impl::cow::materialize_cow_storage(impl(storage));
+}
+
+bool is_watched(const c10::Storage& storage) {
+  return c10::impl::cow::is_cow_data_ptr(impl(storage)._mutable_data_ptr_no_checks());
 }
 
 Opened::Opened(c10::Storage storage)

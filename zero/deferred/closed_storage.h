@@ -23,8 +23,26 @@ void take_memory(const c10::Storage& storage, const c10::Storage& from);
 void close(const c10::Storage& storage);
 void open(const c10::Storage& storage);
 
+bool is_closed(const c10::Storage& storage);
+
 /// Local. Whether the storage keeps its memory alive (at::from_blob without a deleter does not).
 bool owns_memory(const c10::Storage& storage);
+/// Local. Whether libtorch allocated the memory, or mapped it for this process alone. Otherwise somebody else
+/// made it (numpy, DLPack, at::from_blob, memory shared with processes), and may write it at any time.
+bool is_of_libtorch(const c10::Storage& storage);
+
+// [Note: raw pointers to memory that is there]
+// Whoever has a pointer to a tensor's memory (Python: numpy(), data_ptr(), DLPack) may read and write through
+// it at any time. libtorch does not say when it hands one out. But memory that copy-on-write clones share
+// becomes ordinary memory the moment somebody asks for a pointer to write. So memory that is watched is such
+// memory, with one owner: becoming ordinary then copies nothing, and whether it still is watched tells
+// whether somebody has a pointer.
+
+/// Local. Does nothing where there is no memory, or not libtorch's.
+void watch(const c10::Storage& storage);
+void unwatch(const c10::Storage& storage);
+/// Local. Whether no pointer was handed out since watch().
+bool is_watched(const c10::Storage& storage);
 
 /// Opens a storage for a scope.
 class Opened {

@@ -6,6 +6,9 @@
 #include <c10/core/DefaultDtype.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
 #include <algorithm>
 #include <limits>
 #include <set>
@@ -57,6 +60,14 @@ bool visit_tensors(const c10::IValue& value, const std::function<void(const at::
   }
   return !value.isTuple() && !value.isGenericDict() && !value.isObject() && !value.isPyObject() &&
          !value.isCustomClass();
+}
+
+uint64_t hash_of(const at::Tensor& tensor) {
+  if (!tensor.is_cpu()) return 0;
+  const c10::impl::ExcludeDispatchKeyGuard at_once(c10::DispatchKey::DeferredInit);
+  const at::NoGradGuard no_grad;
+  const at::Tensor values = tensor.detach().contiguous();
+  return XXH3_64bits(values.const_data_ptr(), values.nbytes());
 }
 
 std::set<int> RecordedOperator::touched() const {
@@ -114,21 +125,31 @@ void OperatorLog::add(RecordedOperator recorded) {
     operator_of_draw_[recorded.stream].push_back(index);
   }
   ++counts_.recorded;
+  const int stream = recorded.stream;
   operators_.push_back(std::move(recorded));
+  if (stream >= 0 && streams_[stream]->settles_each_draw()) streams_[stream]->settle();
 }
 
 int OperatorLog::stream_of(const at::Generator& generator) {
   for (int index = 0; index < num_streams(); ++index)
     if (streams_[index]->generator() == generator) return index;
-  streams_.push_back(std::make_unique<RandomStream>(generator));
+  const int stream = num_streams();
+  streams_.push_back(
+      std::make_unique<RandomStream>(generator, [this, stream](int number) { draw(stream, number); }));
   operator_of_draw_.emplace_back();
-  return num_streams() - 1;
+  return stream;
 }
 
 void OperatorLog::draw_now(int stream, const std::function<void()>& body) {
-  operator_of_draw_[stream].push_back(-1);
   ++counts_.drawn;
-  streams_[stream]->draw_now(body, [this, stream](int number) { draw(stream, number); });
+  streams_[stream]->settle();
+  body();
+}
+
+bool OperatorLog::is_exposed(int entry) const {
+  const Entry& one = entries_[entry];
+  if (!one.made_here) return true;
+  return one.has_memory && one.storage.nbytes() > 0 && !is_closed(one.storage) && !is_watched(one.storage);
 }
 
 // ------------------------------------------------------------------------------------- what is needed
@@ -202,7 +223,15 @@ void OperatorLog::compute(int entry, bool to_write) {
   if (to_write) wanted.add_all_readers(entry);
   run_in_order(wanted);
   ensure_memory(entry);
-  if (entries_[entry].num_pending == 0) open(entries_[entry].storage);
+  if (entries_[entry].num_pending == 0) open_to_all(entry);
+}
+
+/// Raw pointers work from now on. While recording, it is seen whether somebody asks for one.
+void OperatorLog::open_to_all(int entry) {
+  const c10::Storage& storage = entries_[entry].storage;
+  if (!is_closed(storage)) return;
+  open(storage);
+  if (recording_ && entries_[entry].made_here) watch(storage);
 }
 
 void OperatorLog::ensure_memory(int entry) {
@@ -214,8 +243,9 @@ void OperatorLog::ensure_memory(int entry) {
 // -------------------------------------------------------------------------------------------- running
 
 void OperatorLog::check_outside(const RecordedOperator& recorded) const {
-  for (const auto& [tensor, version] : recorded.outside)
-    if (entries_[find(tensor)].writers.empty() && !tensor.is_inference() && tensor._version() != version)
+  for (const RecordedOperator::Outside& one : recorded.outside)
+    if ((one.version && one.tensor._version() != *one.version) ||
+        (recording_ && hash_of(one.tensor) != one.hash))
       throw Error(str("a tensor from outside that the model is made of was changed by ",
                       recorded.handle.operator_name().name,
                       "'s caller before its values were used: leave it as it is until initialize() returns"));
@@ -235,16 +265,13 @@ void OperatorLog::run(int index) {
   } else {
     ++counts_.drawn;
     const int stream = recorded.stream;
-    streams_[stream]->at_draw(
-        recorded.draw, [&] { call(index, /*on_scratch=*/false); },
-        [this, stream](int number) { draw(stream, number); });
+    streams_[stream]->at_draw(recorded.draw, [&] { call(index, /*on_scratch=*/false); });
   }
 }
 
 /// Makes a draw that was passed over.
 void OperatorLog::draw(int stream, int number) {
   const int index = operator_of_draw_[stream][number];
-  TESSERA_CHECK(index >= 0);
   if (operators_[index].reads_to_draw) {
     Wanted wanted(*this, /*readers_first=*/true);
     wanted.add(index);
@@ -285,8 +312,7 @@ void OperatorLog::call(int index, bool on_scratch) {
   recorded.arguments.clear();
   opened.clear();
   for (const int entry : recorded.touched()) {
-    if (--entries_[entry].num_pending == 0 && entries_[entry].has_memory)
-      deferred::open(entries_[entry].storage);
+    if (--entries_[entry].num_pending == 0 && entries_[entry].has_memory) open_to_all(entry);
     if (!recording_ && recorded.live) used(entry);
   }
 }
@@ -317,8 +343,11 @@ void OperatorLog::adopt(RecordedOperator& recorded, const torch::jit::Stack& res
 // ------------------------------------------------------------------------------------------ afterwards
 
 void OperatorLog::end_recording() {
+  for (const RecordedOperator& recorded : operators_)
+    if (!recorded.done) check_outside(recorded);
   for (const auto& stream : streams_) stream->end_recording();
   recording_ = false;
+  for (const Entry& entry : entries_) unwatch(entry.storage);
   own_references_.assign(entries_.size(), 1);
   const auto count = [&](const at::Tensor& tensor) {
     if (const int entry = find(tensor); entry >= 0) ++own_references_[entry];
@@ -348,6 +377,7 @@ void OperatorLog::plan(const std::vector<int>& demands, bool all_draws) {
   for (size_t index = 0; index < operators_.size(); ++index) {
     RecordedOperator& recorded = operators_[index];
     recorded.live = wanted.marked.contains(static_cast<int>(index));
+    if (!recorded.live && recorded.stream < 0) recorded.arguments.clear();  // which may be copies
     if (!recorded.live) continue;
     for (const int entry : recorded.touched()) {
       ++entries_[entry].num_uses;
@@ -357,7 +387,7 @@ void OperatorLog::plan(const std::vector<int>& demands, bool all_draws) {
   for (int stream = 0; stream < num_streams(); ++stream)
     streams_[stream]->wanted = [this, stream](int number) {
       const int index = operator_of_draw_[stream][number];
-      return index >= 0 && operators_[index].live && !operators_[index].done;
+      return operators_[index].live && !operators_[index].done;
     };
   for (Entry& entry : entries_)
     if (entry.num_pending == 0 && entry.has_memory) open(entry.storage);
@@ -385,8 +415,6 @@ void OperatorLog::receive(int entry) {
   open(entries_[entry].storage);
 }
 
-at::Tensor OperatorLog::finish_stream(int stream) {
-  return streams_[stream]->finish([this, stream](int number) { draw(stream, number); });
-}
+at::Tensor OperatorLog::finish_stream(int stream) { return streams_[stream]->finish(); }
 
 }  // namespace tessera::zero::deferred

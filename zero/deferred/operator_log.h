@@ -19,6 +19,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <set>
 #include <unordered_map>
 #include <utility>
@@ -37,8 +38,13 @@ struct RecordedOperator {
   std::vector<int> reads;           ///< entries whose values it needs
   std::vector<int> overwrites;      ///< entries that it writes as a whole, and doesn't read
   std::vector<int> changes;         ///< entries that it writes in part, or reads as well (also in `reads`)
-  /// Tensors from outside with their versions. They are kept by reference.
-  std::vector<std::pair<at::Tensor, uint32_t>> outside;
+  /// A tensor from outside, which is kept by reference.
+  struct Outside {
+    at::Tensor tensor;
+    std::optional<uint32_t> version;
+    uint64_t hash;  ///< of its values, on the CPU
+  };
+  std::vector<Outside> outside;
   std::vector<int> written_arguments;
   at::ScalarType default_dtype = at::kFloat;
   int stream = -1, draw = -1;  ///< of a random operator
@@ -84,9 +90,14 @@ class OperatorLog {
   int num_streams() const { return static_cast<int>(streams_.size()); }
   /// Local. Computes the entry's value as of now; `to_write`: also runs what reads the present value.
   void compute(int entry, bool to_write);
+  /// Local. Calls `draw` with the generator in the state that it has in ordinary making.
   void draw_now(int stream, const std::function<void()>& draw);
+  /// Local. Whether others than operators may write into the memory that the tensor has: it is not of this
+  /// log, or somebody has a pointer to it ([Note: raw pointers to memory that is there]).
+  bool is_exposed(int entry) const;
 
   // -- afterwards --
+  /// Local. Throws Error if a tensor from outside has other values than when it was recorded.
   void end_recording();
   /// Local. How many references to an entry's storage are not the log's.
   int64_t outside_references(int entry) const;
@@ -113,17 +124,21 @@ class OperatorLog {
   void adopt(RecordedOperator& recorded, const torch::jit::Stack& results);
   void draw(int stream, int draw);
   void check_outside(const RecordedOperator& recorded) const;
+  void open_to_all(int entry);
   void used(int entry);
 
   std::deque<RecordedOperator> operators_;
   std::vector<Entry> entries_;
   std::unordered_map<const c10::StorageImpl*, int> index_;
   std::vector<std::unique_ptr<RandomStream>> streams_;
-  std::vector<std::vector<int>> operator_of_draw_;  // by stream and draw; -1: was made at once
+  std::vector<std::vector<int>> operator_of_draw_;  // by stream and draw
   std::vector<int64_t> own_references_;             // by entry, after recording
   bool recording_ = true;
   LogCounts counts_;
 };
+
+/// Local. Of a tensor's values, on the CPU; 0 for other devices.
+uint64_t hash_of(const at::Tensor& tensor);
 
 /// Local. The same argument with each tensor (also in lists) replaced.
 c10::IValue map_tensors(const c10::IValue& value,

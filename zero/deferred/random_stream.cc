@@ -1,7 +1,9 @@
 #include "zero/deferred/random_stream.h"
 
+#include <algorithm>
 #include <cstring>
 #include <mutex>
+#include <typeinfo>
 #include <utility>
 
 #include "core/check.h"
@@ -10,130 +12,260 @@
 namespace tessera::zero::deferred {
 namespace {
 
-constexpr uint64_t kMark = 0x7e55e7a1'00000000;
-constexpr uint64_t kMarkBits = 0xffffffff'00000000;
+constexpr uint32_t kMark = 0x7e55e7a1;
+
+/// The streams that watch a generator for this thread.
+thread_local std::vector<RandomStream*> watching;
 
 bool same_state(const at::Tensor& a, const at::Tensor& b) {
   return a.nbytes() == b.nbytes() && std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0;
 }
 
+at::Tensor state_of(const at::CPUGeneratorImpl& generator) {
+  return at::Tensor::wrap_tensor_impl(generator.at::CPUGeneratorImpl::get_state());
+}
+
+/// An object's table of virtual functions, which all compilers that libtorch is built by on Linux put first
+/// (the Itanium C++ ABI).
+const void* table_of(const c10::GeneratorImpl& object) {
+  const void* table = nullptr;
+  std::memcpy(&table, static_cast<const void*>(&object), sizeof(table));
+  return table;
+}
+
+void set_table(c10::GeneratorImpl& object, const void* table) {
+  std::memcpy(static_cast<void*>(&object), static_cast<const void*>(&table), sizeof(table));
+}
+
 }  // namespace
 
-at::Tensor RandomStream::state_of(const at::Generator& generator) {
-  at::Generator locked = generator;
-  const std::lock_guard lock(locked.mutex());
-  return locked.get_state();
+/// See [Note: the state of a generator while a model is made]. Callers hold the generator's mutex, so nothing
+/// here locks it.
+class RandomStream::Watched final : public at::CPUGeneratorImpl {
+ public:
+  static const void* table() {
+    static const Watched& example = *new Watched;
+    return table_of(example);
+  }
+
+  c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
+    settle();
+    return at::CPUGeneratorImpl::get_state();
+  }
+  void set_state(const c10::TensorImpl& state) override {
+    at::CPUGeneratorImpl::set_state(replaced(state));
+    settled();
+  }
+  void set_current_seed(uint64_t seed) override {
+    check();
+    at::CPUGeneratorImpl::set_current_seed(seed);
+    settled();
+  }
+
+ private:
+  at::CPUGeneratorImpl* clone_impl() const override {
+    settle();
+    auto* const copy = new at::CPUGeneratorImpl();
+    copy->set_state(*at::CPUGeneratorImpl::get_state());
+    return copy;
+  }
+  void settle() const {
+    if (RandomStream* const stream = of(this)) stream->settle_locked();
+  }
+  void check() const {
+    if (const RandomStream* const stream = of(this); stream != nullptr && !stream->settled_)
+      stream->check_mark();
+  }
+  const c10::TensorImpl& replaced(const c10::TensorImpl& state) const {
+    check();
+    return state;
+  }
+  void settled() const {
+    if (RandomStream* const stream = of(this)) stream->settled_ = true;
+  }
+};
+
+RandomStream::RandomStream(at::Generator generator, Pass pass)
+    : generator_(std::move(generator)), pass_(std::move(pass)) {
+  {
+    const std::lock_guard lock(generator_.mutex());
+    own_ = generator_.clone();
+    initial_ = state();
+  }
+  watch();
 }
 
-void RandomStream::set_state(const at::Generator& generator, const at::Tensor& state) {
-  at::Generator locked = generator;
-  const std::lock_guard lock(locked.mutex());
-  locked.set_state(state);
+RandomStream::~RandomStream() { unwatch(); }
+
+RandomStream* RandomStream::of(const c10::GeneratorImpl* generator) {
+  const auto found = std::find_if(watching.begin(), watching.end(), [&](const RandomStream* stream) {
+    return stream->generator_.unsafeGetGeneratorImpl() == generator;
+  });
+  return found == watching.end() ? nullptr : *found;
 }
 
-RandomStream::RandomStream(at::Generator generator)
-    : generator_(std::move(generator)), own_(generator_.clone()), initial_(state_of(generator_)) {}
-
-void RandomStream::mark(int draw) {
-  const std::lock_guard lock(generator_.mutex());
-  generator_.set_current_seed(kMark | static_cast<uint64_t>(draw));
-  last_mark_ = generator_.get_state();
+at::CPUGeneratorImpl& RandomStream::cpu() const {
+  return static_cast<at::CPUGeneratorImpl&>(*generator_.unsafeGetGeneratorImpl());
 }
 
-/// See [Note: the state of a generator while a model is made].
-RandomStream::Before RandomStream::observe() {
-  const at::Tensor state = state_of(generator_);
-  const int last = num_draws() - 1;
-  if (last < 0) return same_state(state, initial_) ? Before{} : Before{state, -1};
-  if (same_state(state, last_mark_)) return {std::nullopt, last};
-  const uint64_t seed = generator_.current_seed();
-  if ((seed & kMarkBits) != kMark) return {state, -1};
-  const auto draw = static_cast<int>(seed & ~kMarkBits);
-  at::Generator fresh = generator_.clone();
-  fresh.set_current_seed(seed);
-  if (draw > last || !same_state(state, fresh.get_state()))
+/// The state that the generator itself has.
+at::Tensor RandomStream::state() const {
+  return table_ != nullptr ? state_of(cpu()) : generator_.get_state();
+}
+
+void RandomStream::set_state(const at::Tensor& state) {
+  if (table_ != nullptr)
+    cpu().at::CPUGeneratorImpl::set_state(*state.unsafeGetTensorImpl());
+  else
+    generator_.set_state(state);
+}
+
+void RandomStream::watch() {
+  static_assert(sizeof(Watched) == sizeof(at::CPUGeneratorImpl));
+  c10::GeneratorImpl& generator = *generator_.unsafeGetGeneratorImpl();
+  if (typeid(generator) != typeid(at::CPUGeneratorImpl)) return;
+  watching.push_back(this);
+  table_ = table_of(generator);
+  set_table(generator, Watched::table());
+}
+
+void RandomStream::unwatch() {
+  if (table_ == nullptr) return;
+  set_table(*generator_.unsafeGetGeneratorImpl(), std::exchange(table_, nullptr));
+  std::erase(watching, this);
+}
+
+void RandomStream::mark() {
+  at::mt19937 engine = cpu().engine();
+  at::mt19937_data_pod data = engine.data();
+  data.state_.fill(0);
+  data.state_[0] = kMark;
+  data.state_[1] = static_cast<uint32_t>(draws_.size());
+  data.left_ = 1;
+  data.next_ = 0;
+  engine.set_data(data);
+  cpu().set_engine(engine);
+  cpu().set_next_float_normal_sample(std::nullopt);
+  cpu().set_next_double_normal_sample(std::nullopt);
+  last_mark_ = state();
+}
+
+void RandomStream::check_mark() const {
+  if (table_ != nullptr && !same_state(state(), last_mark_))
     throw Error("numbers were drawn from a generator without an operator of libtorch");
-  draws_[draw].is_restored = true;
-  TESSERA_CHECK(draw >= position_ || draws_[draw].state_after.defined());
-  return {std::nullopt, draw};
+}
+
+std::optional<at::Tensor> RandomStream::state_if_settled() const {
+  if (settled_) return state();
+  check_mark();
+  return std::nullopt;
 }
 
 int RandomStream::record() {
-  draws_.push_back({observe(), {}, {}});
-  mark(num_draws() - 1);
+  const std::lock_guard lock(generator_.mutex());
+  draws_.push_back({state_if_settled(), {}});
+  settled_ = false;
+  if (table_ != nullptr) mark();
   return num_draws() - 1;
 }
 
-void RandomStream::lend(const std::function<void()>& body) {
-  const at::Tensor mine = state_of(generator_);
-  set_state(generator_, state_of(own_));
-  body();
-  set_state(own_, state_of(generator_));
-  set_state(generator_, mine);
+void RandomStream::settle_locked() {
+  if (settled_) return;
+  check_mark();
+  asked_ = true;
+  try {
+    reach(num_draws());
+  } catch (...) {
+    asked_ = false;
+    throw;
+  }
+  asked_ = false;
+  set_state(own_.get_state());
+  settled_ = true;
 }
 
-void RandomStream::draw_now(const std::function<void()>& draw, const std::function<void(int)>& pass) {
-  const int number = record();
-  at_draw(number, [&] { lend(draw); }, pass);
+void RandomStream::settle() {
+  if (settled_) return;
+  {
+    const std::lock_guard lock(generator_.mutex());
+    check_mark();
+  }
+  reach(num_draws());
+  const std::lock_guard lock(generator_.mutex());
+  set_state(own_.get_state());
+  settled_ = true;
+}
+
+void RandomStream::lend(const std::function<void()>& body) {
+  if (asked_)
+    throw Error(
+        "the state of a generator was asked for after an operator that draws from it without naming it");
+  at::Tensor mine;
+  {
+    const std::lock_guard lock(generator_.mutex());
+    mine = state();
+    set_state(own_.get_state());
+  }
+  body();
+  const std::lock_guard lock(generator_.mutex());
+  own_.set_state(state());
+  set_state(mine);
 }
 
 void RandomStream::end_recording() {
   recording_ = false;
-  // Without a draw the generator is as it is in eager making.
-  if (draws_.empty()) {
-    initial_ = state_of(generator_);
-    return;
-  }
-  end_ = observe();
-  restore();
+  const std::lock_guard lock(generator_.mutex());
+  end_ = state_if_settled();
+  // Without a recorded draw the generator is as it is in ordinary making.
+  if (!draws_.empty()) set_state(initial_);
+  unwatch();
 }
 
-void RandomStream::prepare(const Before& before, int next) {
-  if (before.given) {
-    set_state(own_, *before.given);
-  } else if (before.after < 0) {
-    set_state(own_, initial_);
-  } else if (before.after != next - 1) {
-    set_state(own_, draws_[before.after].state_after);
-  }
+void RandomStream::restore() {
+  const std::lock_guard lock(generator_.mutex());
+  set_state(initial_);
+  unwatch();
 }
 
-void RandomStream::passed(int draw) {
-  // While recording, the program may have saved this state, and put it back later: each is kept (5 KB).
-  if (recording_ || draws_[draw].is_restored) draws_[draw].state_after = state_of(own_);
-  position_ = draw + 1;
+void RandomStream::set_final(const at::Tensor& state) {
+  const std::lock_guard lock(generator_.mutex());
+  set_state(state);
 }
 
-void RandomStream::reach(int draw, const std::function<void(int)>& pass) {
+/// own() gets the state before the next draw that has not been made.
+void RandomStream::prepare(int draw) {
+  TESSERA_CHECK(draw == position_);
+  if (draws_[draw].given) own_.set_state(*draws_[draw].given);
+}
+
+void RandomStream::reach(int draw) {
   while (position_ < draw) {
     const int number = position_;
-    prepare(draws_[number].before, number);
-    if (!wanted || wanted(number)) draws_[number].saved = state_of(own_);
-    pass(number);
-    if (position_ == number) passed(number);
+    prepare(number);
+    if (!wanted || wanted(number)) draws_[number].saved = own_.get_state();
+    pass_(number);
+    if (position_ == number) position_ = number + 1;
   }
 }
 
-void RandomStream::at_draw(int draw, const std::function<void()>& body,
-                           const std::function<void(int)>& pass) {
-  reach(draw, pass);
+void RandomStream::at_draw(int draw, const std::function<void()>& body) {
+  reach(draw);
   if (draw == position_) {
-    prepare(draws_[draw].before, draw);
+    prepare(draw);
     body();
-    return passed(draw);
+    position_ = draw + 1;
+    return;
   }
   TESSERA_CHECK(draws_[draw].saved.defined());
-  const at::Tensor now = state_of(own_);
-  set_state(own_, draws_[draw].saved);
+  const at::Tensor now = own_.get_state();
+  own_.set_state(draws_[draw].saved);
   body();
-  set_state(own_, now);
+  own_.set_state(now);
 }
 
-at::Tensor RandomStream::finish(const std::function<void(int)>& pass) {
-  if (draws_.empty()) return initial_;
-  reach(num_draws(), pass);
-  prepare(end_, num_draws());
-  return state_of(own_);
+at::Tensor RandomStream::finish() {
+  if (!draws_.empty()) reach(num_draws());
+  return end_ ? *end_ : own_.get_state();
 }
 
 }  // namespace tessera::zero::deferred

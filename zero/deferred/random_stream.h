@@ -2,13 +2,21 @@
 // order; later each draw is made with the state that the generator would have had, in any order of draws.
 //
 // [Note: the state of a generator while a model is made]
-// While operators are recorded nothing is drawn, so the generator's own state has no meaning. It is set to a
-// mark of its own after each recorded draw. What is found before the next draw tells what happened in
-// between: the last mark, nothing; an older mark, somebody has put a saved state back; a mark from which
-// numbers were drawn, somebody drew from the generator without an operator, which cannot be put off; anything
-// else, somebody has seeded it or set its state, and that is the state from here on.
+// While operators are recorded nothing is drawn, so the generator's own state stays behind. Whoever asks for
+// it (get_state(), clone(); Python: torch.get_rng_state(), fork_rng() ...) has to see the state of ordinary
+// making: then the recorded draws are made, on scratch memory, and the generator is settled: it has its real
+// state until the next recorded draw. Such calls are virtual functions of GeneratorImpl. A class of ours
+// overrides them, and the generator has that class's table of virtual functions while the model is made. Its
+// seed is always right, because drawing does not change it.
+//
+// Numbers may also be drawn by a function that is not virtual (CPUGeneratorImpl::random()). So after each
+// recorded draw the generator has a state that means nothing, a mark. If the mark has changed when the state
+// is needed next, somebody has drawn from it, which cannot be put off.
+//
+// Only generators of the CPU are watched in this way. Others, CUDA's, are settled after each recorded draw.
 #pragma once
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 
@@ -18,11 +26,16 @@
 
 namespace tessera::zero::deferred {
 
-/// Not thread-safe; while a model is made, one stream of the process marks a generator.
+/// Used by one thread. While a model is made, one stream of the process watches a generator.
 class RandomStream {
  public:
-  /// Local. Begins with the state that the generator has.
-  explicit RandomStream(at::Generator generator);
+  /// Makes a draw on scratch memory, from own().
+  using Pass = std::function<void(int)>;
+
+  /// Local. Begins with the state that the generator has. `pass`: makes a draw that is passed over.
+  RandomStream(at::Generator generator, Pass pass);
+  ~RandomStream();
+  RandomStream(const RandomStream&) = delete;
 
   const at::Generator& generator() const { return generator_; }
 
@@ -30,14 +43,15 @@ class RandomStream {
   /// Local. A draw that comes next; returns its number. Throws Error when numbers were drawn without an
   /// operator.
   int record();
-  /// Local. A draw that cannot be put off: `draw` is called with the generator in the state that it would
-  /// have. First makes all draws before it, as reach().
-  void draw_now(const std::function<void()>& draw, const std::function<void(int)>& pass);
+  /// Local. Makes the recorded draws, and gives the generator the state after them. Throws as record().
+  void settle();
+  /// Whether the generator has to be settled after each recorded draw.
+  bool settles_each_draw() const { return table_ == nullptr; }
   /// Local. Nothing more is drawn. The generator gets the state back that it had at first. Throws as
   /// record().
   void end_recording();
   /// Local. The generator gets the state back that it had at first.
-  void restore() { set_state(generator_, initial_); }
+  void restore();
 
   // -- drawing --
   /// The generator to draw from: one of our own.
@@ -45,44 +59,47 @@ class RandomStream {
   /// Local. Whether a draw's state will be asked for again once it has been passed.
   std::function<bool(int)> wanted;
   /// Local. Calls `body` with own() in the state before `draw`. All draws before it that have not been made
-  /// yet are made first, by pass(number), which draws from own().
-  void at_draw(int draw, const std::function<void()>& body, const std::function<void(int)>& pass);
+  /// yet are passed over first.
+  void at_draw(int draw, const std::function<void()>& body);
   /// Local. Calls `body` with the program's generator in own()'s state, which moves on as far: for operators
   /// that take no generator.
   void lend(const std::function<void()>& body);
-  /// Local. Makes all draws that are left, and returns the generator's state after the last.
-  at::Tensor finish(const std::function<void(int)>& pass);
+  /// Local. Passes over all draws that are left, and returns the generator's state after the last.
+  at::Tensor finish();
 
   int num_draws() const { return static_cast<int>(draws_.size()); }
   const at::Tensor& initial_state() const { return initial_; }
   /// Local. Sets the generator's state.
-  void set_final(const at::Tensor& state) { set_state(generator_, state); }
+  void set_final(const at::Tensor& state);
 
  private:
-  /// What the state is before a draw: a given one, or the one after another draw (-1: at first).
-  struct Before {
-    std::optional<at::Tensor> given;
-    int after = -1;
-  };
+  class Watched;
   struct Draw {
-    Before before;
-    at::Tensor saved;  // the state before it, once it was passed
-    at::Tensor state_after;
-    bool is_restored = false;  // a later draw needs state_after
+    std::optional<at::Tensor> given;  // the state before it; nothing: the one after the draw before it
+    at::Tensor saved;                 // the state before it, once it was passed
   };
-  static at::Tensor state_of(const at::Generator& generator);
-  static void set_state(const at::Generator& generator, const at::Tensor& state);
-  Before observe();
-  void mark(int draw);
-  void reach(int draw, const std::function<void(int)>& pass);
-  void prepare(const Before& before, int next);
-  void passed(int draw);
+  static RandomStream* of(const c10::GeneratorImpl* generator);
+  at::CPUGeneratorImpl& cpu() const;
+  at::Tensor state() const;
+  void set_state(const at::Tensor& state);
+  void watch();
+  void unwatch();
+  void mark();
+  void check_mark() const;
+  std::optional<at::Tensor> state_if_settled() const;
+  void settle_locked();
+  void reach(int draw);
+  void prepare(int draw);
 
   at::Generator generator_, own_;
+  Pass pass_;
   at::Tensor initial_;
   std::vector<Draw> draws_;
+  const void* table_ = nullptr;  // the generator's own virtual functions, while ours are in their place
+  bool settled_ = true;          // the generator has its real state
+  bool asked_ = false;           // within a virtual function, whose caller holds the generator's mutex
   at::Tensor last_mark_;
-  Before end_;
+  std::optional<at::Tensor> end_;
   bool recording_ = true;
   int position_ = 0;  // the next draw that has not been made
 };

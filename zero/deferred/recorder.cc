@@ -121,7 +121,11 @@ Recorder::Recorder(OperatorLog& log)
   current = this;
 }
 
-Recorder::~Recorder() { current = outer_; }
+Recorder::~Recorder() {
+  current = outer_;
+  for (const auto& small : small_)
+    if (const auto storage = small.second.storage.lock()) unwatch(c10::Storage(storage));
+}
 
 void Recorder::handle(const c10::OperatorHandle& op, c10::DispatchKeySet below, torch::jit::Stack& stack) {
   const Call call(op, below, stack);
@@ -132,7 +136,7 @@ void Recorder::handle(const c10::OperatorHandle& op, c10::DispatchKeySet below, 
   switch (call.traits.kind) {
     case OperatorKind::kComposite: return op.redispatchBoxed(below, &stack);
     case OperatorKind::kView:
-    case OperatorKind::kViewInPlace: return run_as_it_is(call);
+    case OperatorKind::kViewInPlace: return run_as_it_is(call);  // reads no memory
     case OperatorKind::kResize: return resize(call);
     case OperatorKind::kOpaque: return run_now(call);
     case OperatorKind::kUninitialized: return make_uninitialized(call);
@@ -153,17 +157,29 @@ void Recorder::handle(const c10::OperatorHandle& op, c10::DispatchKeySet below, 
 }
 
 void Recorder::run_as_it_is(const Call& call) {
+  std::vector<c10::Storage> watched;  // the operator itself takes pointers
+  for (const Call::Argument& argument : call.tensors)
+    if (argument.tensor.has_storage() && is_watched(argument.tensor.storage()))
+      watched.push_back(argument.tensor.storage());
   const c10::impl::ExcludeDispatchKeyGuard at_once(c10::DispatchKey::DeferredInit);
   call.op.redispatchBoxed(call.below, &call.stack);
+  for (const c10::Storage& storage : watched) watch(storage);
 }
 
-/// Autograd has to see it, or a tensor's memory may be gone later.
+/// Whether others than operators may write into the tensor's memory.
+bool Recorder::is_exposed(const at::Tensor& tensor) const {
+  if (const int entry = log_.find(tensor); entry >= 0) return log_.is_exposed(entry);
+  if (tensor.storage().nbytes() == 0) return false;
+  const auto small = small_.find(tensor.storage().unsafeGetStorageImpl());
+  return small == small_.end() || !is_watched(tensor.storage());
+}
+
+/// Autograd has to see it, or it writes memory that may be read without an operator.
 bool Recorder::needs_now(const Call& call) const {
   const bool differentiable = at::GradMode::is_enabled() && call.below.has_any(c10::autograd_dispatch_keyset);
   return std::any_of(call.tensors.begin(), call.tensors.end(), [&](const Call::Argument& argument) {
-    const at::Tensor& tensor = argument.tensor;
-    if (differentiable && tensor.requires_grad()) return true;
-    return log_.find(tensor) < 0 && bytes_of(tensor) > kSmallBytes && !owns_memory(tensor.storage());
+    return (differentiable && argument.tensor.requires_grad()) ||
+           (call.writes(argument) && is_exposed(argument.tensor));
   });
 }
 
@@ -246,7 +262,9 @@ void Recorder::count_small(const torch::jit::Stack& results) {
       const auto bytes = static_cast<int64_t>(tensor.storage().nbytes());
       const auto [place, is_new] = small_.try_emplace(tensor.storage().unsafeGetStorageImpl(),
                                                       Small{tensor.storage().getWeakStorageImpl(), bytes});
-      if (is_new) small_bytes_ += bytes;
+      if (!is_new) continue;
+      small_bytes_ += bytes;
+      watch(tensor.storage());
     }
 }
 
@@ -284,8 +302,10 @@ int Recorder::stream_of(const Call& call) {
 
 /// A tensor as the log keeps it.
 at::Tensor Recorder::keep(const at::Tensor& tensor, RecordedOperator& recorded) {
-  if (log_.find(tensor) >= 0) return shares_storage(tensor);
-  if (bytes_of(tensor) <= kSmallBytes) {
+  const int entry = log_.find(tensor);
+  if (entry >= 0 && !log_.is_exposed(entry)) return shares_storage(tensor);
+  const bool is_outside = entry < 0 || !log_.entry(entry).made_here;
+  if (!is_outside || bytes_of(tensor) <= kSmallBytes || !is_of_libtorch(tensor.storage())) {
     if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) return tensor;
     // The program may write into it through a pointer.
     const c10::impl::ExcludeDispatchKeyGuard at_once(c10::DispatchKey::DeferredInit);
@@ -293,8 +313,10 @@ at::Tensor Recorder::keep(const at::Tensor& tensor, RecordedOperator& recorded) 
     return tensor.detach().clone();
   }
   log_.find_or_add(tensor, /*has_memory=*/true);
-  if (!tensor.is_inference()) recorded.outside.emplace_back(shares_storage(tensor), tensor._version());
-  return shares_storage(tensor);
+  const at::Tensor kept = shares_storage(tensor);
+  recorded.outside.push_back(
+      {kept, tensor.is_inference() ? std::nullopt : std::optional(tensor._version()), hash_of(kept)});
+  return kept;
 }
 
 void Recorder::record(const Call& call, const std::vector<at::Tensor>& shapes) {

@@ -8,10 +8,12 @@
 // - if it has all its values and makes little: raw pointers to small tensors (at::accessor) work as ever;
 // - if somebody needs values from it (Tensor::item()), or autograd has to see it, or its results' shapes
 //   depend on values, or it has no kernel for meta tensors. What it reads is computed before.
-// Tensors from outside are kept by reference, with their version; where they don't own their memory
-// (at::from_blob), what reads them is run at once.
-// A raw pointer to a tensor without memory throws. A pointer that was taken earlier must not be used for
-// writing once an operator has overwritten the tensor.
+// - if it writes memory that others than operators may write too: memory from outside, and memory to which
+//   somebody has a pointer ([Note: raw pointers to memory that is there]).
+// What others than operators may write is copied when an operator that reads it is recorded. Of large tensors
+// from outside that libtorch allocated, a reference is kept, with the tensor's version and a hash of its
+// values: if these have changed when recording ends, the model is made in the ordinary way. A raw pointer to
+// a tensor without memory throws.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -41,6 +43,7 @@ class Recorder {
  private:
   struct Call;
   void run_as_it_is(const Call& call);
+  bool is_exposed(const at::Tensor& tensor) const;
   void run_now(const Call& call);
   bool needs_now(const Call& call) const;
   bool may_run_now(const Call& call, int64_t output_bytes);
