@@ -178,6 +178,8 @@ void run_at_once(BuiltImpl& m) {
   m.parameter("before", torch::randn({20}));
   m.parameter("poisson", at::poisson(torch::rand({kLarge, kLarge}) * 5));
   m.parameter("chosen", at::multinomial(torch::rand({20}), 4).to(at::kFloat));
+  m.parameter("absolute",
+              torch::randn({kLarge, kLarge}).abs());  // writes into an empty tensor, which it resizes
   m.parameter("after", torch::randn({20}));
 }
 

@@ -4,9 +4,11 @@ import os
 import sys
 import tempfile
 
+import tessera.deepspeed  # noqa: F401  before the others
+
+# isort: split
 import deepspeed
 import tessera
-import tessera.deepspeed  # noqa: F401  before the others
 import torch
 import transformers as hf
 from checks import check, config, main, raises

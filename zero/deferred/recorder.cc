@@ -216,7 +216,10 @@ std::optional<std::vector<at::Tensor>> Recorder::infer(const Call& call) const {
     const at::NoGradGuard no_grad;
     call.op.callBoxed(&stack);
   } catch (const c10::NotImplementedError&) {
-    if (!call.traits.only_writes) return std::nullopt;
+    // An empty tensor for results gets their size.
+    if (!call.traits.only_writes ||
+        std::any_of(outs.begin(), outs.end(), [](const auto& out) { return out.second.numel() == 0; }))
+      return std::nullopt;
     return std::vector<at::Tensor>(call.traits.returns.size());
   } catch (const std::exception&) {
     return std::nullopt;  // the operator itself says what is wrong
