@@ -17,6 +17,7 @@ import math
 import os
 import sys
 import types
+from contextlib import contextmanager
 from datetime import timedelta
 
 import torch
@@ -258,27 +259,35 @@ def _teach_transformers_to_load_on_every_rank():
     def make_and_teach(self, *args, **kwargs):
         make(self, *args, **kwargs)
         if any(base.__module__.startswith("transformers.") for base in type(self).__mro__):
-            _load_on_every_rank(importlib.import_module("transformers.modeling_utils"),
-                                importlib.import_module("transformers.integrations.deepspeed").is_deepspeed_zero3_enabled)
+            _load_on_every_rank(importlib.import_module("transformers.modeling_utils").PreTrainedModel,
+                                importlib.import_module("transformers.integrations.deepspeed"))
 
     HfDeepSpeedConfig.__init__ = make_and_teach
 
 
-def _load_on_every_rank(modeling, is_zero3):
-    model_class = modeling.PreTrainedModel
+def _load_on_every_rank(model_class, integration):
     if hasattr(model_class, "__tessera__"):
         return
     model_class.__tessera__ = True
-    modeling.is_deepspeed_zero3_enabled = lambda: False
 
-    def sharing(function, modules_of):
+    @contextmanager
+    def without_configuration():
+        kept, integration._hf_deepspeed_config_weak_ref = integration._hf_deepspeed_config_weak_ref, None
+        try:
+            yield
+        finally:
+            integration._hf_deepspeed_config_weak_ref = kept
+
+    def taught(function, modules_of):
         @functools.wraps(function)
         def call(self_or_class, *args, **kwargs):
-            if not is_zero3():
+            if not integration.is_deepspeed_zero3_enabled():
                 return function(self_or_class, *args, **kwargs)
-            init_distributed()
-            result = function(self_or_class, *args, **kwargs)
-            for module in modules_of(self_or_class, result):
+            if modules_of is not None:
+                init_distributed()
+            with without_configuration():
+                result = function(self_or_class, *args, **kwargs)
+            for module in modules_of(self_or_class, result) if modules_of is not None else ():
                 zero.share_values((*module.named_parameters(), *module.named_buffers()), what=f"a {type(module).__name__}")
             return result
         return call
@@ -290,8 +299,9 @@ def _load_on_every_rank(modeling, is_zero3):
         return [part for part in (model.get_input_embeddings(), model.get_output_embeddings()) if part is not None]
 
     for name in ("from_pretrained", "_from_config"):
-        setattr(model_class, name, classmethod(sharing(getattr(model_class, name).__func__, made)))
-    model_class.resize_token_embeddings = sharing(model_class.resize_token_embeddings, embeddings)
+        setattr(model_class, name, classmethod(taught(getattr(model_class, name).__func__, made)))
+    model_class.resize_token_embeddings = taught(model_class.resize_token_embeddings, embeddings)
+    model_class.init_weights = taught(model_class.init_weights, None)  # of a constructor that is called directly
 
 
 def install():

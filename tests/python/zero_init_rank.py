@@ -225,6 +225,41 @@ def from_pretrained():
 
 
 @check
+def other_models_of_transformers():
+    """That have code of their own for stage 3, which fills tables on rank 0 alone."""
+    bert = hf.DistilBertConfig(vocab_size=64, dim=32, n_layers=1, n_heads=2, hidden_dim=32, sinusoidal_pos_embds=True)
+    wav = hf.Wav2Vec2Config(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, conv_dim=(16, 16),
+                            conv_stride=(5, 2), conv_kernel=(10, 3), num_conv_pos_embeddings=8, num_conv_pos_embedding_groups=2)
+    for kind, of_kind in ((hf.DistilBertModel, bert), (hf.Wav2Vec2Model, wav)):
+        torch.manual_seed(7)
+        plain = kind(of_kind)
+        kept = HfDeepSpeedConfig({"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}})
+        for make in (kind, kind._from_config):
+            torch.manual_seed(7)
+            for (name, value), (_, expected) in zip(tensors(make(of_kind)), tensors(plain), strict=True):
+                assert torch.equal(value, expected), name
+        del kept
+
+
+@check
+def from_pretrained_in_a_function():
+    torch.manual_seed(3)
+    llama = hf.LlamaForCausalLM(hf.LlamaConfig(**LLAMA))
+    folder = folder_of(llama)
+    kept = HfDeepSpeedConfig({"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}})
+    torch.manual_seed(8)
+    plain = hf.AutoModelForSequenceClassification.from_pretrained(folder, num_labels=3)
+    torch.manual_seed(8)
+    engine, *_ = tessera.initialize(
+        model=lambda: hf.AutoModelForSequenceClassification.from_pretrained(folder, num_labels=3), config=config(3))
+    for name, expected in plain.named_parameters():
+        assert torch.equal(engine.full_parameter(name), expected), name
+    for name, expected in plain.named_buffers():
+        assert torch.equal(engine.module.get_buffer(name), expected), name
+    del kept
+
+
+@check
 def names_of_deepspeed():
     from deepspeed.runtime.zero.partition_parameters import GatheredParameters, Init, ZeroParamStatus
     assert (GatheredParameters, Init) == (deepspeed.zero.GatheredParameters, deepspeed.zero.Init)

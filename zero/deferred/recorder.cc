@@ -194,7 +194,7 @@ void Recorder::run_now(const Call& call) {
   }
   if (!call.plain)
     for (int entry = 0; entry < log_.num_entries(); ++entry) log_.compute(entry, /*to_write=*/true);
-  if (!call.traits.random) return run_as_it_is(call);
+  if (!call.traits.random || call.device().is_meta()) return run_as_it_is(call);
   log_.draw_now(stream_of(call), [&] { run_as_it_is(call); });
 }
 
